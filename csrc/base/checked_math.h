@@ -1,0 +1,53 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Sums and products that say when they overflow. Every size, stride and offset that
+ * comes from outside passes through these before it is used. */
+#ifndef CM_BASE_CHECKED_MATH_H
+#define CM_BASE_CHECKED_MATH_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+/* Each answers true and writes *out when the exact result fits, else false. */
+static inline bool
+cm_add_u64(uint64_t a, uint64_t b, uint64_t *out)
+{
+    return !__builtin_add_overflow(a, b, out);
+}
+
+static inline bool
+cm_mul_u64(uint64_t a, uint64_t b, uint64_t *out)
+{
+    return !__builtin_mul_overflow(a, b, out);
+}
+
+static inline bool
+cm_add_i64(int64_t a, int64_t b, int64_t *out)
+{
+    return !__builtin_add_overflow(a, b, out);
+}
+
+static inline bool
+cm_mul_i64(int64_t a, int64_t b, int64_t *out)
+{
+    return !__builtin_mul_overflow(a, b, out);
+}
+
+/* Round `n` up to a multiple of `step`, a power of two. */
+static inline bool
+cm_round_up_u64(uint64_t n, uint64_t step, uint64_t *out)
+{
+    uint64_t sum;
+    if (!cm_add_u64(n, step - 1, &sum)) {
+        return false;
+    }
+    *out = sum & ~(step - 1);
+    return true;
+}
+
+static inline bool
+cm_is_power_of_two(uint64_t n)
+{
+    return n != 0 && (n & (n - 1)) == 0;
+}
+
+#endif

@@ -1,0 +1,82 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Intrusive circular doubly linked list: entering and leaving allocate nothing and so
+ * cannot fail. A node that is in no list points to itself. No locks of its own. */
+#ifndef CM_BASE_LIST_H
+#define CM_BASE_LIST_H
+
+#include <stdbool.h>
+#include <stddef.h>
+
+typedef struct cm_list {
+    struct cm_list *next;
+    struct cm_list *prev;
+} cm_list;
+
+/* The struct of type `type` whose member `member` is the node `node`. */
+#define CM_LIST_ENTRY(node, type, member)                                              \
+    ((type *)(void *)((char *)(node) - offsetof(type, member)))
+
+static inline void
+cm_list_init(cm_list *list)
+{
+    list->next = list;
+    list->prev = list;
+}
+
+static inline bool
+cm_list_is_empty(const cm_list *list)
+{
+    return list->next == list;
+}
+
+static inline void
+cm_list_push_back(cm_list *list, cm_list *node)
+{
+    node->prev = list->prev;
+    node->next = list;
+    list->prev->next = node;
+    list->prev = node;
+}
+
+static inline void
+cm_list_push_front(cm_list *list, cm_list *node)
+{
+    cm_list_push_back(list->next, node);
+}
+
+/* Leave whatever list `node` is in; harmless on a node that is in none. */
+static inline void
+cm_list_remove(cm_list *node)
+{
+    node->prev->next = node->next;
+    node->next->prev = node->prev;
+    cm_list_init(node);
+}
+
+/* Take the oldest node out, or NULL. */
+static inline cm_list *
+cm_list_pop_front(cm_list *list)
+{
+    if (cm_list_is_empty(list)) {
+        return NULL;
+    }
+    cm_list *node = list->next;
+    cm_list_remove(node);
+    return node;
+}
+
+/* Append all of `from` to `list`; `from` is empty afterwards. */
+static inline void
+cm_list_splice_back(cm_list *list, cm_list *from)
+{
+    if (cm_list_is_empty(from)) {
+        return;
+    }
+    from->next->prev = list->prev;
+    list->prev->next = from->next;
+    from->prev->next = list;
+    list->prev = from->prev;
+    cm_list_init(from);
+}
+
+#endif

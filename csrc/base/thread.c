@@ -1,0 +1,50 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "base/thread.h"
+
+#include <errno.h>
+#include <signal.h>
+
+cm_status
+cm_mutex_init(cm_mutex *mutex)
+{
+    int error = pthread_mutex_init(mutex, NULL);
+    return error == 0 ? cm_ok() : cm_fail(CM_ESYSTEM, (uint64_t)error);
+}
+
+cm_status
+cm_cond_init(cm_cond *cond)
+{
+    pthread_condattr_t attributes;
+    int error = pthread_condattr_init(&attributes);
+    if (error != 0) {
+        return cm_fail(CM_ESYSTEM, (uint64_t)error);
+    }
+    error = pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC);
+    if (error == 0) {
+        error = pthread_cond_init(cond, &attributes);
+    }
+    (void)pthread_condattr_destroy(&attributes);
+    return error == 0 ? cm_ok() : cm_fail(CM_ESYSTEM, (uint64_t)error);
+}
+
+bool
+cm_cond_wait_until(cm_cond *cond, cm_mutex *mutex, uint64_t deadline_ns)
+{
+    struct timespec deadline = {
+        .tv_sec = (time_t)(deadline_ns / 1000000000u),
+        .tv_nsec = (long)(deadline_ns % 1000000000u),
+    };
+    return pthread_cond_timedwait(cond, mutex, &deadline) != ETIMEDOUT;
+}
+
+cm_status
+cm_thread_start(cm_thread *thread, void *(*run)(void *), void *arg)
+{
+    sigset_t all;
+    sigset_t before;
+    (void)sigfillset(&all);
+    (void)pthread_sigmask(SIG_SETMASK, &all, &before);
+    int error = pthread_create(thread, NULL, run, arg);
+    (void)pthread_sigmask(SIG_SETMASK, &before, NULL);
+    return error == 0 ? cm_ok() : cm_fail(CM_ETHREAD, (uint64_t)error);
+}

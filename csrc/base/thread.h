@@ -1,0 +1,83 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Mutex, condition, thread and clock over pthreads (C11 <threads.h> crashes under
+ * ThreadSanitizer). A mutex or condition that cannot be created is a failure of the
+ * caller's constructor; locking one that exists does not fail. */
+#ifndef CM_BASE_THREAD_H
+#define CM_BASE_THREAD_H
+
+#include <pthread.h>
+#include <stdbool.h>
+#include <stdint.h>
+#include <time.h>
+
+#include "base/status.h"
+
+typedef pthread_mutex_t cm_mutex;
+typedef pthread_cond_t cm_cond;
+typedef pthread_t cm_thread;
+
+/* Fails: CM_ESYSTEM. */
+CM_NODISCARD cm_status cm_mutex_init(cm_mutex *mutex);
+CM_NODISCARD cm_status cm_cond_init(cm_cond *cond); /* waits on the monotonic clock */
+
+static inline void
+cm_mutex_fini(cm_mutex *mutex)
+{
+    (void)pthread_mutex_destroy(mutex);
+}
+
+static inline void
+cm_mutex_lock(cm_mutex *mutex)
+{
+    (void)pthread_mutex_lock(mutex);
+}
+
+static inline void
+cm_mutex_unlock(cm_mutex *mutex)
+{
+    (void)pthread_mutex_unlock(mutex);
+}
+
+static inline void
+cm_cond_fini(cm_cond *cond)
+{
+    (void)pthread_cond_destroy(cond);
+}
+
+static inline void
+cm_cond_wait(cm_cond *cond, cm_mutex *mutex)
+{
+    (void)pthread_cond_wait(cond, mutex);
+}
+
+static inline void
+cm_cond_signal_all(cm_cond *cond)
+{
+    (void)pthread_cond_broadcast(cond);
+}
+
+/* Wait until `deadline_ns` of cm_now_ns(); false when it passed. */
+bool cm_cond_wait_until(cm_cond *cond, cm_mutex *mutex, uint64_t deadline_ns);
+
+/* Start `run(arg)` with all signals blocked, so that Ctrl-C reaches the main thread.
+ * Fails: CM_ETHREAD. */
+CM_NODISCARD cm_status cm_thread_start(cm_thread *thread, void *(*run)(void *),
+                                       void *arg);
+
+/* Blocks until the thread has ended. */
+static inline void
+cm_thread_join(cm_thread thread)
+{
+    (void)pthread_join(thread, NULL);
+}
+
+/* Monotonic time in nanoseconds. */
+static inline uint64_t
+cm_now_ns(void)
+{
+    struct timespec now;
+    (void)clock_gettime(CLOCK_MONOTONIC, &now);
+    return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
+}
+
+#endif
