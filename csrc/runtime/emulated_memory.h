@@ -1,0 +1,109 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The address ranges of the emulated device: what is allocated, registered or freed,
+ * where its bytes really are, and who may touch them. Device memory is a reservation
+ * that nobody may touch plus the bytes somewhere else, between guard pages; freed
+ * memory becomes untouchable and its addresses stay taken for a while, so that late
+ * work is caught. Knows nothing of streams. Answers bare codes: 0 or a cudaError_t.
+ * Locks: one mutex; freeing waits for executing work that has pinned the range. */
+#ifndef CM_RUNTIME_EMULATED_MEMORY_H
+#define CM_RUNTIME_EMULATED_MEMORY_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "runtime/emulated.h"
+#include "runtime/runtime.h"
+
+typedef struct cm_emulated_memory cm_emulated_memory;
+
+typedef enum cm_emulated_kind {
+    CM_EMULATED_DEVICE,
+    CM_EMULATED_MANAGED,
+    CM_EMULATED_HOST,
+    CM_EMULATED_REGISTERED
+} cm_emulated_kind;
+
+/* How [address, address + nbytes) lies to the known ranges. */
+typedef enum cm_emulated_reach {
+    CM_EMULATED_UNKNOWN, /* touches none: ordinary host memory */
+    CM_EMULATED_INSIDE,  /* inside exactly one */
+    CM_EMULATED_BROKEN   /* over an edge, or freed */
+} cm_emulated_reach;
+
+/* A snapshot of where an address lies. */
+typedef struct cm_emulated_place {
+    cm_emulated_kind kind;
+    int device;
+    unsigned flags;
+    cm_address address;   /* the same byte for devices */
+    void *host;           /* the same byte for the host; NULL for device memory */
+    unsigned char *bytes; /* the same byte for the emulator */
+    bool by_device;       /* the address asked for is one that a device may use */
+} cm_emulated_place;
+
+/* Fails: CM_ENOMEM, CM_ESYSTEM. */
+CM_NODISCARD cm_status cm_emulated_memory_create(int device_count,
+                                                 uint64_t memory_nbytes,
+                                                 cm_emulated_memory **out);
+/* Unmaps everything; nothing may be executing any more. */
+void cm_emulated_memory_destroy(cm_emulated_memory *memory);
+
+int32_t cm_emulated_memory_alloc(cm_emulated_memory *memory, cm_emulated_kind kind,
+                                 int device, unsigned flags, uint64_t nbytes,
+                                 cm_emulated_place *out);
+/* `address` must be the start of a range of one of the kinds in the mask 1 << kind.
+ * Blocks: while work executes on it. Fails: CM_CUDA_INVALID_VALUE. */
+int32_t cm_emulated_memory_free(cm_emulated_memory *memory, uint64_t address,
+                                unsigned kinds);
+int32_t cm_emulated_memory_register(cm_emulated_memory *memory, int device, void *host,
+                                    uint64_t nbytes, unsigned flags);
+int32_t cm_emulated_memory_unregister(cm_emulated_memory *memory, const void *host);
+/* Free whatever `device` still has. */
+void cm_emulated_memory_reset(cm_emulated_memory *memory, int device);
+
+cm_emulated_reach cm_emulated_memory_find(cm_emulated_memory *memory, uint64_t address,
+                                          uint64_t nbytes, cm_emulated_place *out);
+
+/* As find, and keep the range from going away until unpin. `by_device`: only an address
+ * that a device may use will do. NULL when it is not inside one range. */
+typedef struct cm_emulated_range cm_emulated_range;
+cm_emulated_range *cm_emulated_memory_pin(cm_emulated_memory *memory, uint64_t address,
+                                          uint64_t nbytes, bool by_device,
+                                          cm_emulated_place *out);
+void cm_emulated_memory_unpin(cm_emulated_memory *memory, cm_emulated_range *range);
+
+/* Managed pages. `prefetch` notes the wish, `migrate` moves the pages; the range must
+ * lie
+ * inside one managed allocation. Fails: CM_CUDA_INVALID_VALUE. */
+int32_t cm_emulated_memory_prefetch(cm_emulated_memory *memory, cm_address address,
+                                    uint64_t nbytes, int location);
+int32_t cm_emulated_memory_migrate(cm_emulated_memory *memory, cm_address address,
+                                   uint64_t nbytes, int location);
+int32_t cm_emulated_memory_prefetched(cm_emulated_memory *memory, cm_address address,
+                                      uint64_t nbytes, int *location);
+int32_t cm_emulated_memory_host_pages(cm_emulated_memory *memory, cm_address address,
+                                      uint64_t nbytes, uint64_t *out);
+
+uint64_t cm_emulated_memory_used(cm_emulated_memory *memory, int device);
+void cm_emulated_memory_read(cm_emulated_memory *memory, cm_emulated_counts *out);
+
+/* -- emulated_pages.c: mappings ----------------------------------------------------- */
+
+typedef struct cm_emulated_pages {
+    unsigned char *base;  /* of the mapping; NULL: none */
+    size_t nbytes;        /* of the mapping */
+    unsigned char *start; /* of what is inside, aligned to 256 bytes, ending at a guard
+                           */
+} cm_emulated_pages;
+
+size_t cm_emulated_page_nbytes(void);
+/* Map room for `nbytes` between two guard pages, readable and writable if `usable`. */
+bool cm_emulated_pages_map(uint64_t nbytes, bool usable, cm_emulated_pages *out);
+/* Drop the bytes; the addresses stay taken and crash whoever touches them. */
+void cm_emulated_pages_kill(const cm_emulated_pages *pages);
+void cm_emulated_pages_unmap(const cm_emulated_pages *pages);
+/* True when every page of [start, end) is mapped, readable and, with `writable`, so. */
+bool cm_emulated_pages_are_mapped(uint64_t start, uint64_t end, bool writable);
+
+#endif

@@ -1,0 +1,112 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The mappings under the emulated memory: guarded, killable, and looked up in the
+ * kernel's list when memory of others is registered. */
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include "base/checked_math.h"
+#include "runtime/emulated_memory.h"
+
+enum {
+    POISON_FRESH = 0xA5, /* nobody may rely on fresh memory being zero */
+    ALIGNMENT = 256,
+};
+
+#define POISON_WHOLE_NBYTES (UINT64_C(8) << 20)
+#define POISON_ENDS_NBYTES (UINT64_C(1) << 20)
+
+size_t
+cm_emulated_page_nbytes(void)
+{
+    return (size_t)sysconf(_SC_PAGESIZE);
+}
+
+/* Large memory only at its ends: touching all of it would cost its size in real memory.
+ */
+static void
+poison(unsigned char *start, uint64_t nbytes)
+{
+    if (nbytes <= POISON_WHOLE_NBYTES) {
+        memset(start, POISON_FRESH, nbytes);
+        return;
+    }
+    memset(start, POISON_FRESH, POISON_ENDS_NBYTES);
+    memset(start + nbytes - POISON_ENDS_NBYTES, POISON_FRESH, POISON_ENDS_NBYTES);
+}
+
+bool
+cm_emulated_pages_map(uint64_t nbytes, bool usable, cm_emulated_pages *out)
+{
+    uint64_t page = cm_emulated_page_nbytes();
+    uint64_t inside, whole, aligned;
+    if (!cm_round_up_u64(nbytes, ALIGNMENT, &aligned)
+        || !cm_round_up_u64(nbytes, page, &inside)
+        || !cm_add_u64(inside, 2 * page, &whole)) {
+        return false;
+    }
+    void *base = mmap(NULL, whole, PROT_NONE,
+                      MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (base == MAP_FAILED) {
+        return false;
+    }
+    out->base = base;
+    out->nbytes = whole;
+    /* Against the upper guard page, so that running over the end crashes at once. */
+    out->start = out->base + page + inside - aligned;
+    if (usable) {
+        if (mprotect(out->base + page, inside, PROT_READ | PROT_WRITE) != 0) {
+            (void)munmap(base, whole);
+            return false;
+        }
+        poison(out->start, nbytes);
+    }
+    return true;
+}
+
+void
+cm_emulated_pages_kill(const cm_emulated_pages *pages)
+{
+    if (pages->base != NULL) {
+        (void)mmap(pages->base, pages->nbytes, PROT_NONE,
+                   MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
+    }
+}
+
+void
+cm_emulated_pages_unmap(const cm_emulated_pages *pages)
+{
+    if (pages->base != NULL) {
+        (void)munmap(pages->base, pages->nbytes);
+    }
+}
+
+bool
+cm_emulated_pages_are_mapped(uint64_t start, uint64_t end, bool writable)
+{
+    FILE *maps = fopen("/proc/self/maps", "re");
+    if (maps == NULL) {
+        return true; /* no way to know: believe the caller */
+    }
+    char *line = NULL;
+    size_t capacity = 0;
+    uint64_t reached = start;
+    while (reached < end && getline(&line, &capacity, maps) > 0) {
+        uint64_t low, high;
+        char access[8];
+        if (sscanf(line, "%" SCNx64 "-%" SCNx64 " %7s", &low, &high, access) != 3
+            || high <= reached) {
+            continue;
+        }
+        if (low > reached || access[0] != 'r' || (writable && access[1] != 'w')) {
+            break;
+        }
+        reached = high;
+    }
+    free(line);
+    (void)fclose(maps);
+    return reached >= end;
+}

@@ -1,0 +1,73 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The table under emulated_memory.c: which range an address belongs to. A range that
+ * devices see elsewhere than the host does has two spans in it. Private to the emulated
+ * memory. Locks: the caller holds memory->lock for everything ending in _locked. */
+#ifndef CM_RUNTIME_EMULATED_RANGES_H
+#define CM_RUNTIME_EMULATED_RANGES_H
+
+#include "base/thread.h"
+#include "runtime/emulated_memory.h"
+
+struct cm_emulated_range {
+    cm_emulated_kind kind;
+    int device;
+    unsigned flags;
+    unsigned pins;           /* executing work */
+    cm_address address;      /* start for devices */
+    unsigned char *host;     /* start for the host; NULL: it may not touch it */
+    unsigned char *bytes;    /* start for the emulator */
+    uint64_t nbytes;         /* from each of the starts */
+    uint64_t budget_nbytes;  /* taken from the budget */
+    uint64_t registered;     /* the address that was registered, maybe inside a page */
+    cm_emulated_pages user;  /* owned: addresses without bytes */
+    cm_emulated_pages alias; /* owned: bytes */
+    size_t page_count;       /* of alias; managed only */
+    signed char *resident;   /* by page: device index or CM_HOST_LOCATION; owned */
+    signed char *wished;     /* by page: … or CM_NO_LOCATION; owned */
+};
+
+typedef struct cm_emulated_span {
+    uint64_t start;
+    uint64_t end;
+    cm_emulated_range *range;
+    bool is_first;  /* the span by which the range is freed */
+    bool by_device; /* devices may use these addresses */
+    bool by_host;
+} cm_emulated_span;
+
+enum { CM_EMULATED_FREED_COUNT = 256 };
+
+/* used_nbytes[d] = sum of budget_nbytes of device ranges of d; host_used_nbytes
+ * likewise of host and managed ranges. spans is sorted and without overlaps. */
+struct cm_emulated_memory {
+    cm_mutex lock;
+    cm_cond unpinned;
+    int device_count;
+    uint64_t limit_nbytes;
+    uint64_t host_limit_nbytes;
+    uint64_t used_nbytes[CM_MAX_DEVICES];
+    uint64_t host_used_nbytes;
+    uint64_t live_nbytes;
+    uint64_t counts[CM_EMULATED_REGISTERED + 1];
+    cm_emulated_span *spans; /* owned */
+    size_t span_count;
+    size_t span_capacity;
+    cm_emulated_pages freed[CM_EMULATED_FREED_COUNT]; /* a ring */
+    unsigned freed_index;
+};
+
+/* False when out of memory. */
+bool cm_emulated_ranges_insert_locked(cm_emulated_memory *memory,
+                                      cm_emulated_range *range);
+void cm_emulated_ranges_remove_locked(cm_emulated_memory *memory,
+                                      const cm_emulated_range *range);
+/* The span that holds the address, or NULL. */
+cm_emulated_span *cm_emulated_ranges_find_locked(cm_emulated_memory *memory,
+                                                 uint64_t address);
+/* True when some range has a byte in [address, address + nbytes). */
+bool cm_emulated_ranges_touch_locked(cm_emulated_memory *memory, uint64_t address,
+                                     uint64_t nbytes);
+void cm_emulated_ranges_place(const cm_emulated_range *range, uint64_t offset,
+                              bool by_device, cm_emulated_place *out);
+
+#endif

@@ -1,0 +1,145 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "runtime/faults.h"
+
+#include <errno.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <time.h>
+
+typedef struct cm_faults {
+    cm_runtime base; /* first: a cm_runtime * is a cm_faults * */
+    atomic_int plan_op;
+    _Atomic uint64_t plan_nth;
+    _Atomic int32_t plan_code;
+    atomic_bool plan_repeat;
+    atomic_int struck;
+    _Atomic uint64_t counts[CM_OP_COUNT];    /* [CM_OP_none] counts all */
+    _Atomic uint32_t delays_us[CM_OP_COUNT]; /* [CM_OP_none] delays all */
+} cm_faults;
+
+static void
+sleep_us(uint32_t delay_us)
+{
+    struct timespec left = {
+        .tv_sec = (time_t)(delay_us / 1000000u),
+        .tv_nsec = (long)(delay_us % 1000000u) * 1000,
+    };
+    while (nanosleep(&left, &left) != 0 && errno == EINTR) {
+    }
+}
+
+/* Count one call; true when the plan makes it fail with *code. */
+static bool
+strike(cm_runtime *rt, cm_op op, int32_t *code)
+{
+    cm_faults *faults = (cm_faults *)rt;
+    uint64_t of_all = atomic_fetch_add(&faults->counts[CM_OP_none], 1) + 1;
+    uint64_t of_op = atomic_fetch_add(&faults->counts[op], 1) + 1;
+    uint32_t delay_us = atomic_load(&faults->delays_us[op]);
+    uint32_t delay_all_us = atomic_load(&faults->delays_us[CM_OP_none]);
+    delay_us = delay_us > delay_all_us ? delay_us : delay_all_us;
+    if (delay_us != 0) {
+        sleep_us(delay_us);
+    }
+    int plan_op = atomic_load(&faults->plan_op);
+    if (plan_op != CM_OP_none && plan_op != (int)op) {
+        return false;
+    }
+    uint64_t nth = atomic_load(&faults->plan_nth);
+    uint64_t seen = plan_op == CM_OP_none ? of_all : of_op;
+    if (nth == 0 || seen < nth || (seen > nth && !atomic_load(&faults->plan_repeat))) {
+        return false;
+    }
+    atomic_store(&faults->struck, (int)op);
+    *code = atomic_load(&faults->plan_code);
+    return true;
+}
+
+#define FAULTS_BODY(name, cuda, driver, arg, params, args)                             \
+    static cm_status faults_##name params                                              \
+    {                                                                                  \
+        int32_t code;                                                                  \
+        if (strike(rt, CM_OP_##name, &code)) {                                         \
+            return (cm_status){code, CM_OP_##name, 0, (uint64_t)(arg)};                \
+        }                                                                              \
+        rt = rt->inner;                                                                \
+        return rt->ops->name args;                                                     \
+    }
+CM_OPS(FAULTS_BODY)
+#undef FAULTS_BODY
+
+static const cm_ops_table faults_ops = {
+#define FAULTS_FIELD(name, cuda, driver, arg, params, args) .name = faults_##name,
+    CM_OPS(FAULTS_FIELD)
+#undef FAULTS_FIELD
+};
+
+static void
+faults_close(cm_runtime *rt)
+{
+    rt->inner->close(rt->inner);
+    free(rt);
+}
+
+cm_status
+cm_faults_open(cm_runtime *inner, cm_runtime **out)
+{
+    cm_faults *faults = calloc(1, sizeof(*faults));
+    if (faults == NULL) {
+        return cm_fail(CM_ENOMEM, sizeof(*faults));
+    }
+    cm_runtime *base = &faults->base;
+    base->ops = &faults_ops;
+    base->backend = inner->backend;
+    base->driver_version = inner->driver_version;
+    base->runtime_version = inner->runtime_version;
+    base->device_count = inner->device_count;
+    base->reason = inner->reason;
+    base->alive = inner->alive;
+    base->inner = inner;
+    base->close = faults_close;
+    *out = base;
+    return cm_ok();
+}
+
+void
+cm_faults_plan(cm_runtime *rt, cm_op op, uint64_t nth, int32_t code, bool repeat)
+{
+    cm_faults *faults = (cm_faults *)rt;
+    atomic_store(&faults->plan_nth, 0);
+    for (int i = 0; i < CM_OP_COUNT; i++) {
+        atomic_store(&faults->counts[i], 0);
+    }
+    atomic_store(&faults->struck, CM_OP_none);
+    atomic_store(&faults->plan_op, (int)op);
+    atomic_store(&faults->plan_code, code);
+    atomic_store(&faults->plan_repeat, repeat);
+    atomic_store(&faults->plan_nth, nth);
+}
+
+uint64_t
+cm_faults_count(const cm_runtime *rt, cm_op op)
+{
+    const cm_faults *faults = (const cm_faults *)rt;
+    return (unsigned)op < CM_OP_COUNT ? atomic_load(&faults->counts[op]) : 0;
+}
+
+cm_op
+cm_faults_struck(const cm_runtime *rt)
+{
+    return (cm_op)atomic_load(&((const cm_faults *)rt)->struck);
+}
+
+void
+cm_faults_delay(cm_runtime *rt, cm_op op, uint32_t delay_us)
+{
+    if ((unsigned)op < CM_OP_COUNT) {
+        atomic_store(&((cm_faults *)rt)->delays_us[op], delay_us);
+    }
+}
+
+bool
+cm_is_faults(const cm_runtime *rt)
+{
+    return rt->ops == &faults_ops;
+}

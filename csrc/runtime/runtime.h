@@ -1,0 +1,195 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* A runtime as a value: the table of operations and what its driver and devices can do.
+ * Callers see handles as integers and never a CUDA type; whether a real GPU, the
+ * emulated device or the fault wrapper answers is not theirs to know.
+ * Threads: every operation may be called from any thread without a lock of ours held. */
+#ifndef CM_RUNTIME_RUNTIME_H
+#define CM_RUNTIME_RUNTIME_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "base/status.h"
+#include "runtime/ops.h"
+
+/* An address that the host may not be allowed to touch. */
+typedef uint64_t cm_address;
+
+typedef enum cm_kind {
+    CM_KIND_PAGEABLE, /* ordinary memory, not from a pool */
+    CM_KIND_PINNED,
+    CM_KIND_MAPPED,
+    CM_KIND_MANAGED,
+    CM_KIND_DEVICE,
+    CM_KIND_COUNT
+} cm_kind;
+
+typedef enum cm_backend { CM_BACKEND_CUDA, CM_BACKEND_EMULATED } cm_backend;
+
+/* Numbers of CUDA's own, static-asserted equal in cuda.c. */
+enum {
+    CM_HOST_ALLOC_PORTABLE = 1,
+    CM_HOST_ALLOC_MAPPED = 2,
+    CM_HOST_ALLOC_WRITE_COMBINED = 4,
+    CM_REGISTER_PORTABLE = 1,
+    CM_REGISTER_MAPPED = 2,
+    CM_REGISTER_IO_MEMORY = 4,
+    CM_REGISTER_READ_ONLY = 8,
+    CM_MANAGED_GLOBAL = 1,
+    CM_MANAGED_HOST = 2,
+    CM_STREAM_NON_BLOCKING = 1,
+    CM_EVENT_BLOCKING_SYNC = 1,
+    CM_EVENT_DISABLE_TIMING = 2,
+    CM_CAPTURE_RELAXED = 2,
+    CM_STREAM_LEGACY = 1, /* 0 means the same */
+    CM_STREAM_PER_THREAD = 2,
+    CM_HOST_LOCATION = -1,
+    CM_NO_LOCATION = -2,
+    /* error codes that the core looks at */
+    CM_CUDA_INVALID_VALUE = 1,
+    CM_CUDA_OUT_OF_MEMORY = 2,
+    CM_CUDA_UNLOADING = 4,
+    CM_CUDA_INSUFFICIENT_DRIVER = 35,
+    CM_CUDA_NO_DEVICE = 100,
+    CM_CUDA_INVALID_DEVICE = 101,
+    CM_CUDA_DEVICE_UNINITIALIZED = 201, /* or a context that is none */
+    CM_CUDA_INVALID_HANDLE = 400,
+    CM_CUDA_NOT_READY = 600,
+    CM_CUDA_CONTEXT_DESTROYED = 709,
+    CM_CUDA_ALREADY_REGISTERED = 712,
+    CM_CUDA_NOT_REGISTERED = 713,
+    CM_CUDA_NOT_SUPPORTED = 801,
+    CM_CUDA_CAPTURE_UNSUPPORTED = 900,
+};
+
+/* Device attributes that cumem reads: X(name, cudaDeviceAttr number). */
+#define CM_DEVICE_ATTRIBUTES(X)                                                        \
+    X(compute_major, 75)                                                               \
+    X(compute_minor, 76)                                                               \
+    X(multiprocessor_count, 16)                                                        \
+    X(copy_engine_count, 40)                                                           \
+    X(unified_addressing, 41)                                                          \
+    X(can_map_host_memory, 19)                                                         \
+    X(managed_memory, 83)                                                              \
+    X(concurrent_managed_access, 89)                                                   \
+    X(pageable_memory_access, 88)                                                      \
+    X(direct_managed_from_host, 101)                                                   \
+    X(host_register_supported, 99)                                                     \
+    X(host_register_read_only, 113)                                                    \
+    X(memory_pools_supported, 115)                                                     \
+    X(l2_cache_nbytes, 38)                                                             \
+    X(integrated, 18)
+
+typedef struct cm_device_info {
+    char name[256];
+    unsigned char uuid[16];
+    char pci_bus_id[32]; /* "0000:1b:00.0" */
+    uint64_t total_nbytes;
+} cm_device_info;
+
+/* What the driver says of an address. A host pointer it does not know is PAGEABLE. */
+typedef struct cm_pointer_info {
+    cm_kind kind; /* PAGEABLE, PINNED (any page-locked), MANAGED or DEVICE */
+    int device;   /* index; -1 for PAGEABLE */
+    cm_address device_address;
+    void *host_address; /* NULL where the host may not touch it */
+} cm_pointer_info;
+
+typedef struct cm_runtime cm_runtime;
+
+typedef enum cm_op {
+    CM_OP_none,
+#define CM_OP_ENUM(name, cuda, driver, arg, params, args) CM_OP_##name,
+    CM_OPS(CM_OP_ENUM)
+#undef CM_OP_ENUM
+        CM_OP_COUNT
+} cm_op;
+
+typedef struct cm_ops_table {
+#define CM_OP_FIELD(name, cuda, driver, arg, params, args) cm_status(*name) params;
+    CM_OPS(CM_OP_FIELD)
+#undef CM_OP_FIELD
+} cm_ops_table;
+
+enum { CM_MAX_DEVICES = 64 };
+
+/* Embedded first in each implementation's own struct. Set once by the implementation's
+ * open(), read-only afterwards, except `primary`, an atomic cache of cm_device_enter().
+ */
+struct cm_runtime {
+    const cm_ops_table *ops; /* borrowed, static */
+    cm_backend backend;
+    int driver_version;  /* CUDA version the driver serves, e.g. 13000 */
+    int runtime_version; /* CUDA runtime built in, e.g. 12090 */
+    int device_count;
+    const char *reason; /* emulated only: why there is no GPU; borrowed, "" if asked for
+                         */
+    const volatile uint32_t *alive; /* one page with MADV_WIPEONFORK: 0 in a forked
+                                       child */
+    cm_runtime *inner;              /* fault wrapper only: borrowed; else NULL */
+    void (*close)(cm_runtime *rt);  /* frees the runtime; every object of it is gone */
+    _Atomic uint64_t primary[CM_MAX_DEVICES];
+};
+
+/* "cudaHostAlloc" for CM_OP_host_alloc, "host_alloc" for the other; NULL out of range.
+ */
+const char *cm_op_cuda_name(cm_op op);
+const char *cm_op_name(cm_op op);
+/* The oldest driver that has the operation, e.g. 12050. */
+int cm_op_min_driver(cm_op op);
+
+/* "cudaErrorMemoryAllocation" and "out of memory" for 2; "cudaErrorUnknown"… for a code
+ * that this build does not know. Makes no driver call. */
+const char *cm_cuda_error_name(int32_t code);
+const char *cm_cuda_error_text(int32_t code);
+
+/* True when the runtime's driver has the operation. */
+static inline bool
+cm_runtime_has(const cm_runtime *rt, cm_op op)
+{
+    return rt->driver_version >= cm_op_min_driver(op);
+}
+
+/* True in a child made by fork(): no operation may be called any more. */
+static inline bool
+cm_runtime_is_forked(const cm_runtime *rt)
+{
+    return *rt->alive == 0;
+}
+
+/* The callers: cm_rt_host_alloc(rt, nbytes, flags, &out) and so on, one for each row.
+ */
+#define CM_OP_CALLER(name, cuda, driver, arg, params, args)                            \
+    CM_NODISCARD static inline cm_status cm_rt_##name params                           \
+    {                                                                                  \
+        return rt->ops->name args;                                                     \
+    }
+CM_OPS(CM_OP_CALLER)
+#undef CM_OP_CALLER
+
+/* Make `device` current for the calling thread and remember what was current before;
+ * leave puts it back (also "no context", so that nothing is created on device 0).
+ * A failed enter needs no leave. A failing leave is ignored: there is nothing to undo.
+ */
+typedef struct cm_device_guard {
+    uint64_t previous;
+    bool switched;
+} cm_device_guard;
+
+CM_NODISCARD cm_status cm_device_enter(cm_runtime *rt, int device,
+                                       cm_device_guard *guard);
+void cm_device_leave(cm_runtime *rt, const cm_device_guard *guard);
+
+/* Map the page behind `alive`, holding 1. Fails: CM_ESYSTEM. */
+CM_NODISCARD cm_status cm_alive_page_create(const volatile uint32_t **out);
+void cm_alive_page_destroy(const volatile uint32_t *page);
+
+/* Open the runtime over the CUDA driver. Makes the first driver call of the process but
+ * creates no context. Fails: driver_version, device_count; CM_CUDA_INSUFFICIENT_DRIVER,
+ * CM_CUDA_NO_DEVICE mean "no GPU here", anything else a broken installation. */
+CM_NODISCARD cm_status cm_cuda_open(cm_runtime **out);
+
+/* The CUDA runtime compiled in, e.g. 12090. Makes no call. (runtime/cuda_version.c) */
+int cm_cuda_built_version(void);
+
+#endif

@@ -1,0 +1,115 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "runtime/stream.h"
+
+#include <stdlib.h>
+
+static void
+destroy_handle(cm_runtime *rt, int device, uint64_t handle)
+{
+    if (cm_runtime_is_forked(rt)) {
+        return; /* leaked: the driver may not be touched in a child */
+    }
+    cm_device_guard guard;
+    if (!cm_is_ok(cm_device_enter(rt, device, &guard))) {
+        return;
+    }
+    /* Nothing can be done about a stream that does not go away. */
+    cm_status ignored = cm_rt_stream_destroy(rt, handle);
+    (void)ignored;
+    cm_device_leave(rt, &guard);
+}
+
+static cm_status
+stream_new(cm_runtime *rt, int device, uint64_t handle, uint64_t id, cm_stream **out)
+{
+    cm_stream *stream = calloc(1, sizeof(*stream));
+    if (stream == NULL) {
+        return cm_fail(CM_ENOMEM, sizeof(*stream));
+    }
+    atomic_init(&stream->refs, 1);
+    stream->handle = handle;
+    stream->id = id;
+    stream->device = device;
+    stream->rt = rt;
+    *out = stream;
+    return cm_ok();
+}
+
+static cm_status
+create_on_current(cm_runtime *rt, int device, unsigned flags, int priority,
+                  cm_stream **out)
+{
+    uint64_t handle;
+    CM_TRY(cm_rt_stream_create(rt, flags, priority, &handle));
+    uint64_t id = 0;
+    cm_status status = cm_rt_stream_get_id(rt, handle, &id);
+    if (cm_is_ok(status)) {
+        status = stream_new(rt, device, handle, id, out);
+    }
+    if (!cm_is_ok(status)) {
+        cm_status ignored = cm_rt_stream_destroy(rt, handle);
+        (void)ignored;
+        return status;
+    }
+    (*out)->owns_handle = true;
+    return cm_ok();
+}
+
+cm_status
+cm_stream_create(cm_runtime *rt, int device, unsigned flags, int priority,
+                 cm_stream **out)
+{
+    cm_device_guard guard;
+    CM_TRY(cm_device_enter(rt, device, &guard));
+    cm_status status = create_on_current(rt, device, flags, priority, out);
+    cm_device_leave(rt, &guard);
+    return status;
+}
+
+static cm_status
+read_id(cm_runtime *rt, int device, uint64_t handle, uint64_t *id)
+{
+    if (handle <= CM_STREAM_PER_THREAD) {
+        *id = handle == CM_STREAM_PER_THREAD ? CM_STREAM_PER_THREAD : CM_STREAM_LEGACY;
+        return cm_ok();
+    }
+    cm_device_guard guard;
+    CM_TRY(cm_device_enter(rt, device, &guard));
+    cm_status status = cm_rt_stream_get_id(rt, handle, id);
+    cm_device_leave(rt, &guard);
+    return status;
+}
+
+cm_status
+cm_stream_wrap(cm_runtime *rt, int device, uint64_t handle, void *owner,
+               void (*drop_owner)(void *), cm_stream **out)
+{
+    uint64_t id;
+    CM_TRY(read_id(rt, device, handle, &id));
+    CM_TRY(stream_new(rt, device, handle, id, out));
+    (*out)->owner = owner;
+    (*out)->drop_owner = owner != NULL ? drop_owner : NULL;
+    return cm_ok();
+}
+
+cm_stream *
+cm_stream_hold(cm_stream *stream)
+{
+    (void)atomic_fetch_add_explicit(&stream->refs, 1, memory_order_relaxed);
+    return stream;
+}
+
+void
+cm_stream_release(cm_stream *stream)
+{
+    if (atomic_fetch_sub_explicit(&stream->refs, 1, memory_order_acq_rel) != 1) {
+        return;
+    }
+    if (stream->owns_handle) {
+        destroy_handle(stream->rt, stream->device, stream->handle);
+    }
+    if (stream->drop_owner != NULL) {
+        stream->drop_owner(stream->owner);
+    }
+    free(stream);
+}

@@ -1,0 +1,40 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* One counted record of a stream: handle, id, device, owner. Everything that remembers
+ * a stream holds one of these, so a handle is never used after its stream died and
+ * never
+ * mistaken for a recycled one. Threads: the count is atomic, the rest is set once. */
+#ifndef CM_RUNTIME_STREAM_H
+#define CM_RUNTIME_STREAM_H
+
+#include <stdatomic.h>
+
+#include "runtime/runtime.h"
+
+typedef struct cm_stream {
+    atomic_uint refs;
+    uint64_t handle;
+    uint64_t id; /* cudaStreamGetId; for the legacy and per-thread handles, the handle
+                  */
+    int device;  /* index */
+    bool owns_handle; /* destroyed with the record */
+    void *owner;      /* whoever keeps a foreign stream alive; NULL when nobody */
+    void (*drop_owner)(void *owner); /* called once at the end; must not need any lock
+                                        of the core; NULL when owner is NULL */
+    cm_runtime *rt;                  /* borrowed */
+} cm_stream;
+
+/* Make a stream of our own on `device`. Fails: stream_create, stream_get_id, CM_ENOMEM. */
+CM_NODISCARD cm_status cm_stream_create(cm_runtime *rt, int device, unsigned flags,
+                                        int priority, cm_stream **out);
+
+/* Record a stream that somebody else made. Takes over `owner` on success only.
+ * Fails: stream_get_id (a dead or wrong handle), CM_ENOMEM. */
+CM_NODISCARD cm_status cm_stream_wrap(cm_runtime *rt, int device, uint64_t handle,
+                                      void *owner, void (*drop_owner)(void *),
+                                      cm_stream **out);
+
+cm_stream *cm_stream_hold(cm_stream *stream);
+/* The last release destroys an owned handle (work queued on it still completes). */
+void cm_stream_release(cm_stream *stream);
+
+#endif

@@ -1,0 +1,159 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Assertions and a runner for the C tests. A failed check prints both values, is
+ * counted and leaves the test function; MAIN lists the tests and answers non-zero on
+ * failure. Checks may be made from any thread; only RUN's own thread may use a failing
+ * one to leave.
+ *
+ *     static void
+ *     test_pool_empty_has_no_bytes(void)
+ *     {
+ *         CHECK_EQ(count(), 0);
+ *         CHECK_OK(cm_pool_create(rt, &config, &pool));
+ *     }
+ *     MAIN(RUN(test_pool_empty_has_no_bytes))
+ */
+#ifndef CM_TESTS_CHECK_H
+#define CM_TESTS_CHECK_H
+
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "base/status.h"
+
+static atomic_int check_failures;
+
+#define CHECK_FAIL_(...)                                                               \
+    do {                                                                               \
+        atomic_fetch_add(&check_failures, 1);                                          \
+        fprintf(stderr, "%s:%d: in %s: ", __FILE__, __LINE__, __func__);               \
+        fprintf(stderr, __VA_ARGS__);                                                  \
+        fputc('\n', stderr);                                                           \
+    } while (0)
+
+/* The condition holds. */
+#define CHECK(condition)                                                               \
+    do {                                                                               \
+        if (!(condition)) {                                                            \
+            CHECK_FAIL_("CHECK(%s) is false", #condition);                             \
+            return;                                                                    \
+        }                                                                              \
+    } while (0)
+
+/* Two integers (or pointers cast to uintptr_t) stand in the relation `op`. */
+#define CHECK_REL_(a, op, b)                                                           \
+    do {                                                                               \
+        long long check_a_ = (long long)(a);                                           \
+        long long check_b_ = (long long)(b);                                           \
+        if (!(check_a_ op check_b_)) {                                                 \
+            CHECK_FAIL_("%s %s %s: %lld (%#llx) against %lld (%#llx)", #a, #op, #b,    \
+                        check_a_, (unsigned long long)check_a_, check_b_,              \
+                        (unsigned long long)check_b_);                                 \
+            return;                                                                    \
+        }                                                                              \
+    } while (0)
+#define CHECK_EQ(a, b) CHECK_REL_(a, ==, b)
+#define CHECK_NE(a, b) CHECK_REL_(a, !=, b)
+#define CHECK_LT(a, b) CHECK_REL_(a, <, b)
+#define CHECK_LE(a, b) CHECK_REL_(a, <=, b)
+#define CHECK_GT(a, b) CHECK_REL_(a, >, b)
+#define CHECK_GE(a, b) CHECK_REL_(a, >=, b)
+
+#define CHECK_PTR_EQ(a, b)                                                             \
+    do {                                                                               \
+        const volatile void *check_a_ = (a);                                           \
+        const volatile void *check_b_ = (b);                                           \
+        if (check_a_ != check_b_) {                                                    \
+            CHECK_FAIL_("%s == %s: %p against %p", #a, #b, (const void *)check_a_,     \
+                        (const void *)check_b_);                                       \
+            return;                                                                    \
+        }                                                                              \
+    } while (0)
+
+/* Two strings are equal (NULL equals only NULL). */
+#define CHECK_STR_EQ(a, b)                                                             \
+    do {                                                                               \
+        const char *check_a_ = (a);                                                    \
+        const char *check_b_ = (b);                                                    \
+        if (check_a_ == NULL || check_b_ == NULL ? check_a_ != check_b_                \
+                                                 : strcmp(check_a_, check_b_) != 0) {  \
+            CHECK_FAIL_("%s == %s: \"%s\" against \"%s\"", #a, #b,                     \
+                        check_a_ ? check_a_ : "(null)",                                \
+                        check_b_ ? check_b_ : "(null)");                               \
+            return;                                                                    \
+        }                                                                              \
+    } while (0)
+
+/* `nbytes` bytes at a and b are equal; prints the first that differs. */
+#define CHECK_BYTES_EQ(a, b, nbytes)                                                   \
+    do {                                                                               \
+        const unsigned char *check_a_ = (const unsigned char *)(a);                    \
+        const unsigned char *check_b_ = (const unsigned char *)(b);                    \
+        size_t check_n_ = (size_t)(nbytes);                                            \
+        for (size_t check_i_ = 0; check_i_ < check_n_; check_i_++) {                   \
+            if (check_a_[check_i_] != check_b_[check_i_]) {                            \
+                CHECK_FAIL_("%s and %s differ at byte %zu of %zu: %#x against %#x",    \
+                            #a, #b, check_i_, check_n_, check_a_[check_i_],            \
+                            check_b_[check_i_]);                                       \
+                return;                                                                \
+            }                                                                          \
+        }                                                                              \
+    } while (0)
+
+/* All `nbytes` bytes at a have the value. */
+#define CHECK_FILLED(a, value, nbytes)                                                 \
+    do {                                                                               \
+        const unsigned char *check_a_ = (const unsigned char *)(a);                    \
+        size_t check_n_ = (size_t)(nbytes);                                            \
+        for (size_t check_i_ = 0; check_i_ < check_n_; check_i_++) {                   \
+            if (check_a_[check_i_] != (unsigned char)(value)) {                        \
+                CHECK_FAIL_("%s: byte %zu of %zu is %#x, not %#x", #a, check_i_,       \
+                            check_n_, check_a_[check_i_], (unsigned)(value));          \
+                return;                                                                \
+            }                                                                          \
+        }                                                                              \
+    } while (0)
+
+/* The call answers a cm_status with that code. */
+#define CHECK_CODE(call, expected)                                                     \
+    do {                                                                               \
+        cm_status check_status_ = (call);                                              \
+        int32_t check_code_ = (int32_t)(expected);                                     \
+        if (check_status_.code != check_code_) {                                       \
+            CHECK_FAIL_("%s answered code %d (op %u, arg %#llx), not %d", #call,       \
+                        check_status_.code, check_status_.op,                          \
+                        (unsigned long long)check_status_.arg, check_code_);           \
+            return;                                                                    \
+        }                                                                              \
+    } while (0)
+#define CHECK_OK(call) CHECK_CODE(call, CM_OK)
+
+/* Body of MAIN: run one test and say how it went. */
+#define RUN(test)                                                                      \
+    do {                                                                               \
+        if (only == NULL || strstr(#test, only) != NULL) {                             \
+            int before_ = atomic_load(&check_failures);                                \
+            test();                                                                    \
+            bool good_ = atomic_load(&check_failures) == before_;                      \
+            printf("%s %s\n", good_ ? "ok    " : "FAILED", #test);                     \
+            fflush(stdout);                                                            \
+            ran++;                                                                     \
+        }                                                                              \
+    } while (0);
+
+/* int main: MAIN(RUN(test_a) RUN(test_b)). An argument runs only tests whose name holds
+ * it. */
+#define MAIN(runs)                                                                     \
+    int main(int argc, char **argv)                                                    \
+    {                                                                                  \
+        const char *only = argc > 1 ? argv[1] : NULL;                                  \
+        int ran = 0;                                                                   \
+        runs;                                                                          \
+        int failed = atomic_load(&check_failures);                                     \
+        printf("%d tests, %d failed checks\n", ran, failed);                           \
+        return failed == 0 && ran > 0 ? 0 : 1;                                         \
+    }
+
+#endif

@@ -1,0 +1,61 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* For C tests: an emulated runtime under a fault wrapper, and its end with a leak
+ * check. */
+#ifndef CM_TESTS_OPEN_EMULATED_H
+#define CM_TESTS_OPEN_EMULATED_H
+
+#include <stdlib.h>
+
+#include "check.h"
+#include "runtime/emulated.h"
+#include "runtime/faults.h"
+
+/* What a test cannot go on without. */
+#define MUST(call)                                                                     \
+    do {                                                                               \
+        cm_status must_status_ = (call);                                               \
+        if (!cm_is_ok(must_status_)) {                                                 \
+            fprintf(stderr, "%s:%d: %s answered code %d (op %s)\n", __FILE__,          \
+                    __LINE__, #call, must_status_.code,                                \
+                    cm_op_name((cm_op)must_status_.op));                               \
+            exit(2);                                                                   \
+        }                                                                              \
+    } while (0)
+
+CM_UNUSED static cm_runtime *
+open_emulated(int driver_version, int device_count, uint64_t memory_nbytes)
+{
+    cm_emulated_config config;
+    cm_runtime *inner = NULL;
+    cm_runtime *rt = NULL;
+    cm_emulated_default_config(&config);
+    config.driver_version = driver_version;
+    config.device_count = device_count;
+    config.memory_nbytes = memory_nbytes;
+    MUST(cm_emulated_open(&config, &inner));
+    MUST(cm_faults_open(inner, &rt));
+    return rt;
+}
+
+CM_UNUSED static void
+check_nothing_live(cm_runtime *rt)
+{
+    cm_emulated_counts counts;
+    cm_emulated_read_counts(rt, &counts);
+#define CHECK_NONE_LEFT(name)                                                          \
+    if (counts.name != 0) {                                                            \
+        CHECK_FAIL_("%llu left of " #name, (unsigned long long)counts.name);           \
+    }
+    CM_EMULATED_COUNTS(CHECK_NONE_LEFT)
+#undef CHECK_NONE_LEFT
+}
+
+CM_UNUSED static void
+close_emulated(cm_runtime *rt)
+{
+    cm_faults_plan(rt, CM_OP_none, 0, 0, false);
+    check_nothing_live(rt);
+    rt->close(rt);
+}
+
+#endif

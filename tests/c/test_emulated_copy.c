@@ -1,0 +1,220 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Copies and fills on the emulated device: every pair of kinds, and every edge. */
+#include <sys/mman.h>
+
+#include "open_emulated.h"
+
+enum { MIB = 1 << 20 };
+
+static cm_address
+of(const void *host)
+{
+    return (cm_address)(uintptr_t)host;
+}
+
+static unsigned char *
+pages(size_t nbytes)
+{
+    void *at =
+        mmap(NULL, nbytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    return at == MAP_FAILED ? NULL : at;
+}
+
+static void
+test_copy_over_an_edge_is_refused(void)
+{
+    cm_runtime *rt = open_emulated(13000, 1, MIB);
+    unsigned char *host = pages(3 * 4096);
+    cm_address device;
+    CHECK(host != NULL);
+    CHECK_OK(cm_rt_device_alloc(rt, 1000, &device));
+    CHECK_OK(cm_rt_host_register(rt, host, 4096, 0));
+    CHECK_OK(cm_rt_host_register(rt, host + 4096, 4096, 0));
+    CHECK_CODE(cm_rt_copy_async(rt, device, of(host), 1001, 0), CM_CUDA_INVALID_VALUE);
+    CHECK_CODE(cm_rt_copy_async(rt, device + 1, of(host), 1000, 0),
+               CM_CUDA_INVALID_VALUE);
+    CHECK_CODE(cm_rt_copy_async(rt, device - 1, of(host), 2, 0), CM_CUDA_INVALID_VALUE);
+    CHECK_CODE(cm_rt_copy_async(rt, device, of(host) + 4000, 200, 0),
+               CM_CUDA_INVALID_VALUE); /* two adjacent registrations */
+    CHECK_CODE(cm_rt_copy_async(rt, device, of(host) + 8000, 500, 0),
+               CM_CUDA_INVALID_VALUE); /* registered into plain */
+    CHECK_CODE(cm_rt_copy_async(rt, 0, of(host), 1, 0), CM_CUDA_INVALID_VALUE);
+    CHECK_CODE(cm_rt_copy_async(rt, device, UINT64_MAX - 5, 100, 0),
+               CM_CUDA_INVALID_VALUE);
+    CHECK_CODE(cm_rt_fill_8_async(rt, device, 0, 1001, 0), CM_CUDA_INVALID_VALUE);
+    CHECK_CODE(cm_rt_fill_8_async(rt, of(host + 8192), 0, 1, 0), CM_CUDA_INVALID_VALUE);
+    CHECK_CODE(cm_rt_fill_16_async(rt, device + 1, 0, 1, 0), CM_CUDA_INVALID_VALUE);
+    CHECK_CODE(cm_rt_fill_32_async(rt, device + 2, 0, 1, 0), CM_CUDA_INVALID_VALUE);
+    CHECK_CODE(cm_rt_fill_32_async(rt, device, 0, UINT64_MAX / 2, 0),
+               CM_CUDA_INVALID_VALUE);
+    CHECK_OK(cm_rt_copy_async(rt, device + 1000, of(host), 0, 0));
+    CHECK_OK(cm_rt_host_unregister(rt, host));
+    CHECK_OK(cm_rt_host_unregister(rt, host + 4096));
+    CHECK_OK(cm_rt_device_free(rt, device));
+    CHECK_CODE(cm_rt_copy_async(rt, device, of(host), 10, 0), CM_CUDA_INVALID_VALUE);
+    close_emulated(rt);
+    (void)munmap(host, 3 * 4096);
+}
+
+static void
+test_copy_moves_between_all_kinds(void)
+{
+    enum { N = 3000, KINDS = 6 };
+    cm_runtime *rt = open_emulated(13000, 1, MIB);
+    unsigned char *registered = pages(4096);
+    unsigned char plain[N];
+    unsigned char pattern[N];
+    cm_address ends[KINDS];
+    void *pinned, *wc;
+    CHECK(registered != NULL);
+    CHECK_OK(cm_rt_host_alloc(rt, N, 0, &pinned));
+    CHECK_OK(cm_rt_host_alloc(rt, N, CM_HOST_ALLOC_WRITE_COMBINED, &wc));
+    CHECK_OK(cm_rt_host_register(rt, registered, 4096, 0));
+    CHECK_OK(cm_rt_device_alloc(rt, N, &ends[0]));
+    CHECK_OK(cm_rt_managed_alloc(rt, N, 1, &ends[1]));
+    ends[2] = of(pinned);
+    CHECK_OK(cm_rt_host_device_address(rt, wc, &ends[3]));
+    ends[4] = of(registered);
+    ends[5] = of(plain);
+    for (int to = 0; to < KINDS; to++) {
+        for (int from = 0; from < KINDS; from++) {
+            if (to == from) {
+                continue;
+            }
+            for (int i = 0; i < N; i++) {
+                pattern[i] = (unsigned char)(i * 7 + to * 31 + from * 11);
+            }
+            CHECK_OK(cm_rt_copy_async(rt, ends[from], of(pattern), N, 0));
+            CHECK_OK(cm_rt_copy_async(rt, ends[to], ends[from], N, 0));
+            memset(pattern, 0, N); /* staged: was read already */
+            CHECK_OK(cm_rt_copy_async(rt, of(pattern), ends[to], N, 0));
+            for (int i = 0; i < N; i++) {
+                CHECK_EQ(pattern[i], (unsigned char)(i * 7 + to * 31 + from * 11));
+            }
+        }
+    }
+    CHECK_OK(cm_rt_stream_synchronize(rt, 0));
+    CHECK_OK(cm_rt_device_free(rt, ends[0]));
+    CHECK_OK(cm_rt_device_free(rt, ends[1]));
+    CHECK_OK(cm_rt_host_free(rt, pinned));
+    CHECK_OK(cm_rt_host_free(rt, wc));
+    CHECK_OK(cm_rt_host_unregister(rt, registered));
+    close_emulated(rt);
+    (void)munmap(registered, 4096);
+}
+
+static void
+test_copy_2d_leaves_the_gaps(void)
+{
+    cm_runtime *rt = open_emulated(13000, 1, MIB);
+    cm_address device;
+    unsigned char src[40], dst[40];
+    CHECK_OK(cm_rt_device_alloc(rt, 100, &device));
+    CHECK_OK(cm_rt_fill_8_async(rt, device, 9, 100, 0));
+    for (int i = 0; i < 40; i++) {
+        src[i] = (unsigned char)(100 + i);
+    }
+    CHECK_OK(cm_rt_copy_2d_async(rt, device, 25, of(src), 10, 7, 4, 0));
+    CHECK_OK(cm_rt_stream_synchronize(rt, 0));
+    const unsigned char *alias = cm_emulated_host_alias(rt, device, 100);
+    for (int row = 0; row < 4; row++) {
+        CHECK_BYTES_EQ(alias + 25 * row, src + 10 * row, 7);
+        CHECK_FILLED(alias + 25 * row + 7, 9, 18);
+    }
+    memset(dst, 1, sizeof(dst));
+    CHECK_OK(cm_rt_copy_2d_async(rt, of(dst), 10, device, 25, 7, 4, 0));
+    for (int row = 0; row < 4; row++) {
+        CHECK_BYTES_EQ(dst + 10 * row, src + 10 * row, 7);
+        CHECK_FILLED(dst + 10 * row + 7, 1, 3);
+    }
+    CHECK_CODE(cm_rt_copy_2d_async(rt, device, 6, of(src), 10, 7, 4, 0), 12);
+    CHECK_CODE(cm_rt_copy_2d_async(rt, device, 7, of(src), 6, 7, 4, 0), 12);
+    CHECK_CODE(cm_rt_copy_2d_async(rt, device, 32, of(src), 7, 7, 4, 0),
+               CM_CUDA_INVALID_VALUE); /* 3 * 32 + 7 > 100 */
+    CHECK_CODE(cm_rt_copy_2d_async(rt, device, UINT64_MAX, of(src), 7, 7, 4, 0),
+               CM_CUDA_INVALID_VALUE);
+    CHECK_OK(cm_rt_copy_2d_async(rt, device, 7, of(src), 7, 7, 0, 0));
+    CHECK_OK(cm_rt_device_free(rt, device));
+    close_emulated(rt);
+}
+
+static void
+test_copy_peer_checks_its_devices(void)
+{
+    cm_runtime *rt = open_emulated(13000, 2, MIB);
+    cm_address zero, one;
+    int can;
+    CHECK_OK(cm_rt_device_set(rt, 1));
+    CHECK_OK(cm_rt_device_alloc(rt, 100, &one));
+    CHECK_OK(cm_rt_device_set(rt, 0));
+    CHECK_OK(cm_rt_device_alloc(rt, 100, &zero));
+    CHECK_OK(cm_rt_fill_8_async(rt, zero, 42, 100, 0));
+    CHECK_OK(cm_rt_copy_peer_async(rt, one, 1, zero, 0, 100, 0));
+    CHECK_OK(cm_rt_stream_synchronize(rt, 0));
+    CHECK_FILLED(cm_emulated_host_alias(rt, one, 100), 42, 100);
+    CHECK_CODE(cm_rt_copy_peer_async(rt, one, 0, zero, 1, 100, 0),
+               CM_CUDA_INVALID_VALUE);
+    CHECK_CODE(cm_rt_copy_peer_async(rt, one, 2, zero, 0, 100, 0),
+               CM_CUDA_INVALID_DEVICE);
+    CHECK_OK(cm_rt_peer_can_access(rt, 0, 1, &can));
+    CHECK_EQ(can, 1);
+    CHECK_OK(cm_rt_peer_can_access(rt, 1, 1, &can));
+    CHECK_EQ(can, 0);
+    CHECK_CODE(cm_rt_peer_can_access(rt, 0, 2, &can), CM_CUDA_INVALID_DEVICE);
+    CHECK_OK(cm_rt_device_free(rt, zero));
+    CHECK_OK(cm_rt_device_free(rt, one));
+    close_emulated(rt);
+}
+
+static void
+test_fill_writes_its_pattern(void)
+{
+    cm_runtime *rt = open_emulated(13000, 1, MIB);
+    cm_address device;
+    CHECK_OK(cm_rt_device_alloc(rt, 64, &device));
+    CHECK_OK(cm_rt_fill_8_async(rt, device, 0x11, 64, 0));
+    CHECK_OK(cm_rt_fill_16_async(rt, device + 8, 0x3322, 4, 0));
+    CHECK_OK(cm_rt_fill_32_async(rt, device + 32, 0x77665544, 2, 0));
+    CHECK_OK(cm_rt_stream_synchronize(rt, 0));
+    unsigned char want[64];
+    memset(want, 0x11, 64);
+    for (int i = 0; i < 4; i++) {
+        memcpy(want + 8 + 2 * i, "\x22\x33", 2);
+    }
+    memcpy(want + 32, "\x44\x55\x66\x77\x44\x55\x66\x77", 8);
+    CHECK_BYTES_EQ(cm_emulated_host_alias(rt, device, 64), want, 64);
+    CHECK_OK(cm_rt_device_free(rt, device));
+    close_emulated(rt);
+}
+
+static void
+test_freed_while_queued_is_an_illegal_address(void)
+{
+    cm_runtime *rt = open_emulated(13000, 1, MIB);
+    cm_address device, other;
+    uint64_t stream;
+    CHECK_OK(cm_rt_device_alloc(rt, 100, &device));
+    CHECK_OK(cm_rt_stream_create(rt, CM_STREAM_NON_BLOCKING, 0, &stream));
+    CHECK_OK(cm_emulated_gate_close(rt, stream));
+    CHECK_OK(cm_rt_fill_8_async(rt, device, 1, 100, stream));
+    CHECK_OK(cm_rt_device_free(rt, device));
+    CHECK_OK(cm_rt_device_alloc(rt, 100, &other)); /* must not get the same address */
+    CHECK_NE(other, device);
+    CHECK_OK(cm_emulated_gate_open(rt, stream));
+    CHECK_CODE(cm_rt_stream_synchronize(rt, stream), 700);
+    CHECK_CODE(cm_rt_device_alloc(rt, 1, &device), 700); /* it sticks */
+    CHECK_CODE(cm_rt_device_synchronize(rt), 700);
+    CHECK_OK(cm_rt_device_reset(rt));
+    CHECK_OK(cm_rt_device_alloc(rt, 1, &device));
+    CHECK_OK(cm_rt_device_free(rt, device));
+    close_emulated(rt);
+}
+
+/* clang-format off */
+MAIN(RUN(test_copy_over_an_edge_is_refused)
+     RUN(test_copy_moves_between_all_kinds)
+     RUN(test_copy_2d_leaves_the_gaps)
+     RUN(test_copy_peer_checks_its_devices)
+     RUN(test_fill_writes_its_pattern)
+     RUN(test_freed_while_queued_is_an_illegal_address))
+/* clang-format on */

@@ -1,0 +1,284 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The emulated device's events, handles and captures. */
+#include "emulated_bench.h"
+
+static void
+test_event_never_recorded_has_happened(void)
+{
+    bench t = set_up(0, 0);
+    uint64_t event;
+    CHECK_OK(cm_rt_event_create(t.rt, 0, &event));
+    CHECK(has_happened(t.rt, event));
+    CHECK_OK(cm_rt_event_synchronize(t.rt, event));
+    CHECK_OK(cm_rt_stream_wait_event(t.rt, t.a, event));
+    CHECK(is_done(t.rt, t.a));
+    CHECK_OK(cm_rt_event_destroy(t.rt, event));
+    tear_down(&t);
+}
+
+static void
+test_event_orders_streams(void)
+{
+    bench t = set_up(CM_STREAM_NON_BLOCKING, CM_STREAM_NON_BLOCKING);
+    uint64_t event;
+    CHECK_OK(cm_rt_event_create(t.rt, CM_EVENT_DISABLE_TIMING, &event));
+    CHECK_OK(cm_emulated_gate_close(t.rt, t.a));
+    CHECK_OK(cm_rt_fill_8_async(t.rt, t.device, 1, N, t.a));
+    CHECK_OK(cm_rt_event_record(t.rt, event, t.a));
+    CHECK(!has_happened(t.rt, event));
+    CHECK_OK(cm_rt_stream_wait_event(t.rt, t.b, event));
+    CHECK_OK(cm_rt_fill_8_async(t.rt, t.device, 2, N, t.b));
+    /* Recorded again, or destroyed: whoever waits already is not moved. */
+    CHECK_OK(cm_rt_event_record(t.rt, event, t.a));
+    CHECK_OK(cm_rt_event_destroy(t.rt, event));
+    let_run();
+    CHECK_FILLED(t.alias, 0, N);
+    CHECK(!is_done(t.rt, t.b));
+    CHECK_OK(cm_emulated_gate_open(t.rt, t.a));
+    CHECK_OK(cm_rt_stream_synchronize(t.rt, t.b));
+    CHECK_FILLED(t.alias, 2, N);
+    tear_down(&t);
+}
+
+static void
+test_event_recorded_again_means_the_later_work(void)
+{
+    bench t = set_up(CM_STREAM_NON_BLOCKING, CM_STREAM_NON_BLOCKING);
+    uint64_t event;
+    CHECK_OK(cm_rt_event_create(t.rt, 0, &event));
+    CHECK_OK(cm_rt_event_record(t.rt, event, t.b));
+    CHECK_OK(cm_rt_event_synchronize(t.rt, event));
+    CHECK(has_happened(t.rt, event));
+    CHECK_OK(cm_emulated_gate_close(t.rt, t.a));
+    CHECK_OK(cm_rt_event_record(t.rt, event, t.a));
+    CHECK(!has_happened(t.rt, event));
+    CHECK_OK(cm_emulated_gate_open(t.rt, t.a));
+    CHECK_OK(cm_rt_event_synchronize(t.rt, event));
+    CHECK(has_happened(t.rt, event));
+    CHECK_OK(cm_rt_event_destroy(t.rt, event));
+    tear_down(&t);
+}
+
+static void
+test_event_elapsed_measures_and_refuses(void)
+{
+    bench t = set_up(CM_STREAM_NON_BLOCKING, 0);
+    uint64_t start, end, untimed;
+    float ms = -1;
+    CHECK_OK(cm_rt_event_create(t.rt, 0, &start));
+    CHECK_OK(cm_rt_event_create(t.rt, CM_EVENT_BLOCKING_SYNC, &end));
+    CHECK_OK(cm_rt_event_create(t.rt, CM_EVENT_DISABLE_TIMING, &untimed));
+    CHECK_CODE(cm_rt_event_elapsed(t.rt, start, end, &ms), CM_CUDA_INVALID_HANDLE);
+    CHECK_OK(cm_rt_event_record(t.rt, start, t.a));
+    CHECK_OK(cm_rt_event_synchronize(t.rt, start));
+    CHECK_CODE(cm_rt_event_elapsed(t.rt, start, end, &ms), CM_CUDA_INVALID_HANDLE);
+    CHECK_OK(cm_emulated_gate_close(t.rt, t.a));
+    CHECK_OK(cm_rt_event_record(t.rt, end, t.a));
+    CHECK_OK(cm_rt_event_record(t.rt, untimed, t.a));
+    CHECK_CODE(cm_rt_event_elapsed(t.rt, start, end, &ms), CM_CUDA_NOT_READY);
+    let_run();
+    CHECK_OK(cm_emulated_gate_open(t.rt, t.a));
+    CHECK_OK(cm_rt_stream_synchronize(t.rt, t.a));
+    CHECK_OK(cm_rt_event_elapsed(t.rt, start, end, &ms));
+    CHECK_GE(ms, 5);
+    CHECK_OK(cm_rt_event_elapsed(t.rt, end, start, &ms));
+    CHECK_LE(ms, -5);
+    CHECK_CODE(cm_rt_event_elapsed(t.rt, start, untimed, &ms), CM_CUDA_INVALID_HANDLE);
+    CHECK_CODE(cm_rt_event_elapsed(t.rt, start, 4711, &ms), CM_CUDA_INVALID_HANDLE);
+    CHECK_OK(cm_rt_event_destroy(t.rt, start));
+    CHECK_OK(cm_rt_event_destroy(t.rt, end));
+    CHECK_OK(cm_rt_event_destroy(t.rt, untimed));
+    tear_down(&t);
+}
+
+static void
+test_event_of_device_stands_behind_every_stream(void)
+{
+    bench t = set_up(CM_STREAM_NON_BLOCKING, 0);
+    uint64_t event;
+    CHECK_OK(cm_rt_event_create(t.rt, CM_EVENT_DISABLE_TIMING, &event));
+    CHECK_OK(cm_emulated_gate_close(t.rt, t.a));
+    CHECK_OK(cm_rt_fill_8_async(t.rt, t.device, 1, N, t.a));
+    CHECK_OK(cm_rt_context_record_event(t.rt, event));
+    CHECK_OK(cm_rt_stream_synchronize(t.rt, t.b));
+    let_run();
+    CHECK(!has_happened(t.rt, event));
+    CHECK_OK(cm_emulated_gate_open(t.rt, t.a));
+    CHECK_OK(cm_rt_event_synchronize(t.rt, event));
+    CHECK_FILLED(t.alias, 1, N);
+    CHECK_OK(cm_rt_event_destroy(t.rt, event));
+    CHECK_CODE(cm_rt_context_record_event(t.rt, event), CM_CUDA_INVALID_HANDLE);
+    CHECK_OK(cm_rt_context_set(t.rt, 0));
+    CHECK_CODE(cm_rt_context_record_event(t.rt, event), CM_CUDA_DEVICE_UNINITIALIZED);
+    tear_down(&t);
+}
+
+static void
+test_handles_of_other_devices_are_refused(void)
+{
+    bench t = set_up(0, 0);
+    uint64_t event;
+    int device;
+    CHECK_OK(cm_rt_device_set(t.rt, 1));
+    CHECK_OK(cm_rt_event_create(t.rt, 0, &event));
+    CHECK_CODE(cm_rt_event_record(t.rt, event, t.a), CM_CUDA_INVALID_HANDLE);
+    CHECK_CODE(cm_rt_fill_8_async(t.rt, t.device, 1, N, t.a), CM_CUDA_INVALID_HANDLE);
+    CHECK_OK(cm_rt_event_record(t.rt, event, 0));
+    CHECK_OK(cm_rt_stream_wait_event(t.rt, t.a, event)); /* allowed across devices */
+    CHECK_OK(cm_rt_stream_get_device(t.rt, t.a, &device));
+    CHECK_EQ(device, 0);
+    CHECK_OK(cm_rt_stream_get_device(t.rt, 0, &device));
+    CHECK_EQ(device, 1);
+    CHECK_OK(cm_rt_event_destroy(t.rt, event));
+    CHECK_OK(cm_rt_device_set(t.rt, 0));
+    tear_down(&t);
+}
+
+static void
+test_handles_stale_are_refused(void)
+{
+    bench t = set_up(0, 0);
+    uint64_t event, stream, id;
+    bool flag;
+    CHECK_OK(cm_rt_stream_create(t.rt, 0, 0, &stream));
+    CHECK_OK(cm_rt_event_create(t.rt, 0, &event));
+    CHECK_OK(cm_rt_event_destroy(t.rt, event));
+    CHECK_OK(cm_rt_stream_destroy(t.rt, stream));
+    CHECK_CODE(cm_rt_stream_destroy(t.rt, stream), CM_CUDA_INVALID_HANDLE);
+    CHECK_CODE(cm_rt_stream_query(t.rt, stream, &flag), CM_CUDA_INVALID_HANDLE);
+    CHECK_CODE(cm_rt_stream_synchronize(t.rt, stream), CM_CUDA_INVALID_HANDLE);
+    CHECK_CODE(cm_rt_stream_get_id(t.rt, stream, &id), CM_CUDA_INVALID_HANDLE);
+    CHECK_CODE(cm_rt_stream_is_capturing(t.rt, stream, &flag), CM_CUDA_INVALID_HANDLE);
+    CHECK_CODE(cm_rt_stream_wait_event(t.rt, t.a, event), CM_CUDA_INVALID_HANDLE);
+    CHECK_CODE(cm_rt_fill_8_async(t.rt, t.device, 0, 1, stream),
+               CM_CUDA_INVALID_HANDLE);
+    CHECK_CODE(cm_rt_copy_async(t.rt, t.device, t.device, 1, stream),
+               CM_CUDA_INVALID_HANDLE);
+    CHECK_CODE(cm_rt_event_destroy(t.rt, event), CM_CUDA_INVALID_HANDLE);
+    CHECK_CODE(cm_rt_event_record(t.rt, event, t.a), CM_CUDA_INVALID_HANDLE);
+    CHECK_CODE(cm_rt_event_query(t.rt, event, &flag), CM_CUDA_INVALID_HANDLE);
+    CHECK_CODE(cm_rt_event_synchronize(t.rt, event), CM_CUDA_INVALID_HANDLE);
+    for (uint64_t handle = 0; handle <= CM_STREAM_PER_THREAD; handle++) {
+        CHECK_CODE(cm_rt_stream_destroy(t.rt, handle), CM_CUDA_INVALID_HANDLE);
+    }
+    tear_down(&t);
+}
+
+static void
+test_capture_forbids_what_may_synchronise(void)
+{
+    bench t = set_up(0, CM_STREAM_NON_BLOCKING);
+    cm_address address;
+    uint64_t event, module;
+    void *host;
+    bool flag;
+    int mode = CM_CAPTURE_RELAXED;
+    CHECK_OK(cm_rt_event_create(t.rt, 0, &event));
+    CHECK_OK(cm_emulated_set_capturing(t.rt, t.b, true));
+    CHECK_OK(cm_rt_stream_is_capturing(t.rt, t.b, &flag));
+    CHECK(flag);
+    CHECK_OK(cm_rt_stream_is_capturing(t.rt, t.a, &flag));
+    CHECK(!flag);
+    CHECK_CODE(cm_rt_stream_query(t.rt, t.b, &flag), CM_CUDA_CAPTURE_UNSUPPORTED);
+    CHECK_CODE(cm_rt_stream_synchronize(t.rt, t.b), CM_CUDA_CAPTURE_UNSUPPORTED);
+    CHECK_OK(cm_rt_stream_synchronize(t.rt, t.a));
+    CHECK_CODE(cm_rt_event_query(t.rt, event, &flag), CM_CUDA_CAPTURE_UNSUPPORTED);
+    CHECK_CODE(cm_rt_event_synchronize(t.rt, event), CM_CUDA_CAPTURE_UNSUPPORTED);
+    CHECK_CODE(cm_rt_device_alloc(t.rt, 10, &address), CM_CUDA_CAPTURE_UNSUPPORTED);
+    CHECK_CODE(cm_rt_managed_alloc(t.rt, 10, 1, &address), CM_CUDA_CAPTURE_UNSUPPORTED);
+    CHECK_CODE(cm_rt_host_alloc(t.rt, 10, 0, &host), CM_CUDA_CAPTURE_UNSUPPORTED);
+    CHECK_CODE(cm_rt_device_free(t.rt, t.device), CM_CUDA_CAPTURE_UNSUPPORTED);
+    CHECK_CODE(cm_rt_device_synchronize(t.rt), CM_CUDA_CAPTURE_UNSUPPORTED);
+    CHECK_CODE(cm_rt_module_load(t.rt, ".version .target", &module),
+               CM_CUDA_CAPTURE_UNSUPPORTED);
+    CHECK_CODE(cm_rt_context_record_event(t.rt, event), CM_CUDA_CAPTURE_UNSUPPORTED);
+
+    CHECK_OK(cm_rt_capture_mode_exchange(t.rt, &mode));
+    CHECK_EQ(mode, 0);
+    CHECK_OK(cm_rt_host_alloc(t.rt, 10, 0, &host));
+    CHECK_OK(cm_rt_host_free(t.rt, host));
+    CHECK_OK(cm_rt_event_query(t.rt, event, &flag));
+    CHECK_CODE(cm_rt_stream_query(t.rt, t.b, &flag), CM_CUDA_CAPTURE_UNSUPPORTED);
+    CHECK_OK(cm_rt_capture_mode_exchange(t.rt, &mode));
+    CHECK_EQ(mode, CM_CAPTURE_RELAXED);
+    mode = 3;
+    CHECK_CODE(cm_rt_capture_mode_exchange(t.rt, &mode), CM_CUDA_INVALID_VALUE);
+    CHECK_OK(cm_emulated_set_capturing(t.rt, t.b, false));
+    CHECK_OK(cm_rt_host_alloc(t.rt, 10, 0, &host));
+    CHECK_OK(cm_rt_host_free(t.rt, host));
+    CHECK_OK(cm_rt_event_destroy(t.rt, event));
+    tear_down(&t);
+}
+
+static void
+test_capture_takes_work_that_then_never_runs(void)
+{
+    bench t = set_up(0, 0);
+    uint64_t event, outside;
+    bool flag;
+    int mode = CM_CAPTURE_RELAXED;
+    CHECK_OK(cm_rt_event_create(t.rt, 0, &event));
+    CHECK_OK(cm_rt_event_create(t.rt, 0, &outside));
+    CHECK_OK(cm_rt_event_record(t.rt, outside, t.a));
+    CHECK_OK(cm_emulated_set_capturing(t.rt, t.b, true));
+    CHECK_OK(cm_rt_fill_8_async(t.rt, t.device, 3, N, t.b));
+    CHECK_OK(cm_rt_event_record(t.rt, event, t.b));
+    CHECK_CODE(cm_rt_stream_wait_event(t.rt, t.b, outside), 905);
+    CHECK_OK(cm_rt_stream_wait_event(t.rt, t.b, event));
+    CHECK_OK(cm_rt_capture_mode_exchange(t.rt, &mode));
+    CHECK_CODE(cm_rt_event_query(t.rt, event, &flag), 907);
+    /* The legacy stream would have to wait for a capture. */
+    CHECK_CODE(cm_rt_fill_8_async(t.rt, t.device, 4, N, 0), 906);
+    CHECK_CODE(cm_rt_stream_is_capturing(t.rt, 0, &flag), 906);
+    CHECK_CODE(cm_emulated_set_capturing(t.rt, 0, true), CM_CUDA_CAPTURE_UNSUPPORTED);
+    CHECK_OK(cm_emulated_set_capturing(t.rt, t.b, false));
+    CHECK_OK(cm_rt_capture_mode_exchange(t.rt, &mode));
+    CHECK_OK(cm_rt_device_synchronize(t.rt));
+    CHECK_FILLED(t.alias, 0, N);
+    CHECK(has_happened(t.rt, event));
+    CHECK_OK(cm_rt_event_destroy(t.rt, event));
+    CHECK_OK(cm_rt_event_destroy(t.rt, outside));
+    tear_down(&t);
+}
+
+static void *
+set_capturing_elsewhere(void *arg)
+{
+    const bench *t = arg;
+    MUST(cm_emulated_set_capturing(t->rt, t->b, true));
+    return NULL;
+}
+
+static void
+test_capture_of_other_thread_counts_in_global_mode_only(void)
+{
+    bench t = set_up(0, CM_STREAM_NON_BLOCKING);
+    cm_thread thread;
+    void *host;
+    int mode = 1; /* thread local */
+    CHECK_OK(cm_thread_start(&thread, set_capturing_elsewhere, &t));
+    cm_thread_join(thread);
+    CHECK_CODE(cm_rt_host_alloc(t.rt, 10, 0, &host), CM_CUDA_CAPTURE_UNSUPPORTED);
+    CHECK_OK(cm_rt_capture_mode_exchange(t.rt, &mode));
+    CHECK_OK(cm_rt_host_alloc(t.rt, 10, 0, &host));
+    CHECK_OK(cm_rt_host_free(t.rt, host));
+    CHECK_OK(cm_emulated_set_capturing(t.rt, t.b, false));
+    CHECK_OK(cm_emulated_set_capturing(t.rt, t.b, true));
+    CHECK_CODE(cm_rt_host_alloc(t.rt, 10, 0, &host), CM_CUDA_CAPTURE_UNSUPPORTED);
+    CHECK_OK(cm_emulated_set_capturing(t.rt, t.b, false));
+    CHECK_OK(cm_rt_capture_mode_exchange(t.rt, &mode));
+    tear_down(&t);
+}
+
+/* clang-format off */
+MAIN(RUN(test_event_never_recorded_has_happened)
+     RUN(test_event_orders_streams)
+     RUN(test_event_recorded_again_means_the_later_work)
+     RUN(test_event_elapsed_measures_and_refuses)
+     RUN(test_event_of_device_stands_behind_every_stream)
+     RUN(test_handles_of_other_devices_are_refused)
+     RUN(test_handles_stale_are_refused)
+     RUN(test_capture_forbids_what_may_synchronise)
+     RUN(test_capture_takes_work_that_then_never_runs)
+     RUN(test_capture_of_other_thread_counts_in_global_mode_only))
+/* clang-format on */

@@ -1,0 +1,197 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The strided kernel and managed pages on the emulated device. */
+#include "open_emulated.h"
+#include "runtime/strided_job.h"
+
+enum { MIB = 1 << 20 };
+
+static const char ptx[] =
+    ".version 7.0\n.target sm_50\n.visible .entry cm_strided_copy()";
+
+static cm_address
+of(const void *host)
+{
+    return (cm_address)(uintptr_t)host;
+}
+
+/* Load the kernel and run `job` on the legacy stream. */
+static cm_status
+run_kernel(cm_runtime *rt, const cm_strided_job *job)
+{
+    uint64_t module, function;
+    CM_TRY(cm_rt_module_load(rt, ptx, &module));
+    CM_TRY(cm_rt_module_function(rt, module, CM_STRIDED_KERNEL_NAME, &function));
+    cm_status status = cm_rt_kernel_launch(rt, function, 2, 128, job, sizeof(*job), 0);
+    CM_TRY(cm_rt_module_unload(rt, module));
+    CM_TRY(status);
+    return cm_rt_stream_synchronize(rt, 0);
+}
+
+static void
+test_managed_pages_move_when_prefetch_runs(void)
+{
+    cm_runtime *rt = open_emulated(13000, 2, MIB);
+    enum { N = 8 * 4096 };
+    cm_address managed, device;
+    uint64_t stream, on_host;
+    int where;
+    CHECK_OK(cm_rt_managed_alloc(rt, N, CM_MANAGED_GLOBAL, &managed));
+    CHECK_OK(cm_rt_device_alloc(rt, N, &device));
+    CHECK_OK(cm_rt_stream_create(rt, 0, 0, &stream));
+    CHECK_OK(cm_emulated_host_pages(rt, managed, N, &on_host));
+    CHECK_EQ(on_host, 8);
+    CHECK_OK(cm_rt_prefetch_location(rt, managed, N, &where));
+    CHECK_EQ(where, CM_NO_LOCATION);
+    CHECK_OK(cm_emulated_gate_close(rt, stream));
+    CHECK_OK(cm_rt_prefetch_async(rt, managed, N, 1, stream));
+    CHECK_OK(cm_rt_prefetch_location(rt, managed, N, &where));
+    CHECK_EQ(where, 1);
+    CHECK_OK(cm_emulated_host_pages(rt, managed, N, &on_host));
+    CHECK_EQ(on_host, 8);
+    CHECK_OK(cm_emulated_gate_open(rt, stream));
+    CHECK_OK(cm_rt_stream_synchronize(rt, stream));
+    CHECK_OK(cm_emulated_host_pages(rt, managed, N, &on_host));
+    CHECK_EQ(on_host, 0);
+    CHECK_OK(cm_rt_prefetch_async(rt, managed + 4096, 4096, CM_HOST_LOCATION, stream));
+    CHECK_OK(cm_rt_stream_synchronize(rt, stream));
+    CHECK_OK(cm_emulated_host_pages(rt, managed, N, &on_host));
+    CHECK_EQ(on_host, 1);
+    CHECK_OK(cm_rt_prefetch_location(rt, managed, N, &where));
+    CHECK_EQ(where, CM_NO_LOCATION);
+    CHECK_OK(cm_rt_prefetch_location(rt, managed + 4096, 4096, &where));
+    CHECK_EQ(where, CM_HOST_LOCATION);
+    CHECK_CODE(cm_rt_prefetch_async(rt, managed, N, 2, stream), CM_CUDA_INVALID_DEVICE);
+    CHECK_CODE(cm_rt_prefetch_async(rt, managed, N, -2, stream),
+               CM_CUDA_INVALID_DEVICE);
+    CHECK_CODE(cm_rt_prefetch_async(rt, managed, N + 1, 0, stream),
+               CM_CUDA_INVALID_VALUE);
+    CHECK_CODE(cm_rt_prefetch_async(rt, managed, 0, 0, stream), CM_CUDA_INVALID_VALUE);
+    CHECK_CODE(cm_rt_prefetch_async(rt, device, N, 0, stream), CM_CUDA_INVALID_VALUE);
+    CHECK_CODE(cm_rt_prefetch_location(rt, device, N, &where), CM_CUDA_INVALID_VALUE);
+    CHECK_OK(cm_rt_stream_destroy(rt, stream));
+    CHECK_OK(cm_rt_device_free(rt, managed));
+    CHECK_OK(cm_rt_device_free(rt, device));
+    close_emulated(rt);
+}
+
+static void
+test_kernel_copies_strided_elements(void)
+{
+    cm_runtime *rt = open_emulated(13000, 1, MIB);
+    cm_address src, managed;
+    uint16_t *at;
+    CHECK_OK(cm_rt_device_alloc(rt, 200, &src));
+    CHECK_OK(cm_rt_managed_alloc(rt, 200, 1, &managed));
+    at = cm_emulated_host_alias(rt, src, 200);
+    for (uint16_t i = 0; i < 100; i++) {
+        at[i] = (uint16_t)(1000 + i);
+    }
+    CHECK_OK(cm_rt_fill_8_async(rt, managed, 0, 200, 0));
+    /* A 3x4 view of a 10-column matrix, columns reversed, becomes its transpose. */
+    cm_strided_job job = {.dst = managed,
+                          .src = src + 2 * 13,
+                          .count = 12,
+                          .ndim = 2,
+                          .itemsize = 2,
+                          .shape = {3, 4},
+                          .dst_strides = {2, 6},
+                          .src_strides = {20, -2}};
+    CHECK_OK(run_kernel(rt, &job));
+    const uint16_t *got = (const uint16_t *)(uintptr_t)managed;
+    for (int i = 0; i < 3; i++) {
+        for (int j = 0; j < 4; j++) {
+            CHECK_EQ(got[i + 3 * j], 1000 + 13 + 10 * i - j);
+        }
+    }
+    CHECK_FILLED(got + 12, 0, 200 - 24);
+    uint64_t on_host;
+    CHECK_OK(cm_emulated_host_pages(rt, managed, 24, &on_host));
+    CHECK_EQ(on_host, 0);
+    CHECK_OK(cm_rt_device_free(rt, src));
+    CHECK_OK(cm_rt_device_free(rt, managed));
+    close_emulated(rt);
+}
+
+static void
+test_kernel_jobs_without_sense_are_refused(void)
+{
+    cm_runtime *rt = open_emulated(13000, 1, MIB);
+    cm_address device;
+    uint64_t module, function, none;
+    CHECK_OK(cm_rt_device_alloc(rt, 256, &device));
+    CHECK_CODE(cm_rt_module_load(rt, NULL, &module), CM_CUDA_INVALID_VALUE);
+    CHECK_CODE(cm_rt_module_load(rt, "int main", &module), 218);
+    CHECK_OK(cm_rt_module_load(rt, ptx, &module));
+    CHECK_CODE(cm_rt_module_function(rt, module, "other", &function), 500);
+    CHECK_CODE(cm_rt_module_function(rt, module + 1, CM_STRIDED_KERNEL_NAME, &function),
+               CM_CUDA_INVALID_HANDLE);
+    CHECK_OK(cm_rt_module_function(rt, module, CM_STRIDED_KERNEL_NAME, &function));
+    CHECK_OK(cm_rt_module_function(rt, module, CM_STRIDED_KERNEL_NAME, &none));
+    CHECK_EQ(none, function);
+    cm_strided_job job = {.dst = device,
+                          .src = device + 128,
+                          .count = 8,
+                          .ndim = 1,
+                          .itemsize = 4,
+                          .shape = {8},
+                          .dst_strides = {4},
+                          .src_strides = {4}};
+    CHECK_CODE(cm_rt_kernel_launch(rt, function, 0, 32, &job, sizeof(job), 0), 9);
+    CHECK_CODE(cm_rt_kernel_launch(rt, function, 1, 1025, &job, sizeof(job), 0), 9);
+    CHECK_CODE(cm_rt_kernel_launch(rt, function, 1, 32, &job, sizeof(job) - 8, 0),
+               CM_CUDA_INVALID_VALUE);
+    CHECK_CODE(cm_rt_kernel_launch(rt, function + 1, 1, 32, &job, sizeof(job), 0),
+               CM_CUDA_INVALID_HANDLE);
+    job.count = 7;
+    CHECK_CODE(cm_rt_kernel_launch(rt, function, 1, 32, &job, sizeof(job), 0),
+               CM_CUDA_INVALID_VALUE);
+    job.count = 8;
+    job.itemsize = 3;
+    CHECK_CODE(cm_rt_kernel_launch(rt, function, 1, 32, &job, sizeof(job), 0),
+               CM_CUDA_INVALID_VALUE);
+    CHECK_OK(cm_rt_module_unload(rt, module));
+    CHECK_CODE(cm_rt_module_unload(rt, module), CM_CUDA_INVALID_HANDLE);
+    job.itemsize = 4;
+    CHECK_CODE(cm_rt_kernel_launch(rt, function, 1, 32, &job, sizeof(job), 0),
+               CM_CUDA_INVALID_HANDLE);
+    CHECK_OK(cm_rt_device_free(rt, device));
+    close_emulated(rt);
+}
+
+static void
+test_kernel_bad_addresses_are_faults(void)
+{
+    cm_runtime *rt = open_emulated(13000, 1, MIB);
+    cm_address device;
+    void *wc;
+    cm_strided_job job = {.count = 8,
+                          .ndim = 1,
+                          .itemsize = 4,
+                          .shape = {8},
+                          .dst_strides = {4},
+                          .src_strides = {4}};
+    CHECK_OK(cm_rt_device_alloc(rt, 256, &device));
+    job.dst = device;
+    job.src = device + 2;
+    CHECK_CODE(run_kernel(rt, &job), 716);
+    CHECK_OK(cm_rt_device_reset(rt));
+    CHECK_OK(cm_rt_device_alloc(rt, 256, &device));
+    job.dst = device;
+    job.src = device + 256 - 28; /* four bytes too far */
+    CHECK_CODE(run_kernel(rt, &job), 700);
+    CHECK_OK(cm_rt_device_reset(rt));
+    CHECK_OK(cm_rt_device_alloc(rt, 256, &device));
+    CHECK_OK(cm_rt_host_alloc(rt, 256, CM_HOST_ALLOC_WRITE_COMBINED, &wc));
+    job.dst = device;
+    job.src = of(wc); /* the host's address, which the device cannot use */
+    CHECK_CODE(run_kernel(rt, &job), 700);
+    CHECK_OK(cm_rt_device_reset(rt));
+    close_emulated(rt);
+}
+
+/* clang-format off */
+MAIN(RUN(test_managed_pages_move_when_prefetch_runs)
+     RUN(test_kernel_copies_strided_elements)
+     RUN(test_kernel_jobs_without_sense_are_refused)
+     RUN(test_kernel_bad_addresses_are_faults))
+/* clang-format on */

@@ -1,0 +1,399 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The emulated device's memory: kinds, limits, guards, registrations, attributes,
+ * reset. */
+#include <signal.h>
+#include <stdlib.h>
+#include <sys/mman.h>
+#include <sys/resource.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "open_emulated.h"
+
+enum { MIB = 1 << 20 };
+
+static const char ptx[] =
+    ".version 7.0\n.target sm_50\n.visible .entry cm_strided_copy()";
+
+static cm_address
+of(const void *host)
+{
+    return (cm_address)(uintptr_t)host;
+}
+
+static unsigned char *
+pages(size_t nbytes)
+{
+    void *at =
+        mmap(NULL, nbytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    return at == MAP_FAILED ? NULL : at;
+}
+
+/* True when writing the byte kills a child. */
+static bool
+touch_crashes(void *at)
+{
+    pid_t child = fork();
+    if (child == 0) {
+        struct rlimit none = {0, 0};
+        (void)setrlimit(RLIMIT_CORE, &none);
+        (void)signal(SIGSEGV, SIG_DFL);
+        (void)signal(SIGBUS, SIG_DFL);
+        *(volatile unsigned char *)at = 1;
+        _exit(0);
+    }
+    int how = 0;
+    return waitpid(child, &how, 0) == child && WIFSIGNALED(how);
+}
+
+static void
+test_device_memory_crashes_the_host(void)
+{
+    cm_runtime *rt = open_emulated(13000, 1, MIB);
+    cm_address address;
+    CHECK_OK(cm_rt_device_alloc(rt, 1000, &address));
+    CHECK_EQ(address % 256, 0);
+    CHECK(touch_crashes((void *)(uintptr_t)address));
+    unsigned char *alias = cm_emulated_host_alias(rt, address, 1000);
+    CHECK(alias != NULL);
+    CHECK(of(alias) != address);
+    CHECK(!touch_crashes(alias));
+    CHECK(touch_crashes(alias + 1024)); /* the guard */
+    CHECK_PTR_EQ(cm_emulated_host_alias(rt, address + 10, 990), alias + 10);
+    CHECK_PTR_EQ(cm_emulated_host_alias(rt, address, 1001), NULL);
+    CHECK_OK(cm_rt_device_free(rt, address));
+    CHECK_PTR_EQ(cm_emulated_host_alias(rt, address, 1), NULL);
+    CHECK(touch_crashes(alias));
+    close_emulated(rt);
+}
+
+static void
+test_device_memory_fresh_is_not_zero(void)
+{
+    cm_runtime *rt = open_emulated(13000, 1, MIB);
+    cm_address address;
+    CHECK_OK(cm_rt_device_alloc(rt, 1000, &address));
+    CHECK_FILLED(cm_emulated_host_alias(rt, address, 1000), 0xA5, 1000);
+    CHECK_OK(cm_rt_device_free(rt, address));
+    close_emulated(rt);
+}
+
+static void
+test_device_memory_ends_at_its_size(void)
+{
+    cm_runtime *rt = open_emulated(13000, 2, MIB);
+    cm_address all = 0, more = 5;
+    uint64_t free_nbytes, total_nbytes;
+    CHECK_OK(cm_rt_device_set(rt, 0));
+    CHECK_OK(cm_rt_device_alloc(rt, MIB - 256, &all));
+    CHECK_OK(cm_rt_memory_info(rt, &free_nbytes, &total_nbytes));
+    CHECK_EQ(total_nbytes, MIB);
+    CHECK_EQ(free_nbytes, 256);
+    cm_status status = cm_rt_device_alloc(rt, 257, &more);
+    CHECK_CODE(status, CM_CUDA_OUT_OF_MEMORY);
+    CHECK_EQ(status.op, CM_OP_device_alloc);
+    CHECK_EQ(status.arg, 257);
+    CHECK_EQ(more, 5);
+    CHECK_CODE(cm_rt_device_alloc(rt, UINT64_MAX, &more), CM_CUDA_OUT_OF_MEMORY);
+    CHECK_OK(cm_rt_device_set(rt, 1)); /* has its own */
+    CHECK_OK(cm_rt_device_alloc(rt, MIB, &more));
+    CHECK_OK(cm_rt_device_free(rt, more));
+    CHECK_OK(cm_rt_device_free(rt, all)); /* from another device's context */
+    CHECK_OK(cm_rt_device_set(rt, 0));
+    CHECK_OK(cm_rt_memory_info(rt, &free_nbytes, &total_nbytes));
+    CHECK_EQ(free_nbytes, MIB);
+    close_emulated(rt);
+}
+
+static void
+test_host_memory_has_a_limit_too(void)
+{
+    cm_runtime *rt = open_emulated(13000, 1, MIB);
+    void *host = NULL;
+    cm_address managed = 0;
+    CHECK_CODE(cm_rt_host_alloc(rt, 4 * MIB + 1, 0, &host), CM_CUDA_OUT_OF_MEMORY);
+    CHECK_OK(cm_rt_host_alloc(rt, 3 * MIB, 0, &host));
+    CHECK_CODE(cm_rt_managed_alloc(rt, 2 * MIB, CM_MANAGED_GLOBAL, &managed),
+               CM_CUDA_OUT_OF_MEMORY);
+    CHECK_OK(cm_rt_host_free(rt, host));
+    CHECK_OK(cm_rt_managed_alloc(rt, 2 * MIB, CM_MANAGED_GLOBAL, &managed));
+    CHECK_OK(cm_rt_device_free(rt, managed));
+    close_emulated(rt);
+}
+
+static void
+test_free_of_wrong_addresses_is_refused(void)
+{
+    cm_runtime *rt = open_emulated(13000, 1, MIB);
+    cm_address device, managed;
+    void *host;
+    int local = 0;
+    CHECK_OK(cm_rt_device_alloc(rt, 1000, &device));
+    CHECK_OK(cm_rt_managed_alloc(rt, 1000, CM_MANAGED_HOST, &managed));
+    CHECK_OK(cm_rt_host_alloc(rt, 1000, 0, &host));
+    CHECK_CODE(cm_rt_device_free(rt, device + 1), CM_CUDA_INVALID_VALUE);
+    CHECK_CODE(cm_rt_device_free(rt, of(host)), CM_CUDA_INVALID_VALUE);
+    CHECK_CODE(cm_rt_host_free(rt, (void *)(uintptr_t)device), CM_CUDA_INVALID_VALUE);
+    CHECK_CODE(cm_rt_host_free(rt, (void *)(uintptr_t)managed), CM_CUDA_INVALID_VALUE);
+    CHECK_CODE(cm_rt_host_free(rt, &local), CM_CUDA_INVALID_VALUE);
+    CHECK_OK(cm_rt_device_free(rt, 0));
+    CHECK_OK(cm_rt_host_free(rt, NULL));
+    CHECK_OK(cm_rt_device_free(rt, device));
+    CHECK_OK(cm_rt_device_free(rt, managed));
+    CHECK_OK(cm_rt_host_free(rt, host));
+    CHECK_CODE(cm_rt_device_free(rt, device), CM_CUDA_INVALID_VALUE);
+    CHECK_CODE(cm_rt_host_free(rt, host), CM_CUDA_INVALID_VALUE);
+    close_emulated(rt);
+}
+
+static void
+test_allocation_arguments_are_checked(void)
+{
+    cm_runtime *rt = open_emulated(13000, 1, MIB);
+    void *host = NULL;
+    cm_address address = 7;
+    CHECK_CODE(cm_rt_host_alloc(rt, 0, 0, &host), CM_CUDA_INVALID_VALUE);
+    CHECK_CODE(cm_rt_host_alloc(rt, 10, 8, &host), CM_CUDA_INVALID_VALUE);
+    CHECK_CODE(cm_rt_managed_alloc(rt, 0, 1, &address), CM_CUDA_INVALID_VALUE);
+    CHECK_CODE(cm_rt_managed_alloc(rt, 10, 0, &address), CM_CUDA_INVALID_VALUE);
+    CHECK_CODE(cm_rt_managed_alloc(rt, 10, 3, &address), CM_CUDA_INVALID_VALUE);
+    CHECK_OK(cm_rt_device_alloc(rt, 0, &address));
+    CHECK_EQ(address, 0);
+    close_emulated(rt);
+}
+
+static void
+test_attributes_tell_each_kind(void)
+{
+    cm_runtime *rt = open_emulated(13000, 2, MIB);
+    cm_address device, managed, wc_address;
+    void *pinned, *wc;
+    cm_pointer_info info;
+    int local = 0;
+    CHECK_OK(cm_rt_device_set(rt, 1));
+    CHECK_OK(cm_rt_device_alloc(rt, 1000, &device));
+    CHECK_OK(cm_rt_managed_alloc(rt, 1000, 1, &managed));
+    CHECK_OK(cm_rt_host_alloc(rt, 1000, CM_HOST_ALLOC_MAPPED, &pinned));
+    CHECK_OK(cm_rt_host_alloc(rt, 1000, CM_HOST_ALLOC_WRITE_COMBINED, &wc));
+    CHECK_OK(cm_rt_host_device_address(rt, wc, &wc_address));
+    CHECK_NE(wc_address, of(wc));
+
+    CHECK_OK(cm_rt_pointer_attributes(rt, device + 3, &info));
+    CHECK_EQ(info.kind, CM_KIND_DEVICE);
+    CHECK_EQ(info.device, 1);
+    CHECK_EQ(info.device_address, device + 3);
+    CHECK_PTR_EQ(info.host_address, NULL);
+    CHECK_OK(cm_rt_pointer_attributes(rt, managed, &info));
+    CHECK_EQ(info.kind, CM_KIND_MANAGED);
+    CHECK_EQ(of(info.host_address), managed);
+    CHECK_OK(cm_rt_pointer_attributes(rt, of(pinned) + 999, &info));
+    CHECK_EQ(info.kind, CM_KIND_PINNED);
+    CHECK_EQ(info.device_address, of(pinned) + 999);
+    CHECK_OK(cm_rt_pointer_attributes(rt, of(pinned) + 1000, &info));
+    CHECK_EQ(info.kind, CM_KIND_PAGEABLE);
+    CHECK_OK(cm_rt_pointer_attributes(rt, wc_address + 5, &info));
+    CHECK_EQ(info.kind, CM_KIND_PINNED);
+    CHECK_PTR_EQ(info.host_address, (char *)wc + 5);
+    CHECK_OK(cm_rt_pointer_attributes(rt, of(&local), &info));
+    CHECK_EQ(info.kind, CM_KIND_PAGEABLE);
+    CHECK_EQ(info.device, -1);
+    CHECK_PTR_EQ(info.host_address, &local);
+    CHECK_CODE(cm_rt_host_device_address(rt, &local, &wc_address),
+               CM_CUDA_INVALID_VALUE);
+
+    CHECK_OK(cm_rt_device_free(rt, device));
+    CHECK_OK(cm_rt_device_free(rt, managed));
+    CHECK_OK(cm_rt_host_free(rt, pinned));
+    CHECK_OK(cm_rt_host_free(rt, wc));
+    close_emulated(rt);
+}
+
+static void
+test_registration_is_whole_and_once(void)
+{
+    cm_runtime *rt = open_emulated(13000, 1, MIB);
+    unsigned char *host = pages(4 * 4096);
+    void *pinned;
+    cm_address address;
+    cm_pointer_info info;
+    CHECK(host != NULL);
+    CHECK_OK(cm_rt_host_alloc(rt, 1000, 0, &pinned));
+    CHECK_OK(cm_rt_host_register(rt, host + 100, 5000, CM_REGISTER_MAPPED));
+    CHECK_CODE(cm_rt_host_register(rt, host + 100, 5000, 0),
+               CM_CUDA_ALREADY_REGISTERED);
+    CHECK_CODE(cm_rt_host_register(rt, host, 16384, 0), CM_CUDA_ALREADY_REGISTERED);
+    CHECK_CODE(cm_rt_host_register(rt, host + 6000, 10, 0), CM_CUDA_ALREADY_REGISTERED);
+    CHECK_CODE(cm_rt_host_register(rt, pinned, 100, 0), CM_CUDA_ALREADY_REGISTERED);
+    CHECK_OK(cm_rt_host_register(rt, host + 8192, 100, 0));
+    CHECK_OK(cm_rt_host_device_address(rt, host + 200, &address));
+    CHECK_NE(address, of(host + 200));
+    CHECK_OK(cm_rt_pointer_attributes(rt, address, &info));
+    CHECK_EQ(info.kind, CM_KIND_PINNED);
+    CHECK_PTR_EQ(info.host_address, host + 200);
+    CHECK_PTR_EQ(cm_emulated_host_alias(rt, address, 10), host + 200);
+    CHECK_CODE(cm_rt_host_unregister(rt, host), CM_CUDA_NOT_REGISTERED);
+    CHECK_CODE(cm_rt_host_unregister(rt, host + 200), CM_CUDA_NOT_REGISTERED);
+    CHECK_CODE(cm_rt_host_unregister(rt, pinned), CM_CUDA_NOT_REGISTERED);
+    CHECK_OK(cm_rt_host_unregister(rt, host + 100));
+    CHECK_CODE(cm_rt_host_unregister(rt, host + 100), CM_CUDA_NOT_REGISTERED);
+    CHECK_OK(cm_rt_host_unregister(rt, host + 8192));
+    CHECK_OK(cm_rt_host_free(rt, pinned));
+    close_emulated(rt);
+    (void)munmap(host, 4 * 4096);
+}
+
+static void
+test_registration_arguments_are_checked(void)
+{
+    cm_runtime *rt = open_emulated(13000, 1, MIB);
+    unsigned char *host = pages(4 * 4096);
+    CHECK(host != NULL);
+    CHECK_CODE(cm_rt_host_register(rt, NULL, 10, 0), CM_CUDA_INVALID_VALUE);
+    CHECK_CODE(cm_rt_host_register(rt, host, 0, 0), CM_CUDA_INVALID_VALUE);
+    CHECK_CODE(cm_rt_host_register(rt, host, UINT64_MAX, 0), CM_CUDA_INVALID_VALUE);
+    CHECK_CODE(cm_rt_host_register(rt, host, 10, 16), CM_CUDA_INVALID_VALUE);
+    CHECK_CODE(cm_rt_host_register(rt, host, 10, CM_REGISTER_IO_MEMORY),
+               CM_CUDA_NOT_SUPPORTED);
+    CHECK_CODE(cm_rt_host_unregister(rt, NULL), CM_CUDA_INVALID_VALUE);
+    /* Unmapped pages, and pages that may not be written. */
+    CHECK_EQ(munmap(host + 3 * 4096, 4096), 0);
+    CHECK_CODE(cm_rt_host_register(rt, host, 4 * 4096, 0), CM_CUDA_INVALID_VALUE);
+    CHECK_EQ(mprotect(host, 4096, PROT_READ), 0);
+    CHECK_CODE(cm_rt_host_register(rt, host, 8192, 0), CM_CUDA_INVALID_VALUE);
+    CHECK_OK(cm_rt_host_register(rt, host, 8192, CM_REGISTER_READ_ONLY));
+    CHECK_OK(cm_rt_host_unregister(rt, host));
+    close_emulated(rt);
+    (void)munmap(host, 3 * 4096);
+}
+
+static void
+test_registration_read_only_is_never_written(void)
+{
+    cm_runtime *rt = open_emulated(13000, 1, MIB);
+    unsigned char *host = pages(4096);
+    cm_address device, mapped;
+    CHECK(host != NULL);
+    memset(host, 3, 4096);
+    CHECK_OK(cm_rt_device_alloc(rt, 4096, &device));
+    CHECK_OK(cm_rt_host_register(rt, host, 4096, CM_REGISTER_READ_ONLY));
+    CHECK_OK(cm_rt_host_device_address(rt, host, &mapped));
+    CHECK_OK(cm_rt_copy_async(rt, device, of(host), 4096, 0));
+    CHECK_OK(cm_rt_stream_synchronize(rt, 0));
+    CHECK_FILLED(cm_emulated_host_alias(rt, device, 4096), 3, 4096);
+    CHECK_CODE(cm_rt_copy_async(rt, of(host), device, 1, 0), CM_CUDA_INVALID_VALUE);
+    CHECK_CODE(cm_rt_fill_8_async(rt, mapped, 0, 1, 0), CM_CUDA_INVALID_VALUE);
+    CHECK_OK(cm_rt_host_unregister(rt, host));
+    CHECK_OK(cm_rt_device_free(rt, device));
+    close_emulated(rt);
+    (void)munmap(host, 4096);
+}
+
+static void
+test_registration_of_memory_gone_yields_to_new_memory(void)
+{
+    cm_runtime *rt = open_emulated(13000, 1, 16 * MIB);
+    cm_emulated_counts counts;
+    void *host;
+    unsigned char *lost = pages(4 * MIB);
+    CHECK(lost != NULL);
+    CHECK_OK(cm_rt_host_register(rt, lost, 4 * MIB, 0));
+    (void)munmap(lost, 4 * MIB); /* without unregistering: a bug of the owner */
+    CHECK_OK(cm_rt_host_alloc(rt, 4 * MIB - 4 * 4096, 0, &host));
+    CHECK(cm_emulated_host_alias(rt, of(host), 4 * MIB - 4 * 4096) == host);
+    CHECK_OK(cm_rt_host_free(rt, host));
+    cm_emulated_read_counts(rt, &counts);
+    if (counts.registrations != 0) { /* the kernel placed it elsewhere */
+        CHECK_OK(cm_rt_host_unregister(rt, lost));
+    }
+    close_emulated(rt);
+}
+
+static void
+test_reset_frees_one_device_only(void)
+{
+    cm_runtime *rt = open_emulated(13000, 2, MIB);
+    cm_address zero, one, module;
+    uint64_t stream, event, context;
+    void *host;
+    cm_emulated_counts counts;
+    CHECK_OK(cm_rt_device_set(rt, 1));
+    CHECK_OK(cm_rt_device_alloc(rt, 100, &one));
+    CHECK_OK(cm_rt_device_set(rt, 0));
+    CHECK_OK(cm_rt_device_alloc(rt, 100, &zero));
+    CHECK_OK(cm_rt_host_alloc(rt, 100, CM_HOST_ALLOC_WRITE_COMBINED, &host));
+    CHECK_OK(cm_rt_stream_create(rt, 0, 0, &stream));
+    CHECK_OK(cm_rt_event_create(rt, 0, &event));
+    CHECK_OK(cm_rt_module_load(rt, ptx, &module));
+    CHECK_OK(cm_rt_device_reset(rt));
+    CHECK_OK(cm_rt_context_get(rt, &context));
+    CHECK_EQ(context, 0);
+    cm_emulated_read_counts(rt, &counts);
+    CHECK_EQ(counts.device_allocs, 1);
+    CHECK_EQ(counts.host_allocs, 0);
+    CHECK_EQ(counts.streams, 0);
+    CHECK_EQ(counts.events, 0);
+    CHECK_EQ(counts.modules, 0);
+    CHECK_EQ(counts.live_nbytes, 100);
+    CHECK_CODE(cm_rt_stream_synchronize(rt, stream), CM_CUDA_INVALID_HANDLE);
+    CHECK_CODE(cm_rt_event_synchronize(rt, event), CM_CUDA_INVALID_HANDLE);
+    CHECK_OK(cm_rt_device_free(rt, one));
+    close_emulated(rt);
+}
+
+static void
+test_device_description_and_attributes(void)
+{
+    cm_runtime *rt = open_emulated(13000, 2, MIB);
+    cm_device_info zero, one;
+    int value;
+    uint64_t context;
+    CHECK_OK(cm_rt_device_describe(rt, 0, &zero));
+    CHECK_OK(cm_rt_device_describe(rt, 1, &one));
+    CHECK_STR_EQ(zero.name, "cumem emulated device");
+    CHECK_EQ(zero.total_nbytes, MIB);
+    CHECK(memcmp(zero.uuid, one.uuid, 16) != 0);
+    CHECK_STR_EQ(one.pci_bus_id, "0000:02:00.0");
+    CHECK_CODE(cm_rt_device_describe(rt, 2, &one), CM_CUDA_INVALID_DEVICE);
+#define READ_ATTRIBUTE(name, number)                                                   \
+    CHECK_OK(cm_rt_device_attribute(rt, number, 0, &value));                           \
+    CHECK_GE(value, 0);
+    CM_DEVICE_ATTRIBUTES(READ_ATTRIBUTE)
+#undef READ_ATTRIBUTE
+    CHECK_CODE(cm_rt_device_attribute(rt, 9999, 0, &value), CM_CUDA_INVALID_VALUE);
+    CHECK_CODE(cm_rt_device_attribute(rt, 75, -1, &value), CM_CUDA_INVALID_DEVICE);
+    CHECK_OK(cm_rt_context_get(rt, &context));
+    CHECK_EQ(context, 0); /* asking creates nothing */
+    close_emulated(rt);
+}
+
+static void
+test_no_devices_answers_no_device(void)
+{
+    cm_runtime *rt = open_emulated(13000, 0, MIB);
+    int value;
+    cm_address address;
+    CHECK_CODE(cm_rt_device_count(rt, &value), CM_CUDA_NO_DEVICE);
+    CHECK_CODE(cm_rt_device_set(rt, 0), CM_CUDA_NO_DEVICE);
+    CHECK_CODE(cm_rt_device_alloc(rt, 1, &address), CM_CUDA_NO_DEVICE);
+    CHECK_OK(cm_rt_driver_version(rt, &value));
+    CHECK_EQ(value, 13000);
+    CHECK_CODE(cm_emulated_gate_close(rt, 0), CM_CUDA_NO_DEVICE);
+    close_emulated(rt);
+}
+
+/* clang-format off */
+MAIN(RUN(test_device_memory_crashes_the_host)
+     RUN(test_device_memory_fresh_is_not_zero)
+     RUN(test_device_memory_ends_at_its_size)
+     RUN(test_host_memory_has_a_limit_too)
+     RUN(test_free_of_wrong_addresses_is_refused)
+     RUN(test_allocation_arguments_are_checked)
+     RUN(test_attributes_tell_each_kind)
+     RUN(test_registration_is_whole_and_once)
+     RUN(test_registration_arguments_are_checked)
+     RUN(test_registration_read_only_is_never_written)
+     RUN(test_registration_of_memory_gone_yields_to_new_memory)
+     RUN(test_reset_frees_one_device_only)
+     RUN(test_device_description_and_attributes)
+     RUN(test_no_devices_answers_no_device))
+/* clang-format on */

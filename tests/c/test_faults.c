@@ -1,0 +1,232 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The fault wrapper: counting, striking, delaying, and standing in for what it wraps.
+ */
+#include "base/thread.h"
+#include "open_emulated.h"
+
+static void
+test_faults_stand_in_for_the_inner_runtime(void)
+{
+    cm_runtime *rt = open_emulated(12080, 3, 1 << 20);
+    CHECK(cm_is_faults(rt));
+    CHECK(!cm_is_faults(rt->inner));
+    CHECK_EQ(rt->backend, CM_BACKEND_EMULATED);
+    CHECK_EQ(rt->driver_version, 12080);
+    CHECK_EQ(rt->runtime_version, rt->inner->runtime_version);
+    CHECK_EQ(rt->device_count, 3);
+    CHECK_PTR_EQ(rt->alive, rt->inner->alive);
+    CHECK_PTR_EQ(rt->reason, rt->inner->reason);
+    CHECK_EQ(cm_emulated_max_delay_us(rt), 200);
+    close_emulated(rt);
+}
+
+static void
+test_faults_count_calls_by_operation(void)
+{
+    cm_runtime *rt = open_emulated(13000, 1, 1 << 20);
+    int version;
+    uint64_t context;
+    cm_faults_plan(rt, CM_OP_none, 0, 0, false);
+    CHECK_OK(cm_rt_driver_version(rt, &version));
+    CHECK_OK(cm_rt_driver_version(rt, &version));
+    CHECK_OK(cm_rt_context_get(rt, &context));
+    CHECK_EQ(cm_faults_count(rt, CM_OP_driver_version), 2);
+    CHECK_EQ(cm_faults_count(rt, CM_OP_context_get), 1);
+    CHECK_EQ(cm_faults_count(rt, CM_OP_none), 3);
+    CHECK_EQ(cm_faults_count(rt, CM_OP_COUNT), 0);
+    cm_faults_plan(rt, CM_OP_none, 0, 0, false);
+    CHECK_EQ(cm_faults_count(rt, CM_OP_none), 0);
+    close_emulated(rt);
+}
+
+static void
+test_faults_strike_the_nth_call_only(void)
+{
+    cm_runtime *rt = open_emulated(13000, 1, 1 << 20);
+    cm_address address = 0;
+    cm_emulated_counts counts;
+    cm_faults_plan(rt, CM_OP_device_alloc, 2, CM_CUDA_OUT_OF_MEMORY, false);
+    CHECK_OK(cm_rt_device_alloc(rt, 100, &address));
+    CHECK_EQ(cm_faults_struck(rt), CM_OP_none);
+    CHECK_OK(cm_rt_device_free(rt, address));
+    address = 77;
+    cm_status status = cm_rt_device_alloc(rt, 123, &address);
+    CHECK_CODE(status, CM_CUDA_OUT_OF_MEMORY);
+    CHECK_EQ(status.op, CM_OP_device_alloc);
+    CHECK_EQ(status.arg, 123);
+    CHECK_EQ(address, 77);
+    CHECK_EQ(cm_faults_struck(rt), CM_OP_device_alloc);
+    cm_emulated_read_counts(rt, &counts);
+    CHECK_EQ(counts.device_allocs, 0);
+    CHECK_OK(cm_rt_device_alloc(rt, 100, &address));
+    CHECK_OK(cm_rt_device_free(rt, address));
+    close_emulated(rt);
+}
+
+static void
+test_faults_struck_free_does_not_reach_the_inner_runtime(void)
+{
+    cm_runtime *rt = open_emulated(13000, 1, 1 << 20);
+    cm_address address = 0;
+    CHECK_OK(cm_rt_device_alloc(rt, 100, &address));
+    cm_faults_plan(rt, CM_OP_device_free, 1, 999, false);
+    CHECK_CODE(cm_rt_device_free(rt, address), 999);
+    CHECK(cm_emulated_host_alias(rt, address, 100) != NULL);
+    CHECK_OK(cm_rt_device_free(rt, address));
+    close_emulated(rt);
+}
+
+static void
+test_faults_repeat_strikes_every_later_call(void)
+{
+    cm_runtime *rt = open_emulated(13000, 1, 1 << 20);
+    int version;
+    uint64_t context;
+    cm_faults_plan(rt, CM_OP_driver_version, 2, 999, true);
+    CHECK_OK(cm_rt_driver_version(rt, &version));
+    for (int i = 0; i < 3; i++) {
+        CHECK_CODE(cm_rt_driver_version(rt, &version), 999);
+        CHECK_OK(cm_rt_context_get(rt, &context));
+    }
+    cm_faults_plan(rt, CM_OP_none, 2, 998, true);
+    CHECK_OK(cm_rt_driver_version(rt, &version));
+    CHECK_CODE(cm_rt_context_get(rt, &context), 998);
+    CHECK_EQ(cm_faults_struck(rt), CM_OP_context_get);
+    CHECK_CODE(cm_rt_driver_version(rt, &version), 998);
+    CHECK_EQ(cm_faults_struck(rt), CM_OP_driver_version);
+    close_emulated(rt);
+}
+
+/* Every row of the list, called with zeros. The plan must strike before the arguments
+ * are looked at, and the inner runtime must not be reached. */
+static void
+test_faults_strike_each_operation(void)
+{
+    cm_runtime *rt = open_emulated(13000, 1, 1 << 20);
+    const cm_ops_table *ops = rt->ops;
+    cm_faults_plan(rt, CM_OP_none, 1, 700, true);
+#define STRIKE(name, expression)                                                       \
+    CHECK_CODE(expression, 700);                                                       \
+    CHECK_EQ(cm_faults_struck(rt), CM_OP_##name);
+    int i = 0;
+    uint64_t n = 0;
+    bool b = false;
+    float f = 0;
+    void *p = NULL;
+    cm_device_info device;
+    cm_pointer_info pointer;
+    STRIKE(driver_version, ops->driver_version(rt, &i))
+    STRIKE(runtime_version, ops->runtime_version(rt, &i))
+    STRIKE(device_count, ops->device_count(rt, &i))
+    STRIKE(device_set, ops->device_set(rt, 0))
+    STRIKE(context_get, ops->context_get(rt, &n))
+    STRIKE(context_set, ops->context_set(rt, 0))
+    STRIKE(context_record_event, ops->context_record_event(rt, 0))
+    STRIKE(device_describe, ops->device_describe(rt, 0, &device))
+    STRIKE(device_attribute, ops->device_attribute(rt, 0, 0, &i))
+    STRIKE(device_synchronize, ops->device_synchronize(rt))
+    STRIKE(device_reset, ops->device_reset(rt))
+    STRIKE(memory_info, ops->memory_info(rt, &n, &n))
+    STRIKE(peer_can_access, ops->peer_can_access(rt, 0, 0, &i))
+    STRIKE(host_alloc, ops->host_alloc(rt, 1, 0, &p))
+    STRIKE(host_free, ops->host_free(rt, NULL))
+    STRIKE(host_register, ops->host_register(rt, NULL, 1, 0))
+    STRIKE(host_unregister, ops->host_unregister(rt, NULL))
+    STRIKE(host_device_address, ops->host_device_address(rt, NULL, &n))
+    STRIKE(device_alloc, ops->device_alloc(rt, 1, &n))
+    STRIKE(managed_alloc, ops->managed_alloc(rt, 1, 1, &n))
+    STRIKE(device_free, ops->device_free(rt, 0))
+    STRIKE(pointer_attributes, ops->pointer_attributes(rt, 0, &pointer))
+    STRIKE(prefetch_async, ops->prefetch_async(rt, 0, 1, 0, 0))
+    STRIKE(prefetch_location, ops->prefetch_location(rt, 0, 1, &i))
+    STRIKE(copy_async, ops->copy_async(rt, 0, 0, 1, 0))
+    STRIKE(copy_2d_async, ops->copy_2d_async(rt, 0, 1, 0, 1, 1, 1, 0))
+    STRIKE(copy_peer_async, ops->copy_peer_async(rt, 0, 0, 0, 0, 1, 0))
+    STRIKE(fill_8_async, ops->fill_8_async(rt, 0, 0, 1, 0))
+    STRIKE(fill_16_async, ops->fill_16_async(rt, 0, 0, 1, 0))
+    STRIKE(fill_32_async, ops->fill_32_async(rt, 0, 0, 1, 0))
+    STRIKE(module_load, ops->module_load(rt, NULL, &n))
+    STRIKE(module_unload, ops->module_unload(rt, 0))
+    STRIKE(module_function, ops->module_function(rt, 0, NULL, &n))
+    STRIKE(kernel_launch, ops->kernel_launch(rt, 0, 1, 1, NULL, 0, 0))
+    STRIKE(stream_priority_range, ops->stream_priority_range(rt, &i, &i))
+    STRIKE(stream_create, ops->stream_create(rt, 0, 0, &n))
+    STRIKE(stream_destroy, ops->stream_destroy(rt, 0))
+    STRIKE(stream_query, ops->stream_query(rt, 0, &b))
+    STRIKE(stream_synchronize, ops->stream_synchronize(rt, 0))
+    STRIKE(stream_wait_event, ops->stream_wait_event(rt, 0, 0))
+    STRIKE(stream_get_id, ops->stream_get_id(rt, 0, &n))
+    STRIKE(stream_get_device, ops->stream_get_device(rt, 0, &i))
+    STRIKE(stream_is_capturing, ops->stream_is_capturing(rt, 0, &b))
+    STRIKE(capture_mode_exchange, ops->capture_mode_exchange(rt, &i))
+    STRIKE(event_create, ops->event_create(rt, 0, &n))
+    STRIKE(event_destroy, ops->event_destroy(rt, 0))
+    STRIKE(event_record, ops->event_record(rt, 0, 0))
+    STRIKE(event_query, ops->event_query(rt, 0, &b))
+    STRIKE(event_synchronize, ops->event_synchronize(rt, 0))
+    STRIKE(event_elapsed, ops->event_elapsed(rt, 0, 0, &f))
+#undef STRIKE
+    CHECK_EQ(cm_faults_count(rt, CM_OP_none), CM_OP_COUNT - 1);
+    close_emulated(rt);
+}
+
+static void
+test_faults_delay_slows_the_operation(void)
+{
+    cm_runtime *rt = open_emulated(13000, 1, 1 << 20);
+    int version;
+    cm_faults_delay(rt, CM_OP_driver_version, 3000);
+    uint64_t start = cm_now_ns();
+    CHECK_OK(cm_rt_driver_version(rt, &version));
+    CHECK_GE(cm_now_ns() - start, 3000000);
+    cm_faults_delay(rt, CM_OP_driver_version, 0);
+    cm_faults_delay(rt, CM_OP_none, 2000);
+    start = cm_now_ns();
+    CHECK_OK(cm_rt_runtime_version(rt, &version));
+    CHECK_GE(cm_now_ns() - start, 2000000);
+    cm_faults_delay(rt, CM_OP_none, 0);
+    close_emulated(rt);
+}
+
+static void *
+call_many(void *arg)
+{
+    cm_runtime *rt = arg;
+    int version;
+    for (int i = 0; i < 1000; i++) {
+        cm_status status = cm_rt_driver_version(rt, &version);
+        if (!cm_is_ok(status) && status.code != 999) {
+            CHECK_FAIL_("code %d", status.code);
+        }
+    }
+    return NULL;
+}
+
+static void
+test_faults_count_exactly_from_many_threads(void)
+{
+    enum { COUNT = 4 };
+    cm_runtime *rt = open_emulated(13000, 1, 1 << 20);
+    cm_thread threads[COUNT];
+    cm_faults_plan(rt, CM_OP_driver_version, 1234, 999, false);
+    for (int i = 0; i < COUNT; i++) {
+        CHECK_OK(cm_thread_start(&threads[i], call_many, rt));
+    }
+    for (int i = 0; i < COUNT; i++) {
+        cm_thread_join(threads[i]);
+    }
+    CHECK_EQ(cm_faults_count(rt, CM_OP_driver_version), COUNT * 1000);
+    CHECK_EQ(cm_faults_struck(rt), CM_OP_driver_version);
+    close_emulated(rt);
+}
+
+/* clang-format off */
+MAIN(RUN(test_faults_stand_in_for_the_inner_runtime)
+     RUN(test_faults_count_calls_by_operation)
+     RUN(test_faults_strike_the_nth_call_only)
+     RUN(test_faults_struck_free_does_not_reach_the_inner_runtime)
+     RUN(test_faults_repeat_strikes_every_later_call)
+     RUN(test_faults_strike_each_operation)
+     RUN(test_faults_delay_slows_the_operation)
+     RUN(test_faults_count_exactly_from_many_threads))
+/* clang-format on */

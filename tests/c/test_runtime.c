@@ -1,0 +1,272 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Names of operations and errors, the device guard, the alive page, stream records. */
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "open_emulated.h"
+#include "runtime/stream.h"
+
+static void
+test_op_names_follow_the_list(void)
+{
+    CHECK_STR_EQ(cm_op_cuda_name(CM_OP_host_alloc), "cudaHostAlloc");
+    CHECK_STR_EQ(cm_op_name(CM_OP_host_alloc), "host_alloc");
+    CHECK_STR_EQ(cm_op_cuda_name(CM_OP_event_elapsed), "cudaEventElapsedTime");
+    CHECK_EQ(cm_op_min_driver(CM_OP_host_alloc), 12000);
+    CHECK_EQ(cm_op_min_driver(CM_OP_context_record_event), 12050);
+    for (int i = 1; i < CM_OP_COUNT; i++) {
+        CHECK(cm_op_name((cm_op)i) != NULL);
+        CHECK(cm_op_cuda_name((cm_op)i) != NULL);
+        CHECK_GE(cm_op_min_driver((cm_op)i), 12000);
+    }
+}
+
+static void
+test_op_out_of_range_has_no_name(void)
+{
+    CHECK_STR_EQ(cm_op_name(CM_OP_none), NULL);
+    CHECK_STR_EQ(cm_op_cuda_name(CM_OP_none), NULL);
+    CHECK_STR_EQ(cm_op_name(CM_OP_COUNT), NULL);
+    CHECK_STR_EQ(cm_op_cuda_name(CM_OP_COUNT), NULL);
+}
+
+static void
+test_error_known_has_name_and_text(void)
+{
+    CHECK_STR_EQ(cm_cuda_error_name(0), "cudaSuccess");
+    CHECK_STR_EQ(cm_cuda_error_name(2), "cudaErrorMemoryAllocation");
+    CHECK_STR_EQ(cm_cuda_error_text(2), "out of memory");
+    CHECK_STR_EQ(cm_cuda_error_name(712), "cudaErrorHostMemoryAlreadyRegistered");
+    CHECK_STR_EQ(cm_cuda_error_name(900), "cudaErrorStreamCaptureUnsupported");
+    CHECK_STR_EQ(cm_cuda_error_name(999), "cudaErrorUnknown");
+}
+
+static void
+test_error_unknown_says_so(void)
+{
+    CHECK_STR_EQ(cm_cuda_error_name(123456), "cudaErrorUnknown");
+    CHECK_STR_EQ(cm_cuda_error_text(-1), "unknown error");
+}
+
+static void
+test_guard_without_context_leaves_none(void)
+{
+    cm_runtime *rt = open_emulated(13000, 2, 1 << 20);
+    cm_device_guard guard;
+    uint64_t context = 99;
+    for (int round = 0; round < 3; round++) {
+        CHECK_OK(cm_device_enter(rt, 1, &guard));
+        CHECK_OK(cm_rt_context_get(rt, &context));
+        CHECK_EQ(context, 2);
+        cm_device_leave(rt, &guard);
+        CHECK_OK(cm_rt_context_get(rt, &context));
+        CHECK_EQ(context, 0);
+    }
+    close_emulated(rt);
+}
+
+static void
+test_guard_puts_back_other_device(void)
+{
+    cm_runtime *rt = open_emulated(13000, 2, 1 << 20);
+    cm_device_guard outer, inner;
+    uint64_t context;
+    CHECK_OK(cm_rt_device_set(rt, 1));
+    CHECK_OK(cm_device_enter(rt, 0, &outer));
+    CHECK_OK(cm_device_enter(rt, 0, &inner));
+    CHECK(!inner.switched);
+    cm_device_leave(rt, &inner);
+    CHECK_OK(cm_rt_context_get(rt, &context));
+    CHECK_EQ(context, 1);
+    cm_device_leave(rt, &outer);
+    CHECK_OK(cm_rt_context_get(rt, &context));
+    CHECK_EQ(context, 2);
+    close_emulated(rt);
+}
+
+static void
+test_guard_same_device_costs_one_call(void)
+{
+    cm_runtime *rt = open_emulated(13000, 1, 1 << 20);
+    cm_device_guard guard;
+    CHECK_OK(cm_device_enter(rt, 0, &guard));
+    cm_device_leave(rt, &guard);
+    CHECK_OK(cm_rt_device_set(rt, 0));
+    cm_faults_plan(rt, CM_OP_none, 0, 0, false);
+    CHECK_OK(cm_device_enter(rt, 0, &guard));
+    cm_device_leave(rt, &guard);
+    CHECK_EQ(cm_faults_count(rt, CM_OP_none), 1);
+    close_emulated(rt);
+}
+
+static void
+test_guard_stale_context_is_made_anew(void)
+{
+    cm_runtime *rt = open_emulated(13000, 2, 1 << 20);
+    cm_device_guard guard;
+    CHECK_OK(cm_device_enter(rt, 1, &guard));
+    cm_device_leave(rt, &guard);
+    cm_faults_plan(rt, CM_OP_context_set, 1, CM_CUDA_DEVICE_UNINITIALIZED, false);
+    CHECK_OK(cm_device_enter(rt, 1, &guard));
+    CHECK(guard.switched);
+    cm_device_leave(rt, &guard);
+    CHECK_EQ(cm_faults_struck(rt), CM_OP_context_set);
+    close_emulated(rt);
+}
+
+static void
+test_guard_failures_leave_the_context(void)
+{
+    cm_runtime *rt = open_emulated(13000, 2, 1 << 20);
+    cm_device_guard guard;
+    uint64_t context;
+    CHECK_CODE(cm_device_enter(rt, 2, &guard), CM_CUDA_INVALID_DEVICE);
+    CHECK_CODE(cm_device_enter(rt, -1, &guard), CM_CUDA_INVALID_DEVICE);
+    cm_faults_plan(rt, CM_OP_device_set, 1, 46, false);
+    CHECK_CODE(cm_device_enter(rt, 1, &guard), 46);
+    cm_faults_plan(rt, CM_OP_context_get, 2, 999, false);
+    CHECK_CODE(cm_device_enter(rt, 1, &guard), 999);
+    CHECK_OK(cm_rt_context_get(rt, &context));
+    CHECK_EQ(context, 0);
+    CHECK_OK(cm_device_enter(rt, 1, &guard));
+    cm_device_leave(rt, &guard);
+    cm_faults_plan(rt, CM_OP_context_set, 1, 999, false);
+    CHECK_CODE(cm_device_enter(rt, 1, &guard), 999);
+    close_emulated(rt);
+}
+
+static void
+test_alive_page_is_wiped_by_fork(void)
+{
+    cm_runtime *rt = open_emulated(13000, 1, 1 << 20);
+    CHECK(!cm_runtime_is_forked(rt));
+    pid_t child = fork();
+    if (child == 0) {
+        int count;
+        bool good =
+            cm_runtime_is_forked(rt) && cm_rt_device_count(rt, &count).code == 3;
+        _exit(good ? 0 : 1);
+    }
+    int how = -1;
+    CHECK_EQ(waitpid(child, &how, 0), child);
+    CHECK_EQ(how, 0);
+    CHECK(!cm_runtime_is_forked(rt));
+    close_emulated(rt);
+}
+
+static void
+test_operation_newer_than_driver_is_not_supported(void)
+{
+    cm_runtime *rt = open_emulated(12040, 1, 1 << 20);
+    CHECK(!cm_runtime_has(rt, CM_OP_context_record_event));
+    CHECK(cm_runtime_has(rt, CM_OP_copy_async));
+    int device;
+    cm_status status = cm_rt_stream_get_device(rt, 0, &device);
+    CHECK_CODE(status, CM_ENOTSUP);
+    CHECK_EQ(status.op, CM_OP_stream_get_device);
+    CHECK_CODE(cm_rt_context_record_event(rt, 1), CM_ENOTSUP);
+    close_emulated(rt);
+    rt = open_emulated(12080, 1, 1 << 20);
+    CHECK_OK(cm_rt_stream_get_device(rt, 0, &device));
+    CHECK_EQ(device, 0);
+    close_emulated(rt);
+}
+
+static void
+test_stream_record_owns_its_handle(void)
+{
+    cm_runtime *rt = open_emulated(13000, 2, 1 << 20);
+    cm_stream *stream = NULL;
+    cm_emulated_counts counts;
+    uint64_t id;
+    CHECK_OK(cm_stream_create(rt, 1, CM_STREAM_NON_BLOCKING, 0, &stream));
+    CHECK_EQ(stream->device, 1);
+    CHECK(stream->owns_handle);
+    CHECK_OK(cm_rt_stream_get_id(rt, stream->handle, &id));
+    CHECK_EQ(stream->id, id);
+    cm_emulated_read_counts(rt, &counts);
+    CHECK_EQ(counts.streams, 1);
+    CHECK_PTR_EQ(cm_stream_hold(stream), stream);
+    cm_stream_release(stream);
+    cm_emulated_read_counts(rt, &counts);
+    CHECK_EQ(counts.streams, 1);
+    cm_stream_release(stream);
+    close_emulated(rt);
+}
+
+static void
+drop_count(void *owner)
+{
+    ++*(int *)owner;
+}
+
+static void
+test_stream_wrapped_drops_its_owner_once(void)
+{
+    cm_runtime *rt = open_emulated(13000, 1, 1 << 20);
+    cm_stream *mine = NULL;
+    cm_stream *same = NULL;
+    int drops = 0;
+    CHECK_OK(cm_stream_create(rt, 0, 0, 0, &mine));
+    CHECK_OK(cm_stream_wrap(rt, 0, mine->handle, &drops, drop_count, &same));
+    CHECK_EQ(same->id, mine->id);
+    (void)cm_stream_hold(same);
+    cm_stream_release(same);
+    CHECK_EQ(drops, 0);
+    cm_stream_release(same);
+    CHECK_EQ(drops, 1);
+    uint64_t stale = mine->handle;
+    cm_stream_release(mine);
+    CHECK_CODE(cm_stream_wrap(rt, 0, stale, &drops, drop_count, &same),
+               CM_CUDA_INVALID_HANDLE);
+    CHECK_EQ(drops, 1);
+    close_emulated(rt);
+}
+
+static void
+test_stream_default_handles_have_fixed_ids(void)
+{
+    cm_runtime *rt = open_emulated(13000, 1, 1 << 20);
+    for (uint64_t handle = 0; handle <= CM_STREAM_PER_THREAD; handle++) {
+        cm_stream *stream = NULL;
+        CHECK_OK(cm_stream_wrap(rt, 0, handle, NULL, NULL, &stream));
+        CHECK_EQ(stream->handle, handle);
+        CHECK_EQ(stream->id, handle == 0 ? 1 : handle);
+        cm_stream_release(stream);
+    }
+    close_emulated(rt);
+}
+
+static void
+test_stream_create_failures_leak_nothing(void)
+{
+    cm_runtime *rt = open_emulated(13000, 1, 1 << 20);
+    cm_stream *stream = NULL;
+    cm_faults_plan(rt, CM_OP_stream_get_id, 1, 999, false);
+    CHECK_CODE(cm_stream_create(rt, 0, 0, 0, &stream), 999);
+    cm_faults_plan(rt, CM_OP_stream_create, 1, 2, false);
+    CHECK_CODE(cm_stream_create(rt, 0, 0, 0, &stream), 2);
+    CHECK_CODE(cm_stream_create(rt, 1, 0, 0, &stream), CM_CUDA_INVALID_DEVICE);
+    uint64_t context;
+    CHECK_OK(cm_rt_context_get(rt, &context));
+    CHECK_EQ(context, 0);
+    close_emulated(rt);
+}
+
+/* clang-format off */
+MAIN(RUN(test_op_names_follow_the_list)
+     RUN(test_op_out_of_range_has_no_name)
+     RUN(test_error_known_has_name_and_text)
+     RUN(test_error_unknown_says_so)
+     RUN(test_guard_without_context_leaves_none)
+     RUN(test_guard_puts_back_other_device)
+     RUN(test_guard_same_device_costs_one_call)
+     RUN(test_guard_stale_context_is_made_anew)
+     RUN(test_guard_failures_leave_the_context)
+     RUN(test_alive_page_is_wiped_by_fork)
+     RUN(test_operation_newer_than_driver_is_not_supported)
+     RUN(test_stream_record_owns_its_handle)
+     RUN(test_stream_wrapped_drops_its_owner_once)
+     RUN(test_stream_default_handles_have_fixed_ids)
+     RUN(test_stream_create_failures_leak_nothing))
+/* clang-format on */
