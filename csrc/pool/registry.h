@@ -1,0 +1,52 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Which ordinary memory is page-locked by us, piece by piece, counted: overlapping
+ * requests share pieces, and a piece is unregistered whole when its last user goes.
+ * Memory that somebody else locked is left alone and counts as locked. Knows nothing of
+ * Python.
+ * Locks: one mutex; registering happens outside it, guarded by a "busy" mark per piece. */
+#ifndef CM_POOL_REGISTRY_H
+#define CM_POOL_REGISTRY_H
+
+#include "runtime/runtime.h"
+
+typedef struct cm_registry cm_registry;
+typedef struct cm_registration cm_registration; /* one request's share of its pieces */
+
+/* Largest piece: cudaHostRegister is called on at most this much at once. */
+#define CM_REGISTER_MAX_NBYTES (UINT64_C(64) << 30)
+
+CM_NODISCARD cm_status cm_registry_create(cm_runtime *rt, cm_registry **out);
+/* Unregisters whatever is left; a registration that still exists only frees itself
+ * later.
+ * Not while another thread is in a call of this header. Fails: the first host_unregister
+ * that failed. */
+CM_NODISCARD cm_status cm_registry_close(cm_registry *registry);
+
+/* Page-lock every page of [host, host + nbytes), nbytes > 0, in `device`'s context;
+ * always portable and mapped; `read_only` where the mapping may not be written. A range
+ * that is (partly) locked already shares those pieces.
+ * Blocks: in the runtime. Fails: host_register, pointer_attributes; CM_EFORKED; CM_EBUSY
+ * when pages that devices may write are asked for and they are locked read-only;
+ * nothing of this request stays registered then. */
+CM_NODISCARD cm_status cm_registry_register(cm_registry *registry, int device,
+                                            void *host, uint64_t nbytes, bool read_only,
+                                            cm_registration **out);
+/* Fails: host_unregister (the share is gone all the same; a piece that the runtime refused
+ * to unregister is tried again when it is next met and at close). */
+CM_NODISCARD cm_status cm_registration_release(cm_registration *registration);
+
+/* The address devices reach the range by. Fails: host_device_address; CM_ENOTSUP when the
+ * range spans pieces whose device addresses do not join. */
+CM_NODISCARD cm_status cm_registration_device_address(cm_registration *registration,
+                                                      cm_address *out);
+
+/* How many bytes from `host` on, at most `nbytes`, one runtime copy may cover: it must
+ * not cross the edge of a registration. Also says whether those bytes are locked by us.
+ */
+uint64_t cm_registry_run(cm_registry *registry, const void *host, uint64_t nbytes,
+                         bool *locked);
+
+/* Pieces now registered by us, for leak checks. */
+uint64_t cm_registry_count(cm_registry *registry);
+
+#endif

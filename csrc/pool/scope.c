@@ -1,0 +1,40 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "pool/scope.h"
+
+cm_status
+cm_scope_enter(cm_runtime *rt, int device, cm_scope *scope)
+{
+    scope->rt = rt;
+    CM_TRY(cm_device_enter(rt, device, &scope->guard));
+    scope->mode = CM_CAPTURE_RELAXED;
+    cm_status status = cm_rt_capture_mode_exchange(rt, &scope->mode);
+    if (!cm_is_ok(status)) {
+        cm_device_leave(rt, &scope->guard);
+    }
+    return status;
+}
+
+void
+cm_scope_leave(cm_scope *scope)
+{
+    if (!cm_is_ok(cm_rt_capture_mode_exchange(scope->rt, &scope->mode))) {
+        /* A second try, since a thread left relaxed would no longer protect its
+         * captures; beyond that there is nothing to undo and nobody to tell. */
+        cm_status ignored = cm_rt_capture_mode_exchange(scope->rt, &scope->mode);
+        (void)ignored;
+    }
+    cm_device_leave(scope->rt, &scope->guard);
+}
+
+cm_status
+cm_scope_settle(cm_status status)
+{
+    switch (status.code) {
+    case CM_CUDA_UNLOADING:
+    case CM_CUDA_CONTEXT_DESTROYED:
+    case CM_CUDA_INSUFFICIENT_DRIVER:
+        return cm_ok();
+    default:
+        return status;
+    }
+}

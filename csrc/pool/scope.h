@@ -1,0 +1,26 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What stands around a group of runtime calls that allocate, free or ask: the right
+ * device is current and the thread's capture mode is relaxed, so that a capture going
+ * on elsewhere
+ * is neither broken nor in the way. Knows nothing of pools. Locks: none; per thread. */
+#ifndef CM_POOL_SCOPE_H
+#define CM_POOL_SCOPE_H
+
+#include "runtime/runtime.h"
+
+typedef struct cm_scope {
+    cm_runtime *rt; /* borrowed */
+    cm_device_guard guard;
+    int mode; /* the thread's capture mode before */
+} cm_scope;
+
+/* Scopes nest; each successful enter needs its leave, a failed one needs none.
+ * Fails: what cm_device_enter does; capture_mode_exchange. */
+CM_NODISCARD cm_status cm_scope_enter(cm_runtime *rt, int device, cm_scope *scope);
+void cm_scope_leave(cm_scope *scope);
+
+/* The outcome of giving something back: the codes that say "the driver is already gone
+ * and so is the thing" are success. */
+cm_status cm_scope_settle(cm_status status);
+
+#endif

@@ -1,0 +1,439 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* pool/registry: pages, shares, gaps, what others locked, threads and failing calls. */
+#include <sys/mman.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "base/thread.h"
+#include "open_emulated.h"
+#include "pool/registry.h"
+
+enum { PAGE_COUNT = 16 };
+
+static uint64_t
+page_nbytes(void)
+{
+    return (uint64_t)sysconf(_SC_PAGESIZE);
+}
+
+static char *
+map_pages(uint64_t count)
+{
+    void *memory = mmap(NULL, count * page_nbytes(), PROT_READ | PROT_WRITE,
+                        MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (memory == MAP_FAILED) {
+        exit(2);
+    }
+    return memory;
+}
+
+static cm_registry *
+open_registry(cm_runtime *rt)
+{
+    cm_registry *registry = NULL;
+    MUST(cm_registry_create(rt, &registry));
+    return registry;
+}
+
+static cm_registration *
+lock(cm_registry *registry, void *host, uint64_t nbytes)
+{
+    cm_registration *registration = NULL;
+    MUST(cm_registry_register(registry, 0, host, nbytes, false, &registration));
+    return registration;
+}
+
+static bool
+is_locked(cm_runtime *rt, const void *host)
+{
+    cm_pointer_info info;
+    MUST(cm_rt_pointer_attributes(rt, (cm_address)(uintptr_t)host, &info));
+    return info.kind == CM_KIND_PINNED;
+}
+
+static void
+test_registry_unaligned_range_locks_its_pages(void)
+{
+    cm_runtime *rt = open_emulated(13000, 1, UINT64_C(1) << 28);
+    cm_registry *registry = open_registry(rt);
+    uint64_t page = page_nbytes();
+    char *memory = map_pages(PAGE_COUNT);
+    cm_registration *r = lock(registry, memory + page + 100, page);
+    CHECK_EQ(cm_registry_count(registry), 1);
+    CHECK(!is_locked(rt, memory + page - 1));
+    CHECK(is_locked(rt, memory + page));
+    CHECK(is_locked(rt, memory + 3 * page - 1));
+    CHECK(!is_locked(rt, memory + 3 * page));
+    bool locked = true;
+    CHECK_EQ(cm_registry_run(registry, memory, 10 * page, &locked), page);
+    CHECK(!locked);
+    CHECK_EQ(cm_registry_run(registry, memory + page, 10 * page, &locked), 2 * page);
+    CHECK(locked);
+    CHECK_EQ(cm_registry_run(registry, memory + page + 8, 16, &locked), 16);
+    CHECK(locked);
+    CHECK_EQ(cm_registry_run(registry, memory + 3 * page, 5 * page, &locked), 5 * page);
+    CHECK(!locked);
+    CHECK_OK(cm_registration_release(r));
+    CHECK_EQ(cm_registry_count(registry), 0);
+    CHECK(!is_locked(rt, memory + page));
+    CHECK_OK(cm_registry_close(registry));
+    close_emulated(rt);
+    munmap(memory, PAGE_COUNT * page);
+}
+
+static void
+test_registry_overlapping_requests_share_pieces(void)
+{
+    cm_runtime *rt = open_emulated(13000, 1, UINT64_C(1) << 28);
+    cm_registry *registry = open_registry(rt);
+    uint64_t page = page_nbytes();
+    char *memory = map_pages(PAGE_COUNT);
+    cm_registration *a = lock(registry, memory + 2 * page, 2 * page);
+    cm_registration *b = lock(registry, memory + 6 * page, 2 * page);
+    cm_registration *c = lock(registry, memory, 10 * page); /* fills three gaps */
+    CHECK_EQ(cm_registry_count(registry), 5);
+    cm_registration *d = lock(registry, memory + 3 * page, 1); /* inside: shares */
+    CHECK_EQ(cm_registry_count(registry), 5);
+    bool locked = false;
+    CHECK_EQ(cm_registry_run(registry, memory + 3 * page, 9 * page, &locked), page);
+    CHECK(locked);
+    CHECK_OK(cm_registration_release(c));
+    CHECK_EQ(cm_registry_count(registry), 2);
+    CHECK_OK(cm_registration_release(a));
+    CHECK_EQ(cm_registry_count(registry), 2); /* d still holds it */
+    CHECK(is_locked(rt, memory + 2 * page));
+    CHECK_OK(cm_registration_release(d));
+    CHECK(!is_locked(rt, memory + 2 * page));
+    CHECK_OK(cm_registration_release(b));
+    CHECK_EQ(cm_registry_count(registry), 0);
+    CHECK_OK(cm_registry_close(registry));
+    close_emulated(rt);
+    munmap(memory, PAGE_COUNT * page);
+}
+
+static void
+test_registry_wrong_arguments_are_refused(void)
+{
+    cm_runtime *rt = open_emulated(13000, 1, UINT64_C(1) << 28);
+    cm_registry *registry = open_registry(rt);
+    char *memory = map_pages(1);
+    cm_registration *r = NULL;
+    CHECK_CODE(cm_registry_register(registry, 0, memory, 0, false, &r), CM_EINVALID);
+    CHECK_CODE(cm_registry_register(registry, 0, NULL, 8, false, &r), CM_EINVALID);
+    CHECK_CODE(cm_registry_register(registry, 0, memory, UINT64_MAX, false, &r),
+               CM_EOVERFLOW);
+    CHECK_CODE(cm_registry_register(registry, 9, memory, 8, false, &r),
+               CM_CUDA_INVALID_DEVICE);
+    CHECK_EQ(cm_registry_count(registry), 0);
+    CHECK_OK(cm_registry_close(registry));
+    close_emulated(rt);
+    munmap(memory, page_nbytes());
+}
+
+static void
+test_registry_read_only_pages_are_not_shared_for_writing(void)
+{
+    cm_runtime *rt = open_emulated(13000, 1, UINT64_C(1) << 28);
+    cm_registry *registry = open_registry(rt);
+    uint64_t page = page_nbytes();
+    char *memory = map_pages(4);
+    CHECK_EQ(mprotect(memory + page, page, PROT_READ), 0);
+    cm_registration *a = NULL;
+    cm_registration *b = NULL;
+    CHECK_OK(cm_registry_register(registry, 0, memory + page, page, true, &a));
+    CHECK_OK(cm_registry_register(registry, 0, memory + page, 10, true, &b));
+    CHECK_OK(cm_registration_release(b));
+    CHECK_CODE(cm_registry_register(registry, 0, memory, 4 * page, false, &b),
+               CM_EBUSY);
+    CHECK_EQ(cm_registry_count(registry), 1); /* what it had begun is undone */
+    CHECK_OK(cm_registration_release(a));
+    cm_registration *c = lock(registry, memory + 2 * page, page);
+    CHECK_OK(cm_registry_register(registry, 0, memory + 2 * page, page, true, &b));
+    CHECK_OK(cm_registration_release(c));
+    CHECK_OK(cm_registration_release(b));
+    CHECK_OK(cm_registry_close(registry));
+    close_emulated(rt);
+    munmap(memory, 4 * page);
+}
+
+static void
+test_registry_foreign_pages_are_shared_and_left_alone(void)
+{
+    cm_runtime *rt = open_emulated(13000, 1, UINT64_C(1) << 28);
+    cm_registry *registry = open_registry(rt);
+    uint64_t page = page_nbytes();
+    char *memory = map_pages(PAGE_COUNT);
+    unsigned flags = CM_REGISTER_PORTABLE | CM_REGISTER_MAPPED;
+    cm_device_guard guard;
+    CHECK_OK(cm_device_enter(rt, 0, &guard));
+    CHECK_OK(cm_rt_host_register(rt, memory + 4 * page, 2 * page, flags));
+    CHECK_OK(cm_rt_host_register(rt, memory + 9 * page, page, flags));
+    cm_registration *whole = lock(registry, memory, 12 * page);
+    CHECK_EQ(cm_registry_count(registry), 3); /* [0,4) [6,9) [10,12); foreign not
+                                                 counted */
+    for (uint64_t i = 0; i < 12; i++) {
+        CHECK(is_locked(rt, memory + i * page));
+    }
+    bool locked = true;
+    CHECK_EQ(cm_registry_run(registry, memory, 12 * page, &locked), 4 * page);
+    CHECK(locked);
+    CHECK_EQ(cm_registry_run(registry, memory + 4 * page, 8 * page, &locked), 2 * page);
+    CHECK(!locked);
+    cm_registration *inside = lock(registry, memory + 5 * page, 10);
+    CHECK_OK(cm_registration_release(whole));
+    CHECK_EQ(cm_registry_count(registry), 0);
+    CHECK_OK(cm_registration_release(inside));
+    CHECK(is_locked(rt, memory + 4 * page)); /* not ours to unlock */
+    CHECK_OK(cm_rt_host_unregister(rt, memory + 4 * page));
+    CHECK_OK(cm_rt_host_unregister(rt, memory + 9 * page));
+    cm_device_leave(rt, &guard);
+    CHECK_OK(cm_registry_close(registry));
+    close_emulated(rt);
+    munmap(memory, PAGE_COUNT * page);
+}
+
+static void
+test_registry_memory_that_is_pinned_already_is_no_error(void)
+{
+    cm_runtime *rt = open_emulated(13000, 1, UINT64_C(1) << 28);
+    cm_registry *registry = open_registry(rt);
+    cm_device_guard guard;
+    void *pinned = NULL;
+    CHECK_OK(cm_device_enter(rt, 0, &guard));
+    CHECK_OK(cm_rt_host_alloc(rt, 1 << 16, CM_HOST_ALLOC_PORTABLE, &pinned));
+    cm_device_leave(rt, &guard);
+    cm_registration *r = lock(registry, pinned, 1 << 16);
+    CHECK_EQ(cm_registry_count(registry), 0);
+    cm_address address = 0;
+    CHECK_OK(cm_registration_device_address(r, &address));
+    CHECK_NE(address, 0);
+    CHECK_OK(cm_registration_release(r));
+    CHECK_OK(cm_rt_host_free(rt, pinned));
+    CHECK_OK(cm_registry_close(registry));
+    close_emulated(rt);
+}
+
+static void
+test_registry_device_address_of_a_range(void)
+{
+    cm_runtime *rt = open_emulated(13000, 1, UINT64_C(1) << 28);
+    cm_registry *registry = open_registry(rt);
+    uint64_t page = page_nbytes();
+    char *memory = map_pages(4);
+    cm_registration *a = lock(registry, memory, 4 * page);
+    cm_registration *b = lock(registry, memory + page + 24, 100);
+    cm_address whole = 0;
+    cm_address part = 0;
+    CHECK_OK(cm_registration_device_address(a, &whole));
+    CHECK_OK(cm_registration_device_address(b, &part));
+    CHECK_EQ(part, whole + page + 24);
+    CHECK_OK(cm_registration_release(a));
+    CHECK_OK(cm_registration_release(b));
+    /* over two pieces it either joins or says so */
+    a = lock(registry, memory, page);
+    b = lock(registry, memory, 2 * page);
+    cm_status status = cm_registration_device_address(b, &whole);
+    CHECK(cm_is_ok(status) || status.code == CM_ENOTSUP);
+    CHECK_OK(cm_registration_release(a));
+    CHECK_OK(cm_registration_release(b));
+    CHECK_OK(cm_registry_close(registry));
+    close_emulated(rt);
+    munmap(memory, 4 * page);
+}
+
+static void
+test_registry_close_unregisters_what_is_left(void)
+{
+    cm_runtime *rt = open_emulated(13000, 1, UINT64_C(1) << 28);
+    cm_registry *registry = open_registry(rt);
+    char *memory = map_pages(4);
+    cm_registration *r = lock(registry, memory, 4 * page_nbytes());
+    CHECK_OK(cm_registry_close(registry));
+    close_emulated(rt);
+    CHECK_OK(cm_registration_release(r)); /* only its own memory is left to free */
+    munmap(memory, 4 * page_nbytes());
+}
+
+static void
+test_registry_refused_unregister_is_told_and_tried_again(void)
+{
+    cm_runtime *rt = open_emulated(13000, 1, UINT64_C(1) << 28);
+    cm_registry *registry = open_registry(rt);
+    char *memory = map_pages(4);
+    cm_registration *r = lock(registry, memory, 4 * page_nbytes());
+    cm_faults_plan(rt, CM_OP_host_unregister, 1, 999, false);
+    CHECK_CODE(cm_registration_release(r), 999);
+    CHECK_EQ(cm_registry_count(registry), 1);
+    r = lock(registry, memory, page_nbytes()); /* first unlocks the old piece */
+    CHECK_EQ(cm_registry_count(registry), 1);
+    CHECK(!is_locked(rt, memory + page_nbytes()));
+    cm_faults_plan(rt, CM_OP_host_unregister, 1, 999, false);
+    CHECK_CODE(cm_registration_release(r), 999);
+    CHECK_OK(cm_registry_close(registry));
+    close_emulated(rt);
+    munmap(memory, 4 * page_nbytes());
+}
+
+static void
+test_registry_forked_child_touches_nothing(void)
+{
+    cm_runtime *rt = open_emulated(13000, 1, UINT64_C(1) << 28);
+    cm_registry *registry = open_registry(rt);
+    char *memory = map_pages(4);
+    cm_registration *r = lock(registry, memory, 100);
+    pid_t child = fork();
+    if (child == 0) {
+        cm_registration *none = NULL;
+        bool locked = true;
+        int wrong = cm_registry_register(registry, 0, memory, 8, false, &none).code
+                    != CM_EFORKED;
+        wrong |= cm_registry_run(registry, memory, 77, &locked) != 77 || locked;
+        wrong |= !cm_is_ok(cm_registration_release(r));
+        wrong |= !cm_is_ok(cm_registry_close(registry));
+        _exit(wrong);
+    }
+    int result = -1;
+    CHECK_EQ(waitpid(child, &result, 0), child);
+    CHECK_EQ(result, 0);
+    CHECK_OK(cm_registration_release(r));
+    CHECK_OK(cm_registry_close(registry));
+    close_emulated(rt);
+    munmap(memory, 4 * page_nbytes());
+}
+
+/* -- faults ----------------------------------------------------------------------------- */
+
+/* Overlaps, a gap, foreign pages, addresses. Answers the first failure. */
+static cm_status
+run_scenario(cm_runtime *rt, char *memory)
+{
+    cm_registry *registry = NULL;
+    uint64_t page = page_nbytes();
+    cm_registration *all[3] = {NULL, NULL, NULL};
+    static const uint64_t spans[3][2] = {{2, 2}, {0, 8}, {6, 6}};
+    cm_status first = cm_registry_create(rt, &registry);
+    for (int i = 0; i < 3; i++) {
+        cm_status status =
+            cm_registry_register(registry, 0, memory + spans[i][0] * page + 5,
+                                 spans[i][1] * page - 10, false, &all[i]);
+        cm_address address = 0;
+        if (!cm_is_ok(status)) {
+            all[i] = NULL;
+        }
+        else if (i == 0) {
+            status = cm_registration_device_address(all[i], &address);
+        }
+        first = cm_is_ok(first) ? status : first;
+    }
+    for (int i = 0; i < 3; i++) {
+        if (all[i] != NULL) {
+            cm_status status = cm_registration_release(all[i]);
+            first = cm_is_ok(first) ? status : first;
+        }
+    }
+    cm_status status = cm_registry_close(registry);
+    return cm_is_ok(first) ? status : first;
+}
+
+static void
+test_registry_any_call_may_fail_and_nothing_stays_locked(void)
+{
+    static const int32_t codes[] = {999, CM_CUDA_OUT_OF_MEMORY, CM_CUDA_INVALID_VALUE};
+    cm_runtime *rt = open_emulated(13000, 2, UINT64_C(1) << 28);
+    char *memory = map_pages(PAGE_COUNT);
+    uint64_t page = page_nbytes();
+    cm_device_guard guard;
+    CHECK_OK(cm_device_enter(rt, 0, &guard));
+    CHECK_OK(cm_rt_host_register(rt, memory + 9 * page, page, CM_REGISTER_PORTABLE));
+    cm_device_leave(rt, &guard);
+    for (int c = 0; c < 3; c++) {
+        cm_faults_plan(rt, CM_OP_none, 0, 0, false);
+        CHECK_OK(run_scenario(rt, memory));
+        uint64_t total = cm_faults_count(rt, CM_OP_none);
+        CHECK_GT(total, 20);
+        for (uint64_t nth = 1; nth <= total; nth++) {
+            cm_faults_plan(rt, CM_OP_none, nth, codes[c], false);
+            cm_status status = run_scenario(rt, memory);
+            cm_op struck = cm_faults_struck(rt);
+            cm_faults_plan(rt, CM_OP_none, 0, 0, false);
+            CHECK(cm_is_ok(status)
+                  || (status.code == codes[c] && status.op == (uint16_t)struck));
+            cm_emulated_counts counts;
+            cm_emulated_read_counts(rt, &counts);
+            CHECK_EQ(counts.registrations, 1); /* the foreign one */
+            CHECK_OK(run_scenario(rt, memory));
+        }
+    }
+    CHECK_OK(cm_rt_host_unregister(rt, memory + 9 * page));
+    close_emulated(rt);
+    munmap(memory, PAGE_COUNT * page);
+}
+
+/* -- threads ---------------------------------------------------------------------------- */
+
+typedef struct share_job {
+    cm_registry *registry;
+    cm_runtime *rt;
+    char *memory;
+    unsigned seed;
+} share_job;
+
+static void *
+share_pages(void *arg)
+{
+    share_job *job = arg;
+    uint64_t page = page_nbytes();
+    for (int i = 0; i < 400; i++) {
+        uint64_t first = (uint64_t)rand_r(&job->seed) % PAGE_COUNT;
+        uint64_t count = 1 + (uint64_t)rand_r(&job->seed) % (PAGE_COUNT - first);
+        cm_registration *r = NULL;
+        bool locked = false;
+        MUST(cm_registry_register(job->registry, 0, job->memory + first * page,
+                                  count * page, false, &r));
+        for (uint64_t k = first; k < first + count; k++) {
+            uint64_t run = cm_registry_run(job->registry, job->memory + k * page,
+                                           PAGE_COUNT * page, &locked);
+            if (run == 0 || !locked || !is_locked(job->rt, job->memory + k * page)) {
+                CHECK_FAIL_("page %llu is not locked", (unsigned long long)k);
+            }
+        }
+        MUST(cm_registration_release(r));
+    }
+    return NULL;
+}
+
+static void
+test_registry_threads_share_pages(void)
+{
+    cm_runtime *rt = open_emulated(13000, 1, UINT64_C(1) << 28);
+    cm_registry *registry = open_registry(rt);
+    char *memory = map_pages(PAGE_COUNT);
+    cm_thread threads[4];
+    share_job jobs[4];
+    for (unsigned i = 0; i < 4; i++) {
+        jobs[i] = (share_job){registry, rt, memory, i + 1};
+        MUST(cm_thread_start(&threads[i], share_pages, &jobs[i]));
+    }
+    for (int i = 0; i < 4; i++) {
+        cm_thread_join(threads[i]);
+    }
+    CHECK_EQ(cm_registry_count(registry), 0);
+    CHECK_OK(cm_registry_close(registry));
+    close_emulated(rt);
+    munmap(memory, PAGE_COUNT * page_nbytes());
+}
+
+/* clang-format off */
+MAIN(RUN(test_registry_unaligned_range_locks_its_pages)
+     RUN(test_registry_overlapping_requests_share_pieces)
+     RUN(test_registry_wrong_arguments_are_refused)
+     RUN(test_registry_read_only_pages_are_not_shared_for_writing)
+     RUN(test_registry_foreign_pages_are_shared_and_left_alone)
+     RUN(test_registry_memory_that_is_pinned_already_is_no_error)
+     RUN(test_registry_device_address_of_a_range)
+     RUN(test_registry_close_unregisters_what_is_left)
+     RUN(test_registry_refused_unregister_is_told_and_tried_again)
+     RUN(test_registry_forked_child_touches_nothing)
+     RUN(test_registry_any_call_may_fail_and_nothing_stays_locked)
+     RUN(test_registry_threads_share_pages))
+/* clang-format on */
