@@ -1,0 +1,141 @@
+# SPDX-License-Identifier: Apache-2.0
+# Every tool runs from the active environment: PYTHON=... picks another.
+PYTHON ?= python3
+CC := gcc
+SAN ?= address,undefined
+DRIVERS ?= 12.0 12.4 12.8 13.0
+PYTEST_ARGS ?=
+comma := ,
+
+SOURCES := $(sort $(wildcard csrc/*/*.c))
+HEADERS := $(sort $(wildcard csrc/*/*.h tests/c/*.h))
+CUDA_SOURCES := $(wildcard csrc/runtime/cuda*.c)
+PYTHON_SOURCES := $(wildcard csrc/python/*.c)
+# The core without CUDA and Python: it is what the C tests link.
+CORE_SOURCES := $(filter-out $(CUDA_SOURCES) $(PYTHON_SOURCES),$(SOURCES))
+C_TESTS := $(sort $(wildcard tests/c/test_*.c tests/c/stress_*.c))
+C_TEXTS := $(SOURCES) $(HEADERS) $(wildcard tests/c/*.c benchmarks/*.c)
+
+WARNINGS := -Wall -Wextra -Wshadow -Wstrict-prototypes -Wmissing-prototypes \
+	-Wconversion -Wundef -Werror
+C_FLAGS := -std=c17 -D_GNU_SOURCE -fvisibility=hidden -Icsrc
+LIMITED := -DPy_LIMITED_API=0x030B0000
+CUDA12 := -isystem build/cuda12/nvidia/cuda_runtime/include \
+	-isystem build/cuda12/nvidia/cu13/include
+CUDA13 := -isystem build/cuda13/nvidia/cu13/include
+PYTHON_FLAGS = -DNPY_TARGET_VERSION=NPY_1_22_API_VERSION \
+	-DNPY_NO_DEPRECATED_API=NPY_1_22_API_VERSION $(shell $(PYTHON) -c 'import numpy, \
+	sysconfig; print("-isystem", sysconfig.get_path("include"), "-isystem", \
+	numpy.get_include())')
+
+.DEFAULT_GOAL := help
+.PHONY: help build test test-all check check-c check-cuda warnings lint format types \
+	bench gpu pythons clean
+
+help: ## list the targets
+	@awk -F ':[^#]*## ' '/^[a-z-]+:.*## / {printf "  %-12s%s\n", $$1, $$2}' Makefile
+
+build: ## install cumem in place, with what tests and lint need
+	$(PYTHON) -m pip install -e '.[test,lint]'
+
+test: ## run the suite on the emulated device
+	$(PYTHON) -m pytest $(PYTEST_ARGS)
+
+test-all: ## run the suite with the emulated driver at each of DRIVERS
+	@set -e; for driver in $(DRIVERS); do echo "== emulated driver $$driver"; \
+	CUMEM_EMULATED_DRIVER=$$driver $(PYTHON) -m pytest -q $(PYTEST_ARGS); done
+
+check: lint types warnings check-cuda test ## all that a change must pass here
+	$(MAKE) check-c SAN=address,undefined
+	$(MAKE) check-c SAN=thread
+
+# ---- C tests under sanitizers -----------------------------------------------------------
+
+SAN_DIR := build/c-$(subst $(comma),-,$(SAN))
+SAN_FLAGS := -O1 -g -fno-omit-frame-pointer -fsanitize=$(SAN) -DCM_DEBUG=1
+CORE_OBJECTS := $(CORE_SOURCES:%.c=$(SAN_DIR)/%.o)
+C_PROGRAMS := $(C_TESTS:%.c=$(SAN_DIR)/%)
+# ThreadSanitizer needs its addresses free, which randomisation may take.
+FIXED := $(if $(filter thread,$(SAN)),$(shell setarch $$(uname -m) -R true 2>&- \
+	&& echo setarch $$(uname -m) -R))
+
+$(SAN_DIR)/csrc/%.o: csrc/%.c $(HEADERS)
+	@mkdir -p $(@D)
+	@echo '  CC $@'
+	@$(CC) $(C_FLAGS) $(WARNINGS) $(SAN_FLAGS) -c -o $@ $<
+
+$(SAN_DIR)/libcore.a: $(CORE_OBJECTS)
+	@rm -f $@
+	@ar rc $@ $^
+
+$(SAN_DIR)/tests/c/%: tests/c/%.c $(SAN_DIR)/libcore.a $(HEADERS)
+	@mkdir -p $(@D)
+	@echo '  CC $@'
+	@$(CC) $(C_FLAGS) $(WARNINGS) $(SAN_FLAGS) -o $@ $< $(SAN_DIR)/libcore.a -lpthread -lm
+
+check-c: $(C_PROGRAMS) ## run the C tests under SAN=address,undefined or SAN=thread
+	@rc=0; for program in $^; do echo "== $$program"; \
+	UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1 TSAN_OPTIONS=halt_on_error=1 \
+	timeout 300 $(FIXED) $$program || rc=1; done; exit $$rc
+
+# ---- compilers and linters --------------------------------------------------------------
+
+build/cuda12/.stamp:
+	$(PYTHON) -m pip install -q --no-deps --upgrade --target build/cuda12 \
+	'nvidia-cuda-runtime-cu12==12.9.*' 'nvidia-cuda-crt==13.*'
+	@touch $@
+
+build/cuda13/.stamp:
+	$(PYTHON) -m pip install -q --no-deps --upgrade --target build/cuda13 \
+	'nvidia-cuda-runtime==13.*' 'nvidia-cuda-crt==13.*'
+	@touch $@
+
+check-cuda: build/cuda12/.stamp build/cuda13/.stamp ## compile cuda*.c with CUDA 12 and 13
+	@set -e; for file in $(CUDA_SOURCES); do \
+	$(CC) $(C_FLAGS) $(WARNINGS) -O2 $(CUDA12) -c -o /dev/null $$file; \
+	$(CC) $(C_FLAGS) $(WARNINGS) -O2 $(CUDA13) -c -o /dev/null $$file; done
+
+warnings: ## compile csrc/python with warnings as errors, limited API and full API
+	@set -e; for file in $(PYTHON_SOURCES); do \
+	$(CC) $(C_FLAGS) $(WARNINGS) $(PYTHON_FLAGS) $(LIMITED) -O2 -c -o /dev/null $$file; \
+	$(CC) $(C_FLAGS) $(WARNINGS) $(PYTHON_FLAGS) -O2 -c -o /dev/null $$file; done
+
+lint: build/cuda12/.stamp ## clang-format, clang-tidy, ruff and mypy; changes nothing
+	@rc=0; clang-format --dry-run --Werror $(C_TEXTS) || rc=1; \
+	printf '%s\n' $(SOURCES) | xargs -P 2 -n 8 sh -c 'clang-tidy --quiet \
+	--warnings-as-errors="*" "$$@" -- $(C_FLAGS) $(CUDA12) $(PYTHON_FLAGS) $(LIMITED)' sh \
+	|| rc=1; ruff check . || rc=1; ruff format --check . || rc=1; $(PYTHON) -m mypy || rc=1; \
+	exit $$rc
+
+format: ## rewrite the sources in the house style
+	clang-format -i $(C_TEXTS)
+	ruff check --fix .
+	ruff format .
+
+types: ## compare the stubs with the extension
+	$(PYTHON) -m mypy.stubtest cumem._core --ignore-disjoint-bases \
+	--allowlist tests/stubtest-allow.txt
+
+# ---- figures, other machines, other Pythons ---------------------------------------------
+
+bench: ## measure this machine
+	$(PYTHON) -m cumem bench
+
+gpu: ## build the wheel that benchmarks/gpu_run.sh installs, into .gpu/
+	rm -rf .gpu
+	$(PYTHON) -m pip wheel -q --no-deps -w .gpu .
+	@ls .gpu
+
+# The suite is copied away from cumem/, so that it meets the wheel and not the sources.
+pythons: ## test one wheel on each CPython >= 3.11 on PATH or of pyenv
+	rm -rf build/pythons
+	$(PYTHON) -m pip wheel -q --no-deps -w build/pythons/wheel .
+	mkdir build/pythons/suite
+	cp -r $(wildcard tests notebooks docs examples csrc pyproject.toml README.md) \
+	build/pythons/suite
+	.ci/pythons build/pythons $(PYTEST_ARGS)
+
+clean: ## remove everything that was built
+	rm -rf build dist .gpu *.egg-info cumem/*.so .pytest_cache .mypy_cache .ruff_cache \
+	.hypothesis
+	find cumem tests -name __pycache__ -prune -exec rm -rf {} +

@@ -1,0 +1,97 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+# Everything that needs a real GPU, on a machine where nothing can be downloaded: it has a
+# driver, Python, NumPy, pytest and hypothesis, and what else it has is used. Run `make gpu`
+# where packages can be had, bring .gpu/ along, then
+#
+#     benchmarks/gpu_run.sh [tests | bench | ceilings | interop | sanitizer | all]...
+#
+# Results go to ${OUT:-/tmp}. Arguments of pytest can be given in PYTEST_ARGS.
+set -uo pipefail
+cd "$(dirname "$0")/.." || exit 1
+OUT=${OUT:-/tmp}
+PYTHON=${PYTHON:-python3}
+work=$(mktemp -d) || exit 1
+trap 'rm -rf "$work"' EXIT
+failed=()
+
+# The wheel, and a copy of the suite away from cumem/, which would hide the wheel.
+install() {
+    local wheel
+    wheel=$(echo .gpu/cumem-*.whl)
+    "$PYTHON" -m pip install -q --no-index --no-deps --no-compile --target "$work/site" \
+        "$wheel" || "$PYTHON" -m zipfile -e "$wheel" "$work/site" || return 1
+    export PYTHONPATH="$work/site${PYTHONPATH:+:$PYTHONPATH}" PYTHONSAFEPATH=1
+    export XLA_PYTHON_CLIENT_PREALLOCATE=false PYTHONUNBUFFERED=1 CUMEM_BACKEND=cuda
+    mkdir "$work/suite"
+    cp -r tests docs notebooks pyproject.toml README.md "$work/suite"
+    "$PYTHON" -c 'import cumem; print("cumem from", cumem.__file__)'
+    "$PYTHON" -m cumem info
+}
+
+run_tests() {
+    # A setting of a plug-in that is not here would be an error under --strict-config.
+    "$PYTHON" -c 'import pytest_timeout' 2>/dev/null ||
+        sed -i '/^timeout = /d' "$work/suite/pyproject.toml"
+    # shellcheck disable=SC2086
+    (cd "$work/suite" && env -u CUMEM_BACKEND "$PYTHON" -m pytest -m gpu -p no:cacheprovider \
+        --junitxml="$OUT/tests.xml" ${PYTEST_ARGS:-}) 2>&1 | tee "$OUT/tests.log"
+}
+
+run_bench() {
+    "$PYTHON" -m cumem bench --json "$OUT/bench.json" --plot "$OUT/bench.png" |
+        tee "$OUT/bench.txt"
+}
+
+run_ceilings() {
+    local cuda=${CUDA_HOME:-/usr/local/cuda}
+    local compiler=(nvcc -O2)
+    command -v nvcc >/dev/null || compiler=(gcc -O2 -std=c17 -D_GNU_SOURCE
+        "-I$cuda/include" "-L$cuda/lib64" "-Wl,-rpath,$cuda/lib64")
+    "${compiler[@]}" benchmarks/ceilings.c -o "$work/ceilings" -lcudart &&
+        "$work/ceilings" | tee "$OUT/ceilings.jsonl"
+}
+
+run_interop() {
+    "$PYTHON" benchmarks/interop.py --json "$OUT/interop.json"
+}
+
+run_sanitizer() {
+    local check=(compute-sanitizer --leak-check full --error-exitcode 99 "$PYTHON"
+        tests/isolated/copy_everything.py)
+    "${check[@]}" 2>&1 | tee "$OUT/sanitizer.log" || return 1
+    echo "== a planted leak must be reported"
+    if "${check[@]}" --plant-leak >"$OUT/sanitizer-planted.log" 2>&1; then
+        echo "the planted leak was not reported"
+        return 1
+    fi
+    grep "LEAK SUMMARY" "$OUT/sanitizer-planted.log"
+}
+
+install || {
+    echo "GPU RUN FAILED: the wheel in .gpu/ could not be installed"
+    exit 1
+}
+steps=("${@:-all}")
+if [[ ${steps[*]} == all ]]; then
+    steps=(ceilings bench tests interop sanitizer)
+fi
+for name in "${steps[@]}"; do
+    printf '\n======== %s\n' "$name"
+    case $name in
+        tests | bench | ceilings | interop | sanitizer)
+            start=$SECONDS
+            "run_$name" || failed+=("$name")
+            echo "-- $name took $((SECONDS - start)) s"
+            ;;
+        *)
+            echo "unknown step '$name'"
+            failed+=("$name")
+            ;;
+    esac
+done
+if ((${#failed[@]})); then
+    echo "GPU RUN FAILED: ${failed[*]}"
+    exit 1
+fi
+echo "GPU RUN PASSED: ${steps[*]}"

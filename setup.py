@@ -1,0 +1,80 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Builds cumem._core; everything else stands in pyproject.toml.
+
+CUMEM_CUDA_HOME=/path       take the headers and libcudart_static.a of this toolkit
+CUMEM_DEBUG=1               invariant checks, no optimisation, symbols kept, -Werror
+CUMEM_SANITIZE=address,undefined (or thread)
+CUMEM_LIMITED_API=0         build for this Python version alone
+"""
+
+import os
+import sysconfig
+from importlib.util import find_spec
+from pathlib import Path
+
+from setuptools import Extension, setup
+from setuptools.command.build_ext import build_ext
+
+FILES = ("cuda_runtime_api.h", "crt/host_defines.h", "libcudart_static.a")
+DEBUG = os.environ.get("CUMEM_DEBUG", "0") != "0"
+SANITIZE = os.environ.get("CUMEM_SANITIZE")
+LIMITED = os.environ.get("CUMEM_LIMITED_API", "1") != "0"
+LIMITED = LIMITED and not sysconfig.get_config_var("Py_GIL_DISABLED")
+
+
+def cuda_places():
+    """Return {name: roots} in order of preference; a root has include/ and lib/."""
+    spec = find_spec("nvidia")
+    trees = [Path(p) for p in (spec and spec.submodule_search_locations) or ()]
+    # CUDA 12's own headers first: only crt/ is to come from the CUDA 13 tree.
+    wheels = [t / "cuda_runtime" for t in trees] + [t / "cu13" for t in trees]
+    places = {"CUMEM_CUDA_HOME": None, "the build requirements": wheels}
+    places |= {"CUDA_HOME": None, "CUDA_PATH": None}
+    for name, home in ((n, os.environ.get(n)) for n in places if n.isupper()):
+        places[name] = [Path(home)] if home else []
+    return places | {"the usual place": [Path("/usr/local/cuda")]}
+
+
+def find_cuda():
+    """Return (include folders, static library) of the first place that has all."""
+    report = "cumem: a file of CUDA is missing. Looked in"
+    for name, roots in cuda_places().items():
+        tried = [root / sub for root in roots for sub in ("include", "lib64", "lib")]
+        has = {f: next((d for d in tried if (d / f).is_file()), None) for f in FILES}
+        if all(has.values()):
+            return [has[FILES[0]], has[FILES[1]]], has[FILES[2]] / FILES[2]
+        missing = ", ".join(file for file, folder in has.items() if not folder)
+        where = "".join(f"\n    {d}" for d in tried) or " (nothing set or installed)"
+        report += f"\n  {name}: no {missing}{where}"
+    raise SystemExit(report)
+
+
+class BuildExt(build_ext):
+    def build_extensions(self):
+        import numpy
+
+        includes, library = find_cuda()
+        print(f"cumem: CUDA from {includes[0]}, {includes[1]} and {library}")
+        for folder in (*includes, numpy.get_include()):
+            self.extensions[0].extra_compile_args += ["-isystem", str(folder)]
+        self.extensions[0].extra_objects.append(str(library))
+        super().build_extensions()
+
+
+macros = {"_GNU_SOURCE": None, "NPY_NO_DEPRECATED_API": "NPY_1_22_API_VERSION"}
+macros |= {"NPY_TARGET_VERSION": "NPY_1_22_API_VERSION"}
+macros |= {"Py_LIMITED_API": "0x030B0000"} if LIMITED else {}
+macros |= {"CM_DEBUG": "1"} if DEBUG else {}
+flags = ["-std=c17", "-fvisibility=hidden", "-Wall", "-Wextra", "-Wshadow", "-Wundef"]
+flags += ["-Wstrict-prototypes", "-Wmissing-prototypes", "-Wconversion"]
+flags += ["-O0", "-g", "-UNDEBUG", "-Werror"] if DEBUG else []
+sanitize = [f"-fsanitize={SANITIZE}", "-fno-omit-frame-pointer"] if SANITIZE else []
+link = ["-Wl,--exclude-libs,ALL", *([] if DEBUG or SANITIZE else ["-Wl,-s"])]
+core = Extension("cumem._core", sorted(map(str, Path("csrc").glob("*/*.c"))))
+core.depends = sorted(map(str, Path("csrc").glob("*/*.h")))
+core.include_dirs, core.define_macros = ["csrc"], list(macros.items())
+core.extra_compile_args, core.extra_link_args = flags + sanitize, link + sanitize
+core.libraries, core.py_limited_api = ["dl", "rt", "pthread"], LIMITED
+options = {"build_ext": {"force": True}}  # the switches leave no trace in file times
+options |= {"bdist_wheel": {"py_limited_api": "cp311"}} if LIMITED else {}
+setup(ext_modules=[core], cmdclass={"build_ext": BuildExt}, options=options)
