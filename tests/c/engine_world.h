@@ -1,0 +1,167 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* For C tests of the engine: two emulated devices with everything a copy needs, and
+ * memory of every kind whose bytes the test can see. */
+#ifndef CM_TESTS_ENGINE_WORLD_H
+#define CM_TESTS_ENGINE_WORLD_H
+
+#include "open_emulated.h"
+#include "transfer/engine.h"
+
+enum { WORLD_DEVICES = 2 };
+
+typedef struct world {
+    cm_runtime *rt;
+    cm_registry *registry;
+    cm_engine *engine;
+    cm_pool *pinned;
+    cm_pool *device[WORLD_DEVICES];
+    cm_stream *streams[WORLD_DEVICES];
+} world;
+
+typedef struct memory {
+    cm_kind kind;
+    int device;
+    uint64_t nbytes;
+    void *host;
+    cm_address address;
+    unsigned char *bytes; /* the same, for the test to look at */
+} memory;
+
+CM_UNUSED static void
+open_world(world *w)
+{
+    cm_pool_config config = {CM_KIND_PINNED, 0, CM_HOST_ALLOC_PORTABLE};
+    w->rt = open_emulated(13000, WORLD_DEVICES, UINT64_C(256) << 20);
+    MUST(cm_registry_create(w->rt, &w->registry));
+    MUST(cm_engine_create(w->rt, w->registry, &w->engine));
+    MUST(cm_pool_create(w->rt, &config, &w->pinned));
+    cm_engine_set_pinned_pool(w->engine, w->pinned);
+    for (int device = 0; device < WORLD_DEVICES; device++) {
+        cm_pool_config on_device = {CM_KIND_DEVICE, device, 0};
+        MUST(cm_pool_create(w->rt, &on_device, &w->device[device]));
+        cm_engine_set_device_pool(w->engine, device, w->device[device]);
+        MUST(cm_stream_create(w->rt, device, CM_STREAM_NON_BLOCKING, 0,
+                              &w->streams[device]));
+    }
+}
+
+CM_UNUSED static void
+close_world(world *w)
+{
+    cm_faults_plan(w->rt, CM_OP_none, 0, 0, false);
+    for (int device = 0; device < WORLD_DEVICES; device++) {
+        MUST(cm_rt_stream_synchronize(w->rt, w->streams[device]->handle));
+    }
+    MUST(cm_engine_close(w->engine));
+    for (int device = 0; device < WORLD_DEVICES; device++) {
+        CHECK(cm_pool_check(w->device[device]));
+        cm_pool_release(w->device[device]);
+        cm_stream_release(w->streams[device]);
+    }
+    cm_pool_release(w->pinned);
+    MUST(cm_registry_close(w->registry));
+    close_emulated(w->rt);
+}
+
+CM_UNUSED static memory
+take_memory(world *w, cm_kind kind, int device, uint64_t nbytes)
+{
+    memory m = {.kind = kind, .device = device, .nbytes = nbytes};
+    cm_device_guard guard;
+    MUST(cm_device_enter(w->rt, device, &guard));
+    switch (kind) {
+    case CM_KIND_PAGEABLE:
+        m.host = malloc(nbytes);
+        m.device = -1;
+        break;
+    case CM_KIND_MANAGED:
+        MUST(cm_rt_managed_alloc(w->rt, nbytes, CM_MANAGED_GLOBAL, &m.address));
+        m.host = (void *)(uintptr_t)m.address;
+        break;
+    case CM_KIND_DEVICE:
+        MUST(cm_rt_device_alloc(w->rt, nbytes, &m.address));
+        break;
+    default:
+        MUST(
+            cm_rt_host_alloc(w->rt, nbytes,
+                             CM_HOST_ALLOC_PORTABLE
+                                 | (kind == CM_KIND_MAPPED ? CM_HOST_ALLOC_MAPPED : 0u),
+                             &m.host));
+        MUST(cm_rt_host_device_address(w->rt, m.host, &m.address));
+    }
+    cm_device_leave(w->rt, &guard);
+    m.bytes = m.host;
+    if (kind == CM_KIND_DEVICE) {
+        m.bytes = cm_emulated_host_alias(w->rt, m.address, nbytes);
+    }
+    return m;
+}
+
+CM_UNUSED static void
+give_memory(world *w, memory *m)
+{
+    cm_device_guard guard;
+    MUST(cm_device_enter(w->rt, m->device < 0 ? 0 : m->device, &guard));
+    switch (m->kind) {
+    case CM_KIND_PAGEABLE:
+        free(m->host);
+        break;
+    case CM_KIND_MANAGED:
+    case CM_KIND_DEVICE:
+        MUST(cm_rt_device_free(w->rt, m->address));
+        break;
+    default:
+        MUST(cm_rt_host_free(w->rt, m->host));
+    }
+    cm_device_leave(w->rt, &guard);
+}
+
+/* All of the memory, or what begins at `offset`, as a region of no dimensions yet. */
+CM_UNUSED static cm_region
+region_at(const memory *m, uint64_t offset)
+{
+    cm_region region = {.kind = m->kind, .device = m->device, .itemsize = 1};
+    region.host = m->host == NULL ? NULL : (char *)m->host + offset;
+    region.address = m->address == 0 ? 0 : m->address + offset;
+    return region;
+}
+
+CM_UNUSED static cm_region
+row(const memory *m, uint64_t offset, int64_t count, int64_t stride, int64_t itemsize)
+{
+    cm_region region = region_at(m, offset);
+    region.ndim = 1;
+    region.itemsize = itemsize;
+    region.shape[0] = count;
+    region.strides[0] = stride;
+    return region;
+}
+
+CM_UNUSED static void
+number_bytes(memory *m, unsigned seed)
+{
+    for (uint64_t i = 0; i < m->nbytes; i++) {
+        m->bytes[i] = (unsigned char)((i * 7 + (i >> 8) * 13 + seed) % 251);
+    }
+}
+
+CM_UNUSED static void
+shut(world *w, const cm_stream *stream)
+{
+    MUST(cm_emulated_gate_close(w->rt, stream->handle));
+}
+
+CM_UNUSED static void
+unshut(world *w, const cm_stream *stream)
+{
+    MUST(cm_emulated_gate_open(w->rt, stream->handle));
+}
+
+/* A cm_keep.drop that counts. */
+CM_UNUSED static void
+count_drop(void *object)
+{
+    atomic_fetch_add((atomic_int *)object, 1);
+}
+
+#endif

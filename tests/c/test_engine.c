@@ -1,0 +1,395 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* transfer/: every kind to every kind in every mode; overlap, broadcast, edges, fills.
+ */
+#include "engine_world.h"
+
+static uint64_t random_state = 1;
+
+static uint64_t
+next_random(uint64_t below)
+{
+    random_state = random_state * 6364136223846793005u + 1442695040888963407u;
+    return (random_state >> 33) % below;
+}
+
+/* -- every pair against the plainest loop ------------------------------------------------ */
+
+typedef enum mode { BLOCKING, ON_STREAM, BACKGROUND, MODE_COUNT } mode;
+
+enum { ARENA = 16384 };
+
+static void
+copy_naively(const cm_region *dst, const cm_region *src, unsigned char *to,
+             const unsigned char *from, int axis)
+{
+    if (axis == dst->ndim) {
+        memcpy(to, from, (size_t)dst->itemsize);
+        return;
+    }
+    for (int64_t i = 0; i < dst->shape[axis]; i++) {
+        copy_naively(dst, src, to + i * dst->strides[axis],
+                     from + i * src->strides[axis], axis + 1);
+    }
+}
+
+/* Random shape and strides over an arena; where element 0 is, or -1 when it is too
+ * large. */
+static int64_t
+add_random_strides(cm_region *region, bool may_repeat)
+{
+    int64_t low, high;
+    int64_t stride = region->itemsize;
+    int first = next_random(3) == 0 ? 0 : region->ndim - 1;
+    for (int i = 0; i < region->ndim; i++) {
+        int axis = first == 0 ? i : first - i;
+        if (next_random(3) == 0) {
+            stride +=
+                (int64_t)next_random(3) * region->itemsize + (int64_t)next_random(2);
+        }
+        region->strides[axis] = next_random(5) == 0 ? -stride : stride;
+        if (may_repeat && next_random(6) == 0) {
+            region->strides[axis] = 0;
+        }
+        stride *= region->shape[axis];
+    }
+    MUST(cm_region_bounds(region, &low, &high));
+    return high - low > ARENA - 64 ? -1 : (int64_t)next_random(64) - low;
+}
+
+static void
+place(cm_region *region, const memory *m, int64_t at)
+{
+    cm_region placed = region_at(m, (uint64_t)at);
+    region->host = placed.host;
+    region->address = placed.address;
+    region->kind = placed.kind;
+    region->device = placed.device;
+}
+
+static void
+check_random_copy(world *w, memory *dst_memory, memory *src_memory, mode how)
+{
+    static unsigned char wanted[ARENA];
+    cm_region dst = {.ndim = (int)next_random(4),
+                     .itemsize = 1 + (int64_t)next_random(17)};
+    for (int axis = 0; axis < dst.ndim; axis++) {
+        dst.shape[axis] = (int64_t)next_random(12);
+    }
+    cm_region src = dst;
+    int64_t dst_at = add_random_strides(&dst, false);
+    int64_t src_at = add_random_strides(&src, true);
+    if (dst_at < 0 || src_at < 0) {
+        return;
+    }
+    place(&dst, dst_memory, dst_at);
+    place(&src, src_memory, src_at);
+    number_bytes(src_memory, 3);
+    memset(dst_memory->bytes, 0xCC, ARENA);
+    memset(wanted, 0xCC, ARENA);
+    copy_naively(&dst, &src, wanted + dst_at, src_memory->bytes + src_at, 0);
+    cm_copy_request request = {
+        .dst = dst,
+        .src = src,
+        .stream = how == BACKGROUND ? NULL : w->streams[next_random(WORLD_DEVICES)],
+        .blocking = how == BLOCKING,
+    };
+    cm_ticket *ticket;
+    cm_ticket_info info;
+    CHECK_OK(cm_engine_copy(w->engine, &request, &ticket));
+    if (how == ON_STREAM && src_memory->kind == CM_KIND_PAGEABLE) {
+        memset(src_memory->bytes, 0x77, ARENA); /* it has been read */
+    }
+    CHECK_OK(cm_ticket_wait(ticket, UINT64_MAX));
+    cm_ticket_read(ticket, &info);
+    CHECK(info.done);
+    cm_ticket_release(ticket);
+    CHECK_BYTES_EQ(dst_memory->bytes, wanted, ARENA);
+}
+
+static void
+test_engine_random_copies_between_all_kinds(void)
+{
+    world w;
+    memory dst[CM_KIND_COUNT + 1], src[CM_KIND_COUNT + 1];
+    open_world(&w);
+    for (int kind = 0; kind <= CM_KIND_COUNT; kind++) {
+        /* the last one is memory of the other device */
+        int device = kind == CM_KIND_COUNT ? 1 : 0;
+        cm_kind real = kind == CM_KIND_COUNT ? CM_KIND_DEVICE : (cm_kind)kind;
+        dst[kind] = take_memory(&w, real, device, ARENA);
+        src[kind] = take_memory(&w, real, device, ARENA);
+    }
+    for (int to = 0; to <= CM_KIND_COUNT; to++) {
+        for (int from = 0; from <= CM_KIND_COUNT; from++) {
+            for (int how = 0; how < MODE_COUNT; how++) {
+                for (int round = 0; round < 12; round++) {
+                    random_state =
+                        (uint64_t)(((to * 8 + from) * 8 + how) * 100 + round);
+                    int before = atomic_load(&check_failures);
+                    check_random_copy(&w, &dst[to], &src[from], (mode)how);
+                    if (atomic_load(&check_failures) != before) {
+                        CHECK_FAIL_("from %d to %d, mode %d, round %d", from, to, how,
+                                    round);
+                        round = 12;
+                    }
+                }
+            }
+        }
+    }
+    for (int kind = 0; kind <= CM_KIND_COUNT; kind++) {
+        give_memory(&w, &dst[kind]);
+        give_memory(&w, &src[kind]);
+    }
+    close_world(&w);
+}
+
+/* -- many pieces ------------------------------------------------------------------------- */
+
+static void
+check_large(world *w, cm_kind to, int to_device, cm_kind from, mode how, int64_t stride)
+{
+    enum { COUNT = 5 << 20 };
+    memory dst = take_memory(w, to, to_device, (uint64_t)(COUNT * 4));
+    memory src = take_memory(w, from, 0, (uint64_t)(COUNT * stride));
+    number_bytes(&src, 5);
+    cm_copy_request request = {
+        .dst = row(&dst, 0, COUNT, 4, 4),
+        .src = row(&src, 0, COUNT, stride, 4),
+        .stream = how == BACKGROUND ? NULL : w->streams[0],
+        .blocking = how == BLOCKING,
+    };
+    cm_ticket *ticket;
+    CHECK_OK(cm_engine_copy(w->engine, &request, &ticket));
+    CHECK_OK(cm_ticket_wait(ticket, UINT64_MAX));
+    cm_ticket_release(ticket);
+    for (int64_t i = 0; i < COUNT; i++) {
+        CHECK(memcmp(dst.bytes + 4 * i, src.bytes + stride * i, 4) == 0);
+    }
+    give_memory(w, &dst);
+    give_memory(w, &src);
+}
+
+static void
+test_engine_large_copies_go_in_pieces(void)
+{
+    world w;
+    open_world(&w);
+    for (int how = 0; how < MODE_COUNT; how++) {
+        check_large(&w, CM_KIND_DEVICE, 0, CM_KIND_PAGEABLE, (mode)how, 4);
+        check_large(&w, CM_KIND_DEVICE, 0, CM_KIND_PAGEABLE, (mode)how, 8);
+        check_large(&w, CM_KIND_PAGEABLE, 0, CM_KIND_DEVICE, (mode)how, 4);
+        check_large(&w, CM_KIND_PAGEABLE, 0, CM_KIND_DEVICE, (mode)how, 8);
+        check_large(&w, CM_KIND_DEVICE, 1, CM_KIND_DEVICE, (mode)how, 8);
+    }
+    cm_pool_counters counters;
+    cm_pool_read(w.pinned, &counters);
+    CHECK_LE(counters.reserved_nbytes, 64u << 20); /* bounded, not the size of the copy
+                                                    */
+    CHECK_EQ(counters.live_nbytes, 0);
+    close_world(&w);
+}
+
+/* -- overlap, broadcast, edges ----------------------------------------------------------- */
+
+static void
+check_overlap(world *w, cm_kind kind, mode how)
+{
+    unsigned char wanted[4096], before[4096];
+    memory m = take_memory(w, kind, 0, 4096);
+    static const int64_t cases[][4] = {
+        /* target offset, stride; source offset, stride */
+        {4, 4, 0, 4}, {0, 4, 4, 4}, {396, -4, 0, 4}, {0, 8, 400, 4}, {0, 4, 0, 8},
+    };
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        const int64_t *c = cases[i];
+        number_bytes(&m, 1);
+        memcpy(before, m.bytes, 4096);
+        memcpy(wanted, m.bytes, 4096);
+        cm_copy_request request = {
+            .dst = row(&m, (uint64_t)c[0], 100, c[1], 4),
+            .src = row(&m, (uint64_t)c[2], 100, c[3], 4),
+            .stream = how == BACKGROUND ? NULL : w->streams[0],
+            .blocking = how == BLOCKING,
+        };
+        for (int64_t k = 0; k < 100; k++) {
+            memcpy(wanted + c[0] + k * c[1], before + c[2] + k * c[3], 4);
+        }
+        cm_ticket *ticket;
+        CHECK_OK(cm_engine_copy(w->engine, &request, &ticket));
+        CHECK_OK(cm_ticket_wait(ticket, UINT64_MAX));
+        cm_ticket_release(ticket);
+        CHECK_BYTES_EQ(m.bytes, wanted, 4096);
+    }
+    give_memory(w, &m);
+}
+
+static void
+test_engine_overlapping_ends_read_first(void)
+{
+    world w;
+    open_world(&w);
+    for (int kind = 0; kind < CM_KIND_COUNT; kind++) {
+        for (int how = 0; how < MODE_COUNT; how++) {
+            check_overlap(&w, (cm_kind)kind, (mode)how);
+        }
+    }
+    close_world(&w);
+}
+
+static void
+test_engine_overlap_through_the_second_mapping(void)
+{
+    world w;
+    open_world(&w);
+    memory m = take_memory(&w, CM_KIND_DEVICE, 0, 4096);
+    memory alias = m; /* what an export to the CPU shows */
+    alias.kind = CM_KIND_PAGEABLE;
+    alias.host = m.bytes;
+    alias.address = 0;
+    alias.device = -1;
+    unsigned char before[4096];
+    for (int how = 0; how < MODE_COUNT; how++) {
+        for (int up = 0; up < 2; up++) {
+            number_bytes(&m, 1);
+            memcpy(before, m.bytes, 4096);
+            cm_copy_request request = {
+                .dst = row(up ? &m : &alias, 4, 1000, 4, 4),
+                .src = row(up ? &alias : &m, 0, 1000, 4, 4),
+                .stream = how == BACKGROUND ? NULL : w.streams[0],
+                .blocking = how == BLOCKING,
+            };
+            cm_ticket *ticket;
+            CHECK_OK(cm_engine_copy(w.engine, &request, &ticket));
+            CHECK_OK(cm_ticket_wait(ticket, UINT64_MAX));
+            cm_ticket_release(ticket);
+            CHECK_BYTES_EQ(m.bytes + 4, before, 4000);
+        }
+    }
+    give_memory(&w, &m);
+    close_world(&w);
+}
+
+static void
+test_engine_broadcast_source_travels_once(void)
+{
+    world w;
+    cm_ticket *ticket;
+    cm_ticket_info info;
+    open_world(&w);
+    memory a = take_memory(&w, CM_KIND_PAGEABLE, 0, 4096);
+    memory b = take_memory(&w, CM_KIND_DEVICE, 0, 4096 * 1000);
+    number_bytes(&a, 2);
+    cm_copy_request request = {
+        .dst = region_at(&b, 0), .src = region_at(&a, 0), .stream = w.streams[0]};
+    request.dst.ndim = request.src.ndim = 2;
+    request.dst.shape[0] = request.src.shape[0] = 1000;
+    request.dst.shape[1] = request.src.shape[1] = 4096;
+    request.dst.strides[0] = 4096;
+    request.dst.strides[1] = request.src.strides[1] = 1;
+    cm_faults_plan(w.rt, CM_OP_none, 0, 0, false);
+    CHECK_OK(cm_engine_copy(w.engine, &request, &ticket));
+    CHECK_OK(cm_ticket_wait(ticket, UINT64_MAX));
+    cm_ticket_read(ticket, &info);
+    CHECK_EQ(info.nbytes, 4096);
+    CHECK_EQ(info.route, CM_ROUTE_STAGED_KERNEL);
+    CHECK_EQ(cm_faults_count(w.rt, CM_OP_copy_async), 1);
+    CHECK_EQ(cm_faults_count(w.rt, CM_OP_kernel_launch), 1);
+    for (int i = 0; i < 1000; i++) {
+        CHECK_BYTES_EQ(b.bytes + 4096 * i, a.bytes, 4096);
+    }
+    cm_ticket_release(ticket);
+    give_memory(&w, &a);
+    give_memory(&w, &b);
+    close_world(&w);
+}
+
+static void
+test_engine_copies_are_split_at_registration_edges(void)
+{
+    world w;
+    open_world(&w);
+    enum { PAGE = 4096, NBYTES = 8 * PAGE };
+    memory a = take_memory(&w, CM_KIND_PAGEABLE, 0, NBYTES);
+    memory b = take_memory(&w, CM_KIND_DEVICE, 0, NBYTES);
+    char *page = (char *)(((uintptr_t)a.host + PAGE - 1) & ~(uintptr_t)(PAGE - 1));
+    cm_registration *shares[2];
+    MUST(cm_registry_register(w.registry, 0, page + PAGE, 2 * PAGE, false, &shares[0]));
+    MUST(cm_registry_register(w.registry, 0, page + 3 * PAGE, 2 * PAGE, false,
+                              &shares[1]));
+    cm_faults_plan(w.rt, CM_OP_none, 0, 0, false);
+    for (int up = 0; up < 2; up++) {
+        number_bytes(&a, 4);
+        memset(b.bytes, 0, NBYTES);
+        if (!up) {
+            number_bytes(&b, 9);
+        }
+        cm_copy_request request = {
+            .dst = row(up ? &b : &a, 0, NBYTES, 1, 1),
+            .src = row(up ? &a : &b, 0, NBYTES, 1, 1),
+            .blocking = true,
+        };
+        CHECK_OK(cm_engine_copy(w.engine, &request, NULL));
+        CHECK_BYTES_EQ(a.bytes, b.bytes, NBYTES);
+    }
+    CHECK_EQ(cm_faults_count(w.rt, CM_OP_copy_async), 2 * (page == a.host ? 4 : 4));
+    MUST(cm_registration_release(shares[0]));
+    MUST(cm_registration_release(shares[1]));
+    give_memory(&w, &a);
+    give_memory(&w, &b);
+    close_world(&w);
+}
+
+/* -- fills ------------------------------------------------------------------------------- */
+
+static void
+check_fill(world *w, memory *m, int64_t itemsize, const char *value, int64_t gap,
+           cm_route expected, bool blocking)
+{
+    cm_route route;
+    int64_t stride = itemsize + gap;
+    int64_t count = 600 / stride;
+    cm_region dst = row(m, 16, count, stride, itemsize);
+    memset(m->bytes, 0xCC, m->nbytes);
+    CHECK_OK(cm_engine_fill(w->engine, &dst, value, w->streams[0], NULL, 0, blocking,
+                            &route));
+    MUST(cm_rt_stream_synchronize(w->rt, w->streams[0]->handle));
+    CHECK_STR_EQ(cm_route_text(route), cm_route_text(expected));
+    CHECK_FILLED(m->bytes, 0xCC, 16);
+    for (int64_t i = 0; i < count; i++) {
+        CHECK_BYTES_EQ(m->bytes + 16 + i * stride, value, itemsize);
+        CHECK_FILLED(m->bytes + 16 + i * stride + itemsize, 0xCC, gap);
+    }
+}
+
+static void
+test_engine_fill_uses_memset_where_it_can(void)
+{
+    world w;
+    open_world(&w);
+    memory d = take_memory(&w, CM_KIND_DEVICE, 0, 1024);
+    memory m = take_memory(&w, CM_KIND_MANAGED, 0, 1024);
+    for (int blocking = 0; blocking < 2; blocking++) {
+        bool b = blocking != 0;
+        check_fill(&w, &d, 1, "\1", 0, CM_ROUTE_FILL, b);
+        check_fill(&w, &d, 2, "\1\2", 0, CM_ROUTE_FILL, b);
+        check_fill(&w, &d, 4, "\1\2\3\4", 0, CM_ROUTE_FILL, b);
+        check_fill(&w, &d, 8, "\0\0\0\0\0\0\0\0", 0, CM_ROUTE_FILL, b);
+        check_fill(&w, &d, 8, "\1\2\3\4\1\2\3\4", 0, CM_ROUTE_FILL, b);
+        check_fill(&w, &d, 6, "\1\2\1\2\1\2", 0, CM_ROUTE_FILL, b);
+        check_fill(&w, &d, 8, "\1\2\3\4\5\6\7\10", 0, CM_ROUTE_STAGED_KERNEL, b);
+        check_fill(&w, &d, 3, "\1\2\3", 0, CM_ROUTE_STAGED_KERNEL, b);
+        check_fill(&w, &d, 4, "\0\0\0\0", 4, CM_ROUTE_STAGED_KERNEL, b);
+        check_fill(&w, &m, 8, "\1\2\3\4\5\6\7\10", 3, CM_ROUTE_HOST, b);
+    }
+    give_memory(&w, &d);
+    give_memory(&w, &m);
+    close_world(&w);
+}
+
+MAIN(RUN(test_engine_random_copies_between_all_kinds)
+         RUN(test_engine_large_copies_go_in_pieces)
+             RUN(test_engine_overlapping_ends_read_first)
+                 RUN(test_engine_overlap_through_the_second_mapping)
+                     RUN(test_engine_broadcast_source_travels_once)
+                         RUN(test_engine_copies_are_split_at_registration_edges)
+                             RUN(test_engine_fill_uses_memset_where_it_can))

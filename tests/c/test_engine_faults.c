@@ -1,0 +1,163 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* transfer/: what is refused, and each runtime call of a copy failing once. */
+#include "engine_world.h"
+
+#include <unistd.h>
+
+/* -- failures ---------------------------------------------------------------------------- */
+
+static void
+test_engine_refuses_what_makes_no_sense(void)
+{
+    world w;
+    atomic_int drops = 0;
+    open_world(&w);
+    memory a = take_memory(&w, CM_KIND_PAGEABLE, 0, 4096);
+    cm_copy_request request = {.dst = row(&a, 0, 10, 4, 4),
+                               .src = row(&a, 0, 11, 4, 4),
+                               .keep = {{&drops, count_drop}},
+                               .keep_count = 1};
+    CHECK_CODE(cm_engine_copy(w.engine, &request, NULL), CM_ESHAPE);
+    CHECK_EQ(atomic_load(&drops), 1);
+    request.src = row(&a, 0, 10, 8, 8);
+    CHECK_CODE(cm_engine_copy(w.engine, &request, NULL), CM_EINVALID);
+    CHECK_EQ(atomic_load(&drops), 2);
+    give_memory(&w, &a);
+    close_world(&w);
+}
+
+static void
+test_engine_unread_failure_is_handed_out_once(void)
+{
+    world w;
+    open_world(&w);
+    memory a = take_memory(&w, CM_KIND_PAGEABLE, 0, 4096);
+    memory b = take_memory(&w, CM_KIND_DEVICE, 0, 4096);
+    cm_copy_request request = {.dst = row(&b, 0, 4096, 1, 1),
+                               .src = row(&a, 0, 4096, 1, 1)};
+    cm_faults_plan(w.rt, CM_OP_copy_async, 1, 999, false);
+    CHECK_OK(cm_engine_copy(w.engine, &request, NULL));
+    while (cm_engine_count_pending(w.engine) > 0) {
+        usleep(100);
+    }
+    cm_status unread;
+    do { /* the last hold goes just after it is done */
+        unread = cm_engine_take_unread(w.engine);
+    } while (cm_is_ok(unread));
+    CHECK_EQ(unread.code, 999);
+    CHECK_EQ(unread.op, CM_OP_copy_async);
+    CHECK(cm_is_ok(cm_engine_take_unread(w.engine)));
+    cm_ticket *ticket;
+    cm_faults_plan(w.rt, CM_OP_copy_async, 1, 999, false);
+    CHECK_OK(cm_engine_copy(w.engine, &request, &ticket));
+    CHECK_CODE(cm_ticket_wait(ticket, UINT64_MAX), 999);
+    CHECK_CODE(cm_ticket_wait(ticket, UINT64_MAX), 999);
+    CHECK_CODE(cm_ticket_order(ticket, w.streams[0]), 999);
+    cm_ticket_release(ticket);
+    CHECK(cm_is_ok(cm_engine_take_unread(w.engine)));
+    CHECK_OK(cm_engine_copy(w.engine, &request, &ticket)); /* it still works */
+    CHECK_OK(cm_ticket_wait(ticket, UINT64_MAX));
+    cm_ticket_release(ticket);
+    give_memory(&w, &a);
+    give_memory(&w, &b);
+    close_world(&w);
+}
+
+typedef struct scenario {
+    cm_kind dst;
+    cm_kind src;
+    int dst_device;
+    int64_t stride;
+    int stream_device; /* -1: the background, unless blocking */
+    bool blocking;
+    bool overlap;
+} scenario;
+
+/* The outcome of one copy, whoever learns of it. */
+static cm_status
+run_scenario(world *w, const scenario *s, memory *dst, memory *src, atomic_int *drops)
+{
+    cm_copy_request request = {
+        .dst = row(dst, s->overlap ? 4 : 0, 500, s->stride, 4),
+        .src = row(s->overlap ? dst : src, 0, 500, s->stride, 4),
+        .stream = s->stream_device < 0 ? NULL : w->streams[s->stream_device],
+        .blocking = s->blocking,
+        .after = w->streams,
+        .after_count = WORLD_DEVICES,
+        .keep = {{drops, count_drop}},
+        .keep_count = 1,
+    };
+    cm_ticket *ticket;
+    cm_status status = cm_engine_copy(w->engine, &request, &ticket);
+    if (cm_is_ok(status)) {
+        status = cm_ticket_wait(ticket, UINT64_MAX);
+        cm_ticket_release(ticket);
+    }
+    return status;
+}
+
+/* Each call of the scenario fails once: the failure is reported, nothing stays behind,
+ * and the next copy works. */
+static void
+sweep(const scenario *s)
+{
+    world w;
+    uint64_t calls = 1;
+    for (uint64_t nth = 0; nth <= calls; nth++) {
+        atomic_int drops = 0;
+        open_world(&w);
+        memory dst = take_memory(&w, s->dst, s->dst_device, 8192);
+        memory src = take_memory(&w, s->src, 0, 8192);
+        number_bytes(&src, 6);
+        cm_faults_plan(w.rt, CM_OP_none, nth, 998, false);
+        cm_status status = run_scenario(&w, s, &dst, &src, &drops);
+        calls = nth == 0 ? cm_faults_count(w.rt, CM_OP_none) : calls;
+        CHECK_EQ(atomic_load(&drops), 1);
+        cm_op struck = cm_faults_struck(w.rt);
+        cm_faults_plan(w.rt, CM_OP_none, 0, 0, false);
+        /* Some are not its own: the watcher's, and giving back what is not needed. */
+        if (!cm_is_ok(status)) {
+            CHECK_STR_EQ(cm_op_name((cm_op)status.op), cm_op_name(struck));
+            CHECK_EQ(status.code, 998);
+        }
+        CHECK_EQ(cm_engine_count_pending(w.engine), 0);
+        CHECK_OK(run_scenario(&w, s, &dst, &src, &drops));
+        if (!s->overlap) {
+            for (int64_t i = 0; i < 500; i++) {
+                CHECK_BYTES_EQ(dst.bytes + i * s->stride, src.bytes + i * s->stride, 4);
+            }
+        }
+        give_memory(&w, &dst);
+        give_memory(&w, &src);
+        close_world(&w);
+    }
+}
+
+static void
+test_engine_fault_sweep(void)
+{
+    static const scenario scenarios[] = {
+        {CM_KIND_DEVICE, CM_KIND_PINNED, 0, 4, 0, true, false},
+        {CM_KIND_DEVICE, CM_KIND_PINNED, 0, 8, 0, false, false},
+        {CM_KIND_DEVICE, CM_KIND_PAGEABLE, 0, 8, 0, false, false},
+        {CM_KIND_DEVICE, CM_KIND_PAGEABLE, 0, 8, -1, false, false},
+        {CM_KIND_PAGEABLE, CM_KIND_DEVICE, 0, 8, 0, false, false},
+        {CM_KIND_PAGEABLE, CM_KIND_DEVICE, 0, 8, 1, false, false},
+        {CM_KIND_PAGEABLE, CM_KIND_DEVICE, 0, 8, -1, true, false},
+        {CM_KIND_DEVICE, CM_KIND_DEVICE, 1, 8, 0, false, false},
+        {CM_KIND_DEVICE, CM_KIND_DEVICE, 1, 4, 0, false, false},
+        {CM_KIND_MANAGED, CM_KIND_PINNED, 0, 8, -1, false, false},
+        {CM_KIND_DEVICE, CM_KIND_DEVICE, 0, 8, 0, false, true},
+    };
+    for (size_t i = 0; i < sizeof(scenarios) / sizeof(scenarios[0]); i++) {
+        int before = atomic_load(&check_failures);
+        sweep(&scenarios[i]);
+        if (atomic_load(&check_failures) != before) {
+            CHECK_FAIL_("scenario %zu", i);
+        }
+    }
+}
+
+MAIN(RUN(test_engine_refuses_what_makes_no_sense)
+         RUN(test_engine_unread_failure_is_handed_out_once)
+             RUN(test_engine_fault_sweep))

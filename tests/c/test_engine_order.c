@@ -1,0 +1,272 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* transfer/: order, lifetime, tickets, capture and interruption. */
+#include "engine_world.h"
+
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+/* -- order and lifetime ------------------------------------------------------------------ */
+
+static void
+test_engine_pageable_source_is_read_before_the_call_returns(void)
+{
+    world w;
+    atomic_int drops = 0;
+    cm_ticket_info info;
+    open_world(&w);
+    memory src = take_memory(&w, CM_KIND_PAGEABLE, 0, 4096);
+    memory dst = take_memory(&w, CM_KIND_DEVICE, 0, 4096);
+    memset(dst.bytes, 0, 4096);
+    memset(src.bytes, 9, 4096);
+    shut(&w, w.streams[0]);
+    cm_copy_request request = {.dst = row(&dst, 0, 4096, 1, 1),
+                               .src = row(&src, 0, 4096, 1, 1),
+                               .stream = w.streams[0],
+                               .keep = {{&drops, count_drop}},
+                               .keep_count = 1};
+    cm_ticket *ticket;
+    CHECK_OK(cm_engine_copy(w.engine, &request, &ticket));
+    memset(src.bytes, 1, 4096);
+    cm_ticket_read(ticket, &info);
+    CHECK(!info.done);
+    CHECK_EQ(info.route, CM_ROUTE_STAGED);
+    CHECK_CODE(cm_ticket_wait(ticket, 2000000), CM_ETIMEOUT);
+    CHECK_EQ(atomic_load(&drops), 0);
+    CHECK_FILLED(dst.bytes, 0, 4096);
+    unshut(&w, w.streams[0]);
+    CHECK_OK(cm_ticket_wait(ticket, UINT64_MAX));
+    CHECK_EQ(atomic_load(&drops), 1);
+    CHECK_FILLED(dst.bytes, 9, 4096);
+    cm_ticket_read(ticket, &info);
+    CHECK(info.seconds > 0);
+    cm_ticket_release(ticket);
+    give_memory(&w, &src);
+    give_memory(&w, &dst);
+    close_world(&w);
+}
+
+static void
+test_engine_dropped_ticket_neither_blocks_nor_cancels(void)
+{
+    world w;
+    atomic_int drops = 0;
+    open_world(&w);
+    memory src = take_memory(&w, CM_KIND_DEVICE, 0, 4096);
+    memory dst = take_memory(&w, CM_KIND_PAGEABLE, 0, 4096);
+    memset(src.bytes, 9, 4096);
+    memset(dst.bytes, 0, 4096);
+    shut(&w, w.streams[0]);
+    cm_copy_request request = {.dst = row(&dst, 0, 4096, 1, 1),
+                               .src = row(&src, 0, 4096, 1, 1),
+                               .stream = w.streams[0],
+                               .keep = {{&drops, count_drop}, {&drops, count_drop}},
+                               .keep_count = 2};
+    CHECK_OK(cm_engine_copy(w.engine, &request, NULL));
+    CHECK_EQ(cm_engine_count_pending(w.engine), 1);
+    CHECK_EQ(atomic_load(&drops), 0);
+    unshut(&w, w.streams[0]);
+    while (cm_engine_count_pending(w.engine) > 0) {
+        usleep(100);
+    }
+    CHECK_EQ(atomic_load(&drops), 2);
+    CHECK_FILLED(dst.bytes, 9, 4096);
+    give_memory(&w, &src);
+    give_memory(&w, &dst);
+    close_world(&w);
+}
+
+static void
+test_engine_waits_for_streams_and_tickets_named(void)
+{
+    world w;
+    open_world(&w);
+    memory a = take_memory(&w, CM_KIND_PINNED, 0, 4096);
+    memory b = take_memory(&w, CM_KIND_DEVICE, 0, 4096);
+    memory c = take_memory(&w, CM_KIND_PAGEABLE, 0, 4096);
+    memset(a.bytes, 5, 4096);
+    memset(b.bytes, 0, 4096);
+    cm_copy_request first = {.dst = row(&b, 0, 4096, 1, 1),
+                             .src = row(&a, 0, 4096, 1, 1),
+                             .stream = w.streams[0]};
+    cm_copy_request second = {.dst = row(&c, 0, 4096, 1, 1),
+                              .src = row(&b, 0, 4096, 1, 1),
+                              .after = &w.streams[0],
+                              .after_count = 1};
+    cm_ticket *tickets[3];
+    shut(&w, w.streams[0]);
+    CHECK_OK(cm_engine_copy(w.engine, &first, &tickets[0]));
+    CHECK_OK(cm_engine_copy(w.engine, &second, &tickets[1]));
+    /* host to host, after a copy that is still to be made in the background */
+    memory d = take_memory(&w, CM_KIND_MANAGED, 0, 4096);
+    cm_copy_request third = {.dst = row(&d, 0, 4096, 1, 1),
+                             .src = row(&c, 0, 4096, 1, 1),
+                             .after_tickets = &tickets[1],
+                             .after_ticket_count = 1};
+    CHECK_OK(cm_engine_copy(w.engine, &third, &tickets[2]));
+    CHECK_CODE(cm_ticket_wait(tickets[2], 1000000), CM_ETIMEOUT);
+    unshut(&w, w.streams[0]);
+    CHECK_OK(cm_ticket_wait(tickets[2], UINT64_MAX));
+    CHECK_FILLED(d.bytes, 5, 4096);
+    for (int i = 0; i < 3; i++) {
+        cm_ticket_release(tickets[i]);
+    }
+    give_memory(&w, &a);
+    give_memory(&w, &b);
+    give_memory(&w, &c);
+    give_memory(&w, &d);
+    close_world(&w);
+}
+
+static void
+test_ticket_order_and_notify(void)
+{
+    world w;
+    uint64_t count = 0;
+    open_world(&w);
+    memory a = take_memory(&w, CM_KIND_PAGEABLE, 0, 4096);
+    memory b = take_memory(&w, CM_KIND_DEVICE, 0, 4096);
+    memory c = take_memory(&w, CM_KIND_PINNED, 0, 4096);
+    memset(a.bytes, 6, 4096);
+    int fd = eventfd(0, EFD_CLOEXEC);
+    cm_copy_request up = {.dst = row(&b, 0, 4096, 1, 1), .src = row(&a, 0, 4096, 1, 1)};
+    cm_copy_request down = {.dst = row(&c, 0, 4096, 1, 1),
+                            .src = row(&b, 0, 4096, 1, 1),
+                            .stream = w.streams[0]};
+    cm_ticket *first, *second;
+    CHECK_OK(cm_engine_copy(w.engine, &up, &first));
+    CHECK_OK(cm_ticket_order(first, w.streams[0]));
+    CHECK_OK(cm_engine_copy(w.engine, &down, &second));
+    CHECK_OK(cm_ticket_order(second, w.streams[1]));
+    CHECK_OK(cm_ticket_notify(second, fd));
+    CHECK_EQ(read(fd, &count, sizeof(count)), (ssize_t)sizeof(count));
+    CHECK_EQ(count, 1);
+    CHECK_OK(cm_ticket_wait(second, 0)); /* done when told so */
+    CHECK_FILLED(c.bytes, 6, 4096);
+    CHECK_OK(cm_ticket_notify(second, fd)); /* at once */
+    CHECK_EQ(read(fd, &count, sizeof(count)), (ssize_t)sizeof(count));
+    CHECK_CODE(cm_ticket_notify(second, -1), CM_ESYSTEM);
+    (void)close(fd);
+    cm_ticket_release(first);
+    cm_ticket_release(second);
+    give_memory(&w, &a);
+    give_memory(&w, &b);
+    give_memory(&w, &c);
+    close_world(&w);
+}
+
+static void
+test_engine_close_waits_for_all_and_tickets_outlive_it(void)
+{
+    world w;
+    cm_ticket *ticket;
+    cm_ticket_info info;
+    open_world(&w);
+    memory a = take_memory(&w, CM_KIND_PAGEABLE, 0, 1 << 20);
+    memory b = take_memory(&w, CM_KIND_DEVICE, 1, 1 << 20);
+    memset(a.bytes, 8, 1 << 20);
+    cm_copy_request up = {.dst = row(&b, 0, 1 << 20, 1, 1),
+                          .src = row(&a, 0, 1 << 20, 1, 1)};
+    CHECK_OK(cm_engine_copy(w.engine, &up, &ticket));
+    CHECK_OK(cm_engine_close(w.engine));
+    CHECK_FILLED(b.bytes, 8, 1 << 20);
+    MUST(cm_engine_create(w.rt, w.registry, &w.engine)); /* for close_world */
+    give_memory(&w, &a);
+    give_memory(&w, &b);
+    close_world(&w);
+    cm_ticket_read(ticket, &info);
+    CHECK(info.done);
+    CHECK_OK(cm_ticket_wait(ticket, UINT64_MAX));
+    cm_ticket_release(ticket);
+}
+
+/* -- capture and interruption ------------------------------------------------------------ */
+
+static void
+test_engine_on_a_capturing_stream(void)
+{
+    world w;
+    open_world(&w);
+    memory a = take_memory(&w, CM_KIND_PINNED, 0, 4096);
+    memory b = take_memory(&w, CM_KIND_DEVICE, 0, 4096);
+    memory c = take_memory(&w, CM_KIND_PAGEABLE, 0, 4096);
+    cm_ticket *ticket;
+    cm_ticket_info info;
+    cm_copy_request request = {.dst = row(&b, 0, 512, 8, 4),
+                               .src = row(&a, 0, 512, 8, 4),
+                               .stream = w.streams[0]};
+    MUST(cm_emulated_set_capturing(w.rt, w.streams[0]->handle, true));
+    CHECK_OK(cm_engine_copy(w.engine, &request, &ticket));
+    cm_ticket_read(ticket, &info);
+    CHECK(info.done);
+    CHECK_EQ(info.route, CM_ROUTE_KERNEL);
+    cm_ticket_release(ticket);
+    request.blocking = true;
+    CHECK_CODE(cm_engine_copy(w.engine, &request, NULL), CM_ENOTSUP);
+    request.blocking = false;
+    request.src = row(&c, 0, 512, 8, 4);
+    cm_faults_plan(w.rt, CM_OP_none, 0, 0, false);
+    CHECK_CODE(cm_engine_copy(w.engine, &request, NULL), CM_ENOTSUP);
+    CHECK_EQ(cm_faults_count(w.rt, CM_OP_kernel_launch), 0);
+    MUST(cm_emulated_set_capturing(w.rt, w.streams[0]->handle, false));
+    CHECK_OK(cm_engine_copy(w.engine, &request, NULL));
+    MUST(cm_rt_stream_synchronize(w.rt, w.streams[0]->handle));
+    while (cm_engine_count_pending(w.engine) > 0) {
+        usleep(100);
+    }
+    give_memory(&w, &a);
+    give_memory(&w, &b);
+    give_memory(&w, &c);
+    close_world(&w);
+}
+
+static bool
+interrupt_second_time(void *argument)
+{
+    int *asked = argument;
+    return ++*asked == 2;
+}
+
+static void
+test_engine_interrupted_copy_goes_on_behind_its_keeps(void)
+{
+    world w;
+    open_world(&w);
+    memory a = take_memory(&w, CM_KIND_PINNED, 0, 4096);
+    memory b = take_memory(&w, CM_KIND_DEVICE, 0, 4096);
+    memory c = take_memory(&w, CM_KIND_PAGEABLE, 0, 4096);
+    memory *pairs[][2] = {{&b, &a}, {&b, &c}, {&c, &b}};
+    for (int i = 0; i < 3; i++) {
+        int asked = 0;
+        atomic_int drops = 0;
+        int64_t stride = i == 0 ? 4 : 8;
+        cm_copy_request request = {.dst = row(pairs[i][0], 0, 512, stride, 4),
+                                   .src = row(pairs[i][1], 0, 512, stride, 4),
+                                   .stream = w.streams[0],
+                                   .blocking = true,
+                                   .keep = {{&drops, count_drop}},
+                                   .keep_count = 1,
+                                   .interrupted = interrupt_second_time,
+                                   .interrupted_argument = &asked};
+        shut(&w, w.streams[0]);
+        CHECK_CODE(cm_engine_copy(w.engine, &request, NULL), CM_ECANCELLED);
+        CHECK_EQ(atomic_load(&drops), 0);
+        unshut(&w, w.streams[0]);
+        while (cm_engine_count_pending(w.engine) > 0) {
+            usleep(100);
+        }
+        CHECK_EQ(atomic_load(&drops), 1);
+        CHECK(cm_is_ok(cm_engine_take_unread(w.engine)));
+    }
+    give_memory(&w, &a);
+    give_memory(&w, &b);
+    give_memory(&w, &c);
+    close_world(&w);
+}
+
+MAIN(RUN(test_engine_pageable_source_is_read_before_the_call_returns)
+         RUN(test_engine_dropped_ticket_neither_blocks_nor_cancels)
+             RUN(test_engine_waits_for_streams_and_tickets_named)
+                 RUN(test_ticket_order_and_notify)
+                     RUN(test_engine_close_waits_for_all_and_tickets_outlive_it)
+                         RUN(test_engine_on_a_capturing_stream)
+                             RUN(test_engine_interrupted_copy_goes_on_behind_its_keeps))

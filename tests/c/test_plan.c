@@ -1,0 +1,379 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include <stdlib.h>
+
+#include "check.h"
+#include "transfer/host_copy.h"
+#include "transfer/kernel.h"
+#include "transfer/plan.h"
+
+enum { ARENA = 1 << 14 };
+
+static uint64_t random_state;
+
+static uint64_t
+next_random(uint64_t below)
+{
+    random_state = random_state * 6364136223846793005u + 1442695040888963407u;
+    return (random_state >> 33) % below;
+}
+
+/* -- the routes, as a table -------------------------------------------------------------- */
+
+typedef struct route_case {
+    const char *what;
+    cm_kind dst;
+    cm_kind src;
+    int shape; /* index below */
+    bool blocking;
+    int src_device;
+    cm_route expected;
+} route_case;
+
+enum { PACKED, ROWS, DST_STRIDED, SRC_STRIDED, BOTH_STRIDED, REPEATED, EMPTY };
+
+static const route_case cases[] = {
+    {"empty", CM_KIND_DEVICE, CM_KIND_DEVICE, EMPTY, true, 0, CM_ROUTE_NOTHING},
+    {"host", CM_KIND_PAGEABLE, CM_KIND_PINNED, PACKED, true, 0, CM_ROUTE_HOST},
+    {"managed", CM_KIND_MANAGED, CM_KIND_MAPPED, SRC_STRIDED, true, 0, CM_ROUTE_HOST},
+    {"locked", CM_KIND_PINNED, CM_KIND_MAPPED, PACKED, false, 0, CM_ROUTE_KERNEL},
+    {"locked to not", CM_KIND_PAGEABLE, CM_KIND_MANAGED, PACKED, false, 0,
+     CM_ROUTE_STAGED_KERNEL},
+    {"not locked", CM_KIND_PAGEABLE, CM_KIND_PAGEABLE, PACKED, false, 0, CM_ROUTE_HOST},
+    {"on device", CM_KIND_DEVICE, CM_KIND_DEVICE, PACKED, false, 0, CM_ROUTE_DIRECT},
+    {"up pinned", CM_KIND_DEVICE, CM_KIND_PINNED, PACKED, false, 0, CM_ROUTE_DIRECT},
+    {"down managed", CM_KIND_MANAGED, CM_KIND_DEVICE, PACKED, false, 0,
+     CM_ROUTE_DIRECT},
+    {"up and wait", CM_KIND_DEVICE, CM_KIND_PAGEABLE, PACKED, true, 0, CM_ROUTE_DIRECT},
+    {"up later", CM_KIND_DEVICE, CM_KIND_PAGEABLE, PACKED, false, 0, CM_ROUTE_STAGED},
+    {"rows", CM_KIND_DEVICE, CM_KIND_PINNED, ROWS, false, 0, CM_ROUTE_DIRECT_2D},
+    {"rows up", CM_KIND_DEVICE, CM_KIND_PAGEABLE, ROWS, true, 0,
+     CM_ROUTE_STAGED_KERNEL},
+    {"strided", CM_KIND_DEVICE, CM_KIND_DEVICE, BOTH_STRIDED, false, 0,
+     CM_ROUTE_KERNEL},
+    {"mapped", CM_KIND_MAPPED, CM_KIND_DEVICE, DST_STRIDED, false, 0, CM_ROUTE_KERNEL},
+    {"pack", CM_KIND_DEVICE, CM_KIND_PAGEABLE, SRC_STRIDED, true, 0, CM_ROUTE_STAGED},
+    {"unpack", CM_KIND_PAGEABLE, CM_KIND_DEVICE, DST_STRIDED, true, 0, CM_ROUTE_STAGED},
+    {"gather", CM_KIND_PAGEABLE, CM_KIND_DEVICE, SRC_STRIDED, true, 0,
+     CM_ROUTE_STAGED_KERNEL},
+    {"expand", CM_KIND_DEVICE, CM_KIND_PAGEABLE, REPEATED, true, 0,
+     CM_ROUTE_STAGED_KERNEL},
+    {"peer", CM_KIND_DEVICE, CM_KIND_DEVICE, PACKED, false, 1, CM_ROUTE_PEER},
+    {"peer strided", CM_KIND_DEVICE, CM_KIND_DEVICE, DST_STRIDED, true, 1,
+     CM_ROUTE_PEER},
+};
+
+static void
+set_strides(cm_region *dst, cm_region *src, int shape)
+{
+    dst->ndim = src->ndim = 2;
+    dst->itemsize = src->itemsize = 4;
+    dst->shape[0] = src->shape[0] = shape == EMPTY ? 0 : 6;
+    dst->shape[1] = src->shape[1] = 10;
+    bool dst_strided = shape == DST_STRIDED || shape == BOTH_STRIDED;
+    bool src_strided = shape == SRC_STRIDED || shape == BOTH_STRIDED;
+    int64_t row = shape == ROWS ? 64 : 40;
+    dst->strides[1] = dst_strided ? 8 : 4;
+    dst->strides[0] = dst_strided ? 80 : row;
+    src->strides[1] = src_strided ? 12 : 4;
+    src->strides[0] = src_strided ? 120 : shape == REPEATED ? 0 : row;
+}
+
+static void
+test_plan_route_table(void)
+{
+    static char dst_memory[ARENA], src_memory[ARENA];
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        const route_case *c = &cases[i];
+        cm_region dst = {.kind = c->dst, .device = 0, .address = 0x10000};
+        cm_region src = {.kind = c->src, .device = c->src_device, .address = 0x20000};
+        dst.host = c->dst == CM_KIND_DEVICE ? NULL : dst_memory;
+        src.host = c->src == CM_KIND_DEVICE ? NULL : src_memory;
+        dst.address = c->dst == CM_KIND_PAGEABLE ? 0 : dst.address;
+        src.address = c->src == CM_KIND_PAGEABLE ? 0 : src.address;
+        set_strides(&dst, &src, c->shape);
+        cm_end_facts dst_facts = {c->dst != CM_KIND_PAGEABLE, true};
+        cm_end_facts src_facts = {c->src != CM_KIND_PAGEABLE, true};
+        cm_plan plan;
+        cm_plan_options options = {.may_wait = c->blocking, .on_stream = !c->blocking};
+        CHECK_OK(cm_plan_init(&plan, &dst, &src, dst_facts, src_facts, options));
+        if (plan.route != c->expected) {
+            CHECK_FAIL_("%s: %s, expected %s", c->what, cm_route_text(plan.route),
+                        cm_route_text(c->expected));
+        }
+    }
+}
+
+static void
+test_plan_wrong_ends_are_refused(void)
+{
+    static char memory[64];
+    cm_plan plan;
+    cm_end_facts facts = {true, true};
+    cm_plan_options wait = {.may_wait = true};
+    cm_region dst = {.host = memory, .ndim = 1, .itemsize = 4, .shape = {4}};
+    cm_region src = dst;
+    dst.strides[0] = src.strides[0] = 4;
+    src.itemsize = 8;
+    CHECK_CODE(cm_plan_init(&plan, &dst, &src, facts, facts, wait), CM_EINVALID);
+    src.itemsize = 4;
+    src.shape[0] = 5;
+    CHECK_CODE(cm_plan_init(&plan, &dst, &src, facts, facts, wait), CM_ESHAPE);
+    src.shape[0] = 4;
+    src.host = NULL;
+    CHECK_CODE(cm_plan_init(&plan, &dst, &src, facts, facts, wait), CM_EINVALID);
+    src.address = 4096;
+    src.device = CM_MAX_DEVICES;
+    CHECK_CODE(cm_plan_init(&plan, &dst, &src, facts, facts, wait), CM_EINVALID);
+    src.strides[0] = INT64_MAX;
+    CHECK_CODE(cm_plan_init(&plan, &dst, &src, facts, facts, wait), CM_EOVERFLOW);
+    src = dst;
+    CHECK_OK(cm_plan_init(&plan, &dst, &src, facts, facts, wait));
+    CHECK_EQ(plan.route, CM_ROUTE_NOTHING);
+}
+
+/* -- layouts against the plainest loop ----------------------------------------------------- */
+
+static unsigned char source[ARENA], wanted[ARENA], got[ARENA], packed[ARENA];
+
+/* A random pair whose target writes no byte twice; offsets of element 0 in the arena.
+ */
+static bool
+make_random_pair(cm_region *dst, cm_region *src, int64_t *dst_at, int64_t *src_at)
+{
+    int ndim = (int)next_random(12);
+    int order[12];
+    *dst = (cm_region){.ndim = ndim, .itemsize = (int64_t)next_random(20) + 1};
+    for (int axis = 0; axis < ndim; axis++) {
+        order[axis] = axis;
+        dst->shape[axis] =
+            ndim > 6 ? 1 + (int64_t)next_random(2) : 1 + (int64_t)next_random(4);
+    }
+    *src = *dst;
+    cm_region *ends[2] = {dst, src};
+    for (int end = 0; end < 2; end++) {
+        for (int axis = ndim - 1; axis > 0 && next_random(2) == 0; axis--) {
+            int other = (int)next_random((uint64_t)axis + 1);
+            int swapped = order[axis];
+            order[axis] = order[other];
+            order[other] = swapped;
+        }
+        int64_t stride = dst->itemsize;
+        for (int i = ndim - 1; i >= 0; i--) {
+            int axis = order[i];
+            if (next_random(4) == 0) {
+                stride += (int64_t)next_random(5);
+            }
+            ends[end]->strides[axis] = next_random(4) == 0 ? -stride : stride;
+            if (end == 1 && next_random(5) == 0) {
+                ends[end]->strides[axis] = 0;
+            }
+            stride *= dst->shape[axis];
+        }
+    }
+    int64_t low, high;
+    int64_t *at[2] = {dst_at, src_at};
+    for (int end = 0; end < 2; end++) {
+        if (!cm_is_ok(cm_region_bounds(ends[end], &low, &high))
+            || high - low > ARENA - 64) {
+            return false;
+        }
+        *at[end] = (int64_t)next_random(64) - low;
+    }
+    return true;
+}
+
+static void
+copy_naively(const cm_region *dst, const cm_region *src, unsigned char *to,
+             const unsigned char *from, int axis)
+{
+    if (axis == dst->ndim) {
+        memcpy(to, from, (size_t)dst->itemsize);
+        return;
+    }
+    for (int64_t i = 0; i < dst->shape[axis]; i++) {
+        copy_naively(dst, src, to + i * dst->strides[axis],
+                     from + i * src->strides[axis], axis + 1);
+    }
+}
+
+static void
+check_invariants(const cm_layout *layout)
+{
+    for (int axis = 0; axis < layout->ndim; axis++) {
+        CHECK_GT(layout->shape[axis], 1);
+        CHECK_GT(layout->dst_strides[axis], 0);
+        CHECK(axis == 0 || layout->dst_strides[axis] <= layout->dst_strides[axis - 1]);
+    }
+}
+
+/* Whole; in pieces; in pieces through packed bytes without repeats, as staging does. */
+static void
+copy_in_pieces(const cm_layout *whole, unsigned char *dst, const unsigned char *src,
+               uint64_t limit, bool staged, uint64_t *written)
+{
+    cm_layout core = *whole;
+    cm_layout repeats = {.run_nbytes = 0};
+    cm_cut cut;
+    cm_layout piece;
+    if (staged) {
+        cm_layout_take_repeats(&core, &repeats);
+    }
+    cm_cut_init(&cut, &core, limit);
+    while (cm_cut_next(&cut, &piece)) {
+        CHECK_LE(cm_layout_nbytes(&piece), limit);
+        if (!staged) {
+            cm_host_copy(&piece, dst, src);
+            *written += cm_layout_nbytes(&piece);
+            continue;
+        }
+        cm_layout pack = piece;
+        cm_layout_pack_dst(&pack);
+        CHECK(cm_layout_dst_is_packed(&pack));
+        memset(packed, 0xEE, sizeof(packed));
+        cm_host_copy(&pack, packed, src);
+        cm_layout_pack_src(&piece);
+        CHECK(cm_layout_src_is_packed(&piece));
+        cm_layout_put_repeats(&piece, &repeats);
+        cm_host_copy(&piece, dst, packed);
+        *written += cm_layout_nbytes(&piece);
+    }
+}
+
+/* What the kernel does with its parameter. */
+static void
+run_strided_jobs(const cm_layout *layout, unsigned char *dst, const unsigned char *src)
+{
+    int64_t index[CM_MAX_NDIM] = {0};
+    cm_strided_job job;
+    int outer = cm_strided_job_init(&job, layout, (uintptr_t)dst, (uintptr_t)src);
+    for (;;) {
+        cm_address to = job.dst, from = job.src;
+        for (int axis = 0; axis < outer; axis++) {
+            to += (uint64_t)(index[axis] * layout->dst_strides[axis]);
+            from += (uint64_t)(index[axis] * layout->src_strides[axis]);
+        }
+        CHECK_EQ((to | from) % job.itemsize, 0);
+        for (uint64_t i = 0; i < job.count; i++) {
+            uint64_t rest = i;
+            cm_address d = to, s = from;
+            for (uint32_t axis = job.ndim; axis-- > 0;) {
+                d += rest % job.shape[axis] * (uint64_t)job.dst_strides[axis];
+                s += rest % job.shape[axis] * (uint64_t)job.src_strides[axis];
+                rest /= job.shape[axis];
+            }
+            memcpy((void *)(uintptr_t)d, (const void *)(uintptr_t)s, job.itemsize);
+        }
+        int axis = outer - 1;
+        while (axis >= 0 && ++index[axis] == layout->shape[axis]) {
+            index[axis--] = 0;
+        }
+        if (axis < 0) {
+            return;
+        }
+    }
+}
+
+static void
+check_random_pair(void)
+{
+    cm_region dst, src;
+    cm_layout layout;
+    int64_t dst_at, src_at, count;
+    if (!make_random_pair(&dst, &src, &dst_at, &src_at)) {
+        return;
+    }
+    memset(wanted, 0xCC, sizeof(wanted));
+    copy_naively(&dst, &src, wanted + dst_at, source + src_at, 0);
+    CHECK_OK(cm_layout_init(&dst, &src, &layout));
+    CHECK_OK(cm_region_count(&dst, &count));
+    uint64_t nbytes = (uint64_t)(count * dst.itemsize);
+    CHECK_EQ(cm_layout_nbytes(&layout), nbytes);
+    check_invariants(&layout);
+
+    memset(got, 0xCC, sizeof(got));
+    cm_host_copy(&layout, got + dst_at, source + src_at);
+    CHECK_BYTES_EQ(got, wanted, sizeof(wanted));
+
+    memset(got, 0xCC, sizeof(got));
+    run_strided_jobs(&layout, got + dst_at, source + src_at);
+    CHECK_BYTES_EQ(got, wanted, sizeof(wanted));
+
+    for (int staged = 0; staged < 2; staged++) {
+        uint64_t written = 0;
+        memset(got, 0xCC, sizeof(got));
+        copy_in_pieces(&layout, got + dst_at, source + src_at, 1 + next_random(200),
+                       staged != 0, &written);
+        CHECK_EQ(written, nbytes); /* with equal bytes: each exactly once */
+        CHECK_BYTES_EQ(got, wanted, sizeof(wanted));
+    }
+}
+
+static void
+test_plan_random_layouts_copy_as_the_plainest_loop(void)
+{
+    for (size_t i = 0; i < sizeof(source); i++) {
+        source[i] = (unsigned char)next_random(251);
+    }
+    for (int round = 0; round < 20000; round++) {
+        random_state = (uint64_t)round * 977 + 1;
+        int before = atomic_load(&check_failures);
+        check_random_pair();
+        if (atomic_load(&check_failures) != before) {
+            CHECK_FAIL_("round %d", round);
+            return;
+        }
+    }
+}
+
+static void
+test_layout_joins_what_lies_together(void)
+{
+    cm_layout layout;
+    cm_region dst = {.ndim = 4, .itemsize = 2, .shape = {3, 1, 4, 5}};
+    CHECK_OK(cm_region_set_c_strides(&dst));
+    cm_region src = dst;
+    CHECK_OK(cm_layout_init(&dst, &src, &layout));
+    CHECK_EQ(layout.ndim, 0);
+    CHECK_EQ(layout.run_nbytes, 120);
+    /* Fortran order on both sides is one run as well; backwards on both sides too. */
+    dst = src =
+        (cm_region){.ndim = 2, .itemsize = 2, .shape = {3, 4}, .strides = {-2, -6}};
+    CHECK_OK(cm_layout_init(&dst, &src, &layout));
+    CHECK_EQ(layout.ndim, 0);
+    CHECK_EQ(layout.dst_offset, -22);
+    CHECK_EQ(layout.src_offset, -22);
+    /* A target axis on one place keeps its last element. */
+    dst = (cm_region){.ndim = 1, .itemsize = 2, .shape = {4}, .strides = {0}};
+    src = (cm_region){.ndim = 1, .itemsize = 2, .shape = {4}, .strides = {2}};
+    CHECK_OK(cm_layout_init(&dst, &src, &layout));
+    CHECK_EQ(layout.src_offset, 6);
+    CHECK_EQ(cm_layout_nbytes(&layout), 2);
+}
+
+static void
+test_layout_of_64_axes(void)
+{
+    cm_region dst = {.ndim = CM_MAX_NDIM, .itemsize = 3};
+    for (int axis = 0; axis < CM_MAX_NDIM; axis++) {
+        dst.shape[axis] = axis % 6 == 0 ? 2 : 1;
+    }
+    cm_region src = dst;
+    cm_layout layout;
+    CHECK_OK(cm_region_set_c_strides(&dst));
+    int64_t stride = 3;
+    for (int axis = 0; axis < CM_MAX_NDIM; axis++) {
+        src.strides[axis] = stride;
+        stride *= src.shape[axis];
+    }
+    CHECK_OK(cm_layout_init(&dst, &src, &layout));
+    CHECK_EQ(layout.ndim, 11);
+    memset(wanted, 0, sizeof(wanted));
+    memset(got, 0, sizeof(got));
+    copy_naively(&dst, &src, wanted, source, 0);
+    run_strided_jobs(&layout, got, source);
+    CHECK_BYTES_EQ(got, wanted, sizeof(wanted));
+}
+
+MAIN(RUN(test_plan_route_table) RUN(test_plan_wrong_ends_are_refused)
+         RUN(test_plan_random_layouts_copy_as_the_plainest_loop)
+             RUN(test_layout_joins_what_lies_together) RUN(test_layout_of_64_axes))
