@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What stands around a group of runtime calls that allocate, free or ask: the right
- * device is current and the thread's capture mode is relaxed, so that a capture going
- * on elsewhere
- * is neither broken nor in the way. Knows nothing of pools. Locks: none; per thread. */
+ * device is current and the thread's capture mode is relaxed, so that a capture
+ * elsewhere is
+ * neither broken nor in the way. Knows nothing of pools. Locks: none; per thread. */
 #ifndef CM_POOL_SCOPE_H
 #define CM_POOL_SCOPE_H
 
