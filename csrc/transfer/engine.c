@@ -1,0 +1,171 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include <stdlib.h>
+
+#include "transfer/job.h"
+
+cm_status
+cm_engine_create(cm_runtime *rt, cm_registry *registry, cm_engine **out)
+{
+    cm_engine *engine = calloc(1, sizeof(*engine));
+    if (engine == NULL) {
+        return cm_fail(CM_ENOMEM, sizeof(*engine));
+    }
+    atomic_init(&engine->refs, 1);
+    atomic_init(&engine->over, false);
+    engine->rt = rt;
+    engine->registry = registry;
+    cm_list_init(&engine->pending);
+    cm_list_init(&engine->unread);
+    cm_list_init(&engine->jobs);
+    cm_status status = cm_mutex_init(&engine->lock);
+    if (!cm_is_ok(status)) {
+        goto no_lock;
+    }
+    status = cm_cond_init(&engine->changed);
+    if (!cm_is_ok(status)) {
+        goto no_changed;
+    }
+    status = cm_cond_init(&engine->work);
+    if (!cm_is_ok(status)) {
+        goto no_work;
+    }
+    status = cm_cond_init(&engine->watch);
+    if (!cm_is_ok(status)) {
+        goto no_watch;
+    }
+    status = cm_kernels_init(&engine->kernels, rt);
+    if (!cm_is_ok(status)) {
+        goto no_kernels;
+    }
+    *out = engine;
+    return cm_ok();
+no_kernels:
+    cm_cond_fini(&engine->watch);
+no_watch:
+    cm_cond_fini(&engine->work);
+no_work:
+    cm_cond_fini(&engine->changed);
+no_changed:
+    cm_mutex_fini(&engine->lock);
+no_lock:
+    free(engine);
+    return status;
+}
+
+cm_engine *
+cm_engine_hold(cm_engine *engine)
+{
+    atomic_fetch_add_explicit(&engine->refs, 1, memory_order_relaxed);
+    return engine;
+}
+
+void
+cm_engine_release(cm_engine *engine)
+{
+    if (atomic_fetch_sub_explicit(&engine->refs, 1, memory_order_acq_rel) != 1) {
+        return;
+    }
+    cm_cond_fini(&engine->watch);
+    cm_cond_fini(&engine->work);
+    cm_cond_fini(&engine->changed);
+    cm_mutex_fini(&engine->lock);
+    free(engine);
+}
+
+bool
+cm_engine_is_forked(const cm_engine *engine)
+{
+    return !atomic_load(&engine->over) && cm_runtime_is_forked(engine->rt);
+}
+
+void
+cm_engine_end_call(cm_engine *engine)
+{
+    cm_mutex_lock(&engine->lock);
+    engine->caller_count--;
+    if (engine->caller_count == 0 && engine->closed) {
+        cm_cond_signal_all(&engine->changed);
+    }
+    cm_mutex_unlock(&engine->lock);
+}
+
+static void
+set_pool(cm_engine *engine, cm_pool **slot, cm_pool *pool)
+{
+    cm_mutex_lock(&engine->lock);
+    bool first = *slot == NULL;
+    if (first) {
+        *slot = cm_pool_hold(pool);
+    }
+    cm_mutex_unlock(&engine->lock);
+}
+
+void
+cm_engine_set_pinned_pool(cm_engine *engine, cm_pool *pool)
+{
+    set_pool(engine, &engine->pinned_pool, pool);
+}
+
+void
+cm_engine_set_device_pool(cm_engine *engine, int device, cm_pool *pool)
+{
+    set_pool(engine, &engine->device_pools[device], pool);
+}
+
+static void
+wait_for_all(cm_engine *engine)
+{
+    for (;;) {
+        cm_mutex_lock(&engine->lock);
+        cm_ticket *ticket = NULL;
+        if (!cm_list_is_empty(&engine->pending)) {
+            ticket =
+                cm_ticket_hold(CM_LIST_ENTRY(engine->pending.next, cm_ticket, node));
+        }
+        cm_mutex_unlock(&engine->lock);
+        if (ticket == NULL) {
+            return;
+        }
+        (void)!cm_is_ok(cm_ticket_depend(ticket, NULL, UINT64_MAX));
+        cm_ticket_release(ticket);
+    }
+}
+
+cm_status
+cm_engine_close(cm_engine *engine)
+{
+    if (cm_engine_is_forked(engine)) {
+        return cm_ok(); /* its threads and its lock are the parent's: all of it leaks */
+    }
+    cm_mutex_lock(&engine->lock);
+    engine->closed = true;
+    cm_mutex_unlock(&engine->lock);
+    wait_for_all(engine);
+    cm_engine_join_workers(engine);
+    cm_engine_join_watcher(engine);
+    cm_mutex_lock(&engine->lock);
+    while (engine->caller_count > 0) {
+        cm_cond_wait(&engine->changed, &engine->lock);
+    }
+    cm_mutex_unlock(&engine->lock);
+    cm_status first = cm_ok();
+    cm_status status;
+    while (!cm_is_ok(status = cm_engine_take_unread(engine))) {
+        first = cm_is_ok(first) ? status : first;
+    }
+    status = cm_kernels_fini(&engine->kernels);
+    first = cm_is_ok(first) ? status : first;
+    status = cm_loans_fini(engine);
+    first = cm_is_ok(first) ? status : first;
+    if (engine->pinned_pool != NULL) {
+        cm_pool_release(engine->pinned_pool);
+    }
+    for (int device = 0; device < CM_MAX_DEVICES; device++) {
+        if (engine->device_pools[device] != NULL) {
+            cm_pool_release(engine->device_pools[device]);
+        }
+    }
+    atomic_store(&engine->over, true);
+    cm_engine_release(engine);
+    return first;
+}

@@ -1,0 +1,137 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The one entry for moving bytes: takes two regions, plans, and moves them directly, by
+ * kernel or staged. Owns the internal streams, the background worker and the strided-copy
+ * kernel. Knows nothing of Python: whoever must stay alive is a `keep` with a drop
+ * function.
+ * Locks: one mutex over its lists, never held across a runtime call that can wait. */
+#ifndef CM_TRANSFER_ENGINE_H
+#define CM_TRANSFER_ENGINE_H
+
+#include "pool/pool.h"
+#include "pool/registry.h"
+#include "transfer/region.h"
+
+typedef struct cm_engine cm_engine;
+
+/* How the bytes went. X(name, text for users). */
+#define CM_ROUTES(X)                                                                   \
+    X(NOTHING, "nothing")             /* no bytes */                                   \
+    X(HOST, "host")                   /* host to host, by the CPU */                   \
+    X(DIRECT, "direct")               /* one runtime copy */                           \
+    X(DIRECT_2D, "direct-2d")         /* one pitched runtime copy */                   \
+    X(PEER, "peer")                   /* between two devices */                        \
+    X(KERNEL, "kernel")               /* strided, by the device */                     \
+    X(STAGED, "staged")               /* packed or unpacked on the host on the way */  \
+    X(STAGED_KERNEL, "staged-kernel") /* … and scattered or gathered on the device */  \
+    X(FILL, "fill")                   /* memset */
+
+typedef enum cm_route {
+#define CM_ROUTE_ENUM(name, text) CM_ROUTE_##name,
+    CM_ROUTES(CM_ROUTE_ENUM)
+#undef CM_ROUTE_ENUM
+} cm_route;
+
+const char *cm_route_text(cm_route route);
+
+/* Starts no thread and makes no runtime call yet. Borrows `rt` and `registry` (asked
+ * where
+ * host ranges must be split). Fails: CM_ENOMEM, CM_ESYSTEM. */
+CM_NODISCARD cm_status cm_engine_create(cm_runtime *rt, cm_registry *registry,
+                                        cm_engine **out);
+/* The pools it stages through; held (counted) by the engine. */
+void cm_engine_set_pinned_pool(cm_engine *engine, cm_pool *pool);
+void cm_engine_set_device_pool(cm_engine *engine, int device, cm_pool *pool);
+/* Waits for every transfer, joins the workers, releases streams, kernels and pools.
+ * Fails: the first failure of giving something back; everything is still tried. */
+CM_NODISCARD cm_status cm_engine_close(cm_engine *engine);
+
+/* Something a transfer keeps alive. `drop` may be called from any thread, without the
+ * GIL or any lock held. */
+typedef struct cm_keep {
+    void *object;
+    void (*drop)(void *object);
+} cm_keep;
+
+typedef struct cm_ticket cm_ticket;
+
+typedef struct cm_copy_request {
+    cm_region dst;
+    cm_region src;           /* already broadcast to dst's shape, same itemsize */
+    cm_stream *stream;       /* order on it; NULL: in the background */
+    bool blocking;           /* return only when the data is there */
+    cm_stream *const *after; /* streams whose work so far must come first; borrowed */
+    uint32_t after_count;
+    cm_ticket *const *after_tickets; /* transfers that must come first; borrowed */
+    uint32_t after_ticket_count;
+    /* While a caller's thread waits this is asked about every 50 ms, without any lock;
+     * true ends the call with CM_ECANCELLED. What is queued then still runs to its end,
+     * and only then are the keeps dropped. NULL: never. */
+    bool (*interrupted)(void *argument);
+    void *interrupted_argument;
+    cm_keep keep[4]; /* dropped when the transfer is done, whatever the outcome */
+    uint32_t keep_count;
+} cm_copy_request;
+
+/* Start (or, if blocking, do) the copy. Overlapping ends behave as if src were read
+ * whole first. With a stream and an asynchronous request it returns once a pageable
+ * source has been read; if both ends are pageable it waits for the stream and is done
+ * on return. *out is owned by the caller (NULL `out` if it is not wanted). On failure
+ * nothing is in flight and `keep` is dropped too.
+ * Without a stream, blocking or not, it runs on a stream of the engine's own. On a
+ * capturing stream only what needs no waiting can be done; the ticket is then done at
+ * once.
+ * Fails: any runtime call, CM_ESHAPE, CM_EINVALID, CM_EOVERFLOW, CM_ENOMEM, CM_ETHREAD,
+ * CM_ENOTSUP (capturing), CM_ECLOSED, CM_EFORKED, CM_ECANCELLED. */
+CM_NODISCARD cm_status cm_engine_copy(cm_engine *engine, const cm_copy_request *request,
+                                      cm_ticket **out);
+
+/* Fill dst with one element of dst.itemsize bytes at `value` (host memory, read before
+ * the call returns). Ordered on `stream`; without one, or if blocking, it is done on
+ * return. `route` may be NULL. */
+CM_NODISCARD cm_status cm_engine_fill(cm_engine *engine, const cm_region *dst,
+                                      const void *value, cm_stream *stream,
+                                      cm_stream *const *after, uint32_t after_count,
+                                      bool blocking, cm_route *route);
+
+/* Look now which transfers have finished, and drop what they keep; the watcher does the
+ * same on its own. Makes runtime calls. */
+void cm_engine_poll(cm_engine *engine);
+
+/* Tickets are counted; any thread. */
+cm_ticket *cm_ticket_hold(cm_ticket *ticket);
+void cm_ticket_release(cm_ticket *ticket);
+/* A release by the last who would have asked for the outcome, whoever else still holds
+ * the ticket: a failure that nobody has read goes to cm_engine_take_unread. */
+void cm_ticket_abandon(cm_ticket *ticket);
+
+typedef struct cm_ticket_info {
+    bool done;
+    cm_status status; /* first failure; CM_OK while not done */
+    cm_route route;
+    uint64_t nbytes; /* payload, not counting broadcast repeats of the source */
+    double seconds;  /* from start to end; on the device's clock where it has one; 0
+                        while not done */
+} cm_ticket_info;
+
+/* Never blocks. */
+void cm_ticket_read(cm_ticket *ticket, cm_ticket_info *out);
+/* Blocks until done or `timeout_ns` (UINT64_MAX: for ever) has passed: CM_ETIMEOUT. Returns
+ * the transfer's own failure otherwise. */
+CM_NODISCARD cm_status cm_ticket_wait(cm_ticket *ticket, uint64_t timeout_ns);
+/* Blocks, as above, until nothing is left to be queued: cm_ticket_order then returns at
+ * once. Fails: CM_ETIMEOUT. */
+CM_NODISCARD cm_status cm_ticket_settle(cm_ticket *ticket, uint64_t timeout_ns);
+/* Write 8 bytes holding 1 to the eventfd `fd` when done (at once if it is already). The
+ * descriptor is duplicated. Fails: CM_ENOMEM, CM_ESYSTEM, CM_ETHREAD. */
+CM_NODISCARD cm_status cm_ticket_notify(cm_ticket *ticket, int fd);
+/* Make `stream` wait for the ticket. Blocks until the last piece is submitted; for a target
+ * on the host, until it is done. Fails: stream_wait_event, event_record, the transfer's. */
+CM_NODISCARD cm_status cm_ticket_order(cm_ticket *ticket, cm_stream *stream);
+
+/* The next failure that nobody read (CM_OK if none): for the unraisable hook. */
+cm_status cm_engine_take_unread(cm_engine *engine);
+
+/* Unfinished transfers. */
+uint64_t cm_engine_count_pending(cm_engine *engine);
+
+#endif

@@ -1,0 +1,84 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The engine as its own files see it, and what it lends to jobs. Nothing outside
+ * csrc/transfer includes it.
+ * Locks: engine->lock alone, for everything said to be under it. */
+#ifndef CM_TRANSFER_ENGINE_PRIVATE_H
+#define CM_TRANSFER_ENGINE_PRIVATE_H
+
+#include <stdatomic.h>
+
+#include "base/list.h"
+#include "base/thread.h"
+#include "transfer/kernel.h"
+#include "transfer/plan.h"
+
+enum {
+    CM_MAX_WORKERS = 4,
+    CM_LOAN_SLOTS = 16,           /* spare events or streams of a device */
+    CM_STAGE_COUNT = 3,           /* pieces in flight per transfer */
+    CM_STAGE_NBYTES = 4 << 20,    /* bytes of a piece */
+    CM_ASK_NS = 50 * 1000 * 1000, /* between two questions whether to go on waiting */
+};
+
+struct cm_job;
+
+typedef struct cm_loan_stack {
+    int event_count;
+    int stream_count;
+    uint64_t events[CM_LOAN_SLOTS];
+    cm_stream *streams[CM_LOAN_SLOTS];
+} cm_loan_stack;
+
+/* Counted: by its creator until close, and by each ticket. Invariants, under the lock:
+ * pending_count = tickets in `pending`; 0 <= idle_count <= worker_count. */
+struct cm_engine {
+    atomic_uint refs;
+    atomic_bool over;      /* closed to the end: `rt` may be gone */
+    cm_runtime *rt;        /* borrowed */
+    cm_registry *registry; /* borrowed */
+    cm_kernels kernels;
+    cm_mutex lock;
+    cm_cond changed; /* a ticket was submitted or is done */
+    cm_cond work;    /* there is a job for a worker, or an end to all work */
+    cm_cond watch;   /* there is a ticket to watch, or an end to all work */
+    /* all of the rest under the lock */
+    bool closed;           /* takes no more requests */
+    bool stop;             /* threads end */
+    uint64_t caller_count; /* threads that may call the runtime for the engine now */
+    cm_list pending;
+    uint64_t pending_count;
+    cm_list unread; /* failed tickets without a holder */
+    cm_list jobs;   /* for the workers, oldest first */
+    uint64_t job_count;
+    int worker_count;
+    int idle_count;
+    cm_thread workers[CM_MAX_WORKERS];
+    bool has_watcher;
+    cm_thread watcher;
+    cm_pool *pinned_pool; /* held; may be NULL */
+    cm_pool *device_pools[CM_MAX_DEVICES];
+    cm_loan_stack loans[CM_MAX_DEVICES];
+};
+
+cm_engine *cm_engine_hold(cm_engine *engine);
+void cm_engine_release(cm_engine *engine);
+/* False once it is closed: tickets may outlive the runtime. */
+bool cm_engine_is_forked(const cm_engine *engine);
+/* One of caller_count is through. */
+void cm_engine_end_call(cm_engine *engine);
+
+/* -- loans.c: events and streams that jobs borrow; each call enters the device itself */
+
+CM_NODISCARD cm_status cm_loan_take_event(cm_engine *engine, int device, uint64_t *out);
+void cm_loan_give_event(cm_engine *engine, int device, uint64_t event); /* 0: nothing */
+CM_NODISCARD cm_status cm_loan_take_stream(cm_engine *engine, int device,
+                                           cm_stream **out);
+void cm_loan_give_stream(cm_engine *engine, cm_stream *stream); /* NULL: nothing */
+/* Fails: the first event_destroy that failed. */
+CM_NODISCARD cm_status cm_loans_fini(cm_engine *engine);
+
+/* worker.c: hand a job over. Fails: CM_ETHREAD (it stays the caller's). */
+CM_NODISCARD cm_status cm_engine_give_job(cm_engine *engine, struct cm_job *job);
+void cm_engine_join_workers(cm_engine *engine);
+
+#endif

@@ -1,0 +1,12 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Strided copies by the CPU. Pure: both ends are plain host memory. */
+#ifndef CM_TRANSFER_HOST_COPY_H
+#define CM_TRANSFER_HOST_COPY_H
+
+#include "transfer/layout.h"
+
+/* Copy what `layout` describes; dst and src are the addresses of element 0. The two
+ * must not overlap unless the layout is a single run. */
+void cm_host_copy(const cm_layout *layout, void *dst, const void *src);
+
+#endif

@@ -1,0 +1,94 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* One copy being made: what it needs, what it has borrowed and how far it is. Locks: none; a
+ * job belongs to one thread at a time. */
+#ifndef CM_TRANSFER_JOB_H
+#define CM_TRANSFER_JOB_H
+
+#include "transfer/ticket.h"
+
+typedef struct cm_stage {
+    cm_block *pinned;    /* owned; NULL until needed */
+    cm_block *blocks[2]; /* PEER: packed on the source's and on the target's device */
+    uint64_t event;      /* lent; recorded after the last use */
+    bool busy;
+    cm_layout piece; /* download: from the pinned block to the target */
+} cm_stage;
+
+typedef struct cm_after {
+    uint64_t event;
+    int device;
+} cm_after;
+
+typedef struct cm_job {
+    cm_list node;
+    cm_engine *engine; /* borrowed: the ticket holds it */
+    cm_ticket *ticket; /* held */
+    cm_region dst;
+    cm_region src;
+    cm_end_facts dst_facts;
+    cm_end_facts src_facts;
+    cm_plan plan;
+    bool blocking; /* the thread that runs it waits for the end */
+    bool overlaps;
+    bool capturing; /* request_stream is: queue and return, look at nothing */
+    bool submitted; /* the ticket has the rest */
+    bool detached;  /* all is queued and nobody asks for the end */
+    bool draining;  /* all is queued; what is left is to unpack on the host */
+    bool is_fill;   /* nobody asks when it is done, unless blocking */
+    unsigned char pattern[4];
+    uint32_t pattern_nbytes;
+    bool (*interrupted)(void *argument);
+    void *interrupted_argument;
+    cm_stream *request_stream; /* held; NULL in the background */
+    cm_stream *stream;         /* held: works on it, request_stream or `lent` */
+    cm_stream *lent;           /* ours until given back or passed to the ticket */
+    cm_stream *gather_stream;  /* lent; PEER */
+    bool has_queued;           /* the stream may be working for us */
+    bool lost_track;           /* waiting for it failed: nobody knows what still runs */
+    uint64_t start_event;      /* lent, of stream->device */
+    cm_after *afters;          /* owned array; events lent */
+    uint32_t after_count;
+    cm_ticket **after_tickets; /* owned array, held */
+    uint32_t after_ticket_count;
+    void *host_temporary;   /* owned: the source of an overlapping copy, read whole */
+    cm_block *temporary;    /* the same on the device */
+    cm_block *device_block; /* packed bytes of one piece */
+    uint32_t next_stage;
+    cm_stage stages[CM_STAGE_COUNT];
+} cm_job;
+
+/* job.c: make the copy. On success it is `submitted`, `detached`, `draining` or over; a
+ * failure has left nothing in flight, unless `submitted` (CM_ECANCELLED). */
+CM_NODISCARD cm_status cm_job_run(cm_job *job);
+/* The rest of a job left to drain. */
+CM_NODISCARD cm_status cm_job_finish_drain(cm_job *job);
+/* Everything is given back. */
+void cm_job_destroy(cm_job *job);
+
+/* job_after.c: what must come first. */
+CM_NODISCARD cm_status cm_job_record_after(cm_job *job, const cm_copy_request *request);
+CM_NODISCARD cm_status cm_job_wait_after(cm_job *job);
+/* Sets job->capturing. Fails: CM_ENOTSUP when the copy cannot be captured. */
+CM_NODISCARD cm_status cm_job_check_capture(cm_job *job,
+                                            const cm_copy_request *request);
+/* True when the request's own stream can do the work. */
+bool cm_job_fits_stream(const cm_job *job);
+
+/* job_wait.c: waits of the thread that runs the job; CM_ECANCELLED when interrupted. */
+CM_NODISCARD cm_status cm_job_wait_event(cm_job *job, int device, uint64_t event);
+CM_NODISCARD cm_status cm_job_wait_stream(cm_job *job);
+bool cm_job_is_interrupted(cm_job *job);
+
+/* staged.c, peer.c: queue it, in pieces. */
+CM_NODISCARD cm_status cm_job_upload(cm_job *job);
+CM_NODISCARD cm_status cm_job_download(cm_job *job);
+/* Wait for the busy stages and unpack them. */
+CM_NODISCARD cm_status cm_job_drain(cm_job *job);
+CM_NODISCARD cm_status cm_job_copy_peer(cm_job *job);
+/* Bytes of the largest piece. */
+uint64_t cm_job_piece_limit(const cm_job *job);
+/* A block of the device pool of `device`, for `stream`. Fails: CM_EINVALID without a pool. */
+CM_NODISCARD cm_status cm_job_alloc_block(cm_job *job, int device, uint64_t nbytes,
+                                          cm_stream *stream, cm_block **out);
+
+#endif

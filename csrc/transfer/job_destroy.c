@@ -1,0 +1,60 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Giving back what a job has borrowed. */
+#include <stdlib.h>
+
+#include "transfer/job.h"
+
+static void
+free_block(const cm_job *job, cm_pool *pool, cm_block *block)
+{
+    cm_stream *uses[2] = {job->stream, job->gather_stream};
+    uint32_t use_count = job->gather_stream == NULL ? 1 : 2;
+    bool idle = !job->submitted && !job->detached && !job->lost_track;
+    if (block != NULL) {
+        cm_pool_free(pool, block, uses, idle ? 0 : use_count, job->lost_track);
+    }
+}
+
+void
+cm_job_destroy(cm_job *job)
+{
+    cm_engine *engine = job->engine;
+    cm_pool **device_pools = engine->device_pools; /* set once before the first use */
+    for (int i = 0; i < CM_STAGE_COUNT; i++) {
+        cm_stage *stage = &job->stages[i];
+        free_block(job, engine->pinned_pool, stage->pinned);
+        if (job->plan.device >= 0) {
+            free_block(job, device_pools[job->plan.src_device], stage->blocks[0]);
+            free_block(job, device_pools[job->plan.device], stage->blocks[1]);
+        }
+        if (job->stream != NULL) {
+            cm_loan_give_event(engine, job->stream->device, stage->event);
+        }
+    }
+    if (job->plan.device >= 0) {
+        free_block(job, device_pools[job->plan.device], job->device_block);
+        free_block(job, device_pools[job->plan.device], job->temporary);
+    }
+    if (job->stream != NULL) {
+        cm_loan_give_event(engine, job->stream->device, job->start_event);
+    }
+    for (uint32_t i = 0; i < job->after_count; i++) {
+        cm_loan_give_event(engine, job->afters[i].device, job->afters[i].event);
+    }
+    for (uint32_t i = 0; i < job->after_ticket_count; i++) {
+        cm_ticket_release(job->after_tickets[i]);
+    }
+    free(job->afters);
+    free(job->after_tickets);
+    free(job->host_temporary);
+    cm_loan_give_stream(engine, job->gather_stream);
+    cm_loan_give_stream(engine, job->lent);
+    if (job->stream != NULL) {
+        cm_stream_release(job->stream);
+    }
+    if (job->request_stream != NULL) {
+        cm_stream_release(job->request_stream);
+    }
+    cm_ticket_release(job->ticket);
+    free(job);
+}

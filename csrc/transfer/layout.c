@@ -1,0 +1,277 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "transfer/layout.h"
+
+#include "base/checked_math.h"
+
+static void
+remove_axis(cm_layout *layout, int axis)
+{
+    for (int next = axis + 1; next < layout->ndim; next++) {
+        layout->shape[next - 1] = layout->shape[next];
+        layout->dst_strides[next - 1] = layout->dst_strides[next];
+        layout->src_strides[next - 1] = layout->src_strides[next];
+    }
+    layout->ndim--;
+}
+
+/* Put an axis in before the first one with a smaller target stride (after equal ones).
+ */
+static void
+insert_axis(cm_layout *layout, int64_t length, int64_t dst_stride, int64_t src_stride)
+{
+    int axis = layout->ndim++;
+    for (; axis > 0 && layout->dst_strides[axis - 1] < dst_stride; axis--) {
+        layout->shape[axis] = layout->shape[axis - 1];
+        layout->dst_strides[axis] = layout->dst_strides[axis - 1];
+        layout->src_strides[axis] = layout->src_strides[axis - 1];
+    }
+    layout->shape[axis] = length;
+    layout->dst_strides[axis] = dst_stride;
+    layout->src_strides[axis] = src_stride;
+}
+
+static void
+join_axes(cm_layout *layout)
+{
+    for (int axis = layout->ndim - 1; axis > 0; axis--) {
+        int64_t length = layout->shape[axis];
+        int64_t dst_reach, src_reach, joined;
+        if (cm_mul_i64(layout->dst_strides[axis], length, &dst_reach)
+            && cm_mul_i64(layout->src_strides[axis], length, &src_reach)
+            && cm_mul_i64(layout->shape[axis - 1], length, &joined)
+            && layout->dst_strides[axis - 1] == dst_reach
+            && layout->src_strides[axis - 1] == src_reach) {
+            layout->shape[axis - 1] = joined;
+            layout->dst_strides[axis - 1] = layout->dst_strides[axis];
+            layout->src_strides[axis - 1] = layout->src_strides[axis];
+            remove_axis(layout, axis);
+        }
+    }
+    while (layout->ndim > 0) {
+        int last = layout->ndim - 1;
+        int64_t run = (int64_t)layout->run_nbytes;
+        if (layout->dst_strides[last] != run || layout->src_strides[last] != run
+            || !cm_mul_i64(run, layout->shape[last], &run)) {
+            break;
+        }
+        layout->run_nbytes = (uint64_t)run;
+        layout->ndim--;
+    }
+}
+
+static bool
+take_axis(cm_layout *layout, int64_t length, int64_t dst_stride, int64_t src_stride)
+{
+    if (length == 1) {
+        return true;
+    }
+    int64_t dst_reach, src_reach;
+    if (!cm_mul_i64(dst_stride, length - 1, &dst_reach)
+        || !cm_mul_i64(src_stride, length - 1, &src_reach) || dst_stride == INT64_MIN
+        || src_stride == INT64_MIN) {
+        return false;
+    }
+    if (dst_stride > 0) {
+        insert_axis(layout, length, dst_stride, src_stride);
+        return true;
+    }
+    /* Backwards: begin at the other end. On one place: only the last element stays. */
+    if (dst_stride < 0) {
+        insert_axis(layout, length, -dst_stride, -src_stride);
+    }
+    return cm_add_i64(layout->dst_offset, dst_reach, &layout->dst_offset)
+           && cm_add_i64(layout->src_offset, src_reach, &layout->src_offset);
+}
+
+cm_status
+cm_layout_init(const cm_region *dst, const cm_region *src, cm_layout *out)
+{
+    int64_t count, low, high;
+    if (dst->itemsize != src->itemsize || dst->itemsize < 1) {
+        return cm_fail(CM_EINVALID, (uint64_t)src->itemsize);
+    }
+    if (dst->ndim < 0 || dst->ndim > CM_MAX_NDIM || src->ndim != dst->ndim) {
+        return cm_fail(CM_ESHAPE, (uint64_t)(int64_t)src->ndim);
+    }
+    for (int axis = 0; axis < dst->ndim; axis++) {
+        if (dst->shape[axis] < 0 || dst->shape[axis] != src->shape[axis]) {
+            return cm_fail(CM_ESHAPE, (uint64_t)axis);
+        }
+    }
+    CM_TRY(cm_region_count(dst, &count));
+    CM_TRY(cm_region_bounds(dst, &low, &high));
+    CM_TRY(cm_region_bounds(src, &low, &high));
+    *out = (cm_layout){.run_nbytes = (uint64_t)dst->itemsize};
+    int64_t nbytes;
+    if (count == 0) {
+        out->run_nbytes = 0;
+        return cm_ok();
+    }
+    if (!cm_mul_i64(count, dst->itemsize, &nbytes)) {
+        return cm_fail(CM_EOVERFLOW, (uint64_t)count);
+    }
+    for (int axis = 0; axis < dst->ndim; axis++) {
+        if (!take_axis(out, dst->shape[axis], dst->strides[axis], src->strides[axis])) {
+            return cm_fail(CM_EOVERFLOW, (uint64_t)dst->strides[axis]);
+        }
+    }
+    join_axes(out);
+    return cm_ok();
+}
+
+uint64_t
+cm_layout_nbytes(const cm_layout *layout)
+{
+    uint64_t nbytes = layout->run_nbytes;
+    for (int axis = 0; axis < layout->ndim; axis++) {
+        nbytes *= (uint64_t)layout->shape[axis];
+    }
+    return nbytes;
+}
+
+static bool
+is_packed(const cm_layout *layout, const int64_t *strides)
+{
+    int64_t expected = (int64_t)layout->run_nbytes;
+    for (int axis = layout->ndim - 1; axis >= 0; axis--) {
+        if (strides[axis] != expected) {
+            return false;
+        }
+        expected *= layout->shape[axis];
+    }
+    return true;
+}
+
+bool
+cm_layout_dst_is_packed(const cm_layout *layout)
+{
+    return is_packed(layout, layout->dst_strides);
+}
+
+bool
+cm_layout_src_is_packed(const cm_layout *layout)
+{
+    return is_packed(layout, layout->src_strides);
+}
+
+static void
+pack(const cm_layout *layout, int64_t *strides)
+{
+    int64_t stride = (int64_t)layout->run_nbytes;
+    for (int axis = layout->ndim - 1; axis >= 0; axis--) {
+        strides[axis] = stride;
+        stride *= layout->shape[axis];
+    }
+}
+
+void
+cm_layout_pack_dst(cm_layout *layout)
+{
+    pack(layout, layout->dst_strides);
+    layout->dst_offset = 0;
+    join_axes(layout);
+}
+
+void
+cm_layout_pack_src(cm_layout *layout)
+{
+    pack(layout, layout->src_strides);
+    layout->src_offset = 0;
+    join_axes(layout);
+}
+
+void
+cm_layout_take_repeats(cm_layout *layout, cm_layout *repeats)
+{
+    *repeats = (cm_layout){.run_nbytes = 0};
+    for (int axis = 0; axis < layout->ndim;) {
+        if (layout->src_strides[axis] != 0) {
+            axis++;
+            continue;
+        }
+        insert_axis(repeats, layout->shape[axis], layout->dst_strides[axis], 0);
+        remove_axis(layout, axis);
+    }
+}
+
+void
+cm_layout_put_repeats(cm_layout *layout, const cm_layout *repeats)
+{
+    for (int axis = 0; axis < repeats->ndim; axis++) {
+        insert_axis(layout, repeats->shape[axis], repeats->dst_strides[axis], 0);
+    }
+}
+
+void
+cm_cut_init(cm_cut *cut, const cm_layout *whole, uint64_t piece_nbytes)
+{
+    uint64_t inner = whole->run_nbytes;
+    *cut = (cm_cut){.whole = whole, .axis = whole->ndim, .done = inner == 0};
+    if (piece_nbytes < 1) {
+        piece_nbytes = 1;
+    }
+    if (inner > piece_nbytes) {
+        cut->step = (int64_t)piece_nbytes;
+        return;
+    }
+    cut->step = (int64_t)inner;
+    while (cut->axis > 0) {
+        cut->axis--;
+        int64_t length = whole->shape[cut->axis];
+        uint64_t room = piece_nbytes / inner;
+        if ((uint64_t)length > room) {
+            cut->step = (int64_t)room;
+            return;
+        }
+        cut->step = length;
+        inner *= (uint64_t)length;
+    }
+}
+
+static int64_t
+length_of(const cm_layout *layout, int axis)
+{
+    return axis < layout->ndim ? layout->shape[axis] : (int64_t)layout->run_nbytes;
+}
+
+bool
+cm_cut_next(cm_cut *cut, cm_layout *piece)
+{
+    const cm_layout *whole = cut->whole;
+    if (cut->done) {
+        return false;
+    }
+    *piece = (cm_layout){.run_nbytes = whole->run_nbytes,
+                         .dst_offset = whole->dst_offset,
+                         .src_offset = whole->src_offset};
+    for (int axis = 0; axis <= cut->axis && axis < whole->ndim; axis++) {
+        piece->dst_offset += cut->index[axis] * whole->dst_strides[axis];
+        piece->src_offset += cut->index[axis] * whole->src_strides[axis];
+    }
+    int64_t left = length_of(whole, cut->axis) - cut->index[cut->axis];
+    int64_t taken = left < cut->step ? left : cut->step;
+    if (cut->axis == whole->ndim) {
+        piece->dst_offset += cut->index[cut->axis];
+        piece->src_offset += cut->index[cut->axis];
+        piece->run_nbytes = (uint64_t)taken;
+    }
+    for (int axis = cut->axis; axis < whole->ndim; axis++) {
+        int64_t length = axis == cut->axis ? taken : whole->shape[axis];
+        if (length > 1) {
+            piece->shape[piece->ndim] = length;
+            piece->dst_strides[piece->ndim] = whole->dst_strides[axis];
+            piece->src_strides[piece->ndim] = whole->src_strides[axis];
+            piece->ndim++;
+        }
+    }
+    cut->index[cut->axis] += taken;
+    for (int axis = cut->axis; cut->index[axis] >= length_of(whole, axis); axis--) {
+        if (axis == 0) {
+            cut->done = true;
+            break;
+        }
+        cut->index[axis] = 0;
+        cut->index[axis - 1]++;
+    }
+    return true;
+}

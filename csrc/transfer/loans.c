@@ -1,0 +1,92 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "transfer/engine_private.h"
+
+cm_status
+cm_loan_take_event(cm_engine *engine, int device, uint64_t *out)
+{
+    cm_loan_stack *stack = &engine->loans[device];
+    cm_mutex_lock(&engine->lock);
+    bool found = stack->event_count > 0;
+    if (found) {
+        *out = stack->events[--stack->event_count];
+    }
+    cm_mutex_unlock(&engine->lock);
+    if (found) {
+        return cm_ok();
+    }
+    cm_device_guard guard;
+    CM_TRY(cm_device_enter(engine->rt, device, &guard));
+    cm_status status = cm_rt_event_create(engine->rt, CM_EVENT_BLOCKING_SYNC, out);
+    cm_device_leave(engine->rt, &guard);
+    return status;
+}
+
+void
+cm_loan_give_event(cm_engine *engine, int device, uint64_t event)
+{
+    if (event == 0) {
+        return;
+    }
+    cm_loan_stack *stack = &engine->loans[device];
+    cm_mutex_lock(&engine->lock);
+    bool kept = stack->event_count < CM_LOAN_SLOTS;
+    if (kept) {
+        stack->events[stack->event_count++] = event;
+    }
+    cm_mutex_unlock(&engine->lock);
+    if (!kept) {
+        (void)!cm_is_ok(cm_rt_event_destroy(engine->rt, event));
+    }
+}
+
+cm_status
+cm_loan_take_stream(cm_engine *engine, int device, cm_stream **out)
+{
+    cm_loan_stack *stack = &engine->loans[device];
+    cm_mutex_lock(&engine->lock);
+    bool found = stack->stream_count > 0;
+    if (found) {
+        *out = stack->streams[--stack->stream_count];
+    }
+    cm_mutex_unlock(&engine->lock);
+    if (found) {
+        return cm_ok();
+    }
+    return cm_stream_create(engine->rt, device, CM_STREAM_NON_BLOCKING, 0, out);
+}
+
+void
+cm_loan_give_stream(cm_engine *engine, cm_stream *stream)
+{
+    if (stream == NULL) {
+        return;
+    }
+    cm_loan_stack *stack = &engine->loans[stream->device];
+    cm_mutex_lock(&engine->lock);
+    bool kept = stack->stream_count < CM_LOAN_SLOTS;
+    if (kept) {
+        stack->streams[stack->stream_count++] = stream;
+    }
+    cm_mutex_unlock(&engine->lock);
+    if (!kept) {
+        cm_stream_release(stream);
+    }
+}
+
+cm_status
+cm_loans_fini(cm_engine *engine)
+{
+    cm_status first = cm_ok();
+    for (int device = 0; device < CM_MAX_DEVICES; device++) {
+        cm_loan_stack *stack = &engine->loans[device];
+        while (stack->event_count > 0) {
+            cm_status status =
+                cm_rt_event_destroy(engine->rt, stack->events[--stack->event_count]);
+            first = cm_is_ok(first) ? status : first;
+        }
+        while (stack->stream_count > 0) {
+            cm_stream_release(stack->streams[--stack->stream_count]);
+        }
+    }
+    return first;
+}

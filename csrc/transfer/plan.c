@@ -1,0 +1,168 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "transfer/plan.h"
+
+#include <stddef.h>
+
+enum {
+    MIN_2D_WIDTH = 32, /* shorter rows cost the copy engine more than the kernel */
+    MAX_2D_PITCH = INT32_MAX, /* cudaDeviceProp.memPitch of every device so far */
+};
+
+static const char *const route_texts[] = {
+#define CM_ROUTE_TEXT(name, text) text,
+    CM_ROUTES(CM_ROUTE_TEXT)
+#undef CM_ROUTE_TEXT
+};
+
+const char *
+cm_route_text(cm_route route)
+{
+    return route_texts[route];
+}
+
+bool
+cm_region_is_on_device(const cm_region *region)
+{
+    return region->kind == CM_KIND_DEVICE || region->host == NULL;
+}
+
+cm_address
+cm_region_copy_address(const cm_region *region)
+{
+    return cm_region_is_on_device(region) ? region->address : (uintptr_t)region->host;
+}
+
+static bool
+is_same_place(const cm_region *dst, const cm_region *src, const cm_layout *layout)
+{
+    if (cm_region_copy_address(dst) != cm_region_copy_address(src)
+        || cm_region_is_on_device(dst) != cm_region_is_on_device(src)
+        || layout->dst_offset != layout->src_offset) {
+        return false;
+    }
+    for (int axis = 0; axis < layout->ndim; axis++) {
+        if (layout->dst_strides[axis] != layout->src_strides[axis]) {
+            return false;
+        }
+    }
+    return true;
+}
+
+static uint64_t
+payload_of(const cm_layout *layout)
+{
+    cm_layout core = *layout;
+    cm_layout repeats;
+    cm_layout_take_repeats(&core, &repeats);
+    return cm_layout_nbytes(&core);
+}
+
+static bool
+is_2d(const cm_layout *layout)
+{
+    if (layout->ndim != 1 || layout->run_nbytes < MIN_2D_WIDTH) {
+        return false;
+    }
+    int64_t run = (int64_t)layout->run_nbytes;
+    return layout->dst_strides[0] >= run && layout->src_strides[0] >= run
+           && layout->dst_strides[0] <= MAX_2D_PITCH
+           && layout->src_strides[0] <= MAX_2D_PITCH;
+}
+
+cm_route
+cm_plan_choose_route(const cm_plan *plan, const cm_region *dst, const cm_region *src,
+                     cm_end_facts dst_facts, cm_end_facts src_facts, bool may_wait)
+{
+    bool locked = dst_facts.locked && src_facts.locked;
+    if (plan->layout.ndim == 0) {
+        return locked || may_wait ? CM_ROUTE_DIRECT : CM_ROUTE_STAGED;
+    }
+    if (is_2d(&plan->layout) && locked && dst_facts.whole && src_facts.whole) {
+        return CM_ROUTE_DIRECT_2D;
+    }
+    if (locked && dst->address != 0 && src->address != 0) {
+        return CM_ROUTE_KERNEL;
+    }
+    cm_layout core = plan->layout;
+    cm_layout repeats;
+    cm_layout_take_repeats(&core, &repeats);
+    bool packed = cm_region_is_on_device(dst)
+                      ? repeats.ndim == 0 && cm_layout_dst_is_packed(&core)
+                      : cm_layout_src_is_packed(&core);
+    return packed ? CM_ROUTE_STAGED : CM_ROUTE_STAGED_KERNEL;
+}
+
+/* Between host and host: who can be reached by a device that works in a stream's order?
+ * The runtime's own copy would keep the calling thread until the stream came to it. */
+static void
+choose_host_route(cm_plan *plan, const cm_region *dst, const cm_region *src,
+                  cm_end_facts dst_facts, cm_end_facts src_facts,
+                  cm_plan_options options)
+{
+    bool reaches_dst = options.on_stream && dst_facts.locked && dst->address != 0;
+    bool reaches_src = options.on_stream && src_facts.locked && src->address != 0;
+    plan->route = CM_ROUTE_HOST;
+    if ((!reaches_dst && !reaches_src)
+        || (reaches_dst && reaches_src && dst->device != src->device)) {
+        return;
+    }
+    plan->device = reaches_dst ? dst->device : src->device;
+    plan->src_device = plan->device;
+    plan->is_download = !reaches_dst; /* of those two routes only the staged one */
+    plan->route = reaches_dst && reaches_src ? CM_ROUTE_KERNEL : CM_ROUTE_STAGED_KERNEL;
+}
+
+static void
+choose_device_route(cm_plan *plan, const cm_region *dst, const cm_region *src,
+                    cm_end_facts dst_facts, cm_end_facts src_facts,
+                    cm_plan_options options)
+{
+    bool dst_on_device = cm_region_is_on_device(dst);
+    plan->device = dst_on_device ? dst->device : src->device;
+    plan->src_device = cm_region_is_on_device(src) ? src->device : plan->device;
+    plan->route = plan->device != plan->src_device
+                      ? CM_ROUTE_PEER
+                      : cm_plan_choose_route(plan, dst, src, dst_facts, src_facts,
+                                             options.may_wait);
+    bool staged =
+        plan->route == CM_ROUTE_STAGED || plan->route == CM_ROUTE_STAGED_KERNEL;
+    plan->is_download = staged && !dst_on_device;
+}
+
+static bool
+is_device(int device)
+{
+    return device >= 0 && device < CM_MAX_DEVICES;
+}
+
+cm_status
+cm_plan_init(cm_plan *plan, const cm_region *dst, const cm_region *src,
+             cm_end_facts dst_facts, cm_end_facts src_facts, cm_plan_options options)
+{
+    plan->route = CM_ROUTE_NOTHING;
+    plan->device = -1;
+    plan->src_device = -1;
+    plan->is_download = false;
+    CM_TRY(cm_layout_init(dst, src, &plan->layout));
+    plan->nbytes = payload_of(&plan->layout);
+    if (plan->nbytes == 0) {
+        return cm_ok();
+    }
+    if (cm_region_copy_address(dst) == 0 || cm_region_copy_address(src) == 0) {
+        return cm_fail(CM_EINVALID, 0);
+    }
+    if (is_same_place(dst, src, &plan->layout)) {
+        return cm_ok();
+    }
+    if (cm_region_is_on_device(dst) || cm_region_is_on_device(src)) {
+        choose_device_route(plan, dst, src, dst_facts, src_facts, options);
+    }
+    else {
+        choose_host_route(plan, dst, src, dst_facts, src_facts, options);
+    }
+    if (plan->route != CM_ROUTE_HOST
+        && !(is_device(plan->device) && is_device(plan->src_device))) {
+        return cm_fail(CM_EINVALID, (uint64_t)(int64_t)plan->device);
+    }
+    return cm_ok();
+}

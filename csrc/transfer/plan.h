@@ -1,0 +1,52 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* How a copy is to be made: the route, the device that does it, and the loops. Pure:
+ * what must be asked of others (is this host range page-locked?) comes in as plain
+ * facts. */
+#ifndef CM_TRANSFER_PLAN_H
+#define CM_TRANSFER_PLAN_H
+
+#include "transfer/engine.h"
+#include "transfer/layout.h"
+
+/* What is known of one end beyond its region. */
+typedef struct cm_end_facts {
+    bool locked; /* page-locked, or not host memory at all: a copy may run behind our
+                    back */
+    bool whole;  /* no edge of a registration lies within it */
+} cm_end_facts;
+
+typedef struct cm_plan {
+    cm_route route;
+    int device;       /* whose stream does the work; -1: the host */
+    int src_device;   /* PEER: where the source lies; else = device */
+    bool is_download; /* through page-locked blocks towards the host */
+    uint64_t nbytes;  /* payload, not counting repeats of a broadcast source */
+    cm_layout layout;
+} cm_plan;
+
+typedef struct cm_plan_options {
+    bool may_wait;  /* the caller waits for the end anyway: pageable memory may be given
+                       to the runtime as it is */
+    bool on_stream; /* in the order of a stream, without waiting: page-locked and
+                       managed memory is then moved by the device even between host and
+                       host */
+} cm_plan_options;
+
+/* Fails: CM_ESHAPE, CM_EINVALID (an end nobody can reach, itemsizes),
+ * CM_EOVERFLOW. */
+CM_NODISCARD cm_status cm_plan_init(cm_plan *plan, const cm_region *dst,
+                                    const cm_region *src, cm_end_facts dst_facts,
+                                    cm_end_facts src_facts, cm_plan_options options);
+
+/* The route for a layout whose ends lie on one device, or one there and one on the
+ * host. */
+cm_route cm_plan_choose_route(const cm_plan *plan, const cm_region *dst,
+                              const cm_region *src, cm_end_facts dst_facts,
+                              cm_end_facts src_facts, bool may_wait);
+
+/* True when only a device may touch the bytes, or ought to. */
+bool cm_region_is_on_device(const cm_region *region);
+/* The address that the runtime's copies take: the host's own for host memory. */
+cm_address cm_region_copy_address(const cm_region *region);
+
+#endif

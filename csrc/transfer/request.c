@@ -1,0 +1,290 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The entry: from a request to a job that runs here, on a stream or in the background.
+ */
+#include <stdlib.h>
+#include <string.h>
+
+#include "runtime/emulated.h"
+#include "transfer/job.h"
+
+static cm_end_facts
+facts_of(cm_engine *engine, const cm_region *region)
+{
+    int64_t low, high;
+    cm_end_facts facts = {.locked = region->kind != CM_KIND_PAGEABLE, .whole = true};
+    if (cm_region_is_on_device(region)) {
+        return (cm_end_facts){.locked = true, .whole = true};
+    }
+    if (engine->registry == NULL || !cm_is_ok(cm_region_bounds(region, &low, &high))
+        || low == high) {
+        return facts;
+    }
+    bool locked = false;
+    uint64_t nbytes = (uint64_t)(high - low);
+    facts.whole = cm_registry_run(engine->registry, (const char *)region->host + low,
+                                  nbytes, &locked)
+                  == nbytes;
+    facts.locked = facts.locked || (facts.whole && locked);
+    return facts;
+}
+
+/* Emulated device memory has a second mapping, which is exported as memory of the host.
+ */
+static bool
+overlaps_second_mapping(cm_runtime *rt, const cm_region *device, const cm_region *host)
+{
+    int64_t low, high;
+    if (rt->backend != CM_BACKEND_EMULATED || !cm_region_is_on_device(device)
+        || cm_region_is_on_device(host)
+        || !cm_is_ok(cm_region_bounds(device, &low, &high)) || low == high) {
+        return false;
+    }
+    char *alias = cm_emulated_host_alias(rt, device->address + (uint64_t)low,
+                                         (uint64_t)(high - low));
+    if (alias == NULL) {
+        return false;
+    }
+    cm_region mapped = *device;
+    mapped.host = alias - low;
+    mapped.address = 0;
+    return cm_region_may_overlap(&mapped, host);
+}
+
+static bool
+may_overlap(cm_runtime *rt, const cm_region *dst, const cm_region *src)
+{
+    return cm_region_may_overlap(dst, src) || overlaps_second_mapping(rt, dst, src)
+           || overlaps_second_mapping(rt, src, dst);
+}
+
+/* A value that repeats every 1, 2 or 4 bytes can be set by the runtime. */
+static void
+try_fill_route(cm_job *job, const unsigned char *value, uint64_t value_nbytes)
+{
+    cm_plan *plan = &job->plan;
+    if (plan->device < 0 || !cm_layout_dst_is_packed(&plan->layout)) {
+        return;
+    }
+    cm_address dst = job->dst.address + (uint64_t)plan->layout.dst_offset;
+    for (uint32_t period = 1; period <= sizeof(job->pattern); period *= 2) {
+        if (value_nbytes % period == 0 && dst % period == 0
+            && memcmp(value, value + period, (size_t)(value_nbytes - period)) == 0) {
+            memcpy(job->pattern, value, period);
+            job->pattern_nbytes = period;
+            plan->route = CM_ROUTE_FILL;
+            return;
+        }
+    }
+}
+
+/* True when the thread that runs the job has to wait for the device or works itself. */
+static bool
+needs_a_thread(const cm_job *job)
+{
+    switch (job->plan.route) {
+    case CM_ROUTE_HOST:
+    case CM_ROUTE_STAGED:
+    case CM_ROUTE_STAGED_KERNEL:
+        return true;
+    default:
+        /* Reading an overlapping source may. */
+        return job->overlaps && !(job->src_facts.locked && job->src.address != 0);
+    }
+}
+
+static cm_status
+finish_here(cm_job *job, cm_status status)
+{
+    cm_ticket *ticket = cm_ticket_hold(job->ticket);
+    bool submitted = job->submitted;
+    cm_job_destroy(job);
+    if (!submitted) {
+        cm_ticket_finish(ticket, status, true);
+    }
+    cm_ticket_release(ticket);
+    return status;
+}
+
+static cm_status
+run_here(cm_job *job)
+{
+    cm_status status = cm_job_run(job);
+    if (!cm_is_ok(status) || !job->draining) {
+        return finish_here(job, status);
+    }
+    status = cm_engine_give_job(job->engine, job);
+    if (cm_is_ok(status)) {
+        return status;
+    }
+    /* No thread to be had: the caller waits after all. */
+    return finish_here(job, cm_job_finish_drain(job));
+}
+
+static cm_status
+run_in_background(cm_job *job)
+{
+    job->blocking = true; /* of the worker */
+    job->interrupted = NULL;
+    cm_status status = cm_engine_give_job(job->engine, job);
+    return cm_is_ok(status) ? status : finish_here(job, status);
+}
+
+static cm_status
+prepare(cm_job *job, const cm_copy_request *request, const void *fill_value)
+{
+    cm_engine *engine = job->engine;
+    job->dst_facts = facts_of(engine, &job->dst);
+    job->src_facts = facts_of(engine, &job->src);
+    cm_plan_options options = {
+        .may_wait = job->blocking,
+        .on_stream = request->stream != NULL && !job->blocking && fill_value == NULL,
+    };
+    CM_TRY(cm_plan_init(&job->plan, &job->dst, &job->src, job->dst_facts,
+                        job->src_facts, options));
+    if (job->plan.route == CM_ROUTE_NOTHING) {
+        return cm_ok();
+    }
+    if (fill_value != NULL) {
+        job->is_fill = true;
+        try_fill_route(job, fill_value, (uint64_t)job->dst.itemsize);
+    }
+    else {
+        job->overlaps = may_overlap(engine->rt, &job->dst, &job->src);
+    }
+    CM_TRY(cm_job_check_capture(job, request));
+    return cm_job_record_after(job, request);
+}
+
+static cm_status
+start(cm_engine *engine, const cm_copy_request *request, const void *fill_value,
+      cm_ticket *ticket)
+{
+    cm_job *job = calloc(1, sizeof(*job));
+    if (job == NULL) {
+        cm_status status = cm_fail(CM_ENOMEM, sizeof(*job));
+        cm_ticket_finish(ticket, status, true);
+        return status;
+    }
+    cm_list_init(&job->node);
+    job->engine = engine;
+    job->ticket = cm_ticket_hold(ticket);
+    job->dst = request->dst;
+    job->src = request->src;
+    job->blocking = request->blocking;
+    job->interrupted = request->interrupted;
+    job->interrupted_argument = request->interrupted_argument;
+    job->request_stream =
+        request->stream == NULL ? NULL : cm_stream_hold(request->stream);
+    cm_status status = prepare(job, request, fill_value);
+    ticket->nbytes = job->plan.nbytes;
+    ticket->route = job->plan.route;
+    if (!cm_is_ok(status) || job->plan.route == CM_ROUTE_NOTHING) {
+        return finish_here(job, status);
+    }
+    bool background = request->stream == NULL && !request->blocking;
+    if (background && needs_a_thread(job)) {
+        return run_in_background(job);
+    }
+    status = run_here(job);
+    if (!background || cm_is_ok(status)) {
+        return status;
+    }
+    /* What fails in the background is learnt from the ticket, whoever has run it. */
+    cm_ticket_unread(ticket);
+    return cm_ok();
+}
+
+static void
+drop_keeps(const cm_copy_request *request)
+{
+    for (uint32_t i = 0; i < request->keep_count; i++) {
+        request->keep[i].drop(request->keep[i].object);
+    }
+}
+
+/* Entered once here, the device is current for all that follows: each of those steps
+ * enters it too, which then costs next to nothing. */
+static cm_status
+start_on_device(cm_engine *engine, const cm_copy_request *request,
+                const void *fill_value, cm_ticket *ticket)
+{
+    int device = request->dst.device >= 0 ? request->dst.device : request->src.device;
+    device = request->stream != NULL ? request->stream->device : device;
+    cm_device_guard guard;
+    bool entered = device >= 0 && cm_is_ok(cm_device_enter(engine->rt, device, &guard));
+    /* Where it cannot be entered, the step that needs it says so. */
+    cm_status status = start(engine, request, fill_value, ticket);
+    if (entered) {
+        cm_device_leave(engine->rt, &guard);
+    }
+    return status;
+}
+
+static cm_status
+submit(cm_engine *engine, const cm_copy_request *request, const void *fill_value,
+       cm_ticket **out)
+{
+    if (cm_engine_is_forked(engine)) {
+        drop_keeps(request);
+        return cm_fail(CM_EFORKED, 0);
+    }
+    cm_mutex_lock(&engine->lock);
+    bool closed = engine->closed;
+    engine->caller_count += !closed;
+    cm_mutex_unlock(&engine->lock);
+    if (closed) {
+        drop_keeps(request);
+        return cm_fail(CM_ECLOSED, 0);
+    }
+    cm_ticket *ticket = cm_ticket_create(engine, request);
+    cm_status status;
+    if (ticket == NULL) {
+        drop_keeps(request);
+        status = cm_fail(CM_ENOMEM, 0);
+    }
+    else {
+        status = start_on_device(engine, request, fill_value, ticket);
+    }
+    if (cm_is_ok(status) && out != NULL) {
+        *out = ticket;
+    }
+    else if (ticket != NULL) {
+        cm_ticket_abandon(ticket);
+    }
+    cm_engine_end_call(engine);
+    return status;
+}
+
+cm_status
+cm_engine_copy(cm_engine *engine, const cm_copy_request *request, cm_ticket **out)
+{
+    return submit(engine, request, NULL, out);
+}
+
+cm_status
+cm_engine_fill(cm_engine *engine, const cm_region *dst, const void *value,
+               cm_stream *stream, cm_stream *const *after, uint32_t after_count,
+               bool blocking, cm_route *route)
+{
+    cm_copy_request request = {
+        .dst = *dst,
+        .src = {.host = (void *)(uintptr_t)value,
+                .kind = CM_KIND_PAGEABLE,
+                .device = -1,
+                .itemsize = dst->itemsize},
+        .stream = stream,
+        .blocking = blocking || stream == NULL,
+        .after = after,
+        .after_count = after_count,
+    };
+    cm_ticket *ticket;
+    cm_ticket_info info;
+    CM_TRY(cm_region_broadcast(dst, &request.src));
+    CM_TRY(submit(engine, &request, value, &ticket));
+    cm_ticket_read(ticket, &info);
+    if (route != NULL) {
+        *route = info.route;
+    }
+    cm_ticket_release(ticket);
+    return cm_ok();
+}

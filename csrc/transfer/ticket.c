@@ -1,0 +1,255 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "transfer/ticket.h"
+
+#include <stdlib.h>
+#include <unistd.h>
+
+#include "pool/scope.h"
+
+cm_ticket *
+cm_ticket_create(cm_engine *engine, const cm_copy_request *request)
+{
+    cm_ticket *ticket = calloc(1, sizeof(*ticket));
+    if (ticket == NULL) {
+        return NULL;
+    }
+    atomic_init(&ticket->refs, 2);
+    ticket->engine = cm_engine_hold(engine);
+    ticket->start_ns = cm_now_ns();
+    for (uint32_t i = 0; i < request->keep_count; i++) {
+        ticket->keep[ticket->keep_count++] = request->keep[i];
+    }
+    cm_mutex_lock(&engine->lock);
+    cm_list_push_back(&engine->pending, &ticket->node);
+    engine->pending_count++;
+    cm_mutex_unlock(&engine->lock);
+    return ticket;
+}
+
+cm_ticket *
+cm_ticket_hold(cm_ticket *ticket)
+{
+    atomic_fetch_add_explicit(&ticket->refs, 1, memory_order_relaxed);
+    return ticket;
+}
+
+/* Lock held. The failure is kept for cm_engine_take_unread, with a reference. */
+static void
+queue_unread_locked(cm_ticket *ticket)
+{
+    ticket->read = true;
+    atomic_fetch_add_explicit(&ticket->refs, 1, memory_order_relaxed);
+    cm_list_push_back(&ticket->engine->unread, &ticket->node);
+}
+
+void
+cm_ticket_release(cm_ticket *ticket)
+{
+    cm_engine *engine = ticket->engine;
+    if (atomic_fetch_sub_explicit(&ticket->refs, 1, memory_order_acq_rel) != 1
+        || cm_engine_is_forked(engine)) {
+        return;
+    }
+    if (!cm_is_ok(ticket->status) && !ticket->read) {
+        cm_mutex_lock(&engine->lock);
+        queue_unread_locked(ticket);
+        cm_mutex_unlock(&engine->lock);
+        return;
+    }
+    free(ticket);
+    cm_engine_release(engine);
+}
+
+void
+cm_ticket_abandon(cm_ticket *ticket)
+{
+    cm_engine *engine = ticket->engine;
+    if (cm_engine_is_forked(engine)) {
+        return;
+    }
+    cm_mutex_lock(&engine->lock);
+    ticket->abandoned = true;
+    if (ticket->state == CM_TICKET_DONE && !cm_is_ok(ticket->status) && !ticket->read) {
+        queue_unread_locked(ticket);
+    }
+    cm_mutex_unlock(&engine->lock);
+    cm_ticket_release(ticket);
+}
+
+cm_status
+cm_engine_take_unread(cm_engine *engine)
+{
+    if (cm_engine_is_forked(engine)) {
+        return cm_ok();
+    }
+    cm_mutex_lock(&engine->lock);
+    cm_list *node = cm_list_pop_front(&engine->unread);
+    cm_mutex_unlock(&engine->lock);
+    if (node == NULL) {
+        return cm_ok();
+    }
+    cm_ticket *ticket = CM_LIST_ENTRY(node, cm_ticket, node);
+    cm_status status = ticket->status;
+    cm_ticket_release(ticket);
+    return status;
+}
+
+void
+cm_ticket_submit(cm_ticket *ticket, int device, uint64_t start_event,
+                 uint64_t end_event, cm_stream *lent, cm_status status)
+{
+    cm_engine *engine = ticket->engine;
+    cm_mutex_lock(&engine->lock);
+    ticket->device = device;
+    ticket->start_event = start_event;
+    ticket->end_event = end_event;
+    ticket->lent = lent;
+    ticket->status = status;
+    ticket->read = !cm_is_ok(status);
+    ticket->state = CM_TICKET_SUBMITTED;
+    cm_cond_signal_all(&engine->changed);
+    cm_cond_signal_all(&engine->watch);
+    cm_mutex_unlock(&engine->lock);
+}
+
+void
+cm_notices_send(cm_notice *notice)
+{
+    while (notice != NULL) {
+        cm_notice *next = notice->next;
+        uint64_t one = 1;
+        ssize_t written = write(notice->fd, &one, sizeof(one));
+        (void)written; /* a full counter wakes its reader all the same */
+        (void)close(notice->fd);
+        free(notice);
+        notice = next;
+    }
+}
+
+void
+cm_ticket_give_loans(cm_ticket *ticket)
+{
+    cm_engine *engine = ticket->engine;
+    cm_mutex_lock(&engine->lock);
+    uint64_t start = 0;
+    uint64_t end = 0;
+    cm_stream *lent = NULL;
+    if (ticket->state == CM_TICKET_DONE && ticket->query_count == 0) {
+        start = ticket->start_event;
+        end = ticket->end_event;
+        lent = ticket->lent;
+        ticket->start_event = 0;
+        ticket->end_event = 0;
+        ticket->lent = NULL;
+    }
+    cm_mutex_unlock(&engine->lock);
+    cm_loan_give_event(engine, ticket->device, start);
+    cm_loan_give_event(engine, ticket->device, end);
+    cm_loan_give_stream(engine, lent);
+}
+
+void
+cm_ticket_finish(cm_ticket *ticket, cm_status status, bool read)
+{
+    cm_engine *engine = ticket->engine;
+    double seconds = (double)(cm_now_ns() - ticket->start_ns) * 1e-9;
+    if (ticket->start_event != 0 && ticket->end_event != 0 && cm_is_ok(status)) {
+        float milliseconds = 0;
+        status = cm_rt_event_elapsed(engine->rt, ticket->start_event, ticket->end_event,
+                                     &milliseconds);
+        seconds = (double)milliseconds * 1e-3;
+    }
+    /* Before anybody sees that it is done: then nothing is kept alive any more. */
+    for (uint32_t i = 0; i < ticket->keep_count; i++) {
+        ticket->keep[i].drop(ticket->keep[i].object);
+    }
+    ticket->keep_count = 0;
+    cm_mutex_lock(&engine->lock);
+    ticket->finishing = true;
+    ticket->status = cm_is_ok(ticket->status) ? status : ticket->status;
+    ticket->read = ticket->read || read;
+    ticket->seconds = seconds;
+    ticket->state = CM_TICKET_DONE;
+    cm_list_remove(&ticket->node);
+    engine->pending_count--;
+    cm_notice *notices = ticket->notices;
+    ticket->notices = NULL;
+    if (ticket->abandoned && !cm_is_ok(ticket->status) && !ticket->read) {
+        queue_unread_locked(ticket);
+    }
+    cm_cond_signal_all(&engine->changed);
+    cm_mutex_unlock(&engine->lock);
+    cm_notices_send(notices);
+    cm_ticket_give_loans(ticket);
+    cm_ticket_release(ticket);
+}
+
+void
+cm_ticket_unread(cm_ticket *ticket)
+{
+    cm_mutex_lock(&ticket->engine->lock);
+    ticket->read = false;
+    cm_mutex_unlock(&ticket->engine->lock);
+}
+
+/* Lock held. Another thread has seen the end and is about to say so: that is not long,
+ * and until then nobody could tell when it is done. */
+static void
+await_finishing_locked(cm_ticket *ticket)
+{
+    while (ticket->state == CM_TICKET_SUBMITTED && ticket->finishing) {
+        cm_cond_wait(&ticket->engine->changed, &ticket->engine->lock);
+    }
+}
+
+bool
+cm_ticket_update(cm_ticket *ticket)
+{
+    cm_engine *engine = ticket->engine;
+    cm_mutex_lock(&engine->lock);
+    await_finishing_locked(ticket);
+    bool query = ticket->state == CM_TICKET_SUBMITTED && !ticket->finishing;
+    bool over = ticket->state == CM_TICKET_DONE;
+    ticket->query_count += query;
+    engine->caller_count += query;
+    cm_mutex_unlock(&engine->lock);
+    if (!query) {
+        return over;
+    }
+    bool done = false;
+    cm_scope scope;
+    /* A thread without a context would make one on device 0, and the question would
+     * break a capture that the thread has under way. */
+    cm_status status = cm_scope_enter(engine->rt, ticket->device, &scope);
+    if (cm_is_ok(status)) {
+        status = cm_rt_event_query(engine->rt, ticket->end_event, &done);
+        cm_scope_leave(&scope);
+    }
+    cm_mutex_lock(&engine->lock);
+    ticket->query_count--;
+    bool mine = (done || !cm_is_ok(status)) && !ticket->finishing;
+    await_finishing_locked(ticket);
+    ticket->finishing = ticket->finishing || mine;
+    over = ticket->state == CM_TICKET_DONE;
+    cm_mutex_unlock(&engine->lock);
+    if (mine) {
+        cm_ticket_finish(ticket, status, false);
+    }
+    else if (over) {
+        cm_ticket_give_loans(ticket);
+    }
+    cm_engine_end_call(engine);
+    return mine || over;
+}
+
+uint64_t
+cm_engine_count_pending(cm_engine *engine)
+{
+    if (cm_engine_is_forked(engine)) {
+        return 0;
+    }
+    cm_mutex_lock(&engine->lock);
+    uint64_t count = engine->pending_count;
+    cm_mutex_unlock(&engine->lock);
+    return count;
+}

@@ -1,0 +1,77 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Tickets as the engine's own files see them: from queued over submitted to done.
+ * Whoever finds that the device is through makes the ticket done, be it the watcher, a
+ * waiter or
+ * a reader. Locks: the engine's. */
+#ifndef CM_TRANSFER_TICKET_H
+#define CM_TRANSFER_TICKET_H
+
+#include "transfer/engine_private.h"
+
+typedef enum cm_ticket_state {
+    CM_TICKET_QUEUED, /* device work may still have to be queued, or the host to act */
+    CM_TICKET_SUBMITTED, /* done as soon as end_event is */
+    CM_TICKET_DONE,
+} cm_ticket_state;
+
+typedef struct cm_notice {
+    struct cm_notice *next;
+    int fd; /* owned */
+} cm_notice;
+
+struct cm_ticket {
+    atomic_uint refs; /* one of them is `pending`'s */
+    cm_list node;     /* in engine->pending or engine->unread */
+    cm_engine *engine;
+    uint64_t start_ns;
+    uint64_t nbytes; /* set before anybody else sees it */
+    /* under engine->lock */
+    cm_route route;
+    cm_ticket_state state;
+    bool finishing;       /* one thread is making it done */
+    bool read;            /* somebody was told of the failure, or will be */
+    bool abandoned;       /* nobody will ask */
+    uint32_t query_count; /* threads that look at the events now */
+    cm_status status;
+    double seconds;
+    int device;           /* of the events and the stream */
+    uint64_t start_event; /* lent; 0: none */
+    uint64_t end_event;
+    cm_stream *lent; /* internal stream in use until done; may be NULL */
+    cm_notice *notices;
+    cm_keep keep[4];
+    uint32_t keep_count;
+};
+
+/* A ticket in `pending`, with two references: the caller's and pending's. NULL: no
+ * memory (the keeps are then still the caller's). */
+cm_ticket *cm_ticket_create(cm_engine *engine, const cm_copy_request *request);
+/* Device work is queued: from now on the events decide. Takes over the loans. A
+ * `status` that is a failure is what the ticket will end with. */
+void cm_ticket_submit(cm_ticket *ticket, int device, uint64_t start_event,
+                      uint64_t end_event, cm_stream *lent, cm_status status);
+/* Over. Drops the keeps first. `read`: the caller tells the user of a failure itself.
+ */
+void cm_ticket_finish(cm_ticket *ticket, cm_status status, bool read);
+/* The user was not told of the failure after all. */
+void cm_ticket_unread(cm_ticket *ticket);
+/* Look whether the device is through; true when the ticket is done. */
+bool cm_ticket_update(cm_ticket *ticket);
+/* Give back what a ticket that is done and that nobody queries still has on loan. */
+void cm_ticket_give_loans(cm_ticket *ticket);
+/* Write to all and free them. */
+void cm_notices_send(cm_notice *notice);
+/* Make `stream` wait for it (NULL: nothing is queued), once it is submitted or done;
+ * its own
+ * failure is not ours. Blocks up to `timeout_ns`: CM_ETIMEOUT. Without a stream it must be
+ * done. */
+CM_NODISCARD cm_status cm_ticket_depend(cm_ticket *ticket, cm_stream *stream,
+                                        uint64_t timeout_ns);
+/* Update up to `limit` (<= 64) pending tickets, the longest unlooked-at first; true
+ * when one became done. */
+bool cm_engine_update_some(cm_engine *engine, int limit);
+/* Start the thread that watches submitted tickets. Fails: CM_ETHREAD. */
+CM_NODISCARD cm_status cm_engine_need_watcher(cm_engine *engine);
+void cm_engine_join_watcher(cm_engine *engine);
+
+#endif

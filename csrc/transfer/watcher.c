@@ -1,0 +1,124 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The thread that looks whether submitted transfers are through, so that what they keep
+ * alive is dropped and those who sleep on them wake, without anybody asking. */
+#include "transfer/ticket.h"
+
+enum {
+    BATCH = 32,
+    FIRST_PAUSE_NS = 20 * 1000,
+    LAST_PAUSE_NS = 1000 * 1000,
+};
+
+bool
+cm_engine_update_some(cm_engine *engine, int limit)
+{
+    cm_ticket *batch[BATCH];
+    int count = 0;
+    cm_mutex_lock(&engine->lock);
+    uint64_t left = engine->pending_count;
+    for (; left > 0 && count < limit && count < BATCH; left--) {
+        /* Whoever was looked at goes to the end: each gets its turn. */
+        cm_list *node = cm_list_pop_front(&engine->pending);
+        cm_list_push_back(&engine->pending, node);
+        cm_ticket *ticket = CM_LIST_ENTRY(node, cm_ticket, node);
+        if (ticket->state == CM_TICKET_SUBMITTED && !ticket->finishing) {
+            batch[count++] = cm_ticket_hold(ticket);
+        }
+    }
+    cm_mutex_unlock(&engine->lock);
+    bool any = false;
+    for (int i = 0; i < count; i++) {
+        any = cm_ticket_update(batch[i]) || any;
+        cm_ticket_release(batch[i]);
+    }
+    return any;
+}
+
+/* Lock held. */
+static bool
+has_submitted(const cm_engine *engine)
+{
+    for (const cm_list *node = engine->pending.next; node != &engine->pending;
+         node = node->next) {
+        const cm_ticket *ticket = CM_LIST_ENTRY(node, cm_ticket, node);
+        if (ticket->state == CM_TICKET_SUBMITTED) {
+            return true;
+        }
+    }
+    return false;
+}
+
+static void *
+watch(void *argument)
+{
+    cm_engine *engine = argument;
+    uint64_t pause = FIRST_PAUSE_NS;
+    /* Looking at an event would break a capture that another thread has under way.
+     * Where this fails the looking itself will say so. */
+    int mode = CM_CAPTURE_RELAXED;
+    (void)!cm_is_ok(cm_rt_capture_mode_exchange(engine->rt, &mode));
+    for (;;) {
+        cm_mutex_lock(&engine->lock);
+        while (!engine->stop && !has_submitted(engine)) {
+            cm_cond_wait(&engine->watch, &engine->lock);
+            pause = FIRST_PAUSE_NS;
+        }
+        bool stop = engine->stop;
+        cm_mutex_unlock(&engine->lock);
+        if (stop) {
+            return NULL;
+        }
+        if (cm_engine_update_some(engine, BATCH)) {
+            pause = FIRST_PAUSE_NS;
+            continue;
+        }
+        cm_mutex_lock(&engine->lock);
+        if (!engine->stop
+            && cm_cond_wait_until(&engine->watch, &engine->lock, cm_now_ns() + pause)) {
+            pause = FIRST_PAUSE_NS;
+        }
+        else if (pause < LAST_PAUSE_NS) {
+            pause *= 2;
+        }
+        cm_mutex_unlock(&engine->lock);
+    }
+}
+
+cm_status
+cm_engine_need_watcher(cm_engine *engine)
+{
+    cm_status status = cm_ok();
+    cm_mutex_lock(&engine->lock);
+    /* Starting a thread waits for nothing of ours. */
+    if (!engine->has_watcher) {
+        status = cm_thread_start(&engine->watcher, watch, engine);
+        engine->has_watcher = cm_is_ok(status);
+    }
+    cm_mutex_unlock(&engine->lock);
+    return status;
+}
+
+void
+cm_engine_join_watcher(cm_engine *engine)
+{
+    cm_mutex_lock(&engine->lock);
+    bool running = engine->has_watcher;
+    engine->has_watcher = false;
+    engine->stop = true;
+    cm_cond_signal_all(&engine->watch);
+    cm_mutex_unlock(&engine->lock);
+    if (running) {
+        cm_thread_join(engine->watcher);
+    }
+}
+
+void
+cm_engine_poll(cm_engine *engine)
+{
+    /* The watcher does the rest; this makes a busy caller see its own work end sooner.
+     */
+    enum { POLL_COUNT = 2 };
+    if (!cm_engine_is_forked(engine) && cm_engine_count_pending(engine) != 0) {
+        (void)cm_engine_update_some(engine, POLL_COUNT);
+    }
+}

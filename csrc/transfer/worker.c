@@ -1,0 +1,88 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The threads that run whole jobs in the background and unpack what came to the host.
+ * One is started when there is a job and nobody idle, up to CM_MAX_WORKERS: a job that
+ * waits for a stream that is held up does not hold up the others. */
+#include "transfer/job.h"
+
+static void
+run_job(cm_engine *engine, cm_job *job)
+{
+    cm_ticket *ticket = cm_ticket_hold(job->ticket);
+    /* What we call would break a capture that another thread has under way. */
+    int mode = CM_CAPTURE_RELAXED;
+    bool draining = job->draining;
+    cm_status status = cm_rt_capture_mode_exchange(engine->rt, &mode);
+    bool switched = cm_is_ok(status);
+    if (draining) {
+        cm_status drained = cm_job_finish_drain(job);
+        status = cm_is_ok(status) ? drained : status;
+    }
+    else if (switched) {
+        status = cm_job_run(job);
+    }
+    cm_job_destroy(job);
+    if (switched) {
+        cm_status back = cm_rt_capture_mode_exchange(engine->rt, &mode);
+        status = cm_is_ok(status) ? back : status;
+    }
+    cm_ticket_finish(ticket, status, false);
+    cm_ticket_release(ticket);
+}
+
+static void *
+work(void *argument)
+{
+    cm_engine *engine = argument;
+    cm_mutex_lock(&engine->lock);
+    for (;;) {
+        cm_list *node = cm_list_pop_front(&engine->jobs);
+        if (node == NULL) {
+            if (engine->stop) {
+                break;
+            }
+            engine->idle_count++;
+            cm_cond_wait(&engine->work, &engine->lock);
+            engine->idle_count--;
+            continue;
+        }
+        engine->job_count--;
+        cm_mutex_unlock(&engine->lock);
+        run_job(engine, CM_LIST_ENTRY(node, cm_job, node));
+        cm_mutex_lock(&engine->lock);
+    }
+    cm_mutex_unlock(&engine->lock);
+    return NULL;
+}
+
+cm_status
+cm_engine_give_job(cm_engine *engine, cm_job *job)
+{
+    cm_status status = cm_ok();
+    cm_mutex_lock(&engine->lock);
+    if ((uint64_t)engine->idle_count <= engine->job_count
+        && engine->worker_count < CM_MAX_WORKERS) {
+        status = cm_thread_start(&engine->workers[engine->worker_count], work, engine);
+        engine->worker_count += cm_is_ok(status);
+    }
+    if (engine->worker_count > 0) {
+        status = cm_ok(); /* there is somebody who will come to it */
+        cm_list_push_back(&engine->jobs, &job->node);
+        engine->job_count++;
+        cm_cond_signal_all(&engine->work);
+    }
+    cm_mutex_unlock(&engine->lock);
+    return status;
+}
+
+void
+cm_engine_join_workers(cm_engine *engine)
+{
+    cm_mutex_lock(&engine->lock);
+    int count = engine->worker_count;
+    engine->stop = true;
+    cm_cond_signal_all(&engine->work);
+    cm_mutex_unlock(&engine->lock);
+    for (int i = 0; i < count; i++) {
+        cm_thread_join(engine->workers[i]);
+    }
+}
