@@ -1,0 +1,34 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Converters from Python arguments, each with an error that names the argument and what
+ * was expected. 0 on success, -1 with TypeError or ValueError set. */
+#ifndef CM_PYTHON_ARGUMENTS_H
+#define CM_PYTHON_ARGUMENTS_H
+
+#include "python/objects.h"
+
+/* Vectorcall arguments (args, nargs, kwnames) to values[]: names[i] is the keyword of
+ * slot i, NULL-terminated; the first `positional` slots may be positional, of which the
+ * first `required` must be given (keyword-only slots are optional). Unset slots are
+ * NULL; values are borrowed. `function` names the callee in errors. */
+int cm_args_parse(const char *function, PyObject *const *args, Py_ssize_t nargs,
+                  PyObject *kwnames, const char *const *names, int positional,
+                  int required, PyObject **values);
+
+/* TypeError "{name} must be {expected}, not {type of object}"; always -1. */
+int cm_arg_refuse(PyObject *object, const char *name, const char *expected);
+/* An int or a sequence of ints, each >= 0, at most CM_MAX_NDIM of them. */
+int cm_arg_shape(PyObject *object, const char *name, int *ndim, int64_t *shape);
+/* Product of shape times itemsize; ValueError when it does not fit in 63 bits. */
+int cm_arg_nbytes(int ndim, const int64_t *shape, int64_t itemsize, uint64_t *out);
+/* "pinned", "mapped", "managed", "device". */
+int cm_arg_kind(PyObject *object, const char *name, cm_kind *out);
+/* NULL or None: cumem's current device; an int or a Device. Checks the range; needs the
+ * runtime. */
+int cm_arg_device(cm_state *state, PyObject *object, const char *name, int *out);
+/* "C", "F" (None: "C"). */
+int cm_arg_order(PyObject *object, const char *name, char *out);
+int cm_arg_bool(PyObject *object, const char *name, bool *out);
+int cm_arg_int64(PyObject *object, const char *name, int64_t *out);
+const char *cm_kind_name(cm_kind kind); /* "pinned", …, "pageable" */
+
+#endif

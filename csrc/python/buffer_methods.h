@@ -1,0 +1,53 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Methods of buffers and their docstrings, which buffer_type.c puts into its tables.
+ * GIL held; what can wait releases it. */
+#ifndef CM_PYTHON_BUFFER_METHODS_H
+#define CM_PYTHON_BUFFER_METHODS_H
+
+#include "python/objects.h"
+
+/* METH_NOARGS */
+PyObject *cm_buffer_numpy(PyObject *self, PyObject *unused);
+PyObject *cm_buffer_as_device(PyObject *self, PyObject *unused);
+PyObject *cm_buffer_copy(PyObject *self, PyObject *unused);
+PyObject *cm_buffer_free(PyObject *self, PyObject *unused);
+PyObject *cm_buffer_enter(PyObject *self, PyObject *unused);
+/* METH_O */
+PyObject *cm_buffer_record_stream(PyObject *self, PyObject *stream);
+PyObject *cm_buffer_reduce_ex(PyObject *self, PyObject *protocol);
+/* METH_FASTCALL */
+PyObject *cm_buffer_exit(PyObject *self, PyObject *const *args, Py_ssize_t nargs);
+/* METH_FASTCALL | METH_KEYWORDS */
+PyObject *cm_buffer_array(PyObject *self, PyObject *const *args, Py_ssize_t nargs,
+                          PyObject *kwnames);
+PyObject *cm_buffer_fill(PyObject *self, PyObject *const *args, Py_ssize_t nargs,
+                         PyObject *kwnames);
+PyObject *cm_buffer_prefetch(PyObject *self, PyObject *const *args, Py_ssize_t nargs,
+                             PyObject *kwnames);
+/* getter of ManagedBuffer */
+PyObject *cm_buffer_get_prefetch_location(PyObject *self, void *closure);
+
+extern const char cm_buffer_numpy_doc[];
+extern const char cm_buffer_as_device_doc[];
+extern const char cm_buffer_copy_doc[];
+extern const char cm_buffer_free_doc[];
+extern const char cm_buffer_enter_doc[];
+extern const char cm_buffer_exit_doc[];
+extern const char cm_buffer_record_stream_doc[];
+extern const char cm_buffer_reduce_ex_doc[];
+extern const char cm_buffer_array_doc[];
+extern const char cm_buffer_fill_doc[];
+extern const char cm_buffer_prefetch_doc[];
+extern const char cm_buffer_prefetch_location_doc[];
+
+/* Fill `self` with one element or a broadcast array; NULL stream: the current one. 0 or
+ * -1. */
+int cm_buffer_fill_value(cm_buffer *self, PyObject *value, PyObject *stream);
+
+/* Set all bytes to zero. */
+int cm_buffer_zero(cm_buffer *self, PyObject *stream);
+
+/* `_rebuild` of the module, which unpickling calls. */
+extern PyMethodDef cm_pickle_methods[];
+
+#endif

@@ -1,0 +1,178 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* A buffer as a C object: how it is made, where its bytes are, how it ends.
+ *
+ * Buffers take no part in garbage collection, like NumPy arrays: what a storage keeps
+ * alive is shared by all its buffers, so no single buffer could visit it, and a cycle
+ * needs a foreign owner that itself stores the buffer made of it. */
+#include <string.h>
+
+#include "python/buffer_object.h"
+
+PyTypeObject *
+cm_buffer_type_of(const cm_state *state, cm_kind kind)
+{
+    switch (kind) {
+    case CM_KIND_PINNED:
+        return state->pinned_type;
+    case CM_KIND_MAPPED:
+        return state->mapped_type;
+    case CM_KIND_MANAGED:
+        return state->managed_type;
+    case CM_KIND_DEVICE:
+        return state->device_buffer_type;
+    default:
+        return state->host_type;
+    }
+}
+
+bool
+cm_buffer_check(const cm_state *state, PyObject *object)
+{
+    return PyObject_TypeCheck(object, state->buffer_type);
+}
+
+static void
+set_c_strides(int ndim, int64_t itemsize, const int64_t *shape, int64_t *strides)
+{
+    int64_t step = itemsize;
+    for (int i = ndim - 1; i >= 0; i--) {
+        strides[i] = step;
+        step *= shape[i] > 0 ? shape[i] : 1;
+    }
+}
+
+PyObject *
+cm_buffer_new(cm_state *state, PyTypeObject *type, cm_storage *storage, int64_t offset,
+              PyObject *dtype, int ndim, const int64_t *shape, const int64_t *strides,
+              bool readonly, PyObject *base)
+{
+    int64_t *extents = NULL;
+    if (ndim > 0) {
+        extents = PyMem_Malloc(2 * (size_t)ndim * sizeof(*extents));
+        if (extents == NULL) {
+            return PyErr_NoMemory();
+        }
+        memcpy(extents, shape, (size_t)ndim * sizeof(*shape));
+    }
+    int64_t itemsize = cm_numpy_itemsize(dtype);
+    if (ndim > 0 && strides != NULL) {
+        memcpy(extents + ndim, strides, (size_t)ndim * sizeof(*strides));
+    }
+    else if (ndim > 0) {
+        set_c_strides(ndim, itemsize, shape, extents + ndim);
+    }
+    cm_buffer *self = PyObject_New(cm_buffer, type);
+    if (self == NULL) {
+        PyMem_Free(extents);
+        return NULL;
+    }
+    self->state = state;
+    self->storage = cm_storage_hold(storage);
+    self->dtype = Py_NewRef(dtype);
+    self->base = Py_XNewRef(base);
+    self->weakrefs = NULL;
+    self->offset = offset;
+    self->itemsize = itemsize;
+    self->ndim = ndim;
+    self->readonly = readonly || storage->readonly;
+    self->deferred = false;
+    self->as_device = base != NULL && type == state->device_buffer_type
+                      && storage->kind != CM_KIND_DEVICE;
+    self->extents = extents;
+    return (PyObject *)self;
+}
+
+PyObject *
+cm_buffer_new_view(cm_buffer *parent, PyTypeObject *type, int64_t offset,
+                   PyObject *dtype, int ndim, const int64_t *shape,
+                   const int64_t *strides)
+{
+    PyObject *base = parent->base != NULL ? parent->base : (PyObject *)parent;
+    return cm_buffer_new(
+        parent->state, type != NULL ? type : Py_TYPE((PyObject *)parent),
+        parent->storage, offset, dtype, ndim, shape, strides, parent->readonly, base);
+}
+
+void
+cm_buffer_dealloc(PyObject *object)
+{
+    cm_buffer *self = (cm_buffer *)object;
+    PyTypeObject *type = Py_TYPE(object);
+    if (self->weakrefs != NULL) {
+        PyObject_ClearWeakRefs(object);
+    }
+    cm_storage *storage = self->storage;
+    PyObject *dtype = self->dtype;
+    PyObject *base = self->base;
+    PyMem_Free(self->extents);
+    PyObject_Free(self);
+    /* after the object: the storage may release the GIL, and other threads must not see
+     * it */
+    cm_storage_release(storage, true);
+    Py_DECREF(dtype);
+    Py_XDECREF(base);
+    Py_DECREF(type);
+}
+
+uint64_t
+cm_buffer_nbytes(const cm_buffer *buffer)
+{
+    const int64_t *shape = cm_buffer_shape(buffer);
+    uint64_t nbytes = (uint64_t)buffer->itemsize;
+    for (int i = 0; i < buffer->ndim; i++) {
+        nbytes *= (uint64_t)shape[i];
+    }
+    return nbytes;
+}
+
+void *
+cm_buffer_host(const cm_buffer *buffer)
+{
+    const cm_storage *storage = buffer->storage;
+    if (storage->host == NULL || storage->residency == CM_KIND_DEVICE
+        || buffer->as_device || cm_buffer_nbytes(buffer) == 0) {
+        return NULL;
+    }
+    return (char *)storage->host + buffer->offset;
+}
+
+cm_address
+cm_buffer_address(const cm_buffer *buffer)
+{
+    const cm_storage *storage = buffer->storage;
+    if (storage->address == 0 || cm_buffer_nbytes(buffer) == 0) {
+        return 0;
+    }
+    return storage->address + (uint64_t)buffer->offset;
+}
+
+int
+cm_buffer_check_open(const cm_buffer *buffer)
+{
+    const cm_buffer *base = (const cm_buffer *)buffer->base;
+    if (CM_UNLIKELY(buffer->deferred || (base != NULL && base->deferred))) {
+        PyErr_SetString(PyExc_ValueError,
+                        "the buffer is closed: its with block has ended");
+        return -1;
+    }
+    return cm_storage_check_open(buffer->storage);
+}
+
+void
+cm_buffer_region(const cm_buffer *buffer, cm_region *out)
+{
+    const cm_storage *storage = buffer->storage;
+    bool empty = cm_buffer_nbytes(buffer) == 0;
+    bool on_host = storage->host != NULL && storage->residency != CM_KIND_DEVICE;
+    out->host = empty || !on_host ? NULL : (char *)storage->host + buffer->offset;
+    out->address = cm_buffer_address(buffer);
+    out->kind = storage->residency;
+    out->device = storage->residency == CM_KIND_PAGEABLE ? -1 : storage->device;
+    out->ndim = buffer->ndim;
+    out->itemsize = buffer->itemsize;
+    if (buffer->ndim > 0) {
+        size_t nbytes = (size_t)buffer->ndim * sizeof(int64_t);
+        memcpy(out->shape, cm_buffer_shape(buffer), nbytes);
+        memcpy(out->strides, cm_buffer_strides(buffer), nbytes);
+    }
+}

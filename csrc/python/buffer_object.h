@@ -1,0 +1,38 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What the buffer files share beyond objects.h. GIL held throughout. */
+#ifndef CM_PYTHON_BUFFER_OBJECT_H
+#define CM_PYTHON_BUFFER_OBJECT_H
+
+#include "python/numpy_bridge.h"
+
+void cm_buffer_dealloc(PyObject *object);
+
+/* A view of `parent`, of its type unless `type` is given: it holds the storage, and as
+ * its base the buffer that parent itself is a view of, if any. */
+PyObject *cm_buffer_new_view(cm_buffer *parent, PyTypeObject *type, int64_t offset,
+                             PyObject *dtype, int ndim, const int64_t *shape,
+                             const int64_t *strides);
+
+/* A new buffer of memory from the pool of `kind` in C or F `order`; of PAGEABLE kind it
+ * is over a fresh NumPy array. `stream` (NULL: any) is the first to use it. */
+PyObject *cm_buffer_allocate(cm_state *state, cm_kind kind, unsigned flags, int device,
+                             PyObject *dtype, int ndim, const int64_t *shape,
+                             char order, cm_stream *stream);
+
+/* What the constructors give a kind when no flag is asked for. */
+static inline unsigned
+cm_buffer_default_flags(cm_kind kind)
+{
+    switch (kind) {
+    case CM_KIND_PINNED:
+        return CM_HOST_ALLOC_PORTABLE;
+    case CM_KIND_MAPPED:
+        return CM_HOST_ALLOC_PORTABLE | CM_HOST_ALLOC_MAPPED;
+    case CM_KIND_MANAGED:
+        return CM_MANAGED_GLOBAL;
+    default:
+        return 0;
+    }
+}
+
+#endif

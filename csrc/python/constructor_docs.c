@@ -1,0 +1,142 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Docstrings of the constructors that take a kind. */
+#include "python/constructors.h"
+
+#define KIND_PARAMETER                                                                 \
+    "kind : {'device', 'pinned', 'mapped', 'managed'}\n"                               \
+    "    What memory; default device memory.\n"
+#define PLACE_PARAMETERS                                                               \
+    "order : {'C', 'F'}\n"                                                             \
+    "    Whether the last or the first index runs fastest.\n"                          \
+    "device : Device or int, optional\n"                                               \
+    "    Whose memory, or whose context page-locks it; default: cumem's current "      \
+    "one.\n"                                                                           \
+    "stream : Stream or other stream object, optional\n"                               \
+    "    The stream to use it on first; default: the current stream.\n"
+#define RETURNS                                                                        \
+    "\n"                                                                               \
+    "Returns\n"                                                                        \
+    "-------\n"                                                                        \
+    "Buffer\n"                                                                         \
+    "    A `PinnedBuffer`, `MappedBuffer`, `ManagedBuffer` or `DeviceBuffer`.\n"       \
+    "\n"
+#define RAISES                                                                         \
+    "Raises\n"                                                                         \
+    "------\n"                                                                         \
+    "ValueError\n"                                                                     \
+    "    A length is negative, the size does not fit in 63 bits, or kind, order or\n"  \
+    "    device is none of those that exist.\n"                                        \
+    "TypeError\n"                                                                      \
+    "    An argument has the wrong type, or the dtype holds Python objects.\n"         \
+    "OutOfMemoryError\n"                                                               \
+    "    There is no room, also after waiting for freed memory and trimming pools.\n"  \
+    "CudaError\n"                                                                      \
+    "    A call to CUDA failed.\n"                                                     \
+    "RuntimeError\n"                                                                   \
+    "    In a child made by ``fork``.\n"                                               \
+    "\n"
+
+const char cm_empty_doc[] =
+    "empty($module, /, shape, dtype='float64', kind='device', *, order='C', "
+    "device=None, "
+    "stream=None)\n"
+    "--\n"
+    "\n"
+    "Allocate a buffer from the pool of its kind, without setting its bytes.\n"
+    "\n"
+    "Parameters\n"
+    "----------\n"
+    "shape : int or sequence of int\n"
+    "    Lengths in elements; 0 and ``()`` are fine.\n"
+    "dtype : dtype_like\n"
+    "    Any NumPy dtype without Python objects.\n" KIND_PARAMETER PLACE_PARAMETERS
+        RETURNS RAISES "Notes\n"
+    "-----\n"
+    "Blocks: only when the pool has nothing that fits (GIL released).\n"
+    "Ordered after: device memory may be used at once on `stream`; on another stream "
+    "the\n"
+    "user orders it.\n";
+
+const char cm_zeros_doc[] =
+    "zeros($module, /, shape, dtype='float64', kind='device', *, order='C', "
+    "device=None, "
+    "stream=None)\n"
+    "--\n"
+    "\n"
+    "Allocate a buffer and set all its bytes to zero.\n"
+    "\n"
+    "Parameters\n"
+    "----------\n"
+    "shape : int or sequence of int\n"
+    "    Lengths in elements.\n"
+    "dtype : dtype_like\n"
+    "    Any NumPy dtype without Python objects.\n" KIND_PARAMETER PLACE_PARAMETERS
+        RETURNS RAISES "Notes\n"
+    "-----\n"
+    "Blocks: for memory the host can read, until it is zero; device memory, and "
+    "mapped\n"
+    "and managed memory with `stream`, is set on the stream.\n"
+    "Ordered after: work on `stream`.\n";
+
+const char cm_full_doc[] =
+    "full($module, /, shape, fill_value, dtype=None, kind='device', *, order='C', "
+    "device=None, stream=None)\n"
+    "--\n"
+    "\n"
+    "Allocate a buffer and set all its elements to a value.\n"
+    "\n"
+    "Parameters\n"
+    "----------\n"
+    "shape : int or sequence of int\n"
+    "    Lengths in elements.\n"
+    "fill_value : array_like\n"
+    "    A scalar, or an array that broadcasts to the shape.\n"
+    "dtype : dtype_like, optional\n"
+    "    Default: the dtype NumPy gives `fill_value`.\n" KIND_PARAMETER PLACE_PARAMETERS
+        RETURNS RAISES "Notes\n"
+    "-----\n"
+    "Blocks: for memory the host can read, until it is filled; device memory, and "
+    "mapped\n"
+    "and managed memory with `stream`, is filled on the stream.\n"
+    "Ordered after: work on `stream`.\n";
+
+const char cm_array_doc[] =
+    "array($module, /, obj, dtype=None, kind='device', *, order='C', device=None, "
+    "stream=None)\n"
+    "--\n"
+    "\n"
+    "Copy anything array-like into a new buffer.\n"
+    "\n"
+    "Parameters\n"
+    "----------\n"
+    "obj : array_like, Buffer, or exporter of DLPack or the CUDA array interface\n"
+    "    Where the values come from.\n"
+    "dtype : dtype_like, optional\n"
+    "    Converts values that the host can read; default: the dtype of "
+    "`obj`.\n" KIND_PARAMETER PLACE_PARAMETERS RETURNS RAISES "Notes\n"
+    "-----\n"
+    "Blocks: until the values are there (GIL released).\n"
+    "Ordered after: work on `stream`, and what the exporter of `obj` says is "
+    "pending.\n";
+
+const char cm_empty_like_doc[] =
+    "empty_like($module, /, prototype, dtype=None, kind=None, *, order='C', "
+    "device=None, "
+    "stream=None)\n"
+    "--\n"
+    "\n"
+    "Allocate a buffer with the shape and dtype of another array.\n"
+    "\n"
+    "Parameters\n"
+    "----------\n"
+    "prototype : Buffer or array_like\n"
+    "    Gives shape, dtype and, if it is a buffer, kind, flags and device.\n"
+    "dtype : dtype_like, optional\n"
+    "    Instead of the prototype's.\n"
+    "kind : {'device', 'pinned', 'mapped', 'managed'}, optional\n"
+    "    Instead of the prototype's; device memory for what is no buffer and for "
+    "ordinary\n"
+    "    memory.\n" PLACE_PARAMETERS RETURNS RAISES "Notes\n"
+    "-----\n"
+    "Blocks: only when the pool has nothing that fits (GIL released).\n"
+    "Ordered after: as `empty`.\n";

@@ -1,0 +1,370 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The constructors that take a kind. */
+#include "python/constructors.h"
+
+#include "python/arguments.h"
+#include "python/buffer_methods.h"
+#include "python/buffer_object.h"
+#include "python/errors.h"
+#include "python/protocols.h"
+
+/* What all of them are asked for, with what it takes to keep it. */
+typedef struct request {
+    cm_state *state;
+    cm_kind kind;
+    unsigned flags;
+    int device;
+    char order;
+    PyObject *dtype;   /* owned; NULL: not given */
+    cm_stream *stream; /* owned; NULL for kinds that no stream orders */
+    int ndim;
+    int64_t shape[CM_MAX_NDIM];
+} request;
+
+static void
+request_fini(request *self)
+{
+    Py_CLEAR(self->dtype);
+    if (self->stream != NULL) {
+        cm_stream_release(self->stream);
+        self->stream = NULL;
+    }
+}
+
+/* Everything but shape and dtype. Absent arguments are NULL; `kind` stays as it is
+ * then. */
+static int
+request_parse(request *self, PyObject *kind, PyObject *order, PyObject *device,
+              PyObject *stream)
+{
+    if ((kind != NULL && cm_arg_kind(kind, "kind", &self->kind) < 0)
+        || cm_arg_order(order == NULL ? Py_None : order, "order", &self->order) < 0
+        || cm_arg_device(self->state, device == NULL ? Py_None : device, "device",
+                         &self->device)
+               < 0) {
+        return -1;
+    }
+    self->flags = cm_buffer_default_flags(self->kind);
+    bool given = stream != NULL && stream != Py_None;
+    if (given || self->kind == CM_KIND_DEVICE) {
+        self->stream = cm_stream_from_object(
+            self->state, stream == NULL ? Py_None : stream, self->device);
+        if (self->stream == NULL) {
+            return -1;
+        }
+    }
+    return 0;
+}
+
+static int
+request_set_dtype(request *self, PyObject *dtype)
+{
+    self->dtype = cm_numpy_dtype(dtype == NULL ? Py_None : dtype);
+    return self->dtype == NULL ? -1 : 0;
+}
+
+/* A stream that was named is used for filling; host kinds are not allocated on one. */
+static PyObject *
+request_allocate(const request *self)
+{
+    cm_stream *stream = self->kind == CM_KIND_DEVICE ? self->stream : NULL;
+    return cm_buffer_allocate(self->state, self->kind, self->flags, self->device,
+                              self->dtype, self->ndim, self->shape, self->order,
+                              stream);
+}
+
+/* The shape and dtype of any array-like: of a Buffer or of what NumPy makes of it. */
+static int
+request_take_layout(request *self, PyObject *prototype)
+{
+    PyObject *shape = PyObject_GetAttrString(prototype, "shape");
+    if (shape == NULL) {
+        return -1;
+    }
+    int result = cm_arg_shape(shape, "shape", &self->ndim, self->shape);
+    Py_DECREF(shape);
+    if (result == 0 && self->dtype == NULL) {
+        PyObject *dtype = PyObject_GetAttrString(prototype, "dtype");
+        result = dtype == NULL ? -1 : request_set_dtype(self, dtype);
+        Py_XDECREF(dtype);
+    }
+    return result;
+}
+
+/* -- empty, zeros ----------------------------------------------------------------------- */
+
+/* Parse "shape, dtype, kind, *, order, device, stream" and allocate. `self` must be
+ * finished in any case. */
+static PyObject *
+allocate_plain(const char *function, PyObject *module, PyObject *const *args,
+               Py_ssize_t nargs, PyObject *kwnames, request *self, PyObject **stream)
+{
+    static const char *const names[] = {"shape",  "dtype",  "kind", "order",
+                                        "device", "stream", NULL};
+    PyObject *values[6];
+    *self = (request){.state = cm_state_of_module(module), .kind = CM_KIND_DEVICE};
+    if (cm_args_parse(function, args, nargs, kwnames, names, 3, 1, values) < 0
+        || cm_arg_shape(values[0], "shape", &self->ndim, self->shape) < 0
+        || request_set_dtype(self, values[1]) < 0
+        || request_parse(self, values[2], values[3], values[4], values[5]) < 0) {
+        return NULL;
+    }
+    *stream = values[5];
+    return request_allocate(self);
+}
+
+static PyObject *
+empty(PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
+{
+    request self;
+    PyObject *stream;
+    PyObject *buffer =
+        allocate_plain("empty", module, args, nargs, kwnames, &self, &stream);
+    request_fini(&self);
+    return buffer;
+}
+
+/* Fill a fresh buffer and hand it on; NULL (and the buffer gone) on failure. */
+static PyObject *
+filled(PyObject *buffer, PyObject *value, PyObject *stream)
+{
+    if (buffer != NULL
+        && cm_buffer_fill_value((cm_buffer *)buffer, value, stream) < 0) {
+        Py_CLEAR(buffer);
+    }
+    return buffer;
+}
+
+static PyObject *
+zeros(PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
+{
+    request self;
+    PyObject *stream;
+    PyObject *buffer =
+        allocate_plain("zeros", module, args, nargs, kwnames, &self, &stream);
+    if (buffer != NULL && cm_buffer_zero((cm_buffer *)buffer, stream) < 0) {
+        Py_CLEAR(buffer);
+    }
+    request_fini(&self);
+    return buffer;
+}
+
+/* -- full ------------------------------------------------------------------------------- */
+
+/* The dtype that NumPy gives the value. */
+static int
+request_infer_dtype(request *self, PyObject *value)
+{
+    PyObject *array = cm_numpy_as_array(value, NULL);
+    if (array == NULL) {
+        return -1;
+    }
+    PyObject *dtype = PyObject_GetAttrString(array, "dtype");
+    Py_DECREF(array);
+    int result = dtype == NULL ? -1 : request_set_dtype(self, dtype);
+    Py_XDECREF(dtype);
+    return result;
+}
+
+static bool
+is_given(PyObject *value)
+{
+    return value != NULL && value != Py_None;
+}
+
+static PyObject *
+full(PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
+{
+    static const char *const names[] = {"shape", "fill_value", "dtype",  "kind",
+                                        "order", "device",     "stream", NULL};
+    PyObject *values[7];
+    request self = {.state = cm_state_of_module(module), .kind = CM_KIND_DEVICE};
+    PyObject *buffer = NULL;
+    if (cm_args_parse("full", args, nargs, kwnames, names, 4, 2, values) == 0
+        && cm_arg_shape(values[0], "shape", &self.ndim, self.shape) == 0
+        && (is_given(values[2]) ? request_set_dtype(&self, values[2])
+                                : request_infer_dtype(&self, values[1]))
+               == 0
+        && request_parse(&self, values[3], values[4], values[5], values[6]) == 0) {
+        buffer = filled(request_allocate(&self), values[1], values[6]);
+    }
+    request_fini(&self);
+    return buffer;
+}
+
+/* -- array ------------------------------------------------------------------------------ */
+
+/* True when the object's memory must be asked for by protocol, since NumPy cannot read
+ * it or would lose sight of where it is. */
+static bool
+is_exporter(PyObject *object)
+{
+    PyObject *type = (PyObject *)Py_TYPE(object);
+    return !cm_numpy_is_array(object) && !cm_numpy_is_scalar(object)
+           && (PyObject_HasAttrString(type, "__dlpack__")
+               || PyObject_HasAttrString(type, "__cuda_array_interface__"));
+}
+
+/* What to copy from: a Buffer or a NumPy array, converted to the dtype asked for where
+ * the host can do that. New reference. */
+static PyObject *
+array_source(const request *self, PyObject *object, PyObject *dtype)
+{
+    PyObject *source;
+    if (cm_buffer_check(self->state, object)) {
+        source = Py_NewRef(object);
+    }
+    else if (is_exporter(object)) {
+        source = cm_import_object(self->state, object, self->stream);
+    }
+    else {
+        return cm_numpy_as_array(object, dtype);
+    }
+    if (source == NULL || dtype == NULL) {
+        return source;
+    }
+    cm_buffer *buffer = (cm_buffer *)source;
+    int same = cm_numpy_dtype_equal(buffer->dtype, dtype);
+    if (same != 0) {
+        if (same < 0) {
+            Py_CLEAR(source);
+        }
+        return source;
+    }
+    PyObject *converted = NULL;
+    if (Py_TYPE(source) == self->state->device_buffer_type) {
+        PyErr_Format(PyExc_TypeError,
+                     "dtype %S is asked for but the source on the device has %S, and "
+                     "nothing there converts",
+                     dtype, buffer->dtype);
+    }
+    else {
+        PyObject *array = cm_buffer_numpy(source, NULL);
+        converted = array == NULL ? NULL : cm_numpy_as_array(array, dtype);
+        Py_XDECREF(array);
+    }
+    Py_DECREF(source);
+    return converted;
+}
+
+static PyObject *
+copy_to_new(request *self, PyObject *source)
+{
+    if (request_take_layout(self, source) < 0) {
+        return NULL;
+    }
+    PyObject *buffer = request_allocate(self);
+    if (buffer == NULL) {
+        return NULL;
+    }
+    PyObject *done = cm_copy_objects(self->state, buffer, source, self->stream, true);
+    if (done == NULL) {
+        Py_CLEAR(buffer);
+    }
+    Py_XDECREF(done);
+    return buffer;
+}
+
+static PyObject *
+array(PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
+{
+    static const char *const names[] = {"obj",    "dtype",  "kind", "order",
+                                        "device", "stream", NULL};
+    PyObject *values[6];
+    request self = {.state = cm_state_of_module(module), .kind = CM_KIND_DEVICE};
+    PyObject *buffer = NULL;
+    if (cm_args_parse("array", args, nargs, kwnames, names, 3, 1, values) == 0
+        && (!is_given(values[1]) || request_set_dtype(&self, values[1]) == 0)
+        && request_parse(&self, values[2], values[3], values[4], values[5]) == 0) {
+        PyObject *source = array_source(&self, values[0], self.dtype);
+        buffer = source == NULL ? NULL : copy_to_new(&self, source);
+        Py_XDECREF(source);
+    }
+    request_fini(&self);
+    return buffer;
+}
+
+/* -- empty_like ------------------------------------------------------------------------- */
+
+/* Kind, flags and device of a buffer from a pool, unless they are given. */
+static void
+take_place(request *self, const cm_buffer *prototype, PyObject *kind, PyObject *device)
+{
+    const cm_storage *storage = prototype->storage;
+    if (!is_given(device) && storage->kind != CM_KIND_PAGEABLE) {
+        self->device = storage->device;
+    }
+    if (!is_given(kind) && storage->pool != NULL && !prototype->as_device) {
+        self->flags = storage->flags;
+    }
+}
+
+static cm_kind
+kind_like(const cm_state *state, PyObject *prototype)
+{
+    if (!cm_buffer_check(state, prototype)) {
+        return CM_KIND_DEVICE;
+    }
+    const cm_buffer *buffer = (const cm_buffer *)prototype;
+    cm_kind kind = buffer->storage->kind;
+    return kind == CM_KIND_PAGEABLE || buffer->as_device ? CM_KIND_DEVICE : kind;
+}
+
+static PyObject *
+allocate_like(request *self, PyObject *prototype, PyObject *kind, PyObject *device)
+{
+    PyObject *layout;
+    bool is_buffer = cm_buffer_check(self->state, prototype);
+    if (is_buffer || cm_numpy_is_array(prototype)) {
+        layout = Py_NewRef(prototype);
+    }
+    else if (is_exporter(prototype)) {
+        layout = cm_import_object(self->state, prototype, self->stream);
+    }
+    else {
+        layout = cm_numpy_as_array(prototype, NULL);
+    }
+    if (layout == NULL) {
+        return NULL;
+    }
+    if (is_buffer) {
+        take_place(self, (const cm_buffer *)prototype, kind, device);
+    }
+    PyObject *buffer = NULL;
+    if (request_take_layout(self, layout) == 0) {
+        buffer = request_allocate(self);
+    }
+    Py_DECREF(layout);
+    return buffer;
+}
+
+static PyObject *
+empty_like(PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
+{
+    static const char *const names[] = {"prototype", "dtype",  "kind", "order",
+                                        "device",    "stream", NULL};
+    PyObject *values[6];
+    request self = {.state = cm_state_of_module(module)};
+    PyObject *buffer = NULL;
+    if (cm_args_parse("empty_like", args, nargs, kwnames, names, 3, 1, values) == 0
+        && (!is_given(values[1]) || request_set_dtype(&self, values[1]) == 0)) {
+        self.kind = kind_like(self.state, values[0]);
+        PyObject *kind = is_given(values[2]) ? values[2] : NULL;
+        if (request_parse(&self, kind, values[3], values[4], values[5]) == 0) {
+            buffer = allocate_like(&self, values[0], kind, values[4]);
+        }
+    }
+    request_fini(&self);
+    return buffer;
+}
+
+/* -- table ------------------------------------------------------------------------------ */
+
+#define CONSTRUCTOR(name)                                                              \
+    {#name, (PyCFunction)(void (*)(void))name, METH_FASTCALL | METH_KEYWORDS,          \
+     cm_##name##_doc}
+
+PyMethodDef cm_constructor_methods[] = {
+    CONSTRUCTOR(empty), CONSTRUCTOR(zeros),      CONSTRUCTOR(full),
+    CONSTRUCTOR(array), CONSTRUCTOR(empty_like), {NULL, NULL, 0, NULL},
+};

@@ -1,0 +1,113 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* copy() and copy_async() as Python sees them. */
+#include "python/copy_functions.h"
+
+#include "python/arguments.h"
+#include "python/protocols.h"
+
+/* A hint for a stream that does not say its device: that of a device buffer. */
+static int
+device_hint(const cm_state *state, PyObject *dst, PyObject *src)
+{
+    PyObject *ends[2] = {dst, src};
+    for (int i = 0; i < 2; i++) {
+        if (cm_buffer_check(state, ends[i])) {
+            const cm_buffer *buffer = (const cm_buffer *)(void *)ends[i];
+            if (buffer->storage->residency == CM_KIND_DEVICE) {
+                return buffer->storage->device;
+            }
+        }
+    }
+    return -1;
+}
+
+static PyObject *
+copy_with(PyObject *module, const char *function, PyObject *const *args,
+          Py_ssize_t nargs, PyObject *kwnames, bool blocking)
+{
+    static const char *const names[] = {"dst", "src", "stream", NULL};
+    cm_state *state = cm_state_of_module(module);
+    PyObject *values[3];
+    if (cm_args_parse(function, args, nargs, kwnames, names, 2, 2, values) < 0) {
+        return NULL;
+    }
+    cm_stream *stream = NULL;
+    if (values[2] != NULL && values[2] != Py_None) {
+        stream = cm_stream_from_object(state, values[2],
+                                       device_hint(state, values[0], values[1]));
+        if (stream == NULL) {
+            return NULL;
+        }
+    }
+    PyObject *result = cm_copy_objects(state, values[0], values[1], stream, blocking);
+    if (stream != NULL) {
+        cm_stream_release(stream);
+    }
+    return result;
+}
+
+PyDoc_STRVAR(copy_doc,
+"copy($module, /, dst, src, *, stream=None)\n--\n\n"
+"Copy between any two pieces of memory and wait until the data is there.\n\n"
+"Parameters\n----------\n"
+"dst : Buffer, array or exporter\n"
+"    Writable memory: a Buffer, a NumPy array of any strides, or anything with DLPack,\n"
+"    ``__cuda_array_interface__`` or the buffer protocol.\n"
+"src : Buffer, array, exporter or scalar\n"
+"    The same, or a scalar or list, which is converted to the dtype of `dst`. Its shape\n"
+"    must be that of `dst` or broadcast to it as in NumPy.\n"
+"stream : stream, optional\n"
+"    Where to copy; by default the current stream of the device that is an end.\n\n"
+"Raises\n------\n"
+"TypeError\n    If an end is no memory or the dtypes differ.\n"
+"ValueError\n    If the shapes do not fit, `dst` is read-only or a buffer is closed.\n"
+"CudaError\n    If the copy failed, or `stream` is being captured.\n\n"
+"Notes\n-----\n"
+"**Blocks** until done, GIL released; Ctrl-C interrupts it. **Ordered after** all work\n"
+"that cumem knows of on either end. Overlapping ends behave as if `src` were read whole\n"
+"first; bytes between the elements of a strided target are never written.");
+
+PyDoc_STRVAR(copy_async_doc,
+"copy_async($module, /, dst, src, *, stream=None)\n--\n\n"
+"Start a copy between any two pieces of memory.\n\n"
+"Parameters\n----------\n"
+"dst, src : Buffer, array, exporter\n    As for `copy`.\n"
+"stream : stream, optional\n"
+"    Copy in the order of this stream. Without one the copy runs in the background and\n"
+"    is finished only through its handle.\n\n"
+"Returns\n-------\n"
+"Transfer\n    Its handle; it keeps both ends alive.\n\n"
+"Raises\n------\n"
+"TypeError\n    If an end is no memory or the dtypes differ.\n"
+"ValueError\n    If the shapes do not fit, `dst` is read-only or a buffer is closed.\n"
+"CudaError\n"
+"    If the copy could not be started, or `stream` is being captured and the copy is not\n"
+"    one that a graph can hold.\n\n"
+"Notes\n-----\n"
+"With a stream it returns once ordinary memory has been read, so that `src` may be\n"
+"changed, and **blocks**, GIL released, while more than 12 MiB of it wait for the stream;\n"
+"between two ends in ordinary memory it blocks until done. Page-locked and device memory\n"
+"must not be changed before the copy is done. **Ordered after** all work that cumem knows of on\n"
+"either end.");
+
+static PyObject *
+copy_function(PyObject *module, PyObject *const *args, Py_ssize_t nargs,
+              PyObject *kwnames)
+{
+    return copy_with(module, "copy", args, nargs, kwnames, true);
+}
+
+static PyObject *
+copy_async_function(PyObject *module, PyObject *const *args, Py_ssize_t nargs,
+                    PyObject *kwnames)
+{
+    return copy_with(module, "copy_async", args, nargs, kwnames, false);
+}
+
+PyMethodDef cm_copy_methods[] = {
+    {"copy", (PyCFunction)(void (*)(void))copy_function, METH_FASTCALL | METH_KEYWORDS,
+     copy_doc},
+    {"copy_async", (PyCFunction)(void (*)(void))copy_async_function,
+     METH_FASTCALL | METH_KEYWORDS, copy_async_doc},
+    {NULL, NULL, 0, NULL},
+};

@@ -1,0 +1,350 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* A copy between two objects: from them to a request of the engine, with what must come
+ * first, what must stay alive, and what must be remembered afterwards. */
+#include "python/errors.h"
+#include "python/numpy_bridge.h"
+#include "python/order.h"
+#include "python/protocols.h"
+#include "python/transfer_type.h"
+
+/* One copy being asked for. */
+typedef struct copy_call {
+    cm_state *state;
+    PyObject *dst_object; /* borrowed */
+    PyObject *src_object;
+    cm_operand dst;
+    cm_operand src;
+    cm_pending pending[2]; /* of either storage */
+    cm_stream *stream;     /* held; NULL: none */
+    bool blocking;
+    PyThreadState *thread; /* while the GIL is released */
+    cm_copy_request request;
+    cm_stream **after; /* owned array, borrowed streams */
+    cm_ticket **after_tickets;
+} copy_call;
+
+/* -- checks ------------------------------------------------------------------------------ */
+
+static PyObject *
+shape_tuple(const cm_region *region)
+{
+    PyObject *tuple = PyTuple_New(region->ndim);
+    for (int axis = 0; tuple != NULL && axis < region->ndim; axis++) {
+        PyObject *length = PyLong_FromLongLong(region->shape[axis]);
+        if (length == NULL || PyTuple_SetItem(tuple, axis, length) < 0) {
+            Py_CLEAR(tuple);
+        }
+    }
+    return tuple;
+}
+
+static int
+refuse_shapes(const copy_call *call)
+{
+    PyObject *dst = shape_tuple(&call->dst.region);
+    PyObject *src = shape_tuple(&call->src.region);
+    if (dst != NULL && src != NULL) {
+        PyErr_Format(PyExc_ValueError,
+                     "copy: the source of shape %R does not fit the target of shape %R",
+                     src, dst);
+    }
+    Py_XDECREF(dst);
+    Py_XDECREF(src);
+    return -1;
+}
+
+static int
+check_target(const copy_call *call)
+{
+    if (!call->dst.readonly) {
+        return 0;
+    }
+    PyErr_Format(PyExc_ValueError, "copy: the target (%R) is read-only",
+                 (PyObject *)Py_TYPE(call->dst_object));
+    return -1;
+}
+
+static int
+check_pair(copy_call *call)
+{
+    int equal = cm_numpy_dtype_equal(call->dst.dtype, call->src.dtype);
+    if (equal < 0) {
+        return -1;
+    }
+    if (equal == 0) {
+        PyErr_Format(PyExc_TypeError,
+                     "copy: source has dtype %S, target has dtype %S; convert first",
+                     call->src.dtype, call->dst.dtype);
+        return -1;
+    }
+    call->request.dst = call->dst.region;
+    call->request.src = call->src.region;
+    return cm_is_ok(cm_region_broadcast(&call->request.dst, &call->request.src))
+               ? 0
+               : refuse_shapes(call);
+}
+
+/* -- streams, order, lifetime ------------------------------------------------------------ */
+
+/* The device whose memory is an end; -1 when both are the host's. */
+static int
+device_of(const copy_call *call)
+{
+    if (call->dst.region.kind == CM_KIND_DEVICE) {
+        return call->dst.region.device;
+    }
+    return call->src.region.kind == CM_KIND_DEVICE ? call->src.region.device : -1;
+}
+
+static int
+choose_stream(copy_call *call, cm_stream *given)
+{
+    int device = device_of(call);
+    if (given != NULL) {
+        call->stream = cm_stream_hold(given);
+    }
+    else if (call->blocking && device >= 0) {
+        call->stream = cm_stream_from_object(call->state, Py_None, device);
+        if (call->stream == NULL) {
+            return -1;
+        }
+    }
+    return 0;
+}
+
+static void
+add_after(copy_call *call, cm_stream *stream)
+{
+    cm_copy_request *request = &call->request;
+    for (uint32_t i = 0; i < request->after_count; i++) {
+        if (call->after[i] == stream
+            || (call->after[i]->id == stream->id
+                && call->after[i]->device == stream->device)) {
+            return;
+        }
+    }
+    call->after[request->after_count++] = stream;
+}
+
+static int
+collect_after(copy_call *call)
+{
+    cm_storage *storages[2] = {call->dst.storage, call->src.storage};
+    size_t streams = 1;
+    size_t tickets = 1;
+    for (int i = 0; i < 2; i++) {
+        bool again = i == 1 && storages[0] == storages[1];
+        if (storages[i] == NULL || again) {
+            continue;
+        }
+        if (cm_pending_take(storages[i], &call->pending[i]) < 0) {
+            return -1;
+        }
+        streams += call->pending[i].stream_count;
+        tickets += call->pending[i].ticket_count;
+    }
+    call->after = PyMem_Malloc(streams * sizeof(cm_stream *));
+    call->after_tickets = PyMem_Malloc(tickets * sizeof(cm_ticket *));
+    if (call->after == NULL || call->after_tickets == NULL) {
+        PyErr_NoMemory();
+        return -1;
+    }
+    for (int i = 0; i < 2; i++) {
+        for (uint32_t k = 0; k < call->pending[i].stream_count; k++) {
+            add_after(call, call->pending[i].streams[k]);
+        }
+        for (uint32_t k = 0; k < call->pending[i].ticket_count; k++) {
+            call->after_tickets[call->request.after_ticket_count++] =
+                call->pending[i].tickets[k];
+        }
+    }
+    call->request.after = call->after;
+    call->request.after_tickets = call->after_tickets;
+    return 0;
+}
+
+static int
+add_keep(copy_call *call, const cm_operand *operand)
+{
+    cm_keep *keep = &call->request.keep[call->request.keep_count];
+    if (operand->storage != NULL) {
+        *keep = (cm_keep){cm_storage_hold(operand->storage), cm_storage_drop};
+    }
+    else {
+        cm_grave *grave = cm_grave_new(call->state, operand->keep);
+        if (grave == NULL) {
+            return -1;
+        }
+        *keep = (cm_keep){grave, cm_grave_bury};
+    }
+    call->request.keep_count++;
+    return 0;
+}
+
+/* What outlives this call: for a blocking copy only what Ctrl-C may leave running. */
+static int
+remember(copy_call *call)
+{
+    cm_storage *storages[2] = {call->dst.storage, call->src.storage};
+    for (int i = 0; i < 2 && !call->blocking && call->stream != NULL; i++) {
+        if (storages[i] != NULL && cm_storage_add_use(storages[i], call->stream) < 0) {
+            return -1;
+        }
+    }
+    return add_keep(call, &call->dst) < 0 || add_keep(call, &call->src) < 0 ? -1 : 0;
+}
+
+static void
+drop_keeps(copy_call *call)
+{
+    for (uint32_t i = 0; i < call->request.keep_count; i++) {
+        call->request.keep[i].drop(call->request.keep[i].object);
+    }
+    call->request.keep_count = 0;
+}
+
+/* -- the call ---------------------------------------------------------------------------- */
+
+static int
+init_call(copy_call *call, cm_stream *given)
+{
+    if (cm_state_runtime(call->state) == NULL
+        || cm_operand_init(call->state, &call->dst, call->dst_object, NULL, given) < 0
+        || check_target(call) < 0
+        || cm_operand_init(call->state, &call->src, call->src_object, call->dst.dtype,
+                           given)
+               < 0
+        || check_pair(call) < 0 || choose_stream(call, given) < 0
+        || collect_after(call) < 0) {
+        return -1;
+    }
+    call->request.stream = call->stream;
+    call->request.blocking = call->blocking;
+    return 0;
+}
+
+static void
+fini_call(copy_call *call)
+{
+    cm_operand_fini(&call->dst);
+    cm_operand_fini(&call->src);
+    cm_pending_give(&call->pending[0]);
+    cm_pending_give(&call->pending[1]);
+    PyMem_Free(call->after);
+    PyMem_Free(call->after_tickets);
+    if (call->stream != NULL) {
+        cm_stream_release(call->stream);
+    }
+}
+
+/* The engine asks, without the GIL, whether to go on waiting. */
+static bool
+is_interrupted(void *argument)
+{
+    copy_call *call = argument;
+    PyEval_RestoreThread(call->thread);
+    bool interrupted = PyErr_CheckSignals() < 0;
+    call->thread = PyEval_SaveThread();
+    return interrupted;
+}
+
+/* The engine with all pools it may need. */
+static cm_engine *
+get_engine(copy_call *call)
+{
+    const cm_region *regions[2] = {&call->dst.region, &call->src.region};
+    cm_engine *engine = cm_state_engine(call->state, -1);
+    for (int i = 0; i < 2 && engine != NULL; i++) {
+        if (regions[i]->kind != CM_KIND_PAGEABLE) {
+            engine = cm_state_engine(call->state, regions[i]->device);
+        }
+    }
+    return engine;
+}
+
+static cm_status
+run_call(copy_call *call, cm_engine *engine, cm_ticket **ticket)
+{
+    cm_storage *dst = call->dst.storage;
+    cm_storage *src = call->src.storage;
+    if (call->blocking) {
+        call->request.interrupted = is_interrupted;
+        call->request.interrupted_argument = call;
+    }
+    if (dst != NULL) {
+        cm_storage_pin(dst);
+    }
+    if (src != NULL) {
+        cm_storage_pin(src);
+    }
+    call->thread = PyEval_SaveThread();
+    cm_status status = cm_engine_copy(engine, &call->request, ticket);
+    PyEval_RestoreThread(call->thread);
+    if (dst != NULL) {
+        cm_storage_unpin(dst);
+    }
+    if (src != NULL) {
+        cm_storage_unpin(src);
+    }
+    return status;
+}
+
+/* An unfinished copy is remembered by its target; in the background, where no stream
+ * says so, by its source as well: whoever writes that next has to wait. */
+static PyObject *
+make_transfer(copy_call *call, cm_ticket *ticket)
+{
+    cm_storage *dst = call->dst.storage;
+    cm_storage *src = call->stream == NULL ? call->src.storage : NULL;
+    if ((dst != NULL && cm_storage_add_writer(dst, ticket) < 0)
+        || (src != NULL && src != dst && cm_storage_add_writer(src, ticket) < 0)) {
+        /* Nobody could wait for it later: then now. */
+        PyThreadState *thread = PyEval_SaveThread();
+        (void)!cm_is_ok(cm_ticket_wait(ticket, UINT64_MAX));
+        cm_ticket_release(ticket);
+        PyEval_RestoreThread(thread);
+        return NULL;
+    }
+    return cm_transfer_object_new(call->state, ticket, call->dst_object,
+                                  call->src_object);
+}
+
+static PyObject *
+run(copy_call *call)
+{
+    cm_ticket *ticket = NULL;
+    cm_engine *engine = get_engine(call);
+    if (engine == NULL) {
+        return NULL;
+    }
+    if (remember(call) < 0) {
+        drop_keeps(call);
+        return NULL;
+    }
+    cm_status status = run_call(call, engine, call->blocking ? NULL : &ticket);
+    if (!cm_is_ok(status)) {
+        return PyErr_Occurred() != NULL
+                   ? NULL
+                   : cm_py_raise(call->state, status, "while copying");
+    }
+    return call->blocking ? Py_NewRef(Py_None) : make_transfer(call, ticket);
+}
+
+PyObject *
+cm_copy_objects(cm_state *state, PyObject *dst, PyObject *src, cm_stream *stream,
+                bool blocking)
+{
+    /* Too large for the stack of a thread with little of it. */
+    copy_call *call = PyMem_Calloc(1, sizeof(*call));
+    if (call == NULL) {
+        return PyErr_NoMemory();
+    }
+    call->state = state;
+    call->dst_object = dst;
+    call->src_object = src;
+    call->blocking = blocking;
+    PyObject *result = init_call(call, stream) < 0 ? NULL : run(call);
+    fini_call(call);
+    PyMem_Free(call);
+    return result;
+}

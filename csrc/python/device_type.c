@@ -1,0 +1,411 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* cumem.Device: one GPU by its index. Holds nothing of the runtime, so it outlives a
+ * shutdown. */
+#include <string.h>
+
+#include "python/arguments.h"
+#include "python/errors.h"
+
+/* -- docstrings -------------------------------------------------------------------- */
+
+PyDoc_STRVAR(device_doc,
+"Device(index=0, /)\n--\n\n"
+"One GPU, or one emulated device.\n\n"
+"Parameters\n----------\n"
+"index : int\n    As CUDA counts the visible devices, from 0.\n\n"
+"Raises\n------\n"
+"ValueError\n    If there is no such device.\n"
+"CudaError\n    If the driver cannot be opened.\n\n"
+"Notes\n-----\n"
+"Can be used wherever an index can. Asking for properties creates no context.");
+
+PyDoc_STRVAR(attributes_doc,
+"attributes($self, /)\n--\n\n"
+"Attributes of the device that matter for memory.\n\n"
+"Returns\n-------\ndict of str to int\n"
+"    Named after CUDA's device attributes; one that the driver does not know is left out.\n\n"
+"Raises\n------\nCudaError\n    If the driver cannot answer.");
+
+PyDoc_STRVAR(can_access_peer_doc,
+"can_access_peer($self, other, /)\n--\n\n"
+"Whether this device can reach the memory of another one directly.\n\n"
+"Parameters\n----------\nother : int or Device\n\n"
+"Returns\n-------\nbool\n    False for the device itself.\n\n"
+"Raises\n------\n"
+"ValueError\n    If `other` does not exist.\n"
+"CudaError\n    If the driver cannot answer.");
+
+PyDoc_STRVAR(synchronize_doc,
+"synchronize($self, /)\n--\n\n"
+"Wait until everything queued on the device so far is done.\n\n"
+"Raises\n------\nCudaError\n    If work on the device failed.\n\n"
+"Notes\n-----\n"
+"**Blocks** until all streams of the device are empty, GIL released. Creates a context on\n"
+"the device if there is none.");
+
+PyDoc_STRVAR(memory_info_doc,
+"memory_info($self, /)\n--\n\n"
+"Memory of the device as its driver sees it, all processes together.\n\n"
+"Returns\n-------\ntuple of int\n    Free and total bytes.\n\n"
+"Raises\n------\nCudaError\n    If the driver cannot answer.\n\n"
+"Notes\n-----\n"
+"Creates a context on the device if there is none.");
+
+/* -- construction and end ---------------------------------------------------------- */
+
+typedef struct device_object {
+    PyObject_HEAD
+    cm_state *state;
+    int index;
+} device_object;
+
+PyObject *
+cm_device_object_new(cm_state *state, int index)
+{
+    PyObject *op = PyType_GenericAlloc(state->device_type, 0);
+    if (op != NULL) {
+        device_object *self = (device_object *)(void *)op;
+        self->state = state;
+        self->index = index;
+    }
+    return op;
+}
+
+static PyObject *
+device_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
+{
+    static char *keywords[] = {"", NULL};
+    PyObject *object = NULL;
+    int index;
+    cm_state *state = cm_state_of_module(PyType_GetModule(type));
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|O:Device", keywords, &object)) {
+        return NULL;
+    }
+    if (object == Py_None) {
+        cm_arg_refuse(object, "index", "an int");
+        return NULL;
+    }
+    PyObject *zero = object == NULL ? PyLong_FromLong(0) : NULL;
+    if (object == NULL && zero == NULL) {
+        return NULL;
+    }
+    int result = cm_arg_device(state, object == NULL ? zero : object, "device", &index);
+    Py_XDECREF(zero);
+    return result < 0 ? NULL : cm_device_object_new(state, index);
+}
+
+static void
+device_dealloc(PyObject *op)
+{
+    PyTypeObject *type = Py_TYPE(op);
+    freefunc release = (freefunc)PyType_GetSlot(type, Py_tp_free);
+    release(op);
+    Py_DECREF(type);
+}
+
+/* The runtime, once it is certain that it has the device: after a shutdown another one
+ * may have been opened. Borrowed; NULL with an exception. */
+static cm_runtime *
+open_runtime(const device_object *self)
+{
+    cm_runtime *rt = cm_state_runtime(self->state);
+    if (rt != NULL && self->index >= rt->device_count) {
+        PyErr_Format(PyExc_ValueError, "device %d does not exist any more",
+                     self->index);
+        return NULL;
+    }
+    return rt;
+}
+
+/* -- methods ----------------------------------------------------------------------- */
+
+static const struct {
+    const char *name;
+    int number;
+} attribute_list[] = {
+#define ATTRIBUTE_ROW(name, number) {#name, number},
+    CM_DEVICE_ATTRIBUTES(ATTRIBUTE_ROW)
+#undef ATTRIBUTE_ROW
+};
+
+enum { ATTRIBUTE_COUNT = sizeof attribute_list / sizeof *attribute_list };
+
+static PyObject *
+device_attributes(PyObject *op, PyObject *Py_UNUSED(unused))
+{
+    device_object *self = (device_object *)(void *)op;
+    cm_runtime *rt = open_runtime(self);
+    PyObject *result = rt == NULL ? NULL : PyDict_New();
+    for (int i = 0; result != NULL && i < ATTRIBUTE_COUNT; i++) {
+        int number = 0;
+        cm_status status =
+            cm_rt_device_attribute(rt, attribute_list[i].number, self->index, &number);
+        if (status.code == CM_CUDA_INVALID_VALUE) {
+            continue; /* this driver does not know it */
+        }
+        PyObject *value = NULL;
+        if (cm_is_ok(status)) {
+            value = PyLong_FromLong(number);
+        }
+        else {
+            cm_py_raise(self->state, status, NULL);
+        }
+        if (value == NULL
+            || PyDict_SetItemString(result, attribute_list[i].name, value) < 0) {
+            Py_CLEAR(result);
+        }
+        Py_XDECREF(value);
+    }
+    return result;
+}
+
+static PyObject *
+device_can_access_peer(PyObject *op, PyObject *other)
+{
+    device_object *self = (device_object *)(void *)op;
+    cm_runtime *rt = open_runtime(self);
+    int peer;
+    if (rt == NULL || cm_arg_device(self->state, other, "other", &peer) < 0) {
+        return NULL;
+    }
+    if (peer == self->index) {
+        Py_RETURN_FALSE;
+    }
+    int answer = 0;
+    cm_status status;
+    Py_BEGIN_ALLOW_THREADS
+    status = cm_rt_peer_can_access(rt, self->index, peer, &answer);
+    Py_END_ALLOW_THREADS
+    if (!cm_is_ok(status)) {
+        return cm_py_raise(self->state, status, NULL);
+    }
+    return PyBool_FromLong(answer);
+}
+
+static PyObject *
+device_synchronize(PyObject *op, PyObject *Py_UNUSED(unused))
+{
+    device_object *self = (device_object *)(void *)op;
+    cm_runtime *rt = open_runtime(self);
+    if (rt == NULL) {
+        return NULL;
+    }
+    cm_status status;
+    Py_BEGIN_ALLOW_THREADS
+    cm_device_guard guard;
+    status = cm_device_enter(rt, self->index, &guard);
+    if (cm_is_ok(status)) {
+        status = cm_rt_device_synchronize(rt);
+        cm_device_leave(rt, &guard);
+    }
+    Py_END_ALLOW_THREADS
+    if (!cm_is_ok(status)) {
+        return cm_py_raise(self->state, status, NULL);
+    }
+    Py_RETURN_NONE;
+}
+
+static PyObject *
+device_memory_info(PyObject *op, PyObject *Py_UNUSED(unused))
+{
+    device_object *self = (device_object *)(void *)op;
+    cm_runtime *rt = open_runtime(self);
+    if (rt == NULL) {
+        return NULL;
+    }
+    uint64_t free_nbytes = 0;
+    uint64_t total_nbytes = 0;
+    cm_status status;
+    Py_BEGIN_ALLOW_THREADS
+    cm_device_guard guard;
+    status = cm_device_enter(rt, self->index, &guard);
+    if (cm_is_ok(status)) {
+        status = cm_rt_memory_info(rt, &free_nbytes, &total_nbytes);
+        cm_device_leave(rt, &guard);
+    }
+    Py_END_ALLOW_THREADS
+    if (!cm_is_ok(status)) {
+        return cm_py_raise(self->state, status, NULL);
+    }
+    return Py_BuildValue("KK", (unsigned long long)free_nbytes,
+                         (unsigned long long)total_nbytes);
+}
+
+/* -- getters ----------------------------------------------------------------------- */
+
+static int
+describe(PyObject *op, cm_device_info *out)
+{
+    device_object *self = (device_object *)(void *)op;
+    cm_runtime *rt = open_runtime(self);
+    if (rt == NULL) {
+        return -1;
+    }
+    cm_status status;
+    Py_BEGIN_ALLOW_THREADS
+    status = cm_rt_device_describe(rt, self->index, out);
+    Py_END_ALLOW_THREADS
+    return cm_is_ok(status) ? 0 : cm_py_raise_int(self->state, status, NULL);
+}
+
+static PyObject *
+device_get_index(PyObject *op, void *Py_UNUSED(closure))
+{
+    return PyLong_FromLong(((device_object *)(void *)op)->index);
+}
+
+static PyObject *
+device_get_name(PyObject *op, void *Py_UNUSED(closure))
+{
+    cm_device_info info;
+    return describe(op, &info) < 0
+               ? NULL
+               : PyUnicode_DecodeUTF8(info.name, (Py_ssize_t)strnlen(info.name, 256),
+                                      "replace");
+}
+
+static PyObject *
+device_get_uuid(PyObject *op, void *Py_UNUSED(closure))
+{
+    static const char digits[] = "0123456789abcdef";
+    cm_device_info info;
+    if (describe(op, &info) < 0) {
+        return NULL;
+    }
+    char text[64] = "GPU-";
+    size_t used = 4;
+    for (int i = 0; i < 16; i++) {
+        if (i == 4 || i == 6 || i == 8 || i == 10) {
+            text[used++] = '-';
+        }
+        text[used++] = digits[info.uuid[i] >> 4];
+        text[used++] = digits[info.uuid[i] & 15];
+    }
+    return PyUnicode_FromStringAndSize(text, (Py_ssize_t)used);
+}
+
+static PyObject *
+device_get_pci_bus_id(PyObject *op, void *Py_UNUSED(closure))
+{
+    cm_device_info info;
+    return describe(op, &info) < 0 ? NULL : PyUnicode_FromString(info.pci_bus_id);
+}
+
+static PyObject *
+device_get_total_nbytes(PyObject *op, void *Py_UNUSED(closure))
+{
+    cm_device_info info;
+    return describe(op, &info) < 0 ? NULL
+                                   : PyLong_FromUnsignedLongLong(info.total_nbytes);
+}
+
+static PyObject *
+device_get_compute_capability(PyObject *op, void *Py_UNUSED(closure))
+{
+    enum { MAJOR = 75, MINOR = 76 }; /* as in CM_DEVICE_ATTRIBUTES */
+    device_object *self = (device_object *)(void *)op;
+    cm_runtime *rt = open_runtime(self);
+    if (rt == NULL) {
+        return NULL;
+    }
+    int major = 0;
+    int minor = 0;
+    cm_status status = cm_rt_device_attribute(rt, MAJOR, self->index, &major);
+    if (cm_is_ok(status)) {
+        status = cm_rt_device_attribute(rt, MINOR, self->index, &minor);
+    }
+    if (!cm_is_ok(status)) {
+        return cm_py_raise(self->state, status, NULL);
+    }
+    return Py_BuildValue("ii", major, minor);
+}
+
+static PyObject *
+device_get_emulated(PyObject *op, void *Py_UNUSED(closure))
+{
+    cm_runtime *rt = open_runtime((device_object *)(void *)op);
+    return rt == NULL ? NULL : PyBool_FromLong(rt->backend == CM_BACKEND_EMULATED);
+}
+
+/* -- number, comparison and text --------------------------------------------------- */
+
+static PyObject *
+device_index(PyObject *op)
+{
+    return PyLong_FromLong(((device_object *)(void *)op)->index);
+}
+
+static PyObject *
+device_richcompare(PyObject *a, PyObject *b, int operation)
+{
+    if (Py_TYPE(a) != Py_TYPE(b) || (operation != Py_EQ && operation != Py_NE)) {
+        Py_RETURN_NOTIMPLEMENTED;
+    }
+    bool same =
+        ((device_object *)(void *)a)->index == ((device_object *)(void *)b)->index;
+    return PyBool_FromLong(same == (operation == Py_EQ));
+}
+
+static Py_hash_t
+device_hash(PyObject *op)
+{
+    return ((device_object *)(void *)op)->index;
+}
+
+static PyObject *
+device_repr(PyObject *op)
+{
+    device_object *self = (device_object *)(void *)op;
+    const cm_runtime *rt = self->state->runtime; /* not opened for a repr */
+    bool emulated = rt != NULL && rt->backend == CM_BACKEND_EMULATED;
+    return PyUnicode_FromFormat("<cumem.Device %d%s>", self->index,
+                                emulated ? ", emulated" : "");
+}
+
+/* -- tables ------------------------------------------------------------------------ */
+
+static PyMethodDef device_methods[] = {
+    {"attributes", device_attributes, METH_NOARGS, attributes_doc},
+    {"can_access_peer", device_can_access_peer, METH_O, can_access_peer_doc},
+    {"synchronize", device_synchronize, METH_NOARGS, synchronize_doc},
+    {"memory_info", device_memory_info, METH_NOARGS, memory_info_doc},
+    {NULL, NULL, 0, NULL},
+};
+
+static PyGetSetDef device_getset[] = {
+    {"index", device_get_index, NULL, "Number of the device, from 0.", NULL},
+    {"name", device_get_name, NULL, "Name of the product.", NULL},
+    {"uuid", device_get_uuid, NULL,
+     "\"GPU-…\" as nvidia-smi prints it; the same in every process.", NULL},
+    {"pci_bus_id", device_get_pci_bus_id, NULL, "Place on the bus: \"0000:1b:00.0\".",
+     NULL},
+    {"total_nbytes", device_get_total_nbytes, NULL, "Bytes of memory on the device.",
+     NULL},
+    {"compute_capability", device_get_compute_capability, NULL,
+     "Tuple of two ints, e.g. (9, 0).", NULL},
+    {"emulated", device_get_emulated, NULL, "True when it is no real GPU.", NULL},
+    {NULL, NULL, NULL, NULL, NULL},
+};
+
+static PyType_Slot device_slots[] = {
+    {Py_tp_doc, (void *)device_doc}, {Py_tp_new, device_new},
+    {Py_tp_dealloc, device_dealloc}, {Py_tp_repr, device_repr},
+    {Py_tp_hash, device_hash},       {Py_tp_richcompare, device_richcompare},
+    {Py_nb_index, device_index},     {Py_tp_methods, device_methods},
+    {Py_tp_getset, device_getset},   {0, NULL},
+};
+
+static PyType_Spec device_spec = {
+    .name = "cumem.Device",
+    .basicsize = sizeof(device_object),
+    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_IMMUTABLETYPE,
+    .slots = device_slots,
+};
+
+int
+cm_register_device_type(PyObject *module, cm_state *state)
+{
+    PyObject *type = PyType_FromModuleAndSpec(module, &device_spec, NULL);
+    state->device_type = (PyTypeObject *)(void *)type;
+    return type == NULL ? -1 : PyModule_AddType(module, state->device_type);
+}

@@ -1,0 +1,31 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What the dlpack files share: element types and capsules. GIL held. */
+#ifndef CM_PYTHON_DLPACK_H
+#define CM_PYTHON_DLPACK_H
+
+#include "python/dlpack_abi.h"
+#include "python/objects.h"
+
+/* 0, or -1 with BufferError when DLPack has no code for the dtype. */
+int cm_dlpack_from_dtype(PyObject *dtype, cm_dl_dtype *out);
+/* New numpy.dtype; BufferError when NumPy has none (ml_dtypes is used when it is
+ * there). */
+PyObject *cm_dlpack_to_dtype(cm_dl_dtype type);
+
+/* A capsule over `buffer`, as memory of `device` at `data` (NULL when it is empty);
+ * holds and counts the storage until its consumer is done. BufferError for dtypes and
+ * strides that DLPack cannot describe; the legacy form also for a read-only buffer. */
+PyObject *cm_dlpack_legacy(const cm_buffer *buffer, cm_dl_device device, void *data);
+PyObject *cm_dlpack_versioned(const cm_buffer *buffer, cm_dl_device device, void *data,
+                              uint32_t minor, bool copied);
+
+/* A buffer over an unused capsule; NotImplemented (new reference) if it is none.
+ * `advertised` is what __dlpack_device__() said of it: such a capsule was made for us,
+ * and whatever is wrong with it, its deleter is called exactly once. NULL: the caller's
+ * own capsule, which stays unused unless it is accepted. */
+PyObject *cm_dlpack_import(cm_state *state, PyObject *capsule,
+                           const cm_dl_device *advertised);
+/* A device that this process has. 0, or -1 with ValueError or BufferError. */
+int cm_dlpack_check_device(const cm_runtime *rt, cm_dl_device device);
+
+#endif

@@ -1,0 +1,234 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Ask an object for a DLPack capsule, ready on our stream, and import it. */
+#include "python/arguments.h"
+#include "python/dlpack.h"
+#include "python/errors.h"
+#include "python/order.h"
+#include "python/protocols.h"
+
+/* 1 and a new reference, 0 without, -1 with an exception. */
+static int
+find_method(PyObject *object, const char *name, PyObject **out)
+{
+    *out = PyObject_GetAttrString(object, name);
+    if (*out != NULL) {
+        return 1;
+    }
+    if (!PyErr_ExceptionMatches(PyExc_AttributeError)) {
+        return -1;
+    }
+    PyErr_Clear();
+    return 0;
+}
+
+static int
+ask_device(PyObject *method, cm_dl_device *out)
+{
+    int64_t type;
+    int64_t id;
+    PyObject *pair = PyObject_CallNoArgs(method);
+    if (pair == NULL) {
+        return -1;
+    }
+    int result = -1;
+    if (!PyTuple_Check(pair) || PyTuple_Size(pair) != 2) {
+        PyErr_Format(PyExc_TypeError, "__dlpack_device__() answered %R, not (type, id)",
+                     pair);
+    }
+    else if (cm_arg_int64(PyTuple_GetItem(pair, 0), "__dlpack_device__()[0]", &type)
+                 == 0
+             && cm_arg_int64(PyTuple_GetItem(pair, 1), "__dlpack_device__()[1]", &id)
+                    == 0) {
+        if (type < INT32_MIN || type > INT32_MAX || id < INT32_MIN || id > INT32_MAX) {
+            PyErr_Format(PyExc_ValueError, "__dlpack_device__() answered %R", pair);
+        }
+        else {
+            *out = (cm_dl_device){(int32_t)type, (int32_t)id};
+            result = 0;
+        }
+    }
+    Py_DECREF(pair);
+    return result;
+}
+
+/* __dlpack__(stream=…, max_version=(1, 0)) with what is wanted of them. */
+static PyObject *
+call_dlpack(PyObject *method, const cm_stream *stream, bool with_version)
+{
+    PyObject *result = NULL;
+    PyObject *value = NULL;
+    PyObject *none = PyTuple_New(0);
+    PyObject *keywords = PyDict_New();
+    int failed = none == NULL || keywords == NULL;
+    if (!failed && stream != NULL) {
+        uint64_t handle = stream->handle == 0 ? CM_STREAM_LEGACY : stream->handle;
+        value = PyLong_FromUnsignedLongLong(handle);
+        failed = value == NULL || PyDict_SetItemString(keywords, "stream", value) < 0;
+        Py_CLEAR(value);
+    }
+    if (!failed && with_version) {
+        value = Py_BuildValue("ii", CM_DL_MAJOR, 0);
+        failed =
+            value == NULL || PyDict_SetItemString(keywords, "max_version", value) < 0;
+        Py_CLEAR(value);
+    }
+    if (!failed) {
+        result = PyObject_Call(method, none, keywords);
+    }
+    Py_XDECREF(none);
+    Py_XDECREF(keywords);
+    return result;
+}
+
+/* An exporter that takes no stream has made the legacy default stream wait: follow it.
+ */
+static int
+follow_legacy(cm_state *state, cm_stream *stream)
+{
+    cm_status status;
+    cm_stream *legacy;
+    Py_BEGIN_ALLOW_THREADS
+    status = cm_stream_wrap(stream->rt, stream->device, CM_STREAM_LEGACY, NULL, NULL,
+                            &legacy);
+    if (cm_is_ok(status)) {
+        status = cm_stream_follow(stream, legacy);
+        cm_stream_release(legacy);
+    }
+    Py_END_ALLOW_THREADS
+    return cm_is_ok(status) ? 0
+                            : cm_py_raise_int(state, status, "while importing DLPack");
+}
+
+/* Older exporters do not know max_version, the oldest not even stream. */
+static PyObject *
+ask_capsule(cm_state *state, PyObject *method, cm_stream *stream)
+{
+    PyObject *capsule = call_dlpack(method, stream, true);
+    if (capsule == NULL && PyErr_ExceptionMatches(PyExc_TypeError)) {
+        PyErr_Clear();
+        capsule = call_dlpack(method, stream, false);
+    }
+    if (stream != NULL && capsule == NULL && PyErr_ExceptionMatches(PyExc_TypeError)) {
+        PyErr_Clear();
+        capsule = call_dlpack(method, NULL, false);
+        if (capsule != NULL && follow_legacy(state, stream) < 0) {
+            Py_CLEAR(capsule);
+        }
+    }
+    return capsule;
+}
+
+static PyObject *
+import_asked(cm_state *state, PyObject *capsule, cm_dl_device advertised,
+             cm_stream *stream)
+{
+    PyObject *buffer = Py_NewRef(Py_NotImplemented);
+    if (PyCapsule_CheckExact(capsule)) {
+        Py_DECREF(buffer);
+        buffer = cm_dlpack_import(state, capsule, &advertised);
+    }
+    if (buffer == Py_NotImplemented) {
+        Py_DECREF(buffer);
+        PyErr_Format(PyExc_TypeError,
+                     "__dlpack__() answered %R, not a fresh DLPack capsule", capsule);
+        return NULL;
+    }
+    if (buffer != NULL && stream != NULL
+        && cm_storage_add_use(((cm_buffer *)(void *)buffer)->storage, stream) < 0) {
+        Py_CLEAR(buffer);
+    }
+    return buffer;
+}
+
+/* Its destructor may be Python code, which must not see our exception. */
+static void
+drop_capsule(PyObject *capsule)
+{
+    PyObject *type;
+    PyObject *value;
+    PyObject *traceback;
+    PyErr_Fetch(&type, &value, &traceback);
+    Py_DECREF(capsule);
+    PyErr_Restore(type, value, traceback);
+}
+
+/* The stream we want the data on: none for memory that the CPU reads. -1 on failure. */
+static int
+choose_stream(cm_state *state, cm_dl_device device, cm_stream *given, cm_stream **out)
+{
+    *out = NULL;
+    if (device.type != CM_DL_CUDA && device.type != CM_DL_CUDA_MANAGED) {
+        return 0;
+    }
+    if (given != NULL) {
+        *out = cm_stream_hold(given);
+        return 0;
+    }
+    int where = device.type == CM_DL_CUDA ? device.id : -1;
+    *out = cm_stream_from_object(state, Py_None, where);
+    return *out == NULL ? -1 : 0;
+}
+
+static PyObject *
+import_from(cm_state *state, PyObject *object, PyObject *method,
+            PyObject *device_method, cm_stream *given)
+{
+    cm_dl_device advertised;
+    cm_stream *stream;
+    cm_runtime *rt = cm_state_runtime(state);
+    if (rt == NULL || ask_device(device_method, &advertised) < 0
+        || cm_dlpack_check_device(rt, advertised) < 0
+        || choose_stream(state, advertised, given, &stream) < 0) {
+        return NULL;
+    }
+    PyObject *buffer = NULL;
+    PyObject *capsule = ask_capsule(state, method, stream);
+    if (capsule != NULL) {
+        buffer = import_asked(state, capsule, advertised, stream);
+        drop_capsule(capsule);
+    }
+    else if (PyErr_ExceptionMatches(PyExc_BufferError)
+             && PyObject_CheckBuffer(object)) {
+        PyErr_Clear(); /* what DLPack cannot say, the buffer protocol may */
+        buffer = Py_NewRef(Py_NotImplemented);
+    }
+    if (stream != NULL) {
+        cm_stream_release(stream);
+    }
+    return buffer;
+}
+
+static PyObject *
+import_bare_capsule(cm_state *state, PyObject *capsule)
+{
+    if (PyCapsule_IsValid(capsule, CM_DL_VERSIONED_USED)
+        || PyCapsule_IsValid(capsule, CM_DL_LEGACY_USED)) {
+        PyErr_SetString(PyExc_ValueError, "this DLPack capsule was consumed before");
+        return NULL;
+    }
+    return cm_dlpack_import(state, capsule, NULL);
+}
+
+PyObject *
+cm_import_dlpack(cm_state *state, PyObject *object, cm_stream *stream)
+{
+    if (PyCapsule_CheckExact(object)) {
+        return import_bare_capsule(state, object);
+    }
+    PyObject *method = NULL;
+    PyObject *device_method = NULL;
+    int found = PyType_Check(object) ? 0 : find_method(object, "__dlpack__", &method);
+    if (found == 1) {
+        found = find_method(object, "__dlpack_device__", &device_method);
+    }
+    PyObject *buffer = NULL;
+    if (found == 1) {
+        buffer = import_from(state, object, method, device_method, stream);
+    }
+    else if (found == 0) {
+        buffer = Py_NewRef(Py_NotImplemented);
+    }
+    Py_XDECREF(method);
+    Py_XDECREF(device_method);
+    return buffer;
+}

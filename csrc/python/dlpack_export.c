@@ -1,0 +1,384 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* `__dlpack__` and `__dlpack_device__`: which device a consumer is told, and what has
+ * to happen before it may read. */
+#include "python/arguments.h"
+#include "python/dlpack.h"
+#include "python/errors.h"
+#include "python/numpy_bridge.h"
+#include "python/order.h"
+#include "python/protocols.h"
+#include "runtime/emulated.h"
+
+/* The arguments of __dlpack__, read. */
+typedef struct request {
+    bool has_stream;
+    int64_t stream; /* -1: do not order */
+    bool versioned;
+    uint32_t minor;
+    bool has_device;
+    cm_dl_device device;
+    int copy; /* -1: when needed, 0: never, 1: always */
+} request;
+
+/* How it is answered. */
+typedef struct answer {
+    cm_dl_device device;
+    void *data;   /* NULL when empty */
+    bool on_host; /* the consumer reads with the CPU: everything must be done before */
+    bool must_copy;
+} answer;
+
+/* -- the device --------------------------------------------------------------------------- */
+
+/* What consumers may do with it: an as_device() view is device memory. */
+static cm_kind
+kind_of(const cm_buffer *buffer)
+{
+    if (Py_TYPE((PyObject *)(uintptr_t)buffer) == buffer->state->device_buffer_type) {
+        return CM_KIND_DEVICE;
+    }
+    return buffer->storage->kind;
+}
+
+/* What __dlpack_device__ says. */
+static cm_dl_device
+native_device(const cm_buffer *buffer, const cm_runtime *rt)
+{
+    if (rt->backend == CM_BACKEND_EMULATED) {
+        return (cm_dl_device){CM_DL_CPU, 0};
+    }
+    switch (kind_of(buffer)) {
+    case CM_KIND_PINNED:
+    case CM_KIND_MAPPED:
+        return (cm_dl_device){CM_DL_CUDA_HOST, 0};
+    case CM_KIND_MANAGED:
+        return (cm_dl_device){CM_DL_CUDA_MANAGED, 0};
+    case CM_KIND_DEVICE:
+        return (cm_dl_device){CM_DL_CUDA, buffer->storage->device};
+    default:
+        return (cm_dl_device){CM_DL_CPU, 0};
+    }
+}
+
+static int
+refuse_device(const cm_buffer *buffer, const cm_runtime *rt, cm_dl_device wanted)
+{
+    const char *hint = "use copy() into a buffer there";
+    if (rt->backend == CM_BACKEND_EMULATED) {
+        hint = "the emulated device is ordinary memory: only (1, 0) can be had";
+    }
+    else if (wanted.type == CM_DL_CUDA && kind_of(buffer) == CM_KIND_PINNED) {
+        hint = "memory from empty_mapped() can be exported so";
+    }
+    PyErr_Format(PyExc_BufferError,
+                 "dl_device=(%d, %d): %s memory cannot be exported there "
+                 "without a copy; %s",
+                 (int)wanted.type, (int)wanted.id, cm_kind_name(kind_of(buffer)), hint);
+    return -1;
+}
+
+static bool
+can_be(const cm_buffer *buffer, const cm_runtime *rt, cm_dl_device wanted)
+{
+    cm_kind kind = kind_of(buffer);
+    if (wanted.type == CM_DL_CPU) {
+        return wanted.id == 0;
+    }
+    if (rt->backend == CM_BACKEND_EMULATED) {
+        return false;
+    }
+    switch (wanted.type) {
+    case CM_DL_CUDA_HOST:
+        return wanted.id == 0 && (kind == CM_KIND_PINNED || kind == CM_KIND_MAPPED);
+    case CM_DL_CUDA_MANAGED:
+        return wanted.id == 0 && kind == CM_KIND_MANAGED;
+    case CM_DL_CUDA:
+        return wanted.id == buffer->storage->device
+               && (kind == CM_KIND_MAPPED || kind == CM_KIND_MANAGED
+                   || kind == CM_KIND_DEVICE);
+    default:
+        return false;
+    }
+}
+
+/* Element 0 for the CPU; NULL where the host has no way to it. With `alias` the second
+ * mapping of emulated device memory will do. */
+static void *
+host_data(const cm_buffer *buffer, const cm_runtime *rt, bool alias)
+{
+    const cm_storage *storage = buffer->storage;
+    char *first = storage->host;
+    if (first == NULL && alias && rt->backend == CM_BACKEND_EMULATED) {
+        first = cm_emulated_host_alias(rt, storage->address, storage->nbytes);
+    }
+    return first == NULL ? NULL : first + buffer->offset;
+}
+
+static int
+find_answer(const cm_buffer *buffer, const cm_runtime *rt, const request *asked,
+            answer *out)
+{
+    bool empty = cm_buffer_nbytes(buffer) == 0;
+    if (asked->has_device && !can_be(buffer, rt, asked->device)) {
+        return refuse_device(buffer, rt, asked->device);
+    }
+    out->device = asked->has_device ? asked->device : native_device(buffer, rt);
+    if (!asked->has_device && out->device.type == CM_DL_CUDA_HOST) {
+        out->device.type = CM_DL_CPU; /* every consumer of the CPU takes it then */
+    }
+    out->data = NULL;
+    out->must_copy = asked->copy == 1;
+    out->on_host = out->device.type == CM_DL_CPU || out->device.type == CM_DL_CUDA_HOST
+                   || (out->device.type == CM_DL_CUDA_MANAGED && !asked->has_stream);
+    if (empty) {
+        return 0;
+    }
+    if (out->device.type == CM_DL_CUDA) {
+        out->data = (void *)(uintptr_t)cm_buffer_address(buffer);
+        return 0;
+    }
+    /* asked for by name, the CPU's view of device memory is a copy on every backend */
+    out->data = host_data(buffer, rt, !asked->has_device);
+    if (out->data == NULL) {
+        out->must_copy = true;
+        if (asked->copy == 0) {
+            PyErr_SetString(
+                PyExc_BufferError,
+                "device memory reaches the CPU only as a copy, and copy=False "
+                "forbids that");
+            return -1;
+        }
+    }
+    return 0;
+}
+
+/* -- the arguments ------------------------------------------------------------------------ */
+
+static int
+read_pair(PyObject *object, const char *name, int64_t *first, int64_t *second)
+{
+    if (!PyTuple_Check(object) || PyTuple_Size(object) != 2) {
+        PyErr_Format(PyExc_TypeError, "%s must be None or a tuple of two ints, not %R",
+                     name, object);
+        return -1;
+    }
+    if (cm_arg_int64(PyTuple_GetItem(object, 0), name, first) < 0) {
+        return -1;
+    }
+    return cm_arg_int64(PyTuple_GetItem(object, 1), name, second);
+}
+
+static int
+read_max_version(PyObject *object, request *out)
+{
+    int64_t major;
+    int64_t minor;
+    out->versioned = false;
+    out->minor = 0;
+    if (object == NULL || object == Py_None) {
+        return 0;
+    }
+    if (read_pair(object, "max_version", &major, &minor) < 0) {
+        return -1;
+    }
+    out->versioned = major >= CM_DL_MAJOR;
+    bool newest = major > CM_DL_MAJOR || minor > CM_DL_MINOR;
+    out->minor = newest ? (uint32_t)CM_DL_MINOR : (uint32_t)(minor < 0 ? 0 : minor);
+    return 0;
+}
+
+static int
+read_device(PyObject *object, request *out)
+{
+    int64_t type;
+    int64_t id;
+    out->has_device = object != NULL && object != Py_None;
+    if (!out->has_device) {
+        return 0;
+    }
+    if (read_pair(object, "dl_device", &type, &id) < 0) {
+        return -1;
+    }
+    if (type < 0 || type > INT32_MAX || id < 0 || id > INT32_MAX) {
+        PyErr_Format(PyExc_BufferError, "dl_device %R is no device", object);
+        return -1;
+    }
+    out->device = (cm_dl_device){(int32_t)type, (int32_t)id};
+    return 0;
+}
+
+static int
+read_request(PyObject *const *values, request *out)
+{
+    PyObject *stream = values[0];
+    PyObject *copy = values[3];
+    out->has_stream = stream != NULL && stream != Py_None;
+    out->stream = 0;
+    out->copy = -1;
+    if (out->has_stream && cm_arg_int64(stream, "stream", &out->stream) < 0) {
+        return -1;
+    }
+    if (read_max_version(values[1], out) < 0 || read_device(values[2], out) < 0) {
+        return -1;
+    }
+    if (copy != NULL && copy != Py_None) {
+        bool wanted;
+        if (cm_arg_bool(copy, "copy", &wanted) < 0) {
+            return -1;
+        }
+        out->copy = wanted ? 1 : 0;
+    }
+    return 0;
+}
+
+/* -- order -------------------------------------------------------------------------------- */
+
+/* Whatever the memory is still used for must come before the consumer. */
+static int
+settle(const cm_buffer *buffer, const request *asked, const answer *found)
+{
+    if (asked->has_stream && asked->stream == -1) {
+        return 0;
+    }
+    if (found->on_host) { /* such memory may be asked for with any stream: it has none
+                           */
+        return cm_storage_wait(buffer->storage, true);
+    }
+    if (asked->has_stream && asked->stream < 1) {
+        PyErr_Format(PyExc_ValueError,
+                     "stream=%lld: CUDA streams are None, -1 (do not wait), 1 (legacy "
+                     "default), 2 (per-thread default) or a handle; 0 is ambiguous",
+                     (long long)asked->stream);
+        return -1;
+    }
+    uint64_t handle = asked->has_stream ? (uint64_t)asked->stream : CM_STREAM_LEGACY;
+    return cm_storage_order_handle(buffer->storage, buffer->storage->device, handle);
+}
+
+/* -- copies ------------------------------------------------------------------------------- */
+
+static PyObject *
+new_target(const cm_buffer *buffer, cm_kind kind)
+{
+    static const unsigned flags_of[CM_KIND_COUNT] = {
+        [CM_KIND_PINNED] = CM_HOST_ALLOC_PORTABLE,
+        [CM_KIND_MAPPED] = CM_HOST_ALLOC_PORTABLE | CM_HOST_ALLOC_MAPPED,
+        [CM_KIND_MANAGED] = CM_MANAGED_GLOBAL,
+    };
+    cm_state *state = buffer->state;
+    const int64_t *shape = cm_buffer_shape(buffer);
+    if (kind == CM_KIND_PAGEABLE) {
+        PyObject *array = cm_numpy_empty(buffer->dtype, buffer->ndim, shape, 'C');
+        PyObject *target = array == NULL ? NULL : cm_import_object(state, array, NULL);
+        Py_XDECREF(array);
+        return target;
+    }
+    cm_storage *storage =
+        cm_storage_alloc(state, kind, flags_of[kind], buffer->storage->device,
+                         cm_buffer_nbytes(buffer), NULL);
+    if (storage == NULL) {
+        return NULL;
+    }
+    PyObject *target =
+        cm_buffer_new(state, cm_buffer_type_of(state, kind), storage, 0, buffer->dtype,
+                      buffer->ndim, shape, NULL, false, NULL);
+    cm_storage_release(storage, true);
+    return target;
+}
+
+/* A fresh buffer with the same values: of the same kind, but pinned where the CPU wants
+ * what it cannot reach. Blocks until the data is there. */
+static PyObject *
+copy_of(PyObject *self, const request *asked)
+{
+    const cm_buffer *buffer = (const cm_buffer *)(void *)self;
+    cm_kind kind = kind_of(buffer);
+    if (kind == CM_KIND_DEVICE && asked->has_device
+        && asked->device.type == CM_DL_CPU) {
+        kind = CM_KIND_PINNED;
+    }
+    PyObject *target = new_target(buffer, kind);
+    if (target == NULL) {
+        return NULL;
+    }
+    PyObject *done = cm_copy_objects(buffer->state, target, self, NULL, true);
+    if (done == NULL) {
+        Py_DECREF(target);
+        return NULL;
+    }
+    Py_DECREF(done);
+    return target;
+}
+
+/* -- the methods -------------------------------------------------------------------------- */
+
+static PyObject *
+make_capsule(const cm_buffer *buffer, const request *asked, const answer *found,
+             bool copied)
+{
+    return asked->versioned ? cm_dlpack_versioned(buffer, found->device, found->data,
+                                                  asked->minor, copied)
+                            : cm_dlpack_legacy(buffer, found->device, found->data);
+}
+
+/* Copy first, then export the copy: it is done, so nothing has to be ordered. */
+static PyObject *
+export_copy(PyObject *self, cm_runtime *rt, const request *asked)
+{
+    PyObject *target = copy_of(self, asked);
+    if (target == NULL) {
+        return NULL;
+    }
+    const cm_buffer *buffer = (const cm_buffer *)(void *)target;
+    request direct = *asked;
+    direct.copy = 0;
+    answer found;
+    PyObject *capsule = NULL;
+    if (find_answer(buffer, rt, &direct, &found) == 0) {
+        capsule = make_capsule(buffer, asked, &found, true);
+    }
+    Py_DECREF(target);
+    return capsule;
+}
+
+PyObject *
+cm_buffer_dlpack(PyObject *self, PyObject *const *args, Py_ssize_t nargs,
+                 PyObject *kwnames)
+{
+    static const char *const names[] = {"stream", "max_version", "dl_device", "copy",
+                                        NULL};
+    const cm_buffer *buffer = (const cm_buffer *)(void *)self;
+    PyObject *values[4];
+    request asked;
+    answer found;
+    cm_dl_dtype type;
+    if (cm_args_parse("__dlpack__", args, nargs, kwnames, names, 0, 0, values) < 0
+        || read_request(values, &asked) < 0 || cm_buffer_check_open(buffer) < 0) {
+        return NULL;
+    }
+    cm_runtime *rt = cm_state_runtime(buffer->state);
+    if (rt == NULL || cm_dlpack_from_dtype(buffer->dtype, &type) < 0
+        || find_answer(buffer, rt, &asked, &found) < 0) {
+        return NULL;
+    }
+    if (found.must_copy) {
+        return export_copy(self, rt, &asked);
+    }
+    if (settle(buffer, &asked, &found) < 0 || cm_buffer_check_open(buffer) < 0) {
+        return NULL;
+    }
+    return make_capsule(buffer, &asked, &found, false);
+}
+
+PyObject *
+cm_buffer_dlpack_device(PyObject *self, PyObject *unused)
+{
+    (void)unused;
+    const cm_buffer *buffer = (const cm_buffer *)(void *)self;
+    cm_runtime *rt = cm_state_runtime(buffer->state);
+    if (rt == NULL || cm_buffer_check_open(buffer) < 0) {
+        return NULL;
+    }
+    cm_dl_device device = native_device(buffer, rt);
+    return Py_BuildValue("ii", (int)device.type, (int)device.id);
+}

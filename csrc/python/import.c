@@ -1,0 +1,288 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Any exporter to a Buffer: the order in which protocols are tried, and what they
+ * share. */
+#include "python/import.h"
+
+#include "base/checked_math.h"
+#include "python/arguments.h"
+#include "python/errors.h"
+#include "python/numpy_bridge.h"
+#include "python/protocols.h"
+#include "runtime/emulated.h"
+
+/* -- checks ------------------------------------------------------------------------------- */
+
+static int
+refuse(const char *what, const char *why)
+{
+    PyErr_Format(PyExc_ValueError, "%s: %s", what, why);
+    return -1;
+}
+
+int
+cm_import_measure(cm_import *import, const char *what)
+{
+    int64_t count;
+    int64_t high;
+    int64_t payload;
+    import->first = 0;
+    import->nbytes = 0;
+    import->low = 0;
+    if (!cm_is_ok(cm_region_count(&import->region, &count))
+        || !cm_mul_i64(count, import->region.itemsize, &payload)) {
+        return refuse(what, "the number of bytes does not fit in 63 bits");
+    }
+    if (count == 0) {
+        return 0;
+    }
+    if (!cm_is_ok(cm_region_bounds(&import->region, &import->low, &high))) {
+        return refuse(what, "shape and strides reach further than 63 bits");
+    }
+    if (import->data == 0) {
+        return refuse(what, "the data pointer is NULL, but the shape has elements");
+    }
+    uint64_t below = 0 - (uint64_t)import->low; /* low <= 0 */
+    uint64_t end;
+    if (import->data <= below || !cm_add_u64(import->data, (uint64_t)high, &end)) {
+        return refuse(what, "data pointer, shape and strides leave the address space");
+    }
+    import->first = import->data - below;
+    if (end - import->first > INT64_MAX) {
+        return refuse(what, "shape and strides reach further than 63 bits");
+    }
+    import->nbytes = end - import->first;
+    return 0;
+}
+
+/* On a thread without a context the driver knows no pointer: it is asked in the context
+ * of `device`. */
+static cm_status
+ask_driver(cm_runtime *rt, int device, const cm_import *import, cm_pointer_info *first,
+           cm_pointer_info *last)
+{
+    cm_device_guard guard;
+    CM_TRY(cm_device_enter(rt, device, &guard));
+    cm_status status = cm_rt_pointer_attributes(rt, import->first, first);
+    if (cm_is_ok(status)) {
+        status = cm_rt_pointer_attributes(rt, import->first + import->nbytes - 1, last);
+    }
+    cm_device_leave(rt, &guard);
+    return status;
+}
+
+/* Does all of it lie in memory the emulated device knows? A real driver would fault. */
+static bool
+is_inside_emulated(const cm_runtime *rt, const cm_import *import)
+{
+    return rt->backend != CM_BACKEND_EMULATED
+           || cm_emulated_host_alias(rt, import->first, import->nbytes) != NULL;
+}
+
+/* What memory that its exporter calls the host's is, from what both ends are. */
+static int
+settle_host(const cm_pointer_info *last, bool same, const char *what,
+            cm_pointer_info *info)
+{
+    if (info->kind == CM_KIND_DEVICE || last->kind == CM_KIND_DEVICE) {
+        return refuse(what,
+                      "the address is device memory, which the host may not touch");
+    }
+    if (!same) {
+        *info = (cm_pointer_info){CM_KIND_PAGEABLE, -1, 0, NULL};
+    }
+    return 0;
+}
+
+int
+cm_import_probe(cm_state *state, const cm_import *import, const char *what,
+                cm_pointer_info *info)
+{
+    cm_runtime *rt = cm_state_runtime(state);
+    if (rt == NULL) {
+        return -1;
+    }
+    cm_pointer_info last;
+    int device = state->current_device;
+    cm_status status;
+    Py_BEGIN_ALLOW_THREADS
+    status = ask_driver(rt, device, import, info, &last);
+    Py_END_ALLOW_THREADS
+    if (!cm_is_ok(status)) {
+        return cm_py_raise_int(state, status, "while asking about a foreign pointer");
+    }
+    bool same = info->kind == last.kind && info->device == last.device;
+    if (import->host) {
+        return settle_host(&last, same, what, info);
+    }
+    if (!same) {
+        return refuse(what, "the first and the last byte are not in one allocation");
+    }
+    if (info->kind != CM_KIND_PAGEABLE && !is_inside_emulated(rt, import)) {
+        return refuse(what, "the bytes are not all inside one allocation");
+    }
+    return 0;
+}
+
+/* `first` is an address of the lowest byte; the answer is that of element 0. */
+static uint64_t
+element_zero(const cm_import *import, uint64_t first)
+{
+    return first == 0 ? 0 : first + (0 - (uint64_t)import->low);
+}
+
+void
+cm_import_place(cm_import *import, const cm_pointer_info *info, int device)
+{
+    cm_region *region = &import->region;
+    region->host = NULL;
+    region->address = 0;
+    region->kind = import->kind;
+    region->device = device;
+    if (import->nbytes == 0) {
+        return;
+    }
+    if (info == NULL || info->kind == CM_KIND_PAGEABLE) {
+        region->host = (void *)(uintptr_t)import->data;
+        region->kind = CM_KIND_PAGEABLE;
+        return;
+    }
+    region->kind = info->kind;
+    region->device = info->device < 0 ? device : info->device;
+    region->address = element_zero(import, info->device_address);
+    if (import->host) {
+        /* as the exporter knows it; a device may reach the bytes by another address */
+        region->host = (void *)(uintptr_t)import->data;
+    }
+    else if (info->kind != CM_KIND_DEVICE) {
+        region->host = (void *)(uintptr_t)element_zero(
+            import, (uint64_t)(uintptr_t)info->host_address);
+    }
+}
+
+/* -- the buffer --------------------------------------------------------------------------- */
+
+PyObject *
+cm_import_finish(cm_state *state, const cm_import *import)
+{
+    const cm_region *region = &import->region;
+    int device = region->device < 0 ? 0 : region->device;
+    if (cm_state_runtime(state) == NULL) {
+        return NULL;
+    }
+    cm_storage *storage = cm_storage_new(state, import->kind, device);
+    if (storage == NULL) {
+        return NULL;
+    }
+    uint64_t below = 0 - (uint64_t)import->low;
+    storage->residency = region->kind;
+    storage->nbytes = import->nbytes;
+    storage->readonly = import->readonly;
+    if (region->host != NULL) {
+        storage->host = (char *)region->host - below;
+    }
+    if (region->address != 0) {
+        storage->address = region->address - below;
+    }
+    PyObject *buffer =
+        cm_buffer_new(state, cm_buffer_type_of(state, import->kind), storage,
+                      -import->low, import->dtype, region->ndim, region->shape,
+                      region->strides, import->readonly, NULL);
+    if (buffer != NULL) {
+        storage->foreign = Py_XNewRef(import->foreign);
+        storage->foreign_drop = import->drop;
+        storage->foreign_argument = import->argument;
+    }
+    cm_storage_release(storage, true);
+    return buffer;
+}
+
+/* -- the order of protocols --------------------------------------------------------------- */
+
+PyObject *
+cm_import_object(cm_state *state, PyObject *object, cm_stream *stream)
+{
+    if (cm_buffer_check(state, object)) {
+        return cm_buffer_check_open((cm_buffer *)(void *)object) < 0
+                   ? NULL
+                   : Py_NewRef(object);
+    }
+    /* NumPy's own arrays: datetimes and structures too, which DLPack cannot describe */
+    if (cm_numpy_is_array(object)) {
+        return cm_import_array(state, object);
+    }
+    PyObject *buffer = cm_import_dlpack(state, object, stream);
+    if (buffer == Py_NotImplemented) {
+        Py_DECREF(buffer);
+        buffer = cm_import_array_interface(state, object, stream);
+    }
+    if (buffer == Py_NotImplemented) {
+        Py_DECREF(buffer);
+        buffer = cm_import_buffer(state, object);
+    }
+    if (buffer == Py_NotImplemented) {
+        Py_DECREF(buffer);
+        PyErr_Format(
+            PyExc_TypeError,
+            "an object of type %R exports no memory: expected a Buffer, a NumPy "
+            "array, or an object with DLPack, __cuda_array_interface__ or the "
+            "buffer protocol",
+            (PyObject *)Py_TYPE(object));
+        return NULL;
+    }
+    return buffer;
+}
+
+PyDoc_STRVAR(asbuffer_doc,
+             "asbuffer(obj, *, stream=None)\n--\n\n"
+             "View the memory of any exporter as a Buffer, without a copy.\n\n"
+             "Parameters\n----------\n"
+             "obj : object\n"
+             "    A Buffer (returned as it is), a NumPy array, a DLPack exporter or capsule,\n"
+             "    an object with ``__cuda_array_interface__``, or anything with the buffer\n"
+             "    protocol; tried in this order.\n"
+             "stream : stream, optional\n"
+             "    Where device memory will be used first; default: the current stream of\n"
+             "    its device.\n\n"
+             "Returns\n-------\n"
+             "Buffer\n"
+             "    Of the type that tells where the memory is: HostBuffer for ordinary memory,\n"
+             "    PinnedBuffer for page-locked memory, and so on. It keeps `obj`, or what\n"
+             "    `obj` handed out, alive.\n\n"
+             "Raises\n------\n"
+             "TypeError\n"
+             "    `obj` exports no memory, or elements that are Python objects.\n"
+             "ValueError\n"
+             "    The description contradicts itself or what the driver knows of the address.\n"
+             "BufferError\n"
+             "    A DLPack version, device or element type that cumem cannot use.\n\n"
+             "**Ordered after** the exporter's pending work: `stream` waits for it.\n");
+
+static PyObject *
+asbuffer(PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
+{
+    static const char *const names[] = {"obj", "stream", NULL};
+    cm_state *state = cm_state_of_module(module);
+    PyObject *values[2];
+    if (cm_args_parse("asbuffer", args, nargs, kwnames, names, 1, 1, values) < 0
+        || cm_state_runtime(state) == NULL) {
+        return NULL;
+    }
+    cm_stream *stream = NULL;
+    if (values[1] != NULL && values[1] != Py_None) {
+        stream = cm_stream_from_object(state, values[1], -1);
+        if (stream == NULL) {
+            return NULL;
+        }
+    }
+    PyObject *buffer = cm_import_object(state, values[0], stream);
+    if (stream != NULL) {
+        cm_stream_release(stream);
+    }
+    return buffer;
+}
+
+PyMethodDef cm_import_methods[] = {
+    {"asbuffer", (PyCFunction)(void (*)(void))asbuffer, METH_FASTCALL | METH_KEYWORDS,
+     asbuffer_doc},
+    {NULL, NULL, 0, NULL},
+};

@@ -1,0 +1,260 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The constructors of one kind each, with the flags that only this kind has. */
+#include "python/arguments.h"
+#include "python/buffer_object.h"
+#include "python/constructors.h"
+
+#define SHAPE_PARAMETERS                                                               \
+    "shape : int or sequence of int\n"                                                 \
+    "    Lengths in elements; 0 and ``()`` are fine.\n"                                \
+    "dtype : dtype_like\n"                                                             \
+    "    Any NumPy dtype without Python objects.\n"                                    \
+    "order : {'C', 'F'}\n"                                                             \
+    "    Whether the last or the first index runs fastest.\n"
+#define HOST_PARAMETERS                                                                \
+    "portable : bool\n"                                                                \
+    "    Page-locked for every device, not only for `device`.\n"                       \
+    "write_combined : bool\n"                                                          \
+    "    Uncached: fast for devices to read and for the host to write in order, "      \
+    "very\n"                                                                           \
+    "    slow for the host to read.\n"                                                 \
+    "device : Device or int, optional\n"                                               \
+    "    Whose context page-locks it; default: cumem's current one.\n"
+#define RAISES                                                                         \
+    "\n"                                                                               \
+    "Raises\n"                                                                         \
+    "------\n"                                                                         \
+    "ValueError\n"                                                                     \
+    "    A length is negative, the size does not fit in 63 bits, or an argument is "   \
+    "none\n"                                                                           \
+    "    of its choices.\n"                                                            \
+    "TypeError\n"                                                                      \
+    "    An argument has the wrong type, or the dtype holds Python objects.\n"         \
+    "OutOfMemoryError\n"                                                               \
+    "    There is no room, also after waiting for freed memory and trimming pools.\n"  \
+    "CudaError\n"                                                                      \
+    "    A call to CUDA failed.\n"                                                     \
+    "RuntimeError\n"                                                                   \
+    "    In a child made by ``fork``.\n"                                               \
+    "\n"                                                                               \
+    "Notes\n"                                                                          \
+    "-----\n"                                                                          \
+    "Blocks: only when the pool has nothing that fits (GIL released).\n"
+
+/* Allocate with flags, device and stream known. `shape` and `dtype` as given. */
+static PyObject *
+allocate(cm_state *state, cm_kind kind, unsigned flags, PyObject *shape_object,
+         PyObject *dtype_object, PyObject *order_object, int device, cm_stream *stream)
+{
+    int ndim;
+    int64_t shape[CM_MAX_NDIM];
+    char order;
+    if (cm_arg_shape(shape_object, "shape", &ndim, shape) < 0
+        || cm_arg_order(order_object == NULL ? Py_None : order_object, "order", &order)
+               < 0) {
+        return NULL;
+    }
+    PyObject *dtype = cm_numpy_dtype(dtype_object == NULL ? Py_None : dtype_object);
+    if (dtype == NULL) {
+        return NULL;
+    }
+    PyObject *buffer = cm_buffer_allocate(state, kind, flags, device, dtype, ndim,
+                                          shape, order, stream);
+    Py_DECREF(dtype);
+    return buffer;
+}
+
+static int
+parse_device(cm_state *state, PyObject *object, int *out)
+{
+    return cm_arg_device(state, object == NULL ? Py_None : object, "device", out);
+}
+
+/* -- pinned and mapped ------------------------------------------------------------------ */
+
+static PyObject *
+empty_host(const char *function, PyObject *module, PyObject *const *args,
+           Py_ssize_t nargs, PyObject *kwnames, cm_kind kind, unsigned flags)
+{
+    static const char *const names[] = {"shape",          "dtype",  "order", "portable",
+                                        "write_combined", "device", NULL};
+    PyObject *values[6];
+    cm_state *state = cm_state_of_module(module);
+    bool portable = true;
+    bool write_combined = false;
+    int device;
+    if (cm_args_parse(function, args, nargs, kwnames, names, 2, 1, values) < 0
+        || (values[3] != NULL && cm_arg_bool(values[3], "portable", &portable) < 0)
+        || (values[4] != NULL
+            && cm_arg_bool(values[4], "write_combined", &write_combined) < 0)
+        || parse_device(state, values[5], &device) < 0) {
+        return NULL;
+    }
+    flags |= portable ? CM_HOST_ALLOC_PORTABLE : 0u;
+    flags |= write_combined ? CM_HOST_ALLOC_WRITE_COMBINED : 0u;
+    return allocate(state, kind, flags, values[0], values[1], values[2], device, NULL);
+}
+
+PyDoc_STRVAR(empty_pinned_doc,
+             "empty_pinned($module, /, shape, dtype='float64', *, order='C', "
+             "portable=True, write_combined=False, device=None)\n"
+             "--\n"
+             "\n"
+             "Allocate page-locked host memory from its pool.\n"
+             "\n"
+             "Parameters\n"
+             "----------\n" SHAPE_PARAMETERS HOST_PARAMETERS "\n"
+             "Returns\n"
+             "-------\n"
+             "PinnedBuffer\n"
+             "    Its bytes are not set.\n" RAISES
+             "Ordered after: nothing; memory is handed out when no device uses it.\n");
+
+static PyObject *
+empty_pinned(PyObject *module, PyObject *const *args, Py_ssize_t nargs,
+             PyObject *kwnames)
+{
+    return empty_host("empty_pinned", module, args, nargs, kwnames, CM_KIND_PINNED, 0);
+}
+
+PyDoc_STRVAR(empty_mapped_doc,
+             "empty_mapped($module, /, shape, dtype='float64', *, order='C', "
+             "portable=True, write_combined=False, device=None)\n"
+             "--\n"
+             "\n"
+             "Allocate page-locked host memory that devices read and write in place.\n"
+             "\n"
+             "Parameters\n"
+             "----------\n" SHAPE_PARAMETERS HOST_PARAMETERS "\n"
+             "Returns\n"
+             "-------\n"
+             "MappedBuffer\n"
+             "    Its bytes are not set; `device_ptr` is its address for devices.\n" RAISES
+             "Ordered after: nothing; memory is handed out when no device uses it.\n");
+
+static PyObject *
+empty_mapped(PyObject *module, PyObject *const *args, Py_ssize_t nargs,
+             PyObject *kwnames)
+{
+    return empty_host("empty_mapped", module, args, nargs, kwnames, CM_KIND_MAPPED,
+                      CM_HOST_ALLOC_MAPPED);
+}
+
+/* -- managed ---------------------------------------------------------------------------- */
+
+PyDoc_STRVAR(empty_managed_doc,
+             "empty_managed($module, /, shape, dtype='float64', *, order='C', "
+             "attach='global', device=None)\n"
+             "--\n"
+             "\n"
+             "Allocate unified memory, whose pages move to whoever uses them.\n"
+             "\n"
+             "Parameters\n"
+             "----------\n" SHAPE_PARAMETERS "attach : {'global', 'host'}\n"
+             "    Who may use it at first: any stream of any device, or no device.\n"
+             "device : Device or int, optional\n"
+             "    Whose context allocates it; default: cumem's current one.\n"
+             "\n"
+             "Returns\n"
+             "-------\n"
+             "ManagedBuffer\n"
+             "    Its bytes are not set.\n" RAISES
+             "Ordered after: nothing; memory is handed out when no device uses it.\n");
+
+static int
+parse_attach(PyObject *object, unsigned *out)
+{
+    *out = CM_MANAGED_GLOBAL;
+    if (object == NULL) {
+        return 0;
+    }
+    if (!PyUnicode_Check(object)) {
+        return cm_arg_refuse(object, "attach", "\"global\" or \"host\"");
+    }
+    if (PyUnicode_CompareWithASCIIString(object, "host") == 0) {
+        *out = CM_MANAGED_HOST;
+        return 0;
+    }
+    if (PyUnicode_CompareWithASCIIString(object, "global") == 0) {
+        return 0;
+    }
+    PyErr_Format(PyExc_ValueError, "attach must be \"global\" or \"host\", not %R",
+                 object);
+    return -1;
+}
+
+static PyObject *
+empty_managed(PyObject *module, PyObject *const *args, Py_ssize_t nargs,
+              PyObject *kwnames)
+{
+    static const char *const names[] = {"shape",  "dtype",  "order",
+                                        "attach", "device", NULL};
+    PyObject *values[5];
+    cm_state *state = cm_state_of_module(module);
+    unsigned flags;
+    int device;
+    if (cm_args_parse("empty_managed", args, nargs, kwnames, names, 2, 1, values) < 0
+        || parse_attach(values[3], &flags) < 0
+        || parse_device(state, values[4], &device) < 0) {
+        return NULL;
+    }
+    return allocate(state, CM_KIND_MANAGED, flags, values[0], values[1], values[2],
+                    device, NULL);
+}
+
+/* -- device ----------------------------------------------------------------------------- */
+
+PyDoc_STRVAR(empty_device_doc,
+             "empty_device($module, /, shape, dtype='float64', *, order='C', device=None, "
+             "stream=None)\n"
+             "--\n"
+             "\n"
+             "Allocate memory of a device from its pool.\n"
+             "\n"
+             "Parameters\n"
+             "----------\n" SHAPE_PARAMETERS "device : Device or int, optional\n"
+             "    Which; default: cumem's current one.\n"
+             "stream : Stream or other stream object, optional\n"
+             "    The stream to use it on first; default: the current stream.\n"
+             "\n"
+             "Returns\n"
+             "-------\n"
+             "DeviceBuffer\n"
+             "    Its bytes are not set.\n" RAISES
+             "Ordered after: it may be used at once on `stream`; on another stream the user\n"
+             "orders it.\n");
+
+static PyObject *
+empty_device(PyObject *module, PyObject *const *args, Py_ssize_t nargs,
+             PyObject *kwnames)
+{
+    static const char *const names[] = {"shape",  "dtype",  "order",
+                                        "device", "stream", NULL};
+    PyObject *values[5];
+    cm_state *state = cm_state_of_module(module);
+    int device;
+    if (cm_args_parse("empty_device", args, nargs, kwnames, names, 2, 1, values) < 0
+        || parse_device(state, values[3], &device) < 0) {
+        return NULL;
+    }
+    cm_stream *stream =
+        cm_stream_from_object(state, values[4] == NULL ? Py_None : values[4], device);
+    if (stream == NULL) {
+        return NULL;
+    }
+    PyObject *buffer = allocate(state, CM_KIND_DEVICE, 0, values[0], values[1],
+                                values[2], device, stream);
+    cm_stream_release(stream);
+    return buffer;
+}
+
+/* -- table ------------------------------------------------------------------------------ */
+
+#define CONSTRUCTOR(name)                                                              \
+    {#name, (PyCFunction)(void (*)(void))name, METH_FASTCALL | METH_KEYWORDS,          \
+     name##_doc}
+
+PyMethodDef cm_kind_constructor_methods[] = {
+    CONSTRUCTOR(empty_pinned), CONSTRUCTOR(empty_mapped), CONSTRUCTOR(empty_managed),
+    CONSTRUCTOR(empty_device), {NULL, NULL, 0, NULL},
+};

@@ -1,0 +1,229 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* cumem._core: what the folder's files export, put together. Importing it makes no CUDA
+ * call and loads no driver. */
+#include "python/buffer_methods.h"
+#include "python/constructors.h"
+#include "python/copy_functions.h"
+#include "python/device_functions.h"
+#include "python/errors.h"
+#include "python/numpy_bridge.h"
+#include "python/protocols.h"
+#include "python/registration_type.h"
+
+PyDoc_STRVAR(module_doc,
+             "The compiled part of cumem: buffers, streams, copies and protocols.\n"
+             "\n"
+             "Everything public is found in ``cumem`` itself.");
+
+/* -- exit ------------------------------------------------------------------------------- */
+
+static PyObject *
+at_exit(PyObject *module, PyObject *unused CM_UNUSED)
+{
+    cm_state_exit(cm_state_of_module(module));
+    return Py_NewRef(Py_None);
+}
+
+PyDoc_STRVAR(at_exit_doc,
+             "_at_exit($module, /)\n"
+             "--\n"
+             "\n"
+             "Wait for unfinished transfers and end the worker threads.");
+
+static PyMethodDef exit_methods[] = {
+    {"_at_exit", at_exit, METH_NOARGS, at_exit_doc},
+    {NULL, NULL, 0, NULL},
+};
+
+/* Registered at import, so that it runs after the handlers of those who import cumem,
+ * and before finalisation, when threads could not be joined any more. */
+static int
+register_at_exit(PyObject *module)
+{
+    PyObject *function = PyObject_GetAttrString(module, "_at_exit");
+    PyObject *atexit = function == NULL ? NULL : PyImport_ImportModule("atexit");
+    PyObject *done =
+        atexit == NULL ? NULL : PyObject_CallMethod(atexit, "register", "O", function);
+    Py_XDECREF(function);
+    Py_XDECREF(atexit);
+    Py_XDECREF(done);
+    return done == NULL ? -1 : 0;
+}
+
+/* -- exec ------------------------------------------------------------------------------- */
+
+static int
+make_stream_variable(cm_state *state)
+{
+    PyObject *contextvars = PyImport_ImportModule("contextvars");
+    if (contextvars == NULL) {
+        return -1;
+    }
+    state->stream_variable =
+        PyObject_CallMethod(contextvars, "ContextVar", "s", "cumem.current_stream");
+    Py_DECREF(contextvars);
+    return state->stream_variable == NULL ? -1 : 0;
+}
+
+static int
+add_types(PyObject *module, cm_state *state)
+{
+    static int (*const registrars[])(PyObject *, cm_state *) = {
+        cm_register_errors,
+        cm_register_buffer_types,
+        cm_register_stream_type,
+        cm_register_event_type,
+        cm_register_device_type,
+        cm_register_transfer_type,
+        cm_register_registration_type,
+        cm_register_testing,
+    };
+    for (size_t i = 0; i < sizeof(registrars) / sizeof(registrars[0]); i++) {
+        if (registrars[i](module, state) < 0) {
+            return -1;
+        }
+    }
+    return 0;
+}
+
+static int
+add_functions(PyObject *module)
+{
+    PyMethodDef *const tables[] = {
+        cm_constructor_methods,  cm_kind_constructor_methods,
+        cm_copy_methods,         cm_import_methods,
+        cm_registration_methods, cm_device_methods,
+        cm_pickle_methods,       exit_methods,
+    };
+    for (size_t i = 0; i < sizeof(tables) / sizeof(tables[0]); i++) {
+        if (PyModule_AddFunctions(module, tables[i]) < 0) {
+            return -1;
+        }
+    }
+    return 0;
+}
+
+/* A CUDA version as (major, minor). */
+static int
+add_version(PyObject *module, const char *name, int version)
+{
+    PyObject *tuple = Py_BuildValue("(ii)", version / 1000, version % 1000 / 10);
+    if (tuple == NULL) {
+        return -1;
+    }
+    int result = PyModule_AddObjectRef(module, name, tuple);
+    Py_DECREF(tuple);
+    return result;
+}
+
+static int
+add_constants(PyObject *module)
+{
+    int built = cm_cuda_built_version();
+    /* a CUDA runtime serves every driver of its major version and later ones */
+    return add_version(module, "BUILT_RUNTIME", built) < 0
+                   || add_version(module, "OLDEST_DRIVER", built / 1000 * 1000) < 0
+               ? -1
+               : 0;
+}
+
+static int
+core_exec(PyObject *module)
+{
+    cm_state *state = cm_state_of_module(module);
+    if (cm_state_init(state) < 0 || cm_numpy_import() < 0
+        || make_stream_variable(state) < 0 || add_types(module, state) < 0
+        || add_functions(module) < 0 || add_constants(module) < 0
+        || register_at_exit(module) < 0) {
+        return -1;
+    }
+    return 0;
+}
+
+/* -- life ------------------------------------------------------------------------------- */
+
+/* Every Python object that the state owns: F(member). */
+#define STATE_OBJECTS(F)                                                               \
+    F(buffer_type)                                                                     \
+    F(pinned_type)                                                                     \
+    F(mapped_type)                                                                     \
+    F(managed_type)                                                                    \
+    F(device_buffer_type)                                                              \
+    F(host_type)                                                                       \
+    F(stream_type)                                                                     \
+    F(event_type)                                                                      \
+    F(device_type)                                                                     \
+    F(transfer_type)                                                                   \
+    F(registration_type)                                                               \
+    F(waker_type)                                                                      \
+    F(wakers)                                                                          \
+    F(cuda_error)                                                                      \
+    F(out_of_memory_error)                                                             \
+    F(emulation_warning)                                                               \
+    F(stream_variable)
+
+static int
+core_traverse(PyObject *module, visitproc visit, void *arg)
+{
+    cm_state *state = cm_state_of_module(module);
+    if (state == NULL) {
+        return 0;
+    }
+#define VISIT(member) Py_VISIT(state->member);
+    STATE_OBJECTS(VISIT)
+#undef VISIT
+    for (int i = 0; i < CM_MAX_DEVICES; i++) {
+        Py_VISIT(state->legacy_streams[i]);
+    }
+    return 0;
+}
+
+static int
+core_clear(PyObject *module)
+{
+    cm_state *state = cm_state_of_module(module);
+    if (state == NULL) {
+        return 0;
+    }
+    for (int i = 0; i < CM_MAX_DEVICES; i++) {
+        Py_CLEAR(state->legacy_streams[i]);
+    }
+#define CLEAR(member) Py_CLEAR(state->member);
+    STATE_OBJECTS(CLEAR)
+#undef CLEAR
+    return 0;
+}
+
+static void
+core_free(void *module)
+{
+    (void)core_clear(module);
+    cm_state *state = cm_state_of_module(module);
+    if (state != NULL && state->storages.next != NULL) {
+        cm_state_fini(state);
+    }
+}
+
+static PyModuleDef_Slot slots[] = {
+    {Py_mod_exec, (void *)core_exec},
+    {0, NULL},
+};
+
+static PyModuleDef definition = {
+    .m_base = PyModuleDef_HEAD_INIT,
+    .m_name = "cumem._core",
+    .m_doc = module_doc,
+    .m_size = sizeof(cm_state),
+    .m_slots = slots,
+    .m_traverse = core_traverse,
+    .m_clear = core_clear,
+    .m_free = core_free,
+};
+
+PyMODINIT_FUNC PyInit__core(void);
+
+PyMODINIT_FUNC
+PyInit__core(void)
+{
+    return PyModuleDef_Init(&definition);
+}

@@ -1,0 +1,198 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The structs behind the Python types and the storage they share. A view holds its
+ * storage, the storage holds its pool block, registration or foreign owner: whoever has
+ * a pointer keeps the memory. Every object carries its module state (types are final).
+ */
+#ifndef CM_PYTHON_OBJECTS_H
+#define CM_PYTHON_OBJECTS_H
+
+#include <stdatomic.h>
+
+#include "python/state.h"
+
+/* One piece of memory, shared by all buffers that look at it. Counted atomically:
+ * DLPack deleters drop it from threads without the GIL. Everything else needs the GIL.
+ * Exactly one of block, registration+view, foreign is what keeps the bytes. */
+typedef struct cm_storage {
+    atomic_size_t refs;
+    cm_list node;        /* in state->storages while open */
+    cm_state *state;     /* borrowed */
+    uint64_t generation; /* of the state when it was made */
+    cm_kind kind;        /* what consumers may do with it */
+    cm_kind residency;   /* where the planner thinks the bytes are */
+    int device;          /* index; 0 for pageable memory that has none */
+    unsigned flags;      /* of cudaHostAlloc / cudaMallocManaged / cudaHostRegister */
+    void *host;          /* first byte for the host; NULL for device memory */
+    cm_address address;  /* first byte for the device; 0 if it cannot reach it */
+    uint64_t nbytes;
+    bool readonly;
+    bool closed;       /* free() was called, or shutdown(); the bytes are gone */
+    bool was_exported; /* someone may still work on it that we cannot see: fence on free
+                        */
+    bool is_late;      /* a stream may still write it that no ticket tells of: fill() */
+    bool was_viewed;   /* exported through the buffer protocol: a consumer may have kept
+                          no more than the object, so the bytes go with the last reference
+                        */
+    atomic_size_t exports; /* live Py_buffer exports and DLPack capsules/tensors */
+    cm_pool *pool;         /* held; NULL for foreign memory */
+    cm_block *block;       /* owned, of pool */
+    cm_registration *registration; /* owned; NULL unless register() made it */
+    PyObject *foreign; /* owned: keeps foreign memory alive (object, memoryview,
+                          capsule) */
+    void (*foreign_drop)(void *argument); /* instead of or beside `foreign`: C clean-up
+                                           */
+    void *foreign_argument;
+    cm_stream **uses; /* held streams that worked on it, no duplicates; GIL */
+    uint32_t use_count;
+    uint32_t use_capacity;
+    cm_ticket **writers; /* held: unfinished transfers into it; GIL */
+    uint32_t writer_count;
+    uint32_t writer_capacity;
+    cm_grave grave; /* so that the last release without the GIL cannot fail */
+} cm_storage;
+
+/* A new storage with refs 1, in state->storages, nothing filled in but what is given.
+ * NULL with MemoryError. */
+cm_storage *cm_storage_new(cm_state *state, cm_kind kind, int device);
+/* Memory from the default pool of kind/flags/device, first used on `stream` (NULL:
+ * any); nbytes 0 gives a storage without a block, host and address NULL. */
+cm_storage *cm_storage_alloc(cm_state *state, cm_kind kind, unsigned flags, int device,
+                             uint64_t nbytes, cm_stream *stream);
+cm_storage *cm_storage_hold(cm_storage *storage);
+/* Any thread. With no GIL, Python references go to the graveyard. */
+void cm_storage_release(cm_storage *storage, bool have_gil);
+void cm_storage_drop(void *storage); /* = release without the GIL: fits cm_keep.drop */
+/* Give the bytes back now. BufferError while exported, then nothing is done; 0 or -1.
+ */
+int cm_storage_close(cm_storage *storage);
+/* 0, or -1 with ValueError "… is closed". */
+int cm_storage_check_open(const cm_storage *storage);
+/* Remember that `stream` works on it. 0, or -1 with MemoryError. GIL held. */
+int cm_storage_add_use(cm_storage *storage, cm_stream *stream);
+/* Remember an unfinished transfer into it. 0, or -1. GIL held. */
+int cm_storage_add_writer(cm_storage *storage, cm_ticket *ticket);
+/* Wait (GIL released) for unfinished transfers into it, so that the host reads what was
+ * written; with `streams` also for the work of its streams. 0, or -1 with the failure.
+ */
+int cm_storage_wait(cm_storage *storage, bool streams);
+/* The transfers alone, not what fill() queued: for work that is ordered after that
+ * anyway. */
+int cm_storage_wait_writers(cm_storage *storage);
+/* Keep free() and shutdown() of other threads away (BufferError) while a call of ours
+ * works on it without the GIL. */
+void cm_storage_pin(cm_storage *storage);
+void cm_storage_unpin(cm_storage *storage);
+/* Count an export; was_exported is set for good. */
+void cm_storage_begin_export(cm_storage *storage);
+void cm_storage_end_export(cm_storage *storage); /* any thread */
+
+typedef struct cm_buffer {
+    PyObject_HEAD
+    cm_state *state;     /* borrowed */
+    cm_storage *storage; /* held; never NULL */
+    PyObject *dtype;     /* owned: numpy.dtype */
+    PyObject *base;      /* owned: the buffer this is a view of; NULL for none */
+    PyObject *weakrefs;
+    int64_t offset; /* of element 0 from the storage's first byte */
+    int64_t itemsize;
+    int ndim;
+    bool readonly;
+    bool deferred; /* left its `with` block: closed, bytes go with the last reference */
+    bool as_device; /* made by as_device(): device type over mapped or managed memory */
+    int64_t *extents; /* owned: shape[ndim] then strides[ndim] in bytes; NULL if ndim 0
+                       */
+} cm_buffer;
+
+static inline int64_t *
+cm_buffer_shape(const cm_buffer *buffer)
+{
+    return buffer->extents;
+}
+
+static inline int64_t *
+cm_buffer_strides(const cm_buffer *buffer)
+{
+    return buffer->extents == NULL ? NULL : buffer->extents + buffer->ndim;
+}
+
+/* The Python type for a kind: PinnedBuffer … HostBuffer. Borrowed. */
+PyTypeObject *cm_buffer_type_of(const cm_state *state, cm_kind kind);
+bool cm_buffer_check(const cm_state *state, PyObject *object);
+
+/* A new buffer of `type` over `storage` (held). dtype and base are held too; shape and
+ * strides (bytes; NULL: C order) are copied. Trusts its arguments: callers check that
+ * they lie inside the storage. NULL with an exception. */
+PyObject *cm_buffer_new(cm_state *state, PyTypeObject *type, cm_storage *storage,
+                        int64_t offset, PyObject *dtype, int ndim, const int64_t *shape,
+                        const int64_t *strides, bool readonly, PyObject *base);
+/* Address of element 0: for the host (NULL on device memory) and for the device. A
+ * buffer with no bytes answers 0. On the emulated device the host address of device
+ * memory is NULL too. */
+void *cm_buffer_host(const cm_buffer *buffer);
+cm_address cm_buffer_address(const cm_buffer *buffer);
+uint64_t cm_buffer_nbytes(const cm_buffer *buffer);
+/* Closed storage or left `with` block: 0, or -1 with ValueError. */
+int cm_buffer_check_open(const cm_buffer *buffer);
+/* The buffer as a region. */
+void cm_buffer_region(const cm_buffer *buffer, cm_region *out);
+
+typedef struct cm_stream_object {
+    PyObject_HEAD
+    cm_state *state;
+    cm_stream *stream; /* held; NULL after close() or shutdown() */
+    cm_list node;      /* in state->streams while open */
+    uint64_t id;       /* of `stream`, kept for equality and hash after close() */
+    int device;
+    uint64_t generation;
+    PyObject *weakrefs;
+} cm_stream_object;
+
+typedef struct cm_event_object {
+    PyObject_HEAD
+    cm_state *state;
+    cm_runtime *rt;  /* borrowed; NULL after close() or shutdown() */
+    cm_list node;    /* in state->events while open */
+    uint64_t handle; /* owned */
+    int device;
+    bool timing;
+    bool recorded;
+    bool closing; /* close() was called; the last call under way destroys the handle */
+    int users;    /* calls under way with the GIL released */
+    PyObject *weakrefs;
+} cm_event_object;
+
+/* A new Python object around a record (held) or a device index (trusted). */
+PyObject *cm_stream_object_new(cm_state *state, cm_stream *stream);
+PyObject *cm_device_object_new(cm_state *state, int index);
+/* The Stream that is current for `device` in this context; new reference. */
+PyObject *cm_current_stream(cm_state *state, int device);
+/* Close every open Stream and Event: for shutdown, after the engine and the pools and
+ * before the runtime. Failures go to the unraisable hook. */
+void cm_streams_close(cm_state *state);
+void cm_events_close(cm_state *state);
+
+/* Any stream argument to a held record: None (the current stream of `device`), a
+ * Stream,
+ * __cuda_stream__, .cuda_stream (torch), .ptr (CuPy), .handle (Numba) or an int.
+ * `device` -1 means cumem's current one. NULL with an exception. */
+cm_stream *cm_stream_from_object(cm_state *state, PyObject *object, int device);
+
+typedef struct cm_transfer_object {
+    PyObject_HEAD
+    cm_state *state;
+    cm_ticket *ticket; /* held */
+    PyObject *dst;     /* owned: both ends stay alive as long as the handle */
+    PyObject *src;
+    PyObject *weakrefs;
+} cm_transfer_object;
+
+/* registrars: each makes its heap types and stores them in the state; 0 or -1 */
+int cm_register_buffer_types(PyObject *module, cm_state *state);
+int cm_register_stream_type(PyObject *module, cm_state *state);
+int cm_register_event_type(PyObject *module, cm_state *state);
+int cm_register_device_type(PyObject *module, cm_state *state);
+int cm_register_transfer_type(PyObject *module, cm_state *state);
+int cm_register_registration_type(PyObject *module, cm_state *state);
+int cm_register_testing(PyObject *module, cm_state *state);
+
+#endif

@@ -1,0 +1,160 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Whatever copy() is given, as a region with all that keeps it alive. */
+#include "python/import.h"
+#include "python/numpy_bridge.h"
+#include "python/protocols.h"
+
+static int
+init_buffer(cm_operand *operand, PyObject *object)
+{
+    const cm_buffer *buffer = (const cm_buffer *)(void *)object;
+    if (cm_buffer_check_open(buffer) < 0) {
+        return -1;
+    }
+    cm_buffer_region(buffer, &operand->region);
+    operand->dtype = Py_NewRef(buffer->dtype);
+    operand->keep = Py_NewRef(object);
+    operand->storage = buffer->storage;
+    operand->readonly = buffer->readonly;
+    return 0;
+}
+
+/* An array over one of our buffers shares the buffer's streams and unfinished
+ * transfers. */
+static cm_storage *
+find_storage(const cm_state *state, PyObject *array)
+{
+    PyObject *owner = cm_numpy_owner(array);
+    cm_storage *storage = NULL;
+    if (owner != NULL && cm_buffer_check(state, owner)) {
+        storage = ((cm_buffer *)(void *)owner)->storage; /* kept by the array */
+    }
+    Py_XDECREF(owner);
+    return storage;
+}
+
+/* `array` is kept. Where it is page-locked or managed, the planner should know. */
+static int
+init_array(cm_state *state, cm_operand *operand, PyObject *array)
+{
+    static const char what[] = "array";
+    cm_import import = {.kind = CM_KIND_PAGEABLE, .host = true};
+    PyObject *dtype;
+    cm_pointer_info info;
+    if (cm_numpy_region(array, &import.region, &dtype, &import.readonly) < 0) {
+        return -1;
+    }
+    import.data = (uint64_t)(uintptr_t)import.region.host;
+    if (cm_import_measure(&import, what) < 0
+        || (import.nbytes > 0 && cm_import_probe(state, &import, what, &info) < 0)) {
+        Py_DECREF(dtype);
+        return -1;
+    }
+    cm_import_place(&import, import.nbytes > 0 ? &info : NULL, -1);
+    operand->region = import.region;
+    operand->dtype = dtype;
+    operand->keep = Py_NewRef(array);
+    operand->storage = find_storage(state, array);
+    operand->readonly = import.readonly;
+    return 0;
+}
+
+static bool
+is_python_scalar(PyObject *object)
+{
+    return PyLong_Check(object) || PyFloat_Check(object) || PyComplex_Check(object)
+           || PyUnicode_Check(object);
+}
+
+/* bytes are a run of uint8, but one value of a bytes or void dtype. */
+static bool
+is_bytes_value(PyObject *object, PyObject *target_dtype)
+{
+    if (!PyBytes_Check(object) || target_dtype == NULL) {
+        return false;
+    }
+    cm_dtype_traits traits;
+    cm_numpy_dtype_traits(target_dtype, &traits);
+    return traits.kind == 'S' || (traits.kind == 'V' && !traits.fields && !traits.user);
+}
+
+/* Python values become elements of the target's dtype, as in NumPy's assignment. */
+static int
+init_value(cm_state *state, cm_operand *operand, PyObject *object,
+           PyObject *target_dtype)
+{
+    if (target_dtype == NULL) {
+        PyErr_Format(
+            PyExc_TypeError,
+            "an object of type %R cannot be written to: expected a Buffer, a NumPy "
+            "array, or an object with DLPack, __cuda_array_interface__ or the "
+            "buffer protocol",
+            (PyObject *)Py_TYPE(object));
+        return -1;
+    }
+    PyObject *array = cm_numpy_as_array(object, target_dtype);
+    if (array == NULL) {
+        return -1;
+    }
+    int result = init_array(state, operand, array);
+    Py_DECREF(array);
+    if (result == 0) {
+        operand->is_scalar = operand->region.ndim == 0;
+    }
+    return result;
+}
+
+/* Has it a protocol that cm_import_object reads? */
+static bool
+is_exporter(PyObject *object)
+{
+    static const char *const names[] = {"__dlpack__", "__cuda_array_interface__"};
+    if (PyObject_CheckBuffer(object) || PyCapsule_CheckExact(object)) {
+        return true;
+    }
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+        /* on the type: a property that raises is still an exporter, with its reason */
+        if (PyObject_HasAttrString((PyObject *)Py_TYPE(object), names[i])
+            || PyObject_HasAttrString(object, names[i])) {
+            return true;
+        }
+    }
+    return false;
+}
+
+int
+cm_operand_init(cm_state *state, cm_operand *operand, PyObject *object,
+                PyObject *target_dtype, cm_stream *stream)
+{
+    operand->dtype = NULL;
+    operand->keep = NULL;
+    operand->storage = NULL;
+    operand->readonly = false;
+    operand->is_scalar = false;
+    if (cm_buffer_check(state, object)) {
+        return init_buffer(operand, object);
+    }
+    if (cm_numpy_is_array(object)) {
+        return init_array(state, operand, object);
+    }
+    if (is_python_scalar(object) || cm_numpy_is_scalar(object) || PyList_Check(object)
+        || PyTuple_Check(object) || is_bytes_value(object, target_dtype)
+        || !is_exporter(object)) {
+        return init_value(state, operand, object, target_dtype);
+    }
+    PyObject *buffer = cm_import_object(state, object, stream);
+    if (buffer == NULL) {
+        return -1;
+    }
+    int result = init_buffer(operand, buffer);
+    Py_DECREF(buffer);
+    return result;
+}
+
+void
+cm_operand_fini(cm_operand *operand)
+{
+    operand->storage = NULL;
+    Py_CLEAR(operand->dtype);
+    Py_CLEAR(operand->keep);
+}

@@ -1,0 +1,173 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Order a consumer's stream after the work that still goes on in a storage. */
+#include "python/order.h"
+
+#include <stdlib.h>
+
+#include "python/errors.h"
+
+int
+cm_pending_take(const cm_storage *storage, cm_pending *out)
+{
+    *out = (cm_pending){NULL, 0, NULL, 0};
+    if (storage->use_count > 0) {
+        out->streams = malloc(storage->use_count * sizeof *out->streams);
+        if (out->streams == NULL) {
+            PyErr_NoMemory();
+            return -1;
+        }
+    }
+    if (storage->writer_count > 0) {
+        out->tickets = malloc(storage->writer_count * sizeof *out->tickets);
+        if (out->tickets == NULL) {
+            free(out->streams);
+            PyErr_NoMemory();
+            return -1;
+        }
+    }
+    for (uint32_t i = 0; i < storage->use_count; i++) {
+        out->streams[out->stream_count++] = cm_stream_hold(storage->uses[i]);
+    }
+    for (uint32_t i = 0; i < storage->writer_count; i++) {
+        out->tickets[out->ticket_count++] = cm_ticket_hold(storage->writers[i]);
+    }
+    return 0;
+}
+
+void
+cm_pending_give(cm_pending *pending)
+{
+    for (uint32_t i = 0; i < pending->stream_count; i++) {
+        cm_stream_release(pending->streams[i]);
+    }
+    for (uint32_t i = 0; i < pending->ticket_count; i++) {
+        cm_ticket_release(pending->tickets[i]);
+    }
+    free(pending->streams);
+    free(pending->tickets);
+    *pending = (cm_pending){NULL, 0, NULL, 0};
+}
+
+static cm_status
+query_stream(const cm_stream *stream, bool *done)
+{
+    cm_device_guard guard; /* the default streams mean those of the current device */
+    CM_TRY(cm_device_enter(stream->rt, stream->device, &guard));
+    cm_status status = cm_rt_stream_query(stream->rt, stream->handle, done);
+    cm_device_leave(stream->rt, &guard);
+    return status;
+}
+
+cm_status
+cm_pending_prune(cm_pending *pending)
+{
+    uint32_t left = 0;
+    for (uint32_t i = 0; i < pending->ticket_count; i++) {
+        cm_ticket_info info;
+        cm_ticket_read(pending->tickets[i], &info);
+        if (info.done) {
+            cm_ticket_release(pending->tickets[i]);
+        }
+        else {
+            pending->tickets[left++] = pending->tickets[i];
+        }
+    }
+    pending->ticket_count = left;
+    cm_status status = cm_ok();
+    left = 0;
+    for (uint32_t i = 0; i < pending->stream_count; i++) {
+        cm_stream *stream = pending->streams[i];
+        bool done = false;
+        if (cm_is_ok(status)) {
+            status = query_stream(stream, &done);
+        }
+        if (cm_is_ok(status) && done) {
+            cm_stream_release(stream);
+        }
+        else {
+            pending->streams[left++] = stream;
+        }
+    }
+    pending->stream_count = left;
+    return status;
+}
+
+/* Record a passing event on `producer` and let `consumer` wait for it. */
+static cm_status
+follow_by_event(cm_runtime *rt, uint64_t event, cm_stream *consumer,
+                const cm_stream *producer)
+{
+    CM_TRY(cm_rt_event_record(rt, event, producer->handle));
+    cm_device_guard guard;
+    CM_TRY(cm_device_enter(rt, consumer->device, &guard));
+    cm_status status = cm_rt_stream_wait_event(rt, consumer->handle, event);
+    cm_device_leave(rt, &guard);
+    return status;
+}
+
+cm_status
+cm_stream_follow(cm_stream *consumer, const cm_stream *producer)
+{
+    cm_runtime *rt = consumer->rt;
+    if (consumer->id == producer->id && consumer->device == producer->device) {
+        return cm_ok();
+    }
+    uint64_t event;
+    cm_device_guard guard;
+    CM_TRY(cm_device_enter(rt, producer->device, &guard));
+    cm_status status = cm_rt_event_create(rt, CM_EVENT_DISABLE_TIMING, &event);
+    if (cm_is_ok(status)) {
+        status = follow_by_event(rt, event, consumer, producer);
+        cm_status destroyed = cm_rt_event_destroy(rt, event); /* goes once it is done */
+        status = cm_is_ok(status) ? destroyed : status;
+    }
+    cm_device_leave(rt, &guard);
+    return status;
+}
+
+cm_status
+cm_pending_order(const cm_pending *pending, cm_stream *consumer)
+{
+    for (uint32_t i = 0; i < pending->ticket_count; i++) {
+        CM_TRY(cm_ticket_order(pending->tickets[i], consumer));
+    }
+    for (uint32_t i = 0; i < pending->stream_count; i++) {
+        CM_TRY(cm_stream_follow(consumer, pending->streams[i]));
+    }
+    return cm_ok();
+}
+
+static cm_status
+order_handle(cm_runtime *rt, cm_pending *pending, int device, uint64_t handle)
+{
+    CM_TRY(cm_pending_prune(pending));
+    if (pending->stream_count == 0 && pending->ticket_count == 0) {
+        return cm_ok();
+    }
+    cm_stream *consumer;
+    CM_TRY(cm_stream_wrap(rt, device, handle, NULL, NULL, &consumer));
+    cm_status status = cm_pending_order(pending, consumer);
+    cm_stream_release(consumer);
+    return status;
+}
+
+int
+cm_storage_order_handle(const cm_storage *storage, int device, uint64_t handle)
+{
+    if (storage->use_count == 0 && storage->writer_count == 0) {
+        return 0;
+    }
+    cm_runtime *rt = cm_state_runtime(storage->state);
+    cm_pending pending;
+    if (rt == NULL || cm_pending_take(storage, &pending) < 0) {
+        return -1;
+    }
+    cm_status status;
+    Py_BEGIN_ALLOW_THREADS
+    status = order_handle(rt, &pending, device, handle);
+    cm_pending_give(&pending);
+    Py_END_ALLOW_THREADS
+    return cm_is_ok(status) ? 0
+                            : cm_py_raise_int(storage->state, status,
+                                              "while ordering a consumer's stream");
+}

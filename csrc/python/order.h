@@ -1,0 +1,38 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Work that is still going on in a storage, and how a stream comes after it: what every
+ * exporter asks before it hands memory to a consumer. Knows no protocol. */
+#ifndef CM_PYTHON_ORDER_H
+#define CM_PYTHON_ORDER_H
+
+#include "python/objects.h"
+
+/* A snapshot: held streams that worked on a storage, held unfinished transfers into it.
+ */
+typedef struct cm_pending {
+    cm_stream **streams;
+    uint32_t stream_count;
+    cm_ticket **tickets;
+    uint32_t ticket_count;
+} cm_pending;
+
+/* 0, or -1 with MemoryError. GIL held. */
+int cm_pending_take(const cm_storage *storage, cm_pending *out);
+/* Any thread. */
+void cm_pending_give(cm_pending *pending);
+
+/* Forget what has finished. Fails: stream_query. */
+CM_NODISCARD cm_status cm_pending_prune(cm_pending *pending);
+
+/* Make `consumer` wait, on the device, for everything that is left; what runs on
+ * `consumer` itself needs nothing. Blocks as cm_ticket_order does.
+ * Fails: event_create, event_record, stream_wait_event, a transfer's own failure. */
+CM_NODISCARD cm_status cm_pending_order(const cm_pending *pending, cm_stream *consumer);
+
+/* Make `consumer` wait for the work that `producer` has been given so far. */
+CM_NODISCARD cm_status cm_stream_follow(cm_stream *consumer, const cm_stream *producer);
+
+/* take, prune and order, GIL released; `handle` is a consumer's stream on `device`, not
+ * touched after the call. 0, or -1 with an exception. */
+int cm_storage_order_handle(const cm_storage *storage, int device, uint64_t handle);
+
+#endif

@@ -1,0 +1,68 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The interchange protocols, out and in. Incoming descriptions are untrusted: every
+ * size, stride, offset and pointer is checked before use, and a lie that shows in the
+ * values is a ValueError, TypeError or BufferError that says which field. GIL held
+ * throughout. */
+#ifndef CM_PYTHON_PROTOCOLS_H
+#define CM_PYTHON_PROTOCOLS_H
+
+#include "python/objects.h"
+
+/* -- out: slots, getters and methods that the buffer types put into their tables --------- */
+
+/* Py_bf_getbuffer and Py_bf_releasebuffer of the four host-usable types. */
+int cm_buffer_getbuffer(PyObject *self, Py_buffer *view, int flags);
+void cm_buffer_releasebuffer(PyObject *self, Py_buffer *view);
+/* `__cuda_array_interface__` getter of mapped, managed and device buffers;
+ * AttributeError on the emulated device. */
+PyObject *cm_buffer_array_interface(PyObject *self, void *closure);
+/* The dictionary itself, whatever the backend: for tests on the emulated device. */
+PyObject *cm_array_interface_dict(PyObject *self);
+/* METH_FASTCALL | METH_KEYWORDS and METH_NOARGS. */
+PyObject *cm_buffer_dlpack(PyObject *self, PyObject *const *args, Py_ssize_t nargs,
+                           PyObject *kwnames);
+PyObject *cm_buffer_dlpack_device(PyObject *self, PyObject *unused);
+
+/* -- in ----------------------------------------------------------------------------------- */
+
+/* Any exporter to a new Buffer without a copy: a Buffer itself, DLPack (with `stream`,
+ * may be NULL), CAI, the buffer protocol, in that order. `copy_source` relaxes nothing
+ * but the message. TypeError naming the type when it exports none of them. */
+PyObject *cm_import_object(cm_state *state, PyObject *object, cm_stream *stream);
+/* One each; NULL with an exception. Return NotImplemented (new reference) if the object
+ * does not offer the protocol. */
+PyObject *cm_import_dlpack(cm_state *state, PyObject *object, cm_stream *stream);
+PyObject *cm_import_array_interface(cm_state *state, PyObject *object,
+                                    cm_stream *stream);
+PyObject *cm_import_buffer(cm_state *state, PyObject *object);
+
+/* asbuffer(), for the module's method table; ends with an empty row. */
+extern PyMethodDef cm_import_methods[];
+
+/* -- any copy operand ---------------------------------------------------------------------- */
+
+/* What copy() reads or writes, with all that keeps it alive. */
+typedef struct cm_operand {
+    cm_region region;
+    PyObject *dtype;     /* owned */
+    PyObject *keep;      /* owned: object that must live until the copy is done */
+    cm_storage *storage; /* borrowed from `keep` when it is one of our buffers; else
+                            NULL */
+    bool readonly;
+    bool is_scalar; /* a Python or NumPy scalar: broadcast, cast to the target's dtype
+                     */
+} cm_operand;
+
+/* `target_dtype` (NULL for a target) gives scalars and lists their dtype. 0 or -1. */
+int cm_operand_init(cm_state *state, cm_operand *operand, PyObject *object,
+                    PyObject *target_dtype, cm_stream *stream);
+void cm_operand_fini(cm_operand *operand);
+
+/* A copy between two objects, used by copy(), copy_async(), buf[...] = x and fill().
+ * Checks shapes (broadcast of the source), dtypes and read-only targets. Returns a new
+ * Transfer, or None when `blocking`. stream NULL: in the background (async only; a
+ * blocking copy then uses the current stream). */
+PyObject *cm_copy_objects(cm_state *state, PyObject *dst, PyObject *src,
+                          cm_stream *stream, bool blocking);
+
+#endif

@@ -1,0 +1,325 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* register(): from any object with host memory to a Registration. */
+#include "python/arguments.h"
+#include "python/errors.h"
+#include "python/numpy_bridge.h"
+#include "python/protocols.h"
+#include "python/registration_type.h"
+
+PyDoc_STRVAR(register_doc,
+"register($module, obj, *, mapped=False, read_only=None, device=None)\n--\n\n"
+"Page-lock memory that exists already, in place.\n\n"
+"Copies from and to it then run as fast as with `empty_pinned`. Locking costs time for\n"
+"every page, so it pays for memory that is used more than once.\n\n"
+"Parameters\n----------\n"
+"obj : object\n"
+"    Anything with the buffer protocol (NumPy arrays, ``bytearray``, ``mmap``, shared\n"
+"    memory), or a CPU tensor that exports DLPack. It may be unaligned, sliced or empty.\n"
+"    Of a strided one, all bytes from the first to the last element are locked.\n"
+"mapped : bool\n"
+"    Give a `MappedBuffer`, which kernels can reach as well.\n"
+"read_only : bool, optional\n"
+"    Lock for reading only; by default when `obj` is read-only. A mapping that may not be\n"
+"    written cannot be locked otherwise.\n"
+"device : int or Device, optional\n"
+"    In whose context; the memory is locked for all devices.\n\n"
+"Returns\n-------\nRegistration\n"
+"    With ``buffer`` of the shape, dtype and strides of `obj`, without a copy. In a\n"
+"    ``with`` block the target is that buffer, and the end unlocks it.\n\n"
+"Raises\n------\n"
+"TypeError\n    If `obj` has no host memory, or its items are Python objects.\n"
+"ValueError\n    If the device does not exist or the shape of `obj` makes no sense.\n"
+"CudaError\n"
+"    If the memory cannot be locked; of code CM_ENOTSUP if the device cannot lock memory\n"
+"    for reading only.\n\n"
+"Notes\n-----\n"
+"Memory that is locked already, by this or another library, is shared and not an error.\n"
+"`obj` stays alive as long as the buffer or a view of it. **Blocks** while pages are\n"
+"locked, GIL released.");
+
+/* What is to be registered, and who keeps it alive. */
+typedef struct source {
+    cm_region region;
+    PyObject *dtype;     /* owned */
+    PyObject *keep;      /* owned; NULL when `storage` is set */
+    cm_storage *storage; /* held and exported: one of our own buffers */
+    bool readonly;
+} source;
+
+/* -- reading the object ------------------------------------------------------------ */
+
+static int
+refuse(PyObject *object)
+{
+    return cm_arg_refuse(object, "obj",
+                         "an object with host memory (buffer protocol or a DLPack CPU "
+                         "tensor)");
+}
+
+static int
+source_from_buffer(const cm_state *state, source *out, PyObject *object)
+{
+    cm_buffer *buffer = (cm_buffer *)(void *)object;
+    if (cm_buffer_check_open(buffer) < 0) {
+        return -1;
+    }
+    if (Py_TYPE(object) == state->managed_type
+        || Py_TYPE(object) == state->device_buffer_type
+        || buffer->storage->residency == CM_KIND_DEVICE) {
+        return refuse(object);
+    }
+    cm_buffer_region(buffer, &out->region);
+    out->dtype = buffer->dtype;
+    Py_INCREF(out->dtype);
+    out->readonly = buffer->readonly;
+    return 0;
+}
+
+/* A buffer that was imported just now: nobody else can free it. Steals `imported`. */
+static int
+source_from_import(const cm_state *state, source *out, PyObject *imported,
+                   PyObject *object)
+{
+    if (Py_TYPE(imported) != state->host_type && Py_TYPE(imported) != state->pinned_type
+        && Py_TYPE(imported) != state->mapped_type) {
+        Py_DECREF(imported);
+        return refuse(object);
+    }
+    if (source_from_buffer(state, out, imported) < 0) {
+        Py_DECREF(imported);
+        return -1;
+    }
+    out->keep = imported;
+    return 0;
+}
+
+/* multiprocessing's SharedMemory has its memoryview in .buf: new reference, or NULL
+ * without an exception when `object` is nothing of the kind. */
+static PyObject *
+find_shared_memory(PyObject *object)
+{
+    PyObject *view = PyObject_GetAttrString(object, "buf");
+    if (view == NULL) {
+        PyErr_Clear();
+    }
+    else if (!PyMemoryView_Check(view)) {
+        Py_CLEAR(view);
+    }
+    return view;
+}
+
+static PyObject *
+import_host(cm_state *state, PyObject *object)
+{
+    PyObject *imported = cm_import_buffer(state, object);
+    if (imported != Py_NotImplemented) {
+        return imported;
+    }
+    Py_DECREF(imported);
+    PyObject *view = find_shared_memory(object);
+    if (view != NULL) {
+        imported = cm_import_buffer(state, view);
+        Py_DECREF(view);
+        return imported;
+    }
+    return cm_import_dlpack(state, object, NULL);
+}
+
+static int
+source_init(cm_state *state, source *out, PyObject *object)
+{
+    if (cm_buffer_check(state, object)) {
+        if (source_from_buffer(state, out, object) < 0) {
+            return -1;
+        }
+        out->storage = cm_storage_hold(((cm_buffer *)(void *)object)->storage);
+        cm_storage_begin_export(out->storage); /* so that free() refuses */
+        return 0;
+    }
+    if (cm_numpy_is_array(object)) { /* also those whose dtype has no buffer format */
+        if (cm_numpy_region(object, &out->region, &out->dtype, &out->readonly) < 0) {
+            return -1;
+        }
+        out->keep = object;
+        Py_INCREF(object);
+        return 0;
+    }
+    PyObject *imported = import_host(state, object);
+    if (imported == NULL) {
+        return -1;
+    }
+    if (imported == Py_NotImplemented) {
+        Py_DECREF(imported);
+        return refuse(object);
+    }
+    return source_from_import(state, out, imported, object);
+}
+
+/* Also the storage's `foreign_drop`. */
+static void
+drop_storage(void *argument)
+{
+    cm_storage_end_export(argument);
+    cm_storage_release(argument, true);
+}
+
+static void
+source_fini(source *self)
+{
+    Py_XDECREF(self->dtype);
+    Py_XDECREF(self->keep);
+    if (self->storage != NULL) {
+        drop_storage(self->storage);
+    }
+}
+
+/* -- registering ------------------------------------------------------------------- */
+
+/* Whether to lock for reading only, or -1 when the device cannot. */
+static int
+decide_read_only(cm_state *state, int device, PyObject *wish, bool readonly)
+{
+    enum { HOST_REGISTER_READ_ONLY = 113 }; /* as in CM_DEVICE_ATTRIBUTES */
+    bool read_only = readonly;
+    if (wish != NULL && wish != Py_None
+        && cm_arg_bool(wish, "read_only", &read_only) < 0) {
+        return -1;
+    }
+    if (!read_only) {
+        return 0;
+    }
+    int supported = 0;
+    cm_status status = cm_rt_device_attribute(state->runtime, HOST_REGISTER_READ_ONLY,
+                                              device, &supported);
+    const char *doing = "while registering read-only memory";
+    if (cm_is_ok(status) && !supported) {
+        status = cm_fail(CM_ENOTSUP, 0);
+        doing = "while registering read-only memory: the device's attribute "
+                "host_register_read_only is 0. If the pages may in fact be written, as "
+                "those of bytes, pass read_only=False";
+    }
+    return cm_is_ok(status) ? 1 : cm_py_raise_int(state, status, doing);
+}
+
+/* Lock [low, high) around element 0 and fill `storage` in. */
+static int
+lock_pages(cm_state *state, cm_storage *storage, const source *from, int64_t low,
+           int64_t high, bool read_only, bool mapped)
+{
+    storage->host = (char *)from->region.host + low;
+    storage->nbytes = (uint64_t)(high - low);
+    storage->flags = CM_REGISTER_PORTABLE | CM_REGISTER_MAPPED
+                     | (read_only ? CM_REGISTER_READ_ONLY : 0u);
+    cm_registration *registration = NULL;
+    cm_registry *registry = state->registry;
+    cm_address address = 0;
+    cm_status status;
+    Py_BEGIN_ALLOW_THREADS
+    status = cm_registry_register(registry, storage->device, storage->host,
+                                  storage->nbytes, read_only, &registration);
+    if (cm_is_ok(status)) {
+        status = cm_registration_device_address(registration, &address);
+    }
+    Py_END_ALLOW_THREADS
+    storage->registration = registration; /* goes with the storage */
+    if (!mapped && registration != NULL
+        && (status.code == CM_ENOTSUP || status.code == CM_CUDA_INVALID_VALUE)) {
+        status = cm_ok(); /* locked by somebody else, unmapped: copies need no address
+                           */
+        address = 0;
+    }
+    if (!cm_is_ok(status)) {
+        return cm_py_raise_int(state, status, "while registering host memory");
+    }
+    storage->address = address;
+    return 0;
+}
+
+/* A storage over the bytes of `from`, locked; it takes over what keeps them alive. */
+static cm_storage *
+make_storage(cm_state *state, source *from, int64_t low, int64_t high, int device,
+             bool read_only, bool mapped)
+{
+    cm_storage *storage =
+        cm_storage_new(state, mapped ? CM_KIND_MAPPED : CM_KIND_PINNED, device);
+    if (storage == NULL) {
+        return NULL;
+    }
+    storage->readonly = from->readonly || read_only;
+    storage->foreign = from->keep;
+    from->keep = NULL;
+    if (from->storage != NULL) {
+        storage->foreign_drop = drop_storage;
+        storage->foreign_argument = from->storage;
+        from->storage = NULL;
+    }
+    if (high > low
+        && lock_pages(state, storage, from, low, high, read_only, mapped) < 0) {
+        cm_storage_release(storage, true);
+        return NULL;
+    }
+    return storage;
+}
+
+static PyObject *
+register_source(cm_state *state, source *from, PyObject *read_only_wish, bool mapped,
+                int device)
+{
+    int64_t low = 0;
+    int64_t high = 0;
+    cm_status status = cm_region_bounds(&from->region, &low, &high);
+    if (!cm_is_ok(status)) {
+        PyErr_SetString(PyExc_ValueError,
+                        "obj: its shape and strides do not fit in 63 bits");
+        return NULL;
+    }
+    int read_only = decide_read_only(state, device, read_only_wish, from->readonly);
+    if (read_only < 0) {
+        return NULL;
+    }
+    cm_storage *storage =
+        make_storage(state, from, low, high, device, read_only == 1, mapped);
+    if (storage == NULL) {
+        return NULL;
+    }
+    PyObject *result = NULL;
+    PyObject *buffer =
+        cm_buffer_new(state, cm_buffer_type_of(state, storage->kind), storage, -low,
+                      from->dtype, from->region.ndim, from->region.shape,
+                      from->region.strides, storage->readonly, NULL);
+    cm_storage_release(storage, true);
+    if (buffer != NULL) {
+        result = cm_registration_object_new(state, buffer);
+        Py_DECREF(buffer);
+    }
+    return result;
+}
+
+static PyObject *
+register_object(PyObject *module, PyObject *const *args, Py_ssize_t nargs,
+                PyObject *kwnames)
+{
+    static const char *const names[] = {"obj", "mapped", "read_only", "device", NULL};
+    PyObject *values[4];
+    cm_state *state = cm_state_of_module(module);
+    bool mapped = false;
+    int device;
+    if (cm_args_parse("register", args, nargs, kwnames, names, 1, 1, values) < 0
+        || (values[1] != NULL && cm_arg_bool(values[1], "mapped", &mapped) < 0)
+        || cm_arg_device(state, values[3], "device", &device) < 0) {
+        return NULL;
+    }
+    source from = {.dtype = NULL};
+    PyObject *result = NULL;
+    if (source_init(state, &from, values[0]) == 0) {
+        result = register_source(state, &from, values[2], mapped, device);
+    }
+    source_fini(&from);
+    return result;
+}
+
+PyMethodDef cm_registration_methods[] = {
+    {"register", (PyCFunction)(void (*)(void))register_object,
+     METH_FASTCALL | METH_KEYWORDS, register_doc},
+    {NULL, NULL, 0, NULL},
+};

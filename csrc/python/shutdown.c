@@ -1,0 +1,264 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The end of a generation: everything waited for, given back and closed. */
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "python/arguments.h"
+#include "python/errors.h"
+#include "python/storage.h"
+
+/* What a generation leaves behind, taken out of the state before the GIL is released so
+ * that a thread which comes meanwhile opens afresh. */
+typedef struct remains {
+    cm_runtime *runtime;
+    cm_registry *registry;
+    cm_engine *engine;
+    cm_pool *pools[CM_KIND_COUNT][CM_POOL_FLAG_SLOTS][CM_MAX_DEVICES];
+    cm_storage_remains *storages;
+    size_t storage_count;
+} remains;
+
+static int
+check_no_exports(cm_state *state, size_t *count)
+{
+    *count = 0;
+    for (cm_list *node = state->storages.next; node != &state->storages;
+         node = node->next) {
+        const cm_storage *storage = CM_LIST_ENTRY(node, cm_storage, node);
+        if (atomic_load(&storage->exports) > 0) {
+            PyErr_Format(PyExc_BufferError,
+                         "shutdown: a %s buffer of %llu bytes is exported; drop the "
+                         "arrays, memoryviews and tensors over it first",
+                         cm_kind_name(storage->kind),
+                         (unsigned long long)storage->nbytes);
+            return -1;
+        }
+        if (storage->was_viewed && storage->nbytes > 0) {
+            PyErr_Format(PyExc_BufferError,
+                         "shutdown: a %s buffer of %llu bytes went through the buffer "
+                         "protocol, so that others may still use its memory (as "
+                         "torch.frombuffer does); drop it first",
+                         cm_kind_name(storage->kind),
+                         (unsigned long long)storage->nbytes);
+            return -1;
+        }
+        *count += 1;
+    }
+    return 0;
+}
+
+/* Close every storage; their memory follows once the engine has ended. */
+static void
+collect(cm_state *state, remains *out)
+{
+    out->runtime = state->runtime;
+    out->registry = state->registry;
+    out->engine = state->engine;
+    memcpy(out->pools, state->pools, sizeof(out->pools));
+    state->runtime = NULL;
+    state->registry = NULL;
+    state->engine = NULL;
+    memset(state->pools, 0, sizeof(state->pools));
+    state->generation++;
+    while (!cm_list_is_empty(&state->storages)) {
+        cm_storage *storage = CM_LIST_ENTRY(state->storages.next, cm_storage, node);
+        cm_list_remove(&storage->node);
+        storage->closed = true;
+        cm_storage_detach(storage, &out->storages[out->storage_count++]);
+    }
+}
+
+static void
+keep_first(cm_status *first, cm_status status)
+{
+    if (cm_is_ok(*first)) {
+        *first = status;
+    }
+}
+
+static cm_status
+reset_used_devices(cm_runtime *runtime)
+{
+    cm_status first = cm_ok();
+    for (int device = 0; device < runtime->device_count; device++) {
+        if (atomic_load(&runtime->primary[device]) == 0) {
+            continue; /* never entered: a reset would first create a context */
+        }
+        cm_device_guard guard;
+        cm_status status = cm_device_enter(runtime, device, &guard);
+        if (cm_is_ok(status)) {
+            keep_first(&first, cm_rt_device_reset(runtime));
+            cm_device_leave(runtime, &guard);
+        }
+        else {
+            keep_first(&first, status);
+        }
+    }
+    return first;
+}
+
+/* No GIL. Engine first: only then does nothing touch the memory any more. */
+static cm_status
+give_memory_back(remains *old)
+{
+    cm_status first = cm_engine_close(old->engine);
+    for (size_t i = 0; i < old->storage_count; i++) {
+        keep_first(&first, cm_storage_remains_free(&old->storages[i]));
+    }
+    for (int kind = 0; kind < CM_KIND_COUNT; kind++) {
+        for (int flags = 0; flags < CM_POOL_FLAG_SLOTS; flags++) {
+            for (int device = 0; device < CM_MAX_DEVICES; device++) {
+                cm_pool *pool = old->pools[kind][flags][device];
+                uint64_t released;
+                if (pool != NULL) {
+                    /* The release frees too, but has nobody to tell what failed. */
+                    keep_first(&first, cm_pool_trim(pool, true, &released));
+                    cm_pool_release(pool);
+                }
+            }
+        }
+    }
+    return first;
+}
+
+/* No GIL. */
+static cm_status
+close_runtime(remains *old, bool reset_devices)
+{
+    cm_status first = cm_registry_close(old->registry);
+    if (reset_devices) {
+        keep_first(&first, reset_used_devices(old->runtime));
+    }
+    old->runtime->close(old->runtime);
+    return first;
+}
+
+/* GIL held, released for whatever waits. */
+static cm_status
+dismantle(cm_state *state, remains *old, bool reset_devices)
+{
+    cm_status first;
+    Py_BEGIN_ALLOW_THREADS
+    first = give_memory_back(old);
+    Py_END_ALLOW_THREADS
+    for (size_t i = 0; i < old->storage_count; i++) {
+        cm_storage_remains_bury(&old->storages[i]);
+    }
+    cm_state_bury_dead(state);
+    for (int device = 0; device < CM_MAX_DEVICES; device++) {
+        Py_CLEAR(state->legacy_streams[device]);
+    }
+    cm_streams_close(state);
+    cm_events_close(state);
+    Py_BEGIN_ALLOW_THREADS
+    keep_first(&first, close_runtime(old, reset_devices));
+    Py_END_ALLOW_THREADS
+    return first;
+}
+
+int
+cm_state_shutdown(cm_state *state, bool reset_devices)
+{
+    if (state->runtime == NULL) {
+        return 0;
+    }
+    if (cm_runtime_is_forked(state->runtime)) {
+        return cm_py_raise_int(state, cm_fail(CM_EFORKED, 0), "while shutting down");
+    }
+    if (state->engine == NULL) {
+        return 0; /* after the atexit handler: the system frees the rest */
+    }
+    cm_state_bury_dead(state);
+    size_t count = 0;
+    if (check_no_exports(state, &count) < 0) {
+        return -1;
+    }
+    remains *old = calloc(1, sizeof(*old));
+    cm_storage_remains *storages = calloc(count + 1, sizeof(*storages));
+    if (old == NULL || storages == NULL) {
+        free(old);
+        free(storages);
+        PyErr_NoMemory();
+        return -1;
+    }
+    old->storages = storages;
+    collect(state, old);
+    cm_status status = dismantle(state, old, reset_devices);
+    free(storages);
+    free(old);
+    if (!cm_is_ok(status)) {
+        return cm_py_raise_int(state, status, "while shutting down");
+    }
+    return 0;
+}
+
+/* Daemon threads are not joined and may be inside the engine right now. Unknown counts
+ * as yes. */
+static bool
+other_threads_run(void)
+{
+    PyObject *threading = PyImport_ImportModule("threading");
+    PyObject *count =
+        threading == NULL ? NULL : PyObject_CallMethod(threading, "active_count", NULL);
+    bool others = count == NULL || PyLong_AsLong(count) != 1;
+    Py_XDECREF(threading);
+    Py_XDECREF(count);
+    PyErr_Clear();
+    return others;
+}
+
+/* Daemon threads may start new ones for ever: at most a second. */
+static void
+wait_for_transfers(cm_engine *engine)
+{
+    struct timespec nap = {.tv_sec = 0, .tv_nsec = 200 * 1000};
+    uint64_t deadline_ns = cm_now_ns() + UINT64_C(1000000000);
+    while (cm_engine_count_pending(engine) > 0 && cm_now_ns() < deadline_ns) {
+        (void)nanosleep(&nap, NULL);
+    }
+}
+
+void
+cm_state_exit(cm_state *state)
+{
+    cm_engine *engine = state->engine;
+    bool shared = other_threads_run();
+    state->exiting = !shared;
+    if (state->runtime == NULL || engine == NULL
+        || cm_runtime_is_forked(state->runtime)) {
+        return;
+    }
+    cm_status status = cm_ok();
+    if (!shared) {
+        state->engine = NULL;
+    }
+    Py_BEGIN_ALLOW_THREADS
+    if (shared) {
+        wait_for_transfers(engine);
+    }
+    else {
+        status = cm_engine_close(engine);
+    }
+    Py_END_ALLOW_THREADS
+    if (!cm_is_ok(status)) {
+        cm_py_report(state, status, NULL);
+    }
+    cm_state_bury_dead(state);
+}
+
+void
+cm_state_fini(cm_state *state)
+{
+    /* Storages may outlive the module in the hands of C consumers: they must not look
+     * for a state that is gone. */
+    while (!cm_list_is_empty(&state->storages)) {
+        cm_storage *storage = CM_LIST_ENTRY(state->storages.next, cm_storage, node);
+        cm_list_remove(&storage->node);
+        storage->state = NULL;
+        storage->grave.state = NULL;
+    }
+    cm_cond_fini(&state->opened);
+    cm_mutex_fini(&state->open_lock);
+    cm_mutex_fini(&state->graveyard_lock);
+}

@@ -1,0 +1,118 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Module state: the types, the exceptions and the process-wide defaults (runtime,
+ * pools, engine). The runtime opens at first use, never at import. All of it is touched
+ * with the GIL held, but for the graveyard, which has its own lock. */
+#ifndef CM_PYTHON_STATE_H
+#define CM_PYTHON_STATE_H
+
+#include "python/python.h"
+
+#include "base/list.h"
+#include "base/thread.h"
+#include "pool/pool.h"
+#include "pool/registry.h"
+#include "runtime/emulated.h"
+#include "transfer/engine.h"
+
+enum { CM_POOL_FLAG_SLOTS = 8 }; /* host-alloc flags 0 … 7, managed flags 1 and 2 */
+
+/* What the testing module may set before the runtime opens (again after a shutdown); an
+ * override wins over the environment. */
+typedef struct cm_state_override {
+    bool has_backend; /* open `backend` and nothing else; no warning */
+    cm_backend backend;
+    bool has_emulated; /* open emulated devices with `emulated` */
+    cm_emulated_config emulated;
+    bool faults; /* wrap what is opened in cm_faults_open() */
+} cm_state_override;
+
+typedef struct cm_state {
+    /* types; owned */
+    PyTypeObject *buffer_type; /* base of the next five; not constructible */
+    PyTypeObject *pinned_type;
+    PyTypeObject *mapped_type;
+    PyTypeObject *managed_type;
+    PyTypeObject *device_buffer_type;
+    PyTypeObject *host_type; /* asbuffer() of ordinary memory */
+    PyTypeObject *stream_type;
+    PyTypeObject *event_type;
+    PyTypeObject *device_type; /* cumem.Device */
+    PyTypeObject *transfer_type;
+    PyTypeObject *registration_type;
+    PyTypeObject *waker_type; /* internal: wakes an event loop when transfers are done
+                               */
+    /* exceptions; owned */
+    PyObject *cuda_error;
+    PyObject *out_of_memory_error;
+    PyObject *emulation_warning;
+    /* helpers from Python; owned, imported at module exec */
+    PyObject *stream_variable; /* contextvars.ContextVar("cumem.current_stream") */
+    PyObject *wakers;          /* weakref.WeakKeyDictionary: event loop -> its waker */
+    Py_ssize_t stream_override_count; /* 0: nobody ever set it; skips the lookup */
+    /* the process's devices, opened at first use; NULL before and after shutdown */
+    cm_runtime *runtime; /* owned */
+    cm_registry *registry;
+    cm_engine *engine;
+    bool engine_has_pinned_pool;
+    bool engine_has_device_pool[CM_MAX_DEVICES];
+    cm_pool *pools[CM_KIND_COUNT][CM_POOL_FLAG_SLOTS][CM_MAX_DEVICES]; /* owned, lazy */
+    PyObject *legacy_streams[CM_MAX_DEVICES]; /* Stream objects of handle 0/1; owned,
+                                                 lazy */
+    cm_state_override override;
+    bool warned;  /* EmulationWarning was given */
+    bool exiting; /* the atexit handler ran: the engine is gone for good */
+    bool opening; /* a thread opens the runtime without the GIL; open_lock */
+    cm_mutex open_lock;
+    cm_cond opened;
+    int current_device;
+    uint64_t generation; /* +1 at each shutdown: objects of an older one are closed */
+    cm_list storages;    /* every live cm_storage of this generation */
+    cm_list streams;     /* every open cm_stream_object; initialised by its registrar */
+    cm_list events;      /* every open cm_event_object; the same */
+    /* Python references dropped by threads without the GIL, buried later */
+    cm_mutex graveyard_lock;
+    cm_list graveyard;
+    bool burial_pending; /* a pending call is queued; graveyard_lock */
+} cm_state;
+
+/* The open runtime, opening it first if need be (CUMEM_BACKEND, CUMEM_EMULATED_*);
+ * warns EmulationWarning once when it falls back. NULL with an exception set on
+ * failure, in a forked child too. Also polls the engine and buries the dead. */
+cm_runtime *cm_state_runtime(cm_state *state);
+
+/* The default pool of a kind, made on first need. Borrowed; NULL with an exception. */
+cm_pool *cm_state_pool(cm_state *state, cm_kind kind, unsigned flags, int device);
+
+/* The engine with its pools set up for `device` (-1: only the pinned one). Borrowed. */
+cm_engine *cm_state_engine(cm_state *state, int device);
+
+/* Drop a reference from a thread that may not hold the GIL: done at once where it does
+ * (`have_gil`), else left to the interpreter's main thread (Py_AddPendingCall) or the
+ * next call into cumem. Signature fits cm_keep.drop through cm_grave. */
+typedef struct cm_grave {
+    cm_list node;
+    cm_state *state;              /* borrowed: the module outlives its objects */
+    PyObject *object;             /* owned; may be NULL */
+    void (*then)(void *argument); /* optional C work that also needs the GIL */
+    void *argument;
+    bool embedded; /* part of what `then` frees: not freed by itself */
+} cm_grave;
+cm_grave *cm_grave_new(cm_state *state, PyObject *object); /* holds object; NULL:
+                                                              MemoryError */
+void cm_grave_bury(void *grave); /* any thread, no GIL needed; takes over the grave */
+void cm_state_bury_dead(cm_state *state); /* GIL held */
+
+/* Wait for all work, join workers, free everything; BufferError (nothing done) while
+ * any buffer is exported. 0 or -1 with an exception. */
+int cm_state_shutdown(cm_state *state, bool reset_devices);
+/* From the atexit handler: wait for transfers and, unless daemon threads may be using
+ * them, join the workers; free nothing (the system does). No exception. */
+void cm_state_exit(cm_state *state);
+
+/* Module exec and m_free: locks and lists. 0, or -1 with an exception. */
+int cm_state_init(cm_state *state);
+void cm_state_fini(cm_state *state);
+
+cm_state *cm_state_of_module(PyObject *module);
+
+#endif

@@ -1,0 +1,365 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Memory that buffers share: how it is made, counted, exported and given back. */
+#include "python/storage.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "python/arguments.h"
+#include "python/errors.h"
+
+/* -- making -------------------------------------------------------------------------- */
+
+static void storage_destroy(void *argument);
+
+cm_storage *
+cm_storage_new(cm_state *state, cm_kind kind, int device)
+{
+    cm_storage *storage = calloc(1, sizeof(*storage));
+    if (storage == NULL) {
+        PyErr_NoMemory();
+        return NULL;
+    }
+    atomic_init(&storage->refs, 1);
+    atomic_init(&storage->exports, 0);
+    storage->state = state;
+    storage->generation = state->generation;
+    storage->kind = kind;
+    storage->residency = kind;
+    storage->device = device;
+    cm_list_init(&storage->grave.node);
+    storage->grave.state = state;
+    storage->grave.then = storage_destroy;
+    storage->grave.argument = storage;
+    storage->grave.embedded = true;
+    cm_list_push_back(&state->storages, &storage->node);
+    return storage;
+}
+
+/* Say what the pool held when there was not enough. Keeps the exception. */
+static void
+raise_alloc(cm_state *state, cm_status status, cm_pool *pool, uint64_t nbytes)
+{
+    const cm_pool_config *config = cm_pool_get_config(pool);
+    cm_pool_counters counters;
+    cm_pool_read(pool, &counters);
+    char doing[256];
+    (void)snprintf(
+        doing, sizeof(doing),
+        "while allocating %llu bytes of %s memory for device %d; its pool has "
+        "%llu bytes live, %llu in flight, %llu cached",
+        (unsigned long long)nbytes, cm_kind_name(config->kind), config->device,
+        (unsigned long long)counters.live_nbytes,
+        (unsigned long long)counters.in_flight_nbytes,
+        (unsigned long long)counters.cached_nbytes);
+    (void)cm_py_raise(state, status, doing);
+}
+
+static cm_status
+alloc_block(cm_pool *pool, uint64_t nbytes, cm_stream *stream, cm_block **out)
+{
+    cm_status status;
+    Py_BEGIN_ALLOW_THREADS
+    status = cm_pool_alloc(pool, nbytes, stream, out);
+    Py_END_ALLOW_THREADS
+    return status;
+}
+
+/* Memory that other pools cache or that only the garbage collector can reach. */
+static void
+make_room(cm_state *state)
+{
+    (void)PyGC_Collect();
+    for (int kind = 0; kind < CM_KIND_COUNT; kind++) {
+        for (int flags = 0; flags < CM_POOL_FLAG_SLOTS; flags++) {
+            for (int device = 0; device < CM_MAX_DEVICES; device++) {
+                cm_pool *pool = state->pools[kind][flags][device];
+                if (pool == NULL) {
+                    continue;
+                }
+                cm_pool_hold(pool);
+                uint64_t released = 0;
+                cm_status status;
+                Py_BEGIN_ALLOW_THREADS
+                status = cm_pool_trim(pool, true, &released);
+                cm_pool_release(pool);
+                Py_END_ALLOW_THREADS(void)
+                status; /* the allocation is what must succeed: it is tried again */
+            }
+        }
+    }
+}
+
+cm_storage *
+cm_storage_alloc(cm_state *state, cm_kind kind, unsigned flags, int device,
+                 uint64_t nbytes, cm_stream *stream)
+{
+    cm_pool *pool = cm_state_pool(state, kind, flags, device);
+    if (pool == NULL) {
+        return NULL;
+    }
+    cm_storage *storage = cm_storage_new(state, kind, device);
+    if (storage == NULL) {
+        return NULL;
+    }
+    storage->flags = flags;
+    storage->nbytes = nbytes;
+    storage->pool = cm_pool_hold(pool);
+    if (nbytes == 0) {
+        return storage;
+    }
+    cm_block *block = NULL;
+    cm_status status = alloc_block(pool, nbytes, stream, &block);
+    if (status.code == CM_CUDA_OUT_OF_MEMORY) {
+        make_room(state);
+        status = alloc_block(pool, nbytes, stream, &block);
+    }
+    if (!cm_is_ok(status)) {
+        raise_alloc(state, status, pool, nbytes);
+        cm_storage_release(storage, true);
+        return NULL;
+    }
+    storage->block = block;
+    storage->host = block->host;
+    storage->address = block->address;
+    if (stream != NULL && cm_storage_add_use(storage, stream) < 0) {
+        cm_storage_release(storage, true);
+        return NULL;
+    }
+    return storage;
+}
+
+/* -- giving back --------------------------------------------------------------------- */
+
+void
+cm_storage_detach(cm_storage *storage, cm_storage_remains *out)
+{
+    *out = (cm_storage_remains){
+        .runtime = storage->state == NULL ? NULL : storage->state->runtime,
+        .pool = storage->pool,
+        .block = storage->block,
+        .registration = storage->registration,
+        .foreign = storage->foreign,
+        .foreign_drop = storage->foreign_drop,
+        .foreign_argument = storage->foreign_argument,
+        .uses = storage->uses,
+        .use_count = storage->use_count,
+        .writers = storage->writers,
+        .writer_count = storage->writer_count,
+        .fence = storage->was_exported,
+        .device = storage->device,
+    };
+    storage->pool = NULL;
+    storage->block = NULL;
+    storage->registration = NULL;
+    storage->foreign = NULL;
+    storage->foreign_drop = NULL;
+    storage->uses = NULL;
+    storage->use_count = storage->use_capacity = 0;
+    storage->writers = NULL;
+    storage->writer_count = storage->writer_capacity = 0;
+    storage->host = NULL;
+    storage->address = 0;
+}
+
+bool
+cm_storage_remains_may_wait(const cm_storage_remains *remains)
+{
+    bool pooled = remains->block != NULL && (remains->use_count > 0 || remains->fence);
+    return pooled || remains->registration != NULL || remains->use_count > 0;
+}
+
+/* Pages must not be unlocked under work that uses them: our transfers hold the storage,
+ * but streams that were recorded, and those of a consumer that nobody knows, do not. */
+static cm_status
+settle(const cm_storage_remains *remains)
+{
+    cm_status first = cm_ok();
+    cm_device_guard guard;
+    bool fence = remains->fence;
+    for (uint32_t i = 0; i < remains->use_count; i++) {
+        cm_stream *use = remains->uses[i];
+        fence |= use->handle == CM_STREAM_PER_THREAD; /* perhaps another thread's */
+        cm_status status = cm_device_enter(use->rt, use->device, &guard);
+        if (cm_is_ok(status)) {
+            status = cm_rt_stream_synchronize(use->rt, use->handle);
+            cm_device_leave(use->rt, &guard);
+        }
+        first = cm_is_ok(first) ? status : first;
+    }
+    if (fence && remains->runtime != NULL) {
+        cm_status status = cm_device_enter(remains->runtime, remains->device, &guard);
+        if (cm_is_ok(status)) {
+            status = cm_rt_device_synchronize(remains->runtime);
+            cm_device_leave(remains->runtime, &guard);
+        }
+        first = cm_is_ok(first) ? status : first;
+    }
+    return first;
+}
+
+cm_status
+cm_storage_remains_free(cm_storage_remains *remains)
+{
+    cm_status status = cm_ok();
+    if (remains->runtime == NULL || !cm_runtime_is_forked(remains->runtime)) {
+        if (remains->block != NULL) {
+            cm_pool_free(remains->pool, remains->block, remains->uses,
+                         remains->use_count, remains->fence);
+        }
+        if (remains->registration != NULL) {
+            status = settle(remains);
+            cm_status released = cm_registration_release(remains->registration);
+            status = cm_is_ok(status) ? released : status;
+        }
+        for (uint32_t i = 0; i < remains->use_count; i++) {
+            cm_stream_release(remains->uses[i]);
+        }
+        for (uint32_t i = 0; i < remains->writer_count; i++) {
+            cm_ticket_release(remains->writers[i]);
+        }
+        if (remains->pool != NULL) {
+            cm_pool_release(remains->pool);
+        }
+    }
+    free(remains->uses);
+    free(remains->writers);
+    return status;
+}
+
+void
+cm_storage_remains_bury(cm_storage_remains *remains)
+{
+    if (remains->foreign_drop != NULL) {
+        remains->foreign_drop(remains->foreign_argument);
+    }
+    Py_XDECREF(remains->foreign);
+}
+
+/* GIL held; released for runtime calls. Failures go to the unraisable hook: nobody is
+ * there to raise to. */
+static void
+give_back(cm_storage *storage)
+{
+    cm_state *state = storage->state;
+    cm_storage_remains remains;
+    cm_storage_detach(storage, &remains);
+    cm_status status;
+    if (cm_storage_remains_may_wait(&remains)) {
+        Py_BEGIN_ALLOW_THREADS
+        status = cm_storage_remains_free(&remains);
+        Py_END_ALLOW_THREADS
+    }
+    else {
+        status = cm_storage_remains_free(&remains);
+    }
+    cm_storage_remains_bury(&remains);
+    if (!cm_is_ok(status)) {
+        cm_py_report(state, status, (PyObject *)state->buffer_type);
+    }
+}
+
+static void
+storage_destroy(void *argument)
+{
+    cm_storage *storage = argument;
+    if (storage->state != NULL) {
+        cm_list_remove(&storage->node);
+        give_back(storage);
+    }
+    free(storage);
+}
+
+cm_storage *
+cm_storage_hold(cm_storage *storage)
+{
+    atomic_fetch_add_explicit(&storage->refs, 1, memory_order_relaxed);
+    return storage;
+}
+
+void
+cm_storage_release(cm_storage *storage, bool have_gil)
+{
+    if (atomic_fetch_sub_explicit(&storage->refs, 1, memory_order_acq_rel) != 1) {
+        return;
+    }
+    if (have_gil) {
+        storage_destroy(storage);
+    }
+    else {
+        cm_grave_bury(&storage->grave);
+    }
+}
+
+void
+cm_storage_drop(void *storage)
+{
+    cm_storage_release(storage, false);
+}
+
+int
+cm_storage_close(cm_storage *storage)
+{
+    if (storage->closed) {
+        return 0;
+    }
+    size_t exports = atomic_load(&storage->exports);
+    if (exports > 0) {
+        PyErr_Format(PyExc_BufferError,
+                     "cannot free a buffer with %zu live export%s: drop the arrays, "
+                     "memoryviews and tensors over it first",
+                     exports, exports == 1 ? "" : "s");
+        return -1;
+    }
+    storage->closed = true;
+    /* A consumer of the buffer protocol may hold only the object, and a transfer that
+     * is not done holds it too: then the bytes go with the last reference. */
+    const cm_state *state = storage->state;
+    bool busy = state != NULL && state->engine != NULL
+                && cm_engine_count_pending(state->engine) > 0;
+    if (!storage->was_viewed && !busy) {
+        give_back(storage);
+    }
+    return 0;
+}
+
+int
+cm_storage_check_open(const cm_storage *storage)
+{
+    if (CM_UNLIKELY(storage->closed)) {
+        PyErr_SetString(
+            PyExc_ValueError,
+            "the buffer is closed: its memory was given back by free(), the "
+            "end of a with block or shutdown()");
+        return -1;
+    }
+    return 0;
+}
+
+void
+cm_storage_pin(cm_storage *storage)
+{
+    atomic_fetch_add_explicit(&storage->exports, 1, memory_order_relaxed);
+}
+
+void
+cm_storage_unpin(cm_storage *storage)
+{
+    atomic_fetch_sub_explicit(&storage->exports, 1, memory_order_release);
+}
+
+/* -- exports ------------------------------------------------------------------------- */
+
+void
+cm_storage_begin_export(cm_storage *storage)
+{
+    storage->was_exported = true;
+    atomic_fetch_add_explicit(&storage->exports, 1, memory_order_relaxed);
+}
+
+void
+cm_storage_end_export(cm_storage *storage)
+{
+    atomic_fetch_sub_explicit(&storage->exports, 1, memory_order_release);
+}

@@ -1,0 +1,36 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What storage.c and shutdown.c share: the parts of a storage, taken out of it under
+ * the GIL so that giving them back may wait without it. */
+#ifndef CM_PYTHON_STORAGE_H
+#define CM_PYTHON_STORAGE_H
+
+#include "python/objects.h"
+
+typedef struct cm_storage_remains {
+    cm_runtime *runtime; /* borrowed */
+    cm_pool *pool;       /* the rest: owned, any may be NULL */
+    cm_block *block;
+    cm_registration *registration;
+    PyObject *foreign;
+    void (*foreign_drop)(void *argument);
+    void *foreign_argument;
+    cm_stream **uses;
+    uint32_t use_count;
+    cm_ticket **writers;
+    uint32_t writer_count;
+    bool fence;
+    int device; /* whose work a fence means */
+} cm_storage_remains;
+
+/* Move everything out of `storage`. GIL. */
+void cm_storage_detach(cm_storage *storage, cm_storage_remains *out);
+/* Give back what needs no Python; must not hold the GIL where it may wait. In a forked
+ * child all of it is leaked. Waits for the streams that use registered memory. Fails:
+ * host_unregister or such a wait (everything is gone all the same). */
+CM_NODISCARD cm_status cm_storage_remains_free(cm_storage_remains *remains);
+/* Then, with the GIL, let go of the foreign owner. */
+void cm_storage_remains_bury(cm_storage_remains *remains);
+/* True when giving back may make runtime calls: release the GIL for it. */
+bool cm_storage_remains_may_wait(const cm_storage_remains *remains);
+
+#endif

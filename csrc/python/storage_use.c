@@ -1,0 +1,194 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Who works on a storage: the streams and unfinished transfers it remembers, and
+ * waiting for them. */
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "python/errors.h"
+#include "python/objects.h"
+
+enum {
+    SIGNAL_CHECK_NS = 50 * 1000 * 1000, /* how soon Ctrl-C is seen */
+    FIRST_NAP_NS = 2 * 1000,
+    LONGEST_NAP_NS = 500 * 1000,
+};
+
+/* Room for one more pointer in a growing array. 0, or -1 with MemoryError. */
+static int
+reserve_one(void *array_pointer, uint32_t count, uint32_t *capacity)
+{
+    if (count < *capacity) {
+        return 0;
+    }
+    void **array;
+    memcpy(&array, array_pointer, sizeof(array));
+    uint32_t wanted = *capacity == 0 ? 2 : *capacity * 2;
+    void **larger = realloc(array, (size_t)wanted * sizeof(*larger));
+    if (larger == NULL) {
+        PyErr_NoMemory();
+        return -1;
+    }
+    memcpy(array_pointer, &larger, sizeof(larger));
+    *capacity = wanted;
+    return 0;
+}
+
+int
+cm_storage_add_use(cm_storage *storage, cm_stream *stream)
+{
+    for (uint32_t i = 0; i < storage->use_count; i++) {
+        const cm_stream *use = storage->uses[i];
+        if (use == stream || (use->id == stream->id && use->device == stream->device)) {
+            return 0;
+        }
+    }
+    if (reserve_one(&storage->uses, storage->use_count, &storage->use_capacity) < 0) {
+        return -1;
+    }
+    storage->uses[storage->use_count++] = cm_stream_hold(stream);
+    return 0;
+}
+
+static void
+remove_writer(cm_storage *storage, const cm_ticket *ticket)
+{
+    for (uint32_t i = 0; i < storage->writer_count; i++) {
+        if (storage->writers[i] == ticket) {
+            cm_ticket *found = storage->writers[i];
+            storage->writers[i] = storage->writers[--storage->writer_count];
+            cm_ticket_release(found);
+            return;
+        }
+    }
+}
+
+static void
+forget_finished_writers(cm_storage *storage)
+{
+    for (uint32_t i = storage->writer_count; i > 0; i--) {
+        cm_ticket_info info;
+        cm_ticket_read(storage->writers[i - 1], &info);
+        if (info.done) {
+            remove_writer(storage, storage->writers[i - 1]);
+        }
+    }
+}
+
+int
+cm_storage_add_writer(cm_storage *storage, cm_ticket *ticket)
+{
+    forget_finished_writers(storage);
+    if (reserve_one(&storage->writers, storage->writer_count, &storage->writer_capacity)
+        < 0) {
+        return -1;
+    }
+    storage->writers[storage->writer_count++] = cm_ticket_hold(ticket);
+    return 0;
+}
+
+/* 0, or -1 with KeyboardInterrupt or the transfer's failure. */
+static int
+wait_for_writer(cm_storage *storage, cm_ticket *ticket)
+{
+    cm_status status;
+    for (;;) {
+        Py_BEGIN_ALLOW_THREADS
+        status = cm_ticket_wait(ticket, SIGNAL_CHECK_NS);
+        Py_END_ALLOW_THREADS
+        if (status.code != CM_ETIMEOUT) {
+            break;
+        }
+        if (PyErr_CheckSignals() < 0) {
+            return -1;
+        }
+    }
+    remove_writer(storage, ticket);
+    if (!cm_is_ok(status)) {
+        return cm_py_raise_int(storage->state, status,
+                               "while waiting for a transfer into the buffer");
+    }
+    return 0;
+}
+
+/* Ask the stream, with naps that grow, for one signal interval. No GIL. */
+static cm_status
+poll_stream(cm_runtime *runtime, cm_stream *stream, bool *done)
+{
+    uint64_t start = cm_now_ns();
+    long nap_ns = FIRST_NAP_NS;
+    for (;;) {
+        cm_device_guard guard;
+        CM_TRY(cm_device_enter(runtime, stream->device, &guard));
+        cm_status status = cm_rt_stream_query(runtime, stream->handle, done);
+        cm_device_leave(runtime, &guard);
+        CM_TRY(status);
+        if (*done || cm_now_ns() - start > SIGNAL_CHECK_NS) {
+            return cm_ok();
+        }
+        struct timespec nap = {.tv_sec = 0, .tv_nsec = nap_ns};
+        (void)nanosleep(&nap, NULL);
+        nap_ns = nap_ns * 2 < LONGEST_NAP_NS ? nap_ns * 2 : LONGEST_NAP_NS;
+    }
+}
+
+static int
+wait_for_stream(cm_storage *storage, cm_stream *stream)
+{
+    cm_runtime *runtime = cm_state_runtime(storage->state);
+    if (runtime == NULL) {
+        return -1;
+    }
+    bool done = false;
+    while (!done) {
+        cm_status status;
+        Py_BEGIN_ALLOW_THREADS
+        status = poll_stream(runtime, stream, &done);
+        Py_END_ALLOW_THREADS
+        if (!cm_is_ok(status)) {
+            return cm_py_raise_int(storage->state, status,
+                                   "while waiting for a stream that uses the buffer");
+        }
+        if (!done && PyErr_CheckSignals() < 0) {
+            return -1;
+        }
+    }
+    return 0;
+}
+
+int
+cm_storage_wait_writers(cm_storage *storage)
+{
+    while (storage->writer_count > 0) {
+        cm_ticket *ticket = cm_ticket_hold(storage->writers[0]);
+        int result = wait_for_writer(storage, ticket);
+        cm_ticket_release(ticket);
+        if (result < 0) {
+            return -1;
+        }
+    }
+    return 0;
+}
+
+int
+cm_storage_wait(cm_storage *storage, bool streams)
+{
+    if (cm_storage_wait_writers(storage) < 0) {
+        return -1;
+    }
+    if (!streams && !storage->is_late) {
+        return 0;
+    }
+    bool was_late = storage->is_late;
+    storage->is_late = false; /* first: another thread may set it while we wait */
+    for (uint32_t i = 0; i < storage->use_count; i++) {
+        cm_stream *stream = cm_stream_hold(storage->uses[i]);
+        int result = wait_for_stream(storage, stream);
+        cm_stream_release(stream);
+        if (result < 0) {
+            storage->is_late = storage->is_late || was_late;
+            return -1;
+        }
+    }
+    return 0;
+}

@@ -1,0 +1,24 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Which stream an argument means: the current one of the context, one of ours, or a
+ * foreign object that is read by its protocol. GIL held throughout. */
+#ifndef CM_PYTHON_STREAM_CONVERT_H
+#define CM_PYTHON_STREAM_CONVERT_H
+
+#include "python/objects.h"
+
+/* A record (owned by the caller) of a foreign stream: an int, or an object with
+ * __cuda_stream__, .cuda_stream, .ptr or .handle, which the record then keeps alive.
+ * `device` (-1: cumem's current one) counts only where neither the object nor the
+ * driver says it. NULL with TypeError, ValueError or CudaError. */
+cm_stream *cm_stream_from_foreign(cm_state *state, PyObject *object, int device);
+
+/* Queue on `stream` a wait for an Event, a Transfer or a stream object. Blocks (GIL
+ * released) only for a transfer. 0, or -1 with an exception. */
+int cm_stream_wait_object(cm_state *state, cm_stream *stream, PyObject *other);
+
+/* Make `stream` current in this context until the matching exit; they nest. 0 or -1. */
+int cm_stream_override_enter(cm_state *state, PyObject *stream);
+/* RuntimeError when `stream` is not the one entered last. */
+int cm_stream_override_exit(cm_state *state, PyObject *stream);
+
+#endif

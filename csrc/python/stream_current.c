@@ -1,0 +1,150 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The stream that is current in a context, and from any stream argument to its record.
+ */
+#include "python/errors.h"
+#include "python/stream_convert.h"
+
+/* The context variable holds a chain of pairs (stream, outer chain or None): leaving a
+ * with block needs no token then, so one Stream may be entered by many threads and
+ * tasks. */
+static PyObject *
+read_chain(cm_state *state)
+{
+    return PyObject_CallMethod(state->stream_variable, "get", "O", Py_None);
+}
+
+static int
+write_chain(cm_state *state, PyObject *chain)
+{
+    /* "(O)": a pair must not be taken for the argument list */
+    PyObject *token = PyObject_CallMethod(state->stream_variable, "set", "(O)", chain);
+    Py_XDECREF(token);
+    return token == NULL ? -1 : 0;
+}
+
+int
+cm_stream_override_enter(cm_state *state, PyObject *stream)
+{
+    PyObject *outer = read_chain(state);
+    if (outer == NULL) {
+        return -1;
+    }
+    PyObject *chain = PyTuple_Pack(2, stream, outer);
+    Py_DECREF(outer);
+    if (chain == NULL) {
+        return -1;
+    }
+    int result = write_chain(state, chain);
+    Py_DECREF(chain);
+    if (result == 0) {
+        state->stream_override_count++; /* never back: copied contexts keep the chain */
+    }
+    return result;
+}
+
+int
+cm_stream_override_exit(cm_state *state, PyObject *stream)
+{
+    PyObject *chain = read_chain(state);
+    if (chain == NULL) {
+        return -1;
+    }
+    int result = -1;
+    if (chain != Py_None && PyTuple_GetItem(chain, 0) == stream) {
+        result = write_chain(state, PyTuple_GetItem(chain, 1));
+    }
+    else {
+        PyErr_SetString(PyExc_RuntimeError,
+                        "the stream is not the one entered last in this context");
+    }
+    Py_DECREF(chain);
+    return result;
+}
+
+/* Borrowed: the Stream of the legacy default stream of `device`, made on first need. */
+static PyObject *
+legacy_stream(cm_state *state, int device)
+{
+    if (state->legacy_streams[device] == NULL) {
+        cm_runtime *rt = cm_state_runtime(state);
+        if (rt == NULL) {
+            return NULL;
+        }
+        cm_stream *record;
+        cm_status status =
+            cm_stream_wrap(rt, device, CM_STREAM_LEGACY, NULL, NULL, &record);
+        if (!cm_is_ok(status)) {
+            return cm_py_raise(state, status, "looking up the default stream");
+        }
+        state->legacy_streams[device] = cm_stream_object_new(state, record);
+        cm_stream_release(record);
+    }
+    return state->legacy_streams[device];
+}
+
+/* Borrowed from `chain`: its innermost stream of `device`; NULL if there is none.
+ * Streams that a shutdown closed are passed over: the next use starts afresh. */
+static PyObject *
+find_in_chain(const cm_state *state, PyObject *chain, int device)
+{
+    while (chain != Py_None) {
+        PyObject *entry = PyTuple_GetItem(chain, 0);
+        const cm_stream_object *stream = (const cm_stream_object *)(void *)entry;
+        if (stream->device == device && stream->generation == state->generation) {
+            return entry;
+        }
+        chain = PyTuple_GetItem(chain, 1);
+    }
+    return NULL;
+}
+
+PyObject *
+cm_current_stream(cm_state *state, int device)
+{
+    if (device < 0) {
+        device = state->current_device;
+    }
+    PyObject *found = NULL;
+    if (state->stream_override_count != 0) {
+        PyObject *chain = read_chain(state);
+        if (chain == NULL) {
+            return NULL;
+        }
+        found = find_in_chain(state, chain, device);
+        Py_XINCREF(found);
+        Py_DECREF(chain);
+    }
+    if (found == NULL) {
+        found = legacy_stream(state, device);
+        Py_XINCREF(found);
+    }
+    return found;
+}
+
+cm_stream *
+cm_stream_from_object(cm_state *state, PyObject *object, int device)
+{
+    PyObject *stream;
+    if (object == NULL || object == Py_None) {
+        stream = cm_current_stream(state, device);
+        if (stream == NULL) {
+            return NULL;
+        }
+    }
+    else if (Py_TYPE(object) == state->stream_type) {
+        stream = object;
+        Py_INCREF(stream);
+    }
+    else {
+        return cm_stream_from_foreign(state, object, device);
+    }
+    cm_stream *record = ((cm_stream_object *)(void *)stream)->stream;
+    if (record == NULL) {
+        PyErr_SetString(PyExc_ValueError, "the stream is closed");
+    }
+    else {
+        cm_stream_hold(record);
+    }
+    Py_DECREF(stream);
+    return record;
+}

@@ -1,0 +1,88 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Let a stream wait for an event, a transfer or another stream. */
+#include "python/arguments.h"
+#include "python/errors.h"
+#include "python/event_type.h"
+#include "python/stream_convert.h"
+
+static cm_status
+wait_for_event(const cm_stream *stream, uint64_t event)
+{
+    cm_device_guard guard; /* the default streams mean those of the current device */
+    CM_TRY(cm_device_enter(stream->rt, stream->device, &guard));
+    cm_status status = cm_rt_stream_wait_event(stream->rt, stream->handle, event);
+    cm_device_leave(stream->rt, &guard);
+    return status;
+}
+
+/* Record a passing event on `other` and let `stream` wait for it. */
+static cm_status
+wait_for_stream(const cm_stream *stream, const cm_stream *other)
+{
+    cm_runtime *rt = stream->rt;
+    uint64_t event;
+    cm_device_guard guard;
+    CM_TRY(cm_device_enter(rt, other->device, &guard));
+    cm_status status = cm_rt_event_create(rt, CM_EVENT_DISABLE_TIMING, &event);
+    if (cm_is_ok(status)) {
+        status = cm_rt_event_record(rt, event, other->handle);
+        if (cm_is_ok(status)) {
+            status = wait_for_event(stream, event);
+        }
+        cm_status destroyed = cm_rt_event_destroy(rt, event); /* goes once it is done */
+        status = cm_is_ok(status) ? destroyed : status;
+    }
+    cm_device_leave(rt, &guard);
+    return status;
+}
+
+static int
+wait_event_object(cm_state *state, cm_stream *stream, cm_event_object *event)
+{
+    if (cm_event_check_open(event) < 0) {
+        return -1;
+    }
+    cm_status status;
+    cm_event_take(event);
+    Py_BEGIN_ALLOW_THREADS
+    status = wait_for_event(stream, event->handle);
+    Py_END_ALLOW_THREADS
+    cm_event_give(event);
+    return cm_is_ok(status) ? 0 : cm_py_raise_int(state, status, NULL);
+}
+
+static int
+wait_transfer_object(cm_state *state, cm_stream *stream, cm_transfer_object *transfer)
+{
+    cm_status status;
+    cm_ticket *ticket = cm_ticket_hold(transfer->ticket);
+    Py_BEGIN_ALLOW_THREADS
+    status = cm_ticket_order(ticket, stream);
+    cm_ticket_release(ticket);
+    Py_END_ALLOW_THREADS
+    return cm_is_ok(status) ? 0 : cm_py_raise_int(state, status, NULL);
+}
+
+int
+cm_stream_wait_object(cm_state *state, cm_stream *stream, PyObject *other)
+{
+    if (Py_TYPE(other) == state->event_type) {
+        return wait_event_object(state, stream, (cm_event_object *)(void *)other);
+    }
+    if (Py_TYPE(other) == state->transfer_type) {
+        return wait_transfer_object(state, stream, (cm_transfer_object *)(void *)other);
+    }
+    if (other == Py_None) {
+        return cm_arg_refuse(other, "other", "an Event, a Transfer or a stream");
+    }
+    cm_stream *before = cm_stream_from_object(state, other, stream->device);
+    if (before == NULL) {
+        return -1;
+    }
+    cm_status status;
+    Py_BEGIN_ALLOW_THREADS
+    status = wait_for_stream(stream, before);
+    cm_stream_release(before);
+    Py_END_ALLOW_THREADS
+    return cm_is_ok(status) ? 0 : cm_py_raise_int(state, status, NULL);
+}

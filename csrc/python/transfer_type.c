@@ -1,0 +1,338 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* cumem.Transfer: a copy that may still be running. */
+#include "python/transfer_type.h"
+
+#include <math.h>
+#include <stddef.h>
+
+#include "python/arguments.h"
+#include "python/errors.h"
+
+#define SLICE_NS UINT64_C(50000000) /* how soon Ctrl-C is seen */
+
+/* -- docstrings -------------------------------------------------------------------------- */
+
+PyDoc_STRVAR(transfer_doc,
+"A copy that may still be running, made by `copy_async`.\n\n"
+"It keeps both ends alive. Dropping it neither blocks nor cancels: the ends then live\n"
+"until the copy is done, and a failure that nobody asked for goes to\n"
+"`sys.unraisablehook`. `await` it in a coroutine, or call `wait`.\n\n"
+"Raises\n------\n"
+"CudaError\n    By `wait`, `order` and `await`: the copy failed.");
+
+PyDoc_STRVAR(wait_doc,
+"wait($self, /, timeout=None)\n--\n\n"
+"Wait until the data is there.\n\n"
+"Parameters\n----------\n"
+"timeout : float, optional\n    Seconds; None waits as long as it takes.\n\n"
+"Raises\n------\n"
+"TimeoutError\n    If the time has passed; the copy goes on.\n"
+"ValueError\n    If `timeout` is negative or not a number.\n"
+"CudaError\n    If the copy failed.\n\n"
+"Notes\n-----\n"
+"**Blocks** until then, GIL released; Ctrl-C interrupts the waiting, not the copy.");
+
+PyDoc_STRVAR(order_doc,
+"order($self, stream, /)\n--\n\n"
+"Let a stream wait for the copy.\n\n"
+"Parameters\n----------\n"
+"stream : stream\n    Anything `Stream.from_external` takes; None is the current stream.\n\n"
+"Raises\n------\n"
+"TypeError\n    If `stream` is no stream.\n"
+"CudaError\n    If the copy has failed, or the driver refuses.\n\n"
+"Notes\n-----\n"
+"**Blocks**, GIL released, until the last piece is queued (for a target that the host has\n"
+"to write, until it is written). Work queued on `stream` afterwards is\n"
+"**ordered after** the copy.");
+
+/* -- life -------------------------------------------------------------------------------- */
+
+PyObject *
+cm_transfer_object_new(cm_state *state, cm_ticket *ticket, PyObject *dst, PyObject *src)
+{
+    PyObject *op = PyType_GenericAlloc(state->transfer_type, 0);
+    if (op == NULL) {
+        cm_ticket_abandon(ticket);
+        return NULL;
+    }
+    cm_transfer_object *self = (cm_transfer_object *)(void *)op;
+    self->state = state;
+    self->ticket = ticket;
+    self->dst = Py_NewRef(dst);
+    self->src = Py_NewRef(src);
+    return op;
+}
+
+static int
+transfer_traverse(PyObject *op, visitproc visit, void *arg)
+{
+    cm_transfer_object *self = (cm_transfer_object *)(void *)op;
+    Py_VISIT(Py_TYPE(op));
+    Py_VISIT(self->dst);
+    Py_VISIT(self->src);
+    return 0;
+}
+
+static int
+transfer_clear(PyObject *op)
+{
+    cm_transfer_object *self = (cm_transfer_object *)(void *)op;
+    Py_CLEAR(self->dst);
+    Py_CLEAR(self->src);
+    return 0;
+}
+
+static void
+transfer_dealloc(PyObject *op)
+{
+    cm_transfer_object *self = (cm_transfer_object *)(void *)op;
+    PyTypeObject *type = Py_TYPE(op);
+    PyObject_GC_UnTrack(op);
+    if (self->weakrefs != NULL) {
+        PyObject_ClearWeakRefs(op);
+    }
+    if (self->ticket != NULL) {
+        cm_ticket_abandon(self->ticket);
+    }
+    (void)transfer_clear(op);
+    freefunc release = (freefunc)PyType_GetSlot(type, Py_tp_free);
+    release(op);
+    Py_DECREF(type);
+}
+
+static void
+read_info(PyObject *op, cm_ticket_info *out)
+{
+    cm_ticket_read(((cm_transfer_object *)(void *)op)->ticket, out);
+}
+
+/* -- methods ----------------------------------------------------------------------------- */
+
+/* NULL and None: for ever. 0, or -1 with TypeError or ValueError. */
+static int
+parse_timeout(PyObject *object, uint64_t *out)
+{
+    *out = UINT64_MAX;
+    if (object == NULL || object == Py_None) {
+        return 0;
+    }
+    double seconds = PyFloat_AsDouble(object);
+    if (seconds == -1.0 && PyErr_Occurred()) {
+        if (PyErr_ExceptionMatches(PyExc_TypeError)) {
+            PyErr_Clear();
+            return cm_arg_refuse(object, "timeout", "a number of seconds or None");
+        }
+        return -1;
+    }
+    if (isnan(seconds) || seconds < 0) {
+        PyErr_Format(PyExc_ValueError, "timeout must be at least 0 seconds, not %R",
+                     object);
+        return -1;
+    }
+    if (seconds < 1e9) {
+        *out = (uint64_t)(seconds * 1e9);
+    }
+    return 0;
+}
+
+typedef cm_status (*wait_function)(cm_ticket *ticket, uint64_t timeout_ns);
+
+/* Wait in slices, so that signals are seen. False with an exception of a signal
+ * handler. */
+static bool
+wait_in_slices(cm_ticket *ticket, wait_function wait, uint64_t timeout,
+               cm_status *status)
+{
+    uint64_t start = cm_now_ns();
+    for (;;) {
+        uint64_t spent = cm_now_ns() - start;
+        uint64_t left = timeout > spent ? timeout - spent : 0;
+        bool last = left <= SLICE_NS;
+        Py_BEGIN_ALLOW_THREADS
+        *status = wait(ticket, last ? left : SLICE_NS);
+        Py_END_ALLOW_THREADS
+        if (status->code != CM_ETIMEOUT) {
+            return true;
+        }
+        if (PyErr_CheckSignals() < 0) {
+            return false;
+        }
+        if (last) {
+            return true;
+        }
+    }
+}
+
+static PyObject *
+transfer_wait(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
+{
+    static const char *const names[] = {"timeout", NULL};
+    cm_transfer_object *self = (cm_transfer_object *)(void *)op;
+    PyObject *object;
+    uint64_t timeout;
+    cm_status status;
+    if (cm_args_parse("wait", args, nargs, kwnames, names, 1, 0, &object) < 0
+        || parse_timeout(object, &timeout) < 0
+        || !wait_in_slices(self->ticket, cm_ticket_wait, timeout, &status)) {
+        return NULL;
+    }
+    if (status.code == CM_ETIMEOUT) {
+        PyErr_Format(PyExc_TimeoutError, "the transfer is not done after %R s", object);
+        return NULL;
+    }
+    if (!cm_is_ok(status)) {
+        return cm_py_raise(self->state, status, "while copying");
+    }
+    Py_RETURN_NONE;
+}
+
+static PyObject *
+transfer_order(PyObject *op, PyObject *object)
+{
+    cm_transfer_object *self = (cm_transfer_object *)(void *)op;
+    cm_stream *stream = cm_stream_from_object(self->state, object, -1);
+    cm_status status;
+    if (stream == NULL) {
+        return NULL;
+    }
+    bool settled = wait_in_slices(self->ticket, cm_ticket_settle, UINT64_MAX, &status);
+    Py_BEGIN_ALLOW_THREADS
+    if (settled && cm_is_ok(status)) {
+        status = cm_ticket_order(self->ticket, stream);
+    }
+    cm_stream_release(stream);
+    Py_END_ALLOW_THREADS
+    if (!settled) {
+        return NULL;
+    }
+    if (!cm_is_ok(status)) {
+        return cm_py_raise(self->state, status, "while ordering a stream after a copy");
+    }
+    Py_RETURN_NONE;
+}
+
+static PyObject *
+transfer_await(PyObject *op)
+{
+    cm_transfer_object *self = (cm_transfer_object *)(void *)op;
+    return cm_waker_await(self->state, self->ticket);
+}
+
+static PyObject *
+transfer_repr(PyObject *op)
+{
+    cm_transfer_object *self = (cm_transfer_object *)(void *)op;
+    const cm_runtime *rt = self->state->runtime;
+    cm_ticket_info info;
+    read_info(op, &info);
+    return PyUnicode_FromFormat(
+        "<cumem.Transfer of %llu bytes, %s, %s%s>", (unsigned long long)info.nbytes,
+        cm_route_text(info.route),
+        !info.done              ? "running"
+        : cm_is_ok(info.status) ? "done"
+                                : "failed",
+        rt != NULL && rt->backend == CM_BACKEND_EMULATED ? ", emulated" : "");
+}
+
+/* -- getters ----------------------------------------------------------------------------- */
+
+static PyObject *
+transfer_get_done(PyObject *op, void *Py_UNUSED(closure))
+{
+    cm_ticket_info info;
+    read_info(op, &info);
+    return PyBool_FromLong(info.done);
+}
+
+static PyObject *
+transfer_get_nbytes(PyObject *op, void *Py_UNUSED(closure))
+{
+    cm_ticket_info info;
+    read_info(op, &info);
+    return PyLong_FromUnsignedLongLong(info.nbytes);
+}
+
+static PyObject *
+transfer_get_seconds(PyObject *op, void *Py_UNUSED(closure))
+{
+    cm_ticket_info info;
+    read_info(op, &info);
+    return PyFloat_FromDouble(info.seconds);
+}
+
+static PyObject *
+transfer_get_gbps(PyObject *op, void *Py_UNUSED(closure))
+{
+    cm_ticket_info info;
+    read_info(op, &info);
+    bool known = info.done && cm_is_ok(info.status) && info.seconds > 0;
+    return PyFloat_FromDouble(known ? (double)info.nbytes * 1e-9 / info.seconds : 0.0);
+}
+
+static PyObject *
+transfer_get_route(PyObject *op, void *Py_UNUSED(closure))
+{
+    cm_ticket_info info;
+    read_info(op, &info);
+    return PyUnicode_FromString(cm_route_text(info.route));
+}
+
+/* -- tables ------------------------------------------------------------------------------ */
+
+static PyMethodDef transfer_methods[] = {
+    {"wait", (PyCFunction)(void (*)(void))transfer_wait, METH_FASTCALL | METH_KEYWORDS,
+     wait_doc},
+    {"order", transfer_order, METH_O, order_doc},
+    {NULL, NULL, 0, NULL},
+};
+
+static PyGetSetDef transfer_getset[] = {
+    {"done", transfer_get_done, NULL,
+     "True when the copy is over, also when it failed. Never blocks.", NULL},
+    {"nbytes", transfer_get_nbytes, NULL,
+     "Payload in bytes; a source that is repeated to fit counts once.", NULL},
+    {"seconds", transfer_get_seconds, NULL,
+     "Time from start to end, in seconds: by the device's clock for what a stream did\n"
+     "alone, else by the host's; 0.0 while it is not done.",
+     NULL},
+    {"gbps", transfer_get_gbps, NULL,
+     "Payload per time, in 1e9 bytes a second; 0.0 while it is not done.", NULL},
+    {"route", transfer_get_route, NULL,
+     "How the bytes went: \"nothing\", \"host\", \"direct\", \"direct-2d\", \"peer\",\n"
+     "\"kernel\", \"staged\" or \"staged-kernel\".",
+     NULL},
+    {NULL, NULL, NULL, NULL, NULL},
+};
+
+static PyMemberDef transfer_members[] = {
+    {"__weaklistoffset__", T_PYSSIZET, offsetof(cm_transfer_object, weakrefs), READONLY,
+     NULL},
+    {NULL, 0, 0, 0, NULL},
+};
+
+static PyType_Slot transfer_slots[] = {
+    {Py_tp_doc, (void *)transfer_doc}, {Py_tp_traverse, transfer_traverse},
+    {Py_tp_clear, transfer_clear},     {Py_tp_dealloc, transfer_dealloc},
+    {Py_tp_repr, transfer_repr},       {Py_am_await, transfer_await},
+    {Py_tp_methods, transfer_methods}, {Py_tp_getset, transfer_getset},
+    {Py_tp_members, transfer_members}, {0, NULL},
+};
+
+static PyType_Spec transfer_spec = {
+    .name = "cumem.Transfer",
+    .basicsize = sizeof(cm_transfer_object),
+    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_IMMUTABLETYPE
+             | Py_TPFLAGS_DISALLOW_INSTANTIATION,
+    .slots = transfer_slots,
+};
+
+int
+cm_register_transfer_type(PyObject *module, cm_state *state)
+{
+    if (cm_register_waker_type(module, state) < 0) {
+        return -1;
+    }
+    PyObject *type = PyType_FromModuleAndSpec(module, &transfer_spec, NULL);
+    state->transfer_type = (PyTypeObject *)(void *)type;
+    return type == NULL ? -1 : PyModule_AddType(module, state->transfer_type);
+}

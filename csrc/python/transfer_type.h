@@ -1,0 +1,18 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What the copy functions and event loops ask of transfers. GIL held throughout. */
+#ifndef CM_PYTHON_TRANSFER_TYPE_H
+#define CM_PYTHON_TRANSFER_TYPE_H
+
+#include "python/objects.h"
+
+/* A new Transfer. Takes over `ticket`, also on failure; holds dst and src. */
+PyObject *cm_transfer_object_new(cm_state *state, cm_ticket *ticket, PyObject *dst,
+                                 PyObject *src);
+
+/* The iterator behind `await`: of a future of the running event loop, or an empty one
+ * when the transfer is done. NULL with RuntimeError (no running loop) or the failure.
+ */
+PyObject *cm_waker_await(cm_state *state, cm_ticket *ticket);
+int cm_register_waker_type(PyObject *module, cm_state *state);
+
+#endif
