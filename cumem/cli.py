@@ -1,0 +1,135 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The command line: ``python -m cumem info`` and ``python -m cumem bench``."""
+
+from __future__ import annotations
+
+import argparse
+import io
+import json
+import os
+import sys
+import warnings
+from collections.abc import Sequence
+
+import cumem
+from cumem.units import parse_nbytes
+
+__all__ = ["main"]
+
+_INTERRUPTED = 130  # as a shell reports a program ended by Ctrl-C
+_BROKEN_PIPE = 141
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command.
+
+    Parameters
+    ----------
+    arguments : sequence of str, optional
+        Instead of ``sys.argv[1:]``.
+
+    Returns
+    -------
+    int
+        0 if all went well, 1 if data arrived wrong or the device failed, 2 for wrong
+        arguments, 130 after Ctrl-C.
+    """
+    options = _parser().parse_args(arguments)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # arrows on a terminal without them
+    try:
+        with warnings.catch_warnings():
+            # each command says itself, in its own text, that the device is emulated
+            warnings.simplefilter("ignore", cumem.EmulationWarning)
+            if not _opens():
+                return 2
+            code = _info(options) if options.command == "info" else _bench(options)
+        sys.stdout.flush()
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return _INTERRUPTED
+    except BrokenPipeError:
+        # whoever read us has left; keep the interpreter from complaining at its exit
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return _BROKEN_PIPE
+    except (cumem.CudaError, OSError) as error:
+        print(f"cumem: {error}", file=sys.stderr)
+        for note in getattr(error, "__notes__", ()):
+            print(f"  {note}", file=sys.stderr)
+        return 1
+    return code
+
+
+def _opens() -> bool:
+    """Open the runtime, which reads the CUMEM_… variables; False if one is wrong."""
+    try:
+        cumem.backend()
+    except ValueError as error:
+        print(f"cumem: {error}", file=sys.stderr)
+        return False
+    return True
+
+
+def _info(options: argparse.Namespace) -> int:
+    from cumem import info
+
+    facts = info.collect()
+    if options.json:
+        print(json.dumps(facts, indent=1, ensure_ascii=False))
+    else:
+        print(info.render(facts))
+    return 0
+
+
+def _bench(options: argparse.Namespace) -> int:
+    from cumem import bench
+
+    wishes = bench.Options(
+        quick=options.quick,
+        device=options.device,
+        json=options.json,
+        plot=options.plot,
+        max_nbytes=options.max_size,
+    )
+    try:
+        return bench.main(wishes)
+    except bench.UsageError as error:
+        print(f"cumem bench: {error}", file=sys.stderr)
+        return 2
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m cumem",
+        description="Memory that feeds GPUs: what there is here and how fast it is.",
+    )
+    parser.add_argument("--version", action="version", version=cumem.__version__)
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    info = commands.add_parser("info", help="print versions, devices and limits")
+    info.add_argument(
+        "--json", action="store_true", help="print one JSON object instead"
+    )
+    bench = commands.add_parser(
+        "bench",
+        help="measure copies and allocations, and say which memory to use here",
+        description="Measure this machine with verified data: copies between host and "
+        "device, both directions at once, allocation, and the processor's own access, "
+        "for each kind of memory; with one line of advice per row.",
+    )
+    bench.add_argument("--quick", action="store_true", help="fewer sizes: some seconds")
+    bench.add_argument(
+        "--device", type=int, default=0, metavar="N", help="index of the device (0)"
+    )
+    bench.add_argument("--json", metavar="FILE", help="write the results to FILE")
+    bench.add_argument("--plot", metavar="FILE.png", help="draw the rates (matplotlib)")
+    bench.add_argument(
+        "--max-size", type=_size, metavar="SIZE", help="leave out larger copies: 64MiB"
+    )
+    return parser
+
+
+def _size(text: str) -> int:
+    try:
+        return parse_nbytes(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None

@@ -1,0 +1,141 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Sizes, rates and times as people write and read them. Pure functions."""
+
+from __future__ import annotations
+
+import re
+from fractions import Fraction
+
+__all__ = ["format_nbytes", "format_rate", "format_seconds", "parse_nbytes"]
+
+_BINARY = ("B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB")
+_DECIMAL = ("B", "KB", "MB", "GB", "TB", "PB", "EB")
+_FACTORS = (
+    {unit.lower(): 1024**power for power, unit in enumerate(_BINARY)}
+    | {unit.lower(): 1000**power for power, unit in enumerate(_DECIMAL)}
+    | {"": 1}
+)
+_SIZE = re.compile(r"\s*(\d+(?:\.\d*)?|\.\d+)\s*([A-Za-z]*|%)\s*", re.ASCII)
+_EXPECTED = "an int, or a text such as '4096', '512 KiB', '1.5GB' or '50%'"
+
+
+def parse_nbytes(size: int | str, total: int | None = None) -> int:
+    """Read a number of bytes.
+
+    Parameters
+    ----------
+    size : int or str
+        A count of bytes, or a text with a unit: ``KiB`` to ``EiB`` are powers of 1024,
+        ``KB`` to ``EB`` powers of 1000, case does not matter. ``"50%"`` is a share of
+        `total`.
+    total : int, optional
+        What 100 % is, in bytes.
+
+    Returns
+    -------
+    int
+        Bytes, rounded down.
+
+    Raises
+    ------
+    TypeError
+        If `size` is neither an int nor a str.
+    ValueError
+        If `size` is negative or cannot be read, if a share is over 100 %, or if a share
+        is given where there is no `total`.
+    """
+    if isinstance(size, bool) or not isinstance(size, (int, str)):
+        raise TypeError(f"size must be {_EXPECTED}, not {type(size).__name__}")
+    if isinstance(size, int):
+        if size < 0:
+            raise ValueError(f"size must not be negative, got {size}")
+        return size
+    match = _SIZE.fullmatch(size)
+    if match is None:
+        raise ValueError(f"size must be {_EXPECTED}, got {size!r}")
+    number, unit = Fraction(match[1]), match[2]
+    if unit == "%":
+        if total is None:
+            raise ValueError(f"a share such as {size!r} has no meaning here")
+        if number > 100:
+            raise ValueError(f"a share must be at most 100%, got {size!r}")
+        return int(number * total / 100)
+    factor = _FACTORS.get(unit.lower())
+    if factor is None:
+        known = ", ".join(_BINARY + _DECIMAL[1:])
+        raise ValueError(f"unknown unit {unit!r} in {size!r}; use one of {known}, %")
+    return int(number * factor)
+
+
+def format_nbytes(nbytes: int) -> str:
+    """Write a number of bytes in powers of 1024: ``"4 KiB"``, ``"1.5 GiB"``.
+
+    Parameters
+    ----------
+    nbytes : int
+        Bytes; may be negative.
+
+    Returns
+    -------
+    str
+        At most one decimal, none where it would be zero.
+    """
+    value = float(abs(nbytes))
+    power = 0
+    while power + 1 < len(_BINARY) and round(value, 1) >= 1024:
+        value /= 1024
+        power += 1
+    sign = "-" if nbytes < 0 else ""
+    return f"{sign}{value:.1f}".removesuffix(".0") + f" {_BINARY[power]}"
+
+
+def format_rate(nbytes: float, seconds: float) -> str:
+    """Write a rate in powers of 1000, as links are sold: ``"55.3 GB/s"``.
+
+    Parameters
+    ----------
+    nbytes : float
+        Bytes moved.
+    seconds : float
+        Time it took; 0 gives ``"-"``.
+
+    Returns
+    -------
+    str
+        Three significant figures and a unit.
+    """
+    if seconds <= 0:
+        return "-"
+    rate = nbytes / seconds
+    power = 0
+    while power + 1 < len(_DECIMAL) and float(f"{rate:.3g}") >= 1000:
+        rate /= 1000
+        power += 1
+    return f"{_significant(rate)} {_DECIMAL[power]}/s"
+
+
+def format_seconds(seconds: float) -> str:
+    """Write a time with the unit that suits it: ``"7.6 µs"``, ``"342 ms"``.
+
+    Parameters
+    ----------
+    seconds : float
+        Time in seconds, not negative.
+
+    Returns
+    -------
+    str
+        Three significant figures and a unit from ``ns`` to ``s``.
+    """
+    for factor, unit in ((1e9, "ns"), (1e6, "µs"), (1e3, "ms")):
+        value = seconds * factor
+        if float(f"{value:.3g}") < 1000:
+            return f"{_significant(value)} {unit}"
+    return f"{_significant(seconds)} s"
+
+
+def _significant(value: float) -> str:
+    """Three figures, without an exponent."""
+    if value >= 100 or value == 0:
+        return f"{value:.0f}"
+    return f"{value:.1f}" if value >= 10 else f"{value:.2f}"
