@@ -1,0 +1,75 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Fixtures and hooks: which runtime a test runs on, and what it may leave behind."""
+
+from __future__ import annotations
+
+import gc
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import hypothesis
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+pytest.register_assert_rewrite("support")
+
+from support import session  # noqa: E402
+
+hypothesis.settings.register_profile(
+    "quick",
+    deadline=None,  # emulated streams are late on purpose
+    max_examples=40,
+    print_blob=True,
+    suppress_health_check=[hypothesis.HealthCheck.too_slow],
+)
+hypothesis.settings.register_profile(
+    "ci", parent=hypothesis.settings.get_profile("quick"), max_examples=150
+)
+hypothesis.settings.register_profile(
+    "night", parent=hypothesis.settings.get_profile("quick"), max_examples=5000
+)
+hypothesis.settings.load_profile(os.environ.get("CUMEM_HYPOTHESIS", "quick"))
+
+
+def pytest_collection_modifyitems(
+    config: pytest.Config, items: list[pytest.Item]
+) -> None:
+    """Leave `gpu` tests out unless they are asked for with -m: they need a GPU."""
+    if "gpu" in (config.option.markexpr or ""):
+        return
+    kept = [item for item in items if item.get_closest_marker("gpu") is None]
+    if len(kept) != len(items):
+        config.hook.pytest_deselected(items=[i for i in items if i not in kept])
+        items[:] = kept
+
+
+def pytest_collection_finish() -> None:
+    """Let the collector pass over what never dies: each test collects several times."""
+    gc.collect()
+    gc.freeze()
+
+
+@pytest.fixture(
+    params=["emulated", pytest.param("cuda", marks=pytest.mark.gpu)],
+)
+def runtime(request: pytest.FixtureRequest) -> Iterator[session.Runtime]:
+    """Cumem on one backend, opened for this test and empty afterwards."""
+    with session.opened(request.param) as opened:
+        yield opened
+
+
+@pytest.fixture
+def emulated() -> Iterator[session.Runtime]:
+    """The emulated device only: for tests of its gates, faults and hostility."""
+    with session.opened("emulated") as opened:
+        yield opened
+
+
+@pytest.fixture
+def cuda() -> Iterator[session.Runtime]:
+    """A real GPU only: for tests marked `gpu` of what emulation cannot show."""
+    with session.opened("cuda") as opened:
+        yield opened

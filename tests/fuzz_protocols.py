@@ -1,0 +1,727 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Fuzz asbuffer() with CAI dictionaries and DLPack capsules that are nearly valid.
+
+    python tests/fuzz_protocols.py --calls 10000000 --seed 1
+
+Each call starts from a valid description of memory whose bytes are known, changes one to
+three fields and imports it. Whatever is accepted must describe bytes inside that memory,
+and they are compared with what NumPy computes from the same fields over a copy. Whatever
+is refused must be a TypeError, ValueError, BufferError or CudaError. A DLPack deleter
+runs exactly once for each accepted tensor. Runs on the emulated device.
+"""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import contextlib
+import ctypes
+import random
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+import numpy as np
+from support import session
+from support.exporters import (
+    CPU,
+    CUDA,
+    CUDA_HOST,
+    CUDA_MANAGED,
+    NAMES,
+    Legacy,
+    Versioned,
+)
+
+import cumem
+
+ARENA_NBYTES = 1 << 14
+MAX_NDIM = 64
+NUMPY_MAX_NDIM = 64 if np.lib.NumpyVersion(np.__version__) >= "2.0.0" else 32
+REFUSALS = (TypeError, ValueError, BufferError, cumem.CudaError)
+
+DELETER = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
+_new_capsule = ctypes.pythonapi.PyCapsule_New
+_new_capsule.restype = ctypes.py_object
+_new_capsule.argtypes = [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
+
+INTS = [
+    0,
+    1,
+    2,
+    3,
+    5,
+    7,
+    64,
+    -1,
+    -2,
+    1 << 31,
+    (1 << 31) - 1,
+    1 << 32,
+    1 << 40,
+    1 << 61,
+    1 << 62,
+    (1 << 63) - 1,
+    -(1 << 63),
+    -(1 << 62),
+    -(1 << 31),
+]
+TYPESTRS = [
+    "|u1",
+    "|i1",
+    "|b1",
+    "<i2",
+    "<u4",
+    "<i8",
+    "<f2",
+    "<f4",
+    "<f8",
+    ">f4",
+    ">i8",
+    "<c8",
+    "<c16",
+    "|S3",
+    "<U2",
+    "|V5",
+    "<M8[ns]",
+    "<m8[s]",
+    "<M8[3h]",
+]
+BAD_TYPESTRS = [
+    "",
+    "<",
+    "f4",
+    "<f3",
+    "|O8",
+    "<x4",
+    "<f4,<f4",
+    "<f-4",
+    "|V0",
+    "|S0",
+    "<M8[xx]",
+    "<M8[ns",
+    "<f99999999999",
+    "<i4 ",
+    "\0",
+    "<f4\0",
+    "é",
+]
+DTYPES = [np.dtype(t) for t in ("u1", "i2", "f4", "f8", "c16", "?", "i8")]
+#: DLPack code and bits of what NumPy can hold
+CODES: dict[tuple[int, int], Any] = {
+    (0, 8): "i1",
+    (0, 16): "i2",
+    (0, 32): "i4",
+    (0, 64): "i8",
+    (1, 8): "u1",
+    (1, 16): "u2",
+    (1, 32): "u4",
+    (1, 64): "u8",
+    (2, 16): "f2",
+    (2, 32): "f4",
+    (2, 64): "f8",
+    (5, 64): "c8",
+    (5, 128): "c16",
+    (6, 8): "?",
+}
+#: those that NumPy has only with ml_dtypes
+ML_CODES = {
+    (4, 16): "bfloat16",
+    (5, 32): "complex32",
+    (7, 8): "float8_e3m4",
+    (10, 8): "float8_e4m3fn",
+    (12, 8): "float8_e5m2",
+}
+with contextlib.suppress(ImportError):
+    import ml_dtypes
+
+    CODES.update(
+        {
+            code: np.dtype(getattr(ml_dtypes, name))
+            for code, name in ML_CODES.items()
+            if hasattr(ml_dtypes, name)
+        }
+    )
+
+
+class MismatchError(AssertionError):
+    """Something wrong was accepted, or something was counted wrongly."""
+
+
+class Arena:
+    """Memory of one kind with known bytes, which the test can read by itself."""
+
+    def __init__(self, kind: str, rng: np.random.Generator) -> None:
+        self.kind = kind
+        self.model = rng.integers(0, 256, ARENA_NBYTES, dtype="u1").tobytes()
+        source = np.frombuffer(self.model, "u1")
+        self.buffer: Any
+        if kind == "host":
+            self.buffer = source.copy()
+            self.pointer = self.alias = self.buffer.ctypes.data
+        else:
+            self.buffer = cumem.array(source, kind=kind)
+            self.pointer = getattr(self.buffer, "device_ptr", self.buffer.ptr)
+            self.alias = session.testing.alias(self.pointer, ARENA_NBYTES)
+        self.memory = (ctypes.c_char * ARENA_NBYTES).from_address(self.alias)
+
+    def over(self, ptr: int, shape: Any, strides: Any, dtype: np.dtype) -> np.ndarray:
+        """The described bytes of the model; ValueError when they are not all inside."""
+        if strides is None:
+            step, steps = dtype.itemsize, []
+            for length in reversed(shape):
+                steps.append(step)
+                step *= length
+            strides = tuple(reversed(steps))
+        low, high = ptr - self.pointer, ptr - self.pointer + dtype.itemsize
+        for length, step in zip(shape, strides, strict=True):
+            if step < 0:
+                low += (length - 1) * step
+            else:
+                high += (length - 1) * step
+        if low < 0 or high > ARENA_NBYTES:  # NumPy's own check overflows
+            raise ValueError("outside")
+        return np.ndarray(shape, dtype, self.model, ptr - self.pointer, strides)
+
+
+def corner(array: np.ndarray) -> bytes:
+    """All bytes of a small array, both ends of a large one."""
+    if array.size > 4096:
+        ends = [
+            slice(None) if n <= 4 else slice(None, None, n - 1) for n in array.shape
+        ]
+        array = array[tuple(ends)][(slice(0, 3),) * min(array.ndim, 2)]
+        if array.size > 4096:
+            array = (
+                array.reshape(-1)[:4096]
+                if array.size < 1 << 20
+                else array[(0,) * array.ndim]
+            )
+    return array.tobytes()
+
+
+class Fuzzer:
+    def __init__(self, seed: int) -> None:
+        self.random = random.Random(seed)
+        rng = np.random.default_rng(seed)
+        kinds = ("host", "pinned", "mapped", "managed", "device")
+        self.arenas = {kind: Arena(kind, rng) for kind in kinds}
+        self.counts: collections.Counter[str] = collections.Counter()
+        self.errors: collections.Counter[str] = collections.Counter()
+        self.deleted = 0
+        self.deleter = DELETER(self._delete)
+        self.managed = {False: Legacy(), True: Versioned()}
+        self.shape = (ctypes.c_int64 * MAX_NDIM)()
+        self.strides = (ctypes.c_int64 * MAX_NDIM)()
+        self.exporter = _DLPack(self)
+        self.holder = _CAI()
+
+    def _delete(self, _: int) -> None:
+        self.deleted += 1
+
+    # -- pieces ---------------------------------------------------------------------
+
+    def integer(self, old: int) -> int:
+        pick = self.random.random()
+        if pick < 0.5:
+            return old + self.random.randint(-3, 3)
+        if pick < 0.75:
+            return self.random.randint(0, 12)
+        return self.random.choice(INTS)
+
+    def layout(self, itemsize: int) -> tuple[int, list[int], list[int]]:
+        """Offset, shape and strides (bytes) of a region inside an arena."""
+        pick = self.random
+        ndim = pick.choice((0, 1, 1, 2, 2, 3, 4))
+        shape = [pick.randint(1, 5) for _ in range(ndim)]
+        if pick.random() < 0.05 and ndim:
+            shape[pick.randrange(ndim)] = 0
+        strides, step = [0] * ndim, itemsize * pick.choice((1, 1, 2))
+        for axis in reversed(range(ndim)):
+            strides[axis] = step
+            step *= max(shape[axis], 1)
+        offset = 8192 - itemsize * pick.randint(0, 8)
+        if ndim and pick.random() < 0.3:
+            axis = pick.randrange(ndim)
+            strides[axis] = -strides[axis]
+        return offset, shape, strides
+
+    def check(
+        self, arena: Arena, found: Any, what: tuple[Any, ...], host: bool = False
+    ) -> None:
+        """`found` must be the bytes that `what` (ptr, shape, strides, dtype) describes.
+
+        `host`: claimed to be ordinary memory, of which nobody knows how far it reaches.
+        """
+        ptr, shape, strides, dtype = what
+        shape = tuple(int(n) for n in shape)
+        if found.shape != shape or found.dtype != dtype:
+            raise MismatchError(f"{found!r} is not {what}")
+        if found.size == 0:
+            self.counts["accepted"] += 1
+            return
+        if found.ndim > NUMPY_MAX_NDIM:  # an old NumPy has nothing to compare with
+            self.counts["unverifiable"] += 1
+            return
+        try:
+            expected = arena.over(ptr, shape, strides, dtype)
+        except ValueError as error:
+            if host:
+                self.counts["unverifiable"] += 1
+                return
+            raise MismatchError(
+                f"{what} leaves the allocation, but: {found!r}"
+            ) from error
+        address = found.ptr
+        if address != ptr - arena.pointer + (
+            arena.pointer if isinstance(found, cumem.DeviceBuffer) else arena.alias
+        ):
+            raise MismatchError(f"{found!r} is at {address:#x}, not {ptr:#x}")
+        base = arena.pointer if isinstance(found, cumem.DeviceBuffer) else arena.alias
+        try:
+            seen = np.ndarray(
+                found.shape, found.dtype, arena.memory, address - base, found.strides
+            )
+        except ValueError as error:
+            raise MismatchError(f"{found!r} {found.strides} is not {what}") from error
+        if corner(seen) != corner(expected):
+            raise MismatchError(f"bytes of {found!r} are not those of {what}")
+        if found.size <= 64 and self.random.random() < 0.1:
+            self.read_back(found, expected)
+        self.counts["accepted"] += 1
+
+    def read_back(self, found: Any, expected: np.ndarray) -> None:
+        """The same through what consumers use."""
+        if isinstance(found, cumem.DeviceBuffer):
+            seen = np.empty(found.shape, found.dtype)
+            cumem.copy(seen, found)
+        else:
+            seen = found.numpy()
+        if seen.tobytes() != expected.tobytes():
+            raise MismatchError(f"bytes read from {found!r} are wrong")
+        self.counts["read back"] += 1
+
+    def refused(self, error: Exception) -> None:
+        self.counts["refused"] += 1
+        self.errors[type(error).__name__] += 1
+
+    # -- __cuda_array_interface__ -----------------------------------------------------
+
+    def fuzz_cai(self) -> None:
+        pick = self.random
+        arena = self.arenas[pick.choice(("pinned", "mapped", "managed", "device"))]
+        typestr = pick.choice(TYPESTRS)
+        itemsize = np.dtype(typestr).itemsize
+        offset, shape, strides = self.layout(itemsize)
+        entries: dict[str, Any] = {
+            "shape": tuple(shape),
+            "typestr": typestr,
+            "data": (arena.pointer + offset, False),
+            "version": 3,
+            "strides": tuple(strides),
+            "stream": None,
+        }
+        for _ in range(pick.randint(1, 3)):
+            pick.choice(CAI_CHANGES)(self, entries)
+        self.holder.__cuda_array_interface__ = entries
+        try:
+            found = cumem.asbuffer(self.holder)
+        except REFUSALS as error:
+            self.refused(error)
+            return
+        if found.readonly != bool(entries["data"][1]):
+            raise MismatchError(f"readonly of {entries}")
+        dtype = (
+            np.dtype(entries.get("descr") or entries["typestr"])
+            if entries["typestr"][1] == "V"
+            else np.dtype(entries["typestr"])
+        )
+        self.check(
+            arena,
+            found,
+            (entries["data"][0], entries["shape"], entries.get("strides"), dtype),
+        )
+
+    # -- DLPack -----------------------------------------------------------------------
+
+    def fuzz_dlpack(self) -> None:
+        pick = self.random
+        kind = pick.choice(("host", "pinned", "mapped", "managed", "device"))
+        arena = self.arenas[kind]
+        versioned = pick.random() < 0.7
+        managed = self.managed[versioned]
+        dtype = pick.choice(DTYPES)
+        offset, shape, strides = self.layout(dtype.itemsize)
+        self.fill(managed, versioned, arena, dtype, offset, shape, strides)
+        advertised = (managed.tensor.device.type, managed.tensor.device.id)
+        for _ in range(pick.randint(1, 3)):
+            pick.choice(DLPACK_CHANGES)(self, managed, versioned)
+        self.deleted = 0
+        deletes = 1 if managed.deleter else 0
+        capsule = _new_capsule(ctypes.addressof(managed), NAMES[versioned], None)
+        asked = pick.random() < 0.25
+        if asked:
+            self.exporter.capsule, self.exporter.device = capsule, advertised
+        try:
+            found = cumem.asbuffer(self.exporter if asked else capsule)
+        except REFUSALS as error:
+            self.refused(error)
+            if self.deleted != (deletes if asked else 0):
+                raise MismatchError(
+                    f"{self.deleted} deleter calls on refusal"
+                ) from error
+            return
+        if self.deleted:
+            raise MismatchError("deleter called while in use")
+        self.check_dlpack(arena, managed, versioned, found)
+        del found
+        if self.deleted != deletes:
+            raise MismatchError(f"{self.deleted} deleter calls for one tensor")
+
+    def check_dlpack(
+        self, arena: Arena, managed: Any, versioned: bool, found: Any
+    ) -> None:
+        tensor = managed.tensor
+        dtype = np.dtype(CODES[tensor.dtype.code, tensor.dtype.bits])
+        shape = tuple(tensor.shape[: tensor.ndim])
+        strides = None
+        if tensor.strides:
+            strides = tuple(s * dtype.itemsize for s in tensor.strides[: tensor.ndim])
+        if found.readonly != bool(versioned and managed.flags & 1):
+            raise MismatchError("read-only flag")
+        if versioned and managed.version.major != 1:
+            raise MismatchError("version")
+        ptr = (tensor.data or 0) + tensor.byte_offset
+        self.check(
+            arena, found, (ptr, shape, strides, dtype), tensor.device.type == CPU
+        )
+
+    def fill(
+        self,
+        managed: Any,
+        versioned: bool,
+        arena: Arena,
+        dtype: np.dtype,
+        offset: int,
+        shape: list[int],
+        strides: list[int],
+    ) -> None:
+        types = {
+            "host": CPU,
+            "pinned": CUDA_HOST,
+            "mapped": CUDA_HOST,
+            "managed": CUDA_MANAGED,
+            "device": CUDA,
+        }
+        if versioned:
+            managed.version.major, managed.version.minor = 1, 1
+            managed.flags = 0
+        managed.deleter = self.deleter
+        tensor = managed.tensor
+        tensor.data = arena.pointer + offset
+        tensor.device.type, tensor.device.id = types[arena.kind], 0
+        tensor.ndim = len(shape)
+        tensor.dtype.code = {"i": 0, "u": 1, "f": 2, "c": 5, "b": 6}[dtype.kind]
+        tensor.dtype.bits = dtype.itemsize * 8
+        tensor.dtype.lanes = 1
+        tensor.byte_offset = 0
+        for axis, (length, step) in enumerate(zip(shape, strides, strict=True)):
+            self.shape[axis], self.strides[axis] = length, step // dtype.itemsize
+        for axis in range(len(shape), len(shape) + 3):
+            self.shape[axis], self.strides[axis] = 1, 1
+        tensor.shape = self.shape
+        tensor.strides = self.strides
+
+
+class _DLPack:
+    """Hands out what the fuzzer put into it."""
+
+    def __init__(self, fuzzer: Fuzzer) -> None:
+        self.capsule: object = None
+        self.device = (CPU, 0)
+
+    def __dlpack__(self, *, stream: Any = None, max_version: Any = None) -> object:
+        capsule, self.capsule = self.capsule, None
+        return capsule
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return self.device
+
+
+class _CAI:
+    __cuda_array_interface__: Any = None
+
+
+# -- changes to a dictionary ------------------------------------------------------------
+
+
+def _change_ints(key: str) -> Any:
+    def change(fuzzer: Fuzzer, entries: dict[str, Any]) -> None:
+        pick = fuzzer.random
+        values = entries.get(key)
+        if not isinstance(values, tuple) or not values:
+            return
+        at = pick.randrange(len(values))
+        if type(values[at]) is not int:
+            return
+        entries[key] = (*values[:at], fuzzer.integer(values[at]), *values[at + 1 :])
+
+    return change
+
+
+def _change_length(fuzzer: Fuzzer, entries: dict[str, Any]) -> None:
+    key = fuzzer.random.choice(("shape", "strides"))
+    if isinstance(entries.get(key), tuple):
+        values = entries[key]
+        longer = (*values, fuzzer.random.choice((1, 1, 2, 0)))
+        entries[key] = fuzzer.random.choice((values[:-1], longer, values * 20))
+
+
+def _change_pointer(fuzzer: Fuzzer, entries: dict[str, Any]) -> None:
+    data = entries.get("data")
+    if isinstance(data, tuple) and len(data) == 2 and type(data[0]) is int:
+        entries["data"] = (_moved(fuzzer, data[0]), data[1])
+
+
+def _moved(fuzzer: Fuzzer, pointer: int) -> int:
+    pick = fuzzer.random
+    if pick.random() < 0.7:
+        return pointer + pick.randint(-64, 64)
+    return pick.choice(
+        (
+            0,
+            1,
+            4096,
+            pointer + (1 << 20),
+            pointer - (1 << 20),
+            1 << 47,
+            (1 << 64) - 1,
+            (1 << 64) - 8,
+            1 << 63,
+            pick.getrandbits(48),
+        )
+    )
+
+
+def _change_flag(fuzzer: Fuzzer, entries: dict[str, Any]) -> None:
+    data = entries.get("data")
+    if isinstance(data, tuple) and len(data) == 2:
+        flag = fuzzer.random.choice((True, False, True, 1, None, "x", 2))
+        entries["data"] = (data[0], flag)
+
+
+def _set(key: str, *values: Any) -> Any:
+    def change(fuzzer: Fuzzer, entries: dict[str, Any]) -> None:
+        entries[key] = fuzzer.random.choice(values)
+
+    return change
+
+
+def _drop(fuzzer: Fuzzer, entries: dict[str, Any]) -> None:
+    entries.pop(
+        fuzzer.random.choice(
+            (
+                "shape",
+                "typestr",
+                "data",
+                "version",
+                "strides",
+                "stream",
+                "stream",
+                "strides",
+            )
+        ),
+        None,
+    )
+
+
+CAI_CHANGES: list[Any] = [
+    _change_ints("shape"),
+    _change_ints("shape"),
+    _change_ints("strides"),
+    _change_ints("strides"),
+    _change_length,
+    _change_pointer,
+    _change_pointer,
+    _change_flag,
+    _change_flag,
+    _drop,
+    _set("typestr", *TYPESTRS),
+    _set("typestr", *TYPESTRS),
+    _set("typestr", *TYPESTRS, *BAD_TYPESTRS, 4, None, b"<f4"),
+    _set("version", 0, 1, 2, 3, 3, 4, -1, 1 << 70, "3", None, 3.0),
+    _set("strides", None, None, None, (), [], 8),
+    _set("shape", (), None, 3, [2], (True,), ("1",), (2.0,)),
+    _set("data", None, 0, (), (1,), ("1", False), (None, False)),
+    _set("stream", None, None, 1, 1, 2, 0, -1, 1 << 70, "1", 0xDEAD00, True),
+    _set("mask", None, None, 1),
+    _set(
+        "descr",
+        None,
+        [("a", "<i2"), ("b", "|V3")],
+        [("", "|V5")],
+        [("a", "|O")],
+        "x",
+        [("a", "<f4")],
+    ),
+    _set("extra", 1),
+]
+
+# -- changes to a tensor ----------------------------------------------------------------
+
+
+def _wrap(value: int, bits: int) -> int:
+    value &= (1 << bits) - 1
+    return value - (1 << bits) if value >> (bits - 1) else value
+
+
+def _dl_shape(fuzzer: Fuzzer, managed: Any, versioned: bool) -> None:
+    at = fuzzer.random.randrange(max(1, min(managed.tensor.ndim, 4)))
+    fuzzer.shape[at] = _wrap(fuzzer.integer(fuzzer.shape[at]), 64)
+
+
+def _dl_strides(fuzzer: Fuzzer, managed: Any, versioned: bool) -> None:
+    at = fuzzer.random.randrange(max(1, min(managed.tensor.ndim, 4)))
+    fuzzer.strides[at] = _wrap(fuzzer.integer(fuzzer.strides[at]), 64)
+
+
+def _dl_ndim(fuzzer: Fuzzer, managed: Any, versioned: bool) -> None:
+    old = managed.tensor.ndim
+    managed.tensor.ndim = fuzzer.random.choice(
+        (
+            0,
+            max(old - 1, 0),
+            min(old + 1, 64),
+            old + 1 if old < 64 else old,
+            64,
+            65,
+            -1,
+            (1 << 31) - 1,
+            -(1 << 31),
+        )
+    )
+
+
+def _dl_data(fuzzer: Fuzzer, managed: Any, versioned: bool) -> None:
+    managed.tensor.data = _moved(fuzzer, managed.tensor.data or 0) & ((1 << 64) - 1)
+
+
+def _dl_offset(fuzzer: Fuzzer, managed: Any, versioned: bool) -> None:
+    managed.tensor.byte_offset = fuzzer.random.choice(
+        (0, 1, 4, 8, 64, 1000, 1 << 20, 1 << 63, (1 << 64) - 1, (1 << 64) - 8)
+    )
+
+
+def _dl_type(fuzzer: Fuzzer, managed: Any, versioned: bool) -> None:
+    managed.tensor.dtype.code, managed.tensor.dtype.bits = fuzzer.random.choice(
+        list(CODES)
+    )
+
+
+def _dl_code(fuzzer: Fuzzer, managed: Any, versioned: bool) -> None:
+    managed.tensor.dtype.code = fuzzer.random.choice((0, 1, 2, 3, 4, 5, 6, 18, 255))
+
+
+def _dl_bits(fuzzer: Fuzzer, managed: Any, versioned: bool) -> None:
+    managed.tensor.dtype.bits = fuzzer.random.choice((0, 1, 4, 8, 16, 32, 64, 128, 255))
+
+
+def _dl_lanes(fuzzer: Fuzzer, managed: Any, versioned: bool) -> None:
+    managed.tensor.dtype.lanes = fuzzer.random.choice((0, 1, 1, 1, 2, 65535))
+
+
+def _dl_device(fuzzer: Fuzzer, managed: Any, versioned: bool) -> None:
+    device = managed.tensor.device
+    if fuzzer.random.random() < 0.5:
+        device.type = fuzzer.random.choice((0, 1, 2, 3, 4, 10, 13, 14, -1, 1 << 30))
+    else:
+        device.id = fuzzer.random.choice((0, 0, 0, 1, 2, -1, 1 << 30, -(1 << 31)))
+
+
+def _dl_version(fuzzer: Fuzzer, managed: Any, versioned: bool) -> None:
+    if versioned:
+        managed.version.major = fuzzer.random.choice((1, 1, 1, 0, 2, (1 << 32) - 1))
+        managed.version.minor = fuzzer.random.choice((0, 1, 2, 3, 99, (1 << 32) - 1))
+
+
+def _dl_flags(fuzzer: Fuzzer, managed: Any, versioned: bool) -> None:
+    if versioned:
+        managed.flags = fuzzer.random.choice(
+            (0, 1, 1, 2, 3, 4, 7, (1 << 64) - 1, 1 << 63)
+        )
+
+
+def _dl_null(fuzzer: Fuzzer, managed: Any, versioned: bool) -> None:
+    what = fuzzer.random.choice(("strides", "strides", "strides", "shape", "deleter"))
+    if what == "deleter":
+        managed.deleter = DELETER()
+    else:
+        setattr(managed.tensor, what, None)
+
+
+DLPACK_CHANGES: list[Any] = [
+    _dl_shape,
+    _dl_shape,
+    _dl_strides,
+    _dl_strides,
+    _dl_ndim,
+    _dl_data,
+    _dl_data,
+    _dl_offset,
+    _dl_type,
+    _dl_type,
+    _dl_code,
+    _dl_bits,
+    _dl_lanes,
+    _dl_device,
+    _dl_version,
+    _dl_version,
+    _dl_flags,
+    _dl_flags,
+    _dl_flags,
+    _dl_null,
+]
+
+
+def run(calls: int, seed: int, progress: bool = False) -> collections.Counter[str]:
+    """Make `calls` calls inside an open emulated runtime; what came of them."""
+    fuzzer = Fuzzer(seed)
+    start = time.perf_counter()
+    with contextlib.suppress(KeyboardInterrupt):
+        for call in range(calls):
+            if call & 1:
+                fuzzer.fuzz_cai()
+            else:
+                fuzzer.fuzz_dlpack()
+            fuzzer.counts["calls"] += 1
+            if progress and call % 100_000 == 99_999:
+                rate = call / (time.perf_counter() - start)
+                print(
+                    f"{call + 1} calls, {rate:.0f}/s, {dict(fuzzer.counts)}", flush=True
+                )
+    for name, count in fuzzer.errors.items():
+        fuzzer.counts[name] = count
+    return fuzzer.counts
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--calls", type=int, default=1_000_000)
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args()
+    start = time.perf_counter()
+    with session.opened("emulated"):
+        counts = run(options.calls, options.seed, progress=True)
+    seconds = time.perf_counter() - start
+    share = counts["accepted"] / max(1, counts["calls"])
+    print(f"seed {options.seed}: {dict(counts)}")
+    print(f"{share:.1%} accepted and verified, {seconds:.0f} s")
+    if share < 0.3:
+        raise SystemExit("too few were accepted: the changes are too coarse")
+
+
+if __name__ == "__main__":
+    main()

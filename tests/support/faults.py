@@ -1,0 +1,141 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The fault sweep: every runtime call of a scenario fails once, and nothing is lost."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import gc
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import cumem
+from support import session
+
+testing = session.testing
+
+UNKNOWN = 999  # cudaErrorUnknown: no retry anywhere hides it
+
+#: Polled as often as the machine's speed allows: more of the same says nothing more.
+MOST_CALLS = {"event_query": 6}
+
+#: Operations whose failure is answered by a second way and need not reach the caller:
+#: what is done instead stands beside each.
+SECOND_WAY = {
+    "event_create": "a block is fenced by a device-wide wait instead of by an event",
+    "event_record": "the same",
+    "context_record_event": "the same",
+    "event_query": "the block stays in flight and is asked about again",
+    "event_destroy": "only the handle is lost; reported to the unraisable hook",
+    "capture_mode_exchange": "the call is made in the mode the thread has",
+    "context_get": "as capture_mode_exchange, where nothing could be raised",
+    "context_set": "the previous context cannot be put back; nothing to undo",
+    "device_set": "reported where nothing can be raised",
+    "event_elapsed": "a transfer's seconds come from the host's clock",
+    "stream_is_capturing": "no fence is taken this time: the block waits for the next",
+    "stream_destroy": "only the handle is lost",
+    "host_free": "reported to the unraisable hook: a free has nobody to tell",
+    "device_free": "the same",
+    "host_unregister": "the same when the last reference did it",
+    "module_unload": "only the module is lost, at shutdown",
+    "device_synchronize": "in a fence: the block stays in flight",
+}
+
+
+@dataclasses.dataclass
+class Swept:
+    """What a sweep reached."""
+
+    succeeded: set[str]
+    failed: set[str]
+    raised: set[str]
+
+
+def reached() -> set[str]:
+    """Names of the operations called since the last plan."""
+    return {name for name, _, _ in testing.op_names() if testing.fault_count(name)}
+
+
+def settle() -> None:
+    """Drop what can be dropped, so that the next run starts from the same place."""
+    gc.collect()
+    testing.poll()
+
+
+@contextlib.contextmanager
+def unraised() -> Iterator[None]:
+    """Accept what goes to the unraisable hook if it is a failure of the runtime."""
+    others: list[object] = []
+
+    def hook(unraisable: Any) -> None:
+        if not isinstance(unraisable.exc_value, cumem.CudaError):
+            others.append(unraisable.exc_value)
+
+    before, sys.unraisablehook = sys.unraisablehook, hook
+    try:
+        yield
+    finally:
+        sys.unraisablehook = before
+    assert others == []
+
+
+def strike(scenario: Callable[[], None], op: str, nth: int, result: Swept) -> None:
+    """Run `scenario` with the `nth` call of `op` failing and look at what came of it."""
+    testing.plan_fault(op, nth, UNKNOWN)
+    error: cumem.CudaError | None = None
+    with unraised():
+        try:
+            scenario()
+        except cumem.CudaError as caught:
+            error = caught.with_traceback(None)
+        struck = testing.fault_struck()
+        testing.plan_fault(None, 0)
+        settle()
+    if struck is None:
+        return
+    result.failed.add(op)
+    if error is None:
+        assert op in SECOND_WAY, f"call {nth} of {op} failed unseen"
+    else:
+        cuda_name = {name: cuda for name, cuda, _ in testing.op_names()}
+        assert error.call == cuda_name[op], (op, nth, str(error))
+        assert error.code == UNKNOWN
+        result.raised.add(op)
+
+
+def sweep(scenario: Callable[[], None]) -> Swept:
+    """Run `scenario`, then once more for each of its runtime calls with that one failing.
+
+    After each: the exception names the call that failed, nothing is live, the pools'
+    equations hold, and the scenario then succeeds. Calls are counted by operation: one that
+    fails may change how many others follow.
+    """
+    scenario()  # once beforehand: lazily made things are made
+    settle()
+    gc.freeze()  # what was there before need not be looked at hundreds of times
+    try:
+        return strike_all(scenario)
+    finally:
+        gc.unfreeze()
+
+
+def strike_all(scenario: Callable[[], None]) -> Swept:
+    """Let each call of the scenario fail in turn."""
+    testing.plan_fault(None, 0)
+    scenario()
+    settle()
+    result = Swept(reached(), set(), set())
+    calls = {op: testing.fault_count(op) for op in result.succeeded}
+    for op in sorted(calls):
+        for nth in range(1, min(calls[op], MOST_CALLS.get(op, calls[op])) + 1):
+            strike(scenario, op, nth, result)
+            left = session.leftovers()
+            # pages whose unlocking failed stay locked until the next try
+            left.pop("registrations", None)
+            assert left == {}, (nth, op)
+            assert testing.check_pools(), (nth, op)
+            scenario()
+            settle()
+            assert session.leftovers() == {}, (nth, op)
+    return result

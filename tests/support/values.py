@@ -1,0 +1,32 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Buffers from arrays and back, whatever the kind."""
+
+from __future__ import annotations
+
+import numpy as np
+
+import cumem
+
+
+def put(array: np.ndarray, place: str, order: str = "C") -> object:
+    """`array`'s bytes in memory of `place`: a kind, or "numpy"."""
+    if place == "numpy":
+        return np.array(array, order=order)  # type: ignore[call-overload]
+    buffer = cumem.empty(array.shape, array.dtype, place, order=order)
+    cumem.copy(buffer, array)
+    return buffer
+
+
+def get(obj: object) -> np.ndarray:
+    """The bytes back as a NumPy array of its own, read without the copy under test.
+
+    Host memory is read through its own address; device memory through a contiguous copy.
+    """
+    if isinstance(obj, np.ndarray):
+        return obj.copy()
+    assert isinstance(obj, cumem.Buffer)
+    if isinstance(obj, cumem.DeviceBuffer):
+        out = np.empty(obj.shape, obj.dtype)
+        cumem.copy(out, obj)
+        return out
+    return obj.numpy().copy()

@@ -1,0 +1,352 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The benchmark: what it measures, that it notices wrong data, what it concludes."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import cumem
+from cumem import bench, bench_cases
+from cumem.bench_cases import KIB, KINDS, MIB, Plan, Result
+from cumem.bench_report import Report
+
+TINY = Plan(
+    sizes=(4 * KIB, 64 * KIB),
+    both_sizes=(64 * KIB,),
+    allocate_sizes=(4 * KIB,),
+    host_nbytes=64 * KIB,
+    budget=0.0,
+    least=2,
+    seed=1,
+)
+
+
+def copied(
+    kind: str, gbps: float, nbytes: int = MIB, what: str = "h2d", verified: bool = True
+) -> Result:
+    seconds = nbytes / gbps / 1e9
+    return Result("copy", what, kind, nbytes, seconds, seconds, seconds, 5, verified)
+
+
+def allocated(kind: str, what: str, seconds: float, nbytes: int = MIB) -> Result:
+    return Result("allocate", what, kind, nbytes, seconds, seconds, seconds, 5, True)
+
+
+def accessed(kind: str, what: str, gbps: float) -> Result:
+    seconds = MIB / gbps / 1e9
+    return Result("host", what, kind, MIB, seconds, seconds, seconds, 5, True)
+
+
+# -- measuring -------------------------------------------------------------------------
+
+
+def test_run_gives_every_case_once_and_verified(runtime) -> None:
+    results = list(bench_cases.run(TINY))
+    keys = {(r.group, r.what, r.kind, r.nbytes) for r in results}
+    assert len(results) == len(keys) == bench_cases.count(TINY)
+    measured = [result for result in results if result.skipped is None]
+    assert [result for result in measured if not result.verified] == []
+    assert all(0 < r.low <= r.seconds <= r.high for r in measured)
+    if runtime.emulated:
+        assert len(measured) == len(results)
+    for kind in KINDS:
+        assert {("copy", "h2d", kind, 4 * KIB), ("copy", "d2h", kind, 64 * KIB)} <= keys
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "pageable"])
+def test_first_allocation_is_never_one_from_the_pool(emulated, kind: str) -> None:
+    case = bench_cases._Bench(TINY)
+    trial = case._first(kind, 64 * KIB)
+    assert trial.reset is not None
+    for _ in range(10):
+        trial.reset()
+        before = cumem.pool_counters()
+        trial.action()
+        after = cumem.pool_counters()
+        for name in before:
+            assert after[name]["hit_count"] == before[name]["hit_count"]
+    trial.reset()
+
+
+def test_run_with_a_copy_that_loses_a_byte_is_not_verified(
+    emulated, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = cumem.copy
+
+    def lossy(dst: object, src: object, *, stream: object = None) -> None:
+        real(dst, src, stream=stream)
+        if isinstance(dst, np.ndarray) and dst.nbytes:
+            dst[dst.size // 2] ^= 1
+
+    monkeypatch.setattr(cumem, "copy", lossy)
+    results = list(bench_cases.run(TINY))
+    wrong = {(r.group, r.what) for r in results if not r.verified}
+    assert {("copy", "h2d"), ("both", "both"), ("allocate", "first")} <= wrong
+    assert ("host", "read") not in wrong
+
+
+def test_run_with_a_copy_that_does_nothing_is_not_verified(
+    emulated, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cumem, "copy", lambda dst, src, *, stream=None: None)
+    results = [r for r in bench_cases.run(TINY) if r.group == "copy"]
+    assert [r for r in results if r.verified] == []
+
+
+def test_run_where_a_kind_cannot_be_had_says_why_and_goes_on(
+    emulated, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*args: object, **keywords: object) -> None:
+        raise cumem.CudaError("no managed memory here\nsecond line")
+
+    monkeypatch.setattr(cumem, "empty_managed", refuse)
+    results = list(bench_cases.run(TINY))
+    assert len(results) == bench_cases.count(TINY)
+    skipped = [result for result in results if result.skipped is not None]
+    assert {result.kind for result in skipped} == {"managed"}
+    assert {result.skipped for result in skipped} == {"no managed memory here"}
+    text = Report(results).render()
+    assert "no figure for managed: no managed memory here" in text
+
+
+# -- planning --------------------------------------------------------------------------
+
+
+def test_full_plan_goes_from_4_kib_to_256_mib() -> None:
+    plan = bench.make_plan(bench.Options(), 1 << 40)
+    assert plan.sizes[0] == 4 * KIB
+    assert plan.sizes[-1] == 256 * MIB
+    assert list(plan.sizes) == sorted(plan.sizes)
+    assert plan.both_sizes[-1] == 256 * MIB
+
+
+@pytest.mark.parametrize("quick", [False, True])
+@pytest.mark.parametrize("room", [4 * KIB, 100 * KIB, MIB, 50 * MIB])
+def test_plan_fits_in_little_memory(quick: bool, room: int) -> None:
+    plan = bench.make_plan(bench.Options(quick=quick), room)
+    assert plan.largest <= room
+    assert plan.both_sizes
+    assert plan.allocate_sizes
+
+
+def test_plan_without_room_for_anything_is_refused() -> None:
+    with pytest.raises(bench.UsageError, match="smallest is 4 KiB"):
+        bench.make_plan(bench.Options(), 1000)
+
+
+def test_max_size_leaves_out_larger_copies() -> None:
+    plan = bench.make_plan(bench.Options(max_nbytes=MIB), 1 << 40)
+    assert plan.largest == MIB
+
+
+# -- concluding ------------------------------------------------------------------------
+
+
+def test_ceiling_is_the_best_pinned_rate_of_the_direction() -> None:
+    report = Report(
+        [
+            copied("pinned", 5, 4 * KIB),
+            copied("pinned", 50),
+            copied("pageable", 99),
+            copied("pinned", 40, what="d2h"),
+        ]
+    )
+    assert report.ceiling("h2d") == pytest.approx(50)
+    assert report.ceiling("d2h") == pytest.approx(40)
+    percent = report.percent(report.results[0])
+    assert percent == pytest.approx(10)
+
+
+def test_advice_names_the_fastest_kind() -> None:
+    report = Report([copied("pageable", 9), copied("pinned", 54), copied("mapped", 50)])
+    advice = report.advise_copy("h2d", MIB)
+    assert advice == "use pinned: 6.0 times as fast as pageable"
+
+
+def test_advice_among_equals_is_the_simplest() -> None:
+    report = Report(
+        [copied("pageable", 50), copied("pinned", 52), copied("managed", 51)]
+    )
+    assert report.advise_copy("h2d", MIB).startswith("use pageable: nothing else")
+
+
+def test_advice_follows_the_figures_also_where_they_are_odd() -> None:
+    report = Report(
+        [copied("pageable", 9), copied("pinned", 10), copied("managed", 30)]
+    )
+    assert report.advise_copy("h2d", MIB).startswith("use managed: 3.3 times")
+
+
+def test_advice_never_rests_on_wrong_data() -> None:
+    report = Report([copied("pageable", 9), copied("pinned", 54, verified=False)])
+    assert report.advise_copy("h2d", MIB).startswith("use pageable")
+    assert "WRONG DATA" in report.render()
+    assert [result.kind for result in report.failures] == ["pinned"]
+
+
+def test_advice_counts_the_copies_that_pay_for_the_allocation() -> None:
+    results = [copied("pageable", 10), copied("pinned", 20)]
+    saved = results[0].seconds - results[1].seconds
+    results += [
+        allocated("pinned", "first", 10.4 * saved),
+        allocated("pageable", "first", 0.4 * saved),
+    ]
+    advice = Report(results).advise_copy("h2d", MIB)
+    assert advice.endswith("once the buffer serves 10 copies or more")
+
+
+def test_advice_for_reading_back_leaves_out_what_the_host_reads_slowly() -> None:
+    results = [
+        copied("pageable", 9, what="d2h"),
+        copied("write-combined", 55, what="d2h"),
+        accessed("pageable", "read", 10),
+        accessed("write-combined", "read", 0.2),
+        accessed("pageable", "write", 10),
+        accessed("write-combined", "write", 9),
+    ]
+    report = Report(results)
+    assert report.advise_copy("d2h", MIB) == (
+        "use pageable: nothing else is faster by 5 %; "
+        "write-combined is too slow to read here"
+    )
+    assert "reading is 50 times slower" in report.advise_host("write-combined")
+    assert report.advise_host("pageable") == "fine for the host to read and write"
+
+
+@pytest.mark.parametrize(("together", "start"), [(1.0, "use two"), (1.9, "no gain")])
+def test_advice_on_both_directions(together: float, start: str) -> None:
+    results = [copied("pinned", 50), copied("pinned", 50, what="d2h")]
+    seconds = results[0].seconds * together
+    results.append(Result("both", "both", "pinned", MIB, seconds, 0, 0, 5, True))
+    assert Report(results).advise_both("pinned", MIB).startswith(start)
+
+
+@pytest.mark.parametrize(
+    ("again", "start"), [(0.9, "allocate when"), (0.001, "alloca")]
+)
+def test_advice_on_allocation(again: float, start: str) -> None:
+    results = [allocated("pinned", "first", 1), allocated("pinned", "again", again)]
+    assert Report(results).advise_allocate("pinned", MIB).startswith(start)
+
+
+def test_table_is_aligned_and_has_one_advice_per_row() -> None:
+    results = [
+        copied(kind, 50, size) for kind in KINDS for size in (4 * KIB, 256 * MIB)
+    ]
+    lines = Report(results).render().splitlines()
+    rows = [line for line in lines if "±" in line and "iB  " in line]
+    assert len(rows) == 2
+    assert len({line.index("50.0") for line in rows}) == 1
+    after = [lines[lines.index(row) + 1] for row in rows]
+    assert all(line.strip().startswith("use ") for line in after)
+    assert max(len(line) for line in lines) <= 100
+
+
+# -- the whole -------------------------------------------------------------------------
+
+
+@pytest.fixture
+def tiny_plan(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bench, "make_plan", lambda options, room: TINY)
+
+
+@pytest.mark.usefixtures("emulated", "tiny_plan")
+def test_first_and_last_line_say_that_the_device_is_emulated(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert bench.main(bench.Options()) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == lines[-1]
+    assert "not a GPU's" in lines[0]
+    assert f"data verified in all {bench_cases.count(TINY)} cases" in lines
+
+
+@pytest.mark.usefixtures("emulated", "tiny_plan")
+def test_wrong_data_is_a_failure_of_the_command(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(np, "array_equal", lambda a, b: False)
+    assert bench.main(bench.Options()) == 1
+    assert "WRONG DATA" in capsys.readouterr().out
+
+
+@pytest.mark.usefixtures("emulated", "tiny_plan")
+def test_json_is_one_object_with_machine_versions_and_results(tmp_path: Path) -> None:
+    path = tmp_path / "out.json"
+    assert bench.main(bench.Options(json=str(path))) == 0
+    data = json.loads(path.read_text(encoding="utf-8"))
+    assert data["emulated"] is True
+    assert data["versions"]["cumem"] == cumem.__version__
+    assert data["machine"]["cores"] >= 1
+    assert data["devices"][0]["emulated"] is True
+    assert len(data["results"]) == bench_cases.count(TINY)
+    first = data["results"][0]
+    assert first["verified"] is True
+    assert first["advice"]
+    assert first["gbps"] == pytest.approx(first["nbytes"] / first["seconds"] / 1e9)
+
+
+@pytest.mark.usefixtures("emulated", "tiny_plan")
+def test_plot_is_a_png(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    path = tmp_path / "out.png"
+    assert bench.main(bench.Options(plot=str(path))) == 0
+    assert path.read_bytes().startswith(b"\x89PNG\r\n")
+
+
+@pytest.mark.usefixtures("emulated")
+def test_plot_without_matplotlib_names_the_extra_before_measuring(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(bench.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(bench.UsageError, match=r"pip install 'cumem\[plot\]'"):
+        bench.main(bench.Options(plot="out.png"))
+
+
+@pytest.mark.usefixtures("emulated")
+def test_device_that_is_not_there_is_refused() -> None:
+    with pytest.raises(bench.UsageError, match="no device 7; there are 2"):
+        bench.main(bench.Options(device=7))
+
+
+@pytest.mark.usefixtures("emulated")
+def test_folder_that_is_not_there_is_refused_before_measuring(tmp_path: Path) -> None:
+    with pytest.raises(bench.UsageError, match="no such folder"):
+        bench.main(bench.Options(json=str(tmp_path / "none" / "out.json")))
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def three() -> Iterator[Result]:
+    yield from (copied(kind, 1) for kind in KINDS[:3])
+
+
+@pytest.mark.parametrize("have_tqdm", [True, False])
+def test_progress_shows_on_a_terminal_and_passes_results_on(
+    have_tqdm: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if have_tqdm:
+        pytest.importorskip("tqdm")
+    else:
+        monkeypatch.setattr(bench.importlib.util, "find_spec", lambda name: None)
+    terminal = Terminal()
+    monkeypatch.setattr(bench.sys, "stderr", terminal)
+    assert len(list(bench._with_progress(three(), 3))) == 3
+    assert ("0/3" if have_tqdm else "3/3") in terminal.getvalue()
+    assert terminal.getvalue().endswith("\r")
+
+
+def test_progress_is_silent_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    stream = io.StringIO()
+    monkeypatch.setattr(bench.sys, "stderr", stream)
+    assert len(list(bench._with_progress(three(), 3))) == 3
+    assert stream.getvalue() == ""

@@ -1,0 +1,166 @@
+# SPDX-License-Identifier: Apache-2.0
+"""copy(): what it accepts, what it refuses, and that it waits for earlier work."""
+
+from __future__ import annotations
+
+import array
+import mmap
+
+import numpy as np
+import pytest
+from support import values
+from support.strategies import KINDS
+
+import cumem
+
+PLACES = [*KINDS, "numpy"]
+
+
+@pytest.mark.parametrize("to", PLACES)
+@pytest.mark.parametrize("source", PLACES)
+def test_copy_between_every_pair(runtime, to, source) -> None:
+    data = np.random.default_rng(0).integers(0, 256, (64, 33), dtype="u1")
+    target = values.put(np.zeros_like(data), to)
+    cumem.copy(target, values.put(data, source))
+    assert (values.get(target) == data).all()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    "source",
+    [
+        b"0123456789",
+        bytearray(b"0123456789"),
+        memoryview(b"0123456789"),
+        array.array("B", b"0123456789"),
+    ],
+    ids=lambda s: type(s).__name__,
+)
+def test_copy_from_bytes_likes(runtime, kind, source) -> None:
+    buffer = cumem.empty(10, "u1", kind)
+    cumem.copy(buffer, source)
+    assert values.get(buffer).tobytes() == b"0123456789"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_copy_to_writable_bytes_likes(runtime, kind) -> None:
+    buffer = cumem.array(np.frombuffer(b"0123456789", "u1"), kind=kind)
+    for target in (bytearray(10), array.array("B", bytes(10)), mmap.mmap(-1, 10)):
+        cumem.copy(target, buffer)
+        assert bytes(target) == b"0123456789"
+    with pytest.raises((TypeError, ValueError, BufferError), match="read-only"):
+        cumem.copy(b"0123456789", buffer)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_scalars_are_cast_and_broadcast(runtime, kind) -> None:
+    buffer = cumem.zeros((3, 4), "f4", kind)
+    buffer[1:] = 2
+    buffer[:, 0] = np.float64(0.5)
+    expected = np.zeros((3, 4), "f4")
+    expected[1:] = 2
+    expected[:, 0] = 0.5
+    assert (values.get(buffer) == expected).all()
+    buffer[0] = [1, 2, 3, 4]
+    expected[0] = [1, 2, 3, 4]
+    assert (values.get(buffer) == expected).all()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_dtypes_must_be_equal(runtime, kind) -> None:
+    buffer = cumem.zeros(4, "f4", kind)
+    with pytest.raises(TypeError) as caught:
+        cumem.copy(buffer, np.zeros(4, "f8"))
+    assert "float32" in str(caught.value)
+    assert "float64" in str(caught.value)
+    with pytest.raises(TypeError, match=">f4"):
+        cumem.copy(buffer, np.zeros(4, ">f4"))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_shapes_must_match_or_broadcast(runtime, kind) -> None:
+    buffer = cumem.zeros((3, 4), "f4", kind)
+    with pytest.raises(ValueError) as caught:
+        cumem.copy(buffer, np.zeros((4, 3), "f4"))
+    assert "(3, 4)" in str(caught.value)
+    assert "(4, 3)" in str(caught.value)
+    with pytest.raises(ValueError):
+        cumem.copy(buffer, np.zeros((2, 3, 4), "f4"))
+    cumem.copy(buffer, np.ones((1, 4), "f4"))
+    assert (values.get(buffer) == 1).all()
+
+
+def test_read_only_target_is_refused(runtime) -> None:
+    target = np.zeros(4)
+    target.flags.writeable = False
+    with pytest.raises(ValueError, match="read-only"):
+        cumem.copy(target, cumem.zeros(4, kind="pinned"))
+    assert (target == 0).all()
+
+
+@pytest.mark.parametrize("bad", [object(), 3, "text", {1: 2}, None])
+def test_target_must_be_memory(runtime, bad) -> None:
+    with pytest.raises(TypeError):
+        cumem.copy(bad, np.zeros(4))
+
+
+def test_bytes_between_elements_are_never_written(runtime) -> None:
+    for kind in KINDS:
+        buffer = cumem.full((6, 8), 7, "u1", kind)
+        cumem.copy(buffer[1::2, 1::3], np.zeros((3, 3), "u1"))
+        expected = np.full((6, 8), 7, "u1")
+        expected[1::2, 1::3] = 0
+        assert (values.get(buffer) == expected).all()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_copy_waits_for_work_on_a_late_stream(runtime, kind) -> None:
+    count = 200_000
+    stream = cumem.Stream()
+    source = cumem.array(np.arange(count, dtype="i4"), kind="pinned")
+    middle = cumem.zeros(count, "i4", kind)
+    handle = cumem.copy_async(middle, source, stream=stream)
+    out = np.zeros(count, "i4")
+    cumem.copy(out, middle)  # another stream: must still see the first copy
+    assert (out == np.arange(count)).all()
+    assert handle.done
+
+
+def check_with_torch_and_cupy(torch, cupy, kind: str) -> None:
+    data = np.arange(1000, dtype="f4")
+    buffer = cumem.zeros(1000, "f4", kind)
+    for make in (
+        lambda: torch.arange(1000, dtype=torch.float32, device="cuda"),
+        lambda: torch.arange(1000, dtype=torch.float32),
+        lambda: cupy.arange(1000, dtype="f4"),
+    ):
+        buffer.fill(0)
+        cumem.copy(buffer, make())
+        assert (values.get(buffer) == data).all()
+    there = torch.zeros(1000, device="cuda")
+    cumem.copy(there, buffer)
+    assert (there.cpu().numpy() == data).all()
+    here = cupy.zeros(1000, "f4")
+    cumem.copy(here[::2], buffer[:500])
+    assert (cupy.asnumpy(here)[::2] == data[:500]).all()
+    assert (cupy.asnumpy(here)[1::2] == 0).all()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("kind", KINDS)
+def test_copy_with_torch_and_cupy_both_ways(cuda, kind) -> None:
+    torch = pytest.importorskip("torch")
+    cupy = pytest.importorskip("cupy")
+    check_with_torch_and_cupy(torch, cupy, kind)
+
+
+def test_torch_cpu_tensors_are_copied(runtime) -> None:
+    torch = pytest.importorskip("torch")
+    for kind in KINDS:
+        buffer = cumem.zeros((4, 5), "f4", kind)
+        tensor = torch.arange(20, dtype=torch.float32).reshape(5, 4).T
+        cumem.copy(buffer, tensor)
+        assert (values.get(buffer) == tensor.numpy()).all()
+        back = torch.zeros(4, 5)
+        cumem.copy(back, buffer)
+        assert torch.equal(back, tensor)

@@ -1,0 +1,232 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Devices, the current device, versions, counters, trim, shutdown."""
+
+from __future__ import annotations
+
+import operator
+import re
+
+import numpy as np
+import pytest
+from support import faults, session
+
+import cumem
+
+testing = session.testing
+
+
+def test_device_describes_itself(runtime) -> None:
+    device = cumem.Device()
+    assert device == cumem.Device(0)
+    assert device.index == 0
+    assert operator.index(device) == 0
+    assert device.name
+    assert re.fullmatch(r"GPU-[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", device.uuid)
+    assert re.fullmatch(
+        r"[0-9a-fA-F]{4,8}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2}\.[0-9a-fA-F]",
+        device.pci_bus_id,
+    )
+    assert device.total_nbytes > 0
+    major, minor = device.compute_capability
+    assert major >= 5
+    assert minor >= 0
+    assert device.emulated == runtime.emulated
+    assert ("emulated" in repr(device)) == runtime.emulated
+
+
+def test_attributes_are_ints_with_cudas_values(runtime) -> None:
+    attributes = cumem.Device(0).attributes()
+    assert all(isinstance(value, int) for value in attributes.values())
+    capability = attributes["compute_major"], attributes["compute_minor"]
+    assert capability == cumem.Device(0).compute_capability
+    assert attributes["unified_addressing"] == 1
+    assert attributes["can_map_host_memory"] == 1
+    assert "host_register_read_only" in attributes
+
+
+def test_devices_compare_and_hash_by_index(emulated) -> None:
+    assert cumem.Device(0) == cumem.Device(0)
+    assert cumem.Device(0) != cumem.Device(1)
+    assert cumem.Device(0) != 0
+    assert len({cumem.Device(0), cumem.Device(0), cumem.Device(1)}) == 2
+    assert cumem.Device(cumem.Device(1)) == cumem.Device(1)
+    assert cumem.Device(np.int32(1)).index == 1
+    assert cumem.Device(0).uuid != cumem.Device(1).uuid
+
+
+@pytest.mark.parametrize(
+    ("index", "error", "match"),
+    [
+        (99, ValueError, "device 99 does not exist: there"),
+        (-1, ValueError, "device -1"),
+        (2**70, ValueError, "63 bits"),
+        ("0", TypeError, "device must be an int, a Device or None, not str"),
+        (0.0, TypeError, "not float"),
+        (True, TypeError, "not bool"),
+        (None, TypeError, "index must be an int"),
+    ],
+)
+def test_what_is_no_device_is_refused(runtime, index, error, match) -> None:
+    with pytest.raises(error, match=match):
+        cumem.Device(index)
+
+
+def test_memory_info_counts_allocations(runtime) -> None:
+    free, total = cumem.memory_info()
+    assert 0 < free <= total
+    assert cumem.Device(0).memory_info()[1] == total
+    assert cumem.memory_info(device=cumem.Device(0))[1] == total
+    if runtime.emulated:
+        buffer = cumem.empty_device(64 << 20, "u1")
+        assert cumem.memory_info(0)[0] <= free - (64 << 20)
+        del buffer
+
+
+def test_peers(emulated) -> None:
+    first, second = cumem.Device(0), cumem.Device(1)
+    assert first.can_access_peer(second) in (True, False)
+    assert first.can_access_peer(1) == first.can_access_peer(second)
+    assert not first.can_access_peer(first)
+    with pytest.raises(ValueError, match="other 7"):
+        first.can_access_peer(7)
+
+
+def test_synchronize_waits_for_every_stream(emulated) -> None:
+    import threading
+
+    stream = cumem.Stream()
+    reached = threading.Event()
+
+    def run() -> None:
+        cumem.Device(0).synchronize()
+        reached.set()
+
+    with session.gate(stream):
+        stream.record()
+        cumem.Device(1).synchronize()
+        thread = threading.Thread(target=run)
+        thread.start()
+        assert not reached.wait(0.02)
+    thread.join()
+
+
+def test_current_device_is_the_default_everywhere(emulated) -> None:
+    assert cumem.current_device() == cumem.Device(0)
+    cumem.set_current_device(cumem.Device(1))
+    assert cumem.current_device() == cumem.Device(1)
+    assert cumem.Stream().device == cumem.Device(1)
+    assert cumem.Event().device == cumem.Device(1)
+    assert cumem.current_stream().device == cumem.Device(1)
+    assert cumem.empty_device(4).device == cumem.Device(1)
+    cumem.set_current_device(0)
+    assert cumem.empty_device(4).device == cumem.Device(0)
+    for wrong, error in ((9, ValueError), (None, TypeError), ("0", TypeError)):
+        with pytest.raises(error):
+            cumem.set_current_device(wrong)
+    cumem.set_current_device(1)
+    cumem.shutdown()
+    assert cumem.current_device() == cumem.Device(0)
+
+
+def test_device_outlives_a_shutdown(runtime) -> None:
+    device = cumem.Device(0)
+    name = device.name
+    cumem.shutdown()
+    assert device.name == name
+    device.synchronize()
+
+
+def test_versions_and_backend(runtime) -> None:
+    assert cumem.backend() == runtime.name
+    assert cumem.device_count() >= 1
+    assert cumem.driver_version() >= cumem.OLDEST_DRIVER
+    assert cumem.runtime_version() == cumem.BUILT_RUNTIME
+    reason = cumem.emulation_reason()
+    assert isinstance(reason, str) if runtime.emulated else reason is None
+
+
+def test_driver_version_is_the_one_emulated() -> None:
+    with session.opened("emulated", driver_version=12040, device_count=3):
+        assert cumem.driver_version() == (12, 4)
+        assert cumem.device_count() == 3
+
+
+def test_pool_counters_follow_allocations(runtime) -> None:
+    cumem.trim()
+    before = cumem.pool_counters()
+    assert set(before) == {"pinned", "mapped", "managed", "device"}
+    buffer = cumem.empty_pinned(1000, "u1")
+    during = cumem.pool_counters()["pinned"]
+    assert during["live_count"] == before["pinned"]["live_count"] + 1
+    assert during["live_nbytes"] >= before["pinned"]["live_nbytes"] + 1000
+    assert during["reserved_nbytes"] == (
+        during["live_nbytes"] + during["in_flight_nbytes"] + during["cached_nbytes"]
+    )
+    del buffer
+    after = cumem.pool_counters()["pinned"]
+    assert after["live_count"] == before["pinned"]["live_count"]
+    assert after["peak_live_nbytes"] >= during["live_nbytes"]
+    assert cumem.trim() >= 1000
+    assert cumem.pool_counters()["pinned"]["cached_nbytes"] == 0
+
+
+def test_trim_does_not_open_the_driver(emulated) -> None:
+    cumem.shutdown()
+    assert cumem.trim() == 0
+    assert all(not any(c.values()) for c in cumem.pool_counters().values())
+    assert not testing.opened()
+
+
+def test_shutdown_twice_and_with_reset(runtime) -> None:
+    cumem.empty_device(4)
+    cumem.shutdown()
+    cumem.shutdown()
+    assert not testing.opened()
+    cumem.empty_device(4)
+    if runtime.emulated:
+        cumem.shutdown(reset_devices=True)
+        cumem.empty_device(4)
+    with pytest.raises(TypeError):
+        cumem.shutdown(True)
+    with pytest.raises(TypeError, match="reset_devices"):
+        cumem.shutdown(reset_devices=1)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda: cumem.current_stream(9),
+        lambda: cumem.memory_info(9),
+        lambda: cumem.current_stream(colour=1),
+        lambda: cumem.current_stream(0, 0),
+        lambda: cumem.current_stream(0, device=0),
+    ],
+)
+def test_wrong_function_arguments_are_refused(runtime, call) -> None:
+    with pytest.raises((TypeError, ValueError)):
+        call()
+
+
+def test_fault_sweep_of_devices(emulated) -> None:
+    def scenario() -> None:
+        device = cumem.Device(0)
+        assert device.name
+        assert device.attributes()
+        device.can_access_peer(1)
+        device.synchronize()
+        device.memory_info()
+        cumem.device_count()
+        cumem.driver_version()
+        cumem.runtime_version()
+
+    swept = faults.sweep(scenario)
+    assert {
+        "device_describe",
+        "device_attribute",
+        "peer_can_access",
+        "device_synchronize",
+        "memory_info",
+        "device_count",
+        "driver_version",
+        "runtime_version",
+    } <= swept.failed

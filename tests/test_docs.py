@@ -1,0 +1,153 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The documents keep up with the code: names, links, commands, generated tables."""
+
+from __future__ import annotations
+
+import importlib.util
+import inspect
+import json
+import re
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+import cumem
+from cumem import bench, bench_cases, bench_report, cli, info, units
+
+ROOT = Path(__file__).parent.parent
+PAGES = sorted(
+    [ROOT / "README.md", ROOT / "csrc" / "README.md", *(ROOT / "docs").rglob("*.md")]
+)
+MODULES = (bench, bench_cases, bench_report, cli, info, units)
+LINK = re.compile(r"\]\(([^)\s]+)\)")
+TESTED_COMMANDS = (
+    "pip install . && python -m cumem bench --quick",
+    "pip install -e '.[test]' && pytest",
+)
+
+
+def load(path: Path) -> ModuleType:
+    """Import a script of benchmarks/, which is no package."""
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[path.stem] = module  # dataclasses look themselves up there
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize("name", cumem.__all__)
+def test_public_name_is_in_the_list_of_names(name: str) -> None:
+    text = (ROOT / "docs" / "api.md").read_text(encoding="utf-8")
+    assert re.search(rf"^\| `{re.escape(name)}[`(]", text, re.M)
+
+
+@pytest.mark.parametrize(
+    "name", [n for n in cumem.__all__ if callable(getattr(cumem, n))]
+)
+def test_public_name_has_a_docstring(name: str) -> None:
+    assert inspect.getdoc(getattr(cumem, name))
+
+
+def test_list_of_names_has_nothing_that_does_not_exist() -> None:
+    text = (ROOT / "docs" / "api.md").read_text(encoding="utf-8")
+    top = text.split("## `cumem.units`")[0]
+    sections = re.split(r"\| member of every buffer.*?\n\n", top, flags=re.S)
+    named = set(re.findall(r"^\| `(\w+)[`(]", "".join(sections), re.M))
+    assert named - set(cumem.__all__) == set()
+
+
+@pytest.mark.parametrize("member", [n for n in dir(cumem.Buffer) if n[0] != "_"])
+def test_member_of_buffers_is_in_the_list_of_names(member: str) -> None:
+    text = (ROOT / "docs" / "api.md").read_text(encoding="utf-8")
+    assert re.search(rf"`{member}[`(]", text)
+
+
+@pytest.mark.parametrize("module", MODULES, ids=lambda module: module.__name__)
+def test_public_function_of_a_module_has_a_docstring(module: ModuleType) -> None:
+    assert module.__doc__
+    for name in module.__all__:
+        value = getattr(module, name)
+        if inspect.isfunction(value) or inspect.isclass(value):
+            assert inspect.getdoc(value), name
+
+
+def test_helpers_of_units_are_in_the_list_of_names() -> None:
+    text = (ROOT / "docs" / "api.md").read_text(encoding="utf-8")
+    for name in units.__all__:
+        assert f"| `{name}(" in text
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_lead_somewhere(page: Path) -> None:
+    for target in LINK.findall(page.read_text(encoding="utf-8")):
+        if "://" not in target and not target.startswith("#"):
+            path = page.parent / target.split("#")[0]
+            assert path.exists(), target
+
+
+@pytest.mark.parametrize("command", TESTED_COMMANDS)
+def test_readme_has_the_two_commands_on_lines_of_their_own(command: str) -> None:
+    lines = (ROOT / "README.md").read_text(encoding="utf-8").splitlines()
+    assert lines.count(command) == 1
+
+
+def test_readme_example_runs(emulated) -> None:
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    example = re.search(r"```python\n(.*?)```", text, re.S)
+    assert example is not None
+    code = example[1].replace("(64, 1080, 1920)", "(2, 108, 192)")
+    names: dict[str, object] = {}
+    exec(compile(code, "README.md", "exec"), names)
+    batch = names["batch"]
+    assert isinstance(batch, cumem.DeviceBuffer)
+    assert (batch.copy().shape) == (2, 108, 192)
+
+
+@pytest.mark.parametrize(
+    "variable",
+    [
+        "BACKEND",
+        "EMULATED_DEVICES",
+        "EMULATED_MEMORY",
+        "EMULATED_DRIVER",
+        "EMULATED_DELAY_US",
+        "EMULATED_SEED",
+    ],
+)
+def test_environment_variable_is_documented_and_read(variable: str) -> None:
+    name = f"CUMEM_{variable}"
+    assert f"`{name}`" in (ROOT / "docs" / "emulation.md").read_text(encoding="utf-8")
+    sources = (path.read_text(encoding="utf-8") for path in ROOT.glob("csrc/*/*.c"))
+    assert any(f'"{name}"' in source for source in sources)
+
+
+def test_readme_table_is_that_of_its_results() -> None:
+    path = ROOT / "benchmarks" / "results" / "bench-h200.json"
+    script = load(ROOT / "benchmarks" / "render_readme.py")
+    data = json.loads(path.read_text(encoding="utf-8"))
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert not data["emulated"]
+    assert script.rendered(readme, data) == readme
+
+
+def test_interop_table_is_that_of_its_results() -> None:
+    path = ROOT / "benchmarks" / "results" / "interop-h200.json"
+    script = load(ROOT / "benchmarks" / "interop.py")
+    results = json.loads(path.read_text(encoding="utf-8"))
+    page = (ROOT / "docs" / "interop.md").read_text(encoding="utf-8")
+    assert not results["emulated"]
+    assert script.render(results) in page
+
+
+def test_decisions_are_numbered_and_at_most_a_page() -> None:
+    pages = sorted((ROOT / "docs" / "decisions").glob("*.md"))
+    assert [int(page.name[:4]) for page in pages] == list(range(1, len(pages) + 1))
+    for page in pages:
+        text = page.read_text(encoding="utf-8")
+        assert len(text.splitlines()) <= 60
+        for part in ("Context", "Decision", "Cost", "What would change it"):
+            assert f"**{part}.**" in text, page.name

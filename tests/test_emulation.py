@@ -1,0 +1,104 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The emulated device is hostile: late, inaccessible, poisoned; the suite needs that."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from support import session
+from support.strategies import KINDS
+
+import cumem
+
+
+def test_suite_runs_with_random_delays(emulated) -> None:
+    cumem.empty_pinned(1)
+    assert session.testing.max_delay_us() > 0
+
+
+def test_driver_version_is_the_one_asked_for(emulated) -> None:
+    major, minor = cumem.driver_version()
+    assert major * 1000 + minor * 10 == session.emulated_driver()
+
+
+def check_round_trip(kind: str) -> None:
+    buffer = cumem.array(np.arange(1000), kind=kind)
+    out = np.zeros(1000, int)
+    cumem.copy(out[::-1], buffer)
+    assert (out[::-1] == np.arange(1000)).all()
+
+
+@pytest.mark.parametrize("driver", [12000, 12040, 12080, 13000])
+def test_every_kind_works_on_every_driver(driver: int) -> None:
+    with session.opened("emulated", driver_version=driver):
+        for kind in KINDS:
+            check_round_trip(kind)
+
+
+def test_host_access_to_device_memory_crashes() -> None:
+    code = (
+        "import cumem, ctypes\nb = cumem.zeros(10, 'u1')\nctypes.string_at(b.ptr, 1)\n"
+    )
+    import os
+
+    done = subprocess.run(
+        [sys.executable, "-X", "faulthandler=0", "-c", code],
+        env={**os.environ, "CUMEM_BACKEND": "emulated"},
+        capture_output=True,
+        check=False,
+    )
+    assert done.returncode == -11
+
+
+def test_no_buffer_offers_the_cuda_array_interface(emulated) -> None:
+    for kind in KINDS:
+        assert not hasattr(cumem.empty(3, kind=kind), "__cuda_array_interface__")
+
+
+def test_dlpack_exports_emulated_memory_as_cpu(emulated) -> None:
+    for kind in KINDS:
+        buffer = cumem.array(np.arange(10), kind=kind)
+        assert buffer.__dlpack_device__() == (1, 0)
+        view = np.from_dlpack(buffer)
+        assert (view == np.arange(10)).all()
+
+
+def test_memory_size_is_a_limit() -> None:
+    with session.opened("emulated", memory_nbytes=1 << 20):
+        free, total = cumem.memory_info()
+        assert total == 1 << 20
+        buffer = cumem.empty_device(1 << 19, "u1")
+        assert cumem.memory_info()[0] <= free - (1 << 19)
+        with pytest.raises(cumem.OutOfMemoryError):
+            cumem.empty_device(1 << 20, "u1")
+        del buffer
+        cumem.empty_device(3 << 18, "u1")
+
+
+def test_managed_pages_move_when_prefetched(emulated) -> None:
+    buffer = cumem.zeros(1 << 16, "u1", "managed")
+    buffer.prefetch(0)
+    cumem.Device(0).synchronize()
+    assert session.testing.host_pages(buffer) == 0
+    buffer.prefetch("host")
+    cumem.Device(0).synchronize()
+    assert session.testing.host_pages(buffer) > 0
+
+
+def test_capturing_stream_is_seen_and_copies_stay_legal(emulated) -> None:
+    stream = cumem.Stream()
+    source = cumem.zeros(100, "u1", "pinned")
+    target = cumem.zeros(100, "u1", "device")
+    session.testing.set_capturing(stream, True)
+    try:
+        assert stream.is_capturing
+        cumem.empty_pinned(100)  # a miss is taken in relaxed mode
+        with pytest.raises(cumem.CudaError) as caught:
+            stream.synchronize()
+        assert caught.value.code in (900, 901)
+    finally:
+        session.testing.set_capturing(stream, False)
+    cumem.copy(target, source)

@@ -1,0 +1,230 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Events: recording, waiting, timing, closing."""
+
+from __future__ import annotations
+
+import gc
+import threading
+import weakref
+
+import numpy as np
+import pytest
+from support import faults, session
+
+import cumem
+
+testing = session.testing
+
+
+def test_event_that_was_never_recorded_is_done(runtime) -> None:
+    event = cumem.Event()
+    assert event.done
+    event.synchronize()
+    assert event.handle != 0
+    assert event.device == cumem.Device(0)
+    assert ("emulated" in repr(event)) == runtime.emulated
+
+
+def test_record_returns_the_event(runtime) -> None:
+    event = cumem.Event()
+    assert event.record() is event
+    assert event.record(cumem.Stream()) is event
+    assert event.record(None) is event
+    event.synchronize()
+    assert event.done
+
+
+def test_event_is_done_when_its_stream_got_there(emulated) -> None:
+    stream = cumem.Stream()
+    with session.gate(stream):
+        event = cumem.Event().record(stream)
+        assert not event.done
+    event.synchronize()
+    assert event.done
+
+
+def test_record_uses_the_current_stream(emulated) -> None:
+    stream = cumem.Stream()
+    with session.gate(stream), stream:
+        assert not cumem.Event().record().done
+    stream.synchronize()
+
+
+def test_recording_again_moves_the_point(emulated) -> None:
+    stream, other = cumem.Stream(), cumem.Stream()
+    event = other.record()
+    event.synchronize()
+    with session.gate(stream):
+        event.record(stream)
+        assert not event.done
+    event.synchronize()
+
+
+@pytest.mark.parametrize("blocking", [False, True])
+def test_synchronize_waits_and_releases_the_gil(emulated, blocking) -> None:
+    stream = cumem.Stream()
+    event = cumem.Event(blocking=blocking)
+    reached = threading.Event()
+
+    def run() -> None:
+        event.synchronize()
+        reached.set()
+
+    with session.gate(stream):
+        event.record(stream)
+        thread = threading.Thread(target=run)
+        thread.start()
+        assert not reached.wait(0.02)
+    thread.join()
+    assert reached.is_set()
+
+
+def test_seconds_between_events(runtime) -> None:
+    stream = cumem.Stream()
+    source = cumem.array(np.zeros(1 << 20, "u1"), kind="pinned")
+    target = cumem.empty_device(1 << 20, "u1")
+    start = stream.record()
+    transfer = cumem.copy_async(target, source, stream=stream)
+    end = stream.record()
+    seconds = end.seconds_since(start)  # waits
+    assert end.done
+    assert 0 < seconds < 60
+    assert start.seconds_since(end) == -seconds
+    assert start.seconds_since(start) == 0
+    transfer.wait()
+
+
+def test_seconds_of_what_cannot_be_measured_are_refused(runtime) -> None:
+    timed = cumem.Event().record()
+    with pytest.raises(ValueError, match="start event was never recorded"):
+        timed.seconds_since(cumem.Event())
+    with pytest.raises(ValueError, match="end event was never recorded"):
+        cumem.Event().seconds_since(timed)
+    with pytest.raises(ValueError, match="timing=False"):
+        timed.seconds_since(cumem.Event(timing=False).record())
+    with pytest.raises(TypeError, match="start must be an Event"):
+        timed.seconds_since(cumem.current_stream())
+
+
+def test_events_of_different_devices_are_not_compared(emulated) -> None:
+    first = cumem.Event(device=0).record()
+    second = cumem.Event(device=1).record()
+    assert second.device == cumem.Device(1)
+    with pytest.raises(ValueError, match="different devices"):
+        first.seconds_since(second)
+    with pytest.raises(ValueError, match="belongs to device 1"):
+        second.record(cumem.Stream(device=0))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error"),
+    [
+        ({"device": 99}, ValueError),
+        ({"timing": 1}, TypeError),
+        ({"blocking": None}, TypeError),
+        ({"colour": 1}, TypeError),
+    ],
+)
+def test_wrong_constructor_arguments_are_refused(runtime, arguments, error) -> None:
+    with pytest.raises(error):
+        cumem.Event(**arguments)
+
+
+def test_record_on_what_is_no_stream_is_refused(runtime) -> None:
+    event = cumem.Event()
+    for wrong in ("x", 1.5, event, -1):
+        with pytest.raises((TypeError, ValueError)):
+            event.record(wrong)
+
+
+def test_closed_event_refuses_everything(runtime) -> None:
+    event = cumem.Event().record()
+    other = cumem.Event().record()
+    event.close()
+    event.close()
+    assert "closed" in repr(event)
+    for use in (
+        lambda: event.handle,
+        lambda: event.done,
+        event.record,
+        event.synchronize,
+        lambda: event.seconds_since(other),
+        lambda: other.seconds_since(event),
+        lambda: cumem.current_stream().wait(event),
+        lambda: cumem.current_stream().record(event),
+    ):
+        with pytest.raises(ValueError, match="closed"):
+            use()
+
+
+def test_close_lets_a_waiting_stream_wait(emulated) -> None:
+    first, second = cumem.Stream(), cumem.Stream()
+    with session.gate(first):
+        event = first.record()
+        second.wait(event)
+        event.close()
+        assert not second.record().done
+    second.synchronize()
+
+
+def test_close_during_synchronize_is_safe(emulated) -> None:
+    stream = cumem.Stream()
+    inside = threading.Event()
+    with session.gate(stream):
+        event = stream.record()
+
+        def run() -> None:
+            inside.set()
+            event.synchronize()
+
+        thread = threading.Thread(target=run)
+        thread.start()
+        inside.wait()
+        thread.join(0.02)
+        event.close()
+        with pytest.raises(ValueError, match="closed"):
+            event.synchronize()
+    thread.join()
+    assert "closed" in repr(event)
+
+
+def test_shutdown_closes_events(runtime) -> None:
+    event = cumem.Event().record()
+    cumem.shutdown()
+    with pytest.raises(ValueError, match="closed"):
+        event.synchronize()
+    event.close()
+
+
+def test_no_event_is_left(emulated) -> None:
+    cumem.current_stream().synchronize()
+    before = testing.counts()["events"]
+    event = cumem.Event()
+    reference = weakref.ref(event)
+    assert testing.counts()["events"] == before + 1
+    del event
+    gc.collect()
+    assert reference() is None
+    assert testing.counts()["events"] == before
+
+
+def test_fault_sweep_of_events(emulated) -> None:
+    stream = cumem.Stream()
+
+    def scenario() -> None:
+        start = cumem.Event().record(stream)
+        end = cumem.Event(blocking=True).record(stream)
+        assert end.seconds_since(start) >= 0
+        assert end.done
+        end.synchronize()
+        start.close()
+
+    swept = faults.sweep(scenario)
+    assert {
+        "event_create",
+        "event_record",
+        "event_query",
+        "event_synchronize",
+        "event_elapsed",
+        "event_destroy",
+    } <= swept.raised

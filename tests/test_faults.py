@@ -1,0 +1,310 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The fault sweep: every operation of ops.h succeeds and fails through the public API."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from support import session, values
+from support.faults import Swept, sweep
+
+import cumem
+
+SCENARIOS: dict[str, Callable[[], None]] = {}
+
+
+def scenario(function: Callable[[], None]) -> Callable[[], None]:
+    SCENARIOS[function.__name__] = function
+    return function
+
+
+#: another size each time, so that no block of the cache fits
+fresh_sizes = itertools.count(100_000, 1_000)
+
+
+@scenario
+def allocate_every_kind() -> None:
+    size = next(fresh_sizes)
+    buffers = [
+        cumem.empty_pinned(size, write_combined=True),
+        cumem.empty_mapped(size),
+        cumem.empty_managed(size),
+        cumem.empty_managed(size, attach="host"),
+        cumem.empty_device(size),
+        cumem.empty_device(size, device=1),
+    ]
+    del buffers
+    cumem.trim()
+
+
+@scenario
+def copy_host_to_device_and_back() -> None:
+    buffer = cumem.empty_device((64, 64), "f4")
+    data = np.arange(4096, dtype="f4").reshape(64, 64)
+    cumem.copy(buffer, data)
+    out = np.zeros((64, 64), "f4")
+    cumem.copy(out, buffer)
+    assert (out == data).all()
+
+
+@scenario
+def copy_rows_and_strided() -> None:
+    buffer = cumem.empty_device((64, 64), "f4")
+    data = np.arange(4096, dtype="f4").reshape(64, 64)
+    pinned = cumem.array(data, kind="pinned")
+    cumem.copy(buffer[:, :32], pinned[:, 32:])
+    cumem.copy(buffer[:, :32], data[:, 32:])
+    cumem.copy(buffer[:, 32:], data[:, ::2])
+    cumem.copy(buffer[::2, ::-2], data[::2, ::2])
+    other = cumem.empty_device((64, 64), "f4")
+    cumem.copy(other.T, buffer)
+    out = np.zeros((32, 32), "f4")
+    cumem.copy(out, buffer[::2, ::-2])
+    assert (out == data[::2, ::2]).all()
+
+
+@scenario
+def copy_between_devices() -> None:
+    a = cumem.array(np.arange(1000, dtype="i4"))
+    b = cumem.empty_device(1000, "i4", device=1)
+    cumem.copy(b, a)
+    out = np.zeros(1000, "i4")
+    cumem.copy(out, b)
+    assert (out == np.arange(1000)).all()
+
+
+@scenario
+def fill_every_pattern() -> None:
+    for dtype in ("u1", "u2", "f4", "f8", "c16", "V3"):
+        buffer = cumem.empty_device(100, dtype)
+        buffer.fill(np.frombuffer(bytes(range(1, 1 + buffer.itemsize)), dtype)[0])
+        buffer[::3].fill(np.zeros((), dtype))
+    cumem.zeros(10, kind="managed")
+    cumem.full(10, 3.0, kind="pinned")
+
+
+@scenario
+def copy_async_on_a_stream() -> None:
+    stream = cumem.Stream(priority=-1)
+    source = cumem.array(np.arange(1000, dtype="i4"), kind="pinned")
+    middle = cumem.empty_device(1000, "i4")
+    out = np.zeros(1000, "i4")
+    first = cumem.copy_async(middle, source, stream=stream)
+    second = cumem.copy_async(out, middle, stream=stream)
+    first.wait()
+    second.wait()
+    assert second.seconds >= 0
+    assert (out == np.arange(1000)).all()
+
+
+@scenario
+def copy_async_in_the_background() -> None:
+    middle = cumem.empty_device(1000, "i4")
+    handle = cumem.copy_async(middle, np.arange(1000, dtype="i4"))
+    handle.wait()
+    out = np.zeros(1000, "i4")
+    cumem.copy_async(out, middle).wait()
+    assert (out == np.arange(1000)).all()
+
+
+@scenario
+def streams_and_events() -> None:
+    stream = cumem.Stream()
+    other = cumem.Stream.from_external(stream.handle)
+    start, end = cumem.Event(), cumem.Event()
+    start.record(stream)
+    buffer = cumem.empty_device(1000, "u1")
+    buffer.fill(1, stream=stream)
+    buffer.record_stream(other)
+    end.record(stream)
+    end.synchronize()
+    assert end.done
+    assert end.seconds_since(start) >= 0
+    cumem.Stream().wait(end)
+    assert not stream.is_capturing
+    stream.synchronize()
+    assert stream.done
+
+
+@scenario
+def register_ordinary_memory() -> None:
+    array = np.zeros(100_000)
+    with cumem.register(array, mapped=True) as buffer:
+        device = cumem.empty_device(100_000)
+        cumem.copy(device, buffer)
+    with cumem.register(array[10:50_000]) as buffer:
+        assert buffer.nbytes == 49_990 * 8
+
+
+@scenario
+def managed_prefetch() -> None:
+    buffer = cumem.zeros(100_000, "u1", "managed")
+    buffer.prefetch(0)
+    assert buffer.prefetch_location == cumem.Device(0)
+    buffer.prefetch("host")
+    assert buffer.numpy().sum() == 0
+
+
+@scenario
+def import_device_memory() -> None:
+    buffer = cumem.empty_device(100, "f4")
+
+    class Exporter:
+        __cuda_array_interface__ = {  # noqa: RUF012
+            "shape": (100,),
+            "typestr": "<f4",
+            "data": (buffer.ptr, False),
+            "version": 3,
+            "stream": 1,
+        }
+
+    view = cumem.asbuffer(Exporter())
+    view.fill(3)
+    assert (values.get(buffer) == 3).all()
+
+
+@scenario
+def ask_the_devices() -> None:
+    assert cumem.device_count() == 2
+    device = cumem.Device(0)
+    assert device.name
+    assert device.attributes()["compute_major"] > 0
+    assert device.can_access_peer(1) in (True, False)
+    device.synchronize()
+    free, total = device.memory_info()
+    assert free <= total
+    assert cumem.driver_version() >= (12, 0)
+    assert cumem.runtime_version() >= (12, 0)
+
+
+@scenario
+def export_to_numpy_and_drop() -> None:
+    buffer = cumem.zeros(1000, "u1", "pinned")
+    view = np.from_dlpack(buffer)
+    assert view.sum() == 0
+    del view, buffer
+    cumem.empty_pinned(1000, "u1")
+    device = cumem.zeros(1000, "u1")
+    assert np.from_dlpack(device, device="cpu").sum() == 0
+
+
+#: Made once and kept: only the first use of a fresh runtime calls them.
+COLD = ["device_set", "module_load", "module_function"]
+
+swept: dict[str, Swept] = {}
+
+
+@pytest.mark.parametrize("name", SCENARIOS)
+def test_every_runtime_call_may_fail(emulated, name: str) -> None:
+    swept[name] = sweep(SCENARIOS[name])
+
+
+@pytest.mark.parametrize("op", COLD)
+def test_first_use_may_fail(emulated, op: str) -> None:
+    first = cumem.Device(1).synchronize if op == "device_set" else copy_rows_and_strided
+    raised = 0
+    for nth in range(1, 10):  # some of them have a second way
+        session.testing.plan_fault(op, nth, 999)
+        try:
+            first()
+        except cumem.CudaError as error:
+            raised += error.code == 999
+        struck = session.testing.fault_struck()
+        session.testing.plan_fault(None, 0)
+        if struck is None:
+            break
+        assert struck == op
+    assert raised >= 1
+    first()
+
+
+def test_a_call_that_only_asks_may_fail(emulated) -> None:
+    asks = {
+        "driver_version": cumem.driver_version,
+        "runtime_version": cumem.runtime_version,
+        "device_count": cumem.device_count,
+    }
+    for op, ask in asks.items():
+        session.testing.plan_fault(op, 1, 999)
+        with pytest.raises(cumem.CudaError):
+            ask()
+        assert session.testing.fault_struck() == op
+        session.testing.plan_fault(None, 0)
+        ask()
+
+
+def shut_down_after_work() -> list[BaseException]:
+    """Use everything, shut down, and say what could not be given back."""
+    found: list[BaseException] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("sys.unraisablehook", lambda u: found.append(u.exc_value))
+        try:
+            cumem.shutdown(reset_devices=True)
+        except cumem.CudaError as error:
+            found.append(error)
+    return found
+
+
+def test_shutdown_may_fail_at_every_call() -> None:
+    testing = session.testing
+    struck_ops = set()
+    quiet = 0  # some failures are answered by a second way and tell nobody
+    for nth in range(1, 400):
+        with session.opened("emulated"):
+            copy_rows_and_strided()
+            copy_async_in_the_background()
+            session.leftovers()
+            testing.plan_fault(None, nth, 999)
+            found = shut_down_after_work()
+            if testing.opened():  # it stays open when nothing was given back yet
+                struck_ops.add(testing.fault_struck())
+                testing.plan_fault(None, 0)
+                cumem.shutdown(reset_devices=True)
+        for error in found:
+            assert isinstance(error, cumem.CudaError)
+            struck_ops.add(error.call)
+        quiet = 0 if found else quiet + 1
+        if quiet == 30:
+            break
+    assert {"cudaDeviceReset", "cuModuleUnload", "cudaFree"} <= struck_ops
+
+
+def test_sweep_reached_every_operation(emulated) -> None:
+    """Each operation was reached in its succeeding and in its failing call."""
+    if len(swept) != len(SCENARIOS):
+        pytest.skip("needs the whole file: run without -k")
+    available = {
+        name
+        for name, _, oldest in session.testing.op_names()
+        if oldest <= session.emulated_driver()
+    }
+    # shutdown is swept by a test of its own, and so is the first use
+    elsewhere = {"device_reset", "module_unload", *COLD}
+    succeeded = set().union(*(s.succeeded for s in swept.values()))
+    failed = set().union(*(s.failed for s in swept.values()))
+    assert available - succeeded - elsewhere == set()
+    assert available - failed - elsewhere == set()
+
+
+@pytest.mark.parametrize(
+    ("op", "make"),
+    [
+        ("host_alloc", cumem.empty_pinned),
+        ("device_alloc", cumem.empty_device),
+        ("managed_alloc", cumem.empty_managed),
+    ],
+)
+def test_out_of_memory_is_retried_then_raised(emulated, op, make) -> None:
+    testing = session.testing
+    testing.plan_fault(op, 1, 2)  # once: the retry succeeds
+    make(1000)
+    assert testing.fault_struck() == op
+    testing.plan_fault(op, 1, 2, repeat=True)
+    with pytest.raises(cumem.OutOfMemoryError) as caught:
+        make(2000)  # another size: the first is in the cache
+    testing.plan_fault(None, 0)
+    assert caught.value.code == 2
+    make(2000)

@@ -1,0 +1,138 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Importing: no CUDA call, no driver library, nothing heavy, works without a driver."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import textwrap
+
+
+def run(code: str, **environment: str) -> str:
+    import os
+
+    env = {**os.environ, **environment}
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", textwrap.dedent(code)],
+        capture_output=True,
+        text=True,
+        env=env,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_import_opens_no_driver_library() -> None:
+    run(
+        """
+        import numpy
+        before = {line.split()[-1] for line in open("/proc/self/maps")}
+        import cumem
+        new = {line.split()[-1] for line in open("/proc/self/maps")} - before
+        assert not [n for n in new if "libcuda" in n or "nvidia" in n], new
+        assert not cumem._core._testing.opened()
+        """
+    )
+
+
+def test_import_loads_no_optional_library() -> None:
+    run(
+        """
+        import sys
+        import cumem
+        for name in ("matplotlib", "tqdm", "torch", "cupy", "jax", "asyncio", "ctypes"):
+            assert name not in sys.modules or name in ("ctypes",), name
+        """
+    )
+
+
+def test_without_a_driver_the_first_use_warns_once_and_emulates() -> None:
+    run(
+        """
+        import os, warnings
+        import cumem
+        with warnings.catch_warnings(record=True) as seen:
+            warnings.simplefilter("always")
+            cumem.empty_pinned(3)
+            cumem.empty_device(3)
+        if cumem.backend() == "emulated":
+            assert [w.category for w in seen] == [cumem.EmulationWarning], seen
+            assert cumem.emulation_reason() in str(seen[0].message)
+            assert "emulated" in repr(cumem.empty_device(3))
+        """,
+        CUDA_VISIBLE_DEVICES="",
+        CUMEM_BACKEND="",
+    )
+
+
+def test_backend_emulated_does_not_warn() -> None:
+    run(
+        "import cumem; cumem.empty_pinned(3); assert cumem.backend() == 'emulated'",
+        CUMEM_BACKEND="emulated",
+    )
+
+
+def test_backend_cuda_without_a_gpu_is_an_error() -> None:
+    run(
+        """
+        import cumem
+        try:
+            cumem.empty_pinned(3)
+        except cumem.CudaError as error:
+            assert error.code in (35, 100), error
+        """,
+        CUMEM_BACKEND="cuda",
+        CUDA_VISIBLE_DEVICES="",
+    )
+
+
+def test_backend_of_another_name_is_an_error() -> None:
+    run(
+        """
+        import cumem
+        try:
+            cumem.empty_pinned(3)
+        except ValueError as error:
+            assert "CUMEM_BACKEND" in str(error)
+        else:
+            raise SystemExit("accepted")
+        """,
+        CUMEM_BACKEND="quantum",
+    )
+
+
+def test_forked_child_gets_an_error_and_does_not_hang() -> None:
+    run(
+        """
+        import os, warnings
+        import cumem
+        keep = cumem.empty_pinned(1000)
+        warnings.simplefilter("ignore", DeprecationWarning)
+        pid = os.fork()
+        if pid == 0:
+            try:
+                cumem.empty_pinned(10)
+            except RuntimeError as error:
+                del keep
+                os._exit(0 if "fork" in str(error) else 3)
+            os._exit(4)
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+        cumem.empty_pinned(10)
+        """,
+        CUMEM_BACKEND="emulated",
+    )
+
+
+def test_interpreter_exit_with_live_buffers_and_transfers_is_clean() -> None:
+    run(
+        """
+        import cumem, numpy as np
+        a = cumem.empty_device(1_000_000, "u1")
+        h = [cumem.copy_async(a, np.ones(1_000_000, "u1")) for _ in range(5)]
+        view = cumem.empty_pinned(10).numpy()
+        s = cumem.Stream()
+        cumem.copy_async(a, cumem.empty_pinned(1_000_000, "u1"), stream=s)
+        """,
+        CUMEM_BACKEND="emulated",
+    )

@@ -1,0 +1,564 @@
+# SPDX-License-Identifier: Apache-2.0
+"""register(): page-locking memory that exists already."""
+
+from __future__ import annotations
+
+import array
+import ctypes
+import gc
+import mmap
+import os
+import threading
+import weakref
+from multiprocessing import shared_memory
+
+import numpy as np
+import pytest
+from support import faults, session, values
+
+import cumem
+
+testing = session.testing
+
+PAGE = os.sysconf("SC_PAGE_SIZE")
+
+
+class FakeTensor:
+    """A CPU tensor as torch's: no buffer protocol, only DLPack."""
+
+    def __init__(self, values: np.ndarray) -> None:
+        self.values = values
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return (1, 0)
+
+    def __dlpack__(self, **options: object) -> object:
+        options.pop("stream", None)
+        return self.values.__dlpack__(**options)
+
+
+def round_trip(buffer: cumem.Buffer) -> None:
+    """Copy to the device and back through another stream."""
+    device = cumem.empty_device(buffer.shape, buffer.dtype)
+    cumem.copy(device, buffer)
+    assert (values.get(device) == buffer.numpy()).all()
+    if not buffer.readonly:
+        cumem.copy(device, np.zeros(buffer.shape, buffer.dtype))
+        cumem.copy(buffer, device)
+        assert not buffer.numpy().any()
+
+
+# -- what may be registered ------------------------------------------------------------
+
+
+def test_array_becomes_a_pinned_buffer_in_place(runtime) -> None:
+    data = np.arange(10_000, dtype="i4").reshape(100, 100)
+    with cumem.register(data) as buffer:
+        assert type(buffer) is cumem.PinnedBuffer
+        assert buffer.ptr == data.ctypes.data
+        assert buffer.shape == data.shape
+        assert buffer.strides == data.strides
+        assert buffer.dtype == data.dtype
+        assert buffer.kind == "pinned"
+        assert not buffer.readonly
+        assert buffer.device == cumem.Device(0)
+        assert testing.registrations() >= 1
+        buffer[0, 0] = 7
+        assert data[0, 0] == 7
+        round_trip(buffer)
+        assert not data.any()
+    assert testing.registrations() == 0
+    with pytest.raises(ValueError, match="closed"):
+        buffer.numpy()
+
+
+@pytest.mark.parametrize(
+    "take",
+    [
+        lambda a: a[1:],
+        lambda a: a[3:977],
+        lambda a: a[::2],
+        lambda a: a[::-1],
+        lambda a: a[::-3],
+        lambda a: a.reshape(25, 40).T,
+        lambda a: a.reshape(25, 40)[::-2, 5:30:4],
+        lambda a: a.reshape(25, 40)[:, 3],
+        lambda a: np.broadcast_to(a[:4], (5, 4)),
+        lambda a: a[5],
+        lambda a: a[:1].reshape(()),
+    ],
+)
+def test_slices_keep_shape_and_strides(runtime, take) -> None:
+    data = take(np.arange(1000, dtype="i2"))
+    if not isinstance(data, np.ndarray):
+        data = np.asarray(data)
+    with cumem.register(data, read_only=False) as buffer:
+        assert buffer.ptr == data.ctypes.data
+        assert (buffer.shape, buffer.strides) == (data.shape, data.strides)
+        assert (buffer.numpy() == data).all()
+        device = cumem.empty_device(data.shape, data.dtype)
+        cumem.copy(device, buffer)
+        assert (values.get(device) == data).all()
+
+
+@pytest.mark.parametrize("offset", [0, 1, 3, PAGE - 1, PAGE, PAGE + 7])
+@pytest.mark.parametrize("nbytes", [1, 5, PAGE, 3 * PAGE + 11])
+def test_any_alignment_and_length(runtime, offset: int, nbytes: int) -> None:
+    memory = bytearray(np.random.default_rng(0).bytes(6 * PAGE))
+    view = memoryview(memory)[offset : offset + nbytes]
+    with cumem.register(view) as buffer:
+        assert buffer.nbytes == nbytes
+        assert buffer.dtype == np.uint8
+        round_trip(buffer)
+    assert memory[offset : offset + nbytes] == bytes(nbytes)
+    view.release()
+
+
+@pytest.mark.parametrize(
+    "dtype", ["?", "f2", ">i4", "c16", "S3", "M8[ns]", [("a", "i2"), ("b", "f8")]]
+)
+def test_every_dtype(runtime, dtype) -> None:
+    data = np.zeros((3, 4), dtype)
+    with cumem.register(data) as buffer:
+        assert buffer.dtype == data.dtype
+        assert buffer.shape == (3, 4)
+
+
+def test_bytes_likes(runtime) -> None:
+    for obj in (
+        bytearray(b"abc" * 1000),
+        array.array("d", range(100)),
+        (ctypes.c_int * 100)(*range(100)),
+        memoryview(bytearray(100)),
+    ):
+        expected = np.asarray(memoryview(obj)).copy()
+        with cumem.register(obj) as buffer:
+            assert (buffer.numpy() == expected).all()
+            round_trip(buffer)
+
+
+def test_mmap_can_be_closed_afterwards(runtime) -> None:
+    with mmap.mmap(-1, 5 * PAGE) as memory:
+        with cumem.register(memory) as buffer:
+            assert buffer.nbytes == 5 * PAGE
+            with pytest.raises(BufferError):
+                memory.close()
+            cumem.copy(buffer, np.full(5 * PAGE, 7, "u1"))
+        assert memory[:3] == b"\7\7\7"
+
+
+def test_shared_memory_itself_and_its_view(runtime) -> None:
+    memory = shared_memory.SharedMemory(create=True, size=3 * PAGE)
+    try:
+        for obj in (memory, memory.buf):
+            with cumem.register(obj) as buffer:
+                assert buffer.nbytes >= 3 * PAGE
+                buffer[0] = 9
+                assert memory.buf[0] == 9
+                round_trip(buffer)
+            del buffer
+    finally:
+        memory.close()
+        memory.unlink()
+
+
+def test_dlpack_cpu_tensor(runtime) -> None:
+    data = np.arange(1000, dtype="f4").reshape(10, 100)
+    with cumem.register(FakeTensor(data)) as buffer:
+        assert buffer.ptr == data.ctypes.data
+        assert buffer.shape == data.shape
+        assert buffer.dtype == data.dtype
+        round_trip(buffer)
+    assert not data.any()
+
+
+def test_torch_tensor(runtime) -> None:
+    torch = pytest.importorskip("torch")
+    tensor = torch.arange(1000, dtype=torch.float32)
+    with cumem.register(tensor) as buffer:
+        assert buffer.ptr == tensor.data_ptr()
+        assert (buffer.numpy() == np.arange(1000, dtype="f4")).all()
+        if not runtime.emulated:
+            assert tensor.is_pinned()
+
+
+@pytest.mark.parametrize("obj", [np.empty((0, 3)), b"", bytearray(), np.empty((2, 0))])
+def test_nothing_to_register_is_fine(runtime, obj) -> None:
+    with cumem.register(obj) as buffer:
+        assert buffer.nbytes == 0
+        assert buffer.ptr == 0
+        assert testing.registrations() == 0
+        assert buffer.numpy().nbytes == 0
+
+
+def test_asbuffer_of_host_memory(runtime) -> None:
+    data = np.arange(100)
+    host = cumem.asbuffer(data)
+    with cumem.register(host) as buffer:
+        assert buffer.ptr == data.ctypes.data
+        with pytest.raises(BufferError):
+            host.free()
+    host.free()
+
+
+@pytest.mark.parametrize("make", [cumem.empty_pinned, cumem.empty_mapped])
+@pytest.mark.parametrize("mapped", [False, True])
+def test_memory_that_is_pinned_already_is_no_error(runtime, make, mapped) -> None:
+    pinned = make(1000, "i4")
+    pinned.fill(3)
+    with cumem.register(pinned, mapped=mapped) as buffer:
+        assert buffer.ptr == pinned.ptr
+        assert testing.registrations() == 0
+        round_trip(buffer)
+    assert not pinned.numpy().any()
+
+
+@pytest.mark.parametrize(
+    ("obj", "match"),
+    [
+        (None, "obj must be an object with host memory"),
+        (3, "not int"),
+        ("text", "not str"),
+        ([1, 2, 3], "not list"),
+        (np.array([object()]), "object"),
+    ],
+)
+def test_what_has_no_memory_is_refused(runtime, obj, match) -> None:
+    with pytest.raises(TypeError, match=match):
+        cumem.register(obj)
+
+
+@pytest.mark.parametrize("kind", ["device", "managed"])
+def test_other_kinds_of_ours_are_refused(runtime, kind) -> None:
+    with pytest.raises(TypeError, match="host memory"):
+        cumem.register(cumem.empty(10, kind=kind))
+
+
+def test_wrong_arguments_are_refused(runtime) -> None:
+    data = np.zeros(10)
+    for call, error in (
+        (lambda: cumem.register(), TypeError),
+        (lambda: cumem.register(data, True), TypeError),
+        (lambda: cumem.register(data, mapped=1), TypeError),
+        (lambda: cumem.register(data, read_only="no"), TypeError),
+        (lambda: cumem.register(data, device=99), ValueError),
+        (lambda: cumem.register(data, colour=1), TypeError),
+        (lambda: cumem.Registration(), TypeError),
+    ):
+        with pytest.raises(error):
+            call()
+    assert testing.registrations() == 0
+    closed = cumem.empty_pinned(4)
+    closed.free()
+    with pytest.raises(ValueError, match="closed"):
+        cumem.register(closed)
+
+
+# -- mapped and read-only --------------------------------------------------------------
+
+
+def test_mapped_has_a_device_address(runtime) -> None:
+    data = np.arange(1000, dtype="i4")
+    with cumem.register(data[3:], mapped=True) as buffer:
+        assert type(buffer) is cumem.MappedBuffer
+        assert buffer.ptr == data.ctypes.data + 12
+        assert buffer.device_ptr != 0
+        assert hasattr(buffer, "__cuda_array_interface__") != runtime.emulated
+        round_trip(buffer)
+
+
+def can_read_only() -> bool:
+    return bool(cumem.Device(0).attributes().get("host_register_read_only"))
+
+
+def test_read_only_memory_is_registered_for_reading(runtime, tmp_path) -> None:
+    path = tmp_path / "data"
+    path.write_bytes(bytes(range(256)) * 64)
+    with (
+        path.open("rb") as file,
+        mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as memory,
+    ):
+        if not can_read_only():
+            with pytest.raises(cumem.CudaError, match="cannot do this"):
+                cumem.register(memory)
+            return
+        with cumem.register(memory) as buffer:
+            assert buffer.readonly
+            with pytest.raises((TypeError, ValueError, BufferError)):
+                buffer[0] = 1
+            with pytest.raises((TypeError, ValueError, BufferError)):
+                cumem.copy(buffer, np.zeros(buffer.shape, "u1"))
+            round_trip(buffer)
+
+
+def test_read_only_follows_the_object_unless_told(runtime) -> None:
+    data = np.arange(100)
+    frozen = data.copy()
+    frozen.flags.writeable = False
+    if can_read_only():
+        assert cumem.register(frozen).buffer.readonly
+        assert cumem.register(bytes(100)).buffer.readonly
+        assert cumem.register(data, read_only=True).buffer.readonly
+    assert not cumem.register(data).buffer.readonly
+    assert not cumem.register(data, read_only=False).buffer.readonly
+    # locked for writing as well, but still a read-only object in Python
+    assert cumem.register(frozen, read_only=False).buffer.readonly
+
+
+# -- sharing and lifetime --------------------------------------------------------------
+
+
+def test_overlapping_registrations_share(runtime) -> None:
+    data = np.arange(100_000, dtype="u1") % 251
+    whole = cumem.register(data)
+    part = cumem.register(data[1000:50_000])
+    again = cumem.register(data)
+    whole.close()
+    again.close()
+    round_trip(part.buffer)
+    part.close()
+    assert testing.registrations() == 0
+
+
+def test_parts_of_one_page(runtime) -> None:
+    data = np.zeros(2 * PAGE, "u1")
+    parts = [cumem.register(data[i : i + 10]) for i in range(0, 2 * PAGE, 1000)]
+    for part in parts[::2]:
+        part.close()
+    for part in parts[1::2]:
+        round_trip(part.buffer)
+        part.close()
+    assert testing.registrations() == 0
+
+
+def test_copy_over_the_edge_of_a_registration(runtime) -> None:
+    data = np.random.default_rng(0).integers(0, 256, 64 * PAGE, dtype="u1")
+    with cumem.register(data[10 * PAGE : 20 * PAGE]):
+        device = cumem.empty_device(data.shape, "u1")
+        cumem.copy(device, data)
+        assert (values.get(device) == data).all()
+        target = np.zeros_like(data)
+        with cumem.register(target[5 * PAGE + 3 : 40 * PAGE]):
+            cumem.copy(target, device)
+        assert (target == data).all()
+
+
+def test_last_reference_unregisters(runtime) -> None:
+    class Array(np.ndarray):
+        pass
+
+    data = np.zeros(1000).view(Array)
+    owner = weakref.ref(data)
+    registration = cumem.register(data)
+    view = registration.buffer[10:20]
+    del data, registration
+    gc.collect()
+    assert owner() is not None
+    assert testing.registrations() >= 1
+    round_trip(view)
+    del view
+    gc.collect()
+    testing.poll()
+    assert testing.registrations() == 0
+    assert owner() is None
+
+
+def test_close_refuses_while_exported(runtime) -> None:
+    data = np.zeros(1000)
+    registration = cumem.register(data)
+    export = memoryview(registration.buffer)
+    with pytest.raises(BufferError, match="1 live export"):
+        registration.close()
+    assert registration.buffer.shape == (1000,)
+    assert testing.registrations() >= 1
+    export.release()
+    buffer = registration.buffer
+    registration.close()
+    registration.close()
+    assert testing.registrations() == 0
+    with pytest.raises(ValueError, match="closed"):
+        _ = registration.buffer
+    with pytest.raises(ValueError, match="closed"):
+        buffer[0]
+    with pytest.raises(ValueError, match="closed"):
+        registration.__enter__()
+    assert "closed" in repr(registration)
+
+
+def test_views_are_closed_with_the_registration(runtime) -> None:
+    registration = cumem.register(np.zeros(1000))
+    view = registration.buffer[10:20]
+    registration.close()
+    with pytest.raises(ValueError, match="closed"):
+        view.numpy()
+
+
+def test_block_ended_while_exported_defers(runtime) -> None:
+    data = np.arange(1000)
+    with cumem.register(data) as buffer:
+        array = buffer.numpy()[5:10]
+    with pytest.raises(ValueError, match="closed"):
+        buffer.numpy()
+    assert (array == data[5:10]).all()
+    del array, buffer
+    gc.collect()
+    testing.poll()
+    assert testing.registrations() == 0
+
+
+def test_exception_in_the_block_passes_through(runtime) -> None:
+    with pytest.raises(ZeroDivisionError), cumem.register(np.zeros(10)):
+        raise ZeroDivisionError
+    assert testing.registrations() == 0
+
+
+def test_close_waits_for_streams_that_use_it(emulated) -> None:
+    stream = cumem.Stream()
+    registration = cumem.register(np.zeros(1000))
+    registration.buffer.record_stream(stream)
+    done = threading.Event()
+
+    def run() -> None:
+        registration.close()
+        done.set()
+
+    with session.gate(stream):
+        stream.record()
+        thread = threading.Thread(target=run)
+        thread.start()
+        assert not done.wait(0.02)
+        assert testing.registrations() >= 1
+    thread.join()
+    assert testing.registrations() == 0
+
+
+def test_last_reference_waits_for_streams_that_use_it(emulated) -> None:
+    stream = cumem.Stream()
+    keep = [cumem.register(np.zeros(1000)).buffer]
+    keep[0].record_stream(stream)
+    done = threading.Event()
+
+    def run() -> None:
+        keep.clear()
+        done.set()
+
+    with session.gate(stream):
+        stream.record()
+        thread = threading.Thread(target=run)
+        thread.start()
+        assert not done.wait(0.02)
+        assert testing.registrations() >= 1
+    thread.join()
+    assert testing.registrations() == 0
+
+
+def test_transfer_under_way_keeps_it_locked(emulated) -> None:
+    stream = cumem.Stream()
+    data = np.arange(1000, dtype="i4")
+    target = cumem.empty_device(1000, "i4")
+    with session.gate(stream):
+        registration = cumem.register(data)
+        transfer = cumem.copy_async(target, registration.buffer, stream=stream)
+        del registration
+        gc.collect()
+        assert testing.registrations() >= 1
+    transfer.wait()
+    assert (values.get(target) == np.arange(1000)).all()
+    del transfer
+    gc.collect()
+    testing.poll()
+    assert testing.registrations() == 0
+
+
+def test_shutdown_unregisters(runtime) -> None:
+    data = np.zeros(1000)
+    registration = cumem.register(data)
+    cumem.shutdown()
+    with pytest.raises(ValueError, match="closed"):
+        registration.buffer.numpy()
+    registration.close()
+    del registration
+    with cumem.register(data):
+        pass
+
+
+def test_attributes_and_repr(runtime) -> None:
+    data = np.zeros((10, 100), "i4")
+    registration = cumem.register(data[::2])
+    assert registration.nbytes == 8 * 400 + 400
+    assert registration.buffer.nbytes == 5 * 400
+    assert "3600 bytes" in repr(registration)
+    assert weakref.ref(registration)() is registration
+
+
+def test_registering_releases_the_gil(emulated) -> None:
+    testing.delay_op("host_register", 20_000)
+    ticks = []
+    stop = threading.Event()
+
+    def run() -> None:
+        while not stop.is_set():
+            ticks.append(1)
+            stop.wait(0.001)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    while not ticks:
+        pass
+    before = len(ticks)
+    with cumem.register(np.zeros(10)):
+        during = len(ticks)
+    stop.set()
+    thread.join()
+    testing.delay_op("host_register", 0)
+    assert during > before
+
+
+# -- failures --------------------------------------------------------------------------
+
+
+def test_failure_leaves_nothing(emulated) -> None:
+    class Array(np.ndarray):
+        pass
+
+    data = np.zeros(1000).view(Array)
+    owner = weakref.ref(data)
+    for op in ("host_register", "host_device_address"):
+        testing.plan_fault(op, 1)
+        with pytest.raises(cumem.CudaError) as caught:
+            cumem.register(data, mapped=True)
+        assert caught.value.call in ("cudaHostRegister", "cudaHostGetDevicePointer")
+        del caught
+        assert testing.registrations() == 0
+    testing.plan_fault(None, 0)
+    del data
+    gc.collect()
+    testing.poll()
+    assert owner() is None
+
+
+def test_unregistering_that_fails_is_raised_by_close(emulated) -> None:
+    data = np.zeros(1000)
+    registration = cumem.register(data)
+    testing.plan_fault("host_unregister", 1)
+    with pytest.raises(cumem.CudaError) as caught:
+        registration.close()
+    assert caught.value.call == "cudaHostUnregister"
+    registration.close()
+    assert testing.registrations() == 1  # what stayed locked is tried again
+    cumem.register(data).close()
+    assert testing.registrations() == 0
+
+
+def test_fault_sweep_of_registrations(emulated) -> None:
+    data = np.zeros(3 * PAGE + 5, "u1")
+
+    def scenario() -> None:
+        with cumem.register(data[7:], mapped=True) as buffer:
+            buffer.numpy()
+        registration = cumem.register(data, read_only=True)
+        registration.close()
+
+    swept = faults.sweep(scenario)
+    assert {"host_register", "host_unregister", "host_device_address"} <= swept.failed
+    assert {"host_register", "host_device_address"} <= swept.raised

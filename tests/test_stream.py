@@ -1,0 +1,658 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Streams: ours, foreign ones, the current one, waiting, closing."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import ctypes
+import gc
+import threading
+import weakref
+
+import numpy as np
+import pytest
+from support import faults, session
+
+import cumem
+
+testing = session.testing
+
+
+class ByProtocol:
+    def __init__(self, handle: object, version: object = 0) -> None:
+        self.answer = (version, handle)
+
+    def __cuda_stream__(self) -> object:
+        return self.answer
+
+
+class ByTorch:
+    def __init__(self, handle: object, device_index: int | None = None) -> None:
+        self.cuda_stream = handle
+        if device_index is not None:
+            self.device_index = device_index
+
+
+class ByCupy:
+    def __init__(self, handle: object, device_id: int = -1) -> None:
+        self.ptr = handle
+        self.device_id = device_id
+
+
+class ByNumba:
+    def __init__(self, handle: object) -> None:
+        self.handle = handle
+
+
+class ByCtypes(ByNumba):
+    def __init__(self, handle: int) -> None:
+        super().__init__(ctypes.c_void_p(handle))
+
+
+class Castable:
+    def __init__(self, handle: int) -> None:
+        self.number = handle
+
+    def __int__(self) -> int:
+        return self.number
+
+
+class ByCastable(ByNumba):
+    def __init__(self, handle: int) -> None:
+        super().__init__(Castable(handle))
+
+
+FOREIGN = [ByProtocol, ByTorch, ByCupy, ByNumba, ByCtypes, ByCastable, int, np.uint64]
+
+
+# -- one stream ------------------------------------------------------------------------
+
+
+def test_new_stream_has_a_handle_an_id_and_a_device(runtime) -> None:
+    first, second = cumem.Stream(), cumem.Stream()
+    assert first.handle > 2
+    assert first.id != second.id
+    assert first.device == cumem.Device(0)
+    assert first.__cuda_stream__() == (0, first.handle)
+    assert first.done
+    assert not first.is_capturing
+    first.synchronize()
+
+
+def test_repr_names_the_state(runtime) -> None:
+    stream = cumem.Stream()
+    assert f"id {stream.id}" in repr(stream)
+    assert ("emulated" in repr(stream)) == runtime.emulated
+    assert "legacy default" in repr(cumem.current_stream())
+    assert "per-thread" in repr(cumem.Stream.from_external(2))
+    stream.close()
+    assert "closed" in repr(stream)
+
+
+def test_equal_streams_are_the_same_cuda_stream(runtime) -> None:
+    stream = cumem.Stream()
+    again = cumem.Stream.from_external(stream.handle)
+    assert again is not stream
+    assert again == stream
+    assert hash(again) == hash(stream)
+    assert len({stream, again, cumem.Stream()}) == 2
+    assert stream != cumem.current_stream()
+    assert stream != stream.handle
+
+
+def test_handle_stays_hashable_after_close(runtime) -> None:
+    stream = cumem.Stream()
+    known = {stream: 1}
+    stream.close()
+    assert known[stream] == 1
+
+
+def test_priority_in_range_is_accepted_and_out_of_range_refused(runtime) -> None:
+    cumem.Stream(priority=-1).synchronize()
+    with pytest.raises(ValueError, match="priority must be from"):
+        cumem.Stream(priority=1)
+    with pytest.raises(ValueError, match="priority must be from"):
+        cumem.Stream(priority=-1000)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error"),
+    [
+        ({"device": 99}, ValueError),
+        ({"device": -1}, ValueError),
+        ({"device": "0"}, TypeError),
+        ({"device": True}, TypeError),
+        ({"non_blocking": "no"}, TypeError),
+        ({"priority": "high"}, TypeError),
+        ({"colour": 1}, TypeError),
+    ],
+)
+def test_wrong_constructor_arguments_are_refused(runtime, arguments, error) -> None:
+    with pytest.raises(error):
+        cumem.Stream(**arguments)
+
+
+def test_stream_on_another_device(emulated) -> None:
+    stream = cumem.Stream(device=1)
+    assert stream.device == cumem.Device(1)
+    stream.synchronize()
+    assert cumem.current_device() == cumem.Device(0)
+
+
+# -- close -----------------------------------------------------------------------------
+
+
+def test_closed_stream_refuses_everything(runtime) -> None:
+    stream = cumem.Stream()
+    event = stream.record()
+    stream.close()
+    stream.close()
+    other = cumem.Stream()
+    for use in (
+        lambda: stream.handle,
+        lambda: stream.done,
+        lambda: stream.is_capturing,
+        stream.synchronize,
+        stream.record,
+        stream.__cuda_stream__,
+        stream.__enter__,
+        lambda: stream.wait(event),
+        lambda: other.wait(stream),
+        lambda: event.record(stream),
+        lambda: cumem.empty_device(4, stream=stream),
+    ):
+        with pytest.raises(ValueError, match="closed"):
+            use()
+
+
+def test_close_lets_queued_work_finish(runtime) -> None:
+    stream = cumem.Stream()
+    source = cumem.array(np.arange(1000, dtype="i4"), kind="pinned")
+    target = cumem.zeros(1000, "i4", "pinned")
+    transfer = cumem.copy_async(target, source, stream=stream)
+    event = stream.record()
+    stream.close()
+    event.synchronize()
+    transfer.wait()
+    assert (target.numpy() == np.arange(1000)).all()
+
+
+def test_closing_the_default_stream_does_nothing(runtime) -> None:
+    stream = cumem.current_stream()
+    stream.close()
+    stream.synchronize()
+    assert cumem.current_stream() is stream
+
+
+def test_shutdown_closes_streams(runtime) -> None:
+    stream = cumem.Stream()
+    default = cumem.current_stream()
+    cumem.shutdown()
+    for closed in (stream, default):
+        with pytest.raises(ValueError, match="closed"):
+            closed.synchronize()
+        closed.close()
+    assert cumem.current_stream() != default
+
+
+def test_no_stream_is_left(emulated) -> None:
+    cumem.current_stream().synchronize()
+    before = testing.counts()["streams"]
+    stream = cumem.Stream()
+    reference = weakref.ref(stream)
+    assert testing.counts()["streams"] == before + 1
+    del stream
+    gc.collect()
+    assert reference() is None
+    assert testing.counts()["streams"] == before
+
+
+# -- the current stream ----------------------------------------------------------------
+
+
+def test_default_stream_is_the_legacy_one(runtime) -> None:
+    stream = cumem.current_stream()
+    assert stream.handle == 1
+    assert stream is cumem.current_stream()
+    assert stream is cumem.current_stream(0)
+    assert stream is cumem.current_stream(device=cumem.Device(0))
+    assert stream == cumem.Stream.from_external(0) == cumem.Stream.from_external(1)
+    assert stream != cumem.Stream.from_external(2)
+
+
+def test_with_block_makes_current_and_restores(runtime) -> None:
+    first, second = cumem.Stream(), cumem.Stream()
+    default = cumem.current_stream()
+    with first as entered:
+        assert entered is first
+        assert cumem.current_stream() is first
+        with second:
+            assert cumem.current_stream() is second
+            with first:
+                assert cumem.current_stream() is first
+            assert cumem.current_stream() is second
+        assert cumem.current_stream() is first
+    assert cumem.current_stream() is default
+
+
+def test_with_block_restores_after_an_exception(runtime) -> None:
+    default = cumem.current_stream()
+    with pytest.raises(ZeroDivisionError), cumem.Stream():
+        raise ZeroDivisionError
+    assert cumem.current_stream() is default
+
+
+def test_with_blocks_left_in_the_wrong_order_are_refused(runtime) -> None:
+    first, second = cumem.Stream(), cumem.Stream()
+    with first:
+        second.__enter__()
+        with pytest.raises(RuntimeError, match="entered last"):
+            first.__exit__(None, None, None)
+        second.__exit__(None, None, None)
+    with pytest.raises(RuntimeError, match="entered last"):
+        first.__exit__(None, None, None)
+
+
+def test_current_stream_is_per_thread(runtime) -> None:
+    stream = cumem.Stream()
+    default = cumem.current_stream()
+    seen = []
+    inside = threading.Barrier(2)
+
+    def run() -> None:
+        seen.append(cumem.current_stream())
+        with stream:  # the same object, entered by two threads
+            inside.wait()
+            seen.append(cumem.current_stream())
+            inside.wait()
+        seen.append(cumem.current_stream())
+
+    thread = threading.Thread(target=run)
+    with stream:
+        thread.start()
+        inside.wait()
+        inside.wait()
+    thread.join()
+    assert seen == [default, stream, default]
+    assert cumem.current_stream() is default
+
+
+def test_current_stream_is_per_task(runtime) -> None:
+    streams = [cumem.Stream() for _ in range(3)]
+
+    async def use(stream: cumem.Stream) -> cumem.Stream:
+        with stream:
+            await asyncio.sleep(0)
+            return cumem.current_stream()
+
+    async def main() -> list[cumem.Stream]:
+        return await asyncio.gather(*map(use, streams))
+
+    assert asyncio.run(main()) == streams
+
+
+def test_copied_context_keeps_its_stream(runtime) -> None:
+    stream = cumem.Stream()
+    with stream:
+        context = contextvars.copy_context()
+    assert cumem.current_stream() != stream
+    assert context.run(cumem.current_stream) is stream
+
+
+def test_current_stream_is_per_device(emulated) -> None:
+    stream = cumem.Stream(device=1)
+    with stream:
+        assert cumem.current_stream(1) is stream
+        assert cumem.current_stream() == cumem.current_stream(0)
+        assert cumem.current_stream(0).handle == 1
+        assert cumem.current_stream(0).device == cumem.Device(0)
+    assert cumem.current_stream(1).handle == 1
+    assert cumem.current_stream(1).device == cumem.Device(1)
+    assert cumem.current_stream(0) != cumem.current_stream(1)
+
+
+def test_stream_closed_inside_its_block_is_refused(runtime) -> None:
+    stream = cumem.Stream()
+    with stream:
+        stream.close()
+        with pytest.raises(ValueError, match="closed"):
+            cumem.empty_device(4)
+    cumem.empty_device(4)
+
+
+def test_shutdown_inside_a_block_starts_afresh(runtime) -> None:
+    with cumem.Stream():
+        cumem.shutdown()
+        assert cumem.current_stream().handle == 1
+
+
+def test_current_stream_orders_allocations_and_copies(emulated) -> None:
+    stream = cumem.Stream()
+    source = cumem.array(np.arange(8, dtype="i4"), kind="pinned")
+    target = cumem.empty_device(8, "i4")
+    with session.gate(stream), stream:
+        transfer = cumem.copy_async(target, source, stream=cumem.current_stream())
+        assert not stream.done
+    transfer.wait()
+
+
+# -- foreign streams -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("wrap", FOREIGN, ids=lambda c: c.__name__)
+def test_foreign_stream_is_the_same_stream(runtime, wrap) -> None:
+    stream = cumem.Stream()
+    foreign = cumem.Stream.from_external(wrap(stream.handle))
+    assert foreign == stream
+    assert foreign.handle == stream.handle
+    assert foreign.device == stream.device
+    foreign.synchronize()
+    foreign.close()  # not ours: stays usable
+    stream.synchronize()
+    cumem.empty_device(4, stream=wrap(stream.handle)).free()
+
+
+@pytest.mark.parametrize("wrap", FOREIGN, ids=lambda c: c.__name__)
+@pytest.mark.parametrize("handle", [0, 1])
+def test_foreign_default_stream_is_the_legacy_one(runtime, wrap, handle) -> None:
+    stream = cumem.Stream.from_external(wrap(handle))
+    assert stream == cumem.current_stream()
+    assert stream.handle == 1
+
+
+def test_stream_of_ours_is_returned_as_it_is(runtime) -> None:
+    stream = cumem.Stream()
+    assert cumem.Stream.from_external(stream) is stream
+
+
+def test_protocol_comes_before_attributes(runtime) -> None:
+    stream = cumem.Stream()
+
+    class Both(ByProtocol):
+        cuda_stream = 0xDEAD
+        ptr = 0xDEAD
+        handle = 0xDEAD
+
+    assert cumem.Stream.from_external(Both(stream.handle)) == stream
+
+
+@pytest.mark.parametrize(
+    ("obj", "error", "match"),
+    [
+        (None, TypeError, "obj must be a stream"),
+        (True, TypeError, "not bool"),
+        (np.True_, TypeError, "stream must be"),
+        (1.0, TypeError, "not float"),
+        ("1", TypeError, "not str"),
+        (b"1", TypeError, "not bytes"),
+        (object(), TypeError, "stream must be None, a Stream, an int"),
+        (-1, ValueError, "from 0 to"),
+        (2**64, ValueError, "from 0 to"),
+        (np.int64(-1), ValueError, "from 0 to"),
+        (ByProtocol(1, version=1), ValueError, "version 1"),
+        (ByProtocol(1, version="0"), TypeError, "version"),
+        (ByProtocol(-5), ValueError, "from 0 to"),
+        (ByProtocol(True), TypeError, "must be an int"),
+        (ByProtocol("7"), TypeError, "must be an int"),
+        (ByProtocol(None), TypeError, "must be an int"),
+        (ByTorch(-1), ValueError, r"\.cuda_stream"),
+        (ByTorch(1.5), TypeError, r"\.cuda_stream must be an int"),
+        (ByCupy("x"), TypeError, r"\.ptr"),
+        (ByNumba(2**70), ValueError, r"\.handle"),
+        (np.zeros(3), TypeError, "stream must be"),
+    ],
+)
+def test_what_is_no_stream_is_refused(runtime, obj, error, match) -> None:
+    with pytest.raises(error, match=match):
+        cumem.Stream.from_external(obj)
+
+
+@pytest.mark.parametrize("answer", [1, (0,), (0, 1, 2), [0, 1], None])
+def test_wrong_answer_of_the_protocol_is_refused(runtime, answer) -> None:
+    foreign = ByProtocol(1)
+    foreign.answer = answer
+    with pytest.raises((TypeError, ValueError), match="__cuda_stream__"):
+        cumem.Stream.from_external(foreign)
+
+
+def test_protocol_as_a_property_is_refused(runtime) -> None:
+    class Old:
+        __cuda_stream__ = (0, 1)
+
+    with pytest.raises(TypeError, match="__cuda_stream__ must be a method"):
+        cumem.Stream.from_external(Old())
+
+
+def test_exception_of_the_protocol_passes_through(runtime) -> None:
+    class Broken:
+        def __cuda_stream__(self) -> None:
+            raise ZeroDivisionError
+
+    class BrokenAttribute:
+        @property
+        def cuda_stream(self) -> int:
+            raise ZeroDivisionError
+
+    for broken in (Broken(), BrokenAttribute()):
+        with pytest.raises(ZeroDivisionError):
+            cumem.Stream.from_external(broken)
+
+
+def test_look_alikes_are_refused(runtime) -> None:
+    """.ptr and .handle are common names; the driver may crash on what is no stream."""
+
+    class MyEvent:
+        ptr = 1
+
+    class Array:
+        ptr = 1
+        __cuda_array_interface__ = None
+
+    for obj in (
+        cumem.empty_device(4),
+        cumem.empty_pinned(4),
+        cumem.Event(),
+        cumem.Device(0),
+        MyEvent(),
+        Array(),
+    ):
+        with pytest.raises(TypeError, match="stream must be"):
+            cumem.Stream.from_external(obj)
+
+
+def test_dead_handle_is_an_error_of_the_driver(emulated) -> None:
+    stream = cumem.Stream()
+    handle = stream.handle
+    stream.close()
+    with pytest.raises(cumem.CudaError) as caught:
+        cumem.Stream.from_external(handle)
+    assert caught.value.code == 400
+
+
+def test_foreign_owner_lives_as_long_as_its_record(runtime) -> None:
+    stream = cumem.Stream()
+    owner = ByProtocol(stream.handle)
+    reference = weakref.ref(owner)
+    foreign = cumem.Stream.from_external(owner)
+    del owner
+    gc.collect()
+    assert reference() is not None
+    foreign.close()
+    testing.poll()
+    assert reference() is None
+
+
+def test_owner_is_let_go_when_the_handle_is_wrong(emulated) -> None:
+    owner = ByProtocol(0xDEAD0)
+    reference = weakref.ref(owner)
+    with pytest.raises(cumem.CudaError):
+        cumem.Stream.from_external(owner)
+    del owner
+    gc.collect()
+    testing.poll()
+    assert reference() is None
+
+
+def test_device_of_a_foreign_stream(emulated) -> None:
+    stream = cumem.Stream(device=1)
+    asked = cumem.Stream.from_external(stream.handle, device=1)
+    assert asked.device == cumem.Device(1)
+    if emulated.has("stream_get_device"):
+        assert cumem.Stream.from_external(stream.handle).device == cumem.Device(1)
+        with pytest.raises(ValueError, match="belongs to device 1"):
+            cumem.Stream.from_external(stream.handle, device=0)
+    by_torch = cumem.Stream.from_external(ByTorch(0, device_index=1))
+    assert by_torch.device == cumem.Device(1)
+    by_cupy = cumem.Stream.from_external(ByCupy(0, device_id=1))
+    assert by_cupy == by_torch
+    assert cumem.Stream.from_external(ByCupy(0)).device == cumem.Device(0)
+    assert cumem.Stream.from_external(0, device=1) == by_torch
+
+
+# -- waiting ---------------------------------------------------------------------------
+
+
+def test_synchronize_waits_and_releases_the_gil(emulated) -> None:
+    stream = cumem.Stream()
+    reached = threading.Event()
+
+    def run() -> None:
+        stream.synchronize()
+        reached.set()
+
+    with session.gate(stream):
+        stream.record()
+        assert not stream.done
+        thread = threading.Thread(target=run)
+        thread.start()
+        assert not reached.wait(0.02)
+    thread.join()
+    assert reached.is_set()
+    assert stream.done
+
+
+@pytest.mark.parametrize("what", ["event", "stream", "foreign", "handle"])
+def test_wait_orders_after(emulated, what: str) -> None:
+    first, second = cumem.Stream(), cumem.Stream()
+    with session.gate(first):
+        event = first.record()
+        second.wait(
+            {
+                "event": event,
+                "stream": first,
+                "foreign": ByProtocol(first.handle),
+                "handle": first.handle,
+            }[what]
+        )
+        last = second.record()
+        assert not last.done
+        assert not second.done
+    second.synchronize()
+    assert last.done
+    assert event.done
+
+
+def test_wait_for_a_transfer(emulated) -> None:
+    first, second = cumem.Stream(), cumem.Stream()
+    source = cumem.array(np.arange(100, dtype="i4"), kind="pinned")
+    target = cumem.empty_device(100, "i4")
+    with session.gate(first):
+        transfer = cumem.copy_async(target, source, stream=first)
+        second.wait(transfer)
+        assert not second.record().done
+    second.synchronize()
+    transfer.wait()
+
+
+def test_wait_across_devices(emulated) -> None:
+    first, second = cumem.Stream(device=0), cumem.Stream(device=1)
+    with session.gate(first):
+        first.record()
+        second.wait(first)
+        assert not second.record().done
+    second.synchronize()
+
+
+@pytest.mark.parametrize("other", [None, "x", 1.5, object()])
+def test_wait_for_something_else_is_refused(runtime, other) -> None:
+    with pytest.raises(TypeError):
+        cumem.Stream().wait(other)
+
+
+def test_record_makes_or_moves_an_event(runtime) -> None:
+    stream = cumem.Stream()
+    event = cumem.Event()
+    assert stream.record(event) is event
+    assert stream.record(None) is not event
+    made = stream.record()
+    assert type(made) is cumem.Event
+    stream.synchronize()
+    assert made.done
+    assert made.seconds_since(event) >= 0
+    with pytest.raises(TypeError, match="event must be an Event"):
+        stream.record(stream)
+    with pytest.raises(TypeError, match="at most 1"):
+        stream.record(event, event)
+
+
+def test_record_on_another_device_is_refused(emulated) -> None:
+    with pytest.raises(ValueError, match="device 1"):
+        cumem.Stream(device=0).record(cumem.Event(device=1))
+
+
+def test_capture_is_seen(emulated) -> None:
+    stream = cumem.Stream()
+    testing.set_capturing(stream, True)
+    assert stream.is_capturing
+    testing.set_capturing(stream, False)
+    assert not stream.is_capturing
+
+
+def test_fork_is_refused_by_name(emulated) -> None:
+    import os
+
+    stream = cumem.Stream()
+    read, write = os.pipe()
+    child = os.fork()
+    if child == 0:
+        text = b"nothing raised"
+        try:
+            stream.synchronize()
+        except BaseException as error:
+            text = str(error).encode()
+        os.write(write, text)
+        os._exit(0)
+    os.close(write)
+    os.waitpid(child, 0)
+    with os.fdopen(read, "rb") as pipe:
+        assert b"fork" in pipe.read()
+
+
+# -- faults ----------------------------------------------------------------------------
+
+
+def test_fault_sweep_of_streams(emulated) -> None:
+    def scenario() -> None:
+        stream = cumem.Stream(priority=-1)
+        other = cumem.Stream.from_external(ByProtocol(stream.handle))
+        third = cumem.Stream()
+        third.wait(other)
+        third.wait(stream.record())
+        assert third.is_capturing in (True, False)
+        assert third.done in (True, False)
+        third.synchronize()
+        assert third.done
+
+    swept = faults.sweep(scenario)
+    assert {
+        "stream_create",
+        "stream_priority_range",
+        "stream_get_id",
+        "stream_wait_event",
+        "stream_query",
+        "stream_synchronize",
+        "stream_is_capturing",
+        "event_create",
+        "event_record",
+    } <= swept.raised

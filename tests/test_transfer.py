@@ -1,0 +1,236 @@
+# SPDX-License-Identifier: Apache-2.0
+"""copy_async and its handles: order, lifetime, waiting, failing, awaiting."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import sys
+import weakref
+
+import numpy as np
+import pytest
+from support import session, values
+from support.strategies import KINDS
+
+import cumem
+
+PLACES = [*KINDS, "numpy"]
+
+
+@pytest.mark.parametrize("to", PLACES)
+@pytest.mark.parametrize("source", PLACES)
+@pytest.mark.parametrize("background", [False, True])
+def test_async_copy_between_every_pair(runtime, to, source, background) -> None:
+    data = np.random.default_rng(0).integers(0, 256, 5000, dtype="u1")
+    target = values.put(np.zeros_like(data), to)
+    stream = None if background else cumem.Stream()
+    handle = cumem.copy_async(target, values.put(data, source), stream=stream)
+    assert handle.nbytes == 5000
+    handle.wait()
+    assert handle.done
+    assert handle.seconds > 0
+    assert handle.gbps > 0
+    assert isinstance(handle.route, str)
+    assert (values.get(target) == data).all()
+
+
+def test_pageable_source_may_be_reused_once_the_call_returns(emulated) -> None:
+    source = np.arange(100_000, dtype="i4")
+    buffer = cumem.empty_device(100_000, "i4")
+    stream = cumem.Stream()
+    with session.gate(stream):
+        # small enough for the staging ring: the call returns with the stream shut
+        handle = cumem.copy_async(buffer, source, stream=stream)
+        source[:] = -1
+        assert not handle.done
+    handle.wait()
+    assert (values.get(buffer) == np.arange(100_000)).all()
+
+
+def test_nothing_happens_while_the_stream_is_shut(emulated) -> None:
+    source = cumem.array(np.arange(10, dtype="i4"), kind="pinned")
+    target = cumem.zeros(10, "i4", "mapped")
+    address = target.ptr
+    stream = cumem.Stream()
+    with session.gate(stream):
+        handle = cumem.copy_async(target, source, stream=stream)
+        assert not handle.done
+        assert not stream.done
+        with pytest.raises(TimeoutError):
+            handle.wait(timeout=0.02)
+        import ctypes
+
+        assert ctypes.string_at(address, 40) == bytes(40)
+    handle.wait()
+    assert (target.numpy() == np.arange(10)).all()
+
+
+@pytest.mark.parametrize("kind", ["pinned", "mapped", "managed"])
+def test_numpy_of_an_unfinished_target_waits(runtime, kind) -> None:
+    source = cumem.array(np.arange(300_000, dtype="i4"), kind="device")
+    target = cumem.zeros(300_000, "i4", kind)
+    cumem.copy_async(target, source, stream=cumem.Stream())
+    assert (target.numpy() == np.arange(300_000)).all()
+
+
+@pytest.mark.parametrize("background", [False, True])
+def test_dropped_handle_keeps_both_ends_until_done(emulated, background) -> None:
+    class Array(np.ndarray):
+        pass
+
+    target = np.zeros(1000, "i4").view(Array)
+    alive = weakref.ref(target)
+    source = cumem.array(np.arange(1000, dtype="i4"), kind="device")
+    stream = cumem.Stream()
+    with session.gate(stream):
+        if background:
+            first = cumem.copy_async(source, np.ones(1000, "i4"), stream=stream)
+            handle = cumem.copy_async(target, source)
+            del first
+        else:
+            handle = cumem.copy_async(target, source, stream=stream)
+        del target, source, handle
+        gc.collect()
+        assert alive() is not None
+        assert session.testing.pending_transfers() >= 1
+    stream.synchronize()
+    for _ in range(1000):
+        session.testing.poll()
+        gc.collect()
+        if alive() is None:
+            break
+        cumem.Event().record(stream).synchronize()
+    assert alive() is None
+
+
+def test_freed_source_is_not_handed_out_before_its_copy(emulated) -> None:
+    stream = cumem.Stream()
+    target = cumem.zeros(4096, "u1", "device")
+    with session.gate(stream):
+        source = cumem.full(4096, 5, "u1", "pinned")
+        cumem.copy_async(target, source, stream=stream)
+        address = source.ptr
+        del source
+        gc.collect()
+        others = [cumem.empty_pinned(4096, "u1") for _ in range(8)]
+        assert address not in [other.ptr for other in others]
+        for other in others:
+            other.fill(9)
+    stream.synchronize()
+    assert (values.get(target) == 5).all()
+
+
+def test_exported_pinned_block_waits_for_foreign_work(emulated) -> None:
+    # someone else's stream, of which cumem knows nothing, reads our pinned block
+    stream = cumem.Stream()
+    other = cumem.zeros(4096, "u1", "device")
+    with session.gate(stream):
+        cumem.copy_async(other, cumem.zeros(4096, "u1", "pinned"), stream=stream)
+        source = cumem.full(4096, 5, "u1", "pinned")
+        view = source.numpy()
+        address = source.ptr
+        del view, source
+        gc.collect()
+        assert cumem.empty_pinned(4096, "u1").ptr != address
+    stream.synchronize()
+
+
+def test_failure_is_raised_once_by_wait(emulated) -> None:
+    source = np.zeros(64, "u1")[::-1]  # pageable: a worker moves it
+    target = cumem.zeros(64, "u1", "device")
+    session.testing.plan_fault("copy_async", 1, 999)
+    handle = cumem.copy_async(target, source)
+    with pytest.raises(cumem.CudaError) as caught:
+        handle.wait()
+    assert caught.value.call == "cudaMemcpyAsync"
+    assert handle.done
+    session.testing.plan_fault(None, 0)
+    cumem.copy(target, source)  # the engine still works
+
+
+def test_failure_at_submission_is_raised_by_the_call(emulated) -> None:
+    source = cumem.zeros(64, "u1", "pinned")
+    target = cumem.zeros(64, "u1", "device")
+    session.testing.plan_fault("copy_async", 1, 999)
+    with pytest.raises(cumem.CudaError, match="cudaMemcpyAsync"):
+        cumem.copy_async(target, source, stream=cumem.Stream())
+    session.testing.plan_fault(None, 0)
+    assert session.testing.pending_transfers() == 0
+    cumem.copy_async(target, source).wait()
+
+
+def test_failure_nobody_read_goes_to_the_unraisable_hook(emulated, monkeypatch) -> None:
+    seen: list[BaseException | None] = []
+    monkeypatch.setattr(sys, "unraisablehook", lambda u: seen.append(u.exc_value))
+    source = np.zeros(64, "u1")[::-1]  # pageable: a worker moves it
+    target = cumem.zeros(64, "u1", "device")
+    session.testing.plan_fault("copy_async", 1, 999)
+    cumem.copy_async(target, source)
+    while session.testing.pending_transfers():
+        session.testing.poll()
+    session.testing.plan_fault(None, 0)
+    del target  # a target remembers its writers: numpy() of it would have raised
+    while not seen:  # the worker lets go of the ticket in a moment
+        session.testing.poll()
+    assert [type(error) for error in seen] == [cumem.CudaError]
+
+
+@pytest.mark.parametrize("background", [False, True])
+def test_await_wakes_the_loop(runtime, background) -> None:
+    async def main() -> None:
+        stream = None if background else cumem.Stream()
+        source = cumem.array(np.arange(50_000, dtype="i4"), kind="pinned")
+        targets = [cumem.zeros(50_000, "i4", "device") for _ in range(5)]
+        handles = [cumem.copy_async(t, source, stream=stream) for t in targets]
+        ticks = 0
+
+        async def tick() -> None:
+            nonlocal ticks
+            while True:
+                ticks += 1
+                await asyncio.sleep(0)
+
+        ticker = asyncio.create_task(tick())
+        for handle in handles:
+            await handle
+            assert handle.done
+        await handles[0]  # a finished one answers at once
+        ticker.cancel()
+        for target in targets:
+            assert (values.get(target) == np.arange(50_000)).all()
+
+    asyncio.run(main())
+
+
+def test_await_raises_the_failure(emulated) -> None:
+    async def main() -> None:
+        source = np.zeros(64, "u1")[::-1]  # pageable: a worker moves it
+        target = cumem.zeros(64, "u1", "device")
+        session.testing.plan_fault("copy_async", 1, 999)
+        handle = cumem.copy_async(target, source)
+        with pytest.raises(cumem.CudaError):
+            await handle
+        session.testing.plan_fault(None, 0)
+
+    asyncio.run(main())
+
+
+def test_stream_waits_for_a_background_transfer(runtime) -> None:
+    source = np.arange(100_000, dtype="i4")
+    middle = cumem.zeros(100_000, "i4", "device")
+    last = cumem.zeros(100_000, "i4", "device")
+    handle = cumem.copy_async(middle, source)
+    stream = cumem.Stream()
+    handle.order(stream)
+    cumem.copy_async(last, middle, stream=stream).wait()
+    assert (values.get(last) == source).all()
+
+
+def test_arguments_are_checked_before_anything_starts(runtime) -> None:
+    buffer = cumem.empty_device(1, "f4")
+    with pytest.raises(TypeError, match="stream"):
+        cumem.copy_async(buffer, np.zeros(1, "f4"), stream="soon")
+    with pytest.raises(TypeError):
+        cumem.copy_async(buffer, np.zeros(1, "f8"))
+    assert session.testing.pending_transfers() == 0
