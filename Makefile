@@ -5,6 +5,9 @@ CC := gcc
 SAN ?= address,undefined
 DRIVERS ?= 12.0 12.4 12.8 13.0
 PYTEST_ARGS ?=
+# What no driver version can change.
+ANY_DRIVER := $(patsubst %,tests/test_%.py,layout docs stubs units cli bench notebooks \
+	arguments fuzz_protocols import)
 comma := ,
 
 SOURCES := $(sort $(wildcard csrc/*/*.c))
@@ -43,7 +46,8 @@ test: ## run the suite on the emulated device
 
 test-all: ## run the suite with the emulated driver at each of DRIVERS
 	@set -e; for driver in $(DRIVERS); do echo "== emulated driver $$driver"; \
-	CUMEM_EMULATED_DRIVER=$$driver $(PYTHON) -m pytest -q $(PYTEST_ARGS); done
+	CUMEM_EMULATED_DRIVER=$$driver $(PYTHON) -m pytest -q $(ANY_DRIVER:%=--ignore=%) \
+	$(PYTEST_ARGS); done
 
 check: lint types warnings check-cuda test ## all that a change must pass here
 	$(MAKE) check-c SAN=address,undefined
@@ -131,7 +135,7 @@ pythons: ## test one wheel on each CPython >= 3.11 on PATH or of pyenv
 	rm -rf build/pythons
 	$(PYTHON) -m pip wheel -q --no-deps -w build/pythons/wheel .
 	mkdir build/pythons/suite
-	cp -r $(wildcard tests notebooks docs examples csrc pyproject.toml README.md) \
+	cp -r $(wildcard tests notebooks docs benchmarks csrc pyproject.toml README.md) \
 	build/pythons/suite
 	.ci/pythons build/pythons $(PYTEST_ARGS)
 

@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
 """Builds cumem._core; everything else stands in pyproject.toml.
-
 CUMEM_CUDA_HOME=/path       take the headers and libcudart_static.a of this toolkit
 CUMEM_DEBUG=1               invariant checks, no optimisation, symbols kept, -Werror
 CUMEM_SANITIZE=address,undefined (or thread)
@@ -12,14 +11,14 @@ import sysconfig
 from importlib.util import find_spec
 from pathlib import Path
 
+import numpy
 from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
 
 FILES = ("cuda_runtime_api.h", "crt/host_defines.h", "libcudart_static.a")
 DEBUG = os.environ.get("CUMEM_DEBUG", "0") != "0"
-SANITIZE = os.environ.get("CUMEM_SANITIZE")
 LIMITED = os.environ.get("CUMEM_LIMITED_API", "1") != "0"
-LIMITED = LIMITED and not sysconfig.get_config_var("Py_GIL_DISABLED")
+LIMITED &= not sysconfig.get_config_var("Py_GIL_DISABLED")
 
 
 def cuda_places():
@@ -51,30 +50,31 @@ def find_cuda():
 
 class BuildExt(build_ext):
     def build_extensions(self):
-        import numpy
-
         includes, library = find_cuda()
-        print(f"cumem: CUDA from {includes[0]}, {includes[1]} and {library}")
         for folder in (*includes, numpy.get_include()):
-            self.extensions[0].extra_compile_args += ["-isystem", str(folder)]
-        self.extensions[0].extra_objects.append(str(library))
+            core.extra_compile_args += ["-isystem", str(folder)]
+        core.extra_objects.append(str(library))
         super().build_extensions()
+        # `python -m cumem` in the checkout finds the checkout's package: let it be whole.
+        if not self.inplace and not getattr(self, "editable_mode", False):
+            self.copy_file(self.get_ext_fullpath("cumem._core"), "cumem")
 
 
-macros = {"_GNU_SOURCE": None, "NPY_NO_DEPRECATED_API": "NPY_1_22_API_VERSION"}
-macros |= {"NPY_TARGET_VERSION": "NPY_1_22_API_VERSION"}
+NUMPY = ("NPY_TARGET_VERSION", "NPY_NO_DEPRECATED_API")
+macros = dict.fromkeys(NUMPY, "NPY_1_22_API_VERSION") | {"_GNU_SOURCE": None}
 macros |= {"Py_LIMITED_API": "0x030B0000"} if LIMITED else {}
 macros |= {"CM_DEBUG": "1"} if DEBUG else {}
 flags = ["-std=c17", "-fvisibility=hidden", "-Wall", "-Wextra", "-Wshadow", "-Wundef"]
 flags += ["-Wstrict-prototypes", "-Wmissing-prototypes", "-Wconversion"]
 flags += ["-O0", "-g", "-UNDEBUG", "-Werror"] if DEBUG else []
-sanitize = [f"-fsanitize={SANITIZE}", "-fno-omit-frame-pointer"] if SANITIZE else []
-link = ["-Wl,--exclude-libs,ALL", *([] if DEBUG or SANITIZE else ["-Wl,-s"])]
+if sanitize := [f"-fsanitize={s}" for s in [os.environ.get("CUMEM_SANITIZE")] if s]:
+    sanitize.append("-fno-omit-frame-pointer")
+link = ["-Wl,--exclude-libs,ALL", *([] if DEBUG or sanitize else ["-Wl,-s"])]
 core = Extension("cumem._core", sorted(map(str, Path("csrc").glob("*/*.c"))))
 core.depends = sorted(map(str, Path("csrc").glob("*/*.h")))
 core.include_dirs, core.define_macros = ["csrc"], list(macros.items())
 core.extra_compile_args, core.extra_link_args = flags + sanitize, link + sanitize
 core.libraries, core.py_limited_api = ["dl", "rt", "pthread"], LIMITED
-options = {"build_ext": {"force": True}}  # the switches leave no trace in file times
-options |= {"bdist_wheel": {"py_limited_api": "cp311"}} if LIMITED else {}
+options = {"bdist_wheel": {"py_limited_api": "cp311"}} if LIMITED else {}
+options["build_ext"] = {"force": True}  # the switches leave no trace in file times
 setup(ext_modules=[core], cmdclass={"build_ext": BuildExt}, options=options)

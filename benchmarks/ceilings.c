@@ -136,6 +136,9 @@ verify(bench *b, const bench_case *one, size_t nbytes)
     if (one->out) {
         CHECK(cudaMemcpy(b->device[1], b->expected, nbytes, cudaMemcpyHostToDevice));
         memset(b->host[1], 0, nbytes);
+        /* A pageable copy may return before the device has it, and the streams of the
+         * cases do not wait for the default one. */
+        CHECK(cudaDeviceSynchronize());
     }
     one->run(b, nbytes);
     if (one->in) {

@@ -24,7 +24,7 @@ install() {
     export PYTHONPATH="$work/site${PYTHONPATH:+:$PYTHONPATH}" PYTHONSAFEPATH=1
     export XLA_PYTHON_CLIENT_PREALLOCATE=false PYTHONUNBUFFERED=1 CUMEM_BACKEND=cuda
     mkdir "$work/suite"
-    cp -r tests docs notebooks pyproject.toml README.md "$work/suite"
+    cp -r tests docs notebooks benchmarks pyproject.toml README.md "$work/suite"
     "$PYTHON" -c 'import cumem; print("cumem from", cumem.__file__)'
     "$PYTHON" -m cumem info
 }

@@ -88,13 +88,23 @@ class Report:
             if (result := self.find("copy", what, kind, nbytes)) is not None
             and result.verified
         ]
-        usable = [result for result in found if self._reads_well(what, result.kind)]
+        # Managed memory is moved and not copied: afterwards the other side has it no more,
+        # so its rate is shown but says nothing of which memory to copy from.
+        usable = [
+            result
+            for result in found
+            if result.kind != "managed" and self._reads_well(what, result.kind)
+        ]
         if not usable:
             return "nothing could be measured"
         top = max(result.gbps for result in usable)
         best = next(result for result in usable if result.gbps * _SAME >= top)
         plain = self.find("copy", what, "pageable", nbytes)
-        slow = [result.kind for result in found if result not in usable]
+        slow = [
+            result.kind
+            for result in found
+            if result.kind != "managed" and not self._reads_well(what, result.kind)
+        ]
         note = f"; {', '.join(slow)} is too slow to read here" if slow else ""
         if plain is None:
             return f"use {best.kind}{note}"

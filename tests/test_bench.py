@@ -177,10 +177,15 @@ def test_advice_among_equals_is_the_simplest() -> None:
 
 
 def test_advice_follows_the_figures_also_where_they_are_odd() -> None:
+    report = Report([copied("pageable", 9), copied("pinned", 10), copied("mapped", 30)])
+    assert report.advise_copy("h2d", MIB).startswith("use mapped: 3.3 times")
+
+
+def test_advice_never_names_managed_memory_which_is_moved_and_not_copied() -> None:
     report = Report(
-        [copied("pageable", 9), copied("pinned", 10), copied("managed", 30)]
+        [copied("pageable", 9), copied("pinned", 18), copied("managed", 90)]
     )
-    assert report.advise_copy("h2d", MIB).startswith("use managed: 3.3 times")
+    assert report.advise_copy("h2d", MIB).startswith("use pinned: 2.0 times")
 
 
 def test_advice_never_rests_on_wrong_data() -> None:

@@ -313,3 +313,13 @@ def test_shutdown_refuses_while_exported(runtime) -> None:
         cumem.shutdown()
     array[0] = 1
     assert buffer.numpy()[0] == 1
+
+
+def test_int_and_float_read_the_element_and_not_its_digits(runtime) -> None:
+    buffer = cumem.array(np.array([53, 54], "u1"), kind="pinned")
+    assert int(buffer[0]) == 53
+    assert float(buffer[1]) == 54.0
+    with pytest.raises(TypeError):
+        int(buffer)
+    with pytest.raises(TypeError, match="device"):
+        float(cumem.zeros((), "f4"))

@@ -164,3 +164,69 @@ def test_torch_cpu_tensors_are_copied(runtime) -> None:
         back = torch.zeros(4, 5)
         cumem.copy(back, buffer)
         assert torch.equal(back, tensor)
+
+
+@pytest.mark.parametrize("source", PLACES)
+def test_copy_between_two_devices(runtime, source) -> None:
+    if cumem.device_count() < 2:
+        pytest.skip("needs two devices")
+    data = np.random.default_rng(0).integers(0, 256, (300, 70), dtype="u1")
+    there = cumem.zeros(data.shape, "u1", "device", device=1)
+    assert there.device == cumem.Device(1)
+    cumem.copy(there, values.put(data, source))
+    assert (values.get(there) == data).all()
+    here = cumem.zeros(data.shape, "u1", "device", device=0)
+    cumem.copy(here[::2, ::-3], there[1::2, ::3])
+    expected = np.zeros_like(data)
+    expected[::2, ::-3] = data[1::2, ::3]
+    assert (values.get(here) == expected).all()
+    cumem.copy_async(here, there, stream=cumem.Stream(device=1)).wait()
+    assert (values.get(here) == data).all()
+    assert cumem.current_device() == cumem.Device(0)
+
+
+def test_a_device_that_is_not_used_gets_no_context(runtime) -> None:
+    if cumem.device_count() < 2:
+        pytest.skip("needs two devices")
+    buffer = cumem.zeros(100, "u1", "device", device=1)
+    assert values.get(buffer).sum() == 0
+    assert buffer.device == cumem.Device(1)
+
+
+class OnlyArray:
+    def __array__(self, dtype=None, copy=None):
+        return np.array([1.9, 300.0, -1.0])
+
+
+@pytest.mark.parametrize(
+    ("value", "error"),
+    [
+        (OnlyArray(), TypeError),
+        ([1.9, 3.0, 2.0], TypeError),
+        (1.5, TypeError),
+        ("1", TypeError),
+        (None, TypeError),
+        (np.int64(300), OverflowError),
+        (300, OverflowError),
+        ([300, 1, 1], OverflowError),
+        (-1, OverflowError),
+    ],
+)
+def test_values_that_would_change_are_refused(runtime, value, error) -> None:
+    for kind in KINDS:
+        buffer = cumem.full(3, 7, "u1", kind)
+        with pytest.raises(error):
+            cumem.copy(buffer, value)
+        assert (values.get(buffer) == 7).all()
+
+
+def test_values_that_fit_are_converted(runtime) -> None:
+    for kind in KINDS:
+        buffer = cumem.zeros(3, "u1", kind)
+        cumem.copy(buffer, [1, True, np.int64(255)])
+        assert values.get(buffer).tolist() == [1, 1, 255]
+        single = cumem.zeros(3, "f4", kind)
+        cumem.copy(single, 0.1)
+        assert (values.get(single) == np.float32(0.1)).all()
+        single[1] = 7
+        assert values.get(single)[1] == 7

@@ -136,7 +136,7 @@ cm_buffer_fill_value(cm_buffer *self, PyObject *value, PyObject *stream_object)
         return -1;
     }
     int result = -1;
-    PyObject *array = cm_numpy_as_array(value, self->dtype);
+    PyObject *array = cm_numpy_as_value(value, self->dtype);
     Py_ssize_t ndim = -1;
     if (array != NULL) {
         PyObject *number = PyObject_GetAttrString(array, "ndim");

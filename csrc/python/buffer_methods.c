@@ -210,6 +210,25 @@ cm_buffer_array(PyObject *object, PyObject *const *args, Py_ssize_t nargs,
     return result;
 }
 
+/* Without these Python would read the bytes of a buffer as digits. */
+PyObject *
+cm_buffer_int(PyObject *object)
+{
+    PyObject *array = cm_buffer_numpy(object, NULL);
+    PyObject *result = array == NULL ? NULL : PyNumber_Long(array);
+    Py_XDECREF(array);
+    return result;
+}
+
+PyObject *
+cm_buffer_float(PyObject *object)
+{
+    PyObject *array = cm_buffer_numpy(object, NULL);
+    PyObject *result = array == NULL ? NULL : PyNumber_Float(array);
+    Py_XDECREF(array);
+    return result;
+}
+
 /* -- as_device ------------------------------------------------------------------------ */
 
 const char cm_buffer_as_device_doc[] =

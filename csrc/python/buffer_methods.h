@@ -18,6 +18,8 @@ PyObject *cm_buffer_reduce_ex(PyObject *self, PyObject *protocol);
 /* METH_FASTCALL */
 PyObject *cm_buffer_exit(PyObject *self, PyObject *const *args, Py_ssize_t nargs);
 /* METH_FASTCALL | METH_KEYWORDS */
+PyObject *cm_buffer_int(PyObject *self);
+PyObject *cm_buffer_float(PyObject *self);
 PyObject *cm_buffer_array(PyObject *self, PyObject *const *args, Py_ssize_t nargs,
                           PyObject *kwnames);
 PyObject *cm_buffer_fill(PyObject *self, PyObject *const *args, Py_ssize_t nargs,

@@ -158,6 +158,8 @@ static PyType_Slot buffer_slots[] = {
     {Py_mp_subscript, (void *)cm_buffer_subscript},
     {Py_mp_ass_subscript, (void *)cm_buffer_ass_subscript},
     {Py_mp_length, (void *)cm_buffer_length},
+    {Py_nb_int, (void *)cm_buffer_int},
+    {Py_nb_float, (void *)cm_buffer_float},
     {0, NULL},
 };
 

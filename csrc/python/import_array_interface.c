@@ -286,10 +286,9 @@ place(cm_state *state, cm_import *import)
     }
     if (info.kind == CM_KIND_PAGEABLE) {
         PyErr_Format(PyExc_ValueError,
-                     CAI
-                     "['data']: to the driver 0x%llx is ordinary host memory, which a "
-                     "device cannot reach",
-                     (unsigned long long)import->data);
+                     CAI "['data']: to the driver %p is ordinary host memory, which a "
+                         "device cannot reach",
+                     (void *)(uintptr_t)import->data);
         return -1;
     }
     /* page-locked memory that a device may use is what we call mapped */

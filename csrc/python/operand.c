@@ -92,7 +92,12 @@ init_value(cm_state *state, cm_operand *operand, PyObject *object,
             (PyObject *)Py_TYPE(object));
         return -1;
     }
-    PyObject *array = cm_numpy_as_array(object, target_dtype);
+    bool is_value = is_python_scalar(object) || cm_numpy_is_scalar(object)
+                    || PyList_Check(object) || PyTuple_Check(object)
+                    || is_bytes_value(object, target_dtype) || object == Py_None;
+    /* What only NumPy can read is an array: its dtype is compared and not converted. */
+    PyObject *array = is_value ? cm_numpy_as_value(object, target_dtype)
+                               : cm_numpy_as_array(object, NULL);
     if (array == NULL) {
         return -1;
     }

@@ -92,39 +92,6 @@ cm_pending_prune(cm_pending *pending)
     return status;
 }
 
-/* Record a passing event on `producer` and let `consumer` wait for it. */
-static cm_status
-follow_by_event(cm_runtime *rt, uint64_t event, cm_stream *consumer,
-                const cm_stream *producer)
-{
-    CM_TRY(cm_rt_event_record(rt, event, producer->handle));
-    cm_device_guard guard;
-    CM_TRY(cm_device_enter(rt, consumer->device, &guard));
-    cm_status status = cm_rt_stream_wait_event(rt, consumer->handle, event);
-    cm_device_leave(rt, &guard);
-    return status;
-}
-
-cm_status
-cm_stream_follow(cm_stream *consumer, const cm_stream *producer)
-{
-    cm_runtime *rt = consumer->rt;
-    if (consumer->id == producer->id && consumer->device == producer->device) {
-        return cm_ok();
-    }
-    uint64_t event;
-    cm_device_guard guard;
-    CM_TRY(cm_device_enter(rt, producer->device, &guard));
-    cm_status status = cm_rt_event_create(rt, CM_EVENT_DISABLE_TIMING, &event);
-    if (cm_is_ok(status)) {
-        status = follow_by_event(rt, event, consumer, producer);
-        cm_status destroyed = cm_rt_event_destroy(rt, event); /* goes once it is done */
-        status = cm_is_ok(status) ? destroyed : status;
-    }
-    cm_device_leave(rt, &guard);
-    return status;
-}
-
 cm_status
 cm_pending_order(const cm_pending *pending, cm_stream *consumer)
 {

@@ -28,9 +28,6 @@ CM_NODISCARD cm_status cm_pending_prune(cm_pending *pending);
  * Fails: event_create, event_record, stream_wait_event, a transfer's own failure. */
 CM_NODISCARD cm_status cm_pending_order(const cm_pending *pending, cm_stream *consumer);
 
-/* Make `consumer` wait for the work that `producer` has been given so far. */
-CM_NODISCARD cm_status cm_stream_follow(cm_stream *consumer, const cm_stream *producer);
-
 /* take, prune and order, GIL released; `handle` is a consumer's stream on `device`, not
  * touched after the call. 0, or -1 with an exception. */
 int cm_storage_order_handle(const cm_storage *storage, int device, uint64_t handle);

@@ -5,37 +5,6 @@
 #include "python/event_type.h"
 #include "python/stream_convert.h"
 
-static cm_status
-wait_for_event(const cm_stream *stream, uint64_t event)
-{
-    cm_device_guard guard; /* the default streams mean those of the current device */
-    CM_TRY(cm_device_enter(stream->rt, stream->device, &guard));
-    cm_status status = cm_rt_stream_wait_event(stream->rt, stream->handle, event);
-    cm_device_leave(stream->rt, &guard);
-    return status;
-}
-
-/* Record a passing event on `other` and let `stream` wait for it. */
-static cm_status
-wait_for_stream(const cm_stream *stream, const cm_stream *other)
-{
-    cm_runtime *rt = stream->rt;
-    uint64_t event;
-    cm_device_guard guard;
-    CM_TRY(cm_device_enter(rt, other->device, &guard));
-    cm_status status = cm_rt_event_create(rt, CM_EVENT_DISABLE_TIMING, &event);
-    if (cm_is_ok(status)) {
-        status = cm_rt_event_record(rt, event, other->handle);
-        if (cm_is_ok(status)) {
-            status = wait_for_event(stream, event);
-        }
-        cm_status destroyed = cm_rt_event_destroy(rt, event); /* goes once it is done */
-        status = cm_is_ok(status) ? destroyed : status;
-    }
-    cm_device_leave(rt, &guard);
-    return status;
-}
-
 static int
 wait_event_object(cm_state *state, cm_stream *stream, cm_event_object *event)
 {
@@ -45,7 +14,7 @@ wait_event_object(cm_state *state, cm_stream *stream, cm_event_object *event)
     cm_status status;
     cm_event_take(event);
     Py_BEGIN_ALLOW_THREADS
-    status = wait_for_event(stream, event->handle);
+    status = cm_stream_wait_event(stream, event->handle);
     Py_END_ALLOW_THREADS
     cm_event_give(event);
     return cm_is_ok(status) ? 0 : cm_py_raise_int(state, status, NULL);
@@ -81,7 +50,7 @@ cm_stream_wait_object(cm_state *state, cm_stream *stream, PyObject *other)
     }
     cm_status status;
     Py_BEGIN_ALLOW_THREADS
-    status = wait_for_stream(stream, before);
+    status = cm_stream_follow(stream, before);
     cm_stream_release(before);
     Py_END_ALLOW_THREADS
     return cm_is_ok(status) ? 0 : cm_py_raise_int(state, status, NULL);

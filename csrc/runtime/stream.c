@@ -92,6 +92,39 @@ cm_stream_wrap(cm_runtime *rt, int device, uint64_t handle, void *owner,
     return cm_ok();
 }
 
+cm_status
+cm_stream_wait_event(const cm_stream *stream, uint64_t event)
+{
+    cm_device_guard guard;
+    CM_TRY(cm_device_enter(stream->rt, stream->device, &guard));
+    cm_status status = cm_rt_stream_wait_event(stream->rt, stream->handle, event);
+    cm_device_leave(stream->rt, &guard);
+    return status;
+}
+
+cm_status
+cm_stream_follow(const cm_stream *consumer, const cm_stream *producer)
+{
+    cm_runtime *rt = consumer->rt;
+    if (consumer->id == producer->id && consumer->device == producer->device) {
+        return cm_ok();
+    }
+    uint64_t event;
+    cm_device_guard guard;
+    CM_TRY(cm_device_enter(rt, producer->device, &guard));
+    cm_status status = cm_rt_event_create(rt, CM_EVENT_DISABLE_TIMING, &event);
+    if (cm_is_ok(status)) {
+        status = cm_rt_event_record(rt, event, producer->handle);
+        if (cm_is_ok(status)) {
+            status = cm_stream_wait_event(consumer, event);
+        }
+        cm_status destroyed = cm_rt_event_destroy(rt, event); /* goes once it is done */
+        status = cm_is_ok(status) ? destroyed : status;
+    }
+    cm_device_leave(rt, &guard);
+    return status;
+}
+
 cm_stream *
 cm_stream_hold(cm_stream *stream)
 {

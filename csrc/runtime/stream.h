@@ -33,6 +33,17 @@ CM_NODISCARD cm_status cm_stream_wrap(cm_runtime *rt, int device, uint64_t handl
                                       void *owner, void (*drop_owner)(void *),
                                       cm_stream **out);
 
+/* Let `stream` wait for `event`, whichever device is current: the default streams'
+ * handles
+ * mean those of the current one. Fails: stream_wait_event, what cm_device_enter does. */
+CM_NODISCARD cm_status cm_stream_wait_event(const cm_stream *stream, uint64_t event);
+
+/* Let `consumer` wait for all that `producer` has been given so far; nothing to do when
+ * they
+ * are the same. Fails: event_create, event_record, stream_wait_event, event_destroy. */
+CM_NODISCARD cm_status cm_stream_follow(const cm_stream *consumer,
+                                        const cm_stream *producer);
+
 cm_stream *cm_stream_hold(cm_stream *stream);
 /* The last release destroys an owned handle (work queued on it still completes). */
 void cm_stream_release(cm_stream *stream);

@@ -207,8 +207,7 @@ submit(cm_job *job, cm_status outcome)
     cm_status status = cm_rt_event_record(engine->rt, event, job->stream->handle);
     if (cm_is_ok(status) && job->request_stream != NULL
         && job->request_stream != job->stream) {
-        status =
-            cm_rt_stream_wait_event(engine->rt, job->request_stream->handle, event);
+        status = cm_stream_wait_event(job->request_stream, event);
     }
     if (!cm_is_ok(status)) {
         cm_loan_give_event(engine, device, event);
@@ -234,8 +233,7 @@ join_request_stream(cm_job *job)
     CM_TRY(cm_loan_take_event(engine, device, &event));
     cm_status status = cm_rt_event_record(engine->rt, event, job->stream->handle);
     if (cm_is_ok(status)) {
-        status =
-            cm_rt_stream_wait_event(engine->rt, job->request_stream->handle, event);
+        status = cm_stream_wait_event(job->request_stream, event);
     }
     cm_loan_give_event(engine, device, event);
     return status;

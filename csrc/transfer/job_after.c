@@ -107,8 +107,7 @@ cm_job_wait_after(cm_job *job)
             CM_TRY(cm_job_wait_event(job, after->device, after->event));
         }
         else {
-            CM_TRY(cm_rt_stream_wait_event(job->engine->rt, job->stream->handle,
-                                           after->event));
+            CM_TRY(cm_stream_wait_event(job->stream, after->event));
         }
         cm_loan_give_event(job->engine, after->device, after->event);
         job->after_count--;

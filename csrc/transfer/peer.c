@@ -14,7 +14,7 @@ chain_streams(cm_engine *engine, const cm_stream *worker, const cm_stream *waite
     if (cm_is_ok(status)) {
         status = cm_rt_event_record(engine->rt, event, worker->handle);
         if (cm_is_ok(status)) {
-            status = cm_rt_stream_wait_event(engine->rt, waiter->handle, event);
+            status = cm_stream_wait_event(waiter, event);
         }
         cm_device_leave(engine->rt, &guard);
     }
@@ -42,8 +42,7 @@ gather_piece(cm_job *job, cm_stage *stage, const cm_layout *pack)
     cm_engine *engine = job->engine;
     int device = job->plan.src_device;
     if (stage->busy) {
-        CM_TRY(cm_rt_stream_wait_event(engine->rt, job->gather_stream->handle,
-                                       stage->event));
+        CM_TRY(cm_stream_wait_event(job->gather_stream, stage->event));
     }
     if (stage->blocks[0] == NULL) {
         CM_TRY(cm_job_alloc_block(job, device, cm_job_piece_limit(job),

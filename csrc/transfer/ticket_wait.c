@@ -131,12 +131,7 @@ queue_wait(cm_ticket *ticket, cm_stream *stream)
     if (!query) {
         return cm_ok();
     }
-    cm_device_guard guard;
-    cm_status status = cm_device_enter(engine->rt, stream->device, &guard);
-    if (cm_is_ok(status)) {
-        status = cm_rt_stream_wait_event(engine->rt, stream->handle, ticket->end_event);
-        cm_device_leave(engine->rt, &guard);
-    }
+    cm_status status = cm_stream_wait_event(stream, ticket->end_event);
     cm_mutex_lock(&engine->lock);
     ticket->query_count--;
     cm_mutex_unlock(&engine->lock);

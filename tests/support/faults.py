@@ -114,10 +114,7 @@ def sweep(scenario: Callable[[], None]) -> Swept:
     scenario()  # once beforehand: lazily made things are made
     settle()
     gc.freeze()  # what was there before need not be looked at hundreds of times
-    try:
-        return strike_all(scenario)
-    finally:
-        gc.unfreeze()
+    return strike_all(scenario)
 
 
 def strike_all(scenario: Callable[[], None]) -> Swept:
