@@ -186,6 +186,7 @@ def export_to_numpy_and_drop() -> None:
     view = np.from_dlpack(buffer)
     assert view.sum() == 0
     del view, buffer
+    cumem.trim()  # takes the fence
     cumem.empty_pinned(1000, "u1")
     device = cumem.zeros(1000, "u1")
     assert np.from_dlpack(device, device="cpu").sum() == 0

@@ -17,6 +17,11 @@ typedef struct cm_pool_config {
     cm_kind kind;   /* PINNED, MAPPED, MANAGED or DEVICE */
     int device;     /* whose context allocates, and where device memory lies */
     unsigned flags; /* of cudaHostAlloc or cudaMallocManaged */
+    /* So much freed memory that someone unknown may still use waits before a miss takes
+     * a fence. A fence breaks a capture that another library has going on a stream of
+     * its own, and no driver can say whether one has: it is taken seldom. Trim always
+     * takes it. */
+    uint64_t fence_limit_nbytes;
 } cm_pool_config;
 
 /* What a user of the pool holds. Read-only for callers. */

@@ -97,10 +97,9 @@ has_in_flight(cm_pool *pool)
     return some;
 }
 
-/* Without context events, blocks with fences would pile up until memory runs out: true
- * when they have grown past what the cache may hold. */
+/* Have freed blocks that wait for a fence grown past `limit_nbytes`? */
 static bool
-is_fence_due(cm_pool *pool)
+is_fence_due(cm_pool *pool, uint64_t limit_nbytes)
 {
     uint64_t due_nbytes = 0;
     cm_mutex_lock(&pool->lock);
@@ -108,9 +107,19 @@ is_fence_due(cm_pool *pool)
         const cm_pool_entry *entry = cm_pool_entry_of(n);
         due_nbytes += entry->fence_devices != 0 ? entry->block.nbytes : 0;
     }
-    bool due = due_nbytes > cm_pool_cache_limit_locked(pool);
     cm_mutex_unlock(&pool->lock);
-    return due;
+    return due_nbytes > limit_nbytes;
+}
+
+/* Without context events, blocks with fences would pile up until memory runs out: true
+ * when they have grown past what the cache may hold. */
+static bool
+is_sync_due(cm_pool *pool)
+{
+    cm_mutex_lock(&pool->lock);
+    uint64_t limit_nbytes = cm_pool_cache_limit_locked(pool);
+    cm_mutex_unlock(&pool->lock);
+    return is_fence_due(pool, limit_nbytes);
 }
 
 /* A stream that cannot be asked counts as capturing: nothing is then waited for. */
@@ -142,10 +151,12 @@ take_in_flight(cm_pool *pool, uint64_t size, const cm_stream *stream, bool captu
         entry = take_same_stream(pool, size, stream);
     }
     for (int mode = CM_POLL_LOOK; entry == NULL && mode <= CM_POLL_SYNC; mode++) {
-        if (mode == CM_POLL_SYNC && (capturing || !is_fence_due(pool))) {
+        if (mode == CM_POLL_SYNC && (capturing || !is_sync_due(pool))) {
             break;
         }
-        cm_status status = cm_pool_poll(pool, (cm_poll_mode)mode, !capturing);
+        cm_status status = cm_pool_poll(
+            pool, (cm_poll_mode)mode,
+            !capturing && is_fence_due(pool, pool->config.fence_limit_nbytes));
         (void)status; /* what could not be waited for stays in flight */
         entry = take_cached(pool, size);
     }

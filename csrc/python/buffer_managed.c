@@ -86,9 +86,6 @@ prefetch(cm_buffer *self, int location, PyObject *stream_object)
     cm_storage *storage = self->storage;
     cm_address address;
     uint64_t nbytes;
-    if (span(self, &address, &nbytes) < 0) {
-        return -1;
-    }
     int home = location == CM_HOST_LOCATION ? storage->device : location;
     cm_stream *stream = cm_stream_from_object(
         self->state, stream_object == NULL ? Py_None : stream_object, home);
@@ -97,6 +94,11 @@ prefetch(cm_buffer *self, int location, PyObject *stream_object)
     }
     cm_runtime *runtime = cm_state_runtime(self->state);
     int result = -1;
+    /* The stream's owner may have run code of its own, which may have freed us. */
+    if (cm_buffer_check_open(self) < 0 || span(self, &address, &nbytes) < 0) {
+        cm_stream_release(stream);
+        return -1;
+    }
     if (nbytes == 0) {
         result = 0;
     }

@@ -208,6 +208,7 @@ drop_keeps(copy_call *call)
 static int
 init_call(copy_call *call, cm_stream *given)
 {
+    call->state->call_count++;
     if (cm_state_runtime(call->state) == NULL
         || cm_operand_init(call->state, &call->dst, call->dst_object, NULL, given) < 0
         || check_target(call) < 0
@@ -226,6 +227,7 @@ init_call(copy_call *call, cm_stream *given)
 static void
 fini_call(copy_call *call)
 {
+    call->state->call_count--;
     cm_operand_fini(&call->dst);
     cm_operand_fini(&call->src);
     cm_pending_give(&call->pending[0]);
@@ -265,27 +267,13 @@ get_engine(copy_call *call)
 static cm_status
 run_call(copy_call *call, cm_engine *engine, cm_ticket **ticket)
 {
-    cm_storage *dst = call->dst.storage;
-    cm_storage *src = call->src.storage;
     if (call->blocking) {
         call->request.interrupted = is_interrupted;
         call->request.interrupted_argument = call;
     }
-    if (dst != NULL) {
-        cm_storage_pin(dst);
-    }
-    if (src != NULL) {
-        cm_storage_pin(src);
-    }
     call->thread = PyEval_SaveThread();
     cm_status status = cm_engine_copy(engine, &call->request, ticket);
     PyEval_RestoreThread(call->thread);
-    if (dst != NULL) {
-        cm_storage_unpin(dst);
-    }
-    if (src != NULL) {
-        cm_storage_unpin(src);
-    }
     return status;
 }
 

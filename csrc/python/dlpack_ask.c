@@ -160,13 +160,29 @@ choose_stream(cm_state *state, cm_dl_device device, cm_stream *given, cm_stream 
     if (device.type != CM_DL_CUDA && device.type != CM_DL_CUDA_MANAGED) {
         return 0;
     }
-    if (given != NULL) {
+    int where = device.type == CM_DL_CUDA ? device.id : -1;
+    if (given != NULL && (where < 0 || given->device == where)) {
         *out = cm_stream_hold(given);
         return 0;
     }
-    int where = device.type == CM_DL_CUDA ? device.id : -1;
+    /* a stream of another device says nothing to the exporter: one of its own goes
+     * between */
     *out = cm_stream_from_object(state, Py_None, where);
     return *out == NULL ? -1 : 0;
+}
+
+/* What was ordered on the exporter's device also comes before the stream asked for. */
+static int
+pass_on(cm_state *state, PyObject *buffer, cm_stream *given, cm_stream *stream)
+{
+    cm_status status;
+    Py_BEGIN_ALLOW_THREADS
+    status = cm_stream_follow(given, stream);
+    Py_END_ALLOW_THREADS
+    if (!cm_is_ok(status)) {
+        return cm_py_raise_int(state, status, "while importing DLPack");
+    }
+    return cm_storage_add_use(((cm_buffer *)(void *)buffer)->storage, given);
 }
 
 static PyObject *
@@ -186,6 +202,10 @@ import_from(cm_state *state, PyObject *object, PyObject *method,
     if (capsule != NULL) {
         buffer = import_asked(state, capsule, advertised, stream);
         drop_capsule(capsule);
+        if (buffer != NULL && given != NULL && stream != NULL && stream != given
+            && pass_on(state, buffer, given, stream) < 0) {
+            Py_CLEAR(buffer);
+        }
     }
     else if (PyErr_ExceptionMatches(PyExc_BufferError)
              && PyObject_CheckBuffer(object)) {

@@ -298,11 +298,10 @@ place(cm_state *state, cm_import *import)
 }
 
 static cm_status
-follow(cm_stream *consumer, uint64_t handle)
+follow(cm_stream *consumer, int device, uint64_t handle)
 {
     cm_stream *producer;
-    CM_TRY(
-        cm_stream_wrap(consumer->rt, consumer->device, handle, NULL, NULL, &producer));
+    CM_TRY(cm_stream_wrap(consumer->rt, device, handle, NULL, NULL, &producer));
     cm_status status = cm_stream_follow(consumer, producer);
     cm_stream_release(producer);
     return status;
@@ -319,9 +318,10 @@ order(cm_state *state, PyObject *object, cm_stream *given, uint64_t handle)
     if (stream == NULL) {
         return -1;
     }
+    int device = buffer->storage->device; /* whose streams the exporter means */
     cm_status status;
     Py_BEGIN_ALLOW_THREADS
-    status = follow(stream, handle);
+    status = follow(stream, device, handle);
     Py_END_ALLOW_THREADS
     int result =
         cm_is_ok(status)

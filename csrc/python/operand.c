@@ -16,6 +16,7 @@ init_buffer(cm_operand *operand, PyObject *object)
     operand->keep = Py_NewRef(object);
     operand->storage = buffer->storage;
     operand->readonly = buffer->readonly;
+    cm_storage_pin(operand->storage);
     return 0;
 }
 
@@ -56,6 +57,9 @@ init_array(cm_state *state, cm_operand *operand, PyObject *array)
     operand->keep = Py_NewRef(array);
     operand->storage = find_storage(state, array);
     operand->readonly = import.readonly;
+    if (operand->storage != NULL) {
+        cm_storage_pin(operand->storage);
+    }
     return 0;
 }
 
@@ -159,6 +163,9 @@ cm_operand_init(cm_state *state, cm_operand *operand, PyObject *object,
 void
 cm_operand_fini(cm_operand *operand)
 {
+    if (operand->storage != NULL) {
+        cm_storage_unpin(operand->storage); /* `keep` still holds it */
+    }
     operand->storage = NULL;
     Py_CLEAR(operand->dtype);
     Py_CLEAR(operand->keep);

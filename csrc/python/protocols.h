@@ -53,7 +53,9 @@ typedef struct cm_operand {
                      */
 } cm_operand;
 
-/* `target_dtype` (NULL for a target) gives scalars and lists their dtype. 0 or -1. */
+/* Reading one end runs foreign code and lets other threads run: from here to fini the
+ * memory of a buffer cannot be freed.
+ * `target_dtype` (NULL for a target) gives scalars and lists their dtype. 0 or -1. */
 int cm_operand_init(cm_state *state, cm_operand *operand, PyObject *object,
                     PyObject *target_dtype, cm_stream *stream);
 void cm_operand_fini(cm_operand *operand);

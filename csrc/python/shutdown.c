@@ -169,6 +169,11 @@ cm_state_shutdown(cm_state *state, bool reset_devices)
     if (state->engine == NULL) {
         return 0; /* after the atexit handler: the system frees the rest */
     }
+    if (state->call_count > 0) {
+        PyErr_SetString(PyExc_RuntimeError,
+                        "shutdown: another thread is allocating or copying");
+        return -1;
+    }
     cm_state_bury_dead(state);
     size_t count = 0;
     if (check_no_exports(state, &count) < 0) {

@@ -8,6 +8,8 @@
 #include "python/state_config.h"
 #include "runtime/faults.h"
 
+#define FENCE_LIMIT_NBYTES (UINT64_C(64) << 20) /* see cm_pool_config */
+
 int
 cm_state_init(cm_state *state)
 {
@@ -256,7 +258,10 @@ cm_state_pool(cm_state *state, cm_kind kind, unsigned flags, int device)
     }
     cm_pool **slot = &state->pools[kind][flags][device];
     if (CM_UNLIKELY(*slot == NULL)) {
-        cm_pool_config config = {.kind = kind, .device = device, .flags = flags};
+        cm_pool_config config = {.kind = kind,
+                                 .device = device,
+                                 .flags = flags,
+                                 .fence_limit_nbytes = FENCE_LIMIT_NBYTES};
         cm_pool *pool = NULL;
         cm_status status = cm_pool_create(runtime, &config, &pool);
         if (!cm_is_ok(status)) {

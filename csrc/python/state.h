@@ -65,10 +65,11 @@ typedef struct cm_state {
     cm_mutex open_lock;
     cm_cond opened;
     int current_device;
-    uint64_t generation; /* +1 at each shutdown: objects of an older one are closed */
-    cm_list storages;    /* every live cm_storage of this generation */
-    cm_list streams;     /* every open cm_stream_object; initialised by its registrar */
-    cm_list events;      /* every open cm_event_object; the same */
+    Py_ssize_t call_count; /* threads inside an allocation or a copy: no shutdown */
+    uint64_t generation;   /* +1 at each shutdown: objects of an older one are closed */
+    cm_list storages;      /* every live cm_storage of this generation */
+    cm_list streams; /* every open cm_stream_object; initialised by its registrar */
+    cm_list events;  /* every open cm_event_object; the same */
     /* Python references dropped by threads without the GIL, buried later */
     cm_mutex graveyard_lock;
     cm_list graveyard;

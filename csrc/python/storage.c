@@ -110,11 +110,13 @@ cm_storage_alloc(cm_state *state, cm_kind kind, unsigned flags, int device,
         return storage;
     }
     cm_block *block = NULL;
+    state->call_count++; /* the pool must outlive what runs without the GIL */
     cm_status status = alloc_block(pool, nbytes, stream, &block);
     if (status.code == CM_CUDA_OUT_OF_MEMORY) {
         make_room(state);
         status = alloc_block(pool, nbytes, stream, &block);
     }
+    state->call_count--;
     if (!cm_is_ok(status)) {
         raise_alloc(state, status, pool, nbytes);
         cm_storage_release(storage, true);

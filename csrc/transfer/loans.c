@@ -21,6 +21,17 @@ cm_loan_take_event(cm_engine *engine, int device, uint64_t *out)
     return status;
 }
 
+/* A thread without a context would make one on device 0. */
+static cm_status
+destroy_event(cm_runtime *rt, int device, uint64_t event)
+{
+    cm_device_guard guard;
+    CM_TRY(cm_device_enter(rt, device, &guard));
+    cm_status status = cm_rt_event_destroy(rt, event);
+    cm_device_leave(rt, &guard);
+    return status;
+}
+
 void
 cm_loan_give_event(cm_engine *engine, int device, uint64_t event)
 {
@@ -35,7 +46,7 @@ cm_loan_give_event(cm_engine *engine, int device, uint64_t event)
     }
     cm_mutex_unlock(&engine->lock);
     if (!kept) {
-        (void)!cm_is_ok(cm_rt_event_destroy(engine->rt, event));
+        (void)!cm_is_ok(destroy_event(engine->rt, device, event));
     }
 }
 
@@ -81,7 +92,7 @@ cm_loans_fini(cm_engine *engine)
         cm_loan_stack *stack = &engine->loans[device];
         while (stack->event_count > 0) {
             cm_status status =
-                cm_rt_event_destroy(engine->rt, stack->events[--stack->event_count]);
+                destroy_event(engine->rt, device, stack->events[--stack->event_count]);
             first = cm_is_ok(first) ? status : first;
         }
         while (stack->stream_count > 0) {

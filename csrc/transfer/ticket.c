@@ -155,9 +155,16 @@ cm_ticket_finish(cm_ticket *ticket, cm_status status, bool read)
     double seconds = (double)(cm_now_ns() - ticket->start_ns) * 1e-9;
     if (ticket->start_event != 0 && ticket->end_event != 0 && cm_is_ok(status)) {
         float milliseconds = 0;
-        status = cm_rt_event_elapsed(engine->rt, ticket->start_event, ticket->end_event,
-                                     &milliseconds);
-        seconds = (double)milliseconds * 1e-3;
+        cm_scope scope;
+        /* A thread without a context would make one on device 0. The copy is done,
+         * whatever comes of asking how long it took. */
+        if (cm_is_ok(cm_scope_enter(engine->rt, ticket->device, &scope))) {
+            if (cm_is_ok(cm_rt_event_elapsed(engine->rt, ticket->start_event,
+                                             ticket->end_event, &milliseconds))) {
+                seconds = (double)milliseconds * 1e-3;
+            }
+            cm_scope_leave(&scope);
+        }
     }
     /* Before anybody sees that it is done: then nothing is kept alive any more. */
     for (uint32_t i = 0; i < ticket->keep_count; i++) {

@@ -85,8 +85,8 @@ static void
 stress(int driver_version, cm_pool_config config)
 {
     cm_runtime *rt = open_emulated(driver_version, 1, UINT64_C(1) << 28);
-    cm_pool_config pinned = {CM_KIND_PINNED, 0, CM_HOST_ALLOC_PORTABLE};
-    cm_pool_config device = {CM_KIND_DEVICE, 0, 0};
+    cm_pool_config pinned = {CM_KIND_PINNED, 0, CM_HOST_ALLOC_PORTABLE, 0};
+    cm_pool_config device = {CM_KIND_DEVICE, 0, 0, 0};
     cm_thread threads[THREAD_COUNT];
     job jobs[THREAD_COUNT];
     cm_pool *pools[3];
@@ -116,19 +116,19 @@ stress(int driver_version, cm_pool_config config)
 static void
 test_pool_threads_never_share_a_pinned_block(void)
 {
-    stress(13000, (cm_pool_config){CM_KIND_PINNED, 0, CM_HOST_ALLOC_PORTABLE});
+    stress(13000, (cm_pool_config){CM_KIND_PINNED, 0, CM_HOST_ALLOC_PORTABLE, 0});
 }
 
 static void
 test_pool_threads_never_share_a_mapped_block_without_context_events(void)
 {
-    stress(12000, (cm_pool_config){CM_KIND_MAPPED, 0, CM_HOST_ALLOC_PORTABLE});
+    stress(12000, (cm_pool_config){CM_KIND_MAPPED, 0, CM_HOST_ALLOC_PORTABLE, 0});
 }
 
 static void
 test_pool_threads_never_share_a_device_block(void)
 {
-    stress(13000, (cm_pool_config){CM_KIND_DEVICE, 0, 0});
+    stress(13000, (cm_pool_config){CM_KIND_DEVICE, 0, 0, 0});
 }
 
 int

@@ -10,8 +10,8 @@
 
 #define MIB (UINT64_C(1) << 20)
 
-static const cm_pool_config PINNED = {CM_KIND_PINNED, 0, CM_HOST_ALLOC_PORTABLE};
-static const cm_pool_config DEVICE = {CM_KIND_DEVICE, 0, 0};
+static const cm_pool_config PINNED = {CM_KIND_PINNED, 0, CM_HOST_ALLOC_PORTABLE, 0};
+static const cm_pool_config DEVICE = {CM_KIND_DEVICE, 0, 0, 0};
 
 static cm_pool *
 open_pool(cm_runtime *rt, cm_pool_config config)
@@ -95,12 +95,12 @@ static void
 test_pool_each_kind_gives_memory_and_takes_it_back(void)
 {
     static const cm_pool_config configs[] = {
-        {CM_KIND_PINNED, 0, 0},
-        {CM_KIND_PINNED, 1, CM_HOST_ALLOC_PORTABLE | CM_HOST_ALLOC_WRITE_COMBINED},
-        {CM_KIND_MAPPED, 0, CM_HOST_ALLOC_PORTABLE},
-        {CM_KIND_MANAGED, 0, CM_MANAGED_GLOBAL},
-        {CM_KIND_MANAGED, 1, CM_MANAGED_HOST},
-        {CM_KIND_DEVICE, 1, 0},
+        {CM_KIND_PINNED, 0, 0, 0},
+        {CM_KIND_PINNED, 1, CM_HOST_ALLOC_PORTABLE | CM_HOST_ALLOC_WRITE_COMBINED, 0},
+        {CM_KIND_MAPPED, 0, CM_HOST_ALLOC_PORTABLE, 0},
+        {CM_KIND_MANAGED, 0, CM_MANAGED_GLOBAL, 0},
+        {CM_KIND_MANAGED, 1, CM_MANAGED_HOST, 0},
+        {CM_KIND_DEVICE, 1, 0, 0},
     };
     cm_runtime *rt = open_emulated(13000, 2, 256 * MIB);
     for (size_t i = 0; i < sizeof(configs) / sizeof(*configs); i++) {
@@ -167,15 +167,16 @@ static void
 test_pool_wrong_config_is_refused(void)
 {
     static const cm_pool_config wrong[] = {
-        {CM_KIND_PAGEABLE, 0, 0}, {CM_KIND_PINNED, 2, 0}, {CM_KIND_PINNED, -1, 0},
-        {CM_KIND_PINNED, 0, 8},   {CM_KIND_DEVICE, 0, 1}, {CM_KIND_MANAGED, 0, 0},
-        {CM_KIND_MANAGED, 0, 3},  {CM_KIND_COUNT, 0, 0}};
+        {CM_KIND_PAGEABLE, 0, 0, 0}, {CM_KIND_PINNED, 2, 0, 0},
+        {CM_KIND_PINNED, -1, 0, 0},  {CM_KIND_PINNED, 0, 8, 0},
+        {CM_KIND_DEVICE, 0, 1, 0},   {CM_KIND_MANAGED, 0, 0, 0},
+        {CM_KIND_MANAGED, 0, 3, 0},  {CM_KIND_COUNT, 0, 0, 0}};
     cm_runtime *rt = open_emulated(13000, 2, 256 * MIB);
     for (size_t i = 0; i < sizeof(wrong) / sizeof(*wrong); i++) {
         cm_pool *pool = NULL;
         CHECK_CODE(cm_pool_create(rt, &wrong[i], &pool), CM_EINVALID);
     }
-    cm_pool *mapped = open_pool(rt, (cm_pool_config){CM_KIND_MAPPED, 1, 0});
+    cm_pool *mapped = open_pool(rt, (cm_pool_config){CM_KIND_MAPPED, 1, 0, 0});
     CHECK_EQ(cm_pool_get_config(mapped)->flags, CM_HOST_ALLOC_MAPPED);
     CHECK_EQ(cm_pool_get_config(mapped)->device, 1);
     cm_pool_release(mapped);
@@ -186,7 +187,7 @@ static void
 test_pool_calls_leave_the_callers_context_alone(void)
 {
     cm_runtime *rt = open_emulated(13000, 2, 256 * MIB);
-    cm_pool *pool = open_pool(rt, (cm_pool_config){CM_KIND_DEVICE, 1, 0});
+    cm_pool *pool = open_pool(rt, (cm_pool_config){CM_KIND_DEVICE, 1, 0, 0});
     cm_stream *stream = open_stream(rt, 1);
     uint64_t context = 1;
     give(pool, take(pool, 100, stream), stream, true);
@@ -608,13 +609,13 @@ test_pool_block_used_in_a_capture_stays_with_the_graph(void)
 static void
 test_pool_capture_elsewhere_is_not_in_the_way(void)
 {
-    static const cm_kind kinds[] = {CM_KIND_PINNED, CM_KIND_MAPPED, CM_KIND_DEVICE};
+    static const cm_kind kinds[] = {CM_KIND_PINNED, CM_KIND_MAPPED, CM_KIND_DEVICE, 0};
     cm_runtime *rt = open_emulated(13000, 1, 256 * MIB);
     cm_stream *capturing = open_stream(rt, 0);
     cm_stream *stream = open_stream(rt, 0);
     CHECK_OK(cm_emulated_set_capturing(rt, capturing->handle, true));
     for (int i = 0; i < 3; i++) {
-        cm_pool *pool = open_pool(rt, (cm_pool_config){kinds[i], 0, 0});
+        cm_pool *pool = open_pool(rt, (cm_pool_config){kinds[i], 0, 0, 0});
         give(pool, take(pool, 1 * MIB, NULL), stream, false);
         /* waiting is what the capture forbids; asking must work all the same */
         uint64_t total = 0;
@@ -874,10 +875,10 @@ static void
 test_pool_any_call_may_fail_and_nothing_leaks(void)
 {
     static const cm_pool_config configs[] = {
-        {CM_KIND_PINNED, 0, CM_HOST_ALLOC_PORTABLE},
-        {CM_KIND_MAPPED, 0, CM_HOST_ALLOC_PORTABLE},
-        {CM_KIND_MANAGED, 0, CM_MANAGED_GLOBAL},
-        {CM_KIND_DEVICE, 0, 0},
+        {CM_KIND_PINNED, 0, CM_HOST_ALLOC_PORTABLE, 0},
+        {CM_KIND_MAPPED, 0, CM_HOST_ALLOC_PORTABLE, 0},
+        {CM_KIND_MANAGED, 0, CM_MANAGED_GLOBAL, 0},
+        {CM_KIND_DEVICE, 0, 0, 0},
     };
     for (size_t i = 0; i < sizeof(configs) / sizeof(*configs); i++) {
         sweep(13000, configs[i], 999);
