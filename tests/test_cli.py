@@ -143,6 +143,8 @@ def test_ctrl_c_ends_with_one_line() -> None:
         text=True,
         encoding="utf-8",
         env=os.environ | EMULATED,
+        # a shell starts background jobs with SIGINT ignored, and that is inherited
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     assert process.stdout is not None
     assert "EMULATED" in process.stdout.readline()

@@ -18,7 +18,7 @@ static inline uint64_t
 cm_backoff_ns(uint64_t elapsed_ns)
 {
     /* From a millisecond on precision pays: what is late is late by less than 1 %. */
-    uint64_t gap = elapsed_ns < 1000000 ? elapsed_ns / 8 : elapsed_ns / 128;
+    uint64_t gap = elapsed_ns < 1000000 ? elapsed_ns / 32 : elapsed_ns / 128;
     if (gap < CM_BACKOFF_LEAST_NS) {
         return CM_BACKOFF_LEAST_NS;
     }
