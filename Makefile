@@ -135,7 +135,7 @@ pythons: ## test one wheel on each CPython >= 3.11 on PATH or of pyenv
 	rm -rf build/pythons
 	$(PYTHON) -m pip wheel -q --no-deps -w build/pythons/wheel .
 	mkdir build/pythons/suite
-	cp -r $(wildcard tests notebooks docs benchmarks csrc pyproject.toml README.md) \
+	cp -r $(wildcard tests notebooks docs benchmarks csrc *.md LICENSE pyproject.toml) \
 	build/pythons/suite
 	.ci/pythons build/pythons $(PYTEST_ARGS)
 
