@@ -211,22 +211,25 @@ cm_buffer_array(PyObject *object, PyObject *const *args, Py_ssize_t nargs,
 }
 
 /* Without these Python would read the bytes of a buffer as digits. */
-PyObject *
-cm_buffer_int(PyObject *object)
+static PyObject *
+as_number(PyObject *object, PyObject *(*convert)(PyObject *))
 {
     PyObject *array = cm_buffer_numpy(object, NULL);
-    PyObject *result = array == NULL ? NULL : PyNumber_Long(array);
+    PyObject *result = array == NULL ? NULL : convert(array);
     Py_XDECREF(array);
     return result;
 }
 
 PyObject *
+cm_buffer_int(PyObject *object)
+{
+    return as_number(object, PyNumber_Long);
+}
+
+PyObject *
 cm_buffer_float(PyObject *object)
 {
-    PyObject *array = cm_buffer_numpy(object, NULL);
-    PyObject *result = array == NULL ? NULL : PyNumber_Float(array);
-    Py_XDECREF(array);
-    return result;
+    return as_number(object, PyNumber_Float);
 }
 
 /* -- as_device ------------------------------------------------------------------------ */
