@@ -1,0 +1,80 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Where a pool's memory comes from, one chunk at a time. A source knows how memory of
+ * its kind is made, placed and given back; it keeps no list of its chunks and decides
+ * nothing: sizes, places and limits are the pool's.
+ * Locks: none. A pool makes one call at a time; every call may wait in the runtime and
+ * is made inside a cm_scope of the source's device, without the pool's lock. */
+#ifndef CM_POOL_SOURCE_H
+#define CM_POOL_SOURCE_H
+
+#include "runtime/runtime.h"
+
+typedef enum cm_segments {
+    CM_SEGMENTS_AUTO,  /* mapped on demand where the device can, else as below */
+    CM_SEGMENTS_PLAIN, /* one allocation of the runtime each: cudaIpc, older MPI */
+} cm_segments;
+
+typedef struct cm_source_config {
+    cm_kind kind; /* PINNED, MAPPED, MANAGED or DEVICE */
+    int device;
+    unsigned flags; /* of cudaHostAlloc or cudaMallocManaged */
+    cm_segments segments;
+    int numa_node; /* host memory: where its pages belong; -1: nearest to the device */
+} cm_source_config;
+
+/* One piece of physical memory, wholly usable. */
+typedef struct cm_chunk {
+    void *host;         /* NULL for device memory */
+    cm_address address; /* for the device */
+    uint64_t nbytes;    /* a multiple of the source's granule */
+    uint64_t handle;    /* the source's own: what close and move need */
+} cm_chunk;
+
+typedef struct cm_source cm_source;
+
+typedef struct cm_source_ops {
+    /* Make `nbytes` (a multiple of the granule) usable. A placed source puts them at
+     * base + offset, which no open chunk overlaps; the others wherever they like.
+     * Fails: the operation that failed; nothing is left behind. */
+    cm_status (*open_chunk)(cm_source *source, uint64_t offset, uint64_t nbytes,
+                            cm_chunk *out);
+    /* Give it back. The host has seen all work on it complete. Fails: the operation;
+     * the chunk is then still there and usable. */
+    cm_status (*close_chunk)(cm_source *source, cm_chunk *chunk);
+    /* Placed sources: the same memory at base + offset instead, with what it holds
+     * undefined; the old place is empty then. Fails: as above; the chunk is where it
+     * was and usable. NULL where a source cannot. */
+    cm_status (*move_chunk)(cm_source *source, cm_chunk *chunk, uint64_t offset);
+    /* After the last chunk was closed. */
+    void (*destroy)(cm_source *source);
+} cm_source_ops;
+
+/* Embedded first in each implementation's own struct; set once by its open function. */
+struct cm_source {
+    const cm_source_ops *ops; /* borrowed, static */
+    cm_runtime *rt;           /* borrowed */
+    cm_source_config config;
+    uint64_t granule; /* sizes and offsets of chunks are multiples of it; a power of 2 */
+    bool is_placed;   /* chunks lie in one range of addresses, neighbours join up */
+    cm_address base;  /* of that range */
+    uint64_t range_nbytes;
+};
+
+/* The source for `config` on this machine and driver: mapped-on-demand device memory
+ * (source_vmm.c), populated and registered host memory (source_host.c), or one runtime
+ * allocation a chunk (source_plain.c). Falls back to the last where the first two cannot
+ * be had. Inside a cm_scope. Fails: CM_ENOMEM; calls that ask the device. */
+CM_NODISCARD cm_status cm_source_open(cm_runtime *rt, const cm_source_config *config,
+                                      cm_source **out);
+
+/* The three behind it. The first two answer CM_ENOTSUP where they cannot be had. */
+CM_NODISCARD cm_status cm_source_vmm_open(cm_runtime *rt, const cm_source_config *config,
+                                          cm_source **out);
+CM_NODISCARD cm_status cm_source_host_open(cm_runtime *rt,
+                                           const cm_source_config *config,
+                                           cm_source **out);
+CM_NODISCARD cm_status cm_source_plain_open(cm_runtime *rt,
+                                            const cm_source_config *config,
+                                            cm_source **out);
+
+#endif
