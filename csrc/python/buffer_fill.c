@@ -25,7 +25,9 @@ const char cm_buffer_fill_doc[] =
     "Raises\n"
     "------\n"
     "ValueError\n"
-    "    The buffer is read-only or closed, or `value` does not broadcast.\n"
+    "    The buffer is read-only or closed, `value` does not broadcast, or `stream` "
+    "is\n"
+    "    of another device than the device memory to fill.\n"
     "TypeError, OverflowError\n"
     "    `value` cannot be converted to the dtype.\n"
     "CudaError\n"
@@ -36,9 +38,13 @@ const char cm_buffer_fill_doc[] =
     "Blocks: until unfinished background transfers of the memory are done, then, for\n"
     "memory the host can read, until it is filled (GIL released). Device memory of a "
     "pool,\n"
-    "and with `stream` also mapped and managed memory, is filled later, on the "
-    "stream;\n"
-    "`numpy` and other reads by way of the buffer wait for that.\n"
+    "and with `stream` also mapped and managed memory, is filled later, by the device "
+    "on "
+    "the\n"
+    "stream; `numpy` and other reads by way of the buffer wait for that. Without "
+    "`stream`\n"
+    "managed memory is filled by the device that it was prefetched to, else by the "
+    "host.\n"
     "Ordered after: work that cumem knows of on this buffer, and on `stream`.\n";
 
 /* Memory that only devices see, and that stays until its streams are done with it:
@@ -49,59 +55,91 @@ is_unseen(const cm_storage *storage)
     return storage->pool != NULL && storage->residency == CM_KIND_DEVICE;
 }
 
-/* The host fills ordinary and pinned memory itself; the rest is work for the device. */
-static bool
-is_filled_by_host(const cm_storage *storage)
+/* The device whose work the fill is; -1: the host's. Memory that both reach is the
+ * stream's where one was `named`, else it is filled where it is. -2 with an exception.
+ */
+static int
+choose_filler(cm_buffer *self, const cm_stream *stream, bool named)
 {
-    return storage->residency == CM_KIND_PAGEABLE
-           || storage->residency == CM_KIND_PINNED;
+    const cm_storage *storage = self->storage;
+    bool managed = storage->residency == CM_KIND_MANAGED;
+    if (storage->residency == CM_KIND_PAGEABLE || storage->residency == CM_KIND_PINNED
+        || (managed && storage->flags == CM_MANAGED_HOST)) { /* attached: no device */
+        return -1;
+    }
+    if (managed && named) {
+        return stream->device;
+    }
+    if (storage->residency == CM_KIND_DEVICE || named) {
+        return storage->device;
+    }
+    int location = CM_HOST_LOCATION;
+    if (managed && cm_buffer_read_prefetch_location(self, &location) < 0) {
+        return -2;
+    }
+    return location < 0 ? -1 : location;
 }
 
 static int
-queue_fill(cm_buffer *self, cm_engine *engine, const void *element, cm_stream *stream)
+queue_fill(cm_buffer *self, const void *element, cm_stream *stream, int filler)
 {
     cm_storage *storage = self->storage;
     cm_region region;
     cm_pending before;
     cm_buffer_region(self, &region);
-    if (cm_pending_take(storage, &before) < 0) {
+    cm_engine *engine =
+        cm_state_engine(self->state, filler < 0 ? region.device : filler);
+    if (engine == NULL || cm_pending_take(storage, &before) < 0) {
         return -1;
     }
-    bool blocking = is_filled_by_host(storage);
+    bool blocking = filler < 0;
+    region.device = blocking ? region.device : filler;
+    cm_ticket_info info;
     cm_status status;
     cm_storage_pin(storage);
     Py_BEGIN_ALLOW_THREADS
     status = cm_engine_fill(engine, &region, element, stream, before.streams,
-                            before.stream_count, blocking, NULL);
+                            before.stream_count, blocking, &info);
     Py_END_ALLOW_THREADS
     cm_storage_unpin(storage);
     cm_pending_give(&before);
     if (!cm_is_ok(status)) {
         return cm_py_raise_int(self->state, status, "while filling a buffer");
     }
-    storage->is_late = storage->is_late || !(blocking || is_unseen(storage));
+    if (info.captured) {
+        storage->was_captured = true; /* and nothing is written before the graph runs */
+    }
+    else if (!blocking && !is_unseen(storage)) {
+        cm_storage_set_late(storage);
+    }
     return 0;
 }
 
-/* `wait`: return when it is filled, unless nobody can tell. */
+/* With a stream that was `named` return when it is queued, else when it is filled,
+ * unless nobody can tell. */
 static int
-run_fill(cm_buffer *self, const void *element, cm_stream *stream, bool wait)
+run_fill(cm_buffer *self, const void *element, cm_stream *stream, bool named)
 {
     cm_storage *storage = self->storage;
-    int device = storage->residency == CM_KIND_PAGEABLE ? -1 : storage->device;
-    cm_engine *engine = cm_state_engine(self->state, device);
-    if (engine == NULL || cm_storage_wait_writers(storage) < 0
-        || cm_buffer_check_open(self) < 0 || cm_storage_add_use(storage, stream) < 0
-        || queue_fill(self, engine, element, stream) < 0) {
+    if (cm_storage_wait_writers(storage) < 0 || cm_buffer_check_open(self) < 0) {
         return -1;
     }
-    wait = wait || storage->pool == NULL; /* foreign memory may go when we return */
-    return wait && storage->is_late ? cm_storage_wait(storage, true) : 0;
+    int filler = choose_filler(self, stream, named);
+    if (filler < -1 || cm_buffer_check_open(self) < 0
+        || cm_storage_add_use(storage, stream) < 0
+        || queue_fill(self, element, stream, filler) < 0) {
+        return -1;
+    }
+    /* Foreign memory may go when we return; what is registered waits before it goes. */
+    bool foreign = storage->pool == NULL && storage->registration == NULL;
+    return (foreign || !named) && cm_storage_is_late(storage)
+               ? cm_storage_wait(storage, true)
+               : 0;
 }
 
 /* `array` has no dimensions and the buffer's dtype. */
 static int
-fill_element(cm_buffer *self, PyObject *array, cm_stream *stream, bool wait)
+fill_element(cm_buffer *self, PyObject *array, cm_stream *stream, bool named)
 {
     cm_region element;
     PyObject *dtype = NULL;
@@ -110,7 +148,7 @@ fill_element(cm_buffer *self, PyObject *array, cm_stream *stream, bool wait)
         return -1;
     }
     Py_DECREF(dtype);
-    return run_fill(self, element.host, stream, wait);
+    return run_fill(self, element.host, stream, named);
 }
 
 static bool
@@ -146,7 +184,7 @@ cm_buffer_fill_value(cm_buffer *self, PyObject *value, PyObject *stream_object)
     if (ndim == 0) {
         result = cm_buffer_nbytes(self) == 0
                      ? 0
-                     : fill_element(self, array, stream, !is_given(stream_object));
+                     : fill_element(self, array, stream, is_given(stream_object));
     }
     else if (ndim > 0) {
         PyObject *done =
@@ -176,7 +214,7 @@ cm_buffer_zero(cm_buffer *self, PyObject *stream_object)
             PyErr_NoMemory();
         }
         else {
-            result = run_fill(self, element, stream, !is_given(stream_object));
+            result = run_fill(self, element, stream, is_given(stream_object));
         }
         PyMem_Free(element);
     }

@@ -134,6 +134,38 @@ cm_buffer_prefetch(PyObject *object, PyObject *const *args, Py_ssize_t nargs,
     return Py_NewRef(Py_None);
 }
 
+int
+cm_buffer_read_prefetch_location(const cm_buffer *self, int *out)
+{
+    cm_address address;
+    uint64_t nbytes;
+    *out = CM_NO_LOCATION;
+    if (span(self, &address, &nbytes) < 0) {
+        return -1;
+    }
+    if (nbytes == 0) {
+        return 0;
+    }
+    cm_runtime *runtime = cm_state_runtime(self->state);
+    if (runtime == NULL) {
+        return -1;
+    }
+    cm_status status;
+    cm_storage_pin(self->storage);
+    Py_BEGIN_ALLOW_THREADS
+    cm_device_guard guard;
+    status = cm_device_enter(runtime, self->storage->device, &guard);
+    if (cm_is_ok(status)) {
+        status = cm_rt_prefetch_location(runtime, address, nbytes, out);
+        cm_device_leave(runtime, &guard);
+    }
+    Py_END_ALLOW_THREADS
+    cm_storage_unpin(self->storage);
+    return cm_is_ok(status) ? 0
+                            : cm_py_raise_int(self->state, status,
+                                              "while asking for the prefetch location");
+}
+
 const char cm_buffer_prefetch_location_doc[] =
     "Where the memory was last prefetched to: a `Device`, ``'host'``, or None if "
     "nowhere\n"
@@ -143,33 +175,10 @@ PyObject *
 cm_buffer_get_prefetch_location(PyObject *object, void *closure CM_UNUSED)
 {
     cm_buffer *self = (cm_buffer *)object;
-    cm_address address;
-    uint64_t nbytes;
-    if (cm_buffer_check_open(self) < 0 || span(self, &address, &nbytes) < 0) {
+    int location;
+    if (cm_buffer_check_open(self) < 0
+        || cm_buffer_read_prefetch_location(self, &location) < 0) {
         return NULL;
-    }
-    if (nbytes == 0) {
-        return Py_NewRef(Py_None);
-    }
-    cm_runtime *runtime = cm_state_runtime(self->state);
-    if (runtime == NULL) {
-        return NULL;
-    }
-    int location = CM_NO_LOCATION;
-    cm_status status;
-    cm_storage_pin(self->storage);
-    Py_BEGIN_ALLOW_THREADS
-    cm_device_guard guard;
-    status = cm_device_enter(runtime, self->storage->device, &guard);
-    if (cm_is_ok(status)) {
-        status = cm_rt_prefetch_location(runtime, address, nbytes, &location);
-        cm_device_leave(runtime, &guard);
-    }
-    Py_END_ALLOW_THREADS
-    cm_storage_unpin(self->storage);
-    if (!cm_is_ok(status)) {
-        return cm_py_raise(self->state, status,
-                           "while asking for the prefetch location");
     }
     if (location == CM_HOST_LOCATION) {
         return PyUnicode_FromString("host");

@@ -29,10 +29,12 @@ typedef struct cm_storage {
     bool closed;       /* free() was called, or shutdown(); the bytes are gone */
     bool was_exported; /* someone may still work on it that we cannot see: fence on free
                         */
-    bool is_late;      /* a stream may still write it that no ticket tells of: fill() */
+    bool was_captured; /* a graph may use it at any time: the pool keeps the block */
     bool was_viewed;   /* exported through the buffer protocol: a consumer may have kept
                           no more than the object, so the bytes go with the last reference
                         */
+    uint64_t late_count;   /* fills left to streams: writes that no ticket tells of */
+    uint64_t seen_count;   /* so many of them were waited for */
     atomic_size_t exports; /* live Py_buffer exports and DLPack capsules/tensors */
     cm_pool *pool;         /* held; NULL for foreign memory */
     cm_block *block;       /* owned, of pool */
@@ -75,6 +77,9 @@ int cm_storage_add_writer(cm_storage *storage, cm_ticket *ticket);
  * written; with `streams` also for the work of its streams. 0, or -1 with the failure.
  */
 int cm_storage_wait(cm_storage *storage, bool streams);
+/* A stream that it remembers was given work that writes it. GIL held. */
+void cm_storage_set_late(cm_storage *storage);
+bool cm_storage_is_late(const cm_storage *storage);
 /* The transfers alone, not what fill() queued: for work that is ordered after that
  * anyway. */
 int cm_storage_wait_writers(cm_storage *storage);

@@ -170,25 +170,39 @@ cm_storage_wait_writers(cm_storage *storage)
     return 0;
 }
 
+void
+cm_storage_set_late(cm_storage *storage)
+{
+    storage->late_count++;
+}
+
+bool
+cm_storage_is_late(const cm_storage *storage)
+{
+    return storage->seen_count != storage->late_count;
+}
+
 int
 cm_storage_wait(cm_storage *storage, bool streams)
 {
     if (cm_storage_wait_writers(storage) < 0) {
         return -1;
     }
-    if (!streams && !storage->is_late) {
+    if (!streams && !cm_storage_is_late(storage)) {
         return 0;
     }
-    bool was_late = storage->is_late;
-    storage->is_late = false; /* first: another thread may set it while we wait */
+    /* Other threads may leave more fills while we wait, and must wait for ours too. */
+    uint64_t late_count = storage->late_count;
     for (uint32_t i = 0; i < storage->use_count; i++) {
         cm_stream *stream = cm_stream_hold(storage->uses[i]);
         int result = wait_for_stream(storage, stream);
         cm_stream_release(stream);
         if (result < 0) {
-            storage->is_late = storage->is_late || was_late;
             return -1;
         }
+    }
+    if (storage->seen_count < late_count) {
+        storage->seen_count = late_count;
     }
     return 0;
 }

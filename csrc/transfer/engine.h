@@ -85,14 +85,6 @@ typedef struct cm_copy_request {
 CM_NODISCARD cm_status cm_engine_copy(cm_engine *engine, const cm_copy_request *request,
                                       cm_ticket **out);
 
-/* Fill dst with one element of dst.itemsize bytes at `value` (host memory, read before
- * the call returns). Ordered on `stream`; without one, or if blocking, it is done on
- * return. `route` may be NULL. */
-CM_NODISCARD cm_status cm_engine_fill(cm_engine *engine, const cm_region *dst,
-                                      const void *value, cm_stream *stream,
-                                      cm_stream *const *after, uint32_t after_count,
-                                      bool blocking, cm_route *route);
-
 /* Look now which transfers have finished, and drop what they keep; the watcher does the
  * same on its own. Makes runtime calls. */
 void cm_engine_poll(cm_engine *engine);
@@ -108,10 +100,21 @@ typedef struct cm_ticket_info {
     bool done;
     cm_status status; /* first failure; CM_OK while not done */
     cm_route route;
+    bool captured;   /* it went into a graph, which may run it at any time */
     uint64_t nbytes; /* payload, not counting broadcast repeats of the source */
     double seconds;  /* from start to end; on the device's clock where it has one; 0
                         while not done */
 } cm_ticket_info;
+
+/* Fill dst with one element of dst.itemsize bytes at `value` (host memory, read before
+ * the call returns). Ordered on `stream`, by the device wherever it reaches dst;
+ * without one, or if blocking, it is done on return, and memory of the host is filled
+ * by the host. `out` (NULL if it is not wanted) says how; it may be no more than
+ * queued. */
+CM_NODISCARD cm_status cm_engine_fill(cm_engine *engine, const cm_region *dst,
+                                      const void *value, cm_stream *stream,
+                                      cm_stream *const *after, uint32_t after_count,
+                                      bool blocking, cm_ticket_info *out);
 
 /* Never blocks. */
 void cm_ticket_read(cm_ticket *ticket, cm_ticket_info *out);

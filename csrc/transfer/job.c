@@ -109,7 +109,7 @@ run_on_host(cm_job *job)
     return copy_on_host(job);
 }
 
-/* How far one runtime copy may go from `host` on. */
+/* How far one runtime copy or fill may go from `host` on. */
 static uint64_t
 run_of(const cm_job *job, const cm_region *region, cm_address at, uint64_t nbytes)
 {
@@ -145,12 +145,10 @@ copy_direct(cm_job *job)
 }
 
 static cm_status
-fill_directly(cm_job *job)
+fill_run(const cm_job *job, cm_address dst, uint64_t nbytes)
 {
     cm_runtime *rt = job->engine->rt;
     uint64_t stream = job->stream->handle;
-    cm_address dst = job->dst.address + (uint64_t)job->plan.layout.dst_offset;
-    uint64_t nbytes = cm_layout_nbytes(&job->plan.layout);
     const unsigned char *p = job->pattern;
     switch (job->pattern_nbytes) {
     case 1:
@@ -164,6 +162,23 @@ fill_directly(cm_job *job)
                                        | (uint32_t)p[2] << 16 | (uint32_t)p[3] << 24,
                                    nbytes / 4, stream);
     }
+}
+
+/* Registrations end at pages, so each run is whole patterns. */
+static cm_status
+fill_directly(cm_job *job)
+{
+    const cm_layout *layout = &job->plan.layout;
+    cm_address dst = job->dst.address + (uint64_t)layout->dst_offset;
+    cm_address at = cm_region_copy_address(&job->dst) + (uint64_t)layout->dst_offset;
+    for (uint64_t left = cm_layout_nbytes(layout); left > 0;) {
+        uint64_t nbytes = run_of(job, &job->dst, at, left);
+        CM_TRY(fill_run(job, dst, nbytes));
+        dst += nbytes;
+        at += nbytes;
+        left -= nbytes;
+    }
+    return cm_ok();
 }
 
 static cm_status

@@ -137,7 +137,7 @@ prepare(cm_job *job, const cm_copy_request *request, const void *fill_value)
     job->src_facts = facts_of(engine, &job->src);
     cm_plan_options options = {
         .may_wait = job->blocking,
-        .on_stream = request->stream != NULL && !job->blocking && fill_value == NULL,
+        .on_stream = request->stream != NULL && !job->blocking,
     };
     CM_TRY(cm_plan_init(&job->plan, &job->dst, &job->src, job->dst_facts,
                         job->src_facts, options));
@@ -178,6 +178,7 @@ start(cm_engine *engine, const cm_copy_request *request, const void *fill_value,
     cm_status status = prepare(job, request, fill_value);
     ticket->nbytes = job->plan.nbytes;
     ticket->route = job->plan.route;
+    ticket->captured = job->capturing;
     if (!cm_is_ok(status) || job->plan.route == CM_ROUTE_NOTHING) {
         return finish_here(job, status);
     }
@@ -264,7 +265,7 @@ cm_engine_copy(cm_engine *engine, const cm_copy_request *request, cm_ticket **ou
 cm_status
 cm_engine_fill(cm_engine *engine, const cm_region *dst, const void *value,
                cm_stream *stream, cm_stream *const *after, uint32_t after_count,
-               bool blocking, cm_route *route)
+               bool blocking, cm_ticket_info *out)
 {
     cm_copy_request request = {
         .dst = *dst,
@@ -278,12 +279,10 @@ cm_engine_fill(cm_engine *engine, const cm_region *dst, const void *value,
         .after_count = after_count,
     };
     cm_ticket *ticket;
-    cm_ticket_info info;
     CM_TRY(cm_region_broadcast(dst, &request.src));
     CM_TRY(submit(engine, &request, value, &ticket));
-    cm_ticket_read(ticket, &info);
-    if (route != NULL) {
-        *route = info.route;
+    if (out != NULL) {
+        cm_ticket_read(ticket, out);
     }
     cm_ticket_release(ticket);
     return cm_ok();

@@ -81,13 +81,14 @@ end_stage(cm_job *job, cm_stage *stage)
 }
 
 /* Packed bytes on the host to their places on the device, or in host memory that the
- * device writes for us. */
+ * device writes for us. What is repeated is read again and again: not over the bus. */
 static cm_status
 send_piece(cm_job *job, const cm_layout *unpack, const cm_stage *stage, uint64_t nbytes)
 {
     cm_runtime *rt = job->engine->rt;
     cm_address from = (uintptr_t)stage->pinned->host;
-    if (!cm_region_is_on_device(&job->dst)) {
+    bool repeats = cm_layout_nbytes(unpack) > nbytes;
+    if (!cm_region_is_on_device(&job->dst) && !repeats) {
         return cm_kernels_launch(&job->engine->kernels, job->plan.device, unpack,
                                  job->dst.address, stage->pinned->address,
                                  job->stream->handle);

@@ -24,7 +24,8 @@ struct cm_ticket {
     cm_list node;     /* in engine->pending or engine->unread */
     cm_engine *engine;
     uint64_t start_ns;
-    uint64_t nbytes; /* set before anybody else sees it */
+    uint64_t nbytes; /* set before anybody else sees it, as is the next */
+    bool captured;   /* put into a graph, not run */
     /* under engine->lock */
     cm_route route;
     cm_ticket_state state;

@@ -11,7 +11,7 @@ void
 cm_ticket_read(cm_ticket *ticket, cm_ticket_info *out)
 {
     cm_engine *engine = ticket->engine;
-    *out = (cm_ticket_info){.nbytes = ticket->nbytes};
+    *out = (cm_ticket_info){.nbytes = ticket->nbytes, .captured = ticket->captured};
     if (cm_engine_is_forked(engine)) {
         return;
     }

@@ -345,15 +345,15 @@ static void
 check_fill(world *w, memory *m, int64_t itemsize, const char *value, int64_t gap,
            cm_route expected, bool blocking)
 {
-    cm_route route;
+    cm_ticket_info info;
     int64_t stride = itemsize + gap;
     int64_t count = 600 / stride;
     cm_region dst = row(m, 16, count, stride, itemsize);
     memset(m->bytes, 0xCC, m->nbytes);
     CHECK_OK(cm_engine_fill(w->engine, &dst, value, w->streams[0], NULL, 0, blocking,
-                            &route));
+                            &info));
     MUST(cm_rt_stream_synchronize(w->rt, w->streams[0]->handle));
-    CHECK_STR_EQ(cm_route_text(route), cm_route_text(expected));
+    CHECK_STR_EQ(cm_route_text(info.route), cm_route_text(expected));
     CHECK_FILLED(m->bytes, 0xCC, 16);
     for (int64_t i = 0; i < count; i++) {
         CHECK_BYTES_EQ(m->bytes + 16 + i * stride, value, itemsize);
@@ -367,7 +367,6 @@ test_engine_fill_uses_memset_where_it_can(void)
     world w;
     open_world(&w);
     memory d = take_memory(&w, CM_KIND_DEVICE, 0, 1024);
-    memory m = take_memory(&w, CM_KIND_MANAGED, 0, 1024);
     for (int blocking = 0; blocking < 2; blocking++) {
         bool b = blocking != 0;
         check_fill(&w, &d, 1, "\1", 0, CM_ROUTE_FILL, b);
@@ -379,17 +378,46 @@ test_engine_fill_uses_memset_where_it_can(void)
         check_fill(&w, &d, 8, "\1\2\3\4\5\6\7\10", 0, CM_ROUTE_STAGED_KERNEL, b);
         check_fill(&w, &d, 3, "\1\2\3", 0, CM_ROUTE_STAGED_KERNEL, b);
         check_fill(&w, &d, 4, "\0\0\0\0", 4, CM_ROUTE_STAGED_KERNEL, b);
-        check_fill(&w, &m, 8, "\1\2\3\4\5\6\7\10", 3, CM_ROUTE_HOST, b);
     }
     give_memory(&w, &d);
-    give_memory(&w, &m);
     close_world(&w);
 }
 
-MAIN(RUN(test_engine_random_copies_between_all_kinds)
-         RUN(test_engine_large_copies_go_in_pieces)
-             RUN(test_engine_overlapping_ends_read_first)
-                 RUN(test_engine_overlap_through_the_second_mapping)
-                     RUN(test_engine_broadcast_source_travels_once)
-                         RUN(test_engine_copies_are_split_at_registration_edges)
-                             RUN(test_engine_fill_uses_memset_where_it_can))
+/* Mapped and managed memory: by the device in a stream's order, else by the host. */
+static void
+test_engine_fill_of_shared_memory_follows_the_stream(void)
+{
+    static const cm_kind kinds[] = {CM_KIND_MAPPED, CM_KIND_MANAGED};
+    static const char large[600] = "one element that is all of it";
+    world w;
+    open_world(&w);
+    for (int i = 0; i < 2; i++) {
+        memory m = take_memory(&w, kinds[i], 0, 1024);
+        check_fill(&w, &m, 1, "\1", 0, CM_ROUTE_FILL, false);
+        check_fill(&w, &m, 6, "\1\2\1\2\1\2", 0, CM_ROUTE_FILL, false);
+        check_fill(&w, &m, 8, "\1\2\3\4\5\6\7\10", 0, CM_ROUTE_STAGED_KERNEL, false);
+        check_fill(&w, &m, 3, "\1\2\3", 2, CM_ROUTE_STAGED_KERNEL, false);
+        check_fill(&w, &m, 600, large, 0, CM_ROUTE_STAGED_KERNEL, false);
+        check_fill(&w, &m, 1, "\1", 0, CM_ROUTE_HOST, true);
+        check_fill(&w, &m, 8, "\1\2\3\4\5\6\7\10", 3, CM_ROUTE_HOST, true);
+        shut(&w, w.streams[0]);
+        cm_region all = row(&m, 0, 1024, 1, 1);
+        memset(m.bytes, 0xCC, m.nbytes);
+        CHECK_OK(
+            cm_engine_fill(w.engine, &all, "\7", w.streams[0], NULL, 0, false, NULL));
+        CHECK_FILLED(m.bytes, 0xCC, m.nbytes);
+        unshut(&w, w.streams[0]);
+        MUST(cm_rt_stream_synchronize(w.rt, w.streams[0]->handle));
+        CHECK_FILLED(m.bytes, 7, m.nbytes);
+        give_memory(&w, &m);
+    }
+    close_world(&w);
+}
+
+MAIN(RUN(test_engine_random_copies_between_all_kinds) RUN(
+    test_engine_large_copies_go_in_pieces) RUN(test_engine_overlapping_ends_read_first)
+         RUN(test_engine_overlap_through_the_second_mapping)
+             RUN(test_engine_broadcast_source_travels_once)
+                 RUN(test_engine_copies_are_split_at_registration_edges)
+                     RUN(test_engine_fill_uses_memset_where_it_can)
+                         RUN(test_engine_fill_of_shared_memory_follows_the_stream))

@@ -1,0 +1,267 @@
+# SPDX-License-Identifier: Apache-2.0
+"""fill() in the order of a stream: what the call leaves for later and who waits."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import pickle
+import threading
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import pytest
+from support import session, values
+
+import cumem
+
+RECORD = np.dtype([("key", "i2"), ("weight", "f8")])  # 10 bytes, no padding
+
+#: One value of each dtype, in each of the sizes that memset and the kernel treat apart.
+VALUES = [
+    np.array(True),
+    np.array(7, "u1"),
+    np.array(0x1234, "u2"),
+    np.array(1.5, "f4"),
+    np.array(-2.25, "f8"),
+    np.array(1 + 2j, "c16"),
+    np.array(b"odd", "S3"),
+    np.array(b"hello", "S5"),
+    np.array((-3, 0.5), RECORD),
+    np.array("2024-02-29", "M8[D]"),
+]
+NAMES = [value.dtype.str if value.dtype.names is None else "record" for value in VALUES]
+
+
+def bytes_now(buffer: cumem.Buffer) -> bytes:
+    """Return what the host sees at this moment, without waiting for anybody."""
+    return ctypes.string_at(buffer.ptr, buffer.nbytes)
+
+
+def registered(shape: object, dtype: object) -> cumem.Buffer:
+    return cumem.register(np.zeros(shape, dtype), mapped=True).buffer
+
+
+@contextlib.contextmanager
+def opened_soon(stream: cumem.Stream) -> Iterator[None]:
+    """Open a stream that is shut while the block waits for it."""
+    timer = threading.Timer(0.02, session.testing.gate_open, (stream,))
+    timer.start()
+    yield
+    timer.join()
+
+
+MAKERS = {
+    "mapped": lambda shape, dtype: cumem.zeros(shape, dtype, "mapped"),
+    "managed": lambda shape, dtype: cumem.zeros(shape, dtype, "managed"),
+    "registered": registered,
+}
+
+
+@pytest.fixture(params=MAKERS)
+def make(request: pytest.FixtureRequest):
+    return MAKERS[request.param]
+
+
+@pytest.mark.parametrize("value", VALUES, ids=NAMES)
+def test_fill_on_a_shut_stream_returns_and_the_host_waits(
+    emulated, make, value
+) -> None:
+    buffer = make((5, 7), value.dtype)
+    expected = np.full((5, 7), value, value.dtype)
+    stream = cumem.Stream()
+    with session.gate(stream):
+        buffer.fill(value, stream=stream)
+        assert bytes_now(buffer) == bytes(buffer.nbytes)
+    assert buffer.numpy().tobytes() == expected.tobytes()
+
+
+@pytest.mark.parametrize("value", VALUES, ids=NAMES)
+@pytest.mark.parametrize(
+    "take",
+    [
+        np.s_[::2, ::3],
+        np.s_[::-1, 1:4],
+        np.s_[3],
+        np.s_[:, 2],
+        np.s_[4, 6],
+        np.s_[2:3, ::-2],
+    ],
+    ids=["both", "backwards", "row", "column", "element", "part"],
+)
+def test_view_filled_on_a_stream_leaves_the_rest(runtime, make, value, take) -> None:
+    buffer = make((5, 7), value.dtype)
+    expected = np.zeros((5, 7), value.dtype)
+    expected[take] = value
+    buffer[take].fill(value, stream=cumem.Stream())
+    assert buffer.numpy().tobytes() == expected.tobytes()
+
+
+@pytest.mark.parametrize("dtype", ["u1", "f8", "S3", RECORD], ids=str)
+def test_fill_of_nothing_and_of_one_element(runtime, make, dtype) -> None:
+    stream = cumem.Stream()
+    value = np.ones((), dtype)
+    for shape in ((0,), (3, 0, 2), (0, 0)):
+        empty = make(shape, dtype)
+        empty.fill(value, stream=stream)
+        assert empty.numpy().shape == shape
+    for shape in ((), (1,), (1, 1)):
+        one = make(shape, dtype)
+        one.fill(value, stream=stream)
+        assert one.numpy().tobytes() == value.tobytes()
+
+
+@pytest.mark.parametrize("nbytes", [1, 3, 4095, 4097, 1_000_003, (8 << 20) + 5])
+def test_fill_of_odd_sizes_and_offsets(runtime, make, nbytes) -> None:
+    buffer = make(nbytes + 1, "u1")
+    buffer[1:].fill(9, stream=cumem.Stream())
+    array = buffer.numpy()
+    assert array[0] == 0
+    assert (array[1:] == 9).all()
+
+
+def test_element_larger_than_a_piece(runtime, make) -> None:
+    dtype = np.dtype(("V", (5 << 20) + 3))
+    value = np.random.default_rng(1).bytes(dtype.itemsize)
+    buffer = make(3, dtype)
+    buffer[::2].fill(np.void(value), stream=cumem.Stream())
+    array = buffer.numpy().view("u1").reshape(3, -1)
+    assert array[0].tobytes() == array[2].tobytes() == value
+    assert not array[1].any()
+
+
+def test_constructors_fill_on_the_stream_given(emulated) -> None:
+    stream = cumem.Stream()
+    for kind in ("mapped", "managed"):
+        with session.gate(stream):
+            ones = cumem.full(1000, 1.5, kind=kind, stream=stream)
+            zeros = cumem.zeros((10, 10), "u1", kind, stream=stream)
+            assert not stream.done
+        assert (ones.numpy() == 1.5).all()
+        assert not zeros.numpy().any()
+
+
+def read_copy(buffer: cumem.Buffer) -> np.ndarray:
+    out = np.zeros(buffer.shape, buffer.dtype)
+    cumem.copy(out, buffer)
+    return out
+
+
+def read_through_device(buffer: cumem.Buffer) -> np.ndarray:
+    other = cumem.empty_device(buffer.shape, buffer.dtype)
+    cumem.copy(other, buffer)
+    return values.get(other)
+
+
+READERS: dict[str, Callable[[cumem.Buffer], np.ndarray]] = {
+    "numpy": lambda buffer: buffer.numpy(),
+    "memoryview": lambda buffer: np.asarray(memoryview(buffer)),
+    "array": np.asarray,
+    "dlpack": np.from_dlpack,
+    "view": lambda buffer: buffer[::-1].numpy(),
+    "int": lambda buffer: np.array([int(buffer[999:].reshape(()))]),
+    "pickle": lambda buffer: pickle.loads(pickle.dumps(buffer)).numpy(),
+    "copy": read_copy,
+    "device": read_through_device,
+    "own copy": lambda buffer: buffer.copy().numpy(),
+}
+
+
+@pytest.mark.parametrize("kind", ["mapped", "managed"])
+@pytest.mark.parametrize("read", READERS.values(), ids=READERS)
+def test_every_reader_comes_after_a_late_fill(emulated, kind, read) -> None:
+    buffer = cumem.zeros(1000, "i4", kind)
+    stream = cumem.Stream()
+    session.testing.gate_close(stream)
+    buffer.fill(5, stream=stream)
+    with opened_soon(stream):
+        assert (read(buffer) == 5).all()
+
+
+def test_second_reader_waits_as_well(emulated) -> None:
+    """Two threads ask for a buffer that is filled late: neither may see old bytes."""
+    buffer = cumem.zeros(4096, "u1", "mapped")
+    stream = cumem.Stream()
+    seen: list[bool] = []
+    readers = [
+        threading.Thread(target=lambda: seen.append(bool((buffer.numpy() == 1).all())))
+        for _ in range(4)
+    ]
+    with session.gate(stream):
+        buffer.fill(1, stream=stream)
+        for reader in readers:
+            reader.start()
+            reader.join(0.01)
+        assert seen == []
+    for reader in readers:
+        reader.join()
+    assert seen == [True] * 4
+
+
+def test_wait_that_failed_leaves_the_fill_late(emulated) -> None:
+    buffer = cumem.zeros(64, "u1", "mapped")
+    stream = cumem.Stream()
+    session.testing.gate_close(stream)
+    buffer.fill(1, stream=stream)
+    session.testing.plan_fault("stream_query", 1)
+    with pytest.raises(cumem.CudaError):
+        buffer.numpy()
+    session.testing.plan_fault(None, 0)
+    with opened_soon(stream):
+        assert (buffer.numpy() == 1).all()
+
+
+def test_filled_buffer_may_be_dropped_at_once(emulated, make) -> None:
+    stream = cumem.Stream()
+    with session.gate(stream):
+        buffer = make(4096, "f8")
+        buffer.fill(1.5, stream=stream)
+        with opened_soon(stream):
+            del buffer
+            others = [cumem.empty_mapped(4096, "f8") for _ in range(4)]
+            for other in others:
+                other.fill(3)
+    stream.synchronize()
+    for other in others:
+        assert (other.numpy() == 3).all()
+
+
+def test_managed_memory_on_a_device_is_filled_there(emulated) -> None:
+    for value in (np.array(3, "u1"), np.array(1.5), np.array(b"odd", "S3")):
+        buffer = cumem.zeros(100_000, value.dtype, "managed")
+        buffer.prefetch(0)
+        cumem.current_stream().synchronize()
+        assert session.testing.host_pages(buffer) == 0
+        buffer.fill(value)
+        assert session.testing.host_pages(buffer) == 0
+        assert bytes_now(buffer) == value.tobytes() * 100_000
+        buffer.prefetch("host")
+        cumem.current_stream().synchronize()
+        buffer.fill(np.zeros((), value.dtype))
+        assert bytes_now(buffer) == bytes(buffer.nbytes)
+        assert session.testing.host_pages(buffer) > 0
+
+
+def test_memory_attached_to_the_host_is_filled_by_it(runtime) -> None:
+    buffer = cumem.empty_managed(1000, "u1", attach="host")
+    buffer.fill(3, stream=cumem.Stream())
+    assert bytes_now(buffer) == b"\3" * 1000
+
+
+@pytest.mark.parametrize("kind", ["mapped", "managed", "pinned"])
+def test_fill_without_stream_is_done_on_return(runtime, kind) -> None:
+    buffer = cumem.empty(10_000, "f8", kind)
+    buffer.fill(2.5)
+    assert bytes_now(buffer) == np.full(10_000, 2.5).tobytes()
+
+
+@pytest.mark.parametrize("kind", ["mapped", "managed"])
+def test_fills_and_copies_keep_the_streams_order(runtime, kind) -> None:
+    stream = cumem.Stream()
+    buffer = cumem.zeros(1000, "f8", kind)
+    copies = [cumem.empty_pinned(1000) for _ in range(3)]
+    for value, copied in enumerate(copies, 1):
+        buffer.fill(value, stream=stream)
+        cumem.copy_async(copied, buffer, stream=stream)
+    for value, copied in enumerate(copies, 1):
+        assert (copied.numpy() == value).all()
