@@ -187,13 +187,13 @@ cm_pool_release(cm_pool *pool)
 
 void
 cm_pool_free(cm_pool *pool, cm_block *block, cm_stream *const *uses, uint32_t use_count,
-             bool fence)
+             unsigned flags)
 {
     if (cm_runtime_is_forked(pool->rt)) {
         return;
     }
     cm_pool_entry *entry = (cm_pool_entry *)(void *)block;
-    cm_pool_entry_record(pool, entry, uses, use_count, fence);
+    cm_pool_entry_record(pool, entry, uses, use_count, flags);
     cm_pool_counters *c = &pool->counters;
     cm_mutex_lock(&pool->lock);
     cm_list_remove(&entry->node);

@@ -72,15 +72,21 @@ void cm_pool_release(cm_pool *pool);
 CM_NODISCARD cm_status cm_pool_alloc(cm_pool *pool, uint64_t nbytes, cm_stream *stream,
                                      cm_block **out);
 
-/* Give a block back. `uses` are the streams that worked on it (borrowed); `fence` says
- * that others, which nobody knows, may have: the block then waits for everything its
- * device was doing. Never blocks (unless it is the pool's last holder): events are
- * recorded here and looked at later, and a fence is taken at the next look. A runtime
- * failure while recording turns into a fence; a stream that nobody keeps alive counts
- * as one. A block used on a capturing stream belongs to the graph: it comes back when
- * the pool ends. In a forked child the block is leaked. */
+/* What is known of a block beyond the streams that worked on it. */
+enum {
+    CM_POOL_FREE_FENCE = 1,    /* others did that nobody knows: the block waits for
+                                  everything its device was doing */
+    CM_POOL_FREE_CAPTURED = 2, /* a stream did while it was being captured */
+};
+
+/* Give a block back. `uses` are the streams that worked on it (borrowed). Never blocks
+ * (unless it is the pool's last holder): events are recorded here and looked at later,
+ * and a fence is taken at the next look. A runtime failure while recording turns into a
+ * fence; a stream that nobody keeps alive counts as one. A block used in a capture, or
+ * on a stream that is capturing now, belongs to the graph: it comes back when the pool
+ * ends. In a forked child the block is leaked. */
 void cm_pool_free(cm_pool *pool, cm_block *block, cm_stream *const *uses,
-                  uint32_t use_count, bool fence);
+                  uint32_t use_count, unsigned flags);
 
 /* Return cached blocks to the runtime, after looking at those in flight; with `wait`
  * wait

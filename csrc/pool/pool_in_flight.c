@@ -131,11 +131,12 @@ record_use(cm_pool *pool, cm_pool_entry *entry, const cm_stream *stream)
 
 void
 cm_pool_entry_record(cm_pool *pool, cm_pool_entry *entry, cm_stream *const *uses,
-                     uint32_t use_count, bool fence)
+                     uint32_t use_count, unsigned flags)
 {
+    bool fence = (flags & CM_POOL_FREE_FENCE) != 0;
     entry->event_count = 0;
     entry->fence_devices = fence ? devices_in_use(pool) : 0;
-    entry->captured = false;
+    entry->captured = (flags & CM_POOL_FREE_CAPTURED) != 0;
     entry->ready = false;
     uint32_t distinct_count = 0;
     for (uint32_t i = 0; i < use_count; i++) {

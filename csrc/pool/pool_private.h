@@ -96,7 +96,7 @@ typedef enum cm_poll_mode {
 
 /* Note on `entry`, which no list holds, all that must end before it is idle. */
 void cm_pool_entry_record(cm_pool *pool, cm_pool_entry *entry, cm_stream *const *uses,
-                          uint32_t use_count, bool fence);
+                          uint32_t use_count, unsigned flags);
 /* True when nothing has to end first. */
 bool cm_pool_entry_is_idle(const cm_pool_entry *entry);
 /* Destroy the events, forget the fences. Inside a cm_scope. */

@@ -59,8 +59,9 @@ find_stream(cm_state *state, cm_storage *storage, cm_stream **joined)
     cm_status status;
     cm_stream *current = NULL;
     Py_BEGIN_ALLOW_THREADS
-    status = cm_pending_prune(&pending);
+    status = cm_pending_prune(&pending, false);
     Py_END_ALLOW_THREADS
+    storage->was_captured = storage->was_captured || pending.captured;
     bool any = pending.stream_count > 0 || pending.ticket_count > 0;
     if (cm_is_ok(status) && any && pending.stream_count == 0) {
         current = cm_stream_from_object(state, Py_None, storage->device);

@@ -6,6 +6,7 @@
 #include "python/arguments.h"
 #include "python/buffer_object.h"
 #include "python/errors.h"
+#include "python/order.h"
 #include "python/protocols.h"
 
 /* -- numpy ---------------------------------------------------------------------------- */
@@ -357,7 +358,9 @@ const char cm_buffer_record_stream_doc[] =
     "\n"
     "After the buffer is dropped its memory is reused only when the work that the "
     "stream\n"
-    "had queued by then is done.\n"
+    "had queued by then is done. If the stream is being captured now the memory "
+    "belongs\n"
+    "to the graph, and is not reused before `shutdown`.\n"
     "\n"
     "Parameters\n"
     "----------\n"
@@ -386,7 +389,9 @@ cm_buffer_record_stream(PyObject *object, PyObject *stream_object)
     if (stream == NULL) {
         return NULL;
     }
-    int result = cm_storage_add_use(self->storage, stream);
+    cm_storage *storage = cm_storage_hold(self->storage);
+    int result = cm_storage_record_stream(storage, stream);
+    cm_storage_release(storage, true);
     cm_stream_release(stream);
     return result < 0 ? NULL : Py_NewRef(Py_None);
 }

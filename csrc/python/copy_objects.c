@@ -277,6 +277,14 @@ run_call(copy_call *call, cm_engine *engine, cm_ticket **ticket)
     return status;
 }
 
+static void
+mark_captured(cm_storage *storage)
+{
+    if (storage != NULL) {
+        storage->was_captured = true;
+    }
+}
+
 /* An unfinished copy is remembered by its target; in the background, where no stream
  * says so, by its source as well: whoever writes that next has to wait. */
 static PyObject *
@@ -284,6 +292,12 @@ make_transfer(copy_call *call, cm_ticket *ticket)
 {
     cm_storage *dst = call->dst.storage;
     cm_storage *src = call->stream == NULL ? call->src.storage : NULL;
+    cm_ticket_info info;
+    cm_ticket_read(ticket, &info);
+    if (info.captured) {
+        mark_captured(dst);
+        mark_captured(call->src.storage);
+    }
     if ((dst != NULL && cm_storage_add_writer(dst, ticket) < 0)
         || (src != NULL && src != dst && cm_storage_add_writer(src, ticket) < 0)) {
         /* Nobody could wait for it later: then now. */

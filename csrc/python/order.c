@@ -9,7 +9,7 @@
 int
 cm_pending_take(const cm_storage *storage, cm_pending *out)
 {
-    *out = (cm_pending){NULL, 0, NULL, 0};
+    *out = (cm_pending){.streams = NULL};
     if (storage->use_count > 0) {
         out->streams = malloc(storage->use_count * sizeof *out->streams);
         if (out->streams == NULL) {
@@ -45,13 +45,33 @@ cm_pending_give(cm_pending *pending)
     }
     free(pending->streams);
     free(pending->tickets);
-    *pending = (cm_pending){NULL, 0, NULL, 0};
+    *pending = (cm_pending){.streams = NULL};
+}
+
+/* The default streams cannot be captured, and while another stream is, asking them
+ * would fail. */
+static cm_status
+ask_capturing(cm_runtime *rt, int device, uint64_t handle, bool *capturing)
+{
+    *capturing = false;
+    if (handle <= CM_STREAM_LEGACY) {
+        return cm_ok();
+    }
+    cm_device_guard guard; /* the per-thread handle means a stream of the current one */
+    CM_TRY(cm_device_enter(rt, device, &guard));
+    cm_status status = cm_rt_stream_is_capturing(rt, handle, capturing);
+    cm_device_leave(rt, &guard);
+    return status;
 }
 
 static cm_status
-query_stream(const cm_stream *stream, bool *done)
+query_stream(const cm_stream *stream, bool *done, bool *capturing)
 {
-    cm_device_guard guard; /* the default streams mean those of the current device */
+    CM_TRY(ask_capturing(stream->rt, stream->device, stream->handle, capturing));
+    if (*capturing) {
+        return cm_ok();
+    }
+    cm_device_guard guard;
     CM_TRY(cm_device_enter(stream->rt, stream->device, &guard));
     cm_status status = cm_rt_stream_query(stream->rt, stream->handle, done);
     cm_device_leave(stream->rt, &guard);
@@ -59,7 +79,7 @@ query_stream(const cm_stream *stream, bool *done)
 }
 
 cm_status
-cm_pending_prune(cm_pending *pending)
+cm_pending_prune(cm_pending *pending, bool joins_captures)
 {
     uint32_t left = 0;
     for (uint32_t i = 0; i < pending->ticket_count; i++) {
@@ -78,8 +98,13 @@ cm_pending_prune(cm_pending *pending)
     for (uint32_t i = 0; i < pending->stream_count; i++) {
         cm_stream *stream = pending->streams[i];
         bool done = false;
+        bool capturing = false;
         if (cm_is_ok(status)) {
-            status = query_stream(stream, &done);
+            status = query_stream(stream, &done, &capturing);
+        }
+        if (cm_is_ok(status) && capturing) {
+            pending->captured = true;
+            done = !joins_captures;
         }
         if (cm_is_ok(status) && done) {
             cm_stream_release(stream);
@@ -104,10 +129,31 @@ cm_pending_order(const cm_pending *pending, cm_stream *consumer)
     return cm_ok();
 }
 
-static cm_status
-order_handle(cm_runtime *rt, cm_pending *pending, int device, uint64_t handle)
+/* What the consumer itself was given comes before it anyway. */
+static void
+drop_consumer(cm_pending *pending, int device, uint64_t handle)
 {
-    CM_TRY(cm_pending_prune(pending));
+    uint32_t left = 0;
+    for (uint32_t i = 0; i < pending->stream_count; i++) {
+        cm_stream *stream = pending->streams[i];
+        if (stream->device == device && stream->handle == handle
+            && handle != CM_STREAM_PER_THREAD) {
+            cm_stream_release(stream);
+        }
+        else {
+            pending->streams[left++] = stream;
+        }
+    }
+    pending->stream_count = left;
+}
+
+static cm_status
+order_handle(cm_runtime *rt, cm_pending *pending, int device, uint64_t handle,
+             bool *capturing)
+{
+    CM_TRY(ask_capturing(rt, device, handle, capturing));
+    drop_consumer(pending, device, handle);
+    CM_TRY(cm_pending_prune(pending, true));
     if (pending->stream_count == 0 && pending->ticket_count == 0) {
         return cm_ok();
     }
@@ -119,9 +165,10 @@ order_handle(cm_runtime *rt, cm_pending *pending, int device, uint64_t handle)
 }
 
 int
-cm_storage_order_handle(const cm_storage *storage, int device, uint64_t handle)
+cm_storage_order_handle(cm_storage *storage, int device, uint64_t handle)
 {
-    if (storage->use_count == 0 && storage->writer_count == 0) {
+    bool pooled = storage->pool != NULL && handle > CM_STREAM_LEGACY;
+    if (storage->use_count == 0 && storage->writer_count == 0 && !pooled) {
         return 0;
     }
     cm_runtime *rt = cm_state_runtime(storage->state);
@@ -130,11 +177,30 @@ cm_storage_order_handle(const cm_storage *storage, int device, uint64_t handle)
         return -1;
     }
     cm_status status;
+    bool capturing = false;
     Py_BEGIN_ALLOW_THREADS
-    status = order_handle(rt, &pending, device, handle);
+    status = order_handle(rt, &pending, device, handle, &capturing);
     cm_pending_give(&pending);
     Py_END_ALLOW_THREADS
+    storage->was_captured = storage->was_captured || capturing;
     return cm_is_ok(status) ? 0
                             : cm_py_raise_int(storage->state, status,
                                               "while ordering a consumer's stream");
+}
+
+int
+cm_storage_record_stream(cm_storage *storage, cm_stream *stream)
+{
+    if (cm_storage_add_use(storage, stream) < 0) {
+        return -1;
+    }
+    cm_status status;
+    bool capturing;
+    Py_BEGIN_ALLOW_THREADS
+    status = ask_capturing(stream->rt, stream->device, stream->handle, &capturing);
+    Py_END_ALLOW_THREADS
+    storage->was_captured = storage->was_captured || capturing;
+    return cm_is_ok(status)
+               ? 0
+               : cm_py_raise_int(storage->state, status, "while recording a stream");
 }

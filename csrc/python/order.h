@@ -13,6 +13,7 @@ typedef struct cm_pending {
     uint32_t stream_count;
     cm_ticket **tickets;
     uint32_t ticket_count;
+    bool captured; /* prune found a stream that is being captured */
 } cm_pending;
 
 /* 0, or -1 with MemoryError. GIL held. */
@@ -20,8 +21,10 @@ int cm_pending_take(const cm_storage *storage, cm_pending *out);
 /* Any thread. */
 void cm_pending_give(cm_pending *pending);
 
-/* Forget what has finished. Fails: stream_query. */
-CM_NODISCARD cm_status cm_pending_prune(cm_pending *pending);
+/* Forget what has finished. A stream that is being captured may not be asked; nothing
+ * that was captured runs now, so that only one who `joins_captures` has to know of it.
+ * Fails: stream_is_capturing, stream_query. */
+CM_NODISCARD cm_status cm_pending_prune(cm_pending *pending, bool joins_captures);
 
 /* Make `consumer` wait, on the device, for everything that is left; what runs on
  * `consumer` itself needs nothing. Blocks as cm_ticket_order does.
@@ -29,7 +32,12 @@ CM_NODISCARD cm_status cm_pending_prune(cm_pending *pending);
 CM_NODISCARD cm_status cm_pending_order(const cm_pending *pending, cm_stream *consumer);
 
 /* take, prune and order, GIL released; `handle` is a consumer's stream on `device`, not
- * touched after the call. 0, or -1 with an exception. */
-int cm_storage_order_handle(const cm_storage *storage, int device, uint64_t handle);
+ * touched after the call. Where it is being captured the storage is the graph's from
+ * now on. 0, or -1 with an exception. */
+int cm_storage_order_handle(cm_storage *storage, int device, uint64_t handle);
+
+/* cm_storage_add_use for a stream that others work on: the same is asked of it.
+ * Releases the GIL. 0, or -1 with an exception. */
+int cm_storage_record_stream(cm_storage *storage, cm_stream *stream);
 
 #endif

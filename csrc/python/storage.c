@@ -150,6 +150,7 @@ cm_storage_detach(cm_storage *storage, cm_storage_remains *out)
         .writers = storage->writers,
         .writer_count = storage->writer_count,
         .fence = storage->was_exported,
+        .captured = storage->was_captured,
         .device = storage->device,
     };
     storage->pool = NULL;
@@ -207,8 +208,10 @@ cm_storage_remains_free(cm_storage_remains *remains)
     cm_status status = cm_ok();
     if (remains->runtime == NULL || !cm_runtime_is_forked(remains->runtime)) {
         if (remains->block != NULL) {
+            unsigned flags = remains->fence ? CM_POOL_FREE_FENCE : 0u;
+            flags |= remains->captured ? CM_POOL_FREE_CAPTURED : 0u;
             cm_pool_free(remains->pool, remains->block, remains->uses,
-                         remains->use_count, remains->fence);
+                         remains->use_count, flags);
         }
         if (remains->registration != NULL) {
             status = settle(remains);

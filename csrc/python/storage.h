@@ -19,6 +19,7 @@ typedef struct cm_storage_remains {
     cm_ticket **writers;
     uint32_t writer_count;
     bool fence;
+    bool captured;
     int device; /* whose work a fence means */
 } cm_storage_remains;
 

@@ -6,6 +6,7 @@
 
 #include "python/arguments.h"
 #include "python/errors.h"
+#include "python/order.h"
 #include "python/protocols.h"
 #include "python/testing.h"
 #include "runtime/emulated.h"
@@ -172,6 +173,29 @@ array_interface(PyObject *module, PyObject *object)
 }
 
 static PyObject *
+order_consumer(PyObject *module, PyObject *args)
+{
+    PyObject *object;
+    PyObject *stream_object;
+    cm_state *state = cm_state_of_module(module);
+    if (!PyArg_ParseTuple(args, "OO:order_consumer", &object, &stream_object)) {
+        return NULL;
+    }
+    if (!cm_buffer_check(state, object)) {
+        cm_arg_refuse(object, "buffer", "a Buffer");
+        return NULL;
+    }
+    cm_stream *stream = cm_stream_from_object(state, stream_object, -1);
+    if (stream == NULL) {
+        return NULL;
+    }
+    int result = cm_storage_order_handle(((cm_buffer *)(void *)object)->storage,
+                                         stream->device, stream->handle);
+    cm_stream_release(stream);
+    return result < 0 ? NULL : Py_NewRef(Py_None);
+}
+
+static PyObject *
 max_delay_us(PyObject *module, PyObject *Py_UNUSED(unused))
 {
     const cm_runtime *rt = emulated_runtime(module);
@@ -189,6 +213,8 @@ PyMethodDef cm_testing_emulated_methods[] = {
     {"alias", alias, METH_VARARGS, "The same bytes where the host may touch them."},
     {"array_interface", array_interface, METH_O,
      "The __cuda_array_interface__ that the buffer would have on a GPU."},
+    {"order_consumer", order_consumer, METH_VARARGS,
+     "Order a stream after the buffer's work, as DLPack does for a consumer's."},
     {"max_delay_us", max_delay_us, METH_NOARGS, "Longest delay of emulated work."},
     {NULL, NULL, 0, NULL},
 };

@@ -11,7 +11,8 @@ free_block(const cm_job *job, cm_pool *pool, cm_block *block)
     uint32_t use_count = job->gather_stream == NULL ? 1 : 2;
     bool idle = !job->submitted && !job->detached && !job->lost_track;
     if (block != NULL) {
-        cm_pool_free(pool, block, uses, idle ? 0 : use_count, job->lost_track);
+        cm_pool_free(pool, block, uses, idle ? 0 : use_count,
+                     job->lost_track ? CM_POOL_FREE_FENCE : 0u);
     }
 }
 

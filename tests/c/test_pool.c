@@ -607,6 +607,36 @@ test_pool_block_used_in_a_capture_stays_with_the_graph(void)
 }
 
 static void
+test_pool_block_of_a_capture_that_has_ended_stays_with_the_graph(void)
+{
+    static const cm_pool_config *const configs[] = {&DEVICE, &PINNED};
+    for (int i = 0; i < 4; i++) {
+        cm_runtime *rt = open_emulated(13000, 1, 256 * MIB);
+        cm_pool *pool = open_pool(rt, *configs[i / 2]);
+        cm_stream *stream = open_stream(rt, 0);
+        unsigned fence = i % 2 == 0 ? 0u : CM_POOL_FREE_FENCE;
+        cm_block *a = take(pool, 1 * MIB, stream);
+        cm_address first = a->address;
+        cm_pool_free(pool, a, &stream, 1, CM_POOL_FREE_CAPTURED | fence);
+        CHECK_OK(cm_rt_stream_synchronize(rt, stream->handle));
+        uint64_t released = 0;
+        CHECK_OK(cm_pool_trim(pool, true, &released));
+        CHECK_EQ(released, 0);
+        CHECK_EQ(read_counters(pool).in_flight_count, 1);
+        cm_block *b = take(pool, 1 * MIB, stream);
+        CHECK_NE(b->address, first);
+        CHECK(cm_pool_check(pool));
+        give(pool, b, stream, false);
+        cm_pool_release(pool);
+        cm_emulated_counts counts;
+        cm_emulated_read_counts(rt, &counts);
+        CHECK_EQ(counts.live_nbytes, 0);
+        cm_stream_release(stream);
+        close_emulated(rt);
+    }
+}
+
+static void
 test_pool_capture_elsewhere_is_not_in_the_way(void)
 {
     static const cm_kind kinds[] = {CM_KIND_PINNED, CM_KIND_MAPPED, CM_KIND_DEVICE, 0};
@@ -907,6 +937,7 @@ MAIN(RUN(test_pool_each_kind_gives_memory_and_takes_it_back)
      RUN(test_pool_last_release_waits_for_what_is_in_flight)
      RUN(test_pool_out_of_memory_waits_trims_and_retries)
      RUN(test_pool_block_used_in_a_capture_stays_with_the_graph)
+    RUN(test_pool_block_of_a_capture_that_has_ended_stays_with_the_graph)
      RUN(test_pool_capture_elsewhere_is_not_in_the_way)
      RUN(test_pool_query_refused_during_capture_loses_no_block)
      RUN(test_pool_forked_child_allocates_nothing_and_leaks)

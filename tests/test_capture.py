@@ -1,0 +1,137 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Memory used while a stream is captured belongs to the graph, which may run later."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+
+import pytest
+from support import session
+
+import cumem
+
+NBYTES = 1 << 16
+
+
+@contextlib.contextmanager
+def capture(stream: cumem.Stream) -> Iterator[None]:
+    session.testing.set_capturing(stream, True)
+    try:
+        yield
+    finally:
+        session.testing.set_capturing(stream, False)
+
+
+def fill(buffer: cumem.Buffer, stream: cumem.Stream) -> None:
+    buffer.fill(1, stream=stream)
+
+
+def record(buffer: cumem.Buffer, stream: cumem.Stream) -> None:
+    buffer.record_stream(stream)
+
+
+def copy_to(buffer: cumem.Buffer, stream: cumem.Stream) -> None:
+    source = cumem.empty(NBYTES, "u1", buffer.kind, stream=stream)
+    cumem.copy_async(buffer, source, stream=stream)
+
+
+def copy_from(buffer: cumem.Buffer, stream: cumem.Stream) -> None:
+    target = cumem.empty(NBYTES, "u1", buffer.kind, stream=stream)
+    cumem.copy_async(target, buffer, stream=stream)
+
+
+USES: dict[str, Callable[[cumem.Buffer, cumem.Stream], None]] = {
+    "fill": fill,
+    "view": lambda buffer, stream: fill(buffer[3:9], stream),
+    "record_stream": record,
+    "copy to": copy_to,
+    "copy from": copy_from,
+}
+
+
+def is_reused(use: Callable[[], cumem.Buffer]) -> bool:
+    """Is the memory of the buffer, dropped at once, handed out again?"""
+    buffer = use()
+    kind, address = buffer.kind, buffer.ptr
+    del buffer
+    session.leftovers()  # the transfers are over and have let go
+    cumem.Device(0).synchronize()  # and so are the events of that
+    again = [cumem.empty(NBYTES, "u1", kind) for _ in range(8)]
+    return address in [other.ptr for other in again]
+
+
+@pytest.mark.parametrize("kind", ["device", "mapped", "managed"])
+@pytest.mark.parametrize("use", USES.values(), ids=USES)
+def test_memory_of_an_ended_capture_is_not_reused(emulated, kind, use) -> None:
+    stream = cumem.Stream()
+
+    def used(captured: bool) -> cumem.Buffer:
+        buffer = cumem.empty(NBYTES, "u1", kind, stream=stream)
+        with capture(stream) if captured else contextlib.nullcontext():
+            use(buffer, stream)
+        return buffer
+
+    assert is_reused(lambda: used(False))
+    assert not is_reused(lambda: used(True))
+    cumem.trim()
+    assert not is_reused(lambda: used(True))
+
+
+@pytest.mark.parametrize("captured", [False, True])
+def test_dlpack_consumer_that_captures_keeps_the_memory(emulated, captured) -> None:
+    # what a GPU's DLPack export does first, which emulated memory has no use for
+    stream = cumem.Stream()
+
+    def used() -> cumem.Buffer:
+        buffer = cumem.empty_device(NBYTES, "u1", stream=stream)
+        with capture(stream) if captured else contextlib.nullcontext():
+            session.testing.order_consumer(buffer, stream)
+        return buffer
+
+    assert is_reused(used) != captured
+
+
+def test_interface_of_memory_in_a_capture_names_no_stream(emulated) -> None:
+    stream = cumem.Stream()
+
+    def used() -> cumem.Buffer:
+        buffer = cumem.empty_device(NBYTES, "u1", stream=stream)
+        with capture(stream):
+            interface = session.testing.array_interface(buffer)
+            assert interface["stream"] is None
+        return buffer
+
+    assert not is_reused(used)
+
+
+def test_captured_fill_is_not_waited_for(emulated) -> None:
+    buffer = cumem.zeros(64, "u1", "mapped")
+    stream = cumem.Stream()
+    with capture(stream):
+        buffer.fill(1, stream=stream)
+        assert not buffer.numpy().any()
+        with pytest.raises(cumem.CudaError, match="cannot do this"):
+            buffer.view("u8").fill(2**40 + 1, stream=stream)
+    assert not buffer.numpy().any()
+
+
+def test_failing_question_of_a_capture_is_raised(emulated) -> None:
+    stream = cumem.Stream()
+    buffer = cumem.empty_device(NBYTES, "u1")
+    session.testing.plan_fault("stream_is_capturing", 1)
+    with pytest.raises(cumem.CudaError) as caught:
+        buffer.record_stream(stream)
+    session.testing.plan_fault(None, 0)
+    assert caught.value.call == "cudaStreamIsCapturing"
+
+
+def test_captured_memory_comes_back_at_shutdown(emulated) -> None:
+    stream = cumem.Stream()
+    buffer = cumem.empty_device(NBYTES, "u1")
+    with capture(stream):
+        buffer.fill(1, stream=stream)
+    del buffer, stream
+    cumem.shutdown()
+    free, total = cumem.memory_info()
+    assert free == total
