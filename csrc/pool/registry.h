@@ -35,8 +35,9 @@ CM_NODISCARD cm_status cm_registry_register(cm_registry *registry, int device,
  * to unregister is tried again when it is next met and at close). */
 CM_NODISCARD cm_status cm_registration_release(cm_registration *registration);
 
-/* The address devices reach the range by. Fails: host_device_address; CM_ENOTSUP when the
- * range spans pieces whose device addresses do not join. */
+/* The address devices reach the range by. Fails: host_device_address; CM_ENOTSUP, with
+ * the host address, where a piece's device address does not follow on the one before.
+ */
 CM_NODISCARD cm_status cm_registration_device_address(cm_registration *registration,
                                                       cm_address *out);
 

@@ -6,6 +6,8 @@
 #include "python/protocols.h"
 #include "python/registration_type.h"
 
+#include <stdio.h>
+
 PyDoc_STRVAR(register_doc,
 "register($module, obj, *, mapped=False, read_only=None, device=None)\n--\n\n"
 "Page-lock memory that exists already, in place.\n\n"
@@ -19,8 +21,9 @@ PyDoc_STRVAR(register_doc,
 "mapped : bool\n"
 "    Give a `MappedBuffer`, which kernels can reach as well.\n"
 "read_only : bool, optional\n"
-"    Lock for reading only; by default when `obj` is read-only. A mapping that may not be\n"
-"    written cannot be locked otherwise.\n"
+"    By default the buffer is read-only if `obj` is. True: a read-only buffer of anything.\n"
+"    False: a writable one or an error. What is read-only is locked for reading only,\n"
+"    where the device can: a mapping that may not be written cannot be locked otherwise.\n"
 "device : int or Device, optional\n"
 "    In whose context; the memory is locked for all devices.\n\n"
 "Returns\n-------\nRegistration\n"
@@ -28,10 +31,11 @@ PyDoc_STRVAR(register_doc,
 "    ``with`` block the target is that buffer, and the end unlocks it.\n\n"
 "Raises\n------\n"
 "TypeError\n    If `obj` has no host memory, or its items are Python objects.\n"
-"ValueError\n    If the device does not exist or the shape of `obj` makes no sense.\n"
+"ValueError\n    If the device does not exist, the shape of `obj` makes no sense, or ``read_only`` is\n"
+"    False and `obj` is read-only.\n"
 "CudaError\n"
-"    If the memory cannot be locked; of code CM_ENOTSUP if the device cannot lock memory\n"
-"    for reading only.\n\n"
+"    If the memory cannot be locked, or with ``mapped`` if it was locked before in parts\n"
+"    that have no common address for devices (the note says where).\n\n"
 "Notes\n-----\n"
 "Memory that is locked already, by this or another library, is shared and not an error.\n"
 "`obj` stays alive as long as the buffer or a view of it. **Blocks** while pages are\n"
@@ -175,55 +179,90 @@ source_fini(source *self)
 
 /* -- registering ------------------------------------------------------------------- */
 
-/* Whether to lock for reading only, or -1 when the device cannot. */
+/* Whether the buffer is to be read-only: 0 or 1, or -1 with an exception. */
 static int
-decide_read_only(cm_state *state, int device, PyObject *wish, bool readonly)
+decide_read_only(PyObject *wish, bool readonly)
 {
-    enum { HOST_REGISTER_READ_ONLY = 113 }; /* as in CM_DEVICE_ATTRIBUTES */
     bool read_only = readonly;
     if (wish != NULL && wish != Py_None
         && cm_arg_bool(wish, "read_only", &read_only) < 0) {
         return -1;
     }
-    if (!read_only) {
-        return 0;
+    if (readonly && !read_only) {
+        PyErr_SetString(
+            PyExc_ValueError,
+            "read_only=False, but obj is read-only: leave read_only out for "
+            "a read-only buffer, or pass a writable object");
+        return -1;
     }
+    return read_only;
+}
+
+/* Can the device lock memory for reading only? Else only pages that may be written are
+ * lockable, which those of a read-only object often are. 0 or 1, or -1. */
+static int
+can_lock_read_only(cm_state *state, int device)
+{
+    enum { HOST_REGISTER_READ_ONLY = 113 }; /* as in CM_DEVICE_ATTRIBUTES */
     int supported = 0;
     cm_status status = cm_rt_device_attribute(state->runtime, HOST_REGISTER_READ_ONLY,
                                               device, &supported);
-    const char *doing = "while registering read-only memory";
-    if (cm_is_ok(status) && !supported) {
-        status = cm_fail(CM_ENOTSUP, 0);
-        doing = "while registering read-only memory: the device's attribute "
-                "host_register_read_only is 0. If the pages may in fact be written, as "
-                "those of bytes, pass read_only=False";
+    return cm_is_ok(status)
+               ? supported != 0
+               : cm_py_raise_int(state, status, "while registering read-only memory");
+}
+
+/* Why mapping it failed, where the driver's own words do not say. */
+static int
+refuse_mapping(cm_state *state, const cm_storage *storage, cm_status status)
+{
+    char doing[320];
+    unsigned long long offset =
+        (unsigned long long)(status.arg - (uint64_t)(uintptr_t)storage->host);
+    if (status.code == CM_ENOTSUP) {
+        (void)snprintf(
+            doing, sizeof(doing),
+            "while registering with mapped=True: parts of the memory were "
+            "page-locked before, and from byte %llu on devices reach it by an "
+            "address that does not follow on: end the earlier registration "
+            "first, or register without mapped",
+            offset);
     }
-    return cm_is_ok(status) ? 1 : cm_py_raise_int(state, status, doing);
+    else {
+        (void)snprintf(
+            doing, sizeof(doing),
+            "while registering with mapped=True: devices have no address for "
+            "the memory; whoever page-locked it before may not have mapped it");
+    }
+    return cm_py_raise_int(state, status, doing);
 }
 
 /* Lock [low, high) around element 0 and fill `storage` in. */
 static int
 lock_pages(cm_state *state, cm_storage *storage, const source *from, int64_t low,
-           int64_t high, bool read_only, bool mapped)
+           int64_t high, bool lock_read_only, bool mapped)
 {
     storage->host = (char *)from->region.host + low;
     storage->nbytes = (uint64_t)(high - low);
     storage->flags = CM_REGISTER_PORTABLE | CM_REGISTER_MAPPED
-                     | (read_only ? CM_REGISTER_READ_ONLY : 0u);
+                     | (lock_read_only ? CM_REGISTER_READ_ONLY : 0u);
     cm_registration *registration = NULL;
     cm_registry *registry = state->registry;
     cm_address address = 0;
     cm_status status;
     Py_BEGIN_ALLOW_THREADS
     status = cm_registry_register(registry, storage->device, storage->host,
-                                  storage->nbytes, read_only, &registration);
+                                  storage->nbytes, lock_read_only, &registration);
     if (cm_is_ok(status)) {
         status = cm_registration_device_address(registration, &address);
     }
     Py_END_ALLOW_THREADS
     storage->registration = registration; /* goes with the storage */
-    if (!mapped && registration != NULL
+    if (registration != NULL
         && (status.code == CM_ENOTSUP || status.code == CM_CUDA_INVALID_VALUE)) {
+        if (mapped) {
+            return refuse_mapping(state, storage, status);
+        }
         status = cm_ok(); /* locked by somebody else, unmapped: copies need no address
                            */
         address = 0;
@@ -245,7 +284,7 @@ make_storage(cm_state *state, source *from, int64_t low, int64_t high, int devic
     if (storage == NULL) {
         return NULL;
     }
-    storage->readonly = from->readonly || read_only;
+    storage->readonly = read_only;
     storage->foreign = from->keep;
     from->keep = NULL;
     if (from->storage != NULL) {
@@ -253,8 +292,11 @@ make_storage(cm_state *state, source *from, int64_t low, int64_t high, int devic
         storage->foreign_argument = from->storage;
         from->storage = NULL;
     }
-    if (high > low
-        && lock_pages(state, storage, from, low, high, read_only, mapped) < 0) {
+    int lock_read_only = read_only ? can_lock_read_only(state, device) : 0;
+    if (lock_read_only < 0
+        || (high > low
+            && lock_pages(state, storage, from, low, high, lock_read_only == 1, mapped)
+                   < 0)) {
         cm_storage_release(storage, true);
         return NULL;
     }
@@ -273,7 +315,7 @@ register_source(cm_state *state, source *from, PyObject *read_only_wish, bool ma
                         "obj: its shape and strides do not fit in 63 bits");
         return NULL;
     }
-    int read_only = decide_read_only(state, device, read_only_wish, from->readonly);
+    int read_only = decide_read_only(read_only_wish, from->readonly);
     if (read_only < 0) {
         return NULL;
     }
