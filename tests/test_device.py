@@ -8,7 +8,7 @@ import re
 
 import numpy as np
 import pytest
-from support import faults, session
+from support import faults, session, values
 
 import cumem
 
@@ -230,3 +230,59 @@ def test_fault_sweep_of_devices(emulated) -> None:
         "driver_version",
         "runtime_version",
     } <= swept.failed
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda stream: cumem.empty_device(8, device=1, stream=stream),
+        lambda stream: cumem.empty(8, kind="device", device=1, stream=stream),
+        lambda stream: cumem.zeros(8, device=1, stream=stream),
+        lambda stream: cumem.full(8, 1.0, device=1, stream=stream),
+        lambda stream: cumem.array([1.0], device=1, stream=stream),
+        lambda stream: cumem.empty_like(np.zeros(8), device=1, stream=stream),
+        lambda stream: cumem.empty_like(cumem.empty_device(8, device=1), stream=stream),
+        lambda stream: cumem.empty_device(8, device=1).fill(1, stream=stream),
+        lambda stream: cumem.empty_device(8, device=1).fill(np.ones(8), stream=stream),
+        lambda stream: cumem.copy(
+            cumem.empty_device(8, device=1), np.ones(8), stream=stream
+        ),
+        lambda stream: cumem.copy_async(
+            np.ones(8), cumem.empty_device(8, device=1), stream=stream
+        ).wait(),
+    ],
+)
+def test_stream_of_another_device_is_refused(emulated, make) -> None:
+    with pytest.raises(ValueError, match=r"stream is of device 0, .* of device 1"):
+        make(cumem.Stream(device=0))
+    make(cumem.Stream(device=1))
+
+
+def copy_on_streams_of_three_devices() -> None:
+    ends = [cumem.full(8, float(i), device=i) for i in range(2)]
+    for device in range(2):
+        stream = cumem.Stream(device=device)
+        cumem.copy_async(ends[1], ends[0], stream=stream).wait()
+        assert (values.get(ends[1]) == 0).all()
+    third = cumem.Stream(device=2)
+    with pytest.raises(ValueError, match=r"device 2, .* devices 1 and 0"):
+        cumem.copy_async(ends[1], ends[0], stream=third)
+    pinned = cumem.empty_pinned(8, device=0)
+    cumem.copy_async(ends[1], pinned, stream=cumem.Stream(device=0)).wait()
+    mapped = cumem.zeros(8, kind="mapped", device=0)
+    mapped.fill(3, stream=third)
+    cumem.copy_async(pinned, mapped, stream=third).wait()
+    assert (pinned.numpy() == 3).all()
+
+
+def test_copy_takes_a_stream_of_either_end() -> None:
+    with session.opened("emulated", device_count=3):
+        copy_on_streams_of_three_devices()
+
+
+def test_empty_like_is_used_on_a_stream_of_its_device(emulated) -> None:
+    there = cumem.empty_device(8, device=1)
+    like = cumem.empty_like(there)
+    assert like.device == cumem.Device(1)
+    like.fill(2)
+    assert (values.get(like) == 2).all()

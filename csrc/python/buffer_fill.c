@@ -157,6 +157,17 @@ is_given(PyObject *object)
     return object != NULL && object != Py_None;
 }
 
+/* Other memory than a device's own may be filled by any. */
+static cm_stream *
+find_stream(const cm_buffer *self, PyObject *object)
+{
+    const cm_storage *storage = self->storage;
+    object = object == NULL ? Py_None : object;
+    return storage->residency == CM_KIND_DEVICE
+               ? cm_stream_for_device(self->state, object, storage->device)
+               : cm_stream_from_object(self->state, object, storage->device);
+}
+
 int
 cm_buffer_fill_value(cm_buffer *self, PyObject *value, PyObject *stream_object)
 {
@@ -167,9 +178,7 @@ cm_buffer_fill_value(cm_buffer *self, PyObject *value, PyObject *stream_object)
         PyErr_SetString(PyExc_ValueError, "the buffer is read-only");
         return -1;
     }
-    cm_stream *stream = cm_stream_from_object(
-        self->state, stream_object == NULL ? Py_None : stream_object,
-        self->storage->device);
+    cm_stream *stream = find_stream(self, stream_object);
     if (stream == NULL) {
         return -1;
     }
@@ -200,9 +209,7 @@ cm_buffer_fill_value(cm_buffer *self, PyObject *value, PyObject *stream_object)
 int
 cm_buffer_zero(cm_buffer *self, PyObject *stream_object)
 {
-    cm_stream *stream = cm_stream_from_object(
-        self->state, stream_object == NULL ? Py_None : stream_object,
-        self->storage->device);
+    cm_stream *stream = find_stream(self, stream_object);
     if (stream == NULL) {
         return -1;
     }

@@ -12,7 +12,8 @@
     "    Whose memory, or whose context page-locks it; default: cumem's current "      \
     "one.\n"                                                                           \
     "stream : Stream or other stream object, optional\n"                               \
-    "    The stream to use it on first; default: the current stream.\n"
+    "    The stream to use it on first, for device memory one of `device`; default:\n" \
+    "    the current stream.\n"
 #define RETURNS                                                                        \
     "\n"                                                                               \
     "Returns\n"                                                                        \
@@ -24,8 +25,9 @@
     "Raises\n"                                                                         \
     "------\n"                                                                         \
     "ValueError\n"                                                                     \
-    "    A length is negative, the size does not fit in 63 bits, or kind, order or\n"  \
-    "    device is none of those that exist.\n"                                        \
+    "    A length is negative, the size does not fit in 63 bits, kind, order or "      \
+    "device\n"                                                                         \
+    "    is none of those that exist, or `stream` is of another device.\n"             \
     "TypeError\n"                                                                      \
     "    An argument has the wrong type, or the dtype holds Python objects.\n"         \
     "OutOfMemoryError\n"                                                               \

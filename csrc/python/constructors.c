@@ -47,8 +47,10 @@ request_parse(request *self, PyObject *kind, PyObject *order, PyObject *device,
     self->flags = cm_buffer_default_flags(self->kind);
     bool given = stream != NULL && stream != Py_None;
     if (given || self->kind == CM_KIND_DEVICE) {
-        self->stream = cm_stream_from_object(
-            self->state, stream == NULL ? Py_None : stream, self->device);
+        PyObject *object = stream == NULL ? Py_None : stream;
+        self->stream = self->kind == CM_KIND_DEVICE
+                           ? cm_stream_for_device(self->state, object, self->device)
+                           : cm_stream_from_object(self->state, object, self->device);
         if (self->stream == NULL) {
             return -1;
         }
@@ -286,17 +288,17 @@ array(PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnam
 
 /* -- empty_like ------------------------------------------------------------------------- */
 
-/* Kind, flags and device of a buffer from a pool, unless they are given. */
-static void
-take_place(request *self, const cm_buffer *prototype, PyObject *kind, PyObject *device)
+/* A new object for the device of a buffer that has one, else `device` itself. */
+static PyObject *
+device_like(cm_state *state, PyObject *prototype, PyObject *device)
 {
-    const cm_storage *storage = prototype->storage;
-    if (!is_given(device) && storage->kind != CM_KIND_PAGEABLE) {
-        self->device = storage->device;
+    if (!is_given(device) && cm_buffer_check(state, prototype)) {
+        const cm_storage *storage = ((const cm_buffer *)prototype)->storage;
+        if (storage->kind != CM_KIND_PAGEABLE) {
+            return PyLong_FromLong(storage->device);
+        }
     }
-    if (!is_given(kind) && storage->pool != NULL && !prototype->as_device) {
-        self->flags = storage->flags;
-    }
+    return Py_NewRef(device == NULL ? Py_None : device);
 }
 
 static cm_kind
@@ -311,7 +313,7 @@ kind_like(const cm_state *state, PyObject *prototype)
 }
 
 static PyObject *
-allocate_like(request *self, PyObject *prototype, PyObject *kind, PyObject *device)
+allocate_like(request *self, PyObject *prototype, PyObject *kind)
 {
     PyObject *layout;
     bool is_buffer = cm_buffer_check(self->state, prototype);
@@ -327,8 +329,10 @@ allocate_like(request *self, PyObject *prototype, PyObject *kind, PyObject *devi
     if (layout == NULL) {
         return NULL;
     }
-    if (is_buffer) {
-        take_place(self, (const cm_buffer *)prototype, kind, device);
+    if (is_buffer && !is_given(kind)) { /* the flags of a buffer from a pool */
+        const cm_buffer *buffer = (const cm_buffer *)prototype;
+        bool pooled = buffer->storage->pool != NULL && !buffer->as_device;
+        self->flags = pooled ? buffer->storage->flags : self->flags;
     }
     PyObject *buffer = NULL;
     if (request_take_layout(self, layout) == 0) {
@@ -350,9 +354,12 @@ empty_like(PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyObject *
         && (!is_given(values[1]) || request_set_dtype(&self, values[1]) == 0)) {
         self.kind = kind_like(self.state, values[0]);
         PyObject *kind = is_given(values[2]) ? values[2] : NULL;
-        if (request_parse(&self, kind, values[3], values[4], values[5]) == 0) {
-            buffer = allocate_like(&self, values[0], kind, values[4]);
+        PyObject *device = device_like(self.state, values[0], values[4]);
+        if (device != NULL
+            && request_parse(&self, kind, values[3], device, values[5]) == 0) {
+            buffer = allocate_like(&self, values[0], kind);
         }
+        Py_XDECREF(device);
     }
     request_fini(&self);
     return buffer;

@@ -96,11 +96,40 @@ device_of(const copy_call *call)
     return call->src.region.kind == CM_KIND_DEVICE ? call->src.region.device : -1;
 }
 
+/* Where device memory is an end, a stream of a third device has no part in it. */
+static int
+check_stream(const copy_call *call, const cm_stream *given)
+{
+    const cm_region *dst = &call->dst.region;
+    const cm_region *src = &call->src.region;
+    if (device_of(call) < 0 || given->device == dst->device
+        || given->device == src->device) {
+        return 0;
+    }
+    int device = device_of(call);
+    int other = src->device >= 0 ? src->device : device;
+    if (other == device) {
+        PyErr_Format(PyExc_ValueError,
+                     "copy: stream is of device %d, but the memory is of device %d",
+                     given->device, device);
+    }
+    else {
+        PyErr_Format(PyExc_ValueError,
+                     "copy: stream is of device %d, but the memory is of devices %d "
+                     "and %d",
+                     given->device, device, other);
+    }
+    return -1;
+}
+
 static int
 choose_stream(copy_call *call, cm_stream *given)
 {
     int device = device_of(call);
     if (given != NULL) {
+        if (check_stream(call, given) < 0) {
+            return -1;
+        }
         call->stream = cm_stream_hold(given);
     }
     else if (call->blocking && device >= 0) {

@@ -215,7 +215,7 @@ PyDoc_STRVAR(empty_device_doc,
              "----------\n" SHAPE_PARAMETERS "device : Device or int, optional\n"
              "    Which; default: cumem's current one.\n"
              "stream : Stream or other stream object, optional\n"
-             "    The stream to use it on first; default: the current stream.\n"
+             "    The stream of that device to use it on first; default: the current one.\n"
              "\n"
              "Returns\n"
              "-------\n"
@@ -238,7 +238,7 @@ empty_device(PyObject *module, PyObject *const *args, Py_ssize_t nargs,
         return NULL;
     }
     cm_stream *stream =
-        cm_stream_from_object(state, values[4] == NULL ? Py_None : values[4], device);
+        cm_stream_for_device(state, values[4] == NULL ? Py_None : values[4], device);
     if (stream == NULL) {
         return NULL;
     }

@@ -181,6 +181,8 @@ void cm_events_close(cm_state *state);
  * __cuda_stream__, .cuda_stream (torch), .ptr (CuPy), .handle (Numba) or an int.
  * `device` -1 means cumem's current one. NULL with an exception. */
 cm_stream *cm_stream_from_object(cm_state *state, PyObject *object, int device);
+/* The same for memory of `device`: ValueError for a stream of another one. */
+cm_stream *cm_stream_for_device(cm_state *state, PyObject *object, int device);
 
 typedef struct cm_transfer_object {
     PyObject_HEAD

@@ -148,3 +148,18 @@ cm_stream_from_object(cm_state *state, PyObject *object, int device)
     Py_DECREF(stream);
     return record;
 }
+
+cm_stream *
+cm_stream_for_device(cm_state *state, PyObject *object, int device)
+{
+    cm_stream *stream = cm_stream_from_object(state, object, device);
+    if (stream != NULL && stream->device != device) {
+        PyErr_Format(PyExc_ValueError,
+                     "stream is of device %d, but the memory is of device %d: pass a "
+                     "stream of device %d",
+                     stream->device, device, device);
+        cm_stream_release(stream);
+        return NULL;
+    }
+    return stream;
+}
