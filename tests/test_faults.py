@@ -87,6 +87,19 @@ def fill_every_pattern() -> None:
 
 
 @scenario
+def fill_in_a_streams_order() -> None:
+    stream = cumem.Stream()
+    for kind in ("mapped", "managed"):
+        buffer = cumem.empty(1000, "f8", kind)
+        buffer.fill(0, stream=stream)
+        buffer[::2].fill(1.5, stream=stream)
+        assert buffer.numpy().sum() == 750
+    buffer.prefetch(0)
+    buffer.fill(2.5)
+    assert (buffer.numpy() == 2.5).all()
+
+
+@scenario
 def copy_async_on_a_stream() -> None:
     stream = cumem.Stream(priority=-1)
     source = cumem.array(np.arange(1000, dtype="i4"), kind="pinned")

@@ -46,8 +46,8 @@ extern const char cm_buffer_prefetch_location_doc[];
  * -1. */
 int cm_buffer_fill_value(cm_buffer *self, PyObject *value, PyObject *stream);
 
-/* Where the buffer was last prefetched to: a device, CM_HOST_LOCATION or CM_NO_LOCATION.
- * Releases the GIL. 0 or -1. */
+/* Where the buffer was last prefetched to: a device, CM_HOST_LOCATION or
+ * CM_NO_LOCATION. Releases the GIL. 0 or -1. */
 int cm_buffer_read_prefetch_location(const cm_buffer *self, int *out);
 
 /* Set all bytes to zero. */
