@@ -165,7 +165,9 @@ cm_engine_close(cm_engine *engine)
             cm_pool_release(engine->device_pools[device]);
         }
     }
-    atomic_store(&engine->over, true);
+    while (!cm_is_ok(status = cm_engine_end_unread(engine))) {
+        first = cm_is_ok(first) ? status : first;
+    }
     cm_engine_release(engine);
     return first;
 }

@@ -33,13 +33,19 @@ cm_ticket_hold(cm_ticket *ticket)
     return ticket;
 }
 
-/* Lock held. The failure is kept for cm_engine_take_unread, with a reference. */
-static void
+/* Lock held. Keep a failure that nobody was told of for cm_engine_take_unread, with a
+ * reference; false when there is none, or the engine has ended and nobody will ask. */
+static bool
 queue_unread_locked(cm_ticket *ticket)
 {
+    if (cm_is_ok(ticket->status) || ticket->read
+        || atomic_load(&ticket->engine->over)) {
+        return false;
+    }
     ticket->read = true;
     atomic_fetch_add_explicit(&ticket->refs, 1, memory_order_relaxed);
     cm_list_push_back(&ticket->engine->unread, &ticket->node);
+    return true;
 }
 
 void
@@ -52,9 +58,11 @@ cm_ticket_release(cm_ticket *ticket)
     }
     if (!cm_is_ok(ticket->status) && !ticket->read) {
         cm_mutex_lock(&engine->lock);
-        queue_unread_locked(ticket);
+        bool queued = queue_unread_locked(ticket);
         cm_mutex_unlock(&engine->lock);
-        return;
+        if (queued) {
+            return;
+        }
     }
     free(ticket);
     cm_engine_release(engine);
@@ -69,21 +77,21 @@ cm_ticket_abandon(cm_ticket *ticket)
     }
     cm_mutex_lock(&engine->lock);
     ticket->abandoned = true;
-    if (ticket->state == CM_TICKET_DONE && !cm_is_ok(ticket->status) && !ticket->read) {
-        queue_unread_locked(ticket);
+    if (ticket->state == CM_TICKET_DONE) {
+        (void)queue_unread_locked(ticket);
     }
     cm_mutex_unlock(&engine->lock);
     cm_ticket_release(ticket);
 }
 
-cm_status
-cm_engine_take_unread(cm_engine *engine)
+static cm_status
+take_unread(cm_engine *engine, bool end)
 {
-    if (cm_engine_is_forked(engine)) {
-        return cm_ok();
-    }
     cm_mutex_lock(&engine->lock);
     cm_list *node = cm_list_pop_front(&engine->unread);
+    if (node == NULL && end) {
+        atomic_store(&engine->over, true);
+    }
     cm_mutex_unlock(&engine->lock);
     if (node == NULL) {
         return cm_ok();
@@ -92,6 +100,18 @@ cm_engine_take_unread(cm_engine *engine)
     cm_status status = ticket->status;
     cm_ticket_release(ticket);
     return status;
+}
+
+cm_status
+cm_engine_take_unread(cm_engine *engine)
+{
+    return cm_engine_is_forked(engine) ? cm_ok() : take_unread(engine, false);
+}
+
+cm_status
+cm_engine_end_unread(cm_engine *engine)
+{
+    return take_unread(engine, true);
 }
 
 void
@@ -181,8 +201,8 @@ cm_ticket_finish(cm_ticket *ticket, cm_status status, bool read)
     engine->pending_count--;
     cm_notice *notices = ticket->notices;
     ticket->notices = NULL;
-    if (ticket->abandoned && !cm_is_ok(ticket->status) && !ticket->read) {
-        queue_unread_locked(ticket);
+    if (ticket->abandoned) {
+        (void)queue_unread_locked(ticket);
     }
     cm_cond_signal_all(&engine->changed);
     cm_mutex_unlock(&engine->lock);

@@ -62,6 +62,9 @@ bool cm_ticket_update(cm_ticket *ticket);
 void cm_ticket_give_loans(cm_ticket *ticket);
 /* Write to all and free them. */
 void cm_notices_send(cm_notice *notice);
+/* As cm_engine_take_unread; when nothing is left the engine is over, and no failure is
+ * kept any more. */
+CM_NODISCARD cm_status cm_engine_end_unread(cm_engine *engine);
 /* Make `stream` wait for it (NULL: nothing is queued), once it is submitted or done;
  * its own
  * failure is not ours. Blocks up to `timeout_ns`: CM_ETIMEOUT. Without a stream it must be

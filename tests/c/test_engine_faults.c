@@ -63,6 +63,30 @@ test_engine_unread_failure_is_handed_out_once(void)
     close_world(&w);
 }
 
+static void
+test_engine_failure_let_go_of_after_the_end_is_no_leak(void)
+{
+    world w;
+    open_world(&w);
+    memory a = take_memory(&w, CM_KIND_PAGEABLE, 0, 4096);
+    memory b = take_memory(&w, CM_KIND_DEVICE, 0, 4096);
+    cm_copy_request request = {.dst = row(&b, 0, 4096, 1, 1),
+                               .src = row(&a, 0, 4096, 1, 1)};
+    cm_ticket *released;
+    cm_ticket *abandoned;
+    cm_faults_plan(w.rt, CM_OP_copy_async, 1, 999, true);
+    CHECK_OK(cm_engine_copy(w.engine, &request, &released));
+    CHECK_OK(cm_engine_copy(w.engine, &request, &abandoned));
+    while (cm_engine_count_pending(w.engine) > 0) {
+        usleep(100);
+    }
+    give_memory(&w, &a);
+    give_memory(&w, &b);
+    close_world(&w);
+    cm_ticket_release(released); /* AddressSanitizer counts what is left */
+    cm_ticket_abandon(abandoned);
+}
+
 typedef struct scenario {
     cm_kind dst;
     cm_kind src;
@@ -159,5 +183,6 @@ test_engine_fault_sweep(void)
 }
 
 MAIN(RUN(test_engine_refuses_what_makes_no_sense)
-         RUN(test_engine_unread_failure_is_handed_out_once)
-             RUN(test_engine_fault_sweep))
+         RUN(test_engine_failure_let_go_of_after_the_end_is_no_leak)
+             RUN(test_engine_unread_failure_is_handed_out_once)
+                 RUN(test_engine_fault_sweep))
