@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 import hashlib
 import io
 import itertools
@@ -298,3 +299,42 @@ def test_threads_export_and_release_at_once(runtime) -> None:
     for thread in threads:
         thread.join()
     buffer.free()
+
+
+@pytest.mark.parametrize("nth", range(1, 3))
+def test_view_taken_while_numpy_makes_its_own_is_remembered(emulated, nth: int) -> None:
+    buffers = [cumem.zeros(4096, "u1", "pinned")]
+    collections: list[str] = []
+
+    def look(phase: str, info: object) -> None:
+        collections.append(phase)
+        if len(collections) == nth:
+            memoryview(
+                buffers[0]
+            ).release()  # as torch.frombuffer, which keeps the object
+
+    thresholds = gc.get_threshold()
+    gc.callbacks.append(look)
+    gc.set_threshold(1)  # the array and its view are such allocations
+    try:
+        array = buffers[0].numpy()
+    finally:
+        gc.set_threshold(*thresholds)
+        gc.callbacks.remove(look)
+    if len(collections) < nth:
+        pytest.skip("there were fewer collections")
+    del array
+    buffers[0].free()
+    assert cumem.pool_counters()["pinned"]["live_nbytes"] > 0  # with the last reference
+    buffers.clear()
+    assert cumem.pool_counters()["pinned"]["live_nbytes"] == 0
+
+
+def test_own_array_is_counted_and_not_remembered(emulated) -> None:
+    buffer = cumem.zeros(4096, "M8[s]", "pinned")  # no format: exported as bytes
+    array = buffer.numpy()
+    with pytest.raises(BufferError):
+        buffer.free()
+    del array
+    buffer.free()
+    assert cumem.pool_counters()["pinned"]["live_nbytes"] == 0

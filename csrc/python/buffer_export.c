@@ -109,8 +109,9 @@ cm_buffer_getbuffer(PyObject *self, Py_buffer *view, int flags)
     }
     /* counted before the wait, so that free() refuses meanwhile */
     cm_storage_begin_export(buffer->storage);
-    buffer->storage->was_viewed = true;
+    buffer->storage->view_count++; /* torch.frombuffer gives its view back at once */
     if (settle(buffer) < 0) {
+        buffer->storage->view_count--;
         cm_storage_end_export(buffer->storage);
         Py_XDECREF(format);
         return -1;

@@ -84,20 +84,6 @@ PyDoc_STRVAR(dlpack_device_doc,
              "for managed, ``(2, index)`` for device and ``(1, 0)`` for ordinary memory and\n"
              "on the emulated device.");
 
-/* -- slots ---------------------------------------------------------------------------- */
-
-/* torch.frombuffer gives its view back at once and keeps no more than the object: from
- * now on the bytes go with the last reference, whatever the export count says. */
-static int
-get_buffer(PyObject *object, Py_buffer *view, int flags)
-{
-    int result = cm_buffer_getbuffer(object, view, flags);
-    if (result == 0) {
-        ((cm_buffer *)object)->storage->was_viewed = true;
-    }
-    return result;
-}
-
 /* -- tables --------------------------------------------------------------------------- */
 
 #define AS_METHOD(function) ((PyCFunction)(void (*)(void))(function))
@@ -145,7 +131,7 @@ static PyGetSetDef no_getters[] = {{NULL, NULL, NULL, NULL, NULL}};
     }
 
 #define HOST_SLOTS                                                                     \
-    {Py_bf_getbuffer, (void *)get_buffer},                                             \
+    {Py_bf_getbuffer, (void *)cm_buffer_getbuffer},                                    \
     {                                                                                  \
         Py_bf_releasebuffer, (void *)cm_buffer_releasebuffer                           \
     }

@@ -30,11 +30,11 @@ typedef struct cm_storage {
     bool was_exported; /* someone may still work on it that we cannot see: fence on free
                         */
     bool was_captured; /* a graph may use it at any time: the pool keeps the block */
-    bool was_viewed;   /* exported through the buffer protocol: a consumer may have kept
-                          no more than the object, so the bytes go with the last reference
-                        */
-    uint64_t late_count;   /* fills left to streams: writes that no ticket tells of */
-    uint64_t seen_count;   /* so many of them were waited for */
+    uint64_t late_count; /* fills left to streams: writes that no ticket tells of */
+    uint64_t seen_count; /* so many of them were waited for */
+    size_t view_count;   /* exports through the buffer protocol, ever; each consumer may
+                             have kept no more than the object, so the bytes then go with
+                             the last reference. Our own arrays take theirs back. GIL */
     atomic_size_t exports; /* live Py_buffer exports and DLPack capsules/tensors */
     cm_pool *pool;         /* held; NULL for foreign memory */
     cm_block *block;       /* owned, of pool */

@@ -34,7 +34,7 @@ check_no_exports(cm_state *state, size_t *count)
                          (unsigned long long)storage->nbytes);
             return -1;
         }
-        if (storage->was_viewed && storage->nbytes > 0) {
+        if (storage->view_count > 0 && storage->nbytes > 0) {
             PyErr_Format(PyExc_BufferError,
                          "shutdown: a %s buffer of %llu bytes went through the buffer "
                          "protocol, so that others may still use its memory (as "

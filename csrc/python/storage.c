@@ -323,7 +323,7 @@ cm_storage_close(cm_storage *storage)
     const cm_state *state = storage->state;
     bool busy = state != NULL && state->engine != NULL
                 && cm_engine_count_pending(state->engine) > 0;
-    if (!storage->was_viewed && !busy) {
+    if (storage->view_count == 0 && !busy) {
         give_back(storage);
     }
     return 0;
