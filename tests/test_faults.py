@@ -138,6 +138,7 @@ def streams_and_events() -> None:
     assert end.seconds_since(start) >= 0
     cumem.Stream().wait(end)
     assert not stream.is_capturing
+    assert stream.priority == other.priority == 0
     stream.synchronize()
     assert stream.done
 

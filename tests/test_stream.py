@@ -109,7 +109,13 @@ def test_handle_stays_hashable_after_close(runtime) -> None:
 
 
 def test_priority_in_range_is_accepted_and_out_of_range_refused(runtime) -> None:
-    cumem.Stream(priority=-1).synchronize()
+    stream = cumem.Stream(priority=-1)
+    assert stream.priority == -1
+    assert cumem.Stream.from_external(stream.handle).priority == -1
+    assert cumem.Stream().priority == cumem.current_stream().priority == 0
+    stream.close()
+    with pytest.raises(ValueError, match="closed"):
+        _ = stream.priority
     with pytest.raises(ValueError, match="priority must be from"):
         cumem.Stream(priority=1)
     with pytest.raises(ValueError, match="priority must be from"):

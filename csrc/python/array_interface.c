@@ -84,9 +84,7 @@ find_stream(cm_state *state, cm_storage *storage, cm_stream **joined)
         /* it stands for the transfers from now on, and must outlive the consumer */
         result = cm_storage_add_use(storage, current);
     }
-    if (current != NULL) {
-        cm_stream_release(current);
-    }
+    cm_stream_give(state, current);
     if (result < 0 && *joined != NULL) {
         cm_stream_release(*joined);
         *joined = NULL;
@@ -98,7 +96,10 @@ static PyObject *
 stream_entry(cm_state *state, cm_storage *storage)
 {
     cm_stream *joined;
-    if (find_stream(state, storage, &joined) < 0) {
+    cm_state_enter(state);
+    int failed = find_stream(state, storage, &joined);
+    cm_state_leave(state);
+    if (failed < 0) {
         return NULL;
     }
     if (joined == NULL) {

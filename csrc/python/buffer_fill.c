@@ -202,7 +202,7 @@ cm_buffer_fill_value(cm_buffer *self, PyObject *value, PyObject *stream_object)
         Py_XDECREF(done);
     }
     Py_XDECREF(array);
-    cm_stream_release(stream);
+    cm_stream_give(self->state, stream);
     return result;
 }
 
@@ -225,7 +225,7 @@ cm_buffer_zero(cm_buffer *self, PyObject *stream_object)
         }
         PyMem_Free(element);
     }
-    cm_stream_release(stream);
+    cm_stream_give(self->state, stream);
     return result;
 }
 

@@ -96,7 +96,7 @@ prefetch(cm_buffer *self, int location, PyObject *stream_object)
     int result = -1;
     /* The stream's owner may have run code of its own, which may have freed us. */
     if (cm_buffer_check_open(self) < 0 || span(self, &address, &nbytes) < 0) {
-        cm_stream_release(stream);
+        cm_stream_give(self->state, stream);
         return -1;
     }
     if (nbytes == 0) {
@@ -113,7 +113,7 @@ prefetch(cm_buffer *self, int location, PyObject *stream_object)
                                   : cm_py_raise_int(self->state, status,
                                                     "while prefetching managed memory");
     }
-    cm_stream_release(stream);
+    cm_stream_give(self->state, stream);
     return result;
 }
 
@@ -134,6 +134,17 @@ cm_buffer_prefetch(PyObject *object, PyObject *const *args, Py_ssize_t nargs,
     return Py_NewRef(Py_None);
 }
 
+static cm_status
+read_location(cm_runtime *runtime, int device, cm_address address, uint64_t nbytes,
+              int *location)
+{
+    cm_device_guard guard;
+    CM_TRY(cm_device_enter(runtime, device, &guard));
+    cm_status status = cm_rt_prefetch_location(runtime, address, nbytes, location);
+    cm_device_leave(runtime, &guard);
+    return status;
+}
+
 int
 cm_buffer_read_prefetch_location(const cm_buffer *self, int *out)
 {
@@ -152,14 +163,11 @@ cm_buffer_read_prefetch_location(const cm_buffer *self, int *out)
     }
     cm_status status;
     cm_storage_pin(self->storage);
+    cm_state_enter(self->state);
     Py_BEGIN_ALLOW_THREADS
-    cm_device_guard guard;
-    status = cm_device_enter(runtime, self->storage->device, &guard);
-    if (cm_is_ok(status)) {
-        status = cm_rt_prefetch_location(runtime, address, nbytes, out);
-        cm_device_leave(runtime, &guard);
-    }
+    status = read_location(runtime, self->storage->device, address, nbytes, out);
     Py_END_ALLOW_THREADS
+    cm_state_leave(self->state);
     cm_storage_unpin(self->storage);
     return cm_is_ok(status) ? 0
                             : cm_py_raise_int(self->state, status,

@@ -118,9 +118,7 @@ cm_buffer_copy(PyObject *object, PyObject *unused CM_UNUSED)
         }
         Py_XDECREF(done);
     }
-    if (stream != NULL) {
-        cm_stream_release(stream);
-    }
+    cm_stream_give(state, stream);
     return copy;
 }
 
@@ -168,7 +166,7 @@ cm_buffer_record_stream(PyObject *object, PyObject *stream_object)
     cm_storage *storage = cm_storage_hold(self->storage);
     int result = cm_storage_record_stream(storage, stream);
     cm_storage_release(storage, true);
-    cm_stream_release(stream);
+    cm_stream_give(self->state, stream);
     return result < 0 ? NULL : Py_NewRef(Py_None);
 }
 

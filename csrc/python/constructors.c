@@ -25,10 +25,8 @@ static void
 request_fini(request *self)
 {
     Py_CLEAR(self->dtype);
-    if (self->stream != NULL) {
-        cm_stream_release(self->stream);
-        self->stream = NULL;
-    }
+    cm_stream_give(self->state, self->stream);
+    self->stream = NULL;
 }
 
 /* Everything but shape and dtype. Absent arguments are NULL; `kind` stays as it is

@@ -40,9 +40,7 @@ copy_with(PyObject *module, const char *function, PyObject *const *args,
         }
     }
     PyObject *result = cm_copy_objects(state, values[0], values[1], stream, blocking);
-    if (stream != NULL) {
-        cm_stream_release(stream);
-    }
+    cm_stream_give(state, stream);
     return result;
 }
 

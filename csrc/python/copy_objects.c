@@ -130,7 +130,7 @@ choose_stream(copy_call *call, cm_stream *given)
         if (check_stream(call, given) < 0) {
             return -1;
         }
-        call->stream = cm_stream_hold(given);
+        call->stream = cm_stream_take(call->state, given);
     }
     else if (call->blocking && device >= 0) {
         call->stream = cm_stream_from_object(call->state, Py_None, device);
@@ -237,7 +237,7 @@ drop_keeps(copy_call *call)
 static int
 init_call(copy_call *call, cm_stream *given)
 {
-    call->state->call_count++;
+    cm_state_enter(call->state);
     if (cm_state_runtime(call->state) == NULL
         || cm_operand_init(call->state, &call->dst, call->dst_object, NULL, given) < 0
         || check_target(call) < 0
@@ -256,16 +256,14 @@ init_call(copy_call *call, cm_stream *given)
 static void
 fini_call(copy_call *call)
 {
-    call->state->call_count--;
     cm_operand_fini(&call->dst);
     cm_operand_fini(&call->src);
     cm_pending_give(&call->pending[0]);
     cm_pending_give(&call->pending[1]);
     PyMem_Free(call->after);
     PyMem_Free(call->after_tickets);
-    if (call->stream != NULL) {
-        cm_stream_release(call->stream);
-    }
+    cm_stream_give(call->state, call->stream);
+    cm_state_leave(call->state);
 }
 
 /* The engine asks, without the GIL, whether to go on waiting. */
@@ -353,10 +351,11 @@ run(copy_call *call)
         return NULL;
     }
     cm_status status = run_call(call, engine, call->blocking ? NULL : &ticket);
+    if (PyErr_Occurred()) {
+        return NULL; /* Ctrl-C, even where the copy was done at the same time */
+    }
     if (!cm_is_ok(status)) {
-        return PyErr_Occurred() != NULL
-                   ? NULL
-                   : cm_py_raise(call->state, status, "while copying");
+        return cm_py_raise(call->state, status, "while copying");
     }
     return call->blocking ? Py_NewRef(Py_None) : make_transfer(call, ticket);
 }

@@ -7,5 +7,6 @@
 
 /* current_stream … shutdown; ends with an empty row. */
 extern PyMethodDef cm_device_methods[];
+extern PyMethodDef cm_pool_methods[];
 
 #endif

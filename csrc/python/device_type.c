@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "python/arguments.h"
+#include "python/device_type.h"
 #include "python/errors.h"
 
 /* -- docstrings -------------------------------------------------------------------- */
@@ -53,18 +54,12 @@ PyDoc_STRVAR(memory_info_doc,
 
 /* -- construction and end ---------------------------------------------------------- */
 
-typedef struct device_object {
-    PyObject_HEAD
-    cm_state *state;
-    int index;
-} device_object;
-
 PyObject *
 cm_device_object_new(cm_state *state, int index)
 {
     PyObject *op = PyType_GenericAlloc(state->device_type, 0);
     if (op != NULL) {
-        device_object *self = (device_object *)(void *)op;
+        cm_device_object *self = (cm_device_object *)(void *)op;
         self->state = state;
         self->index = index;
     }
@@ -103,18 +98,27 @@ device_dealloc(PyObject *op)
     Py_DECREF(type);
 }
 
-/* The runtime, once it is certain that it has the device: after a shutdown another one
- * may have been opened. Borrowed; NULL with an exception. */
-static cm_runtime *
-open_runtime(const device_object *self)
+/* After a shutdown another runtime may have been opened. */
+cm_runtime *
+cm_device_take_runtime(const cm_device_object *self)
 {
     cm_runtime *rt = cm_state_runtime(self->state);
-    if (rt != NULL && self->index >= rt->device_count) {
+    if (rt == NULL) {
+        return NULL;
+    }
+    if (self->index >= rt->device_count) {
         PyErr_Format(PyExc_ValueError, "device %d does not exist any more",
                      self->index);
         return NULL;
     }
+    cm_state_enter(self->state);
     return rt;
+}
+
+void
+cm_device_give_runtime(const cm_device_object *self)
+{
+    cm_state_leave(self->state);
 }
 
 /* -- methods ----------------------------------------------------------------------- */
@@ -130,12 +134,11 @@ static const struct {
 
 enum { ATTRIBUTE_COUNT = sizeof attribute_list / sizeof *attribute_list };
 
+/* New dict; NULL with an exception. */
 static PyObject *
-device_attributes(PyObject *op, PyObject *Py_UNUSED(unused))
+read_attributes(const cm_device_object *self, cm_runtime *rt)
 {
-    device_object *self = (device_object *)(void *)op;
-    cm_runtime *rt = open_runtime(self);
-    PyObject *result = rt == NULL ? NULL : PyDict_New();
+    PyObject *result = PyDict_New();
     for (int i = 0; result != NULL && i < ATTRIBUTE_COUNT; i++) {
         int number = 0;
         cm_status status =
@@ -160,22 +163,39 @@ device_attributes(PyObject *op, PyObject *Py_UNUSED(unused))
 }
 
 static PyObject *
-device_can_access_peer(PyObject *op, PyObject *other)
+device_attributes(PyObject *op, PyObject *Py_UNUSED(unused))
 {
-    device_object *self = (device_object *)(void *)op;
-    cm_runtime *rt = open_runtime(self);
-    int peer;
-    if (rt == NULL || cm_arg_device(self->state, other, "other", &peer) < 0) {
+    const cm_device_object *self = (cm_device_object *)(void *)op;
+    cm_runtime *rt = cm_device_take_runtime(self);
+    if (rt == NULL) {
         return NULL;
     }
-    if (peer == self->index) {
-        Py_RETURN_FALSE;
+    PyObject *result = read_attributes(self, rt);
+    cm_device_give_runtime(self);
+    return result;
+}
+
+static PyObject *
+device_can_access_peer(PyObject *op, PyObject *other)
+{
+    cm_device_object *self = (cm_device_object *)(void *)op;
+    cm_runtime *rt = cm_device_take_runtime(self);
+    int peer;
+    if (rt == NULL) {
+        return NULL;
     }
     int answer = 0;
-    cm_status status;
-    Py_BEGIN_ALLOW_THREADS
-    status = cm_rt_peer_can_access(rt, self->index, peer, &answer);
-    Py_END_ALLOW_THREADS
+    cm_status status = cm_ok();
+    int failed = cm_arg_device(self->state, other, "other", &peer);
+    if (failed == 0 && peer != self->index) {
+        Py_BEGIN_ALLOW_THREADS
+        status = cm_rt_peer_can_access(rt, self->index, peer, &answer);
+        Py_END_ALLOW_THREADS
+    }
+    cm_device_give_runtime(self);
+    if (failed < 0) {
+        return NULL;
+    }
     if (!cm_is_ok(status)) {
         return cm_py_raise(self->state, status, NULL);
     }
@@ -185,8 +205,8 @@ device_can_access_peer(PyObject *op, PyObject *other)
 static PyObject *
 device_synchronize(PyObject *op, PyObject *Py_UNUSED(unused))
 {
-    device_object *self = (device_object *)(void *)op;
-    cm_runtime *rt = open_runtime(self);
+    cm_device_object *self = (cm_device_object *)(void *)op;
+    cm_runtime *rt = cm_device_take_runtime(self);
     if (rt == NULL) {
         return NULL;
     }
@@ -199,6 +219,7 @@ device_synchronize(PyObject *op, PyObject *Py_UNUSED(unused))
         cm_device_leave(rt, &guard);
     }
     Py_END_ALLOW_THREADS
+    cm_device_give_runtime(self);
     if (!cm_is_ok(status)) {
         return cm_py_raise(self->state, status, NULL);
     }
@@ -208,8 +229,8 @@ device_synchronize(PyObject *op, PyObject *Py_UNUSED(unused))
 static PyObject *
 device_memory_info(PyObject *op, PyObject *Py_UNUSED(unused))
 {
-    device_object *self = (device_object *)(void *)op;
-    cm_runtime *rt = open_runtime(self);
+    cm_device_object *self = (cm_device_object *)(void *)op;
+    cm_runtime *rt = cm_device_take_runtime(self);
     if (rt == NULL) {
         return NULL;
     }
@@ -224,6 +245,7 @@ device_memory_info(PyObject *op, PyObject *Py_UNUSED(unused))
         cm_device_leave(rt, &guard);
     }
     Py_END_ALLOW_THREADS
+    cm_device_give_runtime(self);
     if (!cm_is_ok(status)) {
         return cm_py_raise(self->state, status, NULL);
     }
@@ -231,108 +253,12 @@ device_memory_info(PyObject *op, PyObject *Py_UNUSED(unused))
                          (unsigned long long)total_nbytes);
 }
 
-/* -- getters ----------------------------------------------------------------------- */
-
-static int
-describe(PyObject *op, cm_device_info *out)
-{
-    device_object *self = (device_object *)(void *)op;
-    cm_runtime *rt = open_runtime(self);
-    if (rt == NULL) {
-        return -1;
-    }
-    cm_status status;
-    Py_BEGIN_ALLOW_THREADS
-    status = cm_rt_device_describe(rt, self->index, out);
-    Py_END_ALLOW_THREADS
-    return cm_is_ok(status) ? 0 : cm_py_raise_int(self->state, status, NULL);
-}
-
-static PyObject *
-device_get_index(PyObject *op, void *Py_UNUSED(closure))
-{
-    return PyLong_FromLong(((device_object *)(void *)op)->index);
-}
-
-static PyObject *
-device_get_name(PyObject *op, void *Py_UNUSED(closure))
-{
-    cm_device_info info;
-    return describe(op, &info) < 0
-               ? NULL
-               : PyUnicode_DecodeUTF8(info.name, (Py_ssize_t)strnlen(info.name, 256),
-                                      "replace");
-}
-
-static PyObject *
-device_get_uuid(PyObject *op, void *Py_UNUSED(closure))
-{
-    static const char digits[] = "0123456789abcdef";
-    cm_device_info info;
-    if (describe(op, &info) < 0) {
-        return NULL;
-    }
-    char text[64] = "GPU-";
-    size_t used = 4;
-    for (int i = 0; i < 16; i++) {
-        if (i == 4 || i == 6 || i == 8 || i == 10) {
-            text[used++] = '-';
-        }
-        text[used++] = digits[info.uuid[i] >> 4];
-        text[used++] = digits[info.uuid[i] & 15];
-    }
-    return PyUnicode_FromStringAndSize(text, (Py_ssize_t)used);
-}
-
-static PyObject *
-device_get_pci_bus_id(PyObject *op, void *Py_UNUSED(closure))
-{
-    cm_device_info info;
-    return describe(op, &info) < 0 ? NULL : PyUnicode_FromString(info.pci_bus_id);
-}
-
-static PyObject *
-device_get_total_nbytes(PyObject *op, void *Py_UNUSED(closure))
-{
-    cm_device_info info;
-    return describe(op, &info) < 0 ? NULL
-                                   : PyLong_FromUnsignedLongLong(info.total_nbytes);
-}
-
-static PyObject *
-device_get_compute_capability(PyObject *op, void *Py_UNUSED(closure))
-{
-    enum { MAJOR = 75, MINOR = 76 }; /* as in CM_DEVICE_ATTRIBUTES */
-    device_object *self = (device_object *)(void *)op;
-    cm_runtime *rt = open_runtime(self);
-    if (rt == NULL) {
-        return NULL;
-    }
-    int major = 0;
-    int minor = 0;
-    cm_status status = cm_rt_device_attribute(rt, MAJOR, self->index, &major);
-    if (cm_is_ok(status)) {
-        status = cm_rt_device_attribute(rt, MINOR, self->index, &minor);
-    }
-    if (!cm_is_ok(status)) {
-        return cm_py_raise(self->state, status, NULL);
-    }
-    return Py_BuildValue("ii", major, minor);
-}
-
-static PyObject *
-device_get_emulated(PyObject *op, void *Py_UNUSED(closure))
-{
-    cm_runtime *rt = open_runtime((device_object *)(void *)op);
-    return rt == NULL ? NULL : PyBool_FromLong(rt->backend == CM_BACKEND_EMULATED);
-}
-
 /* -- number, comparison and text --------------------------------------------------- */
 
 static PyObject *
 device_index(PyObject *op)
 {
-    return PyLong_FromLong(((device_object *)(void *)op)->index);
+    return PyLong_FromLong(((cm_device_object *)(void *)op)->index);
 }
 
 static PyObject *
@@ -341,21 +267,21 @@ device_richcompare(PyObject *a, PyObject *b, int operation)
     if (Py_TYPE(a) != Py_TYPE(b) || (operation != Py_EQ && operation != Py_NE)) {
         Py_RETURN_NOTIMPLEMENTED;
     }
-    bool same =
-        ((device_object *)(void *)a)->index == ((device_object *)(void *)b)->index;
+    bool same = ((cm_device_object *)(void *)a)->index
+                == ((cm_device_object *)(void *)b)->index;
     return PyBool_FromLong(same == (operation == Py_EQ));
 }
 
 static Py_hash_t
 device_hash(PyObject *op)
 {
-    return ((device_object *)(void *)op)->index;
+    return ((cm_device_object *)(void *)op)->index;
 }
 
 static PyObject *
 device_repr(PyObject *op)
 {
-    device_object *self = (device_object *)(void *)op;
+    cm_device_object *self = (cm_device_object *)(void *)op;
     const cm_runtime *rt = self->state->runtime; /* not opened for a repr */
     bool emulated = rt != NULL && rt->backend == CM_BACKEND_EMULATED;
     return PyUnicode_FromFormat("<cumem.Device %d%s>", self->index,
@@ -372,32 +298,17 @@ static PyMethodDef device_methods[] = {
     {NULL, NULL, 0, NULL},
 };
 
-static PyGetSetDef device_getset[] = {
-    {"index", device_get_index, NULL, "Number of the device, from 0.", NULL},
-    {"name", device_get_name, NULL, "Name of the product.", NULL},
-    {"uuid", device_get_uuid, NULL,
-     "\"GPU-…\" as nvidia-smi prints it; the same in every process.", NULL},
-    {"pci_bus_id", device_get_pci_bus_id, NULL, "Place on the bus: \"0000:1b:00.0\".",
-     NULL},
-    {"total_nbytes", device_get_total_nbytes, NULL, "Bytes of memory on the device.",
-     NULL},
-    {"compute_capability", device_get_compute_capability, NULL,
-     "Tuple of two ints, e.g. (9, 0).", NULL},
-    {"emulated", device_get_emulated, NULL, "True when it is no real GPU.", NULL},
-    {NULL, NULL, NULL, NULL, NULL},
-};
-
 static PyType_Slot device_slots[] = {
-    {Py_tp_doc, (void *)device_doc}, {Py_tp_new, device_new},
-    {Py_tp_dealloc, device_dealloc}, {Py_tp_repr, device_repr},
-    {Py_tp_hash, device_hash},       {Py_tp_richcompare, device_richcompare},
-    {Py_nb_index, device_index},     {Py_tp_methods, device_methods},
-    {Py_tp_getset, device_getset},   {0, NULL},
+    {Py_tp_doc, (void *)device_doc},  {Py_tp_new, device_new},
+    {Py_tp_dealloc, device_dealloc},  {Py_tp_repr, device_repr},
+    {Py_tp_hash, device_hash},        {Py_tp_richcompare, device_richcompare},
+    {Py_nb_index, device_index},      {Py_tp_methods, device_methods},
+    {Py_tp_getset, cm_device_getset}, {0, NULL},
 };
 
 static PyType_Spec device_spec = {
     .name = "cumem.Device",
-    .basicsize = sizeof(device_object),
+    .basicsize = sizeof(cm_device_object),
     .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_IMMUTABLETYPE,
     .slots = device_slots,
 };

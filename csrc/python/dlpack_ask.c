@@ -162,7 +162,7 @@ choose_stream(cm_state *state, cm_dl_device device, cm_stream *given, cm_stream 
     }
     int where = device.type == CM_DL_CUDA ? device.id : -1;
     if (given != NULL && (where < 0 || given->device == where)) {
-        *out = cm_stream_hold(given);
+        *out = cm_stream_take(state, given);
         return 0;
     }
     /* a stream of another device says nothing to the exporter: one of its own goes
@@ -212,9 +212,7 @@ import_from(cm_state *state, PyObject *object, PyObject *method,
         PyErr_Clear(); /* what DLPack cannot say, the buffer protocol may */
         buffer = Py_NewRef(Py_NotImplemented);
     }
-    if (stream != NULL) {
-        cm_stream_release(stream);
-    }
+    cm_stream_give(state, stream);
     return buffer;
 }
 

@@ -208,6 +208,16 @@ read_device(PyObject *object, request *out)
 }
 
 static int
+refuse_stream(int64_t stream)
+{
+    PyErr_Format(PyExc_ValueError,
+                 "stream=%lld: CUDA streams are None, -1 (do not wait), 1 (legacy "
+                 "default), 2 (per-thread default) or a handle; 0 is ambiguous",
+                 (long long)stream);
+    return -1;
+}
+
+static int
 read_request(PyObject *const *values, request *out)
 {
     PyObject *stream = values[0];
@@ -217,6 +227,9 @@ read_request(PyObject *const *values, request *out)
     out->copy = -1;
     if (out->has_stream && cm_arg_int64(stream, "stream", &out->stream) < 0) {
         return -1;
+    }
+    if (out->stream < -1) {
+        return refuse_stream(out->stream);
     }
     if (read_max_version(values[1], out) < 0 || read_device(values[2], out) < 0) {
         return -1;
@@ -244,12 +257,8 @@ settle(const cm_buffer *buffer, const request *asked, const answer *found)
                            */
         return cm_storage_wait(buffer->storage, true);
     }
-    if (asked->has_stream && asked->stream < 1) {
-        PyErr_Format(PyExc_ValueError,
-                     "stream=%lld: CUDA streams are None, -1 (do not wait), 1 (legacy "
-                     "default), 2 (per-thread default) or a handle; 0 is ambiguous",
-                     (long long)asked->stream);
-        return -1;
+    if (asked->has_stream && asked->stream == 0) {
+        return refuse_stream(0);
     }
     uint64_t handle = asked->has_stream ? (uint64_t)asked->stream : CM_STREAM_LEGACY;
     return cm_storage_order_handle(buffer->storage, buffer->storage->device, handle);
@@ -341,6 +350,25 @@ export_copy(PyObject *self, cm_runtime *rt, const request *asked)
     return capsule;
 }
 
+static PyObject *
+export_as(PyObject *self, cm_runtime *rt, const request *asked)
+{
+    const cm_buffer *buffer = (const cm_buffer *)(void *)self;
+    answer found;
+    cm_dl_dtype type;
+    if (cm_dlpack_from_dtype(buffer->dtype, &type) < 0
+        || find_answer(buffer, rt, asked, &found) < 0) {
+        return NULL;
+    }
+    if (found.must_copy) {
+        return export_copy(self, rt, asked);
+    }
+    if (settle(buffer, asked, &found) < 0 || cm_buffer_check_open(buffer) < 0) {
+        return NULL;
+    }
+    return make_capsule(buffer, asked, &found, false);
+}
+
 PyObject *
 cm_buffer_dlpack(PyObject *self, PyObject *const *args, Py_ssize_t nargs,
                  PyObject *kwnames)
@@ -350,24 +378,18 @@ cm_buffer_dlpack(PyObject *self, PyObject *const *args, Py_ssize_t nargs,
     const cm_buffer *buffer = (const cm_buffer *)(void *)self;
     PyObject *values[4];
     request asked;
-    answer found;
-    cm_dl_dtype type;
     if (cm_args_parse("__dlpack__", args, nargs, kwnames, names, 0, 0, values) < 0
         || read_request(values, &asked) < 0 || cm_buffer_check_open(buffer) < 0) {
         return NULL;
     }
     cm_runtime *rt = cm_state_runtime(buffer->state);
-    if (rt == NULL || cm_dlpack_from_dtype(buffer->dtype, &type) < 0
-        || find_answer(buffer, rt, &asked, &found) < 0) {
+    if (rt == NULL) {
         return NULL;
     }
-    if (found.must_copy) {
-        return export_copy(self, rt, &asked);
-    }
-    if (settle(buffer, &asked, &found) < 0 || cm_buffer_check_open(buffer) < 0) {
-        return NULL;
-    }
-    return make_capsule(buffer, &asked, &found, false);
+    cm_state_enter(buffer->state); /* it waits and copies, and needs `rt` afterwards */
+    PyObject *capsule = export_as(self, rt, &asked);
+    cm_state_leave(buffer->state);
+    return capsule;
 }
 
 PyObject *

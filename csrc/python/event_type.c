@@ -70,42 +70,6 @@ PyDoc_STRVAR(close_doc,
 
 /* -- construction and end ---------------------------------------------------------- */
 
-PyObject *
-cm_event_object_new(cm_state *state, int device, bool timing, bool blocking)
-{
-    cm_runtime *rt = cm_state_runtime(state);
-    if (rt == NULL) {
-        return NULL;
-    }
-    PyObject *op = PyType_GenericAlloc(state->event_type, 0);
-    if (op == NULL) {
-        return NULL;
-    }
-    cm_event_object *self = (cm_event_object *)(void *)op;
-    self->state = state;
-    self->device = device;
-    self->timing = timing;
-    cm_list_init(&self->node);
-    unsigned flags = (timing ? 0u : CM_EVENT_DISABLE_TIMING)
-                     | (blocking ? CM_EVENT_BLOCKING_SYNC : 0u);
-    cm_status status;
-    Py_BEGIN_ALLOW_THREADS
-    cm_device_guard guard;
-    status = cm_device_enter(rt, device, &guard);
-    if (cm_is_ok(status)) {
-        status = cm_rt_event_create(rt, flags, &self->handle);
-        cm_device_leave(rt, &guard);
-    }
-    Py_END_ALLOW_THREADS
-    if (!cm_is_ok(status)) {
-        Py_DECREF(op);
-        return cm_py_raise(state, status, "making an event");
-    }
-    self->rt = rt;
-    cm_list_push_back(&state->events, &self->node);
-    return op;
-}
-
 static PyObject *
 event_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
@@ -127,20 +91,6 @@ event_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     return cm_event_object_new(state, device, timing, blocking);
 }
 
-/* Destroy the handle; work that waits for it still does. With a forked child's copy
- * nothing may be called: it leaks. */
-static cm_status
-detach(cm_event_object *self)
-{
-    cm_runtime *rt = self->rt;
-    self->rt = NULL;
-    cm_list_remove(&self->node);
-    if (rt == NULL || cm_runtime_is_forked(rt)) {
-        return cm_ok();
-    }
-    return cm_rt_event_destroy(rt, self->handle);
-}
-
 static void
 event_dealloc(PyObject *op)
 {
@@ -149,89 +99,10 @@ event_dealloc(PyObject *op)
     if (self->weakrefs != NULL) {
         PyObject_ClearWeakRefs(op);
     }
-    if (self->rt != NULL) {
-        cm_status status = detach(self);
-        if (!cm_is_ok(status)) {
-            cm_py_report(self->state, status, NULL);
-        }
-    }
+    cm_py_report(self->state, cm_event_object_close(self), NULL);
     freefunc release = (freefunc)PyType_GetSlot(type, Py_tp_free);
     release(op);
     Py_DECREF(type);
-}
-
-void
-cm_events_close(cm_state *state)
-{
-    while (!cm_list_is_empty(&state->events)) {
-        cm_status status =
-            detach(CM_LIST_ENTRY(state->events.next, cm_event_object, node));
-        if (!cm_is_ok(status)) {
-            cm_py_report(state, status, NULL);
-        }
-    }
-}
-
-int
-cm_event_check_open(const cm_event_object *event)
-{
-    if (event->rt == NULL || event->closing) {
-        PyErr_SetString(PyExc_ValueError, "the event is closed");
-        return -1;
-    }
-    if (cm_runtime_is_forked(event->rt)) {
-        return cm_py_raise_int(event->state, cm_fail(CM_EFORKED, 0), NULL);
-    }
-    return 0;
-}
-
-void
-cm_event_take(cm_event_object *event)
-{
-    event->users++;
-}
-
-void
-cm_event_give(cm_event_object *event)
-{
-    event->users--;
-    if (event->closing && event->users == 0 && event->rt != NULL) {
-        cm_status status = detach(event); /* close() came while the call was under way
-                                           */
-        if (!cm_is_ok(status)) {
-            cm_py_report(event->state, status, (PyObject *)event);
-        }
-    }
-}
-
-int
-cm_event_record(cm_event_object *event, const cm_stream *stream)
-{
-    if (cm_event_check_open(event) < 0) {
-        return -1;
-    }
-    if (event->device != stream->device) {
-        PyErr_Format(PyExc_ValueError,
-                     "the event belongs to device %d, the stream to device %d",
-                     event->device, stream->device);
-        return -1;
-    }
-    cm_status status;
-    cm_event_take(event);
-    Py_BEGIN_ALLOW_THREADS
-    cm_device_guard guard;
-    status = cm_device_enter(event->rt, event->device, &guard);
-    if (cm_is_ok(status)) {
-        status = cm_rt_event_record(event->rt, event->handle, stream->handle);
-        cm_device_leave(event->rt, &guard);
-    }
-    Py_END_ALLOW_THREADS
-    cm_event_give(event);
-    if (!cm_is_ok(status)) {
-        return cm_py_raise_int(event->state, status, NULL);
-    }
-    event->recorded = true;
-    return 0;
 }
 
 /* -- methods ----------------------------------------------------------------------- */
@@ -251,9 +122,7 @@ event_record(PyObject *op, PyObject *const *args, Py_ssize_t nargs)
         return NULL;
     }
     int result = cm_event_record(self, stream);
-    Py_BEGIN_ALLOW_THREADS
-    cm_stream_release(stream);
-    Py_END_ALLOW_THREADS
+    cm_stream_give(self->state, stream);
     if (result < 0) {
         return NULL;
     }
@@ -344,14 +213,7 @@ static PyObject *
 event_close(PyObject *op, PyObject *Py_UNUSED(unused))
 {
     cm_event_object *self = (cm_event_object *)(void *)op;
-    if (self->rt == NULL || self->closing) {
-        Py_RETURN_NONE;
-    }
-    if (self->users > 0) {
-        self->closing = true;
-        Py_RETURN_NONE;
-    }
-    cm_status status = detach(self);
+    cm_status status = cm_event_object_close(self);
     if (!cm_is_ok(status)) {
         return cm_py_raise(self->state, status, NULL);
     }

@@ -104,9 +104,11 @@ cm_import_probe(cm_state *state, const cm_import *import, const char *what,
     cm_pointer_info last;
     int device = state->current_device;
     cm_status status;
+    cm_state_enter(state);
     Py_BEGIN_ALLOW_THREADS
     status = ask_driver(rt, device, import, info, &last);
     Py_END_ALLOW_THREADS
+    cm_state_leave(state);
     if (!cm_is_ok(status)) {
         return cm_py_raise_int(state, status, "while asking about a foreign pointer");
     }
@@ -258,6 +260,21 @@ PyDoc_STRVAR(asbuffer_doc,
              "**Ordered after** the exporter's pending work: `stream` waits for it.\n");
 
 static PyObject *
+import_with(cm_state *state, PyObject *object, PyObject *stream_object)
+{
+    cm_stream *stream = NULL;
+    if (stream_object != NULL && stream_object != Py_None) {
+        stream = cm_stream_from_object(state, stream_object, -1);
+        if (stream == NULL) {
+            return NULL;
+        }
+    }
+    PyObject *buffer = cm_import_object(state, object, stream);
+    cm_stream_give(state, stream);
+    return buffer;
+}
+
+static PyObject *
 asbuffer(PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
 {
     static const char *const names[] = {"obj", "stream", NULL};
@@ -267,17 +284,10 @@ asbuffer(PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyObject *kw
         || cm_state_runtime(state) == NULL) {
         return NULL;
     }
-    cm_stream *stream = NULL;
-    if (values[1] != NULL && values[1] != Py_None) {
-        stream = cm_stream_from_object(state, values[1], -1);
-        if (stream == NULL) {
-            return NULL;
-        }
-    }
-    PyObject *buffer = cm_import_object(state, values[0], stream);
-    if (stream != NULL) {
-        cm_stream_release(stream);
-    }
+    cm_state_enter(state); /* what one protocol said of the memory must hold to the end
+                            */
+    PyObject *buffer = import_with(state, values[0], values[1]);
+    cm_state_leave(state);
     return buffer;
 }
 

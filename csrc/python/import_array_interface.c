@@ -313,7 +313,7 @@ order(cm_state *state, PyObject *object, cm_stream *given, uint64_t handle)
 {
     const cm_buffer *buffer = (const cm_buffer *)(void *)object;
     cm_stream *stream =
-        given != NULL ? cm_stream_hold(given)
+        given != NULL ? cm_stream_take(state, given)
                       : cm_stream_from_object(state, Py_None, buffer->storage->device);
     if (stream == NULL) {
         return -1;
@@ -327,7 +327,7 @@ order(cm_state *state, PyObject *object, cm_stream *given, uint64_t handle)
         cm_is_ok(status)
             ? cm_storage_add_use(buffer->storage, stream)
             : cm_py_raise_int(state, status, "while waiting for " CAI "['stream']");
-    cm_stream_release(stream);
+    cm_stream_give(state, stream);
     return result;
 }
 

@@ -244,7 +244,7 @@ empty_device(PyObject *module, PyObject *const *args, Py_ssize_t nargs,
     }
     PyObject *buffer = allocate(state, CM_KIND_DEVICE, 0, values[0], values[1],
                                 values[2], device, stream);
-    cm_stream_release(stream);
+    cm_stream_give(state, stream);
     return buffer;
 }
 

@@ -171,18 +171,17 @@ PyObject *cm_stream_object_new(cm_state *state, cm_stream *stream);
 PyObject *cm_device_object_new(cm_state *state, int index);
 /* The Stream that is current for `device` in this context; new reference. */
 PyObject *cm_current_stream(cm_state *state, int device);
-/* Close every open Stream and Event: for shutdown, after the engine and the pools and
- * before the runtime. Failures go to the unraisable hook. */
-void cm_streams_close(cm_state *state);
-void cm_events_close(cm_state *state);
 
-/* Any stream argument to a held record: None (the current stream of `device`), a
- * Stream,
- * __cuda_stream__, .cuda_stream (torch), .ptr (CuPy), .handle (Numba) or an int.
- * `device` -1 means cumem's current one. NULL with an exception. */
+/* Any stream argument to a record on loan: None (the current stream of `device`), a
+ * Stream, __cuda_stream__, .cuda_stream (torch), .ptr (CuPy), .handle (Numba) or an
+ * int. `device` -1 means cumem's current one. NULL with an exception. */
 cm_stream *cm_stream_from_object(cm_state *state, PyObject *object, int device);
 /* The same for memory of `device`: ValueError for a stream of another one. */
 cm_stream *cm_stream_for_device(cm_state *state, PyObject *object, int device);
+/* A loan holds the record and, as cm_state_enter() does, keeps shutdown() away. GIL
+ * held; the give may release it. */
+cm_stream *cm_stream_take(cm_state *state, cm_stream *stream);
+void cm_stream_give(cm_state *state, cm_stream *stream); /* NULL: does nothing */
 
 typedef struct cm_transfer_object {
     PyObject_HEAD

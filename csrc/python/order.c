@@ -9,10 +9,11 @@
 int
 cm_pending_take(const cm_storage *storage, cm_pending *out)
 {
-    *out = (cm_pending){.streams = NULL};
+    *out = (cm_pending){.state = storage->state};
     if (storage->use_count > 0) {
         out->streams = malloc(storage->use_count * sizeof *out->streams);
         if (out->streams == NULL) {
+            out->state = NULL;
             PyErr_NoMemory();
             return -1;
         }
@@ -21,6 +22,7 @@ cm_pending_take(const cm_storage *storage, cm_pending *out)
         out->tickets = malloc(storage->writer_count * sizeof *out->tickets);
         if (out->tickets == NULL) {
             free(out->streams);
+            out->state = NULL;
             PyErr_NoMemory();
             return -1;
         }
@@ -31,12 +33,16 @@ cm_pending_take(const cm_storage *storage, cm_pending *out)
     for (uint32_t i = 0; i < storage->writer_count; i++) {
         out->tickets[out->ticket_count++] = cm_ticket_hold(storage->writers[i]);
     }
+    cm_state_enter(out->state);
     return 0;
 }
 
 void
 cm_pending_give(cm_pending *pending)
 {
+    if (pending->state == NULL) {
+        return;
+    }
     for (uint32_t i = 0; i < pending->stream_count; i++) {
         cm_stream_release(pending->streams[i]);
     }
@@ -45,7 +51,8 @@ cm_pending_give(cm_pending *pending)
     }
     free(pending->streams);
     free(pending->tickets);
-    *pending = (cm_pending){.streams = NULL};
+    cm_state_leave(pending->state);
+    *pending = (cm_pending){.state = NULL};
 }
 
 /* The default streams cannot be captured, and while another stream is, asking them
@@ -180,9 +187,9 @@ cm_storage_order_handle(cm_storage *storage, int device, uint64_t handle)
     bool capturing = false;
     Py_BEGIN_ALLOW_THREADS
     status = order_handle(rt, &pending, device, handle, &capturing);
-    cm_pending_give(&pending);
     Py_END_ALLOW_THREADS
     storage->was_captured = storage->was_captured || capturing;
+    cm_pending_give(&pending);
     return cm_is_ok(status) ? 0
                             : cm_py_raise_int(storage->state, status,
                                               "while ordering a consumer's stream");

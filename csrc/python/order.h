@@ -9,6 +9,7 @@
 /* A snapshot: held streams that worked on a storage, held unfinished transfers into it.
  */
 typedef struct cm_pending {
+    cm_state *state; /* borrowed; NULL: nothing was taken */
     cm_stream **streams;
     uint32_t stream_count;
     cm_ticket **tickets;
@@ -16,9 +17,9 @@ typedef struct cm_pending {
     bool captured; /* prune found a stream that is being captured */
 } cm_pending;
 
-/* 0, or -1 with MemoryError. GIL held. */
+/* 0, or -1 with MemoryError. From here to the give shutdown() is refused. GIL held. */
 int cm_pending_take(const cm_storage *storage, cm_pending *out);
-/* Any thread. */
+/* GIL held. */
 void cm_pending_give(cm_pending *pending);
 
 /* Forget what has finished. A stream that is being captured may not be asked; nothing

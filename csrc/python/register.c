@@ -103,10 +103,10 @@ static PyObject *
 find_shared_memory(PyObject *object)
 {
     PyObject *view = PyObject_GetAttrString(object, "buf");
-    if (view == NULL) {
+    if (view == NULL && PyErr_ExceptionMatches(PyExc_AttributeError)) {
         PyErr_Clear();
     }
-    else if (!PyMemoryView_Check(view)) {
+    else if (view != NULL && !PyMemoryView_Check(view)) {
         Py_CLEAR(view);
     }
     return view;
@@ -125,6 +125,9 @@ import_host(cm_state *state, PyObject *object)
         imported = cm_import_buffer(state, view);
         Py_DECREF(view);
         return imported;
+    }
+    if (PyErr_Occurred()) {
+        return NULL;
     }
     return cm_import_dlpack(state, object, NULL);
 }
@@ -353,10 +356,12 @@ register_object(PyObject *module, PyObject *const *args, Py_ssize_t nargs,
     }
     source from = {.dtype = NULL};
     PyObject *result = NULL;
+    cm_state_enter(state); /* reading `obj` may run its code */
     if (source_init(state, &from, values[0]) == 0) {
         result = register_source(state, &from, values[2], mapped, device);
     }
     source_fini(&from);
+    cm_state_leave(state);
     return result;
 }
 

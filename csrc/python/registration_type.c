@@ -99,9 +99,11 @@ unlock(cm_state *state, cm_storage *storage)
         cm_registration *registration = storage->registration;
         storage->registration = NULL;
         storage->closed = true; /* nobody starts using it while the GIL is released */
+        cm_state_enter(state);
         Py_BEGIN_ALLOW_THREADS
         status = cm_registration_release(registration);
         Py_END_ALLOW_THREADS
+        cm_state_leave(state);
         storage->closed = false;
     }
     int result = cm_storage_close(storage);

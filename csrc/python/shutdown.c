@@ -6,7 +6,9 @@
 
 #include "python/arguments.h"
 #include "python/errors.h"
+#include "python/event_type.h"
 #include "python/storage.h"
+#include "python/stream_type.h"
 
 /* What a generation leaves behind, taken out of the state before the GIL is released so
  * that a thread which comes meanwhile opens afresh. */
@@ -17,12 +19,16 @@ typedef struct remains {
     cm_pool *pools[CM_KIND_COUNT][CM_POOL_FLAG_SLOTS][CM_MAX_DEVICES];
     cm_storage_remains *storages;
     size_t storage_count;
+    cm_stream **streams;
+    size_t stream_count;
+    cm_event_remains *events;
+    size_t event_count;
+    PyObject *legacy_streams[CM_MAX_DEVICES];
 } remains;
 
 static int
-check_no_exports(cm_state *state, size_t *count)
+check_no_exports(const cm_state *state)
 {
-    *count = 0;
     for (cm_list *node = state->storages.next; node != &state->storages;
          node = node->next) {
         const cm_storage *storage = CM_LIST_ENTRY(node, cm_storage, node);
@@ -43,12 +49,53 @@ check_no_exports(cm_state *state, size_t *count)
                          (unsigned long long)storage->nbytes);
             return -1;
         }
-        *count += 1;
     }
     return 0;
 }
 
-/* Close every storage; their memory follows once the engine has ended. */
+static size_t
+count_nodes(const cm_list *list)
+{
+    size_t count = 0;
+    for (const cm_list *node = list->next; node != list; node = node->next) {
+        count++;
+    }
+    return count;
+}
+
+static void
+remains_destroy(remains *old)
+{
+    if (old != NULL) {
+        free(old->storages);
+        free(old->streams);
+        free(old->events);
+    }
+    free(old);
+}
+
+/* Room for all that there is now; NULL with MemoryError. */
+static remains *
+remains_create(const cm_state *state)
+{
+    remains *old = calloc(1, sizeof(*old));
+    if (old != NULL) {
+        old->storages =
+            calloc(count_nodes(&state->storages) + 1, sizeof(*old->storages));
+        old->streams = calloc(count_nodes(&state->streams) + 1, sizeof(cm_stream *));
+        old->events = calloc(count_nodes(&state->events) + 1, sizeof(*old->events));
+    }
+    if (old == NULL || old->storages == NULL || old->streams == NULL
+        || old->events == NULL) {
+        remains_destroy(old);
+        PyErr_NoMemory();
+        return NULL;
+    }
+    return old;
+}
+
+/* Close every storage, Stream and Event; what they had follows once the engine has
+ * ended. The GIL is not released: no thread finds half of it gone. */
 static void
 collect(cm_state *state, remains *out)
 {
@@ -67,6 +114,10 @@ collect(cm_state *state, remains *out)
         storage->closed = true;
         cm_storage_detach(storage, &out->storages[out->storage_count++]);
     }
+    out->stream_count = cm_streams_collect(state, out->streams);
+    out->event_count = cm_events_collect(state, out->events);
+    memcpy(out->legacy_streams, state->legacy_streams, sizeof(out->legacy_streams));
+    memset(state->legacy_streams, 0, sizeof(state->legacy_streams));
 }
 
 static void
@@ -126,7 +177,14 @@ give_memory_back(remains *old)
 static cm_status
 close_runtime(remains *old, bool reset_devices)
 {
-    cm_status first = cm_registry_close(old->registry);
+    cm_status first = cm_ok();
+    for (size_t i = 0; i < old->stream_count; i++) {
+        cm_stream_release(old->streams[i]);
+    }
+    for (size_t i = 0; i < old->event_count; i++) {
+        keep_first(&first, cm_event_remains_free(&old->events[i]));
+    }
+    keep_first(&first, cm_registry_close(old->registry));
     if (reset_devices) {
         keep_first(&first, reset_used_devices(old->runtime));
     }
@@ -147,10 +205,8 @@ dismantle(cm_state *state, remains *old, bool reset_devices)
     }
     cm_state_bury_dead(state);
     for (int device = 0; device < CM_MAX_DEVICES; device++) {
-        Py_CLEAR(state->legacy_streams[device]);
+        Py_CLEAR(old->legacy_streams[device]);
     }
-    cm_streams_close(state);
-    cm_events_close(state);
     Py_BEGIN_ALLOW_THREADS
     keep_first(&first, close_runtime(old, reset_devices));
     Py_END_ALLOW_THREADS
@@ -169,29 +225,26 @@ cm_state_shutdown(cm_state *state, bool reset_devices)
     if (state->engine == NULL) {
         return 0; /* after the atexit handler: the system frees the rest */
     }
+    cm_state_bury_dead(state); /* which may run Python code: then look */
+    if (state->runtime == NULL) {
+        return 0;
+    }
     if (state->call_count > 0) {
         PyErr_SetString(PyExc_RuntimeError,
-                        "shutdown: another thread is allocating or copying");
+                        "shutdown: a call of cumem is under way, in another thread or "
+                        "below this one");
         return -1;
     }
-    cm_state_bury_dead(state);
-    size_t count = 0;
-    if (check_no_exports(state, &count) < 0) {
+    if (check_no_exports(state) < 0) {
         return -1;
     }
-    remains *old = calloc(1, sizeof(*old));
-    cm_storage_remains *storages = calloc(count + 1, sizeof(*storages));
-    if (old == NULL || storages == NULL) {
-        free(old);
-        free(storages);
-        PyErr_NoMemory();
+    remains *old = remains_create(state);
+    if (old == NULL) {
         return -1;
     }
-    old->storages = storages;
     collect(state, old);
     cm_status status = dismantle(state, old, reset_devices);
-    free(storages);
-    free(old);
+    remains_destroy(old);
     if (!cm_is_ok(status)) {
         return cm_py_raise_int(state, status, "while shutting down");
     }
@@ -207,9 +260,11 @@ other_threads_run(void)
     PyObject *count =
         threading == NULL ? NULL : PyObject_CallMethod(threading, "active_count", NULL);
     bool others = count == NULL || PyLong_AsLong(count) != 1;
+    if (PyErr_Occurred()) {
+        PyErr_WriteUnraisable(threading); /* nobody is left to raise to */
+    }
     Py_XDECREF(threading);
     Py_XDECREF(count);
-    PyErr_Clear();
     return others;
 }
 
@@ -228,7 +283,7 @@ void
 cm_state_exit(cm_state *state)
 {
     cm_engine *engine = state->engine;
-    bool shared = other_threads_run();
+    bool shared = other_threads_run() || state->call_count > 0;
     state->exiting = !shared;
     if (state->runtime == NULL || engine == NULL
         || cm_runtime_is_forked(state->runtime)) {

@@ -207,7 +207,7 @@ open_runtime(cm_state *state)
 static void
 report_unread(cm_state *state)
 {
-    for (;;) {
+    while (state->engine != NULL) {
         cm_status status = cm_engine_take_unread(state->engine);
         if (cm_is_ok(status)) {
             return;
@@ -237,10 +237,10 @@ cm_state_runtime(cm_state *state)
         cm_py_raise(state, cm_fail(CM_EFORKED, 0), NULL);
         return NULL;
     }
+    cm_state_enter(state); /* what is buried or told may be Python code */
     cm_state_bury_dead(state);
-    if (state->engine != NULL) {
-        report_unread(state);
-    }
+    report_unread(state);
+    cm_state_leave(state);
     return state->runtime;
 }
 

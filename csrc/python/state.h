@@ -65,7 +65,7 @@ typedef struct cm_state {
     cm_mutex open_lock;
     cm_cond opened;
     int current_device;
-    Py_ssize_t call_count; /* threads inside an allocation or a copy: no shutdown */
+    Py_ssize_t call_count; /* see cm_state_enter() */
     uint64_t generation;   /* +1 at each shutdown: objects of an older one are closed */
     cm_list storages;      /* every live cm_storage of this generation */
     cm_list streams; /* every open cm_stream_object; initialised by its registrar */
@@ -75,6 +75,21 @@ typedef struct cm_state {
     cm_list graveyard;
     bool burial_pending; /* a pending call is queued; graveyard_lock */
 } cm_state;
+
+/* Around whatever uses a runtime, pool, engine, stream or event while the GIL may go to
+ * another thread or Python code may run: between the two shutdown() is refused. They
+ * nest. GIL held. */
+static inline void
+cm_state_enter(cm_state *state)
+{
+    state->call_count++;
+}
+
+static inline void
+cm_state_leave(cm_state *state)
+{
+    state->call_count--;
+}
 
 /* The open runtime, opening it first if need be (CUMEM_BACKEND, CUMEM_EMULATED_*);
  * warns EmulationWarning once when it falls back. NULL with an exception set on

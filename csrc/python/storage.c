@@ -78,14 +78,12 @@ make_room(cm_state *state)
                 if (pool == NULL) {
                     continue;
                 }
-                cm_pool_hold(pool);
                 uint64_t released = 0;
                 cm_status status;
                 Py_BEGIN_ALLOW_THREADS
                 status = cm_pool_trim(pool, true, &released);
-                cm_pool_release(pool);
                 Py_END_ALLOW_THREADS(void)
-                status; /* the allocation is what must succeed: it is tried again */
+                status; /* the allocation must succeed: it is tried again */
             }
         }
     }
@@ -110,15 +108,17 @@ cm_storage_alloc(cm_state *state, cm_kind kind, unsigned flags, int device,
         return storage;
     }
     cm_block *block = NULL;
-    state->call_count++; /* the pool must outlive what runs without the GIL */
+    cm_state_enter(state);
     cm_status status = alloc_block(pool, nbytes, stream, &block);
     if (status.code == CM_CUDA_OUT_OF_MEMORY) {
         make_room(state);
         status = alloc_block(pool, nbytes, stream, &block);
     }
-    state->call_count--;
     if (!cm_is_ok(status)) {
         raise_alloc(state, status, pool, nbytes);
+    }
+    cm_state_leave(state);
+    if (!cm_is_ok(status)) {
         cm_storage_release(storage, true);
         return NULL;
     }
@@ -252,9 +252,11 @@ give_back(cm_storage *storage)
     cm_storage_detach(storage, &remains);
     cm_status status;
     if (cm_storage_remains_may_wait(&remains)) {
+        cm_state_enter(state);
         Py_BEGIN_ALLOW_THREADS
         status = cm_storage_remains_free(&remains);
         Py_END_ALLOW_THREADS
+        cm_state_leave(state);
     }
     else {
         status = cm_storage_remains_free(&remains);

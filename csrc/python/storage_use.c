@@ -194,9 +194,9 @@ cm_storage_wait(cm_storage *storage, bool streams)
     /* Other threads may leave more fills while we wait, and must wait for ours too. */
     uint64_t late_count = storage->late_count;
     for (uint32_t i = 0; i < storage->use_count; i++) {
-        cm_stream *stream = cm_stream_hold(storage->uses[i]);
+        cm_stream *stream = cm_stream_take(storage->state, storage->uses[i]);
         int result = wait_for_stream(storage, stream);
-        cm_stream_release(stream);
+        cm_stream_give(storage->state, stream);
         if (result < 0) {
             return -1;
         }

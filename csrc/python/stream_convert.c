@@ -210,7 +210,10 @@ read_handle(const cm_state *state, PyObject *object, uint64_t *handle, bool *kee
             Py_DECREF(number);
             return result;
         }
-        PyErr_Clear();
+        if (!PyErr_ExceptionMatches(PyExc_TypeError)) {
+            return -1;
+        }
+        PyErr_Clear(); /* e.g. an array of two elements */
     }
     return handle_from_attribute(state, object, handle);
 }
@@ -228,9 +231,11 @@ named_device(const cm_runtime *rt, PyObject *object)
             return -2;
         }
         if (found == 1) {
-            long long index = PyLong_Check(value) ? PyLong_AsLongLong(value) : -1;
+            int overflow; /* too large: not an index either */
+            long long index = PyLong_Check(value)
+                                  ? PyLong_AsLongLongAndOverflow(value, &overflow)
+                                  : -1;
             Py_DECREF(value);
-            PyErr_Clear(); /* too large: not an index either */
             if (index >= 0 && index < rt->device_count) {
                 return (int)index;
             }
@@ -262,13 +267,12 @@ resolve_device(cm_state *state, cm_runtime *rt, PyObject *object, uint64_t handl
     return device >= 0 ? device : state->current_device;
 }
 
-cm_stream *
-cm_stream_from_foreign(cm_state *state, PyObject *object, int device)
+static cm_stream *
+wrap(cm_state *state, cm_runtime *rt, PyObject *object, int device)
 {
-    cm_runtime *rt = cm_state_runtime(state);
     uint64_t handle = 0;
     bool keep;
-    if (rt == NULL || read_handle(state, object, &handle, &keep) < 0) {
+    if (read_handle(state, object, &handle, &keep) < 0) {
         return NULL;
     }
     if (handle == 0) {
@@ -299,4 +303,19 @@ cm_stream_from_foreign(cm_state *state, PyObject *object, int device)
         return NULL;
     }
     return record;
+}
+
+cm_stream *
+cm_stream_from_foreign(cm_state *state, PyObject *object, int device)
+{
+    cm_runtime *rt = cm_state_runtime(state);
+    if (rt == NULL) {
+        return NULL;
+    }
+    cm_state_enter(state); /* the object's own code runs: `rt` must outlive it */
+    cm_stream *record = wrap(state, rt, object, device);
+    if (record == NULL) {
+        cm_state_leave(state);
+    }
+    return record; /* on loan: the count goes with it */
 }

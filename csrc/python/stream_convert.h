@@ -6,7 +6,7 @@
 
 #include "python/objects.h"
 
-/* A record (owned by the caller) of a foreign stream: an int, or an object with
+/* A record, on loan, of a foreign stream: an int, or an object with
  * __cuda_stream__, .cuda_stream, .ptr or .handle, which the record then keeps alive.
  * `device` (-1: cumem's current one) counts only where neither the object nor the
  * driver says it. NULL with TypeError, ValueError or CudaError. */

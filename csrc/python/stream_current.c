@@ -143,7 +143,7 @@ cm_stream_from_object(cm_state *state, PyObject *object, int device)
         PyErr_SetString(PyExc_ValueError, "the stream is closed");
     }
     else {
-        cm_stream_hold(record);
+        record = cm_stream_take(state, record);
     }
     Py_DECREF(stream);
     return record;
@@ -158,7 +158,7 @@ cm_stream_for_device(cm_state *state, PyObject *object, int device)
                      "stream is of device %d, but the memory is of device %d: pass a "
                      "stream of device %d",
                      stream->device, device, device);
-        cm_stream_release(stream);
+        cm_stream_give(state, stream);
         return NULL;
     }
     return stream;

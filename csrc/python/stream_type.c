@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* cumem.Stream: a counted stream record as a Python object. */
-#include "python/arguments.h"
-#include "python/errors.h"
-#include "python/event_type.h"
-#include "python/stream_convert.h"
+#include "python/stream_type.h"
 
 #include <stddef.h>
+
+#include "python/arguments.h"
+#include "python/errors.h"
 
 /* -- docstrings -------------------------------------------------------------------- */
 
@@ -28,115 +28,17 @@ PyDoc_STRVAR(stream_doc,
 "Two Streams are equal when they stand for the same CUDA stream. Everything that was\n"
 "queued keeps the stream alive.");
 
-PyDoc_STRVAR(from_external_doc,
-"from_external($type, obj, /, *, device=None)\n--\n\n"
-"Stream made by another library; it is kept alive, and stays its owner's.\n\n"
-"Parameters\n----------\n"
-"obj : object\n"
-"    Anything with ``__cuda_stream__``, ``.cuda_stream`` (PyTorch), ``.ptr`` (CuPy) or\n"
-"    ``.handle`` (Numba), or a handle as an int: 0 and 1 are the legacy default stream,\n"
-"    2 is the calling thread's.\n"
-"device : int or Device, optional\n"
-"    Whose default stream is meant, where neither `obj` nor the driver can say it.\n\n"
-"Returns\n-------\nStream\n\n"
-"Raises\n------\n"
-"TypeError\n    If `obj` is no stream.\n"
-"ValueError\n"
-"    If a handle is negative, ``__cuda_stream__`` answers a version that is not known, or\n"
-"    the stream belongs to another device than `device`.\n"
-"CudaError\n    If the driver does not know the handle.");
-
-PyDoc_STRVAR(synchronize_doc,
-"synchronize($self, /)\n--\n\n"
-"Wait until everything queued so far is done.\n\n"
-"Raises\n------\n"
-"CudaError\n    If work on the stream failed.\n"
-"ValueError\n    If the stream is closed.\n\n"
-"Notes\n-----\n"
-"**Blocks** until the stream is empty, GIL released.");
-
-PyDoc_STRVAR(wait_doc,
-"wait($self, other, /)\n--\n\n"
-"Let work queued from now on start only after `other`.\n\n"
-"Parameters\n----------\n"
-"other : Event, Transfer or stream\n"
-"    An event as recorded last, a transfer, or all that is queued on a stream so far.\n\n"
-"Raises\n------\n"
-"TypeError\n    If `other` is none of these.\n"
-"ValueError\n    If one of them is closed.\n"
-"CudaError\n    If the driver refuses, or the transfer failed.\n\n"
-"Notes\n-----\n"
-"**Blocks** only for a Transfer, until its last piece is submitted; for one that ends on\n"
-"the host, until it is done. **Ordered after** `other`.");
-
-PyDoc_STRVAR(record_doc,
-"record($self, event=None, /)\n--\n\n"
-"Mark this point of the stream.\n\n"
-"Parameters\n----------\n"
-"event : Event, optional\n    Moved to this point; a new one is made by default.\n\n"
-"Returns\n-------\nEvent\n    `event`, or the new one.\n\n"
-"Raises\n------\n"
-"ValueError\n    If one of them is closed or they belong to different devices.\n"
-"CudaError\n    If the event cannot be made or recorded.\n\n"
-"Notes\n-----\n"
-"Never blocks. **Ordered after** all that is queued on the stream.");
-
-PyDoc_STRVAR(close_doc,
-"close($self, /)\n--\n\n"
-"Let go of the stream; queued work still completes.\n\n"
-"Notes\n-----\n"
-"Never waits for that work. Buffers and transfers that used the stream keep it until\n"
-"they are done with it. Does nothing for ``current_stream()`` where that is a device's\n"
-"default stream.");
-
-PyDoc_STRVAR(cuda_stream_doc,
-"__cuda_stream__($self, /)\n--\n\n"
-"Protocol of other libraries: ``(0, handle)``.");
-
-PyDoc_STRVAR(enter_doc, "__enter__($self, /)\n--\n\nMake it the current stream.");
-PyDoc_STRVAR(exit_doc,
-"__exit__($self, exc_type, exc, tb, /)\n--\n\nMake the stream before it current again.");
-
 /* -- construction and end ---------------------------------------------------------- */
 
-/* Give a record back; the last one destroys a handle of ours, which takes the driver's
- * locks. In a forked child nothing may be called any more: the record leaks. */
-static void
-release_record(cm_stream *stream)
+/* What a device allows: the greatest priority is the lowest number. */
+static cm_status
+read_priorities(cm_runtime *rt, int device, int *least, int *greatest)
 {
-    if (stream == NULL || cm_runtime_is_forked(stream->rt)) {
-        return;
-    }
-    Py_BEGIN_ALLOW_THREADS
-    cm_stream_release(stream);
-    Py_END_ALLOW_THREADS
-}
-
-static void
-detach(cm_stream_object *self)
-{
-    cm_stream *stream = self->stream;
-    self->stream = NULL;
-    cm_list_remove(&self->node);
-    release_record(stream);
-}
-
-PyObject *
-cm_stream_object_new(cm_state *state, cm_stream *stream)
-{
-    PyObject *op = PyType_GenericAlloc(state->stream_type, 0);
-    cm_stream_object *self = (cm_stream_object *)(void *)op;
-    if (self == NULL) {
-        return NULL;
-    }
-    self->state = state;
-    self->stream = cm_stream_hold(stream);
-    cm_list_init(&self->node);
-    cm_list_push_back(&state->streams, &self->node);
-    self->id = stream->id;
-    self->device = stream->device;
-    self->generation = state->generation;
-    return op;
+    cm_device_guard guard;
+    CM_TRY(cm_device_enter(rt, device, &guard));
+    cm_status status = cm_rt_stream_priority_range(rt, least, greatest);
+    cm_device_leave(rt, &guard);
+    return status;
 }
 
 static int
@@ -146,23 +48,38 @@ check_priority(cm_state *state, cm_runtime *rt, int device, int priority)
     int greatest = 0;
     cm_status status;
     Py_BEGIN_ALLOW_THREADS
-    cm_device_guard guard;
-    status = cm_device_enter(rt, device, &guard);
-    if (cm_is_ok(status)) {
-        status = cm_rt_stream_priority_range(rt, &least, &greatest);
-        cm_device_leave(rt, &guard);
-    }
+    status = read_priorities(rt, device, &least, &greatest);
     Py_END_ALLOW_THREADS
     if (!cm_is_ok(status)) {
         return cm_py_raise_int(state, status, "making a stream");
     }
-    if (priority > least || priority < greatest) { /* the greatest is the lowest number
-                                                    */
+    if (priority > least || priority < greatest) {
         PyErr_Format(PyExc_ValueError, "priority must be from %d to %d, not %d",
                      greatest, least, priority);
         return -1;
     }
     return 0;
+}
+
+static PyObject *
+make(cm_state *state, cm_runtime *rt, int device, int priority, bool non_blocking)
+{
+    if (priority != 0 && check_priority(state, rt, device, priority) < 0) {
+        return NULL;
+    }
+    cm_stream *stream;
+    cm_status status;
+    Py_BEGIN_ALLOW_THREADS
+    status = cm_stream_create(rt, device, non_blocking ? CM_STREAM_NON_BLOCKING : 0,
+                              priority, &stream);
+    Py_END_ALLOW_THREADS
+    if (!cm_is_ok(status)) {
+        return cm_py_raise(state, status, "making a stream");
+    }
+    PyObject *self = cm_stream_object_new(state, stream);
+    cm_state_enter(state);
+    cm_stream_give(state, stream);
+    return self;
 }
 
 static PyObject *
@@ -181,21 +98,13 @@ stream_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
         || cm_arg_device(state, device_object, "device", &device) < 0) {
         return NULL;
     }
-    cm_runtime *rt = state->runtime;
-    if (priority != 0 && check_priority(state, rt, device, priority) < 0) {
+    cm_runtime *rt = cm_state_runtime(state);
+    if (rt == NULL) {
         return NULL;
     }
-    cm_stream *stream;
-    cm_status status;
-    Py_BEGIN_ALLOW_THREADS
-    status = cm_stream_create(rt, device, non_blocking ? CM_STREAM_NON_BLOCKING : 0,
-                              priority, &stream);
-    Py_END_ALLOW_THREADS
-    if (!cm_is_ok(status)) {
-        return cm_py_raise(state, status, "making a stream");
-    }
-    PyObject *self = cm_stream_object_new(state, stream);
-    release_record(stream);
+    cm_state_enter(state);
+    PyObject *self = make(state, rt, device, priority, non_blocking);
+    cm_state_leave(state);
     return self;
 }
 
@@ -207,212 +116,10 @@ stream_dealloc(PyObject *op)
     if (self->weakrefs != NULL) {
         PyObject_ClearWeakRefs(op);
     }
-    if (self->state != NULL) {
-        detach(self);
-    }
+    cm_stream_object_close(self);
     freefunc release = (freefunc)PyType_GetSlot(type, Py_tp_free);
     release(op);
     Py_DECREF(type);
-}
-
-/* Keeps the GIL: the caller has counted what it is about to close. */
-void
-cm_streams_close(cm_state *state)
-{
-    for (int device = 0; device < CM_MAX_DEVICES; device++) {
-        Py_CLEAR(state->legacy_streams[device]);
-    }
-    while (!cm_list_is_empty(&state->streams)) {
-        cm_stream_object *self =
-            CM_LIST_ENTRY(state->streams.next, cm_stream_object, node);
-        cm_stream *stream = self->stream;
-        self->stream = NULL;
-        cm_list_remove(&self->node);
-        cm_stream_release(stream);
-    }
-}
-
-/* The record, held: another thread may close the Stream while the GIL is released. */
-static cm_stream *
-take_open(PyObject *op)
-{
-    cm_stream_object *self = (cm_stream_object *)(void *)op;
-    if (self->stream == NULL) {
-        PyErr_SetString(PyExc_ValueError, "the stream is closed");
-        return NULL;
-    }
-    if (cm_runtime_is_forked(self->stream->rt)) {
-        cm_py_raise(self->state, cm_fail(CM_EFORKED, 0), NULL);
-        return NULL;
-    }
-    return cm_stream_hold(self->stream);
-}
-
-/* Give what take_open() took back and answer `truth`: None for -1, else a bool. */
-static PyObject *
-finish(PyObject *op, cm_stream *stream, cm_status status, int truth)
-{
-    release_record(stream);
-    if (!cm_is_ok(status)) {
-        return cm_py_raise(((cm_stream_object *)(void *)op)->state, status, NULL);
-    }
-    PyObject *result = truth < 0 ? Py_None : truth ? Py_True : Py_False;
-    Py_INCREF(result);
-    return result;
-}
-
-/* -- methods ----------------------------------------------------------------------- */
-
-static PyObject *
-stream_from_external(PyObject *type, PyObject *args, PyObject *kwargs)
-{
-    static char *keywords[] = {"", "device", NULL};
-    PyObject *object;
-    PyObject *device_object = Py_None;
-    int device = -1;
-    cm_state *state =
-        cm_state_of_module(PyType_GetModule((PyTypeObject *)(void *)type));
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O|$O:from_external", keywords,
-                                     &object, &device_object)
-        || (device_object != Py_None
-            && cm_arg_device(state, device_object, "device", &device) < 0)) {
-        return NULL;
-    }
-    if (object == Py_None) {
-        cm_arg_refuse(object, "obj", "a stream of another library or an int");
-        return NULL;
-    }
-    cm_stream *stream = cm_stream_from_object(state, object, device);
-    if (stream == NULL) {
-        return NULL;
-    }
-    PyObject *result = NULL;
-    if (device >= 0 && stream->device != device) {
-        PyErr_Format(PyExc_ValueError, "the stream belongs to device %d, not %d",
-                     stream->device, device);
-    }
-    else if (Py_TYPE(object) == state->stream_type) {
-        Py_INCREF(object);
-        result = object;
-    }
-    else {
-        result = cm_stream_object_new(state, stream);
-    }
-    release_record(stream);
-    return result;
-}
-
-static PyObject *
-stream_synchronize(PyObject *op, PyObject *Py_UNUSED(unused))
-{
-    cm_stream *stream = take_open(op);
-    if (stream == NULL) {
-        return NULL;
-    }
-    cm_status status;
-    Py_BEGIN_ALLOW_THREADS
-    cm_device_guard guard; /* the default streams mean those of the current device */
-    status = cm_device_enter(stream->rt, stream->device, &guard);
-    if (cm_is_ok(status)) {
-        status = cm_rt_stream_synchronize(stream->rt, stream->handle);
-        cm_device_leave(stream->rt, &guard);
-    }
-    Py_END_ALLOW_THREADS
-    return finish(op, stream, status, -1);
-}
-
-static PyObject *
-stream_wait(PyObject *op, PyObject *other)
-{
-    cm_stream *stream = take_open(op);
-    if (stream == NULL) {
-        return NULL;
-    }
-    int result =
-        cm_stream_wait_object(((cm_stream_object *)(void *)op)->state, stream, other);
-    release_record(stream);
-    if (result < 0) {
-        return NULL;
-    }
-    Py_RETURN_NONE;
-}
-
-static PyObject *
-stream_record(PyObject *op, PyObject *const *args, Py_ssize_t nargs)
-{
-    static const char *const names[] = {"event", NULL};
-    cm_state *state = ((cm_stream_object *)(void *)op)->state;
-    PyObject *event;
-    if (cm_args_parse("record", args, nargs, NULL, names, 1, 0, &event) < 0) {
-        return NULL;
-    }
-    cm_stream *stream = take_open(op);
-    if (stream == NULL) {
-        return NULL;
-    }
-    PyObject *result = NULL;
-    if (event == NULL || event == Py_None) {
-        result = cm_event_object_new(state, stream->device, true, false);
-    }
-    else if (Py_TYPE(event) == state->event_type) {
-        Py_INCREF(event);
-        result = event;
-    }
-    else {
-        cm_arg_refuse(event, "event", "an Event or None");
-    }
-    if (result != NULL
-        && cm_event_record((cm_event_object *)(void *)result, stream) < 0) {
-        Py_CLEAR(result);
-    }
-    release_record(stream);
-    return result;
-}
-
-static PyObject *
-stream_close(PyObject *op, PyObject *Py_UNUSED(unused))
-{
-    cm_stream_object *self = (cm_stream_object *)(void *)op;
-    if (self->stream != NULL && self->state->legacy_streams[self->device] != op) {
-        detach(self);
-    }
-    Py_RETURN_NONE;
-}
-
-static PyObject *
-stream_enter(PyObject *op, PyObject *Py_UNUSED(unused))
-{
-    cm_stream_object *self = (cm_stream_object *)(void *)op;
-    cm_stream *stream = take_open(op);
-    if (stream == NULL) {
-        return NULL;
-    }
-    release_record(stream);
-    if (cm_stream_override_enter(self->state, op) < 0) {
-        return NULL;
-    }
-    Py_INCREF(op);
-    return op;
-}
-
-static PyObject *
-stream_exit(PyObject *op, PyObject *Py_UNUSED(args))
-{
-    if (cm_stream_override_exit(((cm_stream_object *)(void *)op)->state, op) < 0) {
-        return NULL;
-    }
-    Py_RETURN_NONE;
-}
-
-static PyObject *
-stream_cuda_stream(PyObject *op, PyObject *Py_UNUSED(unused))
-{
-    cm_stream *stream = ((cm_stream_object *)(void *)op)->stream;
-    if (stream == NULL) {
-        PyErr_SetString(PyExc_ValueError, "the stream is closed");
-        return NULL;
-    }
-    return Py_BuildValue("iK", 0, (unsigned long long)stream->handle);
 }
 
 /* -- getters ----------------------------------------------------------------------- */
@@ -441,10 +148,39 @@ stream_get_device(PyObject *op, void *Py_UNUSED(closure))
     return cm_device_object_new(self->state, self->device);
 }
 
+static cm_status
+read_priority(const cm_stream *stream, int *priority)
+{
+    cm_device_guard guard; /* the default streams mean those of the current device */
+    CM_TRY(cm_device_enter(stream->rt, stream->device, &guard));
+    cm_status status = cm_rt_stream_get_priority(stream->rt, stream->handle, priority);
+    cm_device_leave(stream->rt, &guard);
+    return status;
+}
+
+static PyObject *
+stream_get_priority(PyObject *op, void *Py_UNUSED(closure))
+{
+    cm_stream *stream = cm_stream_object_take(op);
+    if (stream == NULL) {
+        return NULL;
+    }
+    int priority = 0;
+    cm_status status;
+    Py_BEGIN_ALLOW_THREADS
+    status = read_priority(stream, &priority);
+    Py_END_ALLOW_THREADS
+    cm_stream_give(((cm_stream_object *)(void *)op)->state, stream);
+    if (!cm_is_ok(status)) {
+        return cm_py_raise(((cm_stream_object *)(void *)op)->state, status, NULL);
+    }
+    return PyLong_FromLong(priority);
+}
+
 static PyObject *
 stream_ask(PyObject *op, cm_status (*ask)(cm_runtime *, uint64_t, bool *))
 {
-    cm_stream *stream = take_open(op);
+    cm_stream *stream = cm_stream_object_take(op);
     if (stream == NULL) {
         return NULL;
     }
@@ -458,7 +194,7 @@ stream_ask(PyObject *op, cm_status (*ask)(cm_runtime *, uint64_t, bool *))
         cm_device_leave(stream->rt, &guard);
     }
     Py_END_ALLOW_THREADS
-    return finish(op, stream, status, answer);
+    return cm_stream_object_give(op, stream, status, answer);
 }
 
 static PyObject *
@@ -523,19 +259,6 @@ stream_repr(PyObject *op)
 
 /* -- tables ------------------------------------------------------------------------ */
 
-static PyMethodDef stream_methods[] = {
-    {"from_external", (PyCFunction)(void (*)(void))stream_from_external,
-     METH_VARARGS | METH_KEYWORDS | METH_CLASS, from_external_doc},
-    {"synchronize", stream_synchronize, METH_NOARGS, synchronize_doc},
-    {"wait", stream_wait, METH_O, wait_doc},
-    {"record", (PyCFunction)(void (*)(void))stream_record, METH_FASTCALL, record_doc},
-    {"close", stream_close, METH_NOARGS, close_doc},
-    {"__cuda_stream__", stream_cuda_stream, METH_NOARGS, cuda_stream_doc},
-    {"__enter__", stream_enter, METH_NOARGS, enter_doc},
-    {"__exit__", stream_exit, METH_VARARGS, exit_doc},
-    {NULL, NULL, 0, NULL},
-};
-
 static PyGetSetDef stream_getset[] = {
     {"handle", stream_get_handle, NULL,
      "cudaStream_t as an int; 1 is the legacy default stream.", NULL},
@@ -543,6 +266,8 @@ static PyGetSetDef stream_getset[] = {
      "Number that, unlike the handle, no later stream of the process gets again.",
      NULL},
     {"device", stream_get_device, NULL, "Device the stream belongs to.", NULL},
+    {"priority", stream_get_priority, NULL,
+     "0 for the lowest; negative numbers come first.", NULL},
     {"done", stream_get_done, NULL,
      "True when nothing that was queued is left to do. Never blocks; raises CudaError "
      "when\n"
@@ -561,11 +286,11 @@ static PyMemberDef stream_members[] = {
 };
 
 static PyType_Slot stream_slots[] = {
-    {Py_tp_doc, (void *)stream_doc}, {Py_tp_new, stream_new},
-    {Py_tp_dealloc, stream_dealloc}, {Py_tp_repr, stream_repr},
-    {Py_tp_hash, stream_hash},       {Py_tp_richcompare, stream_richcompare},
-    {Py_tp_methods, stream_methods}, {Py_tp_getset, stream_getset},
-    {Py_tp_members, stream_members}, {0, NULL},
+    {Py_tp_doc, (void *)stream_doc},    {Py_tp_new, stream_new},
+    {Py_tp_dealloc, stream_dealloc},    {Py_tp_repr, stream_repr},
+    {Py_tp_hash, stream_hash},          {Py_tp_richcompare, stream_richcompare},
+    {Py_tp_methods, cm_stream_methods}, {Py_tp_getset, stream_getset},
+    {Py_tp_members, stream_members},    {0, NULL},
 };
 
 static PyType_Spec stream_spec = {

@@ -4,6 +4,7 @@
 #include "python/errors.h"
 #include "python/event_type.h"
 #include "python/stream_convert.h"
+#include "python/transfer_type.h"
 
 static int
 wait_event_object(cm_state *state, cm_stream *stream, cm_event_object *event)
@@ -20,18 +21,6 @@ wait_event_object(cm_state *state, cm_stream *stream, cm_event_object *event)
     return cm_is_ok(status) ? 0 : cm_py_raise_int(state, status, NULL);
 }
 
-static int
-wait_transfer_object(cm_state *state, cm_stream *stream, cm_transfer_object *transfer)
-{
-    cm_status status;
-    cm_ticket *ticket = cm_ticket_hold(transfer->ticket);
-    Py_BEGIN_ALLOW_THREADS
-    status = cm_ticket_order(ticket, stream);
-    cm_ticket_release(ticket);
-    Py_END_ALLOW_THREADS
-    return cm_is_ok(status) ? 0 : cm_py_raise_int(state, status, NULL);
-}
-
 int
 cm_stream_wait_object(cm_state *state, cm_stream *stream, PyObject *other)
 {
@@ -39,7 +28,7 @@ cm_stream_wait_object(cm_state *state, cm_stream *stream, PyObject *other)
         return wait_event_object(state, stream, (cm_event_object *)(void *)other);
     }
     if (Py_TYPE(other) == state->transfer_type) {
-        return wait_transfer_object(state, stream, (cm_transfer_object *)(void *)other);
+        return cm_transfer_order((cm_transfer_object *)(void *)other, stream);
     }
     if (other == Py_None) {
         return cm_arg_refuse(other, "other", "an Event, a Transfer or a stream");
@@ -51,7 +40,7 @@ cm_stream_wait_object(cm_state *state, cm_stream *stream, PyObject *other)
     cm_status status;
     Py_BEGIN_ALLOW_THREADS
     status = cm_stream_follow(stream, before);
-    cm_stream_release(before);
     Py_END_ALLOW_THREADS
+    cm_stream_give(state, before);
     return cm_is_ok(status) ? 0 : cm_py_raise_int(state, status, NULL);
 }

@@ -53,8 +53,8 @@ act_on_stream(PyObject *module, PyObject *object, stream_action action, bool on)
         status = action(rt, stream->handle, on);
         cm_device_leave(rt, &guard);
     }
-    cm_stream_release(stream);
     Py_END_ALLOW_THREADS
+    cm_stream_give(cm_state_of_module(module), stream);
     return finish(module, status);
 }
 
@@ -191,7 +191,7 @@ order_consumer(PyObject *module, PyObject *args)
     }
     int result = cm_storage_order_handle(((cm_buffer *)(void *)object)->storage,
                                          stream->device, stream->handle);
-    cm_stream_release(stream);
+    cm_stream_give(state, stream);
     return result < 0 ? NULL : Py_NewRef(Py_None);
 }
 

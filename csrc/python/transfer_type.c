@@ -186,29 +186,34 @@ transfer_wait(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObject *k
     Py_RETURN_NONE;
 }
 
+int
+cm_transfer_order(const cm_transfer_object *transfer, cm_stream *stream)
+{
+    cm_status status;
+    if (!wait_in_slices(transfer->ticket, cm_ticket_settle, UINT64_MAX, &status)) {
+        return -1;
+    }
+    if (cm_is_ok(status)) {
+        Py_BEGIN_ALLOW_THREADS
+        status = cm_ticket_order(transfer->ticket, stream);
+        Py_END_ALLOW_THREADS
+    }
+    return cm_is_ok(status) ? 0
+                            : cm_py_raise_int(transfer->state, status,
+                                              "while ordering a stream after a copy");
+}
+
 static PyObject *
 transfer_order(PyObject *op, PyObject *object)
 {
     cm_transfer_object *self = (cm_transfer_object *)(void *)op;
     cm_stream *stream = cm_stream_from_object(self->state, object, -1);
-    cm_status status;
     if (stream == NULL) {
         return NULL;
     }
-    bool settled = wait_in_slices(self->ticket, cm_ticket_settle, UINT64_MAX, &status);
-    Py_BEGIN_ALLOW_THREADS
-    if (settled && cm_is_ok(status)) {
-        status = cm_ticket_order(self->ticket, stream);
-    }
-    cm_stream_release(stream);
-    Py_END_ALLOW_THREADS
-    if (!settled) {
-        return NULL;
-    }
-    if (!cm_is_ok(status)) {
-        return cm_py_raise(self->state, status, "while ordering a stream after a copy");
-    }
-    Py_RETURN_NONE;
+    int result = cm_transfer_order(self, stream);
+    cm_stream_give(self->state, stream);
+    return result < 0 ? NULL : Py_NewRef(Py_None);
 }
 
 static PyObject *

@@ -9,6 +9,10 @@
 PyObject *cm_transfer_object_new(cm_state *state, cm_ticket *ticket, PyObject *dst,
                                  PyObject *src);
 
+/* Let `stream` wait for it. Blocks as cm_ticket_order does, GIL released; Ctrl-C ends the
+ * waiting. 0, or -1 with an exception. */
+int cm_transfer_order(const cm_transfer_object *transfer, cm_stream *stream);
+
 /* The iterator behind `await`: of a future of the running event loop, or an empty one
  * when the transfer is done. NULL with RuntimeError (no running loop) or the failure.
  */

@@ -83,6 +83,12 @@ cm_cuda_stream_get_device(cm_runtime *rt CM_UNUSED, uint64_t stream, int *out)
 }
 
 int32_t
+cm_cuda_stream_get_priority(cm_runtime *rt CM_UNUSED, uint64_t stream, int *out)
+{
+    return (int32_t)cudaStreamGetPriority(cm_cuda_pointer(stream), out);
+}
+
+int32_t
 cm_cuda_stream_is_capturing(cm_runtime *rt CM_UNUSED, uint64_t stream, bool *out)
 {
     enum cudaStreamCaptureStatus state;

@@ -107,6 +107,17 @@ cm_emulated_op_stream_get_device(cm_runtime *rt, uint64_t stream, int *out)
 }
 
 int32_t
+cm_emulated_op_stream_get_priority(cm_runtime *rt, uint64_t stream, int *out)
+{
+    cm_emulated_stream_info info;
+    int32_t code = read_info(rt, stream, &info);
+    if (code == 0) {
+        *out = info.priority;
+    }
+    return code;
+}
+
+int32_t
 cm_emulated_op_stream_is_capturing(cm_runtime *rt, uint64_t stream, bool *out)
 {
     cm_emulated_stream_info info;

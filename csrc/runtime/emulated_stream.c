@@ -297,6 +297,7 @@ cm_emulated_streams_read(cm_emulated_streams *streams, cm_emulated_thread *threa
         *out = (cm_emulated_stream_info){
             .id = line->id,
             .device = line->device,
+            .priority = line->priority,
             .capturing = line->capture != 0,
             .implicit =
                 cm_emulated_line_check_capture_locked(line) == CM_CUDA_CAPTURE_IMPLICIT,

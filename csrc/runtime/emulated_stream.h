@@ -69,6 +69,7 @@ int32_t cm_emulated_streams_wait_device(cm_emulated_streams *streams, int device
 typedef struct cm_emulated_stream_info {
     uint64_t id;
     int device;
+    int priority;
     bool capturing;
     bool implicit; /* a legacy stream whose blocking sibling captures */
 } cm_emulated_stream_info;

@@ -140,6 +140,8 @@
     /* Without it: the device the caller named, or cumem's current one. */               \
     X(stream_get_device, cudaStreamGetDevice, 12080, stream,                             \
       (cm_runtime *rt, uint64_t stream, int *out), (rt, stream, out))                    \
+    X(stream_get_priority, cudaStreamGetPriority, 12000, stream,                         \
+      (cm_runtime *rt, uint64_t stream, int *out), (rt, stream, out))                    \
     X(stream_is_capturing, cudaStreamIsCapturing, 12000, stream,                         \
       (cm_runtime *rt, uint64_t stream, bool *out), (rt, stream, out))                   \
     /* *mode is exchanged with the calling thread's capture mode. */                     \
