@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any, Final, Literal
 
 import numpy as np
+from numpy.random import default_rng  # NumPy itself would import it at first use
 from numpy.typing import NDArray
 
 import cumem
@@ -196,7 +197,7 @@ class _Bench:
         self.plan = plan
         self.device = cumem.Device(plan.device)
         self.stream = cumem.Stream(device=self.device)
-        generator = np.random.default_rng(plan.seed)
+        generator = default_rng(plan.seed)
         self._shift = 4099  # so that each draw from the store differs from the last
         self._draws = 0
         self._store: Bytes = np.frombuffer(

@@ -4,12 +4,15 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import io
 import json
 import os
+import signal
 import sys
+import threading
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import cumem
 from cumem.units import parse_nbytes
@@ -60,6 +63,30 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return code
 
 
+@contextlib.contextmanager
+def _interrupts_held() -> Iterator[None]:
+    """Put Ctrl-C off until the end of the block, which imports.
+
+    The set-up code of modules made by Cython, NumPy's random generators among them,
+    drops any exception that strikes inside it, KeyboardInterrupt too.
+    """
+    handler = signal.getsignal(signal.SIGINT)
+    if (
+        not callable(handler)
+        or threading.current_thread() is not threading.main_thread()
+    ):
+        yield
+        return
+    seen: list[int] = []
+    signal.signal(signal.SIGINT, lambda number, frame: seen.append(number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, handler)
+    if seen:
+        raise KeyboardInterrupt
+
+
 def _opens() -> bool:
     """Open the runtime, which reads the CUMEM_… variables; False if one is wrong."""
     try:
@@ -71,7 +98,8 @@ def _opens() -> bool:
 
 
 def _info(options: argparse.Namespace) -> int:
-    from cumem import info
+    with _interrupts_held():
+        from cumem import info
 
     facts = info.collect()
     if options.json:
@@ -82,7 +110,8 @@ def _info(options: argparse.Namespace) -> int:
 
 
 def _bench(options: argparse.Namespace) -> int:
-    from cumem import bench
+    with _interrupts_held():
+        from cumem import bench
 
     wishes = bench.Options(
         quick=options.quick,

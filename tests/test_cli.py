@@ -154,6 +154,54 @@ def test_ctrl_c_ends_with_one_line() -> None:
     assert errors == "interrupted\n"
 
 
+SWALLOWS = """
+import signal, sys
+from cumem import cli
+
+class Swallows:  # as the set-up code of modules made by Cython
+    def find_spec(self, name, path=None, target=None):
+        if name == "cumem.bench_cases":
+            try:
+                signal.raise_signal(signal.SIGINT)
+            except KeyboardInterrupt:
+                pass
+
+signal.signal(signal.SIGINT, signal.default_int_handler)
+sys.meta_path.insert(0, Swallows())
+sys.exit(cli.main(["bench", "--quick", "--max-size", "4KiB"]))
+"""
+
+
+def test_ctrl_c_inside_an_import_that_swallows_it_is_not_lost() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", SWALLOWS],
+        capture_output=True,
+        text=True,
+        env=os.environ | EMULATED,
+        timeout=120,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (130, "interrupted\n")
+
+
+def test_bench_imports_nothing_while_it_measures() -> None:
+    code = (
+        "import sys, cumem.bench as b; before = set(sys.modules);"
+        "b.main(b.Options(quick=True, max_nbytes=4096));"
+        "late = set(sys.modules) - before; print(late, file=sys.stderr);"
+        "sys.exit(any(n.startswith(('numpy', 'cumem')) for n in late))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        env=os.environ | EMULATED,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+
+
 def test_reader_that_leaves_is_no_traceback() -> None:
     command = f"{sys.executable} -m cumem info | head -c 1"
     done = subprocess.run(
