@@ -14,9 +14,17 @@ _Index = Any
 
 class CudaError(RuntimeError):
     call: str | None
-    code: int
-    name: str
-    arg: int
+    code: int | None
+    name: str | None
+    arg: int | None
+    def __init__(
+        self,
+        *args: object,
+        call: str | None = None,
+        code: int | None = None,
+        name: str | None = None,
+        arg: int | None = None,
+    ) -> None: ...
 
 class OutOfMemoryError(CudaError, MemoryError): ...
 class EmulationWarning(UserWarning): ...

@@ -515,3 +515,10 @@ def test_torch_frombuffer_keeps_the_buffer(runtime) -> None:
 
 def test_numpy_consumes_legacy_capsules(runtime) -> None:
     assert (consume(cumem.full(4, 2, "i4", "pinned").__dlpack__()) == 2).all()
+
+
+@pytest.mark.parametrize("kind", ["pinned", "mapped", "managed", "device"])
+@pytest.mark.parametrize("stream", [-2, -5, -(2**40)])
+def test_stream_that_means_nothing_is_refused(runtime, kind: str, stream: int) -> None:
+    with pytest.raises(ValueError, match=f"stream={stream}"):
+        cumem.zeros(4, kind=kind).__dlpack__(stream=stream)

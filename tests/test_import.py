@@ -3,9 +3,12 @@
 
 from __future__ import annotations
 
+import pickle
 import subprocess
 import sys
 import textwrap
+
+import cumem
 
 
 def run(code: str, **environment: str) -> str:
@@ -136,3 +139,11 @@ def test_interpreter_exit_with_live_buffers_and_transfers_is_clean() -> None:
         """,
         CUMEM_BACKEND="emulated",
     )
+
+
+def test_public_names_say_where_they_are_imported_from() -> None:
+    for name in cumem.__all__:
+        value = getattr(cumem, name)
+        if callable(value):
+            assert value.__module__ == "cumem", name
+            assert pickle.loads(pickle.dumps(value)) is value

@@ -388,11 +388,11 @@ def test_protocol_comes_before_attributes(runtime) -> None:
     [
         (None, TypeError, "obj must be a stream"),
         (True, TypeError, "not bool"),
-        (np.True_, TypeError, "stream must be"),
+        (np.True_, TypeError, "obj must be"),
         (1.0, TypeError, "not float"),
         ("1", TypeError, "not str"),
         (b"1", TypeError, "not bytes"),
-        (object(), TypeError, "stream must be None, a Stream, an int"),
+        (object(), TypeError, "obj must be a Stream, an int"),
         (-1, ValueError, "from 0 to"),
         (2**64, ValueError, "from 0 to"),
         (np.int64(-1), ValueError, "from 0 to"),
@@ -406,7 +406,7 @@ def test_protocol_comes_before_attributes(runtime) -> None:
         (ByTorch(1.5), TypeError, r"\.cuda_stream must be an int"),
         (ByCupy("x"), TypeError, r"\.ptr"),
         (ByNumba(2**70), ValueError, r"\.handle"),
-        (np.zeros(3), TypeError, "stream must be"),
+        (np.zeros(3), TypeError, "obj must be"),
     ],
 )
 def test_what_is_no_stream_is_refused(runtime, obj, error, match) -> None:
@@ -463,7 +463,7 @@ def test_look_alikes_are_refused(runtime) -> None:
         MyEvent(),
         Array(),
     ):
-        with pytest.raises(TypeError, match="stream must be"):
+        with pytest.raises(TypeError, match="obj must be"):
             cumem.Stream.from_external(obj)
 
 
@@ -514,6 +514,23 @@ def test_device_of_a_foreign_stream(emulated) -> None:
     assert by_cupy == by_torch
     assert cumem.Stream.from_external(ByCupy(0)).device == cumem.Device(0)
     assert cumem.Stream.from_external(0, device=1) == by_torch
+
+
+@pytest.mark.parametrize(
+    ("call", "text"),
+    [
+        (
+            lambda: cumem.Stream().wait("x"),
+            "other must be an Event, a Transfer, a Stream",
+        ),
+        (lambda: cumem.Stream().wait(None), "other must be an Event, a Transfer"),
+        (lambda: cumem.Stream.from_external("x"), "obj must be a Stream"),
+        (lambda: cumem.empty_device(1, stream="x"), "stream must be None, a Stream"),
+    ],
+)
+def test_error_names_the_argument(emulated, call, text: str) -> None:
+    with pytest.raises(TypeError, match=text):
+        call()
 
 
 # -- waiting ---------------------------------------------------------------------------

@@ -5,7 +5,9 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import signal
 import sys
+import threading
 import weakref
 
 import numpy as np
@@ -234,3 +236,41 @@ def test_arguments_are_checked_before_anything_starts(runtime) -> None:
     with pytest.raises(TypeError):
         cumem.copy_async(buffer, np.zeros(1, "f8"))
     assert session.testing.pending_transfers() == 0
+
+
+class AlarmError(Exception):
+    pass
+
+
+@pytest.mark.parametrize(
+    "wait",
+    [
+        lambda transfer, stream: transfer.wait(),
+        lambda transfer, stream: transfer.order(stream),
+        lambda transfer, stream: stream.wait(transfer),
+    ],
+    ids=["wait", "order", "stream"],
+)
+def test_signal_ends_the_waiting_and_not_the_copy(emulated, wait) -> None:
+    def ring(number: int, frame: object) -> None:
+        raise AlarmError
+
+    stream, other = cumem.Stream(), cumem.Stream()
+    buffer, out = cumem.empty_device(5000, "u1"), np.zeros(5000, "u1")
+    old = signal.signal(signal.SIGALRM, ring)
+    # a wait that cannot be interrupted ends with the copy
+    rescue = threading.Timer(2, session.testing.gate_open, [stream])
+    try:
+        with session.gate(stream):
+            buffer.fill(7, stream=stream)
+            transfer = cumem.copy_async(out, buffer)
+            rescue.start()
+            signal.setitimer(signal.ITIMER_REAL, 0.05)
+            with pytest.raises(AlarmError):
+                wait(transfer, other)
+            assert not transfer.done
+    finally:
+        rescue.cancel()
+        signal.signal(signal.SIGALRM, old)
+    transfer.wait()
+    assert (out == 7).all()

@@ -239,6 +239,9 @@ cm_py_report(cm_state *state, cm_status status, PyObject *where)
 /* -- registrar ------------------------------------------------------------------------ */
 
 PyDoc_STRVAR(cuda_error_doc,
+             "CudaError(*args, call=None, code=None, name=None, arg=None)\n"
+             "--\n"
+             "\n"
              "A call to CUDA failed.\n"
              "\n"
              "What cumem was doing at the time is in the notes of the exception.\n"
@@ -247,12 +250,14 @@ PyDoc_STRVAR(cuda_error_doc,
              "----------\n"
              "call : str or None\n"
              "    Name of the CUDA function, e.g. ``\"cudaHostAlloc\"``.\n"
-             "code : int\n"
+             "code : int or None\n"
              "    The ``cudaError_t``, or a negative number of cumem's own.\n"
-             "name : str\n"
+             "name : str or None\n"
              "    Name of the code, e.g. ``\"cudaErrorMemoryAllocation\"``.\n"
-             "arg : int\n"
-             "    The call's telling argument: a number of bytes, a device, a handle.\n");
+             "arg : int or None\n"
+             "    The call's telling argument: a number of bytes, a device, a handle.\n"
+             "\n"
+             "All are None in an exception that was made without them.\n");
 
 PyDoc_STRVAR(out_of_memory_error_doc,
              "There was not enough memory, on the device or to page-lock.\n"
@@ -269,11 +274,78 @@ PyDoc_STRVAR(emulation_warning_doc,
              "``CUMEM_BACKEND=emulated`` to choose emulation without it, or\n"
              "``CUMEM_BACKEND=cuda`` to get an error instead.\n");
 
+static const char *const attributes[] = {"call", "code", "name", "arg"};
+enum { ATTRIBUTE_COUNT = sizeof attributes / sizeof *attributes };
+
+static bool
+is_attribute(PyObject *name)
+{
+    for (int i = 0; i < ATTRIBUTE_COUNT; i++) {
+        if (PyUnicode_CompareWithASCIIString(name, attributes[i]) == 0) {
+            return true;
+        }
+    }
+    return false;
+}
+
+/* The arguments of an exception, and the attributes by keyword. */
+static int
+cuda_error_init(PyObject *self, PyObject *args, PyObject *kwargs)
+{
+    initproc base =
+        (initproc)PyType_GetSlot((PyTypeObject *)PyExc_RuntimeError, Py_tp_init);
+    if (base(self, args, NULL) < 0) {
+        return -1;
+    }
+    PyObject *name;
+    PyObject *value;
+    Py_ssize_t at = 0;
+    while (kwargs != NULL && PyDict_Next(kwargs, &at, &name, &value)) {
+        if (!is_attribute(name)) {
+            PyErr_Format(
+                PyExc_TypeError,
+                "CudaError() has no argument %R: it takes call, code, name and "
+                "arg",
+                name);
+            return -1;
+        }
+        if (PyObject_SetAttr(self, name, value) < 0) {
+            return -1;
+        }
+    }
+    return 0;
+}
+
+static PyType_Slot cuda_error_slots[] = {
+    {Py_tp_doc, (void *)cuda_error_doc},
+    {Py_tp_init, (void *)cuda_error_init},
+    {0, NULL},
+};
+
+static PyType_Spec cuda_error_spec = {
+    .name = "cumem.CudaError",
+    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE,
+    .slots = cuda_error_slots,
+};
+
+/* Made by hand it has no call to tell of. */
+static PyObject *
+make_cuda_error(PyObject *module)
+{
+    PyObject *type =
+        PyType_FromModuleAndSpec(module, &cuda_error_spec, PyExc_RuntimeError);
+    for (int i = 0; type != NULL && i < ATTRIBUTE_COUNT; i++) {
+        if (PyObject_SetAttrString(type, attributes[i], Py_None) < 0) {
+            Py_CLEAR(type);
+        }
+    }
+    return type;
+}
+
 int
 cm_register_errors(PyObject *module, cm_state *state)
 {
-    state->cuda_error = PyErr_NewExceptionWithDoc("cumem.CudaError", cuda_error_doc,
-                                                  PyExc_RuntimeError, NULL);
+    state->cuda_error = make_cuda_error(module);
     if (state->cuda_error == NULL
         || PyModule_AddObjectRef(module, "CudaError", state->cuda_error) < 0) {
         return -1;

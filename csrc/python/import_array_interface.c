@@ -145,8 +145,9 @@ is_typestr(const char *text)
 static void
 blame(const char *key, PyObject *value)
 {
-    if (PyErr_ExceptionMatches(PyExc_MemoryError)) {
-        return;
+    if (PyErr_ExceptionMatches(PyExc_MemoryError)
+        || !PyErr_ExceptionMatches(PyExc_Exception)) {
+        return; /* Ctrl-C among others */
     }
     PyErr_Clear();
     PyErr_Format(PyExc_ValueError, CAI "['%s'] is no dtype cumem can hold: %.200R", key,
@@ -222,6 +223,9 @@ read_data(PyObject *dict, cm_import *import)
     }
     PyObject *flag = PyTuple_GetItem(value, 1);
     PyObject *number = PyNumber_Index(PyTuple_GetItem(value, 0));
+    if (number == NULL && !PyErr_ExceptionMatches(PyExc_TypeError)) {
+        return -1; /* the number's own code failed */
+    }
     if (number == NULL || !PyLong_Check(flag)) {
         Py_XDECREF(number);
         PyErr_Clear();

@@ -86,6 +86,26 @@ add_types(PyObject *module, cm_state *state)
     return 0;
 }
 
+/* Public functions belong to `cumem`, where users import them from: it is what help()
+ * and a pickle name. */
+static int
+publish(PyObject *module, const PyMethodDef *table)
+{
+    PyObject *package = PyUnicode_FromString("cumem");
+    int result = package == NULL ? -1 : 0;
+    for (; result == 0 && table->ml_name != NULL; table++) {
+        if (table->ml_name[0] != '_') {
+            PyObject *function = PyObject_GetAttrString(module, table->ml_name);
+            result = function == NULL
+                         ? -1
+                         : PyObject_SetAttrString(function, "__module__", package);
+            Py_XDECREF(function);
+        }
+    }
+    Py_XDECREF(package);
+    return result;
+}
+
 static int
 add_functions(PyObject *module)
 {
@@ -95,7 +115,8 @@ add_functions(PyObject *module)
         cm_pool_methods,        cm_pickle_methods,           exit_methods,
     };
     for (size_t i = 0; i < sizeof(tables) / sizeof(tables[0]); i++) {
-        if (PyModule_AddFunctions(module, tables[i]) < 0) {
+        if (PyModule_AddFunctions(module, tables[i]) < 0
+            || publish(module, tables[i]) < 0) {
             return -1;
         }
     }

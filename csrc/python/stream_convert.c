@@ -2,12 +2,27 @@
 /* From a foreign stream object or handle to a counted record. */
 #include "python/stream_convert.h"
 
+#include <string.h>
+
 #include "python/arguments.h"
 #include "python/errors.h"
 
-static const char expected_stream[] =
-    "None, a Stream, an int or an object with __cuda_stream__, .cuda_stream, .ptr or "
-    ".handle";
+#define FOREIGN_STREAM                                                                 \
+    "a Stream, an int or an object with __cuda_stream__, .cuda_stream, .ptr or .handle"
+
+/* TypeError that says what `argument` may be; always -1. */
+static int
+refuse(PyObject *object, const char *argument)
+{
+    const char *expected = FOREIGN_STREAM;
+    if (strcmp(argument, "stream") == 0) {
+        expected = "None, " FOREIGN_STREAM;
+    }
+    else if (strcmp(argument, "other") == 0) {
+        expected = "an Event, a Transfer, " FOREIGN_STREAM;
+    }
+    return cm_arg_refuse(object, argument, expected);
+}
 
 /* 1 and a new reference, 0 when there is no such attribute, -1 on another failure. */
 static int
@@ -157,7 +172,8 @@ may_be_stream(const cm_state *state, PyObject *object)
 }
 
 static int
-handle_from_attribute(const cm_state *state, PyObject *object, uint64_t *out)
+handle_from_attribute(const cm_state *state, PyObject *object, const char *argument,
+                      uint64_t *out)
 {
     static const char *const names[] = {".cuda_stream", ".ptr", ".handle"};
     int possible = has_attribute(object, names[0] + 1);
@@ -176,19 +192,20 @@ handle_from_attribute(const cm_state *state, PyObject *object, uint64_t *out)
             return result;
         }
     }
-    return possible < 0 ? -1 : cm_arg_refuse(object, "stream", expected_stream);
+    return possible < 0 ? -1 : refuse(object, argument);
 }
 
 /* *keep: the record must keep `object` alive (a bare int keeps nothing). */
 static int
-read_handle(const cm_state *state, PyObject *object, uint64_t *handle, bool *keep)
+read_handle(const cm_state *state, PyObject *object, const char *argument,
+            uint64_t *handle, bool *keep)
 {
     *keep = false;
     if (PyBool_Check(object) || PyUnicode_Check(object) || PyFloat_Check(object)) {
-        return cm_arg_refuse(object, "stream", expected_stream);
+        return refuse(object, argument);
     }
     if (PyLong_Check(object)) {
-        return handle_from_int(object, "stream", handle);
+        return handle_from_int(object, argument, handle);
     }
     PyObject *method;
     int found = find_attribute(object, "__cuda_stream__", &method);
@@ -206,7 +223,7 @@ read_handle(const cm_state *state, PyObject *object, uint64_t *handle, bool *kee
         PyObject *number = PyNumber_Index(object);
         if (number != NULL) {
             *keep = false;
-            int result = handle_from_int(number, "stream", handle);
+            int result = handle_from_int(number, argument, handle);
             Py_DECREF(number);
             return result;
         }
@@ -215,7 +232,7 @@ read_handle(const cm_state *state, PyObject *object, uint64_t *handle, bool *kee
         }
         PyErr_Clear(); /* e.g. an array of two elements */
     }
-    return handle_from_attribute(state, object, handle);
+    return handle_from_attribute(state, object, argument, handle);
 }
 
 /* The device that the object itself names (torch: device_index, CuPy: device_id, where
@@ -268,11 +285,12 @@ resolve_device(cm_state *state, cm_runtime *rt, PyObject *object, uint64_t handl
 }
 
 static cm_stream *
-wrap(cm_state *state, cm_runtime *rt, PyObject *object, int device)
+wrap(cm_state *state, cm_runtime *rt, PyObject *object, const char *argument,
+     int device)
 {
     uint64_t handle = 0;
     bool keep;
-    if (read_handle(state, object, &handle, &keep) < 0) {
+    if (read_handle(state, object, argument, &handle, &keep) < 0) {
         return NULL;
     }
     if (handle == 0) {
@@ -306,14 +324,15 @@ wrap(cm_state *state, cm_runtime *rt, PyObject *object, int device)
 }
 
 cm_stream *
-cm_stream_from_foreign(cm_state *state, PyObject *object, int device)
+cm_stream_from_foreign(cm_state *state, PyObject *object, const char *argument,
+                       int device)
 {
     cm_runtime *rt = cm_state_runtime(state);
     if (rt == NULL) {
         return NULL;
     }
     cm_state_enter(state); /* the object's own code runs: `rt` must outlive it */
-    cm_stream *record = wrap(state, rt, object, device);
+    cm_stream *record = wrap(state, rt, object, argument, device);
     if (record == NULL) {
         cm_state_leave(state);
     }

@@ -9,8 +9,14 @@
 /* A record, on loan, of a foreign stream: an int, or an object with
  * __cuda_stream__, .cuda_stream, .ptr or .handle, which the record then keeps alive.
  * `device` (-1: cumem's current one) counts only where neither the object nor the
- * driver says it. NULL with TypeError, ValueError or CudaError. */
-cm_stream *cm_stream_from_foreign(cm_state *state, PyObject *object, int device);
+ * driver says it; errors call it `argument`. NULL with TypeError, ValueError or
+ * CudaError. */
+cm_stream *cm_stream_from_foreign(cm_state *state, PyObject *object,
+                                  const char *argument, int device);
+
+/* cm_stream_from_object() where the argument is not called `stream`. */
+cm_stream *cm_stream_from_argument(cm_state *state, PyObject *object,
+                                   const char *argument, int device);
 
 /* Queue on `stream` a wait for an Event, a Transfer or a stream object. Blocks (GIL
  * released) only for a transfer. 0, or -1 with an exception. */

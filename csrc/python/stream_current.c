@@ -122,7 +122,8 @@ cm_current_stream(cm_state *state, int device)
 }
 
 cm_stream *
-cm_stream_from_object(cm_state *state, PyObject *object, int device)
+cm_stream_from_argument(cm_state *state, PyObject *object, const char *argument,
+                        int device)
 {
     PyObject *stream;
     if (object == NULL || object == Py_None) {
@@ -136,7 +137,7 @@ cm_stream_from_object(cm_state *state, PyObject *object, int device)
         Py_INCREF(stream);
     }
     else {
-        return cm_stream_from_foreign(state, object, device);
+        return cm_stream_from_foreign(state, object, argument, device);
     }
     cm_stream *record = ((cm_stream_object *)(void *)stream)->stream;
     if (record == NULL) {
@@ -147,6 +148,12 @@ cm_stream_from_object(cm_state *state, PyObject *object, int device)
     }
     Py_DECREF(stream);
     return record;
+}
+
+cm_stream *
+cm_stream_from_object(cm_state *state, PyObject *object, int device)
+{
+    return cm_stream_from_argument(state, object, "stream", device);
 }
 
 cm_stream *

@@ -98,7 +98,7 @@ stream_from_external(PyObject *type, PyObject *args, PyObject *kwargs)
         cm_arg_refuse(object, "obj", "a stream of another library or an int");
         return NULL;
     }
-    cm_stream *stream = cm_stream_from_object(state, object, device);
+    cm_stream *stream = cm_stream_from_argument(state, object, "obj", device);
     if (stream == NULL) {
         return NULL;
     }

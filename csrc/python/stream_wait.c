@@ -33,7 +33,7 @@ cm_stream_wait_object(cm_state *state, cm_stream *stream, PyObject *other)
     if (other == Py_None) {
         return cm_arg_refuse(other, "other", "an Event, a Transfer or a stream");
     }
-    cm_stream *before = cm_stream_from_object(state, other, stream->device);
+    cm_stream *before = cm_stream_from_argument(state, other, "other", stream->device);
     if (before == NULL) {
         return -1;
     }
