@@ -2,23 +2,12 @@
 /* `__dlpack__` and `__dlpack_device__`: which device a consumer is told, and what has
  * to happen before it may read. */
 #include "python/arguments.h"
-#include "python/dlpack.h"
+#include "python/dlpack_request.h"
 #include "python/errors.h"
 #include "python/numpy_bridge.h"
 #include "python/order.h"
 #include "python/protocols.h"
 #include "runtime/emulated.h"
-
-/* The arguments of __dlpack__, read. */
-typedef struct request {
-    bool has_stream;
-    int64_t stream; /* -1: do not order */
-    bool versioned;
-    uint32_t minor;
-    bool has_device;
-    cm_dl_device device;
-    int copy; /* -1: when needed, 0: never, 1: always */
-} request;
 
 /* How it is answered. */
 typedef struct answer {
@@ -115,8 +104,8 @@ host_data(const cm_buffer *buffer, const cm_runtime *rt, bool alias)
 }
 
 static int
-find_answer(const cm_buffer *buffer, const cm_runtime *rt, const request *asked,
-            answer *out)
+find_answer(const cm_buffer *buffer, const cm_runtime *rt,
+            const cm_dlpack_request *asked, answer *out)
 {
     bool empty = cm_buffer_nbytes(buffer) == 0;
     if (asked->has_device && !can_be(buffer, rt, asked->device)) {
@@ -152,103 +141,11 @@ find_answer(const cm_buffer *buffer, const cm_runtime *rt, const request *asked,
     return 0;
 }
 
-/* -- the arguments ------------------------------------------------------------------------ */
-
-static int
-read_pair(PyObject *object, const char *name, int64_t *first, int64_t *second)
-{
-    if (!PyTuple_Check(object) || PyTuple_Size(object) != 2) {
-        PyErr_Format(PyExc_TypeError, "%s must be None or a tuple of two ints, not %R",
-                     name, object);
-        return -1;
-    }
-    if (cm_arg_int64(PyTuple_GetItem(object, 0), name, first) < 0) {
-        return -1;
-    }
-    return cm_arg_int64(PyTuple_GetItem(object, 1), name, second);
-}
-
-static int
-read_max_version(PyObject *object, request *out)
-{
-    int64_t major;
-    int64_t minor;
-    out->versioned = false;
-    out->minor = 0;
-    if (object == NULL || object == Py_None) {
-        return 0;
-    }
-    if (read_pair(object, "max_version", &major, &minor) < 0) {
-        return -1;
-    }
-    out->versioned = major >= CM_DL_MAJOR;
-    bool newest = major > CM_DL_MAJOR || minor > CM_DL_MINOR;
-    out->minor = newest ? (uint32_t)CM_DL_MINOR : (uint32_t)(minor < 0 ? 0 : minor);
-    return 0;
-}
-
-static int
-read_device(PyObject *object, request *out)
-{
-    int64_t type;
-    int64_t id;
-    out->has_device = object != NULL && object != Py_None;
-    if (!out->has_device) {
-        return 0;
-    }
-    if (read_pair(object, "dl_device", &type, &id) < 0) {
-        return -1;
-    }
-    if (type < 0 || type > INT32_MAX || id < 0 || id > INT32_MAX) {
-        PyErr_Format(PyExc_BufferError, "dl_device %R is no device", object);
-        return -1;
-    }
-    out->device = (cm_dl_device){(int32_t)type, (int32_t)id};
-    return 0;
-}
-
-static int
-refuse_stream(int64_t stream)
-{
-    PyErr_Format(PyExc_ValueError,
-                 "stream=%lld: CUDA streams are None, -1 (do not wait), 1 (legacy "
-                 "default), 2 (per-thread default) or a handle; 0 is ambiguous",
-                 (long long)stream);
-    return -1;
-}
-
-static int
-read_request(PyObject *const *values, request *out)
-{
-    PyObject *stream = values[0];
-    PyObject *copy = values[3];
-    out->has_stream = stream != NULL && stream != Py_None;
-    out->stream = 0;
-    out->copy = -1;
-    if (out->has_stream && cm_arg_int64(stream, "stream", &out->stream) < 0) {
-        return -1;
-    }
-    if (out->stream < -1) {
-        return refuse_stream(out->stream);
-    }
-    if (read_max_version(values[1], out) < 0 || read_device(values[2], out) < 0) {
-        return -1;
-    }
-    if (copy != NULL && copy != Py_None) {
-        bool wanted;
-        if (cm_arg_bool(copy, "copy", &wanted) < 0) {
-            return -1;
-        }
-        out->copy = wanted ? 1 : 0;
-    }
-    return 0;
-}
-
 /* -- order -------------------------------------------------------------------------------- */
 
 /* Whatever the memory is still used for must come before the consumer. */
 static int
-settle(const cm_buffer *buffer, const request *asked, const answer *found)
+settle(const cm_buffer *buffer, const cm_dlpack_request *asked, const answer *found)
 {
     if (asked->has_stream && asked->stream == -1) {
         return 0;
@@ -258,7 +155,7 @@ settle(const cm_buffer *buffer, const request *asked, const answer *found)
         return cm_storage_wait(buffer->storage, true);
     }
     if (asked->has_stream && asked->stream == 0) {
-        return refuse_stream(0);
+        return cm_dlpack_refuse_stream(0);
     }
     uint64_t handle = asked->has_stream ? (uint64_t)asked->stream : CM_STREAM_LEGACY;
     return cm_storage_order_handle(buffer->storage, buffer->storage->device, handle);
@@ -298,7 +195,7 @@ new_target(const cm_buffer *buffer, cm_kind kind)
 /* A fresh buffer with the same values: of the same kind, but pinned where the CPU wants
  * what it cannot reach. Blocks until the data is there. */
 static PyObject *
-copy_of(PyObject *self, const request *asked)
+copy_of(PyObject *self, const cm_dlpack_request *asked)
 {
     const cm_buffer *buffer = (const cm_buffer *)(void *)self;
     cm_kind kind = kind_of(buffer);
@@ -322,8 +219,8 @@ copy_of(PyObject *self, const request *asked)
 /* -- the methods -------------------------------------------------------------------------- */
 
 static PyObject *
-make_capsule(const cm_buffer *buffer, const request *asked, const answer *found,
-             bool copied)
+make_capsule(const cm_buffer *buffer, const cm_dlpack_request *asked,
+             const answer *found, bool copied)
 {
     return asked->versioned ? cm_dlpack_versioned(buffer, found->device, found->data,
                                                   asked->minor, copied)
@@ -332,14 +229,14 @@ make_capsule(const cm_buffer *buffer, const request *asked, const answer *found,
 
 /* Copy first, then export the copy: it is done, so nothing has to be ordered. */
 static PyObject *
-export_copy(PyObject *self, cm_runtime *rt, const request *asked)
+export_copy(PyObject *self, cm_runtime *rt, const cm_dlpack_request *asked)
 {
     PyObject *target = copy_of(self, asked);
     if (target == NULL) {
         return NULL;
     }
     const cm_buffer *buffer = (const cm_buffer *)(void *)target;
-    request direct = *asked;
+    cm_dlpack_request direct = *asked;
     direct.copy = 0;
     answer found;
     PyObject *capsule = NULL;
@@ -351,7 +248,7 @@ export_copy(PyObject *self, cm_runtime *rt, const request *asked)
 }
 
 static PyObject *
-export_as(PyObject *self, cm_runtime *rt, const request *asked)
+export_as(PyObject *self, cm_runtime *rt, const cm_dlpack_request *asked)
 {
     const cm_buffer *buffer = (const cm_buffer *)(void *)self;
     answer found;
@@ -377,9 +274,10 @@ cm_buffer_dlpack(PyObject *self, PyObject *const *args, Py_ssize_t nargs,
                                         NULL};
     const cm_buffer *buffer = (const cm_buffer *)(void *)self;
     PyObject *values[4];
-    request asked;
+    cm_dlpack_request asked;
     if (cm_args_parse("__dlpack__", args, nargs, kwnames, names, 0, 0, values) < 0
-        || read_request(values, &asked) < 0 || cm_buffer_check_open(buffer) < 0) {
+        || cm_dlpack_read_request(values, &asked) < 0
+        || cm_buffer_check_open(buffer) < 0) {
         return NULL;
     }
     cm_runtime *rt = cm_state_runtime(buffer->state);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Everything cumem asks of NumPy's C API: dtypes, views and strides of arrays. The only
- * file that includes NumPy headers is numpy_bridge.c. GIL held throughout. */
+/* Everything cumem asks of NumPy's C API: dtypes, views and strides of arrays. Only
+ * numpy_bridge*.[ch] include NumPy headers. GIL held throughout. */
 #ifndef CM_PYTHON_NUMPY_BRIDGE_H
 #define CM_PYTHON_NUMPY_BRIDGE_H
 
