@@ -7,7 +7,7 @@ DRIVERS ?= 12.0 12.4 12.8 13.0
 PYTEST_ARGS ?=
 # What no driver version can change.
 ANY_DRIVER := $(patsubst %,tests/test_%.py,layout docs stubs units cli bench notebooks \
-	arguments fuzz_protocols import)
+	arguments fuzz_protocols import errors)
 comma := ,
 
 SOURCES := $(sort $(wildcard csrc/*/*.c))

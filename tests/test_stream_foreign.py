@@ -1,0 +1,209 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Streams of other libraries, by protocol, attribute or handle, and what is none."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+
+import numpy as np
+import pytest
+from support import session
+from support.streams import (
+    FOREIGN,
+    ByCupy,
+    ByNumba,
+    ByProtocol,
+    ByTorch,
+)
+
+import cumem
+
+testing = session.testing
+
+
+@pytest.mark.parametrize("wrap", FOREIGN, ids=lambda c: c.__name__)
+def test_foreign_stream_is_the_same_stream(runtime, wrap) -> None:
+    stream = cumem.Stream()
+    foreign = cumem.Stream.from_external(wrap(stream.handle))
+    assert foreign == stream
+    assert foreign.handle == stream.handle
+    assert foreign.device == stream.device
+    foreign.synchronize()
+    foreign.close()  # not ours: stays usable
+    stream.synchronize()
+    cumem.empty_device(4, stream=wrap(stream.handle)).free()
+
+
+@pytest.mark.parametrize("wrap", FOREIGN, ids=lambda c: c.__name__)
+@pytest.mark.parametrize("handle", [0, 1])
+def test_foreign_default_stream_is_the_legacy_one(runtime, wrap, handle) -> None:
+    stream = cumem.Stream.from_external(wrap(handle))
+    assert stream == cumem.current_stream()
+    assert stream.handle == 1
+
+
+def test_stream_of_ours_is_returned_as_it_is(runtime) -> None:
+    stream = cumem.Stream()
+    assert cumem.Stream.from_external(stream) is stream
+
+
+def test_protocol_comes_before_attributes(runtime) -> None:
+    stream = cumem.Stream()
+
+    class Both(ByProtocol):
+        cuda_stream = 0xDEAD
+        ptr = 0xDEAD
+        handle = 0xDEAD
+
+    assert cumem.Stream.from_external(Both(stream.handle)) == stream
+
+
+@pytest.mark.parametrize(
+    ("obj", "error", "match"),
+    [
+        (None, TypeError, "obj must be a stream"),
+        (True, TypeError, "not bool"),
+        (np.True_, TypeError, "obj must be"),
+        (1.0, TypeError, "not float"),
+        ("1", TypeError, "not str"),
+        (b"1", TypeError, "not bytes"),
+        (object(), TypeError, "obj must be a Stream, an int"),
+        (-1, ValueError, "from 0 to"),
+        (2**64, ValueError, "from 0 to"),
+        (np.int64(-1), ValueError, "from 0 to"),
+        (ByProtocol(1, version=1), ValueError, "version 1"),
+        (ByProtocol(1, version="0"), TypeError, "version"),
+        (ByProtocol(-5), ValueError, "from 0 to"),
+        (ByProtocol(True), TypeError, "must be an int"),
+        (ByProtocol("7"), TypeError, "must be an int"),
+        (ByProtocol(None), TypeError, "must be an int"),
+        (ByTorch(-1), ValueError, r"\.cuda_stream"),
+        (ByTorch(1.5), TypeError, r"\.cuda_stream must be an int"),
+        (ByCupy("x"), TypeError, r"\.ptr"),
+        (ByNumba(2**70), ValueError, r"\.handle"),
+        (np.zeros(3), TypeError, "obj must be"),
+    ],
+)
+def test_what_is_no_stream_is_refused(runtime, obj, error, match) -> None:
+    with pytest.raises(error, match=match):
+        cumem.Stream.from_external(obj)
+
+
+@pytest.mark.parametrize("answer", [1, (0,), (0, 1, 2), [0, 1], None])
+def test_wrong_answer_of_the_protocol_is_refused(runtime, answer) -> None:
+    foreign = ByProtocol(1)
+    foreign.answer = answer
+    with pytest.raises((TypeError, ValueError), match="__cuda_stream__"):
+        cumem.Stream.from_external(foreign)
+
+
+def test_protocol_as_a_property_is_refused(runtime) -> None:
+    class Old:
+        __cuda_stream__ = (0, 1)
+
+    with pytest.raises(TypeError, match="__cuda_stream__ must be a method"):
+        cumem.Stream.from_external(Old())
+
+
+def test_exception_of_the_protocol_passes_through(runtime) -> None:
+    class Broken:
+        def __cuda_stream__(self) -> None:
+            raise ZeroDivisionError
+
+    class BrokenAttribute:
+        @property
+        def cuda_stream(self) -> int:
+            raise ZeroDivisionError
+
+    for broken in (Broken(), BrokenAttribute()):
+        with pytest.raises(ZeroDivisionError):
+            cumem.Stream.from_external(broken)
+
+
+def test_look_alikes_are_refused(runtime) -> None:
+    """.ptr and .handle are common names; the driver may crash on what is no stream."""
+
+    class MyEvent:
+        ptr = 1
+
+    class Array:
+        ptr = 1
+        __cuda_array_interface__ = None
+
+    for obj in (
+        cumem.empty_device(4),
+        cumem.empty_pinned(4),
+        cumem.Event(),
+        cumem.Device(0),
+        MyEvent(),
+        Array(),
+    ):
+        with pytest.raises(TypeError, match="obj must be"):
+            cumem.Stream.from_external(obj)
+
+
+def test_dead_handle_is_an_error_of_the_driver(emulated) -> None:
+    stream = cumem.Stream()
+    handle = stream.handle
+    stream.close()
+    with pytest.raises(cumem.CudaError) as caught:
+        cumem.Stream.from_external(handle)
+    assert caught.value.code == 400
+
+
+def test_foreign_owner_lives_as_long_as_its_record(runtime) -> None:
+    stream = cumem.Stream()
+    owner = ByProtocol(stream.handle)
+    reference = weakref.ref(owner)
+    foreign = cumem.Stream.from_external(owner)
+    del owner
+    gc.collect()
+    assert reference() is not None
+    foreign.close()
+    testing.poll()
+    assert reference() is None
+
+
+def test_owner_is_let_go_when_the_handle_is_wrong(emulated) -> None:
+    owner = ByProtocol(0xDEAD0)
+    reference = weakref.ref(owner)
+    with pytest.raises(cumem.CudaError):
+        cumem.Stream.from_external(owner)
+    del owner
+    gc.collect()
+    testing.poll()
+    assert reference() is None
+
+
+def test_device_of_a_foreign_stream(emulated) -> None:
+    stream = cumem.Stream(device=1)
+    asked = cumem.Stream.from_external(stream.handle, device=1)
+    assert asked.device == cumem.Device(1)
+    if emulated.has("stream_get_device"):
+        assert cumem.Stream.from_external(stream.handle).device == cumem.Device(1)
+        with pytest.raises(ValueError, match="belongs to device 1"):
+            cumem.Stream.from_external(stream.handle, device=0)
+    by_torch = cumem.Stream.from_external(ByTorch(0, device_index=1))
+    assert by_torch.device == cumem.Device(1)
+    by_cupy = cumem.Stream.from_external(ByCupy(0, device_id=1))
+    assert by_cupy == by_torch
+    assert cumem.Stream.from_external(ByCupy(0)).device == cumem.Device(0)
+    assert cumem.Stream.from_external(0, device=1) == by_torch
+
+
+@pytest.mark.parametrize(
+    ("call", "text"),
+    [
+        (
+            lambda: cumem.Stream().wait("x"),
+            "other must be an Event, a Transfer, a Stream",
+        ),
+        (lambda: cumem.Stream().wait(None), "other must be an Event, a Transfer"),
+        (lambda: cumem.Stream.from_external("x"), "obj must be a Stream"),
+        (lambda: cumem.empty_device(1, stream="x"), "stream must be None, a Stream"),
+    ],
+)
+def test_error_names_the_argument(emulated, call, text: str) -> None:
+    with pytest.raises(TypeError, match=text):
+        call()
