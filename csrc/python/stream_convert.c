@@ -8,7 +8,8 @@
 #include "python/errors.h"
 
 #define FOREIGN_STREAM                                                                 \
-    "a Stream, an int or an object with __cuda_stream__, .cuda_stream, .ptr or .handle"
+    "a Stream, an int or an object with __cuda_stream__, .cuda_stream, .ptr or "       \
+    ".handle"
 
 /* TypeError that says what `argument` may be; always -1. */
 static int
