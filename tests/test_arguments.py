@@ -21,6 +21,48 @@ class Unkind:
     def __index__(self) -> int:
         raise ZeroDivisionError
 
+    def __bool__(self) -> bool:
+        raise ZeroDivisionError
+
+
+class Undecided:
+    def __bool__(self) -> bool:
+        raise TypeError
+
+
+class TorchDevice:
+    """Written as torch.device writes itself, with its two properties."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+
+    @property
+    def type(self) -> str:
+        return self.text.partition(":")[0]
+
+    @property
+    def index(self) -> int | None:
+        number = self.text.partition(":")[2]
+        return int(number) if number else None
+
+    def __str__(self) -> str:
+        return self.text
+
+
+class Exported:
+    """A buffer whose DLPack export is asked for with some other `copy`."""
+
+    def __init__(self, buffer: cumem.Buffer, copy: object) -> None:
+        self.buffer = buffer
+        self.copy = copy
+
+    def __dlpack__(self, **keywords: object) -> object:
+        keywords |= {"copy": self.copy, "dl_device": (1, 0)}
+        return self.buffer.__dlpack__(**keywords)
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return 1, 0
+
 
 @pytest.mark.parametrize(
     ("shape", "expected"),
@@ -103,7 +145,17 @@ def test_keywords_may_come_in_any_order(runtime) -> None:
         ({"order": "c"}, ValueError, "order"),
         ({"order": 1}, TypeError, "order must be .* not int"),
         ({"device": 64}, ValueError, "device 64 does not exist: there"),
-        ({"device": "gpu"}, TypeError, "device must be an int, a Device or None"),
+        ({"device": "gpu"}, ValueError, 'device must be "cuda" or "cuda:N", not'),
+        ({"device": "cpu"}, ValueError, "not 'cpu'"),
+        ({"device": "cuda:"}, ValueError, "not 'cuda:'"),
+        ({"device": "cuda:-1"}, ValueError, "not 'cuda:-1'"),
+        ({"device": "cuda:0x1"}, ValueError, "not 'cuda:0x1'"),
+        ({"device": "cuda0"}, ValueError, "not 'cuda0'"),
+        ({"device": "cuda:" + "1" * 30}, ValueError, 'must be "cuda" or "cuda:N"'),
+        ({"device": "cuda:64"}, ValueError, "device 64 does not exist: there"),
+        ({"device": TorchDevice("cpu")}, ValueError, "not 'cpu'"),
+        ({"device": [0]}, TypeError, 'device must be an int, a Device, "cuda:N" or'),
+        ({"device": True}, TypeError, "not bool"),
         ({"device": 0.5}, TypeError, "not float"),
     ],
 )
@@ -116,18 +168,94 @@ def test_order_none_is_c(runtime) -> None:
     assert cumem.empty((2, 3), "i2", "pinned", order=None).strides == (6, 2)
 
 
-@pytest.mark.parametrize("value", [True, False, np.True_, np.False_])
-def test_flags_are_bools(runtime, value) -> None:
+@pytest.mark.parametrize(
+    "value", [True, False, np.True_, np.False_, 1, 0, None, "", "yes", [], np.ones(1)]
+)
+def test_flags_are_read_by_their_truth_as_python_does(runtime, value) -> None:
     buffer = cumem.empty_pinned(3, portable=value)
     assert ("portable" in buffer.flags) == bool(value)
 
 
-@pytest.mark.parametrize("value", [0, 1, None, "yes", [], 1.0])
-def test_flags_that_are_no_bools_are_refused(runtime, value) -> None:
-    with pytest.raises(TypeError, match="portable must be True or False"):
+@pytest.mark.parametrize("truth", [True, False])
+@pytest.mark.parametrize("kind", [int, np.bool_])
+def test_every_flag_takes_numpys_bools_and_ints(runtime, truth, kind) -> None:
+    value = kind(truth)
+    flags = cumem.empty_mapped(3, write_combined=value).flags
+    assert ("write_combined" in flags) == truth
+    with cumem.register(bytearray(4096), mapped=value, read_only=False) as buffer:
+        assert (buffer.kind == "mapped") == truth
+    start = cumem.Event(timing=value, blocking=value).record()
+    end = cumem.Event().record()
+    end.synchronize()
+    if truth:
+        assert end.seconds_since(start) >= 0
+    else:
+        with pytest.raises(ValueError, match="timing=False"):
+            end.seconds_since(start)
+    cumem.Stream(non_blocking=value).close()
+    buffer = cumem.full(3, 1, "u1", "pinned")
+    array = buffer.__array__(copy=value)
+    assert (array.ctypes.data != buffer.ptr) == truth
+    capsule = np.from_dlpack(Exported(buffer, copy=value))
+    assert (capsule.ctypes.data != buffer.ptr) == truth
+
+
+def test_array_that_must_not_be_copied_says_so_also_to_numpys_false(runtime) -> None:
+    buffer = cumem.full(3, 1, "u1", "pinned")
+    with pytest.raises(ValueError, match="another dtype needs a copy"):
+        buffer.__array__("f4", copy=np.False_)
+
+
+@pytest.mark.parametrize("value", [np.ones(2), Undecided()])
+def test_flag_without_a_truth_is_refused_by_name(runtime, value) -> None:
+    with pytest.raises(TypeError, match="portable must be true or false, not"):
         cumem.empty_pinned(3, portable=value)
 
 
+def test_flag_whose_truth_fails_fails_as_it_does(runtime) -> None:
+    with pytest.raises(ZeroDivisionError):
+        cumem.empty_pinned(3, portable=Unkind())
+
+
 def test_device_is_an_index_or_a_device(runtime) -> None:
-    for device in (None, 0, np.int8(0), cumem.Device(0), Index(0)):
+    for device in (None, 0, np.int8(0), cumem.Device(0), Index(0), "cuda:0", "cuda"):
         assert cumem.empty_device(3, device=device).device == cumem.Device(0)
+
+
+@pytest.mark.parametrize(
+    "device",
+    [1, np.uint64(1), "cuda:1", lambda: cumem.Device(1), lambda: TorchDevice("cuda:1")],
+)
+def test_every_function_with_a_device_reads_it_alike(emulated, device) -> None:
+    device = device() if callable(device) else device
+    home = cumem.Device(1)
+    made = [
+        cumem.empty(3, device=device),
+        cumem.zeros(3, device=device),
+        cumem.full(3, 1, device=device),
+        cumem.array([1], device=device),
+        cumem.empty_like([1], device=device),
+        cumem.empty_pinned(3, device=device),
+        cumem.empty_mapped(3, device=device),
+        cumem.empty_managed(3, device=device),
+        cumem.empty_device(3, device=device),
+        cumem.Stream(device=device),
+        cumem.Event(device=device),
+        cumem.current_stream(device),
+    ]
+    assert [thing.device for thing in made] == [home] * len(made)
+    assert cumem.Device(device) == home
+    assert cumem.memory_info(device)[1] == home.total_nbytes
+    assert isinstance(cumem.Device(0).can_access_peer(device), bool)
+    managed = made[7]
+    managed.prefetch(device)
+    assert managed.prefetch_location == home
+    with cumem.register(bytearray(4096), device=device) as buffer:
+        assert buffer.device == home
+    cumem.set_current_device(device)
+    try:
+        assert cumem.current_device() == home
+        assert cumem.Device("cuda") == home  # as torch: the current one
+        assert cumem.Device(TorchDevice("cuda")) == home
+    finally:
+        cumem.set_current_device(0)

@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
+import copy
 import operator
+import pickle
 import re
 
 import numpy as np
@@ -47,11 +49,32 @@ def test_attributes_are_ints_with_cudas_values(runtime) -> None:
 def test_devices_compare_and_hash_by_index(emulated) -> None:
     assert cumem.Device(0) == cumem.Device(0)
     assert cumem.Device(0) != cumem.Device(1)
-    assert cumem.Device(0) != 0
+    assert cumem.Device(1) == 1 == cumem.Device(1)
+    assert cumem.Device(1) == np.int64(1)
+    assert np.uint8(1) == cumem.Device(1)
+    assert cumem.Device(0) != 1
+    assert cumem.Device(0) != 2**70
+    for other in (False, 0.0, "cuda:0", None, np.float32(0)):
+        assert cumem.Device(0) != other
+    assert hash(cumem.Device(1)) == hash(1)
+    assert {0: "found"}[cumem.Device(0)] == "found"
     assert len({cumem.Device(0), cumem.Device(0), cumem.Device(1)}) == 2
     assert cumem.Device(cumem.Device(1)) == cumem.Device(1)
     assert cumem.Device(np.int32(1)).index == 1
     assert cumem.Device(0).uuid != cumem.Device(1).uuid
+
+
+def test_devices_pickle_and_copy_as_their_index(emulated) -> None:
+    device = cumem.Device(1)
+    for protocol in range(pickle.HIGHEST_PROTOCOL + 1):
+        assert pickle.loads(pickle.dumps(device, protocol)) == device
+    assert copy.copy(device) == copy.deepcopy([device])[0] == device
+
+
+def test_pickled_device_that_is_not_there_is_a_value_error(emulated) -> None:
+    data = pickle.dumps(cumem.Device(1), 2).replace(b"K\x01", b"K\x07")
+    with pytest.raises(ValueError, match="device 7 does not exist: there are 2"):
+        pickle.loads(data)
 
 
 @pytest.mark.parametrize(
@@ -60,7 +83,8 @@ def test_devices_compare_and_hash_by_index(emulated) -> None:
         (99, ValueError, "device 99 does not exist: there"),
         (-1, ValueError, "device -1"),
         (2**70, ValueError, "63 bits"),
-        ("0", TypeError, "device must be an int, a Device or None, not str"),
+        ("0", ValueError, 'device must be "cuda" or "cuda:N", not '),
+        (b"0", TypeError, 'device must be an int, a Device, "cuda:N" or None, not b'),
         (0.0, TypeError, "not float"),
         (True, TypeError, "not bool"),
         (None, TypeError, "index must be an int"),
@@ -120,7 +144,7 @@ def test_current_device_is_the_default_everywhere(emulated) -> None:
     assert cumem.empty_device(4).device == cumem.Device(1)
     cumem.set_current_device(0)
     assert cumem.empty_device(4).device == cumem.Device(0)
-    for wrong, error in ((9, ValueError), (None, TypeError), ("0", TypeError)):
+    for wrong, error in ((9, ValueError), (None, TypeError), ("0", ValueError)):
         with pytest.raises(error):
             cumem.set_current_device(wrong)
     cumem.set_current_device(1)
@@ -188,8 +212,8 @@ def test_shutdown_twice_and_with_reset(runtime) -> None:
         cumem.empty_device(4)
     with pytest.raises(TypeError):
         cumem.shutdown(True)
-    with pytest.raises(TypeError, match="reset_devices"):
-        cumem.shutdown(reset_devices=1)
+    with pytest.raises(TypeError, match="reset_devices must be true or false"):
+        cumem.shutdown(reset_devices=np.ones(2))
 
 
 @pytest.mark.parametrize(

@@ -321,7 +321,7 @@ def test_copy_true_copies(runtime, kind) -> None:
         ({"dl_device": 1}, TypeError),
         ({"dl_device": (1, 0, 0)}, TypeError),
         ({"dl_device": (1, None)}, TypeError),
-        ({"copy": 1}, TypeError),
+        ({"copy": np.ones(2)}, TypeError),
         ({"stream": "1"}, TypeError),
         ({"stream": 1.0}, TypeError),
         ({"unknown": 1}, TypeError),

@@ -120,8 +120,8 @@ def test_events_of_different_devices_are_not_compared(emulated) -> None:
     ("arguments", "error"),
     [
         ({"device": 99}, ValueError),
-        ({"timing": 1}, TypeError),
-        ({"blocking": None}, TypeError),
+        ({"timing": np.ones(2)}, TypeError),
+        ({"blocking": np.ones(3)}, TypeError),
         ({"colour": 1}, TypeError),
     ],
 )

@@ -240,8 +240,8 @@ def test_wrong_arguments_are_refused(runtime) -> None:
     for call, error in (
         (lambda: cumem.register(), TypeError),
         (lambda: cumem.register(data, True), TypeError),
-        (lambda: cumem.register(data, mapped=1), TypeError),
-        (lambda: cumem.register(data, read_only="no"), TypeError),
+        (lambda: cumem.register(data, mapped=np.ones(2)), TypeError),
+        (lambda: cumem.register(data, read_only=np.ones(2)), TypeError),
         (lambda: cumem.register(data, device=99), ValueError),
         (lambda: cumem.register(data, colour=1), TypeError),
         (lambda: cumem.Registration(), TypeError),

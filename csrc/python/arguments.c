@@ -132,21 +132,14 @@ cm_arg_int64(PyObject *object, const char *name, int64_t *out)
 int
 cm_arg_bool(PyObject *object, const char *name, bool *out)
 {
-    if (!PyBool_Check(object)) {
-        PyObject *type = PyType_GetName(Py_TYPE(object));
-        if (type == NULL) {
-            return -1;
-        }
-        /* numpy.bool_ is called "bool_" in NumPy 1 and "bool" in NumPy 2 */
-        bool is_numpy = PyUnicode_CompareWithASCIIString(type, "bool_") == 0
-                        || PyUnicode_CompareWithASCIIString(type, "bool") == 0;
-        Py_DECREF(type);
-        if (!is_numpy) {
-            return cm_arg_refuse(object, name, "True or False");
-        }
-    }
     int truth = PyObject_IsTrue(object);
     if (truth < 0) {
+        if (PyErr_ExceptionMatches(PyExc_ValueError)
+            || PyErr_ExceptionMatches(PyExc_TypeError)) { /* an array of many elements
+                                                           */
+            PyErr_Clear();
+            return cm_arg_refuse(object, name, "true or false");
+        }
         return -1;
     }
     *out = truth != 0;
@@ -287,22 +280,76 @@ cm_arg_order(PyObject *object, const char *name, char *out)
     return -1;
 }
 
+/* -- devices ----------------------------------------------------------------------- */
+
+/* "cuda" leaves *index alone, "cuda:3" sets it. */
+static int
+device_from_text(PyObject *object, const char *name, int64_t *index)
+{
+    const char *text = PyUnicode_AsUTF8AndSize(object, NULL);
+    if (text == NULL) {
+        return -1;
+    }
+    bool known = strncmp(text, "cuda", 4) == 0 && (text[4] == '\0' || text[4] == ':');
+    if (known && text[4] == ':') {
+        int64_t number = 0;
+        const char *digit = text + 5;
+        for (; *digit >= '0' && *digit <= '9' && digit < text + 14; digit++) {
+            number = number * 10 + (*digit - '0');
+        }
+        known = *digit == '\0' && digit > text + 5;
+        *index = number;
+    }
+    if (!known) {
+        PyErr_Format(PyExc_ValueError, "%s must be \"cuda\" or \"cuda:N\", not %R",
+                     name, object);
+        return -1;
+    }
+    return 0;
+}
+
+/* torch.device writes itself as its users do: "cuda:0", "cpu". */
+static bool
+is_torch_device(PyObject *object)
+{
+    PyObject *type = (PyObject *)Py_TYPE(object);
+    return PyObject_HasAttrString(type, "type")
+           && PyObject_HasAttrString(type, "index");
+}
+
+static int
+parse_device(PyObject *object, const char *name, int64_t *index)
+{
+    static const char expected[] = "an int, a Device, \"cuda:N\" or None";
+    if (PyUnicode_Check(object)) {
+        return device_from_text(object, name, index);
+    }
+    if (!PyIndex_Check(object) && is_torch_device(object)) {
+        PyObject *text = PyObject_Str(object);
+        int result = text == NULL ? -1 : device_from_text(text, name, index);
+        Py_XDECREF(text);
+        return result;
+    }
+    if (PyBool_Check(object)) {
+        return cm_arg_refuse(object, name, expected);
+    }
+    return to_int64(object, name, expected, index);
+}
+
 int
 cm_arg_device(cm_state *state, PyObject *object, const char *name, int *out)
 {
-    cm_runtime *rt = cm_state_runtime(state);
+    const cm_runtime *rt = cm_state_runtime(state);
     if (rt == NULL) {
         return -1;
     }
     int64_t index = state->current_device;
-    if (object != NULL && object != Py_None) {
-        static const char expected[] = "an int, a Device or None";
-        if (PyBool_Check(object)) {
-            return cm_arg_refuse(object, name, expected);
-        }
-        if (to_int64(object, name, expected, &index) < 0) {
-            return -1;
-        }
+    if (object != NULL && object != Py_None && parse_device(object, name, &index) < 0) {
+        return -1;
+    }
+    rt = state->runtime; /* reading the argument may have run code that shut it down */
+    if (rt == NULL && (rt = cm_state_runtime(state)) == NULL) {
+        return -1;
     }
     if (index < 0 || index >= rt->device_count) {
         PyErr_Format(PyExc_ValueError, "%s %lld does not exist: there %s %d device%s",

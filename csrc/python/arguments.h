@@ -22,11 +22,12 @@ int cm_arg_shape(PyObject *object, const char *name, int *ndim, int64_t *shape);
 int cm_arg_nbytes(int ndim, const int64_t *shape, int64_t itemsize, uint64_t *out);
 /* "pinned", "mapped", "managed", "device". */
 int cm_arg_kind(PyObject *object, const char *name, cm_kind *out);
-/* NULL or None: cumem's current device; an int or a Device. Checks the range; needs the
- * runtime. */
+/* NULL, None or "cuda": cumem's current device; an int, a Device, "cuda:N" or a
+ * torch.device. Checks the range; needs the runtime. */
 int cm_arg_device(cm_state *state, PyObject *object, const char *name, int *out);
 /* "C", "F" (None: "C"). */
 int cm_arg_order(PyObject *object, const char *name, char *out);
+/* Anything by its truth, as Python's own functions read flags. */
 int cm_arg_bool(PyObject *object, const char *name, bool *out);
 int cm_arg_int64(PyObject *object, const char *name, int64_t *out);
 const char *cm_kind_name(cm_kind kind); /* "pinned", …, "pageable" */

@@ -12,7 +12,7 @@ const char cm_buffer_prefetch_doc[] =
     "\n"
     "Parameters\n"
     "----------\n"
-    "device : Device, int or 'host', optional\n"
+    "device : Device, int, str or 'host', optional\n"
     "    Where to; default: cumem's current device.\n"
     "stream : Stream or other stream object, optional\n"
     "    Default: the current stream of that device.\n"

@@ -161,6 +161,11 @@ const char cm_buffer_array_doc[] =
 static PyObject *
 convert_array(PyObject *array, PyObject *dtype, PyObject *copy)
 {
+    bool wanted_copy = false;
+    bool is_asked = copy != NULL && copy != Py_None;
+    if (is_asked && cm_arg_bool(copy, "copy", &wanted_copy) < 0) {
+        return NULL;
+    }
     if (dtype != NULL && dtype != Py_None) {
         PyObject *wanted = cm_numpy_dtype(dtype);
         if (wanted == NULL) {
@@ -170,7 +175,7 @@ convert_array(PyObject *array, PyObject *dtype, PyObject *copy)
         int same = has == NULL ? -1 : PyObject_RichCompareBool(has, wanted, Py_EQ);
         Py_XDECREF(has);
         PyObject *converted = NULL;
-        if (same == 0 && copy == Py_False) {
+        if (same == 0 && is_asked && !wanted_copy) {
             PyErr_SetString(PyExc_ValueError, "another dtype needs a copy");
         }
         else if (same == 0) {
@@ -181,7 +186,7 @@ convert_array(PyObject *array, PyObject *dtype, PyObject *copy)
             return converted;
         }
     }
-    if (copy == Py_True) {
+    if (wanted_copy) {
         return PyObject_CallMethod(array, "copy", NULL);
     }
     return Py_NewRef(array);

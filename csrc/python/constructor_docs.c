@@ -8,9 +8,10 @@
 #define PLACE_PARAMETERS                                                               \
     "order : {'C', 'F'}\n"                                                             \
     "    Whether the last or the first index runs fastest.\n"                          \
-    "device : Device or int, optional\n"                                               \
-    "    Whose memory, or whose context page-locks it; default: cumem's current "      \
-    "one.\n"                                                                           \
+    "device : Device, int or str, optional\n"                                          \
+    "    Whose memory, or whose context page-locks it, as ``0`` or ``\"cuda:0\"``; "   \
+    "default:\n"                                                                       \
+    "    cumem's current one.\n"                                                       \
     "stream : Stream or other stream object, optional\n"                               \
     "    The stream to use it on first, for device memory one of `device`; default:\n" \
     "    the current stream.\n"

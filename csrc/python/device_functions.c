@@ -11,7 +11,7 @@ PyDoc_STRVAR(current_stream_doc,
 "current_stream($module, /, device=None)\n--\n\n"
 "Stream that functions use when none is given.\n\n"
 "Parameters\n----------\n"
-"device : int or Device, optional\n    cumem's current device by default.\n\n"
+"device : Device, int or str, optional\n    cumem's current device by default.\n\n"
 "Returns\n-------\nStream\n"
 "    The innermost ``with stream:`` block of this thread or task whose stream belongs to\n"
 "    the device, else the device's legacy default stream, with which the default streams of\n"
@@ -32,7 +32,7 @@ PyDoc_STRVAR(current_device_doc,
 PyDoc_STRVAR(set_current_device_doc,
 "set_current_device($module, device, /)\n--\n\n"
 "Choose the device that functions use when none is given.\n\n"
-"Parameters\n----------\ndevice : int or Device\n\n"
+"Parameters\n----------\ndevice : Device, int or str\n\n"
 "Raises\n------\n"
 "TypeError\n    If `device` is neither.\n"
 "ValueError\n    If the device does not exist.\n"
@@ -50,7 +50,7 @@ PyDoc_STRVAR(memory_info_doc,
 "memory_info($module, /, device=None)\n--\n\n"
 "Memory of a device as its driver sees it, all processes together.\n\n"
 "Parameters\n----------\n"
-"device : int or Device, optional\n    cumem's current device by default.\n\n"
+"device : Device, int or str, optional\n    cumem's current device by default.\n\n"
 "Returns\n-------\ntuple of int\n    Free and total bytes.\n\n"
 "Raises\n------\n"
 "ValueError\n    If the device does not exist.\n"
@@ -142,7 +142,7 @@ set_current_device(PyObject *module, PyObject *object)
     cm_state *state = cm_state_of_module(module);
     int device;
     if (object == Py_None) {
-        cm_arg_refuse(object, "device", "an int or a Device");
+        cm_arg_refuse(object, "device", "an int, a Device or \"cuda:N\"");
         return NULL;
     }
     if (cm_arg_device(state, object, "device", &device) < 0) {

@@ -6,6 +6,7 @@
 #include "python/arguments.h"
 #include "python/device_type.h"
 #include "python/errors.h"
+#include "python/numpy_bridge.h"
 
 /* -- docstrings -------------------------------------------------------------------- */
 
@@ -13,12 +14,15 @@ PyDoc_STRVAR(device_doc,
 "Device(index=0, /)\n--\n\n"
 "One GPU, or one emulated device.\n\n"
 "Parameters\n----------\n"
-"index : int\n    As CUDA counts the visible devices, from 0.\n\n"
+"index : int or str\n"
+"    As CUDA counts the visible devices, from 0; ``\"cuda:0\"`` as torch writes it, and\n"
+"    ``\"cuda\"`` for cumem's current device.\n\n"
 "Raises\n------\n"
 "ValueError\n    If there is no such device.\n"
 "CudaError\n    If the driver cannot be opened.\n\n"
 "Notes\n-----\n"
-"Can be used wherever an index can. Asking for properties creates no context.");
+"Can be used wherever an index can and equals it: ``buf.device == 0``. Pickles as its\n"
+"index. Asking for properties creates no context.");
 
 PyDoc_STRVAR(attributes_doc,
 "attributes($self, /)\n--\n\n"
@@ -30,7 +34,7 @@ PyDoc_STRVAR(attributes_doc,
 PyDoc_STRVAR(can_access_peer_doc,
 "can_access_peer($self, other, /)\n--\n\n"
 "Whether this device can reach the memory of another one directly.\n\n"
-"Parameters\n----------\nother : int or Device\n\n"
+"Parameters\n----------\nother : Device, int or str\n\n"
 "Returns\n-------\nbool\n    False for the device itself.\n\n"
 "Raises\n------\n"
 "ValueError\n    If `other` does not exist.\n"
@@ -51,6 +55,10 @@ PyDoc_STRVAR(memory_info_doc,
 "Raises\n------\nCudaError\n    If the driver cannot answer.\n\n"
 "Notes\n-----\n"
 "Creates a context on the device if there is none.");
+
+PyDoc_STRVAR(reduce_doc,
+"__reduce__($self, /)\n--\n\n"
+"Pickle: the index. Reading it back is a ValueError where there is no such device.");
 
 /* -- construction and end ---------------------------------------------------------- */
 
@@ -77,7 +85,7 @@ device_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
         return NULL;
     }
     if (object == Py_None) {
-        cm_arg_refuse(object, "index", "an int");
+        cm_arg_refuse(object, "index", "an int or \"cuda:N\"");
         return NULL;
     }
     PyObject *zero = object == NULL ? PyLong_FromLong(0) : NULL;
@@ -261,15 +269,38 @@ device_index(PyObject *op)
     return PyLong_FromLong(((cm_device_object *)(void *)op)->index);
 }
 
+/* Equal to its index, which is also its hash, but not to other numbers. */
 static PyObject *
 device_richcompare(PyObject *a, PyObject *b, int operation)
 {
-    if (Py_TYPE(a) != Py_TYPE(b) || (operation != Py_EQ && operation != Py_NE)) {
+    bool is_device = Py_TYPE(a) == Py_TYPE(b);
+    bool is_int = (PyLong_Check(b) && !PyBool_Check(b))
+                  || (cm_numpy_is_scalar(b) && PyIndex_Check(b));
+    if ((operation != Py_EQ && operation != Py_NE) || !(is_device || is_int)) {
         Py_RETURN_NOTIMPLEMENTED;
     }
-    bool same = ((cm_device_object *)(void *)a)->index
-                == ((cm_device_object *)(void *)b)->index;
+    int index = ((cm_device_object *)(void *)a)->index;
+    bool same;
+    if (is_device) {
+        same = index == ((cm_device_object *)(void *)b)->index;
+    }
+    else {
+        PyObject *number = PyNumber_Index(b);
+        int overflow;
+        long value = number == NULL ? -1 : PyLong_AsLongAndOverflow(number, &overflow);
+        Py_XDECREF(number);
+        if (value == -1 && PyErr_Occurred()) {
+            return NULL;
+        }
+        same = value == index;
+    }
     return PyBool_FromLong(same == (operation == Py_EQ));
+}
+
+static PyObject *
+device_reduce(PyObject *op, PyObject *Py_UNUSED(unused))
+{
+    return Py_BuildValue("O(i)", Py_TYPE(op), ((cm_device_object *)(void *)op)->index);
 }
 
 static Py_hash_t
@@ -295,6 +326,7 @@ static PyMethodDef device_methods[] = {
     {"can_access_peer", device_can_access_peer, METH_O, can_access_peer_doc},
     {"synchronize", device_synchronize, METH_NOARGS, synchronize_doc},
     {"memory_info", device_memory_info, METH_NOARGS, memory_info_doc},
+    {"__reduce__", device_reduce, METH_NOARGS, reduce_doc},
     {NULL, NULL, 0, NULL},
 };
 

@@ -155,9 +155,10 @@ cm_dlpack_check_device(const cm_runtime *rt, cm_dl_device device)
         return 0;
     case CM_DL_CUDA:
         if (device.id < 0 || device.id >= rt->device_count) {
-            PyErr_Format(PyExc_ValueError,
-                         "%s: device (%d, %d), but there are %d devices", what,
-                         (int)device.type, (int)device.id, rt->device_count);
+            PyErr_Format(
+                PyExc_ValueError, "%s: device (%d, %d), but there %s %d device%s", what,
+                (int)device.type, (int)device.id, rt->device_count == 1 ? "is" : "are",
+                rt->device_count, rt->device_count == 1 ? "" : "s");
             return -1;
         }
         return 0;

@@ -13,7 +13,7 @@ PyDoc_STRVAR(event_doc,
 "Event(*, device=None, timing=True, blocking=False)\n--\n\n"
 "A point in a stream, to wait for or to measure from.\n\n"
 "Parameters\n----------\n"
-"device : int or Device, optional\n"
+"device : Device, int or str, optional\n"
 "    Whose streams it is recorded on; cumem's current device by default.\n"
 "timing : bool\n"
 "    Take the time when the point is reached; without it an event is cheaper.\n"

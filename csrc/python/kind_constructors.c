@@ -18,7 +18,7 @@
     "    Uncached: fast for devices to read and for the host to write in order, "      \
     "very\n"                                                                           \
     "    slow for the host to read.\n"                                                 \
-    "device : Device or int, optional\n"                                               \
+    "device : Device, int or str, optional\n"                                               \
     "    Whose context page-locks it; default: cumem's current one.\n"
 #define RAISES                                                                         \
     "\n"                                                                               \
@@ -152,7 +152,7 @@ PyDoc_STRVAR(empty_managed_doc,
              "Parameters\n"
              "----------\n" SHAPE_PARAMETERS "attach : {'global', 'host'}\n"
              "    Who may use it at first: any stream of any device, or no device.\n"
-             "device : Device or int, optional\n"
+             "device : Device, int or str, optional\n"
              "    Whose context allocates it; default: cumem's current one.\n"
              "\n"
              "Returns\n"
@@ -212,7 +212,7 @@ PyDoc_STRVAR(empty_device_doc,
              "Allocate memory of a device from its pool.\n"
              "\n"
              "Parameters\n"
-             "----------\n" SHAPE_PARAMETERS "device : Device or int, optional\n"
+             "----------\n" SHAPE_PARAMETERS "device : Device, int or str, optional\n"
              "    Which; default: cumem's current one.\n"
              "stream : Stream or other stream object, optional\n"
              "    The stream of that device to use it on first; default: the current one.\n"

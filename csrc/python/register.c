@@ -24,7 +24,7 @@ PyDoc_STRVAR(register_doc,
 "    By default the buffer is read-only if `obj` is. True: a read-only buffer of anything.\n"
 "    False: a writable one or an error. What is read-only is locked for reading only,\n"
 "    where the device can: a mapping that may not be written cannot be locked otherwise.\n"
-"device : int or Device, optional\n"
+"device : Device, int or str, optional\n"
 "    In whose context; the memory is locked for all devices.\n\n"
 "Returns\n-------\nRegistration\n"
 "    With ``buffer`` of the shape, dtype and strides of `obj`, without a copy. In a\n"

@@ -16,7 +16,7 @@ PyDoc_STRVAR(from_external_doc,
 "    Anything with ``__cuda_stream__``, ``.cuda_stream`` (PyTorch), ``.ptr`` (CuPy) or\n"
 "    ``.handle`` (Numba), or a handle as an int: 0 and 1 are the legacy default stream,\n"
 "    2 is the calling thread's.\n"
-"device : int or Device, optional\n"
+"device : Device, int or str, optional\n"
 "    Whose default stream is meant, where neither `obj` nor the driver can say it.\n\n"
 "Returns\n-------\nStream\n\n"
 "Raises\n------\n"

@@ -15,7 +15,7 @@ PyDoc_STRVAR(stream_doc,
 "In a ``with`` block it is the current stream of its device, in this thread or task\n"
 "only. Leaving the block neither waits nor closes.\n\n"
 "Parameters\n----------\n"
-"device : int or Device, optional\n"
+"device : Device, int or str, optional\n"
 "    Where the work runs; cumem's current device by default.\n"
 "priority : int\n"
 "    0 is the lowest; negative numbers come first, as far as the device goes.\n"
