@@ -258,26 +258,40 @@ cm_arg_kind(PyObject *object, const char *name, cm_kind *out)
     return -1;
 }
 
+/* One letter of `letters`, which `expected` spells out. */
+static int
+parse_order(PyObject *object, const char *name, const char *letters,
+            const char *expected, char *out)
+{
+    if (!PyUnicode_Check(object)) {
+        return cm_arg_refuse(object, name, expected);
+    }
+    for (const char *letter = letters; *letter != '\0'; letter++) {
+        const char text[2] = {*letter, '\0'};
+        if (PyUnicode_CompareWithASCIIString(object, text) == 0) {
+            *out = *letter;
+            return 0;
+        }
+    }
+    PyErr_Format(PyExc_ValueError, "%s must be %s, not %R", name, expected, object);
+    return -1;
+}
+
 int
 cm_arg_order(PyObject *object, const char *name, char *out)
 {
-    if (object == Py_None) {
-        *out = 'C';
-        return 0;
-    }
-    if (!PyUnicode_Check(object)) {
-        return cm_arg_refuse(object, name, "\"C\" or \"F\"");
-    }
-    if (PyUnicode_CompareWithASCIIString(object, "C") == 0) {
-        *out = 'C';
-        return 0;
-    }
-    if (PyUnicode_CompareWithASCIIString(object, "F") == 0) {
-        *out = 'F';
-        return 0;
-    }
-    PyErr_Format(PyExc_ValueError, "%s must be \"C\" or \"F\", not %R", name, object);
-    return -1;
+    *out = 'C';
+    return object == Py_None ? 0
+                             : parse_order(object, name, "CF", "\"C\" or \"F\"", out);
+}
+
+int
+cm_arg_order_like(PyObject *object, const char *name, char fallback, char *out)
+{
+    *out = fallback;
+    return object == Py_None
+               ? 0
+               : parse_order(object, name, "CFAK", "\"C\", \"F\", \"A\" or \"K\"", out);
 }
 
 /* -- devices ----------------------------------------------------------------------- */

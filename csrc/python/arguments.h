@@ -27,6 +27,8 @@ int cm_arg_kind(PyObject *object, const char *name, cm_kind *out);
 int cm_arg_device(cm_state *state, PyObject *object, const char *name, int *out);
 /* "C", "F" (None: "C"). */
 int cm_arg_order(PyObject *object, const char *name, char *out);
+/* "C", "F", "A", "K" (None: `fallback`), for what has a prototype to be like. */
+int cm_arg_order_like(PyObject *object, const char *name, char fallback, char *out);
 /* Anything by its truth, as Python's own functions read flags. */
 int cm_arg_bool(PyObject *object, const char *name, bool *out);
 int cm_arg_int64(PyObject *object, const char *name, int64_t *out);

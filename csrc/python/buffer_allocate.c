@@ -1,14 +1,62 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* From kind, shape and dtype to a buffer over fresh memory. */
+/* From kind, shape, order and dtype to a buffer over fresh memory. */
 #include "python/arguments.h"
 #include "python/buffer_object.h"
+
+/* -- order ---------------------------------------------------------------------------- */
+
+/* Strides without gaps in which axes[0] runs slowest and the last of `axes` fastest. */
+static void
+set_strides(int ndim, int64_t itemsize, const int64_t *shape, const int *axes,
+            int64_t *strides)
+{
+    int64_t step = itemsize;
+    for (int i = ndim - 1; i >= 0; i--) {
+        strides[axes[i]] = step;
+        step *= shape[axes[i]] > 0 ? shape[axes[i]] : 1;
+    }
+}
+
+static void
+set_order(int ndim, char order, int *axes)
+{
+    for (int i = 0; i < ndim; i++) {
+        axes[i] = order == 'F' ? ndim - 1 - i : i;
+    }
+}
+
+static uint64_t
+distance(int64_t stride)
+{
+    return stride < 0 ? 0 - (uint64_t)stride : (uint64_t)stride;
+}
+
+/* The axes by falling distance of their elements; equals as in C order. */
+static void
+sort_axes(const cm_region *like, int *axes)
+{
+    set_order(like->ndim, 'C', axes);
+    for (int i = 1; i < like->ndim; i++) {
+        int axis = axes[i];
+        int place = i;
+        while (place > 0
+               && distance(like->strides[axes[place - 1]])
+                      < distance(like->strides[axis])) {
+            axes[place] = axes[place - 1];
+            place--;
+        }
+        axes[place] = axis;
+    }
+}
+
+/* -- allocation ----------------------------------------------------------------------- */
 
 /* Over a NumPy array of our own making: ordinary memory has no pool. */
 static PyObject *
 allocate_pageable(cm_state *state, PyObject *dtype, int ndim, const int64_t *shape,
-                  char order)
+                  const int64_t *strides)
 {
-    PyObject *array = cm_numpy_empty(dtype, ndim, shape, order);
+    PyObject *array = cm_numpy_empty(dtype, ndim, shape, 'C');
     if (array == NULL) {
         return NULL;
     }
@@ -30,21 +78,35 @@ allocate_pageable(cm_state *state, PyObject *dtype, int ndim, const int64_t *sha
     int64_t count = 0;
     cm_status status = cm_region_count(&region, &count);
     storage->nbytes = cm_is_ok(status) ? (uint64_t)(count * region.itemsize) : 0;
-    PyObject *buffer =
-        cm_buffer_new(state, state->host_type, storage, 0, dtype, ndim, shape,
-                      ndim > 0 ? region.strides : NULL, false, NULL);
+    PyObject *buffer = cm_buffer_new(state, state->host_type, storage, 0, dtype, ndim,
+                                     shape, ndim > 0 ? strides : NULL, false, NULL);
     cm_storage_release(storage, true);
     return buffer;
 }
 
-static void
-set_f_strides(int ndim, int64_t itemsize, const int64_t *shape, int64_t *strides)
+static PyObject *
+allocate(cm_state *state, cm_kind kind, unsigned flags, int device, PyObject *dtype,
+         int ndim, const int64_t *shape, const int *axes, cm_stream *stream)
 {
-    int64_t step = itemsize;
-    for (int i = 0; i < ndim; i++) {
-        strides[i] = step;
-        step *= shape[i] > 0 ? shape[i] : 1;
+    int64_t itemsize = cm_numpy_itemsize(dtype);
+    int64_t strides[CM_MAX_NDIM];
+    uint64_t nbytes;
+    if (cm_arg_nbytes(ndim, shape, itemsize, &nbytes) < 0) {
+        return NULL;
     }
+    set_strides(ndim, itemsize, shape, axes, strides);
+    if (kind == CM_KIND_PAGEABLE) {
+        return allocate_pageable(state, dtype, ndim, shape, strides);
+    }
+    cm_storage *storage = cm_storage_alloc(state, kind, flags, device, nbytes, stream);
+    if (storage == NULL) {
+        return NULL;
+    }
+    PyObject *buffer =
+        cm_buffer_new(state, cm_buffer_type_of(state, kind), storage, 0, dtype, ndim,
+                      shape, ndim > 0 ? strides : NULL, false, NULL);
+    cm_storage_release(storage, true);
+    return buffer;
 }
 
 PyObject *
@@ -52,26 +114,28 @@ cm_buffer_allocate(cm_state *state, cm_kind kind, unsigned flags, int device,
                    PyObject *dtype, int ndim, const int64_t *shape, char order,
                    cm_stream *stream)
 {
-    if (kind == CM_KIND_PAGEABLE) {
-        return allocate_pageable(state, dtype, ndim, shape, order);
+    int axes[CM_MAX_NDIM];
+    set_order(ndim, order, axes);
+    return allocate(state, kind, flags, device, dtype, ndim, shape, axes, stream);
+}
+
+PyObject *
+cm_buffer_allocate_like(cm_state *state, cm_kind kind, unsigned flags, int device,
+                        PyObject *dtype, const cm_region *like, char order,
+                        cm_stream *stream)
+{
+    int axes[CM_MAX_NDIM];
+    bool is_c = cm_region_is_c_contiguous(like);
+    if (order == 'A' || order == 'K') {
+        bool only_f = cm_region_is_f_contiguous(like) && !is_c;
+        order = only_f ? 'F' : (order == 'A' || is_c) ? 'C' : 'K';
     }
-    int64_t itemsize = cm_numpy_itemsize(dtype);
-    uint64_t nbytes;
-    if (cm_arg_nbytes(ndim, shape, itemsize, &nbytes) < 0) {
-        return NULL;
+    if (order == 'K') {
+        sort_axes(like, axes);
     }
-    cm_storage *storage = cm_storage_alloc(state, kind, flags, device, nbytes, stream);
-    if (storage == NULL) {
-        return NULL;
+    else {
+        set_order(like->ndim, order, axes);
     }
-    int64_t f_strides[CM_MAX_NDIM];
-    const int64_t *strides = NULL;
-    if (order == 'F' && ndim > 1) {
-        set_f_strides(ndim, itemsize, shape, f_strides);
-        strides = f_strides;
-    }
-    PyObject *buffer = cm_buffer_new(state, cm_buffer_type_of(state, kind), storage, 0,
-                                     dtype, ndim, shape, strides, false, NULL);
-    cm_storage_release(storage, true);
-    return buffer;
+    return allocate(state, kind, flags, device, dtype, like->ndim, like->shape, axes,
+                    stream);
 }

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What a buffer gives to others and when it ends: device views, copies, streams that
- * use it, free() and the context manager. */
+/* What a buffer gives to others and when it ends: device views, streams that use it,
+ * free() and the context manager. */
 #include "python/buffer_methods.h"
 
 #include "python/arguments.h"
@@ -56,70 +56,6 @@ cm_buffer_as_device(PyObject *object, PyObject *unused CM_UNUSED)
     return cm_buffer_new_view(self, state->device_buffer_type, self->offset,
                               self->dtype, self->ndim, cm_buffer_shape(self),
                               cm_buffer_strides(self));
-}
-
-/* -- copy ----------------------------------------------------------------------------- */
-
-const char cm_buffer_copy_doc[] =
-    "copy($self, /)\n"
-    "--\n"
-    "\n"
-    "Copy into a new buffer of the same kind, flags and device.\n"
-    "\n"
-    "Returns\n"
-    "-------\n"
-    "Buffer\n"
-    "    C-contiguous (Fortran-contiguous if this buffer is only that), writable.\n"
-    "\n"
-    "Raises\n"
-    "------\n"
-    "ValueError\n"
-    "    The buffer is closed.\n"
-    "OutOfMemoryError\n"
-    "    There is no room for the copy.\n"
-    "CudaError\n"
-    "    The copy failed.\n"
-    "\n"
-    "Notes\n"
-    "-----\n"
-    "Blocks: until the bytes are there (GIL released).\n"
-    "Ordered after: work that cumem knows of on this buffer, and the current stream.\n";
-
-PyObject *
-cm_buffer_copy(PyObject *object, PyObject *unused CM_UNUSED)
-{
-    cm_buffer *self = (cm_buffer *)object;
-    cm_state *state = self->state;
-    if (cm_buffer_check_open(self) < 0) {
-        return NULL;
-    }
-    cm_region region;
-    cm_buffer_region(self, &region);
-    bool fortran =
-        cm_region_is_f_contiguous(&region) && !cm_region_is_c_contiguous(&region);
-    const cm_storage *storage = self->storage;
-    bool pooled = storage->pool != NULL && !self->as_device;
-    cm_kind kind = self->as_device ? CM_KIND_DEVICE : storage->kind;
-    unsigned flags = pooled ? storage->flags : cm_buffer_default_flags(kind);
-    cm_stream *stream = NULL;
-    if (kind == CM_KIND_DEVICE) {
-        stream = cm_stream_from_object(state, Py_None, storage->device);
-        if (stream == NULL) {
-            return NULL;
-        }
-    }
-    PyObject *copy =
-        cm_buffer_allocate(state, kind, flags, storage->device, self->dtype, self->ndim,
-                           cm_buffer_shape(self), fortran ? 'F' : 'C', stream);
-    if (copy != NULL) {
-        PyObject *done = cm_copy_objects(state, copy, object, stream, true);
-        if (done == NULL) {
-            Py_CLEAR(copy);
-        }
-        Py_XDECREF(done);
-    }
-    cm_stream_give(state, stream);
-    return copy;
 }
 
 /* -- record_stream -------------------------------------------------------------------- */

@@ -9,17 +9,23 @@
 /* METH_NOARGS */
 PyObject *cm_buffer_numpy(PyObject *self, PyObject *unused);
 PyObject *cm_buffer_as_device(PyObject *self, PyObject *unused);
-PyObject *cm_buffer_copy(PyObject *self, PyObject *unused);
+PyObject *cm_buffer_dunder_copy(PyObject *self, PyObject *unused);
+PyObject *cm_buffer_reversed(PyObject *self, PyObject *unused);
 PyObject *cm_buffer_free(PyObject *self, PyObject *unused);
 PyObject *cm_buffer_enter(PyObject *self, PyObject *unused);
 /* METH_O */
+PyObject *cm_buffer_deepcopy(PyObject *self, PyObject *memo);
 PyObject *cm_buffer_record_stream(PyObject *self, PyObject *stream);
 PyObject *cm_buffer_reduce_ex(PyObject *self, PyObject *protocol);
 /* METH_FASTCALL */
 PyObject *cm_buffer_exit(PyObject *self, PyObject *const *args, Py_ssize_t nargs);
-/* METH_FASTCALL | METH_KEYWORDS */
+/* Py_nb_int, Py_nb_float, Py_nb_bool */
 PyObject *cm_buffer_int(PyObject *self);
 PyObject *cm_buffer_float(PyObject *self);
+int cm_buffer_bool(PyObject *self);
+/* METH_FASTCALL | METH_KEYWORDS */
+PyObject *cm_buffer_copy(PyObject *self, PyObject *const *args, Py_ssize_t nargs,
+                         PyObject *kwnames);
 PyObject *cm_buffer_array(PyObject *self, PyObject *const *args, Py_ssize_t nargs,
                           PyObject *kwnames);
 PyObject *cm_buffer_fill(PyObject *self, PyObject *const *args, Py_ssize_t nargs,
@@ -32,6 +38,9 @@ PyObject *cm_buffer_get_prefetch_location(PyObject *self, void *closure);
 extern const char cm_buffer_numpy_doc[];
 extern const char cm_buffer_as_device_doc[];
 extern const char cm_buffer_copy_doc[];
+extern const char cm_buffer_dunder_copy_doc[];
+extern const char cm_buffer_deepcopy_doc[];
+extern const char cm_buffer_reversed_doc[];
 extern const char cm_buffer_free_doc[];
 extern const char cm_buffer_enter_doc[];
 extern const char cm_buffer_exit_doc[];

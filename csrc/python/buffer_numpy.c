@@ -48,8 +48,7 @@ refuse_device(cm_buffer *self, const char *what)
     }
     PyErr_Format(PyExc_TypeError,
                  "%s: the host cannot read device memory; copy it first, as in "
-                 "cumem.copy(numpy.empty(buf.shape, buf.dtype), buf), or use a managed "
-                 "buffer",
+                 "cumem.array(buf, kind=\"pinned\").numpy(), or use a managed buffer",
                  what);
     return -1;
 }

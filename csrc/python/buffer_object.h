@@ -19,6 +19,12 @@ PyObject *cm_buffer_allocate(cm_state *state, cm_kind kind, unsigned flags, int 
                              PyObject *dtype, int ndim, const int64_t *shape,
                              char order, cm_stream *stream);
 
+/* The same with the lengths of `like`, and its order where `order` is A (F if it is
+ * only Fortran-contiguous, else C) or K (its axes by falling stride). */
+PyObject *cm_buffer_allocate_like(cm_state *state, cm_kind kind, unsigned flags,
+                                  int device, PyObject *dtype, const cm_region *like,
+                                  char order, cm_stream *stream);
+
 /* What the constructors give a kind when no flag is asked for. */
 static inline unsigned
 cm_buffer_default_flags(cm_kind kind)

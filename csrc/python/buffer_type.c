@@ -16,7 +16,9 @@ PyDoc_STRVAR(buffer_doc,
              "Base of the types that say by their name what the memory is. Made by\n"
              "`empty`, `zeros`, `full`, `array` and their kin, never by calling the type.\n"
              "Indexing with integers, slices, Ellipsis and None gives views that keep the\n"
-             "memory alive; ``buf[index] = value`` copies. Dropping a buffer never waits:\n"
+             "memory alive; ``buf[index] = value`` copies. Iterating gives the views\n"
+             "``buf[0]``, ``buf[1]``, …; ``in`` is refused. ``==`` is identity, so that\n"
+             "buffers can be keys; compare values with ``numpy()``. Dropping a buffer never waits:\n"
              "its memory is reused when all work that cumem knows of is done with it.\n");
 
 PyDoc_STRVAR(pinned_doc,
@@ -97,7 +99,10 @@ static PyMethodDef buffer_methods[] = {
      cm_buffer_transpose_doc},
     {"view", AS_METHOD(cm_buffer_view), WITH_KEYWORDS, cm_buffer_view_doc},
     {"fill", AS_METHOD(cm_buffer_fill), WITH_KEYWORDS, cm_buffer_fill_doc},
-    {"copy", cm_buffer_copy, METH_NOARGS, cm_buffer_copy_doc},
+    {"copy", AS_METHOD(cm_buffer_copy), WITH_KEYWORDS, cm_buffer_copy_doc},
+    {"__copy__", cm_buffer_dunder_copy, METH_NOARGS, cm_buffer_dunder_copy_doc},
+    {"__deepcopy__", cm_buffer_deepcopy, METH_O, cm_buffer_deepcopy_doc},
+    {"__reversed__", cm_buffer_reversed, METH_NOARGS, cm_buffer_reversed_doc},
     {"record_stream", cm_buffer_record_stream, METH_O, cm_buffer_record_stream_doc},
     {"free", cm_buffer_free, METH_NOARGS, cm_buffer_free_doc},
     {"__enter__", cm_buffer_enter, METH_NOARGS, cm_buffer_enter_doc},
@@ -146,6 +151,10 @@ static PyType_Slot buffer_slots[] = {
     {Py_mp_length, (void *)cm_buffer_length},
     {Py_nb_int, (void *)cm_buffer_int},
     {Py_nb_float, (void *)cm_buffer_float},
+    {Py_nb_bool, (void *)cm_buffer_bool},
+    {Py_tp_iter, (void *)cm_buffer_iter},
+    /* no sq_item: with it others would take a buffer for a list, element by element */
+    {Py_sq_contains, (void *)cm_buffer_contains},
     {0, NULL},
 };
 

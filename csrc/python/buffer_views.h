@@ -6,10 +6,13 @@
 
 #include "python/objects.h"
 
-/* Py_mp_subscript, Py_mp_ass_subscript (copies), Py_mp_length. */
+/* Py_mp_subscript, Py_mp_ass_subscript (copies), Py_mp_length, Py_tp_iter and
+ * Py_sq_contains (which refuses). */
 PyObject *cm_buffer_subscript(PyObject *self, PyObject *index);
 int cm_buffer_ass_subscript(PyObject *self, PyObject *index, PyObject *value);
 Py_ssize_t cm_buffer_length(PyObject *self);
+PyObject *cm_buffer_iter(PyObject *self);
+int cm_buffer_contains(PyObject *self, PyObject *value);
 
 /* METH_FASTCALL | METH_KEYWORDS */
 PyObject *cm_buffer_reshape(PyObject *self, PyObject *const *args, Py_ssize_t nargs,

@@ -7,7 +7,14 @@
     "    What memory; default device memory.\n"
 #define PLACE_PARAMETERS                                                               \
     "order : {'C', 'F'}\n"                                                             \
-    "    Whether the last or the first index runs fastest.\n"                          \
+    "    Whether the last or the first index runs fastest.\n" DEVICE_PARAMETERS
+#define LIKE_PARAMETERS                                                                \
+    "order : {'C', 'F', 'A', 'K'}\n"                                                   \
+    "    As in NumPy: 'C' and 'F' say whether the last or the first index runs\n"      \
+    "    fastest, 'A' is 'F' if the original is Fortran-contiguous only, else 'C', "   \
+    "and\n"                                                                            \
+    "    'K' keeps the order of its strides.\n" DEVICE_PARAMETERS
+#define DEVICE_PARAMETERS                                                              \
     "device : Device, int or str, optional\n"                                          \
     "    Whose memory, or whose context page-locks it, as ``0`` or ``\"cuda:0\"``; "   \
     "default:\n"                                                                       \
@@ -104,7 +111,7 @@ const char cm_full_doc[] =
     "Ordered after: work on `stream`.\n";
 
 const char cm_array_doc[] =
-    "array($module, /, obj, dtype=None, kind='device', *, order='C', device=None, "
+    "array($module, /, obj, dtype=None, kind='device', *, order='K', device=None, "
     "stream=None)\n"
     "--\n"
     "\n"
@@ -116,14 +123,14 @@ const char cm_array_doc[] =
     "    Where the values come from.\n"
     "dtype : dtype_like, optional\n"
     "    Converts values that the host can read; default: the dtype of "
-    "`obj`.\n" KIND_PARAMETER PLACE_PARAMETERS RETURNS RAISES "Notes\n"
+    "`obj`.\n" KIND_PARAMETER LIKE_PARAMETERS RETURNS RAISES "Notes\n"
     "-----\n"
     "Blocks: until the values are there (GIL released).\n"
     "Ordered after: work on `stream`, and what the exporter of `obj` says is "
     "pending.\n";
 
 const char cm_empty_like_doc[] =
-    "empty_like($module, /, prototype, dtype=None, kind=None, *, order='C', "
+    "empty_like($module, /, prototype, dtype=None, kind=None, *, order='K', "
     "device=None, "
     "stream=None)\n"
     "--\n"
@@ -139,7 +146,7 @@ const char cm_empty_like_doc[] =
     "kind : {'device', 'pinned', 'mapped', 'managed'}, optional\n"
     "    Instead of the prototype's; device memory for what is no buffer and for "
     "ordinary\n"
-    "    memory.\n" PLACE_PARAMETERS RETURNS RAISES "Notes\n"
+    "    memory.\n" LIKE_PARAMETERS RETURNS RAISES "Notes\n"
     "-----\n"
     "Blocks: only when the pool has nothing that fits (GIL released).\n"
     "Ordered after: as `empty`.\n";

@@ -29,14 +29,20 @@ request_fini(request *self)
     self->stream = NULL;
 }
 
-/* Everything but shape and dtype. Absent arguments are NULL; `kind` stays as it is
- * then. */
 static int
-request_parse(request *self, PyObject *kind, PyObject *order, PyObject *device,
-              PyObject *stream)
+request_set_order(request *self, PyObject *order, bool has_prototype)
+{
+    PyObject *object = order == NULL ? Py_None : order;
+    return has_prototype ? cm_arg_order_like(object, "order", 'K', &self->order)
+                         : cm_arg_order(object, "order", &self->order);
+}
+
+/* Everything but shape, dtype and order. Absent arguments are NULL; `kind` stays as it
+ * is then. */
+static int
+request_parse(request *self, PyObject *kind, PyObject *device, PyObject *stream)
 {
     if ((kind != NULL && cm_arg_kind(kind, "kind", &self->kind) < 0)
-        || cm_arg_order(order == NULL ? Py_None : order, "order", &self->order) < 0
         || cm_arg_device(self->state, device == NULL ? Py_None : device, "device",
                          &self->device)
                < 0) {
@@ -73,16 +79,47 @@ request_allocate(const request *self)
                               stream);
 }
 
-/* The shape and dtype of any array-like: of a Buffer or of what NumPy makes of it. */
+static PyObject *
+request_allocate_like(const request *self, const cm_region *like)
+{
+    cm_stream *stream = self->kind == CM_KIND_DEVICE ? self->stream : NULL;
+    return cm_buffer_allocate_like(self->state, self->kind, self->flags, self->device,
+                                   self->dtype, like, self->order, stream);
+}
+
+/* The strides and the itemsize of an array or a Buffer of as many dimensions. */
 static int
-request_take_layout(request *self, PyObject *prototype)
+take_strides(PyObject *prototype, cm_region *like)
+{
+    PyObject *strides = PyObject_GetAttrString(prototype, "strides");
+    PyObject *itemsize =
+        strides == NULL ? NULL : PyObject_GetAttrString(prototype, "itemsize");
+    int result =
+        itemsize == NULL ? -1 : cm_arg_int64(itemsize, "itemsize", &like->itemsize);
+    for (int i = 0; result == 0 && i < like->ndim; i++) {
+        PyObject *stride = PyTuple_GetItem(strides, i);
+        result =
+            stride == NULL ? -1 : cm_arg_int64(stride, "strides", &like->strides[i]);
+    }
+    Py_XDECREF(itemsize);
+    Py_XDECREF(strides);
+    return result;
+}
+
+/* The layout and dtype of any array-like: of a Buffer or of what NumPy makes of it.
+ * Nothing else of `like` is written. */
+static int
+request_take_layout(request *self, PyObject *prototype, cm_region *like)
 {
     PyObject *shape = PyObject_GetAttrString(prototype, "shape");
     if (shape == NULL) {
         return -1;
     }
-    int result = cm_arg_shape(shape, "shape", &self->ndim, self->shape);
+    int result = cm_arg_shape(shape, "shape", &like->ndim, like->shape);
     Py_DECREF(shape);
+    if (result == 0) {
+        result = take_strides(prototype, like);
+    }
     if (result == 0 && self->dtype == NULL) {
         PyObject *dtype = PyObject_GetAttrString(prototype, "dtype");
         result = dtype == NULL ? -1 : request_set_dtype(self, dtype);
@@ -106,7 +143,8 @@ allocate_plain(const char *function, PyObject *module, PyObject *const *args,
     if (cm_args_parse(function, args, nargs, kwnames, names, 3, 1, values) < 0
         || cm_arg_shape(values[0], "shape", &self->ndim, self->shape) < 0
         || request_set_dtype(self, values[1]) < 0
-        || request_parse(self, values[2], values[3], values[4], values[5]) < 0) {
+        || request_set_order(self, values[3], false) < 0
+        || request_parse(self, values[2], values[4], values[5]) < 0) {
         return NULL;
     }
     *stream = values[5];
@@ -185,7 +223,8 @@ full(PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyObject *kwname
         && (is_given(values[2]) ? request_set_dtype(&self, values[2])
                                 : request_infer_dtype(&self, values[1]))
                == 0
-        && request_parse(&self, values[3], values[4], values[5], values[6]) == 0) {
+        && request_set_order(&self, values[4], false) == 0
+        && request_parse(&self, values[3], values[5], values[6]) == 0) {
         buffer = filled(request_allocate(&self), values[1], values[6]);
     }
     request_fini(&self);
@@ -250,10 +289,11 @@ array_source(const request *self, PyObject *object, PyObject *dtype)
 static PyObject *
 copy_to_new(request *self, PyObject *source)
 {
-    if (request_take_layout(self, source) < 0) {
+    cm_region like;
+    if (request_take_layout(self, source, &like) < 0) {
         return NULL;
     }
-    PyObject *buffer = request_allocate(self);
+    PyObject *buffer = request_allocate_like(self, &like);
     if (buffer == NULL) {
         return NULL;
     }
@@ -275,7 +315,8 @@ array(PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnam
     PyObject *buffer = NULL;
     if (cm_args_parse("array", args, nargs, kwnames, names, 3, 1, values) == 0
         && (!is_given(values[1]) || request_set_dtype(&self, values[1]) == 0)
-        && request_parse(&self, values[2], values[3], values[4], values[5]) == 0) {
+        && request_set_order(&self, values[3], true) == 0
+        && request_parse(&self, values[2], values[4], values[5]) == 0) {
         PyObject *source = array_source(&self, values[0], self.dtype);
         buffer = source == NULL ? NULL : copy_to_new(&self, source);
         Py_XDECREF(source);
@@ -332,9 +373,10 @@ allocate_like(request *self, PyObject *prototype, PyObject *kind)
         bool pooled = buffer->storage->pool != NULL && !buffer->as_device;
         self->flags = pooled ? buffer->storage->flags : self->flags;
     }
+    cm_region like;
     PyObject *buffer = NULL;
-    if (request_take_layout(self, layout) == 0) {
-        buffer = request_allocate(self);
+    if (request_take_layout(self, layout, &like) == 0) {
+        buffer = request_allocate_like(self, &like);
     }
     Py_DECREF(layout);
     return buffer;
@@ -353,8 +395,8 @@ empty_like(PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyObject *
         self.kind = kind_like(self.state, values[0]);
         PyObject *kind = is_given(values[2]) ? values[2] : NULL;
         PyObject *device = device_like(self.state, values[0], values[4]);
-        if (device != NULL
-            && request_parse(&self, kind, values[3], device, values[5]) == 0) {
+        if (device != NULL && request_set_order(&self, values[3], true) == 0
+            && request_parse(&self, kind, device, values[5]) == 0) {
             buffer = allocate_like(&self, values[0], kind);
         }
         Py_XDECREF(device);
