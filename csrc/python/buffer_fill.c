@@ -15,10 +15,12 @@ const char cm_buffer_fill_doc[] =
     "\n"
     "Parameters\n"
     "----------\n"
-    "value : array_like\n"
+    "value : array_like, Buffer, or exporter of DLPack or the CUDA array interface\n"
     "    A scalar, converted to the dtype as NumPy does, or an array that broadcasts "
     "to\n"
-    "    the shape.\n"
+    "    the shape. Values on a device are copied there, and brought to the host only "
+    "if\n"
+    "    they must be converted.\n"
     "stream : Stream or other stream object, optional\n"
     "    Default: the current stream.\n"
     "\n"
@@ -35,7 +37,8 @@ const char cm_buffer_fill_doc[] =
     "\n"
     "Notes\n"
     "-----\n"
-    "Blocks: until unfinished background transfers of the memory are done, then, for\n"
+    "Blocks: for an array or device memory as `value`, until it is copied; else until\n"
+    "unfinished background transfers of the memory are done, then, for\n"
     "memory the host can read, until it is filled (GIL released). Device memory of a "
     "pool,\n"
     "and with `stream` also mapped and managed memory, is filled later, by the device "
@@ -168,6 +171,116 @@ find_stream(const cm_buffer *self, PyObject *object)
                : cm_stream_from_object(self->state, object, storage->device);
 }
 
+PyObject *
+cm_fill_source(cm_state *state, PyObject *value, cm_stream *stream)
+{
+    if (PyLong_CheckExact(value) || PyFloat_CheckExact(value)
+        || cm_buffer_check(state, value) || !cm_object_is_exporter(value)) {
+        return Py_NewRef(value);
+    }
+    return cm_import_object(state, value, stream);
+}
+
+/* Device memory is copied in the order of `stream`, on a stream of its own device. */
+static PyObject *
+copy_to_host(cm_buffer *source, PyObject *dst, cm_stream *stream)
+{
+    cm_state *state = source->state;
+    cm_stream *own =
+        stream->device == source->storage->device
+            ? cm_stream_take(state, stream)
+            : cm_stream_from_object(state, Py_None, source->storage->device);
+    if (own == NULL) {
+        return NULL;
+    }
+    cm_status status;
+    Py_BEGIN_ALLOW_THREADS
+    status = cm_stream_follow(own, stream);
+    Py_END_ALLOW_THREADS
+    PyObject *done =
+        cm_is_ok(status)
+            ? cm_copy_objects(state, dst, (PyObject *)source, own, true)
+            : cm_py_raise(state, status, "while filling from device memory");
+    cm_stream_give(state, own);
+    return done;
+}
+
+/* The values of device memory as an array of their own dtype. */
+static PyObject *
+fetch(cm_buffer *source, cm_stream *stream)
+{
+    PyObject *array =
+        cm_numpy_empty(source->dtype, source->ndim, cm_buffer_shape(source), 'C');
+    if (array != NULL) {
+        PyObject *done = copy_to_host(source, array, stream);
+        if (done == NULL) {
+            Py_CLEAR(array);
+        }
+        Py_XDECREF(done);
+    }
+    return array;
+}
+
+/* What to write, as a Buffer or an array of the dtype of `self`. Device memory stays
+ * there unless its values must be converted. */
+static PyObject *
+fill_values(cm_buffer *self, PyObject *value, cm_stream *stream)
+{
+    PyObject *source = cm_fill_source(self->state, value, stream);
+    if (source == NULL || Py_TYPE(source) != self->state->device_buffer_type) {
+        PyObject *array =
+            source == NULL ? NULL : cm_numpy_as_value(source, self->dtype);
+        Py_XDECREF(source);
+        return array;
+    }
+    int same = cm_numpy_dtype_equal(((cm_buffer *)source)->dtype, self->dtype);
+    if (same != 0) {
+        if (same < 0) {
+            Py_CLEAR(source);
+        }
+        return source;
+    }
+    PyObject *fetched = fetch((cm_buffer *)source, stream);
+    Py_DECREF(source);
+    PyObject *array = fetched == NULL ? NULL : cm_numpy_as_value(fetched, self->dtype);
+    Py_XDECREF(fetched);
+    return array;
+}
+
+/* The dimensions of an array; 1 for a Buffer, which is copied whatever they are. */
+static int
+ndim_to_fill(PyObject *values)
+{
+    if (!cm_numpy_is_array(values)) {
+        return 1;
+    }
+    PyObject *number = PyObject_GetAttrString(values, "ndim");
+    long ndim = number == NULL ? -1 : PyLong_AsLong(number);
+    Py_XDECREF(number);
+    return (int)ndim;
+}
+
+static int
+fill_from(cm_buffer *self, PyObject *values, PyObject *stream_object, cm_stream *stream)
+{
+    int ndim = ndim_to_fill(values);
+    if (ndim < 0) {
+        return -1;
+    }
+    if (ndim == 0) {
+        return cm_buffer_nbytes(self) == 0
+                   ? 0
+                   : fill_element(self, values, stream, is_given(stream_object));
+    }
+    bool to_host =
+        !cm_numpy_is_array(values) && self->storage->residency != CM_KIND_DEVICE;
+    PyObject *done =
+        to_host ? copy_to_host((cm_buffer *)values, (PyObject *)self, stream)
+                : cm_copy_objects(self->state, (PyObject *)self, values, stream, true);
+    Py_XDECREF(done);
+    return done == NULL ? -1 : 0;
+}
+
 int
 cm_buffer_fill_value(cm_buffer *self, PyObject *value, PyObject *stream_object)
 {
@@ -182,26 +295,9 @@ cm_buffer_fill_value(cm_buffer *self, PyObject *value, PyObject *stream_object)
     if (stream == NULL) {
         return -1;
     }
-    int result = -1;
-    PyObject *array = cm_numpy_as_value(value, self->dtype);
-    Py_ssize_t ndim = -1;
-    if (array != NULL) {
-        PyObject *number = PyObject_GetAttrString(array, "ndim");
-        ndim = number == NULL ? -1 : PyLong_AsSsize_t(number);
-        Py_XDECREF(number);
-    }
-    if (ndim == 0) {
-        result = cm_buffer_nbytes(self) == 0
-                     ? 0
-                     : fill_element(self, array, stream, is_given(stream_object));
-    }
-    else if (ndim > 0) {
-        PyObject *done =
-            cm_copy_objects(self->state, (PyObject *)self, array, stream, true);
-        result = done == NULL ? -1 : 0;
-        Py_XDECREF(done);
-    }
-    Py_XDECREF(array);
+    PyObject *values = fill_values(self, value, stream);
+    int result = values == NULL ? -1 : fill_from(self, values, stream_object, stream);
+    Py_XDECREF(values);
     cm_stream_give(self->state, stream);
     return result;
 }

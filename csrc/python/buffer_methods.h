@@ -51,6 +51,11 @@ extern const char cm_buffer_fill_doc[];
 extern const char cm_buffer_prefetch_doc[];
 extern const char cm_buffer_prefetch_location_doc[];
 
+/* `value` as fill() reads it: what must be asked for by protocol, since NumPy cannot
+ * read it or would lose sight of where it is, becomes a Buffer; `stream` (may be NULL)
+ * comes after its exporter's. New reference. */
+PyObject *cm_fill_source(cm_state *state, PyObject *value, cm_stream *stream);
+
 /* Fill `self` with one element or a broadcast array; NULL stream: the current one. 0 or
  * -1. */
 int cm_buffer_fill_value(cm_buffer *self, PyObject *value, PyObject *stream);

@@ -99,11 +99,12 @@ const char cm_full_doc[] =
     "----------\n"
     "shape : int or sequence of int\n"
     "    Lengths in elements.\n"
-    "fill_value : array_like\n"
-    "    A scalar, or an array that broadcasts to the shape.\n"
+    "fill_value : array_like, Buffer, or exporter of DLPack or the CUDA array "
+    "interface\n"
+    "    A scalar, or an array that broadcasts to the shape; also on a device.\n"
     "dtype : dtype_like, optional\n"
-    "    Default: the dtype NumPy gives `fill_value`.\n" KIND_PARAMETER PLACE_PARAMETERS
-        RETURNS RAISES "Notes\n"
+    "    Default: the dtype that `fill_value` has or NumPy gives it.\n" KIND_PARAMETER
+        PLACE_PARAMETERS RETURNS RAISES "Notes\n"
     "-----\n"
     "Blocks: for memory the host can read, until it is filled; device memory, and "
     "mapped\n"

@@ -189,11 +189,13 @@ zeros(PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnam
 
 /* -- full ------------------------------------------------------------------------------- */
 
-/* The dtype that NumPy gives the value. */
+/* The dtype of a Buffer, or the one that NumPy gives the value. */
 static int
 request_infer_dtype(request *self, PyObject *value)
 {
-    PyObject *array = cm_numpy_as_array(value, NULL);
+    PyObject *array = cm_buffer_check(self->state, value)
+                          ? Py_NewRef(value)
+                          : cm_numpy_as_array(value, NULL);
     if (array == NULL) {
         return -1;
     }
@@ -210,6 +212,22 @@ is_given(PyObject *value)
     return value != NULL && value != Py_None;
 }
 
+/* Allocate and fill; the request is parsed but for its dtype. */
+static PyObject *
+make_full(request *self, PyObject *value, PyObject *dtype, PyObject *stream)
+{
+    PyObject *source = cm_fill_source(self->state, value, self->stream);
+    PyObject *buffer = NULL;
+    if (source != NULL
+        && (is_given(dtype) ? request_set_dtype(self, dtype)
+                            : request_infer_dtype(self, source))
+               == 0) {
+        buffer = filled(request_allocate(self), source, stream);
+    }
+    Py_XDECREF(source);
+    return buffer;
+}
+
 static PyObject *
 full(PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
 {
@@ -220,29 +238,15 @@ full(PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyObject *kwname
     PyObject *buffer = NULL;
     if (cm_args_parse("full", args, nargs, kwnames, names, 4, 2, values) == 0
         && cm_arg_shape(values[0], "shape", &self.ndim, self.shape) == 0
-        && (is_given(values[2]) ? request_set_dtype(&self, values[2])
-                                : request_infer_dtype(&self, values[1]))
-               == 0
         && request_set_order(&self, values[4], false) == 0
         && request_parse(&self, values[3], values[5], values[6]) == 0) {
-        buffer = filled(request_allocate(&self), values[1], values[6]);
+        buffer = make_full(&self, values[1], values[2], values[6]);
     }
     request_fini(&self);
     return buffer;
 }
 
 /* -- array ------------------------------------------------------------------------------ */
-
-/* True when the object's memory must be asked for by protocol, since NumPy cannot read
- * it or would lose sight of where it is. */
-static bool
-is_exporter(PyObject *object)
-{
-    PyObject *type = (PyObject *)Py_TYPE(object);
-    return !cm_numpy_is_array(object) && !cm_numpy_is_scalar(object)
-           && (PyObject_HasAttrString(type, "__dlpack__")
-               || PyObject_HasAttrString(type, "__cuda_array_interface__"));
-}
 
 /* What to copy from: a Buffer or a NumPy array, converted to the dtype asked for where
  * the host can do that. New reference. */
@@ -253,7 +257,7 @@ array_source(const request *self, PyObject *object, PyObject *dtype)
     if (cm_buffer_check(self->state, object)) {
         source = Py_NewRef(object);
     }
-    else if (is_exporter(object)) {
+    else if (cm_object_is_exporter(object)) {
         source = cm_import_object(self->state, object, self->stream);
     }
     else {
@@ -359,7 +363,7 @@ allocate_like(request *self, PyObject *prototype, PyObject *kind)
     if (is_buffer || cm_numpy_is_array(prototype)) {
         layout = Py_NewRef(prototype);
     }
-    else if (is_exporter(prototype)) {
+    else if (cm_object_is_exporter(prototype)) {
         layout = cm_import_object(self->state, prototype, self->stream);
     }
     else {

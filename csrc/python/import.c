@@ -200,6 +200,15 @@ cm_import_finish(cm_state *state, const cm_import *import)
 
 /* -- the order of protocols --------------------------------------------------------------- */
 
+bool
+cm_object_is_exporter(PyObject *object)
+{
+    PyObject *type = (PyObject *)Py_TYPE(object);
+    return !cm_numpy_is_array(object) && !cm_numpy_is_scalar(object)
+           && (PyObject_HasAttrString(type, "__dlpack__")
+               || PyObject_HasAttrString(type, "__cuda_array_interface__"));
+}
+
 PyObject *
 cm_import_object(cm_state *state, PyObject *object, cm_stream *stream)
 {
