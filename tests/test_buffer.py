@@ -260,6 +260,25 @@ def test_pickle_of_strided_view_keeps_values(runtime) -> None:
     assert (back.numpy() == buffer.numpy()[::2, ::-1]).all()
 
 
+@pytest.mark.parametrize("protocol", [2, 5])
+def test_pickle_of_what_is_read_only_comes_back_read_only(runtime, protocol) -> None:
+    array = np.arange(3, dtype="i4")
+    array.flags.writeable = False
+    back = pickle.loads(pickle.dumps(cumem.asbuffer(array), protocol))
+    assert type(back) is cumem.HostBuffer
+    assert back.readonly is True
+    assert back[1:].readonly is True
+    assert back.numpy().tolist() == [0, 1, 2]
+    for write in (lambda: back.fill(1), lambda: back.__setitem__(0, 1)):
+        with pytest.raises(ValueError, match="read-only"):
+            write()
+    again = pickle.loads(pickle.dumps(back, protocol))
+    assert again.readonly is True
+    assert again.copy().readonly is False
+    plain = pickle.loads(pickle.dumps(cumem.zeros(3, kind="pinned"), protocol))
+    assert plain.readonly is False
+
+
 def test_device_buffer_refuses_pickle(runtime) -> None:
     with pytest.raises(TypeError, match="device"):
         pickle.dumps(cumem.empty_device(1))
@@ -304,6 +323,19 @@ def test_shutdown_closes_buffers_and_the_next_use_starts_afresh(runtime) -> None
     assert cumem.empty_pinned(4).nbytes == 32
     with pytest.raises(ValueError, match="closed"):
         buffer.numpy()
+
+
+def test_free_after_with_says_what_is_still_alive(runtime) -> None:
+    with cumem.zeros(3, "u1", "pinned") as buffer:
+        array = buffer.numpy()
+    with pytest.raises(BufferError, match="1 live export: drop the arrays"):
+        buffer.free()
+    assert buffer.closed
+    array[0] = 7  # the block ended, the array did not
+    assert array.tolist() == [7, 0, 0]
+    del array
+    buffer.free()
+    buffer.free()
 
 
 def test_shutdown_refuses_while_exported(runtime) -> None:

@@ -522,3 +522,27 @@ def test_numpy_consumes_legacy_capsules(runtime) -> None:
 def test_stream_that_means_nothing_is_refused(runtime, kind: str, stream: int) -> None:
     with pytest.raises(ValueError, match=f"stream={stream}"):
         cumem.zeros(4, kind=kind).__dlpack__(stream=stream)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "carrier"),
+    [("M8[s]", "i8"), ("m8[ns]", "i8"), ("S3", "u1"), ("U2", "u1"), ("i4,f8", "u1")],
+)
+def test_dtype_without_a_code_names_a_view_that_works(runtime, dtype, carrier) -> None:
+    array = np.frombuffer(bytes(range(48)), dtype, count=2)
+    buffer = cumem.array(array, kind="pinned")
+    with pytest.raises(BufferError, match="cannot describe") as caught:
+        np.from_dlpack(buffer)
+    assert f"view('{carrier}')" in str(caught.value)
+    through = np.from_dlpack(buffer.view(carrier))
+    assert through.view(dtype).tobytes() == array.tobytes()
+
+
+def test_dtype_without_a_buffer_format_names_views_that_work(runtime) -> None:
+    array = np.array(["2026-01-01", "2026-01-02"], "M8[s]")
+    buffer = cumem.array(array, kind="pinned")
+    with pytest.raises(ValueError, match=r"cannot include.*numpy\(\), or view\(\)"):
+        memoryview(buffer)
+    assert (buffer.numpy() == array).all()
+    assert (np.frombuffer(buffer.view("i8"), "M8[s]") == array).all()
+    assert cumem.asbuffer(array).dtype == array.dtype

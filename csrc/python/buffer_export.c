@@ -80,6 +80,20 @@ settle(const cm_buffer *buffer)
     return cm_buffer_check_open(buffer);
 }
 
+static PyObject *
+format_of(const cm_buffer *buffer)
+{
+    PyObject *format = cm_numpy_format(buffer->dtype);
+    if (format == NULL && PyErr_ExceptionMatches(PyExc_ValueError)) {
+        PyErr_Clear();
+        PyErr_Format(PyExc_ValueError,
+                     "cannot include dtype %S in a buffer, it has no format: use "
+                     "numpy(), or view() as integers of its size",
+                     buffer->dtype);
+    }
+    return format;
+}
+
 int
 cm_buffer_getbuffer(PyObject *self, Py_buffer *view, int flags)
 {
@@ -96,7 +110,7 @@ cm_buffer_getbuffer(PyObject *self, Py_buffer *view, int flags)
         return -1;
     }
     if (has_all(flags, PyBUF_FORMAT)) {
-        format = cm_numpy_format(buffer->dtype);
+        format = format_of(buffer);
         if (format == NULL) {
             return -1;
         }

@@ -11,7 +11,7 @@ const char cm_buffer_reduce_ex_doc[] =
     "__reduce_ex__($self, protocol, /)\n"
     "--\n"
     "\n"
-    "Pickle: kind, dtype, shape, flags and bytes.\n"
+    "Pickle: kind, dtype, shape, flags, whether it is read-only, and bytes.\n"
     "\n"
     "With protocol 5 the bytes are a ``pickle.PickleBuffer`` over this memory, so that "
     "a\n"
@@ -140,8 +140,9 @@ cm_buffer_reduce_ex(PyObject *object, PyObject *protocol_object)
     PyObject *shape = data == NULL ? NULL : shape_tuple(self);
     PyObject *result = NULL;
     if (shape != NULL) {
-        result = Py_BuildValue("O(sOOsIO)", rebuild, cm_kind_name(storage->kind),
-                               self->dtype, shape, order, flags, data);
+        result = Py_BuildValue("O(sOOsIOO)", rebuild, cm_kind_name(storage->kind),
+                               self->dtype, shape, order, flags, data,
+                               self->readonly ? Py_True : Py_False);
     }
     Py_XDECREF(shape);
     Py_XDECREF(data);
@@ -152,7 +153,7 @@ cm_buffer_reduce_ex(PyObject *object, PyObject *protocol_object)
 /* -- back ----------------------------------------------------------------------------- */
 
 PyDoc_STRVAR(rebuild_doc,
-             "_rebuild($module, kind, dtype, shape, order, flags, data, /)\n"
+             "_rebuild($module, kind, dtype, shape, order, flags, data, readonly, /)\n"
              "--\n"
              "\n"
              "Unpickle a buffer: allocate it and copy `data`, a bytes-like object, into it.");
@@ -221,14 +222,16 @@ rebuild(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
     char order;
     int64_t flags;
     uint64_t nbytes;
-    if (nargs != 6) {
-        PyErr_Format(PyExc_TypeError, "_rebuild() takes 6 arguments, not %zd", nargs);
+    bool readonly;
+    if (nargs != 7) {
+        PyErr_Format(PyExc_TypeError, "_rebuild() takes 7 arguments, not %zd", nargs);
         return NULL;
     }
     if (parse_kind(args[0], &kind) < 0
         || cm_arg_shape(args[2], "shape", &ndim, shape) < 0
         || cm_arg_order(args[3], "order", &order) < 0
-        || cm_arg_int64(args[4], "flags", &flags) < 0) {
+        || cm_arg_int64(args[4], "flags", &flags) < 0
+        || cm_arg_bool(args[6], "readonly", &readonly) < 0) {
         return NULL;
     }
     if (kind == CM_KIND_DEVICE) {
@@ -249,6 +252,9 @@ rebuild(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
     Py_DECREF(dtype);
     if (buffer != NULL && fill_from_bytes((cm_buffer *)buffer, args[5]) < 0) {
         Py_CLEAR(buffer);
+    }
+    if (buffer != NULL) {
+        ((cm_buffer *)buffer)->readonly = readonly;
     }
     return buffer;
 }

@@ -82,9 +82,14 @@ cm_dlpack_from_dtype(PyObject *dtype, cm_dl_dtype *out)
             return 0;
         }
     }
+    if (traits.kind == 'M' || traits.kind == 'm') {
+        return refuse_dtype(dtype,
+                            "it has no code for times; hand over view('i8') and view "
+                            "the result as this dtype again");
+    }
     return refuse_dtype(dtype,
-                        "only numbers and booleans have codes; the buffer protocol "
-                        "or view('u1') carries the bytes");
+                        "only numbers and booleans have codes; view('u1') carries the "
+                        "bytes");
 }
 
 static PyObject *
