@@ -127,6 +127,41 @@ def test_forked_child_gets_an_error_and_does_not_hang() -> None:
     )
 
 
+def test_forked_child_that_is_sent_a_buffer_is_told_how_to_be_started() -> None:
+    run(
+        """
+        import os, pickle, warnings
+        import cumem
+        data = pickle.dumps(cumem.zeros(3, kind="pinned"))
+        warnings.simplefilter("ignore", DeprecationWarning)
+        pid = os.fork()
+        if pid == 0:
+            try:
+                pickle.loads(data)
+            except RuntimeError as error:
+                os._exit(0 if "spawn or forkserver" in str(error) else 3)
+            os._exit(4)
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+        """,
+        CUMEM_BACKEND="emulated",
+    )
+
+
+def test_spawned_worker_is_sent_buffers_and_sends_them_back() -> None:
+    run(
+        """
+        import multiprocessing, operator
+        import cumem
+        with multiprocessing.get_context("spawn").Pool(1) as pool:
+            sent = cumem.full(3, 7, "u1", "pinned")
+            back = pool.apply(operator.methodcaller("copy"), (sent,))
+        assert type(back) is cumem.PinnedBuffer
+        assert back.numpy().tolist() == [7, 7, 7]
+        """,
+        CUMEM_BACKEND="emulated",
+    )
+
+
 def test_interpreter_exit_with_live_buffers_and_transfers_is_clean() -> None:
     run(
         """

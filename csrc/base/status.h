@@ -25,7 +25,10 @@ typedef struct cm_status {
     X(CM_ECLOSED, -4, "the object is closed")                                          \
     X(CM_ENOMEM, -5, "out of ordinary host memory")                                    \
     X(CM_ELIMIT, -6, "the limit would be passed")                                      \
-    X(CM_EFORKED, -7, "CUDA cannot be used in a forked child process")                 \
+    X(CM_EFORKED, -7,                                                                  \
+      "CUDA cannot be used in a forked child process; start it with "                  \
+      "multiprocessing's "                                                             \
+      "spawn or forkserver")                                                           \
     X(CM_ENOTSUP, -8, "the driver or device cannot do this")                           \
     X(CM_EBUSY, -9, "the memory is in use")                                            \
     X(CM_ETHREAD, -10, "a thread could not be started")                                \
