@@ -3,8 +3,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import json
+import os
+import subprocess
 import sys
 import time
 from collections.abc import Iterable, Iterator
@@ -16,7 +19,7 @@ from typing import Any, Final, TextIO
 import cumem
 from cumem import bench_cases, info
 from cumem.bench_cases import KIB, MIB, Plan, Result
-from cumem.bench_report import Report, save_plot
+from cumem.bench_report import PLOT_FORMATS, Report, save_plot
 from cumem.units import format_nbytes
 
 __all__ = ["Options", "UsageError", "main", "make_plan"]
@@ -42,7 +45,7 @@ class Options:
     json : str or None
         File for the results as one JSON object.
     plot : str or None
-        File for the picture, PNG.
+        File for the picture: .png, .svg or .pdf.
     max_nbytes : int or None
         Leave out larger copies.
     """
@@ -119,12 +122,15 @@ def main(options: Options) -> int:
         If the device cannot be used at all.
     """
     _check(options)
-    warning = _emulation_warning()
     device = cumem.Device(options.device)
-    if warning:
-        print(warning)
     facts = info.collect()
     plan = make_plan(options, _room(facts, device))
+    with _said_to_be_emulated():
+        return _run(options, plan, facts)
+
+
+def _run(options: Options, plan: Plan, facts: dict[str, Any]) -> int:
+    device = cumem.Device(options.device)
     print(_title(device, facts))
     if options.max_nbytes is None and plan.sizes[-1] < _sizes(options)[-1]:
         print(f"copies end at {format_nbytes(plan.sizes[-1])}: not enough free memory")
@@ -135,8 +141,6 @@ def main(options: Options) -> int:
     print(report.render())
     _save(options, report, facts, plan, started)
     print(f"took {seconds:.1f} s")
-    if warning:
-        print(warning)
     return 1 if report.failures else 0
 
 
@@ -144,12 +148,31 @@ def _check(options: Options) -> None:
     """Refuse at once what would fail only after the measuring."""
     count = cumem.device_count()
     if not 0 <= options.device < count:
-        raise UsageError(f"there is no device {options.device}; there are {count}")
-    if options.plot is not None and importlib.util.find_spec("matplotlib") is None:
-        raise UsageError("--plot needs matplotlib: pip install 'cumem[plot]'")
+        there = "there is 1" if count == 1 else f"there are {count}"
+        raise UsageError(f"there is no device {options.device}; {there}")
+    if options.plot is not None:
+        if Path(options.plot).suffix.lower() not in PLOT_FORMATS:
+            endings = ", ".join(PLOT_FORMATS)
+            raise UsageError(f"{options.plot}: a picture's name ends in {endings}")
+        if importlib.util.find_spec("matplotlib") is None:
+            raise UsageError("--plot needs matplotlib: pip install 'cumem[plot]'")
     for path in (options.json, options.plot):
-        if path is not None and not Path(path).absolute().parent.is_dir():
-            raise UsageError(f"{path}: there is no such folder")
+        if path is not None:
+            _check_writable(path)
+
+
+def _check_writable(name: str) -> None:
+    """Open the file as it will be opened later; leave what is there as it is."""
+    path = Path(name)
+    if not path.absolute().parent.is_dir():
+        raise UsageError(f"{name}: there is no such folder")
+    is_new = not os.path.lexists(path)
+    try:
+        path.open("ab").close()
+    except OSError as error:
+        raise UsageError(f"{name} cannot be written: {error.strerror}") from error
+    if is_new:
+        path.unlink()
 
 
 def _sizes(options: Options) -> tuple[int, ...]:
@@ -169,13 +192,50 @@ def _room(facts: dict[str, Any], device: cumem.Device) -> int:
     return min(room)
 
 
-def _emulation_warning() -> str | None:
+@contextlib.contextmanager
+def _said_to_be_emulated() -> Iterator[None]:
+    """Say so in the first and the last line, also of a run that is cut short."""
     if cumem.backend() != "emulated":
-        return None
+        yield
+        return
     reason = cumem.emulation_reason() or "asked for by CUMEM_BACKEND=emulated"
-    return (
+    warning = (
         f"EMULATED DEVICE: no GPU took part, these figures are not a GPU's ({reason})"
     )
+    print(warning, flush=True)
+    try:
+        yield
+    except BrokenPipeError:
+        raise  # nobody reads on
+    except BaseException:
+        print(warning, flush=True)
+        raise
+    print(warning)
+
+
+def _commit() -> str | None:
+    """The commit of the checkout that this package lies in, if it lies in one."""
+    root = Path(cumem.__file__).resolve().parent.parent
+    if not (root / ".git").exists():
+        return None  # an environment inside somebody's checkout is not ours
+    commands = (
+        ["rev-parse", "HEAD"],
+        ["status", "--porcelain", "--untracked-files=no"],
+    )
+    try:
+        head, changes = (
+            subprocess.run(
+                ["git", "-C", str(root), *command],
+                capture_output=True,
+                text=True,
+                timeout=30,
+                check=True,
+            ).stdout.strip()
+            for command in commands
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return head + ("-dirty" if changes else "")
 
 
 def _title(device: cumem.Device, facts: dict[str, Any]) -> str:
@@ -192,7 +252,9 @@ def _save(
     device = cumem.Device(options.device)
     if options.json is not None:
         data = {
-            "schema": 1,
+            "schema": 2,
+            "cumem": cumem.__version__,
+            "commit": _commit(),
             "started": when.isoformat(timespec="seconds"),
             "emulated": device.emulated,
             "device": device.index,

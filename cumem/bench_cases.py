@@ -19,11 +19,12 @@ from numpy.random import default_rng  # NumPy itself would import it at first us
 from numpy.typing import NDArray
 
 import cumem
+from cumem import _core
 
 __all__ = ["KINDS", "Plan", "Result", "count", "run"]
 
 Bytes = NDArray[np.uint8]
-Group = Literal["copy", "both", "allocate", "host"]
+Group = Literal["ceiling", "copy", "both", "allocate", "host"]
 
 KIB: Final = 1024
 MIB: Final = 1024 * KIB
@@ -84,12 +85,13 @@ class Result:
     Parameters
     ----------
     group : str
-        ``"copy"``, ``"both"`` (directions at once), ``"allocate"`` or ``"host"``.
+        ``"ceiling"`` (the CUDA runtime's own copies, without cumem), ``"copy"``,
+        ``"both"`` (directions at once), ``"allocate"`` or ``"host"``.
     what : str
-        Within the group: ``"h2d"`` and ``"d2h"``; ``"both"``; ``"first"`` and
+        Within the group: ``"h2d"`` and ``"d2h"``, twice; ``"both"``; ``"first"`` and
         ``"again"``; ``"write"`` and ``"read"``.
     kind : str
-        Kind of memory.
+        Kind of memory; pinned for the ceiling.
     nbytes : int
         Bytes moved in one direction, or allocated.
     seconds : float
@@ -156,7 +158,7 @@ def count(plan: Plan) -> int:
     copies = 2 * len(KINDS) * len(plan.sizes)
     both = len(BOTH_KINDS) * len(plan.both_sizes)
     allocations = 2 * len(ALLOCATE_KINDS) * len(plan.allocate_sizes)
-    return copies + both + allocations + 2 * len(KINDS)
+    return 2 + copies + both + allocations + 2 * len(KINDS)
 
 
 def run(plan: Plan) -> Iterator[Result]:
@@ -179,6 +181,7 @@ def run(plan: Plan) -> Iterator[Result]:
     """
     bench = _Bench(plan)
     groups = (
+        (bench.ceilings, ("pinned",)),
         (bench.copies, KINDS),
         (bench.both_ways, BOTH_KINDS),
         (bench.allocations, ALLOCATE_KINDS),
@@ -236,6 +239,17 @@ class _Bench:
         cumem.trim()
 
     # -- groups ------------------------------------------------------------------------
+
+    def ceilings(self, kind: str) -> Iterator[Result]:
+        """Measure what the CUDA runtime does by itself with the largest copies."""
+        nbytes = self.plan.sizes[-1]
+        try:
+            host, device = self.allocate(kind, nbytes), self.allocate("device", nbytes)
+        except cumem.CudaError as error:
+            yield from self._skip("ceiling", kind, ("h2d", "d2h"), (nbytes,), error)
+            return
+        for what, target, source in (("h2d", device, host), ("d2h", host, device)):
+            yield self._measure_raw(what, kind, target, source)
 
     def copies(self, kind: str) -> Iterator[Result]:
         """Measure copies to and from the device through one pair of buffers."""
@@ -430,6 +444,22 @@ class _Bench:
         low, median, high = _quartiles(times)
         return Result(
             group, what, kind, nbytes, median, low, high, len(times), verified
+        )
+
+    def _measure_raw(self, what: str, kind: str, target: Any, source: Any) -> Result:
+        nbytes = source.nbytes
+        fresh = self.random(nbytes)
+        try:
+            cumem.copy(source, fresh)
+            times = _core._raw_copies(target, source, self.stream, self.plan.budget)
+            found = np.zeros(nbytes, np.uint8)
+            cumem.copy(found, target)
+        except cumem.CudaError as error:
+            return Result("ceiling", what, kind, nbytes, skipped=_first_line(error))
+        low, median, high = _quartiles(times)
+        verified = np.array_equal(found, fresh)
+        return Result(
+            "ceiling", what, kind, nbytes, median, low, high, len(times), verified
         )
 
     def _time(self, trial: _Trial) -> list[float]:

@@ -11,14 +11,28 @@ from typing import Any, Final
 from cumem.bench_cases import ALLOCATE_KINDS, BOTH_KINDS, KINDS, Result
 from cumem.units import format_nbytes, format_seconds
 
-__all__ = ["Report", "save_plot"]
+__all__ = ["PLOT_FORMATS", "Report", "save_plot"]
+
+PLOT_FORMATS: Final = (".png", ".svg", ".pdf")
 
 DIRECTIONS: Final = {"h2d": "host → device", "d2h": "device → host"}
 _LABEL = 9  # columns of the first field
 _CELL = 18
 _SAME = 1.05  # two rates closer than this are called equal
-_COLORS: Final = ("#7f7f7f", "#0072b2", "#e69f00", "#009e73", "#cc79a7")
-_MARKERS: Final = "osD^v"
+# Curves that lie on each other must all be seen: each has its own width, dashes and
+# hollow or full marks, and those named later are drawn above, with more gaps.
+_STYLES: Final[dict[str, dict[str, Any]]] = {
+    "pageable": {"color": "#7f7f7f", "marker": "o", "markersize": 5},
+    "pinned": {"color": "#0072b2", "marker": "s", "markersize": 8, "linewidth": 4},
+    "write-combined": {"color": "#e69f00", "marker": "D", "linestyle": (0, (4, 2))},
+    "mapped": {"color": "#009e73", "marker": "^", "linestyle": (0, (2, 4))},
+    "managed": {"color": "#cc79a7", "marker": "v", "linestyle": (0, (6, 2, 1, 2))},
+}
+_LINE: Final[dict[str, Any]] = {
+    "linewidth": 1.5,
+    "markersize": 4,
+    "markerfacecolor": "none",
+}
 
 _Key = tuple[str, str, str, int]
 
@@ -45,13 +59,32 @@ class Report:
         return None if result is None or result.skipped is not None else result
 
     def ceiling(self, what: str) -> float:
-        """Best rate of pinned copies in one direction in this run, in GB/s."""
-        rates = [
-            result.gbps
-            for result in self.results
-            if result.group == "copy" and (result.what, result.kind) == (what, "pinned")
-        ]
-        return max(rates, default=0.0)
+        """Rate of the CUDA runtime's own copies in one direction, in GB/s.
+
+        Without that, of the best pinned copies of this run; `ceiling_source` says which.
+        """
+        return max((result.gbps for result in self._ceilings(what)), default=0.0)
+
+    def ceiling_source(self, what: str) -> str:
+        """Say in words what the ceiling of one direction is."""
+        found = self._ceilings(what)
+        if found and found[0].group == "ceiling":
+            size = format_nbytes(found[0].nbytes)
+            return f"plain cudaMemcpyAsync of {size} here"
+        return "best pinned rate here"
+
+    def _ceilings(self, what: str) -> list[Result]:
+        """Results that may be the ceiling of a direction."""
+        for group in ("ceiling", "copy"):
+            found = [
+                result
+                for result in self.results
+                if (result.group, result.what, result.kind) == (group, what, "pinned")
+                and result.gbps
+            ]
+            if found:
+                return found
+        return []
 
     def percent(self, result: Result) -> float | None:
         """Express a copy's rate in percent of the ceiling; None for other groups."""
@@ -206,8 +239,8 @@ class Report:
         if not sizes:
             return []
         lines = [
-            f"{DIRECTIONS[what]}: GB/s (median), ± spread, % of the ceiling: "
-            f"{self.ceiling(what):.1f} GB/s, best pinned rate here",
+            f"{DIRECTIONS[what]}: GB/s (median), ± spread, % of {self.ceiling(what):.1f} "
+            f"GB/s, {self.ceiling_source(what)}",
             _line("size", KINDS),
         ]
         for nbytes in sizes:
@@ -308,11 +341,13 @@ class Report:
         Returns
         -------
         dict
-            ``ceiling_gbps`` by direction, and ``results``: one object per case with its
-            seconds, rate, percent of the ceiling and the advice of its row.
+            ``ceiling_gbps`` and ``ceiling_source`` by direction, and ``results``: one
+            object per case with its seconds, rate, percent of the ceiling and the
+            advice of its row.
         """
         return {
             "ceiling_gbps": {what: self.ceiling(what) for what in DIRECTIONS},
+            "ceiling_source": {what: self.ceiling_source(what) for what in DIRECTIONS},
             "results": [self._result_data(result) for result in self.results],
         }
 
@@ -326,6 +361,8 @@ class Report:
 
     def _advice_for(self, result: Result) -> str:
         match result.group:
+            case "ceiling":
+                return "what the rates of copies are held against"
             case "copy":
                 return self.advise_copy(result.what, result.nbytes)
             case "both":
@@ -344,7 +381,7 @@ def save_plot(report: Report, path: str, title: str, warning: str | None) -> Non
     report : Report
         The results.
     path : str
-        Where the PNG goes.
+        Where the picture goes; its ending says in which of `PLOT_FORMATS`.
     title : str
         What was measured on.
     warning : str or None
@@ -360,7 +397,7 @@ def save_plot(report: Report, path: str, title: str, warning: str | None) -> Non
     figure = Figure(figsize=(10, 4.5), layout="constrained")
     axes = figure.subplots(1, 2, sharey=True)
     for axis, (what, name) in zip(axes, DIRECTIONS.items(), strict=True):
-        for kind, color, marker in zip(KINDS, _COLORS, _MARKERS, strict=True):
+        for kind in KINDS:
             points = [
                 found
                 for nbytes in report.sizes("copy")
@@ -369,12 +406,16 @@ def save_plot(report: Report, path: str, title: str, warning: str | None) -> Non
             axis.plot(
                 [point.nbytes for point in points],
                 [point.gbps for point in points],
-                color=color,
-                marker=marker,
-                markersize=4,
                 label=kind,
+                **_LINE | _STYLES[kind],
             )
-        axis.axhline(report.ceiling(what), color="black", linewidth=0.8, linestyle=":")
+        axis.axhline(
+            report.ceiling(what),
+            color="black",
+            linewidth=0.8,
+            linestyle=":",
+            label="ceiling",
+        )
         axis.set_xscale("log", base=2)
         ticks = report.sizes("copy")
         axis.set_xticks(ticks, [format_nbytes(tick) for tick in ticks], rotation=45)
@@ -396,7 +437,7 @@ def save_plot(report: Report, path: str, title: str, warning: str | None) -> Non
             alpha=0.3,
             rotation=20,
         )
-    figure.savefig(path, dpi=120, format="png")
+    figure.savefig(path, dpi=120)
 
 
 def _line(label: str, cells: Sequence[str]) -> str:

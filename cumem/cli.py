@@ -150,7 +150,11 @@ def _parser() -> argparse.ArgumentParser:
         "--device", type=int, default=0, metavar="N", help="index of the device (0)"
     )
     bench.add_argument("--json", metavar="FILE", help="write the results to FILE")
-    bench.add_argument("--plot", metavar="FILE.png", help="draw the rates (matplotlib)")
+    bench.add_argument(
+        "--plot",
+        metavar="FILE.png",
+        help="draw the rates (matplotlib); also .svg and .pdf",
+    )
     bench.add_argument(
         "--max-size", type=_size, metavar="SIZE", help="leave out larger copies: 64MiB"
     )

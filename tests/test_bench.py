@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import io
 import json
+import shutil
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,7 +16,7 @@ import pytest
 import cumem
 from cumem import bench, bench_cases
 from cumem.bench_cases import KIB, KINDS, MIB, Plan, Result
-from cumem.bench_report import Report
+from cumem.bench_report import _LINE, _STYLES, Report
 
 TINY = Plan(
     sizes=(4 * KIB, 64 * KIB),
@@ -148,7 +150,21 @@ def test_max_size_leaves_out_larger_copies() -> None:
 # -- concluding ------------------------------------------------------------------------
 
 
-def test_ceiling_is_the_best_pinned_rate_of_the_direction() -> None:
+def test_ceiling_is_the_runtimes_own_rate() -> None:
+    raw = {
+        what: Result("ceiling", what, "pinned", MIB, MIB / gbps / 1e9, 0, 0, 5, True)
+        for what, gbps in (("h2d", 50.0), ("d2h", 40.0))
+    }
+    report = Report([*raw.values(), copied("pinned", 49), copied("pageable", 10)])
+    assert report.ceiling("h2d") == pytest.approx(50)
+    assert report.ceiling("d2h") == pytest.approx(40)
+    assert report.percent(report.results[2]) == pytest.approx(98)
+    assert "% of 50.0 GB/s, plain cudaMemcpyAsync of 1 MiB here" in report.render()
+    assert report.as_data()["ceiling_source"]["d2h"].startswith("plain cudaMemcpyAsync")
+    assert report.percent(raw["h2d"]) is None
+
+
+def test_ceiling_that_was_not_measured_is_the_best_pinned_rate() -> None:
     report = Report(
         [
             copied("pinned", 5, 4 * KIB),
@@ -161,6 +177,7 @@ def test_ceiling_is_the_best_pinned_rate_of_the_direction() -> None:
     assert report.ceiling("d2h") == pytest.approx(40)
     percent = report.percent(report.results[0])
     assert percent == pytest.approx(10)
+    assert "% of 50.0 GB/s, best pinned rate here" in report.render()
 
 
 def test_advice_names_the_fastest_kind() -> None:
@@ -287,7 +304,12 @@ def test_json_is_one_object_with_machine_versions_and_results(tmp_path: Path) ->
     assert bench.main(bench.Options(json=str(path))) == 0
     data = json.loads(path.read_text(encoding="utf-8"))
     assert data["emulated"] is True
-    assert data["versions"]["cumem"] == cumem.__version__
+    assert data["versions"]["cumem"] == data["cumem"] == cumem.__version__
+    assert data["commit"] == bench._commit()
+    assert data["ceiling_gbps"]["h2d"] > 0
+    assert data["ceiling_source"]["h2d"].startswith("plain cudaMemcpyAsync")
+    places = (str(Path(__file__).parent.parent), str(tmp_path), str(Path.home()))
+    assert [place for place in places if f"{place}/" in path.read_text("utf-8")] == []
     assert data["machine"]["cores"] >= 1
     assert data["devices"][0]["emulated"] is True
     assert len(data["results"]) == bench_cases.count(TINY)
@@ -297,12 +319,71 @@ def test_json_is_one_object_with_machine_versions_and_results(tmp_path: Path) ->
     assert first["gbps"] == pytest.approx(first["nbytes"] / first["seconds"] / 1e9)
 
 
+def git(folder: Path, *arguments: str) -> str:
+    identity = ["-c", "user.name=a", "-c", "user.email=a@b", "-c", "commit.gpgsign=0"]
+    return subprocess.run(
+        ["git", "-C", str(folder), *identity, *arguments],
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout.strip()
+
+
+@pytest.mark.skipif(shutil.which("git") is None, reason="there is no git")
+def test_commit_is_that_of_the_checkout_and_says_when_it_was_changed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package = tmp_path / "checkout" / "cumem" / "__init__.py"
+    package.parent.mkdir(parents=True)
+    package.write_text("")
+    monkeypatch.setattr(cumem, "__file__", str(package))
+    assert bench._commit() is None
+    root = package.parent.parent
+    git(root, "init", "-q")
+    assert bench._commit() is None  # no commit yet
+    git(root, "add", ".")
+    git(root, "commit", "-q", "-m", "first")
+    head = git(root, "rev-parse", "HEAD")
+    assert bench._commit() == head
+    (root / "results.json").write_text("{}")
+    assert bench._commit() == head
+    package.write_text("changed = 1\n")
+    assert bench._commit() == head + "-dirty"
+    inner = root / "venv" / "cumem" / "__init__.py"  # a package in another's checkout
+    monkeypatch.setattr(cumem, "__file__", str(inner))
+    assert bench._commit() is None
+
+
+PICTURES = {".png": b"\x89PNG\r\n", ".svg": b"<?xml", ".pdf": b"%PDF"}
+
+
 @pytest.mark.usefixtures("emulated", "tiny_plan")
-def test_plot_is_a_png(tmp_path: Path) -> None:
+@pytest.mark.parametrize("ending", PICTURES)
+def test_plot_is_of_the_format_that_its_name_says(tmp_path: Path, ending: str) -> None:
     pytest.importorskip("matplotlib")
-    path = tmp_path / "out.png"
+    path = tmp_path / f"out{ending}"
     assert bench.main(bench.Options(plot=str(path))) == 0
-    assert path.read_bytes().startswith(b"\x89PNG\r\n")
+    assert path.read_bytes().startswith(PICTURES[ending])
+
+
+@pytest.mark.usefixtures("emulated")
+@pytest.mark.parametrize("name", ["out.foo", "out", "png"])
+def test_plot_of_no_known_format_is_refused_before_measuring(name: str) -> None:
+    with pytest.raises(bench.UsageError, match=r"ends in \.png, \.svg, \.pdf"):
+        bench.main(bench.Options(plot=name))
+
+
+def test_curves_that_lie_on_each_other_are_told_apart() -> None:
+    assert list(_STYLES) == list(KINDS)
+    shapes = [
+        (style.get("linestyle", "solid"), style.get("linewidth"), style["marker"])
+        for style in _STYLES.values()
+    ]
+    assert len(set(shapes)) == len(KINDS)
+    # the curve beneath shines through the gaps of those above
+    after = list(KINDS)[list(KINDS).index("pinned") + 1 :]
+    assert all("linestyle" in _STYLES[kind] for kind in after)
+    assert _LINE["markerfacecolor"] == "none"
 
 
 @pytest.mark.usefixtures("emulated")
@@ -324,6 +405,52 @@ def test_device_that_is_not_there_is_refused() -> None:
 def test_folder_that_is_not_there_is_refused_before_measuring(tmp_path: Path) -> None:
     with pytest.raises(bench.UsageError, match="no such folder"):
         bench.main(bench.Options(json=str(tmp_path / "none" / "out.json")))
+
+
+@pytest.mark.usefixtures("emulated")
+def test_file_that_cannot_be_written_is_refused_before_measuring(
+    tmp_path: Path,
+) -> None:
+    for name in (tmp_path, tmp_path / ("a" * 300)):
+        with pytest.raises(bench.UsageError, match="cannot be written: "):
+            bench.main(bench.Options(json=str(name)))
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.usefixtures("emulated")
+def test_refused_run_leaves_files_as_they_were(tmp_path: Path) -> None:
+    old, new = tmp_path / "old.json", tmp_path / "new.json"
+    old.write_text("{}")
+    for path in (old, new):
+        with pytest.raises(bench.UsageError, match="smallest is 4 KiB"):
+            bench.main(bench.Options(json=str(path), max_nbytes=1024))
+    assert old.read_text() == "{}"
+    assert not new.exists()
+
+
+@pytest.mark.usefixtures("emulated", "tiny_plan")
+def test_run_that_is_cut_short_ends_with_the_emulated_line_too(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def stop(plan: Plan) -> Iterator[Result]:
+        raise KeyboardInterrupt
+        yield
+
+    monkeypatch.setattr(bench_cases, "run", stop)
+    with pytest.raises(KeyboardInterrupt):
+        bench.main(bench.Options())
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == lines[-1]
+    assert lines[0].startswith("EMULATED")
+
+
+@pytest.mark.usefixtures("emulated")
+def test_refused_run_prints_no_figures_and_so_no_emulated_line(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with pytest.raises(bench.UsageError):
+        bench.main(bench.Options(max_nbytes=1024))
+    assert capsys.readouterr().out == ""
 
 
 class Terminal(io.StringIO):

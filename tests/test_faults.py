@@ -12,6 +12,7 @@ from support import session, values
 from support.faults import Swept, sweep
 
 import cumem
+from cumem import _core
 
 SCENARIOS: dict[str, Callable[[], None]] = {}
 
@@ -208,6 +209,16 @@ def export_to_numpy_and_drop() -> None:
     cumem.empty_pinned(1000, "u1")
     device = cumem.zeros(1000, "u1")
     assert np.from_dlpack(device, device="cpu").sum() == 0
+
+
+@scenario
+def measure_the_runtimes_own_copies() -> None:
+    host = cumem.zeros(1000, "u1", "pinned")
+    device = cumem.full(1000, 7, "u1")
+    cumem.Device(0).synchronize()  # the raw copies are ordered after nothing
+    stream = cumem.Stream()
+    assert len(_core._raw_copies(host, device, stream, 0.0)) == 5
+    assert (host.numpy() == 7).all()
 
 
 #: Made once and kept: only the first use of a fresh runtime calls them.

@@ -112,7 +112,8 @@ add_functions(PyObject *module)
     PyMethodDef *const tables[] = {
         cm_constructor_methods, cm_kind_constructor_methods, cm_copy_methods,
         cm_import_methods,      cm_registration_methods,     cm_device_methods,
-        cm_pool_methods,        cm_pickle_methods,           exit_methods,
+        cm_pool_methods,        cm_pickle_methods,           cm_raw_copy_methods,
+        exit_methods,
     };
     for (size_t i = 0; i < sizeof(tables) / sizeof(tables[0]); i++) {
         if (PyModule_AddFunctions(module, tables[i]) < 0
