@@ -105,6 +105,16 @@ def test_truth_of_device_memory_says_that_the_host_cannot_read_it(runtime) -> No
         bool(cumem.zeros(()))
 
 
+@pytest.mark.parametrize("read", [np.asarray, np.array, np.sum, int, float])
+def test_reading_device_memory_names_a_remedy_that_works(runtime, read) -> None:
+    buffer = cumem.array(np.array(3.0))
+    remedy = 'cumem.array(buf, kind="pinned").numpy()'
+    with pytest.raises(TypeError, match="host cannot read device memory") as caught:
+        read(buffer)
+    assert remedy in str(caught.value)
+    assert read(cumem.array(buffer, kind="pinned").numpy()) == 3
+
+
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("shape", [0, 2, (2, 2)])
 def test_truth_of_many_elements_or_none_is_ambiguous(runtime, kind, shape) -> None:

@@ -124,7 +124,7 @@ cm_buffer_allocate_like(cm_state *state, cm_kind kind, unsigned flags, int devic
                         PyObject *dtype, const cm_region *like, char order,
                         cm_stream *stream)
 {
-    int axes[CM_MAX_NDIM];
+    int axes[CM_MAX_NDIM] = {0};
     bool is_c = cm_region_is_c_contiguous(like);
     if (order == 'A' || order == 'K') {
         bool only_f = cm_region_is_f_contiguous(like) && !is_c;

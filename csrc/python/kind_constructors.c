@@ -18,7 +18,7 @@
     "    Uncached: fast for devices to read and for the host to write in order, "      \
     "very\n"                                                                           \
     "    slow for the host to read.\n"                                                 \
-    "device : Device, int or str, optional\n"                                               \
+    "device : Device, int or str, optional\n"                                          \
     "    Whose context page-locks it; default: cumem's current one.\n"
 #define RAISES                                                                         \
     "\n"                                                                               \

@@ -29,8 +29,8 @@ PyObject *cm_buffer_dlpack_device(PyObject *self, PyObject *unused);
  * may be NULL), CAI, the buffer protocol, in that order. `copy_source` relaxes nothing
  * but the message. TypeError naming the type when it exports none of them. */
 PyObject *cm_import_object(cm_state *state, PyObject *object, cm_stream *stream);
-/* Must the object's memory be asked for by protocol, since NumPy cannot read it or would
- * lose sight of where it is? Tells by the type. */
+/* Must the object's memory be asked for by protocol, since NumPy cannot read it or
+ * would lose sight of where it is? Tells by the type. */
 bool cm_object_is_exporter(PyObject *object);
 /* One each; NULL with an exception. Return NotImplemented (new reference) if the object
  * does not offer the protocol. */
