@@ -178,6 +178,21 @@ def test_failure_nobody_read_goes_to_the_unraisable_hook(emulated, monkeypatch) 
     assert [type(error) for error in seen] == [cumem.CudaError]
 
 
+def test_failure_nobody_read_is_told_after_shutdown(emulated, monkeypatch) -> None:
+    seen: list[BaseException | None] = []
+    monkeypatch.setattr(sys, "unraisablehook", lambda u: seen.append(u.exc_value))
+    source = np.zeros(64, "u1")[::-1]
+    session.testing.plan_fault("copy_async", 1, 999)
+    handles = [cumem.copy_async(cumem.zeros(64, "u1", "device"), source)]
+    while session.testing.pending_transfers():
+        session.testing.poll()
+    session.testing.plan_fault(None, 0)
+    cumem.shutdown()
+    assert seen == []  # somebody may still ask
+    handles.clear()
+    assert [type(error) for error in seen] == [cumem.CudaError]
+
+
 @pytest.mark.parametrize("background", [False, True])
 def test_await_wakes_the_loop(runtime, background) -> None:
     async def main() -> None:

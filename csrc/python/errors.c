@@ -224,8 +224,8 @@ is_unloading(int32_t code)
 void
 cm_py_report(cm_state *state, cm_status status, PyObject *where)
 {
-    if (cm_is_ok(status) || is_unloading(status.code)) {
-        return;
+    if (cm_is_ok(status) || is_unloading(status.code) || state->cuda_error == NULL) {
+        return; /* or the module is gone already */
     }
     PyObject *type;
     PyObject *value;

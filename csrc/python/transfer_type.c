@@ -52,7 +52,7 @@ cm_transfer_object_new(cm_state *state, cm_ticket *ticket, PyObject *dst, PyObje
 {
     PyObject *op = PyType_GenericAlloc(state->transfer_type, 0);
     if (op == NULL) {
-        cm_ticket_abandon(ticket);
+        cm_py_report(state, cm_ticket_abandon(ticket), NULL);
         return NULL;
     }
     cm_transfer_object *self = (cm_transfer_object *)(void *)op;
@@ -92,7 +92,8 @@ transfer_dealloc(PyObject *op)
         PyObject_ClearWeakRefs(op);
     }
     if (self->ticket != NULL) {
-        cm_ticket_abandon(self->ticket);
+        /* after shutdown() there is no engine that would tell of a failure */
+        cm_py_report(self->state, cm_ticket_abandon(self->ticket), (PyObject *)type);
     }
     (void)transfer_clear(op);
     freefunc release = (freefunc)PyType_GetSlot(type, Py_tp_free);

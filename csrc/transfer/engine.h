@@ -93,8 +93,9 @@ void cm_engine_poll(cm_engine *engine);
 cm_ticket *cm_ticket_hold(cm_ticket *ticket);
 void cm_ticket_release(cm_ticket *ticket);
 /* A release by the last who would have asked for the outcome, whoever else still holds
- * the ticket: a failure that nobody has read goes to cm_engine_take_unread. */
-void cm_ticket_abandon(cm_ticket *ticket);
+ * the ticket: a failure that nobody has read goes to cm_engine_take_unread, or, where
+ * the engine has ended and nobody will ask that, to the caller. */
+CM_NODISCARD cm_status cm_ticket_abandon(cm_ticket *ticket);
 
 typedef struct cm_ticket_info {
     bool done;

@@ -68,20 +68,24 @@ cm_ticket_release(cm_ticket *ticket)
     cm_engine_release(engine);
 }
 
-void
+cm_status
 cm_ticket_abandon(cm_ticket *ticket)
 {
     cm_engine *engine = ticket->engine;
+    cm_status untold = cm_ok();
     if (cm_engine_is_forked(engine)) {
-        return;
+        return untold;
     }
     cm_mutex_lock(&engine->lock);
     ticket->abandoned = true;
-    if (ticket->state == CM_TICKET_DONE) {
-        (void)queue_unread_locked(ticket);
+    if (ticket->state == CM_TICKET_DONE && !queue_unread_locked(ticket)
+        && !ticket->read) {
+        untold = ticket->status;
+        ticket->read = true;
     }
     cm_mutex_unlock(&engine->lock);
     cm_ticket_release(ticket);
+    return untold;
 }
 
 static cm_status
