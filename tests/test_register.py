@@ -292,6 +292,19 @@ def test_read_only_memory_is_registered_for_reading(runtime, tmp_path) -> None:
             round_trip(buffer)
 
 
+def test_read_only_heap_pages_can_be_registered_for_writing_too(runtime) -> None:
+    data = np.zeros(2 * PAGE, "u1")
+    frozen = data[:]
+    frozen.flags.writeable = False
+    with cumem.register(frozen) as reading:
+        assert reading.readonly
+        assert reading.flags == ("registered",)
+        with cumem.register(data) as writing:
+            cumem.copy(writing, cumem.full(2 * PAGE, 7, "u1"))
+        assert (reading.numpy() == 7).all()
+    assert testing.registrations() == 0
+
+
 def test_read_only_follows_the_object_unless_told(runtime) -> None:
     data = np.arange(100)
     frozen = data.copy()

@@ -16,6 +16,7 @@ struct cm_registration {
     cm_piece *last;
     uintptr_t host;
     uint64_t nbytes;
+    bool read_only; /* a piece is, that we locked */
 };
 
 /* What a request asks for, while it walks. */
@@ -25,6 +26,7 @@ typedef struct request {
     bool read_only;
     cm_piece *first; /* NULL: none yet */
     cm_piece *last;
+    bool shares_read_only;
 } request;
 
 static cm_piece *
@@ -194,6 +196,7 @@ share_range_locked(request *r, uintptr_t base, uintptr_t end)
         if (p != NULL) {
             r->first = r->first == NULL ? p : r->first;
             r->last = p;
+            r->shares_read_only = r->shares_read_only || (p->read_only && !p->foreign);
             cursor = p->end;
         }
     }
@@ -241,6 +244,7 @@ cm_registry_register(cm_registry *registry, int device, void *host, uint64_t nby
     registration->last = r.last;
     registration->host = (uintptr_t)host;
     registration->nbytes = nbytes;
+    registration->read_only = r.shares_read_only;
     *out = registration;
     return cm_ok();
 }
@@ -292,6 +296,12 @@ cm_registry_close(cm_registry *registry)
     cm_mutex_unlock(&registry->lock);
     registry_release(registry);
     return first;
+}
+
+bool
+cm_registration_is_read_only(const cm_registration *registration)
+{
+    return registration->read_only;
 }
 
 cm_status

@@ -23,8 +23,9 @@ CM_NODISCARD cm_status cm_registry_create(cm_runtime *rt, cm_registry **out);
 CM_NODISCARD cm_status cm_registry_close(cm_registry *registry);
 
 /* Page-lock every page of [host, host + nbytes), nbytes > 0, in `device`'s context;
- * always portable and mapped; `read_only` where the mapping may not be written. A range
- * that is (partly) locked already shares those pieces.
+ * always portable and mapped; with `read_only` pieces whose mapping may not be written
+ * are locked for reading only. A range that is (partly) locked already shares those
+ * pieces.
  * Blocks: in the runtime. Fails: host_register, pointer_attributes; CM_EFORKED; CM_EBUSY
  * when pages that devices may write are asked for and they are locked read-only;
  * nothing of this request stays registered then. */
@@ -34,6 +35,9 @@ CM_NODISCARD cm_status cm_registry_register(cm_registry *registry, int device,
 /* Fails: host_unregister (the share is gone all the same; a piece that the runtime refused
  * to unregister is tried again when it is next met and at close). */
 CM_NODISCARD cm_status cm_registration_release(cm_registration *registration);
+
+/* Is a piece of it locked for reading only? */
+bool cm_registration_is_read_only(const cm_registration *registration);
 
 /* The address devices reach the range by. Fails: host_device_address; CM_ENOTSUP, with
  * the host address, where a piece's device address does not follow on the one before.

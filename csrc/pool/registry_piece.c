@@ -4,16 +4,32 @@
 #include "pool/scope.h"
 
 static cm_status
-call_register(const cm_registry *registry, const cm_piece *p)
+register_pages(const cm_registry *registry, const cm_piece *p, unsigned extra)
 {
-    unsigned flags = CM_REGISTER_PORTABLE | CM_REGISTER_MAPPED
-                     | (p->read_only ? CM_REGISTER_READ_ONLY : 0u);
+    unsigned flags = CM_REGISTER_PORTABLE | CM_REGISTER_MAPPED | extra;
     cm_scope scope;
     CM_TRY(cm_scope_enter(registry->rt, p->device, &scope));
     cm_status status =
         cm_rt_host_register(registry->rt, (void *)p->base, p->end - p->base, flags);
     cm_scope_leave(&scope);
     return status;
+}
+
+/* Many pages of read-only objects may be written all the same, as those of the heap.
+ * They are locked as ordinary ones, so that a later request for writing can share them.
+ */
+static cm_status
+call_register(const cm_registry *registry, cm_piece *p)
+{
+    cm_status status = register_pages(registry, p, 0);
+    if (!p->read_only || status.code == CM_CUDA_ALREADY_REGISTERED) {
+        return status;
+    }
+    if (cm_is_ok(status)) {
+        p->read_only = false;
+        return status;
+    }
+    return register_pages(registry, p, CM_REGISTER_READ_ONLY);
 }
 
 cm_status

@@ -22,8 +22,8 @@ typedef struct cm_piece {
     uint64_t share_count;
     int device; /* whose context registered it */
     bool busy;
-    bool foreign; /* locked by somebody else: never unregistered by us */
-    bool read_only;
+    bool foreign;   /* locked by somebody else: never unregistered by us */
+    bool read_only; /* while busy: may be; else: devices may not write there */
 } cm_piece;
 
 struct cm_registry {

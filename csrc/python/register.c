@@ -22,8 +22,9 @@ PyDoc_STRVAR(register_doc,
 "    Give a `MappedBuffer`, which kernels can reach as well.\n"
 "read_only : bool, optional\n"
 "    By default the buffer is read-only if `obj` is. True: a read-only buffer of anything.\n"
-"    False: a writable one or an error. What is read-only is locked for reading only,\n"
-"    where the device can: a mapping that may not be written cannot be locked otherwise.\n"
+"    False: a writable one or an error. A mapping that may not be written is locked for\n"
+"    reading only, where the device can; other pages of what is read-only are locked as\n"
+"    usual.\n"
 "device : Device, int or str, optional\n"
 "    In whose context; the memory is locked for all devices.\n\n"
 "Returns\n-------\nRegistration\n"
@@ -247,8 +248,7 @@ lock_pages(cm_state *state, cm_storage *storage, const source *from, int64_t low
 {
     storage->host = (char *)from->region.host + low;
     storage->nbytes = (uint64_t)(high - low);
-    storage->flags = CM_REGISTER_PORTABLE | CM_REGISTER_MAPPED
-                     | (lock_read_only ? CM_REGISTER_READ_ONLY : 0u);
+    storage->flags = CM_REGISTER_PORTABLE | CM_REGISTER_MAPPED;
     cm_registration *registration = NULL;
     cm_registry *registry = state->registry;
     cm_address address = 0;
@@ -261,6 +261,9 @@ lock_pages(cm_state *state, cm_storage *storage, const source *from, int64_t low
     }
     Py_END_ALLOW_THREADS
     storage->registration = registration; /* goes with the storage */
+    if (registration != NULL && cm_registration_is_read_only(registration)) {
+        storage->flags |= CM_REGISTER_READ_ONLY;
+    }
     if (registration != NULL
         && (status.code == CM_ENOTSUP || status.code == CM_CUDA_INVALID_VALUE)) {
         if (mapped) {

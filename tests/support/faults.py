@@ -35,6 +35,7 @@ SECOND_WAY = {
     "event_elapsed": "a transfer's seconds come from the host's clock",
     "stream_is_capturing": "no fence is taken this time: the block waits for the next",
     "stream_destroy": "only the handle is lost",
+    "host_register": "what is read-only is then locked for reading only",
     "host_free": "reported to the unraisable hook: a free has nobody to tell",
     "device_free": "the same",
     "host_unregister": "the same when the last reference did it",
