@@ -95,6 +95,21 @@ def test_fill_after_work_on_the_values_stream_sees_that_work(emulated) -> None:
     assert buffer.numpy().tolist() == [5] * 3
 
 
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("dtype", ["i4", "f8"])
+@pytest.mark.parametrize("named", [False, True])
+def test_fill_takes_values_of_another_device(runtime, kind, dtype, named) -> None:
+    if cumem.device_count() < 2:
+        pytest.skip("needs two devices")
+    value = cumem.array(np.arange(3, dtype="i4"), device=1)
+    buffer = cumem.zeros((2, 3), dtype, kind)
+    buffer.fill(value, stream=cumem.Stream() if named else None)
+    assert (values.get(buffer) == np.arange(3)).all()
+    ordinary = cumem.asbuffer(np.zeros((2, 3), dtype))
+    ordinary.fill(value, stream=cumem.Stream() if named else None)
+    assert (ordinary.numpy() == np.arange(3)).all()
+
+
 def fake_on_device(buffer: cumem.Buffer) -> object:
     """As CuPy exports: `__cuda_array_interface__` on the type."""
     fake = FakeCAI(interface_of(buffer), buffer)
