@@ -54,7 +54,8 @@ struct cm_source {
     const cm_source_ops *ops; /* borrowed, static */
     cm_runtime *rt;           /* borrowed */
     cm_source_config config;
-    uint64_t granule; /* sizes and offsets of chunks are multiples of it; a power of 2 */
+    uint64_t granule; /* sizes and offsets of chunks are multiples of it; a power of 2
+                       */
     bool is_placed;   /* chunks lie in one range of addresses, neighbours join up */
     cm_address base;  /* of that range */
     uint64_t range_nbytes;
@@ -62,13 +63,15 @@ struct cm_source {
 
 /* The source for `config` on this machine and driver: mapped-on-demand device memory
  * (source_vmm.c), populated and registered host memory (source_host.c), or one runtime
- * allocation a chunk (source_plain.c). Falls back to the last where the first two cannot
+ * allocation a chunk (source_plain.c). Falls back to the last where the first two
+ * cannot
  * be had. Inside a cm_scope. Fails: CM_ENOMEM; calls that ask the device. */
 CM_NODISCARD cm_status cm_source_open(cm_runtime *rt, const cm_source_config *config,
                                       cm_source **out);
 
 /* The three behind it. The first two answer CM_ENOTSUP where they cannot be had. */
-CM_NODISCARD cm_status cm_source_vmm_open(cm_runtime *rt, const cm_source_config *config,
+CM_NODISCARD cm_status cm_source_vmm_open(cm_runtime *rt,
+                                          const cm_source_config *config,
                                           cm_source **out);
 CM_NODISCARD cm_status cm_source_host_open(cm_runtime *rt,
                                            const cm_source_config *config,
