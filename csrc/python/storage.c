@@ -322,9 +322,10 @@ cm_storage_close(cm_storage *storage)
     storage->closed = true;
     /* A consumer of the buffer protocol may hold only the object, and a transfer that
      * is not done holds it too: then the bytes go with the last reference. */
-    const cm_state *state = storage->state;
-    bool busy = state != NULL && state->engine != NULL
-                && cm_engine_count_pending(state->engine) > 0;
+    const cm_state *state = storage->state; /* NULL: the module is gone */
+    bool busy =
+        state == NULL
+        || (state->engine != NULL && cm_engine_count_pending(state->engine) > 0);
     if (storage->view_count == 0 && !busy) {
         give_back(storage);
     }
