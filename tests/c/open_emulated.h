@@ -5,6 +5,7 @@
 #define CM_TESTS_OPEN_EMULATED_H
 
 #include <stdlib.h>
+#include <unistd.h>
 
 #include "check.h"
 #include "runtime/emulated.h"
@@ -21,6 +22,13 @@
             exit(2);                                                                   \
         }                                                                              \
     } while (0)
+
+/* 4 KiB on x86-64, up to 64 KiB on aarch64. */
+CM_UNUSED static size_t
+page_nbytes(void)
+{
+    return (size_t)sysconf(_SC_PAGESIZE);
+}
 
 CM_UNUSED static cm_runtime *
 open_emulated(int driver_version, int device_count, uint64_t memory_nbytes)

@@ -24,36 +24,38 @@ static void
 test_copy_over_an_edge_is_refused(void)
 {
     cm_runtime *rt = open_emulated(13000, 1, MIB);
-    unsigned char *host = pages(3 * 4096);
+    size_t page = page_nbytes();
+    unsigned char *host = pages(3 * page);
     cm_address device;
     CHECK(host != NULL);
     CHECK_OK(cm_rt_device_alloc(rt, 1000, &device));
-    CHECK_OK(cm_rt_host_register(rt, host, 4096, 0));
-    CHECK_OK(cm_rt_host_register(rt, host + 4096, 4096, 0));
+    CHECK_OK(cm_rt_host_register(rt, host, page, 0));
+    CHECK_OK(cm_rt_host_register(rt, host + page, page, 0));
     CHECK_CODE(cm_rt_copy_async(rt, device, of(host), 1001, 0), CM_CUDA_INVALID_VALUE);
     CHECK_CODE(cm_rt_copy_async(rt, device + 1, of(host), 1000, 0),
                CM_CUDA_INVALID_VALUE);
     CHECK_CODE(cm_rt_copy_async(rt, device - 1, of(host), 2, 0), CM_CUDA_INVALID_VALUE);
-    CHECK_CODE(cm_rt_copy_async(rt, device, of(host) + 4000, 200, 0),
+    CHECK_CODE(cm_rt_copy_async(rt, device, of(host) + page - 96, 200, 0),
                CM_CUDA_INVALID_VALUE); /* two adjacent registrations */
-    CHECK_CODE(cm_rt_copy_async(rt, device, of(host) + 8000, 500, 0),
+    CHECK_CODE(cm_rt_copy_async(rt, device, of(host) + 2 * page - 192, 500, 0),
                CM_CUDA_INVALID_VALUE); /* registered into plain */
     CHECK_CODE(cm_rt_copy_async(rt, 0, of(host), 1, 0), CM_CUDA_INVALID_VALUE);
     CHECK_CODE(cm_rt_copy_async(rt, device, UINT64_MAX - 5, 100, 0),
                CM_CUDA_INVALID_VALUE);
     CHECK_CODE(cm_rt_fill_8_async(rt, device, 0, 1001, 0), CM_CUDA_INVALID_VALUE);
-    CHECK_CODE(cm_rt_fill_8_async(rt, of(host + 8192), 0, 1, 0), CM_CUDA_INVALID_VALUE);
+    CHECK_CODE(cm_rt_fill_8_async(rt, of(host + 2 * page), 0, 1, 0),
+               CM_CUDA_INVALID_VALUE);
     CHECK_CODE(cm_rt_fill_16_async(rt, device + 1, 0, 1, 0), CM_CUDA_INVALID_VALUE);
     CHECK_CODE(cm_rt_fill_32_async(rt, device + 2, 0, 1, 0), CM_CUDA_INVALID_VALUE);
     CHECK_CODE(cm_rt_fill_32_async(rt, device, 0, UINT64_MAX / 2, 0),
                CM_CUDA_INVALID_VALUE);
     CHECK_OK(cm_rt_copy_async(rt, device + 1000, of(host), 0, 0));
     CHECK_OK(cm_rt_host_unregister(rt, host));
-    CHECK_OK(cm_rt_host_unregister(rt, host + 4096));
+    CHECK_OK(cm_rt_host_unregister(rt, host + page));
     CHECK_OK(cm_rt_device_free(rt, device));
     CHECK_CODE(cm_rt_copy_async(rt, device, of(host), 10, 0), CM_CUDA_INVALID_VALUE);
     close_emulated(rt);
-    (void)munmap(host, 3 * 4096);
+    (void)munmap(host, 3 * page);
 }
 
 static void
@@ -61,7 +63,8 @@ test_copy_moves_between_all_kinds(void)
 {
     enum { N = 3000, KINDS = 6 };
     cm_runtime *rt = open_emulated(13000, 1, MIB);
-    unsigned char *registered = pages(4096);
+    size_t page = page_nbytes();
+    unsigned char *registered = pages(page);
     unsigned char plain[N];
     unsigned char pattern[N];
     cm_address ends[KINDS];
@@ -69,7 +72,7 @@ test_copy_moves_between_all_kinds(void)
     CHECK(registered != NULL);
     CHECK_OK(cm_rt_host_alloc(rt, N, 0, &pinned));
     CHECK_OK(cm_rt_host_alloc(rt, N, CM_HOST_ALLOC_WRITE_COMBINED, &wc));
-    CHECK_OK(cm_rt_host_register(rt, registered, 4096, 0));
+    CHECK_OK(cm_rt_host_register(rt, registered, page, 0));
     CHECK_OK(cm_rt_device_alloc(rt, N, &ends[0]));
     CHECK_OK(cm_rt_managed_alloc(rt, N, 1, &ends[1]));
     ends[2] = of(pinned);
@@ -100,7 +103,7 @@ test_copy_moves_between_all_kinds(void)
     CHECK_OK(cm_rt_host_free(rt, wc));
     CHECK_OK(cm_rt_host_unregister(rt, registered));
     close_emulated(rt);
-    (void)munmap(registered, 4096);
+    (void)munmap(registered, page);
 }
 
 static void

@@ -31,43 +31,46 @@ static void
 test_managed_pages_move_when_prefetch_runs(void)
 {
     cm_runtime *rt = open_emulated(13000, 2, MIB);
-    enum { N = 8 * 4096 };
+    uint64_t page = page_nbytes(), nbytes = 8 * page;
     cm_address managed, device;
     uint64_t stream, on_host;
     int where;
-    CHECK_OK(cm_rt_managed_alloc(rt, N, CM_MANAGED_GLOBAL, &managed));
-    CHECK_OK(cm_rt_device_alloc(rt, N, &device));
+    CHECK_OK(cm_rt_managed_alloc(rt, nbytes, CM_MANAGED_GLOBAL, &managed));
+    CHECK_OK(cm_rt_device_alloc(rt, nbytes, &device));
     CHECK_OK(cm_rt_stream_create(rt, 0, 0, &stream));
-    CHECK_OK(cm_emulated_host_pages(rt, managed, N, &on_host));
+    CHECK_OK(cm_emulated_host_pages(rt, managed, nbytes, &on_host));
     CHECK_EQ(on_host, 8);
-    CHECK_OK(cm_rt_prefetch_location(rt, managed, N, &where));
+    CHECK_OK(cm_rt_prefetch_location(rt, managed, nbytes, &where));
     CHECK_EQ(where, CM_NO_LOCATION);
     CHECK_OK(cm_emulated_gate_close(rt, stream));
-    CHECK_OK(cm_rt_prefetch_async(rt, managed, N, 1, stream));
-    CHECK_OK(cm_rt_prefetch_location(rt, managed, N, &where));
+    CHECK_OK(cm_rt_prefetch_async(rt, managed, nbytes, 1, stream));
+    CHECK_OK(cm_rt_prefetch_location(rt, managed, nbytes, &where));
     CHECK_EQ(where, 1);
-    CHECK_OK(cm_emulated_host_pages(rt, managed, N, &on_host));
+    CHECK_OK(cm_emulated_host_pages(rt, managed, nbytes, &on_host));
     CHECK_EQ(on_host, 8);
     CHECK_OK(cm_emulated_gate_open(rt, stream));
     CHECK_OK(cm_rt_stream_synchronize(rt, stream));
-    CHECK_OK(cm_emulated_host_pages(rt, managed, N, &on_host));
+    CHECK_OK(cm_emulated_host_pages(rt, managed, nbytes, &on_host));
     CHECK_EQ(on_host, 0);
-    CHECK_OK(cm_rt_prefetch_async(rt, managed + 4096, 4096, CM_HOST_LOCATION, stream));
+    CHECK_OK(cm_rt_prefetch_async(rt, managed + page, page, CM_HOST_LOCATION, stream));
     CHECK_OK(cm_rt_stream_synchronize(rt, stream));
-    CHECK_OK(cm_emulated_host_pages(rt, managed, N, &on_host));
+    CHECK_OK(cm_emulated_host_pages(rt, managed, nbytes, &on_host));
     CHECK_EQ(on_host, 1);
-    CHECK_OK(cm_rt_prefetch_location(rt, managed, N, &where));
+    CHECK_OK(cm_rt_prefetch_location(rt, managed, nbytes, &where));
     CHECK_EQ(where, CM_NO_LOCATION);
-    CHECK_OK(cm_rt_prefetch_location(rt, managed + 4096, 4096, &where));
+    CHECK_OK(cm_rt_prefetch_location(rt, managed + page, page, &where));
     CHECK_EQ(where, CM_HOST_LOCATION);
-    CHECK_CODE(cm_rt_prefetch_async(rt, managed, N, 2, stream), CM_CUDA_INVALID_DEVICE);
-    CHECK_CODE(cm_rt_prefetch_async(rt, managed, N, -2, stream),
+    CHECK_CODE(cm_rt_prefetch_async(rt, managed, nbytes, 2, stream),
                CM_CUDA_INVALID_DEVICE);
-    CHECK_CODE(cm_rt_prefetch_async(rt, managed, N + 1, 0, stream),
+    CHECK_CODE(cm_rt_prefetch_async(rt, managed, nbytes, -2, stream),
+               CM_CUDA_INVALID_DEVICE);
+    CHECK_CODE(cm_rt_prefetch_async(rt, managed, nbytes + 1, 0, stream),
                CM_CUDA_INVALID_VALUE);
     CHECK_CODE(cm_rt_prefetch_async(rt, managed, 0, 0, stream), CM_CUDA_INVALID_VALUE);
-    CHECK_CODE(cm_rt_prefetch_async(rt, device, N, 0, stream), CM_CUDA_INVALID_VALUE);
-    CHECK_CODE(cm_rt_prefetch_location(rt, device, N, &where), CM_CUDA_INVALID_VALUE);
+    CHECK_CODE(cm_rt_prefetch_async(rt, device, nbytes, 0, stream),
+               CM_CUDA_INVALID_VALUE);
+    CHECK_CODE(cm_rt_prefetch_location(rt, device, nbytes, &where),
+               CM_CUDA_INVALID_VALUE);
     CHECK_OK(cm_rt_stream_destroy(rt, stream));
     CHECK_OK(cm_rt_device_free(rt, managed));
     CHECK_OK(cm_rt_device_free(rt, device));

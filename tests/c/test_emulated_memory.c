@@ -212,19 +212,21 @@ static void
 test_registration_is_whole_and_once(void)
 {
     cm_runtime *rt = open_emulated(13000, 1, MIB);
-    unsigned char *host = pages(4 * 4096);
+    size_t page = page_nbytes();
+    unsigned char *host = pages(4 * page);
     void *pinned;
     cm_address address;
     cm_pointer_info info;
     CHECK(host != NULL);
     CHECK_OK(cm_rt_host_alloc(rt, 1000, 0, &pinned));
-    CHECK_OK(cm_rt_host_register(rt, host + 100, 5000, CM_REGISTER_MAPPED));
-    CHECK_CODE(cm_rt_host_register(rt, host + 100, 5000, 0),
+    CHECK_OK(cm_rt_host_register(rt, host + 100, page + 904, CM_REGISTER_MAPPED));
+    CHECK_CODE(cm_rt_host_register(rt, host + 100, page + 904, 0),
                CM_CUDA_ALREADY_REGISTERED);
-    CHECK_CODE(cm_rt_host_register(rt, host, 16384, 0), CM_CUDA_ALREADY_REGISTERED);
-    CHECK_CODE(cm_rt_host_register(rt, host + 6000, 10, 0), CM_CUDA_ALREADY_REGISTERED);
+    CHECK_CODE(cm_rt_host_register(rt, host, 4 * page, 0), CM_CUDA_ALREADY_REGISTERED);
+    CHECK_CODE(cm_rt_host_register(rt, host + page + 1904, 10, 0),
+               CM_CUDA_ALREADY_REGISTERED);
     CHECK_CODE(cm_rt_host_register(rt, pinned, 100, 0), CM_CUDA_ALREADY_REGISTERED);
-    CHECK_OK(cm_rt_host_register(rt, host + 8192, 100, 0));
+    CHECK_OK(cm_rt_host_register(rt, host + 2 * page, 100, 0));
     CHECK_OK(cm_rt_host_device_address(rt, host + 200, &address));
     CHECK_NE(address, of(host + 200));
     CHECK_OK(cm_rt_pointer_attributes(rt, address, &info));
@@ -236,17 +238,18 @@ test_registration_is_whole_and_once(void)
     CHECK_CODE(cm_rt_host_unregister(rt, pinned), CM_CUDA_NOT_REGISTERED);
     CHECK_OK(cm_rt_host_unregister(rt, host + 100));
     CHECK_CODE(cm_rt_host_unregister(rt, host + 100), CM_CUDA_NOT_REGISTERED);
-    CHECK_OK(cm_rt_host_unregister(rt, host + 8192));
+    CHECK_OK(cm_rt_host_unregister(rt, host + 2 * page));
     CHECK_OK(cm_rt_host_free(rt, pinned));
     close_emulated(rt);
-    (void)munmap(host, 4 * 4096);
+    (void)munmap(host, 4 * page);
 }
 
 static void
 test_registration_arguments_are_checked(void)
 {
     cm_runtime *rt = open_emulated(13000, 1, MIB);
-    unsigned char *host = pages(4 * 4096);
+    size_t page = page_nbytes();
+    unsigned char *host = pages(4 * page);
     CHECK(host != NULL);
     CHECK_CODE(cm_rt_host_register(rt, NULL, 10, 0), CM_CUDA_INVALID_VALUE);
     CHECK_CODE(cm_rt_host_register(rt, host, 0, 0), CM_CUDA_INVALID_VALUE);
@@ -256,36 +259,37 @@ test_registration_arguments_are_checked(void)
                CM_CUDA_NOT_SUPPORTED);
     CHECK_CODE(cm_rt_host_unregister(rt, NULL), CM_CUDA_INVALID_VALUE);
     /* Unmapped pages, and pages that may not be written. */
-    CHECK_EQ(munmap(host + 3 * 4096, 4096), 0);
-    CHECK_CODE(cm_rt_host_register(rt, host, 4 * 4096, 0), CM_CUDA_INVALID_VALUE);
-    CHECK_EQ(mprotect(host, 4096, PROT_READ), 0);
-    CHECK_CODE(cm_rt_host_register(rt, host, 8192, 0), CM_CUDA_INVALID_VALUE);
-    CHECK_OK(cm_rt_host_register(rt, host, 8192, CM_REGISTER_READ_ONLY));
+    CHECK_EQ(munmap(host + 3 * page, page), 0);
+    CHECK_CODE(cm_rt_host_register(rt, host, 4 * page, 0), CM_CUDA_INVALID_VALUE);
+    CHECK_EQ(mprotect(host, page, PROT_READ), 0);
+    CHECK_CODE(cm_rt_host_register(rt, host, 2 * page, 0), CM_CUDA_INVALID_VALUE);
+    CHECK_OK(cm_rt_host_register(rt, host, 2 * page, CM_REGISTER_READ_ONLY));
     CHECK_OK(cm_rt_host_unregister(rt, host));
     close_emulated(rt);
-    (void)munmap(host, 3 * 4096);
+    (void)munmap(host, 3 * page);
 }
 
 static void
 test_registration_read_only_is_never_written(void)
 {
     cm_runtime *rt = open_emulated(13000, 1, MIB);
-    unsigned char *host = pages(4096);
+    size_t page = page_nbytes();
+    unsigned char *host = pages(page);
     cm_address device, mapped;
     CHECK(host != NULL);
-    memset(host, 3, 4096);
-    CHECK_OK(cm_rt_device_alloc(rt, 4096, &device));
-    CHECK_OK(cm_rt_host_register(rt, host, 4096, CM_REGISTER_READ_ONLY));
+    memset(host, 3, page);
+    CHECK_OK(cm_rt_device_alloc(rt, page, &device));
+    CHECK_OK(cm_rt_host_register(rt, host, page, CM_REGISTER_READ_ONLY));
     CHECK_OK(cm_rt_host_device_address(rt, host, &mapped));
-    CHECK_OK(cm_rt_copy_async(rt, device, of(host), 4096, 0));
+    CHECK_OK(cm_rt_copy_async(rt, device, of(host), page, 0));
     CHECK_OK(cm_rt_stream_synchronize(rt, 0));
-    CHECK_FILLED(cm_emulated_host_alias(rt, device, 4096), 3, 4096);
+    CHECK_FILLED(cm_emulated_host_alias(rt, device, page), 3, page);
     CHECK_CODE(cm_rt_copy_async(rt, of(host), device, 1, 0), CM_CUDA_INVALID_VALUE);
     CHECK_CODE(cm_rt_fill_8_async(rt, mapped, 0, 1, 0), CM_CUDA_INVALID_VALUE);
     CHECK_OK(cm_rt_host_unregister(rt, host));
     CHECK_OK(cm_rt_device_free(rt, device));
     close_emulated(rt);
-    (void)munmap(host, 4096);
+    (void)munmap(host, page);
 }
 
 static void

@@ -10,12 +10,6 @@
 
 enum { PAGE_COUNT = 16 };
 
-static uint64_t
-page_nbytes(void)
-{
-    return (uint64_t)sysconf(_SC_PAGESIZE);
-}
-
 static char *
 map_pages(uint64_t count)
 {
