@@ -124,21 +124,19 @@ types: ## compare the stubs with the extension
 
 # ---- aarch64 ----------------------------------------------------------------------------
 
-# From Debian: gcc-aarch64-linux-gnu libc6-dev-arm64-cross qemu-user-static. QEMU 7.2 forgets
-# MADV_WIPEONFORK and says it did it: the tests that need it, ARM_EXCEPT, may fail there.
+# From Debian: gcc-aarch64-linux-gnu libc6-dev-arm64-cross qemu-user-static. QEMU 7.2
+# leaves MADV_WIPEONFORK out and says it did it: what needs it, ARM_EXCEPT, may fail.
 ARM := build/aarch64
 ARM_RUN := qemu-aarch64-static -L /usr/aarch64-linux-gnu
 ARM_EXCEPT := forked_child|wiped_by_fork
 ARM_TOOLS := CC=aarch64-linux-gnu-gcc AR=aarch64-linux-gnu-ar
-# Debian's pyconfig.h looks for one of the target's; for both it says the same.
-ARM_PYCONFIG = import os, sys, sysconfig as s; \
-	os.makedirs(d := "$(ARM)/include/aarch64-linux-gnu", exist_ok=True); \
-	n = d + "/python%d.%d" % sys.version_info[:2]; \
-	os.path.lexists(n) and os.remove(n); \
-	os.symlink(os.path.dirname(s.get_config_h_filename()), n)
+# Debian's pyconfig.h asks for the target's own; here it says the same for both.
+ARM_BESIDE = $(shell $(PYTHON) -c 'import os, sysconfig as s; print(os.path.join( \
+	os.path.dirname(s.get_path("include")), s.get_config_var("MULTIARCH") or "none"))')
 
 check-aarch64: ## compile all C for aarch64, warnings as errors; its C tests under QEMU
-	@$(PYTHON) -c '$(ARM_PYCONFIG)'
+	@mkdir -p $(ARM)/include
+	@ln -sfn '$(ARM_BESIDE)' $(ARM)/include/aarch64-linux-gnu
 	@C_INCLUDE_PATH=$(ARM)/include $(MAKE) -s check-cuda warnings $(ARM_TOOLS)
 	@$(MAKE) -s c-programs $(ARM_TOOLS) SAN_DIR=$(ARM) SAN_FLAGS='-O2 -DCM_DEBUG=1'
 	@rc=0; for program in $(C_TESTS:%.c=$(ARM)/%); do echo "== $$program"; \
