@@ -9,6 +9,7 @@ import gc
 import mmap
 import os
 import re
+import sysconfig
 import threading
 import weakref
 from multiprocessing import shared_memory
@@ -465,6 +466,10 @@ def test_close_waits_for_streams_that_use_it(emulated) -> None:
     assert testing.registrations() == 0
 
 
+@pytest.mark.skipif(
+    bool(sysconfig.get_config_var("Py_GIL_DISABLED")),
+    reason="free-threaded Python frees in the thread that made it, which holds the gate",
+)
 def test_last_reference_waits_for_streams_that_use_it(emulated) -> None:
     stream = cumem.Stream()
     keep = [cumem.register(np.zeros(1000)).buffer]
