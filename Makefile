@@ -152,6 +152,7 @@ bench: ## measure this machine
 gpu: ## build the wheel that benchmarks/gpu_run.sh installs, into .gpu/
 	rm -rf .gpu
 	$(PYTHON) -m pip wheel -q --no-deps -w .gpu .
+	@git describe --always --dirty --abbrev=12 >.gpu/commit
 	@ls .gpu
 
 # The suite is copied away from cumem/, so that it meets the wheel and not the sources.

@@ -25,6 +25,7 @@ install() {
     export XLA_PYTHON_CLIENT_PREALLOCATE=false PYTHONUNBUFFERED=1 CUMEM_BACKEND=cuda
     mkdir "$work/suite"
     cp -r tests docs notebooks benchmarks pyproject.toml README.md "$work/suite"
+    CUMEM_COMMIT=$(cat .gpu/commit) && export CUMEM_COMMIT
     "$PYTHON" -c 'import cumem; print("cumem from", cumem.__file__)'
     "$PYTHON" -m cumem info
 }
@@ -66,6 +67,7 @@ run_sanitizer() {
         return 1
     fi
     grep "LEAK SUMMARY" "$OUT/sanitizer-planted.log"
+    grep -q "LEAK SUMMARY: 4096 bytes leaked in 1 alloc" "$OUT/sanitizer-planted.log"
 }
 
 install || {

@@ -214,7 +214,12 @@ def _said_to_be_emulated() -> Iterator[None]:
 
 
 def _commit() -> str | None:
-    """The commit of the checkout that this package lies in, if it lies in one."""
+    """The commit of the checkout that this package lies in, if it lies in one.
+
+    An installed wheel does not know its own: `CUMEM_COMMIT` can tell.
+    """
+    if told := os.environ.get("CUMEM_COMMIT"):
+        return told
     root = Path(cumem.__file__).resolve().parent.parent
     if not (root / ".git").exists():
         return None  # an environment inside somebody's checkout is not ours

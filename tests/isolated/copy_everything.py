@@ -21,6 +21,18 @@ import cumem
 KINDS = ["pinned", "mapped", "managed", "device"]
 
 
+def plant_leak() -> None:
+    """Take 4096 bytes of device 0 in its primary context, which cumem uses too."""
+    driver = ctypes.CDLL("libcuda.so.1")
+    context = ctypes.c_void_p()
+    address = ctypes.c_uint64()
+    assert driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0) == 0
+    assert driver.cuCtxPushCurrent_v2(context) == 0
+    assert driver.cuMemAlloc_v2(ctypes.byref(address), ctypes.c_size_t(4096)) == 0
+    assert driver.cuCtxPopCurrent_v2(ctypes.byref(context)) == 0
+    assert driver.cuDevicePrimaryCtxRelease_v2(0) == 0
+
+
 def main() -> None:
     """Run every route once, on both orders and with strides."""
     data = np.random.default_rng(0).integers(0, 256, (96, 130), dtype="u1")
@@ -47,9 +59,7 @@ def main() -> None:
     managed.prefetch("host")
     cumem.Event().record(stream).synchronize()
     if "--plant-leak" in sys.argv:
-        driver = ctypes.CDLL("libcuda.so.1")
-        address = ctypes.c_uint64()
-        assert driver.cuMemAlloc_v2(ctypes.byref(address), ctypes.c_size_t(4096)) == 0
+        plant_leak()
     del a, b, device, pinned, managed, handle, stream
     gc.collect()
     cumem.shutdown(reset_devices=True)
