@@ -1,0 +1,124 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* base/numa: nodes in trees made for it, and where pages of this machine are. */
+#include <sys/mman.h>
+
+#include "base/numa.h"
+#include "fake_root.h"
+
+static void
+test_numa_nodes_with_memory_are_read(void)
+{
+    static const struct {
+        const char *text;
+        uint64_t nodes;
+    } lists[] = {{"0\n", 1}, {"0-1\n", 3},   {"0,2-3\n", 13}, {"63-99\n", 1ull << 63},
+                 {"", 1},    {"garbage", 1}, {"200\n", 1}};
+    fake_root root;
+    root_make(&root);
+    CHECK_EQ(cm_numa_read_nodes(root.path), 1); /* a kernel that tells nothing */
+    for (size_t i = 0; i < sizeof(lists) / sizeof(*lists); i++) {
+        root_write(&root, "/sys/devices/system/node/has_memory", lists[i].text);
+        CHECK(cm_numa_read_nodes(root.path) == lists[i].nodes);
+    }
+    root_remove(&root);
+}
+
+static void
+test_numa_nearest_node_is_the_devices(void)
+{
+    fake_root root;
+    root_make(&root);
+    CHECK_EQ(cm_numa_read_nearest(root.path, "0000:1b:00.0"), CM_NUMA_NO_NODE);
+    root_write(&root, "/sys/bus/pci/devices/0000:1b:00.0/numa_node", "1\n");
+    CHECK_EQ(cm_numa_read_nearest(root.path, "0000:1b:00.0"), 1);
+    CHECK_EQ(cm_numa_read_nearest(root.path, "0000:1c:00.0"), CM_NUMA_NO_NODE);
+    root_write(&root, "/sys/bus/pci/devices/0000:1b:00.0/numa_node", "-1\n");
+    CHECK_EQ(cm_numa_read_nearest(root.path, "0000:1b:00.0"), CM_NUMA_NO_NODE);
+    root_write(&root, "/sys/bus/pci/devices/0000:1b:00.0/numa_node", "64\n");
+    CHECK_EQ(cm_numa_read_nearest(root.path, "0000:1b:00.0"), CM_NUMA_NO_NODE);
+    root_remove(&root);
+}
+
+static void
+test_numa_cpus_are_those_the_thread_may_use(void)
+{
+    fake_root root;
+    cm_cpus mine;
+    cm_cpus found;
+    root_make(&root);
+    CHECK(cm_cpus_read(&mine));
+    CHECK(!cm_numa_read_cpus(root.path, 1, &found));
+    root_write(&root, "/sys/devices/system/node/node1/cpulist", "0-8191\n");
+    CHECK(cm_numa_read_cpus(root.path, 1, &found));
+    CHECK_BYTES_EQ(&found, &mine, sizeof(found));
+    root_write(&root, "/sys/devices/system/node/node1/cpulist", "8191-9999\n");
+    CHECK(!cm_numa_read_cpus(root.path, 1, &found));
+    root_write(&root, "/sys/devices/system/node/node1/cpulist", "\n");
+    CHECK(!cm_numa_read_cpus(root.path, 1, &found));
+    root_remove(&root);
+}
+
+/* The first half on node 0, the rest on 3, some not known. */
+static void
+find_halves(void *const *pages, size_t count, int *nodes)
+{
+    for (size_t i = 0; i < count; i++) {
+        uintptr_t offset = (uintptr_t)pages[i] & 0xfffffff;
+        nodes[i] = offset < 0x8000000 ? 0 : offset < 0xc000000 ? 3 : -14;
+    }
+}
+
+static void
+test_numa_placement_adds_up_to_the_bytes(void)
+{
+    cm_numa_placement placement;
+    void *start = (void *)(uintptr_t)0x70000000; /* nobody touches it */
+    cm_numa_read_placement(find_halves, start, 0x10000000, &placement);
+    CHECK_EQ(placement.nbytes[0] + placement.nbytes[3] + placement.unknown_nbytes,
+             0x10000000);
+    CHECK_LT(llabs((long long)placement.nbytes[0] - 0x8000000), 0x200000);
+    CHECK_LT(llabs((long long)placement.nbytes[3] - 0x4000000), 0x200000);
+    CHECK_EQ(cm_numa_elsewhere(&placement, 0), placement.nbytes[3]);
+    CHECK_EQ(cm_numa_elsewhere(&placement, 3), placement.nbytes[0]);
+    static const uint64_t sizes[] = {1,          4096,       4097,
+                                     255 * 4096, 256 * 4096, 256 * 4096 + 1};
+    for (size_t i = 0; i < sizeof(sizes) / sizeof(*sizes); i++) {
+        cm_numa_read_placement(find_halves, start, sizes[i], &placement);
+        CHECK_EQ(placement.nbytes[0], sizes[i]);
+    }
+    cm_numa_read_placement(find_halves, start, 0, &placement);
+    CHECK_EQ(cm_numa_elsewhere(&placement, -1) + placement.unknown_nbytes, 0);
+}
+
+static void
+test_numa_real_pages_are_on_a_real_node_once_touched(void)
+{
+    size_t nbytes = 1 << 20;
+    cm_numa_placement placement;
+    char *memory =
+        mmap(NULL, nbytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    CHECK(memory != MAP_FAILED);
+    cm_numa_read_placement(cm_numa_find_nodes, memory, nbytes, &placement);
+    CHECK_EQ(placement.unknown_nbytes, nbytes); /* no page has memory yet */
+    uint64_t nodes = cm_numa_read_nodes(NULL);
+    bool bound = cm_numa_prefer(memory, nbytes, __builtin_ctzll(nodes));
+    memset(memory, 1, nbytes);
+    cm_numa_read_placement(cm_numa_find_nodes, memory, nbytes, &placement);
+    for (int i = 0; i < CM_NUMA_MAX_NODES; i++) {
+        CHECK(placement.nbytes[i] == 0 || (nodes >> i & 1) != 0);
+    }
+    if (bound && placement.unknown_nbytes == 0) { /* not where a container forbids it */
+        CHECK_EQ(cm_numa_elsewhere(&placement, __builtin_ctzll(nodes)), 0);
+    }
+    munmap(memory, nbytes);
+}
+
+/* clang-format off */
+MAIN(
+    RUN(test_numa_nodes_with_memory_are_read)
+    RUN(test_numa_nearest_node_is_the_devices)
+    RUN(test_numa_cpus_are_those_the_thread_may_use)
+    RUN(test_numa_placement_adds_up_to_the_bytes)
+    RUN(test_numa_real_pages_are_on_a_real_node_once_touched)
+)
+/* clang-format on */
