@@ -34,7 +34,11 @@ typedef struct cm_status {
     X(CM_ETHREAD, -10, "a thread could not be started")                                \
     X(CM_ESYSTEM, -11, "a system call failed")                                         \
     X(CM_ECANCELLED, -12, "the transfer was cancelled")                                \
-    X(CM_ETIMEOUT, -13, "the time given has passed")
+    X(CM_ETIMEOUT, -13, "the time given has passed")                                   \
+    X(CM_EHOSTMEMORY, -14,                                                             \
+      "the process may not use that much more memory (cgroup memory.max, or what the " \
+      "machine has left)")                                                             \
+    X(CM_ENUMA, -15, "the memory did not come from the NUMA node asked for")
 
 enum {
     CM_OK = 0,

@@ -1,0 +1,344 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Pinned and mapped memory as populated huge pages that are registered afterwards,
+ * which takes a fraction of what cudaHostAlloc does. Each chunk is a mapping of its
+ * own, registered as one; beyond 64 GiB, which one call does not take, in several
+ * pieces. No copy may cross the edge of a registration, so neighbours never join. */
+#include "pool/source_host.h"
+
+#include <ctype.h>
+#include <stdlib.h>
+#include <sys/mman.h>
+
+#include "base/checked_math.h"
+#include "base/host_memory.h"
+#include "pool/registry.h"
+#include "pool/scope.h"
+#include "pool/source_plain.h"
+
+#define HUGE_NBYTES (UINT64_C(2) << 20)
+/* What one thread is worth starting for. */
+#define NBYTES_PER_THREAD (UINT64_C(16) << 20)
+
+enum {
+    HOST_REGISTER_SUPPORTED = 99, /* as in CM_DEVICE_ATTRIBUTES */
+    /* chunk.handle */
+    MADE_BY_US = 0,
+    MADE_BY_RUNTIME = 1,
+};
+
+/* is_exact implies node >= 0. */
+typedef struct host_source {
+    cm_source base; /* first */
+    cm_host_world world;
+    int node;      /* where pages should come from; CM_NUMA_NO_NODE: wherever */
+    bool is_exact; /* the user named the node, so another one will not do */
+} host_source;
+
+/* -- pages ------------------------------------------------------------------------------- */
+
+/* Addresses for `nbytes`, aligned to huge pages. */
+static cm_status
+map(uint64_t nbytes, char **out)
+{
+    uint64_t whole;
+    uint64_t start;
+    if (!cm_add_u64(nbytes, HUGE_NBYTES, &whole)) {
+        return cm_fail(CM_ENOMEM, nbytes);
+    }
+    char *raw =
+        mmap(NULL, whole, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (raw == MAP_FAILED
+        || !cm_round_up_u64((uint64_t)(uintptr_t)raw, HUGE_NBYTES, &start)) {
+        return cm_fail(CM_ENOMEM, nbytes);
+    }
+    uint64_t before = start - (uint64_t)(uintptr_t)raw;
+    if (before != 0) {
+        (void)munmap(raw, before);
+    }
+    (void)munmap(raw + before + nbytes, HUGE_NBYTES - before);
+    *out = raw + before;
+    return cm_ok();
+}
+
+static void
+unmap(char *start, uint64_t nbytes)
+{
+    if (munmap(start, nbytes) != 0) {
+        /* The process has no mapping to spare for the split: keep the addresses. */
+        (void)madvise(start, nbytes, MADV_DONTNEED);
+    }
+}
+
+/* Refuse what the process may not have: the kernel would kill it instead. */
+static cm_status
+check_room(const host_source *self, uint64_t nbytes)
+{
+    cm_host_memory memory;
+    cm_host_memory_read(self->world.root, &memory);
+    return nbytes <= memory.available_nbytes
+               ? cm_ok()
+               : cm_fail(CM_EHOSTMEMORY, memory.available_nbytes);
+}
+
+static unsigned
+choose_thread_count(const host_source *self, const cm_cpus *cpus, uint64_t nbytes)
+{
+    if (self->world.thread_count != 0) {
+        return self->world.thread_count;
+    }
+    uint64_t count = nbytes / NBYTES_PER_THREAD;
+    count = count < CM_POPULATE_MAX_THREADS ? count : CM_POPULATE_MAX_THREADS;
+    if (count > 1) {
+        unsigned usable = cm_usable_cpu_count(self->world.root);
+        count = usable < count ? usable : count;
+    }
+    if (count > 1 && cpus != NULL) {
+        unsigned of_node = cm_cpus_count(cpus);
+        count = of_node < count ? of_node : count;
+    }
+    return count > 1 ? (unsigned)count : 1;
+}
+
+/* Bring the pages of a fresh mapping in, on the node they belong to. */
+static cm_status
+populate(const host_source *self, char *start, uint64_t nbytes)
+{
+    cm_cpus cpus;
+    cm_populate populate = {
+        .start = start,
+        .nbytes = nbytes,
+        .can_not_populate = self->world.can_not_populate,
+    };
+    /* Both are advice: a kernel without huge pages is only slower, and a child process
+     * that inherits pinned pages only gets them copied at once. */
+    (void)madvise(start, nbytes, MADV_HUGEPAGE);
+    (void)madvise(start, nbytes, MADV_DONTFORK);
+    if (self->node != CM_NUMA_NO_NODE) {
+        bool bound =
+            !self->world.can_not_bind && cm_numa_prefer(start, nbytes, self->node);
+        if (cm_numa_read_cpus(self->world.root, self->node, &cpus)) {
+            populate.cpus = &cpus;
+            populate.only_helpers = !bound;
+        }
+    }
+    populate.thread_count = choose_thread_count(self, populate.cpus, nbytes);
+    CM_TRY(cm_populate_run(&populate));
+    if (self->is_exact) {
+        cm_numa_placement placement;
+        cm_numa_read_placement(self->world.find_nodes, start, nbytes, &placement);
+        uint64_t elsewhere = cm_numa_elsewhere(&placement, self->node);
+        return elsewhere == 0 ? cm_ok() : cm_fail(CM_ENUMA, elsewhere);
+    }
+    return cm_ok();
+}
+
+/* -- registration ------------------------------------------------------------------------ */
+
+static uint64_t
+piece_at(const host_source *self, uint64_t offset, uint64_t nbytes)
+{
+    uint64_t left = nbytes - offset;
+    return left < self->world.piece_nbytes ? left : self->world.piece_nbytes;
+}
+
+/* Register piece by piece; *done bytes are, also when it fails. `address` is where
+ * devices see the whole. */
+static cm_status
+register_pieces(const host_source *self, char *start, uint64_t nbytes, uint64_t *done,
+                cm_address *address)
+{
+    cm_runtime *rt = self->base.rt;
+    while (*done < nbytes) {
+        uint64_t step = piece_at(self, *done, nbytes);
+        cm_address at = 0;
+        /* Always both, as the registry does: a stricter wish is met as well. */
+        CM_TRY(cm_rt_host_register(rt, start + *done, step,
+                                   CM_REGISTER_PORTABLE | CM_REGISTER_MAPPED));
+        *done += step;
+        CM_TRY(cm_rt_host_device_address(rt, start + *done - step, &at));
+        if (*done == step) {
+            *address = at;
+        }
+        else if (at != *address + (*done - step)) {
+            return cm_fail(CM_ENOTSUP, nbytes); /* the device sees it in two places */
+        }
+    }
+    return cm_ok();
+}
+
+/* Unregister the pieces of [start, start + nbytes); *done bytes are when it fails. */
+static cm_status
+unregister_pieces(const host_source *self, char *start, uint64_t nbytes, uint64_t *done)
+{
+    *done = 0;
+    while (*done < nbytes) {
+        CM_TRY(cm_scope_settle(cm_rt_host_unregister(self->base.rt, start + *done)));
+        *done += piece_at(self, *done, nbytes);
+    }
+    return cm_ok();
+}
+
+/* -- chunks ------------------------------------------------------------------------------ */
+
+static cm_status
+open_populated(const host_source *self, uint64_t nbytes, cm_chunk *out)
+{
+    char *start = NULL;
+    uint64_t registered = 0;
+    cm_address address = 0;
+    CM_TRY(check_room(self, nbytes));
+    CM_TRY(map(nbytes, &start));
+    cm_status status = populate(self, start, nbytes);
+    if (cm_is_ok(status)) {
+        status = register_pieces(self, start, nbytes, &registered, &address);
+    }
+    if (cm_is_ok(status)) {
+        *out = (cm_chunk){start, address, nbytes, MADE_BY_US};
+        return status;
+    }
+    uint64_t done;
+    if (cm_is_ok(unregister_pieces(self, start, registered, &done))) {
+        unmap(start, nbytes);
+    }
+    else if (registered < nbytes) {
+        /* What the driver will not let go of stays mapped: its addresses must not come
+         * back as somebody else's memory. */
+        unmap(start + registered, nbytes - registered);
+    }
+    return status;
+}
+
+/* Registration that this system cannot do at all, or not of this memory. */
+static bool
+may_fall_back(const host_source *self, cm_status status)
+{
+    return !self->is_exact
+           && (status.code == CM_ENOTSUP || status.code == CM_CUDA_NOT_SUPPORTED);
+}
+
+static cm_status
+open_chunk(cm_source *source, uint64_t offset, uint64_t nbytes, cm_chunk *out)
+{
+    const host_source *self = (const host_source *)source;
+    (void)offset;
+    if (nbytes == 0 || nbytes % source->granule != 0) {
+        return cm_fail(CM_EINVALID, nbytes);
+    }
+    cm_status status = open_populated(self, nbytes, out);
+    if (!may_fall_back(self, status)) {
+        return status;
+    }
+    CM_TRY(cm_plain_chunk_open(source->rt, &source->config, nbytes, out));
+    out->handle = MADE_BY_RUNTIME;
+    return cm_ok();
+}
+
+static cm_status
+close_chunk(cm_source *source, cm_chunk *chunk)
+{
+    const host_source *self = (const host_source *)source;
+    uint64_t done = 0;
+    if (chunk->handle == MADE_BY_RUNTIME) {
+        CM_TRY(cm_plain_chunk_close(source->rt, &source->config, chunk));
+    }
+    else {
+        cm_status status = unregister_pieces(self, chunk->host, chunk->nbytes, &done);
+        if (!cm_is_ok(status)) {
+            /* Whole again, as far as the driver lets us: it is still in the pool. */
+            uint64_t again = 0;
+            cm_address address = chunk->address;
+            cm_status ignored =
+                register_pieces(self, chunk->host, done, &again, &address);
+            (void)ignored;
+            return status;
+        }
+        unmap(chunk->host, chunk->nbytes);
+    }
+    *chunk = (cm_chunk){.host = NULL};
+    return cm_ok();
+}
+
+static void
+destroy(cm_source *source)
+{
+    free(source);
+}
+
+static const cm_source_ops host_ops = {open_chunk, close_chunk, NULL, destroy};
+
+/* -- opening ----------------------------------------------------------------------------- */
+
+/* The node that the pages should come from. Fails: CM_EINVALID; device_describe. */
+static cm_status
+choose_node(host_source *self)
+{
+    const char *root = self->world.root;
+    int node = self->base.config.numa_node;
+    uint64_t nodes = cm_numa_read_nodes(root);
+    self->node = CM_NUMA_NO_NODE;
+    if (node != CM_NUMA_NO_NODE) {
+        if (node < 0 || node >= CM_NUMA_MAX_NODES || (nodes >> node & 1) == 0) {
+            return cm_fail(CM_EINVALID, (uint64_t)(int64_t)node);
+        }
+        self->node = node;
+        self->is_exact = true;
+        return cm_ok();
+    }
+    if (cm_is_power_of_two(nodes)) {
+        return cm_ok(); /* there is no choice */
+    }
+    cm_device_info info;
+    CM_TRY(cm_rt_device_describe(self->base.rt, self->base.config.device, &info));
+    for (char *c = info.pci_bus_id; *c != '\0'; c++) {
+        *c = (char)tolower((unsigned char)*c);
+    }
+    node = cm_numa_read_nearest(root, info.pci_bus_id);
+    if (node >= 0 && (nodes >> node & 1) != 0) {
+        self->node = node;
+    }
+    return cm_ok();
+}
+
+cm_status
+cm_source_host_open_in(cm_runtime *rt, const cm_source_config *config,
+                       const cm_host_world *world, cm_source **out)
+{
+    int can_register = 0;
+    if (config->kind != CM_KIND_PINNED && config->kind != CM_KIND_MAPPED) {
+        return cm_fail(CM_ENOTSUP, (uint64_t)config->kind);
+    }
+    host_source *self = calloc(1, sizeof(*self));
+    if (self == NULL) {
+        return cm_fail(CM_ENOMEM, sizeof(*self));
+    }
+    self->base = (cm_source){
+        .ops = &host_ops, .rt = rt, .config = *config, .granule = HUGE_NBYTES};
+    self->world = *world;
+    if (self->world.find_nodes == NULL) {
+        self->world.find_nodes = cm_numa_find_nodes;
+    }
+    if (self->world.piece_nbytes == 0) {
+        self->world.piece_nbytes = CM_REGISTER_MAX_NBYTES;
+    }
+    cm_status status = choose_node(self);
+    if (cm_is_ok(status)) {
+        status = cm_rt_device_attribute(rt, HOST_REGISTER_SUPPORTED, config->device,
+                                        &can_register);
+    }
+    if (cm_is_ok(status) && can_register == 0) {
+        status = cm_fail(CM_ENOTSUP, 0);
+    }
+    if (!cm_is_ok(status)) {
+        free(self);
+        return status;
+    }
+    *out = &self->base;
+    return status;
+}
+
+cm_status
+cm_source_host_open(cm_runtime *rt, const cm_source_config *config, cm_source **out)
+{
+    static const cm_host_world here = {.root = NULL};
+    return cm_source_host_open_in(rt, config, &here, out);
+}

@@ -1,0 +1,102 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Populating pages with several threads: clearing them is the larger part of what
+ * page-locked memory costs, and the driver does it with one. */
+#include <errno.h>
+#include <stdatomic.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include "base/thread.h"
+#include "pool/source_host.h"
+
+#ifndef MADV_POPULATE_WRITE
+#    define MADV_POPULATE_WRITE 23 /* Linux 5.14 */
+#endif
+
+enum { SLICE = 8 << 20 };
+
+/* [0, next) is taken by some thread; whoever takes a slice populates it. */
+typedef struct work {
+    const cm_populate *of; /* borrowed */
+    _Atomic uint64_t next;
+    atomic_bool must_touch;
+    atomic_bool has_failed;
+} work;
+
+static void
+touch(char *start, uint64_t nbytes)
+{
+    uint64_t page_nbytes = (uint64_t)sysconf(_SC_PAGESIZE);
+    for (uint64_t i = 0; i < nbytes; i += page_nbytes) {
+        *(volatile char *)(start + i) = 0; /* fresh pages: they hold zeros anyway */
+    }
+}
+
+static bool
+populate_slice(work *w, char *start, uint64_t nbytes)
+{
+    while (!atomic_load(&w->must_touch)) {
+        if (madvise(start, nbytes, MADV_POPULATE_WRITE) == 0) {
+            return true;
+        }
+        if (errno == EINVAL) {
+            atomic_store(&w->must_touch, true); /* an older kernel */
+        }
+        else if (errno != EAGAIN && errno != EINTR) {
+            return false;
+        }
+    }
+    touch(start, nbytes);
+    return true;
+}
+
+static void
+populate_slices(work *w)
+{
+    uint64_t nbytes = w->of->nbytes;
+    while (!atomic_load(&w->has_failed)) {
+        uint64_t at = atomic_fetch_add(&w->next, SLICE);
+        if (at >= nbytes) {
+            return;
+        }
+        uint64_t length = nbytes - at < SLICE ? nbytes - at : SLICE;
+        if (!populate_slice(w, (char *)w->of->start + at, length)) {
+            atomic_store(&w->has_failed, true);
+        }
+    }
+}
+
+static void *
+helper_run(void *context)
+{
+    work *w = context;
+    if (w->of->cpus != NULL) {
+        /* Where it is refused the pages may come from elsewhere: placement tells. */
+        (void)sched_setaffinity(0, sizeof(*w->of->cpus), w->of->cpus->sets);
+    }
+    populate_slices(w);
+    return NULL;
+}
+
+cm_status
+cm_populate_run(const cm_populate *populate)
+{
+    cm_thread helpers[CM_POPULATE_MAX_THREADS];
+    unsigned count = 0;
+    unsigned wanted = populate->thread_count - (populate->only_helpers ? 0 : 1);
+    work w = {.of = populate};
+    atomic_init(&w.next, 0);
+    atomic_init(&w.must_touch, populate->can_not_populate);
+    atomic_init(&w.has_failed, false);
+    while (count < wanted && count < CM_POPULATE_MAX_THREADS
+           && cm_is_ok(cm_thread_start(&helpers[count], helper_run, &w))) {
+        count++;
+    }
+    if (!populate->only_helpers || count == 0) {
+        populate_slices(&w);
+    }
+    for (unsigned i = 0; i < count; i++) {
+        cm_thread_join(helpers[i]);
+    }
+    return atomic_load(&w.has_failed) ? cm_fail(CM_ENOMEM, populate->nbytes) : cm_ok();
+}

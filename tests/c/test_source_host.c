@@ -1,0 +1,753 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* pool/source_host and source_plain: how chunks are made, where their pages are, and
+ * what is left when any step fails. */
+#include <sys/mman.h>
+
+#include "base/thread.h"
+#include "fake_root.h"
+#include "open_emulated.h"
+#include "pool/source_host.h"
+
+#define MIB (UINT64_C(1) << 20)
+#define PIECE (2 * MIB)
+/* A node that no test machine has. */
+enum { NO_SUCH_NODE = 62, FAR_NODE = 63 };
+
+static const cm_source_config PINNED = {CM_KIND_PINNED, 0, CM_HOST_ALLOC_PORTABLE,
+                                        CM_SEGMENTS_AUTO, CM_NUMA_NO_NODE};
+static const cm_source_config MAPPED = {CM_KIND_MAPPED, 1, CM_HOST_ALLOC_MAPPED,
+                                        CM_SEGMENTS_AUTO, CM_NUMA_NO_NODE};
+
+static cm_source *
+open_source(cm_runtime *rt, const cm_source_config *config, const cm_host_world *world)
+{
+    cm_source *source = NULL;
+    cm_device_guard guard;
+    MUST(cm_device_enter(rt, config->device, &guard)); /* for the rest of the test */
+    MUST(cm_source_host_open_in(rt, config, world, &source));
+    return source;
+}
+
+static cm_emulated_counts
+read_counts(cm_runtime *rt)
+{
+    cm_emulated_counts counts;
+    cm_emulated_read_counts(rt, &counts);
+    return counts;
+}
+
+static bool
+is_populated(const cm_chunk *chunk)
+{
+    static unsigned char in[1 << 14];
+    uint64_t page = (uint64_t)sysconf(_SC_PAGESIZE);
+    if (chunk->nbytes / page > sizeof(in)
+        || mincore(chunk->host, chunk->nbytes, in) != 0) {
+        return false;
+    }
+    for (uint64_t i = 0; i < chunk->nbytes / page; i++) {
+        if ((in[i] & 1) == 0) {
+            return false;
+        }
+    }
+    return true;
+}
+
+static bool
+is_mapped(void *start, uint64_t nbytes)
+{
+    static unsigned char in[1 << 14];
+    return mincore(start, nbytes, in) == 0;
+}
+
+/* Devices of the emulated machine see the host's addresses, as those of real ones do.
+ */
+static cm_status
+same_address(cm_runtime *rt, void *host, cm_address *out)
+{
+    (void)rt;
+    *out = (cm_address)(uintptr_t)host;
+    return cm_ok();
+}
+
+static cm_status
+fail_address(cm_runtime *rt, void *host, cm_address *out)
+{
+    (void)rt;
+    (void)out;
+    return (cm_status){CM_CUDA_INVALID_VALUE, CM_OP_host_device_address, 0,
+                       (uintptr_t)host};
+}
+
+/* -- chunks ----------------------------------------------------------------------------- */
+
+static void
+test_host_chunk_is_populated_and_registered_once(void)
+{
+    static const cm_host_world worlds[] = {
+        {.thread_count = 0},
+        {.thread_count = 1, .can_not_populate = true},
+        {.thread_count = 3},
+        {.thread_count = 8, .can_not_populate = true},
+        {.thread_count = 2, .can_not_bind = true},
+    };
+    cm_runtime *rt = open_emulated(13000, 2, 256 * MIB);
+    for (size_t i = 0; i < sizeof(worlds) / sizeof(*worlds); i++) {
+        cm_source *source = open_source(rt, i % 2 == 0 ? &PINNED : &MAPPED, &worlds[i]);
+        cm_chunk chunk;
+        CHECK_EQ(source->granule, 2 * MIB);
+        CHECK(!source->is_placed);
+        CHECK(source->ops->move_chunk == NULL);
+        cm_faults_plan(rt, CM_OP_none, 0, 0, false);
+        CHECK_OK(source->ops->open_chunk(source, 0, 38 * MIB, &chunk));
+        CHECK_EQ(cm_faults_count(rt, CM_OP_host_register), 1);
+        CHECK_EQ(cm_faults_count(rt, CM_OP_host_alloc), 0);
+        CHECK_EQ(chunk.nbytes, 38 * MIB);
+        CHECK_EQ((uintptr_t)chunk.host % (2 * MIB), 0);
+        CHECK(is_populated(&chunk));
+        CHECK_FILLED(chunk.host, 0, chunk.nbytes);
+        cm_pointer_info info;
+        char *last = (char *)chunk.host + chunk.nbytes - 1;
+        CHECK_OK(cm_rt_pointer_attributes(rt, (cm_address)(uintptr_t)last, &info));
+        CHECK_EQ(info.kind, CM_KIND_PINNED);
+        CHECK_EQ(info.device_address, chunk.address + chunk.nbytes - 1);
+        void *host = chunk.host;
+        CHECK_OK(source->ops->close_chunk(source, &chunk));
+        CHECK(chunk.host == NULL);
+        CHECK(!is_mapped(host, 38 * MIB));
+        source->ops->destroy(source);
+        check_nothing_live(rt);
+    }
+    close_emulated(rt);
+}
+
+static void
+test_host_chunk_is_copied_from_and_to(void)
+{
+    cm_runtime *rt = open_emulated(13000, 2, 256 * MIB);
+    cm_source *source = open_source(rt, &PINNED, &(cm_host_world){.root = NULL});
+    cm_chunk chunk;
+    cm_address device = 0;
+    CHECK_OK(source->ops->open_chunk(source, 0, 2 * MIB, &chunk));
+    CHECK_OK(cm_rt_device_alloc(rt, 2 * MIB, &device));
+    memset(chunk.host, 0x3c, MIB);
+    CHECK_OK(cm_rt_copy_async(rt, device, (cm_address)(uintptr_t)chunk.host, MIB, 0));
+    CHECK_OK(cm_rt_copy_async(rt, chunk.address + MIB, device, MIB, 0));
+    CHECK_OK(cm_rt_stream_synchronize(rt, 0));
+    CHECK_FILLED(chunk.host, 0x3c, 2 * MIB);
+    CHECK_OK(cm_rt_device_free(rt, device));
+    CHECK_OK(source->ops->close_chunk(source, &chunk));
+    source->ops->destroy(source);
+    close_emulated(rt);
+}
+
+/* The flags that /proc/self/smaps gives for the mapping with that address. */
+static void
+read_mapping_flags(const void *address, char *out, size_t nbytes)
+{
+    FILE *maps = fopen("/proc/self/smaps", "r");
+    char line[512];
+    bool inside = false;
+    out[0] = '\0';
+    while (maps != NULL && fgets(line, sizeof(line), maps) != NULL) {
+        unsigned long start;
+        unsigned long end;
+        if (sscanf(line, "%lx-%lx ", &start, &end) == 2) {
+            inside = (uintptr_t)address >= start && (uintptr_t)address < end;
+        }
+        else if (inside && strncmp(line, "VmFlags:", 8) == 0) {
+            snprintf(out, nbytes, "%s", line);
+        }
+    }
+    if (maps != NULL) {
+        fclose(maps);
+    }
+}
+
+static void
+test_host_chunk_asks_for_huge_pages_and_stays_out_of_children(void)
+{
+    cm_runtime *rt = open_emulated(13000, 1, 256 * MIB);
+    cm_source *source = open_source(rt, &PINNED, &(cm_host_world){.root = NULL});
+    cm_chunk chunk;
+    char flags[512];
+    CHECK_OK(source->ops->open_chunk(source, 0, 4 * MIB, &chunk));
+    read_mapping_flags(chunk.host, flags, sizeof(flags));
+    CHECK(strstr(flags, " dc") != NULL); /* "do not copy" */
+    if (access("/sys/kernel/mm/transparent_hugepage", F_OK) == 0) {
+        CHECK(strstr(flags, " hg") != NULL);
+    }
+    CHECK_OK(source->ops->close_chunk(source, &chunk));
+    source->ops->destroy(source);
+    close_emulated(rt);
+}
+
+static void
+test_host_chunk_wrong_size_is_refused(void)
+{
+    static const uint64_t sizes[] = {0, 1, 4096, 2 * MIB - 4096, 3 * MIB};
+    cm_runtime *rt = open_emulated(13000, 1, 256 * MIB);
+    cm_source *source = open_source(rt, &PINNED, &(cm_host_world){.root = NULL});
+    cm_chunk chunk;
+    for (size_t i = 0; i < sizeof(sizes) / sizeof(*sizes); i++) {
+        CHECK_CODE(source->ops->open_chunk(source, 0, sizes[i], &chunk), CM_EINVALID);
+    }
+    source->ops->destroy(source);
+    close_emulated(rt);
+}
+
+/* -- room ------------------------------------------------------------------------------- */
+
+static void
+test_host_chunk_beyond_the_memory_left_is_refused_untouched(void)
+{
+    fake_root root;
+    cm_runtime *rt = open_emulated(13000, 1, 256 * MIB);
+    cm_chunk chunk;
+    root_make(&root);
+    root_write(&root, "/proc/meminfo", "MemTotal: 9999999 kB\nMemAvailable: 6144 kB\n");
+    cm_source *source = open_source(rt, &PINNED, &(cm_host_world){.root = root.path});
+    cm_faults_plan(rt, CM_OP_none, 0, 0, false);
+    cm_status status = source->ops->open_chunk(source, 0, 8 * MIB, &chunk);
+    CHECK_CODE(status, CM_EHOSTMEMORY);
+    CHECK_EQ(status.arg, 6 * MIB);
+    CHECK_EQ(cm_faults_count(rt, CM_OP_none), 0);
+    CHECK_OK(source->ops->open_chunk(source, 0, 6 * MIB, &chunk));
+    CHECK_OK(source->ops->close_chunk(source, &chunk));
+    /* the group's limit, read anew each time */
+    root_write(&root, "/proc/self/mountinfo", "1 0 0:9 / /m rw - cgroup2 c rw\n");
+    root_write(&root, "/proc/self/cgroup", "0::/\n");
+    root_write(&root, "/m/memory.max", "4194304\n");
+    root_write(&root, "/m/memory.current", "2097152\n");
+    CHECK_CODE(source->ops->open_chunk(source, 0, 4 * MIB, &chunk), CM_EHOSTMEMORY);
+    CHECK_OK(source->ops->open_chunk(source, 0, 2 * MIB, &chunk));
+    CHECK_OK(source->ops->close_chunk(source, &chunk));
+    source->ops->destroy(source);
+    root_remove(&root);
+    close_emulated(rt);
+}
+
+static void
+test_host_chunk_without_addresses_for_it_fails(void)
+{
+    fake_root root; /* that says nothing of memory */
+    cm_runtime *rt = open_emulated(13000, 1, 256 * MIB);
+    cm_chunk chunk;
+    root_make(&root);
+    cm_source *source = open_source(rt, &PINNED, &(cm_host_world){.root = root.path});
+    cm_faults_plan(rt, CM_OP_none, 0, 0, false);
+    CHECK_CODE(source->ops->open_chunk(source, 0, UINT64_C(1) << 47, &chunk),
+               CM_ENOMEM);
+    CHECK_CODE(source->ops->open_chunk(source, 0, 0 - 2 * MIB, &chunk), CM_ENOMEM);
+    CHECK_EQ(cm_faults_count(rt, CM_OP_none), 0);
+    source->ops->destroy(source);
+    root_remove(&root);
+    close_emulated(rt);
+}
+
+static void
+test_populate_of_a_hole_fails(void)
+{
+    char *memory = mmap(NULL, 32 * MIB, PROT_READ | PROT_WRITE,
+                        MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    CHECK(memory != MAP_FAILED);
+    CHECK_EQ(munmap(memory + 24 * MIB, 8 * MIB), 0);
+    cm_populate populate = {.start = memory, .nbytes = 32 * MIB, .thread_count = 2};
+    CHECK_CODE(cm_populate_run(&populate), CM_ENOMEM);
+    populate.nbytes = 24 * MIB;
+    CHECK_OK(cm_populate_run(&populate));
+    munmap(memory, 24 * MIB);
+}
+
+/* -- pieces ----------------------------------------------------------------------------- */
+
+static void
+test_host_chunk_of_several_pieces_is_registered_in_each(void)
+{
+    cm_runtime *rt = open_emulated(13000, 1, 256 * MIB);
+    cm_ops_table ops = *rt->ops;
+    ops.host_device_address = same_address;
+    const cm_ops_table *before = rt->ops;
+    rt->ops = &ops;
+    cm_source *source =
+        open_source(rt, &PINNED, &(cm_host_world){.piece_nbytes = PIECE});
+    cm_chunk chunk;
+    CHECK_OK(source->ops->open_chunk(source, 0, 3 * PIECE, &chunk));
+    CHECK_EQ(read_counts(rt).registrations, 3);
+    CHECK_EQ(chunk.address, (uintptr_t)chunk.host);
+    /* a piece that the driver keeps: the chunk is whole again */
+    for (uint64_t nth = 1; nth <= 3; nth++) {
+        cm_faults_plan(rt, CM_OP_host_unregister, nth, 999, false);
+        cm_status status = source->ops->close_chunk(source, &chunk);
+        CHECK_CODE(status, 999);
+        CHECK_EQ(status.op, CM_OP_host_unregister);
+        CHECK_EQ(read_counts(rt).registrations, 3);
+        memset(chunk.host, (int)nth, chunk.nbytes);
+    }
+    CHECK_OK(source->ops->close_chunk(source, &chunk));
+    for (uint64_t nth = 1; nth <= 3; nth++) {
+        cm_faults_plan(rt, CM_OP_host_register, nth, CM_CUDA_OUT_OF_MEMORY, false);
+        cm_status status = source->ops->open_chunk(source, 0, 3 * PIECE, &chunk);
+        CHECK_CODE(status, CM_CUDA_OUT_OF_MEMORY);
+        CHECK_EQ(status.op, CM_OP_host_register);
+        CHECK_EQ(status.arg, PIECE);
+        check_nothing_live(rt);
+    }
+    source->ops->destroy(source);
+    rt->ops = before;
+    close_emulated(rt);
+}
+
+static void
+test_host_chunk_that_a_device_sees_in_two_places_is_the_runtimes(void)
+{
+    cm_runtime *rt = open_emulated(13000, 2, 256 * MIB);
+    cm_source *source =
+        open_source(rt, &MAPPED, &(cm_host_world){.piece_nbytes = PIECE});
+    cm_chunk chunk;
+    CHECK_OK(source->ops->open_chunk(source, 0, 2 * PIECE, &chunk));
+    CHECK_EQ(read_counts(rt).registrations, 0);
+    CHECK_EQ(read_counts(rt).host_allocs, 1);
+    memset(chunk.host, 1, chunk.nbytes);
+    cm_faults_plan(rt, CM_OP_host_free, 1, 999, false);
+    CHECK_CODE(source->ops->close_chunk(source, &chunk), 999);
+    CHECK_EQ(read_counts(rt).host_allocs, 1);
+    CHECK_OK(source->ops->close_chunk(source, &chunk));
+    source->ops->destroy(source);
+    close_emulated(rt);
+}
+
+static void
+test_host_chunk_that_cannot_be_registered_is_the_runtimes(void)
+{
+    cm_runtime *rt = open_emulated(13000, 1, 256 * MIB);
+    cm_source *source = open_source(rt, &PINNED, &(cm_host_world){.root = NULL});
+    cm_chunk chunk;
+    cm_faults_plan(rt, CM_OP_host_register, 1, CM_CUDA_NOT_SUPPORTED, false);
+    CHECK_OK(source->ops->open_chunk(source, 0, 2 * MIB, &chunk));
+    CHECK_EQ(read_counts(rt).host_allocs, 1);
+    CHECK_OK(source->ops->close_chunk(source, &chunk));
+    source->ops->destroy(source);
+    close_emulated(rt);
+}
+
+/* -- NUMA ------------------------------------------------------------------------------- */
+
+/* Two nodes, of which this machine has the first at most; device 0 is near the other.
+ */
+static void
+make_two_nodes(fake_root *root, cm_runtime *rt)
+{
+    char path[128];
+    cm_device_info info;
+    root_make(root);
+    MUST(cm_rt_device_describe(rt, 0, &info));
+    snprintf(path, sizeof(path), "/sys/bus/pci/devices/%s/numa_node", info.pci_bus_id);
+    root_write(root, path, "63\n");
+    root_write(root, "/sys/devices/system/node/has_memory", "0,63\n");
+    root_write(root, "/sys/devices/system/node/node63/cpulist", "0-8191\n");
+}
+
+static void
+find_far(void *const *pages, size_t count, int *nodes)
+{
+    (void)pages;
+    for (size_t i = 0; i < count; i++) {
+        nodes[i] = FAR_NODE;
+    }
+}
+
+static void
+find_strewn(void *const *pages, size_t count, int *nodes)
+{
+    find_far(pages, count, nodes);
+    nodes[count / 2] = 0;
+}
+
+static void
+test_numa_node_that_does_not_exist_is_refused_before_any_call(void)
+{
+    static const int nodes[] = {NO_SUCH_NODE, CM_NUMA_MAX_NODES, 1000, -2};
+    cm_runtime *rt = open_emulated(13000, 1, 256 * MIB);
+    for (size_t i = 0; i < sizeof(nodes) / sizeof(*nodes); i++) {
+        for (unsigned flags = 0; flags <= 4; flags += 4) {
+            cm_source_config config = PINNED;
+            cm_source *source = NULL;
+            config.numa_node = nodes[i];
+            config.flags = flags;
+            cm_faults_plan(rt, CM_OP_none, 0, 0, false);
+            CHECK_CODE(cm_source_open(rt, &config, &source), CM_EINVALID);
+            CHECK(source == NULL);
+            CHECK_EQ(cm_faults_count(rt, CM_OP_none), 0);
+        }
+    }
+    close_emulated(rt);
+}
+
+static void
+test_numa_pages_on_the_wrong_node_fail_the_check(void)
+{
+    cm_runtime *rt = open_emulated(13000, 1, 256 * MIB);
+    fake_root root;
+    cm_chunk chunk;
+    cm_source_config config = PINNED;
+    make_two_nodes(&root, rt);
+    config.numa_node = FAR_NODE;
+    /* The pages really come from a node of this machine, which is not the one asked
+     * for; where a container hides that, the injected answers below still tell. */
+    cm_numa_placement here;
+    char *page =
+        mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    CHECK(page != MAP_FAILED);
+    *page = 1;
+    cm_numa_read_placement(cm_numa_find_nodes, page, 4096, &here);
+    munmap(page, 4096);
+    cm_source *source = open_source(rt, &config, &(cm_host_world){.root = root.path});
+    cm_status status = source->ops->open_chunk(source, 0, 4 * MIB, &chunk);
+    CHECK_CODE(status, here.unknown_nbytes == 0 ? CM_ENUMA : CM_OK);
+    if (cm_is_ok(status)) {
+        CHECK_OK(source->ops->close_chunk(source, &chunk));
+    }
+    else {
+        CHECK_EQ(status.arg, 4 * MIB);
+    }
+    check_nothing_live(rt);
+    source->ops->destroy(source);
+    /* one page strewn elsewhere is seen, too */
+    source = open_source(
+        rt, &config, &(cm_host_world){.root = root.path, .find_nodes = find_strewn});
+    CHECK_CODE(source->ops->open_chunk(source, 0, 4 * MIB, &chunk), CM_ENUMA);
+    check_nothing_live(rt);
+    source->ops->destroy(source);
+    source = open_source(rt, &config,
+                         &(cm_host_world){.root = root.path, .find_nodes = find_far});
+    CHECK_OK(source->ops->open_chunk(source, 0, 4 * MIB, &chunk));
+    CHECK_OK(source->ops->close_chunk(source, &chunk));
+    source->ops->destroy(source);
+    root_remove(&root);
+    close_emulated(rt);
+}
+
+static void
+test_numa_nearest_node_is_a_wish_and_not_a_condition(void)
+{
+    cm_runtime *rt = open_emulated(13000, 1, 256 * MIB);
+    fake_root root;
+    cm_chunk chunk;
+    make_two_nodes(&root, rt);
+    /* mbind refuses a node that is not there, so threads on its CPUs touch the pages */
+    for (int i = 0; i < 3; i++) {
+        cm_host_world world = {.root = root.path, .find_nodes = find_strewn};
+        world.can_not_bind = i == 1;
+        if (i == 2) {
+            root_write(&root, "/sys/devices/system/node/node63/cpulist", "\n");
+        }
+        cm_source *source = open_source(rt, &PINNED, &world);
+        CHECK_OK(source->ops->open_chunk(source, 0, 20 * MIB, &chunk));
+        CHECK(is_populated(&chunk));
+        CHECK_OK(source->ops->close_chunk(source, &chunk));
+        source->ops->destroy(source);
+    }
+    root_remove(&root);
+    close_emulated(rt);
+}
+
+typedef struct cpu_visit {
+    cm_source *source;
+    cm_status status;
+    cm_cpus before;
+    cm_cpus after;
+} cpu_visit;
+
+static void *
+open_and_close(void *context)
+{
+    cpu_visit *visit = context;
+    cm_chunk chunk;
+    (void)cm_cpus_read(&visit->before);
+    visit->status = visit->source->ops->open_chunk(visit->source, 0, 8 * MIB, &chunk);
+    (void)cm_cpus_read(&visit->after);
+    if (cm_is_ok(visit->status)) {
+        visit->status = visit->source->ops->close_chunk(visit->source, &chunk);
+    }
+    return NULL;
+}
+
+static void
+test_numa_first_touch_leaves_the_callers_affinity_alone(void)
+{
+    cm_runtime *rt = open_emulated(13000, 1, 256 * MIB);
+    fake_root root;
+    char cpu[32];
+    int first = 0;
+    cpu_visit visit = {.source = NULL};
+    make_two_nodes(&root, rt);
+    CHECK(cm_cpus_read(&visit.before));
+    while (!CPU_ISSET_S((size_t)first, sizeof(visit.before), visit.before.sets)) {
+        first++;
+    }
+    snprintf(cpu, sizeof(cpu), "%d\n", first);
+    root_write(&root, "/sys/devices/system/node/node63/cpulist", cpu);
+    visit.source = open_source(
+        rt, &PINNED, &(cm_host_world){.root = root.path, .can_not_bind = true});
+    open_and_close(&visit);
+    CHECK_OK(visit.status);
+    CHECK_BYTES_EQ(&visit.before, &visit.after, sizeof(visit.before));
+    visit.source->ops->destroy(visit.source);
+    root_remove(&root);
+    close_emulated(rt);
+}
+
+/* -- failing calls ---------------------------------------------------------------------- */
+
+static cm_status
+open_and_use(cm_runtime *rt, const cm_source_config *config, const cm_host_world *world)
+{
+    cm_source *source = NULL;
+    cm_chunk chunk;
+    CM_TRY(cm_source_host_open_in(rt, config, world, &source));
+    cm_status status = source->ops->open_chunk(source, 0, 4 * MIB, &chunk);
+    if (cm_is_ok(status)) {
+        status = source->ops->close_chunk(source, &chunk);
+        if (!cm_is_ok(status)) { /* still there and usable */
+            memset(chunk.host, 1, chunk.nbytes);
+            MUST(source->ops->close_chunk(source, &chunk));
+        }
+    }
+    source->ops->destroy(source);
+    return status;
+}
+
+static void
+test_host_any_call_may_fail_and_nothing_is_left(void)
+{
+    cm_runtime *rt = open_emulated(13000, 1, 256 * MIB);
+    fake_root root;
+    cm_device_guard guard;
+    make_two_nodes(&root, rt);
+    CHECK_OK(cm_device_enter(rt, 0, &guard));
+    cm_host_world world = {.root = root.path};
+    uint64_t nth = 1;
+    for (;; nth++) {
+        cm_faults_plan(rt, CM_OP_none, nth, CM_CUDA_OUT_OF_MEMORY, false);
+        cm_status status = open_and_use(rt, &PINNED, &world);
+        cm_op struck = cm_faults_struck(rt);
+        if (struck == CM_OP_none) {
+            CHECK_OK(status);
+            break;
+        }
+        CHECK_CODE(status, CM_CUDA_OUT_OF_MEMORY);
+        CHECK_EQ(status.op, struck);
+        check_nothing_live(rt);
+        cm_faults_plan(rt, CM_OP_none, 0, 0, false);
+        CHECK_OK(open_and_use(rt, &PINNED, &world));
+    }
+    CHECK_EQ(nth, 6); /* describe, attribute, register, address, unregister */
+    cm_device_leave(rt, &guard);
+    root_remove(&root);
+    close_emulated(rt);
+}
+
+static _Atomic(void *) kept_host;
+
+static cm_status
+note_and_fail_address(cm_runtime *rt, void *host, cm_address *out)
+{
+    atomic_store(&kept_host, host);
+    return fail_address(rt, host, out);
+}
+
+static void
+test_host_pages_that_the_driver_keeps_stay_mapped(void)
+{
+    cm_runtime *rt = open_emulated(13000, 1, 256 * MIB);
+    const cm_ops_table *before = rt->ops;
+    cm_ops_table ops = *before;
+    ops.host_device_address = note_and_fail_address;
+    cm_source *source =
+        open_source(rt, &PINNED, &(cm_host_world){.piece_nbytes = PIECE});
+    cm_chunk chunk;
+    rt->ops = &ops;
+    cm_faults_plan(rt, CM_OP_host_unregister, 1, 999, true);
+    cm_status status = source->ops->open_chunk(source, 0, 2 * PIECE, &chunk);
+    CHECK_CODE(status, CM_CUDA_INVALID_VALUE); /* the first failure is told */
+    CHECK_EQ(status.op, CM_OP_host_device_address);
+    CHECK_EQ(read_counts(rt).registrations, 1);
+    char *kept = atomic_load(&kept_host);
+    CHECK(is_mapped(kept, PIECE));
+    CHECK(!is_mapped(kept + PIECE, PIECE));
+    cm_faults_plan(rt, CM_OP_none, 0, 0, false);
+    CHECK_OK(cm_rt_host_unregister(rt, kept));
+    munmap(kept, PIECE);
+    rt->ops = before;
+    source->ops->destroy(source);
+    close_emulated(rt);
+}
+
+static void
+test_host_driver_that_is_gone_has_let_go(void)
+{
+    cm_runtime *rt = open_emulated(13000, 1, 256 * MIB);
+    cm_source *source = open_source(rt, &PINNED, &(cm_host_world){.root = NULL});
+    cm_chunk chunk;
+    CHECK_OK(source->ops->open_chunk(source, 0, 2 * MIB, &chunk));
+    void *host = chunk.host;
+    cm_faults_plan(rt, CM_OP_host_unregister, 1, CM_CUDA_UNLOADING, false);
+    CHECK_OK(source->ops->close_chunk(source, &chunk));
+    CHECK(!is_mapped(host, 2 * MIB));
+    CHECK_EQ(cm_faults_struck(rt), CM_OP_host_unregister);
+    CHECK_OK(cm_rt_host_unregister(rt, host)); /* the emulated one is not gone */
+    source->ops->destroy(source);
+    close_emulated(rt);
+}
+
+/* -- which source ----------------------------------------------------------------------- */
+
+static cm_status
+no_host_register(cm_runtime *rt, int attribute, int device, int *out)
+{
+    (void)rt;
+    (void)device;
+    *out = attribute == 99 ? 0 : 1;
+    return cm_ok();
+}
+
+static void
+test_source_of_each_kind(void)
+{
+    static const struct {
+        cm_kind kind;
+        unsigned flags;
+        cm_segments segments;
+        uint64_t granule;
+        bool registers;
+    } cases[] = {
+        {CM_KIND_PINNED, CM_HOST_ALLOC_PORTABLE, CM_SEGMENTS_AUTO, 2 * MIB, true},
+        {CM_KIND_MAPPED, 0, CM_SEGMENTS_AUTO, 2 * MIB, true},
+        {CM_KIND_PINNED, CM_HOST_ALLOC_WRITE_COMBINED, CM_SEGMENTS_AUTO, 65536, false},
+        {CM_KIND_PINNED, 0, CM_SEGMENTS_PLAIN, 65536, false},
+        {CM_KIND_MAPPED, CM_HOST_ALLOC_WRITE_COMBINED, CM_SEGMENTS_PLAIN, 65536, false},
+        {CM_KIND_MANAGED, CM_MANAGED_GLOBAL, CM_SEGMENTS_AUTO, 2 * MIB, false},
+        {CM_KIND_MANAGED, CM_MANAGED_HOST, CM_SEGMENTS_PLAIN, 2 * MIB, false},
+        {CM_KIND_DEVICE, 0, CM_SEGMENTS_PLAIN, 2 * MIB, false},
+    };
+    cm_runtime *rt = open_emulated(13000, 2, 256 * MIB);
+    cm_device_guard guard;
+    CHECK_OK(cm_device_enter(rt, 1, &guard));
+    for (size_t i = 0; i < sizeof(cases) / sizeof(*cases); i++) {
+        cm_source_config config = {cases[i].kind, 1, cases[i].flags, cases[i].segments,
+                                   CM_NUMA_NO_NODE};
+        cm_source *source = NULL;
+        cm_chunk chunk;
+        CHECK_OK(cm_source_open(rt, &config, &source));
+        CHECK_EQ(source->granule, cases[i].granule);
+        CHECK_CODE(source->ops->open_chunk(source, 0, 4096, &chunk), CM_EINVALID);
+        CHECK_OK(source->ops->open_chunk(source, 0, 2 * cases[i].granule, &chunk));
+        CHECK_EQ(read_counts(rt).registrations, cases[i].registers);
+        CHECK_EQ(chunk.host == NULL, cases[i].kind == CM_KIND_DEVICE);
+        CHECK_NE(chunk.address, 0);
+        CHECK_EQ(chunk.nbytes, 2 * cases[i].granule);
+        if (chunk.host != NULL) {
+            memset(chunk.host, 0x5a, chunk.nbytes);
+        }
+        CHECK_OK(source->ops->close_chunk(source, &chunk));
+        source->ops->destroy(source);
+        check_nothing_live(rt);
+    }
+    cm_device_leave(rt, &guard);
+    close_emulated(rt);
+}
+
+static void
+test_source_falls_back_where_nothing_can_be_registered(void)
+{
+    cm_runtime *rt = open_emulated(13000, 1, 256 * MIB);
+    const cm_ops_table *before = rt->ops;
+    cm_ops_table ops = *before;
+    cm_source *source = NULL;
+    ops.device_attribute = no_host_register;
+    rt->ops = &ops;
+    CHECK_CODE(cm_source_host_open(rt, &PINNED, &source), CM_ENOTSUP);
+    CHECK_OK(cm_source_open(rt, &PINNED, &source));
+    CHECK_EQ(source->granule, 65536);
+    source->ops->destroy(source);
+    rt->ops = before;
+    cm_source_config wrong = PINNED;
+    wrong.kind = CM_KIND_PAGEABLE;
+    CHECK_CODE(cm_source_open(rt, &wrong, &source), CM_EINVALID);
+    wrong.kind = CM_KIND_COUNT;
+    CHECK_CODE(cm_source_open(rt, &wrong, &source), CM_EINVALID);
+    close_emulated(rt);
+}
+
+static cm_status
+open_and_use_plain(cm_runtime *rt, const cm_source_config *config)
+{
+    cm_source *source = NULL;
+    cm_chunk chunk;
+    CM_TRY(cm_source_plain_open(rt, config, &source));
+    cm_status status = source->ops->open_chunk(source, 0, 2 * MIB, &chunk);
+    if (cm_is_ok(status)) {
+        status = source->ops->close_chunk(source, &chunk);
+        if (!cm_is_ok(status)) {
+            MUST(source->ops->close_chunk(source, &chunk));
+        }
+    }
+    source->ops->destroy(source);
+    return status;
+}
+
+static void
+test_plain_any_call_may_fail_and_nothing_is_left(void)
+{
+    static const cm_source_config configs[] = {
+        {CM_KIND_PINNED, 0, CM_HOST_ALLOC_WRITE_COMBINED, CM_SEGMENTS_AUTO, -1},
+        {CM_KIND_MAPPED, 0, 0, CM_SEGMENTS_PLAIN, -1},
+        {CM_KIND_MANAGED, 0, CM_MANAGED_GLOBAL, CM_SEGMENTS_AUTO, -1},
+        {CM_KIND_DEVICE, 0, 0, CM_SEGMENTS_PLAIN, -1},
+    };
+    cm_runtime *rt = open_emulated(13000, 1, 256 * MIB);
+    cm_device_guard guard;
+    CHECK_OK(cm_device_enter(rt, 0, &guard));
+    for (size_t i = 0; i < sizeof(configs) / sizeof(*configs); i++) {
+        for (uint64_t nth = 1;; nth++) {
+            cm_faults_plan(rt, CM_OP_none, nth, 999, false);
+            cm_status status = open_and_use_plain(rt, &configs[i]);
+            if (cm_faults_struck(rt) == CM_OP_none) {
+                CHECK_OK(status);
+                CHECK_EQ(nth, i < 2 ? 4 : 3);
+                break;
+            }
+            CHECK_CODE(status, 999);
+            CHECK_EQ(status.op, cm_faults_struck(rt));
+            check_nothing_live(rt);
+        }
+    }
+    cm_device_leave(rt, &guard);
+    close_emulated(rt);
+}
+
+/* clang-format off */
+MAIN(
+    RUN(test_host_chunk_is_populated_and_registered_once)
+    RUN(test_host_chunk_is_copied_from_and_to)
+    RUN(test_host_chunk_asks_for_huge_pages_and_stays_out_of_children)
+    RUN(test_host_chunk_wrong_size_is_refused)
+    RUN(test_host_chunk_beyond_the_memory_left_is_refused_untouched)
+    RUN(test_host_chunk_without_addresses_for_it_fails)
+    RUN(test_populate_of_a_hole_fails)
+    RUN(test_host_chunk_of_several_pieces_is_registered_in_each)
+    RUN(test_host_chunk_that_a_device_sees_in_two_places_is_the_runtimes)
+    RUN(test_host_chunk_that_cannot_be_registered_is_the_runtimes)
+    RUN(test_numa_node_that_does_not_exist_is_refused_before_any_call)
+    RUN(test_numa_pages_on_the_wrong_node_fail_the_check)
+    RUN(test_numa_nearest_node_is_a_wish_and_not_a_condition)
+    RUN(test_numa_first_touch_leaves_the_callers_affinity_alone)
+    RUN(test_host_any_call_may_fail_and_nothing_is_left)
+    RUN(test_host_pages_that_the_driver_keeps_stay_mapped)
+    RUN(test_host_driver_that_is_gone_has_let_go)
+    RUN(test_source_of_each_kind)
+    RUN(test_source_falls_back_where_nothing_can_be_registered)
+    RUN(test_plain_any_call_may_fail_and_nothing_is_left)
+)
+/* clang-format on */
