@@ -158,6 +158,7 @@ def _device_lines(device: dict[str, Any]) -> list[str]:
         _row("  copy engines", _engines(attributes.get("copy_engine_count"))),
         _row("  mapped memory", _yes(attributes.get("can_map_host_memory"))),
         _row("  managed memory", _managed(attributes)),
+        _row("  maps on demand", _yes(attributes.get("virtual_memory_management"))),
         _row("  reads pageable", _yes(attributes.get("pageable_memory_access"))),
         _row("  register()", _register(attributes)),
     ]

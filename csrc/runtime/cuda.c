@@ -47,24 +47,6 @@ SAME(CM_CUDA_NOT_SUPPORTED, cudaErrorNotSupported);
 SAME(CM_CUDA_CAPTURE_UNSUPPORTED, cudaErrorStreamCaptureUnsupported);
 #define SAME_ERROR(code, name, text) SAME(code, name);
 CM_CUDA_ERRORS(SAME_ERROR)
-#define SAME_ATTRIBUTE(ours, theirs) SAME(ATTRIBUTE_##ours, cudaDevAttr##theirs)
-#define ATTRIBUTE_ENUM(name, number) ATTRIBUTE_##name = (number),
-enum { CM_DEVICE_ATTRIBUTES(ATTRIBUTE_ENUM) };
-SAME_ATTRIBUTE(compute_major, ComputeCapabilityMajor);
-SAME_ATTRIBUTE(compute_minor, ComputeCapabilityMinor);
-SAME_ATTRIBUTE(multiprocessor_count, MultiProcessorCount);
-SAME_ATTRIBUTE(copy_engine_count, AsyncEngineCount);
-SAME_ATTRIBUTE(unified_addressing, UnifiedAddressing);
-SAME_ATTRIBUTE(can_map_host_memory, CanMapHostMemory);
-SAME_ATTRIBUTE(managed_memory, ManagedMemory);
-SAME_ATTRIBUTE(concurrent_managed_access, ConcurrentManagedAccess);
-SAME_ATTRIBUTE(pageable_memory_access, PageableMemoryAccess);
-SAME_ATTRIBUTE(direct_managed_from_host, DirectManagedMemAccessFromHost);
-SAME_ATTRIBUTE(host_register_supported, HostRegisterSupported);
-SAME_ATTRIBUTE(host_register_read_only, HostRegisterReadOnlySupported);
-SAME_ATTRIBUTE(memory_pools_supported, MemoryPoolsSupported);
-SAME_ATTRIBUTE(l2_cache_nbytes, L2CacheSize);
-SAME_ATTRIBUTE(integrated, Integrated);
 
 /* ---- the table ------------------------------------------------------------------- */
 
@@ -222,12 +204,6 @@ cm_cuda_device_describe(cm_runtime *rt CM_UNUSED, int device, cm_device_info *ou
                    (unsigned)found.pciDomainID, (unsigned)found.pciBusID,
                    (unsigned)found.pciDeviceID);
     return CM_OK;
-}
-
-int32_t
-cm_cuda_device_attribute(cm_runtime *rt CM_UNUSED, int attribute, int device, int *out)
-{
-    return (int32_t)cudaDeviceGetAttribute(out, (enum cudaDeviceAttr)attribute, device);
 }
 
 int32_t

@@ -1,34 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Operations that only the driver has: contexts, fills wider than a byte, modules. The
- * runtime hands out the driver's functions by name and version, so nothing is linked
- * against the driver and a function that it lacks is found missing here, not at load.
- */
-#include <cuda.h>
-#include <cudaTypedefs.h>
+/* Operations that only the driver has: contexts, all device attributes, fills wider
+ * than a byte, modules. The runtime hands out the driver's functions by name and
+ * version, so nothing is linked against the driver and a function that it lacks is
+ * found missing here, not at load. */
 #include <cuda_runtime_api.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "runtime/cuda_private.h"
-
-/* X(function, the CUDA version of the signature asked for). */
-#define DRIVER_FUNCTIONS(X)                                                            \
-    X(cuCtxGetCurrent, 4000)                                                           \
-    X(cuCtxSetCurrent, 4000)                                                           \
-    X(cuCtxRecordEvent, 12050)                                                         \
-    X(cuMemsetD16Async, 3020)                                                          \
-    X(cuMemsetD32Async, 3020)                                                          \
-    X(cuModuleLoadData, 2000)                                                          \
-    X(cuModuleUnload, 2000)                                                            \
-    X(cuModuleGetFunction, 2000)                                                       \
-    X(cuLaunchKernel, 4000)
-
-/* A function that the driver lacks is NULL. */
-struct cm_cuda_driver {
-#define FUNCTION_FIELD(name, version) PFN_##name##_v##version name;
-    DRIVER_FUNCTIONS(FUNCTION_FIELD)
-#undef FUNCTION_FIELD
-};
+#include "runtime/cuda_driver.h"
 
 /* The driver's error numbers are the runtime's for everything these calls answer. */
 #define SAME(driver, runtime)                                                          \
@@ -68,14 +47,30 @@ SAME(CUDA_ERROR_STREAM_CAPTURE_INVALIDATED, cudaErrorStreamCaptureInvalidated);
 SAME(CUDA_ERROR_STREAM_CAPTURE_IMPLICIT, cudaErrorStreamCaptureImplicit);
 SAME(CUDA_ERROR_UNKNOWN, cudaErrorUnknown);
 
-/* A newer driver's new codes pass unchanged; the one number that only the driver uses
- * has no name among the runtime's. */
-static int32_t
-from_driver(CUresult result)
-{
-    return result == CUDA_ERROR_CONTEXT_ALREADY_CURRENT ? (int32_t)cudaErrorUnknown
-                                                        : (int32_t)result;
-}
+/* The attributes of runtime.h are the driver's. */
+#define SAME_ATTRIBUTE(ours, theirs)                                                   \
+    SAME(ATTRIBUTE_##ours, CU_DEVICE_ATTRIBUTE_##theirs)
+#define ATTRIBUTE_ENUM(name, number) ATTRIBUTE_##name = (number),
+enum { CM_DEVICE_ATTRIBUTES(ATTRIBUTE_ENUM) };
+SAME_ATTRIBUTE(compute_major, COMPUTE_CAPABILITY_MAJOR);
+SAME_ATTRIBUTE(compute_minor, COMPUTE_CAPABILITY_MINOR);
+SAME_ATTRIBUTE(multiprocessor_count, MULTIPROCESSOR_COUNT);
+SAME_ATTRIBUTE(copy_engine_count, ASYNC_ENGINE_COUNT);
+SAME_ATTRIBUTE(unified_addressing, UNIFIED_ADDRESSING);
+SAME_ATTRIBUTE(can_map_host_memory, CAN_MAP_HOST_MEMORY);
+SAME_ATTRIBUTE(managed_memory, MANAGED_MEMORY);
+SAME_ATTRIBUTE(concurrent_managed_access, CONCURRENT_MANAGED_ACCESS);
+SAME_ATTRIBUTE(pageable_memory_access, PAGEABLE_MEMORY_ACCESS);
+SAME_ATTRIBUTE(direct_managed_from_host, DIRECT_MANAGED_MEM_ACCESS_FROM_HOST);
+SAME_ATTRIBUTE(host_register_supported, HOST_REGISTER_SUPPORTED);
+SAME_ATTRIBUTE(host_register_read_only, READ_ONLY_HOST_REGISTER_SUPPORTED);
+SAME_ATTRIBUTE(memory_pools_supported, MEMORY_POOLS_SUPPORTED);
+SAME_ATTRIBUTE(l2_cache_nbytes, L2_CACHE_SIZE);
+SAME_ATTRIBUTE(integrated, INTEGRATED);
+SAME_ATTRIBUTE(virtual_memory_management, VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED);
+SAME_ATTRIBUTE(virtual_memory_shareable, HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED);
+SAME_ATTRIBUTE(virtual_memory_rdma, GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED);
+SAME_ATTRIBUTE(host_numa_id, HOST_NUMA_ID);
 
 /* The address of `name` as of CUDA `version`, or NULL. A version above the driver's own
  * would be refused as an invalid value. Makes no context. */
@@ -110,7 +105,7 @@ cm_cuda_driver_open(int driver_version, cm_cuda_driver **out)
         void *address = find_function(#name, version, driver_version);                 \
         memcpy(&driver->name, &address, sizeof(address));                              \
     }
-    DRIVER_FUNCTIONS(FIND_FUNCTION)
+    CM_DRIVER_FUNCTIONS(FIND_FUNCTION)
 #undef FIND_FUNCTION
     *out = driver;
     return CM_OK;
@@ -122,23 +117,17 @@ cm_cuda_driver_close(cm_cuda_driver *driver)
     free(driver);
 }
 
-static const cm_cuda_driver *
-driver_of(const cm_runtime *rt)
-{
-    return ((const cm_cuda *)rt)->driver;
-}
-
 /* ---- contexts -------------------------------------------------------------------- */
 
 int32_t
 cm_cuda_context_get(cm_runtime *rt, uint64_t *out)
 {
-    const cm_cuda_driver *driver = driver_of(rt);
+    const cm_cuda_driver *driver = cm_cuda_driver_of(rt);
     if (driver->cuCtxGetCurrent == NULL) {
         return CM_ENOTSUP;
     }
     CUcontext context = NULL;
-    int32_t code = from_driver(driver->cuCtxGetCurrent(&context));
+    int32_t code = cm_cuda_from_driver(driver->cuCtxGetCurrent(&context));
     if (code == CM_OK) {
         *out = cm_cuda_integer(context);
     }
@@ -148,17 +137,17 @@ cm_cuda_context_get(cm_runtime *rt, uint64_t *out)
 int32_t
 cm_cuda_context_set(cm_runtime *rt, uint64_t context)
 {
-    const cm_cuda_driver *driver = driver_of(rt);
+    const cm_cuda_driver *driver = cm_cuda_driver_of(rt);
     if (driver->cuCtxSetCurrent == NULL) {
         return CM_ENOTSUP;
     }
-    return from_driver(driver->cuCtxSetCurrent(cm_cuda_pointer(context)));
+    return cm_cuda_from_driver(driver->cuCtxSetCurrent(cm_cuda_pointer(context)));
 }
 
 int32_t
 cm_cuda_context_record_event(cm_runtime *rt, uint64_t event)
 {
-    const cm_cuda_driver *driver = driver_of(rt);
+    const cm_cuda_driver *driver = cm_cuda_driver_of(rt);
     if (driver->cuCtxRecordEvent == NULL) {
         return CM_ENOTSUP;
     }
@@ -167,8 +156,23 @@ cm_cuda_context_record_event(cm_runtime *rt, uint64_t event)
     if (code != CM_OK) {
         return code;
     }
-    return from_driver(
+    return cm_cuda_from_driver(
         driver->cuCtxRecordEvent(cm_cuda_pointer(context), cm_cuda_pointer(event)));
+}
+
+/* ---- devices --------------------------------------------------------------------- */
+
+/* The runtime has the same numbers but does not list all of the driver's. An index of
+ * the runtime is the driver's CUdevice. */
+int32_t
+cm_cuda_device_attribute(cm_runtime *rt, int attribute, int device, int *out)
+{
+    const cm_cuda_driver *driver = cm_cuda_driver_of(rt);
+    if (driver->cuDeviceGetAttribute == NULL) {
+        return CM_ENOTSUP;
+    }
+    return cm_cuda_from_driver(
+        driver->cuDeviceGetAttribute(out, (CUdevice_attribute)attribute, device));
 }
 
 /* ---- fills wider than a byte ----------------------------------------------------- */
@@ -177,11 +181,11 @@ int32_t
 cm_cuda_fill_16_async(cm_runtime *rt, cm_address dst, uint16_t value, uint64_t count,
                       uint64_t stream)
 {
-    const cm_cuda_driver *driver = driver_of(rt);
+    const cm_cuda_driver *driver = cm_cuda_driver_of(rt);
     if (driver->cuMemsetD16Async == NULL) {
         return CM_ENOTSUP;
     }
-    return from_driver(
+    return cm_cuda_from_driver(
         driver->cuMemsetD16Async(dst, value, count, cm_cuda_pointer(stream)));
 }
 
@@ -189,11 +193,11 @@ int32_t
 cm_cuda_fill_32_async(cm_runtime *rt, cm_address dst, uint32_t value, uint64_t count,
                       uint64_t stream)
 {
-    const cm_cuda_driver *driver = driver_of(rt);
+    const cm_cuda_driver *driver = cm_cuda_driver_of(rt);
     if (driver->cuMemsetD32Async == NULL) {
         return CM_ENOTSUP;
     }
-    return from_driver(
+    return cm_cuda_from_driver(
         driver->cuMemsetD32Async(dst, value, count, cm_cuda_pointer(stream)));
 }
 
@@ -202,12 +206,12 @@ cm_cuda_fill_32_async(cm_runtime *rt, cm_address dst, uint32_t value, uint64_t c
 int32_t
 cm_cuda_module_load(cm_runtime *rt, const char *ptx, uint64_t *out)
 {
-    const cm_cuda_driver *driver = driver_of(rt);
+    const cm_cuda_driver *driver = cm_cuda_driver_of(rt);
     if (driver->cuModuleLoadData == NULL) {
         return CM_ENOTSUP;
     }
     CUmodule module = NULL;
-    int32_t code = from_driver(driver->cuModuleLoadData(&module, ptx));
+    int32_t code = cm_cuda_from_driver(driver->cuModuleLoadData(&module, ptx));
     if (code == CM_OK) {
         *out = cm_cuda_integer(module);
     }
@@ -217,23 +221,24 @@ cm_cuda_module_load(cm_runtime *rt, const char *ptx, uint64_t *out)
 int32_t
 cm_cuda_module_unload(cm_runtime *rt, uint64_t module)
 {
-    const cm_cuda_driver *driver = driver_of(rt);
+    const cm_cuda_driver *driver = cm_cuda_driver_of(rt);
     if (driver->cuModuleUnload == NULL) {
         return CM_ENOTSUP;
     }
-    return cm_cuda_freed(from_driver(driver->cuModuleUnload(cm_cuda_pointer(module))));
+    return cm_cuda_freed(
+        cm_cuda_from_driver(driver->cuModuleUnload(cm_cuda_pointer(module))));
 }
 
 int32_t
 cm_cuda_module_function(cm_runtime *rt, uint64_t module, const char *name,
                         uint64_t *out)
 {
-    const cm_cuda_driver *driver = driver_of(rt);
+    const cm_cuda_driver *driver = cm_cuda_driver_of(rt);
     if (driver->cuModuleGetFunction == NULL) {
         return CM_ENOTSUP;
     }
     CUfunction function = NULL;
-    int32_t code = from_driver(
+    int32_t code = cm_cuda_from_driver(
         driver->cuModuleGetFunction(&function, cm_cuda_pointer(module), name));
     if (code == CM_OK) {
         *out = cm_cuda_integer(function);
@@ -246,13 +251,13 @@ cm_cuda_kernel_launch(cm_runtime *rt, uint64_t function, uint32_t block_count,
                       uint32_t threads_per_block, const void *params,
                       uint64_t params_nbytes CM_UNUSED, uint64_t stream)
 {
-    const cm_cuda_driver *driver = driver_of(rt);
+    const cm_cuda_driver *driver = cm_cuda_driver_of(rt);
     if (driver->cuLaunchKernel == NULL) {
         return CM_ENOTSUP;
     }
     /* One parameter: the struct. CUDA takes its size from the kernel and only reads. */
     void *arguments[1] = {cm_cuda_pointer(cm_cuda_integer(params))};
-    return from_driver(driver->cuLaunchKernel(
+    return cm_cuda_from_driver(driver->cuLaunchKernel(
         cm_cuda_pointer(function), block_count, 1, 1, threads_per_block, 1, 1, 0,
         cm_cuda_pointer(stream), arguments, NULL));
 }

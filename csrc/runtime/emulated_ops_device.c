@@ -185,6 +185,10 @@ static const struct {
     {115, 1},      /* memory_pools_supported */
     {38, 4 << 20}, /* l2_cache_nbytes */
     {18, 0},       /* integrated */
+    {102, 1},      /* virtual_memory_management */
+    {103, 1},      /* virtual_memory_shareable */
+    {110, 1},      /* virtual_memory_rdma */
+    {134, 0},      /* host_numa_id */
 };
 
 int32_t

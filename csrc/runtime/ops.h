@@ -35,7 +35,7 @@
       (cm_runtime *rt, uint64_t event), (rt, event))                                     \
     X(device_describe, cudaGetDeviceProperties, 12000, device,                           \
       (cm_runtime *rt, int device, cm_device_info *out), (rt, device, out))              \
-    X(device_attribute, cudaDeviceGetAttribute, 12000, attribute,                        \
+    X(device_attribute, cuDeviceGetAttribute, 12000, attribute,                          \
       (cm_runtime *rt, int attribute, int device, int *out),                             \
       (rt, attribute, device, out))                                                      \
     X(device_synchronize, cudaDeviceSynchronize, 12000, 0,                               \

@@ -62,7 +62,13 @@ enum {
     CM_CUDA_CAPTURE_UNSUPPORTED = 900,
 };
 
-/* Device attributes that cumem reads: X(name, cudaDeviceAttr number). */
+/* What physical_create may be asked for; ours alone. */
+enum {
+    CM_PHYSICAL_RDMA = 1,      /* other devices of the bus may reach it */
+    CM_PHYSICAL_SHAREABLE = 2, /* by other processes, as a file descriptor */
+};
+
+/* Device attributes that cumem reads: X(name, CUdevice_attribute number). */
 #define CM_DEVICE_ATTRIBUTES(X)                                                        \
     X(compute_major, 75)                                                               \
     X(compute_minor, 76)                                                               \
@@ -78,7 +84,11 @@ enum {
     X(host_register_read_only, 113)                                                    \
     X(memory_pools_supported, 115)                                                     \
     X(l2_cache_nbytes, 38)                                                             \
-    X(integrated, 18)
+    X(integrated, 18)                                                                  \
+    X(virtual_memory_management, 102)                                                  \
+    X(virtual_memory_shareable, 103)                                                   \
+    X(virtual_memory_rdma, 110)                                                        \
+    X(host_numa_id, 134)
 
 typedef struct cm_device_info {
     char name[256];
