@@ -146,7 +146,8 @@ cm_emulated_host_alias(const cm_runtime *rt, cm_address address, uint64_t nbytes
 {
     cm_emulated_place place;
     if (cm_emulated_memory_find(unwrap(rt)->memory, address, nbytes, &place)
-        != CM_EMULATED_INSIDE) {
+            != CM_EMULATED_INSIDE
+        || place.access == 0) {
         return NULL;
     }
     return place.bytes;

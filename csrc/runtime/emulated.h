@@ -27,6 +27,9 @@ typedef struct cm_emulated_config {
     X(registrations)                                                                   \
     X(device_allocs)                                                                   \
     X(managed_allocs)                                                                  \
+    X(physical_allocs)                                                                 \
+    X(address_ranges)                                                                  \
+    X(mappings)                                                                        \
     X(live_nbytes)                                                                     \
     X(streams)                                                                         \
     X(events)                                                                          \

@@ -17,6 +17,7 @@ typedef struct move {
     uint64_t height;
     bool dst_is_plain; /* ordinary memory: nothing to look up */
     bool src_is_plain;
+    uint64_t stamp;
     unsigned char *staged; /* owned: what a pageable source held; NULL: none */
 } move;
 
@@ -26,6 +27,8 @@ typedef struct fill {
     uint64_t count;
     uint32_t unit; /* bytes */
     uint32_t value;
+    int device;
+    uint64_t stamp;
 } fill;
 
 static void
@@ -74,40 +77,37 @@ move_run(void *context, cm_emulated_job *base)
     const move *job = (const move *)base;
     cm_emulated_place to = {.bytes = plain(job->dst)};
     cm_emulated_place from = {.bytes = plain(job->src)};
-    cm_emulated_range *dst = NULL;
-    cm_emulated_range *src = NULL;
+    cm_emulated_pin dst = {.range = NULL};
+    cm_emulated_pin src = {.range = NULL};
     int32_t code = 0;
     if (!job->dst_is_plain) {
         uint64_t nbytes = extent(job->dst_pitch, job->width, job->height);
-        dst = cm_emulated_memory_pin(memory, job->dst, nbytes, false, &to);
-        code = dst != NULL ? code : CM_CUDA_ILLEGAL_ADDRESS;
+        code = cm_emulated_memory_pin(memory, job->dst, nbytes, CM_EMULATED_ANY,
+                                      job->stamp, &to, &dst);
     }
-    if (!job->src_is_plain) {
+    if (code == 0 && !job->src_is_plain) {
         uint64_t nbytes = extent(job->src_pitch, job->width, job->height);
-        src = cm_emulated_memory_pin(memory, job->src, nbytes, false, &from);
-        code = src != NULL ? code : CM_CUDA_ILLEGAL_ADDRESS;
+        code = cm_emulated_memory_pin(memory, job->src, nbytes, CM_EMULATED_ANY,
+                                      job->stamp, &from, &src);
     }
     if (code == 0) {
         move_rows(job, to.bytes, from.bytes);
     }
-    if (dst != NULL) {
-        cm_emulated_memory_unpin(memory, dst);
-    }
-    if (src != NULL) {
-        cm_emulated_memory_unpin(memory, src);
-    }
-    return code;
+    int32_t dst_code = cm_emulated_memory_unpin(memory, &dst);
+    int32_t src_code = cm_emulated_memory_unpin(memory, &src);
+    code = code != 0 ? code : dst_code;
+    return code != 0 ? code : src_code;
 }
 
 /* One end of a copy: inside one range, or plain memory. `device` < 0: any. */
 static int32_t
 check_end(cm_emulated *emulated, cm_address address, uint64_t nbytes, bool written,
-          int device, bool *is_plain)
+          int device, cm_emulated_place *place, bool *is_plain)
 {
-    cm_emulated_place place;
-    switch (cm_emulated_memory_find(emulated->memory, address, nbytes, &place)) {
+    switch (cm_emulated_memory_find(emulated->memory, address, nbytes, place)) {
     case CM_EMULATED_UNKNOWN:
         *is_plain = true;
+        place->kind = CM_EMULATED_HOST;
         return device < 0 ? 0 : CM_CUDA_INVALID_VALUE;
     case CM_EMULATED_INSIDE:
         *is_plain = false;
@@ -115,14 +115,42 @@ check_end(cm_emulated *emulated, cm_address address, uint64_t nbytes, bool writt
     default:
         return CM_CUDA_INVALID_VALUE;
     }
-    if (written && place.kind == CM_EMULATED_REGISTERED
-        && (place.flags & CM_REGISTER_READ_ONLY) != 0) {
+    if (place->access == 0
+        || (written && place->kind == CM_EMULATED_REGISTERED
+            && (place->flags & CM_REGISTER_READ_ONLY) != 0)) {
         return CM_CUDA_INVALID_VALUE;
     }
-    if (device >= 0 && place.kind == CM_EMULATED_DEVICE && place.device != device) {
+    if (device >= 0 && place->kind == CM_EMULATED_DEVICE && place->device != device) {
         return CM_CUDA_INVALID_VALUE;
     }
     return 0;
+}
+
+/* Only cudaMemcpyPeerAsync knows its way between devices that may not touch each
+ * other's mapped memory; a plain copy needs it mapped for both. */
+static bool
+are_apart(const cm_emulated_place *dst, const cm_emulated_place *src)
+{
+    return dst->kind == CM_EMULATED_DEVICE && src->kind == CM_EMULATED_DEVICE
+           && ((dst->access >> src->device & 1) == 0
+               || (src->access >> dst->device & 1) == 0);
+}
+
+static int32_t
+check_ends(cm_emulated *emulated, move *job, uint64_t dst_nbytes, uint64_t src_nbytes,
+           const int *devices)
+{
+    cm_emulated_place dst, src;
+    int32_t code = check_end(emulated, job->dst, dst_nbytes, true,
+                             devices ? devices[0] : -1, &dst, &job->dst_is_plain);
+    if (code == 0) {
+        code = check_end(emulated, job->src, src_nbytes, false,
+                         devices ? devices[1] : -1, &src, &job->src_is_plain);
+    }
+    if (code == 0 && devices == NULL && are_apart(&dst, &src)) {
+        code = CM_CUDA_INVALID_VALUE;
+    }
+    return code;
 }
 
 /* A pageable source is read before the call returns. */
@@ -186,12 +214,8 @@ move_submit(cm_emulated *emulated, const move *what, const int *devices,
     }
     *job = *what;
     job->base = (cm_emulated_job){move_run, move_drop};
-    code = check_end(emulated, job->dst, dst_nbytes, true, devices ? devices[0] : -1,
-                     &job->dst_is_plain);
-    if (code == 0) {
-        code = check_end(emulated, job->src, src_nbytes, false,
-                         devices ? devices[1] : -1, &job->src_is_plain);
-    }
+    job->stamp = cm_emulated_memory_stamp(emulated->memory);
+    code = check_ends(emulated, job, dst_nbytes, src_nbytes, devices);
     if (code == 0 && job->src_is_plain && !job->dst_is_plain) {
         code = stage(job);
     }
@@ -257,10 +281,11 @@ fill_run(void *context, cm_emulated_job *base)
     cm_emulated_memory *memory = ((cm_emulated *)context)->memory;
     const fill *job = (const fill *)base;
     cm_emulated_place place;
-    cm_emulated_range *range =
-        cm_emulated_memory_pin(memory, job->dst, job->count * job->unit, true, &place);
-    if (range == NULL) {
-        return CM_CUDA_ILLEGAL_ADDRESS;
+    cm_emulated_pin pin;
+    int32_t code = cm_emulated_memory_pin(memory, job->dst, job->count * job->unit,
+                                          job->device, job->stamp, &place, &pin);
+    if (code != 0) {
+        return code;
     }
     uint16_t half = (uint16_t)job->value;
     for (uint64_t i = 0; job->unit == 2 && i < job->count; i++) {
@@ -272,8 +297,7 @@ fill_run(void *context, cm_emulated_job *base)
     if (job->unit == 1) {
         memset(place.bytes, (int)job->value, job->count);
     }
-    cm_emulated_memory_unpin(memory, range);
-    return 0;
+    return cm_emulated_memory_unpin(memory, &pin);
 }
 
 static int32_t
@@ -294,11 +318,12 @@ fill_submit(cm_runtime *rt, cm_address dst, uint32_t unit, uint32_t value,
         return CM_CUDA_INVALID_HANDLE;
     }
     uint64_t nbytes;
+    uint64_t stamp = cm_emulated_memory_stamp(emulated->memory);
     cm_emulated_place place;
     if (dst % unit != 0 || !cm_mul_u64(count, unit, &nbytes)
         || cm_emulated_memory_find(emulated->memory, dst, nbytes, &place)
                != CM_EMULATED_INSIDE
-        || !place.by_device
+        || !place.by_device || (place.access >> info.device & 1) == 0
         || (place.kind == CM_EMULATED_REGISTERED
             && (place.flags & CM_REGISTER_READ_ONLY) != 0)) {
         return CM_CUDA_INVALID_VALUE;
@@ -307,7 +332,15 @@ fill_submit(cm_runtime *rt, cm_address dst, uint32_t unit, uint32_t value,
     if (job == NULL) {
         return CM_CUDA_OUT_OF_MEMORY;
     }
-    *job = (fill){{fill_run, fill_drop}, dst, count, unit, value};
+    *job = (fill){
+        .base = {fill_run, fill_drop},
+        .dst = dst,
+        .count = count,
+        .unit = unit,
+        .value = value,
+        .device = info.device,
+        .stamp = stamp,
+    };
     return cm_emulated_streams_submit(emulated->streams, self, stream, &job->base,
                                       false);
 }

@@ -18,6 +18,7 @@ typedef struct module {
 typedef struct launch {
     cm_emulated_job base; /* first */
     int device;
+    uint64_t stamp;
     cm_strided_job job;
 } launch;
 
@@ -169,29 +170,29 @@ end_bounds(const cm_strided_job *job, const int64_t *strides, int64_t *low,
 }
 
 /* Pin what one end touches; the bytes of its element 0 on success. */
-static cm_emulated_range *
-end_pin(cm_emulated *emulated, const cm_strided_job *job, cm_address start,
-        const int64_t *strides, int device, unsigned char **out)
+static int32_t
+end_pin(cm_emulated *emulated, const launch *what, cm_address start,
+        const int64_t *strides, unsigned char **out, cm_emulated_pin *pin)
 {
     int64_t low, high;
-    if (!end_bounds(job, strides, &low, &high)) {
-        return NULL;
+    if (!end_bounds(&what->job, strides, &low, &high)) {
+        return CM_CUDA_ILLEGAL_ADDRESS;
     }
     uint64_t first = start + (uint64_t)low;
     uint64_t nbytes = (uint64_t)high - (uint64_t)low;
     cm_emulated_place place;
-    cm_emulated_range *range =
-        cm_emulated_memory_pin(emulated->memory, first, nbytes, true, &place);
-    if (range == NULL) {
-        return NULL;
+    int32_t code = cm_emulated_memory_pin(emulated->memory, first, nbytes, what->device,
+                                          what->stamp, &place, pin);
+    if (code != 0) {
+        return code;
     }
     if (place.kind == CM_EMULATED_MANAGED) { /* touching it brings it here */
         int32_t ignored =
-            cm_emulated_memory_migrate(emulated->memory, first, nbytes, device);
+            cm_emulated_memory_migrate(emulated->memory, first, nbytes, what->device);
         (void)ignored;
     }
     *out = place.bytes - low;
-    return range;
+    return 0;
 }
 
 static void
@@ -239,21 +240,19 @@ launch_run(void *context, cm_emulated_job *base)
     }
     unsigned char *to = NULL;
     unsigned char *from = NULL;
-    cm_emulated_range *dst =
-        end_pin(emulated, job, job->dst, job->dst_strides, what->device, &to);
-    cm_emulated_range *src =
-        end_pin(emulated, job, job->src, job->src_strides, what->device, &from);
-    bool good = dst != NULL && src != NULL;
-    if (good) {
+    cm_emulated_pin dst = {.range = NULL};
+    cm_emulated_pin src = {.range = NULL};
+    int32_t code = end_pin(emulated, what, job->dst, job->dst_strides, &to, &dst);
+    if (code == 0) {
+        code = end_pin(emulated, what, job->src, job->src_strides, &from, &src);
+    }
+    if (code == 0) {
         run_elements(job, to, from);
     }
-    if (dst != NULL) {
-        cm_emulated_memory_unpin(emulated->memory, dst);
-    }
-    if (src != NULL) {
-        cm_emulated_memory_unpin(emulated->memory, src);
-    }
-    return good ? 0 : CM_CUDA_ILLEGAL_ADDRESS;
+    int32_t dst_code = cm_emulated_memory_unpin(emulated->memory, &dst);
+    int32_t src_code = cm_emulated_memory_unpin(emulated->memory, &src);
+    code = code != 0 ? code : dst_code;
+    return code != 0 ? code : src_code;
 }
 
 /* What a GPU would read as nonsense is refused here, where the test sees it. */
@@ -315,6 +314,7 @@ cm_emulated_op_kernel_launch(cm_runtime *rt, uint64_t function, uint32_t block_c
     }
     what->base = (cm_emulated_job){launch_run, launch_drop};
     what->device = info.device;
+    what->stamp = cm_emulated_memory_stamp(emulated->memory);
     memcpy(&what->job, params, sizeof(what->job));
     if (!job_is_sane(&what->job)) {
         free(what);

@@ -11,6 +11,9 @@
 /* Host and managed memory together may be this many times one device's memory. */
 enum { HOST_FACTOR = 4 };
 
+/* Dead addresses kept taken at most; there are only so many under ThreadSanitizer. */
+#define FREED_NBYTES (UINT64_C(64) << 30)
+
 cm_status
 cm_emulated_memory_create(int device_count, uint64_t memory_nbytes,
                           cm_emulated_memory **out)
@@ -19,6 +22,7 @@ cm_emulated_memory_create(int device_count, uint64_t memory_nbytes,
     if (memory == NULL) {
         return cm_fail(CM_ENOMEM, sizeof(*memory));
     }
+    memory->store.fd = -1;
     memory->device_count = device_count;
     memory->limit_nbytes = memory_nbytes;
     if (!cm_mul_u64(memory_nbytes, HOST_FACTOR, &memory->host_limit_nbytes)) {
@@ -44,6 +48,7 @@ range_free(cm_emulated_range *range)
 {
     cm_emulated_pages_unmap(&range->user);
     cm_emulated_pages_unmap(&range->alias);
+    free(range->mappings);
     free(range->resident);
     free(range->wished);
     free(range);
@@ -52,6 +57,7 @@ range_free(cm_emulated_range *range)
 void
 cm_emulated_memory_destroy(cm_emulated_memory *memory)
 {
+    cm_emulated_virtual_fini(memory);
     for (size_t i = 0; i < memory->span_count; i++) {
         cm_emulated_range *range = memory->spans[i].range;
         if (memory->spans[i].is_first) {
@@ -136,6 +142,15 @@ range_map(cm_emulated_range *range, uint64_t nbytes)
     return range->kind != CM_EMULATED_MANAGED || range_init_pages(range);
 }
 
+static void
+give_up_locked(cm_emulated_memory *memory, unsigned index)
+{
+    cm_emulated_pages *slot = &memory->freed[index];
+    cm_emulated_pages_unmap(slot);
+    memory->freed_nbytes -= slot->nbytes;
+    *slot = (cm_emulated_pages){.base = NULL};
+}
+
 /* Keep the dead addresses taken for a while; the oldest are given up. */
 static void
 bury_locked(cm_emulated_memory *memory, const cm_emulated_pages *pages)
@@ -144,27 +159,32 @@ bury_locked(cm_emulated_memory *memory, const cm_emulated_pages *pages)
         return;
     }
     cm_emulated_pages_kill(pages);
-    cm_emulated_pages *slot = &memory->freed[memory->freed_index];
-    memory->freed_index = (memory->freed_index + 1) % CM_EMULATED_FREED_COUNT;
-    cm_emulated_pages_unmap(slot);
-    *slot = *pages;
+    unsigned next = (memory->freed_index + 1) % CM_EMULATED_FREED_COUNT;
+    give_up_locked(memory, memory->freed_index);
+    memory->freed[memory->freed_index] = *pages;
+    memory->freed_index = next;
+    memory->freed_nbytes += pages->nbytes;
+    for (unsigned i = 0;
+         memory->freed_nbytes > FREED_NBYTES && i < CM_EMULATED_FREED_COUNT - 1; i++) {
+        give_up_locked(memory, (next + i) % CM_EMULATED_FREED_COUNT);
+    }
 }
 
-/* Take the range out, wait for executing work, kill its bytes. */
-static void
-retire_locked(cm_emulated_memory *memory, cm_emulated_range *range)
+void
+cm_emulated_ranges_retire_locked(cm_emulated_memory *memory, cm_emulated_range *range)
 {
     cm_emulated_ranges_remove_locked(memory, range);
     while (range->pins != 0) {
         cm_cond_wait(&memory->unpinned, &memory->lock);
     }
     memory->counts[range->kind]--;
-    if (range->kind != CM_EMULATED_REGISTERED) {
+    if (range->kind < CM_EMULATED_REGISTERED) {
         memory->live_nbytes -= range->nbytes;
         budget_give_locked(memory, range);
     }
-    bury_locked(memory, &range->user);
     bury_locked(memory, &range->alias);
+    bury_locked(memory, &range->user);
+    free(range->mappings);
     free(range->resident);
     free(range->wished);
     free(range);
@@ -172,8 +192,9 @@ retire_locked(cm_emulated_memory *memory, cm_emulated_range *range)
 
 /* Registrations that lie where fresh memory was just mapped: their memory was unmapped
  * by its owner without a word, so they are worth nothing. */
-static void
-drop_stale_locked(cm_emulated_memory *memory, const cm_emulated_range *fresh)
+void
+cm_emulated_ranges_drop_stale_locked(cm_emulated_memory *memory,
+                                     const cm_emulated_range *fresh)
 {
     const cm_emulated_pages *both[] = {&fresh->user, &fresh->alias};
     for (int i = 0; i < 2; i++) {
@@ -182,7 +203,7 @@ drop_stale_locked(cm_emulated_memory *memory, const cm_emulated_range *fresh)
             cm_emulated_span *span = &memory->spans[at];
             if (span->range->kind == CM_EMULATED_REGISTERED && span->start < end
                 && span->end > (uint64_t)(uintptr_t)both[i]->base) {
-                retire_locked(memory, span->range);
+                cm_emulated_ranges_retire_locked(memory, span->range);
                 at = 0;
             }
             else {
@@ -217,7 +238,7 @@ cm_emulated_memory_alloc(cm_emulated_memory *memory, cm_emulated_kind kind, int 
     cm_mutex_lock(&memory->lock);
     if (good) {
         range->budget_nbytes = budget;
-        drop_stale_locked(memory, range);
+        cm_emulated_ranges_drop_stale_locked(memory, range);
         good = cm_emulated_ranges_insert_locked(memory, range);
     }
     if (good) {
@@ -245,7 +266,7 @@ cm_emulated_memory_free(cm_emulated_memory *memory, uint64_t address, unsigned k
     const cm_emulated_span *span = cm_emulated_ranges_find_locked(memory, address);
     if (span != NULL && span->start == address && span->is_first
         && (kinds & (1u << span->range->kind)) != 0) {
-        retire_locked(memory, span->range);
+        cm_emulated_ranges_retire_locked(memory, span->range);
         code = 0;
     }
     cm_mutex_unlock(&memory->lock);
@@ -299,7 +320,7 @@ cm_emulated_memory_register(cm_emulated_memory *memory, int device, void *host,
             code = CM_CUDA_ALREADY_REGISTERED;
         }
         else {
-            drop_stale_locked(memory, range);
+            cm_emulated_ranges_drop_stale_locked(memory, range);
             if (cm_emulated_ranges_insert_locked(memory, range)) {
                 memory->counts[CM_EMULATED_REGISTERED]++;
             }
@@ -324,7 +345,7 @@ cm_emulated_memory_unregister(cm_emulated_memory *memory, const void *host)
     const cm_emulated_span *span = cm_emulated_ranges_find_locked(memory, address);
     if (span != NULL && span->range->kind == CM_EMULATED_REGISTERED
         && span->range->registered == address) {
-        retire_locked(memory, span->range);
+        cm_emulated_ranges_retire_locked(memory, span->range);
         code = 0;
     }
     cm_mutex_unlock(&memory->lock);
@@ -335,10 +356,11 @@ void
 cm_emulated_memory_reset(cm_emulated_memory *memory, int device)
 {
     cm_mutex_lock(&memory->lock);
+    cm_emulated_virtual_reset_locked(memory, device);
     for (size_t i = 0; i < memory->span_count;) {
         cm_emulated_range *range = memory->spans[i].range;
         if (range->device == device) {
-            retire_locked(memory, range);
+            cm_emulated_ranges_retire_locked(memory, range);
             i = 0; /* waiting for pins lets others change the table */
         }
         else {
@@ -365,6 +387,9 @@ cm_emulated_memory_read(cm_emulated_memory *memory, cm_emulated_counts *out)
     out->registrations = memory->counts[CM_EMULATED_REGISTERED];
     out->device_allocs = memory->counts[CM_EMULATED_DEVICE];
     out->managed_allocs = memory->counts[CM_EMULATED_MANAGED];
+    out->physical_allocs = memory->physical_count;
+    out->address_ranges = memory->counts[CM_EMULATED_VIRTUAL];
+    out->mappings = memory->mapping_count;
     out->live_nbytes = memory->live_nbytes;
     cm_mutex_unlock(&memory->lock);
 }

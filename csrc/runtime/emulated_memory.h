@@ -21,7 +21,8 @@ typedef enum cm_emulated_kind {
     CM_EMULATED_DEVICE,
     CM_EMULATED_MANAGED,
     CM_EMULATED_HOST,
-    CM_EMULATED_REGISTERED
+    CM_EMULATED_REGISTERED,
+    CM_EMULATED_VIRTUAL, /* addresses only; what is mapped there is DEVICE to callers */
 } cm_emulated_kind;
 
 /* How [address, address + nbytes) lies to the known ranges. */
@@ -36,6 +37,7 @@ typedef struct cm_emulated_place {
     cm_emulated_kind kind;
     int device;
     unsigned flags;
+    uint64_t access;      /* by device index: who may touch all of it */
     cm_address address;   /* the same byte for devices */
     void *host;           /* the same byte for the host; NULL for device memory */
     unsigned char *bytes; /* the same byte for the emulator */
@@ -65,13 +67,51 @@ void cm_emulated_memory_reset(cm_emulated_memory *memory, int device);
 cm_emulated_reach cm_emulated_memory_find(cm_emulated_memory *memory, uint64_t address,
                                           uint64_t nbytes, cm_emulated_place *out);
 
-/* As find, and keep the range from going away until unpin. `by_device`: only an address
- * that a device may use will do. NULL when it is not inside one range. */
+/* What late or misplaced work comes to; the rest is in runtime.h. */
+enum { CM_CUDA_ILLEGAL_ADDRESS = 700 };
+
+/* What executing work holds; all zero: nothing. */
 typedef struct cm_emulated_range cm_emulated_range;
-cm_emulated_range *cm_emulated_memory_pin(cm_emulated_memory *memory, uint64_t address,
-                                          uint64_t nbytes, bool by_device,
-                                          cm_emulated_place *out);
-void cm_emulated_memory_unpin(cm_emulated_memory *memory, cm_emulated_range *range);
+typedef struct cm_emulated_pin {
+    cm_emulated_range *range; /* borrowed; NULL: nothing */
+    uint64_t offset;
+    uint64_t nbytes;
+} cm_emulated_pin;
+
+enum { CM_EMULATED_ANY = -1 };
+
+/* When work is queued: what is mapped later at the same addresses is not what it meant.
+ */
+uint64_t cm_emulated_memory_stamp(cm_emulated_memory *memory);
+/* As find, and keep the range from going away until unpin. `device`: only an address
+ * that this device may use will do; CM_EMULATED_ANY: any. `stamp`: of when the work was
+ * queued. Fails: CM_CUDA_ILLEGAL_ADDRESS. */
+int32_t cm_emulated_memory_pin(cm_emulated_memory *memory, uint64_t address,
+                               uint64_t nbytes, int device, uint64_t stamp,
+                               cm_emulated_place *out, cm_emulated_pin *pin);
+/* Fails: CM_CUDA_ILLEGAL_ADDRESS when the memory was unmapped under the work. */
+int32_t cm_emulated_memory_unpin(cm_emulated_memory *memory,
+                                 const cm_emulated_pin *pin);
+
+/* -- emulated_virtual.c, emulated_physical.c: as ops.h says ------------------------- */
+
+#define CM_EMULATED_GRANULARITY (UINT64_C(2) << 20)
+
+int32_t cm_emulated_memory_reserve(cm_emulated_memory *memory, uint64_t nbytes,
+                                   cm_address *out);
+int32_t cm_emulated_memory_unreserve(cm_emulated_memory *memory, cm_address address,
+                                     uint64_t nbytes);
+int32_t cm_emulated_memory_create_physical(cm_emulated_memory *memory, uint64_t nbytes,
+                                           int device, uint64_t *out);
+int32_t cm_emulated_memory_release_physical(cm_emulated_memory *memory,
+                                            uint64_t handle);
+int32_t cm_emulated_memory_map(cm_emulated_memory *memory, cm_address address,
+                               uint64_t nbytes, uint64_t handle);
+/* Work that executes there is waited for and fails. */
+int32_t cm_emulated_memory_unmap(cm_emulated_memory *memory, cm_address address,
+                                 uint64_t nbytes);
+int32_t cm_emulated_memory_set_access(cm_emulated_memory *memory, cm_address address,
+                                      uint64_t nbytes, uint64_t devices);
 
 /* Managed pages. `prefetch` notes the wish, `migrate` moves the pages; the range must
  * lie
@@ -87,23 +127,5 @@ int32_t cm_emulated_memory_host_pages(cm_emulated_memory *memory, cm_address add
 
 uint64_t cm_emulated_memory_used(cm_emulated_memory *memory, int device);
 void cm_emulated_memory_read(cm_emulated_memory *memory, cm_emulated_counts *out);
-
-/* -- emulated_pages.c: mappings ----------------------------------------------------- */
-
-typedef struct cm_emulated_pages {
-    unsigned char *base;  /* of the mapping; NULL: none */
-    size_t nbytes;        /* of the mapping */
-    unsigned char *start; /* of what is inside, aligned to 256 bytes, ending at a guard
-                           */
-} cm_emulated_pages;
-
-size_t cm_emulated_page_nbytes(void);
-/* Map room for `nbytes` between two guard pages, readable and writable if `usable`. */
-bool cm_emulated_pages_map(uint64_t nbytes, bool usable, cm_emulated_pages *out);
-/* Drop the bytes; the addresses stay taken and crash whoever touches them. */
-void cm_emulated_pages_kill(const cm_emulated_pages *pages);
-void cm_emulated_pages_unmap(const cm_emulated_pages *pages);
-/* True when every page of [start, end) is mapped, readable and, with `writable`, so. */
-bool cm_emulated_pages_are_mapped(uint64_t start, uint64_t end, bool writable);
 
 #endif

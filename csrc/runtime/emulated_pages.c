@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The mappings under the emulated memory: guarded, killable, and looked up in the
- * kernel's list when memory of others is registered. */
+#include "runtime/emulated_pages.h"
+
+#include <fcntl.h>
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -9,7 +10,6 @@
 #include <unistd.h>
 
 #include "base/checked_math.h"
-#include "runtime/emulated_memory.h"
 
 enum {
     POISON_FRESH = 0xA5, /* nobody may rely on fresh memory being zero */
@@ -109,4 +109,75 @@ cm_emulated_pages_are_mapped(uint64_t start, uint64_t end, bool writable)
     free(line);
     (void)fclose(maps);
     return reached >= end;
+}
+
+/* ---- bytes apart from addresses -------------------------------------------------- */
+
+bool
+cm_emulated_store_grow(cm_emulated_store *store, uint64_t nbytes, uint64_t *offset)
+{
+    uint64_t end;
+    if (!cm_add_u64(store->end, nbytes, &end) || end > INT64_MAX) {
+        return false;
+    }
+    if (store->fd < 0) {
+        store->fd = memfd_create("cumem-emulated", MFD_CLOEXEC);
+    }
+    if (store->fd < 0 || ftruncate(store->fd, (off_t)end) != 0) {
+        return false;
+    }
+    *offset = store->end;
+    store->end = end;
+    return true;
+}
+
+bool
+cm_emulated_store_poison(const cm_emulated_store *store, uint64_t offset,
+                         uint64_t nbytes)
+{
+    void *at = mmap(NULL, nbytes, PROT_READ | PROT_WRITE, MAP_SHARED, store->fd,
+                    (off_t)offset);
+    if (at == MAP_FAILED) {
+        return false;
+    }
+    poison(at, nbytes);
+    (void)munmap(at, nbytes);
+    return true;
+}
+
+void
+cm_emulated_store_drop(const cm_emulated_store *store, uint64_t offset, uint64_t nbytes)
+{
+    (void)fallocate(store->fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE,
+                    (off_t)offset, (off_t)nbytes);
+}
+
+void
+cm_emulated_store_close(cm_emulated_store *store)
+{
+    if (store->fd >= 0) {
+        (void)close(store->fd);
+        store->fd = -1;
+    }
+}
+
+bool
+cm_emulated_store_map(const cm_emulated_store *store, uint64_t offset, uint64_t nbytes,
+                      unsigned char *at)
+{
+    return mmap(at, nbytes, PROT_NONE, MAP_SHARED | MAP_FIXED, store->fd, (off_t)offset)
+           != MAP_FAILED;
+}
+
+bool
+cm_emulated_store_show(unsigned char *at, uint64_t nbytes)
+{
+    return mprotect(at, nbytes, PROT_READ | PROT_WRITE) == 0;
+}
+
+void
+cm_emulated_store_unmap(unsigned char *at, uint64_t nbytes)
+{
+    (void)mmap(at, nbytes, PROT_NONE,
+               MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
 }

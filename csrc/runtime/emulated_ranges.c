@@ -101,6 +101,7 @@ cm_emulated_ranges_place(const cm_emulated_range *range, uint64_t offset,
         .kind = range->kind,
         .device = range->device,
         .flags = range->flags,
+        .access = UINT64_MAX,
         .address = range->address + offset,
         .host = range->host != NULL ? range->host + offset : NULL,
         .bytes = range->bytes + offset,
@@ -123,65 +124,108 @@ is_freed_locked(const cm_emulated_memory *memory, uint64_t address, uint64_t nby
     return false;
 }
 
+/* Where [address, address + nbytes) lies, and *out (with its span) when inside. */
 static cm_emulated_reach
 reach_locked(cm_emulated_memory *memory, uint64_t address, uint64_t nbytes,
-             cm_emulated_span **out)
+             cm_emulated_span **span, cm_emulated_place *out)
 {
     uint64_t end;
     if (address == 0 || !cm_add_u64(address, nbytes, &end)) {
         return CM_EMULATED_BROKEN;
     }
-    cm_emulated_span *span = cm_emulated_ranges_find_locked(memory, address);
-    if (span != NULL) {
-        *out = span;
-        return nbytes <= span->end - address ? CM_EMULATED_INSIDE : CM_EMULATED_BROKEN;
+    *span = cm_emulated_ranges_find_locked(memory, address);
+    if (*span == NULL) {
+        return cm_emulated_ranges_touch_locked(memory, address, nbytes)
+                       || is_freed_locked(memory, address, nbytes)
+                   ? CM_EMULATED_BROKEN
+                   : CM_EMULATED_UNKNOWN;
     }
-    if (cm_emulated_ranges_touch_locked(memory, address, nbytes)
-        || is_freed_locked(memory, address, nbytes)) {
+    if (nbytes > (*span)->end - address) {
         return CM_EMULATED_BROKEN;
     }
-    return CM_EMULATED_UNKNOWN;
+    const cm_emulated_range *range = (*span)->range;
+    uint64_t offset = address - (*span)->start;
+    cm_emulated_ranges_place(range, offset, (*span)->by_device, out);
+    if (range->kind == CM_EMULATED_VIRTUAL
+        && !cm_emulated_virtual_place_locked(range, offset, nbytes, out)) {
+        return CM_EMULATED_BROKEN;
+    }
+    return CM_EMULATED_INSIDE;
 }
 
 cm_emulated_reach
 cm_emulated_memory_find(cm_emulated_memory *memory, uint64_t address, uint64_t nbytes,
                         cm_emulated_place *out)
 {
-    cm_emulated_span *span = NULL;
+    cm_emulated_span *span;
     cm_mutex_lock(&memory->lock);
-    cm_emulated_reach reach = reach_locked(memory, address, nbytes, &span);
-    if (reach == CM_EMULATED_INSIDE) {
-        cm_emulated_ranges_place(span->range, address - span->start, span->by_device,
-                                 out);
-    }
+    cm_emulated_reach reach = reach_locked(memory, address, nbytes, &span, out);
     cm_mutex_unlock(&memory->lock);
     return reach;
 }
 
-cm_emulated_range *
-cm_emulated_memory_pin(cm_emulated_memory *memory, uint64_t address, uint64_t nbytes,
-                       bool by_device, cm_emulated_place *out)
+uint64_t
+cm_emulated_memory_stamp(cm_emulated_memory *memory)
 {
-    cm_emulated_span *span = NULL;
-    cm_emulated_range *range = NULL;
     cm_mutex_lock(&memory->lock);
-    if (reach_locked(memory, address, nbytes, &span) == CM_EMULATED_INSIDE
-        && (span->by_device || !by_device)) {
-        range = span->range;
-        range->pins++;
-        cm_emulated_ranges_place(range, address - span->start, span->by_device, out);
-    }
+    uint64_t stamp = memory->serial;
     cm_mutex_unlock(&memory->lock);
-    return range;
+    return stamp;
 }
 
-void
-cm_emulated_memory_unpin(cm_emulated_memory *memory, cm_emulated_range *range)
+static bool
+may_touch(const cm_emulated_place *place, int device)
 {
+    if (device == CM_EMULATED_ANY) {
+        return place->access != 0;
+    }
+    return place->by_device && (place->access >> device & 1) != 0;
+}
+
+int32_t
+cm_emulated_memory_pin(cm_emulated_memory *memory, uint64_t address, uint64_t nbytes,
+                       int device, uint64_t stamp, cm_emulated_place *out,
+                       cm_emulated_pin *pin)
+{
+    cm_emulated_span *span;
     cm_mutex_lock(&memory->lock);
-    range->pins--;
-    if (range->pins == 0) {
+    bool good = reach_locked(memory, address, nbytes, &span, out) == CM_EMULATED_INSIDE
+                && may_touch(out, device);
+    if (good) {
+        cm_emulated_range *range = span->range;
+        *pin = (cm_emulated_pin){range, address - span->start, nbytes};
+        if (range->kind == CM_EMULATED_VIRTUAL) {
+            good = cm_emulated_virtual_pin_locked(pin, stamp);
+        }
+        else {
+            range->pins++;
+        }
+    }
+    if (!good) {
+        *pin = (cm_emulated_pin){.range = NULL};
+    }
+    cm_mutex_unlock(&memory->lock);
+    return good ? 0 : CM_CUDA_ILLEGAL_ADDRESS;
+}
+
+int32_t
+cm_emulated_memory_unpin(cm_emulated_memory *memory, const cm_emulated_pin *pin)
+{
+    if (pin->range == NULL) {
+        return 0;
+    }
+    bool good = true;
+    bool idle;
+    cm_mutex_lock(&memory->lock);
+    if (pin->range->kind == CM_EMULATED_VIRTUAL) {
+        good = cm_emulated_virtual_unpin_locked(pin, &idle);
+    }
+    else {
+        idle = --pin->range->pins == 0;
+    }
+    if (idle) {
         cm_cond_signal_all(&memory->unpinned);
     }
     cm_mutex_unlock(&memory->lock);
+    return good ? 0 : CM_CUDA_ILLEGAL_ADDRESS;
 }

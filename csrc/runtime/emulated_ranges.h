@@ -6,11 +6,32 @@
 #define CM_RUNTIME_EMULATED_RANGES_H
 
 #include "base/thread.h"
+#include "runtime/emulated_handles.h"
 #include "runtime/emulated_memory.h"
+#include "runtime/emulated_pages.h"
+
+/* Device memory without an address of its own. */
+typedef struct cm_emulated_physical {
+    int device;
+    bool is_released; /* the handle is gone; freed with the last place */
+    unsigned places;  /* mappings of it */
+    uint64_t nbytes;
+    uint64_t offset; /* in the store */
+} cm_emulated_physical;
+
+typedef struct cm_emulated_mapping {
+    uint64_t offset; /* from the start of the range */
+    uint64_t nbytes;
+    cm_emulated_physical *physical;
+    uint64_t serial; /* of when it was made; see stamp */
+    uint64_t access; /* by device index */
+    unsigned pins;   /* executing work */
+    bool is_leaving; /* being unmapped: not there for anyone else */
+} cm_emulated_mapping;
 
 struct cm_emulated_range {
     cm_emulated_kind kind;
-    int device;
+    int device; /* -1: of none */
     unsigned flags;
     unsigned pins;           /* executing work */
     cm_address address;      /* start for devices */
@@ -21,9 +42,12 @@ struct cm_emulated_range {
     uint64_t registered;     /* the address that was registered, maybe inside a page */
     cm_emulated_pages user;  /* owned: addresses without bytes */
     cm_emulated_pages alias; /* owned: bytes */
-    size_t page_count;       /* of alias; managed only */
-    signed char *resident;   /* by page: device index or CM_HOST_LOCATION; owned */
-    signed char *wished;     /* by page: … or CM_NO_LOCATION; owned */
+    cm_emulated_mapping *mappings; /* owned; sorted; virtual only */
+    size_t mapping_count;
+    size_t mapping_capacity;
+    size_t page_count;     /* of alias; managed only */
+    signed char *resident; /* by page: device index or CM_HOST_LOCATION; owned */
+    signed char *wished;   /* by page: … or CM_NO_LOCATION; owned */
 };
 
 typedef struct cm_emulated_span {
@@ -48,12 +72,19 @@ struct cm_emulated_memory {
     uint64_t used_nbytes[CM_MAX_DEVICES];
     uint64_t host_used_nbytes;
     uint64_t live_nbytes;
-    uint64_t counts[CM_EMULATED_REGISTERED + 1];
+    uint64_t counts[CM_EMULATED_VIRTUAL + 1];
+    uint64_t physical_count;
+    uint64_t mapping_count;
     cm_emulated_span *spans; /* owned */
     size_t span_count;
     size_t span_capacity;
     cm_emulated_pages freed[CM_EMULATED_FREED_COUNT]; /* a ring */
     unsigned freed_index;
+    uint64_t freed_nbytes;
+    cm_emulated_store store;
+    cm_emulated_handles physicals; /* of cm_emulated_physical, owned */
+    uint64_t next_physical;
+    uint64_t serial; /* of the newest mapping */
 };
 
 /* False when out of memory. */
@@ -69,5 +100,40 @@ bool cm_emulated_ranges_touch_locked(cm_emulated_memory *memory, uint64_t addres
                                      uint64_t nbytes);
 void cm_emulated_ranges_place(const cm_emulated_range *range, uint64_t offset,
                               bool by_device, cm_emulated_place *out);
+
+/* Forget registrations that lie where fresh memory was just mapped. */
+void cm_emulated_ranges_drop_stale_locked(cm_emulated_memory *memory,
+                                          const cm_emulated_range *fresh);
+/* Take the range out, wait for executing work, kill its bytes and free it. */
+void cm_emulated_ranges_retire_locked(cm_emulated_memory *memory,
+                                      cm_emulated_range *range);
+
+/* -- emulated_virtual.c -------------------------------------------------------------- */
+
+/* Fill in what only the mappings know; false when part of it is not mapped. */
+bool cm_emulated_virtual_place_locked(const cm_emulated_range *range, uint64_t offset,
+                                      uint64_t nbytes, cm_emulated_place *out);
+/* False when a mapping came after `stamp`. The bytes are all mapped. */
+bool cm_emulated_virtual_pin_locked(const cm_emulated_pin *pin, uint64_t stamp);
+/* False when it was unmapped meanwhile; *idle: nobody else is there. */
+bool cm_emulated_virtual_unpin_locked(const cm_emulated_pin *pin, bool *idle);
+/* Drop what `device` has, wherever it is mapped. */
+void cm_emulated_virtual_reset_locked(cm_emulated_memory *memory, int device);
+/* Drop everything but the ranges themselves; nothing may be executing. */
+void cm_emulated_virtual_fini(cm_emulated_memory *memory);
+
+/* -- emulated_physical.c ------------------------------------------------------------- */
+
+/* Free it if neither a handle nor a place is left. */
+void cm_emulated_physical_settle_locked(cm_emulated_memory *memory,
+                                        cm_emulated_physical *physical);
+/* Release every handle of the device; nothing of it is mapped any more. */
+void cm_emulated_physical_reset_locked(cm_emulated_memory *memory, int device);
+
+static inline bool
+cm_emulated_is_granular(uint64_t n)
+{
+    return (n & (CM_EMULATED_GRANULARITY - 1)) == 0;
+}
 
 #endif

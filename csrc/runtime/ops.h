@@ -80,6 +80,35 @@
     X(prefetch_location, cudaMemRangeGetAttribute, 12000, address,                       \
       (cm_runtime *rt, cm_address address, uint64_t nbytes, int *out),                   \
       (rt, address, nbytes, out))                                                        \
+    /* -- device memory mapped on demand: a range of addresses, physical memory, and     \
+     * the one put at the other. None needs a current device; addresses and sizes are    \
+     * multiples of the granularity. `flags`: CM_PHYSICAL_… */                           \
+    X(physical_granularity, cuMemGetAllocationGranularity, 12000, device,                \
+      (cm_runtime *rt, int device, unsigned flags, uint64_t *out),                       \
+      (rt, device, flags, out))                                                          \
+    X(physical_create, cuMemCreate, 12000, nbytes,                                       \
+      (cm_runtime *rt, uint64_t nbytes, int device, unsigned flags, uint64_t *out),      \
+      (rt, nbytes, device, flags, out))                                                  \
+    /* The memory itself goes with the last place where it is mapped. */                 \
+    X(physical_release, cuMemRelease, 12000, handle,                                     \
+      (cm_runtime *rt, uint64_t handle), (rt, handle))                                   \
+    X(address_reserve, cuMemAddressReserve, 12000, nbytes,                               \
+      (cm_runtime *rt, uint64_t nbytes, cm_address *out), (rt, nbytes, out))             \
+    /* The whole range as it was reserved, with nothing mapped in it. */                 \
+    X(address_free, cuMemAddressFree, 12000, address,                                    \
+      (cm_runtime *rt, cm_address address, uint64_t nbytes), (rt, address, nbytes))      \
+    /* All of `handle`; it may be mapped at several places. Nobody may touch it yet. */  \
+    X(address_map, cuMemMap, 12000, address,                                             \
+      (cm_runtime *rt, cm_address address, uint64_t nbytes, uint64_t handle),            \
+      (rt, address, nbytes, handle))                                                     \
+    /* Whole mappings. Does not wait: work that may touch them must be done. */          \
+    X(address_unmap, cuMemUnmap, 12000, address,                                         \
+      (cm_runtime *rt, cm_address address, uint64_t nbytes), (rt, address, nbytes))      \
+    /* Let `devices` read and write whole mappings; the others keep what they had. */    \
+    X(address_set_access, cuMemSetAccess, 12000, address,                                \
+      (cm_runtime *rt, cm_address address, uint64_t nbytes, const int *devices,          \
+       int device_count),                                                                \
+      (rt, address, nbytes, devices, device_count))                                      \
     /* -- copies and fills; host addresses are passed as cm_address ------------------ */ \
     X(copy_async, cudaMemcpyAsync, 12000, nbytes,                                        \
       (cm_runtime *rt, cm_address dst, cm_address src, uint64_t nbytes,                  \
