@@ -1,0 +1,229 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Device memory mapped on demand. One range of addresses is reserved for the source's
+ * life and physical memory is put into it chunk by chunk, so that neighbours join up
+ * and a chunk can be moved to where it is needed. On an H200 (driver 580) reserving 1
+ * TiB takes 15 us, and opening a chunk about 30 us whatever its size up to 256 MiB:
+ * 8-10 us create, under 1 us map, 20 us to set the access, which no joint call for
+ * several chunks makes cheaper. Closing takes 14 us to unmap and, for the memory, 9-20
+ * us (45 us for 128 MiB, 300 us for 1 GiB). Part of a handle cannot be mapped, so a
+ * chunk moves and closes as a whole. */
+#include <stdatomic.h>
+#include <stdlib.h>
+
+#include "base/checked_math.h"
+#include "pool/scope.h"
+#include "pool/source.h"
+
+/* As in CM_DEVICE_ATTRIBUTES. */
+enum { VIRTUAL_MEMORY_MANAGEMENT = 102, VIRTUAL_MEMORY_RDMA = 110 };
+
+/* Addresses cost nothing until something is mapped: room for holes between chunks. */
+enum { RANGE_FACTOR = 8 };
+
+typedef struct vmm_source {
+    cm_source base; /* first: a cm_source * is a vmm_source * */
+    unsigned flags; /* of physical_create */
+    uint64_t peers; /* by device index: those that can reach the memory */
+} vmm_source;
+
+/* Let its device use the memory at `address`, and those peers that have a context by
+ * now: none is made on a GPU not asked for. */
+static cm_status
+grant(const vmm_source *source, cm_address address, uint64_t nbytes)
+{
+    cm_runtime *rt = source->base.rt;
+    int devices[CM_MAX_DEVICES];
+    int count = 0;
+    devices[count++] = source->base.config.device;
+    for (int i = 0; i < rt->device_count && i < CM_MAX_DEVICES; i++) {
+        if ((source->peers >> i & 1) != 0
+            && atomic_load_explicit(&rt->primary[i], memory_order_relaxed) != 0) {
+            devices[count++] = i;
+        }
+    }
+    return cm_rt_address_set_access(rt, address, nbytes, devices, count);
+}
+
+/* Undoing must not fail half-way where a second try helps; beyond that there is nothing
+ * to undo and nobody to tell. */
+static void
+undo_map(cm_runtime *rt, cm_address address, uint64_t nbytes)
+{
+    if (!cm_is_ok(cm_rt_address_unmap(rt, address, nbytes))) {
+        cm_status ignored = cm_rt_address_unmap(rt, address, nbytes);
+        (void)ignored;
+    }
+}
+
+static void
+undo_create(cm_runtime *rt, uint64_t handle)
+{
+    if (!cm_is_ok(cm_rt_physical_release(rt, handle))) {
+        cm_status ignored = cm_rt_physical_release(rt, handle);
+        (void)ignored;
+    }
+}
+
+/* Put the memory at `address`, usable; nothing is left there on failure. */
+static cm_status
+place(const vmm_source *source, cm_address address, uint64_t nbytes, uint64_t handle)
+{
+    cm_runtime *rt = source->base.rt;
+    CM_TRY(cm_rt_address_map(rt, address, nbytes, handle));
+    cm_status status = grant(source, address, nbytes);
+    if (!cm_is_ok(status)) {
+        undo_map(rt, address, nbytes);
+    }
+    return status;
+}
+
+static cm_status
+open_chunk(cm_source *base, uint64_t offset, uint64_t nbytes, cm_chunk *out)
+{
+    const vmm_source *source = (const vmm_source *)base;
+    uint64_t handle;
+    CM_TRY(cm_rt_physical_create(base->rt, nbytes, base->config.device, source->flags,
+                                 &handle));
+    cm_address address = base->base + offset;
+    cm_status status = place(source, address, nbytes, handle);
+    if (!cm_is_ok(status)) {
+        undo_create(base->rt, handle);
+        return status;
+    }
+    *out = (cm_chunk){NULL, address, nbytes, handle};
+    return status;
+}
+
+/* The handle goes first: what is mapped lives on without it, so that a failure at
+ * either step leaves the chunk usable, and closing it again does the rest. */
+static cm_status
+close_chunk(cm_source *base, cm_chunk *chunk)
+{
+    if (chunk->handle != 0) {
+        CM_TRY(cm_scope_settle(cm_rt_physical_release(base->rt, chunk->handle)));
+        chunk->handle = 0;
+    }
+    CM_TRY(
+        cm_scope_settle(cm_rt_address_unmap(base->rt, chunk->address, chunk->nbytes)));
+    *chunk = (cm_chunk){NULL, 0, 0, 0};
+    return cm_ok();
+}
+
+/* First to the new place, where it may be at the same time, then away from the old. */
+static cm_status
+move_chunk(cm_source *base, cm_chunk *chunk, uint64_t offset)
+{
+    const vmm_source *source = (const vmm_source *)base;
+    if (chunk->handle == 0) {
+        return cm_fail(CM_EBUSY, chunk->address); /* half closed */
+    }
+    cm_address address = base->base + offset;
+    CM_TRY(place(source, address, chunk->nbytes, chunk->handle));
+    cm_status status = cm_rt_address_unmap(base->rt, chunk->address, chunk->nbytes);
+    if (!cm_is_ok(status)) {
+        undo_map(base->rt, address, chunk->nbytes);
+        return status;
+    }
+    chunk->address = address;
+    return status;
+}
+
+static void
+destroy(cm_source *base)
+{
+    if (!cm_is_ok(cm_rt_address_free(base->rt, base->base, base->range_nbytes))) {
+        /* Addresses only; a second try, then they stay taken. */
+        cm_status ignored =
+            cm_rt_address_free(base->rt, base->base, base->range_nbytes);
+        (void)ignored;
+    }
+    free(base);
+}
+
+static const cm_source_ops vmm_ops = {open_chunk, close_chunk, move_chunk, destroy};
+
+static cm_status
+find_peers(vmm_source *source)
+{
+    cm_runtime *rt = source->base.rt;
+    int device = source->base.config.device;
+    for (int i = 0; i < rt->device_count && i < CM_MAX_DEVICES; i++) {
+        int can = 0;
+        if (i != device) {
+            CM_TRY(cm_rt_peer_can_access(rt, i, device, &can));
+        }
+        source->peers |= can != 0 ? UINT64_C(1) << i : 0;
+    }
+    return cm_ok();
+}
+
+/* Several times the device's memory, or as much of that as there is, but at least once.
+ */
+static cm_status
+reserve(cm_source *base)
+{
+    uint64_t free_nbytes, total_nbytes, nbytes;
+    CM_TRY(cm_rt_memory_info(base->rt, &free_nbytes, &total_nbytes));
+    uint64_t least = total_nbytes & ~(base->granule - 1);
+    if (least == 0) {
+        return cm_fail(CM_ENOTSUP, total_nbytes); /* not one granule */
+    }
+    cm_status status = cm_fail(CM_EOVERFLOW, least);
+    for (uint64_t factor = RANGE_FACTOR; factor >= 1; factor /= 2) {
+        if (cm_mul_u64(least, factor, &nbytes)) {
+            status = cm_rt_address_reserve(base->rt, nbytes, &base->base);
+        }
+        if (cm_is_ok(status)) {
+            base->range_nbytes = nbytes;
+            break;
+        }
+    }
+    return status;
+}
+
+static cm_status
+init(vmm_source *source)
+{
+    cm_source *base = &source->base;
+    cm_runtime *rt = base->rt;
+    int device = base->config.device;
+    int has_vmm = 0;
+    int has_rdma = 0;
+    CM_TRY(cm_rt_device_attribute(rt, VIRTUAL_MEMORY_MANAGEMENT, device, &has_vmm));
+    if (has_vmm == 0) {
+        return cm_fail(CM_ENOTSUP, (uint64_t)device);
+    }
+    CM_TRY(cm_rt_device_attribute(rt, VIRTUAL_MEMORY_RDMA, device, &has_rdma));
+    source->flags = has_rdma != 0 ? CM_PHYSICAL_RDMA : 0;
+    CM_TRY(cm_rt_physical_granularity(rt, device, source->flags, &base->granule));
+    if (!cm_is_power_of_two(base->granule)) {
+        return cm_fail(CM_ENOTSUP, base->granule);
+    }
+    CM_TRY(find_peers(source));
+    return reserve(base);
+}
+
+cm_status
+cm_source_vmm_open(cm_runtime *rt, const cm_source_config *config, cm_source **out)
+{
+    if (config->kind != CM_KIND_DEVICE || config->segments == CM_SEGMENTS_PLAIN) {
+        return cm_fail(CM_ENOTSUP, (uint64_t)config->kind);
+    }
+    vmm_source *source = calloc(1, sizeof(*source));
+    if (source == NULL) {
+        return cm_fail(CM_ENOMEM, sizeof(*source));
+    }
+    source->base = (cm_source){
+        .ops = &vmm_ops,
+        .rt = rt,
+        .config = *config,
+        .is_placed = true,
+    };
+    cm_status status = init(source);
+    if (!cm_is_ok(status)) {
+        free(source);
+        return status;
+    }
+    *out = &source->base;
+    return status;
+}
