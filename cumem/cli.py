@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The command line: ``python -m cumem info`` and ``python -m cumem bench``."""
+"""The command line: ``python -m cumem info``, ``bench`` and ``replay``."""
 
 from __future__ import annotations
 
@@ -44,9 +44,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         with warnings.catch_warnings():
             # each command says itself, in its own text, that the device is emulated
             warnings.simplefilter("ignore", cumem.EmulationWarning)
-            if not _opens():
-                return 2
-            code = _info(options) if options.command == "info" else _bench(options)
+            code = _COMMANDS[options.command](options)
         sys.stdout.flush()
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
@@ -101,6 +99,8 @@ def _info(options: argparse.Namespace) -> int:
     with _interrupts_held():
         from cumem import info
 
+    if not _opens():
+        return 2
     facts = info.collect()
     if options.json:
         print(json.dumps(facts, indent=1, ensure_ascii=False))
@@ -113,6 +113,8 @@ def _bench(options: argparse.Namespace) -> int:
     with _interrupts_held():
         from cumem import bench
 
+    if not _opens():
+        return 2
     wishes = bench.Options(
         quick=options.quick,
         device=options.device,
@@ -125,6 +127,24 @@ def _bench(options: argparse.Namespace) -> int:
     except bench.UsageError as error:
         print(f"cumem bench: {error}", file=sys.stderr)
         return 2
+
+
+def _replay(options: argparse.Namespace) -> int:
+    from cumem import replay
+
+    names = replay.Options.__dataclass_fields__
+    wishes = replay.Options(**{name: getattr(options, name) for name in names})
+    try:
+        trace = replay.prepare(wishes)
+        for name, value in replay.environment(trace):
+            os.environ.setdefault(name, value)  # before the device is opened
+        return replay.main(wishes, trace) if _opens() else 2
+    except ValueError as error:
+        print(f"cumem replay: {error}", file=sys.stderr)
+        return 2
+
+
+_COMMANDS = {"info": _info, "bench": _bench, "replay": _replay}
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -158,7 +178,69 @@ def _parser() -> argparse.ArgumentParser:
     bench.add_argument(
         "--max-size", type=_size, metavar="SIZE", help="leave out larger copies: 64MiB"
     )
+    _add_replay(commands)
     return parser
+
+
+def _add_replay(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    replay = commands.add_parser(
+        "replay",
+        help="replay recorded allocations: what is reserved, and the time of each",
+        description="Replay the allocations and frees that a program made, from an .npz, "
+        "a CSV log of RMM or a PyTorch snapshot, and print what the pool reserved for "
+        "them, where the difference to what was asked for went, and the time per event.",
+    )
+    add = replay.add_argument
+    add("trace", metavar="TRACE", help="the file")
+    add(
+        "--kind",
+        choices=("device", "pinned", "mapped", "managed"),
+        default="device",
+        help="kind of memory (device)",
+    )
+    add("--pool", default="default", help="which of cumem's pools (default)")
+    add("--device", type=int, default=0, metavar="N", help="index of the device (0)")
+    add(
+        "--late",
+        metavar="N",
+        help="keep freed blocks in use by work that runs late: for so many events, or "
+        "such a fraction of the trace",
+    )
+    add(
+        "--late-on",
+        choices=("side", "own"),
+        default="side",
+        help="whose work is late: a stream's that used each block too (side), or the "
+        "trace's own streams'",
+    )
+    add(
+        "--compare",
+        type=_peers,
+        default=(),
+        metavar="NAMES",
+        help="replay on others too, each in its own process: torch,cupy,rmm",
+    )
+    add(
+        "--rounds", type=int, default=1, metavar="N", help="timed passes; median counts"
+    )
+    add("--repeat", action="store_true", help="also time a pass on the warm pool")
+    add("--json", metavar="FILE", help="write the results to FILE")
+    add(
+        "--allocator",
+        default="cumem",
+        metavar="NAME",
+        help="replay on this one: cumem, torch, torch-expandable, cupy, rmm",
+    )
+    add(
+        "--trace-device",
+        type=int,
+        metavar="N",
+        help="whose events of a PyTorch snapshot of several devices",
+    )
+
+
+def _peers(text: str) -> tuple[str, ...]:
+    return tuple(part.strip() for part in text.split(",") if part.strip())
 
 
 def _size(text: str) -> int:

@@ -14,13 +14,27 @@ from types import ModuleType
 import pytest
 
 import cumem
-from cumem import bench, bench_cases, bench_report, cli, info, units
+from cumem import (
+    bench,
+    bench_cases,
+    bench_report,
+    cli,
+    info,
+    replay,
+    replay_allocators,
+    replay_hold,
+    replay_trace,
+    units,
+)
 
 ROOT = Path(__file__).parent.parent
 PAGES = sorted(
     [ROOT / "README.md", ROOT / "csrc" / "README.md", *(ROOT / "docs").rglob("*.md")]
 )
-MODULES = (bench, bench_cases, bench_report, cli, info, units)
+MODULES = (
+    *(bench, bench_cases, bench_report, cli, info, units),
+    *(replay, replay_allocators, replay_hold, replay_trace),
+)
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 TESTED_COMMANDS = (
     "pip install . && python -m cumem bench --quick",

@@ -15,6 +15,9 @@ PACKAGE_LAYERS = [
     {"_core"},
     {"units"},
     {"info", "bench", "bench_cases", "bench_report"},
+    {"replay_trace"},
+    {"replay_allocators", "replay_hold"},
+    {"replay"},
     {"cli"},
     {"__main__"},
 ]
