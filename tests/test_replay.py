@@ -13,12 +13,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+from test_docs import load
 
 import cumem
 from cumem import cli, replay, replay_allocators
 from cumem.replay_hold import open_gates
 from cumem.replay_trace import Hold, Trace, load_trace, make_trace, parse_late
 
+ROOT = Path(__file__).parent.parent
 KIB = 1024
 
 # Worked out by hand: 8 KiB live after row 1, 4 after row 2, 16 after row 3, 4 after row 4,
@@ -636,3 +638,38 @@ def test_missing_file_and_wrong_trace_are_errors_without_a_traceback(
     trace = write_npz(tmp_path / "bad.npz", block=np.arange(7))
     assert cli.main(["replay", str(trace)]) == 2
     assert "row 2: block 2 was never allocated" in capsys.readouterr().err
+
+
+# -- the benchmark ---------------------------------------------------------------------
+
+
+def test_benchmark_of_pools_runs_and_renders(tmp_path: Path) -> None:
+    write_npz(tmp_path / "hand.npz")
+    path = tmp_path / "results.json"
+    script = ROOT / "benchmarks" / "pools.py"
+    command = [sys.executable, str(script), "--quick", "--only", "T1,T13"]
+    command += ["--traces", str(tmp_path), "--json", str(path)]
+    environment = os.environ | {
+        "CUMEM_BACKEND": "emulated",
+        "CUMEM_EMULATED_DELAY_US": "0",
+        "PYTHONPATH": os.pathsep.join(p for p in sys.path if p),
+    }
+    done = subprocess.run(
+        command, capture_output=True, text=True, env=environment, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    results = json.loads(path.read_text(encoding="utf-8"))
+    rows = {row["statement"]: row for row in results["parts"]["T1"]["rows"]}
+    assert rows["numpy_empty(1024, f4)"]["ns"] > 0
+    assert rows["empty_pinned(1024, dtype=f4)"]["ns"] > 0
+    means = results["parts"]["T13"]["geometric_mean"]["cumem"]
+    assert means["none"]["ratio"] >= 1
+    module = load(script)
+    page = tmp_path / "page.md"
+    page.write_text(f"a\n{module.BEGIN}\nold\n{module.END}\nb\n", encoding="utf-8")
+    module.write_between(page, module.render(results))
+    text = page.read_text(encoding="utf-8")
+    assert "old" not in text
+    assert "**Emulated device" in text
+    assert text.startswith("a\n")
+    assert text.endswith("b\n")
