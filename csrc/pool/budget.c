@@ -1,0 +1,67 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Charging and refunding a chain of limits. */
+#include "pool/budget.h"
+
+#include <stddef.h>
+
+void
+cm_budget_init(cm_budget *budget, uint64_t limit_nbytes, cm_budget *parent)
+{
+    atomic_init(&budget->limit_nbytes, limit_nbytes);
+    atomic_init(&budget->used_nbytes, 0);
+    budget->parent = parent;
+}
+
+static bool
+try_one(cm_budget *budget, uint64_t nbytes)
+{
+    uint64_t used = atomic_load(&budget->used_nbytes);
+    for (;;) {
+        uint64_t limit = atomic_load(&budget->limit_nbytes);
+        if (nbytes > limit || used > limit - nbytes) {
+            return false;
+        }
+        if (atomic_compare_exchange_weak(&budget->used_nbytes, &used, used + nbytes)) {
+            return true;
+        }
+    }
+}
+
+bool
+cm_budget_try_charge(cm_budget *budget, uint64_t nbytes)
+{
+    for (cm_budget *b = budget; b != NULL; b = b->parent) {
+        if (!try_one(b, nbytes)) {
+            for (cm_budget *done = budget; done != b; done = done->parent) {
+                atomic_fetch_sub(&done->used_nbytes, nbytes);
+            }
+            return false;
+        }
+    }
+    return true;
+}
+
+void
+cm_budget_refund(cm_budget *budget, uint64_t nbytes)
+{
+    for (cm_budget *b = budget; b != NULL; b = b->parent) {
+        atomic_fetch_sub(&b->used_nbytes, nbytes);
+    }
+}
+
+uint64_t
+cm_budget_left(const cm_budget *budget, uint64_t *limit_nbytes)
+{
+    uint64_t left = UINT64_MAX;
+    *limit_nbytes = UINT64_MAX;
+    for (const cm_budget *b = budget; b != NULL; b = b->parent) {
+        uint64_t limit = atomic_load(&b->limit_nbytes);
+        uint64_t used = atomic_load(&b->used_nbytes);
+        uint64_t here = limit == UINT64_MAX ? UINT64_MAX : used >= limit ? 0 : limit - used;
+        if (here < left) {
+            left = here;
+            *limit_nbytes = limit;
+        }
+    }
+    return left;
+}

@@ -1,0 +1,25 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* How much may be held from the runtime: a limit, and what counts against it. Budgets
+ * form a chain (a pool's own, then its kind's); a charge passes all or none.
+ * Locks: none; atomic. */
+#ifndef CM_POOL_BUDGET_H
+#define CM_POOL_BUDGET_H
+
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stdint.h>
+
+typedef struct cm_budget {
+    _Atomic uint64_t limit_nbytes; /* UINT64_MAX: none */
+    _Atomic uint64_t used_nbytes;
+    struct cm_budget *parent; /* borrowed; NULL at the end of the chain */
+} cm_budget;
+
+void cm_budget_init(cm_budget *budget, uint64_t limit_nbytes, cm_budget *parent);
+/* False, and nothing charged, where any limit of the chain would be passed. */
+bool cm_budget_try_charge(cm_budget *budget, uint64_t nbytes);
+void cm_budget_refund(cm_budget *budget, uint64_t nbytes);
+/* What the chain still allows, and the limit that allows least; UINT64_MAX: no limit. */
+uint64_t cm_budget_left(const cm_budget *budget, uint64_t *limit_nbytes);
+
+#endif

@@ -1,0 +1,166 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Where blocks lie: ranges of addresses cut into spans, the free ones found by size.
+ * Knows sizes, places and which stream last worked on a free span; knows nothing of
+ * runtimes, events, limits or threads.
+ * Locks: none of its own; its owner calls it under one. */
+#ifndef CM_POOL_HEAP_H
+#define CM_POOL_HEAP_H
+
+#include "base/list.h"
+#include "pool/pool.h"
+#include "pool/source.h"
+
+typedef enum cm_span_state {
+    CM_SPAN_FREE,   /* backed and in a bin */
+    CM_SPAN_READY,  /* free too, but kept as it is for the next request of its size */
+    CM_SPAN_GAP,    /* addresses with no memory behind them */
+    CM_SPAN_LIVE,   /* handed out */
+    CM_SPAN_FLIGHT, /* given back, work may still run on it */
+    CM_SPAN_BUSY,   /* its owner is changing what is behind it */
+} cm_span_state;
+
+typedef struct cm_arena cm_arena;
+
+/* A stretch of one arena. Neighbours by address cover the arena without holes. */
+typedef struct cm_span {
+    cm_block block; /* first: what callers hold; nbytes is the span's whole length */
+    cm_list node;   /* FREE: in its bin; GAP: in heap->gaps; else the owner's */
+    struct cm_span *prev; /* by address; NULL at the arena's ends */
+    struct cm_span *next;
+    cm_arena *arena;
+    void *owner;              /* the heap's user's; NULL in a new span */
+    uint64_t requested_nbytes; /* LIVE, FLIGHT: what was asked for */
+    uint64_t epoch; /* FREE: work of stream `tag` may run on it until that epoch ended */
+    uint32_t tag;   /* 0: nothing runs on it */
+    cm_span_state state;
+} cm_span;
+
+/* One range of addresses: a single chunk, or (placed) many side by side with gaps. */
+struct cm_arena {
+    cm_list node; /* in heap->arenas */
+    void *host;   /* NULL: not for the host */
+    cm_address base;
+    uint64_t nbytes;
+    cm_span *first;
+    cm_chunk chunk; /* the single chunk */
+    cm_chunk *
+        *chunk_at; /* owned; placed: chunk that backs granule i, else NULL; or NULL */
+    uint64_t granule;
+};
+
+/* Whether a stream may have a span: nothing runs on it, or only that stream's work. */
+typedef struct cm_heap_view {
+    uint32_t tag;         /* of the asking stream; 0: none */
+    const uint64_t *done; /* per tag: the last epoch that has ended */
+    bool alone;           /* there is one stream only: all free spans may join */
+} cm_heap_view;
+
+/* Spans given back last, by size: taking one again changes nothing but its state. Long
+ * ones join at once, since holes between them are what wastes memory, but for one that was
+ * taken last: giving it back leaves all as it was. */
+#define CM_READY_NBYTES (UINT64_C(64) << 10)
+enum { CM_READY_SETS = 32, CM_READY_WAYS = 4 };
+
+typedef struct cm_ready_set {
+    uint64_t nbytes[CM_READY_WAYS]; /* 0: empty */
+    cm_span *span[CM_READY_WAYS];
+} cm_ready_set;
+
+enum { CM_BIN_COUNT = 1536, CM_BIN_WORDS = CM_BIN_COUNT / 64 };
+
+/* Invariants: the spans of an arena are contiguous from base to base + nbytes; two
+ * neighbours are not both GAP, nor both FREE where they may join and have the same tag;
+ * a span is in the bin of its size exactly when FREE; a bit of `occupied` is set exactly
+ * when its bin has spans; free_nbytes = sum of FREE. */
+typedef struct cm_heap {
+    cm_list arenas;
+    cm_list gaps;
+    cm_list bins[CM_BIN_COUNT];
+    uint64_t occupied[CM_BIN_WORDS];
+    uint32_t occupied_words; /* bit w: occupied[w] is not 0 */
+    uint32_t free_count;
+    uint32_t ready_count;
+    cm_ready_set ready[CM_READY_SETS];
+    cm_span *ready_long;       /* a READY span too long for the sets; NULL: none */
+    const cm_span *taken_last; /* compared only */
+    cm_list spare_spans; /* unused nodes, by `node` */
+    void *slabs;         /* owned: where the nodes come from */
+    uint64_t free_nbytes;
+    uint64_t split_count;
+    uint64_t merge_count;
+    uint64_t apart_count; /* times neighbours stayed apart for their tags: join() may help */
+} cm_heap;
+
+void cm_heap_init(cm_heap *heap);
+/* Frees the nodes and arenas, whatever they say. */
+void cm_heap_fini(cm_heap *heap);
+
+/* A new arena, wholly FREE (`chunk` given: copied) or, placed, wholly a GAP.
+ * NULL: no memory, nothing changed. */
+cm_arena *cm_heap_add_chunk(cm_heap *heap, const cm_chunk *chunk);
+cm_arena *cm_heap_add_range(cm_heap *heap, cm_address base, uint64_t nbytes,
+                            uint64_t granule);
+/* Forget an arena whose only span is FREE, BUSY or GAP. */
+void cm_heap_remove_arena(cm_heap *heap, cm_arena *arena);
+
+/* The same at once: a LIVE span becomes READY if it is short or was taken last; joins come
+ * when somebody needs them. */
+void cm_heap_give_ready(cm_heap *heap, cm_span *span, uint32_t tag, uint64_t epoch,
+                        const cm_heap_view *view);
+/* A READY span of exactly `nbytes`, LIVE again; NULL: none. */
+cm_span *cm_heap_take_ready(cm_heap *heap, uint64_t nbytes, const cm_heap_view *view);
+/* All READY spans become FREE and join. */
+void cm_heap_settle(cm_heap *heap, const cm_heap_view *view);
+
+/* The best free span for `nbytes`, cut to size and LIVE; its address is a multiple of
+ * `align` (a power of two). READY spans are settled first if nothing else fits. NULL:
+ * none. */
+cm_span *cm_heap_take(cm_heap *heap, uint64_t nbytes, uint64_t align,
+                      const cm_heap_view *view);
+/* As above, but looks at every free span. */
+cm_span *cm_heap_search(cm_heap *heap, uint64_t nbytes, uint64_t align,
+                        const cm_heap_view *view);
+/* A LIVE, FLIGHT or BUSY span becomes FREE with that tag and epoch (tag 0: clean) and
+ * joins its neighbours. Returns the span it is part of then. */
+cm_span *cm_heap_give(cm_heap *heap, cm_span *span, uint32_t tag, uint64_t epoch,
+                      const cm_heap_view *view);
+/* The same for a BUSY span that has nothing behind it any more. */
+void cm_heap_give_gap(cm_heap *heap, cm_span *span);
+/* Cut [address, address + nbytes) out of one FREE or GAP span as a BUSY one.
+ * NULL: no memory for nodes, nothing changed. */
+cm_span *cm_heap_carve(cm_heap *heap, cm_span *span, cm_address address, uint64_t nbytes);
+/* A node for a cut that must not fail, and back if it was not needed. NULL: no memory. */
+cm_span *cm_heap_take_node(cm_heap *heap);
+void cm_heap_give_node(cm_heap *heap, cm_span *node);
+/* Cut a BUSY span so that it keeps `nbytes`; `node` becomes the rest, BUSY too. */
+void cm_heap_split_busy(cm_heap *heap, cm_span *span, uint64_t nbytes, cm_span *node);
+/* Join neighbouring BUSY spans into the first. */
+cm_span *cm_heap_fuse(cm_heap *heap, cm_span *first, cm_span *second);
+/* Clean what has ended and join what may be joined, everywhere. True: something did. */
+bool cm_heap_join(cm_heap *heap, const cm_heap_view *view);
+
+/* True when a stream with this view may have the FREE span. */
+static inline bool
+cm_span_is_clean(const cm_span *span, const cm_heap_view *view)
+{
+    return span->tag == 0 || span->epoch <= view->done[span->tag];
+}
+
+static inline bool
+cm_span_is_usable(const cm_span *span, const cm_heap_view *view)
+{
+    return cm_span_is_clean(span, view) || span->tag == view->tag;
+}
+
+static inline cm_address
+cm_span_end(const cm_span *span)
+{
+    return span->block.address + span->block.nbytes;
+}
+
+/* The longest FREE span in bytes. */
+uint64_t cm_heap_largest(const cm_heap *heap);
+/* True when the invariants hold. */
+bool cm_heap_check(const cm_heap *heap);
+
+#endif
