@@ -42,6 +42,7 @@ new_span(cm_heap *heap)
     span->requested_nbytes = 0;
     span->tag = 0;
     span->epoch = 0;
+    span->late_nbytes = 0;
     return span;
 }
 
@@ -74,6 +75,14 @@ cut_with(cm_heap *heap, cm_span *span, uint64_t nbytes, cm_span *rest)
     rest->state = span->state;
     rest->tag = span->tag;
     rest->epoch = span->epoch;
+    if (span->late_nbytes == span->block.nbytes) {
+        rest->late_nbytes = rest->block.nbytes;
+    }
+    else { /* nobody knows which bytes they are: in proportion */
+        double share = (double)rest->block.nbytes / (double)span->block.nbytes;
+        rest->late_nbytes = (uint64_t)(share * (double)span->late_nbytes);
+    }
+    span->late_nbytes -= rest->late_nbytes;
     rest->prev = span;
     rest->next = span->next;
     if (rest->next != NULL) {
@@ -195,8 +204,15 @@ cm_heap_remove_arena(cm_heap *heap, cm_arena *arena)
 
 /* -- giving and joining ----------------------------------------------------------------- */
 
+static uint64_t
+late_nbytes(const cm_span *span, const cm_heap_view *view)
+{
+    return cm_span_is_clean(span, view) ? 0 : span->late_nbytes;
+}
+
 /* May two FREE neighbours become one? What one stream is late with must not hold up much
- * more than it covers, so a clean span joins a late one only if that is no smaller. */
+ * more than it covers: a clean span joins a late one only if half of both was given by
+ * that stream, however they came about. */
 static bool
 may_join(const cm_span *a, const cm_span *b, const cm_heap_view *view)
 {
@@ -208,9 +224,8 @@ may_join(const cm_span *a, const cm_span *b, const cm_heap_view *view)
     if (!a_clean && !b_clean) {
         return false;
     }
-    const cm_span *late = a_clean ? b : a;
-    const cm_span *clean = a_clean ? a : b;
-    return view->alone || late->block.nbytes >= clean->block.nbytes;
+    uint64_t late = a_clean ? b->late_nbytes : a->late_nbytes;
+    return view->alone || late >= a->block.nbytes + b->block.nbytes - late;
 }
 
 /* Put `b`, the next neighbour of `a`, into `a`. Neither is in a list. */
@@ -219,6 +234,7 @@ absorb(cm_heap *heap, cm_span *a, cm_span *b, const cm_heap_view *view)
 {
     bool a_clean = cm_span_is_clean(a, view);
     bool b_clean = cm_span_is_clean(b, view);
+    a->late_nbytes = late_nbytes(a, view) + late_nbytes(b, view);
     if (a_clean && b_clean) {
         a->tag = 0;
         a->epoch = 0;
@@ -243,6 +259,7 @@ cm_heap_give(cm_heap *heap, cm_span *span, uint32_t tag, uint64_t epoch,
     span->owner = NULL;
     span->tag = tag;
     span->epoch = epoch;
+    span->late_nbytes = tag == 0 ? 0 : span->block.nbytes;
     cm_span *next = span->next;
     if (next != NULL && next->state == CM_SPAN_FREE) {
         if (may_join(span, next, view)) {

@@ -30,7 +30,10 @@ typedef struct cm_span {
     cm_arena *arena;
     void *owner;              /* the heap's user's; NULL in a new span */
     uint64_t requested_nbytes; /* LIVE, FLIGHT: what was asked for */
-    uint64_t epoch; /* FREE: work of stream `tag` may run on it until that epoch ended */
+    uint64_t epoch; /* work of stream `tag` may run on it until that epoch ended; on a
+                       LIVE span, work from before it was handed out */
+    uint64_t late_nbytes; /* FREE: so many of them were given with the tag; the others
+                             were clean and joined */
     uint32_t tag;   /* 0: nothing runs on it */
     cm_span_state state;
 } cm_span;

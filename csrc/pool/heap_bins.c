@@ -171,7 +171,7 @@ check_arena(const cm_arena *arena, uint64_t *free_nbytes, uint64_t *free_count)
     const cm_span *prev = NULL;
     for (const cm_span *span = arena->first; span != NULL; span = span->next) {
         if (span->prev != prev || span->block.address != at || span->arena != arena
-            || span->block.nbytes == 0
+            || span->block.nbytes == 0 || span->late_nbytes > span->block.nbytes
             || (span->block.host == NULL) != (arena->host == NULL)) {
             return false;
         }

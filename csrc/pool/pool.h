@@ -1,13 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Memory of one kind on one device, handed out as blocks and taken back while work on
- * it may still run. The first, simple pool: a miss is one runtime call, a freed block
- * waits here until its work is done, and an equal request may have it again. Callers
- * rely only on this header; the caching pool replaces what is behind it. Knows nothing
- * of Python.
- * Locks: one mutex, never held across a runtime call that can wait or allocate. */
+/* Memory of one kind on one device, cut into blocks of exactly the size asked for and
+ * taken back while work on it may still run. A block that fits in what is free costs no
+ * runtime call; a miss looks at what is in flight, then grows. Device blocks are reused
+ * in stream order, blocks the host may write only once the host has seen their work end.
+ * Knows nothing of Python.
+ * Locks: one short lock for the lists; a second one orders growing, polling and trimming.
+ * Neither is held across a runtime call. */
 #ifndef CM_POOL_POOL_H
 #define CM_POOL_POOL_H
 
+#include "pool/budget.h"
+#include "pool/source.h"
 #include "runtime/runtime.h"
 #include "runtime/stream.h"
 
@@ -22,6 +25,10 @@ typedef struct cm_pool_config {
      * its own, and no driver can say whether one has: it is taken seldom. Trim always
      * takes it. */
     uint64_t fence_limit_nbytes;
+    cm_segments segments;
+    int numa_node;         /* host memory: where its pages belong; -1: near the device */
+    cm_budget *budget;     /* borrowed: charged with what is reserved; NULL: no limit */
+    uint64_t idle_trim_ns; /* memory unused for so long goes back by itself; 0: never */
 } cm_pool_config;
 
 /* What a user of the pool holds. Read-only for callers. */
@@ -33,18 +40,36 @@ typedef struct cm_block {
 } cm_block;
 
 /* Counted by one list; the snapshot struct follows it. Bytes unless the name says
- * count. */
+ * count or ns. */
 #define CM_POOL_COUNTERS(X)                                                            \
-    X(live_nbytes) /* in blocks handed out */                                          \
+    X(live_nbytes) /* in blocks handed out, rounding included */                       \
     X(live_count)                                                                      \
+    X(requested_nbytes) /* asked for by them; live - requested is lost to rounding */  \
     X(in_flight_nbytes) /* freed, work may still run on them */                        \
     X(in_flight_count)                                                                 \
-    X(cached_nbytes) /* free and ready for reuse */                                    \
-    X(cached_count)                                                                    \
-    X(reserved_nbytes) /* = live + in flight + cached: held from the runtime */        \
+    X(cached_nbytes)    /* free and ready for reuse */                                 \
+    X(cached_count)     /* in so many pieces */                                        \
+    X(reserved_nbytes)  /* held from the runtime = live + in flight + cached */        \
     X(peak_live_nbytes)                                                                \
+    X(peak_requested_nbytes)                                                           \
+    X(peak_in_flight_nbytes)                                                           \
+    X(peak_reserved_nbytes)                                                            \
+    X(largest_free_nbytes) /* the longest free run */                                  \
+    X(segment_count)       /* ranges of addresses the memory lies in */                \
     X(allocation_count)                                                                \
-    X(hit_count)  /* allocations that made no runtime call to allocate */              \
+    X(free_count)                                                                      \
+    X(hit_count)  /* allocations that made no runtime call */                          \
+    X(miss_count) /* the others */                                                     \
+    X(split_count)                                                                     \
+    X(merge_count)                                                                     \
+    X(cross_stream_wait_count) /* a stream was made to wait for another's work */      \
+    X(growth_count)                                                                    \
+    X(growth_ns)     /* time spent growing */                                          \
+    X(remap_count)   /* chunks whose memory moved to where it was needed */            \
+    X(remap_nbytes)                                                                    \
+    X(trim_count)                                                                      \
+    X(trimmed_nbytes)                                                                  \
+    X(out_of_memory_count)                                                             \
     X(lost_count) /* times the runtime refused to take something back */
 
 typedef struct cm_pool_counters {
@@ -58,17 +83,21 @@ typedef struct cm_pool_counters {
 CM_NODISCARD cm_status cm_pool_create(cm_runtime *rt, const cm_pool_config *config,
                                       cm_pool **out);
 
-/* Counted: a block holder keeps the pool. The last release frees what is cached and,
+/* Counted: a live block keeps the pool too. The last release frees what is cached and,
  * after waiting for it, what is in flight; it makes runtime calls and blocks. */
 cm_pool *cm_pool_hold(cm_pool *pool);
 void cm_pool_release(cm_pool *pool);
 
+/* A block of `nbytes` (> 0) for `stream` (NULL: any) from what is free, without a
+ * runtime call; NULL: ask cm_pool_alloc. */
+cm_block *cm_pool_try_alloc(cm_pool *pool, uint64_t nbytes, const cm_stream *stream);
+
 /* Hand out at least `nbytes` (> 0) bytes, usable on `stream` (NULL: any) from now on.
  * Owns:   the caller owns *out until cm_pool_free.
  * Blocks: may wait in the runtime on a miss, without the lock.
- * Fails:  the allocating operation; CM_EFORKED; CM_EOVERFLOW. Before an out-of-memory
- *         failure all in-flight blocks were waited for, the cache freed and the call
- *         retried once. */
+ * Fails:  the allocating operation; CM_ELIMIT (the budget); CM_EFORKED; CM_EOVERFLOW.
+ *         Before it fails for want of memory all in-flight blocks were waited for, the
+ *         cache freed and the call retried once. */
 CM_NODISCARD cm_status cm_pool_alloc(cm_pool *pool, uint64_t nbytes, cm_stream *stream,
                                      cm_block **out);
 
@@ -87,15 +116,40 @@ enum {
  * ends. In a forked child the block is leaked. */
 void cm_pool_free(cm_pool *pool, cm_block *block, cm_stream *const *uses,
                   uint32_t use_count, unsigned flags);
+/* True when cm_pool_free() of such a block makes no runtime call. */
+bool cm_pool_free_is_quick(const cm_pool *pool, cm_stream *const *uses,
+                           uint32_t use_count, unsigned flags);
 
-/* Return cached blocks to the runtime, after looking at those in flight; with `wait`
- * wait
- * for all of them first. Fails: the first failing operation; the rest is still tried. */
-CM_NODISCARD cm_status cm_pool_trim(cm_pool *pool, bool wait,
+/* Return cached memory to the runtime until at most `keep_nbytes` stay cached, after
+ * looking at what is in flight; with `wait` wait for all of it first. Whole chunks only.
+ * Fails: the first failing operation; the rest is still tried. */
+CM_NODISCARD cm_status cm_pool_trim(cm_pool *pool, uint64_t keep_nbytes, bool wait,
                                     uint64_t *released_nbytes);
 
 /* A consistent snapshot. */
 void cm_pool_read(cm_pool *pool, cm_pool_counters *out);
+/* Peaks start again from what is now. */
+void cm_pool_reset_peaks(cm_pool *pool);
+
+typedef enum cm_block_state {
+    CM_BLOCK_LIVE,
+    CM_BLOCK_IN_FLIGHT,
+    CM_BLOCK_CACHED,
+    CM_BLOCK_GAP, /* addresses without memory */
+} cm_block_state;
+
+/* One row of a listing, in order of address within a segment. */
+typedef struct cm_block_row {
+    uint32_t segment; /* its number in the listing */
+    cm_address address;
+    uint64_t nbytes;
+    uint64_t requested_nbytes;
+    cm_block_state state;
+} cm_block_row;
+
+/* All segments and blocks at one moment. Owns: *out is the caller's to free(). Fails:
+ * CM_ENOMEM. */
+CM_NODISCARD cm_status cm_pool_list(cm_pool *pool, cm_block_row **out, uint64_t *count);
 
 const cm_pool_config *cm_pool_get_config(const cm_pool *pool);
 

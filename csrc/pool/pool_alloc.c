@@ -1,125 +1,262 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Handing out: from the cache, from what is in flight, else from the runtime. */
-#include <stdlib.h>
-
+/* Handing out: from what is free, else from what has come to be free, else from new
+ * memory, else by waiting. */
 #include "base/checked_math.h"
 #include "pool/pool_private.h"
 #include "pool/scope.h"
 
-#define PAGE_NBYTES UINT64_C(4096)
-
-static cm_status
+static bool
 round_size(const cm_pool *pool, uint64_t nbytes, uint64_t *out)
 {
-    if (nbytes == 0) {
-        return cm_fail(CM_EINVALID, nbytes);
-    }
-    bool is_host =
-        pool->config.kind == CM_KIND_PINNED || pool->config.kind == CM_KIND_MAPPED;
-    uint64_t step = nbytes > PAGE_NBYTES ? PAGE_NBYTES : is_host ? 64 : 512;
-    if (!cm_round_up_u64(nbytes, step, out) || *out > INT64_MAX) {
-        return cm_fail(CM_EOVERFLOW, nbytes);
-    }
-    return cm_ok();
+    uint64_t step = nbytes >= pool->large ? CM_PAGE_NBYTES : pool->align;
+    return nbytes != 0 && cm_round_up_u64(nbytes, step, out) && *out <= INT64_MAX;
 }
 
-/* Count `entry`, which is in no list, as handed out. */
-static void
-hand_out_locked(cm_pool *pool, cm_pool_entry *entry, bool hit)
+void
+cm_pool_hand_out_locked(cm_pool *pool, cm_span *span, uint64_t requested_nbytes, bool hit)
 {
     cm_pool_counters *c = &pool->counters;
-    cm_list_push_back(&pool->live, &entry->node);
+    span->requested_nbytes = requested_nbytes;
+    c->allocation_count++;
+    c->hit_count += hit;
+    c->miss_count += !hit;
     c->live_count++;
-    c->live_nbytes += entry->block.nbytes;
+    c->requested_nbytes += requested_nbytes;
+    c->live_nbytes += span->block.nbytes;
     if (c->live_nbytes > c->peak_live_nbytes) {
         c->peak_live_nbytes = c->live_nbytes;
     }
-    c->allocation_count++;
-    c->hit_count += hit ? 1 : 0;
-}
-
-/* A ready block of exactly `size` bytes, the youngest; NULL if there is none. */
-static cm_pool_entry *
-take_cached(cm_pool *pool, uint64_t size)
-{
-    cm_pool_entry *found = NULL;
-    cm_mutex_lock(&pool->lock);
-    for (cm_list *n = pool->cached.prev; n != &pool->cached; n = n->prev) {
-        if (cm_pool_entry_of(n)->block.nbytes == size) {
-            found = cm_pool_entry_of(n);
-            cm_list_remove(n);
-            pool->counters.cached_count--;
-            pool->counters.cached_nbytes -= size;
-            hand_out_locked(pool, found, true);
-            break;
-        }
+    if (c->requested_nbytes > c->peak_requested_nbytes) {
+        c->peak_requested_nbytes = c->requested_nbytes;
     }
-    cm_mutex_unlock(&pool->lock);
-    return found;
+    if (pool->heap.free_nbytes < pool->window_cached) {
+        pool->window_cached = pool->heap.free_nbytes;
+    }
 }
 
-/* A device block still in flight whose only user is the very stream that wants it now,
- * so that the stream's own order protects it; NULL if there is none. */
-static cm_pool_entry *
-take_same_stream(cm_pool *pool, uint64_t size, const cm_stream *stream)
+static uint32_t
+find_mark_locked(const cm_pool *pool, const cm_stream *stream)
 {
-    cm_scope scope; /* first: whoever takes an entry must be able to drop its events */
-    if (!cm_is_ok(cm_scope_enter(pool->rt, pool->config.device, &scope))) {
+    return pool->config.kind == CM_KIND_DEVICE ? cm_pool_find_mark_locked(pool, stream)
+                                               : 0;
+}
+
+cm_block *
+cm_pool_try_alloc(cm_pool *pool, uint64_t nbytes, const cm_stream *stream)
+{
+    uint64_t size = 0;
+    if (cm_runtime_is_forked(pool->rt) || !round_size(pool, nbytes, &size)) {
         return NULL;
     }
-    cm_pool_entry *found = NULL;
-    cm_mutex_lock(&pool->lock);
-    for (cm_list *n = pool->in_flight.prev; n != &pool->in_flight; n = n->prev) {
-        cm_pool_entry *entry = cm_pool_entry_of(n);
-        if (entry->block.nbytes == size && cm_pool_entry_is_ordered_on(entry, stream)) {
-            found = entry;
-            cm_list_remove(n);
-            pool->counters.in_flight_count--;
-            pool->counters.in_flight_nbytes -= size;
-            hand_out_locked(pool, found, true);
-            break;
+    cm_fast_lock_take(&pool->lock);
+    if (pool->config.idle_trim_ns != 0
+        && cm_now_ns() - pool->window_ns >= pool->config.idle_trim_ns) {
+        cm_fast_lock_give(&pool->lock);
+        return NULL; /* a trim is due first */
+    }
+    cm_heap_view view = cm_pool_view_locked(pool, find_mark_locked(pool, stream));
+    cm_span *span = cm_heap_take_ready(&pool->heap, size, &view);
+    if (span == NULL) {
+        span = cm_heap_take(&pool->heap, size, cm_pool_align_of(pool, size), &view);
+    }
+    if (span != NULL) {
+        cm_pool_hand_out_locked(pool, span, nbytes, true);
+    }
+    cm_fast_lock_give(&pool->lock);
+    return span == NULL ? NULL : &span->block;
+}
+
+/* -- a miss ----------------------------------------------------------------------------- */
+
+typedef struct request {
+    uint64_t nbytes;
+    uint64_t size;
+    cm_stream *stream;
+    bool capturing; /* nothing may be waited for or recorded on the stream */
+} request;
+
+/* As a hit, but thorough: neighbours are joined, every free span is looked at. */
+static cm_span *
+take_thoroughly(cm_pool *pool, const request *r)
+{
+    uint64_t align = cm_pool_align_of(pool, r->size);
+    cm_fast_lock_take(&pool->lock);
+    cm_heap_view view = cm_pool_view_locked(pool, find_mark_locked(pool, r->stream));
+    cm_span *span = NULL;
+    if (pool->heap.free_nbytes >= r->size) {
+        cm_heap_settle(&pool->heap, &view);
+        span = cm_heap_take(&pool->heap, r->size, align, &view);
+        if (span == NULL && cm_heap_join(&pool->heap, &view)) {
+            span = cm_heap_take(&pool->heap, r->size, align, &view);
+        }
+        if (span == NULL) {
+            span = cm_heap_search(&pool->heap, r->size, align, &view);
         }
     }
-    cm_mutex_unlock(&pool->lock);
-    if (found != NULL) {
-        cm_pool_entry_clear(pool, found);
+    if (span != NULL) {
+        cm_pool_hand_out_locked(pool, span, r->nbytes, false);
     }
-    cm_scope_leave(&scope);
-    return found;
+    cm_fast_lock_give(&pool->lock);
+    return span;
 }
 
-static bool
-has_in_flight(cm_pool *pool)
-{
-    cm_mutex_lock(&pool->lock);
-    bool some = !cm_list_is_empty(&pool->in_flight);
-    cm_mutex_unlock(&pool->lock);
-    return some;
-}
-
-/* Have freed blocks that wait for a fence grown past `limit_nbytes`? */
-static bool
-is_fence_due(cm_pool *pool, uint64_t limit_nbytes)
+/* Bytes freed that wait for a fence. */
+static uint64_t
+fence_due_nbytes(cm_pool *pool)
 {
     uint64_t due_nbytes = 0;
-    cm_mutex_lock(&pool->lock);
+    cm_fast_lock_take(&pool->lock);
     for (cm_list *n = pool->in_flight.next; n != &pool->in_flight; n = n->next) {
-        const cm_pool_entry *entry = cm_pool_entry_of(n);
-        due_nbytes += entry->fence_devices != 0 ? entry->block.nbytes : 0;
+        const cm_flight *flight = CM_LIST_ENTRY(n, cm_flight, node);
+        due_nbytes += flight->fence_devices != 0 ? flight->span->block.nbytes : 0;
     }
-    cm_mutex_unlock(&pool->lock);
-    return due_nbytes > limit_nbytes;
+    cm_fast_lock_give(&pool->lock);
+    return due_nbytes;
 }
 
-/* Without context events, blocks with fences would pile up until memory runs out: true
- * when they have grown past what the cache may hold. */
-static bool
-is_sync_due(cm_pool *pool)
+/* Without context events, blocks with fences would pile up until memory runs out: so
+ * many bytes may wait before their devices are waited for. */
+static uint64_t
+sync_limit_nbytes(cm_pool *pool)
 {
-    cm_mutex_lock(&pool->lock);
-    uint64_t limit_nbytes = cm_pool_cache_limit_locked(pool);
-    cm_mutex_unlock(&pool->lock);
-    return is_fence_due(pool, limit_nbytes);
+    cm_fast_lock_take(&pool->lock);
+    uint64_t quarter = pool->counters.live_nbytes / 4;
+    cm_fast_lock_give(&pool->lock);
+    uint64_t least = UINT64_C(64) << 20;
+    return quarter > least ? quarter : least;
+}
+
+static bool
+has_work_to_poll(cm_pool *pool)
+{
+    cm_fast_lock_take(&pool->lock);
+    bool any = !cm_list_is_empty(&pool->in_flight) || pool->mark_count > 1;
+    cm_fast_lock_give(&pool->lock);
+    return any;
+}
+
+/* From what has ended meanwhile; NULL if there is nothing that fits. */
+static cm_span *
+take_ended(cm_pool *pool, const request *r)
+{
+    if (!has_work_to_poll(pool)) {
+        return take_thoroughly(pool, r);
+    }
+    uint64_t due_nbytes = r->capturing ? 0 : fence_due_nbytes(pool);
+    cm_status looked =
+        cm_pool_poll(pool, CM_POLL_LOOK, due_nbytes > pool->config.fence_limit_nbytes);
+    (void)looked; /* never fails */
+    cm_span *span = take_thoroughly(pool, r);
+    if (span == NULL && due_nbytes > sync_limit_nbytes(pool)) {
+        cm_status status = cm_pool_poll(
+            pool, CM_POLL_SYNC, due_nbytes > pool->config.fence_limit_nbytes);
+        (void)status; /* what could not be waited for stays in flight */
+        span = take_thoroughly(pool, r);
+    }
+    return span;
+}
+
+/* From new memory; someone else's growth may have been enough. */
+static cm_status
+grow(cm_pool *pool, const request *r, cm_span **out)
+{
+    cm_pool_begin_growing(pool);
+    cm_status status = cm_ok();
+    *out = take_thoroughly(pool, r);
+    if (*out == NULL) {
+        cm_scope scope;
+        status = cm_scope_enter(pool->rt, pool->config.device, &scope);
+        if (cm_is_ok(status)) {
+            uint64_t begin_ns = cm_now_ns();
+            status = cm_pool_grow(pool, r->size, r->stream, out);
+            cm_scope_leave(&scope);
+            cm_fast_lock_take(&pool->lock);
+            pool->counters.growth_ns += cm_now_ns() - begin_ns;
+            if (cm_is_ok(status)) {
+                pool->counters.growth_count++;
+                cm_pool_hand_out_locked(pool, *out, r->nbytes, false);
+            }
+            cm_fast_lock_give(&pool->lock);
+        }
+    }
+    cm_pool_end_growing(pool);
+    return status;
+}
+
+/* `span` was taken for `stream`, which waits for the late work on it: from now on that
+ * stream's own order is what protects it. */
+static void
+retag_locked(cm_pool *pool, cm_span *span, cm_stream *stream)
+{
+    uint32_t tag = 0;
+    if (cm_stream_is_kept(stream)) {
+        tag = cm_pool_mark_locked(pool, stream);
+    }
+    if (tag != 0 && span->tag != 0) {
+        span->tag = tag;
+        span->epoch = pool->marks[tag].epoch;
+        pool->marks[tag].given_epoch = span->epoch;
+    }
+}
+
+/* Memory that another stream is late with, once this stream waits for it too. */
+static cm_span *
+take_ordered(cm_pool *pool, const request *r)
+{
+    if (pool->config.kind != CM_KIND_DEVICE || r->stream == NULL || r->capturing
+        || !cm_pool_begin_poll(pool, true)) {
+        return NULL;
+    }
+    uint64_t done[CM_MARK_MAX];
+    cm_span *span = NULL;
+    if (cm_pool_order_after_marks(pool, r->stream, done)) {
+        cm_fast_lock_take(&pool->lock);
+        cm_heap_view view = cm_pool_view_locked(pool, find_mark_locked(pool, r->stream));
+        view.done = done;
+        span = cm_heap_search(&pool->heap, r->size, cm_pool_align_of(pool, r->size),
+                              &view);
+        if (span != NULL) {
+            pool->counters.cross_stream_wait_count++;
+            retag_locked(pool, span, r->stream);
+            cm_pool_hand_out_locked(pool, span, r->nbytes, false);
+        }
+        cm_fast_lock_give(&pool->lock);
+    }
+    cm_pool_end_poll(pool);
+    return span;
+}
+
+static bool
+is_out_of_memory(cm_status status)
+{
+    return status.code == CM_CUDA_OUT_OF_MEMORY || status.code == CM_ELIMIT
+           || status.code == CM_ENOMEM || status.code == CM_EHOSTMEMORY;
+}
+
+/* There is no more memory to be had: wait for what there is. */
+static cm_status
+make_room(cm_pool *pool, const request *r, cm_status refused, cm_span **out)
+{
+    if ((*out = take_ordered(pool, r)) != NULL) {
+        return cm_ok();
+    }
+    if (!r->capturing) {
+        cm_status waited = cm_pool_poll(pool, CM_POLL_WAIT, true);
+        (void)waited; /* the retry's own answer is what the caller needs */
+    }
+    if ((*out = take_thoroughly(pool, r)) != NULL) {
+        return cm_ok();
+    }
+    uint64_t released_nbytes = 0;
+    cm_status trimmed = cm_pool_trim(pool, 0, false, &released_nbytes);
+    (void)trimmed;
+    cm_status status = released_nbytes > 0 ? grow(pool, r, out) : refused;
+    if (!cm_is_ok(status)) {
+        cm_fast_lock_take(&pool->lock);
+        pool->counters.out_of_memory_count++;
+        cm_fast_lock_give(&pool->lock);
+    }
+    return status;
 }
 
 /* A stream that cannot be asked counts as capturing: nothing is then waited for. */
@@ -127,7 +264,7 @@ static bool
 is_capturing(cm_pool *pool, const cm_stream *stream)
 {
     cm_scope scope;
-    if (stream == NULL) {
+    if (stream == NULL || cm_stream_is_legacy(stream)) {
         return false;
     }
     if (!cm_is_ok(cm_scope_enter(pool->rt, stream->device, &scope))) {
@@ -139,88 +276,34 @@ is_capturing(cm_pool *pool, const cm_stream *stream)
     return !cm_is_ok(status) || capturing;
 }
 
-/* A block among those in flight that may be had now; NULL if there is none. */
-static cm_pool_entry *
-take_in_flight(cm_pool *pool, uint64_t size, const cm_stream *stream, bool capturing)
-{
-    cm_pool_entry *entry = NULL;
-    if (!has_in_flight(pool)) {
-        return NULL;
-    }
-    if (pool->config.kind == CM_KIND_DEVICE && stream != NULL && !capturing) {
-        entry = take_same_stream(pool, size, stream);
-    }
-    for (int mode = CM_POLL_LOOK; entry == NULL && mode <= CM_POLL_SYNC; mode++) {
-        if (mode == CM_POLL_SYNC && (capturing || !is_sync_due(pool))) {
-            break;
-        }
-        cm_status status = cm_pool_poll(
-            pool, (cm_poll_mode)mode,
-            !capturing && is_fence_due(pool, pool->config.fence_limit_nbytes));
-        (void)status; /* what could not be waited for stays in flight */
-        entry = take_cached(pool, size);
-    }
-    return entry;
-}
-
-static cm_status
-alloc_memory(cm_pool *pool, uint64_t size, cm_block *out)
-{
-    cm_scope scope;
-    CM_TRY(cm_scope_enter(pool->rt, pool->config.device, &scope));
-    cm_status status = cm_pool_memory_alloc(pool, size, out);
-    cm_scope_leave(&scope);
-    return status;
-}
-
-/* A new block from the runtime; on out-of-memory after giving back all that can be. */
-static cm_status
-alloc_new(cm_pool *pool, uint64_t size, bool capturing, cm_pool_entry **out)
-{
-    cm_pool_entry *entry = calloc(1, sizeof(*entry));
-    if (entry == NULL) {
-        return cm_fail(CM_ENOMEM, sizeof(*entry));
-    }
-    cm_status status = alloc_memory(pool, size, &entry->block);
-    if (status.code == CM_CUDA_OUT_OF_MEMORY) {
-        uint64_t released_nbytes = 0;
-        cm_status trimmed = cm_pool_trim(pool, !capturing, &released_nbytes);
-        (void)trimmed; /* the retry's own answer is what the caller needs */
-        status = alloc_memory(pool, size, &entry->block);
-    }
-    if (!cm_is_ok(status)) {
-        free(entry);
-        return status;
-    }
-    cm_mutex_lock(&pool->lock);
-    hand_out_locked(pool, entry, false);
-    cm_mutex_unlock(&pool->lock);
-    *out = entry;
-    return cm_ok();
-}
-
 cm_status
 cm_pool_alloc(cm_pool *pool, uint64_t nbytes, cm_stream *stream, cm_block **out)
 {
-    uint64_t size = 0;
     if (cm_runtime_is_forked(pool->rt)) {
         return cm_fail(CM_EFORKED, nbytes);
     }
-    CM_TRY(round_size(pool, nbytes, &size));
-    cm_pool_entry *entry = take_cached(pool, size);
-    if (entry == NULL) {
-        bool capturing = is_capturing(pool, stream);
-        entry = take_in_flight(pool, size, stream, capturing);
-        cm_pool_drop_surplus(pool);
-        if (entry == NULL) {
-            CM_TRY(alloc_new(pool, size, capturing, &entry));
+    cm_block *block = cm_pool_try_alloc(pool, nbytes, stream);
+    if (block != NULL) {
+        *out = block;
+        return cm_ok();
+    }
+    request r = {.nbytes = nbytes, .stream = stream};
+    if (!round_size(pool, nbytes, &r.size)) {
+        return cm_fail(nbytes == 0 ? CM_EINVALID : CM_EOVERFLOW, nbytes);
+    }
+    if (pool->config.idle_trim_ns != 0) {
+        cm_pool_trim_idle(pool);
+    }
+    r.capturing = is_capturing(pool, stream);
+    cm_span *span = take_ended(pool, &r);
+    if (span == NULL) {
+        cm_status status = grow(pool, &r, &span);
+        if (is_out_of_memory(status)) {
+            status = make_room(pool, &r, status, &span);
         }
+        CM_TRY(status);
     }
-    else {
-        cm_pool_drop_surplus(pool);
-    }
-    (void)cm_pool_hold(pool);
     CM_POOL_DEBUG_CHECK(pool);
-    *out = &entry->block;
+    *out = &span->block;
     return cm_ok();
 }

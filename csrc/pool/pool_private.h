@@ -1,60 +1,83 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The pool's insides, shared by its files: pool.c (the whole and its cache),
- * pool_alloc.c (handing out), pool_in_flight.c (when a freed block is idle) and
- * pool_memory.c (calls).
- * Nobody else includes this. Locks: pool->lock guards the lists and counters; the fields of
- * an entry belong to whoever took it out of a list or, for `polled`, to the poller. */
+/* The pool's insides, shared by its files: pool.c (life, reading), pool_alloc.c (handing
+ * out), pool_free.c (taking back), pool_in_flight.c (when a freed block is idle),
+ * pool_marks.c (when a stream's work has ended), pool_grow.c and pool_place.c (more
+ * memory), pool_trim.c (less). Nobody else includes this.
+ * Locks: `lock` guards heap, lists, marks and counters, for list work only. `gate` with
+ * its condition guards the two flags of who is growing or polling; no thread holds both. */
 #ifndef CM_POOL_POOL_PRIVATE_H
 #define CM_POOL_POOL_PRIVATE_H
 
 #include <stdatomic.h>
 
+#include "base/fast_lock.h"
 #include "base/list.h"
 #include "base/thread.h"
+#include "pool/heap.h"
 #include "pool/pool.h"
 
-enum { CM_ENTRY_EVENT_MAX = 8 };
+enum { CM_FLIGHT_EVENT_MAX = 8, CM_MARK_MAX = 64 };
 
-/* One piece of memory from the runtime. */
-typedef struct cm_pool_entry {
-    cm_block block; /* first: callers hold its address */
-    cm_list node;   /* in exactly one list of the pool, or in the hands of one thread */
+/* A freed block that something may still work on: what must end first. */
+typedef struct cm_flight {
+    cm_list node; /* in flight, polled, or in the hands of one thread */
+    cm_span *span;
     struct {
         uint64_t handle; /* owned event, recorded */
         int device;
-    } events[CM_ENTRY_EVENT_MAX]; /* all must be done before the block is idle */
+    } events[CM_FLIGHT_EVENT_MAX]; /* all must be done before the block is idle */
     uint32_t event_count;
     uint64_t fence_devices; /* bit d: whatever device d was doing must end first */
     bool captured; /* a graph may use it at any time: stays until the pool ends */
     bool ready;    /* the poller's finding: the block is idle */
-    bool has_sole_stream; /* one stream alone worked on it: that one may have it at once
-                           */
-    uint64_t sole_id;
-    int sole_device;
-} cm_pool_entry;
+} cm_flight;
 
-/* Invariants, under the lock (|l| is the length of list l, Σ the sum of block.nbytes):
- *   live_count      = |live|               live_nbytes      = Σ live
- *   in_flight_count = |in_flight|+|polled| in_flight_nbytes = Σ in_flight + Σ polled
- *   cached_count    = |cached|             cached_nbytes    = Σ cached
- *   hit_count <= allocation_count          live_nbytes <= peak_live_nbytes
+/* A stream whose freed blocks are in the heap, tagged with this mark's index and the
+ * epoch of the time: an event recorded in epoch e and done ends all of up to e. */
+typedef struct cm_mark {
+    cm_stream *stream;    /* held; NULL: the mark is free */
+    uint64_t key;         /* id for comparisons */
+    int device;
+    uint64_t epoch;       /* of blocks given now */
+    uint64_t given_epoch; /* the youngest of any block given; 0: none */
+    uint64_t event;       /* owned, made at first need; 0: none */
+    uint64_t asked_epoch; /* the epoch the event stands for; 0: not recorded */
+} cm_mark;
+
+/* Invariants, under the lock (S(x) is the sum of nbytes of the spans in state x):
+ *   live_nbytes = S(LIVE)   in_flight_nbytes = S(FLIGHT)   cached_nbytes = S(FREE)
+ *   reserved_nbytes = S(LIVE) + S(FLIGHT) + S(FREE) + S(BUSY with memory)
+ *   in_flight_count = |in_flight| + |polled|
+ *   hit_count + miss_count = allocation_count
+ *   each peak >= what it is the peak of
  *   |polled| > 0 implies polling
- *   each entry of in_flight waits for something (an event, a fence or a graph), each
- * entry of cached for nothing */
+ *   each flight of in_flight waits for something
+ *   done[i] <= marks[i].epoch, done[0] = UINT64_MAX
+ *   a span with epoch > done[tag] has a stream at marks[tag] */
 struct cm_pool {
-    atomic_uint refs; /* holders, each live block among them */
-    cm_runtime *rt;   /* borrowed */
+    cm_fast_lock lock;
+    _Atomic uint64_t holds; /* by cm_pool_hold; live blocks keep the pool too. Falls under
+                               the lock */
+    cm_runtime *rt; /* borrowed */
     cm_pool_config config;
-    cm_mutex lock;
-    cm_cond poll_ended;
-    bool polling; /* one thread looks at `polled`, without the lock */
-    cm_list live;
+    uint64_t align;       /* of small blocks: sizes and places */
+    uint64_t large;       /* from here on pages */
+    cm_heap heap;
     cm_list in_flight;
     cm_list polled;
-    cm_list cached;            /* oldest first */
-    cm_pool_counters counters; /* reserved_nbytes and lost_count are filled in on
-                                  reading */
+    uint32_t mark_count; /* used up to here, index 0 unused */
+    cm_mark marks[CM_MARK_MAX];
+    uint64_t done[CM_MARK_MAX]; /* per mark: the last epoch that has ended */
+    cm_pool_counters counters;  /* those of the heap are filled in on reading */
+    uint64_t window_ns;         /* idle trim: when this window began, */
+    uint64_t window_cached;     /* and the least that was cached in it */
     atomic_uint_fast64_t lost_count;
+    cm_mutex gate;
+    cm_cond gate_moved;
+    _Atomic bool polling;      /* one thread looks at `polled` and the marks' events */
+    _Atomic bool growing;      /* one thread changes arenas, chunks and the source */
+    cm_source *source; /* owned; opened at the first growth; the grower's */
+    cm_arena *range;   /* of a placed source */
 };
 
 /* After each change of the lists, in debug builds. */
@@ -65,26 +88,59 @@ struct cm_pool {
 #    define CM_POOL_DEBUG_CHECK(pool) ((void)0)
 #endif
 
-static inline cm_pool_entry *
-cm_pool_entry_of(cm_list *node)
-{
-    return CM_LIST_ENTRY(node, cm_pool_entry, node);
-}
+enum { CM_PAGE_NBYTES = 4096 };
 
 /* -- pool.c ----------------------------------------------------------------------------- */
 
-/* How many cached bytes may stay. */
-uint64_t cm_pool_cache_limit_locked(const cm_pool *pool);
-/* Give what is cached beyond that back to the runtime, oldest first. */
-void cm_pool_drop_surplus(cm_pool *pool);
+/* Wait until nobody is growing (polling), then be the one; and no longer. */
+void cm_pool_begin_growing(cm_pool *pool);
+void cm_pool_end_growing(cm_pool *pool);
+/* Once nothing is held and nothing is live. */
+void cm_pool_destroy(cm_pool *pool);
 
-/* -- pool_memory.c: inside a cm_scope of the pool's device, without the lock ------------ */
+static inline bool
+cm_pool_is_unused_locked(const cm_pool *pool)
+{
+    return atomic_load_explicit(&pool->holds, memory_order_relaxed) == 0
+           && pool->counters.live_count == 0;
+}
 
-/* One new piece of `nbytes` bytes. Fails: the allocating operation, host_device_address. */
-CM_NODISCARD cm_status cm_pool_memory_alloc(cm_pool *pool, uint64_t nbytes,
-                                            cm_block *out);
-/* Fails: host_free, device_free; the piece is then still there. */
-CM_NODISCARD cm_status cm_pool_memory_free(cm_pool *pool, const cm_block *block);
+/* -- pool_alloc.c ----------------------------------------------------------------------- */
+
+/* The place a block of this (rounded) size must have. */
+static inline uint64_t
+cm_pool_align_of(const cm_pool *pool, uint64_t nbytes)
+{
+    return nbytes >= pool->large ? CM_PAGE_NBYTES : pool->align;
+}
+
+/* Count `span`, just LIVE, as handed out. */
+void cm_pool_hand_out_locked(cm_pool *pool, cm_span *span, uint64_t requested_nbytes,
+                             bool hit);
+
+/* -- pool_marks.c ----------------------------------------------------------------------- */
+
+bool cm_stream_is_legacy(const cm_stream *stream);
+/* The id for comparisons; the legacy stream has two handles. */
+uint64_t cm_stream_key(const cm_stream *stream);
+/* May the handle be used later? One that nobody keeps alive may be dead or recycled, and
+ * the per-thread handle means another stream on each thread. */
+bool cm_stream_is_kept(const cm_stream *stream);
+
+/* The stream's mark; 0: it has none. */
+uint32_t cm_pool_find_mark_locked(const cm_pool *pool, const cm_stream *stream);
+/* The same, made on first need; 0: there are too many. */
+uint32_t cm_pool_mark_locked(cm_pool *pool, cm_stream *stream);
+cm_heap_view cm_pool_view_locked(const cm_pool *pool, uint32_t mark);
+/* Ask of each stream that spans are tagged with whether that work has ended (`wait`:
+ * wait for it). By the poller. Fails only with `wait`: the first failure. */
+cm_status cm_pool_poll_marks(cm_pool *pool, bool wait);
+/* Make `stream` wait for all late streams and return in `done` the epochs which it may
+ * then take. False: nothing to wait for, or it cannot. By the poller. */
+bool cm_pool_order_after_marks(cm_pool *pool, const cm_stream *stream,
+                               uint64_t done[CM_MARK_MAX]);
+/* Forget streams that no span is tagged with any more; `all`: at the end. By the poller. */
+void cm_pool_drop_marks(cm_pool *pool, bool all);
 
 /* -- pool_in_flight.c: without the lock ------------------------------------------------- */
 
@@ -94,19 +150,47 @@ typedef enum cm_poll_mode {
     CM_POLL_WAIT  /* wait for everything */
 } cm_poll_mode;
 
-/* Note on `entry`, which no list holds, all that must end before it is idle. */
-void cm_pool_entry_record(cm_pool *pool, cm_pool_entry *entry, cm_stream *const *uses,
-                          uint32_t use_count, unsigned flags);
+/* Note on `flight`, which no list holds, all that must end before it is idle. */
+void cm_flight_record(cm_pool *pool, cm_flight *flight, cm_stream *const *uses,
+                      uint32_t use_count, unsigned flags);
 /* True when nothing has to end first. */
-bool cm_pool_entry_is_idle(const cm_pool_entry *entry);
+bool cm_flight_is_idle(const cm_flight *flight);
 /* Destroy the events, forget the fences. Inside a cm_scope. */
-void cm_pool_entry_clear(cm_pool *pool, cm_pool_entry *entry);
-/* True when `stream` alone worked on the entry, so that stream order protects it. */
-bool cm_pool_entry_is_ordered_on(const cm_pool_entry *entry, const cm_stream *stream);
+void cm_flight_clear(cm_pool *pool, cm_flight *flight);
+void cm_pool_destroy_event(cm_pool *pool, uint64_t event);
 
-/* Move what is idle from in flight to the cache. `may_fence`: no capture is known to
- * run on this thread's behalf, so fences that are due may be recorded.
- * Fails: CM_POLL_LOOK never; else the first call that failed; the rest is still tried. */
+/* Move what is idle from in flight to the heap, and see which streams' work has ended.
+ * `may_fence`: no capture is known to run on this thread's behalf, so fences that are
+ * due may be recorded. Fails: CM_POLL_LOOK never; else the first call that failed; the
+ * rest is still tried. */
 CM_NODISCARD cm_status cm_pool_poll(cm_pool *pool, cm_poll_mode mode, bool may_fence);
+/* Be the poller for something else; false where another is and `wait` is not given. */
+bool cm_pool_begin_poll(cm_pool *pool, bool wait);
+void cm_pool_end_poll(cm_pool *pool);
+
+/* -- pool_grow.c, pool_place.c: by the grower, inside a cm_scope ------------------------ */
+
+/* More memory, and a LIVE span of `size` bytes in it for `stream` (NULL: any).
+ * Fails: CM_ELIMIT, CM_ENOMEM, what the source's calls fail with. */
+CM_NODISCARD cm_status cm_pool_grow(cm_pool *pool, uint64_t size,
+                                    const cm_stream *stream, cm_span **out);
+CM_NODISCARD cm_status cm_pool_grow_placed(cm_pool *pool, uint64_t size,
+                                           const cm_stream *stream, cm_span **out);
+/* How much to take at once when `size` is needed: so much more as costs little memory
+ * and saves many small growths. */
+uint64_t cm_pool_growth_step(const cm_pool *pool, uint64_t size);
+/* Charge `nbytes` to the budget before there is memory; and no longer. */
+bool cm_pool_try_charge(cm_pool *pool, uint64_t nbytes);
+void cm_pool_refund(cm_pool *pool, uint64_t nbytes);
+/* Memory that was charged has come. */
+void cm_pool_count_reserved_locked(cm_pool *pool, uint64_t nbytes);
+
+/* -- pool_trim.c ------------------------------------------------------------------------ */
+
+/* Give whole free chunks back until at most `keep_nbytes` are cached. By the grower. */
+CM_NODISCARD cm_status cm_pool_release_chunks(cm_pool *pool, uint64_t keep_nbytes,
+                                              uint64_t *released_nbytes);
+/* If idle trim is on and its window has passed: trim what was not needed in it. */
+void cm_pool_trim_idle(cm_pool *pool);
 
 #endif

@@ -27,7 +27,8 @@ typedef struct cm_chunk {
     void *host;         /* NULL for device memory */
     cm_address address; /* for the device */
     uint64_t nbytes;    /* a multiple of the source's granule */
-    uint64_t handle;    /* the source's own: what close and move need */
+    uint64_t handle;    /* the source's own: what close and move need; 0 on a placed one
+                           that was closed in part: it can be closed, but not moved */
 } cm_chunk;
 
 typedef struct cm_source cm_source;
@@ -39,7 +40,7 @@ typedef struct cm_source_ops {
     cm_status (*open_chunk)(cm_source *source, uint64_t offset, uint64_t nbytes,
                             cm_chunk *out);
     /* Give it back. The host has seen all work on it complete. Fails: the operation;
-     * the chunk is then still there and usable. */
+     * the chunk is then still there and usable, if perhaps not to be moved. */
     cm_status (*close_chunk)(cm_source *source, cm_chunk *chunk);
     /* Placed sources: the same memory at base + offset instead, with what it holds
      * undefined; the old place is empty then. Fails: as above; the chunk is where it

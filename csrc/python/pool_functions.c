@@ -62,7 +62,7 @@ trim(PyObject *module, PyObject *Py_UNUSED(unused))
         uint64_t released = 0;
         cm_status status;
         Py_BEGIN_ALLOW_THREADS
-        status = cm_pool_trim(pool, false, &released);
+        status = cm_pool_trim(pool, 0, false, &released);
         Py_END_ALLOW_THREADS
         total += released;
         first = cm_is_ok(first) ? status : first;

@@ -164,7 +164,7 @@ give_memory_back(remains *old)
                 uint64_t released;
                 if (pool != NULL) {
                     /* The release frees too, but has nobody to tell what failed. */
-                    keep_first(&first, cm_pool_trim(pool, true, &released));
+                    keep_first(&first, cm_pool_trim(pool, 0, true, &released));
                     cm_pool_release(pool);
                 }
             }

@@ -261,7 +261,8 @@ cm_state_pool(cm_state *state, cm_kind kind, unsigned flags, int device)
         cm_pool_config config = {.kind = kind,
                                  .device = device,
                                  .flags = flags,
-                                 .fence_limit_nbytes = FENCE_LIMIT_NBYTES};
+                                 .fence_limit_nbytes = FENCE_LIMIT_NBYTES,
+                                 .numa_node = -1};
         cm_pool *pool = NULL;
         cm_status status = cm_pool_create(runtime, &config, &pool);
         if (!cm_is_ok(status)) {

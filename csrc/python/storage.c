@@ -81,7 +81,7 @@ make_room(cm_state *state)
                 uint64_t released = 0;
                 cm_status status;
                 Py_BEGIN_ALLOW_THREADS
-                status = cm_pool_trim(pool, true, &released);
+                status = cm_pool_trim(pool, 0, true, &released);
                 Py_END_ALLOW_THREADS(void)
                 status; /* the allocation must succeed: it is tried again */
             }

@@ -1,0 +1,282 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Stream order for device memory: a freed block whose only user was one stream goes
+ * back to the heap at once, tagged with that stream. Nothing is recorded then; an event
+ * is recorded when another stream wants the memory, one for all blocks of the stream. */
+#include "pool/pool_private.h"
+#include "pool/scope.h"
+
+bool
+cm_stream_is_legacy(const cm_stream *stream)
+{
+    return stream->handle == 0 || stream->handle == CM_STREAM_LEGACY;
+}
+
+uint64_t
+cm_stream_key(const cm_stream *stream)
+{
+    return cm_stream_is_legacy(stream) ? CM_STREAM_LEGACY : stream->id;
+}
+
+bool
+cm_stream_is_kept(const cm_stream *stream)
+{
+    if (stream->handle == CM_STREAM_PER_THREAD) {
+        return false;
+    }
+    return cm_stream_is_legacy(stream) || stream->owns_handle || stream->owner != NULL;
+}
+
+uint32_t
+cm_pool_find_mark_locked(const cm_pool *pool, const cm_stream *stream)
+{
+    if (stream == NULL || stream->handle == CM_STREAM_PER_THREAD) {
+        return 0;
+    }
+    uint64_t key = cm_stream_key(stream);
+    for (uint32_t i = 1; i < pool->mark_count; i++) {
+        const cm_mark *mark = &pool->marks[i];
+        if (mark->key == key && mark->device == stream->device && mark->stream != NULL) {
+            return i;
+        }
+    }
+    return 0;
+}
+
+uint32_t
+cm_pool_mark_locked(cm_pool *pool, cm_stream *stream)
+{
+    uint32_t i = cm_pool_find_mark_locked(pool, stream);
+    if (i != 0) {
+        return i;
+    }
+    for (i = 1; i < CM_MARK_MAX && pool->marks[i].stream != NULL; i++) {
+    }
+    if (i == CM_MARK_MAX) {
+        return 0;
+    }
+    /* A mark's epochs go on where its last stream's ended, so that no old tag can be
+     * taken for a new one. */
+    cm_mark *mark = &pool->marks[i];
+    uint64_t epoch = pool->done[i] + 1;
+    *mark = (cm_mark){.stream = cm_stream_hold(stream),
+                      .key = cm_stream_key(stream),
+                      .device = stream->device,
+                      .epoch = epoch};
+    pool->mark_count = i >= pool->mark_count ? i + 1 : pool->mark_count;
+    return i;
+}
+
+cm_heap_view
+cm_pool_view_locked(const cm_pool *pool, uint32_t mark)
+{
+    return (cm_heap_view){
+        .tag = mark, .done = pool->done, .alone = pool->mark_count <= 2};
+}
+
+/* -- asking ----------------------------------------------------------------------------- */
+
+static bool
+is_late(cm_pool *pool, uint32_t i)
+{
+    cm_fast_lock_take(&pool->lock);
+    bool late = i < pool->mark_count && pool->marks[i].stream != NULL
+                && pool->marks[i].given_epoch > pool->done[i];
+    cm_fast_lock_give(&pool->lock);
+    return late;
+}
+
+/* End the mark's epoch: what is given from now on is not covered. */
+static uint64_t
+next_epoch(cm_pool *pool, cm_mark *mark)
+{
+    cm_fast_lock_take(&pool->lock);
+    uint64_t epoch = mark->epoch++;
+    cm_fast_lock_give(&pool->lock);
+    return epoch;
+}
+
+static void
+end_epoch(cm_pool *pool, uint32_t i, uint64_t epoch)
+{
+    cm_fast_lock_take(&pool->lock);
+    pool->done[i] = epoch;
+    cm_fast_lock_give(&pool->lock);
+}
+
+/* Nothing may be recorded on a stream that captures, or that cannot be asked. */
+static cm_status
+ask_capturing(cm_pool *pool, const cm_stream *stream, bool *out)
+{
+    *out = false;
+    if (cm_stream_is_legacy(stream)) {
+        return cm_ok();
+    }
+    return cm_rt_stream_is_capturing(pool->rt, stream->handle, out);
+}
+
+/* Record the mark's event over its stream's work so far. Inside a cm_scope of its
+ * device, and not while it captures. */
+static cm_status
+record(cm_pool *pool, cm_mark *mark)
+{
+    if (mark->event == 0) {
+        CM_TRY(cm_rt_event_create(pool->rt, CM_EVENT_DISABLE_TIMING, &mark->event));
+    }
+    uint64_t epoch = next_epoch(pool, mark);
+    mark->asked_epoch = 0;
+    CM_TRY(cm_rt_event_record(pool->rt, mark->event, mark->stream->handle));
+    mark->asked_epoch = epoch;
+    return cm_ok();
+}
+
+/* Has the recorded event passed (`wait`: once it has)? */
+static cm_status
+look(cm_pool *pool, uint32_t i, bool wait)
+{
+    cm_mark *mark = &pool->marks[i];
+    bool done = wait;
+    CM_TRY(cm_scope_settle(wait ? cm_rt_event_synchronize(pool->rt, mark->event)
+                                : cm_rt_event_query(pool->rt, mark->event, &done)));
+    if (done) {
+        end_epoch(pool, i, mark->asked_epoch);
+        mark->asked_epoch = 0;
+    }
+    return cm_ok();
+}
+
+static cm_status
+wait_stream(cm_pool *pool, uint32_t i)
+{
+    uint64_t epoch = next_epoch(pool, &pool->marks[i]);
+    CM_TRY(cm_scope_settle(
+        cm_rt_stream_synchronize(pool->rt, pool->marks[i].stream->handle)));
+    end_epoch(pool, i, epoch);
+    return cm_ok();
+}
+
+static cm_status
+poll_mark(cm_pool *pool, uint32_t i, bool wait)
+{
+    cm_mark *mark = &pool->marks[i];
+    if (mark->asked_epoch != 0) {
+        cm_status asked = look(pool, i, false);
+        (void)asked; /* asked again below, or the next time */
+    }
+    /* The event may stand for less than was given since. */
+    if (!is_late(pool, i) || (mark->asked_epoch != 0 && !wait)) {
+        return cm_ok();
+    }
+    bool capturing = false;
+    CM_TRY(cm_scope_settle(ask_capturing(pool, mark->stream, &capturing)));
+    if (capturing) {
+        return cm_ok();
+    }
+    cm_status status = record(pool, mark);
+    if (cm_is_ok(status)) {
+        status = look(pool, i, wait);
+    }
+    return cm_is_ok(status) || !wait ? status : wait_stream(pool, i);
+}
+
+cm_status
+cm_pool_poll_marks(cm_pool *pool, bool wait)
+{
+    cm_status first = cm_ok();
+    for (uint32_t i = 1; i < CM_MARK_MAX; i++) {
+        cm_scope scope;
+        if (!is_late(pool, i)) {
+            continue;
+        }
+        cm_status status = cm_scope_enter(pool->rt, pool->marks[i].device, &scope);
+        if (cm_is_ok(status)) {
+            status = poll_mark(pool, i, wait);
+            cm_scope_leave(&scope);
+        }
+        first = cm_is_ok(first) ? status : first;
+    }
+    return wait ? first : cm_ok();
+}
+
+bool
+cm_pool_order_after_marks(cm_pool *pool, const cm_stream *stream,
+                          uint64_t done[CM_MARK_MAX])
+{
+    bool any = false;
+    for (uint32_t i = 0; i < CM_MARK_MAX; i++) {
+        cm_fast_lock_take(&pool->lock);
+        done[i] = pool->done[i];
+        cm_fast_lock_give(&pool->lock);
+        cm_mark *mark = &pool->marks[i];
+        cm_scope scope;
+        if (i == 0 || !is_late(pool, i)
+            || !cm_is_ok(cm_scope_enter(pool->rt, mark->device, &scope))) {
+            continue;
+        }
+        bool capturing = true;
+        bool recorded = cm_is_ok(ask_capturing(pool, mark->stream, &capturing))
+                        && !capturing && cm_is_ok(record(pool, mark));
+        cm_scope_leave(&scope);
+        if (recorded && cm_is_ok(cm_stream_wait_event(stream, mark->event))) {
+            done[i] = mark->asked_epoch;
+            any = true;
+        }
+    }
+    return any;
+}
+
+/* -- forgetting ------------------------------------------------------------------------- */
+
+/* Untag what has ended and note which marks are still named: also by spans that a
+ * growth holds and by blocks that were handed out in stream order. */
+static void
+clean_spans_locked(cm_pool *pool, bool named[CM_MARK_MAX])
+{
+    cm_heap_view view = cm_pool_view_locked(pool, 0);
+    for (cm_list *n = pool->heap.arenas.next; n != &pool->heap.arenas; n = n->next) {
+        for (cm_span *s = CM_LIST_ENTRY(n, cm_arena, node)->first; s; s = s->next) {
+            if (cm_span_is_clean(s, &view)) {
+                s->tag = 0;
+                s->epoch = 0;
+            }
+            named[s->tag] = true;
+        }
+    }
+}
+
+void
+cm_pool_drop_marks(cm_pool *pool, bool all)
+{
+    bool named[CM_MARK_MAX] = {false};
+    cm_stream *streams[CM_MARK_MAX];
+    uint64_t events[CM_MARK_MAX];
+    uint32_t count = 0;
+    cm_fast_lock_take(&pool->lock);
+    clean_spans_locked(pool, named);
+    for (uint32_t i = 1; i < pool->mark_count; i++) {
+        cm_mark *mark = &pool->marks[i];
+        if (mark->stream != NULL && (all || !named[i])) {
+            streams[count] = mark->stream;
+            events[count++] = mark->event;
+            if (pool->done[i] < mark->epoch) {
+                pool->done[i] = mark->epoch;
+            }
+            *mark = (cm_mark){.epoch = mark->epoch};
+        }
+    }
+    while (pool->mark_count > 1 && pool->marks[pool->mark_count - 1].stream == NULL) {
+        pool->mark_count--;
+    }
+    cm_fast_lock_give(&pool->lock);
+    for (uint32_t i = 0; i < count; i++) {
+        if (events[i] != 0) {
+            cm_scope scope;
+            bool entered =
+                cm_is_ok(cm_scope_enter(pool->rt, streams[i]->device, &scope));
+            cm_pool_destroy_event(pool, events[i]); /* by any context's thread */
+            if (entered) {
+                cm_scope_leave(&scope);
+            }
+        }
+        cm_stream_release(streams[i]);
+    }
+}
