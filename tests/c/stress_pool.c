@@ -68,7 +68,7 @@ run(void *arg)
         }
         if (rand_r(&j->seed) % 16 == 0) {
             uint64_t released = 0;
-            MUST(cm_pool_trim(j->pool, rand_r(&j->seed) % 2 == 0, &released));
+            MUST(cm_pool_trim(j->pool, 0, rand_r(&j->seed) % 2 == 0, &released));
         }
         if (!cm_pool_check(j->pool)) {
             CHECK_FAIL_("invariants broken in round %d", round);

@@ -1,0 +1,122 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What the tests of the pool share: one pool on an emulated device, its blocks and
+ * streams, the invariants looked at after each step. */
+#ifndef CM_TESTS_POOL_WORLD_H
+#define CM_TESTS_POOL_WORLD_H
+
+#include "base/thread.h"
+#include "open_emulated.h"
+#include "pool/pool.h"
+
+#define KIB UINT64_C(1024)
+#define MIB (UINT64_C(1) << 20)
+/* Fills a chunk of its own, so that whether it came back can be told by its address. */
+#define CHUNK (2 * MIB)
+
+/* clang-format off */
+#define CONFIG(kind_, device_, flags_)                                                 \
+    {.kind = (kind_), .device = (device_), .flags = (flags_), .numa_node = -1}
+/* clang-format on */
+CM_UNUSED static const cm_pool_config PINNED =
+    CONFIG(CM_KIND_PINNED, 0, CM_HOST_ALLOC_PORTABLE);
+CM_UNUSED static const cm_pool_config DEVICE = CONFIG(CM_KIND_DEVICE, 0, 0);
+
+CM_UNUSED static cm_pool *
+open_pool(cm_runtime *rt, cm_pool_config config)
+{
+    cm_pool *pool = NULL;
+    MUST(cm_pool_create(rt, &config, &pool));
+    return pool;
+}
+
+CM_UNUSED static cm_stream *
+open_stream(cm_runtime *rt, int device)
+{
+    cm_stream *stream = NULL;
+    MUST(cm_stream_create(rt, device, CM_STREAM_NON_BLOCKING, 0, &stream));
+    return stream;
+}
+
+CM_UNUSED static cm_block *
+take(cm_pool *pool, uint64_t nbytes, cm_stream *stream)
+{
+    cm_block *block = NULL;
+    MUST(cm_pool_alloc(pool, nbytes, stream, &block));
+    if (!cm_pool_check(pool)) {
+        CHECK_FAIL_("invariants broken after alloc");
+    }
+    return block;
+}
+
+CM_UNUSED static void
+give(cm_pool *pool, cm_block *block, cm_stream *stream, unsigned flags)
+{
+    cm_stream *uses[1] = {stream};
+    (void)cm_pool_hold(pool);
+    cm_pool_free(pool, block, uses, stream != NULL ? 1 : 0, flags);
+    if (!cm_pool_check(pool)) {
+        CHECK_FAIL_("invariants broken after free");
+    }
+    cm_pool_release(pool);
+}
+
+CM_UNUSED static cm_pool_counters
+read_counters(cm_pool *pool)
+{
+    cm_pool_counters counters;
+    cm_pool_read(pool, &counters);
+    return counters;
+}
+
+CM_UNUSED static void
+synchronize(cm_runtime *rt, const cm_stream *stream)
+{
+    cm_device_guard guard;
+    MUST(cm_device_enter(rt, stream->device, &guard));
+    MUST(cm_rt_stream_synchronize(rt, stream->handle));
+    cm_device_leave(rt, &guard);
+}
+
+/* Shut the gate with work on the block behind it. */
+CM_UNUSED static void
+hold_work(cm_runtime *rt, const cm_stream *stream, const cm_block *block)
+{
+    cm_device_guard guard;
+    MUST(cm_device_enter(rt, stream->device, &guard));
+    MUST(cm_emulated_gate_close(rt, stream->handle));
+    MUST(cm_rt_fill_8_async(rt, block->address, 7, block->nbytes, stream->handle));
+    cm_device_leave(rt, &guard);
+}
+
+CM_UNUSED static void
+synchronize_device(cm_runtime *rt, int device)
+{
+    cm_device_guard guard;
+    MUST(cm_device_enter(rt, device, &guard));
+    MUST(cm_rt_device_synchronize(rt));
+    cm_device_leave(rt, &guard);
+}
+
+CM_UNUSED static void *
+open_gate(void *arg)
+{
+    cm_stream *stream = arg;
+    MUST(cm_emulated_gate_open(stream->rt, stream->handle));
+    return NULL;
+}
+
+/* Nothing is left but streams, which the tests make outside of what they test. */
+CM_UNUSED static void
+check_only_streams_live(cm_runtime *rt)
+{
+    cm_emulated_counts counts;
+    cm_emulated_read_counts(rt, &counts);
+    CHECK_EQ(counts.host_allocs, 0);
+    CHECK_EQ(counts.registrations, 0);
+    CHECK_EQ(counts.device_allocs, 0);
+    CHECK_EQ(counts.managed_allocs, 0);
+    CHECK_EQ(counts.live_nbytes, 0);
+    CHECK_EQ(counts.events, 0);
+}
+
+#endif

@@ -1,0 +1,330 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* pool/heap: cutting, finding and joining, by example and against a model. Addresses
+ * are made up: nothing here is memory. Argument: operations of the long run. */
+#include "check.h"
+#include "pool/heap.h"
+
+#define KIB UINT64_C(1024)
+#define MIB (KIB * KIB)
+#define BASE (UINT64_C(1) << 40)
+
+enum { TAGS = 4 };
+
+static const uint64_t NONE_DONE[TAGS] = {UINT64_MAX, 0, 0, 0};
+static const cm_heap_view ANY = {.tag = 0, .done = NONE_DONE};
+
+static cm_arena *
+add_chunk(cm_heap *heap, cm_address base, uint64_t nbytes)
+{
+    cm_chunk chunk = {
+        .host = (void *)(uintptr_t)base, .address = base, .nbytes = nbytes};
+    return cm_heap_add_chunk(heap, &chunk);
+}
+
+static cm_heap_view
+view_of(uint32_t tag)
+{
+    return (cm_heap_view){.tag = tag, .done = NONE_DONE};
+}
+
+static cm_span *
+take(cm_heap *heap, uint64_t nbytes, uint32_t tag)
+{
+    cm_heap_view view = view_of(tag);
+    return cm_heap_take(heap, nbytes, 64, &view);
+}
+
+static cm_span *
+give(cm_heap *heap, cm_span *span, uint32_t tag, uint64_t epoch)
+{
+    return cm_heap_give(heap, span, tag, epoch, &ANY);
+}
+
+/* Fill an arena with `count` blocks of `nbytes`. */
+static void
+take_all(cm_heap *heap, cm_span **spans, int count, uint64_t nbytes)
+{
+    for (int i = 0; i < count; i++) {
+        spans[i] = take(heap, nbytes, 0);
+        CHECK(spans[i] != NULL);
+        CHECK_EQ(spans[i]->block.nbytes, nbytes);
+    }
+}
+
+static void
+test_heap_cuts_exactly_and_joins_again(void)
+{
+    cm_heap heap;
+    cm_heap_init(&heap);
+    CHECK(add_chunk(&heap, BASE, MIB) != NULL);
+    cm_span *s[4];
+    take_all(&heap, s, 4, 64 * KIB);
+    CHECK_EQ(heap.free_nbytes, MIB - 256 * KIB);
+    CHECK_EQ(heap.split_count, 4);
+    CHECK_PTR_EQ(s[0]->block.host, (void *)(uintptr_t)s[0]->block.address);
+    (void)give(&heap, s[0], 0, 0);
+    (void)give(&heap, s[2], 0, 0); /* beside the rest or alone: by address */
+    (void)give(&heap, s[1], 0, 0);
+    cm_span *whole = give(&heap, s[3], 0, 0);
+    CHECK_EQ(whole->block.nbytes, MIB);
+    CHECK_EQ(whole->block.address, BASE);
+    CHECK_EQ(heap.free_count, 1);
+    CHECK_EQ(heap.merge_count, 4);
+    CHECK(cm_heap_check(&heap));
+    cm_heap_remove_arena(&heap, whole->arena);
+    CHECK_EQ(heap.free_nbytes, 0);
+    CHECK(cm_list_is_empty(&heap.arenas));
+    CHECK(take(&heap, 64, 0) == NULL);
+    CHECK(cm_heap_check(&heap));
+    cm_heap_fini(&heap);
+}
+
+static void
+test_heap_aligns_and_keeps_what_is_before(void)
+{
+    cm_heap heap;
+    cm_heap_init(&heap);
+    CHECK(add_chunk(&heap, BASE + 64, 64 * KIB) != NULL);
+    cm_span *a = cm_heap_take(&heap, 4096, 4096, &ANY);
+    CHECK(a != NULL);
+    CHECK_EQ(a->block.address, BASE + 4096);
+    CHECK_EQ(a->block.nbytes, 4096);
+    CHECK_EQ(heap.free_nbytes, 60 * KIB);
+    cm_span *before = take(&heap, 4096 - 64, 0); /* the best fit is what was left */
+    CHECK_EQ(before->block.address, BASE + 64);
+    CHECK(take(&heap, 64, 0) != NULL); /* at BASE + 8 KiB: the rest is askew now */
+    CHECK_EQ(cm_heap_largest(&heap), 56 * KIB);
+    /* as long as asked for, but not with the padding */
+    CHECK(cm_heap_search(&heap, 56 * KIB, 4096, &ANY) == NULL);
+    cm_span *rest = cm_heap_search(&heap, 52 * KIB, 4096, &ANY);
+    CHECK(rest != NULL);
+    CHECK_EQ(rest->block.address, BASE + 12 * KIB);
+    CHECK(cm_heap_check(&heap));
+    cm_heap_fini(&heap);
+}
+
+static void
+test_heap_takes_the_best_fit(void)
+{
+    enum { COUNT = 20 };
+    cm_heap heap;
+    cm_heap_init(&heap);
+    for (uint64_t i = 0; i < COUNT; i++) { /* 4 KiB apart in size */
+        CHECK(add_chunk(&heap, BASE + i * MIB, (COUNT - i) * 4 * KIB) != NULL);
+    }
+    for (uint64_t i = 1; i <= COUNT; i++) {
+        cm_span *span = take(&heap, i * 4 * KIB - 64 * (i % 2), 0);
+        CHECK(span != NULL);
+        CHECK_EQ(span->arena->nbytes, i * 4 * KIB);
+    }
+    CHECK(cm_heap_check(&heap));
+    cm_heap_fini(&heap);
+}
+
+static void
+test_heap_late_span_is_for_its_stream_until_the_epoch_ends(void)
+{
+    uint64_t done[TAGS] = {UINT64_MAX, 4, 0, 0};
+    cm_heap heap;
+    cm_heap_view own = {.tag = 1, .done = done};
+    cm_heap_view other = {.tag = 2, .done = done};
+    cm_heap_view none = {.tag = 0, .done = done};
+    cm_heap_init(&heap);
+    CHECK(add_chunk(&heap, BASE, MIB) != NULL);
+    cm_span *span = cm_heap_take(&heap, MIB, 64, &none);
+    (void)cm_heap_give(&heap, span, 1, 5, &own);
+    CHECK(cm_heap_take(&heap, 64, 64, &other) == NULL);
+    CHECK(cm_heap_search(&heap, 64, 64, &none) == NULL);
+    span = cm_heap_take(&heap, 64, 64, &own);
+    CHECK(span != NULL);
+    CHECK_EQ(span->tag, 1); /* the earlier work still runs on it */
+    CHECK_EQ(span->epoch, 5);
+    (void)cm_heap_give(&heap, span, 1, 6, &own);
+    CHECK_EQ(heap.free_count, 1); /* one stream's spans join; the younger epoch stays */
+    done[1] = 5;
+    CHECK(cm_heap_take(&heap, 64, 64, &other) == NULL);
+    done[1] = 6;
+    CHECK(cm_heap_take(&heap, MIB, 64, &other) != NULL);
+    CHECK(cm_heap_check(&heap));
+    cm_heap_fini(&heap);
+}
+
+static void
+test_heap_spans_of_two_streams_stay_apart_until_both_ended(void)
+{
+    uint64_t done[TAGS] = {UINT64_MAX, 0, 0, 0};
+    cm_heap heap;
+    cm_heap_view view = {.tag = 1, .done = done};
+    cm_heap_init(&heap);
+    CHECK(add_chunk(&heap, BASE, 4 * KIB) != NULL);
+    cm_span *s[4];
+    take_all(&heap, s, 4, KIB);
+    for (uint32_t i = 0; i < 4; i++) {
+        (void)cm_heap_give(&heap, s[i], 1 + i % 2, 1, &view);
+    }
+    CHECK_EQ(heap.free_count, 4);
+    CHECK(cm_heap_search(&heap, 2 * KIB, 64, &view) == NULL);
+    CHECK(!cm_heap_join(&heap, &view));
+    done[2] = 1;
+    CHECK(cm_heap_join(&heap, &view)); /* clean ones join late ones of their size */
+    CHECK_EQ(heap.free_count, 1);
+    CHECK(cm_heap_check(&heap));
+    done[1] = 1;
+    view.tag = 3;
+    CHECK(cm_heap_take(&heap, 4 * KIB, 64, &view) != NULL);
+    cm_heap_fini(&heap);
+}
+
+/* However blocks come back, a late one may take along no more clean memory than its own
+ * length; anything else would be out of reach for as long as its stream is late. */
+static void
+test_heap_late_span_strands_no_more_than_its_length(void)
+{
+    enum { COUNT = 64 };
+    for (int down = 0; down < 2; down++) {
+        cm_heap heap;
+        cm_heap_init(&heap);
+        CHECK(add_chunk(&heap, BASE, COUNT * KIB) != NULL);
+        cm_span *s[COUNT];
+        take_all(&heap, s, COUNT, KIB);
+        (void)give(&heap, s[down ? COUNT - 1 : 0], 1, 1);
+        for (int i = 1; i < COUNT; i++) {
+            (void)give(&heap, s[down ? COUNT - 1 - i : i], 0, 0);
+        }
+        CHECK(cm_heap_check(&heap));
+        CHECK_EQ(heap.free_nbytes, COUNT * KIB);
+        CHECK(take(&heap, (COUNT - 2) * KIB, 2) != NULL);
+        cm_heap_fini(&heap);
+    }
+}
+
+static void
+test_heap_late_share_survives_cutting(void)
+{
+    cm_heap heap;
+    cm_heap_init(&heap);
+    CHECK(add_chunk(&heap, BASE, 16 * KIB) != NULL);
+    cm_span *s[16];
+    take_all(&heap, s, 16, KIB);
+    (void)give(&heap, s[0], 1, 1);
+    cm_span *both = give(&heap, s[1], 0, 0);
+    CHECK_EQ(both->block.nbytes, 2 * KIB);
+    CHECK_EQ(both->late_nbytes, KIB);
+    cm_span *half = cm_heap_carve(&heap, both, both->block.address, KIB);
+    CHECK(half != NULL);
+    half->state = CM_SPAN_LIVE;
+    CHECK_EQ(half->late_nbytes + half->next->late_nbytes, KIB);
+    both = give(&heap, half, 1, 1);
+    CHECK_LE(both->late_nbytes, both->block.nbytes);
+    CHECK(cm_heap_check(&heap));
+    cm_heap_fini(&heap);
+}
+
+static void
+test_heap_alone_joins_everything(void)
+{
+    cm_heap heap;
+    cm_heap_view view = {.tag = 1, .done = NONE_DONE, .alone = true};
+    cm_heap_init(&heap);
+    CHECK(add_chunk(&heap, BASE, MIB) != NULL);
+    cm_span *span = cm_heap_take(&heap, 64, 64, &view);
+    span = cm_heap_give(&heap, span, 1, 1, &view);
+    CHECK_EQ(span->block.nbytes, MIB);
+    CHECK(cm_heap_take(&heap, MIB, 64, &view) != NULL);
+    cm_heap_fini(&heap);
+}
+
+static void
+test_heap_search_finds_what_a_short_look_misses(void)
+{
+    enum { COUNT = 100 };
+    cm_heap heap;
+    cm_heap_init(&heap);
+    cm_span *s[COUNT];
+    for (uint64_t i = 0; i < COUNT; i++) {
+        CHECK(add_chunk(&heap, BASE + i * MIB, 64 * KIB) != NULL);
+    }
+    take_all(&heap, s, COUNT, 64 * KIB);
+    (void)give(&heap, s[0], 0, 0);
+    for (int i = 1; i < COUNT; i++) {
+        (void)give(&heap, s[i], 1, 1);
+    }
+    CHECK(take(&heap, 64 * KIB, 2) == NULL); /* hidden behind a hundred late ones */
+    cm_heap_view view = view_of(2);
+    cm_span *span = cm_heap_search(&heap, 64 * KIB, 64, &view);
+    CHECK_PTR_EQ(span, s[0]);
+    CHECK(cm_heap_search(&heap, 64, 64, &view) == NULL);
+    CHECK_EQ(cm_heap_largest(&heap), 64 * KIB);
+    CHECK(cm_heap_check(&heap));
+    cm_heap_fini(&heap);
+}
+
+static void
+test_heap_range_fills_and_empties(void)
+{
+    cm_heap heap;
+    cm_heap_init(&heap);
+    cm_arena *arena = cm_heap_add_range(&heap, BASE, 16 * MIB, 2 * MIB);
+    CHECK(arena != NULL);
+    CHECK(take(&heap, 64, 0) == NULL);
+    CHECK_EQ(cm_heap_largest(&heap), 0);
+    cm_span *mid = cm_heap_carve(&heap, arena->first, BASE + 4 * MIB, 4 * MIB);
+    CHECK_EQ(mid->state, CM_SPAN_BUSY);
+    CHECK_EQ(arena->first->state, CM_SPAN_GAP);
+    CHECK(cm_heap_check(&heap));
+    cm_span *node = cm_heap_take_node(&heap);
+    cm_heap_split_busy(&heap, mid, 2 * MIB, node);
+    CHECK_EQ(mid->block.nbytes, 2 * MIB);
+    CHECK_EQ(node->block.address, BASE + 6 * MIB);
+    CHECK_PTR_EQ(node->prev, mid);
+    cm_heap_give_gap(&heap, node);
+    CHECK_EQ(mid->next->block.nbytes, 10 * MIB); /* joined with the gap behind */
+    cm_span *more = cm_heap_carve(&heap, mid->next, BASE + 6 * MIB, 2 * MIB);
+    mid = give(&heap, cm_heap_fuse(&heap, mid, more), 0, 0);
+    CHECK_EQ(mid->block.nbytes, 4 * MIB);
+    CHECK_EQ(cm_heap_largest(&heap), 4 * MIB);
+    CHECK(cm_heap_check(&heap));
+    mid = cm_heap_carve(&heap, mid, mid->block.address, mid->block.nbytes);
+    cm_heap_give_gap(&heap, mid);
+    CHECK_EQ(arena->first->block.nbytes, 16 * MIB);
+    CHECK(arena->first->next == NULL);
+    CHECK(cm_heap_check(&heap));
+    cm_heap_remove_arena(&heap, arena);
+    CHECK(cm_list_is_empty(&heap.gaps));
+    cm_heap_fini(&heap);
+}
+
+static void
+test_heap_check_sees_what_is_wrong(void)
+{
+    cm_heap heap;
+    cm_heap_init(&heap);
+    CHECK(add_chunk(&heap, BASE, MIB) != NULL);
+    cm_span *span = take(&heap, KIB, 0);
+    CHECK(cm_heap_check(&heap));
+    span->block.nbytes += 64;
+    CHECK(!cm_heap_check(&heap));
+    span->block.nbytes -= 64;
+    heap.free_nbytes++;
+    CHECK(!cm_heap_check(&heap));
+    heap.free_nbytes--;
+    span->state = CM_SPAN_FREE; /* and in no bin */
+    CHECK(!cm_heap_check(&heap));
+    span->state = CM_SPAN_LIVE;
+    CHECK(cm_heap_check(&heap));
+    cm_heap_fini(&heap);
+}
+
+/* clang-format off */
+MAIN(RUN(test_heap_cuts_exactly_and_joins_again)
+     RUN(test_heap_aligns_and_keeps_what_is_before)
+     RUN(test_heap_takes_the_best_fit)
+     RUN(test_heap_late_span_is_for_its_stream_until_the_epoch_ends)
+     RUN(test_heap_spans_of_two_streams_stay_apart_until_both_ended)
+     RUN(test_heap_late_span_strands_no_more_than_its_length)
+     RUN(test_heap_late_share_survives_cutting)
+     RUN(test_heap_alone_joins_everything)
+     RUN(test_heap_search_finds_what_a_short_look_misses)
+     RUN(test_heap_range_fills_and_empties)
+     RUN(test_heap_check_sees_what_is_wrong))
+/* clang-format on */

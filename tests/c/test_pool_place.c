@@ -1,0 +1,330 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* pool/: device memory whose chunks are put side by side, and moved. */
+#include "pool_world.h"
+
+static uint64_t
+driver_free_nbytes(cm_runtime *rt)
+{
+    cm_device_guard guard;
+    uint64_t free_nbytes = 0;
+    uint64_t total_nbytes = 0;
+    MUST(cm_device_enter(rt, 0, &guard));
+    MUST(cm_rt_memory_info(rt, &free_nbytes, &total_nbytes));
+    cm_device_leave(rt, &guard);
+    return free_nbytes;
+}
+
+/* Write through the block's whole length and read it back. */
+static void
+check_usable(cm_runtime *rt, const cm_block *block)
+{
+    cm_device_guard guard;
+    MUST(cm_device_enter(rt, 0, &guard));
+    uint8_t mark = (uint8_t)(block->address >> 21);
+    MUST(cm_rt_fill_8_async(rt, block->address, mark, block->nbytes, 0));
+    MUST(cm_rt_device_synchronize(rt));
+    cm_device_leave(rt, &guard);
+    const uint8_t *seen = cm_emulated_host_alias(rt, block->address, 1);
+    const uint8_t *last =
+        cm_emulated_host_alias(rt, block->address + block->nbytes - 1, 1);
+    CHECK(seen != NULL && last != NULL);
+    CHECK_EQ(*seen, mark);
+    CHECK_EQ(*last, mark);
+}
+
+static void
+test_pool_grows_in_place(void)
+{
+    cm_runtime *rt = open_emulated(13000, 1, 256 * MIB);
+    cm_pool *pool = open_pool(rt, DEVICE);
+    cm_block *a = take(pool, 4 * MIB, NULL);
+    cm_address first = a->address;
+    give(pool, a, NULL, 0);
+    for (uint64_t nbytes = 6 * MIB; nbytes <= 40 * MIB; nbytes += 2 * MIB) {
+        a = take(pool, nbytes, NULL);
+        CHECK_EQ(a->address, first);
+        CHECK_EQ(read_counters(pool).reserved_nbytes, nbytes);
+        check_usable(rt, a);
+        give(pool, a, NULL, 0);
+    }
+    CHECK_EQ(read_counters(pool).segment_count, 1);
+    CHECK_EQ(read_counters(pool).remap_count, 0);
+    cm_pool_release(pool);
+    close_emulated(rt);
+}
+
+static void
+test_pool_moves_free_chunks_instead_of_reserving_more(void)
+{
+    enum { COUNT = 16 };
+    cm_runtime *rt = open_emulated(13000, 1, 256 * MIB);
+    uint64_t free_nbytes = driver_free_nbytes(rt);
+    cm_pool *pool = open_pool(rt, DEVICE);
+    cm_block *blocks[COUNT];
+    for (int i = 0; i < COUNT; i++) {
+        blocks[i] = take(pool, CHUNK, NULL);
+    }
+    for (int i = 0; i < COUNT; i += 2) {
+        give(pool, blocks[i], NULL, 0);
+    }
+    cm_pool_counters before = read_counters(pool);
+    CHECK_EQ(before.reserved_nbytes, COUNT * CHUNK);
+    CHECK_EQ(before.largest_free_nbytes, CHUNK);
+    uint64_t created = cm_faults_count(rt, CM_OP_physical_create);
+    cm_block *large = take(pool, COUNT / 2 * CHUNK, NULL);
+    cm_pool_counters c = read_counters(pool);
+    CHECK_EQ(c.reserved_nbytes, before.reserved_nbytes);
+    CHECK_EQ(c.peak_reserved_nbytes, before.reserved_nbytes);
+    CHECK_EQ(c.cached_nbytes, 0);
+    CHECK_GE(c.remap_count, COUNT / 2 - 1);
+    CHECK_EQ(c.remap_nbytes, c.remap_count * CHUNK);
+    CHECK_EQ(cm_faults_count(rt, CM_OP_physical_create), created);
+    check_usable(rt, large);
+    for (int i = 1; i < COUNT; i += 2) {
+        check_usable(rt, blocks[i]);
+        give(pool, blocks[i], NULL, 0);
+    }
+    give(pool, large, NULL, 0);
+    uint64_t released = 0;
+    CHECK_OK(cm_pool_trim(pool, 8 * MIB, false, &released));
+    CHECK_EQ(released, COUNT * CHUNK - 8 * MIB);
+    CHECK_EQ(driver_free_nbytes(rt), free_nbytes - 8 * MIB);
+    large = take(pool, 40 * MIB, NULL);
+    check_usable(rt, large);
+    give(pool, large, NULL, 0);
+    CHECK_OK(cm_pool_trim(pool, 0, false, &released));
+    CHECK_EQ(driver_free_nbytes(rt), free_nbytes);
+    CHECK_EQ(read_counters(pool).reserved_nbytes, 0);
+    cm_pool_release(pool);
+    CHECK_EQ(driver_free_nbytes(rt), free_nbytes);
+    close_emulated(rt);
+}
+
+static void
+test_pool_moves_nothing_that_a_stream_is_late_with(void)
+{
+    cm_runtime *rt = open_emulated(13000, 1, 256 * MIB);
+    cm_pool *pool = open_pool(rt, DEVICE);
+    cm_stream *late = open_stream(rt, 0);
+    cm_stream *other = open_stream(rt, 0);
+    cm_block *blocks[6];
+    for (int i = 0; i < 6; i++) {
+        blocks[i] = take(pool, CHUNK, NULL);
+    }
+    hold_work(rt, late, blocks[1]);
+    give(pool, blocks[1], late, 0);
+    give(pool, blocks[3], NULL, 0);
+    cm_block *large = take(pool, 2 * CHUNK, other);
+    cm_pool_counters c = read_counters(pool);
+    CHECK_EQ(c.remap_count, 1);
+    CHECK_EQ(c.reserved_nbytes, 7 * CHUNK);
+    CHECK_EQ(c.cached_nbytes, CHUNK);
+    /* The device is well: nothing was taken from under work. */
+    MUST(cm_rt_fill_8_async(rt, large->address, 5, large->nbytes, other->handle));
+    synchronize(rt, other);
+    CHECK_OK(cm_emulated_gate_open(rt, late->handle));
+    synchronize(rt, late);
+    give(pool, large, NULL, 0);
+    for (int i = 0; i < 6; i += i == 0 || i == 2 ? 2 : 1) {
+        give(pool, blocks[i], NULL, 0);
+    }
+    cm_pool_release(pool);
+    cm_stream_release(late);
+    cm_stream_release(other);
+    close_emulated(rt);
+}
+
+static void
+test_pool_small_blocks_pin_their_chunks_only(void)
+{
+    cm_runtime *rt = open_emulated(13000, 1, 256 * MIB);
+    cm_pool *pool = open_pool(rt, DEVICE);
+    cm_block *whole = take(pool, 64 * MIB, NULL);
+    give(pool, whole, NULL, 0);
+    cm_block *small = take(pool, 512, NULL);
+    uint64_t released = 0;
+    CHECK_OK(cm_pool_trim(pool, 0, false, &released));
+    CHECK_GE(released, 60 * MIB); /* chunks are a small share of what is held */
+    CHECK_EQ(read_counters(pool).reserved_nbytes, 64 * MIB - released);
+    check_usable(rt, small);
+    give(pool, small, NULL, 0);
+    cm_pool_release(pool);
+    close_emulated(rt);
+}
+
+/* -- faults ----------------------------------------------------------------------------- */
+
+enum { BLOCKS = 8 };
+
+typedef struct outcome {
+    uint64_t refused_count; /* allocations */
+    cm_status first;        /* failure told */
+} outcome;
+
+static void
+note(outcome *o, cm_status status)
+{
+    if (!cm_is_ok(status)) {
+        o->refused_count++;
+        o->first = cm_is_ok(o->first) ? status : o->first;
+    }
+}
+
+static void
+take_or_note(cm_pool *pool, uint64_t nbytes, cm_block **block, outcome *o)
+{
+    cm_status status = cm_pool_alloc(pool, nbytes, NULL, block);
+    note(o, status);
+    if (!cm_is_ok(status)) {
+        *block = NULL;
+    }
+    if (!cm_pool_check(pool)) {
+        CHECK_FAIL_("invariants broken");
+    }
+}
+
+/* Growth in place, moves, trim; then again. */
+static void
+run_places(cm_pool *pool, outcome *o)
+{
+    cm_block *blocks[BLOCKS];
+    cm_block *large = NULL;
+    uint64_t released = 0;
+    for (int i = 0; i < BLOCKS; i++) {
+        take_or_note(pool, CHUNK + (uint64_t)(i % 3) * 512 * KIB, &blocks[i], o);
+    }
+    for (int i = 0; i < BLOCKS; i += 2) {
+        if (blocks[i] != NULL) {
+            give(pool, blocks[i], NULL, 0);
+        }
+    }
+    take_or_note(pool, 5 * CHUNK, &large, o);
+    for (int i = 1; i < BLOCKS; i += 2) {
+        if (blocks[i] != NULL) {
+            give(pool, blocks[i], NULL, 0);
+        }
+    }
+    note(o, cm_pool_trim(pool, 2 * CHUNK, false, &released));
+    if (large != NULL) {
+        give(pool, large, NULL, 0);
+    }
+    take_or_note(pool, 7 * CHUNK, &large, o);
+    if (large != NULL) {
+        give(pool, large, NULL, 0);
+    }
+    note(o, cm_pool_trim(pool, 0, false, &released));
+}
+
+static void
+check_well(cm_runtime *rt, cm_pool *pool, cm_budget *budget)
+{
+    CHECK(cm_pool_check(pool));
+    cm_pool_counters c = read_counters(pool);
+    CHECK_EQ(c.live_nbytes, 0);
+    CHECK_EQ(c.reserved_nbytes, c.cached_nbytes);
+    CHECK_EQ(atomic_load(&budget->used_nbytes), c.reserved_nbytes);
+    cm_block *all[2];
+    all[0] = take(pool, 20 * MIB, NULL);
+    all[1] = take(pool, 10 * MIB, NULL);
+    check_usable(rt, all[0]);
+    check_usable(rt, all[1]);
+    give(pool, all[0], NULL, 0);
+    give(pool, all[1], NULL, 0);
+}
+
+static void
+sweep(cm_op op, int32_t code, bool repeat)
+{
+    cm_runtime *rt = open_emulated(13000, 1, 256 * MIB);
+    uint64_t free_nbytes = driver_free_nbytes(rt);
+    uint64_t nth = 1;
+    for (bool struck = true; struck && nth < 400; nth++) {
+        int before = atomic_load(&check_failures);
+        outcome o = {0, cm_ok()};
+        cm_budget budget;
+        cm_pool_config config = DEVICE;
+        cm_budget_init(&budget, 100 * MIB, NULL);
+        config.budget = &budget;
+        cm_pool *pool = open_pool(rt, config);
+        cm_faults_plan(rt, op, nth, code, repeat);
+        run_places(pool, &o);
+        struck = cm_faults_struck(rt) != CM_OP_none;
+        cm_faults_plan(rt, CM_OP_none, 0, 0, false);
+        if (!cm_is_ok(o.first) && o.first.code != code) {
+            CHECK_FAIL_("told as code %d of %s", o.first.code,
+                        cm_op_name((cm_op)o.first.op));
+        }
+        CHECK(struck || o.refused_count == 0);
+        check_well(rt, pool, &budget);
+        cm_pool_release(pool);
+        CHECK_EQ(atomic_load(&budget.used_nbytes), 0);
+        CHECK_EQ(driver_free_nbytes(rt), free_nbytes);
+        check_nothing_live(rt);
+        if (atomic_load(&check_failures) != before) {
+            fprintf(stderr, "  … in call %llu of %s with code %d%s\n",
+                    (unsigned long long)nth, cm_op_name(op), code,
+                    repeat ? " and all later ones" : "");
+            struck = false;
+        }
+    }
+    CHECK_GT(nth, 4);
+    close_emulated(rt);
+}
+
+static void
+test_pool_each_step_of_a_growth_may_fail(void)
+{
+    static const cm_op ops[] = {CM_OP_physical_create, CM_OP_address_map,
+                                CM_OP_address_set_access, CM_OP_address_unmap,
+                                CM_OP_physical_release};
+    for (size_t i = 0; i < sizeof(ops) / sizeof(*ops); i++) {
+        sweep(ops[i], i % 2 == 0 ? CM_CUDA_OUT_OF_MEMORY : 999, false);
+    }
+}
+
+static void
+test_pool_each_step_of_a_growth_may_fail_for_good(void)
+{
+    static const cm_op ops[] = {CM_OP_physical_create, CM_OP_address_map,
+                                CM_OP_address_set_access};
+    for (size_t i = 0; i < sizeof(ops) / sizeof(*ops); i++) {
+        sweep(ops[i], CM_CUDA_OUT_OF_MEMORY, true);
+    }
+}
+
+static void
+test_pool_source_that_cannot_be_opened_is_tried_again(void)
+{
+    cm_runtime *rt = open_emulated(13000, 1, 256 * MIB);
+    for (uint64_t nth = 1; nth < 60; nth++) {
+        cm_pool *pool = open_pool(rt, DEVICE);
+        cm_block *block = NULL;
+        cm_faults_plan(rt, CM_OP_none, nth, 999, false);
+        cm_status status = cm_pool_alloc(pool, 3 * MIB, NULL, &block);
+        bool struck = cm_faults_struck(rt) != CM_OP_none;
+        cm_faults_plan(rt, CM_OP_none, 0, 0, false);
+        CHECK(cm_is_ok(status) || status.code == 999);
+        if (!cm_is_ok(status)) {
+            block = take(pool, 3 * MIB, NULL);
+        }
+        check_usable(rt, block);
+        give(pool, block, NULL, 0);
+        cm_pool_release(pool);
+        check_nothing_live(rt);
+        if (!struck) {
+            CHECK_GT(nth, 8);
+            break;
+        }
+    }
+    close_emulated(rt);
+}
+
+/* clang-format off */
+MAIN(RUN(test_pool_grows_in_place)
+     RUN(test_pool_moves_free_chunks_instead_of_reserving_more)
+     RUN(test_pool_moves_nothing_that_a_stream_is_late_with)
+     RUN(test_pool_small_blocks_pin_their_chunks_only)
+     RUN(test_pool_each_step_of_a_growth_may_fail)
+     RUN(test_pool_each_step_of_a_growth_may_fail_for_good)
+     RUN(test_pool_source_that_cannot_be_opened_is_tried_again))
+/* clang-format on */

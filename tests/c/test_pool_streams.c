@@ -1,0 +1,410 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* pool/: when a block that streams worked on may be handed out again. */
+#include "pool_world.h"
+
+static void
+test_pool_block_in_flight_waits_for_its_stream(void)
+{
+    cm_runtime *rt = open_emulated(13000, 1, 256 * MIB);
+    cm_pool *pool = open_pool(rt, PINNED);
+    cm_stream *stream = open_stream(rt, 0);
+    CHECK_OK(cm_emulated_gate_close(rt, stream->handle));
+    cm_block *a = take(pool, CHUNK, stream);
+    void *first = a->host;
+    cm_stream *uses[3] = {stream, stream, stream};
+    cm_pool_free(pool, a, uses, 3, 0);
+    CHECK_EQ(cm_faults_count(rt, CM_OP_event_record), 1); /* one per distinct stream */
+    CHECK_EQ(read_counters(pool).in_flight_nbytes, CHUNK);
+    /* the host writes without regard to streams: not even the same stream may have it
+     */
+    cm_block *b = take(pool, CHUNK, stream);
+    CHECK(b->host != first);
+    CHECK_EQ(read_counters(pool).in_flight_count, 1);
+    CHECK_OK(cm_emulated_gate_open(rt, stream->handle));
+    synchronize(rt, stream);
+    cm_block *c = take(pool, CHUNK, NULL);
+    CHECK_PTR_EQ(c->host, first);
+    CHECK_EQ(read_counters(pool).in_flight_count, 0);
+    CHECK_EQ(read_counters(pool).reserved_nbytes, 2 * CHUNK);
+    give(pool, b, NULL, 0);
+    give(pool, c, NULL, 0);
+    cm_pool_release(pool);
+    cm_stream_release(stream);
+    close_emulated(rt);
+}
+
+static void
+test_pool_unfinished_block_holds_up_no_other(void)
+{
+    cm_runtime *rt = open_emulated(13000, 2, 256 * MIB);
+    cm_pool *pool = open_pool(rt, PINNED);
+    cm_stream *shut = open_stream(rt, 1); /* portable memory used by another device */
+    cm_stream *free_one = open_stream(rt, 0);
+    CHECK_OK(cm_emulated_gate_close(rt, shut->handle));
+    cm_block *a = take(pool, CHUNK, NULL);
+    cm_block *b = take(pool, CHUNK, NULL);
+    cm_block *c = take(pool, CHUNK, NULL);
+    void *second = b->host;
+    cm_stream *both[2] = {free_one, shut};
+    cm_pool_free(pool, a, both, 2, 0);
+    give(pool, b, free_one, 0);
+    give(pool, c, shut, 0);
+    synchronize(rt, free_one);
+    b = take(pool, CHUNK, NULL);
+    CHECK_PTR_EQ(b->host, second);
+    CHECK_EQ(read_counters(pool).in_flight_count, 2);
+    CHECK_OK(cm_emulated_gate_open(rt, shut->handle));
+    uint64_t released = 0;
+    CHECK_OK(cm_pool_trim(pool, 0, true, &released));
+    CHECK_EQ(released, 2 * CHUNK);
+    give(pool, b, NULL, 0);
+    cm_pool_release(pool);
+    cm_stream_release(shut);
+    cm_stream_release(free_one);
+    close_emulated(rt);
+}
+
+static void
+test_pool_per_thread_stream_is_fenced(void)
+{
+    cm_runtime *rt = open_emulated(13000, 1, 256 * MIB);
+    cm_pool *pool = open_pool(rt, DEVICE);
+    cm_stream *stream = NULL;
+    MUST(cm_stream_wrap(rt, 0, CM_STREAM_PER_THREAD, NULL, NULL, &stream));
+    give(pool, take(pool, 100, stream), stream, 0);
+    CHECK_EQ(cm_faults_count(rt, CM_OP_event_record), 0);
+    CHECK_EQ(read_counters(pool).in_flight_count, 1);
+    cm_pool_release(pool);
+    cm_stream_release(stream);
+    close_emulated(rt);
+}
+
+static void
+test_pool_fence_waits_for_every_stream(void)
+{
+    cm_runtime *rt = open_emulated(12050, 1, 256 * MIB);
+    cm_pool *pool = open_pool(rt, PINNED);
+    cm_stream *stranger = open_stream(rt, 0);
+    cm_block *a = take(pool, CHUNK, NULL);
+    void *first = a->host;
+    hold_work(rt, stranger, a);
+    give(pool, a, NULL, CM_POOL_FREE_FENCE);
+    cm_block *b = take(pool, CHUNK, NULL);
+    CHECK(b->host != first);
+    CHECK_EQ(cm_faults_count(rt, CM_OP_context_record_event), 1);
+    CHECK_EQ(cm_faults_count(rt, CM_OP_device_synchronize), 0);
+    CHECK_OK(cm_emulated_gate_open(rt, stranger->handle));
+    synchronize_device(rt, 0);
+    cm_block *c = take(pool, CHUNK, NULL);
+    CHECK_PTR_EQ(c->host, first);
+    CHECK_FILLED(c->host, 7, CHUNK);
+    give(pool, b, NULL, 0);
+    give(pool, c, NULL, 0);
+    cm_pool_release(pool);
+    cm_stream_release(stranger);
+    close_emulated(rt);
+}
+
+static void
+test_pool_fence_covers_every_device_in_use(void)
+{
+    cm_runtime *rt = open_emulated(13000, 2, 256 * MIB);
+    cm_pool *pool = open_pool(rt, PINNED);
+    cm_stream *stranger = open_stream(rt, 1);
+    cm_block *a = take(pool, CHUNK, NULL);
+    void *first = a->host;
+    cm_block *blocks[3];
+    hold_work(rt, stranger, a);
+    give(pool, a, NULL, CM_POOL_FREE_FENCE);
+    synchronize_device(rt, 0); /* not the one that works on it */
+    for (int i = 0; i < 3; i++) {
+        blocks[i] = take(pool, CHUNK, NULL);
+        CHECK(blocks[i]->host != first);
+    }
+    CHECK_EQ(cm_faults_count(rt, CM_OP_context_record_event), 2);
+    CHECK_OK(cm_emulated_gate_open(rt, stranger->handle));
+    for (int i = 0; i < 3; i++) {
+        give(pool, blocks[i], NULL, 0);
+    }
+    cm_pool_release(pool);
+    cm_stream_release(stranger);
+    close_emulated(rt);
+}
+
+static void
+test_pool_fence_on_an_old_driver_waits_for_the_device(void)
+{
+    cm_runtime *rt = open_emulated(12000, 1, 512 * MIB);
+    cm_pool *pool = open_pool(rt, PINNED);
+    cm_block *blocks[3];
+    for (int i = 0; i < 3; i++) {
+        blocks[i] = take(pool, CHUNK, NULL);
+    }
+    for (int i = 0; i < 3; i++) {
+        give(pool, blocks[i], NULL, CM_POOL_FREE_FENCE);
+    }
+    cm_block *b = take(pool, CHUNK, NULL);
+    CHECK_EQ(read_counters(pool).in_flight_count, 3);
+    CHECK_EQ(cm_faults_count(rt, CM_OP_context_record_event), 0);
+    uint64_t released = 0;
+    CHECK_OK(cm_pool_trim(pool, 0, false, &released));
+    CHECK_EQ(released, 0);
+    CHECK_OK(cm_pool_trim(pool, 0, true, &released));
+    CHECK_EQ(released, 3 * CHUNK);
+    CHECK_EQ(cm_faults_count(rt, CM_OP_device_synchronize), 1); /* one for all */
+    give(pool, b, NULL, 0);
+    /* they do not pile up without end */
+    for (int i = 0; i < 40; i++) {
+        give(pool, take(pool, 4 * MIB, NULL), NULL, CM_POOL_FREE_FENCE);
+    }
+    CHECK_LE(read_counters(pool).reserved_nbytes, 140 * MIB);
+    CHECK_GE(cm_faults_count(rt, CM_OP_device_synchronize), 2);
+    cm_pool_release(pool);
+    close_emulated(rt);
+}
+
+static void
+test_pool_stream_nobody_keeps_is_never_touched(void)
+{
+    cm_runtime *rt = open_emulated(13000, 1, 256 * MIB);
+    cm_pool *pool = open_pool(rt, DEVICE);
+    cm_stream *own = open_stream(rt, 0);
+    cm_stream *bare = NULL;
+    MUST(cm_stream_wrap(rt, 0, own->handle, NULL, NULL, &bare));
+    cm_block *a = take(pool, CHUNK, bare);
+    cm_address first = a->address;
+    cm_stream_release(own); /* the handle is dead now */
+    give(pool, a, bare, 0);
+    CHECK_EQ(cm_faults_count(rt, CM_OP_event_record), 0);
+    CHECK_EQ(read_counters(pool).in_flight_count, 1);
+    uint64_t released = 0;
+    CHECK_OK(cm_pool_trim(pool, 0, true, &released));
+    CHECK_EQ(released, CHUNK);
+    CHECK_NE(first, 0);
+    cm_pool_release(pool);
+    cm_stream_release(bare);
+    close_emulated(rt);
+}
+
+static void
+test_pool_more_streams_than_events_still_wait_for_all(void)
+{
+    enum { COUNT = 12 };
+    cm_runtime *rt = open_emulated(13000, 1, 256 * MIB);
+    cm_pool *pool = open_pool(rt, PINNED);
+    cm_stream *streams[COUNT];
+    for (int i = 0; i < COUNT; i++) {
+        streams[i] = open_stream(rt, 0);
+    }
+    cm_block *a = take(pool, CHUNK, NULL);
+    hold_work(rt, streams[COUNT - 1], a);
+    void *first = a->host;
+    cm_pool_free(pool, a, streams, COUNT, 0);
+    for (int i = 0; i < COUNT - 1; i++) {
+        synchronize(rt, streams[i]);
+    }
+    cm_block *b[3];
+    for (int i = 0; i < 3; i++) {
+        b[i] = take(pool, CHUNK, NULL);
+        CHECK(b[i]->host != first);
+    }
+    CHECK_OK(cm_emulated_gate_open(rt, streams[COUNT - 1]->handle));
+    synchronize_device(rt, 0);
+    cm_block *c = take(pool, CHUNK, NULL);
+    CHECK_PTR_EQ(c->host, first);
+    for (int i = 0; i < 3; i++) {
+        give(pool, b[i], NULL, 0);
+    }
+    give(pool, c, NULL, 0);
+    cm_pool_release(pool);
+    for (int i = 0; i < COUNT; i++) {
+        cm_stream_release(streams[i]);
+    }
+    close_emulated(rt);
+}
+
+static void
+test_pool_last_release_waits_for_what_is_in_flight(void)
+{
+    cm_runtime *rt = open_emulated(13000, 1, 256 * MIB);
+    cm_pool *pool = open_pool(rt, PINNED);
+    cm_stream *stream = open_stream(rt, 0);
+    cm_thread thread;
+    cm_block *a = take(pool, CHUNK, NULL);
+    hold_work(rt, stream, a);
+    give(pool, a, stream, 0);
+    give(pool, take(pool, 2 * MIB, NULL), NULL, CM_POOL_FREE_FENCE);
+    CHECK_OK(cm_thread_start(&thread, open_gate, stream));
+    cm_pool_release(pool);
+    cm_thread_join(thread);
+    cm_stream_release(stream);
+    close_emulated(rt);
+}
+
+static void
+test_pool_block_used_in_a_capture_stays_with_the_graph(void)
+{
+    cm_runtime *rt = open_emulated(13000, 1, 256 * MIB);
+    cm_pool *pool = open_pool(rt, DEVICE);
+    cm_stream *stream = open_stream(rt, 0);
+    CHECK_OK(cm_emulated_set_capturing(rt, stream->handle, true));
+    cm_block *a = take(pool, CHUNK, stream);
+    cm_address first = a->address;
+    give(pool, a, stream, 0);
+    cm_block *b = take(pool, CHUNK, stream);
+    CHECK_NE(b->address, first);
+    CHECK_OK(cm_emulated_set_capturing(rt, stream->handle, false));
+    uint64_t released = 0;
+    CHECK_OK(cm_pool_trim(pool, 0, true, &released));
+    CHECK_EQ(released, 0);
+    CHECK_EQ(read_counters(pool).in_flight_count, 1);
+    give(pool, b, stream, 0);
+    cm_pool_release(pool);
+    cm_stream_release(stream);
+    close_emulated(rt);
+}
+
+static void
+test_pool_block_of_a_capture_that_has_ended_stays_with_the_graph(void)
+{
+    static const cm_pool_config *const configs[] = {&DEVICE, &PINNED};
+    for (int i = 0; i < 4; i++) {
+        cm_runtime *rt = open_emulated(13000, 1, 256 * MIB);
+        cm_pool *pool = open_pool(rt, *configs[i / 2]);
+        cm_stream *stream = open_stream(rt, 0);
+        unsigned fence = i % 2 == 0 ? 0u : CM_POOL_FREE_FENCE;
+        cm_block *a = take(pool, CHUNK, stream);
+        cm_address first = a->address;
+        cm_pool_free(pool, a, &stream, 1, CM_POOL_FREE_CAPTURED | fence);
+        CHECK_OK(cm_rt_stream_synchronize(rt, stream->handle));
+        uint64_t released = 0;
+        CHECK_OK(cm_pool_trim(pool, 0, true, &released));
+        CHECK_EQ(released, 0);
+        CHECK_EQ(read_counters(pool).in_flight_count, 1);
+        cm_block *b = take(pool, CHUNK, stream);
+        CHECK_NE(b->address, first);
+        CHECK(cm_pool_check(pool));
+        give(pool, b, stream, 0);
+        cm_pool_release(pool);
+        cm_emulated_counts counts;
+        cm_emulated_read_counts(rt, &counts);
+        CHECK_EQ(counts.live_nbytes, 0);
+        cm_stream_release(stream);
+        close_emulated(rt);
+    }
+}
+
+static void
+test_pool_capture_elsewhere_is_not_in_the_way(void)
+{
+    static const cm_kind kinds[] = {CM_KIND_PINNED, CM_KIND_MAPPED, CM_KIND_DEVICE, 0};
+    cm_runtime *rt = open_emulated(13000, 1, 256 * MIB);
+    cm_stream *capturing = open_stream(rt, 0);
+    cm_stream *stream = open_stream(rt, 0);
+    CHECK_OK(cm_emulated_set_capturing(rt, capturing->handle, true));
+    for (int i = 0; i < 3; i++) {
+        cm_pool *pool = open_pool(rt, (cm_pool_config)CONFIG(kinds[i], 0, 0));
+        give(pool, take(pool, CHUNK, NULL), stream, 0);
+        /* waiting is what the capture forbids; asking must work all the same */
+        uint64_t total = 0;
+        while (read_counters(pool).reserved_nbytes > 0) {
+            uint64_t released = 0;
+            CHECK_OK(cm_pool_trim(pool, 0, false, &released));
+            total += released;
+        }
+        CHECK_EQ(total, CHUNK);
+        cm_pool_release(pool);
+    }
+    CHECK_OK(cm_emulated_set_capturing(rt, capturing->handle, false));
+    cm_stream_release(capturing);
+    cm_stream_release(stream);
+    close_emulated(rt);
+}
+
+static void
+test_pool_query_refused_during_capture_loses_no_block(void)
+{
+    cm_runtime *rt = open_emulated(13000, 1, 256 * MIB);
+    cm_pool *pool = open_pool(rt, PINNED);
+    cm_stream *stream = open_stream(rt, 0);
+    cm_block *a = take(pool, CHUNK, NULL);
+    void *first = a->host;
+    give(pool, a, stream, 0);
+    synchronize(rt, stream);
+    cm_faults_plan(rt, CM_OP_event_query, 1, CM_CUDA_CAPTURE_UNSUPPORTED, true);
+    cm_block *b = take(pool, CHUNK, NULL);
+    CHECK(b->host != first);
+    CHECK_EQ(read_counters(pool).in_flight_count, 1);
+    cm_faults_plan(rt, CM_OP_none, 0, 0, false);
+    cm_block *c = take(pool, CHUNK, NULL);
+    CHECK_PTR_EQ(c->host, first);
+    give(pool, b, NULL, 0);
+    give(pool, c, NULL, 0);
+    cm_pool_release(pool);
+    cm_stream_release(stream);
+    close_emulated(rt);
+}
+
+static void
+test_pool_failed_recording_becomes_a_fence(void)
+{
+    static const cm_op ops[] = {CM_OP_event_create, CM_OP_event_record,
+                                CM_OP_stream_is_capturing};
+    cm_runtime *rt = open_emulated(13000, 1, 256 * MIB);
+    cm_stream *stream = open_stream(rt, 0);
+    for (int i = 0; i < 3; i++) {
+        cm_pool *pool = open_pool(rt, PINNED);
+        cm_block *a = take(pool, CHUNK, NULL);
+        void *first = a->host;
+        hold_work(rt, stream, a);
+        cm_faults_plan(rt, ops[i], 1, 999, false);
+        give(pool, a, stream, 0);
+        CHECK_EQ(cm_faults_struck(rt), ops[i]);
+        cm_block *b = take(pool, CHUNK, NULL);
+        CHECK(b->host != first);
+        CHECK_OK(cm_emulated_gate_open(rt, stream->handle));
+        synchronize_device(rt, 0);
+        cm_block *c = take(pool, CHUNK, NULL);
+        CHECK_PTR_EQ(c->host, first);
+        give(pool, b, NULL, 0);
+        give(pool, c, NULL, 0);
+        cm_pool_release(pool);
+    }
+    cm_stream_release(stream);
+    close_emulated(rt);
+}
+
+static void
+test_pool_event_that_cannot_be_waited_for_falls_back_to_the_device(void)
+{
+    cm_runtime *rt = open_emulated(13000, 1, 256 * MIB);
+    cm_pool *pool = open_pool(rt, PINNED);
+    cm_stream *stream = open_stream(rt, 0);
+    uint64_t released = 0;
+    give(pool, take(pool, CHUNK, NULL), stream, 0);
+    cm_faults_plan(rt, CM_OP_event_synchronize, 1, 999, true);
+    CHECK_OK(cm_pool_trim(pool, 0, true, &released));
+    CHECK_EQ(released, CHUNK);
+    CHECK_EQ(cm_faults_count(rt, CM_OP_device_synchronize), 1);
+    cm_pool_release(pool);
+    cm_stream_release(stream);
+    close_emulated(rt);
+}
+
+/* clang-format off */
+MAIN(RUN(test_pool_block_in_flight_waits_for_its_stream)
+     RUN(test_pool_unfinished_block_holds_up_no_other)
+     RUN(test_pool_per_thread_stream_is_fenced)
+     RUN(test_pool_fence_waits_for_every_stream)
+     RUN(test_pool_fence_covers_every_device_in_use)
+     RUN(test_pool_fence_on_an_old_driver_waits_for_the_device)
+     RUN(test_pool_stream_nobody_keeps_is_never_touched)
+     RUN(test_pool_more_streams_than_events_still_wait_for_all)
+     RUN(test_pool_last_release_waits_for_what_is_in_flight)
+     RUN(test_pool_block_used_in_a_capture_stays_with_the_graph)
+     RUN(test_pool_block_of_a_capture_that_has_ended_stays_with_the_graph)
+     RUN(test_pool_capture_elsewhere_is_not_in_the_way)
+     RUN(test_pool_query_refused_during_capture_loses_no_block)
+     RUN(test_pool_failed_recording_becomes_a_fence)
+     RUN(test_pool_event_that_cannot_be_waited_for_falls_back_to_the_device))
+/* clang-format on */

@@ -1,0 +1,414 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* pool/: giving memory back, limits, and what remains when calls fail. */
+#include <time.h>
+
+#include "pool_world.h"
+
+static uint64_t
+trim(cm_pool *pool, uint64_t keep_nbytes, bool wait)
+{
+    uint64_t released = 0;
+    MUST(cm_pool_trim(pool, keep_nbytes, wait, &released));
+    if (!cm_pool_check(pool)) {
+        CHECK_FAIL_("invariants broken after trim");
+    }
+    return released;
+}
+
+/* -- giving back ------------------------------------------------------------------------ */
+
+static void
+test_pool_keeps_what_is_freed_until_trimmed(void)
+{
+    static const cm_pool_config configs[] = {CONFIG(CM_KIND_DEVICE, 0, 0),
+                                             CONFIG(CM_KIND_PINNED, 0, 0),
+                                             CONFIG(CM_KIND_MANAGED, 0, 1)};
+    for (size_t k = 0; k < 3; k++) {
+        cm_runtime *rt = open_emulated(13000, 1, 512 * MIB);
+        cm_pool *pool = open_pool(rt, configs[k]);
+        cm_block *blocks[10];
+        for (int i = 0; i < 10; i++) {
+            blocks[i] = take(pool, 16 * MIB, NULL);
+        }
+        CHECK_EQ(read_counters(pool).reserved_nbytes, 160 * MIB); /* nothing beyond */
+        CHECK_EQ(trim(pool, 0, false), 0);
+        uint64_t before = cm_faults_count(rt, CM_OP_none);
+        for (int i = 0; i < 10; i++) {
+            give(pool, blocks[i], NULL, 0);
+        }
+        CHECK_EQ(cm_faults_count(rt, CM_OP_none), before);
+        CHECK_EQ(read_counters(pool).cached_nbytes, 160 * MIB);
+        CHECK_EQ(trim(pool, 64 * MIB, false), 96 * MIB);
+        CHECK_EQ(trim(pool, 64 * MIB, false), 0);
+        CHECK_EQ(trim(pool, 63 * MIB, false), 0); /* whole chunks, never below */
+        cm_block *block = take(pool, 100, NULL);
+        uint64_t released = trim(pool, 0, false); /* all but the chunk in use */
+        cm_pool_counters c = read_counters(pool);
+        CHECK_EQ(released + c.reserved_nbytes, 64 * MIB);
+        CHECK_LE(c.reserved_nbytes, 16 * MIB);
+        CHECK_EQ(c.reserved_nbytes, c.live_nbytes + c.cached_nbytes);
+        CHECK_EQ(c.trimmed_nbytes, 96 * MIB + released);
+        CHECK_EQ(c.peak_reserved_nbytes, 160 * MIB);
+        give(pool, block, NULL, 0);
+        CHECK_EQ(trim(pool, 0, false), c.reserved_nbytes);
+        CHECK_EQ(read_counters(pool).reserved_nbytes, 0);
+        cm_pool_release(pool);
+        close_emulated(rt);
+    }
+}
+
+static void
+test_pool_idle_trim_gives_back_what_was_not_needed(void)
+{
+    cm_runtime *rt = open_emulated(13000, 1, 256 * MIB);
+    cm_pool_config config = DEVICE;
+    config.idle_trim_ns = 100 * 1000 * 1000;
+    cm_pool *pool = open_pool(rt, config);
+    cm_block *a = take(pool, 16 * MIB, NULL);
+    cm_block *b = take(pool, 16 * MIB, NULL);
+    give(pool, a, NULL, 0);
+    give(pool, b, NULL, 0);
+    give(pool, take(pool, 16 * MIB, NULL), NULL, 0); /* within the window: a hit */
+    CHECK_EQ(read_counters(pool).hit_count, 1);
+    CHECK_EQ(read_counters(pool).reserved_nbytes, 32 * MIB);
+    uint64_t least = UINT64_MAX;
+    for (int i = 0; i < 100 && least > 16 * MIB; i++) {
+        struct timespec nap = {0, 5 * 1000 * 1000};
+        (void)nanosleep(&nap, NULL);
+        give(pool, take(pool, 16 * MIB, NULL), NULL, 0); /* half of it stays in use */
+        uint64_t now = read_counters(pool).reserved_nbytes;
+        least = now < least ? now : least;
+    }
+    CHECK_EQ(least, 16 * MIB);
+    cm_pool_release(pool);
+    close_emulated(rt);
+}
+
+static void
+test_pool_idle_trim_is_off_by_default(void)
+{
+    cm_runtime *rt = open_emulated(13000, 1, 256 * MIB);
+    cm_pool *pool = open_pool(rt, DEVICE);
+    give(pool, take(pool, 16 * MIB, NULL), NULL, 0);
+    struct timespec nap = {0, 5 * 1000 * 1000};
+    (void)nanosleep(&nap, NULL);
+    give(pool, take(pool, 4 * MIB, NULL), NULL, 0);
+    give(pool, take(pool, 4 * MIB, NULL), NULL, 0);
+    CHECK_EQ(read_counters(pool).reserved_nbytes, 16 * MIB);
+    cm_pool_release(pool);
+    close_emulated(rt);
+}
+
+/* -- limits and out of memory ----------------------------------------------------------- */
+
+static void
+test_pool_out_of_memory_waits_trims_and_retries(void)
+{
+    for (int plain = 0; plain < 2; plain++) {
+        cm_runtime *rt = open_emulated(13000, 1, 64 * MIB);
+        cm_pool_config config = DEVICE;
+        config.segments = plain ? CM_SEGMENTS_PLAIN : CM_SEGMENTS_AUTO;
+        cm_pool *pool = open_pool(rt, config);
+        cm_stream *stream = open_stream(rt, 0);
+        cm_thread thread;
+        cm_block *a = take(pool, 24 * MIB, NULL);
+        cm_block *b = take(pool, 24 * MIB, NULL);
+        CHECK_OK(cm_emulated_gate_close(rt, stream->handle));
+        give(pool, a, stream, 0);
+        give(pool, b, NULL, CM_POOL_FREE_FENCE);
+        CHECK_OK(cm_thread_start(&thread, open_gate, stream));
+        a = take(pool, 60 * MIB, NULL);
+        cm_thread_join(thread);
+        CHECK_LE(read_counters(pool).reserved_nbytes, 64 * MIB);
+        CHECK_EQ(read_counters(pool).out_of_memory_count, 0); /* not in the end */
+        cm_block *none = NULL;
+        cm_status status = cm_pool_alloc(pool, 8 * MIB, NULL, &none);
+        CHECK_EQ(status.code, CM_CUDA_OUT_OF_MEMORY);
+        CHECK_EQ(status.op, plain ? CM_OP_device_alloc : CM_OP_physical_create);
+        CHECK(none == NULL);
+        CHECK(cm_pool_check(pool));
+        CHECK_EQ(read_counters(pool).out_of_memory_count, 1);
+        CHECK_EQ(read_counters(pool).live_nbytes, 60 * MIB);
+        give(pool, a, NULL, 0);
+        cm_pool_release(pool);
+        cm_stream_release(stream);
+        close_emulated(rt);
+    }
+}
+
+static void
+test_pool_limit_counts_what_is_reserved(void)
+{
+    static const cm_pool_config configs[] = {CONFIG(CM_KIND_DEVICE, 0, 0),
+                                             CONFIG(CM_KIND_PINNED, 0, 0),
+                                             CONFIG(CM_KIND_MANAGED, 0, 1)};
+    for (size_t k = 0; k < 3; k++) {
+        cm_runtime *rt = open_emulated(13000, 1, 512 * MIB);
+        cm_budget of_kind, own[2];
+        cm_budget_init(&of_kind, 40 * MIB, NULL);
+        cm_pool *pools[2];
+        for (int i = 0; i < 2; i++) {
+            cm_pool_config config = configs[k];
+            cm_budget_init(&own[i], i == 0 ? 24 * MIB : UINT64_MAX, &of_kind);
+            config.budget = &own[i];
+            pools[i] = open_pool(rt, config);
+        }
+        cm_block *a = take(pools[0], 16 * MIB, NULL);
+        cm_block *none = NULL;
+        CHECK_CODE(cm_pool_alloc(pools[0], 16 * MIB, NULL, &none), CM_ELIMIT);
+        CHECK_EQ(atomic_load(&own[0].used_nbytes),
+                 read_counters(pools[0]).reserved_nbytes);
+        CHECK_EQ(read_counters(pools[0]).peak_reserved_nbytes, 16 * MIB);
+        cm_block *b = take(pools[1], 16 * MIB, NULL); /* the kind has room, though */
+        CHECK_CODE(cm_pool_alloc(pools[1], 16 * MIB, NULL, &none), CM_ELIMIT);
+        CHECK_EQ(atomic_load(&of_kind.used_nbytes), 32 * MIB);
+        uint64_t limit = 0;
+        CHECK_EQ(cm_budget_left(&own[0], &limit), 8 * MIB);
+        give(pools[0], a, NULL, 0);
+        CHECK_EQ(atomic_load(&of_kind.used_nbytes), 32 * MIB); /* cached counts, too */
+        a = take(pools[0], 24 * MIB, NULL); /* by giving up the 16 or by growing them */
+        CHECK_EQ(read_counters(pools[0]).reserved_nbytes, 24 * MIB);
+        CHECK_EQ(atomic_load(&of_kind.used_nbytes), 40 * MIB);
+        give(pools[0], a, NULL, 0);
+        give(pools[1], b, NULL, 0);
+        CHECK_EQ(trim(pools[1], 0, false), 16 * MIB);
+        CHECK_EQ(atomic_load(&of_kind.used_nbytes), 24 * MIB);
+        cm_pool_release(pools[0]);
+        cm_pool_release(pools[1]);
+        CHECK_EQ(atomic_load(&of_kind.used_nbytes), 0);
+        CHECK_EQ(atomic_load(&own[0].used_nbytes), 0);
+        close_emulated(rt);
+    }
+}
+
+static void
+test_pool_limit_is_met_by_waiting_for_another_stream(void)
+{
+    cm_runtime *rt = open_emulated(13000, 1, 512 * MIB);
+    cm_budget budget;
+    cm_budget_init(&budget, 16 * MIB, NULL);
+    cm_pool_config config = DEVICE;
+    config.budget = &budget;
+    cm_pool *pool = open_pool(rt, config);
+    cm_stream *late = open_stream(rt, 0);
+    cm_stream *other = open_stream(rt, 0);
+    cm_block *a = take(pool, 16 * MIB, late);
+    cm_address first = a->address;
+    hold_work(rt, late, a);
+    give(pool, a, late, 0);
+    uint64_t before = cm_faults_count(rt, CM_OP_stream_wait_event);
+    a = take(pool, 16 * MIB, other); /* returns at once: the stream waits, not we */
+    CHECK_EQ(a->address, first);
+    CHECK_EQ(cm_faults_count(rt, CM_OP_stream_wait_event), before + 1);
+    CHECK_EQ(read_counters(pool).cross_stream_wait_count, 1);
+    MUST(cm_rt_fill_8_async(rt, a->address, 9, a->nbytes, other->handle));
+    bool done = true;
+    CHECK_OK(cm_rt_stream_query(rt, other->handle, &done));
+    CHECK(!done);
+    /* Given back unused or used: nobody else has it before both streams are done. */
+    give(pool, a, NULL, 0);
+    CHECK(cm_pool_try_alloc(pool, 16 * MIB, NULL) == NULL);
+    CHECK(cm_pool_try_alloc(pool, 16 * MIB, late) == NULL);
+    CHECK_OK(cm_emulated_gate_open(rt, late->handle));
+    synchronize(rt, other);
+    a = take(pool, 16 * MIB, NULL);
+    CHECK_EQ(a->address, first);
+    CHECK_FILLED(cm_emulated_host_alias(rt, first, 16 * MIB), 9, 16 * MIB);
+    give(pool, a, NULL, 0);
+    cm_pool_release(pool);
+    cm_stream_release(late);
+    cm_stream_release(other);
+    close_emulated(rt);
+}
+
+static void
+test_pool_refused_free_is_counted_and_tried_again(void)
+{
+    static const struct {
+        cm_pool_config config;
+        cm_op op;
+    } cases[] = {
+        {CONFIG(CM_KIND_DEVICE, 0, 0), CM_OP_address_unmap},
+        {CONFIG(CM_KIND_DEVICE, 0, 0), CM_OP_physical_release},
+        {CONFIG(CM_KIND_PINNED, 0, 0), CM_OP_host_unregister},
+        {CONFIG(CM_KIND_PINNED, 0, CM_HOST_ALLOC_WRITE_COMBINED), CM_OP_host_free},
+        {CONFIG(CM_KIND_MANAGED, 0, 1), CM_OP_device_free},
+    };
+    cm_runtime *rt = open_emulated(13000, 1, 256 * MIB);
+    for (size_t i = 0; i < sizeof(cases) / sizeof(*cases); i++) {
+        cm_pool *pool = open_pool(rt, cases[i].config);
+        uint64_t released = 7;
+        give(pool, take(pool, CHUNK, NULL), NULL, 0);
+        cm_faults_plan(rt, cases[i].op, 1, 999, false);
+        cm_status status = cm_pool_trim(pool, 0, false, &released);
+        CHECK_EQ(status.code, 999);
+        CHECK_EQ(status.op, cases[i].op);
+        CHECK_EQ(released, 0);
+        CHECK_EQ(read_counters(pool).lost_count, 1);
+        CHECK_EQ(read_counters(pool).cached_nbytes, CHUNK);
+        CHECK(cm_pool_check(pool));
+        cm_block *block = take(pool, CHUNK, NULL); /* still good */
+        MUST(cm_rt_fill_8_async(rt, block->address, 3, CHUNK, 0));
+        synchronize_device(rt, 0);
+        CHECK_FILLED(cm_emulated_host_alias(rt, block->address, CHUNK), 3, CHUNK);
+        give(pool, block, NULL, 0);
+        CHECK_OK(cm_pool_trim(pool, 0, false, &released));
+        CHECK_EQ(released, CHUNK);
+        cm_pool_release(pool);
+    }
+    close_emulated(rt);
+}
+
+static void
+test_pool_free_after_the_driver_is_gone_succeeds(void)
+{
+    static const int codes[] = {CM_CUDA_UNLOADING, CM_CUDA_CONTEXT_DESTROYED,
+                                CM_CUDA_INSUFFICIENT_DRIVER};
+    static const cm_op ops[] = {CM_OP_host_free, CM_OP_host_unregister};
+    cm_runtime *rt = open_emulated(13000, 1, 256 * MIB);
+    for (int i = 0; i < 6; i++) {
+        cm_pool *pool = open_pool(
+            rt, (cm_pool_config)CONFIG(CM_KIND_PINNED, 0,
+                                       i < 3 ? CM_HOST_ALLOC_WRITE_COMBINED : 0));
+        cm_block *block = take(pool, CHUNK, NULL);
+        void *host = block->host;
+        give(pool, block, NULL, 0);
+        uint64_t released = 0;
+        cm_faults_plan(rt, ops[i / 3], 1, codes[i % 3], true);
+        CHECK_OK(cm_pool_trim(pool, 0, true, &released));
+        CHECK_EQ(released, CHUNK);
+        CHECK_EQ(read_counters(pool).lost_count, 0);
+        cm_pool_release(pool);
+        cm_faults_plan(rt, CM_OP_none, 0, 0, false);
+        /* the wrapper did not really do it */
+        CHECK_OK(i < 3 ? cm_rt_host_free(rt, host) : cm_rt_host_unregister(rt, host));
+    }
+    close_emulated(rt);
+}
+
+/* -- faults ----------------------------------------------------------------------------- */
+
+typedef struct scenario {
+    cm_runtime *rt;
+    cm_pool_config config;
+    cm_stream *streams[2]; /* made outside: not what is tested */
+} scenario;
+
+/* Every path of the pool once. Answers the first failure; leaves nothing behind. */
+static cm_status
+run_scenario(const scenario *s)
+{
+    cm_pool *pool = NULL;
+    cm_budget budget;
+    cm_pool_config config = s->config;
+    cm_budget_init(&budget, 64 * MIB, NULL);
+    config.budget = &budget;
+    cm_block *blocks[4] = {NULL, NULL, NULL, NULL};
+    cm_stream *uses[2] = {s->streams[0], s->streams[1]};
+    uint64_t released = 0;
+    static const uint64_t sizes[2][4] = {{8192, CHUNK, 8192, 64},
+                                         {8192, 3 * MIB, 64, 8192}};
+    CM_TRY(cm_pool_create(s->rt, &config, &pool));
+    cm_status first = cm_ok();
+    for (int round = 0; round < 2; round++) {
+        for (uint32_t i = 0; i < 4; i++) {
+            cm_status status =
+                cm_pool_alloc(pool, sizes[round][i], s->streams[i % 2], &blocks[i]);
+            if (!cm_is_ok(status)) {
+                blocks[i] = NULL;
+                first = cm_is_ok(first) ? status : first;
+            }
+        }
+        for (uint32_t i = 0; i < 4; i++) {
+            if (blocks[i] != NULL) {
+                cm_pool_free(pool, blocks[i], uses, i < 3 ? i : 0, i == 3);
+            }
+        }
+        if (!cm_pool_check(pool)
+            || atomic_load(&budget.used_nbytes)
+                   != read_counters(pool).reserved_nbytes) {
+            CHECK_FAIL_("invariants broken");
+        }
+    }
+    cm_status status = cm_pool_trim(pool, 0, true, &released);
+    first = cm_is_ok(first) ? status : first;
+    cm_pool_counters c = read_counters(pool);
+    if (c.live_count != 0 || !cm_pool_check(pool)) {
+        CHECK_FAIL_("something is live or broken");
+    }
+    if (cm_is_ok(status) && c.reserved_nbytes != 0) {
+        CHECK_FAIL_("trimmed, but %llu bytes are left",
+                    (unsigned long long)c.reserved_nbytes);
+    }
+    cm_pool_release(pool);
+    if (atomic_load(&budget.used_nbytes) != 0) {
+        CHECK_FAIL_("%llu bytes stay charged",
+                    (unsigned long long)atomic_load(&budget.used_nbytes));
+    }
+    return first;
+}
+
+static void
+sweep(int driver_version, cm_pool_config config, int32_t code)
+{
+    scenario s = {open_emulated(driver_version, 2, 256 * MIB), config, {NULL, NULL}};
+    s.streams[0] = open_stream(s.rt, 0);
+    s.streams[1] = open_stream(s.rt, 1);
+    cm_faults_plan(s.rt, CM_OP_none, 0, 0, false);
+    CHECK_OK(run_scenario(&s));
+    uint64_t total = cm_faults_count(s.rt, CM_OP_none);
+    CHECK_GT(total, 20);
+    check_only_streams_live(s.rt);
+    for (uint64_t nth = 1; nth <= total; nth++) {
+        int before = atomic_load(&check_failures);
+        cm_faults_plan(s.rt, CM_OP_none, nth, code, false);
+        cm_status status = run_scenario(&s);
+        cm_op struck = cm_faults_struck(s.rt);
+        cm_faults_plan(s.rt, CM_OP_none, 0, 0, false);
+        if (!cm_is_ok(status) && (status.code != code || status.op != struck)) {
+            CHECK_FAIL_("failure of %s was told as code %d of %s", cm_op_name(struck),
+                        status.code, cm_op_name((cm_op)status.op));
+        }
+        check_only_streams_live(s.rt);
+        if (!cm_is_ok(run_scenario(&s))) {
+            CHECK_FAIL_("the scenario fails without a fault");
+        }
+        check_only_streams_live(s.rt);
+        if (atomic_load(&check_failures) != before) {
+            fprintf(stderr, "  … in call %llu (%s) with code %d on kind %d\n",
+                    (unsigned long long)nth, cm_op_name(struck), code,
+                    (int)config.kind);
+        }
+    }
+    cm_stream_release(s.streams[0]);
+    cm_stream_release(s.streams[1]);
+    close_emulated(s.rt);
+}
+
+static void
+test_pool_any_call_may_fail_and_nothing_leaks(void)
+{
+    static const cm_pool_config configs[] = {
+        CONFIG(CM_KIND_PINNED, 0, CM_HOST_ALLOC_PORTABLE),
+        CONFIG(CM_KIND_MAPPED, 0, CM_HOST_ALLOC_PORTABLE),
+        CONFIG(CM_KIND_MANAGED, 0, CM_MANAGED_GLOBAL),
+        CONFIG(CM_KIND_DEVICE, 0, 0),
+    };
+    for (size_t i = 0; i < sizeof(configs) / sizeof(*configs); i++) {
+        sweep(13000, configs[i], 999);
+        sweep(12000, configs[i], CM_CUDA_OUT_OF_MEMORY);
+        sweep(13000, configs[i], CM_CUDA_CAPTURE_UNSUPPORTED);
+    }
+}
+
+/* clang-format off */
+MAIN(RUN(test_pool_keeps_what_is_freed_until_trimmed)
+     RUN(test_pool_idle_trim_gives_back_what_was_not_needed)
+     RUN(test_pool_idle_trim_is_off_by_default)
+     RUN(test_pool_out_of_memory_waits_trims_and_retries)
+     RUN(test_pool_limit_counts_what_is_reserved)
+     RUN(test_pool_limit_is_met_by_waiting_for_another_stream)
+     RUN(test_pool_refused_free_is_counted_and_tried_again)
+     RUN(test_pool_free_after_the_driver_is_gone_succeeds)
+     RUN(test_pool_any_call_may_fail_and_nothing_leaks))
+/* clang-format on */
