@@ -36,6 +36,18 @@ def test_foreign_stream_is_the_same_stream(runtime, wrap) -> None:
 
 
 @pytest.mark.parametrize("wrap", FOREIGN, ids=lambda c: c.__name__)
+def test_foreign_stream_that_ended_is_not_touched_for_its_memory(runtime, wrap) -> None:
+    stream = cumem.Stream()
+    # what names the stream lives on, but does not keep it: as CuPy's ExternalStream
+    cumem.empty_device(4, stream=wrap(stream.handle)).free()
+    stream.synchronize()
+    stream.close()
+    other = cumem.Stream()
+    cumem.empty_device(1 << 20, stream=other).free()  # asks what has ended
+    cumem.shutdown()  # waits for all that is not known to have
+
+
+@pytest.mark.parametrize("wrap", FOREIGN, ids=lambda c: c.__name__)
 @pytest.mark.parametrize("handle", [0, 1])
 def test_foreign_default_stream_is_the_legacy_one(runtime, wrap, handle) -> None:
     stream = cumem.Stream.from_external(wrap(handle))

@@ -52,9 +52,10 @@ is_ordered(cm_pool *pool, const cm_stream *stream)
 
 /* Back to the heap, `stream` (NULL: none) in whose order alone it may be used yet. What
  * ran on it before it was handed out may still run, whoever has used it since.
+ * `recorded`: the epoch of an event recorded just now; 0: none was.
  * False: the stream cannot be marked or is not the only one, nothing changed. */
 static bool
-try_give(cm_pool *pool, cm_span *span, cm_stream *stream)
+try_give(cm_pool *pool, cm_span *span, cm_stream *stream, uint64_t recorded)
 {
     cm_fast_lock_take(&pool->lock);
     bool was_late = span->epoch > pool->done[span->tag];
@@ -66,7 +67,7 @@ try_give(cm_pool *pool, cm_span *span, cm_stream *stream)
             cm_fast_lock_give(&pool->lock);
             return false;
         }
-        epoch = pool->marks[tag].epoch;
+        epoch = recorded != 0 ? recorded : pool->marks[tag].epoch;
         pool->marks[tag].given_epoch = epoch;
     }
     cm_heap_view view = cm_pool_view_locked(pool, tag);
@@ -78,6 +79,24 @@ try_give(cm_pool *pool, cm_span *span, cm_stream *stream)
         cm_pool_destroy(pool);
     }
     return true;
+}
+
+/* The same for a stream whose order protects the block. */
+static bool
+try_give_ordered(cm_pool *pool, cm_span *span, cm_stream *stream)
+{
+    if (cm_stream_is_legacy(stream) || !cm_pool_mark_needs_record(pool, stream)) {
+        return try_give(pool, span, stream, 0);
+    }
+    if (!cm_pool_begin_poll(pool, false)) {
+        return false;
+    }
+    (void)cm_pool_hold(pool); /* giving the last block back must not end it here */
+    uint64_t recorded = cm_pool_try_record_mark(pool, stream);
+    bool given = recorded != 0 && try_give(pool, span, stream, recorded);
+    cm_pool_end_poll(pool);
+    cm_pool_release(pool);
+    return given;
 }
 
 static void
@@ -110,11 +129,11 @@ cm_pool_free(cm_pool *pool, cm_block *block, cm_stream *const *uses, uint32_t us
         return;
     }
     cm_span *span = (cm_span *)(void *)block;
-    if (flags == 0 && use_count == 0 && try_give(pool, span, NULL)) {
+    if (flags == 0 && use_count == 0 && try_give(pool, span, NULL, 0)) {
         return;
     }
     if (flags == 0 && use_count == 1 && is_ordered(pool, uses[0])
-        && try_give(pool, span, uses[0])) {
+        && try_give_ordered(pool, span, uses[0])) {
         return;
     }
     cm_flight *flight = malloc(sizeof(*flight));
@@ -129,7 +148,7 @@ cm_pool_free(cm_pool *pool, cm_block *block, cm_stream *const *uses, uint32_t us
     cm_flight_record(pool, flight, uses, use_count, flags);
     if (cm_flight_is_idle(flight)) {
         free(flight);
-        (void)try_give(pool, span, NULL);
+        (void)try_give(pool, span, NULL, 0);
         return;
     }
     give_to_flight(pool, span, flight);

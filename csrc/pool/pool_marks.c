@@ -114,6 +114,14 @@ ask_capturing(cm_pool *pool, const cm_stream *stream, bool *out)
     return cm_rt_stream_is_capturing(pool->rt, stream->handle, out);
 }
 
+/* A handle that is not ours may be gone by the time its event is wanted, whatever keeps
+ * the object it came in: its work is recorded when a block is given, never later. */
+static bool
+is_foreign(const cm_stream *stream)
+{
+    return !stream->owns_handle && !cm_stream_is_legacy(stream);
+}
+
 /* Record the mark's event over its stream's work so far. Inside a cm_scope of its
  * device, and not while it captures. */
 static cm_status
@@ -162,6 +170,9 @@ poll_mark(cm_pool *pool, uint32_t i, bool wait)
         cm_status asked = look(pool, i, false);
         (void)asked; /* asked again below, or the next time */
     }
+    if (is_foreign(mark->stream)) {
+        return wait && mark->asked_epoch != 0 ? look(pool, i, true) : cm_ok();
+    }
     /* The event may stand for less than was given since. */
     if (!is_late(pool, i) || (mark->asked_epoch != 0 && !wait)) {
         return cm_ok();
@@ -197,6 +208,43 @@ cm_pool_poll_marks(cm_pool *pool, bool wait)
     return wait ? first : cm_ok();
 }
 
+uint64_t
+cm_pool_try_record_mark(cm_pool *pool, cm_stream *stream)
+{
+    cm_fast_lock_take(&pool->lock);
+    uint32_t i = cm_pool_mark_locked(pool, stream);
+    cm_fast_lock_give(&pool->lock);
+    cm_scope scope;
+    if (i == 0 || !cm_is_ok(cm_scope_enter(pool->rt, stream->device, &scope))) {
+        return 0;
+    }
+    cm_status status = record(pool, &pool->marks[i]);
+    cm_scope_leave(&scope);
+    return cm_is_ok(status) ? pool->marks[i].asked_epoch : 0;
+}
+
+bool
+cm_pool_mark_needs_record(cm_pool *pool, cm_stream *stream)
+{
+    cm_fast_lock_take(&pool->lock);
+    uint32_t i = cm_pool_find_mark_locked(pool, stream);
+    bool needed = is_foreign(i != 0 ? pool->marks[i].stream : stream);
+    cm_fast_lock_give(&pool->lock);
+    return needed;
+}
+
+/* An event over all that was given of the mark's stream. Inside a cm_scope. */
+static bool
+try_cover(cm_pool *pool, cm_mark *mark)
+{
+    bool capturing = true;
+    if (is_foreign(mark->stream)) {
+        return mark->asked_epoch != 0;
+    }
+    return cm_is_ok(ask_capturing(pool, mark->stream, &capturing)) && !capturing
+           && cm_is_ok(record(pool, mark));
+}
+
 bool
 cm_pool_order_after_marks(cm_pool *pool, const cm_stream *stream,
                           uint64_t done[CM_MARK_MAX])
@@ -212,9 +260,7 @@ cm_pool_order_after_marks(cm_pool *pool, const cm_stream *stream,
             || !cm_is_ok(cm_scope_enter(pool->rt, mark->device, &scope))) {
             continue;
         }
-        bool capturing = true;
-        bool recorded = cm_is_ok(ask_capturing(pool, mark->stream, &capturing))
-                        && !capturing && cm_is_ok(record(pool, mark));
+        bool recorded = try_cover(pool, mark);
         cm_scope_leave(&scope);
         if (recorded && cm_is_ok(cm_stream_wait_event(stream, mark->event))) {
             done[i] = mark->asked_epoch;

@@ -131,6 +131,11 @@ bool cm_stream_is_kept(const cm_stream *stream);
 uint32_t cm_pool_find_mark_locked(const cm_pool *pool, const cm_stream *stream);
 /* The same, made on first need; 0: there are too many. */
 uint32_t cm_pool_mark_locked(cm_pool *pool, cm_stream *stream);
+/* A stream that somebody else owns may be gone later: true where a block given in its
+ * order needs an event now. */
+bool cm_pool_mark_needs_record(cm_pool *pool, cm_stream *stream);
+/* Record it: the epoch it stands for; 0: it could not be. By the poller. */
+uint64_t cm_pool_try_record_mark(cm_pool *pool, cm_stream *stream);
 cm_heap_view cm_pool_view_locked(const cm_pool *pool, uint32_t mark);
 /* Ask of each stream that spans are tagged with whether that work has ended (`wait`:
  * wait for it). By the poller. Fails only with `wait`: the first failure. */
