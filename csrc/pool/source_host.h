@@ -25,7 +25,7 @@ CM_NODISCARD cm_status cm_source_host_open_in(cm_runtime *rt,
 
 /* -- source_host_populate.c -------------------------------------------------------------- */
 
-enum { CM_POPULATE_MAX_THREADS = 8 };
+enum { CM_POPULATE_MAX_THREADS = 16 };
 
 typedef struct cm_populate {
     void *start; /* aligned to 2 MiB */
