@@ -226,13 +226,6 @@ take_ordered(cm_pool *pool, const request *r)
     return span;
 }
 
-static bool
-is_out_of_memory(cm_status status)
-{
-    return status.code == CM_CUDA_OUT_OF_MEMORY || status.code == CM_ELIMIT
-           || status.code == CM_ENOMEM || status.code == CM_EHOSTMEMORY;
-}
-
 /* There is no more memory to be had: wait for what there is. */
 static cm_status
 make_room(cm_pool *pool, const request *r, cm_status refused, cm_span **out)
@@ -298,7 +291,7 @@ cm_pool_alloc(cm_pool *pool, uint64_t nbytes, cm_stream *stream, cm_block **out)
     cm_span *span = take_ended(pool, &r);
     if (span == NULL) {
         cm_status status = grow(pool, &r, &span);
-        if (is_out_of_memory(status)) {
+        if (cm_pool_is_short(status)) {
             status = make_room(pool, &r, status, &span);
         }
         CM_TRY(status);

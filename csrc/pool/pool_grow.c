@@ -145,7 +145,7 @@ cm_pool_grow(cm_pool *pool, uint64_t size, const cm_stream *stream, cm_span **ou
     uint64_t step = cm_pool_growth_step(pool, size);
     uint64_t least = round_up(size, pool->source->granule);
     cm_status status = grow_segment(pool, size, step, out);
-    if (!cm_is_ok(status) && step > least) {
+    if (cm_pool_is_short(status) && step > least) {
         status = grow_segment(pool, size, least, out);
     }
     return status;

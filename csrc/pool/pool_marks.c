@@ -107,11 +107,12 @@ end_epoch(cm_pool *pool, uint32_t i, uint64_t epoch)
 static cm_status
 ask_capturing(cm_pool *pool, const cm_stream *stream, bool *out)
 {
-    *out = false;
-    if (cm_stream_is_legacy(stream)) {
+    cm_status status = cm_rt_stream_is_capturing(pool->rt, stream->handle, out);
+    if (status.code == CM_CUDA_CAPTURE_IMPLICIT) {
+        *out = true; /* the legacy stream, where another that it waits for captures */
         return cm_ok();
     }
-    return cm_rt_stream_is_capturing(pool->rt, stream->handle, out);
+    return status;
 }
 
 /* A handle that is not ours may be gone by the time its event is wanted, whatever keeps
@@ -162,6 +163,21 @@ wait_stream(cm_pool *pool, uint32_t i)
     return cm_ok();
 }
 
+/* An idle stream needs no event, which would be done only a little later. */
+static bool
+is_stream_idle(cm_pool *pool, uint32_t i)
+{
+    bool done = false;
+    uint64_t epoch = next_epoch(pool, &pool->marks[i]);
+    cm_status status =
+        cm_rt_stream_query(pool->rt, pool->marks[i].stream->handle, &done);
+    if (!cm_is_ok(status) || !done) {
+        return false;
+    }
+    end_epoch(pool, i, epoch);
+    return true;
+}
+
 static cm_status
 poll_mark(cm_pool *pool, uint32_t i, bool wait)
 {
@@ -179,7 +195,7 @@ poll_mark(cm_pool *pool, uint32_t i, bool wait)
     }
     bool capturing = false;
     CM_TRY(cm_scope_settle(ask_capturing(pool, mark->stream, &capturing)));
-    if (capturing) {
+    if (capturing || (!wait && is_stream_idle(pool, i))) {
         return cm_ok();
     }
     cm_status status = record(pool, mark);

@@ -459,7 +459,7 @@ cm_pool_grow_placed(cm_pool *pool, uint64_t size, const cm_stream *stream,
                     cm_span **out)
 {
     cm_status status = grow(pool, size, stream, true, out);
-    if (!cm_is_ok(status) && status.code != CM_ENOMEM) {
+    if (cm_pool_is_short(status) && status.code != CM_ENOMEM) {
         status = grow(pool, size, stream, false, out); /* the need alone */
     }
     return status;

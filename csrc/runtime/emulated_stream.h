@@ -37,7 +37,6 @@ enum { CM_EMULATED_PRIORITY_LEAST = 0, CM_EMULATED_PRIORITY_GREATEST = -5 };
 /* What a call answers that a capture elsewhere forbids; the rest is in runtime.h. */
 enum {
     CM_CUDA_CAPTURE_ISOLATION = 905,
-    CM_CUDA_CAPTURE_IMPLICIT = 906,
     CM_CUDA_CAPTURED_EVENT = 907,
 };
 

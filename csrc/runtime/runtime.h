@@ -60,6 +60,7 @@ enum {
     CM_CUDA_NOT_REGISTERED = 713,
     CM_CUDA_NOT_SUPPORTED = 801,
     CM_CUDA_CAPTURE_UNSUPPORTED = 900,
+    CM_CUDA_CAPTURE_IMPLICIT = 906,
 };
 
 /* What physical_create may be asked for; ours alone. */

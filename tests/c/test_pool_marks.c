@@ -9,13 +9,13 @@ test_pool_device_block_is_reused_at_once_on_its_own_stream(void)
     cm_pool *pool = open_pool(rt, DEVICE);
     cm_stream *stream = open_stream(rt, 0);
     cm_stream *other = open_stream(rt, 0);
-    CHECK_OK(cm_emulated_gate_close(rt, stream->handle));
-    CHECK_OK(cm_emulated_gate_close(rt, other->handle));
     cm_block *a = take(pool, CHUNK, stream);
     cm_address first = a->address;
+    hold_work(rt, stream, a);
     give(pool, a, stream, 0);
     cm_block *b = take(pool, CHUNK, other); /* another stream: no */
     CHECK_NE(b->address, first);
+    hold_work(rt, other, b);
     cm_block *c = take(pool, CHUNK, NULL); /* any stream: no */
     CHECK_NE(c->address, first);
     a = take(pool, CHUNK, stream);
@@ -214,12 +214,7 @@ test_pool_streams_beyond_the_marks_are_waited_for(void)
     for (int i = 0; i < COUNT; i++) {
         streams[i] = open_stream(rt, 0);
         cm_block *block = take(pool, CHUNK, streams[i]);
-        if (i >= COUNT - 2) {
-            hold_work(rt, streams[i], block);
-        }
-        else {
-            CHECK_OK(cm_emulated_gate_close(rt, streams[i]->handle));
-        }
+        hold_work(rt, streams[i], block);
         give(pool, block, streams[i], 0);
     }
     CHECK_GT(read_counters(pool).in_flight_count, 0);
@@ -253,10 +248,9 @@ test_pool_same_stream_needs_the_same_device(void)
         MUST(cm_stream_wrap(rt, d, d == 0 ? 0 : CM_STREAM_LEGACY, NULL, NULL,
                             &legacy[d]));
     }
-    CHECK_OK(cm_emulated_gate_close(rt, 0)); /* of device 0, which is current by default
-                                              */
     cm_block *a = take(pool, CHUNK, legacy[0]);
     cm_address first = a->address;
+    hold_work(rt, legacy[0], a);
     give(pool, a, legacy[0], 0);
     cm_block *b = take(pool, CHUNK, legacy[1]);
     CHECK_NE(b->address, first);

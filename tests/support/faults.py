@@ -27,6 +27,7 @@ SECOND_WAY = {
     "event_record": "the same",
     "context_record_event": "the same",
     "event_query": "the block stays in flight and is asked about again",
+    "stream_query": "an event is recorded and asked instead",
     "event_destroy": "only the handle is lost; reported to the unraisable hook",
     "capture_mode_exchange": "the call is made in the mode the thread has",
     "context_get": "as capture_mode_exchange, where nothing could be raised",
