@@ -95,6 +95,18 @@ class MismatchError(AssertionError):
     """Something wrong was accepted, or something was counted wrongly."""
 
 
+class _Described:
+    """One byte of device-usable memory."""
+
+    def __init__(self, ptr: int) -> None:
+        self.__cuda_array_interface__ = {
+            "shape": (1,),
+            "typestr": "|u1",
+            "data": (ptr, False),
+            "version": 3,
+        }
+
+
 class Arena:
     """Memory of one kind with known bytes, which the test can read by itself."""
 
@@ -105,15 +117,20 @@ class Arena:
         self.buffer: Any
         if kind == "host":
             self.buffer = source.copy()
-            self.pointer = self.alias = self.buffer.ctypes.data
+            self.pointer = self.alias = self.device = self.buffer.ctypes.data
         else:
             self.buffer = cumem.array(source, kind=kind)
-            self.pointer = getattr(self.buffer, "device_ptr", self.buffer.ptr)
+            self.pointer = self.buffer.ptr
+            self.device = self.pointer
+            if kind in ("pinned", "mapped"):  # registered memory has two addresses
+                self.device = cumem.asbuffer(_Described(self.pointer)).device_ptr
             self.alias = session.testing.alias(self.pointer, ARENA_NBYTES)
         self.memory = (ctypes.c_char * ARENA_NBYTES).from_address(self.alias)
 
-    def over(self, ptr: int, shape: Any, strides: Any, dtype: np.dtype) -> np.ndarray:
-        """The described bytes of the model; ValueError when they are not all inside."""
+    def extent(
+        self, ptr: int, shape: Any, strides: Any, dtype: np.dtype
+    ) -> tuple[int, int, Any]:
+        """Where the described bytes begin and end, from the arena's start; strides."""
         if strides is None:
             step, steps = dtype.itemsize, []
             for length in reversed(shape):
@@ -126,6 +143,17 @@ class Arena:
                 low += (length - 1) * step
             else:
                 high += (length - 1) * step
+        return low, high, strides
+
+    def is_allocated(self, low: int, high: int) -> bool:
+        """True inside the chunk that the arena was cut from: its neighbours are there."""
+        with contextlib.suppress(ValueError):
+            return bool(session.testing.alias(self.pointer + low, high - low))
+        return False
+
+    def over(self, ptr: int, shape: Any, strides: Any, dtype: np.dtype) -> np.ndarray:
+        """The described bytes of the model; ValueError when they are not all inside."""
+        low, high, strides = self.extent(ptr, shape, strides, dtype)
         if low < 0 or high > ARENA_NBYTES:  # NumPy's own check overflows
             raise ValueError("outside")
         return np.ndarray(shape, dtype, self.model, ptr - self.pointer, strides)
@@ -216,15 +244,19 @@ class Fuzzer:
             if host:
                 self.counts["unverifiable"] += 1
                 return
+            low, high, _ = arena.extent(ptr, shape, strides, dtype)
+            if 0 <= arena.pointer + low < 1 << 63 and arena.is_allocated(low, high):
+                self.counts["neighbours"] += 1
+                return
             raise MismatchError(
                 f"{what} leaves the allocation, but: {found!r}"
             ) from error
         address = found.ptr
         if address != ptr - arena.pointer + (
-            arena.pointer if isinstance(found, cumem.DeviceBuffer) else arena.alias
+            arena.device if isinstance(found, cumem.DeviceBuffer) else arena.alias
         ):
             raise MismatchError(f"{found!r} is at {address:#x}, not {ptr:#x}")
-        base = arena.pointer if isinstance(found, cumem.DeviceBuffer) else arena.alias
+        base = arena.device if isinstance(found, cumem.DeviceBuffer) else arena.alias
         try:
             seen = np.ndarray(
                 found.shape, found.dtype, arena.memory, address - base, found.strides

@@ -50,15 +50,25 @@ USES: dict[str, Callable[[cumem.Buffer, cumem.Stream], None]] = {
 }
 
 
+def in_flight_nbytes() -> int:
+    return sum(kind["in_flight_nbytes"] for kind in cumem.pool_counters().values())
+
+
 def is_reused(use: Callable[[], cumem.Buffer]) -> bool:
-    """Is the memory of the buffer, dropped at once, handed out again?"""
+    """Does the memory of the buffer, dropped at once, come back once work has ended?"""
+    before = in_flight_nbytes()
     buffer = use()
-    kind, address = buffer.kind, buffer.ptr
+    kind, first, end = buffer.kind, buffer.ptr, buffer.ptr + buffer.nbytes
     del buffer
     session.leftovers()  # the transfers are over and have let go
     cumem.Device(0).synchronize()  # and so are the events of that
-    again = [cumem.empty(NBYTES, "u1", kind) for _ in range(8)]
-    return address in [other.ptr for other in again]
+    cumem.trim()  # looks at what is in flight
+    is_kept = in_flight_nbytes() >= before + NBYTES
+    again = [cumem.empty(NBYTES, "u1", kind) for _ in range(40)]
+    overlap = any(b.ptr < end and first < b.ptr + b.nbytes for b in again)
+    assert not (is_kept and overlap)
+    assert is_kept or in_flight_nbytes() == before
+    return not is_kept
 
 
 @pytest.mark.parametrize("kind", ["device", "mapped", "managed"])

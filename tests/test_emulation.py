@@ -67,15 +67,15 @@ def test_dlpack_exports_emulated_memory_as_cpu(emulated) -> None:
 
 
 def test_memory_size_is_a_limit() -> None:
-    with session.opened("emulated", memory_nbytes=1 << 20):
+    with session.opened("emulated", memory_nbytes=16 << 20):
         free, total = cumem.memory_info()
-        assert total == 1 << 20
-        buffer = cumem.empty_device(1 << 19, "u1")
-        assert cumem.memory_info()[0] <= free - (1 << 19)
+        assert total == 16 << 20
+        buffer = cumem.empty_device(8 << 20, "u1")
+        assert cumem.memory_info()[0] <= free - (8 << 20)
         with pytest.raises(cumem.OutOfMemoryError):
-            cumem.empty_device(1 << 20, "u1")
+            cumem.empty_device(16 << 20, "u1")
         del buffer
-        cumem.empty_device(3 << 18, "u1")
+        cumem.empty_device(12 << 20, "u1")
 
 
 def test_managed_pages_move_when_prefetched(emulated) -> None:

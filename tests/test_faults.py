@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Callable
 
@@ -299,7 +300,12 @@ def test_shutdown_may_fail_at_every_call() -> None:
         quiet = 0 if found else quiet + 1
         if quiet == 30:
             break
-    assert {"cudaDeviceReset", "cuModuleUnload", "cudaFree"} <= struck_ops
+    assert {
+        "cudaDeviceReset",
+        "cuModuleUnload",
+        "cuMemUnmap",
+        "cudaHostUnregister",
+    } <= struck_ops
 
 
 def test_sweep_reached_every_operation(emulated) -> None:
@@ -313,6 +319,14 @@ def test_sweep_reached_every_operation(emulated) -> None:
     }
     # shutdown is swept by a test of its own, and so is the first use
     elsewhere = {"device_reset", "module_unload", *COLD}
+    # a source of memory opens once and ends with its pool, and cudaMalloc serves where
+    # memory cannot be mapped: tests/c sweeps these
+    elsewhere |= {
+        "address_reserve",
+        "address_free",
+        "physical_granularity",
+        "device_alloc",
+    }
     succeeded = set().union(*(s.succeeded for s in swept.values()))
     failed = set().union(*(s.failed for s in swept.values()))
     assert available - succeeded - elsewhere == set()
@@ -322,8 +336,10 @@ def test_sweep_reached_every_operation(emulated) -> None:
 @pytest.mark.parametrize(
     ("op", "make"),
     [
-        ("host_alloc", cumem.empty_pinned),
-        ("device_alloc", cumem.empty_device),
+        ("host_register", cumem.empty_pinned),
+        ("host_alloc", functools.partial(cumem.empty_pinned, write_combined=True)),
+        ("physical_create", cumem.empty_device),
+        ("address_map", cumem.empty_device),
         ("managed_alloc", cumem.empty_managed),
     ],
 )
@@ -334,7 +350,7 @@ def test_out_of_memory_is_retried_then_raised(emulated, op, make) -> None:
     assert testing.fault_struck() == op
     testing.plan_fault(op, 1, 2, repeat=True)
     with pytest.raises(cumem.OutOfMemoryError) as caught:
-        make(2000)  # another size: the first is in the cache
+        make(1 << 20)  # more than a chunk: the first one's is in the cache
     testing.plan_fault(None, 0)
     assert caught.value.code == 2
-    make(2000)
+    make(1 << 20)
