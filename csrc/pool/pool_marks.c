@@ -153,14 +153,21 @@ look(cm_pool *pool, uint32_t i, bool wait)
     return cm_ok();
 }
 
+/* Without an event: for the stream, or where that is refused (its owner may have
+ * destroyed it) for all its device is doing. */
 static cm_status
 wait_stream(cm_pool *pool, uint32_t i)
 {
     uint64_t epoch = next_epoch(pool, &pool->marks[i]);
-    CM_TRY(cm_scope_settle(
-        cm_rt_stream_synchronize(pool->rt, pool->marks[i].stream->handle)));
-    end_epoch(pool, i, epoch);
-    return cm_ok();
+    cm_status status = cm_scope_settle(
+        cm_rt_stream_synchronize(pool->rt, pool->marks[i].stream->handle));
+    if (!cm_is_ok(status) && cm_is_ok(cm_rt_device_synchronize(pool->rt))) {
+        status = cm_ok();
+    }
+    if (cm_is_ok(status)) {
+        end_epoch(pool, i, epoch);
+    }
+    return status;
 }
 
 /* An idle stream needs no event, which would be done only a little later. */
@@ -183,8 +190,8 @@ poll_mark(cm_pool *pool, uint32_t i, bool wait)
 {
     cm_mark *mark = &pool->marks[i];
     if (mark->asked_epoch != 0) {
-        cm_status asked = look(pool, i, false);
-        (void)asked; /* asked again below, or the next time */
+        cm_status looked = look(pool, i, false);
+        (void)looked; /* asked again below, or the next time */
     }
     if (is_foreign(mark->stream)) {
         return wait && mark->asked_epoch != 0 ? look(pool, i, true) : cm_ok();
@@ -194,7 +201,10 @@ poll_mark(cm_pool *pool, uint32_t i, bool wait)
         return cm_ok();
     }
     bool capturing = false;
-    CM_TRY(cm_scope_settle(ask_capturing(pool, mark->stream, &capturing)));
+    cm_status asked = ask_capturing(pool, mark->stream, &capturing);
+    if (!cm_is_ok(asked)) {
+        return wait ? wait_stream(pool, i) : asked;
+    }
     if (capturing || (!wait && is_stream_idle(pool, i))) {
         return cm_ok();
     }

@@ -350,7 +350,8 @@ prepare_locked(cm_pool *pool, uint64_t size, bool with_step, plan *p,
     *p = (plan){0};
     cm_heap_settle(&pool->heap, view);
     if (!choose_place_locked(pool, size, view, &p->at)) {
-        return cm_fail(CM_CUDA_OUT_OF_MEMORY, size); /* of addresses */
+        /* No addresses are left, so there could not be memory for all of them either. */
+        return (cm_status){CM_CUDA_OUT_OF_MEMORY, CM_OP_physical_create, 0, size};
     }
     p->spare = cm_heap_take_node(&pool->heap);
     if (p->spare == NULL) {
