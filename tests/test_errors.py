@@ -37,12 +37,12 @@ def test_error_made_by_hand_tells_nothing_that_it_was_not_told(kind) -> None:
 
 @pytest.mark.parametrize("again", COPIES)
 def test_error_survives_copying(emulated, again) -> None:
-    session.testing.plan_fault("device_alloc", 1, 2, True)
+    session.testing.plan_fault("physical_create", 1, 2, True)
     with pytest.raises(cumem.OutOfMemoryError) as caught:
         cumem.empty_device(1 << 20)
     session.testing.plan_fault(None, 0)
     error = caught.value
-    assert error.call == "cudaMalloc"
+    assert error.call == "cuMemCreate"
     twin = again(error)
     assert told(twin) == told(error)
     assert twin.__notes__ == error.__notes__

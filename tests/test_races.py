@@ -238,8 +238,8 @@ CALLS = {
         "peer_can_access",
     ),
     "ask for a version": (None, lambda _: cumem.driver_version(), "driver_version"),
-    "allocate": (None, lambda _: cumem.empty_device(5000), "device_alloc"),
-    "trim": (trimmable, lambda _: cumem.trim(), "host_free"),
+    "allocate": (None, lambda _: cumem.empty_device(5000), "physical_create"),
+    "trim": (trimmable, lambda _: cumem.trim(), "host_unregister"),
     "fill": (
         lambda: cumem.empty_device(5000, "u1"),
         lambda b: b.fill(1),
