@@ -6,8 +6,8 @@
 #include <time.h>
 
 enum {
-    SPIN_COUNT = 128,  /* longer than the lock is ever held by a running thread */
-    YIELD_COUNT = 16,  /* its holder was preempted: let it run */
+    SPIN_COUNT = 128, /* longer than the lock is ever held by a running thread */
+    YIELD_COUNT = 16, /* its holder was preempted: let it run */
     SLEEP_NS = 20 * 1000
 };
 

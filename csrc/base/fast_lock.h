@@ -28,8 +28,8 @@ cm_fast_lock_init(cm_fast_lock *lock)
 static inline void
 cm_fast_lock_take(cm_fast_lock *lock)
 {
-    if (CM_UNLIKELY(
-            atomic_exchange_explicit(&lock->held, 1, memory_order_acquire) != 0)) {
+    if (CM_UNLIKELY(atomic_exchange_explicit(&lock->held, 1, memory_order_acquire)
+                    != 0)) {
         cm_fast_lock_wait(lock);
     }
 }

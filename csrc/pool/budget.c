@@ -57,7 +57,9 @@ cm_budget_left(const cm_budget *budget, uint64_t *limit_nbytes)
     for (const cm_budget *b = budget; b != NULL; b = b->parent) {
         uint64_t limit = atomic_load(&b->limit_nbytes);
         uint64_t used = atomic_load(&b->used_nbytes);
-        uint64_t here = limit == UINT64_MAX ? UINT64_MAX : used >= limit ? 0 : limit - used;
+        uint64_t here = limit == UINT64_MAX ? UINT64_MAX
+                        : used >= limit     ? 0
+                                            : limit - used;
         if (here < left) {
             left = here;
             *limit_nbytes = limit;

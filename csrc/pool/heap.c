@@ -62,8 +62,8 @@ drop_span(cm_heap *heap, cm_span *span)
     cm_list_push_front(&heap->spare_spans, &span->node);
 }
 
-/* Cut `span`, which no list holds, so that it keeps `nbytes`; the rest, `rest`, is of the
- * same kind and in no list. */
+/* Cut `span`, which no list holds, so that it keeps `nbytes`; the rest, `rest`, is of
+ * the same kind and in no list. */
 static void
 cut_with(cm_heap *heap, cm_span *span, uint64_t nbytes, cm_span *rest)
 {
@@ -210,9 +210,9 @@ late_nbytes(const cm_span *span, const cm_heap_view *view)
     return cm_span_is_clean(span, view) ? 0 : span->late_nbytes;
 }
 
-/* May two FREE neighbours become one? What one stream is late with must not hold up much
- * more than it covers: a clean span joins a late one only if half of both was given by
- * that stream, however they came about. */
+/* May two FREE neighbours become one? What one stream is late with must not hold up
+ * much more than it covers: a clean span joins a late one only if half of both was
+ * given by that stream, however they came about. */
 static bool
 may_join(const cm_span *a, const cm_span *b, const cm_heap_view *view)
 {

@@ -28,13 +28,13 @@ typedef struct cm_span {
     struct cm_span *prev; /* by address; NULL at the arena's ends */
     struct cm_span *next;
     cm_arena *arena;
-    void *owner;              /* the heap's user's; NULL in a new span */
+    void *owner;               /* the heap's user's; NULL in a new span */
     uint64_t requested_nbytes; /* LIVE, FLIGHT: what was asked for */
     uint64_t epoch; /* work of stream `tag` may run on it until that epoch ended; on a
                        LIVE span, work from before it was handed out */
     uint64_t late_nbytes; /* FREE: so many of them were given with the tag; the others
                              were clean and joined */
-    uint32_t tag;   /* 0: nothing runs on it */
+    uint32_t tag;         /* 0: nothing runs on it */
     cm_span_state state;
 } cm_span;
 
@@ -45,9 +45,9 @@ struct cm_arena {
     cm_address base;
     uint64_t nbytes;
     cm_span *first;
-    cm_chunk chunk; /* the single chunk */
-    cm_chunk *
-        *chunk_at; /* owned; placed: chunk that backs granule i, else NULL; or NULL */
+    cm_chunk chunk;      /* the single chunk */
+    cm_chunk **chunk_at; /* owned; placed: chunk that backs granule i, else NULL; or
+                            NULL */
     uint64_t granule;
 };
 
@@ -59,8 +59,8 @@ typedef struct cm_heap_view {
 } cm_heap_view;
 
 /* Spans given back last, by size: taking one again changes nothing but its state. Long
- * ones join at once, since holes between them are what wastes memory, but for one that was
- * taken last: giving it back leaves all as it was. */
+ * ones join at once, since holes between them are what wastes memory, but for one that
+ * was taken last: giving it back leaves all as it was. */
 #define CM_READY_NBYTES (UINT64_C(64) << 10)
 enum { CM_READY_SETS = 32, CM_READY_WAYS = 4 };
 
@@ -73,8 +73,8 @@ enum { CM_BIN_COUNT = 1536, CM_BIN_WORDS = CM_BIN_COUNT / 64 };
 
 /* Invariants: the spans of an arena are contiguous from base to base + nbytes; two
  * neighbours are not both GAP, nor both FREE where they may join and have the same tag;
- * a span is in the bin of its size exactly when FREE; a bit of `occupied` is set exactly
- * when its bin has spans; free_nbytes = sum of FREE. */
+ * a span is in the bin of its size exactly when FREE; a bit of `occupied` is set
+ * exactly when its bin has spans; free_nbytes = sum of FREE. */
 typedef struct cm_heap {
     cm_list arenas;
     cm_list gaps;
@@ -86,12 +86,13 @@ typedef struct cm_heap {
     cm_ready_set ready[CM_READY_SETS];
     cm_span *ready_long;       /* a READY span too long for the sets; NULL: none */
     const cm_span *taken_last; /* compared only */
-    cm_list spare_spans; /* unused nodes, by `node` */
-    void *slabs;         /* owned: where the nodes come from */
+    cm_list spare_spans;       /* unused nodes, by `node` */
+    void *slabs;               /* owned: where the nodes come from */
     uint64_t free_nbytes;
     uint64_t split_count;
     uint64_t merge_count;
-    uint64_t apart_count; /* times neighbours stayed apart for their tags: join() may help */
+    uint64_t apart_count; /* times neighbours stayed apart for their tags: join() may
+                             help */
 } cm_heap;
 
 void cm_heap_init(cm_heap *heap);
@@ -106,8 +107,8 @@ cm_arena *cm_heap_add_range(cm_heap *heap, cm_address base, uint64_t nbytes,
 /* Forget an arena whose only span is FREE, BUSY or GAP. */
 void cm_heap_remove_arena(cm_heap *heap, cm_arena *arena);
 
-/* The same at once: a LIVE span becomes READY if it is short or was taken last; joins come
- * when somebody needs them. */
+/* The same at once: a LIVE span becomes READY if it is short or was taken last; joins
+ * come when somebody needs them. */
 void cm_heap_give_ready(cm_heap *heap, cm_span *span, uint32_t tag, uint64_t epoch,
                         const cm_heap_view *view);
 /* A READY span of exactly `nbytes`, LIVE again; NULL: none. */
@@ -131,8 +132,10 @@ cm_span *cm_heap_give(cm_heap *heap, cm_span *span, uint32_t tag, uint64_t epoch
 void cm_heap_give_gap(cm_heap *heap, cm_span *span);
 /* Cut [address, address + nbytes) out of one FREE or GAP span as a BUSY one.
  * NULL: no memory for nodes, nothing changed. */
-cm_span *cm_heap_carve(cm_heap *heap, cm_span *span, cm_address address, uint64_t nbytes);
-/* A node for a cut that must not fail, and back if it was not needed. NULL: no memory. */
+cm_span *cm_heap_carve(cm_heap *heap, cm_span *span, cm_address address,
+                       uint64_t nbytes);
+/* A node for a cut that must not fail, and back if it was not needed. NULL: no memory.
+ */
 cm_span *cm_heap_take_node(cm_heap *heap);
 void cm_heap_give_node(cm_heap *heap, cm_span *node);
 /* Cut a BUSY span so that it keeps `nbytes`; `node` becomes the rest, BUSY too. */

@@ -7,7 +7,8 @@
 enum {
     UNIT_SHIFT = 6,      /* sizes in 64 B */
     MANTISSA_BITS = 5,   /* 32 bins for each power of two */
-    LOOK_OWN_BIN = 24,   /* spans looked at in the bin of the size, where some are short */
+    LOOK_OWN_BIN = 24,   /* spans looked at in the bin of the size, where some are short
+                          */
     LOOK_LATER_BINS = 8, /* and in each longer bin, where all are long enough */
     LOOK_BINS = 8        /* longer bins tried before giving up on unusable spans */
 };
@@ -132,8 +133,7 @@ cm_heap_search(cm_heap *heap, uint64_t nbytes, uint64_t align, const cm_heap_vie
 {
     for (uint32_t bin = next_bin(heap, bin_of(nbytes)); bin < CM_BIN_COUNT;
          bin = next_bin(heap, bin + 1)) {
-        cm_span *best =
-            best_of_bin(&heap->bins[bin], UINT64_MAX, nbytes, align, view);
+        cm_span *best = best_of_bin(&heap->bins[bin], UINT64_MAX, nbytes, align, view);
         if (best != NULL) {
             return cm_heap_cut_live(heap, best, nbytes, align);
         }

@@ -12,6 +12,7 @@ void cm_heap_unbin(cm_heap *heap, cm_span *span);
 
 /* Turn a FREE span, which is long enough, into a LIVE one of exactly `nbytes`; what is
  * left on either side is FREE. NULL: no memory for nodes, nothing changed. */
-cm_span *cm_heap_cut_live(cm_heap *heap, cm_span *span, uint64_t nbytes, uint64_t align);
+cm_span *cm_heap_cut_live(cm_heap *heap, cm_span *span, uint64_t nbytes,
+                          uint64_t align);
 
 #endif

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Reuse without cutting and joining: a program that asks again and again for the same
  * sizes gets the spans it gave back last. There are few, and any request that finds
- * nothing else turns them into ordinary free spans first, so nothing is wasted by them. */
+ * nothing else turns them into ordinary free spans first, so nothing is wasted by them.
+ */
 #include "pool/heap_private.h"
 
 static cm_ready_set *

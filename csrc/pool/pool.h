@@ -2,8 +2,8 @@
 /* Memory of one kind on one device, cut into blocks of exactly the size asked for and
  * taken back while work on it may still run. A block that fits in what is free costs no
  * runtime call; a miss looks at what is in flight, then grows. Device blocks are reused
- * in stream order, blocks the host may write only once the host has seen their work end.
- * Knows nothing of Python.
+ * in stream order, blocks the host may write only once the host has seen their work
+ * end. Knows nothing of Python.
  * Locks: one short lock for the lists; a second one orders growing, polling and trimming.
  * Neither is held across a runtime call. */
 #ifndef CM_POOL_POOL_H
@@ -26,8 +26,8 @@ typedef struct cm_pool_config {
      * takes it. */
     uint64_t fence_limit_nbytes;
     cm_segments segments;
-    int numa_node;         /* host memory: where its pages belong; -1: near the device */
-    cm_budget *budget;     /* borrowed: charged with what is reserved; NULL: no limit */
+    int numa_node;     /* host memory: where its pages belong; -1: near the device */
+    cm_budget *budget; /* borrowed: charged with what is reserved; NULL: no limit */
     uint64_t idle_trim_ns; /* memory unused for so long goes back by itself; 0: never */
 } cm_pool_config;
 
@@ -47,9 +47,9 @@ typedef struct cm_block {
     X(requested_nbytes) /* asked for by them; live - requested is lost to rounding */  \
     X(in_flight_nbytes) /* freed, work may still run on them */                        \
     X(in_flight_count)                                                                 \
-    X(cached_nbytes)    /* free and ready for reuse */                                 \
-    X(cached_count)     /* in so many pieces */                                        \
-    X(reserved_nbytes)  /* held from the runtime = live + in flight + cached */        \
+    X(cached_nbytes)   /* free and ready for reuse */                                  \
+    X(cached_count)    /* in so many pieces */                                         \
+    X(reserved_nbytes) /* held from the runtime = live + in flight + cached */         \
     X(peak_live_nbytes)                                                                \
     X(peak_requested_nbytes)                                                           \
     X(peak_in_flight_nbytes)                                                           \
@@ -64,8 +64,8 @@ typedef struct cm_block {
     X(merge_count)                                                                     \
     X(cross_stream_wait_count) /* a stream was made to wait for another's work */      \
     X(growth_count)                                                                    \
-    X(growth_ns)     /* time spent growing */                                          \
-    X(remap_count)   /* chunks whose memory moved to where it was needed */            \
+    X(growth_ns)   /* time spent growing */                                            \
+    X(remap_count) /* chunks whose memory moved to where it was needed */              \
     X(remap_nbytes)                                                                    \
     X(trim_count)                                                                      \
     X(trimmed_nbytes)                                                                  \
@@ -121,7 +121,8 @@ bool cm_pool_free_is_quick(const cm_pool *pool, cm_stream *const *uses,
                            uint32_t use_count, unsigned flags);
 
 /* Return cached memory to the runtime until at most `keep_nbytes` stay cached, after
- * looking at what is in flight; with `wait` wait for all of it first. Whole chunks only.
+ * looking at what is in flight; with `wait` wait for all of it first. Whole chunks
+ * only.
  * Fails: the first failing operation; the rest is still tried. */
 CM_NODISCARD cm_status cm_pool_trim(cm_pool *pool, uint64_t keep_nbytes, bool wait,
                                     uint64_t *released_nbytes);

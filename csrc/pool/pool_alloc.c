@@ -13,7 +13,8 @@ round_size(const cm_pool *pool, uint64_t nbytes, uint64_t *out)
 }
 
 void
-cm_pool_hand_out_locked(cm_pool *pool, cm_span *span, uint64_t requested_nbytes, bool hit)
+cm_pool_hand_out_locked(cm_pool *pool, cm_span *span, uint64_t requested_nbytes,
+                        bool hit)
 {
     cm_pool_counters *c = &pool->counters;
     span->requested_nbytes = requested_nbytes;
@@ -148,8 +149,8 @@ take_ended(cm_pool *pool, const request *r)
     (void)looked; /* never fails */
     cm_span *span = take_thoroughly(pool, r);
     if (span == NULL && due_nbytes > sync_limit_nbytes(pool)) {
-        cm_status status = cm_pool_poll(
-            pool, CM_POLL_SYNC, due_nbytes > pool->config.fence_limit_nbytes);
+        cm_status status = cm_pool_poll(pool, CM_POLL_SYNC,
+                                        due_nbytes > pool->config.fence_limit_nbytes);
         (void)status; /* what could not be waited for stays in flight */
         span = take_thoroughly(pool, r);
     }
@@ -211,7 +212,8 @@ take_ordered(cm_pool *pool, const request *r)
     cm_span *span = NULL;
     if (cm_pool_order_after_marks(pool, r->stream, done)) {
         cm_fast_lock_take(&pool->lock);
-        cm_heap_view view = cm_pool_view_locked(pool, find_mark_locked(pool, r->stream));
+        cm_heap_view view =
+            cm_pool_view_locked(pool, find_mark_locked(pool, r->stream));
         view.done = done;
         span = cm_heap_search(&pool->heap, r->size, cm_pool_align_of(pool, r->size),
                               &view);

@@ -3,9 +3,9 @@
  * source cannot put chunks side by side. */
 #include "pool/pool_private.h"
 
-/* What is taken beyond the need, so that many small requests are few growths: this share
- * of what is held where chunks join up, and a greater one (up to a bound) where every
- * chunk is a segment of its own. */
+/* What is taken beyond the need, so that many small requests are few growths: this
+ * share of what is held where chunks join up, and a greater one (up to a bound) where
+ * every chunk is a segment of its own. */
 #define PLACED_SHARE 128
 #define SEGMENT_SHARE 16
 #define SEGMENT_STEP_MIN (UINT64_C(2) << 20)
@@ -65,8 +65,7 @@ add_segment(cm_pool *pool, const cm_chunk *chunk, uint64_t size, cm_span **out)
     cm_fast_lock_take(&pool->lock);
     cm_arena *arena = cm_heap_add_chunk(&pool->heap, chunk);
     if (arena != NULL) {
-        cm_span *span =
-            cm_heap_carve(&pool->heap, arena->first, chunk->address, size);
+        cm_span *span = cm_heap_carve(&pool->heap, arena->first, chunk->address, size);
         if (span != NULL) {
             span->state = CM_SPAN_LIVE;
             cm_pool_count_reserved_locked(pool, chunk->nbytes);

@@ -114,7 +114,7 @@ record_use(cm_pool *pool, cm_flight *flight, const cm_stream *stream)
 
 void
 cm_flight_record(cm_pool *pool, cm_flight *flight, cm_stream *const *uses,
-                     uint32_t use_count, unsigned flags)
+                 uint32_t use_count, unsigned flags)
 {
     bool fence = (flags & CM_POOL_FREE_FENCE) != 0;
     flight->event_count = 0;
@@ -231,9 +231,10 @@ wait_events(cm_pool *pool, cm_flight *flight)
 {
     cm_status first = cm_ok();
     for (uint32_t i = flight->event_count; i-- > 0;) {
-        cm_status status =
-            cm_scope_settle(cm_rt_event_synchronize(pool->rt, flight->events[i].handle));
-        if (!cm_is_ok(status) && cm_is_ok(wait_device(pool, flight->events[i].device))) {
+        cm_status status = cm_scope_settle(
+            cm_rt_event_synchronize(pool->rt, flight->events[i].handle));
+        if (!cm_is_ok(status)
+            && cm_is_ok(wait_device(pool, flight->events[i].device))) {
             status = cm_ok();
         }
         if (cm_is_ok(status)) {

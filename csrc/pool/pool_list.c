@@ -11,7 +11,8 @@ count_spans_locked(const cm_pool *pool)
     uint64_t count = 0;
     const cm_list *arenas = &pool->heap.arenas;
     for (const cm_list *n = arenas->next; n != arenas; n = n->next) {
-        for (const cm_span *s = CM_LIST_ENTRY(n, cm_arena, node)->first; s; s = s->next) {
+        for (const cm_span *s = CM_LIST_ENTRY(n, cm_arena, node)->first; s;
+             s = s->next) {
             count++;
         }
     }
@@ -42,7 +43,8 @@ write_rows_locked(const cm_pool *pool, cm_block_row *rows)
     uint32_t segment = 0;
     const cm_list *arenas = &pool->heap.arenas;
     for (const cm_list *n = arenas->next; n != arenas; n = n->next, segment++) {
-        for (const cm_span *s = CM_LIST_ENTRY(n, cm_arena, node)->first; s; s = s->next) {
+        for (const cm_span *s = CM_LIST_ENTRY(n, cm_arena, node)->first; s;
+             s = s->next) {
             bool held = s->state == CM_SPAN_LIVE || s->state == CM_SPAN_FLIGHT;
             *rows++ = (cm_block_row){segment, s->block.address, s->block.nbytes,
                                      held ? s->requested_nbytes : 0, state_of(s)};

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Stream order for device memory: a freed block whose only user was one stream goes
  * back to the heap at once, tagged with that stream. Nothing is recorded then; an event
- * is recorded when another stream wants the memory, one for all blocks of the stream. */
+ * is recorded when another stream wants the memory, one for all blocks of the stream.
+ */
 #include "pool/pool_private.h"
 #include "pool/scope.h"
 
@@ -35,7 +36,8 @@ cm_pool_find_mark_locked(const cm_pool *pool, const cm_stream *stream)
     uint64_t key = cm_stream_key(stream);
     for (uint32_t i = 1; i < pool->mark_count; i++) {
         const cm_mark *mark = &pool->marks[i];
-        if (mark->key == key && mark->device == stream->device && mark->stream != NULL) {
+        if (mark->key == key && mark->device == stream->device
+            && mark->stream != NULL) {
             return i;
         }
     }

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Growth where chunks can be put anywhere in one range of addresses: a request that fits
- * in no free span is placed where the least memory is missing, and what is missing comes
- * first from free chunks elsewhere, whose memory is moved there, and only then from the
- * driver. A move costs as much as a small allocation (about 35 us on an H200, whatever
- * the size) and holds nothing more. */
+/* Growth where chunks can be put anywhere in one range of addresses: a request that
+ * fits in no free span is placed where the least memory is missing, and what is missing
+ * comes first from free chunks elsewhere, whose memory is moved there, and only then
+ * from the driver. A move costs as much as a small allocation (about 35 us on an H200,
+ * whatever the size) and holds nothing more. */
 #include <stdlib.h>
 
 #include "pool/pool_private.h"
@@ -13,8 +13,8 @@ enum {
     CREATE_MAX = 64,   /* chunks made by one growth */
     SOURCE_SPANS = 64, /* free spans searched for movable chunks */
     GAPS_LOOKED_AT = 512,
-    CHUNK_GRANULES = 2,  /* the least a new chunk is worth, */
-    CHUNK_SHARE = 32     /* and the greatest share of what is held */
+    CHUNK_GRANULES = 2, /* the least a new chunk is worth, */
+    CHUNK_SHARE = 32    /* and the greatest share of what is held */
 };
 
 /* Where a request goes: `fill_nbytes` of the gap from `fill` on get memory; with the
@@ -60,8 +60,8 @@ round_up(uint64_t n, uint64_t step)
 static cm_span *
 usable(cm_span *span, const cm_heap_view *view)
 {
-    bool good = span != NULL && span->state == CM_SPAN_FREE
-                && cm_span_is_usable(span, view);
+    bool good =
+        span != NULL && span->state == CM_SPAN_FREE && cm_span_is_usable(span, view);
     return good ? span : NULL;
 }
 
@@ -86,8 +86,7 @@ try_gap(const cm_pool *pool, cm_span *gap, uint64_t size, const cm_heap_view *vi
     cm_span *right = usable(gap->next, view);
     cm_address gap_begin = gap->block.address;
     cm_address gap_end = cm_span_end(gap);
-    cm_address begin = left == NULL ? gap_begin
-                                    : round_up(left->block.address, align);
+    cm_address begin = left == NULL ? gap_begin : round_up(left->block.address, align);
     if (begin >= gap_begin) {
         begin = gap_begin;
         left = NULL;
@@ -96,20 +95,22 @@ try_gap(const cm_pool *pool, cm_span *gap, uint64_t size, const cm_heap_view *vi
     if (end <= gap_end) {
         uint64_t fill = end > gap_begin ? round_up(end - gap_begin, granule) : 0;
         if (fill != 0) {
-            place p = {gap, left, NULL, begin, gap_begin, fill, gap->block.nbytes, false};
+            place p = {gap,  left, NULL, begin, gap_begin, fill, gap->block.nbytes,
+                       false};
             keep_better(best, &p);
         }
     }
     else if (right != NULL && end <= cm_span_end(right)) {
-        place p = {gap, left, right, begin, gap_begin, gap->block.nbytes,
-                   gap->block.nbytes, false};
+        place p = {
+            gap,  left, right, begin, gap_begin, gap->block.nbytes, gap->block.nbytes,
+            false};
         keep_better(best, &p);
     }
     if (right != NULL && right->block.nbytes < size) {
         cm_address top = (cm_span_end(right) - size) & ~(align - 1);
         if (top >= gap_begin && top < gap_end) {
             uint64_t fill = round_up(gap_end - top, granule);
-            place p = {gap,  NULL, right, top, gap_end - fill, fill, gap->block.nbytes,
+            place p = {gap, NULL, right, top, gap_end - fill, fill, gap->block.nbytes,
                        true};
             keep_better(best, &p);
         }
@@ -122,7 +123,8 @@ choose_place_locked(cm_pool *pool, uint64_t size, const cm_heap_view *view, plac
     *out = (place){0};
     int looked_at = 0;
     for (cm_list *n = pool->heap.gaps.prev;
-         n != &pool->heap.gaps && looked_at < GAPS_LOOKED_AT; n = n->prev, looked_at++) {
+         n != &pool->heap.gaps && looked_at < GAPS_LOOKED_AT;
+         n = n->prev, looked_at++) {
         try_gap(pool, CM_LIST_ENTRY(n, cm_span, node), size, view, out);
     }
     return out->gap != NULL;
@@ -156,8 +158,8 @@ best_chunk(const cm_arena *range, const cm_span *span, cm_address below, uint64_
     return best;
 }
 
-/* Take chunks out of `span`, from its end downwards so that what remains below keeps the
- * span's node. */
+/* Take chunks out of `span`, from its end downwards so that what remains below keeps
+ * the span's node. */
 static void
 take_chunks_locked(cm_pool *pool, plan *p, cm_span *span)
 {
@@ -170,8 +172,7 @@ take_chunks_locked(cm_pool *pool, plan *p, cm_span *span)
             return;
         }
         bool at_start = chunk->address == span->block.address;
-        cm_span *from =
-            cm_heap_carve(&pool->heap, span, chunk->address, chunk->nbytes);
+        cm_span *from = cm_heap_carve(&pool->heap, span, chunk->address, chunk->nbytes);
         if (from == NULL) {
             return;
         }
@@ -266,7 +267,8 @@ create_nbytes(const cm_pool *pool, const plan *p, bool with_step)
 /* -- carrying it out, without the lock -------------------------------------------------- */
 
 static void
-set_chunk_at(const cm_arena *range, cm_address address, uint64_t nbytes, cm_chunk *chunk)
+set_chunk_at(const cm_arena *range, cm_address address, uint64_t nbytes,
+             cm_chunk *chunk)
 {
     uint64_t first = (address - range->base) / range->granule;
     for (uint64_t i = 0; i < nbytes / range->granule; i++) {
@@ -350,7 +352,8 @@ prepare_locked(cm_pool *pool, uint64_t size, bool with_step, plan *p,
     *p = (plan){0};
     cm_heap_settle(&pool->heap, view);
     if (!choose_place_locked(pool, size, view, &p->at)) {
-        /* No addresses are left, so there could not be memory for all of them either. */
+        /* No addresses are left, so there could not be memory for all of them either.
+         */
         return (cm_status){CM_CUDA_OUT_OF_MEMORY, CM_OP_physical_create, 0, size};
     }
     p->spare = cm_heap_take_node(&pool->heap);
@@ -373,7 +376,8 @@ prepare_locked(cm_pool *pool, uint64_t size, bool with_step, plan *p,
 }
 
 /* The target up to what has memory, its neighbours and what was not moved become free;
- * the rest is a gap again. Returns the span the place is in; NULL: nothing was filled. */
+ * the rest is a gap again. Returns the span the place is in; NULL: nothing was filled.
+ */
 static cm_span *
 settle_locked(cm_pool *pool, plan *p, const cm_heap_view *view)
 {
@@ -430,7 +434,8 @@ grow(cm_pool *pool, uint64_t size, const cm_stream *stream, bool with_step,
 {
     plan p;
     cm_fast_lock_take(&pool->lock);
-    cm_heap_view view = cm_pool_view_locked(pool, cm_pool_find_mark_locked(pool, stream));
+    cm_heap_view view =
+        cm_pool_view_locked(pool, cm_pool_find_mark_locked(pool, stream));
     cm_status status = prepare_locked(pool, size, with_step, &p, &view);
     cm_fast_lock_give(&pool->lock);
     CM_TRY(status);
@@ -442,8 +447,7 @@ grow(cm_pool *pool, uint64_t size, const cm_stream *stream, bool with_step,
         cm_heap_give_node(&pool->heap, p.spare);
     }
     if (cm_is_ok(status)) {
-        *out = span == NULL ? NULL
-                            : cm_heap_carve(&pool->heap, span, p.at.begin, size);
+        *out = span == NULL ? NULL : cm_heap_carve(&pool->heap, span, p.at.begin, size);
         if (*out != NULL) {
             (*out)->state = CM_SPAN_LIVE;
         }

@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The pool's insides, shared by its files: pool.c (life, reading), pool_alloc.c (handing
- * out), pool_free.c (taking back), pool_in_flight.c (when a freed block is idle),
- * pool_marks.c (when a stream's work has ended), pool_grow.c and pool_place.c (more
- * memory), pool_trim.c (less). Nobody else includes this.
+/* The pool's insides, shared by its files: pool.c (life, reading), pool_alloc.c
+ * (handing out), pool_free.c (taking back), pool_in_flight.c (when a freed block is
+ * idle), pool_marks.c (when a stream's work has ended), pool_grow.c and pool_place.c
+ * (more memory), pool_trim.c (less). Nobody else includes this.
  * Locks: `lock` guards heap, lists, marks and counters, for list work only. `gate` with
- * its condition guards the two flags of who is growing or polling; no thread holds both. */
+ * its condition guards the two flags of who is growing or polling; no thread holds
+ * both. */
 #ifndef CM_POOL_POOL_PRIVATE_H
 #define CM_POOL_POOL_PRIVATE_H
 
@@ -35,8 +36,8 @@ typedef struct cm_flight {
 /* A stream whose freed blocks are in the heap, tagged with this mark's index and the
  * epoch of the time: an event recorded in epoch e and done ends all of up to e. */
 typedef struct cm_mark {
-    cm_stream *stream;    /* held; NULL: the mark is free */
-    uint64_t key;         /* id for comparisons */
+    cm_stream *stream; /* held; NULL: the mark is free */
+    uint64_t key;      /* id for comparisons */
     int device;
     uint64_t epoch;       /* of blocks given now */
     uint64_t given_epoch; /* the youngest of any block given; 0: none */
@@ -56,12 +57,12 @@ typedef struct cm_mark {
  *   a span with epoch > done[tag] has a stream at marks[tag] */
 struct cm_pool {
     cm_fast_lock lock;
-    _Atomic uint64_t holds; /* by cm_pool_hold; live blocks keep the pool too. Falls under
-                               the lock */
-    cm_runtime *rt; /* borrowed */
+    _Atomic uint64_t holds; /* by cm_pool_hold; live blocks keep the pool too. Falls
+                               under the lock */
+    cm_runtime *rt;         /* borrowed */
     cm_pool_config config;
-    uint64_t align;       /* of small blocks: sizes and places */
-    uint64_t large;       /* from here on pages */
+    uint64_t align; /* of small blocks: sizes and places */
+    uint64_t large; /* from here on pages */
     cm_heap heap;
     cm_list in_flight;
     cm_list polled;
@@ -74,10 +75,10 @@ struct cm_pool {
     atomic_uint_fast64_t lost_count;
     cm_mutex gate;
     cm_cond gate_moved;
-    _Atomic bool polling;      /* one thread looks at `polled` and the marks' events */
-    _Atomic bool growing;      /* one thread changes arenas, chunks and the source */
-    cm_source *source; /* owned; opened at the first growth; the grower's */
-    cm_arena *range;   /* of a placed source */
+    _Atomic bool polling; /* one thread looks at `polled` and the marks' events */
+    _Atomic bool growing; /* one thread changes arenas, chunks and the source */
+    cm_source *source;    /* owned; opened at the first growth; the grower's */
+    cm_arena *range;      /* of a placed source */
 };
 
 /* After each change of the lists, in debug builds. */
@@ -131,8 +132,8 @@ void cm_pool_hand_out_locked(cm_pool *pool, cm_span *span, uint64_t requested_nb
 bool cm_stream_is_legacy(const cm_stream *stream);
 /* The id for comparisons; the legacy stream has two handles. */
 uint64_t cm_stream_key(const cm_stream *stream);
-/* May the handle be used later? One that nobody keeps alive may be dead or recycled, and
- * the per-thread handle means another stream on each thread. */
+/* May the handle be used later? One that nobody keeps alive may be dead or recycled,
+ * and the per-thread handle means another stream on each thread. */
 bool cm_stream_is_kept(const cm_stream *stream);
 
 /* The stream's mark; 0: it has none. */
@@ -152,7 +153,8 @@ cm_status cm_pool_poll_marks(cm_pool *pool, bool wait);
  * then take. False: nothing to wait for, or it cannot. By the poller. */
 bool cm_pool_order_after_marks(cm_pool *pool, const cm_stream *stream,
                                uint64_t done[CM_MARK_MAX]);
-/* Forget streams that no span is tagged with any more; `all`: at the end. By the poller. */
+/* Forget streams that no span is tagged with any more; `all`: at the end. By the
+ * poller. */
 void cm_pool_drop_marks(cm_pool *pool, bool all);
 
 /* -- pool_in_flight.c: without the lock ------------------------------------------------- */

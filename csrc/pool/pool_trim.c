@@ -60,9 +60,9 @@ take_leaving_locked(cm_pool *pool, uint64_t keep_nbytes, leaving *out)
             }
             else if (s->block.nbytes == arena->nbytes
                      && pool->heap.free_nbytes >= keep_nbytes + arena->nbytes) {
-                out[count++] = (leaving){
-                    cm_heap_carve(&pool->heap, s, arena->base, arena->nbytes),
-                    &arena->chunk};
+                out[count++] =
+                    (leaving){cm_heap_carve(&pool->heap, s, arena->base, arena->nbytes),
+                              &arena->chunk};
             }
         }
     }
