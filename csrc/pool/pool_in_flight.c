@@ -355,6 +355,9 @@ cm_pool_poll(cm_pool *pool, cm_poll_mode mode, bool may_fence)
     }
     cm_status marks = cm_pool_poll_marks(pool, mode == CM_POLL_WAIT);
     give_polled(pool);
+    if (cm_pool_has_orphan_marks(pool)) {
+        cm_pool_drop_marks(pool, false);
+    }
     cm_pool_end_poll(pool);
     if (mode == CM_POLL_LOOK) {
         return cm_ok();

@@ -317,6 +317,25 @@ clean_spans_locked(cm_pool *pool, bool named[CM_MARK_MAX])
     }
 }
 
+bool
+cm_pool_has_orphan_marks(cm_pool *pool)
+{
+    uint32_t used = 0;
+    bool orphan = false;
+    cm_fast_lock_take(&pool->lock);
+    for (uint32_t i = 1; i < pool->mark_count; i++) {
+        const cm_mark *mark = &pool->marks[i];
+        if (mark->stream != NULL) {
+            used++;
+            orphan |=
+                atomic_load_explicit(&mark->stream->refs, memory_order_relaxed) == 1
+                && mark->given_epoch <= pool->done[i];
+        }
+    }
+    cm_fast_lock_give(&pool->lock);
+    return orphan || used == CM_MARK_MAX - 1;
+}
+
 void
 cm_pool_drop_marks(cm_pool *pool, bool all)
 {

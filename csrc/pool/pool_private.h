@@ -153,6 +153,9 @@ cm_status cm_pool_poll_marks(cm_pool *pool, bool wait);
  * then take. False: nothing to wait for, or it cannot. By the poller. */
 bool cm_pool_order_after_marks(cm_pool *pool, const cm_stream *stream,
                                uint64_t done[CM_MARK_MAX]);
+/* True when it is time to forget: the table is full, or the pool alone still keeps a
+ * stream whose work has ended. */
+bool cm_pool_has_orphan_marks(cm_pool *pool);
 /* Forget streams that no span is tagged with any more; `all`: at the end. By the
  * poller. */
 void cm_pool_drop_marks(cm_pool *pool, bool all);

@@ -263,7 +263,28 @@ test_pool_same_stream_needs_the_same_device(void)
 }
 
 /* clang-format off */
-MAIN(RUN(test_pool_device_block_is_reused_at_once_on_its_own_stream)
+static void
+test_pool_stream_that_only_the_pool_keeps_is_let_go(void)
+{
+    cm_runtime *rt = open_emulated(13000, 1, 64 * MIB);
+    cm_pool *pool = open_pool(rt, DEVICE);
+    cm_emulated_counts before;
+    cm_emulated_read_counts(rt, &before);
+    cm_stream *stream = open_stream(rt, 0);
+    give(pool, take(pool, 1000, stream), stream, 0);
+    synchronize(rt, stream);
+    cm_stream_release(stream);
+    give(pool, take(pool, 3 * MIB, NULL), NULL, 0); /* a miss: asks what has ended */
+    give(pool, take(pool, 9 * MIB, NULL), NULL, 0);
+    cm_emulated_counts after;
+    cm_emulated_read_counts(rt, &after);
+    CHECK_EQ(after.streams, before.streams);
+    cm_pool_release(pool);
+    close_emulated(rt);
+}
+
+MAIN(RUN(test_pool_stream_that_only_the_pool_keeps_is_let_go)
+     RUN(test_pool_device_block_is_reused_at_once_on_its_own_stream)
      RUN(test_pool_stream_order_needs_no_event_and_then_one_for_all)
      RUN(test_pool_event_covers_only_what_was_given_before_it)
      RUN(test_pool_block_given_back_unused_is_as_late_as_before)
