@@ -1,0 +1,172 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Threads and streams against the pools of a real GPU, every byte verified.
+
+    python stress_pools.py [--seconds 60] [--threads 16] [--streams 8] [--json FILE]
+
+Copies are queued behind cumem's back, as another library would, on streams that are named
+with record_stream(); the page-locked source is dropped and new page-locked memory is
+written while they still run. A pool that hands a block out before its events have passed
+shows as a wrong byte: built with CUMEM_DEBUG=1 CFLAGS=-DCM_TEST_SKIP_EVENTS it must fail.
+At the end everything is trimmed and the device's free memory is what it was.
+Exit status: 0 when all bytes were right and all memory came back.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import gc
+import json
+import sys
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+
+import cumem
+
+KIB = 1024
+SIZES = (4 * KIB, 48 * KIB, 256 * KIB, 1000 * KIB, 4096 * KIB)
+DEPTH = 6  # round trips queued by a thread before the first is looked at
+
+
+class Driver:
+    """The two copies that cumem does not see."""
+
+    def __init__(self) -> None:
+        self.lib = ctypes.CDLL("libcuda.so.1")
+        self.context = ctypes.c_void_p()
+        self.check(self.lib.cuInit(0))
+        self.check(self.lib.cuDevicePrimaryCtxRetain(ctypes.byref(self.context), 0))
+
+    @staticmethod
+    def check(code: int) -> None:
+        if code != 0:
+            raise RuntimeError(f"the driver answered {code}")
+
+    def enter(self) -> None:
+        self.check(self.lib.cuCtxSetCurrent(self.context))
+
+    def copy(
+        self, to_device: bool, dst: int, src: int, nbytes: int, stream: int
+    ) -> None:
+        call = (
+            self.lib.cuMemcpyHtoDAsync_v2
+            if to_device
+            else self.lib.cuMemcpyDtoHAsync_v2
+        )
+        address = ctypes.c_uint64 if to_device else ctypes.c_void_p
+        other = ctypes.c_void_p if to_device else ctypes.c_uint64
+        self.check(
+            call(
+                address(dst),
+                other(src),
+                ctypes.c_size_t(nbytes),
+                ctypes.c_void_p(stream),
+            )
+        )
+
+
+class Worker(threading.Thread):
+    """Round trips through device memory until `deadline`."""
+
+    def __init__(
+        self, driver: Driver, streams: list[cumem.Stream], seed: int, deadline: float
+    ) -> None:
+        super().__init__()
+        self.driver, self.streams, self.deadline = driver, streams, deadline
+        self.random = np.random.default_rng(seed)
+        self.trips = self.nbytes = self.wrong = 0
+        self.failure: BaseException | None = None
+
+    def run(self) -> None:
+        try:
+            self.driver.enter()
+            while time.monotonic() < self.deadline:
+                self.round()
+        except BaseException as error:
+            self.failure = error
+
+    def send(self) -> tuple[cumem.Buffer, int, cumem.Stream]:
+        stream = self.streams[int(self.random.integers(len(self.streams)))]
+        nbytes = int(SIZES[int(self.random.integers(len(SIZES)))])
+        mark = int(self.random.integers(1, 255))
+        source = cumem.empty_pinned(nbytes, "u1")
+        source.numpy()[:] = mark
+        device = cumem.empty_device(nbytes, "u1", stream=stream)
+        result = cumem.empty_pinned(nbytes, "u1")
+        self.driver.copy(True, device.ptr, source.ptr, nbytes, stream.handle)
+        self.driver.copy(False, result.ptr, device.ptr, nbytes, stream.handle)
+        source.record_stream(stream)
+        result.record_stream(stream)
+        del source, device  # both copies may not have begun
+        # what is handed out now must not be what is still read
+        scratch = cumem.empty_pinned(nbytes, "u1")
+        scratch.numpy()[:] = 255
+        return result, mark, stream
+
+    def round(self) -> None:
+        sent = [self.send() for _ in range(DEPTH)]
+        for result, mark, stream in sent:
+            stream.synchronize()
+            self.wrong += int(np.count_nonzero(result.numpy() != mark))
+            self.trips += 1
+            self.nbytes += result.nbytes
+
+
+def free_nbytes() -> int:
+    gc.collect()
+    cumem.Device(0).synchronize()
+    cumem.trim()
+    cumem.trim()
+    return int(cumem.memory_info()[0])
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
+    parser.add_argument("--seconds", type=float, default=60)
+    parser.add_argument("--threads", type=int, default=16)
+    parser.add_argument("--streams", type=int, default=8)
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    streams = [cumem.Stream() for _ in range(options.streams)]
+    warm = Worker(Driver(), streams, 1, time.monotonic() + 0.5)
+    warm.start()
+    warm.join()
+    before = free_nbytes()
+    deadline = time.monotonic() + options.seconds
+    workers = [
+        Worker(warm.driver, streams, 100 + i, deadline) for i in range(options.threads)
+    ]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    failures = [str(w.failure) for w in [warm, *workers] if w.failure is not None]
+    result = {
+        "device": cumem.Device(0).name,
+        "seconds": options.seconds,
+        "threads": options.threads,
+        "streams": options.streams,
+        "round_trips": sum(w.trips for w in workers),
+        "verified_nbytes": sum(w.nbytes for w in workers),
+        "wrong_bytes": sum(w.wrong for w in workers),
+        "failures": failures,
+        "free_before_nbytes": before,
+        "free_after_nbytes": free_nbytes(),
+    }
+    print(json.dumps(result, indent=1))
+    if options.json is not None:
+        options.json.write_text(json.dumps(result, indent=1) + "\n")
+    good = (
+        not failures
+        and result["wrong_bytes"] == 0
+        and result["round_trips"] > 0
+        and result["free_after_nbytes"] >= result["free_before_nbytes"]
+    )
+    return 0 if good else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
