@@ -30,14 +30,17 @@ typedef struct memory {
 CM_UNUSED static void
 open_world(world *w)
 {
-    cm_pool_config config = {CM_KIND_PINNED, 0, CM_HOST_ALLOC_PORTABLE, 0};
+    cm_pool_config config = {.kind = CM_KIND_PINNED,
+                             .flags = CM_HOST_ALLOC_PORTABLE,
+                             .numa_node = -1};
     w->rt = open_emulated(13000, WORLD_DEVICES, UINT64_C(256) << 20);
     MUST(cm_registry_create(w->rt, &w->registry));
     MUST(cm_engine_create(w->rt, w->registry, &w->engine));
     MUST(cm_pool_create(w->rt, &config, &w->pinned));
     cm_engine_set_pinned_pool(w->engine, w->pinned);
     for (int device = 0; device < WORLD_DEVICES; device++) {
-        cm_pool_config on_device = {CM_KIND_DEVICE, device, 0, 0};
+        cm_pool_config on_device = {
+            .kind = CM_KIND_DEVICE, .device = device, .numa_node = -1};
         MUST(cm_pool_create(w->rt, &on_device, &w->device[device]));
         cm_engine_set_device_pool(w->engine, device, w->device[device]);
         MUST(cm_stream_create(w->rt, device, CM_STREAM_NON_BLOCKING, 0,
