@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The pool as a whole: its life, who is growing it, and reading it. */
+/* The pool as a whole: its life, who is growing it, and its check. */
 #include <stdlib.h>
 
 #include "pool/pool_private.h"
@@ -47,6 +47,8 @@ init(cm_pool *pool, cm_runtime *rt, const cm_pool_config *config)
     atomic_init(&pool->lost_count, 0);
     pool->rt = rt;
     pool->config = *config;
+    cm_budget_init(&pool->budget, UINT64_MAX, config->budget);
+    pool->config.budget = &pool->budget;
     pool->align = is_host ? 64 : 512;
     pool->large = is_host ? LARGE_HOST_NBYTES : LARGE_DEVICE_NBYTES;
     cm_heap_init(&pool->heap);
@@ -124,7 +126,9 @@ void
 cm_pool_destroy(cm_pool *pool)
 {
     cm_status waited = cm_pool_poll(pool, CM_POLL_WAIT, false);
-    (void)waited; /* nobody is left to tell; giving back waits too, but for mappings */
+    if (!cm_is_ok(waited)) { /* giving back does not wait for all kinds: try again */
+        waited = cm_pool_poll(pool, CM_POLL_WAIT, false);
+    }
     cm_pool_drop_marks(pool, true);
     cm_scope scope;
     if (pool->source != NULL
@@ -168,55 +172,6 @@ cm_pool_end_growing(cm_pool *pool)
     pool->growing = false;
     cm_cond_signal_all(&pool->gate_moved);
     cm_mutex_unlock(&pool->gate);
-}
-
-/* -- reading ---------------------------------------------------------------------------- */
-
-static uint64_t
-count_segments(const cm_pool *pool)
-{
-    uint64_t count = 0;
-    const cm_list *arenas = &pool->heap.arenas;
-    for (const cm_list *n = arenas->next; n != arenas; n = n->next) {
-        count++;
-    }
-    return count;
-}
-
-void
-cm_pool_read(cm_pool *pool, cm_pool_counters *out)
-{
-    bool forked = cm_runtime_is_forked(pool->rt); /* the lock may be held for ever there
-                                                   */
-    if (!forked) {
-        cm_fast_lock_take(&pool->lock);
-    }
-    *out = pool->counters;
-    out->cached_nbytes = pool->heap.free_nbytes;
-    out->cached_count = pool->heap.free_count;
-    out->split_count = pool->heap.split_count;
-    out->merge_count = pool->heap.merge_count;
-    out->largest_free_nbytes = cm_heap_largest(&pool->heap);
-    out->segment_count = count_segments(pool);
-    if (!forked) {
-        cm_fast_lock_give(&pool->lock);
-    }
-    out->lost_count = atomic_load(&pool->lost_count);
-}
-
-void
-cm_pool_reset_peaks(cm_pool *pool)
-{
-    if (cm_runtime_is_forked(pool->rt)) {
-        return;
-    }
-    cm_fast_lock_take(&pool->lock);
-    cm_pool_counters *c = &pool->counters;
-    c->peak_live_nbytes = c->live_nbytes;
-    c->peak_requested_nbytes = c->requested_nbytes;
-    c->peak_in_flight_nbytes = c->in_flight_nbytes;
-    c->peak_reserved_nbytes = c->reserved_nbytes;
-    cm_fast_lock_give(&pool->lock);
 }
 
 const cm_pool_config *

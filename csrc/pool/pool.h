@@ -26,8 +26,10 @@ typedef struct cm_pool_config {
      * takes it. */
     uint64_t fence_limit_nbytes;
     cm_segments segments;
-    int numa_node;     /* host memory: where its pages belong; -1: near the device */
-    cm_budget *budget; /* borrowed: charged with what is reserved; NULL: no limit */
+    int numa_node; /* host memory: where its pages belong; -1: near the device */
+    /* Borrowed, may be NULL: charged with what is reserved, as is a budget of the
+     * pool's own, unlimited at first, that cm_pool_get_config() tells in its place. */
+    cm_budget *budget;
     uint64_t idle_trim_ns; /* memory unused for so long goes back by itself; 0: never */
 } cm_pool_config;
 
@@ -131,6 +133,10 @@ CM_NODISCARD cm_status cm_pool_trim(cm_pool *pool, uint64_t keep_nbytes, bool wa
 void cm_pool_read(cm_pool *pool, cm_pool_counters *out);
 /* Peaks start again from what is now. */
 void cm_pool_reset_peaks(cm_pool *pool);
+/* The same snapshot with the peaks since the last call of this function, or since the
+ * pool was made; the peaks that cm_pool_read() tells are not disturbed, nor are these
+ * by cm_pool_reset_peaks(). */
+void cm_pool_read_window(cm_pool *pool, cm_pool_counters *out);
 
 typedef enum cm_block_state {
     CM_BLOCK_LIVE,

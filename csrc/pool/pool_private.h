@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The pool's insides, shared by its files: pool.c (life, reading), pool_alloc.c
- * (handing out), pool_free.c (taking back), pool_in_flight.c (when a freed block is
- * idle), pool_marks.c (when a stream's work has ended), pool_grow.c and pool_place.c
- * (more memory), pool_trim.c (less). Nobody else includes this.
+/* The pool's insides, shared by its files: pool.c (life), pool_read.c (counters,
+ * peaks), pool_alloc.c (handing out), pool_free.c (taking back), pool_in_flight.c (when
+ * a freed block is idle), pool_marks.c (when a stream's work has ended), pool_grow.c
+ * and pool_place.c (more memory), pool_trim.c (less). Nobody else includes this.
  * Locks: `lock` guards heap, lists, marks and counters, for list work only. `gate` with
  * its condition guards the two flags of who is growing or polling; no thread holds
  * both. */
@@ -45,6 +45,14 @@ typedef struct cm_mark {
     uint64_t asked_epoch; /* the epoch the event stands for; 0: not recorded */
 } cm_mark;
 
+/* What the peaks were before the counters' own began anew. */
+typedef struct cm_pool_peaks {
+    uint64_t live_nbytes;
+    uint64_t requested_nbytes;
+    uint64_t in_flight_nbytes;
+    uint64_t reserved_nbytes;
+} cm_pool_peaks;
+
 /* Invariants, under the lock (S(x) is the sum of nbytes of the spans in state x):
  *   live_nbytes = S(LIVE)   in_flight_nbytes = S(FLIGHT)   cached_nbytes = S(FREE)
  *   reserved_nbytes = S(LIVE) + S(FLIGHT) + S(FREE) + S(BUSY with memory)
@@ -70,6 +78,11 @@ struct cm_pool {
     cm_mark marks[CM_MARK_MAX];
     uint64_t done[CM_MARK_MAX]; /* per mark: the last epoch that has ended */
     cm_pool_counters counters;  /* those of the heap are filled in on reading */
+    cm_pool_peaks peaks_before; /* since cm_pool_reset_peaks(), and those of the window
+                                 */
+    cm_pool_peaks window_peaks; /* that is open, both up to when `counters` began anew
+                                 */
+    cm_budget budget;           /* the pool's own; config.budget is this one */
     uint64_t window_ns;         /* idle trim: when this window began, */
     uint64_t window_cached;     /* and the least that was cached in it */
     atomic_uint_fast64_t lost_count;
