@@ -9,24 +9,90 @@ Importing makes no CUDA call; the driver is opened at first use.
 from cumem._core import (
     BUILT_RUNTIME, OLDEST_DRIVER, Buffer, CudaError, Device, DeviceBuffer,
     EmulationWarning, Event, HostBuffer, ManagedBuffer, MappedBuffer,
-    OutOfMemoryError, PinnedBuffer, Registration, Stream, Transfer, array, asbuffer,
-    backend, copy, copy_async, current_device, current_stream, device_count,
-    driver_version, emulation_reason, empty, empty_device, empty_like, empty_managed,
-    empty_mapped, empty_pinned, full, memory_info, pool_counters, register,
-    runtime_version, set_current_device, shutdown, trim, zeros,
+    OutOfMemoryError, PinnedBuffer, Pool, Registration, Stream, Transfer, array,
+    asbuffer, backend, copy, copy_async, current_device, current_stream, default_pool,
+    device_count, driver_version, emulation_reason, empty, empty_device, empty_like,
+    empty_managed, empty_mapped, empty_pinned, full, get_limit, pool_counters, register,
+    runtime_version, set_current_device, set_limit, shutdown, trim, zeros,
+)
+from cumem.memory import (
+    DeviceMemory, HostMemory, OutOfMemoryHook, limit, memory_info, on_out_of_memory,
+)
+from cumem.stats import (
+    Block, Counters, Measure, Measurement, PoolStats, Segment, Snapshot, Stats, measure,
+    stats,
 )
 # isort: on
 
 __version__ = "0.1.0"
 
 __all__ = [
-    "BUILT_RUNTIME", "OLDEST_DRIVER", "Buffer", "CudaError", "Device", "DeviceBuffer",
-    "EmulationWarning", "Event", "HostBuffer", "ManagedBuffer", "MappedBuffer",
-    "OutOfMemoryError", "PinnedBuffer", "Registration", "Stream", "Transfer",
-    "__version__", "array", "asbuffer", "backend", "copy", "copy_async",
-    "current_device", "current_stream", "device_count", "driver_version",
-    "empty", "empty_device", "empty_like", "empty_managed", "empty_mapped",
-    "empty_pinned", "emulation_reason", "full", "memory_info", "pool_counters",
-    "register", "runtime_version", "set_current_device", "shutdown", "trim", "zeros",
+    "BUILT_RUNTIME",
+    "OLDEST_DRIVER",
+    "Block",
+    "Buffer",
+    "Counters",
+    "CudaError",
+    "Device",
+    "DeviceBuffer",
+    "DeviceMemory",
+    "EmulationWarning",
+    "Event",
+    "HostBuffer",
+    "HostMemory",
+    "ManagedBuffer",
+    "MappedBuffer",
+    "Measure",
+    "Measurement",
+    "OutOfMemoryError",
+    "OutOfMemoryHook",
+    "PinnedBuffer",
+    "Pool",
+    "PoolStats",
+    "Registration",
+    "Segment",
+    "Snapshot",
+    "Stats",
+    "Stream",
+    "Transfer",
+    "__version__",
+    "array",
+    "asbuffer",
+    "backend",
+    "copy",
+    "copy_async",
+    "current_device",
+    "current_stream",
+    "default_pool",
+    "device_count",
+    "driver_version",
+    "empty",
+    "empty_device",
+    "empty_like",
+    "empty_managed",
+    "empty_mapped",
+    "empty_pinned",
+    "emulation_reason",
+    "full",
+    "get_limit",
+    "limit",
+    "measure",
+    "memory_info",
+    "on_out_of_memory",
+    "pool_counters",
+    "register",
+    "runtime_version",
+    "set_current_device",
+    "set_limit",
+    "shutdown",
+    "stats",
+    "trim",
+    "zeros",
 ]
 # fmt: on
+
+for _name in __all__:  # where users import them from: what help() and a pickle name
+    _value = globals()[_name]
+    if getattr(_value, "__module__", "").startswith("cumem."):
+        _value.__module__ = "cumem"
+del _name, _value

@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 # Types of the extension; what things mean stands in its docstrings.
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from types import TracebackType
 from typing import Any, Final, Literal, Never, Self, SupportsIndex, final
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
+
+from cumem.stats import PoolStats, Snapshot
 
 _Kind = Literal["pinned", "mapped", "managed", "device"]
 _Order = Literal["C", "F"]
@@ -27,7 +29,23 @@ class CudaError(RuntimeError):
         arg: int | None = None,
     ) -> None: ...
 
-class OutOfMemoryError(CudaError, MemoryError): ...
+class OutOfMemoryError(CudaError, MemoryError):
+    requested: int | None
+    kind: str | None
+    device: int | None
+    limit: int | None
+    live: int | None
+    cached: int | None
+    in_flight: int | None
+    largest_free: int | None
+    fragmentation: float | None
+    driver_free: int | None
+    driver_total: int | None
+    outside: int | None
+    available: int | None
+    tried: tuple[str, ...] | None
+    advice: str | None
+
 class EmulationWarning(UserWarning): ...
 
 class Buffer:
@@ -235,6 +253,52 @@ class Transfer:
     def __await__(self) -> Generator[Any]: ...
 
 @final
+class Pool:
+    def __new__(
+        cls,
+        kind: _Kind = "device",
+        *,
+        device: object = None,
+        limit: int | str | None = None,
+        numa_node: int | None = None,
+        segments: Literal["auto", "malloc"] = "auto",
+        idle_trim: float | None = None,
+        portable: bool = True,
+        write_combined: bool = False,
+        attach: Literal["global", "host"] = "global",
+    ) -> Self: ...
+    @property
+    def kind(self) -> str: ...
+    @property
+    def device(self) -> Device: ...
+    @property
+    def limit(self) -> int | None: ...
+    @limit.setter
+    def limit(self, value: int | str | None) -> None: ...
+    @property
+    def numa_node(self) -> int | None: ...
+    @property
+    def segments(self) -> str: ...
+    @property
+    def idle_trim(self) -> float | None: ...
+    @property
+    def closed(self) -> bool: ...
+    def allocate(self, nbytes: int, stream: object = None, /) -> Buffer: ...
+    def stats(self) -> PoolStats: ...
+    def snapshot(self) -> Snapshot: ...
+    def trim(self, keep: int | str = 0, wait: bool = True) -> int: ...
+    def reset_peaks(self) -> None: ...
+    def close(self) -> None: ...
+    def __enter__(self) -> Self: ...
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        tb: TracebackType | None,
+        /,
+    ) -> None: ...
+
+@final
 class Registration:
     @property
     def buffer(self) -> PinnedBuffer | MappedBuffer: ...
@@ -258,6 +322,7 @@ def empty(
     order: _Order = "C",
     device: object = None,
     stream: object = None,
+    pool: Pool | None = None,
 ) -> Buffer: ...
 def zeros(
     shape: _Shape,
@@ -267,6 +332,7 @@ def zeros(
     order: _Order = "C",
     device: object = None,
     stream: object = None,
+    pool: Pool | None = None,
 ) -> Buffer: ...
 def full(
     shape: _Shape,
@@ -277,6 +343,7 @@ def full(
     order: _Order = "C",
     device: object = None,
     stream: object = None,
+    pool: Pool | None = None,
 ) -> Buffer: ...
 def array(
     obj: object,
@@ -286,6 +353,7 @@ def array(
     order: _LikeOrder | None = "K",
     device: object = None,
     stream: object = None,
+    pool: Pool | None = None,
 ) -> Buffer: ...
 def empty_like(
     prototype: object,
@@ -295,6 +363,7 @@ def empty_like(
     order: _LikeOrder | None = "K",
     device: object = None,
     stream: object = None,
+    pool: Pool | None = None,
 ) -> Buffer: ...
 def empty_pinned(
     shape: _Shape,
@@ -304,6 +373,7 @@ def empty_pinned(
     portable: bool = True,
     write_combined: bool = False,
     device: object = None,
+    pool: Pool | None = None,
 ) -> PinnedBuffer: ...
 def empty_mapped(
     shape: _Shape,
@@ -313,6 +383,7 @@ def empty_mapped(
     portable: bool = True,
     write_combined: bool = False,
     device: object = None,
+    pool: Pool | None = None,
 ) -> MappedBuffer: ...
 def empty_managed(
     shape: _Shape,
@@ -321,6 +392,7 @@ def empty_managed(
     order: _Order = "C",
     attach: Literal["global", "host"] = "global",
     device: object = None,
+    pool: Pool | None = None,
 ) -> ManagedBuffer: ...
 def empty_device(
     shape: _Shape,
@@ -329,6 +401,7 @@ def empty_device(
     order: _Order = "C",
     device: object = None,
     stream: object = None,
+    pool: Pool | None = None,
 ) -> DeviceBuffer: ...
 def register(
     obj: object,
@@ -345,17 +418,35 @@ def current_device() -> Device: ...
 def set_current_device(device: object, /) -> None: ...
 def device_count() -> int: ...
 def memory_info(device: object = None) -> tuple[int, int]: ...
-def trim() -> int: ...
+def trim(
+    kind: _Kind | None = None,
+    *,
+    device: object = None,
+    keep: int | str = 0,
+    wait: bool = True,
+) -> int: ...
+def default_pool(kind: _Kind, device: object = None) -> Pool: ...
+def set_limit(kind: _Kind, limit: int | str | None, device: object = None) -> None: ...
+def get_limit(kind: _Kind, device: object = None) -> int | None: ...
 def backend() -> Literal["cuda", "emulated"]: ...
 def emulation_reason() -> str | None: ...
 def driver_version() -> tuple[int, int]: ...
 def runtime_version() -> tuple[int, int]: ...
 def pool_counters() -> dict[str, dict[str, int]]: ...
 def shutdown(*, reset_devices: bool = False) -> None: ...
+def _pools(
+    window: bool = False, /
+) -> list[tuple[int, tuple[str, str, int, int | None, tuple[int, ...]]]]: ...
+def _counter_names() -> tuple[str, ...]: ...
+def _install_readers(
+    stats: Callable[..., object], snapshot: Callable[..., object], /
+) -> None: ...
+def _host_memory() -> tuple[int | None, int | None, int | None, int | None]: ...
 def _raw_copies(
     dst: Buffer, src: Buffer, stream: object, budget: float, /
 ) -> list[float]: ...
 
 BUILT_RUNTIME: Final[tuple[int, int]]
 OLDEST_DRIVER: Final[tuple[int, int]]
+_out_of_memory_callbacks: list[Any]
 _testing: Any

@@ -80,6 +80,7 @@ def machine() -> dict[str, Any]:
         "huge_pages": _selected("/sys/kernel/mm/transparent_hugepage/enabled"),
         "cgroup_limit": limit,
         "cgroup_used": used,
+        "pinned_limit": cumem.get_limit("pinned"),
         "memlock_soft": _finite(soft),
         "memlock_hard": _finite(hard),
         "numa_nodes": _numa_nodes(),
@@ -181,6 +182,7 @@ def _host_lines(host: dict[str, Any]) -> list[str]:
             f"{_size(host['memory_total'], 'unknown')}",
         ),
         _row("  cgroup limit", _cgroup_text(host)),
+        _row("  pinned limit", f"{_size(host['pinned_limit'])} (cumem.set_limit)"),
         _row("  RLIMIT_MEMLOCK", f"{memlock}; the CUDA driver ignores it"),
         _row("  huge pages", host["huge_pages"] or "unknown"),
     ]

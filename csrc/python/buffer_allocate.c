@@ -84,9 +84,27 @@ allocate_pageable(cm_state *state, PyObject *dtype, int ndim, const int64_t *sha
     return buffer;
 }
 
+/* The last holder of a pool waits in the runtime; beside a storage one is never the
+ * last.
+ */
+static void
+let_go(cm_state *state, cm_pool *pool, bool perhaps_last)
+{
+    if (!perhaps_last) {
+        cm_pool_release(pool);
+        return;
+    }
+    cm_state_enter(state);
+    Py_BEGIN_ALLOW_THREADS
+    cm_pool_release(pool);
+    Py_END_ALLOW_THREADS
+    cm_state_leave(state);
+}
+
 static PyObject *
-allocate(cm_state *state, cm_kind kind, unsigned flags, int device, PyObject *dtype,
-         int ndim, const int64_t *shape, const int *axes, cm_stream *stream)
+allocate(cm_state *state, cm_pool_object *wanted, cm_kind kind, unsigned flags,
+         int device, PyObject *dtype, int ndim, const int64_t *shape, const int *axes,
+         cm_stream *stream)
 {
     int64_t itemsize = cm_numpy_itemsize(dtype);
     int64_t strides[CM_MAX_NDIM];
@@ -98,7 +116,12 @@ allocate(cm_state *state, cm_kind kind, unsigned flags, int device, PyObject *dt
     if (kind == CM_KIND_PAGEABLE) {
         return allocate_pageable(state, dtype, ndim, shape, strides);
     }
-    cm_storage *storage = cm_storage_alloc(state, kind, flags, device, nbytes, stream);
+    cm_pool *pool = cm_pool_choose(state, wanted, kind, flags, device);
+    if (pool == NULL) {
+        return NULL;
+    }
+    cm_storage *storage = cm_storage_alloc(state, pool, nbytes, stream);
+    let_go(state, pool, storage == NULL);
     if (storage == NULL) {
         return NULL;
     }
@@ -110,19 +133,19 @@ allocate(cm_state *state, cm_kind kind, unsigned flags, int device, PyObject *dt
 }
 
 PyObject *
-cm_buffer_allocate(cm_state *state, cm_kind kind, unsigned flags, int device,
-                   PyObject *dtype, int ndim, const int64_t *shape, char order,
-                   cm_stream *stream)
+cm_buffer_allocate(cm_state *state, cm_pool_object *pool, cm_kind kind, unsigned flags,
+                   int device, PyObject *dtype, int ndim, const int64_t *shape,
+                   char order, cm_stream *stream)
 {
     int axes[CM_MAX_NDIM];
     set_order(ndim, order, axes);
-    return allocate(state, kind, flags, device, dtype, ndim, shape, axes, stream);
+    return allocate(state, pool, kind, flags, device, dtype, ndim, shape, axes, stream);
 }
 
 PyObject *
-cm_buffer_allocate_like(cm_state *state, cm_kind kind, unsigned flags, int device,
-                        PyObject *dtype, const cm_region *like, char order,
-                        cm_stream *stream)
+cm_buffer_allocate_like(cm_state *state, cm_pool_object *pool, cm_kind kind,
+                        unsigned flags, int device, PyObject *dtype,
+                        const cm_region *like, char order, cm_stream *stream)
 {
     int axes[CM_MAX_NDIM] = {0};
     bool is_c = cm_region_is_c_contiguous(like);
@@ -136,6 +159,6 @@ cm_buffer_allocate_like(cm_state *state, cm_kind kind, unsigned flags, int devic
     else {
         set_order(like->ndim, order, axes);
     }
-    return allocate(state, kind, flags, device, dtype, like->ndim, like->shape, axes,
-                    stream);
+    return allocate(state, pool, kind, flags, device, dtype, like->ndim, like->shape,
+                    axes, stream);
 }

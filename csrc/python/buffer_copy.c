@@ -76,7 +76,7 @@ copy_of(PyObject *object, char order)
             return NULL;
         }
     }
-    PyObject *copy = cm_buffer_allocate_like(state, kind, flags, storage->device,
+    PyObject *copy = cm_buffer_allocate_like(state, NULL, kind, flags, storage->device,
                                              self->dtype, &region, order, stream);
     if (copy != NULL) {
         PyObject *done = cm_copy_objects(state, copy, object, stream, true);

@@ -4,6 +4,7 @@
 #define CM_PYTHON_BUFFER_OBJECT_H
 
 #include "python/numpy_bridge.h"
+#include "python/pool_object.h"
 
 void cm_buffer_dealloc(PyObject *object);
 
@@ -13,17 +14,18 @@ PyObject *cm_buffer_new_view(cm_buffer *parent, PyTypeObject *type, int64_t offs
                              PyObject *dtype, int ndim, const int64_t *shape,
                              const int64_t *strides);
 
-/* A new buffer of memory from the pool of `kind` in C or F `order`; of PAGEABLE kind it
- * is over a fresh NumPy array. `stream` (NULL: any) is the first to use it. */
-PyObject *cm_buffer_allocate(cm_state *state, cm_kind kind, unsigned flags, int device,
-                             PyObject *dtype, int ndim, const int64_t *shape,
-                             char order, cm_stream *stream);
+/* A new buffer of memory of `kind` in C or F `order`, from `pool` (NULL: the current
+ * one, see cm_pool_choose()); of PAGEABLE kind it is over a fresh NumPy array. `stream`
+ * (NULL: any) is the first to use it. */
+PyObject *cm_buffer_allocate(cm_state *state, cm_pool_object *pool, cm_kind kind,
+                             unsigned flags, int device, PyObject *dtype, int ndim,
+                             const int64_t *shape, char order, cm_stream *stream);
 
 /* The same with the lengths of `like`, and its order where `order` is A (F if it is
  * only Fortran-contiguous, else C) or K (its axes by falling stride). */
-PyObject *cm_buffer_allocate_like(cm_state *state, cm_kind kind, unsigned flags,
-                                  int device, PyObject *dtype, const cm_region *like,
-                                  char order, cm_stream *stream);
+PyObject *cm_buffer_allocate_like(cm_state *state, cm_pool_object *pool, cm_kind kind,
+                                  unsigned flags, int device, PyObject *dtype,
+                                  const cm_region *like, char order, cm_stream *stream);
 
 /* What the constructors give a kind when no flag is asked for. */
 static inline unsigned

@@ -246,7 +246,7 @@ rebuild(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
     PyObject *buffer = NULL;
     if (cm_arg_nbytes(ndim, shape, cm_numpy_itemsize(dtype), &nbytes) == 0) {
         buffer =
-            cm_buffer_allocate(state, kind, sane_flags(kind, flags),
+            cm_buffer_allocate(state, NULL, kind, sane_flags(kind, flags),
                                state->current_device, dtype, ndim, shape, order, NULL);
     }
     Py_DECREF(dtype);

@@ -21,7 +21,12 @@
     "    cumem's current one.\n"                                                       \
     "stream : Stream or other stream object, optional\n"                               \
     "    The stream to use it on first, for device memory one of `device`; default:\n" \
-    "    the current stream.\n"
+    "    the current stream.\n"                                                        \
+    "pool : Pool, optional\n"                                                          \
+    "    Where to take it from; default: the pool of the innermost ``with pool:`` "    \
+    "block\n"                                                                          \
+    "    that fits, else the kind's default pool. Without `kind` and `device` it "     \
+    "says these as well.\n"
 #define RETURNS                                                                        \
     "\n"                                                                               \
     "Returns\n"                                                                        \
@@ -49,7 +54,7 @@
 const char cm_empty_doc[] =
     "empty($module, /, shape, dtype='float64', kind='device', *, order='C', "
     "device=None, "
-    "stream=None)\n"
+    "stream=None, pool=None)\n"
     "--\n"
     "\n"
     "Allocate a buffer from the pool of its kind, without setting its bytes.\n"
@@ -70,7 +75,7 @@ const char cm_empty_doc[] =
 const char cm_zeros_doc[] =
     "zeros($module, /, shape, dtype='float64', kind='device', *, order='C', "
     "device=None, "
-    "stream=None)\n"
+    "stream=None, pool=None)\n"
     "--\n"
     "\n"
     "Allocate a buffer and set all its bytes to zero.\n"
@@ -90,7 +95,7 @@ const char cm_zeros_doc[] =
 
 const char cm_full_doc[] =
     "full($module, /, shape, fill_value, dtype=None, kind='device', *, order='C', "
-    "device=None, stream=None)\n"
+    "device=None, stream=None, pool=None)\n"
     "--\n"
     "\n"
     "Allocate a buffer and set all its elements to a value.\n"
@@ -113,7 +118,7 @@ const char cm_full_doc[] =
 
 const char cm_array_doc[] =
     "array($module, /, obj, dtype=None, kind='device', *, order='K', device=None, "
-    "stream=None)\n"
+    "stream=None, pool=None)\n"
     "--\n"
     "\n"
     "Copy anything array-like into a new buffer.\n"
@@ -133,7 +138,7 @@ const char cm_array_doc[] =
 const char cm_empty_like_doc[] =
     "empty_like($module, /, prototype, dtype=None, kind=None, *, order='K', "
     "device=None, "
-    "stream=None)\n"
+    "stream=None, pool=None)\n"
     "--\n"
     "\n"
     "Allocate a buffer with the shape and dtype of another array.\n"

@@ -15,8 +15,9 @@ typedef struct request {
     unsigned flags;
     int device;
     char order;
-    PyObject *dtype;   /* owned; NULL: not given */
-    cm_stream *stream; /* owned; NULL for kinds that no stream orders */
+    PyObject *dtype;      /* owned; NULL: not given */
+    cm_pool_object *pool; /* borrowed of the arguments; NULL: the current one */
+    cm_stream *stream;    /* owned; NULL for kinds that no stream orders */
     int ndim;
     int64_t shape[CM_MAX_NDIM];
 } request;
@@ -37,18 +38,39 @@ request_set_order(request *self, PyObject *order, bool has_prototype)
                          : cm_arg_order(object, "order", &self->order);
 }
 
-/* Everything but shape, dtype and order. Absent arguments are NULL; `kind` stays as it
- * is then. */
-static int
-request_parse(request *self, PyObject *kind, PyObject *device, PyObject *stream)
+static bool
+is_given(PyObject *value)
 {
+    return value != NULL && value != Py_None;
+}
+
+/* Everything but shape, dtype and order. Absent arguments are NULL; `kind` stays as it
+ * is then, unless a pool says which. */
+static int
+request_parse(request *self, PyObject *kind, PyObject *device, PyObject *stream,
+              PyObject *pool)
+{
+    if (cm_arg_pool(self->state, pool, &self->pool) < 0) {
+        return -1;
+    }
+    if (self->pool != NULL) {
+        self->kind = self->pool->config.kind;
+    }
     if ((kind != NULL && cm_arg_kind(kind, "kind", &self->kind) < 0)
         || cm_arg_device(self->state, device == NULL ? Py_None : device, "device",
                          &self->device)
                < 0) {
         return -1;
     }
+    if (self->pool != NULL && !is_given(device)) {
+        self->device = self->pool->config.device;
+    }
     self->flags = cm_buffer_default_flags(self->kind);
+    if (self->pool != NULL
+        && cm_pool_object_check(self->pool, self->kind, self->flags, self->device)
+               < 0) {
+        return -1;
+    }
     bool given = stream != NULL && stream != Py_None;
     if (given || self->kind == CM_KIND_DEVICE) {
         PyObject *object = stream == NULL ? Py_None : stream;
@@ -74,17 +96,18 @@ static PyObject *
 request_allocate(const request *self)
 {
     cm_stream *stream = self->kind == CM_KIND_DEVICE ? self->stream : NULL;
-    return cm_buffer_allocate(self->state, self->kind, self->flags, self->device,
-                              self->dtype, self->ndim, self->shape, self->order,
-                              stream);
+    return cm_buffer_allocate(self->state, self->pool, self->kind, self->flags,
+                              self->device, self->dtype, self->ndim, self->shape,
+                              self->order, stream);
 }
 
 static PyObject *
 request_allocate_like(const request *self, const cm_region *like)
 {
     cm_stream *stream = self->kind == CM_KIND_DEVICE ? self->stream : NULL;
-    return cm_buffer_allocate_like(self->state, self->kind, self->flags, self->device,
-                                   self->dtype, like, self->order, stream);
+    return cm_buffer_allocate_like(self->state, self->pool, self->kind, self->flags,
+                                   self->device, self->dtype, like, self->order,
+                                   stream);
 }
 
 /* The strides and the itemsize of an array or a Buffer of as many dimensions. */
@@ -137,14 +160,14 @@ allocate_plain(const char *function, PyObject *module, PyObject *const *args,
                Py_ssize_t nargs, PyObject *kwnames, request *self, PyObject **stream)
 {
     static const char *const names[] = {"shape",  "dtype",  "kind", "order",
-                                        "device", "stream", NULL};
-    PyObject *values[6];
+                                        "device", "stream", "pool", NULL};
+    PyObject *values[7];
     *self = (request){.state = cm_state_of_module(module), .kind = CM_KIND_DEVICE};
     if (cm_args_parse(function, args, nargs, kwnames, names, 3, 1, values) < 0
         || cm_arg_shape(values[0], "shape", &self->ndim, self->shape) < 0
         || request_set_dtype(self, values[1]) < 0
         || request_set_order(self, values[3], false) < 0
-        || request_parse(self, values[2], values[4], values[5]) < 0) {
+        || request_parse(self, values[2], values[4], values[5], values[6]) < 0) {
         return NULL;
     }
     *stream = values[5];
@@ -206,12 +229,6 @@ request_infer_dtype(request *self, PyObject *value)
     return result;
 }
 
-static bool
-is_given(PyObject *value)
-{
-    return value != NULL && value != Py_None;
-}
-
 /* Allocate and fill; the request is parsed but for its dtype. */
 static PyObject *
 make_full(request *self, PyObject *value, PyObject *dtype, PyObject *stream)
@@ -231,15 +248,16 @@ make_full(request *self, PyObject *value, PyObject *dtype, PyObject *stream)
 static PyObject *
 full(PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
 {
-    static const char *const names[] = {"shape", "fill_value", "dtype",  "kind",
-                                        "order", "device",     "stream", NULL};
-    PyObject *values[7];
+    static const char *const names[] = {"shape",  "fill_value", "dtype",
+                                        "kind",   "order",      "device",
+                                        "stream", "pool",       NULL};
+    PyObject *values[8];
     request self = {.state = cm_state_of_module(module), .kind = CM_KIND_DEVICE};
     PyObject *buffer = NULL;
     if (cm_args_parse("full", args, nargs, kwnames, names, 4, 2, values) == 0
         && cm_arg_shape(values[0], "shape", &self.ndim, self.shape) == 0
         && request_set_order(&self, values[4], false) == 0
-        && request_parse(&self, values[3], values[5], values[6]) == 0) {
+        && request_parse(&self, values[3], values[5], values[6], values[7]) == 0) {
         buffer = make_full(&self, values[1], values[2], values[6]);
     }
     request_fini(&self);
@@ -313,14 +331,14 @@ static PyObject *
 array(PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
 {
     static const char *const names[] = {"obj",    "dtype",  "kind", "order",
-                                        "device", "stream", NULL};
-    PyObject *values[6];
+                                        "device", "stream", "pool", NULL};
+    PyObject *values[7];
     request self = {.state = cm_state_of_module(module), .kind = CM_KIND_DEVICE};
     PyObject *buffer = NULL;
     if (cm_args_parse("array", args, nargs, kwnames, names, 3, 1, values) == 0
         && (!is_given(values[1]) || request_set_dtype(&self, values[1]) == 0)
         && request_set_order(&self, values[3], true) == 0
-        && request_parse(&self, values[2], values[4], values[5]) == 0) {
+        && request_parse(&self, values[2], values[4], values[5], values[6]) == 0) {
         PyObject *source = array_source(&self, values[0], self.dtype);
         buffer = source == NULL ? NULL : copy_to_new(&self, source);
         Py_XDECREF(source);
@@ -372,7 +390,7 @@ allocate_like(request *self, PyObject *prototype, PyObject *kind)
     if (layout == NULL) {
         return NULL;
     }
-    if (is_buffer && !is_given(kind)) { /* the flags of a buffer from a pool */
+    if (is_buffer && !is_given(kind) && self->pool == NULL) { /* its flags */
         const cm_buffer *buffer = (const cm_buffer *)prototype;
         bool pooled = buffer->storage->pool != NULL && !buffer->as_device;
         self->flags = pooled ? buffer->storage->flags : self->flags;
@@ -390,17 +408,19 @@ static PyObject *
 empty_like(PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
 {
     static const char *const names[] = {"prototype", "dtype",  "kind", "order",
-                                        "device",    "stream", NULL};
-    PyObject *values[6];
+                                        "device",    "stream", "pool", NULL};
+    PyObject *values[7];
     request self = {.state = cm_state_of_module(module)};
     PyObject *buffer = NULL;
     if (cm_args_parse("empty_like", args, nargs, kwnames, names, 3, 1, values) == 0
         && (!is_given(values[1]) || request_set_dtype(&self, values[1]) == 0)) {
         self.kind = kind_like(self.state, values[0]);
         PyObject *kind = is_given(values[2]) ? values[2] : NULL;
-        PyObject *device = device_like(self.state, values[0], values[4]);
+        PyObject *device = is_given(values[6])
+                               ? Py_NewRef(values[4] == NULL ? Py_None : values[4])
+                               : device_like(self.state, values[0], values[4]);
         if (device != NULL && request_set_order(&self, values[3], true) == 0
-            && request_parse(&self, kind, device, values[5]) == 0) {
+            && request_parse(&self, kind, device, values[5], values[6]) == 0) {
             buffer = allocate_like(&self, values[0], kind);
         }
         Py_XDECREF(device);

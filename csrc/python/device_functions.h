@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Functions of the module about devices, the current stream, versions and the pools. */
+/* Functions of the module about devices, the current stream, versions and the end. */
 #ifndef CM_PYTHON_DEVICE_FUNCTIONS_H
 #define CM_PYTHON_DEVICE_FUNCTIONS_H
 
@@ -7,6 +7,5 @@
 
 /* current_stream … shutdown; ends with an empty row. */
 extern PyMethodDef cm_device_methods[];
-extern PyMethodDef cm_pool_methods[];
 
 #endif

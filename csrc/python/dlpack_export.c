@@ -2,6 +2,7 @@
 /* `__dlpack__` and `__dlpack_device__`: which device a consumer is told, and what has
  * to happen before it may read. */
 #include "python/arguments.h"
+#include "python/buffer_object.h"
 #include "python/dlpack_request.h"
 #include "python/errors.h"
 #include "python/numpy_bridge.h"
@@ -179,17 +180,9 @@ new_target(const cm_buffer *buffer, cm_kind kind)
         Py_XDECREF(array);
         return target;
     }
-    cm_storage *storage =
-        cm_storage_alloc(state, kind, flags_of[kind], buffer->storage->device,
-                         cm_buffer_nbytes(buffer), NULL);
-    if (storage == NULL) {
-        return NULL;
-    }
-    PyObject *target =
-        cm_buffer_new(state, cm_buffer_type_of(state, kind), storage, 0, buffer->dtype,
-                      buffer->ndim, shape, NULL, false, NULL);
-    cm_storage_release(storage, true);
-    return target;
+    return cm_buffer_allocate(state, NULL, kind, flags_of[kind],
+                              buffer->storage->device, buffer->dtype, buffer->ndim,
+                              shape, 'C', NULL);
 }
 
 /* A fresh buffer with the same values: of the same kind, but pinned where the CPU wants

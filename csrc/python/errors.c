@@ -107,6 +107,7 @@ exception_type(const cm_state *state, int32_t code)
     switch (code) {
     case CM_CUDA_OUT_OF_MEMORY:
     case CM_ELIMIT:
+    case CM_EHOSTMEMORY:
         return state->out_of_memory_error;
     case CM_EINVALID:
     case CM_ESHAPE:
@@ -124,6 +125,7 @@ exception_type(const cm_state *state, int32_t code)
     case CM_EFORKED:
     case CM_ETHREAD:
     case CM_ECANCELLED:
+    case CM_ENUMA:
         return PyExc_RuntimeError;
     default: /* CM_ENOTSUP and every other code of CUDA's own */
         return state->cuda_error;
@@ -152,13 +154,26 @@ call_name(cm_status status)
     return PyUnicode_FromString(call);
 }
 
-/* A new exception object for the status, with its attributes and note; NULL on failure.
- */
+/* Takes over `message`; new reference. */
 static PyObject *
-make_exception(cm_state *state, cm_status status, const char *doing)
+append(PyObject *message, PyObject *detail)
+{
+    PyObject *text =
+        message == NULL ? NULL : PyUnicode_FromFormat("%U; %U", message, detail);
+    Py_XDECREF(message);
+    return text;
+}
+
+/* A new exception object for the status, with its attributes, its note and the end of
+ * its message (either may be NULL); NULL on failure. */
+static PyObject *
+make_exception(cm_state *state, cm_status status, const char *doing, PyObject *detail)
 {
     PyObject *type = exception_type(state, status.code);
     PyObject *message = compose(status);
+    if (detail != NULL) {
+        message = append(message, detail);
+    }
     if (message == NULL) {
         return NULL;
     }
@@ -194,12 +209,18 @@ make_exception(cm_state *state, cm_status status, const char *doing)
 }
 
 PyObject *
+cm_py_exception_new(cm_state *state, cm_status status, PyObject *detail)
+{
+    return make_exception(state, status, NULL, detail);
+}
+
+PyObject *
 cm_py_raise(cm_state *state, cm_status status, const char *doing)
 {
     if (PyErr_Occurred()) {
         return NULL;
     }
-    PyObject *exception = make_exception(state, status, doing);
+    PyObject *exception = make_exception(state, status, doing, NULL);
     if (exception != NULL) {
         PyErr_SetObject((PyObject *)Py_TYPE(exception), exception);
         Py_DECREF(exception);
@@ -263,9 +284,34 @@ PyDoc_STRVAR(out_of_memory_error_doc,
              "There was not enough memory, on the device or to page-lock.\n"
              "\n"
              "Before it is raised cumem waits for freed memory that is still in use by a\n"
-             "stream, gives back what its pools cache, runs the garbage collector and tries\n"
-             "again. It is a `CudaError` and a `MemoryError`; the note says what was asked\n"
-             "for and what the pool holds.\n");
+             "stream, gives back what its pools cache, calls the callbacks of\n"
+             "`on_out_of_memory`, runs the garbage collector, and tries again after each. It\n"
+             "is a `CudaError` and a `MemoryError`.\n"
+             "\n"
+             "Attributes\n"
+             "----------\n"
+             "requested : int\n"
+             "    Bytes that were asked for.\n"
+             "kind, device : str, int\n"
+             "    Of what memory.\n"
+             "limit : int or None\n"
+             "    The limit that allows least, in bytes; None where there is none.\n"
+             "live, cached, in_flight, largest_free : int\n"
+             "    Bytes that the pool has handed out, keeps ready, waits for, and has in one\n"
+             "    piece.\n"
+             "fragmentation : float\n"
+             "    ``1 - largest_free / cached``; 0 if nothing is cached.\n"
+             "driver_free, driver_total, outside : int or None\n"
+             "    Bytes of the device that its driver has free and in all, and that are held\n"
+             "    outside cumem; None for pinned and mapped memory.\n"
+             "available : int or None\n"
+             "    Bytes that the host can still give; None for device and managed memory.\n"
+             "tried : tuple of str\n"
+             "    What was done before giving up.\n"
+             "advice : str\n"
+             "    What to do, judged by these numbers.\n"
+             "\n"
+             "All are None where memory ran short in a copy instead of an allocation.\n");
 
 PyDoc_STRVAR(emulation_warning_doc,
              "No GPU was found and cumem works on an emulated device.\n"
@@ -361,6 +407,17 @@ cm_register_errors(PyObject *module, cm_state *state)
         || PyModule_AddObjectRef(module, "OutOfMemoryError", state->out_of_memory_error)
                < 0) {
         return -1;
+    }
+    static const char *const numbers[] = {
+        "requested",    "kind",      "device",       "limit",         "live",
+        "cached",       "in_flight", "largest_free", "fragmentation", "driver_free",
+        "driver_total", "outside",   "available",    "tried",         "advice",
+    };
+    for (size_t i = 0; i < sizeof(numbers) / sizeof(numbers[0]); i++) {
+        if (PyObject_SetAttrString(state->out_of_memory_error, numbers[i], Py_None)
+            < 0) {
+            return -1;
+        }
     }
     state->emulation_warning = PyErr_NewExceptionWithDoc(
         "cumem.EmulationWarning", emulation_warning_doc, PyExc_UserWarning, NULL);

@@ -11,6 +11,12 @@
     "    Any NumPy dtype without Python objects.\n"                                    \
     "order : {'C', 'F'}\n"                                                             \
     "    Whether the last or the first index runs fastest.\n"
+#define POOL_PARAMETER                                                                 \
+    "pool : Pool, optional\n"                                                          \
+    "    Where to take it from; default: the pool of the innermost ``with pool:`` "    \
+    "block\n"                                                                          \
+    "    that fits, else the kind's default pool. Without `device` it says that as "   \
+    "well.\n"
 #define HOST_PARAMETERS                                                                \
     "portable : bool\n"                                                                \
     "    Page-locked for every device, not only for `device`.\n"                       \
@@ -19,7 +25,7 @@
     "very\n"                                                                           \
     "    slow for the host to read.\n"                                                 \
     "device : Device, int or str, optional\n"                                          \
-    "    Whose context page-locks it; default: cumem's current one.\n"
+    "    Whose context page-locks it; default: cumem's current one.\n" POOL_PARAMETER
 #define RAISES                                                                         \
     "\n"                                                                               \
     "Raises\n"                                                                         \
@@ -43,8 +49,9 @@
 
 /* Allocate with flags, device and stream known. `shape` and `dtype` as given. */
 static PyObject *
-allocate(cm_state *state, cm_kind kind, unsigned flags, PyObject *shape_object,
-         PyObject *dtype_object, PyObject *order_object, int device, cm_stream *stream)
+allocate(cm_state *state, cm_pool_object *pool, cm_kind kind, unsigned flags,
+         PyObject *shape_object, PyObject *dtype_object, PyObject *order_object,
+         int device, cm_stream *stream)
 {
     int ndim;
     int64_t shape[CM_MAX_NDIM];
@@ -58,16 +65,26 @@ allocate(cm_state *state, cm_kind kind, unsigned flags, PyObject *shape_object,
     if (dtype == NULL) {
         return NULL;
     }
-    PyObject *buffer = cm_buffer_allocate(state, kind, flags, device, dtype, ndim,
+    PyObject *buffer = cm_buffer_allocate(state, pool, kind, flags, device, dtype, ndim,
                                           shape, order, stream);
     Py_DECREF(dtype);
     return buffer;
 }
 
+/* The device, which is that of the pool where one is given alone. */
 static int
-parse_device(cm_state *state, PyObject *object, int *out)
+parse_place(cm_state *state, PyObject *device, PyObject *pool_object, int *out,
+            cm_pool_object **pool)
 {
-    return cm_arg_device(state, object == NULL ? Py_None : object, "device", out);
+    bool given = device != NULL && device != Py_None;
+    if (cm_arg_pool(state, pool_object, pool) < 0
+        || cm_arg_device(state, given ? device : Py_None, "device", out) < 0) {
+        return -1;
+    }
+    if (*pool != NULL && !given) {
+        *out = (*pool)->config.device;
+    }
+    return 0;
 }
 
 /* -- pinned and mapped ------------------------------------------------------------------ */
@@ -77,8 +94,9 @@ empty_host(const char *function, PyObject *module, PyObject *const *args,
            Py_ssize_t nargs, PyObject *kwnames, cm_kind kind, unsigned flags)
 {
     static const char *const names[] = {"shape",          "dtype",  "order", "portable",
-                                        "write_combined", "device", NULL};
-    PyObject *values[6];
+                                        "write_combined", "device", "pool",  NULL};
+    PyObject *values[7];
+    cm_pool_object *pool;
     cm_state *state = cm_state_of_module(module);
     bool portable = true;
     bool write_combined = false;
@@ -87,17 +105,18 @@ empty_host(const char *function, PyObject *module, PyObject *const *args,
         || (values[3] != NULL && cm_arg_bool(values[3], "portable", &portable) < 0)
         || (values[4] != NULL
             && cm_arg_bool(values[4], "write_combined", &write_combined) < 0)
-        || parse_device(state, values[5], &device) < 0) {
+        || parse_place(state, values[5], values[6], &device, &pool) < 0) {
         return NULL;
     }
     flags |= portable ? CM_HOST_ALLOC_PORTABLE : 0u;
     flags |= write_combined ? CM_HOST_ALLOC_WRITE_COMBINED : 0u;
-    return allocate(state, kind, flags, values[0], values[1], values[2], device, NULL);
+    return allocate(state, pool, kind, flags, values[0], values[1], values[2], device,
+                    NULL);
 }
 
 PyDoc_STRVAR(empty_pinned_doc,
              "empty_pinned($module, /, shape, dtype='float64', *, order='C', "
-             "portable=True, write_combined=False, device=None)\n"
+             "portable=True, write_combined=False, device=None, pool=None)\n"
              "--\n"
              "\n"
              "Allocate page-locked host memory from its pool.\n"
@@ -119,7 +138,7 @@ empty_pinned(PyObject *module, PyObject *const *args, Py_ssize_t nargs,
 
 PyDoc_STRVAR(empty_mapped_doc,
              "empty_mapped($module, /, shape, dtype='float64', *, order='C', "
-             "portable=True, write_combined=False, device=None)\n"
+             "portable=True, write_combined=False, device=None, pool=None)\n"
              "--\n"
              "\n"
              "Allocate page-locked host memory that devices read and write in place.\n"
@@ -144,7 +163,7 @@ empty_mapped(PyObject *module, PyObject *const *args, Py_ssize_t nargs,
 
 PyDoc_STRVAR(empty_managed_doc,
              "empty_managed($module, /, shape, dtype='float64', *, order='C', "
-             "attach='global', device=None)\n"
+             "attach='global', device=None, pool=None)\n"
              "--\n"
              "\n"
              "Allocate unified memory, whose pages move to whoever uses them.\n"
@@ -153,7 +172,7 @@ PyDoc_STRVAR(empty_managed_doc,
              "----------\n" SHAPE_PARAMETERS "attach : {'global', 'host'}\n"
              "    Who may use it at first: any stream of any device, or no device.\n"
              "device : Device, int or str, optional\n"
-             "    Whose context allocates it; default: cumem's current one.\n"
+             "    Whose context allocates it; default: cumem's current one.\n" POOL_PARAMETER
              "\n"
              "Returns\n"
              "-------\n"
@@ -187,26 +206,27 @@ static PyObject *
 empty_managed(PyObject *module, PyObject *const *args, Py_ssize_t nargs,
               PyObject *kwnames)
 {
-    static const char *const names[] = {"shape",  "dtype",  "order",
-                                        "attach", "device", NULL};
-    PyObject *values[5];
+    static const char *const names[] = {"shape",  "dtype", "order", "attach",
+                                        "device", "pool",  NULL};
+    PyObject *values[6];
+    cm_pool_object *pool;
     cm_state *state = cm_state_of_module(module);
     unsigned flags;
     int device;
     if (cm_args_parse("empty_managed", args, nargs, kwnames, names, 2, 1, values) < 0
         || parse_attach(values[3], &flags) < 0
-        || parse_device(state, values[4], &device) < 0) {
+        || parse_place(state, values[4], values[5], &device, &pool) < 0) {
         return NULL;
     }
-    return allocate(state, CM_KIND_MANAGED, flags, values[0], values[1], values[2],
-                    device, NULL);
+    return allocate(state, pool, CM_KIND_MANAGED, flags, values[0], values[1],
+                    values[2], device, NULL);
 }
 
 /* -- device ----------------------------------------------------------------------------- */
 
 PyDoc_STRVAR(empty_device_doc,
              "empty_device($module, /, shape, dtype='float64', *, order='C', device=None, "
-             "stream=None)\n"
+             "stream=None, pool=None)\n"
              "--\n"
              "\n"
              "Allocate memory of a device from its pool.\n"
@@ -216,6 +236,7 @@ PyDoc_STRVAR(empty_device_doc,
              "    Which; default: cumem's current one.\n"
              "stream : Stream or other stream object, optional\n"
              "    The stream of that device to use it on first; default: the current one.\n"
+             POOL_PARAMETER
              "\n"
              "Returns\n"
              "-------\n"
@@ -228,13 +249,14 @@ static PyObject *
 empty_device(PyObject *module, PyObject *const *args, Py_ssize_t nargs,
              PyObject *kwnames)
 {
-    static const char *const names[] = {"shape",  "dtype",  "order",
-                                        "device", "stream", NULL};
-    PyObject *values[5];
+    static const char *const names[] = {"shape",  "dtype", "order", "device",
+                                        "stream", "pool",  NULL};
+    PyObject *values[6];
+    cm_pool_object *pool;
     cm_state *state = cm_state_of_module(module);
     int device;
     if (cm_args_parse("empty_device", args, nargs, kwnames, names, 2, 1, values) < 0
-        || parse_device(state, values[3], &device) < 0) {
+        || parse_place(state, values[3], values[5], &device, &pool) < 0) {
         return NULL;
     }
     cm_stream *stream =
@@ -242,7 +264,7 @@ empty_device(PyObject *module, PyObject *const *args, Py_ssize_t nargs,
     if (stream == NULL) {
         return NULL;
     }
-    PyObject *buffer = allocate(state, CM_KIND_DEVICE, 0, values[0], values[1],
+    PyObject *buffer = allocate(state, pool, CM_KIND_DEVICE, 0, values[0], values[1],
                                 values[2], device, stream);
     cm_stream_give(state, stream);
     return buffer;

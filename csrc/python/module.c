@@ -6,7 +6,9 @@
 #include "python/copy_functions.h"
 #include "python/device_functions.h"
 #include "python/errors.h"
+#include "python/limits.h"
 #include "python/numpy_bridge.h"
+#include "python/pool_object.h"
 #include "python/protocols.h"
 #include "python/registration_type.h"
 
@@ -53,7 +55,7 @@ register_at_exit(PyObject *module)
 /* -- exec ------------------------------------------------------------------------------- */
 
 static int
-make_stream_variable(cm_state *state)
+make_variables(cm_state *state)
 {
     PyObject *contextvars = PyImport_ImportModule("contextvars");
     if (contextvars == NULL) {
@@ -61,8 +63,10 @@ make_stream_variable(cm_state *state)
     }
     state->stream_variable =
         PyObject_CallMethod(contextvars, "ContextVar", "s", "cumem.current_stream");
+    state->pool_variable =
+        PyObject_CallMethod(contextvars, "ContextVar", "s", "cumem.current_pool");
     Py_DECREF(contextvars);
-    return state->stream_variable == NULL ? -1 : 0;
+    return state->stream_variable == NULL || state->pool_variable == NULL ? -1 : 0;
 }
 
 static int
@@ -76,6 +80,7 @@ add_types(PyObject *module, cm_state *state)
         cm_register_device_type,
         cm_register_transfer_type,
         cm_register_registration_type,
+        cm_register_pool_type,
         cm_register_testing,
     };
     for (size_t i = 0; i < sizeof(registrars) / sizeof(registrars[0]); i++) {
@@ -112,8 +117,8 @@ add_functions(PyObject *module)
     PyMethodDef *const tables[] = {
         cm_constructor_methods, cm_kind_constructor_methods, cm_copy_methods,
         cm_import_methods,      cm_registration_methods,     cm_device_methods,
-        cm_pool_methods,        cm_pickle_methods,           cm_raw_copy_methods,
-        exit_methods,
+        cm_pool_methods,        cm_pool_read_methods,        cm_limit_methods,
+        cm_pickle_methods,      cm_raw_copy_methods,         exit_methods,
     };
     for (size_t i = 0; i < sizeof(tables) / sizeof(tables[0]); i++) {
         if (PyModule_AddFunctions(module, tables[i]) < 0
@@ -152,10 +157,9 @@ static int
 core_exec(PyObject *module)
 {
     cm_state *state = cm_state_of_module(module);
-    if (cm_state_init(state) < 0 || cm_numpy_import() < 0
-        || make_stream_variable(state) < 0 || add_types(module, state) < 0
-        || add_functions(module) < 0 || add_constants(module) < 0
-        || register_at_exit(module) < 0) {
+    if (cm_state_init(state) < 0 || cm_numpy_import() < 0 || make_variables(state) < 0
+        || add_types(module, state) < 0 || add_functions(module) < 0
+        || add_constants(module) < 0 || register_at_exit(module) < 0) {
         return -1;
     }
     return 0;
@@ -181,7 +185,14 @@ core_exec(PyObject *module)
     F(cuda_error)                                                                      \
     F(out_of_memory_error)                                                             \
     F(emulation_warning)                                                               \
-    F(stream_variable)
+    F(stream_variable)                                                                 \
+    F(pool_type)                                                                       \
+    F(pool_variable)                                                                   \
+    F(uint8_dtype)                                                                     \
+    F(stats_factory)                                                                   \
+    F(snapshot_factory)                                                                \
+    F(out_of_memory_callbacks)                                                         \
+    F(default_pools)
 
 static int
 core_traverse(PyObject *module, visitproc visit, void *arg)

@@ -56,10 +56,11 @@ typedef struct cm_storage {
 /* A new storage with refs 1, in state->storages, nothing filled in but what is given.
  * NULL with MemoryError. */
 cm_storage *cm_storage_new(cm_state *state, cm_kind kind, int device);
-/* Memory from the default pool of kind/flags/device, first used on `stream` (NULL:
- * any); nbytes 0 gives a storage without a block, host and address NULL. */
-cm_storage *cm_storage_alloc(cm_state *state, cm_kind kind, unsigned flags, int device,
-                             uint64_t nbytes, cm_stream *stream);
+/* Memory from `pool` (held by the storage; the caller's stays), first used on `stream`
+ * (NULL: any); nbytes 0 gives a storage without a block, host and address NULL. When
+ * there is not enough, all that cumem knows is tried before OutOfMemoryError. */
+cm_storage *cm_storage_alloc(cm_state *state, cm_pool *pool, uint64_t nbytes,
+                             cm_stream *stream);
 cm_storage *cm_storage_hold(cm_storage *storage);
 /* Any thread. With no GIL, Python references go to the graveyard. */
 void cm_storage_release(cm_storage *storage, bool have_gil);
@@ -199,6 +200,7 @@ int cm_register_event_type(PyObject *module, cm_state *state);
 int cm_register_device_type(PyObject *module, cm_state *state);
 int cm_register_transfer_type(PyObject *module, cm_state *state);
 int cm_register_registration_type(PyObject *module, cm_state *state);
+int cm_register_pool_type(PyObject *module, cm_state *state);
 int cm_register_testing(PyObject *module, cm_state *state);
 
 #endif

@@ -1,144 +1,161 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Functions of the module about the pools behind its constructors. */
-#include <stddef.h>
-
+/* Functions of the module about pools: the default ones, and giving back from all. */
 #include "python/arguments.h"
-#include "python/device_functions.h"
+#include "python/buffer_object.h"
 #include "python/errors.h"
+#include "python/limits.h"
+#include "python/pool_object.h"
+#include "python/sizes.h"
 
 /* -- docstrings -------------------------------------------------------------------- */
 
-PyDoc_STRVAR(trim_doc,
-"trim($module, /)\n--\n\n"
-"Give memory that the pools keep for reuse back to the driver.\n\n"
-"Returns\n-------\nint\n    Bytes given back.\n\n"
-"Raises\n------\nCudaError\n    If the driver refuses; the rest is still given back.\n\n"
+PyDoc_STRVAR(default_pool_doc,
+"default_pool($module, /, kind, device=None)\n--\n\n"
+"The pool that constructors take memory from when no other is asked for.\n\n"
+"Parameters\n----------\n"
+"kind : {'pinned', 'mapped', 'managed', 'device'}\n"
+"device : Device, int or str, optional\n"
+"    Whose memory, or whose context page-locks it; default: cumem's current one.\n\n"
+"Returns\n-------\nPool\n    Always the same until `shutdown`. It cannot be closed.\n\n"
+"Raises\n------\n"
+"TypeError\n    If an argument has the wrong type.\n"
+"ValueError\n    If the kind or the device does not exist.\n"
+"CudaError\n    If the driver cannot be opened.\n\n"
 "Notes\n-----\n"
-"Does not wait for work: memory that a stream may still use stays. **Blocks** while the\n"
-"driver frees, GIL released.");
+"Memory made with ``write_combined=True``, ``portable=False`` or ``attach=\"host\"`` has\n"
+"default pools of its own, which `stats` lists.");
 
-PyDoc_STRVAR(pool_counters_doc,
-"pool_counters($module, /)\n--\n\n"
-"Read what the pools hold, summed over devices and allocation flags.\n\n"
-"Returns\n-------\ndict of str to dict of str to int\n"
-"    For \"pinned\", \"mapped\", \"managed\" and \"device\": bytes and blocks live (handed out),\n"
-"    in flight (freed while work may still run) and cached (ready for reuse);\n"
-"    ``reserved_nbytes`` is their sum. ``peak_live_nbytes`` adds up the peaks of each pool.\n"
-"    All 0 before the first use.");
+PyDoc_STRVAR(trim_doc,
+"trim($module, /, kind=None, *, device=None, keep=0, wait=True)\n--\n\n"
+"Give memory that the pools keep for reuse back to the driver.\n\n"
+"Call it when another library runs out of memory, PyTorch for instance.\n\n"
+"Parameters\n----------\n"
+"kind : {'pinned', 'mapped', 'managed', 'device'}, optional\n"
+"    Which pools; default: all.\n"
+"device : Device, int or str, optional\n    Only pools of this device; default: all.\n"
+"keep : int or str\n"
+             "    So many bytes stay cached in all of them together, as ``1 << 20`` or\n"
+             "    ``\"1MiB\"``: memory goes back in whole pieces while so much is left.\n"
+             "wait : bool\n"
+"    Wait first for work on memory that was freed, so that it goes back as well.\n\n"
+"Returns\n-------\nint\n    Bytes given back.\n\n"
+"Raises\n------\n"
+"TypeError\n    If an argument has the wrong type.\n"
+"ValueError\n    If the kind or the device does not exist or `keep` cannot be read.\n"
+"CudaError\n    If the driver refuses; the rest is still given back.\n\n"
+"Notes\n-----\n"
+"**Blocks** while it waits and while the driver frees, GIL released. Buffers that are in\n"
+"use and memory that belongs to a captured graph stay.");
 
 /* -- functions --------------------------------------------------------------------- */
 
-/* The pool of the `index`th slot of all; NULL where none was made. */
-static cm_pool *
-pool_at(const cm_state *state, int index, int *kind)
+static PyObject *
+default_pool(PyObject *module, PyObject *const *args, Py_ssize_t nargs,
+             PyObject *kwnames)
 {
-    enum { PER_KIND = CM_POOL_FLAG_SLOTS * CM_MAX_DEVICES };
-    *kind = index / PER_KIND;
-    return state
-        ->pools[*kind][index % PER_KIND / CM_MAX_DEVICES][index % CM_MAX_DEVICES];
+    static const char *const names[] = {"kind", "device", NULL};
+    PyObject *values[2];
+    cm_state *state = cm_state_of_module(module);
+    cm_kind kind;
+    int device;
+    if (cm_args_parse("default_pool", args, nargs, kwnames, names, 2, 1, values) < 0
+        || cm_arg_kind(values[0], "kind", &kind) < 0
+        || cm_arg_device(state, values[1], "device", &device) < 0) {
+        return NULL;
+    }
+    return cm_pool_object_default(state, kind, device);
 }
 
-enum { POOL_SLOT_COUNT = CM_KIND_COUNT * CM_POOL_FLAG_SLOTS * CM_MAX_DEVICES };
+/* What trim() is asked for. */
+typedef struct request {
+    cm_kind kind; /* PAGEABLE: all */
+    int device;   /* -1: all */
+    uint64_t keep_nbytes;
+    bool wait;
+} request;
+
+static int
+parse(cm_state *state, PyObject *const *values, request *out)
+{
+    *out = (request){.kind = CM_KIND_PAGEABLE, .device = -1, .wait = true};
+    if (values[0] != NULL && values[0] != Py_None
+        && cm_arg_kind(values[0], "kind", &out->kind) < 0) {
+        return -1;
+    }
+    if (values[1] != NULL && values[1] != Py_None
+        && cm_arg_device(state, values[1], "device", &out->device) < 0) {
+        return -1;
+    }
+    if (values[2] != NULL
+        && cm_arg_size(values[2], "keep", UINT64_MAX, &out->keep_nbytes) < 0) {
+        return -1;
+    }
+    return values[3] == NULL ? 0 : cm_arg_bool(values[3], "wait", &out->wait);
+}
+
+/* No GIL. Lowers what may be kept by what this pool keeps. */
+static cm_status
+trim_one(cm_pool *pool, request *r, uint64_t *released)
+{
+    cm_pool_counters counters;
+    *released = 0;
+    cm_status status = cm_pool_trim(pool, r->keep_nbytes, r->wait, released);
+    if (r->keep_nbytes > 0) {
+        cm_pool_read(pool, &counters);
+        uint64_t kept = counters.cached_nbytes;
+        r->keep_nbytes = kept < r->keep_nbytes ? r->keep_nbytes - kept : 0;
+    }
+    return status;
+}
 
 static PyObject *
-trim(PyObject *module, PyObject *Py_UNUSED(unused))
+trim(PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
 {
+    static const char *const names[] = {"kind", "device", "keep", "wait", NULL};
+    PyObject *values[4];
     cm_state *state = cm_state_of_module(module);
+    request r;
+    if (cm_args_parse("trim", args, nargs, kwnames, names, 1, 0, values) < 0
+        || parse(state, values, &r) < 0) {
+        return NULL;
+    }
     if (state->runtime == NULL) {
         return PyLong_FromLong(0); /* not worth opening a driver for */
     }
-    if (cm_state_runtime(state) == NULL) { /* also lets go of what is done */
+    cm_pool_entry *entries;
+    size_t count;
+    if (cm_state_runtime(state) == NULL /* also lets go of what is done */
+        || cm_pools_take_all(state, &entries, &count) < 0) {
         return NULL;
     }
     uint64_t total = 0;
     cm_status first = cm_ok();
-    cm_state_enter(state);
-    for (int i = 0; i < POOL_SLOT_COUNT; i++) {
-        int kind;
-        cm_pool *pool = pool_at(state, i, &kind);
-        if (pool == NULL) {
-            continue;
+    Py_BEGIN_ALLOW_THREADS
+    for (size_t i = 0; i < count; i++) {
+        const cm_pool_config *config = cm_pool_get_config(entries[i].pool);
+        if ((r.kind == CM_KIND_PAGEABLE || r.kind == config->kind)
+            && (r.device < 0 || r.device == config->device)) {
+            uint64_t released;
+            cm_status status = trim_one(entries[i].pool, &r, &released);
+            total += released;
+            first = cm_is_ok(first) ? status : first;
         }
-        uint64_t released = 0;
-        cm_status status;
-        Py_BEGIN_ALLOW_THREADS
-        status = cm_pool_trim(pool, 0, false, &released);
-        Py_END_ALLOW_THREADS
-        total += released;
-        first = cm_is_ok(first) ? status : first;
     }
-    cm_state_leave(state);
+    Py_END_ALLOW_THREADS
+    cm_pools_give_all(state, entries, count);
     if (!cm_is_ok(first)) {
         return cm_py_raise(state, first, "while trimming the pools");
     }
     return PyLong_FromUnsignedLongLong(total);
 }
 
-/* The counters by number; all of them are 64-bit. */
-static const struct {
-    const char *name;
-    size_t offset;
-} counter_list[] = {
-#define COUNTER_ROW(name) {#name, offsetof(cm_pool_counters, name)},
-    CM_POOL_COUNTERS(COUNTER_ROW)
-#undef COUNTER_ROW
-};
-
-enum { COUNTER_COUNT = sizeof counter_list / sizeof *counter_list };
-
-static uint64_t *
-counter_at(cm_pool_counters *counters, int index)
-{
-    return (uint64_t *)(void *)((char *)counters + counter_list[index].offset);
-}
-
-static PyObject *
-counters_to_dict(cm_pool_counters *counters)
-{
-    PyObject *dict = PyDict_New();
-    for (int i = 0; dict != NULL && i < COUNTER_COUNT; i++) {
-        PyObject *value = PyLong_FromUnsignedLongLong(*counter_at(counters, i));
-        if (value == NULL
-            || PyDict_SetItemString(dict, counter_list[i].name, value) < 0) {
-            Py_CLEAR(dict);
-        }
-        Py_XDECREF(value);
-    }
-    return dict;
-}
-
-static PyObject *
-pool_counters(PyObject *module, PyObject *Py_UNUSED(unused))
-{
-    const cm_state *state = cm_state_of_module(module);
-    cm_pool_counters sums[CM_KIND_COUNT] = {{0}};
-    for (int i = 0; i < POOL_SLOT_COUNT; i++) {
-        int kind;
-        cm_pool *pool = pool_at(state, i, &kind);
-        if (pool != NULL) {
-            cm_pool_counters one;
-            cm_pool_read(pool, &one);
-            for (int counter = 0; counter < COUNTER_COUNT; counter++) {
-                *counter_at(&sums[kind], counter) += *counter_at(&one, counter);
-            }
-        }
-    }
-    PyObject *result = PyDict_New();
-    for (int kind = CM_KIND_PINNED; result != NULL && kind < CM_KIND_COUNT; kind++) {
-        PyObject *dict = counters_to_dict(&sums[kind]);
-        if (dict == NULL
-            || PyDict_SetItemString(result, cm_kind_name((cm_kind)kind), dict) < 0) {
-            Py_CLEAR(result);
-        }
-        Py_XDECREF(dict);
-    }
-    return result;
-}
-
 /* -- table ------------------------------------------------------------------------- */
 
+#define FAST(function) ((PyCFunction)(void (*)(void))(function))
+
 PyMethodDef cm_pool_methods[] = {
-    {"trim", trim, METH_NOARGS, trim_doc},
-    {"pool_counters", pool_counters, METH_NOARGS, pool_counters_doc},
+    {"default_pool", FAST(default_pool), METH_FASTCALL | METH_KEYWORDS,
+     default_pool_doc},
+    {"trim", FAST(trim), METH_FASTCALL | METH_KEYWORDS, trim_doc},
     {NULL, NULL, 0, NULL},
 };

@@ -7,6 +7,7 @@
 #include "python/arguments.h"
 #include "python/errors.h"
 #include "python/event_type.h"
+#include "python/pool_object.h"
 #include "python/storage.h"
 #include "python/stream_type.h"
 
@@ -23,6 +24,9 @@ typedef struct remains {
     size_t stream_count;
     cm_event_remains *events;
     size_t event_count;
+    cm_pool **user_pools; /* of Pool objects, default ones too */
+    size_t user_pool_count;
+    PyObject *default_pools;
     PyObject *legacy_streams[CM_MAX_DEVICES];
 } remains;
 
@@ -70,6 +74,7 @@ remains_destroy(remains *old)
         free(old->storages);
         free(old->streams);
         free(old->events);
+        free(old->user_pools);
     }
     free(old);
 }
@@ -84,9 +89,11 @@ remains_create(const cm_state *state)
             calloc(count_nodes(&state->storages) + 1, sizeof(*old->storages));
         old->streams = calloc(count_nodes(&state->streams) + 1, sizeof(cm_stream *));
         old->events = calloc(count_nodes(&state->events) + 1, sizeof(*old->events));
+        old->user_pools =
+            calloc(count_nodes(&state->pool_objects) + 1, sizeof(cm_pool *));
     }
     if (old == NULL || old->storages == NULL || old->streams == NULL
-        || old->events == NULL) {
+        || old->events == NULL || old->user_pools == NULL) {
         remains_destroy(old);
         PyErr_NoMemory();
         return NULL;
@@ -116,6 +123,9 @@ collect(cm_state *state, remains *out)
     }
     out->stream_count = cm_streams_collect(state, out->streams);
     out->event_count = cm_events_collect(state, out->events);
+    out->user_pool_count = cm_pool_objects_collect(state, out->user_pools);
+    out->default_pools = state->default_pools;
+    state->default_pools = NULL;
     memcpy(out->legacy_streams, state->legacy_streams, sizeof(out->legacy_streams));
     memset(state->legacy_streams, 0, sizeof(state->legacy_streams));
 }
@@ -149,6 +159,15 @@ reset_used_devices(cm_runtime *runtime)
     return first;
 }
 
+static void
+give_pool_back(cm_pool *pool, cm_status *first)
+{
+    uint64_t released;
+    /* The release frees too, but has nobody to tell what failed. */
+    keep_first(first, cm_pool_trim(pool, 0, true, &released));
+    cm_pool_release(pool);
+}
+
 /* No GIL. Engine first: only then does nothing touch the memory any more. */
 static cm_status
 give_memory_back(remains *old)
@@ -161,14 +180,14 @@ give_memory_back(remains *old)
         for (int flags = 0; flags < CM_POOL_FLAG_SLOTS; flags++) {
             for (int device = 0; device < CM_MAX_DEVICES; device++) {
                 cm_pool *pool = old->pools[kind][flags][device];
-                uint64_t released;
                 if (pool != NULL) {
-                    /* The release frees too, but has nobody to tell what failed. */
-                    keep_first(&first, cm_pool_trim(pool, 0, true, &released));
-                    cm_pool_release(pool);
+                    give_pool_back(pool, &first);
                 }
             }
         }
+    }
+    for (size_t i = 0; i < old->user_pool_count; i++) {
+        give_pool_back(old->user_pools[i], &first);
     }
     return first;
 }
@@ -207,6 +226,7 @@ dismantle(cm_state *state, remains *old, bool reset_devices)
     for (int device = 0; device < CM_MAX_DEVICES; device++) {
         Py_CLEAR(old->legacy_streams[device]);
     }
+    Py_CLEAR(old->default_pools);
     Py_BEGIN_ALLOW_THREADS
     keep_first(&first, close_runtime(old, reset_devices));
     Py_END_ALLOW_THREADS

@@ -5,14 +5,14 @@
 #include <string.h>
 
 #include "python/errors.h"
+#include "python/limits.h"
 #include "python/state_config.h"
 #include "runtime/faults.h"
-
-#define FENCE_LIMIT_NBYTES (UINT64_C(64) << 20) /* see cm_pool_config */
 
 int
 cm_state_init(cm_state *state)
 {
+    cm_limits_init(state);
     cm_list_init(&state->storages);
     cm_list_init(&state->graveyard);
     cm_status status = cm_mutex_init(&state->graveyard_lock);
@@ -193,6 +193,9 @@ open_runtime(cm_state *state)
     else {
         result = warn_of_emulation(state, plan.fallback_reason);
         if (result == 0) {
+            result = cm_limits_open(state, runtime);
+        }
+        if (result == 0) {
             result = adopt(state, runtime);
         }
         if (result < 0) {
@@ -261,8 +264,9 @@ cm_state_pool(cm_state *state, cm_kind kind, unsigned flags, int device)
         cm_pool_config config = {.kind = kind,
                                  .device = device,
                                  .flags = flags,
-                                 .fence_limit_nbytes = FENCE_LIMIT_NBYTES,
-                                 .numa_node = -1};
+                                 .fence_limit_nbytes = CM_FENCE_LIMIT_NBYTES,
+                                 .numa_node = -1,
+                                 .budget = cm_limits_budget(state, kind, device)};
         cm_pool *pool = NULL;
         cm_status status = cm_pool_create(runtime, &config, &pool);
         if (!cm_is_ok(status)) {

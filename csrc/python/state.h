@@ -15,6 +15,7 @@
 #include "transfer/engine.h"
 
 enum { CM_POOL_FLAG_SLOTS = 8 }; /* host-alloc flags 0 … 7, managed flags 1 and 2 */
+#define CM_FENCE_LIMIT_NBYTES (UINT64_C(64) << 20) /* see cm_pool_config */
 
 /* What the testing module may set before the runtime opens (again after a shutdown); an
  * override wins over the environment. */
@@ -25,6 +26,14 @@ typedef struct cm_state_override {
     cm_emulated_config emulated;
     bool faults; /* wrap what is opened in cm_faults_open() */
 } cm_state_override;
+
+/* What may be reserved of each kind: pools charge these (see limits.h). */
+typedef struct cm_limits {
+    cm_budget host;                                 /* pinned and mapped together */
+    cm_budget kinds[CM_KIND_COUNT][CM_MAX_DEVICES]; /* [0] alone for pinned and mapped
+                                                     */
+    uint64_t half_nbytes; /* of the memory the process may use; UINT64_MAX: unknown */
+} cm_limits;
 
 typedef struct cm_state {
     /* types; owned */
@@ -39,6 +48,7 @@ typedef struct cm_state {
     PyTypeObject *device_type; /* cumem.Device */
     PyTypeObject *transfer_type;
     PyTypeObject *registration_type;
+    PyTypeObject *pool_type;
     PyTypeObject *waker_type; /* internal: wakes an event loop when transfers are done
                                */
     /* exceptions; owned */
@@ -47,8 +57,15 @@ typedef struct cm_state {
     PyObject *emulation_warning;
     /* helpers from Python; owned, imported at module exec */
     PyObject *stream_variable; /* contextvars.ContextVar("cumem.current_stream") */
-    PyObject *wakers;          /* weakref.WeakKeyDictionary: event loop -> its waker */
+    PyObject *pool_variable;   /* contextvars.ContextVar("cumem.current_pool") */
+    PyObject *uint8_dtype;     /* numpy.dtype("uint8") */
+    PyObject *stats_factory; /* makes what Pool.stats() answers; NULL: not installed */
+    PyObject *snapshot_factory;
+    PyObject *out_of_memory_callbacks; /* list: called in order before giving up */
+    PyObject *default_pools;           /* dict: number of the slot -> its Pool */
+    PyObject *wakers; /* weakref.WeakKeyDictionary: event loop -> its waker */
     Py_ssize_t stream_override_count; /* 0: nobody ever set it; skips the lookup */
+    Py_ssize_t pool_override_count;   /* the same of pools */
     /* the process's devices, opened at first use; NULL before and after shutdown */
     cm_runtime *runtime; /* owned */
     cm_registry *registry;
@@ -56,6 +73,10 @@ typedef struct cm_state {
     bool engine_has_pinned_pool;
     bool engine_has_device_pool[CM_MAX_DEVICES];
     cm_pool *pools[CM_KIND_COUNT][CM_POOL_FLAG_SLOTS][CM_MAX_DEVICES]; /* owned, lazy */
+    cm_limits limits;        /* outlives every pool */
+    uint64_t pool_count;     /* so many Pools were made: names them */
+    bool pools_were_dropped; /* perhaps a live block's pool has no Pool object any more
+                              */
     PyObject *legacy_streams[CM_MAX_DEVICES]; /* Stream objects of handle 0/1; owned,
                                                  lazy */
     cm_state_override override;
@@ -70,6 +91,7 @@ typedef struct cm_state {
     cm_list storages;      /* every live cm_storage of this generation */
     cm_list streams; /* every open cm_stream_object; initialised by its registrar */
     cm_list events;  /* every open cm_event_object; the same */
+    cm_list pool_objects; /* every open cm_pool_object; the same */
     /* Python references dropped by threads without the GIL, buried later */
     cm_mutex graveyard_lock;
     cm_list graveyard;

@@ -2,12 +2,12 @@
 /* Memory that buffers share: how it is made, counted, exported and given back. */
 #include "python/storage.h"
 
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "python/arguments.h"
 #include "python/errors.h"
+#include "python/out_of_memory.h"
 
 /* -- making -------------------------------------------------------------------------- */
 
@@ -37,88 +37,25 @@ cm_storage_new(cm_state *state, cm_kind kind, int device)
     return storage;
 }
 
-/* Say what the pool held when there was not enough. Keeps the exception. */
-static void
-raise_alloc(cm_state *state, cm_status status, cm_pool *pool, uint64_t nbytes)
+cm_storage *
+cm_storage_alloc(cm_state *state, cm_pool *pool, uint64_t nbytes, cm_stream *stream)
 {
     const cm_pool_config *config = cm_pool_get_config(pool);
-    cm_pool_counters counters;
-    cm_pool_read(pool, &counters);
-    char doing[256];
-    (void)snprintf(
-        doing, sizeof(doing),
-        "while allocating %llu bytes of %s memory for device %d; its pool has "
-        "%llu bytes live, %llu in flight, %llu cached",
-        (unsigned long long)nbytes, cm_kind_name(config->kind), config->device,
-        (unsigned long long)counters.live_nbytes,
-        (unsigned long long)counters.in_flight_nbytes,
-        (unsigned long long)counters.cached_nbytes);
-    (void)cm_py_raise(state, status, doing);
-}
-
-static cm_status
-alloc_block(cm_pool *pool, uint64_t nbytes, cm_stream *stream, cm_block **out)
-{
-    cm_status status;
-    Py_BEGIN_ALLOW_THREADS
-    status = cm_pool_alloc(pool, nbytes, stream, out);
-    Py_END_ALLOW_THREADS
-    return status;
-}
-
-/* Memory that other pools cache or that only the garbage collector can reach. */
-static void
-make_room(cm_state *state)
-{
-    (void)PyGC_Collect();
-    for (int kind = 0; kind < CM_KIND_COUNT; kind++) {
-        for (int flags = 0; flags < CM_POOL_FLAG_SLOTS; flags++) {
-            for (int device = 0; device < CM_MAX_DEVICES; device++) {
-                cm_pool *pool = state->pools[kind][flags][device];
-                if (pool == NULL) {
-                    continue;
-                }
-                uint64_t released = 0;
-                cm_status status;
-                Py_BEGIN_ALLOW_THREADS
-                status = cm_pool_trim(pool, 0, true, &released);
-                Py_END_ALLOW_THREADS(void)
-                status; /* the allocation must succeed: it is tried again */
-            }
-        }
-    }
-}
-
-cm_storage *
-cm_storage_alloc(cm_state *state, cm_kind kind, unsigned flags, int device,
-                 uint64_t nbytes, cm_stream *stream)
-{
-    cm_pool *pool = cm_state_pool(state, kind, flags, device);
-    if (pool == NULL) {
-        return NULL;
-    }
-    cm_storage *storage = cm_storage_new(state, kind, device);
+    cm_storage *storage = cm_storage_new(state, config->kind, config->device);
     if (storage == NULL) {
         return NULL;
     }
-    storage->flags = flags;
+    storage->flags = config->flags;
     storage->nbytes = nbytes;
     storage->pool = cm_pool_hold(pool);
     if (nbytes == 0) {
         return storage;
     }
-    cm_block *block = NULL;
-    cm_state_enter(state);
-    cm_status status = alloc_block(pool, nbytes, stream, &block);
-    if (status.code == CM_CUDA_OUT_OF_MEMORY) {
-        make_room(state);
-        status = alloc_block(pool, nbytes, stream, &block);
+    cm_block *block = cm_pool_try_alloc(pool, nbytes, stream);
+    if (CM_UNLIKELY(block == NULL)) {
+        block = cm_block_alloc(state, pool, nbytes, stream);
     }
-    if (!cm_is_ok(status)) {
-        raise_alloc(state, status, pool, nbytes);
-    }
-    cm_state_leave(state);
-    if (!cm_is_ok(status)) {
+    if (block == NULL) {
         cm_storage_release(storage, true);
         return NULL;
     }

@@ -1,0 +1,236 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How much memory there is, limits for a while, and what is called when it runs short."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Callable, Iterator
+from typing import Any, Literal, Self, SupportsIndex, overload
+
+from cumem import _core
+from cumem.units import format_nbytes
+
+__all__ = [
+    "DeviceMemory",
+    "HostMemory",
+    "OutOfMemoryHook",
+    "limit",
+    "memory_info",
+    "on_out_of_memory",
+]
+
+
+class DeviceMemory(tuple[int, int]):
+    """Memory of a device: the pair ``free, total``, and what of it is ours.
+
+    Attributes
+    ----------
+    reserved, live : int
+        Bytes of the device that cumem's pools hold, and of these in buffers.
+    """
+
+    reserved: int
+    live: int
+
+    def __new__(cls, free: int, total: int, reserved: int, live: int) -> Self:
+        self = super().__new__(cls, (free, total))
+        self.reserved = reserved
+        self.live = live
+        return self
+
+    @property
+    def free(self) -> int:
+        """Bytes that nobody uses, as the driver says."""
+        return self[0]
+
+    @property
+    def total(self) -> int:
+        """Bytes of the device."""
+        return self[1]
+
+    @property
+    def outside(self) -> int:
+        """Bytes in use outside cumem: other libraries and processes, CUDA itself."""
+        return max(0, self.total - self.free - self.reserved)
+
+    def __getnewargs__(self) -> tuple[int, int, int, int]:
+        return (self.free, self.total, self.reserved, self.live)
+
+    def __repr__(self) -> str:
+        names = ("free", "total", "reserved", "live", "outside")
+        sizes = (f"{name}={format_nbytes(getattr(self, name))}" for name in names)
+        return f"DeviceMemory({', '.join(sizes)})"
+
+
+@dataclasses.dataclass(frozen=True)
+class HostMemory:
+    """Memory of the host, in bytes.
+
+    Attributes
+    ----------
+    total : int or None
+        Of the machine.
+    available : int or None
+        What this process may still have now, of the machine or in its control group.
+    cgroup_limit : int or None
+        What its control group allows; None for no limit.
+    memlock_limit : int or None
+        ``RLIMIT_MEMLOCK``; None for no limit. CUDA does not obey it.
+    pinned_limit : int or None
+        What `get_limit` says of pinned memory.
+    reserved, live : int
+        Pinned and mapped memory that cumem's pools hold, and of this in buffers.
+    """
+
+    total: int | None
+    available: int | None
+    cgroup_limit: int | None
+    memlock_limit: int | None
+    pinned_limit: int | None
+    reserved: int
+    live: int
+
+
+@overload
+def memory_info(device: Literal["host"]) -> HostMemory: ...
+@overload
+def memory_info(device: str) -> DeviceMemory | HostMemory: ...
+@overload
+def memory_info(device: SupportsIndex | None = None) -> DeviceMemory: ...
+def memory_info(device: object = None) -> DeviceMemory | HostMemory:
+    """Memory of a device as its driver sees it, or of the host.
+
+    Parameters
+    ----------
+    device : Device, int or str, optional
+        cumem's current device by default; ``"host"`` for the host.
+
+    Returns
+    -------
+    DeviceMemory or HostMemory
+        The former is a pair of free and total bytes, all processes together.
+
+    Raises
+    ------
+    ValueError
+        If the device does not exist.
+    CudaError
+        If the driver cannot answer.
+
+    Notes
+    -----
+    Creates a context on the device if there is none.
+    """
+    if isinstance(device, str) and device == "host":
+        return _host_memory()
+    free, total = _core.memory_info(device)
+    where: Any = device
+    where = _core.current_device() if device is None else _core.Device(where)
+    index = where.index
+    reserved, live = _held(lambda kind, where: kind == "device" and where == index)
+    return DeviceMemory(free, total, reserved, live)
+
+
+def _held(wanted: Callable[[str, int], bool]) -> tuple[int, int]:
+    names = _core._counter_names()
+    reserved, live = names.index("reserved_nbytes"), names.index("live_nbytes")
+    rows = [row[4] for _, row in _core._pools() if wanted(row[1], row[2])]
+    return sum(row[reserved] for row in rows), sum(row[live] for row in rows)
+
+
+def _host_memory() -> HostMemory:
+    limit_nbytes = _core.get_limit("pinned")
+    total, available, cgroup, memlock = _core._host_memory()
+    reserved, live = _held(lambda kind, _: kind in ("pinned", "mapped"))
+    return HostMemory(total, available, cgroup, memlock, limit_nbytes, reserved, live)
+
+
+# -- limits ----------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def limit(kind: Any, limit: int | str | None, device: object = None) -> Iterator[None]:
+    """Limit how much memory of a kind cumem holds, within a ``with`` block.
+
+    The limit holds for the whole process while the block runs; at its end each limit is
+    what it was at its beginning.
+
+    Parameters
+    ----------
+    kind, limit, device
+        As in `set_limit`.
+
+    Raises
+    ------
+    TypeError, ValueError, CudaError
+        As `set_limit`.
+    """
+    devices: list[object] = [device]
+    if device is None and kind in ("managed", "device"):
+        devices = list(range(_core.device_count()))
+    before = [(one, _core.get_limit(kind, one)) for one in devices]
+    _core.set_limit(kind, limit, device)
+    try:
+        yield
+    finally:
+        for one, nbytes in before:
+            _core.set_limit(kind, nbytes, one)
+
+
+# -- callbacks -------------------------------------------------------------------------
+
+
+class OutOfMemoryHook:
+    """A callback that `on_out_of_memory` installed; in a ``with`` block until its end."""
+
+    def __init__(self, callback: Callable[[str, int, int], object]) -> None:
+        self._callback = callback
+
+    def __call__(self, kind: str, device: int, nbytes: int) -> None:
+        self._callback(kind, device, nbytes)
+
+    def remove(self) -> None:
+        """Call it no more; doing it twice is no error."""
+        hooks = _core._out_of_memory_callbacks
+        hooks[:] = [hook for hook in hooks if hook is not self]
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.remove()
+
+    def __repr__(self) -> str:
+        return f"<cumem.OutOfMemoryHook {self._callback!r}>"
+
+
+def on_out_of_memory(callback: Callable[[str, int, int], object]) -> OutOfMemoryHook:
+    """Have a function called when memory runs short, before an allocation fails.
+
+    It may drop buffers, or have other libraries give back what they cache. The allocation
+    is tried again after each callback; once it succeeds the rest are not called. An
+    allocation inside of a callback calls no callback.
+
+    Parameters
+    ----------
+    callback : callable
+        Called with the kind, the device's index and the number of bytes asked for, in the
+        thread that allocates, in the order of installation. An exception of it goes to
+        ``sys.unraisablehook``; `KeyboardInterrupt` and `SystemExit` end the allocation.
+
+    Returns
+    -------
+    OutOfMemoryHook
+        Its ``remove()`` ends this.
+
+    Raises
+    ------
+    TypeError
+        If `callback` cannot be called.
+    """
+    if not callable(callback):
+        raise TypeError(f"callback must be callable, not {type(callback).__name__}")
+    hook = OutOfMemoryHook(callback)
+    _core._out_of_memory_callbacks.append(hook)
+    return hook

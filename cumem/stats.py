@@ -1,0 +1,556 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the pools hold: counters of each pool and kind, of a block of code, and maps."""
+
+from __future__ import annotations
+
+import dataclasses
+import html
+import threading
+import time
+from collections.abc import Iterable, Iterator
+from types import TracebackType
+from typing import Any, Self
+
+from cumem import _core
+from cumem.units import format_nbytes
+
+__all__ = [
+    "Block",
+    "Counters",
+    "Measure",
+    "Measurement",
+    "PoolStats",
+    "Segment",
+    "Snapshot",
+    "Stats",
+    "measure",
+    "stats",
+]
+
+_KINDS = ("device", "pinned", "mapped", "managed")
+
+
+@dataclasses.dataclass(frozen=True)
+class Counters:
+    """Counters of a pool, or sums over several.
+
+    Bytes unless the name says count or ns. ``live + in_flight + cached = reserved`` at any
+    moment; ``live - requested`` is what rounding costs. Sums of peaks and of
+    ``largest_free_nbytes`` add up those of each pool: pools need not peak together.
+    """
+
+    live_nbytes: int = 0
+    live_count: int = 0
+    requested_nbytes: int = 0
+    in_flight_nbytes: int = 0
+    in_flight_count: int = 0
+    cached_nbytes: int = 0
+    cached_count: int = 0
+    reserved_nbytes: int = 0
+    peak_live_nbytes: int = 0
+    peak_requested_nbytes: int = 0
+    peak_in_flight_nbytes: int = 0
+    peak_reserved_nbytes: int = 0
+    largest_free_nbytes: int = 0
+    segment_count: int = 0
+    allocation_count: int = 0
+    free_count: int = 0
+    hit_count: int = 0
+    miss_count: int = 0
+    split_count: int = 0
+    merge_count: int = 0
+    cross_stream_wait_count: int = 0
+    growth_count: int = 0
+    growth_ns: int = 0
+    remap_count: int = 0
+    remap_nbytes: int = 0
+    trim_count: int = 0
+    trimmed_nbytes: int = 0
+    out_of_memory_count: int = 0
+    lost_count: int = 0
+
+    @property
+    def waste_nbytes(self) -> int:
+        """Bytes of live blocks beyond what was asked for: lost to rounding."""
+        return self.live_nbytes - self.requested_nbytes
+
+    @property
+    def fragmentation(self) -> float:
+        """``1 - largest_free / cached``: 0 when what is cached is one piece."""
+        if self.cached_nbytes <= 0:
+            return 0.0
+        return 1 - self.largest_free_nbytes / self.cached_nbytes
+
+
+_COUNTERS = tuple(field.name for field in dataclasses.fields(Counters))
+_PEAKS = tuple(name for name in _COUNTERS if name.startswith("peak_"))
+
+
+@dataclasses.dataclass(frozen=True)
+class PoolStats(Counters):
+    """Counters of one pool, read at one moment.
+
+    Attributes
+    ----------
+    name : str
+        ``"default"``, ``"pool 3"`` for the third that was made, ``"closed pool"`` for one
+        that only live buffers keep.
+    kind : str
+        ``"device"``, ``"pinned"``, ``"mapped"`` or ``"managed"``.
+    device : int
+        Index of the device.
+    limit : int or None
+        Its own limit in bytes.
+    """
+
+    name: str = ""
+    kind: str = ""
+    device: int = 0
+    limit: int | None = None
+
+    def __repr__(self) -> str:
+        return _table([(f"{self.kind} {self.device} {self.name}", self)], _lines(self))
+
+    def _repr_html_(self) -> str:
+        return f"<pre>{html.escape(repr(self))}</pre>"
+
+
+@dataclasses.dataclass(frozen=True)
+class Stats:
+    """Counters of all pools.
+
+    Attributes
+    ----------
+    pools : tuple of PoolStats
+    """
+
+    pools: tuple[PoolStats, ...]
+
+    def __getitem__(self, kind: str) -> Counters:
+        """Sum of the pools of one kind."""
+        if kind not in _KINDS:
+            raise KeyError(kind)
+        return _add(pool for pool in self.pools if pool.kind == kind)
+
+    @property
+    def total(self) -> Counters:
+        """Sum of all pools."""
+        return _add(self.pools)
+
+    @property
+    def kinds(self) -> dict[str, Counters]:
+        """Sums of the kinds that have a pool."""
+        present = {pool.kind for pool in self.pools}
+        return {kind: self[kind] for kind in _KINDS if kind in present}
+
+    def __repr__(self) -> str:
+        return _table(_rows(self))
+
+    def _repr_html_(self) -> str:
+        return _html_table(_rows(self))
+
+
+def stats() -> Stats:
+    """Read the counters of all pools.
+
+    Returns
+    -------
+    Stats
+        Each pool is read at one moment. Pools that were closed count as long as a buffer
+        keeps them. Empty before the first use.
+    """
+    return Stats(tuple(_pool_stats(*row) for _, row in _core._pools()))
+
+
+def _pool_stats(
+    name: str, kind: str, device: int, limit: int | None, counters: tuple[int, ...]
+) -> PoolStats:
+    values: dict[str, Any] = dict(zip(_COUNTERS, counters, strict=True))
+    return PoolStats(name=name, kind=kind, device=device, limit=limit, **values)
+
+
+def _add(pools: Iterable[Counters]) -> Counters:
+    sums = dict.fromkeys(_COUNTERS, 0)
+    for pool in pools:
+        for name in _COUNTERS:
+            sums[name] += getattr(pool, name)
+    return Counters(**sums)
+
+
+# -- a block of code -------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class Measurement(Stats):
+    """What the pools did in a block of code; see `measure`.
+
+    Attributes
+    ----------
+    pools : tuple of PoolStats
+        Differences between the end and the beginning, so that what was given back is
+        negative; peaks are the most that was held at once in between.
+    seconds : float
+        How long the block took.
+    """
+
+    seconds: float = 0.0
+
+
+class Measure:
+    """What `measure` answers: in its ``with`` block it measures, afterwards it tells."""
+
+    def __init__(self) -> None:
+        self._result: Measurement | None = None
+        self._began = 0.0
+        self._before: dict[tuple[int, str], PoolStats] = {}
+        self._peaks: dict[tuple[int, str], list[int]] = {}
+
+    def __enter__(self) -> Self:
+        if self in _open:
+            raise RuntimeError("the measurement is already running")
+        with _open_lock:
+            self._result = None
+            self._before = _fold()
+            self._peaks = {}
+            _open.append(self)
+        self._began = time.perf_counter()
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        tb: TracebackType | None,
+    ) -> None:
+        seconds = time.perf_counter() - self._began
+        with _open_lock:
+            after = _fold()
+            _open.remove(self)
+        pools = tuple(self._difference(key, pool) for key, pool in after.items())
+        self._result = Measurement(pools, seconds)
+
+    def _difference(self, key: tuple[int, str], after: PoolStats) -> PoolStats:
+        before = self._before.get(key, PoolStats())
+        values: dict[str, Any] = {
+            name: getattr(after, name) - getattr(before, name) for name in _COUNTERS
+        }
+        values |= zip(_PEAKS, self._peaks[key], strict=True)
+        return dataclasses.replace(after, **values)
+
+    @property
+    def result(self) -> Measurement:
+        """The measurement, once the block has ended; RuntimeError before."""
+        if self._result is None:
+            raise RuntimeError("the block is not over yet")
+        return self._result
+
+    @property
+    def seconds(self) -> float:
+        """How long the block took."""
+        return self.result.seconds
+
+    @property
+    def pools(self) -> tuple[PoolStats, ...]:
+        """Each pool by itself."""
+        return self.result.pools
+
+    @property
+    def total(self) -> Counters:
+        """All pools together."""
+        return self.result.total
+
+    @property
+    def kinds(self) -> dict[str, Counters]:
+        """The pools of each kind together."""
+        return self.result.kinds
+
+    def __getitem__(self, kind: str) -> Counters:
+        return self.result[kind]
+
+    def __repr__(self) -> str:
+        return "<cumem.Measure, running>" if self._result is None else repr(self.result)
+
+    def _repr_html_(self) -> str:
+        if self._result is None:
+            return html.escape(repr(self))
+        return self._result._repr_html_()
+
+
+def measure() -> Measure:
+    """Measure what a block of code does with the pools.
+
+    ``with cumem.measure() as m:`` and then, after the block, ``m.total.peak_live_nbytes``,
+    ``m["pinned"].miss_count``, ``m.seconds``, or ``print(m)``.
+
+    Returns
+    -------
+    Measure
+        Its counters are differences between the end and the beginning of the block; its
+        peaks are the most that was held at once in between.
+
+    Notes
+    -----
+    Blocks may be nested and overlap in threads; what other threads do meanwhile counts as
+    well. The peaks are exact for each pool and leave those of `stats` alone; a sum of
+    several pools adds up their peaks. Pools that ended within the block are left out.
+    """
+    return Measure()
+
+
+_open: list[Measure] = []
+_open_lock = threading.Lock()
+
+
+def _fold() -> dict[tuple[int, str], PoolStats]:
+    """Read all pools and let each open measurement see the peaks since the last look."""
+    found: dict[tuple[int, str], PoolStats] = {}
+    for key, row in _core._pools(True):
+        pool = _pool_stats(*row)
+        found[key, pool.name] = pool
+        peaks = [getattr(pool, name) for name in _PEAKS]
+        for one in _open:
+            seen = one._peaks.setdefault((key, pool.name), peaks)
+            one._peaks[key, pool.name] = [*map(max, seen, peaks)]
+    return found
+
+
+# -- one pool piece by piece -----------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class Block:
+    """A run of bytes of a segment.
+
+    Attributes
+    ----------
+    address : int
+        For the device.
+    nbytes : int
+    requested_nbytes : int
+        Of them asked for; 0 unless live or in flight.
+    state : str
+        ``"live"``, ``"in flight"``, ``"cached"``, or ``"gap"``: addresses without memory.
+    """
+
+    address: int
+    nbytes: int
+    requested_nbytes: int
+    state: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Segment:
+    """A range of addresses of a pool.
+
+    Attributes
+    ----------
+    address : int
+    nbytes : int
+        Of addresses, gaps included.
+    blocks : tuple of Block
+        In order of address, without holes.
+    """
+
+    address: int
+    nbytes: int
+    blocks: tuple[Block, ...]
+
+    @property
+    def reserved_nbytes(self) -> int:
+        """Bytes that have memory behind them."""
+        return sum(b.nbytes for b in self.blocks if b.state != "gap")
+
+
+_MARKS = {"live": "#", "in flight": "~", "cached": ".", "gap": " "}
+_LEGEND = "# live  ~ in flight  . cached  + live and other  | gap"
+
+
+@dataclasses.dataclass(frozen=True)
+class Snapshot:
+    """All segments and blocks of a pool at one moment; ``print()`` draws a map.
+
+    Attributes
+    ----------
+    name, kind : str
+    device : int
+    segments : tuple of Segment
+    """
+
+    name: str
+    kind: str
+    device: int
+    segments: tuple[Segment, ...]
+
+    @property
+    def blocks(self) -> tuple[Block, ...]:
+        """The blocks of all segments."""
+        return tuple(b for segment in self.segments for b in segment.blocks)
+
+    def map(self, width: int = 64, unit: int | None = None) -> str:
+        """Draw the pool with one character for `unit` bytes.
+
+        Parameters
+        ----------
+        width : int
+            Characters in a line.
+        unit : int, optional
+            Bytes per character; default: so that the pool takes about 16 lines.
+
+        Returns
+        -------
+        str
+            A line of totals, a legend, and the segments; gaps of any length are one ``|``.
+
+        Raises
+        ------
+        ValueError
+            If `width` or `unit` is less than 1.
+        """
+        if width < 1 or (unit is not None and unit < 1):
+            raise ValueError("width and unit must be at least 1")
+        reserved = sum(segment.reserved_nbytes for segment in self.segments)
+        if unit is None:
+            unit = 512
+            while unit * width * 16 < reserved:
+                unit *= 2
+        lines = [
+            f"{self.kind} {self.device} {self.name}: {format_nbytes(reserved)} in "
+            f"{len(self.segments)} segment{'s' * (len(self.segments) != 1)}, "
+            f"{format_nbytes(unit)} per character",
+            _LEGEND,
+        ]
+        for segment in self.segments:
+            lines.append(
+                f"0x{segment.address:x} {format_nbytes(segment.reserved_nbytes)}"
+            )
+            marks = "".join(_marks(segment, unit))
+            lines += [marks[i : i + width] for i in range(0, len(marks), width)]
+        return "\n".join(lines)
+
+    def __str__(self) -> str:
+        return self.map()
+
+    def _repr_html_(self) -> str:
+        return f"<pre>{html.escape(self.map())}</pre>"
+
+
+def _marks(segment: Segment, unit: int) -> Iterator[str]:
+    """One character for each `unit` bytes between gaps, which are one character each."""
+    run: list[Block] = []
+    for block in segment.blocks:
+        if block.state == "gap":
+            yield from _marks_of_run(run, unit)
+            run = []
+            yield "|"
+        else:
+            run.append(block)
+    yield from _marks_of_run(run, unit)
+
+
+def _marks_of_run(run: list[Block], unit: int) -> Iterator[str]:
+    states: set[str] = set()
+    room = unit
+    for block in run:
+        left = block.nbytes
+        while left:
+            step = min(left, room)
+            states.add(block.state)
+            left -= step
+            room -= step
+            if room == 0:
+                yield _mark(states)
+                states, room = set(), unit
+    if states:
+        yield _mark(states)
+
+
+def _mark(states: set[str]) -> str:
+    if len(states) == 1:
+        return _MARKS[next(iter(states))]
+    return "+" if "live" in states else "~"
+
+
+def _snapshot(
+    name: str, kind: str, device: int, rows: list[tuple[int, int, int, int, str]]
+) -> Snapshot:
+    blocks: dict[int, list[Block]] = {}
+    for segment, address, nbytes, requested, state in rows:
+        block = Block(address, nbytes, requested, state)
+        blocks.setdefault(segment, []).append(block)
+    segments = tuple(
+        Segment(found[0].address, sum(b.nbytes for b in found), tuple(found))
+        for found in blocks.values()
+    )
+    return Snapshot(name, kind, device, segments)
+
+
+# -- text ------------------------------------------------------------------------------
+
+_COLUMNS = ("live", "in flight", "cached", "reserved", "peak live", "peak reserved")
+_FIELDS = (
+    "live_nbytes",
+    "in_flight_nbytes",
+    "cached_nbytes",
+    "reserved_nbytes",
+    "peak_live_nbytes",
+    "peak_reserved_nbytes",
+)
+
+
+def _rows(found: Stats) -> list[tuple[str, Counters]]:
+    """Each pool, and the sum of each kind that has more than one."""
+    rows: list[tuple[str, Counters]] = []
+    for kind, total in found.kinds.items():
+        pools = [pool for pool in found.pools if pool.kind == kind]
+        rows += [(f"{kind} {p.device} {p.name}", p) for p in pools]
+        if len(pools) > 1:
+            rows.append((f"{kind}, all pools", total))
+    return rows
+
+
+def _cells(label: str, counters: Counters) -> list[str]:
+    asked = counters.allocation_count
+    hits = f"{counters.hit_count / asked:.1%}" if asked else "-"
+    sizes = [format_nbytes(getattr(counters, field)) for field in _FIELDS]
+    return [label, *sizes, str(asked), hits]
+
+
+def _table(rows: list[tuple[str, Counters]], more: str = "") -> str:
+    if not rows:
+        return "no pool yet"
+    cells = [["pool", *_COLUMNS, "allocations", "hits"]]
+    cells += [_cells(*row) for row in rows]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    lines = [
+        "  ".join(
+            cell.rjust(width) if i else cell.ljust(width)
+            for i, (cell, width) in enumerate(zip(line, widths, strict=True))
+        ).rstrip()
+        for line in cells
+    ]
+    return "\n".join(lines) + more
+
+
+def _lines(pool: PoolStats) -> str:
+    """Whatever the table leaves out and is not 0."""
+    told = {*_FIELDS, "allocation_count", "hit_count"}
+    rest = {n: getattr(pool, n) for n in _COUNTERS if n not in told}
+    return "".join(f"\n  {name} {value}" for name, value in rest.items() if value)
+
+
+def _html_table(rows: list[tuple[str, Counters]]) -> str:
+    def line(cells: Iterable[str], tag: str) -> str:
+        marked = (f"<{tag}>{html.escape(cell)}</{tag}>" for cell in cells)
+        return f"<tr>{''.join(marked)}</tr>"
+
+    head = line(["pool", *_COLUMNS, "allocations", "hits"], "th")
+    return f"<table>{head}{''.join(line(_cells(*row), 'td') for row in rows)}</table>"
+
+
+def _install() -> None:
+    """Have Pool.stats() and Pool.snapshot() answer with the classes above."""
+    stats_of: Any = _pool_stats
+    _core._install_readers(stats_of, _snapshot)
+
+
+_install()
