@@ -133,11 +133,11 @@ def test_out_of_memory_says_what_was_asked(emulated) -> None:
         cumem.empty_device(1 << 40, "u1")
     error = caught.value
     assert isinstance(error, MemoryError)
-    assert error.call == "cuMemCreate"
+    assert error.requested == 1 << 40
     assert error.code == 2
     assert error.name == "cudaErrorMemoryAllocation"
     assert error.arg == 1 << 40
-    assert "cuMemCreate(1099511627776 bytes)" in str(error)
+    assert "asked for 1 TiB (1099511627776 bytes)" in str(error)
 
 
 @pytest.mark.parametrize("kind", HOST_KINDS)

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
 from collections.abc import Callable
@@ -40,6 +41,39 @@ def allocate_every_kind() -> None:
     ]
     del buffers
     cumem.trim()
+
+
+@scenario
+def run_out_of_memory() -> None:
+    pool = cumem.Pool("mapped", limit=4 << 20)
+    other = cumem.Pool("mapped")
+    kept = [pool.allocate(1 << 20)]
+    used = other.allocate(1 << 20)
+    used.fill(1, stream=cumem.Stream())
+    del used
+    with cumem.on_out_of_memory(lambda *_: kept.clear()):
+        large = pool.allocate(4 << 20)
+    with contextlib.suppress(cumem.OutOfMemoryError):
+        pool.allocate(1 << 40)
+    del large
+    pool.close()
+    other.close()
+
+
+@scenario
+def use_pools_of_every_kind() -> None:
+    for kind in ("device", "pinned", "mapped", "managed"):
+        pool = cumem.Pool(kind, limit="10%")
+        with pool:
+            buffer = cumem.zeros(next(fresh_sizes), kind=kind)
+        assert pool.stats().live_count == 1
+        pool.close()
+        del buffer
+    plain = cumem.Pool("device", segments="malloc")
+    plain.allocate(8 << 20)
+    plain.close()
+    assert cumem.trim() >= 0
+    cumem.memory_info()
 
 
 @scenario
@@ -206,7 +240,7 @@ def export_to_numpy_and_drop() -> None:
     view = np.from_dlpack(buffer)
     assert view.sum() == 0
     del view, buffer
-    cumem.trim()  # takes the fence
+    cumem.trim(wait=False)  # takes the fence
     cumem.empty_pinned(1000, "u1")
     device = cumem.zeros(1000, "u1")
     assert np.from_dlpack(device, device="cpu").sum() == 0
@@ -346,11 +380,11 @@ def test_sweep_reached_every_operation(emulated) -> None:
 def test_out_of_memory_is_retried_then_raised(emulated, op, make) -> None:
     testing = session.testing
     testing.plan_fault(op, 1, 2)  # once: the retry succeeds
-    make(1000)
+    make(1 << 20)
     assert testing.fault_struck() == op
     testing.plan_fault(op, 1, 2, repeat=True)
     with pytest.raises(cumem.OutOfMemoryError) as caught:
-        make(1 << 20)  # more than a chunk: the first one's is in the cache
+        make(2 << 20)  # more than what is in the cache
     testing.plan_fault(None, 0)
     assert caught.value.code == 2
-    make(1 << 20)
+    make(2 << 20)

@@ -14,6 +14,7 @@ LAYERS = ["base", "runtime", "pool", "transfer", "python"]
 PACKAGE_LAYERS = [
     {"_core"},
     {"units"},
+    {"stats", "memory"},
     {"info", "bench", "bench_cases", "bench_report"},
     {"replay_trace"},
     {"replay_allocators", "replay_hold"},

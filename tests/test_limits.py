@@ -1,0 +1,220 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Limits of kinds and pools, sizes as people write them, and what memory there is."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+import threading
+
+import pytest
+from support import session
+
+import cumem
+from cumem.units import parse_nbytes
+
+MIB = 1 << 20
+
+
+def usable() -> int:
+    host = cumem.memory_info("host")
+    return min(n for n in (host.total, host.cgroup_limit) if n is not None)
+
+
+def test_pinned_and_mapped_memory_is_limited_to_half_at_first(runtime) -> None:
+    assert cumem.get_limit("pinned") == usable() // 2
+    assert cumem.get_limit("mapped") == usable() // 2
+    assert cumem.get_limit("device") is None
+    assert cumem.get_limit("managed") is None
+
+
+@pytest.mark.parametrize("kind", ["pinned", "mapped", "managed", "device"])
+def test_limit_is_obeyed_and_counts_what_is_cached(runtime, kind: str) -> None:
+    cumem.trim()
+    cumem.set_limit(kind, "8MiB")
+    assert cumem.get_limit(kind) == 8 * MIB
+    a = cumem.empty(4 * MIB, "u1", kind)
+    with pytest.raises(cumem.OutOfMemoryError) as caught:
+        cumem.empty(8 * MIB, "u1", kind)
+    assert caught.value.name == "CM_ELIMIT"
+    assert caught.value.limit == 8 * MIB
+    del a
+    cumem.empty(8 * MIB, "u1", kind)  # what was cached made room
+    cumem.set_limit(kind, None)
+    assert cumem.get_limit(kind) is None
+    cumem.empty(12 * MIB, "u1", kind)
+
+
+def test_limit_of_a_kind_holds_for_all_its_pools_together(emulated) -> None:
+    cumem.set_limit("pinned", 8 * MIB)
+    a, b = cumem.Pool("pinned"), cumem.Pool("pinned")
+    kept = a.allocate(6 * MIB)
+    with pytest.raises(cumem.OutOfMemoryError):
+        b.allocate(4 * MIB)
+    del kept
+    b.allocate(8 * MIB)  # a was trimmed for it
+
+
+def test_pinned_and_mapped_memory_count_together(emulated) -> None:
+    half = usable() // 2
+    cumem.set_limit("pinned", None)
+    cumem.set_limit("pinned", "100%")
+    cumem.set_limit("mapped", 4 * MIB)
+    assert cumem.get_limit("pinned") == usable()
+    assert cumem.get_limit("mapped") == 4 * MIB
+    with pytest.raises(cumem.OutOfMemoryError) as caught:
+        cumem.empty_mapped(8 * MIB, "u1")
+    assert caught.value.limit == 4 * MIB
+    cumem.set_limit("pinned", half)
+    cumem.set_limit("mapped", half)
+    with pytest.raises(cumem.OutOfMemoryError) as caught:
+        cumem.empty_pinned(half + 16 * MIB, "u1")
+    assert caught.value.limit == half
+
+
+def test_limits_of_devices_are_their_own(emulated) -> None:
+    cumem.set_limit("device", "8MiB", device=1)
+    assert cumem.get_limit("device") is None
+    assert cumem.get_limit("device", 1) == 8 * MIB
+    cumem.empty_device(16 * MIB, "u1")
+    with pytest.raises(cumem.OutOfMemoryError):
+        cumem.empty_device(16 * MIB, "u1", device=1)
+    cumem.set_limit("device", "50%")
+    total = cumem.memory_info().total
+    assert [cumem.get_limit("device", d) for d in (0, 1)] == [total // 2] * 2
+
+
+def test_limit_of_a_pool_is_its_own_and_may_change(runtime) -> None:
+    pool, other = cumem.Pool("pinned", limit="4MiB"), cumem.Pool("pinned")
+    with pytest.raises(cumem.OutOfMemoryError) as caught:
+        pool.allocate(8 * MIB)
+    assert caught.value.limit == 4 * MIB
+    other.allocate(8 * MIB)
+    pool.limit = "16MiB"
+    assert pool.limit == 16 * MIB
+    pool.allocate(8 * MIB)
+    pool.limit = None
+    assert pool.limit is None
+    with pytest.raises(ValueError, match="limit must be"):
+        pool.limit = "all"
+    with pytest.raises(AttributeError):
+        del pool.limit
+    with pytest.raises(AttributeError):
+        pool.kind = "device"
+
+
+def test_limit_for_a_while_is_put_back_exactly(emulated) -> None:
+    cumem.set_limit("device", 100 * MIB, device=1)
+    before = [cumem.get_limit("device", d) for d in (0, 1)]
+    seen = []
+    with cumem.limit("device", "8MiB"):
+        with cumem.limit("device", None, device=1):
+            seen.append([cumem.get_limit("device", d) for d in (0, 1)])
+        thread = threading.Thread(target=lambda: seen.append(cumem.get_limit("device")))
+        thread.start()
+        thread.join()
+        with pytest.raises(cumem.OutOfMemoryError):
+            cumem.empty_device(16 * MIB, "u1")
+    assert seen == [[8 * MIB, None], 8 * MIB]
+    assert [cumem.get_limit("device", d) for d in (0, 1)] == before
+    with pytest.raises(KeyError), cumem.limit("pinned", "1GiB"):
+        raise KeyError
+    assert cumem.get_limit("pinned") == usable() // 2
+
+
+@pytest.mark.parametrize("limit", ["lots", "101%", "-1", "", "4 GiBs", "1e9", -1])
+def test_limit_that_cannot_be_read_is_refused(runtime, limit) -> None:
+    with pytest.raises(ValueError, match="limit must"):
+        cumem.set_limit("device", limit)
+    assert cumem.get_limit("device") is None
+
+
+def test_limit_of_wrong_type_or_place_is_refused(runtime) -> None:
+    for wrong in (1.5, True, b"1"):
+        with pytest.raises(TypeError, match="limit must be"):
+            cumem.set_limit("device", wrong)
+    with pytest.raises(ValueError, match="kind must be"):
+        cumem.set_limit("paper", 1)
+    with pytest.raises(ValueError, match="takes no device"):
+        cumem.set_limit("pinned", 1, device=0)
+    with pytest.raises(ValueError, match="takes no device"):
+        cumem.get_limit("mapped", 0)
+    with pytest.raises(ValueError, match="does not exist"):
+        cumem.set_limit("device", 1, device=99)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["0", "4096", "512 KiB", "1.5GB", " 2 mib ", ".5GiB", "3.", "7EiB", "10 b", "1tb"],
+)
+def test_sizes_are_read_as_by_units(runtime, text: str) -> None:
+    cumem.set_limit("managed", text)
+    assert cumem.get_limit("managed") == parse_nbytes(text)
+
+
+@pytest.mark.parametrize("share", ["0%", "33%", "12.5 %", "100%"])
+def test_shares_are_read_as_by_units(runtime, share: str) -> None:
+    cumem.set_limit("device", share)
+    assert cumem.get_limit("device") == parse_nbytes(share, cumem.memory_info().total)
+
+
+def test_environment_sets_limits_at_opening(monkeypatch) -> None:
+    monkeypatch.setenv("CUMEM_LIMIT_PINNED", "64MiB")
+    monkeypatch.setenv("CUMEM_LIMIT_MAPPED", "1%")
+    monkeypatch.setenv("CUMEM_LIMIT_MANAGED", "1048576")
+    monkeypatch.setenv("CUMEM_LIMIT_DEVICE", "25%")
+    with session.opened("emulated"):
+        assert cumem.get_limit("pinned") == 64 * MIB
+        assert cumem.get_limit("mapped") == usable() // 100
+        assert cumem.get_limit("managed", 1) == MIB
+        assert cumem.get_limit("device", 1) == cumem.memory_info(1).total // 4
+        cumem.set_limit("pinned", None)
+        cumem.shutdown()
+        assert cumem.get_limit("pinned") == 64 * MIB  # read again
+
+
+@pytest.mark.parametrize("kind", ["PINNED", "MAPPED", "MANAGED", "DEVICE"])
+@pytest.mark.parametrize("text", ["lots", "120%", "-5"])
+def test_nonsense_in_the_environment_is_refused(monkeypatch, kind, text) -> None:
+    with session.opened("emulated"):
+        monkeypatch.setenv(f"CUMEM_LIMIT_{kind}", text)
+        with pytest.raises(
+            ValueError, match=f"CUMEM_LIMIT_{kind} must be .* not '{text}'"
+        ):
+            cumem.empty(1)
+        monkeypatch.delenv(f"CUMEM_LIMIT_{kind}")
+        cumem.empty(1)
+
+
+# -- memory_info ---------------------------------------------------------------------------
+
+
+def test_memory_info_says_what_is_ours(emulated) -> None:
+    free, total = cumem.memory_info()
+    buffer = cumem.empty_device(8 * MIB, "u1")
+    info = cumem.memory_info()
+    assert (info.free, info.total) == tuple(info) == (info[0], total)
+    assert info.free <= free - 8 * MIB
+    assert info.live == 8 * MIB
+    assert info.reserved >= info.live
+    assert info.outside == total - info.free - info.reserved
+    assert "MiB" in repr(info)
+    for again in (copy.copy, lambda value: pickle.loads(pickle.dumps(value))):
+        twin = again(info)
+        assert (twin, twin.live, twin.outside) == (info, info.live, info.outside)
+    assert cumem.memory_info(1).live == 0
+    assert cumem.memory_info("cuda:0").live == 8 * MIB
+    del buffer
+
+
+def test_memory_info_of_the_host(runtime) -> None:
+    before = cumem.memory_info("host")
+    assert before.total is not None
+    assert before.available is not None
+    assert before.available <= before.total
+    assert before.pinned_limit == cumem.get_limit("pinned")
+    buffers = [cumem.empty_pinned(MIB, "u1"), cumem.empty_mapped(MIB, "u1")]
+    info = cumem.memory_info("host")
+    assert info.live == before.live + 2 * MIB
+    assert info.reserved >= info.live
+    del buffers

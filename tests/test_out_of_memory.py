@@ -1,0 +1,244 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is tried before an allocation fails, and what the error says."""
+
+from __future__ import annotations
+
+import gc
+import sys
+import threading
+
+import pytest
+from support import session
+
+import cumem
+
+MIB = 1 << 20
+SIZE = 64 * MIB
+
+
+@pytest.fixture
+def small():
+    """An emulated device of 64 MiB."""
+    with session.opened("emulated", memory_nbytes=SIZE) as opened:
+        yield opened
+        gc.collect()
+
+
+def test_error_tells_all_that_is_known(small) -> None:
+    pool = cumem.Pool(limit=48 * MIB)
+    kept = pool.allocate(16 * MIB)
+    outside = cumem.Pool().allocate(8 * MIB)
+    with pytest.raises(cumem.OutOfMemoryError) as caught:
+        pool.allocate(40 * MIB)
+    error = caught.value
+    assert (error.requested, error.kind, error.device) == (40 * MIB, "device", 0)
+    assert (error.limit, error.code, error.name) == (48 * MIB, -6, "CM_ELIMIT")
+    assert (error.live, error.in_flight) == (16 * MIB, 0)
+    assert error.cached == error.largest_free
+    assert error.fragmentation == 0
+    assert error.driver_total == SIZE
+    assert error.driver_free == cumem.memory_info().free
+    assert error.outside == 0
+    assert error.available is None
+    assert error.tried[0].startswith("waited for memory in flight")
+    assert error.tried[-1] == "collected garbage"
+    assert "drop buffers, or raise it with cumem.set_limit" in error.advice
+    for said in (
+        "40 MiB",
+        "41943040 bytes",
+        "limit 48 MiB",
+        "16 MiB live",
+        error.advice,
+    ):
+        assert said in str(error)
+    assert pool.stats().out_of_memory_count > 0
+    del kept, outside
+
+
+def test_error_of_the_driver_keeps_its_call(small) -> None:
+    with pytest.raises(cumem.OutOfMemoryError) as caught:
+        cumem.empty_device(SIZE * 2, "u1")
+    error = caught.value
+    assert (error.code, error.limit) == (2, None)
+    assert error.call is not None
+    assert "the device has 64 MiB in all" in error.advice
+    assert isinstance(error, MemoryError)
+
+
+def test_advice_names_fragmentation_where_that_is_the_cause(small) -> None:
+    pool = cumem.Pool(segments="malloc")
+    pool.allocate(48 * MIB)
+    kept = [pool.allocate(4 * MIB) for _ in range(12)]
+    del kept[::2]
+    with pytest.raises(cumem.OutOfMemoryError) as caught:
+        pool.allocate(20 * MIB)
+    error = caught.value
+    assert (error.cached, error.largest_free) == (24 * MIB, 4 * MIB)
+    assert error.fragmentation == pytest.approx(5 / 6)
+    assert "fragmentation 83%" in str(error)
+    assert "24 MiB are free but in pieces" in error.advice
+    del kept
+
+
+def test_advice_names_the_piece_that_memory_is_taken_in(small) -> None:
+    pool = cumem.Pool(limit=MIB, segments="malloc")
+    with pytest.raises(cumem.OutOfMemoryError) as caught:
+        pool.allocate(1000)
+    assert "taken in pieces, here of 2 MiB" in caught.value.advice
+
+
+def test_error_of_host_memory_tells_what_the_host_has(emulated) -> None:
+    with pytest.raises(cumem.OutOfMemoryError) as caught:
+        cumem.empty_pinned(1 << 45, "u1")
+    error = caught.value
+    assert error.driver_free is error.driver_total is error.outside is None
+    assert error.available > 0
+    assert error.limit == cumem.get_limit("pinned")
+
+
+def test_error_made_by_hand_has_no_numbers() -> None:
+    error = cumem.OutOfMemoryError("text")
+    assert error.requested is error.tried is error.advice is None
+
+
+def test_other_pools_of_the_device_are_trimmed(small) -> None:
+    other, managed = cumem.Pool(), cumem.Pool("managed")
+    other.allocate(40 * MIB)
+    cumem.empty_pinned(4 * MIB, "u1")
+    assert other.stats().cached_nbytes >= 40 * MIB
+    cumem.empty_device(48 * MIB, "u1")
+    assert other.stats().reserved_nbytes == 0
+    assert cumem.stats()["pinned"].cached_nbytes >= 4 * MIB  # has nothing to do with it
+    assert managed.stats().trim_count == 1
+
+
+def test_pools_of_other_devices_are_left_alone(small) -> None:
+    other = cumem.Pool(device=1)
+    other.allocate(40 * MIB)
+    with pytest.raises(cumem.OutOfMemoryError):
+        cumem.empty_device(SIZE * 2, "u1")
+    assert other.stats().cached_nbytes >= 40 * MIB
+
+
+def test_callbacks_are_called_in_order_until_one_helps(small) -> None:
+    kept = [cumem.empty_device(40 * MIB, "u1")]
+    calls: list[object] = []
+
+    def first(*what: object) -> None:
+        calls.append(what)
+
+    def second(*what: object) -> None:
+        calls.append("second")
+        kept.clear()
+
+    with (
+        cumem.on_out_of_memory(first),
+        cumem.on_out_of_memory(second),
+        cumem.on_out_of_memory(lambda *_: calls.append("third")),
+    ):
+        buffer = cumem.empty_device(48 * MIB, "u1")
+    assert calls == [("device", 0, 48 * MIB), "second"]
+    with pytest.raises(cumem.OutOfMemoryError):
+        cumem.empty_device(48 * MIB, "u1")
+    assert len(calls) == 2
+    del buffer
+
+
+def test_callback_may_be_installed_twice_and_removed_by_its_hook(small) -> None:
+    calls: list[object] = []
+    hooks = [cumem.on_out_of_memory(lambda *_: calls.append(1)) for _ in range(2)]
+    assert "OutOfMemoryHook" in repr(hooks[0])
+    hooks[0].remove()
+    hooks[0].remove()
+    with pytest.raises(cumem.OutOfMemoryError) as caught:
+        cumem.empty_device(SIZE * 2, "u1")
+    assert calls == [1]
+    assert "called callback 1 of 1" in caught.value.tried
+    hooks[1].remove()
+    with pytest.raises(TypeError, match="callback must be callable"):
+        cumem.on_out_of_memory("call me")
+
+
+def test_exception_of_a_callback_goes_to_the_hook(small, monkeypatch) -> None:
+    seen: list[object] = []
+    monkeypatch.setattr(sys, "unraisablehook", lambda u: seen.append(u.exc_value))
+
+    def fail(*_: object) -> None:
+        raise KeyError("of the callback")
+
+    with cumem.on_out_of_memory(fail), pytest.raises(cumem.OutOfMemoryError):
+        cumem.empty_device(SIZE * 2, "u1")
+    assert [type(error) for error in seen] == [KeyError]
+
+
+def test_interrupt_in_a_callback_ends_the_allocation(small) -> None:
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with cumem.on_out_of_memory(interrupt), pytest.raises(KeyboardInterrupt):
+        cumem.empty_device(SIZE * 2, "u1")
+    assert session.leftovers() == {}
+    cumem.empty_device(1000)
+
+
+def test_allocation_in_a_callback_calls_no_callback(small) -> None:
+    depth: list[int] = []
+
+    def again(*_: object) -> None:
+        depth.append(len(depth))
+        with pytest.raises(cumem.OutOfMemoryError) as inner:
+            cumem.empty_device(SIZE * 2, "u1")
+        assert not any("callback" in step for step in inner.value.tried)
+
+    with cumem.on_out_of_memory(again), pytest.raises(cumem.OutOfMemoryError):
+        cumem.empty_device(SIZE * 2, "u1")
+    assert depth == [0]
+    with cumem.on_out_of_memory(again), pytest.raises(cumem.OutOfMemoryError):
+        cumem.empty_device(SIZE * 2, "u1")
+    assert depth == [0, 1]
+
+
+def test_shutdown_in_a_callback_is_refused(small) -> None:
+    refused: list[str] = []
+
+    def end(*_: object) -> None:
+        with pytest.raises(RuntimeError) as caught:
+            cumem.shutdown()
+        refused.append(str(caught.value))
+
+    with cumem.on_out_of_memory(end), pytest.raises(cumem.OutOfMemoryError):
+        cumem.empty_device(SIZE * 2, "u1")
+    assert len(refused) == 1
+    cumem.empty_device(1000)
+
+
+@pytest.mark.parametrize("collecting", [True, False])
+def test_garbage_is_collected_also_where_that_is_switched_off(
+    small, collecting
+) -> None:
+    class Node:
+        def __init__(self) -> None:
+            self.itself = self
+            self.buffer = cumem.empty_device(40 * MIB, "u1")
+
+    (gc.enable if collecting else gc.disable)()
+    try:
+        Node()
+        buffer = cumem.empty_device(48 * MIB, "u1")
+        assert buffer.nbytes == 48 * MIB
+    finally:
+        gc.enable()
+
+
+def test_memory_in_flight_is_waited_for(small) -> None:
+    stream = cumem.Stream()
+    buffer = cumem.empty_device(40 * MIB, "u1", stream=stream)
+    session.testing.gate_close(stream)
+    buffer.fill(1, stream=stream)
+    del buffer
+    opener = threading.Timer(0.05, session.testing.gate_open, (stream,))
+    opener.start()
+    try:
+        cumem.empty_device(48 * MIB, "u1")
+    finally:
+        opener.join()
