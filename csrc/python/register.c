@@ -61,6 +61,17 @@ refuse(PyObject *object)
                          "tensor)");
 }
 
+/* Memory that the driver moves or that only the device has. */
+static int
+refuse_kind(cm_kind kind)
+{
+    PyErr_Format(PyExc_TypeError,
+                 "obj must be host memory that stays where it is, not %s memory: that "
+                 "cannot be page-locked, and copies of it need no registration",
+                 cm_kind_name(kind));
+    return -1;
+}
+
 static int
 source_from_buffer(const cm_state *state, source *out, PyObject *object)
 {
@@ -71,7 +82,7 @@ source_from_buffer(const cm_state *state, source *out, PyObject *object)
     if (Py_TYPE(object) == state->managed_type
         || Py_TYPE(object) == state->device_buffer_type
         || buffer->storage->residency == CM_KIND_DEVICE) {
-        return refuse(object);
+        return refuse_kind(buffer->storage->kind);
     }
     cm_buffer_region(buffer, &out->region);
     out->dtype = buffer->dtype;
@@ -82,13 +93,13 @@ source_from_buffer(const cm_state *state, source *out, PyObject *object)
 
 /* A buffer that was imported just now: nobody else can free it. Steals `imported`. */
 static int
-source_from_import(const cm_state *state, source *out, PyObject *imported,
-                   PyObject *object)
+source_from_import(const cm_state *state, source *out, PyObject *imported)
 {
     if (Py_TYPE(imported) != state->host_type && Py_TYPE(imported) != state->pinned_type
         && Py_TYPE(imported) != state->mapped_type) {
+        cm_kind kind = ((cm_buffer *)(void *)imported)->storage->kind;
         Py_DECREF(imported);
-        return refuse(object);
+        return refuse_kind(kind);
     }
     if (source_from_buffer(state, out, imported) < 0) {
         Py_DECREF(imported);
@@ -160,7 +171,7 @@ source_init(cm_state *state, source *out, PyObject *object)
         Py_DECREF(imported);
         return refuse(object);
     }
-    return source_from_import(state, out, imported, object);
+    return source_from_import(state, out, imported);
 }
 
 /* Also the storage's `foreign_drop`. */
