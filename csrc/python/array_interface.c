@@ -171,6 +171,7 @@ cm_array_interface_dict(PyObject *self)
     cm_buffer *buffer = (cm_buffer *)(void *)self;
     /* the consumer's work cannot be seen from here on */
     buffer->storage->was_exported = true;
+    buffer->storage->was_named = true;
     PyObject *dict = PyDict_New();
     if (dict == NULL || fill(buffer, dict) < 0) {
         Py_XDECREF(dict);

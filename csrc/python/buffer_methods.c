@@ -116,19 +116,22 @@ const char cm_buffer_free_doc[] =
     "\n"
     "All buffers that share the memory are closed. The pool reuses it when the work "
     "that\n"
-    "streams had queued on it is done. Where the buffer ever went through the buffer\n"
-    "protocol, or a transfer is unfinished, it is closed too, but the bytes stay "
-    "until\n"
-    "the last reference dies: ``torch.frombuffer`` keeps no more than the object. "
-    "Freeing\n"
-    "twice does nothing.\n"
+    "streams had queued on it is done. Where a transfer of the buffer is unfinished "
+    "the\n"
+    "memory goes when that is done. Where the buffer ever went through the buffer "
+    "protocol\n"
+    "it goes with the last reference: ``torch.frombuffer`` keeps no more than the "
+    "object.\n"
+    "Freeing twice does nothing.\n"
     "\n"
     "Raises\n"
     "------\n"
     "BufferError\n"
     "    An array, memoryview or tensor over the memory is alive, or another thread "
     "is\n"
-    "    working on it.\n";
+    "    working on it.\n"
+    "CudaError\n"
+    "    The memory was registered, and unlocking it failed.\n";
 
 PyObject *
 cm_buffer_free(PyObject *object, PyObject *unused CM_UNUSED)
@@ -157,9 +160,20 @@ const char cm_buffer_exit_doc[] =
     "__exit__($self, exc_type, exc, tb, /)\n"
     "--\n"
     "\n"
-    "Close the buffer and views of it; the memory goes back with the last reference.\n"
+    "Close the buffer and views of it; the memory goes back once nothing uses it.\n"
     "\n"
-    "Unlike `free` it never fails: arrays made inside the block stay valid.\n";
+    "Unlike `free` it never fails: arrays and tensors made inside the block stay "
+    "valid, "
+    "and\n"
+    "the memory goes back with the last of them, or when the last transfer of the "
+    "buffer is\n"
+    "done: at once where there are none. Where the buffer went through the buffer "
+    "protocol or\n"
+    "``__cuda_array_interface__``, whose users may have kept no more than the object, "
+    "it goes\n"
+    "with the last reference. For a view only the view is closed, and the memory is "
+    "its\n"
+    "buffer's.\n";
 
 PyObject *
 cm_buffer_exit(PyObject *object, PyObject *const *args CM_UNUSED, Py_ssize_t nargs)
@@ -168,6 +182,10 @@ cm_buffer_exit(PyObject *object, PyObject *const *args CM_UNUSED, Py_ssize_t nar
         PyErr_Format(PyExc_TypeError, "__exit__() takes 3 arguments, not %zd", nargs);
         return NULL;
     }
-    ((cm_buffer *)object)->deferred = true;
+    cm_buffer *self = (cm_buffer *)object;
+    self->deferred = true;
+    if (self->base == NULL && !self->storage->was_named) {
+        cm_storage_retire(self->storage);
+    }
     return Py_NewRef(Py_None);
 }

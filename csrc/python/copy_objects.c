@@ -197,7 +197,8 @@ add_keep(copy_call *call, const cm_operand *operand)
 {
     cm_keep *keep = &call->request.keep[call->request.keep_count];
     if (operand->storage != NULL) {
-        *keep = (cm_keep){cm_storage_hold(operand->storage), cm_storage_drop};
+        *keep = (cm_keep){cm_storage_hold_transfer(operand->storage),
+                          cm_storage_drop_transfer};
     }
     else {
         cm_grave *grave = cm_grave_new(call->state, operand->keep);

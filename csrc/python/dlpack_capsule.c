@@ -18,8 +18,7 @@ typedef struct export {
 static void
 export_destroy(export *self)
 {
-    cm_storage_end_export(self->storage);
-    cm_storage_release(self->storage, false);
+    cm_storage_drop_export(self->storage);
     free(self);
 }
 

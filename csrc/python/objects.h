@@ -10,34 +10,41 @@
 
 #include "python/state.h"
 
+/* Counted in one number, so that one of them sees that it was the last. */
+#define CM_HOLD_EXPORT UINT64_C(1)
+#define CM_HOLD_TRANSFER (UINT64_C(1) << 32)
+
 /* One piece of memory, shared by all buffers that look at it. Counted atomically:
  * DLPack deleters drop it from threads without the GIL. Everything else needs the GIL.
  * Exactly one of block, registration+view, foreign is what keeps the bytes. */
 typedef struct cm_storage {
     atomic_size_t refs;
-    cm_list node;        /* in state->storages while open */
-    cm_state *state;     /* borrowed */
-    uint64_t generation; /* of the state when it was made */
-    cm_kind kind;        /* what consumers may do with it */
-    cm_kind residency;   /* where the planner thinks the bytes are */
-    int device;          /* index; 0 for pageable memory that has none */
-    unsigned flags;      /* of cudaHostAlloc / cudaMallocManaged / cudaHostRegister */
-    void *host;          /* first byte for the host; NULL for device memory */
-    cm_address address;  /* first byte for the device; 0 if it cannot reach it */
+    atomic_uint_least64_t holds; /* CM_HOLD_*: what its bytes must outlive */
+    cm_list node;                /* in state->storages while open */
+    cm_state *state;             /* borrowed */
+    uint64_t generation;         /* of the state when it was made */
+    cm_kind kind;                /* what consumers may do with it */
+    cm_kind residency;           /* where the planner thinks the bytes are */
+    int device;                  /* index; 0 for pageable memory that has none */
+    unsigned flags;     /* of cudaHostAlloc / cudaMallocManaged / cudaHostRegister */
+    void *host;         /* first byte for the host; NULL for device memory */
+    cm_address address; /* first byte for the device; 0 if it cannot reach it */
     uint64_t nbytes;
     bool readonly;
-    bool closed;       /* free() was called, or shutdown(); the bytes are gone */
+    atomic_bool closed; /* by free(), a with block or shutdown(): the bytes are gone, or
+                           go with the last hold */
     bool was_exported; /* someone may still work on it that we cannot see: fence on free
                         */
-    bool was_captured; /* a graph may use it at any time: the pool keeps the block */
+    bool was_named; /* __cuda_array_interface__ gave the address away: its consumers may
+                       have kept no more than the object */
+    bool was_captured;   /* a graph may use it at any time: the pool keeps the block */
     uint64_t late_count; /* fills left to streams: writes that no ticket tells of */
     uint64_t seen_count; /* so many of them were waited for */
     size_t view_count;   /* exports through the buffer protocol, ever; each consumer may
                              have kept no more than the object, so the bytes then go with
                              the last reference. Our own arrays take theirs back. GIL */
-    atomic_size_t exports; /* live Py_buffer exports and DLPack capsules/tensors */
-    cm_pool *pool;         /* held; NULL for foreign memory */
-    cm_block *block;       /* owned, of pool */
+    cm_pool *pool;       /* held; NULL for foreign memory */
+    cm_block *block;     /* owned, of pool */
     cm_registration *registration; /* owned; NULL unless register() made it */
     PyObject *foreign; /* owned: keeps foreign memory alive (object, memoryview,
                           capsule) */
@@ -50,7 +57,8 @@ typedef struct cm_storage {
     cm_ticket **writers; /* held: unfinished transfers into it; GIL */
     uint32_t writer_count;
     uint32_t writer_capacity;
-    cm_grave grave; /* so that the last release without the GIL cannot fail */
+    cm_grave grave;      /* so that what is let go without the GIL cannot fail */
+    atomic_bool burying; /* the grave waits, with a reference, for the bytes to go */
 } cm_storage;
 
 /* A new storage with refs 1, in state->storages, nothing filled in but what is given.
@@ -64,16 +72,27 @@ cm_storage *cm_storage_alloc(cm_state *state, cm_pool *pool, uint64_t nbytes,
 cm_storage *cm_storage_hold(cm_storage *storage);
 /* Any thread. With no GIL, Python references go to the graveyard. */
 void cm_storage_release(cm_storage *storage, bool have_gil);
-void cm_storage_drop(void *storage); /* = release without the GIL: fits cm_keep.drop */
-/* Give the bytes back now. BufferError while exported, then nothing is done; 0 or -1.
- */
+/* Close it. The bytes go now, or when the last transfer that uses it is done; what went
+ * through the buffer protocol, with the last reference. BufferError while exported,
+ * then nothing is done; CudaError where giving back failed. 0 or -1. */
 int cm_storage_close(cm_storage *storage);
+/* The same for the end of a `with` block: exports put it off too. Failures go to the
+ * unraisable hook. */
+void cm_storage_retire(cm_storage *storage);
+/* Close it and unlock registered pages now, once the streams that use them are done
+ * (GIL released). Nothing else may use it. 0, or -1 with CudaError. */
+int cm_storage_unlock(cm_storage *storage);
+/* "cannot <what> with 2 live exports": 0, or -1 with BufferError. */
+int cm_storage_check_not_exported(const cm_storage *storage, const char *what);
 /* 0, or -1 with ValueError "… is closed". */
 int cm_storage_check_open(const cm_storage *storage);
 /* Remember that `stream` works on it. 0, or -1 with MemoryError. GIL held. */
 int cm_storage_add_use(cm_storage *storage, cm_stream *stream);
 /* Remember an unfinished transfer into it. 0, or -1. GIL held. */
 int cm_storage_add_writer(cm_storage *storage, cm_ticket *ticket);
+/* Wait (GIL released) until no transfer uses it, whoever asked for that. 0, or -1 with
+ * what a signal handler raised. */
+int cm_storage_wait_transfers(cm_storage *storage);
 /* Wait (GIL released) for unfinished transfers into it, so that the host reads what was
  * written; with `streams` also for the work of its streams. 0, or -1 with the failure.
  */
@@ -90,7 +109,26 @@ void cm_storage_pin(cm_storage *storage);
 void cm_storage_unpin(cm_storage *storage);
 /* Count an export; was_exported is set for good. */
 void cm_storage_begin_export(cm_storage *storage);
-void cm_storage_end_export(cm_storage *storage); /* any thread */
+void cm_storage_end_export(cm_storage *storage);
+/* Without the GIL, and a reference as well. */
+void cm_storage_drop_export(cm_storage *storage);
+/* A reference of a transfer, and its end, which fits cm_keep.drop. */
+cm_storage *cm_storage_hold_transfer(cm_storage *storage);
+void cm_storage_drop_transfer(void *storage);
+
+/* Live Py_buffer exports, DLPack capsules and tensors, and pins. */
+static inline size_t
+cm_storage_count_exports(const cm_storage *storage)
+{
+    return atomic_load(&storage->holds) % CM_HOLD_TRANSFER;
+}
+
+/* Is a transfer of it not done? */
+static inline bool
+cm_storage_is_in_transfer(const cm_storage *storage)
+{
+    return atomic_load(&storage->holds) >= CM_HOLD_TRANSFER;
+}
 
 typedef struct cm_buffer {
     PyObject_HEAD
@@ -103,7 +141,7 @@ typedef struct cm_buffer {
     int64_t itemsize;
     int ndim;
     bool readonly;
-    bool deferred; /* left its `with` block: closed, bytes go with the last reference */
+    bool deferred;  /* left its `with` block: closed, whatever becomes of the storage */
     bool as_device; /* made by as_device(): device type over mapped or managed memory */
     int64_t *extents; /* owned: shape[ndim] then strides[ndim] in bytes; NULL if ndim 0
                        */

@@ -16,17 +16,20 @@ PyDoc_STRVAR(registration_doc,
 PyDoc_STRVAR(close_doc,
 "close($self, /)\n--\n\n"
 "Unlock the memory now; doing it twice is no error.\n\n"
-"Memory of which a transfer is still under way is unlocked when that is done.\n\n"
 "Raises\n------\n"
-"BufferError\n    While the buffer or a view of it is exported; nothing is done then.\n"
+"BufferError\n    While the buffer or a view of it is exported, or another thread works on it;\n"
+"    nothing is done then.\n"
 "CudaError\n    If work that uses the memory or the unlocking failed.\n\n"
 "Notes\n-----\n"
-"**Blocks** until the streams that use the memory are done with it, GIL released.");
+"**Blocks** until the transfers and streams that use the memory are done with it, and\n"
+"where it was exported, the device as well (GIL released; Ctrl-C ends the wait for\n"
+"transfers and streams, and the memory stays locked).");
 
 PyDoc_STRVAR(enter_doc, "__enter__($self, /)\n--\n\nThe buffer.");
 PyDoc_STRVAR(exit_doc,
 "__exit__($self, exc_type, exc, tb, /)\n--\n\n"
-"`close`, but while the buffer is exported it is unlocked with the last reference.");
+"`close`, but while the buffer is exported the memory is unlocked with the last\n"
+"export.");
 
 /* -- construction and end ---------------------------------------------------------- */
 
@@ -79,52 +82,20 @@ check_open(PyObject *op)
 
 /* -- methods ----------------------------------------------------------------------- */
 
-/* A transfer that is under way holds the storage beside the buffers: the memory must
- * then stay locked until the last of them lets go. */
-static bool
-is_busy(const cm_state *state)
-{
-    cm_engine_poll(state->engine);
-    return cm_engine_count_pending(state->engine) > 0;
-}
-
-/* Unlock, unless a transfer is under way, and close the storage. What keeps the bytes
- * is dropped with it, or with the last reference where a consumer of the buffer
- * protocol may have kept the object alone. */
+/* Until nothing but buffers knows the memory; the GIL is released in between. 0, or -1
+ * with BufferError, a transfer's failure or what a signal handler raised. */
 static int
-unlock(cm_state *state, cm_storage *storage)
+wait_until_unused(cm_storage *storage)
 {
-    cm_status status = cm_ok();
-    if (storage->registration != NULL && state->engine != NULL && !is_busy(state)) {
-        cm_registration *registration = storage->registration;
-        storage->registration = NULL;
-        storage->closed = true; /* nobody starts using it while the GIL is released */
-        cm_state_enter(state);
-        Py_BEGIN_ALLOW_THREADS
-        status = cm_registration_release(registration);
-        Py_END_ALLOW_THREADS
-        cm_state_leave(state);
-        storage->closed = false;
-    }
-    int result = cm_storage_close(storage);
-    if (!cm_is_ok(status)) {
-        return cm_py_raise_int(state, status, "while unregistering host memory");
-    }
-    return result;
-}
-
-static int
-check_not_exported(const cm_storage *storage)
-{
-    size_t exports = atomic_load(&storage->exports);
-    if (exports > 0) {
-        PyErr_Format(
-            PyExc_BufferError,
-            "cannot unregister memory with %zu live export%s: drop the arrays, "
-            "memoryviews and tensors over it first",
-            exports, exports == 1 ? "" : "s");
-        return -1;
-    }
+    static const char what[] = "unregister memory";
+    do {
+        if (cm_storage_check_not_exported(storage, what) < 0
+            || cm_storage_wait(storage, true) < 0
+            || cm_storage_wait_transfers(storage) < 0
+            || cm_storage_check_not_exported(storage, what) < 0) {
+            return -1;
+        }
+    } while (storage->state->engine != NULL && cm_storage_is_in_transfer(storage));
     return 0;
 }
 
@@ -136,22 +107,14 @@ registration_close(PyObject *op, PyObject *Py_UNUSED(unused))
         Py_RETURN_NONE;
     }
     cm_storage *storage = cm_storage_hold(((cm_buffer *)(void *)self->buffer)->storage);
-    int result = 0;
-    if (!storage->closed) {
-        result = check_not_exported(storage);
-        if (result == 0) {
-            result = cm_storage_wait(storage, true);
-        }
-        if (result == 0) { /* the GIL was released */
-            result = check_not_exported(storage);
-        }
-        if (result == 0) {
-            Py_CLEAR(self->buffer);
-            result = unlock(self->state, storage);
-        }
-    }
-    else {
+    /* free() may have closed it, and left the pages to a transfer */
+    bool open = !storage->closed || storage->registration != NULL;
+    int result = open ? wait_until_unused(storage) : 0;
+    if (result == 0) {
         Py_CLEAR(self->buffer);
+    }
+    if (result == 0 && open && !cm_storage_is_in_transfer(storage)) {
+        result = cm_storage_unlock(storage);
     }
     cm_storage_release(storage, true);
     if (result < 0) {
@@ -173,8 +136,9 @@ registration_exit(PyObject *op, PyObject *Py_UNUSED(args))
 {
     registration_object *self = (registration_object *)(void *)op;
     cm_buffer *buffer = (cm_buffer *)(void *)self->buffer;
-    if (buffer != NULL && atomic_load(&buffer->storage->exports) > 0) {
+    if (buffer != NULL && cm_storage_count_exports(buffer->storage) > 0) {
         buffer->deferred = true;
+        cm_storage_retire(buffer->storage);
         Py_CLEAR(self->buffer);
         Py_RETURN_NONE;
     }

@@ -36,7 +36,7 @@ check_no_exports(const cm_state *state)
     for (cm_list *node = state->storages.next; node != &state->storages;
          node = node->next) {
         const cm_storage *storage = CM_LIST_ENTRY(node, cm_storage, node);
-        if (atomic_load(&storage->exports) > 0) {
+        if (cm_storage_count_exports(storage) > 0) {
             PyErr_Format(PyExc_BufferError,
                          "shutdown: a %s buffer of %llu bytes is exported; drop the "
                          "arrays, memoryviews and tensors over it first",

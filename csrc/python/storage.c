@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Memory that buffers share: how it is made, counted, exported and given back. */
+/* Memory that buffers share: how it is made, counted and given back. */
 #include "python/storage.h"
 
 #include <stdlib.h>
@@ -11,7 +11,7 @@
 
 /* -- making -------------------------------------------------------------------------- */
 
-static void storage_destroy(void *argument);
+static void storage_bury(void *argument);
 
 cm_storage *
 cm_storage_new(cm_state *state, cm_kind kind, int device)
@@ -22,7 +22,6 @@ cm_storage_new(cm_state *state, cm_kind kind, int device)
         return NULL;
     }
     atomic_init(&storage->refs, 1);
-    atomic_init(&storage->exports, 0);
     storage->state = state;
     storage->generation = state->generation;
     storage->kind = kind;
@@ -30,7 +29,7 @@ cm_storage_new(cm_state *state, cm_kind kind, int device)
     storage->device = device;
     cm_list_init(&storage->grave.node);
     storage->grave.state = state;
-    storage->grave.then = storage_destroy;
+    storage->grave.then = storage_bury;
     storage->grave.argument = storage;
     storage->grave.embedded = true;
     cm_list_push_back(&state->storages, &storage->node);
@@ -179,40 +178,59 @@ cm_storage_remains_bury(cm_storage_remains *remains)
     Py_XDECREF(remains->foreign);
 }
 
-/* GIL held; released for runtime calls. Failures go to the unraisable hook: nobody is
- * there to raise to. */
-static void
-give_back(cm_storage *storage)
+cm_status
+cm_storage_remains_give(cm_state *state, cm_storage_remains *remains)
 {
-    cm_state *state = storage->state;
-    cm_storage_remains remains;
-    cm_storage_detach(storage, &remains);
     cm_status status;
-    if (cm_storage_remains_may_wait(&remains)) {
+    if (cm_storage_remains_may_wait(remains)) {
         cm_state_enter(state);
         Py_BEGIN_ALLOW_THREADS
-        status = cm_storage_remains_free(&remains);
+        status = cm_storage_remains_free(remains);
         Py_END_ALLOW_THREADS
         cm_state_leave(state);
     }
     else {
-        status = cm_storage_remains_free(&remains);
+        status = cm_storage_remains_free(remains);
     }
-    cm_storage_remains_bury(&remains);
+    cm_storage_remains_bury(remains);
+    return status;
+}
+
+void
+cm_storage_give_back(cm_storage *storage)
+{
+    cm_state *state = storage->state;
+    cm_storage_remains remains;
+    cm_storage_detach(storage, &remains);
+    cm_status status = cm_storage_remains_give(state, &remains);
     if (!cm_is_ok(status)) {
         cm_py_report(state, status, (PyObject *)state->buffer_type);
     }
 }
 
 static void
-storage_destroy(void *argument)
+storage_destroy(cm_storage *storage)
 {
-    cm_storage *storage = argument;
     if (storage->state != NULL) {
         cm_list_remove(&storage->node);
-        give_back(storage);
+        cm_storage_give_back(storage);
     }
     free(storage);
+}
+
+/* What was let go without the GIL: the last reference, or the last hold of a closed
+ * storage, which came with a reference. */
+static void
+storage_bury(void *argument)
+{
+    cm_storage *storage = argument;
+    if (atomic_load(&storage->refs) == 0) {
+        storage_destroy(storage);
+        return;
+    }
+    atomic_store(&storage->burying, false);
+    cm_storage_end_if_idle(storage);
+    cm_storage_release(storage, true);
 }
 
 cm_storage *
@@ -234,77 +252,4 @@ cm_storage_release(cm_storage *storage, bool have_gil)
     else {
         cm_grave_bury(&storage->grave);
     }
-}
-
-void
-cm_storage_drop(void *storage)
-{
-    cm_storage_release(storage, false);
-}
-
-int
-cm_storage_close(cm_storage *storage)
-{
-    if (storage->closed) {
-        return 0;
-    }
-    size_t exports = atomic_load(&storage->exports);
-    if (exports > 0) {
-        PyErr_Format(PyExc_BufferError,
-                     "cannot free a buffer with %zu live export%s: drop the arrays, "
-                     "memoryviews and tensors over it first",
-                     exports, exports == 1 ? "" : "s");
-        return -1;
-    }
-    storage->closed = true;
-    /* A consumer of the buffer protocol may hold only the object, and a transfer that
-     * is not done holds it too: then the bytes go with the last reference. */
-    const cm_state *state = storage->state; /* NULL: the module is gone */
-    bool busy =
-        state == NULL
-        || (state->engine != NULL && cm_engine_count_pending(state->engine) > 0);
-    if (storage->view_count == 0 && !busy) {
-        give_back(storage);
-    }
-    return 0;
-}
-
-int
-cm_storage_check_open(const cm_storage *storage)
-{
-    if (CM_UNLIKELY(storage->closed)) {
-        PyErr_SetString(
-            PyExc_ValueError,
-            "the buffer is closed: its memory was given back by free(), the "
-            "end of a with block or shutdown()");
-        return -1;
-    }
-    return 0;
-}
-
-void
-cm_storage_pin(cm_storage *storage)
-{
-    atomic_fetch_add_explicit(&storage->exports, 1, memory_order_relaxed);
-}
-
-void
-cm_storage_unpin(cm_storage *storage)
-{
-    atomic_fetch_sub_explicit(&storage->exports, 1, memory_order_release);
-}
-
-/* -- exports ------------------------------------------------------------------------- */
-
-void
-cm_storage_begin_export(cm_storage *storage)
-{
-    storage->was_exported = true;
-    atomic_fetch_add_explicit(&storage->exports, 1, memory_order_relaxed);
-}
-
-void
-cm_storage_end_export(cm_storage *storage)
-{
-    atomic_fetch_sub_explicit(&storage->exports, 1, memory_order_release);
 }

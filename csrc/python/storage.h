@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What storage.c and shutdown.c share: the parts of a storage, taken out of it under
- * the GIL so that giving them back may wait without it. */
+/* What the files of a storage and shutdown.c share: the parts of a storage, taken out
+ * of it under the GIL so that giving them back may wait without it. */
 #ifndef CM_PYTHON_STORAGE_H
 #define CM_PYTHON_STORAGE_H
 
@@ -31,6 +31,14 @@ void cm_storage_detach(cm_storage *storage, cm_storage_remains *out);
 CM_NODISCARD cm_status cm_storage_remains_free(cm_storage_remains *remains);
 /* Then, with the GIL, let go of the foreign owner. */
 void cm_storage_remains_bury(cm_storage_remains *remains);
+/* Both, with the GIL, which is released where that may wait. */
+CM_NODISCARD cm_status cm_storage_remains_give(cm_state *state,
+                                               cm_storage_remains *remains);
+/* Detach and give. Failures go to the unraisable hook: for where nobody is there to
+ * raise to. GIL. */
+void cm_storage_give_back(cm_storage *storage);
+/* Give the bytes of a closed storage back if nothing holds it any more. GIL. */
+void cm_storage_end_if_idle(cm_storage *storage);
 /* True when giving back may make runtime calls: release the GIL for it. */
 bool cm_storage_remains_may_wait(const cm_storage_remains *remains);
 

@@ -156,6 +156,44 @@ wait_for_stream(cm_storage *storage, cm_stream *stream)
     return 0;
 }
 
+/* With naps that grow, for one signal interval. No GIL. */
+static void
+poll_transfers(const cm_storage *storage, cm_engine *engine)
+{
+    uint64_t start = cm_now_ns();
+    long nap_ns = FIRST_NAP_NS;
+    while (cm_storage_is_in_transfer(storage)
+           && cm_now_ns() - start < SIGNAL_CHECK_NS) {
+        struct timespec nap = {.tv_sec = 0, .tv_nsec = nap_ns};
+        (void)nanosleep(&nap, NULL);
+        nap_ns = nap_ns * 2 < LONGEST_NAP_NS ? nap_ns * 2 : LONGEST_NAP_NS;
+        cm_engine_poll(engine);
+    }
+}
+
+int
+cm_storage_wait_transfers(cm_storage *storage)
+{
+    while (cm_storage_is_in_transfer(storage)) {
+        if (cm_state_runtime(storage->state) == NULL) {
+            return -1;
+        }
+        cm_engine *engine = storage->state->engine;
+        if (engine == NULL) {
+            return 0; /* the interpreter ends, and nothing is given back any more */
+        }
+        cm_state_enter(storage->state); /* so that shutdown() leaves the engine */
+        Py_BEGIN_ALLOW_THREADS
+        poll_transfers(storage, engine);
+        Py_END_ALLOW_THREADS
+        cm_state_leave(storage->state);
+        if (PyErr_CheckSignals() < 0) {
+            return -1;
+        }
+    }
+    return 0;
+}
+
 int
 cm_storage_wait_writers(cm_storage *storage)
 {

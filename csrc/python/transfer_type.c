@@ -184,6 +184,9 @@ transfer_wait(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObject *k
     if (!cm_is_ok(status)) {
         return cm_py_raise(self->state, status, "while copying");
     }
+    cm_state_enter(self->state);
+    cm_state_bury_dead(self->state); /* what was freed meanwhile goes back now */
+    cm_state_leave(self->state);
     Py_RETURN_NONE;
 }
 

@@ -1,0 +1,350 @@
+# SPDX-License-Identifier: Apache-2.0
+"""free(), the end of a with block and Registration.close(): what puts them off."""
+
+from __future__ import annotations
+
+import gc
+import mmap
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import numpy as np
+import pytest
+from support import session, values
+
+import cumem
+
+testing = session.testing
+
+KINDS = ["pinned", "mapped", "managed", "device"]
+NBYTES = 1 << 16
+
+
+def live(kind: str) -> int:
+    """Bytes of the kind that buffers have."""
+    return cumem.pool_counters().get(kind, {}).get("live_nbytes", 0)
+
+
+@contextmanager
+def unrelated() -> Iterator[None]:
+    """Have a transfer between two other buffers under way."""
+    stream = cumem.Stream()
+    source = cumem.zeros(16, "u1", "pinned")
+    target = cumem.empty_device(16, "u1")
+    with session.gate(stream):
+        transfer = cumem.copy_async(target, source, stream=stream)
+        yield
+        assert not transfer.done
+    transfer.wait()
+
+
+# -- transfers of others ---------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_free_does_not_wait_for_other_transfers(emulated, kind) -> None:
+    buffer = cumem.empty(NBYTES, "u1", kind)
+    with unrelated():
+        before = live(kind)
+        buffer.free()
+        assert live(kind) == before - NBYTES
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_with_block_does_not_wait_for_other_transfers(emulated, kind) -> None:
+    with unrelated():
+        before = live(kind)
+        with cumem.empty(NBYTES, "u1", kind) as buffer:
+            assert live(kind) == before + NBYTES
+        assert live(kind) == before
+        assert buffer.closed
+
+
+def test_unregistering_does_not_wait_for_other_transfers(emulated) -> None:
+    memory = mmap.mmap(-1, NBYTES)
+    with unrelated():
+        registration = cumem.register(memory)
+        registration.close()
+        assert testing.registrations() == 0
+        with cumem.register(memory) as buffer:
+            assert testing.registrations() == 1
+        assert testing.registrations() == 0
+        memory.close()  # nothing looks at it, although the buffer has a name
+        assert buffer.closed
+
+
+# -- transfers of its own --------------------------------------------------------------
+
+
+@pytest.mark.parametrize("end", ["free", "with"])
+@pytest.mark.parametrize("which", [0, 1])
+def test_own_transfer_puts_it_off_until_its_end(emulated, end, which) -> None:
+    stream = cumem.Stream()
+    data = np.arange(NBYTES, dtype="u1")
+    ends = [cumem.empty_device(NBYTES, "u1"), cumem.array(data, kind="pinned")]
+    kind = ends[which].kind
+    with session.gate(stream):
+        transfer = cumem.copy_async(*ends, stream=stream)
+        if end == "free":
+            ends[which].free()
+            ends[which].free()
+        else:
+            with ends[which]:
+                pass
+        assert ends[which].closed
+        assert live(kind) == NBYTES
+    transfer.wait()
+    assert live(kind) == 0  # the object still lives
+    if which == 1:
+        assert (values.get(ends[0]) == data).all()
+
+
+def test_last_of_several_transfers_gives_it_back(emulated) -> None:
+    streams = [cumem.Stream(), cumem.Stream()]
+    source = cumem.zeros(NBYTES, "u1", "pinned")
+    targets = [cumem.empty_device(NBYTES, "u1") for _ in streams]
+    with session.gate(streams[1]):
+        with session.gate(streams[0]):
+            transfers = [
+                cumem.copy_async(target, source, stream=stream)
+                for target, stream in zip(targets, streams, strict=True)
+            ]
+            source.free()
+        transfers[0].wait()
+        assert live("pinned") == NBYTES
+    transfers[1].wait()
+    assert live("pinned") == 0
+
+
+def test_failed_transfer_gives_it_back_too(emulated) -> None:
+    source = cumem.zeros(NBYTES, "u1", "pinned")
+    target = cumem.empty_device(NBYTES, "u1")
+    testing.plan_fault("copy_async", 1)
+    try:
+        cumem.copy_async(target, source).wait()
+    except cumem.CudaError:
+        pass
+    else:
+        pytest.fail("the fault was not met")
+    finally:
+        testing.plan_fault(None, 0)
+    source.free()
+    assert live("pinned") == 0
+
+
+def test_close_waits_for_its_own_transfer(emulated) -> None:
+    stream = cumem.Stream()
+    registration = cumem.register(np.arange(NBYTES, dtype="u1"))
+    target = cumem.empty_device(NBYTES, "u1")
+    done = threading.Event()
+
+    def run() -> None:
+        registration.close()
+        done.set()
+
+    with session.gate(stream):
+        transfer = cumem.copy_async(target, registration.buffer, stream=stream)
+        thread = threading.Thread(target=run)
+        thread.start()
+        assert not done.wait(0.02)
+        assert testing.registrations() == 1
+    thread.join()
+    assert testing.registrations() == 0
+    assert transfer.done
+
+
+@pytest.mark.parametrize("how", ["close", "exit"])
+def test_ctrl_c_ends_the_wait_for_an_interrupted_copy(emulated, how) -> None:
+    """A blocking copy that Ctrl-C ended still runs, and no buffer remembers it."""
+    stream = cumem.Stream()
+    registration = cumem.register(np.zeros(NBYTES, "u1"))
+    target = cumem.empty_device(NBYTES, "u1")
+
+    def interrupt() -> None:
+        time.sleep(0.05)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    def interrupted(call) -> None:
+        thread = threading.Thread(target=interrupt)
+        thread.start()
+        with pytest.raises(KeyboardInterrupt):
+            call()
+        thread.join()
+
+    end = (
+        registration.close if how == "close" else lambda: registration.__exit__(0, 0, 0)
+    )
+    with session.gate(stream):
+        interrupted(lambda: cumem.copy(target, registration.buffer, stream=stream))
+        interrupted(end)
+        assert testing.registrations() == 1
+        assert not registration.buffer.closed
+    end()
+    assert testing.registrations() == 0
+
+
+def test_freed_registration_is_unlocked_after_its_transfer(emulated) -> None:
+    stream = cumem.Stream()
+    registration = cumem.register(np.zeros(NBYTES, "u1"))
+    target = cumem.empty_device(NBYTES, "u1")
+    with session.gate(stream):
+        transfer = cumem.copy_async(target, registration.buffer, stream=stream)
+        registration.buffer.free()
+        assert testing.registrations() == 1
+    transfer.wait()
+    assert testing.registrations() == 0
+    registration.close()
+
+
+# -- work that cumem cannot see --------------------------------------------------------
+
+
+@pytest.mark.parametrize("end", ["close", "drop"])
+def test_pages_stay_locked_under_work_of_an_exported_buffer(emulated, end) -> None:
+    stream = cumem.Stream()
+    registrations = [cumem.register(np.zeros(NBYTES, "u1"))]
+    registrations[0].buffer.numpy()
+    done = threading.Event()
+
+    def run() -> None:
+        if end == "close":
+            registrations[0].close()
+        registrations.clear()
+        done.set()
+
+    scratch = cumem.empty_device(NBYTES, "u1")
+    with session.gate(stream):
+        scratch.fill(1, stream=stream)
+        thread = threading.Thread(target=run)
+        thread.start()
+        assert not done.wait(0.02)
+        assert testing.registrations() == 1
+    thread.join()
+    assert testing.registrations() == 0
+
+
+def test_pages_stay_locked_under_per_thread_stream_of_another_thread(emulated) -> None:
+    per_thread = 2
+    registration = cumem.register(np.zeros(NBYTES, "u1"))
+    buffer = registration.buffer
+    recorded, go_on = threading.Event(), threading.Event()
+    locked: list[int] = []
+
+    def work() -> None:
+        stream = cumem.Stream.from_external(per_thread)
+        with session.gate(stream):
+            cumem.empty_device(NBYTES, "u1").fill(1, stream=stream)
+            buffer.record_stream(stream)
+            recorded.set()
+            go_on.wait(0.1)
+            locked.append(testing.registrations())
+        stream.synchronize()
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    recorded.wait()
+    registration.close()
+    go_on.set()
+    thread.join()
+    assert locked == [1]
+    assert testing.registrations() == 0
+
+
+# -- exports ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["pinned", "mapped", "managed"])
+@pytest.mark.parametrize("protocol", ["numpy", "dlpack"])
+def test_memory_follows_the_last_export_of_a_block(runtime, kind, protocol) -> None:
+    with cumem.zeros(NBYTES, "u1", kind) as buffer:
+        array = buffer.numpy() if protocol == "numpy" else np.from_dlpack(buffer)
+        part = array[3:5]
+    del array
+    gc.collect()
+    assert live(kind) == NBYTES
+    part[:] = 7
+    assert part.tolist() == [7, 7]
+    del part
+    assert live(kind) == 0
+    assert buffer.closed
+
+
+def test_transfer_from_an_array_that_outlives_the_block(emulated) -> None:
+    stream = cumem.Stream()
+    target = cumem.empty_device(NBYTES, "u1")
+    with cumem.full(NBYTES, 5, "u1", "pinned") as buffer:
+        array = buffer.numpy()
+    with session.gate(stream):
+        transfer = cumem.copy_async(target, array, stream=stream)
+        del array
+        assert live("pinned") == NBYTES
+    transfer.wait()
+    assert (values.get(target) == 5).all()
+    del transfer
+    assert live("pinned") == 0
+    assert buffer.closed
+
+
+def test_what_the_buffer_protocol_gave_away_stays_with_the_object(runtime) -> None:
+    with cumem.zeros(NBYTES, "u1", "pinned") as buffer:
+        memoryview(buffer).release()  # a consumer may have kept the object alone
+    assert live("pinned") == NBYTES
+    del buffer
+    assert live("pinned") == 0
+
+
+def test_what_the_array_interface_gave_away_stays_with_the_object(runtime) -> None:
+    with cumem.zeros(NBYTES, "u1", "device") as buffer:
+        testing.array_interface(buffer)
+    assert buffer.closed
+    assert live("device") == NBYTES
+    del buffer
+    assert live("device") == 0
+
+
+def test_block_over_a_view_closes_only_the_view(runtime) -> None:
+    buffer = cumem.zeros(NBYTES, "u1", "pinned")
+    with buffer[5:10] as view:
+        pass
+    assert view.closed
+    assert not buffer.closed
+    assert buffer.numpy()[0] == 0
+
+
+def test_block_of_a_host_view_lets_its_owner_go(runtime) -> None:
+    memory = mmap.mmap(-1, NBYTES)
+    with cumem.asbuffer(memory) as buffer:
+        buffer[0] = 1
+    memory.close()
+    assert buffer.closed
+
+
+def test_last_export_unlocks_what_a_block_registered(runtime) -> None:
+    with cumem.register(np.arange(1000)) as buffer:
+        array = buffer.numpy()
+    assert testing.registrations() >= 1
+    assert array[999] == 999
+    del array
+    assert testing.registrations() == 0
+    assert buffer.closed
+
+
+def test_threads_that_end_and_close_at_once_leave_nothing(emulated) -> None:
+    """Deleters without the GIL, transfers and closing race; the counts tell."""
+    stream = cumem.Stream()
+    target = cumem.empty_device(64, "u1")
+    for _ in range(200):
+        buffer = cumem.zeros(64, "u1", "pinned")
+        transfer = cumem.copy_async(target, buffer, stream=stream)
+        with buffer:
+            exported = buffer.__dlpack__()
+        thread = threading.Thread(target=transfer.wait)
+        thread.start()
+        del exported
+        thread.join()
+        transfer.wait()
+        assert live("pinned") == 0
