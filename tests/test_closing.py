@@ -7,8 +7,10 @@ import gc
 import mmap
 import os
 import signal
+import sys
 import threading
 import time
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -348,3 +350,33 @@ def test_threads_that_end_and_close_at_once_leave_nothing(emulated) -> None:
         thread.join()
         transfer.wait()
         assert live("pinned") == 0
+
+
+# -- forked children -------------------------------------------------------------------
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="fork")
+def test_child_is_told_the_truth_about_transfers(emulated) -> None:
+    stream = cumem.Stream()
+    source = cumem.zeros(16, "u1", "pinned")
+    target = cumem.empty_device(16, "u1")
+    finished = cumem.copy_async(target, source)
+    finished.wait()
+    with session.gate(stream), warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        running = cumem.copy_async(target, source, stream=stream)
+        child = os.fork()
+        if child == 0:
+            try:
+                assert finished.done
+                assert "done" in repr(finished)
+                finished.wait()
+                with pytest.raises(RuntimeError, match="forked child"):
+                    _ = running.done
+                with pytest.raises(RuntimeError, match="forked child"):
+                    running.wait()
+                os._exit(0)
+            finally:
+                os._exit(1)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    running.wait()

@@ -184,9 +184,12 @@ transfer_wait(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObject *k
     if (!cm_is_ok(status)) {
         return cm_py_raise(self->state, status, "while copying");
     }
-    cm_state_enter(self->state);
-    cm_state_bury_dead(self->state); /* what was freed meanwhile goes back now */
-    cm_state_leave(self->state);
+    const cm_runtime *rt = self->state->runtime;
+    if (rt != NULL && !cm_runtime_is_forked(rt)) {
+        cm_state_enter(self->state);
+        cm_state_bury_dead(self->state); /* what was freed meanwhile goes back now */
+        cm_state_leave(self->state);
+    }
     Py_RETURN_NONE;
 }
 
@@ -248,8 +251,14 @@ transfer_repr(PyObject *op)
 static PyObject *
 transfer_get_done(PyObject *op, void *Py_UNUSED(closure))
 {
+    cm_transfer_object *self = (cm_transfer_object *)(void *)op;
+    const cm_runtime *rt = self->state->runtime;
     cm_ticket_info info;
     read_info(op, &info);
+    if (!info.done && rt != NULL && cm_runtime_is_forked(rt)) {
+        /* the parent's threads end it, and a loop here would never see that */
+        return cm_py_raise(self->state, cm_fail(CM_EFORKED, 0), NULL);
+    }
     return PyBool_FromLong(info.done);
 }
 
@@ -297,7 +306,10 @@ static PyMethodDef transfer_methods[] = {
 
 static PyGetSetDef transfer_getset[] = {
     {"done", transfer_get_done, NULL,
-     "True when the copy is over, also when it failed. Never blocks.", NULL},
+     "True when the copy is over, also when it failed. Never blocks. RuntimeError in "
+     "a\n"
+     "child made by ``fork`` if it was not over by then.",
+     NULL},
     {"nbytes", transfer_get_nbytes, NULL,
      "Payload in bytes; a source that is repeated to fit counts once.", NULL},
     {"seconds", transfer_get_seconds, NULL,

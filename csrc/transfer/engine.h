@@ -117,7 +117,7 @@ CM_NODISCARD cm_status cm_engine_fill(cm_engine *engine, const cm_region *dst,
                                       cm_stream *const *after, uint32_t after_count,
                                       bool blocking, cm_ticket_info *out);
 
-/* Never blocks. */
+/* Never blocks. In a forked child: as it was at the fork. */
 void cm_ticket_read(cm_ticket *ticket, cm_ticket_info *out);
 /* Blocks until done or `timeout_ns` (UINT64_MAX: for ever) has passed: CM_ETIMEOUT. Returns
  * the transfer's own failure otherwise. */

@@ -7,22 +7,29 @@
 #include "transfer/backoff.h"
 #include "transfer/ticket.h"
 
-void
-cm_ticket_read(cm_ticket *ticket, cm_ticket_info *out)
+static void
+read_state(const cm_ticket *ticket, cm_ticket_info *out)
 {
-    cm_engine *engine = ticket->engine;
-    *out = (cm_ticket_info){.nbytes = ticket->nbytes, .captured = ticket->captured};
-    if (cm_engine_is_forked(engine)) {
-        return;
-    }
-    (void)cm_ticket_update(ticket);
-    cm_mutex_lock(&engine->lock);
     out->route = ticket->route;
     out->done = ticket->state == CM_TICKET_DONE;
     if (out->done) {
         out->status = ticket->status;
         out->seconds = ticket->seconds;
     }
+}
+
+void
+cm_ticket_read(cm_ticket *ticket, cm_ticket_info *out)
+{
+    cm_engine *engine = ticket->engine;
+    *out = (cm_ticket_info){.nbytes = ticket->nbytes, .captured = ticket->captured};
+    if (cm_engine_is_forked(engine)) {
+        read_state(ticket, out); /* a copy that nobody changes; the lock may be held */
+        return;
+    }
+    (void)cm_ticket_update(ticket);
+    cm_mutex_lock(&engine->lock);
+    read_state(ticket, out);
     cm_mutex_unlock(&engine->lock);
 }
 
@@ -96,7 +103,8 @@ cm_status
 cm_ticket_wait(cm_ticket *ticket, uint64_t timeout_ns)
 {
     if (cm_engine_is_forked(ticket->engine)) {
-        return cm_fail(CM_EFORKED, 0);
+        return ticket->state == CM_TICKET_DONE ? ticket->status
+                                               : cm_fail(CM_EFORKED, 0);
     }
     uint64_t deadline = deadline_after(timeout_ns);
     if (wait_for_state(ticket, CM_TICKET_DONE, deadline) != CM_TICKET_DONE) {
