@@ -62,7 +62,7 @@ test_pool_idle_trim_gives_back_what_was_not_needed(void)
 {
     cm_runtime *rt = open_emulated(13000, 1, 256 * MIB);
     cm_pool_config config = DEVICE;
-    config.idle_trim_ns = 100 * 1000 * 1000;
+    config.idle_trim_ns = 400 * 1000 * 1000;
     cm_pool *pool = open_pool(rt, config);
     cm_block *a = take(pool, 16 * MIB, NULL);
     cm_block *b = take(pool, 16 * MIB, NULL);
@@ -72,7 +72,7 @@ test_pool_idle_trim_gives_back_what_was_not_needed(void)
     CHECK_EQ(read_counters(pool).hit_count, 1);
     CHECK_EQ(read_counters(pool).reserved_nbytes, 32 * MIB);
     uint64_t least = UINT64_MAX;
-    for (int i = 0; i < 100 && least > 16 * MIB; i++) {
+    for (int i = 0; i < 400 && least > 16 * MIB; i++) {
         struct timespec nap = {0, 5 * 1000 * 1000};
         (void)nanosleep(&nap, NULL);
         give(pool, take(pool, 16 * MIB, NULL), NULL, 0); /* half of it stays in use */
