@@ -245,20 +245,6 @@ test_host_chunk_without_addresses_for_it_fails(void)
     close_emulated(rt);
 }
 
-static void
-test_populate_of_a_hole_fails(void)
-{
-    char *memory = mmap(NULL, 32 * MIB, PROT_READ | PROT_WRITE,
-                        MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    CHECK(memory != MAP_FAILED);
-    CHECK_EQ(munmap(memory + 24 * MIB, 8 * MIB), 0);
-    cm_populate populate = {.start = memory, .nbytes = 32 * MIB, .thread_count = 2};
-    CHECK_CODE(cm_populate_run(&populate), CM_ENOMEM);
-    populate.nbytes = 24 * MIB;
-    CHECK_OK(cm_populate_run(&populate));
-    munmap(memory, 24 * MIB);
-}
-
 /* -- pieces ----------------------------------------------------------------------------- */
 
 static void
@@ -735,7 +721,6 @@ MAIN(
     RUN(test_host_chunk_wrong_size_is_refused)
     RUN(test_host_chunk_beyond_the_memory_left_is_refused_untouched)
     RUN(test_host_chunk_without_addresses_for_it_fails)
-    RUN(test_populate_of_a_hole_fails)
     RUN(test_host_chunk_of_several_pieces_is_registered_in_each)
     RUN(test_host_chunk_that_a_device_sees_in_two_places_is_the_runtimes)
     RUN(test_host_chunk_that_cannot_be_registered_is_the_runtimes)
