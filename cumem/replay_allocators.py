@@ -20,8 +20,8 @@ import cumem
 __all__ = ["ALLOCATORS", "KINDS", "POOLS", "Allocator", "Held", "is_installed", "make"]
 
 KINDS: Final = ("device", "pinned", "mapped", "managed")
-#: Names of cumem's pools.
-POOLS: Final = ("default",)
+#: Names of cumem's pools, and where each gets its memory.
+POOLS: Final = {"default": "auto", "malloc": "malloc"}
 #: Allocators, with the module that each needs.
 ALLOCATORS: Final = {
     "cumem": "cumem",
@@ -117,47 +117,37 @@ class CumemAllocator(Allocator):
             raise ValueError(f"kind {kind!r} is none of {', '.join(KINDS)}")
         if pool not in POOLS:
             raise ValueError(f"pool {pool!r} is none of {', '.join(POOLS)}")
-        self._kind = kind
+        if kind != "device" and pool != "default":
+            raise ValueError(f"pool {pool!r} is for device memory")
+        self._pool = cumem.Pool(kind, device=device, segments=POOLS[pool])
         self._device = device
+        self._growths_before = 0
         self.streams = [cumem.Stream(device=device) for _ in range(stream_count)]
         self.side = cumem.Stream(device=device)
-        self._base: dict[str, int] = {}
-        make: Any = {
-            "device": cumem.empty_device,
-            "pinned": cumem.empty_pinned,
-            "mapped": cumem.empty_mapped,
-            "managed": cumem.empty_managed,
-        }[kind]
-        self.allocate = functools.partial(make, dtype="u1", device=device)
-        if kind == "device":
-            self.allocate_on = lambda size, stream: make(
-                size, "u1", device=device, stream=stream
-            )
-        else:  # host memory is allocated on no stream
-            self.allocate_on = lambda size, _: make(size, "u1", device=device)
-
-    def _counters(self) -> dict[str, int]:
-        return cumem.pool_counters()[self._kind]
+        allocate = self._pool.allocate
+        self.allocate = allocate
+        # host memory is allocated on no stream
+        self.allocate_on = (
+            allocate if kind == "device" else lambda size, _: allocate(size)
+        )
 
     def reserved(self) -> int:
-        return self._counters()["reserved_nbytes"]
+        return self._pool.stats().reserved_nbytes
+
+    def peak_reserved(self) -> int:
+        return self._pool.stats().peak_reserved_nbytes
 
     def held(self) -> Held:
-        now = self._counters()
+        now = self._pool.stats()
         return Held(
-            reserved=now["reserved_nbytes"],
-            live=now["live_nbytes"],
-            cached=now["cached_nbytes"],
-            in_flight=now["in_flight_nbytes"],
+            reserved=now.reserved_nbytes,
+            live=now.live_nbytes,
+            cached=now.cached_nbytes,
+            in_flight=now.in_flight_nbytes,
         )
 
     def growths(self) -> int:
-        misses = self._misses()
-        return misses - self._base.get("misses", 0)
-
-    def _misses(self) -> int:
-        now = self._counters()
-        return now["allocation_count"] - now["hit_count"]
+        return self._pool.stats().growth_count - self._growths_before
 
     def use_on_side(self, block: Any) -> bool:
         block.record_stream(self.side)
@@ -166,13 +156,13 @@ class CumemAllocator(Allocator):
     def empty(self) -> None:
         for _ in range(_TRIMS):
             cumem.Device(self._device).synchronize()
-            cumem.trim()
-            left = self._counters()
-            if not left["cached_nbytes"] and not left["in_flight_nbytes"]:
+            self._pool.trim()
+            if self.reserved() == 0:
                 break
         else:
-            raise RuntimeError(f"the {self._kind} pool cannot be emptied: {left}")
-        self._base = {"misses": self._misses()}
+            raise RuntimeError(f"the pool cannot be emptied: {self._pool.stats()}")
+        self._pool.reset_peaks()
+        self._growths_before = self._pool.stats().growth_count
 
 
 class TorchAllocator(Allocator):
