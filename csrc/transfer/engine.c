@@ -17,6 +17,7 @@ cm_engine_create(cm_runtime *rt, cm_registry *registry, cm_engine **out)
     cm_list_init(&engine->pending);
     cm_list_init(&engine->unread);
     cm_list_init(&engine->jobs);
+    cm_list_init(&engine->parked);
     cm_status status = cm_mutex_init(&engine->lock);
     if (!cm_is_ok(status)) {
         goto no_lock;

@@ -14,10 +14,12 @@
 
 enum {
     CM_MAX_WORKERS = 4,
-    CM_LOAN_SLOTS = 16,           /* spare events or streams of a device */
-    CM_STAGE_COUNT = 3,           /* pieces in flight per transfer */
-    CM_STAGE_NBYTES = 4 << 20,    /* bytes of a piece */
-    CM_ASK_NS = 50 * 1000 * 1000, /* between two questions whether to go on waiting */
+    CM_LOAN_SLOTS = 16,             /* spare events or streams of a device */
+    CM_STAGE_COUNT = 3,             /* pieces in flight per transfer */
+    CM_STAGE_NBYTES = 4 << 20,      /* bytes of a piece */
+    CM_ASK_NS = 50 * 1000 * 1000,   /* between two questions whether to go on waiting */
+    CM_PARK_AFTER_NS = 1000 * 1000, /* a worker that has waited so long goes on to
+                                       another job */
 };
 
 struct cm_job;
@@ -50,6 +52,8 @@ struct cm_engine {
     cm_list unread; /* failed tickets without a holder */
     cm_list jobs;   /* for the workers, oldest first */
     uint64_t job_count;
+    cm_list parked;        /* jobs that wait for a stream or a ticket */
+    uint64_t parked_count; /* those that the watcher looks at now included */
     int worker_count;
     int idle_count;
     cm_thread workers[CM_MAX_WORKERS];
@@ -80,5 +84,11 @@ CM_NODISCARD cm_status cm_loans_fini(cm_engine *engine);
 /* worker.c: hand a job over. Fails: CM_ETHREAD (it stays the caller's). */
 CM_NODISCARD cm_status cm_engine_give_job(cm_engine *engine, struct cm_job *job);
 void cm_engine_join_workers(cm_engine *engine);
+
+/* job_park.c: hand a job to the watcher until what it waits for is done. */
+void cm_engine_park_job(cm_engine *engine, struct cm_job *job);
+/* By the watcher: some of the parked jobs that can go on to the workers; true if any.
+ */
+bool cm_engine_wake_jobs(cm_engine *engine);
 
 #endif

@@ -127,9 +127,9 @@ copy_direct(cm_job *job)
     const cm_layout *layout = &job->plan.layout;
     cm_address dst = cm_region_copy_address(&job->dst) + (uint64_t)layout->dst_offset;
     cm_address src = cm_region_copy_address(&job->src) + (uint64_t)layout->src_offset;
-    if (job->interrupted != NULL && !(job->dst_facts.locked && job->src_facts.locked)) {
-        /* The runtime's call waits for the stream and cannot be interrupted: wait here.
-         */
+    if ((job->may_park || job->interrupted != NULL)
+        && !(job->dst_facts.locked && job->src_facts.locked)) {
+        /* The runtime's call waits for the stream and cannot be ended: wait here. */
         CM_TRY(cm_job_wait_stream(job));
     }
     for (uint64_t left = layout->run_nbytes; left > 0;) {
@@ -269,8 +269,9 @@ end_asynchronously(cm_job *job)
     return submit(job, cm_ok());
 }
 
+/* All up to the moving. */
 static cm_status
-run_on_stream(cm_job *job)
+prepare_stream(cm_job *job)
 {
     if (!job->capturing) {
         job->has_queued = true;
@@ -282,10 +283,20 @@ run_on_stream(cm_job *job)
                                       job->stream->handle));
         }
     }
-    if (job->overlaps) {
-        CM_TRY(replace_source(job));
+    return job->overlaps ? replace_source(job) : cm_ok();
+}
+
+static cm_status
+run_on_stream(cm_job *job)
+{
+    if (job->step == CM_JOB_ORDER) {
+        CM_TRY(prepare_stream(job));
+        job->step = CM_JOB_MOVE;
     }
-    CM_TRY(move_bytes(job));
+    if (job->step == CM_JOB_MOVE) {
+        CM_TRY(move_bytes(job));
+        job->step = CM_JOB_END;
+    }
     if (job->capturing) {
         return cm_ok();
     }
@@ -295,18 +306,21 @@ run_on_stream(cm_job *job)
     return job->plan.is_download ? cm_job_drain(job) : cm_job_wait_stream(job);
 }
 
-/* Nothing of a failed copy may be in flight when its caller hears of it; only one that
- * the user interrupted goes on behind the ticket. The stream's device is current. */
+/* Nothing of a failed copy may be in flight when its caller hears of it. One that the
+ * user interrupted goes on behind the ticket, and so does one of a worker, which others
+ * need. The stream's device is current. */
 static void
 abandon(cm_job *job, cm_status status)
 {
     cm_runtime *rt = job->engine->rt;
-    if (!job->has_queued) {
+    bool is_ours = job->lent != NULL && job->gather_stream == NULL;
+    bool waits_here = status.code != CM_ECANCELLED && !(job->may_park && is_ours);
+    if (!job->has_queued || job->is_parked) {
         return;
     }
     job->draining = false;
     job->detached = false;
-    if (status.code == CM_ECANCELLED && cm_is_ok(submit(job, status))) {
+    if (!waits_here && cm_is_ok(submit(job, status))) {
         return;
     }
     cm_status waited = cm_rt_stream_synchronize(rt, job->stream->handle);
@@ -324,7 +338,10 @@ cm_job_run(cm_job *job)
     if (job->plan.route == CM_ROUTE_HOST) {
         return run_on_host(job);
     }
-    if (cm_job_fits_stream(job)) {
+    if (job->stream != NULL) {
+        /* it was parked: the same again */
+    }
+    else if (cm_job_fits_stream(job)) {
         job->stream = cm_stream_hold(job->request_stream);
     }
     else {
@@ -332,8 +349,12 @@ cm_job_run(cm_job *job)
         job->stream = cm_stream_hold(job->lent);
     }
     cm_device_guard guard;
-    CM_TRY(cm_device_enter(engine->rt, job->stream->device, &guard));
-    cm_status status = run_on_stream(job);
+    cm_status status = cm_device_enter(engine->rt, job->stream->device, &guard);
+    if (!cm_is_ok(status)) {
+        job->lost_track = job->has_queued; /* before it was parked */
+        return status;
+    }
+    status = run_on_stream(job);
     if (!cm_is_ok(status)) {
         abandon(job, status);
     }

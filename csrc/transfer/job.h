@@ -19,6 +19,13 @@ typedef struct cm_after {
     int device;
 } cm_after;
 
+/* How far a job is that was parked and goes on from there. */
+typedef enum cm_job_step {
+    CM_JOB_ORDER, /* waits for what comes first */
+    CM_JOB_MOVE,
+    CM_JOB_END,
+} cm_job_step;
+
 typedef struct cm_job {
     cm_list node;
     cm_engine *engine; /* borrowed: the ticket holds it */
@@ -37,6 +44,12 @@ typedef struct cm_job {
     bool is_fill;   /* nobody asks when it is done, unless blocking */
     unsigned char pattern[4];
     uint32_t pattern_nbytes;
+    cm_job_step step;
+    bool may_park;  /* a worker runs it, which others need: nothing waits for long */
+    bool is_parked; /* ... and what it waits for is one of the next */
+    cm_ticket *parked_ticket; /* borrowed from after_tickets; NULL: parked_event */
+    uint64_t parked_event;
+    int parked_device;
     bool (*interrupted)(void *argument);
     void *interrupted_argument;
     cm_stream *request_stream; /* held; NULL in the background */
@@ -46,6 +59,7 @@ typedef struct cm_job {
     bool has_queued;           /* the stream may be working for us */
     bool lost_track;           /* waiting for it failed: nobody knows what still runs */
     uint64_t start_event;      /* lent, of stream->device */
+    uint64_t wait_event;       /* the same; while cm_job_wait_stream() is at it */
     cm_after *afters;          /* owned array; events lent */
     uint32_t after_count;
     cm_ticket **after_tickets; /* owned array, held */
@@ -53,14 +67,19 @@ typedef struct cm_job {
     void *host_temporary;   /* owned: the source of an overlapping copy, read whole */
     cm_block *temporary;    /* the same on the device */
     cm_block *device_block; /* packed bytes of one piece */
+    bool is_cut;            /* staged: the next two are set, and plan.layout is cut */
+    cm_layout repeats;
+    cm_cut cut;
     uint32_t next_stage;
     cm_stage stages[CM_STAGE_COUNT];
 } cm_job;
 
 /* job.c: make the copy. On success it is `submitted`, `detached`, `draining` or over; a
- * failure has left nothing in flight, unless `submitted` (CM_ECANCELLED). */
+ * failure has left nothing in flight, unless `submitted` (CM_ECANCELLED, or a
+ * worker's). A job that may park can also return CM_ETIMEOUT and be `is_parked`: to be
+ * called again once cm_job_can_go_on. */
 CM_NODISCARD cm_status cm_job_run(cm_job *job);
-/* The rest of a job left to drain. */
+/* The rest of a job left to drain; may park as well. */
 CM_NODISCARD cm_status cm_job_finish_drain(cm_job *job);
 /* Everything is given back. */
 void cm_job_destroy(cm_job *job);
@@ -68,6 +87,8 @@ void cm_job_destroy(cm_job *job);
 /* job_after.c: what must come first. */
 CM_NODISCARD cm_status cm_job_record_after(cm_job *job, const cm_copy_request *request);
 CM_NODISCARD cm_status cm_job_wait_after(cm_job *job);
+/* True when that would have to wait before it can queue work on a stream. */
+bool cm_job_must_wait_after(const cm_job *job);
 /* Sets job->capturing. Fails: CM_ENOTSUP when the copy cannot be captured. */
 CM_NODISCARD cm_status cm_job_check_capture(cm_job *job,
                                             const cm_copy_request *request);
@@ -78,6 +99,13 @@ bool cm_job_fits_stream(const cm_job *job);
 CM_NODISCARD cm_status cm_job_wait_event(cm_job *job, int device, uint64_t event);
 CM_NODISCARD cm_status cm_job_wait_stream(cm_job *job);
 bool cm_job_is_interrupted(cm_job *job);
+
+/* job_park.c: leave the thread to others until the ticket or the event is done. Returns
+ * CM_ETIMEOUT. */
+CM_NODISCARD cm_status cm_job_park_on_ticket(cm_job *job, cm_ticket *ticket);
+CM_NODISCARD cm_status cm_job_park_on_event(cm_job *job, int device, uint64_t event);
+/* Look whether a parked job has what it waits for (or will hear that it failed). */
+bool cm_job_can_go_on(cm_job *job);
 
 /* staged.c, peer.c: queue it, in pieces. */
 CM_NODISCARD cm_status cm_job_upload(cm_job *job);

@@ -83,11 +83,16 @@ cm_job_record_after(cm_job *job, const cm_copy_request *request)
 static cm_status
 wait_for_ticket(cm_job *job, cm_ticket *ticket)
 {
+    uint64_t limit = job->may_park              ? CM_PARK_AFTER_NS
+                     : job->interrupted != NULL ? CM_ASK_NS
+                                                : UINT64_MAX;
     for (;;) {
-        cm_status status = cm_ticket_depend(
-            ticket, job->stream, job->interrupted == NULL ? UINT64_MAX : CM_ASK_NS);
+        cm_status status = cm_ticket_depend(ticket, job->stream, limit);
         if (status.code != CM_ETIMEOUT) {
             return status;
+        }
+        if (job->may_park) {
+            return cm_job_park_on_ticket(job, ticket);
         }
         if (cm_job_is_interrupted(job)) {
             return cm_fail(CM_ECANCELLED, 0);
@@ -98,8 +103,11 @@ wait_for_ticket(cm_job *job, cm_ticket *ticket)
 cm_status
 cm_job_wait_after(cm_job *job)
 {
-    for (uint32_t i = 0; i < job->after_ticket_count; i++) {
-        CM_TRY(wait_for_ticket(job, job->after_tickets[i]));
+    while (job->after_ticket_count > 0) {
+        cm_ticket *ticket = job->after_tickets[job->after_ticket_count - 1];
+        CM_TRY(wait_for_ticket(job, ticket));
+        cm_ticket_release(ticket);
+        job->after_ticket_count--;
     }
     while (job->after_count > 0) {
         cm_after *after = &job->afters[job->after_count - 1];
@@ -113,6 +121,19 @@ cm_job_wait_after(cm_job *job)
         job->after_count--;
     }
     return cm_ok();
+}
+
+bool
+cm_job_must_wait_after(const cm_job *job)
+{
+    cm_engine *engine = job->engine;
+    bool must = false;
+    cm_mutex_lock(&engine->lock);
+    for (uint32_t i = 0; i < job->after_ticket_count; i++) {
+        must = must || job->after_tickets[i]->state == CM_TICKET_QUEUED;
+    }
+    cm_mutex_unlock(&engine->lock);
+    return must;
 }
 
 static bool

@@ -38,6 +38,7 @@ cm_job_destroy(cm_job *job)
     }
     if (job->stream != NULL) {
         cm_loan_give_event(engine, job->stream->device, job->start_event);
+        cm_loan_give_event(engine, job->stream->device, job->wait_event);
     }
     for (uint32_t i = 0; i < job->after_count; i++) {
         cm_loan_give_event(engine, job->afters[i].device, job->afters[i].event);

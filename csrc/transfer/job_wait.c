@@ -1,6 +1,4 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include <sched.h>
-
 #include "transfer/backoff.h"
 #include "transfer/job.h"
 
@@ -10,23 +8,9 @@ cm_job_is_interrupted(cm_job *job)
     return job->interrupted != NULL && job->interrupted(job->interrupted_argument);
 }
 
-/* Short pauses are spun, as CUDA's own waiting is, but let others run. */
-static void
-pause_until(uint64_t deadline_ns)
-{
-    uint64_t now = cm_now_ns();
-    if (deadline_ns > now + CM_BACKOFF_SLEEP_NS) {
-        struct timespec span = {.tv_sec = 0, .tv_nsec = (long)(deadline_ns - now)};
-        (void)nanosleep(&span, NULL);
-    }
-    while (cm_now_ns() < deadline_ns) {
-        (void)sched_yield();
-    }
-}
-
 /* The device of the event is current. */
 static cm_status
-poll_event(cm_job *job, uint64_t event)
+poll_event(cm_job *job, int device, uint64_t event)
 {
     uint64_t start = cm_now_ns();
     uint64_t asked = start;
@@ -37,13 +21,21 @@ poll_event(cm_job *job, uint64_t event)
             return cm_ok();
         }
         uint64_t now = cm_now_ns();
+        if (job->may_park && now - start >= CM_PARK_AFTER_NS) {
+            return cm_job_park_on_event(job, device, event);
+        }
         if (now - asked >= CM_ASK_NS) {
             if (cm_job_is_interrupted(job)) {
                 return cm_fail(CM_ECANCELLED, 0);
             }
             asked = cm_now_ns();
         }
-        pause_until(now + cm_backoff_ns(now - start));
+        if (job->may_park) {
+            cm_nap_after(now - start);
+        }
+        else {
+            cm_pause_until(now + cm_backoff_ns(now - start));
+        }
     }
 }
 
@@ -53,26 +45,33 @@ cm_job_wait_event(cm_job *job, int device, uint64_t event)
     cm_runtime *rt = job->engine->rt;
     cm_device_guard guard;
     CM_TRY(cm_device_enter(rt, device, &guard));
-    cm_status status = job->interrupted == NULL ? cm_rt_event_synchronize(rt, event)
-                                                : poll_event(job, event);
+    bool polls = job->may_park || job->interrupted != NULL;
+    cm_status status =
+        polls ? poll_event(job, device, event) : cm_rt_event_synchronize(rt, event);
     cm_device_leave(rt, &guard);
     return status;
 }
 
+/* A job that is parked meanwhile goes on with the event recorded the first time. */
 cm_status
 cm_job_wait_stream(cm_job *job)
 {
     cm_engine *engine = job->engine;
-    if (job->interrupted == NULL) {
+    int device = job->stream->device;
+    if (!job->may_park && job->interrupted == NULL) {
         return cm_rt_stream_synchronize(engine->rt, job->stream->handle);
     }
-    uint64_t event;
-    int device = job->stream->device;
-    CM_TRY(cm_loan_take_event(engine, device, &event));
-    cm_status status = cm_rt_event_record(engine->rt, event, job->stream->handle);
-    if (cm_is_ok(status)) {
-        status = cm_job_wait_event(job, device, event);
+    cm_status status = cm_ok();
+    if (job->wait_event == 0) {
+        CM_TRY(cm_loan_take_event(engine, device, &job->wait_event));
+        status = cm_rt_event_record(engine->rt, job->wait_event, job->stream->handle);
     }
-    cm_loan_give_event(engine, device, event);
+    if (cm_is_ok(status)) {
+        status = cm_job_wait_event(job, device, job->wait_event);
+    }
+    if (!job->is_parked) {
+        cm_loan_give_event(engine, device, job->wait_event);
+        job->wait_event = 0;
+    }
     return status;
 }

@@ -112,18 +112,22 @@ run_here(cm_job *job)
     if (!cm_is_ok(status) || !job->draining) {
         return finish_here(job, status);
     }
+    bool (*interrupted)(void *argument) = job->interrupted;
+    job->interrupted = NULL; /* no caller's thread waits any more */
     status = cm_engine_give_job(job->engine, job);
     if (cm_is_ok(status)) {
         return status;
     }
+    job->interrupted = interrupted;
     /* No thread to be had: the caller waits after all. */
     return finish_here(job, cm_job_finish_drain(job));
 }
 
+/* `waits`: there is work for the host until the end. Otherwise a worker queues it. */
 static cm_status
-run_in_background(cm_job *job)
+run_in_background(cm_job *job, bool waits)
 {
-    job->blocking = true; /* of the worker */
+    job->blocking = waits;
     job->interrupted = NULL;
     cm_status status = cm_engine_give_job(job->engine, job);
     return cm_is_ok(status) ? status : finish_here(job, status);
@@ -183,8 +187,9 @@ start(cm_engine *engine, const cm_copy_request *request, const void *fill_value,
         return finish_here(job, status);
     }
     bool background = request->stream == NULL && !request->blocking;
-    if (background && needs_a_thread(job)) {
-        return run_in_background(job);
+    bool waits = needs_a_thread(job);
+    if (background && (waits || cm_job_must_wait_after(job))) {
+        return run_in_background(job, waits);
     }
     status = run_here(job);
     if (!background || cm_is_ok(status)) {

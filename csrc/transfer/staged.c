@@ -52,10 +52,10 @@ take_stage(cm_job *job, cm_stage **out)
 {
     cm_engine *engine = job->engine;
     cm_stage *stage = &job->stages[job->next_stage];
-    job->next_stage = (job->next_stage + 1) % CM_STAGE_COUNT;
     if (stage->busy) {
         CM_TRY(finish_stage(job, stage));
     }
+    job->next_stage = (job->next_stage + 1) % CM_STAGE_COUNT;
     if (stage->event == 0) {
         CM_TRY(cm_loan_take_event(engine, job->stream->device, &stage->event));
     }
@@ -104,28 +104,36 @@ send_piece(cm_job *job, const cm_layout *unpack, const cm_stage *stage, uint64_t
                              job->dst.address, block, job->stream->handle);
 }
 
+/* Unless that was done before the job was parked. */
+static void
+begin_cut(cm_job *job)
+{
+    if (!job->is_cut) {
+        cm_layout_take_repeats(&job->plan.layout, &job->repeats);
+        cm_cut_init(&job->cut, &job->plan.layout, cm_job_piece_limit(job));
+        job->is_cut = true;
+    }
+}
+
 cm_status
 cm_job_upload(cm_job *job)
 {
-    cm_layout core = job->plan.layout;
-    cm_layout repeats;
-    cm_cut cut;
     cm_layout piece;
-    if (job->src.kind != CM_KIND_PAGEABLE) {
+    if (job->src.kind != CM_KIND_PAGEABLE && !job->is_cut) {
         /* Streams may still write it: the host reads only after them. */
         CM_TRY(cm_job_wait_stream(job));
     }
-    cm_layout_take_repeats(&core, &repeats);
-    cm_cut_init(&cut, &core, cm_job_piece_limit(job));
-    while (cm_cut_next(&cut, &piece)) {
+    begin_cut(job);
+    while (!job->cut.done) {
         cm_stage *stage;
-        CM_TRY(take_stage(job, &stage));
+        CM_TRY(take_stage(job, &stage)); /* the only one that may park */
+        (void)cm_cut_next(&job->cut, &piece);
         cm_layout pack = piece;
         cm_layout_pack_dst(&pack);
         cm_host_copy(&pack, stage->pinned->host, job->src.host);
         cm_layout unpack = piece;
         cm_layout_pack_src(&unpack);
-        cm_layout_put_repeats(&unpack, &repeats);
+        cm_layout_put_repeats(&unpack, &job->repeats);
         CM_TRY(send_piece(job, &unpack, stage, cm_layout_nbytes(&piece)));
         CM_TRY(end_stage(job, stage));
     }
@@ -157,21 +165,18 @@ fetch_piece(cm_job *job, const cm_layout *pack, const cm_stage *stage, uint64_t 
 cm_status
 cm_job_download(cm_job *job)
 {
-    cm_layout core = job->plan.layout;
-    cm_layout repeats;
-    cm_cut cut;
     cm_layout piece;
-    cm_layout_take_repeats(&core, &repeats);
-    cm_cut_init(&cut, &core, cm_job_piece_limit(job));
-    while (cm_cut_next(&cut, &piece)) {
+    begin_cut(job);
+    while (!job->cut.done) {
         cm_stage *stage;
         CM_TRY(take_stage(job, &stage));
+        (void)cm_cut_next(&job->cut, &piece);
         cm_layout pack = piece;
         cm_layout_pack_dst(&pack);
         CM_TRY(fetch_piece(job, &pack, stage, cm_layout_nbytes(&piece)));
         stage->piece = piece;
         cm_layout_pack_src(&stage->piece);
-        cm_layout_put_repeats(&stage->piece, &repeats);
+        cm_layout_put_repeats(&stage->piece, &job->repeats);
         CM_TRY(end_stage(job, stage));
     }
     return cm_ok();
@@ -182,10 +187,10 @@ cm_job_drain(cm_job *job)
 {
     for (int i = 0; i < CM_STAGE_COUNT; i++) {
         cm_stage *stage = &job->stages[job->next_stage];
-        job->next_stage = (job->next_stage + 1) % CM_STAGE_COUNT;
         if (stage->busy) {
             CM_TRY(finish_stage(job, stage));
         }
+        job->next_stage = (job->next_stage + 1) % CM_STAGE_COUNT;
     }
     return cm_ok();
 }

@@ -129,7 +129,7 @@ cm_ticket_submit(cm_ticket *ticket, int device, uint64_t start_event,
     ticket->end_event = end_event;
     ticket->lent = lent;
     ticket->status = status;
-    ticket->read = !cm_is_ok(status);
+    ticket->read = status.code == CM_ECANCELLED; /* the call tells */
     ticket->state = CM_TICKET_SUBMITTED;
     cm_cond_signal_all(&engine->changed);
     cm_cond_signal_all(&engine->watch);

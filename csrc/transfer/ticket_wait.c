@@ -166,7 +166,7 @@ cm_ticket_order(cm_ticket *ticket, cm_stream *stream)
     }
     CM_TRY(cm_ticket_depend(ticket, stream, UINT64_MAX));
     cm_mutex_lock(&ticket->engine->lock);
-    bool failed = ticket->state == CM_TICKET_DONE && !cm_is_ok(ticket->status);
+    bool failed = !cm_is_ok(ticket->status); /* perhaps before it is done */
     cm_mutex_unlock(&ticket->engine->lock);
     return failed ? take_status(ticket) : cm_ok();
 }

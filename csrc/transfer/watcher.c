@@ -1,12 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The thread that looks whether submitted transfers are through, so that what they keep
- * alive is dropped and those who sleep on them wake, without anybody asking. */
+ * alive is dropped and those who sleep on them wake, without anybody asking; and
+ * whether jobs that were parked can go on. */
 #include "transfer/ticket.h"
 
 enum {
     BATCH = 32,
     FIRST_PAUSE_NS = 20 * 1000,
     LAST_PAUSE_NS = 1000 * 1000,
+    PARKED_PAUSE_NS = 200 * 1000, /* while a job is late by what we are */
 };
 
 bool
@@ -36,8 +38,11 @@ cm_engine_update_some(cm_engine *engine, int limit)
 
 /* Lock held. */
 static bool
-has_submitted(const cm_engine *engine)
+has_work(const cm_engine *engine)
 {
+    if (engine->parked_count > 0) {
+        return true;
+    }
     for (const cm_list *node = engine->pending.next; node != &engine->pending;
          node = node->next) {
         const cm_ticket *ticket = CM_LIST_ENTRY(node, cm_ticket, node);
@@ -59,7 +64,7 @@ watch(void *argument)
     (void)!cm_is_ok(cm_rt_capture_mode_exchange(engine->rt, &mode));
     for (;;) {
         cm_mutex_lock(&engine->lock);
-        while (!engine->stop && !has_submitted(engine)) {
+        while (!engine->stop && !has_work(engine)) {
             cm_cond_wait(&engine->watch, &engine->lock);
             pause = FIRST_PAUSE_NS;
         }
@@ -68,7 +73,9 @@ watch(void *argument)
         if (stop) {
             return NULL;
         }
-        if (cm_engine_update_some(engine, BATCH)) {
+        bool any = cm_engine_update_some(engine, BATCH);
+        any = cm_engine_wake_jobs(engine) || any;
+        if (any) {
             pause = FIRST_PAUSE_NS;
             continue;
         }
@@ -77,7 +84,7 @@ watch(void *argument)
             && cm_cond_wait_until(&engine->watch, &engine->lock, cm_now_ns() + pause)) {
             pause = FIRST_PAUSE_NS;
         }
-        else if (pause < LAST_PAUSE_NS) {
+        else if (pause < (engine->parked_count > 0 ? PARKED_PAUSE_NS : LAST_PAUSE_NS)) {
             pause *= 2;
         }
         cm_mutex_unlock(&engine->lock);

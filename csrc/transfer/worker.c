@@ -1,16 +1,19 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The threads that run whole jobs in the background and unpack what came to the host.
- * One is started when there is a job and nobody idle, up to CM_MAX_WORKERS: a job that
- * waits for a stream that is held up does not hold up the others. */
+ * One is started when there is a job and nobody idle, up to CM_MAX_WORKERS. A job that
+ * waits long for a stream or another transfer is parked: it does not hold up the
+ * others. */
 #include "transfer/job.h"
 
 static void
 run_job(cm_engine *engine, cm_job *job)
 {
     cm_ticket *ticket = cm_ticket_hold(job->ticket);
+    job->may_park = cm_is_ok(cm_engine_need_watcher(engine)); /* which wakes it */
     /* What we call would break a capture that another thread has under way. */
     int mode = CM_CAPTURE_RELAXED;
     bool draining = job->draining;
+    job->is_parked = false;
     cm_status status = cm_rt_capture_mode_exchange(engine->rt, &mode);
     bool switched = cm_is_ok(status);
     if (draining) {
@@ -20,12 +23,24 @@ run_job(cm_engine *engine, cm_job *job)
     else if (switched) {
         status = cm_job_run(job);
     }
-    cm_job_destroy(job);
+    else {
+        job->lost_track = job->has_queued; /* before it was parked */
+    }
+    bool parked = job->is_parked;
+    bool submitted = job->submitted;
+    if (!parked) {
+        cm_job_destroy(job);
+    }
     if (switched) {
         cm_status back = cm_rt_capture_mode_exchange(engine->rt, &mode);
         status = cm_is_ok(status) ? back : status;
     }
-    cm_ticket_finish(ticket, status, false);
+    if (parked) {
+        cm_engine_park_job(engine, job);
+    }
+    else if (!submitted) {
+        cm_ticket_finish(ticket, status, false);
+    }
     cm_ticket_release(ticket);
 }
 

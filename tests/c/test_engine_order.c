@@ -263,10 +263,113 @@ test_engine_interrupted_copy_goes_on_behind_its_keeps(void)
     close_world(&w);
 }
 
+/* More downloads than workers, each of more pieces than are in flight, with ends that
+ * the host has to gather and scatter. */
+static void
+test_engine_held_jobs_leave_the_workers_to_others(void)
+{
+    enum { COUNT = 7, NBYTES = 40 << 20 };
+    world w;
+    open_world(&w);
+    memory a = take_memory(&w, CM_KIND_PINNED, 0, NBYTES);
+    memory b = take_memory(&w, CM_KIND_DEVICE, 0, NBYTES);
+    memory c = take_memory(&w, CM_KIND_PAGEABLE, 0, NBYTES);
+    memory d[2] = {take_memory(&w, CM_KIND_PAGEABLE, 0, 4096),
+                   take_memory(&w, CM_KIND_PAGEABLE, 0, 4096)};
+    cm_ticket *held[COUNT];
+    cm_ticket *quick;
+    memset(b.bytes, 0, NBYTES);
+    memset(c.bytes, 0, NBYTES);
+    number_bytes(&a, 3);
+    number_bytes(&d[0], 4);
+    cm_copy_request first = {.dst = row(&b, 0, NBYTES, 1, 1),
+                             .src = row(&a, 0, NBYTES, 1, 1),
+                             .stream = w.streams[0]};
+    cm_copy_request again = {.dst = row(&c, 0, NBYTES / 8, 8, 4),
+                             .src = row(&b, 0, NBYTES / 8, 8, 4),
+                             .after = &w.streams[0],
+                             .after_count = 1};
+    cm_copy_request small = {.dst = row(&d[1], 0, 4096, 1, 1),
+                             .src = row(&d[0], 0, 4096, 1, 1)};
+    shut(&w, w.streams[0]);
+    CHECK_OK(cm_engine_copy(w.engine, &first, &held[0]));
+    for (int i = 1; i < COUNT; i++) {
+        CHECK_OK(cm_engine_copy(w.engine, &again, &held[i]));
+        /* each waits for the one before, without a thread of its own */
+        again.after_tickets = &held[i];
+        again.after_ticket_count = 1;
+    }
+    CHECK_OK(cm_engine_copy(w.engine, &small, &quick));
+    CHECK_OK(cm_ticket_wait(quick, UINT64_C(20000000000)));
+    CHECK_EQ(memcmp(d[0].bytes, d[1].bytes, 4096), 0);
+    CHECK_CODE(cm_ticket_wait(held[COUNT - 1], 1000000), CM_ETIMEOUT);
+    unshut(&w, w.streams[0]);
+    for (int i = 0; i < COUNT; i++) {
+        CHECK_OK(cm_ticket_wait(held[i], UINT64_MAX));
+        cm_ticket_release(held[i]);
+    }
+    uint64_t wrong = 0;
+    for (uint64_t i = 0; i < NBYTES; i++) {
+        wrong += c.bytes[i] != (i % 8 < 4 ? a.bytes[i] : 0);
+    }
+    CHECK_EQ(wrong, 0);
+    cm_ticket_release(quick);
+    give_memory(&w, &a);
+    give_memory(&w, &b);
+    give_memory(&w, &c);
+    give_memory(&w, &d[0]);
+    give_memory(&w, &d[1]);
+    close_world(&w);
+}
+
+/* A copy that only has to be queued after one that is not yet: not by its caller. */
+static void
+test_engine_never_waits_for_a_ticket_in_the_background(void)
+{
+    world w;
+    open_world(&w);
+    memory a = take_memory(&w, CM_KIND_PINNED, 0, 4096);
+    memory b = take_memory(&w, CM_KIND_DEVICE, 0, 4096);
+    memory c = take_memory(&w, CM_KIND_PAGEABLE, 0, 4096);
+    cm_ticket *tickets[2];
+    cm_ticket_info info;
+    memset(a.bytes, 5, 4096);
+    memset(b.bytes, 6, 4096);
+    cm_copy_request down = {.dst = row(&c, 0, 4096, 1, 1),
+                            .src = row(&b, 0, 4096, 1, 1),
+                            .after = &w.streams[0],
+                            .after_count = 1};
+    cm_copy_request up = {.dst = row(&b, 0, 4096, 1, 1),
+                          .src = row(&a, 0, 4096, 1, 1),
+                          .after_tickets = tickets,
+                          .after_ticket_count = 1};
+    cm_copy_request hold = {
+        .dst = row(&b, 0, 1, 1, 1), .src = row(&b, 0, 1, 1, 1), .stream = w.streams[0]};
+    shut(&w, w.streams[0]);
+    CHECK_OK(cm_engine_copy(w.engine, &hold, NULL));
+    CHECK_OK(cm_engine_copy(w.engine, &down, &tickets[0]));
+    CHECK_OK(cm_engine_copy(w.engine, &up, &tickets[1]));
+    CHECK_CODE(cm_ticket_settle(tickets[1], 5000000), CM_ETIMEOUT);
+    unshut(&w, w.streams[0]);
+    CHECK_OK(cm_ticket_wait(tickets[1], UINT64_MAX));
+    cm_ticket_read(tickets[1], &info);
+    CHECK(info.seconds > 0);
+    CHECK_FILLED(c.bytes, 6, 4096);
+    CHECK_FILLED(b.bytes, 5, 4096);
+    cm_ticket_release(tickets[0]);
+    cm_ticket_release(tickets[1]);
+    give_memory(&w, &a);
+    give_memory(&w, &b);
+    give_memory(&w, &c);
+    close_world(&w);
+}
+
 MAIN(RUN(test_engine_pageable_source_is_read_before_the_call_returns)
          RUN(test_engine_dropped_ticket_neither_blocks_nor_cancels)
              RUN(test_engine_waits_for_streams_and_tickets_named)
-                 RUN(test_ticket_order_and_notify)
-                     RUN(test_engine_close_waits_for_all_and_tickets_outlive_it)
-                         RUN(test_engine_on_a_capturing_stream)
-                             RUN(test_engine_interrupted_copy_goes_on_behind_its_keeps))
+                 RUN(test_ticket_order_and_notify) RUN(
+                     test_engine_close_waits_for_all_and_tickets_outlive_it)
+                     RUN(test_engine_on_a_capturing_stream) RUN(
+                         test_engine_interrupted_copy_goes_on_behind_its_keeps)
+                         RUN(test_engine_held_jobs_leave_the_workers_to_others) RUN(
+                             test_engine_never_waits_for_a_ticket_in_the_background))

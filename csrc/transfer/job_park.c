@@ -1,0 +1,97 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Jobs that wait for a stream or for another transfer without a thread: their worker
+ * goes on to other jobs, and the watcher looks when theirs can go on. */
+#include "transfer/job.h"
+
+enum { BATCH = 32 };
+
+static cm_status
+park(cm_job *job, cm_ticket *ticket, int device, uint64_t event)
+{
+    job->is_parked = true;
+    job->parked_ticket = ticket;
+    job->parked_device = device;
+    job->parked_event = event;
+    return cm_fail(CM_ETIMEOUT, CM_PARK_AFTER_NS);
+}
+
+cm_status
+cm_job_park_on_ticket(cm_job *job, cm_ticket *ticket)
+{
+    return park(job, ticket, -1, 0);
+}
+
+cm_status
+cm_job_park_on_event(cm_job *job, int device, uint64_t event)
+{
+    return park(job, NULL, device, event);
+}
+
+static bool
+is_ticket_ready(cm_engine *engine, cm_ticket *ticket, bool queues)
+{
+    if (cm_ticket_update(ticket)) {
+        return true;
+    }
+    cm_mutex_lock(&engine->lock);
+    bool submitted = ticket->state == CM_TICKET_SUBMITTED;
+    cm_mutex_unlock(&engine->lock);
+    return queues && submitted;
+}
+
+bool
+cm_job_can_go_on(cm_job *job)
+{
+    cm_runtime *rt = job->engine->rt;
+    if (job->parked_ticket != NULL) {
+        return is_ticket_ready(job->engine, job->parked_ticket, job->stream != NULL);
+    }
+    bool done = false;
+    cm_device_guard guard;
+    cm_status status = cm_device_enter(rt, job->parked_device, &guard);
+    if (cm_is_ok(status)) {
+        status = cm_rt_event_query(rt, job->parked_event, &done);
+        cm_device_leave(rt, &guard);
+    }
+    return done || !cm_is_ok(status); /* the job asks again, and hears of it */
+}
+
+void
+cm_engine_park_job(cm_engine *engine, cm_job *job)
+{
+    cm_mutex_lock(&engine->lock);
+    cm_list_push_back(&engine->parked, &job->node);
+    engine->parked_count++;
+    cm_cond_signal_all(&engine->watch);
+    cm_mutex_unlock(&engine->lock);
+}
+
+bool
+cm_engine_wake_jobs(cm_engine *engine)
+{
+    cm_job *batch[BATCH];
+    int count = 0;
+    cm_mutex_lock(&engine->lock);
+    while (count < BATCH && !cm_list_is_empty(&engine->parked)) {
+        cm_list *node = cm_list_pop_front(&engine->parked);
+        batch[count++] = CM_LIST_ENTRY(node, cm_job, node);
+    }
+    cm_mutex_unlock(&engine->lock);
+    bool any = false;
+    for (int i = 0; i < count; i++) {
+        bool ready = cm_job_can_go_on(batch[i]);
+        cm_mutex_lock(&engine->lock);
+        if (ready) {
+            cm_list_push_back(&engine->jobs, &batch[i]->node);
+            engine->parked_count--;
+            engine->job_count++;
+            cm_cond_signal_all(&engine->work);
+        }
+        else {
+            cm_list_push_back(&engine->parked, &batch[i]->node);
+        }
+        cm_mutex_unlock(&engine->lock);
+        any = any || ready;
+    }
+    return any;
+}
