@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import signal
 import sys
@@ -253,6 +254,79 @@ def test_arguments_are_checked_before_anything_starts(runtime) -> None:
     assert session.testing.pending_transfers() == 0
 
 
+# -- held up -------------------------------------------------------------------------------
+
+
+def test_background_copy_never_holds_up_its_caller(emulated) -> None:
+    stream = cumem.Stream()
+    source = cumem.full(5000, 3, "u1", "pinned")
+    buffer, last = cumem.empty_device(5000, "u1"), cumem.empty_device(5000, "u1")
+    out = np.zeros(5000, "u1")
+    rescued = threading.Event()
+
+    def rescue() -> None:
+        rescued.set()
+        session.testing.gate_open(stream)
+
+    timer = threading.Timer(3, rescue)
+    with session.gate(stream):
+        buffer.fill(7, stream=stream)
+        timer.start()
+        # the first is for a worker, the others are queued after it
+        first = cumem.copy_async(out, buffer)
+        second = cumem.copy_async(buffer, source)
+        third = cumem.copy_async(last, buffer)
+        assert not any(transfer.done for transfer in (first, second, third))
+        timer.cancel()
+        assert not rescued.is_set()
+    for transfer in (third, second, first):
+        transfer.wait()
+    assert (out == 7).all()
+    assert (values.get(buffer) == 3).all()
+    assert (values.get(last) == 3).all()
+
+
+@pytest.mark.parametrize("what", ["download", "unpacking", "upload", "host"])
+def test_any_number_of_held_copies_leaves_the_others_running(emulated, what) -> None:
+    streams = [cumem.Stream() for _ in range(9)]
+    nbytes = 20 << 20 if what in ("download", "upload") else 5000
+    if what == "host":
+        sources = [cumem.full(nbytes, 3, "u1", "pinned") for _ in streams]
+    else:
+        sources = [cumem.full(nbytes, 3, "u1", "device") for _ in streams]
+    targets = [np.zeros(nbytes, "u1") for _ in streams]
+    data = np.full(nbytes, 5, "u1")
+    cumem.Device(0).synchronize()
+    with contextlib.ExitStack() as gates:
+        for stream in streams:
+            gates.enter_context(session.gate(stream))
+        held = []
+        for stream, source, target in zip(streams, sources, targets, strict=True):
+            if what == "unpacking":
+                held.append(cumem.copy_async(target, source, stream=stream))
+                continue
+            if what == "host":
+                other = cumem.empty_device(nbytes, "u1")
+                cumem.copy_async(source, other, stream=stream)
+            else:
+                source.fill(4, stream=stream)
+            ends = (source, data) if what == "upload" else (target, source)
+            held.append(cumem.copy_async(*ends))
+        out = np.zeros(5000, "u1")
+        cumem.copy_async(out, np.full(5000, 9, "u1")).wait(timeout=5)
+        assert (out == 9).all()
+        buffer = cumem.empty_device(5000, "u1")
+        cumem.copy_async(buffer, out).wait(timeout=5)
+        assert not any(transfer.done for transfer in held)
+    for transfer in held:
+        transfer.wait()
+    for source, target in zip(sources, targets, strict=True):
+        if what == "upload":
+            assert (values.get(source) == 5).all()
+        elif what != "host":
+            assert (target == (3 if what == "unpacking" else 4)).all()
+
+
 class AlarmError(Exception):
     pass
 
@@ -289,3 +363,35 @@ def test_signal_ends_the_waiting_and_not_the_copy(emulated, wait) -> None:
         signal.signal(signal.SIGALRM, old)
     transfer.wait()
     assert (out == 7).all()
+
+
+def test_signal_ends_a_copy_that_waits_for_its_stream(emulated) -> None:
+    stream = cumem.Stream()
+    source = np.full(20 << 20, 7, "u1")  # more than the staging ring holds
+    buffer = cumem.empty_device(20 << 20, "u1")
+    with session.alarm(stream):
+        cumem.copy_async(buffer, source, stream=stream)
+    stream.synchronize()
+
+
+def test_signal_ends_a_copy_that_waits_for_another(emulated) -> None:
+    stream, other = cumem.Stream(), cumem.Stream()
+    buffer, out = cumem.empty_device(5000, "u1"), np.zeros(5000, "u1")
+    source = cumem.full(5000, 3, "u1", "pinned")
+    buffer.fill(7, stream=stream)
+    with session.alarm(stream):
+        buffer.fill(8, stream=stream)
+        first = cumem.copy_async(out, buffer)
+        cumem.copy_async(buffer, source, stream=other)
+    first.wait()
+    other.synchronize()
+    assert (out == 8).all()
+    assert (values.get(buffer) == 8).all()
+
+
+def test_signal_ends_a_copy_between_hosts_on_a_stream(emulated) -> None:
+    stream = cumem.Stream()
+    out = np.zeros(5000, "u1")
+    with session.alarm(stream):
+        cumem.copy_async(out, np.ones(5000, "u1"), stream=stream)
+    assert not out.any()

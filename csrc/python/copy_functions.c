@@ -87,11 +87,12 @@ PyDoc_STRVAR(copy_async_doc,
 "    If the copy could not be started, or `stream` is being captured and the copy is not\n"
 "    one that a graph can hold.\n\n"
 "Notes\n-----\n"
-"With a stream it returns once ordinary memory has been read, so that `src` may be\n"
-"changed, and **blocks**, GIL released, while more than 12 MiB of it wait for the stream;\n"
-"between two ends in ordinary memory it blocks until done. Page-locked and device memory\n"
-"must not be changed before the copy is done. **Ordered after** all work that cumem knows of on\n"
-"either end.");
+"Without a stream it never waits for other work. With one it returns once ordinary memory\n"
+"has been read, so that `src` may be changed, and **blocks**, GIL released, while more than\n"
+"12 MiB of it wait for the stream or an earlier copy is not queued yet; between two ends in\n"
+"ordinary memory it blocks until done. Ctrl-C ends the waiting; what is queued by then still\n"
+"runs. Page-locked and device memory must not be changed before the copy is done.\n"
+"**Ordered after** all work that cumem knows of on either end.");
 
 static PyObject *
 copy_function(PyObject *module, PyObject *const *args, Py_ssize_t nargs,

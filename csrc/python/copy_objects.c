@@ -295,7 +295,7 @@ get_engine(copy_call *call)
 static cm_status
 run_call(copy_call *call, cm_engine *engine, cm_ticket **ticket)
 {
-    if (call->blocking) {
+    if (call->blocking || call->stream != NULL) {
         call->request.interrupted = is_interrupted;
         call->request.interrupted_argument = call;
     }

@@ -7,6 +7,8 @@ import contextlib
 import dataclasses
 import gc
 import os
+import signal
+import threading
 from collections.abc import Iterator
 
 from cumem import _core
@@ -93,3 +95,44 @@ def gate(stream: object) -> Iterator[None]:
         yield
     finally:
         testing.gate_open(stream)
+
+
+class AlarmError(Exception):
+    """Raised by the signal of `alarm`."""
+
+
+@contextlib.contextmanager
+def alarm(stream: object) -> Iterator[None]:
+    """Hold `stream` shut inside the block, which a signal must end with AlarmError.
+
+    What cannot be interrupted ends all the same, for the stream then opens.
+    """
+
+    def ring(number: int, frame: object) -> None:
+        raise AlarmError
+
+    rescued = threading.Event()
+
+    def rescue() -> None:
+        rescued.set()
+        testing.gate_open(stream)
+
+    old = signal.signal(signal.SIGALRM, ring)
+    timer = threading.Timer(3, rescue)
+    try:
+        with gate(stream):
+            timer.start()
+            signal.setitimer(signal.ITIMER_REAL, 0.05)
+            try:
+                yield
+            except AlarmError:
+                pass
+            else:
+                raise AssertionError("no signal was seen")
+            finally:
+                signal.setitimer(signal.ITIMER_REAL, 0)
+            assert not rescued.is_set(), "the signal was seen only afterwards"
+    finally:
+        timer.cancel()
+        timer.join()
+        signal.signal(signal.SIGALRM, old)
