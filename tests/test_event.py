@@ -79,6 +79,21 @@ def test_synchronize_waits_and_releases_the_gil(emulated, blocking) -> None:
     assert reached.is_set()
 
 
+@pytest.mark.parametrize("blocking", [False, True])
+@pytest.mark.parametrize("call", ["synchronize", "seconds_since"])
+def test_signal_ends_the_waiting(emulated, blocking, call) -> None:
+    stream = cumem.Stream()
+    start, event = stream.record(), cumem.Event(blocking=blocking)
+    with session.alarm(stream):
+        event.record(stream)
+        if call == "synchronize":
+            event.synchronize()
+        else:
+            event.seconds_since(start)
+    event.synchronize()
+    assert event.seconds_since(start) > 0
+
+
 def test_seconds_between_events(runtime) -> None:
     stream = cumem.Stream()
     source = cumem.array(np.zeros(1 << 20, "u1"), kind="pinned")

@@ -11,7 +11,7 @@ import weakref
 
 import numpy as np
 import pytest
-from support import faults, session
+from support import faults, session, values
 from support.streams import ByProtocol
 
 import cumem
@@ -316,6 +316,30 @@ def test_synchronize_waits_and_releases_the_gil(emulated) -> None:
     thread.join()
     assert reached.is_set()
     assert stream.done
+
+
+@pytest.mark.parametrize("what", ["stream", "default stream", "device"])
+def test_signal_ends_the_waiting(emulated, what: str) -> None:
+    stream = cumem.Stream()
+    if what == "default stream":
+        stream = cumem.Stream.from_external(0)
+    source, buffer = cumem.full(100, 7, "u1", "pinned"), cumem.empty_device(100, "u1")
+    waits = cumem.Device(0) if what == "device" else stream
+    with session.alarm(stream):
+        cumem.copy_async(buffer, source, stream=stream)
+        waits.synchronize()
+    waits.synchronize()
+    assert (values.get(buffer) == 7).all()
+
+
+def test_shutdown_waits_for_what_a_signal_left(emulated) -> None:
+    stream = cumem.Stream()
+    with session.alarm(stream):
+        buffer = cumem.empty_device(100, "u1")
+        buffer.fill(7, stream=stream)
+        cumem.Device(0).synchronize()
+    del buffer
+    cumem.shutdown()
 
 
 @pytest.mark.parametrize("what", ["event", "stream", "foreign", "handle"])

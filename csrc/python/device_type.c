@@ -5,6 +5,7 @@
 
 #include "python/arguments.h"
 #include "python/device_type.h"
+#include "python/device_wait.h"
 #include "python/errors.h"
 #include "python/numpy_bridge.h"
 
@@ -45,8 +46,8 @@ PyDoc_STRVAR(synchronize_doc,
 "Wait until everything queued on the device so far is done.\n\n"
 "Raises\n------\nCudaError\n    If work on the device failed.\n\n"
 "Notes\n-----\n"
-"**Blocks** until all streams of the device are empty, GIL released. Creates a context on\n"
-"the device if there is none.");
+"**Blocks** until all streams of the device are empty, GIL released; Ctrl-C interrupts it\n"
+"in the main thread. Creates a context on the device if there is none.");
 
 PyDoc_STRVAR(memory_info_doc,
 "memory_info($self, /)\n--\n\n"
@@ -219,15 +220,11 @@ device_synchronize(PyObject *op, PyObject *Py_UNUSED(unused))
         return NULL;
     }
     cm_status status;
-    Py_BEGIN_ALLOW_THREADS
-    cm_device_guard guard;
-    status = cm_device_enter(rt, self->index, &guard);
-    if (cm_is_ok(status)) {
-        status = cm_rt_device_synchronize(rt);
-        cm_device_leave(rt, &guard);
-    }
-    Py_END_ALLOW_THREADS
+    bool waited = cm_wait_for_device(self->state, rt, self->index, &status);
     cm_device_give_runtime(self);
+    if (!waited) {
+        return NULL;
+    }
     if (!cm_is_ok(status)) {
         return cm_py_raise(self->state, status, NULL);
     }

@@ -28,6 +28,7 @@ cm_event_object_new(cm_state *state, int device, bool timing, bool blocking)
     self->state = state;
     self->device = device;
     self->timing = timing;
+    self->blocking = blocking;
     cm_list_init(&self->node);
     unsigned flags = (timing ? 0u : CM_EVENT_DISABLE_TIMING)
                      | (blocking ? CM_EVENT_BLOCKING_SYNC : 0u);

@@ -5,6 +5,7 @@
 #include <stddef.h>
 
 #include "python/arguments.h"
+#include "python/device_wait.h"
 #include "python/errors.h"
 
 /* -- docstrings -------------------------------------------------------------------- */
@@ -46,7 +47,7 @@ PyDoc_STRVAR(synchronize_doc,
 "ValueError\n    If the event is closed.\n"
 "CudaError\n    If work before it failed.\n\n"
 "Notes\n-----\n"
-"**Blocks** until then, GIL released.");
+"**Blocks** until then, GIL released; Ctrl-C interrupts it in the main thread.");
 
 PyDoc_STRVAR(seconds_since_doc,
 "seconds_since($self, start, /)\n--\n\n"
@@ -61,7 +62,8 @@ PyDoc_STRVAR(seconds_since_doc,
 "    they belong to different devices.\n"
 "CudaError\n    If work before them failed.\n\n"
 "Notes\n-----\n"
-"**Blocks** until both are reached, GIL released. Resolution: CUDA Runtime API,\n"
+"**Blocks** until both are reached, GIL released; Ctrl-C interrupts it in the main\n"
+"thread. Resolution: CUDA Runtime API,\n"
 "``cudaEventElapsedTime``.");
 
 PyDoc_STRVAR(close_doc,
@@ -130,6 +132,14 @@ event_record(PyObject *op, PyObject *const *args, Py_ssize_t nargs)
     return op;
 }
 
+/* As cm_wait_polling. */
+static bool
+wait_for_event(const cm_event_object *event, cm_status *out)
+{
+    return cm_wait_polling(event->rt, event->device, cm_rt_event_query, event->handle,
+                           event->blocking, out);
+}
+
 static PyObject *
 event_synchronize(PyObject *op, PyObject *Py_UNUSED(unused))
 {
@@ -139,10 +149,16 @@ event_synchronize(PyObject *op, PyObject *Py_UNUSED(unused))
     }
     cm_status status;
     cm_event_take(self);
-    Py_BEGIN_ALLOW_THREADS
-    status = cm_rt_event_synchronize(self->rt, self->handle);
-    Py_END_ALLOW_THREADS
+    bool waited = wait_for_event(self, &status);
+    if (waited && cm_is_ok(status)) {
+        Py_BEGIN_ALLOW_THREADS
+        status = cm_rt_event_synchronize(self->rt, self->handle);
+        Py_END_ALLOW_THREADS
+    }
     cm_event_give(self);
+    if (!waited) {
+        return NULL;
+    }
     if (!cm_is_ok(status)) {
         return cm_py_raise(self->state, status, NULL);
     }
@@ -198,11 +214,18 @@ event_seconds_since(PyObject *op, PyObject *other)
     cm_status status;
     cm_event_take(self);
     cm_event_take(start);
-    Py_BEGIN_ALLOW_THREADS
-    status = measure(start, self, &milliseconds);
-    Py_END_ALLOW_THREADS
+    bool waited = wait_for_event(start, &status)
+                  && (!cm_is_ok(status) || wait_for_event(self, &status));
+    if (waited && cm_is_ok(status)) {
+        Py_BEGIN_ALLOW_THREADS
+        status = measure(start, self, &milliseconds);
+        Py_END_ALLOW_THREADS
+    }
     cm_event_give(start);
     cm_event_give(self);
+    if (!waited) {
+        return NULL;
+    }
     if (!cm_is_ok(status)) {
         return cm_py_raise(self->state, status, NULL);
     }

@@ -199,6 +199,7 @@ typedef struct cm_event_object {
     uint64_t handle; /* owned */
     int device;
     bool timing;
+    bool blocking; /* synchronize() sleeps rather than spinning */
     bool recorded;
     bool closing; /* close() was called; the last call under way destroys the handle */
     int users;    /* calls under way with the GIL released */

@@ -5,6 +5,7 @@
 #include <time.h>
 
 #include "python/arguments.h"
+#include "python/device_wait.h"
 #include "python/errors.h"
 #include "python/event_type.h"
 #include "python/pool_object.h"
@@ -245,6 +246,7 @@ cm_state_shutdown(cm_state *state, bool reset_devices)
     if (state->engine == NULL) {
         return 0; /* after the atexit handler: the system frees the rest */
     }
+    cm_device_waits_join(state);
     cm_state_bury_dead(state); /* which may run Python code: then look */
     if (state->runtime == NULL) {
         return 0;

@@ -14,6 +14,7 @@ cm_state_init(cm_state *state)
 {
     cm_limits_init(state);
     cm_list_init(&state->storages);
+    cm_list_init(&state->device_waits);
     cm_list_init(&state->graveyard);
     cm_status status = cm_mutex_init(&state->graveyard_lock);
     if (cm_is_ok(status)) {

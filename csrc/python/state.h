@@ -92,6 +92,7 @@ typedef struct cm_state {
     cm_list streams; /* every open cm_stream_object; initialised by its registrar */
     cm_list events;  /* every open cm_event_object; the same */
     cm_list pool_objects; /* every open cm_pool_object; the same */
+    cm_list device_waits; /* see cm_wait_for_device() */
     /* Python references dropped by threads without the GIL, buried later */
     cm_mutex graveyard_lock;
     cm_list graveyard;

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What a Stream does: waiting, recording, being current. */
 #include "python/arguments.h"
+#include "python/device_wait.h"
 #include "python/errors.h"
 #include "python/event_type.h"
 #include "python/stream_convert.h"
@@ -33,7 +34,8 @@ PyDoc_STRVAR(synchronize_doc,
 "CudaError\n    If work on the stream failed.\n"
 "ValueError\n    If the stream is closed.\n\n"
 "Notes\n-----\n"
-"**Blocks** until the stream is empty, GIL released.");
+"**Blocks** until the stream is empty, GIL released; Ctrl-C interrupts it in the main\n"
+"thread.");
 
 PyDoc_STRVAR(wait_doc,
 "wait($self, other, /)\n--\n\n"
@@ -118,6 +120,16 @@ stream_from_external(PyObject *type, PyObject *args, PyObject *kwargs)
     return result;
 }
 
+static cm_status
+synchronize(const cm_stream *stream)
+{
+    cm_device_guard guard; /* the default streams mean those of the current device */
+    CM_TRY(cm_device_enter(stream->rt, stream->device, &guard));
+    cm_status status = cm_rt_stream_synchronize(stream->rt, stream->handle);
+    cm_device_leave(stream->rt, &guard);
+    return status;
+}
+
 static PyObject *
 stream_synchronize(PyObject *op, PyObject *Py_UNUSED(unused))
 {
@@ -126,14 +138,16 @@ stream_synchronize(PyObject *op, PyObject *Py_UNUSED(unused))
         return NULL;
     }
     cm_status status;
-    Py_BEGIN_ALLOW_THREADS
-    cm_device_guard guard; /* the default streams mean those of the current device */
-    status = cm_device_enter(stream->rt, stream->device, &guard);
-    if (cm_is_ok(status)) {
-        status = cm_rt_stream_synchronize(stream->rt, stream->handle);
-        cm_device_leave(stream->rt, &guard);
+    if (!cm_wait_polling(stream->rt, stream->device, cm_rt_stream_query, stream->handle,
+                         false, &status)) {
+        cm_stream_give(((cm_stream_object *)(void *)op)->state, stream);
+        return NULL;
     }
-    Py_END_ALLOW_THREADS
+    if (cm_is_ok(status)) {
+        Py_BEGIN_ALLOW_THREADS
+        status = synchronize(stream);
+        Py_END_ALLOW_THREADS
+    }
     return cm_stream_object_give(op, stream, status, -1);
 }
 

@@ -1,0 +1,194 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "python/device_wait.h"
+
+#include <stdlib.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include "transfer/backoff.h"
+
+#define SLICE_NS UINT64_C(50000000) /* how soon Ctrl-C is seen */
+
+/* Python runs signal handlers in the main thread alone. */
+static bool
+sees_signals(void)
+{
+    return syscall(SYS_gettid) == (long)getpid();
+}
+
+/* -- streams and events ------------------------------------------------------------ */
+
+/* No GIL. At most a slice; the first questions follow each other quickly. */
+static cm_status
+poll_slice(cm_runtime *rt, int device, cm_wait_query query, uint64_t handle, bool naps,
+           uint64_t start, bool *done)
+{
+    uint64_t end = cm_now_ns() + SLICE_NS;
+    cm_device_guard guard; /* the default streams mean those of the current device */
+    CM_TRY(cm_device_enter(rt, device, &guard));
+    cm_status status;
+    for (;;) {
+        status = query(rt, handle, done);
+        uint64_t now = cm_now_ns();
+        if (!cm_is_ok(status) || *done || now >= end) {
+            break;
+        }
+        if (naps) {
+            cm_nap_after(now - start);
+        }
+        else {
+            cm_pause_until(now + cm_backoff_ns(now - start));
+        }
+    }
+    cm_device_leave(rt, &guard);
+    return status;
+}
+
+bool
+cm_wait_polling(cm_runtime *rt, int device, cm_wait_query query, uint64_t handle,
+                bool naps, cm_status *out)
+{
+    bool done = !sees_signals();
+    uint64_t start = cm_now_ns();
+    *out = cm_ok();
+    while (!done) {
+        Py_BEGIN_ALLOW_THREADS
+        *out = poll_slice(rt, device, query, handle, naps, start, &done);
+        Py_END_ALLOW_THREADS
+        if (!cm_is_ok(*out)) {
+            return true;
+        }
+        if (!done && PyErr_CheckSignals() < 0) {
+            return false;
+        }
+    }
+    return true;
+}
+
+/* -- whole devices ----------------------------------------------------------------- */
+
+typedef struct device_wait {
+    cm_list node; /* in state->device_waits once its caller has gone; GIL */
+    cm_runtime *rt;
+    int device;
+    cm_thread thread;
+    cm_mutex lock;
+    cm_cond ended;
+    bool done; /* lock */
+    cm_status status;
+} device_wait;
+
+static cm_status
+wait_plainly(cm_runtime *rt, int device)
+{
+    cm_device_guard guard;
+    CM_TRY(cm_device_enter(rt, device, &guard));
+    cm_status status = cm_rt_device_synchronize(rt);
+    cm_device_leave(rt, &guard);
+    return status;
+}
+
+static void *
+run_wait(void *argument)
+{
+    device_wait *wait = argument;
+    cm_status status = wait_plainly(wait->rt, wait->device);
+    cm_mutex_lock(&wait->lock);
+    wait->status = status;
+    wait->done = true;
+    cm_cond_signal_all(&wait->ended);
+    cm_mutex_unlock(&wait->lock);
+    return NULL;
+}
+
+/* NULL: neither memory nor a thread to be had. */
+static device_wait *
+start_wait(cm_runtime *rt, int device)
+{
+    device_wait *wait = calloc(1, sizeof(*wait));
+    if (wait == NULL) {
+        return NULL;
+    }
+    *wait = (device_wait){.rt = rt, .device = device};
+    if (!cm_is_ok(cm_mutex_init(&wait->lock))) {
+        goto no_lock;
+    }
+    if (!cm_is_ok(cm_cond_init(&wait->ended))) {
+        goto no_condition;
+    }
+    if (cm_is_ok(cm_thread_start(&wait->thread, run_wait, wait))) {
+        return wait;
+    }
+    cm_cond_fini(&wait->ended);
+no_condition:
+    cm_mutex_fini(&wait->lock);
+no_lock:
+    free(wait);
+    return NULL;
+}
+
+/* No GIL. */
+static cm_status
+end_wait(device_wait *wait)
+{
+    cm_thread_join(wait->thread);
+    cm_status status = wait->status;
+    cm_cond_fini(&wait->ended);
+    cm_mutex_fini(&wait->lock);
+    free(wait);
+    return status;
+}
+
+/* No GIL. At most a slice. */
+static bool
+await_slice(device_wait *wait)
+{
+    uint64_t end = cm_now_ns() + SLICE_NS;
+    cm_mutex_lock(&wait->lock);
+    while (!wait->done && cm_cond_wait_until(&wait->ended, &wait->lock, end)) {
+    }
+    bool done = wait->done;
+    cm_mutex_unlock(&wait->lock);
+    return done;
+}
+
+bool
+cm_wait_for_device(cm_state *state, cm_runtime *rt, int device, cm_status *out)
+{
+    device_wait *wait = NULL;
+    bool done = false;
+    Py_BEGIN_ALLOW_THREADS
+    wait = sees_signals() ? start_wait(rt, device) : NULL;
+    if (wait == NULL) {
+        *out = wait_plainly(rt, device);
+    }
+    Py_END_ALLOW_THREADS
+    while (wait != NULL && !done) {
+        Py_BEGIN_ALLOW_THREADS
+        done = await_slice(wait);
+        if (done) {
+            *out = end_wait(wait);
+        }
+        Py_END_ALLOW_THREADS
+        if (!done && PyErr_CheckSignals() < 0) {
+            cm_list_push_back(&state->device_waits, &wait->node);
+            return false;
+        }
+    }
+    return true;
+}
+
+void
+cm_device_waits_join(cm_state *state)
+{
+    cm_list *node;
+    cm_state_enter(state);
+    while ((node = cm_list_pop_front(&state->device_waits)) != NULL) {
+        cm_status status;
+        Py_BEGIN_ALLOW_THREADS
+        status = end_wait(CM_LIST_ENTRY(node, device_wait, node));
+        Py_END_ALLOW_THREADS(void)
+        status; /* its caller has heard of the signal instead */
+    }
+    cm_state_leave(state);
+}

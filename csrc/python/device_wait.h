@@ -1,0 +1,25 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Waiting for streams, events and devices so that Ctrl-C is seen: by asking again and
+ * again, or, where the driver only knows how to wait, by leaving that to a thread. */
+#ifndef CM_PYTHON_DEVICE_WAIT_H
+#define CM_PYTHON_DEVICE_WAIT_H
+
+#include "python/state.h"
+
+typedef cm_status (*cm_wait_query)(cm_runtime *rt, uint64_t handle, bool *done);
+
+/* Wait until `query` says that it is done or fails; `naps`: rather sleeping than
+ * spinning. In a thread that sees no signals it returns at once: the caller waits.
+ * False with the exception of a signal handler. GIL held, released meanwhile. */
+bool cm_wait_polling(cm_runtime *rt, int device, cm_wait_query query, uint64_t handle,
+                     bool naps, cm_status *out);
+
+/* Wait for all work of a device. As above; what a signal ended is waited for by
+ * cm_device_waits_join. */
+bool cm_wait_for_device(cm_state *state, cm_runtime *rt, int device, cm_status *out);
+
+/* Wait, GIL released, for what uses the runtime behind the back of interrupted calls.
+ */
+void cm_device_waits_join(cm_state *state);
+
+#endif
