@@ -13,7 +13,7 @@ import importlib.util
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import cumem
 
@@ -119,7 +119,9 @@ class CumemAllocator(Allocator):
             raise ValueError(f"pool {pool!r} is none of {', '.join(POOLS)}")
         if kind != "device" and pool != "default":
             raise ValueError(f"pool {pool!r} is for device memory")
-        self._pool = cumem.Pool(kind, device=device, segments=POOLS[pool])
+        self._pool = cumem.Pool(
+            cast("Any", kind), device=device, segments=cast("Any", POOLS[pool])
+        )
         self._device = device
         self._growths_before = 0
         self.streams = [cumem.Stream(device=device) for _ in range(stream_count)]
