@@ -16,22 +16,28 @@ const char cm_buffer_fill_doc[] =
     "Parameters\n"
     "----------\n"
     "value : array_like, Buffer, or exporter of DLPack or the CUDA array interface\n"
-    "    A scalar, converted to the dtype as NumPy does, or an array that broadcasts "
-    "to\n"
-    "    the shape. Values on a device are copied there, and brought to the host only "
-    "if\n"
-    "    they must be converted.\n"
+    "    A scalar, or an array that broadcasts to the shape. Its values take the "
+    "dtype\n"
+    "    where they stay the same kind and come back equal, floats rounded; where "
+    "NumPy\n"
+    "    would cut them (1.5 in ``int32``) it is an error. Values on a device are "
+    "copied\n"
+    "    there, and brought to the host only if they must be converted.\n"
     "stream : Stream or other stream object, optional\n"
     "    Default: the current stream.\n"
     "\n"
     "Raises\n"
     "------\n"
     "ValueError\n"
-    "    The buffer is read-only or closed, `value` does not broadcast, or `stream` "
-    "is\n"
-    "    of another device than the device memory to fill.\n"
-    "TypeError, OverflowError\n"
-    "    `value` cannot be converted to the dtype.\n"
+    "    The buffer is read-only or closed, `value` does not broadcast, text or a time "
+    "in\n"
+    "    it does not fit, or `stream` is of another device than the device memory to "
+    "fill.\n"
+    "TypeError\n"
+    "    `value` is of another kind than the dtype: reals for integers, numbers for "
+    "text.\n"
+    "OverflowError\n"
+    "    A number does not fit into the dtype, or would become infinite.\n"
     "CudaError\n"
     "    The fill failed.\n"
     "\n"
@@ -221,29 +227,40 @@ fetch(cm_buffer *source, cm_stream *stream)
     return array;
 }
 
+/* The values of a Buffer as an array of their own dtype; what is no Buffer as it is. */
+static PyObject *
+read_values(cm_state *state, PyObject *source, cm_stream *stream)
+{
+    if (!cm_buffer_check(state, source)) {
+        return Py_NewRef(source);
+    }
+    return Py_TYPE(source) == state->device_buffer_type
+               ? fetch((cm_buffer *)source, stream)
+               : cm_buffer_numpy(source, NULL);
+}
+
 /* What to write, as a Buffer or an array of the dtype of `self`. Device memory stays
  * there unless its values must be converted. */
 static PyObject *
 fill_values(cm_buffer *self, PyObject *value, cm_stream *stream)
 {
     PyObject *source = cm_fill_source(self->state, value, stream);
-    if (source == NULL || Py_TYPE(source) != self->state->device_buffer_type) {
-        PyObject *array =
-            source == NULL ? NULL : cm_numpy_as_value(source, self->dtype);
-        Py_XDECREF(source);
-        return array;
+    if (source == NULL) {
+        return NULL;
     }
-    int same = cm_numpy_dtype_equal(((cm_buffer *)source)->dtype, self->dtype);
-    if (same != 0) {
-        if (same < 0) {
-            Py_CLEAR(source);
+    if (Py_TYPE(source) == self->state->device_buffer_type) {
+        int same = cm_numpy_dtype_equal(((cm_buffer *)source)->dtype, self->dtype);
+        if (same != 0) {
+            if (same < 0) {
+                Py_CLEAR(source);
+            }
+            return source;
         }
-        return source;
     }
-    PyObject *fetched = fetch((cm_buffer *)source, stream);
+    PyObject *values = read_values(self->state, source, stream);
+    PyObject *array = values == NULL ? NULL : cm_numpy_as_value(values, self->dtype);
+    Py_XDECREF(values);
     Py_DECREF(source);
-    PyObject *array = fetched == NULL ? NULL : cm_numpy_as_value(fetched, self->dtype);
-    Py_XDECREF(fetched);
     return array;
 }
 

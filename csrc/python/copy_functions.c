@@ -52,7 +52,7 @@ PyDoc_STRVAR(copy_doc,
 "    Writable memory: a Buffer, a NumPy array of any strides, or anything with DLPack,\n"
 "    ``__cuda_array_interface__`` or the buffer protocol.\n"
 "src : Buffer, array, exporter or scalar\n"
-"    The same, or a scalar or list, which is converted to the dtype of `dst`. Its shape\n"
+"    The same, or a scalar or list, whose values `dst` must hold unchanged. Its shape\n"
 "    must be that of `dst` or broadcast to it as in NumPy.\n"
 "stream : stream, optional\n"
 "    Where to copy, of a device that is an end; by default its current stream.\n\n"

@@ -50,10 +50,9 @@ int cm_numpy_region(PyObject *array, cm_region *out, PyObject **dtype, bool *rea
 /* numpy.asarray(object, dtype) for scalars and sequences; dtype may be NULL. TypeError
  * naming the type when it would be an array of objects. */
 PyObject *cm_numpy_as_array(PyObject *object, PyObject *dtype);
-/* Numbers, or lists of them, as an array of `dtype` that holds the same values:
- * TypeError where the kind of number would change (1.5 to an integer), OverflowError
- * where it does not fit; smaller floats round. Other dtypes follow NumPy's assignment.
- */
+/* A value, or a list or array of them, as an array of `dtype` that holds the same:
+ * TypeError where its kind would change (1.5 to an integer, a number to text),
+ * OverflowError or ValueError where it does not fit; floats round. */
 PyObject *cm_numpy_as_value(PyObject *object, PyObject *dtype);
 
 #endif

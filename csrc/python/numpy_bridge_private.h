@@ -18,4 +18,23 @@
 #include <numpy/arrayobject.h>
 #pragma GCC diagnostic pop
 
+/* Kinds of value; of the numbers each goes into those after it. */
+typedef enum cm_value_class {
+    CM_VALUE_INTEGER, /* bool as well */
+    CM_VALUE_REAL,
+    CM_VALUE_COMPLEX,
+    CM_VALUE_TEXT,
+    CM_VALUE_TIME,
+    CM_VALUE_SPAN,
+    CM_VALUE_RAW,
+    CM_VALUE_RECORD,
+    CM_VALUE_OTHER,
+} cm_value_class;
+cm_value_class cm_numpy_value_class(PyObject *dtype);
+
+/* An array of plain values as one of `dtype`, no record, that holds the same. */
+PyObject *cm_numpy_convert_value(PyObject *natural, PyObject *dtype);
+/* cm_numpy_as_value for structured dtypes. */
+PyObject *cm_numpy_as_record(PyObject *object, PyObject *dtype);
+
 #endif

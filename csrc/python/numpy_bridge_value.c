@@ -2,97 +2,244 @@
 /* From values to arrays: scalars, lists and what may become elements of a buffer. */
 #include "python/numpy_bridge.h"
 
-#include <string.h>
-
 #define NO_IMPORT_ARRAY
 #include "python/numpy_bridge_private.h"
 
-static bool
-is_number(const PyArray_Descr *descr)
+static PyArray_Descr *
+descr_of(PyObject *array)
 {
-    return strchr("biufc", descr->kind) != NULL;
+    return PyArray_DESCR((PyArrayObject *)array);
 }
 
-static bool
-is_integer(const PyArray_Descr *descr)
-{
-    return strchr("biu", descr->kind) != NULL;
-}
-
-/* May numbers of this dtype become elements of the other: 1, 0 or -1 with TypeError. */
 static int
-check_value_cast(PyArray_Descr *from, PyArray_Descr *to)
+refuse_objects(PyObject *object)
 {
-    if (is_number(from) ? (is_integer(from) && is_integer(to))
-                              || PyArray_CanCastTypeTo(from, to, NPY_SAME_KIND_CASTING)
-                        : PyArray_EquivTypes(from, to)) {
-        return 0;
-    }
-    PyErr_Format(PyExc_TypeError,
-                 "a value of dtype %S would change in a target of dtype %S; convert it "
-                 "first",
-                 (PyObject *)from, (PyObject *)to);
+    PyErr_Format(PyExc_TypeError, "an object of type %R holds no plain values",
+                 (PyObject *)Py_TYPE(object));
     return -1;
 }
 
-/* Integers out of range would wrap round. */
-static int
-check_same_values(PyObject *natural, PyObject *converted)
+/* -- what NumPy makes of it --------------------------------------------------------- */
+
+/* `dtype` may be NULL. The result may hold objects. */
+static PyObject *
+read_as(PyObject *object, PyArray_Descr *dtype)
 {
-    PyObject *same = PyObject_RichCompare(natural, converted, Py_EQ);
-    PyObject *all = same == NULL ? NULL : PyObject_CallMethod(same, "all", NULL);
-    int yes = all == NULL ? -1 : PyObject_IsTrue(all);
-    Py_XDECREF(all);
-    Py_XDECREF(same);
-    if (yes == 0) {
-        PyErr_Format(PyExc_OverflowError, "a value does not fit into dtype %S",
-                     (PyObject *)PyArray_DESCR((PyArrayObject *)converted));
-    }
-    return yes > 0 ? 0 : -1;
+    Py_XINCREF((PyObject *)dtype); /* stolen */
+    return PyArray_FromAny(object, dtype, 0, 0, NPY_ARRAY_FORCECAST, NULL);
 }
 
-PyObject *
-cm_numpy_as_value(PyObject *object, PyObject *dtype)
+static PyObject *
+read_as_number(PyObject *object, int type_number)
 {
-    PyArray_Descr *to = (PyArray_Descr *)dtype;
-    if (object == Py_None) {
-        PyErr_SetString(PyExc_TypeError, "None is no value to write");
-        return NULL;
-    }
-    if (!is_number(to)) {
-        return cm_numpy_as_array(object, dtype); /* NumPy's own rules */
-    }
-    PyObject *natural = cm_numpy_as_array(object, NULL);
-    if (natural == NULL) {
-        return NULL;
-    }
-    PyArray_Descr *from = PyArray_DESCR((PyArrayObject *)natural);
-    PyObject *converted = NULL;
-    if (check_value_cast(from, to) == 0) {
-        converted = cm_numpy_as_array(object, dtype);
-    }
-    if (converted != NULL && is_integer(to)
-        && check_same_values(natural, converted) < 0) {
-        Py_CLEAR(converted);
-    }
-    Py_DECREF(natural);
-    return converted;
+    return PyArray_FromAny(object, PyArray_DescrFromType(type_number), 0, 0,
+                           NPY_ARRAY_FORCECAST, NULL);
 }
 
 PyObject *
 cm_numpy_as_array(PyObject *object, PyObject *dtype)
 {
-    Py_XINCREF(dtype); /* stolen */
-    PyObject *array = PyArray_FromAny(object, (PyArray_Descr *)dtype, 0, 0,
-                                      NPY_ARRAY_FORCECAST, NULL);
-    if (array == NULL) {
-        return NULL;
-    }
-    if (PyDataType_FLAGCHK(PyArray_DESCR((PyArrayObject *)array), NPY_ITEM_REFCOUNT)) {
-        Py_DECREF(array);
-        PyErr_Format(PyExc_TypeError, "an object of type %R holds no plain values",
-                     (PyObject *)Py_TYPE(object));
-        return NULL;
+    PyObject *array = read_as(object, (PyArray_Descr *)dtype);
+    if (array != NULL && PyDataType_FLAGCHK(descr_of(array), NPY_ITEM_REFCOUNT)) {
+        Py_CLEAR(array);
+        (void)refuse_objects(object);
     }
     return array;
+}
+
+/* -- Python's own values ------------------------------------------------------------ */
+
+static cm_value_class
+class_of_object(PyObject *item)
+{
+    if (PyLong_Check(item) || PyArray_IsScalar(item, Integer)
+        || PyArray_IsScalar(item, Bool)) {
+        return CM_VALUE_INTEGER;
+    }
+    if (PyFloat_Check(item) || PyArray_IsScalar(item, Floating)) {
+        return CM_VALUE_REAL;
+    }
+    if (PyComplex_Check(item) || PyArray_IsScalar(item, ComplexFloating)) {
+        return CM_VALUE_COMPLEX;
+    }
+    return PyUnicode_Check(item) || PyBytes_Check(item) ? CM_VALUE_TEXT
+                                                        : CM_VALUE_OTHER;
+}
+
+/* One class for all of them: of numbers the widest; OTHER where they have none in
+ * common. */
+static cm_value_class
+join_classes(cm_value_class a, cm_value_class b)
+{
+    if (a <= CM_VALUE_COMPLEX && b <= CM_VALUE_COMPLEX) {
+        return a > b ? a : b;
+    }
+    return a == b ? a : CM_VALUE_OTHER;
+}
+
+/* What the items of a list are, one by one: NumPy makes text of numbers beside text,
+ * and floats of integers that no 64 bits hold together. -1 with an exception. */
+static int
+class_of_items(PyObject *object)
+{
+    PyObject *items = read_as_number(object, NPY_OBJECT);
+    if (items == NULL) {
+        return -1;
+    }
+    PyArrayObject *array = (PyArrayObject *)items; /* fresh, or an array of objects */
+    npy_intp size = PyArray_SIZE(array);
+    PyObject *flat = PyArray_Flatten(array, NPY_CORDER);
+    Py_DECREF(items);
+    if (flat == NULL) {
+        return -1;
+    }
+    PyObject **item = PyArray_DATA((PyArrayObject *)flat);
+    cm_value_class found = size > 0 ? class_of_object(item[0]) : CM_VALUE_INTEGER;
+    for (npy_intp i = 1; i < size && found != CM_VALUE_OTHER; i++) {
+        found = join_classes(found, class_of_object(item[i]));
+    }
+    Py_DECREF(flat);
+    return (int)found;
+}
+
+/* NULL with an exception. */
+static PyObject *
+refuse_numbers(PyObject *dtype)
+{
+    if (PyErr_ExceptionMatches(PyExc_OverflowError)) {
+        PyErr_Format(PyExc_OverflowError,
+                     "an integer among the values does not fit into dtype %S; use a "
+                     "wider dtype",
+                     dtype);
+    }
+    return NULL;
+}
+
+static PyObject *
+read_integers(PyObject *object, PyObject *dtype)
+{
+    PyObject *array = read_as_number(object, NPY_INT64);
+    if (array == NULL && PyErr_ExceptionMatches(PyExc_OverflowError)) {
+        PyErr_Clear();
+        array = read_as_number(object, NPY_UINT64);
+    }
+    return array == NULL ? refuse_numbers(dtype) : array;
+}
+
+/* Numbers that NumPy by itself would not read, in a dtype that has room for them. */
+static PyObject *
+read_numbers(PyObject *object, cm_value_class found, PyObject *dtype)
+{
+    cm_value_class to = cm_numpy_value_class(dtype);
+    if (found == CM_VALUE_INTEGER && to != CM_VALUE_REAL && to != CM_VALUE_COMPLEX) {
+        return read_integers(object, dtype);
+    }
+    cm_dtype_traits traits;
+    cm_numpy_dtype_traits(dtype, &traits);
+    int number = traits.extended ? NPY_LONGDOUBLE : NPY_DOUBLE;
+    if (found == CM_VALUE_COMPLEX) {
+        number = traits.extended ? NPY_CLONGDOUBLE : NPY_CDOUBLE;
+    }
+    PyObject *array = read_as_number(object, number);
+    return array == NULL ? refuse_numbers(dtype) : array;
+}
+
+/* Dates and spans of Python, in a unit that NumPy chooses for them. */
+static PyObject *
+read_times(PyObject *object, cm_value_class to)
+{
+    return read_as_number(object, to == CM_VALUE_TIME ? NPY_DATETIME : NPY_TIMEDELTA);
+}
+
+static bool
+is_time(cm_value_class found)
+{
+    return found == CM_VALUE_TIME || found == CM_VALUE_SPAN;
+}
+
+/* May NumPy's reading of this have changed what was meant? */
+static bool
+must_look(PyObject *object, PyObject *natural, cm_value_class to)
+{
+    if (PyDataType_FLAGCHK(descr_of(natural), NPY_ITEM_REFCOUNT)) {
+        return !PyArray_Check(object);
+    }
+    cm_value_class found = cm_numpy_value_class((PyObject *)descr_of(natural));
+    return (PyList_Check(object) || PyTuple_Check(object))
+           && (found == CM_VALUE_TEXT
+               || (found == CM_VALUE_REAL && to == CM_VALUE_INTEGER));
+}
+
+/* `natural` is stolen. */
+static PyObject *
+look_again(PyObject *object, PyObject *natural, PyObject *dtype)
+{
+    cm_value_class to = cm_numpy_value_class(dtype);
+    bool holds_objects = PyDataType_FLAGCHK(descr_of(natural), NPY_ITEM_REFCOUNT);
+    if (holds_objects && is_time(to)) {
+        Py_DECREF(natural);
+        return read_times(object, to);
+    }
+    int found = class_of_items(object);
+    if (found >= 0 && found <= (int)CM_VALUE_COMPLEX) {
+        Py_DECREF(natural);
+        return read_numbers(object, (cm_value_class)found, dtype);
+    }
+    if (found < 0 || found == (int)CM_VALUE_OTHER || holds_objects) {
+        Py_CLEAR(natural);
+        if (found >= 0) {
+            (void)refuse_objects(object);
+        }
+    }
+    return natural;
+}
+
+/* An array of the dtype that the value itself has, large enough to hold it exactly. */
+static PyObject *
+read_naturally(PyObject *object, PyObject *dtype)
+{
+    cm_value_class to = cm_numpy_value_class(dtype);
+    PyObject *natural = read_as(object, NULL);
+    if (natural != NULL && must_look(object, natural, to)) {
+        natural = look_again(object, natural, dtype);
+    }
+    if (natural == NULL) {
+        return NULL;
+    }
+    PyArray_Descr *from = descr_of(natural);
+    if (PyDataType_FLAGCHK(from, NPY_ITEM_REFCOUNT)) {
+        Py_DECREF(natural);
+        (void)refuse_objects(object);
+        return NULL;
+    }
+    if (is_time(to) && cm_numpy_value_class((PyObject *)from) == CM_VALUE_TEXT) {
+        PyObject *text = natural; /* "2020-01-01" */
+        natural = read_times(text, to);
+        Py_DECREF(text);
+    }
+    return natural;
+}
+
+/* -- the whole ---------------------------------------------------------------------- */
+
+PyObject *
+cm_numpy_as_value(PyObject *object, PyObject *dtype)
+{
+    if (object == Py_None) {
+        PyErr_SetString(PyExc_TypeError, "None is no value to write");
+        return NULL;
+    }
+    if (cm_numpy_value_class(dtype) == CM_VALUE_RECORD) {
+        return cm_numpy_as_record(object, dtype);
+    }
+    PyObject *natural = read_naturally(object, dtype);
+    if (natural == NULL) {
+        return NULL;
+    }
+    bool is_empty_list = PyArray_SIZE((PyArrayObject *)natural) == 0
+                         && (PyList_Check(object) || PyTuple_Check(object));
+    PyObject *converted = is_empty_list ? cm_numpy_as_array(object, dtype)
+                                        : cm_numpy_convert_value(natural, dtype);
+    Py_DECREF(natural);
+    return converted;
 }

@@ -82,7 +82,18 @@ is_bytes_value(PyObject *object, PyObject *target_dtype)
     return traits.kind == 'S' || (traits.kind == 'V' && !traits.fields && !traits.user);
 }
 
-/* Python values become elements of the target's dtype, as in NumPy's assignment. */
+/* Dates and spans of Python, which NumPy by itself would keep as objects. */
+static bool
+is_time_value(PyObject *object, PyObject *target_dtype)
+{
+    cm_dtype_traits traits;
+    cm_numpy_dtype_traits(target_dtype, &traits);
+    return (traits.kind == 'M' || traits.kind == 'm')
+           && !PyObject_HasAttrString(object, "__array__")
+           && !PyObject_HasAttrString(object, "__array_interface__");
+}
+
+/* Python values become elements of the target's dtype, if they stay the same. */
 static int
 init_value(cm_state *state, cm_operand *operand, PyObject *object,
            PyObject *target_dtype)
@@ -98,7 +109,8 @@ init_value(cm_state *state, cm_operand *operand, PyObject *object,
     }
     bool is_value = is_python_scalar(object) || cm_numpy_is_scalar(object)
                     || PyList_Check(object) || PyTuple_Check(object)
-                    || is_bytes_value(object, target_dtype) || object == Py_None;
+                    || is_bytes_value(object, target_dtype) || object == Py_None
+                    || is_time_value(object, target_dtype);
     /* What only NumPy can read is an array: its dtype is compared and not converted. */
     PyObject *array = is_value ? cm_numpy_as_value(object, target_dtype)
                                : cm_numpy_as_array(object, NULL);

@@ -1,0 +1,191 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Values that become elements: they come back equal, or are refused."""
+
+from __future__ import annotations
+
+import datetime
+import warnings
+from decimal import Decimal
+
+import numpy as np
+import pytest
+from support import values
+
+import cumem
+
+ml_dtypes = pytest.importorskip("ml_dtypes")
+
+PAIR = [("a", "i4"), ("b", "u1")]
+NESTED = [("a", "i4"), ("b", [("x", "f2"), ("y", "S2")]), ("c", "u1", (2,))]
+
+
+def write_fill(buffer: cumem.Buffer, value: object) -> None:
+    buffer.fill(value)
+
+
+def write_setitem(buffer: cumem.Buffer, value: object) -> None:
+    buffer[...] = value
+
+
+WRITERS = [write_fill, write_setitem, cumem.copy]
+
+CHANGED = [
+    ([("a", "i4"), ("b", "u1")], [(1.7, 2), (3, 4)], TypeError),
+    (PAIR, (1, 300), OverflowError),
+    (PAIR, [(1, 2), (3,)], (ValueError, TypeError)),
+    (NESTED, (1, (1e6, b"ab"), (1, 2)), OverflowError),
+    (NESTED, (1, (1.5, b"abc"), (1, 2)), ValueError),
+    (NESTED, (1, (1.5, b"ab"), (1, 256)), OverflowError),
+    ("U2", "abcdef", ValueError),
+    ("S2", [b"abcdef", b"x"], ValueError),
+    ("S2", "é", ValueError),
+    ("S2", 12345, TypeError),
+    ("S9", 5, TypeError),
+    ("U9", ["a", 5], TypeError),
+    ("V4", b"abcde", ValueError),
+    ("M8[s]", 1.5, TypeError),
+    ("m8[s]", [1.5, 2.5], TypeError),
+    ("M8[s]", np.datetime64("2020-01-01T00:00:00.500", "ms"), ValueError),
+    ("M8[D]", "2020-01-01T12:00", ValueError),
+    ("M8[ns]", np.datetime64("3000-01-01"), ValueError),
+    ("M8[s]", np.timedelta64(5, "s"), TypeError),
+    ("m8[s]", datetime.timedelta(milliseconds=5), ValueError),
+    (ml_dtypes.int4, 100, OverflowError),
+    (ml_dtypes.int4, 1.5, TypeError),
+    (ml_dtypes.float8_e4m3fn, 1e9, OverflowError),
+    (ml_dtypes.float8_e4m3fn, np.inf, OverflowError),
+    (ml_dtypes.float4_e2m1fn, 100.0, OverflowError),
+    (ml_dtypes.float4_e2m1fn, np.nan, OverflowError),
+    (ml_dtypes.bfloat16, "1", TypeError),
+    ("i4", ml_dtypes.bfloat16(1.5), TypeError),
+    ("f2", 100000, OverflowError),
+    ("f2", 2**70, OverflowError),
+    ("f4", 1e300, OverflowError),
+    ("f4", [1.0, -1e300], OverflowError),
+    ("f8", 10**400, OverflowError),
+    ("f8", [None, 1.0], TypeError),
+    ("f8", Decimal(1), TypeError),
+    ("c8", 1e300j, OverflowError),
+    ("f8", 1j, TypeError),
+    ("i8", 2**70, OverflowError),
+    ("u8", 2**64, OverflowError),
+    ("u8", [-1, 2**63], OverflowError),
+    ("i8", np.uint64(2**63), OverflowError),
+    ("u8", [1.5, 2**63], TypeError),
+    ("i4", ["1", 2], TypeError),
+    ("?", 2, OverflowError),
+]
+
+KEPT = [
+    (PAIR, [(1, 2), (3, 4)], [(1, 2), (3, 4)]),
+    (NESTED, (1, (1.5, "ab"), (2, 3)), [(1, (1.5, b"ab"), [2, 3])] * 2),
+    ("S8", ["abc", b"x"], [b"abc", b"x"]),
+    ("U3", "abc", ["abc"] * 2),
+    ("V4", b"ab", [b"ab\0\0"] * 2),
+    ("M8[D]", "2020-01-01T00:00", [datetime.date(2020, 1, 1)] * 2),
+    ("M8[s]", datetime.datetime(2020, 1, 1), [datetime.datetime(2020, 1, 1)] * 2),
+    ("m8[s]", 60, [datetime.timedelta(minutes=1)] * 2),
+    ("m8[ms]", np.timedelta64(2, "s"), [datetime.timedelta(seconds=2)] * 2),
+    ("M8[s]", "NaT", [None] * 2),
+    ("f4", 0.1, [float(np.float32(0.1))] * 2),
+    ("f2", 65519.0, [65504.0] * 2),
+    ("f4", [1e-300, np.inf], [0.0, np.inf]),
+    ("f4", 2**24 + 1, [float(2**24)] * 2),
+    ("f8", 2**70, [float(2**70)] * 2),
+    ("c16", [2**70, 1j], [complex(2**70), 1j]),
+    ("f4", ml_dtypes.bfloat16(1.5), [1.5] * 2),
+    (ml_dtypes.bfloat16, 0.1, [float(ml_dtypes.bfloat16(0.1))] * 2),
+    (ml_dtypes.float4_e2m1fn, 2.4, [2.0] * 2),
+    (ml_dtypes.int4, [-8, 7], [-8, 7]),
+    ("u8", [2**63, 1], [2**63, 1]),
+    ("u8", 2**63, [2**63] * 2),
+    (">i4", [1, 2], [1, 2]),
+    ("?", [0, 1], [False, True]),
+]
+
+
+@pytest.mark.parametrize("write", WRITERS)
+@pytest.mark.parametrize(("dtype", "value", "error"), CHANGED, ids=repr)
+def test_value_that_would_change_is_refused_and_nothing_written(
+    runtime, write, dtype, value, error
+) -> None:
+    buffer = cumem.zeros(2, dtype, "pinned")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with pytest.raises(error):
+            write(buffer, value)
+    assert buffer.numpy().tobytes() == bytes(buffer.nbytes)
+
+
+@pytest.mark.parametrize("write", WRITERS)
+@pytest.mark.parametrize(("dtype", "value", "expected"), KEPT, ids=repr)
+def test_value_that_keeps_its_meaning_is_converted(
+    runtime, write, dtype, value, expected
+) -> None:
+    buffer = cumem.zeros(2, dtype, "pinned")
+    write(buffer, value)
+    array = buffer.numpy()
+    found = [bytes(item) for item in array] if dtype == "V4" else array.tolist()
+    if dtype == NESTED:
+        found = [(a, b, list(c)) for a, b, c in found]
+    assert found == expected
+
+
+def test_nan_stays_nan(runtime) -> None:
+    for dtype in ("f2", "f4", "c8", ml_dtypes.bfloat16, ml_dtypes.float8_e4m3fn):
+        made = cumem.full(2, [float("nan"), 1.0], dtype, "pinned").numpy()
+        assert np.isnan(made.astype("c16")).tolist() == [True, False]
+
+
+ARRAYS = [
+    (PAIR, np.array((1.7, 300), [("a", "f8"), ("b", "i4")]), TypeError),
+    (PAIR, np.array((1, 300), [("a", "i8"), ("b", "i4")]), OverflowError),
+    (PAIR, np.array((1,), [("a", "i4")]), TypeError),
+    ([("a", "i4")], np.array([1.5, 2.5]), TypeError),
+    ("S2", np.array(b"abcdef"), ValueError),
+    ("M8[s]", np.array([1.5, 2.5]), TypeError),
+    ("M8[s]", np.array(["2020-01-01T00:00:00.500"] * 2, "M8[ms]"), ValueError),
+    ("i1", np.array([[1, 300]])[:, ::-1], OverflowError),
+    (ml_dtypes.bfloat16, np.array([1.0, 3e39]), OverflowError),
+    (ml_dtypes.int4, np.array([1, 9], "i1"), OverflowError),
+]
+
+
+@pytest.mark.parametrize("kind", ["pinned", "device"])
+@pytest.mark.parametrize(("dtype", "value", "error"), ARRAYS, ids=repr)
+def test_array_as_a_value_is_held_to_the_same(
+    runtime, kind, dtype, value, error
+) -> None:
+    buffer = cumem.zeros(2, dtype, "pinned")
+    for given in (value, cumem.array(value, kind=kind)):
+        with pytest.raises(error):
+            buffer.fill(given)
+        with pytest.raises(error):
+            cumem.full(2, given, dtype, kind)
+    assert buffer.numpy().tobytes() == bytes(buffer.nbytes)
+
+
+def test_records_go_into_each_other_by_position(runtime) -> None:
+    value = np.array([(1, 2), (3, 4)], [("x", "i8"), ("y", "i2")])
+    assert cumem.full(2, value, PAIR, "pinned").numpy().tolist() == [(1, 2), (3, 4)]
+    empty = cumem.zeros((0, 2), PAIR)
+    empty.fill(value)
+    assert values.get(empty).shape == (0, 2)
+
+
+def test_error_names_the_value_and_both_dtypes(runtime) -> None:
+    with pytest.raises(
+        OverflowError, match="value 300 of dtype int64 does not fit into dtype uint8;"
+    ):
+        cumem.full(2, [1, 300], "u1")
+    with pytest.raises(
+        ValueError, match=r"value abc of dtype <U3 .* dtype <U2; .*first"
+    ):
+        cumem.full(2, "abc", "U2")
+
+
+def test_empty_list_fits_every_dtype(runtime) -> None:
+    for dtype in ("u1", "f4", "S3", "M8[s]", PAIR, ml_dtypes.int4):
+        buffer = cumem.zeros(0, dtype)
+        cumem.copy(buffer, [])
+        buffer.fill([])
