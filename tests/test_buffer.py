@@ -355,3 +355,13 @@ def test_int_and_float_read_the_element_and_not_its_digits(runtime) -> None:
         int(buffer)
     with pytest.raises(TypeError, match="device"):
         float(cumem.zeros((), "f4"))
+
+
+def test_complex_reads_the_element(runtime) -> None:
+    buffer = cumem.array(np.array([1 + 2j, 3j]), kind="pinned")
+    assert complex(buffer[0]) == 1 + 2j
+    assert complex(cumem.full((), 1.5, "f4", "pinned")) == 1.5
+    with pytest.raises(TypeError):
+        complex(buffer)
+    with pytest.raises(TypeError, match="device"):
+        complex(cumem.zeros((), "c8"))

@@ -13,6 +13,7 @@ PyObject *cm_buffer_dunder_copy(PyObject *self, PyObject *unused);
 PyObject *cm_buffer_reversed(PyObject *self, PyObject *unused);
 PyObject *cm_buffer_free(PyObject *self, PyObject *unused);
 PyObject *cm_buffer_enter(PyObject *self, PyObject *unused);
+PyObject *cm_buffer_complex(PyObject *self, PyObject *unused);
 /* METH_O */
 PyObject *cm_buffer_deepcopy(PyObject *self, PyObject *memo);
 PyObject *cm_buffer_record_stream(PyObject *self, PyObject *stream);
@@ -47,6 +48,7 @@ extern const char cm_buffer_exit_doc[];
 extern const char cm_buffer_record_stream_doc[];
 extern const char cm_buffer_reduce_ex_doc[];
 extern const char cm_buffer_array_doc[];
+extern const char cm_buffer_complex_doc[];
 extern const char cm_buffer_fill_doc[];
 extern const char cm_buffer_prefetch_doc[];
 extern const char cm_buffer_prefetch_location_doc[];

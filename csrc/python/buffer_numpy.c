@@ -230,3 +230,31 @@ cm_buffer_float(PyObject *object)
 {
     return as_number(object, PyNumber_Float);
 }
+
+const char cm_buffer_complex_doc[] =
+    "__complex__($self, /)\n"
+    "--\n"
+    "\n"
+    "The only element, for ``complex(buf)``.\n"
+    "\n"
+    "Raises\n"
+    "------\n"
+    "TypeError\n"
+    "    There is not one element, it is no number, or the memory is a device's.\n"
+    "\n"
+    "Notes\n"
+    "-----\n"
+    "Blocks: until unfinished transfers into the memory are done.\n"
+    "Ordered after: those transfers.\n";
+
+static PyObject *
+to_complex(PyObject *array)
+{
+    return PyObject_CallFunctionObjArgs((PyObject *)&PyComplex_Type, array, NULL);
+}
+
+PyObject *
+cm_buffer_complex(PyObject *object, PyObject *unused CM_UNUSED)
+{
+    return as_number(object, to_complex);
+}

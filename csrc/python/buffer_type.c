@@ -111,6 +111,7 @@ static PyMethodDef buffer_methods[] = {
     {"__dlpack_device__", cm_buffer_dlpack_device, METH_NOARGS, dlpack_device_doc},
     /* of device memory too, where it says no: without it NumPy makes an object array */
     {"__array__", AS_METHOD(cm_buffer_array), WITH_KEYWORDS, cm_buffer_array_doc},
+    {"__complex__", cm_buffer_complex, METH_NOARGS, cm_buffer_complex_doc},
     {"__reduce_ex__", cm_buffer_reduce_ex, METH_O, cm_buffer_reduce_ex_doc},
     {NULL, NULL, 0, NULL},
 };
