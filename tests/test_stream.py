@@ -73,6 +73,12 @@ def test_priority_in_range_is_accepted_and_out_of_range_refused(runtime) -> None
         cumem.Stream(priority=1)
     with pytest.raises(ValueError, match="priority must be from"):
         cumem.Stream(priority=-1000)
+    with pytest.raises(ValueError, match=r"priority must be from .* not 1099511627776"):
+        cumem.Stream(priority=1 << 40)
+    with pytest.raises(ValueError, match="priority"):
+        cumem.Stream(priority=1 << 80)
+    with pytest.raises(TypeError, match="priority must be an int, not str"):
+        cumem.Stream(priority="a")
 
 
 @pytest.mark.parametrize(

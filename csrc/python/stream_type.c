@@ -42,7 +42,7 @@ read_priorities(cm_runtime *rt, int device, int *least, int *greatest)
 }
 
 static int
-check_priority(cm_state *state, cm_runtime *rt, int device, int priority)
+check_priority(cm_state *state, cm_runtime *rt, int device, int64_t priority)
 {
     int least = 0;
     int greatest = 0;
@@ -54,15 +54,15 @@ check_priority(cm_state *state, cm_runtime *rt, int device, int priority)
         return cm_py_raise_int(state, status, "making a stream");
     }
     if (priority > least || priority < greatest) {
-        PyErr_Format(PyExc_ValueError, "priority must be from %d to %d, not %d",
-                     greatest, least, priority);
+        PyErr_Format(PyExc_ValueError, "priority must be from %d to %d, not %lld",
+                     greatest, least, (long long)priority);
         return -1;
     }
     return 0;
 }
 
 static PyObject *
-make(cm_state *state, cm_runtime *rt, int device, int priority, bool non_blocking)
+make(cm_state *state, cm_runtime *rt, int device, int64_t priority, bool non_blocking)
 {
     if (priority != 0 && check_priority(state, rt, device, priority) < 0) {
         return NULL;
@@ -71,7 +71,7 @@ make(cm_state *state, cm_runtime *rt, int device, int priority, bool non_blockin
     cm_status status;
     Py_BEGIN_ALLOW_THREADS
     status = cm_stream_create(rt, device, non_blocking ? CM_STREAM_NON_BLOCKING : 0,
-                              priority, &stream);
+                              (int)priority, &stream);
     Py_END_ALLOW_THREADS
     if (!cm_is_ok(status)) {
         return cm_py_raise(state, status, "making a stream");
@@ -88,12 +88,16 @@ stream_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     static char *keywords[] = {"device", "priority", "non_blocking", NULL};
     PyObject *device_object = Py_None;
     PyObject *non_blocking_object = Py_True;
-    int priority = 0;
+    PyObject *priority_object = NULL;
+    int64_t priority = 0;
     bool non_blocking;
     int device;
     cm_state *state = cm_state_of_module(PyType_GetModule(type));
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|$OiO:Stream", keywords,
-                                     &device_object, &priority, &non_blocking_object)
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|$OOO:Stream", keywords,
+                                     &device_object, &priority_object,
+                                     &non_blocking_object)
+        || (priority_object != NULL
+            && cm_arg_int64(priority_object, "priority", &priority) < 0)
         || cm_arg_bool(non_blocking_object, "non_blocking", &non_blocking) < 0
         || cm_arg_device(state, device_object, "device", &device) < 0) {
         return NULL;
