@@ -150,12 +150,17 @@ def _check(options: Options) -> None:
     if not 0 <= options.device < count:
         there = "there is 1" if count == 1 else f"there are {count}"
         raise UsageError(f"there is no device {options.device}; {there}")
+    if options.json == "-":
+        raise UsageError("--json -: the tables are on standard output; name a file")
     if options.plot is not None:
         if Path(options.plot).suffix.lower() not in PLOT_FORMATS:
             endings = ", ".join(PLOT_FORMATS)
             raise UsageError(f"{options.plot}: a picture's name ends in {endings}")
         if importlib.util.find_spec("matplotlib") is None:
             raise UsageError("--plot needs matplotlib: pip install 'cumem[plot]'")
+    if options.json is not None and options.plot is not None:
+        if Path(options.json).resolve() == Path(options.plot).resolve():
+            raise UsageError(f"{options.plot}: --json and --plot name the same file")
     for path in (options.json, options.plot):
         if path is not None:
             _check_writable(path)

@@ -18,7 +18,7 @@ PLOT_FORMATS: Final = (".png", ".svg", ".pdf")
 DIRECTIONS: Final = {"h2d": "host → device", "d2h": "device → host"}
 _LABEL = 9  # columns of the first field
 _CELL = 18
-_SAME = 1.05  # two rates closer than this are called equal
+_SAME = 1.05  # two rates closer than this are called equal, or than their spreads
 # Curves that lie on each other must all be seen: each has its own width, dashes and
 # hollow or full marks, and those named later are drawn above, with more gaps.
 _STYLES: Final[dict[str, dict[str, Any]]] = {
@@ -130,9 +130,9 @@ class Report:
         ]
         if not usable:
             return "nothing could be measured"
-        top = max(result.gbps for result in usable)
-        best = next(result for result in usable if result.gbps * _SAME >= top)
+        top = max(usable, key=lambda result: result.gbps)
         plain = self.find("copy", what, "pageable", nbytes)
+        best = _simplest(usable, top, plain)
         slow = [
             result.kind
             for result in found
@@ -142,7 +142,12 @@ class Report:
         if plain is None:
             return f"use {best.kind}{note}"
         if best.kind == "pageable":
-            return "use pageable: nothing else is faster by 5 %" + note
+            if top.gbps <= best.gbps * _SAME:
+                return "use pageable: nothing else is faster by 5 %" + note
+            return (
+                f"no clear difference: {top.kind} is {_faster(top, best)}; use pageable"
+                + note
+            )
         times = f"{plain.seconds / best.seconds:.1f} times as fast as pageable"
         return f"use {best.kind}: {times}{self._payback(best, plain)}{note}"
 
@@ -151,7 +156,12 @@ class Report:
         if what != "d2h":
             return True
         mine, plain = (self._host("read", name) for name in (kind, "pageable"))
-        return mine is None or plain is None or mine.gbps * 2 >= plain.gbps
+        return (
+            mine is None
+            or plain is None
+            or mine.gbps * 2 >= plain.gbps
+            or not _is_clear(plain, mine)
+        )
 
     def _host(self, what: str, kind: str) -> Result | None:
         sizes = self.sizes("host")
@@ -191,6 +201,12 @@ class Report:
             return (
                 f"no gain ({gain:.2f} times one after the other): one stream is enough"
             )
+        noise = both.spread + max(part.spread for part in parts if part is not None)
+        if gain - 1 <= noise:
+            return (
+                f"no clear difference: {100 * (gain - 1):.0f} % faster, spreads are "
+                f"{100 * noise:.0f} %; one stream is enough"
+            )
         return f"use two streams: {gain:.2f} times one direction after the other"
 
     def advise_allocate(self, kind: str, nbytes: int) -> str:
@@ -202,6 +218,8 @@ class Report:
         gain = first.seconds / again.seconds
         if gain < 2:
             return "allocate when needed: a second time costs about the same"
+        if not _is_clear(again, first):
+            return f"no clear difference: a second time is {_faster(again, first)}"
         return f"allocate once and reuse: a second time is {gain:,.0f} times cheaper"
 
     def advise_host(self, kind: str) -> str:
@@ -211,6 +229,8 @@ class Report:
             mine, plain = self._host(what, kind), self._host(what, "pageable")
             if mine is None or plain is None:
                 return "nothing could be measured"
+            if mine.gbps * 2 < plain.gbps and not _is_clear(plain, mine):
+                return f"no clear difference: ordinary memory is {_faster(plain, mine)}"
             if mine.gbps * 2 < plain.gbps:
                 slow.append(f"{doing} is {plain.gbps / mine.gbps:.0f} times slower")
         if slow:
@@ -438,6 +458,28 @@ def save_plot(report: Report, path: str, title: str, warning: str | None) -> Non
             rotation=20,
         )
     figure.savefig(path, dpi=120)
+
+
+def _is_clear(fast: Result, slow: Result) -> bool:
+    """Whether one is faster by 5 % and by more than both spreads together."""
+    gain = slow.seconds / fast.seconds
+    return gain > _SAME and gain - 1 > fast.spread + slow.spread
+
+
+def _faster(fast: Result, slow: Result) -> str:
+    gain = 100 * (slow.seconds / fast.seconds - 1)
+    return f"{gain:.0f} % faster, spreads are {100 * (fast.spread + slow.spread):.0f} %"
+
+
+def _simplest(usable: list[Result], top: Result, plain: Result | None) -> Result:
+    """Choose the first that the fastest does not clearly beat.
+
+    Beside ordinary memory that it does beat, that one must clearly beat it too.
+    """
+    equal = [result for result in usable if not _is_clear(top, result)]
+    if plain is None or plain in equal:
+        return equal[0]
+    return next(result for result in equal if result is top or _is_clear(result, plain))
 
 
 def _line(label: str, cells: Sequence[str]) -> str:

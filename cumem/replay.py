@@ -471,6 +471,8 @@ def prepare(options: Options) -> Trace:
         raise ValueError(f"--compare {unknown[0]}: none of {', '.join(PEERS)}")
     if options.rounds < 1:
         raise ValueError("--rounds is at least 1")
+    if options.json == "-":
+        raise ValueError("--json -: the tables are on standard output; name a file")
     if options.json is not None and not Path(options.json).absolute().parent.is_dir():
         raise ValueError(f"{options.json}: there is no such folder")
     return trace

@@ -30,10 +30,16 @@ TINY = Plan(
 
 
 def copied(
-    kind: str, gbps: float, nbytes: int = MIB, what: str = "h2d", verified: bool = True
+    kind: str,
+    gbps: float,
+    nbytes: int = MIB,
+    what: str = "h2d",
+    verified: bool = True,
+    spread: float = 0.0,
 ) -> Result:
     seconds = nbytes / gbps / 1e9
-    return Result("copy", what, kind, nbytes, seconds, seconds, seconds, 5, verified)
+    low, high = seconds * (1 - spread), seconds * (1 + spread)
+    return Result("copy", what, kind, nbytes, seconds, low, high, 5, verified)
 
 
 def allocated(kind: str, what: str, seconds: float, nbytes: int = MIB) -> Result:
@@ -191,6 +197,52 @@ def test_advice_among_equals_is_the_simplest() -> None:
         [copied("pageable", 50), copied("pinned", 52), copied("managed", 51)]
     )
     assert report.advise_copy("h2d", MIB).startswith("use pageable: nothing else")
+
+
+def test_advice_sees_no_difference_within_the_spreads() -> None:
+    noisy = [
+        copied("pageable", 10, spread=0.15),
+        copied("pinned", 12, spread=0.1),
+        copied("mapped", 11, spread=0.02),
+    ]
+    assert Report(noisy).advise_copy("h2d", MIB) == (
+        "no clear difference: pinned is 20 % faster, spreads are 25 %; use pageable"
+    )
+    clear = [copied("pageable", 10, spread=0.05), copied("pinned", 12, spread=0.1)]
+    assert Report(clear).advise_copy("h2d", MIB).startswith("use pinned: 1.2 times")
+
+
+def test_advice_names_only_what_is_clearly_faster_than_pageable() -> None:
+    report = Report(
+        [
+            copied("pageable", 10, spread=0.01),
+            copied("pinned", 12, spread=0.3),
+            copied("mapped", 14, spread=0.01),
+        ]
+    )
+    assert report.advise_copy("h2d", MIB).startswith("use mapped: 1.4 times")
+
+
+def test_advice_on_two_streams_and_on_the_pool_heeds_the_spreads() -> None:
+    results = [copied("pinned", 50), copied("pinned", 50, what="d2h", spread=0.3)]
+    seconds = results[0].seconds * 2 / 1.2
+    results.append(
+        Result("both", "both", "pinned", MIB, seconds, *[seconds] * 2, 5, True)
+    )
+    assert Report(results).advise_both("pinned", MIB).startswith("no clear difference")
+    first = Result("allocate", "first", "pinned", MIB, 3.0, 0.5, 5.5, 5, True)
+    again = Result("allocate", "again", "pinned", MIB, 1.0, 0.0, 3.0, 5, True)
+    report = Report([first, again])
+    assert report.advise_allocate("pinned", MIB).startswith("no clear difference")
+
+
+def test_advice_on_the_host_heeds_the_spreads() -> None:
+    slow = Result("host", "read", "mapped", MIB, 3e-4, 0.0, 9e-4, 5, True)
+    fast = Result("host", "read", "pageable", MIB, 1e-4, 0.0, 2e-4, 5, True)
+    both = [accessed("mapped", "write", 10), accessed("pageable", "write", 10)]
+    report = Report([slow, fast, *both])
+    assert report.advise_host("mapped").startswith("no clear difference")
+    assert not report.advise_copy("d2h", MIB).startswith("use")
 
 
 def test_advice_follows_the_figures_also_where_they_are_odd() -> None:
@@ -384,6 +436,21 @@ def test_curves_that_lie_on_each_other_are_told_apart() -> None:
     after = list(KINDS)[list(KINDS).index("pinned") + 1 :]
     assert all("linestyle" in _STYLES[kind] for kind in after)
     assert _LINE["markerfacecolor"] == "none"
+
+
+@pytest.mark.usefixtures("emulated")
+def test_one_file_for_two_things_and_a_dash_are_refused(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    path = tmp_path / "same.png"
+    other = tmp_path / "." / "same.png"
+    link = tmp_path / "link.png"
+    link.symlink_to(path)
+    for name in (path, other, link):
+        with pytest.raises(bench.UsageError, match="same file"):
+            bench.main(bench.Options(json=str(path), plot=str(name)))
+    with pytest.raises(bench.UsageError, match="name a file"):
+        bench.main(bench.Options(json="-"))
+    assert [found.name for found in tmp_path.iterdir()] == ["link.png"]
 
 
 @pytest.mark.usefixtures("emulated")
