@@ -242,6 +242,19 @@ def test_strides_between_elements_are_refused(runtime) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("version", [{}, NEWEST])
+def test_negative_strides_round_trip_through_numpy(runtime, kind, version) -> None:
+    expected = np.arange(12, dtype="i4").reshape(3, 4)
+    buffer = cumem.array(expected, kind=kind)[::-1, ::-2]
+    array = consume(buffer.__dlpack__(dl_device=(CPU, 0), **version))
+    assert (array == expected[::-1, ::-2]).all()
+    tensor = buffer.__dlpack__(**NEWEST)
+    back = cumem.asbuffer(tensor)
+    assert back.strides == buffer.strides == (-16, -8)
+    assert (values.get(back) == expected[::-1, ::-2]).all()
+
+
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("shape", [0, (3, 0), (0, 3, 2)])
 def test_empty_buffer_has_no_data(runtime, kind, shape) -> None:
     buffer = cumem.empty(shape, "f4", kind)
