@@ -30,9 +30,8 @@ typedef struct memory {
 CM_UNUSED static void
 open_world(world *w)
 {
-    cm_pool_config config = {.kind = CM_KIND_PINNED,
-                             .flags = CM_HOST_ALLOC_PORTABLE,
-                             .numa_node = -1};
+    cm_pool_config config = {
+        .kind = CM_KIND_PINNED, .flags = CM_HOST_ALLOC_PORTABLE, .numa_node = -1};
     w->rt = open_emulated(13000, WORLD_DEVICES, UINT64_C(256) << 20);
     MUST(cm_registry_create(w->rt, &w->registry));
     MUST(cm_engine_create(w->rt, w->registry, &w->engine));
