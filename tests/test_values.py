@@ -47,7 +47,7 @@ CHANGED = [
     ("m8[s]", [1.5, 2.5], TypeError),
     ("M8[s]", np.datetime64("2020-01-01T00:00:00.500", "ms"), ValueError),
     ("M8[D]", "2020-01-01T12:00", ValueError),
-    ("M8[ns]", np.datetime64("3000-01-01"), ValueError),
+    ("M8[ns]", np.datetime64("3000-01-01"), (ValueError, OverflowError)),
     ("M8[s]", np.timedelta64(5, "s"), TypeError),
     ("m8[s]", datetime.timedelta(milliseconds=5), ValueError),
     (ml_dtypes.int4, 100, OverflowError),
