@@ -4,9 +4,10 @@
 # driver, Python, NumPy, pytest and hypothesis, and what else it has is used. Run `make gpu`
 # where packages can be had, bring .gpu/ along, then
 #
-#     benchmarks/gpu_run.sh [tests | bench | ceilings | interop | sanitizer | all]...
+#     benchmarks/gpu_run.sh [tests | bench | ceilings | interop | sanitizer | stress | pools | all]...
 #
-# Results go to ${OUT:-/tmp}. Arguments of pytest can be given in PYTEST_ARGS.
+# Results go to ${OUT:-/tmp}. Arguments of pytest can be given in PYTEST_ARGS, the folder of
+# the allocation traces that pools replays in TRACES.
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit 1
 OUT=${OUT:-/tmp}
@@ -70,18 +71,28 @@ run_sanitizer() {
     grep -q "LEAK SUMMARY: 4096 bytes leaked in 1 alloc" "$OUT/sanitizer-planted.log"
 }
 
+run_stress() {
+    "$PYTHON" tests/isolated/stress_pools.py --seconds "${STRESS_SECONDS:-60}" \
+        --json "$OUT/stress.json"
+}
+
+run_pools() {
+    "$PYTHON" benchmarks/pools.py --json "$OUT/pools.json" --commit "$CUMEM_COMMIT" \
+        ${TRACES:+--traces "$TRACES"}
+}
+
 install || {
     echo "GPU RUN FAILED: the wheel in .gpu/ could not be installed"
     exit 1
 }
 steps=("${@:-all}")
 if [[ ${steps[*]} == all ]]; then
-    steps=(ceilings bench tests interop sanitizer)
+    steps=(ceilings bench tests interop sanitizer stress)
 fi
 for name in "${steps[@]}"; do
     printf '\n======== %s\n' "$name"
     case $name in
-        tests | bench | ceilings | interop | sanitizer)
+        tests | bench | ceilings | interop | sanitizer | stress | pools)
             start=$SECONDS
             "run_$name" || failed+=("$name")
             echo "-- $name took $((SECONDS - start)) s"
