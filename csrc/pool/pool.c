@@ -122,18 +122,28 @@ abandon_flights(cm_pool *pool)
     pool->counters.in_flight_nbytes = 0;
 }
 
+/* What is not given back now never will be: a failure is met by a second try. */
+static bool
+enter_at_last(const cm_pool *pool, cm_scope *scope)
+{
+    cm_status status = cm_scope_enter(pool->rt, pool->config.device, scope);
+    if (!cm_is_ok(status)) {
+        status = cm_scope_enter(pool->rt, pool->config.device, scope);
+    }
+    return cm_is_ok(status);
+}
+
 void
 cm_pool_destroy(cm_pool *pool)
 {
     cm_status waited = cm_pool_poll(pool, CM_POLL_WAIT, false);
     if (!cm_is_ok(waited)) { /* giving back does not wait for all kinds: try again */
-        waited = cm_pool_poll(pool, CM_POLL_WAIT, false);
+        cm_status again = cm_pool_poll(pool, CM_POLL_WAIT, false);
+        (void)again; /* nobody is left to tell */
     }
     cm_pool_drop_marks(pool, true);
     cm_scope scope;
-    if (pool->source != NULL
-        && (cm_is_ok(cm_scope_enter(pool->rt, pool->config.device, &scope))
-            || cm_is_ok(cm_scope_enter(pool->rt, pool->config.device, &scope)))) {
+    if (pool->source != NULL && enter_at_last(pool, &scope)) {
         abandon_flights(pool);
         for (int attempt = 0; attempt < 2 && pool->heap.free_nbytes > 0; attempt++) {
             uint64_t released_nbytes = 0;

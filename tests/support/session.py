@@ -9,6 +9,7 @@ import gc
 import os
 import signal
 import threading
+import time
 from collections.abc import Iterator
 
 from cumem import _core
@@ -51,6 +52,11 @@ def leftovers() -> dict[str, int]:
             _core.Device(index).synchronize()
     while testing.pending_transfers():  # the watcher and the workers finish them
         testing.poll()
+    # what a finished transfer kept is dropped by its thread a moment later
+    patience = time.monotonic() + 2
+    while testing.live_storages() and time.monotonic() < patience:
+        testing.poll()
+        time.sleep(0.001)
     found = {
         "storages": testing.live_storages(),
         "registrations": testing.registrations(),
