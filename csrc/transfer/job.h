@@ -37,40 +37,40 @@ typedef struct cm_job {
     cm_plan plan;
     bool blocking; /* the thread that runs it waits for the end */
     bool overlaps;
-    bool capturing; /* request_stream is: queue and return, look at nothing */
-    bool submitted; /* the ticket has the rest */
-    bool detached;  /* all is queued and nobody asks for the end */
-    bool draining;  /* all is queued; what is left is to unpack on the host */
-    bool is_fill;   /* nobody asks when it is done, unless blocking */
+    bool capturing;  /* request_stream is: queue and return, look at nothing */
+    bool submitted;  /* the ticket has the rest */
+    bool detached;   /* all is queued and nobody asks for the end */
+    bool draining;   /* all is queued; what is left is to unpack on the host */
+    bool is_fill;    /* nobody asks when it is done, unless blocking */
+    bool may_park;   /* a worker runs it, which others need: nothing waits for long */
+    bool is_parked;  /* ... and what it waits for is parked_ticket or parked_event */
+    bool has_queued; /* the stream may be working for us */
+    bool lost_track; /* waiting for it failed: nobody knows what still runs */
+    bool is_cut;     /* staged: repeats and cut are set, and plan.layout is cut */
     unsigned char pattern[4];
     uint32_t pattern_nbytes;
     cm_job_step step;
-    bool may_park;  /* a worker runs it, which others need: nothing waits for long */
-    bool is_parked; /* ... and what it waits for is one of the next */
+    int parked_device;
+    uint32_t after_count;
+    uint32_t after_ticket_count;
+    uint32_t next_stage;
     cm_ticket *parked_ticket; /* borrowed from after_tickets; NULL: parked_event */
     uint64_t parked_event;
-    int parked_device;
     bool (*interrupted)(void *argument);
     void *interrupted_argument;
     cm_stream *request_stream; /* held; NULL in the background */
     cm_stream *stream;         /* held: works on it, request_stream or `lent` */
     cm_stream *lent;           /* ours until given back or passed to the ticket */
     cm_stream *gather_stream;  /* lent; PEER */
-    bool has_queued;           /* the stream may be working for us */
-    bool lost_track;           /* waiting for it failed: nobody knows what still runs */
     uint64_t start_event;      /* lent, of stream->device */
     uint64_t wait_event;       /* the same; while cm_job_wait_stream() is at it */
     cm_after *afters;          /* owned array; events lent */
-    uint32_t after_count;
     cm_ticket **after_tickets; /* owned array, held */
-    uint32_t after_ticket_count;
     void *host_temporary;   /* owned: the source of an overlapping copy, read whole */
     cm_block *temporary;    /* the same on the device */
     cm_block *device_block; /* packed bytes of one piece */
-    bool is_cut;            /* staged: the next two are set, and plan.layout is cut */
     cm_layout repeats;
     cm_cut cut;
-    uint32_t next_stage;
     cm_stage stages[CM_STAGE_COUNT];
 } cm_job;
 
