@@ -8,6 +8,10 @@
 #define CM_PRINTF(format_index, first_index)                                           \
     __attribute__((format(printf, format_index, first_index)))
 #define CM_UNUSED __attribute__((unused))
+/* Keeps what is rare out of its caller's registers and stack frame. */
+#define CM_COLD __attribute__((cold, noinline))
+/* Inlined whatever it costs: one copy for each constant that is passed. */
+#define CM_INLINE inline __attribute__((always_inline))
 #define CM_LIKELY(x) __builtin_expect(!!(x), 1)
 #define CM_UNLIKELY(x) __builtin_expect(!!(x), 0)
 

@@ -43,6 +43,7 @@ init(cm_pool *pool, cm_runtime *rt, const cm_pool_config *config)
     }
     bool is_host = config->kind == CM_KIND_PINNED || config->kind == CM_KIND_MAPPED;
     cm_fast_lock_init(&pool->lock);
+    cm_fast_lock_allow_leaning(&pool->lock);
     atomic_init(&pool->holds, 1);
     atomic_init(&pool->lost_count, 0);
     pool->rt = rt;
@@ -95,8 +96,16 @@ cm_pool_release(cm_pool *pool)
     if (cm_runtime_is_forked(pool->rt)) {
         return; /* the lock may be held for ever there */
     }
+    uint64_t holds = atomic_load_explicit(&pool->holds, memory_order_relaxed);
+    while (holds > 1) { /* others remain: nothing ends, and the lock keeps its lean */
+        if (atomic_compare_exchange_weak_explicit(&pool->holds, &holds, holds - 1,
+                                                  memory_order_release,
+                                                  memory_order_relaxed)) {
+            return;
+        }
+    }
     cm_fast_lock_take(&pool->lock);
-    (void)atomic_fetch_sub_explicit(&pool->holds, 1, memory_order_relaxed);
+    (void)atomic_fetch_sub_explicit(&pool->holds, 1, memory_order_acq_rel);
     bool unused = cm_pool_is_unused_locked(pool);
     cm_fast_lock_give(&pool->lock);
     if (unused) {

@@ -94,6 +94,10 @@ void cm_pool_release(cm_pool *pool);
  * runtime call; NULL: ask cm_pool_alloc. */
 cm_block *cm_pool_try_alloc(cm_pool *pool, uint64_t nbytes, const cm_stream *stream);
 
+/* The same by callers who keep each other out, by a lock of their own that they hold
+ * meanwhile (as Python's threads do): cheaper while nobody else uses the pool. */
+cm_block *cm_pool_quick_alloc(cm_pool *pool, uint64_t nbytes, const cm_stream *stream);
+
 /* Hand out at least `nbytes` (> 0) bytes, usable on `stream` (NULL: any) from now on.
  * Owns:   the caller owns *out until cm_pool_free.
  * Blocks: may wait in the runtime on a miss, without the lock.
@@ -121,6 +125,11 @@ void cm_pool_free(cm_pool *pool, cm_block *block, cm_stream *const *uses,
 /* True when cm_pool_free() of such a block makes no runtime call. */
 bool cm_pool_free_is_quick(const cm_pool *pool, cm_stream *const *uses,
                            uint32_t use_count, unsigned flags);
+
+/* By callers as those of cm_pool_quick_alloc(): a cm_pool_free() without flags, if it
+ * makes no runtime call; else false, and nothing is done. */
+bool cm_pool_quick_free(cm_pool *pool, cm_block *block, cm_stream *const *uses,
+                        uint32_t use_count);
 
 /* Return cached memory to the runtime until at most `keep_nbytes` stay cached, after
  * looking at what is in flight; with `wait` wait for all of it first. Whole chunks

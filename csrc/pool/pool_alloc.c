@@ -42,18 +42,13 @@ find_mark_locked(const cm_pool *pool, const cm_stream *stream)
                                                : 0;
 }
 
-cm_block *
-cm_pool_try_alloc(cm_pool *pool, uint64_t nbytes, const cm_stream *stream)
+/* NULL: there is none, or a trim is due first. */
+static inline cm_block *
+take_locked(cm_pool *pool, uint64_t nbytes, uint64_t size, const cm_stream *stream)
 {
-    uint64_t size = 0;
-    if (cm_runtime_is_forked(pool->rt) || !round_size(pool, nbytes, &size)) {
-        return NULL;
-    }
-    cm_fast_lock_take(&pool->lock);
     if (pool->config.idle_trim_ns != 0
         && cm_now_ns() - pool->window_ns >= pool->config.idle_trim_ns) {
-        cm_fast_lock_give(&pool->lock);
-        return NULL; /* a trim is due first */
+        return NULL;
     }
     cm_heap_view view = cm_pool_view_locked(pool, find_mark_locked(pool, stream));
     cm_span *span = cm_heap_take_ready(&pool->heap, size, &view);
@@ -63,8 +58,33 @@ cm_pool_try_alloc(cm_pool *pool, uint64_t nbytes, const cm_stream *stream)
     if (span != NULL) {
         cm_pool_hand_out_locked(pool, span, nbytes, true);
     }
-    cm_fast_lock_give(&pool->lock);
     return span == NULL ? NULL : &span->block;
+}
+
+cm_block *
+cm_pool_try_alloc(cm_pool *pool, uint64_t nbytes, const cm_stream *stream)
+{
+    uint64_t size = 0;
+    if (cm_runtime_is_forked(pool->rt) || !round_size(pool, nbytes, &size)) {
+        return NULL;
+    }
+    cm_fast_lock_take(&pool->lock);
+    cm_block *block = take_locked(pool, nbytes, size, stream);
+    cm_fast_lock_give(&pool->lock);
+    return block;
+}
+
+cm_block *
+cm_pool_quick_alloc(cm_pool *pool, uint64_t nbytes, const cm_stream *stream)
+{
+    uint64_t size = 0;
+    if (cm_runtime_is_forked(pool->rt) || !round_size(pool, nbytes, &size)) {
+        return NULL;
+    }
+    cm_fast_lock_enter(&pool->lock);
+    cm_block *block = take_locked(pool, nbytes, size, stream);
+    cm_fast_lock_leave(&pool->lock);
+    return block;
 }
 
 /* -- a miss ----------------------------------------------------------------------------- */

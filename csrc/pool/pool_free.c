@@ -54,17 +54,15 @@ is_ordered(cm_pool *pool, const cm_stream *stream)
  * ran on it before it was handed out may still run, whoever has used it since.
  * `recorded`: the epoch of an event recorded just now; 0: none was.
  * False: the stream cannot be marked or is not the only one, nothing changed. */
-static bool
-try_give(cm_pool *pool, cm_span *span, cm_stream *stream, uint64_t recorded)
+static inline bool
+try_give_locked(cm_pool *pool, cm_span *span, cm_stream *stream, uint64_t recorded)
 {
-    cm_fast_lock_take(&pool->lock);
     bool was_late = span->epoch > pool->done[span->tag];
     uint32_t tag = was_late ? span->tag : 0;
     uint64_t epoch = was_late ? span->epoch : 0;
     if (stream != NULL) {
         tag = cm_pool_mark_locked(pool, stream);
         if (tag == 0 || (was_late && span->tag != tag)) {
-            cm_fast_lock_give(&pool->lock);
             return false;
         }
         epoch = recorded != 0 ? recorded : pool->marks[tag].epoch;
@@ -73,12 +71,39 @@ try_give(cm_pool *pool, cm_span *span, cm_stream *stream, uint64_t recorded)
     cm_heap_view view = cm_pool_view_locked(pool, tag);
     take_back_locked(pool, span);
     cm_heap_give_ready(&pool->heap, span, tag, epoch, &view);
-    bool unused = cm_pool_is_unused_locked(pool);
+    return true;
+}
+
+static bool
+try_give(cm_pool *pool, cm_span *span, cm_stream *stream, uint64_t recorded)
+{
+    cm_fast_lock_take(&pool->lock);
+    bool given = try_give_locked(pool, span, stream, recorded);
+    bool unused = given && cm_pool_is_unused_locked(pool);
     cm_fast_lock_give(&pool->lock);
     if (unused) {
         cm_pool_destroy(pool);
     }
-    return true;
+    return given;
+}
+
+bool
+cm_pool_quick_free(cm_pool *pool, cm_block *block, cm_stream *const *uses,
+                   uint32_t use_count)
+{
+    if (!cm_pool_free_is_quick(pool, uses, use_count, 0)
+        || cm_runtime_is_forked(pool->rt)) {
+        return false;
+    }
+    cm_fast_lock_enter(&pool->lock);
+    bool given = try_give_locked(pool, (cm_span *)(void *)block,
+                                 use_count == 0 ? NULL : uses[0], 0);
+    bool unused = given && cm_pool_is_unused_locked(pool);
+    cm_fast_lock_leave(&pool->lock);
+    if (CM_UNLIKELY(unused)) { /* its last holder let go just now */
+        cm_pool_destroy(pool);
+    }
+    return given;
 }
 
 /* The same for a stream whose order protects the block. */

@@ -28,9 +28,9 @@ cm_stream_is_kept(const cm_stream *stream)
 }
 
 uint32_t
-cm_pool_find_mark_locked(const cm_pool *pool, const cm_stream *stream)
+cm_pool_search_mark_locked(const cm_pool *pool, const cm_stream *stream)
 {
-    if (stream == NULL || stream->handle == CM_STREAM_PER_THREAD) {
+    if (stream->handle == CM_STREAM_PER_THREAD) {
         return 0;
     }
     uint64_t key = cm_stream_key(stream);

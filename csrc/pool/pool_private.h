@@ -65,8 +65,8 @@ typedef struct cm_pool_peaks {
  *   a span with epoch > done[tag] has a stream at marks[tag] */
 struct cm_pool {
     cm_fast_lock lock;
-    _Atomic uint64_t holds; /* by cm_pool_hold; live blocks keep the pool too. Falls
-                               under the lock */
+    _Atomic uint64_t holds; /* by cm_pool_hold; live blocks keep the pool too. Falls to
+                               0 under the lock */
     cm_runtime *rt;         /* borrowed */
     cm_pool_config config;
     uint64_t align; /* of small blocks: sizes and places */
@@ -150,7 +150,18 @@ uint64_t cm_stream_key(const cm_stream *stream);
 bool cm_stream_is_kept(const cm_stream *stream);
 
 /* The stream's mark; 0: it has none. */
-uint32_t cm_pool_find_mark_locked(const cm_pool *pool, const cm_stream *stream);
+uint32_t cm_pool_search_mark_locked(const cm_pool *pool, const cm_stream *stream);
+
+/* The first mark is nearly always the only one, of the record that is asked for. */
+static inline uint32_t
+cm_pool_find_mark_locked(const cm_pool *pool, const cm_stream *stream)
+{
+    if (CM_LIKELY(stream != NULL && pool->marks[1].stream == stream)) {
+        return 1;
+    }
+    return stream == NULL ? 0 : cm_pool_search_mark_locked(pool, stream);
+}
+
 /* The same, made on first need; 0: there are too many. */
 uint32_t cm_pool_mark_locked(cm_pool *pool, cm_stream *stream);
 /* A stream that somebody else owns may be gone later: true where a block given in its

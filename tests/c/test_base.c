@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* base/: status, checked arithmetic, the list, threads. */
+/* base/: status, checked arithmetic, the list, threads, the fast lock. */
 #include <signal.h>
 #include <stdlib.h>
 
 #include "base/checked_math.h"
+#include "base/fast_lock.h"
 #include "base/list.h"
 #include "base/status.h"
 #include "base/thread.h"
@@ -201,6 +202,107 @@ test_cond_deadline_passes(void)
     cm_mutex_fini(&mutex);
 }
 
+/* -- the fast lock ------------------------------------------------------------------------ */
+
+typedef struct leaning {
+    cm_fast_lock lock;
+    cm_mutex apart; /* keeps the one side's threads apart */
+    uint64_t count; /* under the lock */
+} leaning;
+
+enum { SIDE_ROUNDS = 200000, OTHER_ROUNDS = 300 };
+
+/* Long enough inside to be met there. */
+static void
+count_slowly(leaning *l)
+{
+    uint64_t count = l->count;
+    for (volatile int i = 0; i < 50; i++) {
+    }
+    l->count = count + 1;
+}
+
+static void *
+count_on_the_side(void *argument)
+{
+    leaning *l = argument;
+    for (int i = 0; i < SIDE_ROUNDS; i++) {
+        cm_mutex_lock(&l->apart);
+        for (int k = 0; k < 4; k++) {
+            cm_fast_lock_enter(&l->lock);
+            count_slowly(l);
+            cm_fast_lock_leave(&l->lock);
+        }
+        cm_mutex_unlock(&l->apart);
+    }
+    return NULL;
+}
+
+static void *
+count_as_another(void *argument)
+{
+    leaning *l = argument;
+    for (int i = 0; i < OTHER_ROUNDS; i++) {
+        cm_fast_lock_take(&l->lock);
+        l->count++;
+        cm_fast_lock_give(&l->lock);
+        struct timespec nap = {.tv_nsec = 50 * 1000}; /* long enough to lean again */
+        (void)nanosleep(&nap, NULL);
+    }
+    return NULL;
+}
+
+static void
+test_fast_lock_leans_to_who_is_alone(void)
+{
+    cm_fast_lock lock;
+    cm_fast_lock_init(&lock);
+    cm_fast_lock_allow_leaning(&lock);
+    for (int i = 0; i < 1000; i++) {
+        CHECK(!atomic_load(&lock.leans) || i > 100);
+        cm_fast_lock_enter(&lock);
+        cm_fast_lock_leave(&lock);
+    }
+    CHECK_EQ(atomic_load(&lock.leans), lock.may_lean);
+    cm_fast_lock_take(&lock);
+    CHECK(!atomic_load(&lock.leans));
+    cm_fast_lock_give(&lock);
+    CHECK_EQ(atomic_load(&lock.held), 0);
+    CHECK_EQ(atomic_load(&lock.inside), 0);
+}
+
+static void
+test_fast_lock_that_may_not_lean_never_does(void)
+{
+    cm_fast_lock lock;
+    cm_fast_lock_init(&lock);
+    for (int i = 0; i < 1000; i++) {
+        cm_fast_lock_enter(&lock);
+        CHECK_EQ(atomic_load(&lock.held), 1);
+        cm_fast_lock_leave(&lock);
+    }
+    CHECK(!atomic_load(&lock.leans));
+}
+
+static void
+test_fast_lock_sides_exclude_each_other(void)
+{
+    leaning l = {.count = 0};
+    cm_thread threads[4];
+    CHECK_OK(cm_mutex_init(&l.apart));
+    cm_fast_lock_init(&l.lock);
+    cm_fast_lock_allow_leaning(&l.lock);
+    for (int i = 0; i < 4; i++) {
+        CHECK_OK(cm_thread_start(&threads[i],
+                                 i < 2 ? count_on_the_side : count_as_another, &l));
+    }
+    for (int i = 0; i < 4; i++) {
+        cm_thread_join(threads[i]);
+    }
+    CHECK_EQ(l.count, 2 * 4 * SIDE_ROUNDS + 2 * OTHER_ROUNDS);
+    cm_mutex_fini(&l.apart);
+}
+
 /* clang-format off */
 MAIN(RUN(test_status_is_sixteen_bytes)
      RUN(test_status_each_error_has_name_and_text)
@@ -209,5 +311,8 @@ MAIN(RUN(test_status_is_sixteen_bytes)
      RUN(test_math_round_up_and_powers)
      RUN(test_list_order_push_remove_splice)
      RUN(test_thread_counts_under_mutex)
-     RUN(test_cond_deadline_passes))
+     RUN(test_cond_deadline_passes)
+     RUN(test_fast_lock_leans_to_who_is_alone)
+     RUN(test_fast_lock_that_may_not_lean_never_does)
+     RUN(test_fast_lock_sides_exclude_each_other))
 /* clang-format on */
