@@ -25,12 +25,15 @@ cm_arg_refuse(PyObject *object, const char *name, const char *expected)
 
 /* -- keywords ---------------------------------------------------------------------- */
 
+/* The slot; -1: there is none, or an exception. */
 static Py_ssize_t
 find_name(const char *const *names, PyObject *keyword)
 {
-    for (Py_ssize_t i = 0; names[i] != NULL; i++) {
-        if (PyUnicode_CompareWithASCIIString(keyword, names[i]) == 0) {
-            return i;
+    Py_ssize_t size;
+    const char *text = PyUnicode_AsUTF8AndSize(keyword, &size);
+    for (Py_ssize_t i = 0; text != NULL && names[i] != NULL; i++) {
+        if (text[0] == names[i][0] && strcmp(text, names[i]) == 0) {
+            return (size_t)size == strlen(names[i]) ? i : -1;
         }
     }
     return -1;
@@ -48,6 +51,7 @@ parse_keywords(const char *function, PyObject *const *args, PyObject *kwnames,
         }
         Py_ssize_t slot = find_name(names, keyword);
         if (slot < 0) {
+            PyErr_Clear(); /* a surrogate, say, which no name has */
             PyErr_Format(PyExc_TypeError,
                          "%s() got an unexpected keyword argument '%U'", function,
                          keyword);
@@ -68,7 +72,7 @@ cm_args_parse(const char *function, PyObject *const *args, Py_ssize_t nargs,
               PyObject *kwnames, const char *const *names, int positional, int required,
               PyObject **values)
 {
-    if (nargs > positional) {
+    if (CM_UNLIKELY(nargs > positional)) {
         PyErr_Format(PyExc_TypeError,
                      "%s() takes at most %d positional argument%s (%zd given)",
                      function, positional, positional == 1 ? "" : "s", nargs);
@@ -189,6 +193,9 @@ shape_from_sequence(PyObject *object, const char *name, int *ndim, int64_t *shap
 int
 cm_arg_shape(PyObject *object, const char *name, int *ndim, int64_t *shape)
 {
+    if (cm_arg_try_shape(object, CM_MAX_NDIM, ndim, shape)) {
+        return 0;
+    }
     /* bytes are sequences of ints and True is an int, but nobody means a shape */
     if (PyUnicode_Check(object) || PyBytes_Check(object) || PyByteArray_Check(object)
         || PyBool_Check(object)) {

@@ -18,6 +18,42 @@ int cm_args_parse(const char *function, PyObject *const *args, Py_ssize_t nargs,
 int cm_arg_refuse(PyObject *object, const char *name, const char *expected);
 /* An int or a sequence of ints, each >= 0, at most CM_MAX_NDIM of them. */
 int cm_arg_shape(PyObject *object, const char *name, int *ndim, int64_t *shape);
+/* The usual shapes at a look: an int, or a tuple of at most `most` ints. False, without
+ * an exception, for all others. */
+static inline bool
+cm_arg_try_length(PyObject *object, int64_t *out)
+{
+    if (CM_UNLIKELY(!Py_IS_TYPE(object, &PyLong_Type))) {
+        return false;
+    }
+    Py_ssize_t length = PyLong_AsSsize_t(object);
+    if (CM_UNLIKELY(length < 0)) {
+        PyErr_Clear();
+        return false;
+    }
+    *out = length;
+    return true;
+}
+
+static inline bool
+cm_arg_try_shape(PyObject *object, int most, int *ndim, int64_t *shape)
+{
+    if (!Py_IS_TYPE(object, &PyTuple_Type)) {
+        *ndim = 1;
+        return cm_arg_try_length(object, shape);
+    }
+    Py_ssize_t count = PyTuple_Size(object);
+    if (count > most) {
+        return false;
+    }
+    for (Py_ssize_t i = 0; i < count; i++) {
+        if (!cm_arg_try_length(PyTuple_GetItem(object, i), &shape[i])) {
+            return false;
+        }
+    }
+    *ndim = (int)count;
+    return true;
+}
 /* Product of shape times itemsize; ValueError when it does not fit in 63 bits. */
 int cm_arg_nbytes(int ndim, const int64_t *shape, int64_t itemsize, uint64_t *out);
 /* "pinned", "mapped", "managed", "device". */

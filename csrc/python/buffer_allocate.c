@@ -18,6 +18,16 @@ set_strides(int ndim, int64_t itemsize, const int64_t *shape, const int *axes,
 }
 
 static void
+set_c_strides(int ndim, int64_t itemsize, const int64_t *shape, int64_t *strides)
+{
+    int64_t step = itemsize;
+    for (int i = ndim - 1; i >= 0; i--) {
+        strides[i] = step;
+        step *= shape[i] > 0 ? shape[i] : 1;
+    }
+}
+
+static void
 set_order(int ndim, char order, int *axes)
 {
     for (int i = 0; i < ndim; i++) {
@@ -54,8 +64,15 @@ sort_axes(const cm_region *like, int *axes)
 /* Over a NumPy array of our own making: ordinary memory has no pool. */
 static PyObject *
 allocate_pageable(cm_state *state, PyObject *dtype, int ndim, const int64_t *shape,
-                  const int64_t *strides)
+                  const int *axes)
 {
+    uint64_t nbytes;
+    int64_t itemsize = cm_numpy_itemsize(dtype);
+    if (cm_arg_nbytes(ndim, shape, itemsize, &nbytes) < 0) {
+        return NULL;
+    }
+    int64_t strides[CM_MAX_NDIM];
+    set_strides(ndim, itemsize, shape, axes, strides);
     PyObject *array = cm_numpy_empty(dtype, ndim, shape, 'C');
     if (array == NULL) {
         return NULL;
@@ -75,9 +92,7 @@ allocate_pageable(cm_state *state, PyObject *dtype, int ndim, const int64_t *sha
     }
     storage->foreign = array;
     storage->host = region.host;
-    int64_t count = 0;
-    cm_status status = cm_region_count(&region, &count);
-    storage->nbytes = cm_is_ok(status) ? (uint64_t)(count * region.itemsize) : 0;
+    storage->nbytes = nbytes;
     PyObject *buffer = cm_buffer_new(state, state->host_type, storage, 0, dtype, ndim,
                                      shape, ndim > 0 ? strides : NULL, false, NULL);
     cm_storage_release(storage, true);
@@ -101,34 +116,50 @@ let_go(cm_state *state, cm_pool *pool, bool perhaps_last)
     cm_state_leave(state);
 }
 
+/* `axes` as for set_strides(); NULL: C order. */
+static PyObject *
+allocate_from(cm_state *state, cm_pool *pool, PyObject *dtype, int ndim,
+              const int64_t *shape, const int *axes, cm_stream *stream)
+{
+    const cm_pool_config *config = cm_pool_get_config(pool);
+    int64_t itemsize = cm_numpy_itemsize(dtype);
+    uint64_t nbytes;
+    if (cm_arg_nbytes(ndim, shape, itemsize, &nbytes) < 0) {
+        return NULL;
+    }
+    cm_root *root = cm_root_new(state, config->kind, config->device, dtype, ndim);
+    if (CM_UNLIKELY(root == NULL)) {
+        return NULL;
+    }
+    root->buffer.itemsize = itemsize;
+    int64_t *extents = root->buffer.extents;
+    for (int i = 0; i < ndim; i++) {
+        extents[i] = shape[i];
+    }
+    if (axes != NULL) {
+        set_strides(ndim, itemsize, shape, axes, extents + ndim);
+    }
+    else {
+        set_c_strides(ndim, itemsize, shape, extents + ndim);
+    }
+    if (CM_UNLIKELY(cm_storage_fill(&root->storage, pool, nbytes, stream) < 0)) {
+        Py_DECREF((PyObject *)root);
+        return NULL;
+    }
+    return (PyObject *)root;
+}
+
 static PyObject *
 allocate(cm_state *state, cm_pool_object *wanted, cm_kind kind, unsigned flags,
          int device, PyObject *dtype, int ndim, const int64_t *shape, const int *axes,
          cm_stream *stream)
 {
-    int64_t itemsize = cm_numpy_itemsize(dtype);
-    int64_t strides[CM_MAX_NDIM];
-    uint64_t nbytes;
-    if (cm_arg_nbytes(ndim, shape, itemsize, &nbytes) < 0) {
-        return NULL;
-    }
-    set_strides(ndim, itemsize, shape, axes, strides);
-    if (kind == CM_KIND_PAGEABLE) {
-        return allocate_pageable(state, dtype, ndim, shape, strides);
-    }
     cm_pool *pool = cm_pool_choose(state, wanted, kind, flags, device);
     if (pool == NULL) {
         return NULL;
     }
-    cm_storage *storage = cm_storage_alloc(state, pool, nbytes, stream);
-    let_go(state, pool, storage == NULL);
-    if (storage == NULL) {
-        return NULL;
-    }
-    PyObject *buffer =
-        cm_buffer_new(state, cm_buffer_type_of(state, kind), storage, 0, dtype, ndim,
-                      shape, ndim > 0 ? strides : NULL, false, NULL);
-    cm_storage_release(storage, true);
+    PyObject *buffer = allocate_from(state, pool, dtype, ndim, shape, axes, stream);
+    let_go(state, pool, buffer == NULL);
     return buffer;
 }
 
@@ -138,8 +169,17 @@ cm_buffer_allocate(cm_state *state, cm_pool_object *pool, cm_kind kind, unsigned
                    char order, cm_stream *stream)
 {
     int axes[CM_MAX_NDIM];
-    set_order(ndim, order, axes);
-    return allocate(state, pool, kind, flags, device, dtype, ndim, shape, axes, stream);
+    if (kind == CM_KIND_PAGEABLE) {
+        set_order(ndim, order, axes);
+        return allocate_pageable(state, dtype, ndim, shape, axes);
+    }
+    const int *given = NULL;
+    if (order == 'F' && ndim > 1) {
+        set_order(ndim, order, axes);
+        given = axes;
+    }
+    return allocate(state, pool, kind, flags, device, dtype, ndim, shape, given,
+                    stream);
 }
 
 PyObject *
@@ -158,6 +198,9 @@ cm_buffer_allocate_like(cm_state *state, cm_pool_object *pool, cm_kind kind,
     }
     else {
         set_order(like->ndim, order, axes);
+    }
+    if (kind == CM_KIND_PAGEABLE) {
+        return allocate_pageable(state, dtype, like->ndim, like->shape, axes);
     }
     return allocate(state, pool, kind, flags, device, dtype, like->ndim, like->shape,
                     axes, stream);

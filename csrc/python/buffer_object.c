@@ -41,30 +41,44 @@ set_c_strides(int ndim, int64_t itemsize, const int64_t *shape, int64_t *strides
     }
 }
 
+int
+cm_buffer_make_extents(cm_buffer *self, int ndim)
+{
+    self->extents = self->few;
+    if (CM_UNLIKELY(ndim > CM_FEW_NDIM)) {
+        self->extents = PyMem_Malloc(2 * (size_t)ndim * sizeof(*self->extents));
+        if (self->extents == NULL) {
+            self->extents = self->few;
+            PyErr_NoMemory();
+            return -1;
+        }
+    }
+    return 0;
+}
+
 PyObject *
 cm_buffer_new(cm_state *state, PyTypeObject *type, cm_storage *storage, int64_t offset,
               PyObject *dtype, int ndim, const int64_t *shape, const int64_t *strides,
               bool readonly, PyObject *base)
 {
-    int64_t *extents = NULL;
-    if (ndim > 0) {
-        extents = PyMem_Malloc(2 * (size_t)ndim * sizeof(*extents));
-        if (extents == NULL) {
-            return PyErr_NoMemory();
-        }
-        memcpy(extents, shape, (size_t)ndim * sizeof(*shape));
-    }
-    int64_t itemsize = cm_numpy_itemsize(dtype);
-    if (ndim > 0 && strides != NULL) {
-        memcpy(extents + ndim, strides, (size_t)ndim * sizeof(*strides));
-    }
-    else if (ndim > 0) {
-        set_c_strides(ndim, itemsize, shape, extents + ndim);
-    }
     cm_buffer *self = PyObject_New(cm_buffer, type);
     if (self == NULL) {
-        PyMem_Free(extents);
         return NULL;
+    }
+    if (cm_buffer_make_extents(self, ndim) < 0) {
+        PyObject_Free(self);
+        Py_DECREF(type);
+        return NULL;
+    }
+    int64_t itemsize = cm_numpy_itemsize(dtype);
+    if (ndim > 0) {
+        memcpy(self->extents, shape, (size_t)ndim * sizeof(*shape));
+    }
+    if (ndim > 0 && strides != NULL) {
+        memcpy(self->extents + ndim, strides, (size_t)ndim * sizeof(*strides));
+    }
+    else if (ndim > 0) {
+        set_c_strides(ndim, itemsize, shape, self->extents + ndim);
     }
     self->state = state;
     self->storage = cm_storage_hold(storage);
@@ -78,7 +92,6 @@ cm_buffer_new(cm_state *state, PyTypeObject *type, cm_storage *storage, int64_t 
     self->deferred = false;
     self->as_device = base != NULL && type == state->device_buffer_type
                       && storage->kind != CM_KIND_DEVICE;
-    self->extents = extents;
     return (PyObject *)self;
 }
 
@@ -97,14 +110,21 @@ void
 cm_buffer_dealloc(PyObject *object)
 {
     cm_buffer *self = (cm_buffer *)object;
-    PyTypeObject *type = Py_TYPE(object);
-    if (self->weakrefs != NULL) {
+    if (CM_UNLIKELY(self->weakrefs != NULL)) {
         PyObject_ClearWeakRefs(object);
+    }
+    if (CM_UNLIKELY(self->extents != self->few)) {
+        PyMem_Free(self->extents);
     }
     cm_storage *storage = self->storage;
     PyObject *dtype = self->dtype;
+    if (storage == &((cm_root *)self)->storage) {
+        cm_storage_release(storage, true); /* which the object ends with */
+        Py_DECREF(dtype);
+        return;
+    }
+    PyTypeObject *type = Py_TYPE(object);
     PyObject *base = self->base;
-    PyMem_Free(self->extents);
     PyObject_Free(self);
     /* after the object: the storage may release the GIL, and other threads must not see
      * it */

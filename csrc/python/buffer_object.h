@@ -7,6 +7,8 @@
 #include "python/pool_object.h"
 
 void cm_buffer_dealloc(PyObject *object);
+/* Room for shape and strides. 0, or -1 with MemoryError. */
+int cm_buffer_make_extents(cm_buffer *self, int ndim);
 
 /* A view of `parent`, of its type unless `type` is given: it holds the storage, and as
  * its base the buffer that parent itself is a view of, if any. */

@@ -18,6 +18,7 @@ typedef struct request {
     PyObject *dtype;      /* owned; NULL: not given */
     cm_pool_object *pool; /* borrowed of the arguments; NULL: the current one */
     cm_stream *stream;    /* owned; NULL for kinds that no stream orders */
+    cm_stream *lent;      /* in its place where only memory is taken */
     int ndim;
     int64_t shape[CM_MAX_NDIM];
 } request;
@@ -25,9 +26,12 @@ typedef struct request {
 static void
 request_fini(request *self)
 {
-    Py_CLEAR(self->dtype);
-    cm_stream_give(self->state, self->stream);
-    self->stream = NULL;
+    Py_XDECREF(self->dtype);
+    self->dtype = NULL;
+    if (self->stream != NULL) {
+        cm_stream_give(self->state, self->stream);
+        self->stream = NULL;
+    }
 }
 
 static int
@@ -45,10 +49,11 @@ is_given(PyObject *value)
 }
 
 /* Everything but shape, dtype and order. Absent arguments are NULL; `kind` stays as it
- * is then, unless a pool says which. */
+ * is then, unless a pool says which. `may_lend`: no Python code runs until the memory
+ * is there, which is all that the stream is needed for. */
 static int
 request_parse(request *self, PyObject *kind, PyObject *device, PyObject *stream,
-              PyObject *pool)
+              PyObject *pool, bool may_lend)
 {
     if (cm_arg_pool(self->state, pool, &self->pool) < 0) {
         return -1;
@@ -72,7 +77,11 @@ request_parse(request *self, PyObject *kind, PyObject *device, PyObject *stream,
         return -1;
     }
     bool given = stream != NULL && stream != Py_None;
-    if (given || self->kind == CM_KIND_DEVICE) {
+    if (!given && may_lend && self->kind == CM_KIND_DEVICE
+        && self->state->pool_override_count == 0) { /* else Python code may run */
+        self->lent = cm_stream_lent(self->state, self->device);
+    }
+    if (given || (self->kind == CM_KIND_DEVICE && self->lent == NULL)) {
         PyObject *object = stream == NULL ? Py_None : stream;
         self->stream = self->kind == CM_KIND_DEVICE
                            ? cm_stream_for_device(self->state, object, self->device)
@@ -95,7 +104,9 @@ request_set_dtype(request *self, PyObject *dtype)
 static PyObject *
 request_allocate(const request *self)
 {
-    cm_stream *stream = self->kind == CM_KIND_DEVICE ? self->stream : NULL;
+    cm_stream *stream = self->kind != CM_KIND_DEVICE ? NULL
+                        : self->lent != NULL         ? self->lent
+                                                     : self->stream;
     return cm_buffer_allocate(self->state, self->pool, self->kind, self->flags,
                               self->device, self->dtype, self->ndim, self->shape,
                               self->order, stream);
@@ -162,12 +173,17 @@ allocate_plain(const char *function, PyObject *module, PyObject *const *args,
     static const char *const names[] = {"shape",  "dtype",  "kind", "order",
                                         "device", "stream", "pool", NULL};
     PyObject *values[7];
-    *self = (request){.state = cm_state_of_module(module), .kind = CM_KIND_DEVICE};
+    self->state = cm_state_of_module(module);
+    self->kind = CM_KIND_DEVICE;
+    self->dtype = NULL; /* the shape, which is long, is not cleared */
+    self->pool = NULL;
+    self->stream = NULL;
+    self->lent = NULL;
     if (cm_args_parse(function, args, nargs, kwnames, names, 3, 1, values) < 0
         || cm_arg_shape(values[0], "shape", &self->ndim, self->shape) < 0
         || request_set_dtype(self, values[1]) < 0
         || request_set_order(self, values[3], false) < 0
-        || request_parse(self, values[2], values[4], values[5], values[6]) < 0) {
+        || request_parse(self, values[2], values[4], values[5], values[6], true) < 0) {
         return NULL;
     }
     *stream = values[5];
@@ -177,6 +193,10 @@ allocate_plain(const char *function, PyObject *module, PyObject *const *args,
 static PyObject *
 empty(PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
 {
+    PyObject *warm = cm_warm_device(cm_state_of_module(module), args, nargs, kwnames);
+    if (CM_LIKELY(warm != NULL)) {
+        return warm;
+    }
     request self;
     PyObject *stream;
     PyObject *buffer =
@@ -257,7 +277,8 @@ full(PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyObject *kwname
     if (cm_args_parse("full", args, nargs, kwnames, names, 4, 2, values) == 0
         && cm_arg_shape(values[0], "shape", &self.ndim, self.shape) == 0
         && request_set_order(&self, values[4], false) == 0
-        && request_parse(&self, values[3], values[5], values[6], values[7]) == 0) {
+        && request_parse(&self, values[3], values[5], values[6], values[7], false)
+               == 0) {
         buffer = make_full(&self, values[1], values[2], values[6]);
     }
     request_fini(&self);
@@ -338,7 +359,8 @@ array(PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnam
     if (cm_args_parse("array", args, nargs, kwnames, names, 3, 1, values) == 0
         && (!is_given(values[1]) || request_set_dtype(&self, values[1]) == 0)
         && request_set_order(&self, values[3], true) == 0
-        && request_parse(&self, values[2], values[4], values[5], values[6]) == 0) {
+        && request_parse(&self, values[2], values[4], values[5], values[6], false)
+               == 0) {
         PyObject *source = array_source(&self, values[0], self.dtype);
         buffer = source == NULL ? NULL : copy_to_new(&self, source);
         Py_XDECREF(source);
@@ -420,7 +442,7 @@ empty_like(PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyObject *
                                ? Py_NewRef(values[4] == NULL ? Py_None : values[4])
                                : device_like(self.state, values[0], values[4]);
         if (device != NULL && request_set_order(&self, values[3], true) == 0
-            && request_parse(&self, kind, device, values[5], values[6]) == 0) {
+            && request_parse(&self, kind, device, values[5], values[6], false) == 0) {
             buffer = allocate_like(&self, values[0], kind);
         }
         Py_XDECREF(device);

@@ -35,6 +35,7 @@ cm_grave_bury(void *argument)
     }
     cm_mutex_lock(&state->graveyard_lock);
     cm_list_push_back(&state->graveyard, &grave->node);
+    atomic_store_explicit(&state->has_dead, true, memory_order_relaxed);
     bool call = !state->burial_pending;
     state->burial_pending = true;
     cm_mutex_unlock(&state->graveyard_lock);
@@ -53,6 +54,7 @@ cm_state_bury_dead(cm_state *state)
     cm_list_init(&dead);
     cm_mutex_lock(&state->graveyard_lock);
     cm_list_splice_back(&dead, &state->graveyard);
+    atomic_store_explicit(&state->has_dead, false, memory_order_relaxed);
     state->burial_pending = false;
     cm_mutex_unlock(&state->graveyard_lock);
     for (cm_list *node = cm_list_pop_front(&dead); node != NULL;

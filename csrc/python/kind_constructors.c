@@ -47,27 +47,44 @@
     "-----\n"                                                                          \
     "Blocks: only when the pool has nothing that fits (GIL released).\n"
 
-/* Allocate with flags, device and stream known. `shape` and `dtype` as given. */
-static PyObject *
-allocate(cm_state *state, cm_pool_object *pool, cm_kind kind, unsigned flags,
-         PyObject *shape_object, PyObject *dtype_object, PyObject *order_object,
-         int device, cm_stream *stream)
-{
+/* What every kind is asked for. */
+typedef struct plain {
+    PyObject *dtype; /* owned */
+    char order;
     int ndim;
     int64_t shape[CM_MAX_NDIM];
-    char order;
-    if (cm_arg_shape(shape_object, "shape", &ndim, shape) < 0
-        || cm_arg_order(order_object == NULL ? Py_None : order_object, "order", &order)
-               < 0) {
+} plain;
+
+static int
+plain_parse(plain *self, PyObject *shape, PyObject *dtype, PyObject *order)
+{
+    if (cm_arg_shape(shape, "shape", &self->ndim, self->shape) < 0
+        || cm_arg_order(order == NULL ? Py_None : order, "order", &self->order) < 0) {
+        return -1;
+    }
+    self->dtype = cm_numpy_dtype(dtype == NULL ? Py_None : dtype);
+    return self->dtype == NULL ? -1 : 0;
+}
+
+static PyObject *
+plain_allocate(const plain *self, cm_state *state, cm_pool_object *pool, cm_kind kind,
+               unsigned flags, int device, cm_stream *stream)
+{
+    return cm_buffer_allocate(state, pool, kind, flags, device, self->dtype, self->ndim,
+                              self->shape, self->order, stream);
+}
+
+/* Allocate with flags and device known, for no stream. The rest as given. */
+static PyObject *
+allocate(cm_state *state, cm_pool_object *pool, cm_kind kind, unsigned flags,
+         PyObject *const *values, int device)
+{
+    plain request;
+    if (plain_parse(&request, values[0], values[1], values[2]) < 0) {
         return NULL;
     }
-    PyObject *dtype = cm_numpy_dtype(dtype_object == NULL ? Py_None : dtype_object);
-    if (dtype == NULL) {
-        return NULL;
-    }
-    PyObject *buffer = cm_buffer_allocate(state, pool, kind, flags, device, dtype, ndim,
-                                          shape, order, stream);
-    Py_DECREF(dtype);
+    PyObject *buffer = plain_allocate(&request, state, pool, kind, flags, device, NULL);
+    Py_DECREF(request.dtype);
     return buffer;
 }
 
@@ -110,8 +127,7 @@ empty_host(const char *function, PyObject *module, PyObject *const *args,
     }
     flags |= portable ? CM_HOST_ALLOC_PORTABLE : 0u;
     flags |= write_combined ? CM_HOST_ALLOC_WRITE_COMBINED : 0u;
-    return allocate(state, pool, kind, flags, values[0], values[1], values[2], device,
-                    NULL);
+    return allocate(state, pool, kind, flags, values, device);
 }
 
 PyDoc_STRVAR(empty_pinned_doc,
@@ -133,7 +149,10 @@ static PyObject *
 empty_pinned(PyObject *module, PyObject *const *args, Py_ssize_t nargs,
              PyObject *kwnames)
 {
-    return empty_host("empty_pinned", module, args, nargs, kwnames, CM_KIND_PINNED, 0);
+    PyObject *warm = cm_warm_pinned(cm_state_of_module(module), args, nargs, kwnames);
+    return CM_LIKELY(warm != NULL) ? warm
+                                   : empty_host("empty_pinned", module, args, nargs,
+                                                kwnames, CM_KIND_PINNED, 0);
 }
 
 PyDoc_STRVAR(empty_mapped_doc,
@@ -155,8 +174,11 @@ static PyObject *
 empty_mapped(PyObject *module, PyObject *const *args, Py_ssize_t nargs,
              PyObject *kwnames)
 {
-    return empty_host("empty_mapped", module, args, nargs, kwnames, CM_KIND_MAPPED,
-                      CM_HOST_ALLOC_MAPPED);
+    PyObject *warm = cm_warm_mapped(cm_state_of_module(module), args, nargs, kwnames);
+    return CM_LIKELY(warm != NULL)
+               ? warm
+               : empty_host("empty_mapped", module, args, nargs, kwnames,
+                            CM_KIND_MAPPED, CM_HOST_ALLOC_MAPPED);
 }
 
 /* -- managed ---------------------------------------------------------------------------- */
@@ -206,6 +228,10 @@ static PyObject *
 empty_managed(PyObject *module, PyObject *const *args, Py_ssize_t nargs,
               PyObject *kwnames)
 {
+    PyObject *warm = cm_warm_managed(cm_state_of_module(module), args, nargs, kwnames);
+    if (CM_LIKELY(warm != NULL)) {
+        return warm;
+    }
     static const char *const names[] = {"shape",  "dtype", "order", "attach",
                                         "device", "pool",  NULL};
     PyObject *values[6];
@@ -218,8 +244,7 @@ empty_managed(PyObject *module, PyObject *const *args, Py_ssize_t nargs,
         || parse_place(state, values[4], values[5], &device, &pool) < 0) {
         return NULL;
     }
-    return allocate(state, pool, CM_KIND_MANAGED, flags, values[0], values[1],
-                    values[2], device, NULL);
+    return allocate(state, pool, CM_KIND_MANAGED, flags, values, device);
 }
 
 /* -- device ----------------------------------------------------------------------------- */
@@ -249,6 +274,10 @@ static PyObject *
 empty_device(PyObject *module, PyObject *const *args, Py_ssize_t nargs,
              PyObject *kwnames)
 {
+    PyObject *warm = cm_warm_device(cm_state_of_module(module), args, nargs, kwnames);
+    if (CM_LIKELY(warm != NULL)) {
+        return warm;
+    }
     static const char *const names[] = {"shape",  "dtype", "order", "device",
                                         "stream", "pool",  NULL};
     PyObject *values[6];
@@ -259,14 +288,25 @@ empty_device(PyObject *module, PyObject *const *args, Py_ssize_t nargs,
         || parse_place(state, values[3], values[5], &device, &pool) < 0) {
         return NULL;
     }
-    cm_stream *stream =
-        cm_stream_for_device(state, values[4] == NULL ? Py_None : values[4], device);
-    if (stream == NULL) {
+    plain request;
+    if (plain_parse(&request, values[0], values[1], values[2]) < 0) {
         return NULL;
     }
-    PyObject *buffer = allocate(state, pool, CM_KIND_DEVICE, 0, values[0], values[1],
-                                values[2], device, stream);
-    cm_stream_give(state, stream);
+    bool given = values[4] != NULL && values[4] != Py_None;
+    bool may_lend = !given && state->pool_override_count == 0; /* no Python code runs */
+    cm_stream *lent = may_lend ? cm_stream_lent(state, device) : NULL;
+    cm_stream *stream =
+        lent != NULL ? lent
+                     : cm_stream_for_device(state, given ? values[4] : Py_None, device);
+    PyObject *buffer = NULL;
+    if (stream != NULL) {
+        buffer =
+            plain_allocate(&request, state, pool, CM_KIND_DEVICE, 0, device, stream);
+    }
+    if (stream != lent) {
+        cm_stream_give(state, stream);
+    }
+    Py_DECREF(request.dtype);
     return buffer;
 }
 

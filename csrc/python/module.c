@@ -70,6 +70,14 @@ make_variables(cm_state *state)
 }
 
 static int
+make_names(cm_state *state)
+{
+    state->shape_name = PyUnicode_InternFromString("shape");
+    state->dtype_name = PyUnicode_InternFromString("dtype");
+    return state->shape_name == NULL || state->dtype_name == NULL ? -1 : 0;
+}
+
+static int
 add_types(PyObject *module, cm_state *state)
 {
     static int (*const registrars[])(PyObject *, cm_state *) = {
@@ -157,9 +165,10 @@ static int
 core_exec(PyObject *module)
 {
     cm_state *state = cm_state_of_module(module);
-    if (cm_state_init(state) < 0 || cm_numpy_import() < 0 || make_variables(state) < 0
-        || add_types(module, state) < 0 || add_functions(module) < 0
-        || add_constants(module) < 0 || register_at_exit(module) < 0) {
+    if (cm_state_init(state) < 0 || cm_numpy_import() < 0 || make_names(state) < 0
+        || make_variables(state) < 0 || add_types(module, state) < 0
+        || add_functions(module) < 0 || add_constants(module) < 0
+        || register_at_exit(module) < 0) {
         return -1;
     }
     return 0;
@@ -192,7 +201,9 @@ core_exec(PyObject *module)
     F(stats_factory)                                                                   \
     F(snapshot_factory)                                                                \
     F(out_of_memory_callbacks)                                                         \
-    F(default_pools)
+    F(default_pools)                                                                   \
+    F(shape_name)                                                                      \
+    F(dtype_name)
 
 static int
 core_traverse(PyObject *module, visitproc visit, void *arg)
@@ -207,6 +218,12 @@ core_traverse(PyObject *module, visitproc visit, void *arg)
     for (int i = 0; i < CM_MAX_DEVICES; i++) {
         Py_VISIT(state->legacy_streams[i]);
     }
+    for (int kind = 0; kind < CM_KIND_COUNT; kind++) { /* what is kept holds its type */
+        cm_root *root = state->free_roots[kind].first;
+        for (; root != NULL; root = (cm_root *)root->buffer.base) {
+            Py_VISIT(Py_TYPE((PyObject *)root));
+        }
+    }
     return 0;
 }
 
@@ -220,6 +237,7 @@ core_clear(PyObject *module)
     for (int i = 0; i < CM_MAX_DEVICES; i++) {
         Py_CLEAR(state->legacy_streams[i]);
     }
+    cm_roots_clear(state);
 #define CLEAR(member) Py_CLEAR(state->member);
     STATE_OBJECTS(CLEAR)
 #undef CLEAR

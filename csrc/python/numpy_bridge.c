@@ -7,7 +7,7 @@
 
 _Static_assert(sizeof(npy_intp) == sizeof(int64_t), "cumem needs a 64-bit platform");
 
-enum { FORMAT_CACHE_MAX = 512 };
+enum { FORMAT_CACHE_MAX = 512, KNOWN_DTYPES = 64 };
 
 /* dtype -> format string of those that NumPy has to be asked about; emptied when it has
  * grown past FORMAT_CACHE_MAX. Guarded by the GIL (a dict is safe without one too). */
@@ -48,11 +48,67 @@ check_usable(PyArray_Descr *descr)
     return 0;
 }
 
+/* What dtypes were asked for by, and which they are: plain numbers only, whose
+ * spellings
+ * never change their meaning. Owns both; an entry gives way to the next of its place.
+ * Guarded by the GIL. */
+static struct known_dtype {
+    PyObject *object;
+    PyObject *dtype;
+    int64_t itemsize;
+} known_dtypes[KNOWN_DTYPES];
+
+static struct known_dtype *
+place_of(PyObject *object)
+{
+    uint64_t hash = (uint64_t)(uintptr_t)object * UINT64_C(0x9E3779B97F4A7C15);
+    return &known_dtypes[hash >> 58];
+}
+
+/* Classes of Python code may change what dtype they stand for. */
+static bool
+is_constant(PyObject *object)
+{
+    if (PyType_Check(object)) {
+        return (PyType_GetFlags((PyTypeObject *)object) & Py_TPFLAGS_HEAPTYPE) == 0;
+    }
+    return object == Py_None || Py_IS_TYPE(object, &PyUnicode_Type)
+           || PyArray_DescrCheck(object);
+}
+
+static void
+remember(PyObject *object, PyArray_Descr *descr)
+{
+    bool number = descr->type_num <= NPY_CLONGDOUBLE || descr->type_num == NPY_HALF;
+    if (number && PyDataType_METADATA(descr) == NULL && is_constant(object)) {
+        struct known_dtype *place = place_of(object);
+        struct known_dtype old = *place;
+        place->object = Py_NewRef(object);
+        place->dtype = Py_NewRef((PyObject *)descr);
+        place->itemsize = (int64_t)PyDataType_ELSIZE(descr);
+        Py_XDECREF(old.object);
+        Py_XDECREF(old.dtype);
+    }
+}
+
+PyObject *
+cm_numpy_known_dtype(PyObject *object, int64_t *itemsize)
+{
+    const struct known_dtype *place = place_of(object);
+    *itemsize = place->itemsize;
+    return place->object == object ? place->dtype : NULL;
+}
+
 PyObject *
 cm_numpy_dtype(PyObject *object)
 {
     PyArray_Descr *descr = NULL;
-    if (object == NULL || object == Py_None) {
+    object = object == NULL ? Py_None : object;
+    const struct known_dtype *known = place_of(object);
+    if (known->object == object) {
+        return Py_NewRef(known->dtype);
+    }
+    if (object == Py_None) {
         descr = PyArray_DescrFromType(NPY_DOUBLE);
     }
     else if (!PyArray_DescrConverter(object, &descr)) {
@@ -65,6 +121,7 @@ cm_numpy_dtype(PyObject *object)
         Py_DECREF((PyObject *)descr);
         return NULL;
     }
+    remember(object, descr);
     return (PyObject *)descr;
 }
 

@@ -43,7 +43,8 @@ typedef struct cm_storage {
     size_t view_count;   /* exports through the buffer protocol, ever; each consumer may
                              have kept no more than the object, so the bytes then go with
                              the last reference. Our own arrays take theirs back. GIL */
-    cm_pool *pool;       /* held; NULL for foreign memory */
+    cm_pool *pool;       /* kept by the block, held if there is none; NULL for foreign
+                            memory */
     cm_block *block;     /* owned, of pool */
     cm_registration *registration; /* owned; NULL unless register() made it */
     PyObject *foreign; /* owned: keeps foreign memory alive (object, memoryview,
@@ -51,9 +52,12 @@ typedef struct cm_storage {
     void (*foreign_drop)(void *argument); /* instead of or beside `foreign`: C clean-up
                                            */
     void *foreign_argument;
-    cm_stream **uses; /* held streams that worked on it, no duplicates; GIL */
+    cm_stream **uses;     /* held streams that worked on it, no duplicates; GIL */
+    cm_stream *first_use; /* uses points here while one is enough */
     uint32_t use_count;
     uint32_t use_capacity;
+    bool first_is_lent;  /* uses[0] is the state's own record, not held */
+    bool in_root;        /* part of a cm_root: freed with it */
     cm_ticket **writers; /* held: unfinished transfers into it; GIL */
     uint32_t writer_count;
     uint32_t writer_capacity;
@@ -64,11 +68,15 @@ typedef struct cm_storage {
 /* A new storage with refs 1, in state->storages, nothing filled in but what is given.
  * NULL with MemoryError. */
 cm_storage *cm_storage_new(cm_state *state, cm_kind kind, int device);
-/* Memory from `pool` (held by the storage; the caller's stays), first used on `stream`
- * (NULL: any); nbytes 0 gives a storage without a block, host and address NULL. When
- * there is not enough, all that cumem knows is tried before OutOfMemoryError. */
-cm_storage *cm_storage_alloc(cm_state *state, cm_pool *pool, uint64_t nbytes,
-                             cm_stream *stream);
+/* The same in place; `fresh`: never initialised before. */
+void cm_storage_init(cm_storage *storage, cm_state *state, cm_kind kind, int device,
+                     bool fresh);
+/* Memory from `pool` for a new storage, first used on `stream` (NULL: any); nbytes 0
+ * takes no block: host and address stay NULL. When there is not enough, all that cumem
+ * knows is tried before OutOfMemoryError. 0 or -1. The caller keeps the pool meanwhile.
+ */
+int cm_storage_fill(cm_storage *storage, cm_pool *pool, uint64_t nbytes,
+                    cm_stream *stream);
 cm_storage *cm_storage_hold(cm_storage *storage);
 /* Any thread. With no GIL, Python references go to the graveyard. */
 void cm_storage_release(cm_storage *storage, bool have_gil);
@@ -130,6 +138,8 @@ cm_storage_is_in_transfer(const cm_storage *storage)
     return atomic_load(&storage->holds) >= CM_HOLD_TRANSFER;
 }
 
+enum { CM_FEW_NDIM = 4 };
+
 typedef struct cm_buffer {
     PyObject_HEAD
     cm_state *state;     /* borrowed */
@@ -143,9 +153,42 @@ typedef struct cm_buffer {
     bool readonly;
     bool deferred;  /* left its `with` block: closed, whatever becomes of the storage */
     bool as_device; /* made by as_device(): device type over mapped or managed memory */
-    int64_t *extents; /* owned: shape[ndim] then strides[ndim] in bytes; NULL if ndim 0
-                       */
+    int64_t *extents; /* shape[ndim] then strides[ndim] in bytes: `few`, or owned beyond
+                         CM_FEW_NDIM */
+    int64_t few[2 * CM_FEW_NDIM];
 } cm_buffer;
+
+/* A buffer over memory of its own, in one piece with its storage. The storage may live
+ * longer; both go with it. */
+typedef struct cm_root {
+    cm_buffer buffer;
+    cm_storage storage;
+} cm_root;
+
+/* A buffer with storage and room for its extents; memory, extents and itemsize are the
+ * caller's to fill in. NULL with MemoryError. */
+cm_root *cm_root_new(cm_state *state, cm_kind kind, int device, PyObject *dtype,
+                     int ndim);
+/* One that was kept, of one dimension and with no dtype, or NULL without an exception.
+ */
+static inline cm_root *
+cm_root_take(cm_state *state, cm_kind kind)
+{
+    cm_root_list *list = &state->free_roots[kind];
+    cm_root *root = list->first;
+    if (CM_LIKELY(root != NULL)) {
+        list->first = (cm_root *)root->buffer.base;
+        list->room++;
+        root->buffer.base = NULL;
+        Py_INCREF((PyObject *)root); /* from 0, where its last owner left it */
+    }
+    return root;
+}
+
+/* By the storage's end, GIL held. */
+void cm_root_free(cm_root *root);
+/* At the module's end: kept ones go, and none is kept any more. */
+void cm_roots_clear(cm_state *state);
 
 static inline int64_t *
 cm_buffer_shape(const cm_buffer *buffer)
@@ -156,7 +199,7 @@ cm_buffer_shape(const cm_buffer *buffer)
 static inline int64_t *
 cm_buffer_strides(const cm_buffer *buffer)
 {
-    return buffer->extents == NULL ? NULL : buffer->extents + buffer->ndim;
+    return buffer->extents + buffer->ndim;
 }
 
 /* The Python type for a kind: PinnedBuffer … HostBuffer. Borrowed. */
@@ -218,6 +261,14 @@ PyObject *cm_current_stream(cm_state *state, int device);
 cm_stream *cm_stream_from_object(cm_state *state, PyObject *object, int device);
 /* The same for memory of `device`: ValueError for a stream of another one. */
 cm_stream *cm_stream_for_device(cm_state *state, PyObject *object, int device);
+/* The record that None means, borrowed until Python code runs or the GIL is released;
+ * NULL, without an exception, where that takes cm_stream_for_device() to find out. */
+static inline cm_stream *
+cm_stream_lent(const cm_state *state, int device)
+{
+    return state->stream_override_count == 0 ? state->default_streams[device] : NULL;
+}
+
 /* A loan holds the record and, as cm_state_enter() does, keeps shutdown() away. GIL
  * held; the give may release it. */
 cm_stream *cm_stream_take(cm_state *state, cm_stream *stream);

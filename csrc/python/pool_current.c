@@ -69,10 +69,8 @@ can_serve(const cm_pool_object *self, cm_kind kind, unsigned flags, int device)
            && (flags == config->flags || flags == cm_buffer_default_flags(kind));
 }
 
-/* The innermost pool that can; those that were closed are passed over. Held; NULL
- * without an exception: there is none. */
-static cm_pool *
-find_current(cm_state *state, cm_kind kind, unsigned flags, int device)
+cm_pool *
+cm_pool_find_current(cm_state *state, cm_kind kind, unsigned flags, int device)
 {
     PyObject *chain = read_chain(state);
     cm_pool *found = NULL;
@@ -106,7 +104,7 @@ cm_pool_choose(cm_state *state, cm_pool_object *wanted, cm_kind kind, unsigned f
         return cm_pool_hold(wanted->pool);
     }
     if (CM_UNLIKELY(state->pool_override_count != 0)) {
-        cm_pool *current = find_current(state, kind, flags, device);
+        cm_pool *current = cm_pool_find_current(state, kind, flags, device);
         if (current != NULL || PyErr_Occurred()) {
             return current;
         }

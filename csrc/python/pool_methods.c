@@ -2,6 +2,7 @@
 /* What a Pool does: hand out, tell, give back, be current, end. */
 #include "python/arguments.h"
 #include "python/buffer_object.h"
+#include "python/constructors.h"
 #include "python/errors.h"
 #include "python/pool_object.h"
 #include "python/sizes.h"
@@ -108,6 +109,12 @@ pool_allocate(PyObject *op, PyObject *const *args, Py_ssize_t nargs)
         PyErr_Format(PyExc_ValueError, "nbytes must not be negative, got %lld",
                      (long long)nbytes);
         return NULL;
+    }
+    if (CM_LIKELY(nargs == 1 && self->pool != NULL)) {
+        PyObject *warm = cm_warm_bytes(self->state, self->pool, nbytes);
+        if (CM_LIKELY(warm != NULL)) {
+            return warm;
+        }
     }
     PyObject *stream_object = nargs == 2 ? args[1] : Py_None;
     if (stream_object == Py_None && self->config.kind != CM_KIND_DEVICE) {

@@ -46,6 +46,12 @@ int cm_pool_object_check(const cm_pool_object *self, cm_kind kind, unsigned flag
  * an exception. */
 cm_pool *cm_pool_choose(cm_state *state, cm_pool_object *wanted, cm_kind kind,
                         unsigned flags, int device);
+/* The innermost pool of this context that serves such a request, held; those that were
+ * closed are passed over. NULL without an exception: there is none; Python code may
+ * run.
+ */
+cm_pool *cm_pool_find_current(cm_state *state, cm_kind kind, unsigned flags,
+                              int device);
 /* `with pool:` in this context. 0 or -1. */
 int cm_pool_override_enter(cm_state *state, PyObject *pool);
 int cm_pool_override_exit(cm_state *state, PyObject *pool);

@@ -29,6 +29,7 @@ typedef struct remains {
     size_t user_pool_count;
     PyObject *default_pools;
     PyObject *legacy_streams[CM_MAX_DEVICES];
+    cm_stream *default_streams[CM_MAX_DEVICES];
 } remains;
 
 static int
@@ -129,6 +130,19 @@ collect(cm_state *state, remains *out)
     state->default_pools = NULL;
     memcpy(out->legacy_streams, state->legacy_streams, sizeof(out->legacy_streams));
     memset(state->legacy_streams, 0, sizeof(state->legacy_streams));
+    memcpy(out->default_streams, state->default_streams, sizeof(out->default_streams));
+    memset(state->default_streams, 0, sizeof(state->default_streams));
+}
+
+static void
+release_default_streams(cm_stream **streams)
+{
+    for (int device = 0; device < CM_MAX_DEVICES; device++) {
+        if (streams[device] != NULL) {
+            cm_stream_release(streams[device]);
+            streams[device] = NULL;
+        }
+    }
 }
 
 static void
@@ -201,6 +215,7 @@ close_runtime(remains *old, bool reset_devices)
     for (size_t i = 0; i < old->stream_count; i++) {
         cm_stream_release(old->streams[i]);
     }
+    release_default_streams(old->default_streams);
     for (size_t i = 0; i < old->event_count; i++) {
         keep_first(&first, cm_event_remains_free(&old->events[i]));
     }
@@ -340,6 +355,7 @@ cm_state_fini(cm_state *state)
         storage->state = NULL;
         storage->grave.state = NULL;
     }
+    release_default_streams(state->default_streams);
     cm_cond_fini(&state->opened);
     cm_mutex_fini(&state->open_lock);
     cm_mutex_fini(&state->graveyard_lock);

@@ -9,12 +9,22 @@
 #include "python/state_config.h"
 #include "runtime/faults.h"
 
+/* Without the GIL a list needs a lock, which costs more than it saves. */
+#ifdef Py_GIL_DISABLED
+enum { FREE_ROOT_COUNT = 0 };
+#else
+enum { FREE_ROOT_COUNT = 64 };
+#endif
+
 int
 cm_state_init(cm_state *state)
 {
     cm_limits_init(state);
     cm_list_init(&state->storages);
     cm_list_init(&state->device_waits);
+    for (int kind = 0; kind < CM_KIND_COUNT; kind++) {
+        state->free_roots[kind].room = FREE_ROOT_COUNT;
+    }
     cm_list_init(&state->graveyard);
     cm_status status = cm_mutex_init(&state->graveyard_lock);
     if (cm_is_ok(status)) {
@@ -241,10 +251,12 @@ cm_state_runtime(cm_state *state)
         cm_py_raise(state, cm_fail(CM_EFORKED, 0), NULL);
         return NULL;
     }
-    cm_state_enter(state); /* what is buried or told may be Python code */
-    cm_state_bury_dead(state);
-    report_unread(state);
-    cm_state_leave(state);
+    if (CM_UNLIKELY(!cm_state_is_quiet(state))) {
+        cm_state_enter(state); /* what is buried or told may be Python code */
+        cm_state_bury_dead(state);
+        report_unread(state);
+        cm_state_leave(state);
+    }
     return state->runtime;
 }
 
@@ -311,10 +323,4 @@ cm_state_engine(cm_state *state, int device)
         state->engine_has_device_pool[device] = true;
     }
     return state->engine;
-}
-
-cm_state *
-cm_state_of_module(PyObject *module)
-{
-    return PyModule_GetState(module);
 }

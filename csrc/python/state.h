@@ -35,6 +35,12 @@ typedef struct cm_limits {
     uint64_t half_nbytes; /* of the memory the process may use; UINT64_MAX: unknown */
 } cm_limits;
 
+/* Ended buffers kept for the next one of their type, linked by their base. GIL */
+typedef struct cm_root_list {
+    struct cm_root *first;
+    uint32_t room; /* so many more may be kept */
+} cm_root_list;
+
 typedef struct cm_state {
     /* types; owned */
     PyTypeObject *buffer_type; /* base of the next five; not constructible */
@@ -63,7 +69,9 @@ typedef struct cm_state {
     PyObject *snapshot_factory;
     PyObject *out_of_memory_callbacks; /* list: called in order before giving up */
     PyObject *default_pools;           /* dict: number of the slot -> its Pool */
-    PyObject *wakers; /* weakref.WeakKeyDictionary: event loop -> its waker */
+    PyObject *wakers;     /* weakref.WeakKeyDictionary: event loop -> its waker */
+    PyObject *shape_name; /* interned, as the compiler of a call makes them */
+    PyObject *dtype_name;
     Py_ssize_t stream_override_count; /* 0: nobody ever set it; skips the lookup */
     Py_ssize_t pool_override_count;   /* the same of pools */
     /* the process's devices, opened at first use; NULL before and after shutdown */
@@ -77,8 +85,10 @@ typedef struct cm_state {
     uint64_t pool_count;     /* so many Pools were made: names them */
     bool pools_were_dropped; /* perhaps a live block's pool has no Pool object any more
                               */
-    PyObject *legacy_streams[CM_MAX_DEVICES]; /* Stream objects of handle 0/1; owned,
-                                                 lazy */
+    PyObject *legacy_streams[CM_MAX_DEVICES];   /* Stream objects of handle 0/1; owned,
+                                                   lazy */
+    cm_stream *default_streams[CM_MAX_DEVICES]; /* their records; held as long */
+    cm_root_list free_roots[CM_KIND_COUNT];
     cm_state_override override;
     bool warned;  /* EmulationWarning was given */
     bool exiting; /* the atexit handler ran: the engine is gone for good */
@@ -96,7 +106,8 @@ typedef struct cm_state {
     /* Python references dropped by threads without the GIL, buried later */
     cm_mutex graveyard_lock;
     cm_list graveyard;
-    bool burial_pending; /* a pending call is queued; graveyard_lock */
+    atomic_bool has_dead; /* a look without the lock */
+    bool burial_pending;  /* a pending call is queued; graveyard_lock */
 } cm_state;
 
 /* Around whatever uses a runtime, pool, engine, stream or event while the GIL may go to
@@ -118,6 +129,14 @@ cm_state_leave(cm_state *state)
  * warns EmulationWarning once when it falls back. NULL with an exception set on
  * failure, in a forked child too. Also polls the engine and buries the dead. */
 cm_runtime *cm_state_runtime(cm_state *state);
+
+/* True when cm_state_runtime() would only look. */
+static inline bool
+cm_state_is_quiet(const cm_state *state)
+{
+    return !atomic_load_explicit(&state->has_dead, memory_order_relaxed)
+           && (state->engine == NULL || !cm_engine_has_unread(state->engine));
+}
 
 /* The default pool of a kind, made on first need. Borrowed; NULL with an exception. */
 cm_pool *cm_state_pool(cm_state *state, cm_kind kind, unsigned flags, int device);
@@ -152,6 +171,10 @@ void cm_state_exit(cm_state *state);
 int cm_state_init(cm_state *state);
 void cm_state_fini(cm_state *state);
 
-cm_state *cm_state_of_module(PyObject *module);
+static inline cm_state *
+cm_state_of_module(PyObject *module)
+{
+    return PyModule_GetState(module);
+}
 
 #endif

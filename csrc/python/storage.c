@@ -13,59 +13,67 @@
 
 static void storage_bury(void *argument);
 
-cm_storage *
-cm_storage_new(cm_state *state, cm_kind kind, int device)
+void
+cm_storage_init(cm_storage *storage, cm_state *state, cm_kind kind, int device,
+                bool fresh)
 {
-    cm_storage *storage = calloc(1, sizeof(*storage));
-    if (storage == NULL) {
-        PyErr_NoMemory();
-        return NULL;
+    if (fresh) { /* what no use changes */
+        memset(storage, 0, sizeof(*storage));
+        atomic_init(&storage->refs, 1);
+        storage->state = state;
+        cm_list_init(&storage->grave.node);
+        storage->grave.state = state;
+        storage->grave.then = storage_bury;
+        storage->grave.argument = storage;
+        storage->grave.embedded = true;
     }
-    atomic_init(&storage->refs, 1);
-    storage->state = state;
     storage->generation = state->generation;
     storage->kind = kind;
     storage->residency = kind;
     storage->device = device;
-    cm_list_init(&storage->grave.node);
-    storage->grave.state = state;
-    storage->grave.then = storage_bury;
-    storage->grave.argument = storage;
-    storage->grave.embedded = true;
     cm_list_push_back(&state->storages, &storage->node);
-    return storage;
 }
 
 cm_storage *
-cm_storage_alloc(cm_state *state, cm_pool *pool, uint64_t nbytes, cm_stream *stream)
+cm_storage_new(cm_state *state, cm_kind kind, int device)
 {
-    const cm_pool_config *config = cm_pool_get_config(pool);
-    cm_storage *storage = cm_storage_new(state, config->kind, config->device);
+    cm_storage *storage = malloc(sizeof(*storage));
     if (storage == NULL) {
+        PyErr_NoMemory();
         return NULL;
     }
-    storage->flags = config->flags;
+    cm_storage_init(storage, state, kind, device, true);
+    return storage;
+}
+
+int
+cm_storage_fill(cm_storage *storage, cm_pool *pool, uint64_t nbytes, cm_stream *stream)
+{
+    storage->flags = cm_pool_get_config(pool)->flags;
     storage->nbytes = nbytes;
-    storage->pool = cm_pool_hold(pool);
-    if (nbytes == 0) {
-        return storage;
+    if (CM_UNLIKELY(nbytes == 0)) {
+        storage->pool = cm_pool_hold(pool);
+        return 0;
     }
-    cm_block *block = cm_pool_try_alloc(pool, nbytes, stream);
+    cm_block *block = cm_pool_quick_alloc(pool, nbytes, stream);
     if (CM_UNLIKELY(block == NULL)) {
-        block = cm_block_alloc(state, pool, nbytes, stream);
+        block = cm_block_alloc(storage->state, pool, nbytes, stream);
+        if (block == NULL) {
+            return -1;
+        }
     }
-    if (block == NULL) {
-        cm_storage_release(storage, true);
-        return NULL;
-    }
+    storage->pool = pool;
     storage->block = block;
     storage->host = block->host;
     storage->address = block->address;
-    if (stream != NULL && cm_storage_add_use(storage, stream) < 0) {
-        cm_storage_release(storage, true);
-        return NULL;
+    if (stream != NULL) { /* the first one needs no memory */
+        bool lent = stream == storage->state->default_streams[stream->device];
+        storage->first_use = lent ? stream : cm_stream_hold(stream);
+        storage->first_is_lent = lent;
+        storage->uses = &storage->first_use;
+        storage->use_count = storage->use_capacity = 1;
     }
-    return storage;
+    return 0;
 }
 
 /* -- giving back --------------------------------------------------------------------- */
@@ -89,6 +97,14 @@ cm_storage_detach(cm_storage *storage, cm_storage_remains *out)
         .captured = storage->was_captured,
         .device = storage->device,
     };
+    if (storage->uses == &storage->first_use) {
+        out->first_use = storage->first_use;
+        out->uses = &out->first_use;
+    }
+    if (storage->first_is_lent && storage->use_count > 0) {
+        (void)cm_stream_hold(out->uses[0]);
+    }
+    storage->first_is_lent = false;
     storage->pool = NULL;
     storage->block = NULL;
     storage->registration = NULL;
@@ -102,11 +118,22 @@ cm_storage_detach(cm_storage *storage, cm_storage_remains *out)
     storage->address = 0;
 }
 
+static unsigned
+free_flags(bool fence, bool captured)
+{
+    return (fence ? CM_POOL_FREE_FENCE : 0u) | (captured ? CM_POOL_FREE_CAPTURED : 0u);
+}
+
 bool
 cm_storage_remains_may_wait(const cm_storage_remains *remains)
 {
-    bool pooled = remains->block != NULL && (remains->use_count > 0 || remains->fence);
-    return pooled || remains->registration != NULL || remains->use_count > 0;
+    unsigned flags = free_flags(remains->fence, remains->captured);
+    bool quick = remains->block == NULL
+                 || cm_pool_free_is_quick(remains->pool, remains->uses,
+                                          remains->use_count, flags);
+    bool holds_pool = remains->pool != NULL && remains->block == NULL;
+    return !quick || holds_pool || remains->registration != NULL
+           || remains->use_count > 0;
 }
 
 /* Pages must not be unlocked under work that uses them: our transfers hold the storage,
@@ -144,10 +171,9 @@ cm_storage_remains_free(cm_storage_remains *remains)
     cm_status status = cm_ok();
     if (remains->runtime == NULL || !cm_runtime_is_forked(remains->runtime)) {
         if (remains->block != NULL) {
-            unsigned flags = remains->fence ? CM_POOL_FREE_FENCE : 0u;
-            flags |= remains->captured ? CM_POOL_FREE_CAPTURED : 0u;
             cm_pool_free(remains->pool, remains->block, remains->uses,
-                         remains->use_count, flags);
+                         remains->use_count,
+                         free_flags(remains->fence, remains->captured));
         }
         if (remains->registration != NULL) {
             status = settle(remains);
@@ -160,11 +186,13 @@ cm_storage_remains_free(cm_storage_remains *remains)
         for (uint32_t i = 0; i < remains->writer_count; i++) {
             cm_ticket_release(remains->writers[i]);
         }
-        if (remains->pool != NULL) {
+        if (remains->pool != NULL && remains->block == NULL) {
             cm_pool_release(remains->pool);
         }
     }
-    free(remains->uses);
+    if (remains->uses != &remains->first_use) {
+        free(remains->uses);
+    }
     free(remains->writers);
     return status;
 }
@@ -196,8 +224,29 @@ cm_storage_remains_give(cm_state *state, cm_storage_remains *remains)
     return status;
 }
 
-void
-cm_storage_give_back(cm_storage *storage)
+bool
+cm_storage_try_give_back(cm_storage *storage)
+{
+    bool unshared = storage->use_count == 0
+                    || (storage->first_is_lent && storage->use_capacity == 1);
+    if (storage->block == NULL || !unshared || storage->writers != NULL
+        || storage->was_exported || storage->was_captured || storage->foreign != NULL
+        || !cm_pool_quick_free(storage->pool, storage->block, storage->uses,
+                               storage->use_count)) {
+        return false;
+    }
+    storage->pool = NULL;
+    storage->block = NULL;
+    storage->host = NULL;
+    storage->address = 0;
+    storage->uses = NULL;
+    storage->use_count = storage->use_capacity = 0;
+    storage->first_is_lent = false;
+    return true;
+}
+
+CM_COLD static void
+give_back(cm_storage *storage)
 {
     cm_state *state = storage->state;
     cm_storage_remains remains;
@@ -208,6 +257,14 @@ cm_storage_give_back(cm_storage *storage)
     }
 }
 
+void
+cm_storage_give_back(cm_storage *storage)
+{
+    if (!cm_storage_try_give_back(storage)) {
+        give_back(storage);
+    }
+}
+
 static void
 storage_destroy(cm_storage *storage)
 {
@@ -215,7 +272,12 @@ storage_destroy(cm_storage *storage)
         cm_list_remove(&storage->node);
         cm_storage_give_back(storage);
     }
-    free(storage);
+    if (storage->in_root) {
+        cm_root_free(CM_LIST_ENTRY(storage, cm_root, storage));
+    }
+    else {
+        free(storage);
+    }
 }
 
 /* What was let go without the GIL: the last reference, or the last hold of a closed
@@ -243,7 +305,12 @@ cm_storage_hold(cm_storage *storage)
 void
 cm_storage_release(cm_storage *storage, bool have_gil)
 {
-    if (atomic_fetch_sub_explicit(&storage->refs, 1, memory_order_acq_rel) != 1) {
+    /* Who holds the only reference need not count it down, unless for the grave: nobody
+     * else can count. */
+    bool only =
+        have_gil && atomic_load_explicit(&storage->refs, memory_order_acquire) == 1;
+    if (!only
+        && atomic_fetch_sub_explicit(&storage->refs, 1, memory_order_acq_rel) != 1) {
         return;
     }
     if (have_gil) {

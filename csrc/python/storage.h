@@ -14,7 +14,8 @@ typedef struct cm_storage_remains {
     PyObject *foreign;
     void (*foreign_drop)(void *argument);
     void *foreign_argument;
-    cm_stream **uses;
+    cm_stream **uses; /* or &first_use: not to be moved */
+    cm_stream *first_use;
     uint32_t use_count;
     cm_ticket **writers;
     uint32_t writer_count;
@@ -34,6 +35,9 @@ void cm_storage_remains_bury(cm_storage_remains *remains);
 /* Both, with the GIL, which is released where that may wait. */
 CM_NODISCARD cm_status cm_storage_remains_give(cm_state *state,
                                                cm_storage_remains *remains);
+/* What most storages end with: a block that goes back without a call of the runtime,
+ * and nothing else. False: nothing was done. GIL. */
+bool cm_storage_try_give_back(cm_storage *storage);
 /* Detach and give. Failures go to the unraisable hook: for where nobody is there to
  * raise to. GIL. */
 void cm_storage_give_back(cm_storage *storage);

@@ -50,7 +50,7 @@ cm_storage_close(cm_storage *storage)
         return -1;
     }
     storage->closed = true; /* first: a transfer that ends now looks at it */
-    if (!is_idle(storage)) {
+    if (!is_idle(storage) || cm_storage_try_give_back(storage)) {
         return 0;
     }
     cm_storage_remains remains;

@@ -14,9 +14,10 @@ enum {
     LONGEST_NAP_NS = 500 * 1000,
 };
 
-/* Room for one more pointer in a growing array. 0, or -1 with MemoryError. */
+/* Room for one more pointer in a growing array, whose first place may be `inside`
+ * something (else NULL). 0, or -1 with MemoryError. */
 static int
-reserve_one(void *array_pointer, uint32_t count, uint32_t *capacity)
+reserve_one(void *array_pointer, const void *inside, uint32_t count, uint32_t *capacity)
 {
     if (count < *capacity) {
         return 0;
@@ -24,10 +25,14 @@ reserve_one(void *array_pointer, uint32_t count, uint32_t *capacity)
     void **array;
     memcpy(&array, array_pointer, sizeof(array));
     uint32_t wanted = *capacity == 0 ? 2 : *capacity * 2;
-    void **larger = realloc(array, (size_t)wanted * sizeof(*larger));
+    bool moves = array != NULL && (const void *)array == inside;
+    void **larger = realloc(moves ? NULL : array, (size_t)wanted * sizeof(*larger));
     if (larger == NULL) {
         PyErr_NoMemory();
         return -1;
+    }
+    if (moves) {
+        memcpy(larger, array, count * sizeof(*larger));
     }
     memcpy(array_pointer, &larger, sizeof(larger));
     *capacity = wanted;
@@ -43,7 +48,9 @@ cm_storage_add_use(cm_storage *storage, cm_stream *stream)
             return 0;
         }
     }
-    if (reserve_one(&storage->uses, storage->use_count, &storage->use_capacity) < 0) {
+    if (reserve_one(&storage->uses, &storage->first_use, storage->use_count,
+                    &storage->use_capacity)
+        < 0) {
         return -1;
     }
     storage->uses[storage->use_count++] = cm_stream_hold(stream);
@@ -79,7 +86,8 @@ int
 cm_storage_add_writer(cm_storage *storage, cm_ticket *ticket)
 {
     forget_finished_writers(storage);
-    if (reserve_one(&storage->writers, storage->writer_count, &storage->writer_capacity)
+    if (reserve_one(&storage->writers, NULL, storage->writer_count,
+                    &storage->writer_capacity)
         < 0) {
         return -1;
     }

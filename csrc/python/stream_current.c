@@ -76,8 +76,13 @@ legacy_stream(cm_state *state, int device)
         if (!cm_is_ok(status)) {
             return cm_py_raise(state, status, "looking up the default stream");
         }
-        state->legacy_streams[device] = cm_stream_object_new(state, record);
-        cm_stream_release(record);
+        PyObject *object = cm_stream_object_new(state, record);
+        if (object == NULL) {
+            cm_stream_release(record);
+            return NULL;
+        }
+        state->legacy_streams[device] = object;
+        state->default_streams[device] = record;
     }
     return state->legacy_streams[device];
 }

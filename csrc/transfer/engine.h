@@ -134,6 +134,8 @@ CM_NODISCARD cm_status cm_ticket_order(cm_ticket *ticket, cm_stream *stream);
 
 /* The next failure that nobody read (CM_OK if none): for the unraisable hook. */
 cm_status cm_engine_take_unread(cm_engine *engine);
+/* A look without the lock whether there is one. */
+bool cm_engine_has_unread(const cm_engine *engine);
 
 /* Unfinished transfers. */
 uint64_t cm_engine_count_pending(cm_engine *engine);

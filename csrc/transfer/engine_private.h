@@ -49,8 +49,9 @@ struct cm_engine {
     uint64_t caller_count; /* threads that may call the runtime for the engine now */
     cm_list pending;
     uint64_t pending_count;
-    cm_list unread; /* failed tickets without a holder */
-    cm_list jobs;   /* for the workers, oldest first */
+    cm_list unread;         /* failed tickets without a holder */
+    atomic_bool has_unread; /* perhaps: set and cleared under the lock */
+    cm_list jobs;           /* for the workers, oldest first */
     uint64_t job_count;
     cm_list parked;        /* jobs that wait for a stream or a ticket */
     uint64_t parked_count; /* those that the watcher looks at now included */

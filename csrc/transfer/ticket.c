@@ -45,6 +45,7 @@ queue_unread_locked(cm_ticket *ticket)
     ticket->read = true;
     atomic_fetch_add_explicit(&ticket->refs, 1, memory_order_relaxed);
     cm_list_push_back(&ticket->engine->unread, &ticket->node);
+    atomic_store_explicit(&ticket->engine->has_unread, true, memory_order_relaxed);
     return true;
 }
 
@@ -93,6 +94,8 @@ take_unread(cm_engine *engine, bool end)
 {
     cm_mutex_lock(&engine->lock);
     cm_list *node = cm_list_pop_front(&engine->unread);
+    bool more = !cm_list_is_empty(&engine->unread);
+    atomic_store_explicit(&engine->has_unread, more, memory_order_relaxed);
     if (node == NULL && end) {
         atomic_store(&engine->over, true);
     }
@@ -104,6 +107,12 @@ take_unread(cm_engine *engine, bool end)
     cm_status status = ticket->status;
     cm_ticket_release(ticket);
     return status;
+}
+
+bool
+cm_engine_has_unread(const cm_engine *engine)
+{
+    return atomic_load_explicit(&engine->has_unread, memory_order_relaxed);
 }
 
 cm_status
