@@ -66,12 +66,12 @@ macros |= {"Py_LIMITED_API": "0x030B0000"} if LIMITED else {}
 macros |= {"CM_DEBUG": "1"} if DEBUG else {}
 flags = ["-std=c17", "-fvisibility=hidden", "-Wall", "-Wextra", "-Wshadow", "-Wundef"]
 flags += ["-Wstrict-prototypes", "-Wmissing-prototypes", "-Wconversion"]
-flags += ["-O0", "-g", "-UNDEBUG", "-Werror"] if DEBUG else []
+fast = ["-O2", "-flto=auto", "-fno-plt", "-fno-semantic-interposition"]
 if sanitize := [f"-fsanitize={s}" for s in [os.environ.get("CUMEM_SANITIZE")] if s]:
     sanitize.append("-fno-omit-frame-pointer")
-link = ["-Wl,--exclude-libs,ALL", *([] if DEBUG or sanitize else ["-Wl,-s"])]
+flags += ["-O0", "-g", "-UNDEBUG", "-Werror"] if DEBUG else [] if sanitize else fast
+link = ["-Wl,--exclude-libs,ALL", *([] if DEBUG or sanitize else ["-Wl,-s", *fast])]
 core = Extension("cumem._core", sorted(map(str, Path("csrc").glob("*/*.c"))))
-core.depends = sorted(map(str, Path("csrc").glob("*/*.h")))
 core.include_dirs, core.define_macros = ["csrc"], list(macros.items())
 core.extra_compile_args, core.extra_link_args = flags + sanitize, link + sanitize
 core.libraries, core.py_limited_api = ["dl", "rt", "pthread"], LIMITED
