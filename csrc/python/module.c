@@ -66,7 +66,11 @@ make_variables(cm_state *state)
     state->pool_variable =
         PyObject_CallMethod(contextvars, "ContextVar", "s", "cumem.current_pool");
     Py_DECREF(contextvars);
-    return state->stream_variable == NULL || state->pool_variable == NULL ? -1 : 0;
+    if (state->stream_variable == NULL || state->pool_variable == NULL) {
+        return -1;
+    }
+    state->pool_getter = PyObject_GetAttrString(state->pool_variable, "get");
+    return state->pool_getter == NULL ? -1 : 0;
 }
 
 static int
@@ -197,6 +201,7 @@ core_exec(PyObject *module)
     F(stream_variable)                                                                 \
     F(pool_type)                                                                       \
     F(pool_variable)                                                                   \
+    F(pool_getter)                                                                     \
     F(uint8_dtype)                                                                     \
     F(stats_factory)                                                                   \
     F(snapshot_factory)                                                                \

@@ -10,7 +10,7 @@
 static PyObject *
 read_chain(cm_state *state)
 {
-    return PyObject_CallMethod(state->pool_variable, "get", "O", Py_None);
+    return PyObject_CallFunctionObjArgs(state->pool_getter, Py_None, NULL);
 }
 
 static int

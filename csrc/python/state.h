@@ -64,6 +64,7 @@ typedef struct cm_state {
     /* helpers from Python; owned, imported at module exec */
     PyObject *stream_variable; /* contextvars.ContextVar("cumem.current_stream") */
     PyObject *pool_variable;   /* contextvars.ContextVar("cumem.current_pool") */
+    PyObject *pool_getter;     /* its get(): looked up once, asked often */
     PyObject *uint8_dtype;     /* numpy.dtype("uint8") */
     PyObject *stats_factory; /* makes what Pool.stats() answers; NULL: not installed */
     PyObject *snapshot_factory;
