@@ -157,6 +157,15 @@ def test_interop_table_is_that_of_its_results() -> None:
     assert script.render(results) in page
 
 
+def test_pool_tables_are_those_of_their_results() -> None:
+    path = ROOT / "benchmarks" / "results" / "pools-h200.json"
+    script = load(ROOT / "benchmarks" / "pools.py")
+    results = json.loads(path.read_text(encoding="utf-8"))
+    page = (ROOT / "docs" / "pools.md").read_text(encoding="utf-8")
+    assert not results["emulated"]
+    assert script.render(results) in page
+
+
 def test_decisions_are_numbered_and_at_most_a_page() -> None:
     pages = sorted((ROOT / "docs" / "decisions").glob("*.md"))
     assert [int(page.name[:4]) for page in pages] == list(range(1, len(pages) + 1))
