@@ -2,7 +2,7 @@
 /* The pool's insides, shared by its files: pool.c (life), pool_read.c (counters,
  * peaks), pool_alloc.c (handing out), pool_free.c (taking back), pool_in_flight.c (when
  * a freed block is idle), pool_marks.c (when a stream's work has ended), pool_grow.c
- * and pool_place.c (more memory), pool_trim.c (less). Nobody else includes this.
+ * and pool_place*.c (more memory), pool_trim.c (less). Nobody else includes this.
  * Locks: `lock` guards heap, lists, marks and counters, for list work only. `gate` with
  * its condition guards the two flags of who is growing or polling; no thread holds
  * both. */
@@ -210,7 +210,7 @@ CM_NODISCARD cm_status cm_pool_poll(cm_pool *pool, cm_poll_mode mode, bool may_f
 bool cm_pool_begin_poll(cm_pool *pool, bool wait);
 void cm_pool_end_poll(cm_pool *pool);
 
-/* -- pool_grow.c, pool_place.c: by the grower, inside a cm_scope ------------------------ */
+/* -- pool_grow.c, pool_place_fill.c: by the grower, inside a cm_scope ------------------------ */
 
 /* More memory, and a LIVE span of `size` bytes in it for `stream` (NULL: any).
  * Fails: CM_ELIMIT, CM_ENOMEM, what the source's calls fail with. */

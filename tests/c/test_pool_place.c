@@ -100,6 +100,85 @@ test_pool_moves_free_chunks_instead_of_reserving_more(void)
     close_emulated(rt);
 }
 
+/* Blocks of one chunk each, of which 2 to 6 become gap, free, gap, free, gap. */
+enum { HOLED = 12 };
+
+static void
+test_pool_places_over_several_gaps(void)
+{
+    cm_runtime *rt = open_emulated(13000, 1, 256 * MIB);
+    cm_pool *pool = open_pool(rt, DEVICE);
+    cm_block *blocks[HOLED];
+    uint64_t released = 0;
+    for (int i = 0; i < HOLED; i++) {
+        blocks[i] = take(pool, CHUNK, NULL);
+    }
+    cm_address first = blocks[2]->address;
+    for (int i = 2; i <= 6; i += 2) {
+        give(pool, blocks[i], NULL, 0);
+    }
+    CHECK_OK(cm_pool_trim(pool, 0, false, &released));
+    CHECK_EQ(released, 3 * CHUNK);
+    give(pool, blocks[3], NULL, 0);
+    give(pool, blocks[5], NULL, 0);
+    give(pool, blocks[9], NULL, 0);
+    /* Two free chunks are where they must be, one is moved, two are missing. */
+    cm_block *large = take(pool, 5 * CHUNK, NULL);
+    cm_pool_counters c = read_counters(pool);
+    CHECK_EQ(large->address, first);
+    CHECK_EQ(c.remap_count, 1);
+    CHECK_EQ(c.reserved_nbytes, (HOLED - 1) * CHUNK);
+    CHECK_EQ(c.cached_nbytes, 0);
+    for (uint64_t i = 0; i < 5; i++) {
+        check_usable(rt, &(cm_block){NULL, first + i * CHUNK, CHUNK});
+    }
+    /* The gap that the move left is filled by the next growth. */
+    blocks[9] = take(pool, CHUNK, NULL);
+    CHECK_EQ(read_counters(pool).reserved_nbytes, HOLED * CHUNK);
+    CHECK_LT(blocks[9]->address, blocks[10]->address);
+    give(pool, large, NULL, 0);
+    for (int i = 0; i < HOLED; i++) {
+        if (i < 2 || i > 6) {
+            check_usable(rt, blocks[i]);
+            give(pool, blocks[i], NULL, 0);
+        }
+    }
+    cm_pool_release(pool);
+    close_emulated(rt);
+}
+
+/* A place that begins inside a gap fills it from its end downwards. */
+static void
+test_pool_places_before_free_memory(void)
+{
+    cm_runtime *rt = open_emulated(13000, 1, 256 * MIB);
+    cm_pool *pool = open_pool(rt, DEVICE);
+    cm_block *blocks[HOLED];
+    uint64_t released = 0;
+    for (int i = 0; i < HOLED; i++) {
+        blocks[i] = take(pool, CHUNK, NULL);
+    }
+    cm_address end = blocks[7]->address;
+    for (int i = 2; i <= 4; i++) {
+        give(pool, blocks[i], NULL, 0);
+    }
+    CHECK_OK(cm_pool_trim(pool, 0, false, &released));
+    give(pool, blocks[5], NULL, 0);
+    give(pool, blocks[6], NULL, 0);
+    cm_block *large = take(pool, 3 * CHUNK, NULL);
+    CHECK_EQ(large->address + large->nbytes, end);
+    CHECK_EQ(read_counters(pool).reserved_nbytes, (HOLED - 2) * CHUNK);
+    check_usable(rt, large);
+    give(pool, large, NULL, 0);
+    for (int i = 0; i < HOLED; i++) {
+        if (i < 2 || i > 6) {
+            give(pool, blocks[i], NULL, 0);
+        }
+    }
+    cm_pool_release(pool);
+    close_emulated(rt);
+}
+
 static void
 test_pool_moves_nothing_that_a_stream_is_late_with(void)
 {
@@ -215,6 +294,39 @@ run_places(cm_pool *pool, outcome *o)
     note(o, cm_pool_trim(pool, 0, false, &released));
 }
 
+/* A growth over three gaps: one chunk is moved, two are made. */
+static void
+run_holes(cm_runtime *rt, cm_pool *pool, outcome *o)
+{
+    cm_block *blocks[HOLED];
+    cm_block *large = NULL;
+    uint64_t released = 0;
+    for (int i = 0; i < HOLED; i++) {
+        take_or_note(pool, CHUNK, &blocks[i], o);
+    }
+    static const int given[] = {2, 4, 6, -1, 3, 5, 9};
+    for (size_t k = 0; k < sizeof(given) / sizeof(*given); k++) {
+        int i = given[k];
+        if (i < 0) {
+            note(o, cm_pool_trim(pool, 0, false, &released));
+        }
+        else if (blocks[i] != NULL) {
+            give(pool, blocks[i], NULL, 0);
+            blocks[i] = NULL;
+        }
+    }
+    take_or_note(pool, 5 * CHUNK, &large, o);
+    if (large != NULL) {
+        check_usable(rt, large);
+        give(pool, large, NULL, 0);
+    }
+    for (int i = 0; i < HOLED; i++) {
+        if (blocks[i] != NULL) {
+            give(pool, blocks[i], NULL, 0);
+        }
+    }
+}
+
 static void
 check_well(cm_runtime *rt, cm_pool *pool, cm_budget *budget)
 {
@@ -248,6 +360,7 @@ sweep(cm_op op, int32_t code, bool repeat)
         cm_pool *pool = open_pool(rt, config);
         cm_faults_plan(rt, op, nth, code, repeat);
         run_places(pool, &o);
+        run_holes(rt, pool, &o);
         struck = cm_faults_struck(rt) != CM_OP_none;
         cm_faults_plan(rt, CM_OP_none, 0, 0, false);
         if (!cm_is_ok(o.first) && o.first.code != code) {
@@ -322,6 +435,8 @@ test_pool_source_that_cannot_be_opened_is_tried_again(void)
 /* clang-format off */
 MAIN(RUN(test_pool_grows_in_place)
      RUN(test_pool_moves_free_chunks_instead_of_reserving_more)
+     RUN(test_pool_places_over_several_gaps)
+     RUN(test_pool_places_before_free_memory)
      RUN(test_pool_moves_nothing_that_a_stream_is_late_with)
      RUN(test_pool_small_blocks_pin_their_chunks_only)
      RUN(test_pool_each_step_of_a_growth_may_fail)
