@@ -3,10 +3,12 @@
  * source cannot put chunks side by side. */
 #include "pool/pool_private.h"
 
-/* What is taken beyond the need, so that many small requests are few growths: this
- * share of what is held where chunks join up, and a greater one (up to a bound) where
- * every chunk is a segment of its own. */
-#define PLACED_SHARE 128
+/* What is taken beyond the need, so that many small requests are few growths. Where
+ * chunks join up: this share of what is held while growths come close together, and
+ * almost nothing later, when a growth is rare and what is held soon at its peak. Where
+ * every chunk is a segment of its own: a greater share, up to a bound. */
+#define HURRIED_SHARE 32
+#define CALM_SHARE 320
 #define SEGMENT_SHARE 16
 #define SEGMENT_STEP_MIN (UINT64_C(2) << 20)
 #define SEGMENT_STEP_MAX (UINT64_C(64) << 20)
@@ -22,7 +24,7 @@ cm_pool_growth_step(const cm_pool *pool, uint64_t size)
 {
     uint64_t granule = pool->source->granule;
     uint64_t reserved = pool->counters.reserved_nbytes; /* changed by growers alone */
-    uint64_t step = reserved / PLACED_SHARE;
+    uint64_t step = reserved / (pool->hurried ? HURRIED_SHARE : CALM_SHARE);
     if (!pool->source->is_placed) {
         step = reserved / SEGMENT_SHARE;
         step = step < SEGMENT_STEP_MIN   ? SEGMENT_STEP_MIN

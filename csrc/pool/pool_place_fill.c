@@ -7,8 +7,10 @@
 #include "pool/pool_place.h"
 
 enum {
-    CHUNK_GRANULES = 2, /* the least a new chunk is worth, */
-    CHUNK_SHARE = 32    /* and the greatest share of what is held */
+    CHUNK_GRANULES = 2,       /* the least a new chunk is worth, */
+    CHUNK_SHARE = 32,         /* and the greatest share of what is held then; */
+    HURRIED_CHUNK_SHARE = 16, /* the same while growths come close together, */
+    HURRIED_ALLOCATIONS = 16  /* with fewer allocations than so many between them */
 };
 
 /* -- without the lock ------------------------------------------------------------------- */
@@ -53,7 +55,8 @@ piece_nbytes(const cm_pool *pool, uint64_t nbytes)
 {
     uint64_t granule = pool->source->granule;
     uint64_t held = pool->counters.reserved_nbytes; /* changed by growers alone */
-    uint64_t most = cm_round_up_to(held / CHUNK_SHARE, granule);
+    uint64_t share = pool->hurried ? HURRIED_CHUNK_SHARE : CHUNK_SHARE;
+    uint64_t most = cm_round_up_to((held + nbytes) / share, granule);
     most = most < CHUNK_GRANULES * granule ? CHUNK_GRANULES * granule : most;
     uint64_t count = (nbytes + most - 1) / most;
     count = count > CM_PLACE_CREATES ? CM_PLACE_CREATES : count;
@@ -147,6 +150,11 @@ cm_status
 cm_pool_grow_placed(cm_pool *pool, uint64_t size, const cm_stream *stream,
                     cm_span **out)
 {
+    cm_fast_lock_take(&pool->lock);
+    uint64_t count = pool->counters.allocation_count;
+    cm_fast_lock_give(&pool->lock);
+    pool->hurried = count - pool->grown_count < HURRIED_ALLOCATIONS;
+    pool->grown_count = count;
     cm_status status = grow(pool, size, stream, true, out);
     if (cm_pool_is_short(status) && status.code != CM_ENOMEM) {
         status = grow(pool, size, stream, false, out); /* the need alone */

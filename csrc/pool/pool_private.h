@@ -92,6 +92,8 @@ struct cm_pool {
     _Atomic bool growing; /* one thread changes arenas, chunks and the source */
     cm_source *source;    /* owned; opened at the first growth; the grower's */
     cm_arena *range;      /* of a placed source */
+    uint64_t grown_count; /* allocations when it last grew; the grower's */
+    bool hurried;         /* there were few since; the grower's, of a placed source */
 };
 
 /* After each change of the lists, in debug builds. */

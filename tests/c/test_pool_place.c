@@ -179,6 +179,38 @@ test_pool_places_before_free_memory(void)
     close_emulated(rt);
 }
 
+static uint64_t
+growths(cm_runtime *rt, int allocations_between)
+{
+    cm_pool *pool = open_pool(rt, DEVICE);
+    cm_block *blocks[40];
+    cm_block *held = take(pool, 128 * MIB, NULL);
+    for (int i = 0; i < 40; i++) {
+        blocks[i] = take(pool, 512 * KIB, NULL);
+        for (int k = 0; k < allocations_between; k++) {
+            cm_block *brief = take(pool, 512, NULL);
+            give(pool, brief, NULL, 0);
+        }
+    }
+    uint64_t growth_count = read_counters(pool).growth_count;
+    for (int i = 0; i < 40; i++) {
+        give(pool, blocks[i], NULL, 0);
+    }
+    give(pool, held, NULL, 0);
+    cm_pool_release(pool);
+    return growth_count;
+}
+
+static void
+test_pool_grows_by_more_while_growths_come_close_together(void)
+{
+    cm_runtime *rt = open_emulated(13000, 1, 256 * MIB);
+    uint64_t hurried = growths(rt, 0);
+    uint64_t calm = growths(rt, 40);
+    CHECK_LT(hurried, calm);
+    close_emulated(rt);
+}
+
 static void
 test_pool_moves_nothing_that_a_stream_is_late_with(void)
 {
@@ -437,6 +469,7 @@ MAIN(RUN(test_pool_grows_in_place)
      RUN(test_pool_moves_free_chunks_instead_of_reserving_more)
      RUN(test_pool_places_over_several_gaps)
      RUN(test_pool_places_before_free_memory)
+     RUN(test_pool_grows_by_more_while_growths_come_close_together)
      RUN(test_pool_moves_nothing_that_a_stream_is_late_with)
      RUN(test_pool_small_blocks_pin_their_chunks_only)
      RUN(test_pool_each_step_of_a_growth_may_fail)
