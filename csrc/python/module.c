@@ -55,25 +55,6 @@ register_at_exit(PyObject *module)
 /* -- exec ------------------------------------------------------------------------------- */
 
 static int
-make_variables(cm_state *state)
-{
-    PyObject *contextvars = PyImport_ImportModule("contextvars");
-    if (contextvars == NULL) {
-        return -1;
-    }
-    state->stream_variable =
-        PyObject_CallMethod(contextvars, "ContextVar", "s", "cumem.current_stream");
-    state->pool_variable =
-        PyObject_CallMethod(contextvars, "ContextVar", "s", "cumem.current_pool");
-    Py_DECREF(contextvars);
-    if (state->stream_variable == NULL || state->pool_variable == NULL) {
-        return -1;
-    }
-    state->pool_getter = PyObject_GetAttrString(state->pool_variable, "get");
-    return state->pool_getter == NULL ? -1 : 0;
-}
-
-static int
 make_names(cm_state *state)
 {
     state->shape_name = PyUnicode_InternFromString("shape");
@@ -170,9 +151,10 @@ core_exec(PyObject *module)
 {
     cm_state *state = cm_state_of_module(module);
     if (cm_state_init(state) < 0 || cm_numpy_import() < 0 || make_names(state) < 0
-        || make_variables(state) < 0 || add_types(module, state) < 0
-        || add_functions(module) < 0 || add_constants(module) < 0
-        || register_at_exit(module) < 0) {
+        || cm_override_init(&state->current_stream, "cumem.current_stream") < 0
+        || cm_override_init(&state->current_pool, "cumem.current_pool") < 0
+        || add_types(module, state) < 0 || add_functions(module) < 0
+        || add_constants(module) < 0 || register_at_exit(module) < 0) {
         return -1;
     }
     return 0;
@@ -198,10 +180,11 @@ core_exec(PyObject *module)
     F(cuda_error)                                                                      \
     F(out_of_memory_error)                                                             \
     F(emulation_warning)                                                               \
-    F(stream_variable)                                                                 \
+    F(current_stream.variable)                                                         \
+    F(current_stream.getter)                                                           \
     F(pool_type)                                                                       \
-    F(pool_variable)                                                                   \
-    F(pool_getter)                                                                     \
+    F(current_pool.variable)                                                           \
+    F(current_pool.getter)                                                             \
     F(uint8_dtype)                                                                     \
     F(stats_factory)                                                                   \
     F(snapshot_factory)                                                                \

@@ -5,62 +5,6 @@
 #include "python/errors.h"
 #include "python/pool_object.h"
 
-/* As with streams the variable holds a chain of pairs (pool, outer chain or None), so
- * that one Pool may be entered by many threads and tasks and leaving needs no token. */
-static PyObject *
-read_chain(cm_state *state)
-{
-    return PyObject_CallFunctionObjArgs(state->pool_getter, Py_None, NULL);
-}
-
-static int
-write_chain(cm_state *state, PyObject *chain)
-{
-    /* "(O)": a pair must not be taken for the argument list */
-    PyObject *token = PyObject_CallMethod(state->pool_variable, "set", "(O)", chain);
-    Py_XDECREF(token);
-    return token == NULL ? -1 : 0;
-}
-
-int
-cm_pool_override_enter(cm_state *state, PyObject *pool)
-{
-    PyObject *outer = read_chain(state);
-    if (outer == NULL) {
-        return -1;
-    }
-    PyObject *chain = PyTuple_Pack(2, pool, outer);
-    Py_DECREF(outer);
-    if (chain == NULL) {
-        return -1;
-    }
-    int result = write_chain(state, chain);
-    Py_DECREF(chain);
-    if (result == 0) {
-        state->pool_override_count++; /* never back: copied contexts keep the chain */
-    }
-    return result;
-}
-
-int
-cm_pool_override_exit(cm_state *state, PyObject *pool)
-{
-    PyObject *chain = read_chain(state);
-    if (chain == NULL) {
-        return -1;
-    }
-    int result = -1;
-    if (chain != Py_None && PyTuple_GetItem(chain, 0) == pool) {
-        result = write_chain(state, PyTuple_GetItem(chain, 1));
-    }
-    else {
-        PyErr_SetString(PyExc_RuntimeError,
-                        "the pool is not the one entered last in this context");
-    }
-    Py_DECREF(chain);
-    return result;
-}
-
 static bool
 can_serve(const cm_pool_object *self, cm_kind kind, unsigned flags, int device)
 {
@@ -72,7 +16,7 @@ can_serve(const cm_pool_object *self, cm_kind kind, unsigned flags, int device)
 cm_pool *
 cm_pool_find_current(cm_state *state, cm_kind kind, unsigned flags, int device)
 {
-    PyObject *chain = read_chain(state);
+    PyObject *chain = cm_override_read(&state->current_pool);
     cm_pool *found = NULL;
     for (PyObject *at = chain; at != NULL && at != Py_None && found == NULL;
          at = PyTuple_GetItem(at, 1)) {
@@ -103,7 +47,7 @@ cm_pool_choose(cm_state *state, cm_pool_object *wanted, cm_kind kind, unsigned f
         }
         return cm_pool_hold(wanted->pool);
     }
-    if (CM_UNLIKELY(state->pool_override_count != 0)) {
+    if (CM_UNLIKELY(state->current_pool.count != 0)) {
         cm_pool *current = cm_pool_find_current(state, kind, flags, device);
         if (current != NULL || PyErr_Occurred()) {
             return current;

@@ -231,13 +231,14 @@ pool_enter(PyObject *op, PyObject *Py_UNUSED(unused))
         PyErr_SetString(PyExc_ValueError, "the pool is closed");
         return NULL;
     }
-    return cm_pool_override_enter(self->state, op) < 0 ? NULL : Py_NewRef(op);
+    return cm_override_enter(&self->state->current_pool, op) < 0 ? NULL : Py_NewRef(op);
 }
 
 static PyObject *
 pool_exit(PyObject *op, PyObject *Py_UNUSED(args))
 {
-    if (cm_pool_override_exit(((cm_pool_object *)(void *)op)->state, op) < 0) {
+    cm_state *state = ((cm_pool_object *)(void *)op)->state;
+    if (cm_override_exit(&state->current_pool, op, "pool") < 0) {
         return NULL;
     }
     Py_RETURN_NONE;

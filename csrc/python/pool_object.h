@@ -52,9 +52,6 @@ cm_pool *cm_pool_choose(cm_state *state, cm_pool_object *wanted, cm_kind kind,
  */
 cm_pool *cm_pool_find_current(cm_state *state, cm_kind kind, unsigned flags,
                               int device);
-/* `with pool:` in this context. 0 or -1. */
-int cm_pool_override_enter(cm_state *state, PyObject *pool);
-int cm_pool_override_exit(cm_state *state, PyObject *pool);
 
 /* One of all pools. */
 typedef struct cm_pool_entry {

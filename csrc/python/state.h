@@ -11,6 +11,7 @@
 #include "base/thread.h"
 #include "pool/pool.h"
 #include "pool/registry.h"
+#include "python/override.h"
 #include "runtime/emulated.h"
 #include "transfer/engine.h"
 
@@ -62,10 +63,9 @@ typedef struct cm_state {
     PyObject *out_of_memory_error;
     PyObject *emulation_warning;
     /* helpers from Python; owned, imported at module exec */
-    PyObject *stream_variable; /* contextvars.ContextVar("cumem.current_stream") */
-    PyObject *pool_variable;   /* contextvars.ContextVar("cumem.current_pool") */
-    PyObject *pool_getter;     /* its get(): looked up once, asked often */
-    PyObject *uint8_dtype;     /* numpy.dtype("uint8") */
+    cm_override current_stream; /* "cumem.current_stream" */
+    cm_override current_pool;   /* "cumem.current_pool" */
+    PyObject *uint8_dtype;      /* numpy.dtype("uint8") */
     PyObject *stats_factory; /* makes what Pool.stats() answers; NULL: not installed */
     PyObject *snapshot_factory;
     PyObject *out_of_memory_callbacks; /* list: called in order before giving up */
@@ -73,8 +73,6 @@ typedef struct cm_state {
     PyObject *wakers;     /* weakref.WeakKeyDictionary: event loop -> its waker */
     PyObject *shape_name; /* interned, as the compiler of a call makes them */
     PyObject *dtype_name;
-    Py_ssize_t stream_override_count; /* 0: nobody ever set it; skips the lookup */
-    Py_ssize_t pool_override_count;   /* the same of pools */
     /* the process's devices, opened at first use; NULL before and after shutdown */
     cm_runtime *runtime; /* owned */
     cm_registry *registry;

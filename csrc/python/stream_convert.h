@@ -22,9 +22,4 @@ cm_stream *cm_stream_from_argument(cm_state *state, PyObject *object,
  * released) only for a transfer. 0, or -1 with an exception. */
 int cm_stream_wait_object(cm_state *state, cm_stream *stream, PyObject *other);
 
-/* Make `stream` current in this context until the matching exit; they nest. 0 or -1. */
-int cm_stream_override_enter(cm_state *state, PyObject *stream);
-/* RuntimeError when `stream` is not the one entered last. */
-int cm_stream_override_exit(cm_state *state, PyObject *stream);
-
 #endif

@@ -4,63 +4,6 @@
 #include "python/errors.h"
 #include "python/stream_convert.h"
 
-/* The context variable holds a chain of pairs (stream, outer chain or None): leaving a
- * with block needs no token then, so one Stream may be entered by many threads and
- * tasks. */
-static PyObject *
-read_chain(cm_state *state)
-{
-    return PyObject_CallMethod(state->stream_variable, "get", "O", Py_None);
-}
-
-static int
-write_chain(cm_state *state, PyObject *chain)
-{
-    /* "(O)": a pair must not be taken for the argument list */
-    PyObject *token = PyObject_CallMethod(state->stream_variable, "set", "(O)", chain);
-    Py_XDECREF(token);
-    return token == NULL ? -1 : 0;
-}
-
-int
-cm_stream_override_enter(cm_state *state, PyObject *stream)
-{
-    PyObject *outer = read_chain(state);
-    if (outer == NULL) {
-        return -1;
-    }
-    PyObject *chain = PyTuple_Pack(2, stream, outer);
-    Py_DECREF(outer);
-    if (chain == NULL) {
-        return -1;
-    }
-    int result = write_chain(state, chain);
-    Py_DECREF(chain);
-    if (result == 0) {
-        state->stream_override_count++; /* never back: copied contexts keep the chain */
-    }
-    return result;
-}
-
-int
-cm_stream_override_exit(cm_state *state, PyObject *stream)
-{
-    PyObject *chain = read_chain(state);
-    if (chain == NULL) {
-        return -1;
-    }
-    int result = -1;
-    if (chain != Py_None && PyTuple_GetItem(chain, 0) == stream) {
-        result = write_chain(state, PyTuple_GetItem(chain, 1));
-    }
-    else {
-        PyErr_SetString(PyExc_RuntimeError,
-                        "the stream is not the one entered last in this context");
-    }
-    Py_DECREF(chain);
-    return result;
-}
-
 /* Borrowed: the Stream of the legacy default stream of `device`, made on first need. */
 static PyObject *
 legacy_stream(cm_state *state, int device)
@@ -110,8 +53,8 @@ cm_current_stream(cm_state *state, int device)
         device = state->current_device;
     }
     PyObject *found = NULL;
-    if (state->stream_override_count != 0) {
-        PyObject *chain = read_chain(state);
+    if (state->current_stream.count != 0) {
+        PyObject *chain = cm_override_read(&state->current_stream);
         if (chain == NULL) {
             return NULL;
         }

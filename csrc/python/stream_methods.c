@@ -218,7 +218,7 @@ stream_enter(PyObject *op, PyObject *Py_UNUSED(unused))
         return NULL;
     }
     cm_stream_give(self->state, stream);
-    if (cm_stream_override_enter(self->state, op) < 0) {
+    if (cm_override_enter(&self->state->current_stream, op) < 0) {
         return NULL;
     }
     Py_INCREF(op);
@@ -228,7 +228,8 @@ stream_enter(PyObject *op, PyObject *Py_UNUSED(unused))
 static PyObject *
 stream_exit(PyObject *op, PyObject *Py_UNUSED(args))
 {
-    if (cm_stream_override_exit(((cm_stream_object *)(void *)op)->state, op) < 0) {
+    cm_state *state = ((cm_stream_object *)(void *)op)->state;
+    if (cm_override_exit(&state->current_stream, op, "stream") < 0) {
         return NULL;
     }
     Py_RETURN_NONE;
