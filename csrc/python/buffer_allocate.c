@@ -18,16 +18,6 @@ set_strides(int ndim, int64_t itemsize, const int64_t *shape, const int *axes,
 }
 
 static void
-set_c_strides(int ndim, int64_t itemsize, const int64_t *shape, int64_t *strides)
-{
-    int64_t step = itemsize;
-    for (int i = ndim - 1; i >= 0; i--) {
-        strides[i] = step;
-        step *= shape[i] > 0 ? shape[i] : 1;
-    }
-}
-
-static void
 set_order(int ndim, char order, int *axes)
 {
     for (int i = 0; i < ndim; i++) {
@@ -140,7 +130,7 @@ allocate_from(cm_state *state, cm_pool *pool, PyObject *dtype, int ndim,
         set_strides(ndim, itemsize, shape, axes, extents + ndim);
     }
     else {
-        set_c_strides(ndim, itemsize, shape, extents + ndim);
+        cm_buffer_set_c_strides(ndim, itemsize, shape, extents + ndim);
     }
     if (CM_UNLIKELY(cm_storage_fill(&root->storage, pool, nbytes, stream) < 0)) {
         Py_DECREF((PyObject *)root);

@@ -2,6 +2,7 @@
 /* What only managed memory has: moving its pages ahead of use. */
 #include "python/arguments.h"
 #include "python/buffer_methods.h"
+#include "python/buffer_object.h"
 #include "python/errors.h"
 
 const char cm_buffer_prefetch_doc[] =
@@ -55,15 +56,12 @@ parse_location(cm_state *state, PyObject *object, int *out)
 static int
 span(const cm_buffer *self, cm_address *address, uint64_t *nbytes)
 {
-    cm_region region;
     int64_t low;
     int64_t high;
-    cm_buffer_region(self, &region);
-    cm_status status = cm_region_bounds(&region, &low, &high);
-    if (!cm_is_ok(status)) {
-        return cm_py_raise_int(self->state, status, NULL);
+    if (cm_buffer_bounds(self, &low, &high) < 0) {
+        return -1;
     }
-    *address = region.address + (uint64_t)low;
+    *address = cm_buffer_address(self) + (uint64_t)low;
     *nbytes = (uint64_t)(high - low);
     return 0;
 }

@@ -69,25 +69,14 @@ check_not_forked(const cm_buffer *self)
 static PyObject *
 flat_span(cm_buffer *self)
 {
-    cm_region region;
     int64_t low;
     int64_t high;
-    cm_buffer_region(self, &region);
-    cm_status status = cm_region_bounds(&region, &low, &high);
-    if (!cm_is_ok(status)) {
-        return cm_py_raise(self->state, status, NULL);
-    }
-    PyObject *bytes = PyUnicode_FromString("u1");
-    PyObject *dtype = bytes == NULL ? NULL : cm_numpy_dtype(bytes);
-    Py_XDECREF(bytes);
-    if (dtype == NULL) {
+    if (cm_buffer_bounds(self, &low, &high) < 0) {
         return NULL;
     }
     int64_t shape[1] = {high - low};
-    PyObject *span =
-        cm_buffer_new_view(self, NULL, self->offset + low, dtype, 1, shape, NULL);
-    Py_DECREF(dtype);
-    return span;
+    return cm_buffer_new_view(self, NULL, self->offset + low, self->state->uint8_dtype,
+                              1, shape, NULL);
 }
 
 /* A memoryview counts as an export until the last array over it is gone; through it the

@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "python/buffer_object.h"
+#include "python/errors.h"
 
 PyTypeObject *
 cm_buffer_type_of(const cm_state *state, cm_kind kind)
@@ -29,16 +30,6 @@ bool
 cm_buffer_check(const cm_state *state, PyObject *object)
 {
     return PyObject_TypeCheck(object, state->buffer_type);
-}
-
-static void
-set_c_strides(int ndim, int64_t itemsize, const int64_t *shape, int64_t *strides)
-{
-    int64_t step = itemsize;
-    for (int i = ndim - 1; i >= 0; i--) {
-        strides[i] = step;
-        step *= shape[i] > 0 ? shape[i] : 1;
-    }
 }
 
 int
@@ -78,7 +69,7 @@ cm_buffer_new(cm_state *state, PyTypeObject *type, cm_storage *storage, int64_t 
         memcpy(self->extents + ndim, strides, (size_t)ndim * sizeof(*strides));
     }
     else if (ndim > 0) {
-        set_c_strides(ndim, itemsize, shape, self->extents + ndim);
+        cm_buffer_set_c_strides(ndim, itemsize, shape, self->extents + ndim);
     }
     self->state = state;
     self->storage = cm_storage_hold(storage);
@@ -176,6 +167,15 @@ cm_buffer_check_open(const cm_buffer *buffer)
         return -1;
     }
     return cm_storage_check_open(buffer->storage);
+}
+
+int
+cm_buffer_bounds(const cm_buffer *buffer, int64_t *low, int64_t *high)
+{
+    cm_region region;
+    cm_buffer_region(buffer, &region);
+    cm_status status = cm_region_bounds(&region, low, high);
+    return cm_is_ok(status) ? 0 : cm_py_raise_int(buffer->state, status, NULL);
 }
 
 void

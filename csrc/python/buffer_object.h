@@ -10,6 +10,21 @@ void cm_buffer_dealloc(PyObject *object);
 /* Room for shape and strides. 0, or -1 with MemoryError. */
 int cm_buffer_make_extents(cm_buffer *self, int ndim);
 
+static inline void
+cm_buffer_set_c_strides(int ndim, int64_t itemsize, const int64_t *shape,
+                        int64_t *strides)
+{
+    int64_t step = itemsize;
+    for (int i = ndim - 1; i >= 0; i--) {
+        strides[i] = step;
+        step *= shape[i] > 0 ? shape[i] : 1;
+    }
+}
+
+/* From the lowest to past the highest element, in bytes from the first. Equal when
+ * there are none. 0, or -1 with an exception. */
+int cm_buffer_bounds(const cm_buffer *buffer, int64_t *low, int64_t *high);
+
 /* A view of `parent`, of its type unless `type` is given: it holds the storage, and as
  * its base the buffer that parent itself is a view of, if any. */
 PyObject *cm_buffer_new_view(cm_buffer *parent, PyTypeObject *type, int64_t offset,

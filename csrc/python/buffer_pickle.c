@@ -30,19 +30,10 @@ const char cm_buffer_reduce_ex_doc[] =
     "Blocks: until unfinished transfers into the memory are done.\n"
     "Ordered after: those transfers.\n";
 
-static PyObject *
-byte_dtype(void)
-{
-    PyObject *name = PyUnicode_FromString("u1");
-    PyObject *dtype = name == NULL ? NULL : cm_numpy_dtype(name);
-    Py_XDECREF(name);
-    return dtype;
-}
-
 /* The elements of `array`, which is contiguous in some order, as a flat array of bytes
  * over the same memory. */
 static PyObject *
-flat_bytes(PyObject *array, uint64_t nbytes)
+flat_bytes(const cm_state *state, PyObject *array, uint64_t nbytes)
 {
     cm_region region;
     PyObject *dtype = NULL;
@@ -51,16 +42,10 @@ flat_bytes(PyObject *array, uint64_t nbytes)
         return NULL;
     }
     Py_DECREF(dtype);
-    PyObject *bytes = byte_dtype();
-    if (bytes == NULL) {
-        return NULL;
-    }
     int64_t shape[1] = {(int64_t)nbytes};
     int64_t strides[1] = {1};
-    PyObject *flat =
-        cm_numpy_view(array, region.host, bytes, 1, shape, strides, readonly);
-    Py_DECREF(bytes);
-    return flat;
+    return cm_numpy_view(array, region.host, state->uint8_dtype, 1, shape, strides,
+                         readonly);
 }
 
 /* The bytes of the buffer in `order`, as what the pickler takes for this protocol. */
@@ -76,7 +61,7 @@ pickled_data(cm_buffer *self, bool contiguous, long protocol)
     if (array == NULL) {
         return NULL;
     }
-    PyObject *flat = flat_bytes(array, cm_buffer_nbytes(self));
+    PyObject *flat = flat_bytes(self->state, array, cm_buffer_nbytes(self));
     Py_DECREF(array);
     if (flat == NULL) {
         return NULL;
