@@ -278,17 +278,11 @@ make_room(cm_pool *pool, const request *r, cm_status refused, cm_span **out)
 static bool
 is_capturing(cm_pool *pool, const cm_stream *stream)
 {
-    cm_scope scope;
-    if (stream == NULL || cm_stream_is_legacy(stream)) {
-        return false;
-    }
-    if (!cm_is_ok(cm_scope_enter(pool->rt, stream->device, &scope))) {
-        return true;
-    }
-    bool capturing = true;
-    cm_status status = cm_rt_stream_is_capturing(pool->rt, stream->handle, &capturing);
-    cm_scope_leave(&scope);
-    return !cm_is_ok(status) || capturing;
+    bool capturing;
+    return stream != NULL
+           && (!cm_is_ok(cm_stream_ask_capturing(pool->rt, stream->device,
+                                                 stream->handle, &capturing))
+               || capturing);
 }
 
 cm_status

@@ -4,7 +4,6 @@
 #include <stdlib.h>
 
 #include "pool/pool_private.h"
-#include "pool/scope.h"
 
 bool
 cm_pool_free_is_quick(const cm_pool *pool, cm_stream *const *uses, uint32_t use_count,
@@ -37,17 +36,10 @@ is_ordered(cm_pool *pool, const cm_stream *stream)
     if (pool->config.kind != CM_KIND_DEVICE || !cm_stream_is_kept(stream)) {
         return false;
     }
-    cm_scope scope;
-    if (cm_stream_is_legacy(stream)) {
-        return true;
-    }
-    if (!cm_is_ok(cm_scope_enter(pool->rt, stream->device, &scope))) {
-        return false;
-    }
-    bool capturing = true;
-    cm_status status = cm_rt_stream_is_capturing(pool->rt, stream->handle, &capturing);
-    cm_scope_leave(&scope);
-    return cm_is_ok(status) && !capturing;
+    bool capturing;
+    return cm_is_ok(cm_stream_ask_capturing(pool->rt, stream->device, stream->handle,
+                                            &capturing))
+           && !capturing;
 }
 
 /* Back to the heap, `stream` (NULL: none) in whose order alone it may be used yet. What

@@ -55,26 +55,11 @@ cm_pending_give(cm_pending *pending)
     *pending = (cm_pending){.state = NULL};
 }
 
-/* The default streams cannot be captured, and while another stream is, asking them
- * would fail. */
-static cm_status
-ask_capturing(cm_runtime *rt, int device, uint64_t handle, bool *capturing)
-{
-    *capturing = false;
-    if (handle <= CM_STREAM_LEGACY) {
-        return cm_ok();
-    }
-    cm_device_guard guard; /* the per-thread handle means a stream of the current one */
-    CM_TRY(cm_device_enter(rt, device, &guard));
-    cm_status status = cm_rt_stream_is_capturing(rt, handle, capturing);
-    cm_device_leave(rt, &guard);
-    return status;
-}
-
 static cm_status
 query_stream(const cm_stream *stream, bool *done, bool *capturing)
 {
-    CM_TRY(ask_capturing(stream->rt, stream->device, stream->handle, capturing));
+    CM_TRY(
+        cm_stream_ask_capturing(stream->rt, stream->device, stream->handle, capturing));
     if (*capturing) {
         return cm_ok();
     }
@@ -158,7 +143,7 @@ static cm_status
 order_handle(cm_runtime *rt, cm_pending *pending, int device, uint64_t handle,
              bool *capturing)
 {
-    CM_TRY(ask_capturing(rt, device, handle, capturing));
+    CM_TRY(cm_stream_ask_capturing(rt, device, handle, capturing));
     drop_consumer(pending, device, handle);
     CM_TRY(cm_pending_prune(pending, true));
     if (pending->stream_count == 0 && pending->ticket_count == 0) {
@@ -204,7 +189,8 @@ cm_storage_record_stream(cm_storage *storage, cm_stream *stream)
     cm_status status;
     bool capturing;
     Py_BEGIN_ALLOW_THREADS
-    status = ask_capturing(stream->rt, stream->device, stream->handle, &capturing);
+    status =
+        cm_stream_ask_capturing(stream->rt, stream->device, stream->handle, &capturing);
     Py_END_ALLOW_THREADS
     storage->was_captured = storage->was_captured || capturing;
     return cm_is_ok(status)

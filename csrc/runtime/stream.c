@@ -93,6 +93,20 @@ cm_stream_wrap(cm_runtime *rt, int device, uint64_t handle, void *owner,
 }
 
 cm_status
+cm_stream_ask_capturing(cm_runtime *rt, int device, uint64_t handle, bool *out)
+{
+    *out = false;
+    if (handle <= CM_STREAM_LEGACY) {
+        return cm_ok();
+    }
+    cm_device_guard guard; /* the per-thread handle means a stream of the current one */
+    CM_TRY(cm_device_enter(rt, device, &guard));
+    cm_status status = cm_rt_stream_is_capturing(rt, handle, out);
+    cm_device_leave(rt, &guard);
+    return status;
+}
+
+cm_status
 cm_stream_wait_event(const cm_stream *stream, uint64_t event)
 {
     cm_device_guard guard;

@@ -33,6 +33,12 @@ CM_NODISCARD cm_status cm_stream_wrap(cm_runtime *rt, int device, uint64_t handl
                                       void *owner, void (*drop_owner)(void *),
                                       cm_stream **out);
 
+/* Is the stream of that handle capturing? False for the default ones, which cannot be
+ * captured and may not be asked while another is.
+ * Fails: stream_is_capturing, what cm_device_enter does. */
+CM_NODISCARD cm_status cm_stream_ask_capturing(cm_runtime *rt, int device,
+                                               uint64_t handle, bool *out);
+
 /* Let `stream` wait for `event`, whichever device is current: the default streams'
  * handles
  * mean those of the current one. Fails: stream_wait_event, what cm_device_enter does. */
