@@ -44,6 +44,13 @@ cm_round_up_u64(uint64_t n, uint64_t step, uint64_t *out)
     return true;
 }
 
+/* The same for any `step`, where the caller knows that the result fits. */
+static inline uint64_t
+cm_round_up_to(uint64_t n, uint64_t step)
+{
+    return (n + step - 1) / step * step;
+}
+
 static inline bool
 cm_is_power_of_two(uint64_t n)
 {

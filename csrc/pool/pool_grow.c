@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* More memory: how much at once, what it counts against, and whole segments where the
  * source cannot put chunks side by side. */
+#include "base/checked_math.h"
 #include "pool/pool_private.h"
 
 /* What is taken beyond the need, so that many small requests are few growths. Where
@@ -12,12 +13,6 @@
 #define SEGMENT_SHARE 16
 #define SEGMENT_STEP_MIN (UINT64_C(2) << 20)
 #define SEGMENT_STEP_MAX (UINT64_C(64) << 20)
-
-static uint64_t
-round_up(uint64_t n, uint64_t step)
-{
-    return (n + step - 1) / step * step;
-}
 
 uint64_t
 cm_pool_growth_step(const cm_pool *pool, uint64_t size)
@@ -31,7 +26,7 @@ cm_pool_growth_step(const cm_pool *pool, uint64_t size)
                : step > SEGMENT_STEP_MAX ? SEGMENT_STEP_MAX
                                          : step;
     }
-    return round_up(size > step ? size : step, granule);
+    return cm_round_up_to(size > step ? size : step, granule);
 }
 
 bool
@@ -144,7 +139,7 @@ cm_pool_grow(cm_pool *pool, uint64_t size, const cm_stream *stream, cm_span **ou
         return cm_pool_grow_placed(pool, size, stream, out);
     }
     uint64_t step = cm_pool_growth_step(pool, size);
-    uint64_t least = round_up(size, pool->source->granule);
+    uint64_t least = cm_round_up_to(size, pool->source->granule);
     cm_status status = grow_segment(pool, size, step, out);
     if (cm_pool_is_short(status) && step > least) {
         status = grow_segment(pool, size, least, out);

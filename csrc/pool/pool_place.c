@@ -2,6 +2,7 @@
 /* Where a request goes that fits in no free span: over free spans and the gaps between
  * them, where the least memory is missing. */
 #include "pool/pool_place.h"
+#include "base/checked_math.h"
 
 enum { GAPS_LOOKED_AT = 512 };
 

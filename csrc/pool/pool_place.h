@@ -74,10 +74,4 @@ CM_NODISCARD cm_status cm_pool_plan_place_locked(cm_pool *pool, uint64_t size,
 cm_span *cm_pool_settle_place_locked(cm_pool *pool, cm_place_plan *plan,
                                      const cm_heap_view *view);
 
-static inline uint64_t
-cm_round_up_to(uint64_t n, uint64_t step)
-{
-    return (n + step - 1) / step * step;
-}
-
 #endif

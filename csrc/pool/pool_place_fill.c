@@ -4,6 +4,7 @@
  * holds nothing more. */
 #include <stdlib.h>
 
+#include "base/checked_math.h"
 #include "pool/pool_place.h"
 
 enum {

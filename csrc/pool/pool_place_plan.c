@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What a place is filled with: free chunks from elsewhere, whose memory is moved there,
  * and what is still missing from the driver. */
+#include "base/checked_math.h"
 #include "pool/pool_place.h"
 
 enum {
