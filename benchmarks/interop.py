@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import mmap
 import os
 import subprocess
 import sys
@@ -208,6 +209,17 @@ CONSUMERS = {
 # -- trying ----------------------------------------------------------------------------
 
 
+def own_pages(nbytes: int) -> Any:
+    """Bytes on pages that nothing else lies on.
+
+    Another library's copy from or to an array that reaches over the edge of locked pages
+    is refused, so what is registered here must have no neighbours on its pages.
+    """
+    import numpy as np
+
+    return np.frombuffer(mmap.mmap(-1, nbytes), np.uint8)
+
+
 class Sample:
     """One buffer of a kind, with the bytes seen from cumem's side."""
 
@@ -225,7 +237,9 @@ class Sample:
             case "pinned":
                 self.owner = cumem.empty_pinned(COUNT, np.float32)
             case "registered":
-                self.registration = cumem.register(np.zeros(COUNT, np.float32))
+                self.registration = cumem.register(
+                    own_pages(4 * COUNT).view(np.float32)
+                )
                 self.owner = self.registration.buffer
             case "mapped":
                 self.owner = cumem.empty_mapped(COUNT, np.float32)
@@ -335,9 +349,7 @@ def pinned_pages() -> list[dict[str, Any]]:
     page, pages = 4096, 257
     nbytes = page * pages
     whole = cumem.empty_pinned(nbytes, np.uint8)
-    array = np.zeros(nbytes + page, np.uint8)[
-        100 : 100 + nbytes
-    ]  # not at a page's start
+    array = own_pages(nbytes + page)[100 : 100 + nbytes]  # not at a page's start
     cases = {
         "pinned": whole,
         "write-combined": cumem.empty_pinned(nbytes, np.uint8, write_combined=True),

@@ -378,6 +378,25 @@ def test_copy_over_the_edge_of_a_registration(runtime) -> None:
         assert (target == data).all()
 
 
+def test_copy_of_a_neighbour_on_a_locked_page(runtime) -> None:
+    heap = np.random.default_rng(0).integers(0, 256, 8 * PAGE, dtype="u1")
+    before = heap[PAGE + 5 : 2 * PAGE + 100]
+    behind = heap[4 * PAGE + 200 : 6 * PAGE]
+    rows = [part[:PAGE].reshape(64, -1)[:, 3:-5] for part in (before, behind)]
+    with cumem.register(heap[2 * PAGE + 100 : 4 * PAGE + 200]):
+        for neighbour in (before, behind, *rows):
+            expected = neighbour.copy()
+            device = cumem.empty_device(neighbour.shape, "u1")
+            cumem.copy(device, neighbour)
+            neighbour[...] = 0
+            cumem.copy(neighbour, device)
+            assert (neighbour == expected).all()
+            cumem.copy_async(device, neighbour).wait()
+            neighbour[...] = 0
+            cumem.copy_async(neighbour, device).wait()
+            assert (neighbour == expected).all()
+
+
 def test_last_reference_unregisters(runtime) -> None:
     class Array(np.ndarray):
         pass

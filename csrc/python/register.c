@@ -40,7 +40,12 @@ PyDoc_STRVAR(register_doc,
 "Notes\n-----\n"
 "Memory that is locked already, by this or another library, is shared and not an error.\n"
 "`obj` stays alive as long as the buffer or a view of it. **Blocks** while pages are\n"
-"locked, GIL released.");
+"locked, GIL released.\n\n"
+"Whole pages are locked, with whatever else lies on the first and the last of them.\n"
+"CUDA refuses one copy across the edge of locked pages (cudaErrorInvalidValue). cumem's\n"
+"own copies go in pieces there; other libraries' do not, and a neighbour on such a page,\n"
+"like a small array of the same heap, may meet that edge. Memory that begins and ends\n"
+"at pages, as an ``mmap`` does, has no neighbours.");
 
 /* What is to be registered, and who keeps it alive. */
 typedef struct source {

@@ -51,6 +51,12 @@ test_copy_over_an_edge_is_refused(void)
                CM_CUDA_INVALID_VALUE);
     CHECK_OK(cm_rt_copy_async(rt, device + 1000, of(host), 0, 0));
     CHECK_OK(cm_rt_host_unregister(rt, host));
+    CHECK_CODE(cm_rt_copy_async(rt, device, of(host) + page - 96, 200, 0),
+               CM_CUDA_INVALID_VALUE); /* plain into registered */
+    CHECK_CODE(cm_rt_copy_async(rt, of(host) + page - 96, device, 200, 0),
+               CM_CUDA_INVALID_VALUE);
+    CHECK_OK(cm_rt_copy_async(rt, device, of(host) + page - 200, 200, 0));
+    CHECK_OK(cm_rt_stream_synchronize(rt, 0));
     CHECK_OK(cm_rt_host_unregister(rt, host + page));
     CHECK_OK(cm_rt_device_free(rt, device));
     CHECK_CODE(cm_rt_copy_async(rt, device, of(host), 10, 0), CM_CUDA_INVALID_VALUE);
