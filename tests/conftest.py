@@ -46,10 +46,19 @@ def pytest_collection_modifyitems(
         items[:] = kept
 
 
-def pytest_collection_finish() -> None:
-    """Let the collector pass over what never dies: each test collects several times."""
-    gc.collect()
-    gc.freeze()
+frozen_for: list[object] = []
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Let the collector pass over what never dies: each test collects several times.
+
+    Once a file, for a test may import a library with a hundred thousand objects.
+    """
+    if item.path not in frozen_for:
+        frozen_for[:] = [item.path]
+        gc.collect()
+        gc.freeze()
 
 
 @pytest.fixture(
