@@ -6,7 +6,9 @@ from __future__ import annotations
 import importlib.util
 import inspect
 import json
+import os
 import re
+import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -164,6 +166,21 @@ def test_pool_tables_are_those_of_their_results() -> None:
     page = (ROOT / "docs" / "pools.md").read_text(encoding="utf-8")
     assert not results["emulated"]
     assert script.render(results) in page
+
+
+def test_benchmark_of_driver_calls_says_that_it_needs_a_gpu(tmp_path: Path) -> None:
+    (tmp_path / "libcuda.so.1").write_bytes(b"no library")
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "benchmarks" / "driver_calls.py")],
+        env=os.environ | {"LD_LIBRARY_PATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert done.stderr.startswith("driver_calls.py needs a GPU and its driver: ")
+    assert "Traceback" not in done.stderr
 
 
 def test_decisions_are_numbered_and_at_most_a_page() -> None:
