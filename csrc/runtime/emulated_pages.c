@@ -14,10 +14,12 @@
 enum {
     POISON_FRESH = 0xA5, /* nobody may rely on fresh memory being zero */
     ALIGNMENT = 256,
+    POISON_WRITE_NBYTES = 64 << 10,
 };
 
 #define POISON_WHOLE_NBYTES (UINT64_C(8) << 20)
 #define POISON_ENDS_NBYTES (UINT64_C(1) << 20)
+#define SPARE_NBYTES (UINT64_C(64) << 20)
 
 size_t
 cm_emulated_page_nbytes(void)
@@ -113,10 +115,27 @@ cm_emulated_pages_are_mapped(uint64_t start, uint64_t end, bool writable)
 
 /* ---- bytes apart from addresses -------------------------------------------------- */
 
+static bool
+try_reuse(cm_emulated_store *store, uint64_t nbytes, uint64_t *offset)
+{
+    for (uint32_t i = 0; i < store->spare_count; i++) {
+        if (store->spares[i].nbytes == nbytes) {
+            *offset = store->spares[i].offset;
+            store->spares[i] = store->spares[--store->spare_count];
+            store->spare_nbytes -= nbytes;
+            return true;
+        }
+    }
+    return false;
+}
+
 bool
 cm_emulated_store_grow(cm_emulated_store *store, uint64_t nbytes, uint64_t *offset)
 {
     uint64_t end;
+    if (try_reuse(store, nbytes, offset)) {
+        return true;
+    }
     if (!cm_add_u64(store->end, nbytes, &end) || end > INT64_MAX) {
         return false;
     }
@@ -131,23 +150,45 @@ cm_emulated_store_grow(cm_emulated_store *store, uint64_t nbytes, uint64_t *offs
     return true;
 }
 
+/* Written, not mapped and set: a fault for every page would cost ten times as much. */
+static bool
+write_poison(const cm_emulated_store *store, uint64_t offset, uint64_t nbytes)
+{
+    unsigned char bytes[POISON_WRITE_NBYTES];
+    memset(bytes, POISON_FRESH, sizeof(bytes));
+    for (uint64_t done = 0; done < nbytes;) {
+        uint64_t left = nbytes - done;
+        size_t some = left < sizeof(bytes) ? (size_t)left : sizeof(bytes);
+        ssize_t written = pwrite(store->fd, bytes, some, (off_t)(offset + done));
+        if (written <= 0) {
+            return false;
+        }
+        done += (uint64_t)written;
+    }
+    return true;
+}
+
 bool
 cm_emulated_store_poison(const cm_emulated_store *store, uint64_t offset,
                          uint64_t nbytes)
 {
-    void *at = mmap(NULL, nbytes, PROT_READ | PROT_WRITE, MAP_SHARED, store->fd,
-                    (off_t)offset);
-    if (at == MAP_FAILED) {
-        return false;
+    if (nbytes <= POISON_WHOLE_NBYTES) {
+        return write_poison(store, offset, nbytes);
     }
-    poison(at, nbytes);
-    (void)munmap(at, nbytes);
-    return true;
+    return write_poison(store, offset, POISON_ENDS_NBYTES)
+           && write_poison(store, offset + nbytes - POISON_ENDS_NBYTES,
+                           POISON_ENDS_NBYTES);
 }
 
 void
-cm_emulated_store_drop(const cm_emulated_store *store, uint64_t offset, uint64_t nbytes)
+cm_emulated_store_drop(cm_emulated_store *store, uint64_t offset, uint64_t nbytes)
 {
+    if (store->spare_count < CM_EMULATED_SPARES
+        && nbytes <= SPARE_NBYTES - store->spare_nbytes) {
+        store->spares[store->spare_count++] = (cm_emulated_spare){offset, nbytes};
+        store->spare_nbytes += nbytes;
+        return;
+    }
     (void)fallocate(store->fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE,
                     (off_t)offset, (off_t)nbytes);
 }

@@ -26,10 +26,22 @@ void cm_emulated_pages_unmap(const cm_emulated_pages *pages);
 /* True when every page of [start, end) is mapped, readable and, with `writable`, so. */
 bool cm_emulated_pages_are_mapped(uint64_t start, uint64_t end, bool writable);
 
-/* Bytes that live apart from any address: a file in memory. */
+/* Bytes that live apart from any address: a file in memory. What was dropped is kept
+ * for the next of its size up to a bound, since making and freeing pages costs far more
+ * than writing over them. */
+enum { CM_EMULATED_SPARES = 64 };
+
+typedef struct cm_emulated_spare {
+    uint64_t offset;
+    uint64_t nbytes;
+} cm_emulated_spare;
+
 typedef struct cm_emulated_store {
     int fd;       /* owned; -1: none yet */
     uint64_t end; /* everything below was handed out once */
+    cm_emulated_spare spares[CM_EMULATED_SPARES];
+    uint32_t spare_count;
+    uint64_t spare_nbytes;
 } cm_emulated_store;
 
 /* Room for `nbytes` (whole pages) at *offset. False when out of memory. */
@@ -37,9 +49,8 @@ bool cm_emulated_store_grow(cm_emulated_store *store, uint64_t nbytes,
                             uint64_t *offset);
 bool cm_emulated_store_poison(const cm_emulated_store *store, uint64_t offset,
                               uint64_t nbytes);
-/* Forget the bytes; the room is not used again. */
-void cm_emulated_store_drop(const cm_emulated_store *store, uint64_t offset,
-                            uint64_t nbytes);
+/* Forget the bytes, which nothing maps any more. */
+void cm_emulated_store_drop(cm_emulated_store *store, uint64_t offset, uint64_t nbytes);
 void cm_emulated_store_close(cm_emulated_store *store);
 /* Put the bytes at `at`, a part of a mapping of ours; untouchable until shown. */
 bool cm_emulated_store_map(const cm_emulated_store *store, uint64_t offset,
