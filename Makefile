@@ -89,9 +89,9 @@ c-programs: $(C_PROGRAMS)
 check-c: $(C_PROGRAMS) $(BROKEN) ## run the C tests under SAN=address,undefined or SAN=thread
 	@rc=0; echo "== $(BROKEN) must fail"; \
 	if timeout 300 $(FIXED) $(BROKEN) >/dev/null 2>&1; then rc=1; fi; \
-	for program in $(C_PROGRAMS); do echo "== $$program"; \
-	UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1 TSAN_OPTIONS=halt_on_error=1 \
-	timeout 300 $(FIXED) $$program || rc=1; done; exit $$rc
+	printf '%s\n' $(C_PROGRAMS) | UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1 \
+	TSAN_OPTIONS=halt_on_error=1 xargs -P 2 -n 1 sh -c 'said=$$(timeout 300 $(FIXED) "$$0" \
+	2>&1); rc=$$?; printf "== %s\n%s\n" "$$0" "$$said"; exit $$rc' || rc=1; exit $$rc
 
 # ---- compilers and linters --------------------------------------------------------------
 

@@ -25,6 +25,17 @@
 
 static atomic_int check_failures;
 
+/* Under ThreadSanitizer, which takes many times as long, more rounds of what one thread
+ * does say nothing more: every nth of them is enough there; elsewhere it is every one.
+ */
+#ifdef __SANITIZE_THREAD__
+#    define CHECK_EVERY(n) (n)
+#    define CHECK_NO_TSAN __attribute__((no_sanitize("thread")))
+#else
+#    define CHECK_EVERY(n) 1
+#    define CHECK_NO_TSAN
+#endif
+
 #define CHECK_FAIL_(...)                                                               \
     do {                                                                               \
         atomic_fetch_add(&check_failures, 1);                                          \

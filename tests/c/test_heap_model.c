@@ -21,7 +21,7 @@ enum {
     STATE_HELD = 2,
 };
 
-static uint64_t run_count = 3000000;
+static uint64_t run_count = 3000000 / CHECK_EVERY(20);
 
 typedef struct unit {
     uint8_t state;

@@ -314,7 +314,7 @@ test_plan_random_layouts_copy_as_the_plainest_loop(void)
     for (size_t i = 0; i < sizeof(source); i++) {
         source[i] = (unsigned char)next_random(251);
     }
-    for (int round = 0; round < 20000; round++) {
+    for (int round = 0; round < 20000 / CHECK_EVERY(20); round++) {
         random_state = (uint64_t)round * 977 + 1;
         int before = atomic_load(&check_failures);
         check_random_pair();

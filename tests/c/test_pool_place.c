@@ -21,7 +21,11 @@ check_usable(cm_runtime *rt, const cm_block *block)
     cm_device_guard guard;
     MUST(cm_device_enter(rt, 0, &guard));
     uint8_t mark = (uint8_t)(block->address >> 21);
-    MUST(cm_rt_fill_8_async(rt, block->address, mark, block->nbytes, 0));
+    cm_address end = block->address + block->nbytes;
+    for (cm_address at = block->address; at < end; at = (at / CHUNK + 1) * CHUNK) {
+        MUST(cm_rt_fill_8_async(rt, at, mark, 1, 0)); /* mapped in whole chunks */
+    }
+    MUST(cm_rt_fill_8_async(rt, end - 1, mark, 1, 0));
     MUST(cm_rt_device_synchronize(rt));
     cm_device_leave(rt, &guard);
     const uint8_t *seen = cm_emulated_host_alias(rt, block->address, 1);
@@ -382,7 +386,7 @@ sweep(cm_op op, int32_t code, bool repeat)
     cm_runtime *rt = open_emulated(13000, 1, 256 * MIB);
     uint64_t free_nbytes = driver_free_nbytes(rt);
     uint64_t nth = 1;
-    for (bool struck = true; struck && nth < 400; nth++) {
+    for (bool struck = true; struck && nth < 400; nth += CHECK_EVERY(3)) {
         int before = atomic_load(&check_failures);
         outcome o = {0, cm_ok()};
         cm_budget budget;

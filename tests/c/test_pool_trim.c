@@ -359,7 +359,7 @@ sweep(int driver_version, cm_pool_config config, int32_t code)
     uint64_t total = cm_faults_count(s.rt, CM_OP_none);
     CHECK_GT(total, 20);
     check_only_streams_live(s.rt);
-    for (uint64_t nth = 1; nth <= total; nth++) {
+    for (uint64_t nth = 1; nth <= total; nth += CHECK_EVERY(8)) {
         int before = atomic_load(&check_failures);
         cm_faults_plan(s.rt, CM_OP_none, nth, code, false);
         cm_status status = run_scenario(&s);
