@@ -819,7 +819,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
         "emulated": cumem.backend() == "emulated",
         "quick": options.quick,
         "pool": options.pool,
-        "commit": options.commit or replay.commit(),
+        "commit": options.commit or info.commit(),
         **info.collect(),
         "parts": parts,
     }
@@ -858,8 +858,7 @@ def main() -> int:
     results = measure(options)
     print(render(results))
     if options.json:
-        text = json.dumps(results, indent=1, ensure_ascii=False) + "\n"
-        Path(options.json).write_text(text, encoding="utf-8")
+        info.save(results, options.json)
     return 0
 
 

@@ -5,9 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
-import json
 import os
-import subprocess
 import sys
 import time
 from collections.abc import Iterable, Iterator
@@ -218,36 +216,6 @@ def _said_to_be_emulated() -> Iterator[None]:
     print(warning)
 
 
-def _commit() -> str | None:
-    """The commit of the checkout that this package lies in, if it lies in one.
-
-    An installed wheel does not know its own: `CUMEM_COMMIT` can tell.
-    """
-    if told := os.environ.get("CUMEM_COMMIT"):
-        return told
-    root = Path(cumem.__file__).resolve().parent.parent
-    if not (root / ".git").exists():
-        return None  # an environment inside somebody's checkout is not ours
-    commands = (
-        ["rev-parse", "HEAD"],
-        ["status", "--porcelain", "--untracked-files=no"],
-    )
-    try:
-        head, changes = (
-            subprocess.run(
-                ["git", "-C", str(root), *command],
-                capture_output=True,
-                text=True,
-                timeout=30,
-                check=True,
-            ).stdout.strip()
-            for command in commands
-        )
-    except (OSError, subprocess.SubprocessError):
-        return None
-    return head + ("-dirty" if changes else "")
-
-
 def _title(device: cumem.Device, facts: dict[str, Any]) -> str:
     versions = facts["versions"]
     return (
@@ -264,7 +232,7 @@ def _save(
         data = {
             "schema": 2,
             "cumem": cumem.__version__,
-            "commit": _commit(),
+            "commit": info.commit(),
             "started": when.isoformat(timespec="seconds"),
             "emulated": device.emulated,
             "device": device.index,
@@ -276,8 +244,7 @@ def _save(
             **facts,
             **report.as_data(),
         }
-        text = json.dumps(data, indent=1, ensure_ascii=False) + "\n"
-        Path(options.json).write_text(text, encoding="utf-8")
+        info.save(data, options.json)
         print(f"wrote {options.json}")
     if options.plot is not None:
         warning = "emulated device: not a GPU's figures" if device.emulated else None

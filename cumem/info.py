@@ -6,10 +6,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 import platform
 import re
 import resource
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +20,7 @@ import numpy as np
 import cumem
 from cumem.units import format_nbytes
 
-__all__ = ["collect", "render"]
+__all__ = ["collect", "commit", "render", "save"]
 
 _UNLIMITED_CGROUP_V1 = 1 << 62  # version 1 writes "no limit" as a number this large
 
@@ -85,6 +87,42 @@ def machine() -> dict[str, Any]:
         "memlock_hard": _finite(hard),
         "numa_nodes": _numa_nodes(),
     }
+
+
+def commit() -> str | None:
+    """Ask for the commit of the checkout that this package lies in, if it lies in one.
+
+    An installed wheel does not know its own: `CUMEM_COMMIT` can tell.
+    """
+    if told := os.environ.get("CUMEM_COMMIT"):
+        return told
+    root = Path(cumem.__file__).resolve().parent.parent
+    if not (root / ".git").exists():
+        return None  # an environment inside somebody's checkout is not ours
+    commands = (
+        ["rev-parse", "HEAD"],
+        ["status", "--porcelain", "--untracked-files=no"],
+    )
+    try:
+        head, changes = (
+            subprocess.run(
+                ["git", "-C", str(root), *command],
+                capture_output=True,
+                text=True,
+                timeout=30,
+                check=True,
+            ).stdout.strip()
+            for command in commands
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return head + ("-dirty" if changes else "")
+
+
+def save(results: dict[str, Any], path: str | Path) -> None:
+    """Write results as one JSON object."""
+    text = json.dumps(results, indent=1, ensure_ascii=False) + "\n"
+    Path(path).write_text(text, encoding="utf-8")
 
 
 def render(facts: dict[str, Any]) -> str:

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import cumem
-from cumem import bench, bench_cases
+from cumem import bench, bench_cases, info
 from cumem.bench_cases import KIB, KINDS, MIB, Plan, Result
 from cumem.bench_report import _LINE, _STYLES, Report
 
@@ -357,7 +357,7 @@ def test_json_is_one_object_with_machine_versions_and_results(tmp_path: Path) ->
     data = json.loads(path.read_text(encoding="utf-8"))
     assert data["emulated"] is True
     assert data["versions"]["cumem"] == data["cumem"] == cumem.__version__
-    assert data["commit"] == bench._commit()
+    assert data["commit"] == info.commit()
     assert data["ceiling_gbps"]["h2d"] > 0
     assert data["ceiling_source"]["h2d"].startswith("plain cudaMemcpyAsync")
     places = (str(Path(__file__).parent.parent), str(tmp_path), str(Path.home()))
@@ -389,21 +389,21 @@ def test_commit_is_that_of_the_checkout_and_says_when_it_was_changed(
     package.parent.mkdir(parents=True)
     package.write_text("")
     monkeypatch.setattr(cumem, "__file__", str(package))
-    assert bench._commit() is None
+    assert info.commit() is None
     root = package.parent.parent
     git(root, "init", "-q")
-    assert bench._commit() is None  # no commit yet
+    assert info.commit() is None  # no commit yet
     git(root, "add", ".")
     git(root, "commit", "-q", "-m", "first")
     head = git(root, "rev-parse", "HEAD")
-    assert bench._commit() == head
+    assert info.commit() == head
     (root / "results.json").write_text("{}")
-    assert bench._commit() == head
+    assert info.commit() == head
     package.write_text("changed = 1\n")
-    assert bench._commit() == head + "-dirty"
+    assert info.commit() == head + "-dirty"
     inner = root / "venv" / "cumem" / "__init__.py"  # a package in another's checkout
     monkeypatch.setattr(cumem, "__file__", str(inner))
-    assert bench._commit() is None
+    assert info.commit() is None
 
 
 PICTURES = {".png": b"\x89PNG\r\n", ".svg": b"<?xml", ".pdf": b"%PDF"}

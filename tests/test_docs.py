@@ -25,6 +25,7 @@ from cumem import (
     replay,
     replay_allocators,
     replay_hold,
+    replay_report,
     replay_trace,
     units,
 )
@@ -35,7 +36,7 @@ PAGES = sorted(
 )
 MODULES = (
     *(bench, bench_cases, bench_report, cli, info, units),
-    *(replay, replay_allocators, replay_hold, replay_trace),
+    *(replay, replay_allocators, replay_hold, replay_report, replay_trace),
 )
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 TESTED_COMMANDS = (
@@ -150,20 +151,12 @@ def test_readme_table_is_that_of_its_results() -> None:
     assert script.rendered(readme, data) == readme
 
 
-def test_interop_table_is_that_of_its_results() -> None:
-    path = ROOT / "benchmarks" / "results" / "interop-h200.json"
-    script = load(ROOT / "benchmarks" / "interop.py")
+@pytest.mark.parametrize("name", ["interop", "pools"])
+def test_tables_of_a_page_are_those_of_its_results(name: str) -> None:
+    path = ROOT / "benchmarks" / "results" / f"{name}-h200.json"
+    script = load(ROOT / "benchmarks" / f"{name}.py")
     results = json.loads(path.read_text(encoding="utf-8"))
-    page = (ROOT / "docs" / "interop.md").read_text(encoding="utf-8")
-    assert not results["emulated"]
-    assert script.render(results) in page
-
-
-def test_pool_tables_are_those_of_their_results() -> None:
-    path = ROOT / "benchmarks" / "results" / "pools-h200.json"
-    script = load(ROOT / "benchmarks" / "pools.py")
-    results = json.loads(path.read_text(encoding="utf-8"))
-    page = (ROOT / "docs" / "pools.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / f"{name}.md").read_text(encoding="utf-8")
     assert not results["emulated"]
     assert script.render(results) in page
 

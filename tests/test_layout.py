@@ -16,7 +16,7 @@ PACKAGE_LAYERS = [
     {"units"},
     {"stats", "memory"},
     {"info", "bench", "bench_cases", "bench_report"},
-    {"replay_trace"},
+    {"replay_trace", "replay_report"},
     {"replay_allocators", "replay_hold"},
     {"replay"},
     {"cli"},
