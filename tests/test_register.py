@@ -9,8 +9,6 @@ import gc
 import mmap
 import os
 import re
-import sysconfig
-import threading
 import weakref
 from multiprocessing import shared_memory
 
@@ -39,17 +37,6 @@ class FakeTensor:
         return self.values.__dlpack__(**options)
 
 
-def round_trip(buffer: cumem.Buffer) -> None:
-    """Copy to the device and back through another stream."""
-    device = cumem.empty_device(buffer.shape, buffer.dtype)
-    cumem.copy(device, buffer)
-    assert (values.get(device) == buffer.numpy()).all()
-    if not buffer.readonly:
-        cumem.copy(device, np.zeros(buffer.shape, buffer.dtype))
-        cumem.copy(buffer, device)
-        assert not buffer.numpy().any()
-
-
 # -- what may be registered ------------------------------------------------------------
 
 
@@ -67,7 +54,7 @@ def test_array_becomes_a_pinned_buffer_in_place(runtime) -> None:
         assert testing.registrations() >= 1
         buffer[0, 0] = 7
         assert data[0, 0] == 7
-        round_trip(buffer)
+        values.round_trip(buffer)
         assert not data.any()
     assert testing.registrations() == 0
     with pytest.raises(ValueError, match="closed"):
@@ -111,7 +98,7 @@ def test_any_alignment_and_length(runtime, offset: int, nbytes: int) -> None:
     with cumem.register(view) as buffer:
         assert buffer.nbytes == nbytes
         assert buffer.dtype == np.uint8
-        round_trip(buffer)
+        values.round_trip(buffer)
     assert memory[offset : offset + nbytes] == bytes(nbytes)
     view.release()
 
@@ -136,7 +123,7 @@ def test_bytes_likes(runtime) -> None:
         expected = np.asarray(memoryview(obj)).copy()
         with cumem.register(obj) as buffer:
             assert (buffer.numpy() == expected).all()
-            round_trip(buffer)
+            values.round_trip(buffer)
 
 
 def test_mmap_can_be_closed_afterwards(runtime) -> None:
@@ -157,7 +144,7 @@ def test_shared_memory_itself_and_its_view(runtime) -> None:
                 assert buffer.nbytes >= 3 * PAGE
                 buffer[0] = 9
                 assert memory.buf[0] == 9
-                round_trip(buffer)
+                values.round_trip(buffer)
             del buffer
     finally:
         memory.close()
@@ -170,7 +157,7 @@ def test_dlpack_cpu_tensor(runtime) -> None:
         assert buffer.ptr == data.ctypes.data
         assert buffer.shape == data.shape
         assert buffer.dtype == data.dtype
-        round_trip(buffer)
+        values.round_trip(buffer)
     assert not data.any()
 
 
@@ -211,7 +198,7 @@ def test_memory_that_is_pinned_already_is_no_error(runtime, make, mapped) -> Non
     with cumem.register(pinned, mapped=mapped) as buffer:
         assert buffer.ptr == pinned.ptr
         assert testing.registrations() == 0
-        round_trip(buffer)
+        values.round_trip(buffer)
     assert not pinned.numpy().any()
 
 
@@ -267,7 +254,7 @@ def test_mapped_has_a_device_address(runtime) -> None:
         assert buffer.ptr == data.ctypes.data + 12
         assert buffer.device_ptr != 0
         assert hasattr(buffer, "__cuda_array_interface__") != runtime.emulated
-        round_trip(buffer)
+        values.round_trip(buffer)
 
 
 def can_read_only() -> bool:
@@ -291,7 +278,7 @@ def test_read_only_memory_is_registered_for_reading(runtime, tmp_path) -> None:
                 buffer[0] = 1
             with pytest.raises((TypeError, ValueError, BufferError)):
                 cumem.copy(buffer, np.zeros(buffer.shape, "u1"))
-            round_trip(buffer)
+            values.round_trip(buffer)
 
 
 def test_read_only_heap_pages_can_be_registered_for_writing_too(runtime) -> None:
@@ -338,238 +325,6 @@ def test_parts_locked_before_are_mapped_as_one_or_named(runtime) -> None:
             whole[::2].fill(4, stream=cumem.Stream())
             assert (whole.numpy().reshape(-1, 2) == (4, 3)).all()
     first.close()
-
-
-# -- sharing and lifetime --------------------------------------------------------------
-
-
-def test_overlapping_registrations_share(runtime) -> None:
-    data = np.arange(100_000, dtype="u1") % 251
-    whole = cumem.register(data)
-    part = cumem.register(data[1000:50_000])
-    again = cumem.register(data)
-    whole.close()
-    again.close()
-    round_trip(part.buffer)
-    part.close()
-    assert testing.registrations() == 0
-
-
-def test_parts_of_one_page(runtime) -> None:
-    data = np.zeros(2 * PAGE, "u1")
-    parts = [cumem.register(data[i : i + 10]) for i in range(0, 2 * PAGE, 1000)]
-    for part in parts[::2]:
-        part.close()
-    for part in parts[1::2]:
-        round_trip(part.buffer)
-        part.close()
-    assert testing.registrations() == 0
-
-
-def test_copy_over_the_edge_of_a_registration(runtime) -> None:
-    data = np.random.default_rng(0).integers(0, 256, 64 * PAGE, dtype="u1")
-    with cumem.register(data[10 * PAGE : 20 * PAGE]):
-        device = cumem.empty_device(data.shape, "u1")
-        cumem.copy(device, data)
-        assert (values.get(device) == data).all()
-        target = np.zeros_like(data)
-        with cumem.register(target[5 * PAGE + 3 : 40 * PAGE]):
-            cumem.copy(target, device)
-        assert (target == data).all()
-
-
-def test_copy_of_a_neighbour_on_a_locked_page(runtime) -> None:
-    heap = np.random.default_rng(0).integers(0, 256, 8 * PAGE, dtype="u1")
-    before = heap[PAGE + 5 : 2 * PAGE + 100]
-    behind = heap[4 * PAGE + 200 : 6 * PAGE]
-    rows = [part[:PAGE].reshape(64, -1)[:, 3:-5] for part in (before, behind)]
-    with cumem.register(heap[2 * PAGE + 100 : 4 * PAGE + 200]):
-        for neighbour in (before, behind, *rows):
-            expected = neighbour.copy()
-            device = cumem.empty_device(neighbour.shape, "u1")
-            cumem.copy(device, neighbour)
-            neighbour[...] = 0
-            cumem.copy(neighbour, device)
-            assert (neighbour == expected).all()
-            cumem.copy_async(device, neighbour).wait()
-            neighbour[...] = 0
-            cumem.copy_async(neighbour, device).wait()
-            assert (neighbour == expected).all()
-
-
-def test_last_reference_unregisters(runtime) -> None:
-    class Array(np.ndarray):
-        pass
-
-    data = np.zeros(1000).view(Array)
-    owner = weakref.ref(data)
-    registration = cumem.register(data)
-    view = registration.buffer[10:20]
-    del data, registration
-    gc.collect()
-    assert owner() is not None
-    assert testing.registrations() >= 1
-    round_trip(view)
-    del view
-    gc.collect()
-    testing.poll()
-    assert testing.registrations() == 0
-    assert owner() is None
-
-
-def test_close_refuses_while_exported(runtime) -> None:
-    data = np.zeros(1000)
-    registration = cumem.register(data)
-    export = memoryview(registration.buffer)
-    with pytest.raises(BufferError, match="1 live export"):
-        registration.close()
-    assert registration.buffer.shape == (1000,)
-    assert testing.registrations() >= 1
-    export.release()
-    buffer = registration.buffer
-    registration.close()
-    registration.close()
-    assert testing.registrations() == 0
-    with pytest.raises(ValueError, match="closed"):
-        _ = registration.buffer
-    with pytest.raises(ValueError, match="closed"):
-        buffer[0]
-    with pytest.raises(ValueError, match="closed"):
-        registration.__enter__()
-    assert "closed" in repr(registration)
-
-
-def test_views_are_closed_with_the_registration(runtime) -> None:
-    registration = cumem.register(np.zeros(1000))
-    view = registration.buffer[10:20]
-    registration.close()
-    with pytest.raises(ValueError, match="closed"):
-        view.numpy()
-
-
-def test_block_ended_while_exported_defers(runtime) -> None:
-    data = np.arange(1000)
-    with cumem.register(data) as buffer:
-        array = buffer.numpy()[5:10]
-    with pytest.raises(ValueError, match="closed"):
-        buffer.numpy()
-    assert (array == data[5:10]).all()
-    del array, buffer
-    gc.collect()
-    testing.poll()
-    assert testing.registrations() == 0
-
-
-def test_exception_in_the_block_passes_through(runtime) -> None:
-    with pytest.raises(ZeroDivisionError), cumem.register(np.zeros(10)):
-        raise ZeroDivisionError
-    assert testing.registrations() == 0
-
-
-def test_close_waits_for_streams_that_use_it(emulated) -> None:
-    stream = cumem.Stream()
-    registration = cumem.register(np.zeros(1000))
-    registration.buffer.record_stream(stream)
-    done = threading.Event()
-
-    def run() -> None:
-        registration.close()
-        done.set()
-
-    with session.gate(stream):
-        stream.record()
-        thread = threading.Thread(target=run)
-        thread.start()
-        assert not done.wait(0.02)
-        assert testing.registrations() >= 1
-    thread.join()
-    assert testing.registrations() == 0
-
-
-@pytest.mark.skipif(
-    bool(sysconfig.get_config_var("Py_GIL_DISABLED")),
-    reason="free-threaded Python frees in the thread that made it, which holds the gate",
-)
-def test_last_reference_waits_for_streams_that_use_it(emulated) -> None:
-    stream = cumem.Stream()
-    keep = [cumem.register(np.zeros(1000)).buffer]
-    keep[0].record_stream(stream)
-    done = threading.Event()
-
-    def run() -> None:
-        keep.clear()
-        done.set()
-
-    with session.gate(stream):
-        stream.record()
-        thread = threading.Thread(target=run)
-        thread.start()
-        assert not done.wait(0.02)
-        assert testing.registrations() >= 1
-    thread.join()
-    assert testing.registrations() == 0
-
-
-def test_transfer_under_way_keeps_it_locked(emulated) -> None:
-    stream = cumem.Stream()
-    data = np.arange(1000, dtype="i4")
-    target = cumem.empty_device(1000, "i4")
-    with session.gate(stream):
-        registration = cumem.register(data)
-        transfer = cumem.copy_async(target, registration.buffer, stream=stream)
-        del registration
-        gc.collect()
-        assert testing.registrations() >= 1
-    transfer.wait()
-    assert (values.get(target) == np.arange(1000)).all()
-    del transfer
-    gc.collect()
-    testing.poll()
-    assert testing.registrations() == 0
-
-
-def test_shutdown_unregisters(runtime) -> None:
-    data = np.zeros(1000)
-    registration = cumem.register(data)
-    cumem.shutdown()
-    with pytest.raises(ValueError, match="closed"):
-        registration.buffer.numpy()
-    registration.close()
-    del registration
-    with cumem.register(data):
-        pass
-
-
-def test_attributes_and_repr(runtime) -> None:
-    data = np.zeros((10, 100), "i4")
-    registration = cumem.register(data[::2])
-    assert registration.nbytes == 8 * 400 + 400
-    assert registration.buffer.nbytes == 5 * 400
-    assert "3600 bytes" in repr(registration)
-    assert weakref.ref(registration)() is registration
-
-
-def test_registering_releases_the_gil(emulated) -> None:
-    testing.delay_op("host_register", 20_000)
-    ticks = []
-    stop = threading.Event()
-
-    def run() -> None:
-        while not stop.is_set():
-            ticks.append(1)
-            stop.wait(0.001)
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    while not ticks:
-        pass
-    before = len(ticks)
-    with cumem.register(np.zeros(10)):
-        during = len(ticks)
-    stop.set()
-    thread.join()
-    testing.delay_op("host_register", 0)
-    assert during > before
 
 
 # -- failures --------------------------------------------------------------------------

@@ -30,3 +30,14 @@ def get(obj: object) -> np.ndarray:
         cumem.copy(out, obj)
         return out
     return obj.numpy().copy()
+
+
+def round_trip(buffer: cumem.Buffer) -> None:
+    """Copy to the device and back through another stream."""
+    device = cumem.empty_device(buffer.shape, buffer.dtype)
+    cumem.copy(device, buffer)
+    assert (get(device) == buffer.numpy()).all()
+    if not buffer.readonly:
+        cumem.copy(device, np.zeros(buffer.shape, buffer.dtype))
+        cumem.copy(buffer, device)
+        assert not buffer.numpy().any()
