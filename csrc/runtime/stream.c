@@ -10,10 +10,12 @@ destroy_handle(cm_runtime *rt, int device, uint64_t handle)
         return; /* leaked: the driver may not be touched in a child */
     }
     cm_device_guard guard;
-    if (!cm_is_ok(cm_device_enter(rt, device, &guard))) {
+    if (!cm_is_ok(cm_device_enter(rt, device, &guard))
+        && !cm_is_ok(cm_device_enter(rt, device, &guard))) {
         return;
     }
-    /* Nothing can be done about a stream that does not go away. */
+    /* Nothing can be done about a stream that does not go away: it may be gone for all
+     * the failure says, and a second try would meet whoever has its handle now. */
     cm_status ignored = cm_rt_stream_destroy(rt, handle);
     (void)ignored;
     cm_device_leave(rt, &guard);

@@ -253,6 +253,19 @@ test_stream_create_failures_leak_nothing(void)
     close_emulated(rt);
 }
 
+/* The device is entered for it; that failing once is no reason to keep a stream. */
+static void
+test_stream_release_tries_its_device_twice(void)
+{
+    cm_runtime *rt = open_emulated(13000, 1, 1 << 20);
+    cm_stream *stream = NULL;
+    CHECK_OK(cm_stream_create(rt, 0, 0, 0, &stream));
+    cm_faults_plan(rt, CM_OP_context_get, 1, 999, false);
+    cm_stream_release(stream);
+    CHECK_EQ(cm_faults_struck(rt), CM_OP_context_get);
+    close_emulated(rt);
+}
+
 /* clang-format off */
 MAIN(RUN(test_op_names_follow_the_list)
      RUN(test_op_out_of_range_has_no_name)
@@ -268,5 +281,6 @@ MAIN(RUN(test_op_names_follow_the_list)
      RUN(test_stream_record_owns_its_handle)
      RUN(test_stream_wrapped_drops_its_owner_once)
      RUN(test_stream_default_handles_have_fixed_ids)
-     RUN(test_stream_create_failures_leak_nothing))
+     RUN(test_stream_create_failures_leak_nothing)
+     RUN(test_stream_release_tries_its_device_twice))
 /* clang-format on */
