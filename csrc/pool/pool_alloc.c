@@ -205,17 +205,15 @@ grow(cm_pool *pool, const request *r, cm_span **out)
 }
 
 /* `span` was taken for `stream`, which waits for the late work on it: from now on that
- * stream's own order is what protects it. */
+ * stream's own order is what protects it. `recorded`: the epoch
+ * of an event recorded just now; 0: none was. */
 static void
-retag_locked(cm_pool *pool, cm_span *span, cm_stream *stream)
+retag_locked(cm_pool *pool, cm_span *span, cm_stream *stream, uint64_t recorded)
 {
-    uint32_t tag = 0;
-    if (cm_stream_is_kept(stream)) {
-        tag = cm_pool_mark_locked(pool, stream);
-    }
+    uint32_t tag = cm_pool_mark_locked(pool, stream);
     if (tag != 0 && span->tag != 0) {
         span->tag = tag;
-        span->epoch = pool->marks[tag].epoch;
+        span->epoch = recorded != 0 ? recorded : pool->marks[tag].epoch;
         pool->marks[tag].given_epoch = span->epoch;
     }
 }
@@ -231,6 +229,12 @@ take_ordered(cm_pool *pool, const request *r)
     uint64_t done[CM_MARK_MAX];
     cm_span *span = NULL;
     if (cm_pool_order_after_marks(pool, r->stream, done)) {
+        bool can_retag = cm_stream_is_kept(r->stream);
+        uint64_t recorded = 0;
+        if (can_retag && cm_pool_mark_needs_record(pool, r->stream)) {
+            recorded = cm_pool_try_record_mark(pool, r->stream);
+            can_retag = recorded != 0;
+        }
         cm_fast_lock_take(&pool->lock);
         cm_heap_view view =
             cm_pool_view_locked(pool, find_mark_locked(pool, r->stream));
@@ -239,7 +243,9 @@ take_ordered(cm_pool *pool, const request *r)
                               &view);
         if (span != NULL) {
             pool->counters.cross_stream_wait_count++;
-            retag_locked(pool, span, r->stream);
+            if (can_retag) {
+                retag_locked(pool, span, r->stream, recorded);
+            }
             cm_pool_hand_out_locked(pool, span, r->nbytes, false);
         }
         cm_fast_lock_give(&pool->lock);

@@ -156,15 +156,19 @@ look(cm_pool *pool, uint32_t i, bool wait)
 }
 
 /* Without an event: for the stream, or where that is refused (its owner may have
- * destroyed it) for all its device is doing. */
+ * destroyed it) or may not be tried for all its device is doing. */
 static cm_status
 wait_stream(cm_pool *pool, uint32_t i)
 {
+    const cm_stream *stream = pool->marks[i].stream;
     uint64_t epoch = next_epoch(pool, &pool->marks[i]);
-    cm_status status = cm_scope_settle(
-        cm_rt_stream_synchronize(pool->rt, pool->marks[i].stream->handle));
-    if (!cm_is_ok(status) && cm_is_ok(cm_rt_device_synchronize(pool->rt))) {
-        status = cm_ok();
+    cm_status status = cm_fail(CM_CUDA_INVALID_HANDLE, stream->handle);
+    if (!is_foreign(stream)) {
+        status = cm_scope_settle(cm_rt_stream_synchronize(pool->rt, stream->handle));
+    }
+    if (!cm_is_ok(status)) {
+        cm_status all = cm_scope_settle(cm_rt_device_synchronize(pool->rt));
+        status = cm_is_ok(all) || is_foreign(stream) ? all : status;
     }
     if (cm_is_ok(status)) {
         end_epoch(pool, i, epoch);
@@ -196,7 +200,10 @@ poll_mark(cm_pool *pool, uint32_t i, bool wait)
         (void)looked; /* asked again below, or the next time */
     }
     if (is_foreign(mark->stream)) {
-        return wait && mark->asked_epoch != 0 ? look(pool, i, true) : cm_ok();
+        cm_status status =
+            wait && mark->asked_epoch != 0 ? look(pool, i, true) : cm_ok();
+        /* Where an event could not be recorded none stands for all that was given. */
+        return wait && is_late(pool, i) ? wait_stream(pool, i) : status;
     }
     /* The event may stand for less than was given since. */
     if (!is_late(pool, i) || (mark->asked_epoch != 0 && !wait)) {

@@ -289,7 +289,72 @@ test_pool_stream_that_only_the_pool_keeps_is_let_go(void)
     close_emulated(rt);
 }
 
+static void
+let_go(void *owner)
+{
+    (void)owner;
+}
+
+/* Memory that a stream somebody else owns got in order, and that came back unused: no
+ * event of that stream stands for it. */
+static void
+test_pool_block_ordered_for_a_foreign_stream_comes_back(void)
+{
+    cm_runtime *rt = open_emulated(13000, 1, 256 * MIB);
+    cm_pool *pool = open_pool(rt, DEVICE);
+    cm_stream *first = open_stream(rt, 0);
+    cm_stream *made = open_stream(rt, 0);
+    cm_stream *foreign = NULL;
+    cm_block *block = take(pool, CHUNK, first);
+    MUST(cm_stream_wrap(rt, 0, made->handle, &foreign, let_go, &foreign));
+    atomic_store(&cm_pool_get_config(pool)->budget->limit_nbytes, CHUNK);
+    hold_work(rt, first, block);
+    give(pool, block, first, 0);
+    block = take(pool, CHUNK, foreign); /* `foreign` waits for `first` */
+    CHECK_EQ(read_counters(pool).cross_stream_wait_count, 1);
+    give(pool, block, NULL, 0);
+    CHECK(cm_pool_try_alloc(pool, CHUNK, NULL) == NULL);
+    CHECK_OK(cm_emulated_gate_open(rt, first->handle));
+    synchronize(rt, foreign);
+    CHECK_OK(cm_pool_alloc(pool, CHUNK, NULL, &block));
+    give(pool, block, NULL, 0);
+    cm_pool_release(pool);
+    cm_stream_release(foreign);
+    cm_stream_release(made);
+    cm_stream_release(first);
+    close_emulated(rt);
+}
+
+/* An event that could not be recorded stands for nothing: waiting for everything frees
+ * what was given in that order all the same. */
+static void
+test_pool_block_of_a_foreign_stream_outlives_a_failed_record(void)
+{
+    cm_runtime *rt = open_emulated(13000, 1, 256 * MIB);
+    cm_pool *pool = open_pool(rt, DEVICE);
+    cm_stream *made = open_stream(rt, 0);
+    cm_stream *foreign = NULL;
+    uint64_t released = 0;
+    MUST(cm_stream_wrap(rt, 0, made->handle, &foreign, let_go, &foreign));
+    cm_block *one = take(pool, CHUNK, foreign);
+    cm_block *two = take(pool, CHUNK, foreign);
+    hold_work(rt, foreign, one);
+    give(pool, one, foreign, 0);
+    cm_faults_plan(rt, CM_OP_event_record, 1, 999, false);
+    give(pool, two, foreign, 0);
+    CHECK_EQ(cm_faults_struck(rt), CM_OP_event_record);
+    CHECK_OK(cm_emulated_gate_open(rt, made->handle));
+    CHECK_OK(cm_pool_trim(pool, 0, true, &released));
+    CHECK_EQ(read_counters(pool).reserved_nbytes, 0);
+    cm_pool_release(pool);
+    cm_stream_release(foreign);
+    cm_stream_release(made);
+    close_emulated(rt);
+}
+
 MAIN(RUN(test_pool_stream_that_only_the_pool_keeps_is_let_go)
+     RUN(test_pool_block_ordered_for_a_foreign_stream_comes_back)
+     RUN(test_pool_block_of_a_foreign_stream_outlives_a_failed_record)
      RUN(test_pool_device_block_is_reused_at_once_on_its_own_stream)
      RUN(test_pool_stream_order_needs_no_event_and_then_one_for_all)
      RUN(test_pool_event_covers_only_what_was_given_before_it)
