@@ -1,0 +1,67 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What random operations on pools must add up to: the blocks handed out, each pool's
+ * sums and what it may hold, compared with the pool's own counters, its budgets and the
+ * emulated device. Knows nothing of how a pool works.
+ * Locks: one, for the sums; compare only while no other thread is in a pool. */
+#ifndef CM_TESTS_POOL_MODEL_H
+#define CM_TESTS_POOL_MODEL_H
+
+#include "order_oracle.h"
+#include "pool/pool.h"
+
+enum { MODEL_POOLS = 7, MODEL_USES = 4, MODEL_KINDS = 4 };
+
+typedef struct model_pool {
+    cm_pool *pool;   /* NULL: none */
+    bool is_closing; /* let go of: gone with its last block */
+    cm_pool_config config;
+    uint64_t live_nbytes, live_count, requested_nbytes;
+    uint64_t alloc_count, free_count, refused_count, trim_count;
+    uint64_t peak_live_nbytes, peak_requested_nbytes;
+    uint64_t window_live_nbytes, window_requested_nbytes;
+    uint64_t reserved_nbytes; /* when last looked at */
+} model_pool;
+
+typedef struct model_block {
+    cm_block *block; /* NULL: an empty place */
+    model_pool *of;
+    uint64_t begin;              /* by the host's address where there is one */
+    uint64_t nbytes;             /* asked for */
+    cm_stream *uses[MODEL_USES]; /* held: that worked on it */
+    uint32_t use_count;
+} model_block;
+
+typedef struct pool_model {
+    cm_mutex lock;
+    cm_runtime *rt; /* borrowed, the fault wrapper */
+    order_oracle *oracle;
+    model_pool pools[MODEL_POOLS];
+    cm_budget kinds[MODEL_KINDS];      /* which pools share, */
+    uint64_t kind_nbytes[MODEL_KINDS]; /* and what they were charged with */
+    model_block *blocks;
+    uint32_t block_count;
+    char wrong[240];
+} pool_model;
+
+/* The line of a stream for new work; of NULL the host's. */
+uint32_t model_line(const pool_model *model, const cm_stream *stream);
+/* A block was handed out for `stream`: nobody has these bytes, nothing may run there.
+ */
+void model_take(pool_model *model, model_pool *of, uint32_t place, cm_block *block,
+                uint64_t nbytes, const cm_stream *stream);
+/* It is about to be given back; its place is empty then. */
+model_block model_give(pool_model *model, uint32_t place);
+/* The peaks were begun anew. */
+void model_reset_peaks(model_pool *of);
+void model_reset_window(model_pool *of);
+/* The pool's figures are the model's; it holds no more than its limits allow, unless it
+ * held more before they were set. */
+void model_compare(pool_model *model, model_pool *of);
+/* Its listing shows the blocks handed out and adds up. */
+void model_compare_list(pool_model *model, model_pool *of);
+/* What the pools say they hold is what the budgets were charged with and what came from
+ * the runtime. */
+void model_compare_all(pool_model *model);
+void model_fail(pool_model *model, const char *what, uint64_t a, uint64_t b);
+
+#endif
