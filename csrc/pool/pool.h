@@ -138,6 +138,14 @@ bool cm_pool_quick_free(cm_pool *pool, cm_block *block, cm_stream *const *uses,
 CM_NODISCARD cm_status cm_pool_trim(cm_pool *pool, uint64_t keep_nbytes, bool wait,
                                     uint64_t *released_nbytes);
 
+/* Let devices that got a context since reach what is held for another: a chunk is
+ * opened for those that have one by then. To be called when one was made, which
+ * cm_runtime's `context_count` tells. Does nothing, at the cost of a look, where all
+ * have been let in.
+ * Blocks: behind a growth or a trim, and in the runtime. Fails: address_set_access, what
+ * cm_scope_enter does; the next call tries again. */
+CM_NODISCARD cm_status cm_pool_admit_peers(cm_pool *pool);
+
 /* A consistent snapshot. */
 void cm_pool_read(cm_pool *pool, cm_pool_counters *out);
 /* Peaks start again from what is now. */

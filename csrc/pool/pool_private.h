@@ -2,7 +2,8 @@
 /* The pool's insides, shared by its files: pool.c (life), pool_read.c (counters,
  * peaks), pool_alloc.c (handing out), pool_free.c (taking back), pool_in_flight.c (when
  * a freed block is idle), pool_marks.c (when a stream's work has ended), pool_grow.c
- * and pool_place*.c (more memory), pool_trim.c (less). Nobody else includes this.
+ * and pool_place*.c (more memory), pool_trim.c (less), pool_peers.c (other devices).
+ * Nobody else includes this.
  * Locks: `lock` guards heap, lists, marks and counters, for list work only. `gate` with
  * its condition guards the two flags of who is growing or polling; no thread holds
  * both. */
@@ -92,6 +93,7 @@ struct cm_pool {
     _Atomic bool growing; /* one thread changes arenas, chunks and the source */
     cm_source *source;    /* owned; opened at the first growth; the grower's */
     cm_arena *range;      /* of a placed source */
+    uint64_t admitted;    /* peers that all its chunks were opened to; the grower's */
     uint64_t grown_count; /* allocations when it last grew; the grower's */
     bool hurried;         /* there were few since; the grower's, of a placed source */
 };

@@ -46,6 +46,9 @@ typedef struct cm_source_ops {
      * undefined; the old place is empty then. Fails: as above; the chunk is where it
      * was and usable. NULL where a source cannot. */
     cm_status (*move_chunk)(cm_source *source, cm_chunk *chunk, uint64_t offset);
+    /* Let the peers that have a context by now use an open chunk, too. Fails: the
+     * operation. NULL where there is nothing to do. */
+    cm_status (*admit_peers)(cm_source *source, const cm_chunk *chunk);
     /* After the last chunk was closed. */
     void (*destroy)(cm_source *source);
 } cm_source_ops;
@@ -57,6 +60,7 @@ struct cm_source {
     cm_source_config config;
     uint64_t granule; /* sizes and offsets of chunks are multiples of it; a power of 2
                        */
+    uint64_t peers;   /* by device index: whom admit_peers() is for */
     bool is_placed;   /* chunks lie in one range of addresses, neighbours join up */
     cm_address base;  /* of that range */
     uint64_t range_nbytes;

@@ -264,7 +264,7 @@ destroy(cm_source *source)
     free(source);
 }
 
-static const cm_source_ops host_ops = {open_chunk, close_chunk, NULL, destroy};
+static const cm_source_ops host_ops = {open_chunk, close_chunk, NULL, NULL, destroy};
 
 /* -- opening ----------------------------------------------------------------------------- */
 

@@ -95,7 +95,7 @@ destroy(cm_source *source)
     free(source);
 }
 
-static const cm_source_ops plain_ops = {open_chunk, close_chunk, NULL, destroy};
+static const cm_source_ops plain_ops = {open_chunk, close_chunk, NULL, NULL, destroy};
 
 /* The runtime takes no wish about the node: only where there is one node is it met. */
 static cm_status

@@ -23,7 +23,6 @@ enum { RANGE_FACTOR = 8 };
 typedef struct vmm_source {
     cm_source base; /* first: a cm_source * is a vmm_source * */
     unsigned flags; /* of physical_create */
-    uint64_t peers; /* by device index: those that can reach the memory */
 } vmm_source;
 
 /* Let its device use the memory at `address`, and those peers that have a context by
@@ -36,7 +35,7 @@ grant(const vmm_source *source, cm_address address, uint64_t nbytes)
     int count = 0;
     devices[count++] = source->base.config.device;
     for (int i = 0; i < rt->device_count && i < CM_MAX_DEVICES; i++) {
-        if ((source->peers >> i & 1) != 0
+        if ((source->base.peers >> i & 1) != 0
             && atomic_load_explicit(&rt->primary[i], memory_order_relaxed) != 0) {
             devices[count++] = i;
         }
@@ -128,6 +127,12 @@ move_chunk(cm_source *base, cm_chunk *chunk, uint64_t offset)
     return status;
 }
 
+static cm_status
+admit_peers(cm_source *base, const cm_chunk *chunk)
+{
+    return grant((const vmm_source *)base, chunk->address, chunk->nbytes);
+}
+
 static void
 destroy(cm_source *base)
 {
@@ -140,7 +145,8 @@ destroy(cm_source *base)
     free(base);
 }
 
-static const cm_source_ops vmm_ops = {open_chunk, close_chunk, move_chunk, destroy};
+static const cm_source_ops vmm_ops = {open_chunk, close_chunk, move_chunk, admit_peers,
+                                      destroy};
 
 static cm_status
 find_peers(vmm_source *source)
@@ -152,7 +158,7 @@ find_peers(vmm_source *source)
         if (i != device) {
             CM_TRY(cm_rt_peer_can_access(rt, i, device, &can));
         }
-        source->peers |= can != 0 ? UINT64_C(1) << i : 0;
+        source->base.peers |= can != 0 ? UINT64_C(1) << i : 0;
     }
     return cm_ok();
 }

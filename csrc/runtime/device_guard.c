@@ -19,7 +19,11 @@ enter_by_device(cm_runtime *rt, int device, cm_device_guard *guard)
         (void)ignored;
         return status;
     }
-    atomic_store_explicit(&rt->primary[device], context, memory_order_relaxed);
+    uint64_t before =
+        atomic_exchange_explicit(&rt->primary[device], context, memory_order_relaxed);
+    if (before != context) {
+        (void)atomic_fetch_add_explicit(&rt->context_count, 1, memory_order_release);
+    }
     guard->switched = context != guard->previous;
     return cm_ok();
 }

@@ -125,8 +125,7 @@ typedef struct cm_ops_table {
 enum { CM_MAX_DEVICES = 64 };
 
 /* Embedded first in each implementation's own struct. Set once by the implementation's
- * open(), read-only afterwards, except `primary`, an atomic cache of cm_device_enter().
- */
+ * open(), read-only afterwards, except what cm_device_enter() notes. */
 struct cm_runtime {
     const cm_ops_table *ops; /* borrowed, static */
     cm_backend backend;
@@ -139,7 +138,8 @@ struct cm_runtime {
                                        child */
     cm_runtime *inner;              /* fault wrapper only: borrowed; else NULL */
     void (*close)(cm_runtime *rt);  /* frees the runtime; every object of it is gone */
-    _Atomic uint64_t primary[CM_MAX_DEVICES];
+    _Atomic uint64_t primary[CM_MAX_DEVICES]; /* each device's context; 0: none known */
+    _Atomic uint64_t context_count; /* of those that were found there so far */
 };
 
 /* "cudaHostAlloc" for CM_OP_host_alloc, "host_alloc" for the other; NULL out of range.
