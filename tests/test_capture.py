@@ -102,6 +102,56 @@ def test_dlpack_consumer_that_captures_keeps_the_memory(emulated, captured) -> N
     assert is_reused(used) != captured
 
 
+class Exporter:
+    """Is told the handle of the consumer's stream, and then has nothing to give."""
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return (2, 0)
+
+    def __dlpack__(self, **keywords: object) -> object:
+        raise BufferError("empty")
+
+
+def tell_interface(stream: cumem.Stream) -> None:
+    buffer = cumem.empty_device(NBYTES, "u1", stream=stream)
+    session.testing.gate_close(stream)
+    buffer.fill(1, stream=stream)
+    assert session.testing.array_interface(buffer)["stream"] is not None
+    session.testing.gate_open(stream)
+    stream.synchronize()
+
+
+def tell_exporter(stream: cumem.Stream) -> None:
+    with pytest.raises(BufferError, match="empty"):
+        cumem.asbuffer(Exporter(), stream=stream)
+
+
+#: Ways in which others come to know a stream's handle.
+TELLING: dict[str, Callable[[cumem.Stream], object]] = {
+    "handle": lambda stream: stream.handle,
+    "__cuda_stream__": lambda stream: stream.__cuda_stream__(),
+    "__cuda_array_interface__": tell_interface,
+    "__dlpack__": tell_exporter,
+}
+
+
+def questions() -> int:
+    return int(session.testing.fault_count("stream_is_capturing"))
+
+
+@pytest.mark.parametrize("tell", TELLING.values(), ids=TELLING)
+def test_only_a_stream_that_others_know_is_asked_for_a_capture(emulated, tell) -> None:
+    stream = cumem.Stream()
+    cumem.empty_device(NBYTES, "u1", stream=stream)
+    session.testing.plan_fault(None, 0)
+    cumem.empty_device(NBYTES, "u1", stream=stream)
+    assert session.testing.fault_count(None) == 0
+    tell(stream)
+    session.testing.plan_fault(None, 0)
+    cumem.empty_device(NBYTES, "u1", stream=stream)
+    assert questions() == 1
+
+
 def test_interface_of_memory_in_a_capture_names_no_stream(emulated) -> None:
     stream = cumem.Stream()
 

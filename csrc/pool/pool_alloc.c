@@ -285,7 +285,7 @@ static bool
 is_capturing(cm_pool *pool, const cm_stream *stream)
 {
     bool capturing;
-    return stream != NULL
+    return stream != NULL && cm_stream_may_capture(stream)
            && (!cm_is_ok(cm_stream_ask_capturing(pool->rt, stream->device,
                                                  stream->handle, &capturing))
                || capturing);

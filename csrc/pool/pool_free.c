@@ -14,7 +14,7 @@ cm_pool_free_is_quick(const cm_pool *pool, cm_stream *const *uses, uint32_t use_
     }
     return use_count == 0
            || (use_count == 1 && pool->config.kind == CM_KIND_DEVICE
-               && cm_stream_is_legacy(uses[0]));
+               && !cm_stream_may_capture(uses[0]));
 }
 
 /* Count a LIVE span as no longer handed out. */
@@ -37,9 +37,10 @@ is_ordered(cm_pool *pool, const cm_stream *stream)
         return false;
     }
     bool capturing;
-    return cm_is_ok(cm_stream_ask_capturing(pool->rt, stream->device, stream->handle,
-                                            &capturing))
-           && !capturing;
+    return !cm_stream_may_capture(stream)
+           || (cm_is_ok(cm_stream_ask_capturing(pool->rt, stream->device,
+                                                stream->handle, &capturing))
+               && !capturing);
 }
 
 /* Back to the heap, `stream` (NULL: none) in whose order alone it may be used yet. What
@@ -102,7 +103,7 @@ cm_pool_quick_free(cm_pool *pool, cm_block *block, cm_stream *const *uses,
 static bool
 try_give_ordered(cm_pool *pool, cm_span *span, cm_stream *stream)
 {
-    if (cm_stream_is_legacy(stream) || !cm_pool_mark_needs_record(pool, stream)) {
+    if (!cm_stream_may_capture(stream) || !cm_pool_mark_needs_record(pool, stream)) {
         return try_give(pool, span, stream, 0);
     }
     if (!cm_pool_begin_poll(pool, false)) {

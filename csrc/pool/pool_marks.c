@@ -281,8 +281,7 @@ try_cover(cm_pool *pool, cm_mark *mark)
 }
 
 bool
-cm_pool_order_after_marks(cm_pool *pool, const cm_stream *stream,
-                          uint64_t done[CM_MARK_MAX])
+cm_pool_order_after_marks(cm_pool *pool, cm_stream *stream, uint64_t done[CM_MARK_MAX])
 {
     bool any = false;
     for (uint32_t i = 0; i < CM_MARK_MAX; i++) {

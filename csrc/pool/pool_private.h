@@ -179,7 +179,7 @@ cm_heap_view cm_pool_view_locked(const cm_pool *pool, uint32_t mark);
 cm_status cm_pool_poll_marks(cm_pool *pool, bool wait);
 /* Make `stream` wait for all late streams and return in `done` the epochs which it may
  * then take. False: nothing to wait for, or it cannot. By the poller. */
-bool cm_pool_order_after_marks(cm_pool *pool, const cm_stream *stream,
+bool cm_pool_order_after_marks(cm_pool *pool, cm_stream *stream,
                                uint64_t done[CM_MARK_MAX]);
 /* True when it is time to forget: the table is full, or the pool alone still keeps a
  * stream whose work has ended. */

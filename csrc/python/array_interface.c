@@ -106,7 +106,8 @@ stream_entry(cm_state *state, cm_storage *storage)
         return Py_NewRef(Py_None);
     }
     /* 0 is forbidden in the interface: the legacy default stream is written as 1 */
-    uint64_t handle = joined->handle == 0 ? CM_STREAM_LEGACY : joined->handle;
+    uint64_t handle = cm_stream_tell_handle(joined);
+    handle = handle == 0 ? CM_STREAM_LEGACY : handle;
     cm_stream_release(joined);
     return PyLong_FromUnsignedLongLong(handle);
 }

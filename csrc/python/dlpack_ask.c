@@ -53,7 +53,7 @@ ask_device(PyObject *method, cm_dl_device *out)
 
 /* __dlpack__(stream=…, max_version=(1, 0)) with what is wanted of them. */
 static PyObject *
-call_dlpack(PyObject *method, const cm_stream *stream, bool with_version)
+call_dlpack(PyObject *method, cm_stream *stream, bool with_version)
 {
     PyObject *result = NULL;
     PyObject *value = NULL;
@@ -61,7 +61,8 @@ call_dlpack(PyObject *method, const cm_stream *stream, bool with_version)
     PyObject *keywords = PyDict_New();
     int failed = none == NULL || keywords == NULL;
     if (!failed && stream != NULL) {
-        uint64_t handle = stream->handle == 0 ? CM_STREAM_LEGACY : stream->handle;
+        uint64_t handle = cm_stream_tell_handle(stream);
+        handle = handle == 0 ? CM_STREAM_LEGACY : handle;
         value = PyLong_FromUnsignedLongLong(handle);
         failed = value == NULL || PyDict_SetItemString(keywords, "stream", value) < 0;
         Py_CLEAR(value);

@@ -243,7 +243,7 @@ stream_cuda_stream(PyObject *op, PyObject *Py_UNUSED(unused))
         PyErr_SetString(PyExc_ValueError, "the stream is closed");
         return NULL;
     }
-    return Py_BuildValue("iK", 0, (unsigned long long)stream->handle);
+    return Py_BuildValue("iK", 0, (unsigned long long)cm_stream_tell_handle(stream));
 }
 
 /* -- table ------------------------------------------------------------------------- */

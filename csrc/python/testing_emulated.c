@@ -50,7 +50,7 @@ act_on_stream(PyObject *module, PyObject *object, stream_action action, bool on)
     cm_device_guard guard;
     status = cm_device_enter(rt, stream->device, &guard);
     if (cm_is_ok(status)) {
-        status = action(rt, stream->handle, on);
+        status = action(rt, cm_stream_tell_handle(stream), on);
         cm_device_leave(rt, &guard);
     }
     Py_END_ALLOW_THREADS

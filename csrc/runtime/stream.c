@@ -3,6 +3,9 @@
 
 #include <stdlib.h>
 
+/* One of the doubts, which stays; the others are waits under way. */
+#define DOUBT_FOR_GOOD (1u << 31)
+
 static void
 destroy_handle(cm_runtime *rt, int device, uint64_t handle)
 {
@@ -29,6 +32,7 @@ stream_new(cm_runtime *rt, int device, uint64_t handle, uint64_t id, cm_stream *
         return cm_fail(CM_ENOMEM, sizeof(*stream));
     }
     atomic_init(&stream->refs, 1);
+    atomic_init(&stream->doubts, 0);
     stream->handle = handle;
     stream->id = id;
     stream->device = device;
@@ -89,6 +93,7 @@ cm_stream_wrap(cm_runtime *rt, int device, uint64_t handle, void *owner,
     uint64_t id;
     CM_TRY(read_id(rt, device, handle, &id));
     CM_TRY(stream_new(rt, device, handle, id, out));
+    atomic_init(&(*out)->doubts, handle > CM_STREAM_LEGACY ? DOUBT_FOR_GOOD : 0);
     (*out)->owner = owner;
     (*out)->drop_owner = owner != NULL ? drop_owner : NULL;
     return cm_ok();
@@ -108,18 +113,52 @@ cm_stream_ask_capturing(cm_runtime *rt, int device, uint64_t handle, bool *out)
     return status;
 }
 
-cm_status
-cm_stream_wait_event(const cm_stream *stream, uint64_t event)
+static void
+doubt_for_good(cm_stream *stream)
 {
-    cm_device_guard guard;
-    CM_TRY(cm_device_enter(stream->rt, stream->device, &guard));
+    atomic_fetch_or_explicit(&stream->doubts, DOUBT_FOR_GOOD, memory_order_relaxed);
+}
+
+/* A wait for an event of a capture takes the stream into it: ask whether it did. */
+static cm_status
+wait_event(cm_stream *stream, uint64_t event)
+{
+    bool may_join = stream->handle > CM_STREAM_LEGACY && !cm_stream_may_capture(stream);
+    if (!may_join) {
+        return cm_rt_stream_wait_event(stream->rt, stream->handle, event);
+    }
+    atomic_fetch_add_explicit(&stream->doubts, 1, memory_order_relaxed);
     cm_status status = cm_rt_stream_wait_event(stream->rt, stream->handle, event);
-    cm_device_leave(stream->rt, &guard);
+    bool joined = false;
+    cm_status asked = cm_rt_stream_is_capturing(stream->rt, stream->handle, &joined);
+    if (joined || !cm_is_ok(asked)) {
+        doubt_for_good(stream);
+    }
+    atomic_fetch_sub_explicit(&stream->doubts, 1, memory_order_relaxed);
     return status;
 }
 
 cm_status
-cm_stream_follow(const cm_stream *consumer, const cm_stream *producer)
+cm_stream_wait_event(cm_stream *stream, uint64_t event)
+{
+    cm_device_guard guard;
+    CM_TRY(cm_device_enter(stream->rt, stream->device, &guard));
+    cm_status status = wait_event(stream, event);
+    cm_device_leave(stream->rt, &guard);
+    return status;
+}
+
+uint64_t
+cm_stream_tell_handle(cm_stream *stream)
+{
+    if (stream->handle > CM_STREAM_LEGACY) {
+        doubt_for_good(stream);
+    }
+    return stream->handle;
+}
+
+cm_status
+cm_stream_follow(cm_stream *consumer, const cm_stream *producer)
 {
     cm_runtime *rt = consumer->rt;
     if (consumer->id == producer->id && consumer->device == producer->device) {
@@ -146,6 +185,20 @@ cm_stream_hold(cm_stream *stream)
 {
     (void)atomic_fetch_add_explicit(&stream->refs, 1, memory_order_relaxed);
     return stream;
+}
+
+bool
+cm_stream_try_release(cm_stream *stream)
+{
+    unsigned refs = atomic_load_explicit(&stream->refs, memory_order_relaxed);
+    while (refs > 1) {
+        if (atomic_compare_exchange_weak_explicit(&stream->refs, &refs, refs - 1,
+                                                  memory_order_release,
+                                                  memory_order_relaxed)) {
+            return true;
+        }
+    }
+    return false;
 }
 
 void

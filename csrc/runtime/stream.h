@@ -2,7 +2,7 @@
 /* One counted record of a stream: handle, id, device, owner. Everything that remembers
  * a stream holds one of these, so a handle is never used after its stream died and
  * never
- * mistaken for a recycled one. Threads: the count is atomic, the rest is set once. */
+ * mistaken for a recycled one. Threads: the counts are atomic, the rest is set once. */
 #ifndef CM_RUNTIME_STREAM_H
 #define CM_RUNTIME_STREAM_H
 
@@ -12,7 +12,8 @@
 
 typedef struct cm_stream {
     atomic_uint refs;
-    uint64_t handle;
+    atomic_uint doubts; /* why it may be in a capture; see cm_stream_may_capture() */
+    uint64_t handle;    /* for others: cm_stream_tell_handle() */
     uint64_t id; /* cudaStreamGetId; for the legacy and per-thread handles, the handle
                   */
     int device;  /* index */
@@ -42,16 +43,29 @@ CM_NODISCARD cm_status cm_stream_ask_capturing(cm_runtime *rt, int device,
 /* Let `stream` wait for `event`, whichever device is current: the default streams'
  * handles
  * mean those of the current one. Fails: stream_wait_event, what cm_device_enter does. */
-CM_NODISCARD cm_status cm_stream_wait_event(const cm_stream *stream, uint64_t event);
+CM_NODISCARD cm_status cm_stream_wait_event(cm_stream *stream, uint64_t event);
 
 /* Let `consumer` wait for all that `producer` has been given so far; nothing to do when
  * they
  * are the same. Fails: event_create, event_record, stream_wait_event, event_destroy. */
-CM_NODISCARD cm_status cm_stream_follow(const cm_stream *consumer,
-                                        const cm_stream *producer);
+CM_NODISCARD cm_status cm_stream_follow(cm_stream *consumer, const cm_stream *producer);
+
+/* The handle, for code that is not ours: it may begin a capture. */
+uint64_t cm_stream_tell_handle(cm_stream *stream);
+
+/* False: nobody captures it, and the runtime need not be asked. A default stream never
+ * is, nor is one of ours whose handle was told to nobody and that no wait took into the
+ * capture of another. */
+static inline bool
+cm_stream_may_capture(const cm_stream *stream)
+{
+    return atomic_load_explicit(&stream->doubts, memory_order_relaxed) != 0;
+}
 
 cm_stream *cm_stream_hold(cm_stream *stream);
 /* The last release destroys an owned handle (work queued on it still completes). */
 void cm_stream_release(cm_stream *stream);
+/* The same but for the last: false, and nothing is done. Makes no runtime call. */
+bool cm_stream_try_release(cm_stream *stream);
 
 #endif

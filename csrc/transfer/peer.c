@@ -5,7 +5,7 @@
 
 /* Let `waiter` wait for what `worker` has been given so far. */
 static cm_status
-chain_streams(cm_engine *engine, const cm_stream *worker, const cm_stream *waiter)
+chain_streams(cm_engine *engine, const cm_stream *worker, cm_stream *waiter)
 {
     uint64_t event;
     cm_device_guard guard;

@@ -247,18 +247,44 @@ test_pool_block_used_in_a_capture_stays_with_the_graph(void)
     cm_runtime *rt = open_emulated(13000, 1, 256 * MIB);
     cm_pool *pool = open_pool(rt, DEVICE);
     cm_stream *stream = open_stream(rt, 0);
-    CHECK_OK(cm_emulated_set_capturing(rt, stream->handle, true));
+    CHECK_OK(cm_emulated_set_capturing(rt, cm_stream_tell_handle(stream), true));
     cm_block *a = take(pool, CHUNK, stream);
     cm_address first = a->address;
     give(pool, a, stream, 0);
     cm_block *b = take(pool, CHUNK, stream);
     CHECK_NE(b->address, first);
-    CHECK_OK(cm_emulated_set_capturing(rt, stream->handle, false));
+    CHECK_OK(cm_emulated_set_capturing(rt, cm_stream_tell_handle(stream), false));
     uint64_t released = 0;
     CHECK_OK(cm_pool_trim(pool, 0, true, &released));
     CHECK_EQ(released, 0);
     CHECK_EQ(read_counters(pool).in_flight_count, 1);
     give(pool, b, stream, 0);
+    cm_pool_release(pool);
+    cm_stream_release(stream);
+    close_emulated(rt);
+}
+
+static void
+test_pool_block_of_a_stream_of_our_own_makes_no_runtime_call(void)
+{
+    cm_runtime *rt = open_emulated(13000, 1, 256 * MIB);
+    cm_pool *pool = open_pool(rt, DEVICE);
+    cm_stream *stream = open_stream(rt, 0);
+    give(pool, take(pool, 4 * KIB, stream), stream, 0);
+    cm_faults_plan(rt, CM_OP_none, 0, 0, false); /* counts from here on */
+    for (int i = 0; i < 3; i++) {
+        cm_block *block = cm_pool_quick_alloc(pool, 4 * KIB, stream);
+        CHECK(block != NULL);
+        CHECK(cm_pool_quick_free(pool, block, &stream, 1));
+        CHECK(cm_pool_check(pool));
+    }
+    CHECK_EQ(cm_faults_count(rt, CM_OP_none), 0);
+    CHECK_EQ(read_counters(pool).hit_count, 3);
+    (void)cm_stream_tell_handle(stream);
+    cm_block *block = cm_pool_quick_alloc(pool, 4 * KIB, stream);
+    CHECK(!cm_pool_quick_free(pool, block, &stream, 1));
+    give(pool, block, stream, 0);
+    CHECK_EQ(cm_faults_count(rt, CM_OP_stream_is_capturing), 1);
     cm_pool_release(pool);
     cm_stream_release(stream);
     close_emulated(rt);
@@ -301,7 +327,7 @@ test_pool_capture_elsewhere_is_not_in_the_way(void)
     cm_runtime *rt = open_emulated(13000, 1, 256 * MIB);
     cm_stream *capturing = open_stream(rt, 0);
     cm_stream *stream = open_stream(rt, 0);
-    CHECK_OK(cm_emulated_set_capturing(rt, capturing->handle, true));
+    CHECK_OK(cm_emulated_set_capturing(rt, cm_stream_tell_handle(capturing), true));
     for (int i = 0; i < 3; i++) {
         cm_pool *pool = open_pool(rt, (cm_pool_config)CONFIG(kinds[i], 0, 0));
         give(pool, take(pool, CHUNK, NULL), stream, 0);
@@ -315,7 +341,7 @@ test_pool_capture_elsewhere_is_not_in_the_way(void)
         CHECK_EQ(total, CHUNK);
         cm_pool_release(pool);
     }
-    CHECK_OK(cm_emulated_set_capturing(rt, capturing->handle, false));
+    CHECK_OK(cm_emulated_set_capturing(rt, cm_stream_tell_handle(capturing), false));
     cm_stream_release(capturing);
     cm_stream_release(stream);
     close_emulated(rt);
@@ -402,6 +428,7 @@ MAIN(RUN(test_pool_block_in_flight_waits_for_its_stream)
      RUN(test_pool_more_streams_than_events_still_wait_for_all)
      RUN(test_pool_last_release_waits_for_what_is_in_flight)
      RUN(test_pool_block_used_in_a_capture_stays_with_the_graph)
+     RUN(test_pool_block_of_a_stream_of_our_own_makes_no_runtime_call)
      RUN(test_pool_block_of_a_capture_that_has_ended_stays_with_the_graph)
      RUN(test_pool_capture_elsewhere_is_not_in_the_way)
      RUN(test_pool_query_refused_during_capture_loses_no_block)

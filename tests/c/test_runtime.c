@@ -238,6 +238,75 @@ test_stream_default_handles_have_fixed_ids(void)
 }
 
 static void
+test_stream_that_nobody_else_knows_is_not_captured(void)
+{
+    cm_runtime *rt = open_emulated(13000, 1, 1 << 20);
+    cm_stream *mine = NULL;
+    CHECK_OK(cm_stream_create(rt, 0, 0, 0, &mine));
+    CHECK(!cm_stream_may_capture(mine));
+    for (uint64_t handle = 0; handle <= CM_STREAM_PER_THREAD + 1; handle++) {
+        bool is_known = handle > CM_STREAM_PER_THREAD;
+        cm_stream *same = NULL;
+        CHECK_OK(
+            cm_stream_wrap(rt, 0, is_known ? mine->handle : handle, NULL, NULL, &same));
+        CHECK_EQ(cm_stream_may_capture(same), handle >= CM_STREAM_PER_THREAD);
+        CHECK_EQ(cm_stream_tell_handle(same), same->handle);
+        CHECK_EQ(cm_stream_may_capture(same), handle >= CM_STREAM_PER_THREAD);
+        cm_stream_release(same);
+    }
+    CHECK_EQ(cm_stream_tell_handle(mine), mine->handle);
+    CHECK(cm_stream_may_capture(mine));
+    cm_stream_release(mine);
+    close_emulated(rt);
+}
+
+static void
+test_stream_is_asked_whether_a_wait_took_it_into_a_capture(void)
+{
+    cm_runtime *rt = open_emulated(13000, 1, 1 << 20);
+    cm_stream *streams[3] = {NULL};
+    uint64_t event;
+    CHECK_OK(cm_rt_event_create(rt, CM_EVENT_DISABLE_TIMING, &event));
+    for (int i = 0; i < 3; i++) {
+        CHECK_OK(cm_stream_create(rt, 0, CM_STREAM_NON_BLOCKING, 0, &streams[i]));
+    }
+    CHECK_OK(cm_stream_follow(streams[0], streams[1]));
+    CHECK(!cm_stream_may_capture(streams[0]));
+
+    CHECK_OK(cm_emulated_set_capturing(rt, streams[1]->handle, true));
+    CHECK_OK(cm_rt_event_record(rt, event, streams[1]->handle));
+    CHECK_OK(cm_stream_wait_event(streams[1], event)); /* one of its own capture */
+    CHECK_OK(cm_emulated_set_capturing(rt, streams[1]->handle, false));
+    CHECK(cm_stream_may_capture(streams[1]));
+
+    CHECK_OK(cm_rt_event_record(rt, event, streams[0]->handle));
+    cm_faults_plan(rt, CM_OP_stream_is_capturing, 1, 999, false);
+    CHECK_OK(cm_stream_wait_event(streams[2], event));
+    CHECK(cm_stream_may_capture(streams[2]));
+    CHECK_OK(cm_stream_wait_event(streams[2], event)); /* there is no doubt to clear */
+    CHECK_EQ(cm_faults_count(rt, CM_OP_stream_is_capturing), 1);
+    for (int i = 0; i < 3; i++) {
+        CHECK_OK(cm_rt_stream_synchronize(rt, streams[i]->handle));
+        cm_stream_release(streams[i]);
+    }
+    CHECK_OK(cm_rt_event_destroy(rt, event));
+    close_emulated(rt);
+}
+
+static void
+test_stream_last_reference_is_not_tried(void)
+{
+    cm_runtime *rt = open_emulated(13000, 1, 1 << 20);
+    cm_stream *stream = NULL;
+    CHECK_OK(cm_stream_create(rt, 0, 0, 0, &stream));
+    (void)cm_stream_hold(stream);
+    CHECK(cm_stream_try_release(stream));
+    CHECK(!cm_stream_try_release(stream));
+    cm_stream_release(stream);
+    close_emulated(rt);
+}
+
+static void
 test_stream_create_failures_leak_nothing(void)
 {
     cm_runtime *rt = open_emulated(13000, 1, 1 << 20);
@@ -281,6 +350,9 @@ MAIN(RUN(test_op_names_follow_the_list)
      RUN(test_stream_record_owns_its_handle)
      RUN(test_stream_wrapped_drops_its_owner_once)
      RUN(test_stream_default_handles_have_fixed_ids)
+     RUN(test_stream_that_nobody_else_knows_is_not_captured)
+     RUN(test_stream_is_asked_whether_a_wait_took_it_into_a_capture)
+     RUN(test_stream_last_reference_is_not_tried)
      RUN(test_stream_create_failures_leak_nothing)
      RUN(test_stream_release_tries_its_device_twice))
 /* clang-format on */
