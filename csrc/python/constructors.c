@@ -78,7 +78,8 @@ request_parse(request *self, PyObject *kind, PyObject *device, PyObject *stream,
     }
     bool given = stream != NULL && stream != Py_None;
     if (!given && may_lend && self->kind == CM_KIND_DEVICE
-        && self->state->current_pool.count == 0) { /* else Python code may run */
+        && cm_override_is_empty(&self->state->current_pool)) { /* else Python code may
+                                                                  run */
         self->lent = cm_stream_lent(self->state, self->device);
     }
     if (given || (self->kind == CM_KIND_DEVICE && self->lent == NULL)) {

@@ -293,7 +293,9 @@ empty_device(PyObject *module, PyObject *const *args, Py_ssize_t nargs,
         return NULL;
     }
     bool given = values[4] != NULL && values[4] != Py_None;
-    bool may_lend = !given && state->current_pool.count == 0; /* no Python code runs */
+    bool may_lend = !given && cm_override_is_empty(&state->current_pool); /* no Python
+                                                                             code runs
+                                                                           */
     cm_stream *lent = may_lend ? cm_stream_lent(state, device) : NULL;
     cm_stream *stream =
         lent != NULL ? lent

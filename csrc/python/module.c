@@ -240,6 +240,10 @@ core_free(void *module)
     if (state != NULL && state->storages.next != NULL) {
         cm_state_fini(state);
     }
+    if (state != NULL) { /* not before: what still runs asks them */
+        Py_CLEAR(state->current_stream.witness);
+        Py_CLEAR(state->current_pool.witness);
+    }
 }
 
 static PyModuleDef_Slot slots[] = {

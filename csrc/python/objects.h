@@ -266,7 +266,8 @@ cm_stream *cm_stream_for_device(cm_state *state, PyObject *object, int device);
 static inline cm_stream *
 cm_stream_lent(const cm_state *state, int device)
 {
-    return state->current_stream.count == 0 ? state->default_streams[device] : NULL;
+    return cm_override_is_empty(&state->current_stream) ? state->default_streams[device]
+                                                        : NULL;
 }
 
 /* A loan holds the record and, as cm_state_enter() does, keeps shutdown() away. GIL

@@ -5,6 +5,11 @@
 int
 cm_override_init(cm_override *override, const char *name)
 {
+    override->witness = PyObject_CallNoArgs((PyObject *)&PyBaseObject_Type);
+    if (override->witness == NULL) {
+        return -1;
+    }
+    override->unheld = Py_REFCNT(override->witness);
     PyObject *contextvars = PyImport_ImportModule("contextvars");
     if (contextvars == NULL) {
         return -1;
@@ -27,7 +32,7 @@ cm_override_read(const cm_override *override)
 static int
 write_chain(const cm_override *override, PyObject *chain)
 {
-    /* "(O)": a pair must not be taken for the argument list */
+    /* "(O)": a link must not be taken for the argument list */
     PyObject *token = PyObject_CallMethod(override->variable, "set", "(O)", chain);
     Py_XDECREF(token);
     return token == NULL ? -1 : 0;
@@ -40,16 +45,13 @@ cm_override_enter(cm_override *override, PyObject *object)
     if (outer == NULL) {
         return -1;
     }
-    PyObject *chain = PyTuple_Pack(2, object, outer);
+    PyObject *chain = PyTuple_Pack(3, object, outer, override->witness);
     Py_DECREF(outer);
     if (chain == NULL) {
         return -1;
     }
     int result = write_chain(override, chain);
     Py_DECREF(chain);
-    if (result == 0) {
-        override->count++;
-    }
     return result;
 }
 

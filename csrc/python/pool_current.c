@@ -47,7 +47,7 @@ cm_pool_choose(cm_state *state, cm_pool_object *wanted, cm_kind kind, unsigned f
         }
         return cm_pool_hold(wanted->pool);
     }
-    if (CM_UNLIKELY(state->current_pool.count != 0)) {
+    if (CM_UNLIKELY(!cm_override_is_empty(&state->current_pool))) {
         cm_pool *current = cm_pool_find_current(state, kind, flags, device);
         if (current != NULL || PyErr_Occurred()) {
             return current;

@@ -53,7 +53,7 @@ cm_current_stream(cm_state *state, int device)
         device = state->current_device;
     }
     PyObject *found = NULL;
-    if (state->current_stream.count != 0) {
+    if (!cm_override_is_empty(&state->current_stream)) {
         PyObject *chain = cm_override_read(&state->current_stream);
         if (chain == NULL) {
             return NULL;

@@ -156,7 +156,7 @@ warm_empty(cm_state *state, cm_kind kind, PyObject *const *args, Py_ssize_t narg
     if (!find_arguments(state, args, nargs, kwnames, &shape, &dtype)) {
         return NULL;
     }
-    if (CM_UNLIKELY(state->current_pool.count != 0)) {
+    if (CM_UNLIKELY(!cm_override_is_empty(&state->current_pool))) {
         return make_current(state, kind, shape, dtype);
     }
     unsigned flags = cm_buffer_default_flags(kind);
