@@ -9,7 +9,7 @@ import weakref
 
 import numpy as np
 import pytest
-from support import values
+from support import session, values
 from support.strategies import KINDS
 
 import cumem
@@ -142,6 +142,118 @@ def test_usual_arguments_mean_the_same_the_second_time(runtime, kind: str) -> No
             assert buffer.dtype == np.float32
         assert empty(3).dtype == np.float64
         assert empty(3, None).dtype == np.float64
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_order_and_pool_mean_the_same_the_second_time(runtime, kind: str) -> None:
+    empty = EMPTY[kind]
+    pool = cumem.Pool(kind)
+    for _ in range(3):
+        for order, strides in [
+            ("C", (24, 8, 4)),
+            ("F", (4, 16, 48)),
+            (None, (24, 8, 4)),
+        ]:
+            for name in (order, order and "".join([order, ""])):
+                for buffer in [
+                    empty([4, 3, 2], "f4", order=name),
+                    empty((4, 3, 2), dtype="f4", order=name, pool=None),
+                    empty((4, 3, 2), dtype="f4", order=name, pool=pool),
+                    cumem.empty((4, 3, 2), "f4", kind, order=name),
+                    cumem.empty((4, 3, 2), "f4", "".join([kind, ""]), order=name),
+                    cumem.empty((4, 3, 2), "f4", kind=kind, order=name, pool=pool),
+                    cumem.empty((4, 3, 2), "f4", order=name, pool=pool),
+                ]:
+                    assert (buffer.shape, buffer.strides) == ((4, 3, 2), strides)
+                    assert buffer.kind == kind
+        del buffer
+        assert pool.stats().live_count == 0
+    assert pool.stats().allocation_count == 3 * 3 * 2 * 3
+
+
+def test_kind_by_place_is_the_one_asked_for(runtime) -> None:
+    for _ in range(3):
+        for kind in KINDS:
+            assert type(cumem.empty(10, "u1", kind)) is type(EMPTY[kind](10))
+        assert cumem.empty(10).kind == "device"
+
+
+# -- streams -----------------------------------------------------------------------------
+
+
+def on_argument(stream: cumem.Stream, pool: cumem.Pool) -> cumem.Buffer:
+    return cumem.empty_device(1000, "u1", stream=stream, pool=pool)
+
+
+def on_current(stream: cumem.Stream, pool: cumem.Pool) -> cumem.Buffer:
+    with pool, stream:
+        return cumem.empty(1000, "u1")
+
+
+def on_allocate(stream: cumem.Stream, pool: cumem.Pool) -> cumem.Buffer:
+    return pool.allocate(1000, stream)
+
+
+def on_current_allocate(stream: cumem.Stream, pool: cumem.Pool) -> cumem.Buffer:
+    with stream:
+        return pool.allocate(1000)
+
+
+STREAMED = [on_argument, on_current, on_allocate, on_current_allocate]
+
+
+@pytest.mark.parametrize("make", STREAMED)
+def test_memory_of_a_stream_goes_to_that_stream_alone(emulated, make) -> None:
+    stream, other, pool = cumem.Stream(), cumem.Stream(), cumem.Pool()
+    for _ in range(3):  # the second finds an object and memory
+        buffer = make(stream, pool)
+        session.testing.gate_close(stream)
+        buffer.fill(1, stream=stream)
+        address = buffer.ptr
+        del buffer
+        strangers = [make(other, pool), pool.allocate(1000)]
+        assert address not in [buffer.ptr for buffer in strangers]
+        assert make(stream, pool).ptr == address
+        session.testing.gate_open(stream)
+        assert session.testing.check_pools()
+        del strangers
+    stats = pool.stats()
+    assert (stats.live_count, stats.in_flight_count) == (0, 0)
+    assert stats.allocation_count == 3 * 4
+
+
+@pytest.mark.parametrize("make", STREAMED)
+def test_stream_lives_as_long_as_what_was_made_on_it(emulated, make) -> None:
+    pool = cumem.Pool()
+    make(cumem.Stream(), pool)
+    streams = session.testing.counts()["streams"]
+    for _ in range(3):
+        stream = cumem.Stream()
+        kept = [make(stream, pool) for _ in range(5)]
+        ident = weakref.ref(stream)
+        del stream
+        assert ident() is None
+        assert session.testing.counts()["streams"] == streams + 1
+        del kept
+        pool.trim()  # forgets streams whose work has ended
+        streams = session.testing.counts()["streams"]
+        assert streams <= 1
+
+
+@pytest.mark.parametrize("make", STREAMED[:3:2])
+def test_closed_stream_or_one_of_another_device_is_refused(emulated, make) -> None:
+    pool = cumem.Pool()
+    closed = cumem.Stream()
+    make(closed, pool)
+    closed.close()
+    for _ in range(2):
+        with pytest.raises(ValueError, match="closed"):
+            make(closed, pool)
+        with pytest.raises(ValueError, match="device"):
+            make(cumem.Stream(device=1), pool)
+        with pytest.raises(TypeError, match="stream"):
+            make("stream", pool)  # type: ignore[arg-type]
+    assert pool.stats().allocation_count == 1
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -18,8 +18,8 @@ int cm_args_parse(const char *function, PyObject *const *args, Py_ssize_t nargs,
 int cm_arg_refuse(PyObject *object, const char *name, const char *expected);
 /* An int or a sequence of ints, each >= 0, at most CM_MAX_NDIM of them. */
 int cm_arg_shape(PyObject *object, const char *name, int *ndim, int64_t *shape);
-/* The usual shapes at a look: an int, or a tuple of at most `most` ints. False, without
- * an exception, for all others. */
+/* The usual shapes at a look: an int, or a tuple or list of at most `most` ints. False,
+ * without an exception, for all others. */
 static inline bool
 cm_arg_try_length(PyObject *object, int64_t *out)
 {
@@ -38,16 +38,19 @@ cm_arg_try_length(PyObject *object, int64_t *out)
 static inline bool
 cm_arg_try_shape(PyObject *object, int most, int *ndim, int64_t *shape)
 {
-    if (!Py_IS_TYPE(object, &PyTuple_Type)) {
+    bool is_tuple = Py_IS_TYPE(object, &PyTuple_Type);
+    if (!is_tuple && !Py_IS_TYPE(object, &PyList_Type)) {
         *ndim = 1;
         return cm_arg_try_length(object, shape);
     }
-    Py_ssize_t count = PyTuple_Size(object);
+    Py_ssize_t count = is_tuple ? PyTuple_Size(object) : PyList_Size(object);
     if (count > most) {
         return false;
     }
     for (Py_ssize_t i = 0; i < count; i++) {
-        if (!cm_arg_try_length(PyTuple_GetItem(object, i), &shape[i])) {
+        PyObject *entry =
+            is_tuple ? PyTuple_GetItem(object, i) : PyList_GetItem(object, i);
+        if (!cm_arg_try_length(entry, &shape[i])) {
             return false;
         }
     }

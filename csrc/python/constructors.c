@@ -194,7 +194,7 @@ allocate_plain(const char *function, PyObject *module, PyObject *const *args,
 static PyObject *
 empty(PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
 {
-    PyObject *warm = cm_warm_device(cm_state_of_module(module), args, nargs, kwnames);
+    PyObject *warm = cm_warm_any(cm_state_of_module(module), args, nargs, kwnames);
     if (CM_LIKELY(warm != NULL)) {
         return warm;
     }

@@ -4,14 +4,14 @@
 #ifndef CM_PYTHON_CONSTRUCTORS_H
 #define CM_PYTHON_CONSTRUCTORS_H
 
-#include "python/objects.h"
+#include "python/pool_object.h"
 
 extern PyMethodDef cm_constructor_methods[];      /* any kind: constructors.c */
 extern PyMethodDef cm_kind_constructor_methods[]; /* one kind each: kind_constructors.c
                                                    */
 
-/* A buffer for "shape, dtype" given in any way, if that needs no more than a look; else
- * NULL without an exception: take the long way. */
+/* A buffer for arguments of which each needs no more than a look, if the pool is warm;
+ * else NULL without an exception: take the long way. */
 PyObject *cm_warm_pinned(cm_state *state, PyObject *const *args, Py_ssize_t nargs,
                          PyObject *kwnames);
 PyObject *cm_warm_mapped(cm_state *state, PyObject *const *args, Py_ssize_t nargs,
@@ -21,8 +21,14 @@ PyObject *cm_warm_managed(cm_state *state, PyObject *const *args, Py_ssize_t nar
 PyObject *cm_warm_device(cm_state *state, PyObject *const *args, Py_ssize_t nargs,
                          PyObject *kwnames);
 
-/* The same of `nbytes` (>= 0) bytes from the pool of an open Pool. */
-PyObject *cm_warm_bytes(cm_state *state, cm_pool *pool, int64_t nbytes);
+/* The same where the kind is an argument. */
+PyObject *cm_warm_any(cm_state *state, PyObject *const *args, Py_ssize_t nargs,
+                      PyObject *kwnames);
+
+/* The same of `nbytes` (>= 0) bytes from a Pool; `stream` NULL: the current one where
+ * it matters. */
+PyObject *cm_warm_bytes(cm_state *state, const cm_pool_object *pool, int64_t nbytes,
+                        PyObject *stream);
 
 extern const char cm_empty_doc[]; /* constructor_docs.c */
 extern const char cm_zeros_doc[];

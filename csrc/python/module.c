@@ -55,11 +55,15 @@ register_at_exit(PyObject *module)
 /* -- exec ------------------------------------------------------------------------------- */
 
 static int
-make_names(cm_state *state)
+make_words(cm_state *state)
 {
-    state->shape_name = PyUnicode_InternFromString("shape");
-    state->dtype_name = PyUnicode_InternFromString("dtype");
-    return state->shape_name == NULL || state->dtype_name == NULL ? -1 : 0;
+#define MAKE(word)                                                                     \
+    if ((state->words[CM_WORD_##word] = PyUnicode_InternFromString(#word)) == NULL) {  \
+        return -1;                                                                     \
+    }
+    CM_WORDS(MAKE)
+#undef MAKE
+    return 0;
 }
 
 static int
@@ -150,7 +154,7 @@ static int
 core_exec(PyObject *module)
 {
     cm_state *state = cm_state_of_module(module);
-    if (cm_state_init(state) < 0 || cm_numpy_import() < 0 || make_names(state) < 0
+    if (cm_state_init(state) < 0 || cm_numpy_import() < 0 || make_words(state) < 0
         || cm_override_init(&state->current_stream, "cumem.current_stream") < 0
         || cm_override_init(&state->current_pool, "cumem.current_pool") < 0
         || add_types(module, state) < 0 || add_functions(module) < 0
@@ -189,9 +193,7 @@ core_exec(PyObject *module)
     F(stats_factory)                                                                   \
     F(snapshot_factory)                                                                \
     F(out_of_memory_callbacks)                                                         \
-    F(default_pools)                                                                   \
-    F(shape_name)                                                                      \
-    F(dtype_name)
+    F(default_pools)
 
 static int
 core_traverse(PyObject *module, visitproc visit, void *arg)
@@ -203,6 +205,9 @@ core_traverse(PyObject *module, visitproc visit, void *arg)
 #define VISIT(member) Py_VISIT(state->member);
     STATE_OBJECTS(VISIT)
 #undef VISIT
+    for (int i = 0; i < CM_WORD_COUNT; i++) {
+        Py_VISIT(state->words[i]);
+    }
     for (int i = 0; i < CM_MAX_DEVICES; i++) {
         Py_VISIT(state->legacy_streams[i]);
     }
@@ -224,6 +229,9 @@ core_clear(PyObject *module)
     }
     for (int i = 0; i < CM_MAX_DEVICES; i++) {
         Py_CLEAR(state->legacy_streams[i]);
+    }
+    for (int i = 0; i < CM_WORD_COUNT; i++) {
+        Py_CLEAR(state->words[i]);
     }
     cm_roots_clear(state);
 #define CLEAR(member) Py_CLEAR(state->member);

@@ -110,13 +110,12 @@ pool_allocate(PyObject *op, PyObject *const *args, Py_ssize_t nargs)
                      (long long)nbytes);
         return NULL;
     }
-    if (CM_LIKELY(nargs == 1 && self->pool != NULL)) {
-        PyObject *warm = cm_warm_bytes(self->state, self->pool, nbytes);
-        if (CM_LIKELY(warm != NULL)) {
-            return warm;
-        }
-    }
     PyObject *stream_object = nargs == 2 ? args[1] : Py_None;
+    PyObject *warm = cm_warm_bytes(self->state, self, nbytes,
+                                   stream_object == Py_None ? NULL : stream_object);
+    if (CM_LIKELY(warm != NULL)) {
+        return warm;
+    }
     if (stream_object == Py_None && self->config.kind != CM_KIND_DEVICE) {
         return allocate_on(self, nbytes, NULL);
     }

@@ -36,6 +36,29 @@ typedef struct cm_limits {
     uint64_t half_nbytes; /* of the memory the process may use; UINT64_MAX: unknown */
 } cm_limits;
 
+/* What calls are written with, as the compiler of a call interns it: first the
+ * parameters that all constructors share, in the order of their places. */
+#define CM_WORDS(X)                                                                    \
+    X(shape)                                                                           \
+    X(dtype)                                                                           \
+    X(kind)                                                                            \
+    X(order)                                                                           \
+    X(stream)                                                                          \
+    X(pool)                                                                            \
+    X(pinned)                                                                          \
+    X(mapped)                                                                          \
+    X(managed)                                                                         \
+    X(device)                                                                          \
+    X(C)                                                                               \
+    X(F)
+
+enum {
+#define CM_WORD(word) CM_WORD_##word,
+    CM_WORDS(CM_WORD)
+#undef CM_WORD
+        CM_WORD_COUNT
+};
+
 /* Ended buffers kept for the next one of their type, linked by their base. GIL */
 typedef struct cm_root_list {
     struct cm_root *first;
@@ -70,9 +93,8 @@ typedef struct cm_state {
     PyObject *snapshot_factory;
     PyObject *out_of_memory_callbacks; /* list: called in order before giving up */
     PyObject *default_pools;           /* dict: number of the slot -> its Pool */
-    PyObject *wakers;     /* weakref.WeakKeyDictionary: event loop -> its waker */
-    PyObject *shape_name; /* interned, as the compiler of a call makes them */
-    PyObject *dtype_name;
+    PyObject *wakers; /* weakref.WeakKeyDictionary: event loop -> its waker */
+    PyObject *words[CM_WORD_COUNT];
     /* the process's devices, opened at first use; NULL before and after shutdown */
     cm_runtime *runtime; /* owned */
     cm_registry *registry;

@@ -66,12 +66,8 @@ cm_storage_fill(cm_storage *storage, cm_pool *pool, uint64_t nbytes, cm_stream *
     storage->block = block;
     storage->host = block->host;
     storage->address = block->address;
-    if (stream != NULL) { /* the first one needs no memory */
-        bool lent = stream == storage->state->default_streams[stream->device];
-        storage->first_use = lent ? stream : cm_stream_hold(stream);
-        storage->first_is_lent = lent;
-        storage->uses = &storage->first_use;
-        storage->use_count = storage->use_capacity = 1;
+    if (stream != NULL) {
+        cm_storage_set_first_use(storage, stream);
     }
     return 0;
 }
@@ -227,14 +223,14 @@ cm_storage_remains_give(cm_state *state, cm_storage_remains *remains)
 bool
 cm_storage_try_give_back(cm_storage *storage)
 {
-    bool unshared = storage->use_count == 0
-                    || (storage->first_is_lent && storage->use_capacity == 1);
-    if (storage->block == NULL || !unshared || storage->writers != NULL
+    bool alone = storage->use_capacity <= 1;
+    if (storage->block == NULL || !alone || storage->writers != NULL
         || storage->was_exported || storage->was_captured || storage->foreign != NULL
         || !cm_pool_quick_free(storage->pool, storage->block, storage->uses,
                                storage->use_count)) {
         return false;
     }
+    bool holds = storage->use_count != 0 && !storage->first_is_lent;
     storage->pool = NULL;
     storage->block = NULL;
     storage->host = NULL;
@@ -242,6 +238,10 @@ cm_storage_try_give_back(cm_storage *storage)
     storage->uses = NULL;
     storage->use_count = storage->use_capacity = 0;
     storage->first_is_lent = false;
+    if (holds && !cm_stream_try_release(storage->first_use)) {
+        cm_state_enter(storage->state);
+        cm_stream_give(storage->state, storage->first_use);
+    }
     return true;
 }
 

@@ -24,6 +24,17 @@ typedef struct cm_storage_remains {
     int device; /* whose work a fence means */
 } cm_storage_remains;
 
+/* A new storage's first stream, which needs no memory. */
+static inline void
+cm_storage_set_first_use(cm_storage *storage, cm_stream *stream)
+{
+    bool lent = stream == storage->state->default_streams[stream->device];
+    storage->first_use = lent ? stream : cm_stream_hold(stream);
+    storage->first_is_lent = lent;
+    storage->uses = &storage->first_use;
+    storage->use_count = storage->use_capacity = 1;
+}
+
 /* Move everything out of `storage`. GIL. */
 void cm_storage_detach(cm_storage *storage, cm_storage_remains *out);
 /* Give back what needs no Python; must not hold the GIL where it may wait. In a forked

@@ -18,7 +18,7 @@ cm_stream_give(cm_state *state, cm_stream *stream)
     if (stream == NULL) {
         return;
     }
-    if (!cm_runtime_is_forked(stream->rt)) {
+    if (!cm_stream_try_release(stream) && !cm_runtime_is_forked(stream->rt)) {
         Py_BEGIN_ALLOW_THREADS
         cm_stream_release(stream);
         Py_END_ALLOW_THREADS
