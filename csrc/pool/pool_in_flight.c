@@ -6,9 +6,20 @@
 #include "pool/pool_private.h"
 #include "pool/scope.h"
 
-/* A miss looks at no more than this many blocks, so that a long queue costs it little;
- * the unfinished ones go to the back, so that every block has its turn. */
-enum { LOOK_MAX = 256 };
+/* A miss asks the runtime of no more than so many blocks that turn out unfinished, and
+ * passes by no more than so many others, so that a long queue costs it little; those
+ * then go to the back, so that every block has its turn. */
+enum { ASK_MAX = 256, PASS_MAX = 4096, LATE_MAX = 16 };
+
+/* Streams found late while polling: what was recorded on them later is not asked. */
+typedef struct late_streams {
+    struct {
+        uint64_t key;
+        int device;
+    } at[LATE_MAX];
+    uint32_t count;
+    uint32_t asked_count; /* events that were asked in vain */
+} late_streams;
 
 static cm_flight *
 flight_of(cm_list *node)
@@ -82,6 +93,8 @@ add_event(cm_pool *pool, cm_flight *flight, const cm_stream *stream, int device)
         return false;
     }
     flight->events[flight->event_count].handle = event;
+    flight->events[flight->event_count].key =
+        stream != NULL ? cm_stream_key(stream) : 0;
     flight->events[flight->event_count].device = device;
     flight->event_count++;
     return true;
@@ -170,21 +183,52 @@ take_fences(cm_pool *pool, cm_flight *flight)
     }
 }
 
+static bool
+is_late(const late_streams *late, uint64_t key, int device)
+{
+    for (uint32_t i = 0; i < late->count; i++) {
+        if (late->at[i].key == key && late->at[i].device == device) {
+            return true;
+        }
+    }
+    return false;
+}
+
+static void
+note_late(late_streams *late, uint64_t key, int device)
+{
+    late->asked_count++;
+    if (key != 0 && late->count < LATE_MAX) {
+        late->at[late->count].key = key;
+        late->at[late->count].device = device;
+        late->count++;
+    }
+}
+
 /* Drop the events that are done. One that cannot be asked stays for the next time. */
 static void
-query_events(cm_pool *pool, cm_flight *flight)
+query_events(cm_pool *pool, cm_flight *flight, late_streams *late)
 {
     for (uint32_t i = flight->event_count; i-- > 0;) {
+        uint64_t key = flight->events[i].key;
+        int device = flight->events[i].device;
         bool done = false;
+        if (is_late(late, key, device)) {
+            continue;
+        }
         cm_status status = cm_rt_event_query(pool->rt, flight->events[i].handle, &done);
         if (!cm_is_ok(status)) {
             done = cm_is_ok(cm_scope_settle(status));
+            key = 0;
         }
 #if defined(CM_DEBUG) && defined(CM_TEST_SKIP_EVENTS)
         done = true; /* a build of the stress that must fail */
 #endif
         if (done) {
             remove_event(pool, flight, i);
+        }
+        else {
+            note_late(late, key, device);
         }
     }
 }
@@ -272,36 +316,29 @@ cm_pool_end_poll(cm_pool *pool)
 }
 
 static void
-take_polled(cm_pool *pool, cm_poll_mode mode)
+take_polled(cm_pool *pool)
 {
     cm_fast_lock_take(&pool->lock);
-    if (mode == CM_POLL_LOOK) {
-        cm_list *node;
-        for (int i = 0; i < LOOK_MAX; i++) {
-            if ((node = cm_list_pop_front(&pool->in_flight)) == NULL) {
-                break;
-            }
-            cm_list_push_back(&pool->polled, node);
-        }
-    }
-    else {
-        cm_list_splice_back(&pool->polled, &pool->in_flight);
-    }
+    cm_list_splice_back(&pool->polled, &pool->in_flight);
     cm_fast_lock_give(&pool->lock);
 }
 
+/* The first `count` were looked at. Order is kept, so that the first late event of a
+ * stream tells of all later ones, unless there were too many to look at. */
 static void
-give_polled(cm_pool *pool)
+give_polled(cm_pool *pool, uint64_t count)
 {
     cm_list idle;
+    cm_list late;
     cm_list_init(&idle);
+    cm_list_init(&late);
     cm_fast_lock_take(&pool->lock);
     cm_heap_view view = cm_pool_view_locked(pool, 0);
-    cm_list *node;
-    while ((node = cm_list_pop_front(&pool->polled)) != NULL) {
+    for (; count > 0; count--) {
+        cm_list *node = cm_list_pop_front(&pool->polled);
         cm_flight *flight = flight_of(node);
         if (!flight->ready) {
-            cm_list_push_back(&pool->in_flight, node);
+            cm_list_push_back(&late, node);
             continue;
         }
         pool->counters.in_flight_count--;
@@ -311,18 +348,28 @@ give_polled(cm_pool *pool)
                            flight->span->epoch, &view);
         cm_list_push_back(&idle, node);
     }
+    if (cm_list_is_empty(&pool->polled)) {
+        cm_list_splice_back(&late, &pool->in_flight);
+    }
+    cm_list_splice_back(&pool->polled, &pool->in_flight);
+    cm_list_splice_back(&pool->polled, &late);
+    cm_list_splice_back(&pool->in_flight, &pool->polled);
     cm_fast_lock_give(&pool->lock);
+    cm_list *node;
     while ((node = cm_list_pop_front(&idle)) != NULL) {
         free(flight_of(node));
     }
 }
 
+/* Looks at so many from the first on. */
 static cm_status
-poll_flights(cm_pool *pool, cm_poll_mode mode, bool can_fence)
+poll_flights(cm_pool *pool, cm_poll_mode mode, bool can_fence, uint64_t *count)
 {
     cm_scope scope;
     CM_TRY(cm_scope_enter(pool->rt, pool->config.device, &scope));
     cm_status first = mode != CM_POLL_LOOK ? wait_fences(pool) : cm_ok();
+    late_streams late = {.count = 0};
+    uint64_t passed = 0;
     for (cm_list *n = pool->polled.next; n != &pool->polled; n = n->next) {
         cm_flight *flight = flight_of(n);
         if (mode == CM_POLL_WAIT) {
@@ -333,9 +380,15 @@ poll_flights(cm_pool *pool, cm_poll_mode mode, bool can_fence)
             if (can_fence && flight->fence_devices != 0) {
                 take_fences(pool, flight);
             }
-            query_events(pool, flight);
+            query_events(pool, flight, &late);
         }
         flight->ready = cm_flight_is_idle(flight);
+        *count += 1;
+        passed += !flight->ready;
+        if (mode == CM_POLL_LOOK
+            && (late.asked_count >= ASK_MAX || passed >= PASS_MAX)) {
+            break;
+        }
     }
     cm_scope_leave(&scope);
     return first;
@@ -348,13 +401,14 @@ cm_pool_poll(cm_pool *pool, cm_poll_mode mode, bool may_fence)
         return cm_ok();
     }
     bool can_fence = may_fence && cm_runtime_has(pool->rt, CM_OP_context_record_event);
-    take_polled(pool, mode);
+    take_polled(pool);
     cm_status first = cm_ok();
+    uint64_t looked_at = 0;
     if (!cm_list_is_empty(&pool->polled)) {
-        first = poll_flights(pool, mode, can_fence);
+        first = poll_flights(pool, mode, can_fence, &looked_at);
     }
     cm_status marks = cm_pool_poll_marks(pool, mode == CM_POLL_WAIT);
-    give_polled(pool);
+    give_polled(pool, looked_at);
     if (cm_pool_has_orphan_marks(pool)) {
         cm_pool_drop_marks(pool, false);
     }

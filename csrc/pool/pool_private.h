@@ -26,6 +26,7 @@ typedef struct cm_flight {
     cm_span *span;
     struct {
         uint64_t handle; /* owned event, recorded */
+        uint64_t key;    /* of its stream; 0: of the whole context */
         int device;
     } events[CM_FLIGHT_EVENT_MAX]; /* all must be done before the block is idle */
     uint32_t event_count;

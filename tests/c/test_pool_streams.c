@@ -1,5 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* pool/: when a block that streams worked on may be handed out again. */
+#include <stdlib.h>
+
 #include "pool_world.h"
 
 static void
@@ -61,6 +63,108 @@ test_pool_unfinished_block_holds_up_no_other(void)
     cm_pool_release(pool);
     cm_stream_release(shut);
     cm_stream_release(free_one);
+    close_emulated(rt);
+}
+
+/* More blocks than a miss would ask one by one. */
+enum { MANY = 600 };
+
+static void
+take_many(cm_pool *pool, cm_block *blocks[MANY])
+{
+    for (int i = 0; i < MANY; i++) {
+        MUST(cm_pool_alloc(pool, 16 * KIB, NULL, &blocks[i]));
+    }
+}
+
+static void
+test_pool_one_miss_sees_all_that_has_ended(void)
+{
+    cm_runtime *rt = open_emulated(13000, 1, 256 * MIB);
+    cm_pool *pool = open_pool(rt, DEVICE);
+    cm_stream *both[2] = {open_stream(rt, 0), open_stream(rt, 0)};
+    cm_block *blocks[MANY];
+    take_many(pool, blocks);
+    for (int i = 0; i < MANY; i++) {
+        cm_pool_free(pool, blocks[i], both, 2, 0);
+    }
+    synchronize(rt, both[0]);
+    synchronize(rt, both[1]);
+    cm_pool_counters before = read_counters(pool);
+    CHECK_EQ(before.in_flight_count, MANY);
+    cm_block *all = take(pool, MANY * 16 * KIB, NULL);
+    CHECK_EQ(read_counters(pool).in_flight_count, 0);
+    CHECK_EQ(read_counters(pool).reserved_nbytes, before.reserved_nbytes);
+    give(pool, all, NULL, 0);
+    cm_pool_release(pool);
+    cm_stream_release(both[0]);
+    cm_stream_release(both[1]);
+    close_emulated(rt);
+}
+
+static void
+test_pool_late_stream_is_asked_once_and_hides_no_other(void)
+{
+    cm_runtime *rt = open_emulated(13000, 1, 256 * MIB);
+    cm_pool *pool = open_pool(rt, PINNED);
+    cm_stream *shut = open_stream(rt, 0);
+    cm_stream *prompt = open_stream(rt, 0);
+    cm_block *blocks[MANY];
+    CHECK_OK(cm_emulated_gate_close(rt, shut->handle));
+    cm_block *large = take(pool, 4 * MIB, NULL);
+    const void *first = large->host;
+    take_many(pool, blocks);
+    for (int i = 0; i < MANY; i++) {
+        give(pool, blocks[i], shut, 0);
+    }
+    give(pool, large, prompt, 0);
+    synchronize(rt, prompt);
+    uint64_t asked = cm_faults_count(rt, CM_OP_event_query);
+    large = take(pool, 4 * MIB, NULL);
+    CHECK_PTR_EQ(large->host, first);
+    CHECK_EQ(read_counters(pool).in_flight_count, MANY);
+    CHECK_EQ(cm_faults_count(rt, CM_OP_event_query) - asked, 2);
+    CHECK_OK(cm_emulated_gate_open(rt, shut->handle));
+    give(pool, large, NULL, 0);
+    cm_pool_release(pool);
+    cm_stream_release(shut);
+    cm_stream_release(prompt);
+    close_emulated(rt);
+}
+
+/* So many that a miss passes by only some: the next ones see the others. */
+static void
+test_pool_long_queue_is_looked_at_in_turns(void)
+{
+    enum { QUEUE = 5000 };
+    cm_runtime *rt = open_emulated(13000, 1, 256 * MIB);
+    cm_pool *pool = open_pool(rt, PINNED);
+    cm_stream *shut = open_stream(rt, 0);
+    cm_stream *prompt = open_stream(rt, 0);
+    CHECK_OK(cm_emulated_gate_close(rt, shut->handle));
+    cm_block **blocks = calloc(QUEUE, sizeof(*blocks));
+    cm_block *large = NULL;
+    MUST(cm_pool_alloc(pool, 4 * MIB, NULL, &large));
+    const void *first = large->host;
+    for (int i = 0; i < QUEUE; i++) {
+        MUST(cm_pool_alloc(pool, 64, NULL, &blocks[i]));
+    }
+    for (int i = 0; i < QUEUE; i++) {
+        cm_pool_free(pool, blocks[i], &shut, 1, 0);
+    }
+    cm_pool_free(pool, large, &prompt, 1, 0);
+    synchronize(rt, prompt);
+    cm_block *other = take(pool, 4 * MIB, NULL);
+    large = take(pool, 4 * MIB, NULL);
+    CHECK(other->host != first);
+    CHECK_PTR_EQ(large->host, first);
+    CHECK_OK(cm_emulated_gate_open(rt, shut->handle));
+    give(pool, large, NULL, 0);
+    give(pool, other, NULL, 0);
+    free(blocks);
+    cm_pool_release(pool);
+    cm_stream_release(shut);
+    cm_stream_release(prompt);
     close_emulated(rt);
 }
 
@@ -420,6 +524,9 @@ test_pool_event_that_cannot_be_waited_for_falls_back_to_the_device(void)
 /* clang-format off */
 MAIN(RUN(test_pool_block_in_flight_waits_for_its_stream)
      RUN(test_pool_unfinished_block_holds_up_no_other)
+     RUN(test_pool_one_miss_sees_all_that_has_ended)
+     RUN(test_pool_late_stream_is_asked_once_and_hides_no_other)
+     RUN(test_pool_long_queue_is_looked_at_in_turns)
      RUN(test_pool_per_thread_stream_is_fenced)
      RUN(test_pool_fence_waits_for_every_stream)
      RUN(test_pool_fence_covers_every_device_in_use)
