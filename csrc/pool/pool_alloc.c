@@ -42,7 +42,24 @@ find_mark_locked(const cm_pool *pool, const cm_stream *stream)
                                                : 0;
 }
 
-/* NULL: there is none, or a trim is due first. */
+/* A good part of what is held. Where such a block lies badly it leaves holes that cost
+ * as much, so it is worth a question whether other streams' memory is idle. */
+enum { LONG_SHARE = 16 };
+
+static inline bool
+is_long_locked(const cm_pool *pool, uint64_t size)
+{
+    return size >= pool->counters.reserved_nbytes / LONG_SHARE;
+}
+
+static inline bool
+must_ask_locked(const cm_pool *pool, uint64_t size, const cm_heap_view *view)
+{
+    return pool->mark_count > 2 && is_long_locked(pool, size)
+           && cm_pool_is_other_late_locked(pool, view->tag);
+}
+
+/* NULL: there is none, or something is due first: a trim, a question. */
 static inline cm_block *
 take_locked(cm_pool *pool, uint64_t nbytes, uint64_t size, const cm_stream *stream)
 {
@@ -52,7 +69,7 @@ take_locked(cm_pool *pool, uint64_t nbytes, uint64_t size, const cm_stream *stre
     }
     cm_heap_view view = cm_pool_view_locked(pool, find_mark_locked(pool, stream));
     cm_span *span = cm_heap_take_ready(&pool->heap, size, &view);
-    if (span == NULL) {
+    if (span == NULL && !must_ask_locked(pool, size, &view)) {
         span = cm_heap_take(&pool->heap, size, cm_pool_align_of(pool, size), &view);
     }
     if (span != NULL) {
@@ -96,7 +113,8 @@ typedef struct request {
     bool capturing; /* nothing may be waited for or recorded on the stream */
 } request;
 
-/* As a hit, but thorough: neighbours are joined, every free span is looked at. */
+/* As a hit, but thorough: neighbours are joined, every free span is looked at. Joining
+ * walks all spans: before the first look it is for blocks that are worth it. */
 static cm_span *
 take_thoroughly(cm_pool *pool, const request *r)
 {
@@ -106,8 +124,9 @@ take_thoroughly(cm_pool *pool, const request *r)
     cm_span *span = NULL;
     if (pool->heap.free_nbytes >= r->size) {
         cm_heap_settle(&pool->heap, &view);
+        bool joined = is_long_locked(pool, r->size) && cm_heap_join(&pool->heap, &view);
         span = cm_heap_take(&pool->heap, r->size, align, &view);
-        if (span == NULL && cm_heap_join(&pool->heap, &view)) {
+        if (span == NULL && !joined && cm_heap_join(&pool->heap, &view)) {
             span = cm_heap_take(&pool->heap, r->size, align, &view);
         }
         if (span == NULL) {

@@ -78,13 +78,30 @@ cm_pool_view_locked(const cm_pool *pool, uint32_t mark)
 /* -- asking ----------------------------------------------------------------------------- */
 
 static bool
+is_late_locked(const cm_pool *pool, uint32_t i)
+{
+    return i < pool->mark_count && pool->marks[i].stream != NULL
+           && pool->marks[i].given_epoch > pool->done[i];
+}
+
+static bool
 is_late(cm_pool *pool, uint32_t i)
 {
     cm_fast_lock_take(&pool->lock);
-    bool late = i < pool->mark_count && pool->marks[i].stream != NULL
-                && pool->marks[i].given_epoch > pool->done[i];
+    bool late = is_late_locked(pool, i);
     cm_fast_lock_give(&pool->lock);
     return late;
+}
+
+bool
+cm_pool_is_other_late_locked(const cm_pool *pool, uint32_t own)
+{
+    for (uint32_t i = 1; i < pool->mark_count; i++) {
+        if (i != own && is_late_locked(pool, i)) {
+            return true;
+        }
+    }
+    return false;
 }
 
 /* End the mark's epoch: what is given from now on is not covered. */

@@ -174,6 +174,8 @@ uint32_t cm_pool_mark_locked(cm_pool *pool, cm_stream *stream);
 bool cm_pool_mark_needs_record(cm_pool *pool, cm_stream *stream);
 /* Record it: the epoch it stands for; 0: it could not be. By the poller. */
 uint64_t cm_pool_try_record_mark(cm_pool *pool, cm_stream *stream);
+/* True when spans of a stream other than that of mark `own` are not seen idle yet. */
+bool cm_pool_is_other_late_locked(const cm_pool *pool, uint32_t own);
 cm_heap_view cm_pool_view_locked(const cm_pool *pool, uint32_t mark);
 /* Ask of each stream that spans are tagged with whether that work has ended (`wait`:
  * wait for it). By the poller. Fails only with `wait`: the first failure. */

@@ -204,6 +204,45 @@ test_pool_late_stream_strands_no_clean_memory(void)
 }
 
 /* More streams than the pool keeps marks for, come and gone. */
+/* Two neighbours, each freed on a stream of its own, and more that is free elsewhere.
+ */
+static void
+test_pool_long_block_asks_for_idle_memory_of_other_streams(void)
+{
+    cm_runtime *rt = open_emulated(13000, 1, 256 * MIB);
+    cm_pool *pool = open_pool(rt, DEVICE);
+    cm_stream *own = open_stream(rt, 0);
+    cm_stream *other = open_stream(rt, 0);
+    cm_block *a = take(pool, CHUNK, own);
+    cm_block *b = take(pool, CHUNK, other);
+    cm_block *wall = take(pool, CHUNK, own);
+    cm_block *more = take(pool, 4 * CHUNK, own);
+    cm_address first = a->address;
+    CHECK_EQ(b->address, first + CHUNK);
+    give(pool, more, own, 0);
+    give(pool, a, own, 0);
+    give(pool, b, other, 0);
+    uint64_t asked = cm_faults_count(rt, CM_OP_stream_query);
+    cm_block *small = take(pool, 128 * KIB, own);
+    CHECK_EQ(cm_faults_count(rt, CM_OP_stream_query), asked);
+    CHECK_EQ(small->address, first);
+    give(pool, small, own, 0);
+    cm_block *large = take(pool, 2 * CHUNK, own);
+    CHECK_EQ(large->address, first);
+    CHECK_GT(cm_faults_count(rt, CM_OP_stream_query), asked);
+    asked = cm_faults_count(rt, CM_OP_stream_query);
+    more = take(pool, 4 * CHUNK, own); /* nothing was given since */
+    CHECK_EQ(cm_faults_count(rt, CM_OP_stream_query), asked);
+    CHECK_EQ(read_counters(pool).reserved_nbytes, 7 * CHUNK);
+    give(pool, more, NULL, 0);
+    give(pool, large, NULL, 0);
+    give(pool, wall, NULL, 0);
+    cm_pool_release(pool);
+    cm_stream_release(own);
+    cm_stream_release(other);
+    close_emulated(rt);
+}
+
 static void
 test_pool_streams_beyond_the_marks_are_waited_for(void)
 {
@@ -360,6 +399,7 @@ MAIN(RUN(test_pool_stream_that_only_the_pool_keeps_is_let_go)
      RUN(test_pool_event_covers_only_what_was_given_before_it)
      RUN(test_pool_block_given_back_unused_is_as_late_as_before)
      RUN(test_pool_late_stream_strands_no_clean_memory)
+     RUN(test_pool_long_block_asks_for_idle_memory_of_other_streams)
      RUN(test_pool_streams_beyond_the_marks_are_waited_for)
      RUN(test_pool_same_stream_needs_the_same_device))
 /* clang-format on */
