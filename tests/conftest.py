@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import gc
 import os
+import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -32,6 +33,12 @@ hypothesis.settings.register_profile(
     "night", parent=hypothesis.settings.get_profile("quick"), max_examples=5000
 )
 hypothesis.settings.load_profile(os.environ.get("CUMEM_HYPOTHESIS", "quick"))
+
+
+def pytest_configure() -> None:
+    """Let Ctrl-C be heard, also by a suite that a shell runs in the background."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_modifyitems(
