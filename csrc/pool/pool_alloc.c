@@ -44,7 +44,7 @@ find_mark_locked(const cm_pool *pool, const cm_stream *stream)
 
 /* A good part of what is held. Where such a block lies badly it leaves holes that cost
  * as much, so it is worth a question whether other streams' memory is idle. */
-enum { LONG_SHARE = 16 };
+enum { LONG_SHARE = 18 };
 
 static inline bool
 is_long_locked(const cm_pool *pool, uint64_t size)

@@ -5,28 +5,47 @@
 #include "pool/pool_private.h"
 
 /* What is taken beyond the need, so that many small requests are few growths. Where
- * chunks join up: this share of what is held while growths come close together, and
- * almost nothing later, when a growth is rare and what is held soon at its peak. Where
- * every chunk is a segment of its own: a greater share, up to a bound. */
+ * chunks join up: a share of what is held while growths come close together, more while
+ * little is held, and almost nothing later, when a growth is rare and what is held soon
+ * at its peak. Where every chunk is a segment of its own: a greater share, up to a
+ * bound. */
 #define HURRIED_SHARE 32
+#define EARLY_SHARE 4
+#define EARLY_GRANULES 4
 #define CALM_SHARE 320
 #define SEGMENT_SHARE 16
 #define SEGMENT_STEP_MIN (UINT64_C(2) << 20)
 #define SEGMENT_STEP_MAX (UINT64_C(64) << 20)
 
+/* Memory that work is late with comes back by itself: so much less is taken. */
+static uint64_t
+placed_step(const cm_pool *pool)
+{
+    uint64_t reserved = pool->counters.reserved_nbytes;
+    uint64_t in_flight = pool->counters.in_flight_nbytes;
+    uint64_t calm = reserved / CALM_SHARE;
+    uint64_t step = reserved / HURRIED_SHARE;
+    uint64_t early = reserved / EARLY_SHARE;
+    uint64_t most = EARLY_GRANULES * pool->source->granule;
+    early = early < most ? early : most;
+    step = step > early ? step : early;
+    return pool->hurried && step > calm + in_flight ? step - in_flight : calm;
+}
+
+static uint64_t
+segment_step(const cm_pool *pool)
+{
+    uint64_t step = pool->counters.reserved_nbytes / SEGMENT_SHARE;
+    return step < SEGMENT_STEP_MIN   ? SEGMENT_STEP_MIN
+           : step > SEGMENT_STEP_MAX ? SEGMENT_STEP_MAX
+                                     : step;
+}
+
 uint64_t
 cm_pool_growth_step(const cm_pool *pool, uint64_t size)
 {
-    uint64_t granule = pool->source->granule;
-    uint64_t reserved = pool->counters.reserved_nbytes; /* changed by growers alone */
-    uint64_t step = reserved / (pool->hurried ? HURRIED_SHARE : CALM_SHARE);
-    if (!pool->source->is_placed) {
-        step = reserved / SEGMENT_SHARE;
-        step = step < SEGMENT_STEP_MIN   ? SEGMENT_STEP_MIN
-               : step > SEGMENT_STEP_MAX ? SEGMENT_STEP_MAX
-                                         : step;
-    }
-    return cm_round_up_to(size > step ? size : step, granule);
+    uint64_t step = pool->source->is_placed ? placed_step(pool) : segment_step(pool);
+    return cm_round_up_to(size > step ? size : step, pool->source->granule);
 }
 
 bool

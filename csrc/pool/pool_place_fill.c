@@ -8,9 +8,9 @@
 #include "pool/pool_place.h"
 
 enum {
-    CHUNK_GRANULES = 2,       /* the least a new chunk is worth, */
+    CHUNK_GRANULES = 5,       /* the least a new chunk is worth, */
     CHUNK_SHARE = 32,         /* and the greatest share of what is held then; */
-    HURRIED_CHUNK_SHARE = 16, /* the same while growths come close together, */
+    HURRIED_CHUNK_SHARE = 18, /* the same while growths come close together, */
     HURRIED_ALLOCATIONS = 16  /* with fewer allocations than so many between them */
 };
 
