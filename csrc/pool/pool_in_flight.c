@@ -11,6 +11,9 @@
  * then go to the back, so that every block has its turn. */
 enum { ASK_MAX = 256, PASS_MAX = 4096, LATE_MAX = 16 };
 
+/* So many go back to the heap in one breath. */
+enum { GIVE_MAX = 256 };
+
 /* Streams found late while polling: what was recorded on them later is not asked. */
 typedef struct late_streams {
     struct {
@@ -323,39 +326,46 @@ take_polled(cm_pool *pool)
     cm_fast_lock_give(&pool->lock);
 }
 
+static void
+give_flight_locked(cm_pool *pool, cm_flight *flight)
+{
+    cm_heap_view view = cm_pool_view_locked(pool, 0);
+    pool->counters.in_flight_count--;
+    pool->counters.in_flight_nbytes -= flight->span->block.nbytes;
+    /* The tag is of what ran before the block was handed out. */
+    (void)cm_heap_give(&pool->heap, flight->span, flight->span->tag,
+                       flight->span->epoch, &view);
+    cm_list_remove(&flight->node);
+}
+
 /* The first `count` were looked at. Order is kept, so that the first late event of a
- * stream tells of all later ones, unless there were too many to look at. */
+ * stream tells of all later ones; where there were more, those begin the next look. */
 static void
 give_polled(cm_pool *pool, uint64_t count)
 {
     cm_list idle;
-    cm_list late;
     cm_list_init(&idle);
-    cm_list_init(&late);
     cm_fast_lock_take(&pool->lock);
-    cm_heap_view view = cm_pool_view_locked(pool, 0);
+    cm_list *node = pool->polled.next;
     for (; count > 0; count--) {
-        cm_list *node = cm_list_pop_front(&pool->polled);
         cm_flight *flight = flight_of(node);
-        if (!flight->ready) {
-            cm_list_push_back(&late, node);
-            continue;
+        node = node->next;
+        if (flight->ready) {
+            give_flight_locked(pool, flight);
+            cm_list_push_back(&idle, &flight->node);
         }
-        pool->counters.in_flight_count--;
-        pool->counters.in_flight_nbytes -= flight->span->block.nbytes;
-        /* The tag is of what ran before the block was handed out. */
-        (void)cm_heap_give(&pool->heap, flight->span, flight->span->tag,
-                           flight->span->epoch, &view);
-        cm_list_push_back(&idle, node);
+        if (count % GIVE_MAX == 0) { /* let others in between */
+            cm_fast_lock_give(&pool->lock);
+            cm_fast_lock_take(&pool->lock);
+        }
     }
-    if (cm_list_is_empty(&pool->polled)) {
-        cm_list_splice_back(&late, &pool->in_flight);
+    if (node != &pool->polled) {
+        cm_list_remove(&pool->polled);
+        cm_list_push_back(node, &pool->polled);
     }
     cm_list_splice_back(&pool->polled, &pool->in_flight);
-    cm_list_splice_back(&pool->polled, &late);
     cm_list_splice_back(&pool->in_flight, &pool->polled);
     cm_fast_lock_give(&pool->lock);
-    cm_list *node;
     while ((node = cm_list_pop_front(&idle)) != NULL) {
         free(flight_of(node));
     }
