@@ -10,7 +10,7 @@
  * at its peak. Where every chunk is a segment of its own: a greater share, up to a
  * bound. */
 #define HURRIED_SHARE 32
-#define EARLY_SHARE 4
+#define EARLY_SHARE 8
 #define EARLY_GRANULES 4
 #define CALM_SHARE 320
 #define SEGMENT_SHARE 16
