@@ -343,8 +343,7 @@ give_flight_locked(cm_pool *pool, cm_flight *flight)
 static void
 give_polled(cm_pool *pool, uint64_t count)
 {
-    cm_list idle;
-    cm_list_init(&idle);
+    cm_list *idle = NULL; /* linked by `next` alone */
     cm_fast_lock_take(&pool->lock);
     cm_list *node = pool->polled.next;
     for (; count > 0; count--) {
@@ -352,7 +351,8 @@ give_polled(cm_pool *pool, uint64_t count)
         node = node->next;
         if (flight->ready) {
             give_flight_locked(pool, flight);
-            cm_list_push_back(&idle, &flight->node);
+            flight->node.next = idle;
+            idle = &flight->node;
         }
         if (count % GIVE_MAX == 0) { /* let others in between */
             cm_fast_lock_give(&pool->lock);
@@ -366,8 +366,10 @@ give_polled(cm_pool *pool, uint64_t count)
     cm_list_splice_back(&pool->polled, &pool->in_flight);
     cm_list_splice_back(&pool->in_flight, &pool->polled);
     cm_fast_lock_give(&pool->lock);
-    while ((node = cm_list_pop_front(&idle)) != NULL) {
-        free(flight_of(node));
+    while (idle != NULL) {
+        cm_flight *flight = flight_of(idle);
+        idle = idle->next;
+        free(flight);
     }
 }
 
