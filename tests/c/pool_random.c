@@ -8,11 +8,17 @@
 random_world world;
 
 static _Thread_local uint64_t state;
+/* For so many operations most are about one pool, size and two streams. */
+static _Thread_local struct {
+    int left, pool, streams[2];
+    uint64_t nbytes;
+} focus;
 
 void
 random_seed(uint64_t seed)
 {
     state = seed * UINT64_C(0x9e3779b97f4a7c15) | 1;
+    focus.left = 0;
     (void)dice(2);
 }
 
@@ -48,6 +54,27 @@ random_plan_fault(bool may_repeat)
         cm_faults_plan(world.rt, CM_OP_none, 1 + dice(dice(2) == 0 ? 6 : 40), code,
                        false);
     }
+}
+
+void
+random_step(void)
+{
+    focus.left--;
+    if (focus.left < -40) {
+        focus.left = 0;
+        focus.pool = (int)dice(MODEL_POOLS);
+        focus.nbytes = random_size();
+        for (int i = 0; i < 2; i++) {
+            focus.streams[i] = (int)dice(RANDOM_STREAMS);
+        }
+        focus.left = 20;
+    }
+}
+
+static bool
+is_focused(void)
+{
+    return focus.left > 0 && dice(8) != 0;
 }
 
 /* -- streams ---------------------------------------------------------------------------- */
@@ -129,11 +156,11 @@ random_any_stream(void)
 cm_stream *
 random_stream_for(int device)
 {
-    const random_stream *often = &world.streams[RANDOM_FIXED_STREAMS + dice(2)];
-    cm_stream *stream = random_any_stream();
-    if (often->origin != RANDOM_NO_STREAM && dice(2) == 0) {
-        stream = often->stream;
+    const random_stream *one = &world.streams[focus.streams[dice(2)]];
+    if (is_focused() && one->origin != RANDOM_NO_STREAM) {
+        return one->stream;
     }
+    cm_stream *stream = random_any_stream();
     for (int i = 0; i < 3 && stream->device != device; i++) {
         stream = random_any_stream();
     }
@@ -163,11 +190,12 @@ random_size(void)
 {
     static const uint64_t few[] = {512, 5000, 64 * KIB, 300 * KIB, MIB, 2 * MIB};
     uint64_t kind = dice(32);
-    return kind < 16   ? few[dice(6)]
-           : kind < 20 ? 1 + dice(512)
-           : kind < 27 ? 1 + dice(64 * KIB)
-           : kind < 31 ? 1 + dice(MIB)
-                       : 1 + dice(5 * MIB);
+    return is_focused() ? focus.nbytes
+           : kind < 16  ? few[dice(6)]
+           : kind < 20  ? 1 + dice(512)
+           : kind < 27  ? 1 + dice(64 * KIB)
+           : kind < 31  ? 1 + dice(MIB)
+                        : 1 + dice(5 * MIB);
 }
 
 void
@@ -194,12 +222,26 @@ random_make_pool(int index)
 model_pool *
 random_pool(void)
 {
-    for (;;) {
-        model_pool *of = &world.model.pools[dice(MODEL_POOLS)];
+    for (bool focused = is_focused();; focused = false) {
+        int index = focused ? focus.pool : (int)dice(MODEL_POOLS);
+        model_pool *of = &world.model.pools[index];
         if (of->pool != NULL && !of->is_closing) {
             return of;
         }
     }
+}
+
+uint32_t
+random_place(bool taken)
+{
+    uint32_t first = (uint32_t)dice(RANDOM_BLOCKS);
+    for (uint32_t i = 0; i < RANDOM_BLOCKS; i++) {
+        uint32_t place = (first + i) % RANDOM_BLOCKS;
+        if ((world.blocks[place].block != NULL) == taken) {
+            return place;
+        }
+    }
+    return RANDOM_BLOCKS;
 }
 
 void

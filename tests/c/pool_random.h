@@ -41,6 +41,9 @@ extern random_world world;
 /* Each thread begins with a seed of its own. */
 void random_seed(uint64_t seed);
 uint64_t dice(uint64_t n);
+/* The next operation of this thread. Now and then some are about the same few things.
+ */
+void random_step(void);
 
 /* A world without pools on a driver by chance. */
 void random_open(uint64_t seed, bool is_alone);
@@ -57,7 +60,7 @@ void random_make_stream(random_stream *to);
 /* It may stay, where blocks that are held were used on it. */
 void random_drop_stream(random_stream *to);
 cm_stream *random_any_stream(void);
-/* Of the device, mostly, and often the same one. */
+/* Of the device, mostly. */
 cm_stream *random_stream_for(int device);
 /* Ask whether a stream is done, or wait for it. */
 void random_wait(void);
@@ -67,6 +70,8 @@ uint64_t random_size(void);
 void random_make_pool(int index);
 /* One that is open; there must be one. */
 model_pool *random_pool(void);
+/* A place with a block, or without; RANDOM_BLOCKS: there is none. */
+uint32_t random_place(bool taken);
 /* Let a stream work on the block. */
 void random_use(model_block *block, cm_stream *stream);
 /* The stream that did so before, or another. */

@@ -60,20 +60,6 @@ op_stream(void)
 
 /* -- blocks ----------------------------------------------------------------------------- */
 
-/* A place with a block, or without; RANDOM_BLOCKS: there is none. */
-static uint32_t
-find_place(bool taken)
-{
-    uint32_t first = (uint32_t)dice(RANDOM_BLOCKS);
-    for (uint32_t i = 0; i < RANDOM_BLOCKS; i++) {
-        uint32_t place = (first + i) % RANDOM_BLOCKS;
-        if ((world.blocks[place].block != NULL) == taken) {
-            return place;
-        }
-    }
-    return RANDOM_BLOCKS;
-}
-
 static void
 op_use(void)
 {
@@ -117,34 +103,44 @@ take_block(model_pool *of, uint64_t nbytes, cm_stream *stream, cm_block **block)
     return status;
 }
 
-static void
-op_alloc(void)
+static bool
+take_at(uint32_t place, model_pool *of, uint64_t nbytes, cm_stream *stream)
 {
-    model_pool *of = touched = random_pool();
-    uint32_t place = find_place(false);
-    uint64_t nbytes = random_size();
-    cm_stream *stream = dice(5) == 0 ? NULL : random_stream_for(of->config.device);
-    if (place == RANDOM_BLOCKS) {
-        return;
-    }
     bool room = has_room(of, nbytes);
     cm_block *block = NULL;
+    touched = of;
     cm_status status = take_block(of, nbytes, stream, &block);
     if (block != NULL) {
         model_take(&world.model, of, place, block, nbytes, stream);
-        if (stream != NULL && dice(4) != 0) {
-            random_use(&world.blocks[place], stream);
+    }
+    if (!cm_is_ok(status)) {
+        refused_count++;
+        bool short_of =
+            status.code == CM_CUDA_OUT_OF_MEMORY || status.code == CM_ELIMIT;
+        of->refused_count += short_of && !struck;
+        if (!struck && (!short_of || room)) {
+            model_fail(&world.model, "refused without a reason", (uint64_t)status.code,
+                       nbytes);
         }
     }
-    if (cm_is_ok(status)) {
+    return block != NULL;
+}
+
+static void
+op_alloc(void)
+{
+    model_pool *of = random_pool();
+    uint32_t place = random_place(false);
+    uint64_t nbytes = random_size();
+    cm_stream *stream = dice(5) == 0 ? NULL : random_stream_for(of->config.device);
+    if (place == RANDOM_BLOCKS || !take_at(place, of, nbytes, stream)) {
         return;
     }
-    refused_count++;
-    bool short_of = status.code == CM_CUDA_OUT_OF_MEMORY || status.code == CM_ELIMIT;
-    of->refused_count += short_of && !struck;
-    if (!struck && (!short_of || room)) {
-        model_fail(&world.model, "refused without a reason", (uint64_t)status.code,
-                   nbytes);
+    if (stream != NULL && dice(2) == 0) {
+        random_use(&world.blocks[place], stream);
+    }
+    else if (dice(2) == 0) {
+        random_use_more(&world.blocks[place]);
     }
 }
 
@@ -173,9 +169,31 @@ free_block(uint32_t place)
 static void
 op_free(void)
 {
-    uint32_t place = find_place(true);
+    uint32_t place = random_place(true);
     if (place != RANDOM_BLOCKS) {
         free_block(place);
+    }
+}
+
+/* A block goes from hand to hand while the first stream's work on it is held up. */
+static void
+op_relay(void)
+{
+    model_pool *of = random_pool();
+    uint32_t place = random_place(false);
+    uint64_t nbytes = random_size();
+    cm_stream *first = random_stream_for(of->config.device);
+    if (place == RANDOM_BLOCKS || !take_at(place, of, nbytes, first)) {
+        return;
+    }
+    oracle_gate(&world.oracle, model_line(&world.model, first), true);
+    random_use(&world.blocks[place], first);
+    free_block(place);
+    for (int i = 0; i < 2; i++) {
+        if (take_at(place, of, nbytes, first)) {
+            random_use(&world.blocks[place], random_stream_for(of->config.device));
+            free_block(place);
+        }
     }
 }
 
@@ -309,6 +327,7 @@ compare(void)
 static void
 step(void)
 {
+    random_step();
     struck = false;
     touched = NULL;
     uint64_t r = dice(1000);
@@ -344,6 +363,9 @@ step(void)
     }
     else if (r < 975) {
         op_close();
+    }
+    else if (r < 990) {
+        op_relay();
     }
     compare();
     check_thread();

@@ -55,8 +55,11 @@ take_one(uint32_t place)
     }
     if (block != NULL) {
         model_take(&world.model, of, place, block, nbytes, stream);
-        if (stream != NULL && dice(4) != 0) {
+        if (stream != NULL && dice(2) == 0) {
             random_use(&world.blocks[place], stream);
+        }
+        else if (dice(2) == 0) {
+            random_use_more(&world.blocks[place]);
         }
     }
 }
@@ -118,6 +121,7 @@ disturb(void)
 static void
 step(uint32_t place)
 {
+    random_step();
     model_block *b = &world.blocks[place];
     uint64_t r = dice(100);
     if (r < 12) {
