@@ -4,14 +4,16 @@
 #include "pool/pool_private.h"
 #include "pool/scope.h"
 
-/* Those of `devices` that this process has a context on: none is made for this. */
+/* The other devices that this process has a context on: none is made for this. */
 static uint64_t
-with_context(const cm_runtime *rt, uint64_t devices)
+others_in_use(const cm_pool *pool)
 {
+    const cm_runtime *rt = pool->rt;
+    uint64_t devices = 0;
     for (int d = 0; d < rt->device_count && d < CM_MAX_DEVICES; d++) {
-        if (atomic_load_explicit(&rt->primary[d], memory_order_relaxed) == 0) {
-            devices &= ~(UINT64_C(1) << d);
-        }
+        bool used = d != pool->config.device
+                    && atomic_load_explicit(&rt->primary[d], memory_order_relaxed) != 0;
+        devices |= used ? UINT64_C(1) << d : 0;
     }
     return devices;
 }
@@ -40,18 +42,23 @@ cm_pool_admit_peers(cm_pool *pool)
     if (cm_runtime_is_forked(pool->rt)) {
         return cm_fail(CM_EFORKED, 0);
     }
+    uint64_t others = others_in_use(pool);
+    if (pool->config.kind != CM_KIND_DEVICE || (others & ~pool->admitted) == 0) {
+        return cm_ok(); /* and waits for nobody */
+    }
     cm_status status = cm_ok();
     cm_pool_begin_growing(pool);
-    uint64_t peers =
-        pool->range == NULL ? 0 : with_context(pool->rt, pool->source->peers);
-    if ((peers & ~pool->admitted) != 0) {
+    bool any = pool->range != NULL && (others & pool->source->peers) != 0;
+    if (any && (others & ~pool->admitted) != 0) {
         cm_scope scope;
         status = cm_scope_enter(pool->rt, pool->config.device, &scope);
         if (cm_is_ok(status)) {
             status = admit(pool);
             cm_scope_leave(&scope);
         }
-        pool->admitted |= cm_is_ok(status) ? peers : 0;
+    }
+    if (cm_is_ok(status)) {
+        pool->admitted |= others; /* what comes now is opened to them at once */
     }
     cm_pool_end_growing(pool);
     return status;

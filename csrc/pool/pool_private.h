@@ -94,9 +94,11 @@ struct cm_pool {
     _Atomic bool growing; /* one thread changes arenas, chunks and the source */
     cm_source *source;    /* owned; opened at the first growth; the grower's */
     cm_arena *range;      /* of a placed source */
-    uint64_t admitted;    /* peers that all its chunks were opened to; the grower's */
     uint64_t grown_count; /* allocations when it last grew; the grower's */
     bool hurried;         /* there were few since; the grower's, of a placed source */
+    /* Other devices that all chunks are open to, as far as can be; the grower sets it
+     */
+    _Atomic uint64_t admitted;
 };
 
 /* After each change of the lists, in debug builds. */
