@@ -64,6 +64,10 @@ typedef struct cm_pool_entry {
 int cm_pools_take_all(cm_state *state, cm_pool_entry **out, size_t *count);
 void cm_pools_give_all(cm_state *state, cm_pool_entry *entries, size_t count);
 
+/* Open all pools' memory to the devices that have got a context. Keeps no exception: a
+ * failure goes to the unraisable hook. */
+void cm_pools_admit_peers(cm_state *state);
+
 /* What Pool.stats() and Pool.snapshot() answer; new references. */
 PyObject *cm_pool_read_stats(cm_state *state, cm_pool *pool, uint64_t number);
 PyObject *cm_pool_read_snapshot(cm_state *state, cm_pool *pool, uint64_t number);

@@ -6,6 +6,7 @@
 
 #include "python/errors.h"
 #include "python/limits.h"
+#include "python/pool_object.h"
 #include "python/state_config.h"
 #include "runtime/faults.h"
 
@@ -171,6 +172,7 @@ adopt(cm_state *state, cm_runtime *runtime)
         return cm_py_raise_int(state, status, "while opening the runtime");
     }
     state->runtime = runtime;
+    state->context_count = 0;
     state->registry = registry;
     state->engine = engine;
     state->engine_has_pinned_pool = false;
@@ -255,6 +257,13 @@ cm_state_runtime(cm_state *state)
         cm_state_enter(state); /* what is buried or told may be Python code */
         cm_state_bury_dead(state);
         report_unread(state);
+        cm_state_leave(state);
+    }
+    uint64_t contexts =
+        atomic_load_explicit(&state->runtime->context_count, memory_order_relaxed);
+    if (CM_UNLIKELY(contexts != state->context_count)) {
+        cm_state_enter(state);
+        cm_pools_admit_peers(state);
         cm_state_leave(state);
     }
     return state->runtime;

@@ -96,7 +96,8 @@ typedef struct cm_state {
     PyObject *wakers; /* weakref.WeakKeyDictionary: event loop -> its waker */
     PyObject *words[CM_WORD_COUNT];
     /* the process's devices, opened at first use; NULL before and after shutdown */
-    cm_runtime *runtime; /* owned */
+    cm_runtime *runtime;    /* owned */
+    uint64_t context_count; /* of the runtime's contexts, those that pools know */
     cm_registry *registry;
     cm_engine *engine;
     bool engine_has_pinned_pool;
@@ -148,7 +149,8 @@ cm_state_leave(cm_state *state)
 
 /* The open runtime, opening it first if need be (CUMEM_BACKEND, CUMEM_EMULATED_*);
  * warns EmulationWarning once when it falls back. NULL with an exception set on
- * failure, in a forked child too. Also polls the engine and buries the dead. */
+ * failure, in a forked child too. Also polls the engine, buries the dead and opens the
+ * pools' memory to devices that got a context since. */
 cm_runtime *cm_state_runtime(cm_state *state);
 
 /* True when cm_state_runtime() would only look. */

@@ -6,6 +6,7 @@
 
 #include "python/arguments.h"
 #include "python/errors.h"
+#include "python/pool_object.h"
 
 /* -- docstrings -------------------------------------------------------------------- */
 
@@ -79,6 +80,9 @@ make(cm_state *state, cm_runtime *rt, int device, int64_t priority, bool non_blo
     PyObject *self = cm_stream_object_new(state, stream);
     cm_state_enter(state);
     cm_stream_give(state, stream);
+    if (self != NULL && state->context_count != atomic_load(&rt->context_count)) {
+        cm_pools_admit_peers(state); /* it may work on anything from now on */
+    }
     return self;
 }
 
