@@ -17,6 +17,7 @@ cm_pool_hand_out_locked(cm_pool *pool, cm_span *span, uint64_t requested_nbytes,
                         bool hit)
 {
     cm_pool_counters *c = &pool->counters;
+    span->state = CM_SPAN_LIVE;
     span->requested_nbytes = requested_nbytes;
     c->allocation_count++;
     c->hit_count += hit;

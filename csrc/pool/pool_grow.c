@@ -83,7 +83,6 @@ add_segment(cm_pool *pool, const cm_chunk *chunk, uint64_t size, cm_span **out)
     if (arena != NULL) {
         cm_span *span = cm_heap_carve(&pool->heap, arena->first, chunk->address, size);
         if (span != NULL) {
-            span->state = CM_SPAN_LIVE;
             cm_pool_count_reserved_locked(pool, chunk->nbytes);
         }
         else {

@@ -136,10 +136,7 @@ grow(cm_pool *pool, uint64_t size, const cm_stream *stream, bool with_step,
     cm_span *span = cm_pool_settle_place_locked(pool, &plan, &view);
     if (cm_is_ok(status)) {
         *out = cm_heap_carve(&pool->heap, span, plan.at.begin, size);
-        if (*out != NULL) {
-            (*out)->state = CM_SPAN_LIVE;
-        }
-        else {
+        if (*out == NULL) {
             status = cm_fail(CM_ENOMEM, sizeof(cm_span));
         }
     }

@@ -143,7 +143,7 @@ cm_pool_is_short(cm_status status)
            || status.code == CM_ENOMEM || status.code == CM_EHOSTMEMORY;
 }
 
-/* Count `span`, just LIVE, as handed out. */
+/* Count `span` as handed out: it is LIVE from now on. */
 void cm_pool_hand_out_locked(cm_pool *pool, cm_span *span, uint64_t requested_nbytes,
                              bool hit);
 
@@ -221,7 +221,7 @@ void cm_pool_end_poll(cm_pool *pool);
 
 /* -- pool_grow.c, pool_place_fill.c: by the grower, inside a cm_scope ------------------------ */
 
-/* More memory, and a LIVE span of `size` bytes in it for `stream` (NULL: any).
+/* More memory, and a BUSY span of `size` bytes in it for `stream` (NULL: any).
  * Fails: CM_ELIMIT, CM_ENOMEM, what the source's calls fail with. */
 CM_NODISCARD cm_status cm_pool_grow(cm_pool *pool, uint64_t size,
                                     const cm_stream *stream, cm_span **out);

@@ -355,8 +355,49 @@ test_pool_list_covers_what_is_reserved(void)
     }
 }
 
+typedef struct grower {
+    cm_pool *pool;
+    cm_block *block;
+    atomic_bool done;
+} grower;
+
+static void *
+grow_once(void *arg)
+{
+    grower *g = arg;
+    MUST(cm_pool_alloc(g->pool, CHUNK, NULL, &g->block));
+    atomic_store(&g->done, true);
+    return NULL;
+}
+
+/* While the growing thread leaves the device its block is nobody's yet. */
+static void
+test_pool_adds_up_while_a_growth_ends(void)
+{
+    static const cm_segments ways[] = {CM_SEGMENTS_AUTO, CM_SEGMENTS_PLAIN};
+    for (int i = 0; i < 2; i++) {
+        cm_runtime *rt = open_emulated(13000, 1, 64 * MIB);
+        cm_pool_config config = DEVICE;
+        config.segments = ways[i];
+        grower g = {.pool = open_pool(rt, config)};
+        cm_thread thread;
+        cm_faults_delay(rt, CM_OP_capture_mode_exchange, 20000);
+        MUST(cm_thread_start(&thread, grow_once, &g));
+        bool good = true;
+        while (!atomic_load(&g.done)) {
+            good = good && cm_pool_check(g.pool);
+        }
+        cm_thread_join(thread);
+        CHECK(good);
+        give(g.pool, g.block, NULL, 0);
+        cm_pool_release(g.pool);
+        close_emulated(rt);
+    }
+}
+
 /* clang-format off */
-MAIN(RUN(test_pool_each_kind_gives_memory_and_takes_it_back)
+MAIN(RUN(test_pool_adds_up_while_a_growth_ends)
+     RUN(test_pool_each_kind_gives_memory_and_takes_it_back)
      RUN(test_pool_sizes_are_exact_to_the_step)
      RUN(test_pool_wrong_config_is_refused)
      RUN(test_pool_calls_leave_the_callers_context_alone)
