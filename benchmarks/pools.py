@@ -193,7 +193,8 @@ def rmm_cases(names: dict[str, Any]) -> tuple[str, list[Case]]:
         "arena": lambda: rmm.mr.ArenaMemoryResource(
             rmm.mr.CudaMemoryResource(), arena_size=GIB
         ),
-        "async": rmm.mr.CudaAsyncMemoryResource,
+        # as much as the others: at first it would take half of the device
+        "async": lambda: rmm.mr.CudaAsyncMemoryResource(initial_pool_size=GIB),
     }
     names["DeviceBuffer"] = rmm.DeviceBuffer
     for name, make in makers.items():
