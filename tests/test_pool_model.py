@@ -91,6 +91,8 @@ class PoolMachine(RuleBasedStateMachine):
         self.next_value = self.next_value % 250 + 1
         item.value = self.next_value
         assert item.buffer is not None
+        if item.pool != 0:
+            self.open_gates()  # the host may have to wait for them
         item.buffer.fill(item.value, stream=self.streams[item.stream])
 
     def keep(self, buffer: cumem.Buffer, pool: int, stream: int) -> Held:
