@@ -38,7 +38,6 @@ new_span(cm_heap *heap)
     }
     cm_span *span = CM_LIST_ENTRY(heap->spare_spans.next, cm_span, node);
     cm_list_remove(&span->node);
-    span->owner = NULL;
     span->requested_nbytes = 0;
     span->tag = 0;
     span->epoch = 0;
@@ -256,7 +255,6 @@ cm_heap_give(cm_heap *heap, cm_span *span, uint32_t tag, uint64_t epoch,
              const cm_heap_view *view)
 {
     span->state = CM_SPAN_FREE;
-    span->owner = NULL;
     span->tag = tag;
     span->epoch = epoch;
     span->late_nbytes = tag == 0 ? 0 : span->block.nbytes;

@@ -24,11 +24,10 @@ typedef struct cm_arena cm_arena;
 /* A stretch of one arena. Neighbours by address cover the arena without holes. */
 typedef struct cm_span {
     cm_block block; /* first: what callers hold; nbytes is the span's whole length */
-    cm_list node;   /* FREE: in its bin; GAP: in heap->gaps; else the owner's */
+    cm_list node;   /* FREE: in its bin; GAP: in heap->gaps; else the user's */
     struct cm_span *prev; /* by address; NULL at the arena's ends */
     struct cm_span *next;
     cm_arena *arena;
-    void *owner;               /* the heap's user's; NULL in a new span */
     uint64_t requested_nbytes; /* LIVE, FLIGHT: what was asked for */
     uint64_t epoch; /* work of stream `tag` may run on it until that epoch ended; on a
                        LIVE span, work from before it was handed out */
