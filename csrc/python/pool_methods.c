@@ -102,7 +102,8 @@ pool_allocate(PyObject *op, PyObject *const *args, Py_ssize_t nargs)
         return NULL;
     }
     int64_t nbytes;
-    if (cm_arg_int64(args[0], "nbytes", &nbytes) < 0) {
+    if (CM_UNLIKELY(!cm_arg_try_length(args[0], &nbytes))
+        && cm_arg_int64(args[0], "nbytes", &nbytes) < 0) {
         return NULL;
     }
     if (nbytes < 0) {
