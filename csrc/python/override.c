@@ -14,7 +14,15 @@ cm_override_init(cm_override *override, const char *name)
     if (contextvars == NULL) {
         return -1;
     }
-    override->variable = PyObject_CallMethod(contextvars, "ContextVar", "s", name);
+    PyObject *type = PyObject_GetAttrString(contextvars, "ContextVar");
+    PyObject *names = Py_BuildValue("(s)", name);
+    PyObject *keywords = Py_BuildValue("{sO}", "default", Py_None);
+    if (type != NULL && names != NULL && keywords != NULL) {
+        override->variable = PyObject_Call(type, names, keywords);
+    }
+    Py_XDECREF(keywords);
+    Py_XDECREF(names);
+    Py_XDECREF(type);
     Py_DECREF(contextvars);
     if (override->variable == NULL) {
         return -1;
@@ -26,7 +34,7 @@ cm_override_init(cm_override *override, const char *name)
 PyObject *
 cm_override_read(const cm_override *override)
 {
-    return PyObject_CallFunctionObjArgs(override->getter, Py_None, NULL);
+    return PyObject_CallNoArgs(override->getter);
 }
 
 static int
