@@ -289,7 +289,7 @@ def test_background_copy_never_holds_up_its_caller(emulated) -> None:
 @pytest.mark.parametrize("what", ["download", "unpacking", "upload", "host"])
 def test_any_number_of_held_copies_leaves_the_others_running(emulated, what) -> None:
     streams = [cumem.Stream() for _ in range(9)]
-    nbytes = 20 << 20 if what in ("download", "upload") else 5000
+    nbytes = 48 << 20 if what in ("download", "upload") else 5000
     if what == "host":
         sources = [cumem.full(nbytes, 3, "u1", "pinned") for _ in streams]
     else:
@@ -367,8 +367,8 @@ def test_signal_ends_the_waiting_and_not_the_copy(emulated, wait) -> None:
 
 def test_signal_ends_a_copy_that_waits_for_its_stream(emulated) -> None:
     stream = cumem.Stream()
-    source = np.full(20 << 20, 7, "u1")  # more than the staging ring holds
-    buffer = cumem.empty_device(20 << 20, "u1")
+    source = np.full(48 << 20, 7, "u1")  # more than the staging ring holds
+    buffer = cumem.empty_device(48 << 20, "u1")
     with session.alarm(stream):
         cumem.copy_async(buffer, source, stream=stream)
     stream.synchronize()

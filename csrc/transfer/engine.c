@@ -38,6 +38,12 @@ cm_engine_create(cm_runtime *rt, cm_registry *registry, cm_engine **out)
     if (!cm_is_ok(status)) {
         goto no_kernels;
     }
+    status = cm_crew_init(&engine->crew);
+    if (!cm_is_ok(status)) {
+        cm_status ignored = cm_kernels_fini(&engine->kernels); /* nothing is loaded */
+        (void)ignored;
+        goto no_kernels;
+    }
     *out = engine;
     return cm_ok();
 no_kernels:
@@ -149,6 +155,7 @@ cm_engine_close(cm_engine *engine)
         cm_cond_wait(&engine->changed, &engine->lock);
     }
     cm_mutex_unlock(&engine->lock);
+    cm_crew_fini(&engine->crew);
     cm_status first = cm_ok();
     cm_status status;
     while (!cm_is_ok(status = cm_engine_take_unread(engine))) {

@@ -9,15 +9,18 @@
 
 #include "base/list.h"
 #include "base/thread.h"
+#include "transfer/crew.h"
 #include "transfer/kernel.h"
 #include "transfer/plan.h"
 
 enum {
     CM_MAX_WORKERS = 4,
-    CM_LOAN_SLOTS = 16,             /* spare events or streams of a device */
-    CM_STAGE_COUNT = 3,             /* pieces in flight per transfer */
-    CM_STAGE_NBYTES = 4 << 20,      /* bytes of a piece */
-    CM_ASK_NS = 50 * 1000 * 1000,   /* between two questions whether to go on waiting */
+    CM_LOAN_SLOTS = 16,           /* spare events or streams of a device */
+    CM_STAGE_COUNT = 3,           /* pieces in flight between two devices */
+    CM_STAGE_NBYTES = 4 << 20,    /* bytes of a piece, at most */
+    CM_SLOT_COUNT = 8,            /* pieces in flight through page-locked blocks */
+    CM_RING_NBYTES = 256 << 20,   /* bytes of such blocks, of all transfers together */
+    CM_ASK_NS = 50 * 1000 * 1000, /* between two questions whether to go on waiting */
     CM_PARK_AFTER_NS = 1000 * 1000, /* a worker that has waited so long goes on to
                                        another job */
 };
@@ -39,6 +42,7 @@ struct cm_engine {
     cm_runtime *rt;        /* borrowed */
     cm_registry *registry; /* borrowed */
     cm_kernels kernels;
+    cm_crew crew;
     cm_mutex lock;
     cm_cond changed; /* a ticket was submitted or is done */
     cm_cond work;    /* there is a job for a worker, or an end to all work */
@@ -60,6 +64,7 @@ struct cm_engine {
     cm_thread workers[CM_MAX_WORKERS];
     bool has_watcher;
     cm_thread watcher;
+    uint64_t ring_nbytes; /* page-locked blocks that transfers are using */
     cm_pool *pinned_pool; /* held; may be NULL */
     cm_pool *device_pools[CM_MAX_DEVICES];
     cm_loan_stack loans[CM_MAX_DEVICES];

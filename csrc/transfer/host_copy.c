@@ -3,88 +3,229 @@
 
 #include <string.h>
 
-/* One row of `count` runs. memcpy of a constant size is a plain load and store of any
- * alignment. */
-#define DEFINE_COPY_ROW(nbytes)                                                        \
-    static void copy_row_##nbytes(char *dst, const char *src, int64_t count,           \
-                                  int64_t dst_stride, int64_t src_stride)              \
+#include "base/wide_copy.h"
+
+enum {
+    LINE_NBYTES = 64,
+    TILE_ROWS = 16,        /* lines of the source that one tile keeps in the cache */
+    WIDE_RUN_NBYTES = 4096 /* shorter runs are faster through the caches */
+};
+
+/* The two innermost loops, `outer` around `inner`. */
+typedef struct block {
+    int64_t outer_count;
+    int64_t inner_count;
+    int64_t dst_outer;
+    int64_t dst_inner;
+    int64_t src_outer;
+    int64_t src_inner;
+} block;
+
+typedef void (*copy_block)(const block *b, char *dst, const char *src, size_t nbytes);
+
+/* memcpy of a constant size is plain loads and stores of any alignment. */
+#define DEFINE_COPY_BLOCK(nbytes)                                                      \
+    static void copy_block_##nbytes(const block *b, char *dst, const char *src,        \
+                                    size_t unused)                                     \
     {                                                                                  \
-        for (int64_t i = 0; i < count; i++) {                                          \
-            memcpy(dst, src, (nbytes));                                                \
-            dst += dst_stride;                                                         \
-            src += src_stride;                                                         \
+        (void)unused;                                                                  \
+        for (int64_t i = 0; i < b->outer_count; i++) {                                 \
+            char *to = dst + i * b->dst_outer;                                         \
+            const char *from = src + i * b->src_outer;                                 \
+            for (int64_t k = 0; k < b->inner_count; k++) {                             \
+                memcpy(to, from, (nbytes));                                            \
+                to += b->dst_inner;                                                    \
+                from += b->src_inner;                                                  \
+            }                                                                          \
         }                                                                              \
     }
-DEFINE_COPY_ROW(1)
-DEFINE_COPY_ROW(2)
-DEFINE_COPY_ROW(4)
-DEFINE_COPY_ROW(8)
-DEFINE_COPY_ROW(16)
-#undef DEFINE_COPY_ROW
+DEFINE_COPY_BLOCK(1)
+DEFINE_COPY_BLOCK(2)
+DEFINE_COPY_BLOCK(3)
+DEFINE_COPY_BLOCK(4)
+DEFINE_COPY_BLOCK(5)
+DEFINE_COPY_BLOCK(6)
+DEFINE_COPY_BLOCK(7)
+DEFINE_COPY_BLOCK(8)
+DEFINE_COPY_BLOCK(9)
+DEFINE_COPY_BLOCK(10)
+DEFINE_COPY_BLOCK(11)
+DEFINE_COPY_BLOCK(12)
+DEFINE_COPY_BLOCK(13)
+DEFINE_COPY_BLOCK(14)
+DEFINE_COPY_BLOCK(15)
+DEFINE_COPY_BLOCK(16)
+#undef DEFINE_COPY_BLOCK
 
 static void
-copy_row(uint64_t run_nbytes, char *dst, const char *src, int64_t count,
-         int64_t dst_stride, int64_t src_stride)
+set_block(const block *b, char *dst, const char *src, size_t unused)
 {
-    switch (run_nbytes) {
-    case 1:
-        if (src_stride == 0 && dst_stride == 1) {
-            memset(dst, *src, (size_t)count);
-            return;
-        }
-        copy_row_1(dst, src, count, dst_stride, src_stride);
-        return;
-    case 2:
-        copy_row_2(dst, src, count, dst_stride, src_stride);
-        return;
-    case 4:
-        copy_row_4(dst, src, count, dst_stride, src_stride);
-        return;
-    case 8:
-        copy_row_8(dst, src, count, dst_stride, src_stride);
-        return;
-    case 16:
-        copy_row_16(dst, src, count, dst_stride, src_stride);
-        return;
-    default:
-        for (int64_t i = 0; i < count; i++) {
-            memcpy(dst, src, (size_t)run_nbytes);
-            dst += dst_stride;
-            src += src_stride;
+    (void)unused;
+    for (int64_t i = 0; i < b->outer_count; i++) {
+        memset(dst + i * b->dst_outer, src[i * b->src_outer], (size_t)b->inner_count);
+    }
+}
+
+static void
+copy_block_runs(const block *b, char *dst, const char *src, size_t nbytes)
+{
+    for (int64_t i = 0; i < b->outer_count; i++) {
+        for (int64_t k = 0; k < b->inner_count; k++) {
+            memcpy(dst + i * b->dst_outer + k * b->dst_inner,
+                   src + i * b->src_outer + k * b->src_inner, nbytes);
         }
     }
 }
 
-void
-cm_host_copy(const cm_layout *layout, void *dst, const void *src)
+static void
+copy_block_wide(const block *b, char *dst, const char *src, size_t nbytes)
 {
-    if (layout->run_nbytes == 0) {
-        return;
+    for (int64_t i = 0; i < b->outer_count; i++) {
+        for (int64_t k = 0; k < b->inner_count; k++) {
+            cm_wide_copy(dst + i * b->dst_outer + k * b->dst_inner,
+                         src + i * b->src_outer + k * b->src_inner, nbytes);
+        }
     }
-    char *to = (char *)dst + layout->dst_offset;
-    const char *from = (const char *)src + layout->src_offset;
-    if (layout->ndim == 0) {
-        memmove(to, from, (size_t)layout->run_nbytes);
-        return;
+}
+
+static copy_block
+choose_copy(uint64_t run_nbytes, const block *b, bool wide)
+{
+    static const copy_block small[] = {
+        copy_block_1,  copy_block_2,  copy_block_3,  copy_block_4,
+        copy_block_5,  copy_block_6,  copy_block_7,  copy_block_8,
+        copy_block_9,  copy_block_10, copy_block_11, copy_block_12,
+        copy_block_13, copy_block_14, copy_block_15, copy_block_16,
+    };
+    if (run_nbytes == 1 && b->src_inner == 0 && b->dst_inner == 1) {
+        return set_block;
     }
-    int row = layout->ndim - 1;
+    if (run_nbytes <= sizeof(small) / sizeof(small[0])) {
+        return small[run_nbytes - 1];
+    }
+    return wide && run_nbytes >= WIDE_RUN_NBYTES ? copy_block_wide : copy_block_runs;
+}
+
+/* Transposed: neighbours in the source lie along another axis than those in the target,
+ * and each line of the source would be read again and again. In tiles it is read once.
+ */
+static void
+copy_tiled(copy_block copy, const block *whole, char *dst, const char *src,
+           size_t run_nbytes)
+{
+    int64_t side = LINE_NBYTES / (int64_t)run_nbytes;
+    for (int64_t i = 0; i < whole->outer_count; i += side) {
+        for (int64_t k = 0; k < whole->inner_count; k += TILE_ROWS) {
+            block tile = *whole;
+            int64_t rows = whole->outer_count - i;
+            int64_t columns = whole->inner_count - k;
+            tile.outer_count = rows < side ? rows : side;
+            tile.inner_count = columns < TILE_ROWS ? columns : TILE_ROWS;
+            copy(&tile, dst + i * whole->dst_outer + k * whole->dst_inner,
+                 src + i * whole->src_outer + k * whole->src_inner, run_nbytes);
+        }
+    }
+}
+
+static uint64_t
+magnitude(int64_t stride)
+{
+    return stride < 0 ? 0 - (uint64_t)stride : (uint64_t)stride;
+}
+
+/* The axis whose steps stay within a line of the source where those of the last do not;
+ * -1: there is none. */
+static int
+find_near_axis(const cm_layout *layout)
+{
+    int last = layout->ndim - 1;
+    if (layout->run_nbytes > LINE_NBYTES / 2
+        || magnitude(layout->src_strides[last]) < LINE_NBYTES) {
+        return -1;
+    }
+    int best = -1;
+    for (int axis = 0; axis < last; axis++) {
+        uint64_t stride = magnitude(layout->src_strides[axis]);
+        if (stride != 0 && stride < LINE_NBYTES
+            && (best < 0 || stride < magnitude(layout->src_strides[best]))) {
+            best = axis;
+        }
+    }
+    return best;
+}
+
+static void
+copy(const cm_layout *layout, char *dst, const char *src, bool wide)
+{
+    int inner = layout->ndim - 1;
+    int near = find_near_axis(layout);
+    int outer = near >= 0 ? near : inner - 1; /* -1: there is one axis only */
+    block b = {.outer_count = 1,
+               .inner_count = layout->shape[inner],
+               .dst_inner = layout->dst_strides[inner],
+               .src_inner = layout->src_strides[inner]};
+    if (outer >= 0) {
+        b.outer_count = layout->shape[outer];
+        b.dst_outer = layout->dst_strides[outer];
+        b.src_outer = layout->src_strides[outer];
+    }
+    copy_block move = choose_copy(layout->run_nbytes, &b, wide);
+    size_t run_nbytes = (size_t)layout->run_nbytes;
     int64_t index[CM_MAX_NDIM] = {0};
     for (;;) {
-        copy_row(layout->run_nbytes, to, from, layout->shape[row],
-                 layout->dst_strides[row], layout->src_strides[row]);
-        int axis = row - 1;
+        if (near >= 0) {
+            copy_tiled(move, &b, dst, src, run_nbytes);
+        }
+        else {
+            move(&b, dst, src, run_nbytes);
+        }
+        int axis = inner - 1;
         for (; axis >= 0; axis--) {
-            to += layout->dst_strides[axis];
-            from += layout->src_strides[axis];
+            if (axis == outer) {
+                continue;
+            }
+            dst += layout->dst_strides[axis];
+            src += layout->src_strides[axis];
             if (++index[axis] < layout->shape[axis]) {
                 break;
             }
-            to -= layout->dst_strides[axis] * layout->shape[axis];
-            from -= layout->src_strides[axis] * layout->shape[axis];
+            dst -= layout->dst_strides[axis] * layout->shape[axis];
+            src -= layout->src_strides[axis] * layout->shape[axis];
             index[axis] = 0;
         }
         if (axis < 0) {
             return;
         }
     }
+}
+
+static void
+copy_layout(const cm_layout *layout, void *dst, const void *src, bool wide)
+{
+    char *to = (char *)dst + layout->dst_offset;
+    const char *from = (const char *)src + layout->src_offset;
+    if (layout->run_nbytes == 0) {
+        return;
+    }
+    if (layout->ndim > 0) {
+        copy(layout, to, from, wide);
+    }
+    else if (wide && layout->run_nbytes >= WIDE_RUN_NBYTES) {
+        cm_wide_copy(to, from, (size_t)layout->run_nbytes);
+    }
+    else {
+        memmove(to, from, (size_t)layout->run_nbytes);
+    }
+}
+
+void
+cm_host_copy(const cm_layout *layout, void *dst, const void *src)
+{
+    copy_layout(layout, dst, src, false);
+}
+
+void
+cm_host_copy_wide(const cm_layout *layout, void *dst, const void *src)
+{
+    copy_layout(layout, dst, src, true);
 }

@@ -9,4 +9,8 @@
  * must not overlap unless the layout is a single run. */
 void cm_host_copy(const cm_layout *layout, void *dst, const void *src);
 
+/* The same with long runs past the caches: for a target that is larger than they are or
+ * that nobody reads soon. The two must not overlap. */
+void cm_host_copy_wide(const cm_layout *layout, void *dst, const void *src);
+
 #endif

@@ -315,7 +315,11 @@ abandon(cm_job *job, cm_status status)
     cm_runtime *rt = job->engine->rt;
     bool is_ours = job->lent != NULL && job->gather_stream == NULL;
     bool waits_here = status.code != CM_ECANCELLED && !(job->may_park && is_ours);
-    if (!job->has_queued || job->is_parked) {
+    if (job->is_parked) {
+        return;
+    }
+    cm_job_stop_staging(job);
+    if (!job->has_queued) {
         return;
     }
     job->draining = false;

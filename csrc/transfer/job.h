@@ -6,13 +6,14 @@
 
 #include "transfer/ticket.h"
 
+/* A piece on its way between two devices. */
 typedef struct cm_stage {
-    cm_block *pinned;    /* owned; NULL until needed */
-    cm_block *blocks[2]; /* PEER: packed on the source's and on the target's device */
+    cm_block *blocks[2]; /* packed on the source's and on the target's device */
     uint64_t event;      /* lent; recorded after the last use */
     bool busy;
-    cm_layout piece; /* download: from the pinned block to the target */
 } cm_stage;
+
+struct cm_staging;
 
 typedef struct cm_after {
     uint64_t event;
@@ -46,7 +47,6 @@ typedef struct cm_job {
     bool is_parked;  /* ... and what it waits for is parked_ticket or parked_event */
     bool has_queued; /* the stream may be working for us */
     bool lost_track; /* waiting for it failed: nobody knows what still runs */
-    bool is_cut;     /* staged: repeats and cut are set, and plan.layout is cut */
     unsigned char pattern[4];
     uint32_t pattern_nbytes;
     cm_job_step step;
@@ -69,8 +69,7 @@ typedef struct cm_job {
     void *host_temporary;   /* owned: the source of an overlapping copy, read whole */
     cm_block *temporary;    /* the same on the device */
     cm_block *device_block; /* packed bytes of one piece */
-    cm_layout repeats;
-    cm_cut cut;
+    struct cm_staging *staging; /* owned; staged.c's, from the first piece on */
     cm_stage stages[CM_STAGE_COUNT];
 } cm_job;
 
@@ -110,8 +109,15 @@ bool cm_job_can_go_on(cm_job *job);
 /* staged.c, peer.c: queue it, in pieces. */
 CM_NODISCARD cm_status cm_job_upload(cm_job *job);
 CM_NODISCARD cm_status cm_job_download(cm_job *job);
-/* Wait for the busy stages and unpack them. */
+/* Wait for what was fetched and unpack it. */
 CM_NODISCARD cm_status cm_job_drain(cm_job *job);
+/* No other thread touches the ends of the copy any more; what is not packed or unpacked
+ * by then stays so. */
+void cm_job_stop_staging(cm_job *job);
+/* Give the slots back. `free_block` as for every block of the job. */
+void cm_job_end_staging(cm_job *job,
+                        void (*free_block)(const cm_job *job, cm_pool *pool,
+                                           cm_block *block));
 CM_NODISCARD cm_status cm_job_copy_peer(cm_job *job);
 /* Bytes of the largest piece. */
 uint64_t cm_job_piece_limit(const cm_job *job);

@@ -21,9 +21,9 @@ cm_job_destroy(cm_job *job)
 {
     cm_engine *engine = job->engine;
     cm_pool **device_pools = engine->device_pools; /* set once before the first use */
+    cm_job_end_staging(job, free_block);
     for (int i = 0; i < CM_STAGE_COUNT; i++) {
         cm_stage *stage = &job->stages[i];
-        free_block(job, engine->pinned_pool, stage->pinned);
         if (job->plan.device >= 0) {
             free_block(job, device_pools[job->plan.src_device], stage->blocks[0]);
             free_block(job, device_pools[job->plan.device], stage->blocks[1]);

@@ -6,6 +6,8 @@
 enum {
     MIN_2D_WIDTH = 32, /* shorter rows cost the copy engine more than the kernel */
     MAX_2D_PITCH = INT32_MAX, /* cudaDeviceProp.memPitch of every device so far */
+    MIN_STAGED = 128 << 10, /* shorter runs of ordinary memory the runtime copies sooner
+                             */
 };
 
 static const char *const route_texts[] = {
@@ -75,7 +77,8 @@ cm_plan_choose_route(const cm_plan *plan, const cm_region *dst, const cm_region 
 {
     bool locked = dst_facts.locked && src_facts.locked;
     if (plan->layout.ndim == 0) {
-        return locked || may_wait ? CM_ROUTE_DIRECT : CM_ROUTE_STAGED;
+        bool direct = locked || (may_wait && plan->layout.run_nbytes < MIN_STAGED);
+        return direct ? CM_ROUTE_DIRECT : CM_ROUTE_STAGED;
     }
     if (is_2d(&plan->layout) && locked && dst_facts.whole && src_facts.whole) {
         return CM_ROUTE_DIRECT_2D;

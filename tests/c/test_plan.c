@@ -103,6 +103,35 @@ test_plan_route_table(void)
     }
 }
 
+/* The runtime is sooner done with little, several threads with much. */
+static void
+test_plan_long_runs_of_ordinary_memory_are_staged(void)
+{
+    static char memory[ARENA];
+    cm_end_facts host = {.locked = false, .whole = true};
+    cm_end_facts device = {.locked = true, .whole = true};
+    cm_plan_options wait = {.may_wait = true};
+    cm_plan plan;
+    cm_region up = {.kind = CM_KIND_DEVICE, .address = 0x10000, .ndim = 1};
+    up.itemsize = 1;
+    up.strides[0] = 1;
+    cm_region src = up;
+    src.kind = CM_KIND_PAGEABLE;
+    src.address = 0;
+    src.device = -1;
+    src.host = memory;
+    for (int64_t nbytes = 1; nbytes <= INT64_C(1) << 40; nbytes *= 2) {
+        up.shape[0] = src.shape[0] = nbytes;
+        cm_route expected = nbytes < 128 << 10 ? CM_ROUTE_DIRECT : CM_ROUTE_STAGED;
+        CHECK_OK(cm_plan_init(&plan, &up, &src, device, host, wait));
+        CHECK_EQ(plan.route, expected);
+        CHECK(!plan.is_download);
+        CHECK_OK(cm_plan_init(&plan, &src, &up, host, device, wait));
+        CHECK_EQ(plan.route, expected);
+        CHECK_EQ(plan.is_download, expected == CM_ROUTE_STAGED);
+    }
+}
+
 static void
 test_plan_wrong_ends_are_refused(void)
 {
@@ -295,6 +324,10 @@ check_random_pair(void)
     CHECK_BYTES_EQ(got, wanted, sizeof(wanted));
 
     memset(got, 0xCC, sizeof(got));
+    cm_host_copy_wide(&layout, got + dst_at, source + src_at);
+    CHECK_BYTES_EQ(got, wanted, sizeof(wanted));
+
+    memset(got, 0xCC, sizeof(got));
     run_strided_jobs(&layout, got + dst_at, source + src_at);
     CHECK_BYTES_EQ(got, wanted, sizeof(wanted));
 
@@ -374,6 +407,7 @@ test_layout_of_64_axes(void)
     CHECK_BYTES_EQ(got, wanted, sizeof(wanted));
 }
 
-MAIN(RUN(test_plan_route_table) RUN(test_plan_wrong_ends_are_refused)
-         RUN(test_plan_random_layouts_copy_as_the_plainest_loop)
-             RUN(test_layout_joins_what_lies_together) RUN(test_layout_of_64_axes))
+MAIN(RUN(test_plan_route_table) RUN(test_plan_long_runs_of_ordinary_memory_are_staged)
+         RUN(test_plan_wrong_ends_are_refused)
+             RUN(test_plan_random_layouts_copy_as_the_plainest_loop)
+                 RUN(test_layout_joins_what_lies_together) RUN(test_layout_of_64_axes))

@@ -1,0 +1,230 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* transfer/crew.h, transfer/host_copy.h, base/wide_copy.h: copies shared out among
+ * threads, and what each part is copied with. */
+#include <stdlib.h>
+
+#include "base/wide_copy.h"
+#include "check.h"
+#include "transfer/crew.h"
+#include "transfer/host_copy.h"
+
+#define MIB ((size_t)1 << 20)
+
+static void
+fill_bytes(unsigned char *p, size_t nbytes, uint64_t seed)
+{
+    for (size_t i = 0; i < nbytes; i++) {
+        seed = seed * 6364136223846793005u + 1442695040888963407u;
+        p[i] = (unsigned char)(seed >> 56);
+    }
+}
+
+static void
+test_wide_copy_is_memcpy_at_any_place_and_length(void)
+{
+    enum { ROOM = 1024 };
+    static unsigned char src[ROOM], dst[ROOM], wanted[ROOM];
+    fill_bytes(src, ROOM, 1);
+    CHECK_GT(strlen(cm_wide_copy_name()), 0);
+    for (size_t to = 0; to < 66; to += 3) {
+        for (size_t from = 0; from < 66; from += 5) {
+            for (size_t nbytes = 0; nbytes < 400; nbytes += 1 + nbytes / 9) {
+                memset(dst, 0xCC, ROOM);
+                memset(wanted, 0xCC, ROOM);
+                memcpy(wanted + to, src + from, nbytes);
+                cm_wide_copy(dst + to, src + from, nbytes);
+                CHECK_BYTES_EQ(dst, wanted, ROOM);
+            }
+        }
+    }
+}
+
+/* Two axes of runs of `run` bytes; the source turned round, reversed or both. */
+static void
+check_turned(uint64_t run, int64_t rows, int64_t columns, bool transposed,
+             bool reversed, bool wide)
+{
+    size_t nbytes = (size_t)(rows * columns) * run;
+    int64_t step = (int64_t)run;
+    cm_layout layout = {.run_nbytes = run, .ndim = 2, .shape = {rows, columns}};
+    layout.dst_strides[0] = columns * step;
+    layout.dst_strides[1] = step;
+    layout.src_strides[0] = transposed ? step : columns * step;
+    layout.src_strides[1] = transposed ? rows * step : step;
+    if (reversed) {
+        layout.src_offset = layout.src_strides[1] * (columns - 1);
+        layout.src_strides[1] = -layout.src_strides[1];
+    }
+    unsigned char *src = malloc(nbytes);
+    unsigned char *got = malloc(nbytes);
+    unsigned char *wanted = malloc(nbytes);
+    fill_bytes(src, nbytes, run);
+    memset(got, 0, nbytes);
+    for (int64_t i = 0; i < rows; i++) {
+        for (int64_t k = 0; k < columns; k++) {
+            memcpy(wanted + (i * columns + k) * step,
+                   src + layout.src_offset + i * layout.src_strides[0]
+                       + k * layout.src_strides[1],
+                   run);
+        }
+    }
+    (wide ? cm_host_copy_wide : cm_host_copy)(&layout, got, src);
+    bool same = memcmp(got, wanted, nbytes) == 0;
+    free(src);
+    free(got);
+    free(wanted);
+    if (!same) {
+        CHECK_FAIL_("run %llu, %lld x %lld, transposed %d, reversed %d",
+                    (unsigned long long)run, (long long)rows, (long long)columns,
+                    transposed, reversed);
+    }
+}
+
+static void
+test_host_copy_turns_elements_of_every_size(void)
+{
+    for (uint64_t run = 1; run <= 40; run++) {
+        for (int how = 0; how < 8; how++) {
+            check_turned(run, 37, 53, (how & 1) != 0, (how & 2) != 0, (how & 4) != 0);
+            check_turned(run, 2, 130, (how & 1) != 0, (how & 2) != 0, (how & 4) != 0);
+        }
+    }
+    check_turned(5000, 3, 4, true, true, true);
+    check_turned(5000, 3, 4, false, true, true);
+}
+
+typedef struct world {
+    cm_crew *crew;
+    uint64_t seed;
+    bool same;
+} world;
+
+/* Every second element of 4 bytes, in several loads of one gang. */
+static void *
+copy_through_gang(void *argument)
+{
+    enum { LOADS = 4, ROUNDS = 6 };
+    world *w = argument;
+    int64_t count = (int64_t)(MIB / 4 / sizeof(float));
+    size_t nbytes = (size_t)count * sizeof(float);
+    cm_load *loads = calloc(LOADS, sizeof(*loads));
+    unsigned char *src = malloc(2 * nbytes);
+    unsigned char *dst = malloc(LOADS * nbytes);
+    cm_layout layout = {.run_nbytes = sizeof(float), .ndim = 1, .shape = {count}};
+    layout.dst_strides[0] = sizeof(float);
+    layout.src_strides[0] = 2 * sizeof(float);
+    fill_bytes(src, 2 * nbytes, w->seed);
+    w->same = true;
+    for (int round = 0; round < ROUNDS; round++) {
+        cm_gang gang;
+        cm_gang_open(&gang, w->crew);
+        memset(dst, 0, LOADS * nbytes);
+        for (int i = 0; i < LOADS; i++) {
+            cm_gang_post(&gang, &loads[i], &layout, dst + (size_t)i * nbytes, src,
+                         round % 2 != 0);
+        }
+        for (int i = 0; i < LOADS; i++) {
+            cm_gang_wait(&gang, &loads[i]);
+            for (int64_t k = 0; k < count; k++) {
+                w->same &=
+                    memcmp(dst + (size_t)i * nbytes + k * 4, src + k * 8, 4) == 0;
+            }
+        }
+        cm_gang_close(&gang);
+    }
+    free(loads);
+    free(src);
+    free(dst);
+    return NULL;
+}
+
+static void
+test_crew_serves_several_gangs_at_once(void)
+{
+    enum { GANGS = 4 };
+    cm_crew crew;
+    cm_thread threads[GANGS];
+    world worlds[GANGS];
+    CHECK_OK(cm_crew_init(&crew));
+    for (int i = 0; i < GANGS; i++) {
+        worlds[i] = (world){.crew = &crew, .seed = (uint64_t)i + 1};
+        CHECK_OK(cm_thread_start(&threads[i], copy_through_gang, &worlds[i]));
+    }
+    for (int i = 0; i < GANGS; i++) {
+        cm_thread_join(threads[i]);
+        CHECK(worlds[i].same);
+    }
+    cm_crew_fini(&crew);
+}
+
+static void
+test_crew_closed_gang_is_touched_no_more(void)
+{
+    enum { ROUNDS = 50 };
+    cm_crew crew;
+    CHECK_OK(cm_crew_init(&crew));
+    cm_load *load = calloc(1, sizeof(*load));
+    for (int round = 0; round < ROUNDS; round++) {
+        unsigned char *src = calloc(1, 2 * MIB);
+        unsigned char *dst = malloc(2 * MIB);
+        cm_gang gang;
+        cm_layout layout = {.run_nbytes = 2 * MIB};
+        cm_gang_open(&gang, &crew);
+        cm_gang_post(&gang, load, &layout, dst, src, false);
+        if (round % 3 == 0) {
+            (void)cm_gang_help(&gang); /* unless the others were faster */
+        }
+        cm_gang_close(&gang); /* with parts that nobody has taken, as a rule */
+        free(src);            /* a thread still at it would be seen */
+        free(dst);
+    }
+    CHECK_EQ(atomic_load(&crew.part_count), 0);
+    free(load);
+    cm_crew_fini(&crew);
+}
+
+static void
+test_crew_load_of_no_bytes_is_done(void)
+{
+    cm_crew crew;
+    cm_gang gang;
+    cm_load load;
+    cm_layout layout = {.run_nbytes = 0};
+    CHECK_OK(cm_crew_init(&crew));
+    cm_gang_open(&gang, &crew);
+    cm_gang_post(&gang, &load, &layout, NULL, NULL, false);
+    CHECK(cm_load_is_done(&load));
+    CHECK(!cm_gang_help(&gang));
+    cm_gang_close(&gang);
+    CHECK_EQ(crew.thread_count, 0);
+    cm_crew_fini(&crew);
+}
+
+/* Little is copied by the thread that has it. */
+static void
+test_crew_small_load_starts_no_thread(void)
+{
+    cm_crew crew;
+    cm_gang gang;
+    cm_load load;
+    static unsigned char src[1000], dst[1000];
+    cm_layout layout = {.run_nbytes = sizeof(src)};
+    fill_bytes(src, sizeof(src), 3);
+    CHECK_OK(cm_crew_init(&crew));
+    cm_gang_open(&gang, &crew);
+    cm_gang_post(&gang, &load, &layout, dst, src, false);
+    cm_gang_wait(&gang, &load);
+    CHECK_BYTES_EQ(dst, src, sizeof(src));
+    cm_gang_close(&gang);
+    CHECK_EQ(crew.thread_count, 0);
+    cm_crew_fini(&crew);
+}
+
+/* clang-format off */
+MAIN(RUN(test_wide_copy_is_memcpy_at_any_place_and_length)
+     RUN(test_host_copy_turns_elements_of_every_size)
+     RUN(test_crew_serves_several_gangs_at_once)
+     RUN(test_crew_closed_gang_is_touched_no_more)
+     RUN(test_crew_load_of_no_bytes_is_done)
+     RUN(test_crew_small_load_starts_no_thread))
+/* clang-format on */
