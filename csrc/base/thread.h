@@ -56,6 +56,12 @@ cm_cond_signal_all(cm_cond *cond)
     (void)pthread_cond_broadcast(cond);
 }
 
+static inline void
+cm_cond_signal_one(cm_cond *cond)
+{
+    (void)pthread_cond_signal(cond);
+}
+
 /* Wait until `deadline_ns` of cm_now_ns(); false when it passed. */
 bool cm_cond_wait_until(cm_cond *cond, cm_mutex *mutex, uint64_t deadline_ns);
 

@@ -7,10 +7,10 @@
 #include "transfer/host_copy.h"
 
 enum {
-    PART_MIN = 32 << 10,
+    PART_MIN = 16 << 10,
     PART_MAX = 256 << 10,
-    SPIN_NS = 50 * 1000,     /* about what waking a thread takes */
-    WAIT_SPIN_NS = 20 * 1000 /* parts are short: who waits for the last ones spins */
+    SPIN_NS = 50 * 1000,      /* about what waking a thread takes */
+    WAIT_SPIN_NS = 200 * 1000 /* parts are short: who waits for the last ones spins */
 };
 
 static inline void
@@ -110,6 +110,16 @@ copy_part(const cm_load *load, const cm_layout *part)
 
 /* -- threads ---------------------------------------------------------------------------- */
 
+/* Waking takes time: each who has found a part wakes the next. */
+static void
+wake_one_locked(cm_crew *crew)
+{
+    if (crew->idle_count > 0
+        && atomic_load_explicit(&crew->part_count, memory_order_relaxed) > 0) {
+        cm_cond_signal_one(&crew->work);
+    }
+}
+
 /* In turn: the gang that is served goes to the end. */
 static cm_load *
 take_any_part_locked(cm_crew *crew, cm_layout *part)
@@ -151,6 +161,7 @@ serve(void *argument)
     while (!atomic_load(&crew->stop)) {
         cm_load *load = take_any_part_locked(crew, &part);
         if (load != NULL) {
+            wake_one_locked(crew);
             cm_mutex_unlock(&crew->lock);
             copy_part(load, &part);
             cm_mutex_lock(&crew->lock);
@@ -249,8 +260,8 @@ cm_gang_post(cm_gang *gang, cm_load *load, const cm_layout *layout, void *dst,
     cm_cut_init(&load->cut, &load->whole, part);
     cm_list_push_back(&gang->loads, &load->node);
     atomic_fetch_add_explicit(&crew->part_count, 1, memory_order_relaxed);
-    if (crew->idle_count > 0 && nbytes > part) {
-        cm_cond_signal_all(&crew->work);
+    if (nbytes > part) {
+        wake_one_locked(crew);
     }
     cm_mutex_unlock(&crew->lock);
 }
@@ -280,7 +291,8 @@ cm_gang_wait(cm_gang *gang, cm_load *load)
     while (!cm_load_is_done(load) && cm_gang_help(gang)) {
     }
     uint64_t begin_ns = cm_now_ns();
-    while (!cm_load_is_done(load) && cm_now_ns() - begin_ns < WAIT_SPIN_NS) {
+    uint64_t spin_ns = crew->spin_ns > 0 ? WAIT_SPIN_NS : 0;
+    while (!cm_load_is_done(load) && cm_now_ns() - begin_ns < spin_ns) {
         relax();
     }
     cm_mutex_lock(&crew->lock);

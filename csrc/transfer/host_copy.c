@@ -6,7 +6,6 @@
 #include "base/wide_copy.h"
 
 enum {
-    LINE_NBYTES = 64,
     TILE_ROWS = 16,        /* lines of the source that one tile keeps in the cache */
     WIDE_RUN_NBYTES = 4096 /* shorter runs are faster through the caches */
 };
@@ -113,7 +112,7 @@ static void
 copy_tiled(copy_block copy, const block *whole, char *dst, const char *src,
            size_t run_nbytes)
 {
-    int64_t side = LINE_NBYTES / (int64_t)run_nbytes;
+    int64_t side = CM_LINE_NBYTES / (int64_t)run_nbytes;
     for (int64_t i = 0; i < whole->outer_count; i += side) {
         for (int64_t k = 0; k < whole->inner_count; k += TILE_ROWS) {
             block tile = *whole;
@@ -127,38 +126,11 @@ copy_tiled(copy_block copy, const block *whole, char *dst, const char *src,
     }
 }
 
-static uint64_t
-magnitude(int64_t stride)
-{
-    return stride < 0 ? 0 - (uint64_t)stride : (uint64_t)stride;
-}
-
-/* The axis whose steps stay within a line of the source where those of the last do not;
- * -1: there is none. */
-static int
-find_near_axis(const cm_layout *layout)
-{
-    int last = layout->ndim - 1;
-    if (layout->run_nbytes > LINE_NBYTES / 2
-        || magnitude(layout->src_strides[last]) < LINE_NBYTES) {
-        return -1;
-    }
-    int best = -1;
-    for (int axis = 0; axis < last; axis++) {
-        uint64_t stride = magnitude(layout->src_strides[axis]);
-        if (stride != 0 && stride < LINE_NBYTES
-            && (best < 0 || stride < magnitude(layout->src_strides[best]))) {
-            best = axis;
-        }
-    }
-    return best;
-}
-
 static void
 copy(const cm_layout *layout, char *dst, const char *src, bool wide)
 {
     int inner = layout->ndim - 1;
-    int near = find_near_axis(layout);
+    int near = cm_layout_near_axis(layout);
     int outer = near >= 0 ? near : inner - 1; /* -1: there is one axis only */
     block b = {.outer_count = 1,
                .inner_count = layout->shape[inner],

@@ -202,6 +202,51 @@ cm_layout_put_repeats(cm_layout *layout, const cm_layout *repeats)
     }
 }
 
+static uint64_t
+magnitude(int64_t stride)
+{
+    return stride < 0 ? 0 - (uint64_t)stride : (uint64_t)stride;
+}
+
+int
+cm_layout_near_axis(const cm_layout *layout)
+{
+    int last = layout->ndim - 1;
+    int best = -1;
+    if (last < 1 || layout->run_nbytes > CM_LINE_NBYTES / 2
+        || magnitude(layout->src_strides[last]) < CM_LINE_NBYTES) {
+        return -1;
+    }
+    for (int axis = 0; axis < last; axis++) {
+        uint64_t stride = magnitude(layout->src_strides[axis]);
+        if (stride != 0 && stride < CM_LINE_NBYTES
+            && (best < 0 || stride < magnitude(layout->src_strides[best]))) {
+            best = axis;
+        }
+    }
+    return best;
+}
+
+void
+cm_layout_sort_by_src(cm_layout *layout)
+{
+    for (int from = 1; from < layout->ndim; from++) {
+        int64_t length = layout->shape[from];
+        int64_t dst_stride = layout->dst_strides[from];
+        int64_t src_stride = layout->src_strides[from];
+        int to = from;
+        for (; to > 0 && magnitude(layout->src_strides[to - 1]) < magnitude(src_stride);
+             to--) {
+            layout->shape[to] = layout->shape[to - 1];
+            layout->dst_strides[to] = layout->dst_strides[to - 1];
+            layout->src_strides[to] = layout->src_strides[to - 1];
+        }
+        layout->shape[to] = length;
+        layout->dst_strides[to] = dst_stride;
+        layout->src_strides[to] = src_stride;
+    }
+}
+
 void
 cm_cut_init(cm_cut *cut, const cm_layout *whole, uint64_t piece_nbytes)
 {

@@ -7,6 +7,8 @@
 
 #include "transfer/region.h"
 
+enum { CM_LINE_NBYTES = 64 }; /* of the caches */
+
 /* Byte b of run (i, j, …) lies at dst_offset + i*dst_strides[0] + … + b from element 0
  * of the target, and likewise for the source. Invariants: every length > 1; target
  * strides fall from axis to axis and are positive. */
@@ -42,6 +44,13 @@ void cm_layout_pack_src(cm_layout *layout);
 void cm_layout_take_repeats(cm_layout *layout, cm_layout *repeats);
 /* Put the axes of `repeats` back in, at their places. */
 void cm_layout_put_repeats(cm_layout *layout, const cm_layout *repeats);
+
+/* The axis along which neighbours in the source lie, where that is another than in the
+ * target and runs are short: reading in the order of the target then uses little of
+ * each cache line. -1: there is none. */
+int cm_layout_near_axis(const cm_layout *layout);
+/* The order of the source for all axes. Target strides no longer fall. */
+void cm_layout_sort_by_src(cm_layout *layout);
 
 /* Walks over a layout in pieces of at most `piece_nbytes`, each byte in exactly one. */
 typedef struct cm_cut {

@@ -130,6 +130,12 @@ choose_device_route(cm_plan *plan, const cm_region *dst, const cm_region *src,
     bool staged =
         plan->route == CM_ROUTE_STAGED || plan->route == CM_ROUTE_STAGED_KERNEL;
     plan->is_download = staged && !dst_on_device;
+    if (plan->route == CM_ROUTE_STAGED && dst_on_device
+        && cm_layout_near_axis(&plan->layout) >= 0) {
+        /* Read as it lies and turned by the device, which has memory to waste. */
+        cm_layout_sort_by_src(&plan->layout);
+        plan->route = CM_ROUTE_STAGED_KERNEL;
+    }
 }
 
 static bool

@@ -242,8 +242,14 @@ submit(cm_engine *engine, const cm_copy_request *request, const void *fill_value
         drop_keeps(request);
         return cm_fail(CM_ECLOSED, 0);
     }
-    cm_ticket *ticket = cm_ticket_create(engine, request);
     cm_status status;
+    if (out == NULL && fill_value == NULL
+        && cm_engine_try_quick(engine, request, &status)) {
+        drop_keeps(request);
+        cm_engine_end_call(engine);
+        return status;
+    }
+    cm_ticket *ticket = cm_ticket_create(engine, request);
     if (ticket == NULL) {
         drop_keeps(request);
         status = cm_fail(CM_ENOMEM, 0);

@@ -10,8 +10,8 @@
 #include "transfer/job.h"
 
 enum {
-    PIECE_MIN = 128 << 10, /* smaller ones cost more in calls than they overlap */
-    PIECE_SHARE = 8,       /* the first piece is on its way early */
+    PIECE_MIN = 512 << 10, /* smaller ones cost more in calls than they overlap */
+    PIECE_SHARE = 4,       /* the first piece is on its way early */
 };
 
 typedef enum slot_state {

@@ -1,0 +1,190 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Short copies between a device and the host that somebody waits for, on a stream with
+ * nothing to do: one runtime copy, and a look at its event until it is through; where
+ * the runtime would be slow with ordinary memory, by way of one page-locked block. No
+ * job and no ticket, which together take longer than the copy. */
+#include "transfer/backoff.h"
+#include "transfer/host_copy.h"
+#include "transfer/job.h"
+
+/* On an H200: longer copies are worth cutting; the runtime is fast with less than that
+ * of ordinary memory, on the way to the device; and waking others pays from here on. */
+enum {
+    QUICK_NBYTES = 1 << 20,
+    BOUNCE_NBYTES = 32 << 10,
+    SHARED_NBYTES = 48 << 10,
+};
+
+/* Nothing has to be waited for but the stream. */
+static bool
+comes_first(const cm_copy_request *request)
+{
+    for (uint32_t i = 0; i < request->after_count; i++) {
+        if (request->after[i]->id != request->stream->id
+            || request->after[i]->device != request->stream->device) {
+            return false;
+        }
+    }
+    return request->after_ticket_count == 0;
+}
+
+/* Both ends in one run each, on the way between the host and the stream's device. */
+static bool
+is_quick(const cm_copy_request *request, uint64_t *nbytes)
+{
+    const cm_region *dst = &request->dst;
+    const cm_region *src = &request->src;
+    const cm_region *device = cm_region_is_on_device(dst) ? dst : src;
+    if (!request->blocking || request->stream == NULL || !comes_first(request)
+        || cm_region_is_on_device(dst) == cm_region_is_on_device(src)
+        || device->kind != CM_KIND_DEVICE || device->device != request->stream->device
+        || dst->itemsize != src->itemsize || !cm_region_is_c_contiguous(dst)
+        || !cm_region_is_c_contiguous(src)) {
+        return false;
+    }
+    uint64_t total = (uint64_t)dst->itemsize;
+    for (int axis = 0; axis < dst->ndim && total <= QUICK_NBYTES; axis++) {
+        uint64_t length = (uint64_t)dst->shape[axis];
+        total = length <= QUICK_NBYTES ? total * length : QUICK_NBYTES + 1;
+    }
+    *nbytes = total;
+    return total > 0 && total <= QUICK_NBYTES && src->kind != CM_KIND_MANAGED
+           && dst->kind != CM_KIND_MANAGED;
+}
+
+/* Nothing is before us on the stream, nothing captures it and no edge of a registration
+ * is in the way. */
+static bool
+is_free(cm_engine *engine, const cm_copy_request *request, uint64_t nbytes)
+{
+    const cm_region *host =
+        cm_region_is_on_device(&request->dst) ? &request->src : &request->dst;
+    bool locked;
+    bool idle = false;
+    bool capturing = false;
+    return (engine->registry == NULL
+            || cm_registry_run(engine->registry, host->host, nbytes, &locked) == nbytes)
+           && cm_is_ok(cm_rt_stream_is_capturing(engine->rt, request->stream->handle,
+                                                 &capturing))
+           && !capturing
+           && cm_is_ok(cm_rt_stream_query(engine->rt, request->stream->handle, &idle))
+           && idle;
+}
+
+/* The copy is all that runs on its stream, so even who is interrupted waits for it. */
+static cm_status
+wait_for_event(cm_engine *engine, const cm_copy_request *request, uint64_t event)
+{
+    bool interrupted = false;
+    uint64_t begin_ns = cm_now_ns();
+    uint64_t asked_ns = begin_ns;
+    for (;;) {
+        bool done = false;
+        CM_TRY(cm_rt_event_query(engine->rt, event, &done));
+        if (done) {
+            return interrupted ? cm_fail(CM_ECANCELLED, 0) : cm_ok();
+        }
+        uint64_t now_ns = cm_now_ns();
+        if (now_ns - asked_ns >= CM_ASK_NS && request->interrupted != NULL) {
+            interrupted |= request->interrupted(request->interrupted_argument);
+            asked_ns = cm_now_ns();
+        }
+        cm_pause_until(now_ns + cm_backoff_ns(now_ns - begin_ns));
+    }
+}
+
+/* Nothing is in flight on return unless `*lost`. Inside the stream's device. */
+static cm_status
+copy_and_wait(cm_engine *engine, const cm_copy_request *request, cm_address dst,
+              cm_address src, uint64_t nbytes, bool *lost)
+{
+    cm_runtime *rt = engine->rt;
+    uint64_t stream = request->stream->handle;
+    int device = request->stream->device;
+    uint64_t event;
+    *lost = false;
+    CM_TRY(cm_loan_take_event(engine, device, &event));
+    cm_status status = cm_rt_copy_async(rt, dst, src, nbytes, stream);
+    if (cm_is_ok(status)) {
+        status = cm_rt_event_record(rt, event, stream);
+        if (cm_is_ok(status)) {
+            status = wait_for_event(engine, request, event);
+        }
+        if (!cm_is_ok(status) && status.code != CM_ECANCELLED) {
+            *lost = !cm_is_ok(cm_rt_stream_synchronize(rt, stream));
+        }
+    }
+    cm_loan_give_event(engine, device, event);
+    return status;
+}
+
+static void
+copy_on_host(cm_engine *engine, void *dst, const void *src, uint64_t nbytes)
+{
+    cm_layout layout = {.run_nbytes = nbytes};
+    if (nbytes < SHARED_NBYTES) {
+        cm_host_copy(&layout, dst, src);
+        return;
+    }
+    cm_gang gang;
+    cm_load load;
+    cm_gang_open(&gang, &engine->crew);
+    cm_gang_post(&gang, &load, &layout, dst, src, false);
+    cm_gang_wait(&gang, &load);
+    cm_gang_close(&gang);
+}
+
+static cm_status
+copy_through(cm_engine *engine, const cm_copy_request *request, cm_block *block,
+             uint64_t nbytes, bool *lost)
+{
+    const cm_region *dst = &request->dst;
+    const cm_region *src = &request->src;
+    cm_address middle = (uintptr_t)block->host;
+    if (cm_region_is_on_device(dst)) {
+        copy_on_host(engine, block->host, src->host, nbytes);
+        return copy_and_wait(engine, request, dst->address, middle, nbytes, lost);
+    }
+    CM_TRY(copy_and_wait(engine, request, middle, src->address, nbytes, lost));
+    copy_on_host(engine, dst->host, block->host, nbytes);
+    return cm_ok();
+}
+
+static cm_status
+copy(cm_engine *engine, const cm_copy_request *request, uint64_t nbytes)
+{
+    bool upload = cm_region_is_on_device(&request->dst);
+    const cm_region *host = upload ? &request->src : &request->dst;
+    bool lost;
+    if (host->kind != CM_KIND_PAGEABLE || (upload && nbytes < BOUNCE_NBYTES)) {
+        return copy_and_wait(engine, request, cm_region_copy_address(&request->dst),
+                             cm_region_copy_address(&request->src), nbytes, &lost);
+    }
+    cm_mutex_lock(&engine->lock);
+    cm_pool *pool = engine->pinned_pool;
+    cm_mutex_unlock(&engine->lock);
+    cm_block *block;
+    CM_TRY(pool == NULL ? cm_fail(CM_EINVALID, 0)
+                        : cm_pool_alloc(pool, nbytes, NULL, &block));
+    cm_status status = copy_through(engine, request, block, nbytes, &lost);
+    cm_pool_free(pool, block, &request->stream, lost ? 1 : 0,
+                 lost ? CM_POOL_FREE_FENCE : 0u);
+    return status;
+}
+
+bool
+cm_engine_try_quick(cm_engine *engine, const cm_copy_request *request, cm_status *out)
+{
+    uint64_t nbytes;
+    cm_device_guard guard;
+    if (!is_quick(request, &nbytes)
+        || !cm_is_ok(cm_device_enter(engine->rt, request->stream->device, &guard))) {
+        return false;
+    }
+    bool quick = is_free(engine, request, nbytes);
+    if (quick) {
+        *out = copy(engine, request, nbytes);
+    }
+    cm_device_leave(engine->rt, &guard);
+    return quick;
+}
