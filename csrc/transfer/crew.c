@@ -9,6 +9,7 @@
 enum {
     PART_MIN = 16 << 10,
     PART_MAX = 256 << 10,
+    TRIES = 200,              /* for the spin lock, before the processor is given up */
     SPIN_NS = 50 * 1000,      /* about what waking a thread takes */
     WAIT_SPIN_NS = 200 * 1000 /* parts are short: who waits for the last ones spins */
 };
@@ -23,17 +24,33 @@ relax(void)
 #endif
 }
 
+static void
+lock(cm_crew *crew)
+{
+    for (int tries = 0;
+         atomic_flag_test_and_set_explicit(&crew->spin, memory_order_acquire);
+         tries++) {
+        if (tries < TRIES) {
+            relax();
+        }
+        else {
+            (void)sched_yield();
+        }
+    }
+}
+
+static void
+unlock(cm_crew *crew)
+{
+    atomic_flag_clear_explicit(&crew->spin, memory_order_release);
+}
+
 cm_status
 cm_crew_init(cm_crew *crew)
 {
+    *crew = (cm_crew){.spin = ATOMIC_FLAG_INIT, .limit = UINT32_MAX};
     cm_list_init(&crew->gangs);
-    atomic_init(&crew->part_count, 0);
-    atomic_init(&crew->stop, false);
-    crew->limit = UINT32_MAX;
-    crew->thread_count = 0;
-    crew->idle_count = 0;
-    crew->spin_ns = 0;
-    CM_TRY(cm_mutex_init(&crew->lock));
+    CM_TRY(cm_mutex_init(&crew->sleep));
     cm_status status = cm_cond_init(&crew->work);
     if (!cm_is_ok(status)) {
         goto no_work;
@@ -46,24 +63,23 @@ cm_crew_init(cm_crew *crew)
 no_done:
     cm_cond_fini(&crew->work);
 no_work:
-    cm_mutex_fini(&crew->lock);
+    cm_mutex_fini(&crew->sleep);
     return status;
 }
 
 void
 cm_crew_fini(cm_crew *crew)
 {
-    cm_mutex_lock(&crew->lock);
+    cm_mutex_lock(&crew->sleep);
     atomic_store(&crew->stop, true);
     cm_cond_signal_all(&crew->work);
-    uint32_t count = crew->thread_count;
-    cm_mutex_unlock(&crew->lock);
-    for (uint32_t i = 0; i < count; i++) {
+    cm_mutex_unlock(&crew->sleep);
+    for (uint32_t i = 0; i < crew->thread_count; i++) {
         cm_thread_join(crew->threads[i]);
     }
     cm_cond_fini(&crew->done);
     cm_cond_fini(&crew->work);
-    cm_mutex_fini(&crew->lock);
+    cm_mutex_fini(&crew->sleep);
 }
 
 /* -- parts ------------------------------------------------------------------------------ */
@@ -77,8 +93,7 @@ take_part_locked(cm_gang *gang, cm_layout *part)
         if (cm_cut_next(&load->cut, part)) {
             load->running_count++;
             if (load->cut.done) {
-                atomic_fetch_sub_explicit(&gang->crew->part_count, 1,
-                                          memory_order_relaxed);
+                atomic_fetch_sub(&gang->crew->part_count, 1);
             }
             return load;
         }
@@ -87,13 +102,20 @@ take_part_locked(cm_gang *gang, cm_layout *part)
 }
 
 static void
-end_part_locked(cm_crew *crew, cm_load *load)
+end_part(cm_crew *crew, cm_load *load)
 {
+    lock(crew);
     load->running_count--;
-    if (load->running_count == 0 && load->cut.done) {
+    bool ends = load->running_count == 0 && load->cut.done;
+    if (ends) {
         cm_list_remove(&load->node);
-        atomic_store_explicit(&load->done, true, memory_order_release);
-        cm_cond_signal_all(&crew->done); /* from here on the load may be gone */
+        atomic_store(&load->done, true); /* from here on the load may be gone */
+    }
+    unlock(crew);
+    if (ends && atomic_load(&crew->waiter_count) > 0) {
+        cm_mutex_lock(&crew->sleep);
+        cm_cond_signal_all(&crew->done);
+        cm_mutex_unlock(&crew->sleep);
     }
 }
 
@@ -108,48 +130,63 @@ copy_part(const cm_load *load, const cm_layout *part)
     }
 }
 
-/* -- threads ---------------------------------------------------------------------------- */
-
 /* Waking takes time: each who has found a part wakes the next. */
 static void
-wake_one_locked(cm_crew *crew)
+wake_one(cm_crew *crew)
 {
-    if (crew->idle_count > 0
-        && atomic_load_explicit(&crew->part_count, memory_order_relaxed) > 0) {
+    if (atomic_load(&crew->part_count) > 0 && atomic_load(&crew->idle_count) > 0) {
+        cm_mutex_lock(&crew->sleep);
         cm_cond_signal_one(&crew->work);
+        cm_mutex_unlock(&crew->sleep);
     }
 }
+
+/* -- threads ---------------------------------------------------------------------------- */
 
 /* In turn: the gang that is served goes to the end. */
 static cm_load *
-take_any_part_locked(cm_crew *crew, cm_layout *part)
+take_any_part(cm_crew *crew, cm_layout *part)
 {
-    for (cm_list *n = crew->gangs.next; n != &crew->gangs; n = n->next) {
-        cm_load *load = take_part_locked(CM_LIST_ENTRY(n, cm_gang, node), part);
+    cm_load *load = NULL;
+    lock(crew);
+    for (cm_list *n = crew->gangs.next; n != &crew->gangs && load == NULL;) {
+        cm_list *next = n->next;
+        load = take_part_locked(CM_LIST_ENTRY(n, cm_gang, node), part);
         if (load != NULL) {
             cm_list_remove(n);
             cm_list_push_back(&crew->gangs, n);
-            return load;
         }
+        n = next;
     }
-    return NULL;
+    unlock(crew);
+    return load;
 }
 
 static bool
-has_news(const cm_crew *crew)
+has_news(cm_crew *crew)
 {
-    return atomic_load_explicit(&crew->part_count, memory_order_relaxed) > 0
-           || atomic_load_explicit(&crew->stop, memory_order_relaxed);
+    return atomic_load(&crew->part_count) > 0 || atomic_load(&crew->stop);
 }
 
 /* More parts come soon as a rule, sooner than a sleeping thread is awake. */
 static void
-spin_for_news(const cm_crew *crew, uint64_t limit_ns)
+wait_for_news(cm_crew *crew)
 {
+    uint64_t spin_ns = atomic_load(&crew->spin_ns);
     uint64_t begin_ns = cm_now_ns();
-    while (!has_news(crew) && cm_now_ns() - begin_ns < limit_ns) {
+    while (!has_news(crew) && cm_now_ns() - begin_ns < spin_ns) {
         relax();
     }
+    if (has_news(crew)) {
+        return;
+    }
+    cm_mutex_lock(&crew->sleep);
+    atomic_fetch_add(&crew->idle_count, 1);
+    while (!has_news(crew)) {
+        cm_cond_wait(&crew->work, &crew->sleep);
+    }
+    atomic_fetch_sub(&crew->idle_count, 1);
+    cm_mutex_unlock(&crew->sleep);
 }
 
 static void *
@@ -157,46 +194,51 @@ serve(void *argument)
 {
     cm_crew *crew = argument;
     cm_layout part;
-    cm_mutex_lock(&crew->lock);
     while (!atomic_load(&crew->stop)) {
-        cm_load *load = take_any_part_locked(crew, &part);
-        if (load != NULL) {
-            wake_one_locked(crew);
-            cm_mutex_unlock(&crew->lock);
-            copy_part(load, &part);
-            cm_mutex_lock(&crew->lock);
-            end_part_locked(crew, load);
+        cm_load *load = NULL;
+        if (atomic_load(&crew->part_count) > 0) {
+            load = take_any_part(crew, &part);
+        }
+        if (load == NULL) {
+            wait_for_news(crew);
             continue;
         }
-        cm_mutex_unlock(&crew->lock);
-        spin_for_news(crew, crew->spin_ns);
-        cm_mutex_lock(&crew->lock);
-        if (!has_news(crew)) {
-            crew->idle_count++;
-            cm_cond_wait(&crew->work, &crew->lock);
-            crew->idle_count--;
-        }
+        wake_one(crew);
+        copy_part(load, &part);
+        end_part(crew, load);
     }
-    cm_mutex_unlock(&crew->lock);
     return NULL;
 }
 
 /* As many as the process may use beside the thread that posts. One that cannot be
  * started is done without. */
 static void
-start_threads_locked(cm_crew *crew, uint64_t nbytes)
+start_threads(cm_crew *crew, uint64_t nbytes)
 {
-    if (crew->limit == UINT32_MAX) {
+    lock(crew);
+    bool first = crew->limit == UINT32_MAX;
+    bool mine = !crew->starting && crew->thread_count < crew->limit;
+    crew->starting |= mine;
+    unlock(crew);
+    if (!mine) {
+        return;
+    }
+    uint32_t limit = crew->limit;
+    if (first) {
         unsigned count = cm_usable_cpu_count(NULL);
-        crew->limit = count - 1 < CM_CREW_MAX ? count - 1 : CM_CREW_MAX;
-        crew->spin_ns = count > 2 ? SPIN_NS : 0;
+        limit = count - 1 < CM_CREW_MAX ? count - 1 : CM_CREW_MAX;
+        atomic_store(&crew->spin_ns, count > 2 ? (uint64_t)SPIN_NS : 0);
     }
-    while (
-        crew->thread_count < crew->limit
-        && (uint64_t)crew->thread_count * PART_MIN < nbytes
-        && cm_is_ok(cm_thread_start(&crew->threads[crew->thread_count], serve, crew))) {
-        crew->thread_count++;
+    uint32_t count = crew->thread_count;
+    while (count < limit && (uint64_t)count * PART_MIN < nbytes
+           && cm_is_ok(cm_thread_start(&crew->threads[count], serve, crew))) {
+        count++;
     }
+    lock(crew);
+    crew->limit = limit;
+    crew->thread_count = count;
+    crew->starting = false;
+    unlock(crew);
 }
 
 /* -- gangs ------------------------------------------------------------------------------ */
@@ -207,32 +249,56 @@ cm_gang_open(cm_gang *gang, cm_crew *crew)
     gang->crew = crew;
     cm_list_init(&gang->loads);
     cm_list_init(&gang->node);
-    cm_mutex_lock(&crew->lock);
+    lock(crew);
     cm_list_push_back(&crew->gangs, &gang->node);
-    cm_mutex_unlock(&crew->lock);
+    unlock(crew);
+}
+
+/* Sleep until no thread is at a load of the gang. */
+static void
+wait_until_empty(cm_gang *gang)
+{
+    cm_crew *crew = gang->crew;
+    bool empty = false;
+    cm_mutex_lock(&crew->sleep);
+    atomic_fetch_add(&crew->waiter_count, 1);
+    for (;;) {
+        lock(crew);
+        empty = cm_list_is_empty(&gang->loads);
+        unlock(crew);
+        if (empty) {
+            break;
+        }
+        cm_cond_wait(&crew->done, &crew->sleep);
+    }
+    atomic_fetch_sub(&crew->waiter_count, 1);
+    cm_mutex_unlock(&crew->sleep);
 }
 
 void
 cm_gang_close(cm_gang *gang)
 {
     cm_crew *crew = gang->crew;
-    cm_mutex_lock(&crew->lock);
+    lock(crew);
     for (cm_list *n = gang->loads.next; n != &gang->loads;) {
         cm_load *load = CM_LIST_ENTRY(n, cm_load, node);
         n = n->next;
         if (!load->cut.done) {
             load->cut.done = true;
-            atomic_fetch_sub_explicit(&crew->part_count, 1, memory_order_relaxed);
+            atomic_fetch_sub(&crew->part_count, 1);
         }
         if (load->running_count == 0) {
             cm_list_remove(&load->node);
         }
     }
-    while (!cm_list_is_empty(&gang->loads)) {
-        cm_cond_wait(&crew->done, &crew->lock);
+    bool empty = cm_list_is_empty(&gang->loads);
+    unlock(crew);
+    if (!empty) {
+        wait_until_empty(gang);
     }
+    lock(crew);
     cm_list_remove(&gang->node);
-    cm_mutex_unlock(&crew->lock);
+    unlock(crew);
 }
 
 void
@@ -251,36 +317,33 @@ cm_gang_post(cm_gang *gang, cm_load *load, const cm_layout *layout, void *dst,
     if (nbytes == 0) {
         return;
     }
-    cm_mutex_lock(&crew->lock);
     if (nbytes > PART_MIN) {
-        start_threads_locked(crew, nbytes);
+        start_threads(crew, nbytes);
     }
+    lock(crew);
     uint64_t part = nbytes / (crew->thread_count + 1);
     part = part < PART_MIN ? PART_MIN : part > PART_MAX ? PART_MAX : part;
     cm_cut_init(&load->cut, &load->whole, part);
     cm_list_push_back(&gang->loads, &load->node);
-    atomic_fetch_add_explicit(&crew->part_count, 1, memory_order_relaxed);
+    atomic_fetch_add(&crew->part_count, 1);
+    unlock(crew);
     if (nbytes > part) {
-        wake_one_locked(crew);
+        wake_one(crew);
     }
-    cm_mutex_unlock(&crew->lock);
 }
 
 bool
 cm_gang_help(cm_gang *gang)
 {
-    cm_crew *crew = gang->crew;
     cm_layout part;
-    cm_mutex_lock(&crew->lock);
+    lock(gang->crew);
     cm_load *load = take_part_locked(gang, &part);
-    cm_mutex_unlock(&crew->lock);
+    unlock(gang->crew);
     if (load == NULL) {
         return false;
     }
     copy_part(load, &part);
-    cm_mutex_lock(&crew->lock);
-    end_part_locked(crew, load);
-    cm_mutex_unlock(&crew->lock);
+    end_part(gang->crew, load);
     return true;
 }
 
@@ -290,14 +353,19 @@ cm_gang_wait(cm_gang *gang, cm_load *load)
     cm_crew *crew = gang->crew;
     while (!cm_load_is_done(load) && cm_gang_help(gang)) {
     }
+    uint64_t spin_ns = atomic_load(&crew->spin_ns) > 0 ? WAIT_SPIN_NS : 0;
     uint64_t begin_ns = cm_now_ns();
-    uint64_t spin_ns = crew->spin_ns > 0 ? WAIT_SPIN_NS : 0;
     while (!cm_load_is_done(load) && cm_now_ns() - begin_ns < spin_ns) {
         relax();
     }
-    cm_mutex_lock(&crew->lock);
-    while (!cm_load_is_done(load)) {
-        cm_cond_wait(&crew->done, &crew->lock);
+    if (cm_load_is_done(load)) {
+        return;
     }
-    cm_mutex_unlock(&crew->lock);
+    cm_mutex_lock(&crew->sleep);
+    atomic_fetch_add(&crew->waiter_count, 1);
+    while (!cm_load_is_done(load)) {
+        cm_cond_wait(&crew->done, &crew->sleep);
+    }
+    atomic_fetch_sub(&crew->waiter_count, 1);
+    cm_mutex_unlock(&crew->sleep);
 }

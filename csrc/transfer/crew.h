@@ -3,7 +3,9 @@
  * no runtime call and know no stream: a copy here is host memory to host memory, in
  * parts that any thread may take. The thread that posts the copies helps, so that all
  * of it gets done where no other thread can be started.
- * Locks: the crew's own mutex over its lists and cuts, never held while bytes move. */
+ * Locks: a spin lock over lists and cuts, held for a moment only, since a mutex that many
+ * wait for costs them more than a part takes; a mutex for those who sleep,
+ * under which the other may be taken. */
 #ifndef CM_TRANSFER_CREW_H
 #define CM_TRANSFER_CREW_H
 
@@ -15,19 +17,23 @@
 
 enum { CM_CREW_MAX = 15 };
 
-/* Invariants, under the lock: 0 <= idle_count <= thread_count <= limit;
- * open_count = gangs in `gangs` that have a load with parts left. */
+/* part_count = loads in `gangs` that have parts left; 0 <= thread_count <= limit. Who
+ * changes part_count or a load's end looks at idle_count or waiter_count afterwards,
+ * who goes to sleep does so the other way round: one of the two sees the other. */
 typedef struct cm_crew {
-    cm_mutex lock;
-    cm_cond work; /* there is a part to copy, or an end to all work */
-    cm_cond done; /* a load is done */
-    cm_list gangs;
-    _Atomic uint32_t part_count; /* loads with parts left: spun on without the lock */
-    uint32_t limit;              /* threads at most; UINT32_MAX: not known yet */
+    atomic_flag spin;
+    cm_list gangs;  /* under spin */
+    uint32_t limit; /* under spin: threads at most; UINT32_MAX: not known yet */
     uint32_t thread_count;
-    uint32_t idle_count;
-    uint64_t spin_ns; /* how long an idle thread looks before it sleeps */
+    bool starting; /* under spin: one thread starts others */
+    _Atomic uint32_t part_count;
+    _Atomic uint32_t idle_count;   /* threads that sleep */
+    _Atomic uint32_t waiter_count; /* and those who sleep until a load ends */
+    _Atomic uint64_t spin_ns;      /* how long an idle thread looks before it sleeps */
     atomic_bool stop;
+    cm_mutex sleep;
+    cm_cond work; /* there is a part to copy, or an end to all work */
+    cm_cond done; /* a load has ended */
     cm_thread threads[CM_CREW_MAX];
 } cm_crew;
 
