@@ -6,8 +6,9 @@
 enum {
     MIN_2D_WIDTH = 32, /* shorter rows cost the copy engine more than the kernel */
     MAX_2D_PITCH = INT32_MAX, /* cudaDeviceProp.memPitch of every device so far */
-    MIN_STAGED = 128 << 10, /* shorter runs of ordinary memory the runtime copies sooner
-                             */
+    /* Shorter runs of ordinary memory the runtime copies sooner, on an H200. */
+    MIN_STAGED_UP = 4 << 20,
+    MIN_STAGED_DOWN = 1 << 20,
 };
 
 static const char *const route_texts[] = {
@@ -77,7 +78,8 @@ cm_plan_choose_route(const cm_plan *plan, const cm_region *dst, const cm_region 
 {
     bool locked = dst_facts.locked && src_facts.locked;
     if (plan->layout.ndim == 0) {
-        bool direct = locked || (may_wait && plan->layout.run_nbytes < MIN_STAGED);
+        uint64_t least = cm_region_is_on_device(dst) ? MIN_STAGED_UP : MIN_STAGED_DOWN;
+        bool direct = locked || (may_wait && plan->layout.run_nbytes < least);
         return direct ? CM_ROUTE_DIRECT : CM_ROUTE_STAGED;
     }
     if (is_2d(&plan->layout) && locked && dst_facts.whole && src_facts.whole) {

@@ -1,18 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Short copies between a device and the host that somebody waits for, on a stream with
- * nothing to do: one runtime copy, and a look at its event until it is through; where
- * the runtime would be slow with ordinary memory, by way of one page-locked block. No
- * job and no ticket, which together take longer than the copy. */
+ * nothing to do: one runtime copy, and a look at its event until it is through. No job
+ * and no ticket, which together take longer than the copy. */
+#include <string.h>
+
 #include "transfer/backoff.h"
-#include "transfer/host_copy.h"
 #include "transfer/job.h"
 
-/* On an H200: longer copies are worth cutting; the runtime is fast with less than that
- * of ordinary memory, on the way to the device; and waking others pays from here on. */
 enum {
-    QUICK_NBYTES = 1 << 20,
-    BOUNCE_NBYTES = 32 << 10,
-    SHARED_NBYTES = 48 << 10,
+    QUICK_NBYTES = 1 << 20,   /* longer copies do not notice a job */
+    BOUNCE_NBYTES = 128 << 10 /* down to ordinary memory: from there on the runtime's
+                                 own way is no slower on an H200 */
 };
 
 /* Nothing has to be waited for but the stream. */
@@ -118,58 +116,38 @@ copy_and_wait(cm_engine *engine, const cm_copy_request *request, cm_address dst,
     return status;
 }
 
-static void
-copy_on_host(cm_engine *engine, void *dst, const void *src, uint64_t nbytes)
-{
-    cm_layout layout = {.run_nbytes = nbytes};
-    if (nbytes < SHARED_NBYTES) {
-        cm_host_copy(&layout, dst, src);
-        return;
-    }
-    cm_gang gang;
-    cm_load load;
-    cm_gang_open(&gang, &engine->crew);
-    cm_gang_post(&gang, &load, &layout, dst, src, false);
-    cm_gang_wait(&gang, &load);
-    cm_gang_close(&gang);
-}
-
+/* Down into ordinary memory by way of a page-locked block, which the device reaches. */
 static cm_status
-copy_through(cm_engine *engine, const cm_copy_request *request, cm_block *block,
-             uint64_t nbytes, bool *lost)
+copy_through(cm_engine *engine, const cm_copy_request *request, cm_pool *pool,
+             uint64_t nbytes)
 {
-    const cm_region *dst = &request->dst;
-    const cm_region *src = &request->src;
-    cm_address middle = (uintptr_t)block->host;
-    if (cm_region_is_on_device(dst)) {
-        copy_on_host(engine, block->host, src->host, nbytes);
-        return copy_and_wait(engine, request, dst->address, middle, nbytes, lost);
+    cm_block *block;
+    bool lost = false;
+    CM_TRY(cm_pool_alloc(pool, nbytes, NULL, &block));
+    cm_status status = copy_and_wait(engine, request, (uintptr_t)block->host,
+                                     request->src.address, nbytes, &lost);
+    if (cm_is_ok(status)) {
+        memcpy(request->dst.host, block->host, (size_t)nbytes);
     }
-    CM_TRY(copy_and_wait(engine, request, middle, src->address, nbytes, lost));
-    copy_on_host(engine, dst->host, block->host, nbytes);
-    return cm_ok();
+    cm_pool_free(pool, block, &request->stream, lost ? 1 : 0,
+                 lost ? CM_POOL_FREE_FENCE : 0u);
+    return status;
 }
 
 static cm_status
 copy(cm_engine *engine, const cm_copy_request *request, uint64_t nbytes)
 {
-    bool upload = cm_region_is_on_device(&request->dst);
-    const cm_region *host = upload ? &request->src : &request->dst;
     bool lost;
-    if (host->kind != CM_KIND_PAGEABLE || (upload && nbytes < BOUNCE_NBYTES)) {
-        return copy_and_wait(engine, request, cm_region_copy_address(&request->dst),
-                             cm_region_copy_address(&request->src), nbytes, &lost);
+    if (request->dst.kind == CM_KIND_PAGEABLE && nbytes <= BOUNCE_NBYTES) {
+        cm_mutex_lock(&engine->lock);
+        cm_pool *pool = engine->pinned_pool;
+        cm_mutex_unlock(&engine->lock);
+        if (pool != NULL) {
+            return copy_through(engine, request, pool, nbytes);
+        }
     }
-    cm_mutex_lock(&engine->lock);
-    cm_pool *pool = engine->pinned_pool;
-    cm_mutex_unlock(&engine->lock);
-    cm_block *block;
-    CM_TRY(pool == NULL ? cm_fail(CM_EINVALID, 0)
-                        : cm_pool_alloc(pool, nbytes, NULL, &block));
-    cm_status status = copy_through(engine, request, block, nbytes, &lost);
-    cm_pool_free(pool, block, &request->stream, lost ? 1 : 0,
-                 lost ? CM_POOL_FREE_FENCE : 0u);
-    return status;
+    return copy_and_wait(engine, request, cm_region_copy_address(&request->dst),
+                         cm_region_copy_address(&request->src), nbytes, &lost);
 }
 
 bool

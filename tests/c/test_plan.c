@@ -122,10 +122,11 @@ test_plan_long_runs_of_ordinary_memory_are_staged(void)
     src.host = memory;
     for (int64_t nbytes = 1; nbytes <= INT64_C(1) << 40; nbytes *= 2) {
         up.shape[0] = src.shape[0] = nbytes;
-        cm_route expected = nbytes < 128 << 10 ? CM_ROUTE_DIRECT : CM_ROUTE_STAGED;
+        cm_route expected = nbytes < 4 << 20 ? CM_ROUTE_DIRECT : CM_ROUTE_STAGED;
         CHECK_OK(cm_plan_init(&plan, &up, &src, device, host, wait));
         CHECK_EQ(plan.route, expected);
         CHECK(!plan.is_download);
+        expected = nbytes < 1 << 20 ? CM_ROUTE_DIRECT : CM_ROUTE_STAGED;
         CHECK_OK(cm_plan_init(&plan, &src, &up, host, device, wait));
         CHECK_EQ(plan.route, expected);
         CHECK_EQ(plan.is_download, expected == CM_ROUTE_STAGED);
