@@ -69,7 +69,7 @@ typedef struct cm_job {
     void *host_temporary;   /* owned: the source of an overlapping copy, read whole */
     cm_block *temporary;    /* the same on the device */
     cm_block *device_block; /* packed bytes of one piece */
-    struct cm_staging *staging; /* owned; staged.c's, from the first piece on */
+    struct cm_staging *staging; /* owned; staging.c's, from the first piece on */
     cm_stage stages[CM_STAGE_COUNT];
 } cm_job;
 
@@ -106,7 +106,7 @@ CM_NODISCARD cm_status cm_job_park_on_event(cm_job *job, int device, uint64_t ev
 /* Look whether a parked job has what it waits for (or will hear that it failed). */
 bool cm_job_can_go_on(cm_job *job);
 
-/* staged.c, peer.c: queue it, in pieces. */
+/* staged.c, staging.c, peer.c: queue it, in pieces. */
 CM_NODISCARD cm_status cm_job_upload(cm_job *job);
 CM_NODISCARD cm_status cm_job_download(cm_job *job);
 /* Wait for what was fetched and unpack it. */

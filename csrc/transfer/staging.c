@@ -1,0 +1,159 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "transfer/staging.h"
+
+#include <stdlib.h>
+
+enum {
+    PIECE_MIN = 512 << 10, /* smaller ones cost more in calls than they overlap */
+    PIECE_SHARE = 4,       /* the first piece is on its way early */
+};
+
+uint64_t
+cm_job_piece_limit(const cm_job *job)
+{
+    uint64_t share = job->plan.nbytes / PIECE_SHARE;
+    share = share < PIECE_MIN ? PIECE_MIN : share;
+    share = share > CM_STAGE_NBYTES ? CM_STAGE_NBYTES : share;
+    return job->plan.nbytes < share ? job->plan.nbytes : share;
+}
+
+cm_status
+cm_staging_begin(cm_job *job)
+{
+    if (job->staging != NULL) {
+        return cm_ok();
+    }
+    cm_staging *staging = calloc(1, sizeof(*staging));
+    if (staging == NULL) {
+        return cm_fail(CM_ENOMEM, sizeof(*staging));
+    }
+    cm_layout_take_repeats(&job->plan.layout, &staging->repeats);
+    cm_cut_init(&staging->cut, &job->plan.layout, cm_job_piece_limit(job));
+    staging->slot_count = CM_SLOT_COUNT;
+    staging->asked_ns = cm_now_ns();
+    cm_gang_open(&staging->gang, &job->engine->crew);
+    job->staging = staging;
+    return cm_ok();
+}
+
+void
+cm_job_stop_staging(cm_job *job)
+{
+    if (job->staging != NULL && !job->staging->stopped) {
+        cm_gang_close(&job->staging->gang);
+        job->staging->stopped = true;
+    }
+}
+
+void
+cm_job_end_staging(cm_job *job, void (*free_block)(const cm_job *job, cm_pool *pool,
+                                                   cm_block *block))
+{
+    cm_engine *engine = job->engine;
+    cm_staging *staging = job->staging;
+    if (staging == NULL) {
+        return;
+    }
+    cm_job_stop_staging(job);
+    uint64_t nbytes = 0;
+    for (int i = 0; i < CM_SLOT_COUNT; i++) {
+        cm_slot *s = &staging->slots[i];
+        nbytes += s->pinned != NULL ? cm_job_piece_limit(job) : 0;
+        free_block(job, engine->pinned_pool, s->pinned);
+        if (s->event != 0) {
+            cm_loan_give_event(engine, job->stream->device, s->event);
+        }
+    }
+    cm_mutex_lock(&engine->lock);
+    engine->ring_nbytes -= nbytes;
+    cm_mutex_unlock(&engine->lock);
+    free(staging);
+    job->staging = NULL;
+}
+
+/* Each transfer has one block, whatever others have; more as far as the ring goes. */
+static cm_pool *
+enter_ring(cm_engine *engine, uint64_t nbytes, bool first)
+{
+    cm_mutex_lock(&engine->lock);
+    bool fits = first || engine->ring_nbytes + nbytes <= CM_RING_NBYTES;
+    engine->ring_nbytes += fits ? nbytes : 0;
+    cm_pool *pool = fits ? engine->pinned_pool : NULL;
+    cm_mutex_unlock(&engine->lock);
+    return pool;
+}
+
+/* Give a free slot what it needs. False: the ring is full, and slot_count is less now.
+ */
+static cm_status
+equip_slot(cm_job *job, cm_slot *s, bool *out)
+{
+    cm_engine *engine = job->engine;
+    cm_staging *staging = job->staging;
+    *out = true;
+    if (s->event == 0) {
+        CM_TRY(cm_loan_take_event(engine, job->stream->device, &s->event));
+    }
+    if (s->pinned != NULL) {
+        return cm_ok();
+    }
+    uint64_t nbytes = cm_job_piece_limit(job);
+    bool first = s == staging->slots;
+    cm_pool *pool = enter_ring(engine, nbytes, first);
+    if (pool == NULL && !first) {
+        /* Only while slots are used for the first time, so that begun is the index. */
+        staging->slot_count = (uint32_t)(s - staging->slots);
+        *out = false;
+        return cm_ok();
+    }
+    cm_status status = pool == NULL ? cm_fail(CM_EINVALID, 0)
+                                    : cm_pool_alloc(pool, nbytes, NULL, &s->pinned);
+    if (!cm_is_ok(status)) {
+        cm_mutex_lock(&engine->lock);
+        engine->ring_nbytes -= nbytes;
+        cm_mutex_unlock(&engine->lock);
+    }
+    return status;
+}
+
+cm_status
+cm_staging_begin_piece(cm_job *job, cm_slot **out)
+{
+    cm_staging *staging = job->staging;
+    *out = NULL;
+    if (staging->cut.done || staging->begun - staging->ended >= staging->slot_count) {
+        return cm_ok();
+    }
+    bool equipped;
+    cm_slot *s = cm_slot_at(staging, staging->begun);
+    CM_TRY(equip_slot(job, s, &equipped));
+    if (equipped) {
+        (void)cm_cut_next(&staging->cut, &s->piece);
+        staging->begun++;
+        *out = s;
+    }
+    return cm_ok();
+}
+
+cm_status
+cm_staging_look(cm_job *job, const cm_slot *s, bool *out)
+{
+    cm_device_guard guard;
+    CM_TRY(cm_device_enter(job->engine->rt, job->stream->device, &guard));
+    cm_status status = cm_rt_event_query(job->engine->rt, s->event, out);
+    cm_device_leave(job->engine->rt, &guard);
+    return status;
+}
+
+cm_status
+cm_staging_ask(cm_job *job)
+{
+    cm_staging *staging = job->staging;
+    uint64_t now_ns = cm_now_ns();
+    if (now_ns - staging->asked_ns < CM_ASK_NS) {
+        return cm_ok();
+    }
+    bool interrupted = cm_job_is_interrupted(job);
+    staging->asked_ns = cm_now_ns();
+    return interrupted ? cm_fail(CM_ECANCELLED, 0) : cm_ok();
+}

@@ -1,0 +1,58 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The slots of a copy that goes through page-locked blocks: one piece each, in turn
+ * with the host and the device. Used by the thread that runs the job alone; the crew
+ * sees the loads only. */
+#ifndef CM_TRANSFER_STAGING_H
+#define CM_TRANSFER_STAGING_H
+
+#include "transfer/job.h"
+
+typedef enum cm_slot_state {
+    CM_SLOT_FREE,
+    CM_SLOT_HOST,   /* the crew packs it (upload), unpacks it (download) */
+    CM_SLOT_DEVICE, /* its copy is queued; `event` tells when it is over */
+} cm_slot_state;
+
+typedef struct cm_slot {
+    cm_slot_state state;
+    cm_block *pinned; /* owned; NULL until needed */
+    uint64_t event;   /* lent */
+    cm_layout piece;
+    cm_load load;
+} cm_slot;
+
+/* Slots are used in turn, so that in the order of the pieces those of the host come
+ * after those of the device (upload), or before (download). Indices count up for ever:
+ * slot i is slots[i % slot_count]. */
+typedef struct cm_staging {
+    cm_gang gang;
+    cm_layout repeats;
+    cm_cut cut;
+    uint32_t slot_count; /* in use: fewer than CM_SLOT_COUNT when the ring is full */
+    uint64_t begun;      /* pieces that have a cm_slot */
+    uint64_t passed;     /* of those, with the host's part (upload) or the device's
+                            (download) over */
+    uint64_t ended;      /* of those, with both over */
+    uint64_t asked_ns;   /* when it was last asked whether to go on */
+    bool stopped;
+    cm_slot slots[CM_SLOT_COUNT];
+} cm_staging;
+
+static inline cm_slot *
+cm_slot_at(cm_staging *staging, uint64_t index)
+{
+    return &staging->slots[index % staging->slot_count];
+}
+
+/* Unless that was done before the job was parked. Fails: CM_ENOMEM. */
+CM_NODISCARD cm_status cm_staging_begin(cm_job *job);
+/* The slot for the next piece, cut. NULL: none is free now, or all is cut. Fails: as the
+ * pinned pool and event_create. */
+CM_NODISCARD cm_status cm_staging_begin_piece(cm_job *job, cm_slot **out);
+/* Has the copy that is queued of this slot ended? Never blocks. */
+CM_NODISCARD cm_status cm_staging_look(cm_job *job, const cm_slot *s, bool *out);
+/* Waits of the host and the crew are short, but there may be many: asks now and then
+ * whether to go on. Fails: CM_ECANCELLED. */
+CM_NODISCARD cm_status cm_staging_ask(cm_job *job);
+
+#endif
