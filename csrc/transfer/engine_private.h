@@ -88,9 +88,9 @@ void cm_loan_give_stream(cm_engine *engine, cm_stream *stream); /* NULL: nothing
 CM_NODISCARD cm_status cm_loans_fini(cm_engine *engine);
 
 /* quick.c: do the copy here and now if it is short and nothing is in its way; false:
- * nothing is done. Blocks. The keeps stay the caller's. */
+ * nothing is done. Blocks. The keeps stay the caller's unless `*kept`. */
 bool cm_engine_try_quick(cm_engine *engine, const cm_copy_request *request,
-                         cm_status *out);
+                         cm_status *out, bool *kept);
 
 /* worker.c: hand a job over. Fails: CM_ETHREAD (it stays the caller's). */
 CM_NODISCARD cm_status cm_engine_give_job(cm_engine *engine, struct cm_job *job);

@@ -69,38 +69,61 @@ is_free(cm_engine *engine, const cm_copy_request *request, uint64_t nbytes)
            && idle;
 }
 
-/* The copy is all that runs on its stream, so even who is interrupted waits for it. */
 static cm_status
 wait_for_event(cm_engine *engine, const cm_copy_request *request, uint64_t event)
 {
-    bool interrupted = false;
     uint64_t begin_ns = cm_now_ns();
     uint64_t asked_ns = begin_ns;
     for (;;) {
         bool done = false;
         CM_TRY(cm_rt_event_query(engine->rt, event, &done));
         if (done) {
-            return interrupted ? cm_fail(CM_ECANCELLED, 0) : cm_ok();
+            return cm_ok();
         }
         uint64_t now_ns = cm_now_ns();
         if (now_ns - asked_ns >= CM_ASK_NS && request->interrupted != NULL) {
-            interrupted |= request->interrupted(request->interrupted_argument);
+            if (request->interrupted(request->interrupted_argument)) {
+                return cm_fail(CM_ECANCELLED, 0);
+            }
             asked_ns = cm_now_ns();
         }
         cm_pause_until(now_ns + cm_backoff_ns(now_ns - begin_ns));
     }
 }
 
-/* Nothing is in flight on return unless `*lost`. Inside the stream's device. */
+/* The user goes away; what is queued keeps its ends behind a ticket, which has the
+ * event then. False: there can be none. */
+static bool
+leave_to_ticket(cm_engine *engine, const cm_copy_request *request, uint64_t event,
+                cm_status status)
+{
+    cm_ticket *ticket = cm_is_ok(cm_engine_need_watcher(engine))
+                            ? cm_ticket_create(engine, request)
+                            : NULL;
+    if (ticket == NULL) {
+        return false;
+    }
+    cm_ticket_submit(ticket, request->stream->device, 0, event, NULL, status);
+    cm_status untold = cm_ticket_abandon(ticket);
+    (void)untold; /* nothing: the call tells */
+    return true;
+}
+
+/* How it ended beside the status. */
+typedef struct quick_end {
+    bool flying; /* the copy may still be in flight */
+    bool kept;   /* a ticket has the keeps */
+} quick_end;
+
+/* Inside the stream's device. */
 static cm_status
 copy_and_wait(cm_engine *engine, const cm_copy_request *request, cm_address dst,
-              cm_address src, uint64_t nbytes, bool *lost)
+              cm_address src, uint64_t nbytes, quick_end *end)
 {
     cm_runtime *rt = engine->rt;
     uint64_t stream = request->stream->handle;
     int device = request->stream->device;
     uint64_t event;
-    *lost = false;
     CM_TRY(cm_loan_take_event(engine, device, &event));
     cm_status status = cm_rt_copy_async(rt, dst, src, nbytes, stream);
     if (cm_is_ok(status)) {
@@ -108,8 +131,13 @@ copy_and_wait(cm_engine *engine, const cm_copy_request *request, cm_address dst,
         if (cm_is_ok(status)) {
             status = wait_for_event(engine, request, event);
         }
-        if (!cm_is_ok(status) && status.code != CM_ECANCELLED) {
-            *lost = !cm_is_ok(cm_rt_stream_synchronize(rt, stream));
+        if (status.code == CM_ECANCELLED
+            && leave_to_ticket(engine, request, event, status)) {
+            *end = (quick_end){.flying = true, .kept = true};
+            return status;
+        }
+        if (!cm_is_ok(status)) {
+            end->flying = !cm_is_ok(cm_rt_stream_synchronize(rt, stream));
         }
     }
     cm_loan_give_event(engine, device, event);
@@ -119,41 +147,42 @@ copy_and_wait(cm_engine *engine, const cm_copy_request *request, cm_address dst,
 /* Down into ordinary memory by way of a page-locked block, which the device reaches. */
 static cm_status
 copy_through(cm_engine *engine, const cm_copy_request *request, cm_pool *pool,
-             uint64_t nbytes)
+             uint64_t nbytes, quick_end *end)
 {
     cm_block *block;
-    bool lost = false;
     CM_TRY(cm_pool_alloc(pool, nbytes, NULL, &block));
     cm_status status = copy_and_wait(engine, request, (uintptr_t)block->host,
-                                     request->src.address, nbytes, &lost);
+                                     request->src.address, nbytes, end);
     if (cm_is_ok(status)) {
         memcpy(request->dst.host, block->host, (size_t)nbytes);
     }
-    cm_pool_free(pool, block, &request->stream, lost ? 1 : 0,
+    bool lost = end->flying && !end->kept;
+    cm_pool_free(pool, block, &request->stream, end->flying ? 1 : 0,
                  lost ? CM_POOL_FREE_FENCE : 0u);
     return status;
 }
 
 static cm_status
-copy(cm_engine *engine, const cm_copy_request *request, uint64_t nbytes)
+copy(cm_engine *engine, const cm_copy_request *request, uint64_t nbytes, quick_end *end)
 {
-    bool lost;
     if (request->dst.kind == CM_KIND_PAGEABLE && nbytes <= BOUNCE_NBYTES) {
         cm_mutex_lock(&engine->lock);
         cm_pool *pool = engine->pinned_pool;
         cm_mutex_unlock(&engine->lock);
         if (pool != NULL) {
-            return copy_through(engine, request, pool, nbytes);
+            return copy_through(engine, request, pool, nbytes, end);
         }
     }
     return copy_and_wait(engine, request, cm_region_copy_address(&request->dst),
-                         cm_region_copy_address(&request->src), nbytes, &lost);
+                         cm_region_copy_address(&request->src), nbytes, end);
 }
 
 bool
-cm_engine_try_quick(cm_engine *engine, const cm_copy_request *request, cm_status *out)
+cm_engine_try_quick(cm_engine *engine, const cm_copy_request *request, cm_status *out,
+                    bool *kept)
 {
     uint64_t nbytes;
+    quick_end end = {false, false};
     cm_device_guard guard;
     if (!is_quick(request, &nbytes)
         || !cm_is_ok(cm_device_enter(engine->rt, request->stream->device, &guard))) {
@@ -161,7 +190,8 @@ cm_engine_try_quick(cm_engine *engine, const cm_copy_request *request, cm_status
     }
     bool quick = is_free(engine, request, nbytes);
     if (quick) {
-        *out = copy(engine, request, nbytes);
+        *out = copy(engine, request, nbytes, &end);
+        *kept = end.kept;
     }
     cm_device_leave(engine->rt, &guard);
     return quick;

@@ -243,9 +243,12 @@ submit(cm_engine *engine, const cm_copy_request *request, const void *fill_value
         return cm_fail(CM_ECLOSED, 0);
     }
     cm_status status;
+    bool kept;
     if (out == NULL && fill_value == NULL
-        && cm_engine_try_quick(engine, request, &status)) {
-        drop_keeps(request);
+        && cm_engine_try_quick(engine, request, &status, &kept)) {
+        if (!kept) {
+            drop_keeps(request);
+        }
         cm_engine_end_call(engine);
         return status;
     }
