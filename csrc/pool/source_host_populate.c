@@ -33,9 +33,8 @@ touch(char *start, uint64_t nbytes)
 }
 
 /* One byte of each huge page: faults of several threads run side by side, calls of
- * MADV_POPULATE_WRITE get in each other's way (16 ms against 48 for 1 GiB with 16
- * threads on an H200's host, benchmarks/results/driver-calls-h200.json). Where pages
- * are small this does little. */
+ * MADV_POPULATE_WRITE get in each other's way (benchmarks/driver_calls.py measures
+ * both). Where pages are small this does little. */
 static void
 touch_huge(char *start, uint64_t nbytes)
 {
