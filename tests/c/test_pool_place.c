@@ -25,7 +25,8 @@ check_usable(cm_runtime *rt, const cm_block *block)
     MUST(cm_device_enter(rt, 0, &guard));
     uint8_t mark = (uint8_t)(block->address >> 21);
     cm_address end = block->address + block->nbytes;
-    for (cm_address at = block->address; at < end; at = (at / (2 * MIB) + 1) * (2 * MIB)) {
+    for (cm_address at = block->address; at < end;
+         at = (at / (2 * MIB) + 1) * (2 * MIB)) {
         MUST(cm_rt_fill_8_async(rt, at, mark, 1, 0)); /* mapped in whole chunks */
     }
     MUST(cm_rt_fill_8_async(rt, end - 1, mark, 1, 0));
