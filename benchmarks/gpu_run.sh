@@ -4,7 +4,8 @@
 # driver, Python, NumPy, pytest and hypothesis, and what else it has is used. Run `make gpu`
 # where packages can be had, bring .gpu/ along, then
 #
-#     benchmarks/gpu_run.sh [tests | bench | ceilings | calls | interop | sanitizer | stress | pools | all]...
+#     benchmarks/gpu_run.sh [tests | bench | ceilings | calls | transfer | interop |
+#                            sanitizer | stress | pools | all]...
 #
 # Results go to ${OUT:-/tmp}. Arguments of pytest can be given in PYTEST_ARGS, the folder of
 # the allocation traces that pools replays in TRACES.
@@ -58,6 +59,10 @@ run_calls() {
     "$PYTHON" benchmarks/driver_calls.py --json "$OUT/driver-calls.json"
 }
 
+run_transfer() {
+    "$PYTHON" benchmarks/transfer.py --json "$OUT/transfer.json"
+}
+
 run_interop() {
     "$PYTHON" benchmarks/interop.py --json "$OUT/interop.json"
 }
@@ -91,12 +96,12 @@ install || {
 }
 steps=("${@:-all}")
 if [[ ${steps[*]} == all ]]; then
-    steps=(ceilings calls bench tests interop sanitizer stress)
+    steps=(ceilings calls transfer bench tests interop sanitizer stress)
 fi
 for name in "${steps[@]}"; do
     printf '\n======== %s\n' "$name"
     case $name in
-        tests | bench | ceilings | calls | interop | sanitizer | stress | pools)
+        tests | bench | ceilings | calls | transfer | interop | sanitizer | stress | pools)
             start=$SECONDS
             "run_$name" || failed+=("$name")
             echo "-- $name took $((SECONDS - start)) s"

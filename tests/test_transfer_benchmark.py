@@ -1,0 +1,73 @@
+# SPDX-License-Identifier: Apache-2.0
+"""benchmarks/transfer.py: it runs, verifies and writes what it measured."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+import pytest
+
+SCRIPT = Path(__file__).parents[1] / "benchmarks" / "transfer.py"
+
+
+@pytest.fixture(scope="module")
+def transfer() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("transfer_benchmark", SCRIPT)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_benchmark_of_transfers_runs_and_says_that_it_is_emulated(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "results.json"
+    environment = os.environ | {
+        "CUMEM_BACKEND": "emulated",
+        "CUMEM_EMULATED_DELAY_US": "0",
+        "PYTHONPATH": os.pathsep.join(p for p in sys.path if p),
+    }
+    done = subprocess.run(
+        [sys.executable, str(SCRIPT), "--quick", "--json", str(path)],
+        capture_output=True,
+        text=True,
+        env=environment,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("EMULATED DEVICE")
+    results = json.loads(path.read_text(encoding="utf-8"))
+    assert results["emulated"] is True
+    assert results["missing"] == dict.fromkeys(
+        ("driver", "torch", "cupy"), "needs a GPU"
+    )
+    cases = {
+        (case["key"], case["direction"], case["nbytes"]): case
+        for case in results["cases"]
+    }
+    assert ("contiguous", "up", 256) in cases
+    assert ("contiguous", "down", 4 << 20) in cases
+    assert ("transposed", "up", 1448 * 1448 * 4) in cases
+    assert all(
+        case["seconds"]["cumem"] > 0 and not case["errors"] for case in cases.values()
+    )
+
+
+def test_benchmark_of_transfers_notices_wrong_bytes(
+    transfer: ModuleType, emulated
+) -> None:
+    bench = transfer.Bench.__new__(transfer.Bench)
+    wanted = np.arange(10, dtype="u4")
+    other = transfer.cumem.array(wanted[::-1], kind="device")
+    with pytest.raises(AssertionError, match="wrong bytes"):
+        bench.check(wanted, other)
