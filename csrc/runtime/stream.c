@@ -126,7 +126,11 @@ doubt_for_good(cm_stream *stream)
 static cm_status
 wait_event(cm_stream *stream, uint64_t event)
 {
-    bool may_join = stream->handle > CM_STREAM_LEGACY && !cm_stream_may_capture(stream);
+    /* Another thread's doubt goes when its own wait is over, which says nothing of ours. */
+    bool may_join = stream->handle > CM_STREAM_LEGACY
+                    && (atomic_load_explicit(&stream->doubts, memory_order_relaxed)
+                        & DOUBT_FOR_GOOD)
+                           == 0;
     if (!may_join) {
         return cm_rt_stream_wait_event(stream->rt, stream->handle, event);
     }

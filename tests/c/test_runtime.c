@@ -293,6 +293,53 @@ test_stream_is_asked_whether_a_wait_took_it_into_a_capture(void)
     close_emulated(rt);
 }
 
+/* -- two threads, played by one: the second waits while the first is about to ask -------- */
+
+enum { EVENT_OF_A_CAPTURE = 4711 };
+
+static cm_ops_table staged_ops;
+static cm_stream *staged_stream;
+static bool staged_joined;
+static int staged_asked;
+
+static cm_status
+staged_wait_event(cm_runtime *rt, uint64_t stream, uint64_t event)
+{
+    (void)rt;
+    (void)stream;
+    staged_joined = staged_joined || event == EVENT_OF_A_CAPTURE;
+    return cm_ok();
+}
+
+static cm_status
+staged_is_capturing(cm_runtime *rt, uint64_t stream, bool *out)
+{
+    (void)rt;
+    (void)stream;
+    *out = staged_joined;
+    return staged_asked++ == 0
+               ? cm_stream_wait_event(staged_stream, EVENT_OF_A_CAPTURE)
+               : cm_ok();
+}
+
+static void
+test_stream_two_waits_at_once_do_not_hide_a_capture(void)
+{
+    cm_runtime *rt = open_emulated(13000, 1, 1 << 20);
+    const cm_ops_table *ops = rt->ops;
+    CHECK_OK(cm_stream_create(rt, 0, CM_STREAM_NON_BLOCKING, 0, &staged_stream));
+    staged_ops = *ops;
+    staged_ops.stream_wait_event = staged_wait_event;
+    staged_ops.stream_is_capturing = staged_is_capturing;
+    rt->ops = &staged_ops;
+    CHECK_OK(cm_stream_wait_event(staged_stream, EVENT_OF_A_CAPTURE - 1));
+    rt->ops = ops;
+    CHECK(staged_joined);
+    CHECK(cm_stream_may_capture(staged_stream));
+    cm_stream_release(staged_stream);
+    close_emulated(rt);
+}
+
 static void
 test_stream_last_reference_is_not_tried(void)
 {
@@ -352,6 +399,7 @@ MAIN(RUN(test_op_names_follow_the_list)
      RUN(test_stream_default_handles_have_fixed_ids)
      RUN(test_stream_that_nobody_else_knows_is_not_captured)
      RUN(test_stream_is_asked_whether_a_wait_took_it_into_a_capture)
+     RUN(test_stream_two_waits_at_once_do_not_hide_a_capture)
      RUN(test_stream_last_reference_is_not_tried)
      RUN(test_stream_create_failures_leak_nothing)
      RUN(test_stream_release_tries_its_device_twice))
