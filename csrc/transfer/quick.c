@@ -147,10 +147,8 @@ copy_and_wait(cm_engine *engine, const cm_copy_request *request, cm_address dst,
 /* Down into ordinary memory by way of a page-locked block, which the device reaches. */
 static cm_status
 copy_through(cm_engine *engine, const cm_copy_request *request, cm_pool *pool,
-             uint64_t nbytes, quick_end *end)
+             cm_block *block, uint64_t nbytes, quick_end *end)
 {
-    cm_block *block;
-    CM_TRY(cm_pool_alloc(pool, nbytes, NULL, &block));
     cm_status status = copy_and_wait(engine, request, (uintptr_t)block->host,
                                      request->src.address, nbytes, end);
     if (cm_is_ok(status)) {
@@ -169,8 +167,10 @@ copy(cm_engine *engine, const cm_copy_request *request, uint64_t nbytes, quick_e
         cm_mutex_lock(&engine->lock);
         cm_pool *pool = engine->pinned_pool;
         cm_mutex_unlock(&engine->lock);
-        if (pool != NULL) {
-            return copy_through(engine, request, pool, nbytes, end);
+        cm_block *block;
+        /* Where there is none to be had the runtime takes the ordinary memory. */
+        if (pool != NULL && cm_is_ok(cm_pool_alloc(pool, nbytes, NULL, &block))) {
+            return copy_through(engine, request, pool, block, nbytes, end);
         }
     }
     return copy_and_wait(engine, request, cm_region_copy_address(&request->dst),

@@ -182,7 +182,31 @@ test_engine_fault_sweep(void)
     }
 }
 
+/* Page-locked memory is a help for short copies down, not a need. */
+static void
+test_engine_short_copy_down_does_without_page_locked_memory(void)
+{
+    world w;
+    open_world(&w);
+    memory a = take_memory(&w, CM_KIND_PAGEABLE, 0, 4096);
+    memory b = take_memory(&w, CM_KIND_DEVICE, 0, 4096);
+    number_bytes(&a, 1);
+    number_bytes(&b, 2);
+    cm_copy_request request = {.dst = row(&a, 0, 4096, 1, 1),
+                               .src = row(&b, 0, 4096, 1, 1),
+                               .stream = w.streams[0],
+                               .blocking = true};
+    cm_faults_plan(w.rt, CM_OP_host_register, 1, CM_CUDA_OUT_OF_MEMORY, true);
+    CHECK_OK(cm_engine_copy(w.engine, &request, NULL));
+    cm_faults_plan(w.rt, CM_OP_none, 0, 0, false);
+    CHECK_EQ(memcmp(a.bytes, b.bytes, 4096), 0);
+    give_memory(&w, &a);
+    give_memory(&w, &b);
+    close_world(&w);
+}
+
 MAIN(RUN(test_engine_refuses_what_makes_no_sense)
          RUN(test_engine_failure_let_go_of_after_the_end_is_no_leak)
              RUN(test_engine_unread_failure_is_handed_out_once)
-                 RUN(test_engine_fault_sweep))
+                 RUN(test_engine_short_copy_down_does_without_page_locked_memory)
+                     RUN(test_engine_fault_sweep))
