@@ -77,14 +77,13 @@ enter_ring(cm_engine *engine, uint64_t nbytes, bool first)
 {
     cm_mutex_lock(&engine->lock);
     bool fits = first || engine->ring_nbytes + nbytes <= CM_RING_NBYTES;
-    engine->ring_nbytes += fits ? nbytes : 0;
     cm_pool *pool = fits ? engine->pinned_pool : NULL;
+    engine->ring_nbytes += pool != NULL ? nbytes : 0;
     cm_mutex_unlock(&engine->lock);
     return pool;
 }
 
-/* Give a free slot what it needs. False: the ring is full, and slot_count is less now.
- */
+/* Give a free slot what it needs. False: no more blocks, and slot_count is less now. */
 static cm_status
 equip_slot(cm_job *job, cm_slot *s, bool *out)
 {
@@ -100,18 +99,19 @@ equip_slot(cm_job *job, cm_slot *s, bool *out)
     uint64_t nbytes = cm_job_piece_limit(job);
     bool first = s == staging->slots;
     cm_pool *pool = enter_ring(engine, nbytes, first);
-    if (pool == NULL && !first) {
-        /* Only while slots are used for the first time, so that begun is the index. */
-        staging->slot_count = (uint32_t)(s - staging->slots);
-        *out = false;
-        return cm_ok();
-    }
     cm_status status = pool == NULL ? cm_fail(CM_EINVALID, 0)
                                     : cm_pool_alloc(pool, nbytes, NULL, &s->pinned);
-    if (!cm_is_ok(status)) {
+    if (pool != NULL && !cm_is_ok(status)) {
         cm_mutex_lock(&engine->lock);
         engine->ring_nbytes -= nbytes;
         cm_mutex_unlock(&engine->lock);
+    }
+    if (!cm_is_ok(status) && !first) {
+        /* The ring is full, or the pool gives no more: those there are will do. Only
+         * while slots are used for the first time, so that begun is the index. */
+        staging->slot_count = (uint32_t)(s - staging->slots);
+        *out = false;
+        return cm_ok();
     }
     return status;
 }

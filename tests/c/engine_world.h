@@ -28,14 +28,12 @@ typedef struct memory {
 } memory;
 
 CM_UNUSED static void
-open_world(world *w)
+open_world_with(world *w, const cm_pool_config *pinned)
 {
-    cm_pool_config config = {
-        .kind = CM_KIND_PINNED, .flags = CM_HOST_ALLOC_PORTABLE, .numa_node = -1};
     w->rt = open_emulated(13000, WORLD_DEVICES, UINT64_C(256) << 20);
     MUST(cm_registry_create(w->rt, &w->registry));
     MUST(cm_engine_create(w->rt, w->registry, &w->engine));
-    MUST(cm_pool_create(w->rt, &config, &w->pinned));
+    MUST(cm_pool_create(w->rt, pinned, &w->pinned));
     cm_engine_set_pinned_pool(w->engine, w->pinned);
     for (int device = 0; device < WORLD_DEVICES; device++) {
         cm_pool_config on_device = {
@@ -45,6 +43,14 @@ open_world(world *w)
         MUST(cm_stream_create(w->rt, device, CM_STREAM_NON_BLOCKING, 0,
                               &w->streams[device]));
     }
+}
+
+CM_UNUSED static void
+open_world(world *w)
+{
+    cm_pool_config config = {
+        .kind = CM_KIND_PINNED, .flags = CM_HOST_ALLOC_PORTABLE, .numa_node = -1};
+    open_world_with(w, &config);
 }
 
 CM_UNUSED static void

@@ -205,8 +205,43 @@ test_engine_short_copy_down_does_without_page_locked_memory(void)
     close_world(&w);
 }
 
+/* A pool with room for two pieces only, whose limit its user has set. */
+static void
+test_engine_long_copy_goes_through_as_few_blocks_as_there_are(void)
+{
+    enum { NBYTES = 24 << 20 };
+    world w;
+    cm_budget budget;
+    cm_budget_init(&budget, 10 << 20, NULL);
+    cm_pool_config config = {.kind = CM_KIND_PINNED,
+                             .flags = CM_HOST_ALLOC_PORTABLE,
+                             .numa_node = -1,
+                             .budget = &budget};
+    open_world_with(&w, &config);
+    memory a = take_memory(&w, CM_KIND_PAGEABLE, 0, NBYTES);
+    memory b = take_memory(&w, CM_KIND_DEVICE, 0, NBYTES);
+    memory *pairs[][2] = {{&b, &a}, {&a, &b}};
+    for (int i = 0; i < 4; i++) {
+        cm_copy_request request = {.dst = row(pairs[i % 2][0], 0, NBYTES, 1, 1),
+                                   .src = row(pairs[i % 2][1], 0, NBYTES, 1, 1),
+                                   .stream = w.streams[0],
+                                   .blocking = i < 2};
+        cm_ticket *ticket;
+        number_bytes(&a, 1 + (unsigned)i);
+        number_bytes(&b, 9 + (unsigned)i);
+        CHECK_OK(cm_engine_copy(w.engine, &request, &ticket));
+        CHECK_OK(cm_ticket_wait(ticket, UINT64_MAX));
+        cm_ticket_release(ticket);
+        CHECK_EQ(memcmp(a.bytes, b.bytes, NBYTES), 0);
+    }
+    give_memory(&w, &a);
+    give_memory(&w, &b);
+    close_world(&w);
+}
+
 MAIN(RUN(test_engine_refuses_what_makes_no_sense)
          RUN(test_engine_failure_let_go_of_after_the_end_is_no_leak)
              RUN(test_engine_unread_failure_is_handed_out_once)
                  RUN(test_engine_short_copy_down_does_without_page_locked_memory)
-                     RUN(test_engine_fault_sweep))
+                     RUN(test_engine_long_copy_goes_through_as_few_blocks_as_there_are)
+                         RUN(test_engine_fault_sweep))
