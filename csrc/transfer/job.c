@@ -32,7 +32,7 @@ copy_on_host(cm_job *job)
 static cm_status
 replace_source_on_host(cm_job *job, const cm_layout *pack)
 {
-    if (job->src.kind != CM_KIND_PAGEABLE && job->stream != NULL) {
+    if (cm_job_src_is_ordered(job) && job->stream != NULL) {
         CM_TRY(cm_job_wait_stream(job));
     }
     job->host_temporary = malloc((size_t)job->plan.nbytes);

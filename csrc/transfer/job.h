@@ -99,6 +99,14 @@ CM_NODISCARD cm_status cm_job_wait_event(cm_job *job, int device, uint64_t event
 CM_NODISCARD cm_status cm_job_wait_stream(cm_job *job);
 bool cm_job_is_interrupted(cm_job *job);
 
+/* Streams may write the source on their own: it is page-locked, in part at least. */
+static inline bool
+cm_job_src_is_ordered(const cm_job *job)
+{
+    return job->src.kind != CM_KIND_PAGEABLE || job->src_facts.locked
+           || !job->src_facts.whole;
+}
+
 /* job_park.c: leave the thread to others until the ticket or the event is done. Returns
  * CM_ETIMEOUT. */
 CM_NODISCARD cm_status cm_job_park_on_ticket(cm_job *job, cm_ticket *ticket);

@@ -78,7 +78,7 @@ send_slot(cm_job *job, cm_slot *s)
 cm_status
 cm_job_upload(cm_job *job)
 {
-    if (job->src.kind != CM_KIND_PAGEABLE && job->staging == NULL) {
+    if (cm_job_src_is_ordered(job) && job->staging == NULL) {
         /* Streams may still write it: the host reads only after them. */
         CM_TRY(cm_job_wait_stream(job));
     }

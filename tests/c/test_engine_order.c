@@ -2,6 +2,7 @@
 /* transfer/: order, lifetime, tickets, capture and interruption. */
 #include "engine_world.h"
 
+#include <pthread.h>
 #include <sys/eventfd.h>
 #include <unistd.h>
 
@@ -177,6 +178,65 @@ test_engine_close_waits_for_all_and_tickets_outlive_it(void)
     CHECK(info.done);
     CHECK_OK(cm_ticket_wait(ticket, UINT64_MAX));
     cm_ticket_release(ticket);
+}
+
+static void *
+open_gate_soon(void *argument)
+{
+    world *w = argument;
+    usleep(100000);
+    unshut(w, w->streams[0]);
+    return NULL;
+}
+
+/* A copy into locked memory only takes its place in the stream, so one that reads that
+ * memory on the host comes after it, be it locked as a whole or in part. */
+static void
+test_engine_registered_source_is_read_after_the_stream(void)
+{
+    enum { NBYTES = 4 << 16, LOCKED = 2 << 16 };
+    world w;
+    open_world(&w);
+    memory a = take_memory(&w, CM_KIND_DEVICE, 0, NBYTES);
+    memory b = take_memory(&w, CM_KIND_DEVICE, 0, NBYTES);
+    unsigned char *host = aligned_alloc(1 << 16, NBYTES);
+    memory h = {.kind = CM_KIND_PAGEABLE, .device = -1, .nbytes = NBYTES};
+    h.host = h.bytes = host;
+    for (int i = 0; i < 2; i++) {
+        uint64_t read_nbytes = i == 0 ? LOCKED : NBYTES;
+        cm_registration *registration;
+        cm_ticket *tickets[2];
+        pthread_t opener;
+        number_bytes(&a, 3);
+        memset(host, 0, NBYTES);
+        memset(b.bytes, 0, NBYTES);
+        MUST(cm_registry_register(w.registry, 0, host, LOCKED, false, &registration));
+        cm_copy_request down = {.dst = row(&h, 0, LOCKED, 1, 1),
+                                .src = row(&a, 0, LOCKED, 1, 1),
+                                .stream = w.streams[0]};
+        cm_copy_request up = {.dst = row(&b, 0, (int64_t)read_nbytes / 8, 8, 4),
+                              .src = row(&h, 0, (int64_t)read_nbytes / 8, 8, 4),
+                              .stream = w.streams[0]};
+        shut(&w, w.streams[0]);
+        CHECK_OK(cm_engine_copy(w.engine, &down, &tickets[0]));
+        CHECK_EQ(pthread_create(&opener, NULL, open_gate_soon, &w), 0);
+        CHECK_OK(cm_engine_copy(w.engine, &up, &tickets[1]));
+        uint64_t wrong = 0;
+        for (int k = 0; k < 2; k++) {
+            CHECK_OK(cm_ticket_wait(tickets[k], UINT64_MAX));
+            cm_ticket_release(tickets[k]);
+        }
+        (void)pthread_join(opener, NULL);
+        for (uint64_t k = 0; k < LOCKED; k++) {
+            wrong += b.bytes[k] != (k % 8 < 4 ? a.bytes[k] : 0);
+        }
+        CHECK_EQ(wrong, 0);
+        MUST(cm_registration_release(registration));
+    }
+    free(host);
+    give_memory(&w, &a);
+    give_memory(&w, &b);
+    close_world(&w);
 }
 
 /* -- capture and interruption ------------------------------------------------------------ */
@@ -367,6 +427,7 @@ test_engine_never_waits_for_a_ticket_in_the_background(void)
 MAIN(RUN(test_engine_pageable_source_is_read_before_the_call_returns)
          RUN(test_engine_dropped_ticket_neither_blocks_nor_cancels)
              RUN(test_engine_waits_for_streams_and_tickets_named)
+                 RUN(test_engine_registered_source_is_read_after_the_stream)
                  RUN(test_ticket_order_and_notify) RUN(
                      test_engine_close_waits_for_all_and_tickets_outlive_it)
                      RUN(test_engine_on_a_capturing_stream) RUN(
