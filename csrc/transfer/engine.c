@@ -138,6 +138,19 @@ wait_for_all(cm_engine *engine)
     }
 }
 
+/* False: there are transfers again. */
+static bool
+wait_for_callers(cm_engine *engine)
+{
+    cm_mutex_lock(&engine->lock);
+    while (engine->caller_count > 0) {
+        cm_cond_wait(&engine->changed, &engine->lock);
+    }
+    bool none = cm_list_is_empty(&engine->pending);
+    cm_mutex_unlock(&engine->lock);
+    return none;
+}
+
 cm_status
 cm_engine_close(cm_engine *engine)
 {
@@ -147,14 +160,11 @@ cm_engine_close(cm_engine *engine)
     cm_mutex_lock(&engine->lock);
     engine->closed = true;
     cm_mutex_unlock(&engine->lock);
-    wait_for_all(engine);
+    do { /* a call that began before may leave a transfer behind */
+        wait_for_all(engine);
+    } while (!wait_for_callers(engine));
     cm_engine_join_workers(engine);
     cm_engine_join_watcher(engine);
-    cm_mutex_lock(&engine->lock);
-    while (engine->caller_count > 0) {
-        cm_cond_wait(&engine->changed, &engine->lock);
-    }
-    cm_mutex_unlock(&engine->lock);
     cm_crew_fini(&engine->crew);
     cm_status first = cm_ok();
     cm_status status;

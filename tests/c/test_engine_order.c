@@ -323,6 +323,83 @@ test_engine_interrupted_copy_goes_on_behind_its_keeps(void)
     close_world(&w);
 }
 
+typedef struct held_call {
+    world *w;
+    cm_copy_request request;
+    cm_status status;
+    atomic_bool asked;
+    atomic_bool go_away;
+} held_call;
+
+static bool
+stay_until_told(void *argument)
+{
+    held_call *call = argument;
+    atomic_store(&call->asked, true);
+    while (!atomic_load(&call->go_away)) {
+        usleep(100);
+    }
+    return true;
+}
+
+static void *
+make_held_call(void *argument)
+{
+    held_call *call = argument;
+    call->status = cm_engine_copy(call->w->engine, &call->request, NULL);
+    return NULL;
+}
+
+static void *
+end_held_call(void *argument)
+{
+    held_call *call = argument;
+    usleep(100000); /* the engine is being closed */
+    atomic_store(&call->go_away, true);
+    usleep(100000);
+    unshut(call->w, call->w->streams[0]);
+    return NULL;
+}
+
+/* A call that is in the quick way when the engine is closed, and leaves a ticket. */
+static void
+test_engine_close_waits_for_what_an_interrupted_call_left(void)
+{
+    world w;
+    atomic_int drops = 0;
+    pthread_t threads[2];
+    open_world(&w);
+    memory a = take_memory(&w, CM_KIND_PINNED, 0, 4096);
+    memory b = take_memory(&w, CM_KIND_DEVICE, 0, 4096);
+    held_call call = {.w = &w,
+                      .request = {.dst = row(&b, 0, 4096, 1, 1),
+                                  .src = row(&a, 0, 4096, 1, 1),
+                                  .stream = w.streams[0],
+                                  .blocking = true,
+                                  .keep = {{&drops, count_drop}},
+                                  .keep_count = 1,
+                                  .interrupted = stay_until_told}};
+    call.request.interrupted_argument = &call;
+    shut(&w, w.streams[0]);
+    CHECK_EQ(pthread_create(&threads[0], NULL, make_held_call, &call), 0);
+    while (!atomic_load(&call.asked)) {
+        usleep(100);
+    }
+    CHECK_EQ(pthread_create(&threads[1], NULL, end_held_call, &call), 0);
+    cm_status closed = cm_engine_close(w.engine);
+    int dropped = atomic_load(&drops);
+    for (int i = 0; i < 2; i++) {
+        (void)pthread_join(threads[i], NULL);
+    }
+    CHECK_OK(closed);
+    CHECK_CODE(call.status, CM_ECANCELLED);
+    CHECK_EQ(dropped, 1);
+    give_memory(&w, &a);
+    give_memory(&w, &b);
+    MUST(cm_engine_create(w.rt, w.registry, &w.engine)); /* for close_world() */
+    close_world(&w);
+}
+
 /* More downloads than workers, each of more pieces than are in flight, with ends that
  * the host has to gather and scatter. */
 static void
@@ -432,5 +509,6 @@ MAIN(RUN(test_engine_pageable_source_is_read_before_the_call_returns)
                      test_engine_close_waits_for_all_and_tickets_outlive_it)
                      RUN(test_engine_on_a_capturing_stream) RUN(
                          test_engine_interrupted_copy_goes_on_behind_its_keeps)
+                         RUN(test_engine_close_waits_for_what_an_interrupted_call_left)
                          RUN(test_engine_held_jobs_leave_the_workers_to_others) RUN(
                              test_engine_never_waits_for_a_ticket_in_the_background))
