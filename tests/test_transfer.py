@@ -395,3 +395,29 @@ def test_signal_ends_a_copy_between_hosts_on_a_stream(emulated) -> None:
     with session.alarm(stream):
         cumem.copy_async(out, np.ones(5000, "u1"), stream=stream)
     assert not out.any()
+
+
+@pytest.mark.parametrize("limit", [0, 4 << 20])
+@pytest.mark.parametrize("way", ["blocking", "background", "stream"])
+def test_copies_of_ordinary_memory_do_without_pinned_memory(
+    emulated, limit, way
+) -> None:
+    def copy(target, source) -> None:
+        if way == "blocking":
+            cumem.copy(target, source)
+        else:
+            stream = cumem.Stream() if way == "stream" else None
+            cumem.copy_async(target, source, stream=stream).wait()
+
+    cumem.set_limit("pinned", limit)
+    for nbytes in (1000, 1 << 20, 20 << 20):
+        data = np.frombuffer(np.random.default_rng(nbytes).bytes(nbytes), "u1")
+        buffer, out = cumem.empty_device(nbytes, "u1"), np.zeros(nbytes, "u1")
+        copy(buffer, data)
+        copy(out, buffer)
+        assert (out == data).all()
+        out[:] = 0
+        copy(buffer[: nbytes // 2], data[::2])
+        copy(out[::-2], buffer[: nbytes // 2])
+        assert (out[::-2] == data[::2]).all()
+        assert not out[::2][: nbytes // 2].any()

@@ -107,6 +107,14 @@ cm_block *cm_pool_quick_alloc(cm_pool *pool, uint64_t nbytes, const cm_stream *s
 CM_NODISCARD cm_status cm_pool_alloc(cm_pool *pool, uint64_t nbytes, cm_stream *stream,
                                      cm_block **out);
 
+/* True for failures for want of memory, of whatever sort: less may still be had. */
+static inline bool
+cm_pool_is_short(cm_status status)
+{
+    return status.code == CM_CUDA_OUT_OF_MEMORY || status.code == CM_ELIMIT
+           || status.code == CM_ENOMEM || status.code == CM_EHOSTMEMORY;
+}
+
 /* What is known of a block beyond the streams that worked on it. */
 enum {
     CM_POOL_FREE_FENCE = 1,    /* others did that nobody knows: the block waits for

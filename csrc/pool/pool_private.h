@@ -135,14 +135,6 @@ cm_pool_align_of(const cm_pool *pool, uint64_t nbytes)
     return nbytes >= pool->large ? CM_PAGE_NBYTES : pool->align;
 }
 
-/* True for failures for want of memory, of whatever sort: less may still be had. */
-static inline bool
-cm_pool_is_short(cm_status status)
-{
-    return status.code == CM_CUDA_OUT_OF_MEMORY || status.code == CM_ELIMIT
-           || status.code == CM_ENOMEM || status.code == CM_EHOSTMEMORY;
-}
-
 /* Count `span` as handed out: it is LIVE from now on. */
 void cm_pool_hand_out_locked(cm_pool *pool, cm_span *span, uint64_t requested_nbytes,
                              bool hit);

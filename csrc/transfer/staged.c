@@ -46,9 +46,12 @@ static cm_status
 send_piece(cm_job *job, const cm_layout *unpack, const cm_slot *s, uint64_t nbytes)
 {
     cm_runtime *rt = job->engine->rt;
-    cm_address from = (uintptr_t)s->pinned->host;
+    cm_address from = (uintptr_t)s->host;
     bool repeats = cm_layout_nbytes(unpack) > nbytes;
     if (!cm_region_is_on_device(&job->dst) && !repeats) {
+        if (s->pinned == NULL) {
+            return job->staging->refused;
+        }
         return cm_kernels_launch(&job->engine->kernels, job->plan.device, unpack,
                                  job->dst.address, s->pinned->address,
                                  job->stream->handle);
@@ -111,8 +114,8 @@ cm_job_upload(cm_job *job)
             cm_layout pack = s->piece;
             cm_layout_pack_dst(&pack);
             s->state = CM_SLOT_HOST;
-            cm_gang_post(&staging->gang, &s->load, &pack, s->pinned->host,
-                         job->src.host, false);
+            cm_gang_post(&staging->gang, &s->load, &pack, s->host, job->src.host,
+                         false);
             continue;
         }
         if (staging->passed == staging->begun) {
@@ -134,8 +137,11 @@ static cm_status
 fetch_piece(cm_job *job, const cm_layout *pack, const cm_slot *s, uint64_t nbytes)
 {
     cm_runtime *rt = job->engine->rt;
-    cm_address to = (uintptr_t)s->pinned->host;
+    cm_address to = (uintptr_t)s->host;
     if (!cm_region_is_on_device(&job->src)) {
+        if (s->pinned == NULL) {
+            return job->staging->refused;
+        }
         return cm_kernels_launch(&job->engine->kernels, job->plan.device, pack,
                                  s->pinned->address, job->src.address,
                                  job->stream->handle);
@@ -169,8 +175,7 @@ post_unpacking(cm_job *job, cm_slot *s)
     cm_layout_pack_src(&unpack);
     cm_layout_put_repeats(&unpack, &staging->repeats);
     s->state = CM_SLOT_HOST;
-    cm_gang_post(&staging->gang, &s->load, &unpack, job->dst.host, s->pinned->host,
-                 true);
+    cm_gang_post(&staging->gang, &s->load, &unpack, job->dst.host, s->host, true);
 }
 
 /* Pieces go by in the order: fetched, unpacked by the crew, over. Up to where all is

@@ -60,6 +60,7 @@ cm_job_end_staging(cm_job *job, void (*free_block)(const cm_job *job, cm_pool *p
         cm_slot *s = &staging->slots[i];
         nbytes += s->pinned != NULL ? cm_job_piece_limit(job) : 0;
         free_block(job, engine->pinned_pool, s->pinned);
+        free(s->plain); /* the runtime is through with ordinary memory on return */
         if (s->event != 0) {
             cm_loan_give_event(engine, job->stream->device, s->event);
         }
@@ -93,7 +94,7 @@ equip_slot(cm_job *job, cm_slot *s, bool *out)
     if (s->event == 0) {
         CM_TRY(cm_loan_take_event(engine, job->stream->device, &s->event));
     }
-    if (s->pinned != NULL) {
+    if (s->host != NULL) {
         return cm_ok();
     }
     uint64_t nbytes = cm_job_piece_limit(job);
@@ -113,6 +114,14 @@ equip_slot(cm_job *job, cm_slot *s, bool *out)
         *out = false;
         return cm_ok();
     }
+    if (pool != NULL && cm_pool_is_short(status)) {
+        staging->refused = status;
+        staging->slot_count = 1;
+        s->plain = malloc((size_t)nbytes);
+        s->host = s->plain;
+        return s->plain == NULL ? status : cm_ok();
+    }
+    s->host = s->pinned == NULL ? NULL : s->pinned->host;
     return status;
 }
 
@@ -127,6 +136,10 @@ cm_staging_begin_piece(cm_job *job, cm_slot **out)
     bool equipped;
     cm_slot *s = cm_slot_at(staging, staging->begun);
     CM_TRY(equip_slot(job, s, &equipped));
+    if (s->plain != NULL) {
+        /* The runtime's call would wait for the stream and cannot be ended. */
+        CM_TRY(cm_job_wait_stream(job));
+    }
     if (equipped) {
         (void)cm_cut_next(&staging->cut, &s->piece);
         staging->begun++;

@@ -15,7 +15,10 @@ typedef enum cm_slot_state {
 
 typedef struct cm_slot {
     cm_slot_state state;
-    cm_block *pinned; /* owned; NULL until needed */
+    char *host;       /* where its bytes are packed; NULL until needed */
+    cm_block *pinned; /* owned; it is there, or where no page-locked memory is to be had
+                       */
+    void *plain;      /* in ordinary memory, owned */
     uint64_t event;   /* lent */
     cm_layout piece;
     cm_load load;
@@ -34,6 +37,7 @@ typedef struct cm_staging {
                             (download) over */
     uint64_t ended;      /* of those, with both over */
     uint64_t asked_ns;   /* when it was last asked whether to go on */
+    cm_status refused;   /* why there is no page-locked memory */
     bool stopped;
     cm_slot slots[CM_SLOT_COUNT];
 } cm_staging;
