@@ -248,6 +248,17 @@ cm_layout_sort_by_src(cm_layout *layout)
 }
 
 void
+cm_layout_sort_by_dst(cm_layout *layout)
+{
+    cm_layout from = *layout;
+    layout->ndim = 0;
+    for (int axis = 0; axis < from.ndim; axis++) {
+        insert_axis(layout, from.shape[axis], from.dst_strides[axis],
+                    from.src_strides[axis]);
+    }
+}
+
+void
 cm_cut_init(cm_cut *cut, const cm_layout *whole, uint64_t piece_nbytes)
 {
     uint64_t inner = whole->run_nbytes;

@@ -51,6 +51,8 @@ void cm_layout_put_repeats(cm_layout *layout, const cm_layout *repeats);
 int cm_layout_near_axis(const cm_layout *layout);
 /* The order of the source for all axes. Target strides no longer fall. */
 void cm_layout_sort_by_src(cm_layout *layout);
+/* And back: target strides fall. */
+void cm_layout_sort_by_dst(cm_layout *layout);
 
 /* Walks over a layout in pieces of at most `piece_nbytes`, each byte in exactly one. */
 typedef struct cm_cut {

@@ -137,6 +137,7 @@ choose_device_route(cm_plan *plan, const cm_region *dst, const cm_region *src,
         /* Read as it lies and turned by the device, which has memory to waste. */
         cm_layout_sort_by_src(&plan->layout);
         plan->route = CM_ROUTE_STAGED_KERNEL;
+        plan->is_turned = true;
     }
 }
 
@@ -154,6 +155,7 @@ cm_plan_init(cm_plan *plan, const cm_region *dst, const cm_region *src,
     plan->device = -1;
     plan->src_device = -1;
     plan->is_download = false;
+    plan->is_turned = false;
     CM_TRY(cm_layout_init(dst, src, &plan->layout));
     plan->nbytes = payload_of(&plan->layout);
     if (plan->nbytes == 0) {

@@ -20,6 +20,7 @@ typedef struct cm_plan {
     int device;       /* whose stream does the work; -1: the host */
     int src_device;   /* PEER: where the source lies; else = device */
     bool is_download; /* through page-locked blocks towards the host */
+    bool is_turned;   /* in the order of the source, though the target is packed */
     uint64_t nbytes;  /* payload, not counting repeats of a broadcast source */
     cm_layout layout;
 } cm_plan;

@@ -77,6 +77,22 @@ send_slot(cm_job *job, cm_slot *s)
     return end_device_part(job, s);
 }
 
+/* Turning it on the device takes memory there; where there is none the host does it. */
+static void
+turn_where_there_is_memory(cm_job *job)
+{
+    cm_address block;
+    if (!job->plan.is_turned || cm_is_ok(get_device_block(job, &block))) {
+        return;
+    }
+    cm_layout_sort_by_dst(&job->plan.layout);
+    job->plan.is_turned = false;
+    job->plan.route = CM_ROUTE_STAGED;
+    cm_mutex_lock(&job->engine->lock);
+    job->ticket->route = job->plan.route;
+    cm_mutex_unlock(&job->engine->lock);
+}
+
 /* Pieces go by in the order: packed by the crew, sent, over. */
 cm_status
 cm_job_upload(cm_job *job)
@@ -84,6 +100,9 @@ cm_job_upload(cm_job *job)
     if (cm_job_src_is_ordered(job) && job->staging == NULL) {
         /* Streams may still write it: the host reads only after them. */
         CM_TRY(cm_job_wait_stream(job));
+    }
+    if (job->staging == NULL) {
+        turn_where_there_is_memory(job);
     }
     CM_TRY(cm_staging_begin(job));
     cm_staging *staging = job->staging;

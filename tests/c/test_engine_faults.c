@@ -239,9 +239,57 @@ test_engine_long_copy_goes_through_as_few_blocks_as_there_are(void)
     close_world(&w);
 }
 
+/* A transposed source is turned on the device only where it has memory for that. */
+static void
+test_engine_transposed_source_needs_no_device_memory(void)
+{
+    enum { SIDE = 1024, NBYTES = SIDE * SIDE * 4 };
+    world w;
+    open_world(&w);
+    memory a = take_memory(&w, CM_KIND_PAGEABLE, 0, NBYTES);
+    memory b = take_memory(&w, CM_KIND_DEVICE, 0, NBYTES);
+    cm_copy_request request = {.dst = row(&b, 0, SIDE, SIDE * 4, 4),
+                               .src = row(&a, 0, SIDE, 4, 4),
+                               .stream = w.streams[0]};
+    request.dst.ndim = request.src.ndim = 2;
+    request.dst.shape[1] = request.src.shape[1] = SIDE;
+    request.dst.strides[1] = 4;
+    request.src.strides[1] = SIDE * 4;
+    for (int full = 0; full < 2; full++) {
+        cm_ticket *ticket;
+        cm_ticket_info info;
+        uint64_t wrong = 0;
+        number_bytes(&a, 1 + (unsigned)full);
+        memset(b.bytes, 0, NBYTES);
+        if (full) {
+            cm_faults_plan(w.rt, CM_OP_physical_create, 1, CM_CUDA_OUT_OF_MEMORY, true);
+            uint64_t released;
+            MUST(cm_pool_trim(w.device[0], 0, true, &released));
+        }
+        CHECK_OK(cm_engine_copy(w.engine, &request, &ticket));
+        CHECK_OK(cm_ticket_wait(ticket, UINT64_MAX));
+        cm_ticket_read(ticket, &info);
+        cm_ticket_release(ticket);
+        cm_faults_plan(w.rt, CM_OP_none, 0, 0, false);
+        CHECK_EQ(info.route, full ? CM_ROUTE_STAGED : CM_ROUTE_STAGED_KERNEL);
+        for (uint64_t i = 0; i < SIDE; i++) {
+            for (uint64_t k = 0; k < SIDE; k++) {
+                wrong += memcmp(b.bytes + (i * SIDE + k) * 4,
+                                a.bytes + (k * SIDE + i) * 4, 4)
+                         != 0;
+            }
+        }
+        CHECK_EQ(wrong, 0);
+    }
+    give_memory(&w, &a);
+    give_memory(&w, &b);
+    close_world(&w);
+}
+
 MAIN(RUN(test_engine_refuses_what_makes_no_sense)
          RUN(test_engine_failure_let_go_of_after_the_end_is_no_leak)
              RUN(test_engine_unread_failure_is_handed_out_once)
                  RUN(test_engine_short_copy_down_does_without_page_locked_memory)
                      RUN(test_engine_long_copy_goes_through_as_few_blocks_as_there_are)
-                         RUN(test_engine_fault_sweep))
+                         RUN(test_engine_transposed_source_needs_no_device_memory)
+                             RUN(test_engine_fault_sweep))
