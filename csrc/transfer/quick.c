@@ -37,12 +37,15 @@ is_quick(const cm_copy_request *request, uint64_t *nbytes)
         || cm_region_is_on_device(dst) == cm_region_is_on_device(src)
         || device->kind != CM_KIND_DEVICE || device->device != request->stream->device
         || dst->itemsize != src->itemsize || !cm_region_is_c_contiguous(dst)
-        || !cm_region_is_c_contiguous(src)) {
+        || !cm_region_is_c_contiguous(src) || dst->ndim != src->ndim) {
         return false;
     }
     uint64_t total = (uint64_t)dst->itemsize;
     for (int axis = 0; axis < dst->ndim && total <= QUICK_NBYTES; axis++) {
         uint64_t length = (uint64_t)dst->shape[axis];
+        if (src->shape[axis] != dst->shape[axis]) {
+            return false; /* said by who makes a job of it */
+        }
         total = length <= QUICK_NBYTES ? total * length : QUICK_NBYTES + 1;
     }
     *nbytes = total;

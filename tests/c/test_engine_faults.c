@@ -22,7 +22,15 @@ test_engine_refuses_what_makes_no_sense(void)
     request.src = row(&a, 0, 10, 8, 8);
     CHECK_CODE(cm_engine_copy(w.engine, &request, NULL), CM_EINVALID);
     CHECK_EQ(atomic_load(&drops), 2);
+    memory b = take_memory(&w, CM_KIND_DEVICE, 0, 4096);
+    request.dst = row(&b, 0, 10, 4, 4); /* which would be a quick one */
+    request.src = row(&a, 0, 11, 4, 4);
+    request.stream = w.streams[0];
+    request.blocking = true;
+    CHECK_CODE(cm_engine_copy(w.engine, &request, NULL), CM_ESHAPE);
+    CHECK_EQ(atomic_load(&drops), 3);
     give_memory(&w, &a);
+    give_memory(&w, &b);
     close_world(&w);
 }
 
