@@ -126,7 +126,8 @@ doubt_for_good(cm_stream *stream)
 static cm_status
 wait_event(cm_stream *stream, uint64_t event)
 {
-    /* Another thread's doubt goes when its own wait is over, which says nothing of ours. */
+    /* Another thread's doubt goes when its own wait is over, which says nothing of
+     * ours. */
     bool may_join = stream->handle > CM_STREAM_LEGACY
                     && (atomic_load_explicit(&stream->doubts, memory_order_relaxed)
                         & DOUBT_FOR_GOOD)

@@ -363,7 +363,7 @@ cm_gang_wait(cm_gang *gang, cm_load *load)
     }
     cm_mutex_lock(&crew->sleep);
     atomic_fetch_add(&crew->waiter_count, 1);
-    while (!cm_load_is_done(load)) {
+    while (!atomic_load(&load->done)) {
         cm_cond_wait(&crew->done, &crew->sleep);
     }
     atomic_fetch_sub(&crew->waiter_count, 1);

@@ -502,13 +502,13 @@ test_engine_never_waits_for_a_ticket_in_the_background(void)
 }
 
 MAIN(RUN(test_engine_pageable_source_is_read_before_the_call_returns)
-         RUN(test_engine_dropped_ticket_neither_blocks_nor_cancels)
-             RUN(test_engine_waits_for_streams_and_tickets_named)
-                 RUN(test_engine_registered_source_is_read_after_the_stream)
-                 RUN(test_ticket_order_and_notify) RUN(
-                     test_engine_close_waits_for_all_and_tickets_outlive_it)
-                     RUN(test_engine_on_a_capturing_stream) RUN(
-                         test_engine_interrupted_copy_goes_on_behind_its_keeps)
-                         RUN(test_engine_close_waits_for_what_an_interrupted_call_left)
+         RUN(test_engine_dropped_ticket_neither_blocks_nor_cancels) RUN(
+             test_engine_waits_for_streams_and_tickets_named)
+             RUN(test_engine_registered_source_is_read_after_the_stream) RUN(
+                 test_ticket_order_and_notify)
+                 RUN(test_engine_close_waits_for_all_and_tickets_outlive_it) RUN(
+                     test_engine_on_a_capturing_stream)
+                     RUN(test_engine_interrupted_copy_goes_on_behind_its_keeps) RUN(
+                         test_engine_close_waits_for_what_an_interrupted_call_left)
                          RUN(test_engine_held_jobs_leave_the_workers_to_others) RUN(
                              test_engine_never_waits_for_a_ticket_in_the_background))

@@ -317,9 +317,8 @@ staged_is_capturing(cm_runtime *rt, uint64_t stream, bool *out)
     (void)rt;
     (void)stream;
     *out = staged_joined;
-    return staged_asked++ == 0
-               ? cm_stream_wait_event(staged_stream, EVENT_OF_A_CAPTURE)
-               : cm_ok();
+    return staged_asked++ == 0 ? cm_stream_wait_event(staged_stream, EVENT_OF_A_CAPTURE)
+                               : cm_ok();
 }
 
 static void
