@@ -59,10 +59,31 @@ def test_allocate_refuses_what_is_no_size_or_stream(runtime) -> None:
     for wrong, error in [(-1, ValueError), ("1", TypeError), (1 << 63, ValueError)]:
         with pytest.raises(error, match="nbytes"):
             pool.allocate(wrong)
-    with pytest.raises(TypeError, match="1 or 2 arguments"):
+    with pytest.raises(TypeError, match="missing required argument"):
         pool.allocate()
     with pytest.raises(TypeError):
         pool.allocate(8, "stream")
+
+
+def test_allocate_takes_its_arguments_by_keyword_too(runtime) -> None:
+    pool, stream = cumem.Pool("device"), cumem.Stream()
+    for buffer in (
+        pool.allocate(nbytes=4096),
+        pool.allocate(4096, stream=stream),
+        pool.allocate(stream=stream, nbytes=4096),
+        pool.allocate(4096, stream=None),
+    ):
+        assert buffer.nbytes == 4096
+    wrong = [
+        ((), {}, "missing required argument 'nbytes'"),
+        ((), {"stream": stream}, "missing required argument 'nbytes'"),
+        ((1,), {"nbytes": 1}, "nbytes"),
+        ((1,), {"device": 0}, "device"),
+        ((1, None, None), {}, "at most 2 positional arguments"),
+    ]
+    for args, kwargs, text in wrong:
+        with pytest.raises(TypeError, match=text):
+            pool.allocate(*args, **kwargs)
 
 
 def test_allocate_of_a_host_pool_on_a_stream_waits_for_that_stream(emulated) -> None:

@@ -10,7 +10,7 @@
 /* -- docstrings -------------------------------------------------------------------- */
 
 PyDoc_STRVAR(allocate_doc,
-"allocate($self, nbytes, stream=None, /)\n--\n\n"
+"allocate($self, /, nbytes, stream=None)\n--\n\n"
 "Allocate a one-dimensional buffer of bytes.\n\n"
 "Parameters\n----------\n"
 "nbytes : int\n    Its length in bytes; 0 is fine.\n"
@@ -93,13 +93,17 @@ allocate_on(cm_pool_object *self, int64_t nbytes, cm_stream *stream)
 }
 
 static PyObject *
-pool_allocate(PyObject *op, PyObject *const *args, Py_ssize_t nargs)
+pool_allocate(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
 {
+    static const char *const names[] = {"nbytes", "stream", NULL};
+    PyObject *values[2];
     cm_pool_object *self = (cm_pool_object *)(void *)op;
-    if (nargs < 1 || nargs > 2) {
-        PyErr_Format(PyExc_TypeError, "allocate() takes 1 or 2 arguments (%zd given)",
-                     nargs);
-        return NULL;
+    if (CM_UNLIKELY(kwnames != NULL || nargs < 1 || nargs > 2)) {
+        if (cm_args_parse("allocate", args, nargs, kwnames, names, 2, 1, values) < 0) {
+            return NULL;
+        }
+        args = values;
+        nargs = values[1] == NULL ? 1 : 2;
     }
     int64_t nbytes;
     if (CM_UNLIKELY(!cm_arg_try_length(args[0], &nbytes))
@@ -249,7 +253,7 @@ pool_exit(PyObject *op, PyObject *Py_UNUSED(args))
 #define FAST(function) ((PyCFunction)(void (*)(void))(function))
 
 PyMethodDef cm_pool_object_methods[] = {
-    {"allocate", FAST(pool_allocate), METH_FASTCALL, allocate_doc},
+    {"allocate", FAST(pool_allocate), METH_FASTCALL | METH_KEYWORDS, allocate_doc},
     {"stats", pool_stats, METH_NOARGS, stats_doc},
     {"snapshot", pool_snapshot, METH_NOARGS, snapshot_doc},
     {"trim", FAST(pool_trim), METH_FASTCALL | METH_KEYWORDS, trim_doc},
