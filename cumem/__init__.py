@@ -16,7 +16,8 @@ from cumem._core import (
     runtime_version, set_current_device, set_limit, shutdown, trim, zeros,
 )
 from cumem.memory import (
-    DeviceMemory, HostMemory, OutOfMemoryHook, limit, memory_info, on_out_of_memory,
+    DeviceMemory, HostMemory, LimitBlock, OutOfMemoryHook, limit, memory_info,
+    on_out_of_memory,
 )
 from cumem.stats import (
     Block, Counters, Measure, Measurement, PoolStats, Segment, Snapshot, Stats, measure,
@@ -40,6 +41,7 @@ __all__ = [
     "Event",
     "HostBuffer",
     "HostMemory",
+    "LimitBlock",
     "ManagedBuffer",
     "MappedBuffer",
     "Measure",

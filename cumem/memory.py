@@ -3,10 +3,20 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-from collections.abc import Callable, Iterator
-from typing import Any, Literal, Self, SupportsIndex, overload
+import functools
+import threading
+from collections.abc import Callable
+from typing import (
+    Any,
+    ClassVar,
+    Literal,
+    ParamSpec,
+    Self,
+    SupportsIndex,
+    TypeVar,
+    overload,
+)
 
 from cumem import _core
 from cumem.units import format_nbytes
@@ -14,11 +24,15 @@ from cumem.units import format_nbytes
 __all__ = [
     "DeviceMemory",
     "HostMemory",
+    "LimitBlock",
     "OutOfMemoryHook",
     "limit",
     "memory_info",
     "on_out_of_memory",
 ]
+
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
 
 
 class DeviceMemory(tuple[int, int]):
@@ -149,33 +163,80 @@ def _host_memory() -> HostMemory:
 # -- limits ----------------------------------------------------------------------------
 
 
-@contextlib.contextmanager
-def limit(kind: Any, limit: int | str | None, device: object = None) -> Iterator[None]:
+class LimitBlock:
+    """A limit for a ``with`` block, or for each call of a function that it decorates."""
+
+    # Open blocks by kind and device, in the order of entering; the last one rules. The
+    # lock can be taken again: a signal handler or finaliser may use limits as well.
+    _open: ClassVar[dict[tuple[str, int], list[LimitBlock]]] = {}
+    _lock = threading.RLock()
+
+    def __init__(self, kind: str, limits: list[tuple[int, int | None]]) -> None:
+        self._kind = kind
+        self._limits = limits
+        self._state = "new"
+
+    def __enter__(self) -> None:
+        with self._lock:
+            if self._state != "new":
+                raise RuntimeError(
+                    f"this limit is {self._state}: each with block takes a new "
+                    "cumem.limit(...)"
+                )
+            self._state = "in use"
+            for device, nbytes in self._limits:
+                self._open.setdefault((self._kind, device), []).append(self)
+                _core._block_limit(self._kind, device, (nbytes,))
+
+    def __exit__(self, *exc: object) -> None:
+        with self._lock:
+            if self._state != "in use":
+                raise RuntimeError("this limit was not entered, or has ended")
+            self._state = "over"
+            for device, _ in self._limits:
+                blocks = self._open[self._kind, device]
+                blocks.remove(self)
+                rules = (dict(blocks[-1]._limits)[device],) if blocks else None
+                _core._block_limit(self._kind, device, rules)
+
+    def __call__(self, function: Callable[_P, _T]) -> Callable[_P, _T]:
+        @functools.wraps(function)
+        def limited(*args: _P.args, **kwargs: _P.kwargs) -> _T:
+            with LimitBlock(self._kind, self._limits):
+                return function(*args, **kwargs)
+
+        return limited
+
+    def __repr__(self) -> str:
+        return f"<cumem.limit of {self._kind} memory, {self._state}>"
+
+
+def limit(kind: Any, limit: int | str | None, device: object = None) -> LimitBlock:
     """Limit how much memory of a kind cumem holds, within a ``with`` block.
 
-    The limit holds for the whole process while the block runs; at its end each limit is
-    what it was at its beginning.
+    The limit holds for the whole process, in place of what `set_limit` said. Where blocks
+    overlap, nested or of several threads, that of the block entered last among those still
+    open holds, higher or lower; they may end in any order. When all have ended, what
+    `set_limit` said last holds, also where it was called meanwhile. `shutdown` ends no
+    block.
 
     Parameters
     ----------
     kind, limit, device
-        As in `set_limit`.
+        As in `set_limit`. They are read at once; shares become bytes.
+
+    Returns
+    -------
+    LimitBlock
+        For one ``with`` block, which a second one refuses with RuntimeError; or a
+        decorator of functions.
 
     Raises
     ------
     TypeError, ValueError, CudaError
         As `set_limit`.
     """
-    devices: list[object] = [device]
-    if device is None and kind in ("managed", "device"):
-        devices = list(range(_core.device_count()))
-    before = [(one, _core.get_limit(kind, one)) for one in devices]
-    _core.set_limit(kind, limit, device)
-    try:
-        yield
-    finally:
-        for one, nbytes in before:
-            _core.set_limit(kind, nbytes, one)
+    return LimitBlock(kind, _core._read_limit(kind, limit, device))
 
 
 # -- callbacks -------------------------------------------------------------------------

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import pickle
 import threading
 
@@ -120,6 +121,114 @@ def test_limit_for_a_while_is_put_back_exactly(emulated) -> None:
     with pytest.raises(KeyError), cumem.limit("pinned", "1GiB"):
         raise KeyError
     assert cumem.get_limit("pinned") == usable() // 2
+
+
+@pytest.mark.parametrize("ends", list(itertools.permutations(range(3))))
+def test_limit_blocks_may_end_in_any_order(emulated, ends: tuple[int, ...]) -> None:
+    cumem.set_limit("device", 64 * MIB)
+    blocks = [cumem.limit("device", n * MIB) for n in (8, 4, 16)]
+    for n, block in zip((8, 4, 16), blocks, strict=True):
+        block.__enter__()
+        assert cumem.get_limit("device") == n * MIB
+    still = [0, 1, 2]
+    for i in ends:
+        blocks[i].__exit__(None, None, None)
+        still.remove(i)
+        left = (8, 4, 16)[still[-1]] if still else 64
+        assert cumem.get_limit("device") == left * MIB
+
+
+def test_overlapping_limit_blocks_of_threads_leave_nothing(emulated) -> None:
+    first_in, second_in, first_out = (threading.Event() for _ in range(3))
+    seen = []
+
+    def first() -> None:
+        with cumem.limit("device", "1MiB"):
+            first_in.set()
+            assert second_in.wait(30)
+        seen.append(cumem.get_limit("device"))
+        first_out.set()
+
+    def second() -> None:
+        assert first_in.wait(30)
+        with cumem.limit("device", "2MiB"):
+            second_in.set()
+            assert first_out.wait(30)
+
+    threads = [threading.Thread(target=run) for run in (first, second)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert seen == [2 * MIB]
+    assert cumem.get_limit("device") is None
+
+
+def test_many_threads_of_limit_blocks_leave_nothing(emulated) -> None:
+    cumem.set_limit("managed", "1GiB")
+
+    def run(seed: int) -> None:
+        for i in range(100):
+            with cumem.limit("managed", (seed + i + 1) * MIB):
+                pass
+
+    threads = [threading.Thread(target=run, args=(seed,)) for seed in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert cumem.get_limit("managed") == 1 << 30
+
+
+def test_set_limit_in_a_block_counts_after_it(emulated) -> None:
+    with cumem.limit("pinned", "8MiB"):
+        cumem.set_limit("pinned", "16MiB")
+        assert cumem.get_limit("pinned") == 8 * MIB
+    assert cumem.get_limit("pinned") == 16 * MIB
+
+
+def test_shutdown_in_a_block_leaves_the_block_its_limit(emulated) -> None:
+    cumem.set_limit("device", "1GiB")
+    with cumem.limit("device", "8MiB"):
+        cumem.shutdown()
+        assert cumem.get_limit("device") == 8 * MIB
+        cumem.shutdown()
+    assert cumem.get_limit("device") is None
+
+
+def test_limit_object_serves_once(emulated) -> None:
+    block = cumem.limit("device", "8MiB")
+    with pytest.raises(RuntimeError, match="not entered"):
+        block.__exit__(None, None, None)
+    with block:
+        with pytest.raises(RuntimeError, match="in use"), block:
+            pass
+        assert cumem.get_limit("device") == 8 * MIB
+    with pytest.raises(RuntimeError, match="over"), block:
+        pass
+    assert cumem.get_limit("device") is None
+    assert "over" in repr(block)
+
+
+def test_limit_decorates_functions(emulated) -> None:
+    @cumem.limit("device", "8MiB")
+    def within(depth: int) -> int | None:
+        return within(depth - 1) if depth else cumem.get_limit("device")
+
+    assert within(0) == within(2) == 8 * MIB
+    assert cumem.get_limit("device") is None
+
+
+def test_limit_notices_bad_values_when_it_is_made(runtime) -> None:
+    for wrong in ("lots", -1, "101%"):
+        with pytest.raises(ValueError, match="limit"):
+            cumem.limit("device", wrong)
+    with pytest.raises(TypeError, match="limit must be"):
+        cumem.limit("device", 1.5)
+    with pytest.raises(ValueError, match="kind must be"):
+        cumem.limit("paper", 1)
+    with pytest.raises(ValueError, match="takes no device"):
+        cumem.limit("pinned", 1, device=0)
 
 
 @pytest.mark.parametrize("limit", ["lots", "101%", "-1", "", "4 GiBs", "1e9", -1])

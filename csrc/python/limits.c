@@ -26,6 +26,7 @@ cm_limits_init(cm_state *state)
         cm_budget *parent = cm_kind_is_host((cm_kind)kind) ? &limits->host : NULL;
         for (int device = 0; device < CM_MAX_DEVICES; device++) {
             cm_budget_init(&limits->kinds[kind][device], UINT64_MAX, parent);
+            limits->set_nbytes[kind][device] = UINT64_MAX;
         }
     }
 }
@@ -42,9 +43,14 @@ limit_of(const cm_budget *budget)
     return atomic_load(&budget->limit_nbytes);
 }
 
+/* Put in force what the open block says, or else what was set. */
 static void
-set_limit_of(cm_state *state, cm_kind kind, int device, uint64_t nbytes)
+apply_limit_of(cm_state *state, cm_kind kind, int device)
 {
+    const cm_limits *limits = &state->limits;
+    uint64_t nbytes = limits->has_block[kind][device]
+                          ? limits->block_nbytes[kind][device]
+                          : limits->set_nbytes[kind][device];
     atomic_store(&cm_limits_budget(state, kind, device)->limit_nbytes, nbytes);
     uint64_t pinned = limit_of(&state->limits.kinds[CM_KIND_PINNED][0]);
     uint64_t mapped = limit_of(&state->limits.kinds[CM_KIND_MAPPED][0]);
@@ -52,6 +58,13 @@ set_limit_of(cm_state *state, cm_kind kind, int device, uint64_t nbytes)
     most = pinned > most ? pinned : most;
     most = mapped > most ? mapped : most;
     atomic_store(&state->limits.host.limit_nbytes, most);
+}
+
+static void
+set_limit_of(cm_state *state, cm_kind kind, int device, uint64_t nbytes)
+{
+    state->limits.set_nbytes[kind][device] = nbytes;
+    apply_limit_of(state, kind, device);
 }
 
 int
@@ -204,37 +217,109 @@ PyDoc_STRVAR(set_limit_doc,
 "group says so): whoever locks more brings machines down. The two count together against\n"
 "that half, or against the larger of their limits where one is set higher.\n"
 "``CUMEM_LIMIT_PINNED``, ``_MAPPED``, ``_MANAGED`` and ``_DEVICE`` are read when the driver\n"
-"is opened. `shutdown` forgets what was set.");
+"is opened. `shutdown` forgets what was set.\n\n"
+"Within a `limit` block the limit of the block stays in force: what is set counts when the\n"
+"last block has ended.");
 
-static PyObject *
-set_limit(PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
-{
-    static const char *const names[] = {"kind", "limit", "device", NULL};
-    PyObject *values[3];
-    cm_state *state = cm_state_of_module(module);
+/* What a limit is asked for: of a kind, on the devices from first to before end. */
+typedef struct wish {
     cm_kind kind;
     int first;
     int end;
-    if (cm_args_parse("set_limit", args, nargs, kwnames, names, 3, 2, values) < 0
-        || parse_place(state, values[0], values[2], &kind, &first, &end) < 0) {
-        return NULL;
-    }
     uint64_t nbytes[CM_MAX_DEVICES];
-    for (int device = first; device < end; device++) {
+} wish;
+
+static int
+parse_wish(cm_state *state, const char *function, PyObject *const *args,
+           Py_ssize_t nargs, PyObject *kwnames, wish *out)
+{
+    static const char *const names[] = {"kind", "limit", "device", NULL};
+    PyObject *values[3];
+    if (cm_args_parse(function, args, nargs, kwnames, names, 3, 2, values) < 0
+        || parse_place(state, values[0], values[2], &out->kind, &out->first, &out->end)
+               < 0) {
+        return -1;
+    }
+    for (int device = out->first; device < out->end; device++) {
         uint64_t whole = UINT64_MAX;
-        nbytes[device] = UINT64_MAX;
+        out->nbytes[device] = UINT64_MAX;
         if (values[1] == Py_None) {
             continue;
         }
         if ((cm_arg_size_is_share(values[1])
-             && cm_limits_whole(state, state->runtime, kind, device, &whole) < 0)
-            || cm_arg_size(values[1], "limit", whole, &nbytes[device]) < 0) {
-            return NULL;
+             && cm_limits_whole(state, state->runtime, out->kind, device, &whole) < 0)
+            || cm_arg_size(values[1], "limit", whole, &out->nbytes[device]) < 0) {
+            return -1;
         }
     }
-    for (int device = first; device < end; device++) {
-        set_limit_of(state, kind, device, nbytes[device]);
+    return 0;
+}
+
+static PyObject *
+set_limit(PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
+{
+    cm_state *state = cm_state_of_module(module);
+    wish w;
+    if (parse_wish(state, "set_limit", args, nargs, kwnames, &w) < 0) {
+        return NULL;
     }
+    for (int device = w.first; device < w.end; device++) {
+        set_limit_of(state, w.kind, device, w.nbytes[device]);
+    }
+    Py_RETURN_NONE;
+}
+
+PyDoc_STRVAR(read_limit_doc,
+"_read_limit($module, /, kind, limit, device=None)\n--\n\n"
+"What set_limit() would set: a list of (index of the device, bytes or None).");
+
+static PyObject *
+read_limit(PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
+{
+    wish w;
+    if (parse_wish(cm_state_of_module(module), "limit", args, nargs, kwnames, &w) < 0) {
+        return NULL;
+    }
+    PyObject *list = PyList_New(0);
+    for (int device = w.first; list != NULL && device < w.end; device++) {
+        PyObject *pair =
+            Py_BuildValue("(iN)", device, cm_limit_to_object(w.nbytes[device]));
+        if (pair == NULL || PyList_Append(list, pair) < 0) {
+            Py_CLEAR(list);
+        }
+        Py_XDECREF(pair);
+    }
+    return list;
+}
+
+PyDoc_STRVAR(block_limit_doc,
+"_block_limit($module, kind, device, block, /)\n--\n\n"
+"Have the limit of an open block in force, (bytes or None,), or with None what was set.\n"
+"Opens no driver.");
+
+static PyObject *
+block_limit(PyObject *module, PyObject *args)
+{
+    cm_state *state = cm_state_of_module(module);
+    PyObject *kind_object;
+    PyObject *block;
+    PyObject *limit = Py_None;
+    cm_kind kind;
+    int device;
+    uint64_t nbytes = UINT64_MAX;
+    if (!PyArg_ParseTuple(args, "OiO", &kind_object, &device, &block)
+        || (block != Py_None && !PyArg_ParseTuple(block, "O", &limit))
+        || cm_arg_kind(kind_object, "kind", &kind) < 0
+        || (limit != Py_None && cm_arg_size(limit, "limit", UINT64_MAX, &nbytes) < 0)) {
+        return NULL;
+    }
+    if (device < 0 || device >= CM_MAX_DEVICES) {
+        PyErr_Format(PyExc_ValueError, "device %d does not exist", device);
+        return NULL;
+    }
+    state->limits.has_block[kind][device] = block != Py_None;
+    state->limits.block_nbytes[kind][device] = nbytes;
+    apply_limit_of(state, kind, device);
     Py_RETURN_NONE;
 }
 
@@ -292,6 +377,8 @@ host_memory(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(unused))
 PyMethodDef cm_limit_methods[] = {
     {"set_limit", FAST(set_limit), METH_FASTCALL | METH_KEYWORDS, set_limit_doc},
     {"get_limit", FAST(get_limit), METH_FASTCALL | METH_KEYWORDS, get_limit_doc},
+    {"_read_limit", FAST(read_limit), METH_FASTCALL | METH_KEYWORDS, read_limit_doc},
+    {"_block_limit", block_limit, METH_VARARGS, block_limit_doc},
     {"_host_memory", host_memory, METH_NOARGS, host_memory_doc},
     {NULL, NULL, 0, NULL},
 };

@@ -34,6 +34,10 @@ typedef struct cm_limits {
     cm_budget kinds[CM_KIND_COUNT][CM_MAX_DEVICES]; /* [0] alone for pinned and mapped
                                                      */
     uint64_t half_nbytes; /* of the memory the process may use; UINT64_MAX: unknown */
+    /* What set_limit() said, and what an open limit() block says in its place. */
+    uint64_t set_nbytes[CM_KIND_COUNT][CM_MAX_DEVICES];
+    uint64_t block_nbytes[CM_KIND_COUNT][CM_MAX_DEVICES];
+    bool has_block[CM_KIND_COUNT][CM_MAX_DEVICES];
 } cm_limits;
 
 /* What calls are written with, as the compiler of a call interns it: first the
