@@ -38,6 +38,7 @@ class OutOfMemoryError(CudaError, MemoryError):
     cached: int | None
     in_flight: int | None
     largest_free: int | None
+    others: int | None
     fragmentation: float | None
     driver_free: int | None
     driver_total: int | None

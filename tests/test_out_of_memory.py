@@ -87,6 +87,64 @@ def test_advice_names_the_piece_that_memory_is_taken_in(small) -> None:
     assert "taken in pieces, here of 2 MiB" in caught.value.advice
 
 
+def test_error_names_what_other_pools_hold_against_the_limit(emulated) -> None:
+    cumem.set_limit("device", SIZE)
+    kept, pool = cumem.empty_device(60 * MIB, "u1"), cumem.Pool("device")
+    with pytest.raises(cumem.OutOfMemoryError) as caught:
+        pool.allocate(30 * MIB)
+    error = caught.value
+    assert (error.live, error.limit) == (0, SIZE)
+    assert error.others == cumem.default_pool("device").stats().reserved_nbytes
+    assert "other pools hold 60 MiB against the same limit" in str(error)
+    assert "other pools hold 60 MiB and buffers of this one 0 B" in error.advice
+    assert "drop buffers of the others" in error.advice
+    cumem.set_limit("device", None)
+    with pytest.raises(cumem.OutOfMemoryError) as caught:
+        pool.allocate(1 << 40)
+    assert caught.value.others >= 60 * MIB
+    assert "against the same limit" not in str(caught.value)
+    del kept
+
+
+def test_advice_names_other_pools_where_the_device_is_full(small) -> None:
+    kept, pool = cumem.empty_device(50 * MIB, "u1"), cumem.Pool("device")
+    with pytest.raises(cumem.OutOfMemoryError) as caught:
+        pool.allocate(30 * MIB)
+    assert caught.value.advice.startswith("other pools hold 50 MiB: drop buffers")
+    del kept
+
+
+def test_what_is_larger_than_the_limit_can_never_be_had(emulated) -> None:
+    cumem.set_limit("device", "32MiB")
+    pool = cumem.Pool("device", limit="64MiB")
+    kept = pool.allocate(20 * MIB)
+    for other, nbytes, limit in [
+        (pool, 33 * MIB, 32),
+        (cumem.Pool("device", limit="8MiB"), 9 * MIB, 8),
+    ]:
+        with pytest.raises(cumem.OutOfMemoryError) as caught:
+            other.allocate(nbytes)
+        advice = caught.value.advice
+        assert advice.startswith(f"more than the limit of {limit} MiB can never be had")
+    del kept
+
+
+def test_own_limit_of_a_pool_leaves_the_caches_of_others(emulated) -> None:
+    other, pool = cumem.Pool("device"), cumem.Pool("device", limit="16MiB")
+    other.allocate(20 * MIB)
+    cached = other.stats().cached_nbytes
+    kept = pool.allocate(10 * MIB)
+    with pytest.raises(cumem.OutOfMemoryError) as caught:
+        pool.allocate(10 * MIB)
+    assert other.stats().cached_nbytes == cached > 0
+    assert not any("other pool" in step for step in caught.value.tried)
+    del kept
+    pool.trim()
+    cumem.set_limit("device", "24MiB")
+    pool.allocate(10 * MIB)  # the limit of the kind is met: there it helps
+    assert other.stats().cached_nbytes == 0
+
+
 def test_error_of_host_memory_tells_what_the_host_has(emulated) -> None:
     with pytest.raises(cumem.OutOfMemoryError) as caught:
         cumem.empty_pinned(1 << 45, "u1")

@@ -50,20 +50,27 @@ cm_budget_refund(cm_budget *budget, uint64_t nbytes)
 }
 
 uint64_t
-cm_budget_left(const cm_budget *budget, uint64_t *limit_nbytes)
+cm_budget_left(const cm_budget *budget)
 {
-    uint64_t left = UINT64_MAX;
-    *limit_nbytes = UINT64_MAX;
-    for (const cm_budget *b = budget; b != NULL; b = b->parent) {
-        uint64_t limit = atomic_load(&b->limit_nbytes);
-        uint64_t used = atomic_load(&b->used_nbytes);
-        uint64_t here = limit == UINT64_MAX ? UINT64_MAX
-                        : used >= limit     ? 0
-                                            : limit - used;
-        if (here < left) {
-            left = here;
-            *limit_nbytes = limit;
+    uint64_t limit = atomic_load(&budget->limit_nbytes);
+    uint64_t used = atomic_load(&budget->used_nbytes);
+    if (limit == UINT64_MAX) {
+        return UINT64_MAX;
+    }
+    return used >= limit ? 0 : limit - used;
+}
+
+const cm_budget *
+cm_budget_tightest(const cm_budget *budget)
+{
+    const cm_budget *tightest = budget;
+    uint64_t least = cm_budget_left(budget);
+    for (const cm_budget *b = budget->parent; b != NULL; b = b->parent) {
+        uint64_t left = cm_budget_left(b);
+        if (left < least || least == UINT64_MAX) {
+            least = left;
+            tightest = b;
         }
     }
-    return left;
+    return tightest;
 }

@@ -19,8 +19,9 @@ void cm_budget_init(cm_budget *budget, uint64_t limit_nbytes, cm_budget *parent)
 /* False, and nothing charged, where any limit of the chain would be passed. */
 bool cm_budget_try_charge(cm_budget *budget, uint64_t nbytes);
 void cm_budget_refund(cm_budget *budget, uint64_t nbytes);
-/* What the chain still allows, and the limit that allows least; UINT64_MAX: no limit.
- */
-uint64_t cm_budget_left(const cm_budget *budget, uint64_t *limit_nbytes);
+/* What this budget alone still allows; UINT64_MAX: no limit. */
+uint64_t cm_budget_left(const cm_budget *budget);
+/* The one of the chain that allows least; the last one where none has a limit. */
+const cm_budget *cm_budget_tightest(const cm_budget *budget);
 
 #endif

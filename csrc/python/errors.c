@@ -299,6 +299,9 @@ PyDoc_STRVAR(out_of_memory_error_doc,
              "live, cached, in_flight, largest_free : int\n"
              "    Bytes that the pool has handed out, keeps ready, waits for, and has in one\n"
              "    piece.\n"
+             "others : int\n"
+             "    Bytes that other pools hold, cached ones included: against the same limit,\n"
+             "    or of the same kind where there is none.\n"
              "fragmentation : float\n"
              "    ``1 - largest_free / cached``; 0 if nothing is cached.\n"
              "driver_free, driver_total, outside : int or None\n"
@@ -409,9 +412,10 @@ cm_register_errors(PyObject *module, cm_state *state)
         return -1;
     }
     static const char *const numbers[] = {
-        "requested",    "kind",      "device",       "limit",         "live",
-        "cached",       "in_flight", "largest_free", "fragmentation", "driver_free",
-        "driver_total", "outside",   "available",    "tried",         "advice",
+        "requested",     "kind",        "device",       "limit",
+        "live",          "cached",      "in_flight",    "largest_free",
+        "fragmentation", "driver_free", "driver_total", "outside",
+        "available",     "tried",       "advice",       "others",
     };
     for (size_t i = 0; i < sizeof(numbers) / sizeof(numbers[0]); i++) {
         if (PyObject_SetAttrString(state->out_of_memory_error, numbers[i], Py_None)

@@ -71,9 +71,20 @@ shares_memory(const cm_pool_config *a, const cm_pool_config *b)
     return a->device == b->device;
 }
 
+/* Is it the pool's own limit that is met? What other pools give back is no use then. */
+static bool
+is_own_limit(const attempt *self)
+{
+    return self->status.code == CM_ELIMIT
+           && cm_budget_left(cm_pool_get_config(self->pool)->budget) < self->status.arg;
+}
+
 static int
 trim_others(attempt *self, bool *done)
 {
+    if (is_own_limit(self)) {
+        return 0;
+    }
     cm_pool_entry *entries;
     size_t count;
     if (cm_pools_take_all(self->state, &entries, &count) < 0) {

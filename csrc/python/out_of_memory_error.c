@@ -15,8 +15,10 @@ typedef struct numbers {
     cm_kind kind;
     int device;
     uint64_t requested;
-    uint64_t limit; /* the one that allows least; UINT64_MAX: none */
-    uint64_t left;  /* of it */
+    uint64_t limit;          /* the one that allows least; UINT64_MAX: none */
+    uint64_t left;           /* of it */
+    uint64_t smallest_limit; /* however much of it is in use; UINT64_MAX: none */
+    uint64_t others; /* held by other pools against that limit, or of that kind */
     cm_pool_counters pool;
     bool has_driver; /* the next three are known: device and managed memory */
     uint64_t driver_free;
@@ -76,6 +78,22 @@ read_driver(cm_state *state, numbers *n)
     return 0;
 }
 
+static void
+read_limits(const cm_budget *own, numbers *n)
+{
+    const cm_budget *tightest = cm_budget_tightest(own);
+    n->limit = atomic_load(&tightest->limit_nbytes);
+    n->left = cm_budget_left(tightest);
+    n->smallest_limit = UINT64_MAX;
+    for (const cm_budget *b = own; b != NULL; b = b->parent) {
+        uint64_t limit = atomic_load(&b->limit_nbytes);
+        n->smallest_limit = limit < n->smallest_limit ? limit : n->smallest_limit;
+    }
+    uint64_t used = atomic_load(&tightest->used_nbytes);
+    uint64_t ours = atomic_load(&own->used_nbytes);
+    n->others = used > ours ? used - ours : 0;
+}
+
 static int
 read_numbers(cm_state *state, const cm_shortage *shortage, numbers *n)
 {
@@ -84,7 +102,7 @@ read_numbers(cm_state *state, const cm_shortage *shortage, numbers *n)
                    .device = config->device,
                    .requested = shortage->nbytes,
                    .available = UINT64_MAX};
-    n->left = cm_budget_left(config->budget, &n->limit);
+    read_limits(config->budget, n);
     cm_pool_read(shortage->pool, &n->pool);
     if (!cm_kind_is_host(n->kind)) {
         return read_driver(state, n);
@@ -113,6 +131,17 @@ advise_on_limit(const numbers *n, uint64_t piece, char *out)
 {
     char limit[TEXT];
     char first[TEXT];
+    char others[TEXT];
+    if (n->requested > n->smallest_limit) {
+        cm_size_format(n->smallest_limit, limit);
+        (void)snprintf(
+            out, ADVICE,
+            "more than the limit of %s can never be had: ask for less, work "
+            "in pieces, or raise it with cumem.set_limit(\"%s\", ...) or the "
+            "pool's limit",
+            limit, cm_kind_name(n->kind));
+        return;
+    }
     cm_size_format(n->limit, limit);
     if (n->left >= n->requested) {
         cm_size_format(piece, first);
@@ -125,6 +154,16 @@ advise_on_limit(const numbers *n, uint64_t piece, char *out)
         return;
     }
     cm_size_format(n->pool.live_nbytes, first);
+    if (n->others > n->pool.live_nbytes) {
+        cm_size_format(n->others, others);
+        (void)snprintf(
+            out, ADVICE,
+            "other pools hold %s and buffers of this one %s, and the limit is "
+            "%s for all of them: drop buffers of the others (cumem.stats() "
+            "lists the pools), or raise it with cumem.set_limit(\"%s\", ...)",
+            others, first, limit, cm_kind_name(n->kind));
+        return;
+    }
     (void)snprintf(out, ADVICE,
                    "buffers of this pool hold %s and the limit is %s: drop buffers, or "
                    "raise it with cumem.set_limit(\"%s\", ...) or the pool's limit",
@@ -177,6 +216,14 @@ advise_on_device(const numbers *n, char *out)
             first);
         return;
     }
+    if (n->others > n->pool.live_nbytes) {
+        cm_size_format(n->others, first);
+        (void)snprintf(out, ADVICE,
+                       "other pools hold %s: drop buffers of theirs that are done with "
+                       "(cumem.stats() lists the pools), or work in smaller pieces",
+                       first);
+        return;
+    }
     cm_size_format(n->pool.live_nbytes, first);
     (void)snprintf(
         out, ADVICE,
@@ -219,12 +266,14 @@ write_detail(const numbers *n, PyObject *tried, const char *advice)
     char cached[TEXT];
     char in_flight[TEXT];
     char largest[TEXT];
+    char others[TEXT];
     char beyond[160] = "";
     cm_size_format(n->requested, requested);
     cm_size_format(n->pool.live_nbytes, live);
     cm_size_format(n->pool.cached_nbytes, cached);
     cm_size_format(n->pool.in_flight_nbytes, in_flight);
     cm_size_format(n->pool.largest_free_nbytes, largest);
+    cm_size_format(n->others, others);
     if (n->limit != UINT64_MAX) {
         cm_size_format(n->limit, limit);
     }
@@ -252,11 +301,14 @@ write_detail(const numbers *n, PyObject *tried, const char *advice)
     PyObject *text = PyUnicode_FromFormat(
         "asked for %s (%llu bytes) of %s memory on device %d; limit %s; the pool has "
         "%s "
-        "live, %s cached, %s in flight, largest free %s, fragmentation %d%%%s. Tried: "
+        "live, %s cached, %s in flight, largest free %s, fragmentation %d%%, other "
+        "pools "
+        "hold %s%s%s. Tried: "
         "%U. Advice: %s",
         requested, (unsigned long long)n->requested, cm_kind_name(n->kind), n->device,
         limit, live, cached, in_flight, largest,
-        (int)(fragmentation(&n->pool) * 100 + 0.5), beyond, steps, advice);
+        (int)(fragmentation(&n->pool) * 100 + 0.5), others,
+        n->limit != UINT64_MAX ? " against the same limit" : "", beyond, steps, advice);
     Py_DECREF(steps);
     return text;
 }
@@ -295,6 +347,7 @@ set_fields(PyObject *exception, const numbers *n, PyObject *tried, const char *a
            && set_number(exception, "live", pool->live_nbytes)
            && set_number(exception, "cached", pool->cached_nbytes)
            && set_number(exception, "in_flight", pool->in_flight_nbytes)
+           && set_number(exception, "others", n->others)
            && set_number(exception, "largest_free", pool->largest_free_nbytes)
            && set(exception, "fragmentation", PyFloat_FromDouble(fragmentation(pool)))
            && set(exception, "driver_free", known(n->has_driver, n->driver_free))
