@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import html
+import operator
 import threading
 import time
 from collections.abc import Iterable, Iterator
@@ -12,7 +13,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from cumem import _core
-from cumem.units import format_nbytes
+from cumem.units import format_nbytes, parse_nbytes
 
 __all__ = [
     "Block",
@@ -386,15 +387,16 @@ class Snapshot:
         """The blocks of all segments."""
         return tuple(b for segment in self.segments for b in segment.blocks)
 
-    def map(self, width: int = 64, unit: int | None = None) -> str:
+    def map(self, width: int = 64, unit: int | str | None = None) -> str:
         """Draw the pool with one character for `unit` bytes.
 
         Parameters
         ----------
         width : int
             Characters in a line.
-        unit : int, optional
-            Bytes per character; default: so that the pool takes about 16 lines.
+        unit : int or str, optional
+            Bytes per character, as ``65536`` or ``"64KiB"``; default: so that the pool
+            takes about 16 lines.
 
         Returns
         -------
@@ -403,9 +405,15 @@ class Snapshot:
 
         Raises
         ------
+        TypeError
+            If an argument has the wrong type.
         ValueError
-            If `width` or `unit` is less than 1.
+            If `width` or `unit` is less than 1, or `unit` cannot be read.
         """
+        if isinstance(width, bool) or not hasattr(width, "__index__"):
+            raise TypeError(f"width must be an int, not {type(width).__name__}")
+        width = operator.index(width)
+        unit = None if unit is None else _read_unit(unit)
         if width < 1 or (unit is not None and unit < 1):
             raise ValueError("width and unit must be at least 1")
         reserved = sum(segment.reserved_nbytes for segment in self.segments)
@@ -432,6 +440,15 @@ class Snapshot:
 
     def _repr_html_(self) -> str:
         return f"<pre>{html.escape(self.map())}</pre>"
+
+
+def _read_unit(unit: Any) -> int:
+    if isinstance(unit, bool) or not (
+        isinstance(unit, str) or hasattr(unit, "__index__")
+    ):
+        what = "a number of bytes, or a text such as '64KiB'"
+        raise TypeError(f"unit must be {what}, not {type(unit).__name__}")
+    return parse_nbytes(unit) if isinstance(unit, str) else operator.index(unit)
 
 
 def _marks(segment: Segment, unit: int) -> Iterator[str]:

@@ -131,6 +131,11 @@ def test_repr_says_emulated(emulated) -> None:
         ({"segments": "vmm"}, "segments must be"),
         ({"numa_node": 0}, "numa_node is for pinned and mapped"),
         ({"kind": "pinned", "numa_node": -2}, "numa_node"),
+        (
+            {"kind": "mapped", "numa_node": 63},
+            r"numa_node 63 .*nodes with memory are \[0",
+        ),
+        ({"kind": "pinned", "numa_node": 9999}, "numa_node 9999"),
         ({"idle_trim": 0}, "idle_trim must be"),
         ({"idle_trim": float("nan")}, "idle_trim must be"),
         ({"write_combined": True}, "write_combined is for"),
@@ -142,6 +147,13 @@ def test_repr_says_emulated(emulated) -> None:
 def test_pool_refuses_wrong_values(runtime, arguments, match: str) -> None:
     with pytest.raises(ValueError, match=match):
         cumem.Pool(**arguments)
+
+
+def test_numa_node_is_a_node_that_has_memory(runtime) -> None:
+    assert cumem.Pool("pinned", numa_node=0).numa_node == 0
+    for wrong in (True, False, "0", 0.0):
+        with pytest.raises(TypeError, match="numa_node must be"):
+            cumem.Pool("pinned", numa_node=wrong)
 
 
 @pytest.mark.parametrize(

@@ -255,6 +255,15 @@ def test_map_draws_one_character_a_unit() -> None:
     assert snapshot.map(width=3, unit=512).splitlines()[3:] == ["##.", "..~", "|+"]
     assert snapshot.map(unit=1024).splitlines()[3:] == ["#.~|+"]
     assert str(snapshot) == snapshot.map()
+    assert snapshot.map(unit="1KiB") == snapshot.map(unit=1024)
+    for wrong in ({"width": "64"}, {"width": 64.0}, {"width": True}, {"width": None}):
+        with pytest.raises(TypeError, match="width must be an int"):
+            snapshot.map(**wrong)
+    for wrong in ({"unit": 1.5}, {"unit": True}):
+        with pytest.raises(TypeError, match="unit must be"):
+            snapshot.map(**wrong)
+    with pytest.raises(ValueError, match="size must be"):
+        snapshot.map(unit="wide")
     assert snapshot._repr_html_().startswith("<pre>")
     for wrong in ({"width": 0}, {"unit": 0}):
         with pytest.raises(ValueError, match="at least 1"):

@@ -2,6 +2,7 @@
 /* cumem.Pool: memory of one kind on one device, kept for reuse, as a Python object. */
 #include <stddef.h>
 
+#include "base/numa.h"
 #include "python/arguments.h"
 #include "python/buffer_object.h"
 #include "python/errors.h"
@@ -28,7 +29,8 @@ PyDoc_STRVAR(pool_doc,
 "    share such as ``\"50%\"`` of what `set_limit` takes a share of. It counts against the\n"
 "    limit of its kind as well.\n"
 "numa_node : int, optional\n"
-"    Where pages of pinned and mapped memory are to lie; default: near the device.\n"
+"    Where pages of pinned and mapped memory are to lie; default: near the\n"
+"    device. The node must have memory.\n"
 "segments : {'auto', 'malloc'}\n"
 "    'malloc' takes every segment by one allocation of the CUDA runtime, as ``cudaIpc`` and\n"
 "    older MPI libraries need it; 'auto' may map memory piece by piece, which wastes less.\n"
@@ -118,6 +120,27 @@ parse_flags(const wishes *w, cm_pool_config *config)
 }
 
 static int
+refuse_node(int64_t node, uint64_t nodes)
+{
+    PyObject *list = PyList_New(0);
+    for (int i = 0; list != NULL && i < CM_NUMA_MAX_NODES; i++) {
+        PyObject *number = (nodes >> i & 1) != 0 ? PyLong_FromLong(i) : NULL;
+        if (number != NULL && PyList_Append(list, number) < 0) {
+            Py_CLEAR(list);
+        }
+        Py_XDECREF(number);
+    }
+    if (list != NULL && !PyErr_Occurred()) {
+        PyErr_Format(PyExc_ValueError,
+                     "numa_node %lld does not exist, or has no memory: the nodes with "
+                     "memory are %R",
+                     (long long)node, list);
+    }
+    Py_XDECREF(list);
+    return -1;
+}
+
+static int
 parse_numa_node(PyObject *object, cm_pool_config *config)
 {
     int64_t node = -1;
@@ -125,13 +148,15 @@ parse_numa_node(PyObject *object, cm_pool_config *config)
         if (!cm_kind_is_host(config->kind)) {
             return refuse_for_kind("numa_node", config->kind, "pinned and mapped");
         }
+        if (PyBool_Check(object)) {
+            return cm_arg_refuse(object, "numa_node", "an int or None");
+        }
         if (cm_arg_int64(object, "numa_node", &node) < 0) {
             return -1;
         }
-        if (node < 0 || node > 1023) {
-            PyErr_Format(PyExc_ValueError, "numa_node %lld does not exist",
-                         (long long)node);
-            return -1;
+        uint64_t nodes = cm_numa_read_nodes(NULL);
+        if (node < 0 || node >= CM_NUMA_MAX_NODES || (nodes >> node & 1) == 0) {
+            return refuse_node(node, nodes);
         }
     }
     config->numa_node = (int)node;
