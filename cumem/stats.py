@@ -38,6 +38,47 @@ class Counters:
     Bytes unless the name says count or ns. ``live + in_flight + cached = reserved`` at any
     moment; ``live - requested`` is what rounding costs. Sums of peaks and of
     ``largest_free_nbytes`` add up those of each pool: pools need not peak together.
+
+    Attributes
+    ----------
+    live_nbytes, live_count : int
+        Blocks handed out, rounding included.
+    requested_nbytes : int
+        What was asked for by the live blocks.
+    in_flight_nbytes, in_flight_count : int
+        Blocks that were freed while work on them may still run.
+    cached_nbytes, cached_count : int
+        Free memory, ready for reuse, and in how many pieces.
+    reserved_nbytes : int
+        Held from CUDA: live, in flight and cached.
+    peak_live_nbytes, peak_requested_nbytes : int
+    peak_in_flight_nbytes, peak_reserved_nbytes : int
+        The most at any moment since the start or ``reset_peaks()``.
+    largest_free_nbytes : int
+        The longest cached piece.
+    segment_count : int
+        Ranges of addresses that the memory lies in.
+    allocation_count, free_count : int
+        Blocks handed out, and blocks given back, ever.
+    hit_count : int
+        Allocations served at once from what was cached, without a call to CUDA.
+    miss_count : int
+        All others: those that looked at or waited for work in flight, or took memory.
+    split_count, merge_count : int
+        Times a free piece was cut in two, and two free neighbours became one.
+    cross_stream_wait_count : int
+        Allocations that made a stream wait for another's work on the block.
+    growth_count, growth_ns : int
+        Allocations for which memory was taken or moved, and time spent at it, failures too.
+    remap_count, remap_nbytes : int
+        Pieces of cached memory mapped to other addresses, where one run was needed.
+    trim_count, trimmed_nbytes : int
+        Times memory was looked for to give back, also when short or idle; what went back.
+    out_of_memory_count : int
+        Attempts that failed; an allocation makes several before it raises.
+    lost_count : int
+        Times CUDA refused to take back memory or an event, or the record of a block in
+        flight found no memory: what was concerned may stay held.
     """
 
     live_nbytes: int = 0
