@@ -7,6 +7,7 @@ import asyncio
 import gc
 import pickle
 import threading
+import time
 import weakref
 from collections.abc import Callable
 
@@ -375,6 +376,50 @@ def test_trim_waits_unless_told_not_to(emulated) -> None:
         assert pool.trim(wait=False) == 0
         assert pool.stats().in_flight_nbytes >= 1 << 20
     assert pool.trim() >= 1 << 20
+
+
+def reserved_after_idle_windows(pool: cumem.Pool, most: int) -> int:
+    """MiB held once small blocks alone were asked for, or after `most` tries."""
+    assert pool.idle_trim is not None
+    reserved = pool.stats().reserved_nbytes
+    for _ in range(most):
+        time.sleep(pool.idle_trim * 1.5)
+        pool.allocate(100)
+        reserved = min(reserved, pool.stats().reserved_nbytes)
+    return reserved >> 20
+
+
+@pytest.mark.parametrize("kept", [True, False])
+@pytest.mark.parametrize("segments", ["auto", "malloc"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_idle_trim_gives_back_what_small_blocks_leave(
+    emulated, kind: str, segments: str, kept: bool
+) -> None:
+    pool = cumem.Pool(kind, segments=segments, idle_trim=0.02)
+    small = pool.allocate(100) if kept else None
+    large = [pool.allocate(16 << 20) for _ in range(4)]
+    del large
+    assert pool.stats().reserved_nbytes >= 64 << 20
+    assert reserved_after_idle_windows(pool, 4) <= 16
+    assert pool.stats().trimmed_nbytes >= 48 << 20
+    del small
+
+
+def test_idle_trim_lets_the_long_segments_go_first(emulated) -> None:
+    pool = cumem.Pool("pinned", segments="malloc", idle_trim=0.02)
+    both = pool.allocate(8 << 20), pool.allocate(20 << 20)
+    del both
+    assert reserved_after_idle_windows(pool, 4) == 8
+
+
+def test_idle_trim_of_a_stream_that_works_waits_for_it(emulated) -> None:
+    pool = cumem.Pool("device", idle_trim=0.02)
+    stream = cumem.Stream()
+    with session.gate(stream):
+        pool.allocate(64 << 20, stream).fill(1, stream=stream)
+        assert reserved_after_idle_windows(pool, 3) >= 64
+    stream.synchronize()
+    assert reserved_after_idle_windows(pool, 3) < 64
 
 
 def test_trim_of_all_pools_goes_by_kind_and_device(emulated) -> None:

@@ -326,9 +326,7 @@ cm_pool_alloc(cm_pool *pool, uint64_t nbytes, cm_stream *stream, cm_block **out)
     if (!round_size(pool, nbytes, &r.size)) {
         return cm_fail(nbytes == 0 ? CM_EINVALID : CM_EOVERFLOW, nbytes);
     }
-    if (pool->config.idle_trim_ns != 0) {
-        cm_pool_trim_idle(pool);
-    }
+    cm_pool_trim_idle(pool);
     r.capturing = is_capturing(pool, stream);
     cm_span *span = take_ended(pool, &r);
     if (span == NULL) {

@@ -42,29 +42,43 @@ take_placed_locked(cm_pool *pool, cm_span *span, uint64_t keep_nbytes, leaving *
     return count;
 }
 
+/* The longest segment that is free from end to end and may go: what stays cached is
+ * then the short ones, which are what small blocks need. NULL: there is none. */
+static cm_span *
+find_segment_locked(const cm_pool *pool, uint64_t keep_nbytes, const cm_heap_view *view)
+{
+    cm_span *longest = NULL;
+    const cm_list *arenas = &pool->heap.arenas;
+    for (const cm_list *n = arenas->next; n != arenas; n = n->next) {
+        const cm_arena *arena = CM_LIST_ENTRY(n, cm_arena, node);
+        cm_span *s = arena->first;
+        if (arena != pool->range && s->state == CM_SPAN_FREE
+            && s->block.nbytes == arena->nbytes && cm_span_is_clean(s, view)
+            && pool->heap.free_nbytes >= keep_nbytes + arena->nbytes
+            && (longest == NULL || arena->nbytes > longest->block.nbytes)) {
+            longest = s;
+        }
+    }
+    return longest;
+}
+
 static uint32_t
 take_leaving_locked(cm_pool *pool, uint64_t keep_nbytes, leaving *out)
 {
     uint32_t count = 0;
     cm_heap_view view = cm_pool_view_locked(pool, 0);
-    cm_list *arenas = &pool->heap.arenas;
-    for (cm_list *n = arenas->next; n != arenas && count < BATCH; n = n->next) {
-        cm_arena *arena = CM_LIST_ENTRY(n, cm_arena, node);
-        for (cm_span *s = arena->first; s != NULL && count < BATCH; s = s->next) {
-            if (s->state != CM_SPAN_FREE || !cm_span_is_clean(s, &view)) {
-                continue;
-            }
-            if (arena == pool->range) {
-                count += take_placed_locked(pool, s, keep_nbytes, out + count,
-                                            BATCH - count);
-            }
-            else if (s->block.nbytes == arena->nbytes
-                     && pool->heap.free_nbytes >= keep_nbytes + arena->nbytes) {
-                out[count++] =
-                    (leaving){cm_heap_carve(&pool->heap, s, arena->base, arena->nbytes),
-                              &arena->chunk};
-            }
+    cm_span *s = pool->range != NULL ? pool->range->first : NULL;
+    for (; s != NULL && count < BATCH; s = s->next) {
+        if (s->state == CM_SPAN_FREE && cm_span_is_clean(s, &view)) {
+            count +=
+                take_placed_locked(pool, s, keep_nbytes, out + count, BATCH - count);
         }
+    }
+    while (count < BATCH
+           && (s = find_segment_locked(pool, keep_nbytes, &view)) != NULL) {
+        cm_arena *arena = s->arena;
+        out[count++] = (leaving){
+            cm_heap_carve(&pool->heap, s, arena->base, arena->nbytes), &arena->chunk};
     }
     return count;
 }
@@ -165,21 +179,37 @@ cm_pool_trim(cm_pool *pool, uint64_t keep_nbytes, bool wait, uint64_t *released_
     return cm_is_ok(first) ? status : first;
 }
 
+static bool
+is_window_over_locked(const cm_pool *pool)
+{
+    return pool->config.idle_trim_ns != 0
+           && cm_now_ns() - pool->window_ns >= pool->config.idle_trim_ns;
+}
+
 void
 cm_pool_trim_idle(cm_pool *pool)
 {
-    uint64_t now_ns = cm_now_ns();
     cm_fast_lock_take(&pool->lock);
-    bool over = now_ns - pool->window_ns >= pool->config.idle_trim_ns;
+    bool over = is_window_over_locked(pool);
+    cm_fast_lock_give(&pool->lock);
+    if (!over) {
+        return;
+    }
+    /* Only what is seen to have ended can go, and a free span is as new as the last
+     * small block that was cut from it. */
+    cm_status looked = cm_pool_poll(pool, CM_POLL_LOOK, false);
+    (void)looked; /* never fails */
+    cm_fast_lock_take(&pool->lock);
+    over = is_window_over_locked(pool); /* another thread may have been here */
     bool first = pool->window_ns == 0;
-    uint64_t unused = pool->window_cached;
     uint64_t cached = pool->heap.free_nbytes;
+    uint64_t unused = pool->window_cached < cached ? pool->window_cached : cached;
     if (over) {
-        pool->window_ns = now_ns;
+        pool->window_ns = cm_now_ns();
         pool->window_cached = cached;
     }
     cm_fast_lock_give(&pool->lock);
-    if (over && !first && unused > 0 && cached >= unused) {
+    if (over && !first && unused > 0) {
         uint64_t released_nbytes = 0;
         cm_status refused = trim(pool, cached - unused, &released_nbytes);
         (void)refused; /* counted as lost; a trim() that is asked for will tell */
