@@ -422,6 +422,42 @@ def test_idle_trim_of_a_stream_that_works_waits_for_it(emulated) -> None:
     assert reserved_after_idle_windows(pool, 3) < 64
 
 
+@pytest.mark.parametrize("kind", ["device", "pinned"])
+def test_idle_trim_may_be_set_later(emulated, kind: str) -> None:
+    pool = cumem.default_pool(kind)
+    assert pool.idle_trim is None
+    small = pool.allocate(100)
+    pool.allocate(64 << 20)
+    time.sleep(0.03)
+    pool.allocate(100)
+    assert pool.stats().trim_count == 0
+    pool.idle_trim = 0.02
+    assert pool.idle_trim == pytest.approx(0.02)
+    assert cumem.default_pool(kind).idle_trim == pytest.approx(0.02)
+    assert reserved_after_idle_windows(pool, 4) < 64
+    pool.idle_trim = None
+    assert pool.idle_trim is None
+    count = pool.stats().trim_count
+    time.sleep(0.03)
+    pool.allocate(100)
+    assert pool.stats().trim_count == count
+    del small
+
+
+def test_idle_trim_refuses_what_the_constructor_refuses(emulated) -> None:
+    pool = cumem.Pool("device", idle_trim=3)
+    for value, error in ((0, ValueError), (float("nan"), ValueError), ("1", TypeError)):
+        with pytest.raises(error, match="idle_trim must be"):
+            pool.idle_trim = value  # type: ignore[assignment]
+    with pytest.raises(AttributeError, match="cannot be deleted"):
+        del pool.idle_trim
+    assert pool.idle_trim == pytest.approx(3)
+    pool.close()
+    with pytest.raises(ValueError, match="pool is closed"):
+        pool.idle_trim = 1
+    assert pool.idle_trim == pytest.approx(3)
+
+
 def test_trim_of_all_pools_goes_by_kind_and_device(emulated) -> None:
     cumem.empty_pinned(4 << 20, "u1")
     cumem.empty_device(4 << 20, "u1")

@@ -146,6 +146,10 @@ bool cm_pool_quick_free(cm_pool *pool, cm_block *block, cm_stream *const *uses,
 CM_NODISCARD cm_status cm_pool_trim(cm_pool *pool, uint64_t keep_nbytes, bool wait,
                                     uint64_t *released_nbytes);
 
+/* The config's idle_trim_ns from now on; 0: never. Callers keep each other and those of
+ * cm_pool_get_config() out. Does nothing in a forked child. */
+void cm_pool_set_idle_trim(cm_pool *pool, uint64_t ns);
+
 /* Let devices that got a context since reach what is held for another: a chunk is
  * opened for those that have one by then. To be called when one was made, which
  * cm_runtime's `context_count` tells. Does nothing, at the cost of a look, where all

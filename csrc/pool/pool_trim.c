@@ -215,3 +215,15 @@ cm_pool_trim_idle(cm_pool *pool)
         (void)refused; /* counted as lost; a trim() that is asked for will tell */
     }
 }
+
+void
+cm_pool_set_idle_trim(cm_pool *pool, uint64_t ns)
+{
+    if (cm_runtime_is_forked(pool->rt)) {
+        return;
+    }
+    cm_fast_lock_take(&pool->lock);
+    pool->config.idle_trim_ns = ns;
+    pool->window_ns = 0; /* the first window begins with the next allocation */
+    cm_fast_lock_give(&pool->lock);
+}

@@ -163,9 +163,11 @@ parse_numa_node(PyObject *object, cm_pool_config *config)
     return 0;
 }
 
+/* None: 0. */
 static int
-parse_idle_trim(PyObject *object, cm_pool_config *config)
+parse_idle_trim(PyObject *object, uint64_t *ns)
 {
+    *ns = 0;
     if (object == NULL || object == Py_None) {
         return 0;
     }
@@ -182,8 +184,8 @@ parse_idle_trim(PyObject *object, cm_pool_config *config)
                      "idle_trim must be a number of seconds above 0, not %R", object);
         return -1;
     }
-    config->idle_trim_ns = (uint64_t)(seconds * 1e9);
-    config->idle_trim_ns += config->idle_trim_ns == 0;
+    *ns = (uint64_t)(seconds * 1e9);
+    *ns += *ns == 0;
     return 0;
 }
 
@@ -218,7 +220,7 @@ parse(cm_state *state, const wishes *w, cm_pool_config *config, uint64_t *limit)
         || cm_arg_device(state, w->device, "device", &config->device) < 0
         || parse_flags(w, config) < 0 || parse_numa_node(w->numa_node, config) < 0
         || parse_word(w->segments, "segments", "auto", "malloc", &plain) < 0
-        || parse_idle_trim(w->idle_trim, config) < 0
+        || parse_idle_trim(w->idle_trim, &config->idle_trim_ns) < 0
         || parse_limit(state, w->limit, config, limit) < 0) {
         return -1;
     }
@@ -315,6 +317,28 @@ pool_get_idle_trim(PyObject *op, void *Py_UNUSED(closure))
     return ns == 0 ? Py_NewRef(Py_None) : PyFloat_FromDouble((double)ns * 1e-9);
 }
 
+static int
+pool_set_idle_trim(PyObject *op, PyObject *value, void *Py_UNUSED(closure))
+{
+    cm_pool_object *self = (cm_pool_object *)(void *)op;
+    uint64_t ns;
+    if (value == NULL) {
+        PyErr_SetString(PyExc_AttributeError,
+                        "idle_trim cannot be deleted: set it to None");
+        return -1;
+    }
+    if (parse_idle_trim(value, &ns) < 0) {
+        return -1;
+    }
+    if (self->pool == NULL) {
+        PyErr_SetString(PyExc_ValueError, "the pool is closed");
+        return -1;
+    }
+    cm_pool_set_idle_trim(self->pool, ns);
+    self->config.idle_trim_ns = ns;
+    return 0;
+}
+
 static PyObject *
 pool_get_closed(PyObject *op, void *Py_UNUSED(closure))
 {
@@ -398,8 +422,10 @@ static PyGetSetDef pool_getset[] = {
     {"numa_node", pool_get_numa_node, NULL,
      "Where the pages were asked to lie, or None: near the device.", NULL},
     {"segments", pool_get_segments, NULL, "\"auto\" or \"malloc\".", NULL},
-    {"idle_trim", pool_get_idle_trim, NULL,
-     "Seconds after which unused cached memory goes back, or None.", NULL},
+    {"idle_trim", pool_get_idle_trim, pool_set_idle_trim,
+     "Seconds after which cached memory that was not needed goes back, or None; may be "
+     "set,\nalso of a default pool. Raises ValueError if set after close().",
+     NULL},
     {"closed", pool_get_closed, NULL,
      "True after close() or shutdown(): nothing is allocated any more.", NULL},
     {NULL, NULL, NULL, NULL, NULL},
