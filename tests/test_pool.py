@@ -4,8 +4,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import pickle
+import signal
 import threading
 import time
 import weakref
@@ -376,6 +378,60 @@ def test_trim_waits_unless_told_not_to(emulated) -> None:
         assert pool.trim(wait=False) == 0
         assert pool.stats().in_flight_nbytes >= 1 << 20
     assert pool.trim() >= 1 << 20
+
+
+WAITS: dict[str, Callable[[cumem.Pool], object]] = {
+    "allocate": lambda pool: pool.allocate(8 << 20),
+    "trim": lambda pool: pool.trim(),
+    "trim all": lambda pool: cumem.trim(pool.kind),
+    "allocate elsewhere": lambda pool: cumem.Pool(pool.kind).allocate(8 << 20),
+}
+
+
+@pytest.mark.parametrize("wait", WAITS)
+@pytest.mark.parametrize("kind", ["device", "pinned"])
+def test_ctrl_c_ends_a_wait_for_memory_in_flight(
+    emulated, kind: str, wait: str
+) -> None:
+    pool = cumem.Pool(kind, limit="8MiB")
+    stream = cumem.Stream()
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(cumem.limit(kind, "8MiB"))
+        stack.enter_context(session.alarm(stream))
+        block = pool.allocate(8 << 20)
+        block.record_stream(stream)
+        del block
+        WAITS[wait](pool)
+    assert pool.stats().out_of_memory_count == 0
+    stream.synchronize()
+    pool.allocate(8 << 20)
+    assert pool.trim() >= 8 << 20
+
+
+def test_signal_handler_may_use_the_pool_that_waits(emulated) -> None:
+    pool = cumem.Pool("pinned", limit="8MiB")
+    stream = cumem.Stream()
+    answers: list[object] = []
+
+    def ring(number: int, frame: object) -> None:
+        try:
+            pool.trim(wait=False)
+            answers.append(pool.stats().in_flight_count)
+        finally:
+            session.testing.gate_open(stream)
+
+    old = signal.signal(signal.SIGALRM, ring)
+    try:
+        session.testing.gate_close(stream)
+        block = pool.allocate(8 << 20)
+        block.record_stream(stream)
+        del block
+        signal.setitimer(signal.ITIMER_REAL, 0.05)
+        pool.allocate(8 << 20)
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, old)
+    assert answers == [1]
 
 
 def reserved_after_idle_windows(pool: cumem.Pool, most: int) -> int:

@@ -115,6 +115,24 @@ cm_pool_is_short(cm_status status)
            || status.code == CM_ENOMEM || status.code == CM_EHOSTMEMORY;
 }
 
+/* Asked every 50 ms, in the thread that waits and with nothing locked: true ends the
+ * wait with CM_ECANCELLED. NULL: nobody would say so. */
+typedef struct cm_patience {
+    bool (*interrupted)(void *argument);
+    void *argument;
+} cm_patience;
+
+/* The same, for who may be interrupted while it waits for memory in flight. */
+CM_NODISCARD cm_status cm_pool_alloc_asking(cm_pool *pool, uint64_t nbytes,
+                                            cm_stream *stream,
+                                            const cm_patience *patience,
+                                            cm_block **out);
+
+/* Wait for the work on what has been given back so far, as far as it can be asked
+ * about: before a cm_pool_trim() that waits, which then has nothing to wait for.
+ * Does nothing where nobody would interrupt. Fails: CM_ECANCELLED. */
+CM_NODISCARD cm_status cm_pool_await(cm_pool *pool, const cm_patience *patience);
+
 /* What is known of a block beyond the streams that worked on it. */
 enum {
     CM_POOL_FREE_FENCE = 1,    /* others did that nobody knows: the block waits for

@@ -112,6 +112,7 @@ typedef struct request {
     uint64_t size;
     cm_stream *stream;
     bool capturing; /* nothing may be waited for or recorded on the stream */
+    const cm_patience *patience;
 } request;
 
 /* As a hit, but thorough: neighbours are joined, every free span is looked at. Joining
@@ -282,6 +283,7 @@ make_room(cm_pool *pool, const request *r, cm_status refused, cm_span **out)
         return cm_ok();
     }
     if (!r->capturing) {
+        CM_TRY(cm_pool_await(pool, r->patience));
         cm_status waited = cm_pool_poll(pool, CM_POLL_WAIT, true);
         (void)waited; /* the retry's own answer is what the caller needs */
     }
@@ -314,6 +316,13 @@ is_capturing(cm_pool *pool, const cm_stream *stream)
 cm_status
 cm_pool_alloc(cm_pool *pool, uint64_t nbytes, cm_stream *stream, cm_block **out)
 {
+    return cm_pool_alloc_asking(pool, nbytes, stream, &(cm_patience){NULL, NULL}, out);
+}
+
+cm_status
+cm_pool_alloc_asking(cm_pool *pool, uint64_t nbytes, cm_stream *stream,
+                     const cm_patience *patience, cm_block **out)
+{
     if (cm_runtime_is_forked(pool->rt)) {
         return cm_fail(CM_EFORKED, nbytes);
     }
@@ -322,7 +331,7 @@ cm_pool_alloc(cm_pool *pool, uint64_t nbytes, cm_stream *stream, cm_block **out)
         *out = block;
         return cm_ok();
     }
-    request r = {.nbytes = nbytes, .stream = stream};
+    request r = {.nbytes = nbytes, .stream = stream, .patience = patience};
     if (!round_size(pool, nbytes, &r.size)) {
         return cm_fail(nbytes == 0 ? CM_EINVALID : CM_EOVERFLOW, nbytes);
     }

@@ -130,6 +130,7 @@ give_to_flight(cm_pool *pool, cm_span *span, cm_flight *flight)
         c->peak_in_flight_nbytes = c->in_flight_nbytes;
     }
     if (flight != NULL) {
+        flight->serial = c->free_count;
         cm_list_push_back(&pool->in_flight, &flight->node);
     }
     bool unused = cm_pool_is_unused_locked(pool);

@@ -2,7 +2,8 @@
 /* The pool's insides, shared by its files: pool.c (life), pool_read.c (counters,
  * peaks), pool_alloc.c (handing out), pool_free.c (taking back), pool_in_flight.c (when
  * a freed block is idle), pool_marks.c (when a stream's work has ended), pool_grow.c
- * and pool_place*.c (more memory), pool_trim.c (less), pool_peers.c (other devices).
+ * and pool_place*.c (more memory), pool_trim.c (less), pool_await.c (waits that can be
+ * interrupted), pool_peers.c (other devices).
  * Nobody else includes this.
  * Locks: `lock` guards heap, lists, marks and counters, for list work only. `gate` with
  * its condition guards the two flags of who is growing or polling; no thread holds
@@ -30,6 +31,7 @@ typedef struct cm_flight {
         int device;
     } events[CM_FLIGHT_EVENT_MAX]; /* all must be done before the block is idle */
     uint32_t event_count;
+    uint64_t serial;        /* the pool's free_count when it was given back */
     uint64_t fence_devices; /* bit d: whatever device d was doing must end first */
     bool captured; /* a graph may use it at any time: stays until the pool ends */
     bool ready;    /* the poller's finding: the block is idle */

@@ -65,6 +65,24 @@ cm_wait_polling(cm_runtime *rt, int device, cm_wait_query query, uint64_t handle
     return true;
 }
 
+/* -- pools ------------------------------------------------------------------------- */
+
+static bool
+is_interrupted(void *argument)
+{
+    PyThreadState **thread = argument;
+    PyEval_RestoreThread(*thread);
+    bool interrupted = PyErr_CheckSignals() < 0;
+    *thread = PyEval_SaveThread();
+    return interrupted;
+}
+
+cm_patience
+cm_patience_of(PyThreadState **thread)
+{
+    return (cm_patience){sees_signals() ? is_interrupted : NULL, thread};
+}
+
 /* -- whole devices ----------------------------------------------------------------- */
 
 typedef struct device_wait {

@@ -22,4 +22,8 @@ bool cm_wait_for_device(cm_state *state, cm_runtime *rt, int device, cm_status *
  */
 void cm_device_waits_join(cm_state *state);
 
+/* For waits in a pool. `*thread` is what PyEval_SaveThread() gave: Python's signal
+ * handlers run there. After CM_ECANCELLED their exception is set. */
+cm_patience cm_patience_of(PyThreadState **thread);
+
 #endif

@@ -5,6 +5,7 @@
 #include <stdio.h>
 
 #include "python/arguments.h"
+#include "python/device_wait.h"
 #include "python/errors.h"
 #include "python/limits.h"
 
@@ -36,19 +37,25 @@ try_again(attempt *self)
     cm_status status;
     cm_block *block = NULL;
     cm_state_enter(self->state);
-    Py_BEGIN_ALLOW_THREADS
-    status = cm_pool_alloc(self->pool, self->nbytes, self->stream, &block);
-    Py_END_ALLOW_THREADS
+    PyThreadState *thread = PyEval_SaveThread();
+    cm_patience patience = cm_patience_of(&thread);
+    status =
+        cm_pool_alloc_asking(self->pool, self->nbytes, self->stream, &patience, &block);
+    PyEval_RestoreThread(thread);
     cm_state_leave(self->state);
     self->status = status;
     self->block = cm_is_ok(status) ? block : NULL;
     return !is_shortage(status);
 }
 
-/* Takes over `text`. 0, or -1 with an exception. */
+/* Takes over `text`. 0, or -1 with an exception, also that of a signal's handler. */
 static int
 note(attempt *self, PyObject *text)
 {
+    if (PyErr_Occurred()) {
+        Py_XDECREF(text);
+        return -1;
+    }
     if (self->tried == NULL) {
         self->tried = PyList_New(0);
     }
@@ -92,21 +99,30 @@ trim_others(attempt *self, bool *done)
     }
     uint64_t released = 0;
     int trimmed = 0;
-    Py_BEGIN_ALLOW_THREADS
+    cm_status waited = cm_ok();
+    PyThreadState *thread = PyEval_SaveThread();
+    cm_patience patience = cm_patience_of(&thread);
     for (size_t i = 0; i < count; i++) {
         cm_pool *other = entries[i].pool;
         if (other != self->pool
             && shares_memory(cm_pool_get_config(other),
                              cm_pool_get_config(self->pool))) {
             uint64_t nbytes = 0;
+            waited = cm_pool_await(other, &patience);
+            if (!cm_is_ok(waited)) {
+                break;
+            }
             cm_status refused = cm_pool_trim(other, 0, true, &nbytes);
             (void)refused; /* the allocation is what must succeed: it is tried again */
             released += nbytes;
             trimmed++;
         }
     }
-    Py_END_ALLOW_THREADS
+    PyEval_RestoreThread(thread);
     cm_pools_give_all(self->state, entries, count);
+    if (!cm_is_ok(waited)) {
+        return -1;
+    }
     if (trimmed == 0) {
         return 0;
     }

@@ -2,6 +2,7 @@
 /* Functions of the module about pools: the default ones, and giving back from all. */
 #include "python/arguments.h"
 #include "python/buffer_object.h"
+#include "python/device_wait.h"
 #include "python/errors.h"
 #include "python/limits.h"
 #include "python/pool_object.h"
@@ -130,19 +131,28 @@ trim(PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyObject *kwname
     }
     uint64_t total = 0;
     cm_status first = cm_ok();
-    Py_BEGIN_ALLOW_THREADS
+    cm_status waited = cm_ok();
+    PyThreadState *thread = PyEval_SaveThread();
+    cm_patience patience = cm_patience_of(&thread);
     for (size_t i = 0; i < count; i++) {
         const cm_pool_config *config = cm_pool_get_config(entries[i].pool);
         if ((r.kind == CM_KIND_PAGEABLE || r.kind == config->kind)
             && (r.device < 0 || r.device == config->device)) {
             uint64_t released;
+            waited = r.wait ? cm_pool_await(entries[i].pool, &patience) : cm_ok();
+            if (!cm_is_ok(waited)) {
+                break;
+            }
             cm_status status = trim_one(entries[i].pool, &r, &released);
             total += released;
             first = cm_is_ok(first) ? status : first;
         }
     }
-    Py_END_ALLOW_THREADS
+    PyEval_RestoreThread(thread);
     cm_pools_give_all(state, entries, count);
+    if (!cm_is_ok(waited)) {
+        return NULL; /* with the exception of a signal's handler */
+    }
     if (!cm_is_ok(first)) {
         return cm_py_raise(state, first, "while trimming the pools");
     }

@@ -3,6 +3,7 @@
 #include "python/arguments.h"
 #include "python/buffer_object.h"
 #include "python/constructors.h"
+#include "python/device_wait.h"
 #include "python/errors.h"
 #include "python/pool_object.h"
 #include "python/sizes.h"
@@ -175,10 +176,15 @@ pool_trim(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnam
     }
     uint64_t released = 0;
     cm_status status;
-    Py_BEGIN_ALLOW_THREADS
-    status = cm_pool_trim(pool, keep, wait, &released);
-    Py_END_ALLOW_THREADS
+    PyThreadState *thread = PyEval_SaveThread();
+    cm_patience patience = cm_patience_of(&thread);
+    cm_status waited = wait ? cm_pool_await(pool, &patience) : cm_ok();
+    status = cm_is_ok(waited) ? cm_pool_trim(pool, keep, wait, &released) : waited;
+    PyEval_RestoreThread(thread);
     cm_pool_object_give(op, pool);
+    if (!cm_is_ok(waited)) {
+        return NULL; /* with the exception of a signal's handler */
+    }
     if (!cm_is_ok(status)) {
         return cm_py_raise(self->state, status, "while trimming a pool");
     }
