@@ -65,6 +65,23 @@ def test_error_of_the_driver_keeps_its_call(small) -> None:
     assert isinstance(error, MemoryError)
 
 
+def test_allocation_that_fails_keeps_nothing(small) -> None:
+    others = cumem.Pool(segments="malloc").allocate(24 * MIB)
+    for nbytes in (SIZE * 2, SIZE, 48 * MIB):  # beyond the device, and what is free
+        pool = cumem.Pool()
+        with pytest.raises(
+            cumem.OutOfMemoryError, match=rf"cuMemCreate\({nbytes} bytes"
+        ) as caught:
+            pool.allocate(nbytes)
+        assert caught.value.driver_free == SIZE - 24 * MIB
+        stats = pool.stats()
+        assert (stats.reserved_nbytes, stats.peak_reserved_nbytes) == (0, 0)
+        assert stats.lost_count == 0
+        assert pool.allocate(40 * MIB).nbytes == 40 * MIB
+        pool.trim()
+    del others
+
+
 def test_advice_names_fragmentation_where_that_is_the_cause(small) -> None:
     pool = cumem.Pool(segments="malloc")
     pool.allocate(48 * MIB)

@@ -42,6 +42,7 @@ typedef struct cm_filling {
     bool downward;        /* grows towards lower addresses */
     uint64_t moved_nbytes;
     uint64_t create_nbytes;
+    uint64_t made_nbytes; /* of new chunks, so far: the last of done_nbytes */
     uint64_t done_nbytes; /* of the target: what has memory by now */
     uint32_t move_end;    /* its moves end before this one; they begin where those of
                              the gap before it end */
@@ -54,8 +55,8 @@ typedef struct cm_place_plan {
     cm_move moves[CM_PLACE_MOVES];
     uint32_t move_count;
     uint64_t create_nbytes; /* of all fillings */
-    uint64_t made_nbytes;
-    uint32_t tag; /* of the place's free spans */
+    uint64_t made_nbytes;   /* in so much of it; reserved from when the plan settles */
+    uint32_t tag;           /* of the place's free spans */
     uint64_t epoch;
 } cm_place_plan;
 

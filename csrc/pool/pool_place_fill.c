@@ -52,10 +52,10 @@ move_chunks(cm_pool *pool, cm_filling *f, cm_move *moves, uint32_t count)
 /* Chunks are kept small against the whole, since one can move only when all of it is
  * free; but each costs a call. */
 static uint64_t
-piece_nbytes(const cm_pool *pool, uint64_t nbytes)
+piece_nbytes(const cm_pool *pool, uint64_t nbytes, uint64_t made_nbytes)
 {
     uint64_t granule = pool->source->granule;
-    uint64_t held = pool->counters.reserved_nbytes; /* changed by growers alone */
+    uint64_t held = pool->counters.reserved_nbytes + made_nbytes;
     uint64_t share = pool->hurried ? HURRIED_CHUNK_SHARE : CHUNK_SHARE;
     uint64_t most = cm_round_up_to((held + nbytes) / share, granule);
     most = most < CHUNK_GRANULES * granule ? CHUNK_GRANULES * granule : most;
@@ -69,7 +69,7 @@ create_chunks(cm_pool *pool, cm_place_plan *plan, cm_filling *f)
 {
     const cm_arena *range = pool->range;
     uint64_t left = f->create_nbytes;
-    uint64_t piece = left == 0 ? 0 : piece_nbytes(pool, left);
+    uint64_t piece = left == 0 ? 0 : piece_nbytes(pool, left, plan->made_nbytes);
     while (left > 0) {
         uint64_t nbytes = piece < left ? piece : left;
         cm_address to = f->fill + f->done_nbytes;
@@ -85,11 +85,48 @@ create_chunks(cm_pool *pool, cm_place_plan *plan, cm_filling *f)
         }
         cm_fast_lock_take(&pool->lock);
         set_chunk_at(range, to, nbytes, chunk);
-        cm_pool_count_reserved_locked(pool, nbytes);
         cm_fast_lock_give(&pool->lock);
         plan->made_nbytes += nbytes;
+        f->made_nbytes += nbytes;
         f->done_nbytes += nbytes;
         left -= nbytes;
+    }
+    return cm_ok();
+}
+
+/* A request that fails leaves nothing behind: what was made for it goes back, the last
+ * first. What the driver refuses to take stays, as free memory, and all below it. */
+static void
+close_made(cm_pool *pool, cm_filling *f, uint64_t *made_nbytes)
+{
+    const cm_arena *range = pool->range;
+    while (f->made_nbytes > 0) {
+        cm_address end = f->fill + f->done_nbytes;
+        cm_chunk *chunk = range->chunk_at[(end - range->base) / range->granule - 1];
+        uint64_t nbytes = chunk->nbytes;
+        if (!cm_is_ok(pool->source->ops->close_chunk(pool->source, chunk))) {
+            atomic_fetch_add(&pool->lost_count, 1);
+            return;
+        }
+        cm_fast_lock_take(&pool->lock);
+        set_chunk_at(range, end - nbytes, nbytes, NULL);
+        cm_fast_lock_give(&pool->lock);
+        free(chunk);
+        f->made_nbytes -= nbytes;
+        f->done_nbytes -= nbytes;
+        *made_nbytes -= nbytes;
+    }
+}
+
+/* Nothing is begun that even the whole device has no memory for. What the driver says
+ * is free is no bound: it can move managed memory out of the way. */
+static cm_status
+check_device(const cm_pool *pool, uint64_t nbytes)
+{
+    uint64_t held = pool->counters.reserved_nbytes; /* changed by growers alone */
+    uint64_t most = pool->source->most_nbytes;
+    if (held > most || nbytes > most - held) {
+        return (cm_status){CM_CUDA_OUT_OF_MEMORY, CM_OP_physical_create, 0, nbytes};
     }
     return cm_ok();
 }
@@ -101,7 +138,7 @@ fill(cm_pool *pool, cm_place_plan *plan)
     if (charged > 0 && !cm_pool_try_charge(pool, charged)) {
         return cm_fail(CM_ELIMIT, charged);
     }
-    cm_status status = cm_ok();
+    cm_status status = charged > 0 ? check_device(pool, charged) : cm_ok();
     uint32_t moved = 0;
     for (uint32_t i = 0; i < plan->filling_count && cm_is_ok(status); i++) {
         cm_filling *f = &plan->fillings[i];
@@ -110,6 +147,9 @@ fill(cm_pool *pool, cm_place_plan *plan)
         if (cm_is_ok(status)) {
             status = create_chunks(pool, plan, f);
         }
+    }
+    for (uint32_t i = plan->filling_count; i-- > 0 && !cm_is_ok(status);) {
+        close_made(pool, &plan->fillings[i], &plan->made_nbytes);
     }
     if (charged > plan->made_nbytes) {
         cm_pool_refund(pool, charged - plan->made_nbytes);
@@ -132,6 +172,7 @@ grow(cm_pool *pool, uint64_t size, const cm_stream *stream, bool with_step,
     CM_TRY(status);
     status = fill(pool, &plan);
     cm_fast_lock_take(&pool->lock);
+    cm_pool_count_reserved_locked(pool, plan.made_nbytes);
     view = cm_pool_view_locked(pool, cm_pool_find_mark_locked(pool, stream));
     cm_span *span = cm_pool_settle_place_locked(pool, &plan, &view);
     if (cm_is_ok(status)) {
@@ -156,6 +197,10 @@ cm_pool_grow_placed(cm_pool *pool, uint64_t size, const cm_stream *stream,
     cm_status status = grow(pool, size, stream, true, out);
     if (cm_pool_is_short(status) && status.code != CM_ENOMEM) {
         status = grow(pool, size, stream, false, out); /* the need alone */
+    }
+    if (status.code == CM_CUDA_OUT_OF_MEMORY && status.op == CM_OP_physical_create
+        && status.arg < size) {
+        status.arg = size; /* more telling than the piece of it that failed */
     }
     return status;
 }

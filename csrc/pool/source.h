@@ -64,6 +64,7 @@ struct cm_source {
     bool is_placed;   /* chunks lie in one range of addresses, neighbours join up */
     cm_address base;  /* of that range */
     uint64_t range_nbytes;
+    uint64_t most_nbytes; /* that can ever have memory at a time: the device's all */
 };
 
 /* The source for `config` on this machine and driver: mapped-on-demand device memory

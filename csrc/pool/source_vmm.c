@@ -171,6 +171,7 @@ reserve(cm_source *base)
     uint64_t free_nbytes, total_nbytes, nbytes;
     CM_TRY(cm_rt_memory_info(base->rt, &free_nbytes, &total_nbytes));
     uint64_t least = total_nbytes & ~(base->granule - 1);
+    base->most_nbytes = total_nbytes;
     if (least == 0) {
         return cm_fail(CM_ENOTSUP, total_nbytes); /* not one granule */
     }

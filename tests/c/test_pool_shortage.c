@@ -1,0 +1,153 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* pool/: a growth that cannot succeed, where chunks are put side by side. */
+#include "place_world.h"
+
+/* Others have the memory: 100 MiB of the device's 256. */
+typedef struct crowd {
+    cm_runtime *rt;
+    cm_pool *others;
+    cm_block *theirs;
+    cm_budget budget; /* of `pool` */
+    cm_pool *pool;
+    cm_block *kept;
+    uint64_t free_nbytes; /* the driver's, with all that */
+} crowd;
+
+static void
+open_crowd(crowd *c)
+{
+    cm_pool_config plain = DEVICE;
+    cm_pool_config config = DEVICE;
+    plain.segments = CM_SEGMENTS_PLAIN;
+    c->rt = open_emulated(13000, 1, 256 * MIB);
+    c->others = open_pool(c->rt, plain);
+    c->theirs = take(c->others, 100 * MIB, NULL);
+    cm_budget_init(&c->budget, UINT64_MAX, NULL);
+    config.budget = &c->budget;
+    c->pool = open_pool(c->rt, config);
+    cm_block *moved = take(c->pool, LUMP, NULL);
+    c->kept = take(c->pool, LUMP, NULL);
+    give(c->pool, moved, NULL, 0);
+    c->free_nbytes = driver_free_nbytes(c->rt);
+}
+
+static void
+close_crowd(crowd *c)
+{
+    give(c->others, c->theirs, NULL, 0);
+    give(c->pool, c->kept, NULL, 0);
+    cm_pool_release(c->others);
+    cm_pool_release(c->pool);
+    CHECK_EQ(atomic_load(&c->budget.used_nbytes), 0);
+    check_nothing_live(c->rt);
+    close_emulated(c->rt);
+}
+
+static void
+test_pool_growth_that_fails_gives_back_what_it_took(void)
+{
+    crowd w;
+    cm_block *block = NULL;
+    open_crowd(&w);
+    cm_status status = cm_pool_alloc(w.pool, 200 * MIB, NULL, &block);
+    CHECK_EQ(status.code, CM_CUDA_OUT_OF_MEMORY);
+    CHECK_EQ(status.op, CM_OP_physical_create);
+    CHECK_EQ(status.arg, 200 * MIB);
+    CHECK(cm_pool_check(w.pool));
+    cm_pool_counters c = read_counters(w.pool);
+    CHECK_EQ(c.live_nbytes, LUMP);
+    CHECK_EQ(c.reserved_nbytes, LUMP); /* the chunk that was free was trimmed */
+    CHECK_EQ(c.peak_reserved_nbytes, 2 * LUMP);
+    CHECK_EQ(c.lost_count, 0);
+    CHECK_EQ(atomic_load(&w.budget.used_nbytes), LUMP);
+    CHECK_EQ(driver_free_nbytes(w.rt), w.free_nbytes + LUMP);
+    check_usable(w.rt, w.kept);
+    block = take(w.pool, 140 * MIB, NULL);
+    check_usable(w.rt, block);
+    give(w.pool, block, NULL, 0);
+    close_crowd(&w);
+}
+
+/* Chunks that were moved for it are as good where they are now. */
+static void
+test_pool_growth_that_fails_once_keeps_what_it_moved(void)
+{
+    crowd w;
+    open_crowd(&w);
+    cm_faults_plan(w.rt, CM_OP_physical_create, 4, 999, false);
+    cm_block *block = NULL;
+    CHECK_CODE(cm_pool_alloc(w.pool, 100 * MIB, NULL, &block), 999);
+    CHECK_EQ(cm_faults_struck(w.rt), CM_OP_physical_create);
+    cm_faults_plan(w.rt, CM_OP_none, 0, 0, false);
+    CHECK(cm_pool_check(w.pool));
+    cm_pool_counters c = read_counters(w.pool);
+    CHECK_EQ(c.remap_count, 1);
+    CHECK_EQ(c.reserved_nbytes, 2 * LUMP);
+    CHECK_EQ(c.cached_nbytes, LUMP);
+    CHECK_EQ(atomic_load(&w.budget.used_nbytes), 2 * LUMP);
+    CHECK_EQ(driver_free_nbytes(w.rt), w.free_nbytes);
+    block = take(w.pool, LUMP, NULL);
+    CHECK_EQ(read_counters(w.pool).reserved_nbytes, 2 * LUMP);
+    check_usable(w.rt, block);
+    give(w.pool, block, NULL, 0);
+    close_crowd(&w);
+}
+
+/* What the driver does not take back stays, as free memory. */
+static void
+test_pool_growth_that_fails_keeps_what_cannot_go_back(void)
+{
+    static const cm_op ops[] = {CM_OP_physical_release, CM_OP_address_unmap};
+    for (size_t i = 0; i < 2; i++) {
+        crowd w;
+        cm_block *block = NULL;
+        open_crowd(&w);
+        cm_faults_plan(w.rt, ops[i], i == 0 ? 1 : 2, 999, true);
+        CHECK_CODE(cm_pool_alloc(w.pool, 200 * MIB, NULL, &block),
+                   CM_CUDA_OUT_OF_MEMORY);
+        cm_faults_plan(w.rt, CM_OP_none, 0, 0, false);
+        CHECK(cm_pool_check(w.pool));
+        cm_pool_counters c = read_counters(w.pool);
+        CHECK_GT(c.lost_count, 0);
+        CHECK_GT(c.cached_nbytes, LUMP);
+        CHECK_EQ(c.reserved_nbytes, c.live_nbytes + c.cached_nbytes);
+        CHECK_EQ(atomic_load(&w.budget.used_nbytes), c.reserved_nbytes);
+        CHECK_EQ(driver_free_nbytes(w.rt), 156 * MIB - c.reserved_nbytes);
+        block = take(w.pool, 120 * MIB, NULL);
+        check_usable(w.rt, block);
+        give(w.pool, block, NULL, 0);
+        close_crowd(&w);
+    }
+}
+
+static void
+test_pool_asks_for_no_more_than_the_device_has(void)
+{
+    cm_runtime *rt = open_emulated(13000, 1, 256 * MIB);
+    cm_pool *pool = open_pool(rt, DEVICE);
+    cm_block *kept = take(pool, 100 * MIB, NULL);
+    uint64_t created = cm_faults_count(rt, CM_OP_physical_create);
+    for (int i = 1; i < 3; i++) {
+        cm_block *block = NULL;
+        uint64_t nbytes = (uint64_t)i * 160 * MIB; /* what is held counts, too */
+        cm_status status = cm_pool_alloc(pool, nbytes, NULL, &block);
+        CHECK_EQ(status.code, CM_CUDA_OUT_OF_MEMORY);
+        CHECK_EQ(status.op, CM_OP_physical_create);
+        CHECK_EQ(status.arg, nbytes);
+    }
+    CHECK_EQ(cm_faults_count(rt, CM_OP_physical_create), created);
+    CHECK_EQ(read_counters(pool).reserved_nbytes, 100 * MIB);
+    cm_block *rest = take(pool, 156 * MIB, NULL); /* all there is */
+    check_usable(rt, rest);
+    give(pool, rest, NULL, 0);
+    give(pool, kept, NULL, 0);
+    cm_pool_release(pool);
+    close_emulated(rt);
+}
+
+/* clang-format off */
+MAIN(RUN(test_pool_growth_that_fails_gives_back_what_it_took)
+     RUN(test_pool_growth_that_fails_once_keeps_what_it_moved)
+     RUN(test_pool_growth_that_fails_keeps_what_cannot_go_back)
+     RUN(test_pool_asks_for_no_more_than_the_device_has))
+/* clang-format on */
