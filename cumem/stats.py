@@ -36,7 +36,8 @@ class Counters:
     """Counters of a pool, or sums over several.
 
     Bytes unless the name says count or ns. ``live + in_flight + cached = reserved`` at any
-    moment; ``live - requested`` is what rounding costs. Sums of peaks and of
+    moment, where cached is all that no buffer has, with what is just on its way back to the
+    driver; ``live - requested`` is what rounding costs. Sums of peaks and of
     ``largest_free_nbytes`` add up those of each pool: pools need not peak together.
 
     Attributes

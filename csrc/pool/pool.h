@@ -49,8 +49,8 @@ typedef struct cm_block {
     X(requested_nbytes) /* asked for by them; live - requested is lost to rounding */  \
     X(in_flight_nbytes) /* freed, work may still run on them */                        \
     X(in_flight_count)                                                                 \
-    X(cached_nbytes)   /* free and ready for reuse */                                  \
-    X(cached_count)    /* in so many pieces */                                         \
+    X(cached_nbytes)   /* free for reuse; what comes or goes just now included */      \
+    X(cached_count)    /* free pieces */                                               \
     X(reserved_nbytes) /* held from the runtime = live + in flight + cached */         \
     X(peak_live_nbytes)                                                                \
     X(peak_requested_nbytes)                                                           \

@@ -58,7 +58,7 @@ typedef struct cm_pool_peaks {
 } cm_pool_peaks;
 
 /* Invariants, under the lock (S(x) is the sum of nbytes of the spans in state x):
- *   live_nbytes = S(LIVE)   in_flight_nbytes = S(FLIGHT)   cached_nbytes = S(FREE)
+ *   live_nbytes = S(LIVE)   in_flight_nbytes = S(FLIGHT)   heap.free_nbytes = S(FREE)
  *   reserved_nbytes = S(LIVE) + S(FLIGHT) + S(FREE) + S(BUSY with memory), but for what
  *   a growth under way has made
  *   in_flight_count = |in_flight| + |polled|

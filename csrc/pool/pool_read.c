@@ -14,11 +14,21 @@ count_segments(const cm_pool *pool)
     return count;
 }
 
+/* What is reserved and nobody's: free, or for a moment on its way between the heap and
+ * the runtime. */
+static uint64_t
+cached_nbytes(const cm_pool_counters *c)
+{
+    uint64_t used_nbytes = c->live_nbytes + c->in_flight_nbytes;
+    /* Less only where the lock is not held, in a forked child. */
+    return c->reserved_nbytes > used_nbytes ? c->reserved_nbytes - used_nbytes : 0;
+}
+
 static void
 read_locked(const cm_pool *pool, cm_pool_counters *out)
 {
     *out = pool->counters;
-    out->cached_nbytes = pool->heap.free_nbytes;
+    out->cached_nbytes = cached_nbytes(&pool->counters);
     out->cached_count = pool->heap.free_count;
     out->split_count = pool->heap.split_count;
     out->merge_count = pool->heap.merge_count;

@@ -99,6 +99,55 @@ test_pool_idle_trim_is_off_by_default(void)
     close_emulated(rt);
 }
 
+/* -- counters --------------------------------------------------------------------------- */
+
+typedef struct churn {
+    cm_pool *pool;
+    _Atomic bool over;
+} churn;
+
+static void *
+grow_and_trim(void *arg)
+{
+    churn *c = arg;
+    for (int i = 0; i < 200; i++) {
+        cm_block *a = take(c->pool, 24 * MIB, NULL);
+        cm_block *b = take(c->pool, 8 * MIB, NULL);
+        give(c->pool, a, NULL, 0);
+        a = take(c->pool, 40 * MIB, NULL);
+        give(c->pool, b, NULL, 0);
+        give(c->pool, a, NULL, 0);
+        (void)trim(c->pool, 4 * MIB, false);
+    }
+    c->over = true;
+    return NULL;
+}
+
+static void
+test_pool_counters_agree_while_memory_comes_and_goes(void)
+{
+    for (int plain = 0; plain < 2; plain++) {
+        cm_runtime *rt = open_emulated(13000, 1, 128 * MIB);
+        cm_pool_config config = DEVICE;
+        config.segments = plain ? CM_SEGMENTS_PLAIN : CM_SEGMENTS_AUTO;
+        churn c = {.pool = open_pool(rt, config)};
+        cm_thread thread;
+        CHECK_OK(cm_thread_start(&thread, grow_and_trim, &c));
+        uint64_t wrong = 0;
+        while (!c.over) {
+            cm_pool_counters now = read_counters(c.pool);
+            wrong += now.live_nbytes + now.in_flight_nbytes + now.cached_nbytes
+                         != now.reserved_nbytes
+                     || now.largest_free_nbytes > now.cached_nbytes
+                     || now.peak_reserved_nbytes < now.reserved_nbytes;
+        }
+        cm_thread_join(thread);
+        CHECK_EQ(wrong, 0);
+        cm_pool_release(c.pool);
+        close_emulated(rt);
+    }
+}
+
 /* -- limits and out of memory ----------------------------------------------------------- */
 
 static void
@@ -404,6 +453,7 @@ test_pool_any_call_may_fail_and_nothing_leaks(void)
 MAIN(RUN(test_pool_keeps_what_is_freed_until_trimmed)
      RUN(test_pool_idle_trim_gives_back_what_was_not_needed)
      RUN(test_pool_idle_trim_is_off_by_default)
+     RUN(test_pool_counters_agree_while_memory_comes_and_goes)
      RUN(test_pool_out_of_memory_waits_trims_and_retries)
      RUN(test_pool_limit_counts_what_is_reserved)
      RUN(test_pool_limit_is_met_by_waiting_for_another_stream)
