@@ -110,7 +110,7 @@ static void *
 grow_and_trim(void *arg)
 {
     churn *c = arg;
-    for (int i = 0; i < 200; i++) {
+    for (int i = 0; i < 20; i++) {
         cm_block *a = take(c->pool, 24 * MIB, NULL);
         cm_block *b = take(c->pool, 8 * MIB, NULL);
         give(c->pool, a, NULL, 0);
