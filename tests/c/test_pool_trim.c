@@ -148,6 +148,51 @@ test_pool_counters_agree_while_memory_comes_and_goes(void)
     }
 }
 
+/* -- waiting that can be ended ---------------------------------------------------------- */
+
+/* True at the last of so many questions. */
+static bool
+is_told(void *argument)
+{
+    int *questions = argument;
+    return --*questions <= 0;
+}
+
+static void
+test_pool_await_ends_when_told_to_or_when_all_has_passed(void)
+{
+    static const cm_pool_config configs[] = {CONFIG(CM_KIND_DEVICE, 0, 0),
+                                             CONFIG(CM_KIND_PINNED, 0, 0)};
+    for (size_t k = 0; k < 2; k++) {
+        cm_runtime *rt = open_emulated(13000, 1, 64 * MIB);
+        cm_pool *pool = open_pool(rt, configs[k]);
+        cm_stream *stream = open_stream(rt, 0);
+        uint64_t event = 0;
+        CHECK_OK(cm_rt_event_create(rt, CM_EVENT_DISABLE_TIMING, &event));
+        int questions = 2;
+        cm_patience patience = {is_told, &questions};
+        CHECK_OK(cm_pool_await(pool, &patience)); /* nothing to wait for */
+        CHECK_OK(cm_emulated_gate_close(rt, stream->handle));
+        cm_block *block = take(pool, 8 * MIB, stream);
+        CHECK_OK(cm_rt_event_record(rt, event, stream->handle)); /* it has work to do */
+        give(pool, block, stream, 0);
+        CHECK_OK(cm_pool_await(pool, &(cm_patience){NULL, NULL}));
+        CHECK_EQ(questions, 2);
+        CHECK_EQ(cm_pool_await(pool, &patience).code, CM_ECANCELLED);
+        CHECK_EQ(questions, 0);
+        questions = 1000;
+        cm_thread thread;
+        CHECK_OK(cm_thread_start(&thread, open_gate, stream));
+        CHECK_OK(cm_pool_await(pool, &patience));
+        cm_thread_join(thread);
+        CHECK_EQ(trim(pool, 0, false), 8 * MIB);
+        CHECK_OK(cm_rt_event_destroy(rt, event));
+        cm_stream_release(stream);
+        cm_pool_release(pool);
+        close_emulated(rt);
+    }
+}
+
 /* -- limits and out of memory ----------------------------------------------------------- */
 
 static void
@@ -354,6 +399,7 @@ run_scenario(const scenario *s)
     cm_block *blocks[4] = {NULL, NULL, NULL, NULL};
     cm_stream *uses[2] = {s->streams[0], s->streams[1]};
     uint64_t released = 0;
+    int patience = 1000;
     static const uint64_t sizes[2][4] = {{8192, CHUNK, 8192, 64},
                                          {8192, 3 * MIB, 64, 8192}};
     CM_TRY(cm_pool_create(s->rt, &config, &pool));
@@ -378,7 +424,11 @@ run_scenario(const scenario *s)
             CHECK_FAIL_("invariants broken");
         }
     }
-    cm_status status = cm_pool_trim(pool, 0, true, &released);
+    cm_status status = cm_pool_await(pool, &(cm_patience){is_told, &patience});
+    if (!cm_is_ok(status)) {
+        CHECK_FAIL_("a wait that nobody ended fails");
+    }
+    status = cm_pool_trim(pool, 0, true, &released);
     first = cm_is_ok(first) ? status : first;
     cm_pool_counters c = read_counters(pool);
     if (c.live_count != 0 || !cm_pool_check(pool)) {
@@ -454,6 +504,7 @@ MAIN(RUN(test_pool_keeps_what_is_freed_until_trimmed)
      RUN(test_pool_idle_trim_gives_back_what_was_not_needed)
      RUN(test_pool_idle_trim_is_off_by_default)
      RUN(test_pool_counters_agree_while_memory_comes_and_goes)
+     RUN(test_pool_await_ends_when_told_to_or_when_all_has_passed)
      RUN(test_pool_out_of_memory_waits_trims_and_retries)
      RUN(test_pool_limit_counts_what_is_reserved)
      RUN(test_pool_limit_is_met_by_waiting_for_another_stream)
