@@ -22,38 +22,41 @@ typedef struct block {
 
 typedef void (*copy_block)(const block *b, char *dst, const char *src, size_t nbytes);
 
-/* memcpy of a constant size is plain loads and stores of any alignment. */
-#define DEFINE_COPY_BLOCK(nbytes)                                                      \
-    static void copy_block_##nbytes(const block *b, char *dst, const char *src,        \
-                                    size_t unused)                                     \
+/* Each run by `move`. memcpy of a constant size is plain loads and stores of any
+ * alignment. */
+#define DEFINE_COPY_BLOCK(name, move, nbytes)                                          \
+    static void copy_block_##name(const block *b, char *dst, const char *src,          \
+                                  size_t run_nbytes)                                   \
     {                                                                                  \
-        (void)unused;                                                                  \
+        (void)run_nbytes;                                                              \
         for (int64_t i = 0; i < b->outer_count; i++) {                                 \
             char *to = dst + i * b->dst_outer;                                         \
             const char *from = src + i * b->src_outer;                                 \
             for (int64_t k = 0; k < b->inner_count; k++) {                             \
-                memcpy(to, from, (nbytes));                                            \
+                move(to, from, (nbytes));                                              \
                 to += b->dst_inner;                                                    \
                 from += b->src_inner;                                                  \
             }                                                                          \
         }                                                                              \
     }
-DEFINE_COPY_BLOCK(1)
-DEFINE_COPY_BLOCK(2)
-DEFINE_COPY_BLOCK(3)
-DEFINE_COPY_BLOCK(4)
-DEFINE_COPY_BLOCK(5)
-DEFINE_COPY_BLOCK(6)
-DEFINE_COPY_BLOCK(7)
-DEFINE_COPY_BLOCK(8)
-DEFINE_COPY_BLOCK(9)
-DEFINE_COPY_BLOCK(10)
-DEFINE_COPY_BLOCK(11)
-DEFINE_COPY_BLOCK(12)
-DEFINE_COPY_BLOCK(13)
-DEFINE_COPY_BLOCK(14)
-DEFINE_COPY_BLOCK(15)
-DEFINE_COPY_BLOCK(16)
+DEFINE_COPY_BLOCK(1, memcpy, 1)
+DEFINE_COPY_BLOCK(2, memcpy, 2)
+DEFINE_COPY_BLOCK(3, memcpy, 3)
+DEFINE_COPY_BLOCK(4, memcpy, 4)
+DEFINE_COPY_BLOCK(5, memcpy, 5)
+DEFINE_COPY_BLOCK(6, memcpy, 6)
+DEFINE_COPY_BLOCK(7, memcpy, 7)
+DEFINE_COPY_BLOCK(8, memcpy, 8)
+DEFINE_COPY_BLOCK(9, memcpy, 9)
+DEFINE_COPY_BLOCK(10, memcpy, 10)
+DEFINE_COPY_BLOCK(11, memcpy, 11)
+DEFINE_COPY_BLOCK(12, memcpy, 12)
+DEFINE_COPY_BLOCK(13, memcpy, 13)
+DEFINE_COPY_BLOCK(14, memcpy, 14)
+DEFINE_COPY_BLOCK(15, memcpy, 15)
+DEFINE_COPY_BLOCK(16, memcpy, 16)
+DEFINE_COPY_BLOCK(runs, memcpy, run_nbytes)
+DEFINE_COPY_BLOCK(wide, cm_wide_copy, run_nbytes)
 #undef DEFINE_COPY_BLOCK
 
 static void
@@ -62,28 +65,6 @@ set_block(const block *b, char *dst, const char *src, size_t unused)
     (void)unused;
     for (int64_t i = 0; i < b->outer_count; i++) {
         memset(dst + i * b->dst_outer, src[i * b->src_outer], (size_t)b->inner_count);
-    }
-}
-
-static void
-copy_block_runs(const block *b, char *dst, const char *src, size_t nbytes)
-{
-    for (int64_t i = 0; i < b->outer_count; i++) {
-        for (int64_t k = 0; k < b->inner_count; k++) {
-            memcpy(dst + i * b->dst_outer + k * b->dst_inner,
-                   src + i * b->src_outer + k * b->src_inner, nbytes);
-        }
-    }
-}
-
-static void
-copy_block_wide(const block *b, char *dst, const char *src, size_t nbytes)
-{
-    for (int64_t i = 0; i < b->outer_count; i++) {
-        for (int64_t k = 0; k < b->inner_count; k++) {
-            cm_wide_copy(dst + i * b->dst_outer + k * b->dst_inner,
-                         src + i * b->src_outer + k * b->src_inner, nbytes);
-        }
     }
 }
 
