@@ -8,6 +8,7 @@ import os
 import sysconfig
 import threading
 import weakref
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -146,14 +147,12 @@ def test_exception_in_the_block_passes_through(runtime) -> None:
     assert testing.registrations() == 0
 
 
-def test_close_waits_for_streams_that_use_it(emulated) -> None:
-    stream = cumem.Stream()
-    registration = cumem.register(np.zeros(1000))
-    registration.buffer.record_stream(stream)
+def assert_waits_for(stream: cumem.Stream, let_go: Callable[[], object]) -> None:
+    """`let_go`, which ends a registration, ends only when the stream's work has."""
     done = threading.Event()
 
     def run() -> None:
-        registration.close()
+        let_go()
         done.set()
 
     with session.gate(stream):
@@ -164,6 +163,13 @@ def test_close_waits_for_streams_that_use_it(emulated) -> None:
         assert testing.registrations() >= 1
     thread.join()
     assert testing.registrations() == 0
+
+
+def test_close_waits_for_streams_that_use_it(emulated) -> None:
+    stream = cumem.Stream()
+    registration = cumem.register(np.zeros(1000))
+    registration.buffer.record_stream(stream)
+    assert_waits_for(stream, registration.close)
 
 
 @pytest.mark.skipif(
@@ -174,20 +180,7 @@ def test_last_reference_waits_for_streams_that_use_it(emulated) -> None:
     stream = cumem.Stream()
     keep = [cumem.register(np.zeros(1000)).buffer]
     keep[0].record_stream(stream)
-    done = threading.Event()
-
-    def run() -> None:
-        keep.clear()
-        done.set()
-
-    with session.gate(stream):
-        stream.record()
-        thread = threading.Thread(target=run)
-        thread.start()
-        assert not done.wait(0.02)
-        assert testing.registrations() >= 1
-    thread.join()
-    assert testing.registrations() == 0
+    assert_waits_for(stream, keep.clear)
 
 
 def test_transfer_under_way_keeps_it_locked(emulated) -> None:
