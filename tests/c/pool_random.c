@@ -258,8 +258,11 @@ random_use(model_block *b, cm_stream *stream)
         b->uses[b->use_count++] = cm_stream_hold(stream);
     }
     cm_device_guard guard;
-    uint64_t nbytes = b->block->nbytes < 256 ? b->block->nbytes : 256;
-    uint64_t offset = dice(2) * (b->block->nbytes - nbytes);
+    /* Nothing orders the streams of one block, so each has a part of its own: a race
+     * that is seen is then the pool's. */
+    uint64_t part = b->block->nbytes / MODEL_USES;
+    uint64_t nbytes = part < 256 ? part : 256;
+    uint64_t offset = i * part + dice(2) * (part - nbytes);
     oracle_use_range(&world.oracle, model_line(&world.model, stream), b->begin,
                      b->block->nbytes);
     MUST(cm_device_enter(world.inner, stream->device, &guard));
