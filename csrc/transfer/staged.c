@@ -31,11 +31,9 @@ get_device_block(cm_job *job, cm_address *out)
 }
 
 static cm_status
-end_device_part(cm_job *job, cm_slot *s)
+end_device_part(const cm_job *job, const cm_slot *s)
 {
-    CM_TRY(cm_rt_event_record(job->engine->rt, s->event, job->stream->handle));
-    s->state = CM_SLOT_DEVICE;
-    return cm_ok();
+    return cm_rt_event_record(job->engine->rt, s->event, job->stream->handle);
 }
 
 /* -- to the device ---------------------------------------------------------------------- */
@@ -126,13 +124,11 @@ cm_job_upload(cm_job *job)
                 CM_TRY(cm_staging_look(job, s, &over));
             }
             staging->ended += over;
-            s->state = over ? CM_SLOT_FREE : s->state;
         }
         CM_TRY(cm_staging_begin_piece(job, &s));
         if (s != NULL) {
             cm_layout pack = s->piece;
             cm_layout_pack_dst(&pack);
-            s->state = CM_SLOT_HOST;
             cm_gang_post(&staging->gang, &s->load, &pack, s->host, job->src.host,
                          false);
             continue;
@@ -193,7 +189,6 @@ post_unpacking(cm_job *job, cm_slot *s)
     cm_layout unpack = s->piece;
     cm_layout_pack_src(&unpack);
     cm_layout_put_repeats(&unpack, &staging->repeats);
-    s->state = CM_SLOT_HOST;
     cm_gang_post(&staging->gang, &s->load, &unpack, job->dst.host, s->host, true);
 }
 
@@ -208,7 +203,6 @@ download(cm_job *job, bool drain)
         cm_slot *s;
         while (staging->ended < staging->passed
                && cm_load_is_done(&cm_slot_at(staging, staging->ended)->load)) {
-            cm_slot_at(staging, staging->ended)->state = CM_SLOT_FREE;
             staging->ended++;
         }
         CM_TRY(cm_staging_begin_piece(job, &s));

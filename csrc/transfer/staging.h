@@ -7,14 +7,7 @@
 
 #include "transfer/job.h"
 
-typedef enum cm_slot_state {
-    CM_SLOT_FREE,
-    CM_SLOT_HOST,   /* the crew packs it (upload), unpacks it (download) */
-    CM_SLOT_DEVICE, /* its copy is queued; `event` tells when it is over */
-} cm_slot_state;
-
 typedef struct cm_slot {
-    cm_slot_state state;
     char *host;       /* where its bytes are packed; NULL until needed */
     cm_block *pinned; /* owned; it is there, or where no page-locked memory is to be had
                        */
