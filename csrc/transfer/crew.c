@@ -3,15 +3,10 @@
 
 #include <sched.h>
 
-#include "base/cpu_count.h"
 #include "transfer/host_copy.h"
 
 enum {
-    PART_MIN = 16 << 10,
-    PART_MAX = 256 << 10,
-    TRIES = 200,              /* for the spin lock, before the processor is given up */
-    SPIN_NS = 50 * 1000,      /* about what waking a thread takes */
-    WAIT_SPIN_NS = 200 * 1000 /* parts are short: who waits for the last ones spins */
+    TRIES = 200 /* for the spin lock, before the processor is given up */
 };
 
 static inline void
@@ -48,7 +43,7 @@ unlock(cm_crew *crew)
 cm_status
 cm_crew_init(cm_crew *crew)
 {
-    *crew = (cm_crew){.spin = ATOMIC_FLAG_INIT, .limit = UINT32_MAX};
+    *crew = (cm_crew){.spin = ATOMIC_FLAG_INIT};
     cm_list_init(&crew->gangs);
     CM_TRY(cm_mutex_init(&crew->sleep));
     cm_status status = cm_cond_init(&crew->work);
@@ -210,32 +205,26 @@ serve(void *argument)
     return NULL;
 }
 
-/* As many as the process may use beside the thread that posts. One that cannot be
- * started is done without. */
+/* As many as the gang may have beside the thread that posts. One that cannot be started
+ * is done without. */
 static void
-start_threads(cm_crew *crew, uint64_t nbytes)
+start_threads(cm_crew *crew, const cm_tuning *tuning, uint64_t nbytes)
 {
+    uint32_t limit = (uint32_t)tuning->thread_count - 1;
     lock(crew);
-    bool first = crew->limit == UINT32_MAX;
-    bool mine = !crew->starting && crew->thread_count < crew->limit;
+    bool mine = !crew->starting && crew->thread_count < limit;
     crew->starting |= mine;
     unlock(crew);
     if (!mine) {
         return;
     }
-    uint32_t limit = crew->limit;
-    if (first) {
-        unsigned count = cm_usable_cpu_count(NULL);
-        limit = count - 1 < CM_CREW_MAX ? count - 1 : CM_CREW_MAX;
-        atomic_store(&crew->spin_ns, count > 2 ? (uint64_t)SPIN_NS : 0);
-    }
+    atomic_store(&crew->spin_ns, tuning->spin_ns);
     uint32_t count = crew->thread_count;
-    while (count < limit && (uint64_t)count * PART_MIN < nbytes
+    while (count < limit && (uint64_t)count * tuning->part_min_nbytes < nbytes
            && cm_is_ok(cm_thread_start(&crew->threads[count], serve, crew))) {
         count++;
     }
     lock(crew);
-    crew->limit = limit;
     crew->thread_count = count;
     crew->starting = false;
     unlock(crew);
@@ -244,9 +233,10 @@ start_threads(cm_crew *crew, uint64_t nbytes)
 /* -- gangs ------------------------------------------------------------------------------ */
 
 void
-cm_gang_open(cm_gang *gang, cm_crew *crew)
+cm_gang_open(cm_gang *gang, cm_crew *crew, const cm_tuning *tuning)
 {
     gang->crew = crew;
+    gang->tuning = tuning;
     cm_list_init(&gang->loads);
     cm_list_init(&gang->node);
     lock(crew);
@@ -306,6 +296,8 @@ cm_gang_post(cm_gang *gang, cm_load *load, const cm_layout *layout, void *dst,
              const void *src, bool wide)
 {
     cm_crew *crew = gang->crew;
+    uint64_t least = gang->tuning->part_min_nbytes;
+    uint64_t most = gang->tuning->part_max_nbytes;
     uint64_t nbytes = cm_layout_nbytes(layout);
     cm_list_init(&load->node);
     load->whole = *layout;
@@ -317,12 +309,12 @@ cm_gang_post(cm_gang *gang, cm_load *load, const cm_layout *layout, void *dst,
     if (nbytes == 0) {
         return;
     }
-    if (nbytes > PART_MIN) {
-        start_threads(crew, nbytes);
+    if (nbytes > least) {
+        start_threads(crew, gang->tuning, nbytes);
     }
     lock(crew);
     uint64_t part = nbytes / (crew->thread_count + 1);
-    part = part < PART_MIN ? PART_MIN : part > PART_MAX ? PART_MAX : part;
+    part = part < least ? least : part > most ? most : part;
     cm_cut_init(&load->cut, &load->whole, part);
     cm_list_push_back(&gang->loads, &load->node);
     atomic_fetch_add(&crew->part_count, 1);
@@ -353,7 +345,7 @@ cm_gang_wait(cm_gang *gang, cm_load *load)
     cm_crew *crew = gang->crew;
     while (!cm_load_is_done(load) && cm_gang_help(gang)) {
     }
-    uint64_t spin_ns = atomic_load(&crew->spin_ns) > 0 ? WAIT_SPIN_NS : 0;
+    uint64_t spin_ns = gang->tuning->wait_spin_ns;
     uint64_t begin_ns = cm_now_ns();
     while (!cm_load_is_done(load) && cm_now_ns() - begin_ns < spin_ns) {
         relax();

@@ -14,18 +14,19 @@
 #include "base/list.h"
 #include "base/thread.h"
 #include "transfer/layout.h"
+#include "transfer/tuning.h"
 
-enum { CM_CREW_MAX = 15 };
+enum { CM_CREW_MAX = CM_THREAD_MAX - 1 };
 
-/* part_count = loads in `gangs` that have parts left; 0 <= thread_count <= limit. Who
- * changes part_count or a load's end looks at idle_count or waiter_count afterwards,
- * who goes to sleep does so the other way round: one of the two sees the other. */
+/* part_count = loads in `gangs` that have parts left; 0 <= thread_count <= CM_CREW_MAX.
+ * Who changes part_count or a load's end looks at idle_count or waiter_count
+ * afterwards, who goes to sleep does so the other way round: one of the two sees the
+ * other. */
 typedef struct cm_crew {
     atomic_flag spin;
-    cm_list gangs;  /* under spin */
-    uint32_t limit; /* under spin: threads at most; UINT32_MAX: not known yet */
-    uint32_t thread_count;
-    bool starting; /* under spin: one thread starts others */
+    cm_list gangs;         /* under spin */
+    uint32_t thread_count; /* under spin */
+    bool starting;         /* under spin: one thread starts others */
     _Atomic uint32_t part_count;
     _Atomic uint32_t idle_count;   /* threads that sleep */
     _Atomic uint32_t waiter_count; /* and those who sleep until a load ends */
@@ -39,7 +40,8 @@ typedef struct cm_crew {
 
 /* What one transfer has posted, oldest first. Gangs are served in turn. */
 typedef struct cm_gang {
-    cm_crew *crew; /* borrowed */
+    cm_crew *crew;           /* borrowed */
+    const cm_tuning *tuning; /* borrowed */
     cm_list node;
     cm_list loads;
 } cm_gang;
@@ -61,7 +63,8 @@ CM_NODISCARD cm_status cm_crew_init(cm_crew *crew);
 /* Joins the threads. No gang may be open. */
 void cm_crew_fini(cm_crew *crew);
 
-void cm_gang_open(cm_gang *gang, cm_crew *crew);
+/* `tuning`, which is resolved, stays until the gang is closed. */
+void cm_gang_open(cm_gang *gang, cm_crew *crew, const cm_tuning *tuning);
 /* What nobody has begun is left undone. Blocks until no thread touches its memory. */
 void cm_gang_close(cm_gang *gang);
 

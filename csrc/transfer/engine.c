@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include <stdlib.h>
 
+#include "base/cpu_count.h"
 #include "transfer/job.h"
 
 cm_status
@@ -14,6 +15,7 @@ cm_engine_create(cm_runtime *rt, cm_registry *registry, cm_engine **out)
     atomic_init(&engine->over, false);
     engine->rt = rt;
     engine->registry = registry;
+    cm_tuning_init(&engine->tuning);
     cm_list_init(&engine->pending);
     cm_list_init(&engine->unread);
     cm_list_init(&engine->jobs);
@@ -117,6 +119,38 @@ void
 cm_engine_set_device_pool(cm_engine *engine, int device, cm_pool *pool)
 {
     set_pool(engine, &engine->device_pools[device], pool);
+}
+
+cm_status
+cm_engine_set_tuning(cm_engine *engine, const cm_tuning *tuning)
+{
+    if (!cm_tuning_check(tuning, NULL)) {
+        return cm_fail(CM_EINVALID, 0);
+    }
+    cm_mutex_lock(&engine->lock);
+    engine->tuning = *tuning;
+    cm_mutex_unlock(&engine->lock);
+    atomic_store(&engine->cpu_count, 0); /* asked again */
+    return cm_ok();
+}
+
+void
+cm_engine_read_tuning(cm_engine *engine, cm_tuning *out)
+{
+    cm_mutex_lock(&engine->lock);
+    *out = engine->tuning;
+    cm_mutex_unlock(&engine->lock);
+}
+
+void
+cm_engine_resolve_tuning(cm_engine *engine, cm_tuning *tuning)
+{
+    unsigned count = atomic_load(&engine->cpu_count);
+    if (count == 0) {
+        count = cm_usable_cpu_count(NULL);
+        atomic_store(&engine->cpu_count, count);
+    }
+    cm_tuning_resolve(tuning, count);
 }
 
 static void

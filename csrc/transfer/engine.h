@@ -10,6 +10,7 @@
 #include "pool/pool.h"
 #include "pool/registry.h"
 #include "transfer/region.h"
+#include "transfer/tuning.h"
 
 typedef struct cm_engine cm_engine;
 
@@ -41,6 +42,10 @@ CM_NODISCARD cm_status cm_engine_create(cm_runtime *rt, cm_registry *registry,
 /* The pools it stages through; held (counted) by the engine. */
 void cm_engine_set_pinned_pool(cm_engine *engine, cm_pool *pool);
 void cm_engine_set_device_pool(cm_engine *engine, int device, cm_pool *pool);
+/* How copies that begin from now on are made. Fails: CM_EINVALID (a value out of bounds).
+ */
+CM_NODISCARD cm_status cm_engine_set_tuning(cm_engine *engine, const cm_tuning *tuning);
+void cm_engine_read_tuning(cm_engine *engine, cm_tuning *out);
 /* Waits for every transfer, joins the workers, releases streams, kernels and pools.
  * Fails: the first failure of giving something back; everything is still tried. */
 CM_NODISCARD cm_status cm_engine_close(cm_engine *engine);

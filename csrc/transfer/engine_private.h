@@ -15,12 +15,9 @@
 
 enum {
     CM_MAX_WORKERS = 4,
-    CM_LOAN_SLOTS = 16,           /* spare events or streams of a device */
-    CM_STAGE_COUNT = 3,           /* pieces in flight between two devices */
-    CM_STAGE_NBYTES = 4 << 20,    /* bytes of a piece, at most */
-    CM_SLOT_COUNT = 8,            /* pieces in flight through page-locked blocks */
-    CM_RING_NBYTES = 256 << 20,   /* bytes of such blocks, of all transfers together */
-    CM_ASK_NS = 50 * 1000 * 1000, /* between two questions whether to go on waiting */
+    CM_LOAN_SLOTS = 16,             /* spare events or streams of a device */
+    CM_STAGE_COUNT = 3,             /* pieces in flight between two devices */
+    CM_ASK_NS = 50 * 1000 * 1000,   /* between two questions whether to go on waiting */
     CM_PARK_AFTER_NS = 1000 * 1000, /* a worker that has waited so long goes on to
                                        another job */
 };
@@ -41,6 +38,7 @@ struct cm_engine {
     atomic_bool over;      /* closed to the end: `rt` may be gone */
     cm_runtime *rt;        /* borrowed */
     cm_registry *registry; /* borrowed */
+    atomic_uint cpu_count; /* 0: not asked yet */
     cm_kernels kernels;
     cm_crew crew;
     cm_mutex lock;
@@ -64,6 +62,7 @@ struct cm_engine {
     cm_thread workers[CM_MAX_WORKERS];
     bool has_watcher;
     cm_thread watcher;
+    cm_tuning tuning;     /* as it was set: not resolved */
     uint64_t ring_nbytes; /* page-locked blocks that transfers are using */
     cm_pool *pinned_pool; /* held; may be NULL */
     cm_pool *device_pools[CM_MAX_DEVICES];
@@ -74,6 +73,8 @@ cm_engine *cm_engine_hold(cm_engine *engine);
 void cm_engine_release(cm_engine *engine);
 /* False once it is closed: tickets may outlive the runtime. */
 bool cm_engine_is_forked(const cm_engine *engine);
+/* Resolve a copy of the engine's tuning for the processors that are there. */
+void cm_engine_resolve_tuning(cm_engine *engine, cm_tuning *tuning);
 /* One of caller_count is through. */
 void cm_engine_end_call(cm_engine *engine);
 
@@ -90,7 +91,7 @@ CM_NODISCARD cm_status cm_loans_fini(cm_engine *engine);
 /* quick.c: do the copy here and now if it is short and nothing is in its way; false:
  * nothing is done. Blocks. The keeps stay the caller's unless `*kept`. */
 bool cm_engine_try_quick(cm_engine *engine, const cm_copy_request *request,
-                         cm_status *out, bool *kept);
+                         const cm_tuning *tuning, cm_status *out, bool *kept);
 
 /* worker.c: hand a job over. Fails: CM_ETHREAD (it stays the caller's). */
 CM_NODISCARD cm_status cm_engine_give_job(cm_engine *engine, struct cm_job *job);

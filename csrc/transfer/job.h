@@ -36,7 +36,8 @@ typedef struct cm_job {
     cm_end_facts dst_facts;
     cm_end_facts src_facts;
     cm_plan plan;
-    bool blocking; /* the thread that runs it waits for the end */
+    cm_tuning tuning; /* resolved */
+    bool blocking;    /* the thread that runs it waits for the end */
     bool overlaps;
     bool capturing;  /* request_stream is: queue and return, look at nothing */
     bool submitted;  /* the ticket has the rest */
@@ -127,8 +128,6 @@ void cm_job_end_staging(cm_job *job,
                         void (*free_block)(const cm_job *job, cm_pool *pool,
                                            cm_block *block));
 CM_NODISCARD cm_status cm_job_copy_peer(cm_job *job);
-/* Bytes of the largest piece. */
-uint64_t cm_job_piece_limit(const cm_job *job);
 /* A block of the device pool of `device`, for `stream`. Fails: CM_EINVALID without a pool. */
 CM_NODISCARD cm_status cm_job_alloc_block(cm_job *job, int device, uint64_t nbytes,
                                           cm_stream *stream, cm_block **out);

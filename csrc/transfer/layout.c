@@ -290,6 +290,20 @@ length_of(const cm_layout *layout, int axis)
     return axis < layout->ndim ? layout->shape[axis] : (int64_t)layout->run_nbytes;
 }
 
+uint64_t
+cm_cut_count(const cm_cut *cut)
+{
+    if (cut->whole->run_nbytes == 0) {
+        return 0;
+    }
+    int64_t length = length_of(cut->whole, cut->axis);
+    uint64_t count = (uint64_t)(length / cut->step + (length % cut->step != 0));
+    for (int axis = 0; axis < cut->axis; axis++) {
+        count *= (uint64_t)cut->whole->shape[axis];
+    }
+    return count;
+}
+
 bool
 cm_cut_next(cm_cut *cut, cm_layout *piece)
 {

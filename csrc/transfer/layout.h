@@ -64,6 +64,8 @@ typedef struct cm_cut {
 } cm_cut;
 
 void cm_cut_init(cm_cut *cut, const cm_layout *whole, uint64_t piece_nbytes);
+/* Pieces in all. */
+uint64_t cm_cut_count(const cm_cut *cut);
 /* The next piece; false when there is none. */
 bool cm_cut_next(cm_cut *cut, cm_layout *piece);
 

@@ -45,7 +45,7 @@ gather_piece(cm_job *job, cm_stage *stage, const cm_layout *pack)
         CM_TRY(cm_stream_wait_event(job->gather_stream, stage->event));
     }
     if (stage->blocks[0] == NULL) {
-        CM_TRY(cm_job_alloc_block(job, device, cm_job_piece_limit(job),
+        CM_TRY(cm_job_alloc_block(job, device, job->plan.piece_nbytes,
                                   job->gather_stream, &stage->blocks[0]));
     }
     CM_TRY(launch_on(job, device, pack, stage->blocks[0]->address, job->src.address,
@@ -72,7 +72,7 @@ move_piece(cm_job *job, cm_stage *stage, const cm_layout *piece,
     }
     if (unpack.ndim > 0) {
         if (stage->blocks[1] == NULL) {
-            CM_TRY(cm_job_alloc_block(job, job->plan.device, cm_job_piece_limit(job),
+            CM_TRY(cm_job_alloc_block(job, job->plan.device, job->plan.piece_nbytes,
                                       job->stream, &stage->blocks[1]));
         }
         to = stage->blocks[1]->address;
@@ -107,7 +107,7 @@ cm_job_copy_peer(cm_job *job)
     cm_layout_take_repeats(&core, &repeats);
     CM_TRY(cm_loan_take_stream(job->engine, job->plan.src_device, &job->gather_stream));
     CM_TRY(chain_streams(job->engine, job->stream, job->gather_stream));
-    cm_cut_init(&cut, &core, cm_job_piece_limit(job));
+    cm_cut_init(&cut, &core, job->plan.piece_nbytes);
     while (cm_cut_next(&cut, &piece)) {
         cm_stage *stage = &job->stages[job->next_stage];
         job->next_stage = (job->next_stage + 1) % CM_STAGE_COUNT;

@@ -3,13 +3,7 @@
 
 #include <stddef.h>
 
-enum {
-    MIN_2D_WIDTH = 32, /* shorter rows cost the copy engine more than the kernel */
-    MAX_2D_PITCH = INT32_MAX, /* cudaDeviceProp.memPitch of every device so far */
-    /* Shorter runs of ordinary memory the runtime copies sooner, on an H200. */
-    MIN_STAGED_UP = 4 << 20,
-    MIN_STAGED_DOWN = 1 << 20,
-};
+enum { MAX_2D_PITCH = INT32_MAX }; /* cudaDeviceProp.memPitch of every device so far */
 
 static const char *const route_texts[] = {
 #define CM_ROUTE_TEXT(name, text) text,
@@ -61,9 +55,9 @@ payload_of(const cm_layout *layout)
 }
 
 static bool
-is_2d(const cm_layout *layout)
+is_2d(const cm_layout *layout, const cm_tuning *tuning)
 {
-    if (layout->ndim != 1 || layout->run_nbytes < MIN_2D_WIDTH) {
+    if (layout->ndim != 1 || layout->run_nbytes < tuning->row_min_nbytes) {
         return false;
     }
     int64_t run = (int64_t)layout->run_nbytes;
@@ -74,15 +68,19 @@ is_2d(const cm_layout *layout)
 
 cm_route
 cm_plan_choose_route(const cm_plan *plan, const cm_region *dst, const cm_region *src,
-                     cm_end_facts dst_facts, cm_end_facts src_facts, bool may_wait)
+                     cm_end_facts dst_facts, cm_end_facts src_facts,
+                     cm_plan_options options)
 {
     bool locked = dst_facts.locked && src_facts.locked;
     if (plan->layout.ndim == 0) {
-        uint64_t least = cm_region_is_on_device(dst) ? MIN_STAGED_UP : MIN_STAGED_DOWN;
-        bool direct = locked || (may_wait && plan->layout.run_nbytes < least);
+        uint64_t least = cm_region_is_on_device(dst)
+                             ? options.tuning->staged_up_nbytes
+                             : options.tuning->staged_down_nbytes;
+        bool direct = locked || (options.may_wait && plan->layout.run_nbytes < least);
         return direct ? CM_ROUTE_DIRECT : CM_ROUTE_STAGED;
     }
-    if (is_2d(&plan->layout) && locked && dst_facts.whole && src_facts.whole) {
+    if (is_2d(&plan->layout, options.tuning) && locked && dst_facts.whole
+        && src_facts.whole) {
         return CM_ROUTE_DIRECT_2D;
     }
     if (locked && dst->address != 0 && src->address != 0) {
@@ -125,10 +123,10 @@ choose_device_route(cm_plan *plan, const cm_region *dst, const cm_region *src,
     bool dst_on_device = cm_region_is_on_device(dst);
     plan->device = dst_on_device ? dst->device : src->device;
     plan->src_device = cm_region_is_on_device(src) ? src->device : plan->device;
-    plan->route = plan->device != plan->src_device
-                      ? CM_ROUTE_PEER
-                      : cm_plan_choose_route(plan, dst, src, dst_facts, src_facts,
-                                             options.may_wait);
+    plan->route =
+        plan->device != plan->src_device
+            ? CM_ROUTE_PEER
+            : cm_plan_choose_route(plan, dst, src, dst_facts, src_facts, options);
     bool staged =
         plan->route == CM_ROUTE_STAGED || plan->route == CM_ROUTE_STAGED_KERNEL;
     plan->is_download = staged && !dst_on_device;
@@ -138,6 +136,27 @@ choose_device_route(cm_plan *plan, const cm_region *dst, const cm_region *src,
         cm_layout_sort_by_src(&plan->layout);
         plan->route = CM_ROUTE_STAGED_KERNEL;
         plan->is_turned = true;
+    }
+}
+
+void
+cm_plan_count_pieces(cm_plan *plan, const cm_tuning *tuning)
+{
+    bool staged =
+        plan->route == CM_ROUTE_STAGED || plan->route == CM_ROUTE_STAGED_KERNEL;
+    plan->piece_nbytes = cm_tuning_piece_nbytes(tuning, plan->nbytes);
+    plan->piece_count = plan->nbytes > 0;
+    plan->thread_count = plan->route == CM_ROUTE_HOST;
+    if (staged || (plan->route == CM_ROUTE_PEER && plan->layout.ndim > 0)) {
+        cm_layout core = plan->layout;
+        cm_layout repeats;
+        cm_cut cut;
+        cm_layout_take_repeats(&core, &repeats);
+        cm_cut_init(&cut, &core, plan->piece_nbytes);
+        plan->piece_count = cm_cut_count(&cut);
+    }
+    if (staged) {
+        plan->thread_count = cm_tuning_piece_threads(tuning, plan->piece_nbytes);
     }
 }
 
@@ -156,6 +175,9 @@ cm_plan_init(cm_plan *plan, const cm_region *dst, const cm_region *src,
     plan->src_device = -1;
     plan->is_download = false;
     plan->is_turned = false;
+    plan->piece_nbytes = 0;
+    plan->piece_count = 0;
+    plan->thread_count = 0;
     CM_TRY(cm_layout_init(dst, src, &plan->layout));
     plan->nbytes = payload_of(&plan->layout);
     if (plan->nbytes == 0) {
@@ -177,5 +199,6 @@ cm_plan_init(cm_plan *plan, const cm_region *dst, const cm_region *src,
         && !(is_device(plan->device) && is_device(plan->src_device))) {
         return cm_fail(CM_EINVALID, (uint64_t)(int64_t)plan->device);
     }
+    cm_plan_count_pieces(plan, options.tuning);
     return cm_ok();
 }

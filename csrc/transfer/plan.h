@@ -15,13 +15,17 @@ typedef struct cm_end_facts {
     bool whole;  /* no edge of a registration lies within it */
 } cm_end_facts;
 
+/* piece_nbytes follows from nbytes and the tuning alone, whatever the route. */
 typedef struct cm_plan {
     cm_route route;
-    int device;       /* whose stream does the work; -1: the host */
-    int src_device;   /* PEER: where the source lies; else = device */
-    bool is_download; /* through page-locked blocks towards the host */
-    bool is_turned;   /* in the order of the source, though the target is packed */
-    uint64_t nbytes;  /* payload, not counting repeats of a broadcast source */
+    int device;            /* whose stream does the work; -1: the host */
+    int src_device;        /* PEER: where the source lies; else = device */
+    bool is_download;      /* through page-locked blocks towards the host */
+    bool is_turned;        /* in the order of the source, though the target is packed */
+    uint64_t nbytes;       /* payload, not counting repeats of a broadcast source */
+    uint64_t piece_nbytes; /* of the largest piece */
+    uint64_t piece_count;  /* 1: it goes as a whole */
+    uint32_t thread_count; /* that move bytes on the host; 0: none does */
     cm_layout layout;
 } cm_plan;
 
@@ -31,6 +35,7 @@ typedef struct cm_plan_options {
     bool on_stream; /* in the order of a stream, without waiting: page-locked and
                        managed memory is then moved by the device even between host and
                        host */
+    const cm_tuning *tuning; /* resolved */
 } cm_plan_options;
 
 /* Fails: CM_ESHAPE, CM_EINVALID (an end nobody can reach, itemsizes),
@@ -43,7 +48,10 @@ CM_NODISCARD cm_status cm_plan_init(cm_plan *plan, const cm_region *dst,
  * host. */
 cm_route cm_plan_choose_route(const cm_plan *plan, const cm_region *dst,
                               const cm_region *src, cm_end_facts dst_facts,
-                              cm_end_facts src_facts, bool may_wait);
+                              cm_end_facts src_facts, cm_plan_options options);
+
+/* The pieces, anew after a change of route or layout. */
+void cm_plan_count_pieces(cm_plan *plan, const cm_tuning *tuning);
 
 /* True when only a device may touch the bytes, or ought to. */
 bool cm_region_is_on_device(const cm_region *region);

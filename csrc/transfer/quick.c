@@ -7,12 +7,6 @@
 #include "transfer/backoff.h"
 #include "transfer/job.h"
 
-enum {
-    QUICK_NBYTES = 1 << 20,   /* longer copies do not notice a job */
-    BOUNCE_NBYTES = 128 << 10 /* down to ordinary memory: from there on the runtime's
-                                 own way is no slower on an H200 */
-};
-
 /* Nothing has to be waited for but the stream. */
 static bool
 comes_first(const cm_copy_request *request)
@@ -28,7 +22,7 @@ comes_first(const cm_copy_request *request)
 
 /* Both ends in one run each, on the way between the host and the stream's device. */
 static bool
-is_quick(const cm_copy_request *request, uint64_t *nbytes)
+is_quick(const cm_copy_request *request, uint64_t most, uint64_t *nbytes)
 {
     const cm_region *dst = &request->dst;
     const cm_region *src = &request->src;
@@ -41,15 +35,15 @@ is_quick(const cm_copy_request *request, uint64_t *nbytes)
         return false;
     }
     uint64_t total = (uint64_t)dst->itemsize;
-    for (int axis = 0; axis < dst->ndim && total <= QUICK_NBYTES; axis++) {
+    for (int axis = 0; axis < dst->ndim && total <= most; axis++) {
         uint64_t length = (uint64_t)dst->shape[axis];
         if (src->shape[axis] != dst->shape[axis]) {
             return false; /* said by who makes a job of it */
         }
-        total = length <= QUICK_NBYTES ? total * length : QUICK_NBYTES + 1;
+        total = length <= most ? total * length : most + 1;
     }
     *nbytes = total;
-    return total > 0 && total <= QUICK_NBYTES && src->kind != CM_KIND_MANAGED
+    return total > 0 && total <= most && src->kind != CM_KIND_MANAGED
            && dst->kind != CM_KIND_MANAGED;
 }
 
@@ -164,9 +158,10 @@ copy_through(cm_engine *engine, const cm_copy_request *request, cm_pool *pool,
 }
 
 static cm_status
-copy(cm_engine *engine, const cm_copy_request *request, uint64_t nbytes, quick_end *end)
+copy(cm_engine *engine, const cm_copy_request *request, uint64_t bounce_nbytes,
+     uint64_t nbytes, quick_end *end)
 {
-    if (request->dst.kind == CM_KIND_PAGEABLE && nbytes <= BOUNCE_NBYTES) {
+    if (request->dst.kind == CM_KIND_PAGEABLE && nbytes <= bounce_nbytes) {
         cm_mutex_lock(&engine->lock);
         cm_pool *pool = engine->pinned_pool;
         cm_mutex_unlock(&engine->lock);
@@ -181,19 +176,19 @@ copy(cm_engine *engine, const cm_copy_request *request, uint64_t nbytes, quick_e
 }
 
 bool
-cm_engine_try_quick(cm_engine *engine, const cm_copy_request *request, cm_status *out,
-                    bool *kept)
+cm_engine_try_quick(cm_engine *engine, const cm_copy_request *request,
+                    const cm_tuning *tuning, cm_status *out, bool *kept)
 {
     uint64_t nbytes;
     quick_end end = {false, false};
     cm_device_guard guard;
-    if (!is_quick(request, &nbytes)
+    if (!is_quick(request, tuning->quick_nbytes, &nbytes)
         || !cm_is_ok(cm_device_enter(engine->rt, request->stream->device, &guard))) {
         return false;
     }
     bool quick = is_free(engine, request, nbytes);
     if (quick) {
-        *out = copy(engine, request, nbytes, &end);
+        *out = copy(engine, request, tuning->bounce_nbytes, nbytes, &end);
         *kept = end.kept;
     }
     cm_device_leave(engine->rt, &guard);

@@ -142,6 +142,7 @@ prepare(cm_job *job, const cm_copy_request *request, const void *fill_value)
     cm_plan_options options = {
         .may_wait = job->blocking,
         .on_stream = request->stream != NULL && !job->blocking,
+        .tuning = &job->tuning,
     };
     CM_TRY(cm_plan_init(&job->plan, &job->dst, &job->src, job->dst_facts,
                         job->src_facts, options));
@@ -161,7 +162,7 @@ prepare(cm_job *job, const cm_copy_request *request, const void *fill_value)
 
 static cm_status
 start(cm_engine *engine, const cm_copy_request *request, const void *fill_value,
-      cm_ticket *ticket)
+      const cm_tuning *tuning, cm_ticket *ticket)
 {
     cm_job *job = calloc(1, sizeof(*job));
     if (job == NULL) {
@@ -172,6 +173,8 @@ start(cm_engine *engine, const cm_copy_request *request, const void *fill_value,
     cm_list_init(&job->node);
     job->engine = engine;
     job->ticket = cm_ticket_hold(ticket);
+    job->tuning = *tuning;
+    cm_engine_resolve_tuning(engine, &job->tuning);
     job->dst = request->dst;
     job->src = request->src;
     job->blocking = request->blocking;
@@ -212,14 +215,14 @@ drop_keeps(const cm_copy_request *request)
  * enters it too, which then costs next to nothing. */
 static cm_status
 start_on_device(cm_engine *engine, const cm_copy_request *request,
-                const void *fill_value, cm_ticket *ticket)
+                const void *fill_value, const cm_tuning *tuning, cm_ticket *ticket)
 {
     int device = request->dst.device >= 0 ? request->dst.device : request->src.device;
     device = request->stream != NULL ? request->stream->device : device;
     cm_device_guard guard;
     bool entered = device >= 0 && cm_is_ok(cm_device_enter(engine->rt, device, &guard));
     /* Where it cannot be entered, the step that needs it says so. */
-    cm_status status = start(engine, request, fill_value, ticket);
+    cm_status status = start(engine, request, fill_value, tuning, ticket);
     if (entered) {
         cm_device_leave(engine->rt, &guard);
     }
@@ -236,6 +239,7 @@ submit(cm_engine *engine, const cm_copy_request *request, const void *fill_value
     }
     cm_mutex_lock(&engine->lock);
     bool closed = engine->closed;
+    cm_tuning tuning = engine->tuning;
     engine->caller_count += !closed;
     cm_mutex_unlock(&engine->lock);
     if (closed) {
@@ -245,7 +249,7 @@ submit(cm_engine *engine, const cm_copy_request *request, const void *fill_value
     cm_status status;
     bool kept;
     if (out == NULL && fill_value == NULL
-        && cm_engine_try_quick(engine, request, &status, &kept)) {
+        && cm_engine_try_quick(engine, request, &tuning, &status, &kept)) {
         if (!kept) {
             drop_keeps(request);
         }
@@ -258,7 +262,7 @@ submit(cm_engine *engine, const cm_copy_request *request, const void *fill_value
         status = cm_fail(CM_ENOMEM, 0);
     }
     else {
-        status = start_on_device(engine, request, fill_value, ticket);
+        status = start_on_device(engine, request, fill_value, &tuning, ticket);
     }
     if (cm_is_ok(status) && out != NULL) {
         *out = ticket;

@@ -23,7 +23,7 @@ static cm_status
 get_device_block(cm_job *job, cm_address *out)
 {
     if (job->device_block == NULL) {
-        CM_TRY(cm_job_alloc_block(job, job->plan.device, cm_job_piece_limit(job),
+        CM_TRY(cm_job_alloc_block(job, job->plan.device, job->plan.piece_nbytes,
                                   job->stream, &job->device_block));
     }
     *out = job->device_block->address;
@@ -86,6 +86,7 @@ turn_where_there_is_memory(cm_job *job)
     cm_layout_sort_by_dst(&job->plan.layout);
     job->plan.is_turned = false;
     job->plan.route = CM_ROUTE_STAGED;
+    cm_plan_count_pieces(&job->plan, &job->tuning);
     cm_mutex_lock(&job->engine->lock);
     job->ticket->route = job->plan.route;
     cm_mutex_unlock(&job->engine->lock);

@@ -3,35 +3,24 @@
 
 #include <stdlib.h>
 
-enum {
-    PIECE_MIN = 512 << 10, /* smaller ones cost more in calls than they overlap */
-    PIECE_SHARE = 4,       /* the first piece is on its way early */
-};
-
-uint64_t
-cm_job_piece_limit(const cm_job *job)
-{
-    uint64_t share = job->plan.nbytes / PIECE_SHARE;
-    share = share < PIECE_MIN ? PIECE_MIN : share;
-    share = share > CM_STAGE_NBYTES ? CM_STAGE_NBYTES : share;
-    return job->plan.nbytes < share ? job->plan.nbytes : share;
-}
-
 cm_status
 cm_staging_begin(cm_job *job)
 {
     if (job->staging != NULL) {
         return cm_ok();
     }
-    cm_staging *staging = calloc(1, sizeof(*staging));
+    size_t slot_room = (size_t)job->tuning.slot_count;
+    size_t nbytes = sizeof(cm_staging) + slot_room * sizeof(cm_slot);
+    cm_staging *staging = calloc(1, nbytes);
     if (staging == NULL) {
-        return cm_fail(CM_ENOMEM, sizeof(*staging));
+        return cm_fail(CM_ENOMEM, nbytes);
     }
     cm_layout_take_repeats(&job->plan.layout, &staging->repeats);
-    cm_cut_init(&staging->cut, &job->plan.layout, cm_job_piece_limit(job));
-    staging->slot_count = CM_SLOT_COUNT;
+    cm_cut_init(&staging->cut, &job->plan.layout, job->plan.piece_nbytes);
+    staging->slot_room = (uint32_t)slot_room;
+    staging->slot_count = staging->slot_room;
     staging->asked_ns = cm_now_ns();
-    cm_gang_open(&staging->gang, &job->engine->crew);
+    cm_gang_open(&staging->gang, &job->engine->crew, &job->tuning);
     job->staging = staging;
     return cm_ok();
 }
@@ -56,9 +45,9 @@ cm_job_end_staging(cm_job *job, void (*free_block)(const cm_job *job, cm_pool *p
     }
     cm_job_stop_staging(job);
     uint64_t nbytes = 0;
-    for (int i = 0; i < CM_SLOT_COUNT; i++) {
+    for (uint32_t i = 0; i < staging->slot_room; i++) {
         cm_slot *s = &staging->slots[i];
-        nbytes += s->pinned != NULL ? cm_job_piece_limit(job) : 0;
+        nbytes += s->pinned != NULL ? job->plan.piece_nbytes : 0;
         free_block(job, engine->pinned_pool, s->pinned);
         free(s->plain); /* the runtime is through with ordinary memory on return */
         if (s->event != 0) {
@@ -74,10 +63,11 @@ cm_job_end_staging(cm_job *job, void (*free_block)(const cm_job *job, cm_pool *p
 
 /* Each transfer has one block, whatever others have; more as far as the ring goes. */
 static cm_pool *
-enter_ring(cm_engine *engine, uint64_t nbytes, bool first)
+enter_ring(const cm_job *job, uint64_t nbytes, bool first)
 {
+    cm_engine *engine = job->engine;
     cm_mutex_lock(&engine->lock);
-    bool fits = first || engine->ring_nbytes + nbytes <= CM_RING_NBYTES;
+    bool fits = first || engine->ring_nbytes + nbytes <= job->tuning.ring_nbytes;
     cm_pool *pool = fits ? engine->pinned_pool : NULL;
     engine->ring_nbytes += pool != NULL ? nbytes : 0;
     cm_mutex_unlock(&engine->lock);
@@ -97,9 +87,9 @@ equip_slot(cm_job *job, cm_slot *s, bool *out)
     if (s->host != NULL) {
         return cm_ok();
     }
-    uint64_t nbytes = cm_job_piece_limit(job);
+    uint64_t nbytes = job->plan.piece_nbytes;
     bool first = s == staging->slots;
-    cm_pool *pool = enter_ring(engine, nbytes, first);
+    cm_pool *pool = enter_ring(job, nbytes, first);
     cm_status status = pool == NULL ? cm_fail(CM_EINVALID, 0)
                                     : cm_pool_alloc(pool, nbytes, NULL, &s->pinned);
     if (pool != NULL && !cm_is_ok(status)) {

@@ -24,7 +24,7 @@ typedef struct cm_staging {
     cm_gang gang;
     cm_layout repeats;
     cm_cut cut;
-    uint32_t slot_count; /* in use: fewer than CM_SLOT_COUNT when the ring is full */
+    uint32_t slot_count; /* in use: fewer than slot_room when the ring is full */
     uint64_t begun;      /* pieces that have a cm_slot */
     uint64_t passed;     /* of those, with the host's part (upload) or the device's
                             (download) over */
@@ -32,7 +32,8 @@ typedef struct cm_staging {
     uint64_t asked_ns;   /* when it was last asked whether to go on */
     cm_status refused;   /* why there is no page-locked memory */
     bool stopped;
-    cm_slot slots[CM_SLOT_COUNT];
+    uint32_t slot_room;
+    cm_slot slots[];
 } cm_staging;
 
 static inline cm_slot *

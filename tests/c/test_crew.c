@@ -19,6 +19,15 @@ fill_bytes(unsigned char *p, size_t nbytes, uint64_t seed)
     }
 }
 
+static cm_tuning
+tuned(void)
+{
+    cm_tuning tuning;
+    cm_tuning_init(&tuning);
+    cm_tuning_resolve(&tuning, 4);
+    return tuning;
+}
+
 static void
 test_wide_copy_is_memcpy_at_any_place_and_length(void)
 {
@@ -95,6 +104,7 @@ test_host_copy_turns_elements_of_every_size(void)
 
 typedef struct world {
     cm_crew *crew;
+    cm_tuning tuning;
     uint64_t seed;
     bool same;
 } world;
@@ -117,7 +127,7 @@ copy_through_gang(void *argument)
     w->same = true;
     for (int round = 0; round < ROUNDS; round++) {
         cm_gang gang;
-        cm_gang_open(&gang, w->crew);
+        cm_gang_open(&gang, w->crew, &w->tuning);
         memset(dst, 0, LOADS * nbytes);
         for (int i = 0; i < LOADS; i++) {
             cm_gang_post(&gang, &loads[i], &layout, dst + (size_t)i * nbytes, src,
@@ -147,7 +157,7 @@ test_crew_serves_several_gangs_at_once(void)
     world worlds[GANGS];
     CHECK_OK(cm_crew_init(&crew));
     for (int i = 0; i < GANGS; i++) {
-        worlds[i] = (world){.crew = &crew, .seed = (uint64_t)i + 1};
+        worlds[i] = (world){.crew = &crew, .tuning = tuned(), .seed = (uint64_t)i + 1};
         CHECK_OK(cm_thread_start(&threads[i], copy_through_gang, &worlds[i]));
     }
     for (int i = 0; i < GANGS; i++) {
@@ -162,6 +172,7 @@ test_crew_closed_gang_is_touched_no_more(void)
 {
     enum { ROUNDS = 50 };
     cm_crew crew;
+    cm_tuning tuning = tuned();
     CHECK_OK(cm_crew_init(&crew));
     cm_load *load = calloc(1, sizeof(*load));
     for (int round = 0; round < ROUNDS; round++) {
@@ -169,7 +180,7 @@ test_crew_closed_gang_is_touched_no_more(void)
         unsigned char *dst = malloc(2 * MIB);
         cm_gang gang;
         cm_layout layout = {.run_nbytes = 2 * MIB};
-        cm_gang_open(&gang, &crew);
+        cm_gang_open(&gang, &crew, &tuning);
         cm_gang_post(&gang, load, &layout, dst, src, false);
         if (round % 3 == 0) {
             (void)cm_gang_help(&gang); /* unless the others were faster */
@@ -190,8 +201,9 @@ test_crew_load_of_no_bytes_is_done(void)
     cm_gang gang;
     cm_load load;
     cm_layout layout = {.run_nbytes = 0};
+    cm_tuning tuning = tuned();
     CHECK_OK(cm_crew_init(&crew));
-    cm_gang_open(&gang, &crew);
+    cm_gang_open(&gang, &crew, &tuning);
     cm_gang_post(&gang, &load, &layout, NULL, NULL, false);
     CHECK(cm_load_is_done(&load));
     CHECK(!cm_gang_help(&gang));
@@ -210,8 +222,9 @@ test_crew_small_load_starts_no_thread(void)
     static unsigned char src[1000], dst[1000];
     cm_layout layout = {.run_nbytes = sizeof(src)};
     fill_bytes(src, sizeof(src), 3);
+    cm_tuning tuning = tuned();
     CHECK_OK(cm_crew_init(&crew));
-    cm_gang_open(&gang, &crew);
+    cm_gang_open(&gang, &crew, &tuning);
     cm_gang_post(&gang, &load, &layout, dst, src, false);
     cm_gang_wait(&gang, &load);
     CHECK_BYTES_EQ(dst, src, sizeof(src));

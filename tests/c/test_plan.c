@@ -10,6 +10,8 @@ enum { ARENA = 1 << 14 };
 
 static uint64_t random_state;
 
+static cm_tuning tuning; /* defaults, for 4 processors */
+
 static uint64_t
 next_random(uint64_t below)
 {
@@ -94,7 +96,8 @@ test_plan_route_table(void)
         cm_end_facts dst_facts = {c->dst != CM_KIND_PAGEABLE, true};
         cm_end_facts src_facts = {c->src != CM_KIND_PAGEABLE, true};
         cm_plan plan;
-        cm_plan_options options = {.may_wait = c->blocking, .on_stream = !c->blocking};
+        cm_plan_options options = {
+            .may_wait = c->blocking, .on_stream = !c->blocking, .tuning = &tuning};
         CHECK_OK(cm_plan_init(&plan, &dst, &src, dst_facts, src_facts, options));
         if (plan.route != c->expected) {
             CHECK_FAIL_("%s: %s, expected %s", c->what, cm_route_text(plan.route),
@@ -110,7 +113,7 @@ test_plan_long_runs_of_ordinary_memory_are_staged(void)
     static char memory[ARENA];
     cm_end_facts host = {.locked = false, .whole = true};
     cm_end_facts device = {.locked = true, .whole = true};
-    cm_plan_options wait = {.may_wait = true};
+    cm_plan_options wait = {.may_wait = true, .tuning = &tuning};
     cm_plan plan;
     cm_region up = {.kind = CM_KIND_DEVICE, .address = 0x10000, .ndim = 1};
     up.itemsize = 1;
@@ -133,13 +136,82 @@ test_plan_long_runs_of_ordinary_memory_are_staged(void)
     }
 }
 
+/* The plan says how many pieces there will be; the cut makes them. */
+static void
+test_plan_pieces_are_those_of_the_cut(void)
+{
+    static char memory[64];
+    cm_end_facts facts = {.locked = false, .whole = true};
+    cm_plan_options later = {.tuning = &tuning};
+    cm_plan plan;
+    cm_region dst = {.kind = CM_KIND_DEVICE, .address = 0x10000, .ndim = 2};
+    cm_region src = {.kind = CM_KIND_PAGEABLE, .host = memory, .device = -1, .ndim = 2};
+    for (int64_t rows = 1; rows < 300; rows = rows * 3 / 2 + 1) {
+        for (int64_t pitch = 100000; pitch <= 100003; pitch += 3) {
+            dst.itemsize = src.itemsize = 4;
+            dst.shape[0] = src.shape[0] = rows;
+            dst.shape[1] = src.shape[1] = 25000;
+            CHECK_OK(cm_region_set_c_strides(&dst));
+            CHECK_OK(cm_region_set_c_strides(&src));
+            src.strides[0] = pitch;
+            CHECK_OK(cm_plan_init(&plan, &dst, &src, facts, facts, later));
+            CHECK_EQ(plan.route, CM_ROUTE_STAGED);
+            CHECK_EQ(plan.thread_count, 4);
+            CHECK_EQ(plan.piece_nbytes,
+                     cm_tuning_piece_nbytes(&tuning, (uint64_t)rows * 100000));
+            cm_cut cut;
+            cm_layout piece;
+            uint64_t count = 0;
+            cm_cut_init(&cut, &plan.layout, plan.piece_nbytes);
+            while (cm_cut_next(&cut, &piece)) {
+                count++;
+            }
+            CHECK_EQ(plan.piece_count, count);
+        }
+    }
+    CHECK_GT(plan.piece_count, 1);
+}
+
+static void
+test_tuning_bounds_are_checked(void)
+{
+    const char *name;
+    cm_tuning t;
+    cm_tuning_init(&t);
+    CHECK(cm_tuning_check(&t, &name) && name == NULL);
+    t.chunk_nbytes = 1;
+    t.thread_count = 17;
+    CHECK(!cm_tuning_check(&t, &name));
+    CHECK_STR_EQ(name, "thread_count");
+    t.thread_count = 16;
+    CHECK(!cm_tuning_check(&t, &name));
+    CHECK_STR_EQ(name, "chunk_nbytes");
+}
+
+/* Nobody spins where that keeps others from working. */
+static void
+test_tuning_follows_the_processors(void)
+{
+    for (unsigned cpus = 1; cpus < 64; cpus++) {
+        cm_tuning t;
+        cm_tuning_init(&t);
+        cm_tuning_resolve(&t, cpus);
+        CHECK_EQ(t.thread_count, cpus < CM_THREAD_MAX ? cpus : CM_THREAD_MAX);
+        CHECK_EQ(t.spin_ns > 0, cpus > 2);
+        CHECK_EQ(t.wait_spin_ns > 0, cpus > 2);
+        t.thread_count = 3;
+        cm_tuning_resolve(&t, cpus);
+        CHECK_EQ(t.thread_count, 3);
+    }
+}
+
 static void
 test_plan_wrong_ends_are_refused(void)
 {
     static char memory[64];
     cm_plan plan;
     cm_end_facts facts = {true, true};
-    cm_plan_options wait = {.may_wait = true};
+    cm_plan_options wait = {.may_wait = true, .tuning = &tuning};
     cm_region dst = {.host = memory, .ndim = 1, .itemsize = 4, .shape = {4}};
     cm_region src = dst;
     dst.strides[0] = src.strides[0] = 4;
@@ -408,7 +480,18 @@ test_layout_of_64_axes(void)
     CHECK_BYTES_EQ(got, wanted, sizeof(wanted));
 }
 
-MAIN(RUN(test_plan_route_table) RUN(test_plan_long_runs_of_ordinary_memory_are_staged)
-         RUN(test_plan_wrong_ends_are_refused)
-             RUN(test_plan_random_layouts_copy_as_the_plainest_loop)
-                 RUN(test_layout_joins_what_lies_together) RUN(test_layout_of_64_axes))
+static void
+tune(void)
+{
+    cm_tuning_init(&tuning);
+    cm_tuning_resolve(&tuning, 4);
+}
+
+/* clang-format off */
+MAIN(tune(); RUN(test_plan_route_table)
+     RUN(test_plan_long_runs_of_ordinary_memory_are_staged)
+     RUN(test_plan_pieces_are_those_of_the_cut) RUN(test_plan_wrong_ends_are_refused)
+     RUN(test_tuning_bounds_are_checked) RUN(test_tuning_follows_the_processors)
+     RUN(test_plan_random_layouts_copy_as_the_plainest_loop)
+     RUN(test_layout_joins_what_lies_together) RUN(test_layout_of_64_axes))
+/* clang-format on */

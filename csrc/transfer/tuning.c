@@ -1,0 +1,62 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "transfer/tuning.h"
+
+#include <stddef.h>
+
+void
+cm_tuning_init(cm_tuning *tuning)
+{
+    *tuning = (cm_tuning){
+#define CM_TUNING_DEFAULT(name, value, least, most) .name = (uint64_t)(value),
+        CM_TUNING(CM_TUNING_DEFAULT)
+#undef CM_TUNING_DEFAULT
+    };
+}
+
+bool
+cm_tuning_check(const cm_tuning *tuning, const char **name)
+{
+    const char *wrong = NULL;
+#define CM_TUNING_CHECK(field, value, least, most)                                     \
+    if (wrong == NULL                                                                  \
+        && (tuning->field - (uint64_t)(least)                                          \
+            > (uint64_t)(most) - (uint64_t)(least))) {                                 \
+        wrong = #field;                                                                \
+    }
+    CM_TUNING(CM_TUNING_CHECK)
+#undef CM_TUNING_CHECK
+    if (name != NULL) {
+        *name = wrong;
+    }
+    return wrong == NULL;
+}
+
+void
+cm_tuning_resolve(cm_tuning *tuning, unsigned cpu_count)
+{
+    if (tuning->thread_count == 0) {
+        tuning->thread_count = cpu_count < CM_THREAD_MAX ? cpu_count : CM_THREAD_MAX;
+    }
+    if (cpu_count <= 2) {
+        tuning->spin_ns = 0;
+        tuning->wait_spin_ns = 0;
+    }
+}
+
+uint64_t
+cm_tuning_piece_nbytes(const cm_tuning *tuning, uint64_t nbytes)
+{
+    uint64_t share = nbytes / tuning->chunk_share;
+    share = share < tuning->chunk_min_nbytes ? tuning->chunk_min_nbytes : share;
+    share = share > tuning->chunk_nbytes ? tuning->chunk_nbytes : share;
+    return nbytes < share ? nbytes : share;
+}
+
+uint32_t
+cm_tuning_piece_threads(const cm_tuning *tuning, uint64_t piece_nbytes)
+{
+    uint64_t parts = piece_nbytes / tuning->part_min_nbytes
+                     + (piece_nbytes % tuning->part_min_nbytes != 0);
+    uint64_t threads = parts <= 1 ? 1 : parts + 1;
+    return (uint32_t)(threads < tuning->thread_count ? threads : tuning->thread_count);
+}

@@ -1,0 +1,69 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* All thresholds of the engine in one plain struct. Who makes a copy has a copy of it,
+ * taken at the beginning, so that another may be set at any time. Knows of no engine
+ * and no runtime. */
+#ifndef CM_TRANSFER_TUNING_H
+#define CM_TRANSFER_TUNING_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+enum { CM_SLOT_MAX = 32, CM_THREAD_MAX = 16 };
+
+/* X(name, default, least, most). Defaults are those of an H200 with 16 cores. */
+/* clang-format off */
+#define CM_TUNING(X)                                                                     \
+    /* Threads that pack and unpack, the one that runs the copy among them; 0: as many   \
+     * as the process may use. */                                                        \
+    X(thread_count, 0, 0, CM_THREAD_MAX)                                                 \
+    /* A copy through page-locked blocks goes in pieces of at most chunk_nbytes, of a    \
+     * chunk_share-th of it if that is less, so that the first one is on its way early,  \
+     * but not of less than chunk_min_nbytes: smaller ones cost more in calls than they  \
+     * overlap. */                                                                       \
+    X(chunk_nbytes, 4 << 20, 64 << 10, 1 << 30)                                          \
+    X(chunk_min_nbytes, 512 << 10, 4 << 10, 1 << 30)                                     \
+    X(chunk_share, 4, 1, 64)                                                             \
+    /* Pieces of one copy in flight; bytes of page-locked blocks, of all together. */    \
+    X(slot_count, 8, 2, CM_SLOT_MAX)                                                     \
+    X(ring_nbytes, 256 << 20, 1 << 20, INT64_C(1) << 40)                                 \
+    /* Shorter runs of ordinary memory the runtime copies sooner. */                     \
+    X(staged_up_nbytes, 4 << 20, 0, INT64_C(1) << 40)                                    \
+    X(staged_down_nbytes, 1 << 20, 0, INT64_C(1) << 40)                                  \
+    /* Longer copies do not notice a job. */                                             \
+    X(quick_nbytes, 1 << 20, 0, 1 << 30)                                                 \
+    /* Down to ordinary memory: from there on the runtime's own way is no slower. */     \
+    X(bounce_nbytes, 128 << 10, 0, 1 << 30)                                              \
+    /* Shorter rows cost the copy engine more than the kernel. */                        \
+    X(row_min_nbytes, 32, 1, 1 << 20)                                                    \
+    /* What one thread packs or unpacks at a time. */                                    \
+    X(part_min_nbytes, 16 << 10, 1 << 10, 1 << 30)                                       \
+    X(part_max_nbytes, 256 << 10, 1 << 10, 1 << 30)                                      \
+    /* How long an idle thread looks for work before it sleeps: about what waking one    \
+     * takes. */                                                                         \
+    X(spin_ns, 50 * 1000, 0, 1000 * 1000)                                                \
+    /* Parts are short: who waits for the last ones spins. */                            \
+    X(wait_spin_ns, 200 * 1000, 0, 1000 * 1000)
+/* clang-format on */
+
+typedef struct cm_tuning {
+#define CM_TUNING_FIELD(name, value, least, most) uint64_t name;
+    CM_TUNING(CM_TUNING_FIELD)
+#undef CM_TUNING_FIELD
+} cm_tuning;
+
+void cm_tuning_init(cm_tuning *tuning);
+
+/* True when each value is within its bounds; else *name is the first that is not. */
+bool cm_tuning_check(const cm_tuning *tuning, const char **name);
+
+/* What it comes to where `cpu_count` threads can run at once: thread_count is not 0,
+ * and nobody spins where that would keep others from working. */
+void cm_tuning_resolve(cm_tuning *tuning, unsigned cpu_count);
+
+/* Bytes of the largest piece of a copy of `nbytes`. */
+uint64_t cm_tuning_piece_nbytes(const cm_tuning *tuning, uint64_t nbytes);
+
+/* Threads that work on one piece, the one that runs the copy among them. */
+uint32_t cm_tuning_piece_threads(const cm_tuning *tuning, uint64_t piece_nbytes);
+
+#endif
