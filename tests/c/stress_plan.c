@@ -1,0 +1,425 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Random copies through the plan: its pieces, and the parts that threads take of each,
+ * write every byte of the target exactly once and nothing else, read nothing but the
+ * source, keep their limits, and packing with unpacking gives what the plainest loop
+ * gives. Arguments: seconds of processor time (4), first seed (1). Prints one line of
+ * JSON. */
+#include <stdlib.h>
+#include <time.h>
+
+#include "check.h"
+#include "transfer/host_copy.h"
+#include "transfer/kernel.h"
+#include "transfer/plan.h"
+
+enum { ARENA = 1 << 15, MAX_DIMS = 8, SEED_CASES = 1000, CHUNK_MOST = 3000 };
+
+typedef struct fuzz_case {
+    cm_region dst;
+    cm_region src;
+    int64_t dst_at; /* of element 0, in the arenas below */
+    int64_t src_at;
+    cm_tuning tuning;
+    cm_plan plan;
+} fuzz_case;
+
+static unsigned char source[ARENA], wanted[ARENA], got[ARENA], packed[ARENA];
+static unsigned char readable[ARENA], writable[ARENA], writes[ARENA];
+static uint64_t random_state;
+static uint64_t case_count, piece_count, part_count;
+static uint64_t route_counts[CM_ROUTE_FILL + 1];
+
+static uint64_t
+next_random(uint64_t below)
+{
+    random_state = random_state * 6364136223846793005u + 1442695040888963407u;
+    return (random_state >> 33) % below;
+}
+
+static bool
+one_in(uint64_t n)
+{
+    return next_random(n) == 0;
+}
+
+/* -- cases ------------------------------------------------------------------------------ */
+
+static void
+shuffle(int *order, int count)
+{
+    for (int i = count - 1; i > 0; i--) {
+        int other = (int)next_random((uint64_t)i + 1);
+        int swapped = order[i];
+        order[i] = order[other];
+        order[other] = swapped;
+    }
+}
+
+/* Strides in the order of `order`, with gaps; some turned round or repeated. */
+static void
+make_strides(cm_region *region, const int *order, uint64_t repeated)
+{
+    int64_t stride = region->itemsize;
+    for (int i = region->ndim - 1; i >= 0; i--) {
+        int axis = order[i];
+        stride += one_in(4) ? (int64_t)next_random(9) : 0;
+        region->strides[axis] = one_in(4) ? -stride : stride;
+        stride *= region->shape[axis] > 0 ? region->shape[axis] : 1;
+        if (one_in(repeated)) {
+            region->strides[axis] = 0;
+        }
+    }
+}
+
+static bool
+place(cm_region *region, unsigned char *arena, int64_t *at)
+{
+    int64_t low, high;
+    if (!cm_is_ok(cm_region_bounds(region, &low, &high)) || high - low > ARENA - 64) {
+        return false;
+    }
+    *at = (int64_t)next_random(64) - low;
+    region->kind = one_in(2)   ? CM_KIND_DEVICE
+                   : one_in(2) ? CM_KIND_PAGEABLE
+                               : (cm_kind)next_random(CM_KIND_COUNT);
+    region->device = region->kind == CM_KIND_PAGEABLE ? -1 : (int)next_random(2);
+    region->host = region->kind == CM_KIND_DEVICE ? NULL : arena + *at;
+    region->address =
+        region->kind == CM_KIND_PAGEABLE ? 0 : (cm_address)(uintptr_t)(arena + *at);
+    return true;
+}
+
+static bool
+make_ends(fuzz_case *c)
+{
+    static const int64_t sizes[] = {1, 2, 4, 8, 16, 3, 5, 6, 7, 9, 12, 15, 17, 20, 33};
+    int ndim = (int)next_random(MAX_DIMS + 1);
+    int64_t most = ndim <= 2 ? 60 : ndim <= 4 ? 9 : 4;
+    int order[MAX_DIMS];
+    c->dst = (cm_region){.ndim = ndim};
+    c->dst.itemsize = sizes[next_random(sizeof(sizes) / sizeof(sizes[0]))];
+    for (int axis = 0; axis < ndim; axis++) {
+        order[axis] = axis;
+        c->dst.shape[axis] = 1 + (int64_t)next_random((uint64_t)most);
+        if (one_in(300)) {
+            c->dst.shape[axis] = 0;
+        }
+    }
+    c->src = c->dst;
+    if (one_in(2)) {
+        shuffle(order, ndim);
+    }
+    make_strides(&c->dst, order, 40);
+    if (one_in(2)) {
+        shuffle(order, ndim);
+    }
+    make_strides(&c->src, order, 6);
+    return place(&c->dst, got, &c->dst_at) && place(&c->src, source, &c->src_at);
+}
+
+static void
+make_tuning(cm_tuning *t)
+{
+    cm_tuning_init(t);
+    t->thread_count = 1 + next_random(CM_THREAD_MAX);
+    t->chunk_nbytes = 1 + next_random(CHUNK_MOST);
+    t->chunk_min_nbytes = 1 + next_random(CHUNK_MOST / 4);
+    t->chunk_share = 1 + next_random(8);
+    t->staged_up_nbytes = next_random(ARENA);
+    t->staged_down_nbytes = next_random(ARENA);
+    t->row_min_nbytes = 1 + next_random(64);
+    t->part_min_nbytes = 1 + next_random(300);
+    t->part_max_nbytes = t->part_min_nbytes + next_random(300);
+}
+
+static bool
+make_case(fuzz_case *c)
+{
+    if (!make_ends(c)) {
+        return false;
+    }
+    make_tuning(&c->tuning);
+    cm_end_facts facts[2];
+    cm_region *ends[2] = {&c->dst, &c->src};
+    for (int i = 0; i < 2; i++) {
+        bool pageable = ends[i]->kind == CM_KIND_PAGEABLE;
+        facts[i] = (cm_end_facts){.locked = !pageable, .whole = true};
+        if (pageable && one_in(4)) { /* registered: all of it or some */
+            facts[i].whole = one_in(2);
+            facts[i].locked = facts[i].whole;
+            if (facts[i].locked && one_in(2)) {
+                ends[i]->address = (cm_address)(uintptr_t)ends[i]->host;
+                ends[i]->device = (int)next_random(2);
+            }
+        }
+    }
+    cm_plan_options options = {
+        .may_wait = one_in(2), .on_stream = one_in(2), .tuning = &c->tuning};
+    return cm_is_ok(
+        cm_plan_init(&c->plan, &c->dst, &c->src, facts[0], facts[1], options));
+}
+
+/* -- what is right ----------------------------------------------------------------------- */
+
+static void
+copy_naively(const cm_region *dst, const cm_region *src, int64_t to, int64_t from,
+             int axis)
+{
+    if (axis == dst->ndim) {
+        size_t nbytes = (size_t)dst->itemsize;
+        memcpy(wanted + to, source + from, nbytes);
+        memset(writable + to, 1, nbytes);
+        memset(readable + from, 1, nbytes);
+        return;
+    }
+    for (int64_t i = 0; i < dst->shape[axis]; i++) {
+        copy_naively(dst, src, to + i * dst->strides[axis],
+                     from + i * src->strides[axis], axis + 1);
+    }
+}
+
+/* Note the writes of one part, and see that it reads and writes what it may. A side
+ * that is packed has `packed_nbytes`; the other lies in the arenas. */
+static void
+trace(const cm_layout *part, int64_t to, int64_t from, bool dst_packed, bool src_packed,
+      uint64_t packed_nbytes, int axis)
+{
+    if (axis < part->ndim) {
+        for (int64_t i = 0; i < part->shape[axis]; i++) {
+            trace(part, to + i * part->dst_strides[axis],
+                  from + i * part->src_strides[axis], dst_packed, src_packed,
+                  packed_nbytes, axis + 1);
+        }
+        return;
+    }
+    for (uint64_t i = 0; i < part->run_nbytes; i++) {
+        int64_t d = to + (int64_t)i;
+        int64_t s = from + (int64_t)i;
+        CHECK_GE(d, 0);
+        CHECK_GE(s, 0);
+        CHECK_LT(d, dst_packed ? (int64_t)packed_nbytes : ARENA);
+        CHECK_LT(s, src_packed ? (int64_t)packed_nbytes : ARENA);
+        CHECK(src_packed || readable[s] != 0);
+        CHECK(dst_packed || writable[d] != 0);
+        writes[d] = (unsigned char)(writes[d] < UINT8_MAX ? writes[d] + 1 : UINT8_MAX);
+    }
+}
+
+static void
+check_written_once(const unsigned char *expected, uint64_t nbytes)
+{
+    for (uint64_t i = 0; i < nbytes; i++) {
+        unsigned times = expected == NULL ? 1 : expected[i];
+        if (writes[i] != times) {
+            CHECK_FAIL_("byte %llu is written %u times, not %u", (unsigned long long)i,
+                        writes[i], times);
+            return;
+        }
+    }
+}
+
+/* -- what is done ------------------------------------------------------------------------ */
+
+/* One copy by the crew: in parts. */
+static void
+copy_in_parts(const fuzz_case *c, const cm_layout *layout, unsigned char *dst,
+              int64_t dst_at, const unsigned char *src, int64_t src_at,
+              uint64_t packed_nbytes)
+{
+    cm_cut cut;
+    cm_layout part;
+    uint64_t least = c->tuning.part_min_nbytes;
+    uint64_t limit =
+        least + next_random(c->tuning.part_max_nbytes - c->tuning.part_min_nbytes + 1);
+    bool wide = one_in(2);
+    uint64_t count = 0;
+    cm_cut_init(&cut, layout, limit);
+    uint64_t told = cm_cut_count(&cut);
+    while (cm_cut_next(&cut, &part)) {
+        /* The parts together, or one element where that is more. */
+        CHECK(cm_layout_nbytes(&part) <= limit);
+        trace(&part, dst_at + part.dst_offset, src_at + part.src_offset, dst == packed,
+              src == packed, packed_nbytes, 0);
+        if (wide) {
+            cm_host_copy_wide(&part, dst + dst_at, src + src_at);
+        }
+        else {
+            cm_host_copy(&part, dst + dst_at, src + src_at);
+        }
+        count++;
+    }
+    CHECK_EQ(count, told);
+    part_count += count;
+}
+
+/* Through packed bytes, as staging and copies between devices do it. */
+static void
+copy_in_pieces(const fuzz_case *c, unsigned char *traced)
+{
+    cm_layout core = c->plan.layout;
+    cm_layout repeats;
+    cm_layout piece;
+    cm_cut cut;
+    uint64_t count = 0;
+    cm_layout_take_repeats(&core, &repeats);
+    cm_cut_init(&cut, &core, c->plan.piece_nbytes);
+    memset(traced, 0, ARENA);
+    while (cm_cut_next(&cut, &piece)) {
+        uint64_t nbytes = cm_layout_nbytes(&piece);
+        CHECK_LE(nbytes, c->plan.piece_nbytes);
+        cm_layout pack = piece;
+        cm_layout_pack_dst(&pack);
+        memset(packed, 0xEE, sizeof(packed));
+        memset(writes, 0, sizeof(writes));
+        copy_in_parts(c, &pack, packed, 0, source, c->src_at, nbytes);
+        check_written_once(NULL, nbytes);
+        cm_layout unpack = piece;
+        cm_layout_pack_src(&unpack);
+        cm_layout_put_repeats(&unpack, &repeats);
+        memcpy(writes, traced, ARENA);
+        copy_in_parts(c, &unpack, got, c->dst_at, packed, 0, nbytes);
+        memcpy(traced, writes, ARENA);
+        count++;
+    }
+    CHECK_EQ(count, c->plan.piece_count);
+    piece_count += count;
+}
+
+/* What the kernel does with its parameter. */
+static void
+run_kernel(const fuzz_case *c)
+{
+    const cm_layout *layout = &c->plan.layout;
+    int64_t index[CM_MAX_NDIM] = {0};
+    cm_strided_job job;
+    cm_address dst = (uintptr_t)(got + c->dst_at);
+    cm_address src = (uintptr_t)(source + c->src_at);
+    int outer = cm_strided_job_init(&job, layout, dst, src);
+    for (;;) {
+        cm_address to = job.dst;
+        cm_address from = job.src;
+        for (int axis = 0; axis < outer; axis++) {
+            to += (uint64_t)(index[axis] * layout->dst_strides[axis]);
+            from += (uint64_t)(index[axis] * layout->src_strides[axis]);
+        }
+        for (uint64_t i = 0; i < job.count; i++) {
+            uint64_t rest = i;
+            cm_address d = to;
+            cm_address s = from;
+            for (uint32_t axis = job.ndim; axis-- > 0;) {
+                d += rest % job.shape[axis] * (uint64_t)job.dst_strides[axis];
+                s += rest % job.shape[axis] * (uint64_t)job.src_strides[axis];
+                rest /= job.shape[axis];
+            }
+            cm_layout one = {.run_nbytes = job.itemsize};
+            trace(&one, (int64_t)(d - (uintptr_t)got), (int64_t)(s - (uintptr_t)source),
+                  false, false, 0, 0);
+            memcpy((void *)(uintptr_t)d, (const void *)(uintptr_t)s, job.itemsize);
+        }
+        int axis = outer - 1;
+        while (axis >= 0 && ++index[axis] == layout->shape[axis]) {
+            index[axis--] = 0;
+        }
+        if (axis < 0) {
+            return;
+        }
+    }
+}
+
+static void
+run_route(const fuzz_case *c)
+{
+    const cm_layout *layout = &c->plan.layout;
+    static unsigned char traced[ARENA];
+    memset(writes, 0, sizeof(writes));
+    switch (c->plan.route) {
+    case CM_ROUTE_STAGED:
+    case CM_ROUTE_STAGED_KERNEL:
+    case CM_ROUTE_PEER:
+        if (c->plan.route == CM_ROUTE_PEER && layout->ndim == 0) {
+            break; /* one runtime copy */
+        }
+        copy_in_pieces(c, traced);
+        memcpy(writes, traced, sizeof(writes));
+        return;
+    case CM_ROUTE_KERNEL:
+        run_kernel(c);
+        return;
+    case CM_ROUTE_DIRECT:
+        CHECK_EQ(layout->ndim, 0);
+        break;
+    case CM_ROUTE_DIRECT_2D:
+        CHECK_EQ(layout->ndim, 1);
+        CHECK_GE(layout->dst_strides[0], (int64_t)layout->run_nbytes);
+        CHECK_GE(layout->src_strides[0], (int64_t)layout->run_nbytes);
+        break;
+    default:
+        CHECK_EQ(c->plan.route, CM_ROUTE_HOST);
+    }
+    CHECK_EQ(c->plan.piece_count, 1);
+    copy_in_parts(c, layout, got, c->dst_at, source, c->src_at, 0);
+}
+
+static void
+run_case(void)
+{
+    fuzz_case c;
+    if (!make_case(&c)) {
+        return;
+    }
+    case_count++;
+    route_counts[c.plan.route]++;
+    memset(wanted, 0xCC, sizeof(wanted));
+    memset(got, 0xCC, sizeof(got));
+    memset(readable, 0, sizeof(readable));
+    memset(writable, 0, sizeof(writable));
+    copy_naively(&c.dst, &c.src, c.dst_at, c.src_at, 0);
+    if (c.plan.route == CM_ROUTE_NOTHING) {
+        CHECK_EQ(c.plan.nbytes, 0);
+        CHECK_EQ(c.plan.piece_count, 0);
+        CHECK(memchr(writable, 1, sizeof(writable)) == NULL);
+        return;
+    }
+    run_route(&c);
+    check_written_once(writable, ARENA);
+    CHECK_BYTES_EQ(got, wanted, sizeof(wanted));
+}
+
+static double
+cpu_seconds(void)
+{
+    struct timespec now;
+    (void)clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &now);
+    return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
+}
+
+int
+main(int argc, char **argv)
+{
+    double seconds = argc > 1 ? atof(argv[1]) : 4;
+    uint64_t first = argc > 2 ? strtoull(argv[2], NULL, 10) : 1;
+    uint64_t seed = first;
+    for (size_t i = 0; i < sizeof(source); i++) {
+        source[i] = (unsigned char)next_random(251);
+    }
+    for (; cpu_seconds() < seconds && atomic_load(&check_failures) == 0; seed++) {
+        random_state = seed * 977;
+        for (int i = 0; i < SEED_CASES && atomic_load(&check_failures) == 0; i++) {
+            run_case();
+            if (atomic_load(&check_failures) != 0) {
+                fprintf(stderr, "seed %llu, case %d\n", (unsigned long long)seed, i);
+            }
+        }
+    }
+    printf("{\"first_seed\": %llu, \"seeds\": %llu, \"cases\": %llu, \"pieces\": %llu, "
+           "\"parts\": %llu, \"failures\": %d, \"cpu_seconds\": %.1f, \"routes\": {",
+           (unsigned long long)first, (unsigned long long)(seed - first),
+           (unsigned long long)case_count, (unsigned long long)piece_count,
+           (unsigned long long)part_count, atomic_load(&check_failures), cpu_seconds());
+    for (int route = 0; route < CM_ROUTE_FILL; route++) {
+        printf("%s\"%s\": %llu", route == 0 ? "" : ", ", cm_route_text((cm_route)route),
+               (unsigned long long)route_counts[route]);
+    }
+    printf("}}\n");
+    return atomic_load(&check_failures) == 0 && case_count > 0 ? 0 : 1;
+}
