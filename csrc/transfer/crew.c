@@ -43,7 +43,7 @@ unlock(cm_crew *crew)
 cm_status
 cm_crew_init(cm_crew *crew)
 {
-    *crew = (cm_crew){.spin = ATOMIC_FLAG_INIT};
+    *crew = (cm_crew){.spin = ATOMIC_FLAG_INIT, .limit = UINT32_MAX};
     cm_list_init(&crew->gangs);
     CM_TRY(cm_mutex_init(&crew->sleep));
     cm_status status = cm_cond_init(&crew->work);
@@ -54,7 +54,13 @@ cm_crew_init(cm_crew *crew)
     if (!cm_is_ok(status)) {
         goto no_done;
     }
+    status = cm_cond_init(&crew->rest);
+    if (!cm_is_ok(status)) {
+        goto no_rest;
+    }
     return status;
+no_rest:
+    cm_cond_fini(&crew->done);
 no_done:
     cm_cond_fini(&crew->work);
 no_work:
@@ -68,13 +74,26 @@ cm_crew_fini(cm_crew *crew)
     cm_mutex_lock(&crew->sleep);
     atomic_store(&crew->stop, true);
     cm_cond_signal_all(&crew->work);
+    cm_cond_signal_all(&crew->rest);
     cm_mutex_unlock(&crew->sleep);
     for (uint32_t i = 0; i < crew->thread_count; i++) {
         cm_thread_join(crew->threads[i]);
     }
+    cm_cond_fini(&crew->rest);
     cm_cond_fini(&crew->done);
     cm_cond_fini(&crew->work);
     cm_mutex_fini(&crew->sleep);
+}
+
+void
+cm_crew_set_limit(cm_crew *crew, uint32_t limit)
+{
+    cm_mutex_lock(&crew->sleep);
+    lock(crew);
+    atomic_store(&crew->limit, limit);
+    unlock(crew);
+    cm_cond_signal_all(&crew->rest);
+    cm_mutex_unlock(&crew->sleep);
 }
 
 /* -- parts ------------------------------------------------------------------------------ */
@@ -138,13 +157,15 @@ wake_one(cm_crew *crew)
 
 /* -- threads ---------------------------------------------------------------------------- */
 
-/* In turn: the gang that is served goes to the end. */
+/* In turn: the gang that is served goes to the end. Nothing for a thread that ought to
+ * rest. */
 static cm_load *
-take_any_part(cm_crew *crew, cm_layout *part)
+take_any_part(cm_crew *crew, uint32_t number, cm_layout *part)
 {
     cm_load *load = NULL;
     lock(crew);
-    for (cm_list *n = crew->gangs.next; n != &crew->gangs && load == NULL;) {
+    bool works = number < atomic_load(&crew->limit);
+    for (cm_list *n = crew->gangs.next; works && n != &crew->gangs && load == NULL;) {
         cm_list *next = n->next;
         load = take_part_locked(CM_LIST_ENTRY(n, cm_gang, node), part);
         if (load != NULL) {
@@ -184,15 +205,32 @@ wait_for_news(cm_crew *crew)
     cm_mutex_unlock(&crew->sleep);
 }
 
+/* There are enough others. */
+static void
+rest(cm_crew *crew, uint32_t number)
+{
+    wake_one(crew); /* somebody may have woken this one for it */
+    cm_mutex_lock(&crew->sleep);
+    while (number >= atomic_load(&crew->limit) && !atomic_load(&crew->stop)) {
+        cm_cond_wait(&crew->rest, &crew->sleep);
+    }
+    cm_mutex_unlock(&crew->sleep);
+}
+
 static void *
 serve(void *argument)
 {
     cm_crew *crew = argument;
     cm_layout part;
+    uint32_t number = atomic_fetch_add(&crew->begun, 1);
     while (!atomic_load(&crew->stop)) {
+        if (number >= atomic_load(&crew->limit)) {
+            rest(crew, number);
+            continue;
+        }
         cm_load *load = NULL;
         if (atomic_load(&crew->part_count) > 0) {
-            load = take_any_part(crew, &part);
+            load = take_any_part(crew, number, &part);
         }
         if (load == NULL) {
             wait_for_news(crew);
@@ -211,6 +249,8 @@ static void
 start_threads(cm_crew *crew, const cm_tuning *tuning, uint64_t nbytes)
 {
     uint32_t limit = (uint32_t)tuning->thread_count - 1;
+    uint32_t most = atomic_load(&crew->limit);
+    limit = limit < most ? limit : most;
     lock(crew);
     bool mine = !crew->starting && crew->thread_count < limit;
     crew->starting |= mine;

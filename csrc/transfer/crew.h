@@ -24,9 +24,11 @@ enum { CM_CREW_MAX = CM_THREAD_MAX - 1 };
  * other. */
 typedef struct cm_crew {
     atomic_flag spin;
-    cm_list gangs;         /* under spin */
-    uint32_t thread_count; /* under spin */
-    bool starting;         /* under spin: one thread starts others */
+    cm_list gangs;          /* under spin */
+    uint32_t thread_count;  /* under spin */
+    _Atomic uint32_t limit; /* under spin to write: threads that take parts */
+    _Atomic uint32_t begun; /* threads that have taken their number */
+    bool starting;          /* under spin: one thread starts others */
     _Atomic uint32_t part_count;
     _Atomic uint32_t idle_count;   /* threads that sleep */
     _Atomic uint32_t waiter_count; /* and those who sleep until a load ends */
@@ -35,6 +37,7 @@ typedef struct cm_crew {
     cm_mutex sleep;
     cm_cond work; /* there is a part to copy, or an end to all work */
     cm_cond done; /* a load has ended */
+    cm_cond rest; /* there is another limit, or an end to all work */
     cm_thread threads[CM_CREW_MAX];
 } cm_crew;
 
@@ -60,6 +63,9 @@ typedef struct cm_load {
 
 /* Starts no thread yet. Fails: CM_ESYSTEM. */
 CM_NODISCARD cm_status cm_crew_init(cm_crew *crew);
+/* At most so many threads take parts from now on, beside those who post; UINT32_MAX: as
+ * many as they ask for. The others rest. */
+void cm_crew_set_limit(cm_crew *crew, uint32_t limit);
 /* Joins the threads. No gang may be open. */
 void cm_crew_fini(cm_crew *crew);
 

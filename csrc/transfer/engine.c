@@ -127,10 +127,13 @@ cm_engine_set_tuning(cm_engine *engine, const cm_tuning *tuning)
     if (!cm_tuning_check(tuning, NULL)) {
         return cm_fail(CM_EINVALID, 0);
     }
+    cm_tuning resolved = *tuning;
+    atomic_store(&engine->cpu_count, 0); /* asked again */
+    cm_engine_resolve_tuning(engine, &resolved);
     cm_mutex_lock(&engine->lock);
     engine->tuning = *tuning;
     cm_mutex_unlock(&engine->lock);
-    atomic_store(&engine->cpu_count, 0); /* asked again */
+    cm_crew_set_limit(&engine->crew, (uint32_t)resolved.thread_count - 1);
     return cm_ok();
 }
 

@@ -233,11 +233,73 @@ test_crew_small_load_starts_no_thread(void)
     cm_crew_fini(&crew);
 }
 
+/* Where none may work, the one that posts copies all of it, whoever was at it before.
+ */
+static void
+test_crew_threads_rest_beyond_the_limit(void)
+{
+    enum { ROUNDS = 30 };
+    static const uint32_t limits[] = {UINT32_MAX, 0, 1, 0, 2, 0, UINT32_MAX};
+    cm_tuning tuning = tuned();
+    cm_crew crew;
+    cm_gang gang;
+    cm_load *load = calloc(1, sizeof(*load));
+    unsigned char *src = malloc(2 * MIB);
+    unsigned char *dst = malloc(2 * MIB);
+    cm_layout layout = {.run_nbytes = 2 * MIB};
+    fill_bytes(src, 2 * MIB, 7);
+    CHECK_OK(cm_crew_init(&crew));
+    for (size_t i = 0; i < sizeof(limits) / sizeof(limits[0]); i++) {
+        cm_crew_set_limit(&crew, limits[i]);
+        for (int round = 0; round < ROUNDS; round++) {
+            memset(dst, 0, 2 * MIB);
+            cm_gang_open(&gang, &crew, &tuning);
+            cm_gang_post(&gang, load, &layout, dst, src, round % 2 != 0);
+            uint64_t count = 0;
+            while (cm_gang_help(&gang)) {
+                count++;
+            }
+            CHECK(limits[i] > 0 || count == cm_cut_count(&load->cut));
+            cm_gang_wait(&gang, load);
+            cm_gang_close(&gang);
+            CHECK_BYTES_EQ(dst, src, 2 * MIB);
+        }
+    }
+    CHECK_EQ(crew.thread_count, 3);
+    free(load);
+    free(src);
+    free(dst);
+    cm_crew_fini(&crew);
+}
+
+/* One and two processors: none or one thread beside the one that posts, and nobody
+ * spins.
+ */
+static void
+test_crew_of_few_processors_starts_few_threads(void)
+{
+    for (unsigned cpus = 1; cpus <= 3; cpus++) {
+        cm_tuning tuning;
+        cm_tuning_init(&tuning);
+        cm_tuning_resolve(&tuning, cpus);
+        cm_crew crew;
+        CHECK_OK(cm_crew_init(&crew));
+        world w = {.crew = &crew, .tuning = tuning, .seed = cpus};
+        (void)copy_through_gang(&w);
+        CHECK(w.same);
+        CHECK_EQ(crew.thread_count, cpus - 1);
+        CHECK_EQ(atomic_load(&crew.spin_ns) > 0, cpus > 2);
+        cm_crew_fini(&crew);
+    }
+}
+
 /* clang-format off */
 MAIN(RUN(test_wide_copy_is_memcpy_at_any_place_and_length)
      RUN(test_host_copy_turns_elements_of_every_size)
      RUN(test_crew_serves_several_gangs_at_once)
      RUN(test_crew_closed_gang_is_touched_no_more)
      RUN(test_crew_load_of_no_bytes_is_done)
-     RUN(test_crew_small_load_starts_no_thread))
+     RUN(test_crew_small_load_starts_no_thread)
+     RUN(test_crew_threads_rest_beyond_the_limit)
+     RUN(test_crew_of_few_processors_starts_few_threads))
 /* clang-format on */
