@@ -1,7 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "transfer/tuning.h"
 
-#include <stddef.h>
+const cm_tuning_row cm_tuning_rows[] = {
+#define CM_TUNING_ROW(name, value, least, most)                                        \
+    {#name, offsetof(cm_tuning, name), (uint64_t)(least), (uint64_t)(most)},
+    CM_TUNING(CM_TUNING_ROW)
+#undef CM_TUNING_ROW
+};
 
 void
 cm_tuning_init(cm_tuning *tuning)
@@ -16,15 +21,13 @@ cm_tuning_init(cm_tuning *tuning)
 bool
 cm_tuning_check(const cm_tuning *tuning, const char **name)
 {
+    cm_tuning copy = *tuning;
     const char *wrong = NULL;
-#define CM_TUNING_CHECK(field, value, least, most)                                     \
-    if (wrong == NULL                                                                  \
-        && (tuning->field - (uint64_t)(least)                                          \
-            > (uint64_t)(most) - (uint64_t)(least))) {                                 \
-        wrong = #field;                                                                \
+    for (int i = 0; i < CM_TUNING_COUNT && wrong == NULL; i++) {
+        uint64_t value = *cm_tuning_at(&copy, i);
+        const cm_tuning_row *row = &cm_tuning_rows[i];
+        wrong = value < row->least || value > row->most ? row->name : NULL;
     }
-    CM_TUNING(CM_TUNING_CHECK)
-#undef CM_TUNING_CHECK
     if (name != NULL) {
         *name = wrong;
     }

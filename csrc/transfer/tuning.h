@@ -6,6 +6,7 @@
 #define CM_TRANSFER_TUNING_H
 
 #include <stdbool.h>
+#include <stddef.h>
 #include <stdint.h>
 
 enum { CM_SLOT_MAX = 32, CM_THREAD_MAX = 16 };
@@ -50,6 +51,29 @@ typedef struct cm_tuning {
     CM_TUNING(CM_TUNING_FIELD)
 #undef CM_TUNING_FIELD
 } cm_tuning;
+
+enum {
+#define CM_TUNING_INDEX(name, value, least, most) CM_TUNING_##name,
+    CM_TUNING(CM_TUNING_INDEX)
+#undef CM_TUNING_INDEX
+        CM_TUNING_COUNT
+};
+
+/* One value of it, by its place in the list. */
+typedef struct cm_tuning_row {
+    const char *name;
+    size_t offset; /* in cm_tuning */
+    uint64_t least;
+    uint64_t most;
+} cm_tuning_row;
+
+extern const cm_tuning_row cm_tuning_rows[CM_TUNING_COUNT];
+
+static inline uint64_t *
+cm_tuning_at(cm_tuning *tuning, int index)
+{
+    return (uint64_t *)((char *)tuning + cm_tuning_rows[index].offset);
+}
 
 void cm_tuning_init(cm_tuning *tuning);
 
