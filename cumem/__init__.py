@@ -23,6 +23,7 @@ from cumem.stats import (
     Block, Counters, Measure, Measurement, PoolStats, Segment, Snapshot, Stats, measure,
     stats,
 )
+from cumem.tuning import Configuration, configure
 # isort: on
 
 __version__ = "0.1.0"
@@ -32,6 +33,7 @@ __all__ = [
     "OLDEST_DRIVER",
     "Block",
     "Buffer",
+    "Configuration",
     "Counters",
     "CudaError",
     "Device",
@@ -61,6 +63,7 @@ __all__ = [
     "array",
     "asbuffer",
     "backend",
+    "configure",
     "copy",
     "copy_async",
     "current_device",

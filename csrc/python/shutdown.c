@@ -5,6 +5,7 @@
 #include <time.h>
 
 #include "python/arguments.h"
+#include "python/configure.h"
 #include "python/device_wait.h"
 #include "python/errors.h"
 #include "python/event_type.h"
@@ -115,6 +116,7 @@ collect(cm_state *state, remains *out)
     state->runtime = NULL;
     state->registry = NULL;
     state->engine = NULL;
+    cm_configure_close(state);
     memset(state->pools, 0, sizeof(state->pools));
     state->generation++;
     while (!cm_list_is_empty(&state->storages)) {

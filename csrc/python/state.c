@@ -4,6 +4,7 @@
 
 #include <string.h>
 
+#include "python/configure.h"
 #include "python/errors.h"
 #include "python/limits.h"
 #include "python/pool_object.h"
@@ -72,6 +73,9 @@ opening_init(cm_state *state, opening *plan)
     const cm_state_override *override = &state->override;
     plan->fallback_reason = NULL;
     plan->faults = override->faults;
+    if (cm_configure_open(state) < 0) {
+        return -1;
+    }
     if (override->has_backend) {
         plan->choice =
             override->backend == CM_BACKEND_CUDA ? CM_CHOICE_CUDA : CM_CHOICE_EMULATED;
@@ -178,6 +182,7 @@ adopt(cm_state *state, cm_runtime *runtime)
     state->engine_has_pinned_pool = false;
     memset(state->engine_has_device_pool, 0, sizeof(state->engine_has_device_pool));
     state->current_device = 0;
+    cm_configure_apply(state);
     return 0;
 }
 

@@ -14,6 +14,7 @@
 #include "python/override.h"
 #include "runtime/emulated.h"
 #include "transfer/engine.h"
+#include "transfer/measured.h"
 
 enum { CM_POOL_FLAG_SLOTS = 8 }; /* host-alloc flags 0 … 7, managed flags 1 and 2 */
 #define CM_FENCE_LIMIT_NBYTES (UINT64_C(64) << 20) /* see cm_pool_config */
@@ -39,6 +40,20 @@ typedef struct cm_limits {
     uint64_t block_nbytes[CM_KIND_COUNT][CM_MAX_DEVICES];
     bool has_block[CM_KIND_COUNT][CM_MAX_DEVICES];
 } cm_limits;
+
+/* Some values of cm_tuning, and all that say how copies are made (see configure.h). */
+typedef struct cm_tuning_layer {
+    bool is_set[CM_TUNING_COUNT];
+    cm_tuning values;
+} cm_tuning_layer;
+
+typedef struct cm_tuning_layers {
+    bool is_open; /* the environment was read */
+    bool is_measured;
+    cm_tuning_layer environment;
+    cm_tuning_layer chosen;
+    cm_measured measured;
+} cm_tuning_layers;
 
 /* What calls are written with, as the compiler of a call interns it: first the
  * parameters that all constructors share, in the order of their places. */
@@ -104,6 +119,7 @@ typedef struct cm_state {
     uint64_t context_count; /* of the runtime's contexts, those that pools know */
     cm_registry *registry;
     cm_engine *engine;
+    cm_tuning_layers tuning;
     bool engine_has_pinned_pool;
     bool engine_has_device_pool[CM_MAX_DEVICES];
     cm_pool *pools[CM_KIND_COUNT][CM_POOL_FLAG_SLOTS][CM_MAX_DEVICES]; /* owned, lazy */

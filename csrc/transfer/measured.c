@@ -85,7 +85,7 @@ choose_chunk(const cm_measured *m, double copy_rate)
     if (copy_rate < link && copy_rate > 0) {
         nbytes = fmin(nbytes, gap / (1 / copy_rate - 1 / link));
     }
-    return round_up(nbytes, 0.5 * MIB, 16 * MIB);
+    return round_up(nbytes, MIB, 16 * MIB); /* less costs more in calls */
 }
 
 /* From which size on pieces through page-locked blocks beat the runtime's own copy. */

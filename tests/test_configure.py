@@ -1,0 +1,162 @@
+# SPDX-License-Identifier: Apache-2.0
+"""cumem.configure(): what may be set, where it comes from, and that copies follow it."""
+
+from __future__ import annotations
+
+import threading
+
+import numpy as np
+import pytest
+
+import cumem
+
+VARIABLES = {
+    "CUMEM_TRANSFER_THREADS": ("threads", "3", 3),
+    "CUMEM_TRANSFER_CHUNK": ("chunk_nbytes", "2MiB", 2 << 20),
+    "CUMEM_TRANSFER_DEPTH": ("depth", "12", 12),
+    "CUMEM_TRANSFER_RING": ("ring_nbytes", "64 MiB", 64 << 20),
+    "CUMEM_TRANSFER_STAGED_UP": ("staged_up_nbytes", "0", 0),
+    "CUMEM_TRANSFER_STAGED_DOWN": ("staged_down_nbytes", "8388608", 8 << 20),
+    "CUMEM_TRANSFER_QUICK": ("quick_nbytes", "64KiB", 64 << 10),
+    "CUMEM_TRANSFER_BOUNCE": ("bounce_nbytes", "0", 0),
+}
+
+
+@pytest.fixture(autouse=True)
+def as_before(runtime, monkeypatch):
+    """Nothing is set, before and after; the runtime is open."""
+    for name in VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+    cumem.device_count()
+    names = [name for name, _, _ in VARIABLES.values()]
+    cumem.configure(**dict.fromkeys(names, "auto"))
+    yield
+    cumem.configure(**dict.fromkeys(names, "auto"))
+
+
+def test_configure_without_arguments_only_reads():
+    first = cumem.configure()
+    assert first == cumem.configure()
+    assert set(first.sources.values()) <= {"default", "calibration"}
+    assert 1 <= first.threads <= 16
+
+
+def test_configure_sets_what_is_given_and_auto_takes_it_back():
+    before = cumem.configure()
+    now = cumem.configure(threads=2, chunk_nbytes="1MiB", ring_nbytes=8 << 20)
+    assert (now.threads, now.chunk_nbytes, now.ring_nbytes) == (2, 1 << 20, 8 << 20)
+    assert now.sources["threads"] == "configure"
+    assert now.depth == before.depth
+    assert cumem.configure() == now
+    auto = cumem.configure(threads="auto", chunk_nbytes="auto", ring_nbytes="auto")
+    assert auto == before
+
+
+def test_configure_as_a_block_takes_back_what_it_changed():
+    cumem.configure(depth=9)
+    with cumem.configure(threads=1, depth=4) as inside:
+        assert (inside.threads, inside.depth) == (1, 4)
+        cumem.configure(chunk_nbytes="2MiB")
+    after = cumem.configure()
+    assert after.depth == 9
+    assert after.sources["threads"] != "configure"
+    assert after.chunk_nbytes == 2 << 20  # not the block's to take back
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "says"),
+    [
+        ({"threads": 0}, ValueError, "threads must be from 1 to 16, not 0"),
+        ({"threads": 17}, ValueError, "threads must be from 1 to 16"),
+        ({"threads": "many"}, TypeError, "threads must be an int"),
+        ({"threads": 1.0}, TypeError, "threads must be an int"),
+        ({"depth": 1}, ValueError, "depth must be from 2 to 32"),
+        ({"depth": -1}, ValueError, "depth must not be negative"),
+        ({"chunk_nbytes": "4 KiB"}, ValueError, "from 64 KiB to 1 GiB, not 4 KiB"),
+        ({"chunk_nbytes": "big"}, ValueError, "chunk_nbytes"),
+        ({"chunk_nbytes": "50%"}, ValueError, "chunk_nbytes"),
+        ({"chunk_nbytes": 1.5}, TypeError, "chunk_nbytes"),
+        ({"ring_nbytes": 1000}, ValueError, "ring_nbytes must be from 1 MiB"),
+        ({"quick_nbytes": -1}, ValueError, "quick_nbytes"),
+        ({"staged_up_nbytes": 1 << 50}, ValueError, "staged_up_nbytes"),
+    ],
+)
+def test_configure_refuses_and_changes_nothing(arguments, error, says):
+    before = cumem.configure()
+    with pytest.raises(error, match=says):
+        cumem.configure(**{"bounce_nbytes": 5, **arguments})
+    assert cumem.configure() == before
+
+
+@pytest.mark.parametrize("variable", VARIABLES)
+def test_variable_is_read_at_opening_and_configure_comes_first(monkeypatch, variable):
+    name, text, value = VARIABLES[variable]
+    cumem.shutdown()
+    monkeypatch.setenv(variable, text)
+    cumem.device_count()
+    now = cumem.configure()
+    assert getattr(now, name) == value
+    assert now.sources[name] == "environment"
+    low = {"depth": 5, "threads": 1}.get(name, 1 << 20)
+    assert getattr(cumem.configure(**{name: low}), name) == low
+    assert getattr(cumem.configure(**{name: "auto"}), name) == value
+
+
+@pytest.mark.parametrize("variable", VARIABLES)
+@pytest.mark.parametrize("text", ["-1", "no", "99999999999999999999", "4 MiB x", "7%"])
+def test_wrong_variable_is_an_error_that_names_it(monkeypatch, variable, text):
+    cumem.shutdown()
+    monkeypatch.setenv(variable, text)
+    with pytest.raises(ValueError, match=variable):
+        cumem.configure()
+    with pytest.raises(ValueError, match=variable):
+        cumem.empty_pinned(1)
+    monkeypatch.setenv(variable, "auto")
+    cumem.device_count()
+    assert "environment" not in cumem.configure().sources.values()
+
+
+def test_configuration_is_readable():
+    text = repr(cumem.configure(chunk_nbytes="2MiB", staged_up_nbytes=1 << 40))
+    assert "chunk_nbytes" in text
+    assert "2 MiB" in text
+    assert "never" in text
+    assert "<table>" in cumem.configure()._repr_html_()
+
+
+def test_threshold_decides_the_route():
+    src = np.arange(1 << 18, dtype=np.uint8)
+    dst = cumem.empty_device(src.shape, src.dtype)
+    with cumem.configure(staged_up_nbytes=0):
+        assert cumem.copy_async(dst, src).route == "staged"
+
+
+def test_configure_while_copies_run_leaves_them_right():
+    """What changes is for copies that begin later."""
+    src = np.random.default_rng(3).integers(0, 255, 3 << 20, np.uint8)
+    stop = threading.Event()
+    failures = []
+
+    def work():
+        dst = cumem.empty_device(src.shape, src.dtype)
+        back = np.empty_like(src)
+        while not stop.is_set():
+            cumem.copy_async(dst, src[::-1]).wait()
+            cumem.copy_async(back, dst).wait()
+            if not np.array_equal(back, src[::-1]):
+                failures.append(1)
+
+    threads = [threading.Thread(target=work) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for i in range(60):
+        cumem.configure(
+            threads=1 + i % 5,
+            chunk_nbytes=(64 << 10) << (i % 4),
+            depth=2 + i % 7,
+            ring_nbytes=1 << 20,
+        )
+    stop.set()
+    for thread in threads:
+        thread.join()
+    assert not failures
