@@ -15,6 +15,7 @@ from cumem._core import (
     empty_managed, empty_mapped, empty_pinned, full, get_limit, pool_counters, register,
     runtime_version, set_current_device, set_limit, shutdown, trim, zeros,
 )
+from cumem.explain import Explanation, explain
 from cumem.memory import (
     DeviceMemory, HostMemory, LimitBlock, OutOfMemoryHook, limit, memory_info,
     on_out_of_memory,
@@ -41,6 +42,7 @@ __all__ = [
     "DeviceMemory",
     "EmulationWarning",
     "Event",
+    "Explanation",
     "HostBuffer",
     "HostMemory",
     "LimitBlock",
@@ -78,6 +80,7 @@ __all__ = [
     "empty_mapped",
     "empty_pinned",
     "emulation_reason",
+    "explain",
     "full",
     "get_limit",
     "limit",

@@ -123,9 +123,8 @@ cm_configure_close(cm_state *state)
 
 /* -- all of it together ------------------------------------------------------------------ */
 
-/* The figures that count, measured or not. */
-static void
-get_measured(const cm_state *state, cm_measured *out)
+bool
+cm_configure_measured(const cm_state *state, cm_measured *out)
 {
     if (state->tuning.is_measured) {
         *out = state->tuning.measured;
@@ -133,6 +132,7 @@ get_measured(const cm_state *state, cm_measured *out)
     else {
         cm_measured_init(out);
     }
+    return state->tuning.is_measured;
 }
 
 static void
@@ -153,7 +153,7 @@ get_tuning(const cm_state *state, unsigned cpu_count, cm_tuning *out, int *from)
     cm_measured measured;
     bool is_emulated =
         state->runtime != NULL && state->runtime->backend == CM_BACKEND_EMULATED;
-    get_measured(state, &measured);
+    (void)cm_configure_measured(state, &measured);
     /* There all is as on the default machine, so that tests find the same anywhere. */
     cm_tuning_derive(&measured, is_emulated ? CM_THREAD_MAX : cpu_count, out);
     for (int i = 0; i < CM_TUNING_COUNT; i++) {
@@ -333,7 +333,7 @@ read_measured(PyObject *module, PyObject *Py_UNUSED(unused))
 {
     cm_state *state = cm_state_of_module(module);
     cm_measured measured;
-    get_measured(state, &measured);
+    (void)cm_configure_measured(state, &measured);
     PyObject *figures = cm_measured_to_object(&measured);
     return figures == NULL
                ? NULL

@@ -14,6 +14,8 @@ extern PyMethodDef cm_configure_methods[];
 int cm_configure_open(cm_state *state);
 /* Have the engine, if there is one, work as all of that says. */
 void cm_configure_apply(cm_state *state);
+/* The figures that count; true where they were measured, not defaults. */
+bool cm_configure_measured(const cm_state *state, cm_measured *out);
 /* A new dict of all figures. NULL with MemoryError. */
 PyObject *cm_measured_to_object(const cm_measured *measured);
 /* Variables are read anew, and measured figures are forgotten. */

@@ -21,6 +21,12 @@ device_hint(const cm_state *state, PyObject *dst, PyObject *src)
     return -1;
 }
 
+cm_stream *
+cm_copy_stream(cm_state *state, PyObject *dst, PyObject *src, PyObject *stream)
+{
+    return cm_stream_from_object(state, stream, device_hint(state, dst, src));
+}
+
 static PyObject *
 copy_with(PyObject *module, const char *function, PyObject *const *args,
           Py_ssize_t nargs, PyObject *kwnames, bool blocking)
@@ -33,8 +39,7 @@ copy_with(PyObject *module, const char *function, PyObject *const *args,
     }
     cm_stream *stream = NULL;
     if (values[2] != NULL && values[2] != Py_None) {
-        stream = cm_stream_from_object(state, values[2],
-                                       device_hint(state, values[0], values[1]));
+        stream = cm_copy_stream(state, values[0], values[1], values[2]);
         if (stream == NULL) {
             return NULL;
         }

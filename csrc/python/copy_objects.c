@@ -361,9 +361,10 @@ run(copy_call *call)
     return call->blocking ? Py_NewRef(Py_None) : make_transfer(call, ticket);
 }
 
-PyObject *
-cm_copy_objects(cm_state *state, PyObject *dst, PyObject *src, cm_stream *stream,
-                bool blocking)
+/* The call, and what is done with it; `use` NULL: the copy. */
+static PyObject *
+make_call(cm_state *state, PyObject *dst, PyObject *src, cm_stream *stream,
+          bool blocking, cm_copy_use *use)
 {
     /* Too large for the stack of a thread with little of it. */
     copy_call *call = PyMem_Calloc(1, sizeof(*call));
@@ -374,8 +375,25 @@ cm_copy_objects(cm_state *state, PyObject *dst, PyObject *src, cm_stream *stream
     call->dst_object = dst;
     call->src_object = src;
     call->blocking = blocking;
-    PyObject *result = init_call(call, stream) < 0 ? NULL : run(call);
+    PyObject *result = NULL;
+    if (init_call(call, stream) == 0) {
+        result = use == NULL ? run(call) : use(state, &call->request);
+    }
     fini_call(call);
     PyMem_Free(call);
     return result;
+}
+
+PyObject *
+cm_copy_objects(cm_state *state, PyObject *dst, PyObject *src, cm_stream *stream,
+                bool blocking)
+{
+    return make_call(state, dst, src, stream, blocking, NULL);
+}
+
+PyObject *
+cm_copy_look(cm_state *state, PyObject *dst, PyObject *src, cm_stream *stream,
+             bool blocking, cm_copy_use *use)
+{
+    return make_call(state, dst, src, stream, blocking, use);
 }

@@ -63,6 +63,12 @@ int cm_operand_init(cm_state *state, cm_operand *operand, PyObject *object,
                     PyObject *target_dtype, cm_stream *stream);
 void cm_operand_fini(cm_operand *operand);
 
+/* Have `use` look at the request that a copy would be; its result. Nothing is copied.
+ */
+typedef PyObject *cm_copy_use(cm_state *state, const cm_copy_request *request);
+PyObject *cm_copy_look(cm_state *state, PyObject *dst, PyObject *src, cm_stream *stream,
+                       bool blocking, cm_copy_use *use);
+
 /* A copy between two objects, used by copy(), copy_async(), buf[...] = x and fill().
  * Checks shapes (broadcast of the source), dtypes and read-only targets. Returns a new
  * Transfer, or None when `blocking`. stream NULL: in the background (async only; a

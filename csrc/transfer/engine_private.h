@@ -39,6 +39,10 @@ struct cm_engine {
     cm_runtime *rt;        /* borrowed */
     cm_registry *registry; /* borrowed */
     atomic_uint cpu_count; /* 0: not asked yet */
+    _Atomic uint64_t route_counts[CM_ROUTE_FILL + 1]; /* see cm_copy_counts */
+    _Atomic uint64_t quick_count;
+    _Atomic uint64_t bounced_count;
+    _Atomic uint64_t piece_count;
     cm_kernels kernels;
     cm_crew crew;
     cm_mutex lock;
@@ -92,6 +96,14 @@ CM_NODISCARD cm_status cm_loans_fini(cm_engine *engine);
  * nothing is done. Blocks. The keeps stay the caller's unless `*kept`. */
 bool cm_engine_try_quick(cm_engine *engine, const cm_copy_request *request,
                          const cm_tuning *tuning, cm_status *out, bool *kept);
+
+/* Whether that would do it, now; *bounced: through a page-locked block. */
+bool cm_engine_is_quick(cm_engine *engine, const cm_copy_request *request,
+                        const cm_tuning *tuning, bool *bounced);
+
+/* request.c: what is known of one end; whether the two may have bytes in common. */
+cm_end_facts cm_engine_facts_of(cm_engine *engine, const cm_region *region);
+bool cm_engine_may_overlap(cm_runtime *rt, const cm_region *dst, const cm_region *src);
 
 /* worker.c: hand a job over. Fails: CM_ETHREAD (it stays the caller's). */
 CM_NODISCARD cm_status cm_engine_give_job(cm_engine *engine, struct cm_job *job);

@@ -85,18 +85,12 @@ replace_source(cm_job *job)
     else {
         CM_TRY(replace_source_on_host(job, &pack));
     }
-    cm_layout_pack_src(&core);
-    cm_layout_put_repeats(&core, &repeats);
-    job->plan.layout = core;
-    if (job->plan.route != CM_ROUTE_HOST) {
-        job->plan.route = cm_plan_choose_route(
-            &job->plan, &job->dst, &job->src, job->dst_facts, job->src_facts,
-            (cm_plan_options){.may_wait = job->blocking, .tuning = &job->tuning});
-        cm_plan_count_pieces(&job->plan, &job->tuning);
-        cm_mutex_lock(&job->engine->lock);
-        job->ticket->route = job->plan.route;
-        cm_mutex_unlock(&job->engine->lock);
-    }
+    cm_plan_options options = {.may_wait = job->blocking, .tuning = &job->tuning};
+    cm_plan_pack_source(&job->plan, &job->dst, &job->src, job->dst_facts,
+                        job->src_facts, options);
+    cm_mutex_lock(&job->engine->lock);
+    job->ticket->route = job->plan.route;
+    cm_mutex_unlock(&job->engine->lock);
     return cm_ok();
 }
 

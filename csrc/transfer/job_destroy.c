@@ -21,6 +21,8 @@ cm_job_destroy(cm_job *job)
 {
     cm_engine *engine = job->engine;
     cm_pool **device_pools = engine->device_pools; /* set once before the first use */
+    atomic_fetch_add_explicit(&engine->route_counts[job->plan.route], 1,
+                              memory_order_relaxed);
     cm_job_end_staging(job, free_block);
     for (int i = 0; i < CM_STAGE_COUNT; i++) {
         cm_stage *stage = &job->stages[i];

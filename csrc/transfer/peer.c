@@ -112,6 +112,7 @@ cm_job_copy_peer(cm_job *job)
         cm_stage *stage = &job->stages[job->next_stage];
         job->next_stage = (job->next_stage + 1) % CM_STAGE_COUNT;
         CM_TRY(move_piece(job, stage, &piece, &repeats));
+        atomic_fetch_add_explicit(&job->engine->piece_count, 1, memory_order_relaxed);
     }
     return cm_ok();
 }

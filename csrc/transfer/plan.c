@@ -160,6 +160,22 @@ cm_plan_count_pieces(cm_plan *plan, const cm_tuning *tuning)
     }
 }
 
+void
+cm_plan_pack_source(cm_plan *plan, const cm_region *dst, const cm_region *src,
+                    cm_end_facts dst_facts, cm_end_facts src_facts,
+                    cm_plan_options options)
+{
+    cm_layout repeats;
+    cm_layout_take_repeats(&plan->layout, &repeats);
+    cm_layout_pack_src(&plan->layout);
+    cm_layout_put_repeats(&plan->layout, &repeats);
+    if (plan->route != CM_ROUTE_HOST) {
+        plan->route =
+            cm_plan_choose_route(plan, dst, src, dst_facts, src_facts, options);
+        cm_plan_count_pieces(plan, options.tuning);
+    }
+}
+
 static bool
 is_device(int device)
 {

@@ -50,6 +50,11 @@ cm_route cm_plan_choose_route(const cm_plan *plan, const cm_region *dst,
                               const cm_region *src, cm_end_facts dst_facts,
                               cm_end_facts src_facts, cm_plan_options options);
 
+/* The source was read whole into packed memory, which `src` now is: layout, route
+ * (unless it is HOST) and pieces follow. */
+void cm_plan_pack_source(cm_plan *plan, const cm_region *dst, const cm_region *src,
+                         cm_end_facts dst_facts, cm_end_facts src_facts,
+                         cm_plan_options options);
 /* The pieces, anew after a change of route or layout. */
 void cm_plan_count_pieces(cm_plan *plan, const cm_tuning *tuning);
 

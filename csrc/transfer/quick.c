@@ -158,21 +158,44 @@ copy_through(cm_engine *engine, const cm_copy_request *request, cm_pool *pool,
 }
 
 static cm_status
-copy(cm_engine *engine, const cm_copy_request *request, uint64_t bounce_nbytes,
-     uint64_t nbytes, quick_end *end)
+copy(cm_engine *engine, const cm_copy_request *request, bool bounces, uint64_t nbytes,
+     quick_end *end)
 {
-    if (request->dst.kind == CM_KIND_PAGEABLE && nbytes <= bounce_nbytes) {
+    if (bounces) {
         cm_mutex_lock(&engine->lock);
         cm_pool *pool = engine->pinned_pool;
         cm_mutex_unlock(&engine->lock);
         cm_block *block;
         /* Where there is none to be had the runtime takes the ordinary memory. */
         if (pool != NULL && cm_is_ok(cm_pool_alloc(pool, nbytes, NULL, &block))) {
+            atomic_fetch_add_explicit(&engine->bounced_count, 1, memory_order_relaxed);
             return copy_through(engine, request, pool, block, nbytes, end);
         }
     }
     return copy_and_wait(engine, request, cm_region_copy_address(&request->dst),
                          cm_region_copy_address(&request->src), nbytes, end);
+}
+
+static bool
+is_bounced(const cm_copy_request *request, const cm_tuning *tuning, uint64_t nbytes)
+{
+    return request->dst.kind == CM_KIND_PAGEABLE && nbytes <= tuning->bounce_nbytes;
+}
+
+bool
+cm_engine_is_quick(cm_engine *engine, const cm_copy_request *request,
+                   const cm_tuning *tuning, bool *bounced)
+{
+    uint64_t nbytes;
+    cm_device_guard guard;
+    if (!is_quick(request, tuning->quick_nbytes, &nbytes)
+        || !cm_is_ok(cm_device_enter(engine->rt, request->stream->device, &guard))) {
+        return false;
+    }
+    bool quick = is_free(engine, request, nbytes);
+    *bounced = quick && is_bounced(request, tuning, nbytes);
+    cm_device_leave(engine->rt, &guard);
+    return quick;
 }
 
 bool
@@ -188,7 +211,8 @@ cm_engine_try_quick(cm_engine *engine, const cm_copy_request *request,
     }
     bool quick = is_free(engine, request, nbytes);
     if (quick) {
-        *out = copy(engine, request, tuning->bounce_nbytes, nbytes, &end);
+        atomic_fetch_add_explicit(&engine->quick_count, 1, memory_order_relaxed);
+        *out = copy(engine, request, is_bounced(request, tuning, nbytes), nbytes, &end);
         *kept = end.kept;
     }
     cm_device_leave(engine->rt, &guard);

@@ -7,8 +7,8 @@
 #include "runtime/emulated.h"
 #include "transfer/job.h"
 
-static cm_end_facts
-facts_of(cm_engine *engine, const cm_region *region)
+cm_end_facts
+cm_engine_facts_of(cm_engine *engine, const cm_region *region)
 {
     int64_t low, high;
     cm_end_facts facts = {.locked = region->kind != CM_KIND_PAGEABLE, .whole = true};
@@ -50,8 +50,8 @@ overlaps_second_mapping(cm_runtime *rt, const cm_region *device, const cm_region
     return cm_region_may_overlap(&mapped, host);
 }
 
-static bool
-may_overlap(cm_runtime *rt, const cm_region *dst, const cm_region *src)
+bool
+cm_engine_may_overlap(cm_runtime *rt, const cm_region *dst, const cm_region *src)
 {
     return cm_region_may_overlap(dst, src) || overlaps_second_mapping(rt, dst, src)
            || overlaps_second_mapping(rt, src, dst);
@@ -137,8 +137,8 @@ static cm_status
 prepare(cm_job *job, const cm_copy_request *request, const void *fill_value)
 {
     cm_engine *engine = job->engine;
-    job->dst_facts = facts_of(engine, &job->dst);
-    job->src_facts = facts_of(engine, &job->src);
+    job->dst_facts = cm_engine_facts_of(engine, &job->dst);
+    job->src_facts = cm_engine_facts_of(engine, &job->src);
     cm_plan_options options = {
         .may_wait = job->blocking,
         .on_stream = request->stream != NULL && !job->blocking,
@@ -154,7 +154,7 @@ prepare(cm_job *job, const cm_copy_request *request, const void *fill_value)
         try_fill_route(job, fill_value, (uint64_t)job->dst.itemsize);
     }
     else {
-        job->overlaps = may_overlap(engine->rt, &job->dst, &job->src);
+        job->overlaps = cm_engine_may_overlap(engine->rt, &job->dst, &job->src);
     }
     CM_TRY(cm_job_check_capture(job, request));
     return cm_job_record_after(job, request);

@@ -45,6 +45,8 @@ cm_job_end_staging(cm_job *job, void (*free_block)(const cm_job *job, cm_pool *p
     }
     cm_job_stop_staging(job);
     uint64_t nbytes = 0;
+    atomic_fetch_add_explicit(&engine->piece_count, staging->begun,
+                              memory_order_relaxed);
     for (uint32_t i = 0; i < staging->slot_room; i++) {
         cm_slot *s = &staging->slots[i];
         nbytes += s->pinned != NULL ? job->plan.piece_nbytes : 0;

@@ -1,0 +1,272 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a copy would do, and why: route, pieces, threads and expected time."""
+
+from __future__ import annotations
+
+import dataclasses
+import html
+from typing import Any
+
+from cumem import _core
+from cumem.units import format_nbytes, format_rate, format_seconds
+
+__all__ = ["Explanation", "explain"]
+
+_HOW = {
+    "nothing": "nothing",
+    "host": "by the processor",
+    "direct": "one copy by the driver",
+    "direct-2d": "one copy of rows by the driver",
+    "peer": "between two devices",
+    "kernel": "by a kernel on the device",
+    "staged": "in pieces through page-locked memory",
+    "staged-kernel": "in pieces through page-locked memory, sorted by the device",
+}
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class Explanation:
+    """What a copy would do; made by `explain`.
+
+    Attributes
+    ----------
+    route : str
+        As `Transfer.route` will say: ``"nothing"``, ``"host"``, ``"direct"``,
+        ``"direct-2d"``, ``"peer"``, ``"kernel"``, ``"staged"`` or ``"staged-kernel"``.
+    why : str
+        The reason, in a sentence.
+    nbytes : int
+        Payload, not counting what a broadcast source repeats.
+    pieces : int
+        How many it is cut into; 1 where it goes as a whole, 0 where nothing does.
+    piece_nbytes : int
+        Most bytes of a piece; those at the end of an axis may have less.
+    axis : int or None
+        Axis of the target along which it is cut; None for a single piece.
+    threads : int
+        Threads of the host that read or write the bytes; 0 if none does.
+    chunks : int
+        Page-locked blocks of `piece_nbytes` bytes in use at once, as far as the ring is
+        not taken by other copies.
+    device : int or None
+        The device that does the work; None for the host alone.
+    seconds : float
+        How long it is expected to take with nothing else running.
+    calibrated : bool
+        Whether that rests on figures of this machine (see `calibrate`) rather than on
+        those of an H200 on PCIe 5.0, which are the defaults.
+    """
+
+    route: str
+    why: str
+    nbytes: int
+    pieces: int
+    piece_nbytes: int
+    axis: int | None
+    threads: int
+    chunks: int
+    device: int | None
+    seconds: float
+    calibrated: bool
+
+    @property
+    def rate(self) -> float:
+        """Expected bytes per second; 0 if nothing moves."""
+        return self.nbytes / self.seconds if self.seconds > 0 else 0.0
+
+    def _rows(self) -> list[tuple[str, str]]:
+        how = _HOW[self.route]
+        route = self.route if how == self.route else f"{self.route}: {how}"
+        rows = [("route", route), ("why", self.why)]
+        if self.pieces > 1:
+            along = "" if self.axis is None else f" along axis {self.axis}"
+            cut = f"{self.pieces} of {format_nbytes(self.piece_nbytes)}{along}"
+            rows.append(("pieces", cut))
+        if self.threads > 0:
+            rows.append(("threads", str(self.threads)))
+        if self.chunks > 0:
+            ring = format_nbytes(self.chunks * self.piece_nbytes)
+            rows.append(("chunks", f"{self.chunks}, {ring} of page-locked memory"))
+        if self.device is not None:
+            rows.append(("device", str(self.device)))
+        if self.seconds > 0:
+            rate = format_rate(self.nbytes, self.seconds)
+            basis = "as measured" if self.calibrated else "by default figures"
+            text = f"{format_seconds(self.seconds)}, {rate}, {basis}"
+            rows.append(("expected", text))
+        return rows
+
+    def __repr__(self) -> str:
+        lines = (f"  {name:<9} {text}" for name, text in self._rows())
+        title = f"cumem.Explanation of {format_nbytes(self.nbytes)}"
+        return title + "\n" + "\n".join(lines)
+
+    def _repr_html_(self) -> str:
+        cells = "".join(
+            f"<tr><th>{name}</th><td>{html.escape(text)}</td></tr>"
+            for name, text in self._rows()
+        )
+        title = f"cumem.Explanation of {format_nbytes(self.nbytes)}"
+        return f"<table><caption>{title}</caption>{cells}</table>"
+
+
+def explain(
+    dst: Any, src: Any, *, stream: object = None, blocking: bool = True
+) -> Explanation:
+    """Say what `copy` would do with these ends, without doing it.
+
+    Parameters
+    ----------
+    dst, src : Buffer, array, exporter or scalar
+        As for `copy`.
+    stream : stream, optional
+        As for `copy`.
+    blocking : bool, default True
+        False explains `copy_async`.
+
+    Returns
+    -------
+    Explanation
+        Route and reason, pieces, threads, and the time it is expected to take.
+
+    Raises
+    ------
+    TypeError, ValueError
+        As `copy`.
+
+    Notes
+    -----
+    Copies nothing and allocates nothing. It looks at the thresholds, at the stream and at
+    what is page-locked as they are now. Where the target and the source overlap, the
+    source is read whole first, which is said. Three things only a copy finds out: that
+    the device has no memory for turning a transposed source, which threads of the
+    host then turn (``"staged"`` instead of ``"staged-kernel"``); that other copies have
+    filled the ring; and that a graph cannot hold it.
+    """
+    facts = _core._explain(dst, src, stream, blocking)
+    return Explanation(
+        route=facts["route"],
+        why=_reason(facts, blocking),
+        nbytes=facts["nbytes"],
+        pieces=facts["pieces"],
+        piece_nbytes=facts["piece_nbytes"],
+        axis=facts["axis"] if facts["axis"] >= 0 else None,
+        threads=facts["threads"],
+        chunks=facts["chunks"],
+        device=facts["device"] if facts["device"] >= 0 else None,
+        seconds=facts["expected_ns"] * 1e-9,
+        calibrated=facts["measured"],
+    )
+
+
+def _reason(facts: dict[str, Any], blocking: bool) -> str:
+    reason = _REASONS[facts["route"]](facts, blocking)
+    if facts["overlaps"]:
+        reason += "; the ends may overlap, so the source is read whole first"
+    return reason
+
+
+def _memory(end: tuple[str, bool, bool, int]) -> str:
+    kind, locked, whole, _ = end
+    if kind != "pageable":
+        return f"{kind} memory"
+    if locked:
+        return "registered memory"
+    return "ordinary memory" if whole else "partly registered memory"
+
+
+def _nothing(facts: dict[str, Any], blocking: bool) -> str:
+    if facts["same_place"]:
+        return "target and source are the same memory"
+    return "there are no bytes"
+
+
+def _host(facts: dict[str, Any], blocking: bool) -> str:
+    ends = f"{_memory(facts['src'])} to {_memory(facts['dst'])}"
+    who = "the calling thread" if blocking else "a thread of the host"
+    return f"from {ends}, which {who} reaches by itself"
+
+
+def _direct(facts: dict[str, Any], blocking: bool) -> str:
+    dst, src = facts["dst"], facts["src"]
+    size = format_nbytes(facts["nbytes"])
+    if dst[0] == "device" and src[0] == "device":
+        return f"both ends lie on device {facts['device']}, each in one run"
+    host = src if dst[0] == "device" else dst
+    if facts["bounced"]:
+        return (
+            f"{size} in one run each: so few that the calling thread copies them at once, "
+            "through a page-locked block of its own"
+        )
+    if facts["quick"]:
+        return f"{size} in one run each: so few that the calling thread copies them at once"
+    if host[1]:
+        return f"each end is one run, and the device reaches {_memory(host)}"
+    up = dst[0] == "device"
+    least = facts["staged_up_nbytes" if up else "staged_down_nbytes"]
+    limit = "at any size" if least >= 1 << 40 else f"below {format_nbytes(least)}"
+    return (
+        f"{size} of {_memory(host)} in one run: the driver by itself is faster {limit}"
+    )
+
+
+def _rows_reason(facts: dict[str, Any], blocking: bool) -> str:
+    run = format_nbytes(facts["run_nbytes"])
+    return f"rows of {run} at equal distances, and the device reaches both ends"
+
+
+def _peer(facts: dict[str, Any], blocking: bool) -> str:
+    reason = f"from device {facts['src_device']} to device {facts['device']}"
+    if facts["loops"] > 0:
+        reason += ", gathered on the one and scattered on the other"
+    return reason
+
+
+def _kernel(facts: dict[str, Any], blocking: bool) -> str:
+    ends = f"{_memory(facts['src'])} and {_memory(facts['dst'])}"
+    if facts["loops"] == 0:
+        return f"device {facts['device']} reaches {ends}, in the order of the stream"
+    run = format_nbytes(facts["run_nbytes"])
+    return f"runs of {run} lie apart, and device {facts['device']} reaches {ends}"
+
+
+def _staged(facts: dict[str, Any], blocking: bool) -> str:
+    down = facts["download"]
+    dst, src = facts["dst"], facts["src"]
+    host, other = (dst, src) if down else (src, dst)
+    device = f"device {facts['device']}"
+    least = facts["staged_down_nbytes" if down else "staged_up_nbytes"]
+    if other[0] != "device":
+        reason = f"in the order of the stream {device} reaches {_memory(other)} alone"
+    elif facts["loops"] > 0:
+        reason = (
+            f"runs of {format_nbytes(facts['run_nbytes'])} lie apart in {_memory(host)}"
+        )
+        if dst[0] == "device" and facts["broadcast"]:
+            reason = f"elements of {_memory(host)} are repeated"
+    elif not blocking:
+        reason = f"the driver takes {_memory(host)} only while the caller waits"
+    else:
+        reason = f"{_memory(host)} from {format_nbytes(least)} on is faster in pieces"
+    many = "a thread" if facts["threads"] == 1 else f"{facts['threads']} threads"
+    move = ("unpack" if down else "pack") + ("s" if facts["threads"] == 1 else "")
+    what = "each piece while others are on their way" if facts["pieces"] > 1 else "it"
+    reason += f": {many} {move} {what}"
+    if facts["turned"]:
+        reason += f", and {device} turns it, since neighbours lie along another axis"
+    elif facts["route"] == "staged-kernel":
+        verb = "gathers" if down else "repeats" if facts["broadcast"] else "scatters"
+        reason += f", and {device} {verb} the elements"
+    return reason
+
+
+_REASONS = {
+    "nothing": _nothing,
+    "host": _host,
+    "direct": _direct,
+    "direct-2d": _rows_reason,
+    "peer": _peer,
+    "kernel": _kernel,
+    "staged": _staged,
+    "staged-kernel": _staged,
+}

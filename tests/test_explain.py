@@ -1,0 +1,239 @@
+# SPDX-License-Identifier: Apache-2.0
+"""cumem.explain(): what it says of a copy is what the copy does."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+from support import session
+
+import cumem
+from cumem import _core
+
+KINDS = ("pageable", "registered", "pinned", "mapped", "managed", "device", "device1")
+ROUTES = (
+    "nothing",
+    "host",
+    "direct",
+    "direct-2d",
+    "peer",
+    "kernel",
+    "staged",
+    "staged-kernel",
+)
+
+
+@pytest.fixture(autouse=True)
+def small_chunks(runtime):
+    """Pieces of 64 KiB, so that there are many of them."""
+    cumem.device_count()
+    names = ("chunk_nbytes", "ring_nbytes", "threads")
+    cumem.configure(chunk_nbytes="64KiB", ring_nbytes="1MiB", threads=2)
+    yield
+    cumem.configure(**dict.fromkeys(names, "auto"))
+
+
+def make(kind, shape, stack):
+    """Memory of a kind, float32."""
+    if kind == "pageable":
+        return np.zeros(shape, np.float32)
+    if kind == "registered":
+        array = np.zeros(shape, np.float32)
+        stack.append(cumem.register(array))
+        return array
+    if kind == "device1":
+        return cumem.empty_device(shape, np.float32, device=1)
+    return cumem.empty(shape, np.float32, kind)
+
+
+def transposed(end):
+    return end.T
+
+
+VIEWS = {
+    "whole": lambda end: end,
+    "reversed": lambda end: end[::-1],
+    "every second": lambda end: end[:, ::2],
+    "rows": lambda end: end[:, : end.shape[1] // 2],
+    "transposed": transposed,
+    "row": lambda end: end[:1],
+    "empty": lambda end: end[:0],
+}
+SHAPES = ((6, 10), (100, 100), (600, 900))
+
+
+def expected_counts(told, before):
+    counts = dict(before)
+    if told["quick"]:
+        counts["quick"] += 1
+        counts["bounced"] += told["bounced"]
+    else:
+        counts[told["route"]] += 1
+    if told["route"].startswith("staged") or (
+        told["route"] == "peer" and told["loops"] > 0
+    ):
+        counts["pieces"] += told["pieces"]
+    return counts
+
+
+def check(dst, src, *, blocking, stream=None):
+    """Compare what is said with what is done; return what was said."""
+    cumem.Device(0).synchronize()
+    told = _core._explain(dst, src, stream, blocking)
+    said = cumem.explain(dst, src, stream=stream, blocking=blocking)
+    before = _core._copy_counts()
+    if blocking:
+        cumem.copy(dst, src, stream=stream)
+    else:
+        transfer = cumem.copy_async(dst, src, stream=stream)
+        transfer.wait()
+        assert transfer.route == said.route
+        assert transfer.nbytes == said.nbytes
+    assert _core._copy_counts() == expected_counts(told, before)
+    assert said.route == told["route"]
+    assert said.route in ROUTES
+    assert said.why
+    assert said.route in repr(said)
+    assert said.why.split(";")[0][:20] in repr(said)
+    assert "<table>" in said._repr_html_()
+    assert (said.pieces == 0) == (said.route == "nothing")
+    assert (said.seconds > 0) == (said.route != "nothing")
+    if said.pieces > 0:
+        assert said.pieces * said.piece_nbytes >= said.nbytes
+    return said
+
+
+def pairs(count):
+    if count < 2:
+        return [
+            pair for pair in itertools.product(KINDS, KINDS) if "device1" not in pair
+        ]
+    return list(itertools.product(KINDS, KINDS))
+
+
+@pytest.mark.parametrize("view", VIEWS)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_explain_tells_the_route_of_every_pair(view, shape):
+    stack: list[cumem.Registration] = []
+    routes = set()
+    for dst_kind, src_kind in pairs(cumem.device_count()):
+        if view == "transposed":
+            dst = make(dst_kind, shape[::-1], stack)
+            src = VIEWS[view](make(src_kind, shape, stack))
+        else:
+            dst = VIEWS[view](make(dst_kind, shape, stack))
+            src = VIEWS[view](make(src_kind, shape, stack))
+            if view == "reversed":
+                src = src[::-1]
+        for blocking in (True, False):
+            said = check(dst, src, blocking=blocking)
+            routes.add(said.route)
+        if "device" in (dst_kind, src_kind):
+            stream = cumem.Stream(device=0)
+            check(dst, src, blocking=False, stream=stream)
+        while stack:
+            stack.pop().close()
+    assert routes if view != "empty" else routes == {"nothing"}
+
+
+@pytest.mark.parametrize("kind", ["device", "pinned", "pageable"])
+def test_explain_of_a_repeated_source(kind):
+    dst = make(kind, (300, 400), [])
+    for src in (2.5, np.float32(1), np.arange(400, dtype=np.float32), [[3.0]] * 300):
+        for blocking in (True, False):
+            check(dst, src, blocking=blocking)
+    said = cumem.explain(dst, 2.5)
+    assert said.nbytes == 4  # it travels once
+
+
+@pytest.mark.parametrize("kind", ["device", "pinned", "pageable"])
+@pytest.mark.parametrize("blocking", [True, False])
+def test_explain_of_overlapping_ends(kind, blocking):
+    both = make(kind, (300, 400), [])
+    said = check(both[1:], both[:-1], blocking=blocking)
+    assert "overlap" in said.why
+    said = check(both[::-1], both, blocking=blocking)
+    assert "overlap" in said.why
+    assert "same memory" in check(both, both, blocking=blocking).why
+
+
+def test_explain_takes_one_shape_to_pieces_along_its_outer_axis():
+    src = np.zeros((4, 50, 1000), np.float32)
+    dst = cumem.empty_device(src.shape, src.dtype)
+    said = check(dst, src, blocking=False)
+    assert (said.pieces, said.piece_nbytes, said.axis) == (13, 64 << 10, 0)
+    said = check(dst[0].reshape(50, 1000), src[0], blocking=False)
+    assert (said.pieces, said.axis) == (4, 0)
+    wide = np.zeros((4, 100, 1000), np.float32)
+    said = check(
+        dst, wide[:, ::2], blocking=False
+    )  # whole rows; 200 at equal distances
+    assert (said.pieces, said.piece_nbytes, said.axis) == (13, 64000, 0)
+    said = check(dst, wide[:, :50], blocking=False)  # 4 runs of 50 rows
+    assert (said.pieces, said.piece_nbytes, said.axis) == (16, 64 << 10, 1)
+    said = check(dst[0, 0], src[0, 0], blocking=False)
+    assert (said.pieces, said.axis, said.chunks) == (1, None, 1)
+
+
+def test_explain_follows_the_configuration():
+    src = np.zeros(1 << 20, np.uint8)
+    dst = cumem.empty_device(src.shape, src.dtype)
+    first = cumem.explain(dst, src, blocking=False)
+    assert (first.pieces, first.threads, first.chunks) == (16, 2, 8)
+    with cumem.configure(threads=1, depth=3, chunk_nbytes="256KiB"):
+        said = check(dst, src, blocking=False)
+        assert (said.pieces, said.threads, said.chunks) == (4, 1, 3)
+    with cumem.configure(staged_up_nbytes=0, quick_nbytes=0):
+        assert check(dst, src, blocking=True).route == "staged"
+    with cumem.configure(staged_up_nbytes=1 << 40, quick_nbytes=0):
+        said = check(dst, src, blocking=True)
+        assert said.route == "direct"
+        assert "at any size" in said.why
+
+
+def test_explain_asks_whether_the_stream_is_idle(emulated):
+    src = np.zeros(1000, np.uint8)
+    stream = cumem.Stream(device=0)
+    dst = cumem.empty_device(src.shape, src.dtype, stream=stream)
+    other = cumem.empty_device(1 << 10, np.uint8, stream=stream)
+    assert "at once" in cumem.explain(dst, src, stream=stream).why
+    with session.gate(stream):
+        other.fill(1, stream=stream)
+        busy = cumem.explain(dst, src, stream=stream)
+        assert "at once" not in busy.why
+        assert busy.route == "direct"
+
+
+def test_explain_copies_nothing_and_allocates_nothing():
+    src = np.full(1 << 20, 7, np.uint8)
+    dst = np.zeros(1 << 20, np.uint8)
+    device = cumem.zeros(1 << 20, np.uint8, "device")
+    cumem.copy(dst, device)
+    cumem.Device(0).synchronize()
+    pools = _core._pools()
+    counts = _core._copy_counts()
+    for ends in ((device, src), (dst, device), (dst, src), (device[::2], src[::2])):
+        for blocking in (True, False):
+            cumem.explain(*ends, blocking=blocking)
+    assert _core._pools() == pools
+    assert _core._copy_counts() == counts
+    assert not dst.any()
+
+
+@pytest.mark.parametrize(
+    ("dst", "src", "error"),
+    [
+        (np.zeros(3), np.zeros(4), ValueError),
+        (np.zeros(3), np.zeros(3, np.float32), TypeError),
+        (b"abc", np.zeros(3, np.uint8), ValueError),
+        (object(), np.zeros(3), TypeError),
+    ],
+)
+def test_explain_refuses_what_copy_refuses(dst, src, error):
+    with pytest.raises(error) as copied:
+        cumem.copy(dst, src)
+    with pytest.raises(error) as explained:
+        cumem.explain(dst, src)
+    assert str(copied.value) == str(explained.value)
