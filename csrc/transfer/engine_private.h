@@ -101,6 +101,11 @@ bool cm_engine_try_quick(cm_engine *engine, const cm_copy_request *request,
 bool cm_engine_is_quick(cm_engine *engine, const cm_copy_request *request,
                         const cm_tuning *tuning, bool *bounced);
 
+/* request.c: the same as cm_engine_copy() with other thresholds and no ticket. */
+CM_NODISCARD cm_status cm_engine_copy_tuned(cm_engine *engine,
+                                            const cm_copy_request *request,
+                                            const cm_tuning *tuning);
+
 /* request.c: what is known of one end; whether the two may have bytes in common. */
 cm_end_facts cm_engine_facts_of(cm_engine *engine, const cm_region *region);
 bool cm_engine_may_overlap(cm_runtime *rt, const cm_region *dst, const cm_region *src);

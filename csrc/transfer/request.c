@@ -231,7 +231,7 @@ start_on_device(cm_engine *engine, const cm_copy_request *request,
 
 static cm_status
 submit(cm_engine *engine, const cm_copy_request *request, const void *fill_value,
-       cm_ticket **out)
+       const cm_tuning *given, cm_ticket **out)
 {
     if (cm_engine_is_forked(engine)) {
         drop_keeps(request);
@@ -239,7 +239,7 @@ submit(cm_engine *engine, const cm_copy_request *request, const void *fill_value
     }
     cm_mutex_lock(&engine->lock);
     bool closed = engine->closed;
-    cm_tuning tuning = engine->tuning;
+    cm_tuning tuning = given != NULL ? *given : engine->tuning;
     engine->caller_count += !closed;
     cm_mutex_unlock(&engine->lock);
     if (closed) {
@@ -278,7 +278,14 @@ submit(cm_engine *engine, const cm_copy_request *request, const void *fill_value
 cm_status
 cm_engine_copy(cm_engine *engine, const cm_copy_request *request, cm_ticket **out)
 {
-    return submit(engine, request, NULL, out);
+    return submit(engine, request, NULL, NULL, out);
+}
+
+cm_status
+cm_engine_copy_tuned(cm_engine *engine, const cm_copy_request *request,
+                     const cm_tuning *tuning)
+{
+    return submit(engine, request, NULL, tuning, NULL);
 }
 
 cm_status
@@ -299,7 +306,7 @@ cm_engine_fill(cm_engine *engine, const cm_region *dst, const void *value,
     };
     cm_ticket *ticket;
     CM_TRY(cm_region_broadcast(dst, &request.src));
-    CM_TRY(submit(engine, &request, value, &ticket));
+    CM_TRY(submit(engine, &request, value, NULL, &ticket));
     if (out != NULL) {
         cm_ticket_read(ticket, out);
     }
