@@ -77,6 +77,17 @@ cm_thread_join(cm_thread thread)
     (void)pthread_join(thread, NULL);
 }
 
+/* A moment of a loop that looks at memory another thread will write. */
+static inline void
+cm_relax(void)
+{
+#if defined(__x86_64__)
+    __builtin_ia32_pause();
+#elif defined(__aarch64__)
+    __asm__ volatile("yield");
+#endif
+}
+
 /* Monotonic time in nanoseconds. */
 static inline uint64_t
 cm_now_ns(void)

@@ -3,21 +3,14 @@
 
 #include <sched.h>
 
+#include "base/fresh_pages.h"
 #include "transfer/host_copy.h"
 
 enum {
-    TRIES = 200 /* for the spin lock, before the processor is given up */
+    TRIES = 200,      /* for the spin lock, before the processor is given up */
+    MANY_THREADS = 4, /* so many do without the one that posts */
+    REST_TURNS = 20,
 };
-
-static inline void
-relax(void)
-{
-#if defined(__x86_64__)
-    __builtin_ia32_pause();
-#elif defined(__aarch64__)
-    __asm__ volatile("yield");
-#endif
-}
 
 static void
 lock(cm_crew *crew)
@@ -26,7 +19,7 @@ lock(cm_crew *crew)
          atomic_flag_test_and_set_explicit(&crew->spin, memory_order_acquire);
          tries++) {
         if (tries < TRIES) {
-            relax();
+            cm_relax();
         }
         else {
             (void)sched_yield();
@@ -43,7 +36,7 @@ unlock(cm_crew *crew)
 cm_status
 cm_crew_init(cm_crew *crew)
 {
-    *crew = (cm_crew){.spin = ATOMIC_FLAG_INIT, .limit = UINT32_MAX};
+    *crew = (cm_crew){.spin = ATOMIC_FLAG_INIT, .limit = UINT32_MAX, .few = UINT32_MAX};
     cm_list_init(&crew->gangs);
     CM_TRY(cm_mutex_init(&crew->sleep));
     cm_status status = cm_cond_init(&crew->work);
@@ -98,16 +91,31 @@ cm_crew_set_limit(cm_crew *crew, uint32_t limit)
 
 /* -- parts ------------------------------------------------------------------------------ */
 
+static void
+begin_parts(cm_crew *crew, const cm_load *load)
+{
+    atomic_fetch_add(&crew->part_count, 1);
+    atomic_fetch_add(&crew->fresh_part_count, load->way == CM_COPY_FRESH);
+}
+
+static void
+end_parts(cm_crew *crew, const cm_load *load)
+{
+    atomic_fetch_sub(&crew->part_count, 1);
+    atomic_fetch_sub(&crew->fresh_part_count, load->way == CM_COPY_FRESH);
+}
+
 /* The next part of the gang's oldest load that has one. */
 static cm_load *
-take_part_locked(cm_gang *gang, cm_layout *part)
+take_part_locked(cm_gang *gang, bool fresh_only, cm_layout *part)
 {
     for (cm_list *n = gang->loads.next; n != &gang->loads; n = n->next) {
         cm_load *load = CM_LIST_ENTRY(n, cm_load, node);
-        if (cm_cut_next(&load->cut, part)) {
+        bool fits = load->way == CM_COPY_FRESH || !fresh_only;
+        if (fits && cm_cut_next(&load->cut, part)) {
             load->running_count++;
             if (load->cut.done) {
-                atomic_fetch_sub(&gang->crew->part_count, 1);
+                end_parts(gang->crew, load);
             }
             return load;
         }
@@ -136,7 +144,7 @@ end_part(cm_crew *crew, cm_load *load)
 static void
 copy_part(const cm_load *load, const cm_layout *part)
 {
-    if (load->wide) {
+    if (load->way == CM_COPY_WIDE) {
         cm_host_copy_wide(part, load->dst, load->src);
     }
     else {
@@ -153,9 +161,30 @@ wake_one(cm_crew *crew)
         cm_cond_signal_one(&crew->work);
         cm_mutex_unlock(&crew->sleep);
     }
+    if (atomic_load(&crew->fresh_part_count) > 0
+        && atomic_load(&crew->fresh_idle_count) > 0) {
+        cm_mutex_lock(&crew->sleep);
+        cm_cond_signal_all(&crew->rest);
+        cm_mutex_unlock(&crew->sleep);
+    }
 }
 
 /* -- threads ---------------------------------------------------------------------------- */
+
+/* Who finds the lock taken looks again whether there still is something to take. */
+static bool
+try_lock(cm_crew *crew)
+{
+    while (atomic_flag_test_and_set_explicit(&crew->spin, memory_order_acquire)) {
+        for (int i = 0; i < TRIES / 8; i++) {
+            cm_relax();
+        }
+        if (atomic_load(&crew->part_count) == 0) {
+            return false;
+        }
+    }
+    return true;
+}
 
 /* In turn: the gang that is served goes to the end. Nothing for a thread that ought to
  * rest. */
@@ -163,11 +192,14 @@ static cm_load *
 take_any_part(cm_crew *crew, uint32_t number, cm_layout *part)
 {
     cm_load *load = NULL;
-    lock(crew);
+    if (!try_lock(crew)) {
+        return NULL;
+    }
     bool works = number < atomic_load(&crew->limit);
+    bool fresh_only = number >= atomic_load(&crew->few);
     for (cm_list *n = crew->gangs.next; works && n != &crew->gangs && load == NULL;) {
         cm_list *next = n->next;
-        load = take_part_locked(CM_LIST_ENTRY(n, cm_gang, node), part);
+        load = take_part_locked(CM_LIST_ENTRY(n, cm_gang, node), fresh_only, part);
         if (load != NULL) {
             cm_list_remove(n);
             cm_list_push_back(&crew->gangs, n);
@@ -179,29 +211,37 @@ take_any_part(cm_crew *crew, uint32_t number, cm_layout *part)
 }
 
 static bool
-has_news(cm_crew *crew)
+has_news(cm_crew *crew, uint32_t number)
 {
-    return atomic_load(&crew->part_count) > 0 || atomic_load(&crew->stop);
+    if (number >= atomic_load(&crew->few)) {
+        return atomic_load(&crew->fresh_part_count) > 0 || atomic_load(&crew->stop);
+    }
+    return atomic_load(&crew->part_count) > 0 || atomic_load(&crew->stop)
+           || cm_brief_is_open(&crew->brief, number);
 }
 
 /* More parts come soon as a rule, sooner than a sleeping thread is awake. */
 static void
-wait_for_news(cm_crew *crew)
+wait_for_news(cm_crew *crew, uint32_t number)
 {
     uint64_t spin_ns = atomic_load(&crew->spin_ns);
     uint64_t begin_ns = cm_now_ns();
-    while (!has_news(crew) && cm_now_ns() - begin_ns < spin_ns) {
-        relax();
+    while (!has_news(crew, number) && cm_now_ns() - begin_ns < spin_ns) {
+        cm_relax();
     }
-    if (has_news(crew)) {
+    if (has_news(crew, number)) {
         return;
     }
     cm_mutex_lock(&crew->sleep);
-    atomic_fetch_add(&crew->idle_count, 1);
-    while (!has_news(crew)) {
-        cm_cond_wait(&crew->work, &crew->sleep);
+    while (!has_news(crew, number)) {
+        bool beyond = number >= atomic_load(&crew->few);
+        _Atomic uint32_t *count = beyond ? &crew->fresh_idle_count : &crew->idle_count;
+        atomic_fetch_add(count, 1);
+        if (!has_news(crew, number)) {
+            cm_cond_wait(beyond ? &crew->rest : &crew->work, &crew->sleep);
+        }
+        atomic_fetch_sub(count, 1);
     }
-    atomic_fetch_sub(&crew->idle_count, 1);
     cm_mutex_unlock(&crew->sleep);
 }
 
@@ -229,11 +269,14 @@ serve(void *argument)
             continue;
         }
         cm_load *load = NULL;
-        if (atomic_load(&crew->part_count) > 0) {
+        if (cm_brief_is_open(&crew->brief, number)) {
+            (void)cm_brief_join(&crew->brief, number);
+        }
+        if (has_news(crew, number)) {
             load = take_any_part(crew, number, &part);
         }
         if (load == NULL) {
-            wait_for_news(crew);
+            wait_for_news(crew, number);
             continue;
         }
         wake_one(crew);
@@ -243,14 +286,27 @@ serve(void *argument)
     return NULL;
 }
 
+/* Who sleeps has to find out on which side of it he is now. */
+static void
+set_few(cm_crew *crew, uint32_t few)
+{
+    if (atomic_load(&crew->few) != few) {
+        cm_mutex_lock(&crew->sleep);
+        atomic_store(&crew->few, few);
+        cm_cond_signal_all(&crew->work);
+        cm_cond_signal_all(&crew->rest);
+        cm_mutex_unlock(&crew->sleep);
+    }
+}
+
 /* As many as the gang may have beside the thread that posts. One that cannot be started
  * is done without. */
 static void
-start_threads(cm_crew *crew, const cm_tuning *tuning, uint64_t nbytes)
+start_threads(cm_crew *crew, const cm_tuning *tuning, uint32_t limit)
 {
-    uint32_t limit = (uint32_t)tuning->thread_count - 1;
     uint32_t most = atomic_load(&crew->limit);
     limit = limit < most ? limit : most;
+    set_few(crew, (uint32_t)tuning->thread_count - 1);
     lock(crew);
     bool mine = !crew->starting && crew->thread_count < limit;
     crew->starting |= mine;
@@ -260,7 +316,7 @@ start_threads(cm_crew *crew, const cm_tuning *tuning, uint64_t nbytes)
     }
     atomic_store(&crew->spin_ns, tuning->spin_ns);
     uint32_t count = crew->thread_count;
-    while (count < limit && (uint64_t)count * tuning->part_min_nbytes < nbytes
+    while (count < limit
            && cm_is_ok(cm_thread_start(&crew->threads[count], serve, crew))) {
         count++;
     }
@@ -268,6 +324,28 @@ start_threads(cm_crew *crew, const cm_tuning *tuning, uint64_t nbytes)
     crew->thread_count = count;
     crew->starting = false;
     unlock(crew);
+}
+
+uint32_t
+cm_crew_muster(cm_crew *crew, const cm_tuning *tuning, uint32_t count)
+{
+    uint32_t most = (uint32_t)tuning->thread_count - 1;
+    count = count < most ? count : most;
+    if (atomic_load(&crew->thread_count) < count) {
+        start_threads(crew, tuning, count);
+    }
+    uint32_t there = atomic_load(&crew->thread_count);
+    return there < count ? there : count;
+}
+
+void
+cm_crew_wake(cm_crew *crew)
+{
+    if (atomic_load(&crew->idle_count) > 0) {
+        cm_mutex_lock(&crew->sleep);
+        cm_cond_signal_all(&crew->work);
+        cm_mutex_unlock(&crew->sleep);
+    }
 }
 
 /* -- gangs ------------------------------------------------------------------------------ */
@@ -315,7 +393,7 @@ cm_gang_close(cm_gang *gang)
         n = n->next;
         if (!load->cut.done) {
             load->cut.done = true;
-            atomic_fetch_sub(&crew->part_count, 1);
+            end_parts(crew, load);
         }
         if (load->running_count == 0) {
             cm_list_remove(&load->node);
@@ -333,7 +411,7 @@ cm_gang_close(cm_gang *gang)
 
 void
 cm_gang_post(cm_gang *gang, cm_load *load, const cm_layout *layout, void *dst,
-             const void *src, bool wide)
+             const void *src, cm_copy_way way)
 {
     cm_crew *crew = gang->crew;
     uint64_t least = gang->tuning->part_min_nbytes;
@@ -343,21 +421,34 @@ cm_gang_post(cm_gang *gang, cm_load *load, const cm_layout *layout, void *dst,
     load->whole = *layout;
     load->dst = dst;
     load->src = src;
-    load->wide = wide;
+    load->way = way;
     load->running_count = 0;
     atomic_init(&load->done, nbytes == 0);
     if (nbytes == 0) {
         return;
     }
     if (nbytes > least) {
-        start_threads(crew, gang->tuning, nbytes);
+        uint64_t most_threads = way == CM_COPY_FRESH ? gang->tuning->fresh_thread_count
+                                                     : gang->tuning->thread_count;
+        most_threads--;
+        uint64_t parts = (nbytes + least - 1) / least;
+        start_threads(crew, gang->tuning,
+                      (uint32_t)(parts < most_threads ? parts : most_threads));
     }
     lock(crew);
-    uint64_t part = nbytes / (crew->thread_count + 1);
+    uint32_t few = atomic_load(&crew->few);
+    uint32_t there = atomic_load(&crew->thread_count);
+    uint64_t part = nbytes / ((there < few ? there : few) + 1);
     part = part < least ? least : part > most ? most : part;
+    if (way == CM_COPY_FRESH) {
+        part = CM_HUGE_PAGE_NBYTES;
+    }
     cm_cut_init(&load->cut, &load->whole, part);
+    if (way == CM_COPY_FRESH) {
+        cm_cut_align(&load->cut, (char *)dst + layout->dst_offset, CM_HUGE_PAGE_NBYTES);
+    }
     cm_list_push_back(&gang->loads, &load->node);
-    atomic_fetch_add(&crew->part_count, 1);
+    begin_parts(crew, load);
     unlock(crew);
     if (nbytes > part) {
         wake_one(crew);
@@ -369,7 +460,7 @@ cm_gang_help(cm_gang *gang)
 {
     cm_layout part;
     lock(gang->crew);
-    cm_load *load = take_part_locked(gang, &part);
+    cm_load *load = take_part_locked(gang, false, &part);
     unlock(gang->crew);
     if (load == NULL) {
         return false;
@@ -377,6 +468,28 @@ cm_gang_help(cm_gang *gang)
     copy_part(load, &part);
     end_part(gang->crew, load);
     return true;
+}
+
+void
+cm_gang_rest(cm_gang *gang, cm_load *load)
+{
+    cm_crew *crew = gang->crew;
+    uint32_t thread_count = atomic_load(&crew->thread_count);
+    uint32_t few = atomic_load(&crew->few);
+    few = thread_count < few ? thread_count : few;
+    if (atomic_load(&crew->part_count) > 0 && atomic_load(&crew->idle_count) >= few) {
+        (void)cm_gang_help(gang); /* else nobody takes it: a single part wakes none */
+        return;
+    }
+    if (thread_count < MANY_THREADS || gang->tuning->spin_ns == 0) {
+        if (!cm_gang_help(gang) && load != NULL) {
+            cm_gang_wait(gang, load);
+        }
+        return;
+    }
+    for (int i = 0; i < REST_TURNS; i++) {
+        cm_relax();
+    }
 }
 
 void
@@ -388,7 +501,7 @@ cm_gang_wait(cm_gang *gang, cm_load *load)
     uint64_t spin_ns = gang->tuning->wait_spin_ns;
     uint64_t begin_ns = cm_now_ns();
     while (!cm_load_is_done(load) && cm_now_ns() - begin_ns < spin_ns) {
-        relax();
+        cm_relax();
     }
     if (cm_load_is_done(load)) {
         return;

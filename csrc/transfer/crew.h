@@ -13,7 +13,8 @@
 
 #include "base/list.h"
 #include "base/thread.h"
-#include "transfer/layout.h"
+#include "transfer/brief.h"
+#include "transfer/cut.h"
 #include "transfer/tuning.h"
 
 enum { CM_CREW_MAX = CM_THREAD_MAX - 1 };
@@ -24,20 +25,24 @@ enum { CM_CREW_MAX = CM_THREAD_MAX - 1 };
  * other. */
 typedef struct cm_crew {
     atomic_flag spin;
-    cm_list gangs;          /* under spin */
-    uint32_t thread_count;  /* under spin */
-    _Atomic uint32_t limit; /* under spin to write: threads that take parts */
-    _Atomic uint32_t begun; /* threads that have taken their number */
-    bool starting;          /* under spin: one thread starts others */
+    cm_list gangs;                 /* under spin */
+    _Atomic uint32_t thread_count; /* set under spin */
+    _Atomic uint32_t limit;        /* under spin to write: threads that take parts */
+    _Atomic uint32_t begun;        /* threads that have taken their number */
+    bool starting;                 /* under spin: one thread starts others */
+    _Atomic uint32_t few; /* threads beyond it take parts of fresh pages only */
     _Atomic uint32_t part_count;
-    _Atomic uint32_t idle_count;   /* threads that sleep */
-    _Atomic uint32_t waiter_count; /* and those who sleep until a load ends */
-    _Atomic uint64_t spin_ns;      /* how long an idle thread looks before it sleeps */
+    _Atomic uint32_t fresh_part_count; /* of those, loads of fresh pages */
+    _Atomic uint32_t idle_count;       /* threads that sleep on `work` */
+    _Atomic uint32_t fresh_idle_count; /* ... beyond `few`, on `rest` */
+    _Atomic uint32_t waiter_count;     /* and those who sleep until a load ends */
+    _Atomic uint64_t spin_ns; /* how long an idle thread looks before it sleeps */
     atomic_bool stop;
     cm_mutex sleep;
     cm_cond work; /* there is a part to copy, or an end to all work */
     cm_cond done; /* a load has ended */
-    cm_cond rest; /* there is another limit, or an end to all work */
+    cm_cond rest; /* ... for a thread beyond `few`, or there is another limit */
+    cm_brief brief;
     cm_thread threads[CM_CREW_MAX];
 } cm_crew;
 
@@ -49,6 +54,12 @@ typedef struct cm_gang {
     cm_list loads;
 } cm_gang;
 
+typedef enum cm_copy_way {
+    CM_COPY_PLAIN,
+    CM_COPY_WIDE,  /* past the caches */
+    CM_COPY_FRESH, /* pages of the target come into being: a huge one has one thread */
+} cm_copy_way;
+
 /* One copy that is shared out. */
 typedef struct cm_load {
     cm_list node;
@@ -56,7 +67,7 @@ typedef struct cm_load {
     cm_cut cut;
     void *dst;
     const void *src;
-    bool wide;              /* past the caches */
+    cm_copy_way way;
     uint32_t running_count; /* parts that threads are at */
     atomic_bool done;
 } cm_load;
@@ -70,6 +81,12 @@ void cm_crew_set_limit(cm_crew *crew, uint32_t limit);
 void cm_crew_fini(cm_crew *crew);
 
 /* `tuning`, which is resolved, stays until the gang is closed. */
+/* How many threads there are for crew->brief, at most `count`; as many are started
+ * where there are fewer. Brief copies are for those that are awake. */
+uint32_t cm_crew_muster(cm_crew *crew, const cm_tuning *tuning, uint32_t count);
+/* Wake those that sleep, for crew->brief, which is open. */
+void cm_crew_wake(cm_crew *crew);
+
 void cm_gang_open(cm_gang *gang, cm_crew *crew, const cm_tuning *tuning);
 /* What nobody has begun is left undone. Blocks until no thread touches its memory. */
 void cm_gang_close(cm_gang *gang);
@@ -77,9 +94,13 @@ void cm_gang_close(cm_gang *gang);
 /* Share out what `layout` describes, which is copied; both ends and the load stay until
  * it is done or the gang is closed. */
 void cm_gang_post(cm_gang *gang, cm_load *load, const cm_layout *layout, void *dst,
-                  const void *src, bool wide);
+                  const void *src, cm_copy_way way);
 /* Copy one part of what the gang has posted; false when all parts are taken. */
 bool cm_gang_help(cm_gang *gang);
+/* For who has other things to look after and nothing to do about them now: copies a
+ * part where threads are few, and waits for `load` (NULL: not) where there is none;
+ * else lets a moment pass. */
+void cm_gang_rest(cm_gang *gang, cm_load *load);
 /* Blocks until the load is done; parts that nobody has taken are copied here. */
 void cm_gang_wait(cm_gang *gang, cm_load *load);
 

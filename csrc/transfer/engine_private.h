@@ -99,7 +99,8 @@ bool cm_engine_try_quick(cm_engine *engine, const cm_copy_request *request,
 
 /* Whether that would do it, now; *bounced: through a page-locked block. */
 bool cm_engine_is_quick(cm_engine *engine, const cm_copy_request *request,
-                        const cm_tuning *tuning, bool *bounced);
+                        const cm_tuning *tuning, bool *bounced,
+                        cm_plan *plan);
 
 /* request.c: the same as cm_engine_copy() with other thresholds and no ticket. */
 CM_NODISCARD cm_status cm_engine_copy_tuned(cm_engine *engine,

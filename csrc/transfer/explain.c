@@ -93,10 +93,10 @@ cm_engine_explain(cm_engine *engine, const cm_copy_request *request,
         out->same_place = out->plan.nbytes > 0;
         return cm_ok();
     }
-    out->is_quick = cm_engine_is_quick(engine, request, &out->tuning, &out->is_bounced);
+    out->is_quick = cm_engine_is_quick(engine, request, &out->tuning, &out->is_bounced,
+                                       &out->plan);
     if (out->is_quick) {
         out->plan.route = CM_ROUTE_DIRECT;
-        cm_plan_count_pieces(&out->plan, &out->tuning);
     }
     else {
         out->overlaps = cm_engine_may_overlap(engine->rt, &request->dst, &request->src);

@@ -3,29 +3,59 @@
 
 #include <stdlib.h>
 
+#include "base/fresh_pages.h"
 #include "transfer/host_copy.h"
 
 /* Between two questions whether to go on. */
 #define HOST_PIECE_NBYTES (UINT64_C(64) << 20)
+/* Shorter copies on the host are over before other threads are awake. */
+#define SHARED_NBYTES (UINT64_C(1) << 20)
+/* Who reads them next finds them in a cache, perhaps. */
+#define CACHED_NBYTES (UINT64_C(32) << 20)
+
+/* By all threads, each part of the target written by one. */
+static cm_status
+copy_in_parts(cm_job *job)
+{
+    cm_gang gang;
+    cm_load load;
+    cm_cut cut;
+    cm_layout piece;
+    cm_status status = cm_ok();
+    const cm_layout *layout = &job->plan.layout;
+    uint64_t nbytes = cm_layout_nbytes(layout);
+    cm_copy_way way = nbytes < CACHED_NBYTES ? CM_COPY_PLAIN : CM_COPY_WIDE;
+    char *target = (char *)job->dst.host + layout->dst_offset;
+    if (layout->ndim == 0 && nbytes >= 2 * CM_HUGE_PAGE_NBYTES
+        && job->dst.kind == CM_KIND_PAGEABLE && cm_pages_are_fresh(target, nbytes)) {
+        cm_pages_ask_huge(target, nbytes);
+        way = CM_COPY_FRESH;
+    }
+    cm_gang_open(&gang, &job->engine->crew, &job->tuning);
+    cm_cut_init(&cut, layout, HOST_PIECE_NBYTES);
+    for (bool first = true; cm_is_ok(status) && cm_cut_next(&cut, &piece);
+         first = false) {
+        if (!first && cm_job_is_interrupted(job)) {
+            status = cm_fail(CM_ECANCELLED, 0);
+            break;
+        }
+        cm_gang_post(&gang, &load, &piece, job->dst.host, job->src.host, way);
+        cm_gang_wait(&gang, &load);
+    }
+    cm_gang_close(&gang);
+    return status;
+}
 
 static cm_status
 copy_on_host(cm_job *job)
 {
     const cm_layout *layout = &job->plan.layout;
-    if (job->interrupted == NULL || (job->overlaps && layout->ndim == 0)) {
+    if (cm_layout_nbytes(layout) < SHARED_NBYTES
+        || (job->overlaps && layout->ndim == 0)) {
         cm_host_copy(layout, job->dst.host, job->src.host);
         return cm_ok();
     }
-    cm_cut cut;
-    cm_layout piece;
-    cm_cut_init(&cut, layout, HOST_PIECE_NBYTES);
-    for (bool first = true; cm_cut_next(&cut, &piece); first = false) {
-        if (!first && cm_job_is_interrupted(job)) {
-            return cm_fail(CM_ECANCELLED, 0);
-        }
-        cm_host_copy(&piece, job->dst.host, job->src.host);
-    }
-    return cm_ok();
+    return copy_in_parts(job);
 }
 
 /* Read an overlapping source whole into memory of our own, which takes its place. */

@@ -54,19 +54,4 @@ void cm_layout_sort_by_src(cm_layout *layout);
 /* And back: target strides fall. */
 void cm_layout_sort_by_dst(cm_layout *layout);
 
-/* Walks over a layout in pieces of at most `piece_nbytes`, each byte in exactly one. */
-typedef struct cm_cut {
-    const cm_layout *whole; /* borrowed */
-    int axis;               /* cut across this one; ndim: within runs */
-    int64_t step;           /* lengths of `axis` in a piece, or bytes of a run */
-    int64_t index[CM_MAX_NDIM + 1];
-    bool done;
-} cm_cut;
-
-void cm_cut_init(cm_cut *cut, const cm_layout *whole, uint64_t piece_nbytes);
-/* Pieces in all. */
-uint64_t cm_cut_count(const cm_cut *cut);
-/* The next piece; false when there is none. */
-bool cm_cut_next(cm_cut *cut, cm_layout *piece);
-
 #endif

@@ -3,6 +3,8 @@
 
 #include <stddef.h>
 
+#include "base/fresh_pages.h"
+
 enum { MAX_2D_PITCH = INT32_MAX }; /* cudaDeviceProp.memPitch of every device so far */
 
 static const char *const route_texts[] = {
@@ -140,6 +142,22 @@ choose_device_route(cm_plan *plan, const cm_region *dst, const cm_region *src,
 }
 
 void
+cm_plan_cut(const cm_plan *plan, const cm_tuning *tuning, const cm_layout *core,
+            cm_cut *out)
+{
+    cm_cut_init(out, core, plan->piece_nbytes);
+    if (plan->route == CM_ROUTE_PEER) {
+        return;
+    }
+    cm_cut_ramp(out, tuning->chunk_min_nbytes);
+    if (plan->is_download && plan->piece_nbytes >= 2 * CM_HUGE_PAGE_NBYTES) {
+        /* No two pieces write into one huge page, which may not be there yet. */
+        cm_cut_align(out, (const void *)(plan->target + (uintptr_t)core->dst_offset),
+                     CM_HUGE_PAGE_NBYTES);
+    }
+}
+
+void
 cm_plan_count_pieces(cm_plan *plan, const cm_tuning *tuning)
 {
     bool staged =
@@ -152,7 +170,7 @@ cm_plan_count_pieces(cm_plan *plan, const cm_tuning *tuning)
         cm_layout repeats;
         cm_cut cut;
         cm_layout_take_repeats(&core, &repeats);
-        cm_cut_init(&cut, &core, plan->piece_nbytes);
+        cm_plan_cut(plan, tuning, &core, &cut);
         plan->piece_count = cm_cut_count(&cut);
     }
     if (staged) {
@@ -194,6 +212,7 @@ cm_plan_init(cm_plan *plan, const cm_region *dst, const cm_region *src,
     plan->piece_nbytes = 0;
     plan->piece_count = 0;
     plan->thread_count = 0;
+    plan->target = (uintptr_t)dst->host;
     CM_TRY(cm_layout_init(dst, src, &plan->layout));
     plan->nbytes = payload_of(&plan->layout);
     if (plan->nbytes == 0) {

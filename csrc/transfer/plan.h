@@ -5,8 +5,8 @@
 #ifndef CM_TRANSFER_PLAN_H
 #define CM_TRANSFER_PLAN_H
 
+#include "transfer/cut.h"
 #include "transfer/engine.h"
-#include "transfer/layout.h"
 
 /* What is known of one end beyond its region. */
 typedef struct cm_end_facts {
@@ -26,6 +26,7 @@ typedef struct cm_plan {
     uint64_t piece_nbytes; /* of the largest piece */
     uint64_t piece_count;  /* 1: it goes as a whole */
     uint32_t thread_count; /* that move bytes on the host; 0: none does */
+    uintptr_t target;      /* dst.host as a number: where huge pages begin */
     cm_layout layout;
 } cm_plan;
 
@@ -57,6 +58,10 @@ void cm_plan_pack_source(cm_plan *plan, const cm_region *dst, const cm_region *s
                          cm_plan_options options);
 /* The pieces, anew after a change of route or layout. */
 void cm_plan_count_pieces(cm_plan *plan, const cm_tuning *tuning);
+
+/* How a plan that goes in pieces cuts `core`, its layout without repeats. */
+void cm_plan_cut(const cm_plan *plan, const cm_tuning *tuning, const cm_layout *core,
+                 cm_cut *out);
 
 /* True when only a device may touch the bytes, or ought to. */
 bool cm_region_is_on_device(const cm_region *region);

@@ -1,11 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Short copies between a device and the host that somebody waits for, on a stream with
- * nothing to do: one runtime copy, and a look at its event until it is through. No job
- * and no ticket, which together take longer than the copy. */
+ * nothing to do: a few runtime copies, and a look at their events until they are
+ * through. No job and no ticket, which together take longer than the copy. */
 #include <string.h>
 
 #include "transfer/backoff.h"
 #include "transfer/job.h"
+
+enum {
+    QUICK_PIECES = CM_BRIEF_PIECES,
+    PAGE_NBYTES = 4096,
+    LOOK_NS = 30 * 1000 /* as long as most of them take there is no pause */
+};
 
 /* Nothing has to be waited for but the stream. */
 static bool
@@ -22,8 +28,10 @@ comes_first(const cm_copy_request *request)
 
 /* Both ends in one run each, on the way between the host and the stream's device. */
 static bool
-is_quick(const cm_copy_request *request, uint64_t most, uint64_t *nbytes)
+is_quick(const cm_copy_request *request, const cm_tuning *tuning, uint64_t *nbytes)
 {
+    uint64_t most = tuning->quick_nbytes < tuning->ring_nbytes ? tuning->quick_nbytes
+                                                               : tuning->ring_nbytes;
     const cm_region *dst = &request->dst;
     const cm_region *src = &request->src;
     const cm_region *device = cm_region_is_on_device(dst) ? dst : src;
@@ -48,17 +56,18 @@ is_quick(const cm_copy_request *request, uint64_t most, uint64_t *nbytes)
 }
 
 /* Nothing is before us on the stream, nothing captures it and no edge of a registration
- * is in the way. */
+ * is in the way. `locked`: the host memory is registered. */
 static bool
-is_free(cm_engine *engine, const cm_copy_request *request, uint64_t nbytes)
+is_free(cm_engine *engine, const cm_copy_request *request, uint64_t nbytes,
+        bool *locked)
 {
     const cm_region *host =
         cm_region_is_on_device(&request->dst) ? &request->src : &request->dst;
-    bool locked;
     bool idle = false;
     bool capturing = false;
+    *locked = false;
     return (engine->registry == NULL
-            || cm_registry_run(engine->registry, host->host, nbytes, &locked) == nbytes)
+            || cm_registry_run(engine->registry, host->host, nbytes, locked) == nbytes)
            && cm_is_ok(cm_rt_stream_is_capturing(engine->rt, request->stream->handle,
                                                  &capturing))
            && !capturing
@@ -78,6 +87,10 @@ wait_for_event(cm_engine *engine, const cm_copy_request *request, uint64_t event
             return cm_ok();
         }
         uint64_t now_ns = cm_now_ns();
+        if (now_ns - begin_ns < LOOK_NS) {
+            cm_relax();
+            continue;
+        }
         if (now_ns - asked_ns >= CM_ASK_NS && request->interrupted != NULL) {
             if (request->interrupted(request->interrupted_argument)) {
                 return cm_fail(CM_ECANCELLED, 0);
@@ -112,90 +125,279 @@ typedef struct quick_end {
     bool kept;   /* a ticket has the keeps */
 } quick_end;
 
-/* Inside the stream's device. */
-static cm_status
-copy_and_wait(cm_engine *engine, const cm_copy_request *request, cm_address dst,
-              cm_address src, uint64_t nbytes, quick_end *end)
+/* One copy under way, inside the stream's device. */
+typedef struct quick {
+    cm_engine *engine;
+    const cm_copy_request *request;
+    const cm_tuning *tuning;
+    cm_stream *stream;
+    uint64_t nbytes;
+    cm_block *block; /* page-locked, on the way from or to ordinary memory */
+    unsigned piece_count;
+    uint64_t piece_nbytes;
+    uint64_t events[QUICK_PIECES]; /* lent */
+    char *to;                      /* within the host */
+    const char *from;
+    bool shared; /* the crew helps */
+    quick_end end;
+} quick;
+
+static uint64_t
+length_of_piece(const quick *q, unsigned index)
 {
-    cm_runtime *rt = engine->rt;
-    uint64_t stream = request->stream->handle;
-    int device = request->stream->device;
-    uint64_t event;
-    CM_TRY(cm_loan_take_event(engine, device, &event));
-    cm_status status = cm_rt_copy_async(rt, dst, src, nbytes, stream);
-    if (cm_is_ok(status)) {
-        status = cm_rt_event_record(rt, event, stream);
-        if (cm_is_ok(status)) {
-            status = wait_for_event(engine, request, event);
-        }
-        if (status.code == CM_ECANCELLED
-            && leave_to_ticket(engine, request, event, status)) {
-            *end = (quick_end){.flying = true, .kept = true};
-            return status;
-        }
-        if (!cm_is_ok(status)) {
-            end->flying = !cm_is_ok(cm_rt_stream_synchronize(rt, stream));
-        }
+    uint64_t begin = index * q->piece_nbytes;
+    return q->nbytes - begin < q->piece_nbytes ? q->nbytes - begin : q->piece_nbytes;
+}
+
+/* Pieces overlap what the host and what the device does; each costs a call. */
+static void
+cut_into_pieces(quick *q)
+{
+    uint64_t least = q->tuning->quick_piece_nbytes;
+    uint64_t count = q->nbytes / least;
+    count = count < 1 ? 1 : count > QUICK_PIECES ? QUICK_PIECES : count;
+    q->piece_nbytes = (q->nbytes / count + PAGE_NBYTES - 1) / PAGE_NBYTES * PAGE_NBYTES;
+    q->piece_count = (unsigned)((q->nbytes + q->piece_nbytes - 1) / q->piece_nbytes);
+}
+
+/* Wait until the device has come to the event; a user who goes away leaves what is
+ * queued, up to the last event, to a ticket. */
+static cm_status
+wait_or_leave(quick *q, unsigned index, unsigned last)
+{
+    cm_status status = wait_for_event(q->engine, q->request, q->events[index]);
+    if (status.code == CM_ECANCELLED
+        && leave_to_ticket(q->engine, q->request, q->events[last], status)) {
+        q->events[last] = 0; /* the ticket's now */
+        q->end = (quick_end){.flying = true, .kept = true};
     }
-    cm_loan_give_event(engine, device, event);
     return status;
 }
 
-/* Down into ordinary memory by way of a page-locked block, which the device reaches. */
-static cm_status
-copy_through(cm_engine *engine, const cm_copy_request *request, cm_pool *pool,
-             cm_block *block, uint64_t nbytes, quick_end *end)
+/* Nothing may be in flight once the caller hears of a failure. */
+static void
+settle(quick *q)
 {
-    cm_status status = copy_and_wait(engine, request, (uintptr_t)block->host,
-                                     request->src.address, nbytes, end);
-    if (cm_is_ok(status)) {
-        memcpy(request->dst.host, block->host, (size_t)nbytes);
+    if (!q->end.flying) {
+        q->end.flying =
+            !cm_is_ok(cm_rt_stream_synchronize(q->engine->rt, q->stream->handle));
     }
-    bool lost = end->flying && !end->kept;
-    cm_pool_free(pool, block, &request->stream, end->flying ? 1 : 0,
+}
+
+static cm_status
+take_events(quick *q, unsigned count)
+{
+    for (unsigned i = 0; i < count; i++) {
+        CM_TRY(cm_loan_take_event(q->engine, q->stream->device, &q->events[i]));
+    }
+    return cm_ok();
+}
+
+static void
+give_events(quick *q)
+{
+    for (unsigned i = 0; i < QUICK_PIECES; i++) {
+        cm_loan_give_event(q->engine, q->stream->device, q->events[i]);
+    }
+}
+
+static cm_status
+copy_whole(quick *q)
+{
+    const cm_copy_request *request = q->request;
+    cm_runtime *rt = q->engine->rt;
+    CM_TRY(take_events(q, 1));
+    cm_status status = cm_rt_copy_async(rt, cm_region_copy_address(&request->dst),
+                                        cm_region_copy_address(&request->src),
+                                        q->nbytes, q->stream->handle);
+    if (!cm_is_ok(status)) {
+        return status;
+    }
+    status = cm_rt_event_record(rt, q->events[0], q->stream->handle);
+    if (cm_is_ok(status)) {
+        status = wait_or_leave(q, 0, 0);
+    }
+    if (!cm_is_ok(status)) {
+        settle(q);
+    }
+    return status;
+}
+
+/* -- by way of a page-locked block --------------------------------------------------- */
+
+static void
+finish_piece(quick *q, unsigned index)
+{
+    uint64_t offset = index * q->piece_nbytes;
+    if (q->shared) {
+        cm_brief_finish_piece(&q->engine->crew.brief, index);
+    }
+    else {
+        memcpy(q->to + offset, q->from + offset, (size_t)length_of_piece(q, index));
+    }
+}
+
+/* All pieces are packed in turn by whoever is awake, and sent as they are ready. */
+static cm_status
+send_pieces(quick *q)
+{
+    cm_runtime *rt = q->engine->rt;
+    const cm_copy_request *request = q->request;
+    for (unsigned i = 0; i < q->piece_count; i++) {
+        uint64_t offset = i * q->piece_nbytes;
+        finish_piece(q, i);
+        CM_TRY(cm_rt_copy_async(rt, request->dst.address + offset,
+                                (uintptr_t)q->block->host + offset,
+                                length_of_piece(q, i), q->stream->handle));
+    }
+    CM_TRY(cm_rt_event_record(rt, q->events[0], q->stream->handle));
+    return wait_or_leave(q, 0, 0);
+}
+
+static cm_status
+fetch_pieces(quick *q)
+{
+    cm_runtime *rt = q->engine->rt;
+    const cm_copy_request *request = q->request;
+    for (unsigned i = 0; i < q->piece_count; i++) {
+        uint64_t offset = i * q->piece_nbytes;
+        CM_TRY(cm_rt_copy_async(rt, (uintptr_t)q->block->host + offset,
+                                request->src.address + offset, length_of_piece(q, i),
+                                q->stream->handle));
+        CM_TRY(cm_rt_event_record(rt, q->events[i], q->stream->handle));
+    }
+    for (unsigned i = 0; i < q->piece_count; i++) {
+        CM_TRY(wait_or_leave(q, i, q->piece_count - 1));
+        if (q->shared) {
+            cm_brief_make_ready(&q->engine->crew.brief, i + 1);
+        }
+    }
+    for (unsigned i = 0; i < q->piece_count; i++) {
+        finish_piece(q, i);
+    }
+    return cm_ok();
+}
+
+static cm_status
+move_pieces(quick *q, bool down)
+{
+    cm_crew *crew = &q->engine->crew;
+    char *block = q->block->host;
+    char *user = down ? q->request->dst.host : q->request->src.host;
+    cm_tuning tuning = *q->tuning;
+    uint32_t threads = 0;
+    if (q->nbytes > tuning.part_min_nbytes) {
+        cm_engine_resolve_tuning(q->engine, &tuning);
+        threads = cm_crew_muster(crew, &tuning, (uint32_t)tuning.quick_thread_count);
+    }
+    q->to = down ? user : block;
+    q->from = down ? block : user;
+    q->shared = threads > 0
+                && cm_brief_begin(&crew->brief, q->to, q->from, q->nbytes,
+                                  q->piece_nbytes, threads, !down);
+    if (q->shared && q->nbytes >= tuning.wake_nbytes) {
+        cm_crew_wake(crew);
+    }
+    cm_status status = down ? fetch_pieces(q) : send_pieces(q);
+    if (q->shared) {
+        cm_brief_end(&crew->brief); /* nobody is at the user's memory any more */
+    }
+    return status;
+}
+
+static cm_status
+copy_through(quick *q, cm_pool *pool)
+{
+    bool down = q->request->dst.kind == CM_KIND_PAGEABLE;
+    cut_into_pieces(q);
+    cm_status status = take_events(q, down ? q->piece_count : 1);
+    if (cm_is_ok(status)) {
+        status = move_pieces(q, down);
+        if (!cm_is_ok(status)) {
+            settle(q);
+        }
+    }
+    bool lost = q->end.flying && !q->end.kept;
+    cm_pool_free(pool, q->block, &q->stream, q->end.flying ? 1 : 0,
                  lost ? CM_POOL_FREE_FENCE : 0u);
     return status;
 }
 
-static cm_status
-copy(cm_engine *engine, const cm_copy_request *request, bool bounces, uint64_t nbytes,
-     quick_end *end)
+/* Ordinary memory goes by way of a page-locked block, unless the runtime's own way is
+ * no slower. */
+static bool
+is_worth_a_block(const cm_copy_request *request, const cm_tuning *tuning,
+                 uint64_t nbytes, bool locked)
 {
-    if (bounces) {
-        cm_mutex_lock(&engine->lock);
-        cm_pool *pool = engine->pinned_pool;
-        cm_mutex_unlock(&engine->lock);
-        cm_block *block;
-        /* Where there is none to be had the runtime takes the ordinary memory. */
-        if (pool != NULL && cm_is_ok(cm_pool_alloc(pool, nbytes, NULL, &block))) {
-            atomic_fetch_add_explicit(&engine->bounced_count, 1, memory_order_relaxed);
-            return copy_through(engine, request, pool, block, nbytes, end);
-        }
+    if (locked) {
+        return false;
     }
-    return copy_and_wait(engine, request, cm_region_copy_address(&request->dst),
-                         cm_region_copy_address(&request->src), nbytes, end);
+    return request->dst.kind == CM_KIND_PAGEABLE
+           || (request->src.kind == CM_KIND_PAGEABLE
+               && nbytes >= tuning->bounce_nbytes);
 }
 
-static bool
-is_bounced(const cm_copy_request *request, const cm_tuning *tuning, uint64_t nbytes)
+/* Part of the ring, as every page-locked block of the engine is; NULL: there is none.
+ */
+static cm_pool *
+enter_ring(quick *q)
 {
-    return request->dst.kind == CM_KIND_PAGEABLE && nbytes <= tuning->bounce_nbytes;
+    cm_engine *engine = q->engine;
+    cm_mutex_lock(&engine->lock);
+    bool fits = engine->ring_nbytes + q->nbytes <= q->tuning->ring_nbytes;
+    cm_pool *pool = fits ? engine->pinned_pool : NULL;
+    engine->ring_nbytes += pool != NULL ? q->nbytes : 0;
+    cm_mutex_unlock(&engine->lock);
+    return pool;
+}
+
+static void
+leave_ring(quick *q)
+{
+    cm_mutex_lock(&q->engine->lock);
+    q->engine->ring_nbytes -= q->nbytes;
+    cm_mutex_unlock(&q->engine->lock);
+}
+
+/* Where there is no block to be had the runtime takes the ordinary memory. */
+static cm_status
+copy(quick *q, bool locked)
+{
+    if (!is_worth_a_block(q->request, q->tuning, q->nbytes, locked)) {
+        return copy_whole(q);
+    }
+    cm_pool *pool = enter_ring(q);
+    if (pool == NULL) {
+        return copy_whole(q);
+    }
+    bool there = cm_is_ok(cm_pool_alloc(pool, q->nbytes, NULL, &q->block));
+    if (there) {
+        atomic_fetch_add_explicit(&q->engine->bounced_count, 1, memory_order_relaxed);
+    }
+    cm_status status = there ? copy_through(q, pool) : copy_whole(q);
+    leave_ring(q);
+    return status;
 }
 
 bool
 cm_engine_is_quick(cm_engine *engine, const cm_copy_request *request,
-                   const cm_tuning *tuning, bool *bounced)
+                   const cm_tuning *tuning, bool *bounced, cm_plan *plan)
 {
     uint64_t nbytes;
+    bool locked;
     cm_device_guard guard;
-    if (!is_quick(request, tuning->quick_nbytes, &nbytes)
+    if (!is_quick(request, tuning, &nbytes)
         || !cm_is_ok(cm_device_enter(engine->rt, request->stream->device, &guard))) {
         return false;
     }
-    bool quick = is_free(engine, request, nbytes);
-    *bounced = quick && is_bounced(request, tuning, nbytes);
+    bool free = is_free(engine, request, nbytes, &locked);
+    quick q = {.tuning = tuning, .nbytes = nbytes};
+    cut_into_pieces(&q);
+    *bounced = free && is_worth_a_block(request, tuning, nbytes, locked);
+    plan->piece_count = *bounced ? q.piece_count : 1;
+    plan->piece_nbytes = *bounced ? q.piece_nbytes : nbytes;
     cm_device_leave(engine->rt, &guard);
-    return quick;
+    return free;
 }
 
 bool
@@ -203,18 +405,24 @@ cm_engine_try_quick(cm_engine *engine, const cm_copy_request *request,
                     const cm_tuning *tuning, cm_status *out, bool *kept)
 {
     uint64_t nbytes;
-    quick_end end = {false, false};
+    bool locked;
     cm_device_guard guard;
-    if (!is_quick(request, tuning->quick_nbytes, &nbytes)
+    if (!is_quick(request, tuning, &nbytes)
         || !cm_is_ok(cm_device_enter(engine->rt, request->stream->device, &guard))) {
         return false;
     }
-    bool quick = is_free(engine, request, nbytes);
-    if (quick) {
+    bool is_quick = is_free(engine, request, nbytes, &locked);
+    if (is_quick) {
         atomic_fetch_add_explicit(&engine->quick_count, 1, memory_order_relaxed);
-        *out = copy(engine, request, is_bounced(request, tuning, nbytes), nbytes, &end);
-        *kept = end.kept;
+        quick q = {.engine = engine,
+                   .request = request,
+                   .tuning = tuning,
+                   .stream = request->stream,
+                   .nbytes = nbytes};
+        *out = copy(&q, locked);
+        *kept = q.end.kept;
+        give_events(&q);
     }
     cm_device_leave(engine->rt, &guard);
-    return quick;
+    return is_quick;
 }

@@ -131,7 +131,7 @@ cm_job_upload(cm_job *job)
             cm_layout pack = s->piece;
             cm_layout_pack_dst(&pack);
             cm_gang_post(&staging->gang, &s->load, &pack, s->host, job->src.host,
-                         false);
+                         CM_COPY_PLAIN);
             continue;
         }
         if (staging->passed == staging->begun) {
@@ -140,9 +140,7 @@ cm_job_upload(cm_job *job)
             }
             continue;
         }
-        if (!cm_gang_help(&staging->gang)) {
-            cm_gang_wait(&staging->gang, &cm_slot_at(staging, staging->passed)->load);
-        }
+        cm_gang_rest(&staging->gang, &cm_slot_at(staging, staging->passed)->load);
     }
 }
 
@@ -190,7 +188,8 @@ post_unpacking(cm_job *job, cm_slot *s)
     cm_layout unpack = s->piece;
     cm_layout_pack_src(&unpack);
     cm_layout_put_repeats(&unpack, &staging->repeats);
-    cm_gang_post(&staging->gang, &s->load, &unpack, job->dst.host, s->host, true);
+    cm_gang_post(&staging->gang, &s->load, &unpack, job->dst.host, s->host,
+                 staging->is_fresh ? CM_COPY_FRESH : CM_COPY_WIDE);
 }
 
 /* Pieces go by in the order: fetched, unpacked by the crew, over. Up to where all is
@@ -230,9 +229,9 @@ download(cm_job *job, bool drain)
                 continue;
             }
         }
-        if (!cm_gang_help(&staging->gang) && staging->ended < staging->passed) {
-            cm_gang_wait(&staging->gang, &cm_slot_at(staging, staging->ended)->load);
-        }
+        cm_gang_rest(&staging->gang, staging->ended < staging->passed
+                                         ? &cm_slot_at(staging, staging->ended)->load
+                                         : NULL);
     }
 }
 

@@ -3,6 +3,26 @@
 
 #include <stdlib.h>
 
+#include "base/fresh_pages.h"
+
+/* A target of one run whose pages are still to come gets huge ones. True: it is so. */
+static bool
+prepare_target(const cm_job *job)
+{
+    const cm_layout *layout = &job->plan.layout;
+    if (!job->plan.is_download || layout->ndim > 0 || job->dst.host == NULL
+        || job->dst.kind != CM_KIND_PAGEABLE
+        || layout->run_nbytes < 2 * CM_HUGE_PAGE_NBYTES) {
+        return false;
+    }
+    char *target = (char *)job->dst.host + layout->dst_offset;
+    if (!cm_pages_are_fresh(target, layout->run_nbytes)) {
+        return false;
+    }
+    cm_pages_ask_huge(target, layout->run_nbytes);
+    return true;
+}
+
 cm_status
 cm_staging_begin(cm_job *job)
 {
@@ -16,7 +36,8 @@ cm_staging_begin(cm_job *job)
         return cm_fail(CM_ENOMEM, nbytes);
     }
     cm_layout_take_repeats(&job->plan.layout, &staging->repeats);
-    cm_cut_init(&staging->cut, &job->plan.layout, job->plan.piece_nbytes);
+    cm_plan_cut(&job->plan, &job->tuning, &job->plan.layout, &staging->cut);
+    staging->is_fresh = prepare_target(job);
     staging->slot_room = (uint32_t)slot_room;
     staging->slot_count = staging->slot_room;
     staging->asked_ns = cm_now_ns();

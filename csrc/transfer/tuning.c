@@ -34,11 +34,19 @@ cm_tuning_check(const cm_tuning *tuning, const char **name)
     return wrong == NULL;
 }
 
+/* More get in each other's way, on an H200 with 16 cores, except at making pages. */
+enum { ENOUGH_THREADS = 8 };
+
 void
 cm_tuning_resolve(cm_tuning *tuning, unsigned cpu_count)
 {
+    uint64_t most = cpu_count < CM_THREAD_MAX ? cpu_count : CM_THREAD_MAX;
+    if (tuning->fresh_thread_count == 0) {
+        tuning->fresh_thread_count =
+            tuning->thread_count == 0 ? most : tuning->thread_count;
+    }
     if (tuning->thread_count == 0) {
-        tuning->thread_count = cpu_count < CM_THREAD_MAX ? cpu_count : CM_THREAD_MAX;
+        tuning->thread_count = most < ENOUGH_THREADS ? most : ENOUGH_THREADS;
     }
     if (cpu_count <= 2) {
         tuning->spin_ns = 0;

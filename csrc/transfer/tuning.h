@@ -17,6 +17,8 @@ enum { CM_SLOT_MAX = 32, CM_THREAD_MAX = 16 };
     /* Threads that pack and unpack, the one that runs the copy among them; 0: as many   \
      * as the process may use. */                                                        \
     X(thread_count, 0, 0, CM_THREAD_MAX)                                                 \
+    /* The same where pages of the target come into being. */                            \
+    X(fresh_thread_count, 0, 0, CM_THREAD_MAX)                                           \
     /* A copy through page-locked blocks goes in pieces of at most chunk_nbytes, of a    \
      * chunk_share-th of it if that is less, so that the first one is on its way early,  \
      * but not of less than chunk_min_nbytes: smaller ones cost more in calls than they  \
@@ -25,15 +27,20 @@ enum { CM_SLOT_MAX = 32, CM_THREAD_MAX = 16 };
     X(chunk_min_nbytes, 512 << 10, 4 << 10, 1 << 30)                                     \
     X(chunk_share, 4, 1, 64)                                                             \
     /* Pieces of one copy in flight; bytes of page-locked blocks, of all together. */    \
-    X(slot_count, 8, 2, CM_SLOT_MAX)                                                     \
+    X(slot_count, 16, 2, CM_SLOT_MAX)                                                    \
     X(ring_nbytes, 256 << 20, 1 << 20, INT64_C(1) << 40)                                 \
     /* Shorter runs of ordinary memory the runtime copies sooner. */                     \
     X(staged_up_nbytes, 4 << 20, 0, INT64_C(1) << 40)                                    \
     X(staged_down_nbytes, 1 << 20, 0, INT64_C(1) << 40)                                  \
-    /* Longer copies do not notice a job. */                                             \
-    X(quick_nbytes, 1 << 20, 0, 1 << 30)                                                 \
-    /* Down to ordinary memory: from there on the runtime's own way is no slower. */     \
-    X(bounce_nbytes, 128 << 10, 0, 1 << 30)                                              \
+    /* Longer copies do not notice a job; shorter ones go in a few pieces. */            \
+    X(quick_nbytes, 16 << 20, 0, 256 << 20)                                              \
+    X(quick_piece_nbytes, 256 << 10, 4 << 10, 256 << 20)                                 \
+    /* Up from ordinary memory: what is shorter goes in the runtime's own command. */    \
+    X(bounce_nbytes, 32 << 10, 0, 1 << 30)                                               \
+    /* Threads beside the caller's that help with those; more get in each other's way.   \
+     * Shorter copies are over before a sleeping thread is awake. */                     \
+    X(quick_thread_count, 7, 0, CM_THREAD_MAX - 1)                                       \
+    X(wake_nbytes, 128 << 10, 0, 1 << 30)                                                \
     /* Shorter rows cost the copy engine more than the kernel. */                        \
     X(row_min_nbytes, 32, 1, 1 << 20)                                                    \
     /* What one thread packs or unpacks at a time. */                                    \

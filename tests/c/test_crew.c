@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* transfer/crew.h, transfer/host_copy.h, base/wide_copy.h: copies shared out among
  * threads, and what each part is copied with. */
+#include <sched.h>
 #include <stdlib.h>
 
 #include "base/wide_copy.h"
@@ -131,7 +132,7 @@ copy_through_gang(void *argument)
         memset(dst, 0, LOADS * nbytes);
         for (int i = 0; i < LOADS; i++) {
             cm_gang_post(&gang, &loads[i], &layout, dst + (size_t)i * nbytes, src,
-                         round % 2 != 0);
+                         (cm_copy_way)(round % 3));
         }
         for (int i = 0; i < LOADS; i++) {
             cm_gang_wait(&gang, &loads[i]);
@@ -181,7 +182,7 @@ test_crew_closed_gang_is_touched_no_more(void)
         cm_gang gang;
         cm_layout layout = {.run_nbytes = 2 * MIB};
         cm_gang_open(&gang, &crew, &tuning);
-        cm_gang_post(&gang, load, &layout, dst, src, false);
+        cm_gang_post(&gang, load, &layout, dst, src, CM_COPY_PLAIN);
         if (round % 3 == 0) {
             (void)cm_gang_help(&gang); /* unless the others were faster */
         }
@@ -204,7 +205,7 @@ test_crew_load_of_no_bytes_is_done(void)
     cm_tuning tuning = tuned();
     CHECK_OK(cm_crew_init(&crew));
     cm_gang_open(&gang, &crew, &tuning);
-    cm_gang_post(&gang, &load, &layout, NULL, NULL, false);
+    cm_gang_post(&gang, &load, &layout, NULL, NULL, CM_COPY_PLAIN);
     CHECK(cm_load_is_done(&load));
     CHECK(!cm_gang_help(&gang));
     cm_gang_close(&gang);
@@ -225,7 +226,7 @@ test_crew_small_load_starts_no_thread(void)
     cm_tuning tuning = tuned();
     CHECK_OK(cm_crew_init(&crew));
     cm_gang_open(&gang, &crew, &tuning);
-    cm_gang_post(&gang, &load, &layout, dst, src, false);
+    cm_gang_post(&gang, &load, &layout, dst, src, CM_COPY_PLAIN);
     cm_gang_wait(&gang, &load);
     CHECK_BYTES_EQ(dst, src, sizeof(src));
     cm_gang_close(&gang);
@@ -254,7 +255,7 @@ test_crew_threads_rest_beyond_the_limit(void)
         for (int round = 0; round < ROUNDS; round++) {
             memset(dst, 0, 2 * MIB);
             cm_gang_open(&gang, &crew, &tuning);
-            cm_gang_post(&gang, load, &layout, dst, src, round % 2 != 0);
+            cm_gang_post(&gang, load, &layout, dst, src, (cm_copy_way)(round % 2));
             uint64_t count = 0;
             while (cm_gang_help(&gang)) {
                 count++;
@@ -293,6 +294,101 @@ test_crew_of_few_processors_starts_few_threads(void)
     }
 }
 
+/* As on a machine where threads spin: the poster does not copy, and still all is. */
+static void
+test_crew_resting_poster_sees_every_load_done(void)
+{
+    enum { ROUNDS = 200 };
+    cm_crew crew;
+    cm_tuning tuning = tuned();
+    tuning.thread_count = 6;
+    tuning.spin_ns = 1000;
+    unsigned char *src = malloc(MIB);
+    unsigned char *dst = malloc(MIB);
+    fill_bytes(src, MIB, 9);
+    CHECK_OK(cm_crew_init(&crew));
+    for (int round = 0; round < ROUNDS; round++) {
+        cm_gang gang;
+        cm_load load;
+        cm_layout layout = {.run_nbytes = MIB >> (round % 8)};
+        memset(dst, 0, MIB);
+        cm_gang_open(&gang, &crew, &tuning);
+        cm_gang_post(&gang, &load, &layout, dst, src, (cm_copy_way)(round % 3));
+        while (!cm_load_is_done(&load)) {
+            cm_gang_rest(&gang, NULL);
+        }
+        cm_gang_close(&gang);
+        CHECK_BYTES_EQ(dst, src, layout.run_nbytes);
+    }
+    CHECK_GE(crew.thread_count, 4);
+    cm_crew_fini(&crew);
+    free(src);
+    free(dst);
+}
+
+/* Piece by piece, some of them not there at first, some given up. */
+static void
+share_briefly(world *w, unsigned char *dst, const unsigned char *src, uint64_t nbytes,
+              int round)
+{
+    uint64_t piece = nbytes / (1 + (uint64_t)round % CM_BRIEF_PIECES) + 1;
+    uint32_t count = (uint32_t)((nbytes + piece - 1) / piece);
+    uint32_t given_up = round % 5 == 4 ? count - 1 : count;
+    bool ready = round % 2 == 0;
+    cm_crew *crew = w->crew;
+    uint32_t threads = cm_crew_muster(crew, &w->tuning, 3);
+    while (!cm_brief_begin(&crew->brief, dst, src, nbytes, piece, threads, ready)) {
+        (void)sched_yield(); /* another has it */
+    }
+    cm_crew_wake(crew);
+    for (uint32_t i = 0; i < given_up && !ready; i++) {
+        cm_brief_make_ready(&crew->brief, i + 1);
+    }
+    for (uint32_t i = 0; i < given_up; i++) {
+        uint64_t begin = i * piece;
+        uint64_t end = begin + piece < nbytes ? begin + piece : nbytes;
+        cm_brief_finish_piece(&crew->brief, i);
+        CHECK(memcmp(dst + begin, src + begin, end - begin) == 0);
+    }
+    cm_brief_end(&crew->brief);
+}
+
+static void *
+share_many(void *argument)
+{
+    enum { ROUNDS = 300, MOST = 200000 };
+    world *w = argument;
+    unsigned char *src = malloc(MOST);
+    fill_bytes(src, MOST, w->seed);
+    for (int round = 0; round < ROUNDS; round++) {
+        uint64_t nbytes = 1 + (uint64_t)round * 7919 % MOST;
+        unsigned char *dst = malloc(nbytes); /* a thread still at it would be seen */
+        share_briefly(w, dst, src, nbytes, round);
+        free(dst);
+    }
+    free(src);
+    return NULL;
+}
+
+static void
+test_crew_brief_copies_are_whole_and_one_at_a_time(void)
+{
+    enum { OWNERS = 3 };
+    cm_crew crew;
+    cm_thread threads[OWNERS];
+    world worlds[OWNERS];
+    CHECK_OK(cm_crew_init(&crew));
+    for (int i = 0; i < OWNERS; i++) {
+        worlds[i] = (world){.crew = &crew, .tuning = tuned(), .seed = (uint64_t)i + 1};
+        worlds[i].tuning.spin_ns = 5000;
+        CHECK_OK(cm_thread_start(&threads[i], share_many, &worlds[i]));
+    }
+    for (int i = 0; i < OWNERS; i++) {
+        cm_thread_join(threads[i]);
+    }
+    cm_crew_fini(&crew);
+}
+
 /* clang-format off */
 MAIN(RUN(test_wide_copy_is_memcpy_at_any_place_and_length)
      RUN(test_host_copy_turns_elements_of_every_size)
@@ -301,5 +397,7 @@ MAIN(RUN(test_wide_copy_is_memcpy_at_any_place_and_length)
      RUN(test_crew_load_of_no_bytes_is_done)
      RUN(test_crew_small_load_starts_no_thread)
      RUN(test_crew_threads_rest_beyond_the_limit)
-     RUN(test_crew_of_few_processors_starts_few_threads))
+     RUN(test_crew_of_few_processors_starts_few_threads)
+     RUN(test_crew_resting_poster_sees_every_load_done)
+     RUN(test_crew_brief_copies_are_whole_and_one_at_a_time))
 /* clang-format on */

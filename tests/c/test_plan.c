@@ -162,8 +162,9 @@ test_plan_pieces_are_those_of_the_cut(void)
             cm_cut cut;
             cm_layout piece;
             uint64_t count = 0;
-            cm_cut_init(&cut, &plan.layout, plan.piece_nbytes);
+            cm_plan_cut(&plan, &tuning, &plan.layout, &cut);
             while (cm_cut_next(&cut, &piece)) {
+                CHECK_LE(cm_layout_nbytes(&piece), plan.piece_nbytes);
                 count++;
             }
             CHECK_EQ(plan.piece_count, count);
@@ -196,12 +197,17 @@ test_tuning_follows_the_processors(void)
         cm_tuning t;
         cm_tuning_init(&t);
         cm_tuning_resolve(&t, cpus);
-        CHECK_EQ(t.thread_count, cpus < CM_THREAD_MAX ? cpus : CM_THREAD_MAX);
+        CHECK_EQ(t.thread_count, cpus < 8 ? cpus : 8);
+        CHECK_EQ(t.fresh_thread_count, cpus < CM_THREAD_MAX ? cpus : CM_THREAD_MAX);
         CHECK_EQ(t.spin_ns > 0, cpus > 2);
         CHECK_EQ(t.wait_spin_ns > 0, cpus > 2);
         t.thread_count = 3;
         cm_tuning_resolve(&t, cpus);
         CHECK_EQ(t.thread_count, 3);
+        cm_tuning_init(&t);
+        t.thread_count = 3;
+        cm_tuning_resolve(&t, cpus);
+        CHECK_EQ(t.fresh_thread_count, 3); /* who asks for few gets few */
     }
 }
 

@@ -1,0 +1,135 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "transfer/brief.h"
+
+#include <sched.h>
+#include <string.h>
+
+#include "base/thread.h"
+
+enum {
+    PART_EDGE = 4096,
+    TURNS = 2000 /* before the processor is given up for who is at a part */
+};
+
+/* The `turn`th look in vain. */
+static void
+let_pass(unsigned turn)
+{
+    if (turn % TURNS == TURNS - 1) {
+        (void)sched_yield();
+    }
+    else {
+        cm_relax();
+    }
+}
+
+bool
+cm_brief_begin(cm_brief *brief, void *dst, const void *src, uint64_t nbytes,
+               uint64_t piece_nbytes, uint32_t thread_limit, bool ready)
+{
+    if (atomic_exchange(&brief->taken, true)) {
+        return false;
+    }
+    /* A part of each piece for each thread and for the owner. */
+    uint64_t part = piece_nbytes / (thread_limit + 1) + 1;
+    part = (part + PART_EDGE - 1) / PART_EDGE * PART_EDGE;
+    part = part < piece_nbytes ? part : piece_nbytes;
+    brief->dst = dst;
+    brief->src = src;
+    brief->nbytes = nbytes;
+    brief->piece_nbytes = piece_nbytes;
+    brief->part_nbytes = part;
+    brief->piece_parts = (uint32_t)((piece_nbytes + part - 1) / part);
+    brief->part_count = 0;
+    for (uint32_t i = 0; i < CM_BRIEF_PIECES; i++) {
+        uint32_t count = i * piece_nbytes < nbytes ? brief->piece_parts : 0;
+        atomic_store(&brief->left[i], count);
+        brief->part_count += count;
+    }
+    atomic_store(&brief->next, 0);
+    atomic_store(&brief->ready, ready ? brief->part_count : 0);
+    atomic_store(&brief->open, thread_limit);
+    return true;
+}
+
+void
+cm_brief_make_ready(cm_brief *brief, uint32_t piece_count)
+{
+    uint32_t count = piece_count * brief->piece_parts;
+    atomic_store(&brief->ready, count < brief->part_count ? count : brief->part_count);
+}
+
+static bool
+take_part(cm_brief *brief, uint32_t *out)
+{
+    uint32_t next = atomic_load(&brief->next);
+    do {
+        if (next >= atomic_load(&brief->ready)) {
+            return false;
+        }
+    } while (!atomic_compare_exchange_weak(&brief->next, &next, next + 1));
+    if (next + 1 == brief->part_count) {
+        atomic_store(&brief->open, 0); /* nobody else needs to come */
+    }
+    *out = next;
+    return true;
+}
+
+static void
+copy_part(cm_brief *brief, uint32_t part)
+{
+    uint32_t piece = part / brief->piece_parts;
+    uint64_t begin = (part % brief->piece_parts) * brief->part_nbytes;
+    uint64_t end = begin + brief->part_nbytes;
+    end = end < brief->piece_nbytes ? end : brief->piece_nbytes;
+    begin += piece * brief->piece_nbytes;
+    end += piece * brief->piece_nbytes;
+    end = end < brief->nbytes ? end : brief->nbytes;
+    if (begin < end) {
+        memcpy(brief->dst + begin, brief->src + begin, (size_t)(end - begin));
+    }
+    atomic_fetch_sub(&brief->left[piece], 1);
+}
+
+void
+cm_brief_finish_piece(cm_brief *brief, uint32_t piece)
+{
+    uint32_t part;
+    for (unsigned turn = 0; atomic_load(&brief->left[piece]) > 0; turn++) {
+        if (take_part(brief, &part)) {
+            copy_part(brief, part);
+        }
+        else {
+            let_pass(turn);
+        }
+    }
+}
+
+void
+cm_brief_end(cm_brief *brief)
+{
+    atomic_store(&brief->open, 0);
+    for (unsigned turn = 0; atomic_load(&brief->inside_count) > 0; turn++) {
+        let_pass(turn);
+    }
+    atomic_store(&brief->taken, false);
+}
+
+bool
+cm_brief_join(cm_brief *brief, uint32_t thread_index)
+{
+    bool came_in = false;
+    uint32_t part;
+    atomic_fetch_add(&brief->inside_count, 1);
+    for (unsigned turn = 0; cm_brief_is_open(brief, thread_index); turn++) {
+        came_in = true;
+        if (take_part(brief, &part)) {
+            copy_part(brief, part);
+        }
+        else {
+            let_pass(turn);
+        }
+    }
+    atomic_fetch_sub(&brief->inside_count, 1);
+    return came_in;
+}
