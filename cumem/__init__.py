@@ -15,6 +15,7 @@ from cumem._core import (
     empty_managed, empty_mapped, empty_pinned, full, get_limit, pool_counters, register,
     runtime_version, set_current_device, set_limit, shutdown, trim, zeros,
 )
+from cumem.calibration import Calibration, calibrate
 from cumem.explain import Explanation, explain
 from cumem.memory import (
     DeviceMemory, HostMemory, LimitBlock, OutOfMemoryHook, limit, memory_info,
@@ -34,6 +35,7 @@ __all__ = [
     "OLDEST_DRIVER",
     "Block",
     "Buffer",
+    "Calibration",
     "Configuration",
     "Counters",
     "CudaError",
@@ -65,6 +67,7 @@ __all__ = [
     "array",
     "asbuffer",
     "backend",
+    "calibrate",
     "configure",
     "copy",
     "copy_async",

@@ -119,6 +119,8 @@ cm_configure_close(cm_state *state)
 {
     state->tuning.is_open = false;
     state->tuning.is_measured = false;
+    state->tuning.has_looked = false;
+    state->tuning.has_measured = false;
 }
 
 /* -- all of it together ------------------------------------------------------------------ */
@@ -258,7 +260,7 @@ read_tuning(PyObject *module, PyObject *Py_UNUSED(unused))
     cm_state *state = cm_state_of_module(module);
     cm_tuning tuning;
     int from[CM_TUNING_COUNT];
-    if (cm_configure_open(state) < 0) {
+    if (cm_configure_open(state) < 0 || cm_calibrate_look(state) < 0) {
         return NULL;
     }
     unsigned cpu_count = cm_usable_cpu_count(NULL);

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* A copy between two objects: from them to a request of the engine, with what must come
  * first, what must stay alive, and what must be remembered afterwards. */
+#include "python/configure.h"
 #include "python/errors.h"
 #include "python/numpy_bridge.h"
 #include "python/order.h"
@@ -344,7 +345,7 @@ run(copy_call *call)
 {
     cm_ticket *ticket = NULL;
     cm_engine *engine = get_engine(call);
-    if (engine == NULL) {
+    if (engine == NULL || cm_calibrate_for(call->state, &call->request) < 0) {
         return NULL;
     }
     if (remember(call) < 0) {

@@ -60,6 +60,10 @@ look(cm_state *state, const cm_copy_request *request)
                         "cumem cannot copy any more: the interpreter is exiting");
         return NULL;
     }
+    if (cm_calibrate_look(state) < 0) {
+        PyMem_Free(explanation);
+        return NULL;
+    }
     cm_status status = cm_engine_explain(state->engine, request, explanation);
     if (!cm_is_ok(status)) {
         (void)cm_py_raise(state, status, "while planning a copy");

@@ -117,7 +117,7 @@ add_functions(PyObject *module)
         cm_import_methods,      cm_registration_methods,     cm_device_methods,
         cm_pool_methods,        cm_pool_read_methods,        cm_limit_methods,
         cm_pickle_methods,      cm_raw_copy_methods,         exit_methods,
-        cm_configure_methods,   cm_explain_methods,
+        cm_configure_methods,   cm_explain_methods,          cm_calibrate_methods,
     };
     for (size_t i = 0; i < sizeof(tables) / sizeof(tables[0]); i++) {
         if (PyModule_AddFunctions(module, tables[i]) < 0

@@ -50,6 +50,8 @@ typedef struct cm_tuning_layer {
 typedef struct cm_tuning_layers {
     bool is_open; /* the environment was read */
     bool is_measured;
+    bool has_looked;   /* for figures that are kept; see calibrate.c */
+    bool has_measured; /* or tried to, or found them */
     cm_tuning_layer environment;
     cm_tuning_layer chosen;
     cm_measured measured;

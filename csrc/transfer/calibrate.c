@@ -161,9 +161,17 @@ calibrate(cm_engine *engine, int device, uint64_t budget_ns, cm_measured *out)
                   .cpu_count = cm_usable_cpu_count(NULL),
                   .deadline_ns = cm_now_ns() + budget_ns,
                   .measured = out};
+    /* A capture of another thread forbids this one much, unless it says it knows
+     * better. */
+    int mode = CM_CAPTURE_RELAXED;
     cm_measured_init(out);
     CM_TRY(cm_device_enter(engine->rt, device, &guard));
-    cm_status status = open_bench(&b, device);
+    cm_status status = cm_rt_capture_mode_exchange(engine->rt, &mode);
+    if (!cm_is_ok(status)) {
+        cm_device_leave(engine->rt, &guard);
+        return status;
+    }
+    status = open_bench(&b, device);
     if (cm_is_ok(status)) {
         status = run_bench(&b);
     }
@@ -174,6 +182,8 @@ calibrate(cm_engine *engine, int device, uint64_t budget_ns, cm_measured *out)
         status = cm_is_ok(status) ? waited : status;
     }
     close_bench(&b, device, idle);
+    cm_status back = cm_rt_capture_mode_exchange(engine->rt, &mode);
+    status = cm_is_ok(status) ? back : status;
     cm_device_leave(engine->rt, &guard);
     return status;
 }

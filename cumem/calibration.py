@@ -1,0 +1,250 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Figures of this machine: measured once, and kept in the user's cache directory."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import html
+import os
+import pathlib
+import platform
+import threading
+import time
+import zlib
+from collections.abc import Mapping
+from typing import Any
+
+from cumem import _core
+from cumem.units import format_nbytes, format_rate, format_seconds
+
+__all__ = ["Calibration", "calibrate"]
+
+_SCHEMA = 1
+_VARIABLE = "CUMEM_CALIBRATION"
+_MOST_BYTES = 64 << 10  # of a file that could be one of ours
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class Calibration:
+    """Figures of a machine; what `calibrate` returns.
+
+    Attributes
+    ----------
+    figures : Mapping of str to float
+        Rates in bytes per second, times in ns, sizes in bytes. ``up_rate``, ``down_rate``
+        and ``device_rate``: page-locked memory to the device, from it and within it;
+        ``copy_rate_1`` to ``copy_rate_16``: between two places of the host by so many
+        threads, 0 for more than can run; ``driver_up_rate``, ``driver_down_rate``:
+        ordinary memory by the driver; ``dma_gap_ns``: between two copies of a chain;
+        ``latency_ns``: a short copy; ``wake_ns``: until a sleeping thread works;
+        ``staged_up_nbytes``, ``staged_down_nbytes``: size from which on pieces through
+        page-locked memory win; ``bounce_nbytes``: size up to which a short copy does
+        through a block of its own.
+    source : str
+        ``"measured"``, ``"kept"`` (from the file), or ``"default"``.
+    path : str or None
+        The file where they are kept; None if they are kept nowhere.
+    """
+
+    figures: Mapping[str, float]
+    source: str
+    path: str | None
+
+    def _rows(self) -> list[tuple[str, str]]:
+        return [(name, _text(name, value)) for name, value in self.figures.items()]
+
+    def __repr__(self) -> str:
+        rows = self._rows()
+        wide = max(len(text) for _, text in rows)
+        lines = "\n".join(f"  {name:<18} {text:>{wide}}" for name, text in rows)
+        return f"cumem.Calibration, {self.source}\n{lines}"
+
+    def _repr_html_(self) -> str:
+        cells = "".join(
+            f"<tr><td>{name}</td><td>{html.escape(text)}</td></tr>"
+            for name, text in self._rows()
+        )
+        caption = f"cumem.Calibration, {self.source}"
+        return f"<table><caption>{caption}</caption>{cells}</table>"
+
+
+def _text(name: str, value: float) -> str:
+    if name.endswith("_ns"):
+        return format_seconds(value * 1e-9)
+    if name.endswith("_nbytes"):
+        return format_nbytes(int(value))
+    return format_rate(value, 1.0) if value > 0 else "-"
+
+
+def calibrate(device: object = None, *, again: bool = False) -> Calibration:
+    """Measure this machine, or find what was measured before, and copy accordingly.
+
+    Links, threads of the host and the driver's own copies are measured in about a tenth of
+    a second, a quarter at most, with less than 64 MiB of host memory, on a stream of its
+    own. What is found is kept in the user's cache directory, for this kind of processor,
+    number of processors, device, link, driver and version of cumem; thresholds, chunks
+    and threads of all later copies follow from it (see `configure`). The first blocking
+    copy of 64 MiB or more of ordinary memory does this by itself, unless something else
+    is under way.
+
+    Parameters
+    ----------
+    device : Device, int or str, optional
+        cumem's current device by default.
+    again : bool, default False
+        Measure even if figures are kept.
+
+    Returns
+    -------
+    Calibration
+        The figures. On the emulated device they are the defaults, which are those of an
+        H200: nothing is measured or kept.
+
+    Raises
+    ------
+    ValueError
+        If the device does not exist.
+    CudaError
+        If a call of the measuring failed; nothing is changed then.
+
+    Notes
+    -----
+    **Blocks** meanwhile, GIL released. Call it while nothing else uses the device or the
+    processors, or the figures are too low. ``CUMEM_CALIBRATION=off`` neither keeps nor
+    looks up anything, and nothing is measured unless this function is called;
+    ``CUMEM_CALIBRATION=<path>`` keeps the figures in that file.
+    """
+    where: Any = device
+    unit = _core.Device(_core.current_device() if device is None else where)
+    if unit.emulated:
+        _core._set_measured(None)
+        return Calibration(_core._read_measured()[0], "default", None)
+    path = _path(unit)
+    figures = None if again or path is None else _load(path, _key(unit))
+    if figures is not None and _take(figures):
+        return Calibration(figures, "kept", str(path))
+    figures = _core._calibrate(unit.index)
+    _core._set_measured(figures)
+    kept = path is not None and _store(path, _key(unit), figures)
+    return Calibration(figures, "measured", str(path) if kept else None)
+
+
+def _automatic(index: int, measures: bool) -> bool:
+    """By the copy itself: take kept figures, measure if asked to; whether there are any."""
+    unit = _core.Device(index)
+    path = _path(unit)
+    if path is None:
+        return True  # switched off: nothing more to do
+    figures = _load(path, _key(unit))
+    if figures is not None and _take(figures):
+        return True
+    if measures:
+        figures = _core._calibrate(index)
+        _core._set_measured(figures)
+        _store(path, _key(unit), figures)
+    return measures
+
+
+def _take(figures: dict[str, float]) -> bool:
+    try:
+        _core._set_measured(figures)
+    except (KeyError, TypeError, ValueError):
+        return False
+    return True
+
+
+# -- the file --------------------------------------------------------------------------
+
+
+def _path(unit: _core.Device) -> pathlib.Path | None:
+    """Where figures are kept; None if they are not to be."""
+    said = os.environ.get(_VARIABLE, "")
+    if said.lower() in ("off", "0", "no"):
+        return None
+    if said:
+        return pathlib.Path(said)
+    root = os.environ.get("XDG_CACHE_HOME", "")
+    if not os.path.isabs(root):  # as its specification says
+        root = os.path.join(os.path.expanduser("~"), ".cache")
+    if not os.path.isabs(root):  # there is no home
+        return None
+    mark = zlib.crc32(repr(sorted(_key(unit).items())).encode())
+    return pathlib.Path(root) / "cumem" / f"calibration-{mark:08x}.json"
+
+
+def _key(unit: _core.Device) -> dict[str, str]:
+    """What the figures depend on. Not the device's UUID: another card of the same make
+    on the same link does the same."""
+    import cumem
+
+    return {
+        "processor": _processor(),
+        "threads": str(_core._cpu_count()),
+        "device": unit.name,
+        "link": _link(unit.pci_bus_id),
+        "driver": str(_core.driver_version()),
+        "cumem": cumem.__version__,
+    }
+
+
+def _processor() -> str:
+    for line in _read("/proc/cpuinfo").splitlines():
+        if line.startswith(("model name", "CPU part")):
+            return line.partition(":")[2].strip()
+    return platform.machine()
+
+
+def _link(bus_id: str) -> str:
+    """The fastest that it can be: at rest it is slower."""
+    root = f"/sys/bus/pci/devices/{bus_id.lower()}/max_link_"
+    return f"{_read(root + 'speed').strip()} x{_read(root + 'width').strip()}"
+
+
+def _read(path: str) -> str:
+    try:
+        return pathlib.Path(path).read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
+
+
+def _load(path: pathlib.Path, key: dict[str, str]) -> dict[str, float] | None:
+    """The figures of a file of ours; None for anything else."""
+    import json
+
+    try:
+        with path.open("rb") as file:
+            text = file.read(_MOST_BYTES + 1)
+        if len(text) > _MOST_BYTES:
+            return None
+        content = json.loads(text)
+        if content["schema"] != _SCHEMA or content["key"] != key:
+            return None
+        return {str(name): float(value) for name, value in content["figures"].items()}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return None
+
+
+def _store(path: pathlib.Path, key: dict[str, str], figures: dict[str, float]) -> bool:
+    """Write the file whole or not at all; False where it cannot be written."""
+    import json
+
+    text = json.dumps(
+        {
+            "schema": _SCHEMA,
+            "key": key,
+            "measured": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+            "figures": figures,
+        },
+        indent=1,
+    )
+    new = path.with_name(f"{path.name}.{os.getpid()}-{threading.get_ident()}.new")
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        new.write_text(text + "\n", encoding="utf-8")
+        new.replace(path)
+    except OSError:
+        with contextlib.suppress(OSError):
+            new.unlink()
+        return False
+    return True

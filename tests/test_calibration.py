@@ -1,0 +1,217 @@
+# SPDX-License-Identifier: Apache-2.0
+"""cumem.calibrate(): what is kept, what is believed, and what follows from it."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+
+import pytest
+
+import cumem
+from cumem import _core, calibration
+
+
+class Unit:
+    """As a Device that is real."""
+
+    index = 0
+    name = "NVIDIA H200"
+    pci_bus_id = "0000:1b:00.0"
+    emulated = False
+
+
+@pytest.fixture
+def figures(emulated):
+    """Those of a machine with fewer threads and a slower link."""
+    cumem.device_count()
+    known, measured = _core._read_measured()
+    assert not measured
+    return {**known, "up_rate": 12e9, "down_rate": 12e9, "dma_gap_ns": 10e3}
+
+
+@pytest.fixture
+def real(figures, monkeypatch, tmp_path):
+    """A device that counts how often it is measured; files go to `tmp_path`."""
+    calls = []
+
+    def measure(index):
+        calls.append(index)
+        return dict(figures)
+
+    monkeypatch.setattr(_core, "Device", lambda where: Unit())
+    monkeypatch.setattr(_core, "_calibrate", measure)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.delenv("CUMEM_CALIBRATION", raising=False)
+    return calls
+
+
+def files(path):
+    return sorted(str(p.relative_to(path)) for p in path.rglob("*") if p.is_file())
+
+
+def test_calibrate_on_the_emulated_device_gives_the_defaults(emulated, tmp_path):
+    found = cumem.calibrate(again=True)
+    assert (found.source, found.path) == ("default", None)
+    assert found.figures["up_rate"] == 55e9
+    assert cumem.configure().sources["chunk_nbytes"] == "default"
+    assert "GB/s" in repr(found)
+    assert "<table>" in found._repr_html_()
+    with pytest.raises(ValueError, match="device"):
+        cumem.calibrate(99)
+
+
+def test_figures_are_measured_once_and_kept(real, figures, tmp_path):
+    first = cumem.calibrate()
+    assert (first.source, first.figures, real) == ("measured", figures, [0])
+    assert files(tmp_path) == [os.path.relpath(first.path, tmp_path)]
+    now = cumem.configure()
+    assert now.sources["chunk_nbytes"] == "calibration"
+    assert now.chunk_nbytes == 2 << 20
+    _core._set_measured(None)
+    second = cumem.calibrate()
+    assert (second.source, second.figures, real) == ("kept", figures, [0])
+    assert second.path == first.path
+    assert cumem.configure() == now
+    assert cumem.calibrate(again=True).source == "measured"
+    assert real == [0, 0]
+    with open(first.path, encoding="utf-8") as file:
+        content = json.load(file)
+    assert content["key"]["device"] == Unit.name
+    assert content["key"]["cumem"] == cumem.__version__
+
+
+def test_explanations_and_configuration_follow_the_figures(real, figures):
+    dst = cumem.empty_pinned(64 << 20, "u1")
+    device = cumem.empty_device(64 << 20, "u1")
+    before = cumem.explain(device, dst)
+    assert not before.calibrated
+    cumem.calibrate()
+    after = cumem.explain(device, dst)
+    assert after.calibrated
+    assert after.seconds > 4 * before.seconds
+    assert after.rate == pytest.approx(12e9, rel=0.01)
+    with cumem.configure(chunk_nbytes="8MiB") as now:
+        assert now.sources["chunk_nbytes"] == "configure"
+        assert now.sources["depth"] == "calibration"
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda text: "",
+        lambda text: "{",
+        lambda text: "[]",
+        lambda text: "null",
+        lambda text: text[: len(text) // 2],
+        lambda text: "\x00\xff" + text,
+        lambda text: "[" * 100_000,
+        lambda text: text.replace('"schema": 1', '"schema": 2'),
+        lambda text: text.replace(Unit.name, "another"),
+        lambda text: text.replace('"up_rate"', '"up"'),
+        lambda text: text.replace("12000000000.0", '"fast"'),
+        lambda text: text.replace("12000000000.0", "-1"),
+        lambda text: text.replace("12000000000.0", "NaN"),
+        lambda text: text.replace("12000000000.0", "1e300"),
+        lambda text: text.replace("12000000000.0", "null"),
+        lambda text: text + " " * (1 << 20),
+    ],
+)
+def test_file_that_is_not_ours_is_measured_anew(real, figures, change):
+    first = cumem.calibrate()
+    with open(first.path, encoding="utf-8") as file:
+        text = file.read()
+    changed = change(text)
+    assert changed != text
+    with open(first.path, "w", encoding="latin-1") as file:
+        file.write(changed)
+    assert cumem.calibrate().source == "measured"
+    assert len(real) == 2
+    assert cumem.calibrate().source == "kept"  # it was written again
+
+
+def test_key_tells_machines_apart(real, monkeypatch):
+    first = cumem.calibrate()
+    monkeypatch.setattr(_core, "_cpu_count", lambda: 3)
+    assert cumem.calibrate().path != first.path
+
+
+def test_directory_that_cannot_be_written_is_no_error(real, monkeypatch, tmp_path):
+    blocked = tmp_path / "file"
+    blocked.write_text("no directory")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(blocked))
+    found = cumem.calibrate()
+    assert (found.source, found.path) == ("measured", None)
+    assert cumem.calibrate().source == "measured"
+    assert blocked.read_text() == "no directory"
+
+
+def test_home_is_used_where_no_cache_directory_is_named(real, monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", "relative/is/ignored")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    found = cumem.calibrate()
+    assert found.path.startswith(str(tmp_path / ".cache" / "cumem"))
+    assert os.stat(os.path.dirname(found.path)).st_mode & 0o077 == 0
+
+
+def test_variable_names_the_file_or_switches_it_off(real, monkeypatch, tmp_path):
+    path = tmp_path / "here" / "figures.json"
+    monkeypatch.setenv("CUMEM_CALIBRATION", str(path))
+    assert cumem.calibrate().path == str(path)
+    assert cumem.calibrate().source == "kept"
+    monkeypatch.setenv("CUMEM_CALIBRATION", "off")
+    found = cumem.calibrate()
+    assert (found.source, found.path) == ("measured", None)
+    assert files(tmp_path) == ["here/figures.json"]
+
+
+def test_threads_that_write_at_once_leave_one_whole_file(real, figures, tmp_path):
+    path = tmp_path / "figures.json"
+    key = calibration._key(Unit())
+    threads = [
+        threading.Thread(target=calibration._store, args=(path, key, figures))
+        for _ in range(8)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert calibration._load(path, key) == figures
+    assert files(tmp_path) == ["figures.json"]
+
+
+def test_copy_looks_first_and_measures_only_where_nothing_is_kept(real, figures):
+    assert calibration._automatic(0, False) is False  # nothing kept, not to measure
+    assert real == []
+    assert calibration._automatic(0, True) is True
+    assert real == [0]
+    _core._set_measured(None)
+    assert calibration._automatic(0, False) is True
+    assert _core._read_measured()[1]
+    assert calibration._automatic(0, True) is True
+    assert real == [0]
+
+
+def test_copy_neither_looks_nor_measures_when_switched_off(real, monkeypatch):
+    monkeypatch.setenv("CUMEM_CALIBRATION", "off")
+    assert calibration._automatic(0, True) is True
+    assert real == []
+    assert not _core._read_measured()[1]
+
+
+def test_measuring_itself_runs_on_the_emulated_device(emulated):
+    """Its times mean nothing there; nothing may be left behind."""
+    cumem.device_count()
+    found = _core._calibrate(0)
+    known, _ = _core._read_measured()
+    assert found.keys() == known.keys()
+    assert all(value >= 0 for value in found.values())
+    assert found["up_rate"] > 0
+
+
+def test_figures_are_forgotten_at_shutdown(real, figures):
+    cumem.calibrate()
+    assert _core._read_measured()[1]
+    cumem.shutdown()
+    assert not _core._read_measured()[1]
