@@ -7,7 +7,9 @@ import json
 import os
 import threading
 
+import numpy as np
 import pytest
+from support import session
 
 import cumem
 from cumem import _core, calibration
@@ -215,3 +217,94 @@ def test_figures_are_forgotten_at_shutdown(real, figures):
     assert _core._read_measured()[1]
     cumem.shutdown()
     assert not _core._read_measured()[1]
+
+
+@pytest.fixture
+def asked(emulated, monkeypatch):
+    """What copies ask of `calibration._automatic`: (device, measures) each."""
+    calls = []
+
+    def automatic(index, measures):
+        calls.append((index, measures))
+        return measures
+
+    cumem.device_count()
+    session.testing.calibrate_emulated()
+    monkeypatch.setattr(calibration, "_automatic", automatic)
+    return calls
+
+
+LONG = 64 << 20
+
+
+def test_only_a_long_copy_that_is_waited_for_measures(asked):
+    small = np.zeros(1000, np.uint8)
+    medium = np.zeros(100_000, np.uint8)
+    long = np.zeros(LONG, np.uint8)
+    device = cumem.empty_device(LONG, np.uint8)
+    pinned = cumem.empty_pinned(LONG, np.uint8)
+    cumem.copy(device[:1000], small)
+    cumem.copy(device, pinned)
+    cumem.copy(pinned, long)
+    assert asked == []
+    cumem.copy(device[:100_000], medium)
+    cumem.copy(medium, device[:100_000])
+    assert asked == [(0, False)]  # one look
+    cumem.copy_async(device, long).wait()
+    assert asked == [(0, False)]
+    cumem.copy(device, long)
+    cumem.copy(long, device)
+    assert asked == [(0, False), (0, True)]
+
+
+def test_reading_how_copies_are_made_looks_but_does_not_measure(asked):
+    cumem.configure()
+    cumem.explain(np.zeros(3), np.zeros(3))
+    cumem.configure()
+    assert asked == [(0, False)]
+
+
+def test_nothing_is_measured_while_other_work_is_under_way(asked):
+    long = np.zeros(LONG, np.uint8)
+    other = cumem.empty_pinned(100, np.uint8)
+    held, free = cumem.Stream(device=0), cumem.Stream(device=0)
+    device = cumem.empty_device(LONG, np.uint8, stream=free)
+    small = cumem.empty_device(100, np.uint8, stream=held)
+    with session.gate(held):
+        waiting = cumem.copy_async(other, small, stream=held)
+        cumem.copy(device, long, stream=free)
+    waiting.wait()
+    assert asked == [(0, False)]
+    cumem.copy(device, long, stream=free)
+    assert asked[-1] == (0, True)
+
+
+def test_failure_to_measure_ends_no_copy(asked, monkeypatch):
+    unraisable = []
+    monkeypatch.setattr(
+        "sys.unraisablehook", lambda info: unraisable.append(info.exc_type)
+    )
+
+    def fails(index, measures):
+        raise ValueError("broken")
+
+    monkeypatch.setattr(calibration, "_automatic", fails)
+    src = np.arange(LONG, dtype=np.uint8)
+    device = cumem.empty_device(LONG, np.uint8)
+    cumem.copy(device, src)
+    back = np.empty_like(src)
+    cumem.copy(back, device)
+    assert np.array_equal(back, src)
+    assert unraisable == [ValueError]
+
+
+def test_interrupt_while_measuring_ends_the_copy(asked, monkeypatch):
+    def interrupted(index, measures):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(calibration, "_automatic", interrupted)
+    src = np.ones(LONG, np.uint8)
+    device = cumem.zeros(LONG, np.uint8, "device")
+    with pytest.raises(KeyboardInterrupt):
+        cumem.copy(device, src)
+    cumem.copy(device, src)  # it was asked once

@@ -54,7 +54,8 @@ ask(cm_state *state, int device, bool measures)
 static bool
 is_real(const cm_state *state)
 {
-    return state->runtime != NULL && state->runtime->backend != CM_BACKEND_EMULATED;
+    return state->runtime != NULL
+           && (state->runtime->backend != CM_BACKEND_EMULATED || state->tuning.as_real);
 }
 
 int

@@ -121,6 +121,7 @@ cm_configure_close(cm_state *state)
     state->tuning.is_measured = false;
     state->tuning.has_looked = false;
     state->tuning.has_measured = false;
+    state->tuning.as_real = false;
 }
 
 /* -- all of it together ------------------------------------------------------------------ */

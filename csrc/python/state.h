@@ -52,6 +52,7 @@ typedef struct cm_tuning_layers {
     bool is_measured;
     bool has_looked;   /* for figures that are kept; see calibrate.c */
     bool has_measured; /* or tried to, or found them */
+    bool as_real;      /* a test: treat the emulated device as a real one */
     cm_tuning_layer environment;
     cm_tuning_layer chosen;
     cm_measured measured;

@@ -191,6 +191,13 @@ poll(PyObject *module, PyObject *Py_UNUSED(unused))
 
 /* -- table ------------------------------------------------------------------------- */
 
+static PyObject *
+calibrate_emulated(PyObject *module, PyObject *Py_UNUSED(unused))
+{
+    cm_state_of_module(module)->tuning.as_real = true;
+    Py_RETURN_NONE;
+}
+
 static PyMethodDef testing_methods[] = {
     {"configure", CM_TESTING_FAST(configure), CM_TESTING_KEYWORDS, configure_doc},
     {"opened", opened, METH_NOARGS, "True while a runtime is open."},
@@ -199,6 +206,8 @@ static PyMethodDef testing_methods[] = {
     {"registrations", registrations, METH_NOARGS, "Pieces that we page-locked."},
     {"pending_transfers", pending_transfers, METH_NOARGS, "Unfinished transfers."},
     {"poll", poll, METH_NOARGS, "Let go of what is done."},
+    {"calibrate_emulated", calibrate_emulated, METH_NOARGS,
+     "Copies ask for figures as on a real device, until shutdown()."},
     {NULL, NULL, 0, NULL},
 };
 
