@@ -17,6 +17,7 @@ from cumem._core import (
 )
 from cumem.calibration import Calibration, calibrate
 from cumem.explain import Explanation, explain
+from cumem.files import fromfile, read_ranges, tofile, write_ranges
 from cumem.memory import (
     DeviceMemory, HostMemory, LimitBlock, OutOfMemoryHook, limit, memory_info,
     on_out_of_memory,
@@ -84,6 +85,7 @@ __all__ = [
     "empty_pinned",
     "emulation_reason",
     "explain",
+    "fromfile",
     "full",
     "get_limit",
     "limit",
@@ -91,13 +93,16 @@ __all__ = [
     "memory_info",
     "on_out_of_memory",
     "pool_counters",
+    "read_ranges",
     "register",
     "runtime_version",
     "set_current_device",
     "set_limit",
     "shutdown",
     "stats",
+    "tofile",
     "trim",
+    "write_ranges",
     "zeros",
 ]
 # fmt: on

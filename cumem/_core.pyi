@@ -1,6 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 # Types of the extension; what things mean stands in its docstrings.
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import (
+    Callable,
+    Generator,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from types import TracebackType
 from typing import Any, Final, Literal, Never, Self, SupportsIndex, final
 
@@ -462,6 +469,13 @@ def _read_tuning() -> list[tuple[str, int, str]]: ...
 def _set_measured(figures: Mapping[str, float] | None, /) -> None: ...
 def _read_measured() -> tuple[dict[str, float], bool]: ...
 def _host_memory() -> tuple[int | None, int | None, int | None, int | None]: ...
+def _transfer_file(
+    fd: int,
+    filename: object,
+    ranges: Iterable[tuple[SupportsIndex, object]],
+    writes: bool,
+    stream: object = None,
+) -> None: ...
 def _raw_copies(
     dst: Buffer, src: Buffer, stream: object, budget: float, /
 ) -> list[float]: ...

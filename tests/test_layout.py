@@ -14,7 +14,7 @@ LAYERS = ["base", "runtime", "pool", "transfer", "python"]
 PACKAGE_LAYERS = [
     {"_core"},
     {"units"},
-    {"stats", "memory", "tuning", "explain", "calibration"},
+    {"stats", "memory", "tuning", "explain", "calibration", "files"},
     {"info", "bench", "bench_cases", "bench_report"},
     {"replay_trace", "replay_report"},
     {"replay_allocators", "replay_hold"},

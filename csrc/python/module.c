@@ -7,6 +7,7 @@
 #include "python/copy_functions.h"
 #include "python/device_functions.h"
 #include "python/errors.h"
+#include "python/file_functions.h"
 #include "python/limits.h"
 #include "python/numpy_bridge.h"
 #include "python/pool_object.h"
@@ -116,8 +117,9 @@ add_functions(PyObject *module)
         cm_constructor_methods, cm_kind_constructor_methods, cm_copy_methods,
         cm_import_methods,      cm_registration_methods,     cm_device_methods,
         cm_pool_methods,        cm_pool_read_methods,        cm_limit_methods,
-        cm_pickle_methods,      cm_raw_copy_methods,         exit_methods,
-        cm_configure_methods,   cm_explain_methods,          cm_calibrate_methods,
+        cm_pickle_methods,      cm_raw_copy_methods,         cm_file_methods,
+        exit_methods,           cm_configure_methods,        cm_explain_methods,
+        cm_calibrate_methods,
     };
     for (size_t i = 0; i < sizeof(tables) / sizeof(tables[0]); i++) {
         if (PyModule_AddFunctions(module, tables[i]) < 0

@@ -91,27 +91,34 @@ cm_crew_set_limit(cm_crew *crew, uint32_t limit)
 
 /* -- parts ------------------------------------------------------------------------------ */
 
+/* Threads beyond the few help to make pages and to read files. */
+static bool
+is_for_all(const cm_load *load)
+{
+    return load->way == CM_COPY_FRESH || load->run != NULL;
+}
+
 static void
 begin_parts(cm_crew *crew, const cm_load *load)
 {
     atomic_fetch_add(&crew->part_count, 1);
-    atomic_fetch_add(&crew->fresh_part_count, load->way == CM_COPY_FRESH);
+    atomic_fetch_add(&crew->shared_part_count, is_for_all(load));
 }
 
 static void
 end_parts(cm_crew *crew, const cm_load *load)
 {
     atomic_fetch_sub(&crew->part_count, 1);
-    atomic_fetch_sub(&crew->fresh_part_count, load->way == CM_COPY_FRESH);
+    atomic_fetch_sub(&crew->shared_part_count, is_for_all(load));
 }
 
 /* The next part of the gang's oldest load that has one. */
 static cm_load *
-take_part_locked(cm_gang *gang, bool fresh_only, cm_layout *part)
+take_part_locked(cm_gang *gang, bool spare, cm_layout *part)
 {
     for (cm_list *n = gang->loads.next; n != &gang->loads; n = n->next) {
         cm_load *load = CM_LIST_ENTRY(n, cm_load, node);
-        bool fits = load->way == CM_COPY_FRESH || !fresh_only;
+        bool fits = is_for_all(load) || !spare;
         if (fits && cm_cut_next(&load->cut, part)) {
             load->running_count++;
             if (load->cut.done) {
@@ -144,7 +151,10 @@ end_part(cm_crew *crew, cm_load *load)
 static void
 copy_part(const cm_load *load, const cm_layout *part)
 {
-    if (load->way == CM_COPY_WIDE) {
+    if (load->run != NULL) {
+        load->run(load->argument, (uint64_t)part->dst_offset, part->run_nbytes);
+    }
+    else if (load->way == CM_COPY_WIDE) {
         cm_host_copy_wide(part, load->dst, load->src);
     }
     else {
@@ -161,8 +171,8 @@ wake_one(cm_crew *crew)
         cm_cond_signal_one(&crew->work);
         cm_mutex_unlock(&crew->sleep);
     }
-    if (atomic_load(&crew->fresh_part_count) > 0
-        && atomic_load(&crew->fresh_idle_count) > 0) {
+    if (atomic_load(&crew->shared_part_count) > 0
+        && atomic_load(&crew->spare_idle_count) > 0) {
         cm_mutex_lock(&crew->sleep);
         cm_cond_signal_all(&crew->rest);
         cm_mutex_unlock(&crew->sleep);
@@ -196,10 +206,10 @@ take_any_part(cm_crew *crew, uint32_t number, cm_layout *part)
         return NULL;
     }
     bool works = number < atomic_load(&crew->limit);
-    bool fresh_only = number >= atomic_load(&crew->few);
+    bool spare = number >= atomic_load(&crew->few);
     for (cm_list *n = crew->gangs.next; works && n != &crew->gangs && load == NULL;) {
         cm_list *next = n->next;
-        load = take_part_locked(CM_LIST_ENTRY(n, cm_gang, node), fresh_only, part);
+        load = take_part_locked(CM_LIST_ENTRY(n, cm_gang, node), spare, part);
         if (load != NULL) {
             cm_list_remove(n);
             cm_list_push_back(&crew->gangs, n);
@@ -214,7 +224,7 @@ static bool
 has_news(cm_crew *crew, uint32_t number)
 {
     if (number >= atomic_load(&crew->few)) {
-        return atomic_load(&crew->fresh_part_count) > 0 || atomic_load(&crew->stop);
+        return atomic_load(&crew->shared_part_count) > 0 || atomic_load(&crew->stop);
     }
     return atomic_load(&crew->part_count) > 0 || atomic_load(&crew->stop)
            || cm_brief_is_open(&crew->brief, number);
@@ -235,7 +245,7 @@ wait_for_news(cm_crew *crew, uint32_t number)
     cm_mutex_lock(&crew->sleep);
     while (!has_news(crew, number)) {
         bool beyond = number >= atomic_load(&crew->few);
-        _Atomic uint32_t *count = beyond ? &crew->fresh_idle_count : &crew->idle_count;
+        _Atomic uint32_t *count = beyond ? &crew->spare_idle_count : &crew->idle_count;
         atomic_fetch_add(count, 1);
         if (!has_news(crew, number)) {
             cm_cond_wait(beyond ? &crew->rest : &crew->work, &crew->sleep);
@@ -409,27 +419,22 @@ cm_gang_close(cm_gang *gang)
     unlock(crew);
 }
 
-void
-cm_gang_post(cm_gang *gang, cm_load *load, const cm_layout *layout, void *dst,
-             const void *src, cm_copy_way way)
+/* Parts of a load that is not a copy are of `part_nbytes`. */
+static void
+post(cm_gang *gang, cm_load *load, uint64_t nbytes, uint64_t part_nbytes)
 {
     cm_crew *crew = gang->crew;
     uint64_t least = gang->tuning->part_min_nbytes;
     uint64_t most = gang->tuning->part_max_nbytes;
-    uint64_t nbytes = cm_layout_nbytes(layout);
     cm_list_init(&load->node);
-    load->whole = *layout;
-    load->dst = dst;
-    load->src = src;
-    load->way = way;
     load->running_count = 0;
     atomic_init(&load->done, nbytes == 0);
     if (nbytes == 0) {
         return;
     }
     if (nbytes > least) {
-        uint64_t most_threads = way == CM_COPY_FRESH ? gang->tuning->fresh_thread_count
-                                                     : gang->tuning->thread_count;
+        uint64_t most_threads = is_for_all(load) ? gang->tuning->fresh_thread_count
+                                                 : gang->tuning->thread_count;
         most_threads--;
         uint64_t parts = (nbytes + least - 1) / least;
         start_threads(crew, gang->tuning,
@@ -440,12 +445,14 @@ cm_gang_post(cm_gang *gang, cm_load *load, const cm_layout *layout, void *dst,
     uint32_t there = atomic_load(&crew->thread_count);
     uint64_t part = nbytes / ((there < few ? there : few) + 1);
     part = part < least ? least : part > most ? most : part;
-    if (way == CM_COPY_FRESH) {
+    if (load->way == CM_COPY_FRESH) {
         part = CM_HUGE_PAGE_NBYTES;
     }
+    part = part_nbytes != 0 ? part_nbytes : part;
     cm_cut_init(&load->cut, &load->whole, part);
-    if (way == CM_COPY_FRESH) {
-        cm_cut_align(&load->cut, (char *)dst + layout->dst_offset, CM_HUGE_PAGE_NBYTES);
+    if (load->way == CM_COPY_FRESH) {
+        cm_cut_align(&load->cut, (char *)load->dst + load->whole.dst_offset,
+                     CM_HUGE_PAGE_NBYTES);
     }
     cm_list_push_back(&gang->loads, &load->node);
     begin_parts(crew, load);
@@ -453,6 +460,30 @@ cm_gang_post(cm_gang *gang, cm_load *load, const cm_layout *layout, void *dst,
     if (nbytes > part) {
         wake_one(crew);
     }
+}
+
+void
+cm_gang_post(cm_gang *gang, cm_load *load, const cm_layout *layout, void *dst,
+             const void *src, cm_copy_way way)
+{
+    load->whole = *layout;
+    load->dst = dst;
+    load->src = src;
+    load->way = way;
+    load->run = NULL;
+    post(gang, load, cm_layout_nbytes(layout), 0);
+}
+
+void
+cm_gang_post_work(cm_gang *gang, cm_load *load, uint64_t nbytes, uint64_t part_nbytes,
+                  void (*run)(void *argument, uint64_t begin, uint64_t nbytes),
+                  void *argument)
+{
+    load->whole = (cm_layout){.run_nbytes = nbytes};
+    load->way = CM_COPY_PLAIN;
+    load->run = run;
+    load->argument = argument;
+    post(gang, load, nbytes, part_nbytes);
 }
 
 bool

@@ -30,12 +30,12 @@ typedef struct cm_crew {
     _Atomic uint32_t limit;        /* under spin to write: threads that take parts */
     _Atomic uint32_t begun;        /* threads that have taken their number */
     bool starting;                 /* under spin: one thread starts others */
-    _Atomic uint32_t few; /* threads beyond it take parts of fresh pages only */
+    _Atomic uint32_t few; /* threads beyond it make pages and read files only */
     _Atomic uint32_t part_count;
-    _Atomic uint32_t fresh_part_count; /* of those, loads of fresh pages */
-    _Atomic uint32_t idle_count;       /* threads that sleep on `work` */
-    _Atomic uint32_t fresh_idle_count; /* ... beyond `few`, on `rest` */
-    _Atomic uint32_t waiter_count;     /* and those who sleep until a load ends */
+    _Atomic uint32_t shared_part_count; /* of those, loads that such threads take */
+    _Atomic uint32_t idle_count;        /* threads that sleep on `work` */
+    _Atomic uint32_t spare_idle_count;  /* ... beyond `few`, on `rest` */
+    _Atomic uint32_t waiter_count;      /* and those who sleep until a load ends */
     _Atomic uint64_t spin_ns; /* how long an idle thread looks before it sleeps */
     atomic_bool stop;
     cm_mutex sleep;
@@ -68,6 +68,10 @@ typedef struct cm_load {
     void *dst;
     const void *src;
     cm_copy_way way;
+    /* Not a copy: called for bytes [begin, begin + nbytes) of the load; NULL: a copy.
+     */
+    void (*run)(void *argument, uint64_t begin, uint64_t nbytes);
+    void *argument;
     uint32_t running_count; /* parts that threads are at */
     atomic_bool done;
 } cm_load;
@@ -95,6 +99,12 @@ void cm_gang_close(cm_gang *gang);
  * it is done or the gang is closed. */
 void cm_gang_post(cm_gang *gang, cm_load *load, const cm_layout *layout, void *dst,
                   const void *src, cm_copy_way way);
+/* Share out other work on `nbytes` bytes, in parts of at most `part_nbytes` that begin
+ * at multiples of that: `run` is called for each by any thread. Otherwise the same. */
+void cm_gang_post_work(cm_gang *gang, cm_load *load, uint64_t nbytes,
+                       uint64_t part_nbytes,
+                       void (*run)(void *argument, uint64_t begin, uint64_t nbytes),
+                       void *argument);
 /* Copy one part of what the gang has posted; false when all parts are taken. */
 bool cm_gang_help(cm_gang *gang);
 /* For who has other things to look after and nothing to do about them now: copies a

@@ -87,6 +87,19 @@ cm_engine_is_forked(const cm_engine *engine)
     return !atomic_load(&engine->over) && cm_runtime_is_forked(engine->rt);
 }
 
+cm_status
+cm_engine_begin_call(cm_engine *engine)
+{
+    if (cm_engine_is_forked(engine)) {
+        return cm_fail(CM_EFORKED, 0);
+    }
+    cm_mutex_lock(&engine->lock);
+    bool closed = engine->closed;
+    engine->caller_count += !closed;
+    cm_mutex_unlock(&engine->lock);
+    return closed ? cm_fail(CM_ECLOSED, 0) : cm_ok();
+}
+
 void
 cm_engine_end_call(cm_engine *engine)
 {

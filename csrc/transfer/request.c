@@ -233,20 +233,14 @@ static cm_status
 submit(cm_engine *engine, const cm_copy_request *request, const void *fill_value,
        const cm_tuning *given, cm_ticket **out)
 {
-    if (cm_engine_is_forked(engine)) {
+    cm_status status = cm_engine_begin_call(engine);
+    if (!cm_is_ok(status)) {
         drop_keeps(request);
-        return cm_fail(CM_EFORKED, 0);
+        return status;
     }
     cm_mutex_lock(&engine->lock);
-    bool closed = engine->closed;
     cm_tuning tuning = given != NULL ? *given : engine->tuning;
-    engine->caller_count += !closed;
     cm_mutex_unlock(&engine->lock);
-    if (closed) {
-        drop_keeps(request);
-        return cm_fail(CM_ECLOSED, 0);
-    }
-    cm_status status;
     bool kept;
     if (out == NULL && fill_value == NULL
         && cm_engine_try_quick(engine, request, &tuning, &status, &kept)) {

@@ -1,0 +1,254 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "transfer/file.h"
+
+#include <stdlib.h>
+
+#include "transfer/file_job.h"
+
+static cm_file_chunk *
+chunk_at(cm_file_job *job, uint64_t index)
+{
+    return &job->chunks[index % CM_FILE_CHUNK_COUNT];
+}
+
+/* In place by the host: the file's half is all there is. */
+static bool
+is_in_place(const cm_file_chunk *chunk)
+{
+    return chunk->device < 0 && !chunk->is_strided;
+}
+
+/* Between the chunk's memory and the host's own, by the crew. */
+static void
+post_copy(cm_file_chunk *chunk)
+{
+    cm_file_job *job = chunk->job;
+    char *memory = cm_file_chunk_memory(chunk) + chunk->pieces[0].at;
+    char *host = chunk->region->host;
+    bool writes = job->request->writes;
+    cm_gang_post(&job->gang, &chunk->load, &chunk->layout, writes ? memory : host,
+                 writes ? host : memory, !writes);
+}
+
+/* The half that is not the file's. */
+static cm_status
+begin_other_half(cm_file_chunk *chunk)
+{
+    if (is_in_place(chunk)) {
+        return cm_ok();
+    }
+    if (chunk->device < 0) {
+        post_copy(chunk);
+        return cm_ok();
+    }
+    return chunk->job->request->writes ? cm_file_fetch(chunk) : cm_file_send(chunk);
+}
+
+static cm_status
+look_at_other_half(cm_file_chunk *chunk, bool *out)
+{
+    *out = is_in_place(chunk) || (chunk->device < 0 && cm_load_is_done(&chunk->load));
+    return chunk->device < 0 ? cm_ok() : cm_file_look(chunk, out);
+}
+
+static cm_status
+look(cm_file_chunk *chunk, bool at_file, bool *out)
+{
+    *out = at_file && cm_load_is_done(&chunk->load);
+    return at_file ? cm_ok() : look_at_other_half(chunk, out);
+}
+
+static cm_status
+wait_for(cm_file_chunk *chunk, bool at_file)
+{
+    cm_file_job *job = chunk->job;
+    if (!at_file && chunk->device >= 0) {
+        return cm_file_wait_event(job, chunk->device, chunk->event);
+    }
+    cm_gang_wait(&job->gang, &chunk->load);
+    return cm_ok();
+}
+
+/* Take over what is ready; *out: something was. */
+static cm_status
+advance(cm_file_job *job, bool *out)
+{
+    bool reads = !job->request->writes;
+    bool over = true;
+    while (job->ended < job->passed && over) {
+        cm_file_chunk *chunk = chunk_at(job, job->ended);
+        CM_TRY(look(chunk, !reads, &over));
+        if (over) {
+            cm_file_give_memory(chunk);
+            job->ended++;
+            *out = true;
+        }
+    }
+    over = true;
+    while (job->passed < job->begun && over) {
+        cm_file_chunk *chunk = chunk_at(job, job->passed);
+        CM_TRY(look(chunk, reads, &over));
+        if (over && reads) {
+            CM_TRY(begin_other_half(chunk));
+        }
+        else if (over) {
+            cm_file_post(chunk);
+        }
+        job->passed += over;
+        *out = *out || over;
+    }
+    return cm_ok();
+}
+
+/* One more chunk, if there is one and room for it. It is cut once and waits for memory
+ * if need be. */
+static cm_status
+begin_chunk(cm_file_job *job, bool *out)
+{
+    if (job->begun - job->ended == CM_FILE_CHUNK_COUNT) {
+        return cm_ok();
+    }
+    cm_file_chunk *chunk = chunk_at(job, job->begun);
+    if (!job->has_cut) {
+        CM_TRY(cm_file_cut_next(job, chunk, &job->has_cut));
+    }
+    if (!job->has_cut) {
+        return cm_ok();
+    }
+    bool ready = true;
+    if (!is_in_place(chunk)) {
+        CM_TRY(cm_file_take_memory(job, chunk, &ready));
+    }
+    if (!ready) {
+        return cm_ok();
+    }
+    if (job->request->writes) {
+        CM_TRY(begin_other_half(chunk));
+    }
+    else {
+        cm_file_post(chunk);
+    }
+    job->has_cut = false;
+    job->begun++;
+    *out = true;
+    return cm_ok();
+}
+
+/* There is nothing to do but to wait, for the crew rather than for the device. */
+static cm_status
+wait_for_something(cm_file_job *job)
+{
+    bool reads = !job->request->writes;
+    uint64_t at_file = reads ? job->passed : job->ended;
+    uint64_t end = reads ? job->begun : job->passed;
+    if (cm_gang_help(&job->gang)) {
+        return cm_ok();
+    }
+    if (at_file < end) {
+        return wait_for(chunk_at(job, at_file), true);
+    }
+    return wait_for(chunk_at(job, reads ? job->ended : job->passed), false);
+}
+
+static cm_status
+move(cm_file_job *job)
+{
+    for (;;) {
+        CM_TRY(cm_file_ask(job));
+        if (atomic_load(&job->failed)) {
+            return cm_fail(CM_ESYSTEM, (uint64_t)job->failure.error);
+        }
+        bool moved = false;
+        CM_TRY(advance(job, &moved));
+        CM_TRY(begin_chunk(job, &moved));
+        if (moved) {
+            continue;
+        }
+        if (job->ended == job->begun && !job->has_cut) {
+            return cm_ok();
+        }
+        CM_TRY(wait_for_something(job));
+    }
+}
+
+/* Told before anything is written. */
+static cm_status
+check_size(cm_file_job *job)
+{
+    const cm_file_request *request = job->request;
+    uint64_t size = request->writes
+                        ? UINT64_MAX
+                        : job->calls->size(job->calls->context, request->fd);
+    for (uint64_t i = 0; i < request->range_count; i++) {
+        const cm_file_range *range = &request->ranges[i];
+        if (range->nbytes > 0
+            && (range->nbytes > size || range->offset > size - range->nbytes)) {
+            job->failure =
+                (cm_file_failure){.at_end = true,
+                                  .offset = range->offset > size ? range->offset : size,
+                                  .range_index = i};
+            return cm_fail(CM_ESYSTEM, 0);
+        }
+    }
+    return cm_ok();
+}
+
+static cm_status
+run(cm_file_job *job)
+{
+    CM_TRY(check_size(job));
+    CM_TRY(cm_file_begin_order(job));
+    cm_gang_open(&job->gang, &job->engine->crew, &job->tuning);
+    cm_status status = move(job);
+    cm_gang_close(&job->gang);
+    return status;
+}
+
+static cm_status
+transfer(cm_engine *engine, const cm_file_request *request, cm_file_failure *failure,
+         bool *dropped)
+{
+    cm_file_job *job = calloc(1, sizeof(*job));
+    if (job == NULL) {
+        return cm_fail(CM_ENOMEM, sizeof(*job));
+    }
+    cm_status status = cm_mutex_init(&job->lock);
+    if (!cm_is_ok(status)) {
+        free(job);
+        return status;
+    }
+    atomic_init(&job->failed, false);
+    job->engine = engine;
+    job->request = request;
+    job->calls = request->calls == NULL ? &cm_file_system_calls : request->calls;
+    job->asked_ns = cm_now_ns();
+    cm_engine_read_tuning(engine, &job->tuning);
+    cm_engine_resolve_tuning(engine, &job->tuning);
+    for (int i = 0; i < CM_FILE_CHUNK_COUNT; i++) {
+        job->chunks[i].job = job;
+    }
+    status = run(job);
+    *dropped = true;
+    cm_file_end_order(job, status);
+    *failure = job->failure;
+    cm_mutex_fini(&job->lock);
+    free(job);
+    return status;
+}
+
+cm_status
+cm_engine_transfer_file(cm_engine *engine, const cm_file_request *request,
+                        cm_file_failure *failure)
+{
+    *failure = (cm_file_failure){.at_end = false};
+    bool dropped = false;
+    cm_status status = cm_engine_begin_call(engine);
+    if (cm_is_ok(status)) {
+        status = transfer(engine, request, failure, &dropped);
+        cm_engine_end_call(engine);
+    }
+    if (!dropped && request->keep.drop != NULL) {
+        request->keep.drop(request->keep.object);
+    }
+    return status;
+}

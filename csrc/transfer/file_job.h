@@ -1,0 +1,140 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* One file transfer being made: a row of chunks, each a run of the file (or a few), in
+ * turn with the file, the host and the device. All runtime calls are made by the thread
+ * that runs the job; the crew sees the loads alone. Locks: `lock`, over the failure. */
+#ifndef CM_TRANSFER_FILE_JOB_H
+#define CM_TRANSFER_FILE_JOB_H
+
+#include "transfer/file.h"
+#include "transfer/job.h"
+
+enum {
+    CM_FILE_CHUNK_COUNT = 16,
+    CM_FILE_CHUNK_NBYTES = 4 << 20,  /* of the page-locked ones */
+    CM_FILE_SPAN_NBYTES = 32 << 20,  /* of those read or written in place */
+    CM_FILE_PART_NBYTES = 512 << 10, /* of one call */
+    CM_FILE_PIECE_COUNT = 64,
+#if defined(__aarch64__)
+    CM_FILE_PAGE_NBYTES = 64 << 10, /* of the kernel's cache, at most */
+#else
+    CM_FILE_PAGE_NBYTES = 4 << 10,
+#endif
+};
+
+/* A run of the file within a chunk. */
+typedef struct cm_file_piece {
+    uint64_t at; /* its place in the chunk: as far from a page's beginning as `offset`
+                  */
+    uint64_t nbytes;
+    uint64_t offset;
+    char *host;         /* NULL: it lies in the chunk's own memory */
+    cm_address address; /* of the device; 0: in the chunk's layout, or `host` */
+    uint64_t range_index;
+} cm_file_piece;
+
+typedef struct cm_file_chunk {
+    struct cm_file_job *job;
+    cm_load load;
+    int device;      /* whose memory; -1: the host's */
+    bool is_strided; /* one piece, whose memory `layout` describes */
+    bool has_memory;
+    uint32_t piece_count;
+    uint64_t nbytes; /* up to the end of the last piece */
+    uint64_t event;  /* lent; of event_device */
+    int event_device;
+    uint32_t memory; /* which, if has_memory */
+    cm_file_piece pieces[CM_FILE_PIECE_COUNT];
+    const cm_region *region; /* borrowed; is_strided */
+    cm_layout layout; /* is_strided: the user's memory on its side, packed on the other
+                       */
+} cm_file_chunk;
+
+/* Page-locked, or ordinary where there is none. */
+typedef struct cm_file_memory {
+    char *host;       /* begins at a page */
+    cm_block *pinned; /* owned, as is the next */
+    void *plain;
+    bool taken;
+} cm_file_memory;
+
+/* Where the next chunk begins. */
+typedef struct cm_file_cursor {
+    uint64_t range;
+    uint64_t done; /* of a range in one run */
+    bool in_region;
+    cm_layout layout; /* of a range in many runs, which is cut */
+    cm_cut cut;
+} cm_file_cursor;
+
+/* Chunks are used in turn and indices count up for ever, as in a cm_staging: `begun`
+ * have work posted or queued, `passed` of those are through with the first half (the
+ * file's when reading), `ended` with both. */
+typedef struct cm_file_job {
+    cm_engine *engine; /* borrowed */
+    const cm_file_request *request;
+    const cm_file_calls *calls;
+    cm_tuning tuning;
+    cm_gang gang;
+    cm_file_cursor cursor;
+    bool has_cut; /* the chunk at `begun` is cut and waits for memory */
+    uint64_t begun;
+    uint64_t passed;
+    uint64_t ended;
+    uint64_t asked_ns;
+    cm_stream *streams[CM_MAX_DEVICES];      /* held; of devices that are ends */
+    cm_stream *lent[CM_MAX_DEVICES];         /* those of them that are the engine's */
+    bool has_queued[CM_MAX_DEVICES];         /* the stream may be working for us */
+    cm_block *device_blocks[CM_MAX_DEVICES]; /* owned: packed bytes of one chunk */
+    bool has_host_end;
+    bool in_flight;  /* after the end of the call still */
+    bool lost_track; /* waiting failed: nobody knows what still runs */
+    uint32_t memory_count;
+    bool memory_is_full; /* no more is to be had */
+    uint64_t memory_nbytes;
+    cm_file_memory memories[CM_FILE_CHUNK_COUNT];
+    cm_mutex lock;
+    atomic_bool failed;
+    cm_file_failure failure; /* under lock: the one nearest to the beginning */
+    cm_file_chunk chunks[CM_FILE_CHUNK_COUNT];
+} cm_file_job;
+
+/* What the chunk has, from its beginning on. */
+static inline char *
+cm_file_chunk_memory(const cm_file_chunk *chunk)
+{
+    return chunk->job->memories[chunk->memory].host;
+}
+
+/* file_cut.c: the next chunk, described; false when all ranges are through. Fails:
+ * CM_EINVALID, CM_EOVERFLOW. */
+CM_NODISCARD cm_status cm_file_cut_next(cm_file_job *job, cm_file_chunk *chunk,
+                                        bool *out);
+/* True when cm_file_cut_next would answer false. */
+bool cm_file_is_cut(cm_file_job *job);
+
+/* file_part.c: post the reading or writing of a chunk. */
+void cm_file_post(cm_file_chunk *chunk);
+
+/* file_memory.c: a memory for the chunk; *out false: none now. Fails: CM_ENOMEM, the
+ * pinned pool where it is not short. */
+CM_NODISCARD cm_status cm_file_take_memory(cm_file_job *job, cm_file_chunk *chunk,
+                                           bool *out);
+void cm_file_give_memory(cm_file_chunk *chunk);
+void cm_file_free_memory(cm_file_job *job);
+
+/* file_device.c: queue the device's part of a chunk and record its event. */
+CM_NODISCARD cm_status cm_file_send(cm_file_chunk *chunk);
+CM_NODISCARD cm_status cm_file_fetch(cm_file_chunk *chunk);
+/* Look whether, or wait until, that is over. Fails: event_query, CM_ECANCELLED. */
+CM_NODISCARD cm_status cm_file_look(cm_file_chunk *chunk, bool *out);
+CM_NODISCARD cm_status cm_file_wait_event(cm_file_job *job, int device, uint64_t event);
+/* Asks now and then whether to go on. Fails: CM_ECANCELLED. */
+CM_NODISCARD cm_status cm_file_ask(cm_file_job *job);
+
+/* file_order.c: streams, what comes first, and the end. */
+CM_NODISCARD cm_status cm_file_begin_order(cm_file_job *job);
+/* Nothing of a failed transfer is in flight, or behind a ticket. Drops the keep, unless
+ * that has it. */
+void cm_file_end_order(cm_file_job *job, cm_status status);
+
+#endif

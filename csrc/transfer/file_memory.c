@@ -1,0 +1,138 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The page-locked memory of a file transfer: as much as it needs of the engine's ring,
+ * kept to its end. */
+#include <stdlib.h>
+
+#include "transfer/file_job.h"
+
+/* Room for a chunk that begins anywhere in a page, itself at a page's beginning. */
+#define MEMORY_NBYTES                                                                  \
+    ((uint64_t)CM_FILE_CHUNK_NBYTES + 2 * (uint64_t)CM_FILE_PAGE_NBYTES)
+
+static char *
+align(void *memory)
+{
+    uintptr_t mask = CM_FILE_PAGE_NBYTES - 1;
+    return (char *)memory + ((0 - (uintptr_t)memory) & mask);
+}
+
+static cm_pool *
+enter_ring(cm_file_job *job, bool first)
+{
+    cm_engine *engine = job->engine;
+    cm_mutex_lock(&engine->lock);
+    bool fits = first || engine->ring_nbytes + MEMORY_NBYTES <= job->tuning.ring_nbytes;
+    cm_pool *pool = fits ? engine->pinned_pool : NULL;
+    engine->ring_nbytes += pool != NULL ? MEMORY_NBYTES : 0;
+    cm_mutex_unlock(&engine->lock);
+    return pool;
+}
+
+static void
+leave_ring(cm_engine *engine)
+{
+    cm_mutex_lock(&engine->lock);
+    engine->ring_nbytes -= MEMORY_NBYTES;
+    cm_mutex_unlock(&engine->lock);
+}
+
+/* One more. Where there is no page-locked memory at all, a single one of the ordinary
+ * sort. */
+static cm_status
+add_memory(cm_file_job *job)
+{
+    cm_engine *engine = job->engine;
+    bool first = job->memory_count == 0;
+    cm_file_memory memory = {.taken = false};
+    cm_pool *pool = enter_ring(job, first);
+    cm_status status = cm_fail(CM_ENOMEM, MEMORY_NBYTES);
+    if (pool != NULL) {
+        cm_patience patience = {job->request->interrupted,
+                                job->request->interrupted_argument};
+        status =
+            cm_pool_alloc_asking(pool, MEMORY_NBYTES, NULL, &patience, &memory.pinned);
+        if (!cm_is_ok(status)) {
+            leave_ring(engine);
+        }
+    }
+    if (!cm_is_ok(status)) {
+        job->memory_is_full = true;
+        if (!first && status.code != CM_ECANCELLED) {
+            return cm_ok(); /* those there are will do */
+        }
+        if (!cm_pool_is_short(status)) {
+            return status;
+        }
+        memory.pinned = NULL;
+        memory.plain = malloc((size_t)MEMORY_NBYTES);
+        if (memory.plain == NULL) {
+            return status;
+        }
+    }
+    memory.host = align(memory.pinned != NULL ? memory.pinned->host : memory.plain);
+    job->memories[job->memory_count++] = memory;
+    return cm_ok();
+}
+
+static bool
+find_memory(cm_file_job *job, cm_file_chunk *chunk)
+{
+    for (uint32_t i = 0; i < job->memory_count; i++) {
+        if (!job->memories[i].taken) {
+            job->memories[i].taken = true;
+            chunk->memory = i;
+            chunk->has_memory = true;
+            return true;
+        }
+    }
+    return false;
+}
+
+cm_status
+cm_file_take_memory(cm_file_job *job, cm_file_chunk *chunk, bool *out)
+{
+    *out = find_memory(job, chunk);
+    if (*out || job->memory_is_full || job->memory_count == CM_FILE_CHUNK_COUNT) {
+        return cm_ok();
+    }
+    CM_TRY(add_memory(job));
+    *out = find_memory(job, chunk);
+    return cm_ok();
+}
+
+void
+cm_file_give_memory(cm_file_chunk *chunk)
+{
+    if (chunk->has_memory) {
+        chunk->job->memories[chunk->memory].taken = false;
+        chunk->has_memory = false;
+    }
+}
+
+void
+cm_file_free_memory(cm_file_job *job)
+{
+    cm_engine *engine = job->engine;
+    cm_stream *uses[CM_MAX_DEVICES];
+    uint32_t use_count = 0;
+    for (int device = 0; device < CM_MAX_DEVICES && job->in_flight; device++) {
+        if (job->has_queued[device]) {
+            uses[use_count++] = job->streams[device];
+        }
+    }
+    unsigned flags = job->lost_track ? CM_POOL_FREE_FENCE : 0u;
+    for (uint32_t i = 0; i < job->memory_count; i++) {
+        cm_file_memory *memory = &job->memories[i];
+        if (memory->pinned != NULL) {
+            cm_pool_free(engine->pinned_pool, memory->pinned, uses, use_count, flags);
+            leave_ring(engine);
+        }
+        free(memory->plain); /* the runtime is through with ordinary memory on return */
+    }
+    for (int device = 0; device < CM_MAX_DEVICES; device++) {
+        if (job->device_blocks[device] != NULL) {
+            cm_pool_free(engine->device_pools[device], job->device_blocks[device], uses,
+                         use_count, flags);
+        }
+    }
+}
