@@ -474,8 +474,9 @@ def _transfer_file(
     filename: object,
     ranges: Iterable[tuple[SupportsIndex, object]],
     writes: bool,
-    stream: object = None,
-) -> None: ...
+    stream: object,
+    direct: int,
+) -> int: ...
 def _raw_copies(
     dst: Buffer, src: Buffer, stream: object, budget: float, /
 ) -> list[float]: ...

@@ -4,10 +4,14 @@
 from __future__ import annotations
 
 import contextlib
+import errno
+import fcntl
 import io
+import operator
 import os
-from collections.abc import Iterable, Iterator
-from typing import Any, SupportsIndex
+import stat
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, Literal, SupportsIndex
 
 import numpy as np
 from numpy.typing import DTypeLike
@@ -15,118 +19,343 @@ from numpy.typing import DTypeLike
 from cumem import _core
 
 Path = str | bytes | os.PathLike[str] | os.PathLike[bytes]
+#: what names a file: a path, a descriptor or a binary file that open() made
+File = Path | int | io.FileIO | io.BufferedIOBase
+Direct = Literal["auto"] | bool | None
 Ranges = Iterable[tuple[SupportsIndex, object]]
 
-
-def _is_plain(file: object) -> bool:
-    raw = getattr(file, "raw", file)
-    return isinstance(raw, io.FileIO) and isinstance(
-        file, io.FileIO | io.BufferedReader | io.BufferedWriter | io.BufferedRandom
-    )
+_DIRECT = {"auto": 0, "0": 1, "false": 1, "1": 2, "true": 2}
+_PLAIN = (io.FileIO, io.BufferedReader, io.BufferedWriter, io.BufferedRandom)
 
 
-class _File:
-    """An open descriptor, what errors call it and where it stands."""
+def _direct_number(direct: Direct) -> int:
+    if direct is None:
+        text = os.environ.get("CUMEM_DIRECT", "auto").lower()
+        if text not in _DIRECT:
+            raise ValueError(f'CUMEM_DIRECT must be "auto", 0 or 1, not {text!r}')
+        return _DIRECT[text]
+    if isinstance(direct, str) and direct != "auto":
+        raise ValueError(f'direct must be "auto", True or False, not {direct!r}')
+    return 0 if direct == "auto" else 1 + bool(direct)
+
+
+class _Opened:
+    """A descriptor, what errors call it, and where its file stands."""
 
     def __init__(self, fd: int, name: object, file: Any = None) -> None:
         self.fd = fd
         self.name = name
-        self.file = file  # None: opened here, or a descriptor: position 0, not moved
+        self.file = file  # None: a path or a descriptor, which stand nowhere
+        self.begin = 0 if file is None else int(file.tell())
 
-    def tell(self) -> int:
-        return 0 if self.file is None else int(self.file.tell())
-
-    def seek(self, position: int) -> None:
+    def move(self, position: int) -> None:
         if self.file is not None:
             self.file.seek(position)
 
 
+def _unwrapped(file: Any) -> Any:
+    """The file itself: its descriptor holds its bytes as they are read and written."""
+    plain = getattr(file, "file", file)  # of what tempfile makes
+    raw = getattr(plain, "raw", plain)
+    if isinstance(plain, _PLAIN) and isinstance(raw, io.FileIO):
+        return plain
+    raise TypeError(
+        "file must be a path, a descriptor or a binary file that open() made, not "
+        f"{type(file).__name__}"
+    )
+
+
 @contextlib.contextmanager
-def _opened(file: Any, flags: int) -> Iterator[_File]:
-    """Whatever names or is a file, for `flags` of os.open()."""
-    if isinstance(file, int) and not isinstance(file, bool):
-        yield _File(file, file)
+def _descriptor(fd: int, writes: bool) -> Iterator[int]:
+    """`fd`, or one that does not append: those that do ignore offsets."""
+    if not writes or not fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_APPEND:
+        yield fd
         return
+    other = os.open(f"/proc/self/fd/{fd}", os.O_WRONLY | os.O_CLOEXEC)
+    try:
+        yield other
+    finally:
+        os.close(other)
+
+
+@contextlib.contextmanager
+def _opened(file: Any, writes: bool) -> Iterator[_Opened]:
     if isinstance(file, str | bytes | os.PathLike):
+        flags = os.O_WRONLY | os.O_CREAT if writes else os.O_RDONLY
         fd = os.open(file, flags | os.O_CLOEXEC, 0o666)
         try:
-            yield _File(fd, os.fspath(file))
+            yield _Opened(fd, os.fspath(file))
         finally:
             os.close(fd)
         return
-    plain = getattr(file, "file", file)  # what tempfile wraps
-    if not _is_plain(plain):
-        raise TypeError(
-            "expected a path, a descriptor or a binary file that open() made, not "
-            f"{type(file).__name__}"
-        )
-    if flags & (os.O_WRONLY | os.O_RDWR):
+    if isinstance(file, int) and not isinstance(file, bool):
+        with _descriptor(file, writes) as fd:
+            yield _Opened(fd, file)
+        return
+    plain = _unwrapped(file)
+    if writes:
         plain.flush()
-    yield _File(plain.fileno(), plain.name, plain)
+    with _descriptor(plain.fileno(), writes) as fd:
+        if fd != plain.fileno():
+            plain.seek(0, os.SEEK_END)
+        yield _Opened(fd, plain.name, plain)
 
 
-def read_ranges(file: Any, ranges: Ranges, *, stream: object = None) -> None:
-    """Read many byte ranges of one file, each into memory of its own."""
-    with _opened(file, os.O_RDONLY) as opened:
-        _core._transfer_file(opened.fd, opened.name, ranges, False, stream)
+def _move(
+    opened: _Opened, ranges: Ranges, writes: bool, stream: object, direct: Direct
+) -> int:
+    number = _direct_number(direct)
+    return _core._transfer_file(opened.fd, opened.name, ranges, writes, stream, number)
 
 
-def write_ranges(file: Any, ranges: Ranges, *, stream: object = None) -> None:
-    """Write pieces of memory to byte ranges of one file."""
-    with _opened(file, os.O_WRONLY | os.O_CREAT) as opened:
-        _core._transfer_file(opened.fd, opened.name, ranges, True, stream)
+def _items_left(opened: _Opened, begin: int, itemsize: int) -> int:
+    info = os.fstat(opened.fd)
+    if stat.S_ISDIR(info.st_mode):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), opened.name)
+    if not stat.S_ISREG(info.st_mode):
+        raise ValueError(f"{opened.name!r} has no size: count or shape must be given")
+    return max(info.st_size - begin, 0) // itemsize
 
 
-def _shape_of(opened: _File, begin: int, itemsize: int, count: int, shape: Any) -> Any:
-    if shape is not None:
-        if count != -1:
-            raise ValueError("give count or shape, not both")
-        return shape
-    if count >= 0:
-        return count
-    size = os.fstat(opened.fd).st_size
-    return max(size - begin, 0) // itemsize
+def _shape(
+    opened: _Opened, begin: int, itemsize: int, count: int, shape: Any
+) -> int | tuple[int, ...]:
+    """What is asked for, -1 standing for all there is."""
+    if shape is None:
+        return count if count >= 0 else _items_left(opened, begin, itemsize)
+    if count != -1:
+        raise ValueError("count and shape cannot both be given")
+    lengths = [operator.index(n) for n in shape] if np.iterable(shape) else [shape]
+    if lengths.count(-1) == 1:
+        rest = int(np.prod([n for n in lengths if n != -1], dtype=object))
+        items = _items_left(opened, begin, itemsize)
+        lengths[lengths.index(-1)] = items // rest if rest else 0
+    return tuple(lengths)
 
 
 def fromfile(
-    file: Any,
-    dtype: DTypeLike = float,
+    file: File,
+    dtype: DTypeLike | None = None,
     count: int = -1,
     *,
     offset: int = 0,
-    shape: Any = None,
-    kind: Any = "device",
+    shape: SupportsIndex | Sequence[SupportsIndex] | None = None,
+    kind: Literal["pinned", "mapped", "managed", "device"] = "device",
     device: object = None,
     stream: object = None,
-    pool: Any = None,
+    pool: _core.Pool | None = None,
     out: Any = None,
+    direct: Direct = None,
 ) -> Any:
-    """Read an array from a binary file into new memory, or into `out`."""
-    with _opened(file, os.O_RDONLY) as opened:
-        begin = opened.tell() + offset
+    """Read an array from a binary file into new memory of any kind, or into `out`.
+
+    Parameters
+    ----------
+    file : path, int or binary file
+        A path, a descriptor, or a file that ``open(..., "rb")`` made. A file is read
+        from its position on and stands behind what was read afterwards; the position
+        of a descriptor is neither used nor moved.
+    dtype : dtype, optional
+        Of the items; default: float, or that of `out`.
+    count : int, optional
+        Items to read; -1: all whole ones up to the end of the file.
+    offset : int, optional
+        Bytes to skip.
+    shape : int or sequence of int, optional
+        The array's shape in C order, instead of `count`; one -1 is worked out.
+    kind, device, pool : optional
+        What memory, as for `empty`.
+    stream : stream, optional
+        Where device memory is written, by default its current stream.
+    out : Buffer, array or exporter, optional
+        Writable memory of any sort and strides, all of which is read; it is returned.
+    direct : {"auto", True, False}, optional
+        Whether to go past the page cache (``O_DIRECT``); "auto": where much is read that
+        is not in it. Default: the environment variable ``CUMEM_DIRECT``, else "auto".
+
+    Returns
+    -------
+    Buffer
+        The new buffer, or `out`.
+
+    Raises
+    ------
+    EOFError
+        If the file ends before all is read, also where it is cut short meanwhile; with
+        the attributes `filename` and `offset`, where it ends.
+    OSError
+        If the file cannot be opened or read; `offset` says where.
+    TypeError, ValueError
+        If an argument makes no sense, or `dtype` is not that of `out`.
+    OutOfMemoryError
+        If there is no room for the array.
+    CudaError
+        If a copy to the device failed.
+
+    Notes
+    -----
+    **Blocks** until done, GIL released; Ctrl-C interrupts it. **Ordered after** all work
+    that cumem knows of on `out`. After a failure part of `out` may have been written.
+    """
+    with _opened(file, False) as opened:
+        begin = opened.begin + operator.index(offset)
         if out is None:
-            kept = np.dtype(dtype)
+            items = np.dtype(float if dtype is None else dtype)
+            if items.itemsize == 0:
+                raise ValueError(f"the items of {items!r} have no bytes")
             out = _core.empty(
-                _shape_of(opened, begin, kept.itemsize, count, shape),
-                kept,
+                _shape(opened, begin, items.itemsize, operator.index(count), shape),
+                items,
                 kind,
                 device=device,
                 stream=stream,
                 pool=pool,
             )
-        _core._transfer_file(opened.fd, opened.name, [(begin, out)], False, stream)
-        opened.seek(begin + out.nbytes)
+        elif count != -1 or shape is not None or device is not None or pool is not None:
+            raise ValueError(
+                "with out, neither count, shape, device nor pool are given"
+            )
+        elif dtype is not None and np.dtype(dtype) != _core.asbuffer(out).dtype:
+            raise ValueError(f"out does not have the dtype {np.dtype(dtype)!r}")
+        nbytes = _move(opened, [(begin, out)], False, stream, direct)
+        opened.move(begin + nbytes)
     return out
 
 
 def tofile(
-    file: Any, buf: Any, *, offset: int | None = None, stream: object = None
+    file: File,
+    buf: object,
+    *,
+    offset: int | None = None,
+    stream: object = None,
+    fsync: bool = False,
+    direct: Direct = None,
 ) -> None:
-    """Write an array to a binary file."""
-    with _opened(file, os.O_WRONLY | os.O_CREAT) as opened:
-        begin = opened.tell() + (offset or 0)
-        _core._transfer_file(opened.fd, opened.name, [(begin, buf)], True, stream)
-        end = begin + buf.nbytes
-        if offset is None and opened.file is None and not isinstance(file, int):
-            os.ftruncate(opened.fd, end)
-        opened.seek(end)
+    """Write an array to a binary file, in C order.
+
+    Parameters
+    ----------
+    file : path, int or binary file
+        A path, a descriptor, or a binary file that ``open()`` made for writing. A file
+        is written from its position on (at its end if it appends) and stands behind
+        what was written afterwards; the position of a descriptor is neither used nor
+        moved.
+    buf : Buffer, array or exporter
+        Memory of any sort and strides.
+    offset : int, optional
+        Bytes to skip; what a file of that path holds elsewhere is then kept. Without it
+        the file is made of `buf` alone.
+    stream : stream, optional
+        Where device memory is read, by default its current stream.
+    fsync : bool, optional
+        Return only when the file is on the disk.
+    direct : {True, False, "auto"}, optional
+        Whether to go past the page cache (``O_DIRECT``); "auto": not. Default: the
+        environment variable ``CUMEM_DIRECT``, else "auto".
+
+    Raises
+    ------
+    OSError
+        If the file cannot be opened or written, e.g. for want of room; `offset` says
+        where. What was written stays.
+    TypeError, ValueError
+        If an argument makes no sense.
+    CudaError
+        If a copy from the device failed.
+
+    Notes
+    -----
+    **Blocks** until done, GIL released; Ctrl-C interrupts it. **Ordered after** all work
+    that cumem knows of on `buf`. An existing file is written in place and cut to its new
+    length at the end.
+    """
+    with _opened(file, True) as opened:
+        begin = opened.begin + (0 if offset is None else operator.index(offset))
+        end = begin + _move(opened, [(begin, buf)], True, stream, direct)
+        if offset is None and isinstance(file, str | bytes | os.PathLike):
+            info = os.fstat(opened.fd)
+            if stat.S_ISREG(info.st_mode) and info.st_size != end:
+                os.ftruncate(opened.fd, end)
+        if fsync:
+            os.fsync(opened.fd)
+        opened.move(end)
+
+
+def read_ranges(
+    file: File, ranges: Ranges, *, stream: object = None, direct: Direct = None
+) -> None:
+    """Read many byte ranges of one file, each into memory of its own, in one go.
+
+    Parameters
+    ----------
+    file : path, int or binary file
+        As for `fromfile`, but for its position, which is neither used nor moved.
+    ranges : iterable of (offset, target)
+        Where a range begins in the file, in bytes, and the writable memory that it
+        fills: a Buffer, a NumPy array of any strides, or anything with DLPack,
+        ``__cuda_array_interface__`` or the buffer protocol. The range is as long as the
+        target, which is filled in C order. Targets must not overlap.
+    stream : stream, optional
+        Where device memory is written; without it each device's current stream. With it
+        all device memory must be of its device.
+    direct : {"auto", True, False}, optional
+        As for `fromfile`.
+
+    Raises
+    ------
+    EOFError, OSError
+        As for `fromfile`; targets may then have been written.
+    TypeError, ValueError
+        If an argument makes no sense or a target is read-only.
+    CudaError
+        If a copy to a device failed.
+
+    Notes
+    -----
+    **Blocks** until done, GIL released; Ctrl-C interrupts it. **Ordered after** all work
+    that cumem knows of on any target. In what order ranges are read is not defined;
+    ranges in the order of the file are read fastest.
+    """
+    with _opened(file, False) as opened:
+        _move(opened, ranges, False, stream, direct)
+
+
+def write_ranges(
+    file: File,
+    ranges: Ranges,
+    *,
+    stream: object = None,
+    fsync: bool = False,
+    direct: Direct = None,
+) -> None:
+    """Write pieces of memory to byte ranges of one file, in one go.
+
+    Parameters
+    ----------
+    file : path, int or binary file
+        As for `tofile`, but for its position, which is neither used nor moved. A file
+        that does not exist is made; one that does is kept outside the ranges.
+    ranges : iterable of (offset, source)
+        Where a range begins in the file, in bytes, and the memory that goes there, in C
+        order. Ranges must not overlap.
+    stream : stream, optional
+        Where device memory is read; without it each device's current stream.
+    fsync : bool, optional
+        Return only when the file is on the disk.
+    direct : {True, False, "auto"}, optional
+        As for `tofile`.
+
+    Raises
+    ------
+    OSError, TypeError, ValueError, CudaError
+        As for `tofile`.
+
+    Notes
+    -----
+    **Blocks** until done, GIL released; Ctrl-C interrupts it. **Ordered after** all work
+    that cumem knows of on any source.
+    """
+    with _opened(file, True) as opened:
+        _move(opened, ranges, True, stream, direct)
+        if fsync:
+            os.fsync(opened.fd)

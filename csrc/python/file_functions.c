@@ -54,6 +54,21 @@ parse_offset(PyObject *object, uint64_t *out)
     return 0;
 }
 
+/* What copy() would make an array of is no memory to be written to a file. */
+static int
+check_object(const file_call *call, PyObject *object)
+{
+    if (call->request.writes
+        && (PyLong_Check(object) || PyFloat_Check(object) || PyComplex_Check(object)
+            || PyUnicode_Check(object) || PyList_Check(object)
+            || PyTuple_Check(object))) {
+        return cm_arg_refuse(object, "the source",
+                             "a Buffer, an array or an object with DLPack, "
+                             "__cuda_array_interface__ or the buffer protocol");
+    }
+    return 0;
+}
+
 static int
 check_operand(const file_call *call, PyObject *object)
 {
@@ -104,7 +119,10 @@ read_pair(file_call *call, PyObject *pair)
         return cm_arg_refuse(pair, "each of ranges", "a pair of an offset and memory");
     }
     PyObject *object = PyTuple_GetItem(items, 1);
-    int result = parse_offset(PyTuple_GetItem(items, 0), &offset);
+    int result = parse_offset(PyTuple_GetItem(items, 0), &offset) < 0
+                         || check_object(call, object) < 0
+                     ? -1
+                     : 0;
     if (result == 0) {
         result =
             cm_operand_init(call->state, &call->operand, object, NULL, call->given);
@@ -293,7 +311,8 @@ remember(file_call *call)
         }
         keep->keeps[keep->count++] = (cm_keep){grave, cm_grave_bury};
     }
-    call->request.keep = (cm_keep){keep, drop_keeps};
+    call->request.keep[0] = (cm_keep){keep, drop_keeps};
+    call->request.keep_count = 1;
     return 0;
 }
 
@@ -384,7 +403,11 @@ run_call(file_call *call)
         return cm_py_raise(call->state, status,
                            writes ? "while writing a file" : "while reading a file");
     }
-    return Py_NewRef(Py_None);
+    uint64_t nbytes = 0;
+    for (Py_ssize_t i = 0; i < call->count; i++) {
+        nbytes += call->ranges[i].nbytes;
+    }
+    return PyLong_FromUnsignedLongLong(nbytes);
 }
 
 /* A hint for a stream that does not say its device: that of the first device buffer. */
@@ -416,6 +439,8 @@ call_with(file_call *call, PyObject *fd, PyObject *ranges, PyObject *stream)
         return NULL;
     }
     call->request.fd = (int)number;
+    call->request.calls =
+        call->state->file_faults == NULL ? NULL : &call->state->file_faults->calls;
     call->count = PyTuple_Size(pairs);
     PyObject *result = NULL;
     if (stream != NULL && stream != Py_None) {
@@ -432,19 +457,21 @@ call_with(file_call *call, PyObject *fd, PyObject *ranges, PyObject *stream)
 }
 
 PyDoc_STRVAR(transfer_doc,
-             "_transfer_file($module, /, fd, filename, ranges, writes, stream=None)\n--\n\n"
+             "_transfer_file($module, /, fd, filename, ranges, writes, stream, direct)\n--\n\n"
              "Read or write pairs of an offset and memory; see cumem/files.py.");
 
 static PyObject *
 transfer_file(PyObject *module, PyObject *const *args, Py_ssize_t nargs,
               PyObject *kwnames)
 {
-    static const char *const names[] = {"fd",     "filename", "ranges",
-                                        "writes", "stream",   NULL};
-    PyObject *values[5];
+    static const char *const names[] = {"fd",     "filename", "ranges", "writes",
+                                        "stream", "direct",   NULL};
+    PyObject *values[6];
     bool writes;
-    if (cm_args_parse("_transfer_file", args, nargs, kwnames, names, 5, 4, values) < 0
-        || cm_arg_bool(values[3], "writes", &writes) < 0) {
+    int64_t direct;
+    if (cm_args_parse("_transfer_file", args, nargs, kwnames, names, 6, 6, values) < 0
+        || cm_arg_bool(values[3], "writes", &writes) < 0
+        || cm_arg_int64(values[5], "direct", &direct) < 0) {
         return NULL;
     }
     file_call *call = PyMem_Calloc(1, sizeof(*call));
@@ -454,6 +481,7 @@ transfer_file(PyObject *module, PyObject *const *args, Py_ssize_t nargs,
     call->state = cm_state_of_module(module);
     call->filename = values[1];
     call->request.writes = writes;
+    call->request.direct = (cm_file_direct)direct;
     cm_state_enter(call->state);
     PyObject *result = call_with(call, values[0], values[2], values[4]);
     cm_state_leave(call->state);

@@ -358,6 +358,10 @@ cm_state_fini(cm_state *state)
         storage->grave.state = NULL;
     }
     release_default_streams(state->default_streams);
+    if (state->file_faults != NULL) {
+        cm_file_faults_fini(state->file_faults);
+        free(state->file_faults);
+    }
     cm_cond_fini(&state->opened);
     cm_mutex_fini(&state->open_lock);
     cm_mutex_fini(&state->graveyard_lock);

@@ -14,6 +14,7 @@
 #include "python/override.h"
 #include "runtime/emulated.h"
 #include "transfer/engine.h"
+#include "transfer/file_faults.h"
 #include "transfer/measured.h"
 
 enum { CM_POOL_FLAG_SLOTS = 8 }; /* host-alloc flags 0 … 7, managed flags 1 and 2 */
@@ -135,6 +136,7 @@ typedef struct cm_state {
     cm_stream *default_streams[CM_MAX_DEVICES]; /* their records; held as long */
     cm_root_list free_roots[CM_KIND_COUNT];
     cm_state_override override;
+    cm_file_faults *file_faults; /* owned; NULL: none were asked for */
     bool warned;  /* EmulationWarning was given */
     bool exiting; /* the atexit handler ran: the engine is gone for good */
     bool opening; /* a thread opens the runtime without the GIL; open_lock */

@@ -246,6 +246,9 @@ cm_register_testing(PyObject *module, cm_state *Py_UNUSED(state))
         result = add_functions(module, testing, cm_testing_emulated_methods);
     }
     if (result == 0) {
+        result = add_functions(module, testing, cm_testing_file_methods);
+    }
+    if (result == 0) {
         result = PyModule_AddObjectRef(module, "_testing", testing);
     }
     Py_DECREF(testing);

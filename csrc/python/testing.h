@@ -11,6 +11,7 @@ enum { CM_TESTING_KEYWORDS = METH_FASTCALL | METH_KEYWORDS };
 
 extern PyMethodDef cm_testing_fault_methods[];    /* over the fault wrapper */
 extern PyMethodDef cm_testing_emulated_methods[]; /* over the emulated device */
+extern PyMethodDef cm_testing_file_methods[];     /* over the calls on files */
 
 /* An int from `least` to `most`; an absent one (NULL or None) leaves *out alone. 0 or
  * -1. */

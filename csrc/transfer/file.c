@@ -24,7 +24,7 @@ post_copy(cm_file_chunk *chunk)
 {
     cm_file_job *job = chunk->job;
     char *memory = cm_file_chunk_memory(chunk) + chunk->pieces[0].at;
-    char *host = chunk->region->host;
+    char *host = chunk->host;
     bool writes = job->request->writes;
     cm_gang_post(&job->gang, &chunk->load, &chunk->layout, writes ? memory : host,
                  writes ? host : memory, !writes);
@@ -181,6 +181,7 @@ check_size(cm_file_job *job)
                         : job->calls->size(job->calls->context, request->fd);
     for (uint64_t i = 0; i < request->range_count; i++) {
         const cm_file_range *range = &request->ranges[i];
+        job->nbytes += range->nbytes;
         if (range->nbytes > 0
             && (range->nbytes > size || range->offset > size - range->nbytes)) {
             job->failure =
@@ -201,6 +202,7 @@ run(cm_file_job *job)
     cm_gang_open(&job->gang, &job->engine->crew, &job->tuning);
     cm_status status = move(job);
     cm_gang_close(&job->gang);
+    cm_file_close_direct(job);
     return status;
 }
 
@@ -218,6 +220,7 @@ transfer(cm_engine *engine, const cm_file_request *request, cm_file_failure *fai
         return status;
     }
     atomic_init(&job->failed, false);
+    atomic_init(&job->direct_refused, false);
     job->engine = engine;
     job->request = request;
     job->calls = request->calls == NULL ? &cm_file_system_calls : request->calls;
@@ -247,8 +250,8 @@ cm_engine_transfer_file(cm_engine *engine, const cm_file_request *request,
         status = transfer(engine, request, failure, &dropped);
         cm_engine_end_call(engine);
     }
-    if (!dropped && request->keep.drop != NULL) {
-        request->keep.drop(request->keep.object);
+    if (!dropped) {
+        cm_file_drop_keeps(request);
     }
     return status;
 }

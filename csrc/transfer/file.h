@@ -17,6 +17,13 @@ typedef struct cm_file_calls {
                      uint64_t offset);
     /* Bytes the file has; UINT64_MAX where it does not say. */
     uint64_t (*size)(void *context, int fd);
+    /* Another descriptor of the same file, past the page cache; and its end. */
+    int (*open_direct)(void *context, int fd, bool writes);
+    void (*close)(void *context, int fd);
+    /* Are most pages of it in the page cache? True where that is not known. */
+    bool (*is_cached)(void *context, int fd, uint64_t offset, uint64_t nbytes);
+    /* It is read soon. */
+    void (*advise)(void *context, int fd, uint64_t offset, uint64_t nbytes);
     void *context;
 } cm_file_calls;
 
@@ -47,9 +54,17 @@ typedef struct cm_file_failure {
     uint64_t range_index; /* in which range */
 } cm_file_failure;
 
+/* Past the page cache, where the file system lets us: what is long and not in it. */
+typedef enum cm_file_direct {
+    CM_FILE_DIRECT_AUTO, /* when reading, much */
+    CM_FILE_DIRECT_NEVER,
+    CM_FILE_DIRECT_ALWAYS,
+} cm_file_direct;
+
 typedef struct cm_file_request {
     int fd;
     bool writes;
+    cm_file_direct direct;
     const cm_file_range *ranges; /* borrowed */
     uint64_t range_count;
     /* For work of each device, borrowed; NULL: a stream of the engine's own. */
@@ -60,7 +75,8 @@ typedef struct cm_file_request {
     uint32_t after_ticket_count;
     bool (*interrupted)(void *argument); /* as in cm_copy_request */
     void *interrupted_argument;
-    cm_keep keep;               /* `drop` NULL: none */
+    cm_keep keep[2]; /* dropped when nothing is in flight, whatever the outcome */
+    uint32_t keep_count;
     const cm_file_calls *calls; /* NULL: the system's */
 } cm_file_request;
 

@@ -112,16 +112,19 @@ cut_region(cm_file_job *job, const cm_file_range *range, cm_file_chunk *chunk)
     cm_layout_pack_dst(layout);
     chunk->device = is_on_device(range) ? range->device : -1;
     chunk->is_strided = layout->ndim > 0;
+    chunk->host = range->region->host;
+    chunk->address = range->region->address;
     if (!chunk->is_strided && chunk->device < 0) {
-        piece->host = (char *)range->region->host + layout->src_offset;
+        piece->host = chunk->host + layout->src_offset;
     }
     else if (!chunk->is_strided) {
-        piece->address = range->region->address + (uint64_t)layout->src_offset;
+        piece->address = chunk->address + (uint64_t)layout->src_offset;
     }
     if (!job->request->writes) {
         turn_layout(layout);
     }
-    chunk->region = range->region;
+    cm_file_look_at_cache(job, chunk, piece->offset, piece->nbytes);
+    chunk->is_direct = chunk->is_direct && piece->host == NULL;
     chunk->piece_count = 1;
     chunk->nbytes = piece->at + piece->nbytes;
     if (cursor->cut.done) {
@@ -163,19 +166,46 @@ add_piece(cm_file_job *job, const cm_file_range *range, cm_file_chunk *chunk,
     return true;
 }
 
+/* A run of the host's memory that does not lie as the file's pages do: by way of a
+ * memory that does. */
+static void
+bounce(cm_file_chunk *chunk)
+{
+    cm_file_piece *piece = &chunk->pieces[0];
+    chunk->is_strided = true;
+    chunk->host = piece->host;
+    chunk->layout = (cm_layout){.run_nbytes = piece->nbytes};
+    piece->host = NULL;
+}
+
+static bool
+lies_as_file(const cm_file_range *range)
+{
+    uint64_t distance = (uintptr_t)range->host - range->offset;
+    return distance % CM_FILE_PAGE_NBYTES == 0;
+}
+
 static void
 cut_runs(cm_file_job *job, const cm_file_range *range, cm_file_chunk *chunk)
 {
     const cm_file_request *request = job->request;
+    uint64_t done = job->cursor.done;
     chunk->device = is_on_device(range) ? range->device : -1;
-    uint64_t limit = chunk->device < 0 ? CM_FILE_SPAN_NBYTES : CM_FILE_CHUNK_NBYTES;
-    while (chunk->piece_count < CM_FILE_PIECE_COUNT && !cm_file_is_cut(job)) {
+    cm_file_look_at_cache(job, chunk, range->offset + done, range->nbytes - done);
+    bool bounces = chunk->is_direct && chunk->device < 0 && !lies_as_file(range);
+    bool is_span = chunk->device < 0 && !bounces;
+    uint64_t limit = is_span ? CM_FILE_SPAN_NBYTES : CM_FILE_CHUNK_NBYTES;
+    uint32_t most = chunk->is_direct ? 1 : CM_FILE_PIECE_COUNT;
+    while (chunk->piece_count < most && !cm_file_is_cut(job)) {
         range = &request->ranges[job->cursor.range];
         if (range->region != NULL
             || (is_on_device(range) ? range->device : -1) != chunk->device
             || !add_piece(job, range, chunk, limit)) {
-            return;
+            break;
         }
+    }
+    if (bounces) {
+        bounce(chunk);
     }
 }
 

@@ -100,7 +100,7 @@ copy_strided(const cm_file_chunk *chunk, bool sends)
     uint64_t stream = job->streams[chunk->device]->handle;
     const cm_layout *layout = &chunk->layout;
     const cm_file_piece *piece = &chunk->pieces[0];
-    cm_address there = chunk->region->address;
+    cm_address there = chunk->address;
     cm_address here = (uintptr_t)cm_file_chunk_memory(chunk) + piece->at;
     cm_address block;
     CM_TRY(get_device_block(job, chunk->device, &block));

@@ -5,49 +5,8 @@
 #ifndef CM_TRANSFER_FILE_JOB_H
 #define CM_TRANSFER_FILE_JOB_H
 
-#include "transfer/file.h"
+#include "transfer/file_chunk.h"
 #include "transfer/job.h"
-
-enum {
-    CM_FILE_CHUNK_COUNT = 16,
-    CM_FILE_CHUNK_NBYTES = 4 << 20,  /* of the page-locked ones */
-    CM_FILE_SPAN_NBYTES = 32 << 20,  /* of those read or written in place */
-    CM_FILE_PART_NBYTES = 512 << 10, /* of one call */
-    CM_FILE_PIECE_COUNT = 64,
-#if defined(__aarch64__)
-    CM_FILE_PAGE_NBYTES = 64 << 10, /* of the kernel's cache, at most */
-#else
-    CM_FILE_PAGE_NBYTES = 4 << 10,
-#endif
-};
-
-/* A run of the file within a chunk. */
-typedef struct cm_file_piece {
-    uint64_t at; /* its place in the chunk: as far from a page's beginning as `offset`
-                  */
-    uint64_t nbytes;
-    uint64_t offset;
-    char *host;         /* NULL: it lies in the chunk's own memory */
-    cm_address address; /* of the device; 0: in the chunk's layout, or `host` */
-    uint64_t range_index;
-} cm_file_piece;
-
-typedef struct cm_file_chunk {
-    struct cm_file_job *job;
-    cm_load load;
-    int device;      /* whose memory; -1: the host's */
-    bool is_strided; /* one piece, whose memory `layout` describes */
-    bool has_memory;
-    uint32_t piece_count;
-    uint64_t nbytes; /* up to the end of the last piece */
-    uint64_t event;  /* lent; of event_device */
-    int event_device;
-    uint32_t memory; /* which, if has_memory */
-    cm_file_piece pieces[CM_FILE_PIECE_COUNT];
-    const cm_region *region; /* borrowed; is_strided */
-    cm_layout layout; /* is_strided: the user's memory on its side, packed on the other
-                       */
-} cm_file_chunk;
 
 /* Page-locked, or ordinary where there is none. */
 typedef struct cm_file_memory {
@@ -56,15 +15,6 @@ typedef struct cm_file_memory {
     void *plain;
     bool taken;
 } cm_file_memory;
-
-/* Where the next chunk begins. */
-typedef struct cm_file_cursor {
-    uint64_t range;
-    uint64_t done; /* of a range in one run */
-    bool in_region;
-    cm_layout layout; /* of a range in many runs, which is cut */
-    cm_cut cut;
-} cm_file_cursor;
 
 /* Chunks are used in turn and indices count up for ever, as in a cm_staging: `begun`
  * have work posted or queued, `passed` of those are through with the first half (the
@@ -81,11 +31,16 @@ typedef struct cm_file_job {
     uint64_t passed;
     uint64_t ended;
     uint64_t asked_ns;
+    uint64_t nbytes;                         /* of all ranges */
+    int direct_fd;                           /* owned; -1: none */
+    bool was_opened;                         /* or tried */
+    atomic_bool direct_refused;              /* by the file system */
     cm_stream *streams[CM_MAX_DEVICES];      /* held; of devices that are ends */
     cm_stream *lent[CM_MAX_DEVICES];         /* those of them that are the engine's */
     bool has_queued[CM_MAX_DEVICES];         /* the stream may be working for us */
     cm_block *device_blocks[CM_MAX_DEVICES]; /* owned: packed bytes of one chunk */
     bool has_host_end;
+    bool has_device_end;
     bool in_flight;  /* after the end of the call still */
     bool lost_track; /* waiting failed: nobody knows what still runs */
     uint32_t memory_count;
@@ -112,6 +67,14 @@ CM_NODISCARD cm_status cm_file_cut_next(cm_file_job *job, cm_file_chunk *chunk,
 /* True when cm_file_cut_next would answer false. */
 bool cm_file_is_cut(cm_file_job *job);
 
+/* file_direct.c: set is_direct and is_cold of a chunk that begins with `nbytes` at
+ * `offset` of the file. Looks at that, or opens it again, now and then. */
+void cm_file_look_at_cache(cm_file_job *job, cm_file_chunk *chunk, uint64_t offset,
+                           uint64_t nbytes);
+/* Tell the system what the chunk reads soon, if it has to be. */
+void cm_file_advise(cm_file_chunk *chunk);
+void cm_file_close_direct(cm_file_job *job);
+
 /* file_part.c: post the reading or writing of a chunk. */
 void cm_file_post(cm_file_chunk *chunk);
 
@@ -133,8 +96,9 @@ CM_NODISCARD cm_status cm_file_ask(cm_file_job *job);
 
 /* file_order.c: streams, what comes first, and the end. */
 CM_NODISCARD cm_status cm_file_begin_order(cm_file_job *job);
-/* Nothing of a failed transfer is in flight, or behind a ticket. Drops the keep, unless
- * that has it. */
+/* Nothing of a failed transfer is in flight, or behind a ticket. Drops the keeps,
+ * unless that has them. */
 void cm_file_end_order(cm_file_job *job, cm_status status);
+void cm_file_drop_keeps(const cm_file_request *request);
 
 #endif

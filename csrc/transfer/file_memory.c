@@ -36,39 +36,56 @@ leave_ring(cm_engine *engine)
     cm_mutex_unlock(&engine->lock);
 }
 
-/* One more. Where there is no page-locked memory at all, a single one of the ordinary
- * sort. */
+static cm_status
+add_pinned(cm_file_job *job, cm_file_memory *memory)
+{
+    cm_engine *engine = job->engine;
+    cm_pool *pool = enter_ring(job, job->memory_count == 0);
+    if (pool == NULL) {
+        return cm_fail(CM_ENOMEM, MEMORY_NBYTES);
+    }
+    cm_patience patience = {job->request->interrupted,
+                            job->request->interrupted_argument};
+    cm_status status =
+        cm_pool_alloc_asking(pool, MEMORY_NBYTES, NULL, &patience, &memory->pinned);
+    if (!cm_is_ok(status)) {
+        memory->pinned = NULL;
+        leave_ring(engine);
+    }
+    return status;
+}
+
+static cm_status
+add_plain(cm_file_memory *memory)
+{
+    memory->plain = malloc((size_t)MEMORY_NBYTES);
+    return memory->plain == NULL ? cm_fail(CM_ENOMEM, MEMORY_NBYTES) : cm_ok();
+}
+
+/* One more, if it is to be had or the first. Between file and host ordinary memory
+ * does; for a device a single one of that, where there is no other at all. */
 static cm_status
 add_memory(cm_file_job *job)
 {
-    cm_engine *engine = job->engine;
     bool first = job->memory_count == 0;
     cm_file_memory memory = {.taken = false};
-    cm_pool *pool = enter_ring(job, first);
-    cm_status status = cm_fail(CM_ENOMEM, MEMORY_NBYTES);
-    if (pool != NULL) {
-        cm_patience patience = {job->request->interrupted,
-                                job->request->interrupted_argument};
-        status =
-            cm_pool_alloc_asking(pool, MEMORY_NBYTES, NULL, &patience, &memory.pinned);
-        if (!cm_is_ok(status)) {
-            leave_ring(engine);
-        }
-    }
+    cm_status status =
+        job->has_device_end ? add_pinned(job, &memory) : add_plain(&memory);
     if (!cm_is_ok(status)) {
-        job->memory_is_full = true;
-        if (!first && status.code != CM_ECANCELLED) {
-            return cm_ok(); /* those there are will do */
-        }
         if (!cm_pool_is_short(status)) {
             return status;
         }
-        memory.pinned = NULL;
-        memory.plain = malloc((size_t)MEMORY_NBYTES);
-        if (memory.plain == NULL) {
+        job->memory_is_full = true;
+        if (!first) {
+            return cm_ok(); /* those there are will do */
+        }
+        if (!cm_is_ok(add_plain(&memory))) {
             return status;
         }
     }
+    job->memory_is_full =
+        job->memory_is_full
+        || (!job->has_device_end && job->memory_count + 1 == CM_FILE_PLAIN_COUNT);
     memory.host = align(memory.pinned != NULL ? memory.pinned->host : memory.plain);
     job->memories[job->memory_count++] = memory;
     return cm_ok();

@@ -44,6 +44,7 @@ open_streams(cm_file_job *job)
             CM_TRY(open_stream(job, range->device));
         }
         job->has_host_end = job->has_host_end || !on_device;
+        job->has_device_end = job->has_device_end || on_device;
     }
     return cm_ok();
 }
@@ -105,20 +106,26 @@ cm_file_begin_order(cm_file_job *job)
 
 /* -- the end ------------------------------------------------------------------------------ */
 
-/* One keep for the tickets of several devices. */
+/* The keeps, for the tickets of several devices. */
 typedef struct shared_keep {
     atomic_uint refs;
-    cm_keep keep;
+    cm_file_request request; /* of which only they are used */
 } shared_keep;
+
+void
+cm_file_drop_keeps(const cm_file_request *request)
+{
+    for (uint32_t i = 0; i < request->keep_count; i++) {
+        request->keep[i].drop(request->keep[i].object);
+    }
+}
 
 static void
 drop_shared(void *object)
 {
     shared_keep *shared = object;
     if (atomic_fetch_sub(&shared->refs, 1) == 1) {
-        if (shared->keep.drop != NULL) {
-            shared->keep.drop(shared->keep.object);
-        }
+        cm_file_drop_keeps(&shared->request);
         free(shared);
     }
 }
@@ -178,7 +185,7 @@ share_keep(const cm_file_job *job, cm_status status)
     shared_keep *shared = malloc(sizeof(*shared));
     if (shared != NULL) {
         atomic_init(&shared->refs, 1);
-        shared->keep = job->request->keep;
+        shared->request = *job->request;
     }
     return shared;
 }
@@ -197,8 +204,8 @@ cm_file_end_order(cm_file_job *job, cm_status status)
     if (shared != NULL) {
         drop_shared(shared);
     }
-    else if (job->request->keep.drop != NULL) {
-        job->request->keep.drop(job->request->keep.object);
+    else {
+        cm_file_drop_keeps(job->request);
     }
     cm_file_free_memory(job);
     for (int i = 0; i < CM_FILE_CHUNK_COUNT; i++) {

@@ -21,35 +21,47 @@ fail(cm_file_job *job, int error, uint64_t offset, uint64_t range_index)
 }
 
 static int64_t
-call(const cm_file_job *job, char *memory, uint64_t nbytes, uint64_t offset)
+call(const cm_file_job *job, int fd, char *memory, uint64_t nbytes, uint64_t offset)
 {
     const cm_file_calls *calls = job->calls;
-    int fd = job->request->fd;
     return job->request->writes
                ? calls->write(calls->context, fd, memory, nbytes, offset)
                : calls->read(calls->context, fd, memory, nbytes, offset);
 }
 
+/* A run of the file. */
+typedef struct run {
+    char *memory;
+    uint64_t nbytes;
+    uint64_t offset;
+    uint64_t range_index;
+} run;
+
+static void
+pass(run *r, uint64_t nbytes)
+{
+    r->memory += nbytes;
+    r->offset += nbytes;
+    r->nbytes -= nbytes;
+}
+
 /* Short answers are asked for the rest. False: it failed. */
 static bool
-move_run(cm_file_job *job, char *memory, uint64_t nbytes, uint64_t offset,
-         uint64_t range_index)
+move_run(cm_file_job *job, run r)
 {
-    while (nbytes > 0 && !atomic_load(&job->failed)) {
-        int64_t moved = call(job, memory, nbytes, offset);
+    while (r.nbytes > 0 && !atomic_load(&job->failed)) {
+        int64_t moved = call(job, job->request->fd, r.memory, r.nbytes, r.offset);
         if (moved < 0 && errno == EINTR) {
             continue;
         }
         if (moved <= 0) {
             int error = moved < 0 ? errno : job->request->writes ? EIO : 0;
-            fail(job, error, offset, range_index);
+            fail(job, error, r.offset, r.range_index);
             return false;
         }
-        memory += moved;
-        offset += (uint64_t)moved;
-        nbytes -= (uint64_t)moved;
+        pass(&r, (uint64_t)moved);
     }
-    return nbytes == 0;
+    return r.nbytes == 0;
 }
 
 static uint64_t
@@ -58,11 +70,59 @@ least(uint64_t a, uint64_t b)
     return a < b ? a : b;
 }
 
+/* From the beginning of a page on, up to `reach` bytes; what is refused there is done
+ * the other way, and whatever is wrong is found again. */
+static bool
+move_pages(cm_file_job *job, run r, uint64_t reach)
+{
+    while (r.nbytes > 0 && !atomic_load(&job->failed)
+           && r.offset % CM_FILE_PAGE_NBYTES == 0
+           && !atomic_load(&job->direct_refused)) {
+        int64_t moved = call(job, job->direct_fd, r.memory, reach, r.offset);
+        if (moved < 0 && errno == EINTR) {
+            continue;
+        }
+        if (moved <= 0) {
+            atomic_store(&job->direct_refused, moved < 0);
+            break;
+        }
+        reach -= (uint64_t)moved;
+        pass(&r, least((uint64_t)moved, r.nbytes));
+    }
+    return move_run(job, r);
+}
+
+/* Past the page cache. Pages that are not whole are read whole where the memory is our
+ * own (`wide`), else moved the ordinary way. */
+static bool
+move_direct(cm_file_job *job, run r, bool wide)
+{
+    const uint64_t mask = CM_FILE_PAGE_NBYTES - 1;
+    uint64_t before = r.offset & mask;
+    if (wide) {
+        r.memory -= before;
+        r.offset -= before;
+        r.nbytes += before;
+        return move_pages(job, r, (r.nbytes + mask) & ~mask);
+    }
+    run part = r;
+    part.nbytes = least(r.nbytes, (0 - r.offset) & mask);
+    pass(&r, part.nbytes);
+    if (!move_run(job, part)) {
+        return false;
+    }
+    part = r;
+    part.nbytes = r.nbytes & ~mask;
+    pass(&r, part.nbytes);
+    return move_pages(job, part, part.nbytes) && move_run(job, r);
+}
+
 /* Bytes [begin, begin + nbytes) of the chunk, of which some belong to no piece. */
 static void
 move_part(void *argument, uint64_t begin, uint64_t nbytes)
 {
     cm_file_chunk *chunk = argument;
+    cm_file_job *job = chunk->job;
     uint64_t end = begin + nbytes;
     for (uint32_t i = 0; i < chunk->piece_count; i++) {
         const cm_file_piece *piece = &chunk->pieces[i];
@@ -71,10 +131,14 @@ move_part(void *argument, uint64_t begin, uint64_t nbytes)
         if (from >= to) {
             continue;
         }
-        char *memory = piece->host != NULL ? piece->host + (from - piece->at)
-                                           : cm_file_chunk_memory(chunk) + from;
-        if (!move_run(chunk->job, memory, to - from, piece->offset + (from - piece->at),
-                      piece->range_index)) {
+        bool in_place = piece->host != NULL;
+        run r = {.memory = in_place ? piece->host + (from - piece->at)
+                                    : cm_file_chunk_memory(chunk) + from,
+                 .nbytes = to - from,
+                 .offset = piece->offset + (from - piece->at),
+                 .range_index = piece->range_index};
+        bool wide = !in_place && !job->request->writes;
+        if (!(chunk->is_direct ? move_direct(job, r, wide) : move_run(job, r))) {
             return;
         }
     }
@@ -83,6 +147,8 @@ move_part(void *argument, uint64_t begin, uint64_t nbytes)
 void
 cm_file_post(cm_file_chunk *chunk)
 {
-    cm_gang_post_work(&chunk->job->gang, &chunk->load, chunk->nbytes,
-                      CM_FILE_PART_NBYTES, move_part, chunk);
+    uint64_t part = chunk->is_direct ? CM_FILE_DIRECT_PART_NBYTES : CM_FILE_PART_NBYTES;
+    cm_file_advise(chunk);
+    cm_gang_post_work(&chunk->job->gang, &chunk->load, chunk->nbytes, part, move_part,
+                      chunk);
 }
