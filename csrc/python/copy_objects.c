@@ -3,6 +3,7 @@
  * first, what must stay alive, and what must be remembered afterwards. */
 #include "python/configure.h"
 #include "python/errors.h"
+#include "python/file_mapping.h"
 #include "python/numpy_bridge.h"
 #include "python/order.h"
 #include "python/protocols.h"
@@ -20,6 +21,7 @@ typedef struct copy_call {
     bool blocking;
     PyThreadState *thread; /* while the GIL is released */
     cm_copy_request request;
+    cm_mapped mapped;  /* where the source is a file that can be read instead */
     cm_stream **after; /* owned array, borrowed streams */
     cm_ticket **after_tickets;
 } copy_call;
@@ -300,8 +302,12 @@ run_call(copy_call *call, cm_engine *engine, cm_ticket **ticket)
         call->request.interrupted = is_interrupted;
         call->request.interrupted_argument = call;
     }
+    const cm_file_faults *faults = call->state->file_faults;
     call->thread = PyEval_SaveThread();
-    cm_status status = cm_engine_copy(engine, &call->request, ticket);
+    cm_status status = call->mapped.fd < 0
+                           ? cm_engine_copy(engine, &call->request, ticket)
+                           : cm_mapped_copy(&call->mapped, engine, &call->request,
+                                            faults == NULL ? NULL : &faults->calls);
     PyEval_RestoreThread(call->thread);
     return status;
 }
@@ -352,7 +358,12 @@ run(copy_call *call)
         drop_keeps(call);
         return NULL;
     }
+    cm_mapped_open(&call->mapped, call->src.keep, &call->request);
     cm_status status = run_call(call, engine, call->blocking ? NULL : &ticket);
+    if (!PyErr_Occurred()) {
+        (void)cm_mapped_raise(&call->mapped, call->src.keep);
+    }
+    cm_mapped_close(&call->mapped);
     if (PyErr_Occurred()) {
         return NULL; /* Ctrl-C, even where the copy was done at the same time */
     }

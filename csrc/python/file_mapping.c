@@ -1,0 +1,114 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "python/file_mapping.h"
+
+#include <unistd.h>
+
+#include "base/mapping.h"
+#include "python/file_functions.h"
+#include "python/numpy_bridge.h"
+
+/* What is shorter is copied before all that is mapped has been looked through. */
+#define LEAST_NBYTES (UINT64_C(32) << 20)
+
+/* NumPy's memmap keeps an mmap.mmap, as does frombuffer() of one. */
+static bool
+is_mmap(PyObject *array)
+{
+    PyObject *owner = cm_numpy_is_array(array) ? cm_numpy_owner(array) : NULL;
+    PyObject *module = owner == NULL ? NULL : PyImport_ImportModule("mmap");
+    PyObject *type = module == NULL ? NULL : PyObject_GetAttrString(module, "mmap");
+    int is = type == NULL ? 0 : PyObject_IsInstance(owner, type);
+    Py_XDECREF(owner);
+    Py_XDECREF(module);
+    Py_XDECREF(type);
+    PyErr_Clear();
+    return is == 1;
+}
+
+/* The stream works on the target, or nothing does. */
+static bool
+has_fitting_stream(const cm_copy_request *request)
+{
+    const cm_region *dst = &request->dst;
+    bool on_device = dst->kind == CM_KIND_DEVICE || dst->host == NULL;
+    return request->stream == NULL
+           || (on_device && request->stream->device == dst->device);
+}
+
+void
+cm_mapped_open(cm_mapped *mapped, PyObject *array, const cm_copy_request *request)
+{
+    mapped->fd = -1;
+    uint64_t offset;
+    const cm_region *src = &request->src;
+    if (!request->blocking || src->kind != CM_KIND_PAGEABLE
+        || !cm_is_ok(cm_file_range_init(&mapped->range, 0, &request->dst))
+        || mapped->range.nbytes < LEAST_NBYTES || !cm_region_is_c_contiguous(src)
+        || !has_fitting_stream(request) || cm_region_may_overlap(&request->dst, src)
+        || !is_mmap(array)) {
+        return;
+    }
+    int fd;
+    char byte;
+    Py_BEGIN_ALLOW_THREADS
+    fd = cm_mapping_open(src->host, mapped->range.nbytes, &offset);
+    Py_END_ALLOW_THREADS
+    if (fd >= 0
+        && (pread(fd, &byte, 1, (off_t)offset) != 1
+            || !cm_is_ok(cm_file_range_init(&mapped->range, offset, &request->dst)))) {
+        (void)close(fd); /* no file that can be read */
+        fd = -1;
+    }
+    mapped->fd = fd;
+}
+
+cm_status
+cm_mapped_copy(cm_mapped *mapped, cm_engine *engine, const cm_copy_request *request,
+               const cm_file_calls *calls)
+{
+    cm_file_request read = {
+        .fd = mapped->fd,
+        .ranges = &mapped->range,
+        .range_count = 1,
+        .after = request->after,
+        .after_count = request->after_count,
+        .after_tickets = request->after_tickets,
+        .after_ticket_count = request->after_ticket_count,
+        .interrupted = request->interrupted,
+        .interrupted_argument = request->interrupted_argument,
+        .keep = {request->keep[0], request->keep[1]},
+        .keep_count = request->keep_count,
+        .calls = calls,
+    };
+    if (request->stream != NULL) {
+        read.streams[request->stream->device] = request->stream;
+    }
+    return cm_engine_transfer_file(engine, &read, &mapped->failure);
+}
+
+PyObject *
+cm_mapped_raise(const cm_mapped *mapped, PyObject *array)
+{
+    if (mapped->fd < 0 || (!mapped->failure.at_end && mapped->failure.error == 0)) {
+        return NULL;
+    }
+    PyObject *name = PyObject_GetAttrString(array, "filename");
+    if (name == NULL) {
+        PyErr_Clear();
+        name = PyUnicode_FromString("a mapped file");
+    }
+    if (name != NULL) {
+        (void)cm_file_raise(&mapped->failure, &mapped->range, false, name);
+        Py_DECREF(name);
+    }
+    return NULL;
+}
+
+void
+cm_mapped_close(cm_mapped *mapped)
+{
+    if (mapped->fd >= 0) {
+        (void)close(mapped->fd);
+        mapped->fd = -1;
+    }
+}
