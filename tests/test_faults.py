@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import itertools
+import tempfile
 from collections.abc import Callable
 
 import numpy as np
@@ -244,6 +245,28 @@ def export_to_numpy_and_drop() -> None:
     cumem.empty_pinned(1000, "u1")
     device = cumem.zeros(1000, "u1")
     assert np.from_dlpack(device, device="cpu").sum() == 0
+
+
+@scenario
+def read_and_write_files() -> None:
+    """More chunks than one, memory of both devices, in one run and strided."""
+    content = np.arange(9 << 17, dtype="i4")
+    with tempfile.TemporaryFile() as file:
+        source = cumem.array(content)
+        cumem.tofile(file, source)
+        cumem.write_ranges(file, [(4, source[1:2000:2])])
+        cumem.write_ranges(file, [(0, content[:1001])])
+        stream = cumem.Stream()
+        row = cumem.empty_device(content.shape, "i4")
+        rows = cumem.empty_device((1000, 2), "i4")
+        other = cumem.empty_device(1000, "i4", device=1)
+        host = cumem.empty_pinned(2000, "i4")
+        cumem.read_ranges(file, [(0, row)], stream=stream)
+        cumem.read_ranges(file, [(0, rows[:, 1]), (40, other), (80, host[::2])])
+        assert (values.get(row) == content).all()
+        assert (values.get(rows)[:, 1] == content[:1000]).all()
+        assert (values.get(other) == content[10:1010]).all()
+        assert (host.numpy()[::2] == content[20:1020]).all()
 
 
 @scenario

@@ -31,7 +31,8 @@ PyDoc_STRVAR(plan_doc,
              "file_plan($module, /, nth=0, error=0, repeat=False, most=0, held=0, "
              "is_cold=False, no_direct=False)\n--\n\n"
              "The nth read or write from now on fails with errno `error` (0: it moves\n"
-             "nothing); each moves at most `most` bytes; number `held` waits.");
+             "nothing); each moves at most `most` bytes; from number `held` on\n"
+             "they wait.");
 
 static PyObject *
 file_plan(PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)

@@ -194,6 +194,19 @@ check_size(cm_file_job *job)
     return cm_ok();
 }
 
+/* Which part found the end first is chance; the file says where it is, if it can. */
+static void
+settle_failure(cm_file_job *job)
+{
+    if (job->failure.at_end) {
+        cm_file_failure found = job->failure;
+        job->nbytes = 0;
+        if (cm_is_ok(check_size(job)) || job->failure.offset > found.offset) {
+            job->failure = found;
+        }
+    }
+}
+
 static cm_status
 run(cm_file_job *job)
 {
@@ -203,6 +216,31 @@ run(cm_file_job *job)
     cm_status status = move(job);
     cm_gang_close(&job->gang);
     cm_file_close_direct(job);
+    settle_failure(job);
+    return status;
+}
+
+/* Entered once here, the device is current for all that follows: each step enters it
+ * too, which then costs next to nothing. With several it is the first one's. */
+static cm_status
+run_on_device(cm_file_job *job)
+{
+    const cm_file_request *request = job->request;
+    int device = -1;
+    for (uint64_t i = 0; i < request->range_count && device < 0; i++) {
+        const cm_file_range *range = &request->ranges[i];
+        bool on_device = range->kind == CM_KIND_DEVICE || range->host == NULL;
+        device = on_device && range->nbytes > 0 ? range->device : -1;
+    }
+    cm_device_guard guard;
+    bool entered =
+        device >= 0 && cm_is_ok(cm_device_enter(job->engine->rt, device, &guard));
+    /* Where it cannot be entered, the step that needs it says so. */
+    cm_status status = run(job);
+    cm_file_end_order(job, status);
+    if (entered) {
+        cm_device_leave(job->engine->rt, &guard);
+    }
     return status;
 }
 
@@ -230,9 +268,8 @@ transfer(cm_engine *engine, const cm_file_request *request, cm_file_failure *fai
     for (int i = 0; i < CM_FILE_CHUNK_COUNT; i++) {
         job->chunks[i].job = job;
     }
-    status = run(job);
     *dropped = true;
-    cm_file_end_order(job, status);
+    status = run_on_device(job);
     *failure = job->failure;
     cm_mutex_fini(&job->lock);
     free(job);

@@ -16,29 +16,24 @@ cm_file_ask(cm_file_job *job)
     return interrupted ? cm_fail(CM_ECANCELLED, 0) : cm_ok();
 }
 
-static cm_status
-query(cm_file_job *job, int device, uint64_t event, bool *out)
-{
-    cm_device_guard guard;
-    CM_TRY(cm_device_enter(job->engine->rt, device, &guard));
-    cm_status status = cm_rt_event_query(job->engine->rt, event, out);
-    cm_device_leave(job->engine->rt, &guard);
-    return status;
-}
-
 cm_status
 cm_file_look(cm_file_chunk *chunk, bool *out)
 {
-    return query(chunk->job, chunk->device, chunk->event, out);
+    cm_runtime *rt = chunk->job->engine->rt;
+    cm_device_guard guard;
+    CM_TRY(cm_device_enter(rt, chunk->device, &guard));
+    cm_status status = cm_rt_event_query(rt, chunk->event, out);
+    cm_device_leave(rt, &guard);
+    return status;
 }
 
-cm_status
-cm_file_wait_event(cm_file_job *job, int device, uint64_t event)
+static cm_status
+poll_event(cm_file_job *job, uint64_t event)
 {
     uint64_t begin_ns = cm_now_ns();
     for (;;) {
         bool done = false;
-        CM_TRY(query(job, device, event, &done));
+        CM_TRY(cm_rt_event_query(job->engine->rt, event, &done));
         if (done) {
             return cm_ok();
         }
@@ -46,6 +41,17 @@ cm_file_wait_event(cm_file_job *job, int device, uint64_t event)
         uint64_t now_ns = cm_now_ns();
         cm_pause_until(now_ns + cm_backoff_ns(now_ns - begin_ns));
     }
+}
+
+cm_status
+cm_file_wait_event(cm_file_job *job, int device, uint64_t event)
+{
+    cm_runtime *rt = job->engine->rt;
+    cm_device_guard guard;
+    CM_TRY(cm_device_enter(rt, device, &guard));
+    cm_status status = poll_event(job, event);
+    cm_device_leave(rt, &guard);
+    return status;
 }
 
 static cm_status

@@ -11,13 +11,12 @@ enter(cm_file_faults *faults, int fd, uint64_t *nbytes)
     cm_mutex_lock(&faults->lock);
     uint64_t number = ++faults->count;
     faults->direct_count += fd == faults->direct_fd;
-    if (plan->held == number) {
+    if (plan->held != 0 && number >= plan->held && faults->is_shut) {
         faults->is_waiting = true;
         cm_cond_signal_all(&faults->changed);
         while (faults->is_shut) {
             cm_cond_wait(&faults->changed, &faults->lock);
         }
-        faults->is_waiting = false;
     }
     cm_mutex_unlock(&faults->lock);
     if (plan->most != 0 && *nbytes > plan->most) {
@@ -136,6 +135,7 @@ cm_file_faults_set(cm_file_faults *faults, const cm_file_plan *plan)
     faults->direct_count = 0;
     faults->advised_count = 0;
     faults->is_shut = plan->held != 0;
+    faults->is_waiting = false;
     cm_mutex_unlock(&faults->lock);
 }
 

@@ -12,7 +12,7 @@ typedef struct cm_file_plan {
     int error;      /* errno; 0: it answers that nothing was moved */
     bool repeat;    /* every later one fails too */
     uint64_t most;  /* bytes that one call moves; 0: all */
-    uint64_t held;  /* read or write that waits for the gate; 0: none */
+    uint64_t held;  /* from this read or write on they wait for the gate; 0: none */
     bool is_cold;   /* nothing is in the page cache */
     bool no_direct; /* there is no descriptor past it */
 } cm_file_plan;
@@ -26,8 +26,8 @@ typedef struct cm_file_faults {
     uint64_t direct_count;  /* those past the page cache */
     uint64_t advised_count; /* announcements */
     int direct_fd;
-    int open_count; /* descriptors past the page cache that are open */
-    bool is_waiting;
+    int open_count;  /* descriptors past the page cache that are open */
+    bool is_waiting; /* or a held call has waited */
     bool is_shut;
 } cm_file_faults;
 
@@ -36,8 +36,7 @@ CM_NODISCARD cm_status cm_file_faults_init(cm_file_faults *faults);
 void cm_file_faults_fini(cm_file_faults *faults);
 /* From now on; counters begin at 0 again and the gate is shut. */
 void cm_file_faults_set(cm_file_faults *faults, const cm_file_plan *plan);
-/* Blocks until the call that the plan holds waits; what comes after runs on once the
- * gate is open. */
+/* Blocks until a call that the plan holds waits. */
 void cm_file_faults_await(cm_file_faults *faults);
 void cm_file_faults_open(cm_file_faults *faults);
 
