@@ -70,9 +70,9 @@ least(uint64_t a, uint64_t b)
     return a < b ? a : b;
 }
 
-/* From the beginning of a page on, up to `reach` bytes; what is refused there is done
- * the other way, and whatever is wrong is found again. */
-static bool
+/* As much as can be had from the beginning of a page on, asking for up to `reach`
+ * bytes. Whatever is wrong is found again by who moves the rest the ordinary way. */
+static run
 move_pages(cm_file_job *job, run r, uint64_t reach)
 {
     while (r.nbytes > 0 && !atomic_load(&job->failed)
@@ -89,7 +89,7 @@ move_pages(cm_file_job *job, run r, uint64_t reach)
         reach -= (uint64_t)moved;
         pass(&r, least((uint64_t)moved, r.nbytes));
     }
-    return move_run(job, r);
+    return r;
 }
 
 /* Past the page cache. Pages that are not whole are read whole where the memory is our
@@ -100,10 +100,12 @@ move_direct(cm_file_job *job, run r, bool wide)
     const uint64_t mask = CM_FILE_PAGE_NBYTES - 1;
     uint64_t before = r.offset & mask;
     if (wide) {
-        r.memory -= before;
-        r.offset -= before;
-        r.nbytes += before;
-        return move_pages(job, r, (r.nbytes + mask) & ~mask);
+        run whole = r;
+        whole.memory -= before;
+        whole.offset -= before;
+        whole.nbytes += before;
+        whole = move_pages(job, whole, (whole.nbytes + mask) & ~mask);
+        return move_run(job, whole.offset < r.offset ? r : whole);
     }
     run part = r;
     part.nbytes = least(r.nbytes, (0 - r.offset) & mask);
@@ -114,7 +116,7 @@ move_direct(cm_file_job *job, run r, bool wide)
     part = r;
     part.nbytes = r.nbytes & ~mask;
     pass(&r, part.nbytes);
-    return move_pages(job, part, part.nbytes) && move_run(job, r);
+    return move_run(job, move_pages(job, part, part.nbytes)) && move_run(job, r);
 }
 
 /* Bytes [begin, begin + nbytes) of the chunk, of which some belong to no piece. */

@@ -1,0 +1,406 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* transfer/file*.c: bytes between a file and memory of every kind, with each call of
+ * the runtime and each call on the file failing once. */
+#include <errno.h>
+#include <fcntl.h>
+#include <pthread.h>
+#include <unistd.h>
+
+#include "engine_world.h"
+#include "transfer/file_faults.h"
+
+enum {
+    NBYTES = (5 << 20) + 123, /* two chunks, of parts that are not whole */
+    SPREAD = 3,               /* every third element */
+    COUNT = 100 * 1000,
+    RANGES = 4,
+};
+
+typedef struct setup {
+    world w;
+    cm_file_faults faults;
+    int fd;
+    unsigned char *content; /* of the file */
+    memory row;             /* of the device, in one run */
+    memory spread;          /* the same, strided */
+    memory plain;           /* of the host, strided */
+    memory pinned;
+} setup;
+
+static void
+open_setup(setup *s, uint64_t pinned_limit)
+{
+    char path[] = "/tmp/cumem-test-file-XXXXXX";
+    cm_budget budget;
+    cm_budget_init(&budget, pinned_limit, NULL);
+    cm_pool_config config = {.kind = CM_KIND_PINNED,
+                             .flags = CM_HOST_ALLOC_PORTABLE,
+                             .numa_node = -1,
+                             .budget = pinned_limit == 0 ? NULL : &budget};
+    open_world_with(&s->w, &config);
+    MUST(cm_file_faults_init(&s->faults));
+    s->fd = mkstemp(path);
+    CHECK(s->fd >= 0);
+    (void)unlink(path);
+    s->content = malloc(NBYTES);
+    for (uint64_t i = 0; i < NBYTES; i++) {
+        s->content[i] = (unsigned char)((i * 11 + (i >> 9)) % 253);
+    }
+    CHECK_EQ(pwrite(s->fd, s->content, NBYTES, 0), NBYTES);
+    s->row = take_memory(&s->w, CM_KIND_DEVICE, 0, NBYTES);
+    s->spread = take_memory(&s->w, CM_KIND_DEVICE, 1, (uint64_t)COUNT * SPREAD);
+    s->plain = take_memory(&s->w, CM_KIND_PAGEABLE, 0, (uint64_t)COUNT * SPREAD);
+    s->pinned = take_memory(&s->w, CM_KIND_PINNED, 0, COUNT);
+}
+
+static void
+close_setup(setup *s)
+{
+    CHECK_EQ(s->faults.open_count, 0);
+    give_memory(&s->w, &s->row);
+    give_memory(&s->w, &s->spread);
+    give_memory(&s->w, &s->plain);
+    give_memory(&s->w, &s->pinned);
+    free(s->content);
+    (void)close(s->fd);
+    cm_file_faults_fini(&s->faults);
+    close_world(&s->w);
+}
+
+/* All four memories, at different places of the file. */
+typedef struct plan {
+    cm_region regions[RANGES];
+    cm_file_range ranges[RANGES];
+} plan;
+
+static void
+make_plan(setup *s, plan *p)
+{
+    static const uint64_t offsets[RANGES] = {0, 4096, 77, 500001};
+    p->regions[0] = row(&s->row, 0, NBYTES, 1, 1);
+    p->regions[1] = row(&s->spread, 0, COUNT, SPREAD, 1);
+    p->regions[2] = row(&s->plain, 0, COUNT, SPREAD, 1);
+    p->regions[3] = row(&s->pinned, 0, COUNT, 1, 1);
+    for (int i = 0; i < RANGES; i++) {
+        MUST(cm_file_range_init(&p->ranges[i], offsets[i], &p->regions[i]));
+    }
+}
+
+static cm_file_request
+request_for(setup *s, const plan *p, atomic_int *drops)
+{
+    return (cm_file_request){.fd = s->fd,
+                             .ranges = p->ranges,
+                             .range_count = RANGES,
+                             .streams = {s->w.streams[0]},
+                             .after = s->w.streams,
+                             .after_count = WORLD_DEVICES,
+                             .keep = {{drops, count_drop}},
+                             .keep_count = drops != NULL,
+                             .calls = &s->faults.calls};
+}
+
+static CHECK_NO_TSAN void
+check_memory(const setup *s, const plan *p)
+{
+    const memory *memories[RANGES] = {&s->row, &s->spread, &s->plain, &s->pinned};
+    uint64_t wrong = 0;
+    for (int i = 0; i < RANGES; i++) {
+        const unsigned char *bytes = memories[i]->bytes;
+        for (uint64_t k = 0; k < p->ranges[i].nbytes; k++) {
+            uint64_t at = k * (uint64_t)p->regions[i].strides[0];
+            wrong += bytes[at] != s->content[p->ranges[i].offset + k];
+        }
+    }
+    CHECK_EQ(wrong, 0);
+}
+
+static CHECK_NO_TSAN void
+clear_memory(setup *s)
+{
+    memory *memories[RANGES] = {&s->row, &s->spread, &s->plain, &s->pinned};
+    for (int i = 0; i < RANGES; i++) {
+        for (uint64_t k = 0; k < memories[i]->nbytes; k++) {
+            memories[i]->bytes[k] = 0;
+        }
+    }
+}
+
+/* Also what was written lies where it belongs: from zeros back to the content. */
+static void
+check_writing(setup *s, const plan *p, cm_file_direct direct)
+{
+    cm_file_failure failure;
+    unsigned char *found = calloc(1, NBYTES);
+    CHECK_EQ(pwrite(s->fd, found, NBYTES, 0), NBYTES);
+    cm_file_request request = request_for(s, p, NULL);
+    request.writes = true;
+    request.direct = direct;
+    request.range_count = 1; /* the whole; the others lie within */
+    CHECK_OK(cm_engine_transfer_file(s->w.engine, &request, &failure));
+    CHECK_EQ(pread(s->fd, found, NBYTES, 0), NBYTES);
+    CHECK_EQ(memcmp(found, s->content, NBYTES), 0);
+    request.range_count = RANGES - 1;
+    request.ranges = p->ranges + 1;
+    for (int i = 1; i < RANGES; i++) {
+        memset(found, 0, COUNT);
+        CHECK_EQ(pwrite(s->fd, found, COUNT, (off_t)p->ranges[i].offset), COUNT);
+    }
+    CHECK_OK(cm_engine_transfer_file(s->w.engine, &request, &failure));
+    for (int i = 1; i < RANGES; i++) {
+        CHECK_EQ(pread(s->fd, found, COUNT, (off_t)p->ranges[i].offset), COUNT);
+        CHECK_EQ(memcmp(found, s->content + p->ranges[i].offset, COUNT), 0);
+    }
+    CHECK_EQ(pwrite(s->fd, s->content, NBYTES, 0), NBYTES);
+    free(found);
+}
+
+static void
+test_file_ranges_of_every_kind(void)
+{
+    static const uint64_t limits[] = {0, 9 << 20, 1 << 20}; /* two chunks, none */
+    for (int i = 0; i < 6; i++) {
+        setup s;
+        plan p;
+        cm_file_failure failure;
+        cm_file_direct direct = i < 3 ? CM_FILE_DIRECT_NEVER : CM_FILE_DIRECT_ALWAYS;
+        open_setup(&s, limits[i % 3]);
+        make_plan(&s, &p);
+        atomic_int drops = 0;
+        cm_file_request request = request_for(&s, &p, &drops);
+        request.direct = direct;
+        CHECK_OK(cm_engine_transfer_file(s.w.engine, &request, &failure));
+        CHECK_EQ(atomic_load(&drops), 1);
+        check_memory(&s, &p);
+        check_writing(&s, &p, direct);
+        close_setup(&s);
+    }
+}
+
+/* -- failures ---------------------------------------------------------------------------- */
+
+typedef struct scenario {
+    bool writes;
+    cm_file_direct direct;
+} scenario;
+
+static const scenario scenarios[] = {{false, CM_FILE_DIRECT_NEVER},
+                                     {true, CM_FILE_DIRECT_NEVER},
+                                     {false, CM_FILE_DIRECT_ALWAYS},
+                                     {true, CM_FILE_DIRECT_ALWAYS}};
+enum { SCENARIOS = sizeof(scenarios) / sizeof(scenarios[0]) };
+
+/* CM_EBUSY: the keep was not dropped, or something is in flight. */
+static cm_status
+run_scenario(setup *s, const plan *p, const scenario *what, cm_file_failure *failure)
+{
+    atomic_int drops = 0;
+    cm_file_request request = request_for(s, p, &drops);
+    request.writes = what->writes;
+    request.direct = what->direct;
+    cm_status status = cm_engine_transfer_file(s->w.engine, &request, failure);
+    bool clean = atomic_load(&drops) == 1 && cm_engine_count_pending(s->w.engine) == 0;
+    return clean ? status : cm_fail(CM_EBUSY, 0);
+}
+
+static void
+test_file_every_call_on_the_file_may_fail(void)
+{
+    setup s;
+    plan p;
+    cm_file_failure failure;
+    open_setup(&s, 0);
+    make_plan(&s, &p);
+    for (int i = 0; i < SCENARIOS; i++) {
+        const scenario *what = &scenarios[i];
+        cm_file_plan none = {.nth = 0};
+        CHECK_OK(run_scenario(&s, &p, &scenarios[0], &failure));
+        cm_file_faults_set(&s.faults, &none);
+        CHECK_OK(run_scenario(&s, &p, what, &failure));
+        uint64_t calls = s.faults.count;
+        for (uint64_t nth = 1; nth <= calls; nth++) {
+            cm_file_plan one = {.nth = nth, .error = EIO, .repeat = true};
+            cm_file_faults_set(&s.faults, &one);
+            CHECK_CODE(run_scenario(&s, &p, what, &failure), CM_ESYSTEM);
+            CHECK_EQ(failure.error, EIO);
+            CHECK(!failure.at_end);
+            const cm_file_range *range = &p.ranges[failure.range_index];
+            CHECK(failure.offset >= range->offset);
+            CHECK(failure.offset < range->offset + range->nbytes);
+            cm_file_plan again = {.nth = nth, .error = EINTR};
+            cm_file_faults_set(&s.faults, &again);
+            CHECK_OK(run_scenario(&s, &p, what, &failure));
+        }
+        cm_file_plan brief = {.most = 100000};
+        cm_file_faults_set(&s.faults, &brief);
+        CHECK_OK(run_scenario(&s, &p, what, &failure));
+        cm_file_faults_set(&s.faults, &none);
+        clear_memory(&s);
+        CHECK_OK(run_scenario(&s, &p, &scenarios[0], &failure));
+        check_memory(&s, &p);
+    }
+    close_setup(&s);
+}
+
+static void
+test_file_every_runtime_call_may_fail(void)
+{
+    for (int i = 0; i < SCENARIOS; i++) {
+        uint64_t calls = 1;
+        for (uint64_t nth = 0; nth <= calls; nth += nth == 0 ? 1 : CHECK_EVERY(4)) {
+            setup s;
+            plan p;
+            cm_file_failure failure;
+            open_setup(&s, 0);
+            make_plan(&s, &p);
+            cm_file_plan none = {.nth = 0};
+            cm_file_faults_set(&s.faults, &none);
+            cm_faults_plan(s.w.rt, CM_OP_none, nth, 998, false);
+            cm_status status = run_scenario(&s, &p, &scenarios[i], &failure);
+            calls = nth == 0 ? cm_faults_count(s.w.rt, CM_OP_none) : calls;
+            calls = calls < 120 ? calls : 120; /* the rest is polling */
+            cm_op struck = cm_faults_struck(s.w.rt);
+            cm_faults_plan(s.w.rt, CM_OP_none, 0, 0, false);
+            if (!cm_is_ok(status)) {
+                CHECK_STR_EQ(cm_op_name((cm_op)status.op), cm_op_name(struck));
+                CHECK_EQ(status.code, 998);
+                CHECK(!failure.at_end && failure.error == 0);
+            }
+            CHECK_EQ(pwrite(s.fd, s.content, NBYTES, 0), NBYTES);
+            CHECK_OK(run_scenario(&s, &p, &scenarios[0], &failure));
+            check_memory(&s, &p);
+            close_setup(&s);
+        }
+    }
+}
+
+static void
+test_file_end_is_told(void)
+{
+    setup s;
+    plan p;
+    cm_file_failure failure;
+    open_setup(&s, 0);
+    make_plan(&s, &p);
+    CHECK_EQ(ftruncate(s.fd, 550000), 0);
+    CHECK_CODE(run_scenario(&s, &p, &scenarios[0], &failure), CM_ESYSTEM);
+    CHECK(failure.at_end);
+    CHECK_EQ(failure.offset, 550000);
+    CHECK_EQ(failure.range_index, 0);
+    CHECK_EQ(s.faults.count, 0);
+    p.ranges[0].nbytes = 550000;
+    CHECK_CODE(run_scenario(&s, &p, &scenarios[0], &failure), CM_ESYSTEM);
+    CHECK_EQ(failure.range_index, 3);
+    CHECK_EQ(p.ranges[3].offset, 500001);
+    cm_file_range far = {.offset = INT64_MAX};
+    CHECK_CODE(cm_file_range_init(&far, INT64_MAX, &p.regions[0]), CM_EOVERFLOW);
+    close_setup(&s);
+}
+
+/* -- interruption ------------------------------------------------------------------------ */
+
+/* Once the stream has been given something. */
+static bool
+interrupt(void *argument)
+{
+    const setup *s = argument;
+    return cm_faults_count(s->w.rt, CM_OP_copy_async) > 0;
+}
+
+static void
+test_file_interrupted_call_leaves_its_copies_behind_the_keep(void)
+{
+    for (int writes = 0; writes < 2; writes++) {
+        setup s;
+        plan p;
+        cm_file_failure failure;
+        atomic_int drops = 0;
+        open_setup(&s, 0);
+        make_plan(&s, &p);
+        cm_file_request request = request_for(&s, &p, &drops);
+        request.writes = writes;
+        request.interrupted = interrupt;
+        request.interrupted_argument = &s;
+        cm_faults_plan(s.w.rt, CM_OP_none, 0, 0, false);
+        request.after_count = 0;
+        request.range_count = 1;
+        shut(&s.w, s.w.streams[0]);
+        CHECK_CODE(cm_engine_transfer_file(s.w.engine, &request, &failure),
+                   CM_ECANCELLED);
+        CHECK_EQ(atomic_load(&drops), 0);
+        CHECK_EQ(cm_engine_count_pending(s.w.engine), 1);
+        unshut(&s.w, s.w.streams[0]);
+        while (atomic_load(&drops) == 0) {
+            usleep(100);
+        }
+        while (cm_engine_count_pending(s.w.engine) > 0) {
+            usleep(100);
+        }
+        request.interrupted = NULL;
+        request.keep_count = 0;
+        CHECK_OK(cm_engine_transfer_file(s.w.engine, &request, &failure));
+        close_setup(&s);
+    }
+}
+
+/* -- threads ----------------------------------------------------------------------------- */
+
+typedef struct reader {
+    setup *s;
+    plan p;
+    bool fails;
+    int wrong_count;
+} reader;
+
+static void *
+read_often(void *argument)
+{
+    reader *r = argument;
+    for (int i = 0; i < 5; i++) {
+        cm_file_failure failure;
+        cm_file_request request = request_for(r->s, &r->p, NULL);
+        request.calls = NULL;
+        request.fd = r->fails ? -1 : r->s->fd;
+        cm_status status = cm_engine_transfer_file(r->s->w.engine, &request, &failure);
+        r->wrong_count += status.code != (r->fails ? CM_ESYSTEM : CM_OK)
+                          || failure.error != (r->fails ? EBADF : 0);
+    }
+    return NULL;
+}
+
+/* Each its own device memory; the host's is written by one alone. */
+static void
+test_file_calls_of_several_threads(void)
+{
+    enum { THREADS = 4 };
+    setup s;
+    memory memories[THREADS];
+    reader readers[THREADS];
+    pthread_t threads[THREADS];
+    open_setup(&s, 0);
+    for (int i = 0; i < THREADS; i++) {
+        memories[i] = take_memory(&s.w, CM_KIND_DEVICE, i % 2, NBYTES);
+        readers[i] = (reader){.s = &s, .fails = i == 3};
+        for (int k = 0; k < RANGES; k++) { /* the same again and again */
+            readers[i].p.regions[k] = row(&memories[i], 0, NBYTES, 1, 1);
+            MUST(cm_file_range_init(&readers[i].p.ranges[k], 0,
+                                    &readers[i].p.regions[k]));
+        }
+        CHECK_EQ(pthread_create(&threads[i], NULL, read_often, &readers[i]), 0);
+    }
+    for (int i = 0; i < THREADS; i++) {
+        (void)pthread_join(threads[i], NULL);
+        CHECK_EQ(readers[i].wrong_count, 0);
+        if (i < 3) {
+            CHECK_EQ(memcmp(memories[i].bytes, s.content, NBYTES), 0);
+        }
+        give_memory(&s.w, &memories[i]);
+    }
+    close_setup(&s);
+}
+
+MAIN(RUN(test_file_ranges_of_every_kind) RUN(test_file_end_is_told)
+         RUN(test_file_every_call_on_the_file_may_fail)
+             RUN(test_file_interrupted_call_leaves_its_copies_behind_the_keep)
+                 RUN(test_file_calls_of_several_threads)
+                     RUN(test_file_every_runtime_call_may_fail))
