@@ -4,6 +4,8 @@
 Importing makes no CUDA call; the driver is opened at first use.
 """
 
+from typing import TYPE_CHECKING
+
 # fmt: off
 # isort: off
 from cumem._core import (
@@ -27,6 +29,13 @@ from cumem.stats import (
     stats,
 )
 from cumem.tuning import Configuration, configure
+
+if TYPE_CHECKING:
+    from cumem.safetensors import SafetensorsDict, load_safetensors
+    from cumem.safetensors_format import (
+        SafetensorsError, SafetensorsHeader, SafetensorsInfo, read_safetensors_header,
+    )
+    from cumem.safetensors_save import save_safetensors
 # isort: on
 
 __version__ = "0.1.0"
@@ -59,6 +68,10 @@ __all__ = [
     "Pool",
     "PoolStats",
     "Registration",
+    "SafetensorsDict",
+    "SafetensorsError",
+    "SafetensorsHeader",
+    "SafetensorsInfo",
     "Segment",
     "Snapshot",
     "Stats",
@@ -89,13 +102,16 @@ __all__ = [
     "full",
     "get_limit",
     "limit",
+    "load_safetensors",
     "measure",
     "memory_info",
     "on_out_of_memory",
     "pool_counters",
     "read_ranges",
+    "read_safetensors_header",
     "register",
     "runtime_version",
+    "save_safetensors",
     "set_current_device",
     "set_limit",
     "shutdown",
@@ -107,7 +123,35 @@ __all__ = [
 ]
 # fmt: on
 
-for _name in __all__:  # where users import them from: what help() and a pickle name
+#: modules that most programs do not need, loaded at the first use of a name in them
+_LATER = {
+    "SafetensorsDict": "safetensors",
+    "SafetensorsError": "safetensors_format",
+    "SafetensorsHeader": "safetensors_format",
+    "SafetensorsInfo": "safetensors_format",
+    "load_safetensors": "safetensors",
+    "read_safetensors_header": "safetensors_format",
+    "save_safetensors": "safetensors_save",
+}
+
+
+def __getattr__(name: str) -> object:
+    if name not in _LATER:
+        raise AttributeError(f"module 'cumem' has no attribute {name!r}")
+    from importlib import import_module
+
+    value = getattr(import_module(f"cumem.{_LATER[name]}"), name)
+    value.__module__ = "cumem"
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
+
+
+# where users import them from: what help() and a pickle name
+for _name in set(__all__) - set(_LATER):
     _value = globals()[_name]
     if getattr(_value, "__module__", "").startswith("cumem."):
         _value.__module__ = "cumem"

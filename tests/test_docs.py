@@ -27,6 +27,9 @@ from cumem import (
     replay_hold,
     replay_report,
     replay_trace,
+    safetensors,
+    safetensors_format,
+    safetensors_save,
     units,
 )
 
@@ -37,6 +40,7 @@ PAGES = sorted(
 MODULES = (
     *(bench, bench_cases, bench_report, cli, info, units),
     *(replay, replay_allocators, replay_hold, replay_report, replay_trace),
+    *(safetensors, safetensors_format, safetensors_save),
 )
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 TESTED_COMMANDS = (

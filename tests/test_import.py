@@ -50,6 +50,29 @@ def test_import_loads_no_optional_library() -> None:
     )
 
 
+def test_modules_for_files_of_tensors_are_loaded_at_first_use() -> None:
+    run(
+        """
+        import pickle, sys
+        import cumem
+        names = {name for name in cumem.__all__ if "afetensors" in name}
+        assert len(names) == 7
+        assert names <= set(dir(cumem))
+        assert not [name for name in sys.modules if "safetensors" in name]
+        for name in names:
+            value = getattr(cumem, name)
+            assert value.__module__ == "cumem"
+            assert pickle.loads(pickle.dumps(value)) is value
+        try:
+            cumem.nonsense
+        except AttributeError as error:
+            assert "'nonsense'" in str(error)
+        else:
+            raise SystemExit("found")
+        """
+    )
+
+
 def test_without_a_driver_the_first_use_warns_once_and_emulates() -> None:
     run(
         """

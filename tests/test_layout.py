@@ -15,6 +15,8 @@ PACKAGE_LAYERS = [
     {"_core"},
     {"units"},
     {"stats", "memory", "tuning", "explain", "calibration", "files"},
+    {"safetensors_format"},
+    {"safetensors", "safetensors_save"},
     {"info", "bench", "bench_cases", "bench_report"},
     {"replay_trace", "replay_report"},
     {"replay_allocators", "replay_hold"},

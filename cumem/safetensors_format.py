@@ -1,0 +1,557 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The safetensors format: element types, headers and indexes, read with suspicion.
+
+A file is the header's length (8 bytes, little-endian), the header (a JSON object) and the
+tensors' bytes, one after the other without gaps. Nothing here reads or moves tensors. The
+format is described at https://github.com/huggingface/safetensors#format; whatever is
+accepted here the reference implementation accepts too.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import importlib
+import json
+import math
+import os
+import struct
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, BinaryIO, NamedTuple
+
+import numpy as np
+
+__all__ = [
+    "INDEX_SUFFIX",
+    "MAX_HEADER_NBYTES",
+    "METADATA",
+    "TORCH_CARRIED",
+    "TYPES",
+    "ElementType",
+    "SafetensorsError",
+    "SafetensorsHeader",
+    "SafetensorsInfo",
+    "check_text",
+    "dtype_of",
+    "header_bytes",
+    "index_bytes",
+    "packed_shape",
+    "read_header",
+    "read_index",
+    "read_safetensors_header",
+    "tensor_nbytes",
+    "type_of",
+]
+
+MAX_HEADER_NBYTES = 100_000_000
+#: ends the name of an index of several files
+INDEX_SUFFIX = ".safetensors.index.json"
+#: name of what is no tensor in a header
+METADATA = "__metadata__"
+_MAX_NDIM = 64
+
+
+class SafetensorsError(ValueError):
+    """A file is no valid safetensors file or index: the message names file and tensor.
+
+    A file that does not exist or cannot be read is an `OSError` as everywhere.
+    """
+
+
+class SafetensorsInfo(NamedTuple):
+    """Where a tensor lies in its file and what it holds.
+
+    Attributes
+    ----------
+    dtype : str
+        Element type as the file names it, such as ``"BF16"``.
+    shape : tuple of int
+        In elements.
+    offset : int
+        Bytes from the start of the file.
+    nbytes : int
+        Its size.
+    """
+
+    dtype: str
+    shape: tuple[int, ...]
+    offset: int
+    nbytes: int
+
+
+@dataclasses.dataclass(frozen=True)
+class SafetensorsHeader:
+    """What a file says of itself.
+
+    Attributes
+    ----------
+    path : Path
+        The file.
+    tensors : dict
+        A `SafetensorsInfo` for each name, in the order of their bytes.
+    metadata : dict
+        Texts by name; empty where the file has none.
+    nbytes : int
+        Size of the file.
+    """
+
+    path: Path
+    tensors: dict[str, SafetensorsInfo]
+    metadata: dict[str, str]
+    nbytes: int
+
+
+# -- element types ---------------------------------------------------------------------
+
+
+class ElementType(NamedTuple):
+    """An element type of the format, and what other libraries call it.
+
+    Attributes
+    ----------
+    name : str
+        In the file.
+    bits : int
+        Of one element; elements that do not fill bytes are packed.
+    numpy : str
+        NumPy's type of the same width: the type itself, or unsigned integers where NumPy
+        has none.
+    ml : str or None
+        What ``ml_dtypes`` calls it, for a type that NumPy lacks.
+    torch : str or None
+        What PyTorch calls it.
+    rank : int
+        Place in the files that the reference implementation writes: high ones come first.
+    """
+
+    name: str
+    bits: int
+    numpy: str
+    ml: str | None
+    torch: str | None
+    rank: int
+
+    @property
+    def native(self) -> bool:
+        """Whether NumPy has it without help."""
+        return self.ml is None and self.bits >= 8
+
+
+_ROWS: tuple[tuple[str, int, str, str | None, str | None], ...] = (
+    ("BOOL", 8, "?", None, "bool"),
+    ("F4", 4, "u1", None, "float4_e2m1fn_x2"),
+    ("F6_E2M3", 6, "u1", None, None),
+    ("F6_E3M2", 6, "u1", None, None),
+    ("U8", 8, "u1", None, "uint8"),
+    ("I8", 8, "i1", None, "int8"),
+    ("F8_E5M2", 8, "u1", "float8_e5m2", "float8_e5m2"),
+    ("F8_E4M3", 8, "u1", "float8_e4m3fn", "float8_e4m3fn"),
+    ("F8_E8M0", 8, "u1", "float8_e8m0fnu", "float8_e8m0fnu"),
+    ("F8_E4M3FNUZ", 8, "u1", "float8_e4m3fnuz", "float8_e4m3fnuz"),
+    ("F8_E5M2FNUZ", 8, "u1", "float8_e5m2fnuz", "float8_e5m2fnuz"),
+    ("I16", 16, "i2", None, "int16"),
+    ("U16", 16, "u2", None, "uint16"),
+    ("F16", 16, "f2", None, "float16"),
+    ("BF16", 16, "u2", "bfloat16", "bfloat16"),
+    ("I32", 32, "i4", None, "int32"),
+    ("U32", 32, "u4", None, "uint32"),
+    ("F32", 32, "f4", None, "float32"),
+    ("C64", 64, "c8", None, "complex64"),
+    ("F64", 64, "f8", None, "float64"),
+    ("I64", 64, "i8", None, "int64"),
+    ("U64", 64, "u8", None, "uint64"),
+)
+#: every element type of the format by name
+TYPES = {row[0]: ElementType(*row, rank) for rank, row in enumerate(_ROWS)}
+
+_BY_NUMPY = {np.dtype(t.numpy): t for t in TYPES.values() if t.native}
+_BY_ML = {t.ml: t for t in TYPES.values() if t.ml is not None}
+
+#: integers that every PyTorch takes through DLPack, by the bytes of an element
+_CARRIERS = {1: "uint8", 2: "int16", 4: "int32", 8: "int64"}
+#: types that not every PyTorch takes through DLPack: they travel as such integers
+TORCH_CARRIED = {
+    element.name: _CARRIERS[max(element.bits // 8, 1)]
+    for element in TYPES.values()
+    if not element.native or element.numpy in ("?", "u2", "u4", "u8")
+}
+
+
+@functools.cache
+def dtype_of(name: str) -> np.dtype[Any]:
+    """NumPy's dtype of an element type: its own, ``ml_dtypes``'s, or unsigned integers."""
+    kind = TYPES[name]
+    if kind.ml is not None:
+        try:
+            own: type = getattr(importlib.import_module("ml_dtypes"), kind.ml)
+            return np.dtype(own)
+        except (ImportError, AttributeError):  # not installed, or too old
+            pass
+    return np.dtype(kind.numpy)
+
+
+def type_of(dtype: np.dtype[Any]) -> ElementType | None:
+    """The element type of a dtype in this machine's byte order; None where there is none.
+
+    The order is the format's, little-endian, on every machine that CUDA runs on.
+    """
+    found = _BY_NUMPY.get(dtype)
+    if found is None and dtype.isbuiltin == 2:  # registered by another package
+        found = _BY_ML.get(dtype.name)
+    return found
+
+
+def packed_shape(info: SafetensorsInfo) -> tuple[int, ...]:
+    """The shape of a tensor's buffer: that of the tensor, or of the bytes it is packed in.
+
+    Elements of less than a byte are packed along the last axis where its bytes are whole,
+    and otherwise into one row of bytes.
+    """
+    bits = TYPES[info.dtype].bits
+    if bits >= 8:
+        return info.shape
+    if info.shape and info.shape[-1] * bits % 8 == 0:
+        return (*info.shape[:-1], info.shape[-1] * bits // 8)
+    return (info.nbytes,)
+
+
+def tensor_nbytes(kind: ElementType, shape: Iterable[int]) -> int:
+    """Bytes of a tensor; ValueError says why there is no such tensor."""
+    count = nonzero = 1
+    for extent in shape:
+        count *= extent
+        nonzero *= extent or 1
+        if nonzero >= 1 << 63:
+            break
+    if nonzero >= 1 << 63 or nonzero * kind.bits >= 1 << 66:
+        raise ValueError("its size does not fit in 63 bits")
+    if count * kind.bits % 8:
+        raise ValueError(
+            f"{count} elements of {kind.bits} bits do not fill a whole number of bytes"
+        )
+    return count * kind.bits // 8
+
+
+# -- reading ---------------------------------------------------------------------------
+
+
+def read_safetensors_header(path: str | os.PathLike[str]) -> SafetensorsHeader:
+    """Read and check the header of a safetensors file; no tensor is read.
+
+    Parameters
+    ----------
+    path : str or path-like
+        A safetensors file.
+
+    Returns
+    -------
+    SafetensorsHeader
+        Its tensors with types, shapes and offsets, and its metadata.
+
+    Raises
+    ------
+    SafetensorsError
+        If the header is longer than 100 MB or than the file, does not begin with ``{``,
+        is not JSON in UTF-8, or has a key twice; if a tensor has an element type that the
+        format does not know, a shape or offsets that are not whole numbers from 0 on, a
+        size that does not fit in 63 bits, in its bytes or in the file; if tensors
+        overlap; if bytes belong to no tensor.
+    OSError
+        If the file cannot be read.
+
+    Notes
+    -----
+    **Blocks** while the header is read.
+    """
+    with open(path, "rb") as file:
+        return read_header(file, Path(path))
+
+
+def read_header(file: BinaryIO, path: Path) -> SafetensorsHeader:
+    """The header of an open file."""
+    size = os.fstat(file.fileno()).st_size
+    try:
+        raw = _header_bytes(file, size)
+        tensors, metadata = _header(raw.decode(), 8 + len(raw), size)
+    except (ValueError, RecursionError) as error:
+        raise _refused(path, error) from None
+    return SafetensorsHeader(path, tensors, metadata, size)
+
+
+def _refused(path: Path, error: Exception) -> SafetensorsError:
+    """The same error with the name of the file."""
+    if isinstance(error, UnicodeDecodeError):
+        return SafetensorsError(f"{path}: the header is not UTF-8: {error.reason}")
+    if isinstance(error, json.JSONDecodeError):
+        return SafetensorsError(f"{path}: not JSON: {error}")
+    if isinstance(error, RecursionError):
+        return SafetensorsError(f"{path}: not JSON that can be read: nested too deep")
+    return SafetensorsError(f"{path}: {error}")
+
+
+def _header_bytes(file: BinaryIO, size: int) -> bytes:
+    """The header's JSON."""
+    start = file.read(8)
+    if len(start) < 8:
+        raise ValueError(f"{size} bytes are too few for a safetensors file")
+    (length,) = struct.unpack("<Q", start)
+    if length > MAX_HEADER_NBYTES:
+        raise ValueError(
+            f"the header would have {length} bytes, more than {MAX_HEADER_NBYTES}: "
+            "not a safetensors file?"
+        )
+    raw = file.read(length)
+    if len(raw) < length:
+        raise ValueError(
+            f"the header has {length} bytes, the file only {size}: it is cut short"
+        )
+    if raw[:1] != b"{":
+        raise ValueError("the header does not begin with '{'")
+    return raw
+
+
+def _header(
+    text: str, start: int, size: int
+) -> tuple[dict[str, SafetensorsInfo], dict[str, str]]:
+    """Tensors and metadata of a header whose data begin at `start`."""
+    header = _parsed(text)
+    metadata = header.pop(METADATA, None)
+    if metadata is None:
+        metadata = {}
+    elif not isinstance(metadata, dict):
+        raise ValueError(f"{METADATA} is no JSON object")
+    for key, value in metadata.items():
+        if not isinstance(value, str):
+            raise ValueError(f"{METADATA} has no text for {key!r}")
+        check_text(key)
+        check_text(value)
+    tensors = [(name, _info(name, fields, start)) for name, fields in header.items()]
+    tensors.sort(key=lambda item: (item[1].offset, item[1].nbytes))
+    _check_cover(tensors, start, size)
+    return dict(tensors), metadata
+
+
+def check_text(text: str) -> None:
+    """Refuse halves of surrogate pairs, which JSON can escape and UTF-8 cannot write."""
+    if not text.isascii():
+        try:
+            text.encode()
+        except UnicodeEncodeError:
+            raise ValueError(f"{text!r} is no text that UTF-8 can write") from None
+
+
+def _info(name: str, fields: object, start: int) -> SafetensorsInfo:
+    """One tensor of a header, but for its place among the others."""
+    try:
+        check_text(name)
+        if not isinstance(fields, dict):
+            raise ValueError("it is no JSON object")
+        try:
+            dtype, shape, offsets = (
+                fields["dtype"],
+                fields["shape"],
+                fields["data_offsets"],
+            )
+        except KeyError as missing:
+            raise ValueError(f"it has no {missing}") from None
+        kind = TYPES.get(dtype) if isinstance(dtype, str) else None
+        if kind is None:
+            raise ValueError(f"the element type {dtype!r} is not known")
+        _check_counts("shape", shape)
+        _check_counts("data_offsets", offsets)
+        if len(shape) > _MAX_NDIM:
+            raise ValueError(f"it has {len(shape)} dimensions, more than {_MAX_NDIM}")
+        if len(offsets) != 2:
+            raise ValueError(f"data_offsets are {len(offsets)} numbers, not 2")
+        begin, end = offsets
+        if begin > end:
+            raise ValueError(f"its data end at {end}, before they begin at {begin}")
+        nbytes = tensor_nbytes(kind, shape)
+        if nbytes != end - begin:
+            raise ValueError(
+                f"{dtype} of shape {tuple(shape)} takes {nbytes} bytes, "
+                f"data_offsets give it {end - begin}"
+            )
+    except ValueError as error:
+        raise ValueError(f"tensor {name!r}: {error}") from None
+    return SafetensorsInfo(dtype, tuple(shape), start + begin, nbytes)
+
+
+def _check_counts(field: str, values: object) -> None:
+    if not isinstance(values, list):
+        raise ValueError(f"{field} is no list")
+    for value in values:
+        if type(value) is not int or value < 0:
+            raise ValueError(f"{field} has {value!r}: not a whole number from 0 on")
+
+
+def _check_cover(
+    tensors: list[tuple[str, SafetensorsInfo]], start: int, size: int
+) -> None:
+    """See that tensors, in order, cover each byte from `start` to the end exactly once."""
+    at, before = start, ""
+    for name, (_, _, offset, nbytes) in tensors:
+        if offset < at:
+            raise ValueError(f"tensor {name!r}: its data overlap those of {before!r}")
+        if offset > at:
+            raise ValueError(
+                f"tensor {name!r}: the {offset - at} bytes before its data belong to "
+                "no tensor"
+            )
+        at, before = offset + nbytes, name
+        if at > size:
+            raise ValueError(
+                f"tensor {name!r}: its data end at {at}, but the file has {size} bytes: "
+                "it is cut short"
+            )
+    if at < size:
+        raise ValueError(f"the last {size - at} bytes belong to no tensor")
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """A JSON object in which each key stands once."""
+    made = dict(pairs)
+    if len(made) != len(pairs):
+        seen: set[str] = set()
+        for key, _ in pairs:
+            if key in seen:
+                raise ValueError(f"{key!r} stands twice in one JSON object")
+            seen.add(key)
+    return made
+
+
+def _integer(text: str) -> int:
+    if len(text) > 19 or text[0] == "-":
+        raise ValueError(
+            f"the number {text[:30]} is negative or does not fit in 63 bits"
+        )
+    return int(text)
+
+
+def _constant(text: str) -> float:
+    raise ValueError(f"not JSON: {text}")
+
+
+def _number(text: str) -> float:
+    value = float(text)
+    return value if math.isfinite(value) else _constant(text)
+
+
+def _parsed(text: str) -> dict[str, Any]:
+    """The JSON object that `text` is."""
+    value = json.loads(
+        text,
+        object_pairs_hook=_object,
+        parse_int=_integer,
+        parse_float=_number,
+        parse_constant=_constant,
+    )
+    if not isinstance(value, dict):
+        raise ValueError("no JSON object")
+    return value
+
+
+def read_index(path: Path) -> dict[str, Path]:
+    """The file of each tensor of a checkpoint in several files.
+
+    Raises
+    ------
+    SafetensorsError
+        If the index is longer than 100 MB, is not JSON in UTF-8, has a key twice or no
+        ``weight_map``, or names a file outside its own folder.
+    """
+    try:
+        with open(path, "rb") as file:
+            raw = file.read(MAX_HEADER_NBYTES + 1)
+        if len(raw) > MAX_HEADER_NBYTES:
+            raise ValueError(f"the index has more than {MAX_HEADER_NBYTES} bytes")
+        places = _parsed(raw.decode()).get("weight_map")
+        if not isinstance(places, dict):
+            raise ValueError("it has no JSON object 'weight_map'")
+        files = {
+            name: _shard(path.parent, name, shard) for name, shard in places.items()
+        }
+    except (ValueError, RecursionError) as error:
+        raise _refused(path, error) from None
+    return files
+
+
+def _shard(folder: Path, name: str, shard: object) -> Path:
+    """The file that an index names for a tensor: in its folder, or in one below."""
+    if not isinstance(shard, str):
+        raise ValueError(f"tensor {name!r}: its file is {shard!r}, no text")
+    check_text(name)
+    check_text(shard)
+    parts = shard.split("/")
+    if "\0" in shard or "\\" in shard or any(part in ("", ".", "..") for part in parts):
+        raise ValueError(
+            f"tensor {name!r}: its file {shard!r} is no path inside the index's folder"
+        )
+    return folder.joinpath(*parts)
+
+
+# -- writing ---------------------------------------------------------------------------
+
+
+def header_bytes(
+    tensors: Iterable[tuple[str, str, tuple[int, ...], int]],
+    metadata: Mapping[str, str] | None,
+) -> tuple[bytes, dict[str, SafetensorsInfo]]:
+    """Length and header of a file, as the reference implementation writes them.
+
+    Parameters
+    ----------
+    tensors : iterable of (name, element type, shape, nbytes)
+        In any order: those of the highest rank come first, then it goes by name.
+    metadata : mapping of str to str, optional
+        Written sorted by name, so that equal contents give equal files.
+
+    Returns
+    -------
+    bytes
+        A multiple of 8 long, padded with spaces.
+    dict
+        A `SafetensorsInfo` for each name, in the order of their bytes.
+
+    Raises
+    ------
+    ValueError
+        If the header would be longer than 100 MB.
+    """
+    ordered = sorted(tensors, key=lambda item: (-TYPES[item[1]].rank, item[0]))
+    header: dict[str, Any] = {}
+    if metadata:
+        header[METADATA] = dict(sorted(metadata.items()))
+    at = 0
+    for name, dtype, shape, nbytes in ordered:
+        header[name] = {
+            "dtype": dtype,
+            "shape": list(shape),
+            "data_offsets": [at, at + nbytes],
+        }
+        at += nbytes
+    raw = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
+    raw += b" " * (-len(raw) % 8)
+    if len(raw) > MAX_HEADER_NBYTES:
+        raise ValueError(
+            f"the header would have {len(raw)} bytes, more than {MAX_HEADER_NBYTES}"
+        )
+    return struct.pack("<Q", len(raw)) + raw, dict(_placed(ordered, 8 + len(raw)))
+
+
+def _placed(
+    ordered: Iterable[tuple[str, str, tuple[int, ...], int]], at: int
+) -> Iterator[tuple[str, SafetensorsInfo]]:
+    for name, dtype, shape, nbytes in ordered:
+        yield name, SafetensorsInfo(dtype, shape, at, nbytes)
+        at += nbytes
+
+
+def index_bytes(files: Mapping[str, str], total_nbytes: int) -> bytes:
+    """The index of a checkpoint in several files: the file of each tensor."""
+    index = {
+        "metadata": {"total_size": total_nbytes},
+        "weight_map": dict(sorted(files.items())),
+    }
+    return json.dumps(index, ensure_ascii=False, indent=2).encode() + b"\n"

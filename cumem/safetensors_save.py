@@ -1,0 +1,293 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tensors of any kind of memory into safetensors files, whole or not at all."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from cumem import _core
+from cumem.files import write_ranges
+from cumem.safetensors_format import (
+    INDEX_SUFFIX,
+    METADATA,
+    TORCH_CARRIED,
+    TYPES,
+    ElementType,
+    SafetensorsError,
+    SafetensorsInfo,
+    check_text,
+    header_bytes,
+    index_bytes,
+    read_index,
+    tensor_nbytes,
+    type_of,
+)
+from cumem.units import parse_nbytes
+
+__all__ = ["save_safetensors"]
+
+_Path = str | os.PathLike[str]
+_BY_TORCH = {element.torch: element for element in TYPES.values() if element.torch}
+
+
+class _Source(NamedTuple):
+    """A tensor to save."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    data: _core.Buffer
+
+
+def save_safetensors(
+    path: _Path,
+    tensors: Mapping[str, Any],
+    metadata: Mapping[str, str] | None = None,
+    *,
+    dtypes: Mapping[str, str | SafetensorsInfo] | None = None,
+    max_shard_nbytes: int | str | None = None,
+) -> Path:
+    """Save tensors by name as a safetensors file, or as a checkpoint in several files.
+
+    Parameters
+    ----------
+    path : str or path-like
+        The file; ``model.safetensors`` in it where it is a folder.
+    tensors : mapping of str to array
+        Anything that `copy` takes: buffers, arrays of NumPy, tensors of PyTorch, arrays of
+        CuPy or JAX, of any strides.
+    metadata : mapping of str to str, optional
+        Texts to keep in the header, of each file.
+    dtypes : mapping, optional
+        For tensors held as integers of the same width: what they are, as the format calls
+        it, such as ``{"w": "BF16"}``, or a `SafetensorsInfo`, which also says the shape of
+        packed elements. ``dtypes=loaded.infos`` saves what `load_safetensors` gave.
+    max_shard_nbytes : int or str, optional
+        Bytes, or a text such as ``"5GiB"``: when the tensors have more together, they are
+        written to several files, ``model-00001-of-00003.safetensors`` and so on for a
+        `path` of ``model.safetensors``, in the order given and each with at most so many
+        bytes of tensors (a larger tensor has a file of its own), with an index
+        ``model.safetensors.index.json``. Files of an earlier checkpoint of this name that
+        the new one does not replace are removed.
+
+    Returns
+    -------
+    Path
+        What `load_safetensors` takes: the file, or the index.
+
+    Raises
+    ------
+    TypeError
+        If a name or text is not a str, if something is no array, or if its dtype is none
+        of the format's.
+    ValueError
+        If a tensor is called ``__metadata__``, if `dtypes` does not fit a tensor, if the
+        header would be longer than 100 MB.
+    OSError
+        If a file cannot be written.
+
+    Notes
+    -----
+    Equal contents make equal files, and the order within a file is that of the reference
+    implementation: wide elements first, then by name. Files are written under temporary
+    names in the same folder; when all are written they take their own names, an index
+    last. What was written is removed when something fails before that, and an older
+    checkpoint stays. Files are not flushed to the disk: see `os.fsync`.
+
+    **Blocks** until the files are written.
+
+    **Ordered after** what `copy` from the same objects would be.
+    """
+    path = Path(path)
+    if path.is_dir():
+        path = path / "model.safetensors"
+    _check_metadata(metadata)
+    sources = [_source(name, obj, dtypes or {}) for name, obj in tensors.items()]
+    limit = None if max_shard_nbytes is None else parse_nbytes(max_shard_nbytes)
+    shards = _shards(sources, limit)
+    stem = path.name.removesuffix(".safetensors")
+    index = path.with_name(stem + INDEX_SUFFIX)
+    if len(shards) == 1:
+        parts = [path]
+    else:
+        parts = [
+            path.with_name(f"{stem}-{i + 1:05}-of-{len(shards):05}.safetensors")
+            for i in range(len(shards))
+        ]
+    stale = _parts_of(index) if limit is not None else set()
+    with contextlib.ExitStack() as stack:
+        finished = []
+        for part, members in zip(parts, shards, strict=True):
+            temporary = stack.enter_context(_temporary(part))
+            _write(temporary, members, metadata)
+            finished.append((temporary, part))
+        if len(shards) > 1:
+            temporary = stack.enter_context(_temporary(index))
+            temporary.write_bytes(_index(parts, shards))
+            finished.append((temporary, index))
+        for temporary, final in finished:
+            os.replace(temporary, final)
+    if stale or len(shards) > 1:
+        for old in {path, index, *stale} - {final for _, final in finished}:
+            old.unlink(missing_ok=True)
+    return index if len(shards) > 1 else path
+
+
+def _check_metadata(metadata: Mapping[str, str] | None) -> None:
+    for key, value in (metadata or {}).items():
+        for text in (key, value):
+            if not isinstance(text, str):
+                raise TypeError(f"metadata must be str, not {type(text).__name__}")
+            check_text(text)
+
+
+def _source(
+    name: str, obj: Any, declared: Mapping[str, str | SafetensorsInfo]
+) -> _Source:
+    """One tensor as it will stand in a file."""
+    if not isinstance(name, str):
+        raise TypeError(f"names of tensors must be str, not {type(name).__name__}")
+    check_text(name)
+    if name == METADATA:
+        raise ValueError(f"a tensor cannot be called {METADATA!r}")
+    try:
+        data, element = _exported(obj)
+        if name in declared:
+            element, shape = _declared(data, element, declared[name])
+        elif element is None:
+            raise TypeError(f"the format has no element type for dtype {data.dtype}")
+        else:
+            shape = _logical_shape(data, element)
+    except (TypeError, ValueError, BufferError) as error:
+        error.add_note(f"while saving the tensor {name!r}")
+        raise
+    return _Source(name, element.name, shape, data)
+
+
+def _exported(obj: Any) -> tuple[_core.Buffer, ElementType | None]:
+    """The memory of an object, and its element type."""
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(obj, getattr(torch, "Tensor", ())):
+        return _from_torch(obj, torch)
+    if isinstance(obj, (np.ndarray, np.generic)):
+        obj = np.asarray(obj)
+        if not obj.dtype.isnative:
+            obj = obj.astype(obj.dtype.newbyteorder("="))
+    data = _core.asbuffer(obj)
+    return data, type_of(data.dtype)
+
+
+def _logical_shape(data: _core.Buffer, element: ElementType) -> tuple[int, ...]:
+    """The shape in elements of what may be packed along its last axis."""
+    if element.bits >= 8:
+        return data.shape
+    nbits = data.shape[-1] * 8 if data.shape else 8
+    if not data.shape or nbits % element.bits:
+        raise ValueError(
+            f"{nbits // 8} bytes do not hold a whole number of {element.name}: pass a "
+            "SafetensorsInfo in dtypes, which says the shape"
+        )
+    return (*data.shape[:-1], nbits // element.bits)
+
+
+def _declared(
+    data: _core.Buffer, own: ElementType | None, declared: str | SafetensorsInfo
+) -> tuple[ElementType, tuple[int, ...]]:
+    """Element type and shape of a tensor for which the caller says them."""
+    name = declared if isinstance(declared, str) else declared.dtype
+    element = TYPES.get(name)
+    if element is None:
+        raise ValueError(f"dtypes: the element type {name!r} is not known")
+    integers = data.dtype.kind in "ui" and data.itemsize == max(element.bits // 8, 1)
+    if element is not own and not integers:
+        raise TypeError(
+            f"dtypes: {data.dtype} is neither {name} nor integers of its width"
+        )
+    if isinstance(declared, str):
+        return element, _logical_shape(data, element)
+    if tensor_nbytes(element, declared.shape) != data.nbytes:
+        raise ValueError(
+            f"dtypes: {name} of shape {declared.shape} is not {data.nbytes} bytes"
+        )
+    return element, declared.shape
+
+
+def _shards(sources: list[_Source], limit: int | None) -> list[list[_Source]]:
+    """Cut the tensors, in their order, into runs of at most `limit` bytes."""
+    shards: list[list[_Source]] = [[]]
+    held = 0
+    for source in sources:
+        if limit is not None and shards[-1] and held + source.data.nbytes > limit:
+            shards.append([])
+            held = 0
+        shards[-1].append(source)
+        held += source.data.nbytes
+    return shards
+
+
+def _parts_of(index: Path) -> set[Path]:
+    """The index of an earlier checkpoint and its files, where there is one."""
+    try:
+        files = set(read_index(index).values())
+    except (OSError, SafetensorsError):
+        return set()
+    stem = re.escape(index.name.removesuffix(INDEX_SUFFIX))
+    named = re.compile(stem + r"-\d{5}-of-\d{5}\.safetensors")
+    return {index} | {file for file in files if named.fullmatch(file.name)}
+
+
+def _index(parts: list[Path], shards: list[list[_Source]]) -> bytes:
+    """What the index file holds."""
+    files, total = {}, 0
+    for part, members in zip(parts, shards, strict=True):
+        for source in members:
+            files[source.name] = part.name
+            total += source.data.nbytes
+    return index_bytes(files, total)
+
+
+@contextlib.contextmanager
+def _temporary(path: Path) -> Iterator[Path]:
+    """A new name beside `path`; its file is removed if it still has that name."""
+    temporary = path.with_name(f".cumem-{os.urandom(8).hex()}.tmp")
+    try:
+        yield temporary
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def _write(
+    path: Path, sources: list[_Source], metadata: Mapping[str, str] | None
+) -> None:
+    """Write a new file."""
+    head, infos = header_bytes(
+        ((name, dtype, shape, data.nbytes) for name, dtype, shape, data in sources),
+        metadata,
+    )
+    data = {source.name: source.data for source in sources}
+    with open(path, "xb") as file:
+        file.write(head)
+        file.truncate(len(head) + sum(info.nbytes for info in infos.values()))
+    write_ranges(path, [(info.offset, data[name]) for name, info in infos.items()])
+
+
+def _from_torch(tensor: Any, torch: Any) -> tuple[_core.Buffer, ElementType]:
+    """The memory of a tensor, and its element type."""
+    name = str(tensor.dtype).removeprefix("torch.")
+    element = _BY_TORCH.get(name)
+    if element is None:
+        raise TypeError(f"the format has no element type for {tensor.dtype}")
+    if tensor.layout is not torch.strided or tensor.is_meta:
+        raise TypeError(f"it is no dense tensor: {tensor.layout} on {tensor.device}")
+    tensor = tensor.detach().resolve_conj().resolve_neg()
+    if element.name in TORCH_CARRIED:
+        tensor = tensor.view(getattr(torch, TORCH_CARRIED[element.name]))
+    return _core.asbuffer(tensor), element
