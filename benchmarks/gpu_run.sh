@@ -4,8 +4,8 @@
 # driver, Python, NumPy, pytest and hypothesis, and what else it has is used. Run `make gpu`
 # where packages can be had, bring .gpu/ along, then
 #
-#     benchmarks/gpu_run.sh [tests | bench | ceilings | calls | transfer | interop |
-#                            sanitizer | stress | pools | all]...
+#     benchmarks/gpu_run.sh [tests | bench | ceilings | calls | transfer | safetensors |
+#                            interop | sanitizer | stress | pools | all]...
 #
 # Results go to ${OUT:-/tmp}. Arguments of pytest can be given in PYTEST_ARGS, the folder of
 # the allocation traces that pools replays in TRACES.
@@ -63,6 +63,10 @@ run_transfer() {
     "$PYTHON" benchmarks/transfer.py --json "$OUT/transfer.json"
 }
 
+run_safetensors() {
+    "$PYTHON" benchmarks/safetensors_files.py --json "$OUT/safetensors.json"
+}
+
 run_interop() {
     "$PYTHON" benchmarks/interop.py --json "$OUT/interop.json"
 }
@@ -96,12 +100,13 @@ install || {
 }
 steps=("${@:-all}")
 if [[ ${steps[*]} == all ]]; then
-    steps=(ceilings calls transfer bench tests interop sanitizer stress)
+    steps=(ceilings calls transfer safetensors bench tests interop sanitizer stress)
 fi
 for name in "${steps[@]}"; do
     printf '\n======== %s\n' "$name"
     case $name in
-        tests | bench | ceilings | calls | transfer | interop | sanitizer | stress | pools)
+        tests | bench | ceilings | calls | transfer | safetensors | interop | sanitizer | \
+            stress | pools)
             start=$SECONDS
             "run_$name" || failed+=("$name")
             echo "-- $name took $((SECONDS - start)) s"

@@ -1,0 +1,397 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Measure loading and saving of safetensors files against the reference and the link.
+
+    python benchmarks/safetensors_files.py \
+        --json benchmarks/results/safetensors-h200.json
+
+A file with the tensors of a language model and one of many small tensors, both in the page
+cache, are loaded into tensors on the GPU by cumem, by safetensors.torch, and by
+safetensors.numpy with a copy; all tensors are compared bit for bit. The link is the CUDA
+runtime's own copy from pinned memory in the same run. On the emulated device it runs and
+says so: the figures are then not a GPU's.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import importlib.util
+import math
+import os
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import cumem
+from cumem import info
+from cumem.safetensors_format import TYPES
+from cumem.units import format_nbytes
+
+GIB = 1 << 30
+LIBRARIES = ("torch", "safetensors.torch", "safetensors.numpy")
+Arrays = dict[str, np.ndarray[Any, Any]]
+Call = Callable[[], Any]
+
+
+@dataclass
+class Case:
+    """One file, loaded or saved by several libraries.
+
+    Parameters
+    ----------
+    key : str
+        What the file holds.
+    direction : str
+        ``"up"`` for loading and ``"down"`` for saving.
+    nbytes : int
+        Of all tensors.
+    tensors : int
+        How many there are.
+    first, seconds, spread : dict
+        By library: seconds of the first call, best of the others, their median over
+        their best.
+    errors : dict
+        Why a library has no time.
+    """
+
+    key: str
+    direction: str
+    nbytes: int
+    tensors: int
+    first: dict[str, float] = field(default_factory=dict)
+    seconds: dict[str, float] = field(default_factory=dict)
+    spread: dict[str, float] = field(default_factory=dict)
+    errors: dict[str, str] = field(default_factory=dict)
+
+
+# -- files -----------------------------------------------------------------------------
+
+
+def random_array(rng: np.random.Generator, shape: tuple[int, ...], dtype: str) -> Any:
+    """Random bits, so that nothing in the wrong place goes unseen."""
+    nbytes = math.prod(shape) * np.dtype(dtype).itemsize
+    words = rng.integers(0, 1 << 64, -(-nbytes // 8), "u8")
+    return words.view("u1")[:nbytes].view(dtype).reshape(shape)
+
+
+def model(nbytes: int) -> Arrays:
+    """The tensors of a language model with as many layers as fit in `nbytes`."""
+    rng = np.random.default_rng(1)
+    width = 4096 if nbytes >= GIB else 64
+    inner, words = width * 43 // 16, width * 8
+    layer = {
+        **{f"self_attn.{n}_proj.weight": (width, width) for n in "qkvo"},
+        "mlp.gate_proj.weight": (inner, width),
+        "mlp.up_proj.weight": (inner, width),
+        "mlp.down_proj.weight": (width, inner),
+        "input_layernorm.weight": (width,),
+        "post_attention_layernorm.weight": (width,),
+    }
+    arrays = {"model.embed_tokens.weight": random_array(rng, (words, width), "f2")}
+    held, number = arrays["model.embed_tokens.weight"].nbytes, 0
+    kinds = {name: "f4" if "norm" in name else "f2" for name in layer}
+    size = sum(int(kinds[n][1]) * math.prod(shape) for n, shape in layer.items())
+    while held + size <= nbytes or not number:
+        for name, shape in layer.items():
+            full = f"model.layers.{number}.{name}"
+            arrays[full] = random_array(rng, shape, kinds[name])
+        held, number = held + size, number + 1
+    rest = (nbytes - held) // (2 * width)
+    if rest > 0:
+        arrays["lm_head.weight"] = random_array(rng, (rest, width), "f2")
+    return arrays
+
+
+def small(count: int) -> Arrays:
+    """Many tensors of 1 to 8 KiB."""
+    rng = np.random.default_rng(2)
+    return {
+        f"model.layers.{i % 60}.experts.{i // 60}.scale": random_array(
+            rng, (256 + i % 8 * 256,), "f4"
+        )
+        for i in range(count)
+    }
+
+
+def every_type(torch: Any) -> bytes:
+    """A file with a tensor of each type that PyTorch has, as the reference writes it."""
+    rng = np.random.default_rng(3)
+    tensors = {}
+    for name, element in TYPES.items():
+        own = getattr(torch, element.torch or "", None)
+        if own is not None:
+            top = 2 if name == "BOOL" else 256
+            bits = rng.integers(0, top, (33, 64)).astype("u1")
+            tensors[name] = torch.from_numpy(bits).view(own)
+            tensors[f"{name}, empty"] = torch.from_numpy(bits[:0]).view(own)
+            if name != "F4":
+                tensors[f"{name}, scalar"] = tensors[name][0, 0].clone()
+    data: bytes = importlib.import_module("safetensors.torch").save(tensors)
+    return data
+
+
+# -- the cases -------------------------------------------------------------------------
+
+
+class Bench:
+    """What all cases share."""
+
+    def __init__(self, options: argparse.Namespace, folder: Path) -> None:
+        self.folder = folder
+        self.emulated = cumem.backend() == "emulated"
+        self.little = self.emulated or options.quick
+        self.rounds = 3 if self.little else options.rounds
+        self.missing: dict[str, str] = {}
+        self.peers: dict[str, Any] = {}
+        for name in LIBRARIES:
+            self._find(name)
+
+    def _find(self, name: str) -> None:
+        package = name.partition(".")[0]
+        if self.emulated and name != "safetensors.numpy":
+            self.missing[name] = "needs a GPU"
+        elif importlib.util.find_spec(package) is None:
+            self.missing[name] = "not installed"
+        elif name == "safetensors.torch" and "torch" in self.missing:
+            self.missing[name] = f"PyTorch {self.missing['torch']}"
+        else:
+            self.peers[name] = importlib.import_module(name)
+
+    def wait(self) -> None:
+        """Until the GPU has nothing to do."""
+        cumem.current_device().synchronize()
+
+    def link(self) -> dict[str, float]:
+        """Bytes a second of the CUDA runtime's own copies from and to pinned memory."""
+        nbytes = (4 << 20) if self.little else (256 << 20)
+        pinned = cumem.zeros(nbytes, "u1", "pinned")
+        device = cumem.zeros(nbytes, "u1", "device")
+        stream = cumem.Stream()
+        self.wait()
+        up = min(cumem._core._raw_copies(device, pinned, stream, 0.5))
+        down = min(cumem._core._raw_copies(pinned, device, stream, 0.5))
+        return {"up": nbytes / up, "down": nbytes / down}
+
+    def time(self, case: Case, library: str, call: Call) -> Any:
+        """Measure one library; what its last call gave."""
+        times = []
+        result = None
+        try:
+            for _ in range(1 + self.rounds):
+                result = None  # the memory of the call before is there to be used again
+                self.wait()
+                start = time.perf_counter()
+                result = call()
+                self.wait()
+                times.append(time.perf_counter() - start)
+        except (RuntimeError, OSError, MemoryError, ValueError, KeyError) as error:
+            text = str(error).splitlines() or [repr(error)]
+            case.errors[library] = f"{type(error).__name__}: {text[0]}"
+            return None
+        case.first[library] = times[0]
+        case.seconds[library] = min(times[1:])
+        case.spread[library] = statistics.median(times[1:]) / min(times[1:])
+        return result
+
+    def cases(self, key: str, arrays: Arrays) -> list[Case]:
+        """Load and save one file."""
+        path = self.folder / f"{key}.safetensors"
+        cumem.save_safetensors(path, arrays, {"format": "pt"})
+        nbytes = sum(array.nbytes for array in arrays.values())
+        load = Case(key, "up", nbytes, len(arrays))
+        save = Case(key, "down", nbytes, len(arrays))
+        ours = self.time(load, "cumem", lambda: cumem.load_safetensors(path))
+        check(ours, arrays)
+        self.save(save, "cumem", ours, path)
+        del ours
+        self.numpy(load, path, arrays)
+        if "torch" in self.peers:
+            self.torch(load, save, path, arrays)
+        return [load, save]
+
+    def save(self, case: Case, library: str, tensors: Any, path: Path) -> None:
+        """Write the tensors again and compare the file."""
+        copy = path.with_suffix(".copy")
+        if library == "cumem":
+            self.time(
+                case,
+                library,
+                lambda: cumem.save_safetensors(copy, tensors, {"format": "pt"}),
+            )
+        else:
+            write = self.peers[library].save_file
+            self.time(case, library, lambda: write(tensors, copy, {"format": "pt"}))
+        if library in case.seconds and not same_files(path, copy):
+            raise AssertionError(f"{library} saved other bytes")
+        copy.unlink(missing_ok=True)
+
+    def numpy(self, case: Case, path: Path, arrays: Arrays) -> None:
+        """safetensors.numpy, and a copy of each array by cumem."""
+        peer = self.peers.get("safetensors.numpy")
+        if peer is None:
+            return
+
+        def call() -> Any:
+            loaded = peer.load_file(path)
+            return {name: cumem.array(array) for name, array in loaded.items()}
+
+        result = self.time(case, "safetensors.numpy", call)
+        if result is not None:
+            check(result, arrays)
+
+    def torch(self, load: Case, save: Case, path: Path, arrays: Arrays) -> None:
+        """Tensors of PyTorch: by cumem and by safetensors.torch, compared on the GPU."""
+        torch = self.peers["torch"]
+        ours = self.time(
+            load,
+            "cumem, torch",
+            lambda: cumem.load_safetensors(path, framework="torch"),
+        )
+        peer = self.peers.get("safetensors.torch")
+        if peer is not None:
+            theirs = self.time(
+                load, "safetensors.torch", lambda: peer.load_file(path, device="cuda:0")
+            )
+            if theirs is not None:
+                compare(torch, ours, theirs)
+                ours = None
+                self.save(save, "safetensors.torch", theirs, path)
+        torch.cuda.empty_cache()
+
+    def types(self) -> int | None:
+        """Compare a tensor of every type with the reference; how many were compared."""
+        peer = self.peers.get("safetensors.torch")
+        if peer is None:
+            return None
+        torch = self.peers["torch"]
+        path = self.folder / "types.safetensors"
+        path.write_bytes(every_type(torch))
+        theirs = peer.load_file(path, device="cuda:0")
+        ours = cumem.load_safetensors(path, framework="torch")
+        compare(torch, ours, theirs)
+        again = cumem.save_safetensors(self.folder / "again", ours)
+        if again.read_bytes() != path.read_bytes():
+            raise AssertionError("saved tensors of every type are other bytes")
+        return len(theirs)
+
+
+def check(loaded: Any, arrays: Arrays) -> None:
+    """See that buffers have the arrays' bytes, by way of pinned memory."""
+    if loaded.keys() != arrays.keys():
+        raise AssertionError("other names")
+    for name, array in arrays.items():
+        back = cumem.empty(array.shape, array.dtype, "pinned")
+        cumem.copy(back, loaded[name])
+        if not np.array_equal(
+            back.numpy().reshape(-1).view("u1"), array.reshape(-1).view("u1")
+        ):
+            raise AssertionError(f"wrong bytes in {name}")
+
+
+def compare(torch: Any, ours: Any, theirs: Any) -> None:
+    """See that two sets of tensors are equal bit for bit, in place, type and shape."""
+    if ours is None or theirs is None or ours.keys() != theirs.keys():
+        raise AssertionError("other names, or nothing to compare")
+    for name, t in theirs.items():
+        mine = ours[name]
+        if (mine.dtype, mine.shape, mine.device) != (t.dtype, t.shape, t.device):
+            raise AssertionError(f"{name}: {mine.dtype} {mine.shape} {mine.device}")
+        if t.numel() and not torch.equal(octets(torch, mine), octets(torch, t)):
+            raise AssertionError(f"wrong bytes in {name}")
+
+
+def octets(torch: Any, tensor: Any) -> Any:
+    """A tensor's bytes: NaNs are not equal, and not every dtype can be compared."""
+    return tensor.reshape(-1).view(torch.uint8)
+
+
+def same_files(one: Path, two: Path) -> bool:
+    """Whether two files have the same bytes."""
+    if one.stat().st_size != two.stat().st_size:
+        return False
+    a, b = (np.memmap(path, "u1", "r") for path in (one, two))
+    step = 256 << 20
+    return all(
+        np.array_equal(a[i : i + step], b[i : i + step]) for i in range(0, len(a), step)
+    )
+
+
+def line(case: Case, links: dict[str, float]) -> str:
+    """Rows of the table."""
+    what = "loaded" if case.direction == "up" else "saved"
+    rows = [
+        f"{case.key}, {case.tensors} tensors, {format_nbytes(case.nbytes)}, {what}:"
+    ]
+    for library, seconds in case.seconds.items():
+        rate = case.nbytes / seconds
+        rows.append(
+            f"  {library:<20}{seconds * 1e3:>10.1f} ms {rate / 1e9:>7.1f} GB/s "
+            f"{100 * rate / links[case.direction]:>4.0f} % of the link, first call "
+            f"{case.first[library] * 1e3:.0f} ms, "
+            f"{seconds / case.tensors * 1e6:.1f} us a tensor"
+        )
+    rows += [f"  {library:<20}{error}" for library, error in case.errors.items()]
+    return "\n".join(rows)
+
+
+def main() -> int:
+    """Measure and print; a file on request."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    add = parser.add_argument
+    add("--json", metavar="FILE", help="write the results to FILE")
+    add("--quick", action="store_true", help="small files")
+    add("--dir", metavar="FOLDER", help="where the files are made; twice 4 GiB")
+    add("--gib", type=float, default=4.0, help="size of the model's file")
+    add("--rounds", type=int, default=5, help="timed calls of each library")
+    options = parser.parse_args()
+    started = datetime.now(UTC)
+    cases: list[Case] = []
+    with tempfile.TemporaryDirectory(dir=options.dir) as folder:
+        bench = Bench(options, Path(folder))
+        if bench.emulated:
+            print("EMULATED DEVICE: no GPU took part, these figures are not a GPU's")
+        links = bench.link()
+        types = bench.types()
+        if types is not None:
+            print(f"{types} tensors of every type equal safetensors.torch's")
+        nbytes = (4 << 20) if bench.little else int(options.gib * GIB)
+        files = {
+            "model": lambda: model(nbytes),
+            "small": lambda: small(200 if bench.little else 20000),
+        }
+        for key, make in files.items():
+            for case in bench.cases(key, make()):
+                cases.append(case)
+                print(line(case, links), flush=True)
+    if options.json:
+        results = {
+            "schema": 1,
+            "started": started.isoformat(timespec="seconds"),
+            "emulated": bench.emulated,
+            "quick": options.quick,
+            "commit": info.commit(),
+            **info.collect(),
+            "libraries": {
+                name: importlib.import_module(name.partition(".")[0]).__version__
+                for name in bench.peers
+            },
+            "threads": len(os.sched_getaffinity(0)),
+            "link_bytes_per_second": links,
+            "missing": bench.missing,
+            "types_compared": types,
+            "cases": [asdict(case) for case in cases],
+        }
+        info.save(results, options.json)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
