@@ -70,9 +70,14 @@ typedef struct cm_copy_request {
     uint32_t after_ticket_count;
     /* While a caller's thread waits this is asked about every 50 ms, without any lock;
      * true ends the call with CM_ECANCELLED. What is queued then still runs to its end,
-     * and only then are the keeps dropped. NULL: never. */
+     * and only then are the keeps dropped: a blocking call, which queues nothing while
+     * its stream is busy with other work, waits for that (a second at most). NULL:
+     * never. */
     bool (*interrupted)(void *argument);
     void *interrupted_argument;
+    /* Where `interrupted` finds the ticket of the call that asks (NULL for a short
+     * copy, which has none); NULL: nowhere. Not to be used after a call that failed. */
+    cm_ticket **ticket_seen;
     cm_keep keep[4]; /* dropped when the transfer is done, whatever the outcome */
     uint32_t keep_count;
 } cm_copy_request;
@@ -107,6 +112,7 @@ typedef struct cm_ticket_info {
     cm_status status; /* first failure; CM_OK while not done */
     cm_route route;
     bool captured;   /* it went into a graph, which may run it at any time */
+    bool cancelled;  /* by cm_ticket_cancel: nothing was read or written */
     uint64_t nbytes; /* payload, not counting broadcast repeats of the source */
     double seconds;  /* from start to end; on the device's clock where it has one; 0
                         while not done */
@@ -124,6 +130,15 @@ CM_NODISCARD cm_status cm_engine_fill(cm_engine *engine, const cm_region *dst,
 
 /* Never blocks. In a forked child: as it was at the fork. */
 void cm_ticket_read(cm_ticket *ticket, cm_ticket_info *out);
+/* Bytes of the payload that have arrived for certain, in whole pieces; the last of them
+ * with the end, so that it is `nbytes` just when all is done without a failure. Makes
+ * no runtime call and takes no lock. */
+uint64_t cm_ticket_count_moved(const cm_ticket *ticket);
+/* End a copy in the background that has not begun: that waits for a worker or for what
+ * comes before it. True: nothing was or will be read or written, what it kept is
+ * dropped and it is done with CM_ECANCELLED, for which nobody needs to ask (now, or
+ * since an earlier call). False: it goes on, or is done. Blocks for a moment. */
+bool cm_ticket_cancel(cm_ticket *ticket);
 /* Blocks until done or `timeout_ns` (UINT64_MAX: for ever) has passed: CM_ETIMEOUT. Returns
  * the transfer's own failure otherwise. */
 CM_NODISCARD cm_status cm_ticket_wait(cm_ticket *ticket, uint64_t timeout_ns);

@@ -20,6 +20,8 @@ enum {
     CM_ASK_NS = 50 * 1000 * 1000,   /* between two questions whether to go on waiting */
     CM_PARK_AFTER_NS = 1000 * 1000, /* a worker that has waited so long goes on to
                                        another job */
+    CM_LINGER_NS = 1000 * 1000 * 1000, /* an interrupted call waits so long for what it
+                                          has queued */
 };
 
 struct cm_job;
@@ -59,14 +61,16 @@ struct cm_engine {
     atomic_bool has_unread; /* perhaps: set and cleared under the lock */
     cm_list jobs;           /* for the workers, oldest first */
     uint64_t job_count;
+    uint64_t pick_count;   /* of jobs by workers */
     cm_list parked;        /* jobs that wait for a stream or a ticket */
-    uint64_t parked_count; /* those that the watcher looks at now included */
+    uint64_t parked_count; /* but for those that the watcher has in hand */
     int worker_count;
     int idle_count;
     cm_thread workers[CM_MAX_WORKERS];
     bool has_watcher;
     cm_thread watcher;
     cm_tuning tuning;     /* as it was set: not resolved */
+    uint64_t linger_ns;   /* CM_LINGER_NS, set once */
     uint64_t ring_nbytes; /* page-locked blocks that transfers are using */
     cm_pool *pinned_pool; /* held; may be NULL */
     cm_pool *device_pools[CM_MAX_DEVICES];
@@ -117,8 +121,13 @@ bool cm_engine_may_overlap(cm_runtime *rt, const cm_region *dst, const cm_region
 CM_NODISCARD cm_status cm_engine_give_job(cm_engine *engine, struct cm_job *job);
 void cm_engine_join_workers(cm_engine *engine);
 
-/* job_park.c: hand a job to the watcher until what it waits for is done. */
-void cm_engine_park_job(cm_engine *engine, struct cm_job *job);
+/* job_turns.c: lock held. The job that a worker takes next, out of its list: the one
+ * with the least left, now and then the oldest; NULL: there is none. */
+struct cm_job *cm_engine_pick_job_locked(cm_engine *engine);
+/* To the end of `parked`, or of `jobs`; whoever looks after that is woken. */
+void cm_engine_list_job_locked(cm_engine *engine, struct cm_job *job, bool parked);
+void cm_engine_unlist_job_locked(cm_engine *engine, struct cm_job *job);
+
 /* By the watcher: some of the parked jobs that can go on to the workers; true if any.
  */
 bool cm_engine_wake_jobs(cm_engine *engine);

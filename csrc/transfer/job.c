@@ -3,60 +3,7 @@
 
 #include <stdlib.h>
 
-#include "base/fresh_pages.h"
 #include "transfer/host_copy.h"
-
-/* Between two questions whether to go on. */
-#define HOST_PIECE_NBYTES (UINT64_C(64) << 20)
-/* Shorter copies on the host are over before other threads are awake. */
-#define SHARED_NBYTES (UINT64_C(1) << 20)
-/* Who reads them next finds them in a cache, perhaps. */
-#define CACHED_NBYTES (UINT64_C(32) << 20)
-
-/* By all threads, each part of the target written by one. */
-static cm_status
-copy_in_parts(cm_job *job)
-{
-    cm_gang gang;
-    cm_load load;
-    cm_cut cut;
-    cm_layout piece;
-    cm_status status = cm_ok();
-    const cm_layout *layout = &job->plan.layout;
-    uint64_t nbytes = cm_layout_nbytes(layout);
-    cm_copy_way way = nbytes < CACHED_NBYTES ? CM_COPY_PLAIN : CM_COPY_WIDE;
-    char *target = (char *)job->dst.host + layout->dst_offset;
-    if (layout->ndim == 0 && nbytes >= 2 * CM_HUGE_PAGE_NBYTES
-        && job->dst.kind == CM_KIND_PAGEABLE && cm_pages_are_fresh(target, nbytes)) {
-        cm_pages_ask_huge(target, nbytes);
-        way = CM_COPY_FRESH;
-    }
-    cm_gang_open(&gang, &job->engine->crew, &job->tuning);
-    cm_cut_init(&cut, layout, HOST_PIECE_NBYTES);
-    for (bool first = true; cm_is_ok(status) && cm_cut_next(&cut, &piece);
-         first = false) {
-        if (!first && cm_job_is_interrupted(job)) {
-            status = cm_fail(CM_ECANCELLED, 0);
-            break;
-        }
-        cm_gang_post(&gang, &load, &piece, job->dst.host, job->src.host, way);
-        cm_gang_wait(&gang, &load);
-    }
-    cm_gang_close(&gang);
-    return status;
-}
-
-static cm_status
-copy_on_host(cm_job *job)
-{
-    const cm_layout *layout = &job->plan.layout;
-    if (cm_layout_nbytes(layout) < SHARED_NBYTES
-        || (job->overlaps && layout->ndim == 0)) {
-        cm_host_copy(layout, job->dst.host, job->src.host);
-        return cm_ok();
-    }
-    return copy_in_parts(job);
-}
 
 /* Read an overlapping source whole into memory of our own, which takes its place. */
 static cm_status
@@ -101,8 +48,8 @@ replace_source_on_device(cm_job *job, const cm_layout *pack)
     return cm_ok();
 }
 
-static cm_status
-replace_source(cm_job *job)
+cm_status
+cm_job_replace_source(cm_job *job)
 {
     cm_layout core = job->plan.layout;
     cm_layout repeats;
@@ -124,16 +71,6 @@ replace_source(cm_job *job)
     return cm_ok();
 }
 
-static cm_status
-run_on_host(cm_job *job)
-{
-    CM_TRY(cm_job_wait_after(job));
-    if (job->overlaps && job->plan.layout.ndim > 0) {
-        CM_TRY(replace_source(job));
-    }
-    return copy_on_host(job);
-}
-
 /* How far one runtime copy or fill may go from `host` on. */
 static uint64_t
 run_of(const cm_job *job, const cm_region *region, cm_address at, uint64_t nbytes)
@@ -152,7 +89,7 @@ copy_direct(cm_job *job)
     const cm_layout *layout = &job->plan.layout;
     cm_address dst = cm_region_copy_address(&job->dst) + (uint64_t)layout->dst_offset;
     cm_address src = cm_region_copy_address(&job->src) + (uint64_t)layout->src_offset;
-    if ((job->may_park || job->interrupted != NULL)
+    if ((job->may_park || (job->interrupted != NULL && !job->blocking))
         && !(job->dst_facts.locked && job->src_facts.locked)) {
         /* The runtime's call waits for the stream and cannot be ended: wait here. */
         CM_TRY(cm_job_wait_stream(job));
@@ -211,6 +148,9 @@ move_bytes(cm_job *job)
 {
     const cm_layout *layout = &job->plan.layout;
     cm_engine *engine = job->engine;
+    if (!cm_job_waits_for_source(job)) {
+        CM_TRY(cm_job_begin(job));
+    }
     switch (job->plan.route) {
     case CM_ROUTE_DIRECT:
         return copy_direct(job);
@@ -294,13 +234,30 @@ end_asynchronously(cm_job *job)
     return submit(job, cm_ok());
 }
 
+/* What is queued behind the work of others cannot be called back: a call that may be
+ * interrupted, and then leaves nothing behind, waits for that first. */
+static cm_status
+wait_for_others(cm_job *job)
+{
+    bool idle = false;
+    CM_TRY(cm_rt_stream_query(job->engine->rt, job->stream->handle, &idle));
+    return idle ? cm_ok() : cm_job_wait_stream(job);
+}
+
 /* All up to the moving. */
 static cm_status
 prepare_stream(cm_job *job)
 {
     if (!job->capturing) {
-        job->has_queued = true;
+        bool stops = job->blocking && job->interrupted != NULL;
+        job->has_queued = !stops;
+        job->leaves_waits = stops;
         CM_TRY(cm_job_wait_after(job));
+        if (stops) {
+            CM_TRY(wait_for_others(job));
+            job->has_queued = true;
+            job->leaves_waits = false;
+        }
         if (!job->blocking && !job->is_fill && !job->plan.is_download) {
             CM_TRY(cm_loan_take_event(job->engine, job->stream->device,
                                       &job->start_event));
@@ -308,7 +265,11 @@ prepare_stream(cm_job *job)
                                       job->stream->handle));
         }
     }
-    return job->overlaps ? replace_source(job) : cm_ok();
+    if (!job->overlaps) {
+        return cm_ok();
+    }
+    CM_TRY(cm_job_begin(job));
+    return cm_job_replace_source(job);
 }
 
 static cm_status
@@ -328,7 +289,13 @@ run_on_stream(cm_job *job)
     if (!job->blocking) {
         return end_asynchronously(job);
     }
-    return job->plan.is_download ? cm_job_drain(job) : cm_job_wait_stream(job);
+    if (job->plan.is_download) {
+        return cm_job_drain(job);
+    }
+    if (job->may_park) {
+        CM_TRY(cm_job_settle_upload(job));
+    }
+    return cm_job_wait_stream(job);
 }
 
 /* Nothing of a failed copy may be in flight when its caller hears of it. One that the
@@ -365,7 +332,7 @@ cm_job_run(cm_job *job)
 {
     cm_engine *engine = job->engine;
     if (job->plan.route == CM_ROUTE_HOST) {
-        return run_on_host(job);
+        return cm_job_run_on_host(job);
     }
     if (job->stream != NULL) {
         /* it was parked: the same again */

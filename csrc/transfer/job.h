@@ -39,19 +39,29 @@ typedef struct cm_job {
     cm_tuning tuning; /* resolved */
     bool blocking;    /* the thread that runs it waits for the end */
     bool overlaps;
-    bool capturing;  /* request_stream is: queue and return, look at nothing */
-    bool submitted;  /* the ticket has the rest */
-    bool detached;   /* all is queued and nobody asks for the end */
-    bool draining;   /* all is queued; what is left is to unpack on the host */
-    bool is_fill;    /* nobody asks when it is done, unless blocking */
-    bool may_park;   /* a worker runs it, which others need: nothing waits for long */
-    bool is_parked;  /* ... and what it waits for is parked_ticket or parked_event */
-    bool has_queued; /* the stream may be working for us */
-    bool lost_track; /* waiting for it failed: nobody knows what still runs */
+    bool capturing;    /* request_stream is: queue and return, look at nothing */
+    bool submitted;    /* the ticket has the rest */
+    bool detached;     /* all is queued and nobody asks for the end */
+    bool draining;     /* all is queued; what is left is to unpack on the host */
+    bool is_fill;      /* nobody asks when it is done, unless blocking */
+    bool may_park;     /* a worker runs it, which others need: nothing waits for long */
+    bool is_parked;    /* ... and what it waits for is parked_ticket or parked_event */
+    bool is_yielding;  /* ... nothing: others are to have the worker first */
+    bool in_parked;    /* under engine->lock, while ticket->job: else in engine->jobs */
+    bool begun;        /* its ends may have been read or written */
+    bool leaves_waits; /* `lent` may still wait for other work, and for nothing of ours
+                        */
+    bool has_queued;   /* the stream may be working for us */
+    bool lost_track;   /* waiting for it failed: nobody knows what still runs */
     unsigned char pattern[4];
     uint32_t pattern_nbytes;
     cm_job_step step;
     int parked_device;
+    cm_cut host_cut;       /* HOST: what is left */
+    cm_copy_way host_way;  /* ... and how it is copied */
+    uint64_t turn_nbytes;  /* worked on since it was a worker's turn */
+    uint64_t asked_nbytes; /* HOST: since it was last asked whether to go on */
+    uint64_t moved_nbytes; /* in pieces that are over, repeats included */
     uint32_t after_count;
     uint32_t after_ticket_count;
     uint32_t next_stage;
@@ -83,6 +93,20 @@ CM_NODISCARD cm_status cm_job_run(cm_job *job);
 CM_NODISCARD cm_status cm_job_finish_drain(cm_job *job);
 /* Everything is given back. */
 void cm_job_destroy(cm_job *job);
+/* host_job.c: the same between two ends that the host reaches. */
+CM_NODISCARD cm_status cm_job_run_on_host(cm_job *job);
+/* job.c: an overlapping source is read whole first. */
+CM_NODISCARD cm_status cm_job_replace_source(cm_job *job);
+
+/* job_cancel.c: from here on it cannot be cancelled; again and again is harmless. Fails:
+ * CM_ECANCELLED. */
+CM_NODISCARD cm_status cm_job_begin(cm_job *job);
+/* End a job that has not begun, and its ticket. */
+void cm_job_drop(cm_job *job);
+
+/* job_turns.c: `nbytes` more are to be worked on. CM_ETIMEOUT: by a worker, which
+ * others need more, so the job is parked until it is its turn again. */
+CM_NODISCARD cm_status cm_job_take_turn(cm_job *job, uint64_t nbytes);
 
 /* job_after.c: what must come first. */
 CM_NODISCARD cm_status cm_job_record_after(cm_job *job, const cm_copy_request *request);
@@ -108,6 +132,15 @@ cm_job_src_is_ordered(const cm_job *job)
            || !job->src_facts.whole;
 }
 
+/* Such a source is waited for before the copy begins. */
+static inline bool
+cm_job_waits_for_source(const cm_job *job)
+{
+    bool staged =
+        job->plan.route == CM_ROUTE_STAGED || job->plan.route == CM_ROUTE_STAGED_KERNEL;
+    return staged && !job->plan.is_download && cm_job_src_is_ordered(job);
+}
+
 /* job_park.c: leave the thread to others until the ticket or the event is done. Returns
  * CM_ETIMEOUT. */
 CM_NODISCARD cm_status cm_job_park_on_ticket(cm_job *job, cm_ticket *ticket);
@@ -128,6 +161,10 @@ void cm_job_end_staging(cm_job *job,
                         void (*free_block)(const cm_job *job, cm_pool *pool,
                                            cm_block *block));
 CM_NODISCARD cm_status cm_job_copy_peer(cm_job *job);
+/* Wait, piece by piece, for what was sent. */
+CM_NODISCARD cm_status cm_job_settle_upload(cm_job *job);
+/* A piece is over, `nbytes` of the target. */
+void cm_job_count_moved(cm_job *job, uint64_t nbytes);
 /* A block of the device pool of `device`, for `stream`. Fails: CM_EINVALID without a pool. */
 CM_NODISCARD cm_status cm_job_alloc_block(cm_job *job, int device, uint64_t nbytes,
                                           cm_stream *stream, cm_block **out);

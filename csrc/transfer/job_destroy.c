@@ -52,7 +52,12 @@ cm_job_destroy(cm_job *job)
     free(job->after_tickets);
     free(job->host_temporary);
     cm_loan_give_stream(engine, job->gather_stream);
-    cm_loan_give_stream(engine, job->lent);
+    if (job->lent != NULL && job->leaves_waits) {
+        cm_stream_release(job->lent); /* the next would wait for the same */
+    }
+    else {
+        cm_loan_give_stream(engine, job->lent);
+    }
     if (job->stream != NULL) {
         cm_stream_release(job->stream);
     }

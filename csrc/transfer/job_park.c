@@ -56,16 +56,6 @@ cm_job_can_go_on(cm_job *job)
     return done || !cm_is_ok(status); /* the job asks again, and hears of it */
 }
 
-void
-cm_engine_park_job(cm_engine *engine, cm_job *job)
-{
-    cm_mutex_lock(&engine->lock);
-    cm_list_push_back(&engine->parked, &job->node);
-    engine->parked_count++;
-    cm_cond_signal_all(&engine->watch);
-    cm_mutex_unlock(&engine->lock);
-}
-
 bool
 cm_engine_wake_jobs(cm_engine *engine)
 {
@@ -73,23 +63,16 @@ cm_engine_wake_jobs(cm_engine *engine)
     int count = 0;
     cm_mutex_lock(&engine->lock);
     while (count < BATCH && !cm_list_is_empty(&engine->parked)) {
-        cm_list *node = cm_list_pop_front(&engine->parked);
-        batch[count++] = CM_LIST_ENTRY(node, cm_job, node);
+        batch[count] = CM_LIST_ENTRY(engine->parked.next, cm_job, node);
+        cm_engine_unlist_job_locked(engine, batch[count++]);
     }
     cm_mutex_unlock(&engine->lock);
     bool any = false;
     for (int i = 0; i < count; i++) {
         bool ready = cm_job_can_go_on(batch[i]);
         cm_mutex_lock(&engine->lock);
-        if (ready) {
-            cm_list_push_back(&engine->jobs, &batch[i]->node);
-            engine->parked_count--;
-            engine->job_count++;
-            cm_cond_signal_all(&engine->work);
-        }
-        else {
-            cm_list_push_back(&engine->parked, &batch[i]->node);
-        }
+        ready = ready || batch[i]->ticket->cancelled; /* the worker drops it */
+        cm_engine_list_job_locked(engine, batch[i], !ready);
         cm_mutex_unlock(&engine->lock);
         any = any || ready;
     }

@@ -194,6 +194,8 @@ start(cm_engine *engine, const cm_copy_request *request, const void *fill_value,
     if (background && (waits || cm_job_must_wait_after(job))) {
         return run_in_background(job, waits);
     }
+    ticket->started = true;
+    job->begun = true;
     status = run_here(job);
     if (!background || cm_is_ok(status)) {
         return status;
@@ -256,7 +258,14 @@ submit(cm_engine *engine, const cm_copy_request *request, const void *fill_value
         status = cm_fail(CM_ENOMEM, 0);
     }
     else {
+        if (request->ticket_seen != NULL) {
+            *request->ticket_seen = ticket;
+        }
         status = start_on_device(engine, request, fill_value, &tuning, ticket);
+        if (status.code == CM_ECANCELLED && request->blocking) {
+            /* Who is told that it is over may use its memory as he likes. */
+            (void)!cm_is_ok(cm_ticket_depend(ticket, NULL, engine->linger_ns));
+        }
     }
     if (cm_is_ok(status) && out != NULL) {
         *out = ticket;

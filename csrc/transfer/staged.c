@@ -100,6 +100,7 @@ cm_job_upload(cm_job *job)
         /* Streams may still write it: the host reads only after them. */
         CM_TRY(cm_job_wait_stream(job));
     }
+    CM_TRY(cm_job_begin(job));
     if (job->staging == NULL) {
         turn_where_there_is_memory(job);
     }
@@ -124,7 +125,9 @@ cm_job_upload(cm_job *job)
             else {
                 CM_TRY(cm_staging_look(job, s, &over));
             }
-            staging->ended += over;
+            if (over) {
+                cm_staging_end_piece(job);
+            }
         }
         CM_TRY(cm_staging_begin_piece(job, &s));
         if (s != NULL) {
@@ -203,7 +206,7 @@ download(cm_job *job, bool drain)
         cm_slot *s;
         while (staging->ended < staging->passed
                && cm_load_is_done(&cm_slot_at(staging, staging->ended)->load)) {
-            staging->ended++;
+            cm_staging_end_piece(job);
         }
         CM_TRY(cm_staging_begin_piece(job, &s));
         if (s != NULL) {

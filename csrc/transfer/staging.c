@@ -154,6 +154,7 @@ cm_staging_begin_piece(cm_job *job, cm_slot **out)
         CM_TRY(cm_job_wait_stream(job));
     }
     if (equipped) {
+        CM_TRY(cm_job_take_turn(job, job->plan.piece_nbytes));
         (void)cm_cut_next(&staging->cut, &s->piece);
         staging->begun++;
         *out = s;

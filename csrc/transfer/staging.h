@@ -50,6 +50,8 @@ CM_NODISCARD cm_status cm_staging_begin(cm_job *job);
 CM_NODISCARD cm_status cm_staging_begin_piece(cm_job *job, cm_slot **out);
 /* Has the copy that is queued of this slot ended? Never blocks. */
 CM_NODISCARD cm_status cm_staging_look(cm_job *job, const cm_slot *s, bool *out);
+/* The oldest piece is over. */
+void cm_staging_end_piece(cm_job *job);
 /* Waits of the host and the crew are short, but there may be many: asks now and then
  * whether to go on. Fails: CM_ECANCELLED. */
 CM_NODISCARD cm_status cm_staging_ask(cm_job *job);

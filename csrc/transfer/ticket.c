@@ -206,10 +206,14 @@ cm_ticket_finish(cm_ticket *ticket, cm_status status, bool read)
     ticket->keep_count = 0;
     cm_mutex_lock(&engine->lock);
     ticket->finishing = true;
+    status = ticket->cancelled ? cm_fail(CM_ECANCELLED, 0) : status;
     ticket->status = cm_is_ok(ticket->status) ? status : ticket->status;
     ticket->read = ticket->read || read;
     ticket->seconds = seconds;
     ticket->state = CM_TICKET_DONE;
+    if (cm_is_ok(ticket->status)) {
+        atomic_store_explicit(&ticket->moved, ticket->nbytes, memory_order_release);
+    }
     cm_list_remove(&ticket->node);
     engine->pending_count--;
     cm_notice *notices = ticket->notices;
@@ -280,6 +284,12 @@ cm_ticket_update(cm_ticket *ticket)
     }
     cm_engine_end_call(engine);
     return mine || over;
+}
+
+uint64_t
+cm_ticket_count_moved(const cm_ticket *ticket)
+{
+    return atomic_load_explicit(&ticket->moved, memory_order_acquire);
 }
 
 uint64_t

@@ -24,11 +24,15 @@ struct cm_ticket {
     cm_list node;     /* in engine->pending or engine->unread */
     cm_engine *engine;
     uint64_t start_ns;
-    uint64_t nbytes; /* set before anybody else sees it, as is the next */
-    bool captured;   /* put into a graph, not run */
+    uint64_t nbytes;        /* set before anybody else sees it, as is the next */
+    bool captured;          /* put into a graph, not run */
+    _Atomic uint64_t moved; /* see cm_ticket_count_moved */
     /* under engine->lock */
     cm_route route;
     cm_ticket_state state;
+    struct cm_job *job; /* waits in a list of the engine's; NULL: it does not */
+    bool started;       /* too late to cancel */
+    bool cancelled;
     bool finishing;       /* one thread is making it done */
     bool read;            /* somebody was told of the failure, or will be */
     bool abandoned;       /* nobody will ask */

@@ -11,6 +11,7 @@ static void
 read_state(const cm_ticket *ticket, cm_ticket_info *out)
 {
     out->route = ticket->route;
+    out->cancelled = ticket->cancelled;
     out->done = ticket->state == CM_TICKET_DONE;
     if (out->done) {
         out->status = ticket->status;

@@ -5,6 +5,21 @@
  * others. */
 #include "transfer/job.h"
 
+/* It waits for something, or for a worker with time. */
+static void
+put_away(cm_engine *engine, cm_job *job)
+{
+    cm_mutex_lock(&engine->lock);
+    bool cancelled = job->ticket->cancelled;
+    if (!cancelled) {
+        cm_engine_list_job_locked(engine, job, !job->is_yielding);
+    }
+    cm_mutex_unlock(&engine->lock);
+    if (cancelled) {
+        cm_job_drop(job);
+    }
+}
+
 static void
 run_job(cm_engine *engine, cm_job *job)
 {
@@ -14,6 +29,7 @@ run_job(cm_engine *engine, cm_job *job)
     int mode = CM_CAPTURE_RELAXED;
     bool draining = job->draining;
     job->is_parked = false;
+    job->is_yielding = false;
     cm_status status = cm_rt_capture_mode_exchange(engine->rt, &mode);
     bool switched = cm_is_ok(status);
     if (draining) {
@@ -36,7 +52,7 @@ run_job(cm_engine *engine, cm_job *job)
         status = cm_is_ok(status) ? back : status;
     }
     if (parked) {
-        cm_engine_park_job(engine, job);
+        put_away(engine, job);
     }
     else if (!submitted) {
         cm_ticket_finish(ticket, status, false);
@@ -50,8 +66,8 @@ work(void *argument)
     cm_engine *engine = argument;
     cm_mutex_lock(&engine->lock);
     for (;;) {
-        cm_list *node = cm_list_pop_front(&engine->jobs);
-        if (node == NULL) {
+        cm_job *job = cm_engine_pick_job_locked(engine);
+        if (job == NULL) {
             if (engine->stop) {
                 break;
             }
@@ -60,9 +76,14 @@ work(void *argument)
             engine->idle_count--;
             continue;
         }
-        engine->job_count--;
+        bool cancelled = job->ticket->cancelled;
         cm_mutex_unlock(&engine->lock);
-        run_job(engine, CM_LIST_ENTRY(node, cm_job, node));
+        if (cancelled) {
+            cm_job_drop(job);
+        }
+        else {
+            run_job(engine, job);
+        }
         cm_mutex_lock(&engine->lock);
     }
     cm_mutex_unlock(&engine->lock);
@@ -81,9 +102,7 @@ cm_engine_give_job(cm_engine *engine, cm_job *job)
     }
     if (engine->worker_count > 0) {
         status = cm_ok(); /* there is somebody who will come to it */
-        cm_list_push_back(&engine->jobs, &job->node);
-        engine->job_count++;
-        cm_cond_signal_all(&engine->work);
+        cm_engine_list_job_locked(engine, job, false);
     }
     cm_mutex_unlock(&engine->lock);
     return status;

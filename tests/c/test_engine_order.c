@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* transfer/: order, lifetime, tickets, capture and interruption. */
 #include "engine_world.h"
+#include "transfer/engine_private.h"
 
 #include <pthread.h>
 #include <sys/eventfd.h>
@@ -295,6 +296,7 @@ test_engine_interrupted_copy_goes_on_behind_its_keeps(void)
     memory b = take_memory(&w, CM_KIND_DEVICE, 0, 4096);
     memory c = take_memory(&w, CM_KIND_PAGEABLE, 0, 4096);
     memory *pairs[][2] = {{&b, &a}, {&b, &c}, {&c, &b}};
+    w.engine->linger_ns = 1000000; /* the stream is shut, which no waiting ends */
     for (int i = 0; i < 6; i++) {
         int asked = 0;
         atomic_int drops = 0;
@@ -307,7 +309,8 @@ test_engine_interrupted_copy_goes_on_behind_its_keeps(void)
                                    .keep_count = 1,
                                    .interrupted = interrupt_second_time,
                                    .interrupted_argument = &asked};
-        shut(&w, w.streams[0]);
+        MUST(cm_rt_stream_synchronize(w.rt, w.streams[0]->handle));
+        shut(&w, w.streams[0]); /* idle: else the copy waits before it is queued */
         CHECK_CODE(cm_engine_copy(w.engine, &request, NULL), CM_ECANCELLED);
         CHECK_EQ(atomic_load(&drops), 0);
         unshut(&w, w.streams[0]);

@@ -1,0 +1,115 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Copies between two ends that the host reaches: in pieces, between which the thread
+ * that runs the job may be interrupted or do other work; long ones by the crew as well.
+ */
+#include "base/fresh_pages.h"
+#include "transfer/host_copy.h"
+#include "transfer/job.h"
+
+enum {
+    PIECE_NBYTES = 8 << 20,
+    TURNED_NBYTES = 64 << 20, /* a piece where lines of the source are shared by many
+                                 rows of the target */
+    SHARED_PIECE_NBYTES = 64 << 20, /* of a job that nobody else waits for */
+    SHARED_NBYTES = 1 << 20,  /* shorter ones are over before other threads are awake */
+    CACHED_NBYTES = 32 << 20, /* who reads them next finds them in a cache, perhaps */
+    ASK_NBYTES = 64 << 20,    /* between two questions whether to go on */
+};
+
+static uint64_t
+piece_limit(const cm_job *job)
+{
+    if (!job->may_park) {
+        return SHARED_PIECE_NBYTES;
+    }
+    return cm_layout_near_axis(&job->plan.layout) >= 0 ? TURNED_NBYTES : PIECE_NBYTES;
+}
+
+/* A target of one run whose pages are still to come gets huge ones. */
+static cm_copy_way
+choose_way(const cm_job *job)
+{
+    const cm_layout *layout = &job->plan.layout;
+    uint64_t nbytes = cm_layout_nbytes(layout);
+    char *target = (char *)job->dst.host + layout->dst_offset;
+    if (layout->ndim == 0 && nbytes >= 2 * CM_HUGE_PAGE_NBYTES
+        && job->dst.kind == CM_KIND_PAGEABLE && cm_pages_are_fresh(target, nbytes)) {
+        cm_pages_ask_huge(target, nbytes);
+        return CM_COPY_FRESH;
+    }
+    return nbytes < CACHED_NBYTES ? CM_COPY_PLAIN : CM_COPY_WIDE;
+}
+
+/* By all threads, each part of the target written by one. */
+static void
+share_piece(cm_job *job, const cm_layout *piece)
+{
+    cm_gang gang;
+    cm_load load;
+    cm_gang_open(&gang, &job->engine->crew, &job->tuning);
+    cm_gang_post(&gang, &load, piece, job->dst.host, job->src.host, job->host_way);
+    cm_gang_wait(&gang, &load);
+    cm_gang_close(&gang);
+}
+
+/* The next piece of a run that overlaps its source: from the end that is not in the way
+ * of the rest. */
+static bool
+next_of_overlapping(const cm_job *job, cm_layout *piece)
+{
+    *piece = job->plan.layout;
+    uint64_t left = piece->run_nbytes - job->moved_nbytes;
+    piece->run_nbytes = left < PIECE_NBYTES ? left : PIECE_NBYTES;
+    const char *dst = (const char *)job->dst.host + piece->dst_offset;
+    const char *src = (const char *)job->src.host + piece->src_offset;
+    uint64_t offset = dst < src ? job->moved_nbytes : left - piece->run_nbytes;
+    piece->dst_offset += (int64_t)offset;
+    piece->src_offset += (int64_t)offset;
+    return left > 0;
+}
+
+static cm_status
+copy_pieces(cm_job *job)
+{
+    bool shifts = job->overlaps && job->plan.layout.ndim == 0;
+    cm_layout piece;
+    for (;;) {
+        if (job->asked_nbytes >= ASK_NBYTES) {
+            job->asked_nbytes = 0;
+            if (cm_job_is_interrupted(job)) {
+                return cm_fail(CM_ECANCELLED, 0);
+            }
+        }
+        CM_TRY(cm_job_take_turn(job, 0));
+        if (!(shifts ? next_of_overlapping(job, &piece)
+                     : cm_cut_next(&job->host_cut, &piece))) {
+            return cm_ok();
+        }
+        uint64_t nbytes = cm_layout_nbytes(&piece);
+        if (nbytes < SHARED_NBYTES || shifts) {
+            cm_host_copy(&piece, job->dst.host, job->src.host);
+        }
+        else {
+            share_piece(job, &piece);
+        }
+        cm_job_count_moved(job, nbytes);
+        job->asked_nbytes += nbytes;
+        job->turn_nbytes += nbytes;
+    }
+}
+
+cm_status
+cm_job_run_on_host(cm_job *job)
+{
+    if (job->step == CM_JOB_ORDER) {
+        CM_TRY(cm_job_wait_after(job));
+        CM_TRY(cm_job_begin(job));
+        if (job->overlaps && job->plan.layout.ndim > 0) {
+            CM_TRY(cm_job_replace_source(job));
+        }
+        cm_cut_init(&job->host_cut, &job->plan.layout, piece_limit(job));
+        job->host_way = choose_way(job);
+        job->step = CM_JOB_MOVE;
+    }
+    return copy_pieces(job);
+}

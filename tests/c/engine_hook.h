@@ -1,0 +1,45 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* For C tests of the engine: a function of the test before each copy that the runtime
+ * is given, on the thread that gives it. */
+#ifndef CM_TESTS_ENGINE_HOOK_H
+#define CM_TESTS_ENGINE_HOOK_H
+
+#include <unistd.h>
+
+#include "engine_world.h"
+
+static cm_ops_table hooked_ops;
+static const cm_ops_table *real_ops;
+static void (*before_copy)(cm_address dst, cm_address src, uint64_t nbytes);
+
+static cm_status
+hooked_copy_async(cm_runtime *rt, cm_address dst, cm_address src, uint64_t nbytes,
+                  uint64_t stream)
+{
+    before_copy(dst, src, nbytes);
+    return real_ops->copy_async(rt, dst, src, nbytes, stream);
+}
+
+/* Before anybody uses the world; it ends with the world. */
+CM_UNUSED static void
+hook_copies(world *w, void (*hook)(cm_address dst, cm_address src, uint64_t nbytes))
+{
+    real_ops = w->rt->ops;
+    hooked_ops = *real_ops;
+    hooked_ops.copy_async = hooked_copy_async;
+    before_copy = hook;
+    w->rt->ops = &hooked_ops;
+}
+
+/* Until the flag is set; false when it never is. */
+CM_UNUSED static bool
+wait_for_flag(const atomic_bool *flag)
+{
+    enum { STEPS = 20000 };
+    for (int i = 0; i < STEPS && !atomic_load(flag); i++) {
+        usleep(1000);
+    }
+    return atomic_load(flag);
+}
+
+#endif

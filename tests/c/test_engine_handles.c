@@ -1,0 +1,370 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* transfer/: what a ticket says of its copy while it waits, runs, is cancelled or
+ * fails. */
+#include "engine_hook.h"
+#include "transfer/engine_private.h"
+
+enum { NBYTES = 4096, PIECE_NBYTES = 4 << 20, SLOT_COUNT = 8, LONG_NBYTES = 64 << 20 };
+
+/* -- cancelling -------------------------------------------------------------------------- */
+
+typedef struct ends {
+    memory held; /* page-locked, written by a stream that is shut */
+    memory middle;
+    memory plain;
+    memory device;
+} ends;
+
+/* `held` is still to be filled with 7 by streams[0]. */
+static ends
+open_ends(world *w)
+{
+    ends e = {take_memory(w, CM_KIND_PINNED, 0, NBYTES),
+              take_memory(w, CM_KIND_DEVICE, 0, NBYTES),
+              take_memory(w, CM_KIND_PAGEABLE, 0, NBYTES),
+              take_memory(w, CM_KIND_DEVICE, 0, NBYTES)};
+    memset(e.held.bytes, 0, NBYTES);
+    memset(e.middle.bytes, 7, NBYTES);
+    memset(e.plain.bytes, 1, NBYTES);
+    memset(e.device.bytes, 1, NBYTES);
+    shut(w, w->streams[0]);
+    cm_copy_request first = {.dst = row(&e.held, 0, NBYTES, 1, 1),
+                             .src = row(&e.middle, 0, NBYTES, 1, 1),
+                             .stream = w->streams[0]};
+    MUST(cm_engine_copy(w->engine, &first, NULL));
+    return e;
+}
+
+static void
+close_ends(world *w, ends *e)
+{
+    while (cm_engine_count_pending(w->engine) > 0) {
+        usleep(100);
+    }
+    give_memory(w, &e->held);
+    give_memory(w, &e->middle);
+    give_memory(w, &e->plain);
+    give_memory(w, &e->device);
+}
+
+/* 0: between hosts after a stream. 1: after a transfer that waits. 2: up from memory
+ * that a stream is to write. */
+static cm_copy_request
+waiting_request(world *w, ends *e, int which, cm_ticket **before)
+{
+    cm_copy_request request = {.dst = row(&e->plain, 0, NBYTES / 2, 1, 1),
+                               .src = row(&e->held, 0, NBYTES / 2, 1, 1),
+                               .after = &w->streams[0],
+                               .after_count = 1};
+    if (which == 1) {
+        request.dst = row(&e->device, 0, NBYTES / 2, 1, 1);
+        request.src = row(&e->middle, 0, NBYTES / 2, 1, 1);
+        request.after_tickets = before;
+        request.after_ticket_count = 1;
+    }
+    if (which == 2) {
+        /* broadcast: neither the copy engine nor the kernel can take it as it is */
+        request.dst = row(&e->device, 0, NBYTES / 2, 1, 1);
+        request.src = row(&e->held, 0, NBYTES / 2, 0, 1);
+        request.src.address = 0;
+    }
+    return request;
+}
+
+static void
+test_ticket_cancelled_before_its_copy_begins_lets_go_of_everything(void)
+{
+    world w;
+    open_world(&w);
+    for (int which = 0; which < 3; which++) {
+        for (int soon = 0; soon < 2; soon++) {
+            atomic_int drops = 0;
+            cm_ticket *before;
+            cm_ticket *ticket;
+            cm_ticket_info info;
+            ends e = open_ends(&w);
+            cm_copy_request request = waiting_request(&w, &e, 0, NULL);
+            request.dst = row(&e.plain, NBYTES / 2, NBYTES / 2, 1, 1);
+            CHECK_OK(cm_engine_copy(w.engine, &request, &before));
+            request = waiting_request(&w, &e, which, &before);
+            request.keep[0] = (cm_keep){&drops, count_drop};
+            request.keep_count = 1;
+            CHECK_OK(cm_engine_copy(w.engine, &request, &ticket));
+            if (soon == 0) {
+                usleep(20000); /* a worker has parked it, as a rule */
+            }
+            CHECK(cm_ticket_cancel(ticket));
+            CHECK_EQ(atomic_load(&drops), 1);
+            cm_ticket_read(ticket, &info);
+            CHECK(info.done);
+            CHECK(info.cancelled);
+            CHECK_EQ(info.status.code, CM_ECANCELLED);
+            CHECK_EQ(cm_ticket_count_moved(ticket), 0);
+            CHECK(cm_ticket_cancel(ticket));
+            CHECK_CODE(cm_ticket_wait(ticket, UINT64_MAX), CM_ECANCELLED);
+            CHECK_CODE(cm_ticket_order(ticket, w.streams[1]), CM_ECANCELLED);
+            cm_ticket_release(ticket);
+            CHECK(cm_is_ok(cm_engine_take_unread(w.engine)));
+            unshut(&w, w.streams[0]);
+            CHECK_OK(cm_ticket_wait(before, UINT64_MAX));
+            CHECK(!cm_ticket_cancel(before));
+            cm_ticket_release(before);
+            MUST(cm_rt_stream_synchronize(w.rt, w.streams[0]->handle));
+            CHECK_FILLED(e.plain.bytes, 1, NBYTES / 2);
+            CHECK_FILLED(e.plain.bytes + NBYTES / 2, 7, NBYTES / 2);
+            CHECK_FILLED(e.device.bytes, 1, NBYTES);
+            close_ends(&w, &e);
+        }
+    }
+    close_world(&w);
+}
+
+/* Its place is taken by nobody: what waits for a cancelled copy goes on. */
+static void
+test_ticket_that_waits_for_a_cancelled_one_goes_on(void)
+{
+    world w;
+    cm_ticket *tickets[2];
+    open_world(&w);
+    ends e = open_ends(&w);
+    cm_copy_request request = waiting_request(&w, &e, 0, NULL);
+    CHECK_OK(cm_engine_copy(w.engine, &request, &tickets[0]));
+    request = waiting_request(&w, &e, 1, &tickets[0]);
+    request.after_count = 0;
+    CHECK_OK(cm_engine_copy(w.engine, &request, &tickets[1]));
+    CHECK(cm_ticket_cancel(tickets[0]));
+    CHECK_OK(cm_ticket_wait(tickets[1], UINT64_MAX)); /* the stream is still shut */
+    CHECK_FILLED(e.device.bytes, 7, NBYTES / 2);
+    unshut(&w, w.streams[0]);
+    cm_ticket_release(tickets[0]);
+    cm_ticket_release(tickets[1]);
+    close_ends(&w, &e);
+    close_world(&w);
+}
+
+static atomic_bool copy_begun;
+static atomic_bool copy_may_go;
+static atomic_int too_late;
+
+static void
+hold_copy(cm_address dst CM_UNUSED, cm_address src CM_UNUSED, uint64_t nbytes CM_UNUSED)
+{
+    atomic_store(&copy_begun, true);
+    atomic_fetch_add(&too_late, !wait_for_flag(&copy_may_go));
+}
+
+/* All workers are held in copies; what waits behind them can still be cancelled. */
+static void
+test_ticket_is_cancelled_before_a_worker_has_it_and_not_after(void)
+{
+    enum { COUNT = CM_MAX_WORKERS + 2 };
+    world w;
+    cm_ticket *tickets[COUNT];
+    open_world(&w);
+    hook_copies(&w, hold_copy);
+    memory a = take_memory(&w, CM_KIND_PAGEABLE, 0, NBYTES);
+    memory b = take_memory(&w, CM_KIND_DEVICE, 0, COUNT * NBYTES);
+    memset(a.bytes, 9, NBYTES);
+    memset(b.bytes, 1, COUNT * NBYTES);
+    for (int i = 0; i < COUNT; i++) {
+        cm_copy_request request = {
+            .dst = row(&b, (uint64_t)i * NBYTES, NBYTES, 1, 1),
+            .src = row(&a, 0, NBYTES, 1, 1),
+        };
+        CHECK_OK(cm_engine_copy(w.engine, &request, &tickets[i]));
+        if (i == 0) {
+            CHECK(wait_for_flag(&copy_begun));
+            CHECK(!cm_ticket_cancel(tickets[0]));
+        }
+    }
+    int cancelled = 0;
+    bool was[COUNT] = {false};
+    for (int i = COUNT - 1; i > 0; i--) {
+        was[i] = cm_ticket_cancel(tickets[i]);
+        cancelled += was[i];
+    }
+    CHECK_GE(cancelled, COUNT - CM_MAX_WORKERS);
+    atomic_store(&copy_may_go, true);
+    for (int i = 0; i < COUNT; i++) {
+        CHECK_CODE(cm_ticket_wait(tickets[i], UINT64_MAX), was[i] ? CM_ECANCELLED : 0);
+        CHECK_FILLED(b.bytes + i * NBYTES, was[i] ? 1 : 9, NBYTES);
+        CHECK_EQ(cm_ticket_count_moved(tickets[i]), was[i] ? 0 : NBYTES);
+        cm_ticket_release(tickets[i]);
+    }
+    CHECK_EQ(atomic_load(&too_late), 0);
+    give_memory(&w, &a);
+    give_memory(&w, &b);
+    close_world(&w);
+}
+
+/* Whatever the worker is at: either all of it happens, or nothing. */
+static void
+test_ticket_cancelled_at_any_time_tells_the_truth(void)
+{
+    world w;
+    open_world(&w);
+    memory a = take_memory(&w, CM_KIND_PAGEABLE, 0, NBYTES);
+    memory targets[2] = {take_memory(&w, CM_KIND_PAGEABLE, 0, NBYTES),
+                         take_memory(&w, CM_KIND_DEVICE, 0, NBYTES)};
+    for (int i = 0; i < 400; i++) {
+        atomic_int drops = 0;
+        memory *target = &targets[i % 2];
+        cm_ticket *ticket;
+        memset(a.bytes, 2 + i % 200, NBYTES);
+        memset(target->bytes, 1, NBYTES);
+        cm_copy_request request = {.dst = row(target, 0, NBYTES, 1, 1),
+                                   .src = row(&a, 0, NBYTES, 1, 1),
+                                   .keep = {{&drops, count_drop}},
+                                   .keep_count = 1};
+        CHECK_OK(cm_engine_copy(w.engine, &request, &ticket));
+        for (int k = 0; k < i * 5; k++) {
+            (void)cm_ticket_count_moved(ticket);
+        }
+        bool cancelled = cm_ticket_cancel(ticket);
+        CHECK_CODE(cm_ticket_wait(ticket, UINT64_MAX), cancelled ? CM_ECANCELLED : 0);
+        CHECK_EQ(atomic_load(&drops), 1);
+        CHECK_FILLED(target->bytes, cancelled ? 1 : 2 + i % 200, NBYTES);
+        cm_ticket_release(ticket);
+    }
+    CHECK(cm_is_ok(cm_engine_take_unread(w.engine)));
+    give_memory(&w, &a);
+    give_memory(&w, &targets[0]);
+    give_memory(&w, &targets[1]);
+    close_world(&w);
+}
+
+/* -- progress ---------------------------------------------------------------------------- */
+
+static cm_ticket *watched;
+static atomic_bool watched_set;
+static int piece_count;
+static uint64_t last_moved;
+static int bad_count;
+
+/* The thread that runs the job counts what is over: more than was sent cannot be, and
+ * what was in the slot that is used again is. */
+static void
+look_at_progress(cm_address dst CM_UNUSED, cm_address src CM_UNUSED, uint64_t nbytes)
+{
+    if (nbytes != PIECE_NBYTES || !wait_for_flag(&watched_set)) {
+        bad_count++;
+        return;
+    }
+    uint64_t moved = cm_ticket_count_moved(watched);
+    int least = piece_count > SLOT_COUNT ? piece_count - SLOT_COUNT : 0;
+    bad_count += moved < last_moved || moved % PIECE_NBYTES != 0
+                 || moved > (uint64_t)piece_count * PIECE_NBYTES
+                 || moved < (uint64_t)least * PIECE_NBYTES;
+    last_moved = moved;
+    piece_count++;
+}
+
+static void
+test_ticket_progress_counts_pieces_that_are_over(void)
+{
+    for (int down = 0; down < 2; down++) {
+        world w;
+        open_world(&w);
+        hook_copies(&w, look_at_progress);
+        memory host = take_memory(&w, CM_KIND_PAGEABLE, 0, LONG_NBYTES);
+        memory device = take_memory(&w, CM_KIND_DEVICE, 0, LONG_NBYTES);
+        cm_copy_request request = {
+            .dst = row(down ? &host : &device, 0, LONG_NBYTES, 1, 1),
+            .src = row(down ? &device : &host, 0, LONG_NBYTES, 1, 1)};
+        atomic_store(&watched_set, false);
+        piece_count = bad_count = 0;
+        last_moved = 0;
+        memset(host.bytes, 3, LONG_NBYTES);
+        memset(device.bytes, 3, LONG_NBYTES);
+        CHECK_OK(cm_engine_copy(w.engine, &request, &watched));
+        CHECK_EQ(cm_ticket_count_moved(watched), 0);
+        atomic_store(&watched_set, true);
+        uint64_t before = 0;
+        cm_status status;
+        do { /* never less than before, never all before it is done */
+            status = cm_ticket_wait(watched, 100000);
+            uint64_t moved = cm_ticket_count_moved(watched);
+            CHECK_GE(moved, before);
+            before = moved;
+        } while (status.code == CM_ETIMEOUT);
+        CHECK_OK(status);
+        CHECK_EQ(before, LONG_NBYTES);
+        CHECK_EQ(bad_count, 0);
+        CHECK_EQ(piece_count, LONG_NBYTES / PIECE_NBYTES);
+        cm_ticket_release(watched);
+        give_memory(&w, &host);
+        give_memory(&w, &device);
+        close_world(&w);
+    }
+}
+
+/* What is queued whole is nothing and then all; so is what fails at its end. */
+static void
+test_ticket_progress_of_one_runtime_copy_is_nothing_or_all(void)
+{
+    world w;
+    cm_ticket *ticket;
+    cm_ticket_info info;
+    open_world(&w);
+    ends e = open_ends(&w);
+    cm_copy_request request = {.dst = row(&e.device, 0, NBYTES, 1, 1),
+                               .src = row(&e.held, 0, NBYTES, 1, 1),
+                               .stream = w.streams[0]};
+    CHECK_OK(cm_engine_copy(w.engine, &request, &ticket));
+    CHECK_EQ(cm_ticket_count_moved(ticket), 0);
+    CHECK(!cm_ticket_cancel(ticket)); /* nobody can call it back from the stream */
+    unshut(&w, w.streams[0]);
+    while (cm_ticket_count_moved(ticket) < NBYTES) {
+        usleep(100);
+    }
+    cm_ticket_read(ticket, &info);
+    CHECK(info.done);
+    CHECK(!info.cancelled);
+    cm_ticket_release(ticket);
+    close_ends(&w, &e);
+    close_world(&w);
+}
+
+/* A source that is repeated counts once, on the host as anywhere else. */
+static void
+test_ticket_progress_of_a_broadcast_is_of_its_payload(void)
+{
+    enum { ROWS = 4, COUNT = 8 << 20 };
+    world w;
+    cm_ticket *ticket;
+    cm_ticket_info info;
+    open_world(&w);
+    memory src = take_memory(&w, CM_KIND_PAGEABLE, 0, COUNT);
+    memory dst = take_memory(&w, CM_KIND_PAGEABLE, 0, ROWS * COUNT);
+    number_bytes(&src, 4);
+    cm_copy_request request = {.dst = row(&dst, 0, COUNT, 1, 1),
+                               .src = row(&src, 0, COUNT, 1, 1)};
+    cm_region *regions[2] = {&request.dst, &request.src};
+    for (int i = 0; i < 2; i++) {
+        regions[i]->ndim = 2;
+        regions[i]->shape[1] = COUNT;
+        regions[i]->strides[1] = 1;
+        regions[i]->shape[0] = ROWS;
+        regions[i]->strides[0] = i == 0 ? COUNT : 0;
+    }
+    CHECK_OK(cm_engine_copy(w.engine, &request, &ticket));
+    while (cm_ticket_count_moved(ticket) < COUNT) {
+        CHECK_LE(cm_ticket_count_moved(ticket), COUNT);
+    }
+    cm_ticket_read(ticket, &info);
+    CHECK(info.done);
+    CHECK_EQ(info.nbytes, COUNT);
+    CHECK_EQ(memcmp(dst.bytes + 3 * COUNT, src.bytes, COUNT), 0);
+    cm_ticket_release(ticket);
+    give_memory(&w, &src);
+    give_memory(&w, &dst);
+    close_world(&w);
+}
+
+MAIN(RUN(test_ticket_cancelled_before_its_copy_begins_lets_go_of_everything)
+         RUN(test_ticket_that_waits_for_a_cancelled_one_goes_on)
+             RUN(test_ticket_is_cancelled_before_a_worker_has_it_and_not_after)
+                 RUN(test_ticket_cancelled_at_any_time_tells_the_truth)
+                     RUN(test_ticket_progress_counts_pieces_that_are_over)
+                         RUN(test_ticket_progress_of_one_runtime_copy_is_nothing_or_all)
+                             RUN(test_ticket_progress_of_a_broadcast_is_of_its_payload))
