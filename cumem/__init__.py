@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 # fmt: off
 # isort: off
 from cumem._core import (
-    BUILT_RUNTIME, OLDEST_DRIVER, Buffer, CudaError, Device, DeviceBuffer,
+    BUILT_RUNTIME, OLDEST_DRIVER, Buffer, CancelledError, CudaError, Device, DeviceBuffer,
     EmulationWarning, Event, HostBuffer, ManagedBuffer, MappedBuffer,
     OutOfMemoryError, PinnedBuffer, Pool, Registration, Stream, Transfer, array,
     asbuffer, backend, copy, copy_async, current_device, current_stream, default_pool,
@@ -24,6 +24,7 @@ from cumem.memory import (
     DeviceMemory, HostMemory, LimitBlock, OutOfMemoryHook, limit, memory_info,
     on_out_of_memory,
 )
+from cumem import progress as _progress  # what progress=True shows
 from cumem.stats import (
     Block, Counters, Measure, Measurement, PoolStats, Segment, Snapshot, Stats, measure,
     stats,
@@ -46,6 +47,7 @@ __all__ = [
     "Block",
     "Buffer",
     "Calibration",
+    "CancelledError",
     "Configuration",
     "Counters",
     "CudaError",
@@ -155,4 +157,4 @@ for _name in set(__all__) - set(_LATER):
     _value = globals()[_name]
     if getattr(_value, "__module__", "").startswith("cumem."):
         _value.__module__ = "cumem"
-del _name, _value
+del _name, _progress, _value

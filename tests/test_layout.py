@@ -14,7 +14,7 @@ LAYERS = ["base", "runtime", "pool", "transfer", "python"]
 PACKAGE_LAYERS = [
     {"_core"},
     {"units"},
-    {"stats", "memory", "tuning", "explain", "calibration", "files"},
+    {"stats", "memory", "tuning", "explain", "calibration", "files", "progress"},
     {"safetensors_format"},
     {"safetensors", "safetensors_save"},
     {"info", "bench", "bench_cases", "bench_report"},

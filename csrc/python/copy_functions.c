@@ -3,6 +3,7 @@
 #include "python/copy_functions.h"
 
 #include "python/arguments.h"
+#include "python/progress.h"
 #include "python/protocols.h"
 
 /* A hint for a stream that does not say its device: that of a device buffer. */
@@ -31,10 +32,14 @@ static PyObject *
 copy_with(PyObject *module, const char *function, PyObject *const *args,
           Py_ssize_t nargs, PyObject *kwnames, bool blocking)
 {
-    static const char *const names[] = {"dst", "src", "stream", NULL};
+    static const char *const names[] = {"dst", "src", "stream", "progress", NULL};
+    static const char *const async_names[] = {"dst", "src", "stream", NULL};
     cm_state *state = cm_state_of_module(module);
-    PyObject *values[3];
-    if (cm_args_parse(function, args, nargs, kwnames, names, 2, 2, values) < 0) {
+    PyObject *values[4] = {NULL, NULL, NULL, NULL};
+    cm_progress progress;
+    if (cm_args_parse(function, args, nargs, kwnames, blocking ? names : async_names, 2,
+                      2, values)
+        < 0) {
         return NULL;
     }
     cm_stream *stream = NULL;
@@ -44,13 +49,21 @@ copy_with(PyObject *module, const char *function, PyObject *const *args,
             return NULL;
         }
     }
-    PyObject *result = cm_copy_objects(state, values[0], values[1], stream, blocking);
+    PyObject *result = NULL;
+    if (cm_progress_open(state, values[3], &progress) == 0) {
+        result = progress.tell == NULL
+                     ? cm_copy_objects(state, values[0], values[1], stream, blocking)
+                     : cm_copy_and_tell(state, values[0], values[1], stream, &progress);
+        if (cm_progress_close(&progress) < 0) {
+            Py_CLEAR(result);
+        }
+    }
     cm_stream_give(state, stream);
     return result;
 }
 
 PyDoc_STRVAR(copy_doc,
-"copy($module, /, dst, src, *, stream=None)\n--\n\n"
+"copy($module, /, dst, src, *, stream=None, progress=None)\n--\n\n"
 "Copy between any two pieces of memory and wait until the data is there.\n\n"
 "Parameters\n----------\n"
 "dst : Buffer, array or exporter\n"
@@ -60,17 +73,22 @@ PyDoc_STRVAR(copy_doc,
 "    The same, or a scalar or list, whose values `dst` must hold unchanged. Its shape\n"
 "    must be that of `dst` or broadcast to it as in NumPy.\n"
 "stream : stream, optional\n"
-"    Where to copy, of a device that is an end; by default its current stream.\n\n"
+"    Where to copy, of a device that is an end; by default its current stream.\n"
+"progress : bool or callable, optional\n"
+"    As for `Transfer.wait`; what a callable raises ends the copy as Ctrl-C does.\n\n"
 "Raises\n------\n"
 "TypeError\n    If an end is no memory or the dtypes differ.\n"
 "ValueError\n"
 "    If the shapes do not fit, `dst` is read-only, a buffer is closed or `stream` is of\n"
 "    another device.\n"
+"ImportError\n    If `progress` is True and there is no tqdm.\n"
 "CudaError\n    If the copy failed, or `stream` is being captured.\n"
 "EOFError, OSError\n"
 "    If `src` is a mapped file that is shorter by now, or cannot be read.\n\n"
 "Notes\n-----\n"
-"**Blocks** until done, GIL released; Ctrl-C interrupts it. **Ordered after** all work\n"
+"**Blocks** until done, GIL released. Ctrl-C ends it within a few pieces, and nothing is\n"
+"read or written afterwards; what the driver was given is waited for, for a second at most\n"
+"(should that not do, it goes on and both ends are kept alive). **Ordered after** all work\n"
 "that cumem knows of on either end. Overlapping ends behave as if `src` were read whole\n"
 "first; bytes between the elements of a strided target are never written.");
 

@@ -6,6 +6,7 @@
 #include "python/file_mapping.h"
 #include "python/numpy_bridge.h"
 #include "python/order.h"
+#include "python/progress.h"
 #include "python/protocols.h"
 #include "python/transfer_type.h"
 
@@ -19,7 +20,9 @@ typedef struct copy_call {
     cm_pending pending[2]; /* of either storage */
     cm_stream *stream;     /* held; NULL: none */
     bool blocking;
-    PyThreadState *thread; /* while the GIL is released */
+    const cm_progress *progress; /* borrowed; NULL: nobody is told */
+    cm_ticket *seen;             /* borrowed from the engine while it asks */
+    PyThreadState *thread;       /* while the GIL is released */
     cm_copy_request request;
     cm_mapped mapped;  /* where the source is a file that can be read instead */
     cm_stream **after; /* owned array, borrowed streams */
@@ -277,6 +280,13 @@ is_interrupted(void *argument)
     copy_call *call = argument;
     PyEval_RestoreThread(call->thread);
     bool interrupted = PyErr_CheckSignals() < 0;
+    if (!interrupted && call->progress != NULL) {
+        cm_ticket_info info;
+        cm_ticket_read(call->seen, &info);
+        interrupted = cm_progress_tell(call->progress,
+                                       cm_ticket_count_moved(call->seen), info.nbytes)
+                      < 0;
+    }
     call->thread = PyEval_SaveThread();
     return interrupted;
 }
@@ -301,6 +311,7 @@ run_call(copy_call *call, cm_engine *engine, cm_ticket **ticket)
     if (call->blocking || call->stream != NULL) {
         call->request.interrupted = is_interrupted;
         call->request.interrupted_argument = call;
+        call->request.ticket_seen = call->progress == NULL ? NULL : &call->seen;
     }
     const cm_file_faults *faults = call->state->file_faults;
     call->thread = PyEval_SaveThread();
@@ -346,6 +357,17 @@ make_transfer(copy_call *call, cm_ticket *ticket)
                                   call->src_object);
 }
 
+/* The copy that somebody followed is over. */
+static PyObject *
+tell_end(const copy_call *call, cm_ticket *ticket)
+{
+    cm_ticket_info info;
+    cm_ticket_read(ticket, &info);
+    cm_ticket_release(ticket);
+    int told = cm_progress_tell(call->progress, info.nbytes, info.nbytes);
+    return told < 0 ? NULL : Py_NewRef(Py_None);
+}
+
 static PyObject *
 run(copy_call *call)
 {
@@ -358,25 +380,35 @@ run(copy_call *call)
         drop_keeps(call);
         return NULL;
     }
-    cm_mapped_open(&call->mapped, call->src.keep, &call->request);
-    cm_status status = run_call(call, engine, call->blocking ? NULL : &ticket);
+    bool tells = call->progress != NULL; /* blocking */
+    call->mapped.fd = -1;
+    if (!tells) {
+        cm_mapped_open(&call->mapped, call->src.keep, &call->request);
+    }
+    cm_status status =
+        run_call(call, engine, call->blocking && !tells ? NULL : &ticket);
     if (!PyErr_Occurred()) {
         (void)cm_mapped_raise(&call->mapped, call->src.keep);
     }
     cm_mapped_close(&call->mapped);
     if (PyErr_Occurred()) {
+        if (ticket != NULL) {
+            cm_ticket_release(ticket);
+        }
         return NULL; /* Ctrl-C, even where the copy was done at the same time */
     }
     if (!cm_is_ok(status)) {
         return cm_py_raise(call->state, status, "while copying");
     }
-    return call->blocking ? Py_NewRef(Py_None) : make_transfer(call, ticket);
+    return tells            ? tell_end(call, ticket)
+           : call->blocking ? Py_NewRef(Py_None)
+                            : make_transfer(call, ticket);
 }
 
 /* The call, and what is done with it; `use` NULL: the copy. */
 static PyObject *
 make_call(cm_state *state, PyObject *dst, PyObject *src, cm_stream *stream,
-          bool blocking, cm_copy_use *use)
+          bool blocking, const cm_progress *progress, cm_copy_use *use)
 {
     /* Too large for the stack of a thread with little of it. */
     copy_call *call = PyMem_Calloc(1, sizeof(*call));
@@ -387,6 +419,7 @@ make_call(cm_state *state, PyObject *dst, PyObject *src, cm_stream *stream,
     call->dst_object = dst;
     call->src_object = src;
     call->blocking = blocking;
+    call->progress = progress;
     PyObject *result = NULL;
     if (init_call(call, stream) == 0) {
         result = use == NULL ? run(call) : use(state, &call->request);
@@ -400,12 +433,19 @@ PyObject *
 cm_copy_objects(cm_state *state, PyObject *dst, PyObject *src, cm_stream *stream,
                 bool blocking)
 {
-    return make_call(state, dst, src, stream, blocking, NULL);
+    return make_call(state, dst, src, stream, blocking, NULL, NULL);
+}
+
+PyObject *
+cm_copy_and_tell(cm_state *state, PyObject *dst, PyObject *src, cm_stream *stream,
+                 const cm_progress *progress)
+{
+    return make_call(state, dst, src, stream, true, progress, NULL);
 }
 
 PyObject *
 cm_copy_look(cm_state *state, PyObject *dst, PyObject *src, cm_stream *stream,
              bool blocking, cm_copy_use *use)
 {
-    return make_call(state, dst, src, stream, blocking, use);
+    return make_call(state, dst, src, stream, blocking, NULL, use);
 }

@@ -122,9 +122,10 @@ exception_type(const cm_state *state, int32_t code)
         return PyExc_OSError;
     case CM_ETIMEOUT:
         return PyExc_TimeoutError;
+    case CM_ECANCELLED:
+        return state->cancelled_error;
     case CM_EFORKED:
     case CM_ETHREAD:
-    case CM_ECANCELLED:
     case CM_ENUMA:
         return PyExc_RuntimeError;
     default: /* CM_ENOTSUP and every other code of CUDA's own */
@@ -316,6 +317,13 @@ PyDoc_STRVAR(out_of_memory_error_doc,
              "\n"
              "All are None where memory ran short in a copy instead of an allocation.\n");
 
+PyDoc_STRVAR(cancelled_error_doc,
+             "A transfer was cancelled before it began: nothing was read or written.\n"
+             "\n"
+             "Raised by `Transfer.wait`, `Transfer.order` and `await`. It is a\n"
+             "`RuntimeError` and not ``asyncio.CancelledError``, which would say that the\n"
+             "awaiting task itself is to end.\n");
+
 PyDoc_STRVAR(emulation_warning_doc,
              "No GPU was found and cumem works on an emulated device.\n"
              "\n"
@@ -422,6 +430,13 @@ cm_register_errors(PyObject *module, cm_state *state)
             < 0) {
             return -1;
         }
+    }
+    state->cancelled_error = PyErr_NewExceptionWithDoc(
+        "cumem.CancelledError", cancelled_error_doc, PyExc_RuntimeError, NULL);
+    if (state->cancelled_error == NULL
+        || PyModule_AddObjectRef(module, "CancelledError", state->cancelled_error)
+               < 0) {
+        return -1;
     }
     state->emulation_warning = PyErr_NewExceptionWithDoc(
         "cumem.EmulationWarning", emulation_warning_doc, PyExc_UserWarning, NULL);

@@ -11,6 +11,7 @@
 #include "python/limits.h"
 #include "python/numpy_bridge.h"
 #include "python/pool_object.h"
+#include "python/progress.h"
 #include "python/protocols.h"
 #include "python/registration_type.h"
 
@@ -119,7 +120,7 @@ add_functions(PyObject *module)
         cm_pool_methods,        cm_pool_read_methods,        cm_limit_methods,
         cm_pickle_methods,      cm_raw_copy_methods,         cm_file_methods,
         exit_methods,           cm_configure_methods,        cm_explain_methods,
-        cm_calibrate_methods,
+        cm_calibrate_methods,   cm_progress_methods,
     };
     for (size_t i = 0; i < sizeof(tables) / sizeof(tables[0]); i++) {
         if (PyModule_AddFunctions(module, tables[i]) < 0
@@ -187,6 +188,7 @@ core_exec(PyObject *module)
     F(wakers)                                                                          \
     F(cuda_error)                                                                      \
     F(out_of_memory_error)                                                             \
+    F(cancelled_error)                                                                 \
     F(emulation_warning)                                                               \
     F(current_stream.variable)                                                         \
     F(current_stream.getter)                                                           \
@@ -196,6 +198,7 @@ core_exec(PyObject *module)
     F(uint8_dtype)                                                                     \
     F(stats_factory)                                                                   \
     F(snapshot_factory)                                                                \
+    F(progress_factory)                                                                \
     F(out_of_memory_callbacks)                                                         \
     F(default_pools)
 

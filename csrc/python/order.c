@@ -113,7 +113,10 @@ cm_status
 cm_pending_order(const cm_pending *pending, cm_stream *consumer)
 {
     for (uint32_t i = 0; i < pending->ticket_count; i++) {
-        CM_TRY(cm_ticket_order(pending->tickets[i], consumer));
+        cm_status status = cm_ticket_order(pending->tickets[i], consumer);
+        if (!cm_is_ok(status) && status.code != CM_ECANCELLED) {
+            return status;
+        }
     }
     for (uint32_t i = 0; i < pending->stream_count; i++) {
         CM_TRY(cm_stream_follow(consumer, pending->streams[i]));

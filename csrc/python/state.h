@@ -107,6 +107,7 @@ typedef struct cm_state {
     /* exceptions; owned */
     PyObject *cuda_error;
     PyObject *out_of_memory_error;
+    PyObject *cancelled_error;
     PyObject *emulation_warning;
     /* helpers from Python; owned, imported at module exec */
     cm_override current_stream; /* "cumem.current_stream" */
@@ -114,6 +115,7 @@ typedef struct cm_state {
     PyObject *uint8_dtype;      /* numpy.dtype("uint8") */
     PyObject *stats_factory; /* makes what Pool.stats() answers; NULL: not installed */
     PyObject *snapshot_factory;
+    PyObject *progress_factory;        /* makes bars; NULL: not installed */
     PyObject *out_of_memory_callbacks; /* list: called in order before giving up */
     PyObject *default_pools;           /* dict: number of the slot -> its Pool */
     PyObject *wakers; /* weakref.WeakKeyDictionary: event loop -> its waker */

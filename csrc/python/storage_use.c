@@ -112,7 +112,7 @@ wait_for_writer(cm_storage *storage, cm_ticket *ticket)
         }
     }
     remove_writer(storage, ticket);
-    if (!cm_is_ok(status)) {
+    if (!cm_is_ok(status) && status.code != CM_ECANCELLED) {
         return cm_py_raise_int(storage->state, status,
                                "while waiting for a transfer into the buffer");
     }

@@ -2,13 +2,9 @@
 /* cumem.Transfer: a copy that may still be running. */
 #include "python/transfer_type.h"
 
-#include <math.h>
 #include <stddef.h>
 
-#include "python/arguments.h"
 #include "python/errors.h"
-
-#define SLICE_NS UINT64_C(50000000) /* how soon Ctrl-C is seen */
 
 /* -- docstrings -------------------------------------------------------------------------- */
 
@@ -18,16 +14,40 @@ PyDoc_STRVAR(transfer_doc,
 "until the copy is done, and a failure that nobody asked for goes to\n"
 "`sys.unraisablehook`. `await` it in a coroutine, or call `wait`.\n\n"
 "Raises\n------\n"
-"CudaError\n    By `wait`, `order` and `await`: the copy failed.");
+"CudaError\n    By `wait`, `order` and `await`: the copy failed.\n"
+"CancelledError\n    By the same: it was cancelled.");
+
+PyDoc_STRVAR(cancel_doc,
+"cancel($self, /)\n--\n\n"
+"Cancel the copy if it has not begun.\n\n"
+"Only a copy in the background can still be cancelled (one made without `stream=`), and\n"
+"only while it waits for a thread or for what has to come before it. What the driver has\n"
+"been given cannot be called back.\n\n"
+"Returns\n-------\n"
+"bool\n"
+"    True if the copy is cancelled, now or by an earlier call: nothing was or will be\n"
+"    read or written, the transfer is done, both ends are let go, and `wait`, `order`\n"
+"    and `await` raise `CancelledError`. False if it has begun or is done: nothing\n"
+"    changes.\n\n"
+"Notes\n-----\n"
+"Copies that were to come after it go ahead. Cancelling a task that awaits a transfer\n"
+"does not cancel the transfer. It returns within a moment, GIL released.");
 
 PyDoc_STRVAR(wait_doc,
-"wait($self, /, timeout=None)\n--\n\n"
+"wait($self, /, timeout=None, *, progress=None)\n--\n\n"
 "Wait until the data is there.\n\n"
 "Parameters\n----------\n"
-"timeout : float, optional\n    Seconds; None waits as long as it takes.\n\n"
+"timeout : float, optional\n    Seconds; None waits as long as it takes.\n"
+"progress : bool or callable, optional\n"
+"    True shows a bar if it takes long (tqdm, of the extra ``cumem[progress]``). A\n"
+"    callable is called now and then, and once more when all is done, with the bytes that\n"
+"    have arrived and those in all; what it raises ends the waiting.\n\n"
 "Raises\n------\n"
 "TimeoutError\n    If the time has passed; the copy goes on.\n"
 "ValueError\n    If `timeout` is negative or not a number.\n"
+"TypeError\n    If `timeout` is no number or `progress` cannot be called.\n"
+"ImportError\n    If `progress` is True and there is no tqdm.\n"
+"CancelledError\n    If the copy was cancelled.\n"
 "CudaError\n    If the copy failed.\n\n"
 "Notes\n-----\n"
 "**Blocks** until then, GIL released; Ctrl-C interrupts the waiting, not the copy.");
@@ -39,6 +59,7 @@ PyDoc_STRVAR(order_doc,
 "stream : stream\n    Anything `Stream.from_external` takes; None is the current stream.\n\n"
 "Raises\n------\n"
 "TypeError\n    If `stream` is no stream.\n"
+"CancelledError\n    If the copy was cancelled.\n"
 "CudaError\n    If the copy has failed, or the driver refuses.\n\n"
 "Notes\n-----\n"
 "**Blocks**, GIL released, until the last piece is queued (for a target that the host has\n"
@@ -109,107 +130,6 @@ read_info(PyObject *op, cm_ticket_info *out)
 
 /* -- methods ----------------------------------------------------------------------------- */
 
-/* NULL and None: for ever. 0, or -1 with TypeError or ValueError. */
-static int
-parse_timeout(PyObject *object, uint64_t *out)
-{
-    *out = UINT64_MAX;
-    if (object == NULL || object == Py_None) {
-        return 0;
-    }
-    double seconds = PyFloat_AsDouble(object);
-    if (seconds == -1.0 && PyErr_Occurred()) {
-        if (PyErr_ExceptionMatches(PyExc_TypeError)) {
-            PyErr_Clear();
-            return cm_arg_refuse(object, "timeout", "a number of seconds or None");
-        }
-        return -1;
-    }
-    if (isnan(seconds) || seconds < 0) {
-        PyErr_Format(PyExc_ValueError, "timeout must be at least 0 seconds, not %R",
-                     object);
-        return -1;
-    }
-    if (seconds < 1e9) {
-        *out = (uint64_t)(seconds * 1e9);
-    }
-    return 0;
-}
-
-typedef cm_status (*wait_function)(cm_ticket *ticket, uint64_t timeout_ns);
-
-/* Wait in slices, so that signals are seen. False with an exception of a signal
- * handler. */
-static bool
-wait_in_slices(cm_ticket *ticket, wait_function wait, uint64_t timeout,
-               cm_status *status)
-{
-    uint64_t start = cm_now_ns();
-    for (;;) {
-        uint64_t spent = cm_now_ns() - start;
-        uint64_t left = timeout > spent ? timeout - spent : 0;
-        bool last = left <= SLICE_NS;
-        Py_BEGIN_ALLOW_THREADS
-        *status = wait(ticket, last ? left : SLICE_NS);
-        Py_END_ALLOW_THREADS
-        if (status->code != CM_ETIMEOUT) {
-            return true;
-        }
-        if (PyErr_CheckSignals() < 0) {
-            return false;
-        }
-        if (last) {
-            return true;
-        }
-    }
-}
-
-static PyObject *
-transfer_wait(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
-{
-    static const char *const names[] = {"timeout", NULL};
-    cm_transfer_object *self = (cm_transfer_object *)(void *)op;
-    PyObject *object;
-    uint64_t timeout;
-    cm_status status;
-    if (cm_args_parse("wait", args, nargs, kwnames, names, 1, 0, &object) < 0
-        || parse_timeout(object, &timeout) < 0
-        || !wait_in_slices(self->ticket, cm_ticket_wait, timeout, &status)) {
-        return NULL;
-    }
-    if (status.code == CM_ETIMEOUT) {
-        PyErr_Format(PyExc_TimeoutError, "the transfer is not done after %R s", object);
-        return NULL;
-    }
-    if (!cm_is_ok(status)) {
-        return cm_py_raise(self->state, status, "while copying");
-    }
-    const cm_runtime *rt = self->state->runtime;
-    if (rt != NULL && !cm_runtime_is_forked(rt)) {
-        cm_state_enter(self->state);
-        cm_state_bury_dead(self->state); /* what was freed meanwhile goes back now */
-        cm_state_leave(self->state);
-    }
-    Py_RETURN_NONE;
-}
-
-int
-cm_transfer_order(const cm_transfer_object *transfer, cm_stream *stream)
-{
-    cm_status status;
-    if (!wait_in_slices(transfer->ticket, cm_ticket_settle, UINT64_MAX, &status)) {
-        return -1;
-    }
-    if (cm_is_ok(status)) {
-        Py_BEGIN_ALLOW_THREADS
-        status = cm_ticket_order(transfer->ticket, stream);
-        Py_END_ALLOW_THREADS
-    }
-    return cm_is_ok(status) ? 0
-                            : cm_py_raise_int(transfer->state, status,
-                                              "while ordering a stream after a copy");
-}
-
 static PyObject *
 transfer_order(PyObject *op, PyObject *object)
 {
@@ -221,6 +141,21 @@ transfer_order(PyObject *op, PyObject *object)
     int result = cm_transfer_order(self, stream);
     cm_stream_give(self->state, stream);
     return result < 0 ? NULL : Py_NewRef(Py_None);
+}
+
+static PyObject *
+transfer_cancel(PyObject *op, PyObject *Py_UNUSED(args))
+{
+    cm_transfer_object *self = (cm_transfer_object *)(void *)op;
+    bool cancelled;
+    Py_BEGIN_ALLOW_THREADS
+    cancelled = cm_ticket_cancel(self->ticket);
+    Py_END_ALLOW_THREADS
+    if (cancelled) {
+        (void)transfer_clear(op);
+        cm_transfer_bury(self);
+    }
+    return PyBool_FromLong(cancelled);
 }
 
 static PyObject *
@@ -240,7 +175,8 @@ transfer_repr(PyObject *op)
     return PyUnicode_FromFormat(
         "<cumem.Transfer of %llu bytes, %s, %s%s>", (unsigned long long)info.nbytes,
         cm_route_text(info.route),
-        !info.done              ? "running"
+        info.cancelled          ? "cancelled"
+        : !info.done            ? "running"
         : cm_is_ok(info.status) ? "done"
                                 : "failed",
         rt != NULL && rt->backend == CM_BACKEND_EMULATED ? ", emulated" : "");
@@ -271,6 +207,21 @@ transfer_get_nbytes(PyObject *op, void *Py_UNUSED(closure))
 }
 
 static PyObject *
+transfer_get_progress(PyObject *op, void *Py_UNUSED(closure))
+{
+    const cm_transfer_object *self = (cm_transfer_object *)(void *)op;
+    return PyLong_FromUnsignedLongLong(cm_ticket_count_moved(self->ticket));
+}
+
+static PyObject *
+transfer_get_cancelled(PyObject *op, void *Py_UNUSED(closure))
+{
+    cm_ticket_info info;
+    read_info(op, &info);
+    return PyBool_FromLong(info.cancelled);
+}
+
+static PyObject *
 transfer_get_seconds(PyObject *op, void *Py_UNUSED(closure))
 {
     cm_ticket_info info;
@@ -298,8 +249,9 @@ transfer_get_route(PyObject *op, void *Py_UNUSED(closure))
 /* -- tables ------------------------------------------------------------------------------ */
 
 static PyMethodDef transfer_methods[] = {
-    {"wait", (PyCFunction)(void (*)(void))transfer_wait, METH_FASTCALL | METH_KEYWORDS,
-     wait_doc},
+    {"wait", (PyCFunction)(void (*)(void))cm_transfer_wait,
+     METH_FASTCALL | METH_KEYWORDS, wait_doc},
+    {"cancel", transfer_cancel, METH_NOARGS, cancel_doc},
     {"order", transfer_order, METH_O, order_doc},
     {NULL, NULL, 0, NULL},
 };
@@ -312,6 +264,13 @@ static PyGetSetDef transfer_getset[] = {
      NULL},
     {"nbytes", transfer_get_nbytes, NULL,
      "Payload in bytes; a source that is repeated to fit counts once.", NULL},
+    {"progress", transfer_get_progress, NULL,
+     "Bytes of `nbytes` that have arrived, in whole pieces; it never falls, and is\n"
+     "`nbytes` just when all is done without a failure. What one call of the driver\n"
+     "moves is nothing until then. Never blocks.",
+     NULL},
+    {"cancelled", transfer_get_cancelled, NULL,
+     "True when `cancel` has cancelled it. Never blocks.", NULL},
     {"seconds", transfer_get_seconds, NULL,
      "Time from start to end, in seconds: by the device's clock for what a stream did\n"
      "alone, else by the host's; 0.0 while it is not done.",

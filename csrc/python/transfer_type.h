@@ -13,6 +13,12 @@ PyObject *cm_transfer_object_new(cm_state *state, cm_ticket *ticket, PyObject *d
  * waiting. 0, or -1 with an exception. */
 int cm_transfer_order(const cm_transfer_object *transfer, cm_stream *stream);
 
+/* Transfer.wait(). */
+PyObject *cm_transfer_wait(PyObject *op, PyObject *const *args, Py_ssize_t nargs,
+                           PyObject *kwnames);
+/* What was freed meanwhile by threads without the GIL goes back now. */
+void cm_transfer_bury(const cm_transfer_object *self);
+
 /* The iterator behind `await`: of a future of the running event loop, or an empty one
  * when the transfer is done. NULL with RuntimeError (no running loop) or the failure.
  */
