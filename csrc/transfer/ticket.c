@@ -246,6 +246,19 @@ await_finishing_locked(cm_ticket *ticket)
     }
 }
 
+static cm_status
+ask_device(const cm_ticket *ticket, bool *done)
+{
+    cm_runtime *rt = ticket->engine->rt;
+    cm_scope scope;
+    /* A thread without a context would make one on device 0, and the question would
+     * break a capture that the thread has under way. */
+    CM_TRY(cm_scope_enter(rt, ticket->device, &scope));
+    cm_status status = cm_rt_event_query(rt, ticket->end_event, done);
+    cm_scope_leave(&scope);
+    return status;
+}
+
 bool
 cm_ticket_update(cm_ticket *ticket)
 {
@@ -261,13 +274,10 @@ cm_ticket_update(cm_ticket *ticket)
         return over;
     }
     bool done = false;
-    cm_scope scope;
-    /* A thread without a context would make one on device 0, and the question would
-     * break a capture that the thread has under way. */
-    cm_status status = cm_scope_enter(engine->rt, ticket->device, &scope);
-    if (cm_is_ok(status)) {
-        status = cm_rt_event_query(engine->rt, ticket->end_event, &done);
-        cm_scope_leave(&scope);
+    cm_status status = ask_device(ticket, &done);
+    if (!cm_is_ok(status)) {
+        /* That one question failed does not end the copy; who fails again is gone. */
+        status = ask_device(ticket, &done);
     }
     cm_mutex_lock(&engine->lock);
     ticket->query_count--;

@@ -1,0 +1,264 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* transfer/: each runtime call of a copy of many pieces fails once, on every route and
+ * in every way to wait for it. The ticket tells the truth, nothing stays behind and the
+ * next copy works. */
+#include "engine_world.h"
+
+#include <unistd.h>
+
+#include "transfer/engine_private.h"
+
+enum { ROWS = 3, COUNT = 16 << 10, NBYTES = ROWS * COUNT };
+
+typedef enum mode { IN_BACKGROUND, ON_STREAM, BLOCKING, MODE_COUNT } mode;
+
+typedef struct route_case {
+    const char *name;
+    cm_kind dst;
+    cm_kind src;
+    int dst_device;
+    int64_t dst_stride;
+    int64_t src_stride;
+    bool turned; /* the source's axes the other way round */
+} route_case;
+
+static const route_case cases[] = {
+    {"direct", CM_KIND_DEVICE, CM_KIND_PINNED, 0, 1, 1, false},
+    {"driver", CM_KIND_PAGEABLE, CM_KIND_DEVICE, 0, 1, 1, false},
+    {"staged up", CM_KIND_DEVICE, CM_KIND_PAGEABLE, 0, 1, 2, false},
+    {"staged down", CM_KIND_PAGEABLE, CM_KIND_DEVICE, 0, 2, 1, false},
+    {"staged-kernel up", CM_KIND_DEVICE, CM_KIND_PAGEABLE, 0, 2, 2, false},
+    {"staged-kernel down", CM_KIND_PAGEABLE, CM_KIND_DEVICE, 0, 2, 2, false},
+    {"turned", CM_KIND_DEVICE, CM_KIND_PAGEABLE, 0, 1, 1, true},
+    {"kernel", CM_KIND_DEVICE, CM_KIND_MANAGED, 0, 2, 2, false},
+    {"peer", CM_KIND_DEVICE, CM_KIND_DEVICE, 1, 1, 1, false},
+    {"peer by pieces", CM_KIND_DEVICE, CM_KIND_DEVICE, 1, 2, 2, false},
+    {"host", CM_KIND_PAGEABLE, CM_KIND_PINNED, 0, 2, 1, false},
+};
+
+typedef struct ends {
+    memory dst;
+    memory src;
+    cm_region to;
+    cm_region from;
+} ends;
+
+static cm_region
+rows_of(const memory *m, int64_t stride, bool turned)
+{
+    cm_region region = region_at(m, 0);
+    region.ndim = 2;
+    region.itemsize = 1;
+    region.shape[0] = ROWS;
+    region.shape[1] = COUNT;
+    region.strides[0] = turned ? stride : COUNT * stride;
+    region.strides[1] = turned ? ROWS * stride : stride;
+    return region;
+}
+
+static ends
+open_ends(world *w, const route_case *c)
+{
+    ends e = {.dst = take_memory(w, c->dst, c->dst_device, 2 * NBYTES),
+              .src = take_memory(w, c->src, 0, 2 * NBYTES)};
+    number_bytes(&e.src, 5);
+    memset(e.dst.bytes, 255, 2 * NBYTES); /* which is no byte of the source */
+    e.to = rows_of(&e.dst, c->dst_stride, false);
+    e.from = rows_of(&e.src, c->src_stride, c->turned);
+    return e;
+}
+
+CHECK_NO_TSAN static uint64_t
+count_wrong(const ends *e)
+{
+    uint64_t wrong = 0;
+    for (int64_t i = 0; i < ROWS; i++) {
+        for (int64_t k = 0; k < COUNT; k++) {
+            wrong += e->dst.bytes[i * e->to.strides[0] + k * e->to.strides[1]]
+                     != e->src.bytes[i * e->from.strides[0] + k * e->from.strides[1]];
+        }
+    }
+    return wrong;
+}
+
+/* Make the copy and hold the ticket against what has happened. */
+static cm_status
+copy_and_check(world *w, const ends *e, mode how, atomic_int *drops)
+{
+    cm_copy_request request = {
+        .dst = e->to,
+        .src = e->from,
+        .stream = how == IN_BACKGROUND ? NULL : w->streams[0],
+        .blocking = how == BLOCKING,
+        .after = w->streams,
+        .after_count = WORLD_DEVICES,
+        .keep = {{drops, count_drop}},
+        .keep_count = 1,
+    };
+    cm_ticket *ticket = NULL;
+    cm_ticket_info info;
+    cm_status status = cm_engine_copy(w->engine, &request, &ticket);
+    if (!cm_is_ok(status)) {
+        return status; /* nobody has a ticket */
+    }
+    status = cm_ticket_wait(ticket, UINT64_MAX);
+    cm_ticket_read(ticket, &info);
+    uint64_t moved = cm_ticket_count_moved(ticket);
+    bool good = info.done && !info.cancelled && info.nbytes == NBYTES
+                && info.status.code == status.code
+                && (moved == NBYTES) == cm_is_ok(status) && moved <= NBYTES
+                && !cm_ticket_cancel(ticket);
+    cm_ticket_release(ticket);
+    if (!good) {
+        CHECK_FAIL_("the ticket lies: status %d, done %d, moved %llu", status.code,
+                    info.done, (unsigned long long)moved);
+    }
+    return status;
+}
+
+/* A thread may be about to give back what the job of a failed copy has borrowed. */
+static bool
+is_nothing_left(world *w)
+{
+    cm_pool *pools[] = {w->pinned, w->device[0], w->device[1]};
+    uint64_t left = cm_engine_count_pending(w->engine);
+    cm_mutex_lock(&w->engine->lock);
+    left += w->engine->ring_nbytes + w->engine->job_count + w->engine->parked_count;
+    cm_mutex_unlock(&w->engine->lock);
+    for (int i = 0; i < 3; i++) {
+        cm_pool_counters counters;
+        cm_pool_read(pools[i], &counters);
+        left += counters.live_nbytes;
+    }
+    return left == 0;
+}
+
+static void
+check_nothing_left(world *w, atomic_int *drops)
+{
+    for (int i = 0; i < 20000 && !is_nothing_left(w); i++) {
+        usleep(500);
+    }
+    CHECK(is_nothing_left(w));
+    CHECK_EQ(atomic_load(drops), 1);
+    CHECK(cm_is_ok(cm_engine_take_unread(w->engine)));
+}
+
+/* The `nth` call fails; 0: none. The number of calls. */
+static uint64_t
+run_with_fault(world *w, const route_case *c, mode how, uint64_t nth)
+{
+    atomic_int drops = 0;
+    ends e = open_ends(w, c);
+    cm_faults_plan(w->rt, CM_OP_none, nth, 998, false);
+    cm_status status = copy_and_check(w, &e, how, &drops);
+    uint64_t calls = cm_faults_count(w->rt, CM_OP_none);
+    cm_op struck = cm_faults_struck(w->rt);
+    cm_faults_plan(w->rt, CM_OP_none, 0, 0, false);
+    /* Some are not its own: the watcher's, and giving back what is not needed. */
+    if (!cm_is_ok(status)
+        && (status.code != 998 || (cm_op)status.op != struck || nth == 0)) {
+        CHECK_FAIL_("%d of %s where %s failed", status.code,
+                    cm_op_name((cm_op)status.op), cm_op_name(struck));
+    }
+    if (cm_is_ok(status) && count_wrong(&e) != 0) {
+        CHECK_FAIL_("%llu bytes wrong where %s failed and nobody was told",
+                    (unsigned long long)count_wrong(&e), cm_op_name(struck));
+    }
+    check_nothing_left(w, &drops);
+    atomic_store(&drops, 0);
+    memset(e.dst.bytes, 255, 2 * NBYTES);
+    status = copy_and_check(w, &e, how, &drops);
+    if (!cm_is_ok(status) || count_wrong(&e) != 0) {
+        CHECK_FAIL_("the next copy: %d, %llu bytes wrong", status.code,
+                    (unsigned long long)count_wrong(&e));
+    }
+    check_nothing_left(w, &drops);
+    give_memory(w, &e.dst);
+    give_memory(w, &e.src);
+    return calls;
+}
+
+static void
+open_tuned(world *w)
+{
+    cm_tuning tuning;
+    open_world(w);
+    cm_tuning_init(&tuning);
+    tuning.chunk_nbytes = 64 << 10;
+    tuning.chunk_min_nbytes = 4 << 10;
+    tuning.chunk_share = 6;
+    tuning.slot_count = 3;
+    MUST(cm_engine_set_tuning(w->engine, &tuning));
+}
+
+/* In a world that has made copies before every call fails; in new ones, of which
+ * opening takes longer than the copy, some of those that make threads, streams and
+ * blocks. */
+static void
+sweep(const route_case *c, mode how, size_t offset)
+{
+    world w;
+    open_tuned(&w);
+    uint64_t first = run_with_fault(&w, c, how, 0);
+    uint64_t calls = run_with_fault(&w, c, how, 0);
+    for (uint64_t nth = 1 + offset % 2; nth <= calls; nth += 2 * CHECK_EVERY(12)) {
+        (void)run_with_fault(&w, c, how, nth);
+    }
+    close_world(&w);
+    for (uint64_t nth = 1 + offset % 8; nth <= first; nth += 8 * CHECK_EVERY(4)) {
+        open_tuned(&w);
+        (void)run_with_fault(&w, c, how, nth);
+        close_world(&w);
+    }
+}
+
+static void
+test_ticket_tells_the_truth_whichever_call_fails(void)
+{
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        for (mode how = 0; how < MODE_COUNT; how++) {
+            int before = atomic_load(&check_failures);
+            sweep(&cases[i], how, 3 * i + how);
+            if (atomic_load(&check_failures) != before) {
+                CHECK_FAIL_("%s, mode %d", cases[i].name, how);
+            }
+        }
+    }
+}
+
+/* Asking may fail while the copy goes on: its ends are not let go before it is over. */
+static void
+test_ticket_is_not_done_because_one_question_failed(void)
+{
+    world w;
+    atomic_int drops = 0;
+    cm_ticket *ticket;
+    cm_ticket_info info;
+    open_tuned(&w);
+    ends e = open_ends(&w, &cases[0]);
+    shut(&w, w.streams[0]);
+    cm_copy_request request = {.dst = e.to,
+                               .src = e.from,
+                               .stream = w.streams[0],
+                               .keep = {{&drops, count_drop}},
+                               .keep_count = 1};
+    CHECK_OK(cm_engine_copy(w.engine, &request, &ticket));
+    cm_faults_plan(w.rt, CM_OP_event_query, 1, 998, false);
+    do {
+        cm_ticket_read(ticket, &info);
+        CHECK(!info.done);
+        CHECK_EQ(atomic_load(&drops), 0);
+    } while (cm_faults_count(w.rt, CM_OP_event_query) < 4);
+    cm_faults_plan(w.rt, CM_OP_none, 0, 0, false);
+    unshut(&w, w.streams[0]);
+    CHECK_OK(cm_ticket_wait(ticket, UINT64_MAX));
+    CHECK_EQ(count_wrong(&e), 0);
+    cm_ticket_release(ticket);
+    give_memory(&w, &e.dst);
+    give_memory(&w, &e.src);
+    close_world(&w);
+}
+
+MAIN(RUN(test_ticket_is_not_done_because_one_question_failed)
+         RUN(test_ticket_tells_the_truth_whichever_call_fails))
