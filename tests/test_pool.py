@@ -259,15 +259,6 @@ def test_current_pool_serves_constructors_whatever_its_flags(runtime) -> None:
     assert "write_combined" in buffer.flags
 
 
-def test_leaving_in_another_order_is_an_error(runtime) -> None:
-    a, b = cumem.Pool(), cumem.Pool()
-    with a:
-        b.__enter__()
-        with pytest.raises(RuntimeError, match="entered last"):
-            a.__exit__(None, None, None)
-        b.__exit__(None, None, None)
-
-
 def test_closed_pool_cannot_become_current_and_is_passed_over(runtime) -> None:
     outer, inner = cumem.Pool(), cumem.Pool()
     with outer, inner:

@@ -208,17 +208,6 @@ def test_with_block_restores_after_an_exception(runtime) -> None:
     assert cumem.current_stream() is default
 
 
-def test_with_blocks_left_in_the_wrong_order_are_refused(runtime) -> None:
-    first, second = cumem.Stream(), cumem.Stream()
-    with first:
-        second.__enter__()
-        with pytest.raises(RuntimeError, match="entered last"):
-            first.__exit__(None, None, None)
-        second.__exit__(None, None, None)
-    with pytest.raises(RuntimeError, match="entered last"):
-        first.__exit__(None, None, None)
-
-
 def test_current_stream_is_per_thread(runtime) -> None:
     stream = cumem.Stream()
     default = cumem.current_stream()

@@ -160,8 +160,8 @@ core_exec(PyObject *module)
 {
     cm_state *state = cm_state_of_module(module);
     if (cm_state_init(state) < 0 || cm_numpy_import() < 0 || make_words(state) < 0
-        || cm_override_init(&state->current_stream, "cumem.current_stream") < 0
-        || cm_override_init(&state->current_pool, "cumem.current_pool") < 0
+        || cm_override_init(&state->current_stream, module, "cumem.current_stream") < 0
+        || cm_override_init(&state->current_pool, module, "cumem.current_pool") < 0
         || add_types(module, state) < 0 || add_functions(module) < 0
         || add_constants(module) < 0 || register_at_exit(module) < 0) {
         return -1;
@@ -192,9 +192,11 @@ core_exec(PyObject *module)
     F(emulation_warning)                                                               \
     F(current_stream.variable)                                                         \
     F(current_stream.getter)                                                           \
+    F(current_stream.type)                                                             \
     F(pool_type)                                                                       \
     F(current_pool.variable)                                                           \
     F(current_pool.getter)                                                             \
+    F(current_pool.type)                                                               \
     F(uint8_dtype)                                                                     \
     F(stats_factory)                                                                   \
     F(snapshot_factory)                                                                \
@@ -256,8 +258,8 @@ core_free(void *module)
         cm_state_fini(state);
     }
     if (state != NULL) { /* not before: what still runs asks them */
-        Py_CLEAR(state->current_stream.witness);
-        Py_CLEAR(state->current_pool.witness);
+        cm_override_fini(&state->current_stream);
+        cm_override_fini(&state->current_pool);
     }
 }
 

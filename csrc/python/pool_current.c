@@ -18,10 +18,10 @@ cm_pool_find_current(cm_state *state, cm_kind kind, unsigned flags, int device)
 {
     PyObject *chain = cm_override_read(&state->current_pool);
     cm_pool *found = NULL;
-    for (PyObject *at = chain; at != NULL && at != Py_None && found == NULL;
-         at = PyTuple_GetItem(at, 1)) {
-        const cm_pool_object *self =
-            (const cm_pool_object *)(const void *)PyTuple_GetItem(at, 0);
+    PyObject *object;
+    PyObject *at = chain;
+    while (found == NULL && (object = cm_override_step(&at)) != NULL) {
+        const cm_pool_object *self = (const cm_pool_object *)(const void *)object;
         if (can_serve(self, kind, flags, device)) {
             found = cm_pool_hold(self->pool);
         }

@@ -77,10 +77,17 @@ PyDoc_STRVAR(close_doc,
 
 PyDoc_STRVAR(enter_doc,
 "__enter__($self, /)\n--\n\n"
-"Make it current for its kind and device in this thread or task.");
+"Make it current for its kind and device in this thread or task.\n\n"
+"Blocks may end in any order, as those of generators do: the innermost of those still open\n"
+"is current. Tasks started inside and contexts copied inside keep it after the block.\n\n"
+"Raises\n------\nValueError\n    If the pool is closed.");
 PyDoc_STRVAR(exit_doc,
 "__exit__($self, exc_type, exc, tb, /)\n--\n\n"
-"Make current what was before. The pool stays open.");
+"End the block that was entered here: the others stay as they are, and the pool stays\n"
+"open.\n\n"
+"Raises\n------\nRuntimeError\n"
+"    If the block was entered in another thread or context, as that of a generator may be\n"
+"    that another thread closes: it is over there and here; or if it was not entered.");
 
 /* -- methods ----------------------------------------------------------------------- */
 

@@ -35,13 +35,12 @@ legacy_stream(cm_state *state, int device)
 static PyObject *
 find_in_chain(const cm_state *state, PyObject *chain, int device)
 {
-    while (chain != Py_None) {
-        PyObject *entry = PyTuple_GetItem(chain, 0);
+    PyObject *entry;
+    while ((entry = cm_override_step(&chain)) != NULL) {
         const cm_stream_object *stream = (const cm_stream_object *)(void *)entry;
         if (stream->device == device && stream->generation == state->generation) {
             return entry;
         }
-        chain = PyTuple_GetItem(chain, 1);
     }
     return NULL;
 }

@@ -75,9 +75,18 @@ PyDoc_STRVAR(cuda_stream_doc,
 "__cuda_stream__($self, /)\n--\n\n"
 "Protocol of other libraries: ``(0, handle)``.");
 
-PyDoc_STRVAR(enter_doc, "__enter__($self, /)\n--\n\nMake it the current stream.");
+PyDoc_STRVAR(enter_doc,
+"__enter__($self, /)\n--\n\n"
+"Make it the current stream of its device in this thread or task.\n\n"
+"Blocks may end in any order, as those of generators do: the innermost of those still open\n"
+"is current. Tasks started inside and contexts copied inside keep it after the block.\n\n"
+"Raises\n------\nValueError\n    If the stream is closed.");
 PyDoc_STRVAR(exit_doc,
-"__exit__($self, exc_type, exc, tb, /)\n--\n\nMake the stream before it current again.");
+"__exit__($self, exc_type, exc, tb, /)\n--\n\n"
+"End the block that was entered here; the others stay as they are.\n\n"
+"Raises\n------\nRuntimeError\n"
+"    If the block was entered in another thread or context, as that of a generator may be\n"
+"    that another thread closes: it is over there and here; or if it was not entered.");
 
 /* -- methods ----------------------------------------------------------------------- */
 
