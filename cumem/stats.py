@@ -52,9 +52,10 @@ class Counters:
         Free memory, ready for reuse, and in how many pieces.
     reserved_nbytes : int
         Held from CUDA: live, in flight and cached.
-    peak_live_nbytes, peak_requested_nbytes : int
-    peak_in_flight_nbytes, peak_reserved_nbytes : int
-        The most at any moment since the start or ``reset_peaks()``.
+    peak_live_nbytes, peak_requested_nbytes, peak_waste_nbytes : int
+    peak_in_flight_nbytes, peak_cached_nbytes, peak_reserved_nbytes : int
+        The most at any moment since the start or ``reset_peaks()``. Memory that is taken
+        for an allocation counts as cached only to whoever looks meanwhile.
     largest_free_nbytes : int
         The longest cached piece.
     segment_count : int
@@ -92,7 +93,9 @@ class Counters:
     reserved_nbytes: int = 0
     peak_live_nbytes: int = 0
     peak_requested_nbytes: int = 0
+    peak_waste_nbytes: int = 0
     peak_in_flight_nbytes: int = 0
+    peak_cached_nbytes: int = 0
     peak_reserved_nbytes: int = 0
     largest_free_nbytes: int = 0
     segment_count: int = 0
@@ -545,15 +548,20 @@ def _snapshot(
 
 # -- text ------------------------------------------------------------------------------
 
-_COLUMNS = ("live", "in flight", "cached", "reserved", "peak live", "peak reserved")
-_FIELDS = (
-    "live_nbytes",
-    "in_flight_nbytes",
-    "cached_nbytes",
-    "reserved_nbytes",
-    "peak_live_nbytes",
-    "peak_reserved_nbytes",
-)
+_COLUMNS = {
+    "live": "live_nbytes",
+    "in flight": "in_flight_nbytes",
+    "cached": "cached_nbytes",
+    "reserved": "reserved_nbytes",
+    "peak live": "peak_live_nbytes",
+    "peak reserved": "peak_reserved_nbytes",
+}
+_MORE_COLUMNS = {  # where there is room for them
+    "peak in flight": "peak_in_flight_nbytes",
+    "peak cached": "peak_cached_nbytes",
+    "waste": "waste_nbytes",
+    "peak waste": "peak_waste_nbytes",
+}
 
 
 def _rows(found: Stats) -> list[tuple[str, Counters]]:
@@ -567,10 +575,10 @@ def _rows(found: Stats) -> list[tuple[str, Counters]]:
     return rows
 
 
-def _cells(label: str, counters: Counters) -> list[str]:
+def _cells(label: str, counters: Counters, columns: dict[str, str]) -> list[str]:
     asked = counters.allocation_count
     hits = f"{counters.hit_count / asked:.1%}" if asked else "-"
-    sizes = [format_nbytes(getattr(counters, field)) for field in _FIELDS]
+    sizes = [format_nbytes(getattr(counters, field)) for field in columns.values()]
     return [label, *sizes, str(asked), hits]
 
 
@@ -578,7 +586,7 @@ def _table(rows: list[tuple[str, Counters]], more: str = "") -> str:
     if not rows:
         return "no pool yet"
     cells = [["pool", *_COLUMNS, "allocations", "hits"]]
-    cells += [_cells(*row) for row in rows]
+    cells += [_cells(*row, _COLUMNS) for row in rows]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     lines = [
         "  ".join(
@@ -592,7 +600,7 @@ def _table(rows: list[tuple[str, Counters]], more: str = "") -> str:
 
 def _lines(pool: PoolStats) -> str:
     """Whatever the table leaves out and is not 0."""
-    told = {*_FIELDS, "allocation_count", "hit_count"}
+    told = {*_COLUMNS.values(), "allocation_count", "hit_count"}
     rest = {n: getattr(pool, n) for n in _COUNTERS if n not in told}
     return "".join(f"\n  {name} {value}" for name, value in rest.items() if value)
 
@@ -602,8 +610,10 @@ def _html_table(rows: list[tuple[str, Counters]]) -> str:
         marked = (f"<{tag}>{html.escape(cell)}</{tag}>" for cell in cells)
         return f"<tr>{''.join(marked)}</tr>"
 
-    head = line(["pool", *_COLUMNS, "allocations", "hits"], "th")
-    return f"<table>{head}{''.join(line(_cells(*row), 'td') for row in rows)}</table>"
+    columns = _COLUMNS | _MORE_COLUMNS
+    head = line(["pool", *columns, "allocations", "hits"], "th")
+    body = "".join(line(_cells(*row, columns), "td") for row in rows)
+    return f"<table>{head}{body}</table>"
 
 
 def _install() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import threading
+from random import Random
 
 import pytest
 from support import session
@@ -54,6 +55,49 @@ def test_counters_follow_what_happens(runtime) -> None:
     pool.reset_peaks()
     assert pool.stats().peak_live_nbytes == 0
     assert pool.stats().peak_reserved_nbytes == after.reserved_nbytes
+
+
+def test_peaks_of_what_is_cached_and_wasted_are_exact(runtime) -> None:
+    pool = cumem.Pool("pinned")
+    random = Random(7)
+    held: list[cumem.Buffer] = []
+    cached = waste = 0
+    with cumem.measure() as m:
+        for step in range(600):
+            if held and random.random() < 0.5:
+                del held[random.randrange(len(held))]
+            else:
+                held.append(pool.allocate(random.choice([1, 64, 1000, 70_000, MIB])))
+            now = pool.stats()
+            cached = max(cached, now.cached_nbytes)
+            waste = max(waste, now.waste_nbytes)
+            if step == 300:
+                pool.reset_peaks()
+                half, cached = (cached, waste), now.cached_nbytes
+                waste = now.waste_nbytes
+        assert (now.peak_cached_nbytes, now.peak_waste_nbytes) == (cached, waste)
+    of = next(p for p in m.pools if p.name == pool.stats().name)
+    assert of.peak_cached_nbytes == max(cached, half[0])
+    assert of.peak_waste_nbytes == max(waste, half[1])
+    assert f"peak_waste_nbytes {waste}" in repr(pool.stats())
+
+
+def test_peak_of_cached_leaves_out_what_memory_was_taken_for(runtime) -> None:
+    pool = cumem.Pool("pinned")
+    buffer = pool.allocate(64 * MIB)
+    assert pool.stats().peak_cached_nbytes == pool.stats().cached_nbytes < 64 * MIB
+    del buffer
+    pool.trim()
+    now = pool.stats()
+    assert now.cached_nbytes == 0
+    assert now.peak_cached_nbytes >= 64 * MIB
+
+
+def test_table_of_a_notebook_has_every_peak(runtime) -> None:
+    cumem.empty_pinned(10)
+    html = cumem.stats()._repr_html_()
+    for name in ("live", "in flight", "cached", "reserved", "waste"):
+        assert f"<th>peak {name}</th>" in html
 
 
 def test_stats_have_totals_of_kinds(emulated) -> None:

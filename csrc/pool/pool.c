@@ -246,6 +246,8 @@ check_locked(const cm_pool *pool)
            && c->peak_live_nbytes >= c->live_nbytes
            && c->peak_reserved_nbytes >= c->reserved_nbytes
            && c->peak_in_flight_nbytes >= c->in_flight_nbytes
+           && c->peak_cached_nbytes >= pool->heap.free_nbytes
+           && c->peak_waste_nbytes >= c->live_nbytes - c->requested_nbytes
            && (cm_list_is_empty(&pool->polled) || pool->polling);
 }
 

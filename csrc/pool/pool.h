@@ -54,7 +54,9 @@ typedef struct cm_block {
     X(reserved_nbytes) /* held from the runtime = live + in flight + cached */         \
     X(peak_live_nbytes)                                                                \
     X(peak_requested_nbytes)                                                           \
+    X(peak_waste_nbytes) /* of live - requested */                                     \
     X(peak_in_flight_nbytes)                                                           \
+    X(peak_cached_nbytes) /* but for what a growth under way is for */                 \
     X(peak_reserved_nbytes)                                                            \
     X(largest_free_nbytes) /* the longest free run */                                  \
     X(segment_count)       /* ranges of addresses the memory lies in */                \

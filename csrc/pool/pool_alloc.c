@@ -31,6 +31,9 @@ cm_pool_hand_out_locked(cm_pool *pool, cm_span *span, uint64_t requested_nbytes,
     if (c->requested_nbytes > c->peak_requested_nbytes) {
         c->peak_requested_nbytes = c->requested_nbytes;
     }
+    if (c->live_nbytes - c->requested_nbytes > c->peak_waste_nbytes) {
+        c->peak_waste_nbytes = c->live_nbytes - c->requested_nbytes;
+    }
     if (pool->heap.free_nbytes < pool->window_cached) {
         pool->window_cached = pool->heap.free_nbytes;
     }

@@ -64,6 +64,7 @@ try_give_locked(cm_pool *pool, cm_span *span, cm_stream *stream, uint64_t record
     cm_heap_view view = cm_pool_view_locked(pool, tag);
     take_back_locked(pool, span);
     cm_heap_give_ready(&pool->heap, span, tag, epoch, &view);
+    cm_pool_note_cached_locked(pool);
     return true;
 }
 

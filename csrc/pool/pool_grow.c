@@ -84,6 +84,7 @@ add_segment(cm_pool *pool, const cm_chunk *chunk, uint64_t size, cm_span **out)
         cm_span *span = cm_heap_carve(&pool->heap, arena->first, chunk->address, size);
         if (span != NULL) {
             cm_pool_count_reserved_locked(pool, chunk->nbytes);
+            cm_pool_note_cached_locked(pool);
         }
         else {
             cm_heap_remove_arena(&pool->heap, arena);

@@ -335,6 +335,7 @@ give_flight_locked(cm_pool *pool, cm_flight *flight)
     /* The tag is of what ran before the block was handed out. */
     (void)cm_heap_give(&pool->heap, flight->span, flight->span->tag,
                        flight->span->epoch, &view);
+    cm_pool_note_cached_locked(pool);
     cm_list_remove(&flight->node);
 }
 

@@ -181,6 +181,7 @@ grow(cm_pool *pool, uint64_t size, const cm_stream *stream, bool with_step,
             status = cm_fail(CM_ENOMEM, sizeof(cm_span));
         }
     }
+    cm_pool_note_cached_locked(pool);
     cm_fast_lock_give(&pool->lock);
     return status;
 }

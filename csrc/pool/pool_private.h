@@ -53,7 +53,9 @@ typedef struct cm_mark {
 typedef struct cm_pool_peaks {
     uint64_t live_nbytes;
     uint64_t requested_nbytes;
+    uint64_t waste_nbytes;
     uint64_t in_flight_nbytes;
+    uint64_t cached_nbytes;
     uint64_t reserved_nbytes;
 } cm_pool_peaks;
 
@@ -127,6 +129,15 @@ cm_pool_is_unused_locked(const cm_pool *pool)
 {
     return atomic_load_explicit(&pool->holds, memory_order_relaxed) == 0
            && pool->counters.live_count == 0;
+}
+
+/* To be called where free spans have become more. */
+static inline void
+cm_pool_note_cached_locked(cm_pool *pool)
+{
+    if (pool->heap.free_nbytes > pool->counters.peak_cached_nbytes) {
+        pool->counters.peak_cached_nbytes = pool->heap.free_nbytes;
+    }
 }
 
 /* -- pool_alloc.c ----------------------------------------------------------------------- */

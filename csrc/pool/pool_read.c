@@ -25,8 +25,16 @@ cached_nbytes(const cm_pool_counters *c)
 }
 
 static void
-read_locked(const cm_pool *pool, cm_pool_counters *out)
+raise_to(uint64_t *peak, uint64_t value)
 {
+    *peak = value > *peak ? value : *peak;
+}
+
+static void
+read_locked(cm_pool *pool, cm_pool_counters *out)
+{
+    /* What was told once counts, whatever it was on its way to. */
+    raise_to(&pool->counters.peak_cached_nbytes, cached_nbytes(&pool->counters));
     *out = pool->counters;
     out->cached_nbytes = cached_nbytes(&pool->counters);
     out->cached_count = pool->heap.free_count;
@@ -37,16 +45,12 @@ read_locked(const cm_pool *pool, cm_pool_counters *out)
 }
 
 static void
-raise_to(uint64_t *peak, uint64_t value)
-{
-    *peak = value > *peak ? value : *peak;
-}
-
-static void
 raise_peaks(cm_pool_peaks *peaks, const cm_pool_counters *c)
 {
     raise_to(&peaks->live_nbytes, c->peak_live_nbytes);
     raise_to(&peaks->requested_nbytes, c->peak_requested_nbytes);
+    raise_to(&peaks->waste_nbytes, c->peak_waste_nbytes);
+    raise_to(&peaks->cached_nbytes, c->peak_cached_nbytes);
     raise_to(&peaks->in_flight_nbytes, c->peak_in_flight_nbytes);
     raise_to(&peaks->reserved_nbytes, c->peak_reserved_nbytes);
 }
@@ -56,6 +60,8 @@ write_peaks(const cm_pool_peaks *peaks, cm_pool_counters *out)
 {
     raise_to(&out->peak_live_nbytes, peaks->live_nbytes);
     raise_to(&out->peak_requested_nbytes, peaks->requested_nbytes);
+    raise_to(&out->peak_waste_nbytes, peaks->waste_nbytes);
+    raise_to(&out->peak_cached_nbytes, peaks->cached_nbytes);
     raise_to(&out->peak_in_flight_nbytes, peaks->in_flight_nbytes);
     raise_to(&out->peak_reserved_nbytes, peaks->reserved_nbytes);
 }
@@ -67,7 +73,9 @@ begin_peaks_locked(cm_pool *pool)
     cm_pool_counters *c = &pool->counters;
     c->peak_live_nbytes = c->live_nbytes;
     c->peak_requested_nbytes = c->requested_nbytes;
+    c->peak_waste_nbytes = c->live_nbytes - c->requested_nbytes;
     c->peak_in_flight_nbytes = c->in_flight_nbytes;
+    c->peak_cached_nbytes = pool->heap.free_nbytes;
     c->peak_reserved_nbytes = c->reserved_nbytes;
 }
 

@@ -34,6 +34,7 @@ model_reset_peaks(model_pool *of)
 {
     of->peak_live_nbytes = of->live_nbytes;
     of->peak_requested_nbytes = of->requested_nbytes;
+    of->peak_waste_nbytes = of->live_nbytes - of->requested_nbytes;
 }
 
 void
@@ -41,6 +42,7 @@ model_reset_window(model_pool *of)
 {
     of->window_live_nbytes = of->live_nbytes;
     of->window_requested_nbytes = of->requested_nbytes;
+    of->window_waste_nbytes = of->live_nbytes - of->requested_nbytes;
 }
 
 static void
@@ -78,8 +80,10 @@ model_take(pool_model *model, model_pool *of, uint32_t place, cm_block *block,
     of->requested_nbytes += nbytes;
     raise_to(&of->peak_live_nbytes, of->live_nbytes);
     raise_to(&of->peak_requested_nbytes, of->requested_nbytes);
+    raise_to(&of->peak_waste_nbytes, of->live_nbytes - of->requested_nbytes);
     raise_to(&of->window_live_nbytes, of->live_nbytes);
     raise_to(&of->window_requested_nbytes, of->requested_nbytes);
+    raise_to(&of->window_waste_nbytes, of->live_nbytes - of->requested_nbytes);
     cm_mutex_unlock(&model->lock);
 }
 
@@ -116,6 +120,7 @@ compare_sums(pool_model *model, const model_pool *of, const cm_pool_counters *c)
         {"out_of_memory_count", c->out_of_memory_count, of->refused_count},
         {"peak_live_nbytes", c->peak_live_nbytes, of->peak_live_nbytes},
         {"peak_requested_nbytes", c->peak_requested_nbytes, of->peak_requested_nbytes},
+        {"peak_waste_nbytes", c->peak_waste_nbytes, of->peak_waste_nbytes},
         {"reserved_nbytes", c->reserved_nbytes,
          c->live_nbytes + c->in_flight_nbytes + c->cached_nbytes},
     };
@@ -127,6 +132,8 @@ compare_sums(pool_model *model, const model_pool *of, const cm_pool_counters *c)
     if (c->largest_free_nbytes > c->cached_nbytes
         || c->peak_reserved_nbytes < c->reserved_nbytes
         || c->peak_in_flight_nbytes < c->in_flight_nbytes
+        || c->peak_cached_nbytes < c->cached_nbytes
+        || c->peak_cached_nbytes > c->peak_reserved_nbytes
         || (c->in_flight_count == 0) != (c->in_flight_nbytes == 0)
         || c->trim_count < of->trim_count) {
         model_fail(model, "the counters contradict each other", c->trim_count,

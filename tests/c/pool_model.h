@@ -17,8 +17,8 @@ typedef struct model_pool {
     cm_pool_config config;
     uint64_t live_nbytes, live_count, requested_nbytes;
     uint64_t alloc_count, free_count, refused_count, trim_count;
-    uint64_t peak_live_nbytes, peak_requested_nbytes;
-    uint64_t window_live_nbytes, window_requested_nbytes;
+    uint64_t peak_live_nbytes, peak_requested_nbytes, peak_waste_nbytes;
+    uint64_t window_live_nbytes, window_requested_nbytes, window_waste_nbytes;
     uint64_t reserved_nbytes; /* when last looked at */
 } model_pool;
 

@@ -278,7 +278,8 @@ op_read(void)
     case 1:
         cm_pool_read_window(of->pool, &c);
         if (c.peak_live_nbytes != of->window_live_nbytes
-            || c.peak_requested_nbytes != of->window_requested_nbytes) {
+            || c.peak_requested_nbytes != of->window_requested_nbytes
+            || c.peak_waste_nbytes != of->window_waste_nbytes) {
             model_fail(&world.model, "the peak of a window", c.peak_live_nbytes,
                        of->window_live_nbytes);
         }

@@ -179,12 +179,14 @@ compare_round(void)
         model_pool *of = &world.model.pools[i];
         cm_pool_counters c = read_counters(of->pool);
         if (c.peak_live_nbytes < of->peak_live_nbytes
-            || c.peak_requested_nbytes < of->peak_requested_nbytes) {
+            || c.peak_requested_nbytes < of->peak_requested_nbytes
+            || c.peak_waste_nbytes < of->peak_waste_nbytes) {
             model_fail(&world.model, "a peak was missed", c.peak_live_nbytes,
                        of->peak_live_nbytes);
         }
         of->peak_live_nbytes = c.peak_live_nbytes;
         of->peak_requested_nbytes = c.peak_requested_nbytes;
+        of->peak_waste_nbytes = c.peak_waste_nbytes;
         of->refused_count = c.out_of_memory_count;
         of->reserved_nbytes = UINT64_MAX; /* limits were moved meanwhile */
         memset(world.model.kind_nbytes, 0xff, sizeof(world.model.kind_nbytes));

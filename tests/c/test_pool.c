@@ -270,7 +270,10 @@ test_pool_peaks_are_exact(void)
     CHECK_EQ(c.requested_nbytes, 3 * MIB + 1000);
     CHECK_EQ(c.peak_live_nbytes, c.live_nbytes);
     CHECK_EQ(c.peak_requested_nbytes, c.requested_nbytes);
+    CHECK_EQ(c.peak_waste_nbytes, 24);
     CHECK_EQ(c.peak_reserved_nbytes, c.reserved_nbytes);
+    CHECK_LT(c.peak_cached_nbytes, 3 * MIB); /* what a growth is for is never cached */
+    CHECK_GE(c.peak_cached_nbytes, c.cached_nbytes);
     uint64_t peak = c.peak_reserved_nbytes;
     cm_faults_plan(rt, CM_OP_address_map, 1, 999, true);
     cm_block *none = NULL;
@@ -298,6 +301,8 @@ test_pool_peaks_are_exact(void)
     c = read_counters(pool);
     CHECK_EQ(c.peak_in_flight_nbytes, 0);
     CHECK_EQ(c.peak_reserved_nbytes, c.reserved_nbytes);
+    CHECK_EQ(c.peak_cached_nbytes, c.cached_nbytes);
+    CHECK_EQ(c.peak_waste_nbytes, 24);
     CHECK_LE(c.reserved_nbytes, 4 * MIB);
     give(pool, a, NULL, 0);
     cm_pool_release(pool);
