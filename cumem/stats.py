@@ -49,7 +49,8 @@ class Counters:
     in_flight_nbytes, in_flight_count : int
         Blocks that were freed while work on them may still run.
     cached_nbytes, cached_count : int
-        Free memory, ready for reuse, and in how many pieces.
+        Free memory, ready for reuse, and in how many pieces, neighbours being one where
+        an allocation may have both.
     reserved_nbytes : int
         Held from CUDA: live, in flight and cached.
     peak_live_nbytes, peak_requested_nbytes, peak_waste_nbytes : int

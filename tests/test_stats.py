@@ -93,6 +93,16 @@ def test_peak_of_cached_leaves_out_what_memory_was_taken_for(runtime) -> None:
     assert now.peak_cached_nbytes >= 64 * MIB
 
 
+def test_free_neighbours_are_one_piece_wherever_they_are_told_of(runtime) -> None:
+    pool = cumem.Pool("pinned")
+    held = [pool.allocate(4096) for _ in range(100)]
+    del held
+    now = pool.stats()
+    assert (now.cached_count, now.largest_free_nbytes) == (1, now.cached_nbytes)
+    assert now.fragmentation == 0
+    assert [b.nbytes for b in pool.snapshot().blocks] == [now.cached_nbytes]
+
+
 def test_table_of_a_notebook_has_every_peak(runtime) -> None:
     cumem.empty_pinned(10)
     html = cumem.stats()._repr_html_()

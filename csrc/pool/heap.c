@@ -209,11 +209,8 @@ late_nbytes(const cm_span *span, const cm_heap_view *view)
     return cm_span_is_clean(span, view) ? 0 : span->late_nbytes;
 }
 
-/* May two FREE neighbours become one? What one stream is late with must not hold up
- * much more than it covers: a clean span joins a late one only if half of both was
- * given by that stream, however they came about. */
-static bool
-may_join(const cm_span *a, const cm_span *b, const cm_heap_view *view)
+bool
+cm_heap_may_join(const cm_span *a, const cm_span *b, const cm_heap_view *view)
 {
     bool a_clean = cm_span_is_clean(a, view);
     bool b_clean = cm_span_is_clean(b, view);
@@ -227,9 +224,8 @@ may_join(const cm_span *a, const cm_span *b, const cm_heap_view *view)
     return view->alone || late >= a->block.nbytes + b->block.nbytes - late;
 }
 
-/* Put `b`, the next neighbour of `a`, into `a`. Neither is in a list. */
-static void
-absorb(cm_heap *heap, cm_span *a, cm_span *b, const cm_heap_view *view)
+void
+cm_heap_add_up(cm_span *a, const cm_span *b, const cm_heap_view *view)
 {
     bool a_clean = cm_span_is_clean(a, view);
     bool b_clean = cm_span_is_clean(b, view);
@@ -246,6 +242,13 @@ absorb(cm_heap *heap, cm_span *a, cm_span *b, const cm_heap_view *view)
         a->epoch = b->epoch;
     }
     a->block.nbytes += b->block.nbytes;
+}
+
+/* Put `b`, the next neighbour of `a`, into `a`. Neither is in a list. */
+static void
+absorb(cm_heap *heap, cm_span *a, cm_span *b, const cm_heap_view *view)
+{
+    cm_heap_add_up(a, b, view);
     drop_span(heap, b);
     heap->merge_count++;
 }
@@ -260,7 +263,7 @@ cm_heap_give(cm_heap *heap, cm_span *span, uint32_t tag, uint64_t epoch,
     span->late_nbytes = tag == 0 ? 0 : span->block.nbytes;
     cm_span *next = span->next;
     if (next != NULL && next->state == CM_SPAN_FREE) {
-        if (may_join(span, next, view)) {
+        if (cm_heap_may_join(span, next, view)) {
             cm_heap_unbin(heap, next);
             absorb(heap, span, next, view);
         }
@@ -270,7 +273,7 @@ cm_heap_give(cm_heap *heap, cm_span *span, uint32_t tag, uint64_t epoch,
     }
     cm_span *prev = span->prev;
     if (prev != NULL && prev->state == CM_SPAN_FREE) {
-        if (may_join(prev, span, view)) {
+        if (cm_heap_may_join(prev, span, view)) {
             cm_heap_unbin(heap, prev);
             absorb(heap, prev, span, view);
             span = prev;
@@ -338,7 +341,7 @@ join_arena(cm_heap *heap, const cm_arena *arena, const cm_heap_view *view)
     while (span != NULL) {
         cm_span *next = span->next;
         if (span->state == CM_SPAN_FREE && next != NULL && next->state == CM_SPAN_FREE
-            && may_join(span, next, view)) {
+            && cm_heap_may_join(span, next, view)) {
             cm_heap_unbin(heap, span);
             cm_heap_unbin(heap, next);
             absorb(heap, span, next, view);

@@ -163,8 +163,24 @@ cm_span_end(const cm_span *span)
     return span->block.address + span->block.nbytes;
 }
 
-/* The longest FREE span in bytes. */
-uint64_t cm_heap_largest(const cm_heap *heap);
+static inline bool
+cm_span_is_free(const cm_span *span)
+{
+    return span->state == CM_SPAN_FREE || span->state == CM_SPAN_READY;
+}
+
+/* The free pieces that joining would leave, which comes late or not at all. */
+typedef struct cm_heap_runs {
+    uint64_t largest_nbytes;
+    uint64_t count;
+} cm_heap_runs;
+
+/* Looks at each free span, and ends also while another thread, of before a fork, was
+ * changing them. */
+cm_heap_runs cm_heap_count_runs(const cm_heap *heap, const cm_heap_view *view);
+/* The last span of the piece that `first`, a free span, begins; its length. */
+const cm_span *cm_heap_follow_run(const cm_span *first, const cm_heap_view *view,
+                                  uint64_t *nbytes);
 /* True when the invariants hold. */
 bool cm_heap_check(const cm_heap *heap);
 

@@ -141,27 +141,6 @@ cm_heap_search(cm_heap *heap, uint64_t nbytes, uint64_t align, const cm_heap_vie
     return NULL;
 }
 
-uint64_t
-cm_heap_largest(const cm_heap *heap)
-{
-    uint64_t largest = heap->ready_long != NULL ? heap->ready_long->block.nbytes : 0;
-    for (int i = 0; i < CM_READY_SETS; i++) {
-        for (int way = 0; way < CM_READY_WAYS; way++) {
-            uint64_t nbytes = heap->ready[i].nbytes[way];
-            largest = nbytes > largest ? nbytes : largest;
-        }
-    }
-    uint64_t ready = largest;
-    largest = 0;
-    for (uint32_t bin = CM_BIN_COUNT; bin-- > 0 && largest == 0;) {
-        for (cm_list *n = heap->bins[bin].next; n != &heap->bins[bin]; n = n->next) {
-            uint64_t nbytes = CM_LIST_ENTRY(n, cm_span, node)->block.nbytes;
-            largest = nbytes > largest ? nbytes : largest;
-        }
-    }
-    return largest > ready ? largest : ready;
-}
-
 /* -- checking --------------------------------------------------------------------------- */
 
 static bool

@@ -50,7 +50,7 @@ typedef struct cm_block {
     X(in_flight_nbytes) /* freed, work may still run on them */                        \
     X(in_flight_count)                                                                 \
     X(cached_nbytes)   /* free for reuse; what comes or goes just now included */      \
-    X(cached_count)    /* free pieces */                                               \
+    X(cached_count)    /* free pieces; these as joining would leave them */            \
     X(reserved_nbytes) /* held from the runtime = live + in flight + cached */         \
     X(peak_live_nbytes)                                                                \
     X(peak_requested_nbytes)                                                           \
@@ -58,7 +58,7 @@ typedef struct cm_block {
     X(peak_in_flight_nbytes)                                                           \
     X(peak_cached_nbytes) /* but for what a growth under way is for */                 \
     X(peak_reserved_nbytes)                                                            \
-    X(largest_free_nbytes) /* the longest free run */                                  \
+    X(largest_free_nbytes) /* the longest of them */                                   \
     X(segment_count)       /* ranges of addresses the memory lies in */                \
     X(allocation_count)                                                                \
     X(free_count)                                                                      \
@@ -178,7 +178,7 @@ void cm_pool_set_idle_trim(cm_pool *pool, uint64_t ns);
  * cm_scope_enter does; the next call tries again. */
 CM_NODISCARD cm_status cm_pool_admit_peers(cm_pool *pool);
 
-/* A consistent snapshot. */
+/* A consistent snapshot. Looks at each free piece under the lock. */
 void cm_pool_read(cm_pool *pool, cm_pool_counters *out);
 /* Peaks start again from what is now. */
 void cm_pool_reset_peaks(cm_pool *pool);

@@ -37,19 +37,26 @@ state_of(const cm_span *span)
     return CM_BLOCK_GAP;
 }
 
-static void
+/* The end of what was written: free memory in fewer rows than there are spans. */
+static cm_block_row *
 write_rows_locked(const cm_pool *pool, cm_block_row *rows)
 {
+    cm_heap_view view = cm_pool_view_locked(pool, 0);
     uint32_t segment = 0;
     const cm_list *arenas = &pool->heap.arenas;
     for (const cm_list *n = arenas->next; n != arenas; n = n->next, segment++) {
         for (const cm_span *s = CM_LIST_ENTRY(n, cm_arena, node)->first; s;
              s = s->next) {
             bool held = s->state == CM_SPAN_LIVE || s->state == CM_SPAN_FLIGHT;
-            *rows++ = (cm_block_row){segment, s->block.address, s->block.nbytes,
-                                     held ? s->requested_nbytes : 0, state_of(s)};
+            cm_block_row *row = rows++;
+            *row = (cm_block_row){segment, s->block.address, s->block.nbytes,
+                                  held ? s->requested_nbytes : 0, state_of(s)};
+            if (cm_span_is_free(s)) {
+                s = cm_heap_follow_run(s, &view, &row->nbytes);
+            }
         }
     }
+    return rows;
 }
 
 cm_status
@@ -71,12 +78,11 @@ cm_pool_list(cm_pool *pool, cm_block_row **out, uint64_t *count)
         uint64_t now = count_spans_locked(pool);
         bool enough = now <= room;
         if (enough) {
-            write_rows_locked(pool, rows);
+            *count = (uint64_t)(write_rows_locked(pool, rows) - rows);
         }
         cm_fast_lock_give(&pool->lock);
         if (enough) {
             *out = rows;
-            *count = now;
             return cm_ok();
         }
         free(rows);

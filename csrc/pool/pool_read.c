@@ -37,10 +37,12 @@ read_locked(cm_pool *pool, cm_pool_counters *out)
     raise_to(&pool->counters.peak_cached_nbytes, cached_nbytes(&pool->counters));
     *out = pool->counters;
     out->cached_nbytes = cached_nbytes(&pool->counters);
-    out->cached_count = pool->heap.free_count;
+    cm_heap_view view = cm_pool_view_locked(pool, 0);
+    cm_heap_runs runs = cm_heap_count_runs(&pool->heap, &view);
+    out->cached_count = runs.count;
+    out->largest_free_nbytes = runs.largest_nbytes;
     out->split_count = pool->heap.split_count;
     out->merge_count = pool->heap.merge_count;
-    out->largest_free_nbytes = cm_heap_largest(&pool->heap);
     out->segment_count = count_segments(pool);
 }
 

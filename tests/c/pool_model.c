@@ -178,11 +178,16 @@ model_compare_list(pool_model *model, model_pool *of)
 {
     cm_block_row *rows = NULL;
     uint64_t count = 0, live_count = 0, sums[4] = {0};
+    uint64_t cached_count = 0, longest = 0;
     if (!cm_is_ok(cm_pool_list(of->pool, &rows, &count))) {
         return;
     }
     for (uint64_t i = 0; i < count; i++) {
         sums[rows[i].state] += rows[i].nbytes;
+        if (rows[i].state == CM_BLOCK_CACHED) {
+            cached_count++;
+            raise_to(&longest, rows[i].nbytes);
+        }
         for (uint32_t j = 0; j < model->block_count; j++) {
             const model_block *b = &model->blocks[j];
             live_count += rows[i].state == CM_BLOCK_LIVE && b->block != NULL
@@ -192,6 +197,12 @@ model_compare_list(pool_model *model, model_pool *of)
         }
     }
     free(rows);
+    cm_pool_counters c;
+    cm_pool_read(of->pool, &c);
+    if (c.cached_count != cached_count || c.largest_free_nbytes != longest) {
+        model_fail(model, "the listing has other free pieces", cached_count,
+                   c.cached_count);
+    }
     if (live_count != of->live_count || sums[CM_BLOCK_LIVE] != of->live_nbytes) {
         model_fail(model, "the listing shows other blocks", live_count, of->live_count);
     }
