@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
-import os
 import sys
 import time
 from collections.abc import Iterable, Iterator
@@ -161,21 +160,10 @@ def _check(options: Options) -> None:
             raise UsageError(f"{options.plot}: --json and --plot name the same file")
     for path in (options.json, options.plot):
         if path is not None:
-            _check_writable(path)
-
-
-def _check_writable(name: str) -> None:
-    """Open the file as it will be opened later; leave what is there as it is."""
-    path = Path(name)
-    if not path.absolute().parent.is_dir():
-        raise UsageError(f"{name}: there is no such folder")
-    is_new = not os.path.lexists(path)
-    try:
-        path.open("ab").close()
-    except OSError as error:
-        raise UsageError(f"{name} cannot be written: {error.strerror}") from error
-    if is_new:
-        path.unlink()
+            try:
+                info.check_writable(path)
+            except ValueError as error:
+                raise UsageError(str(error)) from error
 
 
 def _sizes(options: Options) -> tuple[int, ...]:

@@ -125,6 +125,26 @@ def save(results: dict[str, Any], path: str | Path) -> None:
     Path(path).write_text(text, encoding="utf-8")
 
 
+def check_writable(name: str) -> None:
+    """Open a file as `save` will, before the work for it; what is there stays as it is.
+
+    Raises
+    ------
+    ValueError
+        If it cannot be written; the text names it.
+    """
+    path = Path(name)
+    if not path.absolute().parent.is_dir():
+        raise ValueError(f"{name}: there is no such folder")
+    is_new = not os.path.lexists(path)
+    try:
+        path.open("ab").close()
+    except OSError as error:
+        raise ValueError(f"{name} cannot be written: {error.strerror}") from error
+    if is_new:
+        path.unlink()
+
+
 def render(facts: dict[str, Any]) -> str:
     """Turn what `collect` read into aligned text.
 

@@ -105,7 +105,8 @@ def run_rows_on_streams(
 
 @dataclass(slots=True)
 class _Observer:
-    """Looks after each allocation how much is reserved, and when it is most, for what."""
+    """Looks after each allocation how much is reserved, and for what when it is most for
+    the first time: afterwards memory that was needed then only stays."""
 
     allocator: Allocator
     peak: int = 0
@@ -389,8 +390,10 @@ def prepare(options: Options) -> Trace:
         raise ValueError("--rounds is at least 1")
     if options.json == "-":
         raise ValueError("--json -: the tables are on standard output; name a file")
-    if options.json is not None and not Path(options.json).absolute().parent.is_dir():
-        raise ValueError(f"{options.json}: there is no such folder")
+    if options.json is not None:
+        if Path(options.json).resolve() == Path(options.trace).resolve():
+            raise ValueError(f"{options.json}: --json names the trace itself")
+        info.check_writable(options.json)
     return trace
 
 

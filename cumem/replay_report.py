@@ -15,9 +15,10 @@ __all__ = ["Replayed", "Waste", "as_data", "render", "render_comparison"]
 
 @dataclass(frozen=True, slots=True)
 class Waste:
-    """Reserved bytes that nobody asked for, by cause, when most was reserved.
+    """Reserved bytes that nobody asked for, by cause, when the peak was reached first.
 
-    All four together are what was reserved.
+    All four together are what was reserved. It is the moment of the growth that made the
+    peak; as much may be reserved later again, or still, with less of it live.
 
     Parameters
     ----------
@@ -154,7 +155,7 @@ def render(result: Replayed, device: int) -> str:
         lines.append(_row("growths", f"{result.growths:,}"))
     if result.waste is not None:
         lines += [
-            _row("of the peak, live", _bytes(result.waste.requested)),
+            _row("live at the first peak", _bytes(result.waste.requested)),
             _row("  rounding", _bytes(result.waste.rounding)),
             _row("  fragmentation", _bytes(result.waste.fragmentation)),
             _row("  in flight", _bytes(result.waste.in_flight)),

@@ -12,8 +12,6 @@ from __future__ import annotations
 import csv
 import io
 import pickle
-import zipfile
-import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +19,8 @@ from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
+
+from cumem.replay_npz import read_arrays
 
 __all__ = ["Hold", "Trace", "load_trace", "make_trace", "parse_late"]
 
@@ -316,16 +316,7 @@ def _check_order(
 
 
 def _load_npz(path: Path) -> Trace:
-    try:
-        with path.open("rb") as raw, np.load(raw, allow_pickle=False) as file:
-            missing = [key for key in ARRAYS if key not in file.files]
-            if missing:
-                found = ", ".join(file.files[:8]) or "none"
-                raise ValueError(f"no array {missing[0]!r}; there are: {found}")
-            arrays = [file[key] for key in ARRAYS]
-    except (ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
-        raise ValueError(f"{path}: {error}") from None
-    return make_trace(path.name, *arrays)
+    return make_trace(path.name, *read_arrays(path, ARRAYS))
 
 
 @dataclass(slots=True)

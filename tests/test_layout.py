@@ -18,6 +18,7 @@ PACKAGE_LAYERS = [
     {"safetensors_format"},
     {"safetensors", "safetensors_save"},
     {"info", "bench", "bench_cases", "bench_report"},
+    {"replay_npz"},
     {"replay_trace", "replay_report"},
     {"replay_allocators", "replay_hold"},
     {"replay"},

@@ -68,7 +68,8 @@ def test_ratio_is_exact_on_a_trace_checked_by_hand(emulated) -> None:
     assert result.peak_live == 11 * KIB
     assert result.peak_reserved == 12 * KIB
     assert result.ratio == 12 / 11
-    assert result.waste == replay.Waste(10 * KIB, 0, 2 * KIB, 0)  # the first time
+    # of the first time that 12 KiB were reserved, not of the later 11 KiB in them
+    assert result.waste == replay.Waste(10 * KIB, 0, 2 * KIB, 0)
     assert result.ns_per_event > 0
     assert result.ns_per_event_warm is not None
     assert result.loop_ns > 0
@@ -211,6 +212,7 @@ def test_command_prints_and_saves(tmp_path: Path) -> None:
         "EMULATED",
         "16 KiB (16,384 bytes)",
         "warm pool",
+        "live at the first peak",
     ):
         assert text in done.stdout
     data = json.loads(path.read_text(encoding="utf-8"))
@@ -255,6 +257,9 @@ def test_emulated_device_is_made_large_enough(tmp_path: Path) -> None:
         (["--allocator", "other"], "allocator 'other'"),
         (["--device", "9"], "there is no device 9"),
         (["--json", "no/such/folder/a.json"], "no such folder"),
+        (["--json", "."], ". cannot be written: Is a directory"),
+        (["--json", ""], "cannot be written"),
+        (["--json", "/proc/none.json"], "/proc/none.json cannot be written: "),
     ],
 )
 def test_wrong_option_is_a_usage_error(
@@ -262,7 +267,41 @@ def test_wrong_option_is_a_usage_error(
 ) -> None:
     trace = write_npz(tmp_path / "hand.npz")
     assert cli.main(["replay", str(trace), *arguments]) == 2
-    assert message in capsys.readouterr().err
+    said = capsys.readouterr()
+    assert message in said.err
+    assert said.out == ""  # before the work, not after it
+
+
+@pytest.mark.parametrize("names", [",", "", "torch,", ",cupy", "torch,,rmm", " "])
+def test_empty_name_of_a_peer_is_a_usage_error(
+    emulated, tmp_path: Path, capsys, names: str
+) -> None:
+    trace = write_npz(tmp_path / "hand.npz")
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["replay", str(trace), "--compare", names])
+    assert ended.value.code == 2
+    assert "--compare: an empty name" in capsys.readouterr().err
+
+
+def test_results_do_not_replace_the_trace(emulated, tmp_path: Path, capsys) -> None:
+    trace = write_npz(tmp_path / "hand.npz")
+    before = trace.read_bytes()
+    assert cli.main(["replay", str(trace), "--json", str(trace)]) == 2
+    assert "names the trace itself" in capsys.readouterr().err
+    assert trace.read_bytes() == before
+
+
+def test_json_leaves_what_is_there_until_the_results_are(
+    emulated, tmp_path: Path, capsys
+) -> None:
+    trace, path = write_npz(tmp_path / "hand.npz"), tmp_path / "a.json"
+    path.write_text("old")
+    arguments = ["replay", str(trace), "--json", str(path)]
+    assert cli.main([*arguments, "--device", "9"]) == 2
+    assert path.read_text() == "old"
+    path.unlink()
+    assert cli.main([*arguments, "--device", "9"]) == 2
+    assert not path.exists()
 
 
 def test_missing_file_and_wrong_trace_are_errors_without_a_traceback(
