@@ -130,6 +130,11 @@ CM_NODISCARD cm_status cm_pool_alloc_asking(cm_pool *pool, uint64_t nbytes,
                                             const cm_patience *patience,
                                             cm_block **out);
 
+/* The same for who may not wait for work of unknown length: neither for memory in flight
+ * nor for another stream's. It still grows, behind who is growing. */
+CM_NODISCARD cm_status cm_pool_alloc_now(cm_pool *pool, uint64_t nbytes,
+                                         cm_stream *stream, cm_block **out);
+
 /* Wait for the work on what has been given back so far, as far as it can be asked
  * about: before a cm_pool_trim() that waits, which then has nothing to wait for.
  * Does nothing where nobody would interrupt. Fails: CM_ECANCELLED. */

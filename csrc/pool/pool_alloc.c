@@ -115,7 +115,7 @@ typedef struct request {
     uint64_t size;
     cm_stream *stream;
     bool capturing; /* nothing may be waited for or recorded on the stream */
-    const cm_patience *patience;
+    const cm_patience *patience; /* NULL: nothing may be waited for */
 } request;
 
 /* As a hit, but thorough: neighbours are joined, every free span is looked at. Joining
@@ -192,7 +192,7 @@ take_ended(cm_pool *pool, const request *r)
         cm_pool_poll(pool, CM_POLL_LOOK, due_nbytes > pool->config.fence_limit_nbytes);
     (void)looked; /* never fails */
     cm_span *span = take_thoroughly(pool, r);
-    if (span == NULL && due_nbytes > sync_limit_nbytes(pool)) {
+    if (span == NULL && r->patience != NULL && due_nbytes > sync_limit_nbytes(pool)) {
         cm_status status = cm_pool_poll(pool, CM_POLL_SYNC,
                                         due_nbytes > pool->config.fence_limit_nbytes);
         (void)status; /* what could not be waited for stays in flight */
@@ -247,7 +247,7 @@ static cm_span *
 take_ordered(cm_pool *pool, const request *r)
 {
     if (pool->config.kind != CM_KIND_DEVICE || r->stream == NULL || r->capturing
-        || !cm_pool_begin_poll(pool, true)) {
+        || !cm_pool_begin_poll(pool, r->patience != NULL)) {
         return NULL;
     }
     uint64_t done[CM_MARK_MAX];
@@ -285,7 +285,7 @@ make_room(cm_pool *pool, const request *r, cm_status refused, cm_span **out)
     if ((*out = take_ordered(pool, r)) != NULL) {
         return cm_ok();
     }
-    if (!r->capturing) {
+    if (!r->capturing && r->patience != NULL) {
         CM_TRY(cm_pool_await(pool, r->patience));
         cm_status waited = cm_pool_poll(pool, CM_POLL_WAIT, true);
         (void)waited; /* the retry's own answer is what the caller needs */
@@ -316,15 +316,9 @@ is_capturing(cm_pool *pool, const cm_stream *stream)
                || capturing);
 }
 
-cm_status
-cm_pool_alloc(cm_pool *pool, uint64_t nbytes, cm_stream *stream, cm_block **out)
-{
-    return cm_pool_alloc_asking(pool, nbytes, stream, &(cm_patience){NULL, NULL}, out);
-}
-
-cm_status
-cm_pool_alloc_asking(cm_pool *pool, uint64_t nbytes, cm_stream *stream,
-                     const cm_patience *patience, cm_block **out)
+static cm_status
+alloc(cm_pool *pool, uint64_t nbytes, cm_stream *stream, const cm_patience *patience,
+      cm_block **out)
 {
     if (cm_runtime_is_forked(pool->rt)) {
         return cm_fail(CM_EFORKED, nbytes);
@@ -351,4 +345,23 @@ cm_pool_alloc_asking(cm_pool *pool, uint64_t nbytes, cm_stream *stream,
     CM_POOL_DEBUG_CHECK(pool);
     *out = &span->block;
     return cm_ok();
+}
+
+cm_status
+cm_pool_alloc(cm_pool *pool, uint64_t nbytes, cm_stream *stream, cm_block **out)
+{
+    return alloc(pool, nbytes, stream, &(cm_patience){.interrupted = NULL}, out);
+}
+
+cm_status
+cm_pool_alloc_asking(cm_pool *pool, uint64_t nbytes, cm_stream *stream,
+                     const cm_patience *patience, cm_block **out)
+{
+    return alloc(pool, nbytes, stream, patience, out);
+}
+
+cm_status
+cm_pool_alloc_now(cm_pool *pool, uint64_t nbytes, cm_stream *stream, cm_block **out)
+{
+    return alloc(pool, nbytes, stream, NULL, out);
 }

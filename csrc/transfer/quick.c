@@ -371,7 +371,7 @@ copy(quick *q, bool locked)
     if (pool == NULL) {
         return copy_whole(q);
     }
-    bool there = cm_is_ok(cm_pool_alloc(pool, q->nbytes, NULL, &q->block));
+    bool there = cm_is_ok(cm_pool_alloc_now(pool, q->nbytes, NULL, &q->block));
     if (there) {
         atomic_fetch_add_explicit(&q->engine->bounced_count, 1, memory_order_relaxed);
     }

@@ -16,7 +16,8 @@ cm_job_alloc_block(cm_job *job, int device, uint64_t nbytes, cm_stream *stream,
     if (pool == NULL) {
         return cm_fail(CM_EINVALID, (uint64_t)device);
     }
-    return cm_pool_alloc(pool, nbytes, stream, out);
+    cm_patience patience = {job->interrupted, job->interrupted_argument};
+    return cm_pool_alloc_asking(pool, nbytes, stream, &patience, out);
 }
 
 static cm_status
@@ -76,12 +77,13 @@ send_slot(cm_job *job, cm_slot *s)
 }
 
 /* Turning it on the device takes memory there; where there is none the host does it. */
-static void
+static cm_status
 turn_where_there_is_memory(cm_job *job)
 {
     cm_address block;
-    if (!job->plan.is_turned || cm_is_ok(get_device_block(job, &block))) {
-        return;
+    cm_status status = job->plan.is_turned ? get_device_block(job, &block) : cm_ok();
+    if (cm_is_ok(status) || status.code == CM_ECANCELLED) {
+        return status;
     }
     cm_layout_sort_by_dst(&job->plan.layout);
     job->plan.is_turned = false;
@@ -90,6 +92,7 @@ turn_where_there_is_memory(cm_job *job)
     cm_mutex_lock(&job->engine->lock);
     job->ticket->route = job->plan.route;
     cm_mutex_unlock(&job->engine->lock);
+    return cm_ok();
 }
 
 /* Pieces go by in the order: packed by the crew, sent, over. */
@@ -102,7 +105,7 @@ cm_job_upload(cm_job *job)
     }
     CM_TRY(cm_job_begin(job));
     if (job->staging == NULL) {
-        turn_where_there_is_memory(job);
+        CM_TRY(turn_where_there_is_memory(job));
     }
     CM_TRY(cm_staging_begin(job));
     cm_staging *staging = job->staging;

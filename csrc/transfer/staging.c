@@ -114,7 +114,7 @@ equip_slot(cm_job *job, cm_slot *s, bool *out)
     bool first = s == staging->slots;
     cm_pool *pool = enter_ring(job, nbytes, first);
     cm_status status = pool == NULL ? cm_fail(CM_EINVALID, 0)
-                                    : cm_pool_alloc(pool, nbytes, NULL, &s->pinned);
+                                    : cm_pool_alloc_now(pool, nbytes, NULL, &s->pinned);
     if (pool != NULL && !cm_is_ok(status)) {
         cm_mutex_lock(&engine->lock);
         engine->ring_nbytes -= nbytes;

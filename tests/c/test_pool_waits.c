@@ -1,0 +1,58 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* pool/: who waits for memory in flight, and who does not. */
+#include "pool_world.h"
+
+static bool
+stop(void *argument)
+{
+    int *count = argument;
+    *count += 1;
+    return true;
+}
+
+static void
+test_pool_alloc_now_waits_for_no_work(void)
+{
+    const cm_pool_config kinds[] = {PINNED, DEVICE};
+    for (size_t i = 0; i < sizeof(kinds) / sizeof(*kinds); i++) {
+        cm_runtime *rt = open_emulated(13000, 1, 256 * MIB);
+        cm_pool_config config = kinds[i];
+        cm_budget budget;
+        cm_budget_init(&budget, 4 * MIB, NULL);
+        config.budget = &budget;
+        cm_pool *pool = open_pool(rt, config);
+        cm_stream *stream = open_stream(rt, 0);
+        cm_stream *other = open_stream(rt, 0);
+        cm_block *late = take(pool, 4 * MIB, NULL);
+        cm_block *block = NULL;
+        hold_work(rt, stream, late);
+        cm_stream *uses[2] = {stream, other};
+        cm_pool_free(pool, late, uses, 2, 0);
+        CHECK_CODE(cm_pool_alloc_now(pool, MIB, NULL, &block), CM_ELIMIT);
+        CHECK_CODE(cm_pool_alloc_now(pool, MIB, other, &block), CM_ELIMIT);
+        int asked = 0;
+        cm_patience patience = {.interrupted = stop, .argument = &asked};
+        CHECK_CODE(cm_pool_alloc_asking(pool, MIB, other, &patience, &block),
+                   CM_ECANCELLED);
+        CHECK_EQ(asked, 1);
+        CHECK(cm_pool_check(pool));
+        CHECK_OK(cm_emulated_gate_open(rt, stream->handle));
+        synchronize(rt, stream);
+        CHECK_OK(cm_pool_alloc_now(pool, 4 * MIB, NULL, &block));
+        give(pool, block, NULL, 0);
+        /* cached in pieces of another size: that much it trims by itself */
+        cm_block *small = take(pool, 2 * MIB, NULL);
+        give(pool, small, NULL, 0);
+        CHECK_OK(cm_pool_alloc_now(pool, 3 * MIB, NULL, &block));
+        give(pool, block, NULL, 0);
+        cm_pool_release(pool);
+        cm_stream_release(stream);
+        cm_stream_release(other);
+        check_nothing_live(rt);
+        close_emulated(rt);
+    }
+}
+
+/* clang-format off */
+MAIN(RUN(test_pool_alloc_now_waits_for_no_work))
+/* clang-format on */

@@ -1,0 +1,70 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Waiting for memory in flight: copies do not, and Ctrl-C ends what does."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from support import session, values
+
+import cumem
+
+MIB = 1 << 20
+
+
+def leave_in_flight(block: cumem.Buffer, stream: cumem.Stream) -> None:
+    """Give memory back that `stream`, which is shut, works on, and another stream too."""
+    block.record_stream(stream)
+    block.record_stream(cumem.Stream())
+    block.free()
+    assert cumem.stats()[block.kind].in_flight_nbytes >= block.nbytes
+
+
+def ends(function: Callable[[], object]) -> bool:
+    """Does it end by itself? Meant for inside of a gate, at whose end it ends for sure."""
+    thread = threading.Thread(target=function)
+    thread.start()
+    thread.join(10)
+    return not thread.is_alive()
+
+
+@pytest.mark.parametrize("strided", [False, True])
+@pytest.mark.parametrize("count", [1000, MIB])
+@pytest.mark.parametrize("way", ["up", "down"])
+def test_copy_does_not_wait_for_page_locked_memory(
+    emulated, way: str, count: int, strided: bool
+) -> None:
+    late = cumem.Stream()
+    host = np.arange(2 * count, dtype="u4")[:: 2 if strided else 1]
+    device = cumem.full(host.shape, 0, "u4", "device")
+    if way == "down":
+        cumem.copy(device, host)
+    target = np.zeros(host.size, "u4")[: host.size]
+    cumem.trim()
+    ends_of_copy = (device, host) if way == "up" else (target, device)
+    with cumem.limit("pinned", 2 * MIB), session.gate(late):
+        leave_in_flight(cumem.empty_pinned(2 * MIB, "u1"), late)
+        assert ends(lambda: cumem.copy(*ends_of_copy))
+    assert ((values.get(device) if way == "up" else target) == host).all()
+
+
+@pytest.mark.parametrize("way", ["up", "down"])
+def test_signal_ends_a_copy_that_waits_for_device_memory(emulated, way: str) -> None:
+    late, own = cumem.Stream(), cumem.Stream()
+    host = np.arange(MIB, dtype="u4")
+    device = cumem.empty_device((MIB, 2), "u4")[:, 0]
+    ends = (device, host) if way == "up" else (host, device)
+    cumem.copy(device, host, stream=own)
+    cumem.trim()
+    most = cumem.stats()["device"].reserved_nbytes + 32 * MIB
+    with cumem.limit("device", most):
+        block = cumem.empty_device(32 * MIB, "u1")
+        with session.alarm(late):
+            leave_in_flight(block, late)
+            cumem.copy(*ends, stream=own)
+    late.synchronize()
+    cumem.copy(*ends, stream=own)
+    assert (host == np.arange(MIB, dtype="u4")).all()
