@@ -117,11 +117,14 @@ cm_pool_is_short(cm_status status)
            || status.code == CM_ENOMEM || status.code == CM_EHOSTMEMORY;
 }
 
-/* Asked every 50 ms, in the thread that waits and with nothing locked: true ends the
- * wait with CM_ECANCELLED. NULL: nobody would say so. */
+/* How long somebody waits, asked in the thread that waits and with nothing locked. */
 typedef struct cm_patience {
+    /* Asked every 50 ms: true ends the wait with CM_ECANCELLED. NULL: nobody would. */
     bool (*interrupted)(void *argument);
     void *argument;
+    /* Wait for all that a device is doing; false: ends the wait likewise. NULL: that is
+     * left to who cannot be interrupted. */
+    bool (*wait_device)(void *argument, int device, cm_status *out);
 } cm_patience;
 
 /* The same, for who may be interrupted while it waits for memory in flight. */
@@ -130,8 +133,8 @@ CM_NODISCARD cm_status cm_pool_alloc_asking(cm_pool *pool, uint64_t nbytes,
                                             const cm_patience *patience,
                                             cm_block **out);
 
-/* The same for who may not wait for work of unknown length: neither for memory in flight
- * nor for another stream's. It still grows, behind who is growing. */
+/* The same for who may not wait for work of unknown length: neither for memory in
+ * flight nor for another stream's. It still grows, behind who is growing. */
 CM_NODISCARD cm_status cm_pool_alloc_now(cm_pool *pool, uint64_t nbytes,
                                          cm_stream *stream, cm_block **out);
 

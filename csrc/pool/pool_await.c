@@ -78,6 +78,34 @@ is_pending(cm_pool *pool, const goal *aim, uint32_t *passed)
     return pending && *passed < PASSED_MAX;
 }
 
+/* Fences are not asked about: whoever waits for the devices can be interrupted, if the
+ * wait is left to him. */
+static cm_status
+await_fences(cm_pool *pool, const cm_patience *patience, const goal *aim)
+{
+    if (patience->wait_device == NULL || !cm_pool_begin_poll(pool, false)) {
+        return cm_ok(); /* or another thread waits for them now */
+    }
+    uint64_t due = cm_pool_due_fences(pool, aim->serial);
+    cm_pool_end_poll(pool);
+    uint64_t idle = 0;
+    for (int d = 0; d < CM_MAX_DEVICES; d++) {
+        cm_status status = cm_ok();
+        if ((due >> d & 1) == 0) {
+            continue;
+        }
+        if (!patience->wait_device(patience->argument, d, &status)) {
+            return cm_fail(CM_ECANCELLED, 0);
+        }
+        idle |= cm_is_ok(status) ? UINT64_C(1) << d : 0;
+    }
+    if (idle != 0 && cm_pool_begin_poll(pool, false)) {
+        cm_pool_drop_fences(pool, aim->serial, idle);
+        cm_pool_end_poll(pool);
+    }
+    return cm_ok();
+}
+
 static void
 nap_after(uint64_t elapsed_ns)
 {
@@ -108,5 +136,5 @@ cm_pool_await(cm_pool *pool, const cm_patience *patience)
         }
         nap_after(now - start);
     }
-    return cm_ok();
+    return await_fences(pool, patience, &aim);
 }

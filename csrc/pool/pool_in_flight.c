@@ -294,6 +294,30 @@ wait_events(cm_pool *pool, cm_flight *flight)
     return first;
 }
 
+uint64_t
+cm_pool_due_fences(cm_pool *pool, uint64_t serial)
+{
+    uint64_t due = 0;
+    cm_fast_lock_take(&pool->lock);
+    for (cm_list *n = pool->in_flight.next; n != &pool->in_flight; n = n->next) {
+        const cm_flight *flight = flight_of(n);
+        due |= flight->serial <= serial ? flight->fence_devices : 0;
+    }
+    cm_fast_lock_give(&pool->lock);
+    return due;
+}
+
+void
+cm_pool_drop_fences(cm_pool *pool, uint64_t serial, uint64_t devices)
+{
+    cm_fast_lock_take(&pool->lock);
+    for (cm_list *n = pool->in_flight.next; n != &pool->in_flight; n = n->next) {
+        cm_flight *flight = flight_of(n);
+        flight->fence_devices &= flight->serial <= serial ? ~devices : UINT64_MAX;
+    }
+    cm_fast_lock_give(&pool->lock);
+}
+
 /* -- polling ---------------------------------------------------------------------------- */
 
 bool

@@ -221,6 +221,10 @@ void cm_pool_destroy_event(cm_pool *pool, uint64_t event);
  * due may be recorded. Fails: CM_POLL_LOOK never; else the first call that failed; the
  * rest is still tried. */
 CM_NODISCARD cm_status cm_pool_poll(cm_pool *pool, cm_poll_mode mode, bool may_fence);
+/* Devices with fences due for what was given back up to `serial`; and these fences are
+ * no longer due where the bit is set. By the poller. */
+uint64_t cm_pool_due_fences(cm_pool *pool, uint64_t serial);
+void cm_pool_drop_fences(cm_pool *pool, uint64_t serial, uint64_t devices);
 /* Be the poller for something else; false where another is and `wait` is not given. */
 bool cm_pool_begin_poll(cm_pool *pool, bool wait);
 void cm_pool_end_poll(cm_pool *pool);

@@ -97,7 +97,9 @@ PyDoc_STRVAR(shutdown_doc,
 "    child made by ``fork``; nothing is done then.\n"
 "CudaError\n    If work or a release failed; the rest is still released.\n\n"
 "Notes\n-----\n"
-"**Blocks** until all work is done, GIL released.");
+"**Blocks** until all work is done, GIL released. Ctrl-C ends the wait and leaves everything\n"
+"as it was: call it again. What others begin meanwhile is waited for to the end, as is all\n"
+"at the end of the interpreter, and in threads other than the main one.");
 
 /* -- streams and devices ----------------------------------------------------------- */
 

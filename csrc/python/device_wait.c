@@ -7,11 +7,8 @@
 
 #include "transfer/backoff.h"
 
-#define SLICE_NS UINT64_C(50000000) /* how soon Ctrl-C is seen */
-
-/* Python runs signal handlers in the main thread alone. */
-static bool
-sees_signals(void)
+bool
+cm_sees_signals(void)
 {
     return syscall(SYS_gettid) == (long)getpid();
 }
@@ -23,7 +20,7 @@ static cm_status
 poll_slice(cm_runtime *rt, int device, cm_wait_query query, uint64_t handle, bool naps,
            uint64_t start, bool *done)
 {
-    uint64_t end = cm_now_ns() + SLICE_NS;
+    uint64_t end = cm_now_ns() + CM_SIGNAL_SLICE_NS;
     cm_device_guard guard; /* the default streams mean those of the current device */
     CM_TRY(cm_device_enter(rt, device, &guard));
     cm_status status;
@@ -48,7 +45,7 @@ bool
 cm_wait_polling(cm_runtime *rt, int device, cm_wait_query query, uint64_t handle,
                 bool naps, cm_status *out)
 {
-    bool done = !sees_signals();
+    bool done = !cm_sees_signals();
     uint64_t start = cm_now_ns();
     *out = cm_ok();
     while (!done) {
@@ -63,24 +60,6 @@ cm_wait_polling(cm_runtime *rt, int device, cm_wait_query query, uint64_t handle
         }
     }
     return true;
-}
-
-/* -- pools ------------------------------------------------------------------------- */
-
-static bool
-is_interrupted(void *argument)
-{
-    PyThreadState **thread = argument;
-    PyEval_RestoreThread(*thread);
-    bool interrupted = PyErr_CheckSignals() < 0;
-    *thread = PyEval_SaveThread();
-    return interrupted;
-}
-
-cm_patience
-cm_patience_of(PyThreadState **thread)
-{
-    return (cm_patience){sees_signals() ? is_interrupted : NULL, thread};
 }
 
 /* -- whole devices ----------------------------------------------------------------- */
@@ -161,7 +140,7 @@ end_wait(device_wait *wait)
 static bool
 await_slice(device_wait *wait)
 {
-    uint64_t end = cm_now_ns() + SLICE_NS;
+    uint64_t end = cm_now_ns() + CM_SIGNAL_SLICE_NS;
     cm_mutex_lock(&wait->lock);
     while (!wait->done && cm_cond_wait_until(&wait->ended, &wait->lock, end)) {
     }
@@ -176,7 +155,7 @@ cm_wait_for_device(cm_state *state, cm_runtime *rt, int device, cm_status *out)
     device_wait *wait = NULL;
     bool done = false;
     Py_BEGIN_ALLOW_THREADS
-    wait = sees_signals() ? start_wait(rt, device) : NULL;
+    wait = cm_sees_signals() ? start_wait(rt, device) : NULL;
     if (wait == NULL) {
         *out = wait_plainly(rt, device);
     }
@@ -196,17 +175,66 @@ cm_wait_for_device(cm_state *state, cm_runtime *rt, int device, cm_status *out)
     return true;
 }
 
-void
+/* True: it has ended, and is gone. At most a slice, unless `forever`. */
+static bool
+try_join(device_wait *wait, bool forever)
+{
+    bool done;
+    Py_BEGIN_ALLOW_THREADS
+    done = forever || await_slice(wait);
+    if (done) {
+        cm_status status = end_wait(wait);
+        (void)status; /* its caller has heard of the signal instead */
+    }
+    Py_END_ALLOW_THREADS
+    return done;
+}
+
+int
 cm_device_waits_join(cm_state *state)
 {
     cm_list *node;
-    cm_state_enter(state);
-    while ((node = cm_list_pop_front(&state->device_waits)) != NULL) {
-        cm_status status;
-        Py_BEGIN_ALLOW_THREADS
-        status = end_wait(CM_LIST_ENTRY(node, device_wait, node));
-        Py_END_ALLOW_THREADS(void)
-        status; /* its caller has heard of the signal instead */
+    int result = 0;
+    cm_state_enter(state); /* a signal's handler must not close the runtime */
+    while (result == 0 && (node = cm_list_pop_front(&state->device_waits)) != NULL) {
+        device_wait *wait = CM_LIST_ENTRY(node, device_wait, node);
+        while (result == 0 && !try_join(wait, !cm_sees_signals())) {
+            result = PyErr_CheckSignals();
+        }
+        if (result < 0) {
+            cm_list_push_back(&state->device_waits, &wait->node);
+        }
     }
     cm_state_leave(state);
+    return result;
+}
+
+/* -- pools ------------------------------------------------------------------------- */
+
+static bool
+is_interrupted(void *argument)
+{
+    cm_pool_waiter *waiter = argument;
+    PyEval_RestoreThread(waiter->thread);
+    bool interrupted = PyErr_CheckSignals() < 0;
+    waiter->thread = PyEval_SaveThread();
+    return interrupted;
+}
+
+static bool
+wait_device(void *argument, int device, cm_status *out)
+{
+    cm_pool_waiter *waiter = argument;
+    PyEval_RestoreThread(waiter->thread);
+    cm_runtime *rt = waiter->state->runtime; /* stays while the state is entered */
+    bool done = cm_wait_for_device(waiter->state, rt, device, out);
+    waiter->thread = PyEval_SaveThread();
+    return done;
+}
+
+cm_patience
+cm_patience_of(cm_pool_waiter *waiter)
+{
+    return cm_sees_signals() ? (cm_patience){is_interrupted, waiter, wait_device}
+                             : (cm_patience){NULL, NULL, NULL};
 }

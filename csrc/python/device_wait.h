@@ -6,6 +6,11 @@
 
 #include "python/state.h"
 
+#define CM_SIGNAL_SLICE_NS UINT64_C(50000000) /* how soon Ctrl-C is seen */
+
+/* Python runs signal handlers in the main thread alone. */
+bool cm_sees_signals(void);
+
 typedef cm_status (*cm_wait_query)(cm_runtime *rt, uint64_t handle, bool *done);
 
 /* Wait until `query` says that it is done or fails; `naps`: rather sleeping than
@@ -19,11 +24,23 @@ bool cm_wait_polling(cm_runtime *rt, int device, cm_wait_query query, uint64_t h
 bool cm_wait_for_device(cm_state *state, cm_runtime *rt, int device, cm_status *out);
 
 /* Wait, GIL released, for what uses the runtime behind the back of interrupted calls.
- */
-void cm_device_waits_join(cm_state *state);
+ * -1 with the exception of a signal handler: what is left can be waited for again. */
+int cm_device_waits_join(cm_state *state);
 
-/* For waits in a pool. `*thread` is what PyEval_SaveThread() gave: Python's signal
- * handlers run there. After CM_ECANCELLED their exception is set. */
-cm_patience cm_patience_of(PyThreadState **thread);
+/* For waits in a pool, by who has entered the state. `thread` is what
+ * PyEval_SaveThread() gave: Python's signal handlers run there. After CM_ECANCELLED
+ * their exception is set. */
+typedef struct cm_pool_waiter {
+    cm_state *state;
+    PyThreadState *thread;
+} cm_pool_waiter;
+
+cm_patience cm_patience_of(cm_pool_waiter *waiter);
+
+/* shutdown_wait.c: wait until nothing that shutdown() ends is at work any more, as far
+ * as it can be asked about without touching what others may have destroyed; failures
+ * are left to it. In a thread that sees no signals it does nothing. 0, or -1 with the
+ * exception of a signal handler: nothing was changed. */
+int cm_state_wait_for_work(cm_state *state);
 
 #endif

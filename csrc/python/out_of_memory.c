@@ -37,11 +37,11 @@ try_again(attempt *self)
     cm_status status;
     cm_block *block = NULL;
     cm_state_enter(self->state);
-    PyThreadState *thread = PyEval_SaveThread();
-    cm_patience patience = cm_patience_of(&thread);
+    cm_pool_waiter waiter = {self->state, PyEval_SaveThread()};
+    cm_patience patience = cm_patience_of(&waiter);
     status =
         cm_pool_alloc_asking(self->pool, self->nbytes, self->stream, &patience, &block);
-    PyEval_RestoreThread(thread);
+    PyEval_RestoreThread(waiter.thread);
     cm_state_leave(self->state);
     self->status = status;
     self->block = cm_is_ok(status) ? block : NULL;
@@ -100,8 +100,8 @@ trim_others(attempt *self, bool *done)
     uint64_t released = 0;
     int trimmed = 0;
     cm_status waited = cm_ok();
-    PyThreadState *thread = PyEval_SaveThread();
-    cm_patience patience = cm_patience_of(&thread);
+    cm_pool_waiter waiter = {self->state, PyEval_SaveThread()};
+    cm_patience patience = cm_patience_of(&waiter);
     for (size_t i = 0; i < count; i++) {
         cm_pool *other = entries[i].pool;
         if (other != self->pool
@@ -118,7 +118,7 @@ trim_others(attempt *self, bool *done)
             trimmed++;
         }
     }
-    PyEval_RestoreThread(thread);
+    PyEval_RestoreThread(waiter.thread);
     cm_pools_give_all(self->state, entries, count);
     if (!cm_is_ok(waited)) {
         return -1;

@@ -132,8 +132,8 @@ trim(PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyObject *kwname
     uint64_t total = 0;
     cm_status first = cm_ok();
     cm_status waited = cm_ok();
-    PyThreadState *thread = PyEval_SaveThread();
-    cm_patience patience = cm_patience_of(&thread);
+    cm_pool_waiter waiter = {state, PyEval_SaveThread()};
+    cm_patience patience = cm_patience_of(&waiter);
     for (size_t i = 0; i < count; i++) {
         const cm_pool_config *config = cm_pool_get_config(entries[i].pool);
         if ((r.kind == CM_KIND_PAGEABLE || r.kind == config->kind)
@@ -148,7 +148,7 @@ trim(PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyObject *kwname
             first = cm_is_ok(first) ? status : first;
         }
     }
-    PyEval_RestoreThread(thread);
+    PyEval_RestoreThread(waiter.thread);
     cm_pools_give_all(state, entries, count);
     if (!cm_is_ok(waited)) {
         return NULL; /* with the exception of a signal's handler */

@@ -73,7 +73,9 @@ PyDoc_STRVAR(close_doc,
 "Raises\n------\nValueError\n    If it is a default pool; nothing is done then.\n\n"
 "Notes\n-----\n"
 "**Blocks** until work on memory that was freed is done, if no buffer is left; GIL\n"
-"released.");
+"released. Ctrl-C ends the wait and leaves the pool open: close it again. Not so where the\n"
+"pool is dropped instead, or where the last of its buffers dies after close(): that waits\n"
+"to the end.");
 
 PyDoc_STRVAR(enter_doc,
 "__enter__($self, /)\n--\n\n"
@@ -183,11 +185,11 @@ pool_trim(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnam
     }
     uint64_t released = 0;
     cm_status status;
-    PyThreadState *thread = PyEval_SaveThread();
-    cm_patience patience = cm_patience_of(&thread);
+    cm_pool_waiter waiter = {self->state, PyEval_SaveThread()};
+    cm_patience patience = cm_patience_of(&waiter);
     cm_status waited = wait ? cm_pool_await(pool, &patience) : cm_ok();
     status = cm_is_ok(waited) ? cm_pool_trim(pool, keep, wait, &released) : waited;
-    PyEval_RestoreThread(thread);
+    PyEval_RestoreThread(waiter.thread);
     cm_pool_object_give(op, pool);
     if (!cm_is_ok(waited)) {
         return NULL; /* with the exception of a signal's handler */
@@ -226,6 +228,14 @@ pool_close(PyObject *op, PyObject *Py_UNUSED(unused))
     cm_pool *pool = cm_pool_object_take(op);
     if (pool == NULL) {
         return NULL;
+    }
+    cm_pool_waiter waiter = {self->state, PyEval_SaveThread()};
+    cm_patience patience = cm_patience_of(&waiter);
+    cm_status waited = cm_pool_await(pool, &patience); /* while it is open */
+    PyEval_RestoreThread(waiter.thread);
+    if (!cm_is_ok(waited)) {
+        cm_pool_object_give(op, pool);
+        return NULL; /* with the exception of a signal's handler */
     }
     cm_pool_object_close(self);
     uint64_t released = 0;

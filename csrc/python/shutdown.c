@@ -251,6 +251,40 @@ dismantle(cm_state *state, remains *old, bool reset_devices)
     return first;
 }
 
+/* 0, or -1 with an exception: nothing may be taken apart. */
+static int
+check_unused(const cm_state *state)
+{
+    if (state->call_count > 0) {
+        PyErr_SetString(PyExc_RuntimeError,
+                        "shutdown: a call of cumem is under way, in another thread or "
+                        "below this one");
+        return -1;
+    }
+    return check_no_exports(state);
+}
+
+/* -1 with an exception, 0: another thread did it meanwhile, 1: go ahead. */
+static int
+wait_until_unused(cm_state *state)
+{
+    if (cm_device_waits_join(state) < 0) {
+        return -1;
+    }
+    cm_state_bury_dead(state); /* which may run Python code: then look */
+    if (state->runtime == NULL) {
+        return 0;
+    }
+    if (check_unused(state) < 0 || cm_state_wait_for_work(state) < 0) {
+        return -1;
+    }
+    cm_state_bury_dead(state); /* what the work has left */
+    if (state->runtime == NULL || state->engine == NULL) {
+        return 0;
+    }
+    return check_unused(state) < 0 ? -1 : 1;
+}
+
 int
 cm_state_shutdown(cm_state *state, bool reset_devices)
 {
@@ -263,19 +297,9 @@ cm_state_shutdown(cm_state *state, bool reset_devices)
     if (state->engine == NULL) {
         return 0; /* after the atexit handler: the system frees the rest */
     }
-    cm_device_waits_join(state);
-    cm_state_bury_dead(state); /* which may run Python code: then look */
-    if (state->runtime == NULL) {
-        return 0;
-    }
-    if (state->call_count > 0) {
-        PyErr_SetString(PyExc_RuntimeError,
-                        "shutdown: a call of cumem is under way, in another thread or "
-                        "below this one");
-        return -1;
-    }
-    if (check_no_exports(state) < 0) {
-        return -1;
+    int ready = wait_until_unused(state);
+    if (ready <= 0) {
+        return ready;
     }
     remains *old = remains_create(state);
     if (old == NULL) {

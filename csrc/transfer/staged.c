@@ -16,7 +16,8 @@ cm_job_alloc_block(cm_job *job, int device, uint64_t nbytes, cm_stream *stream,
     if (pool == NULL) {
         return cm_fail(CM_EINVALID, (uint64_t)device);
     }
-    cm_patience patience = {job->interrupted, job->interrupted_argument};
+    cm_patience patience = {.interrupted = job->interrupted,
+                            .argument = job->interrupted_argument};
     return cm_pool_alloc_asking(pool, nbytes, stream, &patience, out);
 }
 

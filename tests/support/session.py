@@ -10,7 +10,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from cumem import _core
 
@@ -105,6 +105,23 @@ def gate(stream: object) -> Iterator[None]:
 
 class AlarmError(Exception):
     """Raised by the signal of `alarm`."""
+
+
+def ring_again() -> None:
+    """Inside of `alarm`: another signal after the first."""
+    signal.setitimer(signal.ITIMER_REAL, 0.05)
+
+
+@contextlib.contextmanager
+def on_alarm(handler: Callable[[], None]) -> Iterator[None]:
+    """Call `handler` for a signal soon after the beginning of the block."""
+    old = signal.signal(signal.SIGALRM, lambda number, frame: handler())
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.05)
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, old)
 
 
 @contextlib.contextmanager

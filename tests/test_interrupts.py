@@ -1,0 +1,201 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Ctrl-C while pools and shutdown() wait: nothing is half done, and they can go on."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import pytest
+from support import session
+
+import cumem
+
+MIB = 1 << 20
+
+
+@pytest.fixture(params=[12000, 13000], ids=["12.0", "13.0"])
+def driver(request: pytest.FixtureRequest) -> Iterator[session.Runtime]:
+    """With, and without, events over a whole context."""
+    with session.opened("emulated", driver_version=request.param) as opened:
+        yield opened
+
+
+def busy(stream: cumem.Stream) -> cumem.Buffer:
+    buffer = cumem.empty_device(100, "u1")
+    buffer.fill(7, stream=stream)
+    return buffer
+
+
+def drop_exported(stream: cumem.Stream, pool: cumem.Pool) -> None:
+    """Nobody knows what others do with it: its device's work is waited for."""
+    buffer = pool.allocate(MIB)
+    np.from_dlpack(buffer)
+    del buffer
+    assert pool.stats().in_flight_count > 0
+
+
+def drop_used(stream: cumem.Stream, pool: cumem.Pool) -> None:
+    buffer = pool.allocate(MIB)
+    buffer.record_stream(stream)
+    del buffer
+    assert pool.stats().in_flight_count > 0
+
+
+DROPS = {"used": drop_used, "exported": drop_exported}
+Drop = Callable[[cumem.Stream, cumem.Pool], None]
+
+
+@pytest.mark.parametrize("drop", DROPS.values(), ids=DROPS)
+@pytest.mark.parametrize("call", ["close", "trim", "trim all", "allocate"])
+def test_signal_ends_the_wait_of_a_pool(driver, drop: Drop, call: str) -> None:
+    pool = cumem.Pool("pinned", limit=2 * MIB)
+    stream = cumem.Stream()
+    calls: dict[str, Callable[[], object]] = {
+        "close": pool.close,
+        "trim": pool.trim,
+        "trim all": cumem.trim,
+        "allocate": lambda: pool.allocate(2 * MIB),
+    }
+    with session.alarm(stream):
+        work = busy(stream)
+        drop(stream, pool)
+        calls[call]()
+    assert not pool.closed
+    assert pool.stats().in_flight_count == 1
+    stream.synchronize()
+    del work
+    assert calls[call]() is not None or pool.closed
+    assert pool.closed == (call == "close")
+
+
+def test_closed_pool_of_live_buffers_waits_for_none(driver) -> None:
+    pool = cumem.Pool("pinned")
+    buffer = pool.allocate(MIB)
+    stream = cumem.Stream()
+    with session.gate(stream):
+        buffer.record_stream(stream)
+        work = busy(stream)
+        pool.close()
+    assert pool.closed
+    del buffer, work
+
+
+def pending_copy(stream: cumem.Stream) -> list[object]:
+    source = cumem.full(100, 7, "u1", "pinned")
+    target = cumem.empty_device(100, "u1")
+    return [target, cumem.copy_async(target, source, stream=stream)]
+
+
+def used_buffer(stream: cumem.Stream) -> list[object]:
+    buffer = cumem.empty_pinned(100, "u1")
+    buffer.record_stream(stream)
+    return [buffer, busy(stream)]
+
+
+def dropped_buffer(stream: cumem.Stream) -> list[object]:
+    drop_used(stream, cumem.default_pool("pinned"))
+    return [busy(stream)]
+
+
+def dropped_export(stream: cumem.Stream) -> list[object]:
+    work = busy(stream)
+    drop_exported(stream, cumem.default_pool("pinned"))
+    return [work]
+
+
+def own_pool(stream: cumem.Stream) -> list[object]:
+    pool = cumem.Pool("pinned")
+    drop_used(stream, pool)
+    return [pool]
+
+
+def registration(stream: cumem.Stream) -> list[object]:
+    registered = cumem.register(np.zeros(MIB, "u1"))
+    registered.buffer.record_stream(stream)
+    return [registered, busy(stream)]
+
+
+LEFT = [
+    pending_copy,
+    used_buffer,
+    dropped_buffer,
+    dropped_export,
+    own_pool,
+    registration,
+]
+
+
+@pytest.mark.parametrize("leave", LEFT)
+def test_signal_ends_shutdown_and_leaves_all_open(
+    driver, leave: Callable[[cumem.Stream], list[object]]
+) -> None:
+    stream = cumem.Stream()
+    witness = cumem.full(10, 3, "u1", "pinned")
+    with session.alarm(stream):
+        left = leave(stream)
+        cumem.shutdown()
+    assert session.testing.opened()
+    assert (witness.numpy() == 3).all()  # nothing was closed
+    assert cumem.current_stream().handle == 1
+    stream.synchronize()
+    del left
+    cumem.shutdown()
+    with pytest.raises(ValueError, match="closed"):
+        witness.numpy()
+
+
+def test_shutdown_after_an_interrupted_wait_for_a_device_can_be_interrupted(
+    emulated,
+) -> None:
+    stream = cumem.Stream()
+    with session.alarm(stream):
+        work = busy(stream)
+        cumem.Device(0).synchronize()
+    del work
+    with session.alarm(stream):
+        work = busy(stream)
+        with pytest.raises(session.AlarmError):
+            cumem.Device(0).synchronize()
+        session.ring_again()
+        cumem.shutdown()
+    assert session.testing.opened()
+    del work
+    cumem.shutdown()
+
+
+def test_shutdown_in_a_handler_while_it_waits_is_refused(emulated) -> None:
+    refused: list[BaseException] = []
+
+    def attempt() -> None:
+        stream = cumem.Stream()
+
+        def handler() -> None:
+            session.testing.gate_open(stream)
+            try:
+                cumem.shutdown()
+            except RuntimeError as error:
+                refused.append(error)
+
+        session.testing.gate_close(stream)
+        kept = pending_copy(stream)
+        with session.on_alarm(handler):
+            cumem.shutdown()
+        assert not session.testing.opened()
+        del kept
+
+    for _ in range(20):  # the signal may come before the call
+        attempt()
+        if refused:
+            break
+    assert len(refused) == 1
+
+
+def test_shutdown_of_another_thread_sees_no_signals_and_ends(emulated) -> None:
+    left = [pending_copy(cumem.Stream()) for _ in range(3)]
+    thread = threading.Thread(target=cumem.shutdown)
+    thread.start()
+    thread.join()
+    assert not session.testing.opened()
+    del left
