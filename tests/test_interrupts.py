@@ -82,6 +82,25 @@ def test_closed_pool_of_live_buffers_waits_for_none(driver) -> None:
     del buffer, work
 
 
+@pytest.mark.parametrize("what", ["named", "used", "made to wait"])
+def test_signal_ends_a_fill_by_the_host(emulated, what: str) -> None:
+    """Pinned memory is written by the host, after all that its streams wait for."""
+    late, stream = cumem.Stream(), cumem.Stream()
+    buffer = cumem.full(100, 1, "u1", "pinned")
+    with session.alarm(late):
+        work = busy(late)
+        if what == "used":
+            buffer.record_stream(late)
+        elif what == "made to wait":
+            work.fill(1, stream=stream)  # which orders it after `late`
+        buffer.fill(7, stream=late if what == "named" else stream)
+    late.synchronize()
+    assert (buffer.numpy() == 1).all()
+    buffer.fill(7, stream=stream)
+    assert (buffer.numpy() == 7).all()
+    del work
+
+
 def pending_copy(stream: cumem.Stream) -> list[object]:
     source = cumem.full(100, 7, "u1", "pinned")
     target = cumem.empty_device(100, "u1")

@@ -92,7 +92,9 @@ class PoolMachine(RuleBasedStateMachine):
         item.value = self.next_value
         assert item.buffer is not None
         if item.pool != 0:
-            self.open_gates()  # the host may have to wait for them
+            # the host writes pinned memory once all that its stream was ever made to wait
+            # for has ended; test_fill_gates.py follows that, here the gates open
+            self.open_gates()
         item.buffer.fill(item.value, stream=self.streams[item.stream])
 
     def keep(self, buffer: cumem.Buffer, pool: int, stream: int) -> Held:

@@ -3,6 +3,7 @@
 #include "python/arguments.h"
 #include "python/buffer_methods.h"
 #include "python/buffer_object.h"
+#include "python/device_wait.h"
 #include "python/errors.h"
 #include "python/order.h"
 #include "python/protocols.h"
@@ -54,6 +55,9 @@ const char cm_buffer_fill_doc[] =
     "`stream`\n"
     "managed memory is filled by the device that it was prefetched to, else by the "
     "host.\n"
+    "Pinned memory is always written by the host, which waits for the buffer's streams "
+    "and\n"
+    "for `stream`, with all that those were made to wait for. Ctrl-C ends that wait.\n"
     "Ordered after: work that cumem knows of on this buffer, and on `stream`.\n";
 
 /* Memory that only devices see, and that stays until its streams are done with it:
@@ -106,12 +110,19 @@ queue_fill(cm_buffer *self, const void *element, cm_stream *stream, int filler)
     cm_ticket_info info;
     cm_status status;
     cm_storage_pin(storage);
-    Py_BEGIN_ALLOW_THREADS
+    cm_pool_waiter waiter = {self->state, PyEval_SaveThread()};
+    cm_patience patience = {.interrupted = NULL};
+    if (blocking) { /* what the device fills is queued and waits for nothing */
+        patience = cm_patience_of(&waiter);
+    }
     status = cm_engine_fill(engine, &region, element, stream, before.streams,
-                            before.stream_count, blocking, &info);
-    Py_END_ALLOW_THREADS
+                            before.stream_count, blocking, &patience, &info);
+    PyEval_RestoreThread(waiter.thread);
     cm_storage_unpin(storage);
     cm_pending_give(&before);
+    if (status.code == CM_ECANCELLED && PyErr_Occurred()) {
+        return -1; /* a signal's handler raised */
+    }
     if (!cm_is_ok(status)) {
         return cm_py_raise_int(self->state, status, "while filling a buffer");
     }

@@ -122,11 +122,12 @@ typedef struct cm_ticket_info {
  * the call returns). Ordered on `stream`, by the device wherever it reaches dst;
  * without one, or if blocking, it is done on return, and memory of the host is filled
  * by the host. `out` (NULL if it is not wanted) says how; it may be no more than
- * queued. */
+ * queued. Whoever waits for the host's turn may be interrupted: CM_ECANCELLED. */
 CM_NODISCARD cm_status cm_engine_fill(cm_engine *engine, const cm_region *dst,
                                       const void *value, cm_stream *stream,
                                       cm_stream *const *after, uint32_t after_count,
-                                      bool blocking, cm_ticket_info *out);
+                                      bool blocking, const cm_patience *patience,
+                                      cm_ticket_info *out);
 
 /* Never blocks. In a forked child: as it was at the fork. */
 void cm_ticket_read(cm_ticket *ticket, cm_ticket_info *out);

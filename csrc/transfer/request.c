@@ -294,7 +294,7 @@ cm_engine_copy_tuned(cm_engine *engine, const cm_copy_request *request,
 cm_status
 cm_engine_fill(cm_engine *engine, const cm_region *dst, const void *value,
                cm_stream *stream, cm_stream *const *after, uint32_t after_count,
-               bool blocking, cm_ticket_info *out)
+               bool blocking, const cm_patience *patience, cm_ticket_info *out)
 {
     cm_copy_request request = {
         .dst = *dst,
@@ -306,6 +306,8 @@ cm_engine_fill(cm_engine *engine, const cm_region *dst, const void *value,
         .blocking = blocking || stream == NULL,
         .after = after,
         .after_count = after_count,
+        .interrupted = patience->interrupted,
+        .interrupted_argument = patience->argument,
     };
     cm_ticket *ticket;
     CM_TRY(cm_region_broadcast(dst, &request.src));

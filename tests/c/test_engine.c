@@ -360,7 +360,7 @@ check_fill(world *w, memory *m, int64_t itemsize, const char *value, int64_t gap
     cm_region dst = row(m, 16, count, stride, itemsize);
     memset(m->bytes, 0xCC, m->nbytes);
     CHECK_OK(cm_engine_fill(w->engine, &dst, value, w->streams[0], NULL, 0, blocking,
-                            &info));
+                            &(cm_patience){.interrupted = NULL}, &info));
     MUST(cm_rt_stream_synchronize(w->rt, w->streams[0]->handle));
     CHECK_STR_EQ(cm_route_text(info.route), cm_route_text(expected));
     CHECK_FILLED(m->bytes, 0xCC, 16);
@@ -412,8 +412,8 @@ test_engine_fill_of_shared_memory_follows_the_stream(void)
         shut(&w, w.streams[0]);
         cm_region all = row(&m, 0, 1024, 1, 1);
         memset(m.bytes, 0xCC, m.nbytes);
-        CHECK_OK(
-            cm_engine_fill(w.engine, &all, "\7", w.streams[0], NULL, 0, false, NULL));
+        CHECK_OK(cm_engine_fill(w.engine, &all, "\7", w.streams[0], NULL, 0, false,
+                                &(cm_patience){.interrupted = NULL}, NULL));
         CHECK_FILLED(m.bytes, 0xCC, m.nbytes);
         unshut(&w, w.streams[0]);
         MUST(cm_rt_stream_synchronize(w.rt, w.streams[0]->handle));

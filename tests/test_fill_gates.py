@@ -1,0 +1,91 @@
+# SPDX-License-Identifier: Apache-2.0
+"""fill(stream=) while streams are shut waits only for those it is ordered after."""
+
+from __future__ import annotations
+
+import threading
+from random import Random
+
+import pytest
+from support import session
+
+import cumem
+
+KINDS = ("device", "pinned", "mapped", "managed")
+SIZES = (1, 100, 4096, 70_000, 1 << 20, 3 << 20)
+
+
+class Late:
+    """Streams that cannot end before a gate opens, as far as the rules of order say."""
+
+    def __init__(self, streams: list[cumem.Stream], shut: set[int]) -> None:
+        self.streams = streams
+        self.late = set(shut)
+
+    def follow(self, stream: int, others: set[int]) -> None:
+        """`stream` was made to wait for `others`."""
+        if others & self.late:
+            self.late.add(stream)
+
+
+def waits() -> int:
+    return sum(pool.cross_stream_wait_count for pool in cumem.stats().pools)
+
+
+def ends(threads: list[threading.Thread]) -> bool:
+    threads[-1].start()
+    threads[-1].join(20)
+    return not threads[-1].is_alive()
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_fill_waits_for_no_stream_it_is_not_ordered_after(emulated, seed: int) -> None:
+    random = Random(seed)
+    streams = [cumem.Stream() for _ in range(3)]
+    pools = {k: [None, cumem.Pool(k), cumem.Pool(k, limit="256MiB")] for k in KINDS}
+    threads: list[threading.Thread] = []
+    for _ in range(6):
+        shut = set(random.sample(range(3), random.randrange(1, 3)))
+        late = Late(streams, shut)
+        held: list[tuple[cumem.Buffer, set[int]]] = []
+        for index in shut:
+            session.testing.gate_close(streams[index])
+        try:
+            for _ in range(30):
+                kind, of = random.choice(KINDS), random.randrange(3)
+                pool = random.choice(pools[kind])
+                before = waits()
+                own = streams[of] if kind == "device" else None
+                nbytes = random.choice(SIZES)
+                if pool is None:
+                    buffer = cumem.empty(nbytes, "u1", kind, stream=own)
+                else:
+                    buffer = pool.allocate(nbytes, own)
+                if waits() != before:
+                    late.late.add(of)
+                held.append((buffer, {of} if own is not None else set()))
+                buffer, uses = random.choice(held)
+                by = random.randrange(3)
+                # the host's own writes wait until its streams have ended
+                if buffer.kind == "pinned" and ({by} | uses) & late.late:
+                    continue
+                threads.append(
+                    threading.Thread(
+                        target=buffer.fill, args=(7,), kwargs={"stream": streams[by]}
+                    )
+                )
+                assert ends(threads), (buffer.kind, by, uses, late.late)
+                late.follow(by, uses)
+                uses.add(by)
+                if random.random() < 0.5:
+                    del held[random.randrange(len(held))]
+        finally:
+            for index in shut:
+                session.testing.gate_open(streams[index])
+            for thread in threads:
+                thread.join()
+            threads.clear()
+        for stream in streams:
+            stream.synchronize()
+        del buffer
+        held.clear()
