@@ -136,6 +136,7 @@ cm_config_read_emulated(cm_emulated_config *out)
     cm_emulated_default_config(out);
     uint64_t devices = (uint64_t)out->device_count;
     uint64_t delay = out->max_delay_us;
+    uint64_t peers = 1;
     if (read_count("CUMEM_EMULATED_DEVICES", CM_MAX_DEVICES, "a count from 0 to 64",
                    &devices)
             < 0
@@ -146,9 +147,11 @@ cm_config_read_emulated(cm_emulated_config *out)
                < 0
         || read_count("CUMEM_EMULATED_SEED", UINT64_MAX,
                       "an integer of at most 64 bits", &out->seed)
-               < 0) {
+               < 0
+        || read_count("CUMEM_EMULATED_PEERS", 1, "0 or 1", &peers) < 0) {
         return -1;
     }
+    out->apart = peers == 0;
     out->device_count = (int)devices;
     out->max_delay_us = (uint32_t)delay;
     return 0;

@@ -52,11 +52,11 @@ override_backend(PyObject *object, cm_state_override *out)
     return -1;
 }
 
-/* `values` are device_count … seed; what is not given comes from the environment. */
+/* `values` are device_count … peers; what is not given comes from the environment. */
 static int
 override_emulated(PyObject *const *values, cm_state_override *out)
 {
-    enum { DEVICES, MEMORY, DRIVER, DELAY, SEED, COUNT };
+    enum { DEVICES, MEMORY, DRIVER, DELAY, SEED, PEERS, COUNT };
     cm_emulated_config *config = &out->emulated;
     if (cm_config_read_emulated(config) < 0) {
         return -1;
@@ -66,11 +66,13 @@ override_emulated(PyObject *const *values, cm_state_override *out)
     int64_t driver = config->driver_version;
     int64_t delay = config->max_delay_us;
     int64_t seed = 0;
+    int64_t peers = !config->apart;
     if (cm_testing_int(values[DEVICES], "device_count", 0, CM_MAX_DEVICES, &devices) < 0
         || cm_testing_int(values[MEMORY], "memory_nbytes", 1, INT64_MAX, &memory) < 0
         || cm_testing_int(values[DRIVER], "driver_version", 1000, 1000000, &driver) < 0
         || cm_testing_int(values[DELAY], "max_delay_us", 0, 10000000, &delay) < 0
-        || cm_testing_int(values[SEED], "seed", 0, INT64_MAX, &seed) < 0) {
+        || cm_testing_int(values[SEED], "seed", 0, INT64_MAX, &seed) < 0
+        || cm_testing_int(values[PEERS], "peers", 0, 1, &peers) < 0) {
         return -1;
     }
     for (int i = 0; i < COUNT; i++) {
@@ -83,13 +85,15 @@ override_emulated(PyObject *const *values, cm_state_override *out)
     if (values[SEED] != NULL && values[SEED] != Py_None) {
         config->seed = (uint64_t)seed;
     }
+    config->apart = peers == 0;
     config->reason = "";
     return 0;
 }
 
 PyDoc_STRVAR(configure_doc,
 "configure($module, /, *, backend=None, faults=False, device_count=None,\n"
-"          memory_nbytes=None, driver_version=None, max_delay_us=None, seed=None)\n--\n\n"
+"          memory_nbytes=None, driver_version=None, max_delay_us=None, seed=None,\n"
+"          peers=None)\n--\n\n"
 "What is opened at the next first use; without arguments as the environment says.\n\n"
 "Raises\n------\nRuntimeError\n    If the runtime is open: shut it down first.");
 
@@ -98,8 +102,8 @@ configure(PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyObject *k
 {
     static const char *const names[] = {
         "backend",        "faults",       "device_count", "memory_nbytes",
-        "driver_version", "max_delay_us", "seed",         NULL};
-    PyObject *values[7];
+        "driver_version", "max_delay_us", "seed",         "peers", NULL};
+    PyObject *values[8];
     cm_state *state = cm_state_of_module(module);
     cm_state_override override;
     memset(&override, 0, sizeof override);

@@ -38,6 +38,7 @@ SAME(CM_CUDA_INSUFFICIENT_DRIVER, cudaErrorInsufficientDriver);
 SAME(CM_CUDA_NO_DEVICE, cudaErrorNoDevice);
 SAME(CM_CUDA_INVALID_DEVICE, cudaErrorInvalidDevice);
 SAME(CM_CUDA_DEVICE_UNINITIALIZED, cudaErrorDeviceUninitialized);
+SAME(CM_CUDA_PEER_ENABLED, cudaErrorPeerAccessAlreadyEnabled);
 SAME(CM_CUDA_INVALID_HANDLE, cudaErrorInvalidResourceHandle);
 SAME(CM_CUDA_NOT_READY, cudaErrorNotReady);
 SAME(CM_CUDA_CONTEXT_DESTROYED, cudaErrorContextIsDestroyed);
@@ -236,4 +237,10 @@ int32_t
 cm_cuda_peer_can_access(cm_runtime *rt CM_UNUSED, int device, int peer, int *out)
 {
     return (int32_t)cudaDeviceCanAccessPeer(out, device, peer);
+}
+
+int32_t
+cm_cuda_peer_enable(cm_runtime *rt CM_UNUSED, int peer)
+{
+    return (int32_t)cudaDeviceEnablePeerAccess(peer, 0);
 }

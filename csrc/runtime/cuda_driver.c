@@ -175,6 +175,27 @@ cm_cuda_device_attribute(cm_runtime *rt, int attribute, int device, int *out)
         driver->cuDeviceGetAttribute(out, (CUdevice_attribute)attribute, device));
 }
 
+/* ---- memory of other devices ----------------------------------------------------- */
+
+SAME(CM_ACCESS_READ, CU_POINTER_ATTRIBUTE_ACCESS_FLAG_READ);
+SAME(CM_ACCESS_READ | CM_ACCESS_WRITE, CU_POINTER_ATTRIBUTE_ACCESS_FLAG_READWRITE);
+
+int32_t
+cm_cuda_pointer_access(cm_runtime *rt, cm_address address, int *out)
+{
+    const cm_cuda_driver *driver = cm_cuda_driver_of(rt);
+    if (driver->cuPointerGetAttribute == NULL) {
+        return CM_ENOTSUP;
+    }
+    CUDA_POINTER_ATTRIBUTE_ACCESS_FLAGS access = CU_POINTER_ATTRIBUTE_ACCESS_FLAG_NONE;
+    int32_t code = cm_cuda_from_driver(driver->cuPointerGetAttribute(
+        &access, CU_POINTER_ATTRIBUTE_ACCESS_FLAGS, address));
+    if (code == CM_OK) {
+        *out = (int)access;
+    }
+    return code;
+}
+
 /* ---- fills wider than a byte ----------------------------------------------------- */
 
 int32_t

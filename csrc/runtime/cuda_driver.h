@@ -16,6 +16,7 @@
     X(cuCtxGetCurrent, 4000)                                                           \
     X(cuCtxSetCurrent, 4000)                                                           \
     X(cuCtxRecordEvent, 12050)                                                         \
+    X(cuPointerGetAttribute, 4000)                                                     \
     X(cuMemsetD16Async, 3020)                                                          \
     X(cuMemsetD32Async, 3020)                                                          \
     X(cuModuleLoadData, 2000)                                                          \

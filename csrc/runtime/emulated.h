@@ -18,6 +18,7 @@ typedef struct cm_emulated_config {
     uint32_t max_delay_us;  /* each queued piece of work waits up to this long; 0 = none
                              */
     uint64_t seed;          /* of the random delays */
+    bool apart;             /* no device may use the memory of another */
     const char *reason;     /* borrowed, static: why emulation was chosen */
 } cm_emulated_config;
 

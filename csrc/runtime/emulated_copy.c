@@ -126,14 +126,19 @@ check_end(cm_emulated *emulated, cm_address address, uint64_t nbytes, bool writt
     return 0;
 }
 
+static bool
+is_shut(const cm_emulated_place *place, int device)
+{
+    return place->is_mapped && (place->access >> device & 1) == 0;
+}
+
 /* Only cudaMemcpyPeerAsync knows its way between devices that may not touch each
  * other's mapped memory; a plain copy needs it mapped for both. */
 static bool
 are_apart(const cm_emulated_place *dst, const cm_emulated_place *src)
 {
     return dst->kind == CM_EMULATED_DEVICE && src->kind == CM_EMULATED_DEVICE
-           && ((dst->access >> src->device & 1) == 0
-               || (src->access >> dst->device & 1) == 0);
+           && (is_shut(dst, src->device) || is_shut(src, dst->device));
 }
 
 static int32_t

@@ -357,6 +357,10 @@ cm_emulated_memory_reset(cm_emulated_memory *memory, int device)
 {
     cm_mutex_lock(&memory->lock);
     cm_emulated_virtual_reset_locked(memory, device);
+    memory->guests[device] = 0;
+    for (int i = 0; i < CM_MAX_DEVICES; i++) {
+        memory->guests[i] &= ~(UINT64_C(1) << device);
+    }
     for (size_t i = 0; i < memory->span_count;) {
         cm_emulated_range *range = memory->spans[i].range;
         if (range->device == device) {
@@ -368,6 +372,17 @@ cm_emulated_memory_reset(cm_emulated_memory *memory, int device)
         }
     }
     cm_mutex_unlock(&memory->lock);
+}
+
+bool
+cm_emulated_memory_enable_peer(cm_emulated_memory *memory, int device, int peer)
+{
+    uint64_t guest = UINT64_C(1) << device;
+    cm_mutex_lock(&memory->lock);
+    bool is_new = (memory->guests[peer] & guest) == 0;
+    memory->guests[peer] |= guest;
+    cm_mutex_unlock(&memory->lock);
+    return is_new;
 }
 
 uint64_t

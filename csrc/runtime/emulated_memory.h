@@ -42,6 +42,7 @@ typedef struct cm_emulated_place {
     void *host;           /* the same byte for the host; NULL for device memory */
     unsigned char *bytes; /* the same byte for the emulator */
     bool by_device;       /* the address asked for is one that a device may use */
+    bool is_mapped;       /* on demand, with an access of its own */
 } cm_emulated_place;
 
 /* Fails: CM_ENOMEM, CM_ESYSTEM. */
@@ -61,8 +62,12 @@ int32_t cm_emulated_memory_free(cm_emulated_memory *memory, uint64_t address,
 int32_t cm_emulated_memory_register(cm_emulated_memory *memory, int device, void *host,
                                     uint64_t nbytes, unsigned flags);
 int32_t cm_emulated_memory_unregister(cm_emulated_memory *memory, const void *host);
-/* Free whatever `device` still has. */
+/* Free whatever `device` still has, and let it use no other's memory. */
 void cm_emulated_memory_reset(cm_emulated_memory *memory, int device);
+
+/* From now on `device` may use what was allocated on `peer`, but for what is mapped
+ * there. False: it may already. */
+bool cm_emulated_memory_enable_peer(cm_emulated_memory *memory, int device, int peer);
 
 cm_emulated_reach cm_emulated_memory_find(cm_emulated_memory *memory, uint64_t address,
                                           uint64_t nbytes, cm_emulated_place *out);

@@ -256,8 +256,28 @@ cm_emulated_op_peer_can_access(cm_runtime *rt, int device, int peer, int *out)
     if (!is_device(rt, device) || !is_device(rt, peer)) {
         return CM_CUDA_INVALID_DEVICE;
     }
-    *out = device != peer;
+    *out = device != peer && !cm_emulated_of(rt)->config.apart;
     return 0;
+}
+
+int32_t
+cm_emulated_op_peer_enable(cm_runtime *rt, int peer)
+{
+    cm_emulated *emulated = cm_emulated_of(rt);
+    cm_emulated_thread *self;
+    int32_t code = cm_emulated_enter_unsafe(emulated, &self);
+    if (code != 0) {
+        return code;
+    }
+    if (!is_device(rt, peer) || peer == self->device) {
+        return CM_CUDA_INVALID_DEVICE;
+    }
+    if (emulated->config.apart) {
+        return CM_CUDA_PEER_UNSUPPORTED;
+    }
+    return cm_emulated_memory_enable_peer(emulated->memory, self->device, peer)
+               ? 0
+               : CM_CUDA_PEER_ENABLED;
 }
 
 int32_t

@@ -182,6 +182,25 @@ cm_emulated_op_pointer_attributes(cm_runtime *rt, cm_address address,
     return 0;
 }
 
+int32_t
+cm_emulated_op_pointer_access(cm_runtime *rt, cm_address address, int *out)
+{
+    cm_emulated *emulated = cm_emulated_of(rt);
+    cm_emulated_thread *self;
+    cm_emulated_place place;
+    int32_t code = cm_emulated_enter(emulated, &self);
+    if (code == 0
+        && cm_emulated_memory_find(emulated->memory, address, 1, &place)
+               != CM_EMULATED_INSIDE) {
+        code = CM_CUDA_INVALID_VALUE;
+    }
+    if (code == 0) {
+        bool may = (place.access >> self->device & 1) != 0;
+        *out = may ? CM_ACCESS_READ | CM_ACCESS_WRITE : 0;
+    }
+    return code;
+}
+
 typedef struct prefetch {
     cm_emulated_job base; /* first */
     cm_address address;

@@ -146,9 +146,14 @@ reach_locked(cm_emulated_memory *memory, uint64_t address, uint64_t nbytes,
     const cm_emulated_range *range = (*span)->range;
     uint64_t offset = address - (*span)->start;
     cm_emulated_ranges_place(range, offset, (*span)->by_device, out);
-    if (range->kind == CM_EMULATED_VIRTUAL
-        && !cm_emulated_virtual_place_locked(range, offset, nbytes, out)) {
-        return CM_EMULATED_BROKEN;
+    if (range->kind == CM_EMULATED_DEVICE) {
+        out->access = memory->guests[range->device] | UINT64_C(1) << range->device;
+    }
+    if (range->kind == CM_EMULATED_VIRTUAL) {
+        out->is_mapped = true;
+        if (!cm_emulated_virtual_place_locked(range, offset, nbytes, out)) {
+            return CM_EMULATED_BROKEN;
+        }
     }
     return CM_EMULATED_INSIDE;
 }

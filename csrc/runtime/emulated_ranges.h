@@ -70,6 +70,7 @@ struct cm_emulated_memory {
     uint64_t limit_nbytes;
     uint64_t host_limit_nbytes;
     uint64_t used_nbytes[CM_MAX_DEVICES];
+    uint64_t guests[CM_MAX_DEVICES]; /* others that may use what the device allocated */
     uint64_t host_used_nbytes;
     uint64_t live_nbytes;
     uint64_t counts[CM_EMULATED_VIRTUAL + 1];

@@ -47,6 +47,9 @@
       (rt, free_nbytes, total_nbytes))                                                   \
     X(peer_can_access, cudaDeviceCanAccessPeer, 12000, peer,                             \
       (cm_runtime *rt, int device, int peer, int *out), (rt, device, peer, out))         \
+    /* Let the current device use what cudaMalloc gives on `peer`, now and later. */     \
+    X(peer_enable, cudaDeviceEnablePeerAccess, 12000, peer,                              \
+      (cm_runtime *rt, int peer), (rt, peer))                                            \
     /* -- memory --------------------------------------------------------------------- */ \
     X(host_alloc, cudaHostAlloc, 12000, nbytes,                                          \
       (cm_runtime *rt, uint64_t nbytes, unsigned flags, void **out),                     \
@@ -70,6 +73,9 @@
       (cm_runtime *rt, cm_address address), (rt, address))                               \
     X(pointer_attributes, cudaPointerGetAttributes, 12000, address,                      \
       (cm_runtime *rt, cm_address address, cm_pointer_info *out), (rt, address, out))    \
+    /* What the current device may do with memory of a device: CM_ACCESS_…, added up. */ \
+    X(pointer_access, cuPointerGetAttribute, 12000, address,                             \
+      (cm_runtime *rt, cm_address address, int *out), (rt, address, out))                \
     /* `device` is an index, or CM_HOST_LOCATION. */                                     \
     X(prefetch_async, cudaMemPrefetchAsync, 12000, nbytes,                               \
       (cm_runtime *rt, cm_address address, uint64_t nbytes, int device,                  \

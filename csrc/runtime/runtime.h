@@ -45,6 +45,8 @@ enum {
     CM_STREAM_PER_THREAD = 2,
     CM_HOST_LOCATION = -1,
     CM_NO_LOCATION = -2,
+    CM_ACCESS_READ = 1,
+    CM_ACCESS_WRITE = 2,
     /* error codes that the core looks at */
     CM_CUDA_INVALID_VALUE = 1,
     CM_CUDA_OUT_OF_MEMORY = 2,
@@ -55,6 +57,7 @@ enum {
     CM_CUDA_DEVICE_UNINITIALIZED = 201, /* or a context that is none */
     CM_CUDA_INVALID_HANDLE = 400,
     CM_CUDA_NOT_READY = 600,
+    CM_CUDA_PEER_ENABLED = 704, /* already */
     CM_CUDA_CONTEXT_DESTROYED = 709,
     CM_CUDA_ALREADY_REGISTERED = 712,
     CM_CUDA_NOT_REGISTERED = 713,

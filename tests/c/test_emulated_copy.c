@@ -176,6 +176,36 @@ test_copy_peer_checks_its_devices(void)
 }
 
 static void
+test_peers_use_what_was_allocated_once_it_is_enabled(void)
+{
+    cm_runtime *rt = open_emulated(13000, 3, MIB);
+    cm_address zero;
+    int access;
+    CHECK_OK(cm_rt_device_set(rt, 0));
+    CHECK_OK(cm_rt_device_alloc(rt, 100, &zero));
+    CHECK_OK(cm_rt_pointer_access(rt, zero + 99, &access));
+    CHECK_EQ(access, CM_ACCESS_READ | CM_ACCESS_WRITE);
+    CHECK_CODE(cm_rt_pointer_access(rt, 64, &access), CM_CUDA_INVALID_VALUE);
+    CHECK_CODE(cm_rt_peer_enable(rt, 0), CM_CUDA_INVALID_DEVICE);
+    CHECK_OK(cm_rt_device_set(rt, 1));
+    CHECK_OK(cm_rt_pointer_access(rt, zero, &access));
+    CHECK_EQ(access, 0);
+    CHECK_CODE(cm_rt_fill_8_async(rt, zero, 1, 100, 0), CM_CUDA_INVALID_VALUE);
+    CHECK_OK(cm_rt_peer_enable(rt, 0));
+    CHECK_CODE(cm_rt_peer_enable(rt, 0), CM_CUDA_PEER_ENABLED);
+    CHECK_OK(cm_rt_pointer_access(rt, zero, &access));
+    CHECK_EQ(access, CM_ACCESS_READ | CM_ACCESS_WRITE);
+    CHECK_OK(cm_rt_fill_8_async(rt, zero, 1, 100, 0));
+    CHECK_OK(cm_rt_stream_synchronize(rt, 0));
+    CHECK_OK(cm_rt_device_set(rt, 2));
+    CHECK_OK(cm_rt_pointer_access(rt, zero, &access));
+    CHECK_EQ(access, 0);
+    CHECK_OK(cm_rt_device_set(rt, 0));
+    CHECK_OK(cm_rt_device_free(rt, zero));
+    close_emulated(rt);
+}
+
+static void
 test_fill_writes_its_pattern(void)
 {
     cm_runtime *rt = open_emulated(13000, 1, MIB);
@@ -224,6 +254,7 @@ MAIN(RUN(test_copy_over_an_edge_is_refused)
      RUN(test_copy_moves_between_all_kinds)
      RUN(test_copy_2d_leaves_the_gaps)
      RUN(test_copy_peer_checks_its_devices)
+     RUN(test_peers_use_what_was_allocated_once_it_is_enabled)
      RUN(test_fill_writes_its_pattern)
      RUN(test_freed_while_queued_is_an_illegal_address))
 /* clang-format on */

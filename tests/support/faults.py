@@ -51,6 +51,9 @@ SECOND_WAY = {
     "device_free": "the same",
     "host_unregister": "the same when the last reference did it",
     "module_unload": "only the module is lost, at shutdown",
+    "peer_can_access": "the runtime's own way between devices is taken",
+    "peer_enable": "the same",
+    "pointer_access": "the same",
     "device_synchronize": "in a fence: the block stays in flight",
 }
 
