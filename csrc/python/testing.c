@@ -101,8 +101,9 @@ static PyObject *
 configure(PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
 {
     static const char *const names[] = {
-        "backend",        "faults",       "device_count", "memory_nbytes",
-        "driver_version", "max_delay_us", "seed",         "peers", NULL};
+        "backend",       "faults",         "device_count",
+        "memory_nbytes", "driver_version", "max_delay_us",
+        "seed",          "peers",          NULL};
     PyObject *values[8];
     cm_state *state = cm_state_of_module(module);
     cm_state_override override;

@@ -17,6 +17,7 @@ cm_engine_create(cm_runtime *rt, cm_registry *registry, cm_engine **out)
     engine->registry = registry;
     cm_tuning_init(&engine->tuning);
     engine->linger_ns = CM_LINGER_NS;
+    cm_reach_init(&engine->reach, rt);
     cm_list_init(&engine->pending);
     cm_list_init(&engine->unread);
     cm_list_init(&engine->jobs);

@@ -21,6 +21,7 @@ typedef struct cm_engine cm_engine;
     X(DIRECT, "direct")               /* one runtime copy */                           \
     X(DIRECT_2D, "direct-2d")         /* one pitched runtime copy */                   \
     X(PEER, "peer")                   /* between two devices */                        \
+    X(PEER_STAGED, "peer-staged")     /* … that do not reach each other */             \
     X(KERNEL, "kernel")               /* strided, by the device */                     \
     X(STAGED, "staged")               /* packed or unpacked on the host on the way */  \
     X(STAGED_KERNEL, "staged-kernel") /* … and scattered or gathered on the device */  \

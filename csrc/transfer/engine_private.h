@@ -12,6 +12,7 @@
 #include "transfer/crew.h"
 #include "transfer/kernel.h"
 #include "transfer/plan.h"
+#include "transfer/reach.h"
 
 enum {
     CM_MAX_WORKERS = 4,
@@ -46,6 +47,7 @@ struct cm_engine {
     _Atomic uint64_t bounced_count;
     _Atomic uint64_t piece_count;
     cm_kernels kernels;
+    cm_reach reach;
     cm_crew crew;
     cm_mutex lock;
     cm_cond changed; /* a ticket was submitted or is done */

@@ -163,6 +163,7 @@ move_bytes(cm_job *job)
             (uint64_t)layout->src_strides[0], layout->run_nbytes,
             (uint64_t)layout->shape[0], job->stream->handle);
     case CM_ROUTE_PEER:
+    case CM_ROUTE_PEER_STAGED:
         return cm_job_copy_peer(job);
     case CM_ROUTE_KERNEL:
         return cm_kernels_launch(&engine->kernels, job->plan.device, layout,

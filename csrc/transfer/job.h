@@ -9,6 +9,7 @@
 /* A piece on its way between two devices. */
 typedef struct cm_stage {
     cm_block *blocks[2]; /* packed on the source's and on the target's device */
+    cm_block *pinned;    /* and between them, where the devices are apart */
     uint64_t event;      /* lent; recorded after the last use */
     bool busy;
 } cm_stage;
@@ -65,6 +66,7 @@ typedef struct cm_job {
     uint32_t after_count;
     uint32_t after_ticket_count;
     uint32_t next_stage;
+    uint32_t stage_count;     /* in use */
     cm_ticket *parked_ticket; /* borrowed from after_tickets; NULL: parked_event */
     uint64_t parked_event;
     bool (*interrupted)(void *argument);
@@ -165,6 +167,8 @@ CM_NODISCARD cm_status cm_job_copy_peer(cm_job *job);
 CM_NODISCARD cm_status cm_job_settle_upload(cm_job *job);
 /* A piece is over, `nbytes` of the target. */
 void cm_job_count_moved(cm_job *job, uint64_t nbytes);
+/* What such a block was counted as is over. NULL: nothing. */
+void cm_job_leave_ring(cm_job *job, const cm_block *pinned);
 /* A block of the device pool of `device`, for `stream`. Fails: CM_EINVALID without a pool. */
 CM_NODISCARD cm_status cm_job_alloc_block(cm_job *job, int device, uint64_t nbytes,
                                           cm_stream *stream, cm_block **out);

@@ -26,7 +26,10 @@ cm_job_fits_stream(const cm_job *job)
         return false;
     }
     int device = job->request_stream->device;
-    bool is_plain_peer = job->plan.route == CM_ROUTE_PEER && job->plan.layout.ndim == 0;
+    bool is_plain_peer =
+        job->plan.layout.ndim == 0
+        && (job->plan.route == CM_ROUTE_PEER
+            || (job->plan.route == CM_ROUTE_PEER_STAGED && job->capturing));
     return device == job->plan.device
            || (is_plain_peer && device == job->plan.src_device);
 }
@@ -149,6 +152,7 @@ can_be_captured(const cm_job *job)
     case CM_ROUTE_FILL:
         return true;
     case CM_ROUTE_PEER:
+    case CM_ROUTE_PEER_STAGED: /* the runtime's own way is taken then */
         return job->plan.layout.ndim == 0;
     default:
         return false;

@@ -29,6 +29,8 @@ cm_job_destroy(cm_job *job)
         if (job->plan.device >= 0) {
             free_block(job, device_pools[job->plan.src_device], stage->blocks[0]);
             free_block(job, device_pools[job->plan.device], stage->blocks[1]);
+            cm_job_leave_ring(job, stage->pinned);
+            free_block(job, engine->pinned_pool, stage->pinned);
         }
         if (job->stream != NULL) {
             cm_loan_give_event(engine, job->stream->device, stage->event);

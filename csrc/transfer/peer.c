@@ -1,12 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Copies between two devices. What is not one run is gathered on the source's device,
- * sent, and scattered on the target's, in pieces; no thread waits for anything. */
-#include "transfer/job.h"
+ * sent, and scattered on the target's, in pieces; where the devices do not reach each
+ * other, pieces are sent through page-locked blocks, so that both links work at the
+ * same time. No thread waits for anything. */
+#include "transfer/several.h"
 
-/* Let `waiter` wait for what `worker` has been given so far. */
-static cm_status
-chain_streams(cm_engine *engine, const cm_stream *worker, cm_stream *waiter)
+cm_status
+cm_job_chain_streams(cm_job *job, const cm_stream *worker, cm_stream *waiter)
 {
+    cm_engine *engine = job->engine;
     uint64_t event;
     cm_device_guard guard;
     CM_TRY(cm_loan_take_event(engine, worker->device, &event));
@@ -22,10 +24,9 @@ chain_streams(cm_engine *engine, const cm_stream *worker, cm_stream *waiter)
     return status;
 }
 
-/* Queue the kernel with its own device current, whatever is now. */
-static cm_status
-launch_on(cm_job *job, int device, const cm_layout *layout, cm_address dst,
-          cm_address src, const cm_stream *stream)
+cm_status
+cm_job_launch_on(cm_job *job, int device, const cm_layout *layout, cm_address dst,
+                 cm_address src, const cm_stream *stream)
 {
     cm_engine *engine = job->engine;
     cm_device_guard guard;
@@ -36,21 +37,100 @@ launch_on(cm_job *job, int device, const cm_layout *layout, cm_address dst,
     return status;
 }
 
+/* -- page-locked blocks ------------------------------------------------------------------ */
+
+void
+cm_job_leave_ring(cm_job *job, const cm_block *pinned)
+{
+    if (pinned != NULL) {
+        cm_mutex_lock(&job->engine->lock);
+        job->engine->ring_nbytes -= job->plan.piece_nbytes;
+        cm_mutex_unlock(&job->engine->lock);
+    }
+}
+
+/* Each transfer may have one, whatever others have. */
+static cm_status
+take_pinned(cm_job *job, bool first, cm_block **out)
+{
+    cm_engine *engine = job->engine;
+    uint64_t nbytes = job->plan.piece_nbytes;
+    cm_mutex_lock(&engine->lock);
+    bool fits = first || engine->ring_nbytes + nbytes <= job->tuning.ring_nbytes;
+    cm_pool *pool = fits ? engine->pinned_pool : NULL;
+    engine->ring_nbytes += pool != NULL ? nbytes : 0;
+    cm_mutex_unlock(&engine->lock);
+    cm_status status =
+        pool == NULL ? cm_fail(CM_EINVALID, 0) : cm_pool_alloc(pool, nbytes, NULL, out);
+    if (pool != NULL && !cm_is_ok(status)) {
+        cm_mutex_lock(&engine->lock);
+        engine->ring_nbytes -= nbytes;
+        cm_mutex_unlock(&engine->lock);
+    }
+    return status;
+}
+
+/* The runtime finds a way of its own where there is no page-locked memory. */
+static cm_status
+prepare_ring(cm_job *job)
+{
+    cm_status status = cm_ok();
+    job->stage_count = 0;
+    while (job->stage_count < CM_STAGE_COUNT && cm_is_ok(status)) {
+        bool first = job->stage_count == 0;
+        status = take_pinned(job, first, &job->stages[job->stage_count].pinned);
+        job->stage_count += cm_is_ok(status);
+    }
+    if (job->stage_count > 0) {
+        return cm_ok();
+    }
+    bool is_refused = cm_pool_is_short(status) || status.code == CM_EINVALID;
+    job->plan.route = CM_ROUTE_PEER;
+    cm_mutex_lock(&job->engine->lock);
+    job->ticket->route = job->plan.route;
+    cm_mutex_unlock(&job->engine->lock);
+    return is_refused ? cm_ok() : status;
+}
+
+/* -- pieces ------------------------------------------------------------------------------ */
+
 static cm_status
 gather_piece(cm_job *job, cm_stage *stage, const cm_layout *pack)
 {
-    cm_engine *engine = job->engine;
     int device = job->plan.src_device;
-    if (stage->busy) {
-        CM_TRY(cm_stream_wait_event(job->gather_stream, stage->event));
-    }
     if (stage->blocks[0] == NULL) {
         CM_TRY(cm_job_alloc_block(job, device, job->plan.piece_nbytes,
                                   job->gather_stream, &stage->blocks[0]));
     }
-    CM_TRY(launch_on(job, device, pack, stage->blocks[0]->address, job->src.address,
-                     job->gather_stream));
-    return chain_streams(engine, job->gather_stream, job->stream);
+    return cm_job_launch_on(job, device, pack, stage->blocks[0]->address,
+                            job->src.address, job->gather_stream);
+}
+
+/* Down to the host on the source's link, while earlier pieces go up on the target's. */
+static cm_status
+fetch_piece(cm_job *job, const cm_stage *stage, cm_address from, uint64_t nbytes)
+{
+    cm_runtime *rt = job->engine->rt;
+    cm_device_guard guard;
+    CM_TRY(cm_device_enter(rt, job->plan.src_device, &guard));
+    cm_status status = cm_rt_copy_async(rt, (uintptr_t)stage->pinned->host, from,
+                                        nbytes, job->gather_stream->handle);
+    cm_device_leave(rt, &guard);
+    return status;
+}
+
+/* Packed bytes across. */
+static cm_status
+send_piece(cm_job *job, const cm_stage *stage, cm_address to, cm_address from,
+           uint64_t nbytes)
+{
+    cm_runtime *rt = job->engine->rt;
+    if (stage->pinned == NULL) {
+        return cm_rt_copy_peer_async(rt, to, job->plan.device, from,
+                                     job->plan.src_device, nbytes, job->stream->handle);
+    }
+    return cm_rt_copy_async(rt, to, (uintptr_t)stage->pinned->host, nbytes,
+                            job->stream->handle);
 }
 
 static cm_status
@@ -66,9 +146,19 @@ move_piece(cm_job *job, cm_stage *stage, const cm_layout *piece,
     cm_layout_put_repeats(&unpack, repeats);
     cm_address from = job->src.address + (uint64_t)pack.src_offset;
     cm_address to = job->dst.address + (uint64_t)unpack.dst_offset;
+    bool begins_there = pack.ndim > 0 || stage->pinned != NULL;
+    if (begins_there && stage->busy) {
+        CM_TRY(cm_stream_wait_event(job->gather_stream, stage->event));
+    }
     if (pack.ndim > 0) {
         CM_TRY(gather_piece(job, stage, &pack));
         from = stage->blocks[0]->address;
+    }
+    if (stage->pinned != NULL) {
+        CM_TRY(fetch_piece(job, stage, from, nbytes));
+    }
+    if (begins_there) {
+        CM_TRY(cm_job_chain_streams(job, job->gather_stream, job->stream));
     }
     if (unpack.ndim > 0) {
         if (stage->blocks[1] == NULL) {
@@ -77,11 +167,10 @@ move_piece(cm_job *job, cm_stage *stage, const cm_layout *piece,
         }
         to = stage->blocks[1]->address;
     }
-    CM_TRY(cm_rt_copy_peer_async(engine->rt, to, job->plan.device, from,
-                                 job->plan.src_device, nbytes, job->stream->handle));
+    CM_TRY(send_piece(job, stage, to, from, nbytes));
     if (unpack.ndim > 0) {
-        CM_TRY(launch_on(job, job->plan.device, &unpack, job->dst.address, to,
-                         job->stream));
+        CM_TRY(cm_job_launch_on(job, job->plan.device, &unpack, job->dst.address, to,
+                                job->stream));
     }
     if (stage->event == 0) {
         CM_TRY(cm_loan_take_event(engine, job->stream->device, &stage->event));
@@ -98,7 +187,12 @@ cm_job_copy_peer(cm_job *job)
     cm_layout repeats;
     cm_layout piece;
     cm_cut cut;
-    if (core.ndim == 0) {
+    job->stage_count = CM_STAGE_COUNT;
+    if (job->plan.route == CM_ROUTE_PEER_STAGED && !job->capturing) {
+        CM_TRY(prepare_ring(job));
+        job->stage_count = job->stage_count > 0 ? job->stage_count : CM_STAGE_COUNT;
+    }
+    if (core.ndim == 0 && job->stages[0].pinned == NULL) {
         return cm_rt_copy_peer_async(
             job->engine->rt, job->dst.address + (uint64_t)core.dst_offset,
             job->plan.device, job->src.address + (uint64_t)core.src_offset,
@@ -106,11 +200,11 @@ cm_job_copy_peer(cm_job *job)
     }
     cm_layout_take_repeats(&core, &repeats);
     CM_TRY(cm_loan_take_stream(job->engine, job->plan.src_device, &job->gather_stream));
-    CM_TRY(chain_streams(job->engine, job->stream, job->gather_stream));
+    CM_TRY(cm_job_chain_streams(job, job->stream, job->gather_stream));
     cm_cut_init(&cut, &core, job->plan.piece_nbytes);
     while (cm_cut_next(&cut, &piece)) {
         cm_stage *stage = &job->stages[job->next_stage];
-        job->next_stage = (job->next_stage + 1) % CM_STAGE_COUNT;
+        job->next_stage = (job->next_stage + 1) % job->stage_count;
         CM_TRY(move_piece(job, stage, &piece, &repeats));
         atomic_fetch_add_explicit(&job->engine->piece_count, 1, memory_order_relaxed);
     }

@@ -117,6 +117,33 @@ choose_host_route(cm_plan *plan, const cm_region *dst, const cm_region *src,
     plan->route = reaches_dst && reaches_src ? CM_ROUTE_KERNEL : CM_ROUTE_STAGED_KERNEL;
 }
 
+/* Between two devices. What is strided takes one kernel where one end at least crosses
+ * the link in whole runs; otherwise it is packed on one side and unpacked on the other.
+ */
+static void
+choose_peer_route(cm_plan *plan, const cm_plan_options *options)
+{
+    cm_layout core = plan->layout;
+    cm_layout repeats;
+    cm_peer_facts peers = options->peers;
+    bool is_long = plan->nbytes >= options->tuning->staged_peer_nbytes;
+    plan->route = peers.apart && is_long ? CM_ROUTE_PEER_STAGED : CM_ROUTE_PEER;
+    cm_layout_take_repeats(&core, &repeats);
+    if (plan->layout.ndim == 0 || repeats.ndim > 0) {
+        return; /* what is repeated crosses once */
+    }
+    if (peers.pushes && cm_layout_dst_is_packed(&core)) {
+        plan->route = CM_ROUTE_KERNEL;
+        plan->device = plan->src_device;
+    }
+    else if (peers.pulls
+             && (cm_layout_src_is_packed(&core)
+                 || core.run_nbytes >= options->tuning->pulled_run_nbytes)) {
+        plan->route = CM_ROUTE_KERNEL;
+        plan->src_device = plan->device;
+    }
+}
+
 static void
 choose_device_route(cm_plan *plan, const cm_region *dst, const cm_region *src,
                     cm_end_facts dst_facts, cm_end_facts src_facts,
@@ -125,10 +152,11 @@ choose_device_route(cm_plan *plan, const cm_region *dst, const cm_region *src,
     bool dst_on_device = cm_region_is_on_device(dst);
     plan->device = dst_on_device ? dst->device : src->device;
     plan->src_device = cm_region_is_on_device(src) ? src->device : plan->device;
-    plan->route =
-        plan->device != plan->src_device
-            ? CM_ROUTE_PEER
-            : cm_plan_choose_route(plan, dst, src, dst_facts, src_facts, options);
+    if (plan->device != plan->src_device) {
+        choose_peer_route(plan, &options);
+        return;
+    }
+    plan->route = cm_plan_choose_route(plan, dst, src, dst_facts, src_facts, options);
     bool staged =
         plan->route == CM_ROUTE_STAGED || plan->route == CM_ROUTE_STAGED_KERNEL;
     plan->is_download = staged && !dst_on_device;
@@ -165,7 +193,8 @@ cm_plan_count_pieces(cm_plan *plan, const cm_tuning *tuning)
     plan->piece_nbytes = cm_tuning_piece_nbytes(tuning, plan->nbytes);
     plan->piece_count = plan->nbytes > 0;
     plan->thread_count = plan->route == CM_ROUTE_HOST;
-    if (staged || (plan->route == CM_ROUTE_PEER && plan->layout.ndim > 0)) {
+    if (staged || plan->route == CM_ROUTE_PEER_STAGED
+        || (plan->route == CM_ROUTE_PEER && plan->layout.ndim > 0)) {
         cm_layout core = plan->layout;
         cm_layout repeats;
         cm_cut cut;

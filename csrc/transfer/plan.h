@@ -15,11 +15,18 @@ typedef struct cm_end_facts {
     bool whole;  /* no edge of a registration lies within it */
 } cm_end_facts;
 
+/* What two devices may do, where each end lies on one of them. */
+typedef struct cm_peer_facts {
+    bool pulls;  /* the target's may read the source */
+    bool pushes; /* the source's may write the target */
+    bool apart;  /* neither ever reaches the other */
+} cm_peer_facts;
+
 /* piece_nbytes follows from nbytes and the tuning alone, whatever the route. */
 typedef struct cm_plan {
     cm_route route;
     int device;            /* whose stream does the work; -1: the host */
-    int src_device;        /* PEER: where the source lies; else = device */
+    int src_device;        /* PEER…: where the source lies; else = device */
     bool is_download;      /* through page-locked blocks towards the host */
     bool is_turned;        /* in the order of the source, though the target is packed */
     uint64_t nbytes;       /* payload, not counting repeats of a broadcast source */
@@ -37,6 +44,7 @@ typedef struct cm_plan_options {
                        managed memory is then moved by the device even between host and
                        host */
     const cm_tuning *tuning; /* resolved */
+    cm_peer_facts peers;
 } cm_plan_options;
 
 /* Fails: CM_ESHAPE, CM_EINVALID (an end nobody can reach, itemsizes),

@@ -133,6 +133,13 @@ run_in_background(cm_job *job, bool waits)
     return cm_is_ok(status) ? status : finish_here(job, status);
 }
 
+static bool
+are_peers(const cm_region *dst, const cm_region *src)
+{
+    return cm_region_is_on_device(dst) && cm_region_is_on_device(src)
+           && dst->device != src->device;
+}
+
 static cm_status
 prepare(cm_job *job, const cm_copy_request *request, const void *fill_value)
 {
@@ -144,6 +151,9 @@ prepare(cm_job *job, const cm_copy_request *request, const void *fill_value)
         .on_stream = request->stream != NULL && !job->blocking,
         .tuning = &job->tuning,
     };
+    if (are_peers(&job->dst, &job->src)) {
+        options.peers = cm_reach_look(&engine->reach, &job->dst, &job->src);
+    }
     CM_TRY(cm_plan_init(&job->plan, &job->dst, &job->src, job->dst_facts,
                         job->src_facts, options));
     if (job->plan.route == CM_ROUTE_NOTHING) {

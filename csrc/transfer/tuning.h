@@ -32,6 +32,11 @@ enum { CM_SLOT_MAX = 32, CM_THREAD_MAX = 16 };
     /* Shorter runs of ordinary memory the runtime copies sooner. */                     \
     X(staged_up_nbytes, 4 << 20, 0, INT64_C(1) << 40)                                    \
     X(staged_down_nbytes, 1 << 20, 0, INT64_C(1) << 40)                                  \
+    /* Between devices that do not reach each other the runtime goes through the host by \
+     * itself, at two thirds of the link; less is not worth a pipeline of ours. */       \
+    X(staged_peer_nbytes, 8 << 20, 0, INT64_C(1) << 40)                                  \
+    /* Shorter runs are packed before another device reads them. */                      \
+    X(pulled_run_nbytes, 128, 1, 1 << 20)                                                \
     /* Longer copies do not notice a job; shorter ones go in a few pieces. */            \
     X(quick_nbytes, 16 << 20, 0, 256 << 20)                                              \
     X(quick_piece_nbytes, 256 << 10, 4 << 10, 256 << 20)                                 \

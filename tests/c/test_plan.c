@@ -106,6 +106,68 @@ test_plan_route_table(void)
     }
 }
 
+/* -- between two devices ----------------------------------------------------------------- */
+
+typedef struct peer_case {
+    int shape;
+    cm_peer_facts peers;
+    cm_route expected;
+    int device; /* that works: 0 has the target, 1 the source */
+} peer_case;
+
+static const peer_case peer_cases[] = {
+    {PACKED, {true, true, false}, CM_ROUTE_PEER, 0},
+    {PACKED, {false, false, true}, CM_ROUTE_PEER, 0}, /* too little to be staged */
+    {DST_STRIDED, {true, true, false}, CM_ROUTE_KERNEL, 0},
+    {DST_STRIDED, {true, false, false}, CM_ROUTE_KERNEL, 0},
+    {DST_STRIDED, {false, true, false}, CM_ROUTE_PEER, 0},
+    {SRC_STRIDED, {true, true, false}, CM_ROUTE_KERNEL, 1},
+    {SRC_STRIDED, {true, false, false}, CM_ROUTE_PEER, 0},
+    {BOTH_STRIDED, {true, true, false}, CM_ROUTE_PEER, 0},
+    {ROWS, {true, true, false}, CM_ROUTE_PEER, 0}, /* of 40 bytes */
+    {REPEATED, {true, true, false}, CM_ROUTE_PEER, 0},
+};
+
+static void
+test_plan_between_devices(void)
+{
+    cm_end_facts facts = {.locked = true, .whole = true};
+    cm_plan plan;
+    for (size_t i = 0; i < sizeof(peer_cases) / sizeof(peer_cases[0]); i++) {
+        const peer_case *c = &peer_cases[i];
+        cm_region dst = {.kind = CM_KIND_DEVICE, .device = 0, .address = 0x10000};
+        cm_region src = {.kind = CM_KIND_DEVICE, .device = 1, .address = 0x20000};
+        cm_plan_options options = {.peers = c->peers, .tuning = &tuning};
+        set_strides(&dst, &src, c->shape);
+        CHECK_OK(cm_plan_init(&plan, &dst, &src, facts, facts, options));
+        CHECK_EQ(plan.device, c->device);
+        if (plan.route != c->expected) {
+            CHECK_FAIL_("case %zu: %s, expected %s", i, cm_route_text(plan.route),
+                        cm_route_text(c->expected));
+        }
+        CHECK_EQ(plan.src_device, plan.route == CM_ROUTE_KERNEL ? c->device : 1);
+    }
+    cm_region dst = {.kind = CM_KIND_DEVICE, .address = 0x10000, .ndim = 1};
+    dst.itemsize = 1;
+    dst.shape[0] = 64 << 20;
+    dst.strides[0] = 1;
+    cm_region src = dst;
+    src.device = 1;
+    src.address = 0x20000000;
+    cm_plan_options apart = {.peers = {.apart = true}, .tuning = &tuning};
+    CHECK_OK(cm_plan_init(&plan, &dst, &src, facts, facts, apart));
+    CHECK_EQ(plan.route, CM_ROUTE_PEER_STAGED);
+    CHECK_EQ(plan.piece_count, (64 << 20) / plan.piece_nbytes);
+    src.strides[0] = 300;
+    src.itemsize = dst.itemsize = dst.strides[0] = 256;
+    src.shape[0] = dst.shape[0] = 1000;
+    cm_plan_options pulls = {.peers = {.pulls = true}, .tuning = &tuning};
+    dst.strides[0] = 512;
+    CHECK_OK(cm_plan_init(&plan, &dst, &src, facts, facts, pulls));
+    CHECK_EQ(plan.route, CM_ROUTE_KERNEL);
+    CHECK_EQ(plan.device, 0);
+}
+
 /* The runtime is sooner done with little, several threads with much. */
 static void
 test_plan_long_runs_of_ordinary_memory_are_staged(void)
@@ -494,7 +556,7 @@ tune(void)
 }
 
 /* clang-format off */
-MAIN(tune(); RUN(test_plan_route_table)
+MAIN(tune(); RUN(test_plan_route_table) RUN(test_plan_between_devices)
      RUN(test_plan_long_runs_of_ordinary_memory_are_staged)
      RUN(test_plan_pieces_are_those_of_the_cut) RUN(test_plan_wrong_ends_are_refused)
      RUN(test_tuning_bounds_are_checked) RUN(test_tuning_follows_the_processors)

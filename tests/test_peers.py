@@ -1,0 +1,265 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Copies between GPUs: who may use whose memory, and the way taken where nobody may."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+from support import session, values
+from support.session import testing
+
+import cumem
+
+LONG = 9 << 20  # beyond what the runtime is left to stage by itself
+SHAPE = (60, 40)
+
+#: (target, source) views of SHAPE, of arrays twice as large along each axis
+LAYOUTS = {
+    "rows to packed": (np.s_[:60, :40], np.s_[:60, 10:50], "kernel"),
+    "packed to columns": (np.s_[:60, ::2], np.s_[:], "kernel"),
+    "columns to packed": (np.s_[:], np.s_[::2, ::2], "kernel"),
+    "backwards": (np.s_[:], np.s_[::-1, ::-1], "kernel"),
+    "columns to columns": (np.s_[:60, ::2], np.s_[::2, ::2], "peer"),
+    "both rows": (np.s_[:60, :40], np.s_[::2, 40:], "kernel"),
+}
+
+
+@pytest.fixture
+def apart() -> Iterator[session.Runtime]:
+    """Three devices that cannot use each other's memory."""
+    with session.opened("emulated", device_count=3, peers=0) as opened:
+        yield opened
+
+
+@contextlib.contextmanager
+def plain_pools() -> Iterator[list[cumem.Pool]]:
+    """A pool on each of two devices, of memory as cudaMalloc gives it."""
+    pools = [cumem.Pool("device", device=d, segments="malloc") for d in (0, 1)]
+    try:
+        yield pools
+    finally:
+        for pool in pools:
+            pool.close()
+
+
+def enabled() -> int:
+    return testing.fault_count("peer_enable")
+
+
+def send(to: cumem.Buffer, source: cumem.Buffer) -> str:
+    handle = cumem.copy_async(to, source)
+    handle.wait()
+    return handle.route
+
+
+def test_access_is_enabled_once_each_way_at_first_need(emulated) -> None:
+    with plain_pools() as pools:
+        near = pools[0].allocate(1000)
+        far = pools[1].allocate(1000)
+        before = enabled()
+        cumem.copy(near, bytes(range(250)) * 4)
+        assert enabled() == before
+        assert send(far, near) == "peer"
+        assert enabled() == before + 2
+        assert send(near, far) == "peer"
+        assert enabled() == before + 2
+        assert values.get(far).tobytes() == bytes(range(250)) * 4
+        del near, far
+
+
+def test_memory_of_mapped_pools_needs_nothing_enabled(emulated) -> None:
+    near = cumem.array(np.arange(5000), kind="device", device=0)
+    far = cumem.empty(5000, int, "device", device=1)
+    before = enabled()
+    assert send(far, near) == "peer"
+    assert send(far[::2], near[:2500]) == "kernel"
+    assert enabled() == before
+    assert (values.get(far)[::2] == np.arange(2500)).all()
+
+
+@pytest.mark.parametrize("segments", ["auto", "malloc"])
+@pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
+def test_strided_copies_cross_in_one_kernel_where_that_is_best(
+    emulated, layout, segments
+) -> None:
+    to, source, route = layout
+    rng = np.random.default_rng(1)
+    shapes = [SHAPE if index == np.s_[:] else (120, 80) for index in (to, source)]
+    data = rng.integers(0, 1 << 30, shapes[1], dtype="i4")
+    expected = np.full(shapes[0], -1, "i4")
+    expected[to] = data[source][: SHAPE[0], : SHAPE[1]]
+    buffers = []
+    pools = []
+    for device, shape in zip((1, 0), shapes, strict=True):
+        pools.append(cumem.Pool("device", device=device, segments=segments))
+        nbytes = 4 * shape[0] * shape[1]
+        buffers.append(pools[-1].allocate(nbytes).view("i4").reshape(shape))
+    buffers[0][:] = -1
+    cumem.copy(buffers[1], data)
+    view = buffers[1][source][: SHAPE[0], : SHAPE[1]]
+    assert send(buffers[0][to], view) == route
+    out = np.empty(shapes[0], "i4")
+    cumem.copy(out, buffers[0])
+    assert (out == expected).all()
+    del buffers, view
+
+
+def test_repeated_source_crosses_once(emulated) -> None:
+    row = cumem.array(np.arange(300, dtype="i4"), kind="device", device=0)
+    far = cumem.empty((50, 300), "i4", "device", device=1)
+    handle = cumem.copy_async(far, row)
+    handle.wait()
+    assert handle.route == "peer"
+    assert handle.nbytes == 1200
+    assert (values.get(far) == np.arange(300)).all()
+
+
+@pytest.mark.parametrize("op", ["peer_enable", "peer_can_access", "pointer_access"])
+def test_access_that_is_refused_is_done_without(emulated, op) -> None:
+    with plain_pools() as pools:
+        near = pools[0].allocate(4000)
+        far = pools[1].allocate(4000)
+        cumem.copy(near, bytes(range(250)) * 16)
+        testing.plan_fault(op, 1, 999)
+        cumem.copy(far.view("u2")[::2], near.view("u2")[1::2])
+        assert testing.fault_struck() is not None
+        testing.plan_fault(None, 0)
+        got = values.get(far).view("u2")[::2]
+        assert (got == np.frombuffer(bytes(range(250)) * 16, "u2")[1::2]).all()
+        del near, far
+
+
+def test_enabling_does_not_break_the_capture_of_another_stream(emulated) -> None:
+    captured = cumem.Stream()
+    near = cumem.Pool("device", device=0, segments="malloc").allocate(1000)
+    far = cumem.Pool("device", device=1, segments="malloc").allocate(1000)
+    cumem.copy(near, bytes(1000))
+    before = enabled()
+    testing.set_capturing(captured, True)
+    try:
+        handle = cumem.copy_async(far, near)
+        assert enabled() == before + 2
+    finally:
+        testing.set_capturing(captured, False)
+    handle.wait()
+    assert testing.fault_struck() is None
+    assert not values.get(far).any()
+
+
+def test_no_access_is_asked_for_where_there_are_no_bytes(emulated) -> None:
+    before = testing.fault_count("pointer_access")
+    near = cumem.empty((0, 3), "i4", "device", device=0)
+    far = cumem.empty((0, 3), "i4", "device", device=1)
+    assert send(far, near) == "nothing"
+    assert testing.fault_count("pointer_access") == before
+
+
+@pytest.mark.parametrize("nbytes", [LONG, LONG + 12345, 1000])
+def test_devices_apart_send_through_the_host(apart, nbytes) -> None:
+    data = np.random.default_rng(2).integers(0, 256, nbytes, dtype="u1")
+    near = cumem.array(data, kind="device", device=0)
+    far = cumem.empty(nbytes, "u1", "device", device=2)
+    assert not cumem.Device(0).can_access_peer(2)
+    assert send(far, near) == ("peer-staged" if nbytes >= LONG else "peer")
+    assert enabled() == 0
+    assert (values.get(far) == data).all()
+
+
+@pytest.mark.parametrize("index", [np.s_[::2], np.s_[::-1], np.s_[1::3]])
+@pytest.mark.parametrize("which", ["target", "source", "both"])
+def test_devices_apart_send_strided_memory_through_the_host(
+    apart, index, which
+) -> None:
+    data = np.random.default_rng(3).integers(0, 1 << 30, LONG, dtype="i4")
+    picked = data[index]
+    near = cumem.array(data if which != "target" else picked, kind="device", device=0)
+    source = near[index] if which != "target" else near
+    far = cumem.full(LONG, -1, "i4", "device", device=1)
+    target = far[index] if which != "source" else far[: len(picked)]
+    assert send(target, source) == "peer-staged"
+    expected = np.full(LONG, -1, "i4")
+    expected[index if which != "source" else np.s_[: len(picked)]] = picked
+    assert (values.get(far) == expected).all()
+
+
+def test_devices_apart_without_page_locked_memory_leave_it_to_the_runtime(
+    apart,
+) -> None:
+    near = cumem.array(np.arange(LONG, dtype="u1"), kind="device", device=0)
+    far = cumem.empty(LONG, "u1", "device", device=1)
+    cumem.trim()
+    with cumem.limit("pinned", 1 << 20):
+        assert send(far, near) == "peer"
+    assert (values.get(far) == np.arange(LONG, dtype="u1")).all()
+
+
+def test_devices_apart_keep_the_order_of_streams(apart) -> None:
+    stream = cumem.Stream(device=0)
+    near = cumem.zeros(LONG, "u1", "device", device=0)
+    far = cumem.zeros(LONG, "u1", "device", device=1)
+    with session.gate(stream):
+        near.fill(7, stream=stream)
+        handle = cumem.copy_async(far, near, stream=stream)
+        near.fill(9, stream=stream)
+        assert not handle.done
+    handle.wait()
+    stream.synchronize()
+    assert (values.get(far) == 7).all()
+    assert (values.get(near) == 9).all()
+
+
+def test_graphs_of_devices_apart_hold_the_copy_of_the_runtime(apart) -> None:
+    stream = cumem.Stream(device=1)
+    near = cumem.zeros(LONG, "u1", "device", device=0, stream=stream.device.index)
+    far = cumem.zeros(LONG, "u1", "device", device=1)
+    for device in (0, 1):
+        cumem.Device(device).synchronize()
+    testing.set_capturing(stream, True)
+    try:
+        cumem.copy_async(far, near, stream=stream)
+    finally:
+        testing.set_capturing(stream, False)
+
+
+@pytest.mark.parametrize("kind", ["mapped", "managed", "pinned"])
+@pytest.mark.parametrize("home", [0, 1])
+def test_memory_of_the_host_goes_to_every_device(emulated, kind, home) -> None:
+    pool = cumem.Pool(kind, device=home)
+    with pool:
+        shared = cumem.array(np.arange(6000, dtype="i4"), kind=kind)
+        other = cumem.zeros(6000, "i4", kind)
+    for device in (0, 1):
+        there = cumem.zeros(6000, "i4", "device", device=device)
+        stream = cumem.Stream(device=device)
+        cumem.copy(there, shared)
+        cumem.copy_async(there[::2], shared[::2], stream=stream).wait()
+        cumem.copy_async(other[1::2], there[1::2], stream=stream).wait()
+        cumem.copy_async(other[::2], shared[::2], stream=stream).wait()
+        assert (values.get(there) == np.arange(6000)).all()
+        assert (values.get(other) == np.arange(6000)).all()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("segments", ["auto", "malloc"])
+def test_two_gpus_copy_whole_and_strided_memory(cuda, segments) -> None:
+    if cumem.device_count() < 2:
+        pytest.skip("needs two GPUs")
+    reach = cumem.Device(0).can_access_peer(1)
+    data = np.random.default_rng(4).integers(0, 1 << 30, 8 << 20, dtype="i4")
+    pools = [cumem.Pool("device", device=d, segments=segments) for d in (0, 1)]
+    near, far = (pool.allocate(data.nbytes).view("i4") for pool in pools)
+    cumem.copy(near, data)
+    assert send(far, near) == "peer" if reach else "peer-staged"
+    assert (values.get(far) == data).all()
+    far[:] = -1
+    assert (send(far[::2], near[: 4 << 20]) == "kernel") == reach
+    assert (values.get(far)[::2] == data[: 4 << 20]).all()
+    assert (values.get(far)[1::2] == -1).all()
+    assert (send(far[: 4 << 20], near[1::2]) == "kernel") == reach
+    assert (values.get(far)[: 4 << 20] == data[1::2]).all()
+    send(far[::2], near[1::2])
+    assert (values.get(far)[::2] == data[1::2]).all()
+    del near, far
