@@ -14,6 +14,7 @@
 #include "python/progress.h"
 #include "python/protocols.h"
 #include "python/registration_type.h"
+#include "python/several.h"
 
 PyDoc_STRVAR(module_doc,
              "The compiled part of cumem: buffers, streams, copies and protocols.\n"
@@ -120,7 +121,7 @@ add_functions(PyObject *module)
         cm_pool_methods,        cm_pool_read_methods,        cm_limit_methods,
         cm_pickle_methods,      cm_raw_copy_methods,         cm_file_methods,
         exit_methods,           cm_configure_methods,        cm_explain_methods,
-        cm_calibrate_methods,   cm_progress_methods,
+        cm_calibrate_methods,   cm_progress_methods,         cm_several_methods,
     };
     for (size_t i = 0; i < sizeof(tables) / sizeof(tables[0]); i++) {
         if (PyModule_AddFunctions(module, tables[i]) < 0

@@ -36,8 +36,7 @@ typedef enum cm_route {
 const char *cm_route_text(cm_route route);
 
 /* Starts no thread and makes no runtime call yet. Borrows `rt` and `registry` (asked
- * where
- * host ranges must be split). Fails: CM_ENOMEM, CM_ESYSTEM. */
+ * where host ranges must be split). Fails: CM_ENOMEM, CM_ESYSTEM. */
 CM_NODISCARD cm_status cm_engine_create(cm_runtime *rt, cm_registry *registry,
                                         cm_engine **out);
 /* The pools it stages through; held (counted) by the engine. */
@@ -62,9 +61,11 @@ typedef struct cm_ticket cm_ticket;
 
 typedef struct cm_copy_request {
     cm_region dst;
-    cm_region src;           /* already broadcast to dst's shape, same itemsize */
-    cm_stream *stream;       /* order on it; NULL: in the background */
-    bool blocking;           /* return only when the data is there */
+    cm_region src;     /* already broadcast to dst's shape, same itemsize */
+    cm_stream *stream; /* order on it; NULL: in the background */
+    const struct cm_spread *spread; /* spread.h: further targets; borrowed; NULL: none
+                                     */
+    bool blocking;                  /* return only when the data is there */
     cm_stream *const *after; /* streams whose work so far must come first; borrowed */
     uint32_t after_count;
     cm_ticket *const *after_tickets; /* transfers that must come first; borrowed */
@@ -102,6 +103,8 @@ void cm_engine_poll(cm_engine *engine);
 
 /* Tickets are counted; any thread. */
 cm_ticket *cm_ticket_hold(cm_ticket *ticket);
+/* A hold by one more who will ask for the outcome, or abandon it. */
+cm_ticket *cm_ticket_share(cm_ticket *ticket);
 void cm_ticket_release(cm_ticket *ticket);
 /* A release by the last who would have asked for the outcome, whoever else still holds
  * the ticket: a failure that nobody has read goes to cm_engine_take_unread, or, where

@@ -100,6 +100,11 @@ void cm_loan_give_stream(cm_engine *engine, cm_stream *stream); /* NULL: nothing
 /* Fails: the first event_destroy that failed. */
 CM_NODISCARD cm_status cm_loans_fini(cm_engine *engine);
 
+/* request.c: what is known of one end. */
+cm_end_facts cm_engine_facts_of(cm_engine *engine, const cm_region *region);
+/* spread.c: along each axis that is longer than 1; the shapes are the same. */
+bool cm_region_has_strides_of(const cm_region *a, const cm_region *b);
+
 /* quick.c: do the copy here and now if it is short and nothing is in its way; false:
  * nothing is done. Blocks. The keeps stay the caller's unless `*kept`. */
 bool cm_engine_try_quick(cm_engine *engine, const cm_copy_request *request,

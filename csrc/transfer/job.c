@@ -4,6 +4,7 @@
 #include <stdlib.h>
 
 #include "transfer/host_copy.h"
+#include "transfer/several.h"
 
 /* Read an overlapping source whole into memory of our own, which takes its place. */
 static cm_status
@@ -281,7 +282,9 @@ run_on_stream(cm_job *job)
         job->step = CM_JOB_MOVE;
     }
     if (job->step == CM_JOB_MOVE) {
+        CM_TRY(job->fan == NULL ? cm_ok() : cm_fan_begin(job));
         CM_TRY(move_bytes(job));
+        CM_TRY(job->fan == NULL ? cm_ok() : cm_fan_end(job));
         job->step = CM_JOB_END;
     }
     if (job->capturing) {
@@ -317,6 +320,7 @@ abandon(cm_job *job, cm_status status)
     }
     job->draining = false;
     job->detached = false;
+    job->lost_track = !cm_is_ok(cm_fan_abandon(job));
     if (!waits_here && cm_is_ok(submit(job, status))) {
         return;
     }
@@ -325,7 +329,7 @@ abandon(cm_job *job, cm_status status)
         cm_status also = cm_rt_stream_synchronize(rt, job->gather_stream->handle);
         waited = cm_is_ok(waited) ? also : waited;
     }
-    job->lost_track = !cm_is_ok(waited);
+    job->lost_track = job->lost_track || !cm_is_ok(waited);
 }
 
 cm_status

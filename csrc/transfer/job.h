@@ -15,6 +15,7 @@ typedef struct cm_stage {
 } cm_stage;
 
 struct cm_staging;
+typedef struct cm_fan cm_fan;
 
 typedef struct cm_after {
     uint64_t event;
@@ -82,7 +83,9 @@ typedef struct cm_job {
     void *host_temporary;   /* owned: the source of an overlapping copy, read whole */
     cm_block *temporary;    /* the same on the device */
     cm_block *device_block; /* packed bytes of one piece */
-    struct cm_staging *staging; /* owned; staging.c's, from the first piece on */
+    struct cm_staging *staging;   /* owned; staging.c's, from the first piece on */
+    cm_fan *fan;                  /* owned; fan.c's: further targets; NULL: none */
+    const atomic_bool *cancelled; /* borrowed; NULL: never */
     cm_stage stages[CM_STAGE_COUNT];
 } cm_job;
 

@@ -94,7 +94,7 @@ wait_for_ticket(cm_job *job, cm_ticket *ticket)
         if (status.code != CM_ETIMEOUT) {
             return status;
         }
-        if (job->may_park) {
+        if (job->may_park && !cm_job_is_interrupted(job)) {
             return cm_job_park_on_ticket(job, ticket);
         }
         if (cm_job_is_interrupted(job)) {

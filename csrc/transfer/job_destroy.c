@@ -2,16 +2,22 @@
 /* Giving back what a job has borrowed. */
 #include <stdlib.h>
 
-#include "transfer/job.h"
+#include "transfer/several.h"
+
+/* Nothing of the job runs any more. */
+static bool
+is_idle(const cm_job *job)
+{
+    return !job->submitted && !job->detached && !job->lost_track;
+}
 
 static void
 free_block(const cm_job *job, cm_pool *pool, cm_block *block)
 {
     cm_stream *uses[2] = {job->stream, job->gather_stream};
     uint32_t use_count = job->gather_stream == NULL ? 1 : 2;
-    bool idle = !job->submitted && !job->detached && !job->lost_track;
     if (block != NULL) {
-        cm_pool_free(pool, block, uses, idle ? 0 : use_count,
+        cm_pool_free(pool, block, uses, is_idle(job) ? 0 : use_count,
                      job->lost_track ? CM_POOL_FREE_FENCE : 0u);
     }
 }
@@ -24,6 +30,7 @@ cm_job_destroy(cm_job *job)
     atomic_fetch_add_explicit(&engine->route_counts[job->plan.route], 1,
                               memory_order_relaxed);
     cm_job_end_staging(job, free_block);
+    cm_fan_destroy(job, is_idle(job));
     for (int i = 0; i < CM_STAGE_COUNT; i++) {
         cm_stage *stage = &job->stages[i];
         if (job->plan.device >= 0) {

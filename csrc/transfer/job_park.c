@@ -43,6 +43,9 @@ bool
 cm_job_can_go_on(cm_job *job)
 {
     cm_runtime *rt = job->engine->rt;
+    if (cm_job_is_interrupted(job)) {
+        return true;
+    }
     if (job->parked_ticket != NULL) {
         return is_ticket_ready(job->engine, job->parked_ticket, job->stream != NULL);
     }

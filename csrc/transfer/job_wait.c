@@ -5,7 +5,8 @@
 bool
 cm_job_is_interrupted(cm_job *job)
 {
-    return job->interrupted != NULL && job->interrupted(job->interrupted_argument);
+    return (job->cancelled != NULL && atomic_load(job->cancelled))
+           || (job->interrupted != NULL && job->interrupted(job->interrupted_argument));
 }
 
 /* The device of the event is current. */
@@ -21,6 +22,9 @@ poll_event(cm_job *job, int device, uint64_t event)
             return cm_ok();
         }
         uint64_t now = cm_now_ns();
+        if (job->may_park && cm_job_is_interrupted(job)) {
+            return cm_fail(CM_ECANCELLED, 0); /* it may park again and again */
+        }
         if (job->may_park && now - start >= CM_PARK_AFTER_NS) {
             return cm_job_park_on_event(job, device, event);
         }

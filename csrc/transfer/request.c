@@ -5,7 +5,8 @@
 #include <string.h>
 
 #include "runtime/emulated.h"
-#include "transfer/job.h"
+#include "transfer/several.h"
+#include "transfer/spread.h"
 
 cm_end_facts
 cm_engine_facts_of(cm_engine *engine, const cm_region *region)
@@ -166,6 +167,9 @@ prepare(cm_job *job, const cm_copy_request *request, const void *fill_value)
     else {
         job->overlaps = cm_engine_may_overlap(engine->rt, &job->dst, &job->src);
     }
+    if (request->spread != NULL) {
+        CM_TRY(cm_fan_create(job, request->spread));
+    }
     CM_TRY(cm_job_check_capture(job, request));
     return cm_job_record_after(job, request);
 }
@@ -190,6 +194,7 @@ start(cm_engine *engine, const cm_copy_request *request, const void *fill_value,
     job->blocking = request->blocking;
     job->interrupted = request->interrupted;
     job->interrupted_argument = request->interrupted_argument;
+    job->cancelled = request->spread == NULL ? NULL : request->spread->cancelled;
     job->request_stream =
         request->stream == NULL ? NULL : cm_stream_hold(request->stream);
     cm_status status = prepare(job, request, fill_value);

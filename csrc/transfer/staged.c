@@ -4,7 +4,7 @@
  * and unpacking on the host is shared out among threads while the copy engine works on
  * other pieces; all runtime calls are made by the thread that runs the job. A broadcast
  * source travels once. */
-#include "transfer/staging.h"
+#include "transfer/several.h"
 
 cm_status
 cm_job_alloc_block(cm_job *job, int device, uint64_t nbytes, cm_stream *stream,
@@ -74,6 +74,9 @@ send_slot(cm_job *job, cm_slot *s)
     cm_layout_pack_src(&unpack);
     cm_layout_put_repeats(&unpack, &job->staging->repeats);
     CM_TRY(send_piece(job, &unpack, s, cm_layout_nbytes(&s->piece)));
+    if (job->fan != NULL) {
+        return cm_fan_send(job, &unpack, s, cm_layout_nbytes(&s->piece));
+    }
     return end_device_part(job, s);
 }
 

@@ -33,6 +33,15 @@ cm_ticket_hold(cm_ticket *ticket)
     return ticket;
 }
 
+cm_ticket *
+cm_ticket_share(cm_ticket *ticket)
+{
+    cm_mutex_lock(&ticket->engine->lock);
+    ticket->other_count++;
+    cm_mutex_unlock(&ticket->engine->lock);
+    return cm_ticket_hold(ticket);
+}
+
 /* Lock held. Keep a failure that nobody was told of for cm_engine_take_unread, with a
  * reference; false when there is none, or the engine has ended and nobody will ask. */
 static bool
@@ -78,8 +87,10 @@ cm_ticket_abandon(cm_ticket *ticket)
         return untold;
     }
     cm_mutex_lock(&engine->lock);
-    ticket->abandoned = true;
-    if (ticket->state == CM_TICKET_DONE && !queue_unread_locked(ticket)
+    bool others = ticket->other_count > 0;
+    ticket->other_count -= others;
+    ticket->abandoned = !others;
+    if (!others && ticket->state == CM_TICKET_DONE && !queue_unread_locked(ticket)
         && !ticket->read) {
         untold = ticket->status;
         ticket->read = true;

@@ -36,6 +36,7 @@ struct cm_ticket {
     bool finishing;       /* one thread is making it done */
     bool read;            /* somebody was told of the failure, or will be */
     bool abandoned;       /* nobody will ask */
+    uint32_t other_count; /* that might, beside one */
     uint32_t query_count; /* threads that look at the events now */
     cm_status status;
     double seconds;

@@ -55,7 +55,7 @@ run_job(cm_engine *engine, cm_job *job)
         put_away(engine, job);
     }
     else if (!submitted) {
-        cm_ticket_finish(ticket, status, false);
+        cm_ticket_finish(ticket, status, status.code == CM_ECANCELLED);
     }
     cm_ticket_release(ticket);
 }

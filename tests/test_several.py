@@ -1,0 +1,544 @@
+# SPDX-License-Identifier: Apache-2.0
+"""broadcast, scatter and gather: one end and several, on any devices."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import sys
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support import session, values
+from support.session import testing
+
+import cumem
+
+DEVICES = 4
+LONG = 3 << 20  # elements of four bytes: several pieces
+
+
+@pytest.fixture
+def four() -> Iterator[session.Runtime]:
+    with session.opened("emulated", device_count=DEVICES) as opened:
+        yield opened
+
+
+def on(device: int, shape: object, dtype: str = "i4") -> cumem.Buffer:
+    return cumem.full(shape, -1, dtype, "device", device=device)
+
+
+def numbers(*shape: int) -> np.ndarray:
+    return np.random.default_rng(5).integers(0, 1 << 30, shape, dtype="i4")
+
+
+def calls(op: str) -> int:
+    return testing.fault_count(op)
+
+
+def place(data: np.ndarray, where: str) -> object:
+    if where == "strided":
+        wide = np.zeros((*data.shape[:-1], 2 * data.shape[-1]), data.dtype)
+        wide[..., ::2] = data
+        return wide[..., ::2]
+    if where == "far":
+        buffer = cumem.empty(data.shape, data.dtype, "device", device=1)
+        cumem.copy(buffer, data)
+        return buffer
+    return values.put(data, where)
+
+
+SOURCES = ["numpy", "strided", "pinned", "mapped", "managed", "device", "far"]
+
+
+@pytest.mark.parametrize("shape", [(700,), (60, 50), (3, 1 << 18)])
+@pytest.mark.parametrize("where", SOURCES)
+def test_broadcast_reaches_targets_everywhere(four, where, shape) -> None:
+    data = numbers(*shape)
+    dsts = [
+        on(0, shape),
+        on(1, shape),
+        on(1, (2, *shape))[1],
+        on(3, (*shape[:-1], 2 * shape[-1]))[..., ::2],
+        on(3, shape),
+        cumem.zeros(shape, "i4", "pinned"),
+        cumem.zeros(shape, "i4", "managed"),
+        np.zeros(shape, "i4"),
+    ]
+    assert cumem.broadcast(place(data, where), dsts) is None
+    for dst in dsts:
+        assert (values.get(dst) == data).all()
+
+
+@pytest.mark.parametrize("async_", [False, True])
+def test_ordinary_source_is_packed_once_for_all_devices(four, async_) -> None:
+    data = numbers(LONG)
+    dsts = [on(device, LONG) for device in range(DEVICES)]
+    before = calls("copy_async")
+    if async_:
+        handles = cumem.broadcast_async(data, dsts)
+        for handle in handles:
+            handle.wait()
+        assert [handle.route for handle in handles] == ["staged"] * DEVICES
+        assert [handle.nbytes for handle in handles] == [data.nbytes] * DEVICES
+    else:
+        cumem.broadcast(data, dsts)
+    copies = calls("copy_async") - before
+    pieces, rest = divmod(copies, DEVICES)
+    assert rest == 0
+    assert 2 <= pieces <= 12
+    for dst in dsts:
+        assert (values.get(dst) == data).all()
+
+
+def test_source_is_read_once_whatever_becomes_of_it_meanwhile(four) -> None:
+    """All targets see the same bytes of a source that is written during the copy."""
+    data = np.zeros(LONG, "i4")
+    dsts = [on(device, LONG) for device in range(DEVICES)]
+    handles = cumem.broadcast_async(data, dsts)
+    for value in range(1, 200):
+        data[:] = value
+    for handle in handles:
+        handle.wait()
+    first = values.get(dsts[0])
+    assert all((values.get(dst) == first).all() for dst in dsts[1:])
+
+
+def test_targets_of_one_device_share_one_upload(four) -> None:
+    source = cumem.array(numbers(LONG), kind="pinned")
+    dsts = [on(0, LONG), on(0, 2 * LONG)[::2], on(2, LONG), on(0, LONG)]
+    before = [calls(op) for op in ("copy_async", "kernel_launch")]
+    cumem.broadcast(source, dsts)
+    after = [calls(op) for op in ("copy_async", "kernel_launch")]
+    assert after[0] - before[0] == 3  # to each device, and on the first
+    assert after[1] - before[1] == 1
+    for dst in dsts:
+        assert (values.get(dst) == source.numpy()).all()
+
+
+def test_source_on_a_device_goes_to_its_peers(four) -> None:
+    source = cumem.array(numbers(LONG), kind="device", device=2)
+    dsts = [on(device, LONG) for device in range(DEVICES)] + [on(1, LONG)]
+    handles = cumem.broadcast_async(source, dsts)
+    for handle in handles:
+        handle.wait()
+    assert [h.route for h in handles] == ["peer", "peer", "direct", "peer", "peer"]
+    for dst in dsts:
+        assert (values.get(dst) == values.get(source)).all()
+
+
+@pytest.mark.parametrize("index", [np.s_[::2], np.s_[::-1], np.s_[:, ::3]])
+def test_strided_source_on_a_device_goes_to_its_peers(four, index) -> None:
+    data = numbers(90, 60)
+    source = cumem.array(data, kind="device", device=1)[index]
+    dsts = [on(d, data[index].shape) for d in (0, 0, 1, 2)]
+    dsts.append(on(2, (*data[index].shape, 2))[..., 1])
+    cumem.broadcast(source, dsts)
+    for dst in dsts:
+        assert (values.get(dst) == data[index]).all()
+
+
+@pytest.mark.parametrize("source", [7, [1, 2, 3], np.arange(3, dtype="i4")])
+def test_values_are_stretched_to_the_targets(four, source) -> None:
+    dsts = [on(0, (4, 3)), on(1, (4, 3)), on(1, (3, 4)).reshape(4, 3), on(2, (4, 3))]
+    cumem.broadcast(source, dsts)
+    for dst in dsts:
+        assert (values.get(dst) == np.broadcast_to(source, (4, 3))).all()
+
+
+def test_repeated_source_travels_once_to_each_device(four) -> None:
+    row = numbers(5000)
+    dsts = [on(d, (40, 5000)) for d in range(DEVICES)]
+    handles = cumem.broadcast_async(row, dsts)
+    for handle in handles:
+        handle.wait()
+        assert handle.nbytes == row.nbytes
+    for dst in dsts:
+        assert (values.get(dst) == row).all()
+
+
+def test_transposed_source_is_turned_by_each_device(four) -> None:
+    data = numbers(700, 500)
+    dsts = [on(d, (500, 700)) for d in range(DEVICES)]
+    cumem.broadcast(data.T, dsts)
+    for dst in dsts:
+        assert (values.get(dst) == data.T).all()
+
+
+def test_same_memory_may_be_source_and_target(four) -> None:
+    source = cumem.array(numbers(1000), kind="device", device=0)
+    other = on(1, 1000)
+    cumem.broadcast(source, [source, other, other])
+    assert (values.get(other) == values.get(source)).all()
+
+
+@settings(max_examples=25)
+@given(data=st.data())
+def test_any_layouts_of_targets_get_the_source(data: st.DataObject) -> None:
+    shape = data.draw(
+        st.lists(st.integers(1, 9), min_size=1, max_size=3).map(tuple), label="shape"
+    )
+    array = numbers(*shape)
+    steps = st.sampled_from([1, 1, 2, -1])
+    source = array
+    for axis in range(len(shape)):
+        if data.draw(st.booleans()):
+            source = np.flip(source, axis)
+    with session.opened("emulated", device_count=3):
+        dsts = []
+        for device in data.draw(st.lists(st.integers(0, 2), min_size=1, max_size=5)):
+            index = []
+            large = []
+            for n in shape:
+                step = data.draw(steps)
+                large.append(n * abs(step))
+                index.append(slice(None, None, step))
+            order = data.draw(st.sampled_from("CF"))
+            base = cumem.full(large, -1, "i4", "device", device=device, order=order)
+            dsts.append(base[tuple(index)])
+        cumem.broadcast(source, dsts)
+        for dst in dsts:
+            assert (values.get(dst) == source).all()
+        dsts.clear()
+        del dst, base
+
+
+# -- scatter and gather ----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("axis", [0, 1, -1])
+@pytest.mark.parametrize("where", SOURCES)
+def test_scatter_and_gather_are_slices_along_an_axis(four, where, axis) -> None:
+    data = numbers(60, 48)
+    bounds = [0, 20, 21, 33, 33, data.shape[axis]]
+    dsts: list[object] = []
+    slices = []
+    for i, (start, stop) in enumerate(zip(bounds, bounds[1:], strict=False)):
+        index = [np.s_[:], np.s_[:]]
+        index[axis] = np.s_[start:stop]
+        slices.append(data[tuple(index)])
+        shape = slices[-1].shape
+        dsts.append(np.zeros(shape, "i4") if i == 1 else on(i % DEVICES, shape))
+    assert cumem.scatter(place(data, where), dsts, axis) is None
+    for dst, expected in zip(dsts, slices, strict=True):
+        assert (values.get(dst) == expected).all()
+    back = place(np.zeros_like(data), where)
+    assert cumem.gather(dsts, back, axis=axis) is None
+    assert (values.get(back) == data).all()
+
+
+def test_long_slices_travel_at_the_same_time(four) -> None:
+    data = numbers(DEVICES, LONG // 2)
+    dsts = [on(device, (1, LONG // 2)) for device in range(DEVICES)]
+    handles = cumem.scatter_async(data, dsts)
+    assert len(handles) == DEVICES
+    for handle in handles:
+        handle.wait()
+        assert handle.nbytes == data.nbytes // DEVICES
+    back = np.zeros_like(data)
+    for handle in cumem.gather_async(dsts, back):
+        handle.wait()
+    assert (back == data).all()
+
+
+# -- order, handles, lifetime ------------------------------------------------------------
+
+
+def test_copies_come_after_a_stream_and_before_its_next_work(four) -> None:
+    stream = cumem.Stream(device=1)
+    source = cumem.zeros(5000, "i4", "device", device=1)
+    dsts = [on(0, 5000), on(1, 5000), on(2, 5000)]
+    with session.gate(stream):
+        source.fill(3, stream=stream)
+        handles = cumem.broadcast_async(source, dsts, stream=stream)
+        source.fill(4, stream=stream)
+        assert not any(handle.done for handle in handles)
+    stream.synchronize()
+    assert all(handle.done for handle in handles)
+    for dst in dsts:
+        assert (values.get(dst) == 3).all()
+    assert (values.get(source) == 4).all()
+
+
+@pytest.mark.parametrize("function", ["scatter_async", "gather_async"])
+def test_slices_come_after_work_on_their_ends(four, function) -> None:
+    streams = [cumem.Stream(device=d) for d in (0, 1)]
+    ends = [cumem.zeros(1000, "i4", "device", device=d) for d in (0, 1)]
+    host = np.arange(2000, dtype="i4")
+    with contextlib.ExitStack() as gates:
+        for end, stream in zip(ends, streams, strict=True):
+            gates.enter_context(session.gate(stream))
+            end.fill(9, stream=stream)
+        if function == "scatter_async":
+            handles = cumem.scatter_async(host, ends)
+        else:
+            handles = cumem.gather_async(ends, host)
+        assert not any(handle.done for handle in handles)
+    for handle in handles:
+        handle.wait()
+    if function == "scatter_async":
+        assert (np.concatenate([values.get(end) for end in ends]) == host).all()
+    else:
+        assert (host == 9).all()
+
+
+def test_blocking_call_comes_after_the_current_stream_of_each_device(four) -> None:
+    address = []
+    source = cumem.zeros(1000, "i4", "device", device=1)
+    other = on(2, 1000)
+    filled = cumem.array(np.full(1000, 6, "i4"), kind="device", device=1)
+    stream = cumem.Stream(device=1)
+    with stream:
+        with session.gate(stream):
+            # work that cumem does not see as the buffer's own
+            cumem.copy_async(cumem.asbuffer(source), filled, stream=stream)
+            address.append(cumem.broadcast_async(source, [other], stream=stream))
+        cumem.broadcast(source, [other])
+    assert (values.get(other) == 6).all()
+    address[0][0].wait()
+
+
+def test_handles_are_awaited(four) -> None:
+    data = numbers(LONG)
+    dsts = [on(device, LONG) for device in (0, 1)]
+
+    async def work() -> None:
+        await asyncio.gather(*map(_wait, cumem.broadcast_async(data, dsts)))
+
+    async def _wait(handle: cumem.Transfer) -> None:
+        await handle
+
+    asyncio.run(work())
+    for dst in dsts:
+        assert (values.get(dst) == data).all()
+
+
+def test_ends_live_until_the_copies_are_done(four) -> None:
+    stream = cumem.Stream(device=0)
+    gone: list[str] = []
+
+    class Watched(np.ndarray):
+        def __del__(self) -> None:
+            gone.append("source")
+
+    source = numbers(5000).view(Watched)
+    blocked = on(0, 5000)
+    with session.gate(stream):
+        blocked.fill(0, stream=stream)
+        handles = cumem.broadcast_async(source, [blocked, on(1, 5000)])
+        del handles, source
+        gc.collect()
+        assert gone == []
+    cumem.Device(0).synchronize()
+    assert session.leftovers().get("transfers") is None
+    testing.poll()
+    gc.collect()
+    assert gone == ["source"]
+    del blocked
+
+
+def test_targets_are_waited_for_by_who_reads_them(four) -> None:
+    data = numbers(LONG)
+    host = cumem.zeros(LONG, "i4", "pinned")
+    cumem.broadcast_async(data, [on(0, LONG), host, on(1, LONG)])
+    assert (host.numpy() == data).all()
+
+
+# -- what is refused ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "match"),
+    [
+        (lambda: cumem.broadcast(1, []), ValueError, "at least one target"),
+        (lambda: cumem.gather([], np.zeros(3)), ValueError, "at least one source"),
+        (lambda: cumem.broadcast(1, np.zeros(3)), TypeError, "a list of targets"),
+        (lambda: cumem.broadcast(1, on(0, 3)), TypeError, "a list of targets"),
+        (lambda: cumem.broadcast(1, 5), TypeError, "a list of targets"),
+        (
+            lambda: cumem.broadcast(np.zeros(3, "i4"), [on(0, 3), on(1, 3, "f4")]),
+            TypeError,
+            "target 1 has dtype float32, the source has dtype int32",
+        ),
+        (
+            lambda: cumem.broadcast(np.zeros(3, "i4"), [on(0, 3), on(1, 4)]),
+            ValueError,
+            r"target 1 of shape \(4,\) must have the shape of target 0, \(3,\)",
+        ),
+        (
+            lambda: cumem.broadcast(np.zeros(5, "i4"), [on(0, 3), on(1, 3)]),
+            ValueError,
+            r"target 0 of shape \(3,\) does not fit the source of shape \(5,\)",
+        ),
+        (
+            lambda: cumem.broadcast(1, [np.zeros(3), np.frombuffer(b"12345678")]),
+            ValueError,
+            "target 1 is read-only",
+        ),
+        (
+            lambda: cumem.scatter(np.zeros(9, "i4"), [on(0, 4), on(1, 4)]),
+            ValueError,
+            "lengths of the targets along axis 0 must add up to the 9 of the source",
+        ),
+        (
+            lambda: cumem.scatter(np.zeros(7, "i4"), [on(0, 4), on(1, 4)]),
+            ValueError,
+            "must add up to the 7",
+        ),
+        (
+            lambda: cumem.scatter(np.zeros((4, 3), "i4"), [on(0, (4, 2)), on(1, 4)], 1),
+            ValueError,
+            r"target 1 of shape \(4,\) does not fit a slice of shape \(4, 3\)",
+        ),
+        (
+            lambda: cumem.scatter(np.zeros(3, "i4"), [on(0, 3)], axis=1),
+            ValueError,
+            "axis 1 is out of range for a source with 1 axes",
+        ),
+        (
+            lambda: cumem.scatter(np.zeros(3, "i4"), [on(0, 3)], axis="x"),
+            TypeError,
+            "axis",
+        ),
+        (
+            lambda: cumem.gather([np.zeros(2)], np.frombuffer(bytes(16))),
+            ValueError,
+            "target 0 is read-only",
+        ),
+        (lambda: cumem.broadcast(1, [on(0, 3)], 5), TypeError, "broadcast"),
+        (lambda: cumem.broadcast(1, [on(0, 3)], axis=0), TypeError, "axis"),
+    ],
+)
+def test_wrong_calls_say_what_is_wrong(
+    four, call: Callable[[], None], error: type[Exception], match: str
+) -> None:
+    with pytest.raises(error, match=match):
+        call()
+
+
+def test_overlapping_ends_are_refused(four) -> None:
+    buffer = on(0, 100)
+    with pytest.raises(ValueError, match="target 1 overlaps the source"):
+        cumem.broadcast(buffer[:50], [on(1, 50), buffer[25:75]])
+    with pytest.raises(ValueError, match="source 0 overlaps the target"):
+        cumem.gather([buffer[50:], buffer[:50]], buffer)
+    cumem.gather([buffer[:50], buffer[50:]], buffer)
+
+
+def test_captured_stream_is_refused(four) -> None:
+    stream = cumem.Stream(device=0)
+    dsts = [on(0, 10), on(1, 10)]
+    testing.set_capturing(stream, True)
+    try:
+        with pytest.raises(cumem.CudaError, match="several ends"):
+            cumem.broadcast_async(np.zeros(10, "i4"), dsts, stream=stream)
+        with stream, pytest.raises(cumem.CudaError, match="several ends"):
+            cumem.broadcast(np.zeros(10, "i4"), dsts)
+    finally:
+        testing.set_capturing(stream, False)
+    cumem.broadcast(np.zeros(10, "i4"), dsts, stream=stream)
+
+
+def test_no_context_is_made_on_other_devices(four) -> None:
+    cumem.set_current_device(2)  # it is asked where ordinary memory lies
+    near = cumem.empty(LONG, "i4", "device", device=2)
+    far = cumem.empty(LONG, "i4", "device", device=3)
+    before = calls("device_set")
+    cumem.broadcast(numbers(LONG), [near, far])
+    cumem.gather([near[:10], far[:10]], np.zeros(20, "i4"))
+    assert calls("device_set") == before
+
+
+# -- Ctrl-C and failures -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("where", ["numpy", "device", "pinned"])
+@pytest.mark.parametrize("function", ["broadcast", "scatter"])
+def test_interrupted_call_leaves_the_rest_undone(four, function, where) -> None:
+    """The wait for another stream's work ends; the copies never begin or run out."""
+    stream = cumem.Stream(device=0)
+    shape = LONG if function == "broadcast" else LONG // 2
+    dsts = [on(d, shape) for d in (0, 1)]
+    source = values.put(numbers(LONG), where)
+    hooked: list[object] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "unraisablehook", lambda args: hooked.append(args.exc_value))
+        with session.alarm(stream):
+            dsts[0].fill(1, stream=stream)
+            getattr(cumem, function)(source, dsts)
+        assert session.leftovers().get("transfers") is None
+        testing.poll()
+    assert hooked == []
+    cumem.broadcast(5, dsts)
+    assert (values.get(dsts[0]) == 5).all()
+
+
+@pytest.mark.parametrize("op", ["copy_async", "event_record", "stream_wait_event"])
+@pytest.mark.parametrize("nth", [1, 4, 7])
+def test_failed_call_ends_all_and_is_told_once(four, op, nth) -> None:
+    dsts = [on(device, LONG) for device in range(DEVICES)]
+    data = numbers(LONG)
+    hooked: list[object] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "unraisablehook", lambda args: hooked.append(args.exc_value))
+        testing.plan_fault(op, nth, 999)
+        with pytest.raises(cumem.CudaError) as caught:
+            cumem.broadcast(data, dsts)
+        testing.plan_fault(None, 0)
+        assert caught.value.code == 999
+        assert session.leftovers() == {"storages": DEVICES}
+        testing.poll()
+    assert hooked == []
+    cumem.broadcast(data, dsts)
+    for dst in dsts:
+        assert (values.get(dst) == data).all()
+
+
+def test_failure_in_the_background_is_told_by_the_handles(four) -> None:
+    dsts = [on(device, LONG) for device in range(DEVICES)]
+    testing.plan_fault("copy_async", 3, 999)
+    handles = cumem.broadcast_async(numbers(LONG), dsts)
+    for handle in handles:
+        with pytest.raises(cumem.CudaError):
+            handle.wait()
+    testing.plan_fault(None, 0)
+
+
+def test_devices_apart_are_served_as_well() -> None:
+    with session.opened("emulated", device_count=3, peers=0):
+        data = numbers(LONG)
+        dsts = [on(device, LONG) for device in (0, 1, 2, 2)]
+        source = cumem.array(data, kind="device", device=1)
+        cumem.broadcast(source, dsts)
+        for dst in dsts:
+            assert (values.get(dst) == data).all()
+        dsts.clear()
+        del source, dst
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("where", SOURCES)
+def test_two_gpus_get_and_give_the_same_bytes(cuda, where) -> None:
+    if cumem.device_count() < 2:
+        pytest.skip("needs two GPUs")
+    data = numbers(4, 4 << 20)
+    source = place(data, where)
+    dsts = [on(0, data.shape), on(1, data.shape), on(1, (4, 8 << 20))[:, ::2]]
+    cumem.broadcast(source, dsts)
+    for dst in dsts:
+        assert (values.get(dst) == data).all()
+    halves = [on(0, (2, 4 << 20)), on(1, (2, 4 << 20))]
+    cumem.scatter(source, halves)
+    assert (values.get(halves[1]) == data[2:]).all()
+    back = np.zeros_like(data)
+    cumem.gather(halves, back)
+    assert (back == data).all()
+    columns = [on(0, (4, 1 << 20)), on(1, (4, 3 << 20))]
+    for handle in cumem.scatter_async(source, columns, axis=1, stream=cumem.Stream()):
+        handle.wait()
+    cumem.gather(columns, back, axis=1)
+    assert (back == data).all()
