@@ -4,7 +4,7 @@
 # driver, Python, NumPy, pytest and hypothesis, and what else it has is used. Run `make gpu`
 # where packages can be had, bring .gpu/ along, then
 #
-#     benchmarks/gpu_run.sh [tests | bench | ceilings | calls | transfer | safetensors |
+#     benchmarks/gpu_run.sh [tests | bench | ceilings | calls | transfer | safetensors | two |
 #                            interop | sanitizer | stress | pools | all]...
 #
 # Results go to ${OUT:-/tmp}. Arguments of pytest can be given in PYTEST_ARGS, the folder of
@@ -67,6 +67,10 @@ run_safetensors() {
     "$PYTHON" benchmarks/safetensors_files.py --json "$OUT/safetensors.json"
 }
 
+run_two() {
+    "$PYTHON" benchmarks/two_gpus.py --json "$OUT/two-gpus.json"
+}
+
 run_interop() {
     "$PYTHON" benchmarks/interop.py --json "$OUT/interop.json"
 }
@@ -105,7 +109,7 @@ fi
 for name in "${steps[@]}"; do
     printf '\n======== %s\n' "$name"
     case $name in
-        tests | bench | ceilings | calls | transfer | safetensors | interop | sanitizer | \
+        tests | bench | ceilings | calls | transfer | safetensors | two | interop | sanitizer | \
             stress | pools)
             start=$SECONDS
             "run_$name" || failed+=("$name")

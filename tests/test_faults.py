@@ -104,6 +104,29 @@ def copy_rows_and_strided() -> None:
 
 
 @scenario
+def broadcast_to_two_devices() -> None:
+    dsts = [cumem.empty_device((2, 150_000), "i4", device=d) for d in (0, 1)]
+    dsts.append(cumem.empty_device((2, 300_000), "i4", device=1)[:, ::2])
+    source = np.arange(300_000, dtype="i4").reshape(2, 150_000)
+    cumem.broadcast(source[:, ::-1], dsts)
+    for handle in cumem.broadcast_async(source, dsts, stream=cumem.Stream(device=1)):
+        handle.wait()
+    for dst in dsts:
+        assert (values.get(dst) == source).all()
+
+
+@scenario
+def scatter_and_gather() -> None:
+    halves = [cumem.empty_device((1, 200_000), "i4", device=d) for d in (0, 1)]
+    source = np.arange(400_000, dtype="i4").reshape(2, 200_000)
+    cumem.scatter(source, halves)
+    target = cumem.zeros((2, 200_000), "i4", "device")
+    cumem.gather(halves, target)
+    assert (values.get(target) == source).all()
+    cumem.broadcast(target[:, ::2], [half.reshape(2, -1) for half in halves])
+
+
+@scenario
 def copy_between_devices() -> None:
     a = cumem.array(np.arange(1000, dtype="i4"))
     b = cumem.empty_device(1000, "i4", device=1)

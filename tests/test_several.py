@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
+import itertools
 import sys
 from collections.abc import Callable, Iterator
 
@@ -217,7 +218,7 @@ def test_scatter_and_gather_are_slices_along_an_axis(four, where, axis) -> None:
     bounds = [0, 20, 21, 33, 33, data.shape[axis]]
     dsts: list[object] = []
     slices = []
-    for i, (start, stop) in enumerate(zip(bounds, bounds[1:], strict=False)):
+    for i, (start, stop) in enumerate(itertools.pairwise(bounds)):
         index = [np.s_[:], np.s_[:]]
         index[axis] = np.s_[start:stop]
         slices.append(data[tuple(index)])

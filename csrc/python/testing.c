@@ -194,6 +194,18 @@ poll(PyObject *module, PyObject *Py_UNUSED(unused))
     Py_RETURN_NONE;
 }
 
+static PyObject *
+deny_peers(PyObject *module, PyObject *object)
+{
+    bool denied;
+    cm_engine *engine = cm_state_engine(cm_state_of_module(module), -1);
+    if (engine == NULL || cm_arg_bool(object, "denied", &denied) < 0) {
+        return NULL;
+    }
+    cm_engine_deny_peers(engine, denied);
+    Py_RETURN_NONE;
+}
+
 /* -- table ------------------------------------------------------------------------- */
 
 static PyObject *
@@ -210,6 +222,7 @@ static PyMethodDef testing_methods[] = {
     {"live_storages", live_storages, METH_NOARGS, "Storages that are not given back."},
     {"registrations", registrations, METH_NOARGS, "Pieces that we page-locked."},
     {"pending_transfers", pending_transfers, METH_NOARGS, "Unfinished transfers."},
+    {"deny_peers", deny_peers, METH_O, "Copy as if no device reached another, or not."},
     {"poll", poll, METH_NOARGS, "Let go of what is done."},
     {"calibrate_emulated", calibrate_emulated, METH_NOARGS,
      "Copies ask for figures as on a real device, until shutdown()."},

@@ -279,7 +279,7 @@ static PyGetSetDef transfer_getset[] = {
      "Payload per time, in 1e9 bytes a second; 0.0 while it is not done.", NULL},
     {"route", transfer_get_route, NULL,
      "How the bytes went: \"nothing\", \"host\", \"direct\", \"direct-2d\", \"peer\",\n"
-     "\"kernel\", \"staged\" or \"staged-kernel\".",
+     "\"peer-staged\", \"kernel\", \"staged\" or \"staged-kernel\".",
      NULL},
     {NULL, NULL, NULL, NULL, NULL},
 };

@@ -171,6 +171,12 @@ cm_engine_resolve_tuning(cm_engine *engine, cm_tuning *tuning)
     cm_tuning_resolve(tuning, count);
 }
 
+void
+cm_engine_deny_peers(cm_engine *engine, bool denied)
+{
+    atomic_store(&engine->reach.denied, denied);
+}
+
 static void
 wait_for_all(cm_engine *engine)
 {

@@ -46,6 +46,8 @@ void cm_engine_set_device_pool(cm_engine *engine, int device, cm_pool *pool);
  */
 CM_NODISCARD cm_status cm_engine_set_tuning(cm_engine *engine, const cm_tuning *tuning);
 void cm_engine_read_tuning(cm_engine *engine, cm_tuning *out);
+/* For tests and benchmarks: go on as if no device reached another. */
+void cm_engine_deny_peers(cm_engine *engine, bool denied);
 /* Waits for every transfer, joins the workers, releases streams, kernels and pools.
  * Fails: the first failure of giving something back; everything is still tried. */
 CM_NODISCARD cm_status cm_engine_close(cm_engine *engine);

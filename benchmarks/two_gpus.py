@@ -1,0 +1,537 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Measure copies between two GPUs, and between ordinary memory and both.
+
+    python benchmarks/two_gpus.py --json benchmarks/results/two-gpus-h200.json
+
+The ceilings are the driver's own copies in the same run: between the devices without and
+with peer access, and from page-locked memory to both at once. The peers are what is
+installed. After each library's turn every byte it has written is looked at. On emulated
+devices (CUMEM_EMULATED_DEVICES=2) it runs and says so: the figures are then not a GPU's.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import ctypes
+import importlib.util
+import statistics
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
+from typing import Any
+
+import numpy as np
+
+import cumem
+from cumem import _core, info
+from cumem.units import format_nbytes
+
+GIB = 1 << 30
+SIZES = [1 << 20, 16 << 20, 128 << 20, GIB]
+MOST_SECONDS = 0.5  # for the repetitions of one library's call
+PEERS = ("torch", "cupy")
+
+Call = Callable[[], object]
+
+
+@dataclass
+class Case:
+    """One piece of work, by cumem and by others.
+
+    Parameters
+    ----------
+    key : str
+        What is copied.
+    nbytes : int
+        Bytes that cross links, of all together.
+    ceiling : str
+        The entry of `seconds` that cannot be beaten; "" for none.
+    seconds : dict
+        Best time by library.
+    spread : dict
+        Median over best, by library.
+    errors : dict
+        Why a library has no time.
+    """
+
+    key: str
+    nbytes: int
+    ceiling: str
+    seconds: dict[str, float] = field(default_factory=dict)
+    spread: dict[str, float] = field(default_factory=dict)
+    errors: dict[str, str] = field(default_factory=dict)
+
+
+def times_of(call: Call, seconds: float) -> list[float]:
+    """Seconds of each call: as many as fit, at least three, after one that is dropped."""
+    call()
+    times: list[float] = []
+    end = time.perf_counter() + seconds
+    while len(times) < 3 or (time.perf_counter() < end and len(times) < 2000):
+        start = time.perf_counter()
+        call()
+        times.append(time.perf_counter() - start)
+    return times
+
+
+class Driver:
+    """Two devices' memory and streams as the driver gives them, by way of ctypes."""
+
+    def __init__(self, room: int) -> None:
+        self._library = ctypes.CDLL("libcuda.so.1")
+        self._call("cuInit", 0)
+        self.contexts = [ctypes.c_void_p(), ctypes.c_void_p()]
+        self.streams = [ctypes.c_void_p(), ctypes.c_void_p()]
+        self.memory = [[ctypes.c_uint64(), ctypes.c_uint64()] for _ in range(2)]
+        for device in range(2):
+            context = ctypes.byref(self.contexts[device])
+            self._call("cuDevicePrimaryCtxRetain", context, device)
+            with self.current(device):
+                self._call("cuStreamCreate", ctypes.byref(self.streams[device]), 1)
+                for address in self.memory[device]:
+                    size = ctypes.c_size_t(room)
+                    self._call("cuMemAlloc_v2", ctypes.byref(address), size)
+
+    def _call(self, name: str, *arguments: Any) -> None:
+        code = getattr(self._library, name)(*arguments)
+        if code not in (0, 704):  # 704: peer access is enabled already
+            raise OSError(f"{name} failed with {code}")
+
+    @contextlib.contextmanager
+    def current(self, device: int) -> Iterator[None]:
+        """Make a device's context current for a while."""
+        self._call("cuCtxPushCurrent_v2", self.contexts[device])
+        try:
+            yield
+        finally:
+            self._call("cuCtxPopCurrent_v2", ctypes.byref(ctypes.c_void_p()))
+
+    def enable(self) -> None:
+        """Let each device use what cuMemAlloc gives on the other."""
+        for device in range(2):
+            with self.current(device):
+                self._call("cuCtxEnablePeerAccess", self.contexts[1 - device], 0)
+
+    def close(self) -> None:
+        """Give the memory back."""
+        for device in range(2):
+            with self.current(device):
+                for address in self.memory[device]:
+                    self._call("cuMemFree_v2", address)
+
+    def _synchronize(self) -> None:
+        for device in range(2):
+            with self.current(device):
+                self._call("cuStreamSynchronize", self.streams[device])
+
+    def peer(self, nbytes: int, ways: int) -> Call:
+        """From device 0 to device 1 and, with two ways, back at the same time."""
+
+        def call() -> None:
+            for way in range(ways):
+                with self.current(way):
+                    self._call(
+                        "cuMemcpyPeerAsync",
+                        self.memory[1 - way][1],
+                        self.contexts[1 - way],
+                        self.memory[way][0],
+                        self.contexts[way],
+                        ctypes.c_size_t(nbytes),
+                        self.streams[way],
+                    )
+            self._synchronize()
+
+        return call
+
+    def to_both(self, hosts: list[int], nbytes: int) -> Call:
+        """From page-locked memory to both devices."""
+
+        def call() -> None:
+            for device, host in enumerate(hosts):
+                with self.current(device):
+                    self._call(
+                        "cuMemcpyHtoDAsync_v2",
+                        self.memory[device][0],
+                        ctypes.c_void_p(host),
+                        ctypes.c_size_t(nbytes),
+                        self.streams[device],
+                    )
+            self._synchronize()
+
+        return call
+
+
+def in_threads(calls: list[Call]) -> None:
+    """Each in a thread of its own."""
+    threads = [threading.Thread(target=call) for call in calls]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+
+class Bench:
+    """The memory that all cases share."""
+
+    def __init__(self, options: argparse.Namespace) -> None:
+        self.emulated = cumem.backend() == "emulated"
+        self.seconds = 0.02 if options.quick else MOST_SECONDS
+        small = self.emulated or options.quick
+        self.sizes = [2 << 20] if small else SIZES
+        self.room = max(self.sizes)
+        self.missing: dict[str, str] = {}
+        self.driver = None if self.emulated else Driver(self.room)
+        self.host = np.random.default_rng(1).integers(
+            0, 1 << 31, self.room // 4, dtype="i4"
+        )
+        self.back = np.zeros_like(self.host)
+        self.modules: dict[str, Any] = {}
+        for name in PEERS:
+            if self.emulated:
+                self.missing[name] = "needs a GPU"
+            elif importlib.util.find_spec(name) is None:
+                self.missing[name] = "not installed"
+            else:
+                self.modules[name] = __import__(name)
+
+    # -- one case --------------------------------------------------------------------------
+
+    def run(
+        self, case: Case, calls: dict[str, Call], check: Callable[[], None]
+    ) -> Case:
+        """Time each library's call, then see what it has written."""
+        for name, call in calls.items():
+            try:
+                times = times_of(call, self.seconds)
+            except (RuntimeError, OSError, MemoryError, ValueError) as error:
+                case.errors[name] = str(error).splitlines()[0]
+                continue
+            if not name.startswith("driver"):
+                check()
+            case.seconds[name] = min(times)
+            case.spread[name] = statistics.median(times) / min(times)
+        return case
+
+    def expect(self, wanted: np.ndarray[Any, Any], *buffers: Any) -> None:
+        """See that the buffers have the values, then wipe them out."""
+        for buffer in buffers:
+            got = cumem.empty(wanted.shape, wanted.dtype, "pinned")
+            cumem.copy(got, buffer)
+            if not np.array_equal(got.numpy(), wanted):
+                raise AssertionError(f"wrong bytes: {wanted.shape} on {buffer.device}")
+            buffer.fill(0)
+            cumem.Device(buffer.device).synchronize()
+
+    # -- between devices -------------------------------------------------------------------
+
+    def apart(self) -> Iterator[Case]:
+        """Without peer access: what the driver does, and what cumem would."""
+        testing = _core._testing
+        for nbytes in self.sizes:
+            calls: dict[str, Call] = {}
+            if self.driver is not None:
+                calls["driver"] = self.driver.peer(nbytes, 1)
+            near, far = self.ends(nbytes)
+            calls["cumem"] = lambda far=far, near=near: cumem.copy(far, near)
+            testing.deny_peers(True)
+            try:
+                yield self.run(
+                    Case("peer, no access", nbytes, "driver"),
+                    calls,
+                    lambda n=nbytes, far=far: self.expect(self.host[: n // 4], far),
+                )
+            finally:
+                testing.deny_peers(False)
+
+    def ends(self, nbytes: int, segments: str = "auto") -> list[Any]:
+        """The source on device 0 and a target on device 1."""
+        made = []
+        for device in range(2):
+            pool = cumem.Pool("device", device=device, segments=segments)
+            made.append(pool.allocate(nbytes).view("i4"))
+            made[-1].fill(0)
+        cumem.copy(made[0], self.host[: nbytes // 4])
+        return made
+
+    def peer(self) -> Iterator[Case]:
+        """One way and both ways, with peer access."""
+        for nbytes in self.sizes:
+            wanted = self.host[: nbytes // 4]
+            near, far = self.ends(nbytes)
+            plain_near, plain_far = self.ends(nbytes, "malloc")
+            calls: dict[str, Call] = {
+                "cumem": lambda far=far, near=near: cumem.copy(far, near),
+                "cumem, cudaMalloc": lambda far=plain_far, near=plain_near: cumem.copy(
+                    far, near
+                ),
+            }
+            # after cumem has let the devices in: it is cumem's access that is measured
+            cumem.copy(plain_far, plain_near)
+            if self.driver is not None:
+                self.driver.enable()
+                calls["driver"] = self.driver.peer(nbytes, 1)
+            calls |= self.peers_between(near, far)
+            plain_far.fill(0)
+
+            def check(
+                wanted: Any = wanted, far: Any = far, plain_far: Any = plain_far
+            ) -> None:
+                got = cumem.empty(wanted.shape, wanted.dtype, "pinned")
+                cumem.copy(got, plain_far)
+                self.expect(wanted, far if not got.numpy().any() else plain_far)
+
+            yield self.run(Case("peer, one way", nbytes, "driver"), calls, check)
+            yield self.both_ways(nbytes, near, far)
+
+    def both_ways(self, nbytes: int, near: Any, far: Any) -> Case:
+        """Two copies that cross each other."""
+        wanted = self.host[: nbytes // 4]
+        back = cumem.zeros(wanted.shape, "i4", "device", device=0)
+        other = cumem.empty(wanted.shape, "i4", "device", device=1)
+        cumem.copy(other, wanted)
+        streams = [cumem.Stream(device=device) for device in range(2)]
+
+        def call() -> None:
+            handles = [
+                cumem.copy_async(far, near, stream=streams[0]),
+                cumem.copy_async(back, other, stream=streams[1]),
+            ]
+            for handle in handles:
+                handle.wait()
+
+        calls: dict[str, Call] = {"cumem": call}
+        if self.driver is not None:
+            calls["driver"] = self.driver.peer(nbytes, 2)
+        if "torch" in self.modules:
+            calls["torch"] = self.torch_both_ways(near, far, other, back)
+        case = Case("peer, both ways", 2 * nbytes, "driver")
+        return self.run(case, calls, lambda: self.expect(wanted, far, back))
+
+    def torch_both_ways(self, near: Any, far: Any, other: Any, back: Any) -> Call:
+        """Each on a stream of the device it comes from."""
+        torch = self.modules["torch"]
+        tensors = [torch.from_dlpack(end) for end in (near, far, other, back)]
+        streams = [torch.cuda.Stream(device=device) for device in range(2)]
+
+        def call() -> None:
+            for way, stream in enumerate(streams):
+                with torch.cuda.stream(stream):
+                    tensors[2 * way + 1].copy_(tensors[2 * way], non_blocking=True)
+            for stream in streams:
+                stream.synchronize()
+
+        return call
+
+    def torch_between(self, near: Any, far: Any) -> Call:
+        """One copy by torch."""
+        torch = self.modules["torch"]
+        target, source = torch.from_dlpack(far), torch.from_dlpack(near)
+
+        def call() -> None:
+            target.copy_(source)
+            torch.cuda.synchronize(0)
+            torch.cuda.synchronize(1)
+
+        return call
+
+    def peers_between(self, near: Any, far: Any) -> dict[str, Call]:
+        """The same copy by other libraries."""
+        calls: dict[str, Call] = {}
+        if "torch" in self.modules:
+            calls["torch"] = self.torch_between(near, far)
+        if "cupy" in self.modules:
+            cupy = self.modules["cupy"]
+            with cupy.cuda.Device(0):
+                left = cupy.from_dlpack(near)
+            with cupy.cuda.Device(1):
+                right = cupy.from_dlpack(far)
+
+            def by_cupy() -> None:
+                with cupy.cuda.Device(1):
+                    cupy.copyto(right, left)
+                    cupy.cuda.get_current_stream().synchronize()
+
+            calls["cupy"] = by_cupy
+        return calls
+
+    def strided(self) -> Iterator[Case]:
+        """What is not in one run on one side or on both."""
+        nbytes = self.room // 4
+        wanted = self.host[: nbytes // 4]
+        near, far = self.ends(2 * nbytes)
+        cumem.copy(near[::2], wanted)
+        packed = far[: nbytes // 4]
+        for key, to, source in (
+            ("every second of 4 bytes to packed", packed, near[::2]),
+            ("every second of 4 bytes, both", far[::2], near[::2]),
+        ):
+            to.fill(0)
+            calls: dict[str, Call] = {
+                "cumem": lambda to=to, source=source: cumem.copy(to, source)
+            }
+            if "torch" in self.modules:
+                calls["torch"] = self.torch_between(source, to)
+            yield self.run(
+                Case(f"peer, {key}", nbytes, ""),
+                calls,
+                lambda to=to: self.expect(wanted, to),
+            )
+
+    # -- the host and both -----------------------------------------------------------------
+
+    def together(self) -> Iterator[Case]:
+        """One array to both devices, and its halves there and back."""
+        for nbytes in self.sizes:
+            wanted = self.host[: nbytes // 4]
+            dsts = [
+                cumem.zeros(wanted.shape, "i4", "device", device=d) for d in range(2)
+            ]
+            pinned = cumem.empty(wanted.shape, "i4", "pinned")
+            cumem.copy(pinned, wanted)
+            calls: dict[str, Call] = {
+                "cumem": lambda s=pinned, d=dsts: cumem.broadcast(s, d)
+            }
+            if self.driver is not None:
+                hosts = [pinned.ptr, pinned.ptr]
+                calls["driver"] = self.driver.to_both(hosts, nbytes)
+            yield self.run(
+                Case("pinned to both", 2 * nbytes, "driver"),
+                calls,
+                lambda w=wanted, d=dsts: self.expect(w, *d),
+            )
+            ceiling = {"driver, pinned": calls["driver"]} if self.driver else {}
+            calls = {"cumem": lambda s=wanted, d=dsts: cumem.broadcast(s, d)}
+            calls |= self.torch_to_both([wanted, wanted], dsts) | ceiling
+            yield self.run(
+                Case("array to both", 2 * nbytes, "driver, pinned"),
+                calls,
+                lambda w=wanted, d=dsts: self.expect(w, *d),
+            )
+            yield from self.halves(nbytes)
+
+    def halves(self, nbytes: int) -> Iterator[Case]:
+        """A half of the array to each device, and back."""
+        wanted = self.host[: nbytes // 4]
+        half = wanted.size // 2
+        dsts = [cumem.zeros(half, "i4", "device", device=d) for d in range(2)]
+        parts = [wanted[:half], wanted[half:]]
+
+        def check(dsts: Any = dsts) -> None:
+            for part, dst in zip(parts, dsts, strict=True):
+                self.expect(part, dst)
+
+        calls: dict[str, Call] = {"cumem": lambda: cumem.scatter(wanted, dsts)}
+        calls |= self.torch_to_both(parts, dsts)
+        yield self.run(Case("halves of an array to both", nbytes, ""), calls, check)
+        cumem.scatter(wanted, dsts)
+        back = self.back[: nbytes // 4]
+
+        def check_back() -> None:
+            if not np.array_equal(back, wanted):
+                raise AssertionError("wrong bytes: gathered")
+            back[:] = 0
+
+        calls = {"cumem": lambda: cumem.gather(dsts, back)}
+        calls |= self.torch_to_host(dsts, [back[:half], back[half:]])
+        yield self.run(Case("halves from both", nbytes, ""), calls, check_back)
+
+    def torch_to_both(self, hosts: list[Any], dsts: list[Any]) -> dict[str, Call]:
+        """One after the other, and in two threads."""
+        return self.torch_pairs(hosts, dsts, up=True)
+
+    def torch_to_host(self, srcs: list[Any], hosts: list[Any]) -> dict[str, Call]:
+        """The way back."""
+        return self.torch_pairs(hosts, srcs, up=False)
+
+    def torch_pairs(
+        self, hosts: list[Any], buffers: list[Any], *, up: bool
+    ) -> dict[str, Call]:
+        """Copies between arrays and buffers, by torch."""
+        if "torch" not in self.modules:
+            return {}
+        torch = self.modules["torch"]
+        on_host = [torch.from_numpy(host) for host in hosts]
+        on_device = [torch.from_dlpack(buffer) for buffer in buffers]
+        pairs = zip(on_device, on_host, strict=True)
+        pairs = list(pairs if up else ((host, there) for there, host in pairs))
+
+        def move(pair: tuple[Any, Any]) -> None:
+            pair[0].copy_(pair[1])
+            for tensor in pair:
+                if tensor.is_cuda:
+                    torch.cuda.synchronize(tensor.device)
+
+        def in_turn() -> None:
+            for pair in pairs:
+                move(pair)
+
+        def at_once() -> None:
+            in_threads([lambda pair=pair: move(pair) for pair in pairs])
+
+        return {"torch": in_turn, "torch, two threads": at_once}
+
+
+def line(case: Case) -> str:
+    """A row of the table."""
+    ours = case.seconds.get("cumem")
+    if ours is None:
+        return f"{case.key}: {case.errors}"
+    cells = [
+        f"{case.key:<40}{format_nbytes(case.nbytes):>8}",
+        f"{ours * 1e6:>10.1f} us",
+        f"{case.nbytes / ours / 1e9:>6.1f} GB/s",
+    ]
+    if case.ceiling in case.seconds:
+        percent = 100 * case.seconds[case.ceiling] / ours
+        cells.append(f"{percent:>5.1f} % of the {case.ceiling}")
+    cells += [
+        f"{name} {seconds / ours:.2f} x"
+        for name, seconds in case.seconds.items()
+        if name not in ("cumem", case.ceiling)
+    ]
+    cells += [f"{name}: {error}" for name, error in case.errors.items()]
+    return "  ".join(cells)
+
+
+def main() -> int:
+    """Measure and print; a file on request."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    add = parser.add_argument
+    add("--json", metavar="FILE", help="write the results to FILE")
+    add("--quick", action="store_true", help="small sizes, few rounds")
+    options = parser.parse_args()
+    started = datetime.now(UTC)
+    if cumem.device_count() < 2:
+        print("there are no two GPUs here", file=sys.stderr)
+        return 2
+    bench = Bench(options)
+    if bench.emulated:
+        print("EMULATED DEVICE: no GPU took part, these figures are not a GPU's")
+    cases = []
+    for source in (bench.apart, bench.peer, bench.strided, bench.together):
+        for case in source():
+            cases.append(case)
+            print(line(case), flush=True)
+    if bench.driver is not None:
+        bench.driver.close()
+    if options.json:
+        results = {
+            "schema": 1,
+            "started": started.isoformat(timespec="seconds"),
+            "emulated": bench.emulated,
+            "quick": options.quick,
+            "commit": info.commit(),
+            **info.collect(),
+            "missing": bench.missing,
+            "cases": [asdict(case) for case in cases],
+        }
+        info.save(results, options.json)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
