@@ -176,6 +176,9 @@ cm_status
 cm_staging_ask(cm_job *job)
 {
     cm_staging *staging = job->staging;
+    if (job->cancelled != NULL && atomic_load(job->cancelled)) {
+        return cm_fail(CM_ECANCELLED, 0); /* a look that costs nothing */
+    }
     uint64_t now_ns = cm_now_ns();
     if (now_ns - staging->asked_ns < CM_ASK_NS) {
         return cm_ok();
