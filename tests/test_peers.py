@@ -252,7 +252,7 @@ def test_two_gpus_copy_whole_and_strided_memory(cuda, segments) -> None:
     pools = [cumem.Pool("device", device=d, segments=segments) for d in (0, 1)]
     near, far = (pool.allocate(data.nbytes).view("i4") for pool in pools)
     cumem.copy(near, data)
-    assert send(far, near) == "peer" if reach else "peer-staged"
+    assert send(far, near) == ("peer" if reach else "peer-staged")
     assert (values.get(far) == data).all()
     far[:] = -1
     assert (send(far[::2], near[: 4 << 20]) == "kernel") == reach

@@ -164,7 +164,7 @@ static void
 test_spread_fault_sweep(void)
 {
     uint64_t calls = 1;
-    for (uint64_t nth = 0; nth <= calls; nth += nth == 0 ? 1 : CHECK_EVERY(4)) {
+    for (uint64_t nth = 0; nth <= calls; nth += nth == 0 ? 1 : CHECK_EVERY(16)) {
         world w;
         targets t;
         atomic_int drops = 0;
