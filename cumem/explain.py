@@ -18,6 +18,7 @@ _HOW = {
     "direct": "one copy by the driver",
     "direct-2d": "one copy of rows by the driver",
     "peer": "between two devices",
+    "peer-staged": "between two devices, in pieces through page-locked memory",
     "kernel": "by a kernel on the device",
     "staged": "in pieces through page-locked memory",
     "staged-kernel": "in pieces through page-locked memory, sorted by the device",
@@ -32,7 +33,8 @@ class Explanation:
     ----------
     route : str
         As `Transfer.route` will say: ``"nothing"``, ``"host"``, ``"direct"``,
-        ``"direct-2d"``, ``"peer"``, ``"kernel"``, ``"staged"`` or ``"staged-kernel"``.
+        ``"direct-2d"``, ``"peer"``, ``"peer-staged"``, ``"kernel"``, ``"staged"`` or
+        ``"staged-kernel"``.
     why : str
         The reason, in a sentence.
     nbytes : int
@@ -222,6 +224,13 @@ def _peer(facts: dict[str, Any], blocking: bool) -> str:
     return reason
 
 
+def _peer_staged(facts: dict[str, Any], blocking: bool) -> str:
+    return (
+        f"device {facts['src_device']} and device {facts['device']} do not reach each "
+        "other: both links work at once"
+    )
+
+
 def _kernel(facts: dict[str, Any], blocking: bool) -> str:
     ends = f"{_memory(facts['src'])} and {_memory(facts['dst'])}"
     if facts["loops"] == 0:
@@ -266,6 +275,7 @@ _REASONS = {
     "direct": _direct,
     "direct-2d": _rows_reason,
     "peer": _peer,
+    "peer-staged": _peer_staged,
     "kernel": _kernel,
     "staged": _staged,
     "staged-kernel": _staged,

@@ -230,3 +230,17 @@ def test_values_that_fit_are_converted(runtime) -> None:
         assert (values.get(single) == np.float32(0.1)).all()
         single[1] = 7
         assert values.get(single)[1] == 7
+
+
+@pytest.mark.parametrize("over", [-1, 0, 1, 4095, 4097])
+@pytest.mark.parametrize(
+    "nbytes", [4096, 16384, 32768, 262144, 786432, 2097152, 6291456]
+)
+def test_copy_of_any_length_about_the_pieces(runtime, nbytes, over):
+    src = np.random.default_rng(nbytes).integers(0, 256, nbytes + over, np.uint8)
+    dst = np.zeros(src.size + 2, np.uint8)
+    buf = cumem.empty_device(src.shape, src.dtype)
+    cumem.copy(buf, src)
+    cumem.copy(dst[1:-1], buf)
+    assert (dst[1:-1] == src).all()
+    assert dst[0] == dst[-1] == 0

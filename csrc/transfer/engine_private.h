@@ -100,8 +100,6 @@ void cm_loan_give_stream(cm_engine *engine, cm_stream *stream); /* NULL: nothing
 /* Fails: the first event_destroy that failed. */
 CM_NODISCARD cm_status cm_loans_fini(cm_engine *engine);
 
-/* request.c: what is known of one end. */
-cm_end_facts cm_engine_facts_of(cm_engine *engine, const cm_region *region);
 /* spread.c: along each axis that is longer than 1; the shapes are the same. */
 bool cm_region_has_strides_of(const cm_region *a, const cm_region *b);
 
@@ -112,8 +110,7 @@ bool cm_engine_try_quick(cm_engine *engine, const cm_copy_request *request,
 
 /* Whether that would do it, now; *bounced: through a page-locked block. */
 bool cm_engine_is_quick(cm_engine *engine, const cm_copy_request *request,
-                        const cm_tuning *tuning, bool *bounced,
-                        cm_plan *plan);
+                        const cm_tuning *tuning, bool *bounced, cm_plan *plan);
 
 /* request.c: the same as cm_engine_copy() with other thresholds and no ticket. */
 CM_NODISCARD cm_status cm_engine_copy_tuned(cm_engine *engine,
@@ -122,6 +119,10 @@ CM_NODISCARD cm_status cm_engine_copy_tuned(cm_engine *engine,
 
 /* request.c: what is known of one end; whether the two may have bytes in common. */
 cm_end_facts cm_engine_facts_of(cm_engine *engine, const cm_region *region);
+/* What is known of the way between them; nothing, unless they are on two devices. May
+ * enable peer access. */
+cm_peer_facts cm_engine_peer_facts_of(cm_engine *engine, const cm_region *dst,
+                                      const cm_region *src);
 bool cm_engine_may_overlap(cm_runtime *rt, const cm_region *dst, const cm_region *src);
 
 /* worker.c: hand a job over. Fails: CM_ETHREAD (it stays the caller's). */

@@ -85,6 +85,7 @@ cm_engine_explain(cm_engine *engine, const cm_copy_request *request,
         .may_wait = request->blocking,
         .on_stream = request->stream != NULL && !request->blocking,
         .tuning = &out->tuning,
+        .peers = cm_engine_peer_facts_of(engine, &request->dst, &request->src),
     };
     CM_TRY(cm_plan_init(&out->plan, &request->dst, &request->src, out->dst_facts,
                         out->src_facts, options));
@@ -93,8 +94,8 @@ cm_engine_explain(cm_engine *engine, const cm_copy_request *request,
         out->same_place = out->plan.nbytes > 0;
         return cm_ok();
     }
-    out->is_quick = cm_engine_is_quick(engine, request, &out->tuning, &out->is_bounced,
-                                       &out->plan);
+    out->is_quick =
+        cm_engine_is_quick(engine, request, &out->tuning, &out->is_bounced, &out->plan);
     if (out->is_quick) {
         out->plan.route = CM_ROUTE_DIRECT;
     }

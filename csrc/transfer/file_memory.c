@@ -44,8 +44,8 @@ add_pinned(cm_file_job *job, cm_file_memory *memory)
     if (pool == NULL) {
         return cm_fail(CM_ENOMEM, MEMORY_NBYTES);
     }
-    cm_patience patience = {job->request->interrupted,
-                            job->request->interrupted_argument};
+    cm_patience patience = {.interrupted = job->request->interrupted,
+                            .argument = job->request->interrupted_argument};
     cm_status status =
         cm_pool_alloc_asking(pool, MEMORY_NBYTES, NULL, &patience, &memory->pinned);
     if (!cm_is_ok(status)) {

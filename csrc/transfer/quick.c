@@ -157,7 +157,8 @@ cut_into_pieces(quick *q)
     uint64_t least = q->tuning->quick_piece_nbytes;
     uint64_t count = q->nbytes / least;
     count = count < 1 ? 1 : count > QUICK_PIECES ? QUICK_PIECES : count;
-    q->piece_nbytes = (q->nbytes / count + PAGE_NBYTES - 1) / PAGE_NBYTES * PAGE_NBYTES;
+    uint64_t pages = (q->nbytes + PAGE_NBYTES - 1) / PAGE_NBYTES;
+    q->piece_nbytes = (pages + count - 1) / count * PAGE_NBYTES;
     q->piece_count = (unsigned)((q->nbytes + q->piece_nbytes - 1) / q->piece_nbytes);
 }
 

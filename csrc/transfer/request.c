@@ -141,6 +141,13 @@ are_peers(const cm_region *dst, const cm_region *src)
            && dst->device != src->device;
 }
 
+cm_peer_facts
+cm_engine_peer_facts_of(cm_engine *engine, const cm_region *dst, const cm_region *src)
+{
+    return are_peers(dst, src) ? cm_reach_look(&engine->reach, dst, src)
+                               : (cm_peer_facts){0};
+}
+
 static cm_status
 prepare(cm_job *job, const cm_copy_request *request, const void *fill_value)
 {
@@ -151,10 +158,8 @@ prepare(cm_job *job, const cm_copy_request *request, const void *fill_value)
         .may_wait = job->blocking,
         .on_stream = request->stream != NULL && !job->blocking,
         .tuning = &job->tuning,
+        .peers = cm_engine_peer_facts_of(engine, &job->dst, &job->src),
     };
-    if (are_peers(&job->dst, &job->src)) {
-        options.peers = cm_reach_look(&engine->reach, &job->dst, &job->src);
-    }
     CM_TRY(cm_plan_init(&job->plan, &job->dst, &job->src, job->dst_facts,
                         job->src_facts, options));
     if (job->plan.route == CM_ROUTE_NOTHING) {
