@@ -58,9 +58,10 @@ def test_signal_ends_the_wait_of_a_pool(driver, drop: Drop, call: str) -> None:
         "trim all": cumem.trim,
         "allocate": lambda: pool.allocate(2 * MIB),
     }
+    session.testing.gate_close(stream)  # the alarm is for the call alone
+    work = busy(stream)
+    drop(stream, pool)
     with session.alarm(stream):
-        work = busy(stream)
-        drop(stream, pool)
         calls[call]()
     assert not pool.closed
     assert pool.stats().in_flight_count == 1
@@ -87,12 +88,13 @@ def test_signal_ends_a_fill_by_the_host(emulated, what: str) -> None:
     """Pinned memory is written by the host, after all that its streams wait for."""
     late, stream = cumem.Stream(), cumem.Stream()
     buffer = cumem.full(100, 1, "u1", "pinned")
+    session.testing.gate_close(late)
+    work = busy(late)
+    if what == "used":
+        buffer.record_stream(late)
+    elif what == "made to wait":
+        work.fill(1, stream=stream)  # which orders it after `late`
     with session.alarm(late):
-        work = busy(late)
-        if what == "used":
-            buffer.record_stream(late)
-        elif what == "made to wait":
-            work.fill(1, stream=stream)  # which orders it after `late`
         buffer.fill(7, stream=late if what == "named" else stream)
     late.synchronize()
     assert (buffer.numpy() == 1).all()
@@ -152,8 +154,9 @@ def test_signal_ends_shutdown_and_leaves_all_open(
 ) -> None:
     stream = cumem.Stream()
     witness = cumem.full(10, 3, "u1", "pinned")
+    session.testing.gate_close(stream)
+    left = leave(stream)
     with session.alarm(stream):
-        left = leave(stream)
         cumem.shutdown()
     assert session.testing.opened()
     assert (witness.numpy() == 3).all()  # nothing was closed
