@@ -8,7 +8,7 @@
 static cm_file_chunk *
 chunk_at(cm_file_job *job, uint64_t index)
 {
-    return &job->chunks[index % CM_FILE_CHUNK_COUNT];
+    return &job->chunks[index % job->tuning.file_slot_count];
 }
 
 /* In place by the host: the file's half is all there is. */
@@ -105,7 +105,7 @@ advance(cm_file_job *job, bool *out)
 static cm_status
 begin_chunk(cm_file_job *job, bool *out)
 {
-    if (job->begun - job->ended == CM_FILE_CHUNK_COUNT) {
+    if (job->begun - job->ended == job->tuning.file_slot_count) {
         return cm_ok();
     }
     cm_file_chunk *chunk = chunk_at(job, job->begun);
@@ -260,12 +260,13 @@ transfer(cm_engine *engine, const cm_file_request *request, cm_file_failure *fai
     atomic_init(&job->failed, false);
     atomic_init(&job->direct_refused, false);
     job->engine = engine;
+    job->tuning = *tuning;
+    cm_engine_resolve_tuning(engine, &job->tuning);
+    job->tuning.file_chunk_nbytes &= ~(uint64_t)(CM_FILE_PAGE_NBYTES - 1);
     job->request = request;
     job->calls = request->calls == NULL ? &cm_file_system_calls : request->calls;
     job->asked_ns = cm_now_ns();
-    cm_engine_read_tuning(engine, &job->tuning);
-    cm_engine_resolve_tuning(engine, &job->tuning);
-    for (int i = 0; i < CM_FILE_CHUNK_COUNT; i++) {
+    for (int i = 0; i < CM_SLOT_MAX; i++) {
         job->chunks[i].job = job;
     }
     *dropped = true;

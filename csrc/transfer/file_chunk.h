@@ -9,11 +9,8 @@
 #include "transfer/file.h"
 
 enum {
-    CM_FILE_CHUNK_COUNT = 16,
-    CM_FILE_CHUNK_NBYTES = 4 << 20,       /* of the page-locked ones */
-    CM_FILE_SPAN_NBYTES = 32 << 20,       /* of those read or written in place */
-    CM_FILE_PART_NBYTES = 512 << 10,      /* of one call */
-    CM_FILE_DIRECT_PART_NBYTES = 2 << 20, /* the same, past the page cache */
+    CM_FILE_SPAN_NBYTES = 32 << 20,       /* of a chunk that is moved in place */
+    CM_FILE_DIRECT_PART_NBYTES = 2 << 20, /* of one call past the page cache */
     CM_FILE_PIECE_COUNT = 64,
     CM_FILE_PLAIN_COUNT = 8, /* memories, where no device is an end */
 #if defined(__aarch64__)

@@ -76,7 +76,7 @@ begin_region(cm_file_job *job, const cm_file_range *range)
             return cm_fail(CM_EINVALID, cursor->range);
         }
     }
-    cm_cut_init(&cursor->cut, &cursor->layout, CM_FILE_CHUNK_NBYTES);
+    cm_cut_init(&cursor->cut, &cursor->layout, job->tuning.file_chunk_nbytes);
     cursor->in_region = true;
     return cm_ok();
 }
@@ -194,7 +194,7 @@ cut_runs(cm_file_job *job, const cm_file_range *range, cm_file_chunk *chunk)
     cm_file_look_at_cache(job, chunk, range->offset + done, range->nbytes - done);
     bool bounces = chunk->is_direct && chunk->device < 0 && !lies_as_file(range);
     bool is_span = chunk->device < 0 && !bounces;
-    uint64_t limit = is_span ? CM_FILE_SPAN_NBYTES : CM_FILE_CHUNK_NBYTES;
+    uint64_t limit = is_span ? CM_FILE_SPAN_NBYTES : job->tuning.file_chunk_nbytes;
     uint32_t most = chunk->is_direct ? 1 : CM_FILE_PIECE_COUNT;
     while (chunk->piece_count < most && !cm_file_is_cut(job)) {
         range = &request->ranges[job->cursor.range];

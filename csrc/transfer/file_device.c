@@ -90,7 +90,7 @@ get_device_block(cm_file_job *job, int device, cm_address *out)
         if (pool == NULL) {
             return cm_fail(CM_EINVALID, (uint64_t)device);
         }
-        CM_TRY(cm_pool_alloc(pool, CM_FILE_CHUNK_NBYTES, job->streams[device],
+        CM_TRY(cm_pool_alloc(pool, job->tuning.file_chunk_nbytes, job->streams[device],
                              &job->device_blocks[device]));
     }
     *out = job->device_blocks[device]->address;

@@ -5,7 +5,6 @@
 #include "transfer/file_job.h"
 
 enum {
-    DIRECT_LEAST_NBYTES = 64 << 20, /* of all ranges together */
     DIRECT_LEAST_RUN = 256 << 10,
     STRETCH_NBYTES = 64 << 20, /* asked about at a time, */
     PROBE_COUNT = 4,           /* by so many probes of */
@@ -68,7 +67,8 @@ cm_file_look_at_cache(cm_file_job *job, cm_file_chunk *chunk, uint64_t offset,
     if (!request->writes && !pays) {
         chunk->is_cold = is_cold(job, offset, nbytes);
         pays = chunk->is_cold && request->direct == CM_FILE_DIRECT_AUTO
-               && job->nbytes >= DIRECT_LEAST_NBYTES && nbytes >= DIRECT_LEAST_RUN;
+               && job->nbytes >= job->tuning.direct_nbytes
+               && nbytes >= DIRECT_LEAST_RUN;
     }
     chunk->is_direct = pays && can_go_direct(job);
 }
@@ -84,10 +84,12 @@ cm_file_advise(cm_file_chunk *chunk)
     /* The kernel takes a request of bounded length only. */
     for (uint32_t i = 0; i < chunk->piece_count; i++) {
         const cm_file_piece *piece = &chunk->pieces[i];
-        for (uint64_t at = 0; at < piece->nbytes; at += CM_FILE_PART_NBYTES) {
+        for (uint64_t at = 0; at < piece->nbytes; at += job->tuning.file_part_nbytes) {
             uint64_t left = piece->nbytes - at;
             calls->advise(calls->context, job->request->fd, piece->offset + at,
-                          left < CM_FILE_PART_NBYTES ? left : CM_FILE_PART_NBYTES);
+                          left < job->tuning.file_part_nbytes
+                              ? left
+                              : job->tuning.file_part_nbytes);
         }
     }
 }

@@ -46,11 +46,11 @@ typedef struct cm_file_job {
     uint32_t memory_count;
     bool memory_is_full; /* no more is to be had */
     uint64_t memory_nbytes;
-    cm_file_memory memories[CM_FILE_CHUNK_COUNT];
+    cm_file_memory memories[CM_SLOT_MAX];
     cm_mutex lock;
     atomic_bool failed;
     cm_file_failure failure; /* under lock: the one nearest to the beginning */
-    cm_file_chunk chunks[CM_FILE_CHUNK_COUNT];
+    cm_file_chunk chunks[CM_SLOT_MAX];
 } cm_file_job;
 
 /* What the chunk has, from its beginning on. */

@@ -6,8 +6,11 @@
 #include "transfer/file_job.h"
 
 /* Room for a chunk that begins anywhere in a page, itself at a page's beginning. */
-#define MEMORY_NBYTES                                                                  \
-    ((uint64_t)CM_FILE_CHUNK_NBYTES + 2 * (uint64_t)CM_FILE_PAGE_NBYTES)
+static uint64_t
+memory_nbytes(const cm_file_job *job)
+{
+    return job->tuning.file_chunk_nbytes + 2 * (uint64_t)CM_FILE_PAGE_NBYTES;
+}
 
 static char *
 align(void *memory)
@@ -17,49 +20,51 @@ align(void *memory)
 }
 
 static cm_pool *
-enter_ring(cm_file_job *job, bool first)
+enter_ring(cm_file_job *job)
 {
     cm_engine *engine = job->engine;
+    bool first = job->memory_count == 0;
+    uint64_t nbytes = memory_nbytes(job);
     cm_mutex_lock(&engine->lock);
-    bool fits = first || engine->ring_nbytes + MEMORY_NBYTES <= job->tuning.ring_nbytes;
+    bool fits = first || engine->ring_nbytes + nbytes <= job->tuning.ring_nbytes;
     cm_pool *pool = fits ? engine->pinned_pool : NULL;
-    engine->ring_nbytes += pool != NULL ? MEMORY_NBYTES : 0;
+    engine->ring_nbytes += pool != NULL ? nbytes : 0;
     cm_mutex_unlock(&engine->lock);
     return pool;
 }
 
 static void
-leave_ring(cm_engine *engine)
+leave_ring(cm_file_job *job)
 {
+    cm_engine *engine = job->engine;
     cm_mutex_lock(&engine->lock);
-    engine->ring_nbytes -= MEMORY_NBYTES;
+    engine->ring_nbytes -= memory_nbytes(job);
     cm_mutex_unlock(&engine->lock);
 }
 
 static cm_status
 add_pinned(cm_file_job *job, cm_file_memory *memory)
 {
-    cm_engine *engine = job->engine;
-    cm_pool *pool = enter_ring(job, job->memory_count == 0);
+    cm_pool *pool = enter_ring(job);
     if (pool == NULL) {
-        return cm_fail(CM_ENOMEM, MEMORY_NBYTES);
+        return cm_fail(CM_ENOMEM, memory_nbytes(job));
     }
-    cm_patience patience = {.interrupted = job->request->interrupted,
-                            .argument = job->request->interrupted_argument};
-    cm_status status =
-        cm_pool_alloc_asking(pool, MEMORY_NBYTES, NULL, &patience, &memory->pinned);
+    cm_patience patience = {job->request->interrupted,
+                            job->request->interrupted_argument};
+    cm_status status = cm_pool_alloc_asking(pool, memory_nbytes(job), NULL, &patience,
+                                            &memory->pinned);
     if (!cm_is_ok(status)) {
         memory->pinned = NULL;
-        leave_ring(engine);
+        leave_ring(job);
     }
     return status;
 }
 
 static cm_status
-add_plain(cm_file_memory *memory)
+add_plain(cm_file_job *job, cm_file_memory *memory)
 {
-    memory->plain = malloc((size_t)MEMORY_NBYTES);
-    return memory->plain == NULL ? cm_fail(CM_ENOMEM, MEMORY_NBYTES) : cm_ok();
+    memory->plain = malloc((size_t)memory_nbytes(job));
+    return memory->plain == NULL ? cm_fail(CM_ENOMEM, memory_nbytes(job)) : cm_ok();
 }
 
 /* One more, if it is to be had or the first. Between file and host ordinary memory
@@ -70,7 +75,7 @@ add_memory(cm_file_job *job)
     bool first = job->memory_count == 0;
     cm_file_memory memory = {.taken = false};
     cm_status status =
-        job->has_device_end ? add_pinned(job, &memory) : add_plain(&memory);
+        job->has_device_end ? add_pinned(job, &memory) : add_plain(job, &memory);
     if (!cm_is_ok(status)) {
         if (!cm_pool_is_short(status)) {
             return status;
@@ -79,7 +84,7 @@ add_memory(cm_file_job *job)
         if (!first) {
             return cm_ok(); /* those there are will do */
         }
-        if (!cm_is_ok(add_plain(&memory))) {
+        if (!cm_is_ok(add_plain(job, &memory))) {
             return status;
         }
     }
@@ -109,7 +114,8 @@ cm_status
 cm_file_take_memory(cm_file_job *job, cm_file_chunk *chunk, bool *out)
 {
     *out = find_memory(job, chunk);
-    if (*out || job->memory_is_full || job->memory_count == CM_FILE_CHUNK_COUNT) {
+    if (*out || job->memory_is_full
+        || job->memory_count == job->tuning.file_slot_count) {
         return cm_ok();
     }
     CM_TRY(add_memory(job));
@@ -142,7 +148,7 @@ cm_file_free_memory(cm_file_job *job)
         cm_file_memory *memory = &job->memories[i];
         if (memory->pinned != NULL) {
             cm_pool_free(engine->pinned_pool, memory->pinned, uses, use_count, flags);
-            leave_ring(engine);
+            leave_ring(job);
         }
         free(memory->plain); /* the runtime is through with ordinary memory on return */
     }

@@ -208,7 +208,7 @@ cm_file_end_order(cm_file_job *job, cm_status status)
         cm_file_drop_keeps(job->request);
     }
     cm_file_free_memory(job);
-    for (int i = 0; i < CM_FILE_CHUNK_COUNT; i++) {
+    for (int i = 0; i < CM_SLOT_MAX; i++) {
         cm_loan_give_event(engine, job->chunks[i].event_device, job->chunks[i].event);
     }
     for (int device = 0; device < CM_MAX_DEVICES; device++) {

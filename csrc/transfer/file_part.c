@@ -149,8 +149,9 @@ move_part(void *argument, uint64_t begin, uint64_t nbytes)
 void
 cm_file_post(cm_file_chunk *chunk)
 {
-    uint64_t part = chunk->is_direct ? CM_FILE_DIRECT_PART_NBYTES : CM_FILE_PART_NBYTES;
+    cm_file_job *job = chunk->job;
+    uint64_t part =
+        chunk->is_direct ? CM_FILE_DIRECT_PART_NBYTES : job->tuning.file_part_nbytes;
     cm_file_advise(chunk);
-    cm_gang_post_work(&chunk->job->gang, &chunk->load, chunk->nbytes, part, move_part,
-                      chunk);
+    cm_gang_post_work(&job->gang, &chunk->load, chunk->nbytes, part, move_part, chunk);
 }
