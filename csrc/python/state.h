@@ -139,7 +139,7 @@ typedef struct cm_state {
     cm_root_list free_roots[CM_KIND_COUNT];
     cm_state_override override;
     cm_file_faults *file_faults; /* owned; NULL: none were asked for */
-    bool warned;  /* EmulationWarning was given */
+    bool warned;                 /* EmulationWarning was given */
     bool exiting; /* the atexit handler ran: the engine is gone for good */
     bool opening; /* a thread opens the runtime without the GIL; open_lock */
     cm_mutex open_lock;
