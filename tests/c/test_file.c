@@ -18,6 +18,7 @@ enum {
 
 typedef struct setup {
     world w;
+    cm_budget budget; /* of the pinned pool */
     cm_file_faults faults;
     int fd;
     unsigned char *content; /* of the file */
@@ -31,12 +32,11 @@ static void
 open_setup(setup *s, uint64_t pinned_limit)
 {
     char path[] = "/tmp/cumem-test-file-XXXXXX";
-    cm_budget budget;
-    cm_budget_init(&budget, pinned_limit, NULL);
+    cm_budget_init(&s->budget, pinned_limit, NULL);
     cm_pool_config config = {.kind = CM_KIND_PINNED,
                              .flags = CM_HOST_ALLOC_PORTABLE,
                              .numa_node = -1,
-                             .budget = pinned_limit == 0 ? NULL : &budget};
+                             .budget = pinned_limit == 0 ? NULL : &s->budget};
     open_world_with(&s->w, &config);
     MUST(cm_file_faults_init(&s->faults));
     s->fd = mkstemp(path);
