@@ -5,7 +5,7 @@
 # where packages can be had, bring .gpu/ along, then
 #
 #     benchmarks/gpu_run.sh [tests | bench | ceilings | calls | transfer | safetensors | two |
-#                            interop | sanitizer | stress | pools | all]...
+#                            interop | sanitizer | stress | stress_transfers | pools | all]...
 #
 # Results go to ${OUT:-/tmp}. Arguments of pytest can be given in PYTEST_ARGS, the folder of
 # the allocation traces that pools replays in TRACES.
@@ -93,6 +93,13 @@ run_stress() {
         --json "$OUT/stress.json"
 }
 
+run_stress_transfers() {
+    local script=tests/isolated/stress_transfers.py seconds=${STRESS_SECONDS:-60}
+    "$PYTHON" $script --seconds "$seconds" --json "$OUT/stress-transfers.json" &&
+        "$PYTHON" $script --seconds "$seconds" --faults \
+            --json "$OUT/stress-transfers-faults.json"
+}
+
 run_pools() {
     "$PYTHON" benchmarks/pools.py --json "$OUT/pools.json" --commit "$CUMEM_COMMIT" \
         ${TRACES:+--traces "$TRACES"}
@@ -104,13 +111,14 @@ install || {
 }
 steps=("${@:-all}")
 if [[ ${steps[*]} == all ]]; then
-    steps=(ceilings calls transfer safetensors bench tests interop sanitizer stress)
+    steps=(ceilings calls transfer safetensors bench tests interop sanitizer stress
+        stress_transfers)
 fi
 for name in "${steps[@]}"; do
     printf '\n======== %s\n' "$name"
     case $name in
         tests | bench | ceilings | calls | transfer | safetensors | two | interop | sanitizer | \
-            stress | pools)
+            stress | stress_transfers | pools)
             start=$SECONDS
             "run_$name" || failed+=("$name")
             echo "-- $name took $((SECONDS - start)) s"
