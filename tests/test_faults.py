@@ -184,6 +184,14 @@ def copy_async_in_the_background() -> None:
 
 
 @scenario
+def follow_the_progress_of_a_copy() -> None:
+    seen = []
+    target, source = cumem.empty_device(3 << 20, "u1"), np.zeros(3 << 20, "u1")
+    cumem.copy(target[::2], source[::2], progress=lambda *args: seen.append(args))
+    assert seen[-1] == (3 << 19, 3 << 19)
+
+
+@scenario
 def streams_and_events() -> None:
     stream = cumem.Stream()
     other = cumem.Stream.from_external(stream.handle)
