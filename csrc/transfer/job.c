@@ -315,6 +315,10 @@ abandon(cm_job *job, cm_status status)
         return;
     }
     cm_job_stop_staging(job);
+    if (!job->begun) { /* nothing but waits for others is queued */
+        job->has_queued = false;
+        job->leaves_waits = true;
+    }
     if (!job->has_queued) {
         return;
     }

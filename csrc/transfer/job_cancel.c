@@ -15,13 +15,8 @@ cm_job_begin(cm_job *job)
     bool cancelled = ticket->cancelled;
     ticket->started = !cancelled;
     cm_mutex_unlock(&job->engine->lock);
-    if (cancelled) {
-        job->has_queued = false; /* but waits for others */
-        job->leaves_waits = true;
-        return cm_fail(CM_ECANCELLED, 0);
-    }
-    job->begun = true;
-    return cm_ok();
+    job->begun = !cancelled;
+    return cancelled ? cm_fail(CM_ECANCELLED, 0) : cm_ok();
 }
 
 void

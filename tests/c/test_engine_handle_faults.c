@@ -260,5 +260,63 @@ test_ticket_is_not_done_because_one_question_failed(void)
     close_world(&w);
 }
 
-MAIN(RUN(test_ticket_is_not_done_because_one_question_failed)
-         RUN(test_ticket_tells_the_truth_whichever_call_fails))
+/* What is given back then may fail to be; the copy is cancelled all the same. */
+static void
+test_ticket_is_cancelled_whichever_call_fails(void)
+{
+    /* Not destroying, which leaves behind what the runtime does not take. */
+    static const cm_op ops[] = {CM_OP_capture_mode_exchange, CM_OP_context_get,
+                                CM_OP_context_set,           CM_OP_event_query,
+                                CM_OP_stream_wait_event,     CM_OP_device_set};
+    enum { OPS = sizeof(ops) / sizeof(ops[0]) };
+    world w;
+    open_tuned(&w);
+    for (uint64_t i = 0; i < 8 * (uint64_t)OPS; i++) {
+        atomic_int drops = 0;
+        cm_ticket *ticket;
+        memory held = take_memory(&w, CM_KIND_PINNED, 0, 4096);
+        memory device = take_memory(&w, CM_KIND_DEVICE, 0, 4096);
+        memory plain = take_memory(&w, CM_KIND_PAGEABLE, 0, 4096);
+        memset(device.bytes, 1, 4096);
+        memset(plain.bytes, 2, 4096);
+        shut(&w, w.streams[0]);
+        cm_copy_request first = {.dst = row(&held, 0, 4096, 1, 1),
+                                 .src = row(&device, 0, 4096, 1, 1),
+                                 .stream = w.streams[0]};
+        MUST(cm_engine_copy(w.engine, &first, NULL));
+        cm_copy_request second = {.dst = row(&plain, 0, 4096, 1, 1),
+                                  .src = row(&held, 0, 4096, 1, 1),
+                                  .after = w.streams,
+                                  .after_count = 1,
+                                  .keep = {{&drops, count_drop}},
+                                  .keep_count = 1};
+        if (i / OPS % 2 == 0) { /* up, on a stream of the engine's that then waits */
+            second.dst = row(&device, 0, 2048, 1, 1);
+            second.src = row(&held, 0, 2048, 0, 1);
+            second.src.address = 0;
+        }
+        MUST(cm_engine_copy(w.engine, &second, &ticket));
+        usleep(i / OPS % 4 < 2 ? 3000 : 0); /* parked, or not yet */
+        cm_faults_plan(w.rt, ops[i % OPS], i / OPS / 4 + 1, 998, false);
+        bool cancelled = cm_ticket_cancel(ticket);
+        cm_faults_plan(w.rt, CM_OP_none, 0, 0, false);
+        cm_status status = cm_ticket_wait(ticket, UINT64_MAX);
+        CHECK_EQ(status.code, cancelled ? CM_ECANCELLED : 998); /* a worker's call */
+        CHECK_EQ(atomic_load(&drops), 1);
+        cm_ticket_release(ticket);
+        unshut(&w, w.streams[0]);
+        MUST(cm_rt_stream_synchronize(w.rt, w.streams[0]->handle));
+        CHECK_FILLED(plain.bytes, 2, 4096);
+        CHECK_FILLED(device.bytes, 1, 4096);
+        atomic_store(&drops, 1);
+        check_nothing_left(&w, &drops);
+        give_memory(&w, &held);
+        give_memory(&w, &device);
+        give_memory(&w, &plain);
+    }
+    close_world(&w);
+}
+
+MAIN(RUN(test_ticket_is_cancelled_whichever_call_fails)
+         RUN(test_ticket_is_not_done_because_one_question_failed)
+             RUN(test_ticket_tells_the_truth_whichever_call_fails))
