@@ -99,7 +99,15 @@ class Explanation:
         return rows
 
     def __repr__(self) -> str:
-        lines = (f"  {name:<9} {text}" for name, text in self._rows())
+        import textwrap
+
+        indent = " " * 12
+        lines = (
+            textwrap.fill(
+                text, 92, initial_indent=f"  {name:<9} ", subsequent_indent=indent
+            )
+            for name, text in self._rows()
+        )
         title = f"cumem.Explanation of {format_nbytes(self.nbytes)}"
         return title + "\n" + "\n".join(lines)
 

@@ -146,6 +146,22 @@ def test_environment_variable_is_documented_and_read(variable: str) -> None:
     assert any(f'"{name}"' in source for source in sources)
 
 
+@pytest.mark.parametrize(
+    "variable",
+    [
+        *(f"TRANSFER_{name}" for name in ("THREADS", "CHUNK", "DEPTH", "RING")),
+        *(f"TRANSFER_STAGED_{way}" for way in ("UP", "DOWN")),
+        *(f"TRANSFER_{name}" for name in ("QUICK", "BOUNCE")),
+        "CALIBRATION",
+    ],
+)
+def test_variable_of_copies_is_documented_and_read(variable: str) -> None:
+    name = f"CUMEM_{variable}"
+    assert name in (ROOT / "docs" / "tuning.md").read_text(encoding="utf-8")
+    sources = [*ROOT.glob("csrc/*/*.c"), *ROOT.glob("cumem/*.py")]
+    assert any(f'"{name}"' in path.read_text(encoding="utf-8") for path in sources)
+
+
 def test_readme_table_is_that_of_its_results() -> None:
     path = ROOT / "benchmarks" / "results" / "bench-h200.json"
     script = load(ROOT / "benchmarks" / "render_readme.py")

@@ -1,0 +1,122 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* transfer/tuning.h as the engine follows it: threads, pieces, slots and the ring, with
+ * every byte compared; and what cm_engine_explain says against what was done. */
+#include "engine_world.h"
+#include "transfer/engine_private.h"
+#include "transfer/explain.h"
+
+enum { NBYTES = 3 << 20 };
+
+static void
+set_tuning(world *w, uint64_t threads, uint64_t chunk, uint64_t slots, uint64_t ring)
+{
+    cm_tuning t;
+    cm_tuning_init(&t);
+    t.thread_count = threads;
+    t.chunk_nbytes = chunk;
+    t.slot_count = slots;
+    t.ring_nbytes = ring;
+    t.staged_up_nbytes = 0;
+    t.staged_down_nbytes = 0;
+    t.quick_nbytes = 0;
+    CHECK_OK(cm_engine_set_tuning(w->engine, &t));
+}
+
+/* One copy, with what was said of it beforehand. */
+static void
+copy_as_explained(world *w, const cm_region *dst, const cm_region *src)
+{
+    cm_copy_request request = {
+        .dst = *dst, .src = *src, .stream = w->streams[0], .blocking = true};
+    cm_explanation said;
+    cm_copy_counts before, after;
+    cm_ticket *ticket;
+    cm_ticket_info info;
+    CHECK_OK(cm_engine_explain(w->engine, &request, &said));
+    cm_engine_read_counts(w->engine, &before);
+    CHECK_OK(cm_engine_copy(w->engine, &request, &ticket));
+    cm_engine_read_counts(w->engine, &after);
+    cm_ticket_read(ticket, &info);
+    cm_ticket_release(ticket);
+    CHECK_EQ(info.route, said.plan.route);
+    CHECK_EQ(info.nbytes, said.plan.nbytes);
+    CHECK_EQ(after.routes[info.route], before.routes[info.route] + 1);
+    CHECK_EQ(said.plan.route, CM_ROUTE_STAGED);
+    CHECK_EQ(after.pieces - before.pieces, said.plan.piece_count);
+    CHECK_LE(said.chunk_count, said.tuning.slot_count);
+    CHECK_EQ(w->engine->ring_nbytes, 0);
+}
+
+/* Up and back down: whole, and every second element. */
+static void
+copy_both_ways(world *w, memory *host, memory *back, memory *device)
+{
+    for (int64_t step = 1; step <= 2; step++) {
+        int64_t count = NBYTES / 4 / step;
+        cm_region on_device = row(device, 0, count, 4, 4);
+        cm_region from = row(host, 0, count, 4 * step, 4);
+        cm_region to = row(back, 0, count, 4 * step, 4);
+        memset(back->bytes, 0, NBYTES);
+        copy_as_explained(w, &on_device, &from);
+        copy_as_explained(w, &to, &on_device);
+        for (int64_t i = 0; i < count; i++) {
+            int64_t at = 4 * step * i;
+            if (memcmp(back->bytes + at, host->bytes + at, 4) != 0) {
+                CHECK_FAIL_("element %lld, step %lld", (long long)i, (long long)step);
+                return;
+            }
+        }
+    }
+}
+
+static void
+test_engine_follows_every_tuning(void)
+{
+    static const uint64_t threads[] = {1, 2, 16, 3, 1};
+    static const uint64_t chunks[] = {64 << 10, 300001, 4 << 20};
+    static const uint64_t slots[] = {2, 3, CM_SLOT_MAX};
+    world w;
+    open_world(&w);
+    memory host = take_memory(&w, CM_KIND_PAGEABLE, 0, NBYTES);
+    memory back = take_memory(&w, CM_KIND_PAGEABLE, 0, NBYTES);
+    memory device = take_memory(&w, CM_KIND_DEVICE, 0, NBYTES);
+    number_bytes(&host, 5);
+    uint32_t most = 0;
+    for (int t = 0; t < 5; t++) {
+        for (int c = 0; c < 3; c++) {
+            uint64_t ring = c == 1 ? 1 << 20 : 256 << 20;
+            set_tuning(&w, threads[t], chunks[c], slots[(t + c) % 3], ring);
+            copy_both_ways(&w, &host, &back, &device);
+        }
+        most = threads[t] > most ? (uint32_t)threads[t] : most;
+        CHECK_EQ(w.engine->crew.thread_count, most - 1);
+        CHECK_EQ(atomic_load(&w.engine->crew.limit), threads[t] - 1);
+    }
+    give_memory(&w, &host);
+    give_memory(&w, &back);
+    give_memory(&w, &device);
+    close_world(&w);
+}
+
+static void
+test_engine_refuses_a_tuning_out_of_bounds(void)
+{
+    world w;
+    cm_tuning t, kept;
+    open_world(&w);
+    cm_tuning_init(&t);
+    CHECK_OK(cm_engine_set_tuning(w.engine, &t));
+    for (int i = 0; i < CM_TUNING_COUNT; i++) {
+        cm_tuning wrong = t;
+        *cm_tuning_at(&wrong, i) = cm_tuning_rows[i].most + 1;
+        CHECK_CODE(cm_engine_set_tuning(w.engine, &wrong), CM_EINVALID);
+    }
+    cm_engine_read_tuning(w.engine, &kept);
+    CHECK_BYTES_EQ(&kept, &t, sizeof(t));
+    close_world(&w);
+}
+
+/* clang-format off */
+MAIN(RUN(test_engine_follows_every_tuning)
+     RUN(test_engine_refuses_a_tuning_out_of_bounds))
+/* clang-format on */
