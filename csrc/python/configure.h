@@ -17,8 +17,8 @@ void cm_configure_apply(cm_state *state);
 /* The figures that count; true where they were measured, not defaults. */
 bool cm_configure_measured(const cm_state *state, cm_measured *out);
 /* calibrate.c: take figures of this machine that are kept somewhere, once; measure, if
- * need be, before a long copy while nothing else is under way. On a real device only. 0, or
- * -1 with KeyboardInterrupt and the like: nothing else ends a copy. */
+ * need be, before a long copy while nothing else is under way. On a real device only.
+ * 0, or -1 with KeyboardInterrupt and the like: nothing else ends a copy. */
 int cm_calibrate_look(cm_state *state);
 int cm_calibrate_for(cm_state *state, const cm_copy_request *request);
 extern PyMethodDef cm_calibrate_methods[];

@@ -44,7 +44,8 @@ cm_measured_copy_rate(const cm_measured *measured, double threads)
 
 /* -- thresholds ------------------------------------------------------------------------- */
 
-/* The fewest that keep up with the link; where none do, the fastest. */
+/* The fewest that keep up with the link, which takes some of the memory itself; where
+ * none do, the fastest. */
 static unsigned
 choose_threads(const cm_measured *m, unsigned cpu_count)
 {
@@ -56,7 +57,7 @@ choose_threads(const cm_measured *m, unsigned cpu_count)
     }
     for (unsigned count = 1; count <= most; count++) {
         double rate = cm_measured_copy_rate(m, count);
-        if ((link > 0 && rate >= 1.1 * link) || rate >= best) {
+        if ((link > 0 && rate >= 1.3 * link) || rate >= best) {
             return count;
         }
     }

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* transfer/measured.h: what follows from the figures of machines, most of them invented.
+/* transfer/measured.h: what follows from the figures of machines, most of them made up.
  */
 #include <math.h>
 
@@ -81,7 +81,7 @@ test_fast_memory_needs_fewer_threads(void)
     measured.copy_rate_8 = 130e9;
     measured.copy_rate_16 = 200e9;
     cm_tuning_derive(&measured, 64, &t);
-    CHECK_EQ(t.thread_count, 4);
+    CHECK_EQ(t.thread_count, 5);
     /* More threads that get in each other's way are left out as well. */
     cm_measured_init(&measured);
     measured.copy_rate_8 = 30e9;
