@@ -78,7 +78,7 @@ round_up(double nbytes, double least, double most)
 /* The link stands still between two pieces. Where threads are slower than it, it may;
  * else that should be a tenth of the time at most. */
 static uint64_t
-choose_chunk(const cm_measured *m, double copy_rate)
+choose_chunk(const cm_measured *m, unsigned threads, double copy_rate)
 {
     double link = fmin(m->up_rate, m->down_rate);
     double gap = m->dma_gap_ns * 1e-9;
@@ -86,7 +86,9 @@ choose_chunk(const cm_measured *m, double copy_rate)
     if (copy_rate < link && copy_rate > 0) {
         nbytes = fmin(nbytes, gap / (1 / copy_rate - 1 / link));
     }
-    return round_up(nbytes, MIB, 16 * MIB); /* less costs more in calls */
+    /* Less costs more in calls, by a thread that packs as well; one or two threads gain
+     * by what stays in their caches. */
+    return round_up(nbytes, threads > 2 ? 2 * MIB : MIB, 16 * MIB);
 }
 
 /* From which size on pieces through page-locked blocks beat the runtime's own copy. */
@@ -139,7 +141,7 @@ cm_tuning_derive(const cm_measured *given, unsigned cpu_count, cm_tuning *out)
     double copy_rate = cm_measured_copy_rate(measured, threads);
     uint64_t never = cm_tuning_rows[CM_TUNING_staged_up_nbytes].most;
     out->thread_count = threads < cpu_count && threads < CM_THREAD_MAX ? threads : 0;
-    out->chunk_nbytes = choose_chunk(measured, copy_rate);
+    out->chunk_nbytes = choose_chunk(measured, threads, copy_rate);
     out->slot_count = threads > 2 ? out->slot_count : out->slot_count / 2;
     if (measured->driver_up_rate > 0) {
         out->staged_up_nbytes =
