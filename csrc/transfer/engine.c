@@ -90,13 +90,14 @@ cm_engine_is_forked(const cm_engine *engine)
 }
 
 cm_status
-cm_engine_begin_call(cm_engine *engine)
+cm_engine_begin_call(cm_engine *engine, cm_tuning *tuning)
 {
     if (cm_engine_is_forked(engine)) {
         return cm_fail(CM_EFORKED, 0);
     }
     cm_mutex_lock(&engine->lock);
     bool closed = engine->closed;
+    *tuning = engine->tuning;
     engine->caller_count += !closed;
     cm_mutex_unlock(&engine->lock);
     return closed ? cm_fail(CM_ECLOSED, 0) : cm_ok();
@@ -148,7 +149,10 @@ cm_engine_set_tuning(cm_engine *engine, const cm_tuning *tuning)
     cm_mutex_lock(&engine->lock);
     engine->tuning = *tuning;
     cm_mutex_unlock(&engine->lock);
-    cm_crew_set_limit(&engine->crew, (uint32_t)resolved.thread_count - 1);
+    uint64_t most = resolved.thread_count > resolved.fresh_thread_count
+                        ? resolved.thread_count
+                        : resolved.fresh_thread_count;
+    cm_crew_set_limit(&engine->crew, (uint32_t)most - 1);
     return cm_ok();
 }
 

@@ -245,8 +245,8 @@ run_on_device(cm_file_job *job)
 }
 
 static cm_status
-transfer(cm_engine *engine, const cm_file_request *request, cm_file_failure *failure,
-         bool *dropped)
+transfer(cm_engine *engine, const cm_file_request *request, const cm_tuning *tuning,
+         cm_file_failure *failure, bool *dropped)
 {
     cm_file_job *job = calloc(1, sizeof(*job));
     if (job == NULL) {
@@ -283,9 +283,10 @@ cm_engine_transfer_file(cm_engine *engine, const cm_file_request *request,
 {
     *failure = (cm_file_failure){.at_end = false};
     bool dropped = false;
-    cm_status status = cm_engine_begin_call(engine);
+    cm_tuning tuning;
+    cm_status status = cm_engine_begin_call(engine, &tuning);
     if (cm_is_ok(status)) {
-        status = transfer(engine, request, failure, &dropped);
+        status = transfer(engine, request, &tuning, failure, &dropped);
         cm_engine_end_call(engine);
     }
     if (!dropped) {

@@ -255,14 +255,15 @@ static cm_status
 submit(cm_engine *engine, const cm_copy_request *request, const void *fill_value,
        const cm_tuning *given, cm_ticket **out)
 {
-    cm_status status = cm_engine_begin_call(engine);
+    cm_tuning tuning;
+    cm_status status = cm_engine_begin_call(engine, &tuning);
     if (!cm_is_ok(status)) {
         drop_keeps(request);
         return status;
     }
-    cm_mutex_lock(&engine->lock);
-    cm_tuning tuning = given != NULL ? *given : engine->tuning;
-    cm_mutex_unlock(&engine->lock);
+    if (given != NULL) {
+        tuning = *given;
+    }
     bool kept;
     if (out == NULL && fill_value == NULL
         && cm_engine_try_quick(engine, request, &tuning, &status, &kept)) {
