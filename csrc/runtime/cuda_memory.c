@@ -29,6 +29,37 @@ prefetch(const void *memory, size_t nbytes, int device, cudaStream_t stream,
 #endif
 }
 
+/* CUDA 12.8 brought it with an index of what failed, which CUDA 13 left out again. */
+static int32_t
+copy_batch(const cm_address *dsts, const cm_address *srcs, const uint64_t *nbytes,
+           uint64_t count, cudaStream_t stream)
+{
+#if CUDART_VERSION >= 12080
+    struct cudaMemcpyAttributes attributes = {
+        .srcAccessOrder = cudaMemcpySrcAccessOrderStream,
+    };
+    size_t first = 0;
+    _Static_assert(sizeof(cm_address) == sizeof(void *),
+                   "arrays are passed as they are");
+    _Static_assert(sizeof(uint64_t) == sizeof(size_t), "the same");
+    /* CUDA only reads them. */
+    void *to = cm_cuda_pointer(cm_cuda_integer(dsts));
+    void *from = cm_cuda_pointer(cm_cuda_integer(srcs));
+    void *sizes = cm_cuda_pointer(cm_cuda_integer(nbytes));
+#    if CUDART_VERSION >= 13000
+    return (int32_t)cudaMemcpyBatchAsync(to, from, sizes, count, &attributes, &first, 1,
+                                         stream);
+#    else
+    size_t failed = 0;
+    return (int32_t)cudaMemcpyBatchAsync(to, from, sizes, count, &attributes, &first, 1,
+                                         &failed, stream);
+#    endif
+#else
+    (void)dsts, (void)srcs, (void)nbytes, (void)count, (void)stream;
+    return CM_ENOTSUP;
+#endif
+}
+
 /* ---- allocation and registration ------------------------------------------------- */
 
 int32_t
@@ -192,6 +223,14 @@ cm_cuda_copy_peer_async(cm_runtime *rt CM_UNUSED, cm_address dst, int dst_device
     return (int32_t)cudaMemcpyPeerAsync(cm_cuda_pointer(dst), dst_device,
                                         cm_cuda_pointer(src), src_device, nbytes,
                                         cm_cuda_pointer(stream));
+}
+
+int32_t
+cm_cuda_copy_batch_async(cm_runtime *rt CM_UNUSED, const cm_address *dsts,
+                         const cm_address *srcs, const uint64_t *nbytes, uint64_t count,
+                         uint64_t stream)
+{
+    return copy_batch(dsts, srcs, nbytes, count, cm_cuda_pointer(stream));
 }
 
 int32_t

@@ -280,6 +280,28 @@ cm_emulated_op_copy_peer_async(cm_runtime *rt, cm_address dst, int dst_device,
     return move_submit(cm_emulated_of(rt), &what, devices, stream);
 }
 
+/* One after the other; what came before one that is refused is queued. */
+int32_t
+cm_emulated_op_copy_batch_async(cm_runtime *rt, const cm_address *dsts,
+                                const cm_address *srcs, const uint64_t *nbytes,
+                                uint64_t count, uint64_t stream)
+{
+    if (stream <= CM_STREAM_LEGACY || count == 0) {
+        return CM_CUDA_INVALID_VALUE;
+    }
+    for (uint64_t i = 0; i < count; i++) {
+        if (nbytes[i] == 0) {
+            return CM_CUDA_INVALID_VALUE;
+        }
+        int32_t code =
+            cm_emulated_op_copy_async(rt, dsts[i], srcs[i], nbytes[i], stream);
+        if (code != 0) {
+            return code;
+        }
+    }
+    return 0;
+}
+
 static int32_t
 fill_run(void *context, cm_emulated_job *base)
 {

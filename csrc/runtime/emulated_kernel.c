@@ -1,14 +1,21 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Modules and kernels of the emulated device: the PTX text is kept and asked for names,
- * and the one kernel that cumem has is run in C. */
+ * and the kernels that cumem has are run in C: the strided one here. */
 #include <stdlib.h>
 #include <string.h>
 
 #include "base/checked_math.h"
 #include "runtime/emulated_private.h"
 #include "runtime/strided_job.h"
+#include "runtime/table_job.h"
 
-enum { THREADS_PER_BLOCK_MAX = 1024, FUNCTION_OFFSET = 8, MODULE_STEP = 16 };
+/* A function's handle is its module's and one of two offsets, by the kernel. */
+enum {
+    THREADS_PER_BLOCK_MAX = 1024,
+    STRIDED_OFFSET = 4,
+    TABLE_OFFSET = 8,
+    MODULE_STEP = 16,
+};
 
 typedef struct module {
     int device;
@@ -85,7 +92,8 @@ cm_emulated_op_module_unload(cm_runtime *rt, uint64_t handle)
     }
     cm_mutex_lock(&emulated->lock);
     module *gone = cm_emulated_handles_remove(&emulated->modules, handle);
-    (void)cm_emulated_handles_remove(&emulated->functions, handle + FUNCTION_OFFSET);
+    (void)cm_emulated_handles_remove(&emulated->functions, handle + STRIDED_OFFSET);
+    (void)cm_emulated_handles_remove(&emulated->functions, handle + TABLE_OFFSET);
     cm_mutex_unlock(&emulated->lock);
     module_free(gone);
     return gone != NULL ? 0 : CM_CUDA_INVALID_HANDLE;
@@ -99,10 +107,12 @@ function_find_locked(cm_emulated *emulated, uint64_t handle, const char *name,
     if (from == NULL) {
         return CM_CUDA_INVALID_HANDLE;
     }
-    if (strcmp(name, CM_STRIDED_KERNEL_NAME) != 0 || strstr(from->ptx, name) == NULL) {
+    bool strided = strcmp(name, CM_STRIDED_KERNEL_NAME) == 0;
+    bool table = strcmp(name, CM_TABLE_KERNEL_NAME) == 0;
+    if ((!strided && !table) || strstr(from->ptx, name) == NULL) {
         return CM_CUDA_SYMBOL_NOT_FOUND;
     }
-    uint64_t function = handle + FUNCTION_OFFSET;
+    uint64_t function = handle + (uint64_t)(table ? TABLE_OFFSET : STRIDED_OFFSET);
     if (cm_emulated_handles_find(&emulated->functions, function) == NULL
         && !cm_emulated_handles_add(&emulated->functions, function, from)) {
         return CM_CUDA_OUT_OF_MEMORY;
@@ -140,7 +150,9 @@ cm_emulated_modules_reset(cm_emulated *emulated, int device)
         module *loaded = each.object;
         if (device < 0 || loaded->device == device) {
             (void)cm_emulated_handles_remove(&emulated->functions,
-                                             each.handle + FUNCTION_OFFSET);
+                                             each.handle + STRIDED_OFFSET);
+            (void)cm_emulated_handles_remove(&emulated->functions,
+                                             each.handle + TABLE_OFFSET);
             module_free(loaded);
         }
         else {
@@ -278,6 +290,29 @@ launch_drop(cm_emulated_job *base)
     free(base);
 }
 
+static int32_t
+strided_launch(cm_emulated *emulated, cm_emulated_thread *self, const void *params,
+               uint64_t params_nbytes, uint64_t stream)
+{
+    if (params == NULL || params_nbytes != sizeof(cm_strided_job)) {
+        return CM_CUDA_INVALID_VALUE;
+    }
+    launch *what = malloc(sizeof(*what));
+    if (what == NULL) {
+        return CM_CUDA_OUT_OF_MEMORY;
+    }
+    what->base = (cm_emulated_job){launch_run, launch_drop};
+    what->device = self->device;
+    what->stamp = cm_emulated_memory_stamp(emulated->memory);
+    memcpy(&what->job, params, sizeof(what->job));
+    if (!job_is_sane(&what->job)) {
+        free(what);
+        return CM_CUDA_INVALID_VALUE;
+    }
+    return cm_emulated_streams_submit(emulated->streams, self, stream, &what->base,
+                                      false);
+}
+
 int32_t
 cm_emulated_op_kernel_launch(cm_runtime *rt, uint64_t function, uint32_t block_count,
                              uint32_t threads_per_block, const void *params,
@@ -305,21 +340,10 @@ cm_emulated_op_kernel_launch(cm_runtime *rt, uint64_t function, uint32_t block_c
         || threads_per_block > THREADS_PER_BLOCK_MAX) {
         return CM_CUDA_INVALID_CONFIGURATION;
     }
-    if (params == NULL || params_nbytes != sizeof(cm_strided_job)) {
-        return CM_CUDA_INVALID_VALUE;
+    if (function % MODULE_STEP == TABLE_OFFSET) {
+        return cm_emulated_table_launch(emulated, self,
+                                        (uint64_t)block_count * threads_per_block,
+                                        params, params_nbytes, stream);
     }
-    launch *what = malloc(sizeof(*what));
-    if (what == NULL) {
-        return CM_CUDA_OUT_OF_MEMORY;
-    }
-    what->base = (cm_emulated_job){launch_run, launch_drop};
-    what->device = info.device;
-    what->stamp = cm_emulated_memory_stamp(emulated->memory);
-    memcpy(&what->job, params, sizeof(what->job));
-    if (!job_is_sane(&what->job)) {
-        free(what);
-        return CM_CUDA_INVALID_VALUE;
-    }
-    return cm_emulated_streams_submit(emulated->streams, self, stream, &what->base,
-                                      false);
+    return strided_launch(emulated, self, params, params_nbytes, stream);
 }

@@ -60,6 +60,11 @@ int32_t cm_emulated_enter_unsafe(cm_emulated *emulated, cm_emulated_thread **out
 /* Enter for a call that a failed device refuses, too. */
 int32_t cm_emulated_enter_healthy(cm_emulated *emulated, cm_emulated_thread **out);
 
+/* emulated_table.c: launch cm_table_copy on the stream, which is of self's device. */
+int32_t cm_emulated_table_launch(cm_emulated *emulated, cm_emulated_thread *self,
+                                 uint64_t thread_count, const void *params,
+                                 uint64_t params_nbytes, uint64_t stream);
+
 void cm_emulated_modules_reset(cm_emulated *emulated, int device);
 
 #endif

@@ -38,18 +38,26 @@ cm_engine_create(cm_runtime *rt, cm_registry *registry, cm_engine **out)
     if (!cm_is_ok(status)) {
         goto no_watch;
     }
-    status = cm_kernels_init(&engine->kernels, rt);
+    status =
+        cm_kernels_init(&engine->kernels, rt, cm_strided_ptx, CM_STRIDED_KERNEL_NAME);
     if (!cm_is_ok(status)) {
         goto no_kernels;
+    }
+    status = cm_kernels_init(&engine->tables, rt, cm_table_ptx, CM_TABLE_KERNEL_NAME);
+    if (!cm_is_ok(status)) {
+        goto no_tables;
     }
     status = cm_crew_init(&engine->crew);
     if (!cm_is_ok(status)) {
-        cm_status ignored = cm_kernels_fini(&engine->kernels); /* nothing is loaded */
-        (void)ignored;
-        goto no_kernels;
+        goto no_crew;
     }
     *out = engine;
     return cm_ok();
+    /* Nothing is loaded yet. */
+no_crew:
+    (void)!cm_is_ok(cm_kernels_fini(&engine->tables));
+no_tables:
+    (void)!cm_is_ok(cm_kernels_fini(&engine->kernels));
 no_kernels:
     cm_cond_fini(&engine->watch);
 no_watch:
@@ -234,6 +242,8 @@ cm_engine_close(cm_engine *engine)
         first = cm_is_ok(first) ? status : first;
     }
     status = cm_kernels_fini(&engine->kernels);
+    first = cm_is_ok(first) ? status : first;
+    status = cm_kernels_fini(&engine->tables);
     first = cm_is_ok(first) ? status : first;
     status = cm_loans_fini(engine);
     first = cm_is_ok(first) ? status : first;

@@ -20,9 +20,9 @@ enum {
 };
 
 cm_status
-cm_kernels_init(cm_kernels *kernels, cm_runtime *rt)
+cm_kernels_init(cm_kernels *kernels, cm_runtime *rt, const char *text, const char *name)
 {
-    *kernels = (cm_kernels){.rt = rt};
+    *kernels = (cm_kernels){.rt = rt, .text = text, .name = name};
     return cm_mutex_init(&kernels->lock);
 }
 
@@ -48,15 +48,16 @@ cm_kernels_fini(cm_kernels *kernels)
 }
 
 static cm_status
-load_module(cm_runtime *rt, uint64_t *module, uint64_t *function)
+load_module(const cm_kernels *kernels, uint64_t *module, uint64_t *function)
 {
+    cm_runtime *rt = kernels->rt;
     /* Loading is forbidden while any thread captures in the global mode, unless this
      * thread says that it knows what it does. */
     int mode = CM_CAPTURE_RELAXED;
     CM_TRY(cm_rt_capture_mode_exchange(rt, &mode));
-    cm_status status = cm_rt_module_load(rt, cm_strided_ptx, module);
+    cm_status status = cm_rt_module_load(rt, kernels->text, module);
     if (cm_is_ok(status)) {
-        status = cm_rt_module_function(rt, *module, CM_STRIDED_KERNEL_NAME, function);
+        status = cm_rt_module_function(rt, *module, kernels->name, function);
         if (!cm_is_ok(status)) {
             (void)!cm_is_ok(cm_rt_module_unload(rt, *module));
         }
@@ -69,8 +70,8 @@ load_module(cm_runtime *rt, uint64_t *module, uint64_t *function)
     return status;
 }
 
-static cm_status
-find_function(cm_kernels *kernels, int device, uint64_t *function)
+cm_status
+cm_kernels_find(cm_kernels *kernels, int device, uint64_t *function)
 {
     cm_mutex_lock(&kernels->lock);
     *function = kernels->functions[device];
@@ -79,7 +80,7 @@ find_function(cm_kernels *kernels, int device, uint64_t *function)
         return cm_ok();
     }
     uint64_t module, loaded;
-    CM_TRY(load_module(kernels->rt, &module, &loaded));
+    CM_TRY(load_module(kernels, &module, &loaded));
     cm_mutex_lock(&kernels->lock);
     bool late = kernels->functions[device] != 0;
     if (!late) {
@@ -95,7 +96,7 @@ cm_status
 cm_kernels_load(cm_kernels *kernels, int device)
 {
     uint64_t function;
-    return find_function(kernels, device, &function);
+    return cm_kernels_find(kernels, device, &function);
 }
 
 /* The largest unit, a power of two up to 16, that everything is a multiple of. */
@@ -147,7 +148,7 @@ cm_kernels_launch(cm_kernels *kernels, int device, const cm_layout *layout,
     if (layout->run_nbytes == 0) {
         return cm_ok();
     }
-    CM_TRY(find_function(kernels, device, &function));
+    CM_TRY(cm_kernels_find(kernels, device, &function));
     int outer = cm_strided_job_init(&job, layout, dst, src);
     uint64_t blocks = (job.count + THREADS_PER_BLOCK - 1) / THREADS_PER_BLOCK;
     uint32_t block_count =
