@@ -183,6 +183,50 @@ def copy_async_in_the_background() -> None:
     assert (out == np.arange(1000)).all()
 
 
+def many_pairs(to: object, source: object) -> list[tuple[object, object]]:
+    """Two halves exchanged, so that they cannot be joined."""
+    width = 400
+    order = range(0, 800, width)
+    return [
+        (to[i : i + width], source[j : j + width])  # type: ignore[index]
+        for i, j in zip(order, reversed(order), strict=True)
+    ]
+
+
+@scenario
+def copy_many_at_once() -> None:
+    data = np.arange(800, dtype="i4")
+    pinned = cumem.array(data, kind="pinned")
+    first, second = (cumem.empty_device(800, "i4", device=d) for d in (0, 1))
+    out = np.zeros(800, "i4")
+    cumem.copy_many(many_pairs(first, pinned))
+    cumem.copy_many(many_pairs(second, first))
+    cumem.copy_many_async(many_pairs(out, second), stream=cumem.Stream(device=1)).wait()
+    cumem.copy_many(many_pairs(first, out))
+
+
+@scenario
+def copy_many_in_every_way() -> None:
+    data = np.arange(800, dtype="i4")
+    pinned = cumem.array(data, kind="pinned")
+    devices = [cumem.empty_device(800, "i4", device=d) for d in (0, 1, 0, 0)]
+    full = cumem.array(data)
+    out, other = np.zeros(800, "i4"), np.zeros(800, "i4")
+    pairs = many_pairs(devices[0], pinned) + many_pairs(devices[1], full)
+    pairs += many_pairs(devices[2], data) + many_pairs(out, full)
+    pairs += many_pairs(other, data)
+    pairs += [(devices[3][::2], pinned[::2])]
+    cumem.copy_many_async(pairs).wait()
+    assert (out == np.roll(data, 400)).all()
+
+
+@scenario
+def copy_many_one_after_the_other() -> None:
+    full = cumem.array(np.arange(800, dtype="i4"))
+    device = cumem.empty_device(800, "i4")
+    cumem.copy_many([*many_pairs(device, full), (full[::2], device[:400])])
+
+
 @scenario
 def follow_the_progress_of_a_copy() -> None:
     seen = []

@@ -71,3 +71,32 @@ def test_benchmark_of_transfers_notices_wrong_bytes(
     other = transfer.cumem.array(wanted[::-1], kind="device")
     with pytest.raises(AssertionError, match="wrong bytes"):
         bench.check(wanted, other)
+
+
+def test_benchmark_of_many_copies_runs_and_verifies(tmp_path: Path) -> None:
+    path = tmp_path / "results.json"
+    done = subprocess.run(
+        [
+            sys.executable,
+            str(SCRIPT.with_name("many.py")),
+            "--quick",
+            "--json",
+            str(path),
+        ],
+        capture_output=True,
+        text=True,
+        env=os.environ
+        | {
+            "CUMEM_BACKEND": "emulated",
+            "CUMEM_EMULATED_DELAY_US": "0",
+            "PYTHONPATH": os.pathsep.join(p for p in sys.path if p),
+        },
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("EMULATED DEVICE")
+    results = json.loads(path.read_text(encoding="utf-8"))
+    assert set(results["missing"]) == {"loop", "batch", "torch", "cupy"}
+    routes = {case["key"]: case["route"] for case in results["cases"]}
+    assert routes == {"pinned": "table", "numpy": "staged-table"}
+    assert all(case["seconds"]["cumem"] > 0 for case in results["cases"])

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* copy(), copy_async() and _raw_copies(), for the module's method table. */
+/* copy() and its like, for the module's method table. */
 #ifndef CM_PYTHON_COPY_FUNCTIONS_H
 #define CM_PYTHON_COPY_FUNCTIONS_H
 
@@ -8,6 +8,8 @@
 extern PyMethodDef cm_copy_methods[];
 extern PyMethodDef cm_explain_methods[];  /* explain.c */
 extern PyMethodDef cm_raw_copy_methods[]; /* raw_copies.c: hidden, for the benchmark */
+extern PyMethodDef cm_copy_many_methods[]; /* copy_many.c */
+extern PyMethodDef cm_raw_copy_methods[];  /* raw_copies.c: hidden, for the benchmark */
 
 /* The stream argument of a copy, on loan. NULL with an exception. */
 cm_stream *cm_copy_stream(cm_state *state, PyObject *dst, PyObject *src,

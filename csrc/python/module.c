@@ -122,6 +122,7 @@ add_functions(PyObject *module)
         cm_pickle_methods,      cm_raw_copy_methods,         cm_file_methods,
         exit_methods,           cm_configure_methods,        cm_explain_methods,
         cm_calibrate_methods,   cm_progress_methods,         cm_several_methods,
+        cm_copy_many_methods,
     };
     for (size_t i = 0; i < sizeof(tables) / sizeof(tables[0]); i++) {
         if (PyModule_AddFunctions(module, tables[i]) < 0

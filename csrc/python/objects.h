@@ -61,6 +61,8 @@ typedef struct cm_storage {
     cm_ticket **writers; /* held: unfinished transfers into it; GIL */
     uint32_t writer_count;
     uint32_t writer_capacity;
+    uint64_t many_call; /* the last copy_many() that named it, and which it was there */
+    size_t many_index;
     cm_grave grave;      /* so that what is let go without the GIL cannot fail */
     atomic_bool burying; /* the grave waits, with a reference, for the bytes to go */
 } cm_storage;

@@ -154,6 +154,10 @@ copy_part(const cm_load *load, const cm_layout *part)
     if (load->run != NULL) {
         load->run(load->argument, (uint64_t)part->dst_offset, part->run_nbytes);
     }
+    else if (load->move != NULL) {
+        load->move(load->context, part, load->dst, load->src,
+                   load->way == CM_COPY_WIDE);
+    }
     else if (load->way == CM_COPY_WIDE) {
         cm_host_copy_wide(part, load->dst, load->src);
     }
@@ -365,6 +369,8 @@ cm_gang_open(cm_gang *gang, cm_crew *crew, const cm_tuning *tuning)
 {
     gang->crew = crew;
     gang->tuning = tuning;
+    gang->move = NULL;
+    gang->context = NULL;
     cm_list_init(&gang->loads);
     cm_list_init(&gang->node);
     lock(crew);
@@ -471,6 +477,8 @@ cm_gang_post(cm_gang *gang, cm_load *load, const cm_layout *layout, void *dst,
     load->src = src;
     load->way = way;
     load->run = NULL;
+    load->move = gang->move;
+    load->context = gang->context;
     post(gang, load, cm_layout_nbytes(layout), 0);
 }
 
@@ -481,6 +489,7 @@ cm_gang_post_work(cm_gang *gang, cm_load *load, uint64_t nbytes, uint64_t part_n
 {
     load->whole = (cm_layout){.run_nbytes = nbytes};
     load->way = CM_COPY_PLAIN;
+    load->move = NULL;
     load->run = run;
     load->argument = argument;
     post(gang, load, nbytes, part_nbytes);

@@ -46,12 +46,18 @@ typedef struct cm_crew {
     cm_thread threads[CM_CREW_MAX];
 } cm_crew;
 
+/* One part of a load, moved in another way than as a layout says. Any thread. */
+typedef void (*cm_move_part)(const void *context, const cm_layout *part, void *dst,
+                             const void *src, bool wide);
+
 /* What one transfer has posted, oldest first. Gangs are served in turn. */
 typedef struct cm_gang {
     cm_crew *crew;           /* borrowed */
     const cm_tuning *tuning; /* borrowed */
     cm_list node;
     cm_list loads;
+    cm_move_part move; /* for what is posted from now on; NULL: as the layout says */
+    const void *context;
 } cm_gang;
 
 typedef enum cm_copy_way {
@@ -72,6 +78,8 @@ typedef struct cm_load {
      */
     void (*run)(void *argument, uint64_t begin, uint64_t nbytes);
     void *argument;
+    cm_move_part move;      /* the gang's */
+    const void *context;    /* borrowed */
     uint32_t running_count; /* parts that threads are at */
     atomic_bool done;
 } cm_load;

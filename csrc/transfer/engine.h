@@ -25,7 +25,12 @@ typedef struct cm_engine cm_engine;
     X(KERNEL, "kernel")               /* strided, by the device */                     \
     X(STAGED, "staged")               /* packed or unpacked on the host on the way */  \
     X(STAGED_KERNEL, "staged-kernel") /* … and scattered or gathered on the device */  \
-    X(FILL, "fill")                   /* memset */
+    X(FILL, "fill")                   /* memset */                                     \
+    /* of many at once: */                                                             \
+    X(TABLE, "table")               /* runs, by one kernel */                          \
+    X(BATCH, "batch")               /* runs, by the runtime's call for many */         \
+    X(STAGED_TABLE, "staged-table") /* gathered or spread out on the host */           \
+    X(SEVERAL, "several")           /* of these and the others */
 
 typedef enum cm_route {
 #define CM_ROUTE_ENUM(name, text) CM_ROUTE_##name,

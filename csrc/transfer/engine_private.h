@@ -46,8 +46,8 @@ struct cm_engine {
     _Atomic uint64_t quick_count;
     _Atomic uint64_t bounced_count;
     _Atomic uint64_t piece_count;
-    cm_kernels kernels;    /* strided copies */
-    cm_kernels tables;     /* many pieces */
+    cm_kernels kernels; /* strided copies */
+    cm_kernels tables;  /* many pieces */
     cm_reach reach;
     cm_crew crew;
     cm_mutex lock;

@@ -49,8 +49,9 @@ add_pinned(cm_file_job *job, cm_file_memory *memory)
     if (pool == NULL) {
         return cm_fail(CM_ENOMEM, memory_nbytes(job));
     }
-    cm_patience patience = {job->request->interrupted,
-                            job->request->interrupted_argument};
+    cm_patience patience = {.interrupted = job->request->interrupted,
+                            .argument = job->request->interrupted_argument,
+                            .wait_device = NULL};
     cm_status status = cm_pool_alloc_asking(pool, memory_nbytes(job), NULL, &patience,
                                             &memory->pinned);
     if (!cm_is_ok(status)) {

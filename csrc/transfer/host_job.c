@@ -4,7 +4,7 @@
  */
 #include "base/fresh_pages.h"
 #include "transfer/host_copy.h"
-#include "transfer/job.h"
+#include "transfer/many_job.h"
 
 enum {
     PIECE_NBYTES = 8 << 20,
@@ -104,6 +104,9 @@ cm_job_run_on_host(cm_job *job)
     if (job->step == CM_JOB_ORDER) {
         CM_TRY(cm_job_wait_after(job));
         CM_TRY(cm_job_begin(job));
+        if (job->many != NULL) {
+            return cm_many_copy_on_host(job);
+        }
         if (job->overlaps && job->plan.layout.ndim > 0) {
             CM_TRY(cm_job_replace_source(job));
         }

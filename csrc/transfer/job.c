@@ -4,6 +4,7 @@
 #include <stdlib.h>
 
 #include "transfer/host_copy.h"
+#include "transfer/many_job.h"
 #include "transfer/several.h"
 
 /* Read an overlapping source whole into memory of our own, which takes its place. */
@@ -152,7 +153,12 @@ move_bytes(cm_job *job)
     if (!cm_job_waits_for_source(job)) {
         CM_TRY(cm_job_begin(job));
     }
+    if (job->many != NULL && job->plan.route != CM_ROUTE_STAGED_TABLE) {
+        return cm_many_move(job);
+    }
     switch (job->plan.route) {
+    case CM_ROUTE_SEVERAL:
+        return cm_ok(); /* they were waited for */
     case CM_ROUTE_DIRECT:
         return copy_direct(job);
     case CM_ROUTE_DIRECT_2D:
@@ -260,7 +266,10 @@ prepare_stream(cm_job *job)
             job->has_queued = true;
             job->leaves_waits = false;
         }
-        if (!job->blocking && !job->is_fill && !job->plan.is_download) {
+        /* The parts of several copies have their own. */
+        bool is_timed = !job->blocking && !job->is_fill && !job->plan.is_download
+                        && job->plan.route != CM_ROUTE_SEVERAL;
+        if (is_timed) {
             CM_TRY(cm_loan_take_event(job->engine, job->stream->device,
                                       &job->start_event));
             CM_TRY(cm_rt_event_record(job->engine->rt, job->start_event,

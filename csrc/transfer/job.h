@@ -16,6 +16,7 @@ typedef struct cm_stage {
 
 struct cm_staging;
 typedef struct cm_fan cm_fan;
+struct cm_many;
 
 typedef struct cm_after {
     uint64_t event;
@@ -83,11 +84,26 @@ typedef struct cm_job {
     void *host_temporary;   /* owned: the source of an overlapping copy, read whole */
     cm_block *temporary;    /* the same on the device */
     cm_block *device_block; /* packed bytes of one piece */
+    struct cm_many *many;   /* owned; runs that go together, instead of dst and src */
     struct cm_staging *staging;   /* owned; staging.c's, from the first piece on */
     cm_fan *fan;                  /* owned; fan.c's: further targets; NULL: none */
     const atomic_bool *cancelled; /* borrowed; NULL: never */
     cm_stage stages[CM_STAGE_COUNT];
 } cm_job;
+
+/* request.c: cm_engine_copy inside a call that has begun. */
+CM_NODISCARD cm_status cm_request_start(cm_engine *engine,
+                                        const cm_copy_request *request,
+                                        const cm_tuning *tuning, cm_ticket **out);
+void cm_request_drop_keeps(const cm_copy_request *request);
+/* A job for the request, without a plan. On failure the ticket is finished.
+ */
+CM_NODISCARD cm_status cm_job_create(cm_engine *engine, const cm_copy_request *request,
+                                     const cm_tuning *tuning, cm_ticket *ticket,
+                                     cm_job **out);
+/* Run it, here or in the background; or give it up, where its preparation failed. */
+CM_NODISCARD cm_status cm_job_start(cm_job *job, const cm_copy_request *request,
+                                    cm_status prepared);
 
 /* job.c: make the copy. On success it is `submitted`, `detached`, `draining` or over; a
  * failure has left nothing in flight, unless `submitted` (CM_ECANCELLED, or a

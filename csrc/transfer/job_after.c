@@ -25,6 +25,9 @@ cm_job_fits_stream(const cm_job *job)
     if (job->request_stream == NULL || job->plan.route == CM_ROUTE_HOST) {
         return false;
     }
+    if (job->plan.route == CM_ROUTE_BATCH && normal_handle(job->request_stream) == 0) {
+        return false; /* the call refuses it */
+    }
     int device = job->request_stream->device;
     bool is_plain_peer =
         job->plan.layout.ndim == 0
@@ -150,6 +153,7 @@ can_be_captured(const cm_job *job)
     case CM_ROUTE_DIRECT_2D:
     case CM_ROUTE_KERNEL:
     case CM_ROUTE_FILL:
+    case CM_ROUTE_TABLE:
         return true;
     case CM_ROUTE_PEER:
     case CM_ROUTE_PEER_STAGED: /* the runtime's own way is taken then */

@@ -45,7 +45,8 @@ cm_ticket_cancel(cm_ticket *ticket)
     }
     cm_job *job = NULL;
     cm_mutex_lock(&engine->lock);
-    if (ticket->state == CM_TICKET_QUEUED && !ticket->started) {
+    if (ticket->state == CM_TICKET_QUEUED && !ticket->started
+        && ticket->part_count == 0) {
         ticket->cancelled = true;
         ticket->read = true; /* whoever cancels knows */
         job = ticket->job;

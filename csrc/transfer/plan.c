@@ -188,8 +188,9 @@ cm_plan_cut(const cm_plan *plan, const cm_tuning *tuning, const cm_layout *core,
 void
 cm_plan_count_pieces(cm_plan *plan, const cm_tuning *tuning)
 {
-    bool staged =
-        plan->route == CM_ROUTE_STAGED || plan->route == CM_ROUTE_STAGED_KERNEL;
+    bool staged = plan->route == CM_ROUTE_STAGED
+                  || plan->route == CM_ROUTE_STAGED_KERNEL
+                  || plan->route == CM_ROUTE_STAGED_TABLE;
     plan->piece_nbytes = cm_tuning_piece_nbytes(tuning, plan->nbytes);
     plan->piece_count = plan->nbytes > 0;
     plan->thread_count = plan->route == CM_ROUTE_HOST;

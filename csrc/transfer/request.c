@@ -86,6 +86,7 @@ needs_a_thread(const cm_job *job)
     case CM_ROUTE_HOST:
     case CM_ROUTE_STAGED:
     case CM_ROUTE_STAGED_KERNEL:
+    case CM_ROUTE_STAGED_TABLE:
         return true;
     default:
         /* Reading an overlapping source may. */
@@ -179,9 +180,9 @@ prepare(cm_job *job, const cm_copy_request *request, const void *fill_value)
     return cm_job_record_after(job, request);
 }
 
-static cm_status
-start(cm_engine *engine, const cm_copy_request *request, const void *fill_value,
-      const cm_tuning *tuning, cm_ticket *ticket)
+cm_status
+cm_job_create(cm_engine *engine, const cm_copy_request *request,
+              const cm_tuning *tuning, cm_ticket *ticket, cm_job **out)
 {
     cm_job *job = calloc(1, sizeof(*job));
     if (job == NULL) {
@@ -202,12 +203,19 @@ start(cm_engine *engine, const cm_copy_request *request, const void *fill_value,
     job->cancelled = request->spread == NULL ? NULL : request->spread->cancelled;
     job->request_stream =
         request->stream == NULL ? NULL : cm_stream_hold(request->stream);
-    cm_status status = prepare(job, request, fill_value);
+    *out = job;
+    return cm_ok();
+}
+
+cm_status
+cm_job_start(cm_job *job, const cm_copy_request *request, cm_status prepared)
+{
+    cm_ticket *ticket = job->ticket;
     ticket->nbytes = job->plan.nbytes;
     ticket->route = job->plan.route;
     ticket->captured = job->capturing;
-    if (!cm_is_ok(status) || job->plan.route == CM_ROUTE_NOTHING) {
-        return finish_here(job, status);
+    if (!cm_is_ok(prepared) || job->plan.route == CM_ROUTE_NOTHING) {
+        return finish_here(job, prepared);
     }
     bool background = request->stream == NULL && !request->blocking;
     bool waits = needs_a_thread(job);
@@ -216,7 +224,7 @@ start(cm_engine *engine, const cm_copy_request *request, const void *fill_value,
     }
     ticket->started = true;
     job->begun = true;
-    status = run_here(job);
+    cm_status status = run_here(job);
     if (!background || cm_is_ok(status)) {
         return status;
     }
@@ -225,8 +233,17 @@ start(cm_engine *engine, const cm_copy_request *request, const void *fill_value,
     return cm_ok();
 }
 
-static void
-drop_keeps(const cm_copy_request *request)
+static cm_status
+start(cm_engine *engine, const cm_copy_request *request, const void *fill_value,
+      const cm_tuning *tuning, cm_ticket *ticket)
+{
+    cm_job *job;
+    CM_TRY(cm_job_create(engine, request, tuning, ticket, &job));
+    return cm_job_start(job, request, prepare(job, request, fill_value));
+}
+
+void
+cm_request_drop_keeps(const cm_copy_request *request)
 {
     for (uint32_t i = 0; i < request->keep_count; i++) {
         request->keep[i].drop(request->keep[i].object);
@@ -252,13 +269,46 @@ start_on_device(cm_engine *engine, const cm_copy_request *request,
 }
 
 static cm_status
+start_request(cm_engine *engine, const cm_copy_request *request, const void *fill_value,
+              const cm_tuning *tuning, cm_ticket **out)
+{
+    cm_ticket *ticket = cm_ticket_create(engine, request);
+    if (ticket == NULL) {
+        cm_request_drop_keeps(request);
+        return cm_fail(CM_ENOMEM, 0);
+    }
+    if (request->ticket_seen != NULL) {
+        *request->ticket_seen = ticket;
+    }
+    cm_status status = start_on_device(engine, request, fill_value, tuning, ticket);
+    if (status.code == CM_ECANCELLED && request->blocking) {
+        /* Who is told that it is over may use its memory as he likes. */
+        (void)!cm_is_ok(cm_ticket_depend(ticket, NULL, engine->linger_ns));
+    }
+    if (cm_is_ok(status) && out != NULL) {
+        *out = ticket;
+        return status;
+    }
+    cm_status untold = cm_ticket_abandon(ticket);
+    (void)untold; /* nothing: the engine goes on, and is asked later */
+    return status;
+}
+
+cm_status
+cm_request_start(cm_engine *engine, const cm_copy_request *request,
+                 const cm_tuning *tuning, cm_ticket **out)
+{
+    return start_request(engine, request, NULL, tuning, out);
+}
+
+static cm_status
 submit(cm_engine *engine, const cm_copy_request *request, const void *fill_value,
        const cm_tuning *given, cm_ticket **out)
 {
     cm_tuning tuning;
     cm_status status = cm_engine_begin_call(engine, &tuning);
     if (!cm_is_ok(status)) {
-        drop_keeps(request);
+        cm_request_drop_keeps(request);
         return status;
     }
     if (given != NULL) {
@@ -268,33 +318,12 @@ submit(cm_engine *engine, const cm_copy_request *request, const void *fill_value
     if (out == NULL && fill_value == NULL
         && cm_engine_try_quick(engine, request, &tuning, &status, &kept)) {
         if (!kept) {
-            drop_keeps(request);
+            cm_request_drop_keeps(request);
         }
         cm_engine_end_call(engine);
         return status;
     }
-    cm_ticket *ticket = cm_ticket_create(engine, request);
-    if (ticket == NULL) {
-        drop_keeps(request);
-        status = cm_fail(CM_ENOMEM, 0);
-    }
-    else {
-        if (request->ticket_seen != NULL) {
-            *request->ticket_seen = ticket;
-        }
-        status = start_on_device(engine, request, fill_value, &tuning, ticket);
-        if (status.code == CM_ECANCELLED && request->blocking) {
-            /* Who is told that it is over may use its memory as he likes. */
-            (void)!cm_is_ok(cm_ticket_depend(ticket, NULL, engine->linger_ns));
-        }
-    }
-    if (cm_is_ok(status) && out != NULL) {
-        *out = ticket;
-    }
-    else if (ticket != NULL) {
-        cm_status untold = cm_ticket_abandon(ticket);
-        (void)untold; /* nothing: the engine goes on, and is asked later */
-    }
+    status = start_request(engine, request, fill_value, &tuning, out);
     cm_engine_end_call(engine);
     return status;
 }

@@ -4,6 +4,7 @@
  * and unpacking on the host is shared out among threads while the copy engine works on
  * other pieces; all runtime calls are made by the thread that runs the job. A broadcast
  * source travels once. */
+#include "transfer/many_job.h"
 #include "transfer/several.h"
 
 cm_status
@@ -70,6 +71,10 @@ send_piece(cm_job *job, const cm_layout *unpack, const cm_slot *s, uint64_t nbyt
 static cm_status
 send_slot(cm_job *job, cm_slot *s)
 {
+    if (job->many != NULL) {
+        CM_TRY(cm_many_send(job, s));
+        return end_device_part(job, s);
+    }
     cm_layout unpack = s->piece;
     cm_layout_pack_src(&unpack);
     cm_layout_put_repeats(&unpack, &job->staging->repeats);
@@ -184,6 +189,10 @@ fetch_piece(cm_job *job, const cm_layout *pack, const cm_slot *s, uint64_t nbyte
 static cm_status
 fetch_slot(cm_job *job, cm_slot *s)
 {
+    if (job->many != NULL) {
+        CM_TRY(cm_many_fetch(job, s));
+        return end_device_part(job, s);
+    }
     cm_layout pack = s->piece;
     cm_layout_pack_dst(&pack);
     CM_TRY(fetch_piece(job, &pack, s, cm_layout_nbytes(&s->piece)));

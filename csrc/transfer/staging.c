@@ -4,14 +4,15 @@
 #include <stdlib.h>
 
 #include "base/fresh_pages.h"
+#include "transfer/many_job.h"
 
 /* A target of one run whose pages are still to come gets huge ones. True: it is so. */
 static bool
 prepare_target(const cm_job *job)
 {
     const cm_layout *layout = &job->plan.layout;
-    if (!job->plan.is_download || layout->ndim > 0 || job->dst.host == NULL
-        || job->dst.kind != CM_KIND_PAGEABLE
+    if (!job->plan.is_download || job->many != NULL || layout->ndim > 0
+        || job->dst.host == NULL || job->dst.kind != CM_KIND_PAGEABLE
         || layout->run_nbytes < 2 * CM_HUGE_PAGE_NBYTES) {
         return false;
     }
@@ -42,6 +43,10 @@ cm_staging_begin(cm_job *job)
     staging->slot_count = staging->slot_room;
     staging->asked_ns = cm_now_ns();
     cm_gang_open(&staging->gang, &job->engine->crew, &job->tuning);
+    if (job->many != NULL) {
+        staging->gang.move = cm_many_move_part;
+        staging->gang.context = job->many;
+    }
     job->staging = staging;
     return cm_ok();
 }

@@ -192,10 +192,31 @@ cm_ticket_give_loans(cm_ticket *ticket)
     cm_loan_give_stream(engine, lent);
 }
 
+/* Wait for the parts, which have ended as a rule; the first failure is the whole's. */
+static cm_status
+end_parts(cm_ticket *ticket, cm_status status)
+{
+    cm_engine *engine = ticket->engine;
+    for (uint64_t i = 0; i < ticket->part_count; i++) {
+        cm_ticket *part = ticket->parts[i];
+        (void)!cm_is_ok(cm_ticket_depend(part, NULL, UINT64_MAX));
+        cm_mutex_lock(&engine->lock);
+        status = cm_is_ok(status) ? part->status : status;
+        part->read = true;
+        cm_mutex_unlock(&engine->lock);
+        cm_ticket_release(part);
+    }
+    free(ticket->parts);
+    ticket->parts = NULL;
+    ticket->part_count = 0;
+    return status;
+}
+
 void
 cm_ticket_finish(cm_ticket *ticket, cm_status status, bool read)
 {
     cm_engine *engine = ticket->engine;
+    status = end_parts(ticket, status);
     double seconds = (double)(cm_now_ns() - ticket->start_ns) * 1e-9;
     if (ticket->start_event != 0 && ticket->end_event != 0 && cm_is_ok(status)) {
         float milliseconds = 0;
@@ -270,6 +291,25 @@ ask_device(const cm_ticket *ticket, bool *done)
     return status;
 }
 
+/* Only then can a whole be, whatever has come of its own event: nobody waits for the
+ * others here, where parked ones are woken. The ticket is `finishing`. */
+static bool
+let_parts_end(cm_ticket *ticket, cm_status status)
+{
+    bool over = true;
+    for (uint64_t i = 0; i < ticket->part_count; i++) {
+        over = cm_ticket_update(ticket->parts[i]) && over;
+    }
+    if (!over) {
+        cm_mutex_lock(&ticket->engine->lock);
+        ticket->status = cm_is_ok(ticket->status) ? status : ticket->status;
+        ticket->finishing = false;
+        cm_cond_signal_all(&ticket->engine->changed);
+        cm_mutex_unlock(&ticket->engine->lock);
+    }
+    return over;
+}
+
 bool
 cm_ticket_update(cm_ticket *ticket)
 {
@@ -297,14 +337,15 @@ cm_ticket_update(cm_ticket *ticket)
     ticket->finishing = ticket->finishing || mine;
     over = ticket->state == CM_TICKET_DONE;
     cm_mutex_unlock(&engine->lock);
-    if (mine) {
+    if (mine && let_parts_end(ticket, status)) {
         cm_ticket_finish(ticket, status, false);
+        over = true;
     }
     else if (over) {
         cm_ticket_give_loans(ticket);
     }
     cm_engine_end_call(engine);
-    return mine || over;
+    return over;
 }
 
 uint64_t

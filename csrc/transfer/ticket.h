@@ -27,6 +27,8 @@ struct cm_ticket {
     uint64_t nbytes;        /* set before anybody else sees it, as is the next */
     bool captured;          /* put into a graph, not run */
     _Atomic uint64_t moved; /* see cm_ticket_count_moved */
+    cm_ticket **parts;      /* owned array, held: it is done when all of them are */
+    uint64_t part_count;
     /* under engine->lock */
     cm_route route;
     cm_ticket_state state;

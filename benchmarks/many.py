@@ -1,0 +1,363 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Measure many small copies in one call against loops, the batch call and other libraries.
+
+    python benchmarks/many.py --json benchmarks/results/many-h200.json
+
+Pieces of one size in random order, between page-locked or ordinary memory and a GPU, each
+case verified; in the same run a loop of cudaMemcpyAsync, one cudaMemcpyBatchAsync (where
+libcudart has it) and what is installed of torch and CuPy. On the emulated device it runs
+and says so: the figures are then not a GPU's.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import importlib.util
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
+from typing import Any
+
+import numpy as np
+
+import cumem
+from cumem import info
+from cumem.units import format_nbytes
+
+#: (pieces, bytes of each); the first is the one that targets are set for
+SHAPES = [
+    (4096, 4096),
+    (16, 65536),
+    (256, 65536),
+    (4096, 64),
+    (4096, 65536),
+    (65536, 64),
+    (65536, 4096),
+]
+MOST_SECONDS = 0.6  # for the repetitions of one case
+LIBRARIES = ("cumem", "loop", "batch", "torch", "cupy")
+
+Call = Callable[[], object]
+
+
+@dataclass
+class Case:
+    """One set of pieces, copied by cumem and by others.
+
+    Parameters
+    ----------
+    key : str
+        ``"pinned"`` or ``"numpy"``: the memory of the host's end.
+    direction : str
+        ``"up"`` (host to device) or ``"down"``.
+    count, nbytes : int
+        Pieces, and bytes of each.
+    route : str
+        How cumem moved them.
+    seconds : dict
+        Best time by library.
+    spread : dict
+        Median over best, by library.
+    errors : dict
+        Why a library has no time.
+    """
+
+    key: str
+    direction: str
+    count: int
+    nbytes: int
+    route: str = ""
+    seconds: dict[str, float] = field(default_factory=dict)
+    spread: dict[str, float] = field(default_factory=dict)
+    errors: dict[str, str] = field(default_factory=dict)
+
+
+def times_of(call: Call, seconds: float) -> list[float]:
+    """Seconds of each call: as many as fit, at least three, after one that is dropped."""
+    call()
+    times: list[float] = []
+    end = time.perf_counter() + seconds
+    while len(times) < 3 or (time.perf_counter() < end and len(times) < 2000):
+        start = time.perf_counter()
+        call()
+        times.append(time.perf_counter() - start)
+    return times
+
+
+class Runtime:
+    """The calls of libcudart, by way of ctypes: of a wheel or of the system."""
+
+    def __init__(self) -> None:
+        self._library = self._load()
+        version = ctypes.c_int()
+        self._call("cudaRuntimeGetVersion", ctypes.byref(version))
+        self.version = version.value
+        self._call("cudaSetDevice", 0)
+        self._stream = ctypes.c_void_p()
+        self._call("cudaStreamCreateWithFlags", ctypes.byref(self._stream), 1)
+
+    @staticmethod
+    def _load() -> ctypes.CDLL:
+        names = ["libcudart.so.13", "libcudart.so.12", "libcudart.so"]
+        spec = importlib.util.find_spec("nvidia")
+        for folder in spec.submodule_search_locations or () if spec else ():
+            names += [f"{folder}/cu13/lib/libcudart.so.13"]
+            names += [f"{folder}/cuda_runtime/lib/libcudart.so.12"]
+        for name in names:
+            try:
+                return ctypes.CDLL(name)
+            except OSError:
+                continue
+        raise OSError("libcudart is not installed")
+
+    def _call(self, name: str, *arguments: Any) -> None:
+        code = getattr(self._library, name)(*arguments)
+        if code != 0:
+            raise OSError(f"{name} failed with {code}")
+
+    def loop(self, dsts: list[int], srcs: list[int], nbytes: int) -> Call:
+        """One cudaMemcpyAsync for each piece."""
+        copy, wait = self._library.cudaMemcpyAsync, self._library.cudaStreamSynchronize
+        stream, size = self._stream, ctypes.c_size_t(nbytes)
+        pairs = [
+            (ctypes.c_void_p(d), ctypes.c_void_p(s))
+            for d, s in zip(dsts, srcs, strict=True)
+        ]
+        default = ctypes.c_int(4)
+
+        def call() -> None:
+            for dst, src in pairs:
+                if copy(dst, src, size, default, stream) != 0:
+                    raise OSError("cudaMemcpyAsync failed")
+            if wait(stream) != 0:
+                raise OSError("cudaStreamSynchronize failed")
+
+        return call
+
+    def batch(self, dsts: list[int], srcs: list[int], nbytes: int) -> Call:
+        """One cudaMemcpyBatchAsync for all."""
+        if not hasattr(self._library, "cudaMemcpyBatchAsync"):
+            raise OSError("this libcudart has no cudaMemcpyBatchAsync")
+        count = len(dsts)
+        words = ctypes.c_uint64 * count
+        arrays = words(*dsts), words(*srcs), words(*([nbytes] * count))
+        # srcAccessOrder (1: of the stream), two locations of type and id, flags
+        attributes = (ctypes.c_int * 6)(1, 0, 0, 0, 0, 0)
+        first, failed = ctypes.c_size_t(0), ctypes.c_size_t(0)
+        arguments = [
+            *arrays,
+            ctypes.c_size_t(count),
+            attributes,
+            ctypes.byref(first),
+            ctypes.c_size_t(1),
+        ]
+        if self.version < 13000:
+            arguments.append(ctypes.byref(failed))
+        arguments.append(self._stream)
+
+        def call() -> None:
+            self._call("cudaMemcpyBatchAsync", *arguments)
+            self._call("cudaStreamSynchronize", self._stream)
+
+        return call
+
+
+class Bench:
+    """The memory that all cases share."""
+
+    def __init__(self, options: argparse.Namespace) -> None:
+        self.emulated = cumem.backend() == "emulated"
+        self.seconds = 0.02 if options.quick else MOST_SECONDS
+        small = options.quick or self.emulated
+        self.shapes = [(c, n) for c, n in SHAPES if not small or c * n <= 16 << 20]
+        self.peers: dict[str, Any] = {}
+        self.missing: dict[str, str] = {}
+        if self.emulated:
+            self.missing = dict.fromkeys(LIBRARIES[1:], "needs a GPU")
+            return
+        try:
+            self.peers["loop"] = self.peers["batch"] = Runtime()
+        except OSError as error:
+            self.missing["loop"] = self.missing["batch"] = str(error)
+        for name in ("torch", "cupy"):
+            if importlib.util.find_spec(name) is None:
+                self.missing[name] = "not installed"
+            else:
+                self.peers[name] = __import__(name)
+
+    def link(self) -> dict[str, float]:
+        """Bytes a second of one pinned copy."""
+        nbytes = 4 << 20 if self.emulated else 256 << 20
+        pinned = cumem.zeros(nbytes, "u1", "pinned")
+        device = cumem.zeros(nbytes, "u1")
+        up = min(times_of(lambda: cumem.copy(device, pinned), self.seconds))
+        down = min(times_of(lambda: cumem.copy(pinned, device), self.seconds))
+        return {"up": nbytes / up, "down": nbytes / down}
+
+    def cases(self) -> Iterator[Case]:
+        """Every shape, memory and direction."""
+        for count, nbytes in self.shapes:
+            for key in ("pinned", "numpy"):
+                for direction in ("up", "down"):
+                    yield self.measure(Case(key, direction, count, nbytes))
+
+    def measure(self, case: Case) -> Case:
+        """Time all libraries on the same pieces; each is verified."""
+        count, nbytes = case.count, case.nbytes
+        rng = np.random.default_rng(count + nbytes)
+        data = np.frombuffer(rng.bytes(count * nbytes), "u1").reshape(count, nbytes)
+        order = rng.permutation(count)
+        # a gap after each piece, so that no two are neighbours
+        room = (count, nbytes + 64)
+        host: Any = np.zeros(room, "u1")
+        if case.key == "pinned":
+            host = cumem.zeros(room, "u1", "pinned")
+        device = cumem.zeros(room, "u1")
+        down = case.direction == "down"
+        target, source = (host, device) if down else (device, host)
+        whole = np.zeros(room, "u1")
+        whole[:, :nbytes] = data
+        cumem.copy(source, whole)
+        dsts = [target[i, :nbytes] for i in range(count)]
+        srcs = [source[i, :nbytes] for i in order.tolist()]
+        for name, make in self.calls(case, dsts, srcs).items():
+            if name in self.missing:
+                continue
+            cumem.copy(target, np.zeros(room, "u1"))
+            try:
+                times = times_of(make(), self.seconds)
+            except (RuntimeError, OSError, MemoryError, ValueError) as error:
+                case.errors[name] = str(error).splitlines()[0]
+                continue
+            case.seconds[name] = min(times)
+            case.spread[name] = statistics.median(times) / min(times)
+            got = np.zeros(room, "u1")
+            cumem.copy(got, target)
+            if (
+                not np.array_equal(got[:, :nbytes], data[order])
+                or got[:, nbytes:].any()
+            ):
+                raise AssertionError(f"{name}: wrong bytes: {case}")
+        case.route = cumem.copy_many_async(zip(dsts, srcs, strict=True)).route
+        return case
+
+    def calls(
+        self, case: Case, dsts: list[Any], srcs: list[Any]
+    ) -> dict[str, Callable[[], Call]]:
+        """By library: what makes the call that is timed, up to where all is there."""
+
+        def address(end: Any) -> int:
+            return end.ctypes.data if isinstance(end, np.ndarray) else end.ptr
+
+        def ours() -> Call:
+            pairs = list(zip(dsts, srcs, strict=True))
+            return lambda: cumem.copy_many(pairs)
+
+        def runtime(name: str) -> Call:
+            addresses = [address(d) for d in dsts], [address(s) for s in srcs]
+            return getattr(self.peers[name], name)(*addresses, case.nbytes)
+
+        def tensor(end: Any) -> Any:
+            torch = self.peers["torch"]
+            if isinstance(end, cumem.DeviceBuffer):
+                return torch.as_tensor(end, device="cuda")
+            return torch.from_numpy(end if isinstance(end, np.ndarray) else end.numpy())
+
+        def torch() -> Call:
+            torch = self.peers["torch"]
+            to, of = [tensor(d) for d in dsts], [tensor(s) for s in srcs]
+
+            def call() -> None:
+                torch._foreach_copy_(to, of, non_blocking=True)
+                torch.cuda.synchronize()
+
+            return call
+
+        def cupy() -> Call:
+            cupy = self.peers["cupy"]
+            down = case.direction == "down"
+            on_device = [cupy.asarray(b) for b in (srcs if down else dsts)]
+            on_host = [
+                b if isinstance(b, np.ndarray) else b.numpy()
+                for b in (dsts if down else srcs)
+            ]
+            stream = cupy.cuda.Stream(non_blocking=True)
+
+            def call() -> None:
+                for there, here in zip(on_device, on_host, strict=True):
+                    if down:
+                        there.get(stream=stream, out=here, blocking=False)
+                    else:
+                        there.set(here, stream=stream)
+                stream.synchronize()
+
+            return call
+
+        return {
+            "cumem": ours,
+            "loop": lambda: runtime("loop"),
+            "batch": lambda: runtime("batch"),
+            "torch": torch,
+            "cupy": cupy,
+        }
+
+
+def line(case: Case, links: dict[str, float]) -> str:
+    """A row of the table."""
+    ours = case.seconds.get("cumem")
+    if ours is None:
+        return f"{case.key}: {case.errors}"
+    total = case.count * case.nbytes
+    cells = [
+        f"{case.key:<7}{case.direction:<5}{case.count:>6} x",
+        f"{format_nbytes(case.nbytes):<8}",
+        f"{case.route:<13}",
+        f"{ours * 1e6:>9.0f} us",
+        f"{ours / case.count * 1e9:>6.0f} ns a piece",
+        f"{100 * total / ours / links[case.direction]:>4.0f} % of the link",
+    ]
+    cells += [
+        f"{name} {case.seconds[name] / ours:.2f} x" if name in case.seconds else ""
+        for name in LIBRARIES[1:]
+    ]
+    return "  ".join(cell for cell in cells if cell)
+
+
+def main() -> int:
+    """Measure and print; a file on request."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    add = parser.add_argument
+    add("--json", metavar="FILE", help="write the results to FILE")
+    add("--quick", action="store_true", help="small sizes, few rounds")
+    options = parser.parse_args()
+    started = datetime.now(UTC)
+    bench = Bench(options)
+    if bench.emulated:
+        print("EMULATED DEVICE: no GPU took part, these figures are not a GPU's")
+    links = bench.link()
+    cases = []
+    for case in bench.cases():
+        cases.append(case)
+        print(line(case, links), flush=True)
+    if options.json:
+        results = {
+            "schema": 1,
+            "started": started.isoformat(timespec="seconds"),
+            "emulated": bench.emulated,
+            "quick": options.quick,
+            "commit": info.commit(),
+            **info.collect(),
+            "link_bytes_per_second": links,
+            "missing": bench.missing,
+            "cases": [asdict(case) for case in cases],
+        }
+        info.save(results, options.json)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

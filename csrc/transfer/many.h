@@ -1,0 +1,52 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Many copies asked for at once: runs of bytes, of which a whole table goes with one
+ * launch or through one page-locked block, and regions of any other form. Knows nothing
+ * of Python.
+ * Locks: as cm_engine_copy. */
+#ifndef CM_TRANSFER_MANY_H
+#define CM_TRANSFER_MANY_H
+
+#include "transfer/engine.h"
+
+/* One end of a piece: the first of its bytes. */
+typedef struct cm_piece_end {
+    char *host;         /* as the host knows it; NULL if it may not touch it */
+    cm_address address; /* as the device does; 0 if it cannot reach it */
+    const void *owner;  /* the same for bytes of one allocation; NULL: nobody knows */
+    cm_kind kind;
+    int device; /* -1 for PAGEABLE */
+} cm_piece_end;
+
+/* A run of bytes, nbytes > 0. */
+typedef struct cm_piece {
+    cm_piece_end dst;
+    cm_piece_end src;
+    uint64_t nbytes;
+    uint64_t index; /* which copy it is, of all that are asked for */
+} cm_piece;
+
+/* A copy that is no run; never empty. */
+typedef struct cm_piece_regions {
+    cm_region dst;
+    cm_region src; /* broadcast to dst's shape, same itemsize */
+    uint64_t index;
+} cm_piece_regions;
+
+typedef struct cm_many_request {
+    cm_copy_request common; /* all but dst and src */
+    cm_piece *pieces;       /* borrowed until the call returns; may be changed */
+    uint64_t piece_count;
+    const cm_piece_regions *others; /* borrowed until the call returns */
+    uint64_t other_count;
+} cm_many_request;
+
+/* As cm_engine_copy for all of them together: one ticket, which is done when the last
+ * is. They may be made in any order and at the same time unless one touches what
+ * another writes: then it is as if each were made after those with lower indices.
+ * `keep` is dropped once all are done. On failure some may have been made. Fails: as
+ * cm_engine_copy, copy_batch_async. */
+CM_NODISCARD cm_status cm_engine_copy_many(cm_engine *engine,
+                                           const cm_many_request *request,
+                                           cm_ticket **out);
+
+#endif

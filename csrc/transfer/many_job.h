@@ -1,0 +1,22 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What a job does that moves many runs of bytes instead of one region: the parts of its
+ * steps that differ. Its plan's layout is the packed space of the runs. Locks: none. */
+#ifndef CM_TRANSFER_MANY_JOB_H
+#define CM_TRANSFER_MANY_JOB_H
+
+#include "transfer/many_plan.h"
+#include "transfer/staging.h"
+
+/* Queue all of it: TABLE, ROWS and PEER. */
+CM_NODISCARD cm_status cm_many_move(cm_job *job);
+/* HOST: do it. Fails: CM_ECANCELLED. */
+CM_NODISCARD cm_status cm_many_copy_on_host(cm_job *job);
+
+/* UP: queue what lies in a slot to where it belongs; DOWN: what belongs into it. */
+CM_NODISCARD cm_status cm_many_send(cm_job *job, const cm_slot *s);
+CM_NODISCARD cm_status cm_many_fetch(cm_job *job, const cm_slot *s);
+/* The host's part of it: a cm_move_part whose context is the cm_many. */
+void cm_many_move_part(const void *context, const cm_layout *part, void *dst,
+                       const void *src, bool wide);
+
+#endif

@@ -1,0 +1,296 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Several groups and copies of their own as the parts of one ticket: each is started as
+ * an asynchronous copy, and the whole is done when all of them are. */
+#include <stdlib.h>
+
+#include "transfer/many_call.h"
+
+/* -- what is kept -------------------------------------------------------------------------------- */
+
+static void
+drop_shared(void *object)
+{
+    cm_shared_keep *shared = object;
+    if (atomic_fetch_sub_explicit(&shared->refs, 1, memory_order_acq_rel) != 1) {
+        return;
+    }
+    for (uint32_t i = 0; i < shared->count; i++) {
+        shared->keep[i].drop(shared->keep[i].object);
+    }
+    free(shared);
+}
+
+/* Each part keeps all that the caller wants kept. */
+static cm_keep
+share(cm_many_call *c)
+{
+    atomic_fetch_add_explicit(&c->shared->refs, 1, memory_order_relaxed);
+    return (cm_keep){c->shared, drop_shared};
+}
+
+/* -- several parts ------------------------------------------------------------------------ */
+
+/* The request of the next part: what touches others comes after the one before. */
+static cm_copy_request *
+next_part(cm_many_call *c)
+{
+    cm_copy_request *part = &c->common;
+    const cm_copy_request *common = &c->request->common;
+    part->keep[0] = share(c);
+    part->after_ticket_count = common->after_ticket_count;
+    if (c->in_order && c->part_count > 0) {
+        c->after[part->after_ticket_count++] = c->parts[c->part_count - 1];
+    }
+    return part;
+}
+
+static void
+add_part(cm_many_call *c, cm_ticket *ticket)
+{
+    c->nbytes += ticket->nbytes;
+    c->parts[c->part_count++] = ticket;
+}
+
+static cm_status
+start_alone(cm_many_call *c, cm_copy_request *part)
+{
+    cm_ticket *ticket = NULL;
+    CM_TRY(cm_request_start(c->engine, part, &c->tuning, &ticket));
+    add_part(c, ticket);
+    return cm_ok();
+}
+
+/* In the order of their indices. */
+static cm_status
+start_those_alone(cm_many_call *c)
+{
+    const cm_many_request *request = c->request;
+    uint64_t other = 0;
+    for (uint64_t i = 0; i <= request->piece_count; i++) {
+        bool ends = i == request->piece_count;
+        if (!ends && c->groups[i] != 0) {
+            continue;
+        }
+        for (; other < request->other_count
+               && (ends || request->others[other].index < request->pieces[i].index);
+             other++) {
+            cm_copy_request *part = next_part(c);
+            part->dst = request->others[other].dst;
+            part->src = request->others[other].src;
+            CM_TRY(start_alone(c, part));
+        }
+        if (!ends) {
+            cm_copy_request *part = next_part(c);
+            cm_many_set_ends(part, &request->pieces[i]);
+            CM_TRY(start_alone(c, part));
+        }
+    }
+    return cm_ok();
+}
+
+static cm_status
+start_groups(cm_many_call *c, cm_many_way way)
+{
+    const cm_many_request *request = c->request;
+    for (uint32_t g = 1; g < c->group_count; g++) {
+        cm_many *many;
+        if (c->shapes[g].way != way) {
+            continue;
+        }
+        CM_TRY(cm_many_create(request->pieces, c->groups, request->piece_count,
+                              (uint8_t)g, &c->shapes[g], &many));
+        cm_ticket *ticket = NULL;
+        if (many->count == 1) {
+            cm_copy_request *part = next_part(c);
+            cm_many_set_ends(part, &many->pieces[0]);
+            cm_many_destroy(many);
+            CM_TRY(start_alone(c, part));
+            continue;
+        }
+        CM_TRY(cm_many_start_group(c, next_part(c), many, &ticket));
+        add_part(c, ticket);
+    }
+    return cm_ok();
+}
+
+/* Those first that only queue work; then those for which the host works meanwhile. */
+static cm_status
+start_parts(cm_many_call *c)
+{
+    static const cm_many_way order[] = {CM_MANY_TABLE, CM_MANY_PEER, CM_MANY_DOWN,
+                                        CM_MANY_UP, CM_MANY_HOST};
+    for (size_t i = 0; i < sizeof(order) / sizeof(order[0]); i++) {
+        CM_TRY(start_groups(c, order[i]));
+    }
+    return start_those_alone(c);
+}
+
+static bool
+all_parts_are_done(cm_many_call *c)
+{
+    for (uint64_t i = 0; i < c->part_count; i++) {
+        if (!cm_ticket_update(c->parts[i])) {
+            return false;
+        }
+    }
+    return true;
+}
+
+/* A job that does nothing but wait for the parts, on a stream where one has a device.
+ */
+static cm_status
+start_waiting(cm_many_call *c, cm_ticket *ticket)
+{
+    cm_copy_request request = {.after_tickets = ticket->parts,
+                               .after_ticket_count = (uint32_t)ticket->part_count};
+    cm_job *job;
+    CM_TRY(cm_job_create(c->engine, &request, &c->tuning, ticket, &job));
+    job->plan.route = CM_ROUTE_HOST;
+    job->plan.device = -1;
+    job->plan.nbytes = c->nbytes;
+    for (uint32_t g = 1; g < c->group_count && job->plan.device < 0; g++) {
+        job->plan.device = c->shapes[g].device;
+    }
+    if (job->plan.device >= 0) {
+        job->plan.route = CM_ROUTE_SEVERAL;
+    }
+    job->plan.src_device = job->plan.device;
+    return cm_job_start(job, &request, cm_job_record_after(job, &request));
+}
+
+/* By the thread of a caller who waits: until all are done, or CM_ECANCELLED. */
+static cm_status
+wait_for_parts(cm_many_call *c)
+{
+    const cm_copy_request *common = &c->request->common;
+    uint64_t limit = common->interrupted != NULL ? CM_ASK_NS : UINT64_MAX;
+    for (uint64_t i = 0; i < c->part_count; i++) {
+        while (cm_ticket_depend(c->parts[i], NULL, limit).code == CM_ETIMEOUT) {
+            if (common->interrupted != NULL
+                && common->interrupted(common->interrupted_argument)) {
+                return cm_fail(CM_ECANCELLED, 0);
+            }
+        }
+    }
+    return cm_ok();
+}
+
+/* Their failure is the whole's, for the caller to tell. */
+static cm_status
+finish_whole(cm_ticket *ticket, cm_status status)
+{
+    cm_engine *engine = ticket->engine;
+    cm_ticket_finish(ticket, status, true);
+    cm_mutex_lock(&engine->lock);
+    status = ticket->status;
+    cm_mutex_unlock(&engine->lock);
+    return status;
+}
+
+static cm_status
+join_parts(cm_many_call *c, cm_ticket *ticket, cm_status started)
+{
+    bool blocking = c->request->common.blocking;
+    cm_status status = started;
+    ticket->parts = c->parts;
+    ticket->part_count = c->part_count;
+    ticket->nbytes = c->nbytes;
+    ticket->route = CM_ROUTE_SEVERAL;
+    for (uint64_t i = 0; i < c->part_count; i++) {
+        ticket->captured = ticket->captured || c->parts[i]->captured;
+    }
+    if (cm_is_ok(status) && blocking) {
+        status = wait_for_parts(c);
+    }
+    bool leaves = status.code == CM_ECANCELLED || (cm_is_ok(status) && !blocking);
+    bool done = !leaves || all_parts_are_done(c);
+    c->parts = NULL; /* the ticket's */
+    if (done && leaves) {
+        cm_ticket_finish(ticket, cm_ok(), false); /* the ticket tells, as when it is
+                                                     later */
+        return status;
+    }
+    if (done) {
+        return finish_whole(ticket, status);
+    }
+    cm_status left = start_waiting(c, ticket);
+    return cm_is_ok(status) ? left : status;
+}
+
+static cm_shared_keep *
+create_shared(const cm_copy_request *common)
+{
+    cm_shared_keep *shared = calloc(1, sizeof(*shared));
+    if (shared != NULL) {
+        atomic_init(&shared->refs, 1);
+        shared->count = common->keep_count;
+        for (uint32_t i = 0; i < common->keep_count; i++) {
+            shared->keep[i] = common->keep[i];
+        }
+    }
+    return shared;
+}
+
+/* Room for all parts, and for the tickets that each comes after. Until `shared` is
+ * there the keeps are the caller's. */
+static cm_status
+make_room(cm_many_call *c)
+{
+    const cm_copy_request *common = &c->request->common;
+    uint64_t room = c->group_count + c->alone_count + c->request->other_count;
+    size_t after_room = (size_t)common->after_ticket_count + 1;
+    c->after = malloc(after_room * sizeof(cm_ticket *));
+    c->parts = malloc((size_t)room * sizeof(cm_ticket *));
+    c->shared = c->after == NULL || c->parts == NULL ? NULL : create_shared(common);
+    c->common = *common;
+    c->common.after_tickets = c->after;
+    if (c->shared == NULL) {
+        return cm_fail(CM_ENOMEM, room * sizeof(cm_ticket *));
+    }
+    for (uint32_t i = 0; i < common->after_ticket_count; i++) {
+        c->after[i] = common->after_tickets[i];
+    }
+    c->common.keep_count = 1;
+    c->common.blocking = false;
+    if (common->stream == NULL) {
+        c->common.interrupted = NULL; /* they run in the background */
+    }
+    return cm_ok();
+}
+
+cm_status
+cm_many_start_several(cm_many_call *c, cm_ticket **out)
+{
+    cm_status status = make_room(c);
+    if (!cm_is_ok(status)) {
+        cm_request_drop_keeps(&c->request->common);
+        return status;
+    }
+    cm_copy_request whole = {.keep = {share(c)}, .keep_count = 1};
+    cm_ticket *ticket = cm_ticket_create(c->engine, &whole);
+    if (ticket == NULL) {
+        cm_request_drop_keeps(&whole);
+        return cm_fail(CM_ENOMEM, 0);
+    }
+    status = join_parts(c, ticket, start_parts(c));
+    if (cm_is_ok(status) && out != NULL) {
+        *out = ticket;
+        return status;
+    }
+    cm_status untold = cm_ticket_abandon(ticket);
+    (void)untold; /* nothing: the engine goes on, and is asked later */
+    return status;
+}
+
+void
+cm_many_end_several(cm_many_call *c)
+{
+    for (uint64_t i = 0; c->parts != NULL && i < c->part_count; i++) {
+        cm_ticket_release(c->parts[i]);
+    }
+    if (c->shared != NULL) {
+        drop_shared(c->shared);
+    }
+    free(c->parts);
+    free(c->after);
+}

@@ -1,0 +1,592 @@
+# SPDX-License-Identifier: Apache-2.0
+"""copy_many: many pairs in one call come out as the same copies one by one."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import weakref
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from support import session, values
+from support.strategies import KINDS
+
+import cumem
+
+PLACES = [*KINDS, "numpy"]
+BACKENDS = ["emulated", pytest.param("cuda", marks=pytest.mark.gpu)]
+
+
+def numbers(size: int, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).integers(0, 256, size, dtype="u1")
+
+
+def shuffled(count: int, width: int, seed: int = 0) -> list[tuple[slice, slice]]:
+    """Where `count` pieces of `width` go and come from."""
+    order = np.random.default_rng(seed).permutation(count)
+    return [
+        (slice(i * width, (i + 1) * width), slice(k * width, (k + 1) * width))
+        for i, k in enumerate(order.tolist())
+    ]
+
+
+@pytest.mark.parametrize("to", PLACES)
+@pytest.mark.parametrize("source", PLACES)
+@pytest.mark.parametrize("how", ["blocking", "stream", "background"])
+def test_pieces_between_every_two_kinds(runtime, to, source, how) -> None:
+    data = numbers(300 * 37)
+    expected = np.zeros_like(data)
+    target, read = values.put(expected, to), values.put(data, source)
+    places = shuffled(300, 37)
+    pairs = [(target[d], read[s]) for d, s in places]
+    if how == "blocking":
+        assert cumem.copy_many(pairs) is None
+    else:
+        stream = cumem.Stream() if how == "stream" else None
+        handle = cumem.copy_many_async(pairs, stream=stream)
+        assert handle.nbytes == data.nbytes
+        handle.wait()
+        assert handle.done
+    for d, s in places:
+        expected[d] = data[s]
+    assert (values.get(target) == expected).all()
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_any_pieces_equal_copies_in_order(backend: str) -> None:
+    """Of every kind, size and alignment, also where they touch each other."""
+    size = 4000
+    with session.opened(backend):
+
+        @given(st.data(), st.booleans())
+        def check(data, background: bool) -> None:
+            places = data.draw(
+                st.lists(st.sampled_from(PLACES), min_size=1, max_size=3)
+            )
+            arrays = [numbers(size, i) for i in range(len(places))]
+            held = [values.put(a, p) for a, p in zip(arrays, places, strict=True)]
+            pairs = []
+            for _ in range(data.draw(st.integers(0, 12))):
+                nbytes = data.draw(st.integers(0, 300))
+                step = data.draw(st.sampled_from([1, 1, 1, 2, -1]))
+                ends = []
+                for _ in range(2):
+                    which = data.draw(st.integers(0, len(places) - 1))
+                    start = data.draw(st.integers(0, size - 600))
+                    ends.append((which, start))
+                (a, i), (b, k) = ends
+                here = (
+                    slice(i, i + nbytes * 2, 2) if step == 2 else slice(i, i + nbytes)
+                )
+                there = slice(k, k + nbytes)
+                pairs.append((held[a][here], held[b][there][:: min(step, 1)]))
+                arrays[a][here] = arrays[b][there][:: min(step, 1)].copy()
+            if background:
+                cumem.copy_many_async(pairs).wait()
+            else:
+                cumem.copy_many(pairs)
+            for array, buffer in zip(arrays, held, strict=True):
+                assert (values.get(buffer) == array).all()
+
+        check()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("seed", range(3))
+def test_alignments_and_sizes(runtime, kind, seed) -> None:
+    """All alignments of either end modulo 16, and sizes about the kernel's units."""
+    random = np.random.default_rng(seed)
+    sizes = [
+        *range(1, 40),
+        127,
+        128,
+        129,
+        4095,
+        4096,
+        4097,
+        16384,
+        16385,
+        70001,
+        300_001,
+    ]
+    room = sum(sizes) + 64 * len(sizes)
+    data = numbers(room, seed)
+    expected = numbers(room, seed + 10)
+    source, target = values.put(data, kind), values.put(expected, "device")
+    pairs = []
+    at = 0
+    for size in random.permutation(sizes).tolist():
+        d = at + int(random.integers(0, 32))
+        s = at + int(random.integers(0, 32))
+        pairs.append((target[d : d + size], source[s : s + size]))
+        expected[d : d + size] = data[s : s + size]
+        at += size + 64
+    cumem.copy_many(pairs)
+    assert (values.get(target) == expected).all()
+
+
+def test_route_of_page_locked_pieces_is_the_kernel(emulated) -> None:
+    source = cumem.array(numbers(4000), kind="pinned")
+    target = cumem.zeros(4000, "u1")
+    pairs = [(target[d], source[s]) for d, s in shuffled(10, 400)]
+    handle = cumem.copy_many_async(pairs, stream=cumem.Stream())
+    assert handle.route == "table"
+    handle.wait()
+    # the other pieces in between are left alone, and launches are few
+    session.testing.plan_fault(None, 0)
+    cumem.copy_many(pairs)
+    assert session.testing.fault_count("kernel_launch") == 1
+    assert session.testing.fault_count("copy_async") == 0
+
+
+def test_neighbours_become_one_copy(emulated) -> None:
+    source = cumem.array(numbers(4000), kind="pinned")
+    target = cumem.zeros(4000, "u1")
+    pairs = [(target[i : i + 100], source[i : i + 100]) for i in range(0, 4000, 100)]
+    handle = cumem.copy_many_async(pairs, stream=cumem.Stream())
+    assert handle.route == "direct"
+    assert handle.nbytes == 4000
+    handle.wait()
+    assert (values.get(target) == source.numpy()).all()
+
+
+def test_rows_at_constant_distances_become_one_pitched_copy(emulated) -> None:
+    data = numbers(64 * 2048).reshape(64, 2048)
+    source = cumem.array(data, kind="pinned")
+    target = cumem.zeros((64, 1024), "u1")
+    handle = cumem.copy_many_async(
+        [(target[i], source[i, 512:1536]) for i in range(64)], stream=cumem.Stream()
+    )
+    assert handle.route == "direct-2d"
+    handle.wait()
+    assert (values.get(target) == data[:, 512:1536]).all()
+
+
+@pytest.mark.parametrize("down", [False, True])
+def test_ordinary_memory_goes_in_few_pieces(emulated, down) -> None:
+    data = numbers(1 << 20)
+    device = values.put(np.zeros_like(data) if not down else data, "device")
+    host = data.copy() if not down else np.zeros_like(data)
+    places = shuffled(256, 4096)
+    ends = [
+        (device[d], host[s]) if not down else (host[d], device[s]) for d, s in places
+    ]
+    session.testing.plan_fault(None, 0)
+    handle = cumem.copy_many_async(ends)
+    handle.wait()
+    assert handle.route == "staged-table"
+    assert session.testing.fault_count("kernel_launch") <= 8
+    assert session.testing.fault_count("copy_async") == 0
+    expected = np.zeros_like(data)
+    for d, s in places:
+        expected[d] = data[s]
+    assert (values.get(device if not down else host) == expected).all()
+
+
+def test_long_pieces_go_by_the_copy_engine(emulated) -> None:
+    data = numbers(3 << 20)
+    source = cumem.array(data, kind="pinned")
+    target = cumem.zeros(3 << 20, "u1")
+    session.testing.plan_fault(None, 0)
+    half = 3 << 19
+    cumem.copy_many([(target[half:], source[:half]), (target[:half], source[half:])])
+    assert session.testing.fault_count("copy_async") == 2
+    assert session.testing.fault_count("kernel_launch") == 0
+    assert (values.get(target) == np.roll(data, half)).all()
+
+
+def test_several_devices_and_directions_in_one_call(runtime) -> None:
+    second = min(1, cumem.device_count() - 1)
+    data = numbers(64_000)
+    pinned = cumem.array(data, kind="pinned")
+    devices = [cumem.zeros(64_000, "u1", device=d) for d in (0, second)]
+    full = cumem.array(data[::-1].copy())
+    other = cumem.zeros(64_000, "u1", device=second)
+    host = np.zeros_like(data)
+    mixed = np.zeros_like(data)
+    pairs = []
+    for d, s in shuffled(64, 1000):
+        pairs += [(devices[0][d], pinned[s]), (devices[1][d], data[s])]
+        pairs += [(host[d], full[s]), (mixed[d], pinned[s]), (other[d], full[s])]
+    for how in (cumem.copy_many, lambda p: cumem.copy_many_async(p).wait()):
+        for buffer in (*devices, other):
+            buffer.fill(0)
+        host[:] = mixed[:] = 0
+        how(pairs)
+        places = shuffled(64, 1000)
+        for got, read in [
+            (values.get(devices[0]), data),
+            (values.get(devices[1]), data),
+            (host, data[::-1]),
+            (mixed, data),
+            (values.get(other), data[::-1]),
+        ]:
+            expected = np.zeros_like(data)
+            for d, s in places:
+                expected[d] = read[s]
+            assert (got == expected).all()
+
+
+def check_between_devices(batch: bool) -> None:
+    data = numbers(10_000)
+    source = cumem.array(data)
+    target = cumem.zeros(10_000, "u1", device=1)
+    places = shuffled(100, 100)
+    session.testing.plan_fault(None, 0)
+    handle = cumem.copy_many_async([(target[d], source[s]) for d, s in places])
+    handle.wait()
+    assert handle.route == ("batch" if batch else "peer")
+    assert session.testing.fault_count("copy_batch_async") == batch
+    expected = np.zeros_like(data)
+    for d, s in places:
+        expected[d] = data[s]
+    assert (values.get(target) == expected).all()
+    # the legacy default stream, which the batch call refuses, is current
+    target.fill(0)
+    cumem.copy_many([(target[d], source[s]) for d, s in places])
+    assert (values.get(target) == expected).all()
+
+
+@pytest.mark.parametrize("driver", [12000, 12040, 12080, 13000])
+def test_between_devices_with_and_without_the_batch_call(driver: int) -> None:
+    with session.opened("emulated", driver_version=driver) as runtime:
+        batch = runtime.has("copy_batch_async")
+        assert batch == (driver >= 12080)
+        check_between_devices(batch)
+
+
+def test_kernel_that_cannot_be_compiled_is_done_without(emulated) -> None:
+    data = numbers(1000)
+    source = cumem.array(data, kind="pinned")
+    target = cumem.zeros(1000, "u1")
+    pairs = [(target[d], source[s]) for d, s in shuffled(10, 100)]
+    session.testing.plan_fault("module_load", 1, code=221)
+    cumem.copy_many(pairs)
+    assert session.testing.fault_struck() is not None
+    expected = np.zeros_like(data)
+    for d, s in shuffled(10, 100):
+        expected[d] = data[s]
+    assert (values.get(target) == expected).all()
+
+
+def test_later_pairs_see_what_earlier_ones_wrote(runtime) -> None:
+    a = cumem.array(numbers(3000))
+    expected = values.get(a)
+    b = cumem.zeros(3000, "u1", "pinned")
+    pairs = [
+        (b[:1000], a[:1000]),
+        (a[1000:2000], b[:1000]),
+        (b[500:1500], a[1000:2000]),
+    ]
+    cumem.copy_many(pairs)
+    expected[1000:2000] = expected[:1000]
+    assert (values.get(a) == expected).all()
+    assert (b.numpy()[500:1500] == expected[:1000]).all()
+    # the last one that writes a place wins
+    ones, twos = np.full(100, 1, "u1"), np.full(100, 2, "u1")
+    cumem.copy_many([(a[:100], ones), (a[50:150], twos), (a[:10], twos[:10])])
+    assert values.get(a)[:150].tolist() == [2] * 10 + [1] * 40 + [2] * 100
+
+
+def test_overlap_through_a_second_view_is_seen(runtime) -> None:
+    host = cumem.array(numbers(2000), kind="mapped")
+    expected = host.numpy().copy()
+    view = host.as_device()
+    cumem.copy_many(
+        [(view[100:600], host[:500]), (host.numpy()[400:900], view[100:600])]
+    )
+    expected[100:600] = expected[:500].copy()
+    expected[400:900] = expected[100:600].copy()
+    assert (host.numpy() == expected).all()
+
+
+def test_nothing_and_no_bytes(runtime) -> None:
+    cumem.copy_many([])
+    cumem.copy_many_async(iter(())).wait()
+    buffer = cumem.zeros(4, "u1")
+    handle = cumem.copy_many_async([(buffer[:0], buffer[1:1])], stream=cumem.Stream())
+    handle.wait()
+    assert handle.nbytes == 0
+    assert handle.route == "nothing"
+
+
+def test_generators_lists_scalars_and_broadcasting(runtime) -> None:
+    buffer = cumem.zeros((3, 4), "i4")
+    rows = [[1, 2, 3, 4], 5, np.arange(4, dtype="i4")]
+    cumem.copy_many([buffer[i], row] for i, row in enumerate(rows))
+    assert values.get(buffer).tolist() == [[1, 2, 3, 4], [5] * 4, [0, 1, 2, 3]]
+    cumem.copy_many(zip(buffer, np.ones((3, 4), "i4"), strict=True))
+    assert (values.get(buffer) == 1).all()
+
+
+class TestRefused:
+    """All pairs are checked before anything is copied, and the message says which."""
+
+    @pytest.mark.parametrize(
+        ("bad", "error", "words"),
+        [
+            (lambda b: (b[:2], b[:3]), ValueError, r"shape \(3,\) does not fit"),
+            (lambda b: (b, np.zeros(4, "f4")), TypeError, "has dtype float32"),
+            (lambda b: (3, b), TypeError, "cannot be written to"),
+            (lambda b: (np.frombuffer(b"abcd", "u1"), b), ValueError, "read-only"),
+            (lambda b: (b, object()), TypeError, "object"),
+            (lambda b: (b,), TypeError, "expected a tuple"),
+            (lambda b: b, TypeError, "expected a tuple"),
+            (lambda b: (b, b, b), TypeError, "of length 3"),
+        ],
+    )
+    def test_pair_is_named_and_nothing_is_copied(
+        self, runtime, bad, error, words
+    ) -> None:
+        buffer = cumem.zeros(4, "u1")
+        good = (buffer, np.ones(4, "u1"))
+        with pytest.raises(error, match=rf"copy_many: pair 2: .*{words}"):
+            cumem.copy_many([good, good, bad(buffer)])
+        assert not values.get(buffer).any()
+
+    def test_closed_buffer(self, runtime) -> None:
+        buffer = cumem.zeros(4, "u1")
+        closed = cumem.zeros(4, "u1")
+        closed.free()
+        with pytest.raises(ValueError, match=r"pair 1: .*closed"):
+            cumem.copy_many([(buffer, buffer), (buffer, closed)])
+
+    def test_what_an_exporter_raises_has_a_note(self, runtime) -> None:
+        class Exporter:
+            @property
+            def __cuda_array_interface__(self) -> dict[str, object]:
+                raise KeyError("mine")
+
+        with pytest.raises(KeyError) as caught:
+            cumem.copy_many([(np.zeros(3), Exporter())])
+        assert caught.value.__notes__ == ["in pair 0 of copy_many"]
+
+    def test_no_iterable(self, runtime) -> None:
+        with pytest.raises(TypeError):
+            cumem.copy_many(3)  # type: ignore[arg-type]
+
+    def test_stream_of_another_device(self, emulated) -> None:
+        buffer = cumem.zeros(4, "u1")
+        with pytest.raises(ValueError, match="stream is of device 1"):
+            cumem.copy_many([(buffer, np.ones(4, "u1"))], stream=cumem.Stream(device=1))
+
+
+class TestOrder:
+    def test_comes_after_what_the_buffers_wait_for(self, emulated) -> None:
+        first, second = cumem.Stream(), cumem.Stream()
+        buffers = [cumem.empty(100, "u1") for _ in range(8)]
+        with session.gate(first):
+            for buffer in buffers:
+                buffer.fill(7, stream=first)
+            out = cumem.zeros(800, "u1", "pinned")
+            handle = cumem.copy_many_async(
+                [(out[i * 100 : i * 100 + 100], b) for i, b in enumerate(buffers)],
+                stream=second,
+            )
+            assert not handle.done
+        handle.wait()
+        assert (out.numpy() == 7).all()
+
+    def test_what_follows_comes_after_it(self, emulated) -> None:
+        first, second = cumem.Stream(), cumem.Stream()
+        source = cumem.array(numbers(800), kind="pinned")
+        buffers = [cumem.zeros(100, "u1") for _ in range(8)]
+        with session.gate(first):
+            handle = cumem.copy_many_async(
+                [(b, source[i * 100 : i * 100 + 100]) for i, b in enumerate(buffers)],
+                stream=first,
+            )
+            copies = [cumem.empty(100, "u1", "pinned") for _ in buffers]
+            later = cumem.copy_many_async(
+                list(zip(copies, buffers, strict=True)), stream=second
+            )
+            assert not handle.done
+            assert not later.done
+        got = np.concatenate([c.numpy() for c in copies])
+        assert (got == source.numpy()).all()
+
+    def test_background_waits_for_nobody(self, emulated) -> None:
+        stream = cumem.Stream()
+        source = cumem.empty(1000, "u1", "mapped")
+        with session.gate(stream):
+            source.fill(3, stream=stream)
+            out = cumem.zeros(1000, "u1")
+            strided = cumem.zeros(1000, "u1")
+            pairs = [(out[d], source[s]) for d, s in shuffled(10, 100)]
+            pairs += [(strided[::2], source[::2]), (np.zeros(10, "u1"), source[:10])]
+            handle = cumem.copy_many_async(pairs)
+            assert not handle.done
+        handle.wait()
+        assert handle.route == "several"
+        assert (values.get(out) == 3).all()
+        assert values.get(strided).sum() == 1500
+
+    def test_a_stream_waits_for_all_parts(self, emulated) -> None:
+        first, second = cumem.Stream(), cumem.Stream()
+        source = cumem.array(numbers(1000), kind="pinned")
+        out = cumem.zeros(1000, "u1")
+        with session.gate(first):
+            handle = cumem.copy_many_async(
+                [(out[:500:2], source[:250]), (out[500:], source[:500])], stream=first
+            )
+            handle.order(second)
+            assert not second.done
+        second.synchronize()
+        assert handle.done
+        assert (values.get(out)[500:] == source.numpy()[:500]).all()
+
+    def test_await(self, runtime) -> None:
+        source = cumem.array(numbers(1000), kind="pinned")
+        out = cumem.zeros(1000, "u1")
+
+        async def main() -> None:
+            await cumem.copy_many_async(
+                [(out[d], source[s]) for d, s in shuffled(10, 100)]
+            )
+            await cumem.copy_many_async(
+                [(out[::2], source[::2]), (out[1::2], source[1::2])]
+            )
+
+        asyncio.run(main())
+        assert (values.get(out) == source.numpy()).all()
+
+    def test_pageable_source_may_be_reused_once_the_call_returns(
+        self, emulated
+    ) -> None:
+        data = numbers(100_000)
+        kept = data.copy()
+        buffer = cumem.empty(100_000, "u1")
+        stream = cumem.Stream()
+        places = shuffled(100, 1000)
+        with session.gate(stream):
+            handle = cumem.copy_many_async(
+                [(buffer[d], data[s]) for d, s in places], stream=stream
+            )
+            data[:] = 0
+            assert not handle.done
+        handle.wait()
+        assert all((values.get(buffer)[d] == kept[s]).all() for d, s in places)
+
+    def test_signal_ends_the_waiting(self, emulated) -> None:
+        stream = cumem.Stream()
+        buffer = cumem.zeros(1000, "u1")
+        pinned = cumem.zeros(1000, "u1", "pinned")
+        pairs = [(buffer[d], pinned[s]) for d, s in shuffled(10, 100)]
+        with session.alarm(stream):
+            cumem.copy_many(pairs, stream=stream)
+        pairs += [
+            (buffer.view("u1")[::3], pinned[::3]),
+            (np.zeros(9, "u1"), buffer[:9]),
+        ]
+        with session.alarm(stream):
+            cumem.copy_many(pairs, stream=stream)
+
+
+def test_handle_keeps_everything_alive(emulated) -> None:
+    stream = cumem.Stream()
+    arrays = [numbers(100, i) for i in range(20)]
+    with session.gate(stream):
+        targets = [cumem.zeros(100, "u1") for _ in arrays]
+        sources = [cumem.array(a, kind="pinned") for a in arrays]
+        dead = [weakref.ref(b) for b in sources]
+        handle = cumem.copy_many_async(
+            zip(targets, sources, strict=True), stream=stream
+        )
+        del sources
+        gc.collect()
+        assert all(ref() is not None for ref in dead)
+        assert not handle.done
+    handle.wait()
+    assert all((values.get(t) == a).all() for t, a in zip(targets, arrays, strict=True))
+    del handle
+    gc.collect()
+    assert all(ref() is None for ref in dead)
+
+
+def test_dropped_handle_keeps_the_memory(emulated) -> None:
+    stream = cumem.Stream()
+    target = cumem.zeros(2000, "u1")
+    with session.gate(stream):
+        sources = [cumem.array(numbers(100, i), kind="pinned") for i in range(20)]
+        cumem.copy_many_async(
+            [(target[i * 100 : i * 100 + 100], s) for i, s in enumerate(sources)],
+            stream=stream,
+        )
+        del sources
+        # what was freed under the copy would be poisoned and handed out again
+        other = [cumem.full(100, 9, "u1", kind="pinned") for _ in range(40)]
+    expected = np.concatenate([numbers(100, i) for i in range(20)])
+    assert (values.get(target) == expected).all()
+    del other
+
+
+@pytest.mark.parametrize("background", [False, True])
+def test_failure_is_the_handles_once(emulated, background) -> None:
+    source = cumem.array(numbers(1000), kind="pinned")
+    out = cumem.zeros(1000, "u1")
+    pairs = [(out[d], source[s]) for d, s in shuffled(10, 100)]
+    pairs += [(np.zeros(100, "u1"), cumem.zeros(100, "u1"))]
+    cumem.copy_many(pairs)
+    session.testing.plan_fault("kernel_launch", 1, code=999)
+    copy = (
+        (lambda p: cumem.copy_many_async(p).wait()) if background else cumem.copy_many
+    )
+    with pytest.raises(cumem.CudaError) as caught:
+        copy(pairs)
+    assert caught.value.call == "cuLaunchKernel"
+    cumem.copy_many(pairs)
+
+
+def test_captured_copies_belong_to_the_graph(emulated) -> None:
+    stream = cumem.Stream()
+    source = cumem.empty(100_000, "u1", "pinned", stream=stream)
+    target = cumem.empty(100_000, "u1", stream=stream)
+    pairs = [(target[d], source[s]) for d, s in shuffled(1000, 100)]
+    cumem.copy_many(pairs, stream=stream)
+    session.testing.set_capturing(stream, True)
+    try:
+        handle = cumem.copy_many_async(pairs, stream=stream)
+        assert handle.done
+        with pytest.raises(cumem.CudaError):
+            cumem.copy_many(pairs, stream=stream)
+        with pytest.raises(cumem.CudaError):
+            cumem.copy_many_async([(target[:10], np.ones(10, "u1"))] * 2, stream=stream)
+    finally:
+        session.testing.set_capturing(stream, False)
+
+
+def check_every_byte(kind: str, down: bool, count: int) -> None:
+    random = np.random.default_rng(count)
+    most = 1 << 20 if count < 1000 else 1 << 14
+    sizes = (2.0 ** random.uniform(0, np.log2(most), count)).astype(int)
+    starts = np.concatenate([[0], np.cumsum(sizes + 48)])
+    room = int(starts[-1]) + 48
+    data, expected = numbers(room, 1), numbers(room, 2)
+    to, source_kind = (kind, "device") if down else ("device", kind)
+    target, source = values.put(expected, to), values.put(data, source_kind)
+    pairs = []
+    for i in random.permutation(count).tolist():
+        d = int(starts[i] + random.integers(0, 48))
+        s = int(starts[i] + random.integers(0, 48))
+        n = int(sizes[i])
+        pairs.append((target[d : d + n], source[s : s + n]))
+        expected[d : d + n] = data[s : s + n]
+    cumem.copy_many(pairs)
+    assert (values.get(target) == expected).all()
+    cumem.copy(target, np.zeros_like(expected))
+    cumem.copy_many_async(pairs).wait()
+    for target_piece, source_piece in pairs[:: max(1, count // 50)]:
+        assert (values.get(target_piece) == values.get(source_piece)).all()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("kind", ["pinned", "mapped", "device", "managed", "numpy"])
+@pytest.mark.parametrize("down", [False, True])
+@pytest.mark.parametrize("count", [1, 7, 204, 205, 10_000])
+def test_every_byte_on_a_gpu(kind, down, count) -> None:
+    """Random pieces of 1 byte to 1 MiB with random alignments of either end."""
+    with session.opened("cuda"):
+        check_every_byte(kind, down, count)
