@@ -122,7 +122,7 @@ copy_counts(PyObject *module, PyObject *Py_UNUSED(unused))
         Py_BuildValue("{s:K,s:K,s:K}", "quick", (unsigned long long)counts.quick,
                       "bounced", (unsigned long long)counts.bounced, "pieces",
                       (unsigned long long)counts.pieces);
-    for (int route = 0; result != NULL && route <= CM_ROUTE_FILL; route++) {
+    for (int route = 0; result != NULL && route < CM_ROUTE_COUNT; route++) {
         PyObject *count = PyLong_FromUnsignedLongLong(counts.routes[route]);
         if (count == NULL
             || PyDict_SetItemString(result, cm_route_text((cm_route)route), count)

@@ -36,6 +36,7 @@ typedef enum cm_route {
 #define CM_ROUTE_ENUM(name, text) CM_ROUTE_##name,
     CM_ROUTES(CM_ROUTE_ENUM)
 #undef CM_ROUTE_ENUM
+        CM_ROUTE_COUNT
 } cm_route;
 
 const char *cm_route_text(cm_route route);

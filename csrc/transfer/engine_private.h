@@ -42,7 +42,7 @@ struct cm_engine {
     cm_runtime *rt;        /* borrowed */
     cm_registry *registry; /* borrowed */
     atomic_uint cpu_count; /* 0: not asked yet */
-    _Atomic uint64_t route_counts[CM_ROUTE_FILL + 1]; /* see cm_copy_counts */
+    _Atomic uint64_t route_counts[CM_ROUTE_COUNT]; /* see cm_copy_counts */
     _Atomic uint64_t quick_count;
     _Atomic uint64_t bounced_count;
     _Atomic uint64_t piece_count;

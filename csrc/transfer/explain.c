@@ -133,7 +133,7 @@ cm_explanation_expect(const cm_explanation *explanation, const cm_copy_request *
 void
 cm_engine_read_counts(cm_engine *engine, cm_copy_counts *out)
 {
-    for (int route = 0; route <= CM_ROUTE_FILL; route++) {
+    for (int route = 0; route < CM_ROUTE_COUNT; route++) {
         out->routes[route] = atomic_load(&engine->route_counts[route]);
     }
     out->quick = atomic_load(&engine->quick_count);

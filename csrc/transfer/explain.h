@@ -34,7 +34,7 @@ double cm_explanation_expect(const cm_explanation *explanation,
 
 /* What copies have done so far, for tests and for those who measure. */
 typedef struct cm_copy_counts {
-    uint64_t routes[CM_ROUTE_FILL + 1]; /* copies that ended, failed ones too */
+    uint64_t routes[CM_ROUTE_COUNT]; /* copies that ended, failed ones too */
     uint64_t quick; /* short ones made by the calling thread: not among these */
     uint64_t bounced;
     uint64_t pieces; /* of all that were cut */
