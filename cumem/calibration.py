@@ -39,8 +39,7 @@ class Calibration:
         ordinary memory by the driver; ``dma_gap_ns``: between two copies of a chain;
         ``latency_ns``: a short copy; ``wake_ns``: until a sleeping thread works;
         ``staged_up_nbytes``, ``staged_down_nbytes``: size from which on pieces through
-        page-locked memory win; ``bounce_nbytes``: size up to which a short copy does
-        through a block of its own.
+        page-locked memory win.
     source : str
         ``"measured"``, ``"kept"`` (from the file), or ``"default"``.
     path : str or None

@@ -49,10 +49,10 @@ class Configuration:
         Ordinary memory that lies together is left to the driver below that size, to the
         device and from it.
     quick_nbytes : int
-        Most bytes of a copy that the calling thread makes by itself, with one call.
+        Most bytes of a copy that the calling thread makes by itself, in a few calls.
     bounce_nbytes : int
-        Most bytes that such a copy takes down to ordinary memory through a page-locked
-        block of its own.
+        Of those, ordinary memory goes up through a page-locked block from that size on;
+        what is shorter goes as part of the driver's command.
     sources : Mapping of str to str
         Where each of them comes from: ``"default"``, ``"calibration"``,
         ``"environment"`` or ``"configure"``.

@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* A copy between two objects: from them to a request of the engine, with what must come
  * first, what must stay alive, and what must be remembered afterwards. */
+#include <string.h>
+
 #include "python/configure.h"
 #include "python/errors.h"
 #include "python/file_mapping.h"
@@ -411,10 +413,11 @@ make_call(cm_state *state, PyObject *dst, PyObject *src, cm_stream *stream,
           bool blocking, const cm_progress *progress, cm_copy_use *use)
 {
     /* Too large for the stack of a thread with little of it. */
-    copy_call *call = PyMem_Calloc(1, sizeof(*call));
-    if (call == NULL) {
+    copy_call *call = atomic_exchange(&state->spare_call, NULL);
+    if (call == NULL && (call = PyMem_Malloc(sizeof(*call))) == NULL) {
         return PyErr_NoMemory();
     }
+    memset(call, 0, sizeof(*call));
     call->state = state;
     call->dst_object = dst;
     call->src_object = src;
@@ -425,7 +428,7 @@ make_call(cm_state *state, PyObject *dst, PyObject *src, cm_stream *stream,
         result = use == NULL ? run(call) : use(state, &call->request);
     }
     fini_call(call);
-    PyMem_Free(call);
+    PyMem_Free(atomic_exchange(&state->spare_call, call));
     return result;
 }
 

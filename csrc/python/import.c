@@ -54,6 +54,8 @@ cm_import_measure(cm_import *import, const char *what)
     return 0;
 }
 
+enum { PAGE_NBYTES = 4096 }; /* no page is smaller */
+
 /* On a thread without a context the driver knows no pointer: it is asked in the context
  * of `device`. */
 static cm_status
@@ -62,9 +64,13 @@ ask_driver(cm_runtime *rt, int device, const cm_import *import, cm_pointer_info 
 {
     cm_device_guard guard;
     CM_TRY(cm_device_enter(rt, device, &guard));
+    uint64_t end = import->first + import->nbytes - 1;
     cm_status status = cm_rt_pointer_attributes(rt, import->first, first);
-    if (cm_is_ok(status)) {
-        status = cm_rt_pointer_attributes(rt, import->first + import->nbytes - 1, last);
+    if (cm_is_ok(status) && import->first / PAGE_NBYTES != end / PAGE_NBYTES) {
+        status = cm_rt_pointer_attributes(rt, end, last);
+    }
+    else {
+        *last = *first; /* what can be known of memory holds for whole pages */
     }
     cm_device_leave(rt, &guard);
     return status;

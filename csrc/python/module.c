@@ -262,6 +262,7 @@ core_free(void *module)
     if (state != NULL) { /* not before: what still runs asks them */
         cm_override_fini(&state->current_stream);
         cm_override_fini(&state->current_pool);
+        PyMem_Free(atomic_exchange(&state->spare_call, NULL));
     }
 }
 

@@ -145,12 +145,13 @@ typedef struct cm_state {
     cm_mutex open_lock;
     cm_cond opened;
     int current_device;
-    Py_ssize_t call_count; /* see cm_state_enter() */
-    uint64_t many_count;   /* calls of copy_many() so far */
-    uint64_t generation;   /* +1 at each shutdown: objects of an older one are closed */
-    cm_list storages;      /* every live cm_storage of this generation */
-    cm_list streams; /* every open cm_stream_object; initialised by its registrar */
-    cm_list events;  /* every open cm_event_object; the same */
+    void *_Atomic spare_call; /* owned memory: copy_objects.c's, between two calls */
+    Py_ssize_t call_count;    /* see cm_state_enter() */
+    uint64_t many_count;      /* calls of copy_many() so far */
+    uint64_t generation; /* +1 at each shutdown: objects of an older one are closed */
+    cm_list storages;    /* every live cm_storage of this generation */
+    cm_list streams;     /* every open cm_stream_object; initialised by its registrar */
+    cm_list events;      /* every open cm_event_object; the same */
     cm_list pool_objects; /* every open cm_pool_object; the same */
     cm_list device_waits; /* see cm_wait_for_device() */
     /* Python references dropped by threads without the GIL, buried later */

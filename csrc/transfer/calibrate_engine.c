@@ -73,28 +73,6 @@ find_staged(const cm_bench *b, const cm_tuning *base, bool down, double *out)
     return cm_ok();
 }
 
-/* The largest size up to which a page-locked block of one's own wins. */
-static cm_status
-find_bounce(const cm_bench *b, const cm_tuning *base, double *out)
-{
-    cm_tuning ways[2] = {*base, *base};
-    for (int way = 0; way < 2; way++) {
-        ways[way].quick_nbytes = CM_BENCH_NBYTES;
-        ways[way].bounce_nbytes = way == 0 ? CM_BENCH_NBYTES : 0;
-    }
-    uint64_t most = 0;
-    bool wins = true;
-    for (uint64_t nbytes = 16 << 10; nbytes <= 1 << 20 && wins; nbytes *= 2) {
-        if (cm_bench_is_late(b)) {
-            return cm_ok();
-        }
-        CM_TRY(compare(b, ways, true, nbytes, &wins));
-        most = wins ? nbytes : most;
-    }
-    *out = (double)most;
-    return cm_ok();
-}
-
 cm_status
 cm_bench_crossings(cm_bench *bench)
 {
@@ -102,6 +80,5 @@ cm_bench_crossings(cm_bench *bench)
     cm_tuning base;
     cm_tuning_derive(m, bench->cpu_count, &base);
     CM_TRY(find_staged(bench, &base, false, &m->staged_up_nbytes));
-    CM_TRY(find_staged(bench, &base, true, &m->staged_down_nbytes));
-    return find_bounce(bench, &base, &m->bounce_nbytes);
+    return find_staged(bench, &base, true, &m->staged_down_nbytes);
 }

@@ -44,6 +44,7 @@ struct cm_engine {
     atomic_uint cpu_count; /* 0: not asked yet */
     _Atomic uint64_t route_counts[CM_ROUTE_COUNT]; /* see cm_copy_counts */
     _Atomic uint64_t quick_count;
+    _Atomic uint64_t brief_end_ns; /* of the last shared short copy */
     _Atomic uint64_t bounced_count;
     _Atomic uint64_t piece_count;
     cm_kernels kernels; /* strided copies */

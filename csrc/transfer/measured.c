@@ -86,9 +86,10 @@ choose_chunk(const cm_measured *m, unsigned threads, double copy_rate)
     if (copy_rate < link && copy_rate > 0) {
         nbytes = fmin(nbytes, gap / (1 / copy_rate - 1 / link));
     }
-    /* Less costs more in calls, by a thread that packs as well; one or two threads gain
-     * by what stays in their caches. */
-    return round_up(nbytes, threads > 2 ? 2 * MIB : MIB, 16 * MIB);
+    /* Less costs more in calls, and is in the way of threads that share a huge page;
+     * one or two threads gain by what stays in their caches. */
+    double least = threads > 3 ? 4 * MIB : threads > 2 ? 2 * MIB : MIB;
+    return round_up(nbytes, least, 16 * MIB);
 }
 
 /* From which size on pieces through page-locked blocks beat the runtime's own copy. */
@@ -141,6 +142,9 @@ cm_tuning_derive(const cm_measured *given, unsigned cpu_count, cm_tuning *out)
     double copy_rate = cm_measured_copy_rate(measured, threads);
     uint64_t never = cm_tuning_rows[CM_TUNING_staged_up_nbytes].most;
     out->thread_count = threads < cpu_count && threads < CM_THREAD_MAX ? threads : 0;
+    if (out->thread_count > 0) {
+        out->fresh_thread_count = cpu_count < CM_THREAD_MAX ? cpu_count : CM_THREAD_MAX;
+    }
     out->chunk_nbytes = choose_chunk(measured, threads, copy_rate);
     out->slot_count = threads > 2 ? out->slot_count : out->slot_count / 2;
     if (measured->driver_up_rate > 0) {
@@ -153,7 +157,6 @@ cm_tuning_derive(const cm_measured *given, unsigned cpu_count, cm_tuning *out)
             choose_staged(measured->down_rate, copy_rate, measured->driver_down_rate,
                           measured->staged_down_nbytes, measured->wake_ns, never);
     }
-    out->bounce_nbytes = (uint64_t)fmax(0, measured->bounce_nbytes);
     out->spin_ns = (uint64_t)fmin(fmax(measured->wake_ns, 10e3), 200e3);
     out->wait_spin_ns = 4 * out->spin_ns;
     keep_bounds(out);

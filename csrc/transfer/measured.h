@@ -24,8 +24,7 @@
     X(driver_up_rate, 8.9e9)    /* ordinary memory by the runtime's own copy */          \
     X(driver_down_rate, 18.3e9)                                                          \
     X(staged_up_nbytes, 4 << 20)   /* from there on it loses; 0: by the rates alone */   \
-    X(staged_down_nbytes, 1 << 20)                                                       \
-    X(bounce_nbytes, 128 << 10)
+    X(staged_down_nbytes, 1 << 20)
 /* clang-format on */
 
 typedef struct cm_measured {

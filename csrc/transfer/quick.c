@@ -280,6 +280,14 @@ fetch_pieces(quick *q)
     return cm_ok();
 }
 
+/* So soon that threads which were awake then still were: once they are, they stay. */
+static bool
+follows_another(const cm_engine *engine)
+{
+    uint64_t end_ns = atomic_load_explicit(&engine->brief_end_ns, memory_order_relaxed);
+    return cm_now_ns() - end_ns < atomic_load(&engine->crew.spin_ns);
+}
+
 static cm_status
 move_pieces(quick *q, bool down)
 {
@@ -297,12 +305,14 @@ move_pieces(quick *q, bool down)
     q->shared = threads > 0
                 && cm_brief_begin(&crew->brief, q->to, q->from, q->nbytes,
                                   q->piece_nbytes, threads, !down);
-    if (q->shared && q->nbytes >= tuning.wake_nbytes) {
+    if (q->shared && (q->nbytes >= tuning.wake_nbytes || follows_another(q->engine))) {
         cm_crew_wake(crew);
     }
     cm_status status = down ? fetch_pieces(q) : send_pieces(q);
     if (q->shared) {
         cm_brief_end(&crew->brief); /* nobody is at the user's memory any more */
+        atomic_store_explicit(&q->engine->brief_end_ns, cm_now_ns(),
+                              memory_order_relaxed);
     }
     return status;
 }

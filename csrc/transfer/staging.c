@@ -13,7 +13,8 @@ prepare_target(const cm_job *job)
     const cm_layout *layout = &job->plan.layout;
     if (!job->plan.is_download || job->many != NULL || layout->ndim > 0
         || job->dst.host == NULL || job->dst.kind != CM_KIND_PAGEABLE
-        || layout->run_nbytes < 2 * CM_HUGE_PAGE_NBYTES) {
+        || layout->run_nbytes < 2 * CM_HUGE_PAGE_NBYTES
+        || job->plan.piece_nbytes < CM_HUGE_PAGE_NBYTES) {
         return false;
     }
     char *target = (char *)job->dst.host + layout->dst_offset;

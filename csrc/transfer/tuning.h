@@ -45,7 +45,7 @@ enum { CM_SLOT_MAX = 32, CM_THREAD_MAX = 16 };
     /* Threads beside the caller's that help with those; more get in each other's way.   \
      * Shorter copies are over before a sleeping thread is awake. */                     \
     X(quick_thread_count, 7, 0, CM_THREAD_MAX - 1)                                       \
-    X(wake_nbytes, 128 << 10, 0, 1 << 30)                                                \
+    X(wake_nbytes, 256 << 10, 0, 1 << 30)                                                \
     /* Shorter rows cost the copy engine more than the kernel. */                        \
     X(row_min_nbytes, 32, 1, 1 << 20)                                                    \
     /* What one thread packs or unpacks at a time. */                                    \

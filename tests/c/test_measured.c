@@ -66,7 +66,6 @@ test_slow_link_of_a_laptop(void)
     CHECK_EQ(t.slot_count, 4);
     CHECK_EQ(t.staged_up_nbytes, 2 * MIB);
     CHECK_EQ(t.staged_down_nbytes, 2 * MIB);
-    CHECK_EQ(t.bounce_nbytes, 0);
 }
 
 static void
