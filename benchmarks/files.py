@@ -105,7 +105,7 @@ class Kvikio:
         self._settings = {"num_threads": threads, "task_size": task_nbytes}
 
     def _set(self) -> None:
-        defaults = self._library.defaults
+        defaults = importlib.import_module(f"{self._library.__name__}.defaults")
         if hasattr(defaults, "set"):
             defaults.set(self._settings)
             return

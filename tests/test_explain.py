@@ -181,7 +181,7 @@ def test_explain_follows_the_configuration():
     src = np.zeros(1 << 20, np.uint8)
     dst = cumem.empty_device(src.shape, src.dtype)
     first = cumem.explain(dst, src, blocking=False)
-    assert (first.pieces, first.threads, first.chunks) == (16, 2, 16)
+    assert (first.pieces, first.threads, first.chunks) == (16, 2, 8)
     with cumem.configure(threads=1, depth=3, chunk_nbytes="256KiB"):
         said = check(dst, src, blocking=False)
         assert (said.pieces, said.threads, said.chunks) == (4, 1, 3)

@@ -88,7 +88,7 @@ choose_chunk(const cm_measured *m, unsigned threads, double copy_rate)
     }
     /* Less costs more in calls, and is in the way of threads that share a huge page;
      * one or two threads gain by what stays in their caches. */
-    double least = threads > 3 ? 4 * MIB : threads > 2 ? 2 * MIB : MIB;
+    double least = threads > 3 ? 8 * MIB : threads > 2 ? 2 * MIB : MIB;
     return round_up(nbytes, least, 16 * MIB);
 }
 

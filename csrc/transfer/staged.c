@@ -7,6 +7,9 @@
 #include "transfer/many_job.h"
 #include "transfer/several.h"
 
+/* Long runs of the source go past the caches: the device reads them from memory. */
+enum { LONG_RUN_NBYTES = 4096 };
+
 cm_status
 cm_job_alloc_block(cm_job *job, int device, uint64_t nbytes, cm_stream *stream,
                    cm_block **out)
@@ -146,7 +149,8 @@ cm_job_upload(cm_job *job)
             cm_layout pack = s->piece;
             cm_layout_pack_dst(&pack);
             cm_gang_post(&staging->gang, &s->load, &pack, s->host, job->src.host,
-                         CM_COPY_PLAIN);
+                         pack.run_nbytes < LONG_RUN_NBYTES ? CM_COPY_PLAIN
+                                                           : CM_COPY_WIDE);
             continue;
         }
         if (staging->passed == staging->begun) {

@@ -23,11 +23,11 @@ enum { CM_SLOT_MAX = 32, CM_THREAD_MAX = 16 };
      * chunk_share-th of it if that is less, so that the first one is on its way early,  \
      * but not of less than chunk_min_nbytes: smaller ones cost more in calls than they  \
      * overlap. */                                                                       \
-    X(chunk_nbytes, 4 << 20, 64 << 10, 1 << 30)                                          \
+    X(chunk_nbytes, 8 << 20, 64 << 10, 1 << 30)                                          \
     X(chunk_min_nbytes, 512 << 10, 4 << 10, 1 << 30)                                     \
-    X(chunk_share, 4, 1, 64)                                                             \
+    X(chunk_share, 8, 1, 64)                                                             \
     /* Pieces of one copy in flight; bytes of page-locked blocks, of all together. */    \
-    X(slot_count, 16, 2, CM_SLOT_MAX)                                                    \
+    X(slot_count, 8, 2, CM_SLOT_MAX)                                                     \
     X(ring_nbytes, 256 << 20, 1 << 20, INT64_C(1) << 40)                                 \
     /* Shorter runs of ordinary memory the runtime copies sooner. */                     \
     X(staged_up_nbytes, 4 << 20, 0, INT64_C(1) << 40)                                    \
