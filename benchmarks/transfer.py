@@ -2,10 +2,14 @@
 """Measure copies between ordinary memory and a GPU against the link and other libraries.
 
     python benchmarks/transfer.py --json benchmarks/results/transfer-h200.json
+    python benchmarks/transfer.py --draw benchmarks/results/transfer-h200.json --plot FILE
 
-Blocking copies of NumPy arrays to the device and back by size, and of strided arrays to
-the device, each verified; the link is a pinned copy, the peers are what is installed, all
-in one run. On the emulated device it runs and says so: the figures are then not a GPU's.
+Blocking copies of NumPy arrays to the device and back by size, to arrays that are new each
+time, and of strided arrays to the device. Every library's bytes are compared after its
+last call. The link is a pinned copy, the peers are what is installed, all in one run;
+`driver` is cuMemcpy, which for short copies up returns before the bytes are there, and
+`driver-wait` the same with a wait for the device. On the emulated device it runs and says
+so: the figures are then not a GPU's.
 """
 
 from __future__ import annotations
@@ -13,12 +17,14 @@ from __future__ import annotations
 import argparse
 import ctypes
 import importlib.util
+import json
 import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -29,8 +35,10 @@ from cumem.units import format_nbytes
 
 GIB = 1 << 30
 SIZES = [256 << (2 * i) for i in range(11)] + [GIB, 4 * GIB]
-MOST_SECONDS = 0.6  # for the repetitions of one case
-PEERS = ("driver", "torch", "cupy")
+BRIEF_SIZES = [1 << 20, 64 << 20, GIB]
+MOST_SECONDS = 0.4  # for the repetitions of one case
+PEERS = ("driver", "driver-wait", "torch", "cupy", "numba", "rmm")
+SHOWN = ("cumem", "driver", "torch", "cupy", "numba", "rmm")  # in the plot
 
 Call = Callable[[], object]
 
@@ -90,16 +98,49 @@ class Driver:
         if code != 0:
             raise OSError(f"{name} failed with {code}")
 
-    def copy(self, dst: int, src: int, nbytes: int) -> Call:
+    def copy(self, dst: int, src: int, nbytes: int, *, wait: bool = False) -> Call:
         """A blocking copy between two addresses."""
         function = self._library.cuMemcpy
+        synchronize = self._library.cuCtxSynchronize
         arguments = ctypes.c_uint64(dst), ctypes.c_uint64(src), ctypes.c_size_t(nbytes)
 
         def call() -> None:
-            if function(*arguments) != 0:
+            if function(*arguments) != 0 or (wait and synchronize() != 0):
                 raise OSError("cuMemcpy failed")
 
         return call
+
+    def copy_rows(self, dst: int, src: int, shape: tuple[int, int], pitch: int) -> Call:
+        """Rows of ordinary memory, `pitch` bytes apart, to packed ones on the device."""
+        rows, width = shape
+        host, device = 1, 2
+        plan = Rows(
+            src_type=host,
+            src_host=src,
+            src_pitch=pitch,
+            dst_type=device,
+            dst_device=dst,
+            dst_pitch=width,
+            width=width,
+            height=rows,
+        )
+        return lambda: self._call("cuMemcpy2D_v2", ctypes.byref(plan))
+
+
+class Rows(ctypes.Structure):
+    """CUDA_MEMCPY2D of the driver's documentation."""
+
+    _fields_ = (
+        ("src_x", ctypes.c_size_t), ("src_y", ctypes.c_size_t),
+        ("src_type", ctypes.c_int), ("src_host", ctypes.c_void_p),
+        ("src_device", ctypes.c_uint64), ("src_array", ctypes.c_void_p),
+        ("src_pitch", ctypes.c_size_t),
+        ("dst_x", ctypes.c_size_t), ("dst_y", ctypes.c_size_t),
+        ("dst_type", ctypes.c_int), ("dst_host", ctypes.c_void_p),
+        ("dst_device", ctypes.c_uint64), ("dst_array", ctypes.c_void_p),
+        ("dst_pitch", ctypes.c_size_t),
+        ("width", ctypes.c_size_t), ("height", ctypes.c_size_t),
+    )  # fmt: skip
 
 
 class Bench:
@@ -109,7 +150,8 @@ class Bench:
         self.emulated = cumem.backend() == "emulated"
         self.seconds = 0.02 if options.quick else MOST_SECONDS
         limit = 4 << 20 if self.emulated or options.quick else 4 * GIB
-        self.sizes = [size for size in SIZES if size <= limit]
+        sizes = BRIEF_SIZES if options.brief else SIZES
+        self.sizes = [size for size in sizes if size <= limit]
         self.room = max(*self.sizes, 8 << 20)
         rng = np.random.default_rng(1)
         self.host = np.frombuffer(rng.bytes(min(self.room, GIB)), "u1")
@@ -124,23 +166,40 @@ class Bench:
     def _find(self, name: str) -> None:
         if self.emulated:
             self.missing[name] = "needs a GPU"
-        elif name == "driver":
+        elif name in ("driver", "driver-wait"):
             self.peers[name] = Driver()
         elif importlib.util.find_spec(name) is None:
             self.missing[name] = "not installed"
         else:
-            self.peers[name] = __import__(name)
+            module = {"numba": "numba.cuda", "rmm": "rmm"}.get(name, name)
+            self.peers[name] = importlib.import_module(module)
 
     # -- one case --------------------------------------------------------------------------
 
-    def run(self, case: Case, calls: dict[str, Callable[[], Call]]) -> Case:
-        """Time each library's call."""
+    def run(
+        self,
+        case: Case,
+        calls: dict[str, Callable[[], Call]],
+        clear: Callable[[], object],
+        verify: Callable[[], object],
+    ) -> Case:
+        """Time each library's call; `clear` comes before it and `verify` after it."""
         for name, make in calls.items():
-            if name in self.missing:
+            too_long = case.nbytes > GIB and name not in ("cumem", "driver", "torch")
+            if name in self.missing or too_long:
                 continue
+            clear()
             try:
                 times = times_of(make(), self.seconds)
-            except (RuntimeError, OSError, MemoryError, ValueError) as error:
+                verify()
+            except (
+                RuntimeError,
+                OSError,
+                MemoryError,
+                ValueError,
+                AttributeError,
+                TypeError,
+            ) as error:
                 case.errors[name] = str(error).splitlines()[0]
                 continue
             case.seconds[name] = min(times)
@@ -163,6 +222,11 @@ class Bench:
         if not np.array_equal(got.numpy(), wanted):
             raise AssertionError(f"wrong bytes: {wanted.shape} {wanted.dtype}")
 
+    def same(self, wanted: np.ndarray[Any, Any], got: np.ndarray[Any, Any]) -> None:
+        """See that the host has the bytes."""
+        if not np.array_equal(wanted, got):
+            raise AssertionError(f"wrong bytes: {wanted.nbytes} down")
+
     # -- the cases -------------------------------------------------------------------------
 
     def sized(self) -> Iterator[Case]:
@@ -171,15 +235,74 @@ class Bench:
             host, back = self.host[:nbytes], self.back[:nbytes]
             device = self.device[:nbytes]
             yield self.run(
-                Case("contiguous", "up", nbytes), self.up_calls(device, host)
+                Case("contiguous", "up", nbytes),
+                self.up_calls(device, host),
+                lambda device=device: device.fill(0),
+                lambda host=host, device=device: self.check(host, device),
             )
-            self.check(host, device)
-            back[:] = 0
+            cumem.copy(device, host)
             yield self.run(
-                Case("contiguous", "down", nbytes), self.down_calls(back, device)
+                Case("contiguous", "down", nbytes),
+                self.down_calls(back, device),
+                lambda back=back: back.fill(0),
+                lambda host=host, back=back: self.same(host, back),
             )
-            if not np.array_equal(back, host):
-                raise AssertionError(f"wrong bytes: {nbytes} down")
+
+    def fresh(self) -> Iterator[Case]:
+        """From the device to an array that is new each time."""
+        for nbytes in self.sizes:
+            if nbytes < 1 << 20:
+                continue
+            host, device = self.host[:nbytes], self.device[:nbytes]
+            cumem.copy(device, host)
+            self.last: Any = None
+            yield self.run(
+                Case("to a new array", "down", nbytes),
+                self.fresh_calls(device),
+                lambda: setattr(self, "last", None),
+                lambda host=host: self.same(host, np.asarray(self.last)),
+            )
+            self.last = None
+
+    def fresh_calls(self, device: Any) -> dict[str, Callable[[], Call]]:
+        """By library; each keeps what it has made last."""
+
+        def keep(make: Callable[[], object]) -> Call:
+            def call() -> None:
+                self.last = None
+                self.last = make()
+
+            return call
+
+        def cumem_call() -> object:
+            made = np.empty(device.shape, device.dtype)
+            cumem.copy(made, device)
+            return made
+
+        def torch() -> Call:
+            source = self.peers["torch"].as_tensor(device, device="cuda")
+            return keep(lambda: source.cpu().numpy())
+
+        def cupy() -> Call:
+            source = self.peers["cupy"].asarray(device)
+            return keep(lambda: self.peers["cupy"].asnumpy(source))
+
+        def numba() -> Call:
+            source = self.peers["numba"].as_cuda_array(device)
+            return keep(source.copy_to_host)
+
+        def rmm() -> Call:
+            source = self.peers["rmm"].DeviceBuffer(size=device.nbytes)
+            cumem.copy(cumem.asbuffer(source), device)
+            return keep(lambda: np.frombuffer(source.tobytes(), "u1"))
+
+        return {
+            "cumem": lambda: keep(cumem_call),
+            "torch": torch,
+            "cupy": cupy,
+            "numba": numba,
+            "rmm": rmm,
+        }
 
     def shaped(self) -> Iterator[Case]:
         """Ordinary memory that is not in one run, to the device."""
@@ -196,9 +319,20 @@ class Bench:
             device = self.device[: source.nbytes].view(source.dtype)
             device = device.reshape(source.shape)
             calls = self.up_calls(device, source)
-            calls.pop("driver")
-            yield self.run(Case(key, "up", source.nbytes), calls)
-            self.check(source, device)
+            for name in ("driver", "driver-wait", "numba", "rmm"):
+                calls.pop(name)
+            if key == "32 KiB of every 64":
+                calls["driver"] = lambda device=device, source=source: self.peers[
+                    "driver"
+                ].copy_rows(
+                    device.ptr, source.ctypes.data, source.shape, source.strides[0]
+                )
+            yield self.run(
+                Case(key, "up", source.nbytes),
+                calls,
+                lambda device=device: device.fill(0),
+                lambda source=source, device=device: self.check(source, device),
+            )
 
     def up_calls(self, device: Any, host: Any) -> dict[str, Callable[[], Call]]:
         """By library: what makes the call that is timed."""
@@ -213,13 +347,26 @@ class Bench:
             target = self.peers["cupy"].asarray(device)
             return lambda: target.set(host)
 
+        def numba() -> Call:
+            target = self.peers["numba"].as_cuda_array(device)
+            return lambda: target.copy_to_device(host)
+
+        def rmm() -> Call:
+            copy_up = self.peers["rmm"].pylibrmm.device_buffer.copy_host_to_ptr
+            return lambda: copy_up(memoryview(host), device.ptr)
+
         return {
             "cumem": lambda: lambda: cumem.copy(device, host),
             "driver": lambda: self.peers["driver"].copy(
                 device.ptr, host.ctypes.data, host.nbytes
             ),
+            "driver-wait": lambda: self.peers["driver"].copy(
+                device.ptr, host.ctypes.data, host.nbytes, wait=True
+            ),
             "torch": torch,
             "cupy": cupy,
+            "numba": numba,
+            "rmm": rmm,
         }
 
     def down_calls(self, back: Any, device: Any) -> dict[str, Callable[[], Call]]:
@@ -235,6 +382,10 @@ class Bench:
             source = self.peers["cupy"].asarray(device)
             return lambda: source.get(out=back)
 
+        def numba() -> Call:
+            source = self.peers["numba"].as_cuda_array(device)
+            return lambda: source.copy_to_host(back)
+
         return {
             "cumem": lambda: lambda: cumem.copy(back, device),
             "driver": lambda: self.peers["driver"].copy(
@@ -242,6 +393,7 @@ class Bench:
             ),
             "torch": torch,
             "cupy": cupy,
+            "numba": numba,
         }
 
 
@@ -263,26 +415,75 @@ def line(case: Case, links: dict[str, float]) -> str:
     return "  ".join(cell for cell in cells if cell)
 
 
+def draw(results: dict[str, Any], path: Path) -> None:
+    """Percent of the link by size, one panel a direction."""
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    import matplotlib.pyplot as plt
+
+    figure, panels = plt.subplots(1, 2, figsize=(10, 4), sharey=True)
+    titles = {"up": "NumPy array to the device", "down": "device to a NumPy array"}
+    for panel, (way, title) in zip(panels, titles.items(), strict=True):
+        cases = [c for c in results["cases"] if c["key"] == "contiguous"]
+        cases = [case for case in cases if case["direction"] == way]
+        for name in SHOWN:
+            points = [
+                (
+                    case["nbytes"],
+                    100
+                    * case["nbytes"]
+                    / case["seconds"][name]
+                    / results["link_bytes_per_second"][way],
+                )
+                for case in cases
+                if name in case["seconds"]
+            ]
+            if points:
+                style = {"linewidth": 2.5} if name == "cumem" else {"linewidth": 1.2}
+                panel.plot(*zip(*points, strict=True), marker=".", label=name, **style)
+        panel.set_xscale("log", base=2)
+        panel.set_xticks([1 << i for i in (8, 12, 16, 20, 24, 28, 32)])
+        panel.set_xticklabels(
+            [format_nbytes(1 << i) for i in (8, 12, 16, 20, 24, 28, 32)]
+        )
+        panel.set_title(title)
+        panel.set_xlabel("bytes")
+        panel.grid(visible=True, alpha=0.3)
+    panels[0].set_ylabel("% of the link (a pinned copy)")
+    panels[0].legend()
+    figure.tight_layout()
+    figure.savefig(path, dpi=110)
+
+
 def main() -> int:
     """Measure and print; a file on request."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     add = parser.add_argument
     add("--json", metavar="FILE", help="write the results to FILE")
     add("--quick", action="store_true", help="small sizes, few rounds")
+    add("--brief", action="store_true", help="three sizes only")
+    add("--draw", metavar="FILE", help="measure nothing: draw these results")
+    add("--plot", metavar="FILE", help="draw percent of the link by size into FILE")
     options = parser.parse_args()
+    if options.draw:
+        text = Path(options.draw).read_text(encoding="utf-8")
+        draw(json.loads(text), Path(options.plot or "transfer.png"))
+        return 0
     started = datetime.now(UTC)
     bench = Bench(options)
     if bench.emulated:
         print("EMULATED DEVICE: no GPU took part, these figures are not a GPU's")
     links = bench.links()
     cases = []
-    for source in (bench.sized, bench.shaped):
+    for source in (bench.sized, bench.fresh, bench.shaped):
         for case in source():
             cases.append(case)
             print(line(case, links), flush=True)
     if options.json:
         results = {
-            "schema": 1,
+            "schema": 2,
+            "threads": cumem.configure().threads,
             "started": started.isoformat(timespec="seconds"),
             "emulated": bench.emulated,
             "quick": options.quick,

@@ -49,7 +49,7 @@ def test_benchmark_of_transfers_runs_and_says_that_it_is_emulated(
     results = json.loads(path.read_text(encoding="utf-8"))
     assert results["emulated"] is True
     assert results["missing"] == dict.fromkeys(
-        ("driver", "torch", "cupy"), "needs a GPU"
+        ("driver", "driver-wait", "torch", "cupy", "numba", "rmm"), "needs a GPU"
     )
     cases = {
         (case["key"], case["direction"], case["nbytes"]): case
@@ -57,6 +57,7 @@ def test_benchmark_of_transfers_runs_and_says_that_it_is_emulated(
     }
     assert ("contiguous", "up", 256) in cases
     assert ("contiguous", "down", 4 << 20) in cases
+    assert ("to a new array", "down", 4 << 20) in cases
     assert ("transposed", "up", 1448 * 1448 * 4) in cases
     assert all(
         case["seconds"]["cumem"] > 0 and not case["errors"] for case in cases.values()
