@@ -70,13 +70,14 @@ def test_access_is_enabled_once_each_way_at_first_need(emulated) -> None:
         del near, far
 
 
-def test_memory_of_mapped_pools_needs_nothing_enabled(emulated) -> None:
+def test_access_is_enabled_once_for_mapped_pools_too(emulated) -> None:
     near = cumem.array(np.arange(5000), kind="device", device=0)
     far = cumem.empty(5000, int, "device", device=1)
     before = enabled()
     assert send(far, near) == "peer"
+    assert enabled() == before + 2
     assert send(far[::2], near[:2500]) == "kernel"
-    assert enabled() == before
+    assert enabled() == before + 2
     assert (values.get(far)[::2] == np.arange(2500)).all()
 
 

@@ -95,7 +95,8 @@ cm_crew_set_limit(cm_crew *crew, uint32_t limit)
 static bool
 is_for_all(const cm_load *load)
 {
-    return load->way == CM_COPY_FRESH || load->run != NULL;
+    return load->way == CM_COPY_FRESH || load->way == CM_COPY_WIDE_ALL
+           || load->run != NULL;
 }
 
 static void
@@ -156,9 +157,9 @@ copy_part(const cm_load *load, const cm_layout *part)
     }
     else if (load->move != NULL) {
         load->move(load->context, part, load->dst, load->src,
-                   load->way == CM_COPY_WIDE);
+                   load->way == CM_COPY_WIDE || load->way == CM_COPY_WIDE_ALL);
     }
-    else if (load->way == CM_COPY_WIDE) {
+    else if (load->way == CM_COPY_WIDE || load->way == CM_COPY_WIDE_ALL) {
         cm_host_copy_wide(part, load->dst, load->src);
     }
     else {

@@ -62,7 +62,8 @@ typedef struct cm_gang {
 
 typedef enum cm_copy_way {
     CM_COPY_PLAIN,
-    CM_COPY_WIDE,  /* past the caches */
+    CM_COPY_WIDE,     /* past the caches */
+    CM_COPY_WIDE_ALL, /* the same, for several links at once: by every thread */
     CM_COPY_FRESH, /* pages of the target come into being: a huge one has one thread */
 } cm_copy_way;
 

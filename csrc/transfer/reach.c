@@ -15,6 +15,7 @@ cm_reach_init(cm_reach *reach, cm_runtime *rt)
     for (int device = 0; device < CM_MAX_DEVICES; device++) {
         atomic_init(&reach->asked[device], 0);
         atomic_init(&reach->able[device], 0);
+        atomic_init(&reach->enabled[device], 0);
     }
     atomic_init(&reach->denied, false);
 }
@@ -74,7 +75,8 @@ open_pair(cm_reach *reach, int device, int owner)
      * thread says that it knows what it does. */
     if (can != 0 && cm_is_ok(cm_scope_enter(reach->rt, device, &scope))) {
         cm_status status = cm_rt_peer_enable(reach->rt, owner);
-        (void)status; /* CM_CUDA_PEER_ENABLED: by somebody else; the rest shows */
+        bool enabled = cm_is_ok(status) || status.code == CM_CUDA_PEER_ENABLED;
+        atomic_fetch_or(&reach->enabled[device], enabled ? bit : 0);
         cm_scope_leave(&scope);
     }
     atomic_fetch_or(&reach->asked[device], bit);
@@ -98,17 +100,17 @@ is_asked(const cm_reach *reach, int device, int owner)
     return (atomic_load(&reach->asked[device]) >> owner & 1) != 0;
 }
 
+/* The driver calls cudaMalloc's memory open whether access is enabled or not, so that
+ * comes first. */
 static bool
 reaches(cm_reach *reach, const claim *claimed)
 {
-    if (ask(reach, claimed)) {
-        return true;
+    int owner = claimed->region->device;
+    if (!is_asked(reach, claimed->device, owner)) {
+        open_pair(reach, claimed->device, owner);
     }
-    if (is_asked(reach, claimed->device, claimed->region->device)) {
-        return false;
-    }
-    open_pair(reach, claimed->device, claimed->region->device);
-    return ask(reach, claimed);
+    return (atomic_load(&reach->enabled[claimed->device]) >> owner & 1) != 0
+           && ask(reach, claimed);
 }
 
 /* Known never to reach it. */

@@ -15,6 +15,7 @@ typedef struct cm_reach {
     cm_runtime *rt; /* borrowed */
     _Atomic uint64_t asked[CM_MAX_DEVICES];
     _Atomic uint64_t able[CM_MAX_DEVICES];
+    _Atomic uint64_t enabled[CM_MAX_DEVICES];
     atomic_bool denied; /* for tests: no device reaches another */
 } cm_reach;
 

@@ -107,6 +107,15 @@ turn_where_there_is_memory(cm_job *job)
     return cm_ok();
 }
 
+static cm_copy_way
+choose_way(const cm_job *job, const cm_layout *pack)
+{
+    if (pack->run_nbytes < LONG_RUN_NBYTES) {
+        return CM_COPY_PLAIN;
+    }
+    return job->fan != NULL ? CM_COPY_WIDE_ALL : CM_COPY_WIDE;
+}
+
 /* Pieces go by in the order: packed by the crew, sent, over. */
 cm_status
 cm_job_upload(cm_job *job)
@@ -149,8 +158,7 @@ cm_job_upload(cm_job *job)
             cm_layout pack = s->piece;
             cm_layout_pack_dst(&pack);
             cm_gang_post(&staging->gang, &s->load, &pack, s->host, job->src.host,
-                         pack.run_nbytes < LONG_RUN_NBYTES ? CM_COPY_PLAIN
-                                                           : CM_COPY_WIDE);
+                         choose_way(job, &pack));
             continue;
         }
         if (staging->passed == staging->begun) {
