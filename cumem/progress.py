@@ -41,8 +41,7 @@ class Bar:
         if self._bar is None:
             if done >= total or time.monotonic() - self._start < DELAY:
                 return
-            from tqdm.auto import tqdm
-
+            tqdm = importlib.import_module("tqdm.auto").tqdm
             self._bar = tqdm(total=total, unit="B", unit_scale=True, desc="copy")
         self._bar.update(done - self._bar.n)
 
