@@ -95,8 +95,7 @@ cm_crew_set_limit(cm_crew *crew, uint32_t limit)
 static bool
 is_for_all(const cm_load *load)
 {
-    return load->way == CM_COPY_FRESH || load->way == CM_COPY_WIDE_ALL
-           || load->run != NULL;
+    return load->way >= CM_COPY_PLAIN_ALL || load->run != NULL;
 }
 
 static void

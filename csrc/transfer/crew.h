@@ -60,10 +60,13 @@ typedef struct cm_gang {
     const void *context;
 } cm_gang;
 
+/* Where memory is the limit few threads do as well as all, and without waiting for each
+ * other; not so where each element costs instructions, or the kernel's. */
 typedef enum cm_copy_way {
     CM_COPY_PLAIN,
-    CM_COPY_WIDE,     /* past the caches */
-    CM_COPY_WIDE_ALL, /* the same, for several links at once: by every thread */
+    CM_COPY_WIDE,      /* past the caches */
+    CM_COPY_PLAIN_ALL, /* by every thread there is, and so are the next */
+    CM_COPY_WIDE_ALL,
     CM_COPY_FRESH, /* pages of the target come into being: a huge one has one thread */
 } cm_copy_way;
 

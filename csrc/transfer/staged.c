@@ -111,7 +111,7 @@ static cm_copy_way
 choose_way(const cm_job *job, const cm_layout *pack)
 {
     if (pack->run_nbytes < LONG_RUN_NBYTES) {
-        return CM_COPY_PLAIN;
+        return CM_COPY_PLAIN_ALL;
     }
     return job->fan != NULL ? CM_COPY_WIDE_ALL : CM_COPY_WIDE;
 }
@@ -211,6 +211,15 @@ fetch_slot(cm_job *job, cm_slot *s)
     return end_device_part(job, s);
 }
 
+static cm_copy_way
+choose_way_back(const cm_staging *staging, const cm_layout *unpack)
+{
+    if (staging->is_fresh) {
+        return CM_COPY_FRESH;
+    }
+    return unpack->run_nbytes < LONG_RUN_NBYTES ? CM_COPY_WIDE_ALL : CM_COPY_WIDE;
+}
+
 /* What came down goes to where it belongs. */
 static void
 post_unpacking(cm_job *job, cm_slot *s)
@@ -220,7 +229,7 @@ post_unpacking(cm_job *job, cm_slot *s)
     cm_layout_pack_src(&unpack);
     cm_layout_put_repeats(&unpack, &staging->repeats);
     cm_gang_post(&staging->gang, &s->load, &unpack, job->dst.host, s->host,
-                 staging->is_fresh ? CM_COPY_FRESH : CM_COPY_WIDE);
+                 choose_way_back(staging, &unpack));
 }
 
 /* Pieces go by in the order: fetched, unpacked by the crew, over. Up to where all is
