@@ -7,7 +7,9 @@ DRIVERS ?= 12.0 12.4 12.8 13.0
 PYTEST_ARGS ?=
 # What no driver version can change.
 ANY_DRIVER := $(patsubst %,tests/test_%.py,layout docs stubs units cli bench notebooks \
-	arguments fuzz_protocols import errors)
+	arguments fuzz_protocols import errors replay replay_trace configure calibration \
+	files file_faults files_benchmark transfer_benchmark safetensors \
+	safetensors_benchmark safetensors_format safetensors_torch)
 comma := ,
 
 SOURCES := $(sort $(wildcard csrc/*/*.c))

@@ -6,8 +6,8 @@
 #include "python/objects.h"
 
 extern PyMethodDef cm_copy_methods[];
-extern PyMethodDef cm_explain_methods[];  /* explain.c */
-extern PyMethodDef cm_raw_copy_methods[]; /* raw_copies.c: hidden, for the benchmark */
+extern PyMethodDef cm_explain_methods[];   /* explain.c */
+extern PyMethodDef cm_raw_copy_methods[];  /* raw_copies.c: hidden, for the benchmark */
 extern PyMethodDef cm_copy_many_methods[]; /* copy_many.c */
 extern PyMethodDef cm_raw_copy_methods[];  /* raw_copies.c: hidden, for the benchmark */
 

@@ -170,13 +170,13 @@ test_pool_await_ends_when_told_to_or_when_all_has_passed(void)
         uint64_t event = 0;
         CHECK_OK(cm_rt_event_create(rt, CM_EVENT_DISABLE_TIMING, &event));
         int questions = 2;
-        cm_patience patience = {is_told, &questions};
+        cm_patience patience = {.interrupted = is_told, .argument = &questions};
         CHECK_OK(cm_pool_await(pool, &patience)); /* nothing to wait for */
         CHECK_OK(cm_emulated_gate_close(rt, stream->handle));
         cm_block *block = take(pool, 8 * MIB, stream);
         CHECK_OK(cm_rt_event_record(rt, event, stream->handle)); /* it has work to do */
         give(pool, block, stream, 0);
-        CHECK_OK(cm_pool_await(pool, &(cm_patience){NULL, NULL}));
+        CHECK_OK(cm_pool_await(pool, &(cm_patience){.interrupted = NULL}));
         CHECK_EQ(questions, 2);
         CHECK_EQ(cm_pool_await(pool, &patience).code, CM_ECANCELLED);
         CHECK_EQ(questions, 0);
@@ -424,7 +424,8 @@ run_scenario(const scenario *s)
             CHECK_FAIL_("invariants broken");
         }
     }
-    cm_status status = cm_pool_await(pool, &(cm_patience){is_told, &patience});
+    cm_status status = cm_pool_await(
+        pool, &(cm_patience){.interrupted = is_told, .argument = &patience});
     if (!cm_is_ok(status)) {
         CHECK_FAIL_("a wait that nobody ended fails");
     }
