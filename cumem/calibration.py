@@ -8,7 +8,6 @@ import dataclasses
 import html
 import os
 import pathlib
-import platform
 import threading
 import time
 import zlib
@@ -191,7 +190,7 @@ def _processor() -> str:
     for line in _read("/proc/cpuinfo").splitlines():
         if line.startswith(("model name", "CPU part")):
             return line.partition(":")[2].strip()
-    return platform.machine()
+    return os.uname().machine
 
 
 def _link(bus_id: str) -> str:
