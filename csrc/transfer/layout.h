@@ -49,6 +49,13 @@ void cm_layout_put_repeats(cm_layout *layout, const cm_layout *repeats);
  * target and runs are short: reading in the order of the target then uses little of
  * each cache line. -1: there is none. */
 int cm_layout_near_axis(const cm_layout *layout);
+/* Runs are so short that each costs instructions, not memory: every thread helps.
+ * Longer ones go up past the caches, since the device reads them from memory. */
+static inline bool
+cm_layout_is_scattered(const cm_layout *layout)
+{
+    return layout->ndim > 0 && layout->run_nbytes < 4096;
+}
 /* The order of the source for all axes. Target strides no longer fall. */
 void cm_layout_sort_by_src(cm_layout *layout);
 /* And back: target strides fall. */

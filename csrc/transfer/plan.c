@@ -204,7 +204,11 @@ cm_plan_count_pieces(cm_plan *plan, const cm_tuning *tuning)
         plan->piece_count = cm_cut_count(&cut);
     }
     if (staged) {
-        plan->thread_count = cm_tuning_piece_threads(tuning, plan->piece_nbytes);
+        cm_tuning all = *tuning;
+        if (cm_layout_is_scattered(&plan->layout)) {
+            all.thread_count = tuning->fresh_thread_count;
+        }
+        plan->thread_count = cm_tuning_piece_threads(&all, plan->piece_nbytes);
     }
 }
 

@@ -7,9 +7,6 @@
 #include "transfer/many_job.h"
 #include "transfer/several.h"
 
-/* Long runs of the source go past the caches: the device reads them from memory. */
-enum { LONG_RUN_NBYTES = 4096 };
-
 cm_status
 cm_job_alloc_block(cm_job *job, int device, uint64_t nbytes, cm_stream *stream,
                    cm_block **out)
@@ -110,7 +107,7 @@ turn_where_there_is_memory(cm_job *job)
 static cm_copy_way
 choose_way(const cm_job *job, const cm_layout *pack)
 {
-    if (pack->run_nbytes < LONG_RUN_NBYTES) {
+    if (cm_layout_is_scattered(pack)) {
         return CM_COPY_PLAIN_ALL;
     }
     return job->fan != NULL ? CM_COPY_WIDE_ALL : CM_COPY_WIDE;
@@ -217,7 +214,7 @@ choose_way_back(const cm_staging *staging, const cm_layout *unpack)
     if (staging->is_fresh) {
         return CM_COPY_FRESH;
     }
-    return unpack->run_nbytes < LONG_RUN_NBYTES ? CM_COPY_WIDE_ALL : CM_COPY_WIDE;
+    return cm_layout_is_scattered(unpack) ? CM_COPY_WIDE_ALL : CM_COPY_WIDE;
 }
 
 /* What came down goes to where it belongs. */
