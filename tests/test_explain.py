@@ -237,3 +237,12 @@ def test_explain_refuses_what_copy_refuses(dst, src, error):
     with pytest.raises(error) as explained:
         cumem.explain(dst, src)
     assert str(copied.value) == str(explained.value)
+
+
+def test_short_copies_are_quick_again_once_a_transfer_is_done(emulated):
+    src = np.zeros(1 << 16, np.uint8)
+    dst = cumem.empty_device(src.shape, src.dtype)
+    cumem.copy_async(dst, src).wait()
+    before = _core._copy_counts()["quick"]
+    cumem.copy(dst, src)
+    assert _core._copy_counts()["quick"] == before + 1

@@ -31,7 +31,12 @@ cm_pending_take(const cm_storage *storage, cm_pending *out)
         out->streams[out->stream_count++] = cm_stream_hold(storage->uses[i]);
     }
     for (uint32_t i = 0; i < storage->writer_count; i++) {
-        out->tickets[out->ticket_count++] = cm_ticket_hold(storage->writers[i]);
+        cm_ticket_info info;
+        cm_ticket_read(storage->writers[i], &info);
+        if (!info.done || !cm_is_ok(info.status)) { /* else there is nothing to wait for
+                                                     */
+            out->tickets[out->ticket_count++] = cm_ticket_hold(storage->writers[i]);
+        }
     }
     cm_state_enter(out->state);
     return 0;
