@@ -9,7 +9,9 @@ PYTEST_ARGS ?=
 ANY_DRIVER := $(patsubst %,tests/test_%.py,layout docs stubs units cli bench notebooks \
 	arguments fuzz_protocols import errors replay replay_trace configure calibration \
 	files file_faults files_benchmark transfer_benchmark safetensors \
-	safetensors_benchmark safetensors_format safetensors_torch)
+	safetensors_benchmark safetensors_format safetensors_torch pool_model \
+	view_properties copy_properties values fill_values collection transfer_exit \
+	limits stats)
 comma := ,
 
 SOURCES := $(sort $(wildcard csrc/*/*.c))

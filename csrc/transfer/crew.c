@@ -10,6 +10,7 @@ enum {
     TRIES = 200,      /* for the spin lock, before the processor is given up */
     MANY_THREADS = 4, /* so many do without the one that posts */
     REST_TURNS = 20,
+    RESTS = 64, /* in vain, before the one that posted copies a part all the same */
 };
 
 static void
@@ -325,10 +326,10 @@ start_threads(cm_crew *crew, const cm_tuning *tuning, uint32_t limit)
     bool mine = !crew->starting && crew->thread_count < limit;
     crew->starting |= mine;
     unlock(crew);
+    atomic_store(&crew->spin_ns, tuning->spin_ns);
     if (!mine) {
         return;
     }
-    atomic_store(&crew->spin_ns, tuning->spin_ns);
     uint32_t count = crew->thread_count;
     while (count < limit
            && cm_is_ok(cm_thread_start(&crew->threads[count], serve, crew))) {
@@ -369,6 +370,7 @@ cm_gang_open(cm_gang *gang, cm_crew *crew, const cm_tuning *tuning)
 {
     gang->crew = crew;
     gang->tuning = tuning;
+    gang->rests = 0;
     gang->move = NULL;
     gang->context = NULL;
     cm_list_init(&gang->loads);
@@ -516,9 +518,14 @@ cm_gang_rest(cm_gang *gang, cm_load *load)
     cm_crew *crew = gang->crew;
     uint32_t thread_count = atomic_load(&crew->thread_count);
     uint32_t few = atomic_load(&crew->few);
+    uint32_t limit = atomic_load(&crew->limit);
     few = thread_count < few ? thread_count : few;
-    if (atomic_load(&crew->part_count) > 0 && atomic_load(&crew->idle_count) >= few) {
-        (void)cm_gang_help(gang); /* else nobody takes it: a single part wakes none */
+    few = limit < few ? limit : few;
+    /* A single part wakes none: where all sleep nobody takes it, and where some are
+     * busy elsewhere it may take them long to come. */
+    if (atomic_load(&crew->part_count) > 0
+        && (atomic_load(&crew->idle_count) >= few || ++gang->rests % RESTS == 0)) {
+        (void)cm_gang_help(gang);
         return;
     }
     if (thread_count < MANY_THREADS || gang->tuning->spin_ns == 0) {

@@ -54,6 +54,7 @@ typedef void (*cm_move_part)(const void *context, const cm_layout *part, void *d
 typedef struct cm_gang {
     cm_crew *crew;           /* borrowed */
     const cm_tuning *tuning; /* borrowed */
+    uint32_t rests;          /* moments let pass by who posts */
     cm_list node;
     cm_list loads;
     cm_move_part move; /* for what is posted from now on; NULL: as the layout says */

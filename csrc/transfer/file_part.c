@@ -83,7 +83,9 @@ move_pages(cm_file_job *job, run r, uint64_t reach)
             continue;
         }
         if (moved <= 0) {
-            atomic_store(&job->direct_refused, moved < 0);
+            if (moved < 0) {
+                atomic_store(&job->direct_refused, true);
+            }
             break;
         }
         reach -= (uint64_t)moved;

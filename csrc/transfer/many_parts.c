@@ -36,6 +36,8 @@ next_part(cm_many_call *c)
 {
     cm_copy_request *part = &c->common;
     const cm_copy_request *common = &c->request->common;
+    part->dst = common->dst;
+    part->src = common->src;
     part->keep[0] = share(c);
     part->after_ticket_count = common->after_ticket_count;
     if (c->in_order && c->part_count > 0) {
@@ -214,6 +216,10 @@ join_parts(cm_many_call *c, cm_ticket *ticket, cm_status started)
         return finish_whole(ticket, status);
     }
     cm_status left = start_waiting(c, ticket);
+    if (status.code == CM_ECANCELLED && blocking) {
+        /* Who is told that it is over may use its memory as he likes. */
+        (void)!cm_is_ok(cm_ticket_depend(ticket, NULL, c->engine->linger_ns));
+    }
     return cm_is_ok(status) ? left : status;
 }
 

@@ -406,8 +406,10 @@ cm_engine_is_quick(cm_engine *engine, const cm_copy_request *request,
     quick q = {.tuning = tuning, .nbytes = nbytes};
     cut_into_pieces(&q);
     *bounced = free && is_worth_a_block(request, tuning, nbytes, locked);
-    plan->piece_count = *bounced ? q.piece_count : 1;
-    plan->piece_nbytes = *bounced ? q.piece_nbytes : nbytes;
+    if (free) {
+        plan->piece_count = *bounced ? q.piece_count : 1;
+        plan->piece_nbytes = *bounced ? q.piece_nbytes : nbytes;
+    }
     cm_device_leave(engine->rt, &guard);
     return free;
 }

@@ -216,6 +216,11 @@ void
 cm_ticket_finish(cm_ticket *ticket, cm_status status, bool read)
 {
     cm_engine *engine = ticket->engine;
+    if (ticket->part_count > 0) {
+        cm_mutex_lock(&engine->lock);
+        ticket->started = true; /* its parts did something: it cannot be cancelled */
+        cm_mutex_unlock(&engine->lock);
+    }
     status = end_parts(ticket, status);
     double seconds = (double)(cm_now_ns() - ticket->start_ns) * 1e-9;
     if (ticket->start_event != 0 && ticket->end_event != 0 && cm_is_ok(status)) {

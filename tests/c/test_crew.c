@@ -326,6 +326,37 @@ test_crew_resting_poster_sees_every_load_done(void)
     free(dst);
 }
 
+/* Some rest for good, the others sleep: who posted a single part copies it. */
+static void
+test_crew_single_part_is_copied_where_others_rest(void)
+{
+    cm_crew crew;
+    cm_gang gang;
+    cm_load load;
+    cm_tuning tuning = tuned();
+    tuning.thread_count = 6;
+    tuning.spin_ns = 1000;
+    unsigned char *src = malloc(MIB);
+    unsigned char *dst = malloc(MIB);
+    fill_bytes(src, MIB, 5);
+    CHECK_OK(cm_crew_init(&crew));
+    cm_gang_open(&gang, &crew, &tuning);
+    for (uint64_t nbytes = MIB; nbytes >= 4096; nbytes /= 256) {
+        cm_layout layout = {.run_nbytes = nbytes};
+        memset(dst, 0, MIB);
+        cm_gang_post(&gang, &load, &layout, dst, src, CM_COPY_PLAIN);
+        while (!cm_load_is_done(&load)) {
+            cm_gang_rest(&gang, NULL);
+        }
+        CHECK_BYTES_EQ(dst, src, nbytes);
+        cm_crew_set_limit(&crew, 2);
+    }
+    cm_gang_close(&gang);
+    cm_crew_fini(&crew);
+    free(src);
+    free(dst);
+}
+
 /* Piece by piece, some of them not there at first, some given up. */
 static void
 share_briefly(world *w, unsigned char *dst, const unsigned char *src, uint64_t nbytes,
@@ -399,5 +430,6 @@ MAIN(RUN(test_wide_copy_is_memcpy_at_any_place_and_length)
      RUN(test_crew_threads_rest_beyond_the_limit)
      RUN(test_crew_of_few_processors_starts_few_threads)
      RUN(test_crew_resting_poster_sees_every_load_done)
+     RUN(test_crew_single_part_is_copied_where_others_rest)
      RUN(test_crew_brief_copies_are_whole_and_one_at_a_time))
 /* clang-format on */
