@@ -4,7 +4,7 @@
 #include "engine_hook.h"
 #include "transfer/engine_private.h"
 
-enum { NBYTES = 4096, PIECE_NBYTES = 4 << 20, SLOT_COUNT = 8, LONG_NBYTES = 64 << 20 };
+enum { NBYTES = 4096, PIECE_NBYTES = 1 << 20, SLOT_COUNT = 8, LONG_NBYTES = 64 << 20 };
 
 /* -- cancelling -------------------------------------------------------------------------- */
 
@@ -264,7 +264,11 @@ test_ticket_progress_counts_pieces_that_are_over(void)
 {
     for (int down = 0; down < 2; down++) {
         world w;
+        cm_tuning tuning;
         open_world(&w);
+        cm_tuning_init(&tuning); /* pieces all alike */
+        tuning.chunk_nbytes = tuning.chunk_min_nbytes = PIECE_NBYTES;
+        CHECK_OK(cm_engine_set_tuning(w.engine, &tuning));
         hook_copies(&w, look_at_progress);
         memory host = take_memory(&w, CM_KIND_PAGEABLE, 0, LONG_NBYTES);
         memory device = take_memory(&w, CM_KIND_DEVICE, 0, LONG_NBYTES);
