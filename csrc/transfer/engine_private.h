@@ -92,13 +92,20 @@ CM_NODISCARD cm_status cm_engine_begin_call(cm_engine *engine, cm_tuning *tuning
 /* One of them is through. */
 void cm_engine_end_call(cm_engine *engine);
 
-/* -- loans.c: events and streams that jobs borrow; each call enters the device itself */
+/* -- loans.c: events, streams and a share of the ring that jobs borrow; what calls the
+ * runtime enters the device itself */
 
 CM_NODISCARD cm_status cm_loan_take_event(cm_engine *engine, int device, uint64_t *out);
 void cm_loan_give_event(cm_engine *engine, int device, uint64_t event); /* 0: nothing */
 CM_NODISCARD cm_status cm_loan_take_stream(cm_engine *engine, int device,
                                            cm_stream **out);
 void cm_loan_give_stream(cm_engine *engine, cm_stream *stream); /* NULL: nothing */
+/* `nbytes` of page-locked memory are about to be used, where all together then use
+ * `most` or less. Returns the pool that has them, borrowed; NULL: no room, or no pool.
+ */
+cm_pool *cm_loan_enter_ring(cm_engine *engine, uint64_t nbytes, uint64_t most);
+/* And are used no more. */
+void cm_loan_leave_ring(cm_engine *engine, uint64_t nbytes);
 /* Fails: the first event_destroy that failed. */
 CM_NODISCARD cm_status cm_loans_fini(cm_engine *engine);
 

@@ -19,33 +19,12 @@ align(void *memory)
     return (char *)memory + ((0 - (uintptr_t)memory) & mask);
 }
 
-static cm_pool *
-enter_ring(cm_file_job *job)
-{
-    cm_engine *engine = job->engine;
-    bool first = job->memory_count == 0;
-    uint64_t nbytes = memory_nbytes(job);
-    cm_mutex_lock(&engine->lock);
-    bool fits = first || engine->ring_nbytes + nbytes <= job->tuning.ring_nbytes;
-    cm_pool *pool = fits ? engine->pinned_pool : NULL;
-    engine->ring_nbytes += pool != NULL ? nbytes : 0;
-    cm_mutex_unlock(&engine->lock);
-    return pool;
-}
-
-static void
-leave_ring(cm_file_job *job)
-{
-    cm_engine *engine = job->engine;
-    cm_mutex_lock(&engine->lock);
-    engine->ring_nbytes -= memory_nbytes(job);
-    cm_mutex_unlock(&engine->lock);
-}
-
 static cm_status
 add_pinned(cm_file_job *job, cm_file_memory *memory)
 {
-    cm_pool *pool = enter_ring(job);
+    /* One, whatever others have; more as far as the ring goes. */
+    uint64_t most = job->memory_count == 0 ? UINT64_MAX : job->tuning.ring_nbytes;
+    cm_pool *pool = cm_loan_enter_ring(job->engine, memory_nbytes(job), most);
     if (pool == NULL) {
         return cm_fail(CM_ENOMEM, memory_nbytes(job));
     }
@@ -56,7 +35,7 @@ add_pinned(cm_file_job *job, cm_file_memory *memory)
                                             &memory->pinned);
     if (!cm_is_ok(status)) {
         memory->pinned = NULL;
-        leave_ring(job);
+        cm_loan_leave_ring(job->engine, memory_nbytes(job));
     }
     return status;
 }
@@ -149,7 +128,7 @@ cm_file_free_memory(cm_file_job *job)
         cm_file_memory *memory = &job->memories[i];
         if (memory->pinned != NULL) {
             cm_pool_free(engine->pinned_pool, memory->pinned, uses, use_count, flags);
-            leave_ring(job);
+            cm_loan_leave_ring(job->engine, memory_nbytes(job));
         }
         free(memory->plain); /* the runtime is through with ordinary memory on return */
     }

@@ -84,6 +84,25 @@ cm_loan_give_stream(cm_engine *engine, cm_stream *stream)
     }
 }
 
+cm_pool *
+cm_loan_enter_ring(cm_engine *engine, uint64_t nbytes, uint64_t most)
+{
+    cm_mutex_lock(&engine->lock);
+    bool fits = nbytes <= most && engine->ring_nbytes <= most - nbytes;
+    cm_pool *pool = fits ? engine->pinned_pool : NULL;
+    engine->ring_nbytes += pool != NULL ? nbytes : 0;
+    cm_mutex_unlock(&engine->lock);
+    return pool;
+}
+
+void
+cm_loan_leave_ring(cm_engine *engine, uint64_t nbytes)
+{
+    cm_mutex_lock(&engine->lock);
+    engine->ring_nbytes -= nbytes;
+    cm_mutex_unlock(&engine->lock);
+}
+
 cm_status
 cm_loans_fini(cm_engine *engine)
 {

@@ -43,9 +43,7 @@ void
 cm_job_leave_ring(cm_job *job, const cm_block *pinned)
 {
     if (pinned != NULL) {
-        cm_mutex_lock(&job->engine->lock);
-        job->engine->ring_nbytes -= job->plan.piece_nbytes;
-        cm_mutex_unlock(&job->engine->lock);
+        cm_loan_leave_ring(job->engine, job->plan.piece_nbytes);
     }
 }
 
@@ -55,17 +53,12 @@ take_pinned(cm_job *job, bool first, cm_block **out)
 {
     cm_engine *engine = job->engine;
     uint64_t nbytes = job->plan.piece_nbytes;
-    cm_mutex_lock(&engine->lock);
-    bool fits = first || engine->ring_nbytes + nbytes <= job->tuning.ring_nbytes;
-    cm_pool *pool = fits ? engine->pinned_pool : NULL;
-    engine->ring_nbytes += pool != NULL ? nbytes : 0;
-    cm_mutex_unlock(&engine->lock);
+    cm_pool *pool = cm_loan_enter_ring(engine, nbytes,
+                                       first ? UINT64_MAX : job->tuning.ring_nbytes);
     cm_status status =
         pool == NULL ? cm_fail(CM_EINVALID, 0) : cm_pool_alloc(pool, nbytes, NULL, out);
     if (pool != NULL && !cm_is_ok(status)) {
-        cm_mutex_lock(&engine->lock);
-        engine->ring_nbytes -= nbytes;
-        cm_mutex_unlock(&engine->lock);
+        cm_loan_leave_ring(engine, nbytes);
     }
     return status;
 }

@@ -349,28 +349,6 @@ is_worth_a_block(const cm_copy_request *request, const cm_tuning *tuning,
                && nbytes >= tuning->bounce_nbytes);
 }
 
-/* Part of the ring, as every page-locked block of the engine is; NULL: there is none.
- */
-static cm_pool *
-enter_ring(quick *q)
-{
-    cm_engine *engine = q->engine;
-    cm_mutex_lock(&engine->lock);
-    bool fits = engine->ring_nbytes + q->nbytes <= q->tuning->ring_nbytes;
-    cm_pool *pool = fits ? engine->pinned_pool : NULL;
-    engine->ring_nbytes += pool != NULL ? q->nbytes : 0;
-    cm_mutex_unlock(&engine->lock);
-    return pool;
-}
-
-static void
-leave_ring(quick *q)
-{
-    cm_mutex_lock(&q->engine->lock);
-    q->engine->ring_nbytes -= q->nbytes;
-    cm_mutex_unlock(&q->engine->lock);
-}
-
 /* Where there is no block to be had the runtime takes the ordinary memory. */
 static cm_status
 copy(quick *q, bool locked)
@@ -378,7 +356,7 @@ copy(quick *q, bool locked)
     if (!is_worth_a_block(q->request, q->tuning, q->nbytes, locked)) {
         return copy_whole(q);
     }
-    cm_pool *pool = enter_ring(q);
+    cm_pool *pool = cm_loan_enter_ring(q->engine, q->nbytes, q->tuning->ring_nbytes);
     if (pool == NULL) {
         return copy_whole(q);
     }
@@ -387,7 +365,7 @@ copy(quick *q, bool locked)
         atomic_fetch_add_explicit(&q->engine->bounced_count, 1, memory_order_relaxed);
     }
     cm_status status = there ? copy_through(q, pool) : copy_whole(q);
-    leave_ring(q);
+    cm_loan_leave_ring(q->engine, q->nbytes);
     return status;
 }
 

@@ -83,24 +83,9 @@ cm_job_end_staging(cm_job *job, void (*free_block)(const cm_job *job, cm_pool *p
             cm_loan_give_event(engine, job->stream->device, s->event);
         }
     }
-    cm_mutex_lock(&engine->lock);
-    engine->ring_nbytes -= nbytes;
-    cm_mutex_unlock(&engine->lock);
+    cm_loan_leave_ring(engine, nbytes);
     free(staging);
     job->staging = NULL;
-}
-
-/* Each transfer has one block, whatever others have; more as far as the ring goes. */
-static cm_pool *
-enter_ring(const cm_job *job, uint64_t nbytes, bool first)
-{
-    cm_engine *engine = job->engine;
-    cm_mutex_lock(&engine->lock);
-    bool fits = first || engine->ring_nbytes + nbytes <= job->tuning.ring_nbytes;
-    cm_pool *pool = fits ? engine->pinned_pool : NULL;
-    engine->ring_nbytes += pool != NULL ? nbytes : 0;
-    cm_mutex_unlock(&engine->lock);
-    return pool;
 }
 
 /* Give a free slot what it needs. False: no more blocks, and slot_count is less now. */
@@ -118,13 +103,14 @@ equip_slot(cm_job *job, cm_slot *s, bool *out)
     }
     uint64_t nbytes = job->plan.piece_nbytes;
     bool first = s == staging->slots;
-    cm_pool *pool = enter_ring(job, nbytes, first);
+    /* Each transfer has one block, whatever others have; more as far as the ring goes.
+     */
+    cm_pool *pool = cm_loan_enter_ring(engine, nbytes,
+                                       first ? UINT64_MAX : job->tuning.ring_nbytes);
     cm_status status = pool == NULL ? cm_fail(CM_EINVALID, 0)
                                     : cm_pool_alloc_now(pool, nbytes, NULL, &s->pinned);
     if (pool != NULL && !cm_is_ok(status)) {
-        cm_mutex_lock(&engine->lock);
-        engine->ring_nbytes -= nbytes;
-        cm_mutex_unlock(&engine->lock);
+        cm_loan_leave_ring(engine, nbytes);
     }
     if (!cm_is_ok(status) && !first) {
         /* The ring is full, or the pool gives no more: those there are will do. Only
