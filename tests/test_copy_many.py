@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import time
 import weakref
 
 import numpy as np
@@ -423,6 +424,24 @@ class TestOrder:
         assert handle.route == "several"
         assert (values.get(out) == 3).all()
         assert values.get(strided).sum() == 1500
+
+    @pytest.mark.parametrize("idle", ["itself", "nothing"])
+    @pytest.mark.parametrize("where", PLACES)
+    def test_a_pair_without_work_leaves_the_order(self, emulated, where, idle) -> None:
+        """Done at once, it says nothing about the pairs before it."""
+        stream = cumem.Stream()
+        source = cumem.zeros(1000, "u1")
+        middle, target = (values.put(numbers(1000), where) for _ in range(2))
+        again = middle[:10] if idle == "itself" else middle[:0]
+        with session.gate(stream):
+            source.fill(7, stream=stream)
+            handle = cumem.copy_many_async(
+                [(middle, source), (again, again), (target, middle)]
+            )
+            time.sleep(0.02)  # the last would be over, did it not wait for the first
+        handle.wait()
+        assert handle.route == "several"
+        assert (values.get(target) == 7).all()
 
     def test_a_stream_waits_for_all_parts(self, emulated) -> None:
         first, second = cumem.Stream(), cumem.Stream()

@@ -26,6 +26,7 @@ typedef struct cm_many_call {
     bool in_order;        /* one after the other: they touch each other */
     cm_ticket **parts;    /* owned array, held */
     uint64_t part_count;
+    cm_ticket *last;        /* borrowed: the part that the next comes after, in order */
     cm_ticket **after;      /* owned array: those of `request` and room for one more */
     uint64_t nbytes;        /* of all parts */
     cm_shared_keep *shared; /* counted */

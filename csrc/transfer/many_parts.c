@@ -40,8 +40,8 @@ next_part(cm_many_call *c)
     part->src = common->src;
     part->keep[0] = share(c);
     part->after_ticket_count = common->after_ticket_count;
-    if (c->in_order && c->part_count > 0) {
-        c->after[part->after_ticket_count++] = c->parts[c->part_count - 1];
+    if (c->in_order && c->last != NULL) {
+        c->after[part->after_ticket_count++] = c->last;
     }
     return part;
 }
@@ -51,6 +51,8 @@ add_part(cm_many_call *c, cm_ticket *ticket)
 {
     c->nbytes += ticket->nbytes;
     c->parts[c->part_count++] = ticket;
+    /* One without work is done at once, whatever it was to come after. */
+    c->last = ticket->route == CM_ROUTE_NOTHING ? c->last : ticket;
 }
 
 static cm_status

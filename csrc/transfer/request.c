@@ -212,7 +212,9 @@ cm_job_start(cm_job *job, const cm_copy_request *request, cm_status prepared)
 {
     cm_ticket *ticket = job->ticket;
     ticket->nbytes = job->plan.nbytes;
-    ticket->route = job->plan.route;
+    if (ticket->part_count == 0) { /* a whole has said that it went several ways */
+        ticket->route = job->plan.route;
+    }
     ticket->captured = job->capturing;
     if (!cm_is_ok(prepared) || job->plan.route == CM_ROUTE_NOTHING) {
         return finish_here(job, prepared);
