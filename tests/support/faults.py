@@ -17,8 +17,14 @@ testing = session.testing
 
 UNKNOWN = 999  # cudaErrorUnknown: no retry anywhere hides it
 
-#: Polled as often as the machine's speed allows: more of the same says nothing more.
-MOST_CALLS = {"event_query": 6}
+#: Polled as often as the machine's speed allows, and what is entered for each poll: more
+#: of the same says nothing more.
+MOST_CALLS = {
+    "event_query": 6,
+    "context_get": 60,
+    "context_set": 60,
+    "capture_mode_exchange": 60,
+}
 
 #: Operations whose failure is answered by a second way and need not reach the caller:
 #: what is done instead stands beside each.
