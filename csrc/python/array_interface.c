@@ -4,19 +4,7 @@
 #include "python/numpy_bridge.h"
 #include "python/order.h"
 #include "python/protocols.h"
-
-static PyObject *
-tuple_from(const int64_t *values, int count)
-{
-    PyObject *tuple = PyTuple_New(count);
-    for (int i = 0; tuple != NULL && i < count; i++) {
-        PyObject *item = PyLong_FromLongLong(values[i]);
-        if (item == NULL || PyTuple_SetItem(tuple, i, item) < 0) {
-            Py_CLEAR(tuple);
-        }
-    }
-    return tuple;
-}
+#include "python/tuples.h"
 
 /* Store `value` (stolen; NULL passes its exception on). */
 static int
@@ -120,7 +108,7 @@ strides_entry(const cm_buffer *buffer)
     if (cm_region_is_c_contiguous(&region)) {
         return Py_NewRef(Py_None);
     }
-    return tuple_from(cm_buffer_strides(buffer), buffer->ndim);
+    return cm_tuple_from(cm_buffer_strides(buffer), buffer->ndim);
 }
 
 static PyObject *
@@ -154,7 +142,7 @@ static int
 fill(const cm_buffer *buffer, PyObject *dict)
 {
     bool empty = cm_buffer_nbytes(buffer) == 0;
-    if (put(dict, "shape", tuple_from(cm_buffer_shape(buffer), buffer->ndim)) < 0
+    if (put(dict, "shape", cm_tuple_from(cm_buffer_shape(buffer), buffer->ndim)) < 0
         || put_dtype(dict, buffer->dtype) < 0
         || put(dict, "data", data_entry(buffer)) < 0
         || put(dict, "version", PyLong_FromLong(3)) < 0

@@ -8,6 +8,7 @@
 #include "python/buffer_object.h"
 #include "python/buffer_views.h"
 #include "python/protocols.h"
+#include "python/tuples.h"
 
 static cm_kind
 visible_kind(const cm_buffer *self)
@@ -20,19 +21,6 @@ is_closed(const cm_buffer *self)
 {
     const cm_buffer *base = (const cm_buffer *)self->base;
     return self->deferred || self->storage->closed || (base != NULL && base->deferred);
-}
-
-static PyObject *
-int64_tuple(int count, const int64_t *values)
-{
-    PyObject *tuple = PyTuple_New(count);
-    for (int i = 0; tuple != NULL && i < count; i++) {
-        PyObject *value = PyLong_FromLongLong(values[i]);
-        if (value == NULL || PyTuple_SetItem(tuple, i, value) < 0) {
-            Py_CLEAR(tuple);
-        }
-    }
-    return tuple;
 }
 
 static PyObject *
@@ -68,14 +56,14 @@ static PyObject *
 get_shape(PyObject *object, void *closure CM_UNUSED)
 {
     const cm_buffer *self = (const cm_buffer *)object;
-    return int64_tuple(self->ndim, cm_buffer_shape(self));
+    return cm_tuple_from(cm_buffer_shape(self), self->ndim);
 }
 
 static PyObject *
 get_strides(PyObject *object, void *closure CM_UNUSED)
 {
     const cm_buffer *self = (const cm_buffer *)object;
-    return int64_tuple(self->ndim, cm_buffer_strides(self));
+    return cm_tuple_from(cm_buffer_strides(self), self->ndim);
 }
 
 static PyObject *

@@ -6,6 +6,7 @@
 #include "python/arguments.h"
 #include "python/buffer_methods.h"
 #include "python/buffer_object.h"
+#include "python/tuples.h"
 
 const char cm_buffer_reduce_ex_doc[] =
     "__reduce_ex__($self, protocol, /)\n"
@@ -81,19 +82,6 @@ pickled_data(cm_buffer *self, bool contiguous, long protocol)
     return data;
 }
 
-static PyObject *
-shape_tuple(const cm_buffer *self)
-{
-    PyObject *tuple = PyTuple_New(self->ndim);
-    for (int i = 0; tuple != NULL && i < self->ndim; i++) {
-        PyObject *length = PyLong_FromLongLong(cm_buffer_shape(self)[i]);
-        if (length == NULL || PyTuple_SetItem(tuple, i, length) < 0) {
-            Py_CLEAR(tuple);
-        }
-    }
-    return tuple;
-}
-
 PyObject *
 cm_buffer_reduce_ex(PyObject *object, PyObject *protocol_object)
 {
@@ -122,7 +110,8 @@ cm_buffer_reduce_ex(PyObject *object, PyObject *protocol_object)
         module == NULL ? NULL : PyObject_GetAttrString(module, "_rebuild");
     PyObject *data =
         rebuild == NULL ? NULL : pickled_data(self, is_c || is_f, protocol);
-    PyObject *shape = data == NULL ? NULL : shape_tuple(self);
+    PyObject *shape =
+        data == NULL ? NULL : cm_tuple_from(cm_buffer_shape(self), self->ndim);
     PyObject *result = NULL;
     if (shape != NULL) {
         result = Py_BuildValue("O(sOOsIOO)", rebuild, cm_kind_name(storage->kind),

@@ -33,34 +33,6 @@ typedef struct copy_call {
 
 /* -- checks ------------------------------------------------------------------------------ */
 
-static PyObject *
-shape_tuple(const cm_region *region)
-{
-    PyObject *tuple = PyTuple_New(region->ndim);
-    for (int axis = 0; tuple != NULL && axis < region->ndim; axis++) {
-        PyObject *length = PyLong_FromLongLong(region->shape[axis]);
-        if (length == NULL || PyTuple_SetItem(tuple, axis, length) < 0) {
-            Py_CLEAR(tuple);
-        }
-    }
-    return tuple;
-}
-
-static int
-refuse_shapes(const copy_call *call)
-{
-    PyObject *dst = shape_tuple(&call->dst.region);
-    PyObject *src = shape_tuple(&call->src.region);
-    if (dst != NULL && src != NULL) {
-        PyErr_Format(PyExc_ValueError,
-                     "copy: the source of shape %R does not fit the target of shape %R",
-                     src, dst);
-    }
-    Py_XDECREF(dst);
-    Py_XDECREF(src);
-    return -1;
-}
-
 static int
 check_target(const copy_call *call)
 {
@@ -89,7 +61,7 @@ check_pair(copy_call *call)
     call->request.src = call->src.region;
     return cm_is_ok(cm_region_broadcast(&call->request.dst, &call->request.src))
                ? 0
-               : refuse_shapes(call);
+               : cm_refuse_shapes("copy: ", &call->dst.region, &call->src.region);
 }
 
 /* -- streams, order, lifetime ------------------------------------------------------------ */

@@ -65,34 +65,6 @@ keep_end(cm_many_pairs *self, const cm_operand *end, bool written)
 
 /* -- checks ------------------------------------------------------------------------------- */
 
-static PyObject *
-shape_tuple(const cm_region *region)
-{
-    PyObject *tuple = PyTuple_New(region->ndim);
-    for (int axis = 0; tuple != NULL && axis < region->ndim; axis++) {
-        PyObject *length = PyLong_FromLongLong(region->shape[axis]);
-        if (length == NULL || PyTuple_SetItem(tuple, axis, length) < 0) {
-            Py_CLEAR(tuple);
-        }
-    }
-    return tuple;
-}
-
-static int
-refuse_shapes(const cm_many_pairs *self)
-{
-    PyObject *dst = shape_tuple(&self->dst.region);
-    PyObject *src = shape_tuple(&self->src.region);
-    if (dst != NULL && src != NULL) {
-        PyErr_Format(PyExc_ValueError,
-                     "the source of shape %R does not fit the target of shape %R", src,
-                     dst);
-    }
-    Py_XDECREF(dst);
-    Py_XDECREF(src);
-    return -1;
-}
-
 static int
 check_target(const cm_many_pairs *self, PyObject *object)
 {
@@ -299,7 +271,7 @@ add_any(cm_many_pairs *self, uint64_t index)
     cm_layout layout;
     cm_region src = self->src.region;
     if (!cm_is_ok(cm_region_broadcast(&self->dst.region, &src))) {
-        return refuse_shapes(self);
+        return cm_refuse_shapes("", &self->dst.region, &self->src.region);
     }
     cm_status status = cm_layout_init(&self->dst.region, &src, &layout);
     if (!cm_is_ok(status)) {

@@ -3,6 +3,7 @@
 #include "python/import.h"
 #include "python/numpy_bridge.h"
 #include "python/protocols.h"
+#include "python/tuples.h"
 
 static int
 init_buffer(cm_operand *operand, PyObject *object)
@@ -181,4 +182,19 @@ cm_operand_fini(cm_operand *operand)
     operand->storage = NULL;
     Py_CLEAR(operand->dtype);
     Py_CLEAR(operand->keep);
+}
+
+int
+cm_refuse_shapes(const char *before, const cm_region *dst, const cm_region *src)
+{
+    PyObject *to = cm_tuple_from(dst->shape, dst->ndim);
+    PyObject *from = cm_tuple_from(src->shape, src->ndim);
+    if (to != NULL && from != NULL) {
+        PyErr_Format(PyExc_ValueError,
+                     "%sthe source of shape %R does not fit the target of shape %R",
+                     before, from, to);
+    }
+    Py_XDECREF(to);
+    Py_XDECREF(from);
+    return -1;
 }

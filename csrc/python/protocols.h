@@ -62,6 +62,9 @@ typedef struct cm_operand {
 int cm_operand_init(cm_state *state, cm_operand *operand, PyObject *object,
                     PyObject *target_dtype, cm_stream *stream);
 void cm_operand_fini(cm_operand *operand);
+/* ValueError "{before}the source of shape … does not fit the target of …"; always -1.
+ */
+int cm_refuse_shapes(const char *before, const cm_region *dst, const cm_region *src);
 
 /* Have `use` look at the request that a copy would be; its result. Nothing is copied.
  */

@@ -6,6 +6,7 @@
 #include "python/errors.h"
 #include "python/numpy_bridge.h"
 #include "python/several.h"
+#include "python/tuples.h"
 
 /* "target" or "source": what there are several of. */
 static const char *
@@ -124,26 +125,14 @@ check_operands(const cm_several *several)
 
 /* -- shapes ------------------------------------------------------------------------------ */
 
-static PyObject *
-shape_tuple(const cm_region *region)
-{
-    PyObject *tuple = PyTuple_New(region->ndim);
-    for (int axis = 0; tuple != NULL && axis < region->ndim; axis++) {
-        PyObject *length = PyLong_FromLongLong(region->shape[axis]);
-        if (length == NULL || PyTuple_SetItem(tuple, axis, length) < 0) {
-            Py_CLEAR(tuple);
-        }
-    }
-    return tuple;
-}
-
 /* "{name}: {noun} {i} of shape (…) {why} (…)" */
 static int
 refuse_shape(const cm_several *several, uint32_t i, const char *why,
              const cm_region *other)
 {
-    PyObject *mine = shape_tuple(&several->many[i].region);
-    PyObject *theirs = shape_tuple(other);
+    PyObject *mine =
+        cm_tuple_from(several->many[i].region.shape, several->many[i].region.ndim);
+    PyObject *theirs = cm_tuple_from(other->shape, other->ndim);
     if (mine != NULL && theirs != NULL) {
         PyErr_Format(PyExc_ValueError, "%s: %s %u of shape %R %s %R", several->name,
                      noun_of(several), i, mine, why, theirs);
