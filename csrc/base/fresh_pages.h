@@ -9,9 +9,9 @@
 
 #define CM_HUGE_PAGE_NBYTES ((uintptr_t)2 << 20)
 
-/* Most pages of the range are not there yet, by a look at a few of them. */
-bool cm_pages_are_fresh(const void *p, uint64_t nbytes);
-/* Ask for huge pages where whole ones lie in the range; a refusal changes nothing. */
-void cm_pages_ask_huge(void *p, uint64_t nbytes);
+/* Ask that the pages of a range about to be written become huge ones. False: the range
+ * is short, or by a look at a few of them most are there already; nothing is changed.
+ */
+bool cm_pages_prepare(void *p, uint64_t nbytes);
 
 #endif

@@ -32,9 +32,8 @@ choose_way(const cm_job *job)
     const cm_layout *layout = &job->plan.layout;
     uint64_t nbytes = cm_layout_nbytes(layout);
     char *target = (char *)job->dst.host + layout->dst_offset;
-    if (layout->ndim == 0 && nbytes >= 2 * CM_HUGE_PAGE_NBYTES
-        && job->dst.kind == CM_KIND_PAGEABLE && cm_pages_are_fresh(target, nbytes)) {
-        cm_pages_ask_huge(target, nbytes);
+    if (layout->ndim == 0 && job->dst.kind == CM_KIND_PAGEABLE
+        && cm_pages_prepare(target, nbytes)) {
         return CM_COPY_FRESH;
     }
     return nbytes < CACHED_NBYTES ? CM_COPY_PLAIN : CM_COPY_WIDE;

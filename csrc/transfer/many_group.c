@@ -109,8 +109,7 @@ cm_many_start_group(cm_many_call *c, const cm_copy_request *request, cm_many *ma
         cm_device_leave(rt, &guard);
     }
     if (status.code == CM_ECANCELLED && request->blocking) {
-        /* Who is told that it is over may use its memory as he likes. */
-        (void)!cm_is_ok(cm_ticket_depend(ticket, NULL, c->engine->linger_ns));
+        cm_ticket_linger(ticket);
     }
     if (cm_is_ok(status) && out != NULL) {
         *out = ticket;

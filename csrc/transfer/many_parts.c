@@ -219,8 +219,7 @@ join_parts(cm_many_call *c, cm_ticket *ticket, cm_status started)
     }
     cm_status left = start_waiting(c, ticket);
     if (status.code == CM_ECANCELLED && blocking) {
-        /* Who is told that it is over may use its memory as he likes. */
-        (void)!cm_is_ok(cm_ticket_depend(ticket, NULL, c->engine->linger_ns));
+        cm_ticket_linger(ticket);
     }
     return cm_is_ok(status) ? left : status;
 }

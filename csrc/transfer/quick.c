@@ -114,7 +114,7 @@ leave_to_ticket(cm_engine *engine, const cm_copy_request *request, uint64_t even
         return false;
     }
     cm_ticket_submit(ticket, request->stream->device, 0, event, NULL, status);
-    (void)!cm_is_ok(cm_ticket_depend(ticket, NULL, engine->linger_ns));
+    cm_ticket_linger(ticket);
     cm_status untold = cm_ticket_abandon(ticket);
     (void)untold; /* nothing: the call tells */
     return true;

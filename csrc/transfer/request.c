@@ -284,8 +284,7 @@ start_request(cm_engine *engine, const cm_copy_request *request, const void *fil
     }
     cm_status status = start_on_device(engine, request, fill_value, tuning, ticket);
     if (status.code == CM_ECANCELLED && request->blocking) {
-        /* Who is told that it is over may use its memory as he likes. */
-        (void)!cm_is_ok(cm_ticket_depend(ticket, NULL, engine->linger_ns));
+        cm_ticket_linger(ticket);
     }
     if (cm_is_ok(status) && out != NULL) {
         *out = ticket;

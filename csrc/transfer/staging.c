@@ -13,16 +13,11 @@ prepare_target(const cm_job *job)
     const cm_layout *layout = &job->plan.layout;
     if (!job->plan.is_download || job->many != NULL || layout->ndim > 0
         || job->dst.host == NULL || job->dst.kind != CM_KIND_PAGEABLE
-        || layout->run_nbytes < 2 * CM_HUGE_PAGE_NBYTES
         || job->plan.piece_nbytes < CM_HUGE_PAGE_NBYTES) {
         return false;
     }
-    char *target = (char *)job->dst.host + layout->dst_offset;
-    if (!cm_pages_are_fresh(target, layout->run_nbytes)) {
-        return false;
-    }
-    cm_pages_ask_huge(target, layout->run_nbytes);
-    return true;
+    return cm_pages_prepare((char *)job->dst.host + layout->dst_offset,
+                            layout->run_nbytes);
 }
 
 cm_status

@@ -73,11 +73,13 @@ void cm_notices_send(cm_notice *notice);
  * kept any more. */
 CM_NODISCARD cm_status cm_engine_end_unread(cm_engine *engine);
 /* Make `stream` wait for it (NULL: nothing is queued), once it is submitted or done;
- * its own
- * failure is not ours. Blocks up to `timeout_ns`: CM_ETIMEOUT. Without a stream it must be
- * done. */
+ * its own failure is not ours. Blocks up to `timeout_ns`: CM_ETIMEOUT. Without a stream it
+ * must be done. */
 CM_NODISCARD cm_status cm_ticket_depend(cm_ticket *ticket, cm_stream *stream,
                                         uint64_t timeout_ns);
+/* Who is told that a copy is over may use its memory as he likes: after CM_ECANCELLED
+ * wait a while for what is still in flight. */
+void cm_ticket_linger(cm_ticket *ticket);
 /* Update up to `limit` (<= 64) pending tickets, the longest unlooked-at first; true
  * when one became done. */
 bool cm_engine_update_some(cm_engine *engine, int limit);

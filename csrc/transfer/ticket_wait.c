@@ -159,6 +159,12 @@ cm_ticket_depend(cm_ticket *ticket, cm_stream *stream, uint64_t timeout_ns)
     return stream == NULL ? cm_ok() : queue_wait(ticket, stream);
 }
 
+void
+cm_ticket_linger(cm_ticket *ticket)
+{
+    (void)!cm_is_ok(cm_ticket_depend(ticket, NULL, ticket->engine->linger_ns));
+}
+
 cm_status
 cm_ticket_order(cm_ticket *ticket, cm_stream *stream)
 {
