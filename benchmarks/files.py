@@ -23,23 +23,23 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, field
-from datetime import UTC, datetime
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 import cumem
-from cumem import info
 from cumem.units import format_nbytes, parse_nbytes
+
+sys.path.append(str(Path(__file__).parent))  # which PYTHONSAFEPATH hides
+from measure import Call, Run
 
 MIB = 1 << 20
 GIB = 1 << 30
 PEERS = ("kvikio", "torch")
 ROUNDS = 5
 
-Call = Callable[[], object]
 Array = np.ndarray[Any, Any]
 
 
@@ -426,38 +426,19 @@ def line(case: Case, links: dict[str, float]) -> str:
 
 def main() -> int:
     """Measure and print; a file on request."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    add = parser.add_argument
-    add("--json", metavar="FILE", help="write the results to FILE")
-    add("--nbytes", default="4GiB", help="length of the file")
-    add("--dir", metavar="FOLDER", help="where to make it (default: as tempfile)")
-    add("--only", default="", metavar="REGEX", help="cases whose name matches")
-    add("--quick", action="store_true", help="small sizes, few rounds")
-    options = parser.parse_args()
-    started = datetime.now(UTC)
-    with tempfile.TemporaryDirectory(dir=options.dir) as folder:
-        bench = Bench(options, Path(folder))
-        if bench.emulated:
-            print("EMULATED DEVICE: no GPU took part, these figures are not a GPU's")
+    run = Run(
+        __doc__,
+        nbytes={"default": "4GiB", "help": "length of the file"},
+        dir={"metavar": "FOLDER", "help": "where to make it (default: as tempfile)"},
+        only={"default": "", "metavar": "REGEX", "help": "cases whose name matches"},
+    )
+    with tempfile.TemporaryDirectory(dir=run.options.dir) as folder:
+        bench = Bench(run.options, Path(folder))
+        run.begin(bench.emulated)
         links = bench.links()
         print(f"link: {links['up'] / 1e9:.1f} up, {links['down'] / 1e9:.1f} GB/s down")
-        cases = []
-        for case in bench.cases():
-            cases.append(case)
-            print(line(case, links), flush=True)
-    if options.json:
-        results = {
-            "schema": 1,
-            "started": started.isoformat(timespec="seconds"),
-            "emulated": bench.emulated,
-            "quick": options.quick,
-            "commit": info.commit(),
-            **info.collect(),
-            "link_bytes_per_second": links,
-            "missing": bench.missing,
-            "cases": [asdict(case) for case in cases],
-        }
-        info.save(results, options.json)
+        run.show(bench.cases(), lambda case: line(case, links))
+    run.save(1, link_bytes_per_second=links, missing=bench.missing)
     return 0
 
 

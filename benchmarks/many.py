@@ -16,17 +16,18 @@ import ctypes
 import importlib.util
 import statistics
 import sys
-import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, field
-from datetime import UTC, datetime
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 import cumem
-from cumem import info
 from cumem.units import format_nbytes
+
+sys.path.append(str(Path(__file__).parent))  # which PYTHONSAFEPATH hides
+from measure import Call, Run, times_of
 
 #: (pieces, bytes of each); the first is the one that targets are set for
 SHAPES = [
@@ -40,8 +41,6 @@ SHAPES = [
 ]
 MOST_SECONDS = 0.2  # for the repetitions of one case
 LIBRARIES = ("cumem", "loop", "batch", "torch", "cupy")
-
-Call = Callable[[], object]
 
 
 @dataclass
@@ -74,18 +73,6 @@ class Case:
     seconds: dict[str, float] = field(default_factory=dict)
     spread: dict[str, float] = field(default_factory=dict)
     errors: dict[str, str] = field(default_factory=dict)
-
-
-def times_of(call: Call, seconds: float) -> list[float]:
-    """Seconds of each call: as many as fit, at least three, after one that is dropped."""
-    call()
-    times: list[float] = []
-    end = time.perf_counter() + seconds
-    while len(times) < 3 or (time.perf_counter() < end and len(times) < 2000):
-        start = time.perf_counter()
-        call()
-        times.append(time.perf_counter() - start)
-    return times
 
 
 class Runtime:
@@ -329,33 +316,12 @@ def line(case: Case, links: dict[str, float]) -> str:
 
 def main() -> int:
     """Measure and print; a file on request."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    add = parser.add_argument
-    add("--json", metavar="FILE", help="write the results to FILE")
-    add("--quick", action="store_true", help="small sizes, few rounds")
-    options = parser.parse_args()
-    started = datetime.now(UTC)
-    bench = Bench(options)
-    if bench.emulated:
-        print("EMULATED DEVICE: no GPU took part, these figures are not a GPU's")
+    run = Run(__doc__)
+    bench = Bench(run.options)
+    run.begin(bench.emulated)
     links = bench.link()
-    cases = []
-    for case in bench.cases():
-        cases.append(case)
-        print(line(case, links), flush=True)
-    if options.json:
-        results = {
-            "schema": 1,
-            "started": started.isoformat(timespec="seconds"),
-            "emulated": bench.emulated,
-            "quick": options.quick,
-            "commit": info.commit(),
-            **info.collect(),
-            "link_bytes_per_second": links,
-            "missing": bench.missing,
-            "cases": [asdict(case) for case in cases],
-        }
-        info.save(results, options.json)
+    run.show(bench.cases(), lambda case: line(case, links))
+    run.save(1, link_bytes_per_second=links, missing=bench.missing)
     return 0
 
 

@@ -23,17 +23,18 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
-from datetime import UTC, datetime
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 import cumem
-from cumem import info
 from cumem.safetensors_format import TYPES
 from cumem.units import format_nbytes
+
+sys.path.append(str(Path(__file__).parent))  # which PYTHONSAFEPATH hides
+from measure import Run
 
 GIB = 1 << 30
 LIBRARIES = ("torch", "safetensors.torch", "safetensors.numpy")
@@ -344,20 +345,16 @@ def line(case: Case, links: dict[str, float]) -> str:
 
 def main() -> int:
     """Measure and print; a file on request."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    add = parser.add_argument
-    add("--json", metavar="FILE", help="write the results to FILE")
-    add("--quick", action="store_true", help="small files")
-    add("--dir", metavar="FOLDER", help="where the files are made; twice 4 GiB")
-    add("--gib", type=float, default=4.0, help="size of the model's file")
-    add("--rounds", type=int, default=5, help="timed calls of each library")
-    options = parser.parse_args()
-    started = datetime.now(UTC)
-    cases: list[Case] = []
+    run = Run(
+        __doc__,
+        dir={"metavar": "FOLDER", "help": "where the files are made; twice 4 GiB"},
+        gib={"type": float, "default": 4.0, "help": "size of the model's file"},
+        rounds={"type": int, "default": 5, "help": "timed calls of each library"},
+    )
+    options = run.options
     with tempfile.TemporaryDirectory(dir=options.dir) as folder:
         bench = Bench(options, Path(folder))
-        if bench.emulated:
-            print("EMULATED DEVICE: no GPU took part, these figures are not a GPU's")
+        run.begin(bench.emulated)
         links = bench.link()
         types = bench.types()
         if types is not None:
@@ -368,28 +365,18 @@ def main() -> int:
             "small": lambda: small(200 if bench.little else 20000),
         }
         for key, make in files.items():
-            for case in bench.cases(key, make()):
-                cases.append(case)
-                print(line(case, links), flush=True)
-    if options.json:
-        results = {
-            "schema": 1,
-            "started": started.isoformat(timespec="seconds"),
-            "emulated": bench.emulated,
-            "quick": options.quick,
-            "commit": info.commit(),
-            **info.collect(),
-            "libraries": {
-                name: importlib.import_module(name.partition(".")[0]).__version__
-                for name in bench.peers
-            },
-            "threads": len(os.sched_getaffinity(0)),
-            "link_bytes_per_second": links,
-            "missing": bench.missing,
-            "types_compared": types,
-            "cases": [asdict(case) for case in cases],
-        }
-        info.save(results, options.json)
+            run.show(bench.cases(key, make()), lambda case: line(case, links))
+    run.save(
+        1,
+        libraries={
+            name: importlib.import_module(name.partition(".")[0]).__version__
+            for name in bench.peers
+        },
+        threads=len(os.sched_getaffinity(0)),
+        link_bytes_per_second=links,
+        missing=bench.missing,
+        types_compared=types,
+    )
     return 0
 
 

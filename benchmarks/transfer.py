@@ -20,18 +20,18 @@ import importlib.util
 import json
 import statistics
 import sys
-import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, field
-from datetime import UTC, datetime
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 import cumem
-from cumem import info
 from cumem.units import format_nbytes
+
+sys.path.append(str(Path(__file__).parent))  # which PYTHONSAFEPATH hides
+from measure import Call, Run, times_of
 
 GIB = 1 << 30
 SIZES = [256 << (2 * i) for i in range(11)] + [GIB, 4 * GIB]
@@ -39,8 +39,6 @@ BRIEF_SIZES = [1 << 20, 64 << 20, GIB]
 MOST_SECONDS = 0.4  # for the repetitions of one case
 PEERS = ("driver", "driver-wait", "torch", "cupy", "numba", "rmm")
 SHOWN = ("cumem", "driver", "torch", "cupy", "numba", "rmm")  # in the plot
-
-Call = Callable[[], object]
 
 
 @dataclass
@@ -69,18 +67,6 @@ class Case:
     seconds: dict[str, float] = field(default_factory=dict)
     spread: dict[str, float] = field(default_factory=dict)
     errors: dict[str, str] = field(default_factory=dict)
-
-
-def times_of(call: Call, seconds: float) -> list[float]:
-    """Seconds of each call: as many as fit, at least three, after one that is dropped."""
-    call()
-    times: list[float] = []
-    end = time.perf_counter() + seconds
-    while len(times) < 3 or (time.perf_counter() < end and len(times) < 2000):
-        start = time.perf_counter()
-        call()
-        times.append(time.perf_counter() - start)
-    return times
 
 
 class Driver:
@@ -458,42 +444,28 @@ def draw(results: dict[str, Any], path: Path) -> None:
 
 def main() -> int:
     """Measure and print; a file on request."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    add = parser.add_argument
-    add("--json", metavar="FILE", help="write the results to FILE")
-    add("--quick", action="store_true", help="small sizes, few rounds")
-    add("--brief", action="store_true", help="three sizes only")
-    add("--draw", metavar="FILE", help="measure nothing: draw these results")
-    add("--plot", metavar="FILE", help="draw percent of the link by size into FILE")
-    options = parser.parse_args()
+    run = Run(
+        __doc__,
+        brief={"action": "store_true", "help": "three sizes only"},
+        draw={"metavar": "FILE", "help": "measure nothing: draw these results"},
+        plot={"metavar": "FILE", "help": "draw percent of the link by size into FILE"},
+    )
+    options = run.options
     if options.draw:
         text = Path(options.draw).read_text(encoding="utf-8")
         draw(json.loads(text), Path(options.plot or "transfer.png"))
         return 0
-    started = datetime.now(UTC)
     bench = Bench(options)
-    if bench.emulated:
-        print("EMULATED DEVICE: no GPU took part, these figures are not a GPU's")
+    run.begin(bench.emulated)
     links = bench.links()
-    cases = []
     for source in (bench.sized, bench.fresh, bench.shaped):
-        for case in source():
-            cases.append(case)
-            print(line(case, links), flush=True)
-    if options.json:
-        results = {
-            "schema": 2,
-            "threads": cumem.configure().threads,
-            "started": started.isoformat(timespec="seconds"),
-            "emulated": bench.emulated,
-            "quick": options.quick,
-            "commit": info.commit(),
-            **info.collect(),
-            "link_bytes_per_second": links,
-            "missing": bench.missing,
-            "cases": [asdict(case) for case in cases],
-        }
-        info.save(results, options.json)
+        run.show(source(), lambda case: line(case, links))
+    run.save(
+        2,
+        threads=cumem.configure().threads,
+        link_bytes_per_second=links,
+        missing=bench.missing,
+    )
     return 0
 
 

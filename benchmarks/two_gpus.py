@@ -18,24 +18,24 @@ import importlib.util
 import statistics
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, field
-from datetime import UTC, datetime
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 import cumem
-from cumem import _core, info
+from cumem import _core
 from cumem.units import format_nbytes
+
+sys.path.append(str(Path(__file__).parent))  # which PYTHONSAFEPATH hides
+from measure import Call, Run, times_of
 
 GIB = 1 << 30
 SIZES = [1 << 20, 16 << 20, 128 << 20, GIB]
 MOST_SECONDS = 0.5  # for the repetitions of one library's call
 PEERS = ("torch", "cupy")
-
-Call = Callable[[], object]
 
 
 @dataclass
@@ -64,18 +64,6 @@ class Case:
     seconds: dict[str, float] = field(default_factory=dict)
     spread: dict[str, float] = field(default_factory=dict)
     errors: dict[str, str] = field(default_factory=dict)
-
-
-def times_of(call: Call, seconds: float) -> list[float]:
-    """Seconds of each call: as many as fit, at least three, after one that is dropped."""
-    call()
-    times: list[float] = []
-    end = time.perf_counter() + seconds
-    while len(times) < 3 or (time.perf_counter() < end and len(times) < 2000):
-        start = time.perf_counter()
-        call()
-        times.append(time.perf_counter() - start)
-    return times
 
 
 class Driver:
@@ -499,37 +487,17 @@ def line(case: Case) -> str:
 
 def main() -> int:
     """Measure and print; a file on request."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    add = parser.add_argument
-    add("--json", metavar="FILE", help="write the results to FILE")
-    add("--quick", action="store_true", help="small sizes, few rounds")
-    options = parser.parse_args()
-    started = datetime.now(UTC)
+    run = Run(__doc__)
     if cumem.device_count() < 2:
         print("there are no two GPUs here", file=sys.stderr)
         return 2
-    bench = Bench(options)
-    if bench.emulated:
-        print("EMULATED DEVICE: no GPU took part, these figures are not a GPU's")
-    cases = []
+    bench = Bench(run.options)
+    run.begin(bench.emulated)
     for source in (bench.apart, bench.peer, bench.strided, bench.together):
-        for case in source():
-            cases.append(case)
-            print(line(case), flush=True)
+        run.show(source(), line)
     if bench.driver is not None:
         bench.driver.close()
-    if options.json:
-        results = {
-            "schema": 1,
-            "started": started.isoformat(timespec="seconds"),
-            "emulated": bench.emulated,
-            "quick": options.quick,
-            "commit": info.commit(),
-            **info.collect(),
-            "missing": bench.missing,
-            "cases": [asdict(case) for case in cases],
-        }
-        info.save(results, options.json)
+    run.save(1, missing=bench.missing)
     return 0
 
 

@@ -1,0 +1,78 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the benchmarks share: how a call is timed, and what a file of results says."""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import asdict
+from datetime import UTC, datetime
+from typing import Any
+
+from cumem import info
+
+Call = Callable[[], object]
+
+
+def times_of(call: Call, seconds: float) -> list[float]:
+    """Seconds of each call: as many as fit, at least three, after one that is dropped."""
+    call()
+    times: list[float] = []
+    end = time.perf_counter() + seconds
+    while len(times) < 3 or (time.perf_counter() < end and len(times) < 2000):
+        start = time.perf_counter()
+        call()
+        times.append(time.perf_counter() - start)
+    return times
+
+
+class Run:
+    """One run of a benchmark: its options, its results as they come, and their file.
+
+    Parameters
+    ----------
+    description : str
+        The script's text; the first line is that of its ``--help``.
+    **options : dict
+        Arguments of ``add_argument`` by name, beside ``--json`` and ``--quick``.
+    """
+
+    def __init__(self, description: str, **options: dict[str, Any]) -> None:
+        parser = argparse.ArgumentParser(description=description.splitlines()[0])
+        parser.add_argument("--json", metavar="FILE", help="write the results to FILE")
+        parser.add_argument("--quick", action="store_true", help="small and few")
+        for name, arguments in options.items():
+            parser.add_argument(f"--{name}", **arguments)
+        self.options = parser.parse_args()
+        self.started = datetime.now(UTC)
+        self.cases: list[Any] = []
+        self.emulated = False
+
+    def begin(self, emulated: bool) -> None:
+        """Say whose figures these are going to be."""
+        self.emulated = emulated
+        if emulated:
+            print("EMULATED DEVICE: no GPU took part, these figures are not a GPU's")
+
+    def show(self, cases: Iterable[Any], line: Callable[[Any], str]) -> None:
+        """Measure `cases` and print a line of each as soon as it is there."""
+        for case in cases:
+            self.cases.append(case)
+            print(line(case), flush=True)
+
+    def save(self, schema: int, **more: Any) -> None:
+        """Write all to the file asked for; `more` stands beside the cases."""
+        if not self.options.json:
+            return
+        results = {
+            "schema": schema,
+            "started": self.started.isoformat(timespec="seconds"),
+            "emulated": self.emulated,
+            "quick": self.options.quick,
+            "commit": info.commit(),
+            **info.collect(),
+            **more,
+            "cases": [asdict(case) for case in self.cases],
+        }
+        info.save(results, self.options.json)
