@@ -4,6 +4,7 @@
 Importing makes no CUDA call; the driver is opened at first use.
 """
 
+from importlib import import_module
 from typing import TYPE_CHECKING
 
 # fmt: off
@@ -17,28 +18,28 @@ from cumem._core import (
     current_stream, default_pool, device_count, driver_version, emulation_reason, empty,
     empty_device, empty_like, empty_managed, empty_mapped, empty_pinned, full, gather,
     gather_async, get_limit, pool_counters, register, runtime_version, scatter,
-    scatter_async, set_current_device, set_limit, shutdown, trim, zeros,
+    scatter_async, set_current_device, set_limit, shutdown, trim, zeros, _install_hooks,
 )
-from cumem.calibration import Calibration, calibrate
-from cumem.explain import Explanation, explain
-from cumem.files import fromfile, read_ranges, tofile, write_ranges
-from cumem.memory import (
-    DeviceMemory, HostMemory, LimitBlock, OutOfMemoryHook, limit, memory_info,
-    on_out_of_memory,
-)
-from cumem import progress as _progress  # what progress=True shows
-from cumem.stats import (
-    Block, Counters, Measure, Measurement, PoolStats, Segment, Snapshot, Stats, measure,
-    stats,
-)
-from cumem.tuning import Configuration, configure
-
 if TYPE_CHECKING:
+    from types import ModuleType
+
+    from cumem.calibration import Calibration, calibrate
+    from cumem.explanation import Explanation, explain
+    from cumem.files import fromfile, read_ranges, tofile, write_ranges
+    from cumem.memory import (
+        DeviceMemory, HostMemory, LimitBlock, OutOfMemoryHook, limit, memory_info,
+        on_out_of_memory,
+    )
+    from cumem.pool_stats import (
+        Counters, Measure, Measurement, PoolStats, Stats, measure, stats,
+    )
     from cumem.safetensors import SafetensorsDict, load_safetensors
     from cumem.safetensors_format import (
         SafetensorsError, SafetensorsHeader, SafetensorsInfo, read_safetensors_header,
     )
     from cumem.safetensors_save import save_safetensors
+    from cumem.snapshot import Block, Segment, Snapshot
+    from cumem.tuning import Configuration, configure
 # isort: on
 
 __version__ = "0.1.0"
@@ -135,36 +136,68 @@ __all__ = [
 ]
 # fmt: on
 
-#: modules that most programs do not need, loaded at the first use of a name in them
+#: Modules that are loaded at the first use of one of these names, and for what `_core`
+#: asks of Python: making their classes takes longer than the extension does.
 _LATER = {
-    "SafetensorsDict": "safetensors",
-    "SafetensorsError": "safetensors_format",
-    "SafetensorsHeader": "safetensors_format",
-    "SafetensorsInfo": "safetensors_format",
-    "load_safetensors": "safetensors",
-    "read_safetensors_header": "safetensors_format",
-    "save_safetensors": "safetensors_save",
+    "calibration": ("Calibration", "calibrate"),
+    "explanation": ("Explanation", "explain"),
+    "files": ("fromfile", "read_ranges", "tofile", "write_ranges"),
+    "memory": (
+        "DeviceMemory",
+        "HostMemory",
+        "LimitBlock",
+        "OutOfMemoryHook",
+        "limit",
+        "memory_info",
+        "on_out_of_memory",
+    ),
+    "pool_stats": (
+        "Counters",
+        "Measure",
+        "Measurement",
+        "PoolStats",
+        "Stats",
+        "measure",
+        "stats",
+    ),
+    "progress": (),
+    "safetensors": ("SafetensorsDict", "load_safetensors"),
+    "safetensors_format": (
+        "SafetensorsError",
+        "SafetensorsHeader",
+        "SafetensorsInfo",
+        "read_safetensors_header",
+    ),
+    "safetensors_save": ("save_safetensors",),
+    "snapshot": ("Block", "Segment", "Snapshot"),
+    "tuning": ("Configuration", "configure"),
 }
 
 
-def __getattr__(name: str) -> object:
-    if name not in _LATER:
-        raise AttributeError(f"module 'cumem' has no attribute {name!r}")
-    from importlib import import_module
+def _load(module: str) -> "ModuleType":
+    """Load one of these modules; its public names are then this package's."""
+    loaded = import_module(f"cumem.{module}")
+    for name in _LATER[module]:
+        value = getattr(loaded, name)
+        value.__module__ = "cumem"  # what help() and a pickle name
+        globals()[name] = value
+    return loaded
 
-    value = getattr(import_module(f"cumem.{_LATER[name]}"), name)
-    value.__module__ = "cumem"
-    globals()[name] = value
-    return value
+
+def __getattr__(name: str) -> object:
+    for module, names in _LATER.items():
+        if name in names:
+            return getattr(_load(module), name)
+    raise AttributeError(f"module 'cumem' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
     return sorted({*globals(), *__all__})
 
 
-# where users import them from: what help() and a pickle name
-for _name in set(__all__) - set(_LATER):
-    _value = globals()[_name]
-    if getattr(_value, "__module__", "").startswith("cumem."):
-        _value.__module__ = "cumem"
-del _name, _progress, _value
+_install_hooks(
+    stats=lambda *row: _load("pool_stats").pool_stats(*row),
+    snapshot=lambda *found: _load("snapshot").snapshot(*found),
+    progress=lambda: _load("progress").Bar(),
+    calibration=lambda *asked: _load("calibration").automatic(*asked),
+)

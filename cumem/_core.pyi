@@ -14,7 +14,8 @@ from typing import Any, Final, Literal, Never, Self, SupportsIndex, final
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from cumem.stats import PoolStats, Snapshot
+from cumem.pool_stats import PoolStats
+from cumem.snapshot import Snapshot
 
 _Kind = Literal["pinned", "mapped", "managed", "device"]
 _Order = Literal["C", "F"]
@@ -487,9 +488,12 @@ def _pools(
     window: bool = False, /
 ) -> list[tuple[int, tuple[str, str, int, int | None, tuple[int, ...]]]]: ...
 def _counter_names() -> tuple[str, ...]: ...
-def _install_progress(factory: Callable[[], object], /) -> None: ...
-def _install_readers(
-    stats: Callable[..., object], snapshot: Callable[..., object], /
+def _install_hooks(
+    *,
+    stats: Callable[..., object],
+    snapshot: Callable[..., object],
+    progress: Callable[[], object],
+    calibration: Callable[[int, bool], object],
 ) -> None: ...
 def _read_limit(
     kind: _Kind, limit: int | str | None, device: object = None

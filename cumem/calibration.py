@@ -80,11 +80,11 @@ def calibrate(device: object = None, *, again: bool = False) -> Calibration:
 
     Links, threads of the host and the driver's own copies are measured for a quarter of a
     second at most, not counting the opening of a device that nobody has used yet, with less
-    than 64 MiB of host memory, on a stream of its own. What is found is kept in the user's cache directory, for this kind of processor,
-    number of processors, device, link, driver and version of cumem; thresholds, chunks
-    and threads of all later copies follow from it (see `configure`). The first blocking
-    copy of 64 MiB or more of ordinary memory does this by itself, unless something else
-    is under way.
+    than 64 MiB of host memory, on a stream of its own. What is found is kept in the user's
+    cache directory, for this kind of processor, number of processors, device, link, driver
+    and version of cumem; thresholds, chunks and threads of all later copies follow from it
+    (see `configure`). The first blocking copy of 64 MiB or more of ordinary memory does
+    this by itself, unless something else is under way.
 
     Parameters
     ----------
@@ -128,7 +128,7 @@ def calibrate(device: object = None, *, again: bool = False) -> Calibration:
     return Calibration(figures, "measured", str(path) if kept else None)
 
 
-def _automatic(index: int, measures: bool) -> bool:
+def automatic(index: int, measures: bool) -> bool:
     """By the copy itself: take kept figures, measure if asked to; whether there are any."""
     unit = _core.Device(index)
     path = _path(unit)

@@ -7,8 +7,6 @@ import importlib.util
 import time
 from typing import Any
 
-from cumem import _core
-
 __all__ = ["Bar"]
 
 #: Seconds that a copy has taken before a bar is worth looking at.
@@ -49,6 +47,3 @@ class Bar:
         """Leave the bar as it is; nothing if there is none."""
         if self._bar is not None:
             self._bar.close()
-
-
-_core._install_progress(Bar)

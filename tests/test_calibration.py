@@ -184,20 +184,20 @@ def test_threads_that_write_at_once_leave_one_whole_file(real, figures, tmp_path
 
 
 def test_copy_looks_first_and_measures_only_where_nothing_is_kept(real, figures):
-    assert calibration._automatic(0, False) is False  # nothing kept, not to measure
+    assert calibration.automatic(0, False) is False  # nothing kept, not to measure
     assert real == []
-    assert calibration._automatic(0, True) is True
+    assert calibration.automatic(0, True) is True
     assert real == [0]
     _core._set_measured(None)
-    assert calibration._automatic(0, False) is True
+    assert calibration.automatic(0, False) is True
     assert _core._read_measured()[1]
-    assert calibration._automatic(0, True) is True
+    assert calibration.automatic(0, True) is True
     assert real == [0]
 
 
 def test_copy_neither_looks_nor_measures_when_switched_off(real, monkeypatch):
     monkeypatch.setenv("CUMEM_CALIBRATION", "off")
-    assert calibration._automatic(0, True) is True
+    assert calibration.automatic(0, True) is True
     assert real == []
     assert not _core._read_measured()[1]
 
@@ -221,7 +221,7 @@ def test_figures_are_forgotten_at_shutdown(real, figures):
 
 @pytest.fixture
 def asked(emulated, monkeypatch):
-    """What copies ask of `calibration._automatic`: (device, measures) each."""
+    """What copies ask of `calibration.automatic`: (device, measures) each."""
     calls = []
 
     def automatic(index, measures):
@@ -230,7 +230,7 @@ def asked(emulated, monkeypatch):
 
     cumem.device_count()
     session.testing.calibrate_emulated()
-    monkeypatch.setattr(calibration, "_automatic", automatic)
+    monkeypatch.setattr(calibration, "automatic", automatic)
     return calls
 
 
@@ -288,7 +288,7 @@ def test_failure_to_measure_ends_no_copy(asked, monkeypatch):
     def fails(index, measures):
         raise ValueError("broken")
 
-    monkeypatch.setattr(calibration, "_automatic", fails)
+    monkeypatch.setattr(calibration, "automatic", fails)
     src = np.arange(LONG, dtype=np.uint8)
     device = cumem.empty_device(LONG, np.uint8)
     cumem.copy(device, src)
@@ -302,7 +302,7 @@ def test_interrupt_while_measuring_ends_the_copy(asked, monkeypatch):
     def interrupted(index, measures):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(calibration, "_automatic", interrupted)
+    monkeypatch.setattr(calibration, "automatic", interrupted)
     src = np.ones(LONG, np.uint8)
     device = cumem.zeros(LONG, np.uint8, "device")
     with pytest.raises(KeyboardInterrupt):

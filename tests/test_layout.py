@@ -14,7 +14,8 @@ LAYERS = ["base", "runtime", "pool", "transfer", "python"]
 PACKAGE_LAYERS = [
     {"_core"},
     {"units"},
-    {"stats", "memory", "tuning", "explain", "calibration", "files", "progress"},
+    {"pool_stats", "snapshot", "memory", "progress"},
+    {"tuning", "explanation", "calibration", "files"},
     {"safetensors_format"},
     {"safetensors", "safetensors_save"},
     {"info", "bench", "bench_cases", "bench_report"},

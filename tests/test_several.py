@@ -471,7 +471,10 @@ def test_interrupted_call_leaves_the_rest_undone(four, function, where) -> None:
         with session.alarm(stream):
             dsts[0].fill(1, stream=stream)
             getattr(cumem, function)(source, dsts)
-        assert session.leftovers(held=len(dsts) + (where != "numpy")).get("transfers") is None
+        assert (
+            session.leftovers(held=len(dsts) + (where != "numpy")).get("transfers")
+            is None
+        )
         testing.poll()
     assert hooked == []
     cumem.broadcast(5, dsts)

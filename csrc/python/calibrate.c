@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* When the machine is measured, or figures of it are looked for: cumem.calibration does
- * the rest. */
+/* When the machine is measured, or figures of it are looked for: the package does the
+ * rest. */
 #include "transfer/calibrate.h"
 
 #include "base/cpu_count.h"
@@ -37,16 +37,15 @@ ask(cm_state *state, int device, bool measures)
     state->tuning.has_looked = true;
     state->tuning.has_measured |= measures;
     cm_state_enter(state);
-    PyObject *module = PyImport_ImportModule("cumem.calibration");
-    PyObject *done = module == NULL
-                         ? NULL
-                         : PyObject_CallMethod(module, "_automatic", "iO", device,
-                                               measures ? Py_True : Py_False);
+    PyObject *hook = state->hooks.calibration;
+    PyObject *done =
+        hook == NULL
+            ? Py_NewRef(Py_False)
+            : PyObject_CallFunction(hook, "iO", device, measures ? Py_True : Py_False);
     if (done != NULL) {
         state->tuning.has_measured |= PyObject_IsTrue(done) == 1;
     }
     Py_XDECREF(done);
-    Py_XDECREF(module);
     cm_state_leave(state);
     return settle_exception();
 }

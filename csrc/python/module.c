@@ -116,12 +116,24 @@ static int
 add_functions(PyObject *module)
 {
     PyMethodDef *const tables[] = {
-        cm_constructor_methods, cm_kind_constructor_methods, cm_copy_methods,
-        cm_import_methods,      cm_registration_methods,     cm_device_methods,
-        cm_pool_methods,        cm_pool_read_methods,        cm_limit_methods,
-        cm_pickle_methods,      cm_raw_copy_methods,         cm_file_methods,
-        exit_methods,           cm_configure_methods,        cm_explain_methods,
-        cm_calibrate_methods,   cm_progress_methods,         cm_several_methods,
+        cm_constructor_methods,
+        cm_kind_constructor_methods,
+        cm_copy_methods,
+        cm_import_methods,
+        cm_registration_methods,
+        cm_device_methods,
+        cm_pool_methods,
+        cm_pool_read_methods,
+        cm_limit_methods,
+        cm_pickle_methods,
+        cm_raw_copy_methods,
+        cm_file_methods,
+        exit_methods,
+        cm_configure_methods,
+        cm_explain_methods,
+        cm_calibrate_methods,
+        cm_hook_methods,
+        cm_several_methods,
         cm_copy_many_methods,
     };
     for (size_t i = 0; i < sizeof(tables) / sizeof(tables[0]); i++) {
@@ -200,9 +212,10 @@ core_exec(PyObject *module)
     F(current_pool.getter)                                                             \
     F(current_pool.type)                                                               \
     F(uint8_dtype)                                                                     \
-    F(stats_factory)                                                                   \
-    F(snapshot_factory)                                                                \
-    F(progress_factory)                                                                \
+    F(hooks.stats)                                                                     \
+    F(hooks.snapshot)                                                                  \
+    F(hooks.progress)                                                                  \
+    F(hooks.calibration)                                                               \
     F(out_of_memory_callbacks)                                                         \
     F(default_pools)
 

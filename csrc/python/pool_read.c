@@ -119,7 +119,7 @@ cm_pool_read_stats(cm_state *state, cm_pool *pool, uint64_t number)
 {
     cm_pool_counters counters;
     cm_pool_read(pool, &counters);
-    return make(state->stats_factory, describe(pool, number, &counters));
+    return make(state->hooks.stats, describe(pool, number, &counters));
 }
 
 /* -- snapshots --------------------------------------------------------------------- */
@@ -166,7 +166,7 @@ cm_pool_read_snapshot(cm_state *state, cm_pool *pool, uint64_t number)
     }
     Py_XDECREF(list);
     Py_XDECREF(name);
-    return make(state->snapshot_factory, arguments);
+    return make(state->hooks.snapshot, arguments);
 }
 
 /* -- functions --------------------------------------------------------------------- */
@@ -261,28 +261,6 @@ counter_names(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(unused))
     return tuple;
 }
 
-PyDoc_STRVAR(install_doc,
-"_install_readers($module, stats, snapshot, /)\n--\n\n"
-"What Pool.stats() and Pool.snapshot() make their answers with.");
-
-static PyObject *
-install_readers(PyObject *module, PyObject *args)
-{
-    cm_state *state = cm_state_of_module(module);
-    PyObject *stats;
-    PyObject *snapshot;
-    if (!PyArg_ParseTuple(args, "OO:_install_readers", &stats, &snapshot)) {
-        return NULL;
-    }
-    PyObject *old_stats = state->stats_factory;
-    PyObject *old_snapshot = state->snapshot_factory;
-    state->stats_factory = Py_NewRef(stats);
-    state->snapshot_factory = Py_NewRef(snapshot);
-    Py_XDECREF(old_stats);
-    Py_XDECREF(old_snapshot);
-    Py_RETURN_NONE;
-}
-
 /* -- table ------------------------------------------------------------------------- */
 
 #define FAST(function) ((PyCFunction)(void (*)(void))(function))
@@ -291,6 +269,5 @@ PyMethodDef cm_pool_read_methods[] = {
     {"pool_counters", pool_counters, METH_NOARGS, pool_counters_doc},
     {"_pools", FAST(pools), METH_FASTCALL, pools_doc},
     {"_counter_names", counter_names, METH_NOARGS, counter_names_doc},
-    {"_install_readers", install_readers, METH_VARARGS, install_doc},
     {NULL, NULL, 0, NULL},
 };

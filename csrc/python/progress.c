@@ -10,8 +10,8 @@ cm_progress_open(cm_state *state, PyObject *object, cm_progress *out)
     if (object == NULL || object == Py_None || object == Py_False) {
         return 0;
     }
-    if (object == Py_True && state->progress_factory != NULL) {
-        out->tell = PyObject_CallNoArgs(state->progress_factory);
+    if (object == Py_True && state->hooks.progress != NULL) {
+        out->tell = PyObject_CallNoArgs(state->hooks.progress);
         out->is_bar = true;
         return out->tell == NULL ? -1 : 0;
     }
@@ -51,22 +51,3 @@ cm_progress_close(cm_progress *progress)
     }
     return result;
 }
-
-PyDoc_STRVAR(install_doc,
-"_install_progress($module, factory, /)\n--\n\n"
-"What makes the bar of progress=True: it is called with bytes done and in all, and closed.");
-
-static PyObject *
-install_progress(PyObject *module, PyObject *factory)
-{
-    cm_state *state = cm_state_of_module(module);
-    PyObject *old = state->progress_factory;
-    state->progress_factory = Py_NewRef(factory);
-    Py_XDECREF(old);
-    Py_RETURN_NONE;
-}
-
-PyMethodDef cm_progress_methods[] = {
-    {"_install_progress", install_progress, METH_O, install_doc},
-    {NULL, NULL, 0, NULL},
-};

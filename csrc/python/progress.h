@@ -23,6 +23,4 @@ int cm_progress_close(cm_progress *progress);
 PyObject *cm_copy_and_tell(cm_state *state, PyObject *dst, PyObject *src,
                            cm_stream *stream, const cm_progress *progress);
 
-extern PyMethodDef cm_progress_methods[];
-
 #endif

@@ -88,6 +88,14 @@ typedef struct cm_root_list {
     uint32_t room; /* so many more may be kept */
 } cm_root_list;
 
+/* What the package does for the extension; owned, NULL before it is loaded. */
+typedef struct cm_hooks {
+    PyObject *stats; /* makes what Pool.stats() answers */
+    PyObject *snapshot;
+    PyObject *progress; /* makes bars */
+    PyObject *calibration;
+} cm_hooks;
+
 typedef struct cm_state {
     /* types; owned */
     PyTypeObject *buffer_type; /* base of the next five; not constructible */
@@ -113,9 +121,7 @@ typedef struct cm_state {
     cm_override current_stream; /* "cumem.current_stream" */
     cm_override current_pool;   /* "cumem.current_pool" */
     PyObject *uint8_dtype;      /* numpy.dtype("uint8") */
-    PyObject *stats_factory; /* makes what Pool.stats() answers; NULL: not installed */
-    PyObject *snapshot_factory;
-    PyObject *progress_factory;        /* makes bars; NULL: not installed */
+    cm_hooks hooks;
     PyObject *out_of_memory_callbacks; /* list: called in order before giving up */
     PyObject *default_pools;           /* dict: number of the slot -> its Pool */
     PyObject *wakers; /* weakref.WeakKeyDictionary: event loop -> its waker */

@@ -1,30 +1,27 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the pools hold: counters of each pool and kind, of a block of code, and maps."""
+"""What the pools hold: counters of each pool and kind, and of a block of code."""
 
 from __future__ import annotations
 
 import dataclasses
 import html
-import operator
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from types import TracebackType
 from typing import Any, Self
 
 from cumem import _core
-from cumem.units import format_nbytes, parse_nbytes
+from cumem.units import format_nbytes
 
 __all__ = [
-    "Block",
     "Counters",
     "Measure",
     "Measurement",
     "PoolStats",
-    "Segment",
-    "Snapshot",
     "Stats",
     "measure",
+    "pool_stats",
     "stats",
 ]
 
@@ -206,12 +203,13 @@ def stats() -> Stats:
         Each pool is read at one moment. Pools that were closed count as long as a buffer
         keeps them. Empty before the first use.
     """
-    return Stats(tuple(_pool_stats(*row) for _, row in _core._pools()))
+    return Stats(tuple(pool_stats(*row) for _, row in _core._pools()))
 
 
-def _pool_stats(
+def pool_stats(
     name: str, kind: str, device: int, limit: int | None, counters: tuple[int, ...]
 ) -> PoolStats:
+    """Make what `Pool.stats` answers."""
     values: dict[str, Any] = dict(zip(_COUNTERS, counters, strict=True))
     return PoolStats(name=name, kind=kind, device=device, limit=limit, **values)
 
@@ -352,199 +350,13 @@ def _fold() -> dict[tuple[int, str], PoolStats]:
     """Read all pools and let each open measurement see the peaks since the last look."""
     found: dict[tuple[int, str], PoolStats] = {}
     for key, row in _core._pools(True):
-        pool = _pool_stats(*row)
+        pool = pool_stats(*row)
         found[key, pool.name] = pool
         peaks = [getattr(pool, name) for name in _PEAKS]
         for one in _open:
             seen = one._peaks.setdefault((key, pool.name), peaks)
             one._peaks[key, pool.name] = [*map(max, seen, peaks)]
     return found
-
-
-# -- one pool piece by piece -----------------------------------------------------------
-
-
-@dataclasses.dataclass(frozen=True)
-class Block:
-    """A run of bytes of a segment.
-
-    Attributes
-    ----------
-    address : int
-        For the device.
-    nbytes : int
-    requested_nbytes : int
-        Of them asked for; 0 unless live or in flight.
-    state : str
-        ``"live"``, ``"in flight"``, ``"cached"``, or ``"gap"``: addresses without memory.
-    """
-
-    address: int
-    nbytes: int
-    requested_nbytes: int
-    state: str
-
-
-@dataclasses.dataclass(frozen=True)
-class Segment:
-    """A range of addresses of a pool.
-
-    Attributes
-    ----------
-    address : int
-    nbytes : int
-        Of addresses, gaps included.
-    blocks : tuple of Block
-        In order of address, without holes.
-    """
-
-    address: int
-    nbytes: int
-    blocks: tuple[Block, ...]
-
-    @property
-    def reserved_nbytes(self) -> int:
-        """Bytes that have memory behind them."""
-        return sum(b.nbytes for b in self.blocks if b.state != "gap")
-
-
-_MARKS = {"live": "#", "in flight": "~", "cached": ".", "gap": " "}
-_LEGEND = "# live  ~ in flight  . cached  + live and other  | gap"
-
-
-@dataclasses.dataclass(frozen=True)
-class Snapshot:
-    """All segments and blocks of a pool at one moment; ``print()`` draws a map.
-
-    Attributes
-    ----------
-    name, kind : str
-    device : int
-    segments : tuple of Segment
-    """
-
-    name: str
-    kind: str
-    device: int
-    segments: tuple[Segment, ...]
-
-    @property
-    def blocks(self) -> tuple[Block, ...]:
-        """The blocks of all segments."""
-        return tuple(b for segment in self.segments for b in segment.blocks)
-
-    def map(self, width: int = 64, unit: int | str | None = None) -> str:
-        """Draw the pool with one character for `unit` bytes.
-
-        Parameters
-        ----------
-        width : int
-            Characters in a line.
-        unit : int or str, optional
-            Bytes per character, as ``65536`` or ``"64KiB"``; default: so that the pool
-            takes about 16 lines.
-
-        Returns
-        -------
-        str
-            A line of totals, a legend, and the segments; gaps of any length are one ``|``.
-
-        Raises
-        ------
-        TypeError
-            If an argument has the wrong type.
-        ValueError
-            If `width` or `unit` is less than 1, or `unit` cannot be read.
-        """
-        if isinstance(width, bool) or not hasattr(width, "__index__"):
-            raise TypeError(f"width must be an int, not {type(width).__name__}")
-        width = operator.index(width)
-        unit = None if unit is None else _read_unit(unit)
-        if width < 1 or (unit is not None and unit < 1):
-            raise ValueError("width and unit must be at least 1")
-        reserved = sum(segment.reserved_nbytes for segment in self.segments)
-        if unit is None:
-            unit = 512
-            while unit * width * 16 < reserved:
-                unit *= 2
-        lines = [
-            f"{self.kind} {self.device} {self.name}: {format_nbytes(reserved)} in "
-            f"{len(self.segments)} segment{'s' * (len(self.segments) != 1)}, "
-            f"{format_nbytes(unit)} per character",
-            _LEGEND,
-        ]
-        for segment in self.segments:
-            lines.append(
-                f"0x{segment.address:x} {format_nbytes(segment.reserved_nbytes)}"
-            )
-            marks = "".join(_marks(segment, unit))
-            lines += [marks[i : i + width] for i in range(0, len(marks), width)]
-        return "\n".join(lines)
-
-    def __str__(self) -> str:
-        return self.map()
-
-    def _repr_html_(self) -> str:
-        return f"<pre>{html.escape(self.map())}</pre>"
-
-
-def _read_unit(unit: Any) -> int:
-    if isinstance(unit, bool) or not (
-        isinstance(unit, str) or hasattr(unit, "__index__")
-    ):
-        what = "a number of bytes, or a text such as '64KiB'"
-        raise TypeError(f"unit must be {what}, not {type(unit).__name__}")
-    return parse_nbytes(unit) if isinstance(unit, str) else operator.index(unit)
-
-
-def _marks(segment: Segment, unit: int) -> Iterator[str]:
-    """One character for each `unit` bytes between gaps, which are one character each."""
-    run: list[Block] = []
-    for block in segment.blocks:
-        if block.state == "gap":
-            yield from _marks_of_run(run, unit)
-            run = []
-            yield "|"
-        else:
-            run.append(block)
-    yield from _marks_of_run(run, unit)
-
-
-def _marks_of_run(run: list[Block], unit: int) -> Iterator[str]:
-    states: set[str] = set()
-    room = unit
-    for block in run:
-        left = block.nbytes
-        while left:
-            step = min(left, room)
-            states.add(block.state)
-            left -= step
-            room -= step
-            if room == 0:
-                yield _mark(states)
-                states, room = set(), unit
-    if states:
-        yield _mark(states)
-
-
-def _mark(states: set[str]) -> str:
-    if len(states) == 1:
-        return _MARKS[next(iter(states))]
-    return "+" if "live" in states else "~"
-
-
-def _snapshot(
-    name: str, kind: str, device: int, rows: list[tuple[int, int, int, int, str]]
-) -> Snapshot:
-    blocks: dict[int, list[Block]] = {}
-    for segment, address, nbytes, requested, state in rows:
-        block = Block(address, nbytes, requested, state)
-        blocks.setdefault(segment, []).append(block)
-    segments = tuple(
-        Segment(found[0].address, sum(b.nbytes for b in found), tuple(found))
-        for found in blocks.values()
-    )
-    return Snapshot(name, kind, device, segments)
 
 
 # -- text ------------------------------------------------------------------------------
@@ -615,12 +427,3 @@ def _html_table(rows: list[tuple[str, Counters]]) -> str:
     head = line(["pool", *columns, "allocations", "hits"], "th")
     body = "".join(line(_cells(*row, columns), "td") for row in rows)
     return f"<table>{head}{body}</table>"
-
-
-def _install() -> None:
-    """Have Pool.stats() and Pool.snapshot() answer with the classes above."""
-    stats_of: Any = _pool_stats
-    _core._install_readers(stats_of, _snapshot)
-
-
-_install()
