@@ -120,7 +120,8 @@ def configure(
     ``_DEPTH``, ``_RING``, ``_STAGED_UP``, ``_STAGED_DOWN``, ``_QUICK`` and ``_BOUNCE``,
     these before what `calibrate` measured, and that before defaults. ``"auto"`` takes back
     what was set here. Copies that have begun go on as they are, but for the number of
-    threads, which follows at once.
+    threads, which follows at once. Reading opens no driver: before the first use of a
+    device it shows defaults where a kept measurement will then count.
 
     Parameters
     ----------
