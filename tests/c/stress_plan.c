@@ -262,7 +262,7 @@ copy_in_pieces(const fuzz_case *c, unsigned char *traced)
     cm_cut cut;
     uint64_t count = 0;
     cm_layout_take_repeats(&core, &repeats);
-    cm_cut_init(&cut, &core, c->plan.piece_nbytes);
+    cm_plan_cut(&c->plan, &c->tuning, &core, &cut);
     memset(traced, 0, ARENA);
     while (cm_cut_next(&cut, &piece)) {
         uint64_t nbytes = cm_layout_nbytes(&piece);
