@@ -6,6 +6,17 @@
 
 #include "runtime/runtime.h"
 
+/* With a second try: whoever comes next on this thread counts on it. Beyond that there
+ * is nothing to undo and nobody to tell. */
+static void
+put_back(cm_runtime *rt, uint64_t context)
+{
+    if (!cm_is_ok(cm_rt_context_set(rt, context))) {
+        cm_status ignored = cm_rt_context_set(rt, context);
+        (void)ignored;
+    }
+}
+
 /* The first time, or after a device reset, only cudaSetDevice can say which context is
  * the device's primary one. */
 static cm_status
@@ -15,8 +26,7 @@ enter_by_device(cm_runtime *rt, int device, cm_device_guard *guard)
     uint64_t context = 0;
     cm_status status = cm_rt_context_get(rt, &context);
     if (!cm_is_ok(status)) {
-        cm_status ignored = cm_rt_context_set(rt, guard->previous);
-        (void)ignored;
+        put_back(rt, guard->previous);
         return status;
     }
     uint64_t before =
@@ -60,7 +70,6 @@ void
 cm_device_leave(cm_runtime *rt, const cm_device_guard *guard)
 {
     if (guard->switched) {
-        cm_status ignored = cm_rt_context_set(rt, guard->previous);
-        (void)ignored;
+        put_back(rt, guard->previous);
     }
 }

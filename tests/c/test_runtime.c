@@ -136,6 +136,22 @@ test_guard_failures_leave_the_context(void)
 }
 
 static void
+test_guard_tries_twice_to_put_back(void)
+{
+    cm_runtime *rt = open_emulated(13000, 2, 1 << 20);
+    cm_device_guard guard;
+    uint64_t context;
+    CHECK_OK(cm_rt_device_set(rt, 1));
+    CHECK_OK(cm_device_enter(rt, 0, &guard));
+    cm_faults_plan(rt, CM_OP_context_set, 1, 999, false);
+    cm_device_leave(rt, &guard);
+    CHECK_EQ(cm_faults_struck(rt), CM_OP_context_set);
+    CHECK_OK(cm_rt_context_get(rt, &context));
+    CHECK_EQ(context, 2);
+    close_emulated(rt);
+}
+
+static void
 test_alive_page_is_wiped_by_fork(void)
 {
     cm_runtime *rt = open_emulated(13000, 1, 1 << 20);
@@ -391,6 +407,7 @@ MAIN(RUN(test_op_names_follow_the_list)
      RUN(test_guard_same_device_costs_one_call)
      RUN(test_guard_stale_context_is_made_anew)
      RUN(test_guard_failures_leave_the_context)
+     RUN(test_guard_tries_twice_to_put_back)
      RUN(test_alive_page_is_wiped_by_fork)
      RUN(test_operation_newer_than_driver_is_not_supported)
      RUN(test_stream_record_owns_its_handle)

@@ -47,7 +47,7 @@ SECOND_WAY = {
     "event_destroy": "only the handle is lost; reported to the unraisable hook",
     "capture_mode_exchange": "the call is made in the mode the thread has",
     "context_get": "as capture_mode_exchange, where nothing could be raised",
-    "context_set": "the previous context cannot be put back; nothing to undo",
+    "context_set": "the previous context is put back at the second try",
     "device_set": "reported where nothing can be raised",
     "event_elapsed": "a transfer's seconds come from the host's clock",
     "stream_is_capturing": "no fence is taken this time: the block waits for the next",
