@@ -513,9 +513,10 @@ def _set_measured(figures: Mapping[str, float] | None, /) -> None: ...
 def _read_measured() -> tuple[dict[str, float], bool]: ...
 def _host_memory() -> tuple[int | None, int | None, int | None, int | None]: ...
 def _transfer_file(
-    fd: int,
+    open: Callable[[], int],
     filename: object,
     ranges: Iterable[tuple[SupportsIndex, object]],
+    argument: str | None,
     writes: bool,
     stream: object,
     direct: int,

@@ -7,6 +7,7 @@ import contextlib
 import errno
 import fcntl
 import io
+import math
 import operator
 import os
 import stat
@@ -39,14 +40,74 @@ def _direct_number(direct: Direct) -> int:
     return 0 if direct == "auto" else 1 + bool(direct)
 
 
+def _integer(value: object, name: str) -> int:
+    try:
+        return operator.index(value)  # type: ignore[arg-type]
+    except TypeError:
+        given = type(value).__name__
+        raise TypeError(f"{name} must be an int, not {given}") from None
+
+
+def _offset_number(offset: object) -> int:
+    number = _integer(offset, "offset")
+    if number < 0:
+        raise ValueError(f"offset must not be negative, not {number}")
+    return number
+
+
+def _check_sort(mode: int, name: object) -> None:
+    """Refuse what has no bytes at an offset."""
+    if stat.S_ISDIR(mode):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), name)
+    if stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode):
+        sort = "socket" if stat.S_ISSOCK(mode) else "FIFO or pipe"
+        text = f"a {sort} has no offsets to read or write at"
+        raise OSError(errno.ESPIPE, text, name)
+
+
+def _open(path: Any, flags: int) -> int:
+    """Never waits for the other end of a FIFO, nor lets that see us come and go."""
+    with contextlib.suppress(FileNotFoundError):
+        _check_sort(os.stat(path).st_mode, path)
+    fd = os.open(path, flags | os.O_CLOEXEC | os.O_NONBLOCK, 0o666)
+    try:
+        mode = os.fstat(fd).st_mode
+        _check_sort(mode, path)  # another file by now
+        if not stat.S_ISREG(mode):
+            os.set_blocking(fd, True)
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd
+
+
 class _Opened:
     """A descriptor, what errors call it, and where its file stands."""
 
-    def __init__(self, fd: int, name: object, file: Any = None) -> None:
-        self.fd = fd
+    def __init__(self, fd: int | None, name: object, file: Any = None) -> None:
+        self.fd = fd  # None: a path that has yet to be opened
         self.name = name
         self.file = file  # None: a path or a descriptor, which stand nowhere
         self.begin = 0 if file is None else int(file.tell())
+
+    def descriptor(self) -> int:
+        """The descriptor; the file of a path is made for it."""
+        if self.fd is None:
+            self.fd = _open(self.name, os.O_WRONLY | os.O_CREAT)
+        return self.fd
+
+    def nbytes(self) -> int | None:
+        """Bytes of the file; None: it does not say, as what is made up as it is read."""
+        fd = self.descriptor()
+        info = os.fstat(fd)
+        if not stat.S_ISREG(info.st_mode) or (info.st_size == 0 and os.pread(fd, 1, 0)):
+            return None
+        return info.st_size
+
+    def ends_early(self, text: str, size: int) -> EOFError:
+        error = EOFError(text)
+        vars(error).update(filename=self.name, offset=size)
+        return error
 
     def move(self, position: int) -> None:
         if self.file is not None:
@@ -80,19 +141,23 @@ def _descriptor(fd: int, writes: bool) -> Iterator[int]:
 
 @contextlib.contextmanager
 def _opened(file: Any, writes: bool) -> Iterator[_Opened]:
+    """What is written by its path is opened only by `descriptor()`."""
     if isinstance(file, str | bytes | os.PathLike):
-        flags = os.O_WRONLY | os.O_CREAT if writes else os.O_RDONLY
-        fd = os.open(file, flags | os.O_CLOEXEC, 0o666)
+        path = os.fspath(file)
+        opened = _Opened(None if writes else _open(path, os.O_RDONLY), path)
         try:
-            yield _Opened(fd, os.fspath(file))
+            yield opened
         finally:
-            os.close(fd)
+            if opened.fd is not None:
+                os.close(opened.fd)
         return
     if isinstance(file, int) and not isinstance(file, bool):
+        _check_sort(os.fstat(file).st_mode, file)
         with _descriptor(file, writes) as fd:
             yield _Opened(fd, file)
         return
     plain = _unwrapped(file)
+    _check_sort(os.fstat(plain.fileno()).st_mode, plain.name)
     if writes:
         plain.flush()
     with _descriptor(plain.fileno(), writes) as fd:
@@ -102,35 +167,94 @@ def _opened(file: Any, writes: bool) -> Iterator[_Opened]:
 
 
 def _move(
-    opened: _Opened, ranges: Ranges, writes: bool, stream: object, direct: Direct
+    opened: _Opened,
+    ranges: Ranges,
+    writes: bool,
+    stream: object,
+    direct: int,
+    argument: str | None = None,
 ) -> int:
-    number = _direct_number(direct)
-    return _core._transfer_file(opened.fd, opened.name, ranges, writes, stream, number)
+    return _core._transfer_file(
+        opened.descriptor, opened.name, ranges, argument, writes, stream, direct
+    )
 
 
-def _items_left(opened: _Opened, begin: int, itemsize: int) -> int:
-    info = os.fstat(opened.fd)
-    if stat.S_ISDIR(info.st_mode):
-        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), opened.name)
-    if not stat.S_ISREG(info.st_mode):
+def _items_left(opened: _Opened, size: int | None, begin: int, itemsize: int) -> int:
+    if size is None:
         raise ValueError(f"{opened.name!r} has no size: count or shape must be given")
-    return max(info.st_size - begin, 0) // itemsize
+    return (size - begin) // itemsize
 
 
 def _shape(
-    opened: _Opened, begin: int, itemsize: int, count: int, shape: Any
+    opened: _Opened, size: int | None, begin: int, itemsize: int, count: int, shape: Any
 ) -> int | tuple[int, ...]:
     """What is asked for, -1 standing for all there is."""
     if shape is None:
-        return count if count >= 0 else _items_left(opened, begin, itemsize)
-    if count != -1:
-        raise ValueError("count and shape cannot both be given")
+        return count if count >= 0 else _items_left(opened, size, begin, itemsize)
     lengths = [operator.index(n) for n in shape] if np.iterable(shape) else [shape]
     if lengths.count(-1) == 1:
-        rest = int(np.prod([n for n in lengths if n != -1], dtype=object))
-        items = _items_left(opened, begin, itemsize)
+        rest = math.prod(n for n in lengths if n != -1)
+        items = _items_left(opened, size, begin, itemsize)
         lengths[lengths.index(-1)] = items // rest if rest else 0
     return tuple(lengths)
+
+
+def _check_offset(opened: _Opened, size: int | None, begin: int, offset: int) -> None:
+    if size is not None and begin > size:
+        origin = f" from position {opened.begin}" if opened.begin else ""
+        raise opened.ends_early(
+            f"offset={offset}{origin} is past the end of {opened.name!r}, which has "
+            f"{size} bytes",
+            size,
+        )
+
+
+def _check_length(
+    opened: _Opened, size: int | None, begin: int, nbytes: int, asked: str
+) -> None:
+    """Before memory is made for it."""
+    if size is not None and nbytes > size - begin:
+        raise opened.ends_early(
+            f"{asked}: {opened.name!r} ends early: {size - begin} of the {nbytes} bytes "
+            f"at offset {begin} are there",
+            size,
+        )
+
+
+def _check_out(out: Any, dtype: Any, kind: object, **others: object) -> None:
+    """`out` says all of this itself."""
+    given = [name for name, value in others.items() if value is not None]
+    if given:
+        raise ValueError(f"{' and '.join(given)} cannot be given together with out")
+    if dtype is None and kind is None:
+        return
+    has = _core.asbuffer(out)
+    if kind is not None and kind != has.kind:
+        raise ValueError(f"kind is {kind!r}, but out is {has.kind} memory")
+    if dtype is not None and np.dtype(dtype) != has.dtype:
+        raise ValueError(f"dtype {np.dtype(dtype)} is given, but out has {has.dtype}")
+
+
+def _made(
+    opened: _Opened,
+    size: int | None,
+    begin: int,
+    dtype: Any,
+    count: int,
+    shape: Any,
+    memory: Any,
+) -> _core.Buffer:
+    """New memory for what is to be read."""
+    items = np.dtype(float if dtype is None else dtype)
+    if items.itemsize == 0:
+        raise ValueError(f"the items of {items!r} have no bytes")
+    lengths = _shape(opened, size, begin, items.itemsize, count, shape)
+    whole = lengths if isinstance(lengths, tuple) else (lengths,)
+    if min(whole, default=0) >= 0:
+        nbytes = math.prod(whole) * items.itemsize
+        asked = f"count={count}" if shape is None else f"shape={shape}"
+        _check_length(opened, size, begin, nbytes, asked)
+    return _core.empty(lengths, items, **memory)
 
 
 def fromfile(
@@ -140,7 +264,7 @@ def fromfile(
     *,
     offset: int = 0,
     shape: SupportsIndex | Sequence[SupportsIndex] | None = None,
-    kind: Literal["pinned", "mapped", "managed", "device"] = "device",
+    kind: Literal["pinned", "mapped", "managed", "device"] | None = None,
     device: object = None,
     stream: object = None,
     pool: _core.Pool | None = None,
@@ -160,15 +284,17 @@ def fromfile(
     count : int, optional
         Items to read; -1: all whole ones up to the end of the file.
     offset : int, optional
-        Bytes to skip.
+        Bytes to skip, up to the end of the file at most.
     shape : int or sequence of int, optional
         The array's shape in C order, instead of `count`; one -1 is worked out.
     kind, device, pool : optional
-        What memory, as for `empty`.
+        What memory, as for `empty`; `kind` is "device" by default.
     stream : stream, optional
         Where device memory is written, by default its current stream.
     out : Buffer, array or exporter, optional
         Writable memory of any sort and strides, all of which is read; it is returned.
+        Then `count`, `shape`, `device` and `pool` cannot be given, and `dtype` and `kind`
+        must be its own.
     direct : {"auto", True, False}, optional
         Whether to go past the page cache (``O_DIRECT``); "auto": where much is read that
         is not in it. Default: the environment variable ``CUMEM_DIRECT``, else "auto".
@@ -181,12 +307,14 @@ def fromfile(
     Raises
     ------
     EOFError
-        If the file ends before all is read, also where it is cut short meanwhile; with
-        the attributes `filename` and `offset`, where it ends.
+        If the file ends before `offset` or before all is read, also where it is cut short
+        meanwhile; with the attributes `filename` and `offset`, where it ends.
     OSError
-        If the file cannot be opened or read; `offset` says where.
+        If the file cannot be opened or read; `offset` says where. If it is a directory,
+        FIFO, pipe or socket.
     TypeError, ValueError
-        If an argument makes no sense, or `dtype` is not that of `out`.
+        If an argument makes no sense or contradicts `out`, or if elements of `out` share
+        memory.
     OutOfMemoryError
         If there is no room for the array.
     CudaError
@@ -197,27 +325,26 @@ def fromfile(
     **Blocks** until done, GIL released; Ctrl-C interrupts it. **Ordered after** all work
     that cumem knows of on `out`. After a failure part of `out` may have been written.
     """
+    number = _direct_number(direct)
+    skipped = _offset_number(offset)
+    count = _integer(count, "count")
+    if count < -1:
+        raise ValueError(f"count must be at least 0, or -1 for all, not {count}")
+    if count != -1 and shape is not None:
+        raise ValueError("count and shape cannot both be given")
+    if out is not None:
+        counted = None if count == -1 else count
+        others = {"count": counted, "shape": shape, "device": device, "pool": pool}
+        _check_out(out, dtype, kind, **others)
     with _opened(file, False) as opened:
-        begin = opened.begin + operator.index(offset)
+        begin = opened.begin + skipped
+        size = opened.nbytes()
+        _check_offset(opened, size, begin, skipped)
         if out is None:
-            items = np.dtype(float if dtype is None else dtype)
-            if items.itemsize == 0:
-                raise ValueError(f"the items of {items!r} have no bytes")
-            out = _core.empty(
-                _shape(opened, begin, items.itemsize, operator.index(count), shape),
-                items,
-                kind,
-                device=device,
-                stream=stream,
-                pool=pool,
-            )
-        elif count != -1 or shape is not None or device is not None or pool is not None:
-            raise ValueError(
-                "with out, neither count, shape, device nor pool are given"
-            )
-        elif dtype is not None and np.dtype(dtype) != _core.asbuffer(out).dtype:
-            raise ValueError(f"out does not have the dtype {np.dtype(dtype)!r}")
-        nbytes = _move(opened, [(begin, out)], False, stream, direct)
+            memory = {"device": device, "stream": stream, "pool": pool}
+            memory["kind"] = "device" if kind is None else kind
+            out = _made(opened, size, begin, dtype, count, shape, memory)
+        nbytes = _move(opened, [(begin, out)], False, stream, number, "out")
         opened.move(begin + nbytes)
     return out
 
@@ -257,9 +384,9 @@ def tofile(
     ------
     OSError
         If the file cannot be opened or written, e.g. for want of room; `offset` says
-        where. What was written stays.
+        where. What was written stays. If it is a directory, FIFO, pipe or socket.
     TypeError, ValueError
-        If an argument makes no sense.
+        If an argument makes no sense; no file is then made or changed.
     CudaError
         If a copy from the device failed.
 
@@ -269,15 +396,17 @@ def tofile(
     that cumem knows of on `buf`. An existing file is written in place and cut to its new
     length at the end.
     """
+    number = _direct_number(direct)
+    skipped = 0 if offset is None else _offset_number(offset)
     with _opened(file, True) as opened:
-        begin = opened.begin + (0 if offset is None else operator.index(offset))
-        end = begin + _move(opened, [(begin, buf)], True, stream, direct)
+        begin = opened.begin + skipped
+        end = begin + _move(opened, [(begin, buf)], True, stream, number, "buf")
         if offset is None and isinstance(file, str | bytes | os.PathLike):
-            info = os.fstat(opened.fd)
+            info = os.fstat(opened.descriptor())
             if stat.S_ISREG(info.st_mode) and info.st_size != end:
-                os.ftruncate(opened.fd, end)
+                os.ftruncate(opened.descriptor(), end)
         if fsync:
-            os.fsync(opened.fd)
+            os.fsync(opened.descriptor())
         opened.move(end)
 
 
@@ -316,8 +445,9 @@ def read_ranges(
     that cumem knows of on any target. In what order ranges are read is not defined;
     ranges in the order of the file are read fastest.
     """
+    number = _direct_number(direct)
     with _opened(file, False) as opened:
-        _move(opened, ranges, False, stream, direct)
+        _move(opened, ranges, False, stream, number)
 
 
 def write_ranges(
@@ -355,7 +485,8 @@ def write_ranges(
     **Blocks** until done, GIL released; Ctrl-C interrupts it. **Ordered after** all work
     that cumem knows of on any source.
     """
+    number = _direct_number(direct)
     with _opened(file, True) as opened:
-        _move(opened, ranges, True, stream, direct)
+        _move(opened, ranges, True, stream, number)
         if fsync:
-            os.fsync(opened.fd)
+            os.fsync(opened.descriptor())

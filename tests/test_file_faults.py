@@ -158,7 +158,7 @@ def test_a_file_that_is_too_short_is_told_before_anything_is_read(
     assert testing.file_counts()[0] == 0
     assert not target.any()
     with pytest.raises(EOFError, match=f"0 of the 8 bytes at offset {LENGTH + 5}"):
-        cumem.fromfile(path, "u1", 8, offset=LENGTH + 5)
+        cumem.read_ranges(path, [(LENGTH + 5, memory("numpy", 8))])
     with pytest.raises(EOFError, match="'/dev/null' ends early: 0 of the 4 bytes"):
         cumem.fromfile("/dev/null", "u1", 4)
 

@@ -319,7 +319,7 @@ def test_shape_may_leave_one_length_open(runtime, tmp_path) -> None:
     assert cumem.fromfile(path, "f4", shape=5, offset=8).shape == (5,)
     assert cumem.fromfile(path, "f4", shape=()).shape == ()
     assert cumem.fromfile(path, "f4", shape=(0, -1)).shape == (0, 0)
-    assert cumem.fromfile(path, "f4", offset=1000).shape == (0,)
+    assert cumem.fromfile(path, "f4", offset=104).shape == (0,)
     with pytest.raises(ValueError, match="count and shape"):
         cumem.fromfile(path, "f4", 3, shape=3)
     with pytest.raises(ValueError, match="shape"):
@@ -331,7 +331,7 @@ def test_arguments_that_make_no_sense_are_refused(runtime, tmp_path) -> None:
     path.write_bytes(bytes(100))
     out = cumem.zeros(4, "f4")
     for bad in ({"count": 4}, {"shape": 4}, {"device": 0}):
-        with pytest.raises(ValueError, match="with out"):
+        with pytest.raises(ValueError, match="together with out"):
             cumem.fromfile(path, out=out, **bad)
     with pytest.raises(ValueError, match="dtype"):
         cumem.fromfile(path, "f8", out=out)

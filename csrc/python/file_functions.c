@@ -7,8 +7,8 @@
 
 #include "python/arguments.h"
 #include "python/errors.h"
+#include "python/file_check.h"
 #include "python/order.h"
-#include "python/protocols.h"
 
 /* What one range keeps. */
 typedef struct file_end {
@@ -19,8 +19,10 @@ typedef struct file_end {
 
 typedef struct file_call {
     cm_state *state;
-    PyObject *filename;    /* borrowed */
-    cm_stream *given;      /* borrowed; NULL: the current streams */
+    PyObject *open;     /* borrowed: called for the descriptor when all ends are good */
+    PyObject *filename; /* borrowed */
+    PyObject *argument; /* borrowed: what the one end is called; None: ranges */
+    cm_stream *given;   /* borrowed; NULL: the current streams */
     PyThreadState *thread; /* while the GIL is released */
     Py_ssize_t count;
     Py_ssize_t end_count; /* ends that are initialised */
@@ -37,48 +39,6 @@ typedef struct file_call {
 } file_call;
 
 /* -- ends --------------------------------------------------------------------------------- */
-
-static int
-parse_offset(PyObject *object, uint64_t *out)
-{
-    int64_t offset;
-    if (cm_arg_int64(object, "offset", &offset) < 0) {
-        return -1;
-    }
-    if (offset < 0) {
-        PyErr_Format(PyExc_ValueError, "offset must not be negative, not %lld",
-                     (long long)offset);
-        return -1;
-    }
-    *out = (uint64_t)offset;
-    return 0;
-}
-
-/* What copy() would make an array of is no memory to be written to a file. */
-static int
-check_object(const file_call *call, PyObject *object)
-{
-    if (call->request.writes
-        && (PyLong_Check(object) || PyFloat_Check(object) || PyComplex_Check(object)
-            || PyUnicode_Check(object) || PyList_Check(object)
-            || PyTuple_Check(object))) {
-        return cm_arg_refuse(object, "the source",
-                             "a Buffer, an array or an object with DLPack, "
-                             "__cuda_array_interface__ or the buffer protocol");
-    }
-    return 0;
-}
-
-static int
-check_operand(const file_call *call, PyObject *object)
-{
-    if (call->operand.readonly && !call->request.writes) {
-        PyErr_Format(PyExc_ValueError, "the target (%R) is read-only",
-                     (PyObject *)Py_TYPE(object));
-        return -1;
-    }
-    return 0;
-}
 
 /* The operand becomes an end, which takes over what it keeps. */
 static int
@@ -112,6 +72,8 @@ static int
 read_pair(file_call *call, PyObject *pair)
 {
     uint64_t offset;
+    const cm_file_end_name name = {call->argument, call->end_count,
+                                   call->request.writes};
     PyObject *items = PySequence_Tuple(pair);
     if (items == NULL || PyTuple_Size(items) != 2) {
         Py_XDECREF(items);
@@ -119,15 +81,15 @@ read_pair(file_call *call, PyObject *pair)
         return cm_arg_refuse(pair, "each of ranges", "a pair of an offset and memory");
     }
     PyObject *object = PyTuple_GetItem(items, 1);
-    int result = parse_offset(PyTuple_GetItem(items, 0), &offset) < 0
-                         || check_object(call, object) < 0
-                     ? -1
-                     : 0;
+    int result = cm_file_parse_offset(&name, PyTuple_GetItem(items, 0), &offset);
+    if (result == 0) {
+        result = cm_file_check_memory(call->state, &name, object);
+    }
     if (result == 0) {
         result =
             cm_operand_init(call->state, &call->operand, object, NULL, call->given);
         if (result == 0) {
-            result = check_operand(call, object);
+            result = cm_file_check_operand(&name, object, &call->operand);
             result = result == 0 ? take_operand(call, offset) : result;
         }
         cm_operand_fini(&call->operand);
@@ -379,11 +341,24 @@ get_engine(file_call *call)
     return engine;
 }
 
+/* A file that is written need not exist before: what is wrong with the ends must be
+ * told by now. */
+static int
+open_file(file_call *call)
+{
+    int64_t fd = -1;
+    PyObject *number = PyObject_CallNoArgs(call->open);
+    int result = number == NULL ? -1 : cm_arg_int64(number, "fd", &fd);
+    Py_XDECREF(number);
+    call->request.fd = (int)fd;
+    return result;
+}
+
 static PyObject *
 run_call(file_call *call)
 {
     cm_engine *engine = get_engine(call);
-    if (engine == NULL || remember(call) < 0) {
+    if (engine == NULL || open_file(call) < 0 || remember(call) < 0) {
         return NULL;
     }
     cm_file_failure failure;
@@ -430,15 +405,26 @@ device_hint(const cm_state *state, PyObject *pairs)
 }
 
 static PyObject *
-call_with(file_call *call, PyObject *fd, PyObject *ranges, PyObject *stream)
+tuple_of(PyObject *ranges)
 {
-    int64_t number;
-    PyObject *pairs = PySequence_Tuple(ranges);
-    if (pairs == NULL || cm_arg_int64(fd, "fd", &number) < 0) {
-        Py_XDECREF(pairs);
+    PyObject *iterator = PyObject_GetIter(ranges);
+    if (iterator == NULL && PyErr_ExceptionMatches(PyExc_TypeError)) {
+        PyErr_Clear();
+        (void)cm_arg_refuse(ranges, "ranges",
+                            "an iterable of pairs of an offset and memory");
+    }
+    PyObject *pairs = iterator == NULL ? NULL : PySequence_Tuple(iterator);
+    Py_XDECREF(iterator);
+    return pairs;
+}
+
+static PyObject *
+call_with(file_call *call, PyObject *ranges, PyObject *stream)
+{
+    PyObject *pairs = tuple_of(ranges);
+    if (pairs == NULL) {
         return NULL;
     }
-    call->request.fd = (int)number;
     call->request.calls =
         call->state->file_faults == NULL ? NULL : &call->state->file_faults->calls;
     call->count = PyTuple_Size(pairs);
@@ -457,21 +443,22 @@ call_with(file_call *call, PyObject *fd, PyObject *ranges, PyObject *stream)
 }
 
 PyDoc_STRVAR(transfer_doc,
-             "_transfer_file($module, /, fd, filename, ranges, writes, stream, direct)\n--\n\n"
+             "_transfer_file($module, /, open, filename, ranges, argument, writes, stream, "
+             "direct)\n--\n\n"
              "Read or write pairs of an offset and memory; see cumem/files.py.");
 
 static PyObject *
 transfer_file(PyObject *module, PyObject *const *args, Py_ssize_t nargs,
               PyObject *kwnames)
 {
-    static const char *const names[] = {"fd",     "filename", "ranges", "writes",
-                                        "stream", "direct",   NULL};
-    PyObject *values[6];
+    static const char *const names[] = {"open",   "filename", "ranges", "argument",
+                                        "writes", "stream",   "direct", NULL};
+    PyObject *values[7];
     bool writes;
     int64_t direct;
-    if (cm_args_parse("_transfer_file", args, nargs, kwnames, names, 6, 6, values) < 0
-        || cm_arg_bool(values[3], "writes", &writes) < 0
-        || cm_arg_int64(values[5], "direct", &direct) < 0) {
+    if (cm_args_parse("_transfer_file", args, nargs, kwnames, names, 7, 7, values) < 0
+        || cm_arg_bool(values[4], "writes", &writes) < 0
+        || cm_arg_int64(values[6], "direct", &direct) < 0) {
         return NULL;
     }
     file_call *call = PyMem_Calloc(1, sizeof(*call));
@@ -479,11 +466,13 @@ transfer_file(PyObject *module, PyObject *const *args, Py_ssize_t nargs,
         return PyErr_NoMemory();
     }
     call->state = cm_state_of_module(module);
+    call->open = values[0];
     call->filename = values[1];
+    call->argument = values[3];
     call->request.writes = writes;
     call->request.direct = (cm_file_direct)direct;
     cm_state_enter(call->state);
-    PyObject *result = call_with(call, values[0], values[2], values[4]);
+    PyObject *result = call_with(call, values[2], values[5]);
     cm_state_leave(call->state);
     PyMem_Free(call);
     return result;

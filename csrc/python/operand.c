@@ -144,6 +144,16 @@ is_exporter(PyObject *object)
     return false;
 }
 
+bool
+cm_operand_is_memory(const cm_state *state, PyObject *object)
+{
+    if (cm_buffer_check(state, object) || cm_numpy_is_array(object)) {
+        return true;
+    }
+    return !is_python_scalar(object) && !cm_numpy_is_scalar(object)
+           && !PyList_Check(object) && !PyTuple_Check(object) && is_exporter(object);
+}
+
 int
 cm_operand_init(cm_state *state, cm_operand *operand, PyObject *object,
                 PyObject *target_dtype, cm_stream *stream)
@@ -159,9 +169,7 @@ cm_operand_init(cm_state *state, cm_operand *operand, PyObject *object,
     if (cm_numpy_is_array(object)) {
         return init_array(state, operand, object);
     }
-    if (is_python_scalar(object) || cm_numpy_is_scalar(object) || PyList_Check(object)
-        || PyTuple_Check(object) || is_bytes_value(object, target_dtype)
-        || !is_exporter(object)) {
+    if (is_bytes_value(object, target_dtype) || !cm_operand_is_memory(state, object)) {
         return init_value(state, operand, object, target_dtype);
     }
     PyObject *buffer = cm_import_object(state, object, stream);
