@@ -86,11 +86,12 @@ def save_safetensors(
     Raises
     ------
     TypeError
-        If a name or text is not a str, if something is no array, or if its dtype is none
-        of the format's.
+        If an argument is no mapping, a name or text is not a str, a value of `dtypes` is
+        neither a str nor a `SafetensorsInfo`, if something is no array, or if its dtype
+        is none of the format's.
     ValueError
-        If a tensor is called ``__metadata__``, if `dtypes` does not fit a tensor, if the
-        header would be longer than 100 MB.
+        If a tensor is called ``__metadata__``, if `dtypes` does not fit a tensor, if
+        `max_shard_nbytes` is not at least 1, if the header would be longer than 100 MB.
     OSError
         If a file cannot be written.
 
@@ -109,9 +110,11 @@ def save_safetensors(
     path = Path(path)
     if path.is_dir():
         path = path / "model.safetensors"
-    _check_metadata(metadata)
-    sources = [_source(name, obj, dtypes or {}) for name, obj in tensors.items()]
-    limit = None if max_shard_nbytes is None else parse_nbytes(max_shard_nbytes)
+    metadata = _checked_metadata(metadata)
+    declared = _checked_dtypes(dtypes)
+    named = _mapping(tensors, "tensors", "names to arrays")
+    sources = [_source(name, obj, declared) for name, obj in named.items()]
+    limit = _limit(max_shard_nbytes)
     shards = _shards(sources, limit)
     stem = path.name.removesuffix(".safetensors")
     index = path.with_name(stem + INDEX_SUFFIX)
@@ -141,21 +144,79 @@ def save_safetensors(
     return index if len(shards) > 1 else path
 
 
-def _check_metadata(metadata: Mapping[str, str] | None) -> None:
-    for key, value in (metadata or {}).items():
-        for text in (key, value):
-            if not isinstance(text, str):
-                raise TypeError(f"metadata must be str, not {type(text).__name__}")
-            check_text(text)
+def _mapping(value: Any, argument: str, of: str) -> dict[Any, Any]:
+    """What `dict` takes but for pairs."""
+    if hasattr(value, "keys") and hasattr(value, "__getitem__"):
+        return dict(value)
+    given = type(value).__name__
+    raise TypeError(f"{argument} must be a mapping of {of}, not {given}")
 
 
-def _source(
-    name: str, obj: Any, declared: Mapping[str, str | SafetensorsInfo]
-) -> _Source:
-    """One tensor as it will stand in a file."""
+def _check_name(name: object, argument: str, noun: str) -> None:
     if not isinstance(name, str):
-        raise TypeError(f"names of tensors must be str, not {type(name).__name__}")
+        given = type(name).__name__
+        raise TypeError(f"{argument}: {noun} must be str, not {given}: {name!r}")
     check_text(name)
+
+
+def _checked_metadata(metadata: Mapping[str, str] | None) -> dict[str, str] | None:
+    if metadata is None:
+        return None
+    texts = _mapping(metadata, "metadata", "str to str")
+    for key, value in texts.items():
+        _check_name(key, "metadata", "keys")
+        if not isinstance(value, str):
+            given = type(value).__name__
+            raise TypeError(f"metadata {key!r}: values must be str, not {given}")
+        check_text(value)
+    return texts
+
+
+def _checked_dtypes(
+    dtypes: Mapping[str, str | SafetensorsInfo] | None,
+) -> dict[str, str | SafetensorsInfo]:
+    of = "names to element types"
+    declared = {} if dtypes is None else _mapping(dtypes, "dtypes", of)
+    for name, value in declared.items():
+        _check_name(name, "dtypes", "names")
+        element = value.dtype if isinstance(value, SafetensorsInfo) else value
+        if not isinstance(element, str):
+            raise TypeError(
+                f"dtypes {name!r}: expected the name of an element type, such as 'BF16', "
+                f"or a SafetensorsInfo, not {type(element).__name__}"
+            )
+        if isinstance(value, SafetensorsInfo):
+            _check_shape(name, value.shape)
+    return declared
+
+
+def _check_shape(name: str, shape: Any) -> None:
+    whole = isinstance(shape, tuple | list) and all(
+        isinstance(length, int) and not isinstance(length, bool) for length in shape
+    )
+    if not whole:
+        raise TypeError(f"dtypes {name!r}: shape must be a tuple of int, not {shape!r}")
+    if min(shape, default=0) < 0:
+        raise ValueError(f"dtypes {name!r}: shape must not be negative, not {shape!r}")
+
+
+def _limit(max_shard_nbytes: int | str | None) -> int | None:
+    if max_shard_nbytes is None:
+        return None
+    try:
+        limit = parse_nbytes(max_shard_nbytes)
+    except (TypeError, ValueError) as error:
+        raise type(error)(f"max_shard_nbytes: {error}") from None
+    if limit == 0:
+        raise ValueError(
+            f"max_shard_nbytes must be at least 1 byte, not {max_shard_nbytes!r}"
+        )
+    return limit
+
+
+def _source(name: str, obj: Any, declared: dict[str, str | SafetensorsInfo]) -> _Source:
+    """One tensor as it will stand in a file."""
+    _check_name(name, "tensors", "names")
     if name == METADATA:
         raise ValueError(f"a tensor cannot be called {METADATA!r}")
     try:

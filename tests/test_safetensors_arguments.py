@@ -1,0 +1,110 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Wrong calls of save_safetensors: what they say, and that nothing is written."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import cumem
+
+GOOD = {"w": np.ones(4)}
+Info = cumem.SafetensorsInfo
+Save = Callable[..., Path]
+
+
+@pytest.mark.parametrize(
+    ("tensors", "options", "error", "match"),
+    [
+        ([1], {}, TypeError, "tensors must be a mapping of names to arrays, not list"),
+        (None, {}, TypeError, "tensors must be a mapping .* not NoneType"),
+        (np.ones(3), {}, TypeError, "tensors must be a mapping .* not ndarray"),
+        ({3: np.ones(3)}, {}, TypeError, "tensors: names must be str, not int: 3"),
+        (
+            {"k": None},
+            {},
+            TypeError,
+            r".*NoneType.* exports no memory(.|\n)*tensor 'k'",
+        ),
+        ({"k": [1, 2]}, {}, TypeError, r".*list.* exports no memory(.|\n)*tensor 'k'"),
+        ({"k": np.array(["a"])}, {}, TypeError, r".* no element type(.|\n)*tensor 'k'"),
+        ({"k": np.array([object()])}, {}, TypeError, r".*objects(.|\n)*tensor 'k'"),
+        (GOOD, {"metadata": [1]}, TypeError, "metadata must be a mapping .* not list"),
+        (GOOD, {"metadata": []}, TypeError, "metadata must be a mapping .* not list"),
+        (GOOD, {"metadata": "a"}, TypeError, "metadata must be a mapping .* not str"),
+        (GOOD, {"metadata": {"a": 1}}, TypeError, "metadata 'a': .* str, not int"),
+        (GOOD, {"metadata": {"a": b"1"}}, TypeError, "metadata 'a': .* not bytes"),
+        (GOOD, {"metadata": {1: "a"}}, TypeError, "metadata: keys must be str, .*: 1"),
+        (GOOD, {"dtypes": ["F64"]}, TypeError, "dtypes must be a mapping .* not list"),
+        (GOOD, {"dtypes": {1: "F64"}}, TypeError, "dtypes: names must be str, .*: 1"),
+        (GOOD, {"dtypes": {"w": 3}}, TypeError, "dtypes 'w': .* SafetensorsInfo, not"),
+        (GOOD, {"dtypes": {"x": 3}}, TypeError, "dtypes 'x': .* SafetensorsInfo, not"),
+        (GOOD, {"dtypes": {"w": None}}, TypeError, "dtypes 'w': .* not NoneType"),
+        (
+            GOOD,
+            {"dtypes": {"w": np.dtype("f8")}},
+            TypeError,
+            "dtypes 'w': .* not Float64DType",
+        ),
+        (
+            GOOD,
+            {"dtypes": {"w": Info("F64", "abc", 0, 32)}},
+            TypeError,
+            "dtypes 'w': shape .*'abc'",
+        ),
+        (
+            GOOD,
+            {"dtypes": {"w": Info("F64", (2.0, 2), 0, 32)}},
+            TypeError,
+            r"dtypes 'w': shape .*\(2\.0, 2\)",
+        ),
+        (
+            GOOD,
+            {"dtypes": {"w": Info("F64", (-2, -2), 0, 32)}},
+            ValueError,
+            r"dtypes 'w': shape .*\(-2, -2\)",
+        ),
+        (
+            GOOD,
+            {"dtypes": {"w": Info(3, (4,), 0, 32)}},
+            TypeError,
+            "dtypes 'w': .* not int",
+        ),
+        (GOOD, {"dtypes": {"w": "F99"}}, ValueError, r"'F99' is not known(.|\n)*'w'"),
+        (GOOD, {"max_shard_nbytes": 0}, ValueError, "max_shard_nbytes .* not 0"),
+        (GOOD, {"max_shard_nbytes": "0"}, ValueError, "max_shard_nbytes .* not '0'"),
+        (GOOD, {"max_shard_nbytes": ".1"}, ValueError, "max_shard_nbytes .*'.1'"),
+        (GOOD, {"max_shard_nbytes": -1}, ValueError, "max_shard_nbytes.* -1"),
+        (GOOD, {"max_shard_nbytes": "x"}, ValueError, "max_shard_nbytes.*'x'"),
+        (GOOD, {"max_shard_nbytes": "5%"}, ValueError, "max_shard_nbytes.*'5%'"),
+        (GOOD, {"max_shard_nbytes": 1.5}, TypeError, "max_shard_nbytes.*float"),
+        (GOOD, {"max_shard_nbytes": True}, TypeError, "max_shard_nbytes.*bool"),
+    ],
+)
+def test_wrong_argument_is_named_and_nothing_is_written(
+    emulated, tmp_path, tensors, options, error, match
+) -> None:
+    with pytest.raises(error, match=match):
+        cumem.save_safetensors(tmp_path / "m.safetensors", tensors, **options)
+    assert os.listdir(tmp_path) == []
+
+
+def test_mappings_need_not_be_dicts(emulated, tmp_path) -> None:
+    class Lazy:
+        """What has keys and items."""
+
+        def keys(self) -> list[str]:
+            return ["w"]
+
+        def __getitem__(self, name: str) -> np.ndarray:
+            return np.arange(4.0)
+
+    path = cumem.save_safetensors(tmp_path, Lazy())  # type: ignore[arg-type]
+    assert cumem.load_safetensors(path)["w"].shape == (4,)
+    loaded = cumem.load_safetensors(path, kind="pinned")
+    cumem.save_safetensors(path, loaded, loaded.metadata, dtypes=loaded.infos)
+    cumem.save_safetensors(path, GOOD, {}, dtypes={}, max_shard_nbytes=1)
