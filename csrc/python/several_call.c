@@ -7,6 +7,7 @@
 #include "python/numpy_bridge.h"
 #include "python/several.h"
 #include "python/tuples.h"
+#include "transfer/overlap.h"
 
 /* "target" or "source": what there are several of. */
 static const char *
@@ -200,6 +201,12 @@ make_sliced_parts(cm_several *several, int64_t axis)
         return -1;
     }
     int along = (int)(axis < 0 ? axis + whole->ndim : axis);
+    if (gathers && whole->shape[along] > 1 && whole->strides[along] == 0) {
+        PyErr_Format(PyExc_ValueError,
+                     "%s: elements of the target share memory: stride 0 along axis %d",
+                     several->name, along);
+        return -1;
+    }
     int64_t start = 0;
     for (uint32_t i = 0; i < several->count; i++) {
         const cm_region *part = &several->many[i].region;
@@ -226,13 +233,41 @@ make_sliced_parts(cm_several *several, int64_t axis)
     return 0;
 }
 
-/* Parts are copied in any order. */
+/* Parts are copied in any order. One target twice gets the same bytes twice. */
+static int
+check_targets(const cm_several *several)
+{
+    uint32_t first, second;
+    bool overlap;
+    bool skips_same = several->kind == CM_SEVERAL_BROADCAST;
+    cm_status status =
+        cm_overlap_find(several->state->runtime, several->dsts, several->count,
+                        skips_same, &first, &second, &overlap);
+    if (!cm_is_ok(status)) {
+        return cm_py_raise_int(several->state, status, NULL);
+    }
+    if (overlap) {
+        PyErr_Format(PyExc_ValueError,
+                     "%s: targets %u and %u overlap, and which is written last is not "
+                     "defined",
+                     several->name, first, second);
+        return -1;
+    }
+    return 0;
+}
+
 static int
 check_overlap(const cm_several *several)
 {
+    if (several->kind != CM_SEVERAL_GATHER && check_targets(several) < 0) {
+        return -1;
+    }
+    const cm_region *one = &several->one.region;
+    cm_span place = cm_overlap_span(several->state->runtime, one);
     for (uint32_t i = 0; i < several->count; i++) {
         const cm_region *each = &several->many[i].region;
-        if (cm_region_may_overlap(each, &several->one.region)
+        cm_span mine = cm_overlap_span(several->state->runtime, each);
+        if (cm_overlap_is_real(each, mine.begin, one, place.begin)
             && !cm_region_is_same(&several->dsts[i], &several->srcs[i])) {
             PyErr_Format(PyExc_ValueError,
                          "%s: %s %u overlaps the %s; use copy() for that one",

@@ -52,8 +52,9 @@ parse(PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnam
     "Raises\n------\n"                                                                 \
     "TypeError\n    If an end is no memory or the dtypes differ.\n"                    \
     "ValueError\n"                                                                     \
-    "    If the shapes do not fit, a target is read-only, a buffer is closed or two\n" \
-    "    ends of one copy overlap.\n"                                                  \
+    "    If the shapes do not fit, a target is read-only, a buffer is closed, or "     \
+    "ends\n"                                                                           \
+    "    share bytes (see Notes). Nothing has been copied then.\n"                     \
     "CudaError\n    If a copy failed, or `stream` is being captured.\n\n"
 
 #define STREAM                                                                         \
@@ -61,13 +62,19 @@ parse(PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnam
     "    Come after the work of this stream, of any device, and before what it is\n"   \
     "    given next.\n\n"
 
+#define OVERLAP                                                                        \
+    "Parts are copied in any order, so\n"                                              \
+    "two targets, or a target and a source, that have a byte in common are refused. "  \
+    "Views that\n"                                                                     \
+    "only interleave, such as columns of one array, are not; a target that is its\n"   \
+    "source is left alone, and one target of `broadcast` may be given twice."
+
 #define BLOCKING                                                                       \
     "**Blocks** until all is done, GIL released; Ctrl-C ends it within a few "         \
     "pieces.\n"                                                                        \
     "**Ordered after** all work that cumem knows of on either end, and `stream` or "   \
     "the\n"                                                                            \
-    "current stream of each device that has an end. Targets must not overlap each "    \
-    "other."
+    "current stream of each device that has an end. " OVERLAP
 
 #define BACKGROUND                                                                     \
     "Returns\n-------\n"                                                               \
@@ -80,7 +87,8 @@ parse(PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnam
     "released, until the last piece is queued (for a target that the host has to "     \
     "write,\n"                                                                         \
     "until it is written). Nothing may be changed before its copy is done.\n"          \
-    "**Ordered after** all work that cumem knows of on either end, and `stream`."
+    "**Ordered after** all work that cumem knows of on either end, and "               \
+    "`stream`. " OVERLAP
 
 PyDoc_STRVAR(broadcast_doc,
 "broadcast($module, /, src, dsts, *, stream=None)\n--\n\n"

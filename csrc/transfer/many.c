@@ -5,43 +5,16 @@
 
 #include <stdlib.h>
 
-#include "runtime/emulated.h"
 #include "transfer/many_call.h"
+#include "transfer/overlap.h"
 
 /* -- what touches what -------------------------------------------------------------------- */
-
-/* Emulated device memory has a second mapping, which is exported as memory of the host.
- */
-static uint64_t
-place_of(cm_runtime *rt, cm_address address, const void *host, bool on_device,
-         uint64_t nbytes)
-{
-    if (rt->backend == CM_BACKEND_EMULATED && on_device) {
-        const void *alias = cm_emulated_host_alias(rt, address, nbytes);
-        return alias != NULL ? (uintptr_t)alias : address;
-    }
-    return address != 0 ? address : (uintptr_t)host;
-}
 
 static cm_span
 span_of_end(cm_runtime *rt, const cm_piece_end *end, uint64_t nbytes)
 {
-    uint64_t begin =
-        place_of(rt, end->address, end->host, cm_piece_end_is_on_device(end), nbytes);
-    return (cm_span){begin, begin + nbytes};
-}
-
-static cm_span
-span_of_region(cm_runtime *rt, const cm_region *region)
-{
-    int64_t low = 0;
-    int64_t high = 0;
-    (void)!cm_is_ok(cm_region_bounds(region, &low, &high)); /* checked by the plan */
-    uint64_t nbytes = (uint64_t)(high - low);
-    const char *host = region->host == NULL ? NULL : (const char *)region->host + low;
-    uint64_t begin =
-        place_of(rt, region->address == 0 ? 0 : region->address + (uint64_t)low, host,
-                 cm_region_is_on_device(region), nbytes);
+    uint64_t begin = cm_overlap_place(rt, end->address, end->host,
+                                      cm_piece_end_is_on_device(end), nbytes);
     return (cm_span){begin, begin + nbytes};
 }
 
@@ -63,8 +36,8 @@ look_whether_they_touch(cm_many_call *c)
         *src++ = span_of_end(rt, &piece->src, piece->nbytes);
     }
     for (uint64_t i = 0; i < request->other_count; i++) {
-        *dst++ = span_of_region(rt, &request->others[i].dst);
-        *src++ = span_of_region(rt, &request->others[i].src);
+        *dst++ = cm_overlap_span(rt, &request->others[i].dst);
+        *src++ = cm_overlap_span(rt, &request->others[i].src);
     }
     c->in_order = cm_spans_touch(spans, spans + count, count, spans + 2 * count);
     free(spans);
