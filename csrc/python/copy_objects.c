@@ -247,20 +247,29 @@ fini_call(copy_call *call)
     cm_state_leave(call->state);
 }
 
+static int
+tell_progress(const copy_call *call)
+{
+    if (call->progress == NULL) {
+        return 0;
+    }
+    if (call->mapped.fd >= 0) {
+        return cm_progress_tell(call->progress, call->mapped.moved,
+                                call->mapped.range.nbytes);
+    }
+    cm_ticket_info info;
+    cm_ticket_read(call->seen, &info);
+    return cm_progress_tell(call->progress, cm_ticket_count_moved(call->seen),
+                            info.nbytes);
+}
+
 /* The engine asks, without the GIL, whether to go on waiting. */
 static bool
 is_interrupted(void *argument)
 {
     copy_call *call = argument;
     PyEval_RestoreThread(call->thread);
-    bool interrupted = PyErr_CheckSignals() < 0;
-    if (!interrupted && call->progress != NULL) {
-        cm_ticket_info info;
-        cm_ticket_read(call->seen, &info);
-        interrupted = cm_progress_tell(call->progress,
-                                       cm_ticket_count_moved(call->seen), info.nbytes)
-                      < 0;
-    }
+    bool interrupted = PyErr_CheckSignals() < 0 || tell_progress(call) < 0;
     call->thread = PyEval_SaveThread();
     return interrupted;
 }
@@ -331,13 +340,15 @@ make_transfer(copy_call *call, cm_ticket *ticket)
                                   call->src_object);
 }
 
-/* The copy that somebody followed is over. */
+/* The copy that somebody followed is over; a file that was read has no ticket. */
 static PyObject *
 tell_end(const copy_call *call, cm_ticket *ticket)
 {
-    cm_ticket_info info;
-    cm_ticket_read(ticket, &info);
-    cm_ticket_release(ticket);
+    cm_ticket_info info = {.nbytes = call->mapped.range.nbytes};
+    if (ticket != NULL) {
+        cm_ticket_read(ticket, &info);
+        cm_ticket_release(ticket);
+    }
     int told = cm_progress_tell(call->progress, info.nbytes, info.nbytes);
     return told < 0 ? NULL : Py_NewRef(Py_None);
 }
@@ -355,9 +366,10 @@ run(copy_call *call)
         return NULL;
     }
     bool tells = call->progress != NULL; /* blocking */
-    call->mapped.fd = -1;
-    if (!tells) {
-        cm_mapped_open(&call->mapped, call->src.keep, &call->request);
+    cm_mapped_open(&call->mapped, call->src.keep, &call->request);
+    if (call->mapped.fd < 0 && cm_mapped_check(call->src.keep, &call->src.region) < 0) {
+        drop_keeps(call);
+        return NULL;
     }
     cm_status status =
         run_call(call, engine, call->blocking && !tells ? NULL : &ticket);

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "python/file_mapping.h"
 
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "base/mapping.h"
@@ -39,6 +40,7 @@ void
 cm_mapped_open(cm_mapped *mapped, PyObject *array, const cm_copy_request *request)
 {
     mapped->fd = -1;
+    mapped->moved = 0;
     uint64_t offset;
     const cm_region *src = &request->src;
     if (!request->blocking || src->kind != CM_KIND_PAGEABLE
@@ -78,6 +80,7 @@ cm_mapped_copy(cm_mapped *mapped, cm_engine *engine, const cm_copy_request *requ
         .interrupted_argument = request->interrupted_argument,
         .keep = {request->keep[0], request->keep[1]},
         .keep_count = request->keep_count,
+        .moved = &mapped->moved,
         .calls = calls,
     };
     if (request->stream != NULL) {
@@ -86,22 +89,62 @@ cm_mapped_copy(cm_mapped *mapped, cm_engine *engine, const cm_copy_request *requ
     return cm_engine_transfer_file(engine, &read, &mapped->failure);
 }
 
-PyObject *
-cm_mapped_raise(const cm_mapped *mapped, PyObject *array)
+static void
+raise_failure(const cm_file_failure *failure, const cm_file_range *range,
+              PyObject *array)
 {
-    if (mapped->fd < 0 || (!mapped->failure.at_end && mapped->failure.error == 0)) {
-        return NULL;
-    }
-    PyObject *name = PyObject_GetAttrString(array, "filename");
+    PyObject *path = PyObject_GetAttrString(array, "filename");
+    PyObject *name = path == NULL ? NULL : PyOS_FSPath(path);
+    Py_XDECREF(path);
     if (name == NULL) {
         PyErr_Clear();
         name = PyUnicode_FromString("a mapped file");
     }
     if (name != NULL) {
-        (void)cm_file_raise(&mapped->failure, &mapped->range, false, name);
+        (void)cm_file_raise(failure, range, false, name);
         Py_DECREF(name);
     }
+}
+
+PyObject *
+cm_mapped_raise(const cm_mapped *mapped, PyObject *array)
+{
+    if (mapped->fd >= 0 && (mapped->failure.at_end || mapped->failure.error != 0)) {
+        raise_failure(&mapped->failure, &mapped->range, array);
+    }
     return NULL;
+}
+
+int
+cm_mapped_check(PyObject *array, const cm_region *region)
+{
+    int64_t low, high;
+    cm_file_range range = {.offset = 0};
+    struct stat info;
+    if (region->kind != CM_KIND_PAGEABLE
+        || !cm_is_ok(cm_region_bounds(region, &low, &high))
+        || (uint64_t)(high - low) < LEAST_NBYTES || !is_mmap(array)) {
+        return 0;
+    }
+    range.nbytes = (uint64_t)(high - low);
+    Py_BEGIN_ALLOW_THREADS
+    int fd =
+        cm_mapping_open((const char *)region->host + low, range.nbytes, &range.offset);
+    if (fd < 0 || fstat(fd, &info) != 0) {
+        info.st_size = INT64_MAX;
+    }
+    if (fd >= 0) {
+        (void)close(fd);
+    }
+    Py_END_ALLOW_THREADS
+    uint64_t size = (uint64_t)info.st_size;
+    if (range.offset + range.nbytes <= size) {
+        return 0;
+    }
+    cm_file_failure failure = {.at_end = true, .offset = size};
+    failure.offset = size > range.offset ? size : range.offset;
+    raise_failure(&failure, &range, array);
+    return -1;
 }
 
 void

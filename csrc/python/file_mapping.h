@@ -10,6 +10,7 @@
 typedef struct cm_mapped {
     int fd; /* owned; -1: the source is no such thing */
     cm_file_range range;
+    uint64_t moved; /* bytes so far, for who is told while cm_mapped_copy runs */
     cm_file_failure failure;
 } cm_mapped;
 
@@ -20,6 +21,10 @@ void cm_mapped_open(cm_mapped *mapped, PyObject *array, const cm_copy_request *r
 CM_NODISCARD cm_status cm_mapped_copy(cm_mapped *mapped, cm_engine *engine,
                                       const cm_copy_request *request,
                                       const cm_file_calls *calls);
+/* EOFError where `region` is memory of a shared mapping whose file is too short for it
+ * by now: reading that would be a SIGBUS. Looks at long ones only. 0 or -1. GIL held.
+ */
+int cm_mapped_check(PyObject *array, const cm_region *region);
 /* The exception where the file was what failed: NULL, with or without one. GIL held. */
 PyObject *cm_mapped_raise(const cm_mapped *mapped, PyObject *array);
 void cm_mapped_close(cm_mapped *mapped);

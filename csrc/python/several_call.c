@@ -4,6 +4,7 @@
 
 #include "python/arguments.h"
 #include "python/errors.h"
+#include "python/file_mapping.h"
 #include "python/numpy_bridge.h"
 #include "python/several.h"
 #include "python/tuples.h"
@@ -279,6 +280,21 @@ check_overlap(const cm_several *several)
     return 0;
 }
 
+/* What is a mapped file must still be there. */
+static int
+check_files(const cm_several *several)
+{
+    bool gathers = several->kind == CM_SEVERAL_GATHER;
+    uint32_t count = gathers ? several->count : 1;
+    for (uint32_t i = 0; i < count; i++) {
+        const cm_operand *source = gathers ? &several->many[i] : &several->one;
+        if (cm_mapped_check(source->keep, &source->region) < 0) {
+            return -1;
+        }
+    }
+    return 0;
+}
+
 /* -- order ------------------------------------------------------------------------------- */
 
 static int
@@ -371,7 +387,7 @@ cm_several_init(cm_several *several, PyObject *objects, int64_t axis)
         || (several->kind == CM_SEVERAL_BROADCAST ? make_broadcast_parts(several)
                                                   : make_sliced_parts(several, axis))
                < 0
-        || check_overlap(several) < 0) {
+        || check_overlap(several) < 0 || check_files(several) < 0) {
         return -1;
     }
     return collect_order(several);

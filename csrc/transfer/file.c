@@ -69,6 +69,15 @@ wait_for(cm_file_chunk *chunk, bool at_file)
     return cm_ok();
 }
 
+static void
+tell_moved(const cm_file_job *job, const cm_file_chunk *chunk)
+{
+    uint64_t *moved = job->request->moved;
+    for (uint32_t i = 0; moved != NULL && i < chunk->piece_count; i++) {
+        *moved += chunk->pieces[i].nbytes;
+    }
+}
+
 /* Take over what is ready; *out: something was. */
 static cm_status
 advance(cm_file_job *job, bool *out)
@@ -80,6 +89,7 @@ advance(cm_file_job *job, bool *out)
         CM_TRY(look(chunk, !reads, &over));
         if (over) {
             cm_file_give_memory(chunk);
+            tell_moved(job, chunk);
             job->ended++;
             *out = true;
         }

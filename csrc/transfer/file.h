@@ -75,6 +75,8 @@ typedef struct cm_file_request {
     uint32_t after_ticket_count;
     bool (*interrupted)(void *argument); /* as in cm_copy_request */
     void *interrupted_argument;
+    uint64_t *moved; /* NULL, or bytes that have arrived for certain: grows by whole
+                        chunks, in the calling thread */
     cm_keep keep[2]; /* dropped when nothing is in flight, whatever the outcome */
     uint32_t keep_count;
     const cm_file_calls *calls; /* NULL: the system's */
