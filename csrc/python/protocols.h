@@ -56,7 +56,8 @@ typedef struct cm_operand {
                      */
 } cm_operand;
 
-/* A Buffer, an array or an exporter, and no value that copy() would make an array of. */
+/* A Buffer, an array or an exporter, and no value that copy() would make an array of.
+ */
 bool cm_operand_is_memory(const cm_state *state, PyObject *object);
 /* Reading one end runs foreign code and lets other threads run: from here to fini the
  * memory of a buffer cannot be freed.
