@@ -19,6 +19,7 @@ ROUTES = (
     "direct",
     "direct-2d",
     "peer",
+    "peer-staged",
     "kernel",
     "staged",
     "staged-kernel",
@@ -71,7 +72,7 @@ def expected_counts(told, before):
         counts["bounced"] += told["bounced"]
     else:
         counts[told["route"]] += 1
-    if told["route"].startswith("staged") or (
+    if told["route"] in ("staged", "staged-kernel", "peer-staged") or (
         told["route"] == "peer" and told["loops"] > 0
     ):
         counts["pieces"] += told["pieces"]
@@ -191,6 +192,24 @@ def test_explain_follows_the_configuration():
         said = check(dst, src, blocking=True)
         assert said.route == "direct"
         assert "at any size" in said.why
+
+
+@pytest.mark.parametrize("step", [1, 2])
+def test_explain_of_devices_apart(step):
+    with session.opened("emulated", peers=0):
+        cumem.configure(chunk_nbytes="1MiB", ring_nbytes="8MiB")
+        src = cumem.zeros((step, 10 << 20), np.uint8, "device", device=0)[0]
+        dst = cumem.zeros((10 << 20) * step, np.uint8, "device", device=1)[::step]
+        cumem.Device(1).synchronize()
+        said = check(dst, src, blocking=False)
+        assert said.route == "peer-staged"
+        assert (said.pieces, said.piece_nbytes, said.axis) == (10, 1 << 20, 0)
+        assert said.chunks == 3
+        assert "3, " in repr(said)
+        cumem.configure(ring_nbytes="2MiB")
+        assert check(dst, src, blocking=False).chunks == 2
+        cumem.configure(chunk_nbytes="auto", ring_nbytes="auto")
+        del src, dst
 
 
 def test_explain_asks_whether_the_stream_is_idle(emulated):

@@ -50,9 +50,11 @@ explain_pieces(const cm_copy_request *request, cm_explanation *out)
         out->piece_nbytes = cm_layout_nbytes(&first);
         out->axis = find_axis(&request->dst, &core, loop);
     }
-    if (plan->route == CM_ROUTE_STAGED || plan->route == CM_ROUTE_STAGED_KERNEL) {
+    bool across = plan->route == CM_ROUTE_PEER_STAGED;
+    if (across || plan->route == CM_ROUTE_STAGED
+        || plan->route == CM_ROUTE_STAGED_KERNEL) {
         uint64_t room = out->tuning.ring_nbytes / plan->piece_nbytes;
-        uint64_t count = out->tuning.slot_count;
+        uint64_t count = across ? CM_STAGE_COUNT : out->tuning.slot_count;
         count = count < plan->piece_count ? count : plan->piece_count;
         out->chunk_count = room == 0 ? 1 : room < count ? room : count;
     }

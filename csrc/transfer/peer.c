@@ -194,7 +194,7 @@ cm_job_copy_peer(cm_job *job)
     cm_layout_take_repeats(&core, &repeats);
     CM_TRY(cm_loan_take_stream(job->engine, job->plan.src_device, &job->gather_stream));
     CM_TRY(cm_job_chain_streams(job, job->stream, job->gather_stream));
-    cm_cut_init(&cut, &core, job->plan.piece_nbytes);
+    cm_plan_cut(&job->plan, &job->tuning, &core, &cut);
     while (cm_cut_next(&cut, &piece)) {
         cm_stage *stage = &job->stages[job->next_stage];
         job->next_stage = (job->next_stage + 1) % job->stage_count;

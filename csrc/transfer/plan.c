@@ -174,7 +174,7 @@ cm_plan_cut(const cm_plan *plan, const cm_tuning *tuning, const cm_layout *core,
             cm_cut *out)
 {
     cm_cut_init(out, core, plan->piece_nbytes);
-    if (plan->route == CM_ROUTE_PEER) {
+    if (plan->route == CM_ROUTE_PEER || plan->route == CM_ROUTE_PEER_STAGED) {
         return;
     }
     cm_cut_ramp(out, tuning->chunk_min_nbytes);
