@@ -51,6 +51,25 @@ def test_copy_does_not_wait_for_page_locked_memory(
     assert ((values.get(device) if way == "up" else target) == host).all()
 
 
+def test_copy_between_devices_apart_does_not_wait_for_page_locked_memory() -> None:
+    with session.opened("emulated", peers=0):
+        late = cumem.Stream()
+        near = cumem.full(16 * MIB, 7, "u1", "device", device=0)
+        far = cumem.zeros(16 * MIB, "u1", "device", device=1)
+        cumem.trim()
+        routes = []
+
+        def copy() -> None:
+            routes.append(cumem.copy_async(far, near).route)
+
+        with cumem.limit("pinned", 4 * MIB), session.gate(late):
+            leave_in_flight(cumem.empty_pinned(4 * MIB, "u1"), late)
+            assert ends(copy)
+        assert routes == ["peer"]
+        assert (values.get(far) == 7).all()
+        del near, far
+
+
 @pytest.mark.parametrize("way", ["up", "down"])
 def test_signal_ends_a_copy_that_waits_for_device_memory(emulated, way: str) -> None:
     late, own = cumem.Stream(), cumem.Stream()

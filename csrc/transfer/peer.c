@@ -55,8 +55,8 @@ take_pinned(cm_job *job, bool first, cm_block **out)
     uint64_t nbytes = job->plan.piece_nbytes;
     cm_pool *pool = cm_loan_enter_ring(engine, nbytes,
                                        first ? UINT64_MAX : job->tuning.ring_nbytes);
-    cm_status status =
-        pool == NULL ? cm_fail(CM_EINVALID, 0) : cm_pool_alloc(pool, nbytes, NULL, out);
+    cm_status status = pool == NULL ? cm_fail(CM_EINVALID, 0)
+                                    : cm_pool_alloc_now(pool, nbytes, NULL, out);
     if (pool != NULL && !cm_is_ok(status)) {
         cm_loan_leave_ring(engine, nbytes);
     }
