@@ -195,3 +195,32 @@ def test_captured_memory_comes_back_at_shutdown(emulated) -> None:
     cumem.shutdown()
     free, total = cumem.memory_info()
     assert free == total
+
+
+def pieces_across() -> list[tuple[cumem.Buffer, cumem.Buffer]]:
+    """Runs between two devices, of memory that nothing works on any more."""
+    target, source = (
+        cumem.empty(NBYTES, "u1", "device", device=device) for device in (1, 0)
+    )
+    for device in (0, 1):
+        cumem.Device(device).synchronize()
+    width = NBYTES // 16
+    places = [slice(i * width, i * width + 100) for i in range(16)]
+    return [(target[d], source[s]) for d, s in zip(places, places[::-1], strict=True)]
+
+
+@pytest.mark.parametrize("where", [0, 1])
+@pytest.mark.parametrize("driver", [12000, 13000])
+@pytest.mark.parametrize("peers", [0, 1])
+def test_graph_holds_many_copies_between_devices(driver, where, peers) -> None:
+    with session.opened("emulated", driver_version=driver, peers=peers):
+        stream = cumem.Stream(device=where)
+        pairs = pieces_across()
+        session.testing.plan_fault(None, 0)
+        with capture(stream):
+            handle = cumem.copy_many_async(pairs, stream=stream)
+            assert handle.done
+        assert handle.route == "peer"
+        assert session.testing.fault_count("copy_peer_async") == len(pairs)
+        assert session.testing.fault_count("copy_batch_async") == 0
+        del handle, pairs

@@ -134,7 +134,9 @@ CM_NODISCARD cm_status cm_job_record_after(cm_job *job, const cm_copy_request *r
 CM_NODISCARD cm_status cm_job_wait_after(cm_job *job);
 /* True when that would have to wait before it can queue work on a stream. */
 bool cm_job_must_wait_after(const cm_job *job);
-/* Sets job->capturing. Fails: CM_ENOTSUP when the copy cannot be captured. */
+/* Sets job->capturing. */
+CM_NODISCARD cm_status cm_job_look_for_capture(cm_job *job);
+/* Fails: CM_ENOTSUP when a stream captures and the copy, planned, cannot be captured. */
 CM_NODISCARD cm_status cm_job_check_capture(cm_job *job,
                                             const cm_copy_request *request);
 /* True when the request's own stream can do the work. */

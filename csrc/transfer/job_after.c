@@ -193,7 +193,7 @@ check_all_over(cm_job *job, const cm_copy_request *request)
 }
 
 cm_status
-cm_job_check_capture(cm_job *job, const cm_copy_request *request)
+cm_job_look_for_capture(cm_job *job)
 {
     cm_runtime *rt = job->engine->rt;
     if (job->request_stream == NULL) {
@@ -204,7 +204,13 @@ cm_job_check_capture(cm_job *job, const cm_copy_request *request)
     cm_status status =
         cm_rt_stream_is_capturing(rt, job->request_stream->handle, &job->capturing);
     cm_device_leave(rt, &guard);
-    CM_TRY(status);
+    return status;
+}
+
+cm_status
+cm_job_check_capture(cm_job *job, const cm_copy_request *request)
+{
+    cm_runtime *rt = job->engine->rt;
     if (!job->capturing) {
         return cm_ok();
     }
@@ -213,7 +219,7 @@ cm_job_check_capture(cm_job *job, const cm_copy_request *request)
     }
     int mode = CM_CAPTURE_RELAXED;
     CM_TRY(cm_rt_capture_mode_exchange(rt, &mode));
-    status = check_all_over(job, request);
+    cm_status status = check_all_over(job, request);
     cm_status back = cm_rt_capture_mode_exchange(rt, &mode);
     return cm_is_ok(status) ? back : status;
 }

@@ -35,7 +35,7 @@ route_of(const cm_job *job, const cm_many *many)
         return CM_ROUTE_HOST;
     case CM_MANY_TABLE:
         return can_go_as_rows(job, many) ? CM_ROUTE_DIRECT_2D : CM_ROUTE_TABLE;
-    case CM_MANY_PEER:
+    case CM_MANY_PEER: /* graphs do not take the call for many */
         return !job->capturing
                        && cm_runtime_has(job->engine->rt, CM_OP_copy_batch_async)
                    ? CM_ROUTE_BATCH
@@ -78,10 +78,10 @@ start_job(cm_many_call *c, const cm_copy_request *request, cm_many *many,
         return status;
     }
     job->many = many;
+    status = cm_job_look_for_capture(job);
     plan_group(job);
-    status = cm_job_check_capture(job, request);
-    if (job->capturing && job->plan.route == CM_ROUTE_BATCH) {
-        job->plan.route = CM_ROUTE_PEER;
+    if (cm_is_ok(status)) {
+        status = cm_job_check_capture(job, request);
     }
     if (cm_is_ok(status)) {
         status = cm_job_record_after(job, request);

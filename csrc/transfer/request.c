@@ -176,6 +176,7 @@ prepare(cm_job *job, const cm_copy_request *request, const void *fill_value)
     if (request->spread != NULL) {
         CM_TRY(cm_fan_create(job, request->spread));
     }
+    CM_TRY(cm_job_look_for_capture(job));
     CM_TRY(cm_job_check_capture(job, request));
     return cm_job_record_after(job, request);
 }
