@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator
 
+import numpy as np
 import pytest
 from support import session
 
@@ -224,3 +225,29 @@ def test_graph_holds_many_copies_between_devices(driver, where, peers) -> None:
         assert session.testing.fault_count("copy_peer_async") == len(pairs)
         assert session.testing.fault_count("copy_batch_async") == 0
         del handle, pairs
+
+
+@pytest.mark.parametrize("captured", [False, True])
+def test_memory_of_a_graph_that_a_failed_call_began_is_not_reused(
+    emulated, captured
+) -> None:
+    """Some of the copies are in the graph, whatever becomes of the others."""
+    stream = cumem.Stream()
+
+    def used() -> cumem.Buffer:
+        buffer = cumem.empty_device(NBYTES, "u1", stream=stream)
+        source = cumem.empty(NBYTES, "u1", "pinned", stream=stream)
+        width = NBYTES // 4
+        pairs = [
+            (buffer[i : i + 100], source[i + width : i + width + 100])
+            for i in range(0, 2 * width, width)
+        ]
+        own = cumem.empty_device(NBYTES, "u1", stream=stream)
+        bad = (own[:1000], np.zeros(1000, "u1")) if captured else (own[:10], own[:10])
+        with capture(stream) if captured else contextlib.nullcontext():
+            expected = pytest.raises(cumem.CudaError) if captured else None
+            with expected or contextlib.nullcontext():
+                cumem.copy_many_async([*pairs, bad], stream=stream)
+        return buffer
+
+    assert is_reused(used) != captured

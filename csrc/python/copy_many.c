@@ -282,6 +282,30 @@ run_call(many_call *call, cm_engine *engine, cm_ticket **ticket)
     return status;
 }
 
+static void
+mark_captured(const many_call *call)
+{
+    for (size_t i = 0; i < call->pairs.storage_count; i++) {
+        call->pairs.storages[i].storage->was_captured = true;
+    }
+}
+
+/* Of a call that failed some copies may be in a graph: nobody knows which. */
+static void
+mark_if_capturing(const many_call *call)
+{
+    const cm_stream *stream = call->stream;
+    bool capturing = false;
+    if (stream == NULL || !cm_stream_may_capture(stream)) {
+        return;
+    }
+    cm_status status = cm_stream_ask_capturing(call->state->runtime, stream->device,
+                                               stream->handle, &capturing);
+    if (capturing || !cm_is_ok(status)) {
+        mark_captured(call);
+    }
+}
+
 /* Unfinished copies are remembered as those of copy_async() are. */
 static int
 remember_transfer(const many_call *call, cm_ticket *ticket)
@@ -289,11 +313,11 @@ remember_transfer(const many_call *call, cm_ticket *ticket)
     cm_ticket_info info;
     cm_ticket_read(ticket, &info);
     bool over = info.done && cm_is_ok(info.status);
+    if (info.captured) {
+        mark_captured(call);
+    }
     for (size_t i = 0; i < call->pairs.storage_count; i++) {
         const cm_many_storage *entry = &call->pairs.storages[i];
-        if (info.captured) {
-            entry->storage->was_captured = true;
-        }
         if (!over && (entry->written || call->stream == NULL)
             && cm_storage_add_writer(entry->storage, ticket) < 0) {
             return -1;
@@ -330,6 +354,9 @@ run(many_call *call)
         return NULL;
     }
     cm_status status = run_call(call, engine, call->blocking ? NULL : &ticket);
+    if (!cm_is_ok(status)) {
+        mark_if_capturing(call);
+    }
     if (PyErr_Occurred()) {
         return NULL; /* Ctrl-C, even where the copies were done at the same time */
     }
