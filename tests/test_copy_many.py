@@ -559,6 +559,49 @@ def test_failure_is_the_handles_once(emulated, background) -> None:
     cumem.copy_many(pairs)
 
 
+class TestFailedPart:
+    """Of several ways one cannot be begun, while others are queued behind a stream."""
+
+    @staticmethod
+    def pairs() -> tuple[cumem.Buffer, list[tuple[cumem.Buffer, cumem.Buffer]]]:
+        target = cumem.zeros(1000, "u1")
+        pinned = cumem.full(1000, 7, "u1", "pinned")
+        far = cumem.zeros(1000, "u1", device=1)
+        pairs = [(target[d], pinned[s]) for d, s in shuffled(5, 100)]
+        pairs += [(far[d], target[500:][s]) for d, s in shuffled(5, 100)]
+        cumem.Device(0).synchronize()
+        cumem.Device(1).synchronize()
+        return target, pairs
+
+    def test_it_is_told_at_once_and_the_rest_comes_first(self, emulated) -> None:
+        stream = cumem.Stream()
+        target, pairs = self.pairs()
+        out = cumem.zeros(500, "u1", "pinned")
+        with session.gate(stream):
+            session.testing.plan_fault("copy_batch_async", 1, code=999)
+            with pytest.raises(cumem.CudaError, match="999"):
+                cumem.copy_many_async(pairs, stream=stream)
+            session.testing.plan_fault(None, 0)
+            pairs.clear()
+            gc.collect()
+            after = cumem.copy_async(out, target[:500])  # in the background
+            time.sleep(0.01)
+            assert not after.done
+        after.wait()
+        assert (out.numpy() == 7).all()
+        assert (values.get(target)[:500] == 7).all()
+
+    def test_signal_ends_the_waiting_for_the_rest(self, emulated) -> None:
+        stream = cumem.Stream()
+        target, pairs = self.pairs()
+        session.testing.plan_fault("copy_batch_async", 1, code=999)
+        with session.alarm(stream):
+            cumem.copy_many(pairs, stream=stream)
+        stream.synchronize()
+        session.testing.plan_fault(None, 0)
+        assert (values.get(target)[:500] == 7).all()
+
+
 def test_captured_copies_belong_to_the_graph(emulated) -> None:
     stream = cumem.Stream()
     source = cumem.empty(100_000, "u1", "pinned", stream=stream)

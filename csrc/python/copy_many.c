@@ -326,15 +326,37 @@ remember_transfer(const many_call *call, cm_ticket *ticket)
     return 0;
 }
 
+/* -1 with MemoryError: nobody could wait for it later, so that was done now. */
+static int
+remember_or_wait(const many_call *call, cm_ticket *ticket)
+{
+    if (remember_transfer(call, ticket) == 0) {
+        return 0;
+    }
+    PyThreadState *thread = PyEval_SaveThread();
+    (void)!cm_is_ok(cm_ticket_wait(ticket, UINT64_MAX));
+    cm_ticket_release(ticket);
+    PyEval_RestoreThread(thread);
+    return -1;
+}
+
+/* What a failed call has left under way comes before what uses the same memory next. */
+static void
+remember_rest(const many_call *call, cm_ticket *ticket)
+{
+    PyObject *type, *value, *traceback;
+    PyErr_Fetch(&type, &value, &traceback);
+    if (remember_or_wait(call, ticket) == 0) {
+        cm_ticket_release(ticket);
+    }
+    PyErr_Clear();
+    PyErr_Restore(type, value, traceback);
+}
+
 static PyObject *
 make_transfer(const many_call *call, cm_ticket *ticket)
 {
-    if (remember_transfer(call, ticket) < 0) {
-        /* Nobody could wait for it later: then now. */
-        PyThreadState *thread = PyEval_SaveThread();
-        (void)!cm_is_ok(cm_ticket_wait(ticket, UINT64_MAX));
-        cm_ticket_release(ticket);
-        PyEval_RestoreThread(thread);
+    if (remember_or_wait(call, ticket) < 0) {
         return NULL;
     }
     return cm_transfer_object_new(call->state, ticket, call->pairs.pairs,
@@ -353,9 +375,12 @@ run(many_call *call)
         drop_keeps(call);
         return NULL;
     }
-    cm_status status = run_call(call, engine, call->blocking ? NULL : &ticket);
+    cm_status status = run_call(call, engine, &ticket);
     if (!cm_is_ok(status)) {
         mark_if_capturing(call);
+    }
+    if (ticket != NULL && (PyErr_Occurred() || !cm_is_ok(status))) {
+        remember_rest(call, ticket);
     }
     if (PyErr_Occurred()) {
         return NULL; /* Ctrl-C, even where the copies were done at the same time */
@@ -363,7 +388,11 @@ run(many_call *call)
     if (!cm_is_ok(status)) {
         return cm_py_raise(call->state, status, "while copying many pairs");
     }
-    return call->blocking ? Py_NewRef(Py_None) : make_transfer(call, ticket);
+    if (!call->blocking) {
+        return make_transfer(call, ticket);
+    }
+    cm_ticket_release(ticket);
+    return Py_NewRef(Py_None);
 }
 
 /* A hint for a stream that does not say its device: the first target's. */

@@ -313,13 +313,15 @@ run_on_stream(cm_job *job)
 
 /* Nothing of a failed copy may be in flight when its caller hears of it. One that the
  * user interrupted goes on behind the ticket, and so does one of a worker, which others
- * need. The stream's device is current. */
+ * need, and a part of several, whose caller hears of the whole. The stream's device is
+ * current. */
 static void
 abandon(cm_job *job, cm_status status)
 {
     cm_runtime *rt = job->engine->rt;
     bool is_ours = job->lent != NULL && job->gather_stream == NULL;
-    bool waits_here = status.code != CM_ECANCELLED && !(job->may_park && is_ours);
+    bool waits_here = status.code != CM_ECANCELLED && !(job->may_park && is_ours)
+                      && job->ticket->part_of == NULL;
     if (job->is_parked) {
         return;
     }

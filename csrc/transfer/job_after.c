@@ -136,7 +136,7 @@ cm_job_must_wait_after(const cm_job *job)
     bool must = false;
     cm_mutex_lock(&engine->lock);
     for (uint32_t i = 0; i < job->after_ticket_count; i++) {
-        must = must || job->after_tickets[i]->state == CM_TICKET_QUEUED;
+        must = must || job->after_tickets[i]->state < CM_TICKET_SUBMITTED;
     }
     cm_mutex_unlock(&engine->lock);
     return must;

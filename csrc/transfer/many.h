@@ -41,10 +41,13 @@ typedef struct cm_many_request {
 } cm_many_request;
 
 /* As cm_engine_copy for all of them together: one ticket, which is done when the last
- * is. They may be made in any order and at the same time unless one touches what
- * another writes: then it is as if each were made after those with lower indices.
- * `keep` is dropped once all are done. On failure some may have been made. Fails: as
- * cm_engine_copy, copy_batch_async. */
+ * is; that of a call which failed while some were under way, not NULL, is done when
+ * these are, whatever came of them. They may be made in any order and at the same time
+ * unless one touches what another writes: then it is as if each were made after those
+ * with lower indices. `keep` is dropped once all are done. On failure some may have
+ * been made, none with a higher index that touches what failed, and some may still be:
+ * a blocking call waits
+ * for them unless it is interrupted. Fails: as cm_engine_copy, copy_batch_async. */
 CM_NODISCARD cm_status cm_engine_copy_many(cm_engine *engine,
                                            const cm_many_request *request,
                                            cm_ticket **out);

@@ -41,8 +41,9 @@ CM_NODISCARD cm_status cm_many_start_group(cm_many_call *call,
                                            cm_many *many, cm_ticket **out);
 void cm_many_set_ends(cm_copy_request *request, const cm_piece *piece);
 
-/* many_parts.c: start all groups and what goes alone, as parts of one ticket. Takes
- * over the keeps of the request. */
+/* many_parts.c: start all groups and what goes alone, as parts of one ticket, which is
+ * also given where the call failed while some are under way. Takes over the keeps of
+ * the request. */
 CM_NODISCARD cm_status cm_many_start_several(cm_many_call *call, cm_ticket **out);
 /* What that has left in `call`. */
 void cm_many_end_several(cm_many_call *call);

@@ -111,13 +111,7 @@ cm_many_start_group(cm_many_call *c, const cm_copy_request *request, cm_many *ma
     if (status.code == CM_ECANCELLED && request->blocking) {
         cm_ticket_linger(ticket);
     }
-    if (cm_is_ok(status) && out != NULL) {
-        *out = ticket;
-        return status;
-    }
-    cm_status untold = cm_ticket_abandon(ticket);
-    (void)untold; /* nothing: the engine goes on, and is asked later */
-    return status;
+    return cm_ticket_hand_over(ticket, status, out);
 }
 
 static cm_region

@@ -46,22 +46,30 @@ next_part(cm_many_call *c)
     return part;
 }
 
-static void
-add_part(cm_many_call *c, cm_ticket *ticket)
+/* What was started with that outcome is a part, even where it failed: some of it may be
+ * under way. NULL: nothing is. */
+static cm_status
+add_part(cm_many_call *c, cm_ticket *ticket, cm_status started)
 {
+    if (ticket == NULL) {
+        return started;
+    }
     c->nbytes += ticket->nbytes;
     c->parts[c->part_count++] = ticket;
+    cm_mutex_lock(&c->engine->lock);
+    bool idle = ticket->route == CM_ROUTE_NOTHING;
+    cm_mutex_unlock(&c->engine->lock);
     /* One without work is done at once, whatever it was to come after. */
-    c->last = ticket->route == CM_ROUTE_NOTHING ? c->last : ticket;
+    c->last = idle ? c->last : ticket;
+    return started;
 }
 
 static cm_status
 start_alone(cm_many_call *c, cm_copy_request *part)
 {
     cm_ticket *ticket = NULL;
-    CM_TRY(cm_request_start(c->engine, part, &c->tuning, &ticket));
-    add_part(c, ticket);
-    return cm_ok();
+    cm_status status = cm_request_start(c->engine, part, &c->tuning, &ticket);
+    return add_part(c, ticket, status);
 }
 
 /* In the order of their indices. */
@@ -111,8 +119,8 @@ start_groups(cm_many_call *c, cm_many_way way)
             CM_TRY(start_alone(c, part));
             continue;
         }
-        CM_TRY(cm_many_start_group(c, next_part(c), many, &ticket));
-        add_part(c, ticket);
+        cm_status status = cm_many_start_group(c, next_part(c), many, &ticket);
+        CM_TRY(add_part(c, ticket, status));
     }
     return cm_ok();
 }
@@ -179,18 +187,20 @@ wait_for_parts(cm_many_call *c)
     return cm_ok();
 }
 
-/* Their failure is the whole's, for the caller to tell. */
+/* All are done. Their failure is the whole's, for the caller to tell. */
 static cm_status
-finish_whole(cm_ticket *ticket, cm_status status)
+finish_whole(cm_ticket *ticket)
 {
     cm_engine *engine = ticket->engine;
-    cm_ticket_finish(ticket, status, true);
+    cm_ticket_finish(ticket, cm_ok(), true);
     cm_mutex_lock(&engine->lock);
-    status = ticket->status;
+    cm_status status = ticket->status;
     cm_mutex_unlock(&engine->lock);
     return status;
 }
 
+/* Whoever waits here may be interrupted. Of a call that fails what is under way goes on
+ * behind the ticket, which nobody asks how it ended. */
 static cm_status
 join_parts(cm_many_call *c, cm_ticket *ticket, cm_status started)
 {
@@ -203,25 +213,28 @@ join_parts(cm_many_call *c, cm_ticket *ticket, cm_status started)
     for (uint64_t i = 0; i < c->part_count; i++) {
         ticket->captured = ticket->captured || c->parts[i]->captured;
     }
-    if (cm_is_ok(status) && blocking) {
-        status = wait_for_parts(c);
+    if (blocking && status.code != CM_ECANCELLED) {
+        cm_status waited = wait_for_parts(c);
+        status = cm_is_ok(waited) ? status : waited;
     }
-    bool leaves = status.code == CM_ECANCELLED || (cm_is_ok(status) && !blocking);
-    bool done = !leaves || all_parts_are_done(c);
+    bool done = cm_is_ok(status) && (blocking || all_parts_are_done(c));
     c->parts = NULL; /* the ticket's */
-    if (done && leaves) {
+    if (!cm_is_ok(status)) {
+        cm_ticket_finish(ticket, cm_fail(CM_ECANCELLED, 0), true);
+        if (blocking && status.code == CM_ECANCELLED) {
+            cm_ticket_linger(ticket);
+        }
+        return status;
+    }
+    if (done && blocking) {
+        return finish_whole(ticket);
+    }
+    if (done) {
         cm_ticket_finish(ticket, cm_ok(), false); /* the ticket tells, as when it is
                                                      later */
         return status;
     }
-    if (done) {
-        return finish_whole(ticket, status);
-    }
-    cm_status left = start_waiting(c, ticket);
-    if (status.code == CM_ECANCELLED && blocking) {
-        cm_ticket_linger(ticket);
-    }
-    return cm_is_ok(status) ? left : status;
+    return start_waiting(c, ticket);
 }
 
 static cm_shared_keep *
@@ -259,6 +272,7 @@ make_room(cm_many_call *c)
     }
     c->common.keep_count = 1;
     c->common.blocking = false;
+    c->common.ticket_seen = NULL;
     if (common->stream == NULL) {
         c->common.interrupted = NULL; /* they run in the background */
     }
@@ -279,14 +293,16 @@ cm_many_start_several(cm_many_call *c, cm_ticket **out)
         cm_request_drop_keeps(&whole);
         return cm_fail(CM_ENOMEM, 0);
     }
+    if (c->request->common.ticket_seen != NULL) {
+        *c->request->common.ticket_seen = ticket;
+    }
+    c->common.part_of = ticket;
     status = join_parts(c, ticket, start_parts(c));
-    if (cm_is_ok(status) && out != NULL) {
-        *out = ticket;
+    if (!cm_is_ok(status) && out != NULL && !cm_ticket_update(ticket)) {
+        *out = ticket; /* so that others can come after it */
         return status;
     }
-    cm_status untold = cm_ticket_abandon(ticket);
-    (void)untold; /* nothing: the engine goes on, and is asked later */
-    return status;
+    return cm_ticket_hand_over(ticket, status, out);
 }
 
 void

@@ -287,13 +287,7 @@ start_request(cm_engine *engine, const cm_copy_request *request, const void *fil
     if (status.code == CM_ECANCELLED && request->blocking) {
         cm_ticket_linger(ticket);
     }
-    if (cm_is_ok(status) && out != NULL) {
-        *out = ticket;
-        return status;
-    }
-    cm_status untold = cm_ticket_abandon(ticket);
-    (void)untold; /* nothing: the engine goes on, and is asked later */
-    return status;
+    return cm_ticket_hand_over(ticket, status, out);
 }
 
 cm_status

@@ -16,6 +16,7 @@ cm_ticket_create(cm_engine *engine, const cm_copy_request *request)
     atomic_init(&ticket->refs, 2);
     ticket->engine = cm_engine_hold(engine);
     ticket->start_ns = cm_now_ns();
+    ticket->part_of = request->part_of;
     for (uint32_t i = 0; i < request->keep_count; i++) {
         ticket->keep[ticket->keep_count++] = request->keep[i];
     }
@@ -98,6 +99,18 @@ cm_ticket_abandon(cm_ticket *ticket)
     cm_mutex_unlock(&engine->lock);
     cm_ticket_release(ticket);
     return untold;
+}
+
+cm_status
+cm_ticket_hand_over(cm_ticket *ticket, cm_status status, cm_ticket **out)
+{
+    if (out != NULL && (cm_is_ok(status) || ticket->part_of != NULL)) {
+        *out = ticket;
+        return status;
+    }
+    cm_status untold = cm_ticket_abandon(ticket);
+    (void)untold; /* nothing: the engine goes on, and is asked later */
+    return status;
 }
 
 static cm_status
@@ -192,14 +205,41 @@ cm_ticket_give_loans(cm_ticket *ticket)
     cm_loan_give_stream(engine, lent);
 }
 
-/* Wait for the parts, which have ended as a rule; the first failure is the whole's. */
+/* Nobody waits for them here: a worker has others to serve, and a caller may want to
+ * stop. */
+static bool
+are_parts_over(cm_ticket *ticket)
+{
+    bool over = true;
+    for (uint64_t i = 0; i < ticket->part_count; i++) {
+        over = cm_ticket_update(ticket->parts[i]) && over;
+    }
+    return over;
+}
+
+/* Who looks at it from now on looks at them. */
+static void
+leave_to_parts(cm_ticket *ticket, cm_status status, bool read)
+{
+    cm_engine *engine = ticket->engine;
+    /* Without a thread that watches it is seen by who polls, waits or closes. */
+    (void)!cm_is_ok(cm_engine_need_watcher(engine));
+    cm_mutex_lock(&engine->lock);
+    ticket->status = cm_is_ok(ticket->status) ? status : ticket->status;
+    ticket->read = ticket->read || read;
+    ticket->state = CM_TICKET_LEFT;
+    cm_cond_signal_all(&engine->changed);
+    cm_cond_signal_all(&engine->watch);
+    cm_mutex_unlock(&engine->lock);
+}
+
+/* Of the parts, which have ended, the first failure is the whole's. */
 static cm_status
 end_parts(cm_ticket *ticket, cm_status status)
 {
     cm_engine *engine = ticket->engine;
     for (uint64_t i = 0; i < ticket->part_count; i++) {
         cm_ticket *part = ticket->parts[i];
-        (void)!cm_is_ok(cm_ticket_depend(part, NULL, UINT64_MAX));
         cm_mutex_lock(&engine->lock);
         status = cm_is_ok(status) ? part->status : status;
         part->read = true;
@@ -220,6 +260,10 @@ cm_ticket_finish(cm_ticket *ticket, cm_status status, bool read)
         cm_mutex_lock(&engine->lock);
         ticket->started = true; /* its parts did something: it cannot be cancelled */
         cm_mutex_unlock(&engine->lock);
+        if (!are_parts_over(ticket)) {
+            leave_to_parts(ticket, status, read);
+            return;
+        }
     }
     status = end_parts(ticket, status);
     double seconds = (double)(cm_now_ns() - ticket->start_ns) * 1e-9;
@@ -278,7 +322,7 @@ cm_ticket_unread(cm_ticket *ticket)
 static void
 await_finishing_locked(cm_ticket *ticket)
 {
-    while (ticket->state == CM_TICKET_SUBMITTED && ticket->finishing) {
+    while (cm_ticket_is_watched(ticket) && ticket->finishing) {
         cm_cond_wait(&ticket->engine->changed, &ticket->engine->lock);
     }
 }
@@ -288,6 +332,10 @@ ask_device(const cm_ticket *ticket, bool *done)
 {
     cm_runtime *rt = ticket->engine->rt;
     cm_scope scope;
+    if (ticket->end_event == 0) {
+        *done = true; /* it has parts alone */
+        return cm_ok();
+    }
     /* A thread without a context would make one on device 0, and the question would
      * break a capture that the thread has under way. */
     CM_TRY(cm_scope_enter(rt, ticket->device, &scope));
@@ -301,10 +349,7 @@ ask_device(const cm_ticket *ticket, bool *done)
 static bool
 let_parts_end(cm_ticket *ticket, cm_status status)
 {
-    bool over = true;
-    for (uint64_t i = 0; i < ticket->part_count; i++) {
-        over = cm_ticket_update(ticket->parts[i]) && over;
-    }
+    bool over = are_parts_over(ticket);
     if (!over) {
         cm_mutex_lock(&ticket->engine->lock);
         ticket->status = cm_is_ok(ticket->status) ? status : ticket->status;
@@ -321,7 +366,7 @@ cm_ticket_update(cm_ticket *ticket)
     cm_engine *engine = ticket->engine;
     cm_mutex_lock(&engine->lock);
     await_finishing_locked(ticket);
-    bool query = ticket->state == CM_TICKET_SUBMITTED && !ticket->finishing;
+    bool query = cm_ticket_is_watched(ticket) && !ticket->finishing;
     bool over = ticket->state == CM_TICKET_DONE;
     ticket->query_count += query;
     engine->caller_count += query;

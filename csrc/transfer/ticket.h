@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Tickets as the engine's own files see them: from queued over submitted to done.
+/* Tickets as the engine's own files see them: from queued over submitted to done. One
+ * that has parts is never done before them.
  * Whoever finds that the device is through makes the ticket done, be it the watcher, a
  * waiter or
  * a reader. Locks: the engine's. */
@@ -10,7 +11,9 @@
 
 typedef enum cm_ticket_state {
     CM_TICKET_QUEUED, /* device work may still have to be queued, or the host to act */
-    CM_TICKET_SUBMITTED, /* done as soon as end_event is */
+    CM_TICKET_LEFT,   /* to its parts: done as soon as they are, and nothing to queue
+                         a wait for until then */
+    CM_TICKET_SUBMITTED, /* done as soon as end_event is, and its parts */
     CM_TICKET_DONE,
 } cm_ticket_state;
 
@@ -24,10 +27,11 @@ struct cm_ticket {
     cm_list node;     /* in engine->pending or engine->unread */
     cm_engine *engine;
     uint64_t start_ns;
-    uint64_t nbytes;        /* set before anybody else sees it, as is the next */
-    bool captured;          /* put into a graph, not run */
-    _Atomic uint64_t moved; /* see cm_ticket_count_moved */
-    cm_ticket **parts;      /* owned array, held: it is done when all of them are */
+    uint64_t nbytes;              /* set before anybody else sees it, as is the next */
+    bool captured;                /* put into a graph, not run */
+    _Atomic uint64_t moved;       /* see cm_ticket_count_moved */
+    cm_ticket *part_of;           /* borrowed: it is done later; NULL: of none */
+    cm_ticket **parts;            /* owned array, held */
     uint64_t part_count;
     /* under engine->lock */
     cm_route route;
@@ -54,17 +58,32 @@ struct cm_ticket {
 /* A ticket in `pending`, with two references: the caller's and pending's. NULL: no
  * memory (the keeps are then still the caller's). */
 cm_ticket *cm_ticket_create(cm_engine *engine, const cm_copy_request *request);
+/* At the end of the call that made it, with the outcome of that: the caller's reference
+ * goes to *out, or is abandoned where that is NULL or the call failed; not where it is
+ * a part, of which something may be under way all the same. */
+CM_NODISCARD cm_status cm_ticket_hand_over(cm_ticket *ticket, cm_status status,
+                                           cm_ticket **out);
 /* Device work is queued: from now on the events decide. Takes over the loans. A
  * `status` that is a failure is what the ticket will end with. */
 void cm_ticket_submit(cm_ticket *ticket, int device, uint64_t start_event,
                       uint64_t end_event, cm_stream *lent, cm_status status);
 /* Over. Drops the keeps first. `read`: the caller tells the user of a failure itself.
+ * While parts of it are under way it is LEFT to them instead, and over with the last.
  */
 void cm_ticket_finish(cm_ticket *ticket, cm_status status, bool read);
+/* So many bytes have moved so far, of which its whole is told. By one thread at a time.
+ */
+void cm_ticket_set_moved(cm_ticket *ticket, uint64_t moved);
 /* The user was not told of the failure after all. */
 void cm_ticket_unread(cm_ticket *ticket);
 /* Look whether the device is through; true when the ticket is done. */
 bool cm_ticket_update(cm_ticket *ticket);
+/* Under engine->lock: is looking all that it takes to become done? */
+static inline bool
+cm_ticket_is_watched(const cm_ticket *ticket)
+{
+    return ticket->state == CM_TICKET_LEFT || ticket->state == CM_TICKET_SUBMITTED;
+}
 /* Give back what a ticket that is done and that nobody queries still has on loan. */
 void cm_ticket_give_loans(cm_ticket *ticket);
 /* Write to all and free them. */

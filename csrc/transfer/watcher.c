@@ -23,7 +23,7 @@ cm_engine_update_some(cm_engine *engine, int limit)
         cm_list *node = cm_list_pop_front(&engine->pending);
         cm_list_push_back(&engine->pending, node);
         cm_ticket *ticket = CM_LIST_ENTRY(node, cm_ticket, node);
-        if (ticket->state == CM_TICKET_SUBMITTED && !ticket->finishing) {
+        if (cm_ticket_is_watched(ticket) && !ticket->finishing) {
             batch[count++] = cm_ticket_hold(ticket);
         }
     }
@@ -46,7 +46,7 @@ has_work(const cm_engine *engine)
     for (const cm_list *node = engine->pending.next; node != &engine->pending;
          node = node->next) {
         const cm_ticket *ticket = CM_LIST_ENTRY(node, cm_ticket, node);
-        if (ticket->state == CM_TICKET_SUBMITTED) {
+        if (cm_ticket_is_watched(ticket)) {
             return true;
         }
     }

@@ -1,0 +1,29 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* For C tests of many copies at once: ends of pieces. */
+#ifndef CM_TESTS_MANY_WORLD_H
+#define CM_TESTS_MANY_WORLD_H
+
+#include "engine_world.h"
+#include "transfer/many.h"
+
+CM_UNUSED static cm_piece_end
+end_at(const memory *m, uint64_t offset)
+{
+    return (cm_piece_end){.host = m->host == NULL ? NULL : (char *)m->host + offset,
+                          .address = m->address == 0 ? 0 : m->address + offset,
+                          .owner = m,
+                          .kind = m->kind,
+                          .device = m->device};
+}
+
+CM_UNUSED static cm_piece
+piece_between(const memory *to, uint64_t dst, const memory *from, uint64_t src,
+              uint64_t nbytes, uint64_t index)
+{
+    return (cm_piece){.dst = end_at(to, dst),
+                      .src = end_at(from, src),
+                      .nbytes = nbytes,
+                      .index = index};
+}
+
+#endif
