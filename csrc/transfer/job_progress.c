@@ -1,15 +1,25 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* How far a copy is, told as its pieces end. */
-#include "transfer/staging.h"
+#include "transfer/many_job.h"
+
+/* Of what the first bytes of the layout hold. */
+static uint64_t
+payload_of(cm_job *job, uint64_t nbytes)
+{
+    if (job->many != NULL) {
+        return cm_many_count_payload(job->many, nbytes);
+    }
+    uint64_t repeats = cm_layout_nbytes(&job->plan.layout) / job->plan.nbytes;
+    return nbytes / repeats;
+}
 
 void
 cm_job_count_moved(cm_job *job, uint64_t nbytes)
 {
     job->moved_nbytes += nbytes;
-    uint64_t repeats = cm_layout_nbytes(&job->plan.layout) / job->plan.nbytes;
-    uint64_t moved = job->moved_nbytes / repeats;
+    uint64_t moved = payload_of(job, job->moved_nbytes);
     if (moved < job->plan.nbytes) { /* the last piece is told of when nothing failed */
-        atomic_store_explicit(&job->ticket->moved, moved, memory_order_release);
+        cm_ticket_set_moved(job->ticket, moved);
     }
 }
 

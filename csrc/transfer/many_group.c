@@ -101,6 +101,9 @@ cm_many_start_group(cm_many_call *c, const cm_copy_request *request, cm_many *ma
         cm_request_drop_keeps(request);
         return cm_fail(CM_ENOMEM, 0);
     }
+    if (request->ticket_seen != NULL) {
+        *request->ticket_seen = ticket;
+    }
     int device = request->stream != NULL ? request->stream->device : many->device;
     cm_device_guard guard;
     bool entered = device >= 0 && cm_is_ok(cm_device_enter(rt, device, &guard));

@@ -230,6 +230,7 @@ cm_many_copy_on_host(cm_job *job)
         }
         cm_gang_post(&gang, &load, &piece, NULL, NULL, false);
         cm_gang_wait(&gang, &load);
+        cm_job_count_moved(job, cm_layout_nbytes(&piece));
     }
     cm_gang_close(&gang);
     return status;

@@ -293,7 +293,7 @@ cm_ticket_finish(cm_ticket *ticket, cm_status status, bool read)
     ticket->seconds = seconds;
     ticket->state = CM_TICKET_DONE;
     if (cm_is_ok(ticket->status)) {
-        atomic_store_explicit(&ticket->moved, ticket->nbytes, memory_order_release);
+        cm_ticket_set_moved(ticket, ticket->nbytes);
     }
     cm_list_remove(&ticket->node);
     engine->pending_count--;
@@ -398,10 +398,26 @@ cm_ticket_update(cm_ticket *ticket)
     return over;
 }
 
+void
+cm_ticket_set_moved(cm_ticket *ticket, uint64_t moved)
+{
+    uint64_t before =
+        atomic_exchange_explicit(&ticket->moved, moved, memory_order_release);
+    if (ticket->part_of != NULL) {
+        atomic_fetch_add_explicit(&ticket->part_of->parts_moved, moved - before,
+                                  memory_order_release);
+    }
+}
+
 uint64_t
 cm_ticket_count_moved(const cm_ticket *ticket)
 {
-    return atomic_load_explicit(&ticket->moved, memory_order_acquire);
+    uint64_t moved = atomic_load_explicit(&ticket->moved, memory_order_acquire);
+    uint64_t parts = atomic_load_explicit(&ticket->parts_moved, memory_order_acquire);
+    if (moved > 0 || parts == 0 || parts < ticket->nbytes) {
+        return moved > 0 ? moved : parts;
+    }
+    return ticket->nbytes - 1; /* it is not done yet, though they are */
 }
 
 uint64_t

@@ -30,6 +30,7 @@ struct cm_ticket {
     uint64_t nbytes;              /* set before anybody else sees it, as is the next */
     bool captured;                /* put into a graph, not run */
     _Atomic uint64_t moved;       /* see cm_ticket_count_moved */
+    _Atomic uint64_t parts_moved; /* the same of all parts */
     cm_ticket *part_of;           /* borrowed: it is done later; NULL: of none */
     cm_ticket **parts;            /* owned array, held */
     uint64_t part_count;
