@@ -54,6 +54,7 @@ typedef struct cm_job {
     bool begun;        /* its ends may have been read or written */
     bool leaves_waits; /* `lent` may still wait for other work, and for nothing of ours
                         */
+    bool is_chained;   /* the last of after_tickets must not have failed */
     bool has_queued;   /* the stream may be working for us */
     bool lost_track;   /* waiting for it failed: nobody knows what still runs */
     unsigned char pattern[4];

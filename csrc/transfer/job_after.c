@@ -72,6 +72,7 @@ cm_job_record_after(cm_job *job, const cm_copy_request *request)
         job->after_tickets[i] = cm_ticket_hold(request->after_tickets[i]);
         job->after_ticket_count++;
     }
+    job->is_chained = request->is_chained;
     if (job->capturing) {
         return cm_ok(); /* seen to be over in cm_job_check_capture */
     }
@@ -106,12 +107,25 @@ wait_for_ticket(cm_job *job, cm_ticket *ticket)
     }
 }
 
+static cm_status
+outcome_of(cm_ticket *ticket)
+{
+    cm_mutex_lock(&ticket->engine->lock);
+    cm_status status = ticket->status; /* perhaps before it is done */
+    cm_mutex_unlock(&ticket->engine->lock);
+    return status;
+}
+
 cm_status
 cm_job_wait_after(cm_job *job)
 {
     while (job->after_ticket_count > 0) {
         cm_ticket *ticket = job->after_tickets[job->after_ticket_count - 1];
         CM_TRY(wait_for_ticket(job, ticket));
+        if (job->is_chained) {
+            CM_TRY(outcome_of(ticket));
+            job->is_chained = false;
+        }
         cm_ticket_release(ticket);
         job->after_ticket_count--;
     }

@@ -30,7 +30,8 @@ share(cm_many_call *c)
 
 /* -- several parts ------------------------------------------------------------------------ */
 
-/* The request of the next part: what touches others comes after the one before. */
+/* The request of the next part: what touches others comes after the one before, and
+ * only where that has not failed: then it is done before what came earlier may be. */
 static cm_copy_request *
 next_part(cm_many_call *c)
 {
@@ -40,7 +41,8 @@ next_part(cm_many_call *c)
     part->src = common->src;
     part->keep[0] = share(c);
     part->after_ticket_count = common->after_ticket_count;
-    if (c->in_order && c->last != NULL) {
+    part->is_chained = c->in_order && c->last != NULL;
+    if (part->is_chained) {
         c->after[part->after_ticket_count++] = c->last;
     }
     return part;

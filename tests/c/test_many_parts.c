@@ -1,0 +1,366 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* transfer/: one ticket for copies that go several ways: how far they are, what becomes
+ * of them when one fails, and their order. */
+#include <pthread.h>
+
+#include "engine_hook.h"
+#include "many_world.h"
+
+enum { NBYTES = 4096 };
+
+/* -- how far they are --------------------------------------------------------------------- */
+
+static atomic_bool arrived, may_go;
+
+static void
+stop_at_copy(cm_address dst, cm_address src, uint64_t nbytes)
+{
+    (void)dst;
+    (void)src;
+    (void)nbytes;
+    atomic_store(&arrived, true);
+    CHECK(wait_for_flag(&may_go));
+}
+
+/* The first part is over while the second one's copy is still to be given. */
+static void
+test_whole_tells_what_its_parts_have_moved(void)
+{
+    world w;
+    open_world(&w);
+    hook_copies(&w, stop_at_copy);
+    memory device = take_memory(&w, CM_KIND_DEVICE, 0, NBYTES);
+    memory first = take_memory(&w, CM_KIND_PAGEABLE, 0, NBYTES);
+    memory second = take_memory(&w, CM_KIND_PAGEABLE, 0, NBYTES);
+    number_bytes(&first, 1);
+    cm_piece pieces[] = {piece_between(&second, 0, &first, 0, NBYTES, 0),
+                         piece_between(&device, 0, &second, 0, NBYTES, 1)};
+    cm_many_request request = {.pieces = pieces, .piece_count = 2};
+    cm_ticket *ticket;
+    atomic_store(&arrived, false);
+    atomic_store(&may_go, false);
+    CHECK_OK(cm_engine_copy_many(w.engine, &request, &ticket));
+    CHECK(wait_for_flag(&arrived));
+    CHECK_EQ(cm_ticket_count_moved(ticket), NBYTES);
+    atomic_store(&may_go, true);
+    CHECK_OK(cm_ticket_wait(ticket, UINT64_MAX));
+    CHECK_EQ(cm_ticket_count_moved(ticket), 2 * NBYTES);
+    CHECK_BYTES_EQ(device.bytes, first.bytes, NBYTES);
+    cm_ticket_release(ticket);
+    give_memory(&w, &device);
+    give_memory(&w, &first);
+    give_memory(&w, &second);
+    close_world(&w);
+}
+
+typedef struct looker {
+    cm_ticket *ticket;
+    uint64_t most;
+    int count;
+} looker;
+
+static bool
+look(void *argument)
+{
+    looker *me = argument;
+    uint64_t moved = cm_ticket_count_moved(me->ticket);
+    me->most = moved > me->most ? moved : me->most;
+    me->count++;
+    return false;
+}
+
+/* Of runs that the host copies together each piece that is over counts. */
+static void
+test_runs_on_the_host_tell_their_pieces(void)
+{
+    enum { PIECE = 64 << 20, RUN = 48 << 20 };
+    world w;
+    open_world(&w);
+    memory from = take_memory(&w, CM_KIND_PAGEABLE, 0, RUN);
+    memory to = take_memory(&w, CM_KIND_PAGEABLE, 0, 2 * RUN);
+    memset(from.bytes, 5, RUN);
+    looker me = {.ticket = NULL};
+    cm_piece pieces[] = {piece_between(&to, 0, &from, 0, RUN, 0),
+                         piece_between(&to, RUN, &from, 0, RUN, 1)};
+    cm_many_request request = {.common = {.blocking = true,
+                                          .interrupted = look,
+                                          .interrupted_argument = &me,
+                                          .ticket_seen = &me.ticket},
+                               .pieces = pieces,
+                               .piece_count = 2};
+    CHECK_OK(cm_engine_copy_many(w.engine, &request, NULL));
+    CHECK_EQ(me.count, 1);
+    CHECK_EQ(me.most, PIECE);
+    CHECK_EQ(to.bytes[2 * RUN - 1], 5);
+    give_memory(&w, &from);
+    give_memory(&w, &to);
+    close_world(&w);
+}
+
+/* -- a part that fails to start ----------------------------------------------------------- */
+
+/* Rows by a kernel, on the stream asked for; and others to the second device. */
+typedef struct two_ways {
+    memory pinned, near, far;
+    cm_piece pieces[4];
+    cm_many_request request;
+    atomic_int drops;
+    atomic_bool is_over;
+    world *w;
+    cm_ticket *ticket;
+    cm_status status;
+} two_ways;
+
+static void
+open_two_ways(world *w, two_ways *t, bool blocking)
+{
+    *t = (two_ways){.w = w};
+    t->pinned = take_memory(w, CM_KIND_PINNED, 0, NBYTES);
+    t->near = take_memory(w, CM_KIND_DEVICE, 0, NBYTES);
+    t->far = take_memory(w, CM_KIND_DEVICE, 1, NBYTES);
+    number_bytes(&t->pinned, 3);
+    memset(t->near.bytes, 0, NBYTES);
+    for (uint64_t i = 0; i < 2; i++) {
+        t->pieces[i] = piece_between(&t->near, i * 1000, &t->pinned, i * 500, 100, i);
+        t->pieces[2 + i] =
+            piece_between(&t->far, i * 1000, &t->near, 2500 + i * 500, 100, 2 + i);
+    }
+    t->request = (cm_many_request){.common = {.stream = w->streams[0],
+                                              .blocking = blocking,
+                                              .keep = {{&t->drops, count_drop}},
+                                              .keep_count = 1},
+                                   .pieces = t->pieces,
+                                   .piece_count = 4};
+    shut(w, w->streams[0]);
+    cm_faults_plan(w->rt, CM_OP_copy_batch_async, 1, 999, false);
+}
+
+static void
+close_two_ways(two_ways *t)
+{
+    world *w = t->w;
+    while (cm_engine_count_pending(w->engine) > 0) {
+        cm_engine_poll(w->engine);
+    }
+    CHECK_EQ(atomic_load(&t->drops), 1);
+    CHECK_OK(cm_engine_take_unread(w->engine));
+    CHECK_BYTES_EQ(t->near.bytes, t->pinned.bytes, 100);
+    give_memory(w, &t->pinned);
+    give_memory(w, &t->near);
+    give_memory(w, &t->far);
+}
+
+static void *
+start_two_ways(void *argument)
+{
+    two_ways *t = argument;
+    t->status = cm_engine_copy_many(t->w->engine, &t->request, &t->ticket);
+    atomic_store(&t->is_over, true);
+    return NULL;
+}
+
+/* Nobody waits for the stream; what is on it keeps all that it needs. */
+static void
+test_failed_part_leaves_the_others_under_way(void)
+{
+    world w;
+    two_ways t;
+    pthread_t thread;
+    open_world(&w);
+    open_two_ways(&w, &t, false);
+    CHECK(pthread_create(&thread, NULL, start_two_ways, &t) == 0);
+    CHECK(wait_for_flag(&t.is_over));
+    CHECK_EQ(t.status.code, 999);
+    CHECK_EQ(atomic_load(&t.drops), 0);
+    CHECK(t.ticket != NULL);
+    CHECK_EQ(cm_ticket_wait(t.ticket, 1000).code, CM_ETIMEOUT);
+    CHECK(!cm_ticket_cancel(t.ticket));
+    unshut(&w, w.streams[0]);
+    CHECK(pthread_join(thread, NULL) == 0);
+    CHECK_EQ(cm_ticket_wait(t.ticket, UINT64_MAX).code, CM_ECANCELLED);
+    cm_ticket_release(t.ticket);
+    close_two_ways(&t);
+    close_world(&w);
+}
+
+/* Who comes after what is left of it waits for that, as a stream too. */
+static void
+test_what_is_left_of_a_failed_call_is_ordered(void)
+{
+    world w;
+    two_ways t;
+    open_world(&w);
+    open_two_ways(&w, &t, false);
+    memory out = take_memory(&w, CM_KIND_PINNED, 0, 100);
+    (void)start_two_ways(&t);
+    CHECK(t.ticket != NULL);
+    CHECK_EQ(cm_ticket_settle(t.ticket, 1000).code, CM_ETIMEOUT);
+    cm_copy_request next = {.dst = row(&out, 0, 100, 1, 1),
+                            .src = row(&t.near, 0, 100, 1, 1),
+                            .after_tickets = &t.ticket,
+                            .after_ticket_count = 1};
+    cm_ticket *ticket;
+    CHECK_OK(cm_engine_copy(w.engine, &next, &ticket));
+    CHECK_EQ(cm_ticket_wait(ticket, 2 * 1000 * 1000).code, CM_ETIMEOUT);
+    unshut(&w, w.streams[0]);
+    CHECK_OK(cm_ticket_wait(ticket, UINT64_MAX));
+    CHECK_BYTES_EQ(out.bytes, t.pinned.bytes, 100);
+    CHECK_EQ(cm_ticket_order(t.ticket, w.streams[1]).code, CM_ECANCELLED);
+    cm_ticket_release(ticket);
+    cm_ticket_release(t.ticket);
+    close_two_ways(&t);
+    give_memory(&w, &out);
+    close_world(&w);
+}
+
+static bool
+say_stop(void *argument)
+{
+    atomic_fetch_add((atomic_int *)argument, 1);
+    return true;
+}
+
+/* A call that waits for them hears of Ctrl-C, though one has failed already. */
+static void
+test_waiting_for_the_others_of_a_failed_part_is_interrupted(void)
+{
+    world w;
+    two_ways t;
+    pthread_t thread;
+    atomic_int questions = 0;
+    open_world(&w);
+    open_two_ways(&w, &t, true);
+    t.request.common.interrupted = say_stop;
+    t.request.common.interrupted_argument = &questions;
+    CHECK(pthread_create(&thread, NULL, start_two_ways, &t) == 0);
+    CHECK(wait_for_flag(&t.is_over));
+    CHECK_EQ(t.status.code, CM_ECANCELLED);
+    CHECK_GE(atomic_load(&questions), 1);
+    CHECK_EQ(atomic_load(&t.drops), 0);
+    unshut(&w, w.streams[0]);
+    CHECK(pthread_join(thread, NULL) == 0);
+    cm_ticket_release(t.ticket);
+    close_two_ways(&t);
+    close_world(&w);
+}
+
+/* -- order -------------------------------------------------------------------------------- */
+
+/* The first is held up in its worker; the second, which is to come after it, fails
+ * before it could wait for that; the third, after the second, may not overtake the
+ * first. */
+static void
+test_failed_part_lets_no_later_one_pass(void)
+{
+    world w;
+    open_world(&w);
+    hook_copies(&w, stop_at_copy);
+    memory near = take_memory(&w, CM_KIND_DEVICE, 0, NBYTES);
+    memory far = take_memory(&w, CM_KIND_DEVICE, 1, NBYTES);
+    memory first = take_memory(&w, CM_KIND_PAGEABLE, 0, NBYTES);
+    memory last = take_memory(&w, CM_KIND_PAGEABLE, 0, NBYTES);
+    number_bytes(&first, 1);
+    memset(last.bytes, 0xcc, NBYTES);
+    cm_piece pieces[] = {piece_between(&near, 0, &first, 0, NBYTES, 0),
+                         piece_between(&far, 0, &near, 0, NBYTES, 1),
+                         piece_between(&first, 0, &last, 0, NBYTES, 2)};
+    cm_many_request request = {.pieces = pieces, .piece_count = 1};
+    cm_ticket *ticket;
+    atomic_store(&may_go, true); /* leaves a stream of the first device to be lent */
+    CHECK_OK(cm_engine_copy_many(w.engine, &request, &ticket));
+    CHECK_OK(cm_ticket_wait(ticket, UINT64_MAX));
+    cm_ticket_release(ticket);
+    memset(near.bytes, 0xee, NBYTES);
+    memset(far.bytes, 0xdd, NBYTES);
+    atomic_store(&arrived, false);
+    atomic_store(&may_go, false);
+    request.piece_count = 3;
+    cm_faults_plan(w.rt, CM_OP_stream_create, 1, 999, false);
+    CHECK_OK(cm_engine_copy_many(w.engine, &request, &ticket));
+    CHECK(wait_for_flag(&arrived));
+    usleep(20000); /* the third would be over, did it not hear of the second */
+    CHECK_EQ(cm_faults_struck(w.rt), CM_OP_stream_create);
+    CHECK_NE(first.bytes[0], 0xcc);
+    atomic_store(&may_go, true);
+    CHECK_EQ(cm_ticket_wait(ticket, UINT64_MAX).code, 999);
+    CHECK_BYTES_EQ(near.bytes, first.bytes, NBYTES);
+    CHECK_NE(near.bytes[0], 0xee);
+    CHECK_EQ(far.bytes[0], 0xdd);
+    cm_ticket_release(ticket);
+    CHECK_OK(cm_engine_take_unread(w.engine));
+    give_memory(&w, &near);
+    give_memory(&w, &far);
+    give_memory(&w, &first);
+    give_memory(&w, &last);
+    close_world(&w);
+}
+
+/* One after the other on a stream: each call fails once, and all is let go of. */
+static void
+test_chain_fails_whole_with_any_call(void)
+{
+    world w;
+    open_world(&w);
+    memory near = take_memory(&w, CM_KIND_DEVICE, 0, NBYTES);
+    memory host[2];
+    atomic_int drops = 0;
+    for (unsigned i = 0; i < 2; i++) {
+        host[i] = take_memory(&w, CM_KIND_PAGEABLE, 0, NBYTES);
+    }
+    for (int how = 0; how < 3; how++) {
+        for (uint64_t nth = 1;; nth++) {
+            cm_piece pieces[] = {piece_between(&near, 0, &host[0], 0, NBYTES, 0),
+                                 piece_between(&host[1], 0, &near, 0, NBYTES, 1),
+                                 piece_between(&near, 100, &host[1], 0, 1000, 2)};
+            cm_many_request request = {
+                .common = {.stream = how < 2 ? w.streams[0] : NULL,
+                           .blocking = how == 0,
+                           .keep = {{&drops, count_drop}},
+                           .keep_count = 1},
+                .pieces = pieces,
+                .piece_count = 3};
+            cm_ticket *ticket = NULL;
+            number_bytes(&host[0], (unsigned)nth);
+            memset(host[1].bytes, 0, NBYTES);
+            atomic_store(&drops, 0);
+            cm_faults_plan(w.rt, CM_OP_none, nth, 999, false);
+            cm_status status = cm_engine_copy_many(w.engine, &request, &ticket);
+            if (cm_is_ok(status)) {
+                status = cm_ticket_wait(ticket, UINT64_MAX);
+            }
+            if (ticket != NULL) {
+                cm_ticket_release(ticket);
+            }
+            bool struck = cm_faults_struck(w.rt) != CM_OP_none;
+            cm_faults_plan(w.rt, CM_OP_none, 0, 0, false);
+            while (cm_engine_count_pending(w.engine) > 0) {
+                cm_engine_poll(w.engine);
+            }
+            CHECK_EQ(atomic_load(&drops), 1);
+            CHECK_OK(cm_engine_take_unread(w.engine));
+            CHECK(cm_is_ok(status) || status.code == 999);
+            if (cm_is_ok(status)) {
+                CHECK_BYTES_EQ(host[1].bytes, host[0].bytes, NBYTES);
+                CHECK_BYTES_EQ(near.bytes + 100, host[0].bytes, 1000);
+            }
+            if (!struck) {
+                CHECK_GT(nth, 10);
+                break;
+            }
+        }
+    }
+    give_memory(&w, &near);
+    give_memory(&w, &host[0]);
+    give_memory(&w, &host[1]);
+    close_world(&w);
+}
+
+/* clang-format off */
+MAIN(RUN(test_whole_tells_what_its_parts_have_moved)
+     RUN(test_runs_on_the_host_tell_their_pieces)
+     RUN(test_failed_part_leaves_the_others_under_way)
+     RUN(test_what_is_left_of_a_failed_call_is_ordered)
+     RUN(test_waiting_for_the_others_of_a_failed_part_is_interrupted)
+     RUN(test_failed_part_lets_no_later_one_pass)
+     RUN(test_chain_fails_whole_with_any_call))
+/* clang-format on */
