@@ -61,7 +61,7 @@ measure_waking(crew_bench *c)
     double best = INFINITY;
     for (int i = 0; i < TIMES && c->crew.thread_count > 0; i++) {
         uint64_t patience_ns = cm_now_ns() + ASLEEP_NS;
-        while (atomic_load(&c->crew.idle_count) < c->crew.thread_count
+        while (cm_crew_count_asleep(&c->crew) < c->crew.thread_count
                && cm_now_ns() < patience_ns) {
             (void)sched_yield();
         }

@@ -13,6 +13,8 @@ enum {
     RESTS = 64, /* in vain, before the one that posted copies a part all the same */
 };
 
+#define POSTER UINT32_MAX /* in place of a thread's number */
+
 static void
 lock(cm_crew *crew)
 {
@@ -37,29 +39,38 @@ unlock(cm_crew *crew)
 cm_status
 cm_crew_init(cm_crew *crew)
 {
-    *crew = (cm_crew){.spin = ATOMIC_FLAG_INIT, .limit = UINT32_MAX, .few = UINT32_MAX};
+    *crew = (cm_crew){.spin = ATOMIC_FLAG_INIT, .limit = UINT32_MAX};
     cm_list_init(&crew->gangs);
     CM_TRY(cm_mutex_init(&crew->sleep));
-    cm_status status = cm_cond_init(&crew->work);
-    if (!cm_is_ok(status)) {
-        goto no_work;
-    }
-    status = cm_cond_init(&crew->done);
+    uint32_t count = 0;
+    cm_status status = cm_cond_init(&crew->done);
     if (!cm_is_ok(status)) {
         goto no_done;
     }
-    status = cm_cond_init(&crew->rest);
-    if (!cm_is_ok(status)) {
-        goto no_rest;
+    for (; count < CM_CREW_MAX; count++) {
+        status = cm_cond_init(&crew->wake[count]);
+        if (!cm_is_ok(status)) {
+            goto no_wake;
+        }
     }
     return status;
-no_rest:
+no_wake:
+    while (count > 0) {
+        cm_cond_fini(&crew->wake[--count]);
+    }
     cm_cond_fini(&crew->done);
 no_done:
-    cm_cond_fini(&crew->work);
-no_work:
     cm_mutex_fini(&crew->sleep);
     return status;
+}
+
+/* The mutex is held. */
+static void
+signal_all(cm_crew *crew)
+{
+    for (uint32_t i = 0; i < CM_CREW_MAX; i++) {
+        cm_cond_signal_one(&crew->wake[i]);
+    }
 }
 
 void
@@ -67,15 +78,15 @@ cm_crew_fini(cm_crew *crew)
 {
     cm_mutex_lock(&crew->sleep);
     atomic_store(&crew->stop, true);
-    cm_cond_signal_all(&crew->work);
-    cm_cond_signal_all(&crew->rest);
+    signal_all(crew);
     cm_mutex_unlock(&crew->sleep);
     for (uint32_t i = 0; i < crew->thread_count; i++) {
         cm_thread_join(crew->threads[i]);
     }
-    cm_cond_fini(&crew->rest);
+    for (uint32_t i = 0; i < CM_CREW_MAX; i++) {
+        cm_cond_fini(&crew->wake[i]);
+    }
     cm_cond_fini(&crew->done);
-    cm_cond_fini(&crew->work);
     cm_mutex_fini(&crew->sleep);
 }
 
@@ -86,22 +97,27 @@ cm_crew_set_limit(cm_crew *crew, uint32_t limit)
     lock(crew);
     atomic_store(&crew->limit, limit);
     unlock(crew);
-    cm_cond_signal_all(&crew->rest);
+    signal_all(crew);
     cm_mutex_unlock(&crew->sleep);
 }
 
 /* -- parts ------------------------------------------------------------------------------ */
 
-/* Threads beyond the few help to make pages and to read files. */
+/* Where threads do not get in each other's way: to make pages and to read files. */
 static bool
 is_for_all(const cm_load *load)
 {
     return load->way >= CM_COPY_PLAIN_ALL || load->run != NULL;
 }
 
+/* The spin lock is held, here and in the next. */
 static void
 begin_parts(cm_crew *crew, const cm_load *load)
 {
+    crew->open_counts[load->limit]++;
+    if (atomic_load(&crew->reach) < load->limit) {
+        atomic_store(&crew->reach, load->limit);
+    }
     atomic_fetch_add(&crew->part_count, 1);
     atomic_fetch_add(&crew->shared_part_count, is_for_all(load));
 }
@@ -109,17 +125,24 @@ begin_parts(cm_crew *crew, const cm_load *load)
 static void
 end_parts(cm_crew *crew, const cm_load *load)
 {
+    uint32_t reach = atomic_load(&crew->reach);
+    crew->open_counts[load->limit]--;
+    while (reach > 0 && crew->open_counts[reach] == 0) {
+        reach--;
+    }
+    atomic_store(&crew->reach, reach);
     atomic_fetch_sub(&crew->part_count, 1);
     atomic_fetch_sub(&crew->shared_part_count, is_for_all(load));
 }
 
-/* The next part of the gang's oldest load that has one. */
+/* The next part of the gang's oldest load that has one for a thread of that number, or
+ * for whoever posted it. */
 static cm_load *
-take_part_locked(cm_gang *gang, bool spare, cm_layout *part)
+take_part_locked(cm_gang *gang, uint32_t number, cm_layout *part)
 {
     for (cm_list *n = gang->loads.next; n != &gang->loads; n = n->next) {
         cm_load *load = CM_LIST_ENTRY(n, cm_load, node);
-        bool fits = is_for_all(load) || !spare;
+        bool fits = number == POSTER || number < load->limit;
         if (fits && cm_cut_next(&load->cut, part)) {
             load->running_count++;
             if (load->cut.done) {
@@ -167,21 +190,40 @@ copy_part(const cm_load *load, const cm_layout *part)
     }
 }
 
+static uint32_t
+mask_below(uint32_t end)
+{
+    return (UINT32_C(1) << (end < CM_CREW_MAX ? end : CM_CREW_MAX)) - 1;
+}
+
+/* Of those below number `end` that sleep. */
+static void
+wake_below(cm_crew *crew, uint32_t end, bool all)
+{
+    uint32_t able = mask_below(end);
+    if ((atomic_load(&crew->asleep) & able) == 0) {
+        return;
+    }
+    cm_mutex_lock(&crew->sleep);
+    uint32_t found = atomic_load(&crew->asleep) & able;
+    uint32_t chosen = all ? found : found & (~found + 1);
+    atomic_fetch_and(&crew->asleep, ~chosen); /* the next who wakes one takes another */
+    for (uint32_t i = 0; chosen >> i != 0; i++) {
+        if (chosen >> i & 1) {
+            cm_cond_signal_one(&crew->wake[i]);
+        }
+    }
+    cm_mutex_unlock(&crew->sleep);
+}
+
 /* Waking takes time: each who has found a part wakes the next. */
 static void
 wake_one(cm_crew *crew)
 {
-    if (atomic_load(&crew->part_count) > 0 && atomic_load(&crew->idle_count) > 0) {
-        cm_mutex_lock(&crew->sleep);
-        cm_cond_signal_one(&crew->work);
-        cm_mutex_unlock(&crew->sleep);
-    }
-    if (atomic_load(&crew->shared_part_count) > 0
-        && atomic_load(&crew->spare_idle_count) > 0) {
-        cm_mutex_lock(&crew->sleep);
-        cm_cond_signal_all(&crew->rest);
-        cm_mutex_unlock(&crew->sleep);
-    }
+    uint32_t reach = atomic_load(&crew->reach);
+    uint32_t limit = atomic_load(&crew->limit);
+    wake_below(crew, reach < limit ? reach : limit,
+               atomic_load(&crew->shared_part_count) > 0);
 }
 
 /* -- threads ---------------------------------------------------------------------------- */
@@ -211,10 +253,9 @@ take_any_part(cm_crew *crew, uint32_t number, cm_layout *part)
         return NULL;
     }
     bool works = number < atomic_load(&crew->limit);
-    bool spare = number >= atomic_load(&crew->few);
     for (cm_list *n = crew->gangs.next; works && n != &crew->gangs && load == NULL;) {
         cm_list *next = n->next;
-        load = take_part_locked(CM_LIST_ENTRY(n, cm_gang, node), spare, part);
+        load = take_part_locked(CM_LIST_ENTRY(n, cm_gang, node), number, part);
         if (load != NULL) {
             cm_list_remove(n);
             cm_list_push_back(&crew->gangs, n);
@@ -228,10 +269,7 @@ take_any_part(cm_crew *crew, uint32_t number, cm_layout *part)
 static bool
 has_news(cm_crew *crew, uint32_t number)
 {
-    if (number >= atomic_load(&crew->few)) {
-        return atomic_load(&crew->shared_part_count) > 0 || atomic_load(&crew->stop);
-    }
-    return atomic_load(&crew->part_count) > 0 || atomic_load(&crew->stop)
+    return number < atomic_load(&crew->reach) || atomic_load(&crew->stop)
            || cm_brief_is_open(&crew->brief, number);
 }
 
@@ -247,15 +285,14 @@ wait_for_news(cm_crew *crew, uint32_t number)
     if (has_news(crew, number)) {
         return;
     }
+    uint32_t me = UINT32_C(1) << number;
     cm_mutex_lock(&crew->sleep);
     while (!has_news(crew, number)) {
-        bool beyond = number >= atomic_load(&crew->few);
-        _Atomic uint32_t *count = beyond ? &crew->spare_idle_count : &crew->idle_count;
-        atomic_fetch_add(count, 1);
+        atomic_fetch_or(&crew->asleep, me);
         if (!has_news(crew, number)) {
-            cm_cond_wait(beyond ? &crew->rest : &crew->work, &crew->sleep);
+            cm_cond_wait(&crew->wake[number], &crew->sleep);
         }
-        atomic_fetch_sub(count, 1);
+        atomic_fetch_and(&crew->asleep, ~me);
     }
     cm_mutex_unlock(&crew->sleep);
 }
@@ -267,7 +304,7 @@ rest(cm_crew *crew, uint32_t number)
     wake_one(crew); /* somebody may have woken this one for it */
     cm_mutex_lock(&crew->sleep);
     while (number >= atomic_load(&crew->limit) && !atomic_load(&crew->stop)) {
-        cm_cond_wait(&crew->rest, &crew->sleep);
+        cm_cond_wait(&crew->wake[number], &crew->sleep);
     }
     cm_mutex_unlock(&crew->sleep);
 }
@@ -301,19 +338,6 @@ serve(void *argument)
     return NULL;
 }
 
-/* Who sleeps has to find out on which side of it he is now. */
-static void
-set_few(cm_crew *crew, uint32_t few)
-{
-    if (atomic_load(&crew->few) != few) {
-        cm_mutex_lock(&crew->sleep);
-        atomic_store(&crew->few, few);
-        cm_cond_signal_all(&crew->work);
-        cm_cond_signal_all(&crew->rest);
-        cm_mutex_unlock(&crew->sleep);
-    }
-}
-
 /* As many as the gang may have beside the thread that posts. One that cannot be started
  * is done without. */
 static void
@@ -321,7 +345,6 @@ start_threads(cm_crew *crew, const cm_tuning *tuning, uint32_t limit)
 {
     uint32_t most = atomic_load(&crew->limit);
     limit = limit < most ? limit : most;
-    set_few(crew, (uint32_t)tuning->thread_count - 1);
     lock(crew);
     bool mine = !crew->starting && crew->thread_count < limit;
     crew->starting |= mine;
@@ -356,11 +379,20 @@ cm_crew_muster(cm_crew *crew, const cm_tuning *tuning, uint32_t count)
 void
 cm_crew_wake(cm_crew *crew)
 {
-    if (atomic_load(&crew->idle_count) > 0) {
-        cm_mutex_lock(&crew->sleep);
-        cm_cond_signal_all(&crew->work);
-        cm_mutex_unlock(&crew->sleep);
-    }
+    wake_below(crew, atomic_load(&crew->brief.open), true);
+}
+
+/* Of those below number `end`. */
+static uint32_t
+count_asleep(const cm_crew *crew, uint32_t end)
+{
+    return (uint32_t)__builtin_popcount(atomic_load(&crew->asleep) & mask_below(end));
+}
+
+uint32_t
+cm_crew_count_asleep(const cm_crew *crew)
+{
+    return count_asleep(crew, CM_CREW_MAX);
 }
 
 /* -- gangs ------------------------------------------------------------------------------ */
@@ -433,26 +465,25 @@ post(cm_gang *gang, cm_load *load, uint64_t nbytes, uint64_t part_nbytes)
 {
     cm_crew *crew = gang->crew;
     uint64_t least = gang->tuning->part_min_nbytes;
-    uint64_t most = gang->tuning->part_max_nbytes;
+    uint64_t longest = gang->tuning->part_max_nbytes;
     cm_list_init(&load->node);
     load->running_count = 0;
     atomic_init(&load->done, nbytes == 0);
     if (nbytes == 0) {
         return;
     }
+    uint32_t few = (uint32_t)gang->tuning->thread_count - 1;
+    uint32_t all = (uint32_t)gang->tuning->fresh_thread_count - 1;
+    load->limit = is_for_all(load) && all > few ? all : few;
     if (nbytes > least) {
-        uint64_t most_threads = is_for_all(load) ? gang->tuning->fresh_thread_count
-                                                 : gang->tuning->thread_count;
-        most_threads--;
+        uint32_t most = is_for_all(load) ? all : few;
         uint64_t parts = (nbytes + least - 1) / least;
-        start_threads(crew, gang->tuning,
-                      (uint32_t)(parts < most_threads ? parts : most_threads));
+        start_threads(crew, gang->tuning, parts < most ? (uint32_t)parts : most);
     }
     lock(crew);
-    uint32_t few = atomic_load(&crew->few);
     uint32_t there = atomic_load(&crew->thread_count);
     uint64_t part = nbytes / ((there < few ? there : few) + 1);
-    part = part < least ? least : part > most ? most : part;
+    part = part < least ? least : part > longest ? longest : part;
     if (load->way == CM_COPY_FRESH) {
         part = CM_HUGE_PAGE_NBYTES;
     }
@@ -502,7 +533,7 @@ cm_gang_help(cm_gang *gang)
 {
     cm_layout part;
     lock(gang->crew);
-    cm_load *load = take_part_locked(gang, false, &part);
+    cm_load *load = take_part_locked(gang, POSTER, &part);
     unlock(gang->crew);
     if (load == NULL) {
         return false;
@@ -517,14 +548,14 @@ cm_gang_rest(cm_gang *gang, cm_load *load)
 {
     cm_crew *crew = gang->crew;
     uint32_t thread_count = atomic_load(&crew->thread_count);
-    uint32_t few = atomic_load(&crew->few);
+    uint32_t few = (uint32_t)gang->tuning->thread_count - 1;
     uint32_t limit = atomic_load(&crew->limit);
     few = thread_count < few ? thread_count : few;
     few = limit < few ? limit : few;
     /* A single part wakes none: where all sleep nobody takes it, and where some are
      * busy elsewhere it may take them long to come. */
     if (atomic_load(&crew->part_count) > 0
-        && (atomic_load(&crew->idle_count) >= few || ++gang->rests % RESTS == 0)) {
+        && (count_asleep(crew, few) >= few || ++gang->rests % RESTS == 0)) {
         (void)cm_gang_help(gang);
         return;
     }

@@ -19,8 +19,9 @@
 
 enum { CM_CREW_MAX = CM_THREAD_MAX - 1 };
 
-/* part_count = loads in `gangs` that have parts left; 0 <= thread_count <= CM_CREW_MAX.
- * Who changes part_count or a load's end looks at idle_count or waiter_count
+/* part_count = loads in `gangs` that have parts left, open_counts[n] those of them that
+ * threads below number n may take, reach the highest such n or 0; 0 <= thread_count <=
+ * CM_CREW_MAX. Who changes reach or a load's end looks at `asleep` or waiter_count
  * afterwards, who goes to sleep does so the other way round: one of the two sees the
  * other. */
 typedef struct cm_crew {
@@ -30,18 +31,18 @@ typedef struct cm_crew {
     _Atomic uint32_t limit;        /* under spin to write: threads that take parts */
     _Atomic uint32_t begun;        /* threads that have taken their number */
     bool starting;                 /* under spin: one thread starts others */
-    _Atomic uint32_t few; /* threads beyond it make pages and read files only */
+    uint32_t open_counts[CM_THREAD_MAX]; /* under spin */
+    _Atomic uint32_t reach;              /* under spin to write */
     _Atomic uint32_t part_count;
-    _Atomic uint32_t shared_part_count; /* of those, loads that such threads take */
-    _Atomic uint32_t idle_count;        /* threads that sleep on `work` */
-    _Atomic uint32_t spare_idle_count;  /* ... beyond `few`, on `rest` */
-    _Atomic uint32_t waiter_count;      /* and those who sleep until a load ends */
-    _Atomic uint64_t spin_ns; /* how long an idle thread looks before it sleeps */
+    _Atomic uint32_t shared_part_count; /* of those, loads for all threads there are */
+    _Atomic uint32_t asleep; /* a bit for each thread that sleeps for want of work */
+    _Atomic uint32_t waiter_count; /* and how many sleep until a load ends */
+    _Atomic uint64_t spin_ns;      /* how long an idle thread looks before it sleeps */
     atomic_bool stop;
     cm_mutex sleep;
-    cm_cond work; /* there is a part to copy, or an end to all work */
-    cm_cond done; /* a load has ended */
-    cm_cond rest; /* ... for a thread beyond `few`, or there is another limit */
+    cm_cond done;              /* a load has ended */
+    cm_cond wake[CM_CREW_MAX]; /* of each thread: a part, a limit, or an end to all work
+                                */
     cm_brief brief;
     cm_thread threads[CM_CREW_MAX];
 } cm_crew;
@@ -79,6 +80,7 @@ typedef struct cm_load {
     void *dst;
     const void *src;
     cm_copy_way way;
+    uint32_t limit; /* threads below that number may take parts, beside who posts */
     /* Not a copy: called for bytes [begin, begin + nbytes) of the load; NULL: a copy.
      */
     void (*run)(void *argument, uint64_t begin, uint64_t nbytes);
@@ -97,13 +99,17 @@ void cm_crew_set_limit(cm_crew *crew, uint32_t limit);
 /* Joins the threads. No gang may be open. */
 void cm_crew_fini(cm_crew *crew);
 
-/* `tuning`, which is resolved, stays until the gang is closed. */
 /* How many threads there are for crew->brief, at most `count`; as many are started
  * where there are fewer. Brief copies are for those that are awake. */
 uint32_t cm_crew_muster(cm_crew *crew, const cm_tuning *tuning, uint32_t count);
 /* Wake those that sleep, for crew->brief, which is open. */
 void cm_crew_wake(cm_crew *crew);
 
+/* How many sleep for want of work. */
+uint32_t cm_crew_count_asleep(const cm_crew *crew);
+
+/* `tuning`, which is resolved, stays until the gang is closed. It says how many threads
+ * the gang has; other gangs may have more or fewer at the same time. */
 void cm_gang_open(cm_gang *gang, cm_crew *crew, const cm_tuning *tuning);
 /* What nobody has begun is left undone. Blocks until no thread touches its memory. */
 void cm_gang_close(cm_gang *gang);

@@ -3,6 +3,7 @@
  * threads, and what each part is copied with. */
 #include <sched.h>
 #include <stdlib.h>
+#include <unistd.h>
 
 #include "base/wide_copy.h"
 #include "check.h"
@@ -357,6 +358,105 @@ test_crew_single_part_is_copied_where_others_rest(void)
     free(dst);
 }
 
+/* -- limits of one gang among others ------------------------------------------------------ */
+
+/* Threads that have moved parts of one gang: up to `wanted` a part waits for others. */
+typedef struct crowd {
+    uint32_t wanted;
+    _Atomic uint32_t count;
+    _Atomic uint64_t seen[CM_THREAD_MAX];
+} crowd;
+
+static _Thread_local char own_place; /* its address tells threads apart */
+
+static bool
+is_new_in(crowd *c)
+{
+    uint64_t me = (uintptr_t)&own_place;
+    for (int i = 0; i < CM_THREAD_MAX; i++) {
+        uint64_t nobody = 0;
+        if (atomic_compare_exchange_strong(&c->seen[i], &nobody, me)) {
+            return true;
+        }
+        if (nobody == me) {
+            return false;
+        }
+    }
+    return false;
+}
+
+static void
+join_crowd(const void *context, const cm_layout *part, void *dst, const void *src,
+           bool wide)
+{
+    enum { STEPS = 20 };
+    crowd *c = (crowd *)(uintptr_t)context;
+    (void)part;
+    (void)dst;
+    (void)src;
+    (void)wide;
+    if (is_new_in(c)) {
+        atomic_fetch_add(&c->count, 1);
+    }
+    for (int i = 0; i < STEPS && atomic_load(&c->count) < c->wanted; i++) {
+        usleep(1000);
+    }
+    usleep(200); /* so that all who may come do */
+}
+
+typedef struct gathering {
+    cm_crew *crew;
+    cm_tuning tuning;
+    crowd crowd;
+} gathering;
+
+static void *
+gather(void *argument)
+{
+    gathering *g = argument;
+    cm_gang gang;
+    cm_load load;
+    cm_layout layout = {.run_nbytes = 64 * g->tuning.part_min_nbytes};
+    cm_gang_open(&gang, g->crew, &g->tuning);
+    gang.move = join_crowd;
+    gang.context = &g->crowd;
+    cm_gang_post(&gang, &load, &layout, NULL, NULL, CM_COPY_PLAIN);
+    cm_gang_wait(&gang, &load);
+    cm_gang_close(&gang);
+    return NULL;
+}
+
+/* As many threads as each may have, not one more or less, whoever posted last. */
+static void
+test_crew_keeps_the_limit_of_each_gang(void)
+{
+    static const uint64_t threads[][3] = {{5, 2, 5}, {2, 5, 2}, {1, 4, 2}, {4, 1, 3}};
+    cm_crew crew;
+    cm_thread posters[3];
+    gathering *all = calloc(3, sizeof(*all));
+    CHECK_OK(cm_crew_init(&crew));
+    for (size_t i = 0; i < sizeof(threads) / sizeof(threads[0]); i++) {
+        for (int k = 0; k < 3; k++) {
+            all[k] = (gathering){.crew = &crew, .tuning = tuned()};
+            all[k].crowd.wanted = (uint32_t)threads[i][k];
+            all[k].tuning.thread_count = threads[i][k];
+            all[k].tuning.part_max_nbytes = all[k].tuning.part_min_nbytes;
+            CHECK_OK(cm_thread_start(&posters[k], gather, &all[k]));
+        }
+        for (int k = 0; k < 3; k++) {
+            cm_thread_join(posters[k]);
+        }
+        for (int k = 0; k < 3; k++) {
+            uint32_t count = atomic_load(&all[k].crowd.count);
+            CHECK_EQ(count, all[k].crowd.wanted);
+        }
+    }
+    cm_crew_fini(&crew);
+    free(all);
+}
+
+/* -- brief copies ------------------------------------------------------------------------- */
+
 /* Piece by piece, some of them not there at first, some given up. */
 static void
 share_briefly(world *w, unsigned char *dst, const unsigned char *src, uint64_t nbytes,
@@ -431,5 +531,6 @@ MAIN(RUN(test_wide_copy_is_memcpy_at_any_place_and_length)
      RUN(test_crew_of_few_processors_starts_few_threads)
      RUN(test_crew_resting_poster_sees_every_load_done)
      RUN(test_crew_single_part_is_copied_where_others_rest)
+     RUN(test_crew_keeps_the_limit_of_each_gang)
      RUN(test_crew_brief_copies_are_whole_and_one_at_a_time))
 /* clang-format on */
