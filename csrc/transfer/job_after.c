@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What must come before a copy: the work of other streams, other transfers; and whether
  * the stream it is to be queued on is being captured. */
-#include "transfer/job.h"
+#include "transfer/job_order.h"
 
 #include <stdlib.h>
 

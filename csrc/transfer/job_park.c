@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Jobs that wait for a stream or for another transfer without a thread: their worker
  * goes on to other jobs, and the watcher looks when theirs can go on. */
-#include "transfer/job.h"
+#include "transfer/job_order.h"
 
 enum { BATCH = 32 };
 

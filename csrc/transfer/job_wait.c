@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "transfer/backoff.h"
-#include "transfer/job.h"
+#include "transfer/job_order.h"
 
 bool
 cm_job_is_interrupted(cm_job *job)

@@ -17,6 +17,11 @@ CM_NODISCARD cm_status cm_job_launch_on(cm_job *job, int device,
                                         const cm_layout *layout, cm_address dst,
                                         cm_address src, const cm_stream *stream);
 
+/* peer.c: queue it, in pieces where it takes them. */
+CM_NODISCARD cm_status cm_job_copy_peer(cm_job *job);
+/* What a page-locked block of that was counted as is over. NULL: nothing. */
+void cm_job_leave_ring(cm_job *job, const cm_block *pinned);
+
 /* -- fan.c: further targets --------------------------------------------------------- */
 
 /* As cm_spread says; sets job->fan. The plan may become one through page-locked blocks.

@@ -5,7 +5,7 @@
 #ifndef CM_TRANSFER_STAGING_H
 #define CM_TRANSFER_STAGING_H
 
-#include "transfer/job.h"
+#include "transfer/job_order.h"
 
 typedef struct cm_slot {
     char *host;       /* where its bytes are packed; NULL until needed */
@@ -55,5 +55,25 @@ void cm_staging_end_piece(cm_job *job);
 /* Waits of the host and the crew are short, but there may be many: asks now and then
  * whether to go on. Fails: CM_ECANCELLED. */
 CM_NODISCARD cm_status cm_staging_ask(cm_job *job);
+
+/* staged.c: queue it, in pieces. */
+CM_NODISCARD cm_status cm_job_upload(cm_job *job);
+CM_NODISCARD cm_status cm_job_download(cm_job *job);
+/* Wait for what was fetched and unpack it. */
+CM_NODISCARD cm_status cm_job_drain(cm_job *job);
+/* No other thread touches the ends of the copy any more; what is not packed or unpacked
+ * by then stays so. */
+void cm_job_stop_staging(cm_job *job);
+/* Give the slots back. `free_block` as for every block of the job. */
+void cm_job_end_staging(cm_job *job,
+                        void (*free_block)(const cm_job *job, cm_pool *pool,
+                                           cm_block *block));
+/* Wait, piece by piece, for what was sent. */
+CM_NODISCARD cm_status cm_job_settle_upload(cm_job *job);
+/* A piece is over, `nbytes` of the target. */
+void cm_job_count_moved(cm_job *job, uint64_t nbytes);
+/* A block of the device pool of `device`, for `stream`. Fails: CM_EINVALID without a pool. */
+CM_NODISCARD cm_status cm_job_alloc_block(cm_job *job, int device, uint64_t nbytes,
+                                          cm_stream *stream, cm_block **out);
 
 #endif
