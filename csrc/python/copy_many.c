@@ -491,7 +491,7 @@ PyDoc_STRVAR(copy_many_async_doc,
 "    another device. Both name the index of the pair.\n"
 "CudaError\n"
 "    If the copies could not be started, or `stream` is being captured and they are not of\n"
-"    a kind that a graph can hold.\n\n"
+"    a kind that a graph can hold. Those that were started still run, or are in the graph.\n\n"
 "Notes\n-----\n"
 "**Blocks** as `copy_async` does. **Ordered after** all work that cumem knows of on any\n"
 "end. Overlapping ends are treated as by `copy_many`.");
