@@ -51,23 +51,22 @@ def test_copy_does_not_wait_for_page_locked_memory(
     assert ((values.get(device) if way == "up" else target) == host).all()
 
 
+def check_devices_apart() -> None:
+    late = cumem.Stream()
+    near = cumem.full(16 * MIB, 7, "u1", "device", device=0)
+    far = cumem.zeros(16 * MIB, "u1", "device", device=1)
+    cumem.trim()
+    routes = []
+    with cumem.limit("pinned", 4 * MIB), session.gate(late):
+        leave_in_flight(cumem.empty_pinned(4 * MIB, "u1"), late)
+        assert ends(lambda: routes.append(cumem.copy_async(far, near).route))
+    assert routes == ["peer"]
+    assert (values.get(far) == 7).all()
+
+
 def test_copy_between_devices_apart_does_not_wait_for_page_locked_memory() -> None:
     with session.opened("emulated", peers=0):
-        late = cumem.Stream()
-        near = cumem.full(16 * MIB, 7, "u1", "device", device=0)
-        far = cumem.zeros(16 * MIB, "u1", "device", device=1)
-        cumem.trim()
-        routes = []
-
-        def copy() -> None:
-            routes.append(cumem.copy_async(far, near).route)
-
-        with cumem.limit("pinned", 4 * MIB), session.gate(late):
-            leave_in_flight(cumem.empty_pinned(4 * MIB, "u1"), late)
-            assert ends(copy)
-        assert routes == ["peer"]
-        assert (values.get(far) == 7).all()
-        del near, far
+        check_devices_apart()
 
 
 @pytest.mark.parametrize("way", ["up", "down"])
