@@ -435,6 +435,11 @@ test_crew_keeps_the_limit_of_each_gang(void)
     cm_thread posters[3];
     gathering *all = calloc(3, sizeof(*all));
     CHECK_OK(cm_crew_init(&crew));
+    /* All are there: of several who start threads at once only one does. */
+    all[0] = (gathering){.crew = &crew, .tuning = tuned()};
+    all[0].tuning.thread_count = 5;
+    (void)gather(&all[0]);
+    CHECK_EQ(crew.thread_count, 4);
     for (size_t i = 0; i < sizeof(threads) / sizeof(threads[0]); i++) {
         for (int k = 0; k < 3; k++) {
             all[k] = (gathering){.crew = &crew, .tuning = tuned()};
