@@ -208,12 +208,12 @@ wake_below(cm_crew *crew, uint32_t end, bool all)
     uint32_t found = atomic_load(&crew->asleep) & able;
     uint32_t chosen = all ? found : found & (~found + 1);
     atomic_fetch_and(&crew->asleep, ~chosen); /* the next who wakes one takes another */
+    cm_mutex_unlock(&crew->sleep);            /* which who is woken needs at once */
     for (uint32_t i = 0; chosen >> i != 0; i++) {
         if (chosen >> i & 1) {
             cm_cond_signal_one(&crew->wake[i]);
         }
     }
-    cm_mutex_unlock(&crew->sleep);
 }
 
 /* Waking takes time: each who has found a part wakes the next. */
