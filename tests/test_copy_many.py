@@ -573,12 +573,19 @@ class TestFailedPart:
         cumem.Device(1).synchronize()
         return target, pairs
 
+    @staticmethod
+    def let_fail(runtime: session.Runtime) -> None:
+        """The copies between the devices."""
+        batch = runtime.has("copy_batch_async")
+        op = "copy_batch_async" if batch else "copy_peer_async"
+        session.testing.plan_fault(op, 1, code=999)
+
     def test_it_is_told_at_once_and_the_rest_comes_first(self, emulated) -> None:
         stream = cumem.Stream()
         target, pairs = self.pairs()
         out = cumem.zeros(500, "u1", "pinned")
         with session.gate(stream):
-            session.testing.plan_fault("copy_batch_async", 1, code=999)
+            self.let_fail(emulated)
             with pytest.raises(cumem.CudaError, match="999"):
                 cumem.copy_many_async(pairs, stream=stream)
             session.testing.plan_fault(None, 0)
@@ -594,7 +601,7 @@ class TestFailedPart:
     def test_signal_ends_the_waiting_for_the_rest(self, emulated) -> None:
         stream = cumem.Stream()
         target, pairs = self.pairs()
-        session.testing.plan_fault("copy_batch_async", 1, code=999)
+        self.let_fail(emulated)
         with session.alarm(stream):
             cumem.copy_many(pairs, stream=stream)
         stream.synchronize()
