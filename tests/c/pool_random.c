@@ -302,6 +302,8 @@ random_open(uint64_t seed, bool is_alone)
     for (int d = 0; d < 2; d++) {
         cm_device_guard guard;
         MUST(cm_device_enter(world.rt, d, &guard));
+        /* What cudaMalloc gave is used by the other's streams, too. */
+        MUST(cm_rt_peer_enable(world.inner, 1 - d));
         cm_device_leave(world.rt, &guard);
         random_stream *to = &world.streams[d];
         MUST(cm_stream_wrap(world.rt, d, (uint64_t)d, NULL, NULL, &to->stream));
