@@ -47,9 +47,12 @@ def pytest_collection_modifyitems(
     """Leave `gpu` tests out unless they are asked for with -m: they need a GPU."""
     if "gpu" in (config.option.markexpr or ""):
         return
-    kept = [item for item in items if item.get_closest_marker("gpu") is None]
-    if len(kept) != len(items):
-        config.hook.pytest_deselected(items=[i for i in items if i not in kept])
+    kept: list[pytest.Item] = []
+    left: list[pytest.Item] = []
+    for item in items:
+        (left if item.get_closest_marker("gpu") else kept).append(item)
+    if left:
+        config.hook.pytest_deselected(items=left)
         items[:] = kept
 
 
