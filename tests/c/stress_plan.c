@@ -127,6 +127,7 @@ make_tuning(cm_tuning *t)
     t->chunk_share = 1 + next_random(8);
     t->staged_up_nbytes = next_random(ARENA);
     t->staged_down_nbytes = next_random(ARENA);
+    t->staged_peer_nbytes = 1 + next_random(300);
     t->row_min_nbytes = 1 + next_random(64);
     t->part_min_nbytes = 1 + next_random(300);
     t->part_max_nbytes = t->part_min_nbytes + next_random(300);
@@ -155,6 +156,9 @@ make_case(fuzz_case *c)
     }
     cm_plan_options options = {
         .may_wait = one_in(2), .on_stream = one_in(2), .tuning = &c->tuning};
+    options.peers.apart = one_in(4);
+    options.peers.pulls = !options.peers.apart && one_in(2);
+    options.peers.pushes = !options.peers.apart && one_in(2);
     return cm_is_ok(
         cm_plan_init(&c->plan, &c->dst, &c->src, facts[0], facts[1], options));
 }
@@ -336,6 +340,7 @@ run_route(const fuzz_case *c)
     case CM_ROUTE_STAGED:
     case CM_ROUTE_STAGED_KERNEL:
     case CM_ROUTE_PEER:
+    case CM_ROUTE_PEER_STAGED:
         if (c->plan.route == CM_ROUTE_PEER && layout->ndim == 0) {
             break; /* one runtime copy */
         }
