@@ -333,10 +333,7 @@ remember_or_wait(const many_call *call, cm_ticket *ticket)
     if (remember_transfer(call, ticket) == 0) {
         return 0;
     }
-    PyThreadState *thread = PyEval_SaveThread();
-    (void)!cm_is_ok(cm_ticket_wait(ticket, UINT64_MAX));
-    cm_ticket_release(ticket);
-    PyEval_RestoreThread(thread);
+    cm_transfer_end_ticket(ticket);
     return -1;
 }
 

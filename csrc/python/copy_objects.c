@@ -329,11 +329,7 @@ make_transfer(copy_call *call, cm_ticket *ticket)
     }
     if ((dst != NULL && cm_storage_add_writer(dst, ticket) < 0)
         || (src != NULL && src != dst && cm_storage_add_writer(src, ticket) < 0)) {
-        /* Nobody could wait for it later: then now. */
-        PyThreadState *thread = PyEval_SaveThread();
-        (void)!cm_is_ok(cm_ticket_wait(ticket, UINT64_MAX));
-        cm_ticket_release(ticket);
-        PyEval_RestoreThread(thread);
+        cm_transfer_end_ticket(ticket);
         return NULL;
     }
     return cm_transfer_object_new(call->state, ticket, call->dst_object,

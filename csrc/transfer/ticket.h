@@ -2,8 +2,7 @@
 /* Tickets as the engine's own files see them: from queued over submitted to done. One
  * that has parts is never done before them.
  * Whoever finds that the device is through makes the ticket done, be it the watcher, a
- * waiter or
- * a reader. Locks: the engine's. */
+ * waiter or a reader. Locks: the engine's. */
 #ifndef CM_TRANSFER_TICKET_H
 #define CM_TRANSFER_TICKET_H
 
