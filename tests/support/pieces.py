@@ -1,0 +1,19 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Numbers, and pieces of them in another order."""
+
+from __future__ import annotations
+
+import numpy as np
+
+
+def numbers(size: int, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).integers(0, 256, size, dtype="u1")
+
+
+def shuffled(count: int, width: int, seed: int = 0) -> list[tuple[slice, slice]]:
+    """Where `count` pieces of `width` go and come from."""
+    order = np.random.default_rng(seed).permutation(count)
+    return [
+        (slice(i * width, (i + 1) * width), slice(k * width, (k + 1) * width))
+        for i, k in enumerate(order.tolist())
+    ]
