@@ -8,7 +8,7 @@ import mmap
 
 import numpy as np
 import pytest
-from support import values
+from support import session, values
 from support.strategies import KINDS
 
 import cumem
@@ -244,3 +244,57 @@ def test_copy_of_any_length_about_the_pieces(runtime, nbytes, over):
     cumem.copy(dst[1:-1], buf)
     assert (dst[1:-1] == src).all()
     assert dst[0] == dst[-1] == 0
+
+
+# -- what short copies ask of the driver --------------------------------------------------
+
+
+def questions(dst: object, src: object) -> int:
+    session.testing.plan_fault(None, 0)
+    cumem.copy(dst, src)
+    return int(session.testing.fault_count("pointer_attributes"))
+
+
+@pytest.mark.parametrize(("nbytes", "asked"), [(64 << 10, False), (65 << 10, True)])
+def test_short_arrays_are_not_asked_about_where_a_device_is_waited_for(
+    emulated, nbytes: int, asked: bool
+) -> None:
+    host = np.arange(nbytes, dtype="u1")
+    back = np.zeros_like(host)
+    device = cumem.empty_device(nbytes, "u1")
+    pinned = cumem.empty_pinned(nbytes, "u1")
+    assert (questions(device, host) > 0) == asked
+    assert (questions(back, device) > 0) == asked
+    np.testing.assert_array_equal(back, host)
+    # where it matters what the memory is: between hosts, in the background, and ours
+    assert questions(pinned, host) > 0
+    assert questions(device, pinned.numpy()) > 0
+    session.testing.plan_fault(None, 0)
+    cumem.copy_async(device, host).wait()
+    assert session.testing.fault_count("pointer_attributes") > 0
+
+
+def test_values_are_not_asked_about(emulated) -> None:
+    device = cumem.empty_device(3, "i4")
+    assert questions(device, [1, 2, 3]) == 0
+    assert questions(device[:1], 7) == 0
+    np.testing.assert_array_equal(values.get(device), [7, 2, 3])
+
+
+def test_short_copies_of_what_others_have_locked_are_whole(runtime) -> None:
+    host = np.arange(10_000, dtype="i4")
+    back = np.zeros_like(host)
+    device = cumem.empty_device(host.shape, "i4")
+    with cumem.register(host), cumem.register(back):
+        cumem.copy(device, host)
+        cumem.copy(back, device)
+    np.testing.assert_array_equal(back, host)
+    managed = cumem.zeros(host.shape, "i4", "managed")
+    managed.prefetch(0)
+    view = managed.numpy()
+    cumem.copy(view, device)
+    np.testing.assert_array_equal(view, host)
+    device.fill(0)
+    cumem.copy(device, view)
+    cumem.copy(back, device)
+    np.testing.assert_array_equal(back, host)

@@ -215,16 +215,35 @@ drop_keeps(copy_call *call)
 
 /* -- the call ---------------------------------------------------------------------------- */
 
+typedef int init_operand(cm_state *, cm_operand *, PyObject *, PyObject *, cm_stream *);
+
+/* Where the caller waits for a copy to or from a device, `other` knows the kind. */
+static init_operand *
+how_to_init(const copy_call *call, cm_kind other)
+{
+    return call->blocking && other == CM_KIND_DEVICE ? cm_operand_init_short
+                                                     : cm_operand_init;
+}
+
+static int
+init_ends(copy_call *call, cm_stream *given)
+{
+    cm_state *state = call->state;
+    cm_kind src = cm_buffer_check(state, call->src_object)
+                      ? ((cm_buffer *)(void *)call->src_object)->storage->kind
+                      : CM_KIND_PAGEABLE;
+    return how_to_init(call, src)(state, &call->dst, call->dst_object, NULL, given) < 0
+                   || check_target(call) < 0
+               ? -1
+               : how_to_init(call, call->dst.region.kind)(
+                     state, &call->src, call->src_object, call->dst.dtype, given);
+}
+
 static int
 init_call(copy_call *call, cm_stream *given)
 {
     cm_state_enter(call->state);
-    if (cm_state_runtime(call->state) == NULL
-        || cm_operand_init(call->state, &call->dst, call->dst_object, NULL, given) < 0
-        || check_target(call) < 0
-        || cm_operand_init(call->state, &call->src, call->src_object, call->dst.dtype,
-                           given)
-               < 0
+    if (cm_state_runtime(call->state) == NULL || init_ends(call, given) < 0
         || check_pair(call) < 0 || choose_stream(call, given) < 0
         || collect_after(call) < 0) {
         return -1;

@@ -35,9 +35,13 @@ find_storage(const cm_state *state, PyObject *array)
     return storage;
 }
 
-/* `array` is kept. Where it is page-locked or managed, the planner should know. */
+enum { SHORT_NBYTES = 64 << 10 };
+
+/* `array` is kept. Where it is page-locked or managed, the planner should know; up to
+ * `unasked` bytes of memory that is not ours it is not worth the question, which takes
+ * the driver longer than all else before a short copy. */
 static int
-init_array(cm_state *state, cm_operand *operand, PyObject *array)
+init_array(cm_state *state, cm_operand *operand, PyObject *array, uint64_t unasked)
 {
     static const char what[] = "array";
     cm_import import = {.kind = CM_KIND_PAGEABLE, .host = true};
@@ -47,16 +51,21 @@ init_array(cm_state *state, cm_operand *operand, PyObject *array)
         return -1;
     }
     import.data = (uint64_t)(uintptr_t)import.region.host;
-    if (cm_import_measure(&import, what) < 0
-        || (import.nbytes > 0 && cm_import_probe(state, &import, what, &info) < 0)) {
+    cm_storage *storage = find_storage(state, array);
+    if (cm_import_measure(&import, what) < 0) {
         Py_DECREF(dtype);
         return -1;
     }
-    cm_import_place(&import, import.nbytes > 0 ? &info : NULL, -1);
+    bool asks = import.nbytes > (storage == NULL ? unasked : 0);
+    if (asks && cm_import_probe(state, &import, what, &info) < 0) {
+        Py_DECREF(dtype);
+        return -1;
+    }
+    cm_import_place(&import, asks ? &info : NULL, -1);
     operand->region = import.region;
     operand->dtype = dtype;
     operand->keep = Py_NewRef(array);
-    operand->storage = find_storage(state, array);
+    operand->storage = storage;
     operand->readonly = import.readonly;
     if (operand->storage != NULL) {
         cm_storage_pin(operand->storage);
@@ -118,7 +127,8 @@ init_value(cm_state *state, cm_operand *operand, PyObject *object,
     if (array == NULL) {
         return -1;
     }
-    int result = init_array(state, operand, array);
+    /* what was made of a value just now is ordinary memory */
+    int result = init_array(state, operand, array, is_value ? UINT64_MAX : 0);
     Py_DECREF(array);
     if (result == 0) {
         operand->is_scalar = operand->region.ndim == 0;
@@ -167,7 +177,7 @@ cm_operand_init(cm_state *state, cm_operand *operand, PyObject *object,
         return init_buffer(operand, object);
     }
     if (cm_numpy_is_array(object)) {
-        return init_array(state, operand, object);
+        return init_array(state, operand, object, 0);
     }
     if (is_bytes_value(object, target_dtype) || !cm_operand_is_memory(state, object)) {
         return init_value(state, operand, object, target_dtype);
@@ -179,6 +189,17 @@ cm_operand_init(cm_state *state, cm_operand *operand, PyObject *object,
     int result = init_buffer(operand, buffer);
     Py_DECREF(buffer);
     return result;
+}
+
+int
+cm_operand_init_short(cm_state *state, cm_operand *operand, PyObject *object,
+                      PyObject *target_dtype, cm_stream *stream)
+{
+    if (!cm_numpy_is_array(object)) {
+        return cm_operand_init(state, operand, object, target_dtype, stream);
+    }
+    *operand = (cm_operand){.is_scalar = false};
+    return init_array(state, operand, object, SHORT_NBYTES);
 }
 
 void

@@ -64,6 +64,10 @@ bool cm_operand_is_memory(const cm_state *state, PyObject *object);
  * `target_dtype` (NULL for a target) gives scalars and lists their dtype. 0 or -1. */
 int cm_operand_init(cm_state *state, cm_operand *operand, PyObject *object,
                     PyObject *target_dtype, cm_stream *stream);
+/* The same for an end of a copy to or from a device that is waited for: a short array
+ * counts as ordinary memory, whatever it is. */
+int cm_operand_init_short(cm_state *state, cm_operand *operand, PyObject *object,
+                          PyObject *target_dtype, cm_stream *stream);
 void cm_operand_fini(cm_operand *operand);
 /* ValueError "{before}the source of shape … does not fit the target of …"; always -1.
  */
