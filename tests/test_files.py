@@ -396,13 +396,26 @@ def test_what_is_long_and_cold_goes_past_the_page_cache(
     cumem.read_ranges(long_file, pairs)
     count, direct, advised, _ = testing.file_counts()
     assert direct == 0
-    assert advised >= 2 * LONG // (512 << 10)
+    assert advised >= 2 * LONG // (1 << 20)  # a part each, of at most that
     testing.file_plan(is_cold=True)
     cumem.read_ranges(long_file, pairs[:1])  # 36 MiB
     assert testing.file_counts()[1] == 0
     testing.file_plan()
     cumem.read_ranges(long_file, pairs)  # in the cache
     assert testing.file_counts()[1:3] == (0, 0)
+
+
+@pytest.mark.parametrize(
+    ("nbytes", "most"), [(4 << 20, 256 << 10), (36 << 20, 1 << 20)]
+)
+def test_short_files_are_shared_out_in_small_parts(
+    runtime, long_file, long_bytes, nbytes: int, most: int
+) -> None:
+    target = cumem.zeros(nbytes, "u1")
+    testing.file_plan()
+    cumem.fromfile(long_file, out=target)
+    assert testing.file_counts()[0] >= nbytes // most
+    assert (values.get(target) == long_bytes[:nbytes]).all()
 
 
 @pytest.mark.parametrize("place", ["device", "numpy"])

@@ -254,6 +254,30 @@ run_on_device(cm_file_job *job)
     return status;
 }
 
+/* Where there is little to read the first piece is on its way early all the same, and
+ * every thread has a part of it. */
+static void
+fit_tuning(cm_file_job *job)
+{
+    enum { CHUNKS = 16, PARTS = 8, LEAST_CHUNK = 1 << 20, LEAST_PART = 256 << 10 };
+    const uint64_t whole_pages = ~(uint64_t)(CM_FILE_PAGE_NBYTES - 1);
+    uint64_t total = 0;
+    for (uint64_t i = 0; i < job->request->range_count && total < INT64_MAX; i++) {
+        total += job->request->ranges[i].nbytes; /* none is longer than that */
+    }
+    cm_tuning *tuning = &job->tuning;
+    uint64_t chunk = total / CHUNKS > LEAST_CHUNK ? total / CHUNKS : LEAST_CHUNK;
+    if (chunk < tuning->file_chunk_nbytes) {
+        tuning->file_chunk_nbytes = chunk;
+    }
+    tuning->file_chunk_nbytes &= whole_pages;
+    uint64_t part = tuning->file_chunk_nbytes / PARTS & whole_pages;
+    part = part > LEAST_PART ? part : LEAST_PART;
+    if (part < tuning->file_part_nbytes) {
+        tuning->file_part_nbytes = part;
+    }
+}
+
 static cm_status
 transfer(cm_engine *engine, const cm_file_request *request, const cm_tuning *tuning,
          cm_file_failure *failure, bool *dropped)
@@ -272,8 +296,8 @@ transfer(cm_engine *engine, const cm_file_request *request, const cm_tuning *tun
     job->engine = engine;
     job->tuning = *tuning;
     cm_engine_resolve_tuning(engine, &job->tuning);
-    job->tuning.file_chunk_nbytes &= ~(uint64_t)(CM_FILE_PAGE_NBYTES - 1);
     job->request = request;
+    fit_tuning(job);
     job->calls = request->calls == NULL ? &cm_file_system_calls : request->calls;
     job->asked_ns = cm_now_ns();
     for (int i = 0; i < CM_SLOT_MAX; i++) {
