@@ -196,9 +196,9 @@ mask_below(uint32_t end)
     return (UINT32_C(1) << (end < CM_CREW_MAX ? end : CM_CREW_MAX)) - 1;
 }
 
-/* Of those below number `end` that sleep. */
+/* Of those below number `end` that sleep, at most `count`. */
 static void
-wake_below(cm_crew *crew, uint32_t end, bool all)
+wake_below(cm_crew *crew, uint32_t end, uint32_t count)
 {
     uint32_t able = mask_below(end);
     if ((atomic_load(&crew->asleep) & able) == 0) {
@@ -206,7 +206,11 @@ wake_below(cm_crew *crew, uint32_t end, bool all)
     }
     cm_mutex_lock(&crew->sleep);
     uint32_t found = atomic_load(&crew->asleep) & able;
-    uint32_t chosen = all ? found : found & (~found + 1);
+    uint32_t chosen = 0;
+    for (; count > 0 && chosen != found; count--) {
+        uint32_t rest = found & ~chosen;
+        chosen |= rest & (~rest + 1);
+    }
     atomic_fetch_and(&crew->asleep, ~chosen); /* the next who wakes one takes another */
     cm_mutex_unlock(&crew->sleep);            /* which who is woken needs at once */
     for (uint32_t i = 0; chosen >> i != 0; i++) {
@@ -223,7 +227,7 @@ wake_one(cm_crew *crew)
     uint32_t reach = atomic_load(&crew->reach);
     uint32_t limit = atomic_load(&crew->limit);
     wake_below(crew, reach < limit ? reach : limit,
-               atomic_load(&crew->shared_part_count) > 0);
+               atomic_load(&crew->shared_part_count) > 0 ? CM_CREW_MAX : 1);
 }
 
 /* -- threads ---------------------------------------------------------------------------- */
@@ -273,7 +277,8 @@ has_news(cm_crew *crew, uint32_t number)
            || cm_brief_is_open(&crew->brief, number);
 }
 
-/* More parts come soon as a rule, sooner than a sleeping thread is awake. */
+/* More parts come soon as a rule, sooner than a sleeping thread is awake: also where
+ * what a thread was woken for is over when it comes. */
 static void
 wait_for_news(cm_crew *crew, uint32_t number)
 {
@@ -287,13 +292,11 @@ wait_for_news(cm_crew *crew, uint32_t number)
     }
     uint32_t me = UINT32_C(1) << number;
     cm_mutex_lock(&crew->sleep);
-    while (!has_news(crew, number)) {
-        atomic_fetch_or(&crew->asleep, me);
-        if (!has_news(crew, number)) {
-            cm_cond_wait(&crew->wake[number], &crew->sleep);
-        }
-        atomic_fetch_and(&crew->asleep, ~me);
+    atomic_fetch_or(&crew->asleep, me);
+    if (!has_news(crew, number)) {
+        cm_cond_wait(&crew->wake[number], &crew->sleep);
     }
+    atomic_fetch_and(&crew->asleep, ~me);
     cm_mutex_unlock(&crew->sleep);
 }
 
@@ -322,6 +325,7 @@ serve(void *argument)
         }
         cm_load *load = NULL;
         if (cm_brief_is_open(&crew->brief, number)) {
+            cm_crew_wake(crew);
             (void)cm_brief_join(&crew->brief, number);
         }
         if (has_news(crew, number)) {
@@ -379,7 +383,7 @@ cm_crew_muster(cm_crew *crew, const cm_tuning *tuning, uint32_t count)
 void
 cm_crew_wake(cm_crew *crew)
 {
-    wake_below(crew, atomic_load(&crew->brief.open), true);
+    wake_below(crew, atomic_load(&crew->brief.open), 2);
 }
 
 /* Of those below number `end`. */

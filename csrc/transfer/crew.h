@@ -102,7 +102,7 @@ void cm_crew_fini(cm_crew *crew);
 /* How many threads there are for crew->brief, at most `count`; as many are started
  * where there are fewer. Brief copies are for those that are awake. */
 uint32_t cm_crew_muster(cm_crew *crew, const cm_tuning *tuning, uint32_t count);
-/* Wake those that sleep, for crew->brief, which is open. */
+/* Wake some that sleep, for crew->brief, which is open: each who comes wakes others. */
 void cm_crew_wake(cm_crew *crew);
 
 /* How many sleep for want of work. */

@@ -140,6 +140,7 @@ typedef struct quick {
     char *to;                      /* within the host */
     const char *from;
     bool shared; /* the crew helps */
+    bool wakes;  /* those of it who sleep too */
     quick_end end;
 } quick;
 
@@ -239,12 +240,21 @@ finish_piece(quick *q, unsigned index)
     }
 }
 
+static void
+wake_helpers(const quick *q)
+{
+    if (q->shared && q->wakes) {
+        cm_crew_wake(&q->engine->crew);
+    }
+}
+
 /* All pieces are packed in turn by whoever is awake, and sent as they are ready. */
 static cm_status
 send_pieces(quick *q)
 {
     cm_runtime *rt = q->engine->rt;
     const cm_copy_request *request = q->request;
+    wake_helpers(q);
     for (unsigned i = 0; i < q->piece_count; i++) {
         uint64_t offset = i * q->piece_nbytes;
         finish_piece(q, i);
@@ -268,6 +278,7 @@ fetch_pieces(quick *q)
                                 q->stream->handle));
         CM_TRY(cm_rt_event_record(rt, q->events[i], q->stream->handle));
     }
+    wake_helpers(q); /* while the first piece is on its way */
     for (unsigned i = 0; i < q->piece_count; i++) {
         CM_TRY(wait_or_leave(q, i, q->piece_count - 1));
         if (q->shared) {
@@ -305,9 +316,7 @@ move_pieces(quick *q, bool down)
     q->shared = threads > 0
                 && cm_brief_begin(&crew->brief, q->to, q->from, q->nbytes,
                                   q->piece_nbytes, threads, !down);
-    if (q->shared && (q->nbytes >= tuning.wake_nbytes || follows_another(q->engine))) {
-        cm_crew_wake(crew);
-    }
+    q->wakes = q->nbytes >= tuning.wake_nbytes || follows_another(q->engine);
     cm_status status = down ? fetch_pieces(q) : send_pieces(q);
     if (q->shared) {
         cm_brief_end(&crew->brief); /* nobody is at the user's memory any more */
