@@ -407,6 +407,7 @@ cm_gang_open(cm_gang *gang, cm_crew *crew, const cm_tuning *tuning)
     gang->crew = crew;
     gang->tuning = tuning;
     gang->rests = 0;
+    gang->more = 0;
     gang->move = NULL;
     gang->context = NULL;
     cm_list_init(&gang->loads);
@@ -478,11 +479,12 @@ post(cm_gang *gang, cm_load *load, uint64_t nbytes, uint64_t part_nbytes)
     }
     uint32_t few = (uint32_t)gang->tuning->thread_count - 1;
     uint32_t all = (uint32_t)gang->tuning->fresh_thread_count - 1;
-    load->limit = is_for_all(load) && all > few ? all : few;
+    uint32_t wanted = is_for_all(load) ? all : few + gang->more;
+    load->limit = wanted < all ? wanted : all > few ? all : few;
     if (nbytes > least) {
-        uint32_t most = is_for_all(load) ? all : few;
         uint64_t parts = (nbytes + least - 1) / least;
-        start_threads(crew, gang->tuning, parts < most ? (uint32_t)parts : most);
+        start_threads(crew, gang->tuning,
+                      parts < load->limit ? (uint32_t)parts : load->limit);
     }
     lock(crew);
     uint32_t there = atomic_load(&crew->thread_count);

@@ -56,6 +56,8 @@ typedef struct cm_gang {
     cm_crew *crew;           /* borrowed */
     const cm_tuning *tuning; /* borrowed */
     uint32_t rests;          /* moments let pass by who posts */
+    uint32_t more; /* threads for what is posted from now on, beyond those that
+                      do as a rule; as far as there may be so many */
     cm_list node;
     cm_list loads;
     cm_move_part move; /* for what is posted from now on; NULL: as the layout says */

@@ -113,6 +113,24 @@ choose_way(const cm_job *job, const cm_layout *pack)
     return job->fan != NULL ? CM_COPY_WIDE_ALL : CM_COPY_WIDE;
 }
 
+enum { MORE_THREADS = 4 };
+
+/* The device was through with all before this piece was packed: it waits for the host,
+ * where other work has its part of the memory's speed. */
+static cm_status
+note_if_behind(cm_job *job)
+{
+    cm_staging *staging = job->staging;
+    bool behind = staging->passed > 0 && job->many == NULL && job->fan == NULL;
+    if (behind && staging->ended < staging->passed) {
+        CM_TRY(cm_staging_look(job, cm_slot_at(staging, staging->passed - 1), &behind));
+    }
+    if (behind && staging->gang.more < MORE_THREADS) {
+        staging->gang.more++;
+    }
+    return cm_ok();
+}
+
 /* Pieces go by in the order: packed by the crew, sent, over. */
 cm_status
 cm_job_upload(cm_job *job)
@@ -132,6 +150,7 @@ cm_job_upload(cm_job *job)
         cm_slot *s;
         while (staging->passed < staging->begun
                && cm_load_is_done(&cm_slot_at(staging, staging->passed)->load)) {
+            CM_TRY(note_if_behind(job));
             CM_TRY(send_slot(job, cm_slot_at(staging, staging->passed)));
             staging->passed++;
         }

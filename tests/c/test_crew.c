@@ -358,6 +358,43 @@ test_crew_single_part_is_copied_where_others_rest(void)
     free(dst);
 }
 
+/* A gang that falls behind has more threads from then on, as far as there may be any.
+ */
+static void
+test_crew_gives_more_threads_to_who_asks(void)
+{
+    static const uint32_t more[][2] = {{0, 1}, {1, 2}, {3, 4}, {9, 4}, {0, 1}};
+    enum { NBYTES = 1 << 20 };
+    cm_tuning tuning = tuned();
+    tuning.thread_count = 2;
+    tuning.fresh_thread_count = 5;
+    cm_crew crew;
+    cm_gang gang;
+    uint32_t there = 0;
+    cm_load *load = calloc(1, sizeof(*load));
+    unsigned char *src = malloc(NBYTES);
+    unsigned char *dst = calloc(1, NBYTES);
+    cm_layout layout = {.run_nbytes = NBYTES};
+    fill_bytes(src, NBYTES, 11);
+    CHECK_OK(cm_crew_init(&crew));
+    cm_gang_open(&gang, &crew, &tuning);
+    for (size_t i = 0; i < sizeof(more) / sizeof(more[0]); i++) {
+        memset(dst, 0, NBYTES);
+        gang.more = more[i][0];
+        cm_gang_post(&gang, load, &layout, dst, src, CM_COPY_WIDE);
+        CHECK_EQ(load->limit, more[i][1]);
+        cm_gang_wait(&gang, load);
+        CHECK_BYTES_EQ(dst, src, NBYTES);
+        there = there < more[i][1] ? more[i][1] : there;
+        CHECK_EQ(crew.thread_count, there);
+    }
+    cm_gang_close(&gang);
+    cm_crew_fini(&crew);
+    free(load);
+    free(src);
+    free(dst);
+}
+
 /* -- limits of one gang among others ------------------------------------------------------ */
 
 /* Threads that have moved parts of one gang: up to `wanted` a part waits for others. */
@@ -536,6 +573,7 @@ MAIN(RUN(test_wide_copy_is_memcpy_at_any_place_and_length)
      RUN(test_crew_of_few_processors_starts_few_threads)
      RUN(test_crew_resting_poster_sees_every_load_done)
      RUN(test_crew_single_part_is_copied_where_others_rest)
+     RUN(test_crew_gives_more_threads_to_who_asks)
      RUN(test_crew_keeps_the_limit_of_each_gang)
      RUN(test_crew_brief_copies_are_whole_and_one_at_a_time))
 /* clang-format on */

@@ -2,6 +2,7 @@
 /* transfer/: every kind to every kind in every mode; overlap, broadcast, edges, fills.
  */
 #include "engine_world.h"
+#include "transfer/engine_private.h"
 
 static uint64_t random_state = 1;
 
@@ -232,6 +233,39 @@ check_overlap(world *w, cm_kind kind, mode how)
     give_memory(w, &m);
 }
 
+/* A device that is through with a piece before the next is packed waits for the host:
+ * each look at it comes late here. */
+static void
+test_engine_more_threads_pack_when_the_device_waits(void)
+{
+    enum { NBYTES = 4 << 20, THREADS = 2, MORE = 4, LATE_US = 2000 };
+    world w;
+    open_world(&w);
+    memory src = take_memory(&w, CM_KIND_PAGEABLE, 0, NBYTES);
+    memory dst = take_memory(&w, CM_KIND_DEVICE, 0, NBYTES);
+    number_bytes(&src, 5);
+    memset(dst.bytes, 0, NBYTES);
+    cm_copy_request request = {.dst = row(&dst, 0, NBYTES, 1, 1),
+                               .src = row(&src, 0, NBYTES, 1, 1),
+                               .stream = w.streams[0],
+                               .blocking = true};
+    cm_tuning tuning;
+    cm_tuning_init(&tuning);
+    tuning.thread_count = THREADS;
+    tuning.fresh_thread_count = CM_THREAD_MAX;
+    tuning.quick_nbytes = 0;
+    tuning.staged_up_nbytes = 0;
+    tuning.chunk_nbytes = tuning.chunk_min_nbytes = 128 << 10;
+    cm_faults_delay(w.rt, CM_OP_event_query, LATE_US);
+    CHECK_OK(cm_engine_copy_tuned(w.engine, &request, &tuning));
+    cm_faults_delay(w.rt, CM_OP_event_query, 0);
+    CHECK_BYTES_EQ(dst.bytes, src.bytes, NBYTES);
+    CHECK_EQ(w.engine->crew.thread_count, THREADS - 1 + MORE);
+    give_memory(&w, &src);
+    give_memory(&w, &dst);
+    close_world(&w);
+}
+
 static void
 test_engine_overlapping_ends_read_first(void)
 {
@@ -423,10 +457,12 @@ test_engine_fill_of_shared_memory_follows_the_stream(void)
     close_world(&w);
 }
 
-MAIN(RUN(test_engine_random_copies_between_all_kinds) RUN(
-    test_engine_large_copies_go_in_pieces) RUN(test_engine_overlapping_ends_read_first)
-         RUN(test_engine_overlap_through_the_second_mapping)
-             RUN(test_engine_broadcast_source_travels_once)
-                 RUN(test_engine_copies_are_split_at_registration_edges)
-                     RUN(test_engine_fill_uses_memset_where_it_can)
-                         RUN(test_engine_fill_of_shared_memory_follows_the_stream))
+MAIN(RUN(test_engine_random_copies_between_all_kinds)
+         RUN(test_engine_large_copies_go_in_pieces)
+             RUN(test_engine_more_threads_pack_when_the_device_waits)
+                 RUN(test_engine_overlapping_ends_read_first)
+                     RUN(test_engine_overlap_through_the_second_mapping)
+                         RUN(test_engine_broadcast_source_travels_once) RUN(
+                             test_engine_copies_are_split_at_registration_edges)
+                             RUN(test_engine_fill_uses_memset_where_it_can) RUN(
+                                 test_engine_fill_of_shared_memory_follows_the_stream))
