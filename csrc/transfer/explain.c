@@ -54,7 +54,8 @@ explain_pieces(const cm_copy_request *request, cm_explanation *out)
     if (across || plan->route == CM_ROUTE_STAGED
         || plan->route == CM_ROUTE_STAGED_KERNEL) {
         uint64_t room = out->tuning.ring_nbytes / plan->piece_nbytes;
-        uint64_t count = across ? CM_STAGE_COUNT : out->tuning.slot_count;
+        uint64_t count =
+            across ? CM_STAGE_COUNT : cm_plan_slot_count(plan, &out->tuning);
         count = count < plan->piece_count ? count : plan->piece_count;
         out->chunk_count = room == 0 ? 1 : room < count ? room : count;
     }

@@ -185,12 +185,27 @@ cm_plan_cut(const cm_plan *plan, const cm_tuning *tuning, const cm_layout *core,
     }
 }
 
+uint64_t
+cm_plan_slot_count(const cm_plan *plan, const cm_tuning *tuning)
+{
+    enum { LEAST = 3 }; /* one is packed, one on its way, one there */
+    if (!plan->is_cached) {
+        return tuning->slot_count;
+    }
+    uint64_t fit = tuning->cached_ring_nbytes / plan->piece_nbytes;
+    fit = fit < LEAST ? LEAST : fit;
+    return fit < tuning->slot_count ? fit : tuning->slot_count;
+}
+
 void
 cm_plan_count_pieces(cm_plan *plan, const cm_tuning *tuning)
 {
     bool staged = plan->route == CM_ROUTE_STAGED
                   || plan->route == CM_ROUTE_STAGED_KERNEL
                   || plan->route == CM_ROUTE_STAGED_TABLE;
+    plan->is_cached = plan->route == CM_ROUTE_STAGED && !plan->is_download
+                      && plan->nbytes >= tuning->cached_nbytes
+                      && tuning->thread_count >= tuning->cached_thread_count;
     plan->piece_nbytes = cm_tuning_piece_nbytes(tuning, plan->nbytes);
     plan->piece_count = plan->nbytes > 0;
     plan->thread_count = plan->route == CM_ROUTE_HOST;
@@ -243,6 +258,7 @@ cm_plan_init(cm_plan *plan, const cm_region *dst, const cm_region *src,
     plan->src_device = -1;
     plan->is_download = false;
     plan->is_turned = false;
+    plan->is_cached = false;
     plan->piece_nbytes = 0;
     plan->piece_count = 0;
     plan->thread_count = 0;

@@ -29,6 +29,7 @@ typedef struct cm_plan {
     int src_device;        /* PEER…: where the source lies; else = device */
     bool is_download;      /* through page-locked blocks towards the host */
     bool is_turned;        /* in the order of the source, though the target is packed */
+    bool is_cached;        /* up, through blocks that stay in the processor's caches */
     uint64_t nbytes;       /* payload, not counting repeats of a broadcast source */
     uint64_t piece_nbytes; /* of the largest piece */
     uint64_t piece_count;  /* 1: it goes as a whole */
@@ -66,6 +67,9 @@ void cm_plan_pack_source(cm_plan *plan, const cm_region *dst, const cm_region *s
                          cm_plan_options options);
 /* The pieces, anew after a change of route or layout. */
 void cm_plan_count_pieces(cm_plan *plan, const cm_tuning *tuning);
+
+/* Pieces in flight at once, of a plan that goes through page-locked blocks. */
+uint64_t cm_plan_slot_count(const cm_plan *plan, const cm_tuning *tuning);
 
 /* How a plan that goes in pieces cuts `core`, its layout without repeats. */
 void cm_plan_cut(const cm_plan *plan, const cm_tuning *tuning, const cm_layout *core,

@@ -110,6 +110,9 @@ choose_way(const cm_job *job, const cm_layout *pack)
     if (cm_layout_is_scattered(pack)) {
         return CM_COPY_PLAIN_ALL;
     }
+    if (job->plan.is_cached) {
+        return job->fan != NULL ? CM_COPY_PLAIN_ALL : CM_COPY_PLAIN;
+    }
     return job->fan != NULL ? CM_COPY_WIDE_ALL : CM_COPY_WIDE;
 }
 

@@ -26,7 +26,7 @@ cm_staging_begin(cm_job *job)
     if (job->staging != NULL) {
         return cm_ok();
     }
-    size_t slot_room = (size_t)job->tuning.slot_count;
+    size_t slot_room = (size_t)cm_plan_slot_count(&job->plan, &job->tuning);
     size_t nbytes = sizeof(cm_staging) + slot_room * sizeof(cm_slot);
     cm_staging *staging = calloc(1, nbytes);
     if (staging == NULL) {

@@ -26,6 +26,13 @@ enum { CM_SLOT_MAX = 32, CM_THREAD_MAX = 16 };
     X(chunk_nbytes, 8 << 20, 64 << 10, 1 << 30)                                          \
     X(chunk_min_nbytes, 512 << 10, 4 << 10, 1 << 30)                                     \
     X(chunk_share, 8, 1, 64)                                                             \
+    /* Up, as long as this and packed by so many threads, a copy goes by ordinary stores \
+     * through blocks of so many bytes: from the second time round they are in the       \
+     * caches, where the device reads them, and memory is read once and never written.   \
+     * Fewer threads are themselves the limit, and stores past the caches cost less. */  \
+    X(cached_nbytes, 128 << 20, 0, INT64_C(1) << 40)                                     \
+    X(cached_thread_count, 8, 1, CM_THREAD_MAX)                                          \
+    X(cached_ring_nbytes, 32 << 20, 1 << 20, 1 << 30)                                    \
     /* Pieces of one copy in flight; bytes of page-locked blocks, of all together. */    \
     X(slot_count, 8, 2, CM_SLOT_MAX)                                                     \
     X(ring_nbytes, 256 << 20, 1 << 20, INT64_C(1) << 40)                                 \

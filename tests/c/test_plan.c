@@ -238,6 +238,43 @@ test_plan_pieces_are_those_of_the_cut(void)
     CHECK_GT(plan.piece_count, 1);
 }
 
+/* Long ones up, where many threads pack, go through few blocks; no others do. */
+static void
+test_plan_long_uploads_stay_in_the_caches(void)
+{
+    static char memory[64];
+    cm_end_facts facts = {.locked = false, .whole = true};
+    cm_tuning many = tuning;
+    cm_plan_options later = {.tuning = &many};
+    cm_region device = {.kind = CM_KIND_DEVICE, .address = 0x10000, .ndim = 1};
+    cm_region host = {
+        .kind = CM_KIND_PAGEABLE, .host = memory, .device = -1, .ndim = 1};
+    device.itemsize = host.itemsize = 1;
+    device.strides[0] = host.strides[0] = 1;
+    for (uint64_t threads = 1; threads <= CM_THREAD_MAX; threads++) {
+        many.thread_count = threads;
+        for (uint64_t nbytes = 1 << 20; nbytes <= UINT64_C(1) << 33; nbytes *= 2) {
+            cm_plan up, down;
+            device.shape[0] = host.shape[0] = (int64_t)nbytes;
+            CHECK_OK(cm_plan_init(&up, &device, &host, facts, facts, later));
+            CHECK_OK(cm_plan_init(&down, &host, &device, facts, facts, later));
+            bool cached = nbytes >= many.cached_nbytes && threads >= 8;
+            CHECK_EQ(up.is_cached, cached);
+            CHECK(!down.is_cached);
+            CHECK_EQ(cm_plan_slot_count(&up, &many), cached ? 4 : 8);
+            CHECK_EQ(cm_plan_slot_count(&down, &many), 8);
+        }
+    }
+    many.thread_count = 16;
+    many.chunk_nbytes = 32 << 20;
+    device.shape[0] = host.shape[0] = INT64_C(1) << 30;
+    cm_plan plan;
+    CHECK_OK(cm_plan_init(&plan, &device, &host, facts, facts, later));
+    CHECK_EQ(cm_plan_slot_count(&plan, &many), 3); /* fewer would stand still */
+    many.slot_count = 2;
+    CHECK_EQ(cm_plan_slot_count(&plan, &many), 2); /* unless they are asked for */
+}
+
 static void
 test_tuning_bounds_are_checked(void)
 {
@@ -562,6 +599,7 @@ tune(void)
 MAIN(tune(); RUN(test_plan_route_table) RUN(test_plan_between_devices)
      RUN(test_plan_long_runs_of_ordinary_memory_are_staged)
      RUN(test_plan_pieces_are_those_of_the_cut) RUN(test_plan_wrong_ends_are_refused)
+     RUN(test_plan_long_uploads_stay_in_the_caches)
      RUN(test_tuning_bounds_are_checked) RUN(test_tuning_follows_the_processors)
      RUN(test_plan_random_layouts_copy_as_the_plainest_loop)
      RUN(test_layout_joins_what_lies_together) RUN(test_layout_of_64_axes))
