@@ -23,6 +23,12 @@ let_pass(unsigned turn)
     }
 }
 
+void
+cm_brief_init(cm_brief *brief)
+{
+    *brief = (cm_brief){.next = CM_BRIEF_CLOSED};
+}
+
 bool
 cm_brief_begin(cm_brief *brief, void *dst, const void *src, uint64_t nbytes,
                uint64_t piece_nbytes, uint32_t thread_limit, bool ready)
@@ -46,8 +52,10 @@ cm_brief_begin(cm_brief *brief, void *dst, const void *src, uint64_t nbytes,
         atomic_store(&brief->left[i], count);
         brief->part_count += count;
     }
-    atomic_store(&brief->next, 0);
+    atomic_store(&brief->copied_count, 0);
     atomic_store(&brief->ready, ready ? brief->part_count : 0);
+    uint64_t number = atomic_load(&brief->next) >> 32;
+    atomic_store(&brief->next, (number + 1) << 32); /* from here on parts are taken */
     atomic_store(&brief->open, thread_limit);
     return true;
 }
@@ -62,16 +70,17 @@ cm_brief_make_ready(cm_brief *brief, uint32_t piece_count)
 static bool
 take_part(cm_brief *brief, uint32_t *out)
 {
-    uint32_t next = atomic_load(&brief->next);
+    uint64_t next = atomic_load(&brief->next);
     do {
-        if (next >= atomic_load(&brief->ready)) {
+        /* read after `next`: where it is of a later one, `next` is another by now */
+        if ((uint32_t)next >= atomic_load(&brief->ready)) {
             return false;
         }
     } while (!atomic_compare_exchange_weak(&brief->next, &next, next + 1));
-    if (next + 1 == brief->part_count) {
+    *out = (uint32_t)next;
+    if (*out + 1 == brief->part_count) {
         atomic_store(&brief->open, 0); /* nobody else needs to come */
     }
-    *out = next;
     return true;
 }
 
@@ -89,6 +98,7 @@ copy_part(cm_brief *brief, uint32_t part)
         memcpy(brief->dst + begin, brief->src + begin, (size_t)(end - begin));
     }
     atomic_fetch_sub(&brief->left[piece], 1);
+    atomic_fetch_add(&brief->copied_count, 1); /* from here on all may change */
 }
 
 void
@@ -109,7 +119,9 @@ void
 cm_brief_end(cm_brief *brief)
 {
     atomic_store(&brief->open, 0);
-    for (unsigned turn = 0; atomic_load(&brief->inside_count) > 0; turn++) {
+    uint64_t next = atomic_fetch_or(&brief->next, CM_BRIEF_CLOSED);
+    for (unsigned turn = 0; atomic_load(&brief->copied_count) < (uint32_t)next;
+         turn++) {
         let_pass(turn);
     }
     atomic_store(&brief->taken, false);
@@ -120,7 +132,6 @@ cm_brief_join(cm_brief *brief, uint32_t thread_index)
 {
     bool came_in = false;
     uint32_t part;
-    atomic_fetch_add(&brief->inside_count, 1);
     for (unsigned turn = 0; cm_brief_is_open(brief, thread_index); turn++) {
         came_in = true;
         if (take_part(brief, &part)) {
@@ -130,6 +141,5 @@ cm_brief_join(cm_brief *brief, uint32_t thread_index)
             let_pass(turn);
         }
     }
-    atomic_fetch_sub(&brief->inside_count, 1);
     return came_in;
 }

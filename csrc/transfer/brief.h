@@ -12,15 +12,20 @@
 
 enum { CM_BRIEF_PIECES = 8 };
 
-/* next <= ready <= part_count; left[i] = parts of piece i that are not copied; open > 0
- * only while parts are left to take. The plain fields change only while `open` is 0 and
- * nobody who saw it otherwise is inside. */
+/* The number of the brief copy and of its next part, in one: who comes late from one
+ * takes nothing of the next. */
+#define CM_BRIEF_CLOSED UINT32_MAX /* no part: between two of them */
+
+/* Parts below `ready` may be taken; left[i] = parts of piece i that are not copied;
+ * open > 0 only while parts are left to take. The plain fields change only while `next`
+ * is closed and all parts that were taken are copied: who holds a part may read them,
+ * and nobody else does but the owner. */
 typedef struct cm_brief {
     atomic_bool taken;             /* by its owner, from begin to end */
     _Atomic uint32_t open;         /* threads with a lower index may come in */
-    _Atomic uint32_t inside_count; /* who has come in, or looks whether it may */
-    _Atomic uint32_t next;         /* part to take */
+    _Atomic uint64_t next;         /* which brief copy << 32 | part to take */
     _Atomic uint32_t ready;        /* parts whose bytes are there */
+    _Atomic uint32_t copied_count; /* parts that were taken and are over */
     _Atomic uint32_t left[CM_BRIEF_PIECES];
     char *dst;
     const char *src;
@@ -31,6 +36,7 @@ typedef struct cm_brief {
     uint32_t piece_parts;
 } cm_brief;
 
+void cm_brief_init(cm_brief *brief);
 /* From now on threads with an index below `thread_limit` may help to copy. Pieces are
  * of `piece_nbytes`, at most CM_BRIEF_PIECES of them. `ready`: their bytes are there;
  * else cm_brief_make_ready says when. False: another has it. */
@@ -40,7 +46,8 @@ bool cm_brief_begin(cm_brief *brief, void *dst, const void *src, uint64_t nbytes
 void cm_brief_make_ready(cm_brief *brief, uint32_t piece_count);
 /* Blocks until the piece, which is ready, is copied; copies parts meanwhile. */
 void cm_brief_finish_piece(cm_brief *brief, uint32_t piece);
-/* Blocks until nobody touches either end; what is not copied by then stays so. */
+/* Takes back what nobody has taken, and blocks until what was taken is copied: nobody
+ * touches either end then. */
 void cm_brief_end(cm_brief *brief);
 
 /* By a thread of the crew: stay and help while parts are left to take. False: it may

@@ -41,6 +41,7 @@ cm_crew_init(cm_crew *crew)
 {
     *crew = (cm_crew){.spin = ATOMIC_FLAG_INIT, .limit = UINT32_MAX};
     cm_list_init(&crew->gangs);
+    cm_brief_init(&crew->brief);
     CM_TRY(cm_mutex_init(&crew->sleep));
     uint32_t count = 0;
     cm_status status = cm_cond_init(&crew->done);
