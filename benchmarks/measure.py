@@ -13,14 +13,21 @@ from typing import Any
 from cumem import info
 
 Call = Callable[[], object]
+LONG_SECONDS = 4.0
 
 
 def times_of(call: Call, seconds: float) -> list[float]:
-    """Seconds of each call: as many as fit, at least three, after one that is dropped."""
+    """Seconds of each call after one that is dropped.
+
+    As many as fit, and at least three, but no more once they have taken `LONG_SECONDS`.
+    """
     call()
     times: list[float] = []
-    end = time.perf_counter() + seconds
-    while len(times) < 3 or (time.perf_counter() < end and len(times) < 2000):
+    begin = time.perf_counter()
+    while not times or (
+        (spent := time.perf_counter() - begin) < LONG_SECONDS
+        and (len(times) < 3 or (spent < seconds and len(times) < 2000))
+    ):
         start = time.perf_counter()
         call()
         times.append(time.perf_counter() - start)

@@ -36,7 +36,7 @@ from measure import Call, Run, times_of
 GIB = 1 << 30
 SIZES = [256 << (2 * i) for i in range(11)] + [GIB, 4 * GIB]
 BRIEF_SIZES = [1 << 20, 64 << 20, GIB]
-MOST_SECONDS = 0.4  # for the repetitions of one case
+MOST_SECONDS = 0.25  # for the repetitions of one case
 PEERS = ("driver", "driver-wait", "torch", "cupy", "numba", "rmm")
 SHOWN = ("cumem", "driver", "torch", "cupy", "numba", "rmm")  # in the plot
 
