@@ -437,8 +437,9 @@ def main() -> int:
         run.begin(bench.emulated)
         links = bench.links()
         print(f"link: {links['up'] / 1e9:.1f} up, {links['down'] / 1e9:.1f} GB/s down")
+        run.note(1, link_bytes_per_second=links, missing=bench.missing)
         run.show(bench.cases(), lambda case: line(case, links))
-    run.save(1, link_bytes_per_second=links, missing=bench.missing)
+    run.end()
     return 0
 
 

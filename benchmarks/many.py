@@ -320,8 +320,9 @@ def main() -> int:
     bench = Bench(run.options)
     run.begin(bench.emulated)
     links = bench.link()
+    run.note(1, link_bytes_per_second=links, missing=bench.missing)
     run.show(bench.cases(), lambda case: line(case, links))
-    run.save(1, link_bytes_per_second=links, missing=bench.missing)
+    run.end()
     return 0
 
 

@@ -54,7 +54,9 @@ class Run:
         self.options = parser.parse_args()
         self.started = datetime.now(UTC)
         self.cases: list[Any] = []
+        self.facts: dict[str, Any] = {}
         self.emulated = False
+        self._collected: dict[str, Any] = {}
 
     def begin(self, emulated: bool) -> None:
         """Say whose figures these are going to be."""
@@ -62,24 +64,38 @@ class Run:
         if emulated:
             print("EMULATED DEVICE: no GPU took part, these figures are not a GPU's")
 
+    def note(self, schema: int, **facts: Any) -> None:
+        """Take what stands beside the cases in the file; later calls add to it."""
+        self.facts |= {"schema": schema, **facts}
+
     def show(self, cases: Iterable[Any], line: Callable[[Any], str]) -> None:
-        """Measure `cases` and print a line of each as soon as it is there."""
+        """Measure `cases`, print a line of each and write the file as soon as it is there.
+
+        A run that is cut off leaves what it came to, and the file says so.
+        """
         for case in cases:
             self.cases.append(case)
             print(line(case), flush=True)
+            self._save(complete=False)
 
-    def save(self, schema: int, **more: Any) -> None:
-        """Write all to the file asked for; `more` stands beside the cases."""
+    def end(self) -> None:
+        """Write the file asked for: that was all."""
+        self._save(complete=True)
+
+    def _save(self, *, complete: bool) -> None:
         if not self.options.json:
             return
+        if not self._collected:
+            self._collected = info.collect()
         results = {
-            "schema": schema,
+            "schema": self.facts["schema"],
             "started": self.started.isoformat(timespec="seconds"),
+            "complete": complete,
             "emulated": self.emulated,
             "quick": self.options.quick,
             "commit": info.commit(),
-            **info.collect(),
-            **more,
+            **self._collected,
+            **self.facts,
             "cases": [asdict(case) for case in self.cases],
         }
         info.save(results, self.options.json)

@@ -364,19 +364,20 @@ def main() -> int:
             "model": lambda: model(nbytes),
             "small": lambda: small(200 if bench.little else 20000),
         }
+        run.note(
+            1,
+            libraries={
+                name: importlib.import_module(name.partition(".")[0]).__version__
+                for name in bench.peers
+            },
+            threads=len(os.sched_getaffinity(0)),
+            link_bytes_per_second=links,
+            missing=bench.missing,
+            types_compared=types,
+        )
         for key, make in files.items():
             run.show(bench.cases(key, make()), lambda case: line(case, links))
-    run.save(
-        1,
-        libraries={
-            name: importlib.import_module(name.partition(".")[0]).__version__
-            for name in bench.peers
-        },
-        threads=len(os.sched_getaffinity(0)),
-        link_bytes_per_second=links,
-        missing=bench.missing,
-        types_compared=types,
-    )
+    run.end()
     return 0
 
 

@@ -493,11 +493,12 @@ def main() -> int:
         return 2
     bench = Bench(run.options)
     run.begin(bench.emulated)
+    run.note(1, missing=bench.missing)
     for source in (bench.apart, bench.peer, bench.strided, bench.together):
         run.show(source(), line)
     if bench.driver is not None:
         bench.driver.close()
-    run.save(1, missing=bench.missing)
+    run.end()
     return 0
 
 

@@ -1,0 +1,66 @@
+# SPDX-License-Identifier: Apache-2.0
+"""benchmarks/measure.py: how often a call is made, and what a cut run leaves behind."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+FOLDER = Path(__file__).parents[1] / "benchmarks"
+
+
+@pytest.fixture
+def measure(monkeypatch):
+    monkeypatch.syspath_prepend(str(FOLDER))
+    module = pytest.importorskip("measure")
+    yield module
+    sys.modules.pop("measure")
+
+
+@dataclass
+class Case:
+    seconds: float
+
+
+def test_calls_are_repeated_three_times_at_least_and_long_ones_less(
+    measure, monkeypatch
+) -> None:
+    assert len(measure.times_of(lambda: time.sleep(0.01), 0.001)) == 3
+    assert len(measure.times_of(lambda: time.sleep(0.001), 0.1)) > 10
+    monkeypatch.setattr(measure, "LONG_SECONDS", 0.02)
+    assert len(measure.times_of(lambda: time.sleep(0.03), 1)) == 1
+    calls = []
+    measure.times_of(lambda: calls.append(1), 0)
+    assert len(calls) == 4  # the first is not timed
+
+
+def test_run_that_is_cut_off_leaves_what_it_came_to(
+    emulated, measure, monkeypatch, tmp_path: Path, capsys
+) -> None:
+    path = tmp_path / "results.json"
+    monkeypatch.setattr(sys, "argv", ["bench", "--json", str(path)])
+
+    def cut() -> Iterator[Case]:
+        yield Case(1.0)
+        yield Case(2.0)
+        raise KeyboardInterrupt
+
+    run = measure.Run("A benchmark.")
+    run.begin(True)
+    run.note(7, link=5)
+    with pytest.raises(KeyboardInterrupt):
+        run.show(cut(), lambda case: f"{case.seconds} s")
+    results = json.loads(path.read_text(encoding="utf-8"))
+    assert (results["complete"], results["schema"], results["link"]) == (False, 7, 5)
+    assert results["cases"] == [{"seconds": 1.0}, {"seconds": 2.0}]
+    run.note(7, link=6)
+    run.end()
+    results = json.loads(path.read_text(encoding="utf-8"))
+    assert (results["complete"], results["link"]) == (True, 6)
+    assert capsys.readouterr().out.endswith("1.0 s\n2.0 s\n")
