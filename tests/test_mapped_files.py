@@ -3,8 +3,11 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import sys
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -112,3 +115,122 @@ def test_mapped_files_of_whole_length_are_copied(emulated, path, call) -> None:
         if handle is not None:
             handle.wait()
     assert (values.get(target) == np.fromfile(path, "u1")).all()
+
+
+# -- read as files by every other copy ----------------------------------------------------
+
+
+def finish(handles: object) -> None:
+    for handle in handles if isinstance(handles, list) else [handles]:
+        if handle is not None:
+            handle.wait()
+
+
+@pytest.mark.parametrize("place", ["device", "managed", "pinned", "numpy"])
+@pytest.mark.parametrize("call", COPIES[2:])
+def test_other_copies_read_the_file_too(emulated, path, place, call) -> None:
+    mapped = np.memmap(path, "u1", "r")
+    target = blank(place)
+    testing.file_plan()
+    finish(call(target, mapped))
+    assert testing.file_counts()[0] > 0
+    assert (values.get(target) == np.fromfile(path, "u1")).all()
+
+
+VIEWS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
+    "every third": lambda a: a.view("<u4")[::3],
+    "backwards": lambda a: a.view("<u2")[::-1],
+    "long rows": lambda a: a.reshape(-1, 64 << 10)[:, 100 : 40 << 10],
+    "short rows": lambda a: a.reshape(-1, 1024)[:, :700],
+    "turned": lambda a: a.view("<u4").reshape(1024, -1).T,
+    "far apart": lambda a: a.reshape(-1, 4096)[:, :16],
+    "repeated": lambda a: np.broadcast_to(a, (2, LONG)),
+    "three axes": lambda a: a.view("<u4").reshape(64, -1, 32)[::-1, 5:, ::2],
+}
+
+
+@pytest.mark.parametrize("place", ["device", "pinned", "numpy"])
+@pytest.mark.parametrize("background", [False, True])
+@pytest.mark.parametrize("view", VIEWS)
+def test_parts_of_a_mapped_file_are_copied(
+    emulated, path, place, background, view
+) -> None:
+    part = VIEWS[view](np.memmap(path, "u1", "r"))
+    target = values.put(np.zeros(part.shape, part.dtype), place, "C")
+    testing.file_plan()
+    if background:
+        cumem.copy_async(target, part).wait()
+    else:
+        cumem.copy(target, part)
+    # what lies so far apart that nearly all would be read in vain is left to its pages;
+    # a device turns what was read as it lies
+    apart = view == "far apart" or (view == "turned" and place != "device")
+    assert (testing.file_counts()[0] == 0) == apart
+    assert (values.get(target) == part).all()
+
+
+@pytest.mark.parametrize("place", ["device", "pinned", "numpy"])
+@pytest.mark.parametrize("call", COPIES[2:])
+def test_file_cut_short_meanwhile_is_an_error(emulated, path, place, call) -> None:
+    mapped = np.memmap(path, "u1", "r")
+    target = blank(place)
+    testing.file_plan(held=3)
+    with ThreadPoolExecutor(1) as pool:
+        done = pool.submit(lambda: finish(call(target, mapped)))
+        testing.file_await()
+        os.truncate(path, MIB)
+        testing.file_open()
+        with pytest.raises(EOFError, match="cut short") as caught:
+            done.result()
+    assert caught.value.offset == MIB
+    assert caught.value.filename == str(path)
+    testing.file_plan()
+    other = blank(place)  # the engine goes on
+    cumem.copy(other, np.ones(LONG, "u1"))
+    assert values.get(other).all()
+
+
+@pytest.mark.parametrize("place", ["device", "numpy"])
+@pytest.mark.parametrize("call", COPIES[2:])
+def test_file_that_cannot_be_read_is_an_error(emulated, path, place, call) -> None:
+    mapped = np.memmap(path, "u1", "r")
+    target = blank(place)
+    testing.file_plan(nth=4, error=errno.EIO, repeat=True)
+    with pytest.raises(OSError, match="Input/output error") as caught:
+        finish(call(target, mapped))
+    assert caught.value.errno == errno.EIO
+    testing.file_plan(nth=2, error=errno.EINTR)
+    finish(call(target, mapped))
+    assert (values.get(target) == np.fromfile(path, "u1")).all()
+
+
+def test_failure_of_a_file_that_nobody_read_is_told(
+    emulated, path, monkeypatch
+) -> None:
+    told: list[object] = []
+    monkeypatch.setattr(sys, "unraisablehook", lambda what: told.append(what.exc_value))
+    mapped = np.memmap(path, "u1", "r")
+    target = blank("device")
+    testing.file_plan(nth=2, error=errno.EIO, repeat=True)
+    cumem.copy_async(target, mapped)
+    while testing.pending_transfers():
+        testing.poll()
+    del target  # which remembers it as well
+    while not told:
+        testing.poll()
+    assert [type(error) for error in told] == [OSError]
+
+
+def test_descriptors_of_mapped_files_are_closed(emulated, path) -> None:
+    def count() -> int:
+        return len(list(Path("/proc/self/fd").iterdir()))
+
+    mapped = np.memmap(path, "u1", "r")
+    target = blank("device")
+    finish(cumem.copy_async(target, mapped))
+    before = count()
+    for call in COPIES:
+        finish(call(target, mapped))
+    with pytest.raises(ValueError, match="shape"):
+        cumem.copy_async(target[1:], mapped)
+    assert count() == before

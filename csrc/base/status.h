@@ -38,7 +38,8 @@ typedef struct cm_status {
     X(CM_EHOSTMEMORY, -14,                                                             \
       "the process may not use that much more memory (cgroup memory.max, or what the " \
       "machine has left)")                                                             \
-    X(CM_ENUMA, -15, "the memory did not come from the NUMA node asked for")
+    X(CM_ENUMA, -15, "the memory did not come from the NUMA node asked for")           \
+    X(CM_EENDED, -16, "a mapped file was cut short")
 
 enum {
     CM_OK = 0,

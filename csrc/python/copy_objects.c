@@ -382,7 +382,10 @@ run(copy_call *call)
     }
     bool tells = call->progress != NULL; /* blocking */
     cm_mapped_open(&call->mapped, call->src.keep, &call->request);
-    if (call->mapped.fd < 0 && cm_mapped_check(call->src.keep, &call->src.region) < 0) {
+    if (call->mapped.fd < 0
+        && cm_mapped_attach(call->state, call->src.keep, &call->src.region,
+                            &call->request.file)
+               < 0) {
         drop_keeps(call);
         return NULL;
     }
@@ -392,6 +395,7 @@ run(copy_call *call)
         (void)cm_mapped_raise(&call->mapped, call->src.keep);
     }
     cm_mapped_close(&call->mapped);
+    cm_file_source_release(call->request.file);
     if (PyErr_Occurred()) {
         if (ticket != NULL) {
             cm_ticket_release(ticket);
@@ -399,7 +403,7 @@ run(copy_call *call)
         return NULL; /* Ctrl-C, even where the copy was done at the same time */
     }
     if (!cm_is_ok(status)) {
-        return cm_py_raise(call->state, status, "while copying");
+        return cm_mapped_raise_copy(call->state, status, call->src.keep);
     }
     return tells            ? tell_end(call, ticket)
            : call->blocking ? Py_NewRef(Py_None)

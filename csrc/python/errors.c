@@ -79,6 +79,11 @@ compose(cm_status status)
             return PyUnicode_FromFormat("%s (%d): %s", code_name(status),
                                         (int)status.code, code_text(status));
         }
+        if (status.code == CM_EENDED) {
+            return PyUnicode_FromFormat("cumem: %s: it has %llu bytes",
+                                        code_text(status),
+                                        (unsigned long long)status.arg);
+        }
         return PyUnicode_FromFormat("cumem: %s", code_text(status));
     }
     char argument[80];
@@ -120,6 +125,8 @@ exception_type(const cm_state *state, int32_t code)
         return PyExc_BufferError;
     case CM_ESYSTEM:
         return PyExc_OSError;
+    case CM_EENDED:
+        return PyExc_EOFError;
     case CM_ETIMEOUT:
         return PyExc_TimeoutError;
     case CM_ECANCELLED:
@@ -193,8 +200,11 @@ make_exception(cm_state *state, cm_status status, const char *doing, PyObject *d
     if (set_attribute(exception, "call", call_name(status)) < 0
         || set_attribute(exception, "code", PyLong_FromLong(status.code)) < 0
         || set_attribute(exception, "name", PyUnicode_FromString(code_name(status))) < 0
-        || set_attribute(exception, "arg", PyLong_FromUnsignedLongLong(status.arg))
-               < 0) {
+        || set_attribute(exception, "arg", PyLong_FromUnsignedLongLong(status.arg)) < 0
+        || (status.code == CM_EENDED
+            && set_attribute(exception, "offset",
+                             PyLong_FromUnsignedLongLong(status.arg))
+                   < 0)) {
         Py_DECREF(exception);
         return NULL;
     }

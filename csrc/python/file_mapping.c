@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include "base/mapping.h"
+#include "python/errors.h"
 #include "python/file_functions.h"
 #include "python/numpy_bridge.h"
 
@@ -116,35 +117,76 @@ cm_mapped_raise(const cm_mapped *mapped, PyObject *array)
 }
 
 int
-cm_mapped_check(PyObject *array, const cm_region *region)
+cm_mapped_attach(cm_state *state, PyObject *array, const cm_region *region,
+                 cm_file_source **out)
 {
     int64_t low, high;
     cm_file_range range = {.offset = 0};
     struct stat info;
+    *out = NULL;
     if (region->kind != CM_KIND_PAGEABLE
         || !cm_is_ok(cm_region_bounds(region, &low, &high))
         || (uint64_t)(high - low) < LEAST_NBYTES || !is_mmap(array)) {
         return 0;
     }
+    const char *first = (const char *)region->host + low;
     range.nbytes = (uint64_t)(high - low);
+    int fd;
+    bool is_known;
     Py_BEGIN_ALLOW_THREADS
-    int fd =
-        cm_mapping_open((const char *)region->host + low, range.nbytes, &range.offset);
-    if (fd < 0 || fstat(fd, &info) != 0) {
-        info.st_size = INT64_MAX;
-    }
-    if (fd >= 0) {
+    fd = cm_mapping_open(first, range.nbytes, &range.offset);
+    is_known = fd >= 0 && fstat(fd, &info) == 0;
+    if (fd >= 0 && !is_known) {
         (void)close(fd);
     }
     Py_END_ALLOW_THREADS
-    uint64_t size = (uint64_t)info.st_size;
-    if (range.offset + range.nbytes <= size) {
+    if (!is_known) {
         return 0;
     }
-    cm_file_failure failure = {.at_end = true, .offset = size};
-    failure.offset = size > range.offset ? size : range.offset;
-    raise_failure(&failure, &range, array);
-    return -1;
+    uint64_t size = (uint64_t)info.st_size;
+    if (range.offset + range.nbytes > size) {
+        (void)close(fd);
+        cm_file_failure failure = {.at_end = true, .offset = size};
+        failure.offset = size > range.offset ? size : range.offset;
+        raise_failure(&failure, &range, array);
+        return -1;
+    }
+    const cm_file_faults *faults = state->file_faults;
+    *out = cm_file_source_create(fd, first, range.nbytes, range.offset,
+                                 faults == NULL ? NULL : &faults->calls);
+    if (*out == NULL) {
+        PyErr_NoMemory();
+        return -1;
+    }
+    return 0;
+}
+
+/* Puts the name at the front of what is being raised. */
+static void
+name_file(PyObject *array)
+{
+    PyObject *type, *value, *traceback;
+    PyErr_Fetch(&type, &value, &traceback);
+    PyErr_NormalizeException(&type, &value, &traceback);
+    PyObject *path = PyObject_GetAttrString(array, "filename");
+    PyObject *name = path == NULL || path == Py_None ? NULL : PyOS_FSPath(path);
+    Py_XDECREF(path);
+    if (name != NULL) {
+        (void)PyObject_SetAttrString(value, "filename", name);
+        Py_DECREF(name);
+    }
+    PyErr_Clear();
+    PyErr_Restore(type, value, traceback);
+}
+
+PyObject *
+cm_mapped_raise_copy(cm_state *state, cm_status status, PyObject *array)
+{
+    (void)cm_py_raise(state, status, "while copying");
+    if (array != NULL && (status.code == CM_EENDED || status.code == CM_ESYSTEM)) {
+        name_file(array);
+    }
+    return NULL;
 }
 
 void

@@ -5,7 +5,8 @@
 #define CM_PYTHON_FILE_MAPPING_H
 
 #include "python/objects.h"
-#include "transfer/file.h"
+#include "python/state.h"
+#include "transfer/file_source.h"
 
 typedef struct cm_mapped {
     int fd; /* owned; -1: the source is no such thing */
@@ -21,10 +22,14 @@ void cm_mapped_open(cm_mapped *mapped, PyObject *array, const cm_copy_request *r
 CM_NODISCARD cm_status cm_mapped_copy(cm_mapped *mapped, cm_engine *engine,
                                       const cm_copy_request *request,
                                       const cm_file_calls *calls);
-/* EOFError where `region` is memory of a shared mapping whose file is too short for it
- * by now: reading that would be a SIGBUS. Looks at long ones only. 0 or -1. GIL held.
- */
-int cm_mapped_check(PyObject *array, const cm_region *region);
+/* The file that `region`, kept by `array`, is a shared mapping of, to be released;
+ * NULL: none, or what is mapped is short. EOFError where the file is too short for it
+ * by now. 0 or -1. GIL held. */
+int cm_mapped_attach(cm_state *state, PyObject *array, const cm_region *region,
+                     cm_file_source **out);
+/* The exception for a copy that failed so; with the name of the file if it was that,
+ * and `array` knows it. NULL always. GIL held. */
+PyObject *cm_mapped_raise_copy(cm_state *state, cm_status status, PyObject *array);
 /* The exception where the file was what failed: NULL, with or without one. GIL held. */
 PyObject *cm_mapped_raise(const cm_mapped *mapped, PyObject *array);
 void cm_mapped_close(cm_mapped *mapped);

@@ -7,6 +7,7 @@
 
 #include "python/order.h"
 #include "python/protocols.h"
+#include "transfer/file_source.h"
 #include "transfer/spread.h"
 
 typedef enum cm_several_kind {
@@ -38,9 +39,11 @@ typedef struct cm_several {
     cm_region *dsts;
     cm_region *srcs;
     uint32_t *lead;
-    cm_ticket **tickets;  /* held */
-    cm_stream *stream;    /* on loan; NULL: none was given */
-    cm_stream **currents; /* on loan: current streams that come first, [count + 1] */
+    cm_ticket **tickets;    /* held */
+    cm_file_source **files; /* held: of the source, or of each when they are many; NULL:
+                               none */
+    cm_stream *stream;      /* on loan; NULL: none was given */
+    cm_stream **currents;   /* on loan: current streams that come first, [count + 1] */
     uint32_t current_count;
     cm_several_shared *shared;
 } cm_several;

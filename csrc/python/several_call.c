@@ -54,11 +54,13 @@ make_room(cm_several *several)
     several->srcs = PyMem_Calloc(count, sizeof(*several->srcs));
     several->lead = PyMem_Calloc(count, sizeof(*several->lead));
     several->tickets = PyMem_Calloc(count, sizeof(*several->tickets));
+    several->files = PyMem_Calloc(count + 1, sizeof(cm_file_source *));
     several->currents = PyMem_Calloc(count + 1, sizeof(*several->currents));
     several->shared = malloc(sizeof(*several->shared));
     if (several->many == NULL || several->many_pending == NULL || several->dsts == NULL
         || several->srcs == NULL || several->lead == NULL || several->tickets == NULL
-        || several->currents == NULL || several->shared == NULL) {
+        || several->files == NULL || several->currents == NULL
+        || several->shared == NULL) {
         PyErr_NoMemory();
         return -1;
     }
@@ -280,15 +282,17 @@ check_overlap(const cm_several *several)
     return 0;
 }
 
-/* What is a mapped file must still be there. */
+/* What is a mapped file is read as one, and must still be there. */
 static int
-check_files(const cm_several *several)
+open_files(cm_several *several)
 {
     bool gathers = several->kind == CM_SEVERAL_GATHER;
     uint32_t count = gathers ? several->count : 1;
     for (uint32_t i = 0; i < count; i++) {
         const cm_operand *source = gathers ? &several->many[i] : &several->one;
-        if (cm_mapped_check(source->keep, &source->region) < 0) {
+        if (cm_mapped_attach(several->state, source->keep, &source->region,
+                             &several->files[i])
+            < 0) {
             return -1;
         }
     }
@@ -387,7 +391,7 @@ cm_several_init(cm_several *several, PyObject *objects, int64_t axis)
         || (several->kind == CM_SEVERAL_BROADCAST ? make_broadcast_parts(several)
                                                   : make_sliced_parts(several, axis))
                < 0
-        || check_overlap(several) < 0 || check_files(several) < 0) {
+        || check_overlap(several) < 0 || open_files(several) < 0) {
         return -1;
     }
     return collect_order(several);
@@ -402,6 +406,9 @@ cm_several_fini(cm_several *several)
     for (uint32_t i = 0; several->many_pending != NULL && i < several->count; i++) {
         cm_pending_give(&several->many_pending[i]);
     }
+    for (uint32_t i = 0; several->files != NULL && i < several->count; i++) {
+        cm_file_source_release(several->files[i]);
+    }
     for (uint32_t i = 0; i < several->current_count; i++) {
         cm_stream_give(several->state, several->currents[i]);
     }
@@ -413,6 +420,7 @@ cm_several_fini(cm_several *several)
     PyMem_Free(several->srcs);
     PyMem_Free(several->lead);
     PyMem_Free(several->tickets);
+    PyMem_Free(several->files);
     PyMem_Free(several->currents);
     if (several->shared != NULL && atomic_fetch_sub(&several->shared->refs, 1) == 1) {
         free(several->shared);

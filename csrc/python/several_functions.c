@@ -55,7 +55,8 @@ parse(PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnam
     "    If the shapes do not fit, a target is read-only, a buffer is closed, or "     \
     "ends\n"                                                                           \
     "    share bytes (see Notes). Nothing has been copied then.\n"                     \
-    "EOFError\n    If a source is a long mapped file that is shorter by now.\n"        \
+    "EOFError, OSError\n"                                                              \
+    "    If a source is a long mapped file that is cut short, or cannot be read.\n"    \
     "CudaError\n    If a copy failed, or `stream` is being captured.\n\n"
 
 #define STREAM                                                                         \

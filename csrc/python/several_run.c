@@ -3,6 +3,7 @@
 #include <stdlib.h>
 
 #include "python/errors.h"
+#include "python/file_mapping.h"
 #include "python/several.h"
 #include "python/transfer_type.h"
 
@@ -147,6 +148,7 @@ make_errand(const cm_several *several, uint32_t lead, errand *each)
 {
     each->request.dst = several->dsts[lead];
     each->request.src = several->srcs[lead];
+    each->request.file = several->files[several->kind == CM_SEVERAL_GATHER ? lead : 0];
     each->more = PyMem_Malloc(several->count * sizeof(cm_region));
     if (each->more == NULL) {
         PyErr_NoMemory();
@@ -163,6 +165,16 @@ make_errand(const cm_several *several, uint32_t lead, errand *each)
     return add_order(several, lead, each) < 0
                ? -1
                : make_bundle(several, lead, &each->request);
+}
+
+/* Part i has failed; always -1. */
+static int
+raise_of_part(const cm_several *several, uint32_t i, cm_status status)
+{
+    const cm_operand *source =
+        several->kind == CM_SEVERAL_GATHER ? &several->many[i] : &several->one;
+    (void)cm_mapped_raise_copy(several->state, status, source->keep);
+    return -1;
 }
 
 /* From `begun` on the engine never had them: with their keeps. */
@@ -230,7 +242,7 @@ start_copies(cm_several *several, cm_engine *engine)
     }
     free_errands(several, errands, begun);
     if (!cm_is_ok(status)) {
-        result = cm_py_raise_int(several->state, status, "while copying");
+        result = raise_of_part(several, begun - 1, status);
     }
     return result;
 }
@@ -261,6 +273,7 @@ wait_for_all(cm_several *several, bool *signalled)
 {
     *signalled = false;
     cm_status first = cm_ok();
+    uint32_t failed = 0;
     for (uint32_t i = 0; i < several->count; i++) {
         cm_status status = cm_ok();
         if (several->tickets[i] != NULL && !wait_for(several->tickets[i], &status)) {
@@ -268,12 +281,12 @@ wait_for_all(cm_several *several, bool *signalled)
             *signalled = true;
             return -1;
         }
-        first = cm_is_ok(first) ? status : first;
+        if (cm_is_ok(first)) {
+            first = status;
+            failed = i;
+        }
     }
-    if (!cm_is_ok(first)) {
-        return cm_py_raise_int(several->state, first, "while copying");
-    }
-    return 0;
+    return cm_is_ok(first) ? 0 : raise_of_part(several, failed, first);
 }
 
 /* What has begun stops after the piece at hand; the exception stays. */

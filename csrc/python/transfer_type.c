@@ -48,7 +48,8 @@ PyDoc_STRVAR(wait_doc,
 "TypeError\n    If `timeout` is no number or `progress` cannot be called.\n"
 "ImportError\n    If `progress` is True and there is no tqdm.\n"
 "CancelledError\n    If the copy was cancelled.\n"
-"CudaError\n    If the copy failed.\n\n"
+"CudaError\n    If the copy failed.\n"
+"EOFError, OSError\n    If the source is a mapped file that was cut short or cannot be read.\n\n"
 "Notes\n-----\n"
 "**Blocks** until then, GIL released; Ctrl-C interrupts the waiting, not the copy.");
 

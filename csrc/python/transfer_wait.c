@@ -5,6 +5,7 @@
 
 #include "python/arguments.h"
 #include "python/errors.h"
+#include "python/file_mapping.h"
 #include "python/progress.h"
 #include "python/transfer_type.h"
 
@@ -99,7 +100,7 @@ wait_and_tell(const cm_transfer_object *self, PyObject *timeout_object,
         return false;
     }
     if (!cm_is_ok(status)) {
-        (void)cm_py_raise(self->state, status, "while copying");
+        (void)cm_mapped_raise_copy(self->state, status, self->src);
         return false;
     }
     cm_transfer_bury(self);

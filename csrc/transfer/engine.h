@@ -45,7 +45,10 @@ typedef struct cm_copy_request {
     cm_stream *stream; /* order on it; NULL: in the background */
     const struct cm_spread *spread; /* spread.h: further targets; borrowed; NULL: none
                                      */
-    bool blocking;                  /* return only when the data is there */
+    /* Where src is memory of a mapped file, that file: read instead wherever the host
+     * packs; borrowed, NULL: none. */
+    struct cm_file_source *file;
+    bool blocking;           /* return only when the data is there */
     cm_stream *const *after; /* streams whose work so far must come first; borrowed */
     uint32_t after_count;
     cm_ticket *const *after_tickets; /* transfers that must come first; borrowed */
@@ -76,7 +79,8 @@ typedef struct cm_copy_request {
  * capturing stream only what needs no waiting can be done; the ticket is then done at
  * once.
  * Fails: any runtime call, CM_ESHAPE, CM_EINVALID, CM_EOVERFLOW, CM_ENOMEM, CM_ETHREAD,
- * CM_ENOTSUP (capturing), CM_ECLOSED, CM_EFORKED, CM_ECANCELLED. */
+ * CM_ENOTSUP (capturing), CM_ECLOSED, CM_EFORKED, CM_ECANCELLED, CM_EENDED and
+ * CM_ESYSTEM (its file). */
 CM_NODISCARD cm_status cm_engine_copy(cm_engine *engine, const cm_copy_request *request,
                                       cm_ticket **out);
 

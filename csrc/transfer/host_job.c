@@ -3,6 +3,7 @@
  * that runs the job may be interrupted or do other work; long ones by the crew as well.
  */
 #include "base/fresh_pages.h"
+#include "transfer/file_source.h"
 #include "transfer/host_copy.h"
 #include "transfer/many_job.h"
 
@@ -36,6 +37,9 @@ choose_way(const cm_job *job)
         && cm_pages_prepare(target, nbytes)) {
         return CM_COPY_FRESH;
     }
+    if (job->file != NULL) {
+        return CM_COPY_PLAIN_ALL;
+    }
     return nbytes < CACHED_NBYTES ? CM_COPY_PLAIN : CM_COPY_WIDE;
 }
 
@@ -46,6 +50,10 @@ share_piece(cm_job *job, const cm_layout *piece)
     cm_gang gang;
     cm_load load;
     cm_gang_open(&gang, &job->engine->crew, &job->tuning);
+    if (job->file != NULL) {
+        gang.move = cm_file_source_move;
+        gang.context = job->file;
+    }
     cm_gang_post(&gang, &load, piece, job->dst.host, job->src.host, job->host_way);
     cm_gang_wait(&gang, &load);
     cm_gang_close(&gang);
@@ -85,11 +93,18 @@ copy_pieces(cm_job *job)
             return cm_ok();
         }
         uint64_t nbytes = cm_layout_nbytes(&piece);
-        if (nbytes < SHARED_NBYTES || shifts) {
-            cm_host_copy(&piece, job->dst.host, job->src.host);
+        bool shared = nbytes >= SHARED_NBYTES && !shifts;
+        if (shared) {
+            share_piece(job, &piece);
+        }
+        else if (job->file != NULL) {
+            cm_file_source_move(job->file, &piece, job->dst.host, job->src.host, false);
         }
         else {
-            share_piece(job, &piece);
+            cm_host_copy(&piece, job->dst.host, job->src.host);
+        }
+        if (job->file != NULL) {
+            CM_TRY(cm_file_source_status(job->file));
         }
         cm_job_count_moved(job, nbytes);
         job->asked_nbytes += nbytes;

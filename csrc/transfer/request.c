@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "runtime/emulated.h"
+#include "transfer/file_source.h"
 #include "transfer/several.h"
 #include "transfer/spread.h"
 
@@ -175,6 +176,9 @@ prepare(cm_job *job, const cm_copy_request *request, const void *fill_value)
     }
     if (request->spread != NULL) {
         CM_TRY(cm_fan_create(job, request->spread));
+    }
+    if (request->file != NULL && !job->overlaps) {
+        job->file = cm_file_source_hold(request->file);
     }
     CM_TRY(cm_job_look_for_capture(job));
     CM_TRY(cm_job_check_capture(job, request));

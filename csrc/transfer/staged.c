@@ -4,6 +4,7 @@
  * and unpacking on the host is shared out among threads while the copy engine works on
  * other pieces; all runtime calls are made by the thread that runs the job. A broadcast
  * source travels once. */
+#include "transfer/file_source.h"
 #include "transfer/many_job.h"
 #include "transfer/several.h"
 
@@ -107,7 +108,7 @@ turn_where_there_is_memory(cm_job *job)
 static cm_copy_way
 choose_way(const cm_job *job, const cm_layout *pack)
 {
-    if (cm_layout_is_scattered(pack)) {
+    if (cm_layout_is_scattered(pack) || job->file != NULL) {
         return CM_COPY_PLAIN_ALL;
     }
     if (job->plan.is_cached) {
@@ -153,6 +154,9 @@ cm_job_upload(cm_job *job)
         cm_slot *s;
         while (staging->passed < staging->begun
                && cm_load_is_done(&cm_slot_at(staging, staging->passed)->load)) {
+            if (job->file != NULL) {
+                CM_TRY(cm_file_source_status(job->file));
+            }
             CM_TRY(note_if_behind(job));
             CM_TRY(send_slot(job, cm_slot_at(staging, staging->passed)));
             staging->passed++;

@@ -4,6 +4,7 @@
 #include <stdlib.h>
 
 #include "base/fresh_pages.h"
+#include "transfer/file_source.h"
 #include "transfer/many_job.h"
 
 /* A target of one run whose pages are still to come gets huge ones. True: it is so. */
@@ -42,6 +43,10 @@ cm_staging_begin(cm_job *job)
     if (job->many != NULL) {
         staging->gang.move = cm_many_move_part;
         staging->gang.context = job->many;
+    }
+    if (job->file != NULL && !job->plan.is_download) {
+        staging->gang.move = cm_file_source_move;
+        staging->gang.context = job->file;
     }
     job->staging = staging;
     return cm_ok();

@@ -10,7 +10,7 @@
 #include "transfer/file_faults.h"
 
 enum {
-    NBYTES = (5 << 20) + 123, /* two chunks, of parts that are not whole */
+    NBYTES = (5 << 20) + 123, /* a few chunks, of parts that are not whole */
     SPREAD = 3,               /* every third element */
     COUNT = 100 * 1000,
     RANGES = 4,
