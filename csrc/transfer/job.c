@@ -347,6 +347,19 @@ abandon(cm_job *job, cm_status status)
     job->lost_track = job->lost_track || !cm_is_ok(waited);
 }
 
+/* What is queued already has to be looked after: such a job tries twice. */
+static cm_status
+enter_device(cm_job *job, cm_device_guard *guard)
+{
+    cm_runtime *rt = job->engine->rt;
+    cm_status status = cm_device_enter(rt, job->stream->device, guard);
+    if (!cm_is_ok(status) && job->has_queued) {
+        status = cm_device_enter(rt, job->stream->device, guard);
+    }
+    job->lost_track = !cm_is_ok(status) && job->has_queued;
+    return status;
+}
+
 cm_status
 cm_job_run(cm_job *job)
 {
@@ -365,12 +378,8 @@ cm_job_run(cm_job *job)
         job->stream = cm_stream_hold(job->lent);
     }
     cm_device_guard guard;
-    cm_status status = cm_device_enter(engine->rt, job->stream->device, &guard);
-    if (!cm_is_ok(status)) {
-        job->lost_track = job->has_queued; /* before it was parked */
-        return status;
-    }
-    status = run_on_stream(job);
+    CM_TRY(enter_device(job, &guard));
+    cm_status status = run_on_stream(job);
     if (!cm_is_ok(status)) {
         abandon(job, status);
     }
@@ -383,12 +392,8 @@ cm_job_finish_drain(cm_job *job)
 {
     cm_runtime *rt = job->engine->rt;
     cm_device_guard guard;
-    cm_status status = cm_device_enter(rt, job->stream->device, &guard);
-    if (!cm_is_ok(status)) {
-        job->lost_track = true;
-        return status;
-    }
-    status = cm_job_drain(job);
+    CM_TRY(enter_device(job, &guard));
+    cm_status status = cm_job_drain(job);
     if (!cm_is_ok(status)) {
         abandon(job, status);
     }

@@ -31,6 +31,9 @@ run_job(cm_engine *engine, cm_job *job)
     job->is_parked = false;
     job->is_yielding = false;
     cm_status status = cm_rt_capture_mode_exchange(engine->rt, &mode);
+    if (!cm_is_ok(status) && job->has_queued) {
+        status = cm_rt_capture_mode_exchange(engine->rt, &mode); /* it is needed more */
+    }
     bool switched = cm_is_ok(status);
     if (draining) {
         cm_status drained = cm_job_finish_drain(job);
