@@ -234,3 +234,70 @@ def test_descriptors_of_mapped_files_are_closed(emulated, path) -> None:
     with pytest.raises(ValueError, match="shape"):
         cumem.copy_async(target[1:], mapped)
     assert count() == before
+
+
+def cut_meanwhile(path: Path, size: int, call: Callable[[], object]) -> object:
+    testing.file_plan(held=3)
+    with ThreadPoolExecutor(1) as pool:
+        done = pool.submit(call)
+        testing.file_await()
+        os.truncate(path, size)
+        testing.file_open()
+        return done.result()
+
+
+def test_parts_before_the_end_of_a_file_arrive(emulated, path) -> None:
+    mapped = np.memmap(path, "u1", "r")
+    expected = np.array(mapped)
+    parts = [values.put(np.zeros(LONG // 4, "u1"), "device", "C") for _ in range(4)]
+    testing.file_plan(held=3)
+    handles = cumem.scatter_async(mapped, parts)
+    testing.file_await()
+    os.truncate(path, LONG - 2 * MIB)
+    testing.file_open()
+    for handle in handles[:3]:
+        handle.wait()
+    with pytest.raises(EOFError) as caught:
+        handles[3].wait()
+    assert caught.value.offset == LONG - 2 * MIB
+    for i in range(3):
+        begin = i * LONG // 4
+        assert (values.get(parts[i]) == expected[begin : begin + LONG // 4]).all()
+
+
+WAYS: dict[str, Callable[[object, np.ndarray], object]] = {
+    "copy": cumem.copy,
+    "copy_async": lambda dst, src: cumem.copy_async(dst, src).wait(),
+}
+
+
+@pytest.mark.parametrize("size", [0, MIB, 20 * MIB])
+@pytest.mark.parametrize("meanwhile", [False, True])
+@pytest.mark.parametrize("way", WAYS)
+def test_offset_is_where_the_file_ends_now(
+    emulated, path, size, meanwhile, way
+) -> None:
+    mapped = np.memmap(path, "u1", "r", offset=4 * MIB)
+    target = values.put(np.zeros(mapped.shape, "u1"), "device", "C")
+    if meanwhile:
+        with pytest.raises(EOFError, match=str(path)) as caught:
+            cut_meanwhile(path, size, lambda: WAYS[way](target, mapped))
+    else:
+        os.truncate(path, size)
+        with pytest.raises(EOFError, match=str(path)) as caught:
+            WAYS[way](target, mapped)
+    assert caught.value.offset == size
+    assert caught.value.filename == str(path)
+
+
+def test_copies_under_way_hold_few_descriptors(emulated, path) -> None:
+    mapped = np.memmap(path, "u1", "r")
+    target = blank("device")
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    testing.file_plan(held=1)
+    handles = [cumem.copy_async(target, mapped) for _ in range(70)]
+    held = len(list(Path("/proc/self/fd").iterdir()))
+    testing.file_open()
+    finish(handles)
+    assert before + 64 >= held > before + 32
+    assert (values.get(target) == np.fromfile(path, "u1")).all()

@@ -108,7 +108,7 @@ PyDoc_STRVAR(copy_async_doc,
 "ValueError\n"
 "    If the shapes do not fit, `dst` is read-only, a buffer is closed or `stream` is of\n"
 "    another device.\n"
-"EOFError\n    If `src` is a long mapped file that is shorter by now.\n"
+"EOFError, OSError\n    If `src` is a long mapped file that is cut short, or cannot be read.\n"
 "CudaError\n"
 "    If the copy could not be started, or `stream` is being captured and the copy is not\n"
 "    one that a graph can hold.\n\n"

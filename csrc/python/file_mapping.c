@@ -11,6 +11,7 @@
 
 /* What is shorter is copied before all that is mapped has been looked through. */
 #define LEAST_NBYTES (UINT64_C(32) << 20)
+enum { MOST_SOURCES = 64 }; /* descriptors that copies under way may hold */
 
 /* NumPy's memmap keeps an mmap.mmap, as does frombuffer() of one. */
 static bool
@@ -132,24 +133,26 @@ cm_mapped_attach(cm_state *state, PyObject *array, const cm_region *region,
     const char *first = (const char *)region->host + low;
     range.nbytes = (uint64_t)(high - low);
     int fd;
-    bool is_known;
+    char byte;
+    bool is_short = false;
     Py_BEGIN_ALLOW_THREADS
     fd = cm_mapping_open(first, range.nbytes, &range.offset);
-    is_known = fd >= 0 && fstat(fd, &info) == 0;
-    if (fd >= 0 && !is_known) {
+    bool is_known = fd >= 0 && fstat(fd, &info) == 0;
+    is_short = is_known && range.offset + range.nbytes > (uint64_t)info.st_size;
+    bool is_read = is_known && !is_short && cm_file_source_count() < MOST_SOURCES
+                   && pread(fd, &byte, 1, (off_t)range.offset) == 1;
+    if (fd >= 0 && !is_read) {
         (void)close(fd);
+        fd = -1;
     }
     Py_END_ALLOW_THREADS
-    if (!is_known) {
-        return 0;
-    }
-    uint64_t size = (uint64_t)info.st_size;
-    if (range.offset + range.nbytes > size) {
-        (void)close(fd);
-        cm_file_failure failure = {.at_end = true, .offset = size};
-        failure.offset = size > range.offset ? size : range.offset;
+    if (is_short) {
+        cm_file_failure failure = {.at_end = true, .offset = (uint64_t)info.st_size};
         raise_failure(&failure, &range, array);
         return -1;
+    }
+    if (fd < 0) {
+        return 0; /* no file that can be read, or too many are open */
     }
     const cm_file_faults *faults = state->file_faults;
     *out = cm_file_source_create(fd, first, range.nbytes, range.offset,
@@ -161,7 +164,7 @@ cm_mapped_attach(cm_state *state, PyObject *array, const cm_region *region,
     return 0;
 }
 
-/* Puts the name at the front of what is being raised. */
+/* Adds the name to what is being raised. */
 static void
 name_file(PyObject *array)
 {
@@ -173,6 +176,15 @@ name_file(PyObject *array)
     Py_XDECREF(path);
     if (name != NULL) {
         (void)PyObject_SetAttrString(value, "filename", name);
+        PyObject *text = PyErr_GivenExceptionMatches(type, PyExc_EOFError)
+                             ? PyUnicode_FromFormat("%S: %R", value, name)
+                             : NULL;
+        PyObject *args = text == NULL ? NULL : PyTuple_Pack(1, text);
+        if (args != NULL) {
+            (void)PyObject_SetAttrString(value, "args", args);
+        }
+        Py_XDECREF(args);
+        Py_XDECREF(text);
         Py_DECREF(name);
     }
     PyErr_Clear();

@@ -191,11 +191,33 @@ cm_operand_init(cm_state *state, cm_operand *operand, PyObject *object,
     return result;
 }
 
+enum { CONCURRENT_MANAGED_ACCESS = 89 }; /* CUdevice_attribute */
+
+/* Else what another library's managed memory may be asked for is not known. */
+static bool
+shares_managed(cm_state *state)
+{
+    cm_runtime *rt = cm_state_runtime(state);
+    bool all = state->shares_managed;
+    if (all || rt == NULL) {
+        return all;
+    }
+    all = true;
+    for (int device = 0; device < rt->device_count && all; device++) {
+        int concurrent = 0;
+        all = cm_is_ok(cm_rt_device_attribute(rt, CONCURRENT_MANAGED_ACCESS, device,
+                                              &concurrent))
+              && concurrent == 1;
+    }
+    state->shares_managed = all;
+    return all;
+}
+
 int
 cm_operand_init_short(cm_state *state, cm_operand *operand, PyObject *object,
                       PyObject *target_dtype, cm_stream *stream)
 {
-    if (!cm_numpy_is_array(object)) {
+    if (!cm_numpy_is_array(object) || !shares_managed(state)) {
         return cm_operand_init(state, operand, object, target_dtype, stream);
     }
     *operand = (cm_operand){.is_scalar = false};

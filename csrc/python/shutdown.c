@@ -382,7 +382,7 @@ cm_state_fini(cm_state *state)
         storage->grave.state = NULL;
     }
     release_default_streams(state->default_streams);
-    if (state->file_faults != NULL) {
+    if (state->file_faults != NULL && state->engine == NULL) { /* else it may be read */
         cm_file_faults_fini(state->file_faults);
         free(state->file_faults);
     }

@@ -150,6 +150,8 @@ typedef struct cm_state {
     bool opening; /* a thread opens the runtime without the GIL; open_lock */
     cm_mutex open_lock;
     cm_cond opened;
+    bool shares_managed; /* every device lets the host touch managed memory at any time;
+                            false: perhaps not */
     int current_device;
     void *_Atomic spare_call; /* owned memory: copy_objects.c's, between two calls */
     Py_ssize_t call_count;    /* see cm_state_enter() */

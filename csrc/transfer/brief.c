@@ -55,8 +55,8 @@ cm_brief_begin(cm_brief *brief, void *dst, const void *src, uint64_t nbytes,
     atomic_store(&brief->copied_count, 0);
     atomic_store(&brief->ready, ready ? brief->part_count : 0);
     uint64_t number = atomic_load(&brief->next) >> 32;
-    atomic_store(&brief->next, (number + 1) << 32); /* from here on parts are taken */
-    atomic_store(&brief->open, thread_limit);
+    atomic_store(&brief->open, thread_limit); /* before the last part can be taken */
+    atomic_store(&brief->next, (number + 1) << 32);
     return true;
 }
 

@@ -17,9 +17,9 @@ enum { CM_BRIEF_PIECES = 8 };
 #define CM_BRIEF_CLOSED UINT32_MAX /* no part: between two of them */
 
 /* Parts below `ready` may be taken; left[i] = parts of piece i that are not copied;
- * open > 0 only while parts are left to take. The plain fields change only while `next`
- * is closed and all parts that were taken are copied: who holds a part may read them,
- * and nobody else does but the owner. */
+ * open > 0 only while parts are left to take, or in a moment. The plain fields change
+ * only while `next` is closed and all parts that were taken are copied: who holds a
+ * part may read them, and nobody else does but the owner. */
 typedef struct cm_brief {
     atomic_bool taken;             /* by its owner, from begin to end */
     _Atomic uint32_t open;         /* threads with a lower index may come in */

@@ -189,15 +189,17 @@ check_size(cm_file_job *job)
     uint64_t size = request->writes
                         ? UINT64_MAX
                         : job->calls->size(job->calls->context, request->fd);
+    if (!request->writes && size == UINT64_MAX && job->had_size) {
+        size = 0; /* it has lost all of it */
+    }
+    job->had_size = size != UINT64_MAX;
     for (uint64_t i = 0; i < request->range_count; i++) {
         const cm_file_range *range = &request->ranges[i];
         job->nbytes += range->nbytes;
         if (range->nbytes > 0
             && (range->nbytes > size || range->offset > size - range->nbytes)) {
             job->failure =
-                (cm_file_failure){.at_end = true,
-                                  .offset = range->offset > size ? range->offset : size,
-                                  .range_index = i};
+                (cm_file_failure){.at_end = true, .offset = size, .range_index = i};
             return cm_fail(CM_ESYSTEM, 0);
         }
     }

@@ -32,6 +32,7 @@ typedef struct cm_file_job {
     uint64_t ended;
     uint64_t asked_ns;
     uint64_t nbytes;                         /* of all ranges */
+    bool had_size;                           /* the file, when it was last asked */
     int direct_fd;                           /* owned; -1: none */
     bool was_opened;                         /* or tried */
     atomic_bool direct_refused;              /* by the file system */

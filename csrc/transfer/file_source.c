@@ -2,10 +2,9 @@
 #include "transfer/file_source.h"
 
 #include <errno.h>
+#include <stdatomic.h>
 #include <stdlib.h>
-#include <string.h>
 
-#include "base/thread.h"
 #include "transfer/host_copy.h"
 
 enum {
@@ -20,36 +19,33 @@ struct cm_file_source {
     uint64_t nbytes;
     uint64_t offset;
     const cm_file_calls *calls; /* borrowed */
-    atomic_bool failed;         /* `status` is set */
-    cm_mutex lock;              /* who sets it */
+};
+
+struct cm_file_reader {
+    cm_file_source *source; /* held */
+    atomic_bool is_failing; /* somebody writes `status`, once */
+    atomic_bool failed;     /* `status` is there */
     cm_status status;
 };
+
+static _Atomic uint32_t source_count;
 
 cm_file_source *
 cm_file_source_create(int fd, const void *low, uint64_t nbytes, uint64_t offset,
                       const cm_file_calls *calls)
 {
-    calls = calls == NULL ? &cm_file_system_calls : calls;
     cm_file_source *source = calloc(1, sizeof(*source));
-    if (source == NULL || !cm_is_ok(cm_mutex_init(&source->lock))) {
+    if (source == NULL) {
         cm_file_system_calls.close(NULL, fd);
-        free(source);
         return NULL;
     }
     atomic_init(&source->refs, 1);
-    atomic_init(&source->failed, false);
+    atomic_fetch_add(&source_count, 1);
     source->fd = fd;
     source->low = low;
     source->nbytes = nbytes;
     source->offset = offset;
-    source->calls = calls;
-    return source;
-}
-
-cm_file_source *
-cm_file_source_hold(cm_file_source *source)
-{
-    atomic_fetch_add(&source->refs, 1);
+    source->calls = calls == NULL ? &cm_file_system_calls : calls;
     return source;
 }
 
@@ -58,40 +54,68 @@ cm_file_source_release(cm_file_source *source)
 {
     if (source != NULL && atomic_fetch_sub(&source->refs, 1) == 1) {
         cm_file_system_calls.close(NULL, source->fd);
-        cm_mutex_fini(&source->lock);
+        atomic_fetch_sub(&source_count, 1);
         free(source);
     }
 }
 
-cm_status
-cm_file_source_status(const cm_file_source *source)
+uint32_t
+cm_file_source_count(void)
 {
-    return atomic_load(&source->failed) ? source->status : cm_ok();
+    return atomic_load(&source_count);
 }
 
-static void
-fail(cm_file_source *source, cm_status status)
+cm_file_reader *
+cm_file_reader_create(cm_file_source *source)
 {
-    cm_mutex_lock(&source->lock);
-    if (!atomic_load(&source->failed)) {
-        source->status = status;
-        atomic_store(&source->failed, true);
+    cm_file_reader *reader = calloc(1, sizeof(*reader));
+    if (reader != NULL) {
+        atomic_fetch_add(&source->refs, 1);
+        reader->source = source;
     }
-    cm_mutex_unlock(&source->lock);
+    return reader;
 }
 
-/* The file ends at `offset`, or before it by now. */
-static void
-fail_at_end(cm_file_source *source, uint64_t offset)
+void
+cm_file_reader_destroy(cm_file_reader *reader)
 {
-    uint64_t size = source->calls->size(source->calls->context, source->fd);
-    fail(source, cm_fail(CM_EENDED, size < offset ? size : offset));
+    if (reader != NULL) {
+        cm_file_source_release(reader->source);
+        free(reader);
+    }
+}
+
+cm_status
+cm_file_reader_status(const cm_file_reader *reader)
+{
+    return atomic_load(&reader->failed) ? reader->status : cm_ok();
+}
+
+static void
+fail(cm_file_reader *reader, cm_status status)
+{
+    if (!atomic_exchange(&reader->is_failing, true)) {
+        reader->status = status;
+        atomic_store(&reader->failed, true);
+    }
+}
+
+/* The file ends at `offset`, or before it by now. One that had a size when it was
+ * opened and says none any more has nothing in it. */
+static void
+fail_at_end(cm_file_reader *reader, uint64_t offset)
+{
+    const cm_file_calls *calls = reader->source->calls;
+    uint64_t size = calls->size(calls->context, reader->source->fd);
+    size = size == UINT64_MAX ? 0 : size;
+    fail(reader, cm_fail(CM_EENDED, size < offset ? size : offset));
 }
 
 /* False: it has failed. */
 static bool
-read_run(cm_file_source *source, char *to, const char *from, uint64_t nbytes)
+read_run(cm_file_reader *reader, char *to, const char *from, uint64_t nbytes)
 {
+    const cm_file_source *source = reader->source;
     const cm_file_calls *calls = source->calls;
     uint64_t offset = source->offset + (uint64_t)(from - source->low);
     while (nbytes > 0) {
@@ -100,11 +124,11 @@ read_run(cm_file_source *source, char *to, const char *from, uint64_t nbytes)
             continue;
         }
         if (count < 0) {
-            fail(source, cm_fail(CM_ESYSTEM, (uint64_t)errno));
+            fail(reader, cm_fail(CM_ESYSTEM, (uint64_t)errno));
             return false;
         }
         if (count == 0) {
-            fail_at_end(source, offset);
+            fail_at_end(reader, offset);
             return false;
         }
         to += count;
@@ -116,11 +140,11 @@ read_run(cm_file_source *source, char *to, const char *from, uint64_t nbytes)
 
 /* Run by run. */
 static void
-read_runs(cm_file_source *source, const cm_layout *part, char *to, const char *from)
+read_runs(cm_file_reader *reader, const cm_layout *part, char *to, const char *from)
 {
     int64_t index[CM_MAX_NDIM] = {0};
     int axis = 0;
-    while (axis >= 0 && read_run(source, to, from, part->run_nbytes)) {
+    while (axis >= 0 && read_run(reader, to, from, part->run_nbytes)) {
         for (axis = part->ndim - 1; axis >= 0; axis--) {
             to += part->dst_strides[axis];
             from += part->src_strides[axis];
@@ -137,7 +161,7 @@ read_runs(cm_file_source *source, const cm_layout *part, char *to, const char *f
 /* All from the first byte to the last at once, from where the elements are gathered.
  * False: too much of it would be in vain. */
 static bool
-read_span(cm_file_source *source, const cm_layout *part, void *dst, const char *src)
+read_span(cm_file_reader *reader, const cm_layout *part, void *dst, const char *src)
 {
     int64_t low = part->src_offset;
     int64_t high = part->src_offset + (int64_t)part->run_nbytes;
@@ -152,7 +176,7 @@ read_span(cm_file_source *source, const cm_layout *part, void *dst, const char *
     if (span == NULL) {
         return false;
     }
-    if (read_run(source, span, src + low, nbytes)) {
+    if (read_run(reader, span, src + low, nbytes)) {
         cm_layout gathered = *part;
         gathered.src_offset = part->src_offset - low;
         cm_host_copy(&gathered, dst, span);
@@ -162,18 +186,18 @@ read_span(cm_file_source *source, const cm_layout *part, void *dst, const char *
 }
 
 void
-cm_file_source_move(const void *context, const cm_layout *part, void *dst,
+cm_file_reader_move(const void *context, const cm_layout *part, void *dst,
                     const void *src, bool wide CM_UNUSED)
 {
-    cm_file_source *source = (cm_file_source *)(uintptr_t)context;
-    if (atomic_load(&source->failed) || part->run_nbytes == 0) {
+    cm_file_reader *reader = (cm_file_reader *)(uintptr_t)context;
+    if (atomic_load(&reader->failed) || part->run_nbytes == 0) {
         return;
     }
     if (part->ndim == 0 || part->run_nbytes >= RUN_NBYTES) {
-        read_runs(source, part, (char *)dst + part->dst_offset,
+        read_runs(reader, part, (char *)dst + part->dst_offset,
                   (const char *)src + part->src_offset);
     }
-    else if (!read_span(source, part, dst, src)) {
+    else if (!read_span(reader, part, dst, src)) {
         cm_host_copy(part, dst, src);
     }
 }

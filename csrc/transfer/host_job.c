@@ -51,7 +51,7 @@ share_piece(cm_job *job, const cm_layout *piece)
     cm_load load;
     cm_gang_open(&gang, &job->engine->crew, &job->tuning);
     if (job->file != NULL) {
-        gang.move = cm_file_source_move;
+        gang.move = cm_file_reader_move;
         gang.context = job->file;
     }
     cm_gang_post(&gang, &load, piece, job->dst.host, job->src.host, job->host_way);
@@ -98,13 +98,13 @@ copy_pieces(cm_job *job)
             share_piece(job, &piece);
         }
         else if (job->file != NULL) {
-            cm_file_source_move(job->file, &piece, job->dst.host, job->src.host, false);
+            cm_file_reader_move(job->file, &piece, job->dst.host, job->src.host, false);
         }
         else {
             cm_host_copy(&piece, job->dst.host, job->src.host);
         }
         if (job->file != NULL) {
-            CM_TRY(cm_file_source_status(job->file));
+            CM_TRY(cm_file_reader_status(job->file));
         }
         cm_job_count_moved(job, nbytes);
         job->asked_nbytes += nbytes;

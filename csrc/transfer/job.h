@@ -87,7 +87,7 @@ typedef struct cm_job {
     cm_block *device_block; /* packed bytes of one piece */
     struct cm_many *many;   /* owned; runs that go together, instead of dst and src */
     struct cm_staging *staging;   /* owned; staging.c's, from the first piece on */
-    struct cm_file_source *file;  /* held; read instead of src; NULL: none */
+    struct cm_file_reader *file;  /* owned; read instead of src; NULL: none */
     cm_fan *fan;                  /* owned; fan.c's: further targets; NULL: none */
     const atomic_bool *cancelled; /* borrowed; NULL: never */
     cm_stage stages[CM_STAGE_COUNT];

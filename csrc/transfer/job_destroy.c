@@ -63,7 +63,7 @@ cm_job_destroy(cm_job *job)
     free(job->after_tickets);
     free(job->host_temporary);
     cm_many_destroy(job->many);
-    cm_file_source_release(job->file);
+    cm_file_reader_destroy(job->file);
     cm_loan_give_stream(engine, job->gather_stream);
     if (job->lent != NULL && job->leaves_waits) {
         cm_stream_release(job->lent); /* the next would wait for the same */

@@ -50,7 +50,7 @@ void cm_layout_put_repeats(cm_layout *layout, const cm_layout *repeats);
  * each cache line. -1: there is none. */
 int cm_layout_near_axis(const cm_layout *layout);
 /* Runs are so short that each costs instructions, not memory: every thread helps.
- * Longer ones go up past the caches, since the device reads them from memory. */
+ */
 static inline bool
 cm_layout_is_scattered(const cm_layout *layout)
 {

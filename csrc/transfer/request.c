@@ -178,7 +178,10 @@ prepare(cm_job *job, const cm_copy_request *request, const void *fill_value)
         CM_TRY(cm_fan_create(job, request->spread));
     }
     if (request->file != NULL && !job->overlaps) {
-        job->file = cm_file_source_hold(request->file);
+        job->file = cm_file_reader_create(request->file);
+        if (job->file == NULL) {
+            return cm_fail(CM_ENOMEM, 0);
+        }
     }
     CM_TRY(cm_job_look_for_capture(job));
     CM_TRY(cm_job_check_capture(job, request));

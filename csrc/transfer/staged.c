@@ -155,7 +155,7 @@ cm_job_upload(cm_job *job)
         while (staging->passed < staging->begun
                && cm_load_is_done(&cm_slot_at(staging, staging->passed)->load)) {
             if (job->file != NULL) {
-                CM_TRY(cm_file_source_status(job->file));
+                CM_TRY(cm_file_reader_status(job->file));
             }
             CM_TRY(note_if_behind(job));
             CM_TRY(send_slot(job, cm_slot_at(staging, staging->passed)));

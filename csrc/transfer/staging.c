@@ -45,7 +45,7 @@ cm_staging_begin(cm_job *job)
         staging->gang.context = job->many;
     }
     if (job->file != NULL && !job->plan.is_download) {
-        staging->gang.move = cm_file_source_move;
+        staging->gang.move = cm_file_reader_move;
         staging->gang.context = job->file;
     }
     job->staging = staging;

@@ -58,9 +58,9 @@ enum { CM_SLOT_MAX = 32, CM_THREAD_MAX = 16 };
     /* What one thread packs or unpacks at a time. */                                    \
     X(part_min_nbytes, 16 << 10, 1 << 10, 1 << 30)                                       \
     X(part_max_nbytes, 256 << 10, 1 << 10, 1 << 30)                                      \
-    /* Files: bytes of a page-locked chunk and how many of one transfer are in flight;   \
-     * bytes of one call that reads or writes; from how many on it goes past the page    \
-     * cache if they are not in that. */                                                 \
+    /* Files: most bytes of a page-locked chunk, and how many of one transfer are in     \
+     * flight; most of one call that reads or writes; from how many on it goes past the  \
+     * page cache if they are not in that. */                                            \
     X(file_chunk_nbytes, 8 << 20, 64 << 10, 256 << 20)                                   \
     X(file_slot_count, 16, 2, CM_SLOT_MAX)                                               \
     X(file_part_nbytes, 1 << 20, 4 << 10, 1 << 30)                                     \
