@@ -23,10 +23,20 @@ MIB = 1 << 20
 LONG = 40 * MIB
 
 
-@pytest.fixture
-def path(tmp_path: Path) -> Path:
-    path = tmp_path / "mapped"
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Make a file that nobody changes."""
+    path = tmp_path_factory.mktemp("mapped") / "whole"
     np.arange(LONG // 4, dtype="<u4").tofile(path)
+    return path
+
+
+@pytest.fixture
+def doomed(tmp_path: Path) -> Path:
+    """Make a file to cut: most of it is a hole, which takes no room on the disk."""
+    path = tmp_path / "doomed"
+    np.arange(MIB, dtype="<u4").tofile(path)
+    os.truncate(path, LONG)
     return path
 
 
@@ -95,14 +105,16 @@ COPIES: list[Callable[[object, np.ndarray], object]] = [
 
 @pytest.mark.parametrize("place", ["device", "pinned", "numpy"])
 @pytest.mark.parametrize("call", COPIES)
-def test_mapped_file_cut_short_before_is_an_error(emulated, path, place, call) -> None:
-    mapped = np.memmap(path, "u1", "r")
+def test_mapped_file_cut_short_before_is_an_error(
+    emulated, doomed, place, call
+) -> None:
+    mapped = np.memmap(doomed, "u1", "r")
     target = blank(place)
-    os.truncate(path, MIB)
+    os.truncate(doomed, MIB)
     with pytest.raises(EOFError, match=f"{MIB} of the {LONG} bytes") as caught:
         call(target, mapped)
     assert caught.value.offset == MIB
-    assert caught.value.filename == str(path)
+    assert caught.value.filename == str(doomed)
     assert not values.get(target)[2 * MIB :].any()
 
 
@@ -171,19 +183,19 @@ def test_parts_of_a_mapped_file_are_copied(
 
 @pytest.mark.parametrize("place", ["device", "pinned", "numpy"])
 @pytest.mark.parametrize("call", COPIES[2:])
-def test_file_cut_short_meanwhile_is_an_error(emulated, path, place, call) -> None:
-    mapped = np.memmap(path, "u1", "r")
+def test_file_cut_short_meanwhile_is_an_error(emulated, doomed, place, call) -> None:
+    mapped = np.memmap(doomed, "u1", "r")
     target = blank(place)
     testing.file_plan(held=3)
     with ThreadPoolExecutor(1) as pool:
         done = pool.submit(lambda: finish(call(target, mapped)))
         testing.file_await()
-        os.truncate(path, MIB)
+        os.truncate(doomed, MIB)
         testing.file_open()
         with pytest.raises(EOFError, match="cut short") as caught:
             done.result()
     assert caught.value.offset == MIB
-    assert caught.value.filename == str(path)
+    assert caught.value.filename == str(doomed)
     testing.file_plan()
     other = blank(place)  # the engine goes on
     cumem.copy(other, np.ones(LONG, "u1"))
@@ -246,14 +258,14 @@ def cut_meanwhile(path: Path, size: int, call: Callable[[], object]) -> object:
         return done.result()
 
 
-def test_parts_before_the_end_of_a_file_arrive(emulated, path) -> None:
-    mapped = np.memmap(path, "u1", "r")
+def test_parts_before_the_end_of_a_file_arrive(emulated, doomed) -> None:
+    mapped = np.memmap(doomed, "u1", "r")
     expected = np.array(mapped)
-    parts = [values.put(np.zeros(LONG // 4, "u1"), "device", "C") for _ in range(4)]
+    parts = [values.put(np.ones(LONG // 4, "u1"), "device", "C") for _ in range(4)]
     testing.file_plan(held=3)
     handles = cumem.scatter_async(mapped, parts)
     testing.file_await()
-    os.truncate(path, LONG - 2 * MIB)
+    os.truncate(doomed, LONG - 2 * MIB)
     testing.file_open()
     for handle in handles[:3]:
         handle.wait()
@@ -275,19 +287,19 @@ WAYS: dict[str, Callable[[object, np.ndarray], object]] = {
 @pytest.mark.parametrize("meanwhile", [False, True])
 @pytest.mark.parametrize("way", WAYS)
 def test_offset_is_where_the_file_ends_now(
-    emulated, path, size, meanwhile, way
+    emulated, doomed, size, meanwhile, way
 ) -> None:
-    mapped = np.memmap(path, "u1", "r", offset=4 * MIB)
+    mapped = np.memmap(doomed, "u1", "r", offset=4 * MIB)
     target = values.put(np.zeros(mapped.shape, "u1"), "device", "C")
     if meanwhile:
-        with pytest.raises(EOFError, match=str(path)) as caught:
-            cut_meanwhile(path, size, lambda: WAYS[way](target, mapped))
+        with pytest.raises(EOFError, match=str(doomed)) as caught:
+            cut_meanwhile(doomed, size, lambda: WAYS[way](target, mapped))
     else:
-        os.truncate(path, size)
-        with pytest.raises(EOFError, match=str(path)) as caught:
+        os.truncate(doomed, size)
+        with pytest.raises(EOFError, match=str(doomed)) as caught:
             WAYS[way](target, mapped)
     assert caught.value.offset == size
-    assert caught.value.filename == str(path)
+    assert caught.value.filename == str(doomed)
 
 
 def test_copies_under_way_hold_few_descriptors(emulated, path) -> None:
