@@ -10,15 +10,15 @@ ANY_DRIVER := $(patsubst %,tests/test_%.py,layout docs stubs units cli bench not
 	arguments fuzz_protocols import errors replay replay_trace replay_damaged configure \
 	calibration files file_arguments file_faults files_benchmark mapped_files \
 	transfer_benchmark two_gpus_benchmark safetensors safetensors_arguments \
-	safetensors_benchmark safetensors_format safetensors_torch pool_model \
+	benchmark_runs safetensors_benchmark safetensors_format safetensors_torch pool_model \
 	view_properties copy_properties values fill_values collection transfer_exit \
 	limits stats)
 # What the oldest and the newest driver show.
 ONE_DRIVER := tests/test_faults.py
 # What no version of Python can change: failures and stresses below it, its programs.
-ANY_PYTHON := $(patsubst %,tests/test_%.py,faults file_faults transfer_exit \
-	transfer_benchmark files_benchmark safetensors_benchmark two_gpus_benchmark \
-	replay_damaged pool_model)
+ANY_PYTHON := $(patsubst %,tests/test_%.py,faults file_faults mapped_files transfer_exit \
+	benchmark_runs transfer_benchmark files_benchmark safetensors_benchmark \
+	two_gpus_benchmark replay_damaged pool_model)
 comma := ,
 
 SOURCES := $(sort $(wildcard csrc/*/*.c))
