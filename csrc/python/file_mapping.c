@@ -155,7 +155,7 @@ cm_mapped_attach(cm_state *state, PyObject *array, const cm_region *region,
         return 0; /* no file that can be read, or too many are open */
     }
     const cm_file_faults *faults = state->file_faults;
-    *out = cm_file_source_create(fd, first, range.nbytes, range.offset,
+    *out = cm_file_source_create(fd, first, range.offset,
                                  faults == NULL ? NULL : &faults->calls);
     if (*out == NULL) {
         PyErr_NoMemory();

@@ -52,12 +52,13 @@ init_array(cm_state *state, cm_operand *operand, PyObject *array, uint64_t unask
     }
     import.data = (uint64_t)(uintptr_t)import.region.host;
     cm_storage *storage = find_storage(state, array);
-    if (cm_import_measure(&import, what) < 0) {
-        Py_DECREF(dtype);
-        return -1;
+    bool asks = false;
+    int result = cm_import_measure(&import, what);
+    if (result == 0) {
+        asks = import.nbytes > (storage == NULL ? unasked : 0);
+        result = asks ? cm_import_probe(state, &import, what, &info) : 0;
     }
-    bool asks = import.nbytes > (storage == NULL ? unasked : 0);
-    if (asks && cm_import_probe(state, &import, what, &info) < 0) {
+    if (result < 0) {
         Py_DECREF(dtype);
         return -1;
     }

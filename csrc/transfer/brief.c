@@ -127,13 +127,11 @@ cm_brief_end(cm_brief *brief)
     atomic_store(&brief->taken, false);
 }
 
-bool
+void
 cm_brief_join(cm_brief *brief, uint32_t thread_index)
 {
-    bool came_in = false;
     uint32_t part;
     for (unsigned turn = 0; cm_brief_is_open(brief, thread_index); turn++) {
-        came_in = true;
         if (take_part(brief, &part)) {
             copy_part(brief, part);
         }
@@ -141,5 +139,4 @@ cm_brief_join(cm_brief *brief, uint32_t thread_index)
             let_pass(turn);
         }
     }
-    return came_in;
 }

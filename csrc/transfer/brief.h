@@ -50,9 +50,8 @@ void cm_brief_finish_piece(cm_brief *brief, uint32_t piece);
  * touches either end then. */
 void cm_brief_end(cm_brief *brief);
 
-/* By a thread of the crew: stay and help while parts are left to take. False: it may
- * not come in. */
-bool cm_brief_join(cm_brief *brief, uint32_t thread_index);
+/* By a thread of the crew: stay and help while parts are left to take. */
+void cm_brief_join(cm_brief *brief, uint32_t thread_index);
 
 static inline bool
 cm_brief_is_open(const cm_brief *brief, uint32_t thread_index)

@@ -282,7 +282,7 @@ serve(void *argument)
         cm_load *load = NULL;
         if (cm_brief_is_open(&crew->brief, number)) {
             cm_crew_wake(crew);
-            (void)cm_brief_join(&crew->brief, number);
+            cm_brief_join(&crew->brief, number);
         }
         if (has_news(crew, number)) {
             load = take_any_part(crew, number, &part);

@@ -16,7 +16,6 @@ struct cm_file_source {
     _Atomic uint32_t refs;
     int fd; /* owned */
     const char *low;
-    uint64_t nbytes;
     uint64_t offset;
     const cm_file_calls *calls; /* borrowed */
 };
@@ -31,7 +30,7 @@ struct cm_file_reader {
 static _Atomic uint32_t source_count;
 
 cm_file_source *
-cm_file_source_create(int fd, const void *low, uint64_t nbytes, uint64_t offset,
+cm_file_source_create(int fd, const void *low, uint64_t offset,
                       const cm_file_calls *calls)
 {
     cm_file_source *source = calloc(1, sizeof(*source));
@@ -43,7 +42,6 @@ cm_file_source_create(int fd, const void *low, uint64_t nbytes, uint64_t offset,
     atomic_fetch_add(&source_count, 1);
     source->fd = fd;
     source->low = low;
-    source->nbytes = nbytes;
     source->offset = offset;
     source->calls = calls == NULL ? &cm_file_system_calls : calls;
     return source;

@@ -10,10 +10,10 @@
 
 typedef struct cm_file_source cm_file_source;
 
-/* The bytes of [low, low + nbytes) are those of `fd` from `offset` on. Takes `fd` over,
- * also on failure. `calls` NULL: the system's. NULL: no memory. */
-cm_file_source *cm_file_source_create(int fd, const void *low, uint64_t nbytes,
-                                      uint64_t offset, const cm_file_calls *calls);
+/* The bytes from `low` on are those of `fd` from `offset` on. Takes `fd` over, also on
+ * failure. `calls` NULL: the system's. NULL: no memory. */
+cm_file_source *cm_file_source_create(int fd, const void *low, uint64_t offset,
+                                      const cm_file_calls *calls);
 void cm_file_source_release(cm_file_source *source);
 /* How many there are: each has a descriptor open. */
 uint32_t cm_file_source_count(void);

@@ -49,8 +49,7 @@ void cm_layout_put_repeats(cm_layout *layout, const cm_layout *repeats);
  * target and runs are short: reading in the order of the target then uses little of
  * each cache line. -1: there is none. */
 int cm_layout_near_axis(const cm_layout *layout);
-/* Runs are so short that each costs instructions, not memory: every thread helps.
- */
+/* Runs are so short that each costs instructions, not memory: every thread helps. */
 static inline bool
 cm_layout_is_scattered(const cm_layout *layout)
 {

@@ -63,7 +63,7 @@ enum { CM_SLOT_MAX = 32, CM_THREAD_MAX = 16 };
      * page cache if they are not in that. */                                            \
     X(file_chunk_nbytes, 8 << 20, 64 << 10, 256 << 20)                                   \
     X(file_slot_count, 16, 2, CM_SLOT_MAX)                                               \
-    X(file_part_nbytes, 1 << 20, 4 << 10, 1 << 30)                                     \
+    X(file_part_nbytes, 1 << 20, 4 << 10, 1 << 30)                                       \
     X(direct_nbytes, 64 << 20, 0, INT64_C(1) << 40)                                      \
     /* How long an idle thread looks for work before it sleeps: about what waking one    \
      * takes. */                                                                         \

@@ -4,6 +4,8 @@
 #ifndef CM_TESTS_ENGINE_WORLD_H
 #define CM_TESTS_ENGINE_WORLD_H
 
+#include <unistd.h>
+
 #include "open_emulated.h"
 #include "transfer/engine.h"
 
@@ -163,6 +165,17 @@ CM_UNUSED static void
 unshut(world *w, const cm_stream *stream)
 {
     MUST(cm_emulated_gate_open(w->rt, stream->handle));
+}
+
+/* A file of `nbytes` bytes at `offset` that no name leads to any more. */
+CM_UNUSED static void
+open_file(int *fd, const unsigned char *content, uint64_t nbytes, uint64_t offset)
+{
+    char path[] = "/tmp/cumem-test-XXXXXX";
+    *fd = mkstemp(path);
+    CHECK(*fd >= 0);
+    (void)unlink(path);
+    CHECK_EQ(pwrite(*fd, content, nbytes, (off_t)offset), nbytes);
 }
 
 /* A cm_keep.drop that counts. */

@@ -31,7 +31,6 @@ typedef struct setup {
 static void
 open_setup(setup *s, uint64_t pinned_limit)
 {
-    char path[] = "/tmp/cumem-test-file-XXXXXX";
     cm_budget_init(&s->budget, pinned_limit, NULL);
     cm_pool_config config = {.kind = CM_KIND_PINNED,
                              .flags = CM_HOST_ALLOC_PORTABLE,
@@ -39,14 +38,11 @@ open_setup(setup *s, uint64_t pinned_limit)
                              .budget = pinned_limit == 0 ? NULL : &s->budget};
     open_world_with(&s->w, &config);
     MUST(cm_file_faults_init(&s->faults));
-    s->fd = mkstemp(path);
-    CHECK(s->fd >= 0);
-    (void)unlink(path);
     s->content = malloc(NBYTES);
     for (uint64_t i = 0; i < NBYTES; i++) {
         s->content[i] = (unsigned char)((i * 11 + (i >> 9)) % 253);
     }
-    CHECK_EQ(pwrite(s->fd, s->content, NBYTES, 0), NBYTES);
+    open_file(&s->fd, s->content, NBYTES, 0);
     s->row = take_memory(&s->w, CM_KIND_DEVICE, 0, NBYTES);
     s->spread = take_memory(&s->w, CM_KIND_DEVICE, 1, (uint64_t)COUNT * SPREAD);
     s->plain = take_memory(&s->w, CM_KIND_PAGEABLE, 0, (uint64_t)COUNT * SPREAD);

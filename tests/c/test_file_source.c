@@ -24,17 +24,13 @@ typedef struct setup {
 static void
 open_setup(setup *s)
 {
-    char path[] = "/tmp/cumem-test-source-XXXXXX";
     open_world(&s->w);
     MUST(cm_file_faults_init(&s->faults));
-    s->fd = mkstemp(path);
-    CHECK(s->fd >= 0);
-    (void)unlink(path);
     s->content = malloc(NBYTES);
     for (uint64_t i = 0; i < NBYTES; i++) {
         s->content[i] = (unsigned char)((i * 13 + (i >> 7)) % 251);
     }
-    CHECK_EQ(pwrite(s->fd, s->content, NBYTES, SKIPPED), NBYTES);
+    open_file(&s->fd, s->content, NBYTES, SKIPPED);
     s->mapped = mmap(NULL, NBYTES, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     CHECK(s->mapped != MAP_FAILED);
 }
@@ -104,8 +100,7 @@ request_for(const setup *s, const view *v, const memory *m)
 static cm_file_source *
 open_source(setup *s)
 {
-    return cm_file_source_create(dup(s->fd), s->mapped, NBYTES, SKIPPED,
-                                 &s->faults.calls);
+    return cm_file_source_create(dup(s->fd), s->mapped, SKIPPED, &s->faults.calls);
 }
 
 static void
