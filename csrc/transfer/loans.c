@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "transfer/engine_private.h"
 
-cm_status
-cm_loan_take_event(cm_engine *engine, int device, uint64_t *out)
+static cm_status
+take_event(cm_engine *engine, int device, cm_event_stack *stack, unsigned flags,
+           uint64_t *out)
 {
-    cm_loan_stack *stack = &engine->loans[device];
     cm_mutex_lock(&engine->lock);
-    bool found = stack->event_count > 0;
+    bool found = stack->count > 0;
     if (found) {
-        *out = stack->events[--stack->event_count];
+        *out = stack->events[--stack->count];
     }
     cm_mutex_unlock(&engine->lock);
     if (found) {
@@ -16,7 +16,7 @@ cm_loan_take_event(cm_engine *engine, int device, uint64_t *out)
     }
     cm_device_guard guard;
     CM_TRY(cm_device_enter(engine->rt, device, &guard));
-    cm_status status = cm_rt_event_create(engine->rt, CM_EVENT_BLOCKING_SYNC, out);
+    cm_status status = cm_rt_event_create(engine->rt, flags, out);
     cm_device_leave(engine->rt, &guard);
     return status;
 }
@@ -32,22 +32,46 @@ destroy_event(cm_runtime *rt, int device, uint64_t event)
     return status;
 }
 
-void
-cm_loan_give_event(cm_engine *engine, int device, uint64_t event)
+static void
+give_event(cm_engine *engine, int device, cm_event_stack *stack, uint64_t event)
 {
     if (event == 0) {
         return;
     }
-    cm_loan_stack *stack = &engine->loans[device];
     cm_mutex_lock(&engine->lock);
-    bool kept = stack->event_count < CM_LOAN_SLOTS;
+    bool kept = stack->count < CM_LOAN_SLOTS;
     if (kept) {
-        stack->events[stack->event_count++] = event;
+        stack->events[stack->count++] = event;
     }
     cm_mutex_unlock(&engine->lock);
     if (!kept) {
         (void)!cm_is_ok(destroy_event(engine->rt, device, event));
     }
+}
+
+cm_status
+cm_loan_take_event(cm_engine *engine, int device, uint64_t *out)
+{
+    return take_event(engine, device, &engine->loans[device].events,
+                      CM_EVENT_DISABLE_TIMING, out);
+}
+
+void
+cm_loan_give_event(cm_engine *engine, int device, uint64_t event)
+{
+    give_event(engine, device, &engine->loans[device].events, event);
+}
+
+cm_status
+cm_loan_take_timed_event(cm_engine *engine, int device, uint64_t *out)
+{
+    return take_event(engine, device, &engine->loans[device].timed_events, 0, out);
+}
+
+void
+cm_loan_give_timed_event(cm_engine *engine, int device, uint64_t event)
+{
+    give_event(engine, device, &engine->loans[device].timed_events, event);
 }
 
 cm_status
@@ -103,17 +127,23 @@ cm_loan_leave_ring(cm_engine *engine, uint64_t nbytes)
     cm_mutex_unlock(&engine->lock);
 }
 
+static void
+destroy_events(cm_runtime *rt, int device, cm_event_stack *stack, cm_status *first)
+{
+    while (stack->count > 0) {
+        cm_status status = destroy_event(rt, device, stack->events[--stack->count]);
+        *first = cm_is_ok(*first) ? status : *first;
+    }
+}
+
 cm_status
 cm_loans_fini(cm_engine *engine)
 {
     cm_status first = cm_ok();
     for (int device = 0; device < CM_MAX_DEVICES; device++) {
         cm_loan_stack *stack = &engine->loans[device];
-        while (stack->event_count > 0) {
-            cm_status status =
-                destroy_event(engine->rt, device, stack->events[--stack->event_count]);
-            first = cm_is_ok(first) ? status : first;
-        }
+        destroy_events(engine->rt, device, &stack->events, &first);
+        destroy_events(engine->rt, device, &stack->timed_events, &first);
         while (stack->stream_count > 0) {
             cm_stream_release(stack->streams[--stack->stream_count]);
         }

@@ -365,10 +365,73 @@ test_ticket_progress_of_a_broadcast_is_of_its_payload(void)
     close_world(&w);
 }
 
+/* -- time -------------------------------------------------------------------------------- */
+
+/* What the stream is given first takes it 50 ms; the copy behind that does not. */
+static void
+test_ticket_seconds_are_of_the_copy_alone(void)
+{
+    enum { HELD_US = 50000 };
+    world w;
+    open_world(&w);
+    ends e = open_ends(&w);
+    cm_ticket_info info;
+    cm_ticket *ticket;
+    cm_copy_request request = {.dst = row(&e.device, 0, NBYTES, 1, 1),
+                               .src = row(&e.held, 0, NBYTES, 1, 1),
+                               .stream = w.streams[0]};
+    CHECK_OK(cm_engine_copy(w.engine, &request, &ticket));
+    usleep(HELD_US);
+    unshut(&w, w.streams[0]);
+    CHECK_OK(cm_ticket_wait(ticket, UINT64_MAX));
+    cm_ticket_read(ticket, &info);
+    CHECK(info.seconds > 0);
+    CHECK(info.seconds < HELD_US * 1e-6);
+    CHECK_EQ(e.device.bytes[NBYTES - 1], 7);
+    cm_ticket_release(ticket);
+    close_ends(&w, &e);
+    close_world(&w);
+}
+
+/* An event that knows when it was keeps the device for longer: only who reads the time
+ * has one. */
+static void
+test_loan_of_an_event_is_timed_only_if_asked(void)
+{
+    world w;
+    open_world(&w);
+    float ms = -1;
+    uint64_t plain[2];
+    uint64_t timed[2];
+    cm_device_guard guard;
+    MUST(cm_device_enter(w.rt, 0, &guard));
+    for (int round = 0; round < 2; round++) { /* the second are those given back */
+        for (int i = 0; i < 2; i++) {
+            CHECK_OK(cm_loan_take_event(w.engine, 0, &plain[i]));
+            CHECK_OK(cm_loan_take_timed_event(w.engine, 0, &timed[i]));
+            CHECK_OK(cm_rt_event_record(w.rt, plain[i], w.streams[0]->handle));
+            CHECK_OK(cm_rt_event_record(w.rt, timed[i], w.streams[0]->handle));
+        }
+        CHECK_OK(cm_rt_stream_synchronize(w.rt, w.streams[0]->handle));
+        CHECK_CODE(cm_rt_event_elapsed(w.rt, plain[0], plain[1], &ms),
+                   CM_CUDA_INVALID_HANDLE);
+        CHECK_OK(cm_rt_event_elapsed(w.rt, timed[0], timed[1], &ms));
+        CHECK(ms >= 0);
+        for (int i = 0; i < 2; i++) {
+            cm_loan_give_event(w.engine, 0, plain[i]);
+            cm_loan_give_timed_event(w.engine, 0, timed[i]);
+        }
+    }
+    cm_device_leave(w.rt, &guard);
+    close_world(&w);
+}
+
 MAIN(RUN(test_ticket_cancelled_before_its_copy_begins_lets_go_of_everything)
          RUN(test_ticket_that_waits_for_a_cancelled_one_goes_on)
              RUN(test_ticket_is_cancelled_before_a_worker_has_it_and_not_after)
                  RUN(test_ticket_cancelled_at_any_time_tells_the_truth)
                      RUN(test_ticket_progress_counts_pieces_that_are_over)
                          RUN(test_ticket_progress_of_one_runtime_copy_is_nothing_or_all)
-                             RUN(test_ticket_progress_of_a_broadcast_is_of_its_payload))
+                             RUN(test_ticket_progress_of_a_broadcast_is_of_its_payload)
+                                 RUN(test_ticket_seconds_are_of_the_copy_alone)
+                                     RUN(test_loan_of_an_event_is_timed_only_if_asked))
