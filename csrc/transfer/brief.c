@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "base/thread.h"
+#include "base/wide_copy.h"
 
 enum {
     PART_EDGE = 4096,
@@ -31,7 +32,7 @@ cm_brief_init(cm_brief *brief)
 
 bool
 cm_brief_begin(cm_brief *brief, void *dst, const void *src, uint64_t nbytes,
-               uint64_t piece_nbytes, uint32_t thread_limit, bool ready)
+               uint64_t piece_nbytes, uint32_t thread_limit, bool packs)
 {
     if (atomic_exchange(&brief->taken, true)) {
         return false;
@@ -47,13 +48,14 @@ cm_brief_begin(cm_brief *brief, void *dst, const void *src, uint64_t nbytes,
     brief->part_nbytes = part;
     brief->piece_parts = (uint32_t)((piece_nbytes + part - 1) / part);
     brief->part_count = 0;
+    brief->packs = packs;
     for (uint32_t i = 0; i < CM_BRIEF_PIECES; i++) {
         uint32_t count = i * piece_nbytes < nbytes ? brief->piece_parts : 0;
         atomic_store(&brief->left[i], count);
         brief->part_count += count;
     }
     atomic_store(&brief->copied_count, 0);
-    atomic_store(&brief->ready, ready ? brief->part_count : 0);
+    atomic_store(&brief->ready, packs ? brief->part_count : 0);
     uint64_t number = atomic_load(&brief->next) >> 32;
     atomic_store(&brief->open, thread_limit); /* before the last part can be taken */
     atomic_store(&brief->next, (number + 1) << 32);
@@ -94,8 +96,12 @@ copy_part(cm_brief *brief, uint32_t part)
     begin += piece * brief->piece_nbytes;
     end += piece * brief->piece_nbytes;
     end = end < brief->nbytes ? end : brief->nbytes;
-    if (begin < end) {
-        memcpy(brief->dst + begin, brief->src + begin, (size_t)(end - begin));
+    size_t length = begin < end ? (size_t)(end - begin) : 0;
+    if (brief->packs) {
+        cm_wide_copy(brief->dst + begin, brief->src + begin, length);
+    }
+    else {
+        memcpy(brief->dst + begin, brief->src + begin, length);
     }
     atomic_fetch_sub(&brief->left[piece], 1);
     atomic_fetch_add(&brief->copied_count, 1); /* from here on all may change */

@@ -34,14 +34,17 @@ typedef struct cm_brief {
     uint64_t part_nbytes;
     uint32_t part_count;
     uint32_t piece_parts;
+    bool packs;
 } cm_brief;
 
 void cm_brief_init(cm_brief *brief);
 /* From now on threads with an index below `thread_limit` may help to copy. Pieces are
- * of `piece_nbytes`, at most CM_BRIEF_PIECES of them. `ready`: their bytes are there;
- * else cm_brief_make_ready says when. False: another has it. */
+ * of `piece_nbytes`, at most CM_BRIEF_PIECES of them. `packs`: their bytes are there,
+ * and it is a device that reads the target, which is written past the caches: those of
+ * others had its lines before. Else cm_brief_make_ready says when there are bytes.
+ * False: another has it. */
 bool cm_brief_begin(cm_brief *brief, void *dst, const void *src, uint64_t nbytes,
-                    uint64_t piece_nbytes, uint32_t thread_limit, bool ready);
+                    uint64_t piece_nbytes, uint32_t thread_limit, bool packs);
 /* The bytes of the first `piece_count` pieces are there. */
 void cm_brief_make_ready(cm_brief *brief, uint32_t piece_count);
 /* Blocks until the piece, which is ready, is copied; copies parts meanwhile. */

@@ -88,8 +88,7 @@ wait_for_event(cm_engine *engine, const cm_copy_request *request, uint64_t event
         }
         uint64_t now_ns = cm_now_ns();
         if (now_ns - begin_ns < LOOK_NS) {
-            cm_relax();
-            continue;
+            continue; /* the question is a pause */
         }
         if (now_ns - asked_ns >= CM_ASK_NS && request->interrupted != NULL) {
             if (request->interrupted(request->interrupted_argument)) {
@@ -151,11 +150,15 @@ length_of_piece(const quick *q, unsigned index)
     return q->nbytes - begin < q->piece_nbytes ? q->nbytes - begin : q->piece_nbytes;
 }
 
-/* Pieces overlap what the host and what the device does; each costs a call. */
+/* Pieces overlap what the host and what the device does; each costs a call, which up is
+ * made while others wait for it: there are four until they are twice as long. */
 static void
-cut_into_pieces(quick *q)
+cut_into_pieces(quick *q, bool down)
 {
     uint64_t least = q->tuning->quick_piece_nbytes;
+    if (!down && q->nbytes > 4 * least) {
+        least = q->nbytes < 8 * least ? q->nbytes / 4 : 2 * least;
+    }
     uint64_t count = q->nbytes / least;
     count = count < 1 ? 1 : count > QUICK_PIECES ? QUICK_PIECES : count;
     uint64_t pages = (q->nbytes + PAGE_NBYTES - 1) / PAGE_NBYTES;
@@ -291,6 +294,16 @@ fetch_pieces(quick *q)
     return cm_ok();
 }
 
+/* Threads beside this one, each with so much to do that it is worth telling it. */
+static uint32_t
+count_helpers(const cm_tuning *tuning, uint64_t nbytes)
+{
+    uint64_t shares = nbytes / tuning->part_min_nbytes / 2;
+    uint64_t others = shares > 0 ? shares - 1 : 0;
+    uint64_t most = tuning->quick_thread_count;
+    return (uint32_t)(others < most ? others : most);
+}
+
 /* So soon that threads which were awake then still were: once they are, they stay. */
 static bool
 follows_another(const cm_engine *engine)
@@ -306,10 +319,10 @@ move_pieces(quick *q, bool down)
     char *block = q->block->host;
     char *user = down ? q->request->dst.host : q->request->src.host;
     cm_tuning tuning = *q->tuning;
-    uint32_t threads = 0;
-    if (q->nbytes > tuning.part_min_nbytes) {
+    uint32_t threads = count_helpers(&tuning, q->nbytes);
+    if (threads > 0) {
         cm_engine_resolve_tuning(q->engine, &tuning);
-        threads = cm_crew_muster(crew, &tuning, (uint32_t)tuning.quick_thread_count);
+        threads = cm_crew_muster(crew, &tuning, threads);
     }
     q->to = down ? user : block;
     q->from = down ? block : user;
@@ -330,7 +343,7 @@ static cm_status
 copy_through(quick *q, cm_pool *pool)
 {
     bool down = q->request->dst.kind == CM_KIND_PAGEABLE;
-    cut_into_pieces(q);
+    cut_into_pieces(q, down);
     cm_status status = take_events(q, down ? q->piece_count : 1);
     if (cm_is_ok(status)) {
         status = move_pieces(q, down);
@@ -391,7 +404,7 @@ cm_engine_is_quick(cm_engine *engine, const cm_copy_request *request,
     }
     bool free = is_free(engine, request, nbytes, &locked);
     quick q = {.tuning = tuning, .nbytes = nbytes};
-    cut_into_pieces(&q);
+    cut_into_pieces(&q, request->dst.kind == CM_KIND_PAGEABLE);
     *bounced = free && is_worth_a_block(request, tuning, nbytes, locked);
     if (free) {
         plan->piece_count = *bounced ? q.piece_count : 1;

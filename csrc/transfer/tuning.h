@@ -46,9 +46,9 @@ enum { CM_SLOT_MAX = 32, CM_THREAD_MAX = 16 };
     X(pulled_run_nbytes, 128, 1, 1 << 20)                                                \
     /* Longer copies do not notice a job; shorter ones go in a few pieces. */            \
     X(quick_nbytes, 16 << 20, 0, 256 << 20)                                              \
-    X(quick_piece_nbytes, 256 << 10, 4 << 10, 256 << 20)                                 \
+    X(quick_piece_nbytes, 128 << 10, 4 << 10, 256 << 20)                                 \
     /* Up from ordinary memory: what is shorter goes in the runtime's own command. */    \
-    X(bounce_nbytes, 32 << 10, 0, 1 << 30)                                               \
+    X(bounce_nbytes, 64 << 10, 0, 1 << 30)                                               \
     /* Threads beside the caller's that help with those; more get in each other's way.   \
      * Shorter copies are over before a sleeping thread is awake. */                     \
     X(quick_thread_count, 7, 0, CM_THREAD_MAX - 1)                                       \
