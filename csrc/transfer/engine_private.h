@@ -34,7 +34,7 @@ typedef struct cm_event_stack {
 
 typedef struct cm_loan_stack {
     cm_event_stack events;
-    cm_event_stack timed_events;
+    cm_event_stack brief_events;
     int stream_count;
     cm_stream *streams[CM_LOAN_SLOTS];
 } cm_loan_stack;
@@ -102,10 +102,11 @@ void cm_engine_end_call(cm_engine *engine);
 
 CM_NODISCARD cm_status cm_loan_take_event(cm_engine *engine, int device, uint64_t *out);
 void cm_loan_give_event(cm_engine *engine, int device, uint64_t event); /* 0: nothing */
-/* Events that know when they were; the device is later with them. */
-CM_NODISCARD cm_status cm_loan_take_timed_event(cm_engine *engine, int device,
+/* The same for who looks at it until it is done: such an event does not know when it was
+ * and wakes nobody, and the device is through with it sooner. */
+CM_NODISCARD cm_status cm_loan_take_brief_event(cm_engine *engine, int device,
                                                 uint64_t *out);
-void cm_loan_give_timed_event(cm_engine *engine, int device, uint64_t event);
+void cm_loan_give_brief_event(cm_engine *engine, int device, uint64_t event);
 CM_NODISCARD cm_status cm_loan_take_stream(cm_engine *engine, int device,
                                            cm_stream **out);
 void cm_loan_give_stream(cm_engine *engine, cm_stream *stream); /* NULL: nothing */

@@ -190,17 +190,15 @@ submit(cm_job *job, cm_status outcome)
     cm_engine *engine = job->engine;
     uint64_t event;
     int device = job->stream->device;
-    bool timed = job->start_event != 0;
     CM_TRY(cm_engine_need_watcher(engine));
-    CM_TRY(timed ? cm_loan_take_timed_event(engine, device, &event)
-                 : cm_loan_take_event(engine, device, &event));
+    CM_TRY(cm_loan_take_event(engine, device, &event));
     cm_status status = cm_rt_event_record(engine->rt, event, job->stream->handle);
     if (cm_is_ok(status) && job->request_stream != NULL
         && job->request_stream != job->stream) {
         status = cm_stream_wait_event(job->request_stream, event);
     }
     if (!cm_is_ok(status)) {
-        (timed ? cm_loan_give_timed_event : cm_loan_give_event)(engine, device, event);
+        cm_loan_give_event(engine, device, event);
         return status;
     }
     cm_ticket_submit(job->ticket, device, job->start_event, event, job->lent, outcome);
@@ -272,8 +270,8 @@ prepare_stream(cm_job *job)
         bool is_timed = !job->blocking && !job->is_fill && !job->plan.is_download
                         && job->plan.route != CM_ROUTE_SEVERAL;
         if (is_timed) {
-            CM_TRY(cm_loan_take_timed_event(job->engine, job->stream->device,
-                                            &job->start_event));
+            CM_TRY(cm_loan_take_event(job->engine, job->stream->device,
+                                      &job->start_event));
             CM_TRY(cm_rt_event_record(job->engine->rt, job->start_event,
                                       job->stream->handle));
         }

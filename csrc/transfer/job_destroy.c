@@ -50,7 +50,7 @@ cm_job_destroy(cm_job *job)
         free_block(job, device_pools[job->plan.device], job->temporary);
     }
     if (job->stream != NULL) {
-        cm_loan_give_timed_event(engine, job->stream->device, job->start_event);
+        cm_loan_give_event(engine, job->stream->device, job->start_event);
         cm_loan_give_event(engine, job->stream->device, job->wait_event);
     }
     for (uint32_t i = 0; i < job->after_count; i++) {

@@ -53,7 +53,7 @@ cm_status
 cm_loan_take_event(cm_engine *engine, int device, uint64_t *out)
 {
     return take_event(engine, device, &engine->loans[device].events,
-                      CM_EVENT_DISABLE_TIMING, out);
+                      CM_EVENT_BLOCKING_SYNC, out);
 }
 
 void
@@ -63,15 +63,16 @@ cm_loan_give_event(cm_engine *engine, int device, uint64_t event)
 }
 
 cm_status
-cm_loan_take_timed_event(cm_engine *engine, int device, uint64_t *out)
+cm_loan_take_brief_event(cm_engine *engine, int device, uint64_t *out)
 {
-    return take_event(engine, device, &engine->loans[device].timed_events, 0, out);
+    return take_event(engine, device, &engine->loans[device].brief_events,
+                      CM_EVENT_DISABLE_TIMING, out);
 }
 
 void
-cm_loan_give_timed_event(cm_engine *engine, int device, uint64_t event)
+cm_loan_give_brief_event(cm_engine *engine, int device, uint64_t event)
 {
-    give_event(engine, device, &engine->loans[device].timed_events, event);
+    give_event(engine, device, &engine->loans[device].brief_events, event);
 }
 
 cm_status
@@ -143,7 +144,7 @@ cm_loans_fini(cm_engine *engine)
     for (int device = 0; device < CM_MAX_DEVICES; device++) {
         cm_loan_stack *stack = &engine->loans[device];
         destroy_events(engine->rt, device, &stack->events, &first);
-        destroy_events(engine->rt, device, &stack->timed_events, &first);
+        destroy_events(engine->rt, device, &stack->brief_events, &first);
         while (stack->stream_count > 0) {
             cm_stream_release(stack->streams[--stack->stream_count]);
         }

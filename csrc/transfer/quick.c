@@ -100,19 +100,26 @@ wait_for_event(cm_engine *engine, const cm_copy_request *request, uint64_t event
     }
 }
 
-/* The user goes away; what is queued keeps its ends behind a ticket, which has the
- * event then. False: there can be none. */
+/* The user goes away; what is queued keeps its ends behind a ticket. False: there can
+ * be none. */
 static bool
-leave_to_ticket(cm_engine *engine, const cm_copy_request *request, uint64_t event,
-                cm_status status)
+leave_to_ticket(cm_engine *engine, const cm_copy_request *request, cm_status status)
 {
-    cm_ticket *ticket = cm_is_ok(cm_engine_need_watcher(engine))
-                            ? cm_ticket_create(engine, request)
-                            : NULL;
-    if (ticket == NULL) {
+    int device = request->stream->device;
+    uint64_t event;
+    if (!cm_is_ok(cm_engine_need_watcher(engine))
+        || !cm_is_ok(cm_loan_take_event(engine, device, &event))) {
         return false;
     }
-    cm_ticket_submit(ticket, request->stream->device, 0, event, NULL, status);
+    cm_ticket *ticket = NULL;
+    if (cm_is_ok(cm_rt_event_record(engine->rt, event, request->stream->handle))) {
+        ticket = cm_ticket_create(engine, request);
+    }
+    if (ticket == NULL) {
+        cm_loan_give_event(engine, device, event);
+        return false;
+    }
+    cm_ticket_submit(ticket, device, 0, event, NULL, status);
     cm_ticket_linger(ticket);
     cm_status untold = cm_ticket_abandon(ticket);
     (void)untold; /* nothing: the call tells */
@@ -167,14 +174,13 @@ cut_into_pieces(quick *q, bool down)
 }
 
 /* Wait until the device has come to the event; a user who goes away leaves what is
- * queued, up to the last event, to a ticket. */
+ * queued to a ticket. */
 static cm_status
-wait_or_leave(quick *q, unsigned index, unsigned last)
+wait_or_leave(quick *q, unsigned index)
 {
     cm_status status = wait_for_event(q->engine, q->request, q->events[index]);
     if (status.code == CM_ECANCELLED
-        && leave_to_ticket(q->engine, q->request, q->events[last], status)) {
-        q->events[last] = 0; /* the ticket's now */
+        && leave_to_ticket(q->engine, q->request, status)) {
         q->end = (quick_end){.flying = true, .kept = true};
     }
     return status;
@@ -194,7 +200,7 @@ static cm_status
 take_events(quick *q, unsigned count)
 {
     for (unsigned i = 0; i < count; i++) {
-        CM_TRY(cm_loan_take_event(q->engine, q->stream->device, &q->events[i]));
+        CM_TRY(cm_loan_take_brief_event(q->engine, q->stream->device, &q->events[i]));
     }
     return cm_ok();
 }
@@ -203,7 +209,7 @@ static void
 give_events(quick *q)
 {
     for (unsigned i = 0; i < QUICK_PIECES; i++) {
-        cm_loan_give_event(q->engine, q->stream->device, q->events[i]);
+        cm_loan_give_brief_event(q->engine, q->stream->device, q->events[i]);
     }
 }
 
@@ -221,7 +227,7 @@ copy_whole(quick *q)
     }
     status = cm_rt_event_record(rt, q->events[0], q->stream->handle);
     if (cm_is_ok(status)) {
-        status = wait_or_leave(q, 0, 0);
+        status = wait_or_leave(q, 0);
     }
     if (!cm_is_ok(status)) {
         settle(q);
@@ -266,7 +272,7 @@ send_pieces(quick *q)
                                 length_of_piece(q, i), q->stream->handle));
     }
     CM_TRY(cm_rt_event_record(rt, q->events[0], q->stream->handle));
-    return wait_or_leave(q, 0, 0);
+    return wait_or_leave(q, 0);
 }
 
 static cm_status
@@ -283,7 +289,7 @@ fetch_pieces(quick *q)
     }
     wake_helpers(q); /* while the first piece is on its way */
     for (unsigned i = 0; i < q->piece_count; i++) {
-        CM_TRY(wait_or_leave(q, i, q->piece_count - 1));
+        CM_TRY(wait_or_leave(q, i));
         if (q->shared) {
             cm_brief_make_ready(&q->engine->crew.brief, i + 1);
         }

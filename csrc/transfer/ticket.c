@@ -200,13 +200,8 @@ cm_ticket_give_loans(cm_ticket *ticket)
         ticket->lent = NULL;
     }
     cm_mutex_unlock(&engine->lock);
-    if (start == 0) {
-        cm_loan_give_event(engine, ticket->device, end);
-    }
-    else {
-        cm_loan_give_timed_event(engine, ticket->device, start);
-        cm_loan_give_timed_event(engine, ticket->device, end);
-    }
+    cm_loan_give_event(engine, ticket->device, start);
+    cm_loan_give_event(engine, ticket->device, end);
     cm_loan_give_stream(engine, lent);
 }
 

@@ -63,9 +63,8 @@ cm_ticket *cm_ticket_create(cm_engine *engine, const cm_copy_request *request);
  * a part, of which something may be under way all the same. */
 CM_NODISCARD cm_status cm_ticket_hand_over(cm_ticket *ticket, cm_status status,
                                            cm_ticket **out);
-/* Device work is queued: from now on the events decide. Takes over the loans; both
- * events are timed ones, or there is no start. A `status` that is a failure is what the
- * ticket will end with. */
+/* Device work is queued: from now on the events decide. Takes over the loans. A
+ * `status` that is a failure is what the ticket will end with. */
 void cm_ticket_submit(cm_ticket *ticket, int device, uint64_t start_event,
                       uint64_t end_event, cm_stream *lent, cm_status status);
 /* Over. Drops the keeps first. `read`: the caller tells the user of a failure itself.

@@ -393,33 +393,32 @@ test_ticket_seconds_are_of_the_copy_alone(void)
     close_world(&w);
 }
 
-/* An event that knows when it was keeps the device for longer: only who reads the time
- * has one. */
+/* What knows when it was keeps the device for longer. */
 static void
-test_loan_of_an_event_is_timed_only_if_asked(void)
+test_loan_of_a_brief_event_is_without_time(void)
 {
     world w;
     open_world(&w);
     float ms = -1;
-    uint64_t plain[2];
+    uint64_t brief[2];
     uint64_t timed[2];
     cm_device_guard guard;
     MUST(cm_device_enter(w.rt, 0, &guard));
     for (int round = 0; round < 2; round++) { /* the second are those given back */
         for (int i = 0; i < 2; i++) {
-            CHECK_OK(cm_loan_take_event(w.engine, 0, &plain[i]));
-            CHECK_OK(cm_loan_take_timed_event(w.engine, 0, &timed[i]));
-            CHECK_OK(cm_rt_event_record(w.rt, plain[i], w.streams[0]->handle));
+            CHECK_OK(cm_loan_take_brief_event(w.engine, 0, &brief[i]));
+            CHECK_OK(cm_loan_take_event(w.engine, 0, &timed[i]));
+            CHECK_OK(cm_rt_event_record(w.rt, brief[i], w.streams[0]->handle));
             CHECK_OK(cm_rt_event_record(w.rt, timed[i], w.streams[0]->handle));
         }
         CHECK_OK(cm_rt_stream_synchronize(w.rt, w.streams[0]->handle));
-        CHECK_CODE(cm_rt_event_elapsed(w.rt, plain[0], plain[1], &ms),
+        CHECK_CODE(cm_rt_event_elapsed(w.rt, brief[0], brief[1], &ms),
                    CM_CUDA_INVALID_HANDLE);
         CHECK_OK(cm_rt_event_elapsed(w.rt, timed[0], timed[1], &ms));
         CHECK(ms >= 0);
         for (int i = 0; i < 2; i++) {
-            cm_loan_give_event(w.engine, 0, plain[i]);
-            cm_loan_give_timed_event(w.engine, 0, timed[i]);
+            cm_loan_give_brief_event(w.engine, 0, brief[i]);
+            cm_loan_give_event(w.engine, 0, timed[i]);
         }
     }
     cm_device_leave(w.rt, &guard);
@@ -434,4 +433,4 @@ MAIN(RUN(test_ticket_cancelled_before_its_copy_begins_lets_go_of_everything)
                          RUN(test_ticket_progress_of_one_runtime_copy_is_nothing_or_all)
                              RUN(test_ticket_progress_of_a_broadcast_is_of_its_payload)
                                  RUN(test_ticket_seconds_are_of_the_copy_alone)
-                                     RUN(test_loan_of_an_event_is_timed_only_if_asked))
+                                     RUN(test_loan_of_a_brief_event_is_without_time))
