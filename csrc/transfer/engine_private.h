@@ -102,8 +102,8 @@ void cm_engine_end_call(cm_engine *engine);
 
 CM_NODISCARD cm_status cm_loan_take_event(cm_engine *engine, int device, uint64_t *out);
 void cm_loan_give_event(cm_engine *engine, int device, uint64_t event); /* 0: nothing */
-/* The same for who looks at it until it is done: such an event does not know when it was
- * and wakes nobody, and the device is through with it sooner. */
+/* The same for who looks at it until it is done: such an event does not know when it
+ * was and wakes nobody, and the device is through with it sooner. */
 CM_NODISCARD cm_status cm_loan_take_brief_event(cm_engine *engine, int device,
                                                 uint64_t *out);
 void cm_loan_give_brief_event(cm_engine *engine, int device, uint64_t event);
