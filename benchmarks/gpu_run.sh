@@ -4,11 +4,13 @@
 # driver, Python, NumPy, pytest and hypothesis, and what else it has is used. Run `make gpu`
 # where packages can be had, bring .gpu/ along, then
 #
-#     benchmarks/gpu_run.sh [tests | bench | ceilings | calls | transfer | safetensors | two |
-#                            interop | sanitizer | stress | stress_transfers | pools | all]...
+#     benchmarks/gpu_run.sh [tests | bench | ceilings | calls | transfer | cores | many |
+#                            files | safetensors | two | interop | sanitizer | stress |
+#                            stress_transfers | pools | all]...
 #
 # Results go to ${OUT:-/tmp}. Arguments of pytest can be given in PYTEST_ARGS, the folder of
-# the allocation traces that pools replays in TRACES.
+# the allocation traces that pools replays in TRACES, the folder of the files that files
+# reads in FILES (4 GiB there).
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit 1
 OUT=${OUT:-/tmp}
@@ -63,6 +65,21 @@ run_transfer() {
     "$PYTHON" benchmarks/transfer.py --json "$OUT/transfer.json"
 }
 
+run_cores() {
+    taskset -c 0-1 "$PYTHON" benchmarks/transfer.py --brief \
+        --json "$OUT/transfer-2-cores.json" &&
+        taskset -c 0-3 "$PYTHON" benchmarks/transfer.py --brief \
+            --json "$OUT/transfer-4-cores.json"
+}
+
+run_many() {
+    "$PYTHON" benchmarks/many.py --json "$OUT/many.json"
+}
+
+run_files() {
+    "$PYTHON" benchmarks/files.py --dir "${FILES:-/tmp}" --json "$OUT/files.json"
+}
+
 run_safetensors() {
     "$PYTHON" benchmarks/safetensors_files.py --json "$OUT/safetensors.json"
 }
@@ -111,14 +128,14 @@ install || {
 }
 steps=("${@:-all}")
 if [[ ${steps[*]} == all ]]; then
-    steps=(ceilings calls transfer safetensors bench tests interop sanitizer stress
-        stress_transfers)
+    steps=(ceilings calls transfer cores many files safetensors bench tests interop
+        sanitizer stress stress_transfers)
 fi
 for name in "${steps[@]}"; do
     printf '\n======== %s\n' "$name"
     case $name in
-        tests | bench | ceilings | calls | transfer | safetensors | two | interop | sanitizer | \
-            stress | stress_transfers | pools)
+        tests | bench | ceilings | calls | transfer | cores | many | files | safetensors | two | \
+            interop | sanitizer | stress | stress_transfers | pools)
             start=$SECONDS
             "run_$name" || failed+=("$name")
             echo "-- $name took $((SECONDS - start)) s"

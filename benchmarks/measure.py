@@ -10,6 +10,7 @@ from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import Any
 
+import cumem
 from cumem import info
 
 Call = Callable[[], object]
@@ -32,6 +33,15 @@ def times_of(call: Call, seconds: float) -> list[float]:
         call()
         times.append(time.perf_counter() - start)
     return times
+
+
+def _tuning() -> dict[str, Any]:
+    """How copies are made by now: the first long one measures the machine."""
+    now = cumem.configure()
+    return {
+        name: {"value": getattr(now, name), "from": now.sources[name]}
+        for name in now.sources
+    }
 
 
 class Run:
@@ -95,6 +105,7 @@ class Run:
             "quick": self.options.quick,
             "commit": info.commit(),
             **self._collected,
+            "tuning": _tuning(),
             **self.facts,
             "cases": [asdict(case) for case in self.cases],
         }

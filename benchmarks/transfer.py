@@ -3,6 +3,7 @@
 
     python benchmarks/transfer.py --json benchmarks/results/transfer-h200.json
     python benchmarks/transfer.py --draw benchmarks/results/transfer-h200.json --plot FILE
+    python benchmarks/transfer.py --render benchmarks/results/transfer-h200.json
 
 Blocking copies of NumPy arrays to the device and back by size, to arrays that are new each
 time, and of strided arrays to the device. Every library's bytes are compared after its
@@ -442,12 +443,72 @@ def draw(results: dict[str, Any], path: Path) -> None:
     figure.savefig(path, dpi=110)
 
 
+LONG = {  # rows of the page: key, direction, bytes
+    "array → device, 64 MiB": ("contiguous", "up", 64 << 20),
+    "array → device, 1 GiB": ("contiguous", "up", GIB),
+    "array → device, 4 GiB": ("contiguous", "up", 4 * GIB),
+    "device → array, 64 MiB": ("contiguous", "down", 64 << 20),
+    "device → array, 1 GiB": ("contiguous", "down", GIB),
+    "device → array, 4 GiB": ("contiguous", "down", 4 * GIB),
+    "device → new array, 1 GiB": ("to a new array", "down", GIB),
+    "32 KiB of every 64 KiB → device, 512 MiB": ("32 KiB of every 64", "up", GIB // 2),
+    "transposed, 4 bytes → device, 1 GiB": ("transposed", "up", GIB),
+    "reversed, 4 bytes → device, 1 GiB": ("reversed", "up", GIB),
+    "every second 4 bytes → device, 512 MiB": (
+        "every second of 4 bytes",
+        "up",
+        GIB // 2,
+    ),
+}
+SHORT = [size for size in SIZES if size <= 4 << 20]
+
+
+def render(results: dict[str, Any]) -> str:
+    """Rates of long copies and times of short ones, for docs/copies.md."""
+    found = {
+        (case["key"], case["direction"], case["nbytes"]): case["seconds"]
+        for case in results["cases"]
+    }
+    links = results["link_bytes_per_second"]
+    lines = [
+        "| blocking copy of ordinary memory | cumem | of the link | fastest other |"
+    ]
+    lines += ["| --- | ---: | ---: | ---: |"]
+    for name, key in LONG.items():
+        seconds = found[key]
+        rate = key[2] / seconds["cumem"]
+        others = {who: key[2] / took for who, took in seconds.items() if who != "cumem"}
+        best = max(others, key=lambda who: others[who])
+        lines.append(
+            f"| {name} | {rate / 1e9:.1f} | {100 * rate / links[key[1]]:.0f} % "
+            f"| {best} {others[best] / 1e9:.1f} |"
+        )
+    lines += [
+        "",
+        "| bytes | up: cumem | driver and wait | driver | down: cumem | driver |",
+    ]
+    lines += ["| ---: | ---: | ---: | ---: | ---: | ---: |"]
+    for nbytes in SHORT:
+        up, down = (found["contiguous", way, nbytes] for way in ("up", "down"))
+        took = (
+            up["cumem"],
+            up["driver-wait"],
+            up["driver"],
+            down["cumem"],
+            down["driver"],
+        )
+        cells = " | ".join(f"{1e6 * value:.1f}" for value in took)
+        lines.append(f"| {format_nbytes(nbytes)} | {cells} |")
+    return "\n".join(lines)
+
+
 def main() -> int:
     """Measure and print; a file on request."""
     run = Run(
         __doc__,
         brief={"action": "store_true", "help": "three sizes only"},
         draw={"metavar": "FILE", "help": "measure nothing: draw these results"},
+        render={"metavar": "FILE", "help": "measure nothing: print tables of these"},
         plot={"metavar": "FILE", "help": "draw percent of the link by size into FILE"},
     )
     options = run.options
@@ -455,15 +516,15 @@ def main() -> int:
         text = Path(options.draw).read_text(encoding="utf-8")
         draw(json.loads(text), Path(options.plot or "transfer.png"))
         return 0
+    if options.render:
+        print(render(json.loads(Path(options.render).read_text(encoding="utf-8"))))
+        return 0
     bench = Bench(options)
     run.begin(bench.emulated)
     links = bench.links()
     run.note(2, link_bytes_per_second=links, missing=bench.missing)
     for source in (bench.sized, bench.fresh, bench.shaped):
         run.show(source(), lambda case: line(case, links))
-        run.note(
-            2, threads=cumem.configure().threads
-        )  # measured by the first long copy
     run.end()
     return 0
 

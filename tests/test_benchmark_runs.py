@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+import cumem
+
 FOLDER = Path(__file__).parents[1] / "benchmarks"
 
 
@@ -60,7 +62,10 @@ def test_run_that_is_cut_off_leaves_what_it_came_to(
     assert (results["complete"], results["schema"], results["link"]) == (False, 7, 5)
     assert results["cases"] == [{"seconds": 1.0}, {"seconds": 2.0}]
     run.note(7, link=6)
-    run.end()
+    with cumem.configure(depth=5):
+        run.end()
     results = json.loads(path.read_text(encoding="utf-8"))
     assert (results["complete"], results["link"]) == (True, 6)
+    assert results["tuning"]["depth"] == {"value": 5, "from": "configure"}
+    assert results["tuning"]["threads"]["value"] == cumem.configure().threads
     assert capsys.readouterr().out.endswith("1.0 s\n2.0 s\n")

@@ -172,12 +172,15 @@ def test_readme_table_is_that_of_its_results() -> None:
     assert script.rendered(readme, data) == readme
 
 
-@pytest.mark.parametrize("name", ["interop", "pools"])
-def test_tables_of_a_page_are_those_of_its_results(name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "page_name"),
+    [("interop", "interop"), ("pools", "pools"), ("transfer", "copies")],
+)
+def test_tables_of_a_page_are_those_of_its_results(name: str, page_name: str) -> None:
     path = ROOT / "benchmarks" / "results" / f"{name}-h200.json"
     script = load(ROOT / "benchmarks" / f"{name}.py")
     results = json.loads(path.read_text(encoding="utf-8"))
-    page = (ROOT / "docs" / f"{name}.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / f"{page_name}.md").read_text(encoding="utf-8")
     assert not results["emulated"]
     assert script.render(results) in page
 
