@@ -5,12 +5,12 @@
     python benchmarks/transfer.py --draw benchmarks/results/transfer-h200.json --plot FILE
     python benchmarks/transfer.py --render benchmarks/results/transfer-h200.json
 
-Blocking copies of NumPy arrays to the device and back by size, to arrays that are new each
-time, and of strided arrays to the device. Every library's bytes are compared after its
-last call. The link is a pinned copy, the peers are what is installed, all in one run;
-`driver` is cuMemcpy, which for short copies up returns before the bytes are there, and
-`driver-wait` the same with a wait for the device. On the emulated device it runs and says
-so: the figures are then not a GPU's.
+Blocking copies of NumPy arrays and of PyTorch's CPU tensors to the device and back by size,
+to arrays that are new each time, and of strided arrays to the device. Every library's bytes
+are compared after its last call. The link is a pinned copy, the peers are what is
+installed, all in one run; `driver` is cuMemcpy, which for short copies up returns before
+the bytes are there, and `driver-wait` the same with a wait for the device. On the emulated
+device it runs and says so: the figures are then not a GPU's.
 """
 
 from __future__ import annotations
@@ -38,8 +38,10 @@ GIB = 1 << 30
 SIZES = [256 << (2 * i) for i in range(11)] + [GIB, 4 * GIB]
 BRIEF_SIZES = [1 << 20, 64 << 20, GIB]
 MOST_SECONDS = 0.25  # for the repetitions of one case
-PEERS = ("driver", "driver-wait", "torch", "cupy", "numba", "rmm")
-SHOWN = ("cumem", "driver", "torch", "cupy", "numba", "rmm")  # in the plot
+TENSORS = "cumem, tensors"  # of PyTorch, in ordinary memory
+PEERS = (TENSORS, "driver", "driver-wait", "torch", "cupy", "numba", "rmm")
+LONGEST = ("cumem", TENSORS, "driver", "torch")  # beyond a GiB
+SHOWN = ("cumem", TENSORS, "driver", "torch", "cupy", "numba", "rmm")  # in the plot
 
 
 @dataclass
@@ -155,11 +157,12 @@ class Bench:
             self.missing[name] = "needs a GPU"
         elif name in ("driver", "driver-wait"):
             self.peers[name] = Driver()
-        elif importlib.util.find_spec(name) is None:
-            self.missing[name] = "not installed"
         else:
-            module = {"numba": "numba.cuda", "rmm": "rmm"}.get(name, name)
-            self.peers[name] = importlib.import_module(module)
+            module = {"numba": "numba.cuda", TENSORS: "torch"}.get(name, name)
+            if importlib.util.find_spec(module.split(".")[0]) is None:
+                self.missing[name] = "not installed"
+            else:
+                self.peers[name] = importlib.import_module(module)
 
     # -- one case --------------------------------------------------------------------------
 
@@ -172,7 +175,7 @@ class Bench:
     ) -> Case:
         """Time each library's call; `clear` comes before it and `verify` after it."""
         for name, make in calls.items():
-            too_long = case.nbytes > GIB and name not in ("cumem", "driver", "torch")
+            too_long = case.nbytes > GIB and name not in LONGEST
             if name in self.missing or too_long:
                 continue
             clear()
@@ -324,6 +327,10 @@ class Bench:
     def up_calls(self, device: Any, host: Any) -> dict[str, Callable[[], Call]]:
         """By library: what makes the call that is timed."""
 
+        def tensors() -> Call:
+            source = self.peers[TENSORS].from_numpy(host)
+            return lambda: cumem.copy(device, source)
+
         def torch() -> Call:
             torch = self.peers["torch"]
             target = torch.as_tensor(device, device="cuda")
@@ -344,6 +351,7 @@ class Bench:
 
         return {
             "cumem": lambda: lambda: cumem.copy(device, host),
+            TENSORS: tensors,
             "driver": lambda: self.peers["driver"].copy(
                 device.ptr, host.ctypes.data, host.nbytes
             ),
@@ -358,6 +366,10 @@ class Bench:
 
     def down_calls(self, back: Any, device: Any) -> dict[str, Callable[[], Call]]:
         """The same from the device."""
+
+        def tensors() -> Call:
+            target = self.peers[TENSORS].from_numpy(back)
+            return lambda: cumem.copy(target, device)
 
         def torch() -> Call:
             torch = self.peers["torch"]
@@ -375,6 +387,7 @@ class Bench:
 
         return {
             "cumem": lambda: lambda: cumem.copy(back, device),
+            TENSORS: tensors,
             "driver": lambda: self.peers["driver"].copy(
                 back.ctypes.data, device.ptr, back.nbytes
             ),
@@ -427,7 +440,9 @@ def draw(results: dict[str, Any], path: Path) -> None:
                 if name in case["seconds"]
             ]
             if points:
-                style = {"linewidth": 2.5} if name == "cumem" else {"linewidth": 1.2}
+                style: dict[str, Any] = {"linewidth": 2.5 if name == "cumem" else 1.2}
+                if name == TENSORS:
+                    style |= {"color": panel.lines[0].get_color(), "linestyle": "--"}
                 panel.plot(*zip(*points, strict=True), marker=".", label=name, **style)
         panel.set_xscale("log", base=2)
         panel.set_xticks([1 << i for i in (8, 12, 16, 20, 24, 28, 32)])
@@ -477,7 +492,11 @@ def render(results: dict[str, Any]) -> str:
     for name, key in LONG.items():
         seconds = found[key]
         rate = key[2] / seconds["cumem"]
-        others = {who: key[2] / took for who, took in seconds.items() if who != "cumem"}
+        others = {
+            who: key[2] / took
+            for who, took in seconds.items()
+            if who not in ("cumem", TENSORS)
+        }
         best = max(others, key=lambda who: others[who])
         lines.append(
             f"| {name} | {rate / 1e9:.1f} | {100 * rate / links[key[1]]:.0f} % "

@@ -9,7 +9,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 
 import numpy as np
 import pytest
@@ -29,6 +29,7 @@ def transfer() -> ModuleType:
 
 
 def test_benchmark_of_transfers_runs_and_says_that_it_is_emulated(
+    transfer: ModuleType,
     tmp_path: Path,
 ) -> None:
     path = tmp_path / "results.json"
@@ -48,9 +49,7 @@ def test_benchmark_of_transfers_runs_and_says_that_it_is_emulated(
     assert done.stdout.startswith("EMULATED DEVICE")
     results = json.loads(path.read_text(encoding="utf-8"))
     assert results["emulated"] is True
-    assert results["missing"] == dict.fromkeys(
-        ("driver", "driver-wait", "torch", "cupy", "numba", "rmm"), "needs a GPU"
-    )
+    assert results["missing"] == dict.fromkeys(transfer.PEERS, "needs a GPU")
     cases = {
         (case["key"], case["direction"], case["nbytes"]): case
         for case in results["cases"]
@@ -72,6 +71,32 @@ def test_benchmark_of_transfers_notices_wrong_bytes(
     other = transfer.cumem.array(wanted[::-1], kind="device")
     with pytest.raises(AssertionError, match="wrong bytes"):
         bench.check(wanted, other)
+
+
+class Tensor:
+    """As PyTorch's on the processor: DLPack and nothing else."""
+
+    def __init__(self, array: np.ndarray) -> None:
+        self.array = array
+
+    def __dlpack__(self, **options: object) -> object:
+        return self.array.__dlpack__(**options)
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return 1, 0
+
+
+def test_benchmark_of_transfers_copies_tensors_both_ways(
+    transfer: ModuleType, emulated
+) -> None:
+    bench = transfer.Bench.__new__(transfer.Bench)
+    bench.peers = {transfer.TENSORS: SimpleNamespace(from_numpy=Tensor)}
+    host, back = np.arange(100, dtype="u1"), np.zeros(100, "u1")
+    device = transfer.cumem.empty_device(100, "u1")
+    bench.up_calls(device, host)[transfer.TENSORS]()()
+    bench.check(host, device)
+    bench.down_calls(back, device)[transfer.TENSORS]()()
+    bench.same(host, back)
 
 
 def test_benchmark_of_many_copies_runs_and_verifies(tmp_path: Path) -> None:
