@@ -233,11 +233,15 @@ leave_to_parts(cm_ticket *ticket, cm_status status, bool read)
     cm_mutex_unlock(&engine->lock);
 }
 
-/* Of the parts, which have ended, the first failure is the whole's. */
+/* Of the parts, which have ended, the first failure is the whole's. The count of one
+ * that has parts is not asked for any more: it has started. */
 static cm_status
 end_parts(cm_ticket *ticket, cm_status status)
 {
     cm_engine *engine = ticket->engine;
+    if (ticket->part_count == 0) {
+        return status; /* who would cancel it may be looking at that */
+    }
     for (uint64_t i = 0; i < ticket->part_count; i++) {
         cm_ticket *part = ticket->parts[i];
         cm_mutex_lock(&engine->lock);
