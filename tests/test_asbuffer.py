@@ -511,6 +511,13 @@ def test_copy_reads_odd_arrays(runtime) -> None:
         cumem.copy(cumem.zeros((4, 6), "<i4", "device"), data)
 
 
+def test_refused_target_is_given_back(runtime) -> None:
+    made = Produced.over(np.zeros(4), flags=READ_ONLY)
+    with pytest.raises(ValueError, match="read-only"):
+        cumem.copy(FakeDLPack(made), cumem.zeros(4, "f8", "device"))
+    assert made.deleted == 1
+
+
 @pytest.mark.parametrize("target", [None, 3, [1, 2], "text", np.float32(1)])
 def test_copy_refuses_targets_without_memory(runtime, target) -> None:
     with pytest.raises((TypeError, BufferError, ValueError)):

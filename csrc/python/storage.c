@@ -196,10 +196,18 @@ cm_storage_remains_free(cm_storage_remains *remains)
 void
 cm_storage_remains_bury(cm_storage_remains *remains)
 {
+    if (remains->foreign_drop == NULL && remains->foreign == NULL) {
+        return;
+    }
+    PyObject *type; /* a deleter may be Python code, which must not see our exception */
+    PyObject *value;
+    PyObject *traceback;
+    PyErr_Fetch(&type, &value, &traceback);
     if (remains->foreign_drop != NULL) {
         remains->foreign_drop(remains->foreign_argument);
     }
     Py_XDECREF(remains->foreign);
+    PyErr_Restore(type, value, traceback);
 }
 
 cm_status
