@@ -25,6 +25,10 @@ PyObject *cm_dlpack_versioned(const cm_buffer *buffer, cm_dl_device device, void
  * own capsule, which stays unused unless it is accepted. */
 PyObject *cm_dlpack_import(cm_state *state, PyObject *capsule,
                            const cm_dl_device *advertised);
+/* The same of a tensor without a capsule, which is taken over: its deleter is called
+ * once, now on failure. Ordinary memory of up to `unasked` bytes is not asked about. */
+PyObject *cm_dlpack_import_managed(cm_state *state, cm_dl_versioned *managed,
+                                   uint64_t unasked);
 /* A device that this process has. 0, or -1 with ValueError or BufferError. */
 int cm_dlpack_check_device(const cm_runtime *rt, cm_dl_device device);
 

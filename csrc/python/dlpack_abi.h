@@ -83,16 +83,33 @@ typedef struct cm_dl_versioned {
     cm_dl_tensor tensor;
 } cm_dl_versioned;
 
+/* Since 1.3 a type may carry one in the capsule "dlpack_exchange_api": the protocol as
+ * C functions, which wait for no stream. They return 0, or -1 with an exception; the
+ * GIL is held. Other major versions of the table are chained by `previous`. */
+typedef struct cm_dl_exchange {
+    cm_dl_version version;
+    const struct cm_dl_exchange *previous;
+    void (*allocate)(void);
+    int (*from_object)(void *object, cm_dl_versioned **out); /* the caller deletes it */
+    void (*to_object)(void);
+    void (*borrow)(void);
+    void (*current_stream)(void);
+} cm_dl_exchange;
+
 _Static_assert(sizeof(cm_dl_dtype) == 4 && sizeof(cm_dl_device) == 8, "DLPack ABI");
 _Static_assert(offsetof(cm_dl_tensor, shape) == 24 && sizeof(cm_dl_tensor) == 48,
                "DLPack ABI");
 _Static_assert(sizeof(cm_dl_legacy) == 64, "DLPack ABI");
 _Static_assert(offsetof(cm_dl_versioned, tensor) == 32 && sizeof(cm_dl_versioned) == 80,
                "DLPack ABI");
+_Static_assert(offsetof(cm_dl_exchange, from_object) == 24
+                   && sizeof(cm_dl_exchange) == 56,
+               "DLPack ABI");
 
 #define CM_DL_LEGACY_NAME "dltensor"
 #define CM_DL_LEGACY_USED "used_dltensor"
 #define CM_DL_VERSIONED_NAME "dltensor_versioned"
 #define CM_DL_VERSIONED_USED "used_dltensor_versioned"
+#define CM_DL_EXCHANGE_NAME "dlpack_exchange_api"
 
 #endif

@@ -234,13 +234,18 @@ cm_import_dlpack(cm_state *state, PyObject *object, cm_stream *stream)
     if (PyCapsule_CheckExact(object)) {
         return import_bare_capsule(state, object);
     }
+    PyObject *buffer = cm_import_exchange(state, object, 0);
+    if (buffer != Py_NotImplemented) {
+        return buffer;
+    }
+    Py_DECREF(buffer);
+    buffer = NULL;
     PyObject *method = NULL;
     PyObject *device_method = NULL;
     int found = PyType_Check(object) ? 0 : find_method(object, "__dlpack__", &method);
     if (found == 1) {
         found = find_method(object, "__dlpack_device__", &device_method);
     }
-    PyObject *buffer = NULL;
     if (found == 1) {
         buffer = import_from(state, object, method, device_method, stream);
     }

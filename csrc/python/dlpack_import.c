@@ -9,9 +9,9 @@ static const char what[] = "DLPack tensor";
 
 /* -- a capsule ---------------------------------------------------------------------------- */
 
-/* An unused capsule, opened. */
+/* An unused capsule, opened; or a tensor without one. */
 typedef struct opened {
-    PyObject *capsule;          /* borrowed */
+    PyObject *capsule;          /* borrowed; or NULL */
     cm_dl_versioned *versioned; /* one of the two is set */
     cm_dl_legacy *legacy;
 } opened;
@@ -52,6 +52,9 @@ drop_legacy(void *argument)
 static int
 mark_used(const opened *source)
 {
+    if (source->capsule == NULL) {
+        return 0;
+    }
     return PyCapsule_SetName(source->capsule, source->versioned != NULL
                                                   ? CM_DL_VERSIONED_USED
                                                   : CM_DL_LEGACY_USED);
@@ -203,7 +206,7 @@ check_claim(const cm_pointer_info *info, cm_dl_device device)
 }
 
 static int
-place(cm_state *state, cm_import *import, cm_dl_device device)
+place(cm_state *state, cm_import *import, cm_dl_device device, uint64_t unasked)
 {
     static const struct {
         int32_t type;
@@ -217,12 +220,12 @@ place(cm_state *state, cm_import *import, cm_dl_device device)
             import->kind = kinds[i].kind;
         }
     }
-    if (import->nbytes == 0) {
+    import->host = device.type == CM_DL_CPU;
+    if (import->nbytes <= (import->host ? unasked : 0)) {
         cm_import_place(import, NULL, device.id);
         return 0;
     }
     cm_pointer_info info;
-    import->host = device.type == CM_DL_CPU;
     if (cm_import_probe(state, import, what, &info) < 0
         || check_claim(&info, device) < 0) {
         return -1;
@@ -257,7 +260,7 @@ check_advertised(const cm_dl_device *advertised, cm_dl_device device)
 
 static PyObject *
 import_tensor(cm_state *state, const opened *source, const cm_dl_tensor *tensor,
-              uint64_t flags, const cm_dl_device *advertised)
+              uint64_t flags, const cm_dl_device *advertised, uint64_t unasked)
 {
     cm_runtime *rt = cm_state_runtime(state);
     if (rt == NULL || cm_dlpack_check_device(rt, tensor->device) < 0
@@ -277,9 +280,11 @@ import_tensor(cm_state *state, const opened *source, const cm_dl_tensor *tensor,
         source->versioned != NULL ? (void *)source->versioned : (void *)source->legacy;
     if (read_extents(tensor, &import.region) == 0 && read_data(tensor, &import) == 0
         && cm_import_measure(&import, what) == 0
-        && place(state, &import, tensor->device) == 0 && mark_used(source) == 0) {
+        && place(state, &import, tensor->device, unasked) == 0
+        && mark_used(source) == 0) {
         buffer = cm_import_finish(state, &import);
-        if (buffer == NULL) { /* give it back as it was: the caller decides */
+        if (buffer == NULL && source->capsule != NULL) { /* give it back as it was: the
+                                                            caller decides */
             (void)PyCapsule_SetName(source->capsule, source->versioned != NULL
                                                          ? CM_DL_VERSIONED_NAME
                                                          : CM_DL_LEGACY_NAME);
@@ -290,10 +295,12 @@ import_tensor(cm_state *state, const opened *source, const cm_dl_tensor *tensor,
 }
 
 static PyObject *
-import_opened(cm_state *state, const opened *source, const cm_dl_device *advertised)
+import_opened(cm_state *state, const opened *source, const cm_dl_device *advertised,
+              uint64_t unasked)
 {
     if (source->legacy != NULL) {
-        return import_tensor(state, source, &source->legacy->tensor, 0, advertised);
+        return import_tensor(state, source, &source->legacy->tensor, 0, advertised,
+                             unasked);
     }
     const cm_dl_versioned *managed = source->versioned;
     if (managed->version.major != CM_DL_MAJOR) { /* the rest may lie elsewhere */
@@ -302,7 +309,8 @@ import_opened(cm_state *state, const opened *source, const cm_dl_device *adverti
                      (unsigned)managed->version.minor);
         return NULL;
     }
-    return import_tensor(state, source, &managed->tensor, managed->flags, advertised);
+    return import_tensor(state, source, &managed->tensor, managed->flags, advertised,
+                         unasked);
 }
 
 PyObject *
@@ -312,8 +320,19 @@ cm_dlpack_import(cm_state *state, PyObject *capsule, const cm_dl_device *adverti
     if (!open_capsule(capsule, &source)) {
         return Py_NewRef(Py_NotImplemented);
     }
-    PyObject *buffer = import_opened(state, &source, advertised);
+    PyObject *buffer = import_opened(state, &source, advertised, 0);
     if (buffer == NULL && advertised != NULL) {
+        discard(&source);
+    }
+    return buffer;
+}
+
+PyObject *
+cm_dlpack_import_managed(cm_state *state, cm_dl_versioned *managed, uint64_t unasked)
+{
+    opened source = {.versioned = managed};
+    PyObject *buffer = import_opened(state, &source, NULL, unasked);
+    if (buffer == NULL) {
         discard(&source);
     }
     return buffer;

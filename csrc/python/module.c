@@ -212,6 +212,7 @@ core_exec(PyObject *module)
     F(current_pool.getter)                                                             \
     F(current_pool.type)                                                               \
     F(uint8_dtype)                                                                     \
+    F(exchange.type)                                                                   \
     F(hooks.stats)                                                                     \
     F(hooks.snapshot)                                                                  \
     F(hooks.progress)                                                                  \

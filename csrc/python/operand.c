@@ -218,11 +218,21 @@ int
 cm_operand_init_short(cm_state *state, cm_operand *operand, PyObject *object,
                       PyObject *target_dtype, cm_stream *stream)
 {
-    if (!cm_numpy_is_array(object) || !shares_managed(state)) {
+    if (cm_buffer_check(state, object) || !shares_managed(state)) {
         return cm_operand_init(state, operand, object, target_dtype, stream);
     }
     *operand = (cm_operand){.is_scalar = false};
-    return init_array(state, operand, object, SHORT_NBYTES);
+    if (cm_numpy_is_array(object)) {
+        return init_array(state, operand, object, SHORT_NBYTES);
+    }
+    PyObject *buffer = cm_import_exchange(state, object, SHORT_NBYTES);
+    if (buffer == Py_NotImplemented) {
+        Py_DECREF(buffer);
+        return cm_operand_init(state, operand, object, target_dtype, stream);
+    }
+    int result = buffer == NULL ? -1 : init_buffer(operand, buffer);
+    Py_XDECREF(buffer);
+    return result;
 }
 
 void

@@ -37,6 +37,10 @@ bool cm_object_is_exporter(PyObject *object);
 PyObject *cm_import_dlpack(cm_state *state, PyObject *object, cm_stream *stream);
 PyObject *cm_import_array_interface(cm_state *state, PyObject *object,
                                     cm_stream *stream);
+/* DLPack by C calls alone, for the host's memory where the object's type has a table of
+ * them: a fraction of the time. Ordinary memory of up to `unasked` bytes is not asked
+ * about. NotImplemented also where the object must be asked in Python. */
+PyObject *cm_import_exchange(cm_state *state, PyObject *object, uint64_t unasked);
 PyObject *cm_import_buffer(cm_state *state, PyObject *object);
 
 /* asbuffer(), for the module's method table; ends with an empty row. */
@@ -65,7 +69,7 @@ bool cm_operand_is_memory(const cm_state *state, PyObject *object);
 int cm_operand_init(cm_state *state, cm_operand *operand, PyObject *object,
                     PyObject *target_dtype, cm_stream *stream);
 /* The same for an end of a copy to or from a device that is waited for: a short array
- * counts as ordinary memory, whatever it is. */
+ * or tensor of the host counts as ordinary memory, whatever it is. */
 int cm_operand_init_short(cm_state *state, cm_operand *operand, PyObject *object,
                           PyObject *target_dtype, cm_stream *stream);
 void cm_operand_fini(cm_operand *operand);

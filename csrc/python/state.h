@@ -125,6 +125,10 @@ typedef struct cm_state {
     PyObject *out_of_memory_callbacks; /* list: called in order before giving up */
     PyObject *default_pools;           /* dict: number of the slot -> its Pool */
     PyObject *wakers; /* weakref.WeakKeyDictionary: event loop -> its waker */
+    struct {
+        PyObject *type;    /* owned, or NULL: the last that had such a table */
+        const void *table; /* cm_dl_exchange */
+    } exchange;
     PyObject *words[CM_WORD_COUNT];
     /* the process's devices, opened at first use; NULL before and after shutdown */
     cm_runtime *runtime;    /* owned */

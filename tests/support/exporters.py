@@ -66,9 +66,9 @@ class Versioned(ctypes.Structure):
     ]
 
 
-_new = ctypes.pythonapi.PyCapsule_New
-_new.restype = ctypes.py_object
-_new.argtypes = [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
+new_capsule = ctypes.pythonapi.PyCapsule_New
+new_capsule.restype = ctypes.py_object
+new_capsule.argtypes = [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
 _is_valid = ctypes.pythonapi.PyCapsule_IsValid
 _is_valid.argtypes = [ctypes.py_object, ctypes.c_char_p]
 _pointer = ctypes.pythonapi.PyCapsule_GetPointer
@@ -161,7 +161,9 @@ class Produced:
             if self._destructor is not None
             else None
         )
-        return _new(ctypes.addressof(self.managed), NAMES[self.versioned], destructor)
+        return new_capsule(
+            ctypes.addressof(self.managed), NAMES[self.versioned], destructor
+        )
 
 
 class FakeDLPack:

@@ -1,0 +1,271 @@
+# SPDX-License-Identifier: Apache-2.0
+"""DLPack, in, by the table of C functions that a type may carry."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+from typing import Any
+
+import numpy as np
+import pytest
+from support import values
+from support.exporters import (
+    CPU,
+    CUDA,
+    CUDA_HOST,
+    READ_ONLY,
+    FakeDLPack,
+    Produced,
+    Version,
+    new_capsule,
+)
+
+import cumem
+
+FROM_OBJECT = ctypes.PYFUNCTYPE(
+    ctypes.c_int, ctypes.py_object, ctypes.POINTER(ctypes.c_void_p)
+)
+NAME = b"dlpack_exchange_api"
+
+
+class Table(ctypes.Structure):
+    _fields_ = [
+        ("version", Version),
+        ("previous", ctypes.c_void_p),
+        ("allocate", ctypes.c_void_p),
+        ("from_object", FROM_OBJECT),
+        ("to_object", ctypes.c_void_p),
+        ("borrow", ctypes.c_void_p),
+        ("current_stream", ctypes.c_void_p),
+    ]
+
+
+@FROM_OBJECT
+def from_object(exporter: Any, out: Any) -> int:
+    exporter.taken += 1
+    if exporter.fails:
+        return -1
+    out[0] = ctypes.addressof(exporter.quick.managed)
+    return 0
+
+
+TABLE = Table(Version(1, 3), None, None, from_object, None, None, None)
+
+
+class Quick(FakeDLPack):
+    """Has the table, and __dlpack__ with a tensor of its own."""
+
+    __dlpack_c_exchange_api__: object = new_capsule(ctypes.addressof(TABLE), NAME, None)
+    fails = False
+
+    def __init__(self, array: np.ndarray[Any, Any], **options: Any) -> None:
+        super().__init__(Produced.over(array))
+        self.quick = Produced.over(array, **options)
+        self.taken = 0
+
+    @property
+    def asked(self) -> int:
+        """How often the object was asked in Python."""
+        return len(self.calls)
+
+
+def test_tensor_is_taken_without_asking_in_python(runtime) -> None:
+    data = np.arange(12, dtype="i4").reshape(3, 4)[::-1, ::2]
+    exporter = Quick(data)
+    found = cumem.asbuffer(exporter)
+    assert (exporter.taken, exporter.asked) == (1, 0)
+    assert (found.numpy() == data).all()
+    assert (found.ptr, found.kind) == (data.ctypes.data, "pageable")
+    part = found[1:]
+    del found
+    assert exporter.quick.deleted == 0
+    del part
+    assert exporter.quick.deleted == 1
+
+
+@pytest.mark.parametrize("count", [4, 5000, 50000])  # short, and not
+def test_copy_reads_and_writes_it(runtime, count) -> None:
+    data = np.arange(count, dtype="f8")
+    buffer = cumem.zeros(count, "f8", "device")
+    source = Quick(data)
+    cumem.copy(buffer, source)
+    assert (values.get(buffer) == data).all()
+    target = Quick(np.zeros(count))
+    cumem.copy(target, buffer)
+    assert (target.quick.keep == data).all()
+    for exporter in (source, target):
+        assert (exporter.taken, exporter.asked) == (1, 0)
+        assert exporter.quick.deleted == 1
+
+
+@pytest.mark.parametrize("count", [4, 50000])
+def test_readonly_tensor_is_not_written(runtime, count) -> None:
+    target = Quick(np.zeros(count), flags=READ_ONLY)
+    assert cumem.asbuffer(target).readonly
+    with pytest.raises(ValueError, match="read-only"):
+        cumem.copy(target, cumem.full(count, 1, "f8", "device"))
+    assert not target.quick.keep.any()
+    gc.collect()
+    assert target.quick.deleted == 2
+
+
+def test_page_locked_memory_is_seen(runtime) -> None:
+    buffer = cumem.full(1 << 14, 7, "i8", "pinned")
+    exporter = Quick(buffer.numpy())
+    found = cumem.asbuffer(exporter)
+    assert (found.kind, exporter.asked) == ("pinned", 0)
+    device = cumem.empty_device(1 << 14, "i8")
+    for count in (16, 1 << 14):
+        part = Quick(buffer.numpy()[:count])
+        cumem.copy(device[:count], part)
+        assert part.asked == 0
+    assert (values.get(device) == 7).all()
+
+
+# -- asked in Python instead ---------------------------------------------------------------
+
+
+def test_failure_is_explained_by_python(runtime) -> None:
+    exporter = Quick(np.arange(3.0))
+    exporter.fails = True
+    assert cumem.asbuffer(exporter).numpy().tolist() == [0, 1, 2]
+    assert (exporter.taken, exporter.asked) == (1, 1)
+    exporter = Quick(np.arange(3.0))
+    exporter.fails = True
+    exporter._error = lambda: BufferError("its own words")
+    with pytest.raises(BufferError, match="its own words"):
+        cumem.copy(cumem.empty_device(3), exporter)
+
+
+@pytest.mark.parametrize("has", [True, "unknown"])
+def test_gradient_is_python_s_to_refuse(runtime, has) -> None:
+    exporter = Quick(np.zeros(3))
+    exporter.requires_grad = has  # type: ignore[attr-defined]
+    cumem.asbuffer(exporter)
+    assert (exporter.taken, exporter.asked) == (0, 1)
+    exporter.requires_grad = False  # type: ignore[attr-defined]
+    cumem.asbuffer(exporter)
+    assert (exporter.taken, exporter.asked) == (1, 1)
+
+
+def test_complex_numbers_may_be_conjugates(runtime) -> None:
+    exporter = Quick(np.array([1 + 2j]))
+    found = cumem.asbuffer(exporter)
+    assert found.numpy().tolist() == [1 + 2j]
+    assert (exporter.taken, exporter.asked, exporter.quick.deleted) == (1, 1, 1)
+
+
+@pytest.mark.parametrize("device", [(CUDA, 0), (CUDA_HOST, 0)])
+def test_what_has_streams_is_asked(runtime, device) -> None:
+    exporter = Quick(np.zeros(3), device=device)
+    cumem.asbuffer(exporter)
+    assert (exporter.taken, exporter.asked, exporter.quick.deleted) == (1, 1, 1)
+
+
+def test_heirs_may_mean_something_else(runtime) -> None:
+    class Heir(Quick):
+        pass
+
+    exporter = Heir(np.zeros(3))
+    cumem.asbuffer(exporter)
+    assert (exporter.taken, exporter.asked) == (0, 1)
+
+
+def with_table(table: object) -> Quick:
+    class Other(Quick):
+        __dlpack_c_exchange_api__ = table
+
+    return Other(np.zeros(3))
+
+
+def test_another_version_of_the_table_is_not_used(runtime) -> None:
+    newer = Table(Version(2, 0), None, None, from_object, None, None, None)
+    exporter = with_table(new_capsule(ctypes.addressof(newer), NAME, None))
+    cumem.asbuffer(exporter)
+    assert (exporter.taken, exporter.asked) == (0, 1)
+    newer.previous = ctypes.addressof(TABLE)
+    exporter = with_table(new_capsule(ctypes.addressof(newer), NAME, None))
+    cumem.asbuffer(exporter)
+    assert (exporter.taken, exporter.asked) == (1, 0)
+
+
+@pytest.mark.parametrize("table", [None, 5, "capsule", "without the function"])
+def test_what_is_no_table_is_not_used(runtime, table) -> None:
+    empty = Table(version=Version(1, 3))
+    if table == "capsule":
+        table = new_capsule(ctypes.addressof(TABLE), b"something else", None)
+    elif table == "without the function":
+        table = new_capsule(ctypes.addressof(empty), NAME, None)
+    exporter = with_table(table)
+    cumem.asbuffer(exporter)
+    assert (exporter.taken, exporter.asked) == (0, 1)
+
+
+# -- lies ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "error", "word"),
+    [
+        ("ndim", 65, ValueError, "ndim"),
+        ("data", None, ValueError, "NULL"),
+        ("shape", None, ValueError, "shape"),
+        ("byte_offset", (1 << 64) - 1, ValueError, "address space"),
+    ],
+)
+@pytest.mark.parametrize("copies", [False, True])
+def test_wrong_fields_are_refused(runtime, field, value, error, word, copies) -> None:
+    exporter = Quick(np.zeros((2, 3)))
+    setattr(exporter.quick.tensor, field, value)
+    buffer = cumem.empty_device((2, 3)) if copies else None
+    with pytest.raises(error, match=word):
+        cumem.copy(buffer, exporter) if copies else cumem.asbuffer(exporter)
+    gc.collect()
+    assert (exporter.quick.deleted, exporter.asked) == (1, 0)
+
+
+def test_tensor_of_another_version_is_asked_for(runtime) -> None:
+    exporter = Quick(np.zeros(3))
+    exporter.quick.managed.version = Version(2, 0)
+    cumem.asbuffer(exporter)
+    assert (exporter.taken, exporter.asked, exporter.quick.deleted) == (1, 1, 1)
+
+
+def test_address_of_a_device_is_not_the_hosts(runtime) -> None:
+    buffer = cumem.zeros(1 << 14, "f8", "device")
+    made = Produced(buffer.ptr, (1 << 14,), None, np.dtype("f8"), device=(CPU, 0))
+    exporter = Quick(np.zeros(1 << 14))
+    exporter.quick = made
+    with pytest.raises(ValueError, match="device memory"):
+        cumem.asbuffer(exporter)
+    assert made.deleted == 1
+
+
+# -- PyTorch -------------------------------------------------------------------------------
+
+
+def test_torch_tensors_are_taken_so(runtime, monkeypatch) -> None:
+    torch = pytest.importorskip("torch")
+    if not hasattr(torch.Tensor, "__dlpack_c_exchange_api__"):
+        pytest.skip(f"PyTorch {torch.__version__} has no such table")
+
+    def refuse(*_: object, **__: object) -> None:
+        raise AssertionError("asked in Python")
+
+    buffer = cumem.empty_device((3, 4), "f4")
+    conjugate = torch.zeros(3, 4, dtype=torch.complex64).conj()
+    with pytest.raises((BufferError, RuntimeError), match="conj"):
+        cumem.copy(cumem.empty_device((3, 4), "c8"), conjugate)
+    with pytest.raises((BufferError, RuntimeError), match="grad"):
+        cumem.copy(buffer, torch.zeros(3, 4, requires_grad=True))
+    with monkeypatch.context() as patch:
+        patch.setattr(torch.Tensor, "__dlpack__", refuse)
+        source = torch.arange(12, dtype=torch.float32).reshape(4, 3).T
+        cumem.copy(buffer, source)
+        target = torch.zeros(3, 4)
+        cumem.copy(target, buffer)
+        assert torch.equal(target, source)
+        assert cumem.asbuffer(source).ptr == source.data_ptr()
+        with pytest.raises(AssertionError, match="asked in Python"):
+            cumem.copy(buffer, torch.nn.Parameter(torch.zeros(3, 4)))
