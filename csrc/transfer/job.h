@@ -77,15 +77,15 @@ typedef struct cm_job {
     cm_stream *request_stream; /* held; NULL in the background */
     cm_stream *stream;         /* held: works on it, request_stream or `lent` */
     cm_stream *lent;           /* ours until given back or passed to the ticket */
-    cm_stream *gather_stream;  /* lent; PEER */
+    cm_stream *gather_stream;  /* lent; PEER, and STAGED_KERNEL of several pieces */
     uint64_t start_event;      /* lent, of stream->device */
     uint64_t wait_event;       /* the same; while cm_job_wait_stream() is at it */
     cm_after *afters;          /* owned array; events lent */
     cm_ticket **after_tickets; /* owned array, held */
-    void *host_temporary;   /* owned: the source of an overlapping copy, read whole */
-    cm_block *temporary;    /* the same on the device */
-    cm_block *device_block; /* packed bytes of one piece */
-    struct cm_many *many;   /* owned; runs that go together, instead of dst and src */
+    void *host_temporary; /* owned: the source of an overlapping copy, read whole */
+    cm_block *temporary;  /* the same on the device */
+    cm_block *device_blocks[2]; /* packed bytes of one piece each */
+    struct cm_many *many; /* owned; runs that go together, instead of dst and src */
     struct cm_staging *staging;   /* owned; staging.c's, from the first piece on */
     struct cm_file_reader *file;  /* owned; read instead of src; NULL: none */
     cm_fan *fan;                  /* owned; fan.c's: further targets; NULL: none */

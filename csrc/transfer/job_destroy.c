@@ -46,7 +46,8 @@ cm_job_destroy(cm_job *job)
         }
     }
     if (job->plan.device >= 0) {
-        free_block(job, device_pools[job->plan.device], job->device_block);
+        free_block(job, device_pools[job->plan.device], job->device_blocks[0]);
+        free_block(job, device_pools[job->plan.device], job->device_blocks[1]);
         free_block(job, device_pools[job->plan.device], job->temporary);
     }
     if (job->stream != NULL) {

@@ -203,7 +203,9 @@ cm_plan_count_pieces(cm_plan *plan, const cm_tuning *tuning)
     bool staged = plan->route == CM_ROUTE_STAGED
                   || plan->route == CM_ROUTE_STAGED_KERNEL
                   || plan->route == CM_ROUTE_STAGED_TABLE;
-    plan->is_cached = plan->route == CM_ROUTE_STAGED && !plan->is_download
+    bool packs =
+        plan->route == CM_ROUTE_STAGED || plan->route == CM_ROUTE_STAGED_KERNEL;
+    plan->is_cached = packs && !plan->is_download
                       && plan->nbytes >= tuning->cached_nbytes
                       && tuning->thread_count >= tuning->cached_thread_count;
     plan->piece_nbytes = cm_tuning_piece_nbytes(tuning, plan->nbytes);

@@ -24,13 +24,13 @@ cm_job_alloc_block(cm_job *job, int device, uint64_t nbytes, cm_stream *stream,
 }
 
 static cm_status
-get_device_block(cm_job *job, cm_address *out)
+get_device_block(cm_job *job, int which, cm_address *out)
 {
-    if (job->device_block == NULL) {
+    if (job->device_blocks[which] == NULL) {
         CM_TRY(cm_job_alloc_block(job, job->plan.device, job->plan.piece_nbytes,
-                                  job->stream, &job->device_block));
+                                  job->stream, &job->device_blocks[which]));
     }
-    *out = job->device_block->address;
+    *out = job->device_blocks[which]->address;
     return cm_ok();
 }
 
@@ -41,6 +41,60 @@ end_device_part(const cm_job *job, const cm_slot *s)
 }
 
 /* -- to the device ---------------------------------------------------------------------- */
+
+/* Several pieces: while the kernel places one, the next is on its way, in another block
+ * and on a stream of its own. Where memory is short they go one after the other. */
+static cm_status
+open_gather_stream(cm_job *job)
+{
+    cm_address block;
+    if (job->plan.piece_count < 2 || job->fan != NULL || job->gather_stream != NULL) {
+        return cm_ok();
+    }
+    CM_TRY(get_device_block(job, 0, &block));
+    cm_status status = get_device_block(job, 1, &block);
+    if (!cm_is_ok(status)) {
+        return cm_pool_is_short(status) ? cm_ok() : status;
+    }
+    cm_stream *stream;
+    CM_TRY(cm_loan_take_stream(job->engine, job->plan.device, &stream));
+    status = cm_job_chain_streams(job, job->stream, stream);
+    if (!cm_is_ok(status)) {
+        cm_loan_give_stream(job->engine, stream);
+        return status;
+    }
+    job->gather_stream = stream;
+    return cm_ok();
+}
+
+/* Packed bytes by way of memory there, from which a kernel puts them in their places.
+ */
+static cm_status
+send_by_block(cm_job *job, const cm_layout *unpack, cm_address from, uint64_t nbytes)
+{
+    cm_runtime *rt = job->engine->rt;
+    cm_staging *staging = job->staging;
+    cm_address block;
+    if (staging->passed == 0) {
+        CM_TRY(open_gather_stream(job));
+    }
+    cm_stream *side = job->gather_stream;
+    if (side == NULL) {
+        CM_TRY(get_device_block(job, 0, &block));
+        CM_TRY(cm_rt_copy_async(rt, block, from, nbytes, job->stream->handle));
+    }
+    else {
+        if (staging->passed >= 2) { /* the last kernel that reads this block */
+            const cm_slot *before = cm_slot_at(staging, staging->passed - 2);
+            CM_TRY(cm_stream_wait_event(side, before->event));
+        }
+        CM_TRY(get_device_block(job, staging->passed % 2, &block));
+        CM_TRY(cm_rt_copy_async(rt, block, from, nbytes, side->handle));
+        CM_TRY(cm_job_chain_streams(job, side, job->stream));
+    }
+    return cm_kernels_launch(&job->engine->kernels, job->plan.device, unpack,
+                             job->dst.address, block, job->stream->handle);
+}
 
 /* Packed bytes on the host to their places on the device, or in host memory that the
  * device writes for us. What is repeated is read again and again: not over the bus. */
@@ -62,11 +116,7 @@ send_piece(cm_job *job, const cm_layout *unpack, const cm_slot *s, uint64_t nbyt
         return cm_rt_copy_async(rt, job->dst.address + (uint64_t)unpack->dst_offset,
                                 from, nbytes, job->stream->handle);
     }
-    cm_address block;
-    CM_TRY(get_device_block(job, &block));
-    CM_TRY(cm_rt_copy_async(rt, block, from, nbytes, job->stream->handle));
-    return cm_kernels_launch(&job->engine->kernels, job->plan.device, unpack,
-                             job->dst.address, block, job->stream->handle);
+    return send_by_block(job, unpack, from, nbytes);
 }
 
 static cm_status
@@ -91,7 +141,7 @@ static cm_status
 turn_where_there_is_memory(cm_job *job)
 {
     cm_address block;
-    cm_status status = job->plan.is_turned ? get_device_block(job, &block) : cm_ok();
+    cm_status status = job->plan.is_turned ? get_device_block(job, 0, &block) : cm_ok();
     if (cm_is_ok(status) || status.code == CM_ECANCELLED) {
         return status;
     }
@@ -215,7 +265,7 @@ fetch_piece(cm_job *job, const cm_layout *pack, const cm_slot *s, uint64_t nbyte
                                 nbytes, job->stream->handle);
     }
     cm_address block;
-    CM_TRY(get_device_block(job, &block));
+    CM_TRY(get_device_block(job, 0, &block));
     CM_TRY(cm_kernels_launch(&job->engine->kernels, job->plan.device, pack, block,
                              job->src.address, job->stream->handle));
     return cm_rt_copy_async(rt, to, block, nbytes, job->stream->handle);

@@ -1,0 +1,77 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Arrays whose axes are in another order on the device: sent as they lie, in pieces that a
+kernel there puts in their places while the next one is on its way."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+from support import values
+
+import cumem
+
+PIECE_NBYTES = 64 << 10
+
+
+@pytest.fixture(autouse=True)
+def small_pieces(runtime) -> Iterator[None]:
+    with cumem.configure(chunk_nbytes=PIECE_NBYTES, ring_nbytes="1MiB", threads=2):
+        yield
+
+
+def numbers(*shape: int) -> np.ndarray:
+    return np.arange(np.prod(shape), dtype="i4").reshape(shape)
+
+
+@pytest.mark.parametrize(
+    "rows", [100, 128, 1000]
+)  # one piece, two, and more than slots
+@pytest.mark.parametrize("background", [False, True])
+def test_each_element_finds_its_place(runtime, rows, background) -> None:
+    array = numbers(rows, 160)
+    buffer = cumem.full((160, rows), -1, "i4", "device")
+    told = cumem.explain(buffer, array.T)
+    assert told.route == "staged-kernel"
+    assert told.pieces == -(-array.nbytes // PIECE_NBYTES)
+    for turn in range(3):
+        array += turn
+        if background:
+            cumem.copy_async(buffer, array.T).wait()
+        else:
+            cumem.copy(buffer, array.T)
+        assert (values.get(buffer) == array.T).all()
+
+
+def test_what_follows_on_the_stream_sees_all_of_it(runtime) -> None:
+    array = numbers(1000, 160)
+    stream = cumem.Stream()
+    buffer = cumem.empty_device((160, 1000), "i4", stream=stream)
+    back = cumem.empty_pinned((160, 1000), "i4")
+    cumem.copy_async(buffer, array.T, stream=stream)
+    cumem.copy_async(back, buffer, stream=stream)
+    array[:] = -1  # it was read before the call returned
+    stream.synchronize()
+    assert (back.numpy() == numbers(1000, 160).T).all()
+
+
+@pytest.mark.parametrize(
+    ("free", "route"), [(0, "staged"), (1, "staged-kernel"), (2, "staged-kernel")]
+)
+def test_little_memory_there_makes_it_slower_only(emulated, free, route) -> None:
+    array = numbers(1000, 160)
+    buffer = cumem.empty_device((160, 1000), "i4")
+    cumem.set_limit("device", cumem.stats().kinds["device"].reserved_nbytes)
+    fillers = []
+    with contextlib.suppress(cumem.OutOfMemoryError):
+        while True:
+            fillers.append(cumem.empty_device(PIECE_NBYTES, "u1"))
+    del fillers[len(fillers) - free :]
+    before = cumem.stats().kinds["device"].allocation_count
+    transfer = cumem.copy_async(buffer, array.T)
+    transfer.wait()
+    assert transfer.route == route
+    assert cumem.stats().kinds["device"].allocation_count - before == free
+    assert (values.get(buffer) == array.T).all()
