@@ -1,26 +1,37 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "transfer/host_copy.h"
 
+#include <assert.h>
+#include <stdlib.h>
 #include <string.h>
 
+#include "base/pick_copy.h"
+#include "base/transpose.h"
 #include "base/wide_copy.h"
 
 enum {
-    TILE_ROWS = 16,        /* lines of the source that one tile keeps in the cache */
-    WIDE_RUN_NBYTES = 4096 /* shorter runs are faster through the caches */
+    TILE_ROWS = CM_TRANSPOSE_ROWS, /* lines of the source that one tile keeps in the
+                                      cache */
+    WIDE_RUN_NBYTES = 4096,        /* shorter runs are faster through the caches */
+    PICK_COUNT = 64                /* fewer elements are not worth its masks */
 };
 
+typedef struct block block;
+typedef void (*copy_block)(const block *b, char *dst, const char *src, size_t nbytes);
+
+static_assert((int)CM_LINE_NBYTES == CM_TRANSPOSE_ROW_NBYTES, "one line is one row");
+
 /* The two innermost loops, `outer` around `inner`. */
-typedef struct block {
+struct block {
     int64_t outer_count;
     int64_t inner_count;
     int64_t dst_outer;
     int64_t dst_inner;
     int64_t src_outer;
     int64_t src_inner;
-} block;
-
-typedef void (*copy_block)(const block *b, char *dst, const char *src, size_t nbytes);
+    const cm_pick *pick; /* for the inner one, or NULL */
+    copy_block rest;     /* what it leaves */
+};
 
 /* Each run by `move`. memcpy of a constant size is plain loads and stores of any
  * alignment. */
@@ -68,6 +79,21 @@ set_block(const block *b, char *dst, const char *src, size_t unused)
     }
 }
 
+static void
+pick_block(const block *b, char *dst, const char *src, size_t run_nbytes)
+{
+    block rest = *b;
+    rest.outer_count = 1;
+    for (int64_t i = 0; i < b->outer_count; i++) {
+        char *to = dst + i * b->dst_outer;
+        const char *from = src + i * b->src_outer;
+        int64_t done = cm_pick_copy(b->pick, to, from, b->inner_count);
+        rest.inner_count = b->inner_count - done;
+        b->rest(&rest, to + done * b->dst_inner, from + done * b->src_inner,
+                run_nbytes);
+    }
+}
+
 static copy_block
 choose_copy(uint64_t run_nbytes, const block *b, bool wide)
 {
@@ -86,6 +112,55 @@ choose_copy(uint64_t run_nbytes, const block *b, bool wide)
     return wide && run_nbytes >= WIDE_RUN_NBYTES ? copy_block_wide : copy_block_runs;
 }
 
+/* The lines of a tile are read once, and whole, to a place where they are near each
+ * other: lines that lie a power of two apart share few places in the caches, and each
+ * would be gone before all of it was read. */
+static void
+gather_lines(const block *tile, const char *from, size_t nbytes, char *lines)
+{
+    for (int64_t k = 0; k < tile->inner_count; k++) {
+        if (nbytes == CM_LINE_NBYTES) { /* a constant makes it a few instructions */
+            memcpy(lines, from, CM_LINE_NBYTES);
+        }
+        else {
+            memcpy(lines, from, nbytes);
+        }
+        from += tile->src_inner;
+        lines += CM_LINE_NBYTES;
+    }
+}
+
+/* The elements of each line lie side by side, in one direction or the other. */
+static void
+copy_packed_tile(copy_block copy, block *tile, char *dst, const char *src,
+                 size_t run_nbytes)
+{
+    char lines[TILE_ROWS * CM_LINE_NBYTES];
+    int64_t last = tile->outer_count - 1;
+    size_t nbytes = (size_t)tile->outer_count * run_nbytes;
+    bool back = tile->src_outer < 0;
+    const char *first = src + (back ? last * tile->src_outer : 0);
+    gather_lines(tile, first, nbytes, lines);
+    if (nbytes == CM_LINE_NBYTES && tile->inner_count == TILE_ROWS
+        && tile->dst_inner == (int64_t)run_nbytes
+        && cm_transpose(dst + (back ? last * tile->dst_outer : 0),
+                        back ? -tile->dst_outer : tile->dst_outer, lines, run_nbytes)) {
+        return;
+    }
+    tile->src_inner = CM_LINE_NBYTES;
+    copy(tile, dst, lines + (src - first), run_nbytes);
+}
+
+/* The processor does not ask for them by itself. */
+static void
+prefetch_lines(const block *tile, const char *src)
+{
+    for (int64_t k = 0; k < TILE_ROWS; k++) {
+        __builtin_prefetch(src);
+        src += tile->src_inner;
+    }
+}
+
 /* Transposed: neighbours in the source lie along another axis than those in the target,
  * and each line of the source would be read again and again. In tiles it is read once.
  */
@@ -94,15 +169,25 @@ copy_tiled(copy_block copy, const block *whole, char *dst, const char *src,
            size_t run_nbytes)
 {
     int64_t side = CM_LINE_NBYTES / (int64_t)run_nbytes;
+    bool packed = llabs(whole->src_outer) == (int64_t)run_nbytes;
     for (int64_t i = 0; i < whole->outer_count; i += side) {
         for (int64_t k = 0; k < whole->inner_count; k += TILE_ROWS) {
             block tile = *whole;
+            char *to = dst + i * whole->dst_outer + k * whole->dst_inner;
+            const char *from = src + i * whole->src_outer + k * whole->src_inner;
             int64_t rows = whole->outer_count - i;
             int64_t columns = whole->inner_count - k;
             tile.outer_count = rows < side ? rows : side;
             tile.inner_count = columns < TILE_ROWS ? columns : TILE_ROWS;
-            copy(&tile, dst + i * whole->dst_outer + k * whole->dst_inner,
-                 src + i * whole->src_outer + k * whole->src_inner, run_nbytes);
+            if (columns >= 2 * TILE_ROWS) {
+                prefetch_lines(&tile, from + TILE_ROWS * whole->src_inner);
+            }
+            if (packed) {
+                copy_packed_tile(copy, &tile, to, from, run_nbytes);
+            }
+            else {
+                copy(&tile, to, from, run_nbytes);
+            }
         }
     }
 }
@@ -125,6 +210,13 @@ copy(const cm_layout *layout, char *dst, const char *src, bool wide)
     copy_block move = choose_copy(layout->run_nbytes, &b, wide);
     size_t run_nbytes = (size_t)layout->run_nbytes;
     int64_t index[CM_MAX_NDIM] = {0};
+    cm_pick pick;
+    if (b.dst_inner == (int64_t)run_nbytes && b.inner_count >= PICK_COUNT
+        && cm_pick_init(&pick, run_nbytes, b.src_inner)) {
+        b.pick = &pick;
+        b.rest = move;
+        move = pick_block;
+    }
     for (;;) {
         if (near >= 0) {
             copy_tiled(move, &b, dst, src, run_nbytes);

@@ -1,0 +1,227 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Strided copies on the host against the plainest loop there is; both ends lie against
+ * pages that may not be touched. */
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+
+#include "base/pick_copy.h"
+#include "base/transpose.h"
+#include "check.h"
+#include "transfer/host_copy.h"
+
+enum { ROOM = 64 << 10, PAGE = 64 << 10, GUARD = 0xa5 };
+
+/* ROOM bytes between two pages that nobody may touch. */
+typedef struct fence {
+    char *map;
+    char *room;
+} fence;
+
+static void
+make_fence(fence *out)
+{
+    fence made;
+    made.map =
+        mmap(NULL, ROOM + 2 * PAGE, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    CHECK(made.map != MAP_FAILED);
+    made.room = made.map + PAGE;
+    CHECK_EQ(mprotect(made.room, ROOM, PROT_READ | PROT_WRITE), 0);
+    *out = made;
+}
+
+static void
+drop_fence(fence made)
+{
+    CHECK_EQ(munmap(made.map, ROOM + 2 * PAGE), 0);
+}
+
+/* No two neighbours are alike, nor are those one line or one page apart. */
+static void
+fill_bytes(char *to, size_t nbytes)
+{
+    uint32_t state = 1;
+    for (size_t i = 0; i < nbytes; i++) {
+        state = state * 1664525 + 1013904223;
+        to[i] = (char)(state >> 24);
+    }
+}
+
+static void
+copy_plainly(const cm_layout *layout, char *dst, const char *src, int axis)
+{
+    if (axis == layout->ndim) {
+        memcpy(dst, src, (size_t)layout->run_nbytes);
+        return;
+    }
+    for (int64_t i = 0; i < layout->shape[axis]; i++) {
+        copy_plainly(layout, dst + i * layout->dst_strides[axis],
+                     src + i * layout->src_strides[axis], axis + 1);
+    }
+}
+
+/* What lies below the first element, and from the first byte to the last. */
+static size_t
+extent_of(const cm_layout *layout, const int64_t *strides, size_t *below)
+{
+    size_t above = (size_t)layout->run_nbytes;
+    *below = 0;
+    for (int axis = 0; axis < layout->ndim; axis++) {
+        size_t reach = (size_t)((layout->shape[axis] - 1) * llabs(strides[axis]));
+        *below += strides[axis] < 0 ? reach : 0;
+        above += strides[axis] < 0 ? 0 : reach;
+    }
+    return *below + above;
+}
+
+/* Both ends at the end of their rooms, or both at their beginning. */
+static void
+check_copy(const cm_layout *layout, fence dst, fence src, char *expected, bool at_end)
+{
+    size_t dst_below, src_below;
+    size_t to_nbytes = extent_of(layout, layout->dst_strides, &dst_below);
+    size_t from_nbytes = extent_of(layout, layout->src_strides, &src_below);
+    CHECK(to_nbytes <= ROOM && from_nbytes <= ROOM);
+    size_t to_at = (at_end ? ROOM - to_nbytes : 0) + dst_below;
+    const char *from = src.room + (at_end ? ROOM - from_nbytes : 0) + src_below;
+    memset(dst.room, GUARD, ROOM);
+    memset(expected, GUARD, ROOM);
+    copy_plainly(layout, expected + to_at, from, 0);
+    cm_host_copy(layout, dst.room + to_at, from);
+    CHECK_EQ(memcmp(dst.room, expected, ROOM), 0);
+}
+
+static void
+test_elements_a_few_bytes_apart_are_brought_together(void)
+{
+    static const int64_t counts[] = {1, 2, 63, 64, 65, 66, 79, 80, 81, 97, 200, 401};
+    fence dst, src;
+    make_fence(&dst);
+    make_fence(&src);
+    char *expected = malloc(ROOM);
+    uint64_t picked = 0;
+    fill_bytes(src.room, ROOM);
+    for (int64_t size = 1; size <= 16; size++) {
+        for (int64_t step = -150; step <= 150; step++) {
+            if (llabs(step) < size) {
+                continue;
+            }
+            cm_pick pick;
+            picked += cm_pick_init(&pick, (size_t)size, step);
+            for (size_t i = 0; i < sizeof(counts) / sizeof(*counts); i++) {
+                cm_layout layout = {.ndim = 1, .run_nbytes = (uint64_t)size};
+                layout.shape[0] = counts[i];
+                layout.dst_strides[0] = size;
+                layout.src_strides[0] = step;
+                check_copy(&layout, dst, src, expected, true);
+                check_copy(&layout, dst, src, expected, false);
+            }
+        }
+    }
+#if defined(__x86_64__) || defined(__aarch64__)
+    CHECK_LT(100, picked);
+#endif
+    free(expected);
+    drop_fence(dst);
+    drop_fence(src);
+}
+
+static void
+test_rows_of_elements_apart_are_brought_together(void)
+{
+    fence dst, src;
+    make_fence(&dst);
+    make_fence(&src);
+    char *expected = malloc(ROOM);
+    fill_bytes(src.room, ROOM);
+    for (int64_t size = 1; size <= 8; size++) {
+        for (int64_t every = -3; every <= 3; every++) {
+            cm_layout layout = {.ndim = 3, .run_nbytes = (uint64_t)size};
+            const int64_t shape[] = {2, 5, 77};
+            const int64_t step = every == 0 ? size : every * size;
+            memcpy(layout.shape, shape, sizeof(shape));
+            const int64_t to[] = {77 * 5 * size, 77 * size, size};
+            const int64_t from[] = {77 * 5 * 32, -77 * 32, step};
+            memcpy(layout.dst_strides, to, sizeof(to));
+            memcpy(layout.src_strides, from, sizeof(from));
+            check_copy(&layout, dst, src, expected, true);
+            check_copy(&layout, dst, src, expected, false);
+        }
+    }
+    free(expected);
+    drop_fence(dst);
+    drop_fence(src);
+}
+
+/* rows x columns of the source, either way around, to columns x rows. */
+static void
+check_turned(fence dst, fence src, char *expected, int64_t size, int64_t rows,
+             int64_t columns, int64_t pitch, bool back)
+{
+    cm_layout layout = {.ndim = 2, .run_nbytes = (uint64_t)size};
+    layout.shape[0] = columns;
+    layout.shape[1] = rows;
+    layout.dst_strides[0] = rows * size;
+    layout.dst_strides[1] = size;
+    layout.src_strides[0] = back ? -size : size;
+    layout.src_strides[1] = pitch;
+    check_copy(&layout, dst, src, expected, true);
+    check_copy(&layout, dst, src, expected, false);
+}
+
+static void
+test_rows_become_columns(void)
+{
+    static const int64_t sides[][2] = {{16, 64}, {17, 65}, {33, 128},
+                                       {16, 16}, {48, 31}, {3, 5},
+                                       {15, 63}, {16, 8},  {64, 32}};
+    fence dst, src;
+    make_fence(&dst);
+    make_fence(&src);
+    char *expected = malloc(ROOM);
+    fill_bytes(src.room, ROOM);
+    for (int64_t size = 1; size <= 16; size++) {
+        for (size_t i = 0; i < sizeof(sides) / sizeof(*sides); i++) {
+            int64_t rows = sides[i][0];
+            int64_t columns = sides[i][1];
+            while (rows * columns * size > ROOM / 2) {
+                columns /= 2;
+            }
+            int64_t pitch = columns * size < 128 ? 128 : columns * size;
+            check_turned(dst, src, expected, size, rows, columns, pitch, false);
+            check_turned(dst, src, expected, size, rows, columns, -pitch, false);
+            check_turned(dst, src, expected, size, rows, columns, pitch, true);
+        }
+    }
+    free(expected);
+    drop_fence(dst);
+    drop_fence(src);
+}
+
+static void
+test_transpose_turns_every_element(void)
+{
+    char rows[CM_TRANSPOSE_ROWS * CM_TRANSPOSE_ROW_NBYTES];
+    char columns[sizeof(rows)];
+    fill_bytes(rows, sizeof(rows));
+    for (size_t size = 1; size <= 16; size++) {
+        size_t stride = CM_TRANSPOSE_ROWS * size;
+        memset(columns, 0, sizeof(columns));
+        bool done = cm_transpose(columns, (int64_t)stride, rows, size);
+        for (size_t at = 0; done && at < sizeof(rows); at++) {
+            size_t row = at / CM_TRANSPOSE_ROW_NBYTES;
+            size_t column = at % CM_TRANSPOSE_ROW_NBYTES / size;
+            CHECK_EQ(columns[column * stride + row * size + at % size], rows[at]);
+        }
+#if defined(__x86_64__) || defined(__aarch64__)
+        CHECK_EQ(done, size == 1 || size == 2 || size == 4 || size == 8);
+#endif
+    }
+}
+
+/* clang-format off */
+MAIN(RUN(test_elements_a_few_bytes_apart_are_brought_together)
+     RUN(test_rows_of_elements_apart_are_brought_together)
+     RUN(test_rows_become_columns)
+     RUN(test_transpose_turns_every_element))
+/* clang-format on */
