@@ -263,6 +263,8 @@ def _staged(facts: dict[str, Any], blocking: bool) -> str:
             reason = f"elements of {_memory(host)} are repeated"
     elif not blocking:
         reason = f"the driver takes {_memory(host)} only while the caller waits"
+    elif facts["fresh"]:
+        reason = f"pages of {_memory(host)} come into being, by several threads at once"
     else:
         reason = f"{_memory(host)} from {format_nbytes(least)} on is faster in pieces"
     many = "a thread" if facts["threads"] == 1 else f"{facts['threads']} threads"

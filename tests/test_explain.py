@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import itertools
+import mmap
 
 import numpy as np
 import pytest
@@ -265,3 +266,20 @@ def test_short_copies_are_quick_again_once_a_transfer_is_done(emulated):
     before = _core._copy_counts()["quick"]
     cumem.copy(dst, src)
     assert _core._copy_counts()["quick"] == before + 1
+
+
+def test_new_pages_are_made_by_several_threads_whoever_is_faster_else(emulated):
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+    src = cumem.full(32 << 20, 7, "u1", "device")
+    with cumem.configure(staged_down_nbytes=1 << 40, chunk_nbytes="1MiB", threads=2):
+        target = np.frombuffer(mmap.mmap(-1, src.nbytes, flags=flags), "u1")
+        told = check(target, src, blocking=True)
+        assert (told.route, told.piece_nbytes) == ("staged", 2 << 20)
+        assert "pages of ordinary memory come into being" in told.why
+        assert (target == 7).all()
+        told = check(target, src, blocking=True)
+        assert told.route == "direct"
+        assert "at any size" in told.why
+    with cumem.configure(staged_down_nbytes=1 << 40, threads=1):
+        target = np.frombuffer(mmap.mmap(-1, src.nbytes, flags=flags), "u1")
+        assert check(target, src, blocking=True).route == "direct"

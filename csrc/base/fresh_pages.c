@@ -6,10 +6,12 @@
 
 enum { LOOK_COUNT = 8 };
 
-/* Most pages of the range are not there yet, by a look at a few of them. */
-static bool
-are_fresh(const void *p, uint64_t nbytes)
+bool
+cm_pages_are_fresh(const void *p, uint64_t nbytes)
 {
+    if (nbytes < 2 * CM_HUGE_PAGE_NBYTES) {
+        return false;
+    }
     uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE);
     unsigned missing = 0;
     for (unsigned i = 0; i < LOOK_COUNT; i++) {
@@ -22,9 +24,8 @@ are_fresh(const void *p, uint64_t nbytes)
     return missing > LOOK_COUNT / 2;
 }
 
-/* Where whole ones lie in the range; a refusal changes nothing. */
-static void
-ask_huge(void *p, uint64_t nbytes)
+void
+cm_pages_ask_huge(void *p, uint64_t nbytes)
 {
     uintptr_t begin = (uintptr_t)p + CM_HUGE_PAGE_NBYTES - 1;
     uintptr_t end = (uintptr_t)p + (uintptr_t)nbytes;
@@ -38,9 +39,9 @@ ask_huge(void *p, uint64_t nbytes)
 bool
 cm_pages_prepare(void *p, uint64_t nbytes)
 {
-    if (nbytes < 2 * CM_HUGE_PAGE_NBYTES || !are_fresh(p, nbytes)) {
+    if (!cm_pages_are_fresh(p, nbytes)) {
         return false;
     }
-    ask_huge(p, nbytes);
+    cm_pages_ask_huge(p, nbytes);
     return true;
 }

@@ -9,9 +9,13 @@
 
 #define CM_HUGE_PAGE_NBYTES ((uintptr_t)2 << 20)
 
-/* Ask that the pages of a range about to be written become huge ones. False: the range
- * is short, or by a look at a few of them most are there already; nothing is changed.
- */
+/* The range is long enough for huge pages, and by a look at a few of them most pages
+ * are not there yet. */
+bool cm_pages_are_fresh(const void *p, uint64_t nbytes);
+/* Where whole ones lie in the range; a refusal changes nothing. */
+void cm_pages_ask_huge(void *p, uint64_t nbytes);
+/* Ask that the pages of a range about to be written become huge ones. False: they
+ * are not fresh; nothing is changed. */
 bool cm_pages_prepare(void *p, uint64_t nbytes);
 
 #endif

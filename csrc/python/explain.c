@@ -23,7 +23,8 @@ describe(const cm_explanation *e, const cm_copy_request *request, double expecte
 {
     const cm_plan *plan = &e->plan;
     return Py_BuildValue(
-        "{s:s,s:K,s:i,s:i,s:K,s:K,s:i,s:I,s:K,s:O,s:O,s:O,s:O,s:O,s:O,s:O,s:K,s:i,s:K,"
+        "{s:s,s:K,s:i,s:i,s:K,s:K,s:i,s:I,s:K,s:O,s:O,s:O,s:O,s:O,s:O,s:O,s:O,s:K,s:i,"
+        "s:K,"
         "s:K,s:d,s:O,s:N,s:N}",
         "route", cm_route_text(plan->route), "nbytes", (unsigned long long)plan->nbytes,
         "device", plan->device, "src_device", plan->src_device, "pieces",
@@ -36,7 +37,8 @@ describe(const cm_explanation *e, const cm_copy_request *request, double expecte
         e->overlaps ? Py_True : Py_False, "same_place",
         e->same_place ? Py_True : Py_False, "turned",
         plan->is_turned ? Py_True : Py_False, "download",
-        plan->is_download ? Py_True : Py_False, "run_nbytes",
+        plan->is_download ? Py_True : Py_False, "fresh",
+        plan->is_fresh ? Py_True : Py_False, "run_nbytes",
         (unsigned long long)plan->layout.run_nbytes, "loops", plan->layout.ndim,
         "staged_up_nbytes", (unsigned long long)e->tuning.staged_up_nbytes,
         "staged_down_nbytes", (unsigned long long)e->tuning.staged_down_nbytes,

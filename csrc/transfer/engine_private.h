@@ -138,6 +138,9 @@ CM_NODISCARD cm_status cm_engine_copy_tuned(cm_engine *engine,
 
 /* request.c: what is known of one end; whether the two may have bytes in common. */
 cm_end_facts cm_engine_facts_of(cm_engine *engine, const cm_region *region);
+/* Is it a device's copy to memory of the host whose pages are not there yet, in one
+ * run? */
+bool cm_engine_is_fresh(const cm_region *dst, const cm_region *src, cm_end_facts facts);
 /* What is known of the way between them; nothing, unless they are on two devices. May
  * enable peer access. */
 cm_peer_facts cm_engine_peer_facts_of(cm_engine *engine, const cm_region *dst,

@@ -84,6 +84,8 @@ cm_engine_explain(cm_engine *engine, const cm_copy_request *request,
     cm_engine_resolve_tuning(engine, &out->tuning);
     out->dst_facts = cm_engine_facts_of(engine, &request->dst);
     out->src_facts = cm_engine_facts_of(engine, &request->src);
+    out->dst_facts.fresh =
+        cm_engine_is_fresh(&request->dst, &request->src, out->dst_facts);
     cm_plan_options options = {
         .may_wait = request->blocking,
         .on_stream = request->stream != NULL && !request->blocking,

@@ -78,6 +78,9 @@ cm_plan_choose_route(const cm_plan *plan, const cm_region *dst, const cm_region 
         uint64_t least = cm_region_is_on_device(dst)
                              ? options.tuning->staged_up_nbytes
                              : options.tuning->staged_down_nbytes;
+        /* Pages come into being where they are written first: several threads do more,
+         * whoever is faster else. */
+        least = dst_facts.fresh && options.tuning->thread_count != 1 ? 0 : least;
         bool direct = locked || (options.may_wait && plan->layout.run_nbytes < least);
         return direct ? CM_ROUTE_DIRECT : CM_ROUTE_STAGED;
     }
@@ -160,6 +163,7 @@ choose_device_route(cm_plan *plan, const cm_region *dst, const cm_region *src,
     bool staged =
         plan->route == CM_ROUTE_STAGED || plan->route == CM_ROUTE_STAGED_KERNEL;
     plan->is_download = staged && !dst_on_device;
+    plan->is_fresh = plan->is_download && dst_facts.fresh;
     if (plan->route == CM_ROUTE_STAGED && dst_on_device
         && cm_layout_near_axis(&plan->layout) >= 0) {
         /* Read as it lies and turned by the device, which has memory to waste. */
@@ -209,6 +213,9 @@ cm_plan_count_pieces(cm_plan *plan, const cm_tuning *tuning)
                       && plan->nbytes >= tuning->cached_nbytes
                       && tuning->thread_count >= tuning->cached_thread_count;
     plan->piece_nbytes = cm_tuning_piece_nbytes(tuning, plan->nbytes);
+    if (plan->is_fresh && plan->piece_nbytes < CM_HUGE_PAGE_NBYTES) {
+        plan->piece_nbytes = CM_HUGE_PAGE_NBYTES; /* each made by one thread */
+    }
     plan->piece_count = plan->nbytes > 0;
     plan->thread_count = plan->route == CM_ROUTE_HOST;
     if (staged || plan->route == CM_ROUTE_PEER_STAGED
@@ -260,6 +267,7 @@ cm_plan_init(cm_plan *plan, const cm_region *dst, const cm_region *src,
     plan->src_device = -1;
     plan->is_download = false;
     plan->is_turned = false;
+    plan->is_fresh = false;
     plan->is_cached = false;
     plan->piece_nbytes = 0;
     plan->piece_count = 0;

@@ -13,6 +13,7 @@ typedef struct cm_end_facts {
     bool locked; /* page-locked, or not host memory at all: a copy may run behind our
                     back */
     bool whole;  /* no edge of a registration lies within it */
+    bool fresh;  /* a target on the host in one run, whose pages are not there yet */
 } cm_end_facts;
 
 /* What two devices may do, where each end lies on one of them. */
@@ -22,13 +23,15 @@ typedef struct cm_peer_facts {
     bool apart;  /* neither ever reaches the other */
 } cm_peer_facts;
 
-/* piece_nbytes follows from nbytes and the tuning alone, whatever the route. */
+/* piece_nbytes follows from nbytes, is_fresh and the tuning alone, whatever the route.
+ */
 typedef struct cm_plan {
     cm_route route;
     int device;            /* whose stream does the work; -1: the host */
     int src_device;        /* PEER…: where the source lies; else = device */
     bool is_download;      /* through page-locked blocks towards the host */
     bool is_turned;        /* in the order of the source, though the target is packed */
+    bool is_fresh;         /* a download whose target's pages are not there yet */
     bool is_cached;        /* up, through blocks that stay in the processor's caches */
     uint64_t nbytes;       /* payload, not counting repeats of a broadcast source */
     uint64_t piece_nbytes; /* of the largest piece */

@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/fresh_pages.h"
 #include "runtime/emulated.h"
 #include "transfer/file_source.h"
 #include "transfer/several.h"
@@ -28,6 +29,17 @@ cm_engine_facts_of(cm_engine *engine, const cm_region *region)
                   == nbytes;
     facts.locked = facts.locked || (facts.whole && locked);
     return facts;
+}
+
+bool
+cm_engine_is_fresh(const cm_region *dst, const cm_region *src, cm_end_facts facts)
+{
+    cm_layout layout;
+    return !facts.locked && dst->kind == CM_KIND_PAGEABLE && dst->host != NULL
+           && cm_region_is_on_device(src) && cm_is_ok(cm_layout_init(dst, src, &layout))
+           && layout.ndim == 0
+           && cm_pages_are_fresh((char *)dst->host + layout.dst_offset,
+                                 layout.run_nbytes);
 }
 
 /* Emulated device memory has a second mapping, which is exported as memory of the host.
@@ -156,6 +168,7 @@ prepare(cm_job *job, const cm_copy_request *request, const void *fill_value)
     cm_engine *engine = job->engine;
     job->dst_facts = cm_engine_facts_of(engine, &job->dst);
     job->src_facts = cm_engine_facts_of(engine, &job->src);
+    job->dst_facts.fresh = cm_engine_is_fresh(&job->dst, &job->src, job->dst_facts);
     cm_plan_options options = {
         .may_wait = job->blocking,
         .on_stream = request->stream != NULL && !job->blocking,

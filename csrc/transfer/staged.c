@@ -285,9 +285,9 @@ fetch_slot(cm_job *job, cm_slot *s)
 }
 
 static cm_copy_way
-choose_way_back(const cm_staging *staging, const cm_layout *unpack)
+choose_way_back(const cm_job *job, const cm_layout *unpack)
 {
-    if (staging->is_fresh) {
+    if (job->plan.is_fresh) {
         return CM_COPY_FRESH;
     }
     return cm_layout_is_scattered(unpack) ? CM_COPY_WIDE_ALL : CM_COPY_WIDE;
@@ -302,7 +302,7 @@ post_unpacking(cm_job *job, cm_slot *s)
     cm_layout_pack_src(&unpack);
     cm_layout_put_repeats(&unpack, &staging->repeats);
     cm_gang_post(&staging->gang, &s->load, &unpack, job->dst.host, s->host,
-                 choose_way_back(staging, &unpack));
+                 choose_way_back(job, &unpack));
 }
 
 /* Pieces go by in the order: fetched, unpacked by the crew, over. Up to where all is

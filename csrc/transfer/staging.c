@@ -7,18 +7,15 @@
 #include "transfer/file_source.h"
 #include "transfer/many_job.h"
 
-/* A target of one run whose pages are still to come gets huge ones. True: it is so. */
-static bool
+/* A target whose pages are still to come gets huge ones. */
+static void
 prepare_target(const cm_job *job)
 {
     const cm_layout *layout = &job->plan.layout;
-    if (!job->plan.is_download || job->many != NULL || layout->ndim > 0
-        || job->dst.host == NULL || job->dst.kind != CM_KIND_PAGEABLE
-        || job->plan.piece_nbytes < CM_HUGE_PAGE_NBYTES) {
-        return false;
+    if (job->plan.is_fresh) {
+        cm_pages_ask_huge((char *)job->dst.host + layout->dst_offset,
+                          layout->run_nbytes);
     }
-    return cm_pages_prepare((char *)job->dst.host + layout->dst_offset,
-                            layout->run_nbytes);
 }
 
 cm_status
@@ -35,7 +32,7 @@ cm_staging_begin(cm_job *job)
     }
     cm_layout_take_repeats(&job->plan.layout, &staging->repeats);
     cm_plan_cut(&job->plan, &job->tuning, &job->plan.layout, &staging->cut);
-    staging->is_fresh = prepare_target(job);
+    prepare_target(job);
     staging->slot_room = (uint32_t)slot_room;
     staging->slot_count = staging->slot_room;
     staging->asked_ns = cm_now_ns();

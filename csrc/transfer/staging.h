@@ -32,7 +32,6 @@ typedef struct cm_staging {
     uint64_t asked_ns;   /* when it was last asked whether to go on */
     cm_status refused;   /* why there is no page-locked memory */
     bool stopped;
-    bool is_fresh; /* the target's pages are not there yet */
     uint32_t slot_room;
     cm_slot slots[];
 } cm_staging;

@@ -93,8 +93,8 @@ test_plan_route_table(void)
         dst.address = c->dst == CM_KIND_PAGEABLE ? 0 : dst.address;
         src.address = c->src == CM_KIND_PAGEABLE ? 0 : src.address;
         set_strides(&dst, &src, c->shape);
-        cm_end_facts dst_facts = {c->dst != CM_KIND_PAGEABLE, true};
-        cm_end_facts src_facts = {c->src != CM_KIND_PAGEABLE, true};
+        cm_end_facts dst_facts = {.locked = c->dst != CM_KIND_PAGEABLE, .whole = true};
+        cm_end_facts src_facts = {.locked = c->src != CM_KIND_PAGEABLE, .whole = true};
         cm_plan plan;
         cm_plan_options options = {
             .may_wait = c->blocking, .on_stream = !c->blocking, .tuning = &tuning};
@@ -198,7 +198,41 @@ test_plan_long_runs_of_ordinary_memory_are_staged(void)
         CHECK_OK(cm_plan_init(&plan, &src, &up, host, device, wait));
         CHECK_EQ(plan.route, expected);
         CHECK_EQ(plan.is_download, expected == CM_ROUTE_STAGED);
+        CHECK(!plan.is_fresh);
     }
+}
+
+/* ... and whoever is faster else, several threads make pages sooner, a huge one each.
+ */
+static void
+test_plan_new_pages_are_filled_by_several_threads(void)
+{
+    static char memory[64];
+    cm_end_facts fresh = {.whole = true, .fresh = true};
+    cm_end_facts device = {.locked = true, .whole = true};
+    cm_tuning slow = tuning;
+    cm_plan_options wait = {.may_wait = true, .tuning = &slow};
+    cm_plan plan;
+    cm_region src = {.kind = CM_KIND_DEVICE, .address = 0x10000, .ndim = 1};
+    src.itemsize = 1;
+    src.strides[0] = 1;
+    src.shape[0] = 64 << 20;
+    cm_region dst = src;
+    dst.kind = CM_KIND_PAGEABLE;
+    dst.address = 0;
+    dst.device = -1;
+    dst.host = memory;
+    slow.staged_down_nbytes = UINT64_MAX;
+    slow.chunk_nbytes = 1 << 20;
+    CHECK_OK(cm_plan_init(&plan, &dst, &src, fresh, device, wait));
+    CHECK_EQ(plan.route, CM_ROUTE_STAGED);
+    CHECK(plan.is_fresh);
+    CHECK_EQ(plan.piece_nbytes, 2 << 20);
+    CHECK_LE(33, plan.piece_count); /* it begins within a huge page, and with less */
+    slow.thread_count = 1;
+    CHECK_OK(cm_plan_init(&plan, &dst, &src, fresh, device, wait));
+    CHECK_EQ(plan.route, CM_ROUTE_DIRECT);
+    CHECK(!plan.is_fresh);
 }
 
 /* The plan says how many pieces there will be; the cut makes them. */
@@ -318,7 +352,7 @@ test_plan_wrong_ends_are_refused(void)
 {
     static char memory[64];
     cm_plan plan;
-    cm_end_facts facts = {true, true};
+    cm_end_facts facts = {.locked = true, .whole = true};
     cm_plan_options wait = {.may_wait = true, .tuning = &tuning};
     cm_region dst = {.host = memory, .ndim = 1, .itemsize = 4, .shape = {4}};
     cm_region src = dst;
@@ -598,6 +632,7 @@ tune(void)
 /* clang-format off */
 MAIN(tune(); RUN(test_plan_route_table) RUN(test_plan_between_devices)
      RUN(test_plan_long_runs_of_ordinary_memory_are_staged)
+     RUN(test_plan_new_pages_are_filled_by_several_threads)
      RUN(test_plan_pieces_are_those_of_the_cut) RUN(test_plan_wrong_ends_are_refused)
      RUN(test_plan_long_uploads_stay_in_the_caches)
      RUN(test_tuning_bounds_are_checked) RUN(test_tuning_follows_the_processors)
