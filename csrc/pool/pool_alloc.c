@@ -247,7 +247,7 @@ static cm_span *
 take_ordered(cm_pool *pool, const request *r)
 {
     if (pool->config.kind != CM_KIND_DEVICE || r->stream == NULL || r->capturing
-        || !cm_pool_begin_poll(pool, r->patience != NULL)) {
+        || !cm_pool_begin_poll(pool, true)) {
         return NULL;
     }
     uint64_t done[CM_MARK_MAX];
@@ -282,7 +282,7 @@ take_ordered(cm_pool *pool, const request *r)
 static cm_status
 make_room(cm_pool *pool, const request *r, cm_status refused, cm_span **out)
 {
-    if ((*out = take_ordered(pool, r)) != NULL) {
+    if (r->patience != NULL && (*out = take_ordered(pool, r)) != NULL) {
         return cm_ok();
     }
     if (!r->capturing && r->patience != NULL) {
