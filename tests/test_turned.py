@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
-from support import values
+from support import session, values
 
 import cumem
 
@@ -74,4 +74,52 @@ def test_little_memory_there_makes_it_slower_only(emulated, free, route) -> None
     transfer.wait()
     assert transfer.route == route
     assert cumem.stats().kinds["device"].allocation_count - before == free
+    assert (values.get(buffer) == array.T).all()
+
+
+@pytest.fixture
+def shut(emulated) -> Iterator[cumem.Stream]:
+    """A stream that does nothing before the end of the test."""
+    stream = cumem.Stream()
+    session.testing.gate_close(stream)
+    yield stream
+    session.testing.gate_open(stream)
+    stream.synchronize()
+
+
+@pytest.mark.parametrize("other", ["background", "turned", "blocking"])
+def test_others_do_not_wait_behind_the_callers_stream(shut, other) -> None:
+    array = numbers(400, 160)
+    turned = [cumem.empty_device((160, 400), "i4") for _ in range(2)]
+    flat = cumem.empty_device((400, 160), "i4")
+    transfer = cumem.copy_async(turned[0], array.T, stream=shut)
+    stream = cumem.Stream()
+    if other == "background":
+        cumem.copy_async(flat, array).wait()
+    elif other == "turned":
+        cumem.copy_async(turned[1], array.T, stream=stream).wait()
+    else:
+        cumem.copy(turned[1], array.T, stream=stream)
+    assert not transfer.done
+    session.testing.gate_open(shut)
+    transfer.wait()
+    assert (values.get(turned[0]) == array.T).all()
+
+
+def test_the_second_block_is_not_worth_a_wait(shut) -> None:
+    array = numbers(1000, 160)
+    stream = cumem.Stream()
+    buffer = cumem.empty_device((160, 1000), "i4", stream=stream)
+    late = cumem.empty_device(PIECE_NBYTES, "u1", stream=shut)
+    cumem.set_limit("device", cumem.stats().kinds["device"].reserved_nbytes)
+    fillers = []
+    with contextlib.suppress(cumem.OutOfMemoryError):
+        while True:
+            fillers.append(cumem.empty_device(PIECE_NBYTES, "u1", stream=stream))
+    fillers.pop()
+    late.fill(1, stream=shut)
+    del late
+    before = cumem.stats().kinds["device"].allocation_count
+    cumem.copy(buffer, array.T, stream=stream)
+    assert cumem.stats().kinds["device"].allocation_count == before + 1
     assert (values.get(buffer) == array.T).all()

@@ -24,6 +24,19 @@ free_block(const cm_job *job, cm_pool *pool, cm_block *block)
     }
 }
 
+/* Behind a stream of the caller's its next user would wait for what is before it there.
+ */
+static void
+give_gather_stream(const cm_job *job)
+{
+    if (job->gather_stream != NULL && job->request_stream != NULL && !is_idle(job)) {
+        cm_stream_release(job->gather_stream);
+    }
+    else {
+        cm_loan_give_stream(job->engine, job->gather_stream);
+    }
+}
+
 void
 cm_job_destroy(cm_job *job)
 {
@@ -65,7 +78,7 @@ cm_job_destroy(cm_job *job)
     free(job->host_temporary);
     cm_many_destroy(job->many);
     cm_file_reader_destroy(job->file);
-    cm_loan_give_stream(engine, job->gather_stream);
+    give_gather_stream(job);
     if (job->lent != NULL && job->leaves_waits) {
         cm_stream_release(job->lent); /* the next would wait for the same */
     }

@@ -43,7 +43,8 @@ end_device_part(const cm_job *job, const cm_slot *s)
 /* -- to the device ---------------------------------------------------------------------- */
 
 /* Several pieces: while the kernel places one, the next is on its way, in another block
- * and on a stream of its own. Where memory is short they go one after the other. */
+ * and on a stream of its own. Where memory is short nothing is waited for: they go one
+ * after the other. */
 static cm_status
 open_gather_stream(cm_job *job)
 {
@@ -52,7 +53,9 @@ open_gather_stream(cm_job *job)
         return cm_ok();
     }
     CM_TRY(get_device_block(job, 0, &block));
-    cm_status status = get_device_block(job, 1, &block);
+    cm_pool *pool = job->engine->device_pools[job->plan.device]; /* it gave one */
+    cm_status status = cm_pool_alloc_now(pool, job->plan.piece_nbytes, job->stream,
+                                         &job->device_blocks[1]);
     if (!cm_is_ok(status)) {
         return cm_pool_is_short(status) ? cm_ok() : status;
     }
