@@ -138,6 +138,29 @@ def test_failure_is_explained_by_python(runtime) -> None:
         cumem.copy(cumem.empty_device(3), exporter)
 
 
+def test_it_is_tried_once(runtime) -> None:
+    for exporter in (Quick(np.ones(3)), Quick(np.ones(3), device=(CUDA, 0))):
+        exporter.fails = exporter.quick.tensor.device.type == CPU
+        cumem.copy(cumem.empty_device(3), exporter)
+        assert (exporter.taken, exporter.asked) == (1, 1)
+
+
+def test_interrupt_is_no_answer(runtime) -> None:
+    class Interrupted(Quick):
+        __dlpack_c_exchange_api__ = Quick.__dlpack_c_exchange_api__
+
+        @property
+        def requires_grad(self) -> bool:
+            raise KeyboardInterrupt
+
+    exporter = Interrupted(np.ones(3))
+    with pytest.raises(KeyboardInterrupt):
+        cumem.asbuffer(exporter)
+    with pytest.raises(KeyboardInterrupt):
+        cumem.copy(cumem.empty_device(3), exporter)
+    assert (exporter.taken, exporter.asked) == (0, 0)
+
+
 @pytest.mark.parametrize("has", [True, "unknown"])
 def test_gradient_is_python_s_to_refuse(runtime, has) -> None:
     exporter = Quick(np.zeros(3))

@@ -229,12 +229,12 @@ import_bare_capsule(cm_state *state, PyObject *capsule)
 }
 
 PyObject *
-cm_import_dlpack(cm_state *state, PyObject *object, cm_stream *stream)
+cm_import_dlpack(cm_state *state, PyObject *object, cm_stream *stream, uint64_t unasked)
 {
     if (PyCapsule_CheckExact(object)) {
         return import_bare_capsule(state, object);
     }
-    PyObject *buffer = cm_import_exchange(state, object, 0);
+    PyObject *buffer = cm_import_exchange(state, object, unasked);
     if (buffer != Py_NotImplemented) {
         return buffer;
     }

@@ -5,7 +5,8 @@
 #include "python/dlpack.h"
 #include "python/protocols.h"
 
-/* A type's own: one that inherits it may have changed what it means. */
+/* A type's own: one that inherits it may have changed what it means. NULL without an
+ * exception: it has none. */
 static const cm_dl_exchange *
 read_table(PyObject *type)
 {
@@ -19,7 +20,9 @@ read_table(PyObject *type)
         table = PyCapsule_GetPointer(capsule, CM_DL_EXCHANGE_NAME);
     }
     Py_XDECREF(capsule);
-    PyErr_Clear();
+    if (capsule == NULL && PyErr_ExceptionMatches(PyExc_KeyError)) {
+        PyErr_Clear();
+    }
     while (table != NULL && table->version.major != CM_DL_MAJOR) {
         table = table->previous;
     }
@@ -43,17 +46,18 @@ find_table(cm_state *state, PyObject *type)
     return table;
 }
 
-/* Such a tensor is refused by __dlpack__(), which says what to do. */
-static bool
+/* Such a tensor is refused by __dlpack__(), which says what to do. -1 with an
+ * exception. */
+static int
 has_gradient(PyObject *object)
 {
     PyObject *value = PyObject_GetAttrString(object, "requires_grad");
-    if (value == NULL) {
+    if (value == NULL && PyErr_ExceptionMatches(PyExc_AttributeError)) {
         PyErr_Clear();
-        return false;
+        return 0;
     }
-    bool has = value != Py_False;
-    Py_DECREF(value);
+    int has = value == NULL ? -1 : value != Py_False;
+    Py_XDECREF(value);
     return has;
 }
 
@@ -72,12 +76,16 @@ cm_import_exchange(cm_state *state, PyObject *object, uint64_t unasked)
 {
     cm_dl_versioned *managed = NULL;
     const cm_dl_exchange *table = find_table(state, (PyObject *)Py_TYPE(object));
-    if (table == NULL || has_gradient(object)) {
-        return Py_NewRef(Py_NotImplemented);
+    int left = table == NULL ? (PyErr_Occurred() ? -1 : 1) : has_gradient(object);
+    if (left == 0 && (table->from_object(object, &managed) != 0 || managed == NULL)) {
+        bool is_known = !PyErr_Occurred() || PyErr_ExceptionMatches(PyExc_Exception);
+        left = is_known ? 1 : -1;
+        if (is_known) {
+            PyErr_Clear(); /* asked in Python it says why */
+        }
     }
-    if (table->from_object(object, &managed) != 0 || managed == NULL) {
-        PyErr_Clear(); /* asked in Python it says why */
-        return Py_NewRef(Py_NotImplemented);
+    if (left != 0) {
+        return left > 0 ? Py_NewRef(Py_NotImplemented) : NULL;
     }
     if (needs_python(managed)) {
         if (managed->deleter != NULL) {

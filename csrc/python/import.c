@@ -218,6 +218,13 @@ cm_object_is_exporter(PyObject *object)
 PyObject *
 cm_import_object(cm_state *state, PyObject *object, cm_stream *stream)
 {
+    return cm_import_object_short(state, object, stream, 0);
+}
+
+PyObject *
+cm_import_object_short(cm_state *state, PyObject *object, cm_stream *stream,
+                       uint64_t unasked)
+{
     if (cm_buffer_check(state, object)) {
         return cm_buffer_check_open((cm_buffer *)(void *)object) < 0
                    ? NULL
@@ -227,7 +234,7 @@ cm_import_object(cm_state *state, PyObject *object, cm_stream *stream)
     if (cm_numpy_is_array(object)) {
         return cm_import_array(state, object);
     }
-    PyObject *buffer = cm_import_dlpack(state, object, stream);
+    PyObject *buffer = cm_import_dlpack(state, object, stream, unasked);
     if (buffer == Py_NotImplemented) {
         Py_DECREF(buffer);
         buffer = cm_import_array_interface(state, object, stream);

@@ -165,9 +165,9 @@ cm_operand_is_memory(const cm_state *state, PyObject *object)
            && !PyList_Check(object) && !PyTuple_Check(object) && is_exporter(object);
 }
 
-int
-cm_operand_init(cm_state *state, cm_operand *operand, PyObject *object,
-                PyObject *target_dtype, cm_stream *stream)
+static int
+init_operand(cm_state *state, cm_operand *operand, PyObject *object,
+             PyObject *target_dtype, cm_stream *stream, uint64_t unasked)
 {
     operand->dtype = NULL;
     operand->keep = NULL;
@@ -178,18 +178,25 @@ cm_operand_init(cm_state *state, cm_operand *operand, PyObject *object,
         return init_buffer(operand, object);
     }
     if (cm_numpy_is_array(object)) {
-        return init_array(state, operand, object, 0);
+        return init_array(state, operand, object, unasked);
     }
     if (is_bytes_value(object, target_dtype) || !cm_operand_is_memory(state, object)) {
         return init_value(state, operand, object, target_dtype);
     }
-    PyObject *buffer = cm_import_object(state, object, stream);
+    PyObject *buffer = cm_import_object_short(state, object, stream, unasked);
     if (buffer == NULL) {
         return -1;
     }
     int result = init_buffer(operand, buffer);
     Py_DECREF(buffer);
     return result;
+}
+
+int
+cm_operand_init(cm_state *state, cm_operand *operand, PyObject *object,
+                PyObject *target_dtype, cm_stream *stream)
+{
+    return init_operand(state, operand, object, target_dtype, stream, 0);
 }
 
 enum { CONCURRENT_MANAGED_ACCESS = 89 }; /* CUdevice_attribute */
@@ -218,21 +225,9 @@ int
 cm_operand_init_short(cm_state *state, cm_operand *operand, PyObject *object,
                       PyObject *target_dtype, cm_stream *stream)
 {
-    if (cm_buffer_check(state, object) || !shares_managed(state)) {
-        return cm_operand_init(state, operand, object, target_dtype, stream);
-    }
-    *operand = (cm_operand){.is_scalar = false};
-    if (cm_numpy_is_array(object)) {
-        return init_array(state, operand, object, SHORT_NBYTES);
-    }
-    PyObject *buffer = cm_import_exchange(state, object, SHORT_NBYTES);
-    if (buffer == Py_NotImplemented) {
-        Py_DECREF(buffer);
-        return cm_operand_init(state, operand, object, target_dtype, stream);
-    }
-    int result = buffer == NULL ? -1 : init_buffer(operand, buffer);
-    Py_XDECREF(buffer);
-    return result;
+    bool ours = cm_buffer_check(state, object);
+    return init_operand(state, operand, object, target_dtype, stream,
+                        !ours && shares_managed(state) ? SHORT_NBYTES : 0);
 }
 
 void

@@ -29,12 +29,17 @@ PyObject *cm_buffer_dlpack_device(PyObject *self, PyObject *unused);
  * may be NULL), CAI, the buffer protocol, in that order. `copy_source` relaxes nothing
  * but the message. TypeError naming the type when it exports none of them. */
 PyObject *cm_import_object(cm_state *state, PyObject *object, cm_stream *stream);
+/* The same; the driver is not asked about up to `unasked` bytes of the host's memory
+ * that come by DLPack's C functions. */
+PyObject *cm_import_object_short(cm_state *state, PyObject *object, cm_stream *stream,
+                                 uint64_t unasked);
 /* Must the object's memory be asked for by protocol, since NumPy cannot read it or
  * would lose sight of where it is? Tells by the type. */
 bool cm_object_is_exporter(PyObject *object);
 /* One each; NULL with an exception. Return NotImplemented (new reference) if the object
  * does not offer the protocol. */
-PyObject *cm_import_dlpack(cm_state *state, PyObject *object, cm_stream *stream);
+PyObject *cm_import_dlpack(cm_state *state, PyObject *object, cm_stream *stream,
+                           uint64_t unasked);
 PyObject *cm_import_array_interface(cm_state *state, PyObject *object,
                                     cm_stream *stream);
 /* DLPack by C calls alone, for the host's memory where the object's type has a table of

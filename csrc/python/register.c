@@ -146,7 +146,7 @@ import_host(cm_state *state, PyObject *object)
     if (PyErr_Occurred()) {
         return NULL;
     }
-    return cm_import_dlpack(state, object, NULL);
+    return cm_import_dlpack(state, object, NULL, 0);
 }
 
 static int
