@@ -298,12 +298,14 @@ class Bench:
         """Ordinary memory that is not in one run, to the device."""
         nbytes = min(self.room, GIB)
         words = self.host[:nbytes].view("u4")
+        pixels = self.host[: nbytes // 4 * 3].reshape(-1, 3)
         side = int(words.size**0.5)
         sources = {
             "every second of 4 bytes": words[::2],
+            "one byte of 3": pixels[:, 1],
             "reversed": words[::-1],
-            "transposed": words[: side * side].reshape(side, side).T,
             "32 KiB of every 64": self.host[:nbytes].reshape(-1, 65536)[:, :32768],
+            "transposed": words[: side * side].reshape(side, side).T,
         }
         for key, source in sources.items():
             device = self.device[: source.nbytes].view(source.dtype)
@@ -474,6 +476,7 @@ LONG = {  # rows of the page: key, direction, bytes
         "up",
         GIB // 2,
     ),
+    "one byte of 3 → device, 256 MiB": ("one byte of 3", "up", GIB // 4),
 }
 SHORT = [size for size in SIZES if size <= 4 << 20]
 
@@ -504,18 +507,14 @@ def render(results: dict[str, Any]) -> str:
         )
     lines += [
         "",
-        "| bytes | up: cumem | driver and wait | driver | down: cumem | driver |",
+        "| bytes | up: array | tensor | driver and wait | driver | PyTorch "
+        "| down: array | tensor | driver | PyTorch |",
     ]
-    lines += ["| ---: | ---: | ---: | ---: | ---: | ---: |"]
+    lines += ["| ---: |" + " ---: |" * 9]
     for nbytes in SHORT:
         up, down = (found["contiguous", way, nbytes] for way in ("up", "down"))
-        took = (
-            up["cumem"],
-            up["driver-wait"],
-            up["driver"],
-            down["cumem"],
-            down["driver"],
-        )
+        took = [up[who] for who in ("cumem", TENSORS, "driver-wait", "driver", "torch")]
+        took += [down[who] for who in ("cumem", TENSORS, "driver", "torch")]
         cells = " | ".join(f"{1e6 * value:.1f}" for value in took)
         lines.append(f"| {format_nbytes(nbytes)} | {cells} |")
     return "\n".join(lines)
