@@ -62,15 +62,16 @@ def test_what_follows_on_the_stream_sees_all_of_it(runtime) -> None:
 )
 def test_little_memory_there_makes_it_slower_only(emulated, free, route) -> None:
     array = numbers(1000, 160)
-    buffer = cumem.empty_device((160, 1000), "i4")
+    stream = cumem.Stream()
+    buffer = cumem.empty_device((160, 1000), "i4", stream=stream)
     cumem.set_limit("device", cumem.stats().kinds["device"].reserved_nbytes)
     fillers = []
     with contextlib.suppress(cumem.OutOfMemoryError):
         while True:
-            fillers.append(cumem.empty_device(PIECE_NBYTES, "u1"))
+            fillers.append(cumem.empty_device(PIECE_NBYTES, "u1", stream=stream))
     del fillers[len(fillers) - free :]
     before = cumem.stats().kinds["device"].allocation_count
-    transfer = cumem.copy_async(buffer, array.T)
+    transfer = cumem.copy_async(buffer, array.T, stream=stream)
     transfer.wait()
     assert transfer.route == route
     assert cumem.stats().kinds["device"].allocation_count - before == free

@@ -150,7 +150,7 @@ leave_to_ticket(cm_file_job *job, int device, shared_keep *shared, cm_status sta
         return false;
     }
     atomic_fetch_add(&shared->refs, 1);
-    cm_ticket_submit(ticket, device, 0, event, job->lent[device], status);
+    cm_ticket_submit(ticket, device, 0, event, job->lent[device], NULL, status);
     job->lent[device] = NULL;
     job->in_flight = true;
     cm_status untold = cm_ticket_abandon(ticket);

@@ -201,7 +201,13 @@ submit(cm_job *job, cm_status outcome)
         cm_loan_give_event(engine, device, event);
         return status;
     }
-    cm_ticket_submit(job->ticket, device, job->start_event, event, job->lent, outcome);
+    cm_stream *side = job->gather_stream;
+    if (side != NULL) { /* what it waits for may lie before the caller's stream */
+        job->gather_is_passed = true;
+        job->gather_stream = cm_stream_hold(side);
+    }
+    cm_ticket_submit(job->ticket, device, job->start_event, event, job->lent, side,
+                     outcome);
     job->start_event = 0;
     job->lent = NULL;
     job->submitted = true;

@@ -56,7 +56,8 @@ typedef struct cm_job {
                         */
     bool is_chained;   /* the last of after_tickets must not have failed */
     bool has_queued;   /* the stream may be working for us */
-    bool lost_track;   /* waiting for it failed: nobody knows what still runs */
+    bool gather_is_passed; /* gather_stream is held here, and lent to the ticket */
+    bool lost_track;       /* waiting for it failed: nobody knows what still runs */
     unsigned char pattern[4];
     uint32_t pattern_nbytes;
     cm_job_step step;

@@ -24,12 +24,12 @@ free_block(const cm_job *job, cm_pool *pool, cm_block *block)
     }
 }
 
-/* Behind a stream of the caller's its next user would wait for what is before it there.
+/* Before all has ended its next user would wait for what the caller's stream waits for.
  */
 static void
 give_gather_stream(const cm_job *job)
 {
-    if (job->gather_stream != NULL && job->request_stream != NULL && !is_idle(job)) {
+    if (job->gather_is_passed || (job->gather_stream != NULL && !is_idle(job))) {
         cm_stream_release(job->gather_stream);
     }
     else {

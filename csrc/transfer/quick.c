@@ -119,7 +119,7 @@ leave_to_ticket(cm_engine *engine, const cm_copy_request *request, cm_status sta
         cm_loan_give_event(engine, device, event);
         return false;
     }
-    cm_ticket_submit(ticket, device, 0, event, NULL, status);
+    cm_ticket_submit(ticket, device, 0, event, NULL, NULL, status);
     cm_ticket_linger(ticket);
     cm_status untold = cm_ticket_abandon(ticket);
     (void)untold; /* nothing: the call tells */

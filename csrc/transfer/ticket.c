@@ -2,6 +2,7 @@
 #include "transfer/ticket.h"
 
 #include <stdlib.h>
+#include <string.h>
 #include <unistd.h>
 
 #include "pool/scope.h"
@@ -153,14 +154,15 @@ cm_engine_end_unread(cm_engine *engine)
 
 void
 cm_ticket_submit(cm_ticket *ticket, int device, uint64_t start_event,
-                 uint64_t end_event, cm_stream *lent, cm_status status)
+                 uint64_t end_event, cm_stream *lent, cm_stream *side, cm_status status)
 {
     cm_engine *engine = ticket->engine;
     cm_mutex_lock(&engine->lock);
     ticket->device = device;
     ticket->start_event = start_event;
     ticket->end_event = end_event;
-    ticket->lent = lent;
+    ticket->lent[0] = lent;
+    ticket->lent[1] = side;
     ticket->status = status;
     ticket->read = status.code == CM_ECANCELLED; /* the call tells */
     ticket->state = CM_TICKET_SUBMITTED;
@@ -190,19 +192,20 @@ cm_ticket_give_loans(cm_ticket *ticket)
     cm_mutex_lock(&engine->lock);
     uint64_t start = 0;
     uint64_t end = 0;
-    cm_stream *lent = NULL;
+    cm_stream *lent[2] = {NULL, NULL};
     if (ticket->state == CM_TICKET_DONE && ticket->query_count == 0) {
         start = ticket->start_event;
         end = ticket->end_event;
-        lent = ticket->lent;
+        memcpy(lent, ticket->lent, sizeof(lent));
         ticket->start_event = 0;
         ticket->end_event = 0;
-        ticket->lent = NULL;
+        memset(ticket->lent, 0, sizeof(ticket->lent));
     }
     cm_mutex_unlock(&engine->lock);
     cm_loan_give_event(engine, ticket->device, start);
     cm_loan_give_event(engine, ticket->device, end);
-    cm_loan_give_stream(engine, lent);
+    cm_loan_give_stream(engine, lent[0]);
+    cm_loan_give_stream(engine, lent[1]);
 }
 
 /* Nobody waits for them here: a worker has others to serve, and a caller may want to

@@ -49,7 +49,7 @@ struct cm_ticket {
     int device;           /* of the events and the stream */
     uint64_t start_event; /* lent; 0: none */
     uint64_t end_event;
-    cm_stream *lent; /* internal stream in use until done; may be NULL */
+    cm_stream *lent[2]; /* internal streams in use until done; may be NULL */
     cm_notice *notices;
     cm_keep keep[4];
     uint32_t keep_count;
@@ -66,7 +66,8 @@ CM_NODISCARD cm_status cm_ticket_hand_over(cm_ticket *ticket, cm_status status,
 /* Device work is queued: from now on the events decide. Takes over the loans. A
  * `status` that is a failure is what the ticket will end with. */
 void cm_ticket_submit(cm_ticket *ticket, int device, uint64_t start_event,
-                      uint64_t end_event, cm_stream *lent, cm_status status);
+                      uint64_t end_event, cm_stream *lent, cm_stream *side,
+                      cm_status status);
 /* Over. Drops the keeps first. `read`: the caller tells the user of a failure itself.
  * While parts of it are under way it is LEFT to them instead, and over with the last.
  */

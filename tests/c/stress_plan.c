@@ -145,6 +145,7 @@ make_case(fuzz_case *c)
     for (int i = 0; i < 2; i++) {
         bool pageable = ends[i]->kind == CM_KIND_PAGEABLE;
         facts[i] = (cm_end_facts){.locked = !pageable, .whole = true};
+        facts[i].fresh = pageable && i == 0 && one_in(4);
         if (pageable && one_in(4)) { /* registered: all of it or some */
             facts[i].whole = one_in(2);
             facts[i].locked = facts[i].whole;
