@@ -111,10 +111,10 @@ run_stress() {
 }
 
 run_stress_transfers() {
-    local script=tests/isolated/stress_transfers.py seconds=${STRESS_SECONDS:-60}
-    "$PYTHON" $script --seconds "$seconds" --json "$OUT/stress-transfers.json" &&
-        "$PYTHON" $script --seconds "$seconds" --faults \
-            --json "$OUT/stress-transfers-faults.json"
+    local check=("$PYTHON" tests/isolated/stress_transfers.py
+        --seconds "${STRESS_SECONDS:-60}")
+    "${check[@]}" --json "$OUT/stress-transfers.json" || return 1
+    "${check[@]}" --faults --json "$OUT/stress-transfers-faults.json"
 }
 
 run_pools() {

@@ -1,16 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """Threads against the transfer engine, every byte verified.
 
-    python stress_transfers.py [--seconds 60] [--threads 8] [--seed 1] [--largest 67108864]
-                               [--faults] [--json FILE]
+    python stress_transfers.py [--seconds 60] [--rounds 4] [--threads 8] [--seed 1]
+                               [--largest 67108864] [--faults] [--json FILE]
 
 Each thread makes random copies between all kinds of memory, of 1 byte to 64 MiB, whole,
 with strides, backwards and transposed, and follows them in a random way: blocking, on a
 stream, in the background; waited for, awaited, cancelled, ordered before a stream, dropped.
 Every target is held against NumPy's own copy, bytes between its elements included, and
 every handle against what has happened. With --faults calls of the driver fail now and then;
-of a failed copy only the bytes that must stay are looked at. Exit status: 0 when all was
-right, all memory came back and nothing hung.
+of a failed copy only the bytes that must stay are looked at. The time is cut into rounds;
+after each the free memory of the device is read. A driver gives some back late and keeps
+some for later, but a leak would leave less after every later round than after the first.
+Exit status: 0 when all was right, all memory came back and nothing hung.
 """
 
 from __future__ import annotations
@@ -230,30 +232,45 @@ def join(workers: list[Worker]) -> bool:
     return True
 
 
-def run(options: argparse.Namespace) -> dict[str, Any]:
-    unread: list[str] = []  # failures of transfers that were dropped
-    sys.unraisablehook = lambda info: unread.append(str(info.exc_value))
-    if options.faults:
-        testing.configure(faults=True)
-    streams = [cumem.Stream() for _ in range(4)]
-    warm = Worker(streams, 0, time.monotonic() + 1, options.largest)
-    warm.start()
-    hung = not join([warm])
-    before = free_nbytes()
-    deadline = time.monotonic() + options.seconds
+def run_round(
+    options: argparse.Namespace, streams: list[cumem.Stream], number: int
+) -> tuple[list[Worker], bool]:
+    """Those who worked, and whether all of them came to an end."""
+    seconds = options.seconds / options.rounds
+    deadline = time.monotonic() + seconds
+    seed = options.seed * 100_000 + number * 1000
     workers = [
-        Worker(streams, options.seed * 1000 + i, deadline, options.largest)
+        Worker(streams, seed + i, deadline, options.largest)
         for i in range(options.threads)
     ]
     for worker in workers:
         worker.has_faults = options.faults
         worker.start()
     if options.faults:
-        plan_faults(deadline, options.seed)
-    hung = hung or not join(workers)
-    everybody = [warm, *workers]
-    for worker in everybody:
+        plan_faults(deadline, seed)
+    ended = join(workers)
+    for worker in workers:
         worker.streams = []
+    return workers, ended
+
+
+def run(options: argparse.Namespace) -> dict[str, Any]:
+    unread: list[str] = []  # failures of transfers that were dropped
+    sys.unraisablehook = lambda info: unread.append(str(info.exc_value))
+    if options.faults:
+        testing.configure(faults=True)
+    streams = [cumem.Stream() for _ in range(4)]
+    everybody: list[Worker] = []
+    free: list[int] = []
+    hung = False
+    for number in range(options.rounds):
+        workers, ended = run_round(options, streams, number)
+        everybody += workers
+        if not ended:
+            hung = True
+            break
+        wait_for_all()
+        free.append(free_nbytes())
     result = {
         "device": cumem.Device(0).name,
         "seed": options.seed,
@@ -267,11 +284,10 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
     }
     if hung:
         return result
-    wait_for_all()
     planned = [text for text in unread if f"({FAULT})" in text]
     result["failures"] += [text for text in unread if text not in planned]
     result["pending"] = testing.pending_transfers()
-    result["free_before_nbytes"], result["free_after_nbytes"] = before, free_nbytes()
+    result["free_nbytes_after_each_round"] = free
     result["live_nbytes"] = cumem.stats().total.live_nbytes
     return result
 
@@ -279,12 +295,15 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
     parser.add_argument("--seconds", type=float, default=60)
+    parser.add_argument("--rounds", type=int, default=4, help="2 or more")
     parser.add_argument("--threads", type=int, default=8)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--largest", type=int, default=64 << 20)
     parser.add_argument("--faults", action="store_true")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
+    if options.rounds < 2:
+        parser.error("--rounds must be 2 or more")
     result = run(options)
     text = json.dumps(result, indent=1)
     print(text)
@@ -294,7 +313,8 @@ def main() -> int:
         not (result["wrong"] or result["failures"] or result["hung"])
         and result["copies"].get("done", 0) > 0
         and result["pending"] == result["live_nbytes"] == 0
-        and result["free_after_nbytes"] >= result["free_before_nbytes"]
+        and max(result["free_nbytes_after_each_round"][1:])
+        >= result["free_nbytes_after_each_round"][0]
     )
     return 0 if good else 1
 
