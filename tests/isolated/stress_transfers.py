@@ -12,7 +12,7 @@ every handle against what has happened. With --faults calls of the driver fail n
 of a failed copy only the bytes that must stay are looked at. The time is cut into rounds;
 after each the free memory of the device is read. A driver gives some back late and keeps
 some for later, but a leak would leave less after every later round than after the first.
-Exit status: 0 when all was right, all memory came back and nothing hung.
+Exit status: 0 when all was right, the pools gave everything back and nothing hung.
 """
 
 from __future__ import annotations
@@ -288,7 +288,9 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
     result["failures"] += [text for text in unread if text not in planned]
     result["pending"] = testing.pending_transfers()
     result["free_nbytes_after_each_round"] = free
-    result["live_nbytes"] = cumem.stats().total.live_nbytes
+    total = cumem.stats().total
+    result["live_nbytes"] = total.live_nbytes
+    result["reserved_nbytes"] = total.reserved_nbytes
     return result
 
 
@@ -313,6 +315,7 @@ def main() -> int:
         not (result["wrong"] or result["failures"] or result["hung"])
         and result["copies"].get("done", 0) > 0
         and result["pending"] == result["live_nbytes"] == 0
+        and result["reserved_nbytes"] == 0
         and max(result["free_nbytes_after_each_round"][1:])
         >= result["free_nbytes_after_each_round"][0]
     )
