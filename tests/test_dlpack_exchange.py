@@ -292,3 +292,38 @@ def test_torch_tensors_are_taken_so(runtime, monkeypatch) -> None:
         assert cumem.asbuffer(source).ptr == source.data_ptr()
         with pytest.raises(AssertionError, match="asked in Python"):
             cumem.copy(buffer, torch.nn.Parameter(torch.zeros(3, 4)))
+
+
+class Bare:
+    """Has the table and nothing else."""
+
+    __dlpack_c_exchange_api__: object = new_capsule(ctypes.addressof(TABLE), NAME, None)
+    fails = False
+
+    def __init__(self, quick: Produced) -> None:
+        self.quick, self.taken = quick, 0
+
+
+@pytest.mark.parametrize("count", [3, 100_000])
+def test_the_table_alone_will_do(runtime, count) -> None:
+    array = np.arange(float(count))
+    assert (cumem.asbuffer(Bare(Produced.over(array))).numpy() == array).all()
+    buffer = cumem.empty_device(count, "f8")
+    cumem.copy(buffer, Bare(Produced.over(array)))
+    assert (values.get(buffer) == array).all()
+    buffer.fill(0)
+    cumem.copy_async(buffer, Bare(Produced.over(array))).wait()
+    assert (values.get(buffer) == array).all()
+
+
+def test_type_that_does_not_tell_its_names_is_asked_in_python(runtime) -> None:
+    class Silent(type):
+        @property
+        def __dict__(cls) -> Any:
+            raise AttributeError("not told")
+
+    class Exporter(FakeDLPack, metaclass=Silent):
+        pass
+
+    array = np.arange(3.0)
+    assert (cumem.asbuffer(Exporter(Produced.over(array))).numpy() == array).all()

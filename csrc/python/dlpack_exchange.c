@@ -11,6 +11,7 @@ static const cm_dl_exchange *
 read_table(PyObject *type)
 {
     PyObject *names = PyObject_GetAttrString(type, "__dict__");
+    PyObject *lacks = names == NULL ? PyExc_AttributeError : PyExc_KeyError;
     PyObject *capsule =
         names == NULL ? NULL
                       : PyMapping_GetItemString(names, "__dlpack_c_exchange_api__");
@@ -20,7 +21,7 @@ read_table(PyObject *type)
         table = PyCapsule_GetPointer(capsule, CM_DL_EXCHANGE_NAME);
     }
     Py_XDECREF(capsule);
-    if (capsule == NULL && PyErr_ExceptionMatches(PyExc_KeyError)) {
+    if (capsule == NULL && PyErr_ExceptionMatches(lacks)) {
         PyErr_Clear();
     }
     while (table != NULL && table->version.major != CM_DL_MAJOR) {

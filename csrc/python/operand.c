@@ -141,7 +141,8 @@ init_value(cm_state *state, cm_operand *operand, PyObject *object,
 static bool
 is_exporter(PyObject *object)
 {
-    static const char *const names[] = {"__dlpack__", "__cuda_array_interface__"};
+    static const char *const names[] = {"__dlpack__", "__cuda_array_interface__",
+                                        "__dlpack_c_exchange_api__"};
     if (PyObject_CheckBuffer(object) || PyCapsule_CheckExact(object)) {
         return true;
     }
