@@ -270,8 +270,9 @@ def test_short_copies_are_quick_again_once_a_transfer_is_done(emulated):
 
 def test_new_pages_are_made_by_several_threads_whoever_is_faster_else(emulated):
     flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
-    src = cumem.full(32 << 20, 7, "u1", "device")
-    with cumem.configure(staged_down_nbytes=1 << 40, chunk_nbytes="1MiB", threads=2):
+    src = cumem.full(12 << 20, 7, "u1", "device")
+    sizes = {"quick_nbytes": 0, "chunk_nbytes": "8MiB", "ring_nbytes": "64MiB"}
+    with cumem.configure(staged_down_nbytes=1 << 40, threads=2, **sizes):
         target = np.frombuffer(mmap.mmap(-1, src.nbytes, flags=flags), "u1")
         told = check(target, src, blocking=True)
         assert (told.route, told.piece_nbytes) == ("staged", 2 << 20)

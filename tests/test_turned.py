@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Arrays whose axes are in another order on the device: sent as they lie, in pieces that a
-kernel there puts in their places while the next one is on its way."""
+kernel there puts in their places while the next one is on its way in the other half of a
+block, where there is memory for two."""
 
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Iterator
 
 import numpy as np
@@ -13,12 +15,13 @@ from support import session, values
 
 import cumem
 
-PIECE_NBYTES = 64 << 10
+BLOCK_NBYTES = 1 << 20  # of one piece
+ROW_NBYTES = 6400
 
 
 @pytest.fixture(autouse=True)
-def small_pieces(runtime) -> Iterator[None]:
-    with cumem.configure(chunk_nbytes=PIECE_NBYTES, ring_nbytes="1MiB", threads=2):
+def small_blocks(runtime) -> Iterator[None]:
+    with cumem.configure(chunk_nbytes=BLOCK_NBYTES, ring_nbytes="2MiB", threads=2):
         yield
 
 
@@ -26,16 +29,15 @@ def numbers(*shape: int) -> np.ndarray:
     return np.arange(np.prod(shape), dtype="i4").reshape(shape)
 
 
-@pytest.mark.parametrize(
-    "rows", [100, 128, 1000]
-)  # one piece, two, and more than slots
+# One piece, two, and more than the ring holds.
+@pytest.mark.parametrize("rows", [80, 160, 1600])
 @pytest.mark.parametrize("background", [False, True])
 def test_each_element_finds_its_place(runtime, rows, background) -> None:
-    array = numbers(rows, 160)
-    buffer = cumem.full((160, rows), -1, "i4", "device")
+    array = numbers(rows, ROW_NBYTES // 4)
+    buffer = cumem.full(array.T.shape, -1, "i4", "device")
     told = cumem.explain(buffer, array.T)
     assert told.route == "staged-kernel"
-    assert told.pieces == -(-array.nbytes // PIECE_NBYTES)
+    assert (told.pieces == 1) == (rows == 80)
     for turn in range(3):
         array += turn
         if background:
@@ -46,53 +48,66 @@ def test_each_element_finds_its_place(runtime, rows, background) -> None:
 
 
 def test_what_follows_on_the_stream_sees_all_of_it(runtime) -> None:
-    array = numbers(1000, 160)
+    array = numbers(1600, 1500)
     stream = cumem.Stream()
-    buffer = cumem.empty_device((160, 1000), "i4", stream=stream)
-    back = cumem.empty_pinned((160, 1000), "i4")
+    buffer = cumem.empty_device((1500, 1600), "i4", stream=stream)
+    back = cumem.empty_pinned((1500, 1600), "i4")
     cumem.copy_async(buffer, array.T, stream=stream)
     cumem.copy_async(back, buffer, stream=stream)
     array[:] = -1  # it was read before the call returned
     stream.synchronize()
-    assert (back.numpy() == numbers(1000, 160).T).all()
+    assert (back.numpy() == numbers(1600, 1500).T).all()
 
 
-@pytest.mark.parametrize(
-    ("free", "route"), [(0, "staged"), (1, "staged-kernel"), (2, "staged-kernel")]
-)
+def fill_up(stream: cumem.Stream, but: int, limited: bool = True) -> list[cumem.Buffer]:
+    """All memory of the device is taken, but for that of so many blocks in a row; or all
+    that a limit allows, but for blocks apart."""
+    fillers: list[cumem.Buffer] = []
+    if limited:
+        reserved = cumem.stats().kinds["device"].reserved_nbytes
+        cumem.set_limit("device", reserved + 8 * BLOCK_NBYTES)
+    for nbytes in (BLOCK_NBYTES, 1 << 16):
+        with contextlib.suppress(cumem.OutOfMemoryError):
+            while True:
+                fillers.append(cumem.empty_device(nbytes, "u1", stream=stream))
+    assert all(filler.nbytes == BLOCK_NBYTES for filler in fillers[:8])
+    if limited:
+        return [f for i, f in enumerate(fillers) if i >= 2 * but or i % 2 == 1]
+    return fillers[but:]
+
+
+@pytest.mark.parametrize(("free", "route"), [(0, "staged"), (1, "staged-kernel")])
 def test_little_memory_there_makes_it_slower_only(emulated, free, route) -> None:
-    array = numbers(1000, 160)
+    array = numbers(1600, 1500)
     stream = cumem.Stream()
-    buffer = cumem.empty_device((160, 1000), "i4", stream=stream)
-    cumem.set_limit("device", cumem.stats().kinds["device"].reserved_nbytes)
-    fillers = []
-    with contextlib.suppress(cumem.OutOfMemoryError):
-        while True:
-            fillers.append(cumem.empty_device(PIECE_NBYTES, "u1", stream=stream))
-    del fillers[len(fillers) - free :]
+    buffer = cumem.empty_device((1500, 1600), "i4", stream=stream)
+    fillers = fill_up(stream, but=free)
     before = cumem.stats().kinds["device"].allocation_count
     transfer = cumem.copy_async(buffer, array.T, stream=stream)
     transfer.wait()
     assert transfer.route == route
     assert cumem.stats().kinds["device"].allocation_count - before == free
     assert (values.get(buffer) == array.T).all()
+    del fillers
 
 
 @pytest.fixture
 def shut(emulated) -> Iterator[cumem.Stream]:
-    """A stream that does nothing before the end of the test."""
+    """A stream that does nothing before the end of the test, and a ring with room for all
+    of it."""
     stream = cumem.Stream()
     session.testing.gate_close(stream)
-    yield stream
+    with cumem.configure(ring_nbytes="256MiB", depth=32):
+        yield stream
     session.testing.gate_open(stream)
     stream.synchronize()
 
 
 @pytest.mark.parametrize("other", ["background", "turned", "blocking"])
 def test_others_do_not_wait_behind_the_callers_stream(shut, other) -> None:
-    array = numbers(400, 160)
-    turned = [cumem.empty_device((160, 400), "i4") for _ in range(2)]
-    flat = cumem.empty_device((400, 160), "i4")
+    array = numbers(1600, 1500)
+    turned = [cumem.empty_device((1500, 1600), "i4") for _ in range(2)]
+    flat = cumem.empty_device((1600, 1500), "i4")
     transfer = cumem.copy_async(turned[0], array.T, stream=shut)
     stream = cumem.Stream()
     if other == "background":
@@ -107,20 +122,68 @@ def test_others_do_not_wait_behind_the_callers_stream(shut, other) -> None:
     assert (values.get(turned[0]) == array.T).all()
 
 
-def test_the_second_block_is_not_worth_a_wait(shut) -> None:
-    array = numbers(1000, 160)
+def test_those_on_one_stream_use_one_block_and_one_more_stream(shut) -> None:
+    """Who queues them is not made to wait for a stream that is shut."""
+    arrays = [numbers(1600, 1500) + i for i in range(5)]
+    buffers = [cumem.empty_device((1500, 1600), "i4", stream=shut) for _ in arrays]
+    fillers = fill_up(shut, but=2, limited=False)
+    session.testing.plan_fault(None, 0)
+    transfers = [
+        cumem.copy_async(buffer, array.T, stream=shut)
+        for buffer, array in zip(buffers, arrays, strict=True)
+    ]
+    assert session.testing.fault_count("stream_create") <= 1
+    assert cumem.stats().kinds["device"].in_flight_nbytes == 0
+    session.testing.gate_open(shut)
+    for transfer, buffer, array in zip(transfers, buffers, arrays, strict=True):
+        transfer.wait()
+        assert transfer.route == "staged-kernel"
+        assert (values.get(buffer) == array.T).all()
+    del fillers
+
+
+def test_none_needs_the_memory_of_two_blocks(shut) -> None:
+    """Where the target has gaps the host cannot do it instead."""
+    array = numbers(1600, 1500)
     stream = cumem.Stream()
-    buffer = cumem.empty_device((160, 1000), "i4", stream=stream)
-    late = cumem.empty_device(PIECE_NBYTES, "u1", stream=shut)
-    cumem.set_limit("device", cumem.stats().kinds["device"].reserved_nbytes)
-    fillers = []
-    with contextlib.suppress(cumem.OutOfMemoryError):
-        while True:
-            fillers.append(cumem.empty_device(PIECE_NBYTES, "u1", stream=stream))
-    fillers.pop()
-    late.fill(1, stream=shut)
-    del late
-    before = cumem.stats().kinds["device"].allocation_count
-    cumem.copy(buffer, array.T, stream=stream)
-    assert cumem.stats().kinds["device"].allocation_count == before + 1
-    assert (values.get(buffer) == array.T).all()
+    targets = [
+        cumem.empty_device((1600, 3000), "i4", stream=s)[:, ::2] for s in (shut, stream)
+    ]
+    fillers = fill_up(stream, but=2)
+    transfer = cumem.copy_async(targets[0], array, stream=shut)
+    cumem.copy(targets[1], array, stream=stream)
+    assert (values.get(targets[1]) == array).all()
+    session.testing.gate_open(shut)
+    transfer.wait()
+    assert (values.get(targets[0]) == array).all()
+    del fillers
+
+
+def test_short_memory_is_waited_for_where_others_have_two_blocks(emulated) -> None:
+    """Two threads whose copies have no way round, and memory for one block each."""
+    array = numbers(1600, 1500)
+    streams = [cumem.Stream() for _ in range(2)]
+    targets = [
+        cumem.empty_device((1600, 3000), "i4", stream=s)[:, ::2] for s in streams
+    ]
+    for stream in streams:
+        stream.synchronize()
+    fillers = fill_up(streams[0], but=2, limited=False)
+    streams[0].synchronize()
+    failures: list[BaseException] = []
+
+    def work(i: int) -> None:
+        try:
+            for _ in range(30):
+                cumem.copy(targets[i], array, stream=streams[i])
+        except cumem.OutOfMemoryError as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert failures == []
+    assert all((values.get(target) == array).all() for target in targets)
+    del fillers

@@ -264,3 +264,16 @@ cm_pool_check(cm_pool *pool)
     cm_fast_lock_give(&pool->lock);
     return good;
 }
+
+uint64_t
+cm_pool_room(cm_pool *pool)
+{
+    uint64_t left = cm_budget_left(cm_budget_tightest(pool->config.budget));
+    if (left == UINT64_MAX) {
+        return left;
+    }
+    cm_fast_lock_take(&pool->lock);
+    uint64_t room = left + pool->heap.free_nbytes;
+    cm_fast_lock_give(&pool->lock);
+    return room;
+}

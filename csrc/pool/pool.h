@@ -138,6 +138,10 @@ CM_NODISCARD cm_status cm_pool_alloc_asking(cm_pool *pool, uint64_t nbytes,
 CM_NODISCARD cm_status cm_pool_alloc_now(cm_pool *pool, uint64_t nbytes,
                                          cm_stream *stream, cm_block **out);
 
+/* Bytes that the limits leave it, free ones of its own included, whole or in pieces;
+ * UINT64_MAX: there is no limit. */
+uint64_t cm_pool_room(cm_pool *pool);
+
 /* Wait for the work on what has been given back so far, as far as it can be asked
  * about: before a cm_pool_trim() that waits, which then has nothing to wait for.
  * Does nothing where nobody would interrupt. Fails: CM_ECANCELLED. */

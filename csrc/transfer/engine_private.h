@@ -21,6 +21,8 @@ enum {
     CM_ASK_NS = 50 * 1000 * 1000,   /* between two questions whether to go on waiting */
     CM_PARK_AFTER_NS = 1000 * 1000, /* a worker that has waited so long goes on to
                                        another job */
+    CM_PAIR_PATIENCE_NS = 1000 * 1000 * 1000, /* for memory that neighbours can do
+                                                 without */
     CM_LINGER_NS = 1000 * 1000 * 1000, /* an interrupted call waits so long for what it
                                           has queued */
 };
@@ -32,11 +34,20 @@ typedef struct cm_event_stack {
     uint64_t events[CM_LOAN_SLOTS];
 } cm_event_stack;
 
+/* Stands beside a stream, for all copies that are in the order of that. */
+typedef struct cm_side_stream {
+    uint64_t beside; /* the stream's id */
+    uint32_t refs;   /* 0: free */
+    bool is_busy;    /* may still have work when nobody uses it any more */
+    cm_stream *stream;
+} cm_side_stream;
+
 typedef struct cm_loan_stack {
     cm_event_stack events;
     cm_event_stack brief_events;
     int stream_count;
     cm_stream *streams[CM_LOAN_SLOTS];
+    cm_side_stream sides[CM_LOAN_SLOTS];
 } cm_loan_stack;
 
 /* Counted: by its creator until close, and by each ticket. Invariants, under the lock:
@@ -52,8 +63,10 @@ struct cm_engine {
     _Atomic uint64_t brief_end_ns; /* of the last shared short copy */
     _Atomic uint64_t bounced_count;
     _Atomic uint64_t piece_count;
-    cm_kernels kernels; /* strided copies */
-    cm_kernels tables;  /* many pieces */
+    atomic_uint pair_count;      /* jobs whose block is for two pieces */
+    atomic_uint pair_wish_count; /* ... that got none for one */
+    cm_kernels kernels;          /* strided copies */
+    cm_kernels tables;           /* many pieces */
     cm_reach reach;
     cm_crew crew;
     cm_mutex lock;
@@ -110,6 +123,12 @@ void cm_loan_give_brief_event(cm_engine *engine, int device, uint64_t event);
 CM_NODISCARD cm_status cm_loan_take_stream(cm_engine *engine, int device,
                                            cm_stream **out);
 void cm_loan_give_stream(cm_engine *engine, cm_stream *stream); /* NULL: nothing */
+/* A stream of `device` for work that `beside` comes before and after. Others beside the
+ * same one may have it too: copies that pile up there do not pile up streams. */
+CM_NODISCARD cm_status cm_loan_take_side(cm_engine *engine, int device,
+                                         const cm_stream *beside, cm_stream **out);
+/* NULL: nothing. `is_idle`: all that was queued on it for this user is over. */
+void cm_loan_give_side(cm_engine *engine, cm_stream *stream, bool is_idle);
 /* `nbytes` of page-locked memory are about to be used, where all together then use
  * `most` or less. Returns the pool that has them, borrowed; NULL: no room, or no pool.
  */

@@ -56,6 +56,8 @@ typedef struct cm_job {
                         */
     bool is_chained;   /* the last of after_tickets must not have failed */
     bool has_queued;   /* the stream may be working for us */
+    bool has_pair;     /* device_block is for two pieces; counted in the engine */
+    bool gather_is_joined; /* `stream` comes after all that it was given */
     bool gather_is_passed; /* gather_stream is held here, and lent to the ticket */
     bool lost_track;       /* waiting for it failed: nobody knows what still runs */
     unsigned char pattern[4];
@@ -78,15 +80,15 @@ typedef struct cm_job {
     cm_stream *request_stream; /* held; NULL in the background */
     cm_stream *stream;         /* held: works on it, request_stream or `lent` */
     cm_stream *lent;           /* ours until given back or passed to the ticket */
-    cm_stream *gather_stream;  /* lent; PEER, and STAGED_KERNEL of several pieces */
+    cm_stream *gather_stream;  /* lent, beside `stream`; PEER, and pairs of pieces */
     uint64_t start_event;      /* lent, of stream->device */
     uint64_t wait_event;       /* the same; while cm_job_wait_stream() is at it */
     cm_after *afters;          /* owned array; events lent */
     cm_ticket **after_tickets; /* owned array, held */
-    void *host_temporary; /* owned: the source of an overlapping copy, read whole */
-    cm_block *temporary;  /* the same on the device */
-    cm_block *device_blocks[2]; /* packed bytes of one piece each */
-    struct cm_many *many; /* owned; runs that go together, instead of dst and src */
+    void *host_temporary;   /* owned: the source of an overlapping copy, read whole */
+    cm_block *temporary;    /* the same on the device */
+    cm_block *device_block; /* packed bytes of a piece, or of two */
+    struct cm_many *many;   /* owned; runs that go together, instead of dst and src */
     struct cm_staging *staging;   /* owned; staging.c's, from the first piece on */
     struct cm_file_reader *file;  /* owned; read instead of src; NULL: none */
     cm_fan *fan;                  /* owned; fan.c's: further targets; NULL: none */

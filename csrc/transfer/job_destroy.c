@@ -17,23 +17,10 @@ static void
 free_block(const cm_job *job, cm_pool *pool, cm_block *block)
 {
     cm_stream *uses[2] = {job->stream, job->gather_stream};
-    uint32_t use_count = job->gather_stream == NULL ? 1 : 2;
+    uint32_t use_count = job->gather_stream == NULL || job->gather_is_joined ? 1 : 2;
     if (block != NULL) {
         cm_pool_free(pool, block, uses, is_idle(job) ? 0 : use_count,
                      job->lost_track ? CM_POOL_FREE_FENCE : 0u);
-    }
-}
-
-/* Before all has ended its next user would wait for what the caller's stream waits for.
- */
-static void
-give_gather_stream(const cm_job *job)
-{
-    if (job->gather_is_passed || (job->gather_stream != NULL && !is_idle(job))) {
-        cm_stream_release(job->gather_stream);
-    }
-    else {
-        cm_loan_give_stream(job->engine, job->gather_stream);
     }
 }
 
@@ -59,8 +46,10 @@ cm_job_destroy(cm_job *job)
         }
     }
     if (job->plan.device >= 0) {
-        free_block(job, device_pools[job->plan.device], job->device_blocks[0]);
-        free_block(job, device_pools[job->plan.device], job->device_blocks[1]);
+        free_block(job, device_pools[job->plan.device], job->device_block);
+        if (job->has_pair) {
+            atomic_fetch_sub(&engine->pair_count, 1);
+        }
         free_block(job, device_pools[job->plan.device], job->temporary);
     }
     if (job->stream != NULL) {
@@ -78,7 +67,12 @@ cm_job_destroy(cm_job *job)
     free(job->host_temporary);
     cm_many_destroy(job->many);
     cm_file_reader_destroy(job->file);
-    give_gather_stream(job);
+    if (job->gather_is_passed) {
+        cm_stream_release(job->gather_stream);
+    }
+    else {
+        cm_loan_give_side(engine, job->gather_stream, is_idle(job));
+    }
     if (job->lent != NULL && job->leaves_waits) {
         cm_stream_release(job->lent); /* the next would wait for the same */
     }

@@ -109,6 +109,77 @@ cm_loan_give_stream(cm_engine *engine, cm_stream *stream)
     }
 }
 
+/* The entry in use of that stream, or (NULL) beside that one; or a free one. Under the
+ * lock. */
+static cm_side_stream *
+find_side(cm_loan_stack *stack, const cm_stream *stream, uint64_t beside,
+          cm_side_stream **free_one)
+{
+    *free_one = NULL;
+    for (int i = 0; i < CM_LOAN_SLOTS; i++) {
+        cm_side_stream *side = &stack->sides[i];
+        if (side->refs == 0) {
+            *free_one = side;
+        }
+        else if (stream != NULL ? side->stream == stream : side->beside == beside) {
+            return side;
+        }
+    }
+    return NULL;
+}
+
+cm_status
+cm_loan_take_side(cm_engine *engine, int device, const cm_stream *beside,
+                  cm_stream **out)
+{
+    cm_loan_stack *stack = &engine->loans[device];
+    cm_side_stream *free_one;
+    cm_mutex_lock(&engine->lock);
+    cm_side_stream *side = find_side(stack, NULL, beside->id, &free_one);
+    if (side != NULL) {
+        side->refs++;
+        *out = side->stream;
+    }
+    cm_mutex_unlock(&engine->lock);
+    if (side != NULL) {
+        return cm_ok();
+    }
+    CM_TRY(cm_loan_take_stream(engine, device, out));
+    cm_mutex_lock(&engine->lock);
+    /* Two threads may both add one; where all are taken it is this user's alone. */
+    (void)find_side(stack, *out, 0, &free_one);
+    if (free_one != NULL) {
+        *free_one = (cm_side_stream){.beside = beside->id, .refs = 1, .stream = *out};
+    }
+    cm_mutex_unlock(&engine->lock);
+    return cm_ok();
+}
+
+void
+cm_loan_give_side(cm_engine *engine, cm_stream *stream, bool is_idle)
+{
+    if (stream == NULL) {
+        return;
+    }
+    cm_side_stream *free_one;
+    cm_mutex_lock(&engine->lock);
+    cm_side_stream *side =
+        find_side(&engine->loans[stream->device], stream, 0, &free_one);
+    bool is_last = true;
+    if (side != NULL) {
+        side->is_busy = side->is_busy || !is_idle;
+        is_idle = !side->is_busy;
+        is_last = --side->refs == 0;
+    }
+    cm_mutex_unlock(&engine->lock);
+    if (is_last && is_idle) {
+        cm_loan_give_stream(engine, stream);
+    }
+    else if (is_last) { /* its next user would wait for what this one waits for */
+        cm_stream_release(stream);
+    }
+}
+
 cm_pool *
 cm_loan_enter_ring(cm_engine *engine, uint64_t nbytes, uint64_t most)
 {

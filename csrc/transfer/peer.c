@@ -192,7 +192,8 @@ cm_job_copy_peer(cm_job *job)
             job->plan.src_device, core.run_nbytes, job->stream->handle);
     }
     cm_layout_take_repeats(&core, &repeats);
-    CM_TRY(cm_loan_take_stream(job->engine, job->plan.src_device, &job->gather_stream));
+    CM_TRY(cm_loan_take_side(job->engine, job->plan.src_device, job->stream,
+                             &job->gather_stream));
     CM_TRY(cm_job_chain_streams(job, job->stream, job->gather_stream));
     cm_plan_cut(&job->plan, &job->tuning, &core, &cut);
     while (cm_cut_next(&cut, &piece)) {

@@ -201,6 +201,17 @@ cm_plan_slot_count(const cm_plan *plan, const cm_tuning *tuning)
     return fit < tuning->slot_count ? fit : tuning->slot_count;
 }
 
+static uint64_t
+choose_piece_nbytes(const cm_plan *plan, const cm_tuning *tuning)
+{
+    enum { LEAST = 3 }; /* blocks of the ring: one comes down, two are emptied */
+    uint64_t nbytes = cm_tuning_piece_nbytes(tuning, plan->nbytes);
+    /* Each huge page is made by one thread, unless the user wants shorter pieces. */
+    bool lengthens = plan->is_fresh && tuning->chunk_nbytes >= CM_HUGE_PAGE_NBYTES
+                     && tuning->ring_nbytes >= LEAST * CM_HUGE_PAGE_NBYTES;
+    return lengthens && nbytes < CM_HUGE_PAGE_NBYTES ? CM_HUGE_PAGE_NBYTES : nbytes;
+}
+
 void
 cm_plan_count_pieces(cm_plan *plan, const cm_tuning *tuning)
 {
@@ -212,10 +223,7 @@ cm_plan_count_pieces(cm_plan *plan, const cm_tuning *tuning)
     plan->is_cached = packs && !plan->is_download
                       && plan->nbytes >= tuning->cached_nbytes
                       && tuning->thread_count >= tuning->cached_thread_count;
-    plan->piece_nbytes = cm_tuning_piece_nbytes(tuning, plan->nbytes);
-    if (plan->is_fresh && plan->piece_nbytes < CM_HUGE_PAGE_NBYTES) {
-        plan->piece_nbytes = CM_HUGE_PAGE_NBYTES; /* each made by one thread */
-    }
+    plan->piece_nbytes = choose_piece_nbytes(plan, tuning);
     plan->piece_count = plan->nbytes > 0;
     plan->thread_count = plan->route == CM_ROUTE_HOST;
     if (staged || plan->route == CM_ROUTE_PEER_STAGED

@@ -4,33 +4,105 @@
  * and unpacking on the host is shared out among threads while the copy engine works on
  * other pieces; all runtime calls are made by the thread that runs the job. A broadcast
  * source travels once. */
+#include "base/checked_math.h"
+#include "transfer/backoff.h"
 #include "transfer/file_source.h"
 #include "transfer/many_job.h"
 #include "transfer/several.h"
+
+static cm_status
+find_pool(cm_job *job, int device, cm_pool **out)
+{
+    cm_mutex_lock(&job->engine->lock);
+    *out = job->engine->device_pools[device];
+    cm_mutex_unlock(&job->engine->lock);
+    return *out == NULL ? cm_fail(CM_EINVALID, (uint64_t)device) : cm_ok();
+}
 
 cm_status
 cm_job_alloc_block(cm_job *job, int device, uint64_t nbytes, cm_stream *stream,
                    cm_block **out)
 {
-    cm_mutex_lock(&job->engine->lock);
-    cm_pool *pool = job->engine->device_pools[device];
-    cm_mutex_unlock(&job->engine->lock);
-    if (pool == NULL) {
-        return cm_fail(CM_EINVALID, (uint64_t)device);
-    }
+    cm_pool *pool;
+    CM_TRY(find_pool(job, device, &pool));
     cm_patience patience = {.interrupted = job->interrupted,
                             .argument = job->interrupted_argument};
     return cm_pool_alloc_asking(pool, nbytes, stream, &patience, out);
 }
 
-static cm_status
-get_device_block(cm_job *job, int which, cm_address *out)
+static uint64_t
+pair_pitch(const cm_job *job)
 {
-    if (job->device_blocks[which] == NULL) {
-        CM_TRY(cm_job_alloc_block(job, job->plan.device, job->plan.piece_nbytes,
-                                  job->stream, &job->device_blocks[which]));
+    enum { EDGE = 256 }; /* the second lies as well as the block */
+    return cm_round_up_to(job->plan.piece_nbytes, EDGE);
+}
+
+/* For two pieces, where there is plenty of room; nothing is waited for. */
+static cm_status
+get_pair(cm_job *job)
+{
+    enum { PLENTY = 8 }; /* as much for so many more */
+    cm_engine *engine = job->engine;
+    cm_pool *pool;
+    if (job->plan.piece_count < 2 || job->fan != NULL
+        || atomic_load(&engine->pair_wish_count) > 0) {
+        return cm_ok();
     }
-    *out = job->device_blocks[which]->address;
+    CM_TRY(find_pool(job, job->plan.device, &pool));
+    uint64_t nbytes = 2 * pair_pitch(job);
+    if (cm_pool_room(pool) / PLENTY < nbytes) {
+        return cm_ok();
+    }
+    atomic_fetch_add(&engine->pair_count, 1);
+    cm_status status = cm_pool_alloc_now(pool, nbytes, job->stream, &job->device_block);
+    job->has_pair = cm_is_ok(status);
+    if (!job->has_pair) {
+        atomic_fetch_sub(&engine->pair_count, 1);
+    }
+    return cm_pool_is_short(status) ? cm_ok() : status;
+}
+
+/* Memory is short while others have more than they must: none takes more from now on,
+ * and what they have comes back when they end, if not on a stream that stands still. */
+static cm_status
+wait_for_pairs(cm_job *job, cm_status status)
+{
+    cm_engine *engine = job->engine;
+    uint64_t begin_ns = cm_now_ns();
+    uint64_t waited_ns = 0;
+    atomic_fetch_add(&engine->pair_wish_count, 1);
+    unsigned seen = atomic_load(&engine->pair_count);
+    while (cm_pool_is_short(status) && seen > 0 && waited_ns < CM_PAIR_PATIENCE_NS
+           && !cm_job_is_interrupted(job)) {
+        cm_nap_after(waited_ns);
+        waited_ns = cm_now_ns() - begin_ns;
+        unsigned count = atomic_load(&engine->pair_count);
+        if (count != seen) {
+            seen = count;
+            status = cm_job_alloc_block(job, job->plan.device, job->plan.piece_nbytes,
+                                        job->stream, &job->device_block);
+        }
+    }
+    atomic_fetch_sub(&engine->pair_wish_count, 1);
+    return status;
+}
+
+static cm_status
+get_device_block(cm_job *job, bool pairs, cm_address *out)
+{
+    if (job->device_block == NULL && pairs) {
+        CM_TRY(get_pair(job));
+    }
+    if (job->device_block == NULL) {
+        cm_status status =
+            cm_job_alloc_block(job, job->plan.device, job->plan.piece_nbytes,
+                               job->stream, &job->device_block);
+        if (cm_pool_is_short(status) && !job->plan.is_turned) {
+            status = wait_for_pairs(job, status);
+        }
+        CM_TRY(status);
+    }
+    *out = job->device_block->address;
     return cm_ok();
 }
 
@@ -42,31 +114,22 @@ end_device_part(const cm_job *job, const cm_slot *s)
 
 /* -- to the device ---------------------------------------------------------------------- */
 
-/* Several pieces: while the kernel places one, the next is on its way, in another block
- * and on a stream of its own. Where memory is short nothing is waited for: they go one
- * after the other. */
+/* While the kernel places one piece, the next is on its way, on a stream of its own. */
 static cm_status
 open_gather_stream(cm_job *job)
 {
-    cm_address block;
-    if (job->plan.piece_count < 2 || job->fan != NULL || job->gather_stream != NULL) {
+    if (!job->has_pair || job->gather_stream != NULL) {
         return cm_ok();
     }
-    CM_TRY(get_device_block(job, 0, &block));
-    cm_pool *pool = job->engine->device_pools[job->plan.device]; /* it gave one */
-    cm_status status = cm_pool_alloc_now(pool, job->plan.piece_nbytes, job->stream,
-                                         &job->device_blocks[1]);
-    if (!cm_is_ok(status)) {
-        return cm_pool_is_short(status) ? cm_ok() : status;
-    }
     cm_stream *stream;
-    CM_TRY(cm_loan_take_stream(job->engine, job->plan.device, &stream));
-    status = cm_job_chain_streams(job, job->stream, stream);
+    CM_TRY(cm_loan_take_side(job->engine, job->plan.device, job->stream, &stream));
+    cm_status status = cm_job_chain_streams(job, job->stream, stream);
     if (!cm_is_ok(status)) {
-        cm_loan_give_stream(job->engine, stream);
+        cm_loan_give_side(job->engine, stream, true);
         return status;
     }
     job->gather_stream = stream;
+    job->gather_is_joined = true;
     return cm_ok();
 }
 
@@ -78,22 +141,22 @@ send_by_block(cm_job *job, const cm_layout *unpack, cm_address from, uint64_t nb
     cm_runtime *rt = job->engine->rt;
     cm_staging *staging = job->staging;
     cm_address block;
-    if (staging->passed == 0) {
-        CM_TRY(open_gather_stream(job));
-    }
+    CM_TRY(get_device_block(job, true, &block));
+    CM_TRY(open_gather_stream(job));
     cm_stream *side = job->gather_stream;
     if (side == NULL) {
-        CM_TRY(get_device_block(job, 0, &block));
         CM_TRY(cm_rt_copy_async(rt, block, from, nbytes, job->stream->handle));
     }
     else {
-        if (staging->passed >= 2) { /* the last kernel that reads this block */
+        if (staging->passed >= 2) { /* the last kernel that reads this half */
             const cm_slot *before = cm_slot_at(staging, staging->passed - 2);
             CM_TRY(cm_stream_wait_event(side, before->event));
         }
-        CM_TRY(get_device_block(job, staging->passed % 2, &block));
+        block += staging->passed % 2 * pair_pitch(job);
+        job->gather_is_joined = false;
         CM_TRY(cm_rt_copy_async(rt, block, from, nbytes, side->handle));
         CM_TRY(cm_job_chain_streams(job, side, job->stream));
+        job->gather_is_joined = true;
     }
     return cm_kernels_launch(&job->engine->kernels, job->plan.device, unpack,
                              job->dst.address, block, job->stream->handle);
@@ -144,7 +207,8 @@ static cm_status
 turn_where_there_is_memory(cm_job *job)
 {
     cm_address block;
-    cm_status status = job->plan.is_turned ? get_device_block(job, 0, &block) : cm_ok();
+    cm_status status =
+        job->plan.is_turned ? get_device_block(job, true, &block) : cm_ok();
     if (cm_is_ok(status) || status.code == CM_ECANCELLED) {
         return status;
     }
@@ -268,7 +332,7 @@ fetch_piece(cm_job *job, const cm_layout *pack, const cm_slot *s, uint64_t nbyte
                                 nbytes, job->stream->handle);
     }
     cm_address block;
-    CM_TRY(get_device_block(job, 0, &block));
+    CM_TRY(get_device_block(job, false, &block));
     CM_TRY(cm_kernels_launch(&job->engine->kernels, job->plan.device, pack, block,
                              job->src.address, job->stream->handle));
     return cm_rt_copy_async(rt, to, block, nbytes, job->stream->handle);

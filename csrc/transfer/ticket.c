@@ -161,8 +161,8 @@ cm_ticket_submit(cm_ticket *ticket, int device, uint64_t start_event,
     ticket->device = device;
     ticket->start_event = start_event;
     ticket->end_event = end_event;
-    ticket->lent[0] = lent;
-    ticket->lent[1] = side;
+    ticket->lent = lent;
+    ticket->side = side;
     ticket->status = status;
     ticket->read = status.code == CM_ECANCELLED; /* the call tells */
     ticket->state = CM_TICKET_SUBMITTED;
@@ -192,20 +192,23 @@ cm_ticket_give_loans(cm_ticket *ticket)
     cm_mutex_lock(&engine->lock);
     uint64_t start = 0;
     uint64_t end = 0;
-    cm_stream *lent[2] = {NULL, NULL};
+    cm_stream *lent = NULL;
+    cm_stream *side = NULL;
     if (ticket->state == CM_TICKET_DONE && ticket->query_count == 0) {
         start = ticket->start_event;
         end = ticket->end_event;
-        memcpy(lent, ticket->lent, sizeof(lent));
+        lent = ticket->lent;
+        side = ticket->side;
         ticket->start_event = 0;
         ticket->end_event = 0;
-        memset(ticket->lent, 0, sizeof(ticket->lent));
+        ticket->lent = NULL;
+        ticket->side = NULL;
     }
     cm_mutex_unlock(&engine->lock);
     cm_loan_give_event(engine, ticket->device, start);
     cm_loan_give_event(engine, ticket->device, end);
-    cm_loan_give_stream(engine, lent[0]);
-    cm_loan_give_stream(engine, lent[1]);
+    cm_loan_give_stream(engine, lent);
+    cm_loan_give_side(engine, side, true);
 }
 
 /* Nobody waits for them here: a worker has others to serve, and a caller may want to

@@ -49,7 +49,8 @@ struct cm_ticket {
     int device;           /* of the events and the stream */
     uint64_t start_event; /* lent; 0: none */
     uint64_t end_event;
-    cm_stream *lent[2]; /* internal streams in use until done; may be NULL */
+    cm_stream *lent; /* internal stream, in use until done; may be NULL */
+    cm_stream *side; /* the same, beside the one that ends it */
     cm_notice *notices;
     cm_keep keep[4];
     uint32_t keep_count;

@@ -216,19 +216,27 @@ test_plan_new_pages_are_filled_by_several_threads(void)
     cm_region src = {.kind = CM_KIND_DEVICE, .address = 0x10000, .ndim = 1};
     src.itemsize = 1;
     src.strides[0] = 1;
-    src.shape[0] = 64 << 20;
+    src.shape[0] = 8 << 20;
     cm_region dst = src;
     dst.kind = CM_KIND_PAGEABLE;
     dst.address = 0;
     dst.device = -1;
     dst.host = memory;
     slow.staged_down_nbytes = UINT64_MAX;
-    slow.chunk_nbytes = 1 << 20;
     CHECK_OK(cm_plan_init(&plan, &dst, &src, fresh, device, wait));
     CHECK_EQ(plan.route, CM_ROUTE_STAGED);
     CHECK(plan.is_fresh);
     CHECK_EQ(plan.piece_nbytes, 2 << 20);
-    CHECK_LE(33, plan.piece_count); /* it begins within a huge page, and with less */
+    CHECK_LE(5, plan.piece_count); /* it begins within a huge page, and with less */
+    /* ... but not at the price of what the user has set. */
+    slow.ring_nbytes = 5 << 20;
+    CHECK_OK(cm_plan_init(&plan, &dst, &src, fresh, device, wait));
+    CHECK(plan.is_fresh);
+    CHECK_EQ(plan.piece_nbytes, 1 << 20);
+    slow.ring_nbytes = 6 << 20;
+    slow.chunk_nbytes = 512 << 10;
+    CHECK_OK(cm_plan_init(&plan, &dst, &src, fresh, device, wait));
+    CHECK_EQ(plan.piece_nbytes, 512 << 10);
     slow.thread_count = 1;
     CHECK_OK(cm_plan_init(&plan, &dst, &src, fresh, device, wait));
     CHECK_EQ(plan.route, CM_ROUTE_DIRECT);
