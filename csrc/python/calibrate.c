@@ -50,10 +50,11 @@ ask(cm_state *state, int device, bool measures)
     return settle_exception();
 }
 
+/* In a forked child nothing that is found could be put to use. */
 static bool
 is_real(const cm_state *state)
 {
-    return state->runtime != NULL
+    return state->runtime != NULL && !cm_runtime_is_forked(state->runtime)
            && (state->runtime->backend != CM_BACKEND_EMULATED || state->tuning.as_real);
 }
 

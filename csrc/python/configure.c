@@ -169,17 +169,28 @@ get_tuning(const cm_state *state, unsigned cpu_count, cm_tuning *out, int *from)
     }
 }
 
-void
+int
 cm_configure_apply(cm_state *state)
 {
     cm_tuning tuning;
     int from[CM_TUNING_COUNT];
     if (state->engine == NULL) {
-        return;
+        return 0;
     }
     get_tuning(state, cm_usable_cpu_count(NULL), &tuning, from);
     cm_status status = cm_engine_set_tuning(state->engine, &tuning);
-    (void)status; /* each value was checked when it was set */
+    return cm_is_ok(status) ? 0 : cm_py_raise_int(state, status, "while configuring");
+}
+
+/* What applies only once the engine has taken it; else all stays as it was `before`. */
+static PyObject *
+apply_or_undo(cm_state *state, const cm_tuning_layers *before)
+{
+    if (cm_configure_apply(state) < 0) {
+        state->tuning = *before;
+        return NULL;
+    }
+    Py_RETURN_NONE;
 }
 
 /* -- functions --------------------------------------------------------------------------- */
@@ -249,9 +260,9 @@ set_tuning(PyObject *module, PyObject *changes)
             return NULL;
         }
     }
+    const cm_tuning_layers before = state->tuning;
     state->tuning.chosen = chosen;
-    cm_configure_apply(state);
-    Py_RETURN_NONE;
+    return apply_or_undo(state, &before);
 }
 
 PyDoc_STRVAR(read_tuning_doc,
@@ -308,10 +319,10 @@ set_measured(PyObject *module, PyObject *figures)
         }
         *cm_measured_at(&measured, i) = number;
     }
+    const cm_tuning_layers before = state->tuning;
     state->tuning.measured = measured;
     state->tuning.is_measured = figures != Py_None;
-    cm_configure_apply(state);
-    Py_RETURN_NONE;
+    return apply_or_undo(state, &before);
 }
 
 PyDoc_STRVAR(read_measured_doc,

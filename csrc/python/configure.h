@@ -12,8 +12,9 @@ extern PyMethodDef cm_configure_methods[];
 /* Read CUMEM_TRANSFER_… unless that was done since the last shutdown(). 0, or -1 with a
  * ValueError that names the variable. */
 int cm_configure_open(cm_state *state);
-/* Have the engine, if there is one, work as all of that says. */
-void cm_configure_apply(cm_state *state);
+/* Have the engine, if there is one, work as all of that says. 0, or -1 with
+ * RuntimeError in a forked child. */
+int cm_configure_apply(cm_state *state);
 /* The figures that count; true where they were measured, not defaults. */
 bool cm_configure_measured(const cm_state *state, cm_measured *out);
 /* calibrate.c: take figures of this machine that are kept somewhere, once; measure, if

@@ -182,7 +182,7 @@ adopt(cm_state *state, cm_runtime *runtime)
     state->engine_has_pinned_pool = false;
     memset(state->engine_has_device_pool, 0, sizeof(state->engine_has_device_pool));
     state->current_device = 0;
-    cm_configure_apply(state);
+    (void)cm_configure_apply(state); /* nobody has forked since it was opened */
     return 0;
 }
 

@@ -151,6 +151,9 @@ cm_engine_set_tuning(cm_engine *engine, const cm_tuning *tuning)
     if (!cm_tuning_check(tuning, NULL)) {
         return cm_fail(CM_EINVALID, 0);
     }
+    if (cm_engine_is_forked(engine)) {
+        return cm_fail(CM_EFORKED, 0);
+    }
     cm_tuning resolved = *tuning;
     atomic_store(&engine->cpu_count, 0); /* asked again */
     cm_engine_resolve_tuning(engine, &resolved);

@@ -22,8 +22,8 @@ CM_NODISCARD cm_status cm_engine_create(cm_runtime *rt, cm_registry *registry,
 /* The pools it stages through; held (counted) by the engine. */
 void cm_engine_set_pinned_pool(cm_engine *engine, cm_pool *pool);
 void cm_engine_set_device_pool(cm_engine *engine, int device, cm_pool *pool);
-/* How copies that begin from now on are made. Fails: CM_EINVALID (a value out of bounds).
- */
+/* How copies that begin from now on are made. Fails: CM_EINVALID (a value out of bounds),
+ * CM_EFORKED. */
 CM_NODISCARD cm_status cm_engine_set_tuning(cm_engine *engine, const cm_tuning *tuning);
 void cm_engine_read_tuning(cm_engine *engine, cm_tuning *out);
 /* For tests and benchmarks: go on as if no device reached another. */
