@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import sys
 import threading
 import traceback
@@ -126,3 +127,45 @@ def test_child_is_refused_whatever_its_parent_was_doing(emulated) -> None:
     with busy():
         for _ in range(10):
             fork_and_run(check)
+
+
+OPENING = """
+import os, signal, sys, threading, warnings
+import cumem
+
+inside, go_on = threading.Event(), threading.Event()
+
+def show(*args, **kwargs):
+    inside.set()
+    go_on.wait()
+
+warnings.showwarning = show
+thread = threading.Thread(target=cumem.device_count)
+thread.start()
+if not inside.wait(5):
+    sys.exit(0)  # there is a device: nothing holds the opening up
+child = os.fork()
+if child == 0:
+    signal.alarm(20)
+    try:
+        cumem.device_count()
+    except RuntimeError as error:
+        os._exit(0 if "forked child" in str(error) else 2)
+    os._exit(3)
+status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+go_on.set()
+thread.join()
+sys.exit(status)
+"""
+
+
+def test_child_that_was_forked_while_the_driver_was_opened_does_not_wait() -> None:
+    environment = {k: v for k, v in os.environ.items() if k != "CUMEM_BACKEND"}
+    done = subprocess.run(
+        [sys.executable, "-c", OPENING],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr

@@ -51,6 +51,9 @@ void
 cm_state_bury_dead(cm_state *state)
 {
     cm_list dead;
+    if (state->runtime != NULL && cm_runtime_is_forked(state->runtime)) {
+        return; /* who buried them may have held the lock */
+    }
     cm_list_init(&dead);
     cm_mutex_lock(&state->graveyard_lock);
     cm_list_splice_back(&dead, &state->graveyard);

@@ -3,6 +3,7 @@
 #include "python/state.h"
 
 #include <string.h>
+#include <unistd.h>
 
 #include "python/configure.h"
 #include "python/errors.h"
@@ -119,10 +120,14 @@ opening_run(opening *plan, cm_runtime **out)
     return cm_ok();
 }
 
-/* Wait without the GIL until no other thread is opening. */
-static void
+/* Wait without the GIL until no other thread is opening. 0, or -1 with RuntimeError in
+ * a child that was forked meanwhile: no thread goes on with it there. */
+static int
 wait_while_opening(cm_state *state)
 {
+    if (state->opening_process != getpid()) {
+        return cm_py_raise_int(state, cm_fail(CM_EFORKED, 0), NULL);
+    }
     Py_BEGIN_ALLOW_THREADS
     cm_mutex_lock(&state->open_lock);
     while (state->opening) {
@@ -130,6 +135,7 @@ wait_while_opening(cm_state *state)
     }
     cm_mutex_unlock(&state->open_lock);
     Py_END_ALLOW_THREADS
+    return 0;
 }
 
 static void
@@ -137,6 +143,7 @@ set_opening(cm_state *state, bool opening_now)
 {
     cm_mutex_lock(&state->open_lock);
     state->opening = opening_now;
+    state->opening_process = getpid();
     cm_cond_signal_all(&state->opened);
     cm_mutex_unlock(&state->open_lock);
 }
@@ -247,10 +254,8 @@ cm_state_runtime(cm_state *state)
                 "cumem cannot be used any more: the interpreter is exiting");
             return NULL;
         }
-        if (state->opening) {
-            wait_while_opening(state);
-        }
-        else if (open_runtime(state) < 0) {
+        int result = state->opening ? wait_while_opening(state) : open_runtime(state);
+        if (result < 0) {
             return NULL;
         }
     }

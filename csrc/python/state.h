@@ -7,6 +7,8 @@
 
 #include "python/python.h"
 
+#include <sys/types.h>
+
 #include "base/list.h"
 #include "base/thread.h"
 #include "pool/pool.h"
@@ -150,8 +152,9 @@ typedef struct cm_state {
     cm_state_override override;
     cm_file_faults *file_faults; /* owned; NULL: none were asked for */
     bool warned;                 /* EmulationWarning was given */
-    bool exiting; /* the atexit handler ran: the engine is gone for good */
-    bool opening; /* a thread opens the runtime without the GIL; open_lock */
+    bool exiting;          /* the atexit handler ran: the engine is gone for good */
+    bool opening;          /* a thread opens the runtime without the GIL; open_lock */
+    pid_t opening_process; /* where that is; a forked child has no such thread */
     cm_mutex open_lock;
     cm_cond opened;
     bool shares_managed; /* every device lets the host touch managed memory at any time;
