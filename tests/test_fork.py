@@ -129,6 +129,20 @@ def test_child_is_refused_whatever_its_parent_was_doing(emulated) -> None:
             fork_and_run(check)
 
 
+@pytest.mark.parametrize("kind", ["pinned", "mapped", "managed"])
+def test_child_is_given_no_view_of_memory_it_does_not_have(emulated, kind) -> None:
+    buffer = cumem.full(1000, 7, "u1", kind)
+    own = cumem.asbuffer(np.ones(10, "u1"))
+
+    def check() -> None:
+        for view in (memoryview, np.asarray, np.frombuffer, cumem.Buffer.numpy, bytes):
+            with pytest.raises(RuntimeError, match="forked child"):
+                view(buffer)
+        assert bytes(memoryview(own)) == bytes([1] * 10)
+
+    fork_and_run(check)
+
+
 OPENING = """
 import os, signal, sys, threading, warnings
 import cumem

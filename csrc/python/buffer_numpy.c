@@ -53,17 +53,6 @@ refuse_device(cm_buffer *self, const char *what)
     return -1;
 }
 
-static int
-check_not_forked(const cm_buffer *self)
-{
-    const cm_runtime *runtime = self->state->runtime;
-    if (self->storage->pool != NULL && runtime != NULL
-        && cm_runtime_is_forked(runtime)) {
-        return cm_py_raise_int(self->state, cm_fail(CM_EFORKED, 0), NULL);
-    }
-    return 0;
-}
-
 /* The bytes that the buffer spans, as a flat buffer of the same storage: what can
  * export dtypes that have no buffer format. */
 static PyObject *
@@ -106,7 +95,8 @@ cm_buffer_numpy(PyObject *object, PyObject *unused CM_UNUSED)
 {
     cm_buffer *self = (cm_buffer *)object;
     if (cm_buffer_check_open(self) < 0 || refuse_device(self, "numpy()") < 0
-        || check_not_forked(self) < 0 || cm_storage_wait(self->storage, false) < 0
+        || cm_buffer_check_not_forked(self) < 0
+        || cm_storage_wait(self->storage, false) < 0
         || cm_buffer_check_open(self) < 0) {
         return NULL;
     }

@@ -170,6 +170,17 @@ cm_buffer_check_open(const cm_buffer *buffer)
 }
 
 int
+cm_buffer_check_not_forked(const cm_buffer *buffer)
+{
+    const cm_runtime *runtime = buffer->state->runtime;
+    if (buffer->storage->pool != NULL && runtime != NULL
+        && cm_runtime_is_forked(runtime)) {
+        return cm_py_raise_int(buffer->state, cm_fail(CM_EFORKED, 0), NULL);
+    }
+    return 0;
+}
+
+int
 cm_buffer_bounds(const cm_buffer *buffer, int64_t *low, int64_t *high)
 {
     cm_region region;

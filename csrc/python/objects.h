@@ -222,6 +222,8 @@ cm_address cm_buffer_address(const cm_buffer *buffer);
 uint64_t cm_buffer_nbytes(const cm_buffer *buffer);
 /* Closed storage or left `with` block: 0, or -1 with ValueError. */
 int cm_buffer_check_open(const cm_buffer *buffer);
+/* A forked child does not inherit what a pool made: 0, or -1 with RuntimeError. */
+int cm_buffer_check_not_forked(const cm_buffer *buffer);
 /* The buffer as a region. */
 void cm_buffer_region(const cm_buffer *buffer, cm_region *out);
 
