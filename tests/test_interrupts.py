@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterator
 
 import numpy as np
@@ -221,3 +222,62 @@ def test_shutdown_of_another_thread_sees_no_signals_and_ends(emulated) -> None:
     thread.join()
     assert not session.testing.opened()
     del left
+
+
+def strided_pairs(count: int) -> list[tuple[object, object]]:
+    target, source = cumem.zeros(count * 40, "u1", "device"), np.ones(count * 40, "u1")
+    return [
+        (target[i : i + 40 : 2], source[i : i + 40 : 2])
+        for i in range(0, count * 40, 40)
+    ]
+
+
+def pairs_with_one_target(count: int) -> list[tuple[object, object]]:
+    target, source = cumem.zeros(40, "u1", "device"), cumem.zeros(40, "u1", "pinned")
+    return [(target, source)] * count
+
+
+def pairs_of_the_host(count: int) -> list[tuple[object, object]]:
+    target, source = np.zeros((64, 1 << 20), "u1"), np.ones((64, 1 << 20), "u1")
+    return [(target[:, ::2], source[:, ::2])] * (count // 8)
+
+
+MANY = [strided_pairs, pairs_with_one_target, pairs_of_the_host]
+
+
+@pytest.mark.parametrize("make", MANY)
+def test_signal_ends_many_copies_that_go_alone(make) -> None:
+    """Each of them is over long before it would ask; all take many seconds."""
+    with session.opened("emulated", max_delay_us=300):
+        pairs = make(8000)
+
+        def ring() -> None:
+            raise session.AlarmError
+
+        began = time.monotonic()
+        with session.on_alarm(ring), pytest.raises(session.AlarmError):
+            cumem.copy_many(pairs)
+        assert session.testing.pending_transfers() == 0
+        assert time.monotonic() - began < 3
+        pairs.clear()
+
+
+def test_signal_ends_the_start_of_many_copies_that_go_on(emulated) -> None:
+    """There is no handle, but what uses the memory next comes after them."""
+    stream = cumem.Stream()
+    pairs = strided_pairs(20_000)
+
+    def ring() -> None:
+        raise session.AlarmError
+
+    began = time.monotonic()
+    with session.on_alarm(ring), pytest.raises(session.AlarmError):
+        cumem.copy_many_async(pairs, stream=stream)
+    assert time.monotonic() - began < 3
+    base = pairs[0][0].base
+    pairs.clear()
+    copied = cumem.array(base, kind="pinned").numpy().reshape(-1, 40)[:, ::2]
+    made = int(copied.all(axis=1).sum())
+    assert 0 < made < 20_000
+    assert copied[:made].all()
+    assert not copied[made:].any()

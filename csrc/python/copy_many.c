@@ -272,10 +272,8 @@ get_engine(const many_call *call)
 static cm_status
 run_call(many_call *call, cm_engine *engine, cm_ticket **ticket)
 {
-    if (call->blocking || call->stream != NULL) {
-        call->request.common.interrupted = is_interrupted;
-        call->request.common.interrupted_argument = call;
-    }
+    call->request.common.interrupted = is_interrupted;
+    call->request.common.interrupted_argument = call;
     call->thread = PyEval_SaveThread();
     cm_status status = cm_engine_copy_many(engine, &call->request, ticket);
     PyEval_RestoreThread(call->thread);

@@ -121,6 +121,9 @@ start(cm_many_call *c, cm_ticket **out)
     cm_many *many;
     bool one_group = c->group_count == 2 && c->alone_count + request->other_count == 0;
     c->common = request->common;
+    if (c->common.stream == NULL && !c->common.blocking) {
+        c->common.interrupted = NULL; /* it runs in the background */
+    }
     if (one_group) {
         cm_status status = cm_many_create(
             request->pieces, c->groups, request->piece_count, 1, &c->shapes[1], &many);

@@ -29,6 +29,7 @@ typedef struct cm_many_call {
     cm_ticket *last;        /* borrowed: the part that the next comes after, in order */
     cm_ticket **after;      /* owned array: those of `request` and room for one more */
     uint64_t nbytes;        /* of all parts */
+    uint64_t asked_ns;      /* when whether to go on */
     cm_shared_keep *shared; /* counted */
     cm_copy_request common; /* of each part; `keep` is the shared one */
     cm_many shapes[CM_MANY_GROUP_MAX];

@@ -5,6 +5,8 @@
 
 #include "transfer/many_call.h"
 
+enum { AHEAD_MAX = 256 }; /* far more than a device is ever behind */
+
 /* -- what is kept -------------------------------------------------------------------------------- */
 
 static void
@@ -29,6 +31,44 @@ share(cm_many_call *c)
 }
 
 /* -- several parts ------------------------------------------------------------------------ */
+
+/* One part alone may be too short to ask by itself. */
+static cm_status
+ask_whether_to_go_on(cm_many_call *c)
+{
+    const cm_copy_request *common = &c->request->common;
+    if (common->interrupted == NULL || cm_now_ns() - c->asked_ns < CM_ASK_NS) {
+        return cm_ok();
+    }
+    bool stops = common->interrupted(common->interrupted_argument);
+    c->asked_ns = cm_now_ns();
+    return stops ? cm_fail(CM_ECANCELLED, 0) : cm_ok();
+}
+
+static cm_status
+wait_for_part(cm_many_call *c, uint64_t index)
+{
+    bool asks = c->request->common.interrupted != NULL;
+    bool late;
+    do {
+        late =
+            cm_ticket_depend(c->parts[index], NULL, asks ? CM_ASK_NS : UINT64_MAX).code
+            == CM_ETIMEOUT;
+        CM_TRY(ask_whether_to_go_on(c));
+    } while (late);
+    return cm_ok();
+}
+
+/* Before one more that goes alone. What is queued cannot be called back: a caller who
+ * waits anyway gives no more than is soon over when he is interrupted. */
+static cm_status
+make_way(cm_many_call *c)
+{
+    if (c->request->common.blocking && c->part_count >= AHEAD_MAX) {
+        return wait_for_part(c, c->part_count - AHEAD_MAX);
+    }
+    return ask_whether_to_go_on(c);
+}
 
 /* The request of the next part: what touches others comes after the one before, and
  * only where that has not failed: then it is done before what came earlier may be. */
@@ -88,12 +128,14 @@ start_those_alone(cm_many_call *c)
         for (; other < request->other_count
                && (ends || request->others[other].index < request->pieces[i].index);
              other++) {
+            CM_TRY(make_way(c));
             cm_copy_request *part = next_part(c);
             part->dst = request->others[other].dst;
             part->src = request->others[other].src;
             CM_TRY(start_alone(c, part));
         }
         if (!ends) {
+            CM_TRY(make_way(c));
             cm_copy_request *part = next_part(c);
             cm_many_set_ends(part, &request->pieces[i]);
             CM_TRY(start_alone(c, part));
@@ -111,6 +153,7 @@ start_groups(cm_many_call *c, cm_many_way way)
         if (c->shapes[g].way != way) {
             continue;
         }
+        CM_TRY(ask_whether_to_go_on(c));
         CM_TRY(cm_many_create(request->pieces, c->groups, request->piece_count,
                               (uint8_t)g, &c->shapes[g], &many));
         cm_ticket *ticket = NULL;
@@ -176,15 +219,8 @@ start_waiting(cm_many_call *c, cm_ticket *ticket)
 static cm_status
 wait_for_parts(cm_many_call *c)
 {
-    const cm_copy_request *common = &c->request->common;
-    uint64_t limit = common->interrupted != NULL ? CM_ASK_NS : UINT64_MAX;
     for (uint64_t i = 0; i < c->part_count; i++) {
-        while (cm_ticket_depend(c->parts[i], NULL, limit).code == CM_ETIMEOUT) {
-            if (common->interrupted != NULL
-                && common->interrupted(common->interrupted_argument)) {
-                return cm_fail(CM_ECANCELLED, 0);
-            }
-        }
+        CM_TRY(wait_for_part(c, i));
     }
     return cm_ok();
 }
@@ -199,6 +235,16 @@ finish_whole(cm_ticket *ticket)
     cm_status status = ticket->status;
     cm_mutex_unlock(&engine->lock);
     return status;
+}
+
+/* What has not begun does not; the last first, so that none comes after one that is not
+ * made. */
+static void
+cancel_parts(cm_ticket *ticket)
+{
+    for (uint64_t i = ticket->part_count; i > 0; i--) {
+        (void)cm_ticket_cancel(ticket->parts[i - 1]);
+    }
 }
 
 /* Whoever waits here may be interrupted. Of a call that fails what is under way goes on
@@ -221,6 +267,9 @@ join_parts(cm_many_call *c, cm_ticket *ticket, cm_status started)
     }
     bool done = cm_is_ok(status) && (blocking || all_parts_are_done(c));
     c->parts = NULL; /* the ticket's */
+    if (status.code == CM_ECANCELLED) {
+        cancel_parts(ticket);
+    }
     if (!cm_is_ok(status)) {
         cm_ticket_finish(ticket, cm_fail(CM_ECANCELLED, 0), true);
         if (blocking && status.code == CM_ECANCELLED) {
@@ -275,6 +324,7 @@ make_room(cm_many_call *c)
     c->common.keep_count = 1;
     c->common.blocking = false;
     c->common.ticket_seen = NULL;
+    c->asked_ns = cm_now_ns();
     if (common->stream == NULL) {
         c->common.interrupted = NULL; /* they run in the background */
     }
