@@ -52,8 +52,9 @@ class Explanation:
         not taken by other copies.
     device : int or None
         The device that does the work; None for the host alone.
-    seconds : float
-        How long it is expected to take with nothing else running.
+    seconds : float or None
+        How long it is expected to take with nothing else running; None for what goes
+        straight from one device to another: `calibrate` does not measure that link.
     calibrated : bool
         Whether that rests on figures of this machine (see `calibrate`) rather than on
         those of an H200 on PCIe 5.0, which are the defaults.
@@ -68,12 +69,14 @@ class Explanation:
     threads: int
     chunks: int
     device: int | None
-    seconds: float
+    seconds: float | None
     calibrated: bool
 
     @property
-    def rate(self) -> float:
-        """Expected bytes per second; 0 if nothing moves."""
+    def rate(self) -> float | None:
+        """Expected bytes per second; 0 if nothing moves, None as for `seconds`."""
+        if self.seconds is None:
+            return None
         return self.nbytes / self.seconds if self.seconds > 0 else 0.0
 
     def _rows(self) -> list[tuple[str, str]]:
@@ -82,7 +85,7 @@ class Explanation:
         rows = [("route", route), ("why", self.why)]
         if self.pieces > 1:
             along = "" if self.axis is None else f" along axis {self.axis}"
-            cut = f"{self.pieces} of {format_nbytes(self.piece_nbytes)}{along}"
+            cut = f"{self.pieces} of at most {format_nbytes(self.piece_nbytes)}{along}"
             rows.append(("pieces", cut))
         if self.threads > 0:
             rows.append(("threads", str(self.threads)))
@@ -91,7 +94,9 @@ class Explanation:
             rows.append(("chunks", f"{self.chunks}, {ring} of page-locked memory"))
         if self.device is not None:
             rows.append(("device", str(self.device)))
-        if self.seconds > 0:
+        if self.seconds is None:
+            rows.append(("expected", "not known: no link between devices is measured"))
+        elif self.seconds > 0:
             rate = format_rate(self.nbytes, self.seconds)
             basis = "as measured" if self.calibrated else "by default figures"
             text = f"{format_seconds(self.seconds)}, {rate}, {basis}"
@@ -164,7 +169,7 @@ def explain(
         threads=facts["threads"],
         chunks=facts["chunks"],
         device=facts["device"] if facts["device"] >= 0 else None,
-        seconds=facts["expected_ns"] * 1e-9,
+        seconds=facts["expected_ns"] * 1e-9 if facts["expected_ns"] >= 0 else None,
         calibrated=facts["measured"],
     )
 
@@ -193,6 +198,8 @@ def _nothing(facts: dict[str, Any], blocking: bool) -> str:
 
 def _host(facts: dict[str, Any], blocking: bool) -> str:
     ends = f"{_memory(facts['src'])} to {_memory(facts['dst'])}"
+    if facts["threads"] > 1:
+        return f"from {ends}, which the host reaches: {facts['threads']} threads copy"
     who = "the calling thread" if blocking else "a thread of the host"
     return f"from {ends}, which {who} reaches by itself"
 

@@ -35,13 +35,3 @@ cm_pages_ask_huge(void *p, uint64_t nbytes)
         (void)madvise((void *)begin, end - begin, MADV_HUGEPAGE);
     }
 }
-
-bool
-cm_pages_prepare(void *p, uint64_t nbytes)
-{
-    if (!cm_pages_are_fresh(p, nbytes)) {
-        return false;
-    }
-    cm_pages_ask_huge(p, nbytes);
-    return true;
-}

@@ -12,10 +12,8 @@
 /* The range is long enough for huge pages, and by a look at a few of them most pages
  * are not there yet. */
 bool cm_pages_are_fresh(const void *p, uint64_t nbytes);
-/* Where whole ones lie in the range; a refusal changes nothing. */
+/* That the pages of a range about to be written become huge ones, where whole ones lie
+ * in it; a refusal changes nothing. */
 void cm_pages_ask_huge(void *p, uint64_t nbytes);
-/* Ask that the pages of a range about to be written become huge ones. False: they
- * are not fresh; nothing is changed. */
-bool cm_pages_prepare(void *p, uint64_t nbytes);
 
 #endif

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "transfer/explain.h"
 
-#include "transfer/engine_private.h"
+#include "transfer/job.h"
 
 static int64_t
 magnitude(int64_t stride)
@@ -110,6 +110,11 @@ cm_engine_explain(cm_engine *engine, const cm_copy_request *request,
     if (out->overlaps && out->plan.layout.ndim + (out->plan.device >= 0) > 0) {
         explain_overlap(request, options, out);
     }
+    if (out->plan.route == CM_ROUTE_HOST) {
+        bool may_park = !request->blocking && request->stream == NULL;
+        out->plan.thread_count = cm_host_thread_count(
+            &out->plan.layout, &request->dst, &out->tuning, may_park, out->overlaps);
+    }
     explain_pieces(request, out);
     return cm_ok();
 }
@@ -126,6 +131,9 @@ cm_explanation_expect(const cm_explanation *explanation, const cm_copy_request *
     }
     double ns = cm_measured_expect(measured, plan, &request->dst, &request->src,
                                    locked || bounced);
+    if (ns < 0) {
+        return ns;
+    }
     bool by_device = plan->device >= 0 && explanation->src_facts.locked;
     if (bounced || explanation->overlaps) {
         ns += 1e9 * (double)plan->nbytes

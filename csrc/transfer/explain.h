@@ -27,7 +27,7 @@ CM_NODISCARD cm_status cm_engine_explain(cm_engine *engine,
                                          const cm_copy_request *request,
                                          cm_explanation *out);
 
-/* How long it takes, in ns. */
+/* How long it takes, in ns; less than 0: nothing was measured that says so. */
 double cm_explanation_expect(const cm_explanation *explanation,
                              const cm_copy_request *request,
                              const cm_measured *measured);

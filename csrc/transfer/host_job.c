@@ -18,12 +18,37 @@ enum {
 };
 
 static uint64_t
-piece_limit(const cm_job *job)
+piece_limit(const cm_layout *layout, bool may_park)
 {
-    if (!job->may_park) {
+    if (!may_park) {
         return SHARED_PIECE_NBYTES;
     }
-    return cm_layout_near_axis(&job->plan.layout) >= 0 ? TURNED_NBYTES : PIECE_NBYTES;
+    return cm_layout_near_axis(layout) >= 0 ? TURNED_NBYTES : PIECE_NBYTES;
+}
+
+static bool
+is_fresh(const cm_layout *layout, const cm_region *dst)
+{
+    return layout->ndim == 0 && dst->kind == CM_KIND_PAGEABLE
+           && cm_pages_are_fresh((char *)dst->host + layout->dst_offset,
+                                 layout->run_nbytes);
+}
+
+uint32_t
+cm_host_thread_count(const cm_layout *layout, const cm_region *dst,
+                     const cm_tuning *tuning, bool may_park, bool overlaps)
+{
+    uint64_t nbytes = cm_layout_nbytes(layout);
+    uint64_t most = piece_limit(layout, may_park);
+    cm_tuning all = *tuning;
+    nbytes = nbytes < most ? nbytes : most;
+    if (nbytes < SHARED_NBYTES || (overlaps && layout->ndim == 0)) {
+        return 1;
+    }
+    if (is_fresh(layout, dst)) {
+        all.thread_count = tuning->fresh_thread_count;
+    }
+    return cm_tuning_piece_threads(&all, nbytes);
 }
 
 /* A target of one run whose pages are still to come gets huge ones. */
@@ -32,9 +57,8 @@ choose_way(const cm_job *job)
 {
     const cm_layout *layout = &job->plan.layout;
     uint64_t nbytes = cm_layout_nbytes(layout);
-    char *target = (char *)job->dst.host + layout->dst_offset;
-    if (layout->ndim == 0 && job->dst.kind == CM_KIND_PAGEABLE
-        && cm_pages_prepare(target, nbytes)) {
+    if (is_fresh(layout, &job->dst)) {
+        cm_pages_ask_huge((char *)job->dst.host + layout->dst_offset, nbytes);
         return CM_COPY_FRESH;
     }
     if (job->file != NULL) {
@@ -124,7 +148,8 @@ cm_job_run_on_host(cm_job *job)
         if (job->overlaps && job->plan.layout.ndim > 0) {
             CM_TRY(cm_job_replace_source(job));
         }
-        cm_cut_init(&job->host_cut, &job->plan.layout, piece_limit(job));
+        cm_cut_init(&job->host_cut, &job->plan.layout,
+                    piece_limit(&job->plan.layout, job->may_park));
         job->host_way = choose_way(job);
         job->step = CM_JOB_MOVE;
     }

@@ -121,6 +121,10 @@ CM_NODISCARD cm_status cm_job_finish_drain(cm_job *job);
 void cm_job_destroy(cm_job *job);
 /* host_job.c: the same between two ends that the host reaches. */
 CM_NODISCARD cm_status cm_job_run_on_host(cm_job *job);
+/* The threads among which that shares its largest piece. `overlaps`: dst with the
+ * source. */
+uint32_t cm_host_thread_count(const cm_layout *layout, const cm_region *dst,
+                              const cm_tuning *tuning, bool may_park, bool overlaps);
 /* job.c: an overlapping source is read whole first. */
 CM_NODISCARD cm_status cm_job_replace_source(cm_job *job);
 

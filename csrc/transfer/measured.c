@@ -199,6 +199,16 @@ staged_ns(const cm_measured *m, const cm_plan *plan, double link)
     return fmax(sent, packed) + first + wake + m->latency_ns;
 }
 
+/* What is repeated is written each time. */
+static double
+host_ns(const cm_measured *m, const cm_plan *plan)
+{
+    double wake = plan->thread_count > 1 ? m->wake_ns : 0;
+    return wake
+           + packing_ns(m, &plan->layout, cm_layout_nbytes(&plan->layout),
+                        plan->thread_count);
+}
+
 double
 cm_measured_expect(const cm_measured *measured, const cm_plan *plan,
                    const cm_region *dst, const cm_region *src, bool locked)
@@ -211,9 +221,12 @@ cm_measured_expect(const cm_measured *measured, const cm_plan *plan,
     if (plan->nbytes == 0) {
         return 0;
     }
+    if (inside && dst->device != src->device && plan->route != CM_ROUTE_PEER_STAGED) {
+        return -1;
+    }
     switch (plan->route) {
     case CM_ROUTE_HOST:
-        return packing_ns(measured, &plan->layout, plan->nbytes, plan->thread_count);
+        return host_ns(measured, plan);
     case CM_ROUTE_DIRECT:
         if (!locked) {
             rate = dst_here ? measured->driver_up_rate : measured->driver_down_rate;
@@ -227,7 +240,10 @@ cm_measured_expect(const cm_measured *measured, const cm_plan *plan,
         return staged_ns(measured, plan, link);
     case CM_ROUTE_NOTHING:
         return 0;
+    case CM_ROUTE_PEER_STAGED:
+        rate = fmin(measured->up_rate, measured->down_rate);
+        return measured->latency_ns + 1e9 * nbytes / rate;
     default:
-        return measured->latency_ns + 1e9 * nbytes / (inside ? link : rate);
+        return measured->latency_ns + 1e9 * nbytes / rate;
     }
 }

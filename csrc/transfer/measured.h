@@ -62,8 +62,9 @@ double cm_measured_copy_rate(const cm_measured *measured, double threads);
  * within their bounds, whatever was measured. */
 void cm_tuning_derive(const cm_measured *given, unsigned cpu_count, cm_tuning *out);
 
-/* How long the planned copy takes when nothing else runs, in ns; 0 without bytes.
- * `locked`: of both ends. */
+/* How long the planned copy takes when nothing else runs, in ns; 0 without bytes, -1
+ * where it goes from device to device by a link that was not measured. `locked`: of
+ * both ends. */
 double cm_measured_expect(const cm_measured *measured, const cm_plan *plan,
                           const cm_region *dst, const cm_region *src, bool locked);
 
