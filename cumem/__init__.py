@@ -198,6 +198,6 @@ def __dir__() -> list[str]:
 _install_hooks(
     stats=lambda *row: _load("pool_stats").pool_stats(*row),
     snapshot=lambda *found: _load("snapshot").snapshot(*found),
-    progress=lambda: _load("progress").Bar(),
+    progress=lambda title: _load("progress").Bar(title),
     calibration=lambda *asked: _load("calibration").automatic(*asked),
 )

@@ -442,24 +442,43 @@ def copy(
 ) -> None: ...
 def copy_async(dst: object, src: object, *, stream: object = None) -> Transfer: ...
 def broadcast(
-    src: object, dsts: Iterable[object], *, stream: object = None
+    src: object,
+    dsts: Iterable[object],
+    *,
+    stream: object = None,
+    progress: _Progress = None,
 ) -> None: ...
 def broadcast_async(
     src: object, dsts: Iterable[object], *, stream: object = None
 ) -> list[Transfer]: ...
 def scatter(
-    src: object, dsts: Iterable[object], axis: int = 0, *, stream: object = None
+    src: object,
+    dsts: Iterable[object],
+    axis: int = 0,
+    *,
+    stream: object = None,
+    progress: _Progress = None,
 ) -> None: ...
 def scatter_async(
     src: object, dsts: Iterable[object], axis: int = 0, *, stream: object = None
 ) -> list[Transfer]: ...
 def gather(
-    srcs: Iterable[object], dst: object, axis: int = 0, *, stream: object = None
+    srcs: Iterable[object],
+    dst: object,
+    axis: int = 0,
+    *,
+    stream: object = None,
+    progress: _Progress = None,
 ) -> None: ...
 def gather_async(
     srcs: Iterable[object], dst: object, axis: int = 0, *, stream: object = None
 ) -> list[Transfer]: ...
-def copy_many(pairs: Iterable[Sequence[object]], *, stream: object = None) -> None: ...
+def copy_many(
+    pairs: Iterable[Sequence[object]],
+    *,
+    stream: object = None,
+    progress: _Progress = None,
+) -> None: ...
 def copy_many_async(
     pairs: Iterable[Sequence[object]], *, stream: object = None
 ) -> Transfer: ...
@@ -492,7 +511,7 @@ def _install_hooks(
     *,
     stats: Callable[..., object],
     snapshot: Callable[..., object],
-    progress: Callable[[], object],
+    progress: Callable[[str], object],
     calibration: Callable[[int, bool], object],
 ) -> None: ...
 def _read_limit(
@@ -520,6 +539,7 @@ def _transfer_file(
     writes: bool,
     stream: object,
     direct: int,
+    progress: _Progress,
 ) -> int: ...
 def _raw_copies(
     dst: Buffer, src: Buffer, stream: object, budget: float, /

@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from cumem import _core
+from cumem.progress import Progress
 
 Path = str | bytes | os.PathLike[str] | os.PathLike[bytes]
 #: what names a file: a path, a descriptor or a binary file that open() made
@@ -172,10 +173,18 @@ def _move(
     writes: bool,
     stream: object,
     direct: int,
+    progress: Progress,
     argument: str | None = None,
 ) -> int:
     return _core._transfer_file(
-        opened.descriptor, opened.name, ranges, argument, writes, stream, direct
+        opened.descriptor,
+        opened.name,
+        ranges,
+        argument,
+        writes,
+        stream,
+        direct,
+        progress,
     )
 
 
@@ -270,6 +279,7 @@ def fromfile(
     pool: _core.Pool | None = None,
     out: Any = None,
     direct: Direct = None,
+    progress: Progress = None,
 ) -> Any:
     """Read an array from a binary file into new memory of any kind, or into `out`.
 
@@ -298,6 +308,8 @@ def fromfile(
     direct : {"auto", True, False}, optional
         Whether to go past the page cache (``O_DIRECT``); "auto": where much is read that
         is not in it. Default: the environment variable ``CUMEM_DIRECT``, else "auto".
+    progress : bool or callable, optional
+        As for `copy`; what a callable raises ends the call as Ctrl-C does.
 
     Returns
     -------
@@ -317,6 +329,8 @@ def fromfile(
         memory.
     OutOfMemoryError
         If there is no room for the array.
+    ImportError
+        If `progress` is True and there is no tqdm.
     CudaError
         If a copy to the device failed.
 
@@ -344,7 +358,7 @@ def fromfile(
             memory = {"device": device, "stream": stream, "pool": pool}
             memory["kind"] = "device" if kind is None else kind
             out = _made(opened, size, begin, dtype, count, shape, memory)
-        nbytes = _move(opened, [(begin, out)], False, stream, number, "out")
+        nbytes = _move(opened, [(begin, out)], False, stream, number, progress, "out")
         opened.move(begin + nbytes)
     return out
 
@@ -357,6 +371,7 @@ def tofile(
     stream: object = None,
     fsync: bool = False,
     direct: Direct = None,
+    progress: Progress = None,
 ) -> None:
     """Write an array to a binary file, in C order.
 
@@ -379,6 +394,8 @@ def tofile(
     direct : {True, False, "auto"}, optional
         Whether to go past the page cache (``O_DIRECT``); "auto": not. Default: the
         environment variable ``CUMEM_DIRECT``, else "auto".
+    progress : bool or callable, optional
+        As for `fromfile`.
 
     Raises
     ------
@@ -387,6 +404,8 @@ def tofile(
         where. What was written stays. If it is a directory, FIFO, pipe or socket.
     TypeError, ValueError
         If an argument makes no sense; no file is then made or changed.
+    ImportError
+        If `progress` is True and there is no tqdm.
     CudaError
         If a copy from the device failed.
 
@@ -400,7 +419,8 @@ def tofile(
     skipped = 0 if offset is None else _offset_number(offset)
     with _opened(file, True) as opened:
         begin = opened.begin + skipped
-        end = begin + _move(opened, [(begin, buf)], True, stream, number, "buf")
+        ranges = [(begin, buf)]
+        end = begin + _move(opened, ranges, True, stream, number, progress, "buf")
         if offset is None and isinstance(file, str | bytes | os.PathLike):
             info = os.fstat(opened.descriptor())
             if stat.S_ISREG(info.st_mode) and info.st_size != end:
@@ -411,7 +431,12 @@ def tofile(
 
 
 def read_ranges(
-    file: File, ranges: Ranges, *, stream: object = None, direct: Direct = None
+    file: File,
+    ranges: Ranges,
+    *,
+    stream: object = None,
+    direct: Direct = None,
+    progress: Progress = None,
 ) -> None:
     """Read many byte ranges of one file, each into memory of its own, in one go.
 
@@ -427,7 +452,7 @@ def read_ranges(
     stream : stream, optional
         Where device memory is written; without it each device's current stream. With it
         all device memory must be of its device.
-    direct : {"auto", True, False}, optional
+    direct, progress : optional
         As for `fromfile`.
 
     Raises
@@ -436,6 +461,8 @@ def read_ranges(
         As for `fromfile`; targets may then have been written.
     TypeError, ValueError
         If an argument makes no sense or a target is read-only.
+    ImportError
+        If `progress` is True and there is no tqdm.
     CudaError
         If a copy to a device failed.
 
@@ -447,7 +474,7 @@ def read_ranges(
     """
     number = _direct_number(direct)
     with _opened(file, False) as opened:
-        _move(opened, ranges, False, stream, number)
+        _move(opened, ranges, False, stream, number, progress)
 
 
 def write_ranges(
@@ -457,6 +484,7 @@ def write_ranges(
     stream: object = None,
     fsync: bool = False,
     direct: Direct = None,
+    progress: Progress = None,
 ) -> None:
     """Write pieces of memory to byte ranges of one file, in one go.
 
@@ -472,12 +500,12 @@ def write_ranges(
         Where device memory is read; without it each device's current stream.
     fsync : bool, optional
         Return only when the file is on the disk.
-    direct : {True, False, "auto"}, optional
+    direct, progress : optional
         As for `tofile`.
 
     Raises
     ------
-    OSError, TypeError, ValueError, CudaError
+    OSError, TypeError, ValueError, ImportError, CudaError
         As for `tofile`.
 
     Notes
@@ -487,6 +515,6 @@ def write_ranges(
     """
     number = _direct_number(direct)
     with _opened(file, True) as opened:
-        _move(opened, ranges, True, stream, number)
+        _move(opened, ranges, True, stream, number, progress)
         if fsync:
             os.fsync(opened.descriptor())

@@ -1,22 +1,32 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What ``progress=True`` shows while a copy runs."""
+"""What ``progress=True`` shows while bytes move."""
 
 from __future__ import annotations
 
 import importlib.util
 import time
-from typing import Any
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any, Self
 
-__all__ = ["Bar"]
+__all__ = ["Bar", "Parts", "Progress"]
 
-#: Seconds that a copy has taken before a bar is worth looking at.
+#: what ``progress=`` takes
+Progress = bool | Callable[[int, int], object] | None
+
+#: Seconds that a call has taken before a bar is worth looking at.
 DELAY = 0.5
 
 
 class Bar:
-    """A tqdm bar of bytes for one copy, in a terminal or a notebook.
+    """A tqdm bar of bytes for one call, in a terminal or a notebook.
 
-    It appears once the copy has taken half a second, so that short ones show nothing.
+    It appears once the call has taken half a second, so that short ones show nothing.
+
+    Parameters
+    ----------
+    title : str
+        What stands before the bar.
 
     Raises
     ------
@@ -24,13 +34,14 @@ class Bar:
         If tqdm is not installed.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, title: str = "copy") -> None:
         if importlib.util.find_spec("tqdm") is None:
             raise ImportError(
                 "progress=True needs tqdm, of the extra 'progress': "
                 "pip install 'cumem[progress]' (or pass a callable(done, total))",
                 name="tqdm",
             )
+        self._title = title
         self._start = time.monotonic()
         self._bar: Any = None
 
@@ -40,10 +51,72 @@ class Bar:
             if done >= total or time.monotonic() - self._start < DELAY:
                 return
             tqdm = importlib.import_module("tqdm.auto").tqdm
-            self._bar = tqdm(total=total, unit="B", unit_scale=True, desc="copy")
+            self._bar = tqdm(total=total, unit="B", unit_scale=True, desc=self._title)
         self._bar.update(done - self._bar.n)
 
     def close(self) -> None:
         """Leave the bar as it is; nothing if there is none."""
         if self._bar is not None:
             self._bar.close()
+
+
+class Parts:
+    """One progress of several calls that come one after the other.
+
+    Parameters
+    ----------
+    progress : bool or callable, optional
+        As for `copy`: shown or called within the ``with`` block, at its end as well.
+    total : int
+        Bytes of all calls.
+    title : str
+        As for `Bar`.
+
+    Raises
+    ------
+    TypeError
+        If `progress` is neither a bool nor callable.
+    ImportError
+        If tqdm is needed and not installed.
+    """
+
+    def __init__(self, progress: Progress, total: int, title: str) -> None:
+        self._bar = Bar(title) if progress is True else None
+        self._tell: Any = self._bar if progress is True else progress or None
+        self._total = total
+        self._before = 0
+        if self._tell is not None and not callable(self._tell):
+            given = type(progress).__name__
+            raise TypeError(
+                f"progress must be a bool or a callable(done, total), not {given}"
+            )
+
+    def next(self, nbytes: int) -> Progress:
+        """What the next call, of so many bytes, takes as its own progress."""
+        before = self._before
+        self._before += nbytes
+        tell, total = self._tell, self._total
+        if tell is None:
+            return None
+
+        def of_part(done: int, _: int) -> None:
+            if before + done < total:  # the end is told once
+                tell(before + done, total)
+
+        return of_part
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        try:
+            if kind is None and self._tell is not None:
+                self._tell(self._total, self._total)
+        finally:
+            if self._bar is not None:
+                self._bar.close()

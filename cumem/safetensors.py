@@ -15,6 +15,7 @@ import numpy as np
 
 from cumem import _core
 from cumem.files import read_ranges
+from cumem.progress import Parts, Progress
 from cumem.safetensors_format import (
     INDEX_SUFFIX,
     TORCH_CARRIED,
@@ -64,6 +65,7 @@ def load_safetensors(
     device: object = None,
     stream: object = None,
     framework: Literal["torch", "numpy"] | None = None,
+    progress: Progress = None,
 ) -> SafetensorsDict:
     """Load the tensors of a safetensors file or of a checkpoint in several files.
 
@@ -85,6 +87,9 @@ def load_safetensors(
     framework : {"torch", "numpy"}, optional
         Give tensors of PyTorch or arrays of NumPy, which share the memory of the buffers
         and keep it alive, in place of the buffers.
+    progress : bool or callable, optional
+        As for `copy`, of the bytes of all tensors; what a callable raises ends the call
+        as Ctrl-C does.
 
     Returns
     -------
@@ -117,7 +122,7 @@ def load_safetensors(
     OutOfMemoryError
         If there is no memory for the tensors.
     ImportError
-        If `framework` is not installed.
+        If `framework` is not installed, or `progress` is True and there is no tqdm.
 
     Notes
     -----
@@ -145,12 +150,15 @@ def load_safetensors(
         if names is not None:
             loaded.infos = {name: loaded.infos[name] for name in names}
         try:
-            for name, info in loaded.infos.items():
-                buffers[name] = make(info)
-            for header, members, file in parts:
-                at = header.tensors
-                ranges[:] = [(at[name].offset, buffers[name]) for name in members]
-                read_ranges(file, ranges, stream=stream)
+            total = sum(info.nbytes for info in loaded.infos.values())
+            with Parts(progress, total, "read") as told:
+                for name, info in loaded.infos.items():
+                    buffers[name] = make(info)
+                for header, members, file in parts:
+                    at = header.tensors
+                    ranges[:] = [(at[name].offset, buffers[name]) for name in members]
+                    part = told.next(sum(at[name].nbytes for name in members))
+                    read_ranges(file, ranges, stream=stream, progress=part)
             for name, info in loaded.infos.items():
                 loaded[name] = finish(buffers[name], info)
         except BaseException:  # its traceback keeps frames, not the memory

@@ -15,6 +15,7 @@ import numpy as np
 
 from cumem import _core
 from cumem.files import write_ranges
+from cumem.progress import Parts, Progress
 from cumem.safetensors_format import (
     INDEX_SUFFIX,
     METADATA,
@@ -54,6 +55,7 @@ def save_safetensors(
     *,
     dtypes: Mapping[str, str | SafetensorsInfo] | None = None,
     max_shard_nbytes: int | str | None = None,
+    progress: Progress = None,
 ) -> Path:
     """Save tensors by name as a safetensors file, or as a checkpoint in several files.
 
@@ -77,6 +79,9 @@ def save_safetensors(
         bytes of tensors (a larger tensor has a file of its own), with an index
         ``model.safetensors.index.json``. Files of an earlier checkpoint of this name that
         the new one does not replace are removed.
+    progress : bool or callable, optional
+        As for `copy`, of the bytes of all tensors; what a callable raises ends the call
+        as Ctrl-C does.
 
     Returns
     -------
@@ -94,6 +99,8 @@ def save_safetensors(
         `max_shard_nbytes` is not at least 1, if the header would be longer than 100 MB.
     OSError
         If a file cannot be written.
+    ImportError
+        If `progress` is True and there is no tqdm.
 
     Notes
     -----
@@ -126,12 +133,15 @@ def save_safetensors(
             for i in range(len(shards))
         ]
     stale = _parts_of(index) if limit is not None else set()
+    total = sum(source.data.nbytes for source in sources)
     with contextlib.ExitStack() as stack:
         finished = []
-        for part, members in zip(parts, shards, strict=True):
-            temporary = stack.enter_context(_temporary(part))
-            _write(temporary, members, metadata)
-            finished.append((temporary, part))
+        with Parts(progress, total, "write") as told:
+            for part, members in zip(parts, shards, strict=True):
+                temporary = stack.enter_context(_temporary(part))
+                nbytes = sum(source.data.nbytes for source in members)
+                _write(temporary, members, metadata, told.next(nbytes))
+                finished.append((temporary, part))
         if len(shards) > 1:
             temporary = stack.enter_context(_temporary(index))
             temporary.write_bytes(_index(parts, shards))
@@ -326,7 +336,10 @@ def _temporary(path: Path) -> Iterator[Path]:
 
 
 def _write(
-    path: Path, sources: list[_Source], metadata: Mapping[str, str] | None
+    path: Path,
+    sources: list[_Source],
+    metadata: Mapping[str, str] | None,
+    progress: Progress,
 ) -> None:
     """Write a new file."""
     head, infos = header_bytes(
@@ -337,7 +350,8 @@ def _write(
     with open(path, "xb") as file:
         file.write(head)
         file.truncate(len(head) + sum(info.nbytes for info in infos.values()))
-    write_ranges(path, [(info.offset, data[name]) for name, info in infos.items()])
+    ranges = [(info.offset, data[name]) for name, info in infos.items()]
+    write_ranges(path, ranges, progress=progress)
 
 
 def _from_torch(tensor: Any, torch: Any) -> tuple[_core.Buffer, ElementType]:

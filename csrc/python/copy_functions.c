@@ -50,7 +50,7 @@ copy_with(PyObject *module, const char *function, PyObject *const *args,
         }
     }
     PyObject *result = NULL;
-    if (cm_progress_open(state, values[3], &progress) == 0) {
+    if (cm_progress_open(state, values[3], "copy", &progress) == 0) {
         result = progress.tell == NULL
                      ? cm_copy_objects(state, values[0], values[1], stream, blocking)
                      : cm_copy_and_tell(state, values[0], values[1], stream, &progress);

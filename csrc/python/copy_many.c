@@ -8,6 +8,7 @@
 #include "python/copy_functions.h"
 #include "python/errors.h"
 #include "python/many_pairs.h"
+#include "python/progress.h"
 #include "python/transfer_type.h"
 
 /* One call. */
@@ -15,6 +16,8 @@ typedef struct many_call {
     cm_state *state;
     cm_stream *stream; /* on loan; NULL: none */
     bool blocking;
+    cm_progress progress;
+    cm_ticket *seen;       /* borrowed from the engine while it asks */
     PyThreadState *thread; /* while the GIL is released */
     cm_many_pairs pairs;
     cm_many_request request;
@@ -244,13 +247,25 @@ fini_call(many_call *call)
     cm_state_leave(call->state);
 }
 
+static int
+tell_progress(const many_call *call)
+{
+    if (call->progress.tell == NULL || call->seen == NULL) {
+        return 0;
+    }
+    cm_ticket_info info;
+    cm_ticket_read(call->seen, &info);
+    return cm_progress_tell(&call->progress, cm_ticket_count_moved(call->seen),
+                            info.nbytes);
+}
+
 /* The engine asks, without the GIL, whether to go on waiting. */
 static bool
 is_interrupted(void *argument)
 {
     many_call *call = argument;
     PyEval_RestoreThread(call->thread);
-    bool interrupted = PyErr_CheckSignals() < 0;
+    bool interrupted = PyErr_CheckSignals() < 0 || tell_progress(call) < 0;
     call->thread = PyEval_SaveThread();
     return interrupted;
 }
@@ -274,6 +289,9 @@ run_call(many_call *call, cm_engine *engine, cm_ticket **ticket)
 {
     call->request.common.interrupted = is_interrupted;
     call->request.common.interrupted_argument = call;
+    if (call->blocking || call->stream != NULL) {
+        call->request.common.ticket_seen = &call->seen;
+    }
     call->thread = PyEval_SaveThread();
     cm_status status = cm_engine_copy_many(engine, &call->request, ticket);
     PyEval_RestoreThread(call->thread);
@@ -358,6 +376,17 @@ make_transfer(const many_call *call, cm_ticket *ticket)
                                   call->pairs.pairs);
 }
 
+/* All is there; lets go of the ticket. */
+static PyObject *
+tell_end(const many_call *call, cm_ticket *ticket)
+{
+    cm_ticket_info info;
+    cm_ticket_read(ticket, &info);
+    cm_ticket_release(ticket);
+    int told = cm_progress_tell(&call->progress, info.nbytes, info.nbytes);
+    return told < 0 ? NULL : Py_NewRef(Py_None);
+}
+
 static PyObject *
 run(many_call *call)
 {
@@ -386,8 +415,7 @@ run(many_call *call)
     if (!call->blocking) {
         return make_transfer(call, ticket);
     }
-    cm_ticket_release(ticket);
-    return Py_NewRef(Py_None);
+    return tell_end(call, ticket);
 }
 
 /* A hint for a stream that does not say its device: the first target's. */
@@ -415,10 +443,13 @@ static PyObject *
 copy_with(PyObject *module, const char *function, PyObject *const *args,
           Py_ssize_t nargs, PyObject *kwnames, bool blocking)
 {
-    static const char *const names[] = {"pairs", "stream", NULL};
+    static const char *const names[] = {"pairs", "stream", "progress", NULL};
+    static const char *const async_names[] = {"pairs", "stream", NULL};
     cm_state *state = cm_state_of_module(module);
-    PyObject *values[2];
-    if (cm_args_parse(function, args, nargs, kwnames, names, 1, 1, values) < 0) {
+    PyObject *values[3] = {NULL, NULL, NULL};
+    if (cm_args_parse(function, args, nargs, kwnames, blocking ? names : async_names, 1,
+                      1, values)
+        < 0) {
         return NULL;
     }
     many_call *call = PyMem_Calloc(1, sizeof(*call));
@@ -435,15 +466,21 @@ copy_with(PyObject *module, const char *function, PyObject *const *args,
     }
     call->state = state;
     call->blocking = blocking;
-    PyObject *result = init_call(call, values[0], stream) < 0 ? NULL : run(call);
-    fini_call(call);
+    PyObject *result = NULL;
+    if (cm_progress_open(state, values[2], "copy", &call->progress) == 0) {
+        result = init_call(call, values[0], stream) < 0 ? NULL : run(call);
+        fini_call(call);
+    }
+    if (cm_progress_close(&call->progress) < 0) {
+        Py_CLEAR(result);
+    }
     PyMem_Free(call);
     cm_stream_give(state, stream);
     return result;
 }
 
 PyDoc_STRVAR(copy_many_doc,
-"copy_many($module, /, pairs, *, stream=None)\n--\n\n"
+"copy_many($module, /, pairs, *, stream=None, progress=None)\n--\n\n"
 "Make many copies with one call, and wait until all the data is there.\n\n"
 "Small copies cost far less so than one by one: those between page-locked and device\n"
 "memory are made by one kernel, ordinary memory is gathered and sent in large pieces.\n\n"
@@ -453,8 +490,11 @@ PyDoc_STRVAR(copy_many_doc,
 "    anything is copied.\n"
 "stream : stream, optional\n"
 "    Where to copy, of a device whose memory is an end; by default the current stream of\n"
-"    the first such device.\n\n"
+"    the first such device.\n"
+"progress : bool or callable, optional\n"
+"    As for `copy`, of the bytes of all pairs.\n\n"
 "Raises\n------\n"
+"ImportError\n    If `progress` is True and there is no tqdm.\n"
 "TypeError\n    If a pair is no pair, an end is no memory or the dtypes differ.\n"
 "ValueError\n"
 "    If shapes do not fit, a target is read-only, a buffer is closed or `stream` is of\n"

@@ -9,6 +9,7 @@
 #include "python/errors.h"
 #include "python/file_check.h"
 #include "python/order.h"
+#include "python/progress.h"
 
 /* What one range keeps. */
 typedef struct file_end {
@@ -24,6 +25,9 @@ typedef struct file_call {
     PyObject *argument; /* borrowed: what the one end is called; None: ranges */
     cm_stream *given;   /* borrowed; NULL: the current streams */
     PyThreadState *thread; /* while the GIL is released */
+    cm_progress progress;
+    uint64_t moved;  /* bytes that have arrived */
+    uint64_t nbytes; /* of all ranges */
     Py_ssize_t count;
     Py_ssize_t end_count; /* ends that are initialised */
     file_end *ends;       /* owned, as are the next */
@@ -113,6 +117,7 @@ read_pairs(file_call *call, PyObject *pairs)
         if (pair == NULL || read_pair(call, pair) < 0) {
             return -1;
         }
+        call->nbytes += call->ranges[i].nbytes;
     }
     return 0;
 }
@@ -323,7 +328,9 @@ is_interrupted(void *argument)
 {
     file_call *call = argument;
     PyEval_RestoreThread(call->thread);
-    bool interrupted = PyErr_CheckSignals() < 0;
+    bool interrupted =
+        PyErr_CheckSignals() < 0
+        || cm_progress_tell(&call->progress, call->moved, call->nbytes) < 0;
     call->thread = PyEval_SaveThread();
     return interrupted;
 }
@@ -364,12 +371,13 @@ run_call(file_call *call)
     cm_file_failure failure;
     call->request.interrupted = is_interrupted;
     call->request.interrupted_argument = call;
+    call->request.moved = &call->moved;
     call->thread = PyEval_SaveThread();
     cm_status status = cm_engine_transfer_file(engine, &call->request, &failure);
     PyEval_RestoreThread(call->thread);
     bool writes = call->request.writes;
     if (PyErr_Occurred()) {
-        return NULL; /* Ctrl-C */
+        return NULL; /* Ctrl-C, or of who is told of the progress */
     }
     if (failure.at_end || failure.error != 0) {
         return cm_file_raise(&failure, call->ranges, writes, call->filename);
@@ -378,11 +386,9 @@ run_call(file_call *call)
         return cm_py_raise(call->state, status,
                            writes ? "while writing a file" : "while reading a file");
     }
-    uint64_t nbytes = 0;
-    for (Py_ssize_t i = 0; i < call->count; i++) {
-        nbytes += call->ranges[i].nbytes;
-    }
-    return PyLong_FromUnsignedLongLong(nbytes);
+    return cm_progress_tell(&call->progress, call->nbytes, call->nbytes) < 0
+               ? NULL
+               : PyLong_FromUnsignedLongLong(call->nbytes);
 }
 
 /* A hint for a stream that does not say its device: that of the first device buffer. */
@@ -444,19 +450,20 @@ call_with(file_call *call, PyObject *ranges, PyObject *stream)
 
 PyDoc_STRVAR(transfer_doc,
              "_transfer_file($module, /, open, filename, ranges, argument, writes, stream, "
-             "direct)\n--\n\n"
+             "direct, progress)\n--\n\n"
              "Read or write pairs of an offset and memory; see cumem/files.py.");
 
 static PyObject *
 transfer_file(PyObject *module, PyObject *const *args, Py_ssize_t nargs,
               PyObject *kwnames)
 {
-    static const char *const names[] = {"open",   "filename", "ranges", "argument",
-                                        "writes", "stream",   "direct", NULL};
-    PyObject *values[7];
+    static const char *const names[] = {"open",     "filename", "ranges",
+                                        "argument", "writes",   "stream",
+                                        "direct",   "progress", NULL};
+    PyObject *values[8];
     bool writes;
     int64_t direct;
-    if (cm_args_parse("_transfer_file", args, nargs, kwnames, names, 7, 7, values) < 0
+    if (cm_args_parse("_transfer_file", args, nargs, kwnames, names, 8, 8, values) < 0
         || cm_arg_bool(values[4], "writes", &writes) < 0
         || cm_arg_int64(values[6], "direct", &direct) < 0) {
         return NULL;
@@ -472,7 +479,15 @@ transfer_file(PyObject *module, PyObject *const *args, Py_ssize_t nargs,
     call->request.writes = writes;
     call->request.direct = (cm_file_direct)direct;
     cm_state_enter(call->state);
-    PyObject *result = call_with(call, values[2], values[5]);
+    PyObject *result = NULL;
+    if (cm_progress_open(call->state, values[7], writes ? "write" : "read",
+                         &call->progress)
+        == 0) {
+        result = call_with(call, values[2], values[5]);
+    }
+    if (cm_progress_close(&call->progress) < 0) {
+        Py_CLEAR(result);
+    }
     cm_state_leave(call->state);
     PyMem_Free(call);
     return result;

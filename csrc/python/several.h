@@ -6,6 +6,7 @@
 #define CM_PYTHON_SEVERAL_H
 
 #include "python/order.h"
+#include "python/progress.h"
 #include "python/protocols.h"
 #include "transfer/file_source.h"
 #include "transfer/spread.h"
@@ -46,6 +47,7 @@ typedef struct cm_several {
     cm_stream **currents;   /* on loan: current streams that come first, [count + 1] */
     uint32_t current_count;
     cm_several_shared *shared;
+    const cm_progress *progress; /* borrowed; NULL: nobody is told */
 } cm_several;
 
 /* Takes `one` and the iterable `objects` in. 0, or -1 with an exception; call fini in

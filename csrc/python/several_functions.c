@@ -4,8 +4,25 @@
 #include "python/several.h"
 
 static PyObject *
+run_and_tell(cm_several *several, PyObject *objects, int64_t axis, PyObject *told)
+{
+    cm_progress progress;
+    if (cm_progress_open(several->state, told, "copy", &progress) < 0) {
+        return NULL;
+    }
+    several->progress = progress.tell == NULL ? NULL : &progress;
+    PyObject *result =
+        cm_several_init(several, objects, axis) < 0 ? NULL : cm_several_run(several);
+    cm_several_fini(several);
+    if (cm_progress_close(&progress) < 0) {
+        Py_CLEAR(result);
+    }
+    return result;
+}
+
+static PyObject *
 run(PyObject *module, cm_several *several, PyObject *objects, PyObject *axis_object,
-    PyObject *stream_object)
+    PyObject *stream_object, PyObject *told)
 {
     int64_t axis = 0;
     several->state = cm_state_of_module(module);
@@ -18,9 +35,7 @@ run(PyObject *module, cm_several *several, PyObject *objects, PyObject *axis_obj
             return NULL;
         }
     }
-    PyObject *result =
-        cm_several_init(several, objects, axis) < 0 ? NULL : cm_several_run(several);
-    cm_several_fini(several);
+    PyObject *result = run_and_tell(several, objects, axis, told);
     cm_stream_give(several->state, several->stream);
     return result;
 }
@@ -29,24 +44,38 @@ static PyObject *
 parse(PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames,
       cm_several *several)
 {
-    static const char *const of_one[] = {"src", "dsts", "stream", NULL};
-    static const char *const to_slices[] = {"src", "dsts", "axis", "stream", NULL};
-    static const char *const of_slices[] = {"srcs", "dst", "axis", "stream", NULL};
-    PyObject *values[4] = {NULL, NULL, NULL, NULL};
+    static const char *const heads[][3] = {
+        [CM_SEVERAL_BROADCAST] = {"src", "dsts", NULL},
+        [CM_SEVERAL_SCATTER] = {"src", "dsts", "axis"},
+        [CM_SEVERAL_GATHER] = {"srcs", "dst", "axis"},
+    };
+    const char *names[6] = {NULL};
+    PyObject *values[5] = {NULL, NULL, NULL, NULL, NULL};
     bool gathers = several->kind == CM_SEVERAL_GATHER;
-    bool slices = several->kind != CM_SEVERAL_BROADCAST;
-    const char *const *names = !slices ? of_one : gathers ? of_slices : to_slices;
-    if (cm_args_parse(several->name, args, nargs, kwnames, names, slices ? 3 : 2, 2,
-                      values)
+    int head = several->kind == CM_SEVERAL_BROADCAST ? 2 : 3;
+    for (int i = 0; i < head; i++) {
+        names[i] = heads[several->kind][i];
+    }
+    names[head] = "stream";
+    names[head + 1] = several->blocking ? "progress" : NULL;
+    if (cm_args_parse(several->name, args, nargs, kwnames, names, head, 2, values)
         < 0) {
         return NULL;
     }
     several->one_object = values[gathers ? 1 : 0];
-    return run(module, several, values[gathers ? 0 : 1], slices ? values[2] : NULL,
-               values[slices ? 3 : 2]);
+    return run(module, several, values[gathers ? 0 : 1], head == 3 ? values[2] : NULL,
+               values[head], values[head + 1]);
 }
 
 /* -- docstrings -------------------------------------------------------------------------- */
+
+#define PROGRESS                                                                       \
+    "progress : bool or callable, optional\n"                                          \
+    "    As for `copy`, of the bytes of all parts; a source that is read once for "    \
+    "several\n"                                                                        \
+    "    targets counts once.\n"
+
+#define NO_TQDM "ImportError\n    If `progress` is True and there is no tqdm.\n"
 
 #define RAISES                                                                         \
     "Raises\n------\n"                                                                 \
@@ -57,12 +86,12 @@ parse(PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnam
     "    share bytes (see Notes). Nothing has been copied then.\n"                     \
     "EOFError, OSError\n"                                                              \
     "    If a source is a long mapped file that is cut short, or cannot be read.\n"    \
-    "CudaError\n    If a copy failed, or `stream` is being captured.\n\n"
+    "CudaError\n    If a copy failed, or `stream` is being captured.\n"
 
 #define STREAM                                                                         \
     "stream : stream, optional\n"                                                      \
     "    Come after the work of this stream, of any device, and before what it is\n"   \
-    "    given next.\n\n"
+    "    given next.\n"
 
 #define OVERLAP                                                                        \
     "Parts are copied in any order, so\n"                                              \
@@ -93,7 +122,7 @@ parse(PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnam
     "`stream`. " OVERLAP
 
 PyDoc_STRVAR(broadcast_doc,
-"broadcast($module, /, src, dsts, *, stream=None)\n--\n\n"
+"broadcast($module, /, src, dsts, *, stream=None, progress=None)\n--\n\n"
 "Copy one source to several targets, on all links at the same time.\n\n"
 "A source in ordinary memory is read and packed once for all GPUs; of several targets\n"
 "on one GPU the first is sent and the others are copied from it there.\n\n"
@@ -102,7 +131,7 @@ PyDoc_STRVAR(broadcast_doc,
 "    As for `copy`; its shape must be that of the targets or broadcast to it.\n"
 "dsts : iterable of Buffer, array or exporter\n"
 "    Writable memory of one shape, anywhere; strides may differ.\n"
-STREAM RAISES
+STREAM PROGRESS "\n" RAISES NO_TQDM "\n"
 "See Also\n--------\n"
 "scatter : slices of the source to each target.\n\n"
 "Notes\n-----\n"
@@ -113,12 +142,12 @@ PyDoc_STRVAR(broadcast_async_doc,
 "Start copying one source to several targets.\n\n"
 "Parameters\n----------\n"
 "src, dsts\n    As for `broadcast`.\n"
-STREAM BACKGROUND RAISES
+STREAM "\n" BACKGROUND RAISES "\n"
 "Notes\n-----\n"
 UNBLOCKED);
 
 PyDoc_STRVAR(scatter_doc,
-"scatter($module, /, src, dsts, axis=0, *, stream=None)\n--\n\n"
+"scatter($module, /, src, dsts, axis=0, *, stream=None, progress=None)\n--\n\n"
 "Copy consecutive slices of a source to several targets, on all links at the same time.\n\n"
 "Parameters\n----------\n"
 "src : Buffer, array or exporter\n    As for `copy`.\n"
@@ -126,7 +155,7 @@ PyDoc_STRVAR(scatter_doc,
 "    Writable memory anywhere. Each has the shape of the source but along `axis`, where\n"
 "    the lengths add up to the source's.\n"
 "axis : int, default 0\n    Along which the source is cut; negative counts from the end.\n"
-STREAM RAISES
+STREAM PROGRESS "\n" RAISES NO_TQDM "\n"
 "See Also\n--------\n"
 "gather : the way back.\n\n"
 "Notes\n-----\n"
@@ -137,12 +166,12 @@ PyDoc_STRVAR(scatter_async_doc,
 "Start copying consecutive slices of a source to several targets.\n\n"
 "Parameters\n----------\n"
 "src, dsts, axis\n    As for `scatter`.\n"
-STREAM BACKGROUND RAISES
+STREAM "\n" BACKGROUND RAISES "\n"
 "Notes\n-----\n"
 UNBLOCKED);
 
 PyDoc_STRVAR(gather_doc,
-"gather($module, /, srcs, dst, axis=0, *, stream=None)\n--\n\n"
+"gather($module, /, srcs, dst, axis=0, *, stream=None, progress=None)\n--\n\n"
 "Copy several sources one after the other into a target, on all links at the same time.\n\n"
 "Parameters\n----------\n"
 "srcs : iterable of Buffer, array or exporter\n"
@@ -150,7 +179,7 @@ PyDoc_STRVAR(gather_doc,
 "    add up to the target's.\n"
 "dst : Buffer, array or exporter\n    Writable memory anywhere.\n"
 "axis : int, default 0\n    Along which they lie; negative counts from the end.\n"
-STREAM RAISES
+STREAM PROGRESS "\n" RAISES NO_TQDM "\n"
 "See Also\n--------\n"
 "scatter : the way there.\n\n"
 "Notes\n-----\n"
@@ -161,7 +190,7 @@ PyDoc_STRVAR(gather_async_doc,
 "Start copying several sources one after the other into a target.\n\n"
 "Parameters\n----------\n"
 "srcs, dst, axis\n    As for `gather`.\n"
-STREAM BACKGROUND RAISES
+STREAM "\n" BACKGROUND RAISES "\n"
 "Notes\n-----\n"
 UNBLOCKED);
 

@@ -249,9 +249,27 @@ start_copies(cm_several *several, cm_engine *engine)
 
 /* -- their end --------------------------------------------------------------------------- */
 
-/* False with what a signal handler raised. */
+static int
+tell_progress(const cm_several *several)
+{
+    uint64_t moved = 0;
+    uint64_t nbytes = 0;
+    for (uint32_t i = 0; several->progress != NULL && i < several->count; i++) {
+        cm_ticket_info info;
+        if (several->tickets[i] != NULL) {
+            cm_ticket_read(several->tickets[i], &info);
+            moved += cm_ticket_count_moved(several->tickets[i]);
+            nbytes += info.nbytes;
+        }
+    }
+    return several->progress == NULL
+               ? 0
+               : cm_progress_tell(several->progress, moved, nbytes);
+}
+
+/* False with what a signal handler, or who is told of the progress, raised. */
 static bool
-wait_for(cm_ticket *ticket, cm_status *status)
+wait_for(const cm_several *several, cm_ticket *ticket, cm_status *status)
 {
     for (;;) {
         Py_BEGIN_ALLOW_THREADS
@@ -260,14 +278,14 @@ wait_for(cm_ticket *ticket, cm_status *status)
         if (status->code != CM_ETIMEOUT) {
             return true;
         }
-        if (PyErr_CheckSignals() < 0) {
+        if (PyErr_CheckSignals() < 0 || tell_progress(several) < 0) {
             return false;
         }
     }
 }
 
-/* Until all are done. 0, or -1 with the first failure, or with what a signal handler
- * raised: *signalled, and nothing more is begun. */
+/* Until all are done. 0, or -1 with the first failure, or with what a signal handler,
+ * or who is told of the progress, raised: *signalled, and nothing more is begun. */
 static int
 wait_for_all(cm_several *several, bool *signalled)
 {
@@ -276,7 +294,8 @@ wait_for_all(cm_several *several, bool *signalled)
     uint32_t failed = 0;
     for (uint32_t i = 0; i < several->count; i++) {
         cm_status status = cm_ok();
-        if (several->tickets[i] != NULL && !wait_for(several->tickets[i], &status)) {
+        if (several->tickets[i] != NULL
+            && !wait_for(several, several->tickets[i], &status)) {
             atomic_store(&several->shared->cancelled, true);
             *signalled = true;
             return -1;
@@ -296,6 +315,7 @@ stop_copies(cm_several *several)
     PyObject *type, *error, *traceback;
     PyErr_Fetch(&type, &error, &traceback);
     atomic_store(&several->shared->cancelled, true);
+    several->progress = NULL;
     bool signalled;
     (void)wait_for_all(several, &signalled);
     if (signalled) { /* that says more */
@@ -415,7 +435,7 @@ cm_several_run(cm_several *several)
             atomic_store(&several->shared->cancelled, true);
         }
     }
-    else if (wait_for_all(several, &signalled) == 0) {
+    else if (wait_for_all(several, &signalled) == 0 && tell_progress(several) == 0) {
         result = Py_NewRef(Py_None);
     }
     release_tickets(several);

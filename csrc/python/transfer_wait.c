@@ -116,7 +116,7 @@ cm_transfer_wait(PyObject *op, PyObject *const *args, Py_ssize_t nargs,
     PyObject *values[2];
     cm_progress progress;
     if (cm_args_parse("wait", args, nargs, kwnames, names, 1, 0, values) < 0
-        || cm_progress_open(self->state, values[1], &progress) < 0) {
+        || cm_progress_open(self->state, values[1], "copy", &progress) < 0) {
         return NULL;
     }
     (void)wait_and_tell(self, values[0], &progress);

@@ -331,6 +331,25 @@ make_room(cm_many_call *c)
     return cm_ok();
 }
 
+/* Without what a source repeats. */
+static uint64_t
+count_nbytes(const cm_many_request *request)
+{
+    uint64_t nbytes = 0;
+    for (uint64_t i = 0; i < request->piece_count; i++) {
+        nbytes += request->pieces[i].nbytes;
+    }
+    for (uint64_t i = 0; i < request->other_count; i++) {
+        const cm_region *src = &request->others[i].src;
+        uint64_t own = (uint64_t)src->itemsize;
+        for (int axis = 0; axis < src->ndim; axis++) {
+            own *= src->strides[axis] == 0 ? 1 : (uint64_t)src->shape[axis];
+        }
+        nbytes += own;
+    }
+    return nbytes;
+}
+
 cm_status
 cm_many_start_several(cm_many_call *c, cm_ticket **out)
 {
@@ -349,6 +368,7 @@ cm_many_start_several(cm_many_call *c, cm_ticket **out)
         *c->request->common.ticket_seen = ticket;
     }
     c->common.part_of = ticket;
+    ticket->nbytes = count_nbytes(c->request); /* for who looks before all is begun */
     status = join_parts(c, ticket, start_parts(c));
     if (!cm_is_ok(status) && out != NULL && !cm_ticket_update(ticket)) {
         *out = ticket; /* so that others can come after it */
