@@ -27,6 +27,8 @@ int cm_buffer_bool(PyObject *self);
 /* METH_FASTCALL | METH_KEYWORDS */
 PyObject *cm_buffer_copy(PyObject *self, PyObject *const *args, Py_ssize_t nargs,
                          PyObject *kwnames);
+PyObject *cm_buffer_to_numpy(PyObject *self, PyObject *const *args, Py_ssize_t nargs,
+                             PyObject *kwnames);
 PyObject *cm_buffer_array(PyObject *self, PyObject *const *args, Py_ssize_t nargs,
                           PyObject *kwnames);
 PyObject *cm_buffer_fill(PyObject *self, PyObject *const *args, Py_ssize_t nargs,
@@ -37,6 +39,7 @@ PyObject *cm_buffer_prefetch(PyObject *self, PyObject *const *args, Py_ssize_t n
 PyObject *cm_buffer_get_prefetch_location(PyObject *self, void *closure);
 
 extern const char cm_buffer_numpy_doc[];
+extern const char cm_buffer_to_numpy_doc[];
 extern const char cm_buffer_as_device_doc[];
 extern const char cm_buffer_copy_doc[];
 extern const char cm_buffer_dunder_copy_doc[];

@@ -22,8 +22,9 @@ const char cm_buffer_numpy_doc[] =
     "Raises\n"
     "------\n"
     "TypeError\n"
-    "    The memory is on the device: copy it to a NumPy array with `copy`, or use a\n"
-    "    managed buffer, which both sides can read.\n"
+    "    The memory is on the device: copy it with `to_numpy`, or use a managed "
+    "buffer,\n"
+    "    which both sides can read.\n"
     "ValueError\n"
     "    The buffer is closed.\n"
     "CudaError\n"
@@ -47,8 +48,8 @@ refuse_device(cm_buffer *self, const char *what)
         return 0;
     }
     PyErr_Format(PyExc_TypeError,
-                 "%s: the host cannot read device memory; copy it first, as in "
-                 "cumem.array(buf, kind=\"pinned\").numpy(), or use a managed buffer",
+                 "%s: the host cannot read device memory; copy it first, with "
+                 "buf.to_numpy() or cumem.asnumpy(buf), or use a managed buffer",
                  what);
     return -1;
 }

@@ -93,6 +93,7 @@ PyDoc_STRVAR(dlpack_device_doc,
 
 static PyMethodDef buffer_methods[] = {
     {"numpy", cm_buffer_numpy, METH_NOARGS, cm_buffer_numpy_doc},
+    {"to_numpy", AS_METHOD(cm_buffer_to_numpy), WITH_KEYWORDS, cm_buffer_to_numpy_doc},
     {"as_device", cm_buffer_as_device, METH_NOARGS, cm_buffer_as_device_doc},
     {"reshape", AS_METHOD(cm_buffer_reshape), WITH_KEYWORDS, cm_buffer_reshape_doc},
     {"transpose", AS_METHOD(cm_buffer_transpose), METH_FASTCALL,

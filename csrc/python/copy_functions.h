@@ -10,6 +10,7 @@ extern PyMethodDef cm_explain_methods[];   /* explain.c */
 extern PyMethodDef cm_raw_copy_methods[];  /* raw_copies.c: hidden, for the benchmark */
 extern PyMethodDef cm_hook_methods[];      /* hooks.c */
 extern PyMethodDef cm_copy_many_methods[]; /* copy_many.c */
+extern PyMethodDef cm_asnumpy_methods[];   /* as_numpy.c */
 
 /* The stream argument of a copy, on loan. NULL with an exception. */
 cm_stream *cm_copy_stream(cm_state *state, PyObject *dst, PyObject *src,

@@ -135,6 +135,7 @@ add_functions(PyObject *module)
         cm_hook_methods,
         cm_several_methods,
         cm_copy_many_methods,
+        cm_asnumpy_methods,
     };
     for (size_t i = 0; i < sizeof(tables) / sizeof(tables[0]); i++) {
         if (PyModule_AddFunctions(module, tables[i]) < 0
