@@ -205,6 +205,13 @@ def _shape(
         rest = math.prod(n for n in lengths if n != -1)
         items = _items_left(opened, size, begin, itemsize)
         lengths[lengths.index(-1)] = items // rest if rest else 0
+        left = 0 if size is None else size - begin
+        if rest > 0 and left % (rest * itemsize):
+            raise ValueError(
+                f"shape={shape}: the {left} bytes of {opened.name!r} at offset {begin} "
+                f"are no whole number of {rest * itemsize}: "
+                f"{left % (rest * itemsize)} are left over"
+            )
     return tuple(lengths)
 
 
@@ -292,11 +299,13 @@ def fromfile(
     dtype : dtype, optional
         Of the items; default: float, or that of `out`.
     count : int, optional
-        Items to read; -1: all whole ones up to the end of the file.
+        Items to read; -1: all whole ones up to the end of the file, without the bytes of
+        one that is not.
     offset : int, optional
         Bytes to skip, up to the end of the file at most.
     shape : int or sequence of int, optional
-        The array's shape in C order, instead of `count`; one -1 is worked out.
+        The array's shape in C order, instead of `count`; one -1 is worked out, and must
+        leave no bytes over.
     kind, device, pool : optional
         What memory, as for `empty`; `kind` is "device" by default.
     stream : stream, optional
@@ -325,8 +334,8 @@ def fromfile(
         If the file cannot be opened or read; `offset` says where. If it is a directory,
         FIFO, pipe or socket.
     TypeError, ValueError
-        If an argument makes no sense or contradicts `out`, or if elements of `out` share
-        memory.
+        If an argument makes no sense or contradicts `out`, if elements of `out` share
+        memory, or if the file does not hold a whole number of rows of `shape`.
     OutOfMemoryError
         If there is no room for the array.
     ImportError

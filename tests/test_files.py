@@ -313,9 +313,9 @@ def test_tofile_replaces_and_offset_keeps(runtime, tmp_path) -> None:
 def test_shape_may_leave_one_length_open(runtime, tmp_path) -> None:
     path = tmp_path / "file"
     np.arange(26, dtype="f4").tofile(path)
-    buffer = cumem.fromfile(path, "f4", shape=(-1, 2, 3))
+    buffer = cumem.fromfile(path, "f4", shape=(-1, 2, 3), offset=8)
     assert buffer.shape == (4, 2, 3)
-    assert (values.get(buffer).ravel() == np.arange(24)).all()
+    assert (values.get(buffer).ravel() == np.arange(2, 26)).all()
     assert cumem.fromfile(path, "f4", shape=5, offset=8).shape == (5,)
     assert cumem.fromfile(path, "f4", shape=()).shape == ()
     assert cumem.fromfile(path, "f4", shape=(0, -1)).shape == (0, 0)
@@ -324,6 +324,30 @@ def test_shape_may_leave_one_length_open(runtime, tmp_path) -> None:
         cumem.fromfile(path, "f4", 3, shape=3)
     with pytest.raises(ValueError, match="shape"):
         cumem.fromfile(path, "f4", shape=(-1, -1))
+
+
+def test_open_length_must_leave_no_bytes_over(runtime, tmp_path) -> None:
+    path = tmp_path / "file"
+    np.arange(1000, dtype="f4").tofile(path)
+    rows = (
+        rf"shape=\(-1, 7\): the 4000 bytes of '{path}' at offset 0 .* 28: 24 are left"
+    )
+    with pytest.raises(ValueError, match=rows):
+        cumem.fromfile(path, "f4", shape=(-1, 7))
+    with pytest.raises(ValueError, match=r"3998 bytes of .* at offset 2 .* 2 are left"):
+        cumem.fromfile(path, "f4", shape=-1, offset=2)
+    with pytest.raises(ValueError, match="number of 160: 120 are left over"):
+        cumem.fromfile(path, "f4", shape=(5, -1, 8), offset=40)
+    with path.open("rb") as file:
+        file.seek(4)
+        with pytest.raises(ValueError, match=r"at offset 8 .* 16 are left over"):
+            cumem.fromfile(file, "f4", shape=(7, -1), offset=4)
+        assert file.tell() == 4
+    assert cumem.fromfile(path, "f4", shape=(-1, 7), offset=24).shape == (142, 7)
+    assert cumem.fromfile(path, "f4", shape=(-1, 7), offset=4000).shape == (0, 7)
+    assert cumem.fromfile(path, "f4", offset=2).shape == (999,)  # as NumPy does
+    assert cumem.fromfile(path, "f4", 7, offset=2).shape == (7,)
+    assert cumem.fromfile(path, "f4", shape=(3, 7)).shape == (3, 7)
 
 
 def test_arguments_that_make_no_sense_are_refused(runtime, tmp_path) -> None:
