@@ -66,6 +66,14 @@ def _check_sort(mode: int, name: object) -> None:
         raise OSError(errno.ESPIPE, text, name)
 
 
+def _check_mode(fd: int, writes: bool, name: object) -> None:
+    """Refuse what was opened for the other direction alone."""
+    mode = fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_ACCMODE
+    if mode == (os.O_RDONLY if writes else os.O_WRONLY):
+        text = f"the file is not open for {'writing' if writes else 'reading'}"
+        raise OSError(errno.EBADF, text, name)
+
+
 def _open(path: Any, flags: int) -> int:
     """Never waits for the other end of a FIFO, nor lets that see us come and go."""
     with contextlib.suppress(FileNotFoundError):
@@ -154,11 +162,13 @@ def _opened(file: Any, writes: bool) -> Iterator[_Opened]:
         return
     if isinstance(file, int) and not isinstance(file, bool):
         _check_sort(os.fstat(file).st_mode, file)
+        _check_mode(file, writes, file)
         with _descriptor(file, writes) as fd:
             yield _Opened(fd, file)
         return
     plain = _unwrapped(file)
     _check_sort(os.fstat(plain.fileno()).st_mode, plain.name)
+    _check_mode(plain.fileno(), writes, plain.name)
     if writes:
         plain.flush()
     with _descriptor(plain.fileno(), writes) as fd:

@@ -71,7 +71,8 @@ def save_safetensors(
     dtypes : mapping, optional
         For tensors held as integers of the same width: what they are, as the format calls
         it, such as ``{"w": "BF16"}``, or a `SafetensorsInfo`, which also says the shape of
-        packed elements. ``dtypes=loaded.infos`` saves what `load_safetensors` gave.
+        packed elements. ``dtypes=loaded.infos`` saves what `load_safetensors` gave, or a
+        part of it.
     max_shard_nbytes : int or str, optional
         Bytes, or a text such as ``"5GiB"``: when the tensors have more together, they are
         written to several files, ``model-00001-of-00003.safetensors`` and so on for a
@@ -97,6 +98,9 @@ def save_safetensors(
     ValueError
         If a tensor is called ``__metadata__``, if `dtypes` does not fit a tensor, if
         `max_shard_nbytes` is not at least 1, if the header would be longer than 100 MB.
+    KeyError
+        If `dtypes` says the type of a tensor that there is not, other than as a
+        `SafetensorsInfo`.
     OSError
         If a file cannot be written.
     ImportError
@@ -120,6 +124,10 @@ def save_safetensors(
     metadata = _checked_metadata(metadata)
     declared = _checked_dtypes(dtypes)
     named = _mapping(tensors, "tensors", "names to arrays")
+    for name, value in declared.items():
+        # what was loaded says all types, also where a part of it is saved
+        if name not in named and not isinstance(value, SafetensorsInfo):
+            raise KeyError(f"dtypes: there is no tensor {name!r} to save")
     sources = [_source(name, obj, declared) for name, obj in named.items()]
     limit = _limit(max_shard_nbytes)
     shards = _shards(sources, limit)
@@ -327,10 +335,19 @@ def _index(parts: list[Path], shards: list[list[_Source]]) -> bytes:
 
 @contextlib.contextmanager
 def _temporary(path: Path) -> Iterator[Path]:
-    """A new name beside `path`; its file is removed if it still has that name."""
+    """A new name beside `path`; its file is removed if it still has that name.
+
+    Errors name `path`, which the caller knows.
+    """
     temporary = path.with_name(f".cumem-{os.urandom(8).hex()}.tmp")
     try:
         yield temporary
+    except OSError as error:
+        if error.filename is not None and Path(error.filename) == temporary:
+            error.filename = os.fspath(path)
+            if error.filename2 is not None:  # of a name that could not be taken
+                del error.filename2
+        raise
     finally:
         temporary.unlink(missing_ok=True)
 

@@ -17,6 +17,7 @@ _FACTORS = (
 )
 _SIZE = re.compile(r"\s*(\d+(?:\.\d*)?|\.\d+)\s*([A-Za-z]*|%)\s*", re.ASCII)
 _EXPECTED = "an int, or a text such as '4096', '512 KiB', '1.5GB' or '50%'"
+_EXPECTED_WHOLE = "an int, or a text such as '4096', '512 KiB' or '1.5GB'"
 
 
 def parse_nbytes(size: int | str, total: int | None = None) -> int:
@@ -44,15 +45,16 @@ def parse_nbytes(size: int | str, total: int | None = None) -> int:
         If `size` is negative or cannot be read, if a share is over 100 %, or if a share
         is given where there is no `total`.
     """
+    expected = _EXPECTED_WHOLE if total is None else _EXPECTED
     if isinstance(size, bool) or not isinstance(size, (int, str)):
-        raise TypeError(f"size must be {_EXPECTED}, not {type(size).__name__}")
+        raise TypeError(f"size must be {expected}, not {type(size).__name__}")
     if isinstance(size, int):
         if size < 0:
             raise ValueError(f"size must not be negative, got {size}")
         return size
     match = _SIZE.fullmatch(size)
     if match is None:
-        raise ValueError(f"size must be {_EXPECTED}, got {size!r}")
+        raise ValueError(f"size must be {expected}, got {size!r}")
     number, unit = Fraction(match[1]), match[2]
     if unit == "%":
         if total is None:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import socket
 from collections.abc import Iterator
@@ -292,3 +293,29 @@ def test_directories_are_refused(emulated, tmp_path) -> None:
 def test_other_files_are_waited_for_as_ever(emulated) -> None:
     assert not values.get(cumem.fromfile("/dev/zero", "u1", 10)).any()
     cumem.tofile("/dev/null", b"1234")
+
+
+@pytest.mark.parametrize("by", ["file", "unbuffered", "descriptor"])
+def test_files_open_for_the_other_direction_are_named(emulated, path, by) -> None:
+    buffering = 0 if by == "unbuffered" else -1
+    calls = {
+        "reading": (
+            lambda file: cumem.fromfile(file, "u1"),
+            lambda file: cumem.fromfile(file, out=np.zeros(3, "u1")),
+            lambda file: cumem.read_ranges(file, [(0, np.zeros(3, "u1"))]),
+        ),
+        "writing": (
+            lambda file: cumem.tofile(file, b"123"),
+            lambda file: cumem.write_ranges(file, [(0, b"123")]),
+        ),
+    }
+    for what, functions in calls.items():
+        for function in functions:
+            with path.open("ab" if what == "reading" else "rb", buffering) as file:
+                named = file.fileno() if by == "descriptor" else file
+                with pytest.raises(OSError, match=f"not open for {what}") as caught:
+                    function(named)
+                assert caught.value.errno == errno.EBADF
+                name = str(path) if by != "descriptor" else named
+                assert str(caught.value.filename) == str(name)
+    assert path.stat().st_size == 100

@@ -108,3 +108,32 @@ def test_mappings_need_not_be_dicts(emulated, tmp_path) -> None:
     loaded = cumem.load_safetensors(path, kind="pinned")
     cumem.save_safetensors(path, loaded, loaded.metadata, dtypes=loaded.infos)
     cumem.save_safetensors(path, GOOD, {}, dtypes={}, max_shard_nbytes=1)
+
+
+def test_errors_of_writing_name_the_path_that_was_given(emulated, tmp_path) -> None:
+    path = tmp_path / "no" / "b.safetensors"
+    with pytest.raises(FileNotFoundError) as caught:
+        cumem.save_safetensors(path, GOOD)
+    assert caught.value.filename == str(path)
+    assert caught.value.filename2 is None
+    with pytest.raises(FileNotFoundError, match="b-00001-of-0000"):
+        cumem.save_safetensors(path, GOOD | {"v": np.ones(4)}, max_shard_nbytes=1)
+    taken = tmp_path / "taken.safetensors" / "model.safetensors"
+    taken.mkdir(parents=True)
+    with pytest.raises(IsADirectoryError) as caught:
+        cumem.save_safetensors(taken.parent, GOOD)
+    assert str(taken) in str(caught.value)
+    assert ".cumem-" not in str(caught.value)
+    assert list(taken.parent.iterdir()) == [taken]
+
+
+def test_type_of_no_tensor_is_refused(emulated, tmp_path) -> None:
+    bits = np.arange(4, dtype="u2")
+    path = tmp_path / "a.safetensors"
+    with pytest.raises(KeyError, match="dtypes: there is no tensor 'b'"):
+        cumem.save_safetensors(path, {"a": bits}, dtypes={"a": "BF16", "b": "BF16"})
+    assert not path.exists()
+    cumem.save_safetensors(path, {"a": bits, "b": bits}, dtypes={"a": "BF16"})
+    infos = cumem.load_safetensors(path, kind="host").infos
+    cumem.save_safetensors(path, {"a": bits}, dtypes=infos)  # a part of it
+    assert list(cumem.load_safetensors(path, kind="host")) == ["a"]

@@ -511,3 +511,20 @@ def test_interrupted_overlapping_copy_between_hosts_stops_on_the_way(emulated) -
         with pytest.raises(StopError):
             cumem.copy(target, source, progress=stop)
     assert session.testing.pending_transfers() == 0
+
+
+# -- tasks ---------------------------------------------------------------------------------
+
+
+def test_ensure_future_makes_a_task_and_create_task_refuses(emulated) -> None:
+    async def both() -> None:
+        await asyncio.ensure_future(cumem.copy_async(target, array(3)))
+        await asyncio.wait_for(cumem.copy_async(target, array(4)), 10)
+        transfer = cumem.copy_async(target, array(5))
+        with pytest.raises(TypeError, match="coroutine"):
+            asyncio.create_task(transfer)  # type: ignore[arg-type]
+        await transfer
+
+    target = cumem.zeros(NBYTES, "u1", "device")
+    asyncio.run(both())
+    assert (values.get(target) == 5).all()

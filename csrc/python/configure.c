@@ -206,13 +206,13 @@ choose(const setting *s, PyObject *object, cm_tuning_layer *layer)
         return 0;
     }
     if (s->is_size) {
-        if (cm_arg_size(object, s->name, UINT64_MAX, &value) < 0) {
+        if (cm_arg_size_whole(object, s->name, &value) < 0) {
             return -1;
         }
     }
     else {
         int64_t count;
-        if (!PyIndex_Check(object)) {
+        if (PyBool_Check(object) || !PyIndex_Check(object)) {
             return cm_arg_refuse(object, s->name, "an int or \"auto\"");
         }
         if (cm_arg_int64(object, s->name, &count) < 0) {

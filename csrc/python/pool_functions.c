@@ -88,7 +88,7 @@ parse(cm_state *state, PyObject *const *values, request *out)
         return -1;
     }
     if (values[2] != NULL
-        && cm_arg_size(values[2], "keep", UINT64_MAX, &out->keep_nbytes) < 0) {
+        && cm_arg_size_whole(values[2], "keep", &out->keep_nbytes) < 0) {
         return -1;
     }
     return values[3] == NULL ? 0 : cm_arg_bool(values[3], "wait", &out->wait);

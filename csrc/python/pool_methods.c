@@ -174,7 +174,7 @@ pool_trim(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnam
     uint64_t keep = 0;
     bool wait = true;
     if (cm_args_parse("trim", args, nargs, kwnames, names, 2, 0, values) < 0
-        || (values[0] != NULL && cm_arg_size(values[0], "keep", UINT64_MAX, &keep) < 0)
+        || (values[0] != NULL && cm_arg_size_whole(values[0], "keep", &keep) < 0)
         || (values[1] != NULL && cm_arg_bool(values[1], "wait", &wait) < 0)) {
         return NULL;
     }

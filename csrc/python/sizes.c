@@ -130,11 +130,12 @@ cm_arg_size_is_share(PyObject *object)
     return text != NULL && cm_size_is_share(text);
 }
 
-int
-cm_arg_size(PyObject *object, const char *name, uint64_t whole_nbytes, uint64_t *out)
+static int
+read_size(PyObject *object, const char *name, const char *expected,
+          uint64_t whole_nbytes, uint64_t *out)
 {
     if (PyBool_Check(object) || (!PyUnicode_Check(object) && !PyIndex_Check(object))) {
-        return cm_arg_refuse(object, name, CM_SIZE_EXPECTED);
+        return cm_arg_refuse(object, name, expected);
     }
     if (PyUnicode_Check(object)) {
         const char *text = text_of(object);
@@ -148,8 +149,7 @@ cm_arg_size(PyObject *object, const char *name, uint64_t whole_nbytes, uint64_t 
                          name, object);
             return -1;
         }
-        PyErr_Format(PyExc_ValueError, "%s must be %s, not %R", name, CM_SIZE_EXPECTED,
-                     object);
+        PyErr_Format(PyExc_ValueError, "%s must be %s, not %R", name, expected, object);
         return -1;
     }
     int64_t value;
@@ -163,4 +163,16 @@ cm_arg_size(PyObject *object, const char *name, uint64_t whole_nbytes, uint64_t 
     }
     *out = (uint64_t)value;
     return 0;
+}
+
+int
+cm_arg_size(PyObject *object, const char *name, uint64_t whole_nbytes, uint64_t *out)
+{
+    return read_size(object, name, CM_SIZE_EXPECTED, whole_nbytes, out);
+}
+
+int
+cm_arg_size_whole(PyObject *object, const char *name, uint64_t *out)
+{
+    return read_size(object, name, CM_SIZE_EXPECTED_WHOLE, UINT64_MAX, out);
 }

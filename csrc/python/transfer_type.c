@@ -12,7 +12,8 @@ PyDoc_STRVAR(transfer_doc,
 "A copy that may still be running, made by `copy_async`.\n\n"
 "It keeps both ends alive. Dropping it neither blocks nor cancels: the ends then live\n"
 "until the copy is done, and a failure that nobody asked for goes to\n"
-"`sys.unraisablehook`. `await` it in a coroutine, or call `wait`.\n\n"
+"`sys.unraisablehook`. `await` it in a coroutine, or call `wait`; a task of it is made\n"
+"by ``asyncio.ensure_future``, since it is no coroutine, which ``create_task`` wants.\n\n"
 "Raises\n------\n"
 "CudaError\n    By `wait`, `order` and `await`: the copy failed.\n"
 "CancelledError\n    By the same: it was cancelled.");
