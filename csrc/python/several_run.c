@@ -284,6 +284,17 @@ wait_for(const cm_several *several, cm_ticket *ticket, cm_status *status)
     }
 }
 
+static void
+tell_to_stop(const cm_several *several)
+{
+    atomic_store(&several->shared->cancelled, true);
+    for (uint32_t i = 0; i < several->count; i++) {
+        if (several->tickets[i] != NULL) {
+            cm_ticket_hurry(several->tickets[i]);
+        }
+    }
+}
+
 /* Until all are done. 0, or -1 with the first failure, or with what a signal handler,
  * or who is told of the progress, raised: *signalled, and nothing more is begun. */
 static int
@@ -296,7 +307,7 @@ wait_for_all(cm_several *several, bool *signalled)
         cm_status status = cm_ok();
         if (several->tickets[i] != NULL
             && !wait_for(several, several->tickets[i], &status)) {
-            atomic_store(&several->shared->cancelled, true);
+            tell_to_stop(several);
             *signalled = true;
             return -1;
         }
@@ -314,7 +325,7 @@ stop_copies(cm_several *several)
 {
     PyObject *type, *error, *traceback;
     PyErr_Fetch(&type, &error, &traceback);
-    atomic_store(&several->shared->cancelled, true);
+    tell_to_stop(several);
     several->progress = NULL;
     bool signalled;
     (void)wait_for_all(several, &signalled);
@@ -432,7 +443,7 @@ cm_several_run(cm_several *several)
     else if (!several->blocking) {
         result = make_transfers(several);
         if (result == NULL) {
-            atomic_store(&several->shared->cancelled, true);
+            tell_to_stop(several);
         }
     }
     else if (wait_for_all(several, &signalled) == 0 && tell_progress(several) == 0) {

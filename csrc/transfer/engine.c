@@ -19,9 +19,13 @@ cm_engine_create(cm_runtime *rt, cm_registry *registry, cm_engine **out)
     engine->linger_ns = CM_LINGER_NS;
     cm_reach_init(&engine->reach, rt);
     cm_list_init(&engine->pending);
+    cm_list_init(&engine->watched);
     cm_list_init(&engine->unread);
     cm_list_init(&engine->jobs);
     cm_list_init(&engine->parked);
+    for (int i = 0; i < CM_BIN_COUNT; i++) {
+        cm_list_init(&engine->bins[i]);
+    }
     cm_status status = cm_mutex_init(&engine->lock);
     if (!cm_is_ok(status)) {
         goto no_lock;
@@ -198,9 +202,9 @@ wait_for_all(cm_engine *engine)
     for (;;) {
         cm_mutex_lock(&engine->lock);
         cm_ticket *ticket = NULL;
-        if (!cm_list_is_empty(&engine->pending)) {
-            ticket =
-                cm_ticket_hold(CM_LIST_ENTRY(engine->pending.next, cm_ticket, node));
+        cm_list *list = engine->watched_count > 0 ? &engine->watched : &engine->pending;
+        if (!cm_list_is_empty(list)) {
+            ticket = cm_ticket_hold(CM_LIST_ENTRY(list->next, cm_ticket, node));
         }
         cm_mutex_unlock(&engine->lock);
         if (ticket == NULL) {
@@ -219,7 +223,7 @@ wait_for_callers(cm_engine *engine)
     while (engine->caller_count > 0) {
         cm_cond_wait(&engine->changed, &engine->lock);
     }
-    bool none = cm_list_is_empty(&engine->pending);
+    bool none = engine->pending_count == 0;
     cm_mutex_unlock(&engine->lock);
     return none;
 }

@@ -104,6 +104,9 @@ cm_status cm_engine_take_unread(cm_engine *engine);
 /* A look without the lock whether there is one. */
 bool cm_engine_has_unread(const cm_engine *engine);
 
+/* Transfers that have failed or were cancelled, ever. No lock. */
+uint64_t cm_engine_count_failed(const cm_engine *engine);
+
 /* Unfinished transfers. */
 uint64_t cm_engine_count_pending(cm_engine *engine);
 

@@ -16,6 +16,7 @@
 
 enum {
     CM_MAX_WORKERS = 4,
+    CM_BIN_COUNT = 64,              /* of jobs by how much is left of them */
     CM_LOAN_SLOTS = 16,             /* spare events or streams of a device */
     CM_STAGE_COUNT = 3,             /* pieces in flight between two devices */
     CM_ASK_NS = 50 * 1000 * 1000,   /* between two questions whether to go on waiting */
@@ -51,7 +52,9 @@ typedef struct cm_loan_stack {
 } cm_loan_stack;
 
 /* Counted: by its creator until close, and by each ticket. Invariants, under the lock:
- * pending_count = tickets in `pending`; 0 <= idle_count <= worker_count. */
+ * pending_count = tickets in `pending` and `watched`; watched_count = those in the
+ * latter; waiting_count = jobs in the `waiters` of tickets; 0 <= idle_count <=
+ * worker_count. */
 struct cm_engine {
     atomic_uint refs;
     atomic_bool over;      /* closed to the end: `rt` may be gone */
@@ -60,6 +63,7 @@ struct cm_engine {
     atomic_uint cpu_count; /* 0: not asked yet */
     _Atomic uint64_t route_counts[CM_ROUTE_COUNT]; /* see cm_copy_counts */
     _Atomic uint64_t quick_count;
+    _Atomic uint64_t failed_count; /* tickets: see cm_engine_count_failed */
     _Atomic uint64_t brief_end_ns; /* of the last shared short copy */
     _Atomic uint64_t bounced_count;
     _Atomic uint64_t piece_count;
@@ -77,15 +81,20 @@ struct cm_engine {
     bool closed;           /* takes no more requests */
     bool stop;             /* threads end */
     uint64_t caller_count; /* threads that may call the runtime for the engine now */
-    cm_list pending;
+    cm_list pending;       /* tickets for which there is nothing to be looked at */
+    cm_list watched;       /* ... and those for which there is */
     uint64_t pending_count;
+    uint64_t watched_count;
     cm_list unread;         /* failed tickets without a holder */
     atomic_bool has_unread; /* perhaps: set and cleared under the lock */
     cm_list jobs;           /* for the workers, oldest first */
     uint64_t job_count;
-    uint64_t pick_count;   /* of jobs by workers */
-    cm_list parked;        /* jobs that wait for a stream or a ticket */
-    uint64_t parked_count; /* but for those that the watcher has in hand */
+    cm_list bins[CM_BIN_COUNT]; /* the same, of so many bits of bytes each */
+    uint64_t full_bins;         /* a bit for each that is not empty */
+    uint64_t pick_count;        /* of jobs by workers */
+    cm_list parked;             /* jobs that wait for an event */
+    uint64_t parked_count;      /* but for those that the watcher has in hand */
+    uint64_t waiting_count;
     int worker_count;
     int idle_count;
     cm_thread workers[CM_MAX_WORKERS];
@@ -170,10 +179,11 @@ bool cm_engine_may_overlap(cm_runtime *rt, const cm_region *dst, const cm_region
 CM_NODISCARD cm_status cm_engine_give_job(cm_engine *engine, struct cm_job *job);
 void cm_engine_join_workers(cm_engine *engine);
 
-/* job_turns.c: lock held. The job that a worker takes next, out of its list: the one
- * with the least left, now and then the oldest; NULL: there is none. */
+/* job_turns.c: lock held. The job that a worker takes next, out of its list: one of
+ * those with the least left, now and then the oldest; NULL: there is none. */
 struct cm_job *cm_engine_pick_job_locked(cm_engine *engine);
-/* To the end of `parked`, or of `jobs`; whoever looks after that is woken. */
+/* To the ticket that keeps it from going on, if one does; else to the end of `parked`,
+ * or of `jobs`. Whoever looks after that is woken. */
 void cm_engine_list_job_locked(cm_engine *engine, struct cm_job *job, bool parked);
 void cm_engine_unlist_job_locked(cm_engine *engine, struct cm_job *job);
 

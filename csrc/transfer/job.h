@@ -23,6 +23,13 @@ typedef struct cm_after {
     int device;
 } cm_after;
 
+/* Where a job is that no thread has in hand. */
+typedef enum cm_job_place {
+    CM_JOB_IN_JOBS,    /* of the engine: for the next worker */
+    CM_JOB_IN_PARKED,  /* of the engine: the watcher looks at its event */
+    CM_JOB_IN_WAITERS, /* of a ticket, which hands it on */
+} cm_job_place;
+
 /* How far a job is that was parked and goes on from there. */
 typedef enum cm_job_step {
     CM_JOB_ORDER, /* waits for what comes first */
@@ -32,6 +39,8 @@ typedef enum cm_job_step {
 
 typedef struct cm_job {
     cm_list node;
+    cm_list bin_node; /* while in engine->jobs */
+    int bin;
     cm_engine *engine; /* borrowed: the ticket holds it */
     cm_ticket *ticket; /* held */
     cm_region dst;
@@ -50,11 +59,10 @@ typedef struct cm_job {
     bool may_park;     /* a worker runs it, which others need: nothing waits for long */
     bool is_parked;    /* ... and what it waits for is parked_ticket or parked_event */
     bool is_yielding;  /* ... nothing: others are to have the worker first */
-    bool in_parked;    /* under engine->lock, while ticket->job: else in engine->jobs */
     bool begun;        /* its ends may have been read or written */
     bool leaves_waits; /* `lent` may still wait for other work, and for nothing of ours
                         */
-    bool is_chained;   /* the last of after_tickets must not have failed */
+    bool is_chained;   /* the first of after_tickets must not have failed */
     bool has_queued;   /* the stream may be working for us */
     bool has_pair;     /* device_block is for two pieces; counted in the engine */
     bool gather_is_joined; /* `stream` comes after all that it was given */
@@ -63,6 +71,7 @@ typedef struct cm_job {
     unsigned char pattern[4];
     uint32_t pattern_nbytes;
     cm_job_step step;
+    cm_job_place place; /* under engine->lock, while ticket->job */
     int parked_device;
     cm_cut host_cut;       /* HOST: what is left */
     cm_copy_way host_way;  /* ... and how it is copied */
@@ -71,6 +80,8 @@ typedef struct cm_job {
     uint64_t moved_nbytes; /* in pieces that are over, repeats included */
     uint32_t after_count;
     uint32_t after_ticket_count;
+    uint32_t waited_count; /* of them, the first */
+    uint32_t looked_count; /* ... that were found far enough: at least these */
     uint32_t next_stage;
     uint32_t stage_count;     /* in use */
     cm_ticket *parked_ticket; /* borrowed from after_tickets; NULL: parked_event */

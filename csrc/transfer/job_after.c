@@ -68,9 +68,9 @@ cm_job_record_after(cm_job *job, const cm_copy_request *request)
     if (job->afters == NULL || job->after_tickets == NULL) {
         return cm_fail(CM_ENOMEM, room * sizeof(*job->afters));
     }
-    for (uint32_t i = 0; i < request->after_ticket_count; i++) {
-        job->after_tickets[i] = cm_ticket_hold(request->after_tickets[i]);
-        job->after_ticket_count++;
+    for (uint32_t i = request->after_ticket_count; i > 0; i--) {
+        job->after_tickets[job->after_ticket_count++] =
+            cm_ticket_hold(request->after_tickets[i - 1]);
     }
     job->is_chained = request->is_chained;
     if (job->capturing) {
@@ -87,10 +87,20 @@ cm_job_record_after(cm_job *job, const cm_copy_request *request)
                                                 : cm_ok();
 }
 
+/* What the host or its parts are still at takes as long as it takes. */
+static uint64_t
+park_after_ns(cm_ticket *ticket)
+{
+    cm_mutex_lock(&ticket->engine->lock);
+    bool soon = ticket->state >= CM_TICKET_SUBMITTED;
+    cm_mutex_unlock(&ticket->engine->lock);
+    return soon ? CM_PARK_AFTER_NS : 0;
+}
+
 static cm_status
 wait_for_ticket(cm_job *job, cm_ticket *ticket)
 {
-    uint64_t limit = job->may_park              ? CM_PARK_AFTER_NS
+    uint64_t limit = job->may_park              ? park_after_ns(ticket)
                      : job->interrupted != NULL ? CM_ASK_NS
                                                 : UINT64_MAX;
     for (;;) {
@@ -116,19 +126,146 @@ outcome_of(cm_ticket *ticket)
     return status;
 }
 
-cm_status
-cm_job_wait_after(cm_job *job)
+static bool
+is_after(const cm_job *job, const cm_ticket *ticket)
 {
-    while (job->after_ticket_count > 0) {
-        cm_ticket *ticket = job->after_tickets[job->after_ticket_count - 1];
+    for (uint32_t i = 0; i < job->after_ticket_count; i++) {
+        if (job->after_tickets[i] == ticket) {
+            return true;
+        }
+    }
+    return false;
+}
+
+/* The ticket, done, was cancelled or has failed before its turn. */
+static cm_status
+take_over_owed(cm_job *job, const cm_ticket *ticket)
+{
+    size_t room = (size_t)job->after_ticket_count + ticket->owed_count;
+    cm_ticket **larger =
+        realloc(job->after_tickets, room * sizeof(*job->after_tickets));
+    if (larger == NULL) {
+        return cm_fail(CM_ENOMEM, room * sizeof(*job->after_tickets));
+    }
+    job->after_tickets = larger;
+    for (uint32_t i = 0; i < ticket->owed_count; i++) {
+        if (!is_after(job, ticket->owed[i])) {
+            job->after_tickets[job->after_ticket_count++] =
+                cm_ticket_hold(ticket->owed[i]);
+        }
+    }
+    return cm_ok();
+}
+
+/* Lock held. */
+static bool
+owes_locked(const cm_ticket *ticket)
+{
+    return ticket->state == CM_TICKET_DONE && ticket->owed_count > 0;
+}
+
+static bool
+owes(cm_ticket *ticket)
+{
+    cm_mutex_lock(&ticket->engine->lock);
+    bool any = owes_locked(ticket);
+    cm_mutex_unlock(&ticket->engine->lock);
+    return any;
+}
+
+static cm_status
+wait_for_tickets(cm_job *job)
+{
+    while (job->waited_count < job->after_ticket_count) {
+        cm_ticket *ticket = job->after_tickets[job->waited_count];
         CM_TRY(wait_for_ticket(job, ticket));
         if (job->is_chained) {
             CM_TRY(outcome_of(ticket));
             job->is_chained = false;
         }
-        cm_ticket_release(ticket);
-        job->after_ticket_count--;
+        if (owes(ticket)) {
+            CM_TRY(take_over_owed(job, ticket));
+        }
+        job->waited_count++;
     }
+    return cm_ok();
+}
+
+/* Lock held. Only the device is still at it, which a worker may wait for: one that has
+ * done so in vain, or that would not be the first, need not. */
+static bool
+is_soon_locked(const cm_job *job, const cm_ticket *ticket)
+{
+    return ticket->state == CM_TICKET_SUBMITTED && job->parked_ticket != ticket
+           && cm_list_is_empty(&ticket->waiters);
+}
+
+cm_ticket *
+cm_job_find_blocker_locked(cm_job *job)
+{
+    cm_ticket_state wanted =
+        job->plan.route == CM_ROUTE_HOST ? CM_TICKET_DONE : CM_TICKET_SUBMITTED;
+    bool stops = job->ticket->cancelled
+                 || (job->cancelled != NULL && atomic_load(job->cancelled));
+    if (job->step != CM_JOB_ORDER || stops) {
+        return NULL;
+    }
+    if (job->looked_count < job->waited_count) {
+        job->looked_count = job->waited_count;
+    }
+    for (; job->looked_count < job->after_ticket_count; job->looked_count++) {
+        cm_ticket *ticket = job->after_tickets[job->looked_count];
+        if (ticket->state < wanted) {
+            return is_soon_locked(job, ticket) ? NULL : ticket;
+        }
+        if (owes_locked(ticket)) {
+            return NULL; /* the worker takes that over */
+        }
+    }
+    return NULL;
+}
+
+/* Lock held. Would whoever comes after the job's ticket come too early? */
+static bool
+is_owed_locked(const cm_job *job, uint32_t index)
+{
+    const cm_ticket *ticket = job->after_tickets[index];
+    return ticket->state < CM_TICKET_DONE
+           || (index >= job->waited_count && ticket->owed_count > 0);
+}
+
+void
+cm_job_leave_order(cm_job *job)
+{
+    cm_ticket *of = job->ticket;
+    /* What is submitted ends after them, and a whole after its parts. */
+    bool owes_any =
+        !job->submitted && !job->capturing && of->part_count == 0 && of->owed == NULL;
+    uint32_t left = 0;
+    for (uint32_t i = 0; i < job->after_ticket_count; i++) {
+        cm_ticket *ticket = job->after_tickets[i];
+        cm_mutex_lock(&job->engine->lock);
+        bool owed = owes_any && is_owed_locked(job, i);
+        cm_mutex_unlock(&job->engine->lock);
+        if (owed) {
+            job->after_tickets[left++] = ticket;
+        }
+        else {
+            cm_ticket_release(ticket);
+        }
+    }
+    if (left == 0) {
+        free(job->after_tickets);
+        return;
+    }
+    of->owed = job->after_tickets;
+    of->owed_count = left;
+}
+
+cm_status
+cm_job_wait_after(cm_job *job)
+{
+    CM_TRY(wait_for_tickets(job));
     while (job->after_count > 0) {
         cm_after *after = &job->afters[job->after_count - 1];
         if (job->stream == NULL) {
@@ -150,7 +287,8 @@ cm_job_must_wait_after(const cm_job *job)
     bool must = false;
     cm_mutex_lock(&engine->lock);
     for (uint32_t i = 0; i < job->after_ticket_count; i++) {
-        must = must || job->after_tickets[i]->state < CM_TICKET_SUBMITTED;
+        const cm_ticket *ticket = job->after_tickets[i];
+        must = must || ticket->state < CM_TICKET_SUBMITTED || owes_locked(ticket);
     }
     cm_mutex_unlock(&engine->lock);
     return must;
@@ -183,7 +321,7 @@ static cm_status
 check_all_over(cm_job *job, const cm_copy_request *request)
 {
     for (uint32_t i = 0; i < request->after_ticket_count; i++) {
-        if (!cm_ticket_update(request->after_tickets[i])) {
+        if (!cm_ticket_is_all_over(request->after_tickets[i])) {
             return cm_fail(CM_ENOTSUP, i);
         }
     }

@@ -36,6 +36,22 @@ cm_job_drop(cm_job *job)
     cm_ticket_release(ticket);
 }
 
+void
+cm_ticket_hurry(cm_ticket *ticket)
+{
+    cm_engine *engine = ticket->engine;
+    if (cm_engine_is_forked(engine)) {
+        return;
+    }
+    cm_mutex_lock(&engine->lock);
+    cm_job *job = ticket->job;
+    if (job != NULL && job->place == CM_JOB_IN_WAITERS) {
+        cm_engine_unlist_job_locked(engine, job);
+        cm_engine_list_job_locked(engine, job, false);
+    }
+    cm_mutex_unlock(&engine->lock);
+}
+
 bool
 cm_ticket_cancel(cm_ticket *ticket)
 {

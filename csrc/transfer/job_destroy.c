@@ -3,6 +3,7 @@
 #include <stdlib.h>
 
 #include "transfer/file_source.h"
+#include "transfer/job_order.h"
 #include "transfer/many_job.h"
 #include "transfer/several.h"
 
@@ -59,11 +60,8 @@ cm_job_destroy(cm_job *job)
     for (uint32_t i = 0; i < job->after_count; i++) {
         cm_loan_give_event(engine, job->afters[i].device, job->afters[i].event);
     }
-    for (uint32_t i = 0; i < job->after_ticket_count; i++) {
-        cm_ticket_release(job->after_tickets[i]);
-    }
+    cm_job_leave_order(job);
     free(job->afters);
-    free(job->after_tickets);
     free(job->host_temporary);
     cm_many_destroy(job->many);
     cm_file_reader_destroy(job->file);

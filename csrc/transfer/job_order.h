@@ -9,6 +9,12 @@
 /* job_after.c: what must come first. */
 CM_NODISCARD cm_status cm_job_record_after(cm_job *job, const cm_copy_request *request);
 CM_NODISCARD cm_status cm_job_wait_after(cm_job *job);
+/* Lock held. The next of the tickets without which it is no use to run the job; NULL:
+ * there is none. */
+cm_ticket *cm_job_find_blocker_locked(cm_job *job);
+/* At its end: whoever comes after the job's ticket comes after those of its own that
+ * are not over. */
+void cm_job_leave_order(cm_job *job);
 /* True when that would have to wait before it can queue work on a stream. */
 bool cm_job_must_wait_after(const cm_job *job);
 /* Sets job->capturing. */
@@ -45,7 +51,7 @@ cm_job_waits_for_source(const cm_job *job)
  * CM_ETIMEOUT. */
 CM_NODISCARD cm_status cm_job_park_on_ticket(cm_job *job, cm_ticket *ticket);
 CM_NODISCARD cm_status cm_job_park_on_event(cm_job *job, int device, uint64_t event);
-/* Look whether a parked job has what it waits for (or will hear that it failed). */
+/* Look whether one parked on an event can go on (or will hear that it failed). */
 bool cm_job_can_go_on(cm_job *job);
 
 #endif

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Jobs that wait for a stream or for another transfer without a thread: their worker
- * goes on to other jobs, and the watcher looks when theirs can go on. */
+ * goes on to other jobs. The watcher looks at the streams; the other transfer itself
+ * hands on who waits for it, so that a long queue costs nothing per turn. */
 #include "transfer/job_order.h"
 
 enum { BATCH = 32 };
@@ -27,27 +28,12 @@ cm_job_park_on_event(cm_job *job, int device, uint64_t event)
     return park(job, NULL, device, event);
 }
 
-static bool
-is_ticket_ready(cm_engine *engine, cm_ticket *ticket, bool queues)
-{
-    if (cm_ticket_update(ticket)) {
-        return true;
-    }
-    cm_mutex_lock(&engine->lock);
-    bool submitted = ticket->state == CM_TICKET_SUBMITTED;
-    cm_mutex_unlock(&engine->lock);
-    return queues && submitted;
-}
-
 bool
 cm_job_can_go_on(cm_job *job)
 {
     cm_runtime *rt = job->engine->rt;
     if (cm_job_is_interrupted(job)) {
         return true;
-    }
-    if (job->parked_ticket != NULL) {
-        return is_ticket_ready(job->engine, job->parked_ticket, job->stream != NULL);
     }
     bool done = false;
     cm_device_guard guard;

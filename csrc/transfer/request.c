@@ -212,6 +212,7 @@ cm_job_create(cm_engine *engine, const cm_copy_request *request,
         return status;
     }
     cm_list_init(&job->node);
+    cm_list_init(&job->bin_node);
     job->engine = engine;
     job->ticket = cm_ticket_hold(ticket);
     job->tuning = *tuning;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "transfer/ticket.h"
+#include "transfer/job.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -15,6 +15,7 @@ cm_ticket_create(cm_engine *engine, const cm_copy_request *request)
         return NULL;
     }
     atomic_init(&ticket->refs, 2);
+    cm_list_init(&ticket->waiters);
     ticket->engine = cm_engine_hold(engine);
     ticket->start_ns = cm_now_ns();
     ticket->part_of = request->part_of;
@@ -60,24 +61,51 @@ queue_unread_locked(cm_ticket *ticket)
     return true;
 }
 
-void
-cm_ticket_release(cm_ticket *ticket)
+/* True when the reference was the last, and nobody wants to hear of a failure. */
+static bool
+drop_reference(cm_ticket *ticket)
 {
     cm_engine *engine = ticket->engine;
     if (atomic_fetch_sub_explicit(&ticket->refs, 1, memory_order_acq_rel) != 1
         || cm_engine_is_forked(engine)) {
-        return;
+        return false;
     }
+    bool queued = false;
     if (!cm_is_ok(ticket->status) && !ticket->read) {
         cm_mutex_lock(&engine->lock);
-        bool queued = queue_unread_locked(ticket);
+        queued = queue_unread_locked(ticket);
         cm_mutex_unlock(&engine->lock);
-        if (queued) {
-            return;
-        }
     }
-    free(ticket);
-    cm_engine_release(engine);
+    return !queued;
+}
+
+/* Those that it owes may be as many as were ever cancelled: one after the other. */
+static void
+free_with_owed(cm_ticket *ticket)
+{
+    cm_list gone;
+    cm_list_init(&gone);
+    cm_list_push_back(&gone, &ticket->node);
+    for (cm_list *node; (node = cm_list_pop_front(&gone)) != NULL;) {
+        cm_ticket *next = CM_LIST_ENTRY(node, cm_ticket, node);
+        cm_engine *engine = next->engine;
+        for (uint32_t i = 0; i < next->owed_count; i++) {
+            if (drop_reference(next->owed[i])) {
+                cm_list_push_back(&gone, &next->owed[i]->node);
+            }
+        }
+        free(next->owed);
+        free(next);
+        cm_engine_release(engine);
+    }
+}
+
+void
+cm_ticket_release(cm_ticket *ticket)
+{
+    if (drop_reference(ticket)) {
+        free_with_owed(ticket);
+    }
 }
 
 cm_status
@@ -152,6 +180,40 @@ cm_engine_end_unread(cm_engine *engine)
     return take_unread(engine, true);
 }
 
+/* Lock held. Those who wait for this state go on, those for a later one go back. */
+static void
+hand_on_waiters_locked(cm_ticket *ticket)
+{
+    cm_engine *engine = ticket->engine;
+    cm_list waiters;
+    cm_list_init(&waiters);
+    cm_list_splice_back(&waiters, &ticket->waiters);
+    while (!cm_list_is_empty(&waiters)) {
+        cm_job *job = CM_LIST_ENTRY(waiters.next, cm_job, node);
+        cm_engine_unlist_job_locked(engine, job);
+        cm_engine_list_job_locked(engine, job, false);
+    }
+}
+
+/* Lock held. */
+static void
+advance_locked(cm_ticket *ticket, cm_ticket_state state)
+{
+    cm_engine *engine = ticket->engine;
+    cm_list_remove(&ticket->node);
+    engine->watched_count -= cm_ticket_is_watched(ticket);
+    ticket->state = state;
+    engine->watched_count += cm_ticket_is_watched(ticket);
+    if (state == CM_TICKET_DONE) {
+        engine->pending_count--;
+    }
+    else {
+        cm_list_push_back(&engine->watched, &ticket->node);
+    }
+    hand_on_waiters_locked(ticket);
+    cm_cond_signal_all(&engine->changed);
+}
+
 void
 cm_ticket_submit(cm_ticket *ticket, int device, uint64_t start_event,
                  uint64_t end_event, cm_stream *lent, cm_stream *side, cm_status status)
@@ -165,8 +227,7 @@ cm_ticket_submit(cm_ticket *ticket, int device, uint64_t start_event,
     ticket->side = side;
     ticket->status = status;
     ticket->read = status.code == CM_ECANCELLED; /* the call tells */
-    ticket->state = CM_TICKET_SUBMITTED;
-    cm_cond_signal_all(&engine->changed);
+    advance_locked(ticket, CM_TICKET_SUBMITTED);
     cm_cond_signal_all(&engine->watch);
     cm_mutex_unlock(&engine->lock);
 }
@@ -233,8 +294,7 @@ leave_to_parts(cm_ticket *ticket, cm_status status, bool read)
     cm_mutex_lock(&engine->lock);
     ticket->status = cm_is_ok(ticket->status) ? status : ticket->status;
     ticket->read = ticket->read || read;
-    ticket->state = CM_TICKET_LEFT;
-    cm_cond_signal_all(&engine->changed);
+    advance_locked(ticket, CM_TICKET_LEFT);
     cm_cond_signal_all(&engine->watch);
     cm_mutex_unlock(&engine->lock);
 }
@@ -248,15 +308,22 @@ end_parts(cm_ticket *ticket, cm_status status)
     if (ticket->part_count == 0) {
         return status; /* who would cancel it may be looking at that */
     }
+    uint32_t owed_count = 0;
     for (uint64_t i = 0; i < ticket->part_count; i++) {
         cm_ticket *part = ticket->parts[i];
         cm_mutex_lock(&engine->lock);
         status = cm_is_ok(status) ? part->status : status;
         part->read = true;
         cm_mutex_unlock(&engine->lock);
-        cm_ticket_release(part);
+        if (part->owed_count > 0) {
+            ticket->parts[owed_count++] = part;
+        }
+        else {
+            cm_ticket_release(part);
+        }
     }
-    free(ticket->parts);
+    ticket->owed = ticket->parts;
+    ticket->owed_count = owed_count;
     ticket->parts = NULL;
     ticket->part_count = 0;
     return status;
@@ -301,18 +368,18 @@ cm_ticket_finish(cm_ticket *ticket, cm_status status, bool read)
     ticket->status = cm_is_ok(ticket->status) ? status : ticket->status;
     ticket->read = ticket->read || read;
     ticket->seconds = seconds;
-    ticket->state = CM_TICKET_DONE;
+    if (!cm_is_ok(ticket->status)) {
+        atomic_fetch_add_explicit(&engine->failed_count, 1, memory_order_relaxed);
+    }
+    advance_locked(ticket, CM_TICKET_DONE);
     if (cm_is_ok(ticket->status)) {
         cm_ticket_set_moved(ticket, ticket->nbytes);
     }
-    cm_list_remove(&ticket->node);
-    engine->pending_count--;
     cm_notice *notices = ticket->notices;
     ticket->notices = NULL;
     if (ticket->abandoned) {
         (void)queue_unread_locked(ticket);
     }
-    cm_cond_signal_all(&engine->changed);
     cm_mutex_unlock(&engine->lock);
     cm_notices_send(notices);
     cm_ticket_give_loans(ticket);
@@ -408,6 +475,18 @@ cm_ticket_update(cm_ticket *ticket)
     return over;
 }
 
+bool
+cm_ticket_is_all_over(cm_ticket *ticket)
+{
+    bool over = cm_ticket_update(ticket);
+    for (uint32_t i = 0; over && i < ticket->owed_count; i++) {
+        cm_ticket *owed = ticket->owed[i];
+        /* How far down that may go is not worth the answer. */
+        over = cm_ticket_update(owed) && owed->owed_count == 0;
+    }
+    return over;
+}
+
 void
 cm_ticket_set_moved(cm_ticket *ticket, uint64_t moved)
 {
@@ -428,6 +507,12 @@ cm_ticket_count_moved(const cm_ticket *ticket)
         return moved > 0 ? moved : parts;
     }
     return ticket->nbytes - 1; /* it is not done yet, though they are */
+}
+
+uint64_t
+cm_engine_count_failed(const cm_engine *engine)
+{
+    return atomic_load_explicit(&engine->failed_count, memory_order_relaxed);
 }
 
 uint64_t

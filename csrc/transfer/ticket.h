@@ -23,7 +23,7 @@ typedef struct cm_notice {
 
 struct cm_ticket {
     atomic_uint refs; /* one of them is `pending`'s */
-    cm_list node;     /* in engine->pending or engine->unread */
+    cm_list node;     /* in engine->pending, engine->watched or engine->unread */
     cm_engine *engine;
     uint64_t start_ns;
     uint64_t nbytes;              /* set before anybody else sees it, as is the next */
@@ -36,7 +36,8 @@ struct cm_ticket {
     /* under engine->lock */
     cm_route route;
     cm_ticket_state state;
-    struct cm_job *job; /* waits in a list of the engine's; NULL: it does not */
+    struct cm_job *job; /* waits in a list; NULL: it does not */
+    cm_list waiters;    /* jobs that go on when its state allows it */
     bool started;       /* too late to cancel */
     bool cancelled;
     bool finishing;       /* one thread is making it done */
@@ -52,6 +53,10 @@ struct cm_ticket {
     cm_stream *lent; /* internal stream, in use until done; may be NULL */
     cm_stream *side; /* the same, beside the one that ends it */
     cm_notice *notices;
+    /* Done before these, which it was to come after: who comes after it comes after
+     * them. Owned array, held; set before it is done. */
+    cm_ticket **owed;
+    uint32_t owed_count;
     cm_keep keep[4];
     uint32_t keep_count;
 };
@@ -80,6 +85,8 @@ void cm_ticket_set_moved(cm_ticket *ticket, uint64_t moved);
 void cm_ticket_unread(cm_ticket *ticket);
 /* Look whether the device is through; true when the ticket is done. */
 bool cm_ticket_update(cm_ticket *ticket);
+/* The same, and whether all that it owes is. */
+bool cm_ticket_is_all_over(cm_ticket *ticket);
 /* Under engine->lock: is looking all that it takes to become done? */
 static inline bool
 cm_ticket_is_watched(const cm_ticket *ticket)

@@ -17,13 +17,13 @@ cm_engine_update_some(cm_engine *engine, int limit)
     cm_ticket *batch[BATCH];
     int count = 0;
     cm_mutex_lock(&engine->lock);
-    uint64_t left = engine->pending_count;
+    uint64_t left = engine->watched_count;
     for (; left > 0 && count < limit && count < BATCH; left--) {
         /* Whoever was looked at goes to the end: each gets its turn. */
-        cm_list *node = cm_list_pop_front(&engine->pending);
-        cm_list_push_back(&engine->pending, node);
+        cm_list *node = cm_list_pop_front(&engine->watched);
+        cm_list_push_back(&engine->watched, node);
         cm_ticket *ticket = CM_LIST_ENTRY(node, cm_ticket, node);
-        if (cm_ticket_is_watched(ticket) && !ticket->finishing) {
+        if (!ticket->finishing) {
             batch[count++] = cm_ticket_hold(ticket);
         }
     }
@@ -40,17 +40,15 @@ cm_engine_update_some(cm_engine *engine, int limit)
 static bool
 has_work(const cm_engine *engine)
 {
-    if (engine->parked_count > 0) {
-        return true;
-    }
-    for (const cm_list *node = engine->pending.next; node != &engine->pending;
-         node = node->next) {
-        const cm_ticket *ticket = CM_LIST_ENTRY(node, cm_ticket, node);
-        if (cm_ticket_is_watched(ticket)) {
-            return true;
-        }
-    }
-    return false;
+    return engine->parked_count + engine->watched_count > 0;
+}
+
+/* Lock held. */
+static uint64_t
+last_pause(const cm_engine *engine)
+{
+    bool late = engine->parked_count + engine->waiting_count > 0;
+    return late ? PARKED_PAUSE_NS : LAST_PAUSE_NS;
 }
 
 static void *
@@ -84,7 +82,7 @@ watch(void *argument)
             && cm_cond_wait_until(&engine->watch, &engine->lock, cm_now_ns() + pause)) {
             pause = FIRST_PAUSE_NS;
         }
-        else if (pause < (engine->parked_count > 0 ? PARKED_PAUSE_NS : LAST_PAUSE_NS)) {
+        else if (pause < last_pause(engine)) {
             pause *= 2;
         }
         cm_mutex_unlock(&engine->lock);

@@ -30,6 +30,7 @@ run_job(cm_engine *engine, cm_job *job)
     bool draining = job->draining;
     job->is_parked = false;
     job->is_yielding = false;
+    job->parked_ticket = NULL;
     cm_status status = cm_rt_capture_mode_exchange(engine->rt, &mode);
     if (!cm_is_ok(status) && job->has_queued) {
         status = cm_rt_capture_mode_exchange(engine->rt, &mode); /* it is needed more */
@@ -98,7 +99,7 @@ cm_engine_give_job(cm_engine *engine, cm_job *job)
 {
     cm_status status = cm_ok();
     cm_mutex_lock(&engine->lock);
-    if ((uint64_t)engine->idle_count <= engine->job_count
+    if ((uint64_t)engine->idle_count <= engine->job_count + engine->waiting_count
         && engine->worker_count < CM_MAX_WORKERS) {
         status = cm_thread_start(&engine->workers[engine->worker_count], work, engine);
         engine->worker_count += cm_is_ok(status);

@@ -2,8 +2,10 @@
 /* transfer/: order, lifetime, tickets, capture and interruption. */
 #include "engine_world.h"
 #include "transfer/engine_private.h"
+#include "transfer/spread.h"
 
 #include <pthread.h>
+#include <stdlib.h>
 #include <sys/eventfd.h>
 #include <unistd.h>
 
@@ -504,14 +506,147 @@ test_engine_never_waits_for_a_ticket_in_the_background(void)
     close_world(&w);
 }
 
+/* A copy to the host that waits for a stream, and others each after the one before. */
+typedef struct queue {
+    memory source;
+    memory target;
+    uint32_t count;
+    cm_ticket **tickets;
+} queue;
+
+static void
+open_queue(world *w, queue *q, uint32_t count)
+{
+    q->source = take_memory(w, CM_KIND_DEVICE, 0, 4096);
+    q->target = take_memory(w, CM_KIND_PAGEABLE, 0, 4096);
+    q->count = count;
+    q->tickets = calloc(count, sizeof(*q->tickets));
+    memset(q->source.bytes, 5, 4096);
+    cm_copy_request hold = {.dst = row(&q->source, 0, 1, 1, 1),
+                            .src = row(&q->source, 0, 1, 1, 1),
+                            .stream = w->streams[0]};
+    cm_copy_request down = {.dst = row(&q->target, 0, 4096, 1, 1),
+                            .src = row(&q->source, 0, 4096, 1, 1),
+                            .after = &w->streams[0],
+                            .after_count = 1};
+    shut(w, w->streams[0]);
+    CHECK_OK(cm_engine_copy(w->engine, &hold, NULL));
+    for (uint32_t i = 0; i < count; i++) {
+        CHECK_OK(cm_engine_copy(w->engine, &down, &q->tickets[i]));
+        down.after_count = 0;
+        down.after_tickets = &q->tickets[i];
+        down.after_ticket_count = 1;
+    }
+}
+
+static void
+close_queue(world *w, queue *q)
+{
+    for (uint32_t i = 0; i < q->count; i++) {
+        cm_ticket_release(q->tickets[i]);
+    }
+    free(q->tickets);
+    give_memory(w, &q->source);
+    give_memory(w, &q->target);
+}
+
+/* Each is run once, when it is its turn: nobody looks at the rest of the queue. */
+static void
+test_engine_long_queue_is_not_looked_through(void)
+{
+    enum { COUNT = 500, MORE = 10 };
+    world w;
+    queue q;
+    open_world(&w);
+    open_queue(&w, &q, COUNT);
+    usleep(20000);
+    cm_mutex_lock(&w.engine->lock);
+    CHECK_EQ(w.engine->waiting_count, COUNT - 1);
+    CHECK_LT(w.engine->pick_count, MORE);
+    cm_mutex_unlock(&w.engine->lock);
+    unshut(&w, w.streams[0]);
+    for (uint32_t i = 0; i < COUNT; i++) {
+        CHECK_OK(cm_ticket_wait(q.tickets[i], UINT64_MAX));
+    }
+    cm_mutex_lock(&w.engine->lock);
+    CHECK_EQ(w.engine->waiting_count, 0);
+    CHECK_LT(w.engine->pick_count, COUNT + MORE);
+    cm_mutex_unlock(&w.engine->lock);
+    close_queue(&w, &q);
+    close_world(&w);
+}
+
+/* Whoever comes after a cancelled copy comes after what that was to wait for. */
+static void
+test_engine_cancelled_ticket_keeps_its_place(void)
+{
+    enum { COUNT = 300 };
+    world w;
+    queue q;
+    open_world(&w);
+    open_queue(&w, &q, COUNT);
+    memory last = take_memory(&w, CM_KIND_PAGEABLE, 0, 4096);
+    memset(q.target.bytes, 4, 4096);
+    for (uint32_t i = COUNT - 1; i > 0; i--) { /* a chain of as many */
+        CHECK(cm_ticket_cancel(q.tickets[i]));
+    }
+    cm_copy_request request = {.dst = row(&last, 0, 4096, 1, 1),
+                               .src = row(&q.target, 0, 4096, 1, 1),
+                               .after_tickets = &q.tickets[COUNT - 1],
+                               .after_ticket_count = 1};
+    cm_ticket *ticket;
+    CHECK_OK(cm_engine_copy(w.engine, &request, &ticket));
+    CHECK_CODE(cm_ticket_wait(ticket, 20000000), CM_ETIMEOUT);
+    unshut(&w, w.streams[0]);
+    CHECK_OK(cm_ticket_wait(ticket, UINT64_MAX));
+    CHECK_FILLED(last.bytes, 5, 4096);
+    cm_ticket_release(ticket);
+    give_memory(&w, &last);
+    close_queue(&w, &q);
+    close_world(&w);
+}
+
+/* One that is told to stop does not wait for its turn to hear of it. */
+static void
+test_engine_hurried_copy_stops_at_once(void)
+{
+    world w;
+    queue q;
+    atomic_bool stop = false;
+    open_world(&w);
+    open_queue(&w, &q, 1);
+    memory other = take_memory(&w, CM_KIND_PAGEABLE, 0, 4096);
+    cm_spread spread = {.cancelled = &stop};
+    cm_copy_request request = {.dst = row(&other, 0, 4096, 1, 1),
+                               .src = row(&q.target, 0, 4096, 1, 1),
+                               .spread = &spread,
+                               .after_tickets = q.tickets,
+                               .after_ticket_count = 1};
+    cm_ticket *ticket;
+    CHECK_OK(cm_engine_copy(w.engine, &request, &ticket));
+    CHECK_CODE(cm_ticket_wait(ticket, 5000000), CM_ETIMEOUT);
+    atomic_store(&stop, true);
+    cm_ticket_hurry(ticket);
+    CHECK_CODE(cm_ticket_wait(ticket, UINT64_C(20000000000)), CM_ECANCELLED);
+    unshut(&w, w.streams[0]);
+    CHECK_OK(cm_ticket_wait(q.tickets[0], UINT64_MAX));
+    cm_ticket_release(ticket);
+    give_memory(&w, &other);
+    close_queue(&w, &q);
+    close_world(&w);
+}
+
 MAIN(RUN(test_engine_pageable_source_is_read_before_the_call_returns)
-         RUN(test_engine_dropped_ticket_neither_blocks_nor_cancels) RUN(
-             test_engine_waits_for_streams_and_tickets_named)
-             RUN(test_engine_registered_source_is_read_after_the_stream) RUN(
-                 test_ticket_order_and_notify)
-                 RUN(test_engine_close_waits_for_all_and_tickets_outlive_it) RUN(
-                     test_engine_on_a_capturing_stream)
-                     RUN(test_engine_interrupted_copy_goes_on_behind_its_keeps) RUN(
-                         test_engine_close_waits_for_what_an_interrupted_call_left)
-                         RUN(test_engine_held_jobs_leave_the_workers_to_others) RUN(
-                             test_engine_never_waits_for_a_ticket_in_the_background))
+         RUN(test_engine_dropped_ticket_neither_blocks_nor_cancels)
+             RUN(test_engine_waits_for_streams_and_tickets_named)
+                 RUN(test_engine_registered_source_is_read_after_the_stream) RUN(
+                     test_ticket_order_and_notify)
+                     RUN(test_engine_close_waits_for_all_and_tickets_outlive_it) RUN(
+                         test_engine_on_a_capturing_stream)
+                         RUN(test_engine_interrupted_copy_goes_on_behind_its_keeps) RUN(
+                             test_engine_close_waits_for_what_an_interrupted_call_left)
+                             RUN(test_engine_held_jobs_leave_the_workers_to_others) RUN(
+                                 test_engine_never_waits_for_a_ticket_in_the_background)
+                                 RUN(test_engine_long_queue_is_not_looked_through)
+                                     RUN(test_engine_cancelled_ticket_keeps_its_place)
+                                         RUN(test_engine_hurried_copy_stops_at_once))
