@@ -89,8 +89,9 @@ PyDoc_STRVAR(copy_doc,
 "**Blocks** until done, GIL released. Ctrl-C ends it within a few pieces, and nothing is\n"
 "read or written afterwards; what the driver was given is waited for, for a second at most\n"
 "(should that not do, it goes on and both ends are kept alive). **Ordered after** all work\n"
-"that cumem knows of on either end. Overlapping ends behave as if `src` were read whole\n"
-"first; bytes between the elements of a strided target are never written.");
+"that cumem knows of on either end, but for other bytes of it copied in the background.\n"
+"Overlapping ends behave as if `src` were read whole first; bytes between the elements of a\n"
+"strided target are never written.");
 
 PyDoc_STRVAR(copy_async_doc,
 "copy_async($module, /, dst, src, *, stream=None)\n--\n\n"
@@ -118,7 +119,8 @@ PyDoc_STRVAR(copy_async_doc,
 "12 MiB of it wait for the stream or an earlier copy is not queued yet; between two ends in\n"
 "ordinary memory it blocks until done. Ctrl-C ends the waiting; what is queued by then still\n"
 "runs. Page-locked and device memory must not be changed before the copy is done.\n"
-"**Ordered after** all work that cumem knows of on either end.");
+"**Ordered after** all work that cumem knows of on either end, but for other bytes of it\n"
+"copied in the background.");
 
 static PyObject *
 copy_function(PyObject *module, PyObject *const *args, Py_ssize_t nargs,

@@ -112,14 +112,19 @@ static int
 collect_after(many_call *call)
 {
     for (size_t i = 0; i < call->pairs.storage_count; i++) {
-        const cm_storage *storage = call->pairs.storages[i].storage;
+        cm_many_storage *entry = &call->pairs.storages[i];
+        const cm_storage *storage = entry->storage;
+        cm_extent extent = CM_EXTENT_ALL(entry->written);
+        entry->seen = storage->writer_total;
         for (uint32_t k = 0; k < storage->use_count; k++) {
             if (add_after(call, storage->uses[k]) < 0) {
                 return -1;
             }
         }
         for (uint32_t k = 0; k < storage->writer_count; k++) {
-            if (add_ticket(call, storage->writers[k]) < 0) {
+            const cm_writer *writer = &storage->writers[k];
+            if (!writer->covered && cm_writer_is_in_the_way(writer, extent)
+                && add_ticket(call, writer->ticket) < 0) {
                 return -1;
             }
         }
@@ -335,7 +340,9 @@ remember_transfer(const many_call *call, cm_ticket *ticket)
     for (size_t i = 0; i < call->pairs.storage_count; i++) {
         const cm_many_storage *entry = &call->pairs.storages[i];
         if (!over && (entry->written || call->stream == NULL)
-            && cm_storage_add_writer(entry->storage, ticket) < 0) {
+            && cm_storage_add_writer(entry->storage, ticket,
+                                     CM_EXTENT_ALL(entry->written), entry->seen)
+                   < 0) {
             return -1;
         }
     }

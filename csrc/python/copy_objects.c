@@ -20,6 +20,7 @@ typedef struct copy_call {
     cm_operand dst;
     cm_operand src;
     cm_pending pending[2]; /* of either storage */
+    cm_extent extents[2];  /* in it */
     cm_stream *stream;     /* held; NULL: none */
     bool blocking;
     const cm_progress *progress; /* borrowed; NULL: nobody is told */
@@ -138,15 +139,18 @@ add_after(copy_call *call, cm_stream *stream)
 static int
 collect_after(copy_call *call)
 {
-    cm_storage *storages[2] = {call->dst.storage, call->src.storage};
+    const cm_operand *ends[2] = {&call->dst, &call->src};
     size_t streams = 1;
     size_t tickets = 1;
     for (int i = 0; i < 2; i++) {
-        bool again = i == 1 && storages[0] == storages[1];
-        if (storages[i] == NULL || again) {
+        const cm_storage *storage = ends[i]->storage;
+        if (storage == NULL) {
             continue;
         }
-        if (cm_pending_take(storages[i], &call->pending[i]) < 0) {
+        call->extents[i] = cm_storage_extent(storage, &ends[i]->region, i == 0);
+        bool few = !call->blocking; /* a mapped file is read without a ticket */
+        if (cm_pending_take_extent(storage, call->extents[i], few, &call->pending[i])
+            < 0) {
             return -1;
         }
         streams += call->pending[i].stream_count;
@@ -346,8 +350,13 @@ make_transfer(copy_call *call, cm_ticket *ticket)
         mark_captured(dst);
         mark_captured(call->src.storage);
     }
-    if ((dst != NULL && cm_storage_add_writer(dst, ticket) < 0)
-        || (src != NULL && src != dst && cm_storage_add_writer(src, ticket) < 0)) {
+    if ((dst != NULL
+         && cm_storage_add_writer(dst, ticket, call->extents[0], call->pending[0].seen)
+                < 0)
+        || (src != NULL
+            && cm_storage_add_writer(src, ticket, call->extents[1],
+                                     call->pending[1].seen)
+                   < 0)) {
         cm_transfer_end_ticket(ticket);
         return NULL;
     }

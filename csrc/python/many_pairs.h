@@ -13,6 +13,7 @@ typedef struct cm_many_storage {
     cm_storage *storage; /* held and pinned */
     bool written;
     bool read;
+    uint64_t seen; /* its writer_total before the call */
 } cm_many_storage;
 
 /* Where the driver must say what kind of memory an array has. */

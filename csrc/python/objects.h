@@ -14,6 +14,24 @@
 #define CM_HOLD_EXPORT UINT64_C(1)
 #define CM_HOLD_TRANSFER (UINT64_C(1) << 32)
 
+/* What a transfer does to a storage: bytes from its first on, gaps included. */
+typedef struct cm_extent {
+    uint64_t low;
+    uint64_t high;
+    bool writes;
+} cm_extent;
+
+#define CM_EXTENT_ALL(writes) ((cm_extent){0, UINT64_MAX, (writes)})
+
+/* A transfer that a storage remembers, finished perhaps. */
+typedef struct cm_writer {
+    cm_ticket *ticket; /* held */
+    cm_extent extent;
+    uint64_t number; /* in the order in which they came */
+    bool covered;    /* whoever would have to wait for it waits for a later one, which
+                        waits for it */
+} cm_writer;
+
 /* One piece of memory, shared by all buffers that look at it. Counted atomically:
  * DLPack deleters drop it from threads without the GIL. Everything else needs the GIL.
  * Exactly one of block, registration+view, foreign is what keeps the bytes. */
@@ -56,11 +74,14 @@ typedef struct cm_storage {
     cm_stream *first_use; /* uses points here while one is enough */
     uint32_t use_count;
     uint32_t use_capacity;
-    bool first_is_lent;  /* uses[0] is the state's own record, not held */
-    bool in_root;        /* part of a cm_root: freed with it */
-    cm_ticket **writers; /* held: unfinished transfers into it; GIL */
+    bool first_is_lent; /* uses[0] is the state's own record, not held */
+    bool in_root;       /* part of a cm_root: freed with it */
+    cm_writer *writers; /* unfinished transfers of it, and some finished; GIL */
     uint32_t writer_count;
     uint32_t writer_capacity;
+    uint32_t forget_at;    /* so many of them: look again which have finished */
+    uint64_t writer_total; /* that there ever were */
+    uint64_t failed_total; /* the engine's count when it last looked */
     uint64_t many_call; /* the last copy_many() that named it, and which it was there */
     size_t many_index;
     cm_grave grave;      /* so that what is let go without the GIL cannot fail */
@@ -98,8 +119,20 @@ int cm_storage_check_not_exported(const cm_storage *storage, const char *what);
 int cm_storage_check_open(const cm_storage *storage);
 /* Remember that `stream` works on it. 0, or -1 with MemoryError. GIL held. */
 int cm_storage_add_use(cm_storage *storage, cm_stream *stream);
-/* Remember an unfinished transfer into it. 0, or -1. GIL held. */
-int cm_storage_add_writer(cm_storage *storage, cm_ticket *ticket);
+/* Where `region`, of its memory, lies in it. */
+cm_extent cm_storage_extent(const cm_storage *storage, const cm_region *region,
+                            bool writes);
+/* Remember an unfinished transfer of it, which came after all that were in the way when
+ * writer_total was `seen` (0: none). 0, or -1. GIL held. */
+int cm_storage_add_writer(cm_storage *storage, cm_ticket *ticket, cm_extent extent,
+                          uint64_t seen);
+/* Must what does that come after it? */
+static inline bool
+cm_writer_is_in_the_way(const cm_writer *writer, cm_extent extent)
+{
+    return (writer->extent.writes || extent.writes) && writer->extent.low < extent.high
+           && extent.low < writer->extent.high;
+}
 /* Wait (GIL released) until no transfer uses it, whoever asked for that. 0, or -1 with
  * what a signal handler raised. */
 int cm_storage_wait_transfers(cm_storage *storage);

@@ -6,10 +6,30 @@
 
 #include "python/errors.h"
 
-int
-cm_pending_take(const cm_storage *storage, cm_pending *out)
+/* `extent` NULL: all. */
+static void
+take_tickets(const cm_storage *storage, const cm_extent *extent, bool few,
+             cm_pending *out)
 {
-    *out = (cm_pending){.state = storage->state};
+    for (uint32_t i = 0; i < storage->writer_count; i++) {
+        const cm_writer *writer = &storage->writers[i];
+        if ((few && writer->covered)
+            || (extent != NULL && !cm_writer_is_in_the_way(writer, *extent))) {
+            continue;
+        }
+        cm_ticket_info info;
+        cm_ticket_read(writer->ticket, &info);
+        if (!info.done || !cm_is_ok(info.status)) { /* else there is nothing to wait for
+                                                     */
+            out->tickets[out->ticket_count++] = cm_ticket_hold(writer->ticket);
+        }
+    }
+}
+
+static int
+take(const cm_storage *storage, const cm_extent *extent, bool few, cm_pending *out)
+{
+    *out = (cm_pending){.state = storage->state, .seen = storage->writer_total};
     if (storage->use_count > 0) {
         out->streams = malloc(storage->use_count * sizeof *out->streams);
         if (out->streams == NULL) {
@@ -30,16 +50,22 @@ cm_pending_take(const cm_storage *storage, cm_pending *out)
     for (uint32_t i = 0; i < storage->use_count; i++) {
         out->streams[out->stream_count++] = cm_stream_hold(storage->uses[i]);
     }
-    for (uint32_t i = 0; i < storage->writer_count; i++) {
-        cm_ticket_info info;
-        cm_ticket_read(storage->writers[i], &info);
-        if (!info.done || !cm_is_ok(info.status)) { /* else there is nothing to wait for
-                                                     */
-            out->tickets[out->ticket_count++] = cm_ticket_hold(storage->writers[i]);
-        }
-    }
+    take_tickets(storage, extent, few, out);
     cm_state_enter(out->state);
     return 0;
+}
+
+int
+cm_pending_take(const cm_storage *storage, cm_pending *out)
+{
+    return take(storage, NULL, false, out);
+}
+
+int
+cm_pending_take_extent(const cm_storage *storage, cm_extent extent, bool few,
+                       cm_pending *out)
+{
+    return take(storage, &extent, few, out);
 }
 
 void

@@ -362,7 +362,11 @@ collect_order(cm_several *several)
     if (several->stream != NULL && check_capture(several, several->stream) < 0) {
         return -1;
     }
-    if (storage != NULL && cm_pending_take(storage, &several->one_pending) < 0) {
+    bool gathers = several->kind == CM_SEVERAL_GATHER;
+    if (storage != NULL
+        && cm_pending_take_extent(storage, CM_EXTENT_ALL(gathers), true,
+                                  &several->one_pending)
+               < 0) {
         return -1;
     }
     bool by_current = several->blocking && several->stream == NULL;
@@ -371,7 +375,10 @@ collect_order(cm_several *several)
     }
     for (uint32_t i = 0; i < several->count; i++) {
         storage = several->many[i].storage;
-        if ((storage != NULL && cm_pending_take(storage, &several->many_pending[i]) < 0)
+        if ((storage != NULL
+             && cm_pending_take_extent(storage, CM_EXTENT_ALL(!gathers), true,
+                                       &several->many_pending[i])
+                    < 0)
             || (by_current && add_current(several, &several->many[i].region) < 0)) {
             return -1;
         }

@@ -353,7 +353,7 @@ release_tickets(cm_several *several)
  * tells of it: whoever writes that next has to wait. */
 static int
 remember_end(const cm_several *several, cm_storage *storage, cm_ticket *ticket,
-             bool is_target)
+             bool is_target, uint64_t seen)
 {
     bool ordered = several->stream != NULL && !several->blocking;
     if (storage == NULL) {
@@ -362,7 +362,9 @@ remember_end(const cm_several *several, cm_storage *storage, cm_ticket *ticket,
     if (ordered && cm_storage_add_use(storage, several->stream) < 0) {
         return -1;
     }
-    return ordered && !is_target ? 0 : cm_storage_add_writer(storage, ticket);
+    return ordered && !is_target
+               ? 0
+               : cm_storage_add_writer(storage, ticket, CM_EXTENT_ALL(is_target), seen);
 }
 
 static int
@@ -373,9 +375,12 @@ remember_copies(const cm_several *several)
         cm_storage *each = several->many[i].storage;
         cm_ticket *ticket = several->tickets[several->lead[i]];
         bool again = several->lead[i] != i || several->one.storage == each;
-        if (remember_end(several, each, ticket, !gathers) < 0
+        if (remember_end(several, each, ticket, !gathers, several->many_pending[i].seen)
+                < 0
             || (!again
-                && remember_end(several, several->one.storage, ticket, gathers) < 0)) {
+                && remember_end(several, several->one.storage, ticket, gathers,
+                                several->one_pending.seen)
+                       < 0)) {
             return -1;
         }
     }

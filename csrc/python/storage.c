@@ -109,7 +109,7 @@ cm_storage_detach(cm_storage *storage, cm_storage_remains *out)
     storage->uses = NULL;
     storage->use_count = storage->use_capacity = 0;
     storage->writers = NULL;
-    storage->writer_count = storage->writer_capacity = 0;
+    storage->writer_count = storage->writer_capacity = storage->forget_at = 0;
     storage->host = NULL;
     storage->address = 0;
 }
@@ -180,7 +180,7 @@ cm_storage_remains_free(cm_storage_remains *remains)
             cm_stream_release(remains->uses[i]);
         }
         for (uint32_t i = 0; i < remains->writer_count; i++) {
-            cm_ticket_release(remains->writers[i]);
+            cm_ticket_release(remains->writers[i].ticket);
         }
         if (remains->pool != NULL && remains->block == NULL) {
             cm_pool_release(remains->pool);

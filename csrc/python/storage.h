@@ -17,7 +17,7 @@ typedef struct cm_storage_remains {
     cm_stream **uses; /* or &first_use: not to be moved */
     cm_stream *first_use;
     uint32_t use_count;
-    cm_ticket **writers;
+    cm_writer *writers;
     uint32_t writer_count;
     bool fence;
     bool captured;

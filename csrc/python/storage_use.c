@@ -14,25 +14,26 @@ enum {
     LONGEST_NAP_NS = 500 * 1000,
 };
 
-/* Room for one more pointer in a growing array, whose first place may be `inside`
+/* Room for one more item in a growing array, whose first place may be `inside`
  * something (else NULL). 0, or -1 with MemoryError. */
 static int
-reserve_one(void *array_pointer, const void *inside, uint32_t count, uint32_t *capacity)
+reserve_one(void *array_pointer, size_t item_nbytes, const void *inside, uint32_t count,
+            uint32_t *capacity)
 {
     if (count < *capacity) {
         return 0;
     }
-    void **array;
+    void *array;
     memcpy(&array, array_pointer, sizeof(array));
     uint32_t wanted = *capacity == 0 ? 2 : *capacity * 2;
-    bool moves = array != NULL && (const void *)array == inside;
-    void **larger = realloc(moves ? NULL : array, (size_t)wanted * sizeof(*larger));
+    bool moves = array != NULL && array == inside;
+    void *larger = realloc(moves ? NULL : array, (size_t)wanted * item_nbytes);
     if (larger == NULL) {
         PyErr_NoMemory();
         return -1;
     }
     if (moves) {
-        memcpy(larger, array, count * sizeof(*larger));
+        memcpy(larger, array, count * item_nbytes);
     }
     memcpy(array_pointer, &larger, sizeof(larger));
     *capacity = wanted;
@@ -48,8 +49,8 @@ cm_storage_add_use(cm_storage *storage, cm_stream *stream)
             return 0;
         }
     }
-    if (reserve_one(&storage->uses, &storage->first_use, storage->use_count,
-                    &storage->use_capacity)
+    if (reserve_one(&storage->uses, sizeof(*storage->uses), &storage->first_use,
+                    storage->use_count, &storage->use_capacity)
         < 0) {
         return -1;
     }
@@ -57,15 +58,32 @@ cm_storage_add_use(cm_storage *storage, cm_stream *stream)
     return 0;
 }
 
+/* One that failed or was cancelled may have ended before those it covers. */
 static void
-remove_writer(cm_storage *storage, const cm_ticket *ticket)
+uncover_all(cm_storage *storage)
 {
     for (uint32_t i = 0; i < storage->writer_count; i++) {
-        if (storage->writers[i] == ticket) {
-            cm_ticket *found = storage->writers[i];
-            storage->writers[i] = storage->writers[--storage->writer_count];
-            cm_ticket_release(found);
-            return;
+        storage->writers[i].covered = false;
+    }
+}
+
+static void
+remove_writer(cm_storage *storage, uint32_t index, bool failed)
+{
+    cm_ticket *ticket = storage->writers[index].ticket;
+    storage->writers[index] = storage->writers[--storage->writer_count];
+    if (failed) {
+        uncover_all(storage);
+    }
+    cm_ticket_release(ticket);
+}
+
+static void
+remove_ticket(cm_storage *storage, const cm_ticket *ticket, bool failed)
+{
+    for (uint32_t i = storage->writer_count; i > 0; i--) {
+        if (storage->writers[i - 1].ticket == ticket) {
+            remove_writer(storage, i - 1, failed);
         }
     }
 }
@@ -73,25 +91,88 @@ remove_writer(cm_storage *storage, const cm_ticket *ticket)
 static void
 forget_finished_writers(cm_storage *storage)
 {
+    bool failed = false;
     for (uint32_t i = storage->writer_count; i > 0; i--) {
         cm_ticket_info info;
-        cm_ticket_read(storage->writers[i - 1], &info);
+        cm_ticket_read(storage->writers[i - 1].ticket, &info);
         if (info.done) {
-            remove_writer(storage, storage->writers[i - 1]);
+            failed = failed || !cm_is_ok(info.status);
+            remove_writer(storage, i - 1, false);
         }
+    }
+    if (failed) {
+        uncover_all(storage);
+    }
+}
+
+/* Asking all of them each time would cost as much as there are. A failure is forgotten
+ * at once, lest somebody be told of it who came later. */
+static void
+forget_some_writers(cm_storage *storage)
+{
+    enum { FEW = 8 };
+    cm_engine *engine = storage->state->engine;
+    uint64_t failed = engine == NULL ? 0 : cm_engine_count_failed(engine);
+    if (storage->writer_count < storage->forget_at && failed == storage->failed_total) {
+        return;
+    }
+    forget_finished_writers(storage);
+    storage->failed_total = failed;
+    storage->forget_at = 2 * storage->writer_count + FEW;
+}
+
+cm_extent
+cm_storage_extent(const cm_storage *storage, const cm_region *region, bool writes)
+{
+    int64_t low, high;
+    uint64_t first = UINT64_MAX;
+    if (storage->host != NULL && region->host != NULL) {
+        first = (uintptr_t)region->host - (uintptr_t)storage->host;
+    }
+    else if (storage->address != 0 && region->address != 0) {
+        first = region->address - storage->address;
+    }
+    if (first > storage->nbytes || !cm_is_ok(cm_region_bounds(region, &low, &high))) {
+        return CM_EXTENT_ALL(writes); /* it is seen through another address */
+    }
+    uint64_t from = first + (uint64_t)low;
+    uint64_t to = first + (uint64_t)high;
+    return from <= to && to <= storage->nbytes ? (cm_extent){from, to, writes}
+                                               : CM_EXTENT_ALL(writes);
+}
+
+/* Whoever would have to wait for those that it contains and came after has to wait for
+ * it, unless it only reads: then others that read pass it by. */
+static void
+cover_others(cm_storage *storage, cm_extent extent, uint64_t seen)
+{
+    for (uint32_t i = 0; i < storage->writer_count && extent.writes; i++) {
+        cm_writer *writer = &storage->writers[i];
+        writer->covered = writer->covered
+                          || (writer->number < seen && extent.low <= writer->extent.low
+                              && writer->extent.high <= extent.high);
     }
 }
 
 int
-cm_storage_add_writer(cm_storage *storage, cm_ticket *ticket)
+cm_storage_add_writer(cm_storage *storage, cm_ticket *ticket, cm_extent extent,
+                      uint64_t seen)
 {
-    forget_finished_writers(storage);
-    if (reserve_one(&storage->writers, NULL, storage->writer_count,
-                    &storage->writer_capacity)
+    cm_ticket_info info;
+    forget_some_writers(storage);
+    if (reserve_one(&storage->writers, sizeof(*storage->writers), NULL,
+                    storage->writer_count, &storage->writer_capacity)
         < 0) {
         return -1;
     }
-    storage->writers[storage->writer_count++] = cm_ticket_hold(ticket);
+    cm_ticket_read(ticket, &info);
+    if (!info.done) { /* else it may have had nothing to wait for */
+        cover_others(storage, extent, seen);
+    }
+    storage->writers[storage->writer_count++] =
+        (cm_writer){.ticket = cm_ticket_hold(ticket),
+                    .extent = extent,
+                    .number = storage->writer_total++};
     return 0;
 }
 
@@ -111,7 +192,7 @@ wait_for_writer(cm_storage *storage, cm_ticket *ticket)
             return -1;
         }
     }
-    remove_writer(storage, ticket);
+    remove_ticket(storage, ticket, !cm_is_ok(status));
     if (!cm_is_ok(status) && status.code != CM_ECANCELLED) {
         return cm_py_raise_int(storage->state, status,
                                "while waiting for a transfer into the buffer");
@@ -206,7 +287,7 @@ int
 cm_storage_wait_writers(cm_storage *storage)
 {
     while (storage->writer_count > 0) {
-        cm_ticket *ticket = cm_ticket_hold(storage->writers[0]);
+        cm_ticket *ticket = cm_ticket_hold(storage->writers[0].ticket);
         int result = wait_for_writer(storage, ticket);
         cm_ticket_release(ticket);
         if (result < 0) {
