@@ -522,7 +522,7 @@ def test_ensure_future_makes_a_task_and_create_task_refuses(emulated) -> None:
         await asyncio.wait_for(cumem.copy_async(target, array(4)), 10)
         transfer = cumem.copy_async(target, array(5))
         with pytest.raises(TypeError, match="coroutine"):
-            asyncio.create_task(transfer)  # type: ignore[arg-type]
+            asyncio.get_running_loop().create_task(transfer)  # type: ignore[arg-type]
         await transfer
 
     target = cumem.zeros(NBYTES, "u1", "device")
