@@ -9,28 +9,11 @@
 #include <stdatomic.h>
 
 #include "python/state.h"
+#include "python/storage_transfers.h"
 
 /* Counted in one number, so that one of them sees that it was the last. */
 #define CM_HOLD_EXPORT UINT64_C(1)
 #define CM_HOLD_TRANSFER (UINT64_C(1) << 32)
-
-/* What a transfer does to a storage: bytes from its first on, gaps included. */
-typedef struct cm_extent {
-    uint64_t low;
-    uint64_t high;
-    bool writes;
-} cm_extent;
-
-#define CM_EXTENT_ALL(writes) ((cm_extent){0, UINT64_MAX, (writes)})
-
-/* A transfer that a storage remembers, finished perhaps. */
-typedef struct cm_writer {
-    cm_ticket *ticket; /* held */
-    cm_extent extent;
-    uint64_t number; /* in the order in which they came */
-    bool covered;    /* whoever would have to wait for it waits for a later one, which
-                        waits for it */
-} cm_writer;
 
 /* One piece of memory, shared by all buffers that look at it. Counted atomically:
  * DLPack deleters drop it from threads without the GIL. Everything else needs the GIL.
@@ -119,23 +102,6 @@ int cm_storage_check_not_exported(const cm_storage *storage, const char *what);
 int cm_storage_check_open(const cm_storage *storage);
 /* Remember that `stream` works on it. 0, or -1 with MemoryError. GIL held. */
 int cm_storage_add_use(cm_storage *storage, cm_stream *stream);
-/* Where `region`, of its memory, lies in it. */
-cm_extent cm_storage_extent(const cm_storage *storage, const cm_region *region,
-                            bool writes);
-/* Remember an unfinished transfer of it, which came after all that were in the way when
- * writer_total was `seen` (0: none). 0, or -1. GIL held. */
-int cm_storage_add_writer(cm_storage *storage, cm_ticket *ticket, cm_extent extent,
-                          uint64_t seen);
-/* Must what does that come after it? */
-static inline bool
-cm_writer_is_in_the_way(const cm_writer *writer, cm_extent extent)
-{
-    return (writer->extent.writes || extent.writes) && writer->extent.low < extent.high
-           && extent.low < writer->extent.high;
-}
-/* Wait (GIL released) until no transfer uses it, whoever asked for that. 0, or -1 with
- * what a signal handler raised. */
-int cm_storage_wait_transfers(cm_storage *storage);
 /* Wait (GIL released) for unfinished transfers into it, so that the host reads what was
  * written; with `streams` also for the work of its streams. 0, or -1 with the failure.
  */
