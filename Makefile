@@ -12,7 +12,7 @@ ANY_DRIVER := $(patsubst %,tests/test_%.py,layout docs stubs units cli bench not
 	transfer_benchmark two_gpus_benchmark safetensors safetensors_arguments \
 	benchmark_runs safetensors_benchmark safetensors_format safetensors_torch pool_model \
 	view_properties copy_properties values fill_values collection transfer_exit \
-	limits stats dlpack_exchange)
+	limits stats dlpack_exchange fork progress asnumpy transfer_order)
 # What the oldest and the newest driver show.
 ONE_DRIVER := tests/test_faults.py
 # What no version of Python can change: failures and stresses below it, its programs.

@@ -149,9 +149,10 @@ import cumem
 
 inside, go_on = threading.Event(), threading.Event()
 
-def show(*args, **kwargs):
-    inside.set()
-    go_on.wait()
+def show(message, category, *rest, **named):
+    if category is cumem.EmulationWarning:  # os.fork() has a warning as well
+        inside.set()
+        go_on.wait()
 
 warnings.showwarning = show
 thread = threading.Thread(target=cumem.device_count)
