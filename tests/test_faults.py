@@ -411,7 +411,8 @@ def shut_down_after_work() -> list[BaseException]:
     return found
 
 
-def test_shutdown_may_fail_at_every_call() -> None:
+def fail_shutdown_at_every_call() -> set[str]:
+    """The calls that were struck, or said to have failed."""
     testing = session.testing
     struck_ops = set()
     quiet = 0  # some failures are answered by a second way and tell nobody
@@ -432,12 +433,22 @@ def test_shutdown_may_fail_at_every_call() -> None:
         quiet = 0 if found else quiet + 1
         if quiet == 30:
             break
-    assert {
+    return struck_ops
+
+
+def test_shutdown_may_fail_at_every_call() -> None:
+    expected = {
         "cudaDeviceReset",
         "cuModuleUnload",
         "cuMemUnmap",
         "cudaHostUnregister",
-    } <= struck_ops
+    }
+    struck_ops = fail_shutdown_at_every_call()
+    # A worker may make its last call late, and be the one that is struck.
+    for _ in range(3):
+        if not expected <= struck_ops:
+            struck_ops |= fail_shutdown_at_every_call()
+    assert expected <= struck_ops
 
 
 def test_sweep_reached_every_operation(emulated) -> None:
