@@ -38,9 +38,9 @@ typedef struct cm_event_stack {
 /* Stands beside a stream, for all copies that are in the order of that. */
 typedef struct cm_side_stream {
     uint64_t beside; /* the stream's id */
-    uint32_t refs;   /* 0: free */
-    bool is_busy;    /* may still have work when nobody uses it any more */
-    cm_stream *stream;
+    uint32_t refs;
+    bool is_busy;      /* may still have work when nobody uses it any more */
+    cm_stream *stream; /* NULL: free */
 } cm_side_stream;
 
 typedef struct cm_loan_stack {

@@ -109,20 +109,24 @@ cm_loan_give_stream(cm_engine *engine, cm_stream *stream)
     }
 }
 
-/* The entry in use of that stream, or (NULL) beside that one; or a free one. Under the
- * lock. */
+/* NULL: a free one. Under the lock, as is the next. */
 static cm_side_stream *
-find_side(cm_loan_stack *stack, const cm_stream *stream, uint64_t beside,
-          cm_side_stream **free_one)
+find_side(cm_loan_stack *stack, const cm_stream *stream)
 {
-    *free_one = NULL;
     for (int i = 0; i < CM_LOAN_SLOTS; i++) {
-        cm_side_stream *side = &stack->sides[i];
-        if (side->refs == 0) {
-            *free_one = side;
+        if (stack->sides[i].stream == stream) {
+            return &stack->sides[i];
         }
-        else if (stream != NULL ? side->stream == stream : side->beside == beside) {
-            return side;
+    }
+    return NULL;
+}
+
+static cm_side_stream *
+find_beside(cm_loan_stack *stack, const cm_stream *beside)
+{
+    for (int i = 0; i < CM_LOAN_SLOTS; i++) {
+        if (stack->sides[i].stream != NULL && stack->sides[i].beside == beside->id) {
+            return &stack->sides[i];
         }
     }
     return NULL;
@@ -133,9 +137,8 @@ cm_loan_take_side(cm_engine *engine, int device, const cm_stream *beside,
                   cm_stream **out)
 {
     cm_loan_stack *stack = &engine->loans[device];
-    cm_side_stream *free_one;
     cm_mutex_lock(&engine->lock);
-    cm_side_stream *side = find_side(stack, NULL, beside->id, &free_one);
+    cm_side_stream *side = find_beside(stack, beside);
     if (side != NULL) {
         side->refs++;
         *out = side->stream;
@@ -147,9 +150,9 @@ cm_loan_take_side(cm_engine *engine, int device, const cm_stream *beside,
     CM_TRY(cm_loan_take_stream(engine, device, out));
     cm_mutex_lock(&engine->lock);
     /* Two threads may both add one; where all are taken it is this user's alone. */
-    (void)find_side(stack, *out, 0, &free_one);
-    if (free_one != NULL) {
-        *free_one = (cm_side_stream){.beside = beside->id, .refs = 1, .stream = *out};
+    side = find_side(stack, NULL);
+    if (side != NULL) {
+        *side = (cm_side_stream){.beside = beside->id, .refs = 1, .stream = *out};
     }
     cm_mutex_unlock(&engine->lock);
     return cm_ok();
@@ -161,15 +164,14 @@ cm_loan_give_side(cm_engine *engine, cm_stream *stream, bool is_idle)
     if (stream == NULL) {
         return;
     }
-    cm_side_stream *free_one;
     cm_mutex_lock(&engine->lock);
-    cm_side_stream *side =
-        find_side(&engine->loans[stream->device], stream, 0, &free_one);
+    cm_side_stream *side = find_side(&engine->loans[stream->device], stream);
     bool is_last = true;
     if (side != NULL) {
         side->is_busy = side->is_busy || !is_idle;
         is_idle = !side->is_busy;
         is_last = --side->refs == 0;
+        side->stream = is_last ? NULL : stream;
     }
     cm_mutex_unlock(&engine->lock);
     if (is_last && is_idle) {

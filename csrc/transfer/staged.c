@@ -44,7 +44,7 @@ get_pair(cm_job *job)
     enum { PLENTY = 8 }; /* as much for so many more */
     cm_engine *engine = job->engine;
     cm_pool *pool;
-    if (job->plan.piece_count < 2 || job->fan != NULL
+    if (job->plan.is_download || job->plan.piece_count < 2 || job->fan != NULL
         || atomic_load(&engine->pair_wish_count) > 0) {
         return cm_ok();
     }
@@ -60,6 +60,13 @@ get_pair(cm_job *job)
         atomic_fetch_sub(&engine->pair_count, 1);
     }
     return cm_pool_is_short(status) ? cm_ok() : status;
+}
+
+static cm_status
+get_single(cm_job *job)
+{
+    return cm_job_alloc_block(job, job->plan.device, job->plan.piece_nbytes,
+                              job->stream, &job->device_block);
 }
 
 /* Memory is short while others have more than they must: none takes more from now on,
@@ -79,8 +86,7 @@ wait_for_pairs(cm_job *job, cm_status status)
         unsigned count = atomic_load(&engine->pair_count);
         if (count != seen) {
             seen = count;
-            status = cm_job_alloc_block(job, job->plan.device, job->plan.piece_nbytes,
-                                        job->stream, &job->device_block);
+            status = get_single(job);
         }
     }
     atomic_fetch_sub(&engine->pair_wish_count, 1);
@@ -88,15 +94,13 @@ wait_for_pairs(cm_job *job, cm_status status)
 }
 
 static cm_status
-get_device_block(cm_job *job, bool pairs, cm_address *out)
+get_device_block(cm_job *job, cm_address *out)
 {
-    if (job->device_block == NULL && pairs) {
+    if (job->device_block == NULL) {
         CM_TRY(get_pair(job));
     }
     if (job->device_block == NULL) {
-        cm_status status =
-            cm_job_alloc_block(job, job->plan.device, job->plan.piece_nbytes,
-                               job->stream, &job->device_block);
+        cm_status status = get_single(job);
         if (cm_pool_is_short(status) && !job->plan.is_turned) {
             status = wait_for_pairs(job, status);
         }
@@ -141,7 +145,7 @@ send_by_block(cm_job *job, const cm_layout *unpack, cm_address from, uint64_t nb
     cm_runtime *rt = job->engine->rt;
     cm_staging *staging = job->staging;
     cm_address block;
-    CM_TRY(get_device_block(job, true, &block));
+    CM_TRY(get_device_block(job, &block));
     CM_TRY(open_gather_stream(job));
     cm_stream *side = job->gather_stream;
     if (side == NULL) {
@@ -207,8 +211,7 @@ static cm_status
 turn_where_there_is_memory(cm_job *job)
 {
     cm_address block;
-    cm_status status =
-        job->plan.is_turned ? get_device_block(job, true, &block) : cm_ok();
+    cm_status status = job->plan.is_turned ? get_device_block(job, &block) : cm_ok();
     if (cm_is_ok(status) || status.code == CM_ECANCELLED) {
         return status;
     }
@@ -332,7 +335,7 @@ fetch_piece(cm_job *job, const cm_layout *pack, const cm_slot *s, uint64_t nbyte
                                 nbytes, job->stream->handle);
     }
     cm_address block;
-    CM_TRY(get_device_block(job, false, &block));
+    CM_TRY(get_device_block(job, &block));
     CM_TRY(cm_kernels_launch(&job->engine->kernels, job->plan.device, pack, block,
                              job->src.address, job->stream->handle));
     return cm_rt_copy_async(rt, to, block, nbytes, job->stream->handle);
