@@ -446,7 +446,9 @@ def asnumpy(
 def copy(
     dst: object, src: object, *, stream: object = None, progress: _Progress = None
 ) -> None: ...
-def copy_async(dst: object, src: object, *, stream: object = None) -> Transfer: ...
+def copy_async(
+    dst: object, src: object, *, stream: object = None, after: object = None
+) -> Transfer: ...
 def broadcast(
     src: object,
     dsts: Iterable[object],

@@ -3,18 +3,17 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import html
 import os
 import pathlib
-import threading
 import time
 import zlib
 from collections.abc import Mapping
 from typing import Any
 
 from cumem import _core
+from cumem.files import open_regular, replacing
 from cumem.units import format_nbytes, format_rate, format_seconds
 
 __all__ = ["Calibration", "calibrate"]
@@ -211,7 +210,7 @@ def _load(path: pathlib.Path, key: dict[str, str]) -> dict[str, float] | None:
     import json
 
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             text = file.read(_MOST_BYTES + 1)
         if len(text) > _MOST_BYTES:
             return None
@@ -236,13 +235,12 @@ def _store(path: pathlib.Path, key: dict[str, str], figures: dict[str, float]) -
         },
         indent=1,
     )
-    new = path.with_name(f"{path.name}.{os.getpid()}-{threading.get_ident()}.new")
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        new.write_text(text + "\n", encoding="utf-8")
-        new.replace(path)
+        with replacing(path, follow=False) as new:
+            with new.open() as file:
+                file.write(f"{text}\n".encode())
+            new.place()
     except OSError:
-        with contextlib.suppress(OSError):
-            new.unlink()
         return False
     return True

@@ -6,12 +6,14 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import functools
 import io
 import math
 import operator
 import os
+import pathlib
 import stat
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Literal, SupportsIndex
 
 import numpy as np
@@ -74,36 +76,169 @@ def _check_mode(fd: int, writes: bool, name: object) -> None:
         raise OSError(errno.EBADF, text, name)
 
 
-def _open(path: Any, flags: int) -> int:
+def _owned(path: Any, flags: int) -> io.FileIO:
+    """No Python runs before the descriptor has an owner: Ctrl-C there would lose it."""
+    opened = map(os.open, [path], [flags | os.O_CLOEXEC], [0o666])
+    file = next(map(io.FileIO, opened))
+    file.name = path
+    return file
+
+
+def _open(
+    path: Any, flags: int, check: Callable[[int, object], None] = _check_sort
+) -> io.FileIO:
     """Never waits for the other end of a FIFO, nor lets that see us come and go."""
     with contextlib.suppress(FileNotFoundError):
-        _check_sort(os.stat(path).st_mode, path)
-    fd = os.open(path, flags | os.O_CLOEXEC | os.O_NONBLOCK, 0o666)
+        check(os.stat(path).st_mode, path)  # some devices do things when opened
+    file = _owned(path, flags | os.O_NONBLOCK)
     try:
-        mode = os.fstat(fd).st_mode
-        _check_sort(mode, path)  # another file by now
+        mode = os.fstat(file.fileno()).st_mode
+        check(mode, path)  # another file by now
         if not stat.S_ISREG(mode):
-            os.set_blocking(fd, True)
+            os.set_blocking(file.fileno(), True)
     except BaseException:
-        os.close(fd)
+        file.close()
         raise
-    return fd
+    return file
+
+
+def _check_regular(mode: int, name: object) -> None:
+    _check_sort(mode, name)
+    if not stat.S_ISREG(mode):
+        raise OSError(errno.EINVAL, "it is not a regular file", name)
+
+
+def open_regular(path: str | os.PathLike[str]) -> io.BufferedReader:
+    """Open a file to read; what is no regular file, and may never end, is an OSError."""
+    return io.BufferedReader(_open(path, os.O_RDONLY, _check_regular))
+
+
+class Replacement:
+    """A file that takes the place of another, as a whole, once it is written.
+
+    Attributes
+    ----------
+    target : Path
+        What is replaced; no link, unless that itself is.
+    temporary : Path
+        Where the new one lies until then.
+    """
+
+    def __init__(self, target: pathlib.Path) -> None:
+        self.target = target
+        self.temporary = target.with_name(f".cumem-{os.urandom(8).hex()}.tmp")
+
+    @contextlib.contextmanager
+    def open(self) -> Iterator[io.BufferedWriter]:
+        """Make the file: it is its owner's alone until all is written."""
+        before = self._before()
+        new_mode = self._new_mode() if before is None else 0
+        with open(self.temporary, "xb", opener=_OPEN_PRIVATE) as file:
+            yield file
+            file.flush()
+            if before is None:
+                os.fchmod(file.fileno(), new_mode)
+            else:
+                _give_rights(file.fileno(), before, self.target)
+
+    def place(self) -> None:
+        """Give it its name."""
+        os.replace(self.temporary, self.target)
+
+    def _before(self) -> os.stat_result | None:
+        try:
+            before = os.lstat(self.target)
+        except FileNotFoundError:
+            return None
+        if stat.S_ISLNK(before.st_mode):  # it is replaced itself
+            return None
+        _check_regular(before.st_mode, self.target)
+        return before
+
+    def _new_mode(self) -> int:
+        """Rights that open() gives: an empty file tells, which asks the folder as well.
+
+        It is not the file itself: who opens that too early could read it later.
+        """
+        with open(self.temporary, "xb") as file:
+            mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
+        os.unlink(self.temporary)  # else by who replaces
+        return mode
+
+
+@contextlib.contextmanager
+def replacing(path: pathlib.Path, follow: bool = True) -> Iterator[Replacement]:
+    """A file to take the place of `path`, or of what a link there leads to.
+
+    It has a name that nobody can foresee, in the folder of what it replaces, and is
+    removed if it still has that at the end. Errors name `path`, which the caller knows.
+    """
+    target = pathlib.Path(os.path.realpath(path)) if follow else path
+    if follow and target.is_symlink():
+        raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), os.fspath(path))
+    made = Replacement(target)
+    try:
+        yield made
+    except OSError as error:
+        named = (os.fspath(made.temporary), os.fspath(target))
+        if error.filename is not None and os.fspath(error.filename) in named:
+            error.filename = os.fspath(path)
+            if error.filename2 is not None:  # of a name that could not be taken
+                del error.filename2
+        raise
+    finally:
+        made.temporary.unlink(missing_ok=True)
+
+
+#: No Python in between: Ctrl-C after the opening would leave a descriptor to nobody.
+_OPEN_PRIVATE = functools.partial(os.open, mode=0o600)
+
+
+_ACL = "system.posix_acl_access"
+
+
+def _give_rights(fd: int, before: os.stat_result, target: pathlib.Path) -> None:
+    """The rights of the file that is replaced, to nobody who did not have them."""
+    mode = before.st_mode & 0o777
+    with contextlib.suppress(OSError):
+        os.fchown(fd, -1, before.st_gid)
+    if os.fstat(fd).st_gid != before.st_gid:
+        mode = _without_group(mode)
+    acl = None
+    with contextlib.suppress(OSError):
+        acl = os.getxattr(target, _ACL)
+    if acl is None:
+        os.fchmod(fd, mode)
+    else:
+        os.fchmod(fd, _without_group(mode))
+        with contextlib.suppress(OSError):
+            os.setxattr(fd, _ACL, acl)
+    with contextlib.suppress(OSError):  # last: who is not the owner changes no mode
+        os.fchown(fd, before.st_uid, -1)
+
+
+def _without_group(mode: int) -> int:
+    """The group has the rights of all others: it is another one, or a list says more."""
+    return mode & ~0o070 | (mode & 0o007) << 3
 
 
 class _Opened:
     """A descriptor, what errors call it, and where its file stands."""
 
     def __init__(self, fd: int | None, name: object, file: Any = None) -> None:
-        self.fd = fd  # None: a path that has yet to be opened
+        self.fd = fd
+        self.owned: io.FileIO | None = None  # of a path, once it is opened
         self.name = name
         self.file = file  # None: a path or a descriptor, which stand nowhere
         self.begin = 0 if file is None else int(file.tell())
 
     def descriptor(self) -> int:
         """The descriptor; the file of a path is made for it."""
-        if self.fd is None:
-            self.fd = _open(self.name, os.O_WRONLY | os.O_CREAT)
-        return self.fd
+        if self.fd is not None:
+            return self.fd
+        if self.owned is None:
+            self.owned = _open(self.name, os.O_WRONLY | os.O_CREAT)
+        return self.owned.fileno()
 
     def nbytes(self) -> int | None:
         """Bytes of the file; None: it does not say, as what is made up as it is read."""
@@ -141,11 +276,8 @@ def _descriptor(fd: int, writes: bool) -> Iterator[int]:
     if not writes or not fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_APPEND:
         yield fd
         return
-    other = os.open(f"/proc/self/fd/{fd}", os.O_WRONLY | os.O_CLOEXEC)
-    try:
-        yield other
-    finally:
-        os.close(other)
+    with _owned(f"/proc/self/fd/{fd}", os.O_WRONLY) as other:
+        yield other.fileno()
 
 
 @contextlib.contextmanager
@@ -153,12 +285,13 @@ def _opened(file: Any, writes: bool) -> Iterator[_Opened]:
     """What is written by its path is opened only by `descriptor()`."""
     if isinstance(file, str | bytes | os.PathLike):
         path = os.fspath(file)
-        opened = _Opened(None if writes else _open(path, os.O_RDONLY), path)
+        opened = _Opened(None, path)
         try:
+            opened.owned = None if writes else _open(path, os.O_RDONLY)
             yield opened
         finally:
-            if opened.fd is not None:
-                os.close(opened.fd)
+            if opened.owned is not None:
+                opened.owned.close()
         return
     if isinstance(file, int) and not isinstance(file, bool):
         _check_sort(os.fstat(file).st_mode, file)

@@ -14,6 +14,8 @@ import numpy as np
 from numpy.lib import format as npy
 from numpy.typing import NDArray
 
+from cumem.files import open_regular
+
 __all__ = ["MOST_ROWS", "read_arrays"]
 
 # A replay keeps about 200 bytes for each row: more would be nobody's trace.
@@ -49,7 +51,7 @@ def read_arrays(path: Path, keys: Sequence[str]) -> list[NDArray[Any]]:
     OSError
         If the file cannot be read.
     """
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         try:
             with zipfile.ZipFile(file) as archive:
                 return [_read_member(archive, key) for key in keys]

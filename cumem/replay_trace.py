@@ -20,6 +20,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from cumem.files import open_regular
 from cumem.replay_npz import read_arrays
 
 __all__ = ["Hold", "Trace", "load_trace", "make_trace", "parse_late"]
@@ -177,7 +178,7 @@ def load_trace(path: str | Path, device: int | None = None) -> Trace:
         If it cannot be read.
     """
     path = Path(path)
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         start = file.read(64)
     if start.startswith(b"PK"):
         return _load_npz(path)
@@ -451,7 +452,7 @@ def _load_snapshot(path: Path, device: int | None) -> Trace:
     before it are normal and left out.
     """
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             snapshot = _PlainUnpickler(file).load()
     except OSError:
         raise

@@ -14,7 +14,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from cumem import _core
-from cumem.files import read_ranges
+from cumem.files import open_regular, read_ranges
 from cumem.progress import Parts, Progress
 from cumem.safetensors_format import (
     INDEX_SUFFIX,
@@ -23,6 +23,7 @@ from cumem.safetensors_format import (
     SafetensorsError,
     SafetensorsHeader,
     SafetensorsInfo,
+    checked_path,
     dtype_of,
     packed_shape,
     read_header,
@@ -116,7 +117,7 @@ def load_safetensors(
     TypeError
         If `framework` is ``"numpy"`` and `kind` is ``"device"``, which NumPy cannot reach.
     OSError
-        If a file cannot be read.
+        If a file cannot be read, or is a FIFO, a device or the like.
     EOFError
         If a file is cut short after its header was read.
     OutOfMemoryError
@@ -143,7 +144,7 @@ def load_safetensors(
     buffers: dict[str, _core.Buffer] = {}
     ranges: list[tuple[int, _core.Buffer]] = []
     with contextlib.ExitStack() as stack:
-        parts = _parts(stack, _resolved(Path(path)), names)
+        parts = _parts(stack, _resolved(checked_path(path)), names)
         for header, members, _ in parts:
             loaded.infos.update({name: header.tensors[name] for name in members})
             loaded.metadata.update(header.metadata)
@@ -223,7 +224,7 @@ def _parts(
 
 
 def _part(stack: contextlib.ExitStack, path: Path, names: list[str] | None) -> _Part:
-    file = stack.enter_context(open(path, "rb"))  # noqa: SIM115
+    file = stack.enter_context(open_regular(path))
     header = read_header(file, path)
     tensors = header.tensors
     if names is None:

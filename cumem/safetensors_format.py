@@ -15,6 +15,7 @@ import importlib
 import json
 import math
 import os
+import re
 import struct
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -22,9 +23,12 @@ from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 
+from cumem.files import open_regular
+
 __all__ = [
     "INDEX_SUFFIX",
     "MAX_HEADER_NBYTES",
+    "MAX_NAMES",
     "METADATA",
     "TORCH_CARRIED",
     "TYPES",
@@ -33,6 +37,7 @@ __all__ = [
     "SafetensorsHeader",
     "SafetensorsInfo",
     "check_text",
+    "checked_path",
     "dtype_of",
     "header_bytes",
     "index_bytes",
@@ -45,11 +50,15 @@ __all__ = [
 ]
 
 MAX_HEADER_NBYTES = 100_000_000
+#: in one JSON object: tensors of a file or checkpoint, texts of its metadata
+MAX_NAMES = 1 << 19
 #: ends the name of an index of several files
 INDEX_SUFFIX = ".safetensors.index.json"
 #: name of what is no tensor in a header
 METADATA = "__metadata__"
 _MAX_NDIM = 64
+#: characters of what is said of one tensor
+_MAX_VALUE_LENGTH = 1 << 16
 
 
 class SafetensorsError(ValueError):
@@ -253,30 +262,43 @@ def read_safetensors_header(path: str | os.PathLike[str]) -> SafetensorsHeader:
     ------
     SafetensorsError
         If the header is longer than 100 MB or than the file, does not begin with ``{``,
-        is not JSON in UTF-8, or has a key twice; if a tensor has an element type that the
+        is not JSON in UTF-8, has a key twice, or more than 524,288 tensors or texts, or
+        one that 65,536 characters do not describe; if a tensor has an element type that the
         format does not know, a shape or offsets that are not whole numbers from 0 on, a
         size that does not fit in 63 bits, in its bytes or in the file; if tensors
         overlap; if bytes belong to no tensor.
     OSError
-        If the file cannot be read.
+        If the file cannot be read, or is a FIFO, a device or the like.
+    TypeError
+        If `path` is something else, such as a descriptor.
 
     Notes
     -----
-    **Blocks** while the header is read.
+    **Blocks** while the header is read. Whatever it holds, no more memory is needed than
+    a few times the header and 500 bytes for each tensor.
     """
-    with open(path, "rb") as file:
-        return read_header(file, Path(path))
+    path = checked_path(path)
+    with open_regular(path) as file:
+        return read_header(file, path)
+
+
+def checked_path(path: object) -> Path:
+    """A path; no descriptor, which others close, and no bytes."""
+    if isinstance(path, (str, os.PathLike)):
+        return Path(path)
+    given = type(path).__name__
+    raise TypeError(f"path must be a str or path-like, not {given}")
 
 
 def read_header(file: BinaryIO, path: Path) -> SafetensorsHeader:
     """The header of an open file."""
     size = os.fstat(file.fileno()).st_size
     try:
-        raw = _header_bytes(file, size)
-        tensors, metadata = _header(raw.decode(), 8 + len(raw), size)
+        text, start = _header_text(file, size)
+        return SafetensorsHeader(path, *_header(text, start, size), size)
     except (ValueError, RecursionError) as error:
-        raise _refused(path, error) from None
-    return SafetensorsHeader(path, tensors, metadata, size)
+        refused = _refused(path, error)
+    raise refused  # without the other, which holds the whole text
 
 
 def _refused(path: Path, error: Exception) -> SafetensorsError:
@@ -290,8 +312,8 @@ def _refused(path: Path, error: Exception) -> SafetensorsError:
     return SafetensorsError(f"{path}: {error}")
 
 
-def _header_bytes(file: BinaryIO, size: int) -> bytes:
-    """The header's JSON."""
+def _header_text(file: BinaryIO, size: int) -> tuple[str, int]:
+    """The header's JSON, and where it ends."""
     start = file.read(8)
     if len(start) < 8:
         raise ValueError(f"{size} bytes are too few for a safetensors file")
@@ -301,35 +323,48 @@ def _header_bytes(file: BinaryIO, size: int) -> bytes:
             f"the header would have {length} bytes, more than {MAX_HEADER_NBYTES}: "
             "not a safetensors file?"
         )
-    raw = file.read(length)
+    raw = file.read(length) if length <= size else b""
     if len(raw) < length:
         raise ValueError(
             f"the header has {length} bytes, the file only {size}: it is cut short"
         )
     if raw[:1] != b"{":
         raise ValueError("the header does not begin with '{'")
-    return raw
+    return raw.decode(), 8 + length
 
 
 def _header(
     text: str, start: int, size: int
 ) -> tuple[dict[str, SafetensorsInfo], dict[str, str]]:
     """Tensors and metadata of a header whose data begin at `start`."""
-    header = _parsed(text)
-    metadata = header.pop(METADATA, None)
-    if metadata is None:
-        metadata = {}
-    elif not isinstance(metadata, dict):
-        raise ValueError(f"{METADATA} is no JSON object")
-    for key, value in metadata.items():
+    scan = _Scan(text)
+    metadata: dict[str, str] = {}
+    tensors: dict[str, SafetensorsInfo] = {}
+    for name in scan.names():
+        if name == METADATA:
+            metadata = _texts(scan)
+        else:
+            tensors[name] = _info(name, scan.value(), start)
+    scan.end()
+    ordered = sorted(tensors.items(), key=lambda item: (item[1].offset, item[1].nbytes))
+    _check_cover(ordered, start, size)
+    return dict(ordered), metadata
+
+
+def _texts(scan: _Scan) -> dict[str, str]:
+    if not scan.at_object():
+        if scan.value() is not None:
+            raise ValueError(f"{METADATA} is no JSON object")
+        return {}
+    texts: dict[str, str] = {}
+    for key in scan.names():
+        value = scan.value()
         if not isinstance(value, str):
             raise ValueError(f"{METADATA} has no text for {key!r}")
         check_text(key)
         check_text(value)
-    tensors = [(name, _info(name, fields, start)) for name, fields in header.items()]
-    tensors.sort(key=lambda item: (item[1].offset, item[1].nbytes))
-    _check_cover(tensors, start, size)
-    return dict(tensors), metadata
+        texts[key] = value
+    return texts
 
 
 def check_text(text: str) -> None:
@@ -375,7 +410,7 @@ def _info(name: str, fields: object, start: int) -> SafetensorsInfo:
             )
     except ValueError as error:
         raise ValueError(f"tensor {name!r}: {error}") from None
-    return SafetensorsInfo(dtype, tuple(shape), start + begin, nbytes)
+    return SafetensorsInfo(kind.name, tuple(shape), start + begin, nbytes)
 
 
 def _check_counts(field: str, values: object) -> None:
@@ -438,18 +473,109 @@ def _number(text: str) -> float:
     return value if math.isfinite(value) else _constant(text)
 
 
-def _parsed(text: str) -> dict[str, Any]:
-    """The JSON object that `text` is."""
-    value = json.loads(
-        text,
-        object_pairs_hook=_object,
-        parse_int=_integer,
-        parse_float=_number,
-        parse_constant=_constant,
-    )
-    if not isinstance(value, dict):
-        raise ValueError("no JSON object")
-    return value
+_JSON = json.JSONDecoder(
+    object_pairs_hook=_object,
+    parse_int=_integer,
+    parse_float=_number,
+    parse_constant=_constant,
+)
+_BLANKS = re.compile(r"[ \t\n\r]*")
+#: what most names are, and what follows
+_NAME = re.compile(r'[ \t\n\r]*"([^"\\\x00-\x1f]*)"[ \t\n\r]*:[ \t\n\r]*')
+_NEXT = re.compile(r"[ \t\n\r]*([,}])")
+
+
+class _Scan:
+    """Walks over JSON and makes one value at a time of it, none of them large.
+
+    All of it at once may take thirty times the memory of the text.
+    """
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+        self._at = 0
+
+    def names(self) -> Iterator[str]:
+        """The names in the object that comes next; who asks takes the value of each."""
+        self._take("{")
+        seen: set[str] = set()
+        if self._sign() == "}":
+            self._at += 1
+            return
+        while True:
+            name = self._name()
+            if name in seen:
+                raise ValueError(f"{name!r} stands twice in one JSON object")
+            if len(seen) == MAX_NAMES:
+                raise ValueError(f"more than {MAX_NAMES} names in one JSON object")
+            seen.add(name)
+            yield name
+            follows = _NEXT.match(self._text, self._at)
+            if follows is None:
+                raise self._error("Expecting ',' delimiter")
+            self._at = follows.end()
+            if follows[1] == "}":
+                return
+
+    def value(self) -> Any:
+        """The value that comes next: a text of any length, or something short."""
+        if self._sign() == '"':
+            return self._long_text()
+        length = 1 << 10
+        while True:
+            part = self._text[self._at : self._at + length]
+            try:
+                value, end = _JSON.raw_decode(part)
+            except json.JSONDecodeError as error:
+                if len(part) < length:
+                    raise self._error(error.msg, error.pos) from None
+                length *= 8
+                if length > _MAX_VALUE_LENGTH:
+                    raise ValueError(
+                        f"{part[:30]!r} goes on for more than {len(part)} characters, "
+                        "or is not JSON"
+                    ) from None
+            else:
+                self._at += end
+                return value
+
+    def at_object(self) -> bool:
+        return self._sign() == "{"
+
+    def end(self) -> None:
+        """See that nothing follows."""
+        if self._sign():
+            raise self._error("Extra data")
+
+    def _name(self) -> str:
+        plain = _NAME.match(self._text, self._at)
+        if plain is not None:
+            self._at = plain.end()
+            return plain[1]
+        if self._sign() != '"':
+            raise self._error("Expecting property name enclosed in double quotes")
+        name = self._long_text()
+        self._take(":")
+        return name
+
+    def _long_text(self) -> str:
+        value: str
+        value, self._at = _JSON.raw_decode(self._text, self._at)
+        return value
+
+    def _sign(self) -> str:
+        """The first character of what comes next; "" at the end."""
+        blanks = _BLANKS.match(self._text, self._at)
+        self._at = self._at if blanks is None else blanks.end()
+        return self._text[self._at : self._at + 1]
+
+    def _take(self, sign: str) -> None:
+        if self._sign() != sign:
+            raise self._error(f"Expecting {sign!r} delimiter")
+        self._at += 1
+
+    def _error(self, message: str, offset: int = 0) -> json.JSONDecodeError:
+        return json.JSONDecodeError(message, self._text, self._at + offset)
 
 
 def read_index(path: Path) -> dict[str, Path]:
@@ -458,30 +584,50 @@ def read_index(path: Path) -> dict[str, Path]:
     Raises
     ------
     SafetensorsError
-        If the index is longer than 100 MB, is not JSON in UTF-8, has a key twice or no
-        ``weight_map``, or names a file outside its own folder.
+        If the index is longer than 100 MB, is not JSON in UTF-8, has a key twice, no
+        ``weight_map`` or more than 524,288 tensors, or names a file outside its own
+        folder.
+    OSError
+        If it cannot be read, or is a FIFO, a device or the like.
     """
     try:
-        with open(path, "rb") as file:
+        with open_regular(path) as file:
             raw = file.read(MAX_HEADER_NBYTES + 1)
         if len(raw) > MAX_HEADER_NBYTES:
             raise ValueError(f"the index has more than {MAX_HEADER_NBYTES} bytes")
-        places = _parsed(raw.decode()).get("weight_map")
-        if not isinstance(places, dict):
-            raise ValueError("it has no JSON object 'weight_map'")
-        files = {
-            name: _shard(path.parent, name, shard) for name, shard in places.items()
-        }
+        return _places(_Scan(raw.decode()), path.parent)
     except (ValueError, RecursionError) as error:
-        raise _refused(path, error) from None
-    return files
+        refused = _refused(path, error)
+    raise refused  # without the other, which holds the whole text
 
 
-def _shard(folder: Path, name: str, shard: object) -> Path:
+def _places(scan: _Scan, folder: Path) -> dict[str, Path]:
+    places: dict[str, Path] | None = None
+    files: dict[str, Path] = {}
+    if not scan.at_object():
+        scan.value()  # which may not be JSON at all
+        raise ValueError("no JSON object")
+    for key in scan.names():
+        if key != "weight_map" or not scan.at_object():
+            scan.value()
+            continue
+        places = {}
+        for name in scan.names():
+            file = scan.value()
+            if not isinstance(file, str):
+                raise ValueError(f"tensor {name!r}: its file is {file!r}, no text")
+            check_text(name)
+            if file not in files:
+                files[file] = _shard(folder, name, file)
+            places[name] = files[file]
+    scan.end()
+    if places is None:
+        raise ValueError("it has no JSON object 'weight_map'")
+    return places
+
+
+def _shard(folder: Path, name: str, shard: str) -> Path:
     """The file that an index names for a tensor: in its folder, or in one below."""
-    if not isinstance(shard, str):
-        raise ValueError(f"tensor {name!r}: its file is {shard!r}, no text")
-    check_text(name)
     check_text(shard)
     parts = shard.split("/")
     if "\0" in shard or "\\" in shard or any(part in ("", ".", "..") for part in parts):
@@ -517,9 +663,11 @@ def header_bytes(
     Raises
     ------
     ValueError
-        If the header would be longer than 100 MB.
+        If the header would be longer than 100 MB, or have more than 524,288 names.
     """
     ordered = sorted(tensors, key=lambda item: (-TYPES[item[1]].rank, item[0]))
+    if max(len(ordered) + bool(metadata), len(metadata or ())) > MAX_NAMES:
+        raise ValueError(f"a header has at most {MAX_NAMES} tensors and texts")
     header: dict[str, Any] = {}
     if metadata:
         header[METADATA] = dict(sorted(metadata.items()))

@@ -7,14 +7,14 @@ import contextlib
 import os
 import re
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from cumem import _core
-from cumem.files import write_ranges
+from cumem.files import Replacement, replacing, write_ranges
 from cumem.progress import Parts, Progress
 from cumem.safetensors_format import (
     INDEX_SUFFIX,
@@ -25,6 +25,7 @@ from cumem.safetensors_format import (
     SafetensorsError,
     SafetensorsInfo,
     check_text,
+    checked_path,
     header_bytes,
     index_bytes,
     read_index,
@@ -79,7 +80,8 @@ def save_safetensors(
         `path` of ``model.safetensors``, in the order given and each with at most so many
         bytes of tensors (a larger tensor has a file of its own), with an index
         ``model.safetensors.index.json``. Files of an earlier checkpoint of this name that
-        the new one does not replace are removed.
+        the new one does not replace are removed: those in the same folder that its index
+        names, that are called so and that are no links.
     progress : bool or callable, optional
         As for `copy`, of the bytes of all tensors; what a callable raises ends the call
         as Ctrl-C does.
@@ -97,12 +99,13 @@ def save_safetensors(
         is none of the format's.
     ValueError
         If a tensor is called ``__metadata__``, if `dtypes` does not fit a tensor, if
-        `max_shard_nbytes` is not at least 1, if the header would be longer than 100 MB.
+        `max_shard_nbytes` is not at least 1, if the header would be longer than 100 MB
+        or have more than 524,288 tensors, if links lead from two shards to one file.
     KeyError
         If `dtypes` says the type of a tensor that there is not, other than as a
         `SafetensorsInfo`.
     OSError
-        If a file cannot be written.
+        If a file cannot be written, or something else than a file has its name.
     ImportError
         If `progress` is True and there is no tqdm.
 
@@ -110,15 +113,18 @@ def save_safetensors(
     -----
     Equal contents make equal files, and the order within a file is that of the reference
     implementation: wide elements first, then by name. Files are written under temporary
-    names in the same folder; when all are written they take their own names, an index
-    last. What was written is removed when something fails before that, and an older
-    checkpoint stays. Files are not flushed to the disk: see `os.fsync`.
+    names in the same folder, readable by their owner alone; when all are written they
+    take their own names, an index last. A file that is replaced hands down its
+    permissions, access list and, where the system lets us, owner and group; a link is
+    followed, and what it leads to is replaced. What was written is removed when something
+    fails before that, and an older checkpoint stays. Files are not flushed to the disk:
+    see `os.fsync`.
 
     **Blocks** until the files are written.
 
     **Ordered after** what `copy` from the same objects would be.
     """
-    path = Path(path)
+    path = checked_path(path)
     if path.is_dir():
         path = path / "model.safetensors"
     metadata = _checked_metadata(metadata)
@@ -143,23 +149,28 @@ def save_safetensors(
     stale = _parts_of(index) if limit is not None else set()
     total = sum(source.data.nbytes for source in sources)
     with contextlib.ExitStack() as stack:
-        finished = []
+        written = []
         with Parts(progress, total, "write") as told:
             for part, members in zip(parts, shards, strict=True):
-                temporary = stack.enter_context(_temporary(part))
+                new = stack.enter_context(replacing(part))
                 nbytes = sum(source.data.nbytes for source in members)
-                _write(temporary, members, metadata, told.next(nbytes))
-                finished.append((temporary, part))
+                _write(new, members, metadata, told.next(nbytes))
+                written.append(new)
         if len(shards) > 1:
-            temporary = stack.enter_context(_temporary(index))
-            temporary.write_bytes(_index(parts, shards))
-            finished.append((temporary, index))
-        for temporary, final in finished:
-            os.replace(temporary, final)
-    if stale or len(shards) > 1:
-        for old in {path, index, *stale} - {final for _, final in finished}:
-            old.unlink(missing_ok=True)
-    return index if len(shards) > 1 else path
+            new = stack.enter_context(replacing(index))
+            with new.open() as file:
+                file.write(_index(parts, shards))
+            written.append(new)
+        if len({new.target for new in written}) < len(written):
+            raise ValueError(f"links in {path.parent} lead to one file from several")
+        for new in written:
+            new.place()
+    result = index if len(shards) > 1 else path
+    if len(shards) > 1:
+        stale.add(path)
+    for old in stale - {*parts, result}:
+        old.unlink(missing_ok=True)
+    return result
 
 
 def _mapping(value: Any, argument: str, of: str) -> dict[Any, Any]:
@@ -313,14 +324,26 @@ def _shards(sources: list[_Source], limit: int | None) -> list[list[_Source]]:
 
 
 def _parts_of(index: Path) -> set[Path]:
-    """The index of an earlier checkpoint and its files, where there is one."""
+    """The index of an earlier checkpoint and its files, which a new one may remove.
+
+    An index may come from anywhere: only what lies beside it under a name that is given
+    here, and is no link, is taken for one of its files.
+    """
     try:
         files = set(read_index(index).values())
     except (OSError, SafetensorsError):
         return set()
     stem = re.escape(index.name.removesuffix(INDEX_SUFFIX))
     named = re.compile(stem + r"-\d{5}-of-\d{5}\.safetensors")
-    return {index} | {file for file in files if named.fullmatch(file.name)}
+    return {index} | {
+        file
+        for file in files
+        if file.parent == index.parent
+        and named.fullmatch(file.name)
+        and not index.is_symlink()
+        and not file.is_symlink()
+        and file.is_file()
+    }
 
 
 def _index(parts: list[Path], shards: list[list[_Source]]) -> bytes:
@@ -333,42 +356,22 @@ def _index(parts: list[Path], shards: list[list[_Source]]) -> bytes:
     return index_bytes(files, total)
 
 
-@contextlib.contextmanager
-def _temporary(path: Path) -> Iterator[Path]:
-    """A new name beside `path`; its file is removed if it still has that name.
-
-    Errors name `path`, which the caller knows.
-    """
-    temporary = path.with_name(f".cumem-{os.urandom(8).hex()}.tmp")
-    try:
-        yield temporary
-    except OSError as error:
-        if error.filename is not None and Path(error.filename) == temporary:
-            error.filename = os.fspath(path)
-            if error.filename2 is not None:  # of a name that could not be taken
-                del error.filename2
-        raise
-    finally:
-        temporary.unlink(missing_ok=True)
-
-
 def _write(
-    path: Path,
+    new: Replacement,
     sources: list[_Source],
     metadata: Mapping[str, str] | None,
     progress: Progress,
 ) -> None:
-    """Write a new file."""
     head, infos = header_bytes(
         ((name, dtype, shape, data.nbytes) for name, dtype, shape, data in sources),
         metadata,
     )
     data = {source.name: source.data for source in sources}
-    with open(path, "xb") as file:
+    ranges = [(info.offset, data[name]) for name, info in infos.items()]
+    with new.open() as file:
         file.write(head)
         file.truncate(len(head) + sum(info.nbytes for info in infos.values()))
-    ranges = [(info.offset, data[name]) for name, info in infos.items()]
-    write_ranges(path, ranges, progress=progress)
+        write_ranges(file, ranges, progress=progress)
 
 
 def _from_torch(tensor: Any, torch: Any) -> tuple[_core.Buffer, ElementType]:

@@ -5,8 +5,7 @@ from __future__ import annotations
 
 import json
 import sys
-import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -33,10 +32,21 @@ class Case:
 def test_calls_are_repeated_three_times_at_least_and_long_ones_less(
     measure, monkeypatch
 ) -> None:
-    assert len(measure.times_of(lambda: time.sleep(0.01), 0.001)) == 3
-    assert len(measure.times_of(lambda: time.sleep(0.001), 0.1)) > 10
-    monkeypatch.setattr(measure, "LONG_SECONDS", 0.02)
-    assert len(measure.times_of(lambda: time.sleep(0.03), 1)) == 1
+    now = 0.0
+
+    def call_of(seconds: float) -> Callable[[], None]:
+        def call() -> None:
+            nonlocal now
+            now += seconds
+
+        return call
+
+    monkeypatch.setattr(measure.time, "perf_counter", lambda: now)
+    assert measure.times_of(call_of(0.25), 0.125) == [0.25] * 3
+    assert len(measure.times_of(call_of(0.25), 2.5)) == 10
+    monkeypatch.setattr(measure, "LONG_SECONDS", 0.5)
+    assert measure.times_of(call_of(0.75), 16) == [0.75]
+    now = 0.0
     calls = []
     measure.times_of(lambda: calls.append(1), 0)
     assert len(calls) == 4  # the first is not timed

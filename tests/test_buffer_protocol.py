@@ -278,7 +278,7 @@ def test_export_waits_for_an_unfinished_transfer(emulated, kind) -> None:
         transfer = cumem.copy_async(buffer, source, stream=stream)
         reader.start()
         entered.wait()
-        reader.join(0.05)
+        session.wait_until_waiting(reader)
         assert seen == []  # held by the gate
     reader.join()
     assert seen == [b"\5" * (1 << 12)]

@@ -308,3 +308,27 @@ def test_interrupt_while_measuring_ends_the_copy(asked, monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         cumem.copy(device, src)
     cumem.copy(device, src)  # it was asked once
+
+
+def test_file_is_written_through_no_link(real, figures, monkeypatch, tmp_path):
+    victim, path = tmp_path / "victim", tmp_path / "figures.json"
+    victim.write_text("mine")
+    key = calibration._key(Unit())
+    name = f"{path.name}.{os.getpid()}-{threading.get_ident()}.new"
+    (tmp_path / name).symlink_to(victim)
+    assert calibration._store(path, key, figures)
+    path.unlink()
+    path.symlink_to(victim)
+    assert calibration._store(path, key, figures)
+    assert calibration._load(path, key) == figures
+    assert victim.read_text() == "mine"
+    assert not path.is_symlink()
+
+
+def test_fifo_keeps_no_figures_and_is_not_waited_for(real, monkeypatch, tmp_path):
+    path = tmp_path / "figures.json"
+    os.mkfifo(path)
+    monkeypatch.setenv("CUMEM_CALIBRATION", str(path))
+    found = cumem.calibrate()
+    assert (found.source, found.path) == ("measured", None)
+    assert path.is_fifo()

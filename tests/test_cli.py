@@ -212,3 +212,10 @@ def test_reader_that_leaves_is_no_traceback() -> None:
         check=False,
     )
     assert done.stderr == ""
+
+
+def test_fifo_for_results_is_not_opened_before_there_are_any(tmp_path: Path) -> None:
+    path = tmp_path / "results"
+    os.mkfifo(path)
+    info.check_writable(str(path))  # would wait for a reader
+    assert path.is_fifo()

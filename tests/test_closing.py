@@ -9,7 +9,6 @@ import os
 import signal
 import sys
 import threading
-import time
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -152,7 +151,8 @@ def test_close_waits_for_its_own_transfer(emulated) -> None:
         transfer = cumem.copy_async(target, registration.buffer, stream=stream)
         thread = threading.Thread(target=run)
         thread.start()
-        assert not done.wait(0.02)
+        session.wait_until_waiting(thread)
+        assert not done.is_set()
         assert testing.registrations() == 1
     thread.join()
     assert testing.registrations() == 0
@@ -167,15 +167,11 @@ def test_ctrl_c_ends_the_wait_for_an_interrupted_copy(emulated, how) -> None:
     target = cumem.empty_device(NBYTES, "u1", stream=stream)
 
     def interrupt() -> None:
-        time.sleep(0.05)
         os.kill(os.getpid(), signal.SIGINT)
 
     def interrupted(call) -> None:
-        thread = threading.Thread(target=interrupt)
-        thread.start()
-        with pytest.raises(KeyboardInterrupt):
+        with pytest.raises(KeyboardInterrupt), session.when_waiting(interrupt):
             call()
-        thread.join()
 
     end = (
         registration.close if how == "close" else lambda: registration.__exit__(0, 0, 0)
@@ -223,7 +219,8 @@ def test_pages_stay_locked_under_work_of_an_exported_buffer(emulated, end) -> No
         scratch.fill(1, stream=stream)
         thread = threading.Thread(target=run)
         thread.start()
-        assert not done.wait(0.02)
+        session.wait_until_waiting(thread)
+        assert not done.is_set()
         assert testing.registrations() == 1
     thread.join()
     assert testing.registrations() == 0
@@ -233,7 +230,7 @@ def test_pages_stay_locked_under_per_thread_stream_of_another_thread(emulated) -
     per_thread = 2
     registration = cumem.register(np.zeros(NBYTES, "u1"))
     buffer = registration.buffer
-    recorded, go_on = threading.Event(), threading.Event()
+    recorded = threading.Event()
     locked: list[int] = []
 
     def work() -> None:
@@ -242,7 +239,7 @@ def test_pages_stay_locked_under_per_thread_stream_of_another_thread(emulated) -
             cumem.empty_device(NBYTES, "u1").fill(1, stream=stream)
             buffer.record_stream(stream)
             recorded.set()
-            go_on.wait(0.1)
+            session.wait_until_waiting(threading.main_thread())
             locked.append(testing.registrations())
         stream.synchronize()
 
@@ -250,7 +247,6 @@ def test_pages_stay_locked_under_per_thread_stream_of_another_thread(emulated) -
     thread.start()
     recorded.wait()
     registration.close()
-    go_on.set()
     thread.join()
     assert locked == [1]
     assert testing.registrations() == 0

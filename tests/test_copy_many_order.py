@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import time
 import weakref
 
 import numpy as np
@@ -82,7 +81,8 @@ class TestOrder:
             handle = cumem.copy_many_async(
                 [(middle, source), (again, again), (target, middle)]
             )
-            time.sleep(0.02)  # the last would be over, did it not wait for the first
+            session.let_workers_pass()
+            assert not handle.done  # the last waits for the first
         handle.wait()
         assert handle.route == "several"
         assert (values.get(target) == 7).all()
@@ -236,7 +236,7 @@ class TestFailedPart:
             pairs.clear()
             gc.collect()
             after = cumem.copy_async(out, target[:500])  # in the background
-            time.sleep(0.01)
+            session.let_workers_pass()
             assert not after.done
         after.wait()
         assert (out.numpy() == 7).all()

@@ -130,7 +130,8 @@ def test_synchronize_waits_for_every_stream(emulated) -> None:
         cumem.Device(1).synchronize()
         thread = threading.Thread(target=run)
         thread.start()
-        assert not reached.wait(0.02)
+        session.wait_until_waiting(thread)
+        assert not reached.is_set()
     thread.join()
 
 

@@ -18,7 +18,9 @@ from support.exporters import (
     DELETER,
     IS_COPIED,
     READ_ONLY,
+    FakeDLPack,
     Legacy,
+    Produced,
     Versioned,
     capsule_name,
     read_capsule,
@@ -68,6 +70,31 @@ def on_cpu(buffer: cumem.Buffer) -> np.ndarray:
 
 
 # -- devices ----------------------------------------------------------------------------
+
+
+class Asked(FakeDLPack):
+    """Says whether a device was made current and not left yet, as it is asked."""
+
+    entered = False
+
+    def __dlpack__(self, **keywords: object) -> object:
+        count = session.testing.fault_count
+        self.entered = (count("context_set") + count("device_set")) % 2 == 1
+        return super().__dlpack__(**keywords)
+
+
+def test_exporter_is_asked_with_its_device_current(emulated) -> None:
+    """PyTorch refuses to export a tensor of another device than the current one."""
+    there = cumem.zeros(4, device=1)
+    cumem.zeros(4, device=0)
+    produced = Produced(
+        there.ptr, (4,), None, there.dtype, device=(CUDA, 1), keep=there
+    )
+    asked = Asked(produced)
+    session.testing.plan_fault(None, 0)  # which counts from 0
+    buffer = cumem.asbuffer(asked)
+    assert asked.entered
+    assert buffer.device == cumem.Device(1)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -180,7 +207,7 @@ def test_as_device_is_device_memory(runtime, kind) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_tensor_describes_the_buffer(runtime, kind) -> None:
     buffer = cumem.empty((4, 6), "f4", kind)
-    for view in (buffer, buffer.T, buffer[::-1, 1::2], buffer[2, 3], buffer[1:2]):
+    for view in (buffer, buffer.T, buffer[1:, 1::2], buffer[2, 3], buffer[1:2]):
         capsule = view.__dlpack__(**NEWEST)
         tensor = read_capsule(capsule).tensor
         assert tensor.ndim == view.ndim
@@ -239,19 +266,6 @@ def test_strides_between_elements_are_refused(runtime) -> None:
     array = np.zeros(4, [("a", "i4"), ("b", "i2")])["a"]
     with pytest.raises(BufferError, match="itemsize"):
         cumem.asbuffer(array).__dlpack__()
-
-
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("version", [{}, NEWEST])
-def test_negative_strides_round_trip_through_numpy(runtime, kind, version) -> None:
-    expected = np.arange(12, dtype="i4").reshape(3, 4)
-    buffer = cumem.array(expected, kind=kind)[::-1, ::-2]
-    array = consume(buffer.__dlpack__(dl_device=(CPU, 0), **version))
-    assert (array == expected[::-1, ::-2]).all()
-    tensor = buffer.__dlpack__(**NEWEST)
-    back = cumem.asbuffer(tensor)
-    assert back.strides == buffer.strides == (-16, -8)
-    assert (values.get(back) == expected[::-1, ::-2]).all()
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -407,7 +421,7 @@ def test_cpu_capsule_waits_for_pending_work(emulated, kind) -> None:
         capsule = buffer.__dlpack__(stream=-1)
         reader.start()
         entered.wait()
-        reader.join(0.05)
+        session.wait_until_waiting(reader)
         assert seen == []
     reader.join()
     assert (seen[0] == 6).all()

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support import values
+from support import session, values
 from support.exporters import (
     CPU,
     CUDA,
@@ -25,6 +25,9 @@ import cumem
 
 FROM_OBJECT = ctypes.PYFUNCTYPE(
     ctypes.c_int, ctypes.py_object, ctypes.POINTER(ctypes.c_void_p)
+)
+CURRENT_STREAM = ctypes.PYFUNCTYPE(
+    ctypes.c_int, ctypes.c_int, ctypes.c_int32, ctypes.POINTER(ctypes.c_void_p)
 )
 NAME = b"dlpack_exchange_api"
 
@@ -121,6 +124,90 @@ def test_page_locked_memory_is_seen(runtime) -> None:
         cumem.copy(device[:count], part)
         assert part.asked == 0
     assert (values.get(device) == 7).all()
+
+
+# -- memory with streams -------------------------------------------------------------------
+
+#: What the exporter's library works on now: of device 0, and of device 1.
+CURRENT: list[Any] = [None, None]
+QUESTIONS: list[tuple[int, int]] = []
+
+
+@CURRENT_STREAM
+def current_stream(kind: int, device: int, out: Any) -> int:
+    QUESTIONS.append((kind, device))
+    if CURRENT[device] is None:
+        return -1
+    out[0] = CURRENT[device].handle
+    return 0
+
+
+STREAMS = Table(
+    Version(1, 3),
+    None,
+    None,
+    from_object,
+    None,
+    None,
+    ctypes.cast(current_stream, ctypes.c_void_p),
+)
+
+
+class Working(Quick):
+    """Over device memory that a stream of its library's writes."""
+
+    __dlpack_c_exchange_api__: object = new_capsule(
+        ctypes.addressof(STREAMS), NAME, None
+    )
+
+    def __init__(self, buffer: cumem.DeviceBuffer) -> None:
+        super().__init__(np.zeros(1))
+        device = (CUDA, buffer.device.index)
+        for name in ("produced", "quick"):
+            made = Produced(
+                buffer.ptr, buffer.shape, None, buffer.dtype, device=device, keep=buffer
+            )
+            setattr(self, name, made)
+        self._device = device
+
+
+def waits() -> int:
+    """So often one stream was told to wait for another."""
+    return int(session.testing.fault_count("stream_wait_event"))
+
+
+@pytest.mark.parametrize("device", [0, 1])
+@pytest.mark.parametrize("follower", [None, 0, 1], ids=["none", "on 0", "on 1"])
+def test_work_of_the_exporters_stream_comes_first(emulated, device, follower) -> None:
+    memory = cumem.zeros(1000, "u1", device=device)
+    CURRENT[device] = cumem.Stream(device=device)
+    exporter = Working(memory)
+    where = {"kind": "pinned"} if follower is None else {"device": follower}
+    out = cumem.zeros(1000, "u1", **where)
+    stream = None if follower is None else cumem.Stream(device=follower)
+    QUESTIONS.clear()
+    with session.gate(CURRENT[device]):
+        memory.fill(7, stream=CURRENT[device])
+        before = waits()
+        source = cumem.asbuffer(exporter) if stream is None else exporter
+        assert stream is not None or waits() > before
+        done = cumem.copy_async(out, source, stream=stream)
+        assert waits() > before
+        assert not done.done
+    done.wait()
+    CURRENT[device] = None
+    assert (values.get(out) == 7).all()
+    assert [(CUDA, device)] == QUESTIONS
+    assert exporter.asked == 0
+
+
+def test_stream_that_nobody_can_name_is_asked_for_in_python(emulated) -> None:
+    memory = cumem.full(1000, 7, "u1", "device")
+    exporter = Working(memory)
+    QUESTIONS.clear()
+    assert (values.get(cumem.asbuffer(exporter)) == 7).all()
+    assert QUESTIONS == [(CUDA, 0)]
+    assert exporter.asked == 1
 
 
 # -- asked in Python instead ---------------------------------------------------------------

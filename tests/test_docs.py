@@ -14,6 +14,7 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+from support.rules import check_none
 
 import cumem
 from cumem import (
@@ -60,17 +61,18 @@ def load(path: Path) -> ModuleType:
     return module
 
 
-@pytest.mark.parametrize("name", cumem.__all__)
-def test_public_name_is_in_the_list_of_names(name: str) -> None:
+def test_public_names_are_in_the_list_of_names() -> None:
     text = (ROOT / "docs" / "api.md").read_text(encoding="utf-8")
-    assert re.search(rf"^\| `{re.escape(name)}[`(]", text, re.M)
+    names = set(re.findall(r"^\| `(\w+)[`(]", text, re.M))
+    check_none(sorted(set(cumem.__all__) - names), "not in docs/api.md:")
 
 
-@pytest.mark.parametrize(
-    "name", [n for n in cumem.__all__ if callable(getattr(cumem, n))]
-)
-def test_public_name_has_a_docstring(name: str) -> None:
-    assert inspect.getdoc(getattr(cumem, name))
+def test_public_names_have_a_docstring() -> None:
+    objects = {name: getattr(cumem, name) for name in cumem.__all__}
+    check_none(
+        (n for n, o in objects.items() if callable(o) and not inspect.getdoc(o)),
+        "without a docstring:",
+    )
 
 
 def test_list_of_names_has_nothing_that_does_not_exist() -> None:
@@ -81,33 +83,45 @@ def test_list_of_names_has_nothing_that_does_not_exist() -> None:
     assert named - set(cumem.__all__) == set()
 
 
-@pytest.mark.parametrize("member", [n for n in dir(cumem.Buffer) if n[0] != "_"])
-def test_member_of_buffers_is_in_the_list_of_names(member: str) -> None:
+def test_members_of_buffers_are_in_the_list_of_names() -> None:
     text = (ROOT / "docs" / "api.md").read_text(encoding="utf-8")
-    assert re.search(rf"`{member}[`(]", text)
+    members = [name for name in dir(cumem.Buffer) if name[0] != "_"]
+    assert len(members) > 20
+    check_none(
+        (m for m in members if not re.search(rf"`{m}[`(]", text)),
+        "not in docs/api.md:",
+    )
 
 
-@pytest.mark.parametrize("module", MODULES, ids=lambda module: module.__name__)
-def test_public_function_of_a_module_has_a_docstring(module: ModuleType) -> None:
-    assert module.__doc__
-    for name in module.__all__:
-        value = getattr(module, name)
-        if inspect.isfunction(value) or inspect.isclass(value):
-            assert inspect.getdoc(value), name
+def test_public_functions_of_modules_have_a_docstring() -> None:
+    objects = {
+        f"{module.__name__}.{name}": getattr(module, name)
+        for module in MODULES
+        for name in module.__all__
+    }
+    check_none(module.__name__ for module in MODULES if not module.__doc__)
+    check_none(
+        name
+        for name, value in objects.items()
+        if (inspect.isfunction(value) or inspect.isclass(value))
+        and not inspect.getdoc(value)
+    )
 
 
 def test_helpers_of_units_are_in_the_list_of_names() -> None:
     text = (ROOT / "docs" / "api.md").read_text(encoding="utf-8")
-    for name in units.__all__:
-        assert f"| `{name}(" in text
+    check_none(name for name in units.__all__ if f"| `{name}(" not in text)
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_links_lead_somewhere(page: Path) -> None:
-    for target in LINK.findall(page.read_text(encoding="utf-8")):
-        if "://" not in target and not target.startswith("#"):
-            path = page.parent / target.split("#")[0]
-            assert path.exists(), target
+def test_links_lead_somewhere() -> None:
+    check_none(
+        f"{page.relative_to(ROOT)}: {target}"
+        for page in PAGES
+        for target in LINK.findall(page.read_text(encoding="utf-8"))
+        if "://" not in target
+        and not target.startswith("#")
+        and not (page.parent / target.split("#")[0]).exists()
+    )
 
 
 @pytest.mark.parametrize("command", TESTED_COMMANDS)
@@ -128,39 +142,32 @@ def test_readme_example_runs(emulated) -> None:
     assert (batch.copy().shape) == (2, 108, 192)
 
 
-@pytest.mark.parametrize(
-    "variable",
-    [
-        "BACKEND",
-        "EMULATED_DEVICES",
-        "EMULATED_MEMORY",
-        "EMULATED_DRIVER",
-        "EMULATED_DELAY_US",
-        "EMULATED_SEED",
-    ],
-)
-def test_environment_variable_is_documented_and_read(variable: str) -> None:
-    name = f"CUMEM_{variable}"
-    assert f"`{name}`" in (ROOT / "docs" / "emulation.md").read_text(encoding="utf-8")
-    sources = (path.read_text(encoding="utf-8") for path in ROOT.glob("csrc/*/*.c"))
-    assert any(f'"{name}"' in source for source in sources)
-
-
-@pytest.mark.parametrize(
-    "variable",
-    [
+#: Environment variables, less CUMEM_, and the page that has them.
+VARIABLES = {
+    "emulation": (
+        *("BACKEND", "EMULATED_DEVICES", "EMULATED_MEMORY", "EMULATED_DRIVER"),
+        *("EMULATED_DELAY_US", "EMULATED_SEED"),
+    ),
+    "tuning": (
         *(f"TRANSFER_{name}" for name in ("THREADS", "CHUNK", "DEPTH", "RING")),
         *(f"TRANSFER_STAGED_{way}" for way in ("UP", "DOWN")),
         *(f"TRANSFER_{name}" for name in ("QUICK", "BOUNCE")),
         "CALIBRATION",
-    ],
-)
-def test_variable_of_copies_is_documented_and_read(variable: str) -> None:
-    name = f"CUMEM_{variable}"
-    assert name in (ROOT / "docs" / "tuning.md").read_text(encoding="utf-8")
+    ),
+}
+
+
+def test_environment_variables_are_documented_and_read() -> None:
     package = Path(cumem.__file__).parent  # not below ROOT where a wheel is tested
-    sources = [*ROOT.glob("csrc/*/*.c"), *package.glob("*.py")]
-    assert any(f'"{name}"' in path.read_text(encoding="utf-8") for path in sources)
+    files = [*ROOT.glob("csrc/*/*.c"), *package.glob("*.py")]
+    sources = "".join(path.read_text(encoding="utf-8") for path in files)
+    for page, variables in VARIABLES.items():
+        text = (ROOT / "docs" / f"{page}.md").read_text(encoding="utf-8")
+        names = [f"CUMEM_{variable}" for variable in variables]
+        check_none(
+            (n for n in names if not re.search(rf"\b{n}\b", text)), f"not in {page}.md:"
+        )
+        check_none((n for n in names if f'"{n}"' not in sources), "read nowhere:")
 
 
 def test_readme_table_is_that_of_its_results() -> None:
@@ -202,9 +209,12 @@ def test_benchmark_of_driver_calls_says_that_it_needs_a_gpu(tmp_path: Path) -> N
 
 def test_decisions_are_numbered_and_at_most_a_page() -> None:
     pages = sorted((ROOT / "docs" / "decisions").glob("*.md"))
-    assert [int(page.name[:4]) for page in pages] == list(range(1, len(pages) + 1))
-    for page in pages:
-        text = page.read_text(encoding="utf-8")
-        assert len(text.splitlines()) <= 60
-        for part in ("Context", "Decision", "Cost", "What would change it"):
-            assert f"**{part}.**" in text, page.name
+    texts = {page.name: page.read_text(encoding="utf-8") for page in pages}
+    assert [int(name[:4]) for name in texts] == list(range(1, len(pages) + 1))
+    check_none(n for n, text in texts.items() if len(text.splitlines()) > 60)
+    check_none(
+        f"{name}: no {part}"
+        for name, text in texts.items()
+        for part in ("Context", "Decision", "Cost", "What would change it")
+        if f"**{part}.**" not in text
+    )

@@ -88,6 +88,35 @@ def test_managed_pages_move_when_prefetched(emulated) -> None:
     assert session.testing.host_pages(buffer) > 0
 
 
+@pytest.mark.parametrize("index", [0, 1])
+def test_prefetch_names_its_device_and_uses_its_stream(emulated, index) -> None:
+    buffer = cumem.zeros(1 << 16, "u1", "managed")
+    buffer.prefetch("host")
+    cumem.Device(0).synchronize()
+    with session.gate(cumem.current_stream(index)):
+        buffer.prefetch(index)
+        assert buffer.prefetch_location == cumem.Device(index)
+        cumem.Device(1 - index).synchronize()
+        assert session.testing.host_pages(buffer) > 0
+    cumem.Device(index).synchronize()
+    assert session.testing.host_pages(buffer) == 0
+
+
+def test_prefetch_uses_the_stream_of_any_device(emulated) -> None:
+    buffer = cumem.zeros(1 << 16, "u1", "managed")
+    for target, home in ((1, 0), (0, 1), (1, 1)):
+        stream = cumem.Stream(device=home)
+        buffer.prefetch("host", stream=stream)
+        stream.synchronize()
+        with session.gate(stream):
+            buffer.prefetch(target, stream=stream)
+            assert buffer.prefetch_location == cumem.Device(target)
+            cumem.Device(1 - home).synchronize()
+            assert session.testing.host_pages(buffer) > 0
+        stream.synchronize()
+        assert session.testing.host_pages(buffer) == 0
+
+
 def test_capturing_stream_is_seen_and_copies_stay_legal(emulated) -> None:
     stream = cumem.Stream()
     source = cumem.zeros(100, "u1", "pinned")
@@ -95,7 +124,9 @@ def test_capturing_stream_is_seen_and_copies_stay_legal(emulated) -> None:
     session.testing.set_capturing(stream, True)
     try:
         assert stream.is_capturing
-        cumem.empty_pinned(100)  # a miss is taken in relaxed mode
+        before = cumem.stats()["pinned"].growth_count
+        cumem.empty_pinned(64 << 20, "u1")  # a miss is taken in relaxed mode
+        assert cumem.stats()["pinned"].growth_count == before + 1
         with pytest.raises(cumem.CudaError) as caught:
             stream.synchronize()
         assert caught.value.code in (900, 901)

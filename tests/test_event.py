@@ -74,7 +74,8 @@ def test_synchronize_waits_and_releases_the_gil(emulated, blocking) -> None:
         event.record(stream)
         thread = threading.Thread(target=run)
         thread.start()
-        assert not reached.wait(0.02)
+        session.wait_until_waiting(thread)
+        assert not reached.is_set()
     thread.join()
     assert reached.is_set()
 
@@ -195,7 +196,7 @@ def test_close_during_synchronize_is_safe(emulated) -> None:
         thread = threading.Thread(target=run)
         thread.start()
         inside.wait()
-        thread.join(0.02)
+        session.wait_until_waiting(thread)
         event.close()
         with pytest.raises(ValueError, match="closed"):
             event.synchronize()
@@ -243,3 +244,17 @@ def test_fault_sweep_of_events(emulated) -> None:
         "event_elapsed",
         "event_destroy",
     } <= swept.raised
+
+
+def test_failure_of_a_dropped_event_goes_to_the_unraisable_hook(
+    emulated, monkeypatch
+) -> None:
+    seen: list[BaseException | None] = []
+    monkeypatch.setattr("sys.unraisablehook", lambda u: seen.append(u.exc_value))
+    events = [cumem.Event()]
+    session.testing.plan_fault("event_destroy", 1, 999)
+    events.clear()
+    session.testing.plan_fault(None, 0)
+    assert [(type(error), error.call) for error in seen] == [
+        (cumem.CudaError, "cudaEventDestroy")
+    ]

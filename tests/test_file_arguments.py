@@ -5,14 +5,19 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import gc
 import os
+import resource
 import socket
+import sys
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
-from support import values
+from support import session, values
 
 import cumem
 
@@ -319,3 +324,75 @@ def test_files_open_for_the_other_direction_are_named(emulated, path, by) -> Non
                 name = str(path) if by != "descriptor" else named
                 assert str(caught.value.filename) == str(name)
     assert path.stat().st_size == 100
+
+
+def save(path: Path) -> None:
+    cumem.save_safetensors(path, {"a": np.arange(9)})
+
+
+def append(path: Path) -> None:
+    with path.open("ab") as file:
+        cumem.tofile(file, np.arange(9))
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda path: cumem.fromfile(path, "u1", kind="pinned"),
+        lambda path: cumem.tofile(path, np.arange(9)),
+        save,
+        lambda path: cumem.load_safetensors(path, kind="pinned"),
+        append,
+    ],
+    ids=["fromfile", "tofile", "save", "load", "append"],
+)
+def test_interrupt_after_an_opening_leaves_no_descriptor(
+    emulated, tmp_path, call
+) -> None:
+    """Python hears Ctrl-C as a function of C returns: its answer may reach nobody."""
+    path = tmp_path / "a"
+    save(path)
+    call(path)
+    save(path)
+    ours = os.path.dirname(cumem.__file__)
+    returned = 0
+
+    def strike(frame: Any, event: str, function: Any) -> None:
+        nonlocal returned
+        if event == "c_return" and frame.f_code.co_filename.startswith(ours):
+            returned += function in (os.open, open, next)
+            if returned == nth and function in (os.open, open, next):
+                raise session.AlarmError
+
+    before = set(os.listdir("/proc/self/fd"))
+    for nth in (1, 2, 3):
+        returned = 0
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ResourceWarning)
+            sys.setprofile(strike)
+            try:
+                call(path)
+            except session.AlarmError:
+                assert returned == nth
+            finally:
+                sys.setprofile(None)
+            gc.collect()
+        assert set(os.listdir("/proc/self/fd")) == before
+        save(path)
+    assert sorted(tmp_path.iterdir()) == [path]
+
+
+def test_save_that_can_open_nothing_says_why(emulated, tmp_path) -> None:
+    save(tmp_path / "first")
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    holes = [os.open(os.devnull, os.O_RDONLY) for _ in range(3)]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(holes) + 1, limits[1]))
+    try:
+        with pytest.raises(OSError, match="Too many open files") as caught:
+            save(tmp_path / "a")
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+        for fd in holes:
+            os.close(fd)
+    assert caught.value.errno == errno.EMFILE
+    assert list(tmp_path.iterdir()) == [tmp_path / "first"]

@@ -4,30 +4,19 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
+
+from support import programs
 
 SCRIPT = Path(__file__).parents[1] / "benchmarks" / "files.py"
 
 
 def test_benchmark_of_files_runs_and_says_that_it_is_emulated(tmp_path: Path) -> None:
     path = tmp_path / "results.json"
-    environment = os.environ | {
-        "CUMEM_BACKEND": "emulated",
-        "CUMEM_EMULATED_DELAY_US": "0",
-        "PYTHONPATH": os.pathsep.join(p for p in sys.path if p),
-    }
-    done = subprocess.run(
-        [
-            *(sys.executable, str(SCRIPT), "--quick", "--nbytes", "8MiB"),
-            *("--dir", str(tmp_path), "--json", str(path)),
-        ],
-        capture_output=True,
-        text=True,
-        env=environment,
-        check=False,
+    done = programs.run(
+        *(str(SCRIPT), "--quick", "--nbytes", "8MiB"),
+        *("--dir", str(tmp_path), "--json", str(path)),
+        CUMEM_EMULATED_DELAY_US="0",
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("EMULATED DEVICE")

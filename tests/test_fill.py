@@ -44,11 +44,12 @@ def registered(shape: object, dtype: object) -> cumem.Buffer:
 
 @contextlib.contextmanager
 def opened_soon(stream: cumem.Stream) -> Iterator[None]:
-    """Open a stream that is shut while the block waits for it."""
-    timer = threading.Timer(0.02, session.testing.gate_open, (stream,))
-    timer.start()
-    yield
-    timer.join()
+    """Open a stream that is shut once the block waits for it."""
+    try:
+        with session.when_waiting(lambda: session.testing.gate_open(stream)):
+            yield
+    finally:
+        session.testing.gate_open(stream)
 
 
 MAKERS = {
@@ -191,7 +192,7 @@ def test_second_reader_waits_as_well(emulated) -> None:
         buffer.fill(1, stream=stream)
         for reader in readers:
             reader.start()
-            reader.join(0.01)
+            session.wait_until_waiting(reader)
         assert seen == []
     for reader in readers:
         reader.join()

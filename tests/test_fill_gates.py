@@ -34,7 +34,7 @@ def waits() -> int:
 
 def ends(threads: list[threading.Thread]) -> bool:
     threads[-1].start()
-    threads[-1].join(20)
+    threads[-1].join(session.PATIENCE)
     return not threads[-1].is_alive()
 
 

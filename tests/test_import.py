@@ -3,25 +3,29 @@
 
 from __future__ import annotations
 
+import os
 import pathlib
 import pickle
+import shutil
 import subprocess
 import sys
+import sysconfig
 import textwrap
+
+import pytest
 
 import cumem
 
 
-def run(code: str, **environment: str) -> str:
-    import os
-
+def run(code: str, *arguments: str, **environment: str) -> str:
     env = {**os.environ, **environment}
     done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", textwrap.dedent(code)],
+        [sys.executable, "-W", "error", "-c", textwrap.dedent(code), *arguments],
         capture_output=True,
         text=True,
         env=env,
         check=False,
+        timeout=200,  # what hangs is not left behind
     )
     assert done.returncode == 0, done.stderr
     return done.stdout
@@ -214,3 +218,258 @@ def test_public_names_say_where_they_are_imported_from() -> None:
         if callable(value):
             assert value.__module__ == "cumem", name
             assert pickle.loads(pickle.dumps(value)) is value
+
+
+FIRST_USES = """
+import threading
+
+import numpy as np
+
+import cumem
+
+
+def use() -> None:
+    device = cumem.empty_device((500, 500), "f4")
+    pinned = cumem.empty_pinned(1 << 20, "u1")
+    array = np.ones((500, 500), "f4")
+    cumem.copy(device, array)
+    cumem.copy(device, array.T)
+    cumem.copy(device[::2, ::3], array[::2, ::3])
+    cumem.copy(device.T[::2], device[:, ::2].T)
+    cumem.copy_async(device, array).wait()
+    cumem.copy_many([(device[0], array[0]), (device[::7], array[::7])])
+    other = cumem.empty_device((500, 500), "f4", device=1)
+    cumem.copy(other, device)
+    cumem.broadcast(array, [device, other])
+    cumem.gather([device, other], np.zeros((1000, 500), "f4"))
+    pinned.fill(2)
+    managed = cumem.zeros((10, 20), "f4", "managed")
+    managed.prefetch(0)
+    assert managed.prefetch_location == 0
+    cumem.register(array).close()
+    assert cumem.asbuffer(array).reshape(10, 50, 500)[1:3].shape == (2, 50, 500)
+    assert np.from_dlpack(pinned)[0] == 2
+    pool = cumem.Pool("pinned", numa_node=0)
+    pool.allocate(1 << 21).free()
+    pool.close()
+    cumem.set_limit("pinned", "50%")
+    cumem.memory_info("host")
+    cumem.stats()
+    cumem.configure()
+    cumem.Device(0).synchronize()
+    cumem.Stream().record().synchronize()
+    cumem.trim()
+    cumem.shutdown()
+    done.append(True)
+
+
+for name in cumem.__all__:
+    getattr(cumem, name)  # CPython's own compiler needs more than the thread will have
+done = []
+threading.stack_size(32 << 10)
+thread = threading.Thread(target=use)
+thread.start()
+thread.join()
+assert done
+"""
+
+
+@pytest.mark.skipif(
+    "asan" in os.environ.get("LD_PRELOAD", ""), reason="AddressSanitizer needs stack"
+)
+def test_first_uses_in_a_thread_with_the_smallest_stack_work() -> None:
+    run(FIRST_USES, CUMEM_BACKEND="emulated", CUMEM_EMULATED_DEVICES="2")
+
+
+@pytest.mark.parametrize("where", ["the same thread", "another"])
+def test_code_that_shows_the_warning_may_use_the_package(where: str) -> None:
+    run(
+        """
+        import sys, threading, warnings
+        import cumem
+
+        def use():
+            seen.append(cumem.empty_device(3))
+
+        def show(*args, **keywords):
+            shown.append(args)
+            if sys.argv[-1] == "another":
+                thread = threading.Thread(target=use)
+                thread.start()
+                thread.join()
+            else:
+                use()
+
+        seen, shown = [], []
+        with warnings.catch_warnings():
+            warnings.simplefilter("always")
+            warnings.showwarning = show
+            used = cumem.empty_device(3)
+        if cumem.backend() == "emulated":
+            assert len(shown) == 1
+            cumem.copy(used, seen[0])  # of one runtime
+        """,
+        where,
+        CUDA_VISIBLE_DEVICES="",
+        CUMEM_BACKEND="",
+    )
+
+
+def test_warning_made_an_error_leaves_the_package_closed() -> None:
+    run(
+        """
+        import cumem
+        for _ in range(2):
+            try:
+                cumem.device_count()
+            except cumem.EmulationWarning:
+                assert not cumem._core._testing.opened()
+        """,
+        CUDA_VISIBLE_DEVICES="",
+        CUMEM_BACKEND="",
+    )
+
+
+def test_subinterpreter_is_refused_and_the_process_ends() -> None:
+    run(
+        """
+        import sys
+        try:
+            import _interpreters as interpreters
+        except ImportError:
+            try:
+                import _xxsubinterpreters as interpreters
+            except ImportError:
+                sys.exit(0)
+        import cumem
+
+        lines = [
+            "try:",
+            "    import cumem",
+            "except ImportError as error:",
+            "    text = str(error)  # ours, or from 3.12 on Python's own",
+            "    assert 'main interpreter' in text or 'subinterpreters' in text, error",
+            "else:",
+            "    raise AssertionError('imported')",
+        ]
+        one = interpreters.create()
+        failure = interpreters.run_string(one, chr(10).join(lines))
+        assert failure is None, failure
+        interpreters.destroy(one)
+        cumem.empty_device(3).fill(1)
+        """,
+        CUMEM_BACKEND="emulated",
+    )
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+def test_import_without_the_gil_is_refused(enabled: bool) -> None:
+    run(
+        f"""
+        import sys
+        sys._is_gil_enabled = lambda: {enabled}
+        try:
+            import cumem
+        except ImportError as error:
+            assert "PYTHON_GIL=0" in str(error), error
+            assert not {enabled}
+        else:
+            assert {enabled}
+        """
+    )
+
+
+#: A program that runs Python in a thread that is not its first.
+EMBEDDING = """
+#include <pthread.h>
+extern int Py_BytesMain(int, char **);
+static char **arguments;
+static int count, result;
+static void *run(void *unused)
+{
+    result = Py_BytesMain(count, arguments);
+    return unused;
+}
+int main(int argc, char **argv)
+{
+    pthread_t thread;
+    count = argc;
+    arguments = argv;
+    if (pthread_create(&thread, 0, run, 0) != 0) {
+        return 9;
+    }
+    pthread_join(thread, 0);
+    return result;
+}
+"""
+
+INTERRUPTED = """
+import os, signal, threading
+import cumem
+from cumem._core import _testing as testing
+from support import session
+
+stream = cumem.Stream()
+buffer = cumem.empty_device(100, "u1")
+testing.gate_close(stream)
+buffer.fill(1, stream=stream)
+assert threading.get_native_id() != os.getpid()
+try:
+    with session.rescued(stream):
+        try:
+            with session.when_waiting(lambda: os.kill(os.getpid(), signal.SIGINT)):
+                WAIT
+        except KeyboardInterrupt:
+            pass
+        else:
+            raise AssertionError("Ctrl-C was not heard")
+finally:
+    testing.gate_open(stream)
+"""
+
+
+@pytest.fixture(scope="module")
+def embedding(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+    directory, library = (
+        sysconfig.get_config_var(name) for name in ("LIBDIR", "INSTSONAME")
+    )
+    compiler = shutil.which("cc")
+    if compiler is None or ".so" not in library:
+        pytest.skip("needs a C compiler and Python as a shared library")
+    folder = tmp_path_factory.mktemp("embedding")
+    source = folder / "program.c"
+    source.write_text(EMBEDDING)
+    program = folder / "program"
+    link = [f"-L{directory}", f"-Wl,-rpath,{directory}", f"-l:{library}"]
+    subprocess.run(
+        [compiler, str(source), "-o", str(program), "-pthread", *link], check=True
+    )
+    return program
+
+
+@pytest.mark.parametrize(
+    "wait",
+    [
+        "stream.synchronize()",
+        "cumem.Device(0).synchronize()",
+        "buffer.to_numpy()",
+        "cumem.shutdown()",
+    ],
+)
+def test_signal_is_heard_where_pythons_main_thread_is_not_the_processs(
+    embedding, wait: str
+) -> None:
+    done = subprocess.run(
+        [str(embedding), "-c", INTERRUPTED.replace("WAIT", wait)],
+        capture_output=True,
+        text=True,
+        env={
+            **os.environ,
+            "PYTHONHOME": sys.base_prefix,
+            "PYTHONPATH": os.pathsep.join(sys.path),
+            "CUMEM_BACKEND": "emulated",
+        },
+        check=False,
+        timeout=200,
+    )
+    assert done.returncode == 0, done.stderr

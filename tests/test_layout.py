@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The architecture, read off the text of the sources: layers, seams, lengths, names."""
+"""The architecture, read off the text of the sources: layers, seams, names."""
 
 from __future__ import annotations
 
+import importlib
 import re
 from pathlib import Path
 
 import pytest
+from support.rules import check_none
 
 ROOT = Path(__file__).resolve().parent.parent
 CSRC = ROOT / "csrc"
@@ -35,32 +37,46 @@ SOURCES = sorted(CSRC.rglob("*.[ch]"))
 INCLUDE = re.compile(r'^\s*#\s*include\s+([<"])([^>"]+)[>"]', re.MULTILINE)
 
 
-def ids(path: Path) -> str:
-    return str(path.relative_to(CSRC)) if path.is_relative_to(CSRC) else path.name
+def name_of(path: Path) -> str:
+    return str(path.relative_to(CSRC))
+
+
+def layer_of(path: Path) -> str:
+    return path.relative_to(CSRC).parts[0]
 
 
 def without_comments(text: str) -> str:
     return re.sub(r"/\*.*?\*/|//[^\n]*", "", text, flags=re.DOTALL)
 
 
-@pytest.mark.parametrize("path", SOURCES, ids=ids)
-def test_include_points_to_own_layer_or_left(path: Path) -> None:
-    own = LAYERS.index(path.relative_to(CSRC).parts[0])
-    for bracket, name in INCLUDE.findall(path.read_text()):
-        if bracket == '"':
+TEXTS = {path: path.read_text() for path in SOURCES}
+CODES = {path: without_comments(text) for path, text in TEXTS.items()}
+INCLUDES = {path: INCLUDE.findall(text) for path, text in TEXTS.items()}
+
+
+def test_includes_point_to_own_layer_or_left() -> None:
+    wrong = []
+    for path in SOURCES:
+        own = LAYERS.index(layer_of(path))
+        for name in (name for bracket, name in INCLUDES[path] if bracket == '"'):
             layer, _, rest = name.partition("/")
-            assert rest, f'"{name}" is not written with its folder'
-            assert layer in LAYERS, f'"{name}" is in no layer'
-            assert LAYERS.index(layer) <= own, f'"{name}" points right'
-            assert (CSRC / name).is_file(), f'"{name}" does not exist'
+            if not rest:
+                wrong.append(
+                    f'{name_of(path)}: "{name}" is not written with its folder'
+                )
+            elif layer not in LAYERS:
+                wrong.append(f'{name_of(path)}: "{name}" is in no layer')
+            elif LAYERS.index(layer) > own:
+                wrong.append(f'{name_of(path)}: "{name}" points right')
+            elif not (CSRC / name).is_file():
+                wrong.append(f'{name_of(path)}: "{name}" does not exist')
+    check_none(wrong)
 
 
 def test_includes_make_no_circle() -> None:
     graph = {
-        str(p.relative_to(CSRC)): [
-            name for bracket, name in INCLUDE.findall(p.read_text()) if bracket == '"'
-        ]
-        for p in SOURCES
+        name_of(path): [name for bracket, name in includes if bracket == '"']
+        for path, includes in INCLUDES.items()
     }
     done: set[str] = set()
 
@@ -75,101 +91,170 @@ def test_includes_make_no_circle() -> None:
         visit(name, ())
 
 
-@pytest.mark.parametrize("path", SOURCES, ids=ids)
-def test_seam_is_one_file(path: Path) -> None:
-    relative = str(path.relative_to(CSRC))
-    for _, name in INCLUDE.findall(path.read_text()):
-        if name == "Python.h":
-            assert relative == "python/python.h"
-        if name.startswith("numpy/"):
-            assert re.fullmatch(r"python/numpy_bridge(_\w+)?\.[ch]", relative)
-        if name.startswith(("cuda", "driver_types")):
-            assert re.fullmatch(r"runtime/cuda(_\w+)?\.[ch]", relative)
-        assert "dlpack/" not in name
-    if not re.match(r"python/dlpack", relative):
-        assert "DLManagedTensor" not in without_comments(path.read_text())
+#: What may be included, or named, where alone.
+SEAM_INCLUDES = {
+    r"Python\.h": r"python/python\.h",
+    r"numpy/.*": r"python/numpy_bridge(_\w+)?\.[ch]",
+    r"(cuda|driver_types).*": r"runtime/cuda(_\w+)?\.[ch]",
+    r".*dlpack/.*": r"(?!)",  # nowhere: its structs are declared by hand
+}
 
 
-@pytest.mark.parametrize("path", SOURCES, ids=ids)
-def test_core_never_names_python(path: Path) -> None:
-    if path.relative_to(CSRC).parts[0] != "python":
-        code = without_comments(path.read_text())
-        assert not re.search(r"\bPy[A-Z_]\w*", code)
+def test_seams_are_one_file() -> None:
+    wrong = [
+        f"{name_of(path)}: {name}"
+        for path in SOURCES
+        for _, name in INCLUDES[path]
+        for included, where in SEAM_INCLUDES.items()
+        if re.fullmatch(included, name) and not re.fullmatch(where, name_of(path))
+    ]
+    wrong += [
+        f"{name_of(path)}: DLManagedTensor"
+        for path in SOURCES
+        if not name_of(path).startswith("python/dlpack")
+        and "DLManagedTensor" in CODES[path]
+    ]
+    check_none(wrong)
 
 
-@pytest.mark.parametrize("path", SOURCES, ids=ids)
-def test_file_length(path: Path) -> None:
-    lines = len(path.read_text().splitlines())
-    # objects.h, runtime.h and ops.h are contracts read as one page
-    assert lines <= (600 if path.suffix == ".c" else 300)
+def test_core_never_names_python() -> None:
+    wrong = [
+        f"{name_of(path)}: {name}"
+        for path in SOURCES
+        if layer_of(path) != "python"
+        for name in re.findall(r"\bPy[A-Z_]\w*", CODES[path])
+    ]
+    check_none(wrong)
 
 
-def functions(text: str) -> list[tuple[str, int]]:
-    """Name and length of each function body that starts in column 0."""
+def test_spdx_line_comes_first() -> None:
+    line = "/* SPDX-License-Identifier: Apache-2.0 */"
+    check_none(name_of(p) for p in SOURCES if TEXTS[p].splitlines()[0] != line)
+
+
+def test_headers_open_with_their_job() -> None:
+    headers = [path for path in SOURCES if path.suffix == ".h"]
+    check_none(
+        name_of(path)
+        for path in headers
+        if not TEXTS[path].splitlines()[1].startswith("/* ")
+    )
+
+
+BANNED = ("sprintf", "strcpy", "strcat", "gets", "abort", "printf", "exit")
+
+
+def test_banned_functions_are_not_called() -> None:
+    call = re.compile(rf"(?<![\w.>])({'|'.join(BANNED)})\s*\(")
+    check_none(
+        f"{name_of(path)}: {name}"
+        for path in SOURCES
+        for name in call.findall(CODES[path])
+    )
+
+
+def mutable_globals(code: str) -> list[str]:
     found = []
-    lines = text.splitlines()
-    start = None
-    for number, line in enumerate(lines):
-        if line == "{":
-            start = number
-        elif line == "}" and start is not None:
-            head = "\n".join(lines[max(0, start - 6) : start])
-            names = re.findall(r"^(\w+)\(", head, re.MULTILINE)
-            found.append((names[-1] if names else "?", number - start + 1))
-            start = None
+    for line in code.splitlines():
+        if re.match(r"static\s", line) and line.rstrip().endswith((";", "{")):
+            if "(" not in line or "=" in line:
+                if not re.match(
+                    r"static (const|_Thread_local|inline|_Atomic)|.*\bconst\b", line
+                ):
+                    found.append(line)
     return found
 
 
-@pytest.mark.parametrize("path", [p for p in SOURCES if p.suffix == ".c"], ids=ids)
-def test_function_length(path: Path) -> None:
-    long = [(n, length) for n, length in functions(path.read_text()) if length > 80]
-    assert not long, f"functions over 80 lines: {long}"
-
-
-@pytest.mark.parametrize("path", SOURCES, ids=ids)
-def test_spdx_line_comes_first(path: Path) -> None:
-    first = path.read_text().splitlines()[0]
-    assert first == "/* SPDX-License-Identifier: Apache-2.0 */"
-
-
-@pytest.mark.parametrize("path", [p for p in SOURCES if p.suffix == ".h"], ids=ids)
-def test_header_opens_with_its_job(path: Path) -> None:
-    assert path.read_text().splitlines()[1].startswith("/* ")
-
-
-@pytest.mark.parametrize("path", SOURCES, ids=ids)
-def test_banned_functions(path: Path) -> None:
-    code = without_comments(path.read_text())
-    for banned in ("sprintf", "strcpy", "strcat", "gets", "abort", "printf", "exit"):
-        assert not re.search(rf"(?<![\w.>]){banned}\s*\(", code), banned
-
-
-@pytest.mark.parametrize("path", SOURCES, ids=ids)
-def test_core_has_no_mutable_globals(path: Path) -> None:
-    if path.relative_to(CSRC).parts[0] == "python" or path.suffix != ".c":
-        return
-    for line in without_comments(path.read_text()).splitlines():
-        if re.match(r"static\s", line) and line.rstrip().endswith((";", "{")):
-            if "(" not in line or "=" in line:
-                allowed = re.match(
-                    r"static (const|_Thread_local|inline|_Atomic)|.*\bconst\b", line
-                )
-                assert allowed, line
+def test_core_has_no_mutable_globals() -> None:
+    assert mutable_globals("static int count;\nstatic const int one = 1;") == [
+        "static int count;"
+    ]
+    check_none(
+        f"{name_of(path)}: {line}"
+        for path in SOURCES
+        if layer_of(path) != "python" and path.suffix == ".c"
+        for line in mutable_globals(CODES[path])
+    )
 
 
 def test_package_imports_point_left() -> None:
     order = {name: i for i, layer in enumerate(PACKAGE_LAYERS) for name in layer}
+    wrong = []
     for path in sorted((ROOT / "cumem").glob("*.py")):
         if path.stem == "__init__":
             continue
-        assert path.stem in order, f"{path.name} is in no layer"
+        if path.stem not in order:
+            wrong.append(f"{path.name} is in no layer")
+            continue
         names = re.findall(r"from (?:cumem|\.)(?:\.)?(\w*) import", path.read_text())
-        for name in names:
-            if name in order:
-                assert order[name] <= order[path.stem], f"{path.name} -> {name}"
+        wrong += [
+            f"{path.name} -> {name}"
+            for name in names
+            if name in order and order[name] > order[path.stem]
+        ]
+    check_none(wrong)
+
+
+#: What takes time, measures it, or waits for so many seconds.
+CLOCKS = {
+    ".py": re.compile(
+        r"\btime\.(sleep|time|monotonic|perf_counter|process_time)\w*\("
+        r"|\bTimer\(|\.(wait|join)\((timeout=)?[\d.]+\)|asyncio\.sleep\((?!0\))"
+    ),
+    ".c": re.compile(r"\b(u|nano)?sleep\(|\bcm_now_ns\(|\bclock_gettime\("),
+}
+CLOCKS[".h"] = CLOCKS[".c"]
+#: Where and why. Whoever waits for another thread uses tests/support/session.py or
+#: tests/c/wait.h.
+CLOCKS_ALLOWED = {
+    "support/session.py": "the one helper: deadlines that only make a test fail",
+    "c/wait.h": "the same for C",
+    "c/test_base.c": "the deadline of a condition variable never passes early",
+    "c/test_faults.c": "a delay asked for is never shorter",
+    "c/test_engine_handles.c": "a copy takes no longer than from its gate to its end",
+    "c/test_crew.c": "no sign tells a crew that is complete from one that waits for more",
+    "test_transfer.py": "Transfer.wait(timeout=)",
+}
+CLOCKS_BY_DESIGN = (
+    "isolated/",
+    "mutants/",
+    "c/stress_",
+    "fuzz_",
+)  # they run for a time
+
+
+def test_tests_neither_sleep_nor_measure_time() -> None:
+    tests = ROOT / "tests"
+    found: dict[str, list[str]] = {}
+    for path in sorted(p for p in tests.rglob("*") if p.suffix in CLOCKS):
+        name = path.relative_to(tests).as_posix()
+        if name.startswith(CLOCKS_BY_DESIGN) or name == "test_layout.py":
+            continue
+        for number, line in enumerate(path.read_text().splitlines(), 1):
+            if CLOCKS[path.suffix].search(line):
+                found.setdefault(name, []).append(f"{name}:{number}: {line.strip()}")
+    check_none(
+        line for name in found if name not in CLOCKS_ALLOWED for line in found[name]
+    )
+    check_none(set(CLOCKS_ALLOWED) - set(found), "allowed without need:")
+
+
+def test_every_fault_of_the_mutants_has_its_place(monkeypatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "tests" / "mutants"))
+    faults = importlib.import_module("faults").FAULTS
+    pattern_of = importlib.import_module("run").pattern_of
+    assert len({fault.name for fault in faults}) == len(faults) >= 20
+    lost = [
+        f"{fault.name}: {count} times in {fault.file}"
+        for fault in faults
+        if (
+            count := len(pattern_of(fault.old).findall((ROOT / fault.file).read_text()))
+        )
+        != 1
+    ]
+    check_none(lost, "put them in anew, in tests/mutants/faults.py:")
 
 
 def test_no_build_products_are_tracked() -> None:
-    for pattern in ("*.so", "*.o", "*.whl"):
-        tracked = list(ROOT.glob(f"csrc/**/{pattern}"))
-        assert tracked == []
+    patterns = ("*.so", "*.o", "*.whl")
+    check_none(path for p in patterns for path in ROOT.glob(f"csrc/**/{p}"))

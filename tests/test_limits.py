@@ -145,15 +145,15 @@ def test_overlapping_limit_blocks_of_threads_leave_nothing(emulated) -> None:
     def first() -> None:
         with cumem.limit("device", "1MiB"):
             first_in.set()
-            assert second_in.wait(30)
+            assert second_in.wait(session.PATIENCE)
         seen.append(cumem.get_limit("device"))
         first_out.set()
 
     def second() -> None:
-        assert first_in.wait(30)
+        assert first_in.wait(session.PATIENCE)
         with cumem.limit("device", "2MiB"):
             second_in.set()
-            assert first_out.wait(30)
+            assert first_out.wait(session.PATIENCE)
 
     threads = [threading.Thread(target=run) for run in (first, second)]
     for thread in threads:

@@ -27,7 +27,7 @@ def ends(function: Callable[[], object]) -> bool:
     """Does it end by itself? Meant for inside of a gate, at whose end it ends for sure."""
     thread = threading.Thread(target=function)
     thread.start()
-    thread.join(10)
+    thread.join(session.PATIENCE)
     return not thread.is_alive()
 
 

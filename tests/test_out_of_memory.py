@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import gc
 import sys
-import threading
 
+import numpy as np
 import pytest
 from support import session
 
@@ -305,15 +305,181 @@ def test_garbage_is_collected_also_where_that_is_switched_off(
         gc.enable()
 
 
+# -- copies that need memory on the device ----------------------------------------------
+
+
+def fill_device(pool: cumem.Pool | None = None) -> list[cumem.Buffer]:
+    """All that is left of device 0's memory, in ever smaller blocks."""
+    held = []
+    pool = pool or cumem.Pool()
+    nbytes = SIZE
+    while nbytes >= 4096:
+        try:
+            held.append(pool.allocate(nbytes))
+        except cumem.OutOfMemoryError:
+            nbytes //= 2
+    return held
+
+
+def ends_of(way: str) -> tuple[object, object, object]:
+    """Target and source of a copy that takes a block on device 0, and what it gives."""
+    if way == "overlap":
+        whole = cumem.array(np.arange(4 * MIB, dtype="i4"))
+        return whole[1:], whole[:-1], np.arange(4 * MIB - 1)
+    values = np.arange(2 * MIB, dtype="i4").reshape(1024, -1)
+    gaps = cumem.zeros((1024, 4096), "i4")[:, ::2]
+    if way == "up":
+        return gaps, values, values
+    if way == "turned":
+        return cumem.zeros((2048, 1024), "i4"), values.T, values.T
+    if way == "peers":
+        session.testing.deny_peers(True)
+        return gaps, cumem.array(values, device=1), values
+    cumem.copy(gaps, values)
+    return np.zeros_like(values), gaps, values
+
+
+WAYS = ["up", "down", "overlap", "turned", "peers"]
+
+
+def run_copy(how: str, dst: object, src: object) -> None:
+    if how == "copy":
+        cumem.copy(dst, src)
+    elif how == "many":
+        cumem.copy_many([(dst, src)])
+    else:
+        cumem.copy_async(dst, src, stream=cumem.Stream()).wait()
+
+
+@pytest.mark.parametrize("how", ["copy", "stream", "many"])
+@pytest.mark.parametrize("way", WAYS)
+def test_copy_short_of_device_memory_calls_the_callbacks(small, way, how) -> None:
+    dst, src, expected = ends_of(way)
+    held = fill_device()
+    calls: list[object] = []
+
+    def relieve(*what: object) -> None:
+        calls.append(what)
+        held.clear()
+
+    with cumem.on_out_of_memory(relieve):
+        run_copy(how, dst, src)
+    assert [what[:2] for what in calls] == [("device", 0)]
+    assert (cumem.asnumpy(dst) == expected).all()
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_copy_short_of_device_memory_trims_other_pools_first(small, way) -> None:
+    dst, src, expected = ends_of(way)
+    pool = cumem.Pool()
+    fill_device(pool)  # cached in it
+    assert pool.stats().cached_nbytes > 0
+    with cumem.on_out_of_memory(lambda *_: pytest.fail("there was enough")):
+        cumem.copy(dst, src)
+    assert (cumem.asnumpy(dst) == expected).all()
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_copy_that_nothing_helps_fails_or_goes_another_way(small, way) -> None:
+    dst, src, expected = ends_of(way)
+    before = cumem.asnumpy(dst)
+    held = fill_device()
+    calls: list[object] = []
+    with cumem.on_out_of_memory(lambda *what: calls.append(what)):
+        if way == "turned":  # the host can do that
+            cumem.copy(dst, src)
+        else:
+            with pytest.raises(cumem.OutOfMemoryError):
+                cumem.copy(dst, src)
+    assert len(calls) == 1
+    held.clear()
+    assert (cumem.asnumpy(dst) == (expected if way == "turned" else before)).all()
+
+
+def test_file_short_of_device_memory_calls_the_callbacks(small, tmp_path) -> None:
+    path = tmp_path / "values"
+    values = np.arange(2 * MIB, dtype="i4").reshape(1024, -1)
+    values.tofile(path)
+    gaps = cumem.zeros((1024, 4096), "i4")[:, ::2]
+    held: list[cumem.Buffer] = []
+    calls: list[object] = []
+
+    def relieve(*what: object) -> None:
+        calls.append(what)
+        held.clear()
+
+    held.extend(fill_device())
+    with cumem.on_out_of_memory(relieve):
+        cumem.fromfile(path, out=gaps)
+    held.extend(fill_device())
+    with cumem.on_out_of_memory(relieve):
+        cumem.tofile(path, gaps)
+    assert [what[:2] for what in calls] == [("device", 0)] * 2
+    assert (cumem.asnumpy(gaps) == values).all()
+    assert (np.fromfile(path, "i4") == values.ravel()).all()
+
+
+def test_interrupt_in_a_callback_ends_the_copy(small) -> None:
+    dst, src, _ = ends_of("up")
+    held = fill_device()
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with cumem.on_out_of_memory(interrupt), pytest.raises(KeyboardInterrupt):
+        cumem.copy(dst, src)
+    held.clear()
+    assert (cumem.asnumpy(dst) == 0).all()
+
+
+def test_callback_of_a_copy_may_copy(small) -> None:
+    dst, src, expected = ends_of("up")
+    other, source, others = ends_of("up")
+    held = fill_device()
+
+    def relieve(*_: object) -> None:
+        held.pop(0)
+        cumem.copy(other, source)
+        held.clear()
+
+    with cumem.on_out_of_memory(relieve):
+        cumem.copy(dst, src)
+    assert (cumem.asnumpy(dst) == expected).all()
+    assert (cumem.asnumpy(other) == others).all()
+
+
+def test_background_copy_short_of_device_memory_tells_its_handle(small) -> None:
+    """Its worker runs no Python code."""
+    dst, src, _ = ends_of("up")
+    held = fill_device()
+    with cumem.on_out_of_memory(lambda *_: pytest.fail("by a worker")):
+        transfer = cumem.copy_async(dst, src)
+        with pytest.raises(cumem.OutOfMemoryError):
+            transfer.wait()
+    del held
+
+
 def test_memory_in_flight_is_waited_for(small) -> None:
     stream = cumem.Stream()
     buffer = cumem.empty_device(40 * MIB, "u1", stream=stream)
     session.testing.gate_close(stream)
     buffer.fill(1, stream=stream)
     del buffer
-    opener = threading.Timer(0.05, session.testing.gate_open, (stream,))
-    opener.start()
-    try:
+    with session.when_waiting(lambda: session.testing.gate_open(stream)):
         cumem.empty_device(48 * MIB, "u1")
-    finally:
-        opener.join()
+
+
+@pytest.mark.parametrize("kind", ["pinned", "mapped", "managed", "device"])
+@pytest.mark.parametrize("nbytes", [65 * MIB, 2 << 40, 1 << 60])
+def test_what_is_far_larger_than_the_limit_is_told_of_the_limit(
+    emulated, kind, nbytes: int
+) -> None:
+    """More than there are addresses for, too: no call of the driver has failed."""
+    cumem.set_limit(kind, "64MiB")
+    with pytest.raises(cumem.OutOfMemoryError) as caught:
+        cumem.empty(nbytes, "u1", kind)
+    error = caught.value
+    assert error.call is None
+    assert (error.requested, error.limit) == (nbytes, 64 * MIB)
+    assert "the limit would be passed" in str(error)
+    assert error.advice.startswith("more than the limit of 64 MiB can never be had")

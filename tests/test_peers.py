@@ -133,6 +133,28 @@ def test_access_that_is_refused_is_done_without(emulated, op) -> None:
         del near, far
 
 
+@pytest.mark.parametrize("way", ["pulls", "pushes"])
+@pytest.mark.parametrize("op", ["peer_enable", "peer_can_access", "pointer_access"])
+def test_no_kernel_crosses_where_access_is_refused(emulated, op, way) -> None:
+    with plain_pools() as pools:
+        near = pools[0].allocate(4000).view("u2")
+        far = pools[1].allocate(4000).view("u2")
+        cumem.copy(near, np.arange(2000, dtype="u2"))
+        to, source = {
+            "pulls": (far[::2], near[:1000]),
+            "pushes": (far[:1000], near[::2]),
+        }[way]
+        testing.deny_peers(True)
+        send(to, source)  # the pools have what it takes: they too ask who reaches whom
+        testing.deny_peers(False)
+        testing.plan_fault(op, 1, 999, repeat=True)
+        assert send(to, source) == "peer"
+        assert testing.fault_struck() == op
+        testing.plan_fault(None, 0)
+        assert (values.get(to) == values.get(source)).all()
+        del near, far, to, source
+
+
 def test_enabling_does_not_break_the_capture_of_another_stream(emulated) -> None:
     captured = cumem.Stream()
     near = cumem.Pool("device", device=0, segments="malloc").allocate(1000)
@@ -148,6 +170,10 @@ def test_enabling_does_not_break_the_capture_of_another_stream(emulated) -> None
     handle.wait()
     assert testing.fault_struck() is None
     assert not values.get(far).any()
+    assert (
+        send(far.view("u2")[::2], near[:500].view("u2")) == "kernel"
+    )  # it was enabled
+    assert enabled() == before + 2
 
 
 def test_no_access_is_asked_for_where_there_are_no_bytes(emulated) -> None:

@@ -7,9 +7,7 @@ import asyncio
 import contextlib
 import gc
 import pickle
-import signal
 import threading
-import time
 import weakref
 from collections.abc import Callable
 
@@ -371,6 +369,20 @@ def test_trim_waits_unless_told_not_to(emulated) -> None:
     assert pool.trim() >= 1 << 20
 
 
+@pytest.mark.parametrize("segments", ["auto", "malloc"])
+def test_trim_leaves_free_memory_that_its_stream_still_uses(emulated, segments) -> None:
+    pool = cumem.Pool("device", segments=segments)
+    stream = cumem.Stream()
+    with session.gate(stream), stream:
+        buffer = pool.allocate(4 << 20)
+        buffer.fill(1)
+        del buffer  # for the stream to use again, in its order
+        assert pool.stats().cached_nbytes >= 4 << 20
+        assert pool.trim(wait=False) == 0
+        assert pool.stats().reserved_nbytes >= 4 << 20
+    assert pool.trim() >= 4 << 20
+
+
 WAITS: dict[str, Callable[[cumem.Pool], object]] = {
     "allocate": lambda pool: pool.allocate(8 << 20),
     "trim": lambda pool: pool.trim(),
@@ -404,36 +416,53 @@ def test_signal_handler_may_use_the_pool_that_waits(emulated) -> None:
     stream = cumem.Stream()
     answers: list[object] = []
 
-    def ring(number: int, frame: object) -> None:
+    def answer() -> None:
         try:
             pool.trim(wait=False)
             answers.append(pool.stats().in_flight_count)
         finally:
             session.testing.gate_open(stream)
 
-    old = signal.signal(signal.SIGALRM, ring)
-    try:
-        session.testing.gate_close(stream)
-        block = pool.allocate(8 << 20)
-        block.record_stream(stream)
-        del block
-        signal.setitimer(signal.ITIMER_REAL, 0.05)
+    session.testing.gate_close(stream)
+    block = pool.allocate(8 << 20)
+    block.record_stream(stream)
+    del block
+    with session.on_alarm(answer):
         pool.allocate(8 << 20)
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, old)
     assert answers == [1]
 
 
-def reserved_after_idle_windows(pool: cumem.Pool, most: int) -> int:
-    """MiB held once small blocks alone were asked for, or after `most` tries."""
-    assert pool.idle_trim is not None
-    reserved = pool.stats().reserved_nbytes
-    for _ in range(most):
-        time.sleep(pool.idle_trim * 1.5)
+IDLE = 0.02  # seconds
+
+
+def let_idle_windows_pass(pool: cumem.Pool) -> None:
+    """Ask for small blocks alone until another pool has trimmed itself three times."""
+    witness = cumem.Pool("pinned", idle_trim=IDLE)
+    small = witness.allocate(100)
+
+    def has_trimmed() -> bool:
+        witness.allocate(100)
         pool.allocate(100)
-        reserved = min(reserved, pool.stats().reserved_nbytes)
-    return reserved >> 20
+        return witness.stats().trim_count > before
+
+    for _ in range(3):
+        before = witness.stats().trim_count
+        witness.allocate(16 << 20)
+        session.wait_until(has_trimmed)
+    del small
+
+
+def wait_for_trim(pool: cumem.Pool, most: int) -> list[int]:
+    """Ask for small blocks alone until `most` MiB are held; what was held, in turn."""
+    held: list[int] = []
+
+    def is_trimmed() -> bool:
+        pool.allocate(100)
+        held.append(pool.stats().reserved_nbytes >> 20)
+        return held[-1] <= most
+
+    session.wait_until(is_trimmed)
+    return held
 
 
 @pytest.mark.parametrize("kept", [True, False])
@@ -442,31 +471,32 @@ def reserved_after_idle_windows(pool: cumem.Pool, most: int) -> int:
 def test_idle_trim_gives_back_what_small_blocks_leave(
     emulated, kind: str, segments: str, kept: bool
 ) -> None:
-    pool = cumem.Pool(kind, segments=segments, idle_trim=0.02)
+    pool = cumem.Pool(kind, segments=segments, idle_trim=IDLE)
     small = pool.allocate(100) if kept else None
     large = [pool.allocate(16 << 20) for _ in range(4)]
     del large
     assert pool.stats().reserved_nbytes >= 64 << 20
-    assert reserved_after_idle_windows(pool, 4) <= 16
+    wait_for_trim(pool, 16)
     assert pool.stats().trimmed_nbytes >= 48 << 20
     del small
 
 
 def test_idle_trim_lets_the_long_segments_go_first(emulated) -> None:
-    pool = cumem.Pool("pinned", segments="malloc", idle_trim=0.02)
+    pool = cumem.Pool("pinned", segments="malloc", idle_trim=IDLE)
     both = pool.allocate(8 << 20), pool.allocate(20 << 20)
     del both
-    assert reserved_after_idle_windows(pool, 4) == 8
+    assert set(wait_for_trim(pool, 8)) <= {28, 8}
 
 
 def test_idle_trim_of_a_stream_that_works_waits_for_it(emulated) -> None:
-    pool = cumem.Pool("device", idle_trim=0.02)
+    pool = cumem.Pool("device", idle_trim=IDLE)
     stream = cumem.Stream()
     with session.gate(stream):
         pool.allocate(64 << 20, stream).fill(1, stream=stream)
-        assert reserved_after_idle_windows(pool, 3) >= 64
+        let_idle_windows_pass(pool)
+        assert pool.stats().reserved_nbytes >= 64 << 20
     stream.synchronize()
-    assert reserved_after_idle_windows(pool, 3) < 64
+    wait_for_trim(pool, 63)
 
 
 @pytest.mark.parametrize("kind", ["device", "pinned"])
@@ -475,18 +505,16 @@ def test_idle_trim_may_be_set_later(emulated, kind: str) -> None:
     assert pool.idle_trim is None
     small = pool.allocate(100)
     pool.allocate(64 << 20)
-    time.sleep(0.03)
-    pool.allocate(100)
+    let_idle_windows_pass(pool)
     assert pool.stats().trim_count == 0
     pool.idle_trim = 0.02
     assert pool.idle_trim == pytest.approx(0.02)
     assert cumem.default_pool(kind).idle_trim == pytest.approx(0.02)
-    assert reserved_after_idle_windows(pool, 4) < 64
+    wait_for_trim(pool, 63)
     pool.idle_trim = None
     assert pool.idle_trim is None
     count = pool.stats().trim_count
-    time.sleep(0.03)
-    pool.allocate(100)
+    let_idle_windows_pass(pool)
     assert pool.stats().trim_count == count
     del small
 

@@ -3,11 +3,17 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import gc
+import pickle
+import sys
 import threading
+from collections.abc import Callable
 
 import numpy as np
 import pytest
-from support import session, values
+from support import exporters, session, values
 
 import cumem
 
@@ -56,6 +62,431 @@ def test_memory_freed_by_the_stream_is_not_prefetched(runtime) -> None:
     buffer = cumem.zeros(4096, "u1", "managed")
     with pytest.raises(ValueError, match="closed"):
         buffer.prefetch(0, stream=FreesOnStream(buffer, stream.handle))
+
+
+class ActsWhenDropped:
+    """Runs an action as the last reference to it goes, and keeps what that answers."""
+
+    def __init__(self, action: Callable[[], object], answers: list[object]) -> None:
+        self.action, self.answers = action, answers
+
+    def __del__(self) -> None:
+        try:
+            self.answers.append(self.action())
+        except Exception as error:
+            self.answers.append(error)
+
+
+def in_thread(call: Callable[[], object], answers: list[object]) -> None:
+    """Keep what the call returns or raises; nothing of None."""
+
+    def run() -> None:
+        try:
+            answer = call()
+        except Exception as error:
+            answer = error
+        if answer is not None:
+            answers.append(answer)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join()
+
+
+def during(call: Callable[[], object], action: Callable[[], object]) -> list[object]:
+    """Run `action` within `call`, where cumem lets go of what finished copies kept.
+
+    In a thread: the main one might let go of it before. What either returns or raises.
+    """
+    answers: list[object] = []
+
+    def run() -> object:
+        session.testing.bury(ActsWhenDropped(action, answers))
+        return [call()]
+
+    in_thread(run, answers)
+    assert len(answers) == 2
+    return [answers[0], answers[1][0] if isinstance(answers[1], list) else answers[1]]
+
+
+#: Larger than what a pool takes at once, so that trim() gives the pages back.
+LARGE = 8 << 20
+
+
+@pytest.mark.parametrize("kind", ["pinned", "mapped", "managed", "device"])
+def test_fill_of_memory_freed_meanwhile_writes_nothing_else(runtime, kind) -> None:
+    victim = cumem.zeros(LARGE, "u1", kind)
+    others: list[cumem.Buffer] = []
+
+    def free() -> None:
+        victim.free()
+        others.append(cumem.full(LARGE, 42, "u1", kind))
+
+    freed, filled = during(lambda: victim.fill(7), free)
+    if victim.closed:
+        assert isinstance(filled, ValueError)
+        assert (values.get(others[0]) == 42).all()
+    else:
+        assert isinstance(freed, BufferError)
+        assert (values.get(victim) == 7).all()
+
+
+@pytest.mark.parametrize("kind", ["pinned", "mapped", "managed", "device"])
+def test_fill_of_memory_trimmed_meanwhile_is_refused_or_done(runtime, kind) -> None:
+    victim = cumem.zeros(LARGE, "u1", kind)
+
+    def free() -> None:
+        victim.free()
+        cumem.trim()
+
+    freed, filled = during(lambda: victim.fill(7), free)
+    if victim.closed:
+        assert isinstance(filled, ValueError)
+    else:
+        assert isinstance(freed, BufferError)
+        assert (values.get(victim) == 7).all()
+
+
+def test_place_of_memory_trimmed_meanwhile_is_not_asked(emulated) -> None:
+    victim = cumem.zeros(LARGE, "u1", "managed")
+
+    def free() -> None:
+        victim.free()
+        cumem.trim()
+
+    _, place = during(lambda: victim.prefetch_location, free)
+    assert isinstance(place, ValueError if victim.closed else (str, type(None)))
+
+
+@pytest.mark.parametrize("max_version", [None, (1, 0)])
+@pytest.mark.parametrize("call", [1, 2])
+def test_dlpack_exports_no_memory_that_its_dtype_freed(
+    runtime, monkeypatch, max_version, call
+) -> None:
+    """The name of a dtype of another package is read by code that others can change."""
+    ml_dtypes = pytest.importorskip("ml_dtypes")
+    buffer = cumem.zeros(4096, ml_dtypes.bfloat16, "pinned")
+    others: list[cumem.Buffer] = []
+    left = call
+
+    def free(frame: object, event: str, _: object) -> None:
+        nonlocal left
+        if (
+            event == "call" and frame.f_code.co_name == "_name_get"
+        ):  # NumPy's dtype.name
+            left -= 1
+            if left == 0:
+                with contextlib.suppress(BufferError):
+                    buffer.free()
+                    others.append(cumem.full(4096, 3, buffer.dtype, "pinned"))
+
+    sys.setprofile(free)
+    try:
+        capsule = buffer.__dlpack__(max_version=max_version)
+    except ValueError:
+        assert buffer.closed
+        return
+    finally:
+        sys.setprofile(None)
+    assert others == []
+    assert (cumem.asbuffer(capsule).to_numpy().view("u2") == 0).all()
+
+
+class AsksMore:
+    """Stands for ml_dtypes: somebody acts while an import looks for a type in it."""
+
+    def __init__(self, module: object, action: Callable[[], object]) -> None:
+        self.module, self.action = module, action
+        self.answer: object = None
+
+    @property
+    def bfloat16(self) -> object:
+        action, self.action = self.action, None
+        if action is not None:
+            thread = threading.Thread(target=self.run, args=(action,))
+            thread.start()
+            thread.join()
+        return self.module.bfloat16
+
+    def run(self, action: Callable[[], object]) -> None:
+        try:
+            self.answer = action()
+        except ValueError as error:
+            self.answer = error
+
+
+@pytest.mark.parametrize("versioned", [False, True])
+def test_capsule_taken_by_two_threads_is_consumed_once(
+    runtime, monkeypatch, versioned
+) -> None:
+    ml_dtypes = pytest.importorskip("ml_dtypes")
+    made = exporters.Produced.over(np.arange(8, dtype="u2"), versioned=versioned)
+    made.tensor.dtype = exporters.DType(4, 16, 1)
+    capsules = [made.capsule()]
+    asks = AsksMore(ml_dtypes, lambda: cumem.asbuffer(capsules[0]))
+    monkeypatch.setitem(sys.modules, "ml_dtypes", asks)
+    buffer = cumem.asbuffer(capsules[0])
+    assert "consumed" in str(asks.answer)
+    del buffer, asks.answer
+    capsules.clear()
+    gc.collect()
+    assert made.deleted == 1
+
+
+@pytest.mark.parametrize("versioned", [False, True])
+def test_capsule_whose_import_fails_is_as_it_was(runtime, versioned) -> None:
+    made = exporters.Produced.over(np.arange(8, dtype="u2"), versioned=versioned)
+    made.tensor.dtype = exporters.DType(1, 12, 1)
+    capsule = made.capsule()
+    with pytest.raises(BufferError, match="whole bytes"):
+        cumem.asbuffer(capsule)
+    made.tensor.dtype = exporters.DType(1, 16, 1)
+    assert (cumem.asbuffer(capsule).to_numpy() == np.arange(8)).all()
+    del capsule
+    gc.collect()
+    assert made.deleted == 1
+
+
+class PyFuture(asyncio.futures._PyFuture):
+    """A future whose done() goes back to the waker, as a loop of Python code may."""
+
+    wake: Callable[[], object] | None = None
+
+    def done(self) -> bool:
+        wake, type(self).wake = type(self).wake, None
+        if wake is not None:
+            wake()
+        return super().done()
+
+
+class PyLoop(asyncio.SelectorEventLoop):
+    wakes: list[Callable[[], object]]
+
+    def create_future(self) -> PyFuture:
+        return PyFuture(loop=self)
+
+    def add_reader(
+        self, fd: int, callback: Callable[[], object], *args: object
+    ) -> None:
+        self.wakes = [callback]
+        super().add_reader(fd, callback, *args)
+
+
+@pytest.mark.parametrize("count", range(1, 9))
+def test_waker_called_by_a_future_settles_each_once(emulated, count: int) -> None:
+    loop = PyLoop()
+    target = cumem.empty_device(1 << 16, "u1")
+    source = cumem.zeros(1 << 16, "u1", "pinned")
+    stream = cumem.Stream()
+
+    async def main() -> None:
+        with session.gate(stream):
+            transfers = [
+                cumem.copy_async(target, source, stream=stream) for _ in range(count)
+            ]
+            tasks = [asyncio.ensure_future(wait(each)) for each in transfers]
+            await asyncio.sleep(0)  # all of them wait now
+        transfers[-1].wait()
+        PyFuture.wake = loop.wakes[0]
+        loop.wakes[0]()
+        await asyncio.gather(*tasks)
+
+    async def wait(transfer: cumem.Transfer) -> None:
+        await transfer
+
+    try:
+        loop.run_until_complete(asyncio.wait_for(main(), session.PATIENCE))
+    finally:
+        PyFuture.wake = None
+        loop.close()
+
+
+class Bomb:
+    """Goes off with the n-th of cumem's looks at what finished copies kept."""
+
+    def __init__(
+        self, left: int, action: Callable[[], object], armed: list[bool]
+    ) -> None:
+        self.left, self.action, self.armed = left, action, armed
+
+    def __del__(self) -> None:
+        if self.armed and self.left > 0:
+            session.testing.bury(Bomb(self.left - 1, self.action, self.armed))
+        elif self.armed:
+            self.action()
+
+
+class Collections:
+    """Runs an action at the n-th collection of garbage within the block."""
+
+    def __init__(self, left: int, action: Callable[[], object]) -> None:
+        self.left, self.action = left, action
+
+    def __enter__(self) -> None:
+        # what Python keeps of freed tuples and dicts is made again without a collection
+        self.hoard = [[{}, [], (i,), (i, i), (i, i, i)] for i in range(2000)]
+        self.before = gc.get_threshold()
+        gc.callbacks.append(self)
+        gc.set_threshold(1)
+
+    def __exit__(self, *_: object) -> None:
+        gc.set_threshold(*self.before)
+        gc.callbacks.remove(self)
+        del self.hoard
+
+    def __call__(self, phase: str, _: object) -> None:
+        if phase == "start":
+            self.left -= 1
+            if self.left == -1:
+                self.action()
+
+
+def by_burial(
+    left: int, action: Callable[[], object], call: Callable[[], object]
+) -> None:
+    armed = [True]
+    session.testing.bury(Bomb(left, action, armed))
+    try:
+        call()
+    finally:
+        armed.clear()
+
+
+def by_collection(
+    left: int, action: Callable[[], object], call: Callable[[], object]
+) -> None:
+    with Collections(left // 2, action):
+        odd = [[] for _ in range(left % 2)]  # it is every second object that collects
+        call()
+        del odd
+
+
+SMALL = 1 << 16
+
+
+def subjects(kind: str) -> list[cumem.Buffer]:
+    return [cumem.full(SMALL, i + 1, "u1", kind) for i in range(2)]
+
+
+def pooled(kind: str, count: int) -> object:
+    with cumem.Pool(kind) as pool:
+        return [pool.allocate(SMALL) for _ in range(count)]
+
+
+#: Calls that read buffers, streams, pools or the runtime: (kind, call of two buffers).
+EVERY_KIND = {
+    "fill": lambda a, b: a.fill(7),
+    "fill with values": lambda a, b: a.fill(np.arange(SMALL, dtype="u1")),
+    "fill on a stream": lambda a, b: a.fill(7, stream=cumem.Stream()),
+    "fill from a buffer": lambda a, b: a.fill(b),
+    "dlpack": lambda a, b: cumem.asbuffer(a.__dlpack__(max_version=(1, 0))).to_numpy(),
+    "dlpack copy": lambda a, b: cumem.asbuffer(a.__dlpack__(copy=True)).to_numpy(),
+    "dlpack to the host": lambda a, b: np.from_dlpack(cumem.asbuffer(a)).sum(),
+    "interface": lambda a, b: session.testing.array_interface(a),
+    "copy method": lambda a, b: a.copy().to_numpy(),
+    "to_numpy": lambda a, b: a.to_numpy(),
+    "copy_many": lambda a, b: cumem.copy_many([(a, b), (np.zeros(SMALL, "u1"), a)]),
+    "copy_many views": lambda a, b: cumem.copy_many([(a[::2], b[::2])]),
+    "broadcast": lambda a, b: cumem.broadcast(np.ones(SMALL, "u1"), [a, b]),
+    "scatter": lambda a, b: cumem.scatter(np.ones(2 * SMALL, "u1"), [a, b]),
+    "gather": lambda a, b: cumem.gather([a, b], np.ones(2 * SMALL, "u1")),
+    "broadcast async": lambda a, b: [
+        t.wait() for t in cumem.broadcast_async(np.ones(SMALL, "u1"), [a, b])
+    ],
+    "record a stream": lambda a, b: a.record_stream(cumem.Stream()),
+    "index": lambda a, b: a[10:20].reshape(2, 5).T,
+    "empty_like": lambda a, b: cumem.empty_like(a),
+    "array of it": lambda a, b: cumem.array(a),
+    "full of it": lambda a, b: cumem.full(SMALL, b),
+    "allocate": lambda a, b: cumem.empty(SMALL + 1, "u1", a.kind).fill(1),
+    "allocate plainly": lambda a, b: [cumem.empty_device(70001), cumem.empty(70002)],
+    "pools": lambda a, b: pooled(a.kind, 2),
+    "default pool": lambda a, b: cumem.default_pool(a.kind).allocate(SMALL).fill(1),
+    "streams": lambda a, b: cumem.Stream().wait(cumem.Stream().record()),
+    "statistics": lambda a, b: [cumem.stats(), cumem.memory_info(), repr(a)],
+}
+HOST_KINDS = {
+    "numpy": lambda a, b: a.numpy().sum(),
+    "memoryview": lambda a, b: bytes(memoryview(a)),
+    "asbuffer": lambda a, b: cumem.asbuffer(a.numpy()).fill(3),
+    "pickle": lambda a, b: pickle.loads(pickle.dumps(a)).fill(3),
+    "register": lambda a, b: cumem.register(a).close(),
+}
+MANAGED = {
+    "prefetch": lambda a, b: a.prefetch(0),
+    "prefetch_location": lambda a, b: a.prefetch_location,
+}
+STEPS = [("pinned", name, call) for name, call in {**EVERY_KIND, **HOST_KINDS}.items()]
+STEPS += [("device", name, call) for name, call in EVERY_KIND.items()]
+STEPS += [("managed", name, call) for name, call in MANAGED.items()]
+
+
+@pytest.mark.parametrize("way", [by_burial, by_collection])
+@pytest.mark.parametrize(
+    ("kind", "name", "call"), STEPS, ids=[f"{kind} {name}" for kind, name, _ in STEPS]
+)
+def test_code_at_each_step_of_a_call_frees_nothing_in_use(
+    emulated, way, kind, name, call
+) -> None:
+    """Code may run wherever cumem lets go of objects, and wherever Python collects.
+
+    It frees the buffers of the call, takes their memory for others, and tries a
+    shutdown. Then the call works or is refused, and writes nothing but its target.
+    """
+    for left in range(60):  # waits may look again and again
+        ends = subjects(kind)
+        others: list[cumem.Buffer] = []
+        ran: list[bool] = []
+
+        def act(ends=ends, others=others, ran=ran) -> None:
+            ran.append(True)
+            for end in ends:
+                with contextlib.suppress(BufferError):
+                    end.free()
+                    others.append(cumem.full(SMALL, 42, "u1", kind))
+            with contextlib.suppress(RuntimeError, BufferError):
+                cumem.shutdown()
+
+        def run(ends=ends) -> None:
+            with contextlib.suppress(ValueError, BufferError):
+                call(*ends)
+
+        raised: list[BaseException] = []
+        in_thread(lambda left=left, act=act, run=run: way(left, act, run), raised)
+        assert raised == []
+        assert all(o.closed or (values.get(o) == 42).all() for o in others)
+        if not ran:
+            break
+    session.testing.poll()
+
+
+@pytest.mark.skipif(
+    sys.version_info >= (3, 12), reason="Python collects between bytecodes there"
+)
+@pytest.mark.parametrize("others", [[], ["mapped"]])
+def test_default_pool_asked_for_in_a_collection_that_shuts_down_is_one(
+    emulated, others
+) -> None:
+    def shut_down(phase: str, _: object) -> None:
+        gc.set_threshold(0)
+        with contextlib.suppress(RuntimeError):  # below the call it is refused
+            cumem.shutdown()
+
+    cumem.empty_pinned(SMALL)
+    pools = [cumem.default_pool(kind) for kind in others]
+    before = gc.get_threshold()
+    gc.disable()
+    hoard = [[{}, (i, i)] for i in range(3000)]  # those that Python keeps are used up
+    gc.callbacks.append(shut_down)
+    gc.set_threshold(1)
+    gc.enable()
+    try:
+        pool = cumem.default_pool("pinned")
+    finally:
+        gc.set_threshold(*before)
+        gc.callbacks.remove(shut_down)
+    assert pool.allocate(SMALL).nbytes == SMALL
+    del hoard, pools
 
 
 def churn(stop: threading.Event, failures: list[BaseException]) -> None:
@@ -149,6 +580,9 @@ class ShutsDown:
         lambda guest: cumem.asbuffer(guest),
         lambda guest: cumem.copy(cumem.zeros(16, "u1"), guest),
         lambda guest: cumem.register(guest),
+        lambda guest: cumem.full(16, guest, kind="pinned"),
+        lambda guest: cumem.array(guest, kind="pinned"),
+        lambda guest: cumem.empty_like(guest, kind="pinned"),
     ],
 )
 def test_shutdown_below_a_call_is_refused(emulated, call) -> None:
@@ -314,8 +748,9 @@ def test_shutdown_beside_a_call_is_refused(emulated, what: str) -> None:
     testing.delay_op(operation, HELD_UP_US)
     thread = threading.Thread(target=run)
     thread.start()
-    while thread.is_alive() and testing.fault_count(operation) == 0:
-        thread.join(0.0005)
+    session.wait_until(
+        lambda: not thread.is_alive() or testing.fault_count(operation) > 0
+    )
     with pytest.raises(RuntimeError, match="another thread"):
         cumem.shutdown()
     testing.delay_op(operation, 0)

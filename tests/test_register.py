@@ -375,3 +375,41 @@ def test_fault_sweep_of_registrations(emulated) -> None:
     swept = faults.sweep(scenario)
     assert {"host_register", "host_unregister", "host_device_address"} <= swept.failed
     assert {"host_register", "host_device_address"} <= swept.raised
+
+
+FAR = 2**63  # bytes: what a stride of 64 bits can say backwards
+
+
+@pytest.mark.parametrize(
+    ("shape", "strides"),
+    [
+        ((2,), (-FAR,)),
+        ((2, 2), (-FAR // 2, FAR // 2)),
+        ((3,), (FAR // 2,)),
+        ((2,), (FAR - 1,)),
+    ],
+)
+def test_strides_that_leave_the_address_space_are_refused(
+    runtime, shape, strides
+) -> None:
+    array = np.lib.stride_tricks.as_strided(np.zeros(8, "u1"), shape, strides)
+    with pytest.raises(ValueError, match=r"63 bits|address space"):
+        cumem.register(array)
+    with pytest.raises(ValueError, match=r"63 bits|address space"):
+        cumem.asbuffer(array)
+
+
+def test_strides_that_no_element_needs_are_kept_and_harmless(runtime) -> None:
+    """Of axes of length 1, and of memory without elements: NumPy takes any."""
+    array = np.lib.stride_tricks.as_strided(np.full(8, 7, "u1"), (1, 5), (-FAR, 1))
+    with cumem.register(array) as buffer:
+        assert (buffer[::-1][0, 1:].numpy() == 7).all()
+        target = cumem.empty_device((1, 5), "u1")
+        nothing = cumem.empty_device((0, 5), "u1")
+        cumem.scatter(buffer, [target, nothing])
+        assert (values.get(target) == 7).all()
+    empty = np.lib.stride_tricks.as_strided(array, (0, 5), (-FAR, -FAR))
+    view = cumem.asbuffer(empty)[:, 3]
+    assert view.shape == (0,)
+    assert view.numpy().shape == (0,)
+    assert view[:, None].reshape(0, 2**40, 2**40).__dlpack__() is not None

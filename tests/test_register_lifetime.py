@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 import sysconfig
@@ -12,7 +13,7 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from support import session, values
+from support import exporters, session, values
 
 import cumem
 
@@ -57,6 +58,23 @@ def test_copy_over_the_edge_of_a_registration(runtime) -> None:
         with cumem.register(target[5 * PAGE + 3 : 40 * PAGE]):
             cumem.copy(target, device)
         assert (target == data).all()
+
+
+@pytest.mark.parametrize("cut", [10, 4 * PAGE, 5 * PAGE])
+def test_many_pieces_over_the_edge_of_two_registrations_arrive(runtime, cut) -> None:
+    heap = np.random.default_rng(0).integers(0, 256, 9 * PAGE, dtype="u1")
+    data = heap[-heap.ctypes.data % PAGE :][: 8 * PAGE]
+    expected = data.copy()
+    with cumem.register(data[: 4 * PAGE]), cumem.register(data) as buffer:
+        for source in (data, buffer):
+            device = cumem.zeros(data.shape, "u1")
+            pairs = [(device[:cut], source[:cut]), (device[cut:], source[cut:])]
+            cumem.copy_many(pairs)
+            assert (values.get(device) == expected).all()
+            data[:] = 0
+            cumem.copy_many((src, dst) for dst, src in pairs)
+            assert (data == expected).all()
+            del pairs
 
 
 def test_copy_of_a_neighbour_on_a_locked_page(runtime) -> None:
@@ -159,7 +177,8 @@ def assert_waits_for(stream: cumem.Stream, let_go: Callable[[], object]) -> None
         stream.record()
         thread = threading.Thread(target=run)
         thread.start()
-        assert not done.wait(0.02)
+        session.wait_until_waiting(thread)
+        assert not done.is_set()
         assert testing.registrations() >= 1
     thread.join()
     assert testing.registrations() == 0
@@ -201,6 +220,163 @@ def test_transfer_under_way_keeps_it_locked(emulated) -> None:
     assert testing.registrations() == 0
 
 
+# -- copies of the array, which know nothing of its registration ------------------------
+
+
+def ways_to_end() -> list[tuple[str, Callable[[list[cumem.Registration]], None]]]:
+    return [
+        ("close", lambda held: held.pop().close()),
+        ("drop", lambda held: held.clear()),
+    ]
+
+
+@pytest.fixture(params=ways_to_end(), ids=lambda way: way[0])
+def end(request: pytest.FixtureRequest) -> Callable[[list[cumem.Registration]], None]:
+    return request.param[1]
+
+
+def check_copies_outlive(
+    emulated: session.Runtime,
+    registered: np.ndarray,
+    array: np.ndarray,
+    end: Callable[[list[cumem.Registration]], None],
+    *,
+    background: bool,
+) -> None:
+    """Copies of `array` are queued, the registration ends, then they are made."""
+    array[...] = np.random.default_rng(0).integers(0, 99, array.shape)
+    expected = array.copy()
+    stream = cumem.Stream()
+    up = cumem.zeros(array.shape, array.dtype)
+    down = cumem.zeros(array.shape, array.dtype)
+    held = [cumem.register(registered)]
+    with session.gate(stream):
+        up.record_stream(stream)
+        stream.record()
+        given = None if background else stream
+        transfers = [
+            cumem.copy_async(up, array, stream=given),
+            cumem.copy_many_async([(down, array)], stream=given),
+        ]
+        end(held)
+        gc.collect()
+        assert testing.registrations() == 1
+    for transfer in transfers:
+        transfer.wait()
+    del transfers
+    assert (values.get(up) == expected).all()
+    assert (values.get(down) == expected).all()
+    assert testing.registrations() == 0
+
+
+@pytest.mark.parametrize("background", [False, True])
+@pytest.mark.parametrize("nbytes", [100, 1 << 20])
+def test_registration_that_ends_under_a_copy_of_its_array_keeps_the_pages(
+    emulated, end, nbytes, background
+) -> None:
+    data = np.zeros(nbytes, "u1")
+    check_copies_outlive(emulated, data, data, end, background=background)
+
+
+@pytest.mark.parametrize("background", [False, True])
+def test_registration_that_ends_under_a_copy_of_a_neighbour_keeps_the_pages(
+    emulated, end, background
+) -> None:
+    heap = np.zeros(3 * PAGE, "u1")
+    page = heap[-heap.ctypes.data % PAGE :][:PAGE]
+    check_copies_outlive(
+        emulated, page[:1000], page[2000:3000], end, background=background
+    )
+
+
+@pytest.mark.parametrize("background", [False, True])
+def test_registration_that_ends_under_a_strided_copy_keeps_the_pages(
+    emulated, end, background
+) -> None:
+    data = np.zeros((300, 100), "f4")
+    check_copies_outlive(emulated, data, data[::2, 10:50], end, background=background)
+
+
+VIEWS = {
+    "array": lambda data: data,
+    "memoryview": memoryview,
+    "dlpack": lambda data: exporters.FakeDLPack(exporters.Produced.over(data)),
+}
+
+
+@pytest.mark.parametrize("view", VIEWS)
+def test_buffer_made_of_registered_memory_keeps_the_pages(emulated, end, view) -> None:
+    data = np.arange(PAGE, dtype="u1")
+    exported = VIEWS[view](data)
+    held = [cumem.register(data)]
+    buffer = cumem.asbuffer(exported)
+    assert buffer.kind == "pinned"
+    end(held)
+    assert testing.registrations() == 1
+    device = cumem.zeros(PAGE // 2, "u1")
+    cumem.copy(device, buffer[::2])  # the kernel reads it where it lies
+    cumem.copy_many([(device[:9], buffer[:9]), (device[9:18], buffer[100:109])])
+    expected = data[::2].copy()
+    expected[:18] = [*data[:9], *data[100:109]]
+    assert (values.get(device) == expected).all()
+    del buffer
+    assert testing.registrations() == 0
+
+
+def pairs_of(device: cumem.Buffer, data: np.ndarray) -> list[tuple[object, object]]:
+    return [(device[:1000], data[100:1100]), (device[1000:2000], data[1500:2500])]
+
+
+BESIDE = {
+    "copy": lambda dev, data: cumem.copy(dev[:1000], data[100:1100]),
+    "strided": lambda dev, data: cumem.copy_async(dev[:1000], data[100:2100:2]).wait(),
+    "back": lambda dev, data: cumem.copy_async(data[100:2100:2], dev[:1000]).wait(),
+    "background": lambda dev, data: cumem.copy_async(dev, data[100:3100]).wait(),
+    "many": lambda dev, data: cumem.copy_many(pairs_of(dev, data)),
+}
+
+
+@pytest.mark.parametrize("call", BESIDE)
+def test_copies_beside_registrations_that_come_and_go_on_their_page_succeed(
+    emulated, call
+) -> None:
+    """What is asked of the driver before a copy holds until the copy is done."""
+    heap = np.zeros(3 * PAGE, "u1")
+    page = heap[-heap.ctypes.data % PAGE :][:PAGE]
+    device = cumem.empty_device(3000, "u1")
+    stop = threading.Event()
+
+    def come_and_go() -> None:
+        while not stop.is_set():
+            with cumem.register(page[:10]):
+                pass
+
+    thread = threading.Thread(target=come_and_go)
+    thread.start()
+    try:
+        for _ in range(500):
+            BESIDE[call](device, page)
+    finally:
+        stop.set()
+        thread.join()
+
+
+def test_registration_that_ends_under_a_copy_into_its_array_keeps_the_pages(
+    emulated, end
+) -> None:
+    data = np.zeros(1 << 20, "u1")
+    device = cumem.full(1 << 20, 7, "u1")
+    stream = cumem.Stream()
+    held = [cumem.register(data)]
+    with session.gate(stream):
+        transfer = cumem.copy_async(data, device, stream=stream)
+        end(held)
+        assert testing.registrations() == 1
+    transfer.wait()
+    assert (data == 7).all()
+    assert testing.registrations() == 0
+
+
 def test_shutdown_unregisters(runtime) -> None:
     data = np.zeros(1000)
     registration = cumem.register(data)
@@ -223,23 +399,54 @@ def test_attributes_and_repr(runtime) -> None:
 
 
 def test_registering_releases_the_gil(emulated) -> None:
-    testing.delay_op("host_register", 20_000)
-    ticks = []
-    stop = threading.Event()
-
-    def run() -> None:
-        while not stop.is_set():
-            ticks.append(1)
-            stop.wait(0.001)
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    while not ticks:
-        pass
-    before = len(ticks)
     with cumem.register(np.zeros(10)):
-        during = len(ticks)
-    stop.set()
-    thread.join()
-    testing.delay_op("host_register", 0)
-    assert during > before
+        assert testing.fault_count("host_register") == 1
+    assert testing.fault_count("host_unregister") == 1
+    assert not {"host_register", "host_unregister"} & set(testing.calls_with_gil())
+
+
+@pytest.mark.parametrize("view", VIEWS)
+def test_pages_of_an_import_are_unlocked_after_the_work_that_was_recorded(
+    emulated, view
+) -> None:
+    """Work of another library, which only record_stream() tells of."""
+    data = np.arange(PAGE, dtype="u1")
+    held = cumem.register(data)
+    buffer = cumem.asbuffer(VIEWS[view](data))
+    del held
+    assert testing.registrations() == 1
+    stream = cumem.Stream()
+    seen: list[int] = []
+
+    def let_go() -> None:
+        while testing.fault_count("stream_synchronize") == before:
+            pass
+        seen.append(testing.registrations())
+        testing.gate_open(stream)
+
+    testing.gate_close(stream)
+    cumem.empty_device(8, "u1", stream=stream).fill(1, stream=stream)
+    buffer.record_stream(stream)
+    before = testing.fault_count("stream_synchronize")
+    opener = threading.Thread(target=let_go)
+    opener.start()
+    del buffer
+    opener.join()
+    assert seen == [1]
+    assert testing.registrations() == 0
+
+
+def test_shutdown_beside_the_end_of_imports_is_refused_or_whole(emulated) -> None:
+    """The last share of several pieces unlocks them without the GIL."""
+    for _ in range(30):
+        data = np.zeros(6 * PAGE, "u1")
+        page = data[-data.ctypes.data % PAGE :]
+        held = [cumem.register(page[i * PAGE : (i + 1) * PAGE]) for i in range(4)]
+        buffer = [cumem.asbuffer(page[: 4 * PAGE])]
+        held.clear()
+        thread = threading.Thread(target=buffer.clear)
+        thread.start()
+        with contextlib.suppress(RuntimeError, BufferError):
+            cumem.shutdown()
+        thread.join()
+        assert testing.registrations() == 0

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support import programs
 from support.traces import KIB, PEAK_LIVE, SIZE, hand_checked, write_npz
 from test_docs import load
 
@@ -321,16 +322,9 @@ def test_benchmark_of_pools_runs_and_renders(tmp_path: Path) -> None:
     write_npz(tmp_path / "hand.npz")
     path = tmp_path / "results.json"
     script = ROOT / "benchmarks" / "pools.py"
-    command = [sys.executable, str(script), "--quick", "--only", "T1,T13"]
+    command = [str(script), "--quick", "--only", "T1,T13"]
     command += ["--traces", str(tmp_path), "--json", str(path)]
-    environment = os.environ | {
-        "CUMEM_BACKEND": "emulated",
-        "CUMEM_EMULATED_DELAY_US": "0",
-        "PYTHONPATH": os.pathsep.join(p for p in sys.path if p),
-    }
-    done = subprocess.run(
-        command, capture_output=True, text=True, env=environment, check=False
-    )
+    done = programs.run(*command, CUMEM_EMULATED_DELAY_US="0")
     assert done.returncode == 0, done.stderr
     results = json.loads(path.read_text(encoding="utf-8"))
     rows = {row["statement"]: row for row in results["parts"]["T1"]["rows"]}

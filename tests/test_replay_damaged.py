@@ -193,6 +193,7 @@ def bomb(path: Path, rows: int) -> Path:
     return path
 
 
+@pytest.mark.skipif("asan" in os.environ.get("LD_PRELOAD", ""), reason="RLIMIT_AS")
 def test_bomb_is_refused_before_it_goes_off(tmp_path: Path) -> None:
     path = bomb(tmp_path / "bomb.npz", 1 << 26)  # half a GiB for each array
 
@@ -244,3 +245,10 @@ def test_read_error_of_the_file_is_not_taken_for_damage(tmp_path: Path, capsys) 
 def test_trace_of_this_test_is_good(tmp_path: Path) -> None:
     assert load_trace(pack(tmp_path / "a.npz")).events == 2
     assert load_trace(write_npz(tmp_path / "b.npz")).events == 7
+
+
+def test_fifo_is_refused_and_not_waited_for(tmp_path: Path) -> None:
+    path = tmp_path / "trace"
+    os.mkfifo(path)
+    with pytest.raises(OSError, match="FIFO"):
+        load_trace(path)

@@ -6,13 +6,13 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
 
 import numpy as np
 import pytest
+from support import programs
 
 import cumem
 
@@ -34,19 +34,8 @@ def test_benchmark_of_safetensors_runs_and_says_that_it_is_emulated(
     tmp_path: Path,
 ) -> None:
     path = tmp_path / "results.json"
-    environment = os.environ | {
-        "CUMEM_BACKEND": "emulated",
-        "CUMEM_EMULATED_DELAY_US": "0",
-        "PYTHONPATH": os.pathsep.join(p for p in sys.path if p),
-    }
     command = ["--quick", "--json", str(path), "--dir", str(tmp_path)]
-    done = subprocess.run(
-        [sys.executable, str(SCRIPT), *command],
-        capture_output=True,
-        text=True,
-        env=environment,
-        check=False,
-    )
+    done = programs.run(str(SCRIPT), *command, CUMEM_EMULATED_DELAY_US="0")
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("EMULATED DEVICE")
     results = json.loads(path.read_text(encoding="utf-8"))

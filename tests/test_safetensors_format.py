@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import struct
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -481,6 +482,98 @@ def test_index_of_more_than_100_mb_is_refused(tmp_path: Path) -> None:
         form.read_index(path)
 
 
+# -- how much is read of what comes from anywhere ------------------------------------------
+
+NAMES = 100
+LENGTH = 10_000
+LARGE_HEADERS = {
+    "many tensors": (
+        json.dumps({str(i): tensor(shape=[0], offsets=[0, 0]) for i in range(101)}),
+        "more than 100 names",
+    ),
+    "many texts": (
+        json.dumps({"__metadata__": {str(i): "" for i in range(101)}}),
+        "more than 100 names",
+    ),
+    "lists": ('{"a":[' + "[]," * LENGTH + "[]]}", "goes on for more than 8192"),
+    "objects": ('{"a":[' + "{}," * LENGTH + "{}]}", "goes on for more than 8192"),
+    "a shape": (
+        json.dumps({"a": tensor(shape=[300] * LENGTH)}),
+        "goes on for more than 8192",
+    ),
+    "fields": (
+        '{"a":{' + ",".join(f'"{i}":0' for i in range(LENGTH)) + "}}",
+        "goes on for more than 8192",
+    ),
+    "texts that are lists": (
+        '{"__metadata__":{"a":[' + "[]," * LENGTH + "[]]}}",
+        "goes on for more than 8192",
+    ),
+    "a list never ends": ('{"a":[' + "[]," * LENGTH, "goes on for more than 8192"),
+    "a name never ends": ('{"' + "a" * LENGTH, "not JSON: Unterminated string"),
+}
+
+
+@pytest.fixture
+def small_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(form, "MAX_NAMES", NAMES)
+    monkeypatch.setattr(form, "_MAX_VALUE_LENGTH", 8192)
+
+
+@pytest.mark.parametrize("what", LARGE_HEADERS)
+def test_header_that_would_take_much_memory_is_refused(
+    tmp_path: Path, small_bounds: None, what: str
+) -> None:
+    text, why = LARGE_HEADERS[what]
+    with pytest.raises(cumem.SafetensorsError, match=why) as caught:
+        read(tmp_path, blob(text))
+    assert caught.value.__context__ is None  # which would hold all of the text
+
+
+def test_header_within_all_bounds_is_read(tmp_path: Path, small_bounds: None) -> None:
+    entry = {**tensor(shape=[0], offsets=[0, 0]), "more": "x" * 7000}
+    header = {str(i): entry for i in range(NAMES - 1)}
+    header["__metadata__"] = {str(i): "é" * LENGTH for i in range(NAMES)}
+    found = read(tmp_path, blob(header))
+    assert len(found.tensors) == NAMES - 1
+    assert found.metadata == header["__metadata__"]
+
+
+def test_memory_of_reading_a_header_is_bounded(tmp_path: Path) -> None:
+    text = '{"a":[' + "[]," * (1 << 20) + "[]]}"
+    path = tmp_path / "t.safetensors"
+    path.write_bytes(blob(text))
+    tracemalloc.start()
+    try:
+        with pytest.raises(cumem.SafetensorsError, match="goes on"):
+            cumem.read_safetensors_header(path)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < 2 * len(text) + (8 << 20)
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        (
+            json.dumps({"weight_map": {str(i): "x" for i in range(101)}}),
+            "more than 100 names",
+        ),
+        (json.dumps({str(i): 0 for i in range(101)}), "more than 100 names"),
+        ('{"metadata":[' + "{}," * LENGTH + "0]}", "goes on for more than 8192"),
+        ('{"weight_map":{"a":[' + "{}," * LENGTH + "0]}}", "goes on for more"),
+    ],
+)
+def test_index_that_would_take_much_memory_is_refused(
+    tmp_path: Path, small_bounds: None, text: str, why: str
+) -> None:
+    path = tmp_path / "m.safetensors.index.json"
+    path.write_text(text)
+    with pytest.raises(cumem.SafetensorsError, match=why):
+        form.read_index(path)
+
+
 # -- writing ---------------------------------------------------------------------------
 
 ARRAYS = ["?", "u1", "i1", "u2", "i2", "f2", "u4", "i4", "f4", "c8", "u8", "i8", "f8"]
@@ -521,3 +614,13 @@ def test_header_over_100_mb_is_not_written(monkeypatch: pytest.MonkeyPatch) -> N
     form.header_bytes([], {"a": "b"})
     with pytest.raises(ValueError, match="more than 64"):
         form.header_bytes([], {"a": "b" * 64})
+
+
+def test_more_tensors_than_are_read_are_not_written(small_bounds: None) -> None:
+    entries = [(str(i), "U8", (0,), 0) for i in range(NAMES)]
+    form.header_bytes(entries, None)
+    for more in ([*entries, ("a", "U8", (0,), 0)], None), (entries, {"a": "b"}):
+        with pytest.raises(ValueError, match="at most 100"):
+            form.header_bytes(*more)
+    with pytest.raises(ValueError, match="at most 100"):
+        form.header_bytes([], {str(i): "" for i in range(NAMES + 1)})

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import threading
+import weakref
 from random import Random
 
 import pytest
@@ -55,6 +56,32 @@ def test_counters_follow_what_happens(runtime) -> None:
     pool.reset_peaks()
     assert pool.stats().peak_live_nbytes == 0
     assert pool.stats().peak_reserved_nbytes == after.reserved_nbytes
+
+
+def test_hits_are_the_allocations_that_called_no_runtime(runtime) -> None:
+    pool = cumem.Pool("pinned")
+    kept = [pool.allocate(1000)]
+    assert (pool.stats().miss_count, pool.stats().hit_count) == (1, 0)
+    calls = session.testing.fault_count()
+    kept += [pool.allocate(1000) for _ in range(3)]
+    assert session.testing.fault_count() == calls
+    assert (pool.stats().miss_count, pool.stats().hit_count) == (1, 3)
+    kept.append(pool.allocate(64 * MIB))
+    assert session.testing.fault_count() > calls
+    assert (pool.stats().miss_count, pool.stats().hit_count) == (2, 3)
+    del kept
+
+
+def test_peaks_of_what_is_live_stay_when_less_is(runtime) -> None:
+    pool = cumem.Pool("pinned")
+    kept = [pool.allocate(1000) for _ in range(3)]
+    del kept
+    kept = [pool.allocate(100)]
+    assert pool.stats().peak_live_nbytes == 3 * 1024
+    assert pool.stats().peak_requested_nbytes == 3000
+    kept += [pool.allocate(5000)]
+    assert pool.stats().peak_live_nbytes == pool.stats().live_nbytes == 128 + 5056
+    del kept
 
 
 def test_peaks_of_what_is_cached_and_wasted_are_exact(runtime) -> None:
@@ -328,3 +355,27 @@ def test_map_of_an_empty_pool_has_no_segment(runtime) -> None:
     text = str(cumem.Pool().snapshot())
     assert "0 B in 0 segments" in text
     assert len(text.splitlines()) == 2
+
+
+def test_measurement_that_never_ends_is_forgotten_with_its_last_name(runtime) -> None:
+    """Ctrl-C can come between its beginning and the block."""
+    running = cumem.measure().__enter__()
+    kept = weakref.ref(running)
+    del running
+    with cumem.measure():
+        pass
+    assert kept() is None
+
+
+def test_running_measurement_knows_no_pool_that_ended(runtime) -> None:
+    with cumem.measure() as running:
+        for _ in range(3):
+            pool = cumem.Pool("pinned")
+            pool.allocate(100).free()
+            with cumem.measure():  # looks at all pools
+                pass
+            pool.close()
+            del pool
+        with cumem.measure():
+            pass
+        assert len(running._peaks) == len(cumem.stats().pools)

@@ -307,7 +307,8 @@ def test_synchronize_waits_and_releases_the_gil(emulated) -> None:
         assert not stream.done
         thread = threading.Thread(target=run)
         thread.start()
-        assert not reached.wait(0.02)
+        session.wait_until_waiting(thread)
+        assert not reached.is_set()
     thread.join()
     assert reached.is_set()
     assert stream.done

@@ -5,14 +5,13 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import os
-import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
 import numpy as np
 import pytest
+from support import programs
 
 SCRIPT = Path(__file__).parents[1] / "benchmarks" / "transfer.py"
 
@@ -33,17 +32,8 @@ def test_benchmark_of_transfers_runs_and_says_that_it_is_emulated(
     tmp_path: Path,
 ) -> None:
     path = tmp_path / "results.json"
-    environment = os.environ | {
-        "CUMEM_BACKEND": "emulated",
-        "CUMEM_EMULATED_DELAY_US": "0",
-        "PYTHONPATH": os.pathsep.join(p for p in sys.path if p),
-    }
-    done = subprocess.run(
-        [sys.executable, str(SCRIPT), "--quick", "--json", str(path)],
-        capture_output=True,
-        text=True,
-        env=environment,
-        check=False,
+    done = programs.run(
+        *(str(SCRIPT), "--quick", "--json", str(path)), CUMEM_EMULATED_DELAY_US="0"
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("EMULATED DEVICE")
@@ -101,23 +91,9 @@ def test_benchmark_of_transfers_copies_tensors_both_ways(
 
 def test_benchmark_of_many_copies_runs_and_verifies(tmp_path: Path) -> None:
     path = tmp_path / "results.json"
-    done = subprocess.run(
-        [
-            sys.executable,
-            str(SCRIPT.with_name("many.py")),
-            "--quick",
-            "--json",
-            str(path),
-        ],
-        capture_output=True,
-        text=True,
-        env=os.environ
-        | {
-            "CUMEM_BACKEND": "emulated",
-            "CUMEM_EMULATED_DELAY_US": "0",
-            "PYTHONPATH": os.pathsep.join(p for p in sys.path if p),
-        },
-        check=False,
+    script = str(SCRIPT.with_name("many.py"))
+    done = programs.run(
+        *(script, "--quick", "--json", str(path)), CUMEM_EMULATED_DELAY_US="0"
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("EMULATED DEVICE")

@@ -167,7 +167,7 @@ def test_cancelled_error_is_no_cancelled_task(emulated) -> None:
             await asyncio.sleep(0)
             await asyncio.sleep(0)
             assert transfer.cancel()
-            assert await asyncio.wait_for(task, 30) == "told"
+            assert await asyncio.wait_for(task, session.PATIENCE) == "told"
             with pytest.raises(cumem.CancelledError):
                 await transfer  # a cancelled one answers at once
         assert (target == 1).all()
@@ -283,10 +283,14 @@ def test_callable_is_told_while_a_copy_waits(emulated) -> None:
     assert seen[0] == (0, NBYTES)
     assert seen[-1] == (NBYTES, NBYTES)
     with waiting() as (transfer, _, _):
-        seen[:] = [(0, 0)]
-        with pytest.raises(TimeoutError):
-            transfer.wait(0.12, progress=tell)
-        assert seen[1] == (0, NBYTES)
+
+        def stop(*args: int) -> None:
+            seen[:] = [args]
+            raise StopError
+
+        with pytest.raises(StopError):
+            transfer.wait(progress=stop)
+        assert seen == [(0, NBYTES)]
 
 
 class StopError(Exception):
@@ -376,8 +380,20 @@ def test_short_copy_shows_no_bar(emulated, bars) -> None:
 def test_long_copy_shows_a_bar(emulated, bars, monkeypatch) -> None:
     pytest.importorskip("tqdm")
     monkeypatch.setattr("cumem.progress.DELAY", 0)
-    with waiting() as (transfer, _, _), pytest.raises(TimeoutError):
-        transfer.wait(0.12, progress=True)
+
+    stream = cumem.Stream()
+    source = cumem.full(NBYTES, 7, "u1", "device")
+    cumem.Device(0).synchronize()
+
+    def go_on() -> None:
+        session.wait_until(lambda: bars)
+        session.testing.gate_open(stream)
+
+    with session.rescued(stream), session.gate(stream):
+        source.fill(8, stream=stream)
+        transfer = cumem.copy_async(array(1), source)
+        with session.when_waiting(go_on):
+            transfer.wait(progress=True)
     transfer.wait(progress=True)
     (bar,) = bars  # the second was done at once
     assert (bar.total, bar.unit, bar.unit_scale) == (NBYTES, "B", True)
@@ -519,7 +535,7 @@ def test_interrupted_overlapping_copy_between_hosts_stops_on_the_way(emulated) -
 def test_ensure_future_makes_a_task_and_create_task_refuses(emulated) -> None:
     async def both() -> None:
         await asyncio.ensure_future(cumem.copy_async(target, array(3)))
-        await asyncio.wait_for(cumem.copy_async(target, array(4)), 10)
+        await asyncio.wait_for(cumem.copy_async(target, array(4)), session.PATIENCE)
         transfer = cumem.copy_async(target, array(5))
         with pytest.raises(TypeError, match="coroutine"):
             asyncio.get_running_loop().create_task(transfer)  # type: ignore[arg-type]

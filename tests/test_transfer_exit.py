@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support import session
+from support import programs, session
 
 import cumem
 
@@ -141,17 +141,7 @@ def test_stress_of_transfers_in_short(tmp_path: Path, faults) -> None:
     script = Path(__file__).parent / "isolated" / "stress_transfers.py"
     path = tmp_path / "result.json"
     options = ["--seconds", "2", "--largest", "1000000", "--json", str(path)]
-    done = subprocess.run(
-        [sys.executable, str(script), *options, *["--faults"][: int(faults)]],
-        capture_output=True,
-        text=True,
-        check=False,
-        env=os.environ
-        | {
-            "CUMEM_BACKEND": "emulated",
-            "PYTHONPATH": os.pathsep.join(p for p in sys.path if p),
-        },
-    )
+    done = programs.run(str(script), *options, *["--faults"][: int(faults)])
     assert done.returncode == 0, done.stdout + done.stderr
     result = json.loads(path.read_text(encoding="utf-8"))
     assert result["copies"]["done"] > 0

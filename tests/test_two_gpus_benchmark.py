@@ -4,10 +4,10 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
-import sys
 from pathlib import Path
+
+from support import programs
 
 SCRIPT = Path(__file__).parents[1] / "benchmarks" / "two_gpus.py"
 
@@ -23,18 +23,10 @@ CASES = {
 
 
 def run(devices: int, *arguments: str) -> subprocess.CompletedProcess[str]:
-    environment = os.environ | {
-        "CUMEM_BACKEND": "emulated",
-        "CUMEM_EMULATED_DEVICES": str(devices),
-        "CUMEM_EMULATED_DELAY_US": "0",
-        "PYTHONPATH": os.pathsep.join(p for p in sys.path if p),
-    }
-    return subprocess.run(
-        [sys.executable, str(SCRIPT), "--quick", *arguments],
-        capture_output=True,
-        text=True,
-        env=environment,
-        check=False,
+    return programs.run(
+        *(str(SCRIPT), "--quick", *arguments),
+        CUMEM_EMULATED_DEVICES=str(devices),
+        CUMEM_EMULATED_DELAY_US="0",
     )
 
 

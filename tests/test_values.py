@@ -9,6 +9,9 @@ from decimal import Decimal
 
 import numpy as np
 import pytest
+from hypothesis import given as drawn
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
 from support import values
 
 import cumem
@@ -27,7 +30,11 @@ def write_setitem(buffer: cumem.Buffer, value: object) -> None:
     buffer[...] = value
 
 
-WRITERS = [write_fill, write_setitem, cumem.copy]
+def write_array(buffer: cumem.Buffer, value: object) -> None:
+    cumem.copy(buffer, cumem.array(value, buffer.dtype, "pinned"))
+
+
+WRITERS = [write_fill, write_setitem, cumem.copy, write_array]
 
 CHANGED = [
     ([("a", "i4"), ("b", "u1")], [(1.7, 2), (3, 4)], TypeError),
@@ -162,7 +169,144 @@ def test_array_as_a_value_is_held_to_the_same(
             buffer.fill(given)
         with pytest.raises(error):
             cumem.full(2, given, dtype, kind)
+    for given in (value, cumem.array(value, kind="pinned")):
+        with pytest.raises(error):
+            cumem.array(given, dtype, kind)
     assert buffer.numpy().tobytes() == bytes(buffer.nbytes)
+
+
+INTEGERS = ["?", "i1", "u1", "i2", "u2", "i4", "u4", "i8", "u8"]
+REALS = ["f2", "f4", "f8"]
+
+
+def ends_of(dtype: str) -> tuple[int, int]:
+    """The least and the largest integer of a dtype."""
+    if dtype == "?":
+        return 0, 1
+    info = np.iinfo(dtype)
+    return int(info.min), int(info.max)
+
+
+def near_ends(dtype: str) -> st.SearchStrategy[int]:
+    """Integers of a dtype at the ends of it and of all others, and just beyond."""
+    low, high = ends_of(dtype)
+    near = {end + step for d in INTEGERS for end in ends_of(d) for step in (-1, 0, 1)}
+    return st.sampled_from(sorted(i for i in near if low <= i <= high))
+
+
+def test_integers_of_another_dtype_come_back_equal_or_are_refused(runtime) -> None:
+    """Against Python's integers, which never wrap round."""
+
+    @drawn(st.sampled_from(INTEGERS), st.sampled_from(INTEGERS), st.data())
+    def check(source: str, to: str, data: st.DataObject) -> None:
+        numbers = data.draw(st.lists(near_ends(source), min_size=1, max_size=5))
+        if data.draw(st.booleans()):
+            check_integers(np.array(numbers[::-1], source)[::-1], numbers, to)
+        else:
+            check_integers(np.array(numbers, source), numbers, to)
+
+    check()
+
+
+def check_integers(array: np.ndarray, numbers: list[int], to: str) -> None:
+    low, high = ends_of(to)
+    fits = all(low <= number <= high for number in numbers)
+    target = cumem.zeros(len(numbers), to, "pinned")
+    for made in (
+        lambda: cumem.array(array, to, "pinned"),
+        lambda: cumem.array(numbers, to, "pinned"),
+        lambda: cumem.array(cumem.array(array, kind="pinned"), to, "pinned"),
+        lambda: cumem.full(len(numbers), array, to, "pinned"),
+        lambda: target.fill(array) or target,
+        lambda: write_setitem(target, numbers) or target,
+    ):
+        if fits:
+            assert [int(number) for number in made().numpy()] == numbers
+        else:
+            with pytest.raises((OverflowError, TypeError)):
+                made()
+    assert fits or not target.numpy().any()
+
+
+@pytest.mark.parametrize("to", INTEGERS)
+@pytest.mark.parametrize("value", [1.5, 1.0, float("nan"), float("inf"), 1e300, 1j])
+def test_reals_are_no_integers(runtime, to, value) -> None:
+    for given in (value, [value], np.array(value), np.array([value] * 2)):
+        with pytest.raises(TypeError):
+            cumem.array(given, to, "pinned")
+    for call in (
+        lambda: cumem.full(2, value, to, "pinned"),
+        lambda: cumem.zeros(2, to, "pinned").fill(np.float64(abs(value))),
+        lambda: write_setitem(cumem.zeros(2, to, "pinned"), value),
+    ):
+        with pytest.raises(TypeError):
+            call()
+
+
+def test_numbers_in_a_real_are_rounded_as_numpy_rounds_or_refused(runtime) -> None:
+    @drawn(st.sampled_from(REALS + INTEGERS), st.sampled_from(REALS), st.data())
+    def check(source: str, to: str, data: st.DataObject) -> None:
+        array = data.draw(arrays(source, st.integers(1, 5)))
+        with np.errstate(all="ignore"):
+            rounded = array.astype(to)
+        if (np.isinf(rounded) & np.isfinite(array)).any():
+            with pytest.raises(OverflowError):
+                cumem.array(array, to, "pinned")
+        else:
+            made = cumem.array(array, to, "pinned").numpy()
+            assert made.dtype == np.dtype(to)
+            np.testing.assert_array_equal(made, rounded)
+
+    check()
+
+
+@pytest.mark.parametrize("order", ["C", "F", "K"])
+@pytest.mark.parametrize(("source", "to"), [("f8", "f4"), ("i8", "u1"), ("u1", "i4")])
+def test_array_of_another_dtype_is_laid_out_as_one_of_the_same(
+    runtime, order, source, to
+) -> None:
+    array = np.arange(24, dtype=source).reshape(2, 3, 4)
+    for view in (
+        array,
+        array.T,
+        array.transpose(1, 0, 2),
+        array[:, ::2],
+        array[:, ::-1],
+    ):
+        made = cumem.array(view, to, "pinned", order=order)
+        same = cumem.array(view.astype(to, order="K"), kind="pinned", order=order)
+        assert (made.numpy() == view).all()
+        assert made.strides == same.strides
+
+
+@pytest.mark.parametrize(("source", "to"), [("f8", "f4"), ("i8", "u1"), ("U3", "U2")])
+def test_one_value_at_the_end_of_a_long_array_is_looked_at(runtime, source, to) -> None:
+    array = np.ones(100_003, source)
+    assert (cumem.array(array, to, "pinned").numpy() == array).all()
+    array[-1] = {"f8": 1e300, "i8": 256, "U3": "abc"}[source]
+    with pytest.raises((OverflowError, ValueError), match="does not fit"):
+        cumem.array(array, to)
+
+
+@pytest.mark.parametrize(
+    ("value", "dtype", "error"),
+    [
+        ("1", "i4", TypeError),
+        ([1, 2], "U3", TypeError),
+        (np.array(["2020-01-01"], "M8[D]"), "i8", TypeError),
+        (np.array([1.5]), "M8[s]", TypeError),
+        (None, "f8", TypeError),
+        ([None], "f8", TypeError),
+        (np.array([1, "a"], object), "i4", TypeError),
+        (b"abc", "S2", ValueError),
+        (b"abc", "i4", TypeError),
+    ],
+)
+def test_array_of_another_kind_of_value_is_refused(
+    runtime, value, dtype, error
+) -> None:
+    with pytest.raises(error):
+        cumem.array(value, dtype, "pinned")
 
 
 def test_records_go_into_each_other_by_position(runtime) -> None:

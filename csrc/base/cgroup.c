@@ -81,9 +81,11 @@ parse_mount(char *line, mount *out)
     return true;
 }
 
-/* The group of the process in one hierarchy, as /proc/self/cgroup names it. */
+/* The group of the process in one hierarchy, as /proc/self/cgroup names it: within
+ * `text`, not ended by a zero. */
 static bool
-find_own(const char *text, bool v2, const char *controller, char *out, size_t nbytes)
+find_own(const char *text, bool v2, const char *controller, const char **out,
+         int *out_length)
 {
     for (const char *line = text; line != NULL && *line != '\0';) {
         const char *end = line + strcspn(line, "\n");
@@ -91,14 +93,13 @@ find_own(const char *text, bool v2, const char *controller, char *out, size_t nb
         const char *first = memchr(line, ':', (size_t)(end - line));
         const char *second =
             first != NULL ? memchr(first + 1, ':', (size_t)(end - first - 1)) : NULL;
-        if (second != NULL && (size_t)(second - first) < sizeof(words)
-            && (size_t)(end - second) <= nbytes) {
+        if (second != NULL && (size_t)(second - first) < sizeof(words)) {
             size_t length = (size_t)(second - first - 1);
             memcpy(words, first + 1, length);
             words[length] = '\0';
             if (v2 ? length == 0 : has_word(words, controller)) {
-                memcpy(out, second + 1, (size_t)(end - second - 1));
-                out[end - second - 1] = '\0';
+                *out = second + 1;
+                *out_length = (int)(end - second - 1);
                 return true;
             }
         }
@@ -110,15 +111,18 @@ find_own(const char *text, bool v2, const char *controller, char *out, size_t nb
 /* Path of group `own` seen through the mount; false when it lies outside of what is
  * mounted, and the mount point is then the nearest that can be seen. */
 static bool
-place_group(const mount *m, bool v2, const char *own, cm_cgroup *out)
+place_group(const mount *m, bool v2, const char *own, int own_length, cm_cgroup *out)
 {
     size_t root_length = strcmp(m->root, "/") == 0 ? 0 : strlen(m->root);
-    bool inside = strncmp(own, m->root, root_length) == 0
-                  && (own[root_length] == '/' || own[root_length] == '\0')
-                  && strstr(own, "/..") == NULL;
-    const char *rest = inside ? own + root_length : "";
-    int length = snprintf(out->path, sizeof(out->path), "%s%s", m->point, rest);
+    size_t nbytes = (size_t)own_length;
+    bool inside = nbytes >= root_length && memcmp(own, m->root, root_length) == 0
+                  && (nbytes == root_length || own[root_length] == '/')
+                  && memmem(own, nbytes, "/..", 3) == NULL;
+    int rest = inside ? own_length - (int)root_length : 0;
+    int length = snprintf(out->path, sizeof(out->path), "%s%.*s", m->point, rest,
+                          own + own_length - rest);
     if (length < 0 || (size_t)length >= sizeof(out->path)) {
+        out->path[0] = '\0';
         return false;
     }
     while (length > 1 && out->path[length - 1] == '/') {
@@ -132,27 +136,30 @@ place_group(const mount *m, bool v2, const char *own, cm_cgroup *out)
 static FILE *
 open_mounts(const char *root)
 {
-    char path[PATH_MAX];
-    int length = snprintf(path, sizeof(path), "%s/proc/self/mountinfo",
-                          root != NULL ? root : "");
-    return length < 0 || (size_t)length >= sizeof(path) ? NULL : fopen(path, "re");
+    static const char path[] = "/proc/self/mountinfo";
+    char *whole;
+    if (root == NULL) {
+        return fopen(path, "re");
+    }
+    if (asprintf(&whole, "%s%s", root, path) < 0) {
+        return NULL;
+    }
+    FILE *file = fopen(whole, "re");
+    free(whole);
+    return file;
 }
 
-int
-cm_cgroup_find(const char *root, const char *controller, cm_cgroup out[2])
+/* `own` is what /proc/self/cgroup says. */
+static int
+find_groups(FILE *mounts, const char *own, const char *controller, cm_cgroup out[2])
 {
-    char own[8192];
-    char group[PATH_MAX / 2];
-    FILE *mounts = open_mounts(root);
-    if (mounts == NULL) {
-        return 0;
-    }
-    (void)cm_text_read(root, "/proc/self/cgroup", own, sizeof(own));
     char *line = NULL;
     size_t capacity = 0;
     int places[2] = {-1, -1}; /* by version: index into out */
     bool is_inside[2] = {false, false};
     int count = 0;
+    const char *group;
+    int length;
     mount m;
     while (getline(&line, &capacity, mounts) > 0) {
         if (strstr(line, " - cgroup") == NULL || !parse_mount(line, &m)) {
@@ -162,7 +169,7 @@ cm_cgroup_find(const char *root, const char *controller, cm_cgroup out[2])
         if (is_inside[v2]
             || !(v2
                  || (strcmp(m.type, "cgroup") == 0 && has_word(m.options, controller)))
-            || !find_own(own, v2, controller, group, sizeof(group))) {
+            || !find_own(own, v2, controller, &group, &length)) {
             continue;
         }
         if (places[v2] < 0) {
@@ -171,10 +178,23 @@ cm_cgroup_find(const char *root, const char *controller, cm_cgroup out[2])
         cm_cgroup *place = &out[places[v2]];
         place->path[0] = '\0';
         place->mount_length = 0;
-        is_inside[v2] = place_group(&m, v2, group, place);
+        is_inside[v2] = place_group(&m, v2, group, length, place);
     }
     free(line);
-    (void)fclose(mounts);
+    return count;
+}
+
+int
+cm_cgroup_find(const char *root, const char *controller, cm_cgroup out[2])
+{
+    char *own = cm_text_load(root, "/proc/self/cgroup");
+    FILE *mounts = own == NULL ? NULL : open_mounts(root);
+    int count = 0;
+    if (mounts != NULL) {
+        count = find_groups(mounts, own, controller, out);
+        (void)fclose(mounts);
+    }
+    free(own);
     return count;
 }
 
@@ -193,9 +213,24 @@ bool
 cm_cgroup_read(const char *root, const cm_cgroup *group, const char *name, char *out,
                size_t nbytes)
 {
-    char path[PATH_MAX];
+    char *path;
     out[0] = '\0';
-    int length = snprintf(path, sizeof(path), "%s/%s", group->path, name);
-    return length >= 0 && (size_t)length < sizeof(path)
-           && cm_text_read(root, path, out, nbytes);
+    if (asprintf(&path, "%s/%s", group->path, name) < 0) {
+        return false;
+    }
+    bool is_read = cm_text_read(root, path, out, nbytes);
+    free(path);
+    return is_read;
+}
+
+char *
+cm_cgroup_load(const char *root, const cm_cgroup *group, const char *name)
+{
+    char *path;
+    if (asprintf(&path, "%s/%s", group->path, name) < 0) {
+        return NULL;
+    }
+    char *text = cm_text_load(root, path);
+    free(path);
+    return text;
 }

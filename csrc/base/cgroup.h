@@ -22,8 +22,9 @@ int cm_cgroup_find(const char *root, const char *controller, cm_cgroup out[2]);
 /* Go to the group's parent. False at the mount point. */
 bool cm_cgroup_up(cm_cgroup *group);
 
-/* As cm_text_read, of the group's file `name`. */
+/* As cm_text_read and cm_text_load, of the group's file `name`. */
 bool cm_cgroup_read(const char *root, const cm_cgroup *group, const char *name,
                     char *out, size_t nbytes);
+char *cm_cgroup_load(const char *root, const cm_cgroup *group, const char *name);
 
 #endif

@@ -1,8 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "base/fresh_pages.h"
 
+#include <errno.h>
 #include <sys/mman.h>
 #include <unistd.h>
+
+#ifndef MADV_POPULATE_READ /* Linux 5.14 */
+#    define MADV_POPULATE_READ 22
+#    define MADV_POPULATE_WRITE 23
+#endif
 
 enum { LOOK_COUNT = 8 };
 
@@ -34,4 +40,17 @@ cm_pages_ask_huge(void *p, uint64_t nbytes)
     if (begin < end) {
         (void)madvise((void *)begin, end - begin, MADV_HUGEPAGE);
     }
+}
+
+cm_status
+cm_pages_look(const void *p, uint64_t nbytes, bool writes)
+{
+    uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE);
+    uintptr_t last = (uintptr_t)p + (uintptr_t)nbytes - 1;
+    int advice = writes ? MADV_POPULATE_WRITE : MADV_POPULATE_READ;
+    if (nbytes == 0 || madvise((void *)(last - last % page), page, advice) == 0
+        || (errno != EFAULT && errno != ENOMEM && errno != EHWPOISON)) {
+        return cm_ok();
+    }
+    return cm_fail(CM_EFAULT, (uint64_t)errno);
 }

@@ -1,11 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Ordinary memory that nobody has touched yet: its pages come into being when they are
- * first written, which for huge ones goes several times as fast. No locks. */
+/* Pages of ordinary memory. Those that nobody has touched yet come into being when they
+ * are first written, which for huge ones goes several times as fast; those of a mapped
+ * file that was cut short are no more, and touching them ends the process. No locks. */
 #ifndef CM_BASE_FRESH_PAGES_H
 #define CM_BASE_FRESH_PAGES_H
 
 #include <stdbool.h>
 #include <stdint.h>
+
+#include "base/status.h"
 
 #define CM_HUGE_PAGE_NBYTES ((uintptr_t)2 << 20)
 
@@ -15,5 +18,10 @@ bool cm_pages_are_fresh(const void *p, uint64_t nbytes);
 /* That the pages of a range about to be written become huge ones, where whole ones lie
  * in it; a refusal changes nothing. */
 void cm_pages_ask_huge(void *p, uint64_t nbytes);
+/* Before memory is read, or written, that may be a mapped file's: is it there? The page
+ * of the last byte tells for all, since a file loses its end, and costs the same
+ * whatever memory it is. It is brought in, as by touching it. Kernels before 5.14, and
+ * memory of devices, cannot tell: no failure. Fails: CM_EFAULT (errno). */
+CM_NODISCARD cm_status cm_pages_look(const void *p, uint64_t nbytes, bool writes);
 
 #endif

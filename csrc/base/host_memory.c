@@ -2,6 +2,7 @@
 #include "base/host_memory.h"
 
 #include <stdbool.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/resource.h>
 
@@ -32,14 +33,15 @@ least(uint64_t a, uint64_t b)
 static uint64_t
 read_reclaimable(const char *root, const cm_cgroup *group, const names *of)
 {
-    char text[8192];
+    char *text = cm_cgroup_load(root, group, "memory.stat");
     uint64_t inactive = 0;
     uint64_t active = 0;
-    if (!cm_cgroup_read(root, group, "memory.stat", text, sizeof(text))) {
+    if (text == NULL) {
         return 0;
     }
     (void)cm_text_find_u64(text, of->inactive, &inactive);
     (void)cm_text_find_u64(text, of->active, &active);
+    free(text);
     uint64_t sum;
     return __builtin_add_overflow(inactive, active, &sum) ? UINT64_MAX : sum;
 }
@@ -72,7 +74,7 @@ find_kib(const char *text, const char *key)
 {
     uint64_t kib = 0;
     uint64_t nbytes = 0;
-    return cm_text_find_u64(text, key, &kib)
+    return text != NULL && cm_text_find_u64(text, key, &kib)
                    && !__builtin_mul_overflow(kib, UINT64_C(1024), &nbytes)
                ? nbytes
                : UINT64_MAX;
@@ -81,10 +83,9 @@ find_kib(const char *text, const char *key)
 void
 cm_host_memory_read(const char *root, cm_host_memory *out)
 {
-    char text[4096];
     cm_cgroup groups[2];
     struct rlimit memlock;
-    (void)cm_text_read(root, "/proc/meminfo", text, sizeof(text));
+    char *text = cm_text_load(root, "/proc/meminfo");
     *out = (cm_host_memory){
         .cgroup_nbytes = UINT64_MAX,
         .cgroup_available_nbytes = UINT64_MAX,
@@ -92,6 +93,7 @@ cm_host_memory_read(const char *root, cm_host_memory *out)
         .total_available_nbytes = find_kib(text, "MemAvailable:"),
         .memlock_nbytes = UINT64_MAX,
     };
+    free(text);
     int count = cm_cgroup_find(root, "memory", groups);
     for (int i = 0; i < count; i++) {
         do {

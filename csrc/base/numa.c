@@ -2,6 +2,7 @@
 #include "base/numa.h"
 
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -59,16 +60,18 @@ bool
 cm_numa_read_cpus(const char *root, int node, cm_cpus *out)
 {
     char path[64];
-    char text[4096];
     cm_cpus mine;
     cm_cpus of_node;
     memset(out, 0, sizeof(*out));
     memset(&of_node, 0, sizeof(of_node));
     (void)snprintf(path, sizeof(path), "/sys/devices/system/node/node%d/cpulist", node);
-    if (!cm_text_read(root, path, text, sizeof(text)) || !cm_cpus_read(&mine)) {
+    char *text = cm_text_load(root, path);
+    if (text == NULL || !cm_cpus_read(&mine)) {
+        free(text);
         return false;
     }
     cm_text_visit_list(text, add_cpus, &of_node);
+    free(text);
     CPU_AND_S(sizeof(*out), out->sets, mine.sets, of_node.sets);
     return cm_cpus_count(out) != 0;
 }

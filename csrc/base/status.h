@@ -39,7 +39,13 @@ typedef struct cm_status {
       "the process may not use that much more memory (cgroup memory.max, or what the " \
       "machine has left)")                                                             \
     X(CM_ENUMA, -15, "the memory did not come from the NUMA node asked for")           \
-    X(CM_EENDED, -16, "a mapped file was cut short")
+    X(CM_EENDED, -16, "a mapped file was cut short")                                   \
+    X(CM_ECAPTURING, -17,                                                              \
+      "the stream is being captured, and a graph cannot hold what the host does or "   \
+      "what has to be waited for")                                                     \
+    X(CM_EFAULT, -18,                                                                  \
+      "memory of the copy cannot be had: the file that is mapped there was cut "       \
+      "short, or cannot be read or written")
 
 enum {
     CM_OK = 0,

@@ -3,24 +3,30 @@
 
 #include <errno.h>
 #include <fcntl.h>
-#include <limits.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
-bool
-cm_text_read(const char *root, const char *path, char *out, size_t nbytes)
+static int
+open_file(const char *root, const char *path)
 {
-    char whole[PATH_MAX];
-    out[0] = '\0';
-    int length = snprintf(whole, sizeof(whole), "%s%s", root != NULL ? root : "", path);
-    if (length < 0 || (size_t)length >= sizeof(whole)) {
-        return false;
+    char *whole;
+    if (root == NULL) {
+        return open(path, O_RDONLY | O_CLOEXEC);
+    }
+    if (asprintf(&whole, "%s%s", root, path) < 0) {
+        return -1;
     }
     int file = open(whole, O_RDONLY | O_CLOEXEC);
-    if (file < 0) {
-        return false;
-    }
+    free(whole);
+    return file;
+}
+
+/* As much as fits, ended by a zero. -1 when it cannot be read. */
+static ssize_t
+read_file(int file, char *out, size_t nbytes)
+{
     size_t filled = 0;
     ssize_t got = 1;
     while (got > 0 && filled < nbytes - 1) {
@@ -29,9 +35,37 @@ cm_text_read(const char *root, const char *path, char *out, size_t nbytes)
         } while (got < 0 && errno == EINTR);
         filled += got > 0 ? (size_t)got : 0;
     }
-    (void)close(file);
     out[got < 0 ? 0 : filled] = '\0';
+    return got < 0 ? -1 : (ssize_t)filled;
+}
+
+bool
+cm_text_read(const char *root, const char *path, char *out, size_t nbytes)
+{
+    out[0] = '\0';
+    int file = open_file(root, path);
+    if (file < 0) {
+        return false;
+    }
+    ssize_t got = read_file(file, out, nbytes);
+    (void)close(file);
     return got >= 0;
+}
+
+char *
+cm_text_load(const char *root, const char *path)
+{
+    enum { ROOM = 64 << 10 }; /* more than any of them has */
+    int file = open_file(root, path);
+    char *text = file < 0 ? NULL : malloc(ROOM);
+    if (text != NULL && read_file(file, text, ROOM) < 0) {
+        free(text);
+        text = NULL;
+    }
+    if (file >= 0) {
+        (void)close(file);
+    }
+    return text;
 }
 
 static bool

@@ -13,6 +13,10 @@
  * `root` NULL: "". False when it cannot be read; *out is then "". */
 bool cm_text_read(const char *root, const char *path, char *out, size_t nbytes);
 
+/* The same as a whole, which the caller frees; NULL when it cannot be read. Long files
+ * are not for the stack of a thread that may have little of it. */
+char *cm_text_load(const char *root, const char *path);
+
 /* The decimal number that `text` begins with, which white space or the end must follow.
  * False for anything else, "max" and "-1" too, and for what does not fit. */
 bool cm_text_parse_u64(const char *text, uint64_t *out);

@@ -3,6 +3,7 @@
 #include "pool/heap.h"
 
 #include <stdlib.h>
+#include <string.h>
 
 #include "pool/heap_private.h"
 
@@ -108,7 +109,7 @@ cut(cm_heap *heap, cm_span *span, uint64_t nbytes)
 void
 cm_heap_init(cm_heap *heap)
 {
-    *heap = (cm_heap){0};
+    memset(heap, 0, sizeof(*heap)); /* a literal may be built on the stack: 26 KB */
     cm_list_init(&heap->arenas);
     cm_list_init(&heap->gaps);
     cm_list_init(&heap->spare_spans);
@@ -155,6 +156,7 @@ add_arena(cm_heap *heap, void *host, cm_address base, uint64_t nbytes,
     span->prev = span->next = NULL;
     span->state = state;
     cm_list_push_back(&heap->arenas, &arena->node);
+    heap->arena_count++;
     return arena;
 }
 
@@ -198,6 +200,7 @@ cm_heap_remove_arena(cm_heap *heap, cm_arena *arena)
     cm_list_remove(&only->node);
     cm_list_push_front(&heap->spare_spans, &only->node);
     cm_list_remove(&arena->node);
+    heap->arena_count--;
     free_arena(arena);
 }
 

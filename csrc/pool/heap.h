@@ -48,6 +48,10 @@ struct cm_arena {
     cm_chunk **chunk_at; /* owned; placed: chunk that backs granule i, else NULL; or
                             NULL */
     uint64_t granule;
+    char *child_copy;  /* the rest is pool_fork.c's: owned, for a fork under way */
+    bool is_living;    /* a block of it lives at that fork */
+    bool keeps_place;  /* what cm_source_hide() answered */
+    bool is_inherited; /* a forked child: the blocks that lived have their bytes */
 };
 
 /* Whether a stream may have a span: nothing runs on it, or only that stream's work. */
@@ -73,7 +77,7 @@ enum { CM_BIN_COUNT = 1536, CM_BIN_WORDS = CM_BIN_COUNT / 64 };
 /* Invariants: the spans of an arena are contiguous from base to base + nbytes; two
  * neighbours are not both GAP, nor both FREE where they may join and have the same tag;
  * a span is in the bin of its size exactly when FREE; a bit of `occupied` is set
- * exactly when its bin has spans; free_nbytes = sum of FREE. */
+ * exactly when its bin has spans; free_nbytes = sum of FREE; arena_count = |arenas|. */
 typedef struct cm_heap {
     cm_list arenas;
     cm_list gaps;
@@ -82,6 +86,7 @@ typedef struct cm_heap {
     uint32_t occupied_words; /* bit w: occupied[w] is not 0 */
     uint32_t free_count;
     uint32_t ready_count;
+    uint64_t arena_count;
     cm_ready_set ready[CM_READY_SETS];
     cm_span *ready_long;       /* a READY span too long for the sets; NULL: none */
     const cm_span *taken_last; /* compared only */
@@ -173,10 +178,15 @@ cm_span_is_free(const cm_span *span)
 typedef struct cm_heap_runs {
     uint64_t largest_nbytes;
     uint64_t count;
+    uint64_t looked_count; /* spans that it took */
 } cm_heap_runs;
 
-/* Looks at each free span, and ends also while another thread, of before a fork, was
- * changing them. */
+/* Free spans that are looked at: the lock is held meanwhile. */
+enum { CM_RUN_LOOKS = 512 };
+
+/* Of more than CM_RUN_LOOKS free spans the count is that of the spans as they lie, and
+ * the largest is one of them, at most 3 % shorter than the longest. Ends also while
+ * another thread, of before a fork, was changing them. */
 cm_heap_runs cm_heap_count_runs(const cm_heap *heap, const cm_heap_view *view);
 /* The last span of the piece that `first`, a free span, begins; its length. */
 const cm_span *cm_heap_follow_run(const cm_span *first, const cm_heap_view *view,

@@ -173,7 +173,9 @@ cm_heap_check(const cm_heap *heap)
     uint64_t free_nbytes = 0;
     uint64_t free_count = 0;
     uint64_t binned_count = 0;
+    uint64_t arena_count = 0;
     for (cm_list *n = heap->arenas.next; n != &heap->arenas; n = n->next) {
+        arena_count++;
         if (!check_arena(CM_LIST_ENTRY(n, cm_arena, node), &free_nbytes, &free_count)) {
             return false;
         }
@@ -210,6 +212,6 @@ cm_heap_check(const cm_heap *heap)
         }
     }
     return free_nbytes == heap->free_nbytes && free_count == heap->free_count
-           && ready_count == heap->ready_count
+           && ready_count == heap->ready_count && arena_count == heap->arena_count
            && binned_count + ready_count == free_count;
 }

@@ -55,6 +55,7 @@ init(cm_pool *pool, cm_runtime *rt, const cm_pool_config *config)
     cm_heap_init(&pool->heap);
     cm_list_init(&pool->in_flight);
     cm_list_init(&pool->polled);
+    cm_list_init(&pool->fork_node);
     pool->mark_count = 1;
     pool->done[0] = UINT64_MAX;
     return cm_ok();
@@ -165,6 +166,7 @@ cm_pool_destroy(cm_pool *pool)
     if (pool->config.budget != NULL && pool->counters.reserved_nbytes > 0) {
         cm_budget_refund(pool->config.budget, pool->counters.reserved_nbytes);
     }
+    cm_pool_unwatch_forks(pool);
     cm_heap_fini(&pool->heap);
     cm_cond_fini(&pool->gate_moved);
     cm_mutex_fini(&pool->gate);

@@ -49,8 +49,8 @@ typedef struct cm_block {
     X(requested_nbytes) /* asked for by them; live - requested is lost to rounding */  \
     X(in_flight_nbytes) /* freed, work may still run on them */                        \
     X(in_flight_count)                                                                 \
-    X(cached_nbytes)   /* free for reuse; what comes or goes just now included */      \
-    X(cached_count)    /* free pieces; these as joining would leave them */            \
+    X(cached_nbytes) /* free for reuse; what comes or goes just now included */        \
+    X(cached_count) /* free pieces, as joining would leave them; see cm_pool_read() */ \
     X(reserved_nbytes) /* held from the runtime = live + in flight + cached */         \
     X(peak_live_nbytes)                                                                \
     X(peak_requested_nbytes)                                                           \
@@ -166,6 +166,10 @@ void cm_pool_free(cm_pool *pool, cm_block *block, cm_stream *const *uses,
 bool cm_pool_free_is_quick(const cm_pool *pool, cm_stream *const *uses,
                            uint32_t use_count, unsigned flags);
 
+/* In a forked child: its copy of a block that lived at the fork is there. Never so for
+ * managed and device memory. */
+bool cm_block_is_inherited(const cm_block *block);
+
 /* By callers as those of cm_pool_quick_alloc(): a cm_pool_free() without flags, if it
  * makes no runtime call; else false, and nothing is done. */
 bool cm_pool_quick_free(cm_pool *pool, cm_block *block, cm_stream *const *uses,
@@ -190,7 +194,9 @@ void cm_pool_set_idle_trim(cm_pool *pool, uint64_t ns);
  * cm_scope_enter does; the next call tries again. */
 CM_NODISCARD cm_status cm_pool_admit_peers(cm_pool *pool);
 
-/* A consistent snapshot. Looks at each free piece under the lock. */
+/* A consistent snapshot. Looks at a few hundred free pieces under the lock; where there
+ * are more, cached_count is of pieces that may join yet, and largest_free_nbytes, of
+ * one of them, at most 3 % too small. */
 void cm_pool_read(cm_pool *pool, cm_pool_counters *out);
 /* Peaks start again from what is now. */
 void cm_pool_reset_peaks(cm_pool *pool);

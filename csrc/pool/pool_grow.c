@@ -141,6 +141,13 @@ open_source(cm_pool *pool)
             return cm_fail(CM_ENOMEM, source->range_nbytes / source->granule);
         }
     }
+    if (config->kind == CM_KIND_PINNED || config->kind == CM_KIND_MAPPED) {
+        cm_status status = cm_pool_watch_forks(pool);
+        if (!cm_is_ok(status)) {
+            source->ops->destroy(source);
+            return status;
+        }
+    }
     pool->source = source;
     return cm_ok();
 }

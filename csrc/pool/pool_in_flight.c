@@ -30,12 +30,6 @@ flight_of(cm_list *node)
     return CM_LIST_ENTRY(node, cm_flight, node);
 }
 
-static bool
-is_same_stream(const cm_stream *a, const cm_stream *b)
-{
-    return a == b || (a->device == b->device && cm_stream_key(a) == cm_stream_key(b));
-}
-
 static uint64_t
 device_bit(const cm_pool *pool, int device)
 {
@@ -96,8 +90,7 @@ add_event(cm_pool *pool, cm_flight *flight, const cm_stream *stream, int device)
         return false;
     }
     flight->events[flight->event_count].handle = event;
-    flight->events[flight->event_count].key =
-        stream != NULL ? cm_stream_key(stream) : 0;
+    flight->events[flight->event_count].key = stream != NULL ? stream->id : 0;
     flight->events[flight->event_count].device = device;
     flight->event_count++;
     return true;
@@ -139,7 +132,7 @@ cm_flight_record(cm_pool *pool, cm_flight *flight, cm_stream *const *uses,
     flight->ready = false;
     for (uint32_t i = 0; i < use_count; i++) {
         uint32_t j = 0;
-        while (j < i && !is_same_stream(uses[j], uses[i])) {
+        while (j < i && !cm_stream_same(uses[j], uses[i])) {
             j++;
         }
         if (j == i) {

@@ -7,18 +7,6 @@
 #include "pool/scope.h"
 
 bool
-cm_stream_is_legacy(const cm_stream *stream)
-{
-    return stream->handle == 0 || stream->handle == CM_STREAM_LEGACY;
-}
-
-uint64_t
-cm_stream_key(const cm_stream *stream)
-{
-    return cm_stream_is_legacy(stream) ? CM_STREAM_LEGACY : stream->id;
-}
-
-bool
 cm_stream_is_kept(const cm_stream *stream)
 {
     if (stream->handle == CM_STREAM_PER_THREAD) {
@@ -33,10 +21,9 @@ cm_pool_search_mark_locked(const cm_pool *pool, const cm_stream *stream)
     if (stream->handle == CM_STREAM_PER_THREAD) {
         return 0;
     }
-    uint64_t key = cm_stream_key(stream);
     for (uint32_t i = 1; i < pool->mark_count; i++) {
         const cm_mark *mark = &pool->marks[i];
-        if (mark->key == key && mark->device == stream->device
+        if (mark->key == stream->id && mark->device == stream->device
             && mark->stream != NULL) {
             return i;
         }
@@ -61,7 +48,7 @@ cm_pool_mark_locked(cm_pool *pool, cm_stream *stream)
     cm_mark *mark = &pool->marks[i];
     uint64_t epoch = pool->done[i] + 1;
     *mark = (cm_mark){.stream = cm_stream_hold(stream),
-                      .key = cm_stream_key(stream),
+                      .key = stream->id,
                       .device = stream->device,
                       .epoch = epoch};
     pool->mark_count = i >= pool->mark_count ? i + 1 : pool->mark_count;

@@ -26,6 +26,21 @@ set_chunk_at(const cm_arena *range, cm_address address, uint64_t nbytes,
     }
 }
 
+/* Of one that could neither be moved nor put back: its place is a gap. */
+static void
+lose_chunk(cm_pool *pool, cm_move *move, cm_address from)
+{
+    uint64_t nbytes = move->chunk->nbytes;
+    cm_fast_lock_take(&pool->lock);
+    set_chunk_at(pool->range, from, nbytes, NULL);
+    cm_heap_give_gap(&pool->heap, move->span);
+    pool->counters.reserved_nbytes -= nbytes;
+    cm_fast_lock_give(&pool->lock);
+    cm_pool_refund(pool, nbytes);
+    free(move->chunk);
+    *move = (cm_move){NULL, NULL};
+}
+
 static cm_status
 move_chunks(cm_pool *pool, cm_filling *f, cm_move *moves, uint32_t count)
 {
@@ -34,8 +49,14 @@ move_chunks(cm_pool *pool, cm_filling *f, cm_move *moves, uint32_t count)
         cm_chunk *chunk = moves[i].chunk;
         cm_address to = f->fill + f->done_nbytes;
         cm_address from = chunk->address;
-        CM_TRY(pool->source->ops->move_chunk(pool->source, chunk, to - range->base));
-        chunk->address = to;
+        cm_status status =
+            pool->source->ops->move_chunk(pool->source, chunk, to - range->base);
+        if (!cm_is_ok(status)) {
+            if (chunk->address == 0) {
+                lose_chunk(pool, &moves[i], from);
+            }
+            return status;
+        }
         cm_fast_lock_take(&pool->lock);
         set_chunk_at(range, from, chunk->nbytes, NULL);
         set_chunk_at(range, to, chunk->nbytes, chunk);

@@ -211,8 +211,12 @@ cm_pool_plan_place_locked(cm_pool *pool, uint64_t size, bool with_step,
     *plan = (cm_place_plan){0};
     cm_heap_settle(&pool->heap, view);
     if (!cm_pool_choose_place_locked(pool, size, view, &plan->at)) {
-        /* No addresses are left, so there could not be memory for all of them either.
-         */
+        /* No addresses are left, so there could not be memory for all of them either,
+         * unless a limit says so before. */
+        if (!cm_pool_try_charge(pool, size)) {
+            return cm_fail(CM_ELIMIT, size);
+        }
+        cm_pool_refund(pool, size);
         return (cm_status){CM_CUDA_OUT_OF_MEMORY, CM_OP_physical_create, 0, size};
     }
     hold_spans_locked(pool, plan, size, view);

@@ -3,7 +3,7 @@
  * peaks), pool_alloc.c (handing out), pool_free.c (taking back), pool_in_flight.c (when
  * a freed block is idle), pool_marks.c (when a stream's work has ended), pool_grow.c
  * and pool_place*.c (more memory), pool_trim.c (less), pool_await.c (waits that can be
- * interrupted), pool_peers.c (other devices).
+ * interrupted), pool_peers.c (other devices), pool_fork.c (forked children).
  * Nobody else includes this.
  * Locks: `lock` guards heap, lists, marks and counters, for list work only. `gate` with
  * its condition guards the two flags of who is growing or polling; no thread holds
@@ -104,6 +104,8 @@ struct cm_pool {
     /* Other devices that all chunks are open to, as far as can be; the grower sets it
      */
     _Atomic uint64_t admitted;
+    cm_list fork_node; /* of those whose memory pool_fork.c looks after */
+    bool is_forking;   /* its lock is held for a fork */
 };
 
 /* After each change of the lists, in debug builds. */
@@ -155,9 +157,6 @@ void cm_pool_hand_out_locked(cm_pool *pool, cm_span *span, uint64_t requested_nb
 
 /* -- pool_marks.c ----------------------------------------------------------------------- */
 
-bool cm_stream_is_legacy(const cm_stream *stream);
-/* The id for comparisons; the legacy stream has two handles. */
-uint64_t cm_stream_key(const cm_stream *stream);
 /* May the handle be used later? One that nobody keeps alive may be dead or recycled,
  * and the per-thread handle means another stream on each thread. */
 bool cm_stream_is_kept(const cm_stream *stream);
@@ -245,6 +244,13 @@ bool cm_pool_try_charge(cm_pool *pool, uint64_t nbytes);
 void cm_pool_refund(cm_pool *pool, uint64_t nbytes);
 /* Memory that was charged has come. */
 void cm_pool_count_reserved_locked(cm_pool *pool, uint64_t nbytes);
+
+/* -- pool_fork.c ------------------------------------------------------------------------ */
+
+/* From now on forked children get copies of its living blocks; and no longer, which is
+ * harmless where it was not so. Without the lock. Fails: CM_ENOMEM. */
+CM_NODISCARD cm_status cm_pool_watch_forks(cm_pool *pool);
+void cm_pool_unwatch_forks(cm_pool *pool);
 
 /* -- pool_trim.c ------------------------------------------------------------------------ */
 

@@ -3,17 +3,6 @@
  * for. */
 #include "pool/pool_private.h"
 
-static uint64_t
-count_segments(const cm_pool *pool)
-{
-    uint64_t count = 0;
-    const cm_list *arenas = &pool->heap.arenas;
-    for (const cm_list *n = arenas->next; n != arenas; n = n->next) {
-        count++;
-    }
-    return count;
-}
-
 /* What is reserved and nobody's: free, or for a moment on its way between the heap and
  * the runtime. */
 static uint64_t
@@ -43,7 +32,7 @@ read_locked(cm_pool *pool, cm_pool_counters *out)
     out->largest_free_nbytes = runs.largest_nbytes;
     out->split_count = pool->heap.split_count;
     out->merge_count = pool->heap.merge_count;
-    out->segment_count = count_segments(pool);
+    out->segment_count = pool->heap.arena_count;
 }
 
 static void

@@ -1,19 +1,19 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Pieces of page-locked memory in a sorted list, and requests that share them. A
- * request walks from its first page to its last: pieces that are there it counts up,
- * gaps it fills with pieces of its own. */
+/* Pieces of page-locked memory, sorted by address, and who shares them. A request walks
+ * from its first page to its last: pieces that are there it counts up, gaps it fills
+ * with pieces of its own. */
 #include <stdlib.h>
+#include <string.h>
 #include <unistd.h>
 
 #include "base/checked_math.h"
 #include "pool/registry_private.h"
 #include "pool/scope.h"
 
-/* The pieces from `first` to `last` hang together and are kept by our share of each. */
+/* Its pieces hang together, in order. */
 struct cm_registration {
     cm_registry *registry; /* held */
-    cm_piece *first;
-    cm_piece *last;
+    cm_page_shares shares;
     uintptr_t host;
     uint64_t nbytes;
     bool read_only; /* a piece is, that we locked */
@@ -24,16 +24,9 @@ typedef struct request {
     cm_registry *registry;
     int device;
     bool read_only;
-    cm_piece *first; /* NULL: none yet */
-    cm_piece *last;
+    cm_page_shares shares;
     bool shares_read_only;
 } request;
-
-static cm_piece *
-piece_of(cm_list *node)
-{
-    return CM_LIST_ENTRY(node, cm_piece, node);
-}
 
 cm_status
 cm_registry_create(cm_runtime *rt, cm_registry **out)
@@ -55,10 +48,10 @@ cm_registry_create(cm_runtime *rt, cm_registry **out)
     }
     atomic_init(&registry->refs, 1);
     atomic_init(&registry->closed, false);
+    atomic_init(&registry->count, 0);
     registry->rt = rt;
     long page_nbytes = sysconf(_SC_PAGESIZE);
     registry->page_nbytes = page_nbytes > 0 ? (uintptr_t)page_nbytes : 4096;
-    cm_list_init(&registry->pieces);
     *out = registry;
     return cm_ok();
 }
@@ -69,26 +62,86 @@ registry_release(cm_registry *registry)
     if (atomic_fetch_sub_explicit(&registry->refs, 1, memory_order_acq_rel) == 1) {
         cm_cond_fini(&registry->settled);
         cm_mutex_fini(&registry->lock);
+        free(registry->pieces);
         free(registry);
     }
 }
 
-/* The first piece that ends after `address`; NULL if there is none. */
-static cm_piece *
-find_locked(cm_registry *registry, uintptr_t address)
+/* -- the pieces --------------------------------------------------------------------------- */
+
+/* Whatever was registered before is seen: who registered it has told us somehow. */
+static size_t
+count_pieces(const cm_registry *registry)
 {
-    for (cm_list *n = registry->pieces.next; n != &registry->pieces; n = n->next) {
-        if (piece_of(n)->end > address) {
-            return piece_of(n);
+    return atomic_load_explicit(&registry->count, memory_order_relaxed);
+}
+
+/* The index of the first piece that ends after `address`; their count if there is none.
+ */
+static size_t
+find_index_locked(const cm_registry *registry, uintptr_t address)
+{
+    size_t low = 0;
+    size_t high = count_pieces(registry);
+    while (low < high) {
+        size_t middle = low + (high - low) / 2;
+        if (registry->pieces[middle]->end <= address) {
+            low = middle + 1;
+        }
+        else {
+            high = middle;
         }
     }
-    return NULL;
+    return low;
+}
+
+/* That piece; NULL if there is none. */
+static cm_page_piece *
+find_locked(const cm_registry *registry, uintptr_t address)
+{
+    size_t index = find_index_locked(registry, address);
+    return index < count_pieces(registry) ? registry->pieces[index] : NULL;
+}
+
+/* False: no memory. */
+static bool
+insert_locked(cm_registry *registry, cm_page_piece *p)
+{
+    size_t count = count_pieces(registry);
+    if (count == registry->room) {
+        size_t room = 2 * count + 8;
+        cm_page_piece **pieces =
+            realloc(registry->pieces, room * sizeof(cm_page_piece *));
+        if (pieces == NULL) {
+            return false;
+        }
+        registry->pieces = pieces;
+        registry->room = room;
+    }
+    size_t index = find_index_locked(registry, p->base);
+    atomic_fetch_add(&registry->arrivals, 1);
+    memmove(&registry->pieces[index + 1], &registry->pieces[index],
+            (count - index) * sizeof(cm_page_piece *));
+    registry->pieces[index] = p;
+    atomic_store_explicit(&registry->count, count + 1, memory_order_relaxed);
+    return true;
+}
+
+static void
+drop_locked(cm_registry *registry, cm_page_piece *p)
+{
+    size_t index = find_index_locked(registry, p->base);
+    size_t count = count_pieces(registry) - 1;
+    memmove(&registry->pieces[index], &registry->pieces[index + 1],
+            (count - index) * sizeof(cm_page_piece *));
+    atomic_store_explicit(&registry->count, count, memory_order_relaxed);
+    free(p);
 }
 
 /* Unregister a piece that nobody shares and is not busy. The lock is let go meanwhile.
  */
 static cm_status
-remove_locked(cm_registry *registry, cm_piece *p)
+remove_locked(cm_registry *registry, cm_page_piece *p)
 {
     p->busy = true;
     cm_mutex_unlock(&registry->lock);
@@ -96,61 +149,190 @@ remove_locked(cm_registry *registry, cm_piece *p)
     cm_mutex_lock(&registry->lock);
     p->busy = false;
     if (cm_is_ok(status) || status.code == CM_CUDA_NOT_REGISTERED) {
-        cm_list_remove(&p->node);
-        free(p);
+        drop_locked(registry, p);
     }
     cm_cond_signal_all(&registry->settled);
     return status;
 }
 
-/* Drop one share of each piece from `first` to `last`. */
+/* -- shares ------------------------------------------------------------------------------- */
+
+static cm_page_piece **
+list_of(cm_page_shares *shares)
+{
+    return shares->pieces != NULL ? shares->pieces : &shares->one;
+}
+
+/* Room for one more. False: no memory. */
+static bool
+reserve(cm_page_shares *shares)
+{
+    uint32_t room = shares->pieces == NULL ? 1 : shares->room;
+    if (shares->count < room) {
+        return true;
+    }
+    uint32_t wanted = 2 * room + 2;
+    cm_page_piece **pieces = realloc(shares->pieces, wanted * sizeof(cm_page_piece *));
+    if (pieces == NULL) {
+        return false;
+    }
+    if (shares->pieces == NULL) {
+        pieces[0] = shares->one;
+    }
+    shares->pieces = pieces;
+    shares->room = wanted;
+    return true;
+}
+
+/* After reserve(). */
+static void
+add_share_locked(cm_page_shares *shares, cm_page_piece *p)
+{
+    p->share_count++;
+    list_of(shares)[shares->count++] = p;
+}
+
+/* Fails: the first host_unregister that failed. */
 static cm_status
-unshare_locked(cm_registry *registry, cm_piece *first, cm_piece *last)
+unshare_locked(cm_registry *registry, cm_page_shares *shares)
 {
     cm_status result = cm_ok();
-    for (cm_piece *p = first;;) {
-        bool is_last = p == last;
-        /* kept by our share of it, even while the lock is let go below */
-        cm_piece *next = is_last ? NULL : piece_of(p->node.next);
+    /* remove_locked() lets go of the lock: closed meanwhile, the others are gone */
+    while (shares->count > 0 && !atomic_load(&registry->closed)) {
+        cm_page_piece *p = list_of(shares)[--shares->count];
         if (--p->share_count == 0) {
             cm_status status = remove_locked(registry, p);
             result = cm_is_ok(result) ? status : result;
         }
-        if (is_last) {
-            return result;
-        }
-        p = next;
     }
+    free(shares->pieces);
+    *shares = (cm_page_shares){.count = 0};
+    return result;
 }
 
-/* Put a new piece over [base, end), a gap before `next` (NULL: at the end of the list).
- */
+/* `waits`: for pieces that are busy. */
 static cm_status
-add_piece_locked(request *r, cm_piece *next, uintptr_t base, uintptr_t end,
-                 cm_piece **out)
+share(cm_registry *registry, uintptr_t base, uint64_t nbytes, bool waits,
+      cm_page_shares *shares)
+{
+    uint32_t before = shares->count;
+    bool good = true;
+    if (count_pieces(registry) == 0 || cm_runtime_is_forked(registry->rt)) {
+        return cm_ok();
+    }
+    cm_mutex_lock(&registry->lock);
+    for (size_t i = find_index_locked(registry, base);
+         good && i < count_pieces(registry); i++) {
+        cm_page_piece *p = registry->pieces[i];
+        if (p->base > base && p->base - base >= nbytes) {
+            break;
+        }
+        if (p->busy && waits) {
+            cm_cond_wait(&registry->settled, &registry->lock);
+            i = find_index_locked(registry, base) - 1; /* the first again */
+            continue;
+        }
+        bool is_last = shares->count > 0 && list_of(shares)[shares->count - 1] == p;
+        if (!p->busy && !p->foreign && !is_last) {
+            good = reserve(shares);
+            if (good) {
+                add_share_locked(shares, p);
+            }
+        }
+    }
+    for (uint32_t i = before; !good && i < shares->count; i++) {
+        list_of(shares)[i]->share_count--; /* as it was: nothing to be done */
+    }
+    shares->count = good ? shares->count : before;
+    if (before == 0 && shares->count > 0) {
+        atomic_fetch_add_explicit(&registry->refs, 1, memory_order_relaxed);
+    }
+    cm_mutex_unlock(&registry->lock);
+    return good ? cm_ok() : cm_fail(CM_ENOMEM, nbytes);
+}
+
+cm_status
+cm_registry_share(cm_registry *registry, const void *host, uint64_t nbytes,
+                  cm_page_shares *shares)
+{
+    return share(registry, (uintptr_t)host, nbytes, false, shares);
+}
+
+cm_status
+cm_registry_probe(cm_registry *registry, cm_address address, uint64_t nbytes,
+                  cm_page_shares *shares, cm_pointer_info *first, cm_pointer_info *last)
+{
+    cm_address end = address + nbytes - 1;
+    uint64_t arrivals;
+    do {
+        arrivals = atomic_load(&registry->arrivals);
+        CM_TRY(share(registry, (uintptr_t)address, nbytes, true, shares));
+        CM_TRY(cm_rt_pointer_attributes(registry->rt, address, first));
+        *last = *first; /* what can be known of memory holds for whole pages */
+        if (address / registry->page_nbytes != end / registry->page_nbytes) {
+            CM_TRY(cm_rt_pointer_attributes(registry->rt, end, last));
+        }
+    } while ((first->kind != CM_KIND_PAGEABLE || last->kind != CM_KIND_PAGEABLE)
+             && arrivals != atomic_load(&registry->arrivals));
+    return cm_ok();
+}
+
+void
+cm_registry_unshare(cm_registry *registry, cm_page_shares *shares)
+{
+    if (shares->count == 0) {
+        return;
+    }
+    if (!atomic_load(&registry->closed)) { /* else the pieces are gone */
+        if (cm_runtime_is_forked(registry->rt)) {
+            return; /* the parent's pages; leaked here */
+        }
+        cm_mutex_lock(&registry->lock);
+        cm_status status = unshare_locked(registry, shares);
+        cm_mutex_unlock(&registry->lock);
+        (void)status; /* tried again when the piece is next met, and at close */
+    }
+    cm_registry_abandon(registry, shares);
+}
+
+void
+cm_registry_abandon(cm_registry *registry, cm_page_shares *shares)
+{
+    free(shares->pieces);
+    *shares = (cm_page_shares){.count = 0};
+    registry_release(registry);
+}
+
+/* -- requests ----------------------------------------------------------------------------- */
+
+/* Put a new piece over [base, end), a gap. */
+static cm_status
+add_piece_locked(request *r, uintptr_t base, uintptr_t end, cm_page_piece **out)
 {
     cm_registry *registry = r->registry;
-    cm_piece *p = calloc(1, sizeof(*p));
+    cm_page_piece *p = calloc(1, sizeof(*p));
     if (p == NULL) {
         return cm_fail(CM_ENOMEM, sizeof(*p));
     }
     p->base = base;
     p->end = end;
-    p->share_count = 1;
     p->device = r->device;
     p->read_only = r->read_only;
     p->busy = true;
-    cm_list_push_back(next != NULL ? &next->node : &registry->pieces, &p->node);
+    if (!insert_locked(registry, p)) {
+        free(p);
+        return cm_fail(CM_ENOMEM, sizeof(*p));
+    }
     cm_mutex_unlock(&registry->lock);
     cm_status status = cm_piece_lock(registry, p);
     cm_mutex_lock(&registry->lock);
     p->busy = false;
     if (cm_is_ok(status)) {
+        add_share_locked(&r->shares, p);
         *out = p;
     }
     else {
-        cm_list_remove(&p->node);
-        free(p);
+        drop_locked(registry, p);
     }
     cm_cond_signal_all(&registry->settled);
     return status;
@@ -159,17 +341,20 @@ add_piece_locked(request *r, cm_piece *next, uintptr_t base, uintptr_t end,
 /* Get a share of the piece that covers `cursor`, making it if need be; *out NULL means
  * that things changed meanwhile and the caller should look again. */
 static cm_status
-share_next_locked(request *r, uintptr_t cursor, uintptr_t end, cm_piece **out)
+share_next_locked(request *r, uintptr_t cursor, uintptr_t end, cm_page_piece **out)
 {
     cm_registry *registry = r->registry;
-    cm_piece *p = find_locked(registry, cursor);
     *out = NULL;
+    if (!reserve(&r->shares)) {
+        return cm_fail(CM_ENOMEM, r->shares.count);
+    }
+    cm_page_piece *p = find_locked(registry, cursor);
     if (p == NULL || p->base > cursor) {
         uintptr_t gap_end = p != NULL && p->base < end ? p->base : end;
         if (gap_end - cursor > CM_REGISTER_MAX_NBYTES) {
             gap_end = cursor + CM_REGISTER_MAX_NBYTES;
         }
-        return add_piece_locked(r, p, cursor, gap_end, out);
+        return add_piece_locked(r, cursor, gap_end, out);
     }
     if (p->busy) {
         cm_cond_wait(&registry->settled, &registry->lock);
@@ -182,7 +367,7 @@ share_next_locked(request *r, uintptr_t cursor, uintptr_t end, cm_piece **out)
     if (p->read_only && !p->foreign && !r->read_only) {
         return cm_fail(CM_EBUSY, (uint64_t)cursor); /* devices may not write there */
     }
-    p->share_count++;
+    add_share_locked(&r->shares, p);
     *out = p;
     return cm_ok();
 }
@@ -191,11 +376,9 @@ static cm_status
 share_range_locked(request *r, uintptr_t base, uintptr_t end)
 {
     for (uintptr_t cursor = base; cursor < end;) {
-        cm_piece *p = NULL;
+        cm_page_piece *p = NULL;
         CM_TRY(share_next_locked(r, cursor, end, &p));
         if (p != NULL) {
-            r->first = r->first == NULL ? p : r->first;
-            r->last = p;
             r->shares_read_only = r->shares_read_only || (p->read_only && !p->foreign);
             cursor = p->end;
         }
@@ -229,8 +412,8 @@ cm_registry_register(cm_registry *registry, int device, void *host, uint64_t nby
     if (!atomic_load(&registry->closed)) {
         status = share_range_locked(&r, base, (uintptr_t)end);
     }
-    if (!cm_is_ok(status) && r.first != NULL) {
-        cm_status undone = unshare_locked(registry, r.first, r.last);
+    if (!cm_is_ok(status)) {
+        cm_status undone = unshare_locked(registry, &r.shares);
         (void)undone; /* the first failure wins; what stayed is tried again later */
     }
     cm_mutex_unlock(&registry->lock);
@@ -240,8 +423,7 @@ cm_registry_register(cm_registry *registry, int device, void *host, uint64_t nby
     }
     registration->registry = registry;
     atomic_fetch_add_explicit(&registry->refs, 1, memory_order_relaxed);
-    registration->first = r.first;
-    registration->last = r.last;
+    registration->shares = r.shares;
     registration->host = (uintptr_t)host;
     registration->nbytes = nbytes;
     registration->read_only = r.shares_read_only;
@@ -259,9 +441,10 @@ cm_registration_release(cm_registration *registration)
             return status; /* the parent's pages; leaked here */
         }
         cm_mutex_lock(&registry->lock);
-        status = unshare_locked(registry, registration->first, registration->last);
+        status = unshare_locked(registry, &registration->shares);
         cm_mutex_unlock(&registry->lock);
     }
+    free(registration->shares.pieces);
     free(registration);
     registry_release(registry);
     return status;
@@ -276,13 +459,13 @@ cm_registry_close(cm_registry *registry)
     }
     cm_mutex_lock(&registry->lock);
     atomic_store(&registry->closed, true);
-    while (!cm_list_is_empty(&registry->pieces)) {
-        cm_piece *p = piece_of(registry->pieces.next);
+    while (count_pieces(registry) > 0) {
+        cm_page_piece *p = registry->pieces[0];
         if (p->busy) {
             cm_cond_wait(&registry->settled, &registry->lock);
             continue;
         }
-        cm_list_remove(&p->node);
+        p->busy = true;
         cm_mutex_unlock(&registry->lock);
         cm_status status = cm_piece_unlock(registry, p);
         if (!cm_is_ok(status) && status.code != CM_CUDA_NOT_REGISTERED) {
@@ -290,8 +473,8 @@ cm_registry_close(cm_registry *registry)
             (void)again; /* the last chance; the first answer is the one to tell */
         }
         first = cm_is_ok(first) ? status : first;
-        free(p);
         cm_mutex_lock(&registry->lock);
+        drop_locked(registry, p);
     }
     cm_mutex_unlock(&registry->lock);
     registry_release(registry);
@@ -315,11 +498,11 @@ cm_registration_device_address(cm_registration *registration, cm_address *out)
     if (cm_runtime_is_forked(registry->rt)) {
         return cm_fail(CM_EFORKED, registration->nbytes);
     }
-    /* Our share keeps the pieces, so only the step from one to the next needs the lock.
-     */
-    for (cm_piece *p = registration->first; from < end;) {
+    /* our shares keep the pieces */
+    cm_page_piece **pieces = list_of(&registration->shares);
+    for (uint32_t i = 0; i < registration->shares.count && from < end; i++) {
         cm_address address = 0;
-        CM_TRY(cm_scope_enter(registry->rt, p->device, &scope));
+        CM_TRY(cm_scope_enter(registry->rt, pieces[i]->device, &scope));
         cm_status status =
             cm_rt_host_device_address(registry->rt, (void *)from, &address);
         cm_scope_leave(&scope);
@@ -330,13 +513,7 @@ cm_registration_device_address(cm_registration *registration, cm_address *out)
         else if (address - result != from - registration->host) {
             return cm_fail(CM_ENOTSUP, (uint64_t)from);
         }
-        from = p->end;
-        if (p == registration->last) {
-            break;
-        }
-        cm_mutex_lock(&registry->lock);
-        p = piece_of(p->node.next);
-        cm_mutex_unlock(&registry->lock);
+        from = pieces[i]->end;
     }
     *out = result;
     return cm_ok();
@@ -348,11 +525,11 @@ cm_registry_run(cm_registry *registry, const void *host, uint64_t nbytes, bool *
     uintptr_t address = (uintptr_t)host;
     uint64_t run = nbytes;
     *locked = false;
-    if (cm_runtime_is_forked(registry->rt)) {
+    if (count_pieces(registry) == 0 || cm_runtime_is_forked(registry->rt)) {
         return run;
     }
     cm_mutex_lock(&registry->lock);
-    cm_piece *p = find_locked(registry, address);
+    const cm_page_piece *p = find_locked(registry, address);
     if (p != NULL) {
         bool inside = p->base <= address;
         *locked = inside && !p->foreign && !p->busy;
@@ -371,8 +548,8 @@ cm_registry_count(cm_registry *registry)
         return 0;
     }
     cm_mutex_lock(&registry->lock);
-    for (cm_list *n = registry->pieces.next; n != &registry->pieces; n = n->next) {
-        count += piece_of(n)->foreign ? 0 : 1;
+    for (size_t i = 0; i < count_pieces(registry); i++) {
+        count += registry->pieces[i]->foreign ? 0 : 1;
     }
     cm_mutex_unlock(&registry->lock);
     return count;

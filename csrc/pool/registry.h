@@ -1,9 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Which ordinary memory is page-locked by us, piece by piece, counted: overlapping
  * requests share pieces, and a piece is unregistered whole when its last user goes.
- * Memory that somebody else locked is left alone and counts as locked. Knows nothing of
- * Python.
- * Locks: one mutex; registering happens outside it, guarded by a "busy" mark per piece. */
+ * Transfers have shares too, so that no piece goes under a copy that takes it for
+ * locked. Memory that somebody else locked is left alone and counts as locked. Knows
+ * nothing of Python.
+ * Locks: one mutex; registering happens outside it, guarded by a "busy" mark per piece.
+ * Where nothing is registered no lock is taken to say so. */
 #ifndef CM_POOL_REGISTRY_H
 #define CM_POOL_REGISTRY_H
 
@@ -11,6 +13,14 @@
 
 typedef struct cm_registry cm_registry;
 typedef struct cm_registration cm_registration; /* one request's share of its pieces */
+
+/* Shares of pieces, in no order; all zero: none. */
+typedef struct cm_page_shares {
+    struct cm_page_piece **pieces; /* owned; NULL: `one` */
+    struct cm_page_piece *one;
+    uint32_t count;
+    uint32_t room;
+} cm_page_shares;
 
 /* Largest piece: cudaHostRegister is called on at most this much at once. */
 #define CM_REGISTER_MAX_NBYTES (UINT64_C(64) << 30)
@@ -50,6 +60,24 @@ CM_NODISCARD cm_status cm_registration_device_address(cm_registration *registrat
  */
 uint64_t cm_registry_run(cm_registry *registry, const void *host, uint64_t nbytes,
                          bool *locked);
+
+/* Add to `shares` one of each piece with bytes of [host, host + nbytes) that we have
+ * locked, unless it was the last added. They stay locked until cm_registry_unshare().
+ * Fails: CM_ENOMEM (nothing was added). */
+CM_NODISCARD cm_status cm_registry_share(cm_registry *registry, const void *host,
+                                         uint64_t nbytes, cm_page_shares *shares);
+/* What the driver says of the memory at both ends of [address, address + nbytes),
+ * nbytes > 0, in the current device's context; shares of what we have locked of it are
+ * added before, so that the answer holds until they are given back.
+ * Blocks: while somebody locks or unlocks it. Fails: pointer_attributes, CM_ENOMEM. */
+CM_NODISCARD cm_status cm_registry_probe(cm_registry *registry, cm_address address,
+                                         uint64_t nbytes, cm_page_shares *shares,
+                                         cm_pointer_info *first, cm_pointer_info *last);
+/* Give them back; from any thread. Blocks: in the runtime, where a share is the last of
+ * its piece. A piece that the runtime refused to unregister is tried again later. */
+void cm_registry_unshare(cm_registry *registry, cm_page_shares *shares);
+/* Let go of them without a look at the pieces: the registry is closed, or being. */
+void cm_registry_abandon(cm_registry *registry, cm_page_shares *shares);
 
 /* Pieces now registered by us, for leak checks. */
 uint64_t cm_registry_count(cm_registry *registry);

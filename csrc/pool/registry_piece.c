@@ -4,7 +4,7 @@
 #include "pool/scope.h"
 
 static cm_status
-register_pages(const cm_registry *registry, const cm_piece *p, unsigned extra)
+register_pages(const cm_registry *registry, const cm_page_piece *p, unsigned extra)
 {
     unsigned flags = CM_REGISTER_PORTABLE | CM_REGISTER_MAPPED | extra;
     cm_scope scope;
@@ -19,7 +19,7 @@ register_pages(const cm_registry *registry, const cm_piece *p, unsigned extra)
  * They are locked as ordinary ones, so that a later request for writing can share them.
  */
 static cm_status
-call_register(const cm_registry *registry, cm_piece *p)
+call_register(const cm_registry *registry, cm_page_piece *p)
 {
     cm_status status = register_pages(registry, p, 0);
     if (!p->read_only || status.code == CM_CUDA_ALREADY_REGISTERED) {
@@ -33,7 +33,7 @@ call_register(const cm_registry *registry, cm_piece *p)
 }
 
 cm_status
-cm_piece_unlock(const cm_registry *registry, const cm_piece *p)
+cm_piece_unlock(const cm_registry *registry, const cm_page_piece *p)
 {
     cm_scope scope;
     if (p->foreign) {
@@ -62,7 +62,7 @@ is_page_foreign(const cm_registry *registry, uintptr_t page, bool *out)
 
 /* Find how far the pages from `p->base` on are alike, foreign or not. */
 static cm_status
-find_run(const cm_registry *registry, const cm_piece *p, uintptr_t *run_end,
+find_run(const cm_registry *registry, const cm_page_piece *p, uintptr_t *run_end,
          bool *foreign)
 {
     cm_scope scope;
@@ -91,7 +91,7 @@ may_be_foreign(cm_status status)
 
 /* Shorten a busy piece, so that others may fill what follows. */
 static void
-shorten(cm_registry *registry, cm_piece *p, uintptr_t end)
+shorten(cm_registry *registry, cm_page_piece *p, uintptr_t end)
 {
     cm_mutex_lock(&registry->lock);
     p->end = end;
@@ -99,7 +99,7 @@ shorten(cm_registry *registry, cm_piece *p, uintptr_t end)
 }
 
 cm_status
-cm_piece_lock(cm_registry *registry, cm_piece *p)
+cm_piece_lock(cm_registry *registry, cm_page_piece *p)
 {
     cm_status status = call_register(registry, p);
     if (!may_be_foreign(status)) {

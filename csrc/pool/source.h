@@ -44,7 +44,8 @@ typedef struct cm_source_ops {
     cm_status (*close_chunk)(cm_source *source, cm_chunk *chunk);
     /* Placed sources: the same memory at base + offset instead, with what it holds
      * undefined; the old place is empty then. Fails: as above; the chunk is where it
-     * was and usable. NULL where a source cannot. */
+     * was and usable, or, with address 0, could not be put back and is closed. NULL
+     * where a source cannot. */
     cm_status (*move_chunk)(cm_source *source, cm_chunk *chunk, uint64_t offset);
     /* Let the peers that have a context by now use an open chunk, too. Fails: the
      * operation. NULL where there is nothing to do. */
@@ -74,6 +75,12 @@ struct cm_source {
  * be had. Inside a cm_scope. Fails: CM_ENOMEM; calls that ask the device. */
 CM_NODISCARD cm_status cm_source_open(cm_runtime *rt, const cm_source_config *config,
                                       cm_source **out);
+
+/* Leave page-locked memory out of forked children, which would share it or, page by
+ * page, take it away from the device. True: they have the addresses all the same, with
+ * nothing but zeros behind; false: not even these, as is usual for a driver's mapping.
+ */
+bool cm_source_hide(void *start, uint64_t nbytes);
 
 /* The three behind it. The first two answer CM_ENOTSUP where they cannot be had. */
 CM_NODISCARD cm_status cm_source_vmm_open(cm_runtime *rt,

@@ -16,8 +16,6 @@
 #include "pool/source_plain.h"
 
 #define HUGE_NBYTES (UINT64_C(2) << 20)
-/* What one thread is worth starting for. */
-#define NBYTES_PER_THREAD (UINT64_C(16) << 20)
 
 enum {
     HOST_REGISTER_SUPPORTED = 99, /* as in CM_DEVICE_ATTRIBUTES */
@@ -36,9 +34,8 @@ typedef struct host_source {
 
 /* -- pages ------------------------------------------------------------------------------- */
 
-/* Addresses for `nbytes`, aligned to huge pages. */
-static cm_status
-map(uint64_t nbytes, char **out)
+cm_status
+cm_host_map(uint64_t nbytes, char **out)
 {
     uint64_t whole;
     uint64_t start;
@@ -60,8 +57,8 @@ map(uint64_t nbytes, char **out)
     return cm_ok();
 }
 
-static void
-unmap(char *start, uint64_t nbytes)
+void
+cm_host_unmap(char *start, uint64_t nbytes)
 {
     if (munmap(start, nbytes) != 0) {
         /* The process has no mapping to spare for the split: keep the addresses. */
@@ -86,17 +83,12 @@ choose_thread_count(const host_source *self, const cm_cpus *cpus, uint64_t nbyte
     if (self->world.thread_count != 0) {
         return self->world.thread_count;
     }
-    uint64_t count = nbytes / NBYTES_PER_THREAD;
-    count = count < CM_POPULATE_MAX_THREADS ? count : CM_POPULATE_MAX_THREADS;
-    if (count > 1) {
-        unsigned usable = cm_usable_cpu_count(self->world.root);
-        count = usable < count ? usable : count;
-    }
+    unsigned count = cm_populate_threads(self->world.root, nbytes);
     if (count > 1 && cpus != NULL) {
         unsigned of_node = cm_cpus_count(cpus);
         count = of_node < count ? of_node : count;
     }
-    return count > 1 ? (unsigned)count : 1;
+    return count > 1 ? count : 1;
 }
 
 /* Bring the pages of a fresh mapping in, on the node they belong to. */
@@ -109,10 +101,8 @@ populate(const host_source *self, char *start, uint64_t nbytes)
         .nbytes = nbytes,
         .can_not_populate = self->world.can_not_populate,
     };
-    /* Both are advice: a kernel without huge pages is only slower, and a child process
-     * that inherits pinned pages only gets them copied at once. */
-    (void)madvise(start, nbytes, MADV_HUGEPAGE);
-    (void)madvise(start, nbytes, MADV_DONTFORK);
+    (void)madvise(start, nbytes, MADV_HUGEPAGE); /* a kernel without is only slower */
+    (void)cm_source_hide(start, nbytes);
     if (self->node != CM_NUMA_NO_NODE) {
         bool bound =
             !self->world.can_not_bind && cm_numa_prefer(start, nbytes, self->node);
@@ -187,7 +177,7 @@ open_populated(const host_source *self, uint64_t nbytes, cm_chunk *out)
     uint64_t registered = 0;
     cm_address address = 0;
     CM_TRY(check_room(self, nbytes));
-    CM_TRY(map(nbytes, &start));
+    CM_TRY(cm_host_map(nbytes, &start));
     cm_status status = populate(self, start, nbytes);
     if (cm_is_ok(status)) {
         status = register_pieces(self, start, nbytes, &registered, &address);
@@ -198,12 +188,12 @@ open_populated(const host_source *self, uint64_t nbytes, cm_chunk *out)
     }
     uint64_t done;
     if (cm_is_ok(unregister_pieces(self, start, registered, &done))) {
-        unmap(start, nbytes);
+        cm_host_unmap(start, nbytes);
     }
     else if (registered < nbytes) {
         /* What the driver will not let go of stays mapped: its addresses must not come
          * back as somebody else's memory. */
-        unmap(start + registered, nbytes - registered);
+        cm_host_unmap(start + registered, nbytes - registered);
     }
     return status;
 }
@@ -252,7 +242,7 @@ close_chunk(cm_source *source, cm_chunk *chunk)
             (void)ignored;
             return status;
         }
-        unmap(chunk->host, chunk->nbytes);
+        cm_host_unmap(chunk->host, chunk->nbytes);
     }
     *chunk = (cm_chunk){.host = NULL};
     return cm_ok();

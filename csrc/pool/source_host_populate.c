@@ -3,15 +3,20 @@
  * page-locked memory costs, and the driver does it with one. */
 #include <errno.h>
 #include <stdatomic.h>
+#include <string.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include "base/cpu_count.h"
 #include "base/thread.h"
 #include "pool/source_host.h"
 
 #ifndef MADV_POPULATE_WRITE
 #    define MADV_POPULATE_WRITE 23 /* Linux 5.14 */
 #endif
+
+/* What one thread is worth starting for. */
+#define NBYTES_PER_THREAD (UINT64_C(16) << 20)
 
 enum { SLICE = 8 << 20, HUGE_PAGE = 2 << 20 };
 
@@ -72,7 +77,10 @@ populate_slices(work *w)
             return;
         }
         uint64_t length = nbytes - at < SLICE ? nbytes - at : SLICE;
-        if (!populate_slice(w, (char *)w->of->start + at, length)) {
+        if (w->of->from != NULL) {
+            memcpy((char *)w->of->start + at, (const char *)w->of->from + at, length);
+        }
+        else if (!populate_slice(w, (char *)w->of->start + at, length)) {
             atomic_store(&w->has_failed, true);
         }
     }
@@ -88,6 +96,18 @@ helper_run(void *context)
     }
     populate_slices(w);
     return NULL;
+}
+
+unsigned
+cm_populate_threads(const char *root, uint64_t nbytes)
+{
+    uint64_t count = nbytes / NBYTES_PER_THREAD;
+    count = count < CM_POPULATE_MAX_THREADS ? count : CM_POPULATE_MAX_THREADS;
+    if (count > 1) {
+        unsigned usable = cm_usable_cpu_count(root);
+        count = usable < count ? usable : count;
+    }
+    return count > 1 ? (unsigned)count : 1;
 }
 
 cm_status

@@ -40,6 +40,7 @@ open_host(cm_runtime *rt, const cm_source_config *config, uint64_t nbytes,
             return status;
         }
     }
+    (void)cm_source_hide(host, nbytes);
     *out = (cm_chunk){.host = host, .address = address, .nbytes = nbytes};
     return cm_ok();
 }

@@ -108,7 +108,8 @@ close_chunk(cm_source *base, cm_chunk *chunk)
     return cm_ok();
 }
 
-/* First to the new place, where it may be at the same time, then away from the old. */
+/* Never in two places at once: memory for RDMA that was is closed for good to devices
+ * that come later (driver 580). */
 static cm_status
 move_chunk(cm_source *base, cm_chunk *chunk, uint64_t offset)
 {
@@ -117,13 +118,15 @@ move_chunk(cm_source *base, cm_chunk *chunk, uint64_t offset)
         return cm_fail(CM_EBUSY, chunk->address); /* half closed */
     }
     cm_address address = base->base + offset;
-    CM_TRY(place(source, address, chunk->nbytes, chunk->handle));
-    cm_status status = cm_rt_address_unmap(base->rt, chunk->address, chunk->nbytes);
-    if (!cm_is_ok(status)) {
-        undo_map(base->rt, address, chunk->nbytes);
-        return status;
+    CM_TRY(cm_rt_address_unmap(base->rt, chunk->address, chunk->nbytes));
+    cm_status status = place(source, address, chunk->nbytes, chunk->handle);
+    if (cm_is_ok(status)) {
+        chunk->address = address;
     }
-    chunk->address = address;
+    else if (!cm_is_ok(place(source, chunk->address, chunk->nbytes, chunk->handle))) {
+        undo_create(base->rt, chunk->handle);
+        *chunk = (cm_chunk){NULL, 0, chunk->nbytes, 0};
+    }
     return status;
 }
 

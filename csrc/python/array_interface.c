@@ -154,15 +154,37 @@ fill(const cm_buffer *buffer, PyObject *dict)
                      : stream_entry(buffer->state, buffer->storage));
 }
 
+/* Over them PyTorch ends the process here too. AttributeError, so that hasattr()
+ * answers no and a consumer goes on to DLPack, which says why. */
+static int
+refuse_negative_strides(const cm_buffer *buffer)
+{
+    bool empty = cm_buffer_nbytes(buffer) == 0;
+    for (int i = 0; i < buffer->ndim && !empty; i++) {
+        if (cm_buffer_strides(buffer)[i] < 0 && cm_buffer_shape(buffer)[i] > 1) {
+            PyErr_SetString(PyExc_AttributeError,
+                            "__cuda_array_interface__: this view has negative strides, "
+                            "over which PyTorch ends the process; hand over copy() of "
+                            "it, or the buffer before it is reversed");
+            return -1;
+        }
+    }
+    return 0;
+}
+
 PyObject *
 cm_array_interface_dict(PyObject *self)
 {
     cm_buffer *buffer = (cm_buffer *)(void *)self;
+    if (refuse_negative_strides(buffer) < 0) {
+        return NULL;
+    }
     /* the consumer's work cannot be seen from here on */
     buffer->storage->was_exported = true;
     buffer->storage->was_named = true;
     PyObject *dict = PyDict_New();
-    if (dict == NULL || fill(buffer, dict) < 0) {
+    if (dict == NULL || fill(buffer, dict) < 0
+        || cm_buffer_check_open(buffer) < 0) { /* freed while it was read */
         Py_XDECREF(dict);
         return NULL;
     }

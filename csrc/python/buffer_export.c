@@ -102,7 +102,7 @@ cm_buffer_getbuffer(PyObject *self, Py_buffer *view, int flags)
     cm_region region;
     view->obj = NULL;
     view->format = NULL;
-    if (cm_buffer_check_open(buffer) < 0 || cm_buffer_check_not_forked(buffer) < 0) {
+    if (cm_buffer_check_open(buffer) < 0 || cm_buffer_check_inherited(buffer) < 0) {
         return -1;
     }
     cm_buffer_region(buffer, &region);

@@ -93,6 +93,7 @@ choose_filler(cm_buffer *self, const cm_stream *stream, bool named)
     return location < 0 ? -1 : location;
 }
 
+/* Of pinned memory. */
 static int
 queue_fill(cm_buffer *self, const void *element, cm_stream *stream, int filler)
 {
@@ -109,7 +110,6 @@ queue_fill(cm_buffer *self, const void *element, cm_stream *stream, int filler)
     region.device = blocking ? region.device : filler;
     cm_ticket_info info;
     cm_status status;
-    cm_storage_pin(storage);
     cm_pool_waiter waiter = {self->state, PyEval_SaveThread()};
     cm_patience patience = {.interrupted = NULL};
     if (blocking) { /* what the device fills is queued and waits for nothing */
@@ -118,7 +118,6 @@ queue_fill(cm_buffer *self, const void *element, cm_stream *stream, int filler)
     status = cm_engine_fill(engine, &region, element, stream, before.streams,
                             before.stream_count, blocking, &patience, &info);
     PyEval_RestoreThread(waiter.thread);
-    cm_storage_unpin(storage);
     cm_pending_give(&before);
     if (status.code == CM_ECANCELLED && PyErr_Occurred()) {
         return -1; /* a signal's handler raised */
@@ -135,10 +134,8 @@ queue_fill(cm_buffer *self, const void *element, cm_stream *stream, int filler)
     return 0;
 }
 
-/* With a stream that was `named` return when it is queued, else when it is filled,
- * unless nobody can tell. */
 static int
-run_fill(cm_buffer *self, const void *element, cm_stream *stream, bool named)
+fill_pinned(cm_buffer *self, const void *element, cm_stream *stream, bool named)
 {
     cm_storage *storage = self->storage;
     if (cm_storage_wait_writers(storage) < 0 || cm_buffer_check_open(self) < 0) {
@@ -155,6 +152,21 @@ run_fill(cm_buffer *self, const void *element, cm_stream *stream, bool named)
     return (foreign || !named) && cm_storage_is_late(storage)
                ? cm_storage_wait(storage, true)
                : 0;
+}
+
+/* With a stream that was `named` return when it is queued, else when it is filled,
+ * unless nobody can tell. Pinned to the end: the waits let other threads in, and what
+ * is buried or told of on the way may be Python code. */
+static int
+run_fill(cm_buffer *self, const void *element, cm_stream *stream, bool named)
+{
+    if (cm_buffer_check_open(self) < 0) {
+        return -1;
+    }
+    cm_storage_pin(self->storage);
+    int result = fill_pinned(self, element, stream, named);
+    cm_storage_unpin(self->storage);
+    return result;
 }
 
 /* `array` has no dimensions and the buffer's dtype. */

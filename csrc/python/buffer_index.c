@@ -27,6 +27,15 @@ push_axis(cursor *at, int64_t length, int64_t stride)
     return 0;
 }
 
+/* What does not fit is in a view without elements, whose offset nobody uses. */
+static void
+move(cursor *at, int64_t steps, int64_t stride)
+{
+    int64_t reach;
+    (void)cm_mul_i64(steps, stride, &reach);
+    (void)cm_add_i64(at->offset, reach, &at->offset);
+}
+
 static int
 refuse_advanced(PyObject *item)
 {
@@ -71,7 +80,7 @@ apply_integer(cursor *at, PyObject *item)
         return -1;
     }
     int64_t position = i < 0 ? i + length : i;
-    at->offset += position * cm_buffer_strides(at->self)[at->axis];
+    move(at, position, cm_buffer_strides(at->self)[at->axis]);
     at->axis++;
     return 0;
 }
@@ -90,7 +99,7 @@ apply_slice(cursor *at, PyObject *item)
     Py_ssize_t count = PySlice_AdjustIndices((Py_ssize_t)length, &start, &stop, step);
     int64_t new_stride;
     if (count > 0) {
-        at->offset += (int64_t)start * stride;
+        move(at, (int64_t)start, stride);
     }
     if (!cm_mul_i64(stride, (int64_t)step, &new_stride)) {
         new_stride = stride; /* such a step leaves one element or none: any stride will

@@ -92,15 +92,16 @@ prefetch(cm_buffer *self, int location, PyObject *stream_object)
     }
     cm_runtime *runtime = cm_state_runtime(self->state);
     int result = -1;
-    /* The stream's owner may have run code of its own, which may have freed us. */
-    if (cm_buffer_check_open(self) < 0 || span(self, &address, &nbytes) < 0) {
+    /* Both may have run Python code, which may have freed us. */
+    if (runtime == NULL || cm_buffer_check_open(self) < 0
+        || span(self, &address, &nbytes) < 0) {
         cm_stream_give(self->state, stream);
         return -1;
     }
     if (nbytes == 0) {
         result = 0;
     }
-    else if (runtime != NULL && cm_storage_add_use(storage, stream) == 0) {
+    else if (cm_storage_add_use(storage, stream) == 0) {
         cm_status status;
         cm_storage_pin(storage);
         Py_BEGIN_ALLOW_THREADS
@@ -149,15 +150,13 @@ cm_buffer_read_prefetch_location(const cm_buffer *self, int *out)
     cm_address address;
     uint64_t nbytes;
     *out = CM_NO_LOCATION;
-    if (span(self, &address, &nbytes) < 0) {
+    cm_runtime *runtime = cm_state_runtime(self->state); /* may run Python code */
+    if (runtime == NULL || cm_buffer_check_open(self) < 0
+        || span(self, &address, &nbytes) < 0) {
         return -1;
     }
     if (nbytes == 0) {
         return 0;
-    }
-    cm_runtime *runtime = cm_state_runtime(self->state);
-    if (runtime == NULL) {
-        return -1;
     }
     cm_status status;
     cm_storage_pin(self->storage);

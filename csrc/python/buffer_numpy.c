@@ -30,7 +30,9 @@ const char cm_buffer_numpy_doc[] =
     "CudaError\n"
     "    A transfer into the buffer failed.\n"
     "RuntimeError\n"
-    "    In a child made by ``fork``.\n"
+    "    In a child made by ``fork``: of managed memory, where a transfer was writing, "
+    "or\n"
+    "    where there was no room for a copy.\n"
     "\n"
     "Notes\n"
     "-----\n"
@@ -96,7 +98,7 @@ cm_buffer_numpy(PyObject *object, PyObject *unused CM_UNUSED)
 {
     cm_buffer *self = (cm_buffer *)object;
     if (cm_buffer_check_open(self) < 0 || refuse_device(self, "numpy()") < 0
-        || cm_buffer_check_not_forked(self) < 0
+        || cm_buffer_check_inherited(self) < 0
         || cm_storage_wait(self->storage, false) < 0
         || cm_buffer_check_open(self) < 0) {
         return NULL;

@@ -170,11 +170,12 @@ cm_buffer_check_open(const cm_buffer *buffer)
 }
 
 int
-cm_buffer_check_not_forked(const cm_buffer *buffer)
+cm_buffer_check_inherited(const cm_buffer *buffer)
 {
     const cm_runtime *runtime = buffer->state->runtime;
-    if (buffer->storage->pool != NULL && runtime != NULL
-        && cm_runtime_is_forked(runtime)) {
+    const cm_block *block = buffer->storage->block;
+    if (block != NULL && runtime != NULL && cm_runtime_is_forked(runtime)
+        && !cm_block_is_inherited(block)) {
         return cm_py_raise_int(buffer->state, cm_fail(CM_EFORKED, 0), NULL);
     }
     return 0;
@@ -200,6 +201,7 @@ cm_buffer_region(const cm_buffer *buffer, cm_region *out)
     out->kind = storage->residency;
     out->device = storage->residency == CM_KIND_PAGEABLE ? -1 : storage->device;
     out->ndim = buffer->ndim;
+    out->is_heap = false;
     out->itemsize = buffer->itemsize;
     if (buffer->ndim > 0) {
         size_t nbytes = (size_t)buffer->ndim * sizeof(int64_t);

@@ -3,6 +3,7 @@
 #ifndef CM_PYTHON_BUFFER_OBJECT_H
 #define CM_PYTHON_BUFFER_OBJECT_H
 
+#include "base/checked_math.h"
 #include "python/numpy_bridge.h"
 #include "python/pool_object.h"
 
@@ -17,7 +18,7 @@ cm_buffer_set_c_strides(int ndim, int64_t itemsize, const int64_t *shape,
     int64_t step = itemsize;
     for (int i = ndim - 1; i >= 0; i--) {
         strides[i] = step;
-        step *= shape[i] > 0 ? shape[i] : 1;
+        (void)cm_mul_i64(step, shape[i] > 0 ? shape[i] : 1, &step); /* if empty: any */
     }
 }
 

@@ -168,13 +168,13 @@ fill_from_bytes(cm_buffer *buffer, PyObject *data)
         return -1;
     }
     uint64_t nbytes = cm_buffer_nbytes(buffer);
-    int result = 0;
-    if ((uint64_t)view.len != nbytes) {
+    int result = cm_buffer_check_open(buffer); /* `data` may be of Python code */
+    if (result == 0 && (uint64_t)view.len != nbytes) {
         PyErr_Format(PyExc_ValueError, "data has %zd bytes, the buffer %llu", view.len,
                      (unsigned long long)nbytes);
         result = -1;
     }
-    else if (nbytes > 0) {
+    else if (result == 0 && nbytes > 0) {
         void *host = cm_buffer_host(buffer);
         cm_storage_pin(buffer->storage);
         Py_BEGIN_ALLOW_THREADS

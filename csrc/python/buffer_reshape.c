@@ -110,6 +110,17 @@ resolve_unknown(int64_t count, int ndim, int64_t *shape)
     return -1;
 }
 
+/* Without gaps, fastest axis first. Past the last axis, and in what is empty, a step
+ * may not fit: nobody takes it. */
+static void
+set_strides(int ndim, const int64_t *shape, int64_t step, int64_t *strides)
+{
+    for (int i = 0; i < ndim; i++) {
+        strides[i] = step;
+        (void)cm_mul_i64(step, shape[i] > 0 ? shape[i] : 1, &step);
+    }
+}
+
 /* One run of old axes against one run of new axes with as many elements: the old run
  * must step evenly, then the new strides follow. Both runs are in order "F" (fastest
  * first). */
@@ -118,15 +129,13 @@ match_run(const int64_t *old_shape, const int64_t *old_strides, int old_count,
           const int64_t *new_shape, int64_t *new_strides, int new_count)
 {
     for (int i = 0; i + 1 < old_count; i++) {
-        if (old_strides[i + 1] != old_strides[i] * old_shape[i]) {
+        int64_t next;
+        if (!cm_mul_i64(old_strides[i], old_shape[i], &next)
+            || old_strides[i + 1] != next) {
             return false;
         }
     }
-    int64_t step = old_strides[0];
-    for (int i = 0; i < new_count; i++) {
-        new_strides[i] = step;
-        step *= new_shape[i];
-    }
+    set_strides(new_count, new_shape, old_strides[0], new_strides);
     return true;
 }
 
@@ -172,7 +181,7 @@ match_strides(int old_ndim, const int64_t *old_shape, const int64_t *old_strides
                        new_end - new_axis)) {
             return false;
         }
-        step = new_strides[new_end - 1] * new_shape[new_end - 1];
+        (void)cm_mul_i64(new_strides[new_end - 1], new_shape[new_end - 1], &step);
         old_axis = old_end;
         new_axis = new_end;
     }
@@ -184,16 +193,6 @@ copy_axes(int ndim, const int64_t *from, int64_t *to, bool reverse)
 {
     for (int i = 0; i < ndim; i++) {
         to[i] = from[reverse ? ndim - 1 - i : i];
-    }
-}
-
-static void
-contiguous_strides(int ndim, const int64_t *shape, int64_t itemsize, int64_t *strides)
-{
-    int64_t step = itemsize; /* fastest axis first */
-    for (int i = 0; i < ndim; i++) {
-        strides[i] = step;
-        step *= shape[i] > 0 ? shape[i] : 1;
     }
 }
 
@@ -214,7 +213,7 @@ reshape(cm_buffer *self, int ndim, int64_t *shape, char order)
     copy_axes(self->ndim, cm_buffer_strides(self), old_strides, reverse);
     copy_axes(ndim, shape, new_shape, reverse);
     if (count == 0) {
-        contiguous_strides(ndim, new_shape, self->itemsize, new_strides);
+        set_strides(ndim, new_shape, self->itemsize, new_strides);
     }
     else if (!match_strides(self->ndim, old_shape, old_strides, ndim, new_shape,
                             new_strides, self->itemsize)) {

@@ -66,24 +66,28 @@ cm_calibrate_look(cm_state *state)
                : ask(state, state->current_device, false);
 }
 
+static bool
+is_idle(const cm_stream *stream)
+{
+    bool idle = false;
+    bool capturing = true;
+    return cm_is_ok(cm_stream_ask_capturing(stream->rt, stream->device, stream->handle,
+                                            &capturing))
+           && !capturing && cm_is_ok(cm_stream_query(stream, &idle)) && idle;
+}
+
 /* Nothing is under way that would be disturbed, or would disturb. */
 static bool
 is_quiet(cm_state *state, const cm_copy_request *request)
 {
-    bool idle = false;
-    bool capturing = true;
-    cm_runtime *rt = state->runtime;
-    cm_device_guard guard;
-    if (request->stream == NULL || cm_engine_count_pending(state->engine) > 0
-        || !cm_is_ok(cm_device_enter(rt, request->stream->device, &guard))) {
+    if (request->stream == NULL || cm_engine_count_pending(state->engine) > 0) {
         return false;
     }
-    bool quiet =
-        cm_is_ok(cm_rt_stream_is_capturing(rt, request->stream->handle, &capturing))
-        && !capturing
-        && cm_is_ok(cm_rt_stream_query(rt, request->stream->handle, &idle)) && idle;
-    cm_device_leave(rt, &guard);
-    return quiet;
+    bool idle;
+    Py_BEGIN_ALLOW_THREADS
+    idle = is_idle(request->stream);
+    Py_END_ALLOW_THREADS
+    return idle;
 }
 
 int

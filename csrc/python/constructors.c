@@ -289,7 +289,7 @@ full(PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyObject *kwname
 /* -- array ------------------------------------------------------------------------------ */
 
 /* What to copy from: a Buffer or a NumPy array, converted to the dtype asked for where
- * the host can do that. New reference. */
+ * the host can do that and no value changes. New reference. */
 static PyObject *
 array_source(const request *self, PyObject *object, PyObject *dtype)
 {
@@ -301,7 +301,8 @@ array_source(const request *self, PyObject *object, PyObject *dtype)
         source = cm_import_object(self->state, object, self->stream);
     }
     else {
-        return cm_numpy_as_array(object, dtype);
+        return dtype == NULL ? cm_numpy_as_array(object, NULL)
+                             : cm_numpy_as_value(object, dtype);
     }
     if (source == NULL || dtype == NULL) {
         return source;
@@ -323,7 +324,7 @@ array_source(const request *self, PyObject *object, PyObject *dtype)
     }
     else {
         PyObject *array = cm_buffer_numpy(source, NULL);
-        converted = array == NULL ? NULL : cm_numpy_as_array(array, dtype);
+        converted = array == NULL ? NULL : cm_numpy_as_value(array, dtype);
         Py_XDECREF(array);
     }
     Py_DECREF(source);

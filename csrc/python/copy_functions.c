@@ -28,38 +28,13 @@ cm_copy_stream(cm_state *state, PyObject *dst, PyObject *src, PyObject *stream)
     return cm_stream_from_object(state, stream, device_hint(state, dst, src));
 }
 
-static PyObject *
-copy_with(PyObject *module, const char *function, PyObject *const *args,
-          Py_ssize_t nargs, PyObject *kwnames, bool blocking)
+/* On loan; NULL without an exception: none was given. */
+static cm_stream *
+take_stream(cm_state *state, PyObject *const *values)
 {
-    static const char *const names[] = {"dst", "src", "stream", "progress", NULL};
-    static const char *const async_names[] = {"dst", "src", "stream", NULL};
-    cm_state *state = cm_state_of_module(module);
-    PyObject *values[4] = {NULL, NULL, NULL, NULL};
-    cm_progress progress;
-    if (cm_args_parse(function, args, nargs, kwnames, blocking ? names : async_names, 2,
-                      2, values)
-        < 0) {
-        return NULL;
-    }
-    cm_stream *stream = NULL;
-    if (values[2] != NULL && values[2] != Py_None) {
-        stream = cm_copy_stream(state, values[0], values[1], values[2]);
-        if (stream == NULL) {
-            return NULL;
-        }
-    }
-    PyObject *result = NULL;
-    if (cm_progress_open(state, values[3], "copy", &progress) == 0) {
-        result = progress.tell == NULL
-                     ? cm_copy_objects(state, values[0], values[1], stream, blocking)
-                     : cm_copy_and_tell(state, values[0], values[1], stream, &progress);
-        if (cm_progress_close(&progress) < 0) {
-            Py_CLEAR(result);
-        }
-    }
-    cm_stream_give(state, stream);
-    return result;
+    return values[2] == NULL || values[2] == Py_None
+               ? NULL
+               : cm_copy_stream(state, values[0], values[1], values[2]);
 }
 
 PyDoc_STRVAR(copy_doc,
@@ -84,7 +59,7 @@ PyDoc_STRVAR(copy_doc,
 "ImportError\n    If `progress` is True and there is no tqdm.\n"
 "CudaError\n    If the copy failed, or `stream` is being captured.\n"
 "EOFError, OSError\n"
-"    If `src` is a mapped file that is shorter by now, or cannot be read.\n\n"
+"    If an end is a mapped file that is shorter by now, or cannot be read.\n\n"
 "Notes\n-----\n"
 "**Blocks** until done, GIL released. Ctrl-C ends it within a few pieces, and nothing is\n"
 "read or written afterwards; what the driver was given is waited for, for a second at most\n"
@@ -94,46 +69,94 @@ PyDoc_STRVAR(copy_doc,
 "strided target are never written.");
 
 PyDoc_STRVAR(copy_async_doc,
-"copy_async($module, /, dst, src, *, stream=None)\n--\n\n"
+"copy_async($module, /, dst, src, *, stream=None, after=None)\n--\n\n"
 "Start a copy between any two pieces of memory.\n\n"
 "Parameters\n----------\n"
 "dst, src : Buffer, array, exporter\n    As for `copy`.\n"
 "stream : stream, optional\n"
-"    Copy in the order of this stream; where device memory is an end, the stream of a\n"
-"    device of either end. Without one the copy runs in the background and\n"
-"    is finished only through its handle.\n\n"
+"    Copy in the order of this stream: once it is done, whoever waits for it and however,\n"
+"    the bytes are at `dst`. Where device memory is an end, a stream of a device of either\n"
+"    end. Without one the copy runs in the background: only its handle tells of its end,\n"
+"    and no stream, event or device that is waited for.\n"
+"after : stream, or tuple or list of streams, optional\n"
+"    What these streams were given so far comes first as well. With it, and without\n"
+"    `stream`, a copy of ordinary memory keeps its order and makes nobody wait.\n\n"
 "Returns\n-------\n"
 "Transfer\n    Its handle; it keeps both ends alive.\n\n"
 "Raises\n------\n"
-"TypeError\n    If an end is no memory or the dtypes differ.\n"
+"TypeError\n    If an end is no memory, `after` no stream, or the dtypes differ.\n"
 "ValueError\n"
 "    If the shapes do not fit, `dst` is read-only, a buffer is closed or `stream` is of\n"
 "    another device.\n"
-"EOFError, OSError\n    If `src` is a long mapped file that is cut short, or cannot be read.\n"
+"EOFError, OSError\n    If an end is a mapped file that is cut short, or cannot be read.\n"
 "CudaError\n"
-"    If the copy could not be started, or `stream` is being captured and the copy is not\n"
-"    one that a graph can hold.\n\n"
+"    If the copy failed before the call returned, or `stream` is being captured and the\n"
+"    copy is not one that a graph can hold: a graph holds nothing that the host does.\n\n"
 "Notes\n-----\n"
-"Without a stream it never waits for other work. With one it returns once ordinary memory\n"
-"has been read, so that `src` may be changed, and **blocks**, GIL released, while more than\n"
-"12 MiB of it wait for the stream or an earlier copy is not queued yet; between two ends in\n"
-"ordinary memory it blocks until done. Ctrl-C ends the waiting; what is queued by then still\n"
-"runs. Page-locked and device memory must not be changed before the copy is done.\n"
-"**Ordered after** all work that cumem knows of on either end, but for other bytes of it\n"
-"copied in the background.");
+"Without a stream it never waits for other work. With one it **blocks**, GIL released, just\n"
+"where CUDA's own call does, because the processor takes part: until an ordinary source has\n"
+"been read, so that it may be changed, and until an ordinary target has been written (also\n"
+"page-locked memory whose elements lie apart, where no kernel reaches it). So it waits for\n"
+"the stream's earlier work where the target is ordinary memory, and where more than 12 MiB\n"
+"of an ordinary source wait. Ctrl-C ends the waiting; what is queued by then still runs.\n"
+"Page-locked and device memory must not be changed before the copy is done.\n"
+"**Ordered after** `after`, and all work that cumem knows of on either end, but for other\n"
+"bytes of it copied in the background.\n\n"
+"Examples\n--------\n"
+">>> transfer = cumem.copy_async(array, buffer, after=stream)  # Python goes on\n"
+">>> transfer.wait()");
 
 static PyObject *
 copy_function(PyObject *module, PyObject *const *args, Py_ssize_t nargs,
               PyObject *kwnames)
 {
-    return copy_with(module, "copy", args, nargs, kwnames, true);
+    static const char *const names[] = {"dst", "src", "stream", "progress", NULL};
+    cm_state *state = cm_state_of_module(module);
+    PyObject *values[4];
+    cm_progress progress;
+    if (cm_args_parse("copy", args, nargs, kwnames, names, 2, 2, values) < 0) {
+        return NULL;
+    }
+    cm_stream *stream = take_stream(state, values);
+    if (stream == NULL && PyErr_Occurred()) {
+        return NULL;
+    }
+    PyObject *result = NULL;
+    if (cm_progress_open(state, values[3], "copy", &progress) == 0) {
+        result = progress.tell == NULL
+                     ? cm_copy_objects(state, values[0], values[1], stream, true)
+                     : cm_copy_and_tell(state, values[0], values[1], stream, &progress);
+        if (cm_progress_close(&progress) < 0) {
+            Py_CLEAR(result);
+        }
+    }
+    cm_stream_give(state, stream);
+    return result;
 }
 
 static PyObject *
 copy_async_function(PyObject *module, PyObject *const *args, Py_ssize_t nargs,
                     PyObject *kwnames)
 {
-    return copy_with(module, "copy_async", args, nargs, kwnames, false);
+    static const char *const names[] = {"dst", "src", "stream", "after", NULL};
+    cm_state *state = cm_state_of_module(module);
+    PyObject *values[4];
+    cm_stream_list after;
+    if (cm_args_parse("copy_async", args, nargs, kwnames, names, 2, 2, values) < 0) {
+        return NULL;
+    }
+    cm_stream *stream = take_stream(state, values);
+    if (stream == NULL && PyErr_Occurred()) {
+        return NULL;
+    }
+    PyObject *result = NULL;
+    int device = device_hint(state, values[0], values[1]);
+    if (cm_stream_list_take(state, values[3], "after", device, &after) == 0) {
+        result = cm_copy_async_after(state, values[0], values[1], stream, &after);
+    }
+    cm_stream_list_give(state, &after);
+    cm_stream_give(state, stream);
+    return result;
 }
 
 PyMethodDef cm_copy_methods[] = {

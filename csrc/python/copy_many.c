@@ -27,6 +27,7 @@ typedef struct many_call {
     cm_ticket **after_tickets; /* owned array, held */
     uint32_t ticket_count;
     uint32_t ticket_room;
+    cm_grave *grave; /* shared with the engine, as those of copy() */
 } many_call;
 
 /* -- streams ------------------------------------------------------------------------------ */
@@ -80,9 +81,7 @@ static int
 add_after(many_call *call, cm_stream *stream)
 {
     for (uint32_t i = call->after_count; i > 0; i--) {
-        const cm_stream *known = call->after[i - 1];
-        if (known == stream
-            || (known->id == stream->id && known->device == stream->device)) {
+        if (cm_stream_same(call->after[i - 1], stream)) {
             return 0;
         }
     }
@@ -187,6 +186,7 @@ keep_objects(many_call *call)
     }
     cm_copy_request *common = &call->request.common;
     common->keep[common->keep_count++] = (cm_keep){grave, cm_grave_bury};
+    call->grave = cm_grave_share(grave);
     return 0;
 }
 
@@ -239,6 +239,9 @@ init_call(many_call *call, PyObject *iterable, cm_stream *given)
 static void
 fini_call(many_call *call)
 {
+    if (call->grave != NULL) {
+        cm_grave_end(call->grave);
+    }
     cm_many_pairs_fini(&call->pairs);
     for (uint32_t i = 0; i < call->after_count; i++) {
         cm_stream_release(call->after[i]);
@@ -259,7 +262,7 @@ tell_progress(const many_call *call)
         return 0;
     }
     cm_ticket_info info;
-    cm_ticket_read(call->seen, &info);
+    cm_ticket_look(call->seen, &info);
     return cm_progress_tell(&call->progress, cm_ticket_count_moved(call->seen),
                             info.nbytes);
 }
@@ -320,8 +323,11 @@ mark_if_capturing(const many_call *call)
     if (stream == NULL || !cm_stream_may_capture(stream)) {
         return;
     }
-    cm_status status = cm_stream_ask_capturing(call->state->runtime, stream->device,
-                                               stream->handle, &capturing);
+    cm_status status;
+    Py_BEGIN_ALLOW_THREADS
+    status = cm_stream_ask_capturing(call->state->runtime, stream->device,
+                                     stream->handle, &capturing);
+    Py_END_ALLOW_THREADS
     if (capturing || !cm_is_ok(status)) {
         mark_captured(call);
     }
@@ -332,7 +338,7 @@ static int
 remember_transfer(const many_call *call, cm_ticket *ticket)
 {
     cm_ticket_info info;
-    cm_ticket_read(ticket, &info);
+    cm_ticket_look(ticket, &info);
     bool over = info.done && cm_is_ok(info.status);
     if (info.captured) {
         mark_captured(call);
@@ -388,7 +394,7 @@ static PyObject *
 tell_end(const many_call *call, cm_ticket *ticket)
 {
     cm_ticket_info info;
-    cm_ticket_read(ticket, &info);
+    cm_ticket_look(ticket, &info);
     cm_ticket_release(ticket);
     int told = cm_progress_tell(&call->progress, info.nbytes, info.nbytes);
     return told < 0 ? NULL : Py_NewRef(Py_None);
@@ -521,8 +527,9 @@ PyDoc_STRVAR(copy_many_async_doc,
 "Parameters\n----------\n"
 "pairs : iterable of (dst, src)\n    As for `copy_many`.\n"
 "stream : stream, optional\n"
-"    Copy in the order of this stream, of a device whose memory is an end. Without one the\n"
-"    copies run in the background and are finished only through their handle.\n\n"
+"    Copy in the order of this stream, of a device whose memory is an end: once it is done,\n"
+"    whoever waits for it and however, the bytes are at all targets. Without one the copies\n"
+"    run in the background, and only their handle tells of their end.\n\n"
 "Returns\n-------\n"
 "Transfer\n"
 "    One handle for all: done when the last of them is. It keeps all ends alive.\n\n"
@@ -535,7 +542,7 @@ PyDoc_STRVAR(copy_many_async_doc,
 "    If the copies could not be started, or `stream` is being captured and they are not of\n"
 "    a kind that a graph can hold. Those that were started still run, or are in the graph.\n\n"
 "Notes\n-----\n"
-"**Blocks** as `copy_async` does. **Ordered after** all work that cumem knows of on any\n"
+"**Blocks** as `copy_async` does, where it would for any of the pairs. **Ordered after** all work that cumem knows of on any\n"
 "end. Overlapping ends are treated as by `copy_many`.");
 
 static PyObject *

@@ -23,13 +23,16 @@ typedef struct copy_call {
     cm_extent extents[2];  /* in it */
     cm_stream *stream;     /* held; NULL: none */
     bool blocking;
-    const cm_progress *progress; /* borrowed; NULL: nobody is told */
-    cm_ticket *seen;             /* borrowed from the engine while it asks */
-    PyThreadState *thread;       /* while the GIL is released */
+    const cm_stream_list *later_than; /* borrowed; NULL: nothing was asked for */
+    const cm_progress *progress;      /* borrowed; NULL: nobody is told */
+    cm_ticket *seen;                  /* borrowed from the engine while it asks */
+    PyThreadState *thread;            /* while the GIL is released */
     cm_copy_request request;
     cm_mapped mapped;  /* where the source is a file that can be read instead */
     cm_stream **after; /* owned array, borrowed streams */
     cm_ticket **after_tickets;
+    cm_grave *graves[2]; /* shared with the engine, so that what it is through with goes
+                            with the call */
 } copy_call;
 
 /* -- checks ------------------------------------------------------------------------------ */
@@ -127,9 +130,7 @@ add_after(copy_call *call, cm_stream *stream)
 {
     cm_copy_request *request = &call->request;
     for (uint32_t i = 0; i < request->after_count; i++) {
-        if (call->after[i] == stream
-            || (call->after[i]->id == stream->id
-                && call->after[i]->device == stream->device)) {
+        if (cm_stream_same(call->after[i], stream)) {
             return;
         }
     }
@@ -140,7 +141,7 @@ static int
 collect_after(copy_call *call)
 {
     const cm_operand *ends[2] = {&call->dst, &call->src};
-    size_t streams = 1;
+    size_t streams = 1 + (call->later_than == NULL ? 0 : call->later_than->count);
     size_t tickets = 1;
     for (int i = 0; i < 2; i++) {
         const cm_storage *storage = ends[i]->storage;
@@ -171,6 +172,9 @@ collect_after(copy_call *call)
                 call->pending[i].tickets[k];
         }
     }
+    for (uint32_t i = 0; call->later_than != NULL && i < call->later_than->count; i++) {
+        add_after(call, call->later_than->streams[i]);
+    }
     call->request.after = call->after;
     call->request.after_tickets = call->after_tickets;
     return 0;
@@ -190,6 +194,7 @@ add_keep(copy_call *call, const cm_operand *operand)
             return -1;
         }
         *keep = (cm_keep){grave, cm_grave_bury};
+        call->graves[call->request.keep_count] = cm_grave_share(grave);
     }
     call->request.keep_count++;
     return 0;
@@ -260,6 +265,11 @@ init_call(copy_call *call, cm_stream *given)
 static void
 fini_call(copy_call *call)
 {
+    for (int i = 0; i < 2; i++) {
+        if (call->graves[i] != NULL) {
+            cm_grave_end(call->graves[i]);
+        }
+    }
     cm_operand_fini(&call->dst);
     cm_operand_fini(&call->src);
     cm_pending_give(&call->pending[0]);
@@ -281,7 +291,7 @@ tell_progress(const copy_call *call)
                                 call->mapped.range.nbytes);
     }
     cm_ticket_info info;
-    cm_ticket_read(call->seen, &info);
+    cm_ticket_look(call->seen, &info);
     return cm_progress_tell(call->progress, cm_ticket_count_moved(call->seen),
                             info.nbytes);
 }
@@ -345,7 +355,7 @@ make_transfer(copy_call *call, cm_ticket *ticket)
     cm_storage *dst = call->dst.storage;
     cm_storage *src = call->stream == NULL ? call->src.storage : NULL;
     cm_ticket_info info;
-    cm_ticket_read(ticket, &info);
+    cm_ticket_look(ticket, &info);
     if (info.captured) {
         mark_captured(dst);
         mark_captured(call->src.storage);
@@ -370,7 +380,7 @@ tell_end(const copy_call *call, cm_ticket *ticket)
 {
     cm_ticket_info info = {.nbytes = call->mapped.range.nbytes};
     if (ticket != NULL) {
-        cm_ticket_read(ticket, &info);
+        cm_ticket_look(ticket, &info);
         cm_ticket_release(ticket);
     }
     int told = cm_progress_tell(call->progress, info.nbytes, info.nbytes);
@@ -422,7 +432,8 @@ run(copy_call *call)
 /* The call, and what is done with it; `use` NULL: the copy. */
 static PyObject *
 make_call(cm_state *state, PyObject *dst, PyObject *src, cm_stream *stream,
-          bool blocking, const cm_progress *progress, cm_copy_use *use)
+          bool blocking, const cm_stream_list *later_than, const cm_progress *progress,
+          cm_copy_use *use)
 {
     /* Too large for the stack of a thread with little of it. */
     copy_call *call = atomic_exchange(&state->spare_call, NULL);
@@ -434,6 +445,7 @@ make_call(cm_state *state, PyObject *dst, PyObject *src, cm_stream *stream,
     call->dst_object = dst;
     call->src_object = src;
     call->blocking = blocking;
+    call->later_than = later_than;
     call->progress = progress;
     PyObject *result = NULL;
     if (init_call(call, stream) == 0) {
@@ -448,19 +460,26 @@ PyObject *
 cm_copy_objects(cm_state *state, PyObject *dst, PyObject *src, cm_stream *stream,
                 bool blocking)
 {
-    return make_call(state, dst, src, stream, blocking, NULL, NULL);
+    return make_call(state, dst, src, stream, blocking, NULL, NULL, NULL);
+}
+
+PyObject *
+cm_copy_async_after(cm_state *state, PyObject *dst, PyObject *src, cm_stream *stream,
+                    const cm_stream_list *after)
+{
+    return make_call(state, dst, src, stream, false, after, NULL, NULL);
 }
 
 PyObject *
 cm_copy_and_tell(cm_state *state, PyObject *dst, PyObject *src, cm_stream *stream,
                  const cm_progress *progress)
 {
-    return make_call(state, dst, src, stream, true, progress, NULL);
+    return make_call(state, dst, src, stream, true, NULL, progress, NULL);
 }
 
 PyObject *
 cm_copy_look(cm_state *state, PyObject *dst, PyObject *src, cm_stream *stream,
              bool blocking, cm_copy_use *use)
 {
-    return make_call(state, dst, src, stream, blocking, NULL, use);
+    return make_call(state, dst, src, stream, blocking, NULL, NULL, use);
 }

@@ -1,16 +1,42 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "python/device_wait.h"
 
+#include <signal.h>
 #include <stdlib.h>
-#include <sys/syscall.h>
 #include <unistd.h>
 
 #include "transfer/backoff.h"
 
+/* -- signals ----------------------------------------------------------------------- */
+
+/* Of the process, as signal handlers are; 0: not known. After a fork the thread that
+ * forked is the main one. */
+static _Atomic unsigned long main_thread;
+static _Atomic pid_t main_process;
+
+void
+cm_signals_init(void)
+{
+    PyObject *module = PyImport_ImportModule("_signal");
+    /* The main thread is told that None is no handler, others that they may set none.
+     */
+    PyObject *old = module == NULL
+                        ? NULL
+                        : PyObject_CallMethod(module, "signal", "iO", SIGINT, Py_None);
+    bool is_main = old == NULL && PyErr_ExceptionMatches(PyExc_TypeError);
+    PyErr_Clear();
+    Py_XDECREF(old);
+    Py_XDECREF(module);
+    atomic_store(&main_process, getpid());
+    atomic_store(&main_thread, is_main ? PyThread_get_thread_ident() : 0);
+}
+
 bool
 cm_sees_signals(void)
 {
-    return syscall(SYS_gettid) == (long)getpid();
+    unsigned long main = atomic_load(&main_thread);
+    return main == 0 || main == PyThread_get_thread_ident()
+           || atomic_load(&main_process) != getpid();
 }
 
 /* -- streams and events ------------------------------------------------------------ */
@@ -70,8 +96,11 @@ typedef struct device_wait {
     int device;
     cm_thread thread;
     cm_mutex lock;
+    cm_cond wanted;
     cm_cond ended;
-    bool done; /* lock */
+    /* lock */
+    bool busy;    /* with `rt` and `device` */
+    bool is_over; /* nothing more is wanted */
     cm_status status;
 } device_wait;
 
@@ -86,65 +115,119 @@ wait_plainly(cm_runtime *rt, int device)
 }
 
 static void *
-run_wait(void *argument)
+run_waits(void *argument)
 {
     device_wait *wait = argument;
-    cm_status status = wait_plainly(wait->rt, wait->device);
     cm_mutex_lock(&wait->lock);
-    wait->status = status;
-    wait->done = true;
-    cm_cond_signal_all(&wait->ended);
+    while (!wait->is_over) {
+        if (!wait->busy) {
+            cm_cond_wait(&wait->wanted, &wait->lock);
+            continue;
+        }
+        cm_mutex_unlock(&wait->lock);
+        cm_status status = wait_plainly(wait->rt, wait->device);
+        cm_mutex_lock(&wait->lock);
+        wait->status = status;
+        wait->busy = false;
+        cm_cond_signal_all(&wait->ended);
+    }
     cm_mutex_unlock(&wait->lock);
     return NULL;
 }
 
-/* NULL: neither memory nor a thread to be had. */
+/* A thread that waits for nothing yet. NULL: neither memory nor a thread to be had. */
 static device_wait *
-start_wait(cm_runtime *rt, int device)
+create_wait(void)
 {
     device_wait *wait = calloc(1, sizeof(*wait));
     if (wait == NULL) {
         return NULL;
     }
-    *wait = (device_wait){.rt = rt, .device = device};
     if (!cm_is_ok(cm_mutex_init(&wait->lock))) {
         goto no_lock;
     }
-    if (!cm_is_ok(cm_cond_init(&wait->ended))) {
-        goto no_condition;
+    if (!cm_is_ok(cm_cond_init(&wait->wanted))) {
+        goto no_wanted;
     }
-    if (cm_is_ok(cm_thread_start(&wait->thread, run_wait, wait))) {
+    if (!cm_is_ok(cm_cond_init(&wait->ended))) {
+        goto no_ended;
+    }
+    if (cm_is_ok(cm_thread_start(&wait->thread, run_waits, wait))) {
         return wait;
     }
     cm_cond_fini(&wait->ended);
-no_condition:
+no_ended:
+    cm_cond_fini(&wait->wanted);
+no_wanted:
     cm_mutex_fini(&wait->lock);
 no_lock:
     free(wait);
     return NULL;
 }
 
-/* No GIL. */
-static cm_status
-end_wait(device_wait *wait)
+/* No GIL. Of one that is not busy. */
+static void
+destroy_wait(device_wait *wait)
 {
+    cm_mutex_lock(&wait->lock);
+    wait->is_over = true;
+    cm_cond_signal_all(&wait->wanted);
+    cm_mutex_unlock(&wait->lock);
     cm_thread_join(wait->thread);
-    cm_status status = wait->status;
     cm_cond_fini(&wait->ended);
+    cm_cond_fini(&wait->wanted);
     cm_mutex_fini(&wait->lock);
     free(wait);
-    return status;
 }
 
-/* No GIL. At most a slice. */
+/* One is kept for the next call. GIL. */
+static device_wait *
+take_wait(cm_state *state, cm_runtime *rt, int device)
+{
+    device_wait *wait = state->idle_wait;
+    state->idle_wait = NULL;
+    if (wait == NULL) {
+        wait = create_wait();
+    }
+    if (wait != NULL) {
+        cm_mutex_lock(&wait->lock);
+        wait->rt = rt;
+        wait->device = device;
+        wait->busy = true;
+        cm_cond_signal_all(&wait->wanted);
+        cm_mutex_unlock(&wait->lock);
+    }
+    return wait;
+}
+
+/* GIL, released where another is kept already. */
+static void
+give_wait(cm_state *state, device_wait *wait)
+{
+    if (state->idle_wait == NULL) {
+        state->idle_wait = wait;
+        return;
+    }
+    Py_BEGIN_ALLOW_THREADS
+    destroy_wait(wait);
+    Py_END_ALLOW_THREADS
+}
+
+/* No GIL. At most a slice, unless `forever`. */
 static bool
-await_slice(device_wait *wait)
+await_end(device_wait *wait, bool forever)
 {
     uint64_t end = cm_now_ns() + CM_SIGNAL_SLICE_NS;
     cm_mutex_lock(&wait->lock);
-    while (!wait->done && cm_cond_wait_until(&wait->ended, &wait->lock, end)) {
+    while (wait->busy) {
+        if (forever) {
+            cm_cond_wait(&wait->ended, &wait->lock);
+        }
+        else if (!cm_cond_wait_until(&wait->ended, &wait->lock, end)) {
+            break;
+        }
     }
-    bool done = wait->done;
+    bool done = !wait->busy;
     cm_mutex_unlock(&wait->lock);
     return done;
 }
@@ -152,42 +235,26 @@ await_slice(device_wait *wait)
 bool
 cm_wait_for_device(cm_state *state, cm_runtime *rt, int device, cm_status *out)
 {
-    device_wait *wait = NULL;
+    device_wait *wait = cm_sees_signals() ? take_wait(state, rt, device) : NULL;
     bool done = false;
-    Py_BEGIN_ALLOW_THREADS
-    wait = cm_sees_signals() ? start_wait(rt, device) : NULL;
     if (wait == NULL) {
-        *out = wait_plainly(rt, device);
-    }
-    Py_END_ALLOW_THREADS
-    while (wait != NULL && !done) {
         Py_BEGIN_ALLOW_THREADS
-        done = await_slice(wait);
-        if (done) {
-            *out = end_wait(wait);
-        }
+        *out = wait_plainly(rt, device);
+        Py_END_ALLOW_THREADS
+        return true;
+    }
+    while (!done) {
+        Py_BEGIN_ALLOW_THREADS
+        done = await_end(wait, false);
         Py_END_ALLOW_THREADS
         if (!done && PyErr_CheckSignals() < 0) {
             cm_list_push_back(&state->device_waits, &wait->node);
             return false;
         }
     }
+    *out = wait->status;
+    give_wait(state, wait);
     return true;
-}
-
-/* True: it has ended, and is gone. At most a slice, unless `forever`. */
-static bool
-try_join(device_wait *wait, bool forever)
-{
-    bool done;
-    Py_BEGIN_ALLOW_THREADS
-    done = forever || await_slice(wait);
-    if (done) {
-        cm_status status = end_wait(wait);
-        (void)status; /* its caller has heard of the signal instead */
-    }
-    Py_END_ALLOW_THREADS
-    return done;
 }
 
 int
@@ -198,15 +265,35 @@ cm_device_waits_join(cm_state *state)
     cm_state_enter(state); /* a signal's handler must not close the runtime */
     while (result == 0 && (node = cm_list_pop_front(&state->device_waits)) != NULL) {
         device_wait *wait = CM_LIST_ENTRY(node, device_wait, node);
-        while (result == 0 && !try_join(wait, !cm_sees_signals())) {
-            result = PyErr_CheckSignals();
+        bool done = false;
+        while (result == 0 && !done) {
+            bool forever = !cm_sees_signals();
+            Py_BEGIN_ALLOW_THREADS
+            done = await_end(wait, forever);
+            Py_END_ALLOW_THREADS
+            result = done ? 0 : PyErr_CheckSignals();
         }
-        if (result < 0) {
+        if (done) { /* its caller has heard of the signal instead of the status */
+            give_wait(state, wait);
+        }
+        else {
             cm_list_push_back(&state->device_waits, &wait->node);
         }
     }
     cm_state_leave(state);
     return result;
+}
+
+void
+cm_device_waits_end(cm_state *state)
+{
+    device_wait *idle = state->idle_wait;
+    state->idle_wait = NULL;
+    if (idle != NULL) {
+        Py_BEGIN_ALLOW_THREADS
+        destroy_wait(idle);
+        Py_END_ALLOW_THREADS
+    }
 }
 
 /* -- pools ------------------------------------------------------------------------- */

@@ -8,8 +8,12 @@
 
 #define CM_SIGNAL_SLICE_NS UINT64_C(50000000) /* how soon Ctrl-C is seen */
 
-/* Python runs signal handlers in the main thread alone. */
+/* Whether signal handlers may run in the calling thread: in Python's main one alone,
+ * which need not be the process's. Where it is not known which that is, every thread
+ * counts. No GIL needed. */
 bool cm_sees_signals(void);
+/* At import: is the calling thread the main one? */
+void cm_signals_init(void);
 
 typedef cm_status (*cm_wait_query)(cm_runtime *rt, uint64_t handle, bool *done);
 
@@ -26,6 +30,8 @@ bool cm_wait_for_device(cm_state *state, cm_runtime *rt, int device, cm_status *
 /* Wait, GIL released, for what uses the runtime behind the back of interrupted calls.
  * -1 with the exception of a signal handler: what is left can be waited for again. */
 int cm_device_waits_join(cm_state *state);
+/* End the thread that is kept for such waits. GIL, released meanwhile. */
+void cm_device_waits_end(cm_state *state);
 
 /* For waits in a pool, by who has entered the state. `thread` is what
  * PyEval_SaveThread() gave: Python's signal handlers run there. After CM_ECANCELLED

@@ -6,20 +6,25 @@
 #include "python/dlpack_abi.h"
 #include "python/objects.h"
 
-/* 0, or -1 with BufferError when DLPack has no code for the dtype. */
+/* 0, or -1 with BufferError when DLPack has no code for the dtype. Reads the name of
+ * one of another package, which may run Python code. */
 int cm_dlpack_from_dtype(PyObject *dtype, cm_dl_dtype *out);
 /* New numpy.dtype; BufferError when NumPy has none (ml_dtypes is used when it is
  * there). */
 PyObject *cm_dlpack_to_dtype(cm_dl_dtype type);
 
-/* A capsule over `buffer`, as memory of `device` at `data` (NULL when it is empty);
- * holds and counts the storage until its consumer is done. BufferError for dtypes and
- * strides that DLPack cannot describe; the legacy form also for a read-only buffer. */
-PyObject *cm_dlpack_legacy(const cm_buffer *buffer, cm_dl_device device, void *data);
-PyObject *cm_dlpack_versioned(const cm_buffer *buffer, cm_dl_device device, void *data,
-                              uint32_t minor, bool copied);
+/* A capsule over `buffer`, as elements of `type` in memory of `device` at `data` (NULL
+ * when it is empty); holds and counts the storage until its consumer is done. Nothing
+ * that may run Python code comes before it is counted. BufferError for strides that
+ * DLPack cannot describe; the legacy form also for a read-only buffer. */
+PyObject *cm_dlpack_legacy(const cm_buffer *buffer, cm_dl_dtype type,
+                           cm_dl_device device, void *data);
+PyObject *cm_dlpack_versioned(const cm_buffer *buffer, cm_dl_dtype type,
+                              cm_dl_device device, void *data, uint32_t minor,
+                              bool copied);
 
-/* A buffer over an unused capsule; NotImplemented (new reference) if it is none.
+/* A buffer over an unused capsule, which is used from the beginning of the call on;
+ * NotImplemented (new reference) if it is none.
  * `advertised` is what __dlpack_device__() said of it: such a capsule was made for us,
  * and whatever is wrong with it, its deleter is called exactly once. NULL: the caller's
  * own capsule, which stays unused unless it is accepted. */
@@ -29,6 +34,11 @@ PyObject *cm_dlpack_import(cm_state *state, PyObject *capsule,
  * once, now on failure. Ordinary memory of up to `unasked` bytes is not asked about. */
 PyObject *cm_dlpack_import_managed(cm_state *state, cm_dl_versioned *managed,
                                    uint64_t unasked);
+/* Let the work on `given`, or on the device's default stream (NULL), and with it the
+ * buffer, come after what the exporter's stream `handle` of that device was given.
+ * 0, or -1 with an exception. */
+int cm_dlpack_follow(cm_state *state, PyObject *buffer, cm_dl_device device,
+                     cm_stream *given, uint64_t handle);
 /* A device that this process has. 0, or -1 with ValueError or BufferError. */
 int cm_dlpack_check_device(const cm_runtime *rt, cm_dl_device device);
 

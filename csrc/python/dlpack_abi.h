@@ -93,7 +93,7 @@ typedef struct cm_dl_exchange {
     int (*from_object)(void *object, cm_dl_versioned **out); /* the caller deletes it */
     void (*to_object)(void);
     void (*borrow)(void);
-    void (*current_stream)(void);
+    int (*current_stream)(int32_t device_type, int32_t device_id, void **out);
 } cm_dl_exchange;
 
 _Static_assert(sizeof(cm_dl_dtype) == 4 && sizeof(cm_dl_device) == 8, "DLPack ABI");

@@ -1,5 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Ask an object for a DLPack capsule, ready on our stream, and import it. */
+#include <string.h>
+
 #include "python/arguments.h"
 #include "python/dlpack.h"
 #include "python/errors.h"
@@ -81,19 +83,19 @@ call_dlpack(PyObject *method, cm_stream *stream, bool with_version)
     return result;
 }
 
-/* An exporter that takes no stream has made the legacy default stream wait: follow it.
- */
+/* Let `stream` wait for the exporter's. */
 static int
-follow_legacy(cm_state *state, cm_stream *stream)
+follow_handle(cm_state *state, cm_stream *stream, uint64_t handle)
 {
     cm_status status;
-    cm_stream *legacy;
+    cm_stream *theirs;
     Py_BEGIN_ALLOW_THREADS
-    status = cm_stream_wrap(stream->rt, stream->device, CM_STREAM_LEGACY, NULL, NULL,
-                            &legacy);
+    status =
+        cm_stream_wrap(stream->rt, stream->device,
+                       handle == 0 ? CM_STREAM_LEGACY : handle, NULL, NULL, &theirs);
     if (cm_is_ok(status)) {
-        status = cm_stream_follow(stream, legacy);
-        cm_stream_release(legacy);
+        status = cm_stream_follow(stream, theirs);
+        cm_stream_release(theirs);
     }
     Py_END_ALLOW_THREADS
     return cm_is_ok(status) ? 0
@@ -112,21 +114,145 @@ ask_capsule(cm_state *state, PyObject *method, cm_stream *stream)
     if (stream != NULL && capsule == NULL && PyErr_ExceptionMatches(PyExc_TypeError)) {
         PyErr_Clear();
         capsule = call_dlpack(method, NULL, false);
-        if (capsule != NULL && follow_legacy(state, stream) < 0) {
+        /* an exporter that takes no stream has made the legacy default stream wait */
+        if (capsule != NULL && follow_handle(state, stream, CM_STREAM_LEGACY) < 0) {
             Py_CLEAR(capsule);
         }
     }
     return capsule;
 }
 
+/* With the memory's device current: PyTorch refuses to export that of another one. */
 static PyObject *
-import_asked(cm_state *state, PyObject *capsule, cm_dl_device advertised,
-             cm_stream *stream)
+ask_on_device(cm_state *state, PyObject *method, cm_dl_device device, cm_stream *stream)
+{
+    if (device.type != CM_DL_CUDA) {
+        return ask_capsule(state, method, stream);
+    }
+    cm_runtime *rt = cm_state_runtime(state); /* the object's own code was run before */
+    if (rt == NULL) {
+        return NULL;
+    }
+    cm_device_guard guard;
+    cm_status status;
+    PyObject *capsule = NULL;
+    cm_state_enter(state);
+    Py_BEGIN_ALLOW_THREADS
+    status = cm_device_enter(rt, device.id, &guard);
+    Py_END_ALLOW_THREADS
+    if (cm_is_ok(status)) {
+        capsule = ask_capsule(state, method, stream);
+        Py_BEGIN_ALLOW_THREADS
+        cm_device_leave(rt, &guard);
+        Py_END_ALLOW_THREADS
+    }
+    else {
+        cm_py_raise(state, status, "while importing DLPack");
+    }
+    cm_state_leave(state);
+    return capsule;
+}
+
+/* -- who may write ------------------------------------------------------------------------ */
+
+/* A capsule of before 1.0 does not say. What else the object tells is asked in turn. */
+typedef enum writing {
+    WRITING_FAILED = -1,
+    WRITING_ALLOWED,
+    WRITING_DENIED,
+    WRITING_UNSAID
+} writing;
+
+/* An object that cannot answer has said nothing. */
+static writing
+forgive(void)
+{
+    if (PyErr_Occurred() && !PyErr_ExceptionMatches(PyExc_Exception)) {
+        return WRITING_FAILED;
+    }
+    PyErr_Clear();
+    return WRITING_UNSAID;
+}
+
+static writing
+ask_buffer(PyObject *object)
+{
+    Py_buffer view;
+    if (!PyObject_CheckBuffer(object)
+        || PyObject_GetBuffer(object, &view, PyBUF_FULL_RO) < 0) {
+        return forgive();
+    }
+    writing found = view.readonly ? WRITING_DENIED : WRITING_ALLOWED;
+    PyBuffer_Release(&view);
+    return found;
+}
+
+static writing
+ask_array_interface(PyObject *object)
+{
+    PyObject *dict = PyObject_GetAttrString(object, "__cuda_array_interface__");
+    PyObject *data = dict == NULL ? NULL : PyMapping_GetItemString(dict, "data");
+    PyObject *flag = data == NULL ? NULL : PySequence_GetItem(data, 1);
+    int denied = flag == NULL ? -1 : PyObject_IsTrue(flag);
+    Py_XDECREF(flag);
+    Py_XDECREF(data);
+    Py_XDECREF(dict);
+    return denied < 0 ? forgive() : denied ? WRITING_DENIED : WRITING_ALLOWED;
+}
+
+/* JAX's arrays never change, and on a GPU or in bfloat16 nothing but their type says
+ * so. */
+static writing
+ask_type(PyObject *object)
+{
+    static const char *const names[] = {"jax", "jax.", "jaxlib", "jaxlib."};
+    PyObject *module =
+        PyObject_GetAttrString((PyObject *)Py_TYPE(object), "__module__");
+    const char *text = module != NULL && PyUnicode_Check(module)
+                           ? PyUnicode_AsUTF8AndSize(module, NULL)
+                           : NULL;
+    writing found = WRITING_UNSAID;
+    for (size_t i = 0; text != NULL && i < sizeof names / sizeof *names; i++) {
+        size_t length = strlen(names[i]);
+        bool is_package = names[i][length - 1] == '.';
+        if (is_package ? strncmp(text, names[i], length) == 0
+                       : strcmp(text, names[i]) == 0) {
+            found = WRITING_DENIED;
+        }
+    }
+    Py_XDECREF(module);
+    return found == WRITING_UNSAID ? forgive() : found;
+}
+
+static writing
+ask_who_writes(PyObject *object)
+{
+    writing found = ask_buffer(object);
+    found = found == WRITING_UNSAID ? ask_array_interface(object) : found;
+    return found == WRITING_UNSAID ? ask_type(object) : found;
+}
+
+/* -- the capsule -------------------------------------------------------------------------- */
+
+static PyObject *
+import_asked(cm_state *state, PyObject *object, PyObject *capsule,
+             cm_dl_device advertised, cm_stream *stream)
 {
     PyObject *buffer = Py_NewRef(Py_NotImplemented);
     if (PyCapsule_CheckExact(capsule)) {
+        bool is_old = PyCapsule_IsValid(capsule, CM_DL_LEGACY_NAME);
         Py_DECREF(buffer);
         buffer = cm_dlpack_import(state, capsule, &advertised);
+        writing found = is_old && buffer != NULL && buffer != Py_NotImplemented
+                            ? ask_who_writes(object)
+                            : WRITING_UNSAID;
+        if (found == WRITING_FAILED) {
+            Py_CLEAR(buffer);
+        }
+        else if (found == WRITING_DENIED) {
+            ((cm_buffer *)(void *)buffer)->readonly = true;
+            ((cm_buffer *)(void *)buffer)->storage->readonly = true;
+        }
     }
     if (buffer == Py_NotImplemented) {
         Py_DECREF(buffer);
@@ -186,6 +312,28 @@ pass_on(cm_state *state, PyObject *buffer, cm_stream *given, cm_stream *stream)
     return cm_storage_add_use(((cm_buffer *)(void *)buffer)->storage, given);
 }
 
+int
+cm_dlpack_follow(cm_state *state, PyObject *buffer, cm_dl_device device,
+                 cm_stream *given, uint64_t handle)
+{
+    cm_stream *stream;
+    if (choose_stream(state, device, given, &stream) < 0) {
+        return -1;
+    }
+    if (stream == NULL) {
+        return 0;
+    }
+    int result = follow_handle(state, stream, handle);
+    if (result == 0) {
+        result = cm_storage_add_use(((cm_buffer *)(void *)buffer)->storage, stream);
+    }
+    if (result == 0 && given != NULL && stream != given) {
+        result = pass_on(state, buffer, given, stream);
+    }
+    cm_stream_give(state, stream);
+    return result;
+}
+
 static PyObject *
 import_from(cm_state *state, PyObject *object, PyObject *method,
             PyObject *device_method, cm_stream *given)
@@ -199,9 +347,9 @@ import_from(cm_state *state, PyObject *object, PyObject *method,
         return NULL;
     }
     PyObject *buffer = NULL;
-    PyObject *capsule = ask_capsule(state, method, stream);
+    PyObject *capsule = ask_on_device(state, method, advertised, stream);
     if (capsule != NULL) {
-        buffer = import_asked(state, capsule, advertised, stream);
+        buffer = import_asked(state, object, capsule, advertised, stream);
         drop_capsule(capsule);
         if (buffer != NULL && given != NULL && stream != NULL && stream != given
             && pass_on(state, buffer, given, stream) < 0) {
@@ -234,7 +382,7 @@ cm_import_dlpack(cm_state *state, PyObject *object, cm_stream *stream, uint64_t 
     if (PyCapsule_CheckExact(object)) {
         return import_bare_capsule(state, object);
     }
-    PyObject *buffer = cm_import_exchange(state, object, unasked);
+    PyObject *buffer = cm_import_exchange(state, object, stream, unasked);
     if (buffer != Py_NotImplemented) {
         return buffer;
     }

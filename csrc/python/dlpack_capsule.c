@@ -3,6 +3,7 @@
  * any thread, without the GIL, and after the interpreter has ended. */
 #include <stdlib.h>
 
+#include "base/checked_math.h"
 #include "python/dlpack.h"
 
 /* What a capsule owns. */
@@ -62,6 +63,14 @@ fill_extents(const cm_buffer *buffer, int64_t *extents)
         if (empty || length == 1) {
             steps[i] = dense; /* never stepped by */
         }
+        else if (step < 0) {
+            PyErr_SetString(
+                PyExc_BufferError,
+                "DLPack export of negative strides: PyTorch ends the process "
+                "over them; hand over copy() of this view, or the buffer "
+                "before it is reversed");
+            return -1;
+        }
         else if (step % buffer->itemsize == 0) {
             steps[i] = step / buffer->itemsize;
         }
@@ -73,19 +82,16 @@ fill_extents(const cm_buffer *buffer, int64_t *extents)
                 (long long)step, (long long)buffer->itemsize);
             return -1;
         }
-        dense *= length > 0 ? length : 1;
+        (void)cm_mul_i64(dense, length > 0 ? length : 1, &dense); /* if empty: any */
     }
     return 0;
 }
 
 /* Hold and count the storage, and describe the buffer in *tensor. */
 static export *
-export_new(const cm_buffer *buffer, cm_dl_device device, void *data,
+export_new(const cm_buffer *buffer, cm_dl_dtype type, cm_dl_device device, void *data,
            cm_dl_tensor *tensor)
 {
-    if (cm_dlpack_from_dtype(buffer->dtype, &tensor->dtype) < 0) {
-        return NULL;
-    }
     size_t extents = 2 * (size_t)(buffer->ndim > 0 ? buffer->ndim : 1);
     export *self = calloc(1, sizeof *self + extents * sizeof *self->extents);
     if (self == NULL) {
@@ -99,6 +105,7 @@ export_new(const cm_buffer *buffer, cm_dl_device device, void *data,
     tensor->data = data;
     tensor->device = device;
     tensor->ndim = buffer->ndim;
+    tensor->dtype = type;
     tensor->shape = self->extents;
     tensor->strides = self->extents + buffer->ndim;
     tensor->byte_offset = 0;
@@ -108,7 +115,8 @@ export_new(const cm_buffer *buffer, cm_dl_device device, void *data,
 }
 
 PyObject *
-cm_dlpack_legacy(const cm_buffer *buffer, cm_dl_device device, void *data)
+cm_dlpack_legacy(const cm_buffer *buffer, cm_dl_dtype type, cm_dl_device device,
+                 void *data)
 {
     if (buffer->readonly) {
         PyErr_SetString(
@@ -118,7 +126,7 @@ cm_dlpack_legacy(const cm_buffer *buffer, cm_dl_device device, void *data)
         return NULL;
     }
     cm_dl_tensor tensor;
-    export *self = export_new(buffer, device, data, &tensor);
+    export *self = export_new(buffer, type, device, data, &tensor);
     if (self == NULL) {
         return NULL;
     }
@@ -132,11 +140,11 @@ cm_dlpack_legacy(const cm_buffer *buffer, cm_dl_device device, void *data)
 }
 
 PyObject *
-cm_dlpack_versioned(const cm_buffer *buffer, cm_dl_device device, void *data,
-                    uint32_t minor, bool copied)
+cm_dlpack_versioned(const cm_buffer *buffer, cm_dl_dtype type, cm_dl_device device,
+                    void *data, uint32_t minor, bool copied)
 {
     cm_dl_tensor tensor;
-    export *self = export_new(buffer, device, data, &tensor);
+    export *self = export_new(buffer, type, device, data, &tensor);
     if (self == NULL) {
         return NULL;
     }

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* DLPack's table of C functions, which PyTorch's tensors have since 2.10: what
  * __dlpack__() answers, without Python in between. It also leaves out what __dlpack__()
- * checks there, so only an object that needs no check is taken this way. */
+ * checks there, so only an object that needs no check is taken this way. On a device it
+ * needs no device to be current, which PyTorch's __dlpack__() does. */
 #include "python/dlpack.h"
 #include "python/protocols.h"
 
@@ -62,37 +63,77 @@ has_gradient(PyObject *object)
     return has;
 }
 
-/* A device's memory has streams to be asked about, a complex tensor may be one that is
- * to be conjugated when it is read. */
+/* A function of the table failed: 1, since asked in Python the object says why; -1
+ * where the exception is no error. */
+static int
+leave_to_python(void)
+{
+    if (PyErr_Occurred() && !PyErr_ExceptionMatches(PyExc_Exception)) {
+        return -1;
+    }
+    PyErr_Clear();
+    return 1;
+}
+
+/* A complex tensor may be one that is to be conjugated when it is read. */
 static bool
 needs_python(const cm_dl_versioned *managed)
 {
     return managed->version.major != CM_DL_MAJOR
-           || managed->tensor.device.type != CM_DL_CPU
            || managed->tensor.dtype.code == CM_DL_COMPLEX;
 }
 
+/* The stream that the exporter works on now, where the memory has any: 0, or 1 where
+ * only Python can tell, -1 with an exception. */
+static int
+ask_stream(const cm_dl_exchange *table, cm_dl_device device, uint64_t *handle)
+{
+    void *stream = NULL;
+    if (device.type == CM_DL_CPU) {
+        return 0;
+    }
+    if (device.type != CM_DL_CUDA || table->current_stream == NULL) {
+        return 1;
+    }
+    if (table->current_stream(device.type, device.id, &stream) != 0) {
+        return leave_to_python();
+    }
+    *handle = (uint64_t)(uintptr_t)stream;
+    return 0;
+}
+
+static PyObject *
+take(cm_state *state, const cm_dl_exchange *table, cm_dl_versioned *managed,
+     cm_stream *given, uint64_t unasked)
+{
+    cm_dl_device device = managed->tensor.device;
+    uint64_t handle = 0;
+    int left = needs_python(managed) ? 1 : ask_stream(table, device, &handle);
+    if (left != 0) {
+        if (managed->deleter != NULL) {
+            managed->deleter(managed);
+        }
+        return left > 0 ? Py_NewRef(Py_NotImplemented) : NULL;
+    }
+    PyObject *buffer = cm_dlpack_import_managed(state, managed, unasked);
+    if (buffer != NULL && cm_dlpack_follow(state, buffer, device, given, handle) < 0) {
+        Py_CLEAR(buffer);
+    }
+    return buffer;
+}
+
 PyObject *
-cm_import_exchange(cm_state *state, PyObject *object, uint64_t unasked)
+cm_import_exchange(cm_state *state, PyObject *object, cm_stream *given,
+                   uint64_t unasked)
 {
     cm_dl_versioned *managed = NULL;
     const cm_dl_exchange *table = find_table(state, (PyObject *)Py_TYPE(object));
     int left = table == NULL ? (PyErr_Occurred() ? -1 : 1) : has_gradient(object);
     if (left == 0 && (table->from_object(object, &managed) != 0 || managed == NULL)) {
-        bool is_known = !PyErr_Occurred() || PyErr_ExceptionMatches(PyExc_Exception);
-        left = is_known ? 1 : -1;
-        if (is_known) {
-            PyErr_Clear(); /* asked in Python it says why */
-        }
+        left = leave_to_python();
     }
     if (left != 0) {
         return left > 0 ? Py_NewRef(Py_NotImplemented) : NULL;
     }
-    if (needs_python(managed)) {
-        if (managed->deleter != NULL) {
-            managed->deleter(managed);
-        }
-        return Py_NewRef(Py_NotImplemented);
-    }
-    return cm_dlpack_import_managed(state, managed, unasked);
+    return take(state, table, managed, given, unasked);
 }

@@ -12,6 +12,7 @@
 
 /* How it is answered. */
 typedef struct answer {
+    cm_dl_dtype type;
     cm_dl_device device;
     void *data;   /* NULL when empty */
     bool on_host; /* the consumer reads with the CPU: everything must be done before */
@@ -215,14 +216,16 @@ static PyObject *
 make_capsule(const cm_buffer *buffer, const cm_dlpack_request *asked,
              const answer *found, bool copied)
 {
-    return asked->versioned ? cm_dlpack_versioned(buffer, found->device, found->data,
-                                                  asked->minor, copied)
-                            : cm_dlpack_legacy(buffer, found->device, found->data);
+    return asked->versioned
+               ? cm_dlpack_versioned(buffer, found->type, found->device, found->data,
+                                     asked->minor, copied)
+               : cm_dlpack_legacy(buffer, found->type, found->device, found->data);
 }
 
 /* Copy first, then export the copy: it is done, so nothing has to be ordered. */
 static PyObject *
-export_copy(PyObject *self, cm_runtime *rt, const cm_dlpack_request *asked)
+export_copy(PyObject *self, cm_runtime *rt, const cm_dlpack_request *asked,
+            cm_dl_dtype type)
 {
     PyObject *target = copy_of(self, asked);
     if (target == NULL) {
@@ -231,7 +234,7 @@ export_copy(PyObject *self, cm_runtime *rt, const cm_dlpack_request *asked)
     const cm_buffer *buffer = (const cm_buffer *)(void *)target;
     cm_dlpack_request direct = *asked;
     direct.copy = 0;
-    answer found;
+    answer found = {.type = type};
     PyObject *capsule = NULL;
     if (find_answer(buffer, rt, &direct, &found) == 0) {
         capsule = make_capsule(buffer, asked, &found, true);
@@ -245,13 +248,13 @@ export_as(PyObject *self, cm_runtime *rt, const cm_dlpack_request *asked)
 {
     const cm_buffer *buffer = (const cm_buffer *)(void *)self;
     answer found;
-    cm_dl_dtype type;
-    if (cm_dlpack_from_dtype(buffer->dtype, &type) < 0
+    if (cm_dlpack_from_dtype(buffer->dtype, &found.type) < 0
+        || cm_buffer_check_open(buffer) < 0 /* that may have been Python code */
         || find_answer(buffer, rt, asked, &found) < 0) {
         return NULL;
     }
     if (found.must_copy) {
-        return export_copy(self, rt, asked);
+        return export_copy(self, rt, asked, found.type);
     }
     if (settle(buffer, asked, &found) < 0 || cm_buffer_check_open(buffer) < 0) {
         return NULL;

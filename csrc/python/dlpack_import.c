@@ -9,25 +9,30 @@ static const char what[] = "DLPack tensor";
 
 /* -- a capsule ---------------------------------------------------------------------------- */
 
-/* An unused capsule, opened; or a tensor without one. */
+/* A tensor that is ours until it is handed on: of a capsule, or without one. */
 typedef struct opened {
     PyObject *capsule;          /* borrowed; or NULL */
     cm_dl_versioned *versioned; /* one of the two is set */
     cm_dl_legacy *legacy;
 } opened;
 
-/* 1, or 0 when it is no unused DLPack capsule. */
-static int
+/* False when it is no unused DLPack capsule. Renamed at once, so that whoever comes
+ * next, from another thread or from code that the import runs, finds it used. */
+static bool
 open_capsule(PyObject *capsule, opened *out)
 {
     *out = (opened){capsule, NULL, NULL};
     if (PyCapsule_IsValid(capsule, CM_DL_VERSIONED_NAME)) {
         out->versioned = PyCapsule_GetPointer(capsule, CM_DL_VERSIONED_NAME);
+        return out->versioned != NULL
+               && PyCapsule_SetName(capsule, CM_DL_VERSIONED_USED) == 0;
     }
-    else if (PyCapsule_IsValid(capsule, CM_DL_LEGACY_NAME)) {
+    if (PyCapsule_IsValid(capsule, CM_DL_LEGACY_NAME)) {
         out->legacy = PyCapsule_GetPointer(capsule, CM_DL_LEGACY_NAME);
+        return out->legacy != NULL
+               && PyCapsule_SetName(capsule, CM_DL_LEGACY_USED) == 0;
     }
-    return out->versioned != NULL || out->legacy != NULL;
+    return false;
 }
 
 static void
@@ -48,16 +53,13 @@ drop_legacy(void *argument)
     }
 }
 
-/* From now on the capsule's own destructor leaves the tensor alone. */
-static int
-mark_used(const opened *source)
+/* The capsule is as it was: it still owns its tensor. */
+static void
+put_back(const opened *source)
 {
-    if (source->capsule == NULL) {
-        return 0;
-    }
-    return PyCapsule_SetName(source->capsule, source->versioned != NULL
-                                                  ? CM_DL_VERSIONED_USED
-                                                  : CM_DL_LEGACY_USED);
+    (void)PyCapsule_SetName(source->capsule, source->versioned != NULL
+                                                 ? CM_DL_VERSIONED_NAME
+                                                 : CM_DL_LEGACY_NAME);
 }
 
 /* Throw the tensor away. Keeps a pending exception. */
@@ -68,10 +70,7 @@ discard(const opened *source)
     PyObject *value;
     PyObject *traceback;
     PyErr_Fetch(&type, &value, &traceback);
-    if (mark_used(source) < 0) {
-        PyErr_Clear(); /* then the capsule's destructor does it */
-    }
-    else if (source->versioned != NULL) {
+    if (source->versioned != NULL) {
         drop_versioned(source->versioned);
     }
     else {
@@ -280,16 +279,10 @@ import_tensor(cm_state *state, const opened *source, const cm_dl_tensor *tensor,
         source->versioned != NULL ? (void *)source->versioned : (void *)source->legacy;
     if (read_extents(tensor, &import.region) == 0 && read_data(tensor, &import) == 0
         && cm_import_measure(&import, what) == 0
-        && place(state, &import, tensor->device, unasked) == 0
-        && mark_used(source) == 0) {
+        && place(state, &import, tensor->device, unasked) == 0) {
         buffer = cm_import_finish(state, &import);
-        if (buffer == NULL && source->capsule != NULL) { /* give it back as it was: the
-                                                            caller decides */
-            (void)PyCapsule_SetName(source->capsule, source->versioned != NULL
-                                                         ? CM_DL_VERSIONED_NAME
-                                                         : CM_DL_LEGACY_NAME);
-        }
     }
+    Py_XDECREF(import.locked);
     Py_DECREF(dtype);
     return buffer;
 }
@@ -323,6 +316,9 @@ cm_dlpack_import(cm_state *state, PyObject *capsule, const cm_dl_device *adverti
     PyObject *buffer = import_opened(state, &source, advertised, 0);
     if (buffer == NULL && advertised != NULL) {
         discard(&source);
+    }
+    else if (buffer == NULL) {
+        put_back(&source);
     }
     return buffer;
 }

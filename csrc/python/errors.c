@@ -124,6 +124,7 @@ exception_type(const cm_state *state, int32_t code)
     case CM_EBUSY:
         return PyExc_BufferError;
     case CM_ESYSTEM:
+    case CM_EFAULT:
         return PyExc_OSError;
     case CM_EENDED:
         return PyExc_EOFError;
@@ -187,8 +188,10 @@ make_exception(cm_state *state, cm_status status, const char *doing, PyObject *d
     }
     PyObject *exception = NULL;
     if (type == PyExc_OSError && status.arg > 0 && status.arg < 4096) {
-        exception = PyObject_CallFunction(type, "is", (int)status.arg,
-                                          strerror((int)status.arg));
+        exception = status.code == CM_ESYSTEM
+                        ? PyObject_CallFunction(type, "is", (int)status.arg,
+                                                strerror((int)status.arg))
+                        : PyObject_CallFunction(type, "iO", (int)status.arg, message);
     }
     else {
         exception = PyObject_CallFunctionObjArgs(type, message, NULL);

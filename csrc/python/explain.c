@@ -66,7 +66,11 @@ look(cm_state *state, const cm_copy_request *request)
         PyMem_Free(explanation);
         return NULL;
     }
-    cm_status status = cm_engine_explain(state->engine, request, explanation);
+    cm_engine *engine = state->engine;
+    cm_status status;
+    Py_BEGIN_ALLOW_THREADS
+    status = cm_engine_explain(engine, request, explanation);
+    Py_END_ALLOW_THREADS
     if (!cm_is_ok(status)) {
         (void)cm_py_raise(state, status, "while planning a copy");
     }

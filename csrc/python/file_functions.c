@@ -13,7 +13,8 @@
 
 /* What one range keeps. */
 typedef struct file_end {
-    PyObject *keep;      /* owned */
+    PyObject *keep;      /* owned, as is the next */
+    PyObject *locked;    /* of the operand */
     cm_storage *storage; /* borrowed from `keep`, pinned; NULL: not ours */
     cm_region *region;   /* owned: of more than one run */
 } file_end;
@@ -51,9 +52,11 @@ take_operand(file_call *call, uint64_t offset)
     file_end *end = &call->ends[call->end_count];
     cm_file_range *range = &call->ranges[call->end_count];
     end->keep = call->operand.keep;
+    end->locked = call->operand.locked;
     end->storage = call->operand.storage;
     Py_CLEAR(call->operand.dtype);
     call->operand.keep = NULL;
+    call->operand.locked = NULL;
     call->operand.storage = NULL;
     call->end_count++;
     cm_status status = cm_file_range_init(range, offset, &call->operand.region);
@@ -167,8 +170,7 @@ add_after(file_call *call, cm_stream *stream)
 {
     cm_file_request *request = &call->request;
     for (uint32_t i = 0; i < request->after_count; i++) {
-        if (call->after[i]->id == stream->id
-            && call->after[i]->device == stream->device) {
+        if (cm_stream_same(call->after[i], stream)) {
             return;
         }
     }
@@ -305,6 +307,7 @@ fini_call(file_call *call)
         if (call->ends[i].storage != NULL) {
             cm_storage_unpin(call->ends[i].storage); /* `keep` still holds it */
         }
+        Py_CLEAR(call->ends[i].locked);
         Py_CLEAR(call->ends[i].keep);
         free(call->ends[i].region);
     }
@@ -442,6 +445,7 @@ call_with(file_call *call, PyObject *ranges, PyObject *stream)
     if (!PyErr_Occurred()) {
         result = init_call(call, pairs) < 0 ? NULL : run_call(call);
     }
+    cm_state_bury_own(call->state);
     fini_call(call);
     cm_stream_give(call->state, call->given);
     Py_DECREF(pairs);

@@ -15,7 +15,35 @@ cm_grave_new(cm_state *state, PyObject *object)
     cm_list_init(&grave->node);
     grave->state = state;
     grave->object = Py_XNewRef(object);
+    atomic_init(&grave->refs, 1);
     return grave;
+}
+
+cm_grave *
+cm_grave_share(cm_grave *grave)
+{
+    atomic_fetch_add_explicit(&grave->refs, 1, memory_order_relaxed);
+    return grave;
+}
+
+static bool
+is_last(cm_grave *grave)
+{
+    return grave->embedded
+           || atomic_fetch_sub_explicit(&grave->refs, 1, memory_order_acq_rel) == 1;
+}
+
+void
+cm_grave_end(cm_grave *grave)
+{
+    if (!is_last(grave)) {
+        return;
+    }
+    PyObject *type, *value, *traceback;
+    PyErr_Fetch(&type, &value, &traceback);
+    Py_XDECREF(grave->object);
+    free(grave);
+    PyErr_Restore(type, value, traceback);
 }
 
 static int
@@ -30,6 +58,9 @@ cm_grave_bury(void *argument)
 {
     cm_grave *grave = argument;
     cm_state *state = grave->state;
+    if (!is_last(grave)) {
+        return;
+    }
     if (state == NULL || !Py_IsInitialized()) {
         return; /* the interpreter is gone: what it kept is the system's now */
     }
@@ -74,4 +105,16 @@ cm_state_bury_dead(cm_state *state)
         }
         Py_XDECREF(object);
     }
+}
+
+void
+cm_state_bury_own(cm_state *state)
+{
+    if (!atomic_load_explicit(&state->has_dead, memory_order_relaxed)) {
+        return;
+    }
+    PyObject *type, *value, *traceback;
+    PyErr_Fetch(&type, &value, &traceback);
+    cm_state_bury_dead(state);
+    PyErr_Restore(type, value, traceback);
 }

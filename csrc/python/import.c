@@ -3,6 +3,8 @@
  * share. */
 #include "python/import.h"
 
+#include <stdlib.h>
+
 #include "base/checked_math.h"
 #include "python/arguments.h"
 #include "python/errors.h"
@@ -54,24 +56,82 @@ cm_import_measure(cm_import *import, const char *what)
     return 0;
 }
 
-enum { PAGE_NBYTES = 4096 }; /* no page is smaller */
+/* -- pages that stay locked --------------------------------------------------------------- */
+
+static const char locked_name[] = "cumem.locked_pages";
+
+typedef struct locked_pages {
+    cm_state *state;
+    PyObject *type;        /* owned: keeps the state */
+    cm_registry *registry; /* held by the shares */
+    cm_page_shares shares;
+} locked_pages;
+
+/* The GIL is released: the last share unlocks. Nothing is left to unlock where the
+ * registry's runtime was shut down, or just is. */
+static void
+give_back(cm_state *state, cm_registry *registry, cm_page_shares *shares)
+{
+    if (shares->count > 0 && state->registry != registry) {
+        cm_registry_abandon(registry, shares);
+    }
+    else if (shares->count > 0) {
+        cm_state_enter(state);
+        Py_BEGIN_ALLOW_THREADS
+        cm_registry_unshare(registry, shares);
+        Py_END_ALLOW_THREADS
+        cm_state_leave(state);
+    }
+}
+
+static void
+locked_pages_destroy(PyObject *capsule)
+{
+    locked_pages *self = PyCapsule_GetPointer(capsule, locked_name);
+    PyObject *type; /* of whoever lets go of it */
+    PyObject *value;
+    PyObject *traceback;
+    PyErr_Fetch(&type, &value, &traceback);
+    give_back(self->state, self->registry, &self->shares);
+    Py_DECREF(self->type);
+    free(self);
+    PyErr_Restore(type, value, traceback);
+}
+
+PyObject *
+cm_locked_pages_new(cm_state *state, cm_registry *registry, cm_page_shares *shares)
+{
+    locked_pages *self = malloc(sizeof(*self));
+    PyObject *capsule = NULL;
+    if (self == NULL) {
+        PyErr_NoMemory();
+    }
+    else {
+        *self =
+            (locked_pages){state, (PyObject *)state->buffer_type, registry, *shares};
+        capsule = PyCapsule_New(self, locked_name, locked_pages_destroy);
+    }
+    if (capsule == NULL) {
+        free(self);
+        give_back(state, registry, shares);
+    }
+    else {
+        Py_INCREF(self->type);
+    }
+    *shares = (cm_page_shares){.count = 0};
+    return capsule;
+}
 
 /* On a thread without a context the driver knows no pointer: it is asked in the context
  * of `device`. */
 static cm_status
-ask_driver(cm_runtime *rt, int device, const cm_import *import, cm_pointer_info *first,
-           cm_pointer_info *last)
+ask_driver(cm_registry *registry, cm_runtime *rt, int device, const cm_import *import,
+           cm_page_shares *shares, cm_pointer_info *first, cm_pointer_info *last)
 {
     cm_device_guard guard;
     CM_TRY(cm_device_enter(rt, device, &guard));
-    uint64_t end = import->first + import->nbytes - 1;
-    cm_status status = cm_rt_pointer_attributes(rt, import->first, first);
-    if (cm_is_ok(status) && import->first / PAGE_NBYTES != end / PAGE_NBYTES) {
-        status = cm_rt_pointer_attributes(rt, end, last);
-    }
-    else {
-        *last = *first; /* what can be known of memory holds for whole pages */
-    }
+    cm_status status =
+        cm_registry_probe(registry, import->first, import->nbytes, shares, first, last);
     cm_device_leave(rt, &guard);
     return status;
 }
@@ -99,26 +159,49 @@ settle_host(const cm_pointer_info *last, bool same, const char *what,
     return 0;
 }
 
+/* Takes over the shares. */
+static int
+keep_locked(cm_state *state, cm_import *import, cm_registry *registry,
+            cm_page_shares *shares, bool good)
+{
+    if (!good) {
+        give_back(state, registry, shares);
+    }
+    else if (shares->count > 0) {
+        import->locked = cm_locked_pages_new(state, registry, shares);
+        return import->locked != NULL ? 0 : -1;
+    }
+    return 0;
+}
+
 int
-cm_import_probe(cm_state *state, const cm_import *import, const char *what,
+cm_import_probe(cm_state *state, cm_import *import, const char *what,
                 cm_pointer_info *info)
 {
     cm_runtime *rt = cm_state_runtime(state);
     if (rt == NULL) {
         return -1;
     }
+    cm_registry *registry = state->registry;
+    cm_page_shares shares = {.count = 0};
     cm_pointer_info last;
     int device = state->current_device;
     cm_status status;
     cm_state_enter(state);
     Py_BEGIN_ALLOW_THREADS
-    status = ask_driver(rt, device, import, info, &last);
+    status = ask_driver(registry, rt, device, import, &shares, info, &last);
     Py_END_ALLOW_THREADS
+    bool same =
+        cm_is_ok(status) && info->kind == last.kind && info->device == last.device;
+    bool locked = same && info->kind != CM_KIND_PAGEABLE;
+    int kept = keep_locked(state, import, registry, &shares, locked);
     cm_state_leave(state);
+    if (kept < 0) {
+        return -1;
+    }
     if (!cm_is_ok(status)) {
         return cm_py_raise_int(state, status, "while asking about a foreign pointer");
     }
-    bool same = info->kind == last.kind && info->device == last.device;
     if (import->host) {
         return settle_host(&last, same, what, info);
     }
@@ -156,7 +239,9 @@ cm_import_place(cm_import *import, const cm_pointer_info *info, int device)
     }
     region->kind = info->kind;
     region->device = info->device < 0 ? device : info->device;
-    region->address = element_zero(import, info->device_address);
+    /* the driver names none where the current device does not reach another's memory */
+    region->address = element_zero(
+        import, info->kind == CM_KIND_DEVICE ? import->first : info->device_address);
     if (import->host) {
         /* as the exporter knows it; a device may reach the bytes by another address */
         region->host = (void *)(uintptr_t)import->data;
@@ -181,6 +266,14 @@ cm_import_finish(cm_state *state, const cm_import *import)
     if (storage == NULL) {
         return NULL;
     }
+    PyObject *kept =
+        import->locked != NULL && import->foreign != NULL
+            ? PyTuple_Pack(2, import->foreign, import->locked)
+            : Py_XNewRef(import->locked != NULL ? import->locked : import->foreign);
+    if (kept == NULL && import->locked != NULL) {
+        cm_storage_release(storage, true);
+        return NULL;
+    }
     uint64_t below = 0 - (uint64_t)import->low;
     storage->residency = region->kind;
     storage->nbytes = import->nbytes;
@@ -196,11 +289,13 @@ cm_import_finish(cm_state *state, const cm_import *import)
                       -import->low, import->dtype, region->ndim, region->shape,
                       region->strides, import->readonly, NULL);
     if (buffer != NULL) {
-        storage->foreign = Py_XNewRef(import->foreign);
+        storage->foreign = Py_XNewRef(kept);
+        storage->unlocks = import->locked != NULL;
         storage->foreign_drop = import->drop;
         storage->foreign_argument = import->argument;
     }
     cm_storage_release(storage, true);
+    Py_XDECREF(kept);
     return buffer;
 }
 
@@ -221,9 +316,8 @@ cm_import_object(cm_state *state, PyObject *object, cm_stream *stream)
     return cm_import_object_short(state, object, stream, 0);
 }
 
-PyObject *
-cm_import_object_short(cm_state *state, PyObject *object, cm_stream *stream,
-                       uint64_t unasked)
+static PyObject *
+import_any(cm_state *state, PyObject *object, cm_stream *stream, uint64_t unasked)
 {
     if (cm_buffer_check(state, object)) {
         return cm_buffer_check_open((cm_buffer *)(void *)object) < 0
@@ -253,6 +347,17 @@ cm_import_object_short(cm_state *state, PyObject *object, cm_stream *stream,
             (PyObject *)Py_TYPE(object));
         return NULL;
     }
+    return buffer;
+}
+
+PyObject *
+cm_import_object_short(cm_state *state, PyObject *object, cm_stream *stream,
+                       uint64_t unasked)
+{
+    cm_state_enter(state); /* what one protocol said of the memory must hold to the end
+                            */
+    PyObject *buffer = import_any(state, object, stream, unasked);
+    cm_state_leave(state);
     return buffer;
 }
 
@@ -306,11 +411,7 @@ asbuffer(PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyObject *kw
         || cm_state_runtime(state) == NULL) {
         return NULL;
     }
-    cm_state_enter(state); /* what one protocol said of the memory must hold to the end
-                            */
-    PyObject *buffer = import_with(state, values[0], values[1]);
-    cm_state_leave(state);
-    return buffer;
+    return import_with(state, values[0], values[1]);
 }
 
 PyMethodDef cm_import_methods[] = {

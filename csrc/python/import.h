@@ -22,6 +22,7 @@ typedef struct cm_import {
     void (*drop)(void *argument); /* called once when the last buffer is gone; or NULL
                                    */
     void *argument;
+    PyObject *locked; /* owned, or NULL: what keeps page-locked memory so */
 } cm_import;
 
 /* Check shape, strides and address for overflow and NULL. `what` names the source in
@@ -32,15 +33,22 @@ int cm_import_measure(cm_import *import, const char *what);
  * driver can vouch for must be one allocation (`host` false): both must agree, and the
  * emulated device looks at every byte. The host's memory (`host` true) may not be a
  * device's; it is PAGEABLE where the two ends differ, e.g. when half of it is
- * page-locked. 0, or -1 with ValueError or CudaError. */
-int cm_import_probe(cm_state *state, const cm_import *import, const char *what,
+ * page-locked. What we have locked stays so with `locked`.
+ * 0, or -1 with ValueError or CudaError. */
+int cm_import_probe(cm_state *state, cm_import *import, const char *what,
                     cm_pointer_info *info);
 
 /* Set region.kind, .host, .address and .device from what the driver said (NULL:
  * ordinary or no memory; `device` is used then). */
 void cm_import_place(cm_import *import, const cm_pointer_info *info, int device);
 
-/* The buffer. Takes over `drop` on success only. NULL with an exception. */
+/* An object that gives these shares back at its end; takes them over. NULL with an
+ * exception. */
+PyObject *cm_locked_pages_new(cm_state *state, cm_registry *registry,
+                              cm_page_shares *shares);
+
+/* The buffer. Takes over `drop` on success only, `locked` never. NULL with an
+ * exception. */
 PyObject *cm_import_finish(cm_state *state, const cm_import *import);
 
 /* An ndarray (which is kept) to a buffer over its memory. */

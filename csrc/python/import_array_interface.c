@@ -357,6 +357,7 @@ import_dict(cm_state *state, PyObject *object, PyObject *dict, cm_stream *stream
         && place(state, &import) == 0) {
         buffer = cm_import_finish(state, &import);
     }
+    Py_XDECREF(import.locked);
     Py_DECREF(dtype);
     if (buffer != NULL && pending == 1 && import.nbytes > 0
         && order(state, buffer, stream, handle) < 0) {

@@ -26,6 +26,7 @@ cm_import_array(cm_state *state, PyObject *array)
         cm_import_place(&import, import.nbytes > 0 ? &info : NULL, -1);
         buffer = cm_import_finish(state, &import);
     }
+    Py_XDECREF(import.locked);
     Py_DECREF(dtype);
     return buffer;
 }

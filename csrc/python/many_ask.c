@@ -1,9 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What kind of memory arrays have, asked of the driver for all of them at once. */
 #include "python/errors.h"
+#include "python/import.h"
 #include "python/many_pairs.h"
-
-enum { PAGE_NBYTES = 4096 }; /* the least there is: what is locked is locked by pages */
 
 static cm_piece_end *
 end_of(cm_many_pairs *self, const cm_many_question *question)
@@ -14,16 +13,11 @@ end_of(cm_many_pairs *self, const cm_many_question *question)
 
 /* The kind of the end from those of its first and last byte; DEVICE: not the host's. */
 static cm_status
-ask(cm_runtime *rt, cm_piece_end *end, uint64_t nbytes)
+ask(cm_registry *registry, cm_page_shares *locked, cm_piece_end *end, uint64_t nbytes)
 {
     cm_pointer_info first, last;
-    uint64_t begin = (uintptr_t)end->host;
-    uint64_t final = begin + nbytes - 1;
-    CM_TRY(cm_rt_pointer_attributes(rt, begin, &first));
-    last = first;
-    if (begin / PAGE_NBYTES != final / PAGE_NBYTES) {
-        CM_TRY(cm_rt_pointer_attributes(rt, final, &last));
-    }
+    CM_TRY(cm_registry_probe(registry, (uintptr_t)end->host, nbytes, locked, &first,
+                             &last));
     if (first.kind == CM_KIND_DEVICE || last.kind == CM_KIND_DEVICE) {
         end->kind = CM_KIND_DEVICE;
     }
@@ -37,17 +31,29 @@ ask(cm_runtime *rt, cm_piece_end *end, uint64_t nbytes)
 }
 
 static cm_status
-ask_all(cm_many_pairs *self, cm_runtime *rt, int device)
+ask_all(cm_many_pairs *self, cm_registry *registry, cm_runtime *rt, int device,
+        cm_page_shares *locked)
 {
     cm_device_guard guard;
     CM_TRY(cm_device_enter(rt, device, &guard));
     cm_status status = cm_ok();
     for (uint64_t i = 0; i < self->question_count && cm_is_ok(status); i++) {
         const cm_many_question *question = &self->questions[i];
-        status = ask(rt, end_of(self, question), self->pieces[question->piece].nbytes);
+        status = ask(registry, locked, end_of(self, question),
+                     self->pieces[question->piece].nbytes);
     }
     cm_device_leave(rt, &guard);
     return status;
+}
+
+/* Until the engine has shares of its own. Takes them over. */
+static int
+keep_locked(cm_many_pairs *self, cm_registry *registry, cm_page_shares *locked)
+{
+    PyObject *pages = cm_locked_pages_new(self->state, registry, locked);
+    int result = pages == NULL ? -1 : PyList_Append(self->kept, pages);
+    Py_XDECREF(pages);
+    return result;
 }
 
 int
@@ -58,10 +64,15 @@ cm_many_pairs_ask(cm_many_pairs *self, uint64_t *failed)
         return -1;
     }
     int device = self->state->current_device;
+    cm_registry *registry = self->state->registry;
+    cm_page_shares locked = {.count = 0};
     cm_status status;
     Py_BEGIN_ALLOW_THREADS
-    status = ask_all(self, rt, device);
+    status = ask_all(self, registry, rt, device, &locked);
     Py_END_ALLOW_THREADS
+    if (locked.count > 0 && keep_locked(self, registry, &locked) < 0) {
+        return -1;
+    }
     if (!cm_is_ok(status)) {
         return cm_py_raise_int(self->state, status, "while asking about arrays");
     }

@@ -57,6 +57,9 @@ add_storage(cm_many_pairs *self, cm_storage *storage, bool written)
 static int
 keep_end(cm_many_pairs *self, const cm_operand *end, bool written)
 {
+    if (end->locked != NULL && PyList_Append(self->kept, end->locked) < 0) {
+        return -1;
+    }
     if (end->storage != NULL) {
         return add_storage(self, end->storage, written);
     }
@@ -233,6 +236,12 @@ try_usual(cm_many_pairs *self, PyObject *dst, PyObject *src, uint64_t index)
     }
     settle_array(self, &self->dst, dst_asks, true, nbytes);
     settle_array(self, &self->src, src_asks, false, nbytes);
+    /* What was read of buffers holds while they are open, and a collection on the way
+     * may have run Python code. From here on nothing does. */
+    if ((!dst_asks && cm_storage_check_open(self->dst.storage) < 0)
+        || (!src_asks && cm_storage_check_open(self->src.storage) < 0)) {
+        return -1;
+    }
     return add_piece(self, index, nbytes) < 0 ? -1 : 1;
 }
 

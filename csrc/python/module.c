@@ -6,6 +6,7 @@
 #include "python/constructors.h"
 #include "python/copy_functions.h"
 #include "python/device_functions.h"
+#include "python/device_wait.h"
 #include "python/errors.h"
 #include "python/file_functions.h"
 #include "python/limits.h"
@@ -170,10 +171,40 @@ add_constants(PyObject *module)
                : 0;
 }
 
+/* 0, or -1 with ImportError where cumem would corrupt memory or hang. */
+static int
+check_interpreter(void)
+{
+    if (PyInterpreterState_GetID(PyInterpreterState_Get()) != 0) {
+        PyErr_SetString(PyExc_ImportError,
+                        "cumem works in the main interpreter alone: what it drops "
+                        "without the GIL and its end at exit are that one's. Import it "
+                        "there, or use processes in place of subinterpreters");
+        return -1;
+    }
+    PyObject *function = PySys_GetObject("_is_gil_enabled"); /* from 3.13 on; borrowed
+                                                              */
+    PyObject *enabled = function == NULL ? NULL : PyObject_CallNoArgs(function);
+    bool is_off = enabled == Py_False;
+    Py_XDECREF(enabled);
+    if (is_off) {
+        PyErr_SetString(PyExc_ImportError,
+                        "cumem needs the GIL, which PYTHON_GIL=0 or -X gil=0 has "
+                        "switched off: without it pools and buffers would be "
+                        "corrupted. Leave that out; free-threaded Python then switches "
+                        "the GIL on when cumem is imported");
+    }
+    return is_off || PyErr_Occurred() ? -1 : 0;
+}
+
 static int
 core_exec(PyObject *module)
 {
     cm_state *state = cm_state_of_module(module);
+    if (check_interpreter() < 0) {
+        return -1;
+    }
+    cm_signals_init();
     if (cm_state_init(state) < 0 || cm_numpy_import() < 0 || make_words(state) < 0
         || cm_override_init(&state->current_stream, module, "cumem.current_stream") < 0
         || cm_override_init(&state->current_pool, module, "cumem.current_pool") < 0

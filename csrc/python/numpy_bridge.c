@@ -317,15 +317,28 @@ cm_numpy_is_scalar(PyObject *object)
     return PyArray_IsScalar(object, Generic);
 }
 
+/* The array at the root of views of views; `*base`: what it is over, or NULL. */
+static PyArrayObject *
+find_root(PyObject *array, PyObject **base)
+{
+    PyArrayObject *root = (PyArrayObject *)array;
+    while ((*base = PyArray_BASE(root)) != NULL && PyArray_Check(*base)) {
+        root = (PyArrayObject *)*base;
+    }
+    return root;
+}
+
 int
 cm_numpy_region(PyObject *object, cm_region *out, PyObject **dtype, bool *readonly)
 {
     PyArrayObject *array = (PyArrayObject *)object;
     PyArray_Descr *descr = PyArray_DESCR(array);
+    PyObject *base;
     if (check_usable(descr) < 0) {
         return -1;
     }
     out->ndim = PyArray_NDIM(array);
+    out->is_heap = PyArray_CHKFLAGS(find_root(object, &base), NPY_ARRAY_OWNDATA);
     for (int i = 0; i < out->ndim; i++) {
         out->shape[i] = (int64_t)PyArray_DIM(array, i);
         out->strides[i] = (int64_t)PyArray_STRIDE(array, i);
@@ -343,10 +356,8 @@ cm_numpy_region(PyObject *object, cm_region *out, PyObject **dtype, bool *readon
 PyObject *
 cm_numpy_owner(PyObject *array)
 {
-    PyObject *base = array;
-    while (base != NULL && PyArray_Check(base)) {
-        base = PyArray_BASE((PyArrayObject *)base);
-    }
+    PyObject *base;
+    find_root(array, &base);
     if (base == NULL) {
         return NULL;
     }

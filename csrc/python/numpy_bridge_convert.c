@@ -132,16 +132,17 @@ is_rounding(long double was, long double is, long double limit)
     return isinf(was) ? was == is : !isinf(is) && fabsl(was) <= limit;
 }
 
-/* The index of the first number that is another now; -1: none. The arrays hold real
- * and imaginary parts in turn. A long double tells all 64-bit integers apart, and even
- * a double would tell them from what they wrap round to. */
+/* The index of the first part that is another now; -1: none. A long double tells all
+ * 64-bit integers apart, and even a double would tell them from what they wrap round
+ * to.
+ */
 static npy_intp
 find_changed(const long double *was, const long double *is, npy_intp count, bool exact,
              long double limit)
 {
-    for (npy_intp i = 0; i < 2 * count; i++) {
+    for (npy_intp i = 0; i < count; i++) {
         if (exact ? was[i] != is[i] : !is_rounding(was[i], is[i], limit)) {
-            return i / 2;
+            return i;
         }
     }
     return -1;
@@ -160,15 +161,19 @@ check_numbers(PyObject *natural, PyObject *converted)
         PyArray_DESCR((PyArrayObject *)converted)->kind == 'M' || to->kind == 'm'
             ? cast_to_number(converted, NPY_INT64)
             : Py_NewRef(converted);
-    PyObject *is = number == NULL ? NULL : cast_to_number(number, NPY_CLONGDOUBLE);
-    PyObject *was = is == NULL ? NULL : cast_to_number(natural, NPY_CLONGDOUBLE);
+    bool is_complex = kind == CM_VALUE_COMPLEX;
+    int type_number = is_complex ? NPY_CLONGDOUBLE : NPY_LONGDOUBLE;
+    npy_intp parts = is_complex ? 2 : 1; /* real, imaginary, real, ... */
+    PyObject *is = number == NULL ? NULL : cast_to_number(number, type_number);
+    PyObject *was = is == NULL ? NULL : cast_to_number(natural, type_number);
     int result = -1;
     if (was != NULL) {
-        npy_intp at = find_changed(PyArray_DATA((PyArrayObject *)was),
-                                   PyArray_DATA((PyArrayObject *)is),
-                                   PyArray_SIZE((PyArrayObject *)was), exact, limit);
+        npy_intp count = parts * PyArray_SIZE((PyArrayObject *)was);
+        npy_intp at =
+            find_changed(PyArray_DATA((PyArrayObject *)was),
+                         PyArray_DATA((PyArrayObject *)is), count, exact, limit);
         if (at >= 0) {
-            refuse_item(PyExc_OverflowError, natural, at, (PyObject *)to);
+            refuse_item(PyExc_OverflowError, natural, at / parts, (PyObject *)to);
         }
         result = at < 0 ? 0 : -1;
     }
@@ -287,6 +292,52 @@ leave_quiet(PyObject *state)
     return result;
 }
 
+/* Of the shape and the layout of `array`; its values are anything. */
+static PyObject *
+new_like(PyObject *array, PyArray_Descr *dtype)
+{
+    Py_INCREF((PyObject *)dtype); /* stolen */
+    return PyArray_NewLikeArray((PyArrayObject *)array, NPY_KEEPORDER, dtype, 0);
+}
+
+/* A run of `count` elements of a contiguous array, which is borrowed. */
+static PyObject *
+window(PyObject *object, npy_intp first, npy_intp count)
+{
+    PyArrayObject *array = (PyArrayObject *)object;
+    PyArray_Descr *dtype = PyArray_DESCR(array);
+    char *place = PyArray_BYTES(array) + first * PyArray_ITEMSIZE(array);
+    Py_INCREF((PyObject *)dtype); /* stolen */
+    return PyArray_NewFromDescr(&PyArray_Type, dtype, 1, &count, NULL, place,
+                                NPY_ARRAY_CARRAY, NULL);
+}
+
+/* Elements that are looked at together: what the check makes of them stays in a cache.
+ */
+enum { BLOCK_COUNT = 4096 };
+
+/* Both are contiguous and as long. */
+static int
+fill_checked(PyObject *converted, PyObject *natural)
+{
+    npy_intp size = PyArray_SIZE((PyArrayObject *)natural);
+    int result = 0;
+    for (npy_intp first = 0; first < size && result == 0; first += BLOCK_COUNT) {
+        npy_intp count = size - first < BLOCK_COUNT ? size - first : BLOCK_COUNT;
+        PyObject *was = window(natural, first, count);
+        PyObject *is = was == NULL ? NULL : window(converted, first, count);
+        result =
+            is == NULL
+                    || PyArray_CopyInto((PyArrayObject *)is, (PyArrayObject *)was) < 0
+                ? -1
+                : check_same(was, is);
+        Py_XDECREF(is);
+        Py_XDECREF(was);
+    }
+    return result;
+}
+
+/* `natural` is contiguous. */
 static PyObject *
 cast_checked(PyObject *natural, PyArray_Descr *to)
 {
@@ -294,14 +345,30 @@ cast_checked(PyObject *natural, PyArray_Descr *to)
     if (state == NULL) {
         return NULL;
     }
-    PyObject *converted = cast(natural, to);
-    if (converted != NULL && check_same(natural, converted) < 0) {
+    PyObject *converted = new_like(natural, to);
+    if (converted != NULL && fill_checked(converted, natural) < 0) {
         Py_CLEAR(converted);
     }
     if (leave_quiet(state) < 0) {
         Py_CLEAR(converted);
     }
     return converted;
+}
+
+/* What was converted in C order, laid out as `natural` is. `converted` is stolen. */
+static PyObject *
+lay_out(PyObject *converted, PyObject *natural)
+{
+    if (converted == NULL || PyArray_IS_C_CONTIGUOUS((PyArrayObject *)natural)) {
+        return converted;
+    }
+    PyObject *laid = new_like(natural, PyArray_DESCR((PyArrayObject *)converted));
+    if (laid != NULL
+        && PyArray_CopyInto((PyArrayObject *)laid, (PyArrayObject *)converted) < 0) {
+        Py_CLEAR(laid);
+    }
+    Py_DECREF(converted);
+    return laid;
 }
 
 PyObject *
@@ -321,11 +388,17 @@ cm_numpy_convert_value(PyObject *natural, PyObject *dtype)
         return NULL;
     }
     if (is_harmless(from, to)) {
-        return cast(natural, to);
+        PyObject *converted = new_like(natural, to);
+        if (converted != NULL
+            && PyArray_CopyInto((PyArrayObject *)converted, (PyArrayObject *)natural)
+                   < 0) {
+            Py_CLEAR(converted);
+        }
+        return converted;
     }
     PyObject *packed =
         PyArray_FromAny(natural, NULL, 0, 0, NPY_ARRAY_C_CONTIGUOUS, NULL);
     PyObject *converted = packed == NULL ? NULL : cast_checked(packed, to);
     Py_XDECREF(packed);
-    return converted;
+    return lay_out(converted, natural);
 }

@@ -38,6 +38,7 @@ typedef struct cm_storage {
                         */
     bool was_named; /* __cuda_array_interface__ gave the address away: its consumers may
                        have kept no more than the object */
+    bool unlocks;   /* an import whose pages stay locked until then */
     bool was_captured;   /* a graph may use it at any time: the pool keeps the block */
     uint64_t late_count; /* fills left to streams: writes that no ticket tells of */
     uint64_t seen_count; /* so many of them were waited for */
@@ -221,8 +222,8 @@ cm_address cm_buffer_address(const cm_buffer *buffer);
 uint64_t cm_buffer_nbytes(const cm_buffer *buffer);
 /* Closed storage or left `with` block: 0, or -1 with ValueError. */
 int cm_buffer_check_open(const cm_buffer *buffer);
-/* A forked child does not inherit what a pool made: 0, or -1 with RuntimeError. */
-int cm_buffer_check_not_forked(const cm_buffer *buffer);
+/* RuntimeError in a forked child that did not get the bytes. 0 or -1. */
+int cm_buffer_check_inherited(const cm_buffer *buffer);
 /* The buffer as a region. */
 void cm_buffer_region(const cm_buffer *buffer, cm_region *out);
 
@@ -272,6 +273,18 @@ cm_stream_lent(const cm_state *state, int device)
     return cm_override_is_empty(&state->current_stream) ? state->default_streams[device]
                                                         : NULL;
 }
+
+/* Streams on loan, in an owned array. */
+typedef struct cm_stream_list {
+    cm_stream **streams;
+    uint32_t count;
+} cm_stream_list;
+
+/* Takes one stream, or a tuple or list of them; NULL and None: none. 0, or -1 with an
+ * exception; to be given back in either case. */
+int cm_stream_list_take(cm_state *state, PyObject *object, const char *argument,
+                        int device, cm_stream_list *out);
+void cm_stream_list_give(cm_state *state, cm_stream_list *list);
 
 /* A loan holds the record and, as cm_state_enter() does, keeps shutdown() away. GIL
  * held; the give may release it. */

@@ -52,6 +52,9 @@ init_array(cm_state *state, cm_operand *operand, PyObject *array, uint64_t unask
     }
     import.data = (uint64_t)(uintptr_t)import.region.host;
     cm_storage *storage = find_storage(state, array);
+    if (storage != NULL) {
+        cm_storage_pin(storage);
+    }
     bool asks = false;
     int result = cm_import_measure(&import, what);
     if (result == 0) {
@@ -59,6 +62,10 @@ init_array(cm_state *state, cm_operand *operand, PyObject *array, uint64_t unask
         result = asks ? cm_import_probe(state, &import, what, &info) : 0;
     }
     if (result < 0) {
+        if (storage != NULL) {
+            cm_storage_unpin(storage);
+        }
+        Py_XDECREF(import.locked);
         Py_DECREF(dtype);
         return -1;
     }
@@ -66,11 +73,9 @@ init_array(cm_state *state, cm_operand *operand, PyObject *array, uint64_t unask
     operand->region = import.region;
     operand->dtype = dtype;
     operand->keep = Py_NewRef(array);
+    operand->locked = import.locked;
     operand->storage = storage;
     operand->readonly = import.readonly;
-    if (operand->storage != NULL) {
-        cm_storage_pin(operand->storage);
-    }
     return 0;
 }
 
@@ -172,6 +177,7 @@ init_operand(cm_state *state, cm_operand *operand, PyObject *object,
 {
     operand->dtype = NULL;
     operand->keep = NULL;
+    operand->locked = NULL;
     operand->storage = NULL;
     operand->readonly = false;
     operand->is_scalar = false;
@@ -239,6 +245,7 @@ cm_operand_fini(cm_operand *operand)
     }
     operand->storage = NULL;
     Py_CLEAR(operand->dtype);
+    Py_CLEAR(operand->locked);
     Py_CLEAR(operand->keep);
 }
 

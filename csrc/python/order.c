@@ -18,7 +18,7 @@ take_tickets(const cm_storage *storage, const cm_extent *extent, bool few,
             continue;
         }
         cm_ticket_info info;
-        cm_ticket_read(writer->ticket, &info);
+        cm_ticket_look(writer->ticket, &info);
         if (!info.done || !cm_is_ok(info.status)) { /* else there is nothing to wait for
                                                      */
             out->tickets[out->ticket_count++] = cm_ticket_hold(writer->ticket);
@@ -89,16 +89,14 @@ cm_pending_give(cm_pending *pending)
 static cm_status
 query_stream(const cm_stream *stream, bool *done, bool *capturing)
 {
-    CM_TRY(
-        cm_stream_ask_capturing(stream->rt, stream->device, stream->handle, capturing));
+    if (cm_stream_is_here(stream)) { /* nobody else can ask */
+        CM_TRY(cm_stream_ask_capturing(stream->rt, stream->device, stream->handle,
+                                       capturing));
+    }
     if (*capturing) {
         return cm_ok();
     }
-    cm_device_guard guard;
-    CM_TRY(cm_device_enter(stream->rt, stream->device, &guard));
-    cm_status status = cm_rt_stream_query(stream->rt, stream->handle, done);
-    cm_device_leave(stream->rt, &guard);
-    return status;
+    return cm_stream_query(stream, done);
 }
 
 cm_status
@@ -162,8 +160,7 @@ drop_consumer(cm_pending *pending, int device, uint64_t handle)
     uint32_t left = 0;
     for (uint32_t i = 0; i < pending->stream_count; i++) {
         cm_stream *stream = pending->streams[i];
-        if (stream->device == device && stream->handle == handle
-            && handle != CM_STREAM_PER_THREAD) {
+        if (cm_stream_is_handle(stream, device, handle)) {
             cm_stream_release(stream);
         }
         else {

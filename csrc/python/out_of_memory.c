@@ -227,18 +227,45 @@ raise(attempt *self)
     (void)cm_py_raise(self->state, self->status, doing);
 }
 
+/* 0, or -1 with an exception, and then without a block. */
+static int
+take_steps(attempt *self)
+{
+    cm_state_enter(self->state); /* Python code runs: no shutdown below it */
+    int result = run_steps(self);
+    cm_state_leave(self->state);
+    if (result < 0 && self->block != NULL) {
+        cm_pool_free(self->pool, self->block, NULL, 0, 0);
+        self->block = NULL;
+    }
+    return result;
+}
+
+cm_status
+cm_shortage_relieve(void *state, cm_pool *pool, uint64_t nbytes, cm_stream *stream,
+                    cm_status status, cm_block **out)
+{
+    attempt self = {.state = state,
+                    .pool = pool,
+                    .nbytes = nbytes,
+                    .stream = stream,
+                    .status = status};
+    PyGILState_STATE gil = PyGILState_Ensure();
+    if (take_steps(&self) < 0) {
+        self.status = cm_fail(CM_ECANCELLED, 0);
+    }
+    Py_XDECREF(self.tried);
+    PyGILState_Release(gil);
+    *out = self.block;
+    return self.status;
+}
+
 cm_block *
 cm_block_alloc(cm_state *state, cm_pool *pool, uint64_t nbytes, cm_stream *stream)
 {
     attempt self = {.state = state, .pool = pool, .nbytes = nbytes, .stream = stream};
     if (!try_again(&self)) {
-        cm_state_enter(state); /* Python code runs: no shutdown below it */
-        int result = run_steps(&self);
-        cm_state_leave(state);
-        if (result < 0 && self.block != NULL) {
-            cm_pool_free(pool, self.block, NULL, 0, 0);
-            self.block = NULL;
-        }
+        (void)take_steps(&self);
     }
     if (self.block == NULL && !PyErr_Occurred()) {
         raise(&self);

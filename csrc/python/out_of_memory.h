@@ -14,6 +14,12 @@
 cm_block *cm_block_alloc(cm_state *state, cm_pool *pool, uint64_t nbytes,
                          cm_stream *stream);
 
+/* The same for memory that a copy needs in passing: the engine's cm_relief, of which
+ * the argument is the state. Called without the GIL by a thread that has let go of it.
+ * CM_ECANCELLED with an exception set: of a callback or a signal's handler. */
+cm_status cm_shortage_relieve(void *state, cm_pool *pool, uint64_t nbytes,
+                              cm_stream *stream, cm_status status, cm_block **out);
+
 /* What an OutOfMemoryError tells. */
 typedef struct cm_shortage {
     cm_pool *pool; /* borrowed */

@@ -29,8 +29,9 @@ cm_pool_object_new(cm_state *state, cm_pool *pool, uint64_t number)
     return op;
 }
 
-PyObject *
-cm_pool_object_default(cm_state *state, cm_kind kind, int device)
+/* The state is entered: a collection may run Python code while this is made. */
+static PyObject *
+find_default(cm_state *state, cm_kind kind, int device)
 {
     unsigned flags = cm_buffer_default_flags(kind);
     cm_pool *pool = cm_state_pool(state, kind, flags, device);
@@ -52,6 +53,15 @@ cm_pool_object_default(cm_state *state, cm_kind kind, int device)
         }
     }
     Py_XDECREF(key);
+    return op;
+}
+
+PyObject *
+cm_pool_object_default(cm_state *state, cm_kind kind, int device)
+{
+    cm_state_enter(state);
+    PyObject *op = find_default(state, kind, device);
+    cm_state_leave(state);
     return op;
 }
 

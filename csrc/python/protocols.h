@@ -42,10 +42,12 @@ PyObject *cm_import_dlpack(cm_state *state, PyObject *object, cm_stream *stream,
                            uint64_t unasked);
 PyObject *cm_import_array_interface(cm_state *state, PyObject *object,
                                     cm_stream *stream);
-/* DLPack by C calls alone, for the host's memory where the object's type has a table of
- * them: a fraction of the time. Ordinary memory of up to `unasked` bytes is not asked
- * about. NotImplemented also where the object must be asked in Python. */
-PyObject *cm_import_exchange(cm_state *state, PyObject *object, uint64_t unasked);
+/* DLPack by C calls alone, for memory of the host or a GPU where the object's type has
+ * a table of them: a fraction of the time. `given` as above; ordinary memory of up to
+ * `unasked` bytes is not asked about. NotImplemented also where the object must be
+ * asked in Python. */
+PyObject *cm_import_exchange(cm_state *state, PyObject *object, cm_stream *given,
+                             uint64_t unasked);
 PyObject *cm_import_buffer(cm_state *state, PyObject *object);
 
 /* asbuffer(), for the module's method table; ends with an empty row. */
@@ -58,6 +60,7 @@ typedef struct cm_operand {
     cm_region region;
     PyObject *dtype;     /* owned */
     PyObject *keep;      /* owned: object that must live until the copy is done */
+    PyObject *locked;    /* owned: keeps page-locked memory so; NULL: it is not ours */
     cm_storage *storage; /* borrowed from `keep` when it is one of our buffers; else
                             NULL */
     bool readonly;
@@ -94,5 +97,8 @@ PyObject *cm_copy_look(cm_state *state, PyObject *dst, PyObject *src, cm_stream 
  * blocking copy then uses the current stream). */
 PyObject *cm_copy_objects(cm_state *state, PyObject *dst, PyObject *src,
                           cm_stream *stream, bool blocking);
+/* copy_async() that comes after other streams as well. */
+PyObject *cm_copy_async_after(cm_state *state, PyObject *dst, PyObject *src,
+                              cm_stream *stream, const cm_stream_list *after);
 
 #endif

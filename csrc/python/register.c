@@ -2,6 +2,7 @@
 /* register(): from any object with host memory to a Registration. */
 #include "python/arguments.h"
 #include "python/errors.h"
+#include "python/import.h"
 #include "python/numpy_bridge.h"
 #include "python/protocols.h"
 #include "python/registration_type.h"
@@ -46,6 +47,8 @@ PyDoc_STRVAR(register_doc,
 "own copies go in pieces there; other libraries' do not, and a neighbour on such a page,\n"
 "like a small array of the same heap, may meet that edge. Memory that begins and ends\n"
 "at pages, as an ``mmap`` does, has no neighbours.");
+
+static const char what[] = "obj";
 
 /* What is to be registered, and who keeps it alive. */
 typedef struct source {
@@ -257,13 +260,13 @@ refuse_mapping(cm_state *state, const cm_storage *storage, cm_status status)
     return cm_py_raise_int(state, status, doing);
 }
 
-/* Lock [low, high) around element 0 and fill `storage` in. */
+/* Lock what `bytes` reaches and fill `storage` in. */
 static int
-lock_pages(cm_state *state, cm_storage *storage, const source *from, int64_t low,
-           int64_t high, bool lock_read_only, bool mapped)
+lock_pages(cm_state *state, cm_storage *storage, const cm_import *bytes,
+           bool lock_read_only, bool mapped)
 {
-    storage->host = (char *)from->region.host + low;
-    storage->nbytes = (uint64_t)(high - low);
+    storage->host = (void *)(uintptr_t)bytes->first;
+    storage->nbytes = bytes->nbytes;
     storage->flags = CM_REGISTER_PORTABLE | CM_REGISTER_MAPPED;
     cm_registration *registration = NULL;
     cm_registry *registry = state->registry;
@@ -298,7 +301,7 @@ lock_pages(cm_state *state, cm_storage *storage, const source *from, int64_t low
 
 /* A storage over the bytes of `from`, locked; it takes over what keeps them alive. */
 static cm_storage *
-make_storage(cm_state *state, source *from, int64_t low, int64_t high, int device,
+make_storage(cm_state *state, source *from, const cm_import *bytes, int device,
              bool read_only, bool mapped)
 {
     cm_storage *storage =
@@ -316,9 +319,8 @@ make_storage(cm_state *state, source *from, int64_t low, int64_t high, int devic
     }
     int lock_read_only = read_only ? can_lock_read_only(state, device) : 0;
     if (lock_read_only < 0
-        || (high > low
-            && lock_pages(state, storage, from, low, high, lock_read_only == 1, mapped)
-                   < 0)) {
+        || (bytes->nbytes > 0
+            && lock_pages(state, storage, bytes, lock_read_only == 1, mapped) < 0)) {
         cm_storage_release(storage, true);
         return NULL;
     }
@@ -329,12 +331,9 @@ static PyObject *
 register_source(cm_state *state, source *from, PyObject *read_only_wish, bool mapped,
                 int device)
 {
-    int64_t low = 0;
-    int64_t high = 0;
-    cm_status status = cm_region_bounds(&from->region, &low, &high);
-    if (!cm_is_ok(status)) {
-        PyErr_SetString(PyExc_ValueError,
-                        "obj: its shape and strides do not fit in 63 bits");
+    cm_import bytes = {.region = from->region,
+                       .data = (uint64_t)(uintptr_t)from->region.host};
+    if (cm_import_measure(&bytes, what) < 0) {
         return NULL;
     }
     int read_only = decide_read_only(read_only_wish, from->readonly);
@@ -342,14 +341,14 @@ register_source(cm_state *state, source *from, PyObject *read_only_wish, bool ma
         return NULL;
     }
     cm_storage *storage =
-        make_storage(state, from, low, high, device, read_only == 1, mapped);
+        make_storage(state, from, &bytes, device, read_only == 1, mapped);
     if (storage == NULL) {
         return NULL;
     }
     PyObject *result = NULL;
     PyObject *buffer =
-        cm_buffer_new(state, cm_buffer_type_of(state, storage->kind), storage, -low,
-                      from->dtype, from->region.ndim, from->region.shape,
+        cm_buffer_new(state, cm_buffer_type_of(state, storage->kind), storage,
+                      -bytes.low, from->dtype, from->region.ndim, from->region.shape,
                       from->region.strides, storage->readonly, NULL);
     cm_storage_release(storage, true);
     if (buffer != NULL) {

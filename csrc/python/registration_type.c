@@ -23,7 +23,9 @@ PyDoc_STRVAR(close_doc,
 "Notes\n-----\n"
 "**Blocks** until the transfers and streams that use the memory are done with it, and\n"
 "where it was exported, the device as well (GIL released; Ctrl-C ends the wait for\n"
-"transfers and streams, and the memory stays locked).");
+"transfers and streams, and the memory stays locked). Copies that were given the array\n"
+"itself, or a neighbour on its pages, are not waited for: such pages are unlocked when\n"
+"the last of those copies is done.");
 
 PyDoc_STRVAR(enter_doc, "__enter__($self, /)\n--\n\nThe buffer.");
 PyDoc_STRVAR(exit_doc,

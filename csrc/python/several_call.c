@@ -184,7 +184,8 @@ static cm_region
 slice_of(const cm_region *whole, const cm_region *part, int axis, int64_t start)
 {
     cm_region slice = *whole;
-    int64_t offset = start * whole->strides[axis];
+    /* a part of no length may begin past the end, which no stride need reach */
+    int64_t offset = part->shape[axis] == 0 ? 0 : start * whole->strides[axis];
     slice.shape[axis] = part->shape[axis];
     slice.host = whole->host == NULL ? NULL : (char *)whole->host + offset;
     slice.address = whole->address == 0 ? 0 : whole->address + (uint64_t)offset;
@@ -302,37 +303,22 @@ open_files(cm_several *several)
 /* -- order ------------------------------------------------------------------------------- */
 
 static int
-refuse_capture(const cm_several *several, const cm_stream *stream)
-{
-    PyObject *detail =
-        PyUnicode_FromString("the stream is being captured, and a graph cannot hold a "
-                             "copy with several ends");
-    PyObject *error =
-        detail == NULL
-            ? NULL
-            : cm_py_exception_new(several->state, cm_fail(CM_ENOTSUP, stream->handle),
-                                  detail);
-    if (error != NULL) {
-        PyErr_SetObject((PyObject *)Py_TYPE(error), error);
-    }
-    Py_XDECREF(detail);
-    Py_XDECREF(error);
-    return -1;
-}
-
-static int
 check_capture(const cm_several *several, const cm_stream *stream)
 {
     bool captures = false;
     if (!cm_stream_may_capture(stream)) {
         return 0;
     }
-    cm_status status = cm_stream_ask_capturing(several->state->runtime, stream->device,
-                                               stream->handle, &captures);
-    if (!cm_is_ok(status)) {
-        return cm_py_raise_int(several->state, status, "while copying");
+    cm_status status;
+    Py_BEGIN_ALLOW_THREADS
+    status = cm_stream_ask_capturing(several->state->runtime, stream->device,
+                                     stream->handle, &captures);
+    Py_END_ALLOW_THREADS
+    if (cm_is_ok(status) && captures) {
+        status = cm_fail(CM_ECAPTURING, stream->handle);
     }
-    return captures ? refuse_capture(several, stream) : 0;
+    return cm_is_ok(status) ? 0
+                            : cm_py_raise_int(several->state, status, "while copying");
 }
 
 /* As copy() does: a blocking call comes after the current streams of its devices. */

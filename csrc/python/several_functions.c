@@ -13,6 +13,7 @@ run_and_tell(cm_several *several, PyObject *objects, int64_t axis, PyObject *tol
     several->progress = progress.tell == NULL ? NULL : &progress;
     PyObject *result =
         cm_several_init(several, objects, axis) < 0 ? NULL : cm_several_run(several);
+    cm_state_bury_own(several->state);
     cm_several_fini(several);
     if (cm_progress_close(&progress) < 0) {
         Py_CLEAR(result);
@@ -85,7 +86,7 @@ parse(PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnam
     "ends\n"                                                                           \
     "    share bytes (see Notes). Nothing has been copied then.\n"                     \
     "EOFError, OSError\n"                                                              \
-    "    If a source is a long mapped file that is cut short, or cannot be read.\n"    \
+    "    If an end is a mapped file that is cut short, or cannot be read.\n"           \
     "CudaError\n    If a copy failed, or `stream` is being captured.\n"
 
 #define STREAM                                                                         \

@@ -88,9 +88,7 @@ add_after(errand *each, cm_stream *stream)
 {
     cm_copy_request *request = &each->request;
     for (uint32_t i = 0; i < request->after_count; i++) {
-        if (each->after[i] == stream
-            || (each->after[i]->id == stream->id
-                && each->after[i]->device == stream->device)) {
+        if (cm_stream_same(each->after[i], stream)) {
             return;
         }
     }
@@ -257,7 +255,7 @@ tell_progress(const cm_several *several)
     for (uint32_t i = 0; several->progress != NULL && i < several->count; i++) {
         cm_ticket_info info;
         if (several->tickets[i] != NULL) {
-            cm_ticket_read(several->tickets[i], &info);
+            cm_ticket_look(several->tickets[i], &info);
             moved += cm_ticket_count_moved(several->tickets[i]);
             nbytes += info.nbytes;
         }

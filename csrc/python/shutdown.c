@@ -245,6 +245,7 @@ dismantle(cm_state *state, remains *old, bool reset_devices)
         Py_CLEAR(old->legacy_streams[device]);
     }
     Py_CLEAR(old->default_pools);
+    cm_device_waits_end(state);
     Py_BEGIN_ALLOW_THREADS
     keep_first(&first, close_runtime(old, reset_devices));
     Py_END_ALLOW_THREADS

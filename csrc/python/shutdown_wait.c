@@ -41,10 +41,10 @@ wait_for_transfers(const cm_state *state)
 static bool
 may_ask(const cm_stream *stream)
 {
-    bool legacy = stream->handle == CM_STREAM_LEGACY || stream->handle == 0;
     bool capturing = true;
     cm_device_guard guard;
-    if ((legacy || stream->owns_handle || stream->owner != NULL)
+    if ((cm_stream_is_legacy(stream) || stream->owns_handle || stream->owner != NULL)
+        && cm_stream_is_here(stream)
         && cm_is_ok(cm_device_enter(stream->rt, stream->device, &guard))) {
         cm_status asked =
             cm_rt_stream_is_capturing(stream->rt, stream->handle, &capturing);

@@ -6,8 +6,10 @@
 #include <unistd.h>
 
 #include "python/configure.h"
+#include "python/device_wait.h"
 #include "python/errors.h"
 #include "python/limits.h"
+#include "python/out_of_memory.h"
 #include "python/pool_object.h"
 #include "python/state_config.h"
 #include "runtime/faults.h"
@@ -65,6 +67,7 @@ typedef struct opening {
     cm_choice choice;
     cm_emulated_config emulated;
     bool faults;
+    int (*has_gil)(void);
     const char *fallback_reason; /* set when emulation was fallen back to */
 } opening;
 
@@ -74,6 +77,7 @@ opening_init(cm_state *state, opening *plan)
     const cm_state_override *override = &state->override;
     plan->fallback_reason = NULL;
     plan->faults = override->faults;
+    plan->has_gil = override->has_gil;
     if (cm_configure_open(state) < 0) {
         return -1;
     }
@@ -115,13 +119,15 @@ opening_run(opening *plan, cm_runtime **out)
             return status;
         }
         runtime = wrapper;
+        cm_faults_watch_lock(runtime, plan->has_gil);
     }
     *out = runtime;
     return cm_ok();
 }
 
-/* Wait without the GIL until no other thread is opening. 0, or -1 with RuntimeError in
- * a child that was forked meanwhile: no thread goes on with it there. */
+/* Wait a while without the GIL for the thread that is opening. 0, or -1 with the
+ * exception of a signal's handler, or RuntimeError in a child that was forked
+ * meanwhile: no thread goes on with it there. */
 static int
 wait_while_opening(cm_state *state)
 {
@@ -129,13 +135,14 @@ wait_while_opening(cm_state *state)
         return cm_py_raise_int(state, cm_fail(CM_EFORKED, 0), NULL);
     }
     Py_BEGIN_ALLOW_THREADS
+    uint64_t end = cm_now_ns() + CM_SIGNAL_SLICE_NS;
     cm_mutex_lock(&state->open_lock);
-    while (state->opening) {
-        cm_cond_wait(&state->opened, &state->open_lock);
+    while (state->opening
+           && cm_cond_wait_until(&state->opened, &state->open_lock, end)) {
     }
     cm_mutex_unlock(&state->open_lock);
     Py_END_ALLOW_THREADS
-    return 0;
+    return PyErr_CheckSignals();
 }
 
 static void
@@ -152,9 +159,7 @@ set_opening(cm_state *state, bool opening_now)
 static int
 warn_of_emulation(cm_state *state, const char *reason)
 {
-    if (reason == NULL || state->warned) {
-        return 0;
-    }
+    state->warned = true;
     int failed = PyErr_WarnFormat(
         state->emulation_warning, 1,
         "cumem works on an emulated device: %s. Results are right but timings mean "
@@ -182,6 +187,7 @@ adopt(cm_state *state, cm_runtime *runtime)
     if (!cm_is_ok(status)) {
         return cm_py_raise_int(state, status, "while opening the runtime");
     }
+    cm_engine_set_relief(engine, cm_shortage_relieve, state);
     state->runtime = runtime;
     state->context_count = 0;
     state->registry = registry;
@@ -193,6 +199,17 @@ adopt(cm_state *state, cm_runtime *runtime)
     return 0;
 }
 
+static int
+raise_not_open(cm_state *state, const opening *plan, cm_status status)
+{
+    const char *doing =
+        plan->choice == CM_CHOICE_CUDA
+            ? "while opening the CUDA runtime, which CUMEM_BACKEND=cuda asks for"
+            : "while opening the runtime; CUMEM_BACKEND=emulated works without a GPU";
+    return cm_py_raise_int(state, status, doing);
+}
+
+/* 0 and the runtime is open, or is being opened by another; or -1. */
 static int
 open_runtime(cm_state *state)
 {
@@ -206,28 +223,29 @@ open_runtime(cm_state *state)
     Py_BEGIN_ALLOW_THREADS
     status = opening_run(&plan, &runtime);
     Py_END_ALLOW_THREADS
-    int result = -1;
+    set_opening(state, false);
     if (!cm_is_ok(status)) {
-        const char *doing = plan.choice == CM_CHOICE_CUDA
-                                ? "while opening the CUDA runtime, which "
-                                  "CUMEM_BACKEND=cuda asks for"
-                                : "while opening the runtime; CUMEM_BACKEND=emulated "
-                                  "works without a GPU";
-        (void)cm_py_raise(state, status, doing);
+        return raise_not_open(state, &plan, status);
     }
-    else {
+    int result = 0;
+    if (plan.fallback_reason != NULL && !state->warned) {
+        /* May be Python code that uses cumem, here or in a thread that it waits for:
+         * they open a runtime of their own, which then serves us too. */
         result = warn_of_emulation(state, plan.fallback_reason);
-        if (result == 0) {
-            result = cm_limits_open(state, runtime);
-        }
-        if (result == 0) {
-            result = adopt(state, runtime);
-        }
-        if (result < 0) {
-            runtime->close(runtime);
-        }
+    }
+    if (result < 0 || state->runtime != NULL || state->opening) {
+        runtime->close(runtime);
+        return result;
+    }
+    set_opening(state, true);
+    result = cm_limits_open(state, runtime);
+    if (result == 0) {
+        result = adopt(state, runtime);
     }
     set_opening(state, false);
+    if (result < 0) {
+        runtime->close(runtime);
+    }
     return result;
 }
 

@@ -29,7 +29,8 @@ typedef struct cm_state_override {
     cm_backend backend;
     bool has_emulated; /* open emulated devices with `emulated` */
     cm_emulated_config emulated;
-    bool faults; /* wrap what is opened in cm_faults_open() */
+    bool faults;          /* wrap what is opened in cm_faults_open() */
+    int (*has_gil)(void); /* which counts the calls made with it; NULL: does not */
 } cm_state_override;
 
 /* What may be reserved of each kind: pools charge these (see limits.h). */
@@ -151,7 +152,7 @@ typedef struct cm_state {
     cm_root_list free_roots[CM_KIND_COUNT];
     cm_state_override override;
     cm_file_faults *file_faults; /* owned; NULL: none were asked for */
-    bool warned;                 /* EmulationWarning was given */
+    bool warned;                 /* EmulationWarning was given, or is being given */
     bool exiting;          /* the atexit handler ran: the engine is gone for good */
     bool opening;          /* a thread opens the runtime without the GIL; open_lock */
     pid_t opening_process; /* where that is; a forked child has no such thread */
@@ -167,8 +168,9 @@ typedef struct cm_state {
     cm_list storages;    /* every live cm_storage of this generation */
     cm_list streams;     /* every open cm_stream_object; initialised by its registrar */
     cm_list events;      /* every open cm_event_object; the same */
-    cm_list pool_objects; /* every open cm_pool_object; the same */
-    cm_list device_waits; /* see cm_wait_for_device() */
+    cm_list pool_objects;          /* every open cm_pool_object; the same */
+    cm_list device_waits;          /* see cm_wait_for_device() */
+    struct device_wait *idle_wait; /* owned: a thread that waits for nothing; or NULL */
     /* Python references dropped by threads without the GIL, buried later */
     cm_mutex graveyard_lock;
     cm_list graveyard;
@@ -220,12 +222,20 @@ typedef struct cm_grave {
     PyObject *object;             /* owned; may be NULL */
     void (*then)(void *argument); /* optional C work that also needs the GIL */
     void *argument;
-    bool embedded; /* part of what `then` frees: not freed by itself */
+    bool embedded;    /* part of what `then` frees: not freed by itself */
+    atomic_uint refs; /* of one that is not embedded */
 } cm_grave;
 cm_grave *cm_grave_new(cm_state *state, PyObject *object); /* holds object; NULL:
                                                               MemoryError */
-void cm_grave_bury(void *grave); /* any thread, no GIL needed; takes over the grave */
+/* One more share of it, of a call that waits: whoever is the last to let go buries. */
+cm_grave *cm_grave_share(cm_grave *grave);
+void cm_grave_bury(void *grave); /* any thread, no GIL needed; takes over the share */
+/* The same with the GIL held: nothing is left for later. Keeps the exception. */
+void cm_grave_end(cm_grave *grave);
 void cm_state_bury_dead(cm_state *state); /* GIL held */
+/* At the end of a call that waited: what it kept goes now, not when the main thread
+ * comes to it. Keeps the exception. */
+void cm_state_bury_own(cm_state *state);
 
 /* Wait for all work, join workers, free everything; BufferError (nothing done) while
  * any buffer is exported. 0 or -1 with an exception. */

@@ -91,6 +91,7 @@ cm_storage_detach(cm_storage *storage, cm_storage_remains *out)
         .writer_count = storage->writer_count,
         .fence = storage->was_exported,
         .captured = storage->was_captured,
+        .unlocks = storage->unlocks || storage->registration != NULL,
         .device = storage->device,
     };
     if (storage->uses == &storage->first_use) {
@@ -128,8 +129,7 @@ cm_storage_remains_may_wait(const cm_storage_remains *remains)
                  || cm_pool_free_is_quick(remains->pool, remains->uses,
                                           remains->use_count, flags);
     bool holds_pool = remains->pool != NULL && remains->block == NULL;
-    return !quick || holds_pool || remains->registration != NULL
-           || remains->use_count > 0;
+    return !quick || holds_pool || remains->unlocks || remains->use_count > 0;
 }
 
 /* Pages must not be unlocked under work that uses them: our transfers hold the storage,
@@ -171,8 +171,10 @@ cm_storage_remains_free(cm_storage_remains *remains)
                          remains->use_count,
                          free_flags(remains->fence, remains->captured));
         }
-        if (remains->registration != NULL) {
+        if (remains->unlocks) {
             status = settle(remains);
+        }
+        if (remains->registration != NULL) {
             cm_status released = cm_registration_release(remains->registration);
             status = cm_is_ok(status) ? released : status;
         }
@@ -203,10 +205,11 @@ cm_storage_remains_bury(cm_storage_remains *remains)
     PyObject *value;
     PyObject *traceback;
     PyErr_Fetch(&type, &value, &traceback);
+    Py_XDECREF(remains->foreign); /* and with it locked pages, before they are unmapped
+                                   */
     if (remains->foreign_drop != NULL) {
         remains->foreign_drop(remains->foreign_argument);
     }
-    Py_XDECREF(remains->foreign);
     PyErr_Restore(type, value, traceback);
 }
 

@@ -21,7 +21,8 @@ typedef struct cm_storage_remains {
     uint32_t writer_count;
     bool fence;
     bool captured;
-    int device; /* whose work a fence means */
+    bool unlocks; /* pages are unlocked with it */
+    int device;   /* whose work a fence means */
 } cm_storage_remains;
 
 /* A new storage's first stream, which needs no memory. */

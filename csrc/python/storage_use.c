@@ -44,8 +44,7 @@ int
 cm_storage_add_use(cm_storage *storage, cm_stream *stream)
 {
     for (uint32_t i = 0; i < storage->use_count; i++) {
-        const cm_stream *use = storage->uses[i];
-        if (use == stream || (use->id == stream->id && use->device == stream->device)) {
+        if (cm_stream_same(storage->uses[i], stream)) {
             return 0;
         }
     }
@@ -94,7 +93,7 @@ forget_finished_writers(cm_storage *storage)
     bool failed = false;
     for (uint32_t i = storage->writer_count; i > 0; i--) {
         cm_ticket_info info;
-        cm_ticket_read(storage->writers[i - 1].ticket, &info);
+        cm_ticket_look(storage->writers[i - 1].ticket, &info);
         if (info.done) {
             failed = failed || !cm_is_ok(info.status);
             remove_writer(storage, i - 1, false);
@@ -165,7 +164,7 @@ cm_storage_add_writer(cm_storage *storage, cm_ticket *ticket, cm_extent extent,
         < 0) {
         return -1;
     }
-    cm_ticket_read(ticket, &info);
+    cm_ticket_look(ticket, &info);
     if (!info.done) { /* else it may have had nothing to wait for */
         cover_others(storage, extent, seen);
     }
@@ -192,7 +191,9 @@ wait_for_writer(cm_storage *storage, cm_ticket *ticket)
             return -1;
         }
     }
-    remove_ticket(storage, ticket, !cm_is_ok(status));
+    if (status.code != CM_EFORKED) { /* a child never learns how it ends */
+        remove_ticket(storage, ticket, !cm_is_ok(status));
+    }
     if (!cm_is_ok(status) && status.code != CM_ECANCELLED) {
         return cm_py_raise_int(storage->state, status,
                                "while waiting for a transfer into the buffer");
@@ -200,18 +201,16 @@ wait_for_writer(cm_storage *storage, cm_ticket *ticket)
     return 0;
 }
 
-/* Ask the stream, with naps that grow, for one signal interval. No GIL. */
+/* Ask the stream, or the event over its work, with naps that grow, for one signal
+ * interval. No GIL. */
 static cm_status
-poll_stream(cm_runtime *runtime, cm_stream *stream, bool *done)
+poll_stream(const cm_stream *stream, uint64_t event, bool *done)
 {
     uint64_t start = cm_now_ns();
     long nap_ns = FIRST_NAP_NS;
     for (;;) {
-        cm_device_guard guard;
-        CM_TRY(cm_device_enter(runtime, stream->device, &guard));
-        cm_status status = cm_rt_stream_query(runtime, stream->handle, done);
-        cm_device_leave(runtime, &guard);
-        CM_TRY(status);
+        CM_TRY(event != 0 ? cm_rt_event_query(stream->rt, event, done)
+                          : cm_stream_query(stream, done));
         if (*done || cm_now_ns() - start > SIGNAL_CHECK_NS) {
             return cm_ok();
         }
@@ -221,28 +220,57 @@ poll_stream(cm_runtime *runtime, cm_stream *stream, bool *done)
     }
 }
 
+/* Another thread's default stream cannot be asked: an event stands for it. No GIL. */
+static cm_status
+mark_stream(const cm_stream *stream, uint64_t *event)
+{
+    *event = 0;
+    if (cm_stream_is_here(stream)) {
+        return cm_ok();
+    }
+    cm_device_guard guard;
+    CM_TRY(cm_device_enter(stream->rt, stream->device, &guard));
+    cm_status status = cm_rt_event_create(stream->rt, CM_EVENT_DISABLE_TIMING, event);
+    if (cm_is_ok(status)) {
+        status = cm_stream_record(stream, *event);
+    }
+    cm_device_leave(stream->rt, &guard);
+    return status;
+}
+
 static int
 wait_for_stream(cm_storage *storage, cm_stream *stream)
 {
-    cm_runtime *runtime = cm_state_runtime(storage->state);
-    if (runtime == NULL) {
+    if (cm_state_runtime(storage->state) == NULL) {
         return -1;
     }
     bool done = false;
-    while (!done) {
-        cm_status status;
+    bool interrupted = false;
+    uint64_t event;
+    cm_status status;
+    Py_BEGIN_ALLOW_THREADS
+    status = mark_stream(stream, &event);
+    Py_END_ALLOW_THREADS
+    while (cm_is_ok(status) && !done && !interrupted) {
         Py_BEGIN_ALLOW_THREADS
-        status = poll_stream(runtime, stream, &done);
+        status = poll_stream(stream, event, &done);
         Py_END_ALLOW_THREADS
-        if (!cm_is_ok(status)) {
-            return cm_py_raise_int(storage->state, status,
-                                   "while waiting for a stream that uses the buffer");
-        }
-        if (!done && PyErr_CheckSignals() < 0) {
-            return -1;
-        }
+        interrupted = cm_is_ok(status) && !done && PyErr_CheckSignals() < 0;
     }
-    return 0;
+    if (event != 0) {
+        cm_status destroyed;
+        Py_BEGIN_ALLOW_THREADS
+        destroyed = cm_rt_event_destroy(stream->rt, event);
+        Py_END_ALLOW_THREADS
+        status = cm_is_ok(status) ? destroyed : status;
+    }
+    if (interrupted) {
+        return -1;
+    }
+    return cm_is_ok(status)
+               ? 0
+               : cm_py_raise_int(storage->state, status,
+                                 "while waiting for a stream that uses the buffer");
 }
 
 /* With naps that grow, for one signal interval. No GIL. */

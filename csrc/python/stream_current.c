@@ -1,18 +1,23 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The stream that is current in a context, and from any stream argument to its record.
  */
+#include "python/arguments.h"
 #include "python/errors.h"
 #include "python/stream_convert.h"
+#include "python/stream_type.h"
 
 /* Borrowed: the Stream of the legacy default stream of `device`, made on first need. */
 static PyObject *
 legacy_stream(cm_state *state, int device)
 {
+    cm_runtime *rt = state->runtime;
     if (state->legacy_streams[device] == NULL) {
-        cm_runtime *rt = cm_state_runtime(state);
+        rt = cm_state_runtime(state); /* may run Python code, which may make it */
         if (rt == NULL) {
             return NULL;
         }
+    }
+    if (state->legacy_streams[device] == NULL) {
         cm_stream *record;
         cm_status status =
             cm_stream_wrap(rt, device, CM_STREAM_LEGACY, NULL, NULL, &record);
@@ -86,13 +91,7 @@ cm_stream_from_argument(cm_state *state, PyObject *object, const char *argument,
     else {
         return cm_stream_from_foreign(state, object, argument, device);
     }
-    cm_stream *record = ((cm_stream_object *)(void *)stream)->stream;
-    if (record == NULL) {
-        PyErr_SetString(PyExc_ValueError, "the stream is closed");
-    }
-    else {
-        record = cm_stream_take(state, record);
-    }
+    cm_stream *record = cm_stream_object_take(stream);
     Py_DECREF(stream);
     return record;
 }
@@ -116,4 +115,47 @@ cm_stream_for_device(cm_state *state, PyObject *object, int device)
         return NULL;
     }
     return stream;
+}
+
+int
+cm_stream_list_take(cm_state *state, PyObject *object, const char *argument, int device,
+                    cm_stream_list *out)
+{
+    *out = (cm_stream_list){.count = 0};
+    if (object == NULL || object == Py_None) {
+        return 0;
+    }
+    bool many = PyTuple_Check(object) || PyList_Check(object);
+    PyObject *items = many ? PySequence_Tuple(object) : PyTuple_Pack(1, object);
+    Py_ssize_t count = items == NULL ? 0 : PyTuple_Size(items);
+    out->streams =
+        items == NULL ? NULL : PyMem_Calloc((size_t)count + 1, sizeof(cm_stream *));
+    if (items != NULL && out->streams == NULL) {
+        PyErr_NoMemory();
+    }
+    for (Py_ssize_t i = 0; i < count && out->streams != NULL; i++) {
+        PyObject *item = PyTuple_GetItem(items, i);
+        cm_stream *stream =
+            item == Py_None ? NULL
+                            : cm_stream_from_argument(state, item, argument, device);
+        if (stream == NULL) {
+            if (item == Py_None) {
+                (void)cm_arg_refuse(item, argument, "a stream or several");
+            }
+            break;
+        }
+        out->streams[out->count++] = stream;
+    }
+    Py_XDECREF(items);
+    return PyErr_Occurred() ? -1 : 0;
+}
+
+void
+cm_stream_list_give(cm_state *state, cm_stream_list *list)
+{
+    for (uint32_t i = 0; i < list->count; i++) {
+        cm_stream_give(state, list->streams[i]);
+    }
+    PyMem_Free(list->streams);
+    *list = (cm_stream_list){.count = 0};
 }

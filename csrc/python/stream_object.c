@@ -70,6 +70,21 @@ cm_streams_collect(cm_state *state, cm_stream **out)
     return count;
 }
 
+/* As in CUDA the per-thread handle means the stream of the thread that uses it. */
+static cm_stream *
+take_own(cm_state *state, const cm_stream *others)
+{
+    cm_stream *stream;
+    cm_status status =
+        cm_stream_wrap(others->rt, others->device, others->handle, NULL, NULL, &stream);
+    if (!cm_is_ok(status)) {
+        (void)cm_py_raise(state, status, "looking up the thread's default stream");
+        return NULL;
+    }
+    cm_state_enter(state); /* on loan */
+    return stream;
+}
+
 cm_stream *
 cm_stream_object_take(PyObject *op)
 {
@@ -81,6 +96,9 @@ cm_stream_object_take(PyObject *op)
     if (cm_runtime_is_forked(self->stream->rt)) {
         cm_py_raise(self->state, cm_fail(CM_EFORKED, 0), NULL);
         return NULL;
+    }
+    if (!cm_stream_is_here(self->stream)) {
+        return take_own(self->state, self->stream);
     }
     return cm_stream_take(self->state, self->stream);
 }

@@ -120,6 +120,7 @@ configure(PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyObject *k
         || override_emulated(values + 2, &override) < 0) {
         return NULL;
     }
+    cm_testing_find_gil_check(&override.has_gil);
     state->override = override;
     Py_RETURN_NONE;
 }
@@ -186,11 +187,24 @@ poll(PyObject *module, PyObject *Py_UNUSED(unused))
         Py_RETURN_NONE;
     }
     if (state->engine != NULL) {
+        Py_BEGIN_ALLOW_THREADS
         cm_engine_poll(state->engine);
+        Py_END_ALLOW_THREADS
     }
     if (cm_state_runtime(state) == NULL) {
         return NULL;
     }
+    Py_RETURN_NONE;
+}
+
+static PyObject *
+bury(PyObject *module, PyObject *object)
+{
+    cm_grave *grave = cm_grave_new(cm_state_of_module(module), object);
+    if (grave == NULL) {
+        return NULL;
+    }
+    cm_grave_bury(grave);
     Py_RETURN_NONE;
 }
 
@@ -224,6 +238,8 @@ static PyMethodDef testing_methods[] = {
     {"pending_transfers", pending_transfers, METH_NOARGS, "Unfinished transfers."},
     {"deny_peers", deny_peers, METH_O, "Copy as if no device reached another, or not."},
     {"poll", poll, METH_NOARGS, "Let go of what is done."},
+    {"bury", bury, METH_O,
+     "Drop a reference at the next use, as a finished copy does."},
     {"calibrate_emulated", calibrate_emulated, METH_NOARGS,
      "Copies ask for figures as on a real device, until shutdown()."},
     {NULL, NULL, 0, NULL},

@@ -13,6 +13,8 @@ extern PyMethodDef cm_testing_fault_methods[];    /* over the fault wrapper */
 extern PyMethodDef cm_testing_emulated_methods[]; /* over the emulated device */
 extern PyMethodDef cm_testing_file_methods[];     /* over the calls on files */
 
+/* PyGILState_Check, which the limited API leaves out; NULL if there is none. */
+void cm_testing_find_gil_check(int (**out)(void));
 /* An int from `least` to `most`; an absent one (NULL or None) leaves *out alone. 0 or
  * -1. */
 int cm_testing_int(PyObject *object, const char *name, int64_t least, int64_t most,

@@ -1,5 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Test hooks over the fault wrapper: count calls, make the nth fail, delay them. */
+#include <dlfcn.h>
+#include <string.h>
+
 #include "python/arguments.h"
 #include "python/testing.h"
 #include "runtime/faults.h"
@@ -131,6 +134,31 @@ delay_op(PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyObject *kw
     Py_RETURN_NONE;
 }
 
+void
+cm_testing_find_gil_check(int (**out)(void))
+{
+    void *symbol = dlsym(RTLD_DEFAULT, "PyGILState_Check");
+    memcpy(out, &symbol, sizeof(*out));
+}
+
+static PyObject *
+calls_with_gil(PyObject *module, PyObject *Py_UNUSED(unused))
+{
+    cm_runtime *rt = faults_runtime(module);
+    PyObject *counts = rt == NULL ? NULL : PyDict_New();
+    for (int op = 1; counts != NULL && op < CM_OP_COUNT; op++) {
+        uint64_t count = cm_faults_count_held(rt, (cm_op)op);
+        PyObject *number = count == 0 ? NULL : PyLong_FromUnsignedLongLong(count);
+        if (count != 0
+            && (number == NULL
+                || PyDict_SetItemString(counts, cm_op_name((cm_op)op), number) < 0)) {
+            Py_CLEAR(counts);
+        }
+        Py_XDECREF(number);
+    }
+    return counts;
+}
+
 PyMethodDef cm_testing_fault_methods[] = {
     {"op_names", op_names, METH_NOARGS, "(name, CUDA's name, oldest driver) of each."},
     {"plan_fault", CM_TESTING_FAST(plan_fault), CM_TESTING_KEYWORDS, plan_fault_doc},
@@ -139,5 +167,7 @@ PyMethodDef cm_testing_fault_methods[] = {
     {"fault_struck", fault_struck, METH_NOARGS, "The operation made to fail, or None."},
     {"delay_op", CM_TESTING_FAST(delay_op), CM_TESTING_KEYWORDS,
      "Delay each call by so many microseconds."},
+    {"calls_with_gil", calls_with_gil, METH_NOARGS,
+     "Runtime calls made with the GIL held, by operation."},
     {NULL, NULL, 0, NULL},
 };

@@ -136,7 +136,14 @@ transfer_dealloc(PyObject *op)
 static void
 read_info(PyObject *op, cm_ticket_info *out)
 {
-    cm_ticket_read(((cm_transfer_object *)(void *)op)->ticket, out);
+    cm_ticket *ticket = ((cm_transfer_object *)(void *)op)->ticket;
+    cm_ticket_look(ticket, out);
+    if (out->done) {
+        return;
+    }
+    Py_BEGIN_ALLOW_THREADS
+    cm_ticket_read(ticket, out);
+    Py_END_ALLOW_THREADS
 }
 
 /* -- methods ----------------------------------------------------------------------------- */

@@ -87,7 +87,7 @@ wait_and_tell(const cm_transfer_object *self, PyObject *timeout_object,
     cm_status status;
     cm_ticket_info info = {.nbytes = 0};
     if (progress->tell != NULL) {
-        cm_ticket_read(self->ticket, &info);
+        cm_ticket_look(self->ticket, &info);
     }
     if (parse_timeout(timeout_object, &timeout) < 0
         || !wait_in_slices(self->ticket, cm_ticket_wait, timeout, progress, info.nbytes,
@@ -100,7 +100,9 @@ wait_and_tell(const cm_transfer_object *self, PyObject *timeout_object,
         return false;
     }
     if (!cm_is_ok(status)) {
-        (void)cm_mapped_raise_copy(self->state, status, self->src);
+        PyObject *src = Py_XNewRef(self->src); /* a cancel lets go of it */
+        (void)cm_mapped_raise_copy(self->state, status, src);
+        Py_XDECREF(src);
         return false;
     }
     cm_transfer_bury(self);

@@ -119,33 +119,59 @@ settle_future(cm_state *state, const waiter *waiting)
     return answer == NULL ? -1 : 0;
 }
 
-/* Settle and forget what is over. 0 or -1; those that are left stay. */
+/* Let go of a waiter, first looked for at `hint`. False: it has gone. */
+static bool
+forget_future(waker_object *self, const PyObject *future, Py_ssize_t hint)
+{
+    Py_ssize_t i = hint;
+    if (hint >= self->count || self->waiters[hint].future != future) {
+        for (i = self->count - 1; i >= 0 && self->waiters[i].future != future; i--) {
+        }
+    }
+    if (i < 0) {
+        return false;
+    }
+    waiter found = self->waiters[i];
+    self->waiters[i] = self->waiters[--self->count];
+    cm_ticket_release(found.ticket);
+    Py_DECREF(found.future);
+    return true;
+}
+
+/* `waiting` was at `index`. 0 or -1. */
+static int
+settle_waiter(waker_object *self, const waiter *waiting, Py_ssize_t index)
+{
+    cm_ticket_info info;
+    int over = is_future_done(waiting->future);
+    if (over < 0) {
+        return -1;
+    }
+    cm_ticket_look(waiting->ticket, &info);
+    if ((!over && !info.done) || !forget_future(self, waiting->future, index)) {
+        return 0; /* not yet, or settled by what done() called */
+    }
+    return over ? 0 : settle_future(self->state, waiting);
+}
+
+/* Settle and forget what is over. 0 or -1; those that are left stay. A future may be
+ * Python code that comes back here: after each call waiters may have gone and come, and
+ * the array may be another. */
 static int
 settle_waiters(waker_object *self)
 {
-    for (Py_ssize_t i = self->count; i-- > 0;) {
+    int result = 0;
+    for (Py_ssize_t i = self->count; i-- > 0 && result == 0;) {
         if (i >= self->count) {
             continue; /* what we called took some out */
         }
-        waiter waiting = self->waiters[i];
-        cm_ticket_info info;
-        int over = is_future_done(waiting.future);
-        if (over < 0) {
-            return -1;
-        }
-        cm_ticket_read(waiting.ticket, &info);
-        if (!over && !info.done) {
-            continue;
-        }
-        self->waiters[i] = self->waiters[--self->count];
-        int result = over ? 0 : settle_future(self->state, &waiting);
+        waiter waiting = {.ticket = cm_ticket_hold(self->waiters[i].ticket),
+                          .future = Py_NewRef(self->waiters[i].future)};
+        result = settle_waiter(self, &waiting, i);
         cm_ticket_release(waiting.ticket);
         Py_DECREF(waiting.future);
-        if (result < 0) {
-            return -1;
-        }
     }
-    return 0;
+    return result;
 }
 
 static int
@@ -227,20 +253,6 @@ add_waiter(waker_object *self, cm_ticket *ticket, PyObject *future)
     return 0;
 }
 
-static void
-forget_future(waker_object *self, const PyObject *future)
-{
-    for (Py_ssize_t i = self->count; i-- > 0;) {
-        if (self->waiters[i].future == future) {
-            waiter found = self->waiters[i];
-            self->waiters[i] = self->waiters[--self->count];
-            cm_ticket_release(found.ticket);
-            Py_DECREF(found.future);
-            return;
-        }
-    }
-}
-
 /* -- await ------------------------------------------------------------------------------- */
 
 /* New reference. */
@@ -279,7 +291,7 @@ await_future(PyObject *op, cm_ticket *ticket, PyObject *loop)
             added == NULL ? NULL : PyObject_CallMethod(future, "__await__", NULL);
         Py_XDECREF(added);
         if (iterator == NULL) {
-            forget_future(self, future);
+            (void)forget_future(self, future, 0);
         }
     }
     Py_XDECREF(wake);
@@ -290,7 +302,10 @@ await_future(PyObject *op, cm_ticket *ticket, PyObject *loop)
 PyObject *
 cm_waker_await(cm_state *state, cm_ticket *ticket)
 {
-    cm_status status = cm_ticket_wait(ticket, 0);
+    cm_status status;
+    Py_BEGIN_ALLOW_THREADS
+    status = cm_ticket_wait(ticket, 0);
+    Py_END_ALLOW_THREADS
     if (cm_is_ok(status)) {
         PyObject *nothing = PyTuple_New(0);
         PyObject *iterator = nothing == NULL ? NULL : PyObject_GetIter(nothing);

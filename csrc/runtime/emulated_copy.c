@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Copies and fills of the emulated device. Ranges are checked when the call is made and
- * looked up again when its time comes, so that memory freed in between is an error. */
+ * looked up again when its time comes, so that memory freed in between is an error;
+ * registered memory cannot end in between. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -18,7 +19,9 @@ typedef struct move {
     bool dst_is_plain; /* ordinary memory: nothing to look up */
     bool src_is_plain;
     uint64_t stamp;
-    unsigned char *staged; /* owned: what a pageable source held; NULL: none */
+    cm_emulated_memory *memory;
+    cm_emulated_range *held[2]; /* registered memory at the ends; NULL: it is not */
+    unsigned char *staged;      /* owned: what a pageable source held; NULL: none */
 } move;
 
 typedef struct fill {
@@ -32,9 +35,13 @@ typedef struct fill {
 } fill;
 
 static void
-move_drop(cm_emulated_job *job)
+move_drop(cm_emulated_job *base)
 {
-    free(((move *)job)->staged);
+    move *job = (move *)base;
+    for (int i = 0; i < 2; i++) {
+        cm_emulated_memory_let_go(job->memory, job->held[i]);
+    }
+    free(job->staged);
     free(job);
 }
 
@@ -99,12 +106,29 @@ move_run(void *context, cm_emulated_job *base)
     return code != 0 ? code : src_code;
 }
 
+/* Where the end is; a registration is held, or was gone and is none. */
+static cm_emulated_reach
+find_end(cm_emulated *emulated, cm_address address, uint64_t nbytes,
+         cm_emulated_place *place, cm_emulated_range **held)
+{
+    cm_emulated_reach reach;
+    do {
+        reach = cm_emulated_memory_find(emulated->memory, address, nbytes, place);
+        *held = reach == CM_EMULATED_INSIDE
+                    ? cm_emulated_memory_hold(emulated->memory, place)
+                    : NULL;
+    } while (reach == CM_EMULATED_INSIDE && place->kind == CM_EMULATED_REGISTERED
+             && *held == NULL);
+    return reach;
+}
+
 /* One end of a copy: inside one range, or plain memory. `device` < 0: any. */
 static int32_t
 check_end(cm_emulated *emulated, cm_address address, uint64_t nbytes, bool written,
-          int device, cm_emulated_place *place, bool *is_plain)
+          int device, cm_emulated_place *place, bool *is_plain,
+          cm_emulated_range **held)
 {
-    switch (cm_emulated_memory_find(emulated->memory, address, nbytes, place)) {
+    switch (find_end(emulated, address, nbytes, place, held)) {
     case CM_EMULATED_UNKNOWN:
         *is_plain = true;
         place->kind = CM_EMULATED_HOST;
@@ -146,11 +170,13 @@ check_ends(cm_emulated *emulated, move *job, uint64_t dst_nbytes, uint64_t src_n
            const int *devices)
 {
     cm_emulated_place dst, src;
-    int32_t code = check_end(emulated, job->dst, dst_nbytes, true,
-                             devices ? devices[0] : -1, &dst, &job->dst_is_plain);
+    int32_t code =
+        check_end(emulated, job->dst, dst_nbytes, true, devices ? devices[0] : -1, &dst,
+                  &job->dst_is_plain, &job->held[0]);
     if (code == 0) {
-        code = check_end(emulated, job->src, src_nbytes, false,
-                         devices ? devices[1] : -1, &src, &job->src_is_plain);
+        code =
+            check_end(emulated, job->src, src_nbytes, false, devices ? devices[1] : -1,
+                      &src, &job->src_is_plain, &job->held[1]);
     }
     if (code == 0 && devices == NULL && are_apart(&dst, &src)) {
         code = CM_CUDA_INVALID_VALUE;
@@ -219,6 +245,7 @@ move_submit(cm_emulated *emulated, const move *what, const int *devices,
     }
     *job = *what;
     job->base = (cm_emulated_job){move_run, move_drop};
+    job->memory = emulated->memory;
     job->stamp = cm_emulated_memory_stamp(emulated->memory);
     code = check_ends(emulated, job, dst_nbytes, src_nbytes, devices);
     if (code == 0 && job->src_is_plain && !job->dst_is_plain) {

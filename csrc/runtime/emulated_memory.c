@@ -124,6 +124,14 @@ range_map(cm_emulated_range *range, uint64_t nbytes)
     range->bytes = range->alias.start;
     range->nbytes = nbytes;
     bool hidden = range->kind == CM_EMULATED_DEVICE;
+    /* In a forked child the driver's host memory is the parent's own, and managed
+     * memory is not there. */
+    if (range->kind == CM_EMULATED_HOST && !cm_emulated_pages_share(&range->alias)) {
+        return false;
+    }
+    if (range->kind == CM_EMULATED_MANAGED) {
+        cm_emulated_pages_leave_out(range->alias.base, range->alias.nbytes);
+    }
     if (!hidden) {
         range->host = range->alias.start;
     }
@@ -187,7 +195,10 @@ cm_emulated_ranges_retire_locked(cm_emulated_memory *memory, cm_emulated_range *
     free(range->mappings);
     free(range->resident);
     free(range->wished);
-    free(range);
+    range->is_gone = true;
+    if (range->waiting == 0) {
+        free(range);
+    }
 }
 
 /* Registrations that lie where fresh memory was just mapped: their memory was unmapped
@@ -336,20 +347,67 @@ cm_emulated_memory_register(cm_emulated_memory *memory, int device, void *host,
     return code;
 }
 
+cm_emulated_range *
+cm_emulated_memory_hold(cm_emulated_memory *memory, const cm_emulated_place *place)
+{
+    cm_emulated_range *range = NULL;
+    if (place->kind != CM_EMULATED_REGISTERED) {
+        return NULL;
+    }
+    cm_mutex_lock(&memory->lock);
+    const cm_emulated_span *span =
+        cm_emulated_ranges_find_locked(memory, place->address);
+    if (span != NULL && span->range->kind == CM_EMULATED_REGISTERED) {
+        range = span->range;
+        range->waiting++;
+    }
+    cm_mutex_unlock(&memory->lock);
+    return range;
+}
+
+void
+cm_emulated_memory_let_go(cm_emulated_memory *memory, cm_emulated_range *range)
+{
+    if (range == NULL) {
+        return;
+    }
+    cm_mutex_lock(&memory->lock);
+    if (--range->waiting == 0) {
+        if (range->is_gone) {
+            free(range);
+        }
+        cm_cond_signal_all(&memory->unpinned);
+    }
+    cm_mutex_unlock(&memory->lock);
+}
+
+/* The registration that began with the address, or NULL. */
+static cm_emulated_range *
+find_registered_locked(cm_emulated_memory *memory, uint64_t address)
+{
+    const cm_emulated_span *span = cm_emulated_ranges_find_locked(memory, address);
+    return span != NULL && span->range->kind == CM_EMULATED_REGISTERED
+                   && span->range->registered == address
+               ? span->range
+               : NULL;
+}
+
 int32_t
 cm_emulated_memory_unregister(cm_emulated_memory *memory, const void *host)
 {
     uint64_t address = (uint64_t)(uintptr_t)host;
-    int32_t code = CM_CUDA_NOT_REGISTERED;
     cm_mutex_lock(&memory->lock);
-    const cm_emulated_span *span = cm_emulated_ranges_find_locked(memory, address);
-    if (span != NULL && span->range->kind == CM_EMULATED_REGISTERED
-        && span->range->registered == address) {
-        cm_emulated_ranges_retire_locked(memory, span->range);
-        code = 0;
+    cm_emulated_range *range = find_registered_locked(memory, address);
+    while (range != NULL && range->waiting != 0) {
+        cm_cond_wait(&memory->unpinned, &memory->lock);
+        range = find_registered_locked(memory, address);
+    }
+    bool found = range != NULL;
+    if (found) {
+        cm_emulated_ranges_retire_locked(memory, range);
     }
     cm_mutex_unlock(&memory->lock);
-    return code;
+    return found ? 0 : CM_CUDA_NOT_REGISTERED;
 }
 
 void

@@ -4,7 +4,8 @@
  * that nobody may touch plus the bytes somewhere else, between guard pages; freed
  * memory becomes untouchable and its addresses stay taken for a while, so that late
  * work is caught. Knows nothing of streams. Answers bare codes: 0 or a cudaError_t.
- * Locks: one mutex; freeing waits for executing work that has pinned the range. */
+ * Locks: one mutex; freeing waits for executing work that has pinned the range, and
+ * unregistering for copies that are queued. */
 #ifndef CM_RUNTIME_EMULATED_MEMORY_H
 #define CM_RUNTIME_EMULATED_MEMORY_H
 
@@ -61,6 +62,7 @@ int32_t cm_emulated_memory_free(cm_emulated_memory *memory, uint64_t address,
                                 unsigned kinds);
 int32_t cm_emulated_memory_register(cm_emulated_memory *memory, int device, void *host,
                                     uint64_t nbytes, unsigned flags);
+/* Blocks: while copies of it are queued. */
 int32_t cm_emulated_memory_unregister(cm_emulated_memory *memory, const void *host);
 /* Free whatever `device` still has, and let it use no other's memory. */
 void cm_emulated_memory_reset(cm_emulated_memory *memory, int device);
@@ -97,6 +99,12 @@ int32_t cm_emulated_memory_pin(cm_emulated_memory *memory, uint64_t address,
 /* Fails: CM_CUDA_ILLEGAL_ADDRESS when the memory was unmapped under the work. */
 int32_t cm_emulated_memory_unpin(cm_emulated_memory *memory,
                                  const cm_emulated_pin *pin);
+
+/* A copy that is queued holds the registered memory it is about, of which that is the
+ * place: unregistering waits for it, as the driver does. NULL: not registered. */
+cm_emulated_range *cm_emulated_memory_hold(cm_emulated_memory *memory,
+                                           const cm_emulated_place *place);
+void cm_emulated_memory_let_go(cm_emulated_memory *memory, cm_emulated_range *range);
 
 /* -- emulated_virtual.c, emulated_physical.c: as ops.h says ------------------------- */
 

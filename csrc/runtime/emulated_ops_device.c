@@ -1,30 +1,83 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Versions, devices, contexts and the state of the calling thread on the emulated
  * device. A context is its device's index + 1. */
+#include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
 #include "runtime/emulated_private.h"
+
+/* A record of a thread that has gone, out of the list; NULL: none. The key has no
+ * destructor for it, which could run while the device is closed. */
+static cm_emulated_thread *
+take_left(cm_emulated *emulated, pid_t self)
+{
+    pid_t process = getpid();
+    cm_mutex_lock(&emulated->lock);
+    cm_emulated_thread **at = &emulated->threads;
+    while (*at != NULL && (*at)->id != self /* who had the number before has gone */
+           && (syscall(SYS_tgkill, process, (*at)->id, 0) == 0 || errno != ESRCH)) {
+        at = &(*at)->next;
+    }
+    cm_emulated_thread *left = *at;
+    if (left != NULL) {
+        *at = left->next;
+    }
+    cm_mutex_unlock(&emulated->lock);
+    return left;
+}
+
+/* Last, so that the next search finds others before it. */
+static void
+put_last(cm_emulated *emulated, cm_emulated_thread *thread)
+{
+    thread->next = NULL;
+    cm_mutex_lock(&emulated->lock);
+    cm_emulated_thread **at = &emulated->threads;
+    while (*at != NULL) {
+        at = &(*at)->next;
+    }
+    *at = thread;
+    cm_mutex_unlock(&emulated->lock);
+}
+
+/* Called once by each thread. */
+CM_COLD static int32_t
+make_record(cm_emulated *emulated, cm_emulated_thread **out)
+{
+    pid_t id = (pid_t)syscall(SYS_gettid);
+    cm_emulated_thread *self = take_left(emulated, id);
+    if (self != NULL && !cm_emulated_streams_leave(emulated->streams, self)) {
+        put_last(emulated, self);
+        self = NULL;
+    }
+    if (self == NULL) {
+        self = calloc(1, sizeof(*self));
+    }
+    if (self == NULL) {
+        return CM_CUDA_OUT_OF_MEMORY;
+    }
+    if (pthread_setspecific(emulated->key, self) != 0) {
+        free(self);
+        return CM_CUDA_OUT_OF_MEMORY;
+    }
+    self->id = id;
+    self->device = -1;
+    self->capture_mode = 0;
+    put_last(emulated, self);
+    *out = self;
+    return 0;
+}
 
 int32_t
 cm_emulated_self(cm_emulated *emulated, cm_emulated_thread **out)
 {
     cm_emulated_thread *self = pthread_getspecific(emulated->key);
-    if (self == NULL) {
-        self = calloc(1, sizeof(*self));
-        if (self == NULL) {
-            return CM_CUDA_OUT_OF_MEMORY;
-        }
-        self->device = -1;
-        if (pthread_setspecific(emulated->key, self) != 0) {
-            free(self);
-            return CM_CUDA_OUT_OF_MEMORY;
-        }
-        cm_mutex_lock(&emulated->lock);
-        self->next = emulated->threads;
-        emulated->threads = self;
-        cm_mutex_unlock(&emulated->lock);
+    if (CM_UNLIKELY(self == NULL)) {
+        return make_record(emulated, out);
     }
     *out = self;
     return 0;

@@ -160,8 +160,10 @@ cm_emulated_op_pointer_attributes(cm_runtime *rt, cm_address address,
         [CM_EMULATED_HOST] = CM_KIND_PINNED,
         [CM_EMULATED_REGISTERED] = CM_KIND_PINNED,
     };
-    if (rt->device_count == 0) {
-        return CM_CUDA_NO_DEVICE;
+    cm_emulated_thread *self;
+    int32_t code = cm_emulated_enter(cm_emulated_of(rt), &self);
+    if (code != 0) {
+        return code;
     }
     cm_emulated_place place;
     if (cm_emulated_memory_find(cm_emulated_of(rt)->memory, address, 1, &place)
@@ -173,10 +175,12 @@ cm_emulated_op_pointer_attributes(cm_runtime *rt, cm_address address,
         };
         return 0;
     }
+    bool in_reach =
+        place.kind != CM_EMULATED_DEVICE || (place.access >> self->device & 1) != 0;
     *out = (cm_pointer_info){
         .kind = kinds[place.kind],
         .device = place.device,
-        .device_address = place.address,
+        .device_address = in_reach ? place.address : 0,
         .host_address = place.host,
     };
     return 0;

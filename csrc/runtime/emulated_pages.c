@@ -69,6 +69,26 @@ cm_emulated_pages_map(uint64_t nbytes, bool usable, cm_emulated_pages *out)
     return true;
 }
 
+bool
+cm_emulated_pages_share(const cm_emulated_pages *pages)
+{
+    uint64_t page = cm_emulated_page_nbytes();
+    uint64_t nbytes = pages->nbytes - 2 * page;
+    void *inside = mmap(pages->base + page, nbytes, PROT_READ | PROT_WRITE,
+                        MAP_SHARED | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
+    if (inside == MAP_FAILED) {
+        return false;
+    }
+    poison(pages->start, (uint64_t)(pages->base + page + nbytes - pages->start));
+    return true;
+}
+
+void
+cm_emulated_pages_leave_out(void *start, uint64_t nbytes)
+{
+    (void)madvise(start, nbytes, MADV_DONTFORK);
+}
+
 void
 cm_emulated_pages_kill(const cm_emulated_pages *pages)
 {
@@ -154,18 +174,20 @@ cm_emulated_store_grow(cm_emulated_store *store, uint64_t nbytes, uint64_t *offs
 static bool
 write_poison(const cm_emulated_store *store, uint64_t offset, uint64_t nbytes)
 {
-    unsigned char bytes[POISON_WRITE_NBYTES];
-    memset(bytes, POISON_FRESH, sizeof(bytes));
-    for (uint64_t done = 0; done < nbytes;) {
-        uint64_t left = nbytes - done;
-        size_t some = left < sizeof(bytes) ? (size_t)left : sizeof(bytes);
-        ssize_t written = pwrite(store->fd, bytes, some, (off_t)(offset + done));
-        if (written <= 0) {
-            return false;
-        }
-        done += (uint64_t)written;
+    unsigned char *bytes = malloc(POISON_WRITE_NBYTES);
+    if (bytes == NULL) {
+        return false;
     }
-    return true;
+    memset(bytes, POISON_FRESH, POISON_WRITE_NBYTES);
+    ssize_t written = 1;
+    for (uint64_t done = 0; done < nbytes && written > 0;) {
+        uint64_t left = nbytes - done;
+        size_t some = left < POISON_WRITE_NBYTES ? (size_t)left : POISON_WRITE_NBYTES;
+        written = pwrite(store->fd, bytes, some, (off_t)(offset + done));
+        done += written > 0 ? (uint64_t)written : 0;
+    }
+    free(bytes);
+    return written > 0;
 }
 
 bool
@@ -206,8 +228,12 @@ bool
 cm_emulated_store_map(const cm_emulated_store *store, uint64_t offset, uint64_t nbytes,
                       unsigned char *at)
 {
-    return mmap(at, nbytes, PROT_NONE, MAP_SHARED | MAP_FIXED, store->fd, (off_t)offset)
-           != MAP_FAILED;
+    if (mmap(at, nbytes, PROT_NONE, MAP_SHARED | MAP_FIXED, store->fd, (off_t)offset)
+        == MAP_FAILED) {
+        return false;
+    }
+    cm_emulated_pages_leave_out(at, nbytes); /* a child would share them */
+    return true;
 }
 
 bool

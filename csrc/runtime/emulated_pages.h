@@ -21,6 +21,11 @@ size_t cm_emulated_page_nbytes(void);
 /* Map room for `nbytes` between two guard pages, readable and writable if `usable`. */
 bool cm_emulated_pages_map(uint64_t nbytes, bool usable, cm_emulated_pages *out);
 /* Drop the bytes; the addresses stay taken and crash whoever touches them. */
+/* Let a forked child have the very same bytes; they are fresh afterwards. False: no
+ * memory. */
+bool cm_emulated_pages_share(const cm_emulated_pages *pages);
+/* Leave a part of a mapping out of forked children. */
+void cm_emulated_pages_leave_out(void *start, uint64_t nbytes);
 void cm_emulated_pages_kill(const cm_emulated_pages *pages);
 void cm_emulated_pages_unmap(const cm_emulated_pages *pages);
 /* True when every page of [start, end) is mapped, readable and, with `writable`, so. */

@@ -21,7 +21,7 @@ typedef struct cm_emulated {
     cm_emulated_streams *streams; /* owned */
     cm_mutex lock;
     pthread_key_t key;             /* the thread's cm_emulated_thread */
-    cm_emulated_thread *threads;   /* owned; of threads long gone too */
+    cm_emulated_thread *threads;   /* owned; some of threads that have gone */
     cm_emulated_handles modules;   /* of struct module, owned */
     cm_emulated_handles functions; /* of struct module too: the one it is from */
     uint64_t next_module;

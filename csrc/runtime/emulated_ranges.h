@@ -14,6 +14,8 @@
 typedef struct cm_emulated_physical {
     int device;
     bool is_released; /* the handle is gone; freed with the last place */
+    bool is_closed;   /* was in two places and left one: no device is let in later, as
+                         memory for RDMA behaves on a real device (driver 580) */
     unsigned places;  /* mappings of it */
     uint64_t nbytes;
     uint64_t offset; /* in the store */
@@ -34,6 +36,8 @@ struct cm_emulated_range {
     int device; /* -1: of none */
     unsigned flags;
     unsigned pins;           /* executing work */
+    unsigned waiting;        /* copies that are queued; of registered memory only */
+    bool is_gone;            /* freed with the last of them */
     cm_address address;      /* start for devices */
     unsigned char *host;     /* start for the host; NULL: it may not touch it */
     unsigned char *bytes;    /* start for the emulator */

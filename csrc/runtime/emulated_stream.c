@@ -351,6 +351,34 @@ cm_emulated_streams_forbid(cm_emulated_streams *streams,
     return forbidden;
 }
 
+bool
+cm_emulated_streams_leave(cm_emulated_streams *streams, cm_emulated_thread *thread)
+{
+    bool idle = true;
+    cm_mutex_lock(&streams->lock);
+    for (int device = 0; device < CM_MAX_DEVICES; device++) {
+        const cm_emulated_line *line = thread->own[device];
+        idle = idle
+               && (line == NULL
+                   || (line_is_done(line) && !line->is_shut && line->capture == 0));
+    }
+    for (int device = 0; idle && device < CM_MAX_DEVICES; device++) {
+        if (thread->own[device] != NULL) {
+            line_close_locked(thread->own[device]);
+            thread->own[device] = NULL;
+        }
+    }
+    for (cm_list *n = streams->lines.next; idle && n != &streams->lines; n = n->next) {
+        cm_emulated_line *line = CM_LIST_ENTRY(n, cm_emulated_line, node);
+        line->capturer = line->capturer == thread ? NULL : line->capturer;
+    }
+    cm_mutex_unlock(&streams->lock);
+    if (idle) {
+        cm_emulated_line_reap(streams);
+    }
+    return idle;
+}
+
 int32_t
 cm_emulated_streams_fault(cm_emulated_streams *streams, int device)
 {

@@ -10,6 +10,7 @@
 
 #include <stdbool.h>
 #include <stdint.h>
+#include <sys/types.h>
 
 #include "runtime/emulated.h"
 #include "runtime/runtime.h"
@@ -17,6 +18,7 @@
 /* What one host thread has current; made by emulated.c, used by the thread alone. */
 typedef struct cm_emulated_thread {
     struct cm_emulated_thread *next; /* owned by the runtime */
+    pid_t id;                        /* the kernel's */
     int device;                      /* -1: no context */
     int capture_mode;
     struct cm_emulated_line *own[CM_MAX_DEVICES]; /* per-thread streams; borrowed */
@@ -85,6 +87,11 @@ int32_t cm_emulated_streams_capture(cm_emulated_streams *streams,
 /* True when a capture forbids the thread calls that may synchronise. */
 bool cm_emulated_streams_forbid(cm_emulated_streams *streams,
                                 const cm_emulated_thread *thread);
+
+/* A thread that has gone leaves its own streams. False, and nothing was done, while one
+ * of them has work, is shut or captures. */
+bool cm_emulated_streams_leave(cm_emulated_streams *streams,
+                               cm_emulated_thread *thread);
 
 /* The failure of a job of the device, if there was one; it sticks until reset. */
 int32_t cm_emulated_streams_fault(cm_emulated_streams *streams, int device);

@@ -267,6 +267,7 @@ leave_locked(cm_emulated_memory *memory, cm_emulated_range *range, uint64_t offs
                 (range->mapping_count - i) * sizeof(range->mappings[0]));
         memory->mapping_count--;
         gone.physical->places--;
+        gone.physical->is_closed = gone.physical->places > 0;
         cm_emulated_physical_settle_locked(memory, gone.physical);
     }
 }
@@ -306,7 +307,10 @@ cm_emulated_memory_set_access(cm_emulated_memory *memory, cm_address address,
         code = CM_CUDA_OUT_OF_MEMORY;
     }
     for (size_t i = first; code == 0 && i < end; i++) {
-        range->mappings[i].access |= devices;
+        cm_emulated_mapping *mapping = &range->mappings[i];
+        bool adds = mapping->access != 0 && (devices & ~mapping->access) != 0;
+        code = adds && mapping->physical->is_closed ? CM_CUDA_INVALID_VALUE : 0;
+        mapping->access |= code == 0 ? devices : 0;
     }
     cm_mutex_unlock(&memory->lock);
     return code;

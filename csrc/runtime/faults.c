@@ -15,6 +15,8 @@ typedef struct cm_faults {
     atomic_int struck;
     _Atomic uint64_t counts[CM_OP_COUNT];    /* [CM_OP_none] counts all */
     _Atomic uint32_t delays_us[CM_OP_COUNT]; /* [CM_OP_none] delays all */
+    int (*_Atomic is_held)(void);
+    _Atomic uint64_t held_counts[CM_OP_COUNT];
 } cm_faults;
 
 static void
@@ -35,6 +37,10 @@ strike(cm_runtime *rt, cm_op op, int32_t *code)
     cm_faults *faults = (cm_faults *)rt;
     uint64_t of_all = atomic_fetch_add(&faults->counts[CM_OP_none], 1) + 1;
     uint64_t of_op = atomic_fetch_add(&faults->counts[op], 1) + 1;
+    int (*is_held)(void) = atomic_load(&faults->is_held);
+    if (is_held != NULL && is_held()) {
+        atomic_fetch_add(&faults->held_counts[op], 1);
+    }
     uint32_t delay_us = atomic_load(&faults->delays_us[op]);
     uint32_t delay_all_us = atomic_load(&faults->delays_us[CM_OP_none]);
     delay_us = delay_us > delay_all_us ? delay_us : delay_all_us;
@@ -136,6 +142,18 @@ cm_faults_delay(cm_runtime *rt, cm_op op, uint32_t delay_us)
     if ((unsigned)op < CM_OP_COUNT) {
         atomic_store(&((cm_faults *)rt)->delays_us[op], delay_us);
     }
+}
+
+void
+cm_faults_watch_lock(cm_runtime *rt, int (*is_held)(void))
+{
+    atomic_store(&((cm_faults *)rt)->is_held, is_held);
+}
+
+uint64_t
+cm_faults_count_held(const cm_runtime *rt, cm_op op)
+{
+    return atomic_load(&((const cm_faults *)rt)->held_counts[op]);
 }
 
 bool

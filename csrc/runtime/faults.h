@@ -24,6 +24,11 @@ cm_op cm_faults_struck(const cm_runtime *rt);
 /* Delay every call of `op` (CM_OP_none = any) by `delay_us`; 0 ends it. */
 void cm_faults_delay(cm_runtime *rt, cm_op op, uint32_t delay_us);
 
+/* Count calls made while the caller holds a lock that it may not: `is_held` is asked in
+ * the thread of each call. */
+void cm_faults_watch_lock(cm_runtime *rt, int (*is_held)(void));
+uint64_t cm_faults_count_held(const cm_runtime *rt, cm_op op);
+
 bool cm_is_faults(const cm_runtime *rt);
 
 #endif

@@ -6,6 +6,42 @@
 /* One of the doubts, which stays; the others are waits under way. */
 #define DOUBT_FOR_GOOD (1u << 31)
 
+/* Its number tells a thread's own default stream from those of others; 0: none yet.
+ * Numbers are never given twice. */
+static _Thread_local uint64_t own_number;
+static _Atomic uint64_t last_number;
+
+/* No runtime's stream has such an id. */
+#define OWN_BIT (UINT64_C(1) << 63)
+
+static uint64_t
+id_of_own_stream(void)
+{
+    if (own_number == 0) {
+        own_number = atomic_fetch_add(&last_number, 1) + 1;
+    }
+    return OWN_BIT | own_number;
+}
+
+bool
+cm_stream_is_here(const cm_stream *stream)
+{
+    return stream->handle != CM_STREAM_PER_THREAD || stream->id == id_of_own_stream();
+}
+
+static uint64_t
+normal_handle(uint64_t handle)
+{
+    return handle == 0 ? CM_STREAM_LEGACY : handle;
+}
+
+bool
+cm_stream_is_handle(const cm_stream *stream, int device, uint64_t handle)
+{
+    return stream->device == device && cm_stream_is_here(stream)
+           && normal_handle(stream->handle) == normal_handle(handle);
+}
+
 static void
 destroy_handle(cm_runtime *rt, int device, uint64_t handle)
 {
@@ -79,7 +115,7 @@ static cm_status
 read_id(cm_runtime *rt, int device, uint64_t handle, uint64_t *id)
 {
     if (handle <= CM_STREAM_PER_THREAD) {
-        *id = handle == CM_STREAM_PER_THREAD ? CM_STREAM_PER_THREAD : CM_STREAM_LEGACY;
+        *id = handle == CM_STREAM_PER_THREAD ? id_of_own_stream() : CM_STREAM_LEGACY;
         return cm_ok();
     }
     cm_device_guard guard;
@@ -165,11 +201,62 @@ cm_stream_tell_handle(cm_stream *stream)
     return stream->handle;
 }
 
+/* The device is current. */
+static cm_status
+record(const cm_stream *stream, uint64_t event)
+{
+    cm_runtime *rt = stream->rt;
+    if (cm_stream_is_here(stream)) {
+        return cm_rt_event_record(rt, event, stream->handle);
+    }
+    if (cm_runtime_has(rt, CM_OP_context_record_event)) {
+        return cm_rt_context_record_event(rt, event);
+    }
+    CM_TRY(cm_rt_device_synchronize(rt));
+    return cm_rt_event_record(rt, event, CM_STREAM_PER_THREAD);
+}
+
+cm_status
+cm_stream_record(const cm_stream *stream, uint64_t event)
+{
+    cm_device_guard guard;
+    CM_TRY(cm_device_enter(stream->rt, stream->device, &guard));
+    cm_status status = record(stream, event);
+    cm_device_leave(stream->rt, &guard);
+    return status;
+}
+
+static cm_status
+query_by_event(const cm_stream *stream, bool *done)
+{
+    cm_runtime *rt = stream->rt;
+    uint64_t event;
+    CM_TRY(cm_rt_event_create(rt, CM_EVENT_DISABLE_TIMING, &event));
+    cm_status status = record(stream, event);
+    if (cm_is_ok(status)) {
+        status = cm_rt_event_query(rt, event, done);
+    }
+    cm_status destroyed = cm_rt_event_destroy(rt, event);
+    return cm_is_ok(status) ? destroyed : status;
+}
+
+cm_status
+cm_stream_query(const cm_stream *stream, bool *done)
+{
+    cm_device_guard guard;
+    CM_TRY(cm_device_enter(stream->rt, stream->device, &guard));
+    cm_status status = cm_stream_is_here(stream)
+                           ? cm_rt_stream_query(stream->rt, stream->handle, done)
+                           : query_by_event(stream, done);
+    cm_device_leave(stream->rt, &guard);
+    return status;
+}
+
 cm_status
 cm_stream_follow(cm_stream *consumer, const cm_stream *producer)
 {
     cm_runtime *rt = consumer->rt;
-    if (consumer->id == producer->id && consumer->device == producer->device) {
+    if (cm_stream_same(consumer, producer)) {
         return cm_ok();
     }
     uint64_t event;
@@ -177,7 +264,7 @@ cm_stream_follow(cm_stream *consumer, const cm_stream *producer)
     CM_TRY(cm_device_enter(rt, producer->device, &guard));
     cm_status status = cm_rt_event_create(rt, CM_EVENT_DISABLE_TIMING, &event);
     if (cm_is_ok(status)) {
-        status = cm_rt_event_record(rt, event, producer->handle);
+        status = record(producer, event);
         if (cm_is_ok(status)) {
             status = cm_stream_wait_event(consumer, event);
         }

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* One counted record of a stream: handle, id, device, owner. Everything that remembers
  * a stream holds one of these, so a handle is never used after its stream died and
- * never
- * mistaken for a recycled one. Threads: the counts are atomic, the rest is set once. */
+ * never mistaken for a recycled one. The per-thread default stream has one handle and
+ * another
+ * stream behind it in every thread: its record belongs to the thread that wrapped it. Threads: the counts are atomic, the rest is set once. */
 #ifndef CM_RUNTIME_STREAM_H
 #define CM_RUNTIME_STREAM_H
 
@@ -14,8 +15,8 @@ typedef struct cm_stream {
     atomic_uint refs;
     atomic_uint doubts; /* why it may be in a capture; see cm_stream_may_capture() */
     uint64_t handle;    /* for others: cm_stream_tell_handle() */
-    uint64_t id; /* cudaStreamGetId; for the legacy and per-thread handles, the handle
-                  */
+    uint64_t id; /* cudaStreamGetId; the legacy stream's is its handle, a per-thread
+                    default stream's is its thread's alone */
     int device;  /* index */
     bool owns_handle; /* destroyed with the record */
     void *owner;      /* whoever keeps a foreign stream alive; NULL when nobody */
@@ -34,6 +35,32 @@ CM_NODISCARD cm_status cm_stream_wrap(cm_runtime *rt, int device, uint64_t handl
                                       void *owner, void (*drop_owner)(void *),
                                       cm_stream **out);
 
+/* The same stream, whoever made the records. */
+static inline bool
+cm_stream_same(const cm_stream *a, const cm_stream *b)
+{
+    return a == b || (a->id == b->id && a->device == b->device);
+}
+
+static inline bool
+cm_stream_is_legacy(const cm_stream *stream)
+{
+    return stream->id == CM_STREAM_LEGACY;
+}
+
+/* Does the handle mean this stream in the calling thread? */
+bool cm_stream_is_here(const cm_stream *stream);
+/* Is it what `handle`, on `device`, means in the calling thread? */
+bool cm_stream_is_handle(const cm_stream *stream, int device, uint64_t handle);
+
+/* Record `event`, whichever device is current, over the stream's work so far; over all
+ * work of its device where the stream is another thread's, which cannot be named here.
+ * Fails: event_record, context_record_event, device_synchronize, cm_device_enter. */
+CM_NODISCARD cm_status cm_stream_record(const cm_stream *stream, uint64_t event);
+/* Is its work done, or, of another thread's default stream, all work of its device?
+ * Fails: stream_query, event_create, and what cm_stream_record does. */
+CM_NODISCARD cm_status cm_stream_query(const cm_stream *stream, bool *done);
+
 /* Is the stream of that handle capturing? False for the default ones, which cannot be
  * captured and may not be asked while another is.
  * Fails: stream_is_capturing, what cm_device_enter does. */
@@ -41,13 +68,12 @@ CM_NODISCARD cm_status cm_stream_ask_capturing(cm_runtime *rt, int device,
                                                uint64_t handle, bool *out);
 
 /* Let `stream` wait for `event`, whichever device is current: the default streams'
- * handles
- * mean those of the current one. Fails: stream_wait_event, what cm_device_enter does. */
+ * handles mean those of the current one. Fails: stream_wait_event, what cm_device_enter does. */
 CM_NODISCARD cm_status cm_stream_wait_event(cm_stream *stream, uint64_t event);
 
 /* Let `consumer` wait for all that `producer` has been given so far; nothing to do when
- * they
- * are the same. Fails: event_create, event_record, stream_wait_event, event_destroy. */
+ * they are the same. Fails: event_create, cm_stream_record, stream_wait_event,
+ * event_destroy. */
 CM_NODISCARD cm_status cm_stream_follow(cm_stream *consumer, const cm_stream *producer);
 
 /* The handle, for code that is not ours: it may begin a capture. */

@@ -138,6 +138,32 @@ set_pool(cm_engine *engine, cm_pool **slot, cm_pool *pool)
 }
 
 void
+cm_engine_set_relief(cm_engine *engine, cm_relief *relief, void *argument)
+{
+    engine->relief = relief;
+    engine->relief_argument = argument;
+}
+
+cm_status
+cm_engine_relieve(cm_engine *engine, cm_pool *pool, uint64_t nbytes, cm_stream *stream,
+                  cm_status status, cm_block **out)
+{
+    uint64_t context;
+    if (!cm_pool_is_short(status) || engine->relief == NULL
+        || !cm_is_ok(cm_rt_context_get(engine->rt, &context))) {
+        return status;
+    }
+    status = engine->relief(engine->relief_argument, pool, nbytes, stream, status, out);
+    cm_status back = cm_rt_context_set(engine->rt, context);
+    if (cm_is_ok(status) && !cm_is_ok(back)) {
+        cm_pool_free(pool, *out, &stream, 1, 0);
+        *out = NULL;
+        return back;
+    }
+    return status;
+}
+
+void
 cm_engine_set_pinned_pool(cm_engine *engine, cm_pool *pool)
 {
     set_pool(engine, &engine->pinned_pool, pool);

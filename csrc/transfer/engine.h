@@ -26,6 +26,14 @@ void cm_engine_set_device_pool(cm_engine *engine, int device, cm_pool *pool);
  * CM_EFORKED. */
 CM_NODISCARD cm_status cm_engine_set_tuning(cm_engine *engine, const cm_tuning *tuning);
 void cm_engine_read_tuning(cm_engine *engine, cm_tuning *out);
+/* What to do when there is no room for `nbytes` of `pool`, of which `status` tells:
+ * make some, by whatever means, and take them as cm_pool_alloc() does; the answer is
+ * how that ended. */
+typedef cm_status cm_relief(void *argument, cm_pool *pool, uint64_t nbytes,
+                            cm_stream *stream, cm_status status, cm_block **out);
+/* Before the first copy. It is asked with nothing locked, in the thread of a caller who
+ * may be interrupted: no worker asks. */
+void cm_engine_set_relief(cm_engine *engine, cm_relief *relief, void *argument);
 /* For tests and benchmarks: go on as if no device reached another. */
 void cm_engine_deny_peers(cm_engine *engine, bool denied);
 /* Waits for every transfer, joins the workers, releases streams, kernels and pools.
@@ -70,17 +78,24 @@ typedef struct cm_copy_request {
     uint32_t keep_count;
 } cm_copy_request;
 
+/* A thread of the caller may wait in the call. */
+static inline bool
+cm_request_waits(const cm_copy_request *request)
+{
+    return request->blocking || request->stream != NULL;
+}
+
 /* Start (or, if blocking, do) the copy. Overlapping ends behave as if src were read
- * whole first. With a stream and an asynchronous request it returns once a pageable
- * source has been read; if both ends are pageable it waits for the stream and is done
- * on return. *out is owned by the caller (NULL `out` if it is not wanted). On failure
- * nothing is in flight and `keep` is dropped too.
- * Without a stream, blocking or not, it runs on a stream of the engine's own. On a
- * capturing stream only what needs no waiting can be done; the ticket is then done at
- * once.
+ * whole first. With a stream, what the device does is only queued, and what the host
+ * does is done on return: a source that it packs has been read, a target that it writes
+ * has been written. So the bytes are there once the stream is done, whoever asks it.
+ * *out is owned by the caller (NULL `out` if it is not wanted). On failure nothing is
+ * in flight and `keep` is dropped too. Without a stream, blocking or not, it runs on a
+ * stream of the engine's own. On a capturing stream only what needs no waiting can be
+ * done; the ticket is then done at once.
  * Fails: any runtime call, CM_ESHAPE, CM_EINVALID, CM_EOVERFLOW, CM_ENOMEM, CM_ETHREAD,
- * CM_ENOTSUP (capturing), CM_ECLOSED, CM_EFORKED, CM_ECANCELLED, CM_EENDED and
- * CM_ESYSTEM (its file). */
+ * CM_ECAPTURING, CM_ECLOSED, CM_EFORKED, CM_ECANCELLED, CM_EENDED and CM_ESYSTEM (its
+ * file), CM_EFAULT (what an end maps was cut short). */
 CM_NODISCARD cm_status cm_engine_copy(cm_engine *engine, const cm_copy_request *request,
                                       cm_ticket **out);
 

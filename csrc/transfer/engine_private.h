@@ -16,8 +16,13 @@
 
 enum {
     CM_MAX_WORKERS = 4,
-    CM_BIN_COUNT = 64,              /* of jobs by how much is left of them */
-    CM_LOAN_SLOTS = 16,             /* spare events or streams of a device */
+    CM_BIN_COUNT = 64,  /* of jobs by how much is left of them */
+    CM_LOAN_SLOTS = 16, /* spare events or streams of a device */
+    /* Shorter memory is not looked at by cm_pages_look(), which takes as long as
+     * copying a few KiB: to and from a device; between two ends on the host, and of
+     * many. */
+    CM_LOOK_NBYTES = 64 << 10,
+    CM_LOOK_HOST_NBYTES = 1 << 20,
     CM_STAGE_COUNT = 3,             /* pieces in flight between two devices */
     CM_ASK_NS = 50 * 1000 * 1000,   /* between two questions whether to go on waiting */
     CM_PARK_AFTER_NS = 1000 * 1000, /* a worker that has waited so long goes on to
@@ -60,7 +65,9 @@ struct cm_engine {
     atomic_bool over;      /* closed to the end: `rt` may be gone */
     cm_runtime *rt;        /* borrowed */
     cm_registry *registry; /* borrowed */
-    atomic_uint cpu_count; /* 0: not asked yet */
+    cm_relief *relief;     /* with its argument; set once; NULL: none */
+    void *relief_argument;
+    atomic_uint cpu_count;                         /* 0: not asked yet */
     _Atomic uint64_t route_counts[CM_ROUTE_COUNT]; /* see cm_copy_counts */
     _Atomic uint64_t quick_count;
     _Atomic uint64_t failed_count; /* tickets: see cm_engine_count_failed */
@@ -119,6 +126,13 @@ CM_NODISCARD cm_status cm_engine_begin_call(cm_engine *engine, cm_tuning *tuning
 /* One of them is through. */
 void cm_engine_end_call(cm_engine *engine);
 
+/* A caller's thread got `status` instead of `nbytes` of a pool. Where that says that
+ * there is no room, and there is a cm_relief, the answer of that. It may leave the
+ * thread with another device: the one that is current now is made so again. */
+CM_NODISCARD cm_status cm_engine_relieve(cm_engine *engine, cm_pool *pool,
+                                         uint64_t nbytes, cm_stream *stream,
+                                         cm_status status, cm_block **out);
+
 /* -- loans.c: events, streams and a share of the ring that jobs borrow; what calls the
  * runtime enters the device itself */
 
@@ -173,6 +187,17 @@ bool cm_engine_is_fresh(const cm_region *dst, const cm_region *src, cm_end_facts
  * enable peer access. */
 cm_peer_facts cm_engine_peer_facts_of(cm_engine *engine, const cm_region *dst,
                                       const cm_region *src);
+/* All but the tuning. */
+cm_plan_options cm_engine_plan_options(cm_engine *engine,
+                                       const cm_copy_request *request,
+                                       cm_end_facts dst_facts);
+/* On a stream, but with the last step done by the host: in the call that asks for it.
+ */
+static inline bool
+cm_request_is_written_in_call(const cm_copy_request *request, const cm_plan *plan)
+{
+    return request->stream != NULL && request->part_of == NULL && plan->is_download;
+}
 bool cm_engine_may_overlap(cm_runtime *rt, const cm_region *dst, const cm_region *src);
 
 /* worker.c: hand a job over. Fails: CM_ETHREAD (it stays the caller's). */

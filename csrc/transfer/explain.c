@@ -86,12 +86,8 @@ cm_engine_explain(cm_engine *engine, const cm_copy_request *request,
     out->src_facts = cm_engine_facts_of(engine, &request->src);
     out->dst_facts.fresh =
         cm_engine_is_fresh(&request->dst, &request->src, out->dst_facts);
-    cm_plan_options options = {
-        .may_wait = request->blocking,
-        .on_stream = request->stream != NULL && !request->blocking,
-        .tuning = &out->tuning,
-        .peers = cm_engine_peer_facts_of(engine, &request->dst, &request->src),
-    };
+    cm_plan_options options = cm_engine_plan_options(engine, request, out->dst_facts);
+    options.tuning = &out->tuning;
     CM_TRY(cm_plan_init(&out->plan, &request->dst, &request->src, out->dst_facts,
                         out->src_facts, options));
     out->is_broadcast = cm_layout_nbytes(&out->plan.layout) > out->plan.nbytes;

@@ -4,6 +4,7 @@
 #include <stdlib.h>
 
 #include "transfer/file_job.h"
+#include "transfer/host_copy.h"
 
 static cm_file_chunk *
 chunk_at(cm_file_job *job, uint64_t index)
@@ -19,15 +20,18 @@ is_in_place(const cm_file_chunk *chunk)
 }
 
 /* Between the chunk's memory and the host's own, by the crew. */
-static void
+static cm_status
 post_copy(cm_file_chunk *chunk)
 {
     cm_file_job *job = chunk->job;
     char *memory = cm_file_chunk_memory(chunk) + chunk->pieces[0].at;
     char *host = chunk->host;
     bool writes = job->request->writes;
+    CM_TRY(cm_host_look(&chunk->layout, writes ? NULL : host, writes ? host : NULL,
+                        CM_LOOK_NBYTES));
     cm_gang_post(&job->gang, &chunk->load, &chunk->layout, writes ? memory : host,
                  writes ? host : memory, !writes);
+    return cm_ok();
 }
 
 /* The half that is not the file's. */
@@ -38,8 +42,7 @@ begin_other_half(cm_file_chunk *chunk)
         return cm_ok();
     }
     if (chunk->device < 0) {
-        post_copy(chunk);
-        return cm_ok();
+        return post_copy(chunk);
     }
     return chunk->job->request->writes ? cm_file_fetch(chunk) : cm_file_send(chunk);
 }

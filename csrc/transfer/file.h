@@ -88,7 +88,7 @@ typedef struct cm_file_request {
  * is let go of at once. `failure` is written.
  * Fails: any runtime call, the pools; CM_ESYSTEM, with `failure` set, when the file
  * refused or ended; CM_EINVALID (a target whose elements overlap); CM_EOVERFLOW,
- * CM_ENOMEM, CM_ENOTSUP (capturing), CM_ECLOSED, CM_EFORKED, CM_ECANCELLED. */
+ * CM_ENOMEM, CM_ECAPTURING, CM_ECLOSED, CM_EFORKED, CM_ECANCELLED. */
 CM_NODISCARD cm_status cm_engine_transfer_file(cm_engine *engine,
                                                const cm_file_request *request,
                                                cm_file_failure *failure);

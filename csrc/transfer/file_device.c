@@ -90,8 +90,15 @@ get_device_block(cm_file_job *job, int device, cm_address *out)
         if (pool == NULL) {
             return cm_fail(CM_EINVALID, (uint64_t)device);
         }
-        CM_TRY(cm_pool_alloc(pool, job->tuning.file_chunk_nbytes, job->streams[device],
-                             &job->device_blocks[device]));
+        uint64_t nbytes = job->tuning.file_chunk_nbytes;
+        cm_stream *stream = job->streams[device];
+        cm_status status =
+            cm_pool_alloc(pool, nbytes, stream, &job->device_blocks[device]);
+        if (job->request->interrupted != NULL) {
+            status = cm_engine_relieve(job->engine, pool, nbytes, stream, status,
+                                       &job->device_blocks[device]);
+        }
+        CM_TRY(status);
     }
     *out = job->device_blocks[device]->address;
     return cm_ok();

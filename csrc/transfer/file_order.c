@@ -27,7 +27,7 @@ open_stream(cm_file_job *job, int device)
         CM_TRY(cm_stream_ask_capturing(job->engine->rt, device, given->handle,
                                        &capturing));
     }
-    return capturing ? cm_fail(CM_ENOTSUP, given->handle) : cm_ok();
+    return capturing ? cm_fail(CM_ECAPTURING, given->handle) : cm_ok();
 }
 
 static cm_status

@@ -196,6 +196,12 @@ cm_file_reader_move(const void *context, const cm_layout *part, void *dst,
                   (const char *)src + part->src_offset);
     }
     else if (!read_span(reader, part, dst, src)) {
-        cm_host_copy(part, dst, src);
+        cm_status status = cm_host_look(part, NULL, src, 0);
+        if (cm_is_ok(status)) {
+            cm_host_copy(part, dst, src);
+        }
+        else {
+            fail(reader, status);
+        }
     }
 }

@@ -30,7 +30,7 @@ void cm_file_reader_destroy(cm_file_reader *reader);
 void cm_file_reader_move(const void *context, const cm_layout *part, void *dst,
                          const void *src, bool wide);
 /* The first failure of all parts so far. Fails: CM_EENDED (where the file ends),
- * CM_ESYSTEM (errno). */
+ * CM_ESYSTEM (errno), CM_EFAULT (what was read through its pages). */
 CM_NODISCARD cm_status cm_file_reader_status(const cm_file_reader *reader);
 
 #endif

@@ -29,7 +29,10 @@ typedef struct cm_ticket_info {
                         while not done */
 } cm_ticket_info;
 
-/* Never blocks. In a forked child: as it was at the fork. */
+/* As far as it is known: makes no runtime call and waits for nobody. In a forked child:
+ * as it was at the fork. */
+void cm_ticket_look(const cm_ticket *ticket, cm_ticket_info *out);
+/* The same, after asking the device; who else is asking is waited for. */
 void cm_ticket_read(cm_ticket *ticket, cm_ticket_info *out);
 /* Bytes of the payload that have arrived for certain, in whole pieces; the last of them
  * with the end, so that it is `nbytes` just when all is done without a failure. Makes

@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/fresh_pages.h"
 #include "base/pick_copy.h"
 #include "base/transpose.h"
 #include "base/wide_copy.h"
@@ -273,4 +274,33 @@ void
 cm_host_copy_wide(const cm_layout *layout, void *dst, const void *src)
 {
     copy_layout(layout, dst, src, true);
+}
+
+static cm_status
+look_at_end(const cm_layout *layout, const char *base, int64_t offset,
+            const int64_t *strides, uint64_t least_nbytes, bool writes)
+{
+    int64_t low = offset;
+    int64_t high = offset + (int64_t)layout->run_nbytes;
+    for (int axis = 0; axis < layout->ndim; axis++) {
+        int64_t reach = strides[axis] * (layout->shape[axis] - 1);
+        low += reach < 0 ? reach : 0;
+        high += reach > 0 ? reach : 0;
+    }
+    uint64_t nbytes = (uint64_t)(high - low);
+    return nbytes < least_nbytes ? cm_ok() : cm_pages_look(base + low, nbytes, writes);
+}
+
+cm_status
+cm_host_look(const cm_layout *layout, void *dst, const void *src, uint64_t least_nbytes)
+{
+    if (src != NULL) {
+        CM_TRY(look_at_end(layout, src, layout->src_offset, layout->src_strides,
+                           least_nbytes, false));
+    }
+    if (dst != NULL) {
+        CM_TRY(look_at_end(layout, dst, layout->dst_offset, layout->dst_strides,
+                           least_nbytes, true));
+    }
+    return cm_ok();
 }

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Strided copies by the CPU. Pure: both ends are plain host memory. */
+/* Strided copies by the CPU: both ends are plain host memory. */
 #ifndef CM_TRANSFER_HOST_COPY_H
 #define CM_TRANSFER_HOST_COPY_H
 
@@ -12,5 +12,10 @@ void cm_host_copy(const cm_layout *layout, void *dst, const void *src);
 /* The same with long runs past the caches: for a target that is larger than they are or
  * that nobody reads soon. The two must not overlap. */
 void cm_host_copy_wide(const cm_layout *layout, void *dst, const void *src);
+
+/* Before that: cm_pages_look() at each end that is not NULL and has at least
+ * `least_nbytes` from its first byte to its last. Fails: CM_EFAULT. */
+CM_NODISCARD cm_status cm_host_look(const cm_layout *layout, void *dst, const void *src,
+                                    uint64_t least_nbytes);
 
 #endif

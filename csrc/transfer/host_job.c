@@ -67,6 +67,21 @@ choose_way(const cm_job *job)
     return nbytes < CACHED_NBYTES ? CM_COPY_PLAIN : CM_COPY_WIDE;
 }
 
+/* A source that is read as a file says itself where it ends; what is filled with is
+ * memory of our own. */
+cm_status
+cm_job_look(const cm_job *job, const cm_layout *layout)
+{
+    bool by_host = job->plan.route == CM_ROUTE_HOST;
+    bool by_src = job->src.kind == CM_KIND_PAGEABLE && !job->src.is_heap
+                  && !job->src_facts.locked && job->file == NULL && !job->is_fill;
+    bool by_dst = job->dst.kind == CM_KIND_PAGEABLE && !job->dst.is_heap
+                  && !job->dst_facts.locked;
+    return cm_host_look(layout, by_dst ? job->dst.host : NULL,
+                        by_src ? job->src.host : NULL,
+                        by_host ? CM_LOOK_HOST_NBYTES : CM_LOOK_NBYTES);
+}
+
 /* By all threads, each part of the target written by one. */
 static void
 share_piece(cm_job *job, const cm_layout *piece)
@@ -118,6 +133,10 @@ copy_pieces(cm_job *job)
         }
         uint64_t nbytes = cm_layout_nbytes(&piece);
         bool shared = nbytes >= SHARED_NBYTES && !shifts;
+        bool first = job->moved_nbytes == 0;
+        if (first || job->host_way != CM_COPY_FRESH) {
+            CM_TRY(cm_job_look(job, first ? &job->plan.layout : &piece));
+        }
         if (shared) {
             share_piece(job, &piece);
         }
@@ -146,6 +165,7 @@ cm_job_run_on_host(cm_job *job)
             return cm_many_copy_on_host(job);
         }
         if (job->overlaps && job->plan.layout.ndim > 0) {
+            CM_TRY(cm_job_look(job, &job->plan.layout));
             CM_TRY(cm_job_replace_source(job));
         }
         cm_cut_init(&job->host_cut, &job->plan.layout,

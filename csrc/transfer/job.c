@@ -91,6 +91,7 @@ copy_direct(cm_job *job)
     const cm_layout *layout = &job->plan.layout;
     cm_address dst = cm_region_copy_address(&job->dst) + (uint64_t)layout->dst_offset;
     cm_address src = cm_region_copy_address(&job->src) + (uint64_t)layout->src_offset;
+    CM_TRY(cm_job_look(job, layout));
     if ((job->may_park || (job->interrupted != NULL && !job->blocking))
         && !(job->dst_facts.locked && job->src_facts.locked)) {
         /* The runtime's call waits for the stream and cannot be ended: wait here. */

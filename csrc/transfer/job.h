@@ -136,6 +136,10 @@ CM_NODISCARD cm_status cm_job_run_on_host(cm_job *job);
  * source. */
 uint32_t cm_host_thread_count(const cm_layout *layout, const cm_region *dst,
                               const cm_tuning *tuning, bool may_park, bool overlaps);
+/* Before the host or the runtime touches ordinary memory at the ends of `layout`, the
+ * plan's or a piece of it: see that what is mapped there still is. Packed ends, in
+ * blocks, are not looked at. Fails: CM_EFAULT. */
+CM_NODISCARD cm_status cm_job_look(const cm_job *job, const cm_layout *layout);
 /* job.c: an overlapping source is read whole first. */
 CM_NODISCARD cm_status cm_job_replace_source(cm_job *job);
 

@@ -5,30 +5,20 @@
 
 #include <stdlib.h>
 
-static uint64_t
-normal_handle(const cm_stream *stream)
-{
-    return stream->handle == CM_STREAM_LEGACY ? 0 : stream->handle;
-}
-
-static bool
-is_same_stream(const cm_stream *a, const cm_stream *b)
-{
-    return a == b
-           || (a->device == b->device && normal_handle(a) == normal_handle(b)
-               && (a->id == b->id || normal_handle(a) == 0));
-}
-
 bool
 cm_job_fits_stream(const cm_job *job)
 {
-    if (job->request_stream == NULL || job->plan.route == CM_ROUTE_HOST) {
+    const cm_stream *stream = job->request_stream;
+    if (stream == NULL || job->plan.route == CM_ROUTE_HOST) {
         return false;
     }
-    if (job->plan.route == CM_ROUTE_BATCH && normal_handle(job->request_stream) == 0) {
+    if (job->plan.route == CM_ROUTE_BATCH && cm_stream_is_legacy(stream)) {
         return false; /* the call refuses it */
     }
-    int device = job->request_stream->device;
+    if (stream->handle == CM_STREAM_PER_THREAD && job->ticket->part_of != NULL) {
+        return false; /* a worker may go on with it, where the handle means another */
+    }
+    int device = stream->device;
     bool is_plain_peer =
         job->plan.layout.ndim == 0
         && (job->plan.route == CM_ROUTE_PEER
@@ -43,12 +33,7 @@ record_one(cm_job *job, const cm_stream *stream)
     cm_engine *engine = job->engine;
     cm_after after = {.device = stream->device};
     CM_TRY(cm_loan_take_event(engine, stream->device, &after.event));
-    cm_device_guard guard;
-    cm_status status = cm_device_enter(engine->rt, stream->device, &guard);
-    if (cm_is_ok(status)) {
-        status = cm_rt_event_record(engine->rt, after.event, stream->handle);
-        cm_device_leave(engine->rt, &guard);
-    }
+    cm_status status = cm_stream_record(stream, after.event);
     if (!cm_is_ok(status)) {
         cm_loan_give_event(engine, after.device, after.event);
         return status;
@@ -77,7 +62,7 @@ cm_job_record_after(cm_job *job, const cm_copy_request *request)
         return cm_ok(); /* seen to be over in cm_job_check_capture */
     }
     for (uint32_t i = 0; i < request->after_count; i++) {
-        if (!(fits && is_same_stream(request->after[i], job->request_stream))) {
+        if (!(fits && cm_stream_same(request->after[i], job->request_stream))) {
             CM_TRY(record_one(job, request->after[i]));
         }
     }
@@ -322,23 +307,18 @@ check_all_over(cm_job *job, const cm_copy_request *request)
 {
     for (uint32_t i = 0; i < request->after_ticket_count; i++) {
         if (!cm_ticket_is_all_over(request->after_tickets[i])) {
-            return cm_fail(CM_ENOTSUP, i);
+            return cm_fail(CM_ECAPTURING, i);
         }
     }
     for (uint32_t i = 0; i < request->after_count; i++) {
         const cm_stream *stream = request->after[i];
-        if (is_same_stream(stream, job->request_stream)) {
+        if (cm_stream_same(stream, job->request_stream)) {
             continue;
         }
-        cm_runtime *rt = job->engine->rt;
         bool done = false;
-        cm_device_guard guard;
-        CM_TRY(cm_device_enter(rt, stream->device, &guard));
-        cm_status status = cm_rt_stream_query(rt, stream->handle, &done);
-        cm_device_leave(rt, &guard);
-        CM_TRY(status);
+        CM_TRY(cm_stream_query(stream, &done));
         if (!done) {
-            return cm_fail(CM_ENOTSUP, stream->handle);
+            return cm_fail(CM_ECAPTURING, stream->handle);
         }
     }
     return cm_ok();
@@ -367,7 +347,7 @@ cm_job_check_capture(cm_job *job, const cm_copy_request *request)
         return cm_ok();
     }
     if (!can_be_captured(job)) {
-        return cm_fail(CM_ENOTSUP, job->request_stream->handle);
+        return cm_fail(CM_ECAPTURING, job->request_stream->handle);
     }
     int mode = CM_CAPTURE_RELAXED;
     CM_TRY(cm_rt_capture_mode_exchange(rt, &mode));

@@ -19,7 +19,7 @@ void cm_job_leave_order(cm_job *job);
 bool cm_job_must_wait_after(const cm_job *job);
 /* Sets job->capturing. */
 CM_NODISCARD cm_status cm_job_look_for_capture(cm_job *job);
-/* Fails: CM_ENOTSUP when a stream captures and the copy, planned, cannot be captured. */
+/* Fails: CM_ECAPTURING when a stream captures and the copy, planned, cannot be captured. */
 CM_NODISCARD cm_status cm_job_check_capture(cm_job *job,
                                             const cm_copy_request *request);
 /* True when the request's own stream can do the work. */

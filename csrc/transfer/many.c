@@ -46,18 +46,19 @@ look_whether_they_touch(cm_many_call *c)
 
 /* -- groups ------------------------------------------------------------------------------- */
 
-/* Of memory that is not the host's or is known to be page-locked all is known. */
+/* What is page-locked may be so in several pieces, at addresses that do not follow on.
+ */
 static cm_end_facts
 facts_of(cm_engine *engine, const cm_piece_end *end, uint64_t nbytes)
 {
     cm_end_facts facts = {.locked = end->kind != CM_KIND_PAGEABLE, .whole = true};
-    if (facts.locked || engine->registry == NULL) {
+    if (cm_piece_end_is_on_device(end) || engine->registry == NULL) {
         return facts;
     }
     bool locked = false;
     facts.whole =
         cm_registry_run(engine->registry, end->host, nbytes, &locked) == nbytes;
-    facts.locked = facts.whole && locked;
+    facts.locked = facts.locked || (facts.whole && locked);
     return facts;
 }
 

@@ -80,6 +80,7 @@ start_job(cm_many_call *c, const cm_copy_request *request, cm_many *many,
     job->many = many;
     status = cm_job_look_for_capture(job);
     plan_group(job);
+    job->blocking = job->blocking || cm_request_is_written_in_call(request, &job->plan);
     if (cm_is_ok(status)) {
         status = cm_job_check_capture(job, request);
     }
@@ -87,6 +88,24 @@ start_job(cm_many_call *c, const cm_copy_request *request, cm_many *many,
         status = cm_job_record_after(job, request);
     }
     return cm_job_start(job, request, status);
+}
+
+/* What is page-locked of the group's ends stays so until it is done. */
+static cm_status
+share_locked(cm_engine *engine, const cm_many *many, cm_ticket *ticket)
+{
+    cm_registry *registry = engine->registry;
+    for (uint64_t i = 0; i < many->count && registry != NULL; i++) {
+        const cm_piece *piece = &many->pieces[i];
+        const cm_piece_end *ends[2] = {&piece->dst, &piece->src};
+        for (int k = 0; k < 2; k++) {
+            if (!cm_piece_end_is_on_device(ends[k])) {
+                CM_TRY(cm_registry_share(registry, ends[k]->host, piece->nbytes,
+                                         &ticket->locked));
+            }
+        }
+    }
+    return cm_ok();
 }
 
 /* As start_on_device() of request.c: the device is current for all that follows. */
@@ -107,11 +126,18 @@ cm_many_start_group(cm_many_call *c, const cm_copy_request *request, cm_many *ma
     int device = request->stream != NULL ? request->stream->device : many->device;
     cm_device_guard guard;
     bool entered = device >= 0 && cm_is_ok(cm_device_enter(rt, device, &guard));
-    cm_status status = start_job(c, request, many, ticket);
+    cm_status status = share_locked(c->engine, many, ticket);
+    if (cm_is_ok(status)) {
+        status = start_job(c, request, many, ticket);
+    }
+    else {
+        cm_many_destroy(many);
+        cm_ticket_finish(ticket, status, true);
+    }
     if (entered) {
         cm_device_leave(rt, &guard);
     }
-    if (status.code == CM_ECANCELLED && request->blocking) {
+    if (status.code == CM_ECANCELLED && cm_request_waits(request)) {
         cm_ticket_linger(ticket);
     }
     return cm_ticket_hand_over(ticket, status, out);

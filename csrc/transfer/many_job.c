@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/fresh_pages.h"
 #include "base/wide_copy.h"
 
 enum {
@@ -156,6 +157,24 @@ cm_many_move(cm_job *job)
 
 /* -- the host ----------------------------------------------------------------------------- */
 
+cm_status
+cm_many_look(const cm_many *many)
+{
+    for (uint64_t i = 0; i < many->count; i++) {
+        const cm_piece *piece = &many->pieces[i];
+        if (piece->nbytes < CM_LOOK_HOST_NBYTES) {
+            continue;
+        }
+        if (piece->src.kind == CM_KIND_PAGEABLE) {
+            CM_TRY(cm_pages_look(piece->src.host, piece->nbytes, false));
+        }
+        if (piece->dst.kind == CM_KIND_PAGEABLE) {
+            CM_TRY(cm_pages_look(piece->dst.host, piece->nbytes, true));
+        }
+    }
+    return cm_ok();
+}
+
 static void
 move_run(char *dst, const char *src, uint64_t nbytes, bool wide)
 {
@@ -219,6 +238,7 @@ cm_many_copy_on_host(cm_job *job)
     cm_cut cut;
     cm_layout piece;
     cm_status status = cm_ok();
+    CM_TRY(cm_many_look(job->many));
     cm_gang_open(&gang, &job->engine->crew, &job->tuning);
     gang.move = cm_many_move_part;
     gang.context = job->many;

@@ -12,6 +12,9 @@ CM_NODISCARD cm_status cm_many_move(cm_job *job);
 /* HOST: do it. Fails: CM_ECANCELLED. */
 CM_NODISCARD cm_status cm_many_copy_on_host(cm_job *job);
 
+/* Before the host touches ordinary memory of long runs: see that what is mapped there
+ * still is. Fails: CM_EFAULT. */
+CM_NODISCARD cm_status cm_many_look(const cm_many *many);
 /* UP: queue what lies in a slot to where it belongs; DOWN: what belongs into it. */
 CM_NODISCARD cm_status cm_many_send(cm_job *job, const cm_slot *s);
 CM_NODISCARD cm_status cm_many_fetch(cm_job *job, const cm_slot *s);

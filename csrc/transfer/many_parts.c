@@ -45,15 +45,18 @@ ask_whether_to_go_on(cm_many_call *c)
     return stops ? cm_fail(CM_ECANCELLED, 0) : cm_ok();
 }
 
+/* Until it is done; on a stream, until the rest is the device's. */
 static cm_status
 wait_for_part(cm_many_call *c, uint64_t index)
 {
     bool asks = c->request->common.interrupted != NULL;
+    uint64_t limit = asks ? CM_ASK_NS : UINT64_MAX;
     bool late;
     do {
-        late =
-            cm_ticket_depend(c->parts[index], NULL, asks ? CM_ASK_NS : UINT64_MAX).code
-            == CM_ETIMEOUT;
+        cm_status status = c->request->common.blocking
+                               ? cm_ticket_depend(c->parts[index], NULL, limit)
+                               : cm_ticket_settle(c->parts[index], limit);
+        late = status.code == CM_ETIMEOUT;
         CM_TRY(ask_whether_to_go_on(c));
     } while (late);
     return cm_ok();
@@ -253,6 +256,7 @@ static cm_status
 join_parts(cm_many_call *c, cm_ticket *ticket, cm_status started)
 {
     bool blocking = c->request->common.blocking;
+    bool waits = cm_request_waits(&c->request->common);
     cm_status status = started;
     ticket->parts = c->parts;
     ticket->part_count = c->part_count;
@@ -261,7 +265,7 @@ join_parts(cm_many_call *c, cm_ticket *ticket, cm_status started)
     for (uint64_t i = 0; i < c->part_count; i++) {
         ticket->captured = ticket->captured || c->parts[i]->captured;
     }
-    if (blocking && status.code != CM_ECANCELLED) {
+    if (waits && status.code != CM_ECANCELLED) {
         cm_status waited = wait_for_parts(c);
         status = cm_is_ok(waited) ? status : waited;
     }
@@ -272,7 +276,7 @@ join_parts(cm_many_call *c, cm_ticket *ticket, cm_status started)
     }
     if (!cm_is_ok(status)) {
         cm_ticket_finish(ticket, cm_fail(CM_ECANCELLED, 0), true);
-        if (blocking && status.code == CM_ECANCELLED) {
+        if (waits && status.code == CM_ECANCELLED) {
             cm_ticket_linger(ticket);
         }
         return status;

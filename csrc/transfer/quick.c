@@ -4,6 +4,7 @@
  * through. No job and no ticket, which together take longer than the copy. */
 #include <string.h>
 
+#include "base/fresh_pages.h"
 #include "transfer/backoff.h"
 #include "transfer/job.h"
 
@@ -18,12 +19,16 @@ static bool
 comes_first(const cm_copy_request *request)
 {
     for (uint32_t i = 0; i < request->after_count; i++) {
-        if (request->after[i]->id != request->stream->id
-            || request->after[i]->device != request->stream->device) {
+        if (!cm_stream_same(request->after[i], request->stream)) {
             return false;
         }
     }
-    return request->after_ticket_count == 0;
+    for (uint32_t i = 0; i < request->after_ticket_count; i++) {
+        if (!cm_ticket_is_all_over(request->after_tickets[i])) {
+            return false;
+        }
+    }
+    return true;
 }
 
 /* Both ends in one run each, on the way between the host and the stream's device. */
@@ -377,10 +382,22 @@ is_worth_a_block(const cm_copy_request *request, const cm_tuning *tuning,
                && nbytes >= tuning->bounce_nbytes);
 }
 
+/* Before the host or the runtime touches it. */
+static cm_status
+look(const quick *q, bool locked)
+{
+    bool down = !cm_region_is_on_device(&q->request->dst);
+    const cm_region *host = down ? &q->request->dst : &q->request->src;
+    bool looks = host->kind == CM_KIND_PAGEABLE && !host->is_heap && !locked
+                 && q->nbytes >= CM_LOOK_NBYTES;
+    return looks ? cm_pages_look(host->host, q->nbytes, down) : cm_ok();
+}
+
 /* Where there is no block to be had the runtime takes the ordinary memory. */
 static cm_status
 copy(quick *q, bool locked)
 {
+    CM_TRY(look(q, locked));
     if (!is_worth_a_block(q->request, q->tuning, q->nbytes, locked)) {
         return copy_whole(q);
     }
@@ -420,6 +437,14 @@ cm_engine_is_quick(cm_engine *engine, const cm_copy_request *request,
     return free;
 }
 
+/* What is page-locked stays so while the copy takes it for that. */
+static bool
+share_ends(cm_engine *engine, const cm_copy_request *request, cm_page_shares *shares)
+{
+    return cm_is_ok(cm_engine_share_locked(engine, &request->dst, shares))
+           && cm_is_ok(cm_engine_share_locked(engine, &request->src, shares));
+}
+
 bool
 cm_engine_try_quick(cm_engine *engine, const cm_copy_request *request,
                     const cm_tuning *tuning, cm_status *out, bool *kept)
@@ -431,7 +456,9 @@ cm_engine_try_quick(cm_engine *engine, const cm_copy_request *request,
         || !cm_is_ok(cm_device_enter(engine->rt, request->stream->device, &guard))) {
         return false;
     }
-    bool is_quick = is_free(engine, request, nbytes, &locked);
+    cm_page_shares shares = {.count = 0};
+    bool is_quick = share_ends(engine, request, &shares)
+                    && is_free(engine, request, nbytes, &locked);
     if (is_quick) {
         atomic_fetch_add_explicit(&engine->quick_count, 1, memory_order_relaxed);
         quick q = {.engine = engine,
@@ -443,6 +470,7 @@ cm_engine_try_quick(cm_engine *engine, const cm_copy_request *request,
         *kept = q.end.kept;
         give_events(&q);
     }
+    cm_registry_unshare(engine->registry, &shares); /* a ticket has its own */
     cm_device_leave(engine->rt, &guard);
     return is_quick;
 }

@@ -45,6 +45,10 @@ cm_region_bounds(const cm_region *region, int64_t *low, int64_t *high)
             return cm_fail(CM_EOVERFLOW, (uint64_t)region->strides[axis]);
         }
     }
+    int64_t length; /* callers take the difference */
+    if (__builtin_sub_overflow(highest, lowest, &length)) {
+        return cm_fail(CM_EOVERFLOW, (uint64_t)lowest);
+    }
     *low = lowest;
     *high = highest;
     return cm_ok();

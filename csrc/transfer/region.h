@@ -14,6 +14,7 @@ typedef struct cm_region {
     cm_kind kind;       /* what the memory is: PINNED also for registered memory */
     int device;         /* where it lies or whose context made it; -1 for PAGEABLE */
     int ndim;
+    bool is_heap;                 /* an allocator's memory, surely no file's */
     int64_t itemsize;             /* bytes, >= 1 */
     int64_t shape[CM_MAX_NDIM];   /* elements, >= 0 */
     int64_t strides[CM_MAX_NDIM]; /* bytes, may be negative or 0 */

@@ -162,6 +162,20 @@ cm_engine_peer_facts_of(cm_engine *engine, const cm_region *dst, const cm_region
                                : (cm_peer_facts){0};
 }
 
+cm_plan_options
+cm_engine_plan_options(cm_engine *engine, const cm_copy_request *request,
+                       cm_end_facts dst_facts)
+{
+    /* No stream orders what the host writes: the call returns once it is written. The
+     * parts of a whole are waited for together. */
+    bool in_call = request->stream != NULL && request->part_of == NULL;
+    return (cm_plan_options){
+        .may_wait = request->blocking || (in_call && !dst_facts.locked),
+        .on_stream = request->stream != NULL && !request->blocking,
+        .peers = cm_engine_peer_facts_of(engine, &request->dst, &request->src),
+    };
+}
+
 static cm_status
 prepare(cm_job *job, const cm_copy_request *request, const void *fill_value)
 {
@@ -169,14 +183,12 @@ prepare(cm_job *job, const cm_copy_request *request, const void *fill_value)
     job->dst_facts = cm_engine_facts_of(engine, &job->dst);
     job->src_facts = cm_engine_facts_of(engine, &job->src);
     job->dst_facts.fresh = cm_engine_is_fresh(&job->dst, &job->src, job->dst_facts);
-    cm_plan_options options = {
-        .may_wait = job->blocking,
-        .on_stream = request->stream != NULL && !job->blocking,
-        .tuning = &job->tuning,
-        .peers = cm_engine_peer_facts_of(engine, &job->dst, &job->src),
-    };
+    cm_plan_options options = cm_engine_plan_options(engine, request, job->dst_facts);
+    options.tuning = &job->tuning;
     CM_TRY(cm_plan_init(&job->plan, &job->dst, &job->src, job->dst_facts,
                         job->src_facts, options));
+    job->blocking =
+        options.may_wait || cm_request_is_written_in_call(request, &job->plan);
     if (job->plan.route == CM_ROUTE_NOTHING) {
         return cm_ok();
     }
@@ -305,7 +317,7 @@ start_request(cm_engine *engine, const cm_copy_request *request, const void *fil
         *request->ticket_seen = ticket;
     }
     cm_status status = start_on_device(engine, request, fill_value, tuning, ticket);
-    if (status.code == CM_ECANCELLED && request->blocking) {
+    if (status.code == CM_ECANCELLED && cm_request_waits(request)) {
         cm_ticket_linger(ticket);
     }
     return cm_ticket_hand_over(ticket, status, out);

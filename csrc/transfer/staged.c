@@ -19,15 +19,25 @@ find_pool(cm_job *job, int device, cm_pool **out)
     return *out == NULL ? cm_fail(CM_EINVALID, (uint64_t)device) : cm_ok();
 }
 
+static cm_status
+alloc_block(const cm_job *job, cm_pool *pool, uint64_t nbytes, cm_stream *stream,
+            cm_block **out)
+{
+    cm_patience patience = {.interrupted = job->interrupted,
+                            .argument = job->interrupted_argument};
+    return cm_pool_alloc_asking(pool, nbytes, stream, &patience, out);
+}
+
 cm_status
 cm_job_alloc_block(cm_job *job, int device, uint64_t nbytes, cm_stream *stream,
                    cm_block **out)
 {
     cm_pool *pool;
     CM_TRY(find_pool(job, device, &pool));
-    cm_patience patience = {.interrupted = job->interrupted,
-                            .argument = job->interrupted_argument};
-    return cm_pool_alloc_asking(pool, nbytes, stream, &patience, out);
+    cm_status status = alloc_block(job, pool, nbytes, stream, out);
+    return job->interrupted == NULL || job->capturing
+               ? status
+               : cm_engine_relieve(job->engine, pool, nbytes, stream, status, out);
 }
 
 static uint64_t
@@ -65,8 +75,10 @@ get_pair(cm_job *job)
 static cm_status
 get_single(cm_job *job)
 {
-    return cm_job_alloc_block(job, job->plan.device, job->plan.piece_nbytes,
-                              job->stream, &job->device_block);
+    cm_pool *pool;
+    CM_TRY(find_pool(job, job->plan.device, &pool));
+    return alloc_block(job, pool, job->plan.piece_nbytes, job->stream,
+                       &job->device_block);
 }
 
 /* Memory is short while others have more than they must: none takes more from now on,
@@ -103,6 +115,10 @@ get_device_block(cm_job *job, cm_address *out)
         cm_status status = get_single(job);
         if (cm_pool_is_short(status) && !job->plan.is_turned) {
             status = wait_for_pairs(job, status);
+        }
+        if (cm_pool_is_short(status)) {
+            status = cm_job_alloc_block(job, job->plan.device, job->plan.piece_nbytes,
+                                        job->stream, &job->device_block);
         }
         CM_TRY(status);
     }
@@ -300,6 +316,7 @@ cm_job_upload(cm_job *job)
         if (s != NULL) {
             cm_layout pack = s->piece;
             cm_layout_pack_dst(&pack);
+            CM_TRY(job->many == NULL ? cm_job_look(job, &s->piece) : cm_ok());
             cm_gang_post(&staging->gang, &s->load, &pack, s->host, job->src.host,
                          choose_way(job, &pack));
             continue;
@@ -364,15 +381,19 @@ choose_way_back(const cm_job *job, const cm_layout *unpack)
 }
 
 /* What came down goes to where it belongs. */
-static void
+static cm_status
 post_unpacking(cm_job *job, cm_slot *s)
 {
     cm_staging *staging = job->staging;
     cm_layout unpack = s->piece;
     cm_layout_pack_src(&unpack);
     cm_layout_put_repeats(&unpack, &staging->repeats);
+    if (job->many == NULL && !job->plan.is_fresh) {
+        CM_TRY(cm_job_look(job, &unpack));
+    }
     cm_gang_post(&staging->gang, &s->load, &unpack, job->dst.host, s->host,
                  choose_way_back(job, &unpack));
+    return cm_ok();
 }
 
 /* Pieces go by in the order: fetched, unpacked by the crew, over. Up to where all is
@@ -407,7 +428,7 @@ download(cm_job *job, bool drain)
                 CM_TRY(cm_staging_look(job, s, &over));
             }
             if (over) {
-                post_unpacking(job, s);
+                CM_TRY(post_unpacking(job, s));
                 staging->passed++;
                 continue;
             }

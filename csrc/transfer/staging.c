@@ -24,6 +24,8 @@ cm_staging_begin(cm_job *job)
     if (job->staging != NULL) {
         return cm_ok();
     }
+    CM_TRY(job->many != NULL ? cm_many_look(job->many)
+                             : cm_job_look(job, &job->plan.layout));
     size_t slot_room = (size_t)cm_plan_slot_count(&job->plan, &job->tuning);
     size_t nbytes = sizeof(cm_staging) + slot_room * sizeof(cm_slot);
     cm_staging *staging = calloc(1, nbytes);

@@ -7,11 +7,31 @@
 
 #include "pool/scope.h"
 
+cm_status
+cm_engine_share_locked(cm_engine *engine, const cm_region *region,
+                       cm_page_shares *shares)
+{
+    int64_t low, high;
+    if (engine->registry == NULL || region->host == NULL
+        || cm_region_is_on_device(region)
+        || !cm_is_ok(cm_region_bounds(region, &low, &high)) || low == high) {
+        return cm_ok(); /* what is wrong with a region is said by who plans the copy */
+    }
+    return cm_registry_share(engine->registry, (const char *)region->host + low,
+                             (uint64_t)(high - low), shares);
+}
+
 cm_ticket *
 cm_ticket_create(cm_engine *engine, const cm_copy_request *request)
 {
     cm_ticket *ticket = calloc(1, sizeof(*ticket));
     if (ticket == NULL) {
+        return NULL;
+    }
+    if (!cm_is_ok(cm_engine_share_locked(engine, &request->dst, &ticket->locked))
+        || !cm_is_ok(cm_engine_share_locked(engine, &request->src, &ticket->locked))) {
+        cm_registry_unshare(engine->registry, &ticket->locked);
+        free(ticket);
         return NULL;
     }
     atomic_init(&ticket->refs, 2);
@@ -357,7 +377,9 @@ cm_ticket_finish(cm_ticket *ticket, cm_status status, bool read)
             cm_scope_leave(&scope);
         }
     }
-    /* Before anybody sees that it is done: then nothing is kept alive any more. */
+    /* Before anybody sees that it is done: then nothing is kept alive any more. The
+     * pages go first: with what keeps them they may be unmapped. */
+    cm_registry_unshare(engine->registry, &ticket->locked);
     for (uint32_t i = 0; i < ticket->keep_count; i++) {
         ticket->keep[i].drop(ticket->keep[i].object);
     }

@@ -59,11 +59,17 @@ struct cm_ticket {
     uint32_t owed_count;
     cm_keep keep[4];
     uint32_t keep_count;
+    cm_page_shares locked; /* of what is page-locked at its ends, so that it stays so */
 };
 
-/* A ticket in `pending`, with two references: the caller's and pending's. NULL: no
- * memory (the keeps are then still the caller's). */
+/* A ticket in `pending`, with two references: the caller's and pending's, and what is
+ * page-locked now at the ends of the request stays so until it is done. NULL: no memory
+ * (the keeps are then still the caller's). */
 cm_ticket *cm_ticket_create(cm_engine *engine, const cm_copy_request *request);
+/* Add shares of what is page-locked now at that end of a copy. Fails: CM_ENOMEM. */
+CM_NODISCARD cm_status cm_engine_share_locked(cm_engine *engine,
+                                              const cm_region *region,
+                                              cm_page_shares *shares);
 /* At the end of the call that made it, with the outcome of that: the caller's reference
  * goes to *out, or is abandoned where that is NULL or the call failed; not where it is
  * a part, of which something may be under way all the same. */
@@ -74,8 +80,9 @@ CM_NODISCARD cm_status cm_ticket_hand_over(cm_ticket *ticket, cm_status status,
 void cm_ticket_submit(cm_ticket *ticket, int device, uint64_t start_event,
                       uint64_t end_event, cm_stream *lent, cm_stream *side,
                       cm_status status);
-/* Over. Drops the keeps first. `read`: the caller tells the user of a failure itself.
- * While parts of it are under way it is LEFT to them instead, and over with the last.
+/* Over. Drops the shares and the keeps first. `read`: the caller tells the user of a
+ * failure itself. While parts of it are under way it is LEFT to them instead, and over
+ * with the last.
  */
 void cm_ticket_finish(cm_ticket *ticket, cm_status status, bool read);
 /* So many bytes have moved so far, of which its whole is told. By one thread at a time.

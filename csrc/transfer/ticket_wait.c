@@ -20,7 +20,7 @@ read_state(const cm_ticket *ticket, cm_ticket_info *out)
 }
 
 void
-cm_ticket_read(cm_ticket *ticket, cm_ticket_info *out)
+cm_ticket_look(const cm_ticket *ticket, cm_ticket_info *out)
 {
     cm_engine *engine = ticket->engine;
     *out = (cm_ticket_info){.nbytes = ticket->nbytes, .captured = ticket->captured};
@@ -28,10 +28,18 @@ cm_ticket_read(cm_ticket *ticket, cm_ticket_info *out)
         read_state(ticket, out); /* a copy that nobody changes; the lock may be held */
         return;
     }
-    (void)cm_ticket_update(ticket);
     cm_mutex_lock(&engine->lock);
     read_state(ticket, out);
     cm_mutex_unlock(&engine->lock);
+}
+
+void
+cm_ticket_read(cm_ticket *ticket, cm_ticket_info *out)
+{
+    if (!cm_engine_is_forked(ticket->engine)) {
+        (void)cm_ticket_update(ticket);
+    }
+    cm_ticket_look(ticket, out);
 }
 
 static uint64_t

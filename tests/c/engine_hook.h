@@ -31,15 +31,12 @@ hook_copies(world *w, void (*hook)(cm_address dst, cm_address src, uint64_t nbyt
     w->rt->ops = &hooked_ops;
 }
 
-/* Until the flag is set; false when it never is. */
+/* Until the flag is set. */
 CM_UNUSED static bool
 wait_for_flag(const atomic_bool *flag)
 {
-    enum { STEPS = 20000 };
-    for (int i = 0; i < STEPS && !atomic_load(flag); i++) {
-        usleep(1000);
-    }
-    return atomic_load(flag);
+    WAIT_UNTIL(atomic_load(flag));
+    return true;
 }
 
 #endif

@@ -10,6 +10,7 @@
 #include "check.h"
 #include "runtime/emulated.h"
 #include "runtime/faults.h"
+#include "wait.h"
 
 /* What a test cannot go on without. */
 #define MUST(call)                                                                     \
@@ -28,6 +29,19 @@ CM_UNUSED static size_t
 page_nbytes(void)
 {
     return (size_t)sysconf(_SC_PAGESIZE);
+}
+
+/* True when the host may not touch the byte, as the kernel finds that reads it for us:
+ * a child would not do to find out, where it gets no such memory. */
+CM_UNUSED static bool
+touch_crashes(const void *at)
+{
+    int ends[2];
+    MUST(pipe(ends) == 0 ? cm_ok() : cm_fail(CM_ESYSTEM, 0));
+    bool crashes = write(ends[1], at, 1) != 1;
+    (void)close(ends[0]);
+    (void)close(ends[1]);
+    return crashes;
 }
 
 CM_UNUSED static cm_runtime *

@@ -192,9 +192,7 @@ is_interrupted(void *argument)
 static void
 await_drop(const copy *c)
 {
-    while (atomic_load(&c->drops) == 0) {
-        usleep(50);
-    }
+    WAIT_UNTIL(atomic_load(&c->drops) != 0);
     CHECK_EQ(atomic_load(&c->drops), 1);
 }
 
@@ -375,29 +373,30 @@ watch(void *unused)
     return unused;
 }
 
+static uint64_t
+count_left(void)
+{
+    cm_pool *pools[] = {w.pinned, w.device[0], w.device[1]};
+    cm_mutex_lock(&w.engine->lock);
+    uint64_t left = w.engine->ring_nbytes + w.engine->job_count;
+    left += w.engine->parked_count;
+    cm_mutex_unlock(&w.engine->lock);
+    for (int k = 0; k < 3; k++) {
+        cm_pool_counters counters;
+        cm_pool_read(pools[k], &counters);
+        left += counters.live_nbytes;
+    }
+    return left;
+}
+
 static void
 check_nothing_left(void)
 {
-    cm_pool *pools[] = {w.pinned, w.device[0], w.device[1]};
-    while (cm_engine_count_pending(w.engine) > 0) {
-        usleep(100);
-    }
+    WAIT_UNTIL(cm_engine_count_pending(w.engine) == 0);
     for (int i = 0; i < WORLD_DEVICES; i++) {
         MUST(cm_rt_stream_synchronize(w.rt, w.streams[i]->handle));
     }
-    uint64_t left = 1;
-    for (int i = 0; i < 10000 && left > 0; i++) { /* threads that give back the last */
-        cm_mutex_lock(&w.engine->lock);
-        left = w.engine->ring_nbytes + w.engine->job_count + w.engine->parked_count;
-        cm_mutex_unlock(&w.engine->lock);
-        for (int k = 0; k < 3; k++) {
-            cm_pool_counters counters;
-            cm_pool_read(pools[k], &counters);
-            left += counters.live_nbytes;
-        }
-        usleep(left > 0 ? 1000 : 0);
-    }
-    CHECK_EQ(left, 0);
+    WAIT_UNTIL(count_left() == 0); /* threads that give back the last */
 }
 
 static void

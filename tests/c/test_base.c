@@ -206,8 +206,9 @@ test_cond_deadline_passes(void)
 
 typedef struct leaning {
     cm_fast_lock lock;
-    cm_mutex apart; /* keeps the one side's threads apart */
-    uint64_t count; /* under the lock */
+    cm_mutex apart;        /* keeps the one side's threads apart */
+    uint64_t count;        /* under the lock */
+    atomic_int side_count; /* of its threads that go on */
 } leaning;
 
 enum { SIDE_ROUNDS = 200000, OTHER_ROUNDS = 300 };
@@ -235,6 +236,7 @@ count_on_the_side(void *argument)
         }
         cm_mutex_unlock(&l->apart);
     }
+    atomic_fetch_sub(&l->side_count, 1);
     return NULL;
 }
 
@@ -246,8 +248,9 @@ count_as_another(void *argument)
         cm_fast_lock_take(&l->lock);
         l->count++;
         cm_fast_lock_give(&l->lock);
-        struct timespec nap = {.tv_nsec = 50 * 1000}; /* long enough to lean again */
-        (void)nanosleep(&nap, NULL);
+        while (!atomic_load(&l->lock.leans) && atomic_load(&l->side_count) > 0) {
+            (void)sched_yield(); /* until it leans again */
+        }
     }
     return NULL;
 }
@@ -287,7 +290,7 @@ test_fast_lock_that_may_not_lean_never_does(void)
 static void
 test_fast_lock_sides_exclude_each_other(void)
 {
-    leaning l = {.count = 0};
+    leaning l = {.count = 0, .side_count = 2};
     cm_thread threads[4];
     CHECK_OK(cm_mutex_init(&l.apart));
     cm_fast_lock_init(&l.lock);

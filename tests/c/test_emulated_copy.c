@@ -1,7 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Copies and fills on the emulated device: every pair of kinds, and every edge. */
 #include <sys/mman.h>
+#include <unistd.h>
 
+#include "base/thread.h"
 #include "open_emulated.h"
 
 enum { MIB = 1 << 20 };
@@ -249,6 +251,73 @@ test_freed_while_queued_is_an_illegal_address(void)
     close_emulated(rt);
 }
 
+typedef struct opener {
+    cm_runtime *rt;
+    uint64_t stream;
+} opener;
+
+static void *
+open_gate_soon(void *argument)
+{
+    opener *o = argument;
+    let_others_run(); /* the call waits */
+    MUST(cm_emulated_gate_open(o->rt, o->stream));
+    return NULL;
+}
+
+/* As the driver does. */
+static void
+test_unregistering_waits_for_queued_copies(void)
+{
+    cm_runtime *rt = open_emulated(13000, 1, MIB);
+    size_t page = page_nbytes();
+    unsigned char *host = pages(2 * page);
+    cm_address device;
+    opener o = {.rt = rt};
+    cm_thread thread;
+    CHECK_OK(cm_rt_device_alloc(rt, page, &device));
+    CHECK_OK(cm_rt_stream_create(rt, CM_STREAM_NON_BLOCKING, 0, &o.stream));
+    CHECK_OK(cm_rt_host_register(rt, host, page, 0));
+    CHECK_OK(cm_rt_host_register(rt, host + page, page, 0));
+    CHECK_OK(cm_emulated_gate_close(rt, o.stream));
+    memset(host, 7, page);
+    CHECK_OK(cm_rt_copy_async(rt, device, of(host), page, o.stream));
+    CHECK_OK(cm_rt_copy_2d_async(rt, of(host), 8, device + 64, 8, 4, 8, o.stream));
+    CHECK_OK(cm_rt_host_unregister(rt, host + page)); /* of which there are none */
+    CHECK_OK(cm_thread_start(&thread, open_gate_soon, &o));
+    CHECK_OK(cm_rt_host_unregister(rt, host));
+    CHECK_EQ(((const unsigned char *)cm_emulated_host_alias(rt, device, 1))[0], 7);
+    CHECK_OK(cm_rt_stream_synchronize(rt, o.stream));
+    cm_thread_join(thread);
+    CHECK_CODE(cm_rt_host_unregister(rt, host), CM_CUDA_NOT_REGISTERED);
+    CHECK_OK(cm_rt_stream_destroy(rt, o.stream));
+    CHECK_OK(cm_rt_device_free(rt, device));
+    close_emulated(rt);
+    (void)munmap(host, 2 * page);
+}
+
+static void
+test_reset_ends_registrations_with_their_copies(void)
+{
+    cm_runtime *rt = open_emulated(13000, 1, MIB);
+    size_t page = page_nbytes();
+    cm_address device;
+    opener o = {.rt = rt};
+    cm_thread thread;
+    CHECK_OK(cm_rt_device_alloc(rt, page, &device));
+    CHECK_OK(cm_rt_stream_create(rt, CM_STREAM_NON_BLOCKING, 0, &o.stream));
+    unsigned char *host = pages(page);
+    CHECK_OK(cm_rt_host_register(rt, host, page, 0));
+    CHECK_OK(cm_emulated_gate_close(rt, o.stream));
+    CHECK_OK(cm_rt_copy_async(rt, device, of(host), page, o.stream));
+    CHECK_OK(cm_thread_start(&thread, open_gate_soon, &o));
+    CHECK_OK(cm_rt_device_reset(rt)); /* after the copy, and the registration with it */
+    cm_thread_join(thread);
+    CHECK_CODE(cm_rt_host_unregister(rt, host), CM_CUDA_NOT_REGISTERED);
+    close_emulated(rt);
+    (void)munmap(host, page);
+}
+
 /* clang-format off */
 MAIN(RUN(test_copy_over_an_edge_is_refused)
      RUN(test_copy_moves_between_all_kinds)
@@ -256,5 +325,7 @@ MAIN(RUN(test_copy_over_an_edge_is_refused)
      RUN(test_copy_peer_checks_its_devices)
      RUN(test_peers_use_what_was_allocated_once_it_is_enabled)
      RUN(test_fill_writes_its_pattern)
-     RUN(test_freed_while_queued_is_an_illegal_address))
+     RUN(test_freed_while_queued_is_an_illegal_address)
+     RUN(test_unregistering_waits_for_queued_copies)
+     RUN(test_reset_ends_registrations_with_their_copies))
 /* clang-format on */

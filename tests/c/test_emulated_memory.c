@@ -1,11 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The emulated device's memory: kinds, limits, guards, registrations, attributes,
  * reset. */
-#include <signal.h>
 #include <stdlib.h>
 #include <sys/mman.h>
-#include <sys/resource.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include "open_emulated.h"
@@ -27,23 +24,6 @@ pages(size_t nbytes)
     void *at =
         mmap(NULL, nbytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     return at == MAP_FAILED ? NULL : at;
-}
-
-/* True when writing the byte kills a child. */
-static bool
-touch_crashes(void *at)
-{
-    pid_t child = fork();
-    if (child == 0) {
-        struct rlimit none = {0, 0};
-        (void)setrlimit(RLIMIT_CORE, &none);
-        (void)signal(SIGSEGV, SIG_DFL);
-        (void)signal(SIGBUS, SIG_DFL);
-        *(volatile unsigned char *)at = 1;
-        _exit(0);
-    }
-    int how = 0;
-    return waitpid(child, &how, 0) == child && WIFSIGNALED(how);
 }
 
 static void

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The emulated device's streams and gates: what waits for what. */
 #include "emulated_bench.h"
+#include "runtime/emulated_private.h"
 
 /* One runtime, one device buffer filled with 0, two streams. */
 
@@ -322,6 +323,35 @@ test_many_threads_share_one_runtime(void)
     close_emulated(rt);
 }
 
+static void *
+use_own_stream(void *argument)
+{
+    bool done;
+    cm_runtime *rt = argument;
+    MUST(cm_rt_stream_query(rt, CM_STREAM_PER_THREAD, &done));
+    return NULL;
+}
+
+static void
+test_threads_that_have_gone_leave_nothing(void)
+{
+    enum { COUNT = 300, AT_MOST = 30 }; /* the kernel forgets them a moment later */
+    cm_runtime *rt = open_emulated(13000, 1, MIB);
+    for (int i = 0; i < COUNT; i++) {
+        cm_thread thread;
+        CHECK_OK(cm_thread_start(&thread, use_own_stream, rt));
+        cm_thread_join(thread);
+    }
+    int records = 0;
+    const cm_emulated_thread *thread = cm_emulated_of(rt->inner)->threads;
+    for (; thread != NULL; thread = thread->next) {
+        records++;
+    }
+    CHECK(records >= 1);
+    CHECK(records <= AT_MOST);
+    close_emulated(rt);
+}
+
 /* clang-format off */
 MAIN(RUN(test_gate_holds_work_until_opened)
      RUN(test_stream_runs_in_order)
@@ -337,5 +367,6 @@ MAIN(RUN(test_gate_holds_work_until_opened)
      RUN(test_device_synchronize_waits_for_all_streams)
      RUN(test_close_finishes_shut_streams)
      RUN(test_open_refuses_bad_configuration)
-     RUN(test_many_threads_share_one_runtime))
+     RUN(test_many_threads_share_one_runtime)
+     RUN(test_threads_that_have_gone_leave_nothing))
 /* clang-format on */

@@ -2,6 +2,7 @@
 /* transfer/: every kind to every kind in every mode; overlap, broadcast, edges, fills.
  */
 #include "engine_world.h"
+#include "runtime/emulated_memory.h"
 #include "transfer/engine_private.h"
 
 static uint64_t random_state = 1;
@@ -457,12 +458,68 @@ test_engine_fill_of_shared_memory_follows_the_stream(void)
     close_world(&w);
 }
 
+/* Memory of device 0 that another program mapped in three pieces, the middle one
+ * not for device 1: strided copies there are packed here. */
+static void
+test_engine_takes_no_kernel_to_memory_a_peer_may_use_in_part(void)
+{
+    enum { PIECES = 3, COUNT = PIECES * CM_EMULATED_GRANULARITY / 4 };
+    static const int devices[] = {0, 1};
+    world w;
+    cm_address base;
+    cm_ticket *ticket;
+    cm_ticket_info info;
+    open_world(&w);
+    MUST(cm_rt_device_set(w.rt, 0));
+    MUST(cm_rt_address_reserve(w.rt, PIECES * CM_EMULATED_GRANULARITY, &base));
+    for (int piece = 0; piece < PIECES; piece++) {
+        cm_address at = base + (uint64_t)piece * CM_EMULATED_GRANULARITY;
+        uint64_t handle;
+        MUST(cm_rt_physical_create(w.rt, CM_EMULATED_GRANULARITY, 0, 0, &handle));
+        MUST(cm_rt_address_map(w.rt, at, CM_EMULATED_GRANULARITY, handle));
+        MUST(cm_rt_physical_release(w.rt, handle));
+        MUST(cm_rt_address_set_access(w.rt, at, CM_EMULATED_GRANULARITY, devices,
+                                      piece == 1 ? 1 : 2));
+    }
+    memory dst = take_memory(&w, CM_KIND_DEVICE, 1, 8 * COUNT);
+    for (int part = 0; part < 2; part++) { /* what is open, and all */
+        int64_t count = part == 0 ? COUNT / PIECES : COUNT;
+        cm_region src = {.kind = CM_KIND_DEVICE,
+                         .device = 0,
+                         .itemsize = 4,
+                         .address = base,
+                         .ndim = 1,
+                         .shape = {count},
+                         .strides = {4}};
+        cm_copy_request request = {.dst = row(&dst, 0, count, 8, 4),
+                                   .src = src,
+                                   .stream = w.streams[1],
+                                   .blocking = true};
+        unsigned char *bytes = cm_emulated_host_alias(w.rt, base, 4);
+        memset(bytes, 3 + part, CM_EMULATED_GRANULARITY);
+        CHECK_OK(cm_engine_copy(w.engine, &request, &ticket));
+        cm_ticket_read(ticket, &info);
+        cm_ticket_release(ticket);
+        CHECK_EQ(info.route, part == 0 ? CM_ROUTE_KERNEL : CM_ROUTE_PEER);
+        CHECK_FILLED(dst.bytes, 3 + part, 4);
+        CHECK_FILLED(dst.bytes + 8 * (COUNT / PIECES - 1), 3 + part, 4);
+    }
+    MUST(cm_rt_device_set(w.rt, 0));
+    MUST(cm_rt_address_unmap(w.rt, base, PIECES * CM_EMULATED_GRANULARITY));
+    MUST(cm_rt_address_free(w.rt, base, PIECES * CM_EMULATED_GRANULARITY));
+    give_memory(&w, &dst);
+    close_world(&w);
+}
+
+/* clang-format off */
 MAIN(RUN(test_engine_random_copies_between_all_kinds)
-         RUN(test_engine_large_copies_go_in_pieces)
-             RUN(test_engine_more_threads_pack_when_the_device_waits)
-                 RUN(test_engine_overlapping_ends_read_first)
-                     RUN(test_engine_overlap_through_the_second_mapping)
-                         RUN(test_engine_broadcast_source_travels_once) RUN(
-                             test_engine_copies_are_split_at_registration_edges)
-                             RUN(test_engine_fill_uses_memset_where_it_can) RUN(
-                                 test_engine_fill_of_shared_memory_follows_the_stream))
+     RUN(test_engine_large_copies_go_in_pieces)
+     RUN(test_engine_more_threads_pack_when_the_device_waits)
+     RUN(test_engine_overlapping_ends_read_first)
+     RUN(test_engine_overlap_through_the_second_mapping)
+     RUN(test_engine_broadcast_source_travels_once)
+     RUN(test_engine_copies_are_split_at_registration_edges)
+     RUN(test_engine_takes_no_kernel_to_memory_a_peer_may_use_in_part)
+     RUN(test_engine_fill_uses_memset_where_it_can)
+     RUN(test_engine_fill_of_shared_memory_follows_the_stream))
+/* clang-format on */

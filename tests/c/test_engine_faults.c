@@ -45,9 +45,7 @@ test_engine_unread_failure_is_handed_out_once(void)
                                .src = row(&a, 0, 4096, 1, 1)};
     cm_faults_plan(w.rt, CM_OP_copy_async, 1, 999, false);
     CHECK_OK(cm_engine_copy(w.engine, &request, NULL));
-    while (cm_engine_count_pending(w.engine) > 0) {
-        usleep(100);
-    }
+    WAIT_UNTIL(cm_engine_count_pending(w.engine) == 0);
     cm_status unread;
     do { /* the last hold goes just after it is done */
         unread = cm_engine_take_unread(w.engine);
@@ -85,9 +83,7 @@ test_engine_failure_let_go_of_after_the_end_is_no_leak(void)
     cm_faults_plan(w.rt, CM_OP_copy_async, 1, 999, true);
     CHECK_OK(cm_engine_copy(w.engine, &request, &released));
     CHECK_OK(cm_engine_copy(w.engine, &request, &abandoned));
-    while (cm_engine_count_pending(w.engine) > 0) {
-        usleep(100);
-    }
+    WAIT_UNTIL(cm_engine_count_pending(w.engine) == 0);
     give_memory(&w, &a);
     give_memory(&w, &b);
     close_world(&w);

@@ -136,10 +136,7 @@ is_nothing_left(world *w)
 static void
 check_nothing_left(world *w, atomic_int *drops)
 {
-    for (int i = 0; i < 20000 && !is_nothing_left(w); i++) {
-        usleep(500);
-    }
-    CHECK(is_nothing_left(w));
+    WAIT_UNTIL(is_nothing_left(w));
     CHECK_EQ(atomic_load(drops), 1);
     CHECK(cm_is_ok(cm_engine_take_unread(w->engine)));
 }
@@ -296,7 +293,9 @@ test_ticket_is_cancelled_whichever_call_fails(void)
             second.src.address = 0;
         }
         MUST(cm_engine_copy(w.engine, &second, &ticket));
-        usleep(i / OPS % 4 < 2 ? 3000 : 0); /* parked, or not yet */
+        if (i / OPS % 4 < 2) { /* parked, or not yet */
+            let_others_run();
+        }
         cm_faults_plan(w.rt, ops[i % OPS], i / OPS / 4 + 1, 998, false);
         bool cancelled = cm_ticket_cancel(ticket);
         cm_faults_plan(w.rt, CM_OP_none, 0, 0, false);

@@ -56,7 +56,7 @@ test_engine_dropped_ticket_neither_blocks_nor_cancels(void)
     atomic_int drops = 0;
     open_world(&w);
     memory src = take_memory(&w, CM_KIND_DEVICE, 0, 4096);
-    memory dst = take_memory(&w, CM_KIND_PAGEABLE, 0, 4096);
+    memory dst = take_memory(&w, CM_KIND_PINNED, 0, 4096);
     memset(src.bytes, 9, 4096);
     memset(dst.bytes, 0, 4096);
     shut(&w, w.streams[0]);
@@ -69,9 +69,7 @@ test_engine_dropped_ticket_neither_blocks_nor_cancels(void)
     CHECK_EQ(cm_engine_count_pending(w.engine), 1);
     CHECK_EQ(atomic_load(&drops), 0);
     unshut(&w, w.streams[0]);
-    while (cm_engine_count_pending(w.engine) > 0) {
-        usleep(100);
-    }
+    WAIT_UNTIL(cm_engine_count_pending(w.engine) == 0);
     CHECK_EQ(atomic_load(&drops), 2);
     CHECK_FILLED(dst.bytes, 9, 4096);
     give_memory(&w, &src);
@@ -187,7 +185,7 @@ static void *
 open_gate_soon(void *argument)
 {
     world *w = argument;
-    usleep(100000);
+    let_others_run(); /* the call waits */
     unshut(w, w->streams[0]);
     return NULL;
 }
@@ -242,6 +240,136 @@ test_engine_registered_source_is_read_after_the_stream(void)
     close_world(&w);
 }
 
+/* -- registrations ----------------------------------------------------------------------- */
+
+typedef struct ending {
+    world *w;
+    cm_registration *registration; /* NULL: released */
+    uint64_t count_when_ended;     /* pieces, when it was released */
+    uint64_t count_when_dropped;   /* ... and when the keep was dropped */
+} ending;
+
+/* While the caller waits for its copy. */
+static bool
+end_registration(void *argument)
+{
+    ending *e = argument;
+    if (e->registration != NULL) {
+        MUST(cm_registration_release(e->registration));
+        e->registration = NULL;
+        e->count_when_ended = cm_registry_count(e->w->registry);
+        unshut(e->w, e->w->streams[0]);
+    }
+    return false;
+}
+
+static void
+note_pieces(void *argument)
+{
+    ending *e = argument;
+    e->count_when_dropped = cm_registry_count(e->w->registry);
+}
+
+static void
+test_engine_pages_stay_locked_until_the_copy_is_done(void)
+{
+    enum { NBYTES = 1 << 16 };
+    world w;
+    open_world(&w);
+    memory device = take_memory(&w, CM_KIND_DEVICE, 0, NBYTES);
+    memory h = take_memory(&w, CM_KIND_PAGEABLE, 0, NBYTES);
+    memory *pairs[][2] = {{&device, &h}, {&h, &device}};
+    for (int i = 0; i < 4; i++) {
+        ending e = {.w = &w, .count_when_dropped = UINT64_MAX};
+        int64_t stride = i < 2 ? 4 : 8; /* the quick way, a job */
+        cm_copy_request request = {.dst = row(pairs[i % 2][0], 0, 512, stride, 4),
+                                   .src = row(pairs[i % 2][1], 0, 512, stride, 4),
+                                   .stream = w.streams[0],
+                                   .blocking = true,
+                                   .keep = {{&e, note_pieces}},
+                                   .keep_count = 1,
+                                   .interrupted = end_registration,
+                                   .interrupted_argument = &e};
+        MUST(cm_registry_register(w.registry, 0, h.host, NBYTES, false,
+                                  &e.registration));
+        MUST(cm_rt_stream_synchronize(w.rt, w.streams[0]->handle));
+        number_bytes(pairs[i % 2][1], (unsigned)i + 1);
+        shut(&w, w.streams[0]);
+        CHECK_OK(cm_engine_copy(w.engine, &request, NULL));
+        CHECK(e.registration == NULL);
+        CHECK_EQ(e.count_when_ended, 1);
+        CHECK_EQ(e.count_when_dropped, 0);
+        for (int64_t k = 0; k < 512; k++) {
+            CHECK_BYTES_EQ(pairs[i % 2][0]->bytes + k * stride,
+                           pairs[i % 2][1]->bytes + k * stride, 4);
+        }
+    }
+    give_memory(&w, &device);
+    give_memory(&w, &h);
+    close_world(&w);
+}
+
+/* -- memory ------------------------------------------------------------------------------ */
+
+typedef struct helper {
+    world *w;
+    int asked;
+    bool helps;
+} helper;
+
+static cm_status
+relieve(void *argument, cm_pool *pool, uint64_t nbytes, cm_stream *stream,
+        cm_status status, cm_block **out)
+{
+    helper *h = argument;
+    h->asked++;
+    MUST(cm_rt_device_set(h->w->rt, 1)); /* as a user's code may */
+    if (!h->helps) {
+        return status;
+    }
+    atomic_store(&cm_pool_get_config(pool)->budget->limit_nbytes, UINT64_MAX);
+    return cm_pool_alloc(pool, nbytes, stream, out);
+}
+
+static bool
+go_on(void *argument)
+{
+    (void)argument;
+    return false;
+}
+
+static void
+test_engine_short_of_device_memory_asks_for_relief(void)
+{
+    world w;
+    open_world(&w);
+    helper h = {.w = &w};
+    cm_engine_set_relief(w.engine, relieve, &h);
+    memory device = take_memory(&w, CM_KIND_DEVICE, 0, 4096);
+    memory host = take_memory(&w, CM_KIND_PAGEABLE, 0, 4096);
+    cm_copy_request request = {.dst = row(&device, 0, 512, 8, 4),
+                               .src = row(&host, 0, 512, 8, 4),
+                               .stream = w.streams[0],
+                               .blocking = true};
+    cm_budget *budget = cm_pool_get_config(w.device[0])->budget;
+    atomic_store(&budget->limit_nbytes, 1);
+    number_bytes(&host, 5);
+    CHECK_CODE(cm_engine_copy(w.engine, &request, NULL), CM_ELIMIT);
+    CHECK_EQ(h.asked, 0); /* nobody may be kept waiting */
+    request.interrupted = go_on;
+    CHECK_CODE(cm_engine_copy(w.engine, &request, NULL), CM_ELIMIT);
+    CHECK_EQ(h.asked, 1);
+    h.helps = true;
+    CHECK_OK(cm_engine_copy(w.engine, &request, NULL));
+    CHECK_EQ(h.asked, 2);
+    for (int64_t k = 0; k < 512; k++) {
+        CHECK_BYTES_EQ(device.bytes + 8 * k, host.bytes + 8 * k, 4);
+    }
+    give_memory(&w, &device);
+    give_memory(&w, &host);
+    close_world(&w);
+}
+
 /* -- capture and interruption ------------------------------------------------------------ */
 
 static void
@@ -264,18 +392,16 @@ test_engine_on_a_capturing_stream(void)
     CHECK_EQ(info.route, CM_ROUTE_KERNEL);
     cm_ticket_release(ticket);
     request.blocking = true;
-    CHECK_CODE(cm_engine_copy(w.engine, &request, NULL), CM_ENOTSUP);
+    CHECK_CODE(cm_engine_copy(w.engine, &request, NULL), CM_ECAPTURING);
     request.blocking = false;
     request.src = row(&c, 0, 512, 8, 4);
     cm_faults_plan(w.rt, CM_OP_none, 0, 0, false);
-    CHECK_CODE(cm_engine_copy(w.engine, &request, NULL), CM_ENOTSUP);
+    CHECK_CODE(cm_engine_copy(w.engine, &request, NULL), CM_ECAPTURING);
     CHECK_EQ(cm_faults_count(w.rt, CM_OP_kernel_launch), 0);
     MUST(cm_emulated_set_capturing(w.rt, w.streams[0]->handle, false));
     CHECK_OK(cm_engine_copy(w.engine, &request, NULL));
     MUST(cm_rt_stream_synchronize(w.rt, w.streams[0]->handle));
-    while (cm_engine_count_pending(w.engine) > 0) {
-        usleep(100);
-    }
+    WAIT_UNTIL(cm_engine_count_pending(w.engine) == 0);
     give_memory(&w, &a);
     give_memory(&w, &b);
     give_memory(&w, &c);
@@ -316,9 +442,7 @@ test_engine_interrupted_copy_goes_on_behind_its_keeps(void)
         CHECK_CODE(cm_engine_copy(w.engine, &request, NULL), CM_ECANCELLED);
         CHECK_EQ(atomic_load(&drops), 0);
         unshut(&w, w.streams[0]);
-        while (cm_engine_count_pending(w.engine) > 0) {
-            usleep(100);
-        }
+        WAIT_UNTIL(cm_engine_count_pending(w.engine) == 0);
         CHECK_EQ(atomic_load(&drops), 1);
         CHECK(cm_is_ok(cm_engine_take_unread(w.engine)));
     }
@@ -341,9 +465,7 @@ stay_until_told(void *argument)
 {
     held_call *call = argument;
     atomic_store(&call->asked, true);
-    while (!atomic_load(&call->go_away)) {
-        usleep(100);
-    }
+    WAIT_UNTIL(atomic_load(&call->go_away));
     return true;
 }
 
@@ -359,9 +481,9 @@ static void *
 end_held_call(void *argument)
 {
     held_call *call = argument;
-    usleep(100000); /* the engine is being closed */
+    let_others_run(); /* the engine is being closed */
     atomic_store(&call->go_away, true);
-    usleep(100000);
+    let_others_run();
     unshut(call->w, call->w->streams[0]);
     return NULL;
 }
@@ -387,9 +509,7 @@ test_engine_close_waits_for_what_an_interrupted_call_left(void)
     call.request.interrupted_argument = &call;
     shut(&w, w.streams[0]);
     CHECK_EQ(pthread_create(&threads[0], NULL, make_held_call, &call), 0);
-    while (!atomic_load(&call.asked)) {
-        usleep(100);
-    }
+    WAIT_UNTIL(atomic_load(&call.asked));
     CHECK_EQ(pthread_create(&threads[1], NULL, end_held_call, &call), 0);
     cm_status closed = cm_engine_close(w.engine);
     int dropped = atomic_load(&drops);
@@ -550,6 +670,15 @@ close_queue(world *w, queue *q)
     give_memory(w, &q->target);
 }
 
+static uint64_t
+count_waiting(cm_engine *engine)
+{
+    cm_mutex_lock(&engine->lock);
+    uint64_t count = engine->waiting_count;
+    cm_mutex_unlock(&engine->lock);
+    return count;
+}
+
 /* Each is run once, when it is its turn: nobody looks at the rest of the queue. */
 static void
 test_engine_long_queue_is_not_looked_through(void)
@@ -559,15 +688,8 @@ test_engine_long_queue_is_not_looked_through(void)
     queue q;
     open_world(&w);
     open_queue(&w, &q, COUNT);
-    uint64_t waiting = 0;
-    for (int i = 0; i < 5000 && waiting < COUNT - 1; i++) { /* soon, but not at once */
-        usleep(1000);
-        cm_mutex_lock(&w.engine->lock);
-        waiting = w.engine->waiting_count;
-        cm_mutex_unlock(&w.engine->lock);
-    }
-    CHECK_EQ(waiting, COUNT - 1);
-    usleep(20000);
+    WAIT_UNTIL(count_waiting(w.engine) == COUNT - 1);
+    let_others_run();
     cm_mutex_lock(&w.engine->lock);
     CHECK_EQ(w.engine->waiting_count, COUNT - 1);
     CHECK_LT(w.engine->pick_count, MORE);
@@ -645,9 +767,11 @@ test_engine_hurried_copy_stops_at_once(void)
 }
 
 MAIN(RUN(test_engine_pageable_source_is_read_before_the_call_returns)
-         RUN(test_engine_dropped_ticket_neither_blocks_nor_cancels)
-             RUN(test_engine_waits_for_streams_and_tickets_named)
-                 RUN(test_engine_registered_source_is_read_after_the_stream) RUN(
+         RUN(test_engine_dropped_ticket_neither_blocks_nor_cancels) RUN(
+             test_engine_waits_for_streams_and_tickets_named)
+             RUN(test_engine_registered_source_is_read_after_the_stream) RUN(
+                 test_engine_pages_stay_locked_until_the_copy_is_done)
+                 RUN(test_engine_short_of_device_memory_asks_for_relief) RUN(
                      test_ticket_order_and_notify)
                      RUN(test_engine_close_waits_for_all_and_tickets_outlive_it) RUN(
                          test_engine_on_a_capturing_stream)

@@ -146,9 +146,7 @@ test_shared_ticket_is_unread_when_all_have_let_go(void)
     CHECK_OK(cm_engine_copy(w.engine, &request, &ticket));
     cm_ticket *other = cm_ticket_share(ticket);
     CHECK_OK(cm_ticket_abandon(ticket));
-    while (cm_engine_count_pending(w.engine) > 0) {
-        usleep(100);
-    }
+    WAIT_UNTIL(cm_engine_count_pending(w.engine) == 0);
     CHECK(cm_is_ok(cm_engine_take_unread(w.engine)));
     CHECK_OK(cm_ticket_abandon(other));
     CHECK_CODE(cm_engine_take_unread(w.engine), 999);

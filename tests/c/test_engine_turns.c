@@ -116,9 +116,7 @@ overtakes_all(world *w, const memory *source, memory *targets, memory *target)
         MUST(cm_engine_copy(w->engine, &giant, &tickets[i]));
     }
     for (int i = 0; i < CM_MAX_WORKERS; i++) {
-        while (cm_ticket_count_moved(tickets[i]) == 0) {
-            usleep(10);
-        }
+        WAIT_UNTIL(cm_ticket_count_moved(tickets[i]) != 0);
     }
     cm_copy_request request = {.dst = row(target, 0, PAGE_NBYTES, 1, 1),
                                .src = row(source, 0, PAGE_NBYTES, 1, 1)};

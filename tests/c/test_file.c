@@ -326,12 +326,8 @@ test_file_interrupted_call_leaves_its_copies_behind_the_keep(void)
         CHECK_EQ(atomic_load(&drops), 0);
         CHECK_EQ(cm_engine_count_pending(s.w.engine), 1);
         unshut(&s.w, s.w.streams[0]);
-        while (atomic_load(&drops) == 0) {
-            usleep(100);
-        }
-        while (cm_engine_count_pending(s.w.engine) > 0) {
-            usleep(100);
-        }
+        WAIT_UNTIL(atomic_load(&drops) != 0);
+        WAIT_UNTIL(cm_engine_count_pending(s.w.engine) == 0);
         request.interrupted = NULL;
         request.keep_count = 0;
         CHECK_OK(cm_engine_transfer_file(s.w.engine, &request, &failure));

@@ -321,6 +321,69 @@ test_heap_check_sees_what_is_wrong(void)
     cm_heap_fini(&heap);
 }
 
+/* Whoever allocates waits for that. */
+static void
+test_heap_counts_many_free_spans_by_a_look_at_a_few(void)
+{
+    enum { COUNT = 20000, LONG = 3 };
+    cm_heap heap;
+    cm_heap_init(&heap);
+    static cm_span *spans[COUNT];
+    CHECK(add_chunk(&heap, BASE, COUNT * 4 * KIB) != NULL);
+    take_all(&heap, spans, COUNT, 4 * KIB);
+    uint64_t freed = 0;
+    for (int i = 0; i < COUNT; i += 2) {
+        (void)give(&heap, spans[i], 0, 0);
+        freed++;
+        cm_heap_runs runs = cm_heap_count_runs(&heap, &ANY);
+        CHECK_EQ(runs.count, freed);
+        CHECK_EQ(runs.largest_nbytes, 4 * KIB);
+        CHECK_LE(runs.looked_count, CM_RUN_LOOKS + CM_READY_SETS * CM_READY_WAYS + 1);
+    }
+    (void)give(&heap, spans[COUNT - 2 - LONG], 0, 0); /* joins two */
+    CHECK_EQ(largest_of(&heap), 12 * KIB);
+    CHECK_EQ(cm_heap_count_runs(&heap, &ANY).count, freed - 1);
+    CHECK(cm_heap_check(&heap));
+    cm_heap_fini(&heap);
+}
+
+static void
+test_heap_counts_few_free_spans_as_joining_would_leave_them(void)
+{
+    enum { COUNT = CM_RUN_LOOKS };
+    cm_heap heap;
+    cm_heap_init(&heap);
+    cm_span *spans[COUNT];
+    CHECK(add_chunk(&heap, BASE, COUNT * 4 * KIB) != NULL);
+    take_all(&heap, spans, COUNT, 4 * KIB);
+    for (int i = 0; i < COUNT; i++) { /* of three streams in turn: they stay apart */
+        (void)give(&heap, spans[i], 1 + (uint32_t)i % 3, 1);
+    }
+    uint64_t done[TAGS] = {UINT64_MAX, 1, 1, 1};
+    cm_heap_view view = {.tag = 0, .done = done};
+    CHECK_EQ(heap.free_count, COUNT);
+    CHECK_EQ(cm_heap_count_runs(&heap, &view).count, 1);
+    CHECK_EQ(cm_heap_count_runs(&heap, &view).largest_nbytes, COUNT * 4 * KIB);
+    cm_heap_fini(&heap);
+}
+
+static void
+test_heap_counts_its_arenas(void)
+{
+    cm_heap heap;
+    cm_heap_init(&heap);
+    cm_arena *first = add_chunk(&heap, BASE, MIB);
+    CHECK(cm_heap_add_range(&heap, 4 * BASE, 8 * MIB, MIB) != NULL);
+    CHECK_EQ(heap.arena_count, 2);
+    cm_heap_remove_arena(&heap, first);
+    CHECK_EQ(heap.arena_count, 1);
+    CHECK(cm_heap_check(&heap));
+    heap.arena_count++;
+    CHECK(!cm_heap_check(&heap));
+    heap.arena_count--;
+    cm_heap_fini(&heap);
+}
+
 /* clang-format off */
 MAIN(RUN(test_heap_cuts_exactly_and_joins_again)
      RUN(test_heap_aligns_and_keeps_what_is_before)
@@ -332,5 +395,8 @@ MAIN(RUN(test_heap_cuts_exactly_and_joins_again)
      RUN(test_heap_alone_joins_everything)
      RUN(test_heap_search_finds_what_a_short_look_misses)
      RUN(test_heap_range_fills_and_empties)
+     RUN(test_heap_counts_many_free_spans_by_a_look_at_a_few)
+     RUN(test_heap_counts_few_free_spans_as_joining_would_leave_them)
+     RUN(test_heap_counts_its_arenas)
      RUN(test_heap_check_sees_what_is_wrong))
 /* clang-format on */

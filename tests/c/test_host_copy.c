@@ -1,14 +1,22 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Strided copies on the host against the plainest loop there is; both ends lie against
  * pages that may not be touched. */
+#include <errno.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <unistd.h>
 
+#include "base/fresh_pages.h"
 #include "base/pick_copy.h"
 #include "base/transpose.h"
 #include "check.h"
 #include "transfer/host_copy.h"
+
+#ifndef MADV_POPULATE_READ
+#    define MADV_POPULATE_READ 22
+#endif
 
 enum { ROOM = 64 << 10, PAGE = 64 << 10, GUARD = 0xa5 };
 
@@ -220,7 +228,47 @@ test_transpose_turns_every_element(void)
 }
 
 /* clang-format off */
-MAIN(RUN(test_elements_a_few_bytes_apart_are_brought_together)
+/* A file of four pages whose last two are cut off. */
+static void
+test_look_finds_what_is_no_longer_there(void)
+{
+    size_t page = (size_t)sysconf(_SC_PAGESIZE);
+    FILE *file = tmpfile();
+    CHECK(file != NULL);
+    CHECK_EQ(ftruncate(fileno(file), (off_t)(4 * page)), 0);
+    char *map =
+        mmap(NULL, 4 * page, PROT_READ | PROT_WRITE, MAP_SHARED, fileno(file), 0);
+    CHECK(map != MAP_FAILED);
+    CHECK_OK(cm_pages_look(map, 4 * page, false));
+    CHECK_OK(cm_pages_look(map, 4 * page, true));
+    CHECK_EQ(ftruncate(fileno(file), (off_t)(2 * page)), 0);
+    if (madvise(map, page, MADV_POPULATE_READ) == 0) { /* else nobody can tell */
+        for (int writes = 0; writes < 2; writes++) {
+            CHECK_OK(cm_pages_look(map, 2 * page, writes));
+            cm_status status = cm_pages_look(map + 1, 2 * page, writes);
+            CHECK_EQ(status.code, CM_EFAULT);
+            CHECK_EQ(status.arg, EFAULT);
+        }
+        /* Rows backwards, of which the first lies highest. */
+        cm_layout layout = {.run_nbytes = 8, .ndim = 1};
+        layout.shape[0] = 3;
+        layout.dst_strides[0] = 8;
+        layout.src_strides[0] = -(int64_t)page;
+        layout.src_offset = 2 * (int64_t)page;
+        CHECK_EQ(cm_host_look(&layout, NULL, map, 0).code, CM_EFAULT);
+        CHECK_OK(cm_host_look(&layout, NULL, map, 3 * page));
+        CHECK_OK(cm_host_look(&layout, map, map - page, 0));
+        CHECK_OK(cm_host_look(&layout, map, NULL, 0));
+    }
+    CHECK_EQ(munmap(map, 4 * page), 0);
+    if (madvise((char *)&page - (uintptr_t)&page % page, page, MADV_POPULATE_READ)
+        == 0) {
+        CHECK_EQ(cm_pages_look(map, page, false).arg, ENOMEM);
+    }
+    CHECK_EQ(fclose(file), 0);
+}
+
+MAIN(RUN(test_look_finds_what_is_no_longer_there) RUN(test_elements_a_few_bytes_apart_are_brought_together)
      RUN(test_rows_of_elements_apart_are_brought_together)
      RUN(test_rows_become_columns)
      RUN(test_transpose_turns_every_element))

@@ -277,7 +277,7 @@ test_failed_part_lets_no_later_one_pass(void)
     cm_faults_plan(w.rt, CM_OP_stream_create, 1, 999, false);
     CHECK_OK(cm_engine_copy_many(w.engine, &request, &ticket));
     CHECK(wait_for_flag(&arrived));
-    usleep(20000); /* the third would be over, did it not hear of the second */
+    let_others_run(); /* the third would be over, did it not hear of the second */
     CHECK_NE(first.bytes[0], 0xcc);
     atomic_store(&may_go, true);
     CHECK_EQ(cm_ticket_wait(ticket, UINT64_MAX).code, 999);

@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* pool/: what is handed out and what the pool says about itself. */
+#include <signal.h>
 #include <stdlib.h>
+#include <sys/mman.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -176,6 +178,186 @@ test_pool_forked_child_allocates_nothing_and_leaks(void)
     close_emulated(rt);
 }
 
+/* -- forked children -------------------------------------------------------------------- */
+
+/* What the child answers of `check`; 99: it died. */
+static int
+ask_child(int (*check)(void *argument), void *argument)
+{
+    int result = 0;
+    pid_t child = fork();
+    if (child == 0) {
+        (void)alarm(30);
+        _exit(check(argument));
+    }
+    bool ended = waitpid(child, &result, 0) == child && WIFEXITED(result);
+    return ended ? WEXITSTATUS(result) : 99;
+}
+
+static const cm_segments both_ways[] = {CM_SEGMENTS_AUTO, CM_SEGMENTS_PLAIN};
+
+static cm_pool *
+open_way(cm_runtime *rt, cm_segments way)
+{
+    cm_pool_config config = PINNED;
+    config.segments = way;
+    return open_pool(rt, config);
+}
+
+static void *squatted; /* where a library puts something of its own in a child */
+
+static void
+squat(void)
+{
+    if (squatted != NULL) {
+        void *at = mmap(squatted, page_nbytes(), PROT_READ | PROT_WRITE,
+                        MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED_NOREPLACE, -1, 0);
+        if (at == squatted) {
+            *(char *)at = 77;
+        }
+    }
+}
+
+static int
+look_squatted(void *argument)
+{
+    return cm_block_is_inherited(argument) ? 1 : *(char *)squatted != 77;
+}
+
+/* Runs first: children call in order of registration. */
+static void
+test_pool_forked_child_leaves_what_came_to_lie_there(void)
+{
+    CHECK_EQ(pthread_atfork(NULL, NULL, squat), 0);
+    cm_runtime *rt = open_emulated(13000, 1, 256 * MIB);
+    cm_pool *pool = open_way(rt, CM_SEGMENTS_PLAIN);
+    cm_block *block = take(pool, 100, NULL);
+    squatted = block->host;
+    CHECK_EQ(ask_child(look_squatted, block), 0);
+    squatted = NULL;
+    give(pool, block, NULL, 0);
+    cm_pool_release(pool);
+    close_emulated(rt);
+}
+
+typedef struct layout {
+    cm_block *small;
+    cm_block *large;
+    cm_block *neighbour; /* freed */
+} layout;
+
+static int
+look_at_blocks(void *argument)
+{
+    const layout *b = argument;
+    bool good = cm_block_is_inherited(b->small) && cm_block_is_inherited(b->large);
+    for (uint64_t i = 0; good && i < 100; i++) {
+        good = ((unsigned char *)b->small->host)[i] == 3;
+    }
+    for (uint64_t i = 0; good && i < 5 * MIB; i++) {
+        good = ((unsigned char *)b->large->host)[i] == 4;
+    }
+    memset(b->small->host, 9, 100);
+    memset(b->large->host, 9, 5 * MIB);
+    return good ? 0 : 1;
+}
+
+static void
+test_pool_forked_child_has_the_living_blocks(void)
+{
+    for (int i = 0; i < 2; i++) {
+        cm_runtime *rt = open_emulated(13000, 1, 256 * MIB);
+        cm_pool *pool = open_way(rt, both_ways[i]);
+        layout b = {.small = take(pool, 100, NULL)};
+        b.neighbour = take(pool, 3 * MIB, NULL);
+        b.large = take(pool, 5 * MIB, NULL);
+        memset(b.small->host, 3, 100);
+        memset(b.large->host, 4, 5 * MIB);
+        give(pool, b.neighbour, NULL, 0);
+        for (int turn = 0; turn < 2; turn++) {
+            CHECK_EQ(ask_child(look_at_blocks, &b), 0);
+        }
+        CHECK_FILLED(b.small->host, 3, 100);
+        CHECK_FILLED(b.large->host, 4, 5 * MIB);
+        give(pool, b.small, NULL, 0);
+        give(pool, b.large, NULL, 0);
+        cm_pool_release(pool);
+        close_emulated(rt);
+    }
+}
+
+static int
+write_block(void *argument)
+{
+    (void)signal(SIGSEGV, SIG_DFL); /* it may die, and quietly */
+    memset(((cm_block *)argument)->host, 9, 100);
+    return 0;
+}
+
+static void
+test_pool_forked_child_shares_no_free_memory(void)
+{
+    for (int i = 0; i < 2; i++) {
+        cm_runtime *rt = open_emulated(13000, 1, 256 * MIB);
+        cm_pool *pool = open_way(rt, both_ways[i]);
+        cm_block *block = take(pool, 100, NULL);
+        memset(block->host, 3, 100);
+        cm_block gone = *block;
+        give(pool, block, NULL, 0);
+        (void)ask_child(write_block, &gone);
+        CHECK_FILLED(gone.host, 3, 100);
+        cm_pool_release(pool);
+        close_emulated(rt);
+    }
+}
+
+typedef struct churn {
+    cm_pool *pool;
+    atomic_bool stop;
+} churn;
+
+static void *
+churn_run(void *argument)
+{
+    churn *c = argument;
+    for (uint64_t i = 1; !atomic_load(&c->stop); i++) {
+        uint64_t released = 0;
+        cm_block *block = take(c->pool, i * 4096 % (6 * MIB) + 1, NULL);
+        give(c->pool, block, NULL, 0);
+        if (i % 4 == 0) {
+            MUST(cm_pool_trim(c->pool, 0, false, &released));
+        }
+    }
+    return NULL;
+}
+
+static void
+test_pool_forked_child_has_the_blocks_while_threads_change_the_pool(void)
+{
+    enum { ROUNDS = 40 };
+    cm_runtime *rt = open_emulated(13000, 1, 256 * MIB);
+    churn c = {.pool = open_pool(rt, PINNED)};
+    cm_thread threads[2];
+    layout b = {.small = take(c.pool, 100, NULL), .large = take(c.pool, 5 * MIB, NULL)};
+    memset(b.small->host, 3, 100);
+    memset(b.large->host, 4, 5 * MIB);
+    for (int i = 0; i < 2; i++) {
+        MUST(cm_thread_start(&threads[i], churn_run, &c));
+    }
+    for (int i = 0; i < ROUNDS; i++) {
+        CHECK_EQ(ask_child(look_at_blocks, &b), 0);
+    }
+    atomic_store(&c.stop, true);
+    for (int i = 0; i < 2; i++) {
+        cm_thread_join(threads[i]);
+    }
+    CHECK_FILLED(b.large->host, 4, 5 * MIB);
+    give(c.pool, b.small, NULL, 0);
+    give(c.pool, b.large, NULL, 0);
+    cm_pool_release(c.pool);
+    close_emulated(rt);
+}
+
 /* -- growing ---------------------------------------------------------------------------- */
 
 typedef struct together {
@@ -233,22 +415,37 @@ take_large(void *arg)
     return NULL;
 }
 
+static cm_status (*real_host_register)(cm_runtime *rt, void *host, uint64_t nbytes,
+                                       unsigned flags);
+static atomic_bool growth_begun;
+static atomic_bool growth_may_end;
+
+static cm_status
+held_host_register(cm_runtime *rt, void *host, uint64_t nbytes, unsigned flags)
+{
+    atomic_store(&growth_begun, true);
+    WAIT_UNTIL(atomic_load(&growth_may_end));
+    return real_host_register(rt, host, nbytes, flags);
+}
+
 static void
 test_pool_hits_go_on_while_another_thread_grows(void)
 {
     cm_runtime *rt = open_emulated(13000, 1, 256 * MIB);
     cm_pool *pool = open_pool(rt, PINNED);
     give(pool, take(pool, 1000, NULL), NULL, 0);
-    cm_faults_delay(rt, CM_OP_host_register, 300000);
+    cm_ops_table ops = *rt->ops;
+    real_host_register = ops.host_register;
+    ops.host_register = held_host_register;
+    rt->ops = &ops;
     together t = {pool, NULL};
     cm_thread thread;
     CHECK_OK(cm_thread_start(&thread, take_large, &t));
-    uint64_t begin_ns = cm_now_ns();
-    while (cm_faults_count(rt, CM_OP_host_register) < 2) {
-    }
-    cm_block *block = take(pool, 1000, NULL);
+    WAIT_UNTIL(atomic_load(&growth_begun));
+    cm_block *block = take(pool, 1000, NULL); /* were it held up, it would be for ever
+                                               */
     give(pool, block, NULL, 0);
-    CHECK_LT(cm_now_ns() - begin_ns, 250u * 1000 * 1000);
+    atomic_store(&growth_may_end, true);
     cm_thread_join(thread);
     give(pool, t.block, NULL, 0);
     cm_pool_release(pool);
@@ -401,7 +598,11 @@ test_pool_adds_up_while_a_growth_ends(void)
 }
 
 /* clang-format off */
-MAIN(RUN(test_pool_adds_up_while_a_growth_ends)
+MAIN(RUN(test_pool_forked_child_leaves_what_came_to_lie_there)
+     RUN(test_pool_forked_child_has_the_living_blocks)
+     RUN(test_pool_forked_child_shares_no_free_memory)
+     RUN(test_pool_forked_child_has_the_blocks_while_threads_change_the_pool)
+     RUN(test_pool_adds_up_while_a_growth_ends)
      RUN(test_pool_each_kind_gives_memory_and_takes_it_back)
      RUN(test_pool_sizes_are_exact_to_the_step)
      RUN(test_pool_wrong_config_is_refused)

@@ -57,12 +57,19 @@ test_pool_keeps_what_is_freed_until_trimmed(void)
     }
 }
 
+static uint64_t
+reserved_after_use(cm_pool *pool, uint64_t nbytes)
+{
+    give(pool, take(pool, nbytes, NULL), NULL, 0);
+    return read_counters(pool).reserved_nbytes;
+}
+
 static void
 test_pool_idle_trim_gives_back_what_was_not_needed(void)
 {
     cm_runtime *rt = open_emulated(13000, 1, 256 * MIB);
     cm_pool_config config = DEVICE;
-    config.idle_trim_ns = 400 * 1000 * 1000;
+    config.idle_trim_ns = UINT64_C(3600) * 1000 * 1000 * 1000;
     cm_pool *pool = open_pool(rt, config);
     cm_block *a = take(pool, 16 * MIB, NULL);
     cm_block *b = take(pool, 16 * MIB, NULL);
@@ -71,15 +78,9 @@ test_pool_idle_trim_gives_back_what_was_not_needed(void)
     give(pool, take(pool, 16 * MIB, NULL), NULL, 0); /* within the window: a hit */
     CHECK_EQ(read_counters(pool).hit_count, 1);
     CHECK_EQ(read_counters(pool).reserved_nbytes, 32 * MIB);
-    uint64_t least = UINT64_MAX;
-    for (int i = 0; i < 400 && least > 16 * MIB; i++) {
-        struct timespec nap = {0, 5 * 1000 * 1000};
-        (void)nanosleep(&nap, NULL);
-        give(pool, take(pool, 16 * MIB, NULL), NULL, 0); /* half of it stays in use */
-        uint64_t now = read_counters(pool).reserved_nbytes;
-        least = now < least ? now : least;
-    }
-    CHECK_EQ(least, 16 * MIB);
+    cm_pool_set_idle_trim(pool, 5 * 1000 * 1000);
+    WAIT_UNTIL(reserved_after_use(pool, 16 * MIB) < 32 * MIB); /* half stays in use */
+    CHECK_EQ(read_counters(pool).reserved_nbytes, 16 * MIB);
     cm_pool_release(pool);
     close_emulated(rt);
 }
@@ -89,13 +90,16 @@ test_pool_idle_trim_is_off_by_default(void)
 {
     cm_runtime *rt = open_emulated(13000, 1, 256 * MIB);
     cm_pool *pool = open_pool(rt, DEVICE);
-    give(pool, take(pool, 16 * MIB, NULL), NULL, 0);
-    struct timespec nap = {0, 5 * 1000 * 1000};
-    (void)nanosleep(&nap, NULL);
-    give(pool, take(pool, 4 * MIB, NULL), NULL, 0);
-    give(pool, take(pool, 4 * MIB, NULL), NULL, 0);
-    CHECK_EQ(read_counters(pool).reserved_nbytes, 16 * MIB);
+    cm_pool_config config = DEVICE;
+    config.idle_trim_ns = 1000 * 1000;
+    cm_pool *witness = open_pool(rt, config);
+    CHECK_EQ(reserved_after_use(pool, 16 * MIB), 16 * MIB);
+    CHECK_EQ(reserved_after_use(witness, 16 * MIB), 16 * MIB);
+    WAIT_UNTIL(reserved_after_use(witness, 1 * MIB) < 16 * MIB);
+    CHECK_EQ(reserved_after_use(pool, 4 * MIB), 16 * MIB);
+    CHECK_EQ(reserved_after_use(pool, 4 * MIB), 16 * MIB);
     cm_pool_release(pool);
+    cm_pool_release(witness);
     close_emulated(rt);
 }
 

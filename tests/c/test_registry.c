@@ -295,6 +295,233 @@ test_registry_forked_child_touches_nothing(void)
     munmap(memory, 4 * page_nbytes());
 }
 
+/* -- transfers -------------------------------------------------------------------------- */
+
+static void
+test_registry_shares_keep_pieces_after_their_registration(void)
+{
+    cm_runtime *rt = open_emulated(13000, 1, UINT64_C(1) << 28);
+    cm_registry *registry = open_registry(rt);
+    uint64_t page = page_nbytes();
+    char *memory = map_pages(PAGE_COUNT);
+    cm_page_shares shares = {.count = 0};
+    CHECK_OK(cm_registry_share(registry, memory, 16 * page, &shares));
+    CHECK_EQ(shares.count, 0); /* nothing is locked */
+    cm_registration *a = lock(registry, memory + 2 * page, 2 * page);
+    cm_registration *b = lock(registry, memory + 5 * page, page);
+    cm_registration *c = lock(registry, memory + 9 * page, page);
+    CHECK_OK(cm_registry_share(registry, memory, 2 * page, &shares));
+    CHECK_EQ(shares.count, 0); /* it ends where the first begins */
+    CHECK_OK(cm_registry_share(registry, memory + page, 5 * page, &shares));
+    CHECK_EQ(shares.count, 2); /* a and b, with gaps around them */
+    CHECK_OK(cm_registry_share(registry, memory + 5 * page, 10, &shares));
+    CHECK_EQ(shares.count, 2); /* the last one once more */
+    cm_page_shares other = {.count = 0};
+    CHECK_OK(cm_registry_share(registry, memory + 5 * page + 100, 10, &other));
+    CHECK_EQ(other.count, 1);
+    cm_registration *again = lock(registry, memory + 4 * page, page); /* in the gap */
+    CHECK_OK(cm_registration_release(a));
+    CHECK_OK(cm_registration_release(b));
+    CHECK_OK(cm_registration_release(c));
+    CHECK_EQ(cm_registry_count(registry), 3);
+    CHECK(is_locked(rt, memory + 2 * page));
+    CHECK(is_locked(rt, memory + 5 * page));
+    CHECK(!is_locked(rt, memory + 9 * page));
+    cm_registry_unshare(registry, &shares);
+    CHECK(!is_locked(rt, memory + 2 * page));
+    CHECK(is_locked(rt, memory + 4 * page)); /* came later */
+    CHECK(is_locked(rt, memory + 5 * page)); /* the other's */
+    cm_registry_unshare(registry, &other);
+    CHECK(!is_locked(rt, memory + 5 * page));
+    cm_registry_unshare(registry, &other); /* none are left */
+    CHECK_OK(cm_registration_release(again));
+    CHECK_OK(cm_registry_close(registry));
+    close_emulated(rt);
+    munmap(memory, PAGE_COUNT * page);
+}
+
+static void
+test_registry_shares_may_outlive_it(void)
+{
+    cm_runtime *rt = open_emulated(13000, 1, UINT64_C(1) << 28);
+    cm_registry *registry = open_registry(rt);
+    char *memory = map_pages(4);
+    cm_page_shares shares = {.count = 0};
+    cm_registration *r = lock(registry, memory, page_nbytes());
+    CHECK_OK(cm_registry_share(registry, memory, 1, &shares));
+    CHECK_OK(cm_registration_release(r));
+    CHECK_OK(cm_registry_close(registry));
+    cm_emulated_counts counts;
+    cm_emulated_read_counts(rt, &counts);
+    CHECK_EQ(counts.registrations, 0);
+    close_emulated(rt);
+    cm_registry_unshare(registry, &shares);
+    munmap(memory, 4 * page_nbytes());
+}
+
+static void
+test_registry_piece_that_was_not_unlocked_may_be_shared(void)
+{
+    cm_runtime *rt = open_emulated(13000, 1, UINT64_C(1) << 28);
+    cm_registry *registry = open_registry(rt);
+    char *memory = map_pages(4);
+    cm_page_shares shares = {.count = 0};
+    cm_registration *r = lock(registry, memory, page_nbytes());
+    cm_faults_plan(rt, CM_OP_host_unregister, 1, 999, false);
+    CHECK_CODE(cm_registration_release(r), 999);
+    CHECK_OK(cm_registry_share(registry, memory, 1, &shares));
+    CHECK_EQ(shares.count, 1);
+    cm_registry_unshare(registry, &shares);
+    CHECK_EQ(cm_registry_count(registry), 0);
+    CHECK_OK(cm_registry_close(registry));
+    close_emulated(rt);
+    munmap(memory, 4 * page_nbytes());
+}
+
+/* -- look-ups against a model that walks all pages -------------------------------------- */
+
+enum { MODEL_PAGES = 64, MODEL_HELD = 24 };
+
+typedef struct model {
+    int piece[MODEL_PAGES]; /* by page; 0: none */
+    int shares[4096];       /* by piece */
+    int pieces;             /* ever */
+} model;
+
+static void
+model_register(model *m, uint64_t first, uint64_t count)
+{
+    for (uint64_t i = first; i < first + count; i++) {
+        bool begins = i == first || m->piece[i - 1] != m->piece[i];
+        if (m->piece[i] == 0) { /* a gap up to the next piece or the end */
+            m->pieces++;
+            for (uint64_t k = i; k < first + count && m->piece[k] == 0; k++) {
+                m->piece[k] = m->pieces;
+            }
+            begins = true;
+        }
+        m->shares[m->piece[i]] += begins;
+    }
+}
+
+static void
+model_release(model *m, const int *pieces, int count)
+{
+    for (int i = 0; i < count; i++) {
+        if (--m->shares[pieces[i]] == 0) {
+            for (int k = 0; k < MODEL_PAGES; k++) {
+                m->piece[k] = m->piece[k] == pieces[i] ? 0 : m->piece[k];
+            }
+        }
+    }
+}
+
+static int
+model_list(const model *m, uint64_t first, uint64_t count, int *pieces)
+{
+    int found = 0;
+    for (uint64_t i = first; i < first + count; i++) {
+        bool is_new = found == 0 || pieces[found - 1] != m->piece[i];
+        if (m->piece[i] != 0 && is_new) {
+            pieces[found++] = m->piece[i];
+        }
+    }
+    return found;
+}
+
+static uint64_t
+model_run(const model *m, uint64_t page, uint64_t at, uint64_t nbytes, bool *locked)
+{
+    uint64_t end = at;
+    *locked = m->piece[at / page] != 0;
+    while (end - at < nbytes && m->piece[end / page] == m->piece[at / page]) {
+        end = (end / page + 1) * page;
+    }
+    return end - at < nbytes ? end - at : nbytes;
+}
+
+typedef struct held {
+    cm_registration *registration;
+    cm_page_shares shares;
+    int pieces[MODEL_PAGES];
+    int count;
+} held;
+
+static void
+change(cm_registry *registry, char *memory, model *m, held *h, unsigned *seed)
+{
+    uint64_t page = page_nbytes();
+    uint64_t first = (uint64_t)rand_r(seed) % MODEL_PAGES;
+    uint64_t count = 1 + (uint64_t)rand_r(seed) % 4;
+    count = count > MODEL_PAGES - first ? MODEL_PAGES - first : count;
+    char *at = memory + first * page;
+    if (h->registration != NULL) {
+        CHECK_OK(cm_registration_release(h->registration));
+        model_release(m, h->pieces, h->count);
+        h->registration = NULL;
+        h->count = 0;
+    }
+    else if (h->count > 0) {
+        cm_registry_unshare(registry, &h->shares);
+        model_release(m, h->pieces, h->count);
+        h->count = 0;
+    }
+    else if (rand_r(seed) % 2 == 0) {
+        h->registration = lock(registry, at, count * page);
+        model_register(m, first, count);
+        h->count = model_list(m, first, count, h->pieces);
+    }
+    else {
+        CHECK_OK(cm_registry_share(registry, at + 1, count * page - 2, &h->shares));
+        h->count = model_list(m, first, count, h->pieces);
+        CHECK_EQ(h->shares.count, (uint32_t)h->count);
+        for (int i = 0; i < h->count; i++) {
+            m->shares[h->pieces[i]]++;
+        }
+    }
+}
+
+static void
+compare(cm_registry *registry, const char *memory, const model *m)
+{
+    uint64_t page = page_nbytes();
+    int pieces[MODEL_PAGES];
+    int count = model_list(m, 0, MODEL_PAGES, pieces);
+    CHECK_EQ(cm_registry_count(registry), (uint64_t)count);
+    for (uint64_t at = 0; at < MODEL_PAGES * page; at += page / 2 - 1) {
+        uint64_t left = MODEL_PAGES * page - at;
+        bool locked, expected;
+        uint64_t run = cm_registry_run(registry, memory + at, left, &locked);
+        CHECK_EQ(run, model_run(m, page, at, left, &expected));
+        CHECK_EQ(locked, expected);
+    }
+}
+
+static void
+test_registry_finds_what_a_walk_over_all_pages_finds(void)
+{
+    cm_runtime *rt = open_emulated(13000, 1, UINT64_C(1) << 28);
+    cm_registry *registry = open_registry(rt);
+    uint64_t page = page_nbytes();
+    char *memory = map_pages(MODEL_PAGES);
+    static model m;
+    static held all[MODEL_HELD];
+    unsigned seed = 7;
+    for (int step = 0; step < 1500; step++) {
+        change(registry, memory, &m, &all[rand_r(&seed) % MODEL_HELD], &seed);
+        compare(registry, memory, &m);
+    }
+    for (int i = 0; i < MODEL_HELD; i++) {
+        if (all[i].count > 0) {
+            change(registry, memory, &m, &all[i], &seed);
+        }
+    }
+    CHECK_EQ(cm_registry_count(registry), 0);
+    CHECK_OK(cm_registry_close(registry));
+    close_emulated(rt);
+    munmap(memory, MODEL_PAGES * page);
+}
+
 /* -- faults ----------------------------------------------------------------------------- */
 
 /* Overlaps, a gap, foreign pages, addresses. Answers the first failure. */
@@ -391,7 +618,14 @@ share_pages(void *arg)
                 CHECK_FAIL_("page %llu is not locked", (unsigned long long)k);
             }
         }
+        cm_page_shares shares = {.count = 0};
+        char *at = job->memory + first * page;
+        MUST(cm_registry_share(job->registry, at, count * page, &shares));
         MUST(cm_registration_release(r));
+        if (!is_locked(job->rt, at)) {
+            CHECK_FAIL_("page %llu is not locked", (unsigned long long)first);
+        }
+        cm_registry_unshare(job->registry, &shares);
     }
     return NULL;
 }
@@ -428,6 +662,10 @@ MAIN(RUN(test_registry_unaligned_range_locks_its_pages)
      RUN(test_registry_close_unregisters_what_is_left)
      RUN(test_registry_refused_unregister_is_told_and_tried_again)
      RUN(test_registry_forked_child_touches_nothing)
+     RUN(test_registry_shares_keep_pieces_after_their_registration)
+     RUN(test_registry_shares_may_outlive_it)
+     RUN(test_registry_piece_that_was_not_unlocked_may_be_shared)
+     RUN(test_registry_finds_what_a_walk_over_all_pages_finds)
      RUN(test_registry_any_call_may_fail_and_nothing_stays_locked)
      RUN(test_registry_threads_share_pages))
 /* clang-format on */

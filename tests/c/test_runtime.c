@@ -3,6 +3,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "base/thread.h"
 #include "open_emulated.h"
 #include "runtime/stream.h"
 
@@ -240,17 +241,54 @@ test_stream_wrapped_drops_its_owner_once(void)
 }
 
 static void
-test_stream_default_handles_have_fixed_ids(void)
+test_stream_legacy_handles_have_a_fixed_id(void)
 {
     cm_runtime *rt = open_emulated(13000, 1, 1 << 20);
-    for (uint64_t handle = 0; handle <= CM_STREAM_PER_THREAD; handle++) {
+    for (uint64_t handle = 0; handle < CM_STREAM_PER_THREAD; handle++) {
         cm_stream *stream = NULL;
         CHECK_OK(cm_stream_wrap(rt, 0, handle, NULL, NULL, &stream));
         CHECK_EQ(stream->handle, handle);
-        CHECK_EQ(stream->id, handle == 0 ? 1 : handle);
+        CHECK_EQ(stream->id, CM_STREAM_LEGACY);
         cm_stream_release(stream);
     }
     close_emulated(rt);
+}
+
+typedef struct own_streams {
+    cm_runtime *rt;
+    cm_stream *of_main;
+    cm_stream *of_other; /* made there */
+    bool is_main_here;   /* as the other thread sees it */
+} own_streams;
+
+static void *
+look_from_elsewhere(void *argument)
+{
+    own_streams *own = argument;
+    MUST(cm_stream_wrap(own->rt, 0, CM_STREAM_PER_THREAD, NULL, NULL, &own->of_other));
+    own->is_main_here = cm_stream_is_here(own->of_main);
+    return NULL;
+}
+
+static void
+test_stream_of_its_own_is_each_threads(void)
+{
+    own_streams own = {.rt = open_emulated(13000, 1, 1 << 20)};
+    cm_stream *again;
+    cm_thread thread;
+    CHECK_OK(cm_stream_wrap(own.rt, 0, CM_STREAM_PER_THREAD, NULL, NULL, &own.of_main));
+    CHECK_OK(cm_stream_wrap(own.rt, 0, CM_STREAM_PER_THREAD, NULL, NULL, &again));
+    MUST(cm_thread_start(&thread, look_from_elsewhere, &own));
+    cm_thread_join(thread);
+    CHECK(cm_stream_same(own.of_main, again));
+    CHECK(!cm_stream_same(own.of_main, own.of_other));
+    CHECK(cm_stream_is_here(own.of_main));
+    CHECK(!cm_stream_is_here(own.of_other));
+    CHECK(!own.is_main_here);
+    cm_stream_release(own.of_main);
+    cm_stream_release(again);
+    cm_stream_release(own.of_other);
+    close_emulated(own.rt);
 }
 
 static void
@@ -412,7 +450,8 @@ MAIN(RUN(test_op_names_follow_the_list)
      RUN(test_operation_newer_than_driver_is_not_supported)
      RUN(test_stream_record_owns_its_handle)
      RUN(test_stream_wrapped_drops_its_owner_once)
-     RUN(test_stream_default_handles_have_fixed_ids)
+     RUN(test_stream_legacy_handles_have_a_fixed_id)
+     RUN(test_stream_of_its_own_is_each_threads)
      RUN(test_stream_that_nobody_else_knows_is_not_captured)
      RUN(test_stream_is_asked_whether_a_wait_took_it_into_a_capture)
      RUN(test_stream_two_waits_at_once_do_not_hide_a_capture)

@@ -165,7 +165,7 @@ read_mapping_flags(const void *address, char *out, size_t nbytes)
 }
 
 static void
-test_host_chunk_asks_for_huge_pages_and_stays_out_of_children(void)
+test_host_chunk_asks_for_huge_pages_and_is_wiped_in_children(void)
 {
     cm_runtime *rt = open_emulated(13000, 1, 256 * MIB);
     cm_source *source = open_source(rt, &PINNED, &(cm_host_world){.root = NULL});
@@ -173,7 +173,7 @@ test_host_chunk_asks_for_huge_pages_and_stays_out_of_children(void)
     char flags[512];
     CHECK_OK(source->ops->open_chunk(source, 0, 4 * MIB, &chunk));
     read_mapping_flags(chunk.host, flags, sizeof(flags));
-    CHECK(strstr(flags, " dc") != NULL); /* "do not copy" */
+    CHECK(strstr(flags, " wf") != NULL); /* "wipe on fork" */
     if (access("/sys/kernel/mm/transparent_hugepage", F_OK) == 0) {
         CHECK(strstr(flags, " hg") != NULL);
     }
@@ -717,7 +717,7 @@ test_plain_any_call_may_fail_and_nothing_is_left(void)
 MAIN(
     RUN(test_host_chunk_is_populated_and_registered_once)
     RUN(test_host_chunk_is_copied_from_and_to)
-    RUN(test_host_chunk_asks_for_huge_pages_and_stays_out_of_children)
+    RUN(test_host_chunk_asks_for_huge_pages_and_is_wiped_in_children)
     RUN(test_host_chunk_wrong_size_is_refused)
     RUN(test_host_chunk_beyond_the_memory_left_is_refused_untouched)
     RUN(test_host_chunk_without_addresses_for_it_fails)

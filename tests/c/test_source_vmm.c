@@ -335,6 +335,46 @@ test_move_chunk_that_failed_leaves_it_where_it_was(void)
     end(&w);
 }
 
+static void
+test_move_chunk_that_cannot_be_put_back_closes_it(void)
+{
+    static const cm_op ops[] = {CM_OP_address_map, CM_OP_address_set_access};
+    world w = begin(1);
+    for (size_t i = 0; i < sizeof(ops) / sizeof(ops[0]); i++) {
+        cm_chunk chunk;
+        CHECK_OK(open_at(&w, 1, 2, &chunk));
+        plan(&w, ops[i], true);
+        cm_status status = move_to(&w, &chunk, 4);
+        cm_faults_plan(w.rt, CM_OP_none, 0, 0, false);
+        CHECK_CODE(status, CM_CUDA_OUT_OF_MEMORY);
+        CHECK_EQ(status.op, ops[i]);
+        CHECK_EQ(chunk.address, 0);
+        CHECK(is_empty(&w, 1));
+        CHECK(is_empty(&w, 4));
+        CHECK_EQ(counts_of(&w).mappings, 0);
+        CHECK_EQ(counts_of(&w).physical_allocs, 0);
+    }
+    end(&w);
+}
+
+/* As a driver 580 has it for memory for RDMA. */
+static void
+test_peer_that_comes_later_reaches_what_was_moved(void)
+{
+    world w = begin(2);
+    cm_chunk chunk;
+    cm_scope peer;
+    CHECK_OK(open_at(&w, 1, 2, &chunk));
+    CHECK_OK(move_to(&w, &chunk, 4));
+    CHECK_OK(cm_scope_enter(w.rt, 1, &peer));
+    CHECK_OK(w.source->ops->admit_peers(w.source, &chunk));
+    CHECK_OK(cm_rt_fill_8_async(w.rt, chunk.address, 1, 8, 0));
+    CHECK_OK(cm_rt_device_synchronize(w.rt));
+    cm_scope_leave(&peer);
+    close_it(&w, &chunk);
+    end(&w);
+}
+
 /* A peer is given access when it has a context, and none is made for it. */
 static void
 test_peers_in_use_reach_the_memory(void)
@@ -381,6 +421,8 @@ MAIN(RUN(test_source_says_what_it_is)
      RUN(test_close_chunk_that_failed_leaves_it_usable)
      RUN(test_close_chunk_when_the_driver_is_gone)
      RUN(test_move_chunk_that_failed_leaves_it_where_it_was)
+     RUN(test_move_chunk_that_cannot_be_put_back_closes_it)
+     RUN(test_peer_that_comes_later_reaches_what_was_moved)
      RUN(test_peers_in_use_reach_the_memory)
      RUN(test_destroy_gives_the_addresses_back_at_the_second_try))
 /* clang-format on */

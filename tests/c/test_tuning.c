@@ -98,6 +98,79 @@ test_engine_follows_every_tuning(void)
     close_world(&w);
 }
 
+/* A copy that has to wait for a piece of the ring asks whether to go on. */
+typedef struct full_ring {
+    world *w;
+    uint64_t nbytes; /* of the ring, when it was first asked; 0: never */
+} full_ring;
+
+static bool
+see_full_ring(void *argument)
+{
+    full_ring *seen = argument;
+    if (seen->nbytes == 0) {
+        cm_mutex_lock(&seen->w->engine->lock);
+        seen->nbytes = seen->w->engine->ring_nbytes;
+        cm_mutex_unlock(&seen->w->engine->lock);
+        unshut(seen->w, seen->w->streams[0]);
+    }
+    return false;
+}
+
+/* Twelve pieces with room for sixteen slots, through a ring of four blocks, while the
+ * stream is shut: nothing comes back to the ring before the copy waits for it. */
+static void
+test_engine_keeps_to_the_bound_of_the_ring(void)
+{
+    enum { PIECE = 256 << 10, PIECES = NBYTES / PIECE, ROOM = 16, RING = 4 };
+    world w;
+    cm_ticket *ticket;
+    cm_pool_counters counters;
+    open_world(&w);
+    full_ring seen = {.w = &w};
+    memory host = take_memory(&w, CM_KIND_PAGEABLE, 0, NBYTES);
+    memory device = take_memory(&w, CM_KIND_DEVICE, 0, NBYTES);
+    number_bytes(&host, 5);
+    set_tuning(&w, 1, PIECE, ROOM, RING * PIECE);
+    cm_copy_request request = {.dst = row(&device, 0, NBYTES, 1, 1),
+                               .src = row(&host, 0, NBYTES, 1, 1),
+                               .stream = w.streams[0],
+                               .interrupted = see_full_ring,
+                               .interrupted_argument = &seen};
+    shut(&w, w.streams[0]);
+    CHECK_OK(cm_engine_copy(w.engine, &request, &ticket));
+    CHECK_EQ(seen.nbytes, RING * PIECE);
+    CHECK_OK(cm_ticket_wait(ticket, UINT64_MAX));
+    CHECK_BYTES_EQ(device.bytes, host.bytes, NBYTES);
+    CHECK_EQ(PIECES, 12);
+    cm_pool_read(w.pinned, &counters);
+    CHECK_EQ(counters.peak_live_nbytes, RING * PIECE);
+    cm_ticket_release(ticket);
+    give_memory(&w, &host);
+    give_memory(&w, &device);
+    close_world(&w);
+}
+
+/* Whoever asks for more than is left has none of it; the last byte can be had. */
+static void
+test_engine_ring_gives_what_is_left_and_no_more(void)
+{
+    world w;
+    open_world(&w);
+    CHECK_PTR_EQ(cm_loan_enter_ring(w.engine, 11, 10), NULL);
+    CHECK_PTR_EQ(cm_loan_enter_ring(w.engine, 4, 10), w.pinned);
+    CHECK_PTR_EQ(cm_loan_enter_ring(w.engine, 7, 10), NULL);
+    CHECK_EQ(w.engine->ring_nbytes, 4);
+    CHECK_PTR_EQ(cm_loan_enter_ring(w.engine, 6, 10), w.pinned);
+    CHECK_PTR_EQ(cm_loan_enter_ring(w.engine, 1, 10), NULL);
+    CHECK_PTR_EQ(cm_loan_enter_ring(w.engine, UINT64_MAX - 10, UINT64_MAX), w.pinned);
+    cm_loan_leave_ring(w.engine, UINT64_MAX - 10);
+    CHECK_EQ(w.engine->ring_nbytes, 10);
+    cm_loan_leave_ring(w.engine, 10);
+    CHECK_EQ(w.engine->ring_nbytes, 0);
+    close_world(&w);
+}
+
 static void
 test_engine_refuses_a_tuning_out_of_bounds(void)
 {
@@ -118,5 +191,7 @@ test_engine_refuses_a_tuning_out_of_bounds(void)
 
 /* clang-format off */
 MAIN(RUN(test_engine_follows_every_tuning)
+     RUN(test_engine_keeps_to_the_bound_of_the_ring)
+     RUN(test_engine_ring_gives_what_is_left_and_no_more)
      RUN(test_engine_refuses_a_tuning_out_of_bounds))
 /* clang-format on */

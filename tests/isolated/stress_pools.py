@@ -17,14 +17,17 @@ import argparse
 import ctypes
 import gc
 import json
+import os
 import sys
 import threading
 import time
+from datetime import UTC, datetime
 from pathlib import Path
 
 import numpy as np
 
 import cumem
+from cumem import info
 
 KIB = 1024
 SIZES = (4 * KIB, 48 * KIB, 256 * KIB, 1000 * KIB, 4096 * KIB)
@@ -144,6 +147,7 @@ def main() -> int:
     parser.add_argument("--streams", type=int, default=8)
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
+    started = datetime.now(UTC)
     streams = [cumem.Stream() for _ in range(options.streams)]
     warm = Worker(Driver(), streams, 1, time.monotonic() + 0.5)
     warm.start()
@@ -159,7 +163,9 @@ def main() -> int:
         worker.join()
     failures = [str(w.failure) for w in [warm, *workers] if w.failure is not None]
     result = {
-        "device": cumem.Device(0).name,
+        "commit": info.commit(),
+        "started": started.isoformat(timespec="seconds"),
+        "machine": f"{cumem.Device(0).name}, {len(os.sched_getaffinity(0))} cores",
         "seconds": options.seconds,
         "threads": options.threads,
         "streams": options.streams,

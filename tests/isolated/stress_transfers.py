@@ -23,18 +23,21 @@ import faulthandler
 import gc
 import json
 import math
+import os
 import sys
 import threading
 import time
 import weakref
 from collections import Counter
 from collections.abc import Callable
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 import cumem
+from cumem import info
 
 KINDS = ("numpy", "pinned", "mapped", "managed", "device")
 FAULT = 998
@@ -255,6 +258,7 @@ def run_round(
 
 
 def run(options: argparse.Namespace) -> dict[str, Any]:
+    started = datetime.now(UTC)
     unread: list[str] = []  # failures of transfers that were dropped
     sys.unraisablehook = lambda info: unread.append(str(info.exc_value))
     if options.faults:
@@ -272,7 +276,9 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
         wait_for_all()
         free.append(free_nbytes())
     result = {
-        "device": cumem.Device(0).name,
+        "commit": info.commit(),
+        "started": started.isoformat(timespec="seconds"),
+        "machine": f"{cumem.Device(0).name}, {len(os.sched_getaffinity(0))} cores",
         "seed": options.seed,
         "seconds": options.seconds,
         "threads": options.threads,

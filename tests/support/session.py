@@ -8,9 +8,12 @@ import dataclasses
 import gc
 import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+
+import numpy as np
 
 from cumem import _core
 
@@ -19,6 +22,10 @@ testing = _core._testing
 #: Longest random delay before each piece of emulated work. Never 0: a suite that runs
 #: without late streams cannot see an ordering bug (test_emulation.py fails then).
 MAX_DELAY_US = 150
+
+
+#: Runtime calls that may be made with the GIL held: the driver looks them up in a table.
+ANSWERED_AT_ONCE = {"device_attribute"}
 
 
 def emulated_driver() -> int:
@@ -44,6 +51,92 @@ class Runtime:
         return major * 1000 + minor * 10 >= oldest
 
 
+#: Seconds after which what a test waits for will not come. Nothing is measured by it:
+#: who needs a deadline takes this one.
+PATIENCE = 60
+NAP = 0.0005
+
+
+def wait_until(condition: Callable[[], object], what: str = "") -> None:
+    """Let other threads go on until `condition()` is true; fail if it never is.
+
+    Only for what no gate, event or barrier can tell of.
+    """
+    deadline = time.monotonic() + PATIENCE
+    while not condition():
+        if time.monotonic() > deadline:
+            raise AssertionError(f"never came: {what or condition}")
+        time.sleep(NAP)
+
+
+def _place_of(thread_id: int | None) -> tuple[int, int] | None:
+    """Which instruction of which frame a thread is at; None: of a helper, or it ended."""
+    frame = sys._current_frames().get(thread_id or 0)
+    if frame is None:
+        return None
+    code = frame.f_code
+    if code.co_filename in (__file__, contextlib.__file__) or (
+        code.co_filename == threading.__file__ and code.co_name != "run"
+    ):
+        return None
+    return id(frame), frame.f_lasti
+
+
+def wait_until_waiting(
+    thread: threading.Thread, given_up: Callable[[], bool] = lambda: False
+) -> None:
+    """Return once `thread` is in a call in which it lets others run, or has ended.
+
+    While this thread naps, whoever asks for the GIL gets it: a thread that is at the same
+    instruction after many naps did not ask.
+    """
+    place, seen = None, 0
+
+    def is_waiting() -> bool:
+        nonlocal place, seen
+        now = _place_of(thread.ident)
+        seen = seen + 1 if now is not None and now == place else 0
+        place = now
+        return seen == 40 or not thread.is_alive() or given_up()
+
+    wait_until(is_waiting, "a call that waits")
+
+
+@contextlib.contextmanager
+def when_waiting(act: Callable[[], object]) -> Iterator[Callable[[], None]]:
+    """Call `act` in another thread once the block waits in a call.
+
+    Gives a function: to do it once more, in a later call.
+    """
+    caller = threading.current_thread()
+    over = threading.Event()
+    watchers: list[threading.Thread] = []
+
+    def watch() -> None:
+        wait_until_waiting(caller, over.is_set)
+        if not over.is_set():
+            act()
+
+    def again() -> None:
+        watchers.append(threading.Thread(target=watch))
+        watchers[-1].start()
+
+    try:
+        again()
+        yield again
+    finally:
+        over.set()
+        for watcher in watchers:
+            watcher.join()
+
+
+def let_workers_pass() -> None:
+    """Return when a copy is made that was asked for after all others: those that could
+    have gone on by then have had their turn."""
+    for _ in range(2):
+        _core.copy_async(np.empty(1 << 16, "u1"), np.ones(1 << 16, "u1")).wait()
+
+
 def leftovers(held: int = 0) -> dict[str, int]:
     """Count what should be zero once a test has dropped everything but `held` storages."""
     gc.collect()
@@ -53,10 +146,10 @@ def leftovers(held: int = 0) -> dict[str, int]:
     while testing.pending_transfers():  # the watcher and the workers finish them
         testing.poll()
     # what a finished transfer kept is dropped by its thread a moment later
-    patience = time.monotonic() + 2
-    while testing.live_storages() > held and time.monotonic() < patience:
+    deadline = time.monotonic() + PATIENCE / 10
+    while testing.live_storages() > held and time.monotonic() < deadline:
         testing.poll()
-        time.sleep(0.001)
+        time.sleep(NAP)
     found = {
         "storages": testing.live_storages(),
         "registrations": testing.registrations(),
@@ -83,6 +176,7 @@ def opened(name: str = "emulated", **overrides: object) -> Iterator[Runtime]:
     try:
         yield Runtime(name)
         if testing.opened():
+            assert set(testing.calls_with_gil()) <= ANSWERED_AT_ONCE
             assert leftovers() == {}
             assert testing.check_pools()
     finally:
@@ -107,55 +201,59 @@ class AlarmError(Exception):
     """Raised by the signal of `alarm`."""
 
 
-def ring_again() -> None:
-    """Inside of `alarm`: another signal after the first."""
-    signal.setitimer(signal.ITIMER_REAL, 0.05)
+#: Nobody else's: SIGALRM and the timers belong to pytest-timeout, SIGINT to the user.
+SIGNAL = signal.SIGUSR1
 
 
 @contextlib.contextmanager
-def on_alarm(handler: Callable[[], None]) -> Iterator[None]:
-    """Call `handler` for a signal soon after the beginning of the block."""
-    old = signal.signal(signal.SIGALRM, lambda number, frame: handler())
+def on_alarm(handler: Callable[[], None]) -> Iterator[Callable[[], None]]:
+    """Call `handler` for a signal that comes while the block waits in a call.
+
+    Gives a function: for another signal, in a later call.
+    """
+    main = threading.main_thread().ident
+    assert main == threading.get_ident()
+    old = signal.signal(SIGNAL, lambda number, frame: handler())
     try:
-        signal.setitimer(signal.ITIMER_REAL, 0.05)
-        yield
+        with when_waiting(lambda: signal.pthread_kill(main, SIGNAL)) as again:
+            yield again
     finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, old)
+        signal.signal(SIGNAL, old)
 
 
 @contextlib.contextmanager
-def alarm(stream: object) -> Iterator[None]:
+def rescued(stream: object) -> Iterator[None]:
+    """Open `stream` if the block waits for it for ever, and fail then."""
+    late = threading.Event()
+
+    def rescue() -> None:
+        late.set()
+        testing.gate_open(stream)
+
+    timer = threading.Timer(PATIENCE, rescue)
+    timer.start()
+    try:
+        yield
+        assert not late.is_set(), "it went on only when the stream was opened"
+    finally:
+        timer.cancel()
+        timer.join()
+
+
+@contextlib.contextmanager
+def alarm(stream: object) -> Iterator[Callable[[], None]]:
     """Hold `stream` shut inside the block, which a signal must end with AlarmError.
 
     What cannot be interrupted ends all the same, for the stream then opens.
     """
 
-    def ring(number: int, frame: object) -> None:
+    def ring() -> None:
         raise AlarmError
 
-    rescued = threading.Event()
-
-    def rescue() -> None:
-        rescued.set()
-        testing.gate_open(stream)
-
-    old = signal.signal(signal.SIGALRM, ring)
-    timer = threading.Timer(3, rescue)
-    try:
-        with gate(stream):
-            timer.start()
-            signal.setitimer(signal.ITIMER_REAL, 0.05)
-            try:
-                yield
-            except AlarmError:
-                pass
-            else:
-                raise AssertionError("no signal was seen")
-            finally:
-                signal.setitimer(signal.ITIMER_REAL, 0)
-            assert not rescued.is_set(), "the signal was seen only afterwards"
-    finally:
-        timer.cancel()
-        timer.join()
-        signal.signal(signal.SIGALRM, old)
+    with rescued(stream), gate(stream), on_alarm(ring) as ring_again:
+        try:
+            yield ring_again
+        except AlarmError:
+            pass
+        else:
+            raise AssertionError("no signal was seen")

@@ -1,0 +1,85 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* For C tests: waiting for other threads where nothing tells that they got there. The
+ * deadline only ends a program that hangs; nothing is measured by it. */
+#ifndef CM_TESTS_WAIT_H
+#define CM_TESTS_WAIT_H
+
+#include <dirent.h>
+#include <stdlib.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "base/attributes.h"
+#include "base/thread.h"
+#include "check.h"
+
+enum { WAIT_SECONDS = 120, WAIT_NAP_NS = 200 * 1000 };
+
+/* One look was in vain: let others run. */
+CM_UNUSED static void
+wait_nap(uint64_t begun_ns, const char *what)
+{
+    struct timespec nap = {.tv_nsec = WAIT_NAP_NS};
+    if (cm_now_ns() - begun_ns > WAIT_SECONDS * UINT64_C(1000000000)) {
+        fprintf(stderr, "never came: %s\n", what);
+        printf("FAILED: never came: %s\n", what);
+        fflush(stdout);
+        _exit(1);
+    }
+    (void)nanosleep(&nap, NULL);
+}
+
+/* Until the condition, which is looked at again and again, holds. */
+#define WAIT_UNTIL(condition)                                                          \
+    do {                                                                               \
+        uint64_t wait_begun_ = cm_now_ns();                                            \
+        while (!(condition)) {                                                         \
+            wait_nap(wait_begun_, #condition);                                         \
+        }                                                                              \
+    } while (0)
+
+/* Does each thread of this process but the caller wait for something, at this moment?
+ */
+CM_UNUSED static bool
+do_others_rest(void)
+{
+    DIR *tasks = opendir("/proc/self/task");
+    bool rest = tasks != NULL;
+    long self = syscall(SYS_gettid);
+    struct dirent *entry;
+    while (rest && (entry = readdir(tasks)) != NULL) {
+        char path[320];
+        char text[256] = "";
+        if (entry->d_name[0] == '.' || atol(entry->d_name) == self) {
+            continue;
+        }
+        (void)snprintf(path, sizeof(path), "/proc/self/task/%s/stat", entry->d_name);
+        FILE *file = fopen(path, "r");
+        if (file == NULL) {
+            continue; /* it has ended */
+        }
+        size_t count = fread(text, 1, sizeof(text) - 1, file);
+        (void)fclose(file);
+        const char *state = count > 0 ? strrchr(text, ')') : NULL;
+        rest = state == NULL || state[2] != 'R';
+    }
+    if (tasks != NULL) {
+        (void)closedir(tasks);
+    }
+    return rest;
+}
+
+/* Until whatever may go on has gone on: the others wait at so many looks in a row. */
+CM_UNUSED static void
+let_others_run(void)
+{
+    enum { LOOKS = 25 };
+    uint64_t begun_ns = cm_now_ns();
+    for (int looks = 0; looks < LOOKS; looks++) {
+        wait_nap(begun_ns, "a moment in which nobody else runs");
+        looks = do_others_rest() ? looks : -1;
+    }
+}
+
+#endif

@@ -1,0 +1,237 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Files that were cut short under their mapping: an OSError, not the end of the process.
+
+Each case runs in a process of its own, which a signal would end.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+PRELUDE = """
+import errno, itertools, os, sys
+import numpy as np
+import cumem
+
+KIB, MIB = 1 << 10, 1 << 20
+PATH = sys.argv[1]
+LONG = [3 * MIB, 40 * MIB]
+SHORT = [100 * KIB, 700 * KIB]  # between two ends on the host nobody looks
+SIZES = [(n, place) for place in ("pinned", "mapped", "managed", "numpy") for n in LONG]
+SIZES += [(n, "device") for n in SHORT + LONG]
+
+
+class Exporter:
+    def __init__(self, array):
+        self.array = array
+
+    def __dlpack__(self, **options):
+        return self.array.__dlpack__(**options)
+
+    def __dlpack_device__(self):
+        return self.array.__dlpack_device__()
+
+
+VIEWS = {
+    "array": lambda array: array,
+    "asbuffer": cumem.asbuffer,
+    "memoryview": memoryview,
+    "DLPack": Exporter,
+}
+
+
+def short(nbytes, present=False):
+    with open(PATH, "wb") as file:
+        file.truncate(nbytes)
+    array = np.memmap(PATH, "u1", "r+")
+    if present:
+        array[::4096] = 1
+    os.truncate(PATH, min(nbytes // 2, 64 * KIB))
+    return array
+
+
+def blank(place, nbytes):
+    if place == "numpy":
+        return np.zeros(nbytes, "u1")
+    return cumem.empty(nbytes, "u1", place)
+
+
+def refused(call, *what):
+    try:
+        done = call()
+        for handle in done if isinstance(done, list) else [done]:
+            if hasattr(handle, "wait"):
+                handle.wait()
+    except EOFError:  # the file was read instead
+        return
+    except OSError as error:
+        assert error.errno == errno.EFAULT, error
+        return
+    raise AssertionError(f"nothing was said of {what}")
+"""
+
+CASES = {
+    f"{call} from {view}": f"""
+for (nbytes, place), present in itertools.product(SIZES, (False, True)):
+    array, target = short(nbytes, present), blank(place, nbytes)
+    source = VIEWS[{view!r}](array)
+    refused(lambda: cumem.{call}(target, source), nbytes, place)
+"""
+    for call in ("copy", "copy_async")
+    for view in ("array", "asbuffer", "memoryview", "DLPack")
+}
+CASES |= {
+    f"{call} to {view}": f"""
+for (nbytes, place), present in itertools.product(SIZES, (False, True)):
+    array, source = short(nbytes, present), blank(place, nbytes)
+    target = VIEWS[{view!r}](array)
+    refused(lambda: cumem.{call}(target, source), nbytes, place)
+"""
+    for call in ("copy", "copy_async")
+    for view in ("array", "asbuffer", "memoryview")
+}
+CASES |= {
+    "Buffer.copy": """
+for nbytes in LONG:
+    buffer = cumem.asbuffer(short(nbytes))
+    refused(buffer.copy, nbytes)
+""",
+    "array and asnumpy": """
+for nbytes, kind in SIZES:
+    buffer = cumem.asbuffer(short(nbytes))
+    if kind == "numpy":
+        refused(lambda: cumem.asnumpy(buffer), nbytes)
+    else:
+        refused(lambda: cumem.array(buffer, kind=kind), nbytes, kind)
+""",
+    "fill": """
+for nbytes in LONG:
+    buffer = cumem.asbuffer(short(nbytes))
+    refused(lambda: buffer.fill(3), nbytes)
+""",
+    "copies of strided memory": """
+VIEWS = {
+    "backwards": lambda a: a[::-1],
+    "every third": lambda a: a[::3],
+    "columns": lambda a: a.reshape(-1, 1024)[:, :100],
+    "turned": lambda a: a.reshape(1024, -1).T,
+    "far apart": lambda a: a.reshape(-1, 4096)[:, :16],
+}
+for nbytes, view, place in itertools.product([3 * MIB, 40 * MIB], VIEWS, PLACES):
+    array = cumem.asbuffer(VIEWS[view](short(nbytes)))
+    other = blank(place, array.nbytes).reshape(array.shape)
+    refused(lambda: cumem.copy(other, array), nbytes, view, place)
+    refused(lambda: cumem.copy(array, other), nbytes, view, place)
+    if place == "device":
+        far = blank(place, nbytes)[: 2 * array.nbytes : 2]
+        if far.size == array.size:
+            refused(lambda: cumem.copy(far.reshape(array.shape), array))
+""".replace("PLACES", '["device", "pinned", "numpy"]'),
+    "copies that overlap": """
+for nbytes in (3 * MIB, 40 * MIB):
+    array = cumem.asbuffer(short(nbytes))
+    refused(lambda: cumem.copy(array[1:], array[:-1]), nbytes)
+    refused(lambda: cumem.copy(array, array[::-1]), nbytes)
+""",
+    "copies of many": """
+for nbytes, place in itertools.product(LONG, PLACES):
+    array = cumem.asbuffer(short(nbytes))
+    whole, end = blank(place, nbytes), blank(place, 100 * KIB)
+    for call in (cumem.copy_many, cumem.copy_many_async):
+        refused(lambda: call([(whole, array), (end, array[-100 * KIB :])]), place)
+        refused(lambda: call([(array, whole), (whole[::2], whole[1::2])]), place)
+""".replace("PLACES", '["device", "pinned", "numpy"]'),
+    "broadcast, scatter and gather": """
+for nbytes in (700 * KIB, 40 * MIB):
+    array, other = cumem.asbuffer(short(nbytes)), blank("device", nbytes)
+    refused(lambda: cumem.broadcast(array, [other]), nbytes)
+    refused(lambda: cumem.scatter(array, [other[: nbytes // 2], other[nbytes // 2 :]]))
+    refused(lambda: cumem.gather([other], array), nbytes)
+""",
+    "files": """
+path = PATH + "2"
+for nbytes in (700 * KIB, 40 * MIB):
+    np.zeros(nbytes, "u1").tofile(path)
+    for view in (lambda a: a, lambda a: a[::-1]):
+        array = view(short(nbytes))
+        refused(lambda: cumem.tofile(path + "3", array), nbytes)
+        refused(lambda: cumem.fromfile(path, out=array), nbytes)
+""",
+    "copies in pieces, cut behind those under way": """
+os.environ["CUMEM_EMULATED_DELAY_US"] = "1000"  # so that somebody is told
+cumem.configure(chunk_nbytes=64 * KIB, depth=2)
+nbytes = 40 * MIB
+device = cumem.full(nbytes, 1, "u1", kind="device")
+for upload in (True, False):
+    with open(PATH, "wb") as file:
+        file.truncate(nbytes)
+    array = np.memmap(PATH, "u1", "r+")
+    array[::4096] = 1
+    array = cumem.asbuffer(array)
+    told = []
+
+    def cut(done, total):
+        if not told and done > 0:
+            told.append(done)
+            os.truncate(PATH, done + 2 * MIB)
+
+    pair = (device, array) if upload else (array, device)
+    refused(lambda: cumem.copy(*pair, progress=cut), upload)
+    assert told[0] < nbytes - 2 * MIB
+""",
+    "copies that the driver makes": """
+from concurrent.futures import ThreadPoolExecutor
+from cumem import _core
+
+testing = _core._testing
+stream = cumem.Stream()
+for upload in (True, False):
+    array = cumem.asbuffer(short(700 * KIB))
+    device = cumem.full(700 * KIB, 1, "u1", kind="device")
+    pair = (device, array) if upload else (array, device)
+    testing.gate_close(stream)
+    with ThreadPoolExecutor(1) as pool:
+        done = pool.submit(lambda: cumem.copy(*pair, stream=stream))
+        while not testing.pending_transfers():  # it waits for the stream
+            assert not done.done()
+        testing.gate_open(stream)
+        refused(done.result, upload)
+""",
+    "copies that are cut meanwhile": """
+nbytes = 136 * MIB
+for call in ("source", "target"):
+    with open(PATH, "wb") as file:
+        file.truncate(nbytes)
+    array = np.memmap(PATH, "u1", "r+")
+    array[::4096] = 1
+    array = cumem.asbuffer(array)
+    other = np.ones(nbytes, "u1")
+    told = []
+
+    def cut(done, total):
+        if 0 < done < total:
+            told.append(done)
+            os.truncate(PATH, 64 * KIB)
+
+    pair = (other, array) if call == "source" else (array, other)
+    refused(lambda: cumem.copy(*pair, progress=cut), call)
+    assert told
+""",
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_memory_of_a_file_cut_short_is_an_oserror(tmp_path: Path, case: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", PRELUDE + CASES[case], str(tmp_path / "file")],
+        capture_output=True,
+        text=True,
+        timeout=200,
+        env={**os.environ, "CUMEM_BACKEND": "emulated"},
+    )
+    assert done.returncode == 0, done.stderr
