@@ -206,9 +206,17 @@ print_machine(int device)
     CHECK(cudaGetDeviceProperties(&properties, device));
     CHECK(cudaDriverGetVersion(&driver));
     CHECK(cudaRuntimeGetVersion(&runtime));
-    printf("{\"device\": \"%s\", \"driver\": %d, \"runtime\": %d, "
+    char started[32];
+    time_t now = time(NULL);
+    struct tm utc;
+    const char *commit = getenv("CUMEM_COMMIT"); /* as for the other benchmarks */
+    (void)strftime(started, sizeof(started), "%Y-%m-%dT%H:%M:%S+00:00",
+                   gmtime_r(&now, &utc));
+    printf("{\"commit\": \"%s\", \"started\": \"%s\", \"machine\": \"%s\", "
+           "\"device\": \"%s\", \"driver\": %d, \"runtime\": %d, "
            "\"copy_engines\": %d}\n",
-           properties.name, driver, runtime, properties.asyncEngineCount);
+           commit == NULL ? "" : commit, started, properties.name, properties.name,
+           driver, runtime, properties.asyncEngineCount);
 }
 
 int

@@ -328,6 +328,7 @@ def measure(driver: Driver) -> dict[str, Any]:
         "schema": 1,
         "started": started.isoformat(timespec="seconds"),
         "seconds": round((datetime.now(UTC) - started).total_seconds(), 1),
+        "machine": f"{name.value.decode()}, {os.cpu_count()} cores",
         "device": name.value.decode(),
         "driver": f"{version.value // 1000}.{version.value % 1000 // 10}",
         "cores": os.cpu_count(),

@@ -5,8 +5,8 @@
 # where packages can be had, bring .gpu/ along, then
 #
 #     benchmarks/gpu_run.sh [tests | bench | ceilings | calls | transfer | cores | many |
-#                            files | safetensors | two | interop | sanitizer | stress |
-#                            stress_transfers | pools | all]...
+#                            files | safetensors | two | interop | fork | sanitizer |
+#                            stress | stress_transfers | torture | pools | all]...
 #
 # Results go to ${OUT:-/tmp}. Arguments of pytest can be given in PYTEST_ARGS, the folder of
 # the allocation traces that pools replays in TRACES, the folder of the files that files
@@ -37,7 +37,7 @@ install() {
 run_tests() {
     # A setting of a plug-in that is not here would be an error under --strict-config.
     "$PYTHON" -c 'import pytest_timeout' 2>/dev/null ||
-        sed -i '/^timeout = /d' "$work/suite/pyproject.toml"
+        sed -i '/^timeout/d' "$work/suite/pyproject.toml"
     # shellcheck disable=SC2086
     (cd "$work/suite" && env -u CUMEM_BACKEND "$PYTHON" -m pytest -m gpu -p no:cacheprovider \
         --junitxml="$OUT/tests.xml" ${PYTEST_ARGS:-}) 2>&1 | tee "$OUT/tests.log"
@@ -92,6 +92,10 @@ run_interop() {
     "$PYTHON" benchmarks/interop.py --json "$OUT/interop.json"
 }
 
+run_fork() {
+    "$PYTHON" benchmarks/fork.py --json "$OUT/fork.json"
+}
+
 run_sanitizer() {
     local check=(compute-sanitizer --leak-check full --error-exitcode 99 "$PYTHON"
         tests/isolated/copy_everything.py)
@@ -117,6 +121,11 @@ run_stress_transfers() {
     "${check[@]}" --faults --json "$OUT/stress-transfers-faults.json"
 }
 
+run_torture() {
+    "$PYTHON" tests/isolated/torture.py --seconds "${TORTURE_SECONDS:-300}" \
+        --json "$OUT/torture.json"
+}
+
 run_pools() {
     "$PYTHON" benchmarks/pools.py --json "$OUT/pools.json" --commit "$CUMEM_COMMIT" \
         ${TRACES:+--traces "$TRACES"}
@@ -129,13 +138,13 @@ install || {
 steps=("${@:-all}")
 if [[ ${steps[*]} == all ]]; then
     steps=(ceilings calls transfer cores many files safetensors bench tests interop
-        sanitizer stress stress_transfers)
+        fork sanitizer stress stress_transfers torture)
 fi
 for name in "${steps[@]}"; do
     printf '\n======== %s\n' "$name"
     case $name in
         tests | bench | ceilings | calls | transfer | cores | many | files | safetensors | two | \
-            interop | sanitizer | stress | stress_transfers | pools)
+            interop | fork | sanitizer | stress | stress_transfers | torture | pools)
             start=$SECONDS
             "run_$name" || failed+=("$name")
             echo "-- $name took $((SECONDS - start)) s"

@@ -20,6 +20,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -383,10 +384,13 @@ def measure(names: list[str]) -> dict[str, Any]:
     """Try each library in a process of its own."""
     import cumem.info
 
+    started = datetime.now(UTC)
     facts = cumem.info.collect()
     environment = os.environ | {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
     results: dict[str, Any] = {
         "schema": 1,
+        "started": started.isoformat(timespec="seconds"),
+        "commit": cumem.info.commit(),
         "emulated": facts["backend"]["name"] == "emulated",
         **facts,
         "consumers": {},

@@ -1,0 +1,263 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Measure what fork() costs a process with page-locked memory, and that it costs no byte.
+
+    python benchmarks/fork.py --json benchmarks/results/fork-h200.json
+
+The child gets a copy of every living block: seconds and GiB of one `os.fork()` for none, 1
+and 16 GiB, beside ordinary memory of the same size, and the seconds of `subprocess.run`,
+which copies nothing. Then forks beside copies both ways, with every byte looked at in the
+parent and in the child. On the emulated device it runs and says so.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import statistics
+import subprocess
+import sys
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+import cumem
+from cumem.units import format_nbytes
+
+sys.path.append(str(Path(__file__).parent))  # which PYTHONSAFEPATH hides
+from measure import Run, times_of
+
+MIB, GIB = 1 << 20, 1 << 30
+BLOCK = 256 * MIB
+CHILD_SECONDS = 300  # a child that hangs is killed
+
+MADE: dict[str, Callable[[int], cumem.Buffer]] = {
+    "pinned": lambda n: cumem.empty_pinned(n, "u1"),
+    "mapped": lambda n: cumem.empty_mapped(n, "u1"),
+    "malloc": lambda n: cumem.empty(
+        n, "u1", "pinned", pool=cumem.Pool("pinned", segments="malloc")
+    ),
+    "write-combined": lambda n: cumem.empty_pinned(n, "u1", write_combined=True),
+}
+
+
+@dataclass
+class Case:
+    """One kind of memory of one size, or the forks beside copies.
+
+    Parameters
+    ----------
+    key : str
+        ``"none"``, ``"ordinary"``, a name of `MADE`, or ``"beside copies"``.
+    nbytes : int
+        Living bytes, or those copied.
+    fork_seconds, fork_spread : float
+        `os.fork()` in the parent: the best, and the median over it.
+    subprocess_seconds : float
+        ``subprocess.run(["true"])``: the best.
+    child_nbytes : int
+        What the child has for itself as soon as it runs.
+    huge_before, huge_after : int
+        Bytes in huge pages of the parent's mappings, before and after the forks.
+    flags : str
+        What /proc/self/smaps says of the first mapping (``wf``, ``dc``).
+    forks, wrong_nbytes : int
+        Forks that were looked at, and bytes that were not as they should be, in the parent
+        or the child. A child that died counts as all of its bytes.
+    """
+
+    key: str
+    nbytes: int
+    fork_seconds: float = 0.0
+    fork_spread: float = 0.0
+    subprocess_seconds: float = 0.0
+    child_nbytes: int = 0
+    huge_before: int = 0
+    huge_after: int = 0
+    flags: str = ""
+    forks: int = 0
+    wrong_nbytes: int = 0
+
+
+def fork(child: Callable[[], int]) -> tuple[float, int]:
+    """Seconds of one fork in the parent, and the number that `child` answers with."""
+    (go_end, parent_end), (read_end, write_end) = os.pipe(), os.pipe()
+    start = time.perf_counter()
+    pid = os.fork()
+    seconds = time.perf_counter() - start
+    if pid == 0:
+        try:
+            signal.alarm(CHILD_SECONDS)
+            os.read(go_end, 1)
+            os.write(write_end, str(child()).encode())
+        finally:
+            os._exit(0)
+    os.write(parent_end, b".")  # by now it has let go of what it made for the child
+    for end in (go_end, parent_end, write_end):
+        os.close(end)
+    with open(read_end, "rb") as pipe:
+        answer = pipe.read()
+    os.waitpid(pid, 0)
+    return seconds, int(answer or -1)
+
+
+def private() -> int:
+    """Bytes in the memory of this process that no other one has."""
+    rows = Path("/proc/self/smaps_rollup").read_text().splitlines()
+    return sum(int(row.split()[1]) << 10 for row in rows if row.startswith("Private_"))
+
+
+def mappings(arrays: list[np.ndarray]) -> tuple[int, str]:
+    """Bytes in huge pages of the mappings that `arrays` lie in; flags of the first."""
+    huge, flags, inside = 0, "", False
+    places = [array.ctypes.data for array in arrays]
+    for row in Path("/proc/self/smaps").read_text().splitlines():
+        if match := re.match(r"([0-9a-f]+)-([0-9a-f]+) ", row):
+            low, high = (int(end, 16) for end in match.groups())
+            inside = any(low <= place < high for place in places)
+        elif inside and row.startswith("AnonHugePages:"):
+            huge += int(row.split()[1]) << 10
+        elif inside and row.startswith("VmFlags:"):
+            flags = flags or row.split(":", 1)[1].strip()
+    return huge, flags
+
+
+def wrong(array: np.ndarray, value: int) -> int:
+    """Bytes of `array` that are not `value`, without as much memory again."""
+    parts = (array[i : i + 16 * MIB] for i in range(0, array.size, 16 * MIB))
+    return sum(int(np.count_nonzero(part != value)) for part in parts)
+
+
+def measured(key: str, nbytes: int, arrays: list[np.ndarray], most: float) -> Case:
+    """Fork for some `most` seconds with `arrays` alive, which hold 1, 2, 3 …"""
+    case = Case(key, nbytes)
+    case.huge_before, case.flags = mappings(arrays)
+    _, case.child_nbytes = fork(private)
+    times = [fork(lambda: 0)[0] for _ in range(3)]
+    while sum(times) < most and len(times) < 50:
+        times.append(fork(lambda: 0)[0])
+    case.fork_seconds = min(times)
+    case.fork_spread = statistics.median(times) / min(times)
+    case.subprocess_seconds = min(
+        times_of(lambda: subprocess.run(["true"], check=True), most / 4)
+    )
+
+    def look() -> int:
+        return sum(wrong(array, i + 1) for i, array in enumerate(arrays))
+
+    if key != "write-combined":  # the parent's own look at it takes minutes a GiB
+        case.wrong_nbytes += look()
+    _, found = fork(look)
+    case.wrong_nbytes += nbytes if found < 0 else found
+    case.forks = len(times) + 2
+    case.huge_after, _ = mappings(arrays)
+    return case
+
+
+def sized(key: str, nbytes: int, most: float) -> Iterator[Case]:
+    """The case of one kind and size, where the machine has room for it and its copy."""
+    free = cumem.memory_info("host").available
+    if nbytes * 5 // 2 > free:
+        print(
+            f"{key} {format_nbytes(nbytes)}: left out, {format_nbytes(free)} are free"
+        )
+        return
+    sizes = [min(BLOCK, nbytes - at) for at in range(0, nbytes, BLOCK)]
+    if key == "ordinary":
+        arrays = [np.empty(size, "u1") for size in sizes]
+    else:
+        arrays = [MADE[key](size).numpy() for size in sizes]
+    for i, array in enumerate(arrays):
+        array[:] = i + 1
+    yield measured(key, nbytes, arrays, most)
+    arrays.clear()
+    cumem.trim()
+
+
+def beside_copies(nbytes: int, rounds: int) -> Case:
+    """Forks while copies run both ways; every byte is looked at."""
+    count = 4
+    case = Case("beside copies", 2 * count * nbytes * rounds)
+    idle = cumem.full(4 * MIB, 9, "u1", "pinned").numpy()
+    sources = [cumem.empty_pinned(nbytes, "u1") for _ in range(count)]
+    targets = [cumem.empty_pinned(nbytes, "u1") for _ in range(count)]
+    middle = [cumem.empty_device(nbytes, "u1") for _ in range(count)]
+    streams = [cumem.Stream() for _ in range(count)]
+    views = [buffer.numpy() for buffer in targets]
+
+    def child() -> int:
+        found = wrong(idle, 9)
+        for view in views:
+            view[:] = 255  # its own; no value of the parent's
+        return found
+
+    times = []
+    for turn in range(rounds):
+        values = [(turn * count + i) % 250 for i in range(count)]
+        for source, view, value in zip(sources, views, values, strict=True):
+            source.numpy()[:] = value
+            view[:] = 254
+        handles = []
+        for source, mid, target, stream in zip(
+            sources, middle, targets, streams, strict=True
+        ):
+            handles.append(cumem.copy_async(mid, source, stream=stream))
+            handles.append(cumem.copy_async(target, mid, stream=stream))
+        for _ in range(2):
+            seconds, found = fork(child)
+            times.append(seconds)
+            case.wrong_nbytes += idle.size if found < 0 else found
+        for handle in handles:
+            handle.wait()
+        for source, view, value in zip(sources, views, values, strict=True):
+            case.wrong_nbytes += wrong(source.numpy(), value) + wrong(view, value)
+    case.forks = len(times)
+    case.fork_seconds = min(times)
+    case.fork_spread = statistics.median(times) / min(times)
+    return case
+
+
+def cases(*, quick: bool) -> Iterator[Case]:
+    """What is measured, the small first."""
+    most = 0.1 if quick else 2.0
+    yield measured("none", 0, [], most)
+    sizes = [64 * MIB] if quick else [GIB, 16 * GIB]
+    for nbytes in sizes:
+        yield from sized("ordinary", nbytes, most)
+        yield from sized("pinned", nbytes, most)
+    for key, nbytes in (("mapped", sizes[0]), ("malloc", sizes[0])):
+        yield from sized(key, nbytes, most)
+    yield from sized("write-combined", 16 * MIB if quick else 256 * MIB, most)
+    yield beside_copies(*((4 * MIB, 3) if quick else (64 * MIB, 50)))
+
+
+def line(case: Case) -> str:
+    """A row of the table."""
+    return (
+        f"{case.key:<15}{format_nbytes(case.nbytes):>10}"
+        f"  fork {case.fork_seconds * 1e3:>9.2f} ms ({case.fork_spread:.2f})"
+        f"  subprocess {case.subprocess_seconds * 1e3:>7.2f} ms"
+        f"  child {format_nbytes(case.child_nbytes):>10}"
+        f"  huge {format_nbytes(case.huge_before)} -> {format_nbytes(case.huge_after)}"
+        f"  {case.forks} forks, {case.wrong_nbytes} wrong bytes"
+    )
+
+
+def main() -> int:
+    """Measure and print; a file on request. Fails where a byte was wrong."""
+    run = Run(__doc__)
+    warnings.simplefilter("ignore", DeprecationWarning)  # of os.fork() beside threads
+    emulated = cumem.backend() == "emulated"
+    run.begin(emulated)
+    run.note(1, kernel=os.uname().release)
+    run.show(cases(quick=run.options.quick), line)
+    run.end()
+    return 1 if any(case.wrong_nbytes for case in run.cases) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,182 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which figures stand on which page, of what commit they are, and which are older than
+the code that they are about.
+
+    python benchmarks/results.py            # list, exit status 1 if any is older
+    python benchmarks/results.py --write    # put the table of its figures on each page
+
+Every file of benchmarks/results/ says the commit, the date and the machine of its run, as
+`commit`, `started` and `machine` (a text, or what `python -m cumem info` reads, with
+`devices`). Files from before that rule have `added` instead: the commit that brought them
+and its date, from the history.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+RESULTS = ROOT / "benchmarks" / "results"
+BEGIN, END = "<!-- measured -->", "<!-- /measured -->"
+LINK = re.compile(r"benchmarks/results/([\w.-]+)")
+
+#: What the figures of a file are about, by the beginning of its name.
+SOURCES: dict[str, tuple[str, ...]] = {
+    "bench": ("cumem/bench*.py", "csrc/transfer", "csrc/runtime/cuda*"),
+    "ceilings": (),  # no code of ours
+    "checks": ("csrc",),
+    "driver-calls": (),
+    "files": ("csrc/transfer/file*", "csrc/runtime/cuda*"),
+    "fork": ("csrc/pool", "csrc/base/mapping*"),
+    "interop": (
+        *("csrc/python/dlpack*", "csrc/python/array_interface.c"),
+        *("csrc/python/buffer_export.c", "csrc/python/buffer_numpy.c"),
+    ),
+    "many": ("csrc/transfer/many*", "csrc/transfer/table*"),
+    "mutants": ("csrc", "tests/mutants/faults.py"),
+    "plan-fuzz": tuple(
+        f"csrc/transfer/{name}.c" for name in ("plan", "layout", "cut", "host_copy")
+    ),
+    "pools": ("csrc/pool", "csrc/python/storage*.c"),
+    "safetensors": ("cumem/safetensors*.py", "csrc/transfer/file*"),
+    "stress-transfers": ("csrc/transfer",),
+    "transfer": ("csrc/transfer", "csrc/runtime/cuda*"),
+    "versions": ("csrc",),
+    "two-gpus": tuple(
+        f"csrc/transfer/{name}.c" for name in ("peer", "reach", "plan", "spread", "fan")
+    ),
+}
+
+
+def read(name: str) -> dict[str, Any]:
+    """What the file says of its run: of lines of JSON the first."""
+    text = (RESULTS / name).read_text(encoding="utf-8")
+    found = json.loads(text.splitlines()[0] if name.endswith(".jsonl") else text)
+    assert isinstance(found, dict), f"{name} is no object"
+    return found
+
+
+def commit_of(results: dict[str, Any]) -> str:
+    """As it stands there, less what says that the tree had changes."""
+    said = results.get("commit") or results["added"]["commit"]
+    return re.sub(r"-(dirty|changed)$", "", said)[:7]
+
+
+def date_of(results: dict[str, Any]) -> str:
+    return str(results.get("started") or results["added"]["date"])[:10]
+
+
+def machine_of(results: dict[str, Any]) -> str:
+    """The machine in a few words."""
+    machine = results.get("machine", results.get("device", "?"))
+    if isinstance(machine, dict):
+        names = [device["name"] for device in results["devices"]]
+        same = len(set(names)) == 1
+        gpus = f"{len(names)} x {names[0]}" if same and names[1:] else ", ".join(names)
+        machine = f"{gpus}, {machine['cores']} cores"
+    return str(machine)
+
+
+def lacks(results: dict[str, Any]) -> list[str]:
+    """What the file should say and does not."""
+    has_run = bool(results.get("commit")) and bool(results.get("started"))
+    has_added = {"commit", "date"} <= set(results.get("added", ()))
+    missing = [] if has_run or has_added else ["commit and started"]
+    return missing + ([] if machine_of(results) != "?" else ["machine"])
+
+
+def pages() -> dict[Path, list[str]]:
+    """The results that each page names, in order, without the table itself.
+
+    Not those of docs/decisions/, which say what was known on their day.
+    """
+    found = {}
+    for page in [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]:
+        head, _, rest = page.read_text(encoding="utf-8").partition(BEGIN)
+        names = LINK.findall(head + rest.partition(END)[2])
+        if names:
+            found[page] = list(dict.fromkeys(name.rstrip(".") for name in names))
+    return found
+
+
+def sources_of(name: str) -> tuple[str, ...]:
+    """The longest beginning counts."""
+    keys = [key for key in SOURCES if name.startswith(key)]
+    return SOURCES[max(keys, key=len)]
+
+
+def table(page: Path, names: list[str]) -> str:
+    """What stands between the markers."""
+    up = os.path.relpath(RESULTS, page.parent)
+    lines = ["| figures | commit | date | machine |", "| --- | --- | --- | --- |"]
+    for name in names:
+        results = read(name)
+        commit = commit_of(results)
+        if "commit" not in results:
+            commit = f"before {commit}"
+        lines.append(
+            f"| [{name}]({up}/{name}) | {commit} | {date_of(results)} "
+            f"| {machine_of(results)} |"
+        )
+    return "\n".join(lines)
+
+
+def written(page: Path, names: list[str]) -> str:
+    """The page with its table, at the end if it had none."""
+    text = page.read_text(encoding="utf-8")
+    if BEGIN not in text:
+        text = f"{text.rstrip()}\n\n{BEGIN}\n{END}\n"
+    head, _, rest = text.partition(BEGIN)
+    return f"{head}{BEGIN}\n{table(page, names)}\n{END}{rest.partition(END)[2]}"
+
+
+def changed_since(commit: str, sources: tuple[str, ...]) -> int | None:
+    """How many files of the sources differ from the commit; None: that cannot be told."""
+    command = ["git", "-C", str(ROOT), "diff", "--name-only", commit, "--"]
+    paths = [f":(glob){path}" if "*" in path else path for path in sources]
+    try:
+        done = subprocess.run([*command, *paths], capture_output=True, text=True)
+    except OSError:
+        return None
+    return len(done.stdout.splitlines()) if done.returncode == 0 else None
+
+
+def older(names: list[str]) -> list[str]:
+    """A line for each file that is older than the code that it is about."""
+    lines = []
+    for name in names:
+        commit, sources = commit_of(read(name)), sources_of(name)
+        count = changed_since(commit, sources) if sources else 0
+        if count:
+            lines.append(
+                f"{name} is of {commit}: {count} files of {', '.join(sources)} are newer"
+            )
+    return lines
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="figures, their pages and their age")
+    parser.add_argument(
+        "--write", action="store_true", help="put the tables on the pages"
+    )
+    options = parser.parse_args()
+    stale = False
+    for page, names in pages().items():
+        if options.write:
+            page.write_text(written(page, names), encoding="utf-8")
+            continue
+        lines = older(names)
+        print(page.relative_to(ROOT), *lines, sep="\n    ")
+        stale = stale or bool(lines)
+    return 1 if stale else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
