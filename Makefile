@@ -12,9 +12,10 @@ ANY_DRIVER := $(patsubst %,tests/test_%.py,layout docs stubs units cli bench not
 	transfer_benchmark two_gpus_benchmark safetensors safetensors_arguments \
 	benchmark_runs safetensors_benchmark safetensors_format safetensors_torch pool_model \
 	view_properties copy_properties values fill_values collection transfer_exit \
-	limits stats dlpack_exchange fork progress asnumpy transfer_order)
+	results libraries limits stats dlpack_exchange fork progress asnumpy transfer_order \
+	torture)
 # What the oldest and the newest driver show.
-ONE_DRIVER := tests/test_faults.py
+ONE_DRIVER := tests/test_faults.py tests/test_stream_semantics.py
 # What no version of Python can change: failures and stresses below it, its programs.
 ANY_PYTHON := $(patsubst %,tests/test_%.py,faults file_faults mapped_files transfer_exit \
 	benchmark_runs transfer_benchmark files_benchmark safetensors_benchmark \
@@ -43,8 +44,8 @@ PYTHON_FLAGS = -DNPY_TARGET_VERSION=NPY_1_22_API_VERSION \
 	numpy.get_include())')
 
 .DEFAULT_GOAL := help
-.PHONY: help build test test-all check check-c check-cuda warnings lint format types \
-	check-aarch64 c-programs bench gpu pythons clean
+.PHONY: help build test test-all asan check check-c check-cuda warnings lint format \
+	types check-aarch64 c-programs mutants stale bench gpu pythons clean
 
 help: ## list the targets
 	@awk -F ':[^#]*## ' '/^[a-z0-9-]+:.*## / {printf "  %-15s%s\n", $$1, $$2}' Makefile
@@ -112,6 +113,36 @@ check-c: $(C_PROGRAMS) $(BROKEN) ## run the C tests under SAN=address,undefined 
 	TSAN_OPTIONS=halt_on_error=1 xargs -P 2 -n 1 sh -c 'said=$$(timeout 300 $(FIXED) "$$0" \
 	2>&1); rc=$$?; printf "== %s\n%s\n" "$$0" "$$said"; exit $$rc' || rc=1; exit $$rc
 
+mutants: build/cuda12/.stamp ## put faults into the C sources: the tests must see each
+	$(PYTHON) tests/mutants/run.py --json benchmarks/results/mutants.json
+
+# ---- the extension under sanitizers -----------------------------------------------------
+
+# Beside the tree, which keeps its extension. Python's objects come from malloc, so that they
+# are watched too. Signals are left to Python: tests let a child die of one. 256 MiB of freed
+# memory are kept to see who still uses it.
+ASAN := build/asan
+ASAN_FLAGS = -O1 -g -fPIC -fno-omit-frame-pointer -fsanitize=address,undefined \
+	-DCM_DEBUG=1 $(CUDA12) $(PYTHON_FLAGS) $(LIMITED)
+ASAN_RUN := PYTHONPATH=$(CURDIR)/$(ASAN) PYTHONSAFEPATH=1 PYTHONMALLOC=malloc \
+	LD_PRELOAD="$$($(CC) -print-file-name=libasan.so) $$($(CC) -print-file-name=libstdc++.so)" \
+	ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1:handle_segv=0:handle_sigbus=0:handle_abort=0:quarantine_size_mb=256 \
+	UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1
+
+$(ASAN)/csrc/%.o: csrc/%.c $(HEADERS) build/cuda12/.stamp
+	@mkdir -p $(@D)
+	@echo '  CC $@'
+	@$(CC) $(C_FLAGS) $(WARNINGS) $(ASAN_FLAGS) -c -o $@ $<
+
+$(ASAN)/cumem/_core.abi3.so: $(SOURCES:%.c=$(ASAN)/%.o)
+	@mkdir -p $(@D)
+	@$(CC) -shared -fsanitize=address,undefined -Wl,--exclude-libs,ALL -o $@ $^ \
+	build/cuda12/nvidia/cuda_runtime/lib/libcudart_static.a -ldl -lrt -lpthread
+
+asan: $(ASAN)/cumem/_core.abi3.so ## run the suite on an extension with AddressSanitizer
+	@ln -sf $(CURDIR)/cumem/*.py $(CURDIR)/cumem/*.pyi $(ASAN)/cumem
+	$(ASAN_RUN) $(PYTHON) $(or $(ASAN_SCRIPT),-m pytest $(PYTEST_ARGS))
+
 # ---- compilers and linters --------------------------------------------------------------
 
 build/cuda12/.stamp:
@@ -173,6 +204,9 @@ check-aarch64: ## compile all C for aarch64, warnings as errors; its C tests und
 	! grep FAILED $(ARM)/log | grep -qvE '$(ARM_EXCEPT)'; } || rc=1; done; exit $$rc
 
 # ---- figures, other machines, other Pythons ---------------------------------------------
+
+stale: ## list figures of the docs that are older than the code that they are about
+	$(PYTHON) benchmarks/results.py
 
 bench: ## measure this machine
 	$(PYTHON) -m cumem bench

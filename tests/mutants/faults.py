@@ -1,0 +1,497 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Faults that the tests must see, each with the tests that must fail.
+
+`old` must be in the file exactly once; white space does not count. Choose as little text
+as names the place, so that changes around it leave the fault where it is. `how` is the way
+its tests end with the fault in: "fails", or where nothing better can be had "crashes" or
+"hangs". To find the tests of a new one:
+
+    python tests/mutants/run.py NAME --find tests/test_pool.py tests/c/test_pool.c
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Fault(NamedTuple):
+    name: str
+    file: str  # in csrc/
+    what: str  # goes wrong
+    old: str
+    new: str
+    tests: list[str]
+    how: str = "fails"
+
+
+FAULTS = [
+    # -- pool ----------------------------------------------------------------------------
+    Fault(
+        "hits and misses swapped",
+        "csrc/pool/pool_alloc.c",
+        "the statistics count a hit as a miss",
+        "c->hit_count += hit; c->miss_count += !hit;",
+        "c->hit_count += !hit; c->miss_count += hit;",
+        ["tests/test_stats.py::test_hits_are_the_allocations_that_called_no_runtime"],
+    ),
+    Fault(
+        "peak not kept",
+        "csrc/pool/pool_alloc.c",
+        "the peak of live bytes is the last value",
+        "if (c->live_nbytes > c->peak_live_nbytes) {",
+        "if (c->live_nbytes != c->peak_live_nbytes) {",
+        ["tests/test_stats.py::test_peaks_of_what_is_live_stay_when_less_is"],
+    ),
+    Fault(
+        "size rounded too far",
+        "csrc/pool/pool_alloc.c",
+        "a block is longer than it need be",
+        "cm_round_up_u64(nbytes, step, out) && *out <= INT64_MAX",
+        "cm_round_up_u64(nbytes + 1, step, out) && *out <= INT64_MAX",
+        ["tests/c/test_pool.c::test_pool_sizes_are_exact_to_the_step"],
+    ),
+    Fault(
+        "events not looked at",
+        "csrc/pool/pool_in_flight.c",
+        "a block in flight is taken for idle at the first look",
+        "if (done) { remove_event(pool, flight, i); }",
+        "if (true) { remove_event(pool, flight, i); }",
+        ["tests/c/test_pool_streams.c::test_pool_block_in_flight_waits_for_its_stream"],
+    ),
+    Fault(
+        "fence of one device",
+        "csrc/pool/pool_in_flight.c",
+        "unknown work is waited for on the pool's own device alone",
+        "if (atomic_load(&pool->rt->primary[d]) != 0) {",
+        "if (d == pool->config.device) {",
+        ["tests/c/test_pool_streams.c::test_pool_fence_covers_every_device_in_use"],
+    ),
+    Fault(
+        "only the first stream recorded",
+        "csrc/pool/pool_in_flight.c",
+        "of the streams that used a block the second and later are not waited for",
+        "if (j == i) { record_use(pool, flight, uses[i]); }",
+        "if (i == 0) { record_use(pool, flight, uses[i]); }",
+        [
+            "tests/c/test_pool_streams.c::"
+            "test_pool_more_streams_than_events_still_wait_for_all"
+        ],
+    ),
+    Fault(
+        "late spans for all",
+        "csrc/pool/heap.c",
+        "spans that two streams still use are joined",
+        "if (!a_clean && !b_clean) { return false; }",
+        "if (!a_clean && !b_clean) { return true; }",
+        [
+            "tests/c/test_heap.c::test_heap_spans_of_two_streams_stay_apart_until_both_ended"
+        ],
+    ),
+    Fault(
+        "limit one byte off",
+        "csrc/pool/budget.c",
+        "a limit is overrun by up to what is asked for",
+        "if (nbytes > limit || used > limit - nbytes) {",
+        "if (nbytes > limit || used > limit) {",
+        ["tests/test_limits.py::test_limit_is_obeyed_and_counts_what_is_cached"],
+    ),
+    Fault(
+        "parent limit not refunded",
+        "csrc/pool/budget.c",
+        "memory given back stays charged to the limit that pools share",
+        "void cm_budget_refund(cm_budget *budget, uint64_t nbytes) "
+        "{ for (cm_budget *b = budget; b != NULL; b = b->parent) {",
+        "void cm_budget_refund(cm_budget *budget, uint64_t nbytes) "
+        "{ for (cm_budget *b = budget; b != NULL; b = NULL) {",
+        [
+            "tests/test_limits.py::test_limit_of_a_kind_holds_for_all_its_pools_together",
+            "tests/c/test_pool_shortage.c::"
+            "test_pool_growth_that_fails_gives_back_what_it_took",
+        ],
+    ),
+    Fault(
+        "trim takes what is late",
+        "csrc/pool/pool_trim.c",
+        "a segment that a stream still uses goes back to the runtime",
+        "&& s->block.nbytes == arena->nbytes && cm_span_is_clean(s, view)",
+        "&& s->block.nbytes == arena->nbytes",
+        ["tests/test_pool.py::test_trim_leaves_free_memory_that_its_stream_still_uses"],
+    ),
+    Fault(
+        "growth breaks a capture",
+        "csrc/pool/scope.c",
+        "the runtime is called in the global capture mode",
+        "scope->mode = CM_CAPTURE_RELAXED;",
+        "scope->mode = 0;",
+        [
+            "tests/test_peers.py::"
+            "test_enabling_does_not_break_the_capture_of_another_stream",
+            "tests/test_emulation.py::"
+            "test_capturing_stream_is_seen_and_copies_stay_legal",
+        ],
+    ),
+    # -- registry ------------------------------------------------------------------------
+    Fault(
+        "shared pages unlocked early",
+        "csrc/pool/registry.c",
+        "the first of two registrations that ends unlocks the page of both",
+        "p->share_count++; list_of(shares)[shares->count++] = p;",
+        "p->share_count = 1; list_of(shares)[shares->count++] = p;",
+        ["tests/c/test_registry.c::test_registry_overlapping_requests_share_pieces"],
+    ),
+    Fault(
+        "edge of a registration unseen",
+        "csrc/pool/registry.c",
+        "a copy runs over the edge of a registration in one call",
+        "run = edge < nbytes ? edge : nbytes;",
+        "run = nbytes;",
+        [
+            "tests/test_register_lifetime.py::test_copy_of_a_neighbour_on_a_locked_page",
+            "tests/c/test_engine.c::test_engine_copies_are_split_at_registration_edges",
+        ],
+    ),
+    # -- transfer ------------------------------------------------------------------------
+    Fault(
+        "ring without a bound",
+        "csrc/transfer/loans.c",
+        "transfers take as many page-locked blocks as they like",
+        "bool fits = nbytes <= most && engine->ring_nbytes <= most - nbytes;",
+        "bool fits = most > 0;",
+        [
+            "tests/c/test_tuning.c::test_engine_keeps_to_the_bound_of_the_ring",
+            "tests/c/test_tuning.c::test_engine_ring_gives_what_is_left_and_no_more",
+        ],
+    ),
+    Fault(
+        "peer access assumed",
+        "csrc/transfer/reach.c",
+        "a kernel crosses to memory that the driver was not asked about",
+        "bool may = may_use_region(reach->rt, claimed);",
+        "bool may = true;",
+        ["tests/test_peers.py::test_no_kernel_crosses_where_access_is_refused"],
+    ),
+    Fault(
+        "peer access of the first byte",
+        "csrc/transfer/reach.c",
+        "memory that is open to a peer only at its beginning counts as open",
+        "for (uint64_t at = 0; at < span; at += step) {",
+        "for (uint64_t at = 0; at < 1; at += step) {",
+        [
+            "tests/c/test_engine.c::"
+            "test_engine_takes_no_kernel_to_memory_a_peer_may_use_in_part"
+        ],
+    ),
+    Fault(
+        "overlap unseen",
+        "csrc/transfer/overlap.c",
+        "a copy onto itself, shifted, reads what it has written",
+        "if (distance > s->reach[i] || distance % s->unit[i] != 0) { return false; }",
+        "if (distance % 2 == 0) { return false; }",
+        [
+            "tests/c/test_overlap.c::test_overlap_of_random_regions_is_that_of_their_bytes"
+        ],
+    ),
+    Fault(
+        "strided copy loses its end",
+        "csrc/transfer/host_copy.c",
+        "what vector instructions leave over is not copied",
+        "rest.inner_count = b->inner_count - done;",
+        "rest.inner_count = b->inner_count - done - 1;",
+        [
+            "tests/c/test_host_copy.c::"
+            "test_elements_a_few_bytes_apart_are_brought_together"
+        ],
+    ),
+    Fault(
+        "short read is the end",
+        "csrc/transfer/file_part.c",
+        "what a read did not bring is never asked for",
+        "pass(&r, (uint64_t)moved); } return r.nbytes == 0;",
+        "pass(&r, (uint64_t)moved); break; } return true;",
+        ["tests/test_file_faults.py::test_interrupted_and_short_calls_go_on"],
+    ),
+    Fault(
+        "write that moves nothing",
+        "csrc/transfer/file_part.c",
+        "a failed call on a file is taken for the end of the work",
+        "fail(job, error, r.offset, r.range_index); return false;",
+        "(void)error; return true;",
+        [
+            "tests/test_file_faults.py::test_every_file_call_may_fail",
+            "tests/test_file_faults.py::test_a_write_that_moves_nothing_is_an_error",
+        ],
+    ),
+    Fault(
+        "cancelled part is no failure",
+        "csrc/transfer/ticket.c",
+        "what a failed part of a transfer says is lost",
+        "status = cm_is_ok(status) ? part->status : status;",
+        "",
+        [
+            "tests/test_copy_many_order.py::test_failure_is_the_handles_once",
+            "tests/c/test_many_parts.c::test_failed_part_lets_no_later_one_pass",
+        ],
+    ),
+    # -- streams -------------------------------------------------------------------------
+    Fault(
+        "target on the host left to the device",
+        "csrc/transfer/request.c",
+        "a copy on a stream to ordinary memory returns before it is written",
+        "options.may_wait || cm_request_is_written_in_call(request, &job->plan);",
+        "request->blocking;",
+        [
+            "tests/test_stream_semantics.py::"
+            "test_bytes_are_there_once_the_stream_is_done",
+            "tests/test_stream_semantics.py::test_waiting_call_hears_an_interrupt",
+        ],
+    ),
+    Fault(
+        "own streams of threads are one",
+        "csrc/runtime/stream.c",
+        "the per-thread default stream of another thread is taken for the caller's",
+        "stream->handle != CM_STREAM_PER_THREAD || stream->id == id_of_own_stream();",
+        "true;",
+        ["tests/c/test_runtime.c::test_stream_of_its_own_is_each_threads"],
+    ),
+    Fault(
+        "other streams passed by",
+        "csrc/transfer/quick.c",
+        "a short copy does not wait for the other streams that use its ends",
+        "if (!cm_stream_same(request->after[i], request->stream)) { return false; }",
+        "",
+        [
+            "tests/test_stream_semantics.py::test_own_stream_of_another_thread_comes_first"
+        ],
+    ),
+    # -- python --------------------------------------------------------------------------
+    Fault(
+        "array interface unnoticed",
+        "csrc/python/array_interface.c",
+        "a block whose CUDA array interface was read is used again at once",
+        "buffer->storage->was_exported = true;",
+        "",
+        [
+            "tests/test_array_interface.py::"
+            "test_block_waits_for_the_unseen_work_of_who_read_the_dictionary"
+        ],
+    ),
+    Fault(
+        "stream 0 in the interface",
+        "csrc/python/array_interface.c",
+        "the legacy stream is written as 0, which the interface forbids",
+        "handle = handle == 0 ? CM_STREAM_LEGACY : handle;",
+        "handle = handle == CM_STREAM_LEGACY ? 0 : handle;",
+        ["tests/test_array_interface.py::test_legacy_stream_is_written_as_1"],
+    ),
+    Fault(
+        "old capsule of read-only memory",
+        "csrc/python/dlpack_capsule.c",
+        "a consumer of the old DLPack may write to read-only memory",
+        "if (buffer->readonly) {",
+        "if (false) {",
+        ["tests/test_dlpack.py::test_readonly_needs_the_new_generation"],
+    ),
+    Fault(
+        "unused capsule leaks",
+        "csrc/python/dlpack_capsule.c",
+        "a capsule that nobody took keeps its memory for ever",
+        "if (PyCapsule_IsValid(capsule, CM_DL_LEGACY_NAME)) {",
+        "if (false) {",
+        ["tests/test_dlpack.py::test_unused_capsule_frees_its_tensor"],
+    ),
+    Fault(
+        "strides in bytes",
+        "csrc/python/dlpack_capsule.c",
+        "DLPack strides are bytes instead of elements",
+        "steps[i] = step / buffer->itemsize;",
+        "steps[i] = step;",
+        ["tests/test_dlpack.py::test_tensor_describes_the_buffer"],
+    ),
+    Fault(
+        "export without a wait",
+        "csrc/python/buffer_export.c",
+        "a memoryview is given out before the work on its memory is done",
+        "if (cm_storage_wait(buffer->storage, false) < 0) {",
+        "if (false) {",
+        ["tests/test_buffer_protocol.py::test_export_waits_for_an_unfinished_transfer"],
+    ),
+    Fault(
+        "read-only view for writing",
+        "csrc/python/buffer_export.c",
+        "a read-only buffer gives out a writable view",
+        "if (has_all(flags, PyBUF_WRITABLE) && buffer->readonly) {",
+        "if (false) {",
+        [
+            "tests/test_buffer_protocol.py::"
+            "test_readonly_buffer_refuses_writable_requests"
+        ],
+    ),
+    Fault(
+        "freed while exported",
+        "csrc/python/storage_close.c",
+        "free() gives memory back that an array still shows",
+        "if (exports > 0) {",
+        "if (exports > 1) {",
+        ["tests/test_dlpack.py::test_free_is_refused_while_a_consumer_lives"],
+    ),
+    Fault(
+        "only the first stream",
+        "csrc/python/storage_use.c",
+        "of the streams that use a buffer the second and later are forgotten",
+        "storage->uses[storage->use_count++] = cm_stream_hold(stream);",
+        "if (storage->use_count > 0) { return 0; } "
+        "storage->uses[storage->use_count++] = cm_stream_hold(stream);",
+        [
+            "tests/test_array_interface.py::test_several_pending_streams_are_joined_on_one"
+        ],
+    ),
+    Fault(
+        "prefetch to device 0",
+        "csrc/python/buffer_managed.c",
+        "prefetch() goes to device 0, whichever is named",
+        "int home = location == CM_HOST_LOCATION ? storage->device : location;",
+        "int home = storage->device; location = location > 0 ? 0 : location;",
+        ["tests/test_emulation.py::test_prefetch_names_its_device_and_uses_its_stream"],
+    ),
+    Fault(
+        "prefetch on the wrong stream",
+        "csrc/python/buffer_managed.c",
+        "prefetch() to a device is queued on the stream of the buffer's own",
+        "int home = location == CM_HOST_LOCATION ? storage->device : location;",
+        "int home = storage->device;",
+        ["tests/test_emulation.py::test_prefetch_names_its_device_and_uses_its_stream"],
+    ),
+    Fault(
+        "nothing for the unraisable hook",
+        "csrc/python/errors.c",
+        "what cannot be raised is told to nobody",
+        "(void)cm_py_raise(state, status, NULL); PyErr_WriteUnraisable(where);",
+        "(void)where;",
+        [
+            "tests/test_event.py::"
+            "test_failure_of_a_dropped_event_goes_to_the_unraisable_hook",
+            "tests/test_transfer.py::"
+            "test_failure_nobody_read_is_told_once_its_handle_is_dropped",
+        ],
+    ),
+    # -- fork ----------------------------------------------------------------------------
+    Fault(
+        "allocation in a forked child",
+        "csrc/pool/pool_alloc.c",
+        "a child is given memory of its parent's warm pool",
+        "cm_pool_quick_alloc(cm_pool *pool, uint64_t nbytes, const cm_stream *stream) "
+        "{ uint64_t size = 0; if (cm_runtime_is_forked(pool->rt) ||",
+        "cm_pool_quick_alloc(cm_pool *pool, uint64_t nbytes, const cm_stream *stream) "
+        "{ uint64_t size = 0; if (",
+        ["tests/test_fork.py::test_child_allocates_nothing_from_a_warm_pool"],
+    ),
+    Fault(
+        "fork unseen",
+        "csrc/pool/registry.c",
+        "a child unlocks its parent's pages",
+        "if (cm_runtime_is_forked(registry->rt)) { return status; "
+        "/* the parent's pages; leaked here */ }",
+        "",
+        ["tests/c/test_registry.c::test_registry_forked_child_touches_nothing"],
+    ),
+    # -- the emulated device and its faults ----------------------------------------------
+    Fault(
+        "device not put back",
+        "csrc/runtime/device_guard.c",
+        "the caller's current device is another after a call",
+        "if (guard->switched) {",
+        "if (false) {",
+        ["tests/c/test_runtime.c::test_guard_puts_back_other_device"],
+    ),
+    Fault(
+        "event of no device",
+        "csrc/runtime/emulated_event.c",
+        "an event is recorded on a stream of another device",
+        "if (each->device != line->device) { return CM_CUDA_INVALID_HANDLE; }",
+        "",
+        ["tests/c/test_emulated_event.c::test_handles_of_other_devices_are_refused"],
+    ),
+    Fault(
+        "pageable source read late",
+        "csrc/runtime/emulated_copy.c",
+        "ordinary memory is read when the copy runs, not in the call",
+        "if (code == 0 && job->src_is_plain && !job->dst_is_plain) {",
+        "if (false) {",
+        [
+            "tests/c/test_emulated_stream.c::"
+            "test_copy_reads_pinned_memory_late_and_pageable_at_once"
+        ],
+    ),
+    Fault(
+        "read-only registration written",
+        "csrc/runtime/emulated_copy.c",
+        "the emulated device writes to memory registered for reading",
+        "(place->flags & CM_REGISTER_READ_ONLY) != 0)) {",
+        "false)) {",
+        [
+            "tests/c/test_emulated_memory.c::"
+            "test_registration_read_only_is_never_written"
+        ],
+    ),
+    Fault(
+        "fault strikes one late",
+        "csrc/runtime/faults.c",
+        "the planned call goes well and the next one fails",
+        "if (nth == 0 || seen < nth ||",
+        "if (nth == 0 || seen <= nth ||",
+        ["tests/c/test_faults.c::test_faults_strike_the_nth_call_only"],
+    ),
+    # -- what a stream orders ------------------------------------------------------------
+    Fault(
+        "unpacked after the call",
+        "csrc/transfer/request.c",
+        "a copy on a stream into ordinary memory returns before it is unpacked",
+        "options.may_wait || cm_request_is_written_in_call(request, &job->plan);",
+        "request->blocking;",
+        [
+            "tests/test_stream_semantics.py::"
+            "test_what_the_host_writes_is_written_in_the_call[from_pinned-long-one]",
+        ],
+    ),
+    Fault(
+        "parts unpacked after the call",
+        "csrc/transfer/many_parts.c",
+        "many copies on a stream return before the last is unpacked",
+        "bool waits = cm_request_waits(&c->request->common);",
+        "bool waits = c->request->common.blocking;",
+        [
+            "tests/test_stream_semantics.py::"
+            "test_what_the_host_writes_is_written_in_the_call[down_into_strided-long-many]",
+        ],
+    ),
+    Fault(
+        "own streams told apart by number",
+        "csrc/runtime/stream.c",
+        "the per-thread default streams of all threads are taken for one",
+        "return OWN_BIT | own_number;",
+        "return OWN_BIT;",
+        [
+            "tests/test_stream_semantics.py::"
+            "test_own_stream_of_another_thread_comes_first[copy-256-13000]",
+        ],
+    ),
+    Fault(
+        "after forgotten",
+        "csrc/python/copy_objects.c",
+        "copy_async() does not come after the streams of after=",
+        "add_after(call, call->later_than->streams[i]);",
+        "(void)call->later_than->streams[i];",
+        [
+            "tests/test_transfer_order.py::"
+            "test_background_copy_comes_after_the_streams_named",
+        ],
+    ),
+    Fault(
+        "source kept for later",
+        "csrc/python/copy_objects.c",
+        "the source of a blocking copy lives until the main thread runs Python",
+        "if (call->graves[i] != NULL) {",
+        "if (call->graves[i] != NULL && call->state == NULL) {",
+        ["tests/test_transfer.py::test_call_that_waited_keeps_nothing_alive"],
+    ),
+]
