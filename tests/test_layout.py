@@ -8,6 +8,7 @@ import re
 from pathlib import Path
 
 import pytest
+from support import session
 from support.rules import check_none
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -253,6 +254,22 @@ def test_every_fault_of_the_mutants_has_its_place(monkeypatch) -> None:
         != 1
     ]
     check_none(lost, "put them in anew, in tests/mutants/faults.py:")
+
+
+def test_drivers_of_the_makefile_have_each_set_of_operations() -> None:
+    """An operation that comes with another driver asks for a run of its own."""
+    makefile = ROOT / "Makefile"
+    if not makefile.is_file():
+        pytest.skip("the Makefile is not beside the tests")
+    found = re.search(r"^DRIVERS \?= (.*)$", makefile.read_text(), re.MULTILINE)
+    assert found
+    drivers = [
+        int(a) * 1000 + int(b) * 10 for a, b in re.findall(r"(\d+)\.(\d+)", found[1])
+    ]
+    oldest = {driver for _, _, driver in session.testing.op_names()}
+    sets = [{o for o in oldest if o <= driver} for driver in drivers]
+    wanted = [{o for o in oldest if o <= driver} for driver in sorted(oldest)]
+    assert sets == wanted
 
 
 def test_no_build_products_are_tracked() -> None:
