@@ -207,7 +207,7 @@ def test_memory_of_a_stream_goes_to_that_stream_alone(emulated, make) -> None:
     stream, other, pool = cumem.Stream(), cumem.Stream(), cumem.Pool()
     for _ in range(3):  # the second finds an object and memory
         buffer = make(stream, pool)
-        session.testing.gate_close(stream)
+        session.shut(stream)
         buffer.fill(1, stream=stream)
         address = buffer.ptr
         del buffer

@@ -115,7 +115,7 @@ class Exporter:
 
 def tell_interface(stream: cumem.Stream) -> None:
     buffer = cumem.empty_device(NBYTES, "u1", stream=stream)
-    session.testing.gate_close(stream)
+    session.shut(stream)
     buffer.fill(1, stream=stream)
     assert session.testing.array_interface(buffer)["stream"] is not None
     session.testing.gate_open(stream)

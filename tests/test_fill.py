@@ -173,7 +173,7 @@ READERS: dict[str, Callable[[cumem.Buffer], np.ndarray]] = {
 def test_every_reader_comes_after_a_late_fill(emulated, kind, read) -> None:
     buffer = cumem.zeros(1000, "i4", kind)
     stream = cumem.Stream()
-    session.testing.gate_close(stream)
+    session.shut(stream)
     buffer.fill(5, stream=stream)
     with opened_soon(stream):
         assert (read(buffer) == 5).all()
@@ -202,7 +202,7 @@ def test_second_reader_waits_as_well(emulated) -> None:
 def test_wait_that_failed_leaves_the_fill_late(emulated) -> None:
     buffer = cumem.zeros(64, "u1", "mapped")
     stream = cumem.Stream()
-    session.testing.gate_close(stream)
+    session.shut(stream)
     buffer.fill(1, stream=stream)
     session.testing.plan_fault("stream_query", 1)
     with pytest.raises(cumem.CudaError):

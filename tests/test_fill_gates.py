@@ -49,7 +49,7 @@ def test_fill_waits_for_no_stream_it_is_not_ordered_after(emulated, seed: int) -
         late = Late(streams, shut)
         held: list[tuple[cumem.Buffer, set[int]]] = []
         for index in shut:
-            session.testing.gate_close(streams[index])
+            session.shut(streams[index])
         try:
             for _ in range(30):
                 kind, of = random.choice(KINDS), random.randrange(3)

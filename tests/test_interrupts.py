@@ -59,7 +59,7 @@ def test_signal_ends_the_wait_of_a_pool(driver, drop: Drop, call: str) -> None:
         "trim all": cumem.trim,
         "allocate": lambda: pool.allocate(2 * MIB),
     }
-    session.testing.gate_close(stream)  # the alarm is for the call alone
+    session.shut(stream)  # the alarm is for the call alone
     work = busy(stream)
     drop(stream, pool)
     with session.alarm(stream):
@@ -89,7 +89,7 @@ def test_signal_ends_a_fill_by_the_host(emulated, what: str) -> None:
     """Pinned memory is written by the host, after all that its streams wait for."""
     late, stream = cumem.Stream(), cumem.Stream()
     buffer = cumem.full(100, 1, "u1", "pinned")
-    session.testing.gate_close(late)
+    session.shut(late)
     work = busy(late)
     if what == "used":
         buffer.record_stream(late)
@@ -155,7 +155,7 @@ def test_signal_ends_shutdown_and_leaves_all_open(
 ) -> None:
     stream = cumem.Stream()
     witness = cumem.full(10, 3, "u1", "pinned")
-    session.testing.gate_close(stream)
+    session.shut(stream)
     left = leave(stream)
     with session.alarm(stream):
         cumem.shutdown()
@@ -199,7 +199,7 @@ def test_shutdown_in_a_handler_while_it_waits_is_refused(emulated) -> None:
         except RuntimeError as error:
             refused.append(error)
 
-    session.testing.gate_close(stream)
+    session.shut(stream)
     kept = pending_copy(stream)
     with session.on_alarm(handler):
         cumem.shutdown()

@@ -80,7 +80,7 @@ def test_signal_ends_a_copy_that_waits_for_device_memory(emulated, way: str) -> 
     most = cumem.stats()["device"].reserved_nbytes + 32 * MIB
     with cumem.limit("device", most):
         block = cumem.empty_device(32 * MIB, "u1")
-        session.testing.gate_close(late)
+        session.shut(late)
         leave_in_flight(block, late)
         with session.alarm(late):
             cumem.copy(*ends, stream=own)

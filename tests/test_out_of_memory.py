@@ -462,7 +462,7 @@ def test_background_copy_short_of_device_memory_tells_its_handle(small) -> None:
 def test_memory_in_flight_is_waited_for(small) -> None:
     stream = cumem.Stream()
     buffer = cumem.empty_device(40 * MIB, "u1", stream=stream)
-    session.testing.gate_close(stream)
+    session.shut(stream)
     buffer.fill(1, stream=stream)
     del buffer
     with session.when_waiting(lambda: session.testing.gate_open(stream)):

@@ -423,7 +423,7 @@ def test_signal_handler_may_use_the_pool_that_waits(emulated) -> None:
         finally:
             session.testing.gate_open(stream)
 
-    session.testing.gate_close(stream)
+    session.shut(stream)
     block = pool.allocate(8 << 20)
     block.record_stream(stream)
     del block

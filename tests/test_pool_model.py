@@ -190,7 +190,7 @@ class PoolMachine(RuleBasedStateMachine):
 
     @rule(stream=st.integers(0, 2))
     def shut_gate(self, stream: int) -> None:
-        session.testing.gate_close(self.streams[stream])
+        session.shut(self.streams[stream])
         self.shut.add(stream)
 
     @rule()

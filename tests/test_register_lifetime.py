@@ -424,7 +424,7 @@ def test_pages_of_an_import_are_unlocked_after_the_work_that_was_recorded(
         seen.append(testing.registrations())
         testing.gate_open(stream)
 
-    testing.gate_close(stream)
+    session.shut(stream)
     cumem.empty_device(8, "u1", stream=stream).fill(1, stream=stream)
     buffer.record_stream(stream)
     before = testing.fault_count("stream_synchronize")

@@ -562,7 +562,7 @@ class Queued:
         def work() -> None:
             stream = make()
             own = cumem.Stream.from_external(2)
-            session.testing.gate_close(own)
+            session.shut(own)
             buffer.fill(7, stream=stream)
             self.queued.set()
             self.go_on.wait(session.PATIENCE)

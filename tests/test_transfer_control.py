@@ -272,7 +272,7 @@ def test_callable_is_told_while_a_copy_waits(emulated) -> None:
     stream = cumem.Stream()
     target = cumem.zeros(NBYTES, "u1", "device", stream=stream)
     cumem.Device(0).synchronize()
-    session.testing.gate_close(stream)
+    session.shut(stream)
 
     def tell(*args: int) -> None:
         if not seen:
@@ -477,7 +477,7 @@ def test_interrupted_copy_that_has_begun_is_over_when_it_raises(
         stream = cumem.Stream()
     cumem.Device(0).synchronize()
     # nothing is before it, but the device does not get round to it for a while
-    session.testing.gate_close(stream)
+    session.shut(stream)
 
     def stop(done: int, total: int) -> None:
         assert done < total

@@ -96,7 +96,7 @@ def shut(emulated) -> Iterator[cumem.Stream]:
     """A stream that does nothing before the end of the test, and a ring with room for all
     of it."""
     stream = cumem.Stream()
-    session.testing.gate_close(stream)
+    session.shut(stream)
     with cumem.configure(ring_nbytes="256MiB", depth=32):
         yield stream
     session.testing.gate_open(stream)

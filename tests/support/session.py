@@ -175,16 +175,36 @@ def opened(name: str = "emulated", **overrides: object) -> Iterator[Runtime]:
     testing.configure(**settings)
     try:
         yield Runtime(name)
+        _open_gates()
         if testing.opened():
             assert set(testing.calls_with_gil()) <= ANSWERED_AT_ONCE
             assert leftovers() == {}
             assert testing.check_pools()
     finally:
+        _open_gates()
         gc.collect()
         if testing.opened():
             testing.plan_fault(None, 0)
         _core.shutdown()
         testing.configure()
+
+
+_shut: list[object] = []
+
+
+def shut(stream: object) -> None:
+    """Hold an emulated stream shut until `testing.gate_open`, or the end of the test."""
+    testing.gate_close(stream)
+    _shut.append(getattr(stream, "handle", stream))  # keeps no stream alive
+
+
+def _open_gates() -> None:
+    """What a test that failed left shut would be waited for for ever."""
+    while _shut:
+        stream = _shut.pop()
+        if testing.opened():
+            with contextlib.suppress(Exception):  # the stream is gone, and its gate
+                testing.gate_open(stream)
 
 
 @contextlib.contextmanager
