@@ -1,11 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Cutting spans out of arenas and joining them again. Finding them is heap_bins.c. */
 #include "pool/heap.h"
 
 #include <stdlib.h>
 #include <string.h>
-
-#include "pool/heap_private.h"
 
 /* -- nodes ------------------------------------------------------------------------------ */
 
@@ -104,6 +101,61 @@ cut(cm_heap *heap, cm_span *span, uint64_t nbytes)
     return rest;
 }
 
+/* -- bins ----------------------------------------------------------------------------- */
+
+/* Bins 3 % apart, a bitmap over them, and a look at a few spans of a bin: the answer is
+ * the best fit or within 3 % of it, and its time does not depend on how many spans
+ * there are. */
+enum {
+    UNIT_SHIFT = 6,      /* sizes in 64 B */
+    MANTISSA_BITS = 5,   /* 32 bins for each power of two */
+    LOOK_OWN_BIN = 24,   /* spans looked at in the bin of the size, where some are short
+                          */
+    LOOK_LATER_BINS = 8, /* and in each longer bin, where all are long enough */
+    LOOK_BINS = 8        /* longer bins tried before giving up on unusable spans */
+};
+
+static uint32_t
+bin_of(uint64_t nbytes)
+{
+    uint64_t units = nbytes >> UNIT_SHIFT;
+    if (units < (1u << MANTISSA_BITS)) {
+        return (uint32_t)units;
+    }
+    uint32_t top = 63u - (uint32_t)__builtin_clzll(units);
+    uint32_t shift = top - MANTISSA_BITS;
+    uint32_t bin = ((shift + 1) << MANTISSA_BITS)
+                   + (uint32_t)((units >> shift) & ((1u << MANTISSA_BITS) - 1));
+    return bin < CM_BIN_COUNT ? bin : CM_BIN_COUNT - 1;
+}
+
+/* A FREE span enters and leaves the bin of its size. */
+static void
+bin_span(cm_heap *heap, cm_span *span)
+{
+    uint32_t bin = bin_of(span->block.nbytes);
+    cm_list_push_front(&heap->bins[bin], &span->node);
+    heap->occupied[bin / 64] |= UINT64_C(1) << (bin % 64);
+    heap->occupied_words |= 1u << (bin / 64);
+    heap->free_nbytes += span->block.nbytes;
+    heap->free_count++;
+}
+
+static void
+unbin_span(cm_heap *heap, cm_span *span)
+{
+    uint32_t bin = bin_of(span->block.nbytes);
+    cm_list_remove(&span->node);
+    if (cm_list_is_empty(&heap->bins[bin])) {
+        heap->occupied[bin / 64] &= ~(UINT64_C(1) << (bin % 64));
+        if (heap->occupied[bin / 64] == 0) {
+            heap->occupied_words &= ~(1u << (bin / 64));
+        }
+    }
+    heap->free_nbytes -= span->block.nbytes;
+    heap->free_count--;
+}
+
 /* -- arenas ----------------------------------------------------------------------------- */
 
 void
@@ -167,7 +219,7 @@ cm_heap_add_chunk(cm_heap *heap, const cm_chunk *chunk)
         add_arena(heap, chunk->host, chunk->address, chunk->nbytes, CM_SPAN_FREE);
     if (arena != NULL) {
         arena->chunk = *chunk;
-        cm_heap_bin(heap, arena->first);
+        bin_span(heap, arena->first);
     }
     return arena;
 }
@@ -195,7 +247,7 @@ cm_heap_remove_arena(cm_heap *heap, cm_arena *arena)
 {
     cm_span *only = arena->first;
     if (only->state == CM_SPAN_FREE) {
-        cm_heap_unbin(heap, only);
+        unbin_span(heap, only);
     }
     cm_list_remove(&only->node);
     cm_list_push_front(&heap->spare_spans, &only->node);
@@ -212,8 +264,11 @@ late_nbytes(const cm_span *span, const cm_heap_view *view)
     return cm_span_is_clean(span, view) ? 0 : span->late_nbytes;
 }
 
-bool
-cm_heap_may_join(const cm_span *a, const cm_span *b, const cm_heap_view *view)
+/* May two FREE neighbours become one? What one stream is late with must not hold up
+ * much more than it covers: a clean span joins a late one only if half of both was
+ * given by that stream, however they came about. */
+static bool
+may_join(const cm_span *a, const cm_span *b, const cm_heap_view *view)
 {
     bool a_clean = cm_span_is_clean(a, view);
     bool b_clean = cm_span_is_clean(b, view);
@@ -227,8 +282,9 @@ cm_heap_may_join(const cm_span *a, const cm_span *b, const cm_heap_view *view)
     return view->alone || late >= a->block.nbytes + b->block.nbytes - late;
 }
 
-void
-cm_heap_add_up(cm_span *a, const cm_span *b, const cm_heap_view *view)
+/* Let `a` say what it and `b`, its next neighbour, are together; `b` stays. */
+static void
+add_up(cm_span *a, const cm_span *b, const cm_heap_view *view)
 {
     bool a_clean = cm_span_is_clean(a, view);
     bool b_clean = cm_span_is_clean(b, view);
@@ -251,7 +307,7 @@ cm_heap_add_up(cm_span *a, const cm_span *b, const cm_heap_view *view)
 static void
 absorb(cm_heap *heap, cm_span *a, cm_span *b, const cm_heap_view *view)
 {
-    cm_heap_add_up(a, b, view);
+    add_up(a, b, view);
     drop_span(heap, b);
     heap->merge_count++;
 }
@@ -266,8 +322,8 @@ cm_heap_give(cm_heap *heap, cm_span *span, uint32_t tag, uint64_t epoch,
     span->late_nbytes = tag == 0 ? 0 : span->block.nbytes;
     cm_span *next = span->next;
     if (next != NULL && next->state == CM_SPAN_FREE) {
-        if (cm_heap_may_join(span, next, view)) {
-            cm_heap_unbin(heap, next);
+        if (may_join(span, next, view)) {
+            unbin_span(heap, next);
             absorb(heap, span, next, view);
         }
         else {
@@ -276,8 +332,8 @@ cm_heap_give(cm_heap *heap, cm_span *span, uint32_t tag, uint64_t epoch,
     }
     cm_span *prev = span->prev;
     if (prev != NULL && prev->state == CM_SPAN_FREE) {
-        if (cm_heap_may_join(prev, span, view)) {
-            cm_heap_unbin(heap, prev);
+        if (may_join(prev, span, view)) {
+            unbin_span(heap, prev);
             absorb(heap, prev, span, view);
             span = prev;
         }
@@ -285,7 +341,7 @@ cm_heap_give(cm_heap *heap, cm_span *span, uint32_t tag, uint64_t epoch,
             heap->apart_count++;
         }
     }
-    cm_heap_bin(heap, span);
+    bin_span(heap, span);
     return span;
 }
 
@@ -344,11 +400,11 @@ join_arena(cm_heap *heap, const cm_arena *arena, const cm_heap_view *view)
     while (span != NULL) {
         cm_span *next = span->next;
         if (span->state == CM_SPAN_FREE && next != NULL && next->state == CM_SPAN_FREE
-            && cm_heap_may_join(span, next, view)) {
-            cm_heap_unbin(heap, span);
-            cm_heap_unbin(heap, next);
+            && may_join(span, next, view)) {
+            unbin_span(heap, span);
+            unbin_span(heap, next);
             absorb(heap, span, next, view);
-            cm_heap_bin(heap, span);
+            bin_span(heap, span);
             any = true;
             continue;
         }
@@ -379,7 +435,7 @@ static void
 put_rest(cm_heap *heap, cm_span *rest)
 {
     if (rest->state == CM_SPAN_FREE) {
-        cm_heap_bin(heap, rest);
+        bin_span(heap, rest);
     }
     else {
         cm_list_push_back(&heap->gaps, &rest->node);
@@ -390,7 +446,7 @@ cm_span *
 cm_heap_carve(cm_heap *heap, cm_span *span, cm_address address, uint64_t nbytes)
 {
     if (span->state == CM_SPAN_FREE) {
-        cm_heap_unbin(heap, span);
+        unbin_span(heap, span);
     }
     else {
         cm_list_remove(&span->node);
@@ -422,12 +478,14 @@ cm_heap_carve(cm_heap *heap, cm_span *span, cm_address address, uint64_t nbytes)
     return middle;
 }
 
-cm_span *
-cm_heap_cut_live(cm_heap *heap, cm_span *span, uint64_t nbytes, uint64_t align)
+/* Turn a FREE span, which is long enough, into a LIVE one of exactly `nbytes`; what is
+ * left on either side is FREE. NULL: no memory for nodes, nothing changed. */
+static cm_span *
+cut_live(cm_heap *heap, cm_span *span, uint64_t nbytes, uint64_t align)
 {
     uint64_t pad = (0 - span->block.address) & (align - 1);
     if (pad == 0 && span->block.nbytes == nbytes) {
-        cm_heap_unbin(heap, span);
+        unbin_span(heap, span);
         span->state = CM_SPAN_LIVE;
         heap->taken_last = span;
         return span;
@@ -438,4 +496,442 @@ cm_heap_cut_live(cm_heap *heap, cm_span *span, uint64_t nbytes, uint64_t align)
         heap->taken_last = taken;
     }
     return taken;
+}
+
+/* -- finding -------------------------------------------------------------------------- */
+
+/* The first occupied bin from `bin` on; CM_BIN_COUNT if there is none. */
+static uint32_t
+next_bin(const cm_heap *heap, uint32_t bin)
+{
+    if (bin >= CM_BIN_COUNT) {
+        return CM_BIN_COUNT;
+    }
+    uint32_t word = bin / 64;
+    uint64_t bits = heap->occupied[word] & (~UINT64_C(0) << (bin % 64));
+    if (bits == 0) {
+        uint32_t words = heap->occupied_words & (uint32_t)(~UINT64_C(0) << (word + 1));
+        if (words == 0) {
+            return CM_BIN_COUNT;
+        }
+        word = (uint32_t)__builtin_ctz(words);
+        bits = heap->occupied[word];
+    }
+    return word * 64 + (uint32_t)__builtin_ctzll(bits);
+}
+
+static bool
+fits(const cm_span *span, uint64_t nbytes, uint64_t align, const cm_heap_view *view)
+{
+    uint64_t pad = (0 - span->block.address) & (align - 1);
+    return span->block.nbytes >= nbytes && span->block.nbytes - nbytes >= pad
+           && cm_span_is_usable(span, view);
+}
+
+/* The shortest fitting span among the first `look` of a bin. */
+static cm_span *
+best_of_bin(const cm_list *bin, uint64_t look, uint64_t nbytes, uint64_t align,
+            const cm_heap_view *view)
+{
+    cm_span *best = NULL;
+    for (cm_list *n = bin->next; n != bin && look > 0; n = n->next, look--) {
+        cm_span *span = CM_LIST_ENTRY(n, cm_span, node);
+        if (fits(span, nbytes, align, view)
+            && (best == NULL || span->block.nbytes < best->block.nbytes)) {
+            best = span;
+            if (best->block.nbytes == nbytes) {
+                break;
+            }
+        }
+    }
+    return best;
+}
+
+static cm_span *
+take_binned(cm_heap *heap, uint64_t nbytes, uint64_t align, const cm_heap_view *view)
+{
+    uint32_t own = bin_of(nbytes);
+    uint32_t bin = next_bin(heap, own);
+    for (int tries = 0; bin < CM_BIN_COUNT && tries < LOOK_BINS; tries++) {
+        cm_span *best =
+            best_of_bin(&heap->bins[bin], bin == own ? LOOK_OWN_BIN : LOOK_LATER_BINS,
+                        nbytes, align, view);
+        if (best != NULL) {
+            return cut_live(heap, best, nbytes, align);
+        }
+        bin = next_bin(heap, bin + 1);
+    }
+    return NULL;
+}
+
+cm_span *
+cm_heap_take(cm_heap *heap, uint64_t nbytes, uint64_t align, const cm_heap_view *view)
+{
+    cm_span *span = take_binned(heap, nbytes, align, view);
+    if (span == NULL && heap->ready_count > 0) {
+        cm_heap_settle(heap, view);
+        span = take_binned(heap, nbytes, align, view);
+    }
+    return span;
+}
+
+cm_span *
+cm_heap_search(cm_heap *heap, uint64_t nbytes, uint64_t align, const cm_heap_view *view)
+{
+    for (uint32_t bin = next_bin(heap, bin_of(nbytes)); bin < CM_BIN_COUNT;
+         bin = next_bin(heap, bin + 1)) {
+        cm_span *best = best_of_bin(&heap->bins[bin], UINT64_MAX, nbytes, align, view);
+        if (best != NULL) {
+            return cut_live(heap, best, nbytes, align);
+        }
+    }
+    return NULL;
+}
+
+/* -- ready spans ---------------------------------------------------------------------- */
+
+/* Reuse without cutting and joining: a program that asks again and again for the same
+ * sizes gets the spans it gave back last. There are few, and any request that finds
+ * nothing else turns them into ordinary free spans first, so nothing is wasted by them.
+ */
+
+static cm_ready_set *
+set_of(cm_heap *heap, uint64_t nbytes)
+{
+    uint64_t hash = (nbytes >> 6) * UINT64_C(0x9E3779B97F4A7C15);
+    return &heap->ready[hash >> 59];
+}
+
+_Static_assert(CM_READY_SETS == 32, "set_of takes the top five bits");
+
+static void
+count_out(cm_heap *heap, const cm_span *span)
+{
+    heap->ready_count--;
+    heap->free_count--;
+    heap->free_nbytes -= span->block.nbytes;
+}
+
+/* Take a READY span out of its set. */
+static cm_span *
+take_way(cm_heap *heap, cm_ready_set *set, int way)
+{
+    cm_span *span = set->span[way];
+    set->nbytes[way] = 0;
+    set->span[way] = NULL;
+    count_out(heap, span);
+    return span;
+}
+
+/* The one long READY span joins its neighbours. */
+static void
+settle_long(cm_heap *heap, const cm_heap_view *view)
+{
+    cm_span *span = heap->ready_long;
+    heap->ready_long = NULL;
+    count_out(heap, span);
+    (void)cm_heap_give(heap, span, span->tag, span->epoch, view);
+}
+
+static cm_span *
+take_long(cm_heap *heap, uint64_t nbytes, const cm_heap_view *view)
+{
+    cm_span *span = heap->ready_long;
+    if (span == NULL) {
+        return NULL;
+    }
+    if (span->block.nbytes == nbytes && cm_span_is_usable(span, view)) {
+        heap->ready_long = NULL;
+        count_out(heap, span);
+        return span;
+    }
+    settle_long(heap, view);
+    return NULL;
+}
+
+static cm_span *
+take_short(cm_heap *heap, uint64_t nbytes, const cm_heap_view *view)
+{
+    cm_ready_set *set = set_of(heap, nbytes);
+    for (int way = 0; way < CM_READY_WAYS; way++) {
+        if (set->nbytes[way] == nbytes && cm_span_is_usable(set->span[way], view)) {
+            return take_way(heap, set, way);
+        }
+    }
+    return NULL;
+}
+
+cm_span *
+cm_heap_take_ready(cm_heap *heap, uint64_t nbytes, const cm_heap_view *view)
+{
+    cm_span *span = nbytes > CM_READY_NBYTES ? take_long(heap, nbytes, view)
+                                             : take_short(heap, nbytes, view);
+    if (span != NULL) {
+        span->state = CM_SPAN_LIVE;
+        heap->taken_last = span;
+    }
+    return span;
+}
+
+static void
+keep_short(cm_heap *heap, cm_span *span, const cm_heap_view *view)
+{
+    cm_ready_set *set = set_of(heap, span->block.nbytes);
+    int way = 0;
+    while (way < CM_READY_WAYS && set->nbytes[way] != 0) {
+        way++;
+    }
+    if (way == CM_READY_WAYS) { /* the oldest makes room */
+        cm_span *oldest = take_way(heap, set, 0);
+        for (way = 0; way < CM_READY_WAYS - 1; way++) {
+            set->nbytes[way] = set->nbytes[way + 1];
+            set->span[way] = set->span[way + 1];
+        }
+        (void)cm_heap_give(heap, oldest, oldest->tag, oldest->epoch, view);
+    }
+    set->nbytes[way] = span->block.nbytes;
+    set->span[way] = span;
+}
+
+void
+cm_heap_give_ready(cm_heap *heap, cm_span *span, uint32_t tag, uint64_t epoch,
+                   const cm_heap_view *view)
+{
+    bool is_long = span->block.nbytes > CM_READY_NBYTES;
+    if (is_long && (span != heap->taken_last || heap->ready_long != NULL)) {
+        (void)cm_heap_give(heap, span, tag, epoch, view);
+        return;
+    }
+    if (is_long) {
+        heap->ready_long = span;
+    }
+    else {
+        keep_short(heap, span, view);
+    }
+    span->state = CM_SPAN_READY;
+    span->tag = tag;
+    span->epoch = epoch;
+    heap->ready_count++;
+    heap->free_count++;
+    heap->free_nbytes += span->block.nbytes;
+}
+
+void
+cm_heap_settle(cm_heap *heap, const cm_heap_view *view)
+{
+    if (heap->ready_long != NULL) {
+        settle_long(heap, view);
+    }
+    for (int i = 0; i < CM_READY_SETS && heap->ready_count > 0; i++) {
+        for (int way = 0; way < CM_READY_WAYS; way++) {
+            if (heap->ready[i].nbytes[way] != 0) {
+                cm_span *span = take_way(heap, &heap->ready[i], way);
+                (void)cm_heap_give(heap, span, span->tag, span->epoch, view);
+            }
+        }
+    }
+}
+
+/* -- what there is, as joining would leave it ----------------------------------------- */
+
+/* The span as it is when nothing keeps it ready any more. */
+static cm_span
+settled(const cm_span *span)
+{
+    cm_span copy = *span;
+    if (copy.state == CM_SPAN_READY) {
+        copy.state = CM_SPAN_FREE;
+        copy.late_nbytes = copy.tag == 0 ? 0 : copy.block.nbytes;
+    }
+    return copy;
+}
+
+const cm_span *
+cm_heap_follow_run(const cm_span *first, const cm_heap_view *view, uint64_t *nbytes)
+{
+    cm_span run = settled(first);
+    const cm_span *last = first;
+    while (last->next != NULL && cm_span_is_free(last->next)) {
+        cm_span next = settled(last->next);
+        if (!may_join(&run, &next, view)) {
+            break;
+        }
+        add_up(&run, &next, view);
+        last = last->next;
+    }
+    *nbytes = run.block.nbytes;
+    return last;
+}
+
+/* All pieces from `first` on to the next span that is not free; nothing where another
+ * free span precedes it. */
+static void
+count_from(const cm_span *first, const cm_heap_view *view, cm_heap_runs *out)
+{
+    if (first->prev != NULL && cm_span_is_free(first->prev)) {
+        return;
+    }
+    for (const cm_span *at = first; at != NULL && cm_span_is_free(at);) {
+        uint64_t nbytes = 0;
+        at = cm_heap_follow_run(at, view, &nbytes)->next;
+        out->looked_count++;
+        out->largest_nbytes =
+            nbytes > out->largest_nbytes ? nbytes : out->largest_nbytes;
+        out->count++;
+    }
+}
+
+static void
+see(const cm_span *span, cm_heap_runs *out)
+{
+    out->looked_count++;
+    if (span->block.nbytes > out->largest_nbytes) {
+        out->largest_nbytes = span->block.nbytes;
+    }
+}
+
+/* Of many spans: the longest bin, of whose spans none is much longer than another. */
+static void
+look_at_longest(const cm_heap *heap, cm_heap_runs *out)
+{
+    uint32_t word = CM_BIN_WORDS;
+    while (word > 0 && heap->occupied[word - 1] == 0) {
+        word--;
+    }
+    if (word == 0) {
+        return;
+    }
+    uint32_t bit = 63u - (uint32_t)__builtin_clzll(heap->occupied[word - 1]);
+    const cm_list *bin = &heap->bins[(word - 1) * 64 + bit];
+    for (const cm_list *n = bin->next; n != bin && out->looked_count < CM_RUN_LOOKS;
+         n = n->next) {
+        see(CM_LIST_ENTRY(n, cm_span, node), out);
+    }
+}
+
+/* The spans that are kept ready, of which there are few. */
+static void
+count_ready(const cm_heap *heap, const cm_heap_view *view, bool is_many,
+            cm_heap_runs *out)
+{
+    const cm_span *spans[CM_READY_SETS * CM_READY_WAYS + 1];
+    uint32_t count = 0;
+    if (heap->ready_long != NULL) {
+        spans[count++] = heap->ready_long;
+    }
+    for (int i = 0; i < CM_READY_SETS && heap->ready_count > 0; i++) {
+        for (int way = 0; way < CM_READY_WAYS; way++) {
+            if (heap->ready[i].span[way] != NULL) {
+                spans[count++] = heap->ready[i].span[way];
+            }
+        }
+    }
+    for (uint32_t i = 0; i < count; i++) {
+        if (is_many) {
+            see(spans[i], out);
+        }
+        else {
+            count_from(spans[i], view, out);
+        }
+    }
+}
+
+cm_heap_runs
+cm_heap_count_runs(const cm_heap *heap, const cm_heap_view *view)
+{
+    cm_heap_runs runs = {0, 0, 0};
+    uint64_t left = heap->free_count;
+    if (left > CM_RUN_LOOKS) {
+        look_at_longest(heap, &runs);
+        count_ready(heap, view, true, &runs);
+        runs.count = left;
+        return runs;
+    }
+    for (uint32_t word = 0; word < CM_BIN_WORDS; word++) {
+        for (uint64_t bits = heap->occupied[word]; bits != 0; bits &= bits - 1) {
+            const cm_list *bin =
+                &heap->bins[word * 64 + (uint32_t)__builtin_ctzll(bits)];
+            for (const cm_list *n = bin->next; n != bin && left > 0;
+                 n = n->next, left--) {
+                count_from(CM_LIST_ENTRY(n, cm_span, node), view, &runs);
+            }
+        }
+    }
+    count_ready(heap, view, false, &runs);
+    return runs;
+}
+
+/* -- checking --------------------------------------------------------------------------- */
+
+static bool
+check_arena(const cm_arena *arena, uint64_t *free_nbytes, uint64_t *free_count)
+{
+    cm_address at = arena->base;
+    const cm_span *prev = NULL;
+    for (const cm_span *span = arena->first; span != NULL; span = span->next) {
+        if (span->prev != prev || span->block.address != at || span->arena != arena
+            || span->block.nbytes == 0 || span->late_nbytes > span->block.nbytes
+            || (span->block.host == NULL) != (arena->host == NULL)) {
+            return false;
+        }
+        if (prev != NULL && prev->state == CM_SPAN_GAP && span->state == CM_SPAN_GAP) {
+            return false;
+        }
+        if (span->state == CM_SPAN_FREE || span->state == CM_SPAN_READY) {
+            *free_nbytes += span->block.nbytes;
+            *free_count += 1;
+        }
+        at += span->block.nbytes;
+        prev = span;
+    }
+    return at == arena->base + arena->nbytes;
+}
+
+bool
+cm_heap_check(const cm_heap *heap)
+{
+    uint64_t free_nbytes = 0;
+    uint64_t free_count = 0;
+    uint64_t binned_count = 0;
+    uint64_t arena_count = 0;
+    for (cm_list *n = heap->arenas.next; n != &heap->arenas; n = n->next) {
+        arena_count++;
+        if (!check_arena(CM_LIST_ENTRY(n, cm_arena, node), &free_nbytes, &free_count)) {
+            return false;
+        }
+    }
+    for (uint32_t bin = 0; bin < CM_BIN_COUNT; bin++) {
+        bool bit = (heap->occupied[bin / 64] >> (bin % 64) & 1) != 0;
+        if (bit == cm_list_is_empty(&heap->bins[bin])
+            || ((heap->occupied_words >> (bin / 64) & 1) != 0)
+                   != (heap->occupied[bin / 64] != 0)) {
+            return false;
+        }
+        for (cm_list *n = heap->bins[bin].next; n != &heap->bins[bin]; n = n->next) {
+            const cm_span *span = CM_LIST_ENTRY(n, cm_span, node);
+            if (span->state != CM_SPAN_FREE || bin_of(span->block.nbytes) != bin) {
+                return false;
+            }
+            binned_count++;
+        }
+    }
+    uint64_t ready_count = heap->ready_long != NULL;
+    if (ready_count != 0 && heap->ready_long->state != CM_SPAN_READY) {
+        return false;
+    }
+    for (int i = 0; i < CM_READY_SETS; i++) {
+        for (int way = 0; way < CM_READY_WAYS; way++) {
+            const cm_span *span = heap->ready[i].span[way];
+            if ((span == NULL) != (heap->ready[i].nbytes[way] == 0)
+                || (span != NULL
+                    && (span->state != CM_SPAN_READY
+                        || span->block.nbytes != heap->ready[i].nbytes[way]))) {
+                return false;
+            }
+            ready_count += span != NULL;
+        }
+    }
+    return free_nbytes == heap->free_nbytes && free_count == heap->free_count
+           && ready_count == heap->ready_count && arena_count == heap->arena_count
+           && binned_count + ready_count == free_count;
 }
