@@ -34,6 +34,16 @@ PyObject *cm_dlpack_import(cm_state *state, PyObject *capsule,
  * once, now on failure. Ordinary memory of up to `unasked` bytes is not asked about. */
 PyObject *cm_dlpack_import_managed(cm_state *state, cm_dl_versioned *managed,
                                    uint64_t unasked);
+/* The stream that the data is wanted on: `given`, or that device's default; *out is
+ * NULL for memory that the CPU reads. Give it back. 0, or -1 with an exception. */
+int cm_dlpack_choose_stream(cm_state *state, cm_dl_device device, cm_stream *given,
+                            cm_stream **out);
+/* Let `stream` wait for the exporter's. 0, or -1 with CudaError. */
+int cm_dlpack_follow_handle(cm_state *state, cm_stream *stream, uint64_t handle);
+/* What was ordered on `stream`, of the exporter's device, also comes before the stream
+ * asked for. 0, or -1 with an exception. */
+int cm_dlpack_pass_on(cm_state *state, PyObject *buffer, cm_stream *given,
+                      cm_stream *stream);
 /* Let the work on `given`, or on the device's default stream (NULL), and with it the
  * buffer, come after what the exporter's stream `handle` of that device was given.
  * 0, or -1 with an exception. */

@@ -83,25 +83,6 @@ call_dlpack(PyObject *method, cm_stream *stream, bool with_version)
     return result;
 }
 
-/* Let `stream` wait for the exporter's. */
-static int
-follow_handle(cm_state *state, cm_stream *stream, uint64_t handle)
-{
-    cm_status status;
-    cm_stream *theirs;
-    Py_BEGIN_ALLOW_THREADS
-    status =
-        cm_stream_wrap(stream->rt, stream->device,
-                       handle == 0 ? CM_STREAM_LEGACY : handle, NULL, NULL, &theirs);
-    if (cm_is_ok(status)) {
-        status = cm_stream_follow(stream, theirs);
-        cm_stream_release(theirs);
-    }
-    Py_END_ALLOW_THREADS
-    return cm_is_ok(status) ? 0
-                            : cm_py_raise_int(state, status, "while importing DLPack");
-}
-
 /* Older exporters do not know max_version, the oldest not even stream. */
 static PyObject *
 ask_capsule(cm_state *state, PyObject *method, cm_stream *stream)
@@ -115,7 +96,8 @@ ask_capsule(cm_state *state, PyObject *method, cm_stream *stream)
         PyErr_Clear();
         capsule = call_dlpack(method, NULL, false);
         /* an exporter that takes no stream has made the legacy default stream wait */
-        if (capsule != NULL && follow_handle(state, stream, CM_STREAM_LEGACY) < 0) {
+        if (capsule != NULL
+            && cm_dlpack_follow_handle(state, stream, CM_STREAM_LEGACY) < 0) {
             Py_CLEAR(capsule);
         }
     }
@@ -279,61 +261,6 @@ drop_capsule(PyObject *capsule)
     PyErr_Restore(type, value, traceback);
 }
 
-/* The stream we want the data on: none for memory that the CPU reads. -1 on failure. */
-static int
-choose_stream(cm_state *state, cm_dl_device device, cm_stream *given, cm_stream **out)
-{
-    *out = NULL;
-    if (device.type != CM_DL_CUDA && device.type != CM_DL_CUDA_MANAGED) {
-        return 0;
-    }
-    int where = device.type == CM_DL_CUDA ? device.id : -1;
-    if (given != NULL && (where < 0 || given->device == where)) {
-        *out = cm_stream_take(state, given);
-        return 0;
-    }
-    /* a stream of another device says nothing to the exporter: one of its own goes
-     * between */
-    *out = cm_stream_from_object(state, Py_None, where);
-    return *out == NULL ? -1 : 0;
-}
-
-/* What was ordered on the exporter's device also comes before the stream asked for. */
-static int
-pass_on(cm_state *state, PyObject *buffer, cm_stream *given, cm_stream *stream)
-{
-    cm_status status;
-    Py_BEGIN_ALLOW_THREADS
-    status = cm_stream_follow(given, stream);
-    Py_END_ALLOW_THREADS
-    if (!cm_is_ok(status)) {
-        return cm_py_raise_int(state, status, "while importing DLPack");
-    }
-    return cm_storage_add_use(((cm_buffer *)(void *)buffer)->storage, given);
-}
-
-int
-cm_dlpack_follow(cm_state *state, PyObject *buffer, cm_dl_device device,
-                 cm_stream *given, uint64_t handle)
-{
-    cm_stream *stream;
-    if (choose_stream(state, device, given, &stream) < 0) {
-        return -1;
-    }
-    if (stream == NULL) {
-        return 0;
-    }
-    int result = follow_handle(state, stream, handle);
-    if (result == 0) {
-        result = cm_storage_add_use(((cm_buffer *)(void *)buffer)->storage, stream);
-    }
-    if (result == 0 && given != NULL && stream != given) {
-        result = pass_on(state, buffer, given, stream);
-    }
-    cm_stream_give(state, stream);
-    return result;
-}
-
 static PyObject *
 import_from(cm_state *state, PyObject *object, PyObject *method,
             PyObject *device_method, cm_stream *given)
@@ -343,7 +270,7 @@ import_from(cm_state *state, PyObject *object, PyObject *method,
     cm_runtime *rt = cm_state_runtime(state);
     if (rt == NULL || ask_device(device_method, &advertised) < 0
         || cm_dlpack_check_device(rt, advertised) < 0
-        || choose_stream(state, advertised, given, &stream) < 0) {
+        || cm_dlpack_choose_stream(state, advertised, given, &stream) < 0) {
         return NULL;
     }
     PyObject *buffer = NULL;
@@ -352,7 +279,7 @@ import_from(cm_state *state, PyObject *object, PyObject *method,
         buffer = import_asked(state, object, capsule, advertised, stream);
         drop_capsule(capsule);
         if (buffer != NULL && given != NULL && stream != NULL && stream != given
-            && pass_on(state, buffer, given, stream) < 0) {
+            && cm_dlpack_pass_on(state, buffer, given, stream) < 0) {
             Py_CLEAR(buffer);
         }
     }

@@ -120,7 +120,7 @@ add_functions(PyObject *module)
         cm_constructor_methods,
         cm_kind_constructor_methods,
         cm_copy_methods,
-        cm_import_methods,
+        cm_asbuffer_methods,
         cm_registration_methods,
         cm_device_methods,
         cm_pool_methods,

@@ -51,7 +51,7 @@ PyObject *cm_import_exchange(cm_state *state, PyObject *object, cm_stream *given
 PyObject *cm_import_buffer(cm_state *state, PyObject *object);
 
 /* asbuffer(), for the module's method table; ends with an empty row. */
-extern PyMethodDef cm_import_methods[];
+extern PyMethodDef cm_asbuffer_methods[];
 
 /* -- any copy operand ---------------------------------------------------------------------- */
 
