@@ -251,3 +251,20 @@ def test_memory_of_a_graph_that_a_failed_call_began_is_not_reused(
         return buffer
 
     assert is_reused(used) != captured
+
+
+@pytest.mark.parametrize("upload", [True, False])
+def test_copy_after_a_stream_that_is_captured_is_refused(emulated, upload) -> None:
+    """Its event would take the stream that does the copy into the graph."""
+    device = cumem.full(1 << 20, 1, "u1", kind="device")
+    array = np.full(1 << 20, 2, "u1")
+    ends = (device, array) if upload else (array, device)
+    stream = cumem.Stream()
+    with (
+        capture(stream),
+        pytest.raises(cumem.CudaError, match="being captured"),
+    ):
+        cumem.copy_async(*ends, after=stream)
+    assert (cumem.asnumpy(ends[0]) == (1 if upload else 2)).all()
+    cumem.copy_async(*ends, after=stream).wait()
+    assert (cumem.asnumpy(ends[0]) == (2 if upload else 1)).all()

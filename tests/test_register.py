@@ -413,3 +413,106 @@ def test_strides_that_no_element_needs_are_kept_and_harmless(runtime) -> None:
     assert view.shape == (0,)
     assert view.numpy().shape == (0,)
     assert view[:, None].reshape(0, 2**40, 2**40).__dlpack__() is not None
+
+
+# -- pieces of one array ---------------------------------------------------------------
+
+PIECES = {
+    "ends": [(0, PAGE), (15 * PAGE, 16 * PAGE)],
+    "halves": [(0, 7 * PAGE), (7 * PAGE, 16 * PAGE)],
+    "first": [(0, 7 * PAGE)],
+    "middle": [(3 * PAGE, 5 * PAGE)],
+    "thirds": [(0, 4 * PAGE), (4 * PAGE, 9 * PAGE), (9 * PAGE, 16 * PAGE)],
+}
+
+
+def copy_strided(dst, src, stream) -> None:
+    cumem.copy(dst[::2], src[::2])
+    cumem.copy(dst[1::2], src[1::2])
+
+
+def copy_on_stream(dst, src, stream) -> None:
+    cumem.copy_async(dst, src, stream=stream)
+    stream.synchronize()
+
+
+def copy_strided_on_stream(dst, src, stream) -> None:
+    for first in range(3):
+        cumem.copy_async(dst[first::3], src[first::3], stream=stream)
+    stream.synchronize()
+
+
+def copy_in_background(dst, src, stream) -> None:
+    cumem.copy_async(dst[::2], src[::2]).wait()
+    cumem.copy_async(dst[1::2], src[1::2]).wait()
+
+
+def copy_by_views(dst, src, stream) -> None:
+    cumem.copy(cumem.asbuffer(dst)[::2], cumem.asbuffer(src)[::2], stream=stream)
+    cumem.copy(cumem.asbuffer(dst)[1::2], cumem.asbuffer(src)[1::2], stream=stream)
+
+
+def copy_many_on_stream(dst, src, stream) -> None:
+    half = len(dst) // 2
+    pairs = [(dst[:half], src[:half]), (dst[half:], src[half:])]
+    cumem.copy_many_async(pairs, stream=stream)
+    stream.synchronize()
+
+
+def copy_many_whole(dst, src, stream) -> None:
+    cumem.copy_many([(dst, src), (dst[:0], src[:0])])
+
+
+@pytest.mark.parametrize("kind", ["device", "pinned", "mapped"])
+@pytest.mark.parametrize(
+    "move",
+    [
+        copy_strided,
+        copy_on_stream,
+        copy_strided_on_stream,
+        copy_in_background,
+        copy_by_views,
+        copy_many_on_stream,
+        copy_many_whole,
+    ],
+)
+@pytest.mark.parametrize("pieces", PIECES)
+def test_array_that_is_locked_in_pieces_is_copied_right(
+    runtime, pieces: str, move, kind: str
+) -> None:
+    memory = np.frombuffer(mmap.mmap(-1, 16 * PAGE), "u1")
+    array = memory[100 : 16 * PAGE - 100]  # the ends: only since neighbours are locked
+    values = np.random.default_rng(1).integers(0, 256, array.size, "u1")
+    other = cumem.array(values, kind=kind)
+    held = [cumem.register(memory[slice(*piece)]) for piece in PIECES[pieces]]
+    stream = cumem.Stream()
+    move(array, other, stream)
+    assert (array == values).all()
+    array[:] = values[::-1]
+    move(other, array, stream)
+    assert (cumem.asnumpy(other) == values[::-1]).all()
+    for registered in held:
+        registered.close()
+
+
+def test_array_with_a_hole_between_locked_pages_is_ordinary_memory(runtime) -> None:
+    memory = np.frombuffer(mmap.mmap(-1, 16 * PAGE), "u1")
+    with cumem.register(memory[:PAGE]), cumem.register(memory[2 * PAGE :]):
+        assert cumem.asbuffer(memory).kind == "pageable"
+        assert cumem.asbuffer(memory[2 * PAGE : 3 * PAGE]).kind == "pinned"
+    with cumem.register(memory[:PAGE]), cumem.register(memory[PAGE:]):
+        assert cumem.asbuffer(memory).kind == "pinned"
+
+
+def test_fill_of_pieces_on_a_stream_reaches_every_byte(runtime) -> None:
+    for pieces in PIECES.values():
+        memory = np.frombuffer(mmap.mmap(-1, 16 * PAGE), "u1")
+        held = [cumem.register(memory[slice(*piece)]) for piece in pieces]
+        stream = cumem.Stream()
+        cumem.asbuffer(memory)[::2].fill(7, stream=stream)
+        cumem.asbuffer(memory)[1::2].fill(8, stream=stream)
+        stream.synchronize()
+        assert (memory[::2] == 7).all()
+        assert (memory[1::2] == 8).all()
+        for registered in held:
+            registered.close()

@@ -258,6 +258,46 @@ cm_registry_share(cm_registry *registry, const void *host, uint64_t nbytes,
     return share(registry, (uintptr_t)host, nbytes, false, shares);
 }
 
+/* How many pieces, of ours or of others, there are in [base, end); 0 where it has bytes
+ * beside one of ours. */
+static uint64_t
+count_cover(cm_registry *registry, uintptr_t base, uintptr_t end)
+{
+    uint64_t count = 0;
+    bool any_ours = false;
+    uintptr_t covered = base;
+    cm_mutex_lock(&registry->lock);
+    for (size_t i = find_index_locked(registry, base);
+         i < count_pieces(registry) && registry->pieces[i]->base < end; i++) {
+        const cm_page_piece *p = registry->pieces[i];
+        count++;
+        any_ours = any_ours || !p->foreign;
+        covered = p->base <= covered && !p->busy ? p->end : covered;
+    }
+    cm_mutex_unlock(&registry->lock);
+    return any_ours && covered < end ? 0 : count > 0 ? count : 1;
+}
+
+/* The ends are locked: what is between them need not be, nor have addresses in a row.
+ */
+static void
+look_between(cm_registry *registry, cm_address address, uint64_t nbytes,
+             cm_pointer_info *first, cm_pointer_info *last)
+{
+    if (count_pieces(registry) == 0 || cm_runtime_is_forked(registry->rt)) {
+        return;
+    }
+    uint64_t count =
+        count_cover(registry, (uintptr_t)address, (uintptr_t)(address + nbytes));
+    if (count == 0) {
+        *last = (cm_pointer_info){CM_KIND_PAGEABLE, -1, 0, NULL};
+    }
+    else if (count > 1 && first->device_address != address) { /* not as the host's are
+                                                               */
+        first->device_address = 0;
+    }
+}
+
 cm_status
 cm_registry_probe(cm_registry *registry, cm_address address, uint64_t nbytes,
                   cm_page_shares *shares, cm_pointer_info *first, cm_pointer_info *last)
@@ -274,6 +314,9 @@ cm_registry_probe(cm_registry *registry, cm_address address, uint64_t nbytes,
         }
     } while ((first->kind != CM_KIND_PAGEABLE || last->kind != CM_KIND_PAGEABLE)
              && arrivals != atomic_load(&registry->arrivals));
+    if (first->kind == CM_KIND_PINNED && last->kind == CM_KIND_PINNED) {
+        look_between(registry, address, nbytes, first, last);
+    }
     return cm_ok();
 }
 

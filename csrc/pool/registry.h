@@ -68,7 +68,9 @@ CM_NODISCARD cm_status cm_registry_share(cm_registry *registry, const void *host
                                          uint64_t nbytes, cm_page_shares *shares);
 /* What the driver says of the memory at both ends of [address, address + nbytes),
  * nbytes > 0, in the current device's context; shares of what we have locked of it are
- * added before, so that the answer holds until they are given back.
+ * added before, so that the answer holds until they are given back. Where what we have
+ * locked leaves some of it out, `last` is PAGEABLE; where it is in pieces that devices
+ * do not reach by addresses in a row, `first` has no device address.
  * Blocks: while somebody locks or unlocks it. Fails: pointer_attributes, CM_ENOMEM. */
 CM_NODISCARD cm_status cm_registry_probe(cm_registry *registry, cm_address address,
                                          uint64_t nbytes, cm_page_shares *shares,
