@@ -146,6 +146,7 @@ enter_at_last(const cm_pool *pool, cm_scope *scope)
 void
 cm_pool_destroy(cm_pool *pool)
 {
+    cm_pool_unwatch_forks(pool); /* nothing lives: what follows is without the lock */
     cm_status waited = cm_pool_poll(pool, CM_POLL_WAIT, false);
     if (!cm_is_ok(waited)) { /* giving back does not wait for all kinds: try again */
         cm_status again = cm_pool_poll(pool, CM_POLL_WAIT, false);
@@ -166,7 +167,6 @@ cm_pool_destroy(cm_pool *pool)
     if (pool->config.budget != NULL && pool->counters.reserved_nbytes > 0) {
         cm_budget_refund(pool->config.budget, pool->counters.reserved_nbytes);
     }
-    cm_pool_unwatch_forks(pool);
     cm_heap_fini(&pool->heap);
     cm_cond_fini(&pool->gate_moved);
     cm_mutex_fini(&pool->gate);

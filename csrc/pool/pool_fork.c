@@ -26,7 +26,7 @@ typedef struct fork_list {
 } fork_list;
 
 /* The one of the process: what is called at a fork gets no argument and cannot be taken
- * back. Made with the first page-locked segment, never freed. */
+ * back. Never freed; NULL: no memory for it when the library was loaded. */
 static _Atomic(fork_list *) the_list;
 
 /* -- before ----------------------------------------------------------------------------- */
@@ -125,8 +125,10 @@ prepare(void)
 {
     fork_list *list = atomic_load(&the_list);
     cm_fast_lock_take(&list->lock);
-    cm_host_memory memory;
-    cm_host_memory_read(NULL, &memory);
+    cm_host_memory memory = {0};
+    if (!cm_list_is_empty(&list->pools)) {
+        cm_host_memory_read(NULL, &memory);
+    }
     for (cm_list *n = list->pools.next; n != &list->pools; n = n->next) {
         cm_pool *pool = CM_LIST_ENTRY(n, cm_pool, fork_node);
         /* In a child all of it is ordinary memory, which the kernel copies. */
@@ -213,36 +215,30 @@ in_child(void)
 
 /* -- who takes part --------------------------------------------------------------------- */
 
-static cm_status
-find_list(fork_list **out)
+/* Here, and not with the first pool: no other thread can fork in between. */
+__attribute__((constructor)) static void
+begin(void)
 {
-    *out = atomic_load(&the_list);
-    if (*out != NULL) {
-        return cm_ok();
+    fork_list *list = malloc(sizeof(*list));
+    if (list == NULL) {
+        return;
     }
-    fork_list *fresh = malloc(sizeof(*fresh));
-    if (fresh == NULL) {
-        return cm_fail(CM_ENOMEM, sizeof(*fresh));
-    }
-    cm_fast_lock_init(&fresh->lock);
-    cm_list_init(&fresh->pools);
-    if (!atomic_compare_exchange_strong(&the_list, out, fresh)) {
-        free(fresh); /* another thread was first */
-        return cm_ok();
-    }
-    *out = fresh;
+    cm_fast_lock_init(&list->lock);
+    cm_list_init(&list->pools);
+    atomic_store(&the_list, list);
     if (pthread_atfork(prepare, in_parent, in_child) != 0) {
-        atomic_store(&the_list, NULL); /* not freed: another thread may have found it */
-        return cm_fail(CM_ENOMEM, sizeof(*fresh));
+        atomic_store(&the_list, NULL);
+        free(list);
     }
-    return cm_ok();
 }
 
 cm_status
 cm_pool_watch_forks(cm_pool *pool)
 {
-    fork_list *list;
-    CM_TRY(find_list(&list));
+    fork_list *list = atomic_load(&the_list);
+    if (list == NULL) {
+        return cm_fail(CM_ENOMEM, sizeof(*list));
+    }
     cm_fast_lock_take(&list->lock);
     cm_list_push_back(&list->pools, &pool->fork_node);
     cm_fast_lock_give(&list->lock);

@@ -224,11 +224,18 @@ look_squatted(void *argument)
     return cm_block_is_inherited(argument) ? 1 : *(char *)squatted != 77;
 }
 
-/* Runs first: children call in order of registration. */
+/* Before the pools' own: children call in order of registration. */
+__attribute__((constructor(101))) static void
+watch_forks(void)
+{
+    if (pthread_atfork(NULL, NULL, squat) != 0) {
+        abort();
+    }
+}
+
 static void
 test_pool_forked_child_leaves_what_came_to_lie_there(void)
 {
-    CHECK_EQ(pthread_atfork(NULL, NULL, squat), 0);
     cm_runtime *rt = open_emulated(13000, 1, 256 * MIB);
     cm_pool *pool = open_way(rt, CM_SEGMENTS_PLAIN);
     cm_block *block = take(pool, 100, NULL);
