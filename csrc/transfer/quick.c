@@ -437,7 +437,8 @@ cm_engine_is_quick(cm_engine *engine, const cm_copy_request *request,
     return free;
 }
 
-/* What is page-locked stays so while the copy takes it for that. */
+/* What is page-locked stays so while the copy takes it for that; once more for what
+ * came between the first time and the look. */
 static bool
 share_ends(cm_engine *engine, const cm_copy_request *request, cm_page_shares *shares)
 {
@@ -458,7 +459,8 @@ cm_engine_try_quick(cm_engine *engine, const cm_copy_request *request,
     }
     cm_page_shares shares = {.count = 0};
     bool is_quick = share_ends(engine, request, &shares)
-                    && is_free(engine, request, nbytes, &locked);
+                    && is_free(engine, request, nbytes, &locked)
+                    && (!locked || share_ends(engine, request, &shares));
     if (is_quick) {
         atomic_fetch_add_explicit(&engine->quick_count, 1, memory_order_relaxed);
         quick q = {.engine = engine,

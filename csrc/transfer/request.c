@@ -176,12 +176,24 @@ cm_engine_plan_options(cm_engine *engine, const cm_copy_request *request,
     };
 }
 
+/* What is found locked may have come after the ticket took its shares. Where it is gone
+ * again by now, the runtime copies it as ordinary memory. */
+static cm_status
+share_found(cm_job *job, const cm_region *region, cm_end_facts facts)
+{
+    return facts.locked && region->kind == CM_KIND_PAGEABLE
+               ? cm_engine_share_locked(job->engine, region, &job->ticket->locked)
+               : cm_ok();
+}
+
 static cm_status
 prepare(cm_job *job, const cm_copy_request *request, const void *fill_value)
 {
     cm_engine *engine = job->engine;
     job->dst_facts = cm_engine_facts_of(engine, &job->dst);
     job->src_facts = cm_engine_facts_of(engine, &job->src);
+    CM_TRY(share_found(job, &job->dst, job->dst_facts));
+    CM_TRY(share_found(job, &job->src, job->src_facts));
     job->dst_facts.fresh = cm_engine_is_fresh(&job->dst, &job->src, job->dst_facts);
     cm_plan_options options = cm_engine_plan_options(engine, request, job->dst_facts);
     options.tuning = &job->tuning;
