@@ -94,6 +94,7 @@ typedef struct device_wait {
     cm_list node; /* in state->device_waits once its caller has gone; GIL */
     cm_runtime *rt;
     int device;
+    pid_t process; /* that has the thread */
     cm_thread thread;
     cm_mutex lock;
     cm_cond wanted;
@@ -152,6 +153,7 @@ create_wait(void)
     if (!cm_is_ok(cm_cond_init(&wait->ended))) {
         goto no_ended;
     }
+    wait->process = getpid();
     if (cm_is_ok(cm_thread_start(&wait->thread, run_waits, wait))) {
         return wait;
     }
@@ -186,7 +188,7 @@ take_wait(cm_state *state, cm_runtime *rt, int device)
 {
     device_wait *wait = state->idle_wait;
     state->idle_wait = NULL;
-    if (wait == NULL) {
+    if (wait == NULL || wait->process != getpid()) { /* a fork took its thread */
         wait = create_wait();
     }
     if (wait != NULL) {
@@ -289,7 +291,7 @@ cm_device_waits_end(cm_state *state)
 {
     device_wait *idle = state->idle_wait;
     state->idle_wait = NULL;
-    if (idle != NULL) {
+    if (idle != NULL && idle->process == getpid()) {
         Py_BEGIN_ALLOW_THREADS
         destroy_wait(idle);
         Py_END_ALLOW_THREADS

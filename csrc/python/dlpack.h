@@ -34,6 +34,8 @@ PyObject *cm_dlpack_import(cm_state *state, PyObject *capsule,
  * once, now on failure. Ordinary memory of up to `unasked` bytes is not asked about. */
 PyObject *cm_dlpack_import_managed(cm_state *state, cm_dl_versioned *managed,
                                    uint64_t unasked);
+/* Let it go without an import. Keeps a pending exception. */
+void cm_dlpack_discard(cm_dl_versioned *managed);
 /* The stream that the data is wanted on: `given`, or that device's default; *out is
  * NULL for memory that the CPU reads. Give it back. 0, or -1 with an exception. */
 int cm_dlpack_choose_stream(cm_state *state, cm_dl_device device, cm_stream *given,

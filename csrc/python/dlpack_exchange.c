@@ -110,9 +110,7 @@ take(cm_state *state, const cm_dl_exchange *table, cm_dl_versioned *managed,
     uint64_t handle = 0;
     int left = needs_python(managed) ? 1 : ask_stream(table, device, &handle);
     if (left != 0) {
-        if (managed->deleter != NULL) {
-            managed->deleter(managed);
-        }
+        cm_dlpack_discard(managed);
         return left > 0 ? Py_NewRef(Py_NotImplemented) : NULL;
     }
     PyObject *buffer = cm_dlpack_import_managed(state, managed, unasked);

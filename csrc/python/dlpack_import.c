@@ -333,3 +333,9 @@ cm_dlpack_import_managed(cm_state *state, cm_dl_versioned *managed, uint64_t una
     }
     return buffer;
 }
+
+void
+cm_dlpack_discard(cm_dl_versioned *managed)
+{
+    discard(&(opened){.versioned = managed});
+}
