@@ -538,7 +538,8 @@ def tofile(
         Memory of any sort and strides.
     offset : int, optional
         Bytes to skip; what a file of that path holds elsewhere is then kept. Without it
-        the file is made of `buf` alone.
+        a file of that path is made of `buf` alone; one that is open keeps what lies
+        behind.
     stream : stream, optional
         Where device memory is read, by default its current stream.
     fsync : bool, optional
@@ -564,8 +565,8 @@ def tofile(
     Notes
     -----
     **Blocks** until done, GIL released; Ctrl-C interrupts it. **Ordered after** all work
-    that cumem knows of on `buf`. An existing file is written in place and cut to its new
-    length at the end.
+    that cumem knows of on `buf`. An existing file is written in place and, given its
+    path, cut to its new length at the end.
     """
     number = _direct_number(direct)
     skipped = 0 if offset is None else _offset_number(offset)

@@ -123,6 +123,40 @@ def test_jax_arrays_are_read_and_not_written(runtime, dtype) -> None:
     assert (values.get(found) == before).all()
 
 
+@pytest.mark.parametrize("take", [cumem.asbuffer, cumem.asnumpy, cumem.array])
+@pytest.mark.parametrize("count", [1, 5])
+def test_tensor_whose_values_are_not_its_bytes_is_refused(
+    runtime, take, count: int
+) -> None:
+    class Tensor(FakeDLPack):
+        negative = True
+
+        def is_neg(self) -> bool:
+            return self.negative
+
+    parts = np.arange(2 * count, dtype="f4")[1::2]  # as x.conj().imag
+    tensor = Tensor(Produced.over(parts))
+    with pytest.raises(BufferError, match="resolve_neg"):
+        take(tensor)
+    assert tensor.produced.deleted == 1
+    tensor = Tensor(Produced.over(parts))
+    tensor.negative = False
+    assert values.get(cumem.array(tensor)).tolist() == parts.tolist()
+
+
+def test_torch_tensor_with_the_negative_bit_is_neither_read_nor_written(
+    runtime,
+) -> None:
+    torch = pytest.importorskip("torch")
+    tensor = torch.tensor([1 + 2j, 3 + 4j]).conj().imag
+    with pytest.raises(BufferError, match="resolve_neg"):
+        cumem.asnumpy(tensor)
+    with pytest.raises(BufferError, match="resolve_neg"):
+        cumem.copy(tensor, np.ones(2, "f4"))
+    assert tensor.tolist() == [-2, -4]
+    assert cumem.asnumpy(tensor.resolve_neg()).tolist() == [-2, -4]
+
+
 # -- strides that others cannot read ----------------------------------------------------
 
 

@@ -303,12 +303,39 @@ import_bare_capsule(cm_state *state, PyObject *capsule)
     return cm_dlpack_import(state, capsule, NULL);
 }
 
-PyObject *
-cm_import_dlpack(cm_state *state, PyObject *object, cm_stream *stream, uint64_t unasked)
+/* The imaginary part of a conjugated tensor of PyTorch's has the other sign when it is
+ * read, of which DLPack cannot tell. Such parts lie apart, so that only those are
+ * asked. 0, or -1 with an exception. */
+static int
+check_sign(PyObject *object, PyObject *buffer)
 {
-    if (PyCapsule_CheckExact(object)) {
-        return import_bare_capsule(state, object);
+    cm_region region;
+    PyObject *method;
+    cm_buffer_region((cm_buffer *)(void *)buffer, &region);
+    int64_t count;
+    if (cm_region_is_c_contiguous(&region)
+        && !(cm_is_ok(cm_region_count(&region, &count)) && count == 1)) {
+        return 0;
     }
+    int found = find_method(object, "is_neg", &method);
+    if (found <= 0) {
+        return found;
+    }
+    PyObject *answer = PyObject_CallNoArgs(method);
+    Py_DECREF(method);
+    bool is_negative = answer == Py_True;
+    Py_XDECREF(answer);
+    if (is_negative) {
+        PyErr_SetString(PyExc_BufferError,
+                        "a tensor with the negative bit set has other values than its "
+                        "memory: take tensor.resolve_neg()");
+    }
+    return answer == NULL || is_negative ? -1 : 0;
+}
+
+static PyObject *
+import_object(cm_state *state, PyObject *object, cm_stream *stream, uint64_t unasked)
+{
     PyObject *buffer = cm_import_exchange(state, object, stream, unasked);
     if (buffer != Py_NotImplemented) {
         return buffer;
@@ -329,5 +356,19 @@ cm_import_dlpack(cm_state *state, PyObject *object, cm_stream *stream, uint64_t 
     }
     Py_XDECREF(method);
     Py_XDECREF(device_method);
+    return buffer;
+}
+
+PyObject *
+cm_import_dlpack(cm_state *state, PyObject *object, cm_stream *stream, uint64_t unasked)
+{
+    if (PyCapsule_CheckExact(object)) {
+        return import_bare_capsule(state, object);
+    }
+    PyObject *buffer = import_object(state, object, stream, unasked);
+    if (buffer != NULL && buffer != Py_NotImplemented
+        && check_sign(object, buffer) < 0) {
+        Py_CLEAR(buffer);
+    }
     return buffer;
 }
