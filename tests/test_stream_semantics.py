@@ -10,6 +10,7 @@ from __future__ import annotations
 import ctypes
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -757,3 +758,141 @@ def test_other_libraries_streams_and_waits(cuda, route, library) -> None:
                 check = ROUTES[route](stream, size, i)
                 wait()
                 assert check(), f"round {i} of {size}"
+
+
+# -- which streams a buffer remembers ---------------------------------------------------
+
+
+def use_by_copies(ends, stream) -> None:
+    cumem.copy_async(ends[0], ends[1], stream=stream).wait()
+
+
+def use_by_fills(ends, stream) -> None:
+    ends[0].fill(3, stream=stream)
+
+
+def use_within_one(ends, stream) -> None:
+    cumem.copy_async(ends[0][:100], ends[0][100:200], stream=stream)
+
+
+@pytest.mark.parametrize("use", [use_by_copies, use_by_fills, use_within_one])
+def test_streams_of_earlier_copies_go_and_are_not_waited_for(emulated, use) -> None:
+    ends = (cumem.zeros(4096, "u1", "device"), cumem.zeros(4096, "u1", "pinned"))
+    waits, streams = [], []
+    for _ in range(40):
+        before = session.testing.fault_count("stream_wait_event")
+        with cumem.Stream() as stream:
+            use(ends, stream)
+        del stream
+        waits.append(session.testing.fault_count("stream_wait_event") - before)
+        streams.append(session.testing.counts()["streams"])
+    assert max(streams[20:]) <= max(streams[:20])
+    assert max(waits) <= 4  # what came last, whichever and however long ago
+
+
+def test_per_thread_streams_of_ended_threads_are_not_waited_for(emulated) -> None:
+    ends = (cumem.zeros(4096, "u1", "device"), cumem.zeros(4096, "u1", "pinned"))
+    counts = []
+    for _ in range(20):
+        before = session.testing.fault_count("event_record")
+        thread = threading.Thread(
+            target=lambda: cumem.copy_async(*ends, stream=2).wait()
+        )
+        thread.start()
+        thread.join()
+        counts.append(session.testing.fault_count("event_record") - before)
+    assert max(counts[10:]) <= max(counts[:10])
+
+
+@pytest.mark.parametrize("between", ["copy", "fill", "nothing", "in place", "many"])
+@pytest.mark.parametrize("look", ["copy", "stream", "background", "free"])
+def test_forgotten_streams_still_come_before_what_follows(
+    emulated, between: str, look: str
+) -> None:
+    """`first` is held shut; what comes on `second` waits for it or has no work."""
+    pool = cumem.Pool("device")
+    buffer = pool.allocate(4096)
+    buffer.fill(1)
+    other = cumem.zeros(4096, "u1", "pinned")
+    first, second, third = cumem.Stream(), cumem.Stream(), cumem.Stream()
+    part = slice(100, 200)
+    with session.gate(first):
+        buffer.fill(7, stream=first)
+        if between == "copy":
+            cumem.copy_async(buffer[:50], other[:50], stream=second)
+        elif between == "fill":
+            buffer[:50].fill(9, stream=second)
+        elif between == "nothing":
+            cumem.copy_async(buffer[:0], other[:0], stream=second)
+        elif between == "in place":
+            cumem.copy_async(buffer[part], buffer[part], stream=second)
+        else:
+            cumem.copy_many_async([(buffer[:50], other[:50])], stream=second)
+        out = cumem.zeros(100, "u1", "pinned")
+        if look == "stream":
+            cumem.copy_async(out, buffer[part], stream=third)
+            done = third.synchronize
+        elif look == "background":
+            done = cumem.copy_async(out, buffer[part]).wait
+        elif look == "copy":
+
+            def done() -> None:
+                cumem.copy(out, buffer[part])
+        else:
+            address = buffer.ptr
+            del buffer
+            taken = [pool.allocate(4096) for _ in range(3)]
+            assert address not in [b.ptr for b in taken]
+            return
+        with ThreadPoolExecutor(1) as executor:
+            waiting = executor.submit(done)
+            session.let_workers_pass()
+            assert not waiting.done()
+            session.testing.gate_open(first)
+            waiting.result(session.PATIENCE)
+        session.testing.gate_close(first)
+    assert (out.numpy() == 7).all()
+
+
+def test_stream_on_which_others_work_is_remembered(emulated) -> None:
+    """They may queue more there, of which nobody tells, for as long as the buffer lives."""
+    pool = cumem.Pool("device")
+    buffer, other = pool.allocate(4096), cumem.zeros(4096, "u1", "pinned")
+    theirs = cumem.Stream()
+    buffer.record_stream(theirs)
+    for _ in range(3):
+        with cumem.Stream() as stream:
+            cumem.copy_async(buffer, other, stream=stream).wait()
+        cumem.copy(buffer, other)
+        buffer.fill(1)
+    session.shut(theirs)
+    work = cumem.empty_device(8, "u1", stream=theirs)
+    work.fill(1, stream=theirs)  # as a kernel over `buffer`
+    address = buffer.ptr
+    del buffer
+    assert address not in [b.ptr for b in [pool.allocate(4096) for _ in range(3)]]
+    session.testing.gate_open(theirs)
+
+
+def test_stream_named_while_a_copy_waits_is_not_forgotten_with_the_others(
+    emulated,
+) -> None:
+    buffer = cumem.zeros(4096, "u1", "device")
+    first, second = cumem.Stream(), cumem.Stream()
+    outs = [np.empty(4096, "u1") for _ in range(2)]
+    session.shut(first)
+    session.shut(second)
+    buffer.fill(7, stream=first)
+    with ThreadPoolExecutor(1) as executor:
+        waiting = executor.submit(cumem.copy, outs[0], buffer)
+        session.let_workers_pass()
+        buffer.fill(8, stream=second)
+        session.testing.gate_open(first)
+        waiting.result(session.PATIENCE)
+        waiting = executor.submit(cumem.copy, outs[1], buffer)
+        session.let_workers_pass()
+        assert not waiting.done()
+        session.testing.gate_open(second)
+        waiting.result(session.PATIENCE)
+    assert (outs[0] == 7).all()
+    assert (outs[1] == 8).all()

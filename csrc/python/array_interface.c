@@ -70,7 +70,7 @@ find_stream(cm_state *state, cm_storage *storage, cm_stream **joined)
     }
     else if (current != NULL) {
         /* it stands for the transfers from now on, and must outlive the consumer */
-        result = cm_storage_add_use(storage, current);
+        result = cm_storage_add_lasting_use(storage, current);
     }
     cm_stream_give(state, current);
     if (result < 0 && *joined != NULL) {

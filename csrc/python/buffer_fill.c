@@ -118,6 +118,7 @@ queue_fill(cm_buffer *self, const void *element, cm_stream *stream, int filler)
     status = cm_engine_fill(engine, &region, element, stream, before.streams,
                             before.stream_count, blocking, &patience, &info);
     PyEval_RestoreThread(waiter.thread);
+    uint64_t use_calls = before.use_calls;
     cm_pending_give(&before);
     if (status.code == CM_ECANCELLED && PyErr_Occurred()) {
         return -1; /* a signal's handler raised */
@@ -128,8 +129,13 @@ queue_fill(cm_buffer *self, const void *element, cm_stream *stream, int filler)
     if (info.captured) {
         storage->was_captured = true; /* and nothing is written before the graph runs */
     }
-    else if (!blocking && !is_unseen(storage)) {
-        cm_storage_set_late(storage);
+    else {
+        if (!blocking && !is_unseen(storage)) {
+            cm_storage_set_late(storage);
+        }
+        if (info.nbytes > 0) {
+            cm_storage_forget_uses(storage, stream, use_calls);
+        }
     }
     return 0;
 }

@@ -21,6 +21,7 @@ typedef struct copy_call {
     cm_operand src;
     cm_pending pending[2]; /* of either storage */
     cm_extent extents[2];  /* in it */
+    bool orders_all;       /* what was pending is over, or before what is on `stream` */
     cm_stream *stream;     /* held; NULL: none */
     bool blocking;
     const cm_stream_list *later_than; /* borrowed; NULL: nothing was asked for */
@@ -262,9 +263,40 @@ init_call(copy_call *call, cm_stream *given)
     return 0;
 }
 
+/* A copy of nothing waits for nothing, nor does one into its own place. */
+static bool
+moves_bytes(const copy_call *call)
+{
+    int64_t count;
+    const cm_region *dst = &call->dst.region;
+    const cm_region *src = &call->src.region;
+    return cm_is_ok(cm_region_count(dst, &count)) && count > 0
+           && (dst->host != src->host || dst->address != src->address);
+}
+
+/* Lets go of what was pending. Without a copy that orders it a buffer would remember
+ * each stream that it ever met, and each copy wait for all of them. */
+static void
+end_pending(copy_call *call)
+{
+    cm_storage *storages[2] = {call->dst.storage, call->src.storage};
+    bool named = !call->blocking && call->stream != NULL; /* see remember() */
+    uint64_t times = named ? 1 + (storages[0] == storages[1]) : 0;
+    uint64_t use_calls[2] = {call->pending[0].use_calls, call->pending[1].use_calls};
+    cm_pending_give(&call->pending[0]);
+    cm_pending_give(&call->pending[1]);
+    for (int i = 0; i < 2; i++) {
+        if (storages[i] != NULL && call->orders_all && (call->blocking || named)) {
+            cm_storage_forget_uses(storages[i], named ? call->stream : NULL,
+                                   use_calls[i] + times);
+        }
+    }
+}
+
 static void
 fini_call(copy_call *call)
 {
+    end_pending(call);
     for (int i = 0; i < 2; i++) {
         if (call->graves[i] != NULL) {
             cm_grave_end(call->graves[i]);
@@ -272,8 +304,6 @@ fini_call(copy_call *call)
     }
     cm_operand_fini(&call->dst);
     cm_operand_fini(&call->src);
-    cm_pending_give(&call->pending[0]);
-    cm_pending_give(&call->pending[1]);
     PyMem_Free(call->after);
     PyMem_Free(call->after_tickets);
     cm_stream_give(call->state, call->stream);
@@ -413,15 +443,18 @@ run(copy_call *call)
     if (!PyErr_Occurred()) {
         (void)cm_mapped_raise(&call->mapped, call->src.keep);
     }
+    call->orders_all = call->mapped.fd < 0 && moves_bytes(call);
     cm_mapped_close(&call->mapped);
     cm_file_source_release(call->request.file);
     if (PyErr_Occurred()) {
+        call->orders_all = false;
         if (ticket != NULL) {
             cm_ticket_release(ticket);
         }
         return NULL; /* Ctrl-C, even where the copy was done at the same time */
     }
     if (!cm_is_ok(status)) {
+        call->orders_all = false;
         return cm_mapped_raise_copy(call->state, status, call->src.keep);
     }
     return tells            ? tell_end(call, ticket)

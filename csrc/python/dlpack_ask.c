@@ -243,7 +243,8 @@ import_asked(cm_state *state, PyObject *object, PyObject *capsule,
         return NULL;
     }
     if (buffer != NULL && stream != NULL
-        && cm_storage_add_use(((cm_buffer *)(void *)buffer)->storage, stream) < 0) {
+        && cm_storage_add_lasting_use(((cm_buffer *)(void *)buffer)->storage, stream)
+               < 0) {
         Py_CLEAR(buffer);
     }
     return buffer;

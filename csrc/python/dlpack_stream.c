@@ -52,7 +52,7 @@ cm_dlpack_pass_on(cm_state *state, PyObject *buffer, cm_stream *given,
     if (!cm_is_ok(status)) {
         return cm_py_raise_int(state, status, "while importing DLPack");
     }
-    return cm_storage_add_use(((cm_buffer *)(void *)buffer)->storage, given);
+    return cm_storage_add_lasting_use(((cm_buffer *)(void *)buffer)->storage, given);
 }
 
 int
@@ -68,7 +68,8 @@ cm_dlpack_follow(cm_state *state, PyObject *buffer, cm_dl_device device,
     }
     int result = cm_dlpack_follow_handle(state, stream, handle);
     if (result == 0) {
-        result = cm_storage_add_use(((cm_buffer *)(void *)buffer)->storage, stream);
+        result =
+            cm_storage_add_lasting_use(((cm_buffer *)(void *)buffer)->storage, stream);
     }
     if (result == 0 && given != NULL && stream != given) {
         result = cm_dlpack_pass_on(state, buffer, given, stream);

@@ -329,7 +329,7 @@ order(cm_state *state, PyObject *object, cm_stream *given, uint64_t handle)
     Py_END_ALLOW_THREADS
     int result =
         cm_is_ok(status)
-            ? cm_storage_add_use(buffer->storage, stream)
+            ? cm_storage_add_lasting_use(buffer->storage, stream)
             : cm_py_raise_int(state, status, "while waiting for " CAI "['stream']");
     cm_stream_give(state, stream);
     return result;

@@ -54,8 +54,12 @@ typedef struct cm_storage {
     void (*foreign_drop)(void *argument); /* instead of or beside `foreign`: C clean-up
                                            */
     void *foreign_argument;
-    cm_stream **uses;     /* held streams that worked on it, no duplicates; GIL */
-    cm_stream *first_use; /* uses points here while one is enough */
+    cm_stream **uses;       /* held streams that worked on it, no duplicates; GIL */
+    uint32_t lasting_count; /* so many of them, the first, are others' as well: what is
+                               queued there may use it for as long as it lives */
+    uint64_t use_calls;     /* times that one was named */
+    uint64_t forget_count;  /* times that some were forgotten */
+    cm_stream *first_use;   /* uses points here while one is enough */
     uint32_t use_count;
     uint32_t use_capacity;
     bool first_is_lent; /* uses[0] is the state's own record, not held */
@@ -103,6 +107,13 @@ int cm_storage_check_not_exported(const cm_storage *storage, const char *what);
 int cm_storage_check_open(const cm_storage *storage);
 /* Remember that `stream` works on it. 0, or -1 with MemoryError. GIL held. */
 int cm_storage_add_use(cm_storage *storage, cm_stream *stream);
+/* The same of a stream on which others work on it, now or later. */
+int cm_storage_add_lasting_use(cm_storage *storage, cm_stream *stream);
+/* What was remembered when `use_calls` was read came before a call of ours that is done
+ * or, if `by` is not NULL, queued there: forget it, but for `by` and lasting ones.
+ * Nothing happens where another was named since. GIL, released for streams that end. */
+void cm_storage_forget_uses(cm_storage *storage, const cm_stream *by,
+                            uint64_t use_calls);
 /* Wait (GIL released) for unfinished transfers into it, so that the host reads what was
  * written; with `streams` also for the work of its streams. 0, or -1 with the failure.
  */

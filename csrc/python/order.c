@@ -29,7 +29,9 @@ take_tickets(const cm_storage *storage, const cm_extent *extent, bool few,
 static int
 take(const cm_storage *storage, const cm_extent *extent, bool few, cm_pending *out)
 {
-    *out = (cm_pending){.state = storage->state, .seen = storage->writer_total};
+    *out = (cm_pending){.state = storage->state,
+                        .seen = storage->writer_total,
+                        .use_calls = storage->use_calls};
     if (storage->use_count > 0) {
         out->streams = malloc(storage->use_count * sizeof *out->streams);
         if (out->streams == NULL) {
@@ -214,7 +216,7 @@ cm_storage_order_handle(cm_storage *storage, int device, uint64_t handle)
 int
 cm_storage_record_stream(cm_storage *storage, cm_stream *stream)
 {
-    if (cm_storage_add_use(storage, stream) < 0) {
+    if (cm_storage_add_lasting_use(storage, stream) < 0) {
         return -1;
     }
     cm_status status;

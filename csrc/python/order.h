@@ -14,8 +14,9 @@ typedef struct cm_pending {
     uint32_t stream_count;
     cm_ticket **tickets;
     uint32_t ticket_count;
-    uint64_t seen; /* the storage's writer_total */
-    bool captured; /* prune found a stream that is being captured */
+    uint64_t seen;      /* the storage's writer_total */
+    uint64_t use_calls; /* the storage's */
+    bool captured;      /* prune found a stream that is being captured */
 } cm_pending;
 
 /* 0, or -1 with MemoryError. From here to the give shutdown() is refused. GIL held. */

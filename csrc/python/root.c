@@ -28,6 +28,7 @@ reset_storage(cm_storage *storage)
     storage->was_named = false;
     storage->was_captured = false;
     storage->unlocks = false;
+    storage->lasting_count = 0;
     storage->late_count = 0;
     storage->seen_count = 0;
     storage->view_count = 0;

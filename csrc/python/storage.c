@@ -108,7 +108,7 @@ cm_storage_detach(cm_storage *storage, cm_storage_remains *out)
     storage->foreign = NULL;
     storage->foreign_drop = NULL;
     storage->uses = NULL;
-    storage->use_count = storage->use_capacity = 0;
+    storage->use_count = storage->use_capacity = storage->lasting_count = 0;
     storage->writers = NULL;
     storage->writer_count = storage->writer_capacity = storage->forget_at = 0;
     storage->host = NULL;
@@ -247,7 +247,7 @@ cm_storage_try_give_back(cm_storage *storage)
     storage->host = NULL;
     storage->address = 0;
     storage->uses = NULL;
-    storage->use_count = storage->use_capacity = 0;
+    storage->use_count = storage->use_capacity = storage->lasting_count = 0;
     storage->first_is_lent = false;
     if (holds && !cm_stream_try_release(storage->first_use)) {
         cm_state_enter(storage->state);

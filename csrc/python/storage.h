@@ -34,6 +34,7 @@ cm_storage_set_first_use(cm_storage *storage, cm_stream *stream)
     storage->first_is_lent = lent;
     storage->uses = &storage->first_use;
     storage->use_count = storage->use_capacity = 1;
+    storage->lasting_count = 1;
 }
 
 /* Move everything out of `storage`. GIL. */

@@ -40,12 +40,14 @@ reserve_one(void *array_pointer, size_t item_nbytes, const void *inside, uint32_
     return 0;
 }
 
-int
-cm_storage_add_use(cm_storage *storage, cm_stream *stream)
+/* Its index, -1 with MemoryError. */
+static int64_t
+add_use(cm_storage *storage, cm_stream *stream)
 {
+    storage->use_calls++;
     for (uint32_t i = 0; i < storage->use_count; i++) {
         if (cm_stream_same(storage->uses[i], stream)) {
-            return 0;
+            return i;
         }
     }
     if (reserve_one(&storage->uses, sizeof(*storage->uses), &storage->first_use,
@@ -53,8 +55,51 @@ cm_storage_add_use(cm_storage *storage, cm_stream *stream)
         < 0) {
         return -1;
     }
-    storage->uses[storage->use_count++] = cm_stream_hold(stream);
-    return 0;
+    storage->uses[storage->use_count] = cm_stream_hold(stream);
+    return storage->use_count++;
+}
+
+int
+cm_storage_add_use(cm_storage *storage, cm_stream *stream)
+{
+    return add_use(storage, stream) < 0 ? -1 : 0;
+}
+
+int
+cm_storage_add_lasting_use(cm_storage *storage, cm_stream *stream)
+{
+    int64_t index = add_use(storage, stream);
+    if (index >= storage->lasting_count) {
+        cm_stream **place = &storage->uses[storage->lasting_count++];
+        cm_stream *other = *place;
+        *place = storage->uses[index];
+        storage->uses[index] = other;
+    }
+    return index < 0 ? -1 : 0;
+}
+
+void
+cm_storage_forget_uses(cm_storage *storage, const cm_stream *by, uint64_t use_calls)
+{
+    enum { SOME = 16 }; /* the others another time */
+    cm_stream *gone[SOME];
+    uint32_t count = 0;
+    if (storage->use_calls != use_calls || storage->was_captured) {
+        return;
+    }
+    for (uint32_t i = storage->use_count; i > storage->lasting_count && count < SOME;
+         i--) {
+        cm_stream *use = storage->uses[i - 1];
+        if (by == NULL || !cm_stream_same(use, by)) {
+            storage->uses[i - 1] = storage->uses[--storage->use_count];
+            gone[count++] = use;
+        }
+    }
+    storage->forget_count += count > 0;
+    while (count > 0) { /* these let others in */
+        cm_state_enter(storage->state);
+        cm_stream_give(storage->state, gone[--count]);
+    }
 }
 
 /* One that failed or was cancelled may have ended before those it covers. */
@@ -348,13 +393,17 @@ cm_storage_wait(cm_storage *storage, bool streams)
     }
     /* Other threads may leave more fills while we wait, and must wait for ours too. */
     uint64_t late_count = storage->late_count;
-    for (uint32_t i = 0; i < storage->use_count; i++) {
+    uint64_t forget_count = storage->forget_count;
+    for (uint32_t i = 0; i < storage->use_count;) {
         cm_stream *stream = cm_stream_take(storage->state, storage->uses[i]);
         int result = wait_for_stream(storage, stream);
         cm_stream_give(storage->state, stream);
         if (result < 0) {
             return -1;
         }
+        /* where some were forgotten meanwhile the others have other places */
+        i = forget_count == storage->forget_count ? i + 1 : 0;
+        forget_count = storage->forget_count;
     }
     if (storage->seen_count < late_count) {
         storage->seen_count = late_count;

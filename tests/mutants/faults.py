@@ -338,9 +338,9 @@ FAULTS = [
         "only the first stream",
         "csrc/python/storage_use.c",
         "of the streams that use a buffer the second and later are forgotten",
-        "storage->uses[storage->use_count++] = cm_stream_hold(stream);",
+        "storage->uses[storage->use_count] = cm_stream_hold(stream);",
         "if (storage->use_count > 0) { return 0; } "
-        "storage->uses[storage->use_count++] = cm_stream_hold(stream);",
+        "storage->uses[storage->use_count] = cm_stream_hold(stream);",
         [
             "tests/test_array_interface.py::test_several_pending_streams_are_joined_on_one"
         ],
@@ -493,5 +493,49 @@ FAULTS = [
         "if (call->graves[i] != NULL) {",
         "if (call->graves[i] != NULL && call->state == NULL) {",
         ["tests/test_transfer.py::test_call_that_waited_keeps_nothing_alive"],
+    ),
+    Fault(
+        "stream named meanwhile forgotten",
+        "csrc/python/storage_use.c",
+        "work queued while another copy waited is not waited for",
+        "if (storage->use_calls != use_calls || storage->was_captured) {",
+        "if (use_calls == UINT64_MAX || storage->was_captured) {",
+        [
+            "tests/test_stream_semantics.py::"
+            "test_stream_named_while_a_copy_waits_is_not_forgotten_with_the_others",
+        ],
+    ),
+    Fault(
+        "streams forgotten by a copy into its own place",
+        "csrc/python/copy_objects.c",
+        "a copy that moves nothing counts as one that waited for all before it",
+        "&& (dst->host != src->host || dst->address != src->address);",
+        "&& dst != src;",
+        [
+            "tests/test_stream_semantics.py::"
+            "test_forgotten_streams_still_come_before_what_follows[stream-in place]",
+        ],
+    ),
+    Fault(
+        "streams of others forgotten",
+        "csrc/python/order.c",
+        "what others queue on a recorded stream later is not waited for",
+        "if (cm_storage_add_lasting_use(storage, stream) < 0) {",
+        "if (cm_storage_add_use(storage, stream) < 0) {",
+        [
+            "tests/test_stream_semantics.py::"
+            "test_stream_on_which_others_work_is_remembered",
+        ],
+    ),
+    Fault(
+        "hole between locked pages",
+        "csrc/pool/registry.c",
+        "an array of which only the ends are page-locked is taken for locked",
+        "return any_ours && covered < end ? 0 : count > 0 ? count : 1;",
+        "return count > 0 ? count : 1;",
+        [
+            "tests/test_register.py::"
+            "test_array_with_a_hole_between_locked_pages_is_ordinary_memory[emulated]",
+        ],
     ),
 ]
