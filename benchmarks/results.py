@@ -48,6 +48,7 @@ SOURCES: dict[str, tuple[str, ...]] = {
     "safetensors": ("cumem/safetensors*.py", "csrc/transfer/file*"),
     "stress-transfers": ("csrc/transfer",),
     "transfer": ("csrc/transfer", "csrc/runtime/cuda*"),
+    "torture": ("csrc",),
     "versions": ("csrc",),
     "two-gpus": tuple(
         f"csrc/transfer/{name}.c" for name in ("peer", "reach", "plan", "spread", "fan")
@@ -77,7 +78,8 @@ def machine_of(results: dict[str, Any]) -> str:
     """The machine in a few words."""
     machine = results.get("machine", results.get("device", "?"))
     if isinstance(machine, dict):
-        names = [device["name"] for device in results["devices"]]
+        devices = results.get("devices") or [{"name": results["device"]}]
+        names = [device["name"] for device in devices]
         same = len(set(names)) == 1
         gpus = f"{len(names)} x {names[0]}" if same and names[1:] else ", ".join(names)
         machine = f"{gpus}, {machine['cores']} cores"

@@ -2080,7 +2080,7 @@ def run(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
     shut = shut_down_at_last(failures)
     return {
         "commit": info.commit(),
-        "date": started.isoformat(timespec="seconds"),
+        "started": started.isoformat(timespec="seconds"),
         "machine": info.machine(),
         "python": sys.version,
         "backend": cumem.backend(),
