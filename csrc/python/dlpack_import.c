@@ -337,5 +337,7 @@ cm_dlpack_import_managed(cm_state *state, cm_dl_versioned *managed, uint64_t una
 void
 cm_dlpack_discard(cm_dl_versioned *managed)
 {
-    discard(&(opened){.versioned = managed});
+    if (managed != NULL) {
+        discard(&(opened){.versioned = managed});
+    }
 }
