@@ -305,18 +305,13 @@ open_files(cm_several *several)
 static int
 check_capture(const cm_several *several, const cm_stream *stream)
 {
-    bool captures = false;
-    if (!cm_stream_may_capture(stream)) {
+    if (!cm_stream_may_capture(stream)) { /* the GIL stays */
         return 0;
     }
     cm_status status;
     Py_BEGIN_ALLOW_THREADS
-    status = cm_stream_ask_capturing(several->state->runtime, stream->device,
-                                     stream->handle, &captures);
+    status = cm_stream_check_not_capturing(stream);
     Py_END_ALLOW_THREADS
-    if (cm_is_ok(status) && captures) {
-        status = cm_fail(CM_ECAPTURING, stream->handle);
-    }
     return cm_is_ok(status) ? 0
                             : cm_py_raise_int(several->state, status, "while copying");
 }

@@ -152,6 +152,17 @@ cm_stream_ask_capturing(cm_runtime *rt, int device, uint64_t handle, bool *out)
     return status;
 }
 
+cm_status
+cm_stream_check_not_capturing(const cm_stream *stream)
+{
+    bool capturing = false;
+    if (cm_stream_may_capture(stream)) {
+        CM_TRY(cm_stream_ask_capturing(stream->rt, stream->device, stream->handle,
+                                       &capturing));
+    }
+    return capturing ? cm_fail(CM_ECAPTURING, stream->handle) : cm_ok();
+}
+
 static void
 doubt_for_good(cm_stream *stream)
 {

@@ -66,6 +66,9 @@ CM_NODISCARD cm_status cm_stream_query(const cm_stream *stream, bool *done);
  * Fails: stream_is_capturing, what cm_device_enter does. */
 CM_NODISCARD cm_status cm_stream_ask_capturing(cm_runtime *rt, int device,
                                                uint64_t handle, bool *out);
+/* Fails: CM_ECAPTURING while it is captured; stream_is_capturing. A stream that nobody
+ * else can have begun to capture is not asked. */
+CM_NODISCARD cm_status cm_stream_check_not_capturing(const cm_stream *stream);
 
 /* Let `stream` wait for `event`, whichever device is current: the default streams'
  * handles mean those of the current one. Fails: stream_wait_event, what cm_device_enter does. */

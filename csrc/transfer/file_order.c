@@ -22,12 +22,7 @@ open_stream(cm_file_job *job, int device)
         given = job->lent[device];
     }
     job->streams[device] = cm_stream_hold(given);
-    bool capturing = false;
-    if (cm_stream_may_capture(given)) {
-        CM_TRY(cm_stream_ask_capturing(job->engine->rt, device, given->handle,
-                                       &capturing));
-    }
-    return capturing ? cm_fail(CM_ECAPTURING, given->handle) : cm_ok();
+    return cm_stream_check_not_capturing(given);
 }
 
 static cm_status

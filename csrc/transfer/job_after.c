@@ -32,14 +32,8 @@ record_one(cm_job *job, const cm_stream *stream)
 {
     cm_engine *engine = job->engine;
     cm_after after = {.device = stream->device};
-    bool capturing = false;
-    if (cm_stream_may_capture(stream)) { /* its event would take ours into the graph */
-        CM_TRY(cm_stream_ask_capturing(engine->rt, stream->device, stream->handle,
-                                       &capturing));
-    }
-    if (capturing) {
-        return cm_fail(CM_ECAPTURING, stream->handle);
-    }
+    /* its event would take ours into the graph */
+    CM_TRY(cm_stream_check_not_capturing(stream));
     CM_TRY(cm_loan_take_event(engine, stream->device, &after.event));
     cm_status status = cm_stream_record(stream, after.event);
     if (!cm_is_ok(status)) {
