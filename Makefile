@@ -23,10 +23,10 @@ ANY_PYTHON := $(patsubst %,tests/test_%.py,faults file_faults mapped_files trans
 	two_gpus_benchmark replay_damaged pool_model)
 comma := ,
 
-SOURCES := $(sort $(wildcard csrc/*/*.c))
-HEADERS := $(sort $(wildcard csrc/*/*.h tests/c/*.h))
+SOURCES := $(sort $(wildcard csrc/*/*.c csrc/*/*/*.c))
+HEADERS := $(sort $(wildcard csrc/*/*.h csrc/*/*/*.h tests/c/*.h))
 CUDA_SOURCES := $(wildcard csrc/runtime/cuda*.c)
-PYTHON_SOURCES := $(wildcard csrc/python/*.c)
+PYTHON_SOURCES := $(wildcard csrc/python/*/*.c)
 # The core without CUDA and Python: it is what the C tests link.
 CORE_SOURCES := $(filter-out $(CUDA_SOURCES) $(PYTHON_SOURCES),$(SOURCES))
 C_TESTS := $(sort $(wildcard tests/c/test_*.c tests/c/stress_*.c))
@@ -93,7 +93,7 @@ $(SAN_DIR)/tests/c/%: tests/c/%.c $(SAN_DIR)/libcore.a $(HEADERS)
 
 # The stresses of the pool with its event check left out: they must fail.
 BROKEN := $(addprefix $(SAN_DIR)/tests/c/broken_,pool pool_model pool_threads)
-$(BROKEN): $(SAN_DIR)/tests/c/broken_%: tests/c/stress_%.c csrc/pool/pool_in_flight.c \
+$(BROKEN): $(SAN_DIR)/tests/c/broken_%: tests/c/stress_%.c csrc/pool/in_flight.c \
 		$(SAN_DIR)/libcore.a
 	@echo '  CC $@'
 	@$(CC) $(C_FLAGS) $(WARNINGS) $(SAN_FLAGS) -DCM_TEST_SKIP_EVENTS -o $@ \

@@ -71,7 +71,7 @@ if sanitize := [f"-fsanitize={s}" for s in [os.environ.get("CUMEM_SANITIZE")] if
     sanitize.append("-fno-omit-frame-pointer")
 flags += ["-O0", "-g", "-UNDEBUG", "-Werror"] if DEBUG else [] if sanitize else fast
 link = ["-Wl,--exclude-libs,ALL", *([] if DEBUG or sanitize else ["-Wl,-s", *fast])]
-core = Extension("cumem._core", sorted(map(str, Path("csrc").glob("*/*.c"))))
+core = Extension("cumem._core", sorted(map(str, Path("csrc").rglob("*.c"))))
 core.include_dirs, core.define_macros = ["csrc"], list(macros.items())
 core.extra_compile_args, core.extra_link_args = flags + sanitize, link + sanitize
 core.libraries, core.py_limited_api = ["dl", "rt", "pthread"], LIMITED

@@ -33,25 +33,31 @@ SOURCES: dict[str, tuple[str, ...]] = {
     "ceilings": (),  # no code of ours
     "checks": ("csrc",),
     "driver-calls": (),
-    "files": ("csrc/transfer/file*", "csrc/runtime/cuda*"),
-    "fork": ("csrc/pool", "csrc/base/mapping*"),
+    "files": ("csrc/transfer/file", "csrc/runtime/cuda*"),
+    "fork": ("csrc/pool",),
     "interop": (
-        *("csrc/python/dlpack*", "csrc/python/array_interface.c"),
-        *("csrc/python/buffer_export.c", "csrc/python/buffer_numpy.c"),
+        *("csrc/python/protocols/dlpack*", "csrc/python/protocols/array_interface.c"),
+        *("csrc/python/protocols/buffer_export.c", "csrc/python/buffer/buffer_numpy.c"),
+        "csrc/python/copy/dlpack_export.c",
     ),
-    "many": ("csrc/transfer/many*", "csrc/transfer/table*"),
+    "many": ("csrc/transfer/batch", "csrc/transfer/device/table*"),
     "mutants": ("csrc", "tests/mutants/faults.py"),
     "plan-fuzz": tuple(
-        f"csrc/transfer/{name}.c" for name in ("plan", "layout", "cut", "host_copy")
+        f"csrc/transfer/{name}.c"
+        for name in ("plan/plan", "plan/layout", "plan/cut", "host/host_copy")
     ),
-    "pools": ("csrc/pool", "csrc/python/storage*.c"),
-    "safetensors": ("cumem/safetensors*.py", "csrc/transfer/file*"),
+    "pools": ("csrc/pool", "csrc/python/buffer/storage*.c"),
+    "safetensors": ("cumem/safetensors*.py", "csrc/transfer/file"),
     "stress-transfers": ("csrc/transfer",),
     "transfer": ("csrc/transfer", "csrc/runtime/cuda*"),
     "torture": ("csrc",),
     "versions": ("csrc",),
     "two-gpus": tuple(
-        f"csrc/transfer/{name}.c" for name in ("peer", "reach", "plan", "spread", "fan")
+        f"csrc/transfer/{name}.c"
+        for name in (
+            *("routes/peer", "device/peer_access", "routes/spread", "routes/fan"),
+            "plan/plan",
+        )
     ),
 }
 

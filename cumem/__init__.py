@@ -200,5 +200,5 @@ _install_hooks(
     stats=lambda *row: _load("pool_stats").pool_stats(*row),
     snapshot=lambda *found: _load("snapshot").snapshot(*found),
     progress=lambda title: _load("progress").Bar(title),
-    calibration=lambda *asked: _load("calibration").automatic(*asked),
+    calibration=lambda index: _load("calibration").take_kept(index),
 )

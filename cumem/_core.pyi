@@ -520,7 +520,7 @@ def _install_hooks(
     stats: Callable[..., object],
     snapshot: Callable[..., object],
     progress: Callable[[str], object],
-    calibration: Callable[[int, bool], object],
+    calibration: Callable[[int], object],
 ) -> None: ...
 def _read_limit(
     kind: _Kind, limit: int | str | None, device: object = None

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Figures of this machine: measured once, and kept in the user's cache directory."""
+"""Figures of this machine: measured on request, and kept in the cache directory."""
 
 from __future__ import annotations
 
@@ -30,14 +30,13 @@ class Calibration:
     Attributes
     ----------
     figures : Mapping of str to float
-        Rates in bytes per second, times in ns, sizes in bytes. ``up_rate``, ``down_rate``
-        and ``device_rate``: page-locked memory to the device, from it and within it;
-        ``copy_rate_1`` to ``copy_rate_16``: between two places of the host by so many
-        threads, 0 for more than can run; ``driver_up_rate``, ``driver_down_rate``:
-        ordinary memory by the driver; ``dma_gap_ns``: between two copies of a chain;
-        ``latency_ns``: a short copy; ``wake_ns``: until a sleeping thread works;
-        ``staged_up_nbytes``, ``staged_down_nbytes``: size from which on pieces through
-        page-locked memory win.
+        Rates in bytes per second, times in ns, sizes in bytes. ``up_rate`` and
+        ``down_rate``: page-locked memory to the device and from it; ``copy_rate_1`` to
+        ``copy_rate_16``: between two places of the host by so many threads, 0 for more
+        than can run; ``driver_up_rate``, ``driver_down_rate``: ordinary memory by the
+        driver; ``dma_gap_ns``: between two copies of a chain; ``wake_ns``: until a
+        sleeping thread works; ``staged_up_nbytes``, ``staged_down_nbytes``: size from
+        which on pieces through page-locked memory win.
     source : str
         ``"measured"``, ``"kept"`` (from the file), or ``"default"``.
     path : str or None
@@ -82,8 +81,8 @@ def calibrate(device: object = None, *, again: bool = False) -> Calibration:
     than 64 MiB of host memory, on a stream of its own. What is found is kept in the user's
     cache directory, for this kind of processor, number of processors, device, link, driver
     and version of cumem; thresholds, chunks and threads of all later copies follow from it
-    (see `configure`). The first blocking copy of 64 MiB or more of ordinary memory does
-    this by itself, unless something else is under way.
+    (see `configure`), in later processes too, which read the file at their first copy of
+    64 KiB or more. Nothing is measured unless this function is called.
 
     Parameters
     ----------
@@ -109,8 +108,7 @@ def calibrate(device: object = None, *, again: bool = False) -> Calibration:
     -----
     **Blocks** meanwhile, GIL released. Call it while nothing else uses the device or the
     processors, or the figures are too low. ``CUMEM_CALIBRATION=off`` neither keeps nor
-    looks up anything, and nothing is measured unless this function is called;
-    ``CUMEM_CALIBRATION=<path>`` keeps the figures in that file.
+    looks up anything; ``CUMEM_CALIBRATION=<path>`` keeps the figures in that file.
     """
     where: Any = device
     unit = _core.Device(_core.current_device() if device is None else where)
@@ -127,20 +125,13 @@ def calibrate(device: object = None, *, again: bool = False) -> Calibration:
     return Calibration(figures, "measured", str(path) if kept else None)
 
 
-def automatic(index: int, measures: bool) -> bool:
-    """By the copy itself: take kept figures, measure if asked to; whether there are any."""
+def take_kept(index: int) -> None:
+    """By the first copy that notices: take figures that `calibrate` has kept, if any."""
     unit = _core.Device(index)
     path = _path(unit)
-    if path is None:
-        return True  # switched off: nothing more to do
-    figures = _load(path, _key(unit))
-    if figures is not None and _take(figures):
-        return True
-    if measures:
-        figures = _core._calibrate(index)
-        _core._set_measured(figures)
-        _store(path, _key(unit), figures)
-    return measures
+    figures = None if path is None else _load(path, _key(unit))
+    if figures is not None:
+        _take(figures)
 
 
 def _take(figures: dict[str, float]) -> bool:

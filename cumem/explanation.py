@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a copy would do, and why: route, pieces, threads and expected time."""
+"""What a copy would do, and why: route, pieces and threads."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import html
 from typing import Any
 
 from cumem import _core
-from cumem.units import format_nbytes, format_rate, format_seconds
+from cumem.units import format_nbytes
 
 __all__ = ["Explanation", "explain"]
 
@@ -52,12 +52,6 @@ class Explanation:
         not taken by other copies.
     device : int or None
         The device that does the work; None for the host alone.
-    seconds : float or None
-        How long it is expected to take with nothing else running; None for what goes
-        straight from one device to another: `calibrate` does not measure that link.
-    calibrated : bool
-        Whether that rests on figures of this machine (see `calibrate`) rather than on
-        those of an H200 on PCIe 5.0, which are the defaults.
     """
 
     route: str
@@ -69,15 +63,6 @@ class Explanation:
     threads: int
     chunks: int
     device: int | None
-    seconds: float | None
-    calibrated: bool
-
-    @property
-    def rate(self) -> float | None:
-        """Expected bytes per second; 0 if nothing moves, None as for `seconds`."""
-        if self.seconds is None:
-            return None
-        return self.nbytes / self.seconds if self.seconds > 0 else 0.0
 
     def _rows(self) -> list[tuple[str, str]]:
         how = _HOW[self.route]
@@ -94,13 +79,6 @@ class Explanation:
             rows.append(("chunks", f"{self.chunks}, {ring} of page-locked memory"))
         if self.device is not None:
             rows.append(("device", str(self.device)))
-        if self.seconds is None:
-            rows.append(("expected", "not known: no link between devices is measured"))
-        elif self.seconds > 0:
-            rate = format_rate(self.nbytes, self.seconds)
-            basis = "as measured" if self.calibrated else "by default figures"
-            text = f"{format_seconds(self.seconds)}, {rate}, {basis}"
-            rows.append(("expected", text))
         return rows
 
     def __repr__(self) -> str:
@@ -142,7 +120,7 @@ def explain(
     Returns
     -------
     Explanation
-        Route and reason, pieces, threads, and the time it is expected to take.
+        Route and reason, pieces and threads.
 
     Raises
     ------
@@ -169,8 +147,6 @@ def explain(
         threads=facts["threads"],
         chunks=facts["chunks"],
         device=facts["device"] if facts["device"] >= 0 else None,
-        seconds=facts["expected_ns"] * 1e-9 if facts["expected_ns"] >= 0 else None,
-        calibrated=facts["measured"],
     )
 
 

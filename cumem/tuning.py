@@ -127,7 +127,7 @@ def configure(
     ----------
     threads : int, optional
         From 1 to 16; by default as many as the process may use, by its CPU affinity and
-        the quota of its control group, where the link needs them.
+        the quota of its control group, eight at most.
     chunk_nbytes, ring_nbytes : int or str, optional
         Bytes, or a text such as ``"4MiB"``: from 64 KiB to 1 GiB, and from 1 MiB to 1 TiB.
     depth : int, optional

@@ -85,15 +85,11 @@ def test_figures_are_measured_once_and_kept(real, figures, tmp_path):
 
 
 def test_explanations_and_configuration_follow_the_figures(real, figures):
-    dst = cumem.empty_pinned(64 << 20, "u1")
-    device = cumem.empty_device(64 << 20, "u1")
-    before = cumem.explain(device, dst)
-    assert not before.calibrated
+    src = np.zeros(64 << 20, np.uint8)
+    device = cumem.empty_device(src.shape, src.dtype)
+    assert cumem.explain(device, src[::-1]).piece_nbytes == 8 << 20
     cumem.calibrate()
-    after = cumem.explain(device, dst)
-    assert after.calibrated
-    assert after.seconds > 4 * before.seconds
-    assert after.rate == pytest.approx(12e9, rel=0.01)
+    assert cumem.explain(device, src[::-1]).piece_nbytes == 2 << 20
     with cumem.configure(chunk_nbytes="8MiB") as now:
         assert now.sources["chunk_nbytes"] == "configure"
         assert now.sources["depth"] == "calibration"
@@ -183,22 +179,21 @@ def test_threads_that_write_at_once_leave_one_whole_file(real, figures, tmp_path
     assert files(tmp_path) == ["figures.json"]
 
 
-def test_copy_looks_first_and_measures_only_where_nothing_is_kept(real, figures):
-    assert calibration.automatic(0, False) is False  # nothing kept, not to measure
-    assert real == []
-    assert calibration.automatic(0, True) is True
-    assert real == [0]
+def test_kept_figures_are_taken_and_nothing_is_measured_unasked(real, figures):
+    calibration.take_kept(0)  # nothing kept
+    assert not _core._read_measured()[1]
+    cumem.calibrate()
     _core._set_measured(None)
-    assert calibration.automatic(0, False) is True
-    assert _core._read_measured()[1]
-    assert calibration.automatic(0, True) is True
-    assert real == [0]
+    calibration.take_kept(0)
+    assert _core._read_measured() == (figures, True)
+    assert real == [0]  # by calibrate() alone
 
 
-def test_copy_neither_looks_nor_measures_when_switched_off(real, monkeypatch):
+def test_kept_figures_are_not_taken_when_switched_off(real, monkeypatch):
+    cumem.calibrate()
+    _core._set_measured(None)
     monkeypatch.setenv("CUMEM_CALIBRATION", "off")
-    assert calibration.automatic(0, True) is True
-    assert real == []
+    calibration.take_kept(0)
     assert not _core._read_measured()[1]
 
 
@@ -220,77 +215,53 @@ def test_figures_are_forgotten_at_shutdown(real, figures):
 
 
 @pytest.fixture
-def asked(emulated, monkeypatch):
-    """What copies ask of `calibration.automatic`: (device, measures) each."""
+def looked(emulated, monkeypatch):
+    """The devices whose kept figures were looked for, as on a real device."""
     calls = []
-
-    def automatic(index, measures):
-        calls.append((index, measures))
-        return measures
-
     cumem.device_count()
     session.testing.calibrate_emulated()
-    monkeypatch.setattr(calibration, "automatic", automatic)
+    monkeypatch.setattr(calibration, "take_kept", calls.append)
+    monkeypatch.setattr(_core, "_calibrate", None)  # nobody measures
     return calls
 
 
-LONG = 64 << 20
-
-
-def test_only_a_long_copy_that_is_waited_for_measures(asked):
-    small = np.zeros(1000, np.uint8)
-    medium = np.zeros(100_000, np.uint8)
-    long = np.zeros(LONG, np.uint8)
-    device = cumem.empty_device(LONG, np.uint8)
-    pinned = cumem.empty_pinned(LONG, np.uint8)
-    cumem.copy(device[:1000], small)
-    cumem.copy(device, pinned)
-    cumem.copy(pinned, long)
-    assert asked == []
-    cumem.copy(device[:100_000], medium)
-    cumem.copy(medium, device[:100_000])
-    assert asked == [(0, False)]  # one look
-    cumem.copy_async(device, long).wait()
-    assert asked == [(0, False)]
+def test_the_first_copy_that_notices_looks_for_kept_figures_once(looked):
+    long = np.zeros(64 << 20, np.uint8)
+    device = cumem.empty_device(long.shape, np.uint8)
+    cumem.copy(device[:1000], long[:1000])
+    assert looked == []
+    cumem.copy(device[:100_000], long[:100_000])
     cumem.copy(device, long)
     cumem.copy(long, device)
-    assert asked == [(0, False), (0, True)]
+    cumem.copy_async(device, long).wait()
+    assert looked == [0]
 
 
-def test_reading_how_copies_are_made_looks_but_does_not_measure(asked):
+def test_reading_how_copies_are_made_looks_for_kept_figures_once(looked):
     cumem.configure()
     cumem.explain(np.zeros(3), np.zeros(3))
     cumem.configure()
-    assert asked == [(0, False)]
+    assert looked == [0]
 
 
-def test_nothing_is_measured_while_other_work_is_under_way(asked):
-    long = np.zeros(LONG, np.uint8)
-    other = cumem.empty_pinned(100, np.uint8)
-    held, free = cumem.Stream(device=0), cumem.Stream(device=0)
-    device = cumem.empty_device(LONG, np.uint8, stream=free)
-    small = cumem.empty_device(100, np.uint8, stream=held)
-    with session.gate(held):
-        waiting = cumem.copy_async(other, small, stream=held)
-        cumem.copy(device, long, stream=free)
-    waiting.wait()
-    assert asked == [(0, False)]
-    cumem.copy(device, long, stream=free)
-    assert asked[-1] == (0, True)
+def test_figures_that_were_set_are_not_replaced_by_kept_ones(looked, figures):
+    _core._set_measured(figures)
+    cumem.configure()
+    assert looked == []
 
 
-def test_failure_to_measure_ends_no_copy(asked, monkeypatch):
+def test_failure_to_look_ends_no_copy(looked, monkeypatch):
     unraisable = []
     monkeypatch.setattr(
         "sys.unraisablehook", lambda info: unraisable.append(info.exc_type)
     )
 
-    def fails(index, measures):
+    def fails(index):
         raise ValueError("broken")
 
-    monkeypatch.setattr(calibration, "automatic", fails)
-    src = np.arange(LONG, dtype=np.uint8)
-    device = cumem.empty_device(LONG, np.uint8)
+    monkeypatch.setattr(calibration, "take_kept", fails)
+    src = np.arange(1 << 20, dtype=np.uint8)
+    device = cumem.empty_device(src.shape, np.uint8)
     cumem.copy(device, src)
     back = np.empty_like(src)
     cumem.copy(back, device)
@@ -298,13 +269,13 @@ def test_failure_to_measure_ends_no_copy(asked, monkeypatch):
     assert unraisable == [ValueError]
 
 
-def test_interrupt_while_measuring_ends_the_copy(asked, monkeypatch):
-    def interrupted(index, measures):
+def test_interrupt_while_looking_ends_the_copy(looked, monkeypatch):
+    def interrupted(index):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(calibration, "automatic", interrupted)
-    src = np.ones(LONG, np.uint8)
-    device = cumem.zeros(LONG, np.uint8, "device")
+    monkeypatch.setattr(calibration, "take_kept", interrupted)
+    src = np.ones(1 << 20, np.uint8)
+    device = cumem.zeros(src.shape, np.uint8, "device")
     with pytest.raises(KeyboardInterrupt):
         cumem.copy(device, src)
     cumem.copy(device, src)  # it was asked once

@@ -102,13 +102,6 @@ def check(dst, src, *, blocking, stream=None):
     assert said.why.split(";")[0][:20] in repr(said)
     assert "<table>" in said._repr_html_()
     assert (said.pieces == 0) == (said.route == "nothing")
-    if said.seconds is None:
-        assert said.route in ("peer", "kernel")
-        assert told["dst"][3] != told["src"][3]
-        assert said.rate is None
-        assert "not known" in repr(said)
-    else:
-        assert (said.seconds > 0) == (said.route != "nothing")
     if said.pieces > 0:
         assert said.pieces * said.piece_nbytes >= said.nbytes
     return said
@@ -212,41 +205,12 @@ def test_explain_counts_the_threads_that_copy_between_hosts(what, blocking):
         assert one == (expected == 1)
 
 
-def test_explain_expects_less_time_of_more_threads():
-    dst, src = np.zeros(32 << 20, np.uint8), np.ones(32 << 20, np.uint8)
-    with cumem.configure(threads=1):
-        alone = cumem.explain(dst, src).seconds
-    with cumem.configure(threads=4):
-        assert cumem.explain(dst, src).seconds < alone / 2
-
-
 def test_explain_says_at_most_how_long_the_pieces_are():
     src = np.zeros(1 << 20, np.uint8)
     with cumem.configure(chunk_nbytes="256KiB"):
         said = cumem.explain(cumem.empty_device(src.shape, src.dtype), src[::-1])
     assert said.pieces > 1
     assert f"{said.pieces} of at most " in repr(said)
-
-
-def test_explain_expects_nothing_of_links_that_were_not_measured(emulated):
-    one = cumem.empty_device(1 << 20, "u1", device=0)
-    other = cumem.empty_device(1 << 20, "u1", device=1)
-    for step in (1, 2):
-        said = cumem.explain(other[::step], one[::step])
-        assert said.seconds is None
-        assert said.rate is None
-        assert "not known" in repr(said)
-    within = cumem.explain(one[: 1 << 19], one[1 << 19 :])
-    assert within.rate > 0
-
-
-def test_explain_expects_of_devices_apart_what_their_links_do():
-    with session.opened("emulated", peers=0):
-        apart = [cumem.empty_device(32 << 20, "u1", device=k) for k in range(2)]
-        said = cumem.explain(*apart)
-        assert said.route == "peer-staged"  # by the links to the host
-        assert 0 < said.rate < 60e9
-        apart.clear()
 
 
 def test_explain_follows_the_configuration():

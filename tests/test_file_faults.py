@@ -203,18 +203,6 @@ def test_files_without_a_size_are_read_to_their_end(runtime) -> None:
         cumem.fromfile("/proc/version", "u1", len(expected) + 1)
 
 
-def test_mapped_file_cut_short_is_an_error_and_no_crash(runtime, tmp_path) -> None:
-    path = tmp_path / "mapped"
-    with path.open("wb") as file:
-        file.truncate(40 * MIB)
-    mapped = np.memmap(path, "u1", "r")
-    os.truncate(path, MIB)
-    target = cumem.empty(40 * MIB, "u1")
-    with pytest.raises(EOFError, match=f"{MIB} of the {40 * MIB} bytes") as caught:
-        cumem.copy(target, mapped)
-    assert caught.value.offset == MIB
-
-
 # -- signals ------------------------------------------------------------------------------
 
 

@@ -34,12 +34,16 @@ pytestmark = [
 ]
 
 
+FORK = threading.Lock()  # other packages' audit hooks refuse two forks at once
+
+
 def fork_and_run(check: Callable[[], object]) -> None:
     """Run `check` in a forked child, which may not hang; what it prints comes through."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
         warnings.simplefilter("ignore", RuntimeWarning)
-        child = os.fork()
+        with FORK:
+            child = os.fork()
     if child == 0:
         status = 1
         try:

@@ -14,6 +14,14 @@ from support.rules import check_none
 ROOT = Path(__file__).resolve().parent.parent
 CSRC = ROOT / "csrc"
 LAYERS = ["base", "runtime", "pool", "transfer", "python"]
+#: The order of a layer's sub-folders. Files of the layer itself come before all of them.
+SUB_LAYERS = {
+    "runtime": ["emulated"],
+    "transfer": [
+        *("plan", "host", "device", "engine", "file", "routes", "run", "batch"),
+    ],
+    "python": ["core", "device", "buffer", "pool", "protocols", "copy", "module"],
+}
 PACKAGE_LAYERS = [
     {"_core"},
     {"units"},
@@ -74,6 +82,22 @@ def test_includes_point_to_own_layer_or_left() -> None:
     check_none(wrong)
 
 
+@pytest.mark.parametrize("layer", SUB_LAYERS)
+def test_includes_point_to_own_sub_folder_or_left(layer: str) -> None:
+    order = ["", *SUB_LAYERS[layer]]
+
+    def place_of(name: str) -> int:
+        return order.index("/".join(Path(name).parts[1:-1]))
+
+    names = [name_of(path) for path in SOURCES if layer_of(path) == layer]
+    check_none(
+        f'{name}: "{included}" points right'
+        for name in names
+        for _, included in INCLUDES[CSRC / name]
+        if included.startswith(f"{layer}/") and place_of(included) > place_of(name)
+    )
+
+
 def test_includes_make_no_circle() -> None:
     graph = {
         name_of(path): [name for bracket, name in includes if bracket == '"']
@@ -92,10 +116,67 @@ def test_includes_make_no_circle() -> None:
         visit(name, ())
 
 
+DEFINED = re.compile(r"^([a-z]\w+)\([^;{]*\)\s*\{", re.MULTILINE)
+NAMED = re.compile(r"\b([a-z]\w+)\s*\(")
+TYPED = re.compile(r"^\}\s*(\w+);|^typedef [^;{]*?\b(\w+);", re.MULTILINE)
+CONSTANT = re.compile(r"^    (CM_\w+)(?: =[^,}]*)?,?$", re.MULTILINE)
+
+
+def circles(graph: dict[str, set[str]]) -> list[str]:
+    """Each edge of `graph` of whose end the beginning can be reached again."""
+
+    def reached(start: str) -> set[str]:
+        seen: set[str] = set()
+        todo = [start]
+        while todo:
+            todo += graph[new] - seen if (new := todo.pop()) not in seen else ()
+            seen.add(new)
+        return seen
+
+    return [f"{a} -> {b}" for a in graph for b in graph[a] if a in reached(b)]
+
+
+def test_no_two_files_call_each_other() -> None:
+    assert circles({"a": {"b"}, "b": {"c"}, "c": {"b"}}) == ["b -> c", "c -> b"]
+    texts = {
+        name_of(path): re.sub(r'"(?:\\.|[^"\\])*"', " ", code)
+        for path, code in CODES.items()
+        if path.suffix == ".c"
+    }
+    homes: dict[str, set[str]] = {}
+    for name, text in texts.items():
+        for function in DEFINED.findall(text):
+            homes.setdefault(function, set()).add(name)
+    home = {
+        function: min(files) for function, files in homes.items() if len(files) == 1
+    }
+    check_none(
+        circles(
+            {
+                name: {home[f] for f in NAMED.findall(text) if f in home} - {name}
+                for name, text in texts.items()
+            }
+        )
+    )
+
+
+def test_types_and_constants_have_one_meaning() -> None:
+    found: dict[str, set[str]] = {}
+    for path, code in CODES.items():
+        names = [a or b for a, b in TYPED.findall(code)] + CONSTANT.findall(code)
+        for name in names:
+            found.setdefault(name, set()).add(name_of(path))
+    check_none(
+        f"{name}: {', '.join(sorted(files))}"
+        for name, files in found.items()
+        if len(files) > 1
+    )
+
+
 #: What may be included, or named, where alone.
 SEAM_INCLUDES = {
     r"Python\.h": r"python/python\.h",
-    r"numpy/.*": r"python/numpy_bridge(_\w+)?\.[ch]",
+    r"numpy/.*": r"python/core/numpy_bridge(_\w+)?\.[ch]",
     r"(cuda|driver_types).*": r"runtime/cuda(_\w+)?\.[ch]",
     r".*dlpack/.*": r"(?!)",  # nowhere: its structs are declared by hand
 }
@@ -112,7 +193,7 @@ def test_seams_are_one_file() -> None:
     wrong += [
         f"{name_of(path)}: DLManagedTensor"
         for path in SOURCES
-        if not name_of(path).startswith("python/dlpack")
+        if not name_of(path).startswith("python/protocols/dlpack")
         and "DLManagedTensor" in CODES[path]
     ]
     check_none(wrong)
@@ -213,7 +294,7 @@ CLOCKS_ALLOWED = {
     "c/test_base.c": "the deadline of a condition variable never passes early",
     "c/test_faults.c": "a delay asked for is never shorter",
     "c/test_engine_handles.c": "a copy takes no longer than from its gate to its end",
-    "c/test_crew.c": "no sign tells a crew that is complete from one that waits for more",
+    "c/test_workers.c": "no sign tells whether workers are complete or wait for more",
     "test_transfer.py": "Transfer.wait(timeout=)",
 }
 CLOCKS_BY_DESIGN = (

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Files that were cut short under their mapping: an OSError, not the end of the process.
+"""Pages of mapped files that are gone: an OSError, not the end of the process.
 
 Each case runs in a process of its own, which a signal would end.
 """
@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 PRELUDE = """
-import errno, itertools, os, sys
+import ctypes, errno, itertools, mmap, os, sys
 import numpy as np
 import cumem
 
@@ -55,6 +55,21 @@ def short(nbytes, present=False):
     return array
 
 
+def holed(nbytes, at):
+    # A mapped file that has its end, and from `at` on two pages that have no file.
+    with open(PATH, "wb") as file:
+        file.truncate(nbytes)
+    array = np.memmap(PATH, "u1", "r+")
+    place = ctypes.CDLL(None, use_errno=True).mmap
+    place.restype = ctypes.c_void_p
+    place.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
+    with open(PATH + "-empty", "w+b") as file:
+        how = mmap.MAP_SHARED | 0x10  # MAP_FIXED
+        begin = array.ctypes.data + at
+        assert place(begin, 8 * KIB, 3, how, file.fileno(), 0) == begin
+    return array
+
+
 def blank(place, nbytes):
     if place == "numpy":
         return np.zeros(nbytes, "u1")
@@ -67,8 +82,6 @@ def refused(call, *what):
         for handle in done if isinstance(done, list) else [done]:
             if hasattr(handle, "wait"):
                 handle.wait()
-    except EOFError:  # the file was read instead
-        return
     except OSError as error:
         assert error.errno == errno.EFAULT, error
         return
@@ -183,6 +196,38 @@ for upload in (True, False):
     pair = (device, array) if upload else (array, device)
     refused(lambda: cumem.copy(*pair, progress=cut), upload)
     assert told[0] < nbytes - 2 * MIB
+""",
+    "copies over a page in the middle that is gone": """
+nbytes = 40 * MIB
+KNOWN = [VIEWS[name] for name in ("array", "asbuffer", "memoryview")]
+for place, view in itertools.product(("device", "pinned", "numpy"), KNOWN):
+    array, other = view(holed(nbytes, nbytes // 2)), blank(place, nbytes)
+    for call in (cumem.copy, cumem.copy_async):
+        refused(lambda: call(other, array), place)
+        refused(lambda: call(array, other), place)
+    refused(lambda: cumem.broadcast(array, [other]), place)
+    refused(lambda: cumem.gather([array], other), place)
+    refused(lambda: cumem.scatter(array, [other[:MIB], other[MIB:]]), place)
+    refused(lambda: cumem.scatter(other, [array]), place)
+    other = blank(place, nbytes)  # what failed has left the engine in order
+    cumem.copy(other, np.ones(nbytes, "u1"))
+    assert cumem.asnumpy(other).all()
+array = cumem.asbuffer(holed(nbytes, nbytes // 2))
+refused(array.copy)
+refused(lambda: array.fill(3))
+refused(lambda: cumem.copy(array[1:], array[:-1]))
+refused(lambda: cumem.copy(array, array[::-1]))
+""",
+    "rows over a page that is gone, and between them": """
+nbytes, row = 40 * MIB, 256 * KIB
+rows = lambda array: array.reshape(-1, row)[:, : row // 2]
+for place, upload in itertools.product(("device", "pinned", "numpy"), (True, False)):
+    other = blank(place, nbytes // 2).reshape(-1, row // 2)
+    bad = rows(holed(nbytes, nbytes // 2))
+    refused(lambda: cumem.copy(*((other, bad) if upload else (bad, other))), place)
+    good = rows(holed(nbytes, nbytes // 2 + row * 3 // 4))
+    cumem.copy(*((other, good) if upload else (good, other)))
+    cumem.copy_async(*((other, good) if upload else (good, other))).wait()
 """,
     "copies that the driver makes": """
 from concurrent.futures import ThreadPoolExecutor

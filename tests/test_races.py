@@ -101,7 +101,7 @@ def during(call: Callable[[], object], action: Callable[[], object]) -> list[obj
     answers: list[object] = []
 
     def run() -> object:
-        session.testing.bury(ActsWhenDropped(action, answers))
+        session.testing.defer(ActsWhenDropped(action, answers))
         return [call()]
 
     in_thread(run, answers)
@@ -311,7 +311,7 @@ class Bomb:
 
     def __del__(self) -> None:
         if self.armed and self.left > 0:
-            session.testing.bury(Bomb(self.left - 1, self.action, self.armed))
+            session.testing.defer(Bomb(self.left - 1, self.action, self.armed))
         elif self.armed:
             self.action()
 
@@ -345,7 +345,7 @@ def by_burial(
     left: int, action: Callable[[], object], call: Callable[[], object]
 ) -> None:
     armed = [True]
-    session.testing.bury(Bomb(left, action, armed))
+    session.testing.defer(Bomb(left, action, armed))
     try:
         call()
     finally:

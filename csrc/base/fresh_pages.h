@@ -18,10 +18,15 @@ bool cm_pages_are_fresh(const void *p, uint64_t nbytes);
 /* That the pages of a range about to be written become huge ones, where whole ones lie
  * in it; a refusal changes nothing. */
 void cm_pages_ask_huge(void *p, uint64_t nbytes);
-/* Before memory is read, or written, that may be a mapped file's: is it there? The page
- * of the last byte tells for all, since a file loses its end, and costs the same
- * whatever memory it is. It is brought in, as by touching it. Kernels before 5.14, and
- * memory of devices, cannot tell: no failure. Fails: CM_EFAULT (errno). */
+/* Bring in the pages of memory that is about to be read, or written, and may be a
+ * mapped file's: what is not in the file any more, or cannot be read from the disk, is
+ * a failure here and a signal to whoever touches it. Takes time for each page, also
+ * where it is
+ * there. Kernels before 5.14, and memory of devices, cannot tell: no failure. Fails:
+ * CM_EFAULT (errno). */
+CM_NODISCARD cm_status cm_pages_populate(const void *p, uint64_t nbytes, bool writes);
+/* The same for the page of the last byte, which tells for all of a file that was cut
+ * short and costs the same whatever memory it is. */
 CM_NODISCARD cm_status cm_pages_look(const void *p, uint64_t nbytes, bool writes);
 
 #endif

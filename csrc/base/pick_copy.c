@@ -6,7 +6,7 @@
 
 /* How far ahead memory is asked for: what the processor asks for by itself ends with
  * the page, and reaches less far the more instructions a line of memory takes. */
-enum { AHEAD_NBYTES = 1024, LINE_NBYTES = 64, VECTOR_NBYTES = CM_PICK_VECTOR_NBYTES };
+enum { AHEAD_NBYTES = 1024, LINE_STEP = 64, VECTOR_NBYTES = CM_PICK_VECTOR_NBYTES };
 
 #if defined(__x86_64__)
 #    include <immintrin.h>
@@ -102,7 +102,7 @@ store(char *to, vector bytes)
                     const char *next = from + (ptrdiff_t)i * VECTOR_NBYTES;            \
                     all = join(all, pick_bytes(load(next), masks[i]));                 \
                 }                                                                      \
-                for (int i = 0; i < (loads) * VECTOR_NBYTES; i += LINE_NBYTES) {       \
+                for (int i = 0; i < (loads) * VECTOR_NBYTES; i += LINE_STEP) {         \
                     __builtin_prefetch(from + far + i);                                \
                 }                                                                      \
                 store(to, all);                                                        \
@@ -126,7 +126,7 @@ pick_vectors(const cm_pick *pick, char *to, const char *from, int64_t count)
     static void (*const picks[])(const cm_pick *, char *, const char *, int64_t) = {
         pick_1, pick_2, pick_3, pick_4, pick_5, pick_6, pick_7, pick_8,
     };
-    picks[pick->load_count - 1](pick, to, from, count);
+    picks[pick->task_count - 1](pick, to, from, count);
 }
 
 #else
@@ -165,7 +165,7 @@ cm_pick_init(cm_pick *pick, size_t itemsize, int64_t step)
     if (distance < size || loads > CM_PICK_MAX_LOADS || loads > items) {
         return false;
     }
-    pick->load_count = (int)loads;
+    pick->task_count = (int)loads;
     pick->itemsize = size;
     pick->step = step;
     pick->item_count = items;
@@ -184,7 +184,7 @@ cm_pick_copy(const cm_pick *pick, void *dst, const void *src, int64_t count)
     int64_t distance = llabs(pick->step);
     /* Each vector is read and written whole, and must lie within the elements. */
     int64_t readable = (count - 1) * distance + pick->itemsize
-                       - (int64_t)pick->load_count * VECTOR_NBYTES;
+                       - (int64_t)pick->task_count * VECTOR_NBYTES;
     int64_t writable = count * pick->itemsize - VECTOR_NBYTES;
     if (readable < 0 || writable < 0) {
         return 0;

@@ -39,7 +39,6 @@ typedef struct cm_status {
       "the process may not use that much more memory (cgroup memory.max, or what the " \
       "machine has left)")                                                             \
     X(CM_ENUMA, -15, "the memory did not come from the NUMA node asked for")           \
-    X(CM_EENDED, -16, "a mapped file was cut short")                                   \
     X(CM_ECAPTURING, -17,                                                              \
       "the stream is being captured, and a graph cannot hold what the host does or "   \
       "what has to be waited for")                                                     \

@@ -4,16 +4,16 @@
 #if defined(__x86_64__)
 #    include <emmintrin.h>
 
-typedef __m128i vector;
+typedef __m128i row_part;
 
-static inline vector
+static inline row_part
 load(const char *from)
 {
     return _mm_loadu_si128((const __m128i *)(const void *)from);
 }
 
 static inline void
-store(char *to, vector bytes)
+store(char *to, row_part bytes)
 {
     _mm_storeu_si128((__m128i *)(void *)to, bytes);
 }
@@ -30,16 +30,16 @@ store(char *to, vector bytes)
 #elif defined(__aarch64__)
 #    include <arm_neon.h>
 
-typedef uint8x16_t vector;
+typedef uint8x16_t row_part;
 
-static inline vector
+static inline row_part
 load(const char *from)
 {
     return vld1q_u8((const uint8_t *)from);
 }
 
 static inline void
-store(char *to, vector bytes)
+store(char *to, row_part bytes)
 {
     vst1q_u8((uint8_t *)to, bytes);
 }
@@ -57,7 +57,7 @@ store(char *to, vector bytes)
 
 #ifdef ZIP_1
 
-enum { VECTOR_NBYTES = 16 };
+enum { ROW_PART_NBYTES = 16 };
 
 /* Squares of as many rows as a vector has elements. Row i zipped with row i plus a half
  * of them, again and again, is a transposition: each turn moves one bit of an element's
@@ -65,12 +65,12 @@ enum { VECTOR_NBYTES = 16 };
 #    define DEFINE_TRANSPOSE(size)                                                     \
         static void transpose_##size(char *dst, int64_t stride, const char *src)       \
         {                                                                              \
-            enum { SIDE = VECTOR_NBYTES / (size), HALF = SIDE / 2 };                   \
+            enum { SIDE = ROW_PART_NBYTES / (size), HALF = SIDE / 2 };                 \
             for (int column = 0; column < CM_TRANSPOSE_ROW_NBYTES;                     \
-                 column += VECTOR_NBYTES) {                                            \
+                 column += ROW_PART_NBYTES) {                                          \
                 for (int row = 0; row < CM_TRANSPOSE_ROWS; row += SIDE) {              \
-                    vector rows[SIDE];                                                 \
-                    vector zipped[SIDE];                                               \
+                    row_part rows[SIDE];                                               \
+                    row_part zipped[SIDE];                                             \
                     const char *from = src + row * CM_TRANSPOSE_ROW_NBYTES + column;   \
                     char *to = dst + column / (size) * stride + row * (size);          \
                     for (int i = 0; i < SIDE; i++) {                                   \

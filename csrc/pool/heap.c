@@ -10,7 +10,7 @@ enum { SLAB_SPANS = 256 };
 
 typedef struct slab {
     struct slab *next;
-    cm_span spans[SLAB_SPANS];
+    cm_heap_span spans[SLAB_SPANS];
 } slab;
 
 static bool
@@ -28,13 +28,13 @@ add_slab(cm_heap *heap)
     return true;
 }
 
-static cm_span *
+static cm_heap_span *
 new_span(cm_heap *heap)
 {
     if (cm_list_is_empty(&heap->spare_spans) && !add_slab(heap)) {
         return NULL;
     }
-    cm_span *span = CM_LIST_ENTRY(heap->spare_spans.next, cm_span, node);
+    cm_heap_span *span = CM_LIST_ENTRY(heap->spare_spans.next, cm_heap_span, node);
     cm_list_remove(&span->node);
     span->requested_nbytes = 0;
     span->tag = 0;
@@ -45,7 +45,7 @@ new_span(cm_heap *heap)
 
 /* Take `span` out of its arena and keep the node. */
 static void
-drop_span(cm_heap *heap, cm_span *span)
+drop_span(cm_heap *heap, cm_heap_span *span)
 {
     if (span->prev != NULL) {
         span->prev->next = span->next;
@@ -62,7 +62,7 @@ drop_span(cm_heap *heap, cm_span *span)
 /* Cut `span`, which no list holds, so that it keeps `nbytes`; the rest, `rest`, is of
  * the same kind and in no list. */
 static void
-cut_with(cm_heap *heap, cm_span *span, uint64_t nbytes, cm_span *rest)
+cut_with(cm_heap *heap, cm_heap_span *span, uint64_t nbytes, cm_heap_span *rest)
 {
     rest->block.address = span->block.address + nbytes;
     rest->block.host =
@@ -91,10 +91,10 @@ cut_with(cm_heap *heap, cm_span *span, uint64_t nbytes, cm_span *rest)
 }
 
 /* The same with a node of the heap's. NULL: no memory, nothing changed. */
-static cm_span *
-cut(cm_heap *heap, cm_span *span, uint64_t nbytes)
+static cm_heap_span *
+cut(cm_heap *heap, cm_heap_span *span, uint64_t nbytes)
 {
-    cm_span *rest = new_span(heap);
+    cm_heap_span *rest = new_span(heap);
     if (rest != NULL) {
         cut_with(heap, span, nbytes, rest);
     }
@@ -126,12 +126,12 @@ bin_of(uint64_t nbytes)
     uint32_t shift = top - MANTISSA_BITS;
     uint32_t bin = ((shift + 1) << MANTISSA_BITS)
                    + (uint32_t)((units >> shift) & ((1u << MANTISSA_BITS) - 1));
-    return bin < CM_BIN_COUNT ? bin : CM_BIN_COUNT - 1;
+    return bin < CM_HEAP_BIN_COUNT ? bin : CM_HEAP_BIN_COUNT - 1;
 }
 
 /* A FREE span enters and leaves the bin of its size. */
 static void
-bin_span(cm_heap *heap, cm_span *span)
+bin_span(cm_heap *heap, cm_heap_span *span)
 {
     uint32_t bin = bin_of(span->block.nbytes);
     cm_list_push_front(&heap->bins[bin], &span->node);
@@ -142,7 +142,7 @@ bin_span(cm_heap *heap, cm_span *span)
 }
 
 static void
-unbin_span(cm_heap *heap, cm_span *span)
+unbin_span(cm_heap *heap, cm_heap_span *span)
 {
     uint32_t bin = bin_of(span->block.nbytes);
     cm_list_remove(&span->node);
@@ -165,7 +165,7 @@ cm_heap_init(cm_heap *heap)
     cm_list_init(&heap->arenas);
     cm_list_init(&heap->gaps);
     cm_list_init(&heap->spare_spans);
-    for (int i = 0; i < CM_BIN_COUNT; i++) {
+    for (int i = 0; i < CM_HEAP_BIN_COUNT; i++) {
         cm_list_init(&heap->bins[i]);
     }
 }
@@ -197,7 +197,7 @@ add_arena(cm_heap *heap, void *host, cm_address base, uint64_t nbytes,
           cm_span_state state)
 {
     cm_arena *arena = calloc(1, sizeof(*arena));
-    cm_span *span = arena == NULL ? NULL : new_span(heap);
+    cm_heap_span *span = arena == NULL ? NULL : new_span(heap);
     if (span == NULL) {
         free(arena);
         return NULL;
@@ -245,7 +245,7 @@ cm_heap_add_range(cm_heap *heap, cm_address base, uint64_t nbytes, uint64_t gran
 void
 cm_heap_remove_arena(cm_heap *heap, cm_arena *arena)
 {
-    cm_span *only = arena->first;
+    cm_heap_span *only = arena->first;
     if (only->state == CM_SPAN_FREE) {
         unbin_span(heap, only);
     }
@@ -259,16 +259,16 @@ cm_heap_remove_arena(cm_heap *heap, cm_arena *arena)
 /* -- giving and joining ----------------------------------------------------------------- */
 
 static uint64_t
-late_nbytes(const cm_span *span, const cm_heap_view *view)
+late_nbytes(const cm_heap_span *span, const cm_heap_view *view)
 {
     return cm_span_is_clean(span, view) ? 0 : span->late_nbytes;
 }
 
-/* May two FREE neighbours become one? What one stream is late with must not hold up
+/* May two FREE neighbours become one? Pending work of one stream must not hold up
  * much more than it covers: a clean span joins a late one only if half of both was
- * given by that stream, however they came about. */
+ * given by that stream. */
 static bool
-may_join(const cm_span *a, const cm_span *b, const cm_heap_view *view)
+may_join(const cm_heap_span *a, const cm_heap_span *b, const cm_heap_view *view)
 {
     bool a_clean = cm_span_is_clean(a, view);
     bool b_clean = cm_span_is_clean(b, view);
@@ -284,7 +284,7 @@ may_join(const cm_span *a, const cm_span *b, const cm_heap_view *view)
 
 /* Let `a` say what it and `b`, its next neighbour, are together; `b` stays. */
 static void
-add_up(cm_span *a, const cm_span *b, const cm_heap_view *view)
+add_up(cm_heap_span *a, const cm_heap_span *b, const cm_heap_view *view)
 {
     bool a_clean = cm_span_is_clean(a, view);
     bool b_clean = cm_span_is_clean(b, view);
@@ -305,22 +305,22 @@ add_up(cm_span *a, const cm_span *b, const cm_heap_view *view)
 
 /* Put `b`, the next neighbour of `a`, into `a`. Neither is in a list. */
 static void
-absorb(cm_heap *heap, cm_span *a, cm_span *b, const cm_heap_view *view)
+absorb(cm_heap *heap, cm_heap_span *a, cm_heap_span *b, const cm_heap_view *view)
 {
     add_up(a, b, view);
     drop_span(heap, b);
     heap->merge_count++;
 }
 
-cm_span *
-cm_heap_give(cm_heap *heap, cm_span *span, uint32_t tag, uint64_t epoch,
+cm_heap_span *
+cm_heap_give(cm_heap *heap, cm_heap_span *span, uint32_t tag, uint64_t epoch,
              const cm_heap_view *view)
 {
     span->state = CM_SPAN_FREE;
     span->tag = tag;
     span->epoch = epoch;
     span->late_nbytes = tag == 0 ? 0 : span->block.nbytes;
-    cm_span *next = span->next;
+    cm_heap_span *next = span->next;
     if (next != NULL && next->state == CM_SPAN_FREE) {
         if (may_join(span, next, view)) {
             unbin_span(heap, next);
@@ -330,7 +330,7 @@ cm_heap_give(cm_heap *heap, cm_span *span, uint32_t tag, uint64_t epoch,
             heap->apart_count++;
         }
     }
-    cm_span *prev = span->prev;
+    cm_heap_span *prev = span->prev;
     if (prev != NULL && prev->state == CM_SPAN_FREE) {
         if (may_join(prev, span, view)) {
             unbin_span(heap, prev);
@@ -346,18 +346,18 @@ cm_heap_give(cm_heap *heap, cm_span *span, uint32_t tag, uint64_t epoch,
 }
 
 void
-cm_heap_give_gap(cm_heap *heap, cm_span *span)
+cm_heap_give_gap(cm_heap *heap, cm_heap_span *span)
 {
     span->state = CM_SPAN_GAP;
     span->tag = 0;
     span->epoch = 0;
-    cm_span *next = span->next;
+    cm_heap_span *next = span->next;
     if (next != NULL && next->state == CM_SPAN_GAP) {
         cm_list_remove(&next->node);
         span->block.nbytes += next->block.nbytes;
         drop_span(heap, next);
     }
-    cm_span *prev = span->prev;
+    cm_heap_span *prev = span->prev;
     if (prev != NULL && prev->state == CM_SPAN_GAP) {
         prev->block.nbytes += span->block.nbytes;
         drop_span(heap, span);
@@ -366,26 +366,27 @@ cm_heap_give_gap(cm_heap *heap, cm_span *span)
     cm_list_push_back(&heap->gaps, &span->node);
 }
 
-cm_span *
+cm_heap_span *
 cm_heap_take_node(cm_heap *heap)
 {
     return new_span(heap);
 }
 
 void
-cm_heap_give_node(cm_heap *heap, cm_span *node)
+cm_heap_give_node(cm_heap *heap, cm_heap_span *node)
 {
     cm_list_push_front(&heap->spare_spans, &node->node);
 }
 
 void
-cm_heap_split_busy(cm_heap *heap, cm_span *span, uint64_t nbytes, cm_span *node)
+cm_heap_split_busy(cm_heap *heap, cm_heap_span *span, uint64_t nbytes,
+                   cm_heap_span *node)
 {
     cut_with(heap, span, nbytes, node);
 }
 
-cm_span *
-cm_heap_fuse(cm_heap *heap, cm_span *first, cm_span *second)
+cm_heap_span *
+cm_heap_fuse(cm_heap *heap, cm_heap_span *first, cm_heap_span *second)
 {
     first->block.nbytes += second->block.nbytes;
     drop_span(heap, second);
@@ -396,9 +397,9 @@ static bool
 join_arena(cm_heap *heap, const cm_arena *arena, const cm_heap_view *view)
 {
     bool any = false;
-    cm_span *span = arena->first;
+    cm_heap_span *span = arena->first;
     while (span != NULL) {
-        cm_span *next = span->next;
+        cm_heap_span *next = span->next;
         if (span->state == CM_SPAN_FREE && next != NULL && next->state == CM_SPAN_FREE
             && may_join(span, next, view)) {
             unbin_span(heap, span);
@@ -432,7 +433,7 @@ cm_heap_join(cm_heap *heap, const cm_heap_view *view)
 
 /* Give back to the bins or the gaps what was cut off `like`. */
 static void
-put_rest(cm_heap *heap, cm_span *rest)
+put_rest(cm_heap *heap, cm_heap_span *rest)
 {
     if (rest->state == CM_SPAN_FREE) {
         bin_span(heap, rest);
@@ -442,8 +443,8 @@ put_rest(cm_heap *heap, cm_span *rest)
     }
 }
 
-cm_span *
-cm_heap_carve(cm_heap *heap, cm_span *span, cm_address address, uint64_t nbytes)
+cm_heap_span *
+cm_heap_carve(cm_heap *heap, cm_heap_span *span, cm_address address, uint64_t nbytes)
 {
     if (span->state == CM_SPAN_FREE) {
         unbin_span(heap, span);
@@ -451,7 +452,7 @@ cm_heap_carve(cm_heap *heap, cm_span *span, cm_address address, uint64_t nbytes)
     else {
         cm_list_remove(&span->node);
     }
-    cm_span *middle = span;
+    cm_heap_span *middle = span;
     if (address > span->block.address) {
         middle = cut(heap, span, address - span->block.address);
         if (middle == NULL) {
@@ -460,7 +461,7 @@ cm_heap_carve(cm_heap *heap, cm_span *span, cm_address address, uint64_t nbytes)
         }
     }
     if (middle->block.nbytes > nbytes) {
-        cm_span *rest = cut(heap, middle, nbytes);
+        cm_heap_span *rest = cut(heap, middle, nbytes);
         if (rest == NULL) {
             if (middle != span) {
                 span->block.nbytes += middle->block.nbytes;
@@ -480,8 +481,8 @@ cm_heap_carve(cm_heap *heap, cm_span *span, cm_address address, uint64_t nbytes)
 
 /* Turn a FREE span, which is long enough, into a LIVE one of exactly `nbytes`; what is
  * left on either side is FREE. NULL: no memory for nodes, nothing changed. */
-static cm_span *
-cut_live(cm_heap *heap, cm_span *span, uint64_t nbytes, uint64_t align)
+static cm_heap_span *
+cut_live(cm_heap *heap, cm_heap_span *span, uint64_t nbytes, uint64_t align)
 {
     uint64_t pad = (0 - span->block.address) & (align - 1);
     if (pad == 0 && span->block.nbytes == nbytes) {
@@ -490,7 +491,7 @@ cut_live(cm_heap *heap, cm_span *span, uint64_t nbytes, uint64_t align)
         heap->taken_last = span;
         return span;
     }
-    cm_span *taken = cm_heap_carve(heap, span, span->block.address + pad, nbytes);
+    cm_heap_span *taken = cm_heap_carve(heap, span, span->block.address + pad, nbytes);
     if (taken != NULL) {
         taken->state = CM_SPAN_LIVE;
         heap->taken_last = taken;
@@ -500,19 +501,19 @@ cut_live(cm_heap *heap, cm_span *span, uint64_t nbytes, uint64_t align)
 
 /* -- finding -------------------------------------------------------------------------- */
 
-/* The first occupied bin from `bin` on; CM_BIN_COUNT if there is none. */
+/* The first occupied bin from `bin` on; CM_HEAP_BIN_COUNT if there is none. */
 static uint32_t
 next_bin(const cm_heap *heap, uint32_t bin)
 {
-    if (bin >= CM_BIN_COUNT) {
-        return CM_BIN_COUNT;
+    if (bin >= CM_HEAP_BIN_COUNT) {
+        return CM_HEAP_BIN_COUNT;
     }
     uint32_t word = bin / 64;
     uint64_t bits = heap->occupied[word] & (~UINT64_C(0) << (bin % 64));
     if (bits == 0) {
         uint32_t words = heap->occupied_words & (uint32_t)(~UINT64_C(0) << (word + 1));
         if (words == 0) {
-            return CM_BIN_COUNT;
+            return CM_HEAP_BIN_COUNT;
         }
         word = (uint32_t)__builtin_ctz(words);
         bits = heap->occupied[word];
@@ -521,7 +522,8 @@ next_bin(const cm_heap *heap, uint32_t bin)
 }
 
 static bool
-fits(const cm_span *span, uint64_t nbytes, uint64_t align, const cm_heap_view *view)
+fits(const cm_heap_span *span, uint64_t nbytes, uint64_t align,
+     const cm_heap_view *view)
 {
     uint64_t pad = (0 - span->block.address) & (align - 1);
     return span->block.nbytes >= nbytes && span->block.nbytes - nbytes >= pad
@@ -529,13 +531,13 @@ fits(const cm_span *span, uint64_t nbytes, uint64_t align, const cm_heap_view *v
 }
 
 /* The shortest fitting span among the first `look` of a bin. */
-static cm_span *
+static cm_heap_span *
 best_of_bin(const cm_list *bin, uint64_t look, uint64_t nbytes, uint64_t align,
             const cm_heap_view *view)
 {
-    cm_span *best = NULL;
+    cm_heap_span *best = NULL;
     for (cm_list *n = bin->next; n != bin && look > 0; n = n->next, look--) {
-        cm_span *span = CM_LIST_ENTRY(n, cm_span, node);
+        cm_heap_span *span = CM_LIST_ENTRY(n, cm_heap_span, node);
         if (fits(span, nbytes, align, view)
             && (best == NULL || span->block.nbytes < best->block.nbytes)) {
             best = span;
@@ -547,13 +549,13 @@ best_of_bin(const cm_list *bin, uint64_t look, uint64_t nbytes, uint64_t align,
     return best;
 }
 
-static cm_span *
+static cm_heap_span *
 take_binned(cm_heap *heap, uint64_t nbytes, uint64_t align, const cm_heap_view *view)
 {
     uint32_t own = bin_of(nbytes);
     uint32_t bin = next_bin(heap, own);
-    for (int tries = 0; bin < CM_BIN_COUNT && tries < LOOK_BINS; tries++) {
-        cm_span *best =
+    for (int tries = 0; bin < CM_HEAP_BIN_COUNT && tries < LOOK_BINS; tries++) {
+        cm_heap_span *best =
             best_of_bin(&heap->bins[bin], bin == own ? LOOK_OWN_BIN : LOOK_LATER_BINS,
                         nbytes, align, view);
         if (best != NULL) {
@@ -564,10 +566,10 @@ take_binned(cm_heap *heap, uint64_t nbytes, uint64_t align, const cm_heap_view *
     return NULL;
 }
 
-cm_span *
+cm_heap_span *
 cm_heap_take(cm_heap *heap, uint64_t nbytes, uint64_t align, const cm_heap_view *view)
 {
-    cm_span *span = take_binned(heap, nbytes, align, view);
+    cm_heap_span *span = take_binned(heap, nbytes, align, view);
     if (span == NULL && heap->ready_count > 0) {
         cm_heap_settle(heap, view);
         span = take_binned(heap, nbytes, align, view);
@@ -575,12 +577,13 @@ cm_heap_take(cm_heap *heap, uint64_t nbytes, uint64_t align, const cm_heap_view 
     return span;
 }
 
-cm_span *
+cm_heap_span *
 cm_heap_search(cm_heap *heap, uint64_t nbytes, uint64_t align, const cm_heap_view *view)
 {
-    for (uint32_t bin = next_bin(heap, bin_of(nbytes)); bin < CM_BIN_COUNT;
+    for (uint32_t bin = next_bin(heap, bin_of(nbytes)); bin < CM_HEAP_BIN_COUNT;
          bin = next_bin(heap, bin + 1)) {
-        cm_span *best = best_of_bin(&heap->bins[bin], UINT64_MAX, nbytes, align, view);
+        cm_heap_span *best =
+            best_of_bin(&heap->bins[bin], UINT64_MAX, nbytes, align, view);
         if (best != NULL) {
             return cut_live(heap, best, nbytes, align);
         }
@@ -605,7 +608,7 @@ set_of(cm_heap *heap, uint64_t nbytes)
 _Static_assert(CM_READY_SETS == 32, "set_of takes the top five bits");
 
 static void
-count_out(cm_heap *heap, const cm_span *span)
+count_out(cm_heap *heap, const cm_heap_span *span)
 {
     heap->ready_count--;
     heap->free_count--;
@@ -613,10 +616,10 @@ count_out(cm_heap *heap, const cm_span *span)
 }
 
 /* Take a READY span out of its set. */
-static cm_span *
+static cm_heap_span *
 take_way(cm_heap *heap, cm_ready_set *set, int way)
 {
-    cm_span *span = set->span[way];
+    cm_heap_span *span = set->span[way];
     set->nbytes[way] = 0;
     set->span[way] = NULL;
     count_out(heap, span);
@@ -627,16 +630,16 @@ take_way(cm_heap *heap, cm_ready_set *set, int way)
 static void
 settle_long(cm_heap *heap, const cm_heap_view *view)
 {
-    cm_span *span = heap->ready_long;
+    cm_heap_span *span = heap->ready_long;
     heap->ready_long = NULL;
     count_out(heap, span);
     (void)cm_heap_give(heap, span, span->tag, span->epoch, view);
 }
 
-static cm_span *
+static cm_heap_span *
 take_long(cm_heap *heap, uint64_t nbytes, const cm_heap_view *view)
 {
-    cm_span *span = heap->ready_long;
+    cm_heap_span *span = heap->ready_long;
     if (span == NULL) {
         return NULL;
     }
@@ -649,7 +652,7 @@ take_long(cm_heap *heap, uint64_t nbytes, const cm_heap_view *view)
     return NULL;
 }
 
-static cm_span *
+static cm_heap_span *
 take_short(cm_heap *heap, uint64_t nbytes, const cm_heap_view *view)
 {
     cm_ready_set *set = set_of(heap, nbytes);
@@ -661,11 +664,11 @@ take_short(cm_heap *heap, uint64_t nbytes, const cm_heap_view *view)
     return NULL;
 }
 
-cm_span *
+cm_heap_span *
 cm_heap_take_ready(cm_heap *heap, uint64_t nbytes, const cm_heap_view *view)
 {
-    cm_span *span = nbytes > CM_READY_NBYTES ? take_long(heap, nbytes, view)
-                                             : take_short(heap, nbytes, view);
+    cm_heap_span *span = nbytes > CM_READY_NBYTES ? take_long(heap, nbytes, view)
+                                                  : take_short(heap, nbytes, view);
     if (span != NULL) {
         span->state = CM_SPAN_LIVE;
         heap->taken_last = span;
@@ -674,7 +677,7 @@ cm_heap_take_ready(cm_heap *heap, uint64_t nbytes, const cm_heap_view *view)
 }
 
 static void
-keep_short(cm_heap *heap, cm_span *span, const cm_heap_view *view)
+keep_short(cm_heap *heap, cm_heap_span *span, const cm_heap_view *view)
 {
     cm_ready_set *set = set_of(heap, span->block.nbytes);
     int way = 0;
@@ -682,7 +685,7 @@ keep_short(cm_heap *heap, cm_span *span, const cm_heap_view *view)
         way++;
     }
     if (way == CM_READY_WAYS) { /* the oldest makes room */
-        cm_span *oldest = take_way(heap, set, 0);
+        cm_heap_span *oldest = take_way(heap, set, 0);
         for (way = 0; way < CM_READY_WAYS - 1; way++) {
             set->nbytes[way] = set->nbytes[way + 1];
             set->span[way] = set->span[way + 1];
@@ -694,7 +697,7 @@ keep_short(cm_heap *heap, cm_span *span, const cm_heap_view *view)
 }
 
 void
-cm_heap_give_ready(cm_heap *heap, cm_span *span, uint32_t tag, uint64_t epoch,
+cm_heap_give_ready(cm_heap *heap, cm_heap_span *span, uint32_t tag, uint64_t epoch,
                    const cm_heap_view *view)
 {
     bool is_long = span->block.nbytes > CM_READY_NBYTES;
@@ -725,7 +728,7 @@ cm_heap_settle(cm_heap *heap, const cm_heap_view *view)
     for (int i = 0; i < CM_READY_SETS && heap->ready_count > 0; i++) {
         for (int way = 0; way < CM_READY_WAYS; way++) {
             if (heap->ready[i].nbytes[way] != 0) {
-                cm_span *span = take_way(heap, &heap->ready[i], way);
+                cm_heap_span *span = take_way(heap, &heap->ready[i], way);
                 (void)cm_heap_give(heap, span, span->tag, span->epoch, view);
             }
         }
@@ -735,10 +738,10 @@ cm_heap_settle(cm_heap *heap, const cm_heap_view *view)
 /* -- what there is, as joining would leave it ----------------------------------------- */
 
 /* The span as it is when nothing keeps it ready any more. */
-static cm_span
-settled(const cm_span *span)
+static cm_heap_span
+settled(const cm_heap_span *span)
 {
-    cm_span copy = *span;
+    cm_heap_span copy = *span;
     if (copy.state == CM_SPAN_READY) {
         copy.state = CM_SPAN_FREE;
         copy.late_nbytes = copy.tag == 0 ? 0 : copy.block.nbytes;
@@ -746,13 +749,14 @@ settled(const cm_span *span)
     return copy;
 }
 
-const cm_span *
-cm_heap_follow_run(const cm_span *first, const cm_heap_view *view, uint64_t *nbytes)
+const cm_heap_span *
+cm_heap_follow_run(const cm_heap_span *first, const cm_heap_view *view,
+                   uint64_t *nbytes)
 {
-    cm_span run = settled(first);
-    const cm_span *last = first;
+    cm_heap_span run = settled(first);
+    const cm_heap_span *last = first;
     while (last->next != NULL && cm_span_is_free(last->next)) {
-        cm_span next = settled(last->next);
+        cm_heap_span next = settled(last->next);
         if (!may_join(&run, &next, view)) {
             break;
         }
@@ -766,12 +770,12 @@ cm_heap_follow_run(const cm_span *first, const cm_heap_view *view, uint64_t *nby
 /* All pieces from `first` on to the next span that is not free; nothing where another
  * free span precedes it. */
 static void
-count_from(const cm_span *first, const cm_heap_view *view, cm_heap_runs *out)
+count_from(const cm_heap_span *first, const cm_heap_view *view, cm_heap_runs *out)
 {
     if (first->prev != NULL && cm_span_is_free(first->prev)) {
         return;
     }
-    for (const cm_span *at = first; at != NULL && cm_span_is_free(at);) {
+    for (const cm_heap_span *at = first; at != NULL && cm_span_is_free(at);) {
         uint64_t nbytes = 0;
         at = cm_heap_follow_run(at, view, &nbytes)->next;
         out->looked_count++;
@@ -782,7 +786,7 @@ count_from(const cm_span *first, const cm_heap_view *view, cm_heap_runs *out)
 }
 
 static void
-see(const cm_span *span, cm_heap_runs *out)
+see(const cm_heap_span *span, cm_heap_runs *out)
 {
     out->looked_count++;
     if (span->block.nbytes > out->largest_nbytes) {
@@ -805,7 +809,7 @@ look_at_longest(const cm_heap *heap, cm_heap_runs *out)
     const cm_list *bin = &heap->bins[(word - 1) * 64 + bit];
     for (const cm_list *n = bin->next; n != bin && out->looked_count < CM_RUN_LOOKS;
          n = n->next) {
-        see(CM_LIST_ENTRY(n, cm_span, node), out);
+        see(CM_LIST_ENTRY(n, cm_heap_span, node), out);
     }
 }
 
@@ -814,7 +818,7 @@ static void
 count_ready(const cm_heap *heap, const cm_heap_view *view, bool is_many,
             cm_heap_runs *out)
 {
-    const cm_span *spans[CM_READY_SETS * CM_READY_WAYS + 1];
+    const cm_heap_span *spans[CM_READY_SETS * CM_READY_WAYS + 1];
     uint32_t count = 0;
     if (heap->ready_long != NULL) {
         spans[count++] = heap->ready_long;
@@ -853,7 +857,7 @@ cm_heap_count_runs(const cm_heap *heap, const cm_heap_view *view)
                 &heap->bins[word * 64 + (uint32_t)__builtin_ctzll(bits)];
             for (const cm_list *n = bin->next; n != bin && left > 0;
                  n = n->next, left--) {
-                count_from(CM_LIST_ENTRY(n, cm_span, node), view, &runs);
+                count_from(CM_LIST_ENTRY(n, cm_heap_span, node), view, &runs);
             }
         }
     }
@@ -867,8 +871,8 @@ static bool
 check_arena(const cm_arena *arena, uint64_t *free_nbytes, uint64_t *free_count)
 {
     cm_address at = arena->base;
-    const cm_span *prev = NULL;
-    for (const cm_span *span = arena->first; span != NULL; span = span->next) {
+    const cm_heap_span *prev = NULL;
+    for (const cm_heap_span *span = arena->first; span != NULL; span = span->next) {
         if (span->prev != prev || span->block.address != at || span->arena != arena
             || span->block.nbytes == 0 || span->late_nbytes > span->block.nbytes
             || (span->block.host == NULL) != (arena->host == NULL)) {
@@ -900,7 +904,7 @@ cm_heap_check(const cm_heap *heap)
             return false;
         }
     }
-    for (uint32_t bin = 0; bin < CM_BIN_COUNT; bin++) {
+    for (uint32_t bin = 0; bin < CM_HEAP_BIN_COUNT; bin++) {
         bool bit = (heap->occupied[bin / 64] >> (bin % 64) & 1) != 0;
         if (bit == cm_list_is_empty(&heap->bins[bin])
             || ((heap->occupied_words >> (bin / 64) & 1) != 0)
@@ -908,7 +912,7 @@ cm_heap_check(const cm_heap *heap)
             return false;
         }
         for (cm_list *n = heap->bins[bin].next; n != &heap->bins[bin]; n = n->next) {
-            const cm_span *span = CM_LIST_ENTRY(n, cm_span, node);
+            const cm_heap_span *span = CM_LIST_ENTRY(n, cm_heap_span, node);
             if (span->state != CM_SPAN_FREE || bin_of(span->block.nbytes) != bin) {
                 return false;
             }
@@ -921,7 +925,7 @@ cm_heap_check(const cm_heap *heap)
     }
     for (int i = 0; i < CM_READY_SETS; i++) {
         for (int way = 0; way < CM_READY_WAYS; way++) {
-            const cm_span *span = heap->ready[i].span[way];
+            const cm_heap_span *span = heap->ready[i].span[way];
             if ((span == NULL) != (heap->ready[i].nbytes[way] == 0)
                 || (span != NULL
                     && (span->state != CM_SPAN_READY

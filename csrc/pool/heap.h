@@ -22,11 +22,11 @@ typedef enum cm_span_state {
 typedef struct cm_arena cm_arena;
 
 /* A stretch of one arena. Neighbours by address cover the arena without holes. */
-typedef struct cm_span {
+typedef struct cm_heap_span {
     cm_block block; /* first: what callers hold; nbytes is the span's whole length */
     cm_list node;   /* FREE: in its bin; GAP: in heap->gaps; else the user's */
-    struct cm_span *prev; /* by address; NULL at the arena's ends */
-    struct cm_span *next;
+    struct cm_heap_span *prev; /* by address; NULL at the arena's ends */
+    struct cm_heap_span *next;
     cm_arena *arena;
     uint64_t requested_nbytes; /* LIVE, FLIGHT: what was asked for */
     uint64_t epoch; /* work of stream `tag` may run on it until that epoch ended; on a
@@ -35,7 +35,7 @@ typedef struct cm_span {
                              were clean and joined */
     uint32_t tag;         /* 0: nothing runs on it */
     cm_span_state state;
-} cm_span;
+} cm_heap_span;
 
 /* One range of addresses: a single chunk, or (placed) many side by side with gaps. */
 struct cm_arena {
@@ -43,14 +43,14 @@ struct cm_arena {
     void *host;   /* NULL: not for the host */
     cm_address base;
     uint64_t nbytes;
-    cm_span *first;
+    cm_heap_span *first;
     cm_chunk chunk;      /* the single chunk */
     cm_chunk **chunk_at; /* owned; placed: chunk that backs granule i, else NULL; or
                             NULL */
     uint64_t granule;
-    char *child_copy;  /* the rest is pool_fork.c's: owned, for a fork under way */
+    char *child_copy;  /* the rest is fork.c's: owned, for a fork under way */
     bool is_living;    /* a block of it lives at that fork */
-    bool keeps_place;  /* what cm_source_hide() answered */
+    bool keeps_place;  /* what cm_host_hide() answered */
     bool is_inherited; /* a forked child: the blocks that lived have their bytes */
 };
 
@@ -69,10 +69,10 @@ enum { CM_READY_SETS = 32, CM_READY_WAYS = 4 };
 
 typedef struct cm_ready_set {
     uint64_t nbytes[CM_READY_WAYS]; /* 0: empty */
-    cm_span *span[CM_READY_WAYS];
+    cm_heap_span *span[CM_READY_WAYS];
 } cm_ready_set;
 
-enum { CM_BIN_COUNT = 1536, CM_BIN_WORDS = CM_BIN_COUNT / 64 };
+enum { CM_HEAP_BIN_COUNT = 1536, CM_BIN_WORDS = CM_HEAP_BIN_COUNT / 64 };
 
 /* Invariants: the spans of an arena are contiguous from base to base + nbytes; two
  * neighbours are not both GAP, nor both FREE where they may join and have the same tag;
@@ -81,17 +81,17 @@ enum { CM_BIN_COUNT = 1536, CM_BIN_WORDS = CM_BIN_COUNT / 64 };
 typedef struct cm_heap {
     cm_list arenas;
     cm_list gaps;
-    cm_list bins[CM_BIN_COUNT];
+    cm_list bins[CM_HEAP_BIN_COUNT];
     uint64_t occupied[CM_BIN_WORDS];
     uint32_t occupied_words; /* bit w: occupied[w] is not 0 */
     uint32_t free_count;
     uint32_t ready_count;
     uint64_t arena_count;
     cm_ready_set ready[CM_READY_SETS];
-    cm_span *ready_long;       /* a READY span too long for the sets; NULL: none */
-    const cm_span *taken_last; /* compared only */
-    cm_list spare_spans;       /* unused nodes, by `node` */
-    void *slabs;               /* owned: where the nodes come from */
+    cm_heap_span *ready_long;       /* a READY span too long for the sets; NULL: none */
+    const cm_heap_span *taken_last; /* compared only */
+    cm_list spare_spans;            /* unused nodes, by `node` */
+    void *slabs;                    /* owned: where the nodes come from */
     uint64_t free_nbytes;
     uint64_t split_count;
     uint64_t merge_count;
@@ -113,63 +113,65 @@ void cm_heap_remove_arena(cm_heap *heap, cm_arena *arena);
 
 /* The same at once: a LIVE span becomes READY if it is short or was taken last; joins
  * come when somebody needs them. */
-void cm_heap_give_ready(cm_heap *heap, cm_span *span, uint32_t tag, uint64_t epoch,
+void cm_heap_give_ready(cm_heap *heap, cm_heap_span *span, uint32_t tag, uint64_t epoch,
                         const cm_heap_view *view);
 /* A READY span of exactly `nbytes`, LIVE again; NULL: none. */
-cm_span *cm_heap_take_ready(cm_heap *heap, uint64_t nbytes, const cm_heap_view *view);
+cm_heap_span *cm_heap_take_ready(cm_heap *heap, uint64_t nbytes,
+                                 const cm_heap_view *view);
 /* All READY spans become FREE and join. */
 void cm_heap_settle(cm_heap *heap, const cm_heap_view *view);
 
 /* The best free span for `nbytes`, cut to size and LIVE; its address is a multiple of
  * `align` (a power of two). READY spans are settled first if nothing else fits. NULL:
  * none. */
-cm_span *cm_heap_take(cm_heap *heap, uint64_t nbytes, uint64_t align,
-                      const cm_heap_view *view);
+cm_heap_span *cm_heap_take(cm_heap *heap, uint64_t nbytes, uint64_t align,
+                           const cm_heap_view *view);
 /* As above, but looks at every free span. */
-cm_span *cm_heap_search(cm_heap *heap, uint64_t nbytes, uint64_t align,
-                        const cm_heap_view *view);
+cm_heap_span *cm_heap_search(cm_heap *heap, uint64_t nbytes, uint64_t align,
+                             const cm_heap_view *view);
 /* A LIVE, FLIGHT or BUSY span becomes FREE with that tag and epoch (tag 0: clean) and
  * joins its neighbours. Returns the span it is part of then. */
-cm_span *cm_heap_give(cm_heap *heap, cm_span *span, uint32_t tag, uint64_t epoch,
-                      const cm_heap_view *view);
+cm_heap_span *cm_heap_give(cm_heap *heap, cm_heap_span *span, uint32_t tag,
+                           uint64_t epoch, const cm_heap_view *view);
 /* The same for a BUSY span that has nothing behind it any more. */
-void cm_heap_give_gap(cm_heap *heap, cm_span *span);
+void cm_heap_give_gap(cm_heap *heap, cm_heap_span *span);
 /* Cut [address, address + nbytes) out of one FREE or GAP span as a BUSY one.
  * NULL: no memory for nodes, nothing changed. */
-cm_span *cm_heap_carve(cm_heap *heap, cm_span *span, cm_address address,
-                       uint64_t nbytes);
+cm_heap_span *cm_heap_carve(cm_heap *heap, cm_heap_span *span, cm_address address,
+                            uint64_t nbytes);
 /* A node for a cut that must not fail, and back if it was not needed. NULL: no memory.
  */
-cm_span *cm_heap_take_node(cm_heap *heap);
-void cm_heap_give_node(cm_heap *heap, cm_span *node);
+cm_heap_span *cm_heap_take_node(cm_heap *heap);
+void cm_heap_give_node(cm_heap *heap, cm_heap_span *node);
 /* Cut a BUSY span so that it keeps `nbytes`; `node` becomes the rest, BUSY too. */
-void cm_heap_split_busy(cm_heap *heap, cm_span *span, uint64_t nbytes, cm_span *node);
+void cm_heap_split_busy(cm_heap *heap, cm_heap_span *span, uint64_t nbytes,
+                        cm_heap_span *node);
 /* Join neighbouring BUSY spans into the first. */
-cm_span *cm_heap_fuse(cm_heap *heap, cm_span *first, cm_span *second);
+cm_heap_span *cm_heap_fuse(cm_heap *heap, cm_heap_span *first, cm_heap_span *second);
 /* Clean what has ended and join what may be joined, everywhere. True: something did. */
 bool cm_heap_join(cm_heap *heap, const cm_heap_view *view);
 
 /* True when a stream with this view may have the FREE span. */
 static inline bool
-cm_span_is_clean(const cm_span *span, const cm_heap_view *view)
+cm_span_is_clean(const cm_heap_span *span, const cm_heap_view *view)
 {
     return span->tag == 0 || span->epoch <= view->done[span->tag];
 }
 
 static inline bool
-cm_span_is_usable(const cm_span *span, const cm_heap_view *view)
+cm_span_is_usable(const cm_heap_span *span, const cm_heap_view *view)
 {
     return cm_span_is_clean(span, view) || span->tag == view->tag;
 }
 
 static inline cm_address
-cm_span_end(const cm_span *span)
+cm_span_end(const cm_heap_span *span)
 {
     return span->block.address + span->block.nbytes;
 }
 
 static inline bool
-cm_span_is_free(const cm_span *span)
+cm_span_is_free(const cm_heap_span *span)
 {
     return span->state == CM_SPAN_FREE || span->state == CM_SPAN_READY;
 }
@@ -189,8 +191,8 @@ enum { CM_RUN_LOOKS = 512 };
  * another thread, of before a fork, was changing them. */
 cm_heap_runs cm_heap_count_runs(const cm_heap *heap, const cm_heap_view *view);
 /* The last span of the piece that `first`, a free span, begins; its length. */
-const cm_span *cm_heap_follow_run(const cm_span *first, const cm_heap_view *view,
-                                  uint64_t *nbytes);
+const cm_heap_span *cm_heap_follow_run(const cm_heap_span *first,
+                                       const cm_heap_view *view, uint64_t *nbytes);
 /* True when the invariants hold. */
 bool cm_heap_check(const cm_heap *heap);
 

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The pool as a whole: its life, who is growing it, and its check. */
+/* The pool as a whole: its life, its check, other devices, counters and listing. */
 #include <stdlib.h>
 
-#include "pool/pool_private.h"
+#include "base/checked_math.h"
+#include "pool/private.h"
 #include "pool/scope.h"
 
 /* Where blocks are as long as pages, they also start on one. */
@@ -56,7 +57,7 @@ init(cm_pool *pool, cm_runtime *rt, const cm_pool_config *config)
     cm_list_init(&pool->in_flight);
     cm_list_init(&pool->polled);
     cm_list_init(&pool->fork_node);
-    pool->mark_count = 1;
+    pool->slot_count = 1;
     pool->done[0] = UINT64_MAX;
     return cm_ok();
 }
@@ -152,7 +153,7 @@ cm_pool_destroy(cm_pool *pool)
         cm_status again = cm_pool_poll(pool, CM_POLL_WAIT, false);
         (void)again; /* nobody is left to tell */
     }
-    cm_pool_drop_marks(pool, true);
+    cm_pool_drop_slots(pool, true);
     cm_scope scope;
     if (pool->source != NULL && enter_at_last(pool, &scope)) {
         abandon_flights(pool);
@@ -164,35 +165,11 @@ cm_pool_destroy(cm_pool *pool)
         pool->source->ops->destroy(pool->source);
         cm_scope_leave(&scope);
     }
-    if (pool->config.budget != NULL && pool->counters.reserved_nbytes > 0) {
-        cm_budget_refund(pool->config.budget, pool->counters.reserved_nbytes);
-    }
+    cm_budget_refund(pool->config.budget, pool->counters.reserved_nbytes);
     cm_heap_fini(&pool->heap);
     cm_cond_fini(&pool->gate_moved);
     cm_mutex_fini(&pool->gate);
     free(pool);
-}
-
-/* -- growing, one at a time ------------------------------------------------------------- */
-
-void
-cm_pool_begin_growing(cm_pool *pool)
-{
-    cm_mutex_lock(&pool->gate);
-    while (pool->growing) {
-        cm_cond_wait(&pool->gate_moved, &pool->gate);
-    }
-    pool->growing = true;
-    cm_mutex_unlock(&pool->gate);
-}
-
-void
-cm_pool_end_growing(cm_pool *pool)
-{
-    cm_mutex_lock(&pool->gate);
-    pool->growing = false;
-    cm_cond_signal_all(&pool->gate_moved);
-    cm_mutex_unlock(&pool->gate);
 }
 
 const cm_pool_config *
@@ -210,10 +187,10 @@ add_up(const cm_pool *pool, uint64_t nbytes[6], uint64_t count[6])
     const cm_list *arenas = &pool->heap.arenas;
     for (const cm_list *n = arenas->next; n != arenas; n = n->next) {
         const cm_arena *arena = CM_LIST_ENTRY(n, cm_arena, node);
-        for (const cm_span *s = arena->first; s != NULL; s = s->next) {
+        for (const cm_heap_span *s = arena->first; s != NULL; s = s->next) {
             nbytes[s->state] += s->block.nbytes;
             count[s->state]++;
-            if (s->epoch > pool->done[s->tag] && pool->marks[s->tag].stream == NULL) {
+            if (s->epoch > pool->done[s->tag] && pool->epochs[s->tag].stream == NULL) {
                 return false;
             }
         }
@@ -233,8 +210,8 @@ check_locked(const cm_pool *pool)
     uint64_t held = nbytes[CM_SPAN_LIVE] + nbytes[CM_SPAN_FLIGHT] + nbytes[CM_SPAN_FREE]
                     + nbytes[CM_SPAN_READY];
     bool settled = count[CM_SPAN_BUSY] == 0 && !pool->growing;
-    for (uint32_t i = 1; i < pool->mark_count; i++) {
-        if (pool->done[i] > pool->marks[i].epoch) {
+    for (uint32_t i = 1; i < pool->slot_count; i++) {
+        if (pool->done[i] > pool->epochs[i].epoch) {
             return false;
         }
     }
@@ -278,4 +255,270 @@ cm_pool_room(cm_pool *pool)
     uint64_t room = left + pool->heap.free_nbytes;
     cm_fast_lock_give(&pool->lock);
     return room;
+}
+
+/* -- peers --------------------------------------------------------------------------------- */
+/* A chunk is opened for the peers that have a context by then, and here for those that
+ * got one later. */
+
+/* The other devices that this process has a context on: none is made for this. */
+static uint64_t
+others_in_use(const cm_pool *pool)
+{
+    const cm_runtime *rt = pool->rt;
+    uint64_t devices = 0;
+    for (int d = 0; d < rt->device_count && d < CM_MAX_DEVICES; d++) {
+        bool used = d != pool->config.device
+                    && atomic_load_explicit(&rt->primary[d], memory_order_relaxed) != 0;
+        devices |= used ? UINT64_C(1) << d : 0;
+    }
+    return devices;
+}
+
+/* By the grower, who alone changes what is where; inside a cm_scope. */
+static cm_status
+admit(cm_pool *pool)
+{
+    const cm_arena *range = pool->range;
+    uint64_t count = range->nbytes / range->granule;
+    cm_status first = cm_ok();
+    for (uint64_t i = 0; i < count;) {
+        cm_chunk *chunk = range->chunk_at[i];
+        if (chunk != NULL) {
+            cm_status status = pool->source->ops->admit_peers(pool->source, chunk);
+            first = cm_is_ok(first) ? status : first;
+        }
+        i += chunk != NULL ? chunk->nbytes / range->granule : 1;
+    }
+    return first;
+}
+
+cm_status
+cm_pool_admit_peers(cm_pool *pool)
+{
+    if (cm_runtime_is_forked(pool->rt)) {
+        return cm_fail(CM_EFORKED, 0);
+    }
+    uint64_t others = others_in_use(pool);
+    if (pool->config.kind != CM_KIND_DEVICE || (others & ~pool->admitted) == 0) {
+        return cm_ok(); /* and waits for nobody */
+    }
+    cm_status status = cm_ok();
+    cm_pool_begin_growing(pool);
+    bool any = pool->range != NULL && (others & pool->source->peers) != 0;
+    if (any && (others & ~pool->admitted) != 0) {
+        cm_scope scope;
+        status = cm_scope_enter(pool->rt, pool->config.device, &scope);
+        if (cm_is_ok(status)) {
+            status = admit(pool);
+            cm_scope_leave(&scope);
+        }
+    }
+    if (cm_is_ok(status)) {
+        pool->admitted |= others; /* what comes now is opened to them at once */
+    }
+    cm_pool_end_growing(pool);
+    return status;
+}
+
+/* -- counters and peaks -------------------------------------------------------------------- */
+
+/* What is reserved and nobody's: free, or for a moment on its way between the heap and
+ * the runtime. */
+static uint64_t
+cached_nbytes(const cm_pool_counters *c)
+{
+    uint64_t used_nbytes = c->live_nbytes + c->in_flight_nbytes;
+    /* Less only where the lock is not held, in a forked child. */
+    return c->reserved_nbytes > used_nbytes ? c->reserved_nbytes - used_nbytes : 0;
+}
+
+static void
+raise_to(uint64_t *peak, uint64_t value)
+{
+    *peak = value > *peak ? value : *peak;
+}
+
+static void
+read_locked(cm_pool *pool, cm_pool_counters *out)
+{
+    /* What was told once counts, whatever it was on its way to. */
+    raise_to(&pool->counters.peak_cached_nbytes, cached_nbytes(&pool->counters));
+    *out = pool->counters;
+    out->cached_nbytes = cached_nbytes(&pool->counters);
+    cm_heap_view view = cm_pool_view_locked(pool, 0);
+    cm_heap_runs runs = cm_heap_count_runs(&pool->heap, &view);
+    out->cached_count = runs.count;
+    out->largest_free_nbytes = runs.largest_nbytes;
+    out->split_count = pool->heap.split_count;
+    out->merge_count = pool->heap.merge_count;
+    out->segment_count = pool->heap.arena_count;
+}
+
+static void
+raise_peaks(cm_pool_peaks *peaks, const cm_pool_counters *c)
+{
+    raise_to(&peaks->live_nbytes, c->peak_live_nbytes);
+    raise_to(&peaks->requested_nbytes, c->peak_requested_nbytes);
+    raise_to(&peaks->waste_nbytes, c->peak_waste_nbytes);
+    raise_to(&peaks->cached_nbytes, c->peak_cached_nbytes);
+    raise_to(&peaks->in_flight_nbytes, c->peak_in_flight_nbytes);
+    raise_to(&peaks->reserved_nbytes, c->peak_reserved_nbytes);
+}
+
+static void
+write_peaks(const cm_pool_peaks *peaks, cm_pool_counters *out)
+{
+    raise_to(&out->peak_live_nbytes, peaks->live_nbytes);
+    raise_to(&out->peak_requested_nbytes, peaks->requested_nbytes);
+    raise_to(&out->peak_waste_nbytes, peaks->waste_nbytes);
+    raise_to(&out->peak_cached_nbytes, peaks->cached_nbytes);
+    raise_to(&out->peak_in_flight_nbytes, peaks->in_flight_nbytes);
+    raise_to(&out->peak_reserved_nbytes, peaks->reserved_nbytes);
+}
+
+/* The counters' own peaks start again from what is now. */
+static void
+begin_peaks_locked(cm_pool *pool)
+{
+    cm_pool_counters *c = &pool->counters;
+    c->peak_live_nbytes = c->live_nbytes;
+    c->peak_requested_nbytes = c->requested_nbytes;
+    c->peak_waste_nbytes = c->live_nbytes - c->requested_nbytes;
+    c->peak_in_flight_nbytes = c->in_flight_nbytes;
+    c->peak_cached_nbytes = pool->heap.free_nbytes;
+    c->peak_reserved_nbytes = c->reserved_nbytes;
+}
+
+void
+cm_pool_read(cm_pool *pool, cm_pool_counters *out)
+{
+    bool forked = cm_runtime_is_forked(pool->rt); /* the lock may be held for ever there
+                                                   */
+    if (!forked) {
+        cm_fast_lock_take(&pool->lock);
+    }
+    read_locked(pool, out);
+    write_peaks(&pool->peaks_before, out);
+    if (!forked) {
+        cm_fast_lock_give(&pool->lock);
+    }
+    out->lost_count = atomic_load(&pool->lost_count);
+}
+
+void
+cm_pool_read_window(cm_pool *pool, cm_pool_counters *out)
+{
+    if (cm_runtime_is_forked(pool->rt)) {
+        cm_pool_read(pool, out);
+        return;
+    }
+    cm_fast_lock_take(&pool->lock);
+    read_locked(pool, out);
+    write_peaks(&pool->window_peaks, out);
+    raise_peaks(&pool->peaks_before, &pool->counters);
+    pool->window_peaks = (cm_pool_peaks){0};
+    begin_peaks_locked(pool);
+    cm_fast_lock_give(&pool->lock);
+    out->lost_count = atomic_load(&pool->lost_count);
+}
+
+void
+cm_pool_reset_peaks(cm_pool *pool)
+{
+    if (cm_runtime_is_forked(pool->rt)) {
+        return;
+    }
+    cm_fast_lock_take(&pool->lock);
+    raise_peaks(&pool->window_peaks, &pool->counters);
+    pool->peaks_before = (cm_pool_peaks){0};
+    begin_peaks_locked(pool);
+    cm_fast_lock_give(&pool->lock);
+}
+
+/* -- listing ------------------------------------------------------------------------------- */
+
+static uint64_t
+count_spans_locked(const cm_pool *pool)
+{
+    uint64_t count = 0;
+    const cm_list *arenas = &pool->heap.arenas;
+    for (const cm_list *n = arenas->next; n != arenas; n = n->next) {
+        for (const cm_heap_span *s = CM_LIST_ENTRY(n, cm_arena, node)->first; s;
+             s = s->next) {
+            count++;
+        }
+    }
+    return count;
+}
+
+static cm_block_state
+state_of(const cm_heap_span *span)
+{
+    switch (span->state) {
+    case CM_SPAN_LIVE:
+        return CM_BLOCK_LIVE;
+    case CM_SPAN_FLIGHT:
+        return CM_BLOCK_IN_FLIGHT;
+    case CM_SPAN_FREE:
+    case CM_SPAN_READY:
+    case CM_SPAN_BUSY:
+        return CM_BLOCK_CACHED;
+    case CM_SPAN_GAP:
+        break;
+    }
+    return CM_BLOCK_GAP;
+}
+
+/* The end of what was written: free memory in fewer rows than there are spans. */
+static cm_block_row *
+write_rows_locked(const cm_pool *pool, cm_block_row *rows)
+{
+    cm_heap_view view = cm_pool_view_locked(pool, 0);
+    uint32_t segment = 0;
+    const cm_list *arenas = &pool->heap.arenas;
+    for (const cm_list *n = arenas->next; n != arenas; n = n->next, segment++) {
+        for (const cm_heap_span *s = CM_LIST_ENTRY(n, cm_arena, node)->first; s;
+             s = s->next) {
+            bool held = s->state == CM_SPAN_LIVE || s->state == CM_SPAN_FLIGHT;
+            cm_block_row *row = rows++;
+            *row = (cm_block_row){segment, s->block.address, s->block.nbytes,
+                                  held ? s->requested_nbytes : 0, state_of(s)};
+            if (cm_span_is_free(s)) {
+                s = cm_heap_follow_run(s, &view, &row->nbytes);
+            }
+        }
+    }
+    return rows;
+}
+
+cm_status
+cm_pool_list(cm_pool *pool, cm_block_row **out, uint64_t *count)
+{
+    if (cm_runtime_is_forked(pool->rt)) {
+        return cm_fail(CM_EFORKED, 0);
+    }
+    cm_fast_lock_take(&pool->lock);
+    uint64_t room = count_spans_locked(pool);
+    cm_fast_lock_give(&pool->lock);
+    for (;;) { /* until the room found still does when the lock is held again */
+        cm_block_row *rows = calloc(room + 64, sizeof(*rows));
+        if (rows == NULL) {
+            return cm_fail(CM_ENOMEM, (room + 64) * sizeof(*rows));
+        }
+        room += 64;
+        cm_fast_lock_take(&pool->lock);
+        uint64_t now = count_spans_locked(pool);
+        bool enough = now <= room;
+        if (enough) {
+            *count = (uint64_t)(write_rows_locked(pool, rows) - rows);
+        }
+        cm_fast_lock_give(&pool->lock);
+        if (enough) {
+            *out = rows;
+            return cm_ok();
+        }
+        free(rows);
+        room = now;
+    }
 }

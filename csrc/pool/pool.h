@@ -118,23 +118,23 @@ cm_pool_is_short(cm_status status)
 }
 
 /* How long somebody waits, asked in the thread that waits and with nothing locked. */
-typedef struct cm_patience {
+typedef struct cm_wait_hooks {
     /* Asked every 50 ms: true ends the wait with CM_ECANCELLED. NULL: nobody would. */
     bool (*interrupted)(void *argument);
     void *argument;
-    /* Wait for all that a device is doing; false: ends the wait likewise. NULL: that is
-     * left to who cannot be interrupted. */
+    /* Wait for all that a device is doing; false: ends the wait likewise. NULL: where
+     * the wait cannot be interrupted. */
     bool (*wait_device)(void *argument, int device, cm_status *out);
-} cm_patience;
+} cm_wait_hooks;
 
-/* The same, for who may be interrupted while it waits for memory in flight. */
+/* The same with a wait for memory in flight that can be interrupted. */
 CM_NODISCARD cm_status cm_pool_alloc_asking(cm_pool *pool, uint64_t nbytes,
                                             cm_stream *stream,
-                                            const cm_patience *patience,
-                                            cm_block **out);
+                                            const cm_wait_hooks *hooks, cm_block **out);
 
-/* The same for who may not wait for work of unknown length: neither for memory in
- * flight nor for another stream's. It still grows, behind who is growing. */
+/* The same without waiting for work of unknown length: neither for memory in flight nor
+ * for another stream's. It still grows, after a growth that another thread has begun.
+ */
 CM_NODISCARD cm_status cm_pool_alloc_now(cm_pool *pool, uint64_t nbytes,
                                          cm_stream *stream, cm_block **out);
 
@@ -145,7 +145,7 @@ uint64_t cm_pool_room(cm_pool *pool);
 /* Wait for the work on what has been given back so far, as far as it can be asked
  * about: before a cm_pool_trim() that waits, which then has nothing to wait for.
  * Does nothing where nobody would interrupt. Fails: CM_ECANCELLED. */
-CM_NODISCARD cm_status cm_pool_await(cm_pool *pool, const cm_patience *patience);
+CM_NODISCARD cm_status cm_pool_await(cm_pool *pool, const cm_wait_hooks *hooks);
 
 /* What is known of a block beyond the streams that worked on it. */
 enum {

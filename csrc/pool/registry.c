@@ -2,13 +2,44 @@
 /* Pieces of page-locked memory, sorted by address, and who shares them. A request walks
  * from its first page to its last: pieces that are there it counts up, gaps it fills
  * with pieces of its own. */
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
 #include "base/checked_math.h"
-#include "pool/registry_private.h"
+#include "base/thread.h"
+#include "pool/registry.h"
 #include "pool/scope.h"
+
+/* Invariants, under the lock: pieces are sorted, do not overlap, and begin and end at
+ * pages; share_count is the number of cm_page_shares that hold it. A busy piece is
+ * being (un)registered by one thread, which alone may change it. A piece with
+ * share_count 0 that is not busy is one whose unregistering failed: still locked, and
+ * tried again by whoever meets it. */
+typedef struct cm_page_piece {
+    uintptr_t base;
+    uintptr_t end;
+    uint64_t share_count;
+    int device; /* whose context registered it */
+    bool busy;
+    bool foreign;   /* locked by somebody else: never unregistered by us */
+    bool read_only; /* while busy: may be; else: devices may not write there */
+} cm_page_piece;
+
+struct cm_registry {
+    atomic_uint refs; /* the opener, each registration, each set of shares */
+    cm_runtime *rt;   /* borrowed */
+    uintptr_t page_nbytes;
+    cm_mutex lock;
+    cm_cond settled;        /* a piece is no longer busy, or gone */
+    cm_page_piece **pieces; /* owned, as what they point to */
+    size_t room;
+    _Atomic uint64_t arrivals; /* pieces that ever came; first of all that is done */
+    _Atomic size_t count; /* of pieces; read without the lock to see that there are none
+                           */
+    atomic_bool closed;
+};
 
 /* Its pieces hang together, in order. */
 struct cm_registration {
@@ -20,13 +51,13 @@ struct cm_registration {
 };
 
 /* What a request asks for, while it walks. */
-typedef struct request {
+typedef struct lock_request {
     cm_registry *registry;
     int device;
     bool read_only;
     cm_page_shares shares;
     bool shares_read_only;
-} request;
+} lock_request;
 
 cm_status
 cm_registry_create(cm_runtime *rt, cm_registry **out)
@@ -65,6 +96,149 @@ registry_release(cm_registry *registry)
         free(registry->pieces);
         free(registry);
     }
+}
+
+/* -- locking one piece, also where somebody else was there first --------------------------- */
+
+static cm_status
+register_pages(const cm_registry *registry, const cm_page_piece *p, unsigned extra)
+{
+    unsigned flags = CM_REGISTER_PORTABLE | CM_REGISTER_MAPPED | extra;
+    cm_scope scope;
+    CM_TRY(cm_scope_enter(registry->rt, p->device, &scope));
+    cm_status status =
+        cm_rt_host_register(registry->rt, (void *)p->base, p->end - p->base, flags);
+    cm_scope_leave(&scope);
+    return status;
+}
+
+/* Many pages of read-only objects may be written all the same, as those of the heap.
+ * They are locked as ordinary ones, so that a later request for writing can share them.
+ */
+static cm_status
+call_register(const cm_registry *registry, cm_page_piece *p)
+{
+    cm_status status = register_pages(registry, p, 0);
+    if (!p->read_only || status.code == CM_CUDA_ALREADY_REGISTERED) {
+        return status;
+    }
+    if (cm_is_ok(status)) {
+        p->read_only = false;
+        return status;
+    }
+    return register_pages(registry, p, CM_REGISTER_READ_ONLY);
+}
+
+/* Undo lock_piece(), without the lock. Fails: host_unregister. */
+static cm_status
+unlock_piece(const cm_registry *registry, const cm_page_piece *p)
+{
+    cm_scope scope;
+    if (p->foreign) {
+        return cm_ok();
+    }
+    CM_TRY(cm_scope_settle(cm_scope_enter(registry->rt, p->device, &scope)));
+    cm_status status =
+        cm_scope_settle(cm_rt_host_unregister(registry->rt, (void *)p->base));
+    cm_scope_leave(&scope);
+    return status;
+}
+
+/* Is a byte at either end of the page at `page` locked by somebody else? */
+static cm_status
+is_page_foreign(const cm_registry *registry, uintptr_t page, bool *out)
+{
+    cm_pointer_info info;
+    uintptr_t ends[2] = {page, page + registry->page_nbytes - 1};
+    *out = false;
+    for (int i = 0; i < 2 && !*out; i++) {
+        CM_TRY(cm_rt_pointer_attributes(registry->rt, (cm_address)ends[i], &info));
+        *out = info.kind != CM_KIND_PAGEABLE;
+    }
+    return cm_ok();
+}
+
+/* Find how far the pages from `p->base` on are alike, foreign or not. */
+static cm_status
+find_run(const cm_registry *registry, const cm_page_piece *p, uintptr_t *run_end,
+         bool *foreign)
+{
+    cm_scope scope;
+    CM_TRY(cm_scope_enter(registry->rt, p->device, &scope));
+    cm_status status = is_page_foreign(registry, p->base, foreign);
+    uintptr_t page = p->base + registry->page_nbytes;
+    for (; cm_is_ok(status) && page < p->end; page += registry->page_nbytes) {
+        bool other = false;
+        status = is_page_foreign(registry, page, &other);
+        if (cm_is_ok(status) && other != *foreign) {
+            break;
+        }
+    }
+    cm_scope_leave(&scope);
+    *run_end = page;
+    return status;
+}
+
+static bool
+may_be_foreign(cm_status status)
+{
+    return status.op == CM_OP_host_register
+           && (status.code == CM_CUDA_ALREADY_REGISTERED
+               || status.code == CM_CUDA_INVALID_VALUE);
+}
+
+/* Shorten a busy piece, so that others may fill what follows. */
+static void
+shorten(cm_registry *registry, cm_page_piece *p, uintptr_t end)
+{
+    cm_mutex_lock(&registry->lock);
+    p->end = end;
+    cm_mutex_unlock(&registry->lock);
+}
+
+/* Page-lock a busy piece, without the lock. It may end up shorter or foreign: where
+ * part of it is locked by somebody else already, it covers the first run of pages that
+ * are alike.
+ * Fails: host_register, pointer_attributes. */
+static cm_status
+lock_piece(cm_registry *registry, cm_page_piece *p)
+{
+    cm_status status = call_register(registry, p);
+    if (!may_be_foreign(status)) {
+        return status;
+    }
+    bool foreign = false;
+    uintptr_t run_end = p->end;
+    CM_TRY(find_run(registry, p, &run_end, &foreign));
+    if (!foreign && run_end == p->end && status.code == CM_CUDA_INVALID_VALUE) {
+        return status; /* nobody locked it: the range itself is wrong */
+    }
+    if (run_end != p->end) {
+        shorten(registry, p, run_end);
+        status = foreign ? cm_ok() : call_register(registry, p);
+    }
+    else if (foreign) {
+        status = cm_ok();
+    }
+    /* Still refused: somebody locked bytes in the midst of a page. Close in on that
+     * page. */
+    while (status.code == CM_CUDA_ALREADY_REGISTERED && may_be_foreign(status)) {
+        uintptr_t page_count = (p->end - p->base) / registry->page_nbytes;
+        if (page_count == 1) {
+            foreign = true;
+            status = cm_ok();
+        }
+        else {
+            shorten(registry, p, p->base + page_count / 2 * registry->page_nbytes);
+            status = call_register(registry, p);
+        }
+    }
+    if (cm_is_ok(status) && foreign) {
+        cm_mutex_lock(&registry->lock);
+        p->foreign = true;
+        cm_mutex_unlock(&registry->lock);
+    }
+    return status;
 }
 
 /* -- the pieces --------------------------------------------------------------------------- */
@@ -145,7 +319,7 @@ remove_locked(cm_registry *registry, cm_page_piece *p)
 {
     p->busy = true;
     cm_mutex_unlock(&registry->lock);
-    cm_status status = cm_piece_unlock(registry, p);
+    cm_status status = unlock_piece(registry, p);
     cm_mutex_lock(&registry->lock);
     p->busy = false;
     if (cm_is_ok(status) || status.code == CM_CUDA_NOT_REGISTERED) {
@@ -350,7 +524,7 @@ cm_registry_abandon(cm_registry *registry, cm_page_shares *shares)
 
 /* Put a new piece over [base, end), a gap. */
 static cm_status
-add_piece_locked(request *r, uintptr_t base, uintptr_t end, cm_page_piece **out)
+add_piece_locked(lock_request *r, uintptr_t base, uintptr_t end, cm_page_piece **out)
 {
     cm_registry *registry = r->registry;
     cm_page_piece *p = calloc(1, sizeof(*p));
@@ -367,7 +541,7 @@ add_piece_locked(request *r, uintptr_t base, uintptr_t end, cm_page_piece **out)
         return cm_fail(CM_ENOMEM, sizeof(*p));
     }
     cm_mutex_unlock(&registry->lock);
-    cm_status status = cm_piece_lock(registry, p);
+    cm_status status = lock_piece(registry, p);
     cm_mutex_lock(&registry->lock);
     p->busy = false;
     if (cm_is_ok(status)) {
@@ -384,7 +558,7 @@ add_piece_locked(request *r, uintptr_t base, uintptr_t end, cm_page_piece **out)
 /* Get a share of the piece that covers `cursor`, making it if need be; *out NULL means
  * that things changed meanwhile and the caller should look again. */
 static cm_status
-share_next_locked(request *r, uintptr_t cursor, uintptr_t end, cm_page_piece **out)
+share_next_locked(lock_request *r, uintptr_t cursor, uintptr_t end, cm_page_piece **out)
 {
     cm_registry *registry = r->registry;
     *out = NULL;
@@ -416,7 +590,7 @@ share_next_locked(request *r, uintptr_t cursor, uintptr_t end, cm_page_piece **o
 }
 
 static cm_status
-share_range_locked(request *r, uintptr_t base, uintptr_t end)
+share_range_locked(lock_request *r, uintptr_t base, uintptr_t end)
 {
     for (uintptr_t cursor = base; cursor < end;) {
         cm_page_piece *p = NULL;
@@ -448,7 +622,7 @@ cm_registry_register(cm_registry *registry, int device, void *host, uint64_t nby
     if (registration == NULL) {
         return cm_fail(CM_ENOMEM, sizeof(*registration));
     }
-    request r = {.registry = registry, .device = device, .read_only = read_only};
+    lock_request r = {.registry = registry, .device = device, .read_only = read_only};
     uintptr_t base = (uintptr_t)host & ~(registry->page_nbytes - 1);
     cm_mutex_lock(&registry->lock);
     cm_status status = cm_fail(CM_ECLOSED, 0);
@@ -510,9 +684,9 @@ cm_registry_close(cm_registry *registry)
         }
         p->busy = true;
         cm_mutex_unlock(&registry->lock);
-        cm_status status = cm_piece_unlock(registry, p);
+        cm_status status = unlock_piece(registry, p);
         if (!cm_is_ok(status) && status.code != CM_CUDA_NOT_REGISTERED) {
-            cm_status again = cm_piece_unlock(registry, p);
+            cm_status again = unlock_piece(registry, p);
             (void)again; /* the last chance; the first answer is the one to tell */
         }
         first = cm_is_ok(first) ? status : first;

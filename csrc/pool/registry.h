@@ -4,7 +4,7 @@
  * Transfers have shares too, so that no piece goes under a copy that takes it for
  * locked. Memory that somebody else locked is left alone and counts as locked. Knows
  * nothing of Python.
- * Locks: one mutex; registering happens outside it, guarded by a "busy" mark per piece.
+ * Locks: one mutex; registering happens outside it, guarded by a "busy" slot per piece.
  * Where nothing is registered no lock is taken to say so. */
 #ifndef CM_POOL_REGISTRY_H
 #define CM_POOL_REGISTRY_H

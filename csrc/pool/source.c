@@ -1,19 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Which source serves a kind on this machine and driver. */
-#include <sys/mman.h>
-
-#include "pool/source.h"
-
-bool
-cm_source_hide(void *start, uint64_t nbytes)
-{
-    if (madvise(start, nbytes, MADV_WIPEONFORK) == 0
-        && madvise(start, nbytes, MADV_DOFORK) == 0) {
-        return true;
-    }
-    (void)madvise(start, nbytes, MADV_DONTFORK);
-    return false;
-}
+#include "pool/source_host.h"
+#include "pool/source_plain.h"
+#include "pool/source_vmm.h"
 
 static cm_status
 open_best(cm_runtime *rt, const cm_source_config *config, cm_source **out)

@@ -76,21 +76,4 @@ struct cm_source {
 CM_NODISCARD cm_status cm_source_open(cm_runtime *rt, const cm_source_config *config,
                                       cm_source **out);
 
-/* Leave page-locked memory out of forked children, which would share it or, page by
- * page, take it away from the device. True: they have the addresses all the same, with
- * nothing but zeros behind; false: not even these, as is usual for a driver's mapping.
- */
-bool cm_source_hide(void *start, uint64_t nbytes);
-
-/* The three behind it. The first two answer CM_ENOTSUP where they cannot be had. */
-CM_NODISCARD cm_status cm_source_vmm_open(cm_runtime *rt,
-                                          const cm_source_config *config,
-                                          cm_source **out);
-CM_NODISCARD cm_status cm_source_host_open(cm_runtime *rt,
-                                           const cm_source_config *config,
-                                           cm_source **out);
-CM_NODISCARD cm_status cm_source_plain_open(cm_runtime *rt,
-                                            const cm_source_config *config,
-                                            cm_source **out);
-
 #endif

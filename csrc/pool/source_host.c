@@ -10,12 +10,12 @@
 #include <sys/mman.h>
 
 #include "base/checked_math.h"
+#include "base/fresh_pages.h"
 #include "base/host_memory.h"
+#include "pool/host_pages.h"
 #include "pool/registry.h"
 #include "pool/scope.h"
 #include "pool/source_plain.h"
-
-#define HUGE_NBYTES (UINT64_C(2) << 20)
 
 enum {
     HOST_REGISTER_SUPPORTED = 99, /* as in CM_DEVICE_ATTRIBUTES */
@@ -33,38 +33,6 @@ typedef struct host_source {
 } host_source;
 
 /* -- pages ------------------------------------------------------------------------------- */
-
-cm_status
-cm_host_map(uint64_t nbytes, char **out)
-{
-    uint64_t whole;
-    uint64_t start;
-    if (!cm_add_u64(nbytes, HUGE_NBYTES, &whole)) {
-        return cm_fail(CM_ENOMEM, nbytes);
-    }
-    char *raw =
-        mmap(NULL, whole, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (raw == MAP_FAILED
-        || !cm_round_up_u64((uint64_t)(uintptr_t)raw, HUGE_NBYTES, &start)) {
-        return cm_fail(CM_ENOMEM, nbytes);
-    }
-    uint64_t before = start - (uint64_t)(uintptr_t)raw;
-    if (before != 0) {
-        (void)munmap(raw, before);
-    }
-    (void)munmap(raw + before + nbytes, HUGE_NBYTES - before);
-    *out = raw + before;
-    return cm_ok();
-}
-
-void
-cm_host_unmap(char *start, uint64_t nbytes)
-{
-    if (munmap(start, nbytes) != 0) {
-        /* The process has no mapping to spare for the split: keep the addresses. */
-        (void)madvise(start, nbytes, MADV_DONTNEED);
-    }
-}
 
 /* Refuse what the process may not have: the kernel would kill it instead. */
 static cm_status
@@ -102,7 +70,7 @@ populate(const host_source *self, char *start, uint64_t nbytes)
         .can_not_populate = self->world.can_not_populate,
     };
     (void)madvise(start, nbytes, MADV_HUGEPAGE); /* a kernel without is only slower */
-    (void)cm_source_hide(start, nbytes);
+    (void)cm_host_hide(start, nbytes);
     if (self->node != CM_NUMA_NO_NODE) {
         bool bound =
             !self->world.can_not_bind && cm_numa_prefer(start, nbytes, self->node);
@@ -302,7 +270,7 @@ cm_source_host_open_in(cm_runtime *rt, const cm_source_config *config,
         return cm_fail(CM_ENOMEM, sizeof(*self));
     }
     self->base = (cm_source){
-        .ops = &host_ops, .rt = rt, .config = *config, .granule = HUGE_NBYTES};
+        .ops = &host_ops, .rt = rt, .config = *config, .granule = CM_HUGE_PAGE_NBYTES};
     self->world = *world;
     if (self->world.find_nodes == NULL) {
         self->world.find_nodes = cm_numa_find_nodes;

@@ -5,6 +5,7 @@
 #include <stdlib.h>
 
 #include "base/numa.h"
+#include "pool/host_pages.h"
 #include "pool/scope.h"
 
 enum {
@@ -40,7 +41,7 @@ open_host(cm_runtime *rt, const cm_source_config *config, uint64_t nbytes,
             return status;
         }
     }
-    (void)cm_source_hide(host, nbytes);
+    (void)cm_host_hide(host, nbytes);
     *out = (cm_chunk){.host = host, .address = address, .nbytes = nbytes};
     return cm_ok();
 }

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* One runtime allocation as a chunk, for the sources that fall back to it. Locks: none;
+/* One runtime allocation as a chunk: a source of them, and for the one that falls back. Locks: none;
  * as in source.h. */
 #ifndef CM_POOL_SOURCE_PLAIN_H
 #define CM_POOL_SOURCE_PLAIN_H
@@ -14,5 +14,10 @@ CM_NODISCARD cm_status cm_plain_chunk_open(cm_runtime *rt,
 CM_NODISCARD cm_status cm_plain_chunk_close(cm_runtime *rt,
                                             const cm_source_config *config,
                                             const cm_chunk *chunk);
+
+/* What cm_source_open() falls back to. */
+CM_NODISCARD cm_status cm_source_plain_open(cm_runtime *rt,
+                                            const cm_source_config *config,
+                                            cm_source **out);
 
 #endif

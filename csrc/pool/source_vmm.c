@@ -12,7 +12,7 @@
 
 #include "base/checked_math.h"
 #include "pool/scope.h"
-#include "pool/source.h"
+#include "pool/source_vmm.h"
 
 /* As in CM_DEVICE_ATTRIBUTES. */
 enum { VIRTUAL_MEMORY_MANAGEMENT = 102, VIRTUAL_MEMORY_RDMA = 110 };

@@ -10,46 +10,46 @@
 #include "runtime/cuda_driver.h"
 
 /* The driver's error numbers are the runtime's for everything these calls answer. */
-#define SAME(driver, runtime)                                                          \
+#define SAME_NUMBER(driver, runtime)                                                   \
     _Static_assert((int)(driver) == (int)(runtime), #driver " must be " #runtime)
-SAME(CUDA_SUCCESS, cudaSuccess);
-SAME(CUDA_ERROR_INVALID_VALUE, cudaErrorInvalidValue);
-SAME(CUDA_ERROR_OUT_OF_MEMORY, cudaErrorMemoryAllocation);
-SAME(CUDA_ERROR_NOT_INITIALIZED, cudaErrorInitializationError);
-SAME(CUDA_ERROR_DEINITIALIZED, cudaErrorCudartUnloading);
-SAME(CUDA_ERROR_NO_DEVICE, cudaErrorNoDevice);
-SAME(CUDA_ERROR_INVALID_DEVICE, cudaErrorInvalidDevice);
-SAME(CUDA_ERROR_INVALID_IMAGE, cudaErrorInvalidKernelImage);
-SAME(CUDA_ERROR_INVALID_CONTEXT, cudaErrorDeviceUninitialized);
-SAME(CUDA_ERROR_NO_BINARY_FOR_GPU, cudaErrorNoKernelImageForDevice);
-SAME(CUDA_ERROR_ECC_UNCORRECTABLE, cudaErrorECCUncorrectable);
-SAME(CUDA_ERROR_INVALID_PTX, cudaErrorInvalidPtx);
-SAME(CUDA_ERROR_UNSUPPORTED_PTX_VERSION, cudaErrorUnsupportedPtxVersion);
-SAME(CUDA_ERROR_JIT_COMPILER_NOT_FOUND, cudaErrorJitCompilerNotFound);
-SAME(CUDA_ERROR_INVALID_HANDLE, cudaErrorInvalidResourceHandle);
-SAME(CUDA_ERROR_NOT_FOUND, cudaErrorSymbolNotFound);
-SAME(CUDA_ERROR_NOT_READY, cudaErrorNotReady);
-SAME(CUDA_ERROR_ILLEGAL_ADDRESS, cudaErrorIllegalAddress);
-SAME(CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES, cudaErrorLaunchOutOfResources);
-SAME(CUDA_ERROR_LAUNCH_TIMEOUT, cudaErrorLaunchTimeout);
-SAME(CUDA_ERROR_CONTEXT_IS_DESTROYED, cudaErrorContextIsDestroyed);
-SAME(CUDA_ERROR_ASSERT, cudaErrorAssert);
-SAME(CUDA_ERROR_HARDWARE_STACK_ERROR, cudaErrorHardwareStackError);
-SAME(CUDA_ERROR_ILLEGAL_INSTRUCTION, cudaErrorIllegalInstruction);
-SAME(CUDA_ERROR_MISALIGNED_ADDRESS, cudaErrorMisalignedAddress);
-SAME(CUDA_ERROR_INVALID_ADDRESS_SPACE, cudaErrorInvalidAddressSpace);
-SAME(CUDA_ERROR_INVALID_PC, cudaErrorInvalidPc);
-SAME(CUDA_ERROR_LAUNCH_FAILED, cudaErrorLaunchFailure);
-SAME(CUDA_ERROR_NOT_PERMITTED, cudaErrorNotPermitted);
-SAME(CUDA_ERROR_NOT_SUPPORTED, cudaErrorNotSupported);
-SAME(CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED, cudaErrorStreamCaptureUnsupported);
-SAME(CUDA_ERROR_STREAM_CAPTURE_INVALIDATED, cudaErrorStreamCaptureInvalidated);
-SAME(CUDA_ERROR_STREAM_CAPTURE_IMPLICIT, cudaErrorStreamCaptureImplicit);
-SAME(CUDA_ERROR_UNKNOWN, cudaErrorUnknown);
+SAME_NUMBER(CUDA_SUCCESS, cudaSuccess);
+SAME_NUMBER(CUDA_ERROR_INVALID_VALUE, cudaErrorInvalidValue);
+SAME_NUMBER(CUDA_ERROR_OUT_OF_MEMORY, cudaErrorMemoryAllocation);
+SAME_NUMBER(CUDA_ERROR_NOT_INITIALIZED, cudaErrorInitializationError);
+SAME_NUMBER(CUDA_ERROR_DEINITIALIZED, cudaErrorCudartUnloading);
+SAME_NUMBER(CUDA_ERROR_NO_DEVICE, cudaErrorNoDevice);
+SAME_NUMBER(CUDA_ERROR_INVALID_DEVICE, cudaErrorInvalidDevice);
+SAME_NUMBER(CUDA_ERROR_INVALID_IMAGE, cudaErrorInvalidKernelImage);
+SAME_NUMBER(CUDA_ERROR_INVALID_CONTEXT, cudaErrorDeviceUninitialized);
+SAME_NUMBER(CUDA_ERROR_NO_BINARY_FOR_GPU, cudaErrorNoKernelImageForDevice);
+SAME_NUMBER(CUDA_ERROR_ECC_UNCORRECTABLE, cudaErrorECCUncorrectable);
+SAME_NUMBER(CUDA_ERROR_INVALID_PTX, cudaErrorInvalidPtx);
+SAME_NUMBER(CUDA_ERROR_UNSUPPORTED_PTX_VERSION, cudaErrorUnsupportedPtxVersion);
+SAME_NUMBER(CUDA_ERROR_JIT_COMPILER_NOT_FOUND, cudaErrorJitCompilerNotFound);
+SAME_NUMBER(CUDA_ERROR_INVALID_HANDLE, cudaErrorInvalidResourceHandle);
+SAME_NUMBER(CUDA_ERROR_NOT_FOUND, cudaErrorSymbolNotFound);
+SAME_NUMBER(CUDA_ERROR_NOT_READY, cudaErrorNotReady);
+SAME_NUMBER(CUDA_ERROR_ILLEGAL_ADDRESS, cudaErrorIllegalAddress);
+SAME_NUMBER(CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES, cudaErrorLaunchOutOfResources);
+SAME_NUMBER(CUDA_ERROR_LAUNCH_TIMEOUT, cudaErrorLaunchTimeout);
+SAME_NUMBER(CUDA_ERROR_CONTEXT_IS_DESTROYED, cudaErrorContextIsDestroyed);
+SAME_NUMBER(CUDA_ERROR_ASSERT, cudaErrorAssert);
+SAME_NUMBER(CUDA_ERROR_HARDWARE_STACK_ERROR, cudaErrorHardwareStackError);
+SAME_NUMBER(CUDA_ERROR_ILLEGAL_INSTRUCTION, cudaErrorIllegalInstruction);
+SAME_NUMBER(CUDA_ERROR_MISALIGNED_ADDRESS, cudaErrorMisalignedAddress);
+SAME_NUMBER(CUDA_ERROR_INVALID_ADDRESS_SPACE, cudaErrorInvalidAddressSpace);
+SAME_NUMBER(CUDA_ERROR_INVALID_PC, cudaErrorInvalidPc);
+SAME_NUMBER(CUDA_ERROR_LAUNCH_FAILED, cudaErrorLaunchFailure);
+SAME_NUMBER(CUDA_ERROR_NOT_PERMITTED, cudaErrorNotPermitted);
+SAME_NUMBER(CUDA_ERROR_NOT_SUPPORTED, cudaErrorNotSupported);
+SAME_NUMBER(CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED, cudaErrorStreamCaptureUnsupported);
+SAME_NUMBER(CUDA_ERROR_STREAM_CAPTURE_INVALIDATED, cudaErrorStreamCaptureInvalidated);
+SAME_NUMBER(CUDA_ERROR_STREAM_CAPTURE_IMPLICIT, cudaErrorStreamCaptureImplicit);
+SAME_NUMBER(CUDA_ERROR_UNKNOWN, cudaErrorUnknown);
 
 /* The attributes of runtime.h are the driver's. */
 #define SAME_ATTRIBUTE(ours, theirs)                                                   \
-    SAME(ATTRIBUTE_##ours, CU_DEVICE_ATTRIBUTE_##theirs)
+    SAME_NUMBER(ATTRIBUTE_##ours, CU_DEVICE_ATTRIBUTE_##theirs)
 #define ATTRIBUTE_ENUM(name, number) ATTRIBUTE_##name = (number),
 enum { CM_DEVICE_ATTRIBUTES(ATTRIBUTE_ENUM) };
 SAME_ATTRIBUTE(compute_major, COMPUTE_CAPABILITY_MAJOR);
@@ -177,8 +177,9 @@ cm_cuda_device_attribute(cm_runtime *rt, int attribute, int device, int *out)
 
 /* ---- memory of other devices ----------------------------------------------------- */
 
-SAME(CM_ACCESS_READ, CU_POINTER_ATTRIBUTE_ACCESS_FLAG_READ);
-SAME(CM_ACCESS_READ | CM_ACCESS_WRITE, CU_POINTER_ATTRIBUTE_ACCESS_FLAG_READWRITE);
+SAME_NUMBER(CM_ACCESS_READ, CU_POINTER_ATTRIBUTE_ACCESS_FLAG_READ);
+SAME_NUMBER(CM_ACCESS_READ | CM_ACCESS_WRITE,
+            CU_POINTER_ATTRIBUTE_ACCESS_FLAG_READWRITE);
 
 int32_t
 cm_cuda_pointer_access(cm_runtime *rt, cm_address address, int *out)

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The one list of every CUDA call cumem can make. From it come the operation enum, the
  * name table, the table type, the callers cm_rt_… and the whole fault wrapper. A new
- * operation is one row here and two bodies (cuda.c, emulated.c); nothing else names it.
+ * operation is one row here and two bodies (cuda*.c, emulated/); nothing else names it.
  *
  * X(name, CUDA function, oldest driver, telling argument, (parameters), (arguments))
  *

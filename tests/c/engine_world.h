@@ -7,7 +7,7 @@
 #include <unistd.h>
 
 #include "open_emulated.h"
-#include "transfer/engine.h"
+#include "transfer/engine/engine.h"
 
 enum { WORLD_DEVICES = 2 };
 

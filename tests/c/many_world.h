@@ -4,7 +4,7 @@
 #define CM_TESTS_MANY_WORLD_H
 
 #include "engine_world.h"
-#include "transfer/many.h"
+#include "transfer/batch/batch.h"
 
 CM_UNUSED static cm_piece_end
 end_at(const memory *m, uint64_t offset)

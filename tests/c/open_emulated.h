@@ -8,7 +8,7 @@
 #include <unistd.h>
 
 #include "check.h"
-#include "runtime/emulated.h"
+#include "runtime/emulated/emulated.h"
 #include "runtime/faults.h"
 #include "wait.h"
 

@@ -3,7 +3,7 @@
 #include <stdlib.h>
 
 #include "order_private.h"
-#include "runtime/emulated.h"
+#include "runtime/emulated/emulated.h"
 
 /* -- streams ---------------------------------------------------------------------------- */
 

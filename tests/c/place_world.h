@@ -26,21 +26,21 @@ check_usable(cm_runtime *rt, const cm_block *block)
 {
     cm_device_guard guard;
     MUST(cm_device_enter(rt, 0, &guard));
-    uint8_t mark = (uint8_t)(block->address >> 21);
+    uint8_t epoch = (uint8_t)(block->address >> 21);
     cm_address end = block->address + block->nbytes;
     for (cm_address at = block->address; at < end;
          at = (at / (2 * MIB) + 1) * (2 * MIB)) {
-        MUST(cm_rt_fill_8_async(rt, at, mark, 1, 0)); /* mapped in whole chunks */
+        MUST(cm_rt_fill_8_async(rt, at, epoch, 1, 0)); /* mapped in whole chunks */
     }
-    MUST(cm_rt_fill_8_async(rt, end - 1, mark, 1, 0));
+    MUST(cm_rt_fill_8_async(rt, end - 1, epoch, 1, 0));
     MUST(cm_rt_device_synchronize(rt));
     cm_device_leave(rt, &guard);
     const uint8_t *seen = cm_emulated_host_alias(rt, block->address, 1);
     const uint8_t *last =
         cm_emulated_host_alias(rt, block->address + block->nbytes - 1, 1);
     CHECK(seen != NULL && last != NULL);
-    CHECK_EQ(*seen, mark);
-    CHECK_EQ(*last, mark);
+    CHECK_EQ(*seen, epoch);
+    CHECK_EQ(*last, epoch);
 }
 
 #endif

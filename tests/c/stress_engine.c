@@ -8,7 +8,7 @@
 
 #include "base/thread.h"
 #include "engine_world.h"
-#include "transfer/engine_private.h"
+#include "transfer/engine/private.h"
 
 enum {
     THREADS = 8,
@@ -413,7 +413,7 @@ stress(void)
     cm_tuning_init(&tuning);
     tuning.chunk_min_nbytes = 16 << 10; /* many pieces of short copies too */
     MUST(cm_engine_set_tuning(w.engine, &tuning));
-    w.engine->linger_ns = UINT64_MAX >> 1; /* here no stream is held up for ever */
+    w.engine->drain_ns = UINT64_MAX >> 1; /* here no stream is held up for ever */
     for (int i = 0; i < LARGE_KINDS; i++) {
         large[i] = take_memory(&w, large_kinds[i], 0, LARGE_NBYTES);
     }

@@ -8,9 +8,9 @@
 #include <time.h>
 
 #include "check.h"
-#include "transfer/host_copy.h"
-#include "transfer/kernel.h"
-#include "transfer/plan.h"
+#include "transfer/device/kernel.h"
+#include "transfer/host/host_copy.h"
+#include "transfer/plan/plan.h"
 
 enum { ARENA = 1 << 15, MAX_DIMS = 8, SEED_CASES = 1000, CHUNK_MOST = 3000 };
 
@@ -225,7 +225,7 @@ check_written_once(const unsigned char *expected, uint64_t nbytes)
 
 /* -- what is done ------------------------------------------------------------------------ */
 
-/* One copy by the crew: in parts. */
+/* One copy by the workers: in parts. */
 static void
 copy_in_parts(const fuzz_case *c, const cm_layout *layout, unsigned char *dst,
               int64_t dst_at, const unsigned char *src, int64_t src_at,
@@ -423,7 +423,7 @@ main(int argc, char **argv)
            (unsigned long long)case_count, (unsigned long long)piece_count,
            (unsigned long long)part_count, atomic_load(&check_failures), cpu_seconds());
     for (int route = 0; route < CM_ROUTE_FILL; route++) {
-        printf("%s\"%s\": %llu", route == 0 ? "" : ", ", cm_route_text((cm_route)route),
+        printf("%s\"%s\": %llu", route == 0 ? "" : ", ", cm_routes[route].text,
                (unsigned long long)route_counts[route]);
     }
     printf("}}\n");

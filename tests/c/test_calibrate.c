@@ -4,7 +4,7 @@
 #include <math.h>
 
 #include "engine_world.h"
-#include "transfer/calibrate.h"
+#include "transfer/run/calibrate.h"
 
 #define PATIENCE_NS (UINT64_C(60) * 1000 * 1000 * 1000)
 #define HASTE_NS (UINT64_C(100) * 1000 * 1000)
@@ -23,8 +23,8 @@ test_calibrate_finds_figures_that_make_sense(void)
             double value = *cm_measured_at(&m, i);
             CHECK(isfinite(value) && value >= 0);
         }
-        CHECK(m.up_rate > 0 && m.down_rate > 0 && m.device_rate > 0);
-        CHECK(m.copy_rate_1 > 0 && m.wake_ns > 0 && m.latency_ns > 0);
+        CHECK(m.up_rate > 0 && m.down_rate > 0);
+        CHECK(m.copy_rate_1 > 0 && m.wake_ns > 0);
         CHECK(m.driver_up_rate > 0 && m.driver_down_rate > 0);
         cm_tuning_derive(&m, 4, &t);
         CHECK(cm_tuning_check(&t, NULL));

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The emulated device's streams and gates: what waits for what. */
 #include "emulated_bench.h"
-#include "runtime/emulated_private.h"
+#include "runtime/emulated/private.h"
 
 /* One runtime, one device buffer filled with 0, two streams. */
 

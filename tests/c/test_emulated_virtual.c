@@ -4,7 +4,8 @@
 #include <unistd.h>
 
 #include "emulated_bench.h"
-#include "runtime/emulated_memory.h"
+#include "runtime/emulated/memory.h"
+#include "runtime/emulated/virtual.h"
 #include "runtime/strided_job.h"
 
 #define G CM_EMULATED_GRANULARITY
@@ -371,57 +372,67 @@ test_work_queued_before_unmapping_fails(void)
 }
 
 typedef struct unmapping {
-    cm_emulated_memory *memory;
+    cm_runtime *rt;
     cm_address address;
-    int32_t code;
+    cm_status status;
 } unmapping;
 
 static void *
 unmap_there(void *arg)
 {
     unmapping *what = arg;
-    what->code = cm_emulated_memory_unmap(what->memory, what->address, 2 * G);
+    what->status = cm_rt_address_unmap(what->rt, what->address, 2 * G);
     return NULL;
+}
+
+static uint64_t
+used_nbytes(cm_runtime *rt)
+{
+    uint64_t free_nbytes, total_nbytes;
+    MUST(cm_rt_memory_info(rt, &free_nbytes, &total_nbytes));
+    return total_nbytes - free_nbytes;
 }
 
 static void
 test_work_that_executes_while_unmapping_fails(void)
 {
-    cm_emulated_memory *memory;
-    cm_emulated_place place;
+    cm_runtime *rt = open_emulated(13000, 1, 8 * G);
+    cm_emulated *emulated = cm_emulated_of(rt->inner);
+    const int device = 0;
     cm_emulated_pin pin, other;
     cm_thread thread;
     cm_address base;
     uint64_t handle;
-    MUST(cm_emulated_memory_create(1, 8 * G, &memory));
-    CHECK_EQ(cm_emulated_memory_reserve(memory, 4 * G, &base), 0);
+    CHECK_OK(cm_rt_address_reserve(rt, 4 * G, &base));
     for (uint64_t i = 0; i < 3; i++) {
-        CHECK_EQ(cm_emulated_memory_create_physical(memory, G, 0, &handle), 0);
-        CHECK_EQ(cm_emulated_memory_map(memory, base + i * G, G, handle), 0);
-        CHECK_EQ(cm_emulated_memory_release_physical(memory, handle), 0);
+        CHECK_OK(cm_rt_physical_create(rt, G, 0, 0, &handle));
+        CHECK_OK(cm_rt_address_map(rt, base + i * G, G, handle));
+        CHECK_OK(cm_rt_physical_release(rt, handle));
     }
-    CHECK_EQ(cm_emulated_memory_set_access(memory, base, 3 * G, 1), 0);
-    uint64_t stamp = cm_emulated_memory_stamp(memory);
-    CHECK_EQ(cm_emulated_memory_pin(memory, base + G, G + 1, 0, stamp, &place, &pin),
-             0);
-    CHECK_EQ(cm_emulated_memory_pin(memory, base + 2 * G, G, 0, stamp, &place, &other),
-             0);
-    unmapping what = {memory, base, -99};
+    CHECK_OK(cm_rt_address_set_access(rt, base, 3 * G, &device, 1));
+    cm_mutex_lock(&emulated->lock);
+    uint64_t stamp = emulated->memory.serial;
+    CHECK_EQ(cm_emulated_pin_range(emulated, base + G, G + 1, 0, stamp, &pin), 0);
+    CHECK_EQ(cm_emulated_pin_range(emulated, base + 2 * G, G, 0, stamp, &other), 0);
+    cm_mutex_unlock(&emulated->lock);
+    unmapping what = {rt, base, cm_fail(-99, 0)};
     MUST(cm_thread_start(&thread, unmap_there, &what));
-    while (cm_emulated_memory_find(memory, base + G, 1, &place) == CM_EMULATED_INSIDE) {
+    while (cm_emulated_host_alias(rt, base + G, 1) != NULL) {
         let_run();
     }
     /* It waits, and nobody else gets in. */
-    CHECK_EQ(cm_emulated_memory_unmap(memory, base + G, G), CM_CUDA_INVALID_VALUE);
-    CHECK_EQ(cm_emulated_memory_unpin(memory, &other), 0);
-    CHECK_EQ(cm_emulated_memory_unpin(memory, &pin), CM_CUDA_ILLEGAL_ADDRESS);
+    CHECK_CODE(cm_rt_address_unmap(rt, base + G, G), CM_CUDA_INVALID_VALUE);
+    cm_mutex_lock(&emulated->lock);
+    CHECK_EQ(cm_emulated_unpin(emulated, &other, 0), 0);
+    CHECK_EQ(cm_emulated_unpin(emulated, &pin, 0), CM_CUDA_ILLEGAL_ADDRESS);
+    cm_mutex_unlock(&emulated->lock);
     cm_thread_join(thread);
-    CHECK_EQ(what.code, 0);
-    CHECK_EQ(cm_emulated_memory_used(memory, 0), G);
-    CHECK_EQ(cm_emulated_memory_unmap(memory, base + 2 * G, G), 0);
-    CHECK_EQ(cm_emulated_memory_used(memory, 0), 0);
-    CHECK_EQ(cm_emulated_memory_unreserve(memory, base, 4 * G), 0);
-    cm_emulated_memory_destroy(memory);
+    CHECK_OK(what.status);
+    CHECK_EQ(used_nbytes(rt), G);
+    CHECK_OK(cm_rt_address_unmap(rt, base + 2 * G, G));
+    CHECK_EQ(used_nbytes(rt), 0);
+    CHECK_OK(cm_rt_address_free(rt, base, 4 * G));
+    close_emulated(rt);
 }
 
 static void

@@ -2,8 +2,9 @@
 /* transfer/: every kind to every kind in every mode; overlap, broadcast, edges, fills.
  */
 #include "engine_world.h"
-#include "runtime/emulated_memory.h"
-#include "transfer/engine_private.h"
+#include "runtime/emulated/virtual.h"
+#include "transfer/engine/private.h"
+#include "transfer/run/run.h"
 
 static uint64_t random_state = 1;
 
@@ -261,7 +262,7 @@ test_engine_more_threads_pack_when_the_device_waits(void)
     CHECK_OK(cm_engine_copy_tuned(w.engine, &request, &tuning));
     cm_faults_delay(w.rt, CM_OP_event_query, 0);
     CHECK_BYTES_EQ(dst.bytes, src.bytes, NBYTES);
-    CHECK_EQ(w.engine->crew.thread_count, THREADS - 1 + MORE);
+    CHECK_EQ(w.engine->workers.thread_count, THREADS - 1 + MORE);
     give_memory(&w, &src);
     give_memory(&w, &dst);
     close_world(&w);
@@ -395,9 +396,9 @@ check_fill(world *w, memory *m, int64_t itemsize, const char *value, int64_t gap
     cm_region dst = row(m, 16, count, stride, itemsize);
     memset(m->bytes, 0xCC, m->nbytes);
     CHECK_OK(cm_engine_fill(w->engine, &dst, value, w->streams[0], NULL, 0, blocking,
-                            &(cm_patience){.interrupted = NULL}, &info));
+                            &(cm_wait_hooks){.interrupted = NULL}, &info));
     MUST(cm_rt_stream_synchronize(w->rt, w->streams[0]->handle));
-    CHECK_STR_EQ(cm_route_text(info.route), cm_route_text(expected));
+    CHECK_STR_EQ(cm_routes[info.route].text, cm_routes[expected].text);
     CHECK_FILLED(m->bytes, 0xCC, 16);
     for (int64_t i = 0; i < count; i++) {
         CHECK_BYTES_EQ(m->bytes + 16 + i * stride, value, itemsize);
@@ -448,7 +449,7 @@ test_engine_fill_of_shared_memory_follows_the_stream(void)
         cm_region all = row(&m, 0, 1024, 1, 1);
         memset(m.bytes, 0xCC, m.nbytes);
         CHECK_OK(cm_engine_fill(w.engine, &all, "\7", w.streams[0], NULL, 0, false,
-                                &(cm_patience){.interrupted = NULL}, NULL));
+                                &(cm_wait_hooks){.interrupted = NULL}, NULL));
         CHECK_FILLED(m.bytes, 0xCC, m.nbytes);
         unshut(&w, w.streams[0]);
         MUST(cm_rt_stream_synchronize(w.rt, w.streams[0]->handle));

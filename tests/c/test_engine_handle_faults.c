@@ -6,7 +6,7 @@
 
 #include <unistd.h>
 
-#include "transfer/engine_private.h"
+#include "transfer/engine/private.h"
 
 enum { ROWS = 3, COUNT = 16 << 10, NBYTES = ROWS * COUNT };
 

@@ -2,7 +2,7 @@
 /* transfer/: what a ticket says of its copy while it waits, runs, is cancelled or
  * fails. */
 #include "engine_hook.h"
-#include "transfer/engine_private.h"
+#include "transfer/engine/private.h"
 
 enum { NBYTES = 4096, PIECE_NBYTES = 1 << 20, SLOT_COUNT = 8, LONG_NBYTES = 64 << 20 };
 
@@ -155,7 +155,7 @@ hold_copy(cm_address dst CM_UNUSED, cm_address src CM_UNUSED, uint64_t nbytes CM
 static void
 test_ticket_is_cancelled_before_a_worker_has_it_and_not_after(void)
 {
-    enum { COUNT = CM_MAX_WORKERS + 2 };
+    enum { COUNT = CM_MAX_JOB_THREADS + 2 };
     world w;
     cm_ticket *tickets[COUNT];
     open_world(&w);
@@ -181,7 +181,7 @@ test_ticket_is_cancelled_before_a_worker_has_it_and_not_after(void)
         was[i] = cm_ticket_cancel(tickets[i]);
         cancelled += was[i];
     }
-    CHECK_GE(cancelled, COUNT - CM_MAX_WORKERS);
+    CHECK_GE(cancelled, COUNT - CM_MAX_JOB_THREADS);
     atomic_store(&copy_may_go, true);
     for (int i = 0; i < COUNT; i++) {
         CHECK_CODE(cm_ticket_wait(tickets[i], UINT64_MAX), was[i] ? CM_ECANCELLED : 0);
@@ -403,8 +403,8 @@ test_loan_of_a_brief_event_is_without_time(void)
     MUST(cm_device_enter(w.rt, 0, &guard));
     for (int round = 0; round < 2; round++) { /* the second are those given back */
         for (int i = 0; i < 2; i++) {
-            CHECK_OK(cm_loan_take_brief_event(w.engine, 0, &brief[i]));
-            CHECK_OK(cm_loan_take_event(w.engine, 0, &timed[i]));
+            CHECK_OK(cm_cache_take_untimed_event(w.engine, 0, &brief[i]));
+            CHECK_OK(cm_cache_take_event(w.engine, 0, &timed[i]));
             CHECK_OK(cm_rt_event_record(w.rt, brief[i], w.streams[0]->handle));
             CHECK_OK(cm_rt_event_record(w.rt, timed[i], w.streams[0]->handle));
         }
@@ -414,8 +414,8 @@ test_loan_of_a_brief_event_is_without_time(void)
         CHECK_OK(cm_rt_event_elapsed(w.rt, timed[0], timed[1], &ms));
         CHECK(ms >= 0);
         for (int i = 0; i < 2; i++) {
-            cm_loan_give_brief_event(w.engine, 0, brief[i]);
-            cm_loan_give_event(w.engine, 0, timed[i]);
+            cm_cache_give_untimed_event(w.engine, 0, brief[i]);
+            cm_cache_give_event(w.engine, 0, timed[i]);
         }
     }
     cm_device_leave(w.rt, &guard);

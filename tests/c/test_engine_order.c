@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* transfer/: order, lifetime, tickets, capture and interruption. */
 #include "engine_world.h"
-#include "transfer/engine_private.h"
-#include "transfer/spread.h"
+#include "transfer/engine/private.h"
+#include "transfer/routes/spread.h"
 
 #include <pthread.h>
 #include <stdlib.h>
@@ -424,7 +424,7 @@ test_engine_interrupted_copy_goes_on_behind_its_keeps(void)
     memory b = take_memory(&w, CM_KIND_DEVICE, 0, 4096);
     memory c = take_memory(&w, CM_KIND_PAGEABLE, 0, 4096);
     memory *pairs[][2] = {{&b, &a}, {&b, &c}, {&c, &b}};
-    w.engine->linger_ns = 1000000; /* the stream is shut, which no waiting ends */
+    w.engine->drain_ns = 1000000; /* the stream is shut, which no waiting ends */
     for (int i = 0; i < 6; i++) {
         int asked = 0;
         atomic_int drops = 0;

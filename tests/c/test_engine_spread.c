@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* transfer/: one source to several targets by one copy, and how targets are grouped. */
 #include "engine_world.h"
-#include "transfer/spread.h"
+#include "transfer/routes/spread.h"
 
 #include <unistd.h>
 

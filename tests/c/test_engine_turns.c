@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* transfer/: long copies in the background leave the workers to short ones in time. */
 #include "engine_hook.h"
-#include "transfer/engine_private.h"
+#include "transfer/engine/private.h"
 
 enum {
-    GIANT_COUNT = CM_MAX_WORKERS + 1,
+    GIANT_COUNT = CM_MAX_JOB_THREADS + 1,
     GIANT_NBYTES = 64 << 20,
     PAGE_NBYTES = 4096,
 };
@@ -106,16 +106,16 @@ test_small_copies_overtake_more_long_downloads_than_workers(void)
 static bool
 overtakes_all(world *w, const memory *source, memory *targets, memory *target)
 {
-    cm_ticket *tickets[CM_MAX_WORKERS];
+    cm_ticket *tickets[CM_MAX_JOB_THREADS];
     cm_ticket *small;
     cm_ticket_info info;
     int done = 0;
-    for (int i = 0; i < CM_MAX_WORKERS; i++) {
+    for (int i = 0; i < CM_MAX_JOB_THREADS; i++) {
         cm_copy_request giant = {.dst = row(&targets[i], 0, GIANT_NBYTES, 1, 1),
                                  .src = row(source, 0, GIANT_NBYTES, 1, 1)};
         MUST(cm_engine_copy(w->engine, &giant, &tickets[i]));
     }
-    for (int i = 0; i < CM_MAX_WORKERS; i++) {
+    for (int i = 0; i < CM_MAX_JOB_THREADS; i++) {
         WAIT_UNTIL(cm_ticket_count_moved(tickets[i]) != 0);
     }
     cm_copy_request request = {.dst = row(target, 0, PAGE_NBYTES, 1, 1),
@@ -123,11 +123,11 @@ overtakes_all(world *w, const memory *source, memory *targets, memory *target)
     MUST(cm_engine_copy(w->engine, &request, &small));
     MUST(cm_ticket_wait(small, UINT64_MAX));
     cm_ticket_release(small);
-    for (int i = 0; i < CM_MAX_WORKERS; i++) {
+    for (int i = 0; i < CM_MAX_JOB_THREADS; i++) {
         cm_ticket_read(tickets[i], &info);
         done += info.done;
     }
-    for (int i = 0; i < CM_MAX_WORKERS; i++) {
+    for (int i = 0; i < CM_MAX_JOB_THREADS; i++) {
         MUST(cm_ticket_wait(tickets[i], UINT64_MAX));
         cm_ticket_release(tickets[i]);
     }
@@ -141,20 +141,20 @@ test_small_copy_overtakes_long_host_copies_on_all_workers(void)
 {
     enum { TRIES = 30 };
     world w;
-    memory targets[CM_MAX_WORKERS];
+    memory targets[CM_MAX_JOB_THREADS];
     bool overtook = false;
     open_world(&w);
     memory source = take_memory(&w, CM_KIND_PAGEABLE, 0, GIANT_NBYTES);
     memory target = take_memory(&w, CM_KIND_PAGEABLE, 0, PAGE_NBYTES);
     number_bytes(&source, 3);
-    for (int i = 0; i < CM_MAX_WORKERS; i++) {
+    for (int i = 0; i < CM_MAX_JOB_THREADS; i++) {
         targets[i] = take_memory(&w, CM_KIND_PAGEABLE, 0, GIANT_NBYTES);
     }
     for (int i = 0; i < TRIES && !overtook; i++) {
         overtook = overtakes_all(&w, &source, targets, &target);
     }
     CHECK(overtook);
-    for (int i = 0; i < CM_MAX_WORKERS; i++) {
+    for (int i = 0; i < CM_MAX_JOB_THREADS; i++) {
         CHECK_EQ(memcmp(targets[i].bytes, source.bytes, GIANT_NBYTES), 0);
         give_memory(&w, &targets[i]);
     }

@@ -7,7 +7,7 @@
 #include <unistd.h>
 
 #include "engine_world.h"
-#include "transfer/file_faults.h"
+#include "transfer/file/faults.h"
 
 enum {
     NBYTES = (5 << 20) + 123, /* a few chunks, of parts that are not whole */

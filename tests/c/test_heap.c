@@ -33,22 +33,22 @@ view_of(uint32_t tag)
     return (cm_heap_view){.tag = tag, .done = NONE_DONE};
 }
 
-static cm_span *
+static cm_heap_span *
 take(cm_heap *heap, uint64_t nbytes, uint32_t tag)
 {
     cm_heap_view view = view_of(tag);
     return cm_heap_take(heap, nbytes, 64, &view);
 }
 
-static cm_span *
-give(cm_heap *heap, cm_span *span, uint32_t tag, uint64_t epoch)
+static cm_heap_span *
+give(cm_heap *heap, cm_heap_span *span, uint32_t tag, uint64_t epoch)
 {
     return cm_heap_give(heap, span, tag, epoch, &ANY);
 }
 
 /* Fill an arena with `count` blocks of `nbytes`. */
 static void
-take_all(cm_heap *heap, cm_span **spans, int count, uint64_t nbytes)
+take_all(cm_heap *heap, cm_heap_span **spans, int count, uint64_t nbytes)
 {
     for (int i = 0; i < count; i++) {
         spans[i] = take(heap, nbytes, 0);
@@ -63,7 +63,7 @@ test_heap_cuts_exactly_and_joins_again(void)
     cm_heap heap;
     cm_heap_init(&heap);
     CHECK(add_chunk(&heap, BASE, MIB) != NULL);
-    cm_span *s[4];
+    cm_heap_span *s[4];
     take_all(&heap, s, 4, 64 * KIB);
     CHECK_EQ(heap.free_nbytes, MIB - 256 * KIB);
     CHECK_EQ(heap.split_count, 4);
@@ -71,7 +71,7 @@ test_heap_cuts_exactly_and_joins_again(void)
     (void)give(&heap, s[0], 0, 0);
     (void)give(&heap, s[2], 0, 0); /* beside the rest or alone: by address */
     (void)give(&heap, s[1], 0, 0);
-    cm_span *whole = give(&heap, s[3], 0, 0);
+    cm_heap_span *whole = give(&heap, s[3], 0, 0);
     CHECK_EQ(whole->block.nbytes, MIB);
     CHECK_EQ(whole->block.address, BASE);
     CHECK_EQ(heap.free_count, 1);
@@ -91,18 +91,19 @@ test_heap_aligns_and_keeps_what_is_before(void)
     cm_heap heap;
     cm_heap_init(&heap);
     CHECK(add_chunk(&heap, BASE + 64, 64 * KIB) != NULL);
-    cm_span *a = cm_heap_take(&heap, 4096, 4096, &ANY);
+    cm_heap_span *a = cm_heap_take(&heap, 4096, 4096, &ANY);
     CHECK(a != NULL);
     CHECK_EQ(a->block.address, BASE + 4096);
     CHECK_EQ(a->block.nbytes, 4096);
     CHECK_EQ(heap.free_nbytes, 60 * KIB);
-    cm_span *before = take(&heap, 4096 - 64, 0); /* the best fit is what was left */
+    cm_heap_span *before = take(&heap, 4096 - 64, 0); /* the best fit is what was left
+                                                       */
     CHECK_EQ(before->block.address, BASE + 64);
     CHECK(take(&heap, 64, 0) != NULL); /* at BASE + 8 KiB: the rest is askew now */
     CHECK_EQ(largest_of(&heap), 56 * KIB);
     /* as long as asked for, but not with the padding */
     CHECK(cm_heap_search(&heap, 56 * KIB, 4096, &ANY) == NULL);
-    cm_span *rest = cm_heap_search(&heap, 52 * KIB, 4096, &ANY);
+    cm_heap_span *rest = cm_heap_search(&heap, 52 * KIB, 4096, &ANY);
     CHECK(rest != NULL);
     CHECK_EQ(rest->block.address, BASE + 12 * KIB);
     CHECK(cm_heap_check(&heap));
@@ -119,7 +120,7 @@ test_heap_takes_the_best_fit(void)
         CHECK(add_chunk(&heap, BASE + i * MIB, (COUNT - i) * 4 * KIB) != NULL);
     }
     for (uint64_t i = 1; i <= COUNT; i++) {
-        cm_span *span = take(&heap, i * 4 * KIB - 64 * (i % 2), 0);
+        cm_heap_span *span = take(&heap, i * 4 * KIB - 64 * (i % 2), 0);
         CHECK(span != NULL);
         CHECK_EQ(span->arena->nbytes, i * 4 * KIB);
     }
@@ -137,7 +138,7 @@ test_heap_late_span_is_for_its_stream_until_the_epoch_ends(void)
     cm_heap_view none = {.tag = 0, .done = done};
     cm_heap_init(&heap);
     CHECK(add_chunk(&heap, BASE, MIB) != NULL);
-    cm_span *span = cm_heap_take(&heap, MIB, 64, &none);
+    cm_heap_span *span = cm_heap_take(&heap, MIB, 64, &none);
     (void)cm_heap_give(&heap, span, 1, 5, &own);
     CHECK(cm_heap_take(&heap, 64, 64, &other) == NULL);
     CHECK(cm_heap_search(&heap, 64, 64, &none) == NULL);
@@ -163,7 +164,7 @@ test_heap_spans_of_two_streams_stay_apart_until_both_ended(void)
     cm_heap_view view = {.tag = 1, .done = done};
     cm_heap_init(&heap);
     CHECK(add_chunk(&heap, BASE, 4 * KIB) != NULL);
-    cm_span *s[4];
+    cm_heap_span *s[4];
     take_all(&heap, s, 4, KIB);
     for (uint32_t i = 0; i < 4; i++) {
         (void)cm_heap_give(&heap, s[i], 1 + i % 2, 1, &view);
@@ -191,7 +192,7 @@ test_heap_late_span_strands_no_more_than_its_length(void)
         cm_heap heap;
         cm_heap_init(&heap);
         CHECK(add_chunk(&heap, BASE, COUNT * KIB) != NULL);
-        cm_span *s[COUNT];
+        cm_heap_span *s[COUNT];
         take_all(&heap, s, COUNT, KIB);
         (void)give(&heap, s[down ? COUNT - 1 : 0], 1, 1);
         for (int i = 1; i < COUNT; i++) {
@@ -210,13 +211,13 @@ test_heap_late_share_survives_cutting(void)
     cm_heap heap;
     cm_heap_init(&heap);
     CHECK(add_chunk(&heap, BASE, 16 * KIB) != NULL);
-    cm_span *s[16];
+    cm_heap_span *s[16];
     take_all(&heap, s, 16, KIB);
     (void)give(&heap, s[0], 1, 1);
-    cm_span *both = give(&heap, s[1], 0, 0);
+    cm_heap_span *both = give(&heap, s[1], 0, 0);
     CHECK_EQ(both->block.nbytes, 2 * KIB);
     CHECK_EQ(both->late_nbytes, KIB);
-    cm_span *half = cm_heap_carve(&heap, both, both->block.address, KIB);
+    cm_heap_span *half = cm_heap_carve(&heap, both, both->block.address, KIB);
     CHECK(half != NULL);
     half->state = CM_SPAN_LIVE;
     CHECK_EQ(half->late_nbytes + half->next->late_nbytes, KIB);
@@ -233,7 +234,7 @@ test_heap_alone_joins_everything(void)
     cm_heap_view view = {.tag = 1, .done = NONE_DONE, .alone = true};
     cm_heap_init(&heap);
     CHECK(add_chunk(&heap, BASE, MIB) != NULL);
-    cm_span *span = cm_heap_take(&heap, 64, 64, &view);
+    cm_heap_span *span = cm_heap_take(&heap, 64, 64, &view);
     span = cm_heap_give(&heap, span, 1, 1, &view);
     CHECK_EQ(span->block.nbytes, MIB);
     CHECK(cm_heap_take(&heap, MIB, 64, &view) != NULL);
@@ -246,7 +247,7 @@ test_heap_search_finds_what_a_short_look_misses(void)
     enum { COUNT = 100 };
     cm_heap heap;
     cm_heap_init(&heap);
-    cm_span *s[COUNT];
+    cm_heap_span *s[COUNT];
     for (uint64_t i = 0; i < COUNT; i++) {
         CHECK(add_chunk(&heap, BASE + i * MIB, 64 * KIB) != NULL);
     }
@@ -257,7 +258,7 @@ test_heap_search_finds_what_a_short_look_misses(void)
     }
     CHECK(take(&heap, 64 * KIB, 2) == NULL); /* hidden behind a hundred late ones */
     cm_heap_view view = view_of(2);
-    cm_span *span = cm_heap_search(&heap, 64 * KIB, 64, &view);
+    cm_heap_span *span = cm_heap_search(&heap, 64 * KIB, 64, &view);
     CHECK_PTR_EQ(span, s[0]);
     CHECK(cm_heap_search(&heap, 64, 64, &view) == NULL);
     CHECK_EQ(largest_of(&heap), 64 * KIB);
@@ -274,18 +275,18 @@ test_heap_range_fills_and_empties(void)
     CHECK(arena != NULL);
     CHECK(take(&heap, 64, 0) == NULL);
     CHECK_EQ(largest_of(&heap), 0);
-    cm_span *mid = cm_heap_carve(&heap, arena->first, BASE + 4 * MIB, 4 * MIB);
+    cm_heap_span *mid = cm_heap_carve(&heap, arena->first, BASE + 4 * MIB, 4 * MIB);
     CHECK_EQ(mid->state, CM_SPAN_BUSY);
     CHECK_EQ(arena->first->state, CM_SPAN_GAP);
     CHECK(cm_heap_check(&heap));
-    cm_span *node = cm_heap_take_node(&heap);
+    cm_heap_span *node = cm_heap_take_node(&heap);
     cm_heap_split_busy(&heap, mid, 2 * MIB, node);
     CHECK_EQ(mid->block.nbytes, 2 * MIB);
     CHECK_EQ(node->block.address, BASE + 6 * MIB);
     CHECK_PTR_EQ(node->prev, mid);
     cm_heap_give_gap(&heap, node);
     CHECK_EQ(mid->next->block.nbytes, 10 * MIB); /* joined with the gap behind */
-    cm_span *more = cm_heap_carve(&heap, mid->next, BASE + 6 * MIB, 2 * MIB);
+    cm_heap_span *more = cm_heap_carve(&heap, mid->next, BASE + 6 * MIB, 2 * MIB);
     mid = give(&heap, cm_heap_fuse(&heap, mid, more), 0, 0);
     CHECK_EQ(mid->block.nbytes, 4 * MIB);
     CHECK_EQ(largest_of(&heap), 4 * MIB);
@@ -306,7 +307,7 @@ test_heap_check_sees_what_is_wrong(void)
     cm_heap heap;
     cm_heap_init(&heap);
     CHECK(add_chunk(&heap, BASE, MIB) != NULL);
-    cm_span *span = take(&heap, KIB, 0);
+    cm_heap_span *span = take(&heap, KIB, 0);
     CHECK(cm_heap_check(&heap));
     span->block.nbytes += 64;
     CHECK(!cm_heap_check(&heap));
@@ -328,7 +329,7 @@ test_heap_counts_many_free_spans_by_a_look_at_a_few(void)
     enum { COUNT = 20000, LONG = 3 };
     cm_heap heap;
     cm_heap_init(&heap);
-    static cm_span *spans[COUNT];
+    static cm_heap_span *spans[COUNT];
     CHECK(add_chunk(&heap, BASE, COUNT * 4 * KIB) != NULL);
     take_all(&heap, spans, COUNT, 4 * KIB);
     uint64_t freed = 0;
@@ -353,7 +354,7 @@ test_heap_counts_few_free_spans_as_joining_would_leave_them(void)
     enum { COUNT = CM_RUN_LOOKS };
     cm_heap heap;
     cm_heap_init(&heap);
-    cm_span *spans[COUNT];
+    cm_heap_span *spans[COUNT];
     CHECK(add_chunk(&heap, BASE, COUNT * 4 * KIB) != NULL);
     take_all(&heap, spans, COUNT, 4 * KIB);
     for (int i = 0; i < COUNT; i++) { /* of three streams in turn: they stay apart */

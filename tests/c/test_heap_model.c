@@ -34,7 +34,7 @@ typedef struct model {
     unit units[ARENAS][ARENA_UNITS];
     uint64_t done[TAGS];
     uint64_t epoch[TAGS];
-    cm_span *live[LIVE_MAX];
+    cm_heap_span *live[LIVE_MAX];
     int live_count;
     uint64_t random;
     uint64_t taken_count;
@@ -53,14 +53,14 @@ next_random(model *m)
 }
 
 static unit *
-units_of(model *m, const cm_span *span)
+units_of(model *m, const cm_heap_span *span)
 {
     uint64_t arena = (span->block.address - BASE) / MIB;
     return &m->units[arena][(span->block.address - BASE) % MIB / UNIT];
 }
 
 static void
-set_units(model *m, const cm_span *span, uint8_t was, uint8_t is)
+set_units(model *m, const cm_heap_span *span, uint8_t was, uint8_t is)
 {
     unit *u = units_of(m, span);
     for (uint64_t i = 0; i < span->block.nbytes / UNIT; i++) {
@@ -84,7 +84,7 @@ best_fit(const model *m, uint64_t nbytes, uint64_t align, const cm_heap_view *vi
     uint64_t best = 0;
     const cm_list *arenas = &m->heap.arenas;
     for (const cm_list *n = arenas->next; n != arenas; n = n->next) {
-        for (const cm_span *s = CM_LIST_ENTRY(n, cm_arena, node)->first; s;
+        for (const cm_heap_span *s = CM_LIST_ENTRY(n, cm_arena, node)->first; s;
              s = s->next) {
             uint64_t pad = (0 - s->block.address) & (align - 1);
             if (s->state == CM_SPAN_FREE && s->block.nbytes >= nbytes + pad
@@ -100,12 +100,12 @@ best_fit(const model *m, uint64_t nbytes, uint64_t align, const cm_heap_view *vi
 /* How long the free span was that `span` has just been cut from: what is left of it
  * beside it has its tag and joined nothing. */
 static uint64_t
-length_before(const cm_span *span)
+length_before(const cm_heap_span *span)
 {
     uint64_t length = span->block.nbytes;
-    const cm_span *both[2] = {span->prev, span->next};
+    const cm_heap_span *both[2] = {span->prev, span->next};
     for (int i = 0; i < 2; i++) {
-        const cm_span *s = both[i];
+        const cm_heap_span *s = both[i];
         bool was_part = s != NULL && s->state == CM_SPAN_FREE && s->tag == span->tag
                         && s->epoch == span->epoch;
         length += was_part ? s->block.nbytes : 0;
@@ -127,8 +127,8 @@ model_take(model *m)
         return;
     }
     uint64_t best = checked ? best_fit(m, nbytes, align, &view) : 0;
-    cm_span *span = thorough ? cm_heap_search(&m->heap, nbytes, align, &view)
-                             : cm_heap_take(&m->heap, nbytes, align, &view);
+    cm_heap_span *span = thorough ? cm_heap_search(&m->heap, nbytes, align, &view)
+                                  : cm_heap_take(&m->heap, nbytes, align, &view);
     if (span == NULL) {
         if (thorough && best != 0) {
             m->wrong = "the search missed a span";
@@ -167,7 +167,7 @@ model_give(model *m)
     }
     uint64_t r = next_random(m);
     int i = (int)(r % (uint64_t)m->live_count);
-    cm_span *span = m->live[i];
+    cm_heap_span *span = m->live[i];
     uint32_t tag = (uint32_t)((r >> 32) % TAGS);
     uint64_t epoch = tag == 0 ? 0 : m->epoch[tag];
     cm_heap_view view = model_view(m, tag);
@@ -182,13 +182,13 @@ model_give(model *m)
 }
 
 /* One span of the range that is FREE and clean, or a GAP, from a random place on. */
-static cm_span *
+static cm_heap_span *
 pick(model *m, cm_span_state state)
 {
     cm_arena *range = CM_LIST_ENTRY(m->heap.arenas.prev, cm_arena, node);
     cm_address at = range->base + next_random(m) % range->nbytes;
     cm_heap_view view = model_view(m, 0);
-    for (cm_span *s = range->first; s != NULL; s = s->next) {
+    for (cm_heap_span *s = range->first; s != NULL; s = s->next) {
         if (cm_span_end(s) > at && s->state == state
             && (state == CM_SPAN_GAP || cm_span_is_clean(s, &view))) {
             return s;
@@ -200,16 +200,16 @@ pick(model *m, cm_span_state state)
 static void
 model_back(model *m)
 {
-    cm_span *gap = pick(m, CM_SPAN_GAP);
+    cm_heap_span *gap = pick(m, CM_SPAN_GAP);
     if (gap == NULL) {
         return;
     }
     uint64_t granules = gap->block.nbytes / GRANULE;
     uint64_t first = next_random(m) % granules;
     uint64_t count = 1 + next_random(m) % (granules - first);
-    cm_span *busy = cm_heap_carve(&m->heap, gap, gap->block.address + first * GRANULE,
-                                  count * GRANULE);
-    cm_span *node = cm_heap_take_node(&m->heap);
+    cm_heap_span *busy = cm_heap_carve(
+        &m->heap, gap, gap->block.address + first * GRANULE, count * GRANULE);
+    cm_heap_span *node = cm_heap_take_node(&m->heap);
     cm_heap_view view = model_view(m, 0);
     if (count > 1 && next_random(m) % 2 == 0) { /* the second half gets no memory */
         cm_heap_split_busy(&m->heap, busy, count / 2 * GRANULE, node);
@@ -225,7 +225,7 @@ model_back(model *m)
 static void
 model_empty(model *m)
 {
-    cm_span *free_one = pick(m, CM_SPAN_FREE);
+    cm_heap_span *free_one = pick(m, CM_SPAN_FREE);
     if (free_one == NULL) {
         return;
     }
@@ -234,9 +234,9 @@ model_empty(model *m)
     if (begin >= end) {
         return;
     }
-    cm_span *busy = cm_heap_carve(&m->heap, free_one, begin, end - begin);
+    cm_heap_span *busy = cm_heap_carve(&m->heap, free_one, begin, end - begin);
     if (busy->block.nbytes > GRANULE && next_random(m) % 2 == 0) {
-        cm_span *node = cm_heap_take_node(&m->heap);
+        cm_heap_span *node = cm_heap_take_node(&m->heap);
         cm_heap_split_busy(&m->heap, busy, GRANULE, node);
         busy = cm_heap_fuse(&m->heap, busy, node);
     }
@@ -283,7 +283,7 @@ agrees(model *m)
 {
     const cm_list *arenas = &m->heap.arenas;
     for (const cm_list *n = arenas->next; n != arenas; n = n->next) {
-        for (const cm_span *s = CM_LIST_ENTRY(n, cm_arena, node)->first; s;
+        for (const cm_heap_span *s = CM_LIST_ENTRY(n, cm_arena, node)->first; s;
              s = s->next) {
             int is = s->state == CM_SPAN_FREE  ? STATE_FREE
                      : s->state == CM_SPAN_GAP ? STATE_GAP

@@ -12,7 +12,7 @@
 #include "base/pick_copy.h"
 #include "base/transpose.h"
 #include "check.h"
-#include "transfer/host_copy.h"
+#include "transfer/host/host_copy.h"
 
 #ifndef MADV_POPULATE_READ
 #    define MADV_POPULATE_READ 22
@@ -268,7 +268,56 @@ test_look_finds_what_is_no_longer_there(void)
     CHECK_EQ(fclose(file), 0);
 }
 
-MAIN(RUN(test_look_finds_what_is_no_longer_there) RUN(test_elements_a_few_bytes_apart_are_brought_together)
+/* Pages 2 and 5 of eight are of a file that has none. */
+static void
+test_populate_finds_what_is_gone_and_leaves_gaps_alone(void)
+{
+    size_t page = CM_POPULATE_NBYTES;
+    FILE *file = tmpfile();
+    FILE *none = tmpfile();
+    CHECK(file != NULL && none != NULL);
+    CHECK_EQ(ftruncate(fileno(file), (off_t)(8 * page)), 0);
+    char *map =
+        mmap(NULL, 8 * page, PROT_READ | PROT_WRITE, MAP_SHARED, fileno(file), 0);
+    CHECK(map != MAP_FAILED);
+    for (size_t i = 2; i < 8; i += 3) {
+        CHECK(mmap(map + i * page, page, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED,
+                   fileno(none), 0)
+              == map + i * page);
+    }
+    if (madvise(map, page, MADV_POPULATE_READ) == 0) { /* else nobody can tell */
+        for (int writes = 0; writes < 2; writes++) {
+            CHECK_OK(cm_pages_populate(map, 2 * page, writes));
+            CHECK_OK(cm_pages_populate(map, 0, writes));
+            CHECK_OK(cm_pages_look(map, 8 * page, writes));
+            CHECK_EQ(cm_pages_populate(map + 1, 2 * page, writes).arg, EFAULT);
+            CHECK_EQ(cm_pages_populate(map, 8 * page, writes).code, CM_EFAULT);
+        }
+        /* Two rows of two pages: one run, and two with page 2 between them. */
+        cm_layout layout = {.run_nbytes = page, .ndim = 2, .shape = {2, 2}};
+        layout.src_strides[0] = 2 * (int64_t)page;
+        layout.src_strides[1] = (int64_t)page;
+        layout.dst_strides[0] = 3 * (int64_t)page;
+        layout.dst_strides[1] = (int64_t)page;
+        CHECK_EQ(cm_host_populate(&layout, NULL, map).code, CM_EFAULT);
+        CHECK_OK(cm_host_populate(&layout, map, NULL));
+        layout.src_offset = 4 * (int64_t)page; /* the same run from its end */
+        layout.src_strides[0] = -2 * (int64_t)page;
+        layout.src_strides[1] = -(int64_t)page;
+        CHECK_EQ(cm_host_populate(&layout, NULL, map).code, CM_EFAULT);
+        cm_layout apart = {.run_nbytes = 1, .ndim = 1, .shape = {8}};
+        apart.src_strides[0] = (int64_t)page;
+        CHECK_OK(cm_host_populate(&apart, NULL, map)); /* the last is there */
+        apart.shape[0] = 6;
+        CHECK_EQ(cm_host_populate(&apart, NULL, map).code, CM_EFAULT);
+    }
+    CHECK_EQ(munmap(map, 8 * page), 0);
+    CHECK_EQ(fclose(file), 0);
+    CHECK_EQ(fclose(none), 0);
+}
+
+MAIN(RUN(test_look_finds_what_is_no_longer_there)
+     RUN(test_populate_finds_what_is_gone_and_leaves_gaps_alone) RUN(test_elements_a_few_bytes_apart_are_brought_together)
      RUN(test_rows_of_elements_apart_are_brought_together)
      RUN(test_rows_become_columns)
      RUN(test_transpose_turns_every_element))

@@ -2,13 +2,14 @@
 /* transfer/measured.h: what follows from the figures of machines, most of them made up.
  */
 #include <math.h>
+#include <string.h>
 
 #include "check.h"
-#include "transfer/measured.h"
+#include "transfer/plan/measured.h"
 
 #define MIB (UINT64_C(1) << 20)
 
-static const uint64_t never = UINT64_C(1) << 40;
+static const uint64_t never = CM_TUNING_NEVER;
 
 static void
 test_defaults_are_those_of_the_default_machine(void)
@@ -16,15 +17,21 @@ test_defaults_are_those_of_the_default_machine(void)
     cm_measured measured;
     cm_tuning derived, defaults;
     cm_measured_init(&measured);
-    cm_tuning_init(&defaults);
-    cm_tuning_derive(&measured, 16, &derived);
-    for (int i = 0; i < CM_TUNING_COUNT; i++) {
-        if (*cm_tuning_at(&derived, i) != *cm_tuning_at(&defaults, i)) {
-            CHECK_FAIL_("%s: %llu, not %llu", cm_tuning_rows[i].name,
-                        (unsigned long long)*cm_tuning_at(&derived, i),
-                        (unsigned long long)*cm_tuning_at(&defaults, i));
+    for (unsigned cpus = 1; cpus <= 64; cpus++) {
+        cm_tuning_init_for(&defaults, cpus);
+        cm_tuning_derive(&measured, cpus, &derived);
+        for (int i = 0; i < CM_TUNING_COUNT; i++) {
+            if (*cm_tuning_at(&derived, i) != *cm_tuning_at(&defaults, i)) {
+                CHECK_FAIL_("%u threads: %s: %llu, not %llu", cpus,
+                            cm_tuning_rows[i].name,
+                            (unsigned long long)*cm_tuning_at(&derived, i),
+                            (unsigned long long)*cm_tuning_at(&defaults, i));
+            }
         }
     }
+    cm_tuning_init(&defaults);
+    cm_tuning_init_for(&derived, 16);
+    CHECK_EQ(memcmp(&derived, &defaults, sizeof(derived)), 0);
 }
 
 /* The runtime's own copy then is no slower: one thread packs what it could copy. */
@@ -52,14 +59,14 @@ test_slow_link_of_a_laptop(void)
 {
     cm_measured measured = {.up_rate = 12e9,
                             .down_rate = 12e9,
-                            .device_rate = 200e9,
                             .dma_gap_ns = 10e3,
-                            .latency_ns = 12e3,
                             .copy_rate_1 = 8e9,
                             .copy_rate_2 = 14e9,
                             .wake_ns = 50e3,
                             .driver_up_rate = 6e9,
-                            .driver_down_rate = 6e9};
+                            .driver_down_rate = 6e9,
+                            .staged_up_nbytes = 1536 << 10,
+                            .staged_down_nbytes = 2 << 20};
     cm_tuning t;
     cm_tuning_derive(&measured, 2, &t);
     CHECK_EQ(t.chunk_nbytes, 2 * MIB);

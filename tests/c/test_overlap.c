@@ -4,7 +4,7 @@
 
 #include "check.h"
 #include "open_emulated.h"
-#include "transfer/overlap.h"
+#include "transfer/plan/overlap.h"
 
 enum { MAP_NBYTES = 4096, MIDDLE = MAP_NBYTES / 2 };
 

@@ -2,9 +2,9 @@
 #include <stdlib.h>
 
 #include "check.h"
-#include "transfer/host_copy.h"
-#include "transfer/kernel.h"
-#include "transfer/plan.h"
+#include "transfer/device/kernel.h"
+#include "transfer/host/host_copy.h"
+#include "transfer/plan/plan.h"
 
 enum { ARENA = 1 << 14 };
 
@@ -100,8 +100,8 @@ test_plan_route_table(void)
             .may_wait = c->blocking, .on_stream = !c->blocking, .tuning = &tuning};
         CHECK_OK(cm_plan_init(&plan, &dst, &src, dst_facts, src_facts, options));
         if (plan.route != c->expected) {
-            CHECK_FAIL_("%s: %s, expected %s", c->what, cm_route_text(plan.route),
-                        cm_route_text(c->expected));
+            CHECK_FAIL_("%s: %s, expected %s", c->what, cm_routes[plan.route].text,
+                        cm_routes[c->expected].text);
         }
     }
 }
@@ -142,8 +142,8 @@ test_plan_between_devices(void)
         CHECK_OK(cm_plan_init(&plan, &dst, &src, facts, facts, options));
         CHECK_EQ(plan.device, c->device);
         if (plan.route != c->expected) {
-            CHECK_FAIL_("case %zu: %s, expected %s", i, cm_route_text(plan.route),
-                        cm_route_text(c->expected));
+            CHECK_FAIL_("case %zu: %s, expected %s", i, cm_routes[plan.route].text,
+                        cm_routes[c->expected].text);
         }
         CHECK_EQ(plan.src_device, plan.route == CM_ROUTE_KERNEL ? c->device : 1);
     }

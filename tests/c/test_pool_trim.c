@@ -174,20 +174,20 @@ test_pool_await_ends_when_told_to_or_when_all_has_passed(void)
         uint64_t event = 0;
         CHECK_OK(cm_rt_event_create(rt, CM_EVENT_DISABLE_TIMING, &event));
         int questions = 2;
-        cm_patience patience = {.interrupted = is_told, .argument = &questions};
-        CHECK_OK(cm_pool_await(pool, &patience)); /* nothing to wait for */
+        cm_wait_hooks hooks = {.interrupted = is_told, .argument = &questions};
+        CHECK_OK(cm_pool_await(pool, &hooks)); /* nothing to wait for */
         CHECK_OK(cm_emulated_gate_close(rt, stream->handle));
         cm_block *block = take(pool, 8 * MIB, stream);
         CHECK_OK(cm_rt_event_record(rt, event, stream->handle)); /* it has work to do */
         give(pool, block, stream, 0);
-        CHECK_OK(cm_pool_await(pool, &(cm_patience){.interrupted = NULL}));
+        CHECK_OK(cm_pool_await(pool, &(cm_wait_hooks){.interrupted = NULL}));
         CHECK_EQ(questions, 2);
-        CHECK_EQ(cm_pool_await(pool, &patience).code, CM_ECANCELLED);
+        CHECK_EQ(cm_pool_await(pool, &hooks).code, CM_ECANCELLED);
         CHECK_EQ(questions, 0);
         questions = 1000;
         cm_thread thread;
         CHECK_OK(cm_thread_start(&thread, open_gate, stream));
-        CHECK_OK(cm_pool_await(pool, &patience));
+        CHECK_OK(cm_pool_await(pool, &hooks));
         cm_thread_join(thread);
         CHECK_EQ(trim(pool, 0, false), 8 * MIB);
         CHECK_OK(cm_rt_event_destroy(rt, event));
@@ -403,7 +403,7 @@ run_scenario(const scenario *s)
     cm_block *blocks[4] = {NULL, NULL, NULL, NULL};
     cm_stream *uses[2] = {s->streams[0], s->streams[1]};
     uint64_t released = 0;
-    int patience = 1000;
+    int hooks = 1000;
     static const uint64_t sizes[2][4] = {{8192, CHUNK, 8192, 64},
                                          {8192, 3 * MIB, 64, 8192}};
     CM_TRY(cm_pool_create(s->rt, &config, &pool));
@@ -429,7 +429,7 @@ run_scenario(const scenario *s)
         }
     }
     cm_status status = cm_pool_await(
-        pool, &(cm_patience){.interrupted = is_told, .argument = &patience});
+        pool, &(cm_wait_hooks){.interrupted = is_told, .argument = &hooks});
     if (!cm_is_ok(status)) {
         CHECK_FAIL_("a wait that nobody ended fails");
     }

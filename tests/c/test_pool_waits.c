@@ -31,8 +31,8 @@ test_pool_alloc_now_waits_for_no_work(void)
         CHECK_CODE(cm_pool_alloc_now(pool, MIB, NULL, &block), CM_ELIMIT);
         CHECK_CODE(cm_pool_alloc_now(pool, MIB, other, &block), CM_ELIMIT);
         int asked = 0;
-        cm_patience patience = {.interrupted = stop, .argument = &asked};
-        CHECK_CODE(cm_pool_alloc_asking(pool, MIB, other, &patience, &block),
+        cm_wait_hooks hooks = {.interrupted = stop, .argument = &asked};
+        CHECK_CODE(cm_pool_alloc_asking(pool, MIB, other, &hooks, &block),
                    CM_ECANCELLED);
         CHECK_EQ(asked, 1);
         CHECK(cm_pool_check(pool));

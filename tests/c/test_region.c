@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "check.h"
-#include "transfer/region.h"
+#include "transfer/plan/region.h"
 
 static cm_region
 make(int ndim, const int64_t *shape, const int64_t *strides, int64_t itemsize)

@@ -7,6 +7,7 @@
 #include "fake_root.h"
 #include "open_emulated.h"
 #include "pool/source_host.h"
+#include "pool/source_plain.h"
 
 #define MIB (UINT64_C(1) << 20)
 #define PIECE (2 * MIB)

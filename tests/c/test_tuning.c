@@ -2,8 +2,8 @@
 /* transfer/tuning.h as the engine follows it: threads, pieces, slots and the ring, with
  * every byte compared; and what cm_engine_explain says against what was done. */
 #include "engine_world.h"
-#include "transfer/engine_private.h"
-#include "transfer/explain.h"
+#include "transfer/engine/private.h"
+#include "transfer/run/explain.h"
 
 enum { NBYTES = 3 << 20 };
 
@@ -89,8 +89,8 @@ test_engine_follows_every_tuning(void)
             copy_both_ways(&w, &host, &back, &device);
         }
         most = threads[t] > most ? (uint32_t)threads[t] : most;
-        CHECK_EQ(w.engine->crew.thread_count, most - 1);
-        CHECK_EQ(atomic_load(&w.engine->crew.limit), threads[t] - 1);
+        CHECK_EQ(w.engine->workers.thread_count, most - 1);
+        CHECK_EQ(atomic_load(&w.engine->workers.limit), threads[t] - 1);
     }
     give_memory(&w, &host);
     give_memory(&w, &back);
@@ -157,16 +157,16 @@ test_engine_ring_gives_what_is_left_and_no_more(void)
 {
     world w;
     open_world(&w);
-    CHECK_PTR_EQ(cm_loan_enter_ring(w.engine, 11, 10), NULL);
-    CHECK_PTR_EQ(cm_loan_enter_ring(w.engine, 4, 10), w.pinned);
-    CHECK_PTR_EQ(cm_loan_enter_ring(w.engine, 7, 10), NULL);
+    CHECK_PTR_EQ(cm_cache_enter_ring(w.engine, 11, 10), NULL);
+    CHECK_PTR_EQ(cm_cache_enter_ring(w.engine, 4, 10), w.pinned);
+    CHECK_PTR_EQ(cm_cache_enter_ring(w.engine, 7, 10), NULL);
     CHECK_EQ(w.engine->ring_nbytes, 4);
-    CHECK_PTR_EQ(cm_loan_enter_ring(w.engine, 6, 10), w.pinned);
-    CHECK_PTR_EQ(cm_loan_enter_ring(w.engine, 1, 10), NULL);
-    CHECK_PTR_EQ(cm_loan_enter_ring(w.engine, UINT64_MAX - 10, UINT64_MAX), w.pinned);
-    cm_loan_leave_ring(w.engine, UINT64_MAX - 10);
+    CHECK_PTR_EQ(cm_cache_enter_ring(w.engine, 6, 10), w.pinned);
+    CHECK_PTR_EQ(cm_cache_enter_ring(w.engine, 1, 10), NULL);
+    CHECK_PTR_EQ(cm_cache_enter_ring(w.engine, UINT64_MAX - 10, UINT64_MAX), w.pinned);
+    cm_cache_leave_ring(w.engine, UINT64_MAX - 10);
     CHECK_EQ(w.engine->ring_nbytes, 10);
-    cm_loan_leave_ring(w.engine, 10);
+    cm_cache_leave_ring(w.engine, 10);
     CHECK_EQ(w.engine->ring_nbytes, 0);
     close_world(&w);
 }

@@ -28,7 +28,7 @@ FAULTS = [
     # -- pool ----------------------------------------------------------------------------
     Fault(
         "hits and misses swapped",
-        "csrc/pool/pool_alloc.c",
+        "csrc/pool/alloc.c",
         "the statistics count a hit as a miss",
         "c->hit_count += hit; c->miss_count += !hit;",
         "c->hit_count += !hit; c->miss_count += hit;",
@@ -36,7 +36,7 @@ FAULTS = [
     ),
     Fault(
         "peak not kept",
-        "csrc/pool/pool_alloc.c",
+        "csrc/pool/alloc.c",
         "the peak of live bytes is the last value",
         "if (c->live_nbytes > c->peak_live_nbytes) {",
         "if (c->live_nbytes != c->peak_live_nbytes) {",
@@ -44,7 +44,7 @@ FAULTS = [
     ),
     Fault(
         "size rounded too far",
-        "csrc/pool/pool_alloc.c",
+        "csrc/pool/alloc.c",
         "a block is longer than it need be",
         "cm_round_up_u64(nbytes, step, out) && *out <= INT64_MAX",
         "cm_round_up_u64(nbytes + 1, step, out) && *out <= INT64_MAX",
@@ -52,7 +52,7 @@ FAULTS = [
     ),
     Fault(
         "events not looked at",
-        "csrc/pool/pool_in_flight.c",
+        "csrc/pool/in_flight.c",
         "a block in flight is taken for idle at the first look",
         "if (done) { remove_event(pool, flight, i); }",
         "if (true) { remove_event(pool, flight, i); }",
@@ -60,7 +60,7 @@ FAULTS = [
     ),
     Fault(
         "fence of one device",
-        "csrc/pool/pool_in_flight.c",
+        "csrc/pool/in_flight.c",
         "unknown work is waited for on the pool's own device alone",
         "if (atomic_load(&pool->rt->primary[d]) != 0) {",
         "if (d == pool->config.device) {",
@@ -68,7 +68,7 @@ FAULTS = [
     ),
     Fault(
         "only the first stream recorded",
-        "csrc/pool/pool_in_flight.c",
+        "csrc/pool/in_flight.c",
         "of the streams that used a block the second and later are not waited for",
         "if (j == i) { record_use(pool, flight, uses[i]); }",
         "if (i == 0) { record_use(pool, flight, uses[i]); }",
@@ -111,7 +111,7 @@ FAULTS = [
     ),
     Fault(
         "trim takes what is late",
-        "csrc/pool/pool_trim.c",
+        "csrc/pool/trim.c",
         "a segment that a stream still uses goes back to the runtime",
         "&& s->block.nbytes == arena->nbytes && cm_span_is_clean(s, view)",
         "&& s->block.nbytes == arena->nbytes",
@@ -153,7 +153,7 @@ FAULTS = [
     # -- transfer ------------------------------------------------------------------------
     Fault(
         "ring without a bound",
-        "csrc/transfer/loans.c",
+        "csrc/transfer/engine/resource_cache.c",
         "transfers take as many page-locked blocks as they like",
         "bool fits = nbytes <= most && engine->ring_nbytes <= most - nbytes;",
         "bool fits = most > 0;",
@@ -164,7 +164,7 @@ FAULTS = [
     ),
     Fault(
         "peer access assumed",
-        "csrc/transfer/reach.c",
+        "csrc/transfer/device/peer_access.c",
         "a kernel crosses to memory that the driver was not asked about",
         "bool may = may_use_region(reach->rt, claimed);",
         "bool may = true;",
@@ -172,7 +172,7 @@ FAULTS = [
     ),
     Fault(
         "peer access of the first byte",
-        "csrc/transfer/reach.c",
+        "csrc/transfer/device/peer_access.c",
         "memory that is open to a peer only at its beginning counts as open",
         "for (uint64_t at = 0; at < span; at += step) {",
         "for (uint64_t at = 0; at < 1; at += step) {",
@@ -183,7 +183,7 @@ FAULTS = [
     ),
     Fault(
         "overlap unseen",
-        "csrc/transfer/overlap.c",
+        "csrc/transfer/plan/overlap.c",
         "a copy onto itself, shifted, reads what it has written",
         "if (distance > s->reach[i] || distance % s->unit[i] != 0) { return false; }",
         "if (distance % 2 == 0) { return false; }",
@@ -193,7 +193,7 @@ FAULTS = [
     ),
     Fault(
         "strided copy loses its end",
-        "csrc/transfer/host_copy.c",
+        "csrc/transfer/host/host_copy.c",
         "what vector instructions leave over is not copied",
         "rest.inner_count = b->inner_count - done;",
         "rest.inner_count = b->inner_count - done - 1;",
@@ -204,7 +204,7 @@ FAULTS = [
     ),
     Fault(
         "short read is the end",
-        "csrc/transfer/file_part.c",
+        "csrc/transfer/file/part.c",
         "what a read did not bring is never asked for",
         "pass(&r, (uint64_t)moved); } return r.nbytes == 0;",
         "pass(&r, (uint64_t)moved); break; } return true;",
@@ -212,7 +212,7 @@ FAULTS = [
     ),
     Fault(
         "write that moves nothing",
-        "csrc/transfer/file_part.c",
+        "csrc/transfer/file/part.c",
         "a failed call on a file is taken for the end of the work",
         "fail(job, error, r.offset, r.range_index); return false;",
         "(void)error; return true;",
@@ -223,7 +223,7 @@ FAULTS = [
     ),
     Fault(
         "cancelled part is no failure",
-        "csrc/transfer/ticket.c",
+        "csrc/transfer/engine/ticket.c",
         "what a failed part of a transfer says is lost",
         "status = cm_is_ok(status) ? part->status : status;",
         "",
@@ -235,7 +235,7 @@ FAULTS = [
     # -- streams -------------------------------------------------------------------------
     Fault(
         "target on the host left to the device",
-        "csrc/transfer/request.c",
+        "csrc/transfer/run/request.c",
         "a copy on a stream to ordinary memory returns before it is written",
         "options.may_wait || cm_request_is_written_in_call(request, &job->plan);",
         "request->blocking;",
@@ -255,7 +255,7 @@ FAULTS = [
     ),
     Fault(
         "other streams passed by",
-        "csrc/transfer/quick.c",
+        "csrc/transfer/routes/short_copy.c",
         "a short copy does not wait for the other streams that use its ends",
         "if (!cm_stream_same(request->after[i], request->stream)) { return false; }",
         "",
@@ -266,7 +266,7 @@ FAULTS = [
     # -- python --------------------------------------------------------------------------
     Fault(
         "array interface unnoticed",
-        "csrc/python/array_interface.c",
+        "csrc/python/protocols/array_interface.c",
         "a block whose CUDA array interface was read is used again at once",
         "buffer->storage->was_exported = true;",
         "",
@@ -277,7 +277,7 @@ FAULTS = [
     ),
     Fault(
         "stream 0 in the interface",
-        "csrc/python/array_interface.c",
+        "csrc/python/protocols/array_interface.c",
         "the legacy stream is written as 0, which the interface forbids",
         "handle = handle == 0 ? CM_STREAM_LEGACY : handle;",
         "handle = handle == CM_STREAM_LEGACY ? 0 : handle;",
@@ -285,7 +285,7 @@ FAULTS = [
     ),
     Fault(
         "old capsule of read-only memory",
-        "csrc/python/dlpack_capsule.c",
+        "csrc/python/protocols/dlpack_capsule.c",
         "a consumer of the old DLPack may write to read-only memory",
         "if (buffer->readonly) {",
         "if (false) {",
@@ -293,7 +293,7 @@ FAULTS = [
     ),
     Fault(
         "unused capsule leaks",
-        "csrc/python/dlpack_capsule.c",
+        "csrc/python/protocols/dlpack_capsule.c",
         "a capsule that nobody took keeps its memory for ever",
         "if (PyCapsule_IsValid(capsule, CM_DL_LEGACY_NAME)) {",
         "if (false) {",
@@ -301,7 +301,7 @@ FAULTS = [
     ),
     Fault(
         "strides in bytes",
-        "csrc/python/dlpack_capsule.c",
+        "csrc/python/protocols/dlpack_capsule.c",
         "DLPack strides are bytes instead of elements",
         "steps[i] = step / buffer->itemsize;",
         "steps[i] = step;",
@@ -309,7 +309,7 @@ FAULTS = [
     ),
     Fault(
         "export without a wait",
-        "csrc/python/buffer_export.c",
+        "csrc/python/protocols/buffer_export.c",
         "a memoryview is given out before the work on its memory is done",
         "if (cm_storage_wait(buffer->storage, false) < 0) {",
         "if (false) {",
@@ -317,7 +317,7 @@ FAULTS = [
     ),
     Fault(
         "read-only view for writing",
-        "csrc/python/buffer_export.c",
+        "csrc/python/protocols/buffer_export.c",
         "a read-only buffer gives out a writable view",
         "if (has_all(flags, PyBUF_WRITABLE) && buffer->readonly) {",
         "if (false) {",
@@ -328,7 +328,7 @@ FAULTS = [
     ),
     Fault(
         "freed while exported",
-        "csrc/python/storage_close.c",
+        "csrc/python/buffer/storage.c",
         "free() gives memory back that an array still shows",
         "if (exports > 0) {",
         "if (exports > 1) {",
@@ -336,7 +336,7 @@ FAULTS = [
     ),
     Fault(
         "only the first stream",
-        "csrc/python/storage_use.c",
+        "csrc/python/buffer/storage_use.c",
         "of the streams that use a buffer the second and later are forgotten",
         "storage->uses[storage->use_count] = cm_stream_hold(stream);",
         "if (storage->use_count > 0) { return 0; } "
@@ -347,7 +347,7 @@ FAULTS = [
     ),
     Fault(
         "prefetch to device 0",
-        "csrc/python/buffer_managed.c",
+        "csrc/python/buffer/managed.c",
         "prefetch() goes to device 0, whichever is named",
         "int home = location == CM_HOST_LOCATION ? storage->device : location;",
         "int home = storage->device; location = location > 0 ? 0 : location;",
@@ -355,7 +355,7 @@ FAULTS = [
     ),
     Fault(
         "prefetch on the wrong stream",
-        "csrc/python/buffer_managed.c",
+        "csrc/python/buffer/managed.c",
         "prefetch() to a device is queued on the stream of the buffer's own",
         "int home = location == CM_HOST_LOCATION ? storage->device : location;",
         "int home = storage->device;",
@@ -363,7 +363,7 @@ FAULTS = [
     ),
     Fault(
         "nothing for the unraisable hook",
-        "csrc/python/errors.c",
+        "csrc/python/core/errors.c",
         "what cannot be raised is told to nobody",
         "(void)cm_py_raise(state, status, NULL); PyErr_WriteUnraisable(where);",
         "(void)where;",
@@ -377,7 +377,7 @@ FAULTS = [
     # -- fork ----------------------------------------------------------------------------
     Fault(
         "allocation in a forked child",
-        "csrc/pool/pool_alloc.c",
+        "csrc/pool/alloc.c",
         "a child is given memory of its parent's warm pool",
         "cm_pool_quick_alloc(cm_pool *pool, uint64_t nbytes, const cm_stream *stream) "
         "{ uint64_t size = 0; if (cm_runtime_is_forked(pool->rt) ||",
@@ -405,15 +405,15 @@ FAULTS = [
     ),
     Fault(
         "event of no device",
-        "csrc/runtime/emulated_event.c",
+        "csrc/runtime/emulated/stream.c",
         "an event is recorded on a stream of another device",
-        "if (each->device != line->device) { return CM_CUDA_INVALID_HANDLE; }",
+        "if (each->device != queue->device) { return CM_CUDA_INVALID_HANDLE; }",
         "",
         ["tests/c/test_emulated_event.c::test_handles_of_other_devices_are_refused"],
     ),
     Fault(
         "pageable source read late",
-        "csrc/runtime/emulated_copy.c",
+        "csrc/runtime/emulated/copy.c",
         "ordinary memory is read when the copy runs, not in the call",
         "if (code == 0 && job->src_is_plain && !job->dst_is_plain) {",
         "if (false) {",
@@ -424,7 +424,7 @@ FAULTS = [
     ),
     Fault(
         "read-only registration written",
-        "csrc/runtime/emulated_copy.c",
+        "csrc/runtime/emulated/copy.c",
         "the emulated device writes to memory registered for reading",
         "(place->flags & CM_REGISTER_READ_ONLY) != 0)) {",
         "false)) {",
@@ -444,7 +444,7 @@ FAULTS = [
     # -- what a stream orders ------------------------------------------------------------
     Fault(
         "unpacked after the call",
-        "csrc/transfer/request.c",
+        "csrc/transfer/run/request.c",
         "a copy on a stream into ordinary memory returns before it is unpacked",
         "options.may_wait || cm_request_is_written_in_call(request, &job->plan);",
         "request->blocking;",
@@ -455,7 +455,7 @@ FAULTS = [
     ),
     Fault(
         "parts unpacked after the call",
-        "csrc/transfer/many_parts.c",
+        "csrc/transfer/batch/parts.c",
         "many copies on a stream return before the last is unpacked",
         "bool waits = cm_request_waits(&c->request->common);",
         "bool waits = c->request->common.blocking;",
@@ -477,7 +477,7 @@ FAULTS = [
     ),
     Fault(
         "after forgotten",
-        "csrc/python/copy_objects.c",
+        "csrc/python/copy/copy_objects.c",
         "copy_async() does not come after the streams of after=",
         "add_after(call, call->later_than->streams[i]);",
         "(void)call->later_than->streams[i];",
@@ -488,15 +488,15 @@ FAULTS = [
     ),
     Fault(
         "source kept for later",
-        "csrc/python/copy_objects.c",
+        "csrc/python/copy/copy_objects.c",
         "the source of a blocking copy lives until the main thread runs Python",
-        "if (call->graves[i] != NULL) {",
-        "if (call->graves[i] != NULL && call->state == NULL) {",
+        "if (call->deferred[i] != NULL) {",
+        "if (call->deferred[i] != NULL && call->state == NULL) {",
         ["tests/test_transfer.py::test_call_that_waited_keeps_nothing_alive"],
     ),
     Fault(
         "stream named meanwhile forgotten",
-        "csrc/python/storage_use.c",
+        "csrc/python/buffer/storage_use.c",
         "work queued while another copy waited is not waited for",
         "if (storage->use_calls != use_calls || storage->was_captured) {",
         "if (use_calls == UINT64_MAX || storage->was_captured) {",
@@ -507,7 +507,7 @@ FAULTS = [
     ),
     Fault(
         "streams forgotten by a copy into its own place",
-        "csrc/python/copy_objects.c",
+        "csrc/python/copy/copy_objects.c",
         "a copy that moves nothing counts as one that waited for all before it",
         "&& (dst->host != src->host || dst->address != src->address);",
         "&& dst != src;",
@@ -518,13 +518,25 @@ FAULTS = [
     ),
     Fault(
         "streams of others forgotten",
-        "csrc/python/order.c",
+        "csrc/python/buffer/order.c",
         "what others queue on a recorded stream later is not waited for",
         "if (cm_storage_add_lasting_use(storage, stream) < 0) {",
         "if (cm_storage_add_use(storage, stream) < 0) {",
         [
             "tests/test_stream_semantics.py::"
             "test_stream_on_which_others_work_is_remembered",
+        ],
+    ),
+    Fault(
+        "pages of files not populated",
+        "csrc/transfer/routes/host_route.c",
+        "only the end of a mapped file is looked at: pages that are gone end the process",
+        "cm_host_populate(part, is_file(&job->dst, job->dst_facts) ? dst : NULL, "
+        "is_file(&job->src, job->src_facts) ? src : NULL);",
+        "cm_ok(); (void)part;",
+        [
+            "tests/test_mapped_short.py::test_memory_of_a_file_cut_short_is_an_oserror"
+            "[copies over a page in the middle that is gone]",
         ],
     ),
     Fault(

@@ -76,7 +76,7 @@ class Tree:
         shutil.copytree(ROOT, self.root, ignore=shutil.ignore_patterns(*LEFT_OUT))
         self.compile, self.link = self.commands()
         self.sources = sorted(
-            str(path.relative_to(self.root)) for path in self.root.glob("csrc/*/*.c")
+            str(path.relative_to(self.root)) for path in self.root.glob("csrc/**/*.c")
         )
         with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
             list(pool.map(self.compile_one, self.sources))

@@ -137,9 +137,17 @@ def let_workers_pass() -> None:
         _core.copy_async(np.empty(1 << 16, "u1"), np.ones(1 << 16, "u1")).wait()
 
 
+def _drop_failure() -> None:
+    """What is kept of a failure for a debugger holds the frames of that test, and so its
+    buffers: no test after it could begin."""
+    for name in ("last_exc", "last_value", "last_traceback"):
+        vars(sys).pop(name, None)
+    gc.collect()
+
+
 def leftovers(held: int = 0) -> dict[str, int]:
     """Count what should be zero once a test has dropped everything but `held` storages."""
-    gc.collect()
+    _drop_failure()
     if testing.opened():
         for index in range(_core.device_count()):
             _core.Device(index).synchronize()
@@ -161,6 +169,7 @@ def leftovers(held: int = 0) -> dict[str, int]:
 @contextlib.contextmanager
 def opened(name: str = "emulated", **overrides: object) -> Iterator[Runtime]:
     """Run cumem on one backend; fail if anything is left at the end."""
+    _drop_failure()
     _core.shutdown()
     settings: dict[str, object] = {"backend": name, "faults": True}
     if name == "emulated":
@@ -182,7 +191,7 @@ def opened(name: str = "emulated", **overrides: object) -> Iterator[Runtime]:
             assert testing.check_pools()
     finally:
         _open_gates()
-        gc.collect()
+        _drop_failure()
         if testing.opened():
             testing.plan_fault(None, 0)
         _core.shutdown()

@@ -1,0 +1,263 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What a forked child finds in page-locked memory: a copy of its own of the blocks that
+ * live, which the parent makes before the fork. The memory itself stays out of the
+ * child: no kernel has to copy pages that a device writes to, and none splits the
+ * parent's huge pages over it (docs/decisions/0014). Where the copy finds no room the
+ * child may not touch the memory at all: wrong bytes would be worse.
+ * Locks: from before a fork to after it the forking thread holds that of the list, then
+ * those of all pools in it: the one place that holds several. */
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+
+#include "base/checked_math.h"
+#include "base/fresh_pages.h"
+#include "base/host_memory.h"
+#include "pool/host_pages.h"
+#include "pool/private.h"
+
+#ifndef MAP_FIXED_NOREPLACE
+#    define MAP_FIXED_NOREPLACE 0x100000 /* Linux 4.17 */
+#endif
+
+typedef struct fork_list {
+    cm_fast_lock lock;
+    cm_list pools; /* by `fork_node` */
+} fork_list;
+
+/* The one of the process: what is called at a fork gets no argument and cannot be taken
+ * back. Never freed; NULL: no memory for it when the library was loaded. */
+static _Atomic(fork_list *) the_list;
+
+/* -- before ----------------------------------------------------------------------------- */
+
+static bool
+copy_run(cm_arena *arena, uint64_t begin, uint64_t end, uint64_t *room_nbytes)
+{
+    uint64_t nbytes = end - begin;
+    if (nbytes > *room_nbytes) {
+        return false;
+    }
+    *room_nbytes -= nbytes;
+    cm_populate populate = {
+        .start = arena->child_copy + begin,
+        .from = (const char *)arena->host + begin,
+        .nbytes = nbytes,
+        .thread_count = cm_populate_threads(NULL, nbytes),
+    };
+    return cm_is_ok(cm_populate_run(&populate));
+}
+
+/* Whole huge pages that a living block lies in: where pages are small it does no harm.
+ * False: there is no room for all of them. */
+static bool
+copy_living(cm_arena *arena, uint64_t *room_nbytes)
+{
+    uint64_t begin = 0;
+    uint64_t end = 0; /* 0: no run yet */
+    for (const cm_heap_span *s = arena->first; s != NULL; s = s->next) {
+        if (s->state != CM_SPAN_LIVE) {
+            continue;
+        }
+        uint64_t low = s->block.address - arena->base;
+        uint64_t high = cm_round_up_to(low + s->block.nbytes, CM_HUGE_PAGE_NBYTES);
+        low -= low % CM_HUGE_PAGE_NBYTES;
+        if (end == 0 || low > end) {
+            if (!copy_run(arena, begin, end, room_nbytes)) {
+                return false;
+            }
+            begin = low;
+        }
+        end = high < arena->nbytes ? high : arena->nbytes;
+    }
+    return copy_run(arena, begin, end, room_nbytes);
+}
+
+static bool
+has_living(const cm_arena *arena)
+{
+    const cm_heap_span *s = arena->first;
+    while (s != NULL && s->state != CM_SPAN_LIVE) {
+        s = s->next;
+    }
+    return s != NULL;
+}
+
+static void
+drop_copy(cm_arena *arena)
+{
+    if (arena->child_copy != NULL) {
+        cm_host_unmap(arena->child_copy, arena->nbytes);
+        arena->child_copy = NULL;
+    }
+}
+
+static void
+prepare_arena(cm_arena *arena, uint64_t *room_nbytes)
+{
+    arena->is_living = has_living(arena);
+    if (!arena->is_living) {
+        return;
+    }
+    /* Again, since the driver may have had wishes of its own when it locked the pages.
+     */
+    arena->keeps_place = cm_host_hide(arena->host, arena->nbytes);
+    if (cm_is_ok(cm_host_map(arena->nbytes, &arena->child_copy))) {
+        (void)madvise(arena->child_copy, arena->nbytes, MADV_HUGEPAGE);
+        if (!copy_living(arena, room_nbytes)) {
+            drop_copy(arena);
+        }
+    }
+}
+
+static void
+for_each_arena(cm_pool *pool, void (*visit)(cm_arena *arena, uint64_t *room_nbytes),
+               uint64_t *room_nbytes)
+{
+    cm_list *arenas = &pool->heap.arenas;
+    for (cm_list *n = arenas->next; n != arenas; n = n->next) {
+        visit(CM_LIST_ENTRY(n, cm_arena, node), room_nbytes);
+    }
+}
+
+static void
+prepare(void)
+{
+    fork_list *list = atomic_load(&the_list);
+    cm_fast_lock_take(&list->lock);
+    cm_host_memory memory = {0};
+    if (!cm_list_is_empty(&list->pools)) {
+        cm_host_memory_read(NULL, &memory);
+    }
+    for (cm_list *n = list->pools.next; n != &list->pools; n = n->next) {
+        cm_pool *pool = CM_LIST_ENTRY(n, cm_pool, fork_node);
+        /* In a child all of it is ordinary memory, which the kernel copies. */
+        pool->is_forking = !cm_runtime_is_forked(pool->rt);
+        if (pool->is_forking) {
+            cm_fast_lock_take(&pool->lock);
+            for_each_arena(pool, prepare_arena, &memory.available_nbytes);
+        }
+    }
+}
+
+/* -- after ------------------------------------------------------------------------------ */
+
+static void
+settle_parent(cm_arena *arena, uint64_t *unused)
+{
+    (void)unused;
+    drop_copy(arena);
+}
+
+/* Put the copy where the memory was. What else may have come to lie there, since the
+ * kernel kept no place, is left alone. */
+static bool
+move_in(const cm_arena *arena)
+{
+    if (arena->child_copy == NULL) {
+        return false;
+    }
+    if (!arena->keeps_place) {
+        void *at = mmap(
+            arena->host, arena->nbytes, PROT_NONE,
+            MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED_NOREPLACE, -1, 0);
+        if (at != arena->host) {
+            if (at != MAP_FAILED) { /* a kernel before 4.17 takes it for a hint */
+                (void)munmap(at, arena->nbytes);
+            }
+            return false;
+        }
+    }
+    return mremap(arena->child_copy, arena->nbytes, arena->nbytes,
+                  MREMAP_MAYMOVE | MREMAP_FIXED, arena->host)
+           != MAP_FAILED;
+}
+
+static void
+settle_child(cm_arena *arena, uint64_t *unused)
+{
+    (void)unused;
+    arena->is_inherited = arena->is_living && move_in(arena);
+    if (arena->is_inherited) {
+        arena->child_copy = NULL;
+    }
+    else if (arena->is_living && arena->keeps_place) {
+        (void)mprotect(arena->host, arena->nbytes, PROT_NONE);
+    }
+    drop_copy(arena);
+}
+
+static void
+settle(void (*visit)(cm_arena *arena, uint64_t *unused))
+{
+    fork_list *list = atomic_load(&the_list);
+    for (cm_list *n = list->pools.next; n != &list->pools; n = n->next) {
+        cm_pool *pool = CM_LIST_ENTRY(n, cm_pool, fork_node);
+        if (pool->is_forking) {
+            for_each_arena(pool, visit, NULL);
+            cm_fast_lock_give(&pool->lock);
+        }
+    }
+    cm_fast_lock_give(&list->lock);
+}
+
+static void
+in_parent(void)
+{
+    settle(settle_parent);
+}
+
+static void
+in_child(void)
+{
+    settle(settle_child);
+}
+
+/* -- who takes part --------------------------------------------------------------------- */
+
+/* Here, and not with the first pool: no other thread can fork in between. */
+__attribute__((constructor)) static void
+begin(void)
+{
+    fork_list *list = malloc(sizeof(*list));
+    if (list == NULL) {
+        return;
+    }
+    cm_fast_lock_init(&list->lock);
+    cm_list_init(&list->pools);
+    atomic_store(&the_list, list);
+    if (pthread_atfork(prepare, in_parent, in_child) != 0) {
+        atomic_store(&the_list, NULL);
+        free(list);
+    }
+}
+
+cm_status
+cm_pool_watch_forks(cm_pool *pool)
+{
+    fork_list *list = atomic_load(&the_list);
+    if (list == NULL) {
+        return cm_fail(CM_ENOMEM, sizeof(*list));
+    }
+    cm_fast_lock_take(&list->lock);
+    cm_list_push_back(&list->pools, &pool->fork_node);
+    cm_fast_lock_give(&list->lock);
+    return cm_ok();
+}
+
+void
+cm_pool_unwatch_forks(cm_pool *pool)
+{
+    fork_list *list = atomic_load(&the_list);
+    if (list != NULL) {
+        cm_fast_lock_take(&list->lock);
+        cm_list_remove(&pool->fork_node);
+        cm_fast_lock_give(&list->lock);
+    }
+}
+
+bool
+cm_block_is_inherited(const cm_block *block)
+{
+    return ((const cm_heap_span *)(const void *)block)->arena->is_inherited;
+}

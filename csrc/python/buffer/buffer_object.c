@@ -1,0 +1,212 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* A buffer as a C object: how it is made, where its bytes are, how it ends.
+ *
+ * Buffers take no part in garbage collection, like NumPy arrays: what a storage keeps
+ * alive is shared by all its buffers, so no single buffer could visit it, and a cycle
+ * needs a foreign owner that itself stores the buffer made of it. */
+#include <string.h>
+
+#include "python/buffer/buffer_object.h"
+#include "python/core/errors.h"
+
+PyTypeObject *
+cm_buffer_type_of(const cm_state *state, cm_kind kind)
+{
+    switch (kind) {
+    case CM_KIND_PINNED:
+        return state->pinned_type;
+    case CM_KIND_MAPPED:
+        return state->mapped_type;
+    case CM_KIND_MANAGED:
+        return state->managed_type;
+    case CM_KIND_DEVICE:
+        return state->device_buffer_type;
+    default:
+        return state->host_type;
+    }
+}
+
+bool
+cm_buffer_check(const cm_state *state, PyObject *object)
+{
+    return PyObject_TypeCheck(object, state->buffer_type);
+}
+
+int
+cm_buffer_make_extents(cm_buffer *self, int ndim)
+{
+    self->extents = self->few;
+    if (CM_UNLIKELY(ndim > CM_FEW_NDIM)) {
+        self->extents = PyMem_Malloc(2 * (size_t)ndim * sizeof(*self->extents));
+        if (self->extents == NULL) {
+            self->extents = self->few;
+            PyErr_NoMemory();
+            return -1;
+        }
+    }
+    return 0;
+}
+
+PyObject *
+cm_buffer_new(cm_state *state, PyTypeObject *type, cm_storage *storage, int64_t offset,
+              PyObject *dtype, int ndim, const int64_t *shape, const int64_t *strides,
+              bool readonly, PyObject *base)
+{
+    cm_buffer *self = PyObject_New(cm_buffer, type);
+    if (self == NULL) {
+        return NULL;
+    }
+    if (cm_buffer_make_extents(self, ndim) < 0) {
+        PyObject_Free(self);
+        Py_DECREF(type);
+        return NULL;
+    }
+    int64_t itemsize = cm_numpy_itemsize(dtype);
+    if (ndim > 0) {
+        memcpy(self->extents, shape, (size_t)ndim * sizeof(*shape));
+    }
+    if (ndim > 0 && strides != NULL) {
+        memcpy(self->extents + ndim, strides, (size_t)ndim * sizeof(*strides));
+    }
+    else if (ndim > 0) {
+        cm_buffer_set_c_strides(ndim, itemsize, shape, self->extents + ndim);
+    }
+    self->state = state;
+    self->storage = cm_storage_hold(storage);
+    self->dtype = Py_NewRef(dtype);
+    self->base = Py_XNewRef(base);
+    self->weakrefs = NULL;
+    self->offset = offset;
+    self->itemsize = itemsize;
+    self->ndim = ndim;
+    self->readonly = readonly || storage->readonly;
+    self->deferred = false;
+    self->as_device = base != NULL && type == state->device_buffer_type
+                      && storage->kind != CM_KIND_DEVICE;
+    return (PyObject *)self;
+}
+
+PyObject *
+cm_buffer_new_view(cm_buffer *parent, PyTypeObject *type, int64_t offset,
+                   PyObject *dtype, int ndim, const int64_t *shape,
+                   const int64_t *strides)
+{
+    PyObject *base = parent->base != NULL ? parent->base : (PyObject *)parent;
+    return cm_buffer_new(
+        parent->state, type != NULL ? type : Py_TYPE((PyObject *)parent),
+        parent->storage, offset, dtype, ndim, shape, strides, parent->readonly, base);
+}
+
+void
+cm_buffer_dealloc(PyObject *object)
+{
+    cm_buffer *self = (cm_buffer *)object;
+    if (CM_UNLIKELY(self->weakrefs != NULL)) {
+        PyObject_ClearWeakRefs(object);
+    }
+    if (CM_UNLIKELY(self->extents != self->few)) {
+        PyMem_Free(self->extents);
+    }
+    cm_storage *storage = self->storage;
+    PyObject *dtype = self->dtype;
+    if (storage == &((cm_inline_buffer *)self)->storage) {
+        cm_storage_release(storage, true); /* which the object ends with */
+        Py_DECREF(dtype);
+        return;
+    }
+    PyTypeObject *type = Py_TYPE(object);
+    PyObject *base = self->base;
+    PyObject_Free(self);
+    /* after the object: the storage may release the GIL, and other threads must not see
+     * it */
+    cm_storage_release(storage, true);
+    Py_DECREF(dtype);
+    Py_XDECREF(base);
+    Py_DECREF(type);
+}
+
+uint64_t
+cm_buffer_nbytes(const cm_buffer *buffer)
+{
+    const int64_t *shape = cm_buffer_shape(buffer);
+    uint64_t nbytes = (uint64_t)buffer->itemsize;
+    for (int i = 0; i < buffer->ndim; i++) {
+        nbytes *= (uint64_t)shape[i];
+    }
+    return nbytes;
+}
+
+void *
+cm_buffer_host(const cm_buffer *buffer)
+{
+    const cm_storage *storage = buffer->storage;
+    if (storage->host == NULL || storage->residency == CM_KIND_DEVICE
+        || buffer->as_device || cm_buffer_nbytes(buffer) == 0) {
+        return NULL;
+    }
+    return (char *)storage->host + buffer->offset;
+}
+
+cm_address
+cm_buffer_address(const cm_buffer *buffer)
+{
+    const cm_storage *storage = buffer->storage;
+    if (storage->address == 0 || cm_buffer_nbytes(buffer) == 0) {
+        return 0;
+    }
+    return storage->address + (uint64_t)buffer->offset;
+}
+
+int
+cm_buffer_check_open(const cm_buffer *buffer)
+{
+    const cm_buffer *base = (const cm_buffer *)buffer->base;
+    if (CM_UNLIKELY(buffer->deferred || (base != NULL && base->deferred))) {
+        PyErr_SetString(PyExc_ValueError,
+                        "the buffer is closed: its with block has ended");
+        return -1;
+    }
+    return cm_storage_check_open(buffer->storage);
+}
+
+int
+cm_buffer_check_inherited(const cm_buffer *buffer)
+{
+    const cm_runtime *runtime = buffer->state->runtime;
+    const cm_block *block = buffer->storage->block;
+    if (block != NULL && runtime != NULL && cm_runtime_is_forked(runtime)
+        && !cm_block_is_inherited(block)) {
+        return cm_py_raise_int(buffer->state, cm_fail(CM_EFORKED, 0), NULL);
+    }
+    return 0;
+}
+
+int
+cm_buffer_bounds(const cm_buffer *buffer, int64_t *low, int64_t *high)
+{
+    cm_region region;
+    cm_buffer_region(buffer, &region);
+    cm_status status = cm_region_bounds(&region, low, high);
+    return cm_is_ok(status) ? 0 : cm_py_raise_int(buffer->state, status, NULL);
+}
+
+void
+cm_buffer_region(const cm_buffer *buffer, cm_region *out)
+{
+    const cm_storage *storage = buffer->storage;
+    bool empty = cm_buffer_nbytes(buffer) == 0;
+    bool on_host = storage->host != NULL && storage->residency != CM_KIND_DEVICE;
+    out->host = empty || !on_host ? NULL : (char *)storage->host + buffer->offset;
+    out->address = cm_buffer_address(buffer);
+    out->kind = storage->residency;
+    out->device = storage->residency == CM_KIND_PAGEABLE ? -1 : storage->device;
+    out->ndim = buffer->ndim;
+    out->is_heap = false;
+    out->is_file = storage->is_file;
+    out->itemsize = buffer->itemsize;
+    if (buffer->ndim > 0) {
+        size_t nbytes = (size_t)buffer->ndim * sizeof(int64_t);
+        memcpy(out->shape, cm_buffer_shape(buffer), nbytes);
+        memcpy(out->strides, cm_buffer_strides(buffer), nbytes);
+    }
+}

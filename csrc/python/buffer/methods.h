@@ -1,0 +1,48 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Methods of buffers and their docstrings, which module/buffer_type.c puts into its
+ * tables. GIL held; what can wait releases it. */
+#ifndef CM_PYTHON_BUFFER_METHODS_H
+#define CM_PYTHON_BUFFER_METHODS_H
+
+#include "python/buffer/buffer_object.h"
+
+/* METH_NOARGS */
+PyObject *cm_buffer_numpy(PyObject *self, PyObject *unused);
+PyObject *cm_buffer_as_device(PyObject *self, PyObject *unused);
+PyObject *cm_buffer_reversed(PyObject *self, PyObject *unused);
+PyObject *cm_buffer_free(PyObject *self, PyObject *unused);
+PyObject *cm_buffer_enter(PyObject *self, PyObject *unused);
+PyObject *cm_buffer_complex(PyObject *self, PyObject *unused);
+/* METH_O */
+PyObject *cm_buffer_record_stream(PyObject *self, PyObject *stream);
+/* METH_FASTCALL */
+PyObject *cm_buffer_exit(PyObject *self, PyObject *const *args, Py_ssize_t nargs);
+/* Py_nb_int, Py_nb_float, Py_nb_bool */
+PyObject *cm_buffer_int(PyObject *self);
+PyObject *cm_buffer_float(PyObject *self);
+int cm_buffer_bool(PyObject *self);
+/* METH_FASTCALL | METH_KEYWORDS */
+PyObject *cm_buffer_array(PyObject *self, PyObject *const *args, Py_ssize_t nargs,
+                          PyObject *kwnames);
+PyObject *cm_buffer_prefetch(PyObject *self, PyObject *const *args, Py_ssize_t nargs,
+                             PyObject *kwnames);
+/* getter of ManagedBuffer */
+PyObject *cm_buffer_get_prefetch_location(PyObject *self, void *closure);
+
+extern const char cm_buffer_numpy_doc[];
+extern const char cm_buffer_as_device_doc[];
+extern const char cm_buffer_reversed_doc[];
+extern const char cm_buffer_free_doc[];
+extern const char cm_buffer_enter_doc[];
+extern const char cm_buffer_exit_doc[];
+extern const char cm_buffer_record_stream_doc[];
+extern const char cm_buffer_array_doc[];
+extern const char cm_buffer_complex_doc[];
+extern const char cm_buffer_prefetch_doc[];
+extern const char cm_buffer_prefetch_location_doc[];
+
+/* Where the buffer was last prefetched to: a device, CM_HOST_LOCATION or
+ * CM_NO_LOCATION. Releases the GIL. 0 or -1. */
+int cm_buffer_read_prefetch_location(const cm_buffer *self, int *out);
+
+#endif

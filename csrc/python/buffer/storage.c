@@ -1,0 +1,480 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Memory that buffers share: how it is made, counted, closed and given back, and what
+ * puts that off: exports, pins and transfers. */
+#include "python/buffer/storage.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "python/core/errors.h"
+
+/* -- making -------------------------------------------------------------------------- */
+
+static void storage_defer(void *argument);
+
+static void
+free_struct(cm_storage *storage)
+{
+    free(storage);
+}
+
+void
+cm_storage_init(cm_storage *storage, cm_state *state, cm_kind kind, int device,
+                bool fresh)
+{
+    if (fresh) { /* what no use changes */
+        memset(storage, 0, sizeof(*storage));
+        atomic_init(&storage->refs, 1);
+        storage->state = state;
+        cm_list_init(&storage->deferred.node);
+        storage->deferred.state = state;
+        storage->deferred.then = storage_defer;
+        storage->deferred.argument = storage;
+        storage->deferred.embedded = true;
+    }
+    storage->generation = state->generation;
+    storage->kind = kind;
+    storage->residency = kind;
+    storage->device = device;
+    cm_list_push_back(&state->storages, &storage->node);
+}
+
+cm_storage *
+cm_storage_new(cm_state *state, cm_kind kind, int device)
+{
+    cm_storage *storage = malloc(sizeof(*storage));
+    if (storage == NULL) {
+        PyErr_NoMemory();
+        return NULL;
+    }
+    cm_storage_init(storage, state, kind, device, true);
+    storage->free_struct = free_struct;
+    return storage;
+}
+
+/* -- giving back --------------------------------------------------------------------- */
+
+void
+cm_storage_detach(cm_storage *storage, cm_detached_storage *out)
+{
+    *out = (cm_detached_storage){
+        .runtime = storage->state == NULL ? NULL : storage->state->runtime,
+        .pool = storage->pool,
+        .block = storage->block,
+        .registration = storage->registration,
+        .foreign = storage->foreign,
+        .foreign_drop = storage->foreign_drop,
+        .foreign_argument = storage->foreign_argument,
+        .uses = storage->uses,
+        .use_count = storage->use_count,
+        .pending = storage->pending,
+        .writer_count = storage->writer_count,
+        .fence = storage->was_exported,
+        .captured = storage->was_captured,
+        .unlocks = storage->unlocks || storage->registration != NULL,
+        .device = storage->device,
+    };
+    if (storage->uses == &storage->first_use) {
+        out->first_use = storage->first_use;
+        out->uses = &out->first_use;
+    }
+    if (storage->first_is_lent && storage->use_count > 0) {
+        (void)cm_stream_hold(out->uses[0]);
+    }
+    storage->first_is_lent = false;
+    storage->pool = NULL;
+    storage->block = NULL;
+    storage->registration = NULL;
+    storage->foreign = NULL;
+    storage->foreign_drop = NULL;
+    storage->uses = NULL;
+    storage->use_count = storage->use_capacity = storage->lasting_count = 0;
+    storage->pending = NULL;
+    storage->writer_count = storage->writer_capacity = storage->forget_at = 0;
+    storage->host = NULL;
+    storage->address = 0;
+}
+
+static unsigned
+free_flags(bool fence, bool captured)
+{
+    return (fence ? CM_POOL_FREE_FENCE : 0u) | (captured ? CM_POOL_FREE_CAPTURED : 0u);
+}
+
+/* True when giving back may make runtime calls: release the GIL for it. */
+static bool
+may_wait(const cm_detached_storage *detached)
+{
+    unsigned flags = free_flags(detached->fence, detached->captured);
+    bool quick = detached->block == NULL
+                 || cm_pool_free_is_quick(detached->pool, detached->uses,
+                                          detached->use_count, flags);
+    bool holds_pool = detached->pool != NULL && detached->block == NULL;
+    return !quick || holds_pool || detached->unlocks || detached->use_count > 0;
+}
+
+/* Pages must not be unlocked under work that uses them: our transfers hold the storage,
+ * but streams that were recorded, and those of a consumer that nobody knows, do not. */
+static cm_status
+settle(const cm_detached_storage *detached)
+{
+    cm_status first = cm_ok();
+    cm_device_guard guard;
+    bool fence = detached->fence;
+    for (uint32_t i = 0; i < detached->use_count; i++) {
+        cm_stream *use = detached->uses[i];
+        fence |= use->handle == CM_STREAM_PER_THREAD; /* perhaps another thread's */
+        cm_status status = cm_device_enter(use->rt, use->device, &guard);
+        if (cm_is_ok(status)) {
+            status = cm_rt_stream_synchronize(use->rt, use->handle);
+            cm_device_leave(use->rt, &guard);
+        }
+        first = cm_is_ok(first) ? status : first;
+    }
+    if (fence && detached->runtime != NULL) {
+        cm_status status = cm_device_enter(detached->runtime, detached->device, &guard);
+        if (cm_is_ok(status)) {
+            status = cm_rt_device_synchronize(detached->runtime);
+            cm_device_leave(detached->runtime, &guard);
+        }
+        first = cm_is_ok(first) ? status : first;
+    }
+    return first;
+}
+
+cm_status
+cm_detached_storage_free(cm_detached_storage *detached)
+{
+    cm_status status = cm_ok();
+    if (detached->runtime == NULL || !cm_runtime_is_forked(detached->runtime)) {
+        if (detached->block != NULL) {
+            cm_pool_free(detached->pool, detached->block, detached->uses,
+                         detached->use_count,
+                         free_flags(detached->fence, detached->captured));
+        }
+        if (detached->unlocks) {
+            status = settle(detached);
+        }
+        if (detached->registration != NULL) {
+            cm_status released = cm_registration_release(detached->registration);
+            status = cm_is_ok(status) ? released : status;
+        }
+        for (uint32_t i = 0; i < detached->use_count; i++) {
+            cm_stream_release(detached->uses[i]);
+        }
+        for (uint32_t i = 0; i < detached->writer_count; i++) {
+            cm_ticket_release(detached->pending[i].ticket);
+        }
+        if (detached->pool != NULL && detached->block == NULL) {
+            cm_pool_release(detached->pool);
+        }
+    }
+    if (detached->uses != &detached->first_use) {
+        free(detached->uses);
+    }
+    free(detached->pending);
+    return status;
+}
+
+void
+cm_detached_storage_defer(cm_detached_storage *detached)
+{
+    if (detached->foreign_drop == NULL && detached->foreign == NULL) {
+        return;
+    }
+    PyObject *type; /* a deleter may be Python code, which must not see our exception */
+    PyObject *value;
+    PyObject *traceback;
+    PyErr_Fetch(&type, &value, &traceback);
+    Py_XDECREF(detached->foreign); /* and with it locked pages, before they are unmapped
+                                    */
+    if (detached->foreign_drop != NULL) {
+        detached->foreign_drop(detached->foreign_argument);
+    }
+    PyErr_Restore(type, value, traceback);
+}
+
+/* Both of the above, the GIL released where that may wait. */
+static cm_status
+give_parts(cm_state *state, cm_detached_storage *detached)
+{
+    cm_status status;
+    if (may_wait(detached)) {
+        cm_state_enter(state);
+        Py_BEGIN_ALLOW_THREADS
+        status = cm_detached_storage_free(detached);
+        Py_END_ALLOW_THREADS
+        cm_state_leave(state);
+    }
+    else {
+        status = cm_detached_storage_free(detached);
+    }
+    cm_detached_storage_defer(detached);
+    return status;
+}
+
+/* What most storages end with: a block that goes back without a call of the runtime,
+ * and nothing else. False: nothing was done. */
+static bool
+try_give_back(cm_storage *storage)
+{
+    bool alone = storage->use_capacity <= 1;
+    if (storage->block == NULL || !alone || storage->pending != NULL
+        || storage->was_exported || storage->was_captured || storage->foreign != NULL
+        || !cm_pool_quick_free(storage->pool, storage->block, storage->uses,
+                               storage->use_count)) {
+        return false;
+    }
+    bool holds = storage->use_count != 0 && !storage->first_is_lent;
+    storage->pool = NULL;
+    storage->block = NULL;
+    storage->host = NULL;
+    storage->address = 0;
+    storage->uses = NULL;
+    storage->use_count = storage->use_capacity = storage->lasting_count = 0;
+    storage->first_is_lent = false;
+    if (holds && !cm_stream_try_release(storage->first_use)) {
+        cm_state_enter(storage->state);
+        cm_stream_give(storage->state, storage->first_use);
+    }
+    return true;
+}
+
+/* Detach and give. Failures go to the unraisable hook: nobody is there to raise to. */
+CM_COLD static void
+give_back_slowly(cm_storage *storage)
+{
+    cm_state *state = storage->state;
+    cm_detached_storage detached;
+    cm_storage_detach(storage, &detached);
+    cm_status status = give_parts(state, &detached);
+    if (!cm_is_ok(status)) {
+        cm_py_report(state, status, (PyObject *)state->buffer_type);
+    }
+}
+
+static void
+give_back(cm_storage *storage)
+{
+    if (!try_give_back(storage)) {
+        give_back_slowly(storage);
+    }
+}
+
+static bool
+is_idle(const cm_storage *storage)
+{
+    /* state NULL: the module is gone, and the runtime with it */
+    return storage->state != NULL && storage->view_count == 0
+           && atomic_load(&storage->holds) == 0;
+}
+
+static void
+end_if_idle(cm_storage *storage)
+{
+    if (storage->closed && is_idle(storage)) {
+        give_back(storage);
+    }
+}
+
+static void
+storage_destroy(cm_storage *storage)
+{
+    if (storage->state != NULL) {
+        cm_list_remove(&storage->node);
+        give_back(storage);
+    }
+    storage->free_struct(storage);
+}
+
+/* What was let go without the GIL: the last reference, or the last hold of a closed
+ * storage, which came with a reference. */
+static void
+storage_defer(void *argument)
+{
+    cm_storage *storage = argument;
+    if (atomic_load(&storage->refs) == 0) {
+        storage_destroy(storage);
+        return;
+    }
+    atomic_store(&storage->deferring, false);
+    end_if_idle(storage);
+    cm_storage_release(storage, true);
+}
+
+cm_storage *
+cm_storage_hold(cm_storage *storage)
+{
+    atomic_fetch_add_explicit(&storage->refs, 1, memory_order_relaxed);
+    return storage;
+}
+
+void
+cm_storage_release(cm_storage *storage, bool have_gil)
+{
+    /* Who holds the only reference need not count it down, unless for deferred decrefs:
+     * nobody else can count. */
+    bool only =
+        have_gil && atomic_load_explicit(&storage->refs, memory_order_acquire) == 1;
+    if (!only
+        && atomic_fetch_sub_explicit(&storage->refs, 1, memory_order_acq_rel) != 1) {
+        return;
+    }
+    if (have_gil) {
+        storage_destroy(storage);
+    }
+    else {
+        cm_deferred_add(&storage->deferred);
+    }
+}
+
+/* -- closing ------------------------------------------------------------------------- */
+
+int
+cm_storage_check_not_exported(const cm_storage *storage, const char *what)
+{
+    size_t exports = cm_storage_count_exports(storage);
+    if (exports > 0) {
+        PyErr_Format(PyExc_BufferError,
+                     "cannot %s with %zu live export%s: drop the arrays, memoryviews "
+                     "and tensors over it first",
+                     what, exports, exports == 1 ? "" : "s");
+        return -1;
+    }
+    return 0;
+}
+
+/* 0, or -1 with CudaError. */
+static int
+give(cm_state *state, cm_detached_storage *detached, const char *doing)
+{
+    cm_status status = give_parts(state, detached);
+    return cm_is_ok(status) ? 0 : cm_py_raise_int(state, status, doing);
+}
+
+int
+cm_storage_close(cm_storage *storage)
+{
+    if (cm_storage_check_not_exported(storage, "free a buffer") < 0) {
+        return -1;
+    }
+    storage->closed = true; /* first: a transfer that ends now looks at it */
+    if (!is_idle(storage) || try_give_back(storage)) {
+        return 0;
+    }
+    cm_detached_storage detached;
+    cm_storage_detach(storage, &detached);
+    return give(storage->state, &detached, "while freeing a buffer");
+}
+
+void
+cm_storage_retire(cm_storage *storage)
+{
+    storage->closed = true;
+    end_if_idle(storage);
+}
+
+int
+cm_storage_unlock(cm_storage *storage)
+{
+    storage->closed = true;
+    if (storage->state == NULL) {
+        return 0;
+    }
+    cm_detached_storage detached;
+    cm_storage_detach(storage, &detached);
+    if (storage->view_count > 0) { /* others may still read the bytes, unlocked */
+        storage->foreign = detached.foreign;
+        storage->foreign_drop = detached.foreign_drop;
+        storage->foreign_argument = detached.foreign_argument;
+        detached.foreign = NULL;
+        detached.foreign_drop = NULL;
+    }
+    return give(storage->state, &detached, "while unregistering host memory");
+}
+
+int
+cm_storage_check_open(const cm_storage *storage)
+{
+    if (CM_UNLIKELY(storage->closed)) {
+        PyErr_SetString(
+            PyExc_ValueError,
+            "the buffer is closed: its memory was given back by free(), the "
+            "end of a with block or shutdown()");
+        return -1;
+    }
+    return 0;
+}
+
+/* -- holds --------------------------------------------------------------------------- */
+
+static void
+add_hold(cm_storage *storage, uint64_t hold)
+{
+    atomic_fetch_add_explicit(&storage->holds, hold, memory_order_relaxed);
+}
+
+/* True when it was the last one of a closed storage. Sequentially consistent, as is
+ * closing: of two threads that end and close at least one sees both. */
+static bool
+end_hold(cm_storage *storage, uint64_t hold)
+{
+    return atomic_fetch_sub(&storage->holds, hold) == hold && storage->closed;
+}
+
+static void
+drop_hold(cm_storage *storage, uint64_t hold)
+{
+    if (end_hold(storage, hold) && !atomic_exchange(&storage->deferring, true)) {
+        cm_deferred_add(&storage->deferred); /* takes the reference over */
+    }
+    else {
+        cm_storage_release(storage, false);
+    }
+}
+
+void
+cm_storage_pin(cm_storage *storage)
+{
+    add_hold(storage, CM_HOLD_EXPORT);
+}
+
+void
+cm_storage_unpin(cm_storage *storage)
+{
+    if (CM_UNLIKELY(end_hold(storage, CM_HOLD_EXPORT))) {
+        end_if_idle(storage);
+    }
+}
+
+void
+cm_storage_begin_export(cm_storage *storage)
+{
+    storage->was_exported = true;
+    add_hold(storage, CM_HOLD_EXPORT);
+}
+
+void
+cm_storage_end_export(cm_storage *storage)
+{
+    cm_storage_unpin(storage);
+}
+
+void
+cm_storage_drop_export(cm_storage *storage)
+{
+    drop_hold(storage, CM_HOLD_EXPORT);
+}
+
+cm_storage *
+cm_storage_hold_transfer(cm_storage *storage)
+{
+    add_hold(storage, CM_HOLD_TRANSFER);
+    return cm_storage_hold(storage);
+}
+
+void
+cm_storage_drop_transfer(void *storage)
+{
+    drop_hold(storage, CM_HOLD_TRANSFER);
+}

@@ -1,0 +1,232 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The memory that buffers share. A view holds its storage, the storage holds its pool
+ * block, registration or foreign owner: whoever has a pointer keeps the memory. */
+#ifndef CM_PYTHON_BUFFER_STORAGE_H
+#define CM_PYTHON_BUFFER_STORAGE_H
+
+#include <stdatomic.h>
+
+#include "python/device/objects.h"
+#include "transfer/engine/handle.h"
+
+/* -- transfers of it ---------------------------------------------------------------------- */
+
+/* What a transfer does to a storage: bytes from its first on, gaps included. */
+typedef struct cm_extent {
+    uint64_t low;
+    uint64_t high;
+    bool writes;
+} cm_extent;
+
+#define CM_EXTENT_ALL(writes) ((cm_extent){0, UINT64_MAX, (writes)})
+
+/* A transfer that a storage remembers, finished perhaps. */
+typedef struct cm_writer {
+    cm_ticket *ticket; /* held */
+    cm_extent extent;
+    uint64_t number; /* in the order in which they came */
+    bool covered;    /* whoever would have to wait for it waits for a later one, which
+                        waits for it */
+} cm_writer;
+
+/* Must what does that come after it? */
+static inline bool
+cm_writer_is_in_the_way(const cm_writer *writer, cm_extent extent)
+{
+    return (writer->extent.writes || extent.writes) && writer->extent.low < extent.high
+           && extent.low < writer->extent.high;
+}
+
+/* -- itself ------------------------------------------------------------------------------- */
+
+/* Counted in one number, so that one of them sees that it was the last. */
+#define CM_HOLD_EXPORT UINT64_C(1)
+#define CM_HOLD_TRANSFER (UINT64_C(1) << 32)
+
+/* One piece of memory, shared by all buffers that look at it. Counted atomically:
+ * DLPack deleters drop it from threads without the GIL. Everything else needs the GIL.
+ * Exactly one of block, registration+view, foreign is what keeps the bytes. */
+typedef struct cm_storage {
+    atomic_size_t refs;
+    atomic_uint_least64_t holds; /* CM_HOLD_*: what its bytes must outlive */
+    cm_list node;                /* in state->storages while open */
+    cm_state *state;             /* borrowed */
+    uint64_t generation;         /* of the state when it was made */
+    cm_kind kind;                /* what consumers may do with it */
+    cm_kind residency;           /* where the planner thinks the bytes are */
+    int device;                  /* index; 0 for pageable memory that has none */
+    unsigned flags;     /* of cudaHostAlloc / cudaMallocManaged / cudaHostRegister */
+    void *host;         /* first byte for the host; NULL for device memory */
+    cm_address address; /* first byte for the device; 0 if it cannot reach it */
+    uint64_t nbytes;
+    bool readonly;
+    atomic_bool closed; /* by free(), a with block or shutdown(): the bytes are gone, or
+                           go with the last hold */
+    bool was_exported; /* someone may still work on it that we cannot see: fence on free
+                        */
+    bool is_file;      /* foreign, and known to be a mapped file's */
+    bool was_named; /* __cuda_array_interface__ gave the address away: its consumers may
+                       have kept no more than the object */
+    bool unlocks;   /* an import whose pages stay locked until then */
+    bool was_captured;   /* a graph may use it at any time: the pool keeps the block */
+    uint64_t late_count; /* fills left to streams: writes that no ticket tells of */
+    uint64_t seen_count; /* so many of them were waited for */
+    size_t view_count;   /* exports through the buffer protocol, ever; each consumer may
+                             have kept no more than the object, so the bytes then go with
+                             the last reference. Our own arrays take theirs back. GIL */
+    cm_pool *pool;       /* kept by the block, held if there is none; NULL for foreign
+                            memory */
+    cm_block *block;     /* owned, of pool */
+    cm_registration *registration; /* owned; NULL unless register() made it */
+    PyObject *foreign; /* owned: keeps foreign memory alive (object, memoryview,
+                          capsule) */
+    void (*foreign_drop)(void *argument); /* instead of or beside `foreign`: C clean-up
+                                           */
+    void *foreign_argument;
+    cm_stream **uses;       /* held streams that worked on it, no duplicates; GIL */
+    uint32_t lasting_count; /* so many of them, the first, are others' as well: what is
+                               queued there may use it for as long as it lives */
+    uint64_t use_calls;     /* times that one was named */
+    uint64_t forget_count;  /* times that some were forgotten */
+    cm_stream *first_use;   /* uses points here while one is enough */
+    uint32_t use_count;
+    uint32_t use_capacity;
+    bool first_is_lent; /* uses[0] is the state's own record, not held */
+    void (*free_struct)(struct cm_storage *storage); /* at the end of all */
+    cm_writer *pending; /* unfinished transfers of it, and some finished; GIL */
+    uint32_t writer_count;
+    uint32_t writer_capacity;
+    uint32_t forget_at;    /* so many of them: look again which have finished */
+    uint64_t writer_total; /* that there ever were */
+    uint64_t failed_total; /* the engine's count when it last looked */
+    uint64_t many_call; /* the last copy_many() that named it, and which it was there */
+    size_t many_index;
+    cm_deferred deferred;  /* so that what is let go without the GIL cannot fail */
+    atomic_bool deferring; /* it waits, with a reference, for the bytes to go
+                            */
+} cm_storage;
+
+/* A new storage with refs 1, in state->storages, nothing filled in but what is given.
+ * NULL with MemoryError. */
+cm_storage *cm_storage_new(cm_state *state, cm_kind kind, int device);
+/* The same in place; `fresh`: never initialised before. */
+void cm_storage_init(cm_storage *storage, cm_state *state, cm_kind kind, int device,
+                     bool fresh);
+cm_storage *cm_storage_hold(cm_storage *storage);
+/* Any thread. With no GIL, Python references are let go later. */
+void cm_storage_release(cm_storage *storage, bool have_gil);
+/* Close it. The bytes go now, or when the last transfer that uses it is done; what went
+ * through the buffer protocol, with the last reference. BufferError while exported,
+ * then nothing is done; CudaError where giving back failed. 0 or -1. */
+int cm_storage_close(cm_storage *storage);
+/* The same for the end of a `with` block: exports put it off too. Failures go to the
+ * unraisable hook. */
+void cm_storage_retire(cm_storage *storage);
+/* Close it and unlock registered pages now, once the streams that use them are done
+ * (GIL released). Nothing else may use it. 0, or -1 with CudaError. */
+int cm_storage_unlock(cm_storage *storage);
+/* "cannot <what> with 2 live exports": 0, or -1 with BufferError. */
+int cm_storage_check_not_exported(const cm_storage *storage, const char *what);
+/* 0, or -1 with ValueError "… is closed". */
+int cm_storage_check_open(const cm_storage *storage);
+/* Remember that `stream` works on it. 0, or -1 with MemoryError. GIL held. */
+int cm_storage_add_use(cm_storage *storage, cm_stream *stream);
+/* The same of a stream on which others work on it, now or later. */
+int cm_storage_add_lasting_use(cm_storage *storage, cm_stream *stream);
+/* What was remembered when `use_calls` was read came before a call of ours that is done
+ * or, if `by` is not NULL, queued there: forget it, but for `by` and lasting ones.
+ * Nothing happens where another was named since. GIL, released for streams that end. */
+void cm_storage_forget_uses(cm_storage *storage, const cm_stream *by,
+                            uint64_t use_calls);
+/* Wait (GIL released) for unfinished transfers into it, so that the host reads what was
+ * written; with `streams` also for the work of its streams. 0, or -1 with the failure.
+ */
+int cm_storage_wait(cm_storage *storage, bool streams);
+/* A stream that it remembers was given work that writes it. GIL held. */
+void cm_storage_set_late(cm_storage *storage);
+bool cm_storage_is_late(const cm_storage *storage);
+/* The transfers alone, not what fill() queued: for work that is ordered after that
+ * anyway. */
+int cm_storage_wait_pending(cm_storage *storage);
+/* Keep free() and shutdown() of other threads away (BufferError) while a call of ours
+ * works on it without the GIL. */
+void cm_storage_pin(cm_storage *storage);
+void cm_storage_unpin(cm_storage *storage);
+/* Count an export; was_exported is set for good. */
+void cm_storage_begin_export(cm_storage *storage);
+void cm_storage_end_export(cm_storage *storage);
+/* Without the GIL, and a reference as well. */
+void cm_storage_drop_export(cm_storage *storage);
+/* A reference of a transfer, and its end, which fits cm_keep.drop. */
+cm_storage *cm_storage_hold_transfer(cm_storage *storage);
+void cm_storage_drop_transfer(void *storage);
+
+/* Live Py_buffer exports, DLPack capsules and tensors, and pins. */
+static inline size_t
+cm_storage_count_exports(const cm_storage *storage)
+{
+    return atomic_load(&storage->holds) % CM_HOLD_TRANSFER;
+}
+
+/* Is a transfer of it not done? */
+static inline bool
+cm_storage_is_in_transfer(const cm_storage *storage)
+{
+    return atomic_load(&storage->holds) >= CM_HOLD_TRANSFER;
+}
+
+/* Where `region`, of its memory, lies in it. */
+cm_extent cm_storage_extent(const cm_storage *storage, const cm_region *region,
+                            bool writes);
+/* Remember an unfinished transfer of it, which came after all that were in the way when
+ * writer_total was `seen` (0: none). 0, or -1. GIL held. */
+int cm_storage_add_writer(cm_storage *storage, cm_ticket *ticket, cm_extent extent,
+                          uint64_t seen);
+/* Wait (GIL released) until no transfer uses it, whoever asked for that. 0, or -1 with
+ * what a signal handler raised. */
+int cm_storage_wait_transfers(cm_storage *storage);
+
+/* A new storage's first stream, which needs no memory. */
+static inline void
+cm_storage_set_first_use(cm_storage *storage, cm_stream *stream)
+{
+    bool lent = stream == storage->state->default_streams[stream->device];
+    storage->first_use = lent ? stream : cm_stream_hold(stream);
+    storage->first_is_lent = lent;
+    storage->uses = &storage->first_use;
+    storage->use_count = storage->use_capacity = 1;
+    storage->lasting_count = 1;
+}
+
+/* -- its parts ---------------------------------------------------------------------------- */
+
+/* The parts of a storage, taken out of it under the GIL so that giving them back may
+ * wait without it. */
+typedef struct cm_detached_storage {
+    cm_runtime *runtime; /* borrowed */
+    cm_pool *pool;       /* the rest: owned, any may be NULL */
+    cm_block *block;
+    cm_registration *registration;
+    PyObject *foreign;
+    void (*foreign_drop)(void *argument);
+    void *foreign_argument;
+    cm_stream **uses; /* or &first_use: not to be moved */
+    cm_stream *first_use;
+    uint32_t use_count;
+    cm_writer *pending;
+    uint32_t writer_count;
+    bool fence;
+    bool captured;
+    bool unlocks; /* pages are unlocked with it */
+    int device;   /* whose work a fence means */
+} cm_detached_storage;
+
+/* Move everything out of `storage`. GIL. */
+void cm_storage_detach(cm_storage *storage, cm_detached_storage *out);
+/* Give back what needs no Python; must not hold the GIL where it may wait. In a forked
+ * child all of it is leaked. Waits for the streams that use registered memory. Fails:
+ * host_unregister or such a wait (everything is gone all the same). */
+CM_NODISCARD cm_status cm_detached_storage_free(cm_detached_storage *detached);
+/* Then, with the GIL, let go of the foreign owner. */
+void cm_detached_storage_defer(cm_detached_storage *detached);
+#endif

@@ -1,0 +1,412 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Who works on a storage: the streams and unfinished transfers it remembers, and
+ * waiting for them. */
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "python/buffer/buffer_object.h"
+#include "python/core/errors.h"
+
+enum {
+    SIGNAL_CHECK_NS = 50 * 1000 * 1000, /* how soon Ctrl-C is seen */
+    FIRST_NAP_NS = 2 * 1000,
+    LONGEST_NAP_NS = 500 * 1000,
+};
+
+/* Room for one more item in a growing array, whose first place may be `inside`
+ * something (else NULL). 0, or -1 with MemoryError. */
+static int
+reserve_one(void *array_pointer, size_t item_nbytes, const void *inside, uint32_t count,
+            uint32_t *capacity)
+{
+    if (count < *capacity) {
+        return 0;
+    }
+    void *array;
+    memcpy(&array, array_pointer, sizeof(array));
+    uint32_t wanted = *capacity == 0 ? 2 : *capacity * 2;
+    bool moves = array != NULL && array == inside;
+    void *larger = realloc(moves ? NULL : array, (size_t)wanted * item_nbytes);
+    if (larger == NULL) {
+        PyErr_NoMemory();
+        return -1;
+    }
+    if (moves) {
+        memcpy(larger, array, count * item_nbytes);
+    }
+    memcpy(array_pointer, &larger, sizeof(larger));
+    *capacity = wanted;
+    return 0;
+}
+
+/* Its index, -1 with MemoryError. */
+static int64_t
+add_use(cm_storage *storage, cm_stream *stream)
+{
+    storage->use_calls++;
+    for (uint32_t i = 0; i < storage->use_count; i++) {
+        if (cm_stream_same(storage->uses[i], stream)) {
+            return i;
+        }
+    }
+    if (reserve_one(&storage->uses, sizeof(*storage->uses), &storage->first_use,
+                    storage->use_count, &storage->use_capacity)
+        < 0) {
+        return -1;
+    }
+    storage->uses[storage->use_count] = cm_stream_hold(stream);
+    return storage->use_count++;
+}
+
+int
+cm_storage_add_use(cm_storage *storage, cm_stream *stream)
+{
+    return add_use(storage, stream) < 0 ? -1 : 0;
+}
+
+int
+cm_storage_add_lasting_use(cm_storage *storage, cm_stream *stream)
+{
+    int64_t index = add_use(storage, stream);
+    if (index >= storage->lasting_count) {
+        cm_stream **place = &storage->uses[storage->lasting_count++];
+        cm_stream *other = *place;
+        *place = storage->uses[index];
+        storage->uses[index] = other;
+    }
+    return index < 0 ? -1 : 0;
+}
+
+void
+cm_storage_forget_uses(cm_storage *storage, const cm_stream *by, uint64_t use_calls)
+{
+    enum { SOME = 16 }; /* the others another time */
+    cm_stream *gone[SOME];
+    uint32_t count = 0;
+    if (storage->use_calls != use_calls || storage->was_captured) {
+        return;
+    }
+    for (uint32_t i = storage->use_count; i > storage->lasting_count && count < SOME;
+         i--) {
+        cm_stream *use = storage->uses[i - 1];
+        if (by == NULL || !cm_stream_same(use, by)) {
+            storage->uses[i - 1] = storage->uses[--storage->use_count];
+            gone[count++] = use;
+        }
+    }
+    storage->forget_count += count > 0;
+    while (count > 0) { /* these let others in */
+        cm_state_enter(storage->state);
+        cm_stream_give(storage->state, gone[--count]);
+    }
+}
+
+/* One that failed or was cancelled may have ended before those it covers. */
+static void
+uncover_all(cm_storage *storage)
+{
+    for (uint32_t i = 0; i < storage->writer_count; i++) {
+        storage->pending[i].covered = false;
+    }
+}
+
+static void
+remove_writer(cm_storage *storage, uint32_t index, bool failed)
+{
+    cm_ticket *ticket = storage->pending[index].ticket;
+    storage->pending[index] = storage->pending[--storage->writer_count];
+    if (failed) {
+        uncover_all(storage);
+    }
+    cm_ticket_release(ticket);
+}
+
+static void
+remove_ticket(cm_storage *storage, const cm_ticket *ticket, bool failed)
+{
+    for (uint32_t i = storage->writer_count; i > 0; i--) {
+        if (storage->pending[i - 1].ticket == ticket) {
+            remove_writer(storage, i - 1, failed);
+        }
+    }
+}
+
+static void
+forget_finished_pending(cm_storage *storage)
+{
+    bool failed = false;
+    for (uint32_t i = storage->writer_count; i > 0; i--) {
+        cm_ticket_info info;
+        cm_ticket_look(storage->pending[i - 1].ticket, &info);
+        if (info.done) {
+            failed = failed || !cm_is_ok(info.status);
+            remove_writer(storage, i - 1, false);
+        }
+    }
+    if (failed) {
+        uncover_all(storage);
+    }
+}
+
+/* Asking all of them each time would cost as much as there are. A failure is forgotten
+ * at once, lest somebody be told of it who came later. */
+static void
+forget_some_pending(cm_storage *storage)
+{
+    enum { FEW = 8 };
+    cm_engine *engine = storage->state->engine;
+    uint64_t failed = engine == NULL ? 0 : cm_engine_count_failed(engine);
+    if (storage->writer_count < storage->forget_at && failed == storage->failed_total) {
+        return;
+    }
+    forget_finished_pending(storage);
+    storage->failed_total = failed;
+    storage->forget_at = 2 * storage->writer_count + FEW;
+}
+
+cm_extent
+cm_storage_extent(const cm_storage *storage, const cm_region *region, bool writes)
+{
+    int64_t low, high;
+    uint64_t first = UINT64_MAX;
+    if (storage->host != NULL && region->host != NULL) {
+        first = (uintptr_t)region->host - (uintptr_t)storage->host;
+    }
+    else if (storage->address != 0 && region->address != 0) {
+        first = region->address - storage->address;
+    }
+    if (first > storage->nbytes || !cm_is_ok(cm_region_bounds(region, &low, &high))) {
+        return CM_EXTENT_ALL(writes); /* it is seen through another address */
+    }
+    uint64_t from = first + (uint64_t)low;
+    uint64_t to = first + (uint64_t)high;
+    return from <= to && to <= storage->nbytes ? (cm_extent){from, to, writes}
+                                               : CM_EXTENT_ALL(writes);
+}
+
+/* Whoever would have to wait for those that it contains and came after has to wait for
+ * it, unless it only reads: then others that read pass it by. */
+static void
+cover_others(cm_storage *storage, cm_extent extent, uint64_t seen)
+{
+    for (uint32_t i = 0; i < storage->writer_count && extent.writes; i++) {
+        cm_writer *writer = &storage->pending[i];
+        writer->covered = writer->covered
+                          || (writer->number < seen && extent.low <= writer->extent.low
+                              && writer->extent.high <= extent.high);
+    }
+}
+
+int
+cm_storage_add_writer(cm_storage *storage, cm_ticket *ticket, cm_extent extent,
+                      uint64_t seen)
+{
+    cm_ticket_info info;
+    forget_some_pending(storage);
+    if (reserve_one(&storage->pending, sizeof(*storage->pending), NULL,
+                    storage->writer_count, &storage->writer_capacity)
+        < 0) {
+        return -1;
+    }
+    cm_ticket_look(ticket, &info);
+    if (!info.done) { /* else it may have had nothing to wait for */
+        cover_others(storage, extent, seen);
+    }
+    storage->pending[storage->writer_count++] =
+        (cm_writer){.ticket = cm_ticket_hold(ticket),
+                    .extent = extent,
+                    .number = storage->writer_total++};
+    return 0;
+}
+
+/* 0, or -1 with KeyboardInterrupt or the transfer's failure. */
+static int
+wait_for_writer(cm_storage *storage, cm_ticket *ticket)
+{
+    cm_status status;
+    for (;;) {
+        Py_BEGIN_ALLOW_THREADS
+        status = cm_ticket_wait(ticket, SIGNAL_CHECK_NS);
+        Py_END_ALLOW_THREADS
+        if (status.code != CM_ETIMEOUT) {
+            break;
+        }
+        if (PyErr_CheckSignals() < 0) {
+            return -1;
+        }
+    }
+    if (status.code != CM_EFORKED) { /* a child never learns how it ends */
+        remove_ticket(storage, ticket, !cm_is_ok(status));
+    }
+    if (!cm_is_ok(status) && status.code != CM_ECANCELLED) {
+        return cm_py_raise_int(storage->state, status,
+                               "while waiting for a transfer into the buffer");
+    }
+    return 0;
+}
+
+/* Ask the stream, or the event over its work, with naps that grow, for one signal
+ * interval. No GIL. */
+static cm_status
+poll_stream(const cm_stream *stream, uint64_t event, bool *done)
+{
+    uint64_t start = cm_now_ns();
+    long nap_ns = FIRST_NAP_NS;
+    for (;;) {
+        CM_TRY(event != 0 ? cm_rt_event_query(stream->rt, event, done)
+                          : cm_stream_query(stream, done));
+        if (*done || cm_now_ns() - start > SIGNAL_CHECK_NS) {
+            return cm_ok();
+        }
+        struct timespec nap = {.tv_sec = 0, .tv_nsec = nap_ns};
+        (void)nanosleep(&nap, NULL);
+        nap_ns = nap_ns * 2 < LONGEST_NAP_NS ? nap_ns * 2 : LONGEST_NAP_NS;
+    }
+}
+
+/* Another thread's default stream cannot be asked: an event stands for it. No GIL. */
+static cm_status
+mark_stream(const cm_stream *stream, uint64_t *event)
+{
+    *event = 0;
+    if (cm_stream_is_here(stream)) {
+        return cm_ok();
+    }
+    cm_device_guard guard;
+    CM_TRY(cm_device_enter(stream->rt, stream->device, &guard));
+    cm_status status = cm_rt_event_create(stream->rt, CM_EVENT_DISABLE_TIMING, event);
+    if (cm_is_ok(status)) {
+        status = cm_stream_record(stream, *event);
+    }
+    cm_device_leave(stream->rt, &guard);
+    return status;
+}
+
+static int
+wait_for_stream(cm_storage *storage, cm_stream *stream)
+{
+    if (cm_state_runtime(storage->state) == NULL) {
+        return -1;
+    }
+    bool done = false;
+    bool interrupted = false;
+    uint64_t event;
+    cm_status status;
+    Py_BEGIN_ALLOW_THREADS
+    status = mark_stream(stream, &event);
+    Py_END_ALLOW_THREADS
+    while (cm_is_ok(status) && !done && !interrupted) {
+        Py_BEGIN_ALLOW_THREADS
+        status = poll_stream(stream, event, &done);
+        Py_END_ALLOW_THREADS
+        interrupted = cm_is_ok(status) && !done && PyErr_CheckSignals() < 0;
+    }
+    if (event != 0) {
+        cm_status destroyed;
+        Py_BEGIN_ALLOW_THREADS
+        destroyed = cm_rt_event_destroy(stream->rt, event);
+        Py_END_ALLOW_THREADS
+        status = cm_is_ok(status) ? destroyed : status;
+    }
+    if (interrupted) {
+        return -1;
+    }
+    return cm_is_ok(status)
+               ? 0
+               : cm_py_raise_int(storage->state, status,
+                                 "while waiting for a stream that uses the buffer");
+}
+
+/* With naps that grow, for one signal interval. No GIL. */
+static void
+poll_transfers(const cm_storage *storage, cm_engine *engine)
+{
+    uint64_t start = cm_now_ns();
+    long nap_ns = FIRST_NAP_NS;
+    while (cm_storage_is_in_transfer(storage)
+           && cm_now_ns() - start < SIGNAL_CHECK_NS) {
+        struct timespec nap = {.tv_sec = 0, .tv_nsec = nap_ns};
+        (void)nanosleep(&nap, NULL);
+        nap_ns = nap_ns * 2 < LONGEST_NAP_NS ? nap_ns * 2 : LONGEST_NAP_NS;
+        cm_engine_poll(engine);
+    }
+}
+
+int
+cm_storage_wait_transfers(cm_storage *storage)
+{
+    while (cm_storage_is_in_transfer(storage)) {
+        if (cm_state_runtime(storage->state) == NULL) {
+            return -1;
+        }
+        cm_engine *engine = storage->state->engine;
+        if (engine == NULL) {
+            return 0; /* the interpreter ends, and nothing is given back any more */
+        }
+        cm_state_enter(storage->state); /* so that shutdown() leaves the engine */
+        Py_BEGIN_ALLOW_THREADS
+        poll_transfers(storage, engine);
+        Py_END_ALLOW_THREADS
+        cm_state_leave(storage->state);
+        if (PyErr_CheckSignals() < 0) {
+            return -1;
+        }
+    }
+    return 0;
+}
+
+int
+cm_storage_wait_pending(cm_storage *storage)
+{
+    while (storage->writer_count > 0) {
+        cm_ticket *ticket = cm_ticket_hold(storage->pending[0].ticket);
+        int result = wait_for_writer(storage, ticket);
+        cm_ticket_release(ticket);
+        if (result < 0) {
+            return -1;
+        }
+    }
+    return 0;
+}
+
+void
+cm_storage_set_late(cm_storage *storage)
+{
+    storage->late_count++;
+}
+
+bool
+cm_storage_is_late(const cm_storage *storage)
+{
+    return storage->seen_count != storage->late_count;
+}
+
+int
+cm_storage_wait(cm_storage *storage, bool streams)
+{
+    if (cm_storage_wait_pending(storage) < 0) {
+        return -1;
+    }
+    if (!streams && !cm_storage_is_late(storage)) {
+        return 0;
+    }
+    /* Other threads may leave more fills while we wait, and must wait for ours too. */
+    uint64_t late_count = storage->late_count;
+    uint64_t forget_count = storage->forget_count;
+    for (uint32_t i = 0; i < storage->use_count;) {
+        cm_stream *stream = cm_stream_take(storage->state, storage->uses[i]);
+        int result = wait_for_stream(storage, stream);
+        cm_stream_give(storage->state, stream);
+        if (result < 0) {
+            return -1;
+        }
+        /* where some were forgotten meanwhile the others have other places */
+        i = forget_count == storage->forget_count ? i + 1 : 0;
+        forget_count = storage->forget_count;
+    }
+    if (storage->seen_count < late_count) {
+        storage->seen_count = late_count;
+    }
+    return 0;
+}

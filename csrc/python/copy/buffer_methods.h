@@ -1,0 +1,44 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Methods and slots of buffers that copy bytes, with their docstrings, for the tables
+ * in module/buffer_type.c. GIL held; what can wait releases it. */
+#ifndef CM_PYTHON_COPY_BUFFER_METHODS_H
+#define CM_PYTHON_COPY_BUFFER_METHODS_H
+
+#include "python/buffer/buffer_object.h"
+
+/* METH_NOARGS */
+PyObject *cm_buffer_dunder_copy(PyObject *self, PyObject *unused);
+PyObject *cm_buffer_dlpack_device(PyObject *self, PyObject *unused);
+/* METH_O */
+PyObject *cm_buffer_deepcopy(PyObject *self, PyObject *memo);
+/* METH_FASTCALL | METH_KEYWORDS */
+PyObject *cm_buffer_copy(PyObject *self, PyObject *const *args, Py_ssize_t nargs,
+                         PyObject *kwnames);
+PyObject *cm_buffer_to_numpy(PyObject *self, PyObject *const *args, Py_ssize_t nargs,
+                             PyObject *kwnames);
+PyObject *cm_buffer_fill(PyObject *self, PyObject *const *args, Py_ssize_t nargs,
+                         PyObject *kwnames);
+PyObject *cm_buffer_dlpack(PyObject *self, PyObject *const *args, Py_ssize_t nargs,
+                           PyObject *kwnames);
+/* Py_mp_ass_subscript */
+int cm_buffer_ass_subscript(PyObject *self, PyObject *index, PyObject *value);
+
+extern const char cm_buffer_to_numpy_doc[];
+extern const char cm_buffer_copy_doc[];
+extern const char cm_buffer_dunder_copy_doc[];
+extern const char cm_buffer_deepcopy_doc[];
+extern const char cm_buffer_fill_doc[];
+
+/* `value` as fill() reads it: what must be asked for by protocol, since NumPy cannot
+ * read it or would lose sight of where it is, becomes a Buffer; `stream` (may be NULL)
+ * comes after its exporter's. New reference. */
+PyObject *cm_fill_source(cm_state *state, PyObject *value, cm_stream *stream);
+
+/* Fill `self` with one element or a broadcast array; NULL stream: the current one. 0 or
+ * -1. */
+int cm_buffer_fill_value(cm_buffer *self, PyObject *value, PyObject *stream);
+
+/* Set all bytes to zero. */
+int cm_buffer_zero(cm_buffer *self, PyObject *stream);
+
+#endif

@@ -1,0 +1,27 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* How copies are made, as the user may set it: what configure() said comes before the
+ * environment, that before what was measured, that before defaults. GIL held. */
+#ifndef CM_PYTHON_COPY_CONFIGURE_H
+#define CM_PYTHON_COPY_CONFIGURE_H
+
+#include "python/core/state.h"
+
+/* _set_tuning, _read_tuning, _calibrate and the like; ends with an empty row. */
+extern PyMethodDef cm_configure_methods[];
+
+/* Read CUMEM_TRANSFER_… unless that was done since the last shutdown(). 0, or -1 with a
+ * ValueError that names the variable. */
+int cm_configure_open(cm_state *state);
+/* Have the engine, if there is one, work as all of that says. 0, or -1 with
+ * RuntimeError in a forked child. */
+int cm_configure_apply(cm_state *state);
+/* Take, once, what calibrate() has kept of this machine with that device (-1: the
+ * current one). On a real device only. 0, or -1 with KeyboardInterrupt and the like:
+ * nothing else ends a copy. */
+int cm_configure_look(cm_state *state, int device);
+/* The same before a copy that is long enough to notice. */
+int cm_configure_look_for(cm_state *state, const cm_copy_request *request);
+/* Variables are read anew, and measured figures are forgotten. */
+void cm_configure_close(cm_state *state);
+
+#endif

@@ -1,0 +1,504 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Ranges of a file and objects in memory: from them to a request of the engine, with
+ * what must come first and what must stay alive. */
+#include "python/copy/file_functions.h"
+
+#include <stdlib.h>
+
+#include "python/buffer/order.h"
+#include "python/copy/file_check.h"
+#include "python/core/arguments.h"
+#include "python/core/errors.h"
+#include "python/core/progress.h"
+
+/* What one range keeps. */
+typedef struct file_end {
+    PyObject *keep;      /* owned, as is the next */
+    PyObject *locked;    /* of the operand */
+    cm_storage *storage; /* borrowed from `keep`, pinned; NULL: not ours */
+    cm_region *region;   /* owned: of more than one run */
+} file_end;
+
+typedef struct file_call {
+    cm_state *state;
+    PyObject *open;     /* borrowed: called for the descriptor when all ends are good */
+    PyObject *filename; /* borrowed */
+    PyObject *argument; /* borrowed: what the one end is called; None: ranges */
+    cm_stream *given;   /* borrowed; NULL: the current streams */
+    PyThreadState *thread; /* while the GIL is released */
+    cm_progress progress;
+    uint64_t moved;  /* bytes that have arrived */
+    uint64_t nbytes; /* of all ranges */
+    Py_ssize_t count;
+    Py_ssize_t end_count; /* ends that are initialised */
+    file_end *ends;       /* owned, as are the next */
+    cm_file_range *ranges;
+    cm_storage **storages; /* each once */
+    cm_pending *pending;   /* of each */
+    uint32_t storage_count;
+    uint32_t pending_count;
+    cm_stream **after; /* borrowed streams */
+    cm_ticket **after_tickets;
+    cm_file_request request;
+    cm_operand operand; /* the one being read */
+} file_call;
+
+/* -- ends --------------------------------------------------------------------------------- */
+
+/* The operand becomes an end, which takes over what it keeps. */
+static int
+take_operand(file_call *call, uint64_t offset)
+{
+    file_end *end = &call->ends[call->end_count];
+    cm_file_range *range = &call->ranges[call->end_count];
+    end->keep = call->operand.keep;
+    end->locked = call->operand.locked;
+    end->storage = call->operand.storage;
+    Py_CLEAR(call->operand.dtype);
+    call->operand.keep = NULL;
+    call->operand.locked = NULL;
+    call->operand.storage = NULL;
+    call->end_count++;
+    cm_status status = cm_file_range_init(range, offset, &call->operand.region);
+    if (!cm_is_ok(status)) {
+        return cm_py_raise_int(call->state, status, NULL);
+    }
+    if (range->region != NULL) {
+        end->region = malloc(sizeof(*end->region));
+        if (end->region == NULL) {
+            PyErr_NoMemory();
+            return -1;
+        }
+        *end->region = call->operand.region;
+        range->region = end->region;
+    }
+    return 0;
+}
+
+static int
+read_pair(file_call *call, PyObject *pair)
+{
+    uint64_t offset;
+    const cm_file_end_name name = {call->argument, call->end_count,
+                                   call->request.writes};
+    PyObject *items = PySequence_Tuple(pair);
+    if (items == NULL || PyTuple_Size(items) != 2) {
+        Py_XDECREF(items);
+        PyErr_Clear();
+        return cm_arg_refuse(pair, "each of ranges", "a pair of an offset and memory");
+    }
+    PyObject *object = PyTuple_GetItem(items, 1);
+    int result = cm_file_parse_offset(&name, PyTuple_GetItem(items, 0), &offset);
+    if (result == 0) {
+        result = cm_file_check_memory(call->state, &name, object);
+    }
+    if (result == 0) {
+        result =
+            cm_operand_init(call->state, &call->operand, object, NULL, call->given);
+        if (result == 0) {
+            result = cm_file_check_operand(&name, object, &call->operand);
+            result = result == 0 ? take_operand(call, offset) : result;
+        }
+        cm_operand_fini(&call->operand);
+    }
+    Py_DECREF(items);
+    return result;
+}
+
+static int
+read_pairs(file_call *call, PyObject *pairs)
+{
+    size_t room = (size_t)call->count + 1;
+    call->ends = PyMem_Calloc(room, sizeof(*call->ends));
+    call->ranges = PyMem_Calloc(room, sizeof(*call->ranges));
+    if (call->ends == NULL || call->ranges == NULL) {
+        PyErr_NoMemory();
+        return -1;
+    }
+    for (Py_ssize_t i = 0; i < call->count; i++) {
+        PyObject *pair = PyTuple_GetItem(pairs, i);
+        if (pair == NULL || read_pair(call, pair) < 0) {
+            return -1;
+        }
+        call->nbytes += call->ranges[i].nbytes;
+    }
+    return 0;
+}
+
+static bool
+is_on_device(const cm_file_range *range)
+{
+    return range->nbytes > 0 && (range->kind == CM_KIND_DEVICE || range->host == NULL);
+}
+
+/* -- order and lifetime ------------------------------------------------------------------- */
+
+static int
+compare_storages(const void *a, const void *b)
+{
+    uintptr_t x = (uintptr_t)*(cm_storage *const *)a;
+    uintptr_t y = (uintptr_t)*(cm_storage *const *)b;
+    return x < y ? -1 : x > y;
+}
+
+static int
+collect_storages(file_call *call)
+{
+    call->storages = PyMem_Calloc((size_t)call->end_count + 1, sizeof(cm_storage *));
+    call->pending = PyMem_Calloc((size_t)call->end_count + 1, sizeof(cm_pending));
+    if (call->storages == NULL || call->pending == NULL) {
+        PyErr_NoMemory();
+        return -1;
+    }
+    uint32_t count = 0;
+    for (Py_ssize_t i = 0; i < call->end_count; i++) {
+        if (call->ends[i].storage != NULL) {
+            call->storages[count++] = call->ends[i].storage;
+        }
+    }
+    qsort(call->storages, count, sizeof(cm_storage *), compare_storages);
+    for (uint32_t i = 0; i < count; i++) {
+        if (i == 0 || call->storages[i] != call->storages[i - 1]) {
+            call->storages[call->storage_count++] = call->storages[i];
+        }
+    }
+    return 0;
+}
+
+static void
+add_after(file_call *call, cm_stream *stream)
+{
+    cm_file_request *request = &call->request;
+    for (uint32_t i = 0; i < request->after_count; i++) {
+        if (cm_stream_same(call->after[i], stream)) {
+            return;
+        }
+    }
+    call->after[request->after_count++] = stream;
+}
+
+static int
+collect_after(file_call *call)
+{
+    size_t streams = 2;
+    size_t tickets = 1;
+    for (uint32_t i = 0; i < call->storage_count; i++) {
+        if (cm_pending_take(call->storages[i], &call->pending[i]) < 0) {
+            return -1;
+        }
+        call->pending_count++;
+        streams += call->pending[i].stream_count;
+        tickets += call->pending[i].ticket_count;
+    }
+    call->after = PyMem_Calloc(streams, sizeof(cm_stream *));
+    call->after_tickets = PyMem_Calloc(tickets, sizeof(cm_ticket *));
+    if (call->after == NULL || call->after_tickets == NULL) {
+        PyErr_NoMemory();
+        return -1;
+    }
+    cm_file_request *request = &call->request;
+    for (uint32_t i = 0; i < call->storage_count; i++) {
+        const cm_pending *pending = &call->pending[i];
+        for (uint32_t k = 0; k < pending->stream_count; k++) {
+            add_after(call, pending->streams[k]);
+        }
+        for (uint32_t k = 0; k < pending->ticket_count; k++) {
+            call->after_tickets[request->after_ticket_count++] = pending->tickets[k];
+        }
+    }
+    if (call->given != NULL) {
+        add_after(call, call->given);
+    }
+    request->after = call->after;
+    request->after_tickets = call->after_tickets;
+    return 0;
+}
+
+/* One for each device whose memory is an end. */
+static int
+choose_streams(file_call *call)
+{
+    cm_stream **streams = call->request.streams;
+    for (Py_ssize_t i = 0; i < call->count; i++) {
+        int device = call->ranges[i].device;
+        if (!is_on_device(&call->ranges[i]) || streams[device] != NULL) {
+            continue;
+        }
+        if (call->given != NULL && call->given->device != device) {
+            PyErr_Format(PyExc_ValueError,
+                         "stream is of device %d, but the memory is of device %d",
+                         call->given->device, device);
+            return -1;
+        }
+        streams[device] = call->given != NULL
+                              ? cm_stream_take(call->state, call->given)
+                              : cm_stream_from_object(call->state, Py_None, device);
+        if (streams[device] == NULL) {
+            return -1;
+        }
+    }
+    return 0;
+}
+
+/* What an interrupted call leaves to a stream. */
+typedef struct file_keep {
+    size_t count;
+    cm_keep keeps[];
+} file_keep;
+
+static void
+drop_keeps(void *object)
+{
+    file_keep *keep = object;
+    for (size_t i = 0; i < keep->count; i++) {
+        keep->keeps[i].drop(keep->keeps[i].object);
+    }
+    free(keep);
+}
+
+static int
+remember(file_call *call)
+{
+    size_t room = (size_t)call->end_count + 1;
+    file_keep *keep = calloc(1, sizeof(*keep) + room * sizeof(cm_keep));
+    if (keep == NULL) {
+        PyErr_NoMemory();
+        return -1;
+    }
+    for (uint32_t i = 0; i < call->storage_count; i++) {
+        keep->keeps[keep->count++] = (cm_keep){
+            cm_storage_hold_transfer(call->storages[i]), cm_storage_drop_transfer};
+    }
+    for (Py_ssize_t i = 0; i < call->end_count; i++) {
+        if (call->ends[i].storage != NULL) {
+            continue;
+        }
+        cm_deferred *deferred = cm_deferred_new(call->state, call->ends[i].keep);
+        if (deferred == NULL) {
+            drop_keeps(keep);
+            return -1;
+        }
+        keep->keeps[keep->count++] = (cm_keep){deferred, cm_deferred_add};
+    }
+    call->request.keep[0] = (cm_keep){keep, drop_keeps};
+    call->request.keep_count = 1;
+    return 0;
+}
+
+/* -- the call ----------------------------------------------------------------------------- */
+
+static int
+init_call(file_call *call, PyObject *pairs)
+{
+    if (cm_state_runtime(call->state) == NULL || read_pairs(call, pairs) < 0
+        || choose_streams(call) < 0 || collect_storages(call) < 0
+        || collect_after(call) < 0) {
+        return -1;
+    }
+    call->request.ranges = call->ranges;
+    call->request.range_count = (uint64_t)call->count;
+    return 0;
+}
+
+static void
+fini_call(file_call *call)
+{
+    for (Py_ssize_t i = 0; i < call->end_count; i++) {
+        if (call->ends[i].storage != NULL) {
+            cm_storage_unpin(call->ends[i].storage); /* `keep` still holds it */
+        }
+        Py_CLEAR(call->ends[i].locked);
+        Py_CLEAR(call->ends[i].keep);
+        free(call->ends[i].region);
+    }
+    for (uint32_t i = 0; i < call->pending_count; i++) {
+        cm_pending_give(&call->pending[i]);
+    }
+    for (int device = 0; device < CM_MAX_DEVICES; device++) {
+        cm_stream_give(call->state, call->request.streams[device]);
+    }
+    PyMem_Free(call->ends);
+    PyMem_Free(call->ranges);
+    PyMem_Free(call->storages);
+    PyMem_Free(call->pending);
+    PyMem_Free(call->after);
+    PyMem_Free(call->after_tickets);
+}
+
+/* The engine asks, without the GIL, whether to go on waiting. */
+static bool
+is_interrupted(void *argument)
+{
+    file_call *call = argument;
+    PyEval_RestoreThread(call->thread);
+    bool interrupted =
+        PyErr_CheckSignals() < 0
+        || cm_progress_tell(&call->progress, call->moved, call->nbytes) < 0;
+    call->thread = PyEval_SaveThread();
+    return interrupted;
+}
+
+/* The engine with all pools it may need. */
+static cm_engine *
+get_engine(file_call *call)
+{
+    cm_engine *engine = cm_state_engine(call->state, -1);
+    for (int device = 0; device < CM_MAX_DEVICES && engine != NULL; device++) {
+        if (call->request.streams[device] != NULL) {
+            engine = cm_state_engine(call->state, device);
+        }
+    }
+    return engine;
+}
+
+/* A file that is written need not exist before: what is wrong with the ends must be
+ * told by now. */
+static int
+open_file(file_call *call)
+{
+    int64_t fd = -1;
+    PyObject *number = PyObject_CallNoArgs(call->open);
+    int result = number == NULL ? -1 : cm_arg_int64(number, "fd", &fd);
+    Py_XDECREF(number);
+    call->request.fd = (int)fd;
+    return result;
+}
+
+static PyObject *
+run_call(file_call *call)
+{
+    cm_engine *engine = get_engine(call);
+    if (engine == NULL || open_file(call) < 0 || remember(call) < 0) {
+        return NULL;
+    }
+    cm_file_failure failure;
+    call->request.interrupted = is_interrupted;
+    call->request.interrupted_argument = call;
+    call->request.moved = &call->moved;
+    call->thread = PyEval_SaveThread();
+    cm_status status = cm_engine_transfer_file(engine, &call->request, &failure);
+    PyEval_RestoreThread(call->thread);
+    bool writes = call->request.writes;
+    if (PyErr_Occurred()) {
+        return NULL; /* Ctrl-C, or of who is told of the progress */
+    }
+    if (failure.at_end || failure.error != 0) {
+        return cm_file_raise(&failure, call->ranges, writes, call->filename);
+    }
+    if (!cm_is_ok(status)) {
+        return cm_py_raise(call->state, status,
+                           writes ? "while writing a file" : "while reading a file");
+    }
+    return cm_progress_tell(&call->progress, call->nbytes, call->nbytes) < 0
+               ? NULL
+               : PyLong_FromUnsignedLongLong(call->nbytes);
+}
+
+/* A hint for a stream that does not say its device: that of the first device buffer. */
+static int
+device_hint(const cm_state *state, PyObject *pairs)
+{
+    for (Py_ssize_t i = 0; i < PyTuple_Size(pairs); i++) {
+        PyObject *pair = PyTuple_GetItem(pairs, i);
+        PyObject *end = pair != NULL && PyTuple_Check(pair) && PyTuple_Size(pair) == 2
+                            ? PyTuple_GetItem(pair, 1)
+                            : NULL;
+        if (end != NULL && cm_buffer_check(state, end)) {
+            const cm_buffer *buffer = (const cm_buffer *)(void *)end;
+            if (buffer->storage->residency == CM_KIND_DEVICE) {
+                return buffer->storage->device;
+            }
+        }
+    }
+    return -1;
+}
+
+static PyObject *
+tuple_of(PyObject *ranges)
+{
+    PyObject *iterator = PyObject_GetIter(ranges);
+    if (iterator == NULL && PyErr_ExceptionMatches(PyExc_TypeError)) {
+        PyErr_Clear();
+        (void)cm_arg_refuse(ranges, "ranges",
+                            "an iterable of pairs of an offset and memory");
+    }
+    PyObject *pairs = iterator == NULL ? NULL : PySequence_Tuple(iterator);
+    Py_XDECREF(iterator);
+    return pairs;
+}
+
+static PyObject *
+call_with(file_call *call, PyObject *ranges, PyObject *stream)
+{
+    PyObject *pairs = tuple_of(ranges);
+    if (pairs == NULL) {
+        return NULL;
+    }
+    call->request.calls =
+        call->state->file_faults == NULL ? NULL : &call->state->file_faults->calls;
+    call->count = PyTuple_Size(pairs);
+    PyObject *result = NULL;
+    if (stream != NULL && stream != Py_None) {
+        call->given =
+            cm_stream_from_object(call->state, stream, device_hint(call->state, pairs));
+    }
+    if (!PyErr_Occurred()) {
+        result = init_call(call, pairs) < 0 ? NULL : run_call(call);
+    }
+    cm_state_drop_own(call->state);
+    fini_call(call);
+    cm_stream_give(call->state, call->given);
+    Py_DECREF(pairs);
+    return result;
+}
+
+PyDoc_STRVAR(transfer_doc,
+             "_transfer_file($module, /, open, filename, ranges, argument, writes, stream, "
+             "direct, progress)\n--\n\n"
+             "Read or write pairs of an offset and memory; see cumem/files.py.");
+
+static PyObject *
+transfer_file(PyObject *module, PyObject *const *args, Py_ssize_t nargs,
+              PyObject *kwnames)
+{
+    static const char *const names[] = {"open",     "filename", "ranges",
+                                        "argument", "writes",   "stream",
+                                        "direct",   "progress", NULL};
+    PyObject *values[8];
+    bool writes;
+    int64_t direct;
+    if (cm_args_parse("_transfer_file", args, nargs, kwnames, names, 8, 8, values) < 0
+        || cm_arg_bool(values[4], "writes", &writes) < 0
+        || cm_arg_int64(values[6], "direct", &direct) < 0) {
+        return NULL;
+    }
+    file_call *call = PyMem_Calloc(1, sizeof(*call));
+    if (call == NULL) {
+        return PyErr_NoMemory();
+    }
+    call->state = cm_state_of_module(module);
+    call->open = values[0];
+    call->filename = values[1];
+    call->argument = values[3];
+    call->request.writes = writes;
+    call->request.direct = (cm_file_direct)direct;
+    cm_state_enter(call->state);
+    PyObject *result = NULL;
+    if (cm_progress_open(call->state, values[7], writes ? "write" : "read",
+                         &call->progress)
+        == 0) {
+        result = call_with(call, values[2], values[5]);
+    }
+    if (cm_progress_close(&call->progress) < 0) {
+        Py_CLEAR(result);
+    }
+    cm_state_leave(call->state);
+    PyMem_Free(call);
+    return result;
+}
+
+PyMethodDef cm_file_methods[] = {
+    {"_transfer_file", (PyCFunction)(void (*)(void))transfer_file,
+     METH_FASTCALL | METH_KEYWORDS, transfer_doc},
+    {NULL, NULL, 0, NULL},
+};

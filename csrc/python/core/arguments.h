@@ -1,0 +1,76 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Converters from Python arguments, each with an error that names the argument and what
+ * was expected. 0 on success, -1 with TypeError or ValueError set. */
+#ifndef CM_PYTHON_CORE_ARGUMENTS_H
+#define CM_PYTHON_CORE_ARGUMENTS_H
+
+#include "python/core/state.h"
+
+/* Vectorcall arguments (args, nargs, kwnames) to values[]: names[i] is the keyword of
+ * slot i, NULL-terminated; the first `positional` slots may be positional, of which the
+ * first `required` must be given (keyword-only slots are optional). Unset slots are
+ * NULL; values are borrowed. `function` names the callee in errors. */
+int cm_args_parse(const char *function, PyObject *const *args, Py_ssize_t nargs,
+                  PyObject *kwnames, const char *const *names, int positional,
+                  int required, PyObject **values);
+
+/* TypeError "{name} must be {expected}, not {type of object}"; always -1. */
+int cm_arg_refuse(PyObject *object, const char *name, const char *expected);
+/* An int or a sequence of ints, each >= 0, at most CM_MAX_NDIM of them. */
+int cm_arg_shape(PyObject *object, const char *name, int *ndim, int64_t *shape);
+/* The usual shapes at a look: an int, or a tuple or list of at most `most` ints. False,
+ * without an exception, for all others. */
+static inline bool
+cm_arg_try_length(PyObject *object, int64_t *out)
+{
+    if (CM_UNLIKELY(!Py_IS_TYPE(object, &PyLong_Type))) {
+        return false;
+    }
+    Py_ssize_t length = PyLong_AsSsize_t(object);
+    if (CM_UNLIKELY(length < 0)) {
+        PyErr_Clear();
+        return false;
+    }
+    *out = length;
+    return true;
+}
+
+static inline bool
+cm_arg_try_shape(PyObject *object, int most, int *ndim, int64_t *shape)
+{
+    bool is_tuple = Py_IS_TYPE(object, &PyTuple_Type);
+    if (!is_tuple && !Py_IS_TYPE(object, &PyList_Type)) {
+        *ndim = 1;
+        return cm_arg_try_length(object, shape);
+    }
+    Py_ssize_t count = is_tuple ? PyTuple_Size(object) : PyList_Size(object);
+    if (count > most) {
+        return false;
+    }
+    for (Py_ssize_t i = 0; i < count; i++) {
+        PyObject *entry =
+            is_tuple ? PyTuple_GetItem(object, i) : PyList_GetItem(object, i);
+        if (!cm_arg_try_length(entry, &shape[i])) {
+            return false;
+        }
+    }
+    *ndim = (int)count;
+    return true;
+}
+/* Product of shape times itemsize; ValueError when it does not fit in 63 bits. */
+int cm_arg_nbytes(int ndim, const int64_t *shape, int64_t itemsize, uint64_t *out);
+/* "pinned", "mapped", "managed", "device". */
+int cm_arg_kind(PyObject *object, const char *name, cm_kind *out);
+/* NULL, None or "cuda": cumem's current device; an int, a Device, "cuda:N" or a
+ * torch.device. Checks the range; needs the runtime. */
+int cm_arg_device(cm_state *state, PyObject *object, const char *name, int *out);
+/* "C", "F" (None: "C"). */
+int cm_arg_order(PyObject *object, const char *name, char *out);
+/* "C", "F", "A", "K" (None: `fallback`), for what has a prototype to be like. */
+int cm_arg_order_like(PyObject *object, const char *name, char fallback, char *out);
+/* Anything by its truth, as Python's own functions read flags. */
+int cm_arg_bool(PyObject *object, const char *name, bool *out);
+int cm_arg_int64(PyObject *object, const char *name, int64_t *out);
+const char *cm_kind_name(cm_kind kind); /* "pinned", …, "pageable" */
+
+#endif

@@ -1,0 +1,120 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Python references that were dropped by threads without the GIL, deferred later. */
+#include <stdlib.h>
+
+#include "python/core/state.h"
+
+cm_deferred *
+cm_deferred_new(cm_state *state, PyObject *object)
+{
+    cm_deferred *deferred = calloc(1, sizeof(*deferred));
+    if (deferred == NULL) {
+        PyErr_NoMemory();
+        return NULL;
+    }
+    cm_list_init(&deferred->node);
+    deferred->state = state;
+    deferred->object = Py_XNewRef(object);
+    atomic_init(&deferred->refs, 1);
+    return deferred;
+}
+
+cm_deferred *
+cm_deferred_share(cm_deferred *deferred)
+{
+    atomic_fetch_add_explicit(&deferred->refs, 1, memory_order_relaxed);
+    return deferred;
+}
+
+static bool
+is_last(cm_deferred *deferred)
+{
+    return deferred->embedded
+           || atomic_fetch_sub_explicit(&deferred->refs, 1, memory_order_acq_rel) == 1;
+}
+
+void
+cm_deferred_end(cm_deferred *deferred)
+{
+    if (!is_last(deferred)) {
+        return;
+    }
+    PyObject *type, *value, *traceback;
+    PyErr_Fetch(&type, &value, &traceback);
+    Py_XDECREF(deferred->object);
+    free(deferred);
+    PyErr_Restore(type, value, traceback);
+}
+
+static int
+defer_pending(void *state)
+{
+    cm_state_drop_deferred(state);
+    return 0;
+}
+
+void
+cm_deferred_add(void *argument)
+{
+    cm_deferred *deferred = argument;
+    cm_state *state = deferred->state;
+    if (!is_last(deferred)) {
+        return;
+    }
+    if (state == NULL || !Py_IsInitialized()) {
+        return; /* the interpreter is gone: what it kept is the system's now */
+    }
+    cm_mutex_lock(&state->deferred_lock);
+    cm_list_push_back(&state->deferred, &deferred->node);
+    atomic_store_explicit(&state->has_dead, true, memory_order_relaxed);
+    bool call = !state->burial_pending;
+    state->burial_pending = true;
+    cm_mutex_unlock(&state->deferred_lock);
+    if (call && Py_AddPendingCall(defer_pending, state) < 0) {
+        /* the queue is full: the next one tries again, the next call drops them */
+        cm_mutex_lock(&state->deferred_lock);
+        state->burial_pending = false;
+        cm_mutex_unlock(&state->deferred_lock);
+    }
+}
+
+void
+cm_state_drop_deferred(cm_state *state)
+{
+    cm_list dead;
+    if (state->runtime != NULL && cm_runtime_is_forked(state->runtime)) {
+        return; /* who deferred them may have held the lock */
+    }
+    cm_list_init(&dead);
+    cm_mutex_lock(&state->deferred_lock);
+    cm_list_splice_back(&dead, &state->deferred);
+    atomic_store_explicit(&state->has_dead, false, memory_order_relaxed);
+    state->burial_pending = false;
+    cm_mutex_unlock(&state->deferred_lock);
+    for (cm_list *node = cm_list_pop_front(&dead); node != NULL;
+         node = cm_list_pop_front(&dead)) {
+        cm_deferred *deferred = CM_LIST_ENTRY(node, cm_deferred, node);
+        PyObject *object = deferred->object;
+        void (*then)(void *) = deferred->then;
+        void *then_argument = deferred->argument;
+        if (!deferred->embedded) {
+            free(deferred);
+        }
+        if (then != NULL) {
+            then(then_argument);
+        }
+        Py_XDECREF(object);
+    }
+}
+
+void
+cm_state_drop_own(cm_state *state)
+{
+    if (!atomic_load_explicit(&state->has_dead, memory_order_relaxed)) {
+        return;
+    }
+    PyObject *type, *value, *traceback;
+    PyErr_Fetch(&type, &value, &traceback);
+    cm_state_drop_deferred(state);
+    PyErr_Restore(type, value, traceback);
+}

@@ -1,0 +1,25 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* From a status to an exception: the only place that makes CudaError and
+ * OutOfMemoryError. All functions need the GIL. */
+#ifndef CM_PYTHON_CORE_ERRORS_H
+#define CM_PYTHON_CORE_ERRORS_H
+
+#include "python/core/state.h"
+
+/* Set the exception for a failed status and return NULL. `doing` (may be NULL) becomes
+ * a note: "while growing the pinned pool". Never overwrites a pending exception. */
+PyObject *cm_py_raise(cm_state *state, cm_status status, const char *doing);
+/* The same, for functions that answer -1. */
+int cm_py_raise_int(cm_state *state, cm_status status, const char *doing);
+/* Where nothing can be raised: the unraisable hook, with `where` (borrowed, may be
+ * NULL) as its object; success when the runtime is unloading (4, 709, 35). Keeps a
+ * pending exception. */
+void cm_py_report(cm_state *state, cm_status status, PyObject *where);
+
+/* The exception of a failed status with its attributes, `detail` (a str) ending its
+ * message. New reference; NULL with another exception. */
+PyObject *cm_py_exception_new(cm_state *state, cm_status status, PyObject *detail);
+
+int cm_register_errors(PyObject *module, cm_state *state);
+
+#endif

@@ -1,0 +1,401 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The NumPy C API as seen by the rest of the extension. Built against NumPy 2, runs on
+ * NumPy 1.26 and later; works under the limited API. */
+#include "python/core/numpy_bridge.h"
+
+#include "python/core/numpy_bridge_private.h"
+
+_Static_assert(sizeof(npy_intp) == sizeof(int64_t), "cumem needs a 64-bit platform");
+
+enum {
+    FORMAT_CACHE_MAX = 512,
+    KNOWN_DTYPES = 64,
+    FILE_NBYTES = 64 << 10, /* shorter memory is not asked whether it is a file's */
+};
+
+/* dtype -> format string of those that NumPy has to be asked about; emptied when it has
+ * grown past FORMAT_CACHE_MAX. Guarded by the GIL (a dict is safe without one too). */
+static PyObject *format_cache;
+
+int
+cm_numpy_import(void)
+{
+    if (PyArray_API == NULL && _import_array() < 0) {
+        return -1;
+    }
+    if (format_cache == NULL) {
+        format_cache = PyDict_New();
+    }
+    return format_cache == NULL ? -1 : 0;
+}
+
+/* -- dtypes ------------------------------------------------------------------------------- */
+
+static int
+check_usable(PyArray_Descr *descr)
+{
+    if (PyDataType_FLAGCHK(descr, NPY_ITEM_REFCOUNT)
+        || PyDataType_FLAGCHK(descr, NPY_ITEM_IS_POINTER)
+        || PyDataType_HASSUBARRAY(descr) || PyDataType_ELSIZE(descr) <= 0) {
+        const char *why = "objects cannot live in a cumem buffer";
+        if (PyDataType_HASSUBARRAY(descr)) {
+            why =
+                "a sub-array dtype is not an element type: put its shape into `shape`";
+        }
+        else if (!PyDataType_FLAGCHK(descr, NPY_ITEM_REFCOUNT)
+                 && !PyDataType_FLAGCHK(descr, NPY_ITEM_IS_POINTER)) {
+            why = "its items have no size, e.g. 'S' instead of 'S8'";
+        }
+        PyErr_Format(PyExc_TypeError, "dtype %R: %s", (PyObject *)descr, why);
+        return -1;
+    }
+    return 0;
+}
+
+/* What dtypes were asked for by, and which they are: plain numbers only, whose
+ * spellings
+ * never change their meaning. Owns both; an entry gives way to the next of its place.
+ * Guarded by the GIL. */
+static struct known_dtype {
+    PyObject *object;
+    PyObject *dtype;
+    int64_t itemsize;
+} known_dtypes[KNOWN_DTYPES];
+
+static struct known_dtype *
+place_of(PyObject *object)
+{
+    uint64_t hash = (uint64_t)(uintptr_t)object * UINT64_C(0x9E3779B97F4A7C15);
+    return &known_dtypes[hash >> 58];
+}
+
+/* Classes of Python code may change what dtype they stand for. */
+static bool
+is_constant(PyObject *object)
+{
+    if (PyType_Check(object)) {
+        return (PyType_GetFlags((PyTypeObject *)object) & Py_TPFLAGS_HEAPTYPE) == 0;
+    }
+    return object == Py_None || Py_IS_TYPE(object, &PyUnicode_Type)
+           || PyArray_DescrCheck(object);
+}
+
+static void
+remember(PyObject *object, PyArray_Descr *descr)
+{
+    bool number = descr->type_num <= NPY_CLONGDOUBLE || descr->type_num == NPY_HALF;
+    if (number && PyDataType_METADATA(descr) == NULL && is_constant(object)) {
+        struct known_dtype *place = place_of(object);
+        struct known_dtype old = *place;
+        place->object = Py_NewRef(object);
+        place->dtype = Py_NewRef((PyObject *)descr);
+        place->itemsize = (int64_t)PyDataType_ELSIZE(descr);
+        Py_XDECREF(old.object);
+        Py_XDECREF(old.dtype);
+    }
+}
+
+PyObject *
+cm_numpy_known_dtype(PyObject *object, int64_t *itemsize)
+{
+    const struct known_dtype *place = place_of(object);
+    *itemsize = place->itemsize;
+    return place->object == object ? place->dtype : NULL;
+}
+
+PyObject *
+cm_numpy_dtype(PyObject *object)
+{
+    PyArray_Descr *descr = NULL;
+    object = object == NULL ? Py_None : object;
+    const struct known_dtype *known = place_of(object);
+    if (known->object == object) {
+        return Py_NewRef(known->dtype);
+    }
+    if (object == Py_None) {
+        descr = PyArray_DescrFromType(NPY_DOUBLE);
+    }
+    else if (!PyArray_DescrConverter(object, &descr)) {
+        return NULL;
+    }
+    if (descr == NULL) {
+        return NULL;
+    }
+    if (check_usable(descr) < 0) {
+        Py_DECREF((PyObject *)descr);
+        return NULL;
+    }
+    remember(object, descr);
+    return (PyObject *)descr;
+}
+
+int64_t
+cm_numpy_itemsize(PyObject *dtype)
+{
+    return (int64_t)PyDataType_ELSIZE((PyArray_Descr *)dtype);
+}
+
+int
+cm_numpy_dtype_equal(PyObject *a, PyObject *b)
+{
+    if (a == b) {
+        return 1;
+    }
+    return PyArray_EquivTypes((PyArray_Descr *)a, (PyArray_Descr *)b) ? 1 : 0;
+}
+
+void
+cm_numpy_dtype_traits(PyObject *dtype, cm_dtype_traits *out)
+{
+    PyArray_Descr *descr = (PyArray_Descr *)dtype;
+    out->kind = descr->kind;
+    out->native = PyArray_ISNBO(descr->byteorder);
+    out->fields = PyDataType_HASFIELDS(descr);
+    out->user = descr->type_num >= NPY_USERDEF;
+    out->extended =
+        descr->type_num == NPY_LONGDOUBLE || descr->type_num == NPY_CLONGDOUBLE;
+    out->itemsize = (int64_t)PyDataType_ELSIZE(descr);
+}
+
+PyObject *
+cm_numpy_dtype_of_kind(char kind, int64_t itemsize)
+{
+    static const struct {
+        char kind;
+        int8_t itemsize;
+        int8_t number;
+    } table[] = {
+        {'b', 1, NPY_BOOL},      {'i', 1, NPY_INT8},        {'i', 2, NPY_INT16},
+        {'i', 4, NPY_INT32},     {'i', 8, NPY_INT64},       {'u', 1, NPY_UINT8},
+        {'u', 2, NPY_UINT16},    {'u', 4, NPY_UINT32},      {'u', 8, NPY_UINT64},
+        {'f', 2, NPY_FLOAT16},   {'f', 4, NPY_FLOAT32},     {'f', 8, NPY_FLOAT64},
+        {'c', 8, NPY_COMPLEX64}, {'c', 16, NPY_COMPLEX128},
+    };
+    for (size_t i = 0; i < sizeof table / sizeof *table; i++) {
+        if (table[i].kind == kind && table[i].itemsize == itemsize) {
+            return (PyObject *)PyArray_DescrFromType(table[i].number);
+        }
+    }
+    return NULL;
+}
+
+/* -- buffer formats ----------------------------------------------------------------------- */
+
+/* The format of a plain native number; NULL for every other dtype. */
+static const char *
+simple_format(PyArray_Descr *descr)
+{
+    static const char *const formats[] = {
+        [NPY_BOOL] = "?",     [NPY_BYTE] = "b",         [NPY_UBYTE] = "B",
+        [NPY_SHORT] = "h",    [NPY_USHORT] = "H",       [NPY_INT] = "i",
+        [NPY_UINT] = "I",     [NPY_LONG] = "l",         [NPY_ULONG] = "L",
+        [NPY_LONGLONG] = "q", [NPY_ULONGLONG] = "Q",    [NPY_FLOAT] = "f",
+        [NPY_DOUBLE] = "d",   [NPY_LONGDOUBLE] = "g",   [NPY_CFLOAT] = "Zf",
+        [NPY_CDOUBLE] = "Zd", [NPY_CLONGDOUBLE] = "Zg",
+    };
+    int number = descr->type_num;
+    if (number == NPY_HALF) {
+        return PyArray_ISNBO(descr->byteorder) ? "e" : NULL;
+    }
+    if (number < 0 || number >= (int)(sizeof formats / sizeof *formats)
+        || !PyArray_ISNBO(descr->byteorder)) {
+        return NULL;
+    }
+    return formats[number];
+}
+
+/* What a memoryview of NumPy's own array of this dtype says. */
+static PyObject *
+ask_format(PyObject *dtype)
+{
+    PyObject *array = cm_numpy_empty(dtype, 0, NULL, 'C');
+    if (array == NULL) {
+        return NULL;
+    }
+    PyObject *format = NULL;
+    PyObject *view = PyMemoryView_FromObject(array);
+    if (view != NULL) {
+        format = PyObject_GetAttrString(view, "format");
+        Py_DECREF(view);
+    }
+    Py_DECREF(array);
+    return format;
+}
+
+PyObject *
+cm_numpy_format(PyObject *dtype)
+{
+    const char *simple = simple_format((PyArray_Descr *)dtype);
+    if (simple != NULL) {
+        return PyUnicode_InternFromString(simple);
+    }
+    PyObject *known = PyDict_GetItemWithError(format_cache, dtype);
+    if (known != NULL || PyErr_Occurred()) {
+        return Py_XNewRef(known);
+    }
+    PyObject *format = ask_format(dtype);
+    if (format == NULL) {
+        return NULL;
+    }
+    if (PyDict_Size(format_cache) >= FORMAT_CACHE_MAX) {
+        PyDict_Clear(format_cache);
+    }
+    if (PyDict_SetItem(format_cache, dtype, format) < 0) {
+        Py_DECREF(format);
+        return NULL;
+    }
+    return format;
+}
+
+/* -- arrays ------------------------------------------------------------------------------- */
+
+static void
+to_intp(int ndim, const int64_t *values, npy_intp *out)
+{
+    for (int i = 0; i < ndim; i++) {
+        out[i] = (npy_intp)values[i];
+    }
+}
+
+/* NumPy 1.26 knows 32 dimensions, NumPy 2 knows 64. */
+static int
+check_ndim(int ndim)
+{
+    int most = PyArray_GetNDArrayCFeatureVersion() >= NPY_2_0_API_VERSION ? 64 : 32;
+    if (ndim > most) {
+        PyErr_Format(PyExc_ValueError, "this NumPy has at most %d dimensions, not %d",
+                     most, ndim);
+        return -1;
+    }
+    return 0;
+}
+
+PyObject *
+cm_numpy_view(PyObject *owner, void *host, PyObject *dtype, int ndim,
+              const int64_t *shape, const int64_t *strides, bool readonly)
+{
+    static char nothing[1]; /* NumPy would allocate for NULL; these have no bytes */
+    npy_intp dims[CM_MAX_NDIM];
+    npy_intp steps[CM_MAX_NDIM];
+    if (check_ndim(ndim) < 0) {
+        return NULL;
+    }
+    to_intp(ndim, shape, dims);
+    to_intp(ndim, strides, steps);
+    Py_INCREF(dtype); /* stolen */
+    PyObject *array = PyArray_NewFromDescr(&PyArray_Type, (PyArray_Descr *)dtype, ndim,
+                                           dims, steps, host == NULL ? nothing : host,
+                                           readonly ? 0 : NPY_ARRAY_WRITEABLE, NULL);
+    if (array == NULL) {
+        return NULL;
+    }
+    Py_INCREF(owner); /* stolen, also on failure */
+    if (PyArray_SetBaseObject((PyArrayObject *)array, owner) < 0) {
+        Py_DECREF(array);
+        return NULL;
+    }
+    return array;
+}
+
+PyObject *
+cm_numpy_empty(PyObject *dtype, int ndim, const int64_t *shape, char order)
+{
+    npy_intp dims[CM_MAX_NDIM];
+    if (check_ndim(ndim) < 0) {
+        return NULL;
+    }
+    to_intp(ndim, shape, dims);
+    Py_INCREF(dtype); /* stolen */
+    return PyArray_Empty(ndim, dims, (PyArray_Descr *)dtype, order == 'F');
+}
+
+bool
+cm_numpy_is_array(PyObject *object)
+{
+    return PyArray_Check(object);
+}
+
+bool
+cm_numpy_is_scalar(PyObject *object)
+{
+    return PyArray_IsScalar(object, Generic);
+}
+
+/* The array at the root of views of views; `*base`: what it is over, or NULL. */
+static PyArrayObject *
+find_root(PyObject *array, PyObject **base)
+{
+    PyArrayObject *root = (PyArrayObject *)array;
+    while ((*base = PyArray_BASE(root)) != NULL && PyArray_Check(*base)) {
+        root = (PyArrayObject *)*base;
+    }
+    return root;
+}
+
+/* Does the memory end in an mmap.mmap, as numpy.memmap's and frombuffer()'s of one?
+ * What was never imported has no objects. */
+static bool
+is_file(PyObject *array)
+{
+    PyObject *owner = cm_numpy_owner(array);
+    while (owner != NULL && PyArray_Check(owner)) {
+        PyObject *next = cm_numpy_owner(owner);
+        Py_DECREF(owner);
+        owner = next;
+    }
+    PyObject *name = owner == NULL ? NULL : PyUnicode_FromString("mmap");
+    PyObject *module = name == NULL ? NULL : PyImport_GetModule(name);
+    PyObject *type = module == NULL ? NULL : PyObject_GetAttrString(module, "mmap");
+    int is = type == NULL ? 0 : PyObject_IsInstance(owner, type);
+    Py_XDECREF(owner);
+    Py_XDECREF(name);
+    Py_XDECREF(module);
+    Py_XDECREF(type);
+    PyErr_Clear();
+    return is == 1;
+}
+
+int
+cm_numpy_region(PyObject *object, cm_region *out, PyObject **dtype, bool *readonly)
+{
+    PyArrayObject *array = (PyArrayObject *)object;
+    PyArray_Descr *descr = PyArray_DESCR(array);
+    PyObject *base;
+    if (check_usable(descr) < 0) {
+        return -1;
+    }
+    out->ndim = PyArray_NDIM(array);
+    out->is_heap = PyArray_CHKFLAGS(find_root(object, &base), NPY_ARRAY_OWNDATA);
+    out->is_file =
+        base != NULL && PyArray_NBYTES(array) >= FILE_NBYTES && is_file(object);
+    for (int i = 0; i < out->ndim; i++) {
+        out->shape[i] = (int64_t)PyArray_DIM(array, i);
+        out->strides[i] = (int64_t)PyArray_STRIDE(array, i);
+    }
+    out->itemsize = (int64_t)PyDataType_ELSIZE(descr);
+    out->host = PyArray_DATA(array);
+    out->address = 0;
+    out->kind = CM_KIND_PAGEABLE;
+    out->device = -1;
+    *readonly = !PyArray_ISWRITEABLE(array);
+    *dtype = Py_NewRef((PyObject *)descr);
+    return 0;
+}
+
+PyObject *
+cm_numpy_owner(PyObject *array)
+{
+    PyObject *base;
+    find_root(array, &base);
+    if (base == NULL) {
+        return NULL;
+    }
+    if (!PyMemoryView_Check(base)) {
+        return Py_NewRef(base);
+    }
+    PyObject *exporter = PyObject_GetAttrString(base, "obj");
+    if (exporter == NULL) {
+        PyErr_Clear(); /* a released memoryview has none */
+    }
+    return exporter;
+}

@@ -1,0 +1,61 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Everything cumem asks of NumPy's C API: dtypes, views and strides of arrays. Only
+ * numpy_bridge*.[ch] include NumPy headers. GIL held throughout. */
+#ifndef CM_PYTHON_CORE_NUMPY_BRIDGE_H
+#define CM_PYTHON_CORE_NUMPY_BRIDGE_H
+
+#include "python/core/state.h"
+
+int cm_numpy_import(void); /* at module exec; 0 or -1 */
+
+/* Anything numpy.dtype() accepts (None: float64) to a new numpy.dtype. TypeError for
+ * dtypes with objects in them and for itemsize 0. */
+PyObject *cm_numpy_dtype(PyObject *object);
+int64_t cm_numpy_itemsize(PyObject *dtype);
+/* The dtype and its itemsize at a look, borrowed, where cm_numpy_dtype() was asked for
+ * the same object before; else NULL without an exception. */
+PyObject *cm_numpy_known_dtype(PyObject *object, int64_t *itemsize);
+/* 1 same bytes and meaning, 0 different, -1 exception. */
+int cm_numpy_dtype_equal(PyObject *a, PyObject *b);
+/* PEP 3118 format, as NumPy's own arrays of it export ("<f4", "T{…}"): new str, or
+ * ValueError as NumPy raises for datetime64. */
+PyObject *cm_numpy_format(PyObject *dtype);
+
+/* What protocols ask of a dtype. */
+typedef struct cm_dtype_traits {
+    char kind;     /* numpy.dtype.kind: 'b' 'i' 'u' 'f' 'c' 'm' 'M' 'S' 'U' 'V' … */
+    bool native;   /* bytes in the machine's order (or order means nothing) */
+    bool fields;   /* structured */
+    bool user;     /* registered by another package, e.g. ml_dtypes */
+    bool extended; /* long double or a complex of two */
+    int64_t itemsize;
+} cm_dtype_traits;
+void cm_numpy_dtype_traits(PyObject *dtype, cm_dtype_traits *out);
+/* The native dtype of kind 'b', 'i', 'u', 'f' or 'c' with `itemsize` bytes; NULL
+ * without an exception when there is none. New reference. */
+PyObject *cm_numpy_dtype_of_kind(char kind, int64_t itemsize);
+
+/* A view of host memory; holds `owner` as its base. */
+PyObject *cm_numpy_view(PyObject *owner, void *host, PyObject *dtype, int ndim,
+                        const int64_t *shape, const int64_t *strides, bool readonly);
+/* A fresh C- or F-ordered array. */
+PyObject *cm_numpy_empty(PyObject *dtype, int ndim, const int64_t *shape, char order);
+
+bool cm_numpy_is_array(PyObject *object);
+bool cm_numpy_is_scalar(PyObject *object); /* numpy.generic, not an array */
+/* The object that owns an array's memory: its last base that is no array, looking
+ * through a memoryview. New reference; NULL without an exception when the array owns it
+ * itself. */
+PyObject *cm_numpy_owner(PyObject *array);
+/* Fill a region (kind PAGEABLE) from an ndarray; *readonly when it is not writeable.
+ * *dtype is a new reference. TypeError for object dtypes. */
+int cm_numpy_region(PyObject *array, cm_region *out, PyObject **dtype, bool *readonly);
+/* numpy.asarray(object, dtype) for scalars and sequences; dtype may be NULL. TypeError
+ * naming the type when it would be an array of objects. */
+PyObject *cm_numpy_as_array(PyObject *object, PyObject *dtype);
+/* A value, or a list or array of them, as an array of `dtype` that holds the same:
+ * TypeError where its kind would change (1.5 to an integer, a number to text),
+ * OverflowError or ValueError where it does not fit; floats round. */
+PyObject *cm_numpy_as_value(PyObject *object, PyObject *dtype);
+
+#endif

@@ -1,0 +1,47 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What a `with` block makes current in its context: streams and pools, each a chain of
+ * links in a context variable, from the innermost block outwards. A link remembers the
+ * frame that entered and the context it did so in, so that blocks may end in any order,
+ * and one object may be entered by many threads and tasks. GIL. */
+#ifndef CM_PYTHON_CORE_OVERRIDE_H
+#define CM_PYTHON_CORE_OVERRIDE_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "base/list.h"
+#include "python/python.h"
+
+typedef struct cm_override {
+    PyObject *variable;  /* owned: contextvars.ContextVar */
+    PyObject *getter;    /* owned: its get(), looked up once and asked often */
+    PyObject *type;      /* owned: of the links */
+    cm_list links;       /* borrowed: all there are, in whatever context they live on */
+    uint64_t serial;     /* of the last block */
+    uint64_t open_count; /* links that are not over */
+} cm_override;
+
+/* No context has anything entered: skips the lookup. */
+static inline bool
+cm_override_is_empty(const cm_override *override)
+{
+    return override->open_count == 0;
+}
+
+/* Make the variable. 0, or -1 with an exception; what there is goes with the state. */
+int cm_override_init(cm_override *override, PyObject *module, const char *name);
+/* Links that outlive the state forget it. */
+void cm_override_fini(cm_override *override);
+/* The chain of this context: a link or None. New reference; NULL with an exception. */
+PyObject *cm_override_read(const cm_override *override);
+/* The next object outwards, borrowed from the chain that *at began at; NULL at its end,
+ * or where *at is NULL. */
+PyObject *cm_override_step(PyObject **at);
+/* Make `object` current until the matching exit; they nest. 0 or -1. */
+int cm_override_enter(cm_override *override, PyObject *object);
+/* End the block of `object`, a `what`, that this frame entered, or else the innermost
+ * of this context. RuntimeError where there is none, and where the block was entered in
+ * another context: it is over there as well then. 0 or -1. */
+int cm_override_exit(cm_override *override, PyObject *object, const char *what);
+
+#endif

@@ -1,0 +1,53 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "python/core/progress.h"
+
+#include "python/core/arguments.h"
+
+int
+cm_progress_open(cm_state *state, PyObject *object, const char *title, cm_progress *out)
+{
+    *out = (cm_progress){.tell = NULL};
+    if (object == NULL || object == Py_None || object == Py_False) {
+        return 0;
+    }
+    if (object == Py_True && state->hooks.progress != NULL) {
+        out->tell = PyObject_CallFunction(state->hooks.progress, "s", title);
+        out->is_bar = true;
+        return out->tell == NULL ? -1 : 0;
+    }
+    if (!PyCallable_Check(object)) {
+        return cm_arg_refuse(object, "progress", "a bool or a callable(done, total)");
+    }
+    out->tell = Py_NewRef(object);
+    return 0;
+}
+
+int
+cm_progress_tell(const cm_progress *progress, uint64_t done, uint64_t total)
+{
+    if (progress->tell == NULL) {
+        return 0;
+    }
+    PyObject *answer = PyObject_CallFunction(progress->tell, "KK", done, total);
+    Py_XDECREF(answer);
+    return answer == NULL ? -1 : 0;
+}
+
+int
+cm_progress_close(cm_progress *progress)
+{
+    PyObject *type, *value, *traceback;
+    PyErr_Fetch(&type, &value, &traceback);
+    int result = 0;
+    if (progress->is_bar && progress->tell != NULL) {
+        PyObject *answer = PyObject_CallMethod(progress->tell, "close", NULL);
+        result = answer == NULL ? -1 : 0;
+        Py_XDECREF(answer);
+    }
+    Py_CLEAR(progress->tell);
+    if (type != NULL) {
+        PyErr_Restore(type, value, traceback);
+        result = -1;
+    }
+    return result;
+}

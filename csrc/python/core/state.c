@@ -1,0 +1,147 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The process's devices, opened at first use and handed out to the rest of python/. */
+#include "python/core/state.h"
+
+#include "python/core/errors.h"
+
+/* Without the GIL a list needs a lock, which costs more than it saves. */
+#ifdef Py_GIL_DISABLED
+enum { FREE_ROOT_COUNT = 0 };
+#else
+enum { FREE_ROOT_COUNT = 64 };
+#endif
+
+int
+cm_state_init(cm_state *state)
+{
+    cm_list_init(&state->storages);
+    cm_list_init(&state->device_waits);
+    for (int kind = 0; kind < CM_KIND_COUNT; kind++) {
+        state->free_inline[kind].room = FREE_ROOT_COUNT;
+    }
+    cm_list_init(&state->deferred);
+    cm_status status = cm_mutex_init(&state->deferred_lock);
+    if (cm_is_ok(status)) {
+        status = cm_mutex_init(&state->open_lock);
+    }
+    if (cm_is_ok(status)) {
+        status = cm_cond_init(&state->opened);
+    }
+    if (!cm_is_ok(status)) {
+        PyErr_SetString(PyExc_SystemError, "cumem: a lock could not be made");
+        return -1;
+    }
+    return 0;
+}
+
+/* Failures of transfers whose handles nobody asked go to the unraisable hook. */
+static void
+report_unread(cm_state *state)
+{
+    while (state->engine != NULL) {
+        cm_status status = cm_engine_take_unread(state->engine);
+        if (cm_is_ok(status)) {
+            return;
+        }
+        cm_py_report(state, status, (PyObject *)state->transfer_type);
+    }
+}
+
+cm_runtime *
+cm_state_runtime(cm_state *state)
+{
+    while (CM_UNLIKELY(state->runtime == NULL)) {
+        if (state->exiting) {
+            PyErr_SetString(
+                PyExc_RuntimeError,
+                "cumem cannot be used any more: the interpreter is exiting");
+            return NULL;
+        }
+        if (state->when_closed(state) < 0) {
+            return NULL;
+        }
+    }
+    if (CM_UNLIKELY(cm_runtime_is_forked(state->runtime))) {
+        cm_py_raise(state, cm_fail(CM_EFORKED, 0), NULL);
+        return NULL;
+    }
+    if (CM_UNLIKELY(!cm_state_is_quiet(state))) {
+        cm_state_enter(state); /* what is deferred or told may be Python code */
+        cm_state_drop_deferred(state);
+        report_unread(state);
+        cm_state_leave(state);
+    }
+    uint64_t contexts =
+        atomic_load_explicit(&state->runtime->context_count, memory_order_relaxed);
+    if (CM_UNLIKELY(contexts != state->context_count)) {
+        cm_state_enter(state);
+        state->when_contexts_grow(state);
+        cm_state_leave(state);
+    }
+    return state->runtime;
+}
+
+cm_pool *
+cm_state_pool(cm_state *state, cm_kind kind, unsigned flags, int device)
+{
+    cm_runtime *runtime = cm_state_runtime(state);
+    if (runtime == NULL) {
+        return NULL;
+    }
+    if (kind <= CM_KIND_PAGEABLE || kind >= CM_KIND_COUNT || flags >= CM_POOL_FLAG_SLOTS
+        || device < 0 || device >= CM_MAX_DEVICES) {
+        PyErr_SetString(PyExc_SystemError, "cumem: there is no such pool");
+        return NULL;
+    }
+    cm_pool **slot = &state->pools[kind][flags][device];
+    if (CM_UNLIKELY(*slot == NULL)) {
+        cm_pool_config config = {.kind = kind,
+                                 .device = device,
+                                 .flags = flags,
+                                 .fence_limit_nbytes = CM_FENCE_LIMIT_NBYTES,
+                                 .numa_node = -1,
+                                 .budget = cm_limits_budget(state, kind, device)};
+        cm_pool *pool = NULL;
+        cm_status status = cm_pool_create(runtime, &config, &pool);
+        if (!cm_is_ok(status)) {
+            cm_py_raise(state, status, "while making a pool");
+            return NULL;
+        }
+        *slot = pool;
+    }
+    return *slot;
+}
+
+cm_engine *
+cm_state_engine(cm_state *state, int device)
+{
+    if (cm_state_runtime(state) == NULL) {
+        return NULL;
+    }
+    if (state->engine == NULL) {
+        PyErr_SetString(PyExc_RuntimeError,
+                        "cumem cannot copy any more: the interpreter is exiting");
+        return NULL;
+    }
+    if (!state->engine_has_pinned_pool) {
+        /* portable memory is pinned for every device, so one pool stages for all */
+        int home = device < 0 ? state->current_device : device;
+        cm_pool *pool =
+            cm_state_pool(state, CM_KIND_PINNED, CM_HOST_ALLOC_PORTABLE, home);
+        if (pool == NULL) {
+            return NULL;
+        }
+        cm_engine_set_pinned_pool(state->engine, pool);
+        state->engine_has_pinned_pool = true;
+    }
+    if (device >= 0 && device < CM_MAX_DEVICES
+        && !state->engine_has_device_pool[device]) {
+        cm_pool *pool = cm_state_pool(state, CM_KIND_DEVICE, 0, device);
+        if (pool == NULL) {
+            return NULL;
+        }
+        cm_engine_set_device_pool(state->engine, device, pool);
+        state->engine_has_device_pool[device] = true;
+    }
+    return state->engine;
+}

@@ -1,0 +1,270 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Module state: the types, the exceptions and the process-wide defaults (runtime,
+ * pools, engine). The runtime opens at first use, never at import. All of it is touched
+ * with the GIL held, but for the deferred decrefs, which have a lock of their own. */
+#ifndef CM_PYTHON_CORE_STATE_H
+#define CM_PYTHON_CORE_STATE_H
+
+#include "python/python.h"
+
+#include <sys/types.h>
+
+#include "base/list.h"
+#include "base/thread.h"
+#include "pool/pool.h"
+#include "pool/registry.h"
+#include "python/core/override.h"
+#include "runtime/emulated/emulated.h"
+#include "transfer/engine/engine.h"
+#include "transfer/file/faults.h"
+#include "transfer/plan/measured.h"
+
+enum { CM_POOL_FLAG_SLOTS = 8 }; /* host-alloc flags 0 … 7, managed flags 1 and 2 */
+#define CM_FENCE_LIMIT_NBYTES (UINT64_C(64) << 20) /* see cm_pool_config */
+
+/* What the testing module may set before the runtime opens (again after a shutdown); an
+ * override wins over the environment. */
+typedef struct cm_state_override {
+    bool has_backend; /* open `backend` and nothing else; no warning */
+    cm_backend backend;
+    bool has_emulated; /* open emulated devices with `emulated` */
+    cm_emulated_config emulated;
+    bool faults;          /* wrap what is opened in cm_faults_open() */
+    int (*has_gil)(void); /* which counts the calls made with it; NULL: does not */
+} cm_state_override;
+
+/* What may be reserved of each kind: pools charge these (see limits.h). */
+typedef struct cm_limits {
+    cm_budget host;                                 /* pinned and mapped together */
+    cm_budget kinds[CM_KIND_COUNT][CM_MAX_DEVICES]; /* [0] alone for pinned and mapped
+                                                     */
+    uint64_t half_nbytes; /* of the memory the process may use; UINT64_MAX: unknown */
+    /* What set_limit() said, and what an open limit() block says in its place. */
+    uint64_t set_nbytes[CM_KIND_COUNT][CM_MAX_DEVICES];
+    uint64_t block_nbytes[CM_KIND_COUNT][CM_MAX_DEVICES];
+    bool has_block[CM_KIND_COUNT][CM_MAX_DEVICES];
+} cm_limits;
+
+/* True for kinds whose memory is the process's, not a device's. */
+static inline bool
+cm_kind_is_host(cm_kind kind)
+{
+    return kind == CM_KIND_PINNED || kind == CM_KIND_MAPPED;
+}
+
+/* Some values of cm_tuning, and all that say how copies are made (see configure.h). */
+typedef struct cm_tuning_layer {
+    bool is_set[CM_TUNING_COUNT];
+    cm_tuning values;
+} cm_tuning_layer;
+
+typedef struct cm_tuning_layers {
+    bool is_open; /* the environment was read */
+    bool is_measured;
+    bool has_looked; /* for figures that are kept; see configure.h */
+    bool as_real;    /* a test: treat the emulated device as a real one */
+    cm_tuning_layer environment;
+    cm_tuning_layer chosen;
+    cm_measured measured;
+} cm_tuning_layers;
+
+/* What calls are written with, as the compiler of a call interns it: first the
+ * parameters that all constructors share, in the order of their places. */
+#define CM_WORDS(X)                                                                    \
+    X(shape)                                                                           \
+    X(dtype)                                                                           \
+    X(kind)                                                                            \
+    X(order)                                                                           \
+    X(stream)                                                                          \
+    X(pool)                                                                            \
+    X(pinned)                                                                          \
+    X(mapped)                                                                          \
+    X(managed)                                                                         \
+    X(device)                                                                          \
+    X(C)                                                                               \
+    X(F)
+
+enum {
+#define CM_WORD(word) CM_WORD_##word,
+    CM_WORDS(CM_WORD)
+#undef CM_WORD
+        CM_WORD_COUNT
+};
+
+/* Ended buffers kept for the next one of their type, linked by their base. GIL */
+typedef struct cm_inline_list {
+    struct cm_inline_buffer *first;
+    uint32_t room; /* so many more may be kept */
+} cm_inline_list;
+
+/* What the package does for the extension; owned, NULL before it is loaded. */
+typedef struct cm_hooks {
+    PyObject *stats; /* makes what Pool.stats() answers */
+    PyObject *snapshot;
+    PyObject *progress;    /* makes bars */
+    PyObject *calibration; /* takes the figures that are kept */
+} cm_hooks;
+
+typedef struct cm_state {
+    /* How cm_state_runtime() opens the runtime, or waits for the thread that does: 0,
+     * or -1 with an exception. */
+    int (*when_closed)(struct cm_state *state);
+    /* How all pools' memory is opened to devices that have got a context; a failure
+     * goes to the unraisable hook. */
+    void (*when_contexts_grow)(struct cm_state *state);
+    /* types; owned */
+    PyTypeObject *buffer_type; /* base of the next five; not constructible */
+    PyTypeObject *pinned_type;
+    PyTypeObject *mapped_type;
+    PyTypeObject *managed_type;
+    PyTypeObject *device_buffer_type;
+    PyTypeObject *host_type; /* asbuffer() of ordinary memory */
+    PyTypeObject *stream_type;
+    PyTypeObject *event_type;
+    PyTypeObject *device_type; /* cumem.Device */
+    PyTypeObject *transfer_type;
+    PyTypeObject *registration_type;
+    PyTypeObject *pool_type;
+    PyTypeObject *notifier_type; /* internal: wakes an event loop when transfers are
+                                  * done
+                                  */
+    /* exceptions; owned */
+    PyObject *cuda_error;
+    PyObject *out_of_memory_error;
+    PyObject *cancelled_error;
+    PyObject *emulation_warning;
+    /* helpers from Python; owned, imported at module exec */
+    cm_override current_stream; /* "cumem.current_stream" */
+    cm_override current_pool;   /* "cumem.current_pool" */
+    PyObject *uint8_dtype;      /* numpy.dtype("uint8") */
+    cm_hooks hooks;
+    PyObject *out_of_memory_callbacks; /* list: called in order before giving up */
+    PyObject *default_pools;           /* dict: number of the slot -> its Pool */
+    PyObject *notifiers; /* weakref.WeakKeyDictionary: event loop -> its notifier */
+    struct {
+        PyObject *type;    /* owned, or NULL: the last that had such a table */
+        const void *table; /* cm_dl_exchange */
+    } exchange;
+    PyObject *words[CM_WORD_COUNT];
+    /* the process's devices, opened at first use; NULL before and after shutdown */
+    cm_runtime *runtime;    /* owned */
+    uint64_t context_count; /* of the runtime's contexts, those that pools know */
+    cm_registry *registry;
+    cm_engine *engine;
+    cm_tuning_layers tuning;
+    bool engine_has_pinned_pool;
+    bool engine_has_device_pool[CM_MAX_DEVICES];
+    cm_pool *pools[CM_KIND_COUNT][CM_POOL_FLAG_SLOTS][CM_MAX_DEVICES]; /* owned, lazy */
+    cm_limits limits;        /* outlives every pool */
+    uint64_t pool_count;     /* so many Pools were made: names them */
+    bool pools_were_dropped; /* perhaps a live block's pool has no Pool object any more
+                              */
+    PyObject *legacy_streams[CM_MAX_DEVICES];   /* Stream objects of handle 0/1; owned,
+                                                   lazy */
+    cm_stream *default_streams[CM_MAX_DEVICES]; /* their records; held as long */
+    cm_inline_list free_inline[CM_KIND_COUNT];
+    cm_state_override override;
+    cm_file_faults *file_faults; /* owned; NULL: none were asked for */
+    bool warned;                 /* EmulationWarning was given, or is being given */
+    bool exiting;          /* the atexit handler ran: the engine is gone for good */
+    bool opening;          /* a thread opens the runtime without the GIL; open_lock */
+    pid_t opening_process; /* where that is; a forked child has no such thread */
+    cm_mutex open_lock;
+    cm_cond opened;
+    bool shares_managed; /* every device lets the host touch managed memory at any time;
+                            false: perhaps not */
+    int current_device;
+    void *_Atomic spare_call; /* owned memory: copy_objects.c's, between two calls */
+    Py_ssize_t call_count;    /* see cm_state_enter() */
+    uint64_t many_count;      /* calls of copy_many() so far */
+    uint64_t generation; /* +1 at each shutdown: objects of an older one are closed */
+    cm_list storages;    /* every live cm_storage of this generation */
+    cm_list streams;     /* every open cm_stream_object; initialised by its registrar */
+    cm_list events;      /* every open cm_event_object; the same */
+    cm_list pool_objects;          /* every open cm_pool_object; the same */
+    cm_list device_waits;          /* see cm_wait_for_device() */
+    struct device_wait *idle_wait; /* owned: a thread that waits for nothing; or NULL */
+    /* Python references dropped by threads without the GIL, deferred later */
+    cm_mutex deferred_lock;
+    cm_list deferred;
+    atomic_bool has_dead; /* a look without the lock */
+    bool burial_pending;  /* a pending call is queued; deferred_lock */
+} cm_state;
+
+/* Around whatever uses a runtime, pool, engine, stream or event while the GIL may go to
+ * another thread or Python code may run: between the two shutdown() is refused. They
+ * nest. GIL held. */
+static inline void
+cm_state_enter(cm_state *state)
+{
+    state->call_count++;
+}
+
+static inline void
+cm_state_leave(cm_state *state)
+{
+    state->call_count--;
+}
+
+/* What a pool of `kind` on `device` counts against. Never freed before the module. */
+static inline cm_budget *
+cm_limits_budget(cm_state *state, cm_kind kind, int device)
+{
+    return &state->limits.kinds[kind][cm_kind_is_host(kind) ? 0 : device];
+}
+
+/* The open runtime, opening it first if need be (CUMEM_BACKEND, CUMEM_EMULATED_*);
+ * warns EmulationWarning once when it falls back. NULL with an exception set on
+ * failure, in a forked child too. Also polls the engine, buries the dead and opens the
+ * pools' memory to devices that got a context since. */
+cm_runtime *cm_state_runtime(cm_state *state);
+
+/* True when cm_state_runtime() would only look. */
+static inline bool
+cm_state_is_quiet(const cm_state *state)
+{
+    return !atomic_load_explicit(&state->has_dead, memory_order_relaxed)
+           && (state->engine == NULL || !cm_engine_has_unread(state->engine));
+}
+
+/* The default pool of a kind, made on first need. Borrowed; NULL with an exception. */
+cm_pool *cm_state_pool(cm_state *state, cm_kind kind, unsigned flags, int device);
+
+/* The engine with its pools set up for `device` (-1: only the pinned one). Borrowed. */
+cm_engine *cm_state_engine(cm_state *state, int device);
+
+/* Drop a reference from a thread that may not hold the GIL: done at once where it does
+ * (`have_gil`), else left to the interpreter's main thread (Py_AddPendingCall) or the
+ * next call into cumem. Signature fits cm_keep.drop through cm_deferred. */
+typedef struct cm_deferred {
+    cm_list node;
+    cm_state *state;              /* borrowed: the module outlives its objects */
+    PyObject *object;             /* owned; may be NULL */
+    void (*then)(void *argument); /* optional C work that also needs the GIL */
+    void *argument;
+    bool embedded;    /* part of what `then` frees: not freed by itself */
+    atomic_uint refs; /* of one that is not embedded */
+} cm_deferred;
+cm_deferred *cm_deferred_new(cm_state *state, PyObject *object); /* holds object; NULL:
+                                                              MemoryError */
+/* One more share of it, of a call that waits: whoever is the last to let go buries. */
+cm_deferred *cm_deferred_share(cm_deferred *deferred);
+void cm_deferred_add(void *deferred); /* any thread, no GIL needed; takes over the share
+                                       */
+/* The same with the GIL held: nothing is left for later. Keeps the exception. */
+void cm_deferred_end(cm_deferred *deferred);
+void cm_state_drop_deferred(cm_state *state); /* GIL held */
+/* At the end of a call that waited: what it kept goes now, not when the main thread
+ * comes to it. Keeps the exception. */
+void cm_state_drop_own(cm_state *state);
+
+/* Module exec: locks and lists. 0, or -1 with an exception. */
+int cm_state_init(cm_state *state);
+
+static inline cm_state *
+cm_state_of_module(PyObject *module)
+{
+    return PyModule_GetState(module);
+}
+
+#endif

@@ -1,0 +1,329 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "python/device/device_wait.h"
+
+#include <signal.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+#include "transfer/host/backoff.h"
+
+/* -- signals ----------------------------------------------------------------------- */
+
+/* Of the process, as signal handlers are; 0: not known. After a fork the thread that
+ * forked is the main one. */
+static _Atomic unsigned long main_thread;
+static _Atomic pid_t main_process;
+
+void
+cm_signals_init(void)
+{
+    PyObject *module = PyImport_ImportModule("_signal");
+    /* The main thread is told that None is no handler, others that they may set none.
+     */
+    PyObject *old = module == NULL
+                        ? NULL
+                        : PyObject_CallMethod(module, "signal", "iO", SIGINT, Py_None);
+    bool is_main = old == NULL && PyErr_ExceptionMatches(PyExc_TypeError);
+    PyErr_Clear();
+    Py_XDECREF(old);
+    Py_XDECREF(module);
+    atomic_store(&main_process, getpid());
+    atomic_store(&main_thread, is_main ? PyThread_get_thread_ident() : 0);
+}
+
+bool
+cm_sees_signals(void)
+{
+    unsigned long main = atomic_load(&main_thread);
+    return main == 0 || main == PyThread_get_thread_ident()
+           || atomic_load(&main_process) != getpid();
+}
+
+/* -- streams and events ------------------------------------------------------------ */
+
+/* No GIL. At most a slice; the first questions follow each other quickly. */
+static cm_status
+poll_slice(cm_runtime *rt, int device, cm_wait_query query, uint64_t handle, bool naps,
+           uint64_t start, bool *done)
+{
+    uint64_t end = cm_now_ns() + CM_SIGNAL_SLICE_NS;
+    cm_device_guard guard; /* the default streams mean those of the current device */
+    CM_TRY(cm_device_enter(rt, device, &guard));
+    cm_status status;
+    for (;;) {
+        status = query(rt, handle, done);
+        uint64_t now = cm_now_ns();
+        if (!cm_is_ok(status) || *done || now >= end) {
+            break;
+        }
+        if (naps) {
+            cm_nap_after(now - start);
+        }
+        else {
+            cm_pause_until(now + cm_backoff_ns(now - start));
+        }
+    }
+    cm_device_leave(rt, &guard);
+    return status;
+}
+
+bool
+cm_wait_polling(cm_runtime *rt, int device, cm_wait_query query, uint64_t handle,
+                bool naps, cm_status *out)
+{
+    bool done = !cm_sees_signals();
+    uint64_t start = cm_now_ns();
+    *out = cm_ok();
+    while (!done) {
+        Py_BEGIN_ALLOW_THREADS
+        *out = poll_slice(rt, device, query, handle, naps, start, &done);
+        Py_END_ALLOW_THREADS
+        if (!cm_is_ok(*out)) {
+            return true;
+        }
+        if (!done && PyErr_CheckSignals() < 0) {
+            return false;
+        }
+    }
+    return true;
+}
+
+/* -- whole devices ----------------------------------------------------------------- */
+
+typedef struct device_wait {
+    cm_list node; /* in state->device_waits once its caller has gone; GIL */
+    cm_runtime *rt;
+    int device;
+    pid_t process; /* that has the thread */
+    cm_thread thread;
+    cm_mutex lock;
+    cm_cond wanted;
+    cm_cond ended;
+    /* lock */
+    bool busy;    /* with `rt` and `device` */
+    bool is_over; /* nothing more is wanted */
+    cm_status status;
+} device_wait;
+
+static cm_status
+wait_plainly(cm_runtime *rt, int device)
+{
+    cm_device_guard guard;
+    CM_TRY(cm_device_enter(rt, device, &guard));
+    cm_status status = cm_rt_device_synchronize(rt);
+    cm_device_leave(rt, &guard);
+    return status;
+}
+
+static void *
+run_waits(void *argument)
+{
+    device_wait *wait = argument;
+    cm_mutex_lock(&wait->lock);
+    while (!wait->is_over) {
+        if (!wait->busy) {
+            cm_cond_wait(&wait->wanted, &wait->lock);
+            continue;
+        }
+        cm_mutex_unlock(&wait->lock);
+        cm_status status = wait_plainly(wait->rt, wait->device);
+        cm_mutex_lock(&wait->lock);
+        wait->status = status;
+        wait->busy = false;
+        cm_cond_signal_all(&wait->ended);
+    }
+    cm_mutex_unlock(&wait->lock);
+    return NULL;
+}
+
+/* A thread that waits for nothing yet. NULL: neither memory nor a thread to be had. */
+static device_wait *
+create_wait(void)
+{
+    device_wait *wait = calloc(1, sizeof(*wait));
+    if (wait == NULL) {
+        return NULL;
+    }
+    if (!cm_is_ok(cm_mutex_init(&wait->lock))) {
+        goto no_lock;
+    }
+    if (!cm_is_ok(cm_cond_init(&wait->wanted))) {
+        goto no_wanted;
+    }
+    if (!cm_is_ok(cm_cond_init(&wait->ended))) {
+        goto no_ended;
+    }
+    wait->process = getpid();
+    if (cm_is_ok(cm_thread_start(&wait->thread, run_waits, wait))) {
+        return wait;
+    }
+    cm_cond_fini(&wait->ended);
+no_ended:
+    cm_cond_fini(&wait->wanted);
+no_wanted:
+    cm_mutex_fini(&wait->lock);
+no_lock:
+    free(wait);
+    return NULL;
+}
+
+/* No GIL. Of one that is not busy. */
+static void
+destroy_wait(device_wait *wait)
+{
+    cm_mutex_lock(&wait->lock);
+    wait->is_over = true;
+    cm_cond_signal_all(&wait->wanted);
+    cm_mutex_unlock(&wait->lock);
+    cm_thread_join(wait->thread);
+    cm_cond_fini(&wait->ended);
+    cm_cond_fini(&wait->wanted);
+    cm_mutex_fini(&wait->lock);
+    free(wait);
+}
+
+/* One is kept for the next call. GIL. */
+static device_wait *
+take_wait(cm_state *state, cm_runtime *rt, int device)
+{
+    device_wait *wait = state->idle_wait;
+    state->idle_wait = NULL;
+    if (wait == NULL || wait->process != getpid()) { /* a fork took its thread */
+        wait = create_wait();
+    }
+    if (wait != NULL) {
+        cm_mutex_lock(&wait->lock);
+        wait->rt = rt;
+        wait->device = device;
+        wait->busy = true;
+        cm_cond_signal_all(&wait->wanted);
+        cm_mutex_unlock(&wait->lock);
+    }
+    return wait;
+}
+
+/* GIL, released where another is kept already. */
+static void
+give_wait(cm_state *state, device_wait *wait)
+{
+    if (state->idle_wait == NULL) {
+        state->idle_wait = wait;
+        return;
+    }
+    Py_BEGIN_ALLOW_THREADS
+    destroy_wait(wait);
+    Py_END_ALLOW_THREADS
+}
+
+/* No GIL. At most a slice, unless `forever`. */
+static bool
+await_end(device_wait *wait, bool forever)
+{
+    uint64_t end = cm_now_ns() + CM_SIGNAL_SLICE_NS;
+    cm_mutex_lock(&wait->lock);
+    while (wait->busy) {
+        if (forever) {
+            cm_cond_wait(&wait->ended, &wait->lock);
+        }
+        else if (!cm_cond_wait_until(&wait->ended, &wait->lock, end)) {
+            break;
+        }
+    }
+    bool done = !wait->busy;
+    cm_mutex_unlock(&wait->lock);
+    return done;
+}
+
+bool
+cm_wait_for_device(cm_state *state, cm_runtime *rt, int device, cm_status *out)
+{
+    device_wait *wait = cm_sees_signals() ? take_wait(state, rt, device) : NULL;
+    bool done = false;
+    if (wait == NULL) {
+        Py_BEGIN_ALLOW_THREADS
+        *out = wait_plainly(rt, device);
+        Py_END_ALLOW_THREADS
+        return true;
+    }
+    while (!done) {
+        Py_BEGIN_ALLOW_THREADS
+        done = await_end(wait, false);
+        Py_END_ALLOW_THREADS
+        if (!done && PyErr_CheckSignals() < 0) {
+            cm_list_push_back(&state->device_waits, &wait->node);
+            return false;
+        }
+    }
+    *out = wait->status;
+    give_wait(state, wait);
+    return true;
+}
+
+int
+cm_device_waits_join(cm_state *state)
+{
+    cm_list *node;
+    int result = 0;
+    cm_state_enter(state); /* a signal's handler must not close the runtime */
+    while (result == 0 && (node = cm_list_pop_front(&state->device_waits)) != NULL) {
+        device_wait *wait = CM_LIST_ENTRY(node, device_wait, node);
+        bool done = false;
+        while (result == 0 && !done) {
+            bool forever = !cm_sees_signals();
+            Py_BEGIN_ALLOW_THREADS
+            done = await_end(wait, forever);
+            Py_END_ALLOW_THREADS
+            result = done ? 0 : PyErr_CheckSignals();
+        }
+        if (done) { /* its caller has heard of the signal instead of the status */
+            give_wait(state, wait);
+        }
+        else {
+            cm_list_push_back(&state->device_waits, &wait->node);
+        }
+    }
+    cm_state_leave(state);
+    return result;
+}
+
+void
+cm_device_waits_end(cm_state *state)
+{
+    device_wait *idle = state->idle_wait;
+    state->idle_wait = NULL;
+    if (idle != NULL && idle->process == getpid()) {
+        Py_BEGIN_ALLOW_THREADS
+        destroy_wait(idle);
+        Py_END_ALLOW_THREADS
+    }
+}
+
+/* -- pools ------------------------------------------------------------------------- */
+
+static bool
+is_interrupted(void *argument)
+{
+    cm_pool_waiter *waiter = argument;
+    PyEval_RestoreThread(waiter->thread);
+    bool interrupted = PyErr_CheckSignals() < 0;
+    waiter->thread = PyEval_SaveThread();
+    return interrupted;
+}
+
+static bool
+wait_device(void *argument, int device, cm_status *out)
+{
+    cm_pool_waiter *waiter = argument;
+    PyEval_RestoreThread(waiter->thread);
+    cm_runtime *rt = waiter->state->runtime; /* stays while the state is entered */
+    bool done = cm_wait_for_device(waiter->state, rt, device, out);
+    waiter->thread = PyEval_SaveThread();
+    return done;
+}
+
+cm_wait_hooks
+cm_wait_hooks_of(cm_pool_waiter *waiter)
+{
+    return cm_sees_signals() ? (cm_wait_hooks){is_interrupted, waiter, wait_device}
+                             : (cm_wait_hooks){NULL, NULL, NULL};
+}

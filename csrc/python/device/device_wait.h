@@ -1,0 +1,46 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Waiting for streams, events and devices so that Ctrl-C is seen: by asking again and
+ * again, or, where the driver only knows how to wait, by leaving that to a thread. */
+#ifndef CM_PYTHON_DEVICE_DEVICE_WAIT_H
+#define CM_PYTHON_DEVICE_DEVICE_WAIT_H
+
+#include "python/core/state.h"
+
+#define CM_SIGNAL_SLICE_NS UINT64_C(50000000) /* how soon Ctrl-C is seen */
+
+/* Whether signal handlers may run in the calling thread: in Python's main one alone,
+ * which need not be the process's. Where it is not known which that is, every thread
+ * counts. No GIL needed. */
+bool cm_sees_signals(void);
+/* At import: is the calling thread the main one? */
+void cm_signals_init(void);
+
+typedef cm_status (*cm_wait_query)(cm_runtime *rt, uint64_t handle, bool *done);
+
+/* Wait until `query` says that it is done or fails; `naps`: rather sleeping than
+ * spinning. In a thread that sees no signals it returns at once: the caller waits.
+ * False with the exception of a signal handler. GIL held, released meanwhile. */
+bool cm_wait_polling(cm_runtime *rt, int device, cm_wait_query query, uint64_t handle,
+                     bool naps, cm_status *out);
+
+/* Wait for all work of a device. As above; what a signal ended is waited for by
+ * cm_device_waits_join. */
+bool cm_wait_for_device(cm_state *state, cm_runtime *rt, int device, cm_status *out);
+
+/* Wait, GIL released, for what uses the runtime behind the back of interrupted calls.
+ * -1 with the exception of a signal handler: what is left can be waited for again. */
+int cm_device_waits_join(cm_state *state);
+/* End the thread that is kept for such waits. GIL, released meanwhile. */
+void cm_device_waits_end(cm_state *state);
+
+/* For waits in a pool, by who has entered the state. `thread` is what
+ * PyEval_SaveThread() gave: Python's signal handlers run there. After CM_ECANCELLED
+ * their exception is set. */
+typedef struct cm_pool_waiter {
+    cm_state *state;
+    PyThreadState *thread;
+} cm_pool_waiter;
+
+cm_wait_hooks cm_wait_hooks_of(cm_pool_waiter *waiter);
+
+#endif

@@ -1,0 +1,87 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The structs behind Stream, Event and Transfer, and streams as arguments. Every object
+ * carries its module state (types are final). GIL held throughout. */
+#ifndef CM_PYTHON_DEVICE_OBJECTS_H
+#define CM_PYTHON_DEVICE_OBJECTS_H
+
+#include "python/core/state.h"
+
+typedef struct cm_stream_object {
+    PyObject_HEAD
+    cm_state *state;
+    cm_stream *stream; /* held; NULL after close() or shutdown() */
+    cm_list node;      /* in state->streams while open */
+    uint64_t id;       /* of `stream`, kept for equality and hash after close() */
+    int device;
+    uint64_t generation;
+    PyObject *weakrefs;
+} cm_stream_object;
+
+typedef struct cm_event_object {
+    PyObject_HEAD
+    cm_state *state;
+    cm_runtime *rt;  /* borrowed; NULL after close() or shutdown() */
+    cm_list node;    /* in state->events while open */
+    uint64_t handle; /* owned */
+    int device;
+    bool timing;
+    bool blocking; /* synchronize() sleeps rather than spinning */
+    bool recorded;
+    bool closing; /* close() was called; the last call under way destroys the handle */
+    int users;    /* calls under way with the GIL released */
+    PyObject *weakrefs;
+} cm_event_object;
+
+/* A new Python object around a record (held) or a device index (trusted). */
+PyObject *cm_stream_object_new(cm_state *state, cm_stream *stream);
+PyObject *cm_device_object_new(cm_state *state, int index);
+/* The Stream that is current for `device` in this context; new reference. */
+PyObject *cm_current_stream(cm_state *state, int device);
+
+/* Any stream argument to a record on loan: None (the current stream of `device`), a
+ * Stream, __cuda_stream__, .cuda_stream (torch), .ptr (CuPy), .handle (Numba) or an
+ * int. `device` -1 means cumem's current one. NULL with an exception. */
+cm_stream *cm_stream_from_object(cm_state *state, PyObject *object, int device);
+/* The same for memory of `device`: ValueError for a stream of another one. */
+cm_stream *cm_stream_for_device(cm_state *state, PyObject *object, int device);
+/* The record that None means, borrowed until Python code runs or the GIL is released;
+ * NULL, without an exception, where that takes cm_stream_for_device() to find out. */
+static inline cm_stream *
+cm_stream_lent(const cm_state *state, int device)
+{
+    return cm_override_is_empty(&state->current_stream) ? state->default_streams[device]
+                                                        : NULL;
+}
+
+/* Streams on loan, in an owned array. */
+typedef struct cm_stream_list {
+    cm_stream **streams;
+    uint32_t count;
+} cm_stream_list;
+
+/* Takes one stream, or a tuple or list of them; NULL and None: none. 0, or -1 with an
+ * exception; to be given back in either case. */
+int cm_stream_list_take(cm_state *state, PyObject *object, const char *argument,
+                        int device, cm_stream_list *out);
+void cm_stream_list_give(cm_state *state, cm_stream_list *list);
+
+/* A loan holds the record and, as cm_state_enter() does, keeps shutdown() away. GIL
+ * held; the give may release it. */
+cm_stream *cm_stream_take(cm_state *state, cm_stream *stream);
+void cm_stream_give(cm_state *state, cm_stream *stream); /* NULL: does nothing */
+
+typedef struct cm_transfer_object {
+    PyObject_HEAD
+    cm_state *state;
+    cm_ticket *ticket; /* held */
+    PyObject *dst;     /* owned: both ends stay alive as long as the handle */
+    PyObject *src;
+    PyObject *weakrefs;
+} cm_transfer_object;
+
+int cm_register_stream_type(PyObject *module, cm_state *state);
+int cm_register_event_type(PyObject *module, cm_state *state);
+int cm_register_device_type(PyObject *module, cm_state *state);
+int cm_register_transfer_type(PyObject *module, cm_state *state);
+
+#endif

@@ -1,0 +1,307 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* cumem._core: what the folder's files export, put together. Importing it makes no CUDA
+ * call and loads no driver. */
+#include "python/module/module.h"
+#include "python/copy/configure.h"
+#include "python/copy/copy_functions.h"
+#include "python/copy/file_functions.h"
+#include "python/copy/multi_device.h"
+#include "python/core/errors.h"
+#include "python/core/numpy_bridge.h"
+#include "python/device/device_functions.h"
+#include "python/device/device_wait.h"
+#include "python/pool/limits.h"
+#include "python/pool/pool_object.h"
+#include "python/pool/registration_type.h"
+#include "python/protocols/protocols.h"
+
+PyDoc_STRVAR(module_doc,
+             "The compiled part of cumem: buffers, streams, copies and protocols.\n"
+             "\n"
+             "Everything public is found in ``cumem`` itself.");
+
+/* -- exit ------------------------------------------------------------------------------- */
+
+/* Registered at import, so that it runs after the handlers of those who import cumem,
+ * and before finalisation, when threads could not be joined any more. */
+static int
+register_at_exit(PyObject *module)
+{
+    PyObject *function = PyObject_GetAttrString(module, "_at_exit");
+    PyObject *atexit = function == NULL ? NULL : PyImport_ImportModule("atexit");
+    PyObject *done =
+        atexit == NULL ? NULL : PyObject_CallMethod(atexit, "register", "O", function);
+    Py_XDECREF(function);
+    Py_XDECREF(atexit);
+    Py_XDECREF(done);
+    return done == NULL ? -1 : 0;
+}
+
+/* -- exec ------------------------------------------------------------------------------- */
+
+static int
+make_words(cm_state *state)
+{
+#define MAKE(word)                                                                     \
+    if ((state->words[CM_WORD_##word] = PyUnicode_InternFromString(#word)) == NULL) {  \
+        return -1;                                                                     \
+    }
+    CM_WORDS(MAKE)
+#undef MAKE
+    return 0;
+}
+
+static int
+add_types(PyObject *module, cm_state *state)
+{
+    static int (*const registrars[])(PyObject *, cm_state *) = {
+        cm_register_errors,
+        cm_register_buffer_types,
+        cm_register_stream_type,
+        cm_register_event_type,
+        cm_register_device_type,
+        cm_register_transfer_type,
+        cm_register_registration_type,
+        cm_register_pool_type,
+        cm_register_testing,
+    };
+    for (size_t i = 0; i < sizeof(registrars) / sizeof(registrars[0]); i++) {
+        if (registrars[i](module, state) < 0) {
+            return -1;
+        }
+    }
+    return 0;
+}
+
+/* Public functions belong to `cumem`, where users import them from: it is what help()
+ * and a pickle name. */
+static int
+publish(PyObject *module, const PyMethodDef *table)
+{
+    PyObject *package = PyUnicode_FromString("cumem");
+    int result = package == NULL ? -1 : 0;
+    for (; result == 0 && table->ml_name != NULL; table++) {
+        if (table->ml_name[0] != '_') {
+            PyObject *function = PyObject_GetAttrString(module, table->ml_name);
+            result = function == NULL
+                         ? -1
+                         : PyObject_SetAttrString(function, "__module__", package);
+            Py_XDECREF(function);
+        }
+    }
+    Py_XDECREF(package);
+    return result;
+}
+
+static int
+add_functions(PyObject *module)
+{
+    PyMethodDef *const tables[] = {
+        cm_constructor_methods, cm_kind_constructor_methods, cm_copy_methods,
+        cm_asbuffer_methods,    cm_registration_methods,     cm_device_methods,
+        cm_pool_methods,        cm_pool_read_methods,        cm_limit_methods,
+        cm_pickle_methods,      cm_raw_copy_methods,         cm_file_methods,
+        cm_shutdown_methods,    cm_configure_methods,        cm_explain_methods,
+        cm_hook_methods,        cm_several_methods,          cm_copy_many_methods,
+        cm_asnumpy_methods,
+    };
+    for (size_t i = 0; i < sizeof(tables) / sizeof(tables[0]); i++) {
+        if (PyModule_AddFunctions(module, tables[i]) < 0
+            || publish(module, tables[i]) < 0) {
+            return -1;
+        }
+    }
+    return 0;
+}
+
+/* A CUDA version as (major, minor). */
+static int
+add_version(PyObject *module, const char *name, int version)
+{
+    PyObject *tuple = Py_BuildValue("(ii)", version / 1000, version % 1000 / 10);
+    if (tuple == NULL) {
+        return -1;
+    }
+    int result = PyModule_AddObjectRef(module, name, tuple);
+    Py_DECREF(tuple);
+    return result;
+}
+
+static int
+add_constants(PyObject *module)
+{
+    int built = cm_cuda_built_version();
+    /* a CUDA runtime serves every driver of its major version and later ones */
+    return add_version(module, "BUILT_RUNTIME", built) < 0
+                   || add_version(module, "OLDEST_DRIVER", built / 1000 * 1000) < 0
+               ? -1
+               : 0;
+}
+
+/* 0, or -1 with ImportError where cumem would corrupt memory or hang. */
+static int
+check_interpreter(void)
+{
+    if (PyInterpreterState_GetID(PyInterpreterState_Get()) != 0) {
+        PyErr_SetString(PyExc_ImportError,
+                        "cumem works in the main interpreter alone: what it drops "
+                        "without the GIL and its end at exit are that one's. Import it "
+                        "there, or use processes in place of subinterpreters");
+        return -1;
+    }
+    PyObject *function = PySys_GetObject("_is_gil_enabled"); /* from 3.13 on; borrowed
+                                                              */
+    PyObject *enabled = function == NULL ? NULL : PyObject_CallNoArgs(function);
+    bool is_off = enabled == Py_False;
+    Py_XDECREF(enabled);
+    if (is_off) {
+        PyErr_SetString(PyExc_ImportError,
+                        "cumem needs the GIL, which PYTHON_GIL=0 or -X gil=0 has "
+                        "switched off: without it pools and buffers would be "
+                        "corrupted. Leave that out; free-threaded Python then switches "
+                        "the GIL on when cumem is imported");
+    }
+    return is_off || PyErr_Occurred() ? -1 : 0;
+}
+
+static int
+core_exec(PyObject *module)
+{
+    cm_state *state = cm_state_of_module(module);
+    if (check_interpreter() < 0) {
+        return -1;
+    }
+    cm_signals_init();
+    cm_limits_init(state);
+    state->when_closed = cm_state_open;
+    state->when_contexts_grow = cm_pools_admit_peers;
+    if (cm_state_init(state) < 0 || cm_numpy_import() < 0 || make_words(state) < 0
+        || cm_override_init(&state->current_stream, module, "cumem.current_stream") < 0
+        || cm_override_init(&state->current_pool, module, "cumem.current_pool") < 0
+        || add_types(module, state) < 0 || add_functions(module) < 0
+        || add_constants(module) < 0 || register_at_exit(module) < 0) {
+        return -1;
+    }
+    return 0;
+}
+
+/* -- life ------------------------------------------------------------------------------- */
+
+/* Every Python object that the state owns: F(member). */
+#define STATE_OBJECTS(F)                                                               \
+    F(buffer_type)                                                                     \
+    F(pinned_type)                                                                     \
+    F(mapped_type)                                                                     \
+    F(managed_type)                                                                    \
+    F(device_buffer_type)                                                              \
+    F(host_type)                                                                       \
+    F(stream_type)                                                                     \
+    F(event_type)                                                                      \
+    F(device_type)                                                                     \
+    F(transfer_type)                                                                   \
+    F(registration_type)                                                               \
+    F(notifier_type)                                                                   \
+    F(notifiers)                                                                       \
+    F(cuda_error)                                                                      \
+    F(out_of_memory_error)                                                             \
+    F(cancelled_error)                                                                 \
+    F(emulation_warning)                                                               \
+    F(current_stream.variable)                                                         \
+    F(current_stream.getter)                                                           \
+    F(current_stream.type)                                                             \
+    F(pool_type)                                                                       \
+    F(current_pool.variable)                                                           \
+    F(current_pool.getter)                                                             \
+    F(current_pool.type)                                                               \
+    F(uint8_dtype)                                                                     \
+    F(exchange.type)                                                                   \
+    F(hooks.stats)                                                                     \
+    F(hooks.snapshot)                                                                  \
+    F(hooks.progress)                                                                  \
+    F(hooks.calibration)                                                               \
+    F(out_of_memory_callbacks)                                                         \
+    F(default_pools)
+
+static int
+core_traverse(PyObject *module, visitproc visit, void *arg)
+{
+    cm_state *state = cm_state_of_module(module);
+    if (state == NULL) {
+        return 0;
+    }
+#define VISIT(member) Py_VISIT(state->member);
+    STATE_OBJECTS(VISIT)
+#undef VISIT
+    for (int i = 0; i < CM_WORD_COUNT; i++) {
+        Py_VISIT(state->words[i]);
+    }
+    for (int i = 0; i < CM_MAX_DEVICES; i++) {
+        Py_VISIT(state->legacy_streams[i]);
+    }
+    for (int kind = 0; kind < CM_KIND_COUNT; kind++) { /* what is kept holds its type */
+        cm_inline_buffer *root = state->free_inline[kind].first;
+        for (; root != NULL; root = (cm_inline_buffer *)root->buffer.base) {
+            Py_VISIT(Py_TYPE((PyObject *)root));
+        }
+    }
+    return 0;
+}
+
+static int
+core_clear(PyObject *module)
+{
+    cm_state *state = cm_state_of_module(module);
+    if (state == NULL) {
+        return 0;
+    }
+    for (int i = 0; i < CM_MAX_DEVICES; i++) {
+        Py_CLEAR(state->legacy_streams[i]);
+    }
+    for (int i = 0; i < CM_WORD_COUNT; i++) {
+        Py_CLEAR(state->words[i]);
+    }
+    cm_inline_buffers_clear(state);
+#define CLEAR(member) Py_CLEAR(state->member);
+    STATE_OBJECTS(CLEAR)
+#undef CLEAR
+    return 0;
+}
+
+static void
+core_free(void *module)
+{
+    (void)core_clear(module);
+    cm_state *state = cm_state_of_module(module);
+    if (state != NULL && state->storages.next != NULL) {
+        cm_state_fini(state);
+    }
+    if (state != NULL) { /* not before: what still runs asks them */
+        cm_override_fini(&state->current_stream);
+        cm_override_fini(&state->current_pool);
+        PyMem_Free(atomic_exchange(&state->spare_call, NULL));
+    }
+}
+
+static PyModuleDef_Slot slots[] = {
+    {Py_mod_exec, (void *)core_exec},
+    {0, NULL},
+};
+
+static PyModuleDef definition = {
+    .m_base = PyModuleDef_HEAD_INIT,
+    .m_name = "cumem._core",
+    .m_doc = module_doc,
+    .m_size = sizeof(cm_state),
+    .m_slots = slots,
+    .m_traverse = core_traverse,
+    .m_clear = core_clear,
+    .m_free = core_free,
+};
+
+PyMODINIT_FUNC PyInit__core(void);
+
+PyMODINIT_FUNC
+PyInit__core(void)
+{
+    return PyModuleDef_Init(&definition);
+}

@@ -1,0 +1,223 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* How the process's devices are opened, at first use and again after a shutdown. */
+#include <string.h>
+#include <unistd.h>
+
+#include "python/copy/configure.h"
+#include "python/core/errors.h"
+#include "python/device/device_wait.h"
+#include "python/module/module.h"
+#include "python/module/state_config.h"
+#include "python/pool/limits.h"
+#include "python/pool/out_of_memory.h"
+#include "runtime/faults.h"
+
+/* The code says that there is no GPU here, not that something is broken. */
+static bool
+is_no_gpu(cm_status status)
+{
+    return status.code == CM_CUDA_INSUFFICIENT_DRIVER
+           || status.code == CM_CUDA_NO_DEVICE;
+}
+
+static const char *
+no_gpu_reason(cm_status status)
+{
+    return status.code == CM_CUDA_NO_DEVICE
+               ? "the CUDA driver sees no device (cudaErrorNoDevice)"
+               : "no CUDA driver was found, or it is too old "
+                 "(cudaErrorInsufficientDriver)";
+}
+
+/* What to open, decided with the GIL before it is released. */
+typedef struct opening {
+    cm_choice choice;
+    cm_emulated_config emulated;
+    bool faults;
+    int (*has_gil)(void);
+    const char *fallback_reason; /* set when emulation was fallen back to */
+} opening;
+
+static int
+opening_init(cm_state *state, opening *plan)
+{
+    const cm_state_override *override = &state->override;
+    plan->fallback_reason = NULL;
+    plan->faults = override->faults;
+    plan->has_gil = override->has_gil;
+    if (cm_configure_open(state) < 0) {
+        return -1;
+    }
+    if (override->has_backend) {
+        plan->choice =
+            override->backend == CM_BACKEND_CUDA ? CM_CHOICE_CUDA : CM_CHOICE_EMULATED;
+    }
+    else if (cm_config_read_backend(&plan->choice) < 0) {
+        return -1;
+    }
+    if (override->has_emulated) {
+        plan->emulated = override->emulated;
+        return 0;
+    }
+    return cm_config_read_emulated(&plan->emulated);
+}
+
+static cm_status
+opening_run(opening *plan, cm_runtime **out)
+{
+    cm_runtime *runtime = NULL;
+    cm_status status = cm_ok();
+    if (plan->choice != CM_CHOICE_EMULATED) {
+        status = cm_cuda_open(&runtime);
+        if (plan->choice == CM_CHOICE_ANY && is_no_gpu(status)) {
+            plan->fallback_reason = no_gpu_reason(status);
+            plan->emulated.reason = plan->fallback_reason;
+        }
+    }
+    if (plan->choice == CM_CHOICE_EMULATED || plan->fallback_reason != NULL) {
+        status = cm_emulated_open(&plan->emulated, &runtime);
+    }
+    CM_TRY(status);
+    if (plan->faults) {
+        cm_runtime *wrapper = NULL;
+        status = cm_faults_open(runtime, &wrapper);
+        if (!cm_is_ok(status)) {
+            runtime->close(runtime);
+            return status;
+        }
+        runtime = wrapper;
+        cm_faults_watch_lock(runtime, plan->has_gil);
+    }
+    *out = runtime;
+    return cm_ok();
+}
+
+/* Wait a while without the GIL for the thread that is opening. 0, or -1 with the
+ * exception of a signal's handler, or RuntimeError in a child that was forked
+ * meanwhile: no thread goes on with it there. */
+static int
+wait_while_opening(cm_state *state)
+{
+    if (state->opening_process != getpid()) {
+        return cm_py_raise_int(state, cm_fail(CM_EFORKED, 0), NULL);
+    }
+    Py_BEGIN_ALLOW_THREADS
+    uint64_t end = cm_now_ns() + CM_SIGNAL_SLICE_NS;
+    cm_mutex_lock(&state->open_lock);
+    while (state->opening
+           && cm_cond_wait_until(&state->opened, &state->open_lock, end)) {
+    }
+    cm_mutex_unlock(&state->open_lock);
+    Py_END_ALLOW_THREADS
+    return PyErr_CheckSignals();
+}
+
+static void
+set_opening(cm_state *state, bool opening_now)
+{
+    cm_mutex_lock(&state->open_lock);
+    state->opening = opening_now;
+    state->opening_process = getpid();
+    cm_cond_signal_all(&state->opened);
+    cm_mutex_unlock(&state->open_lock);
+}
+
+/* Warn once in the life of the process; a warning made an error undoes the opening. */
+static int
+warn_of_emulation(cm_state *state, const char *reason)
+{
+    state->warned = true;
+    int failed = PyErr_WarnFormat(
+        state->emulation_warning, 1,
+        "cumem works on an emulated device: %s. Results are right but timings mean "
+        "nothing. Set CUMEM_BACKEND=emulated to choose this without the warning, or "
+        "CUMEM_BACKEND=cuda to make it an error",
+        reason);
+    state->warned = failed == 0;
+    return failed;
+}
+
+/* Install a runtime that was just opened, with its registry and engine. */
+static int
+adopt(cm_state *state, cm_runtime *runtime)
+{
+    cm_registry *registry = NULL;
+    cm_engine *engine = NULL;
+    cm_status status = cm_registry_create(runtime, &registry);
+    if (cm_is_ok(status)) {
+        status = cm_engine_create(runtime, registry, &engine);
+        if (!cm_is_ok(status)) {
+            cm_status ignored = cm_registry_close(registry);
+            (void)ignored;
+        }
+    }
+    if (!cm_is_ok(status)) {
+        return cm_py_raise_int(state, status, "while opening the runtime");
+    }
+    cm_engine_set_relief(engine, cm_shortage_relieve, state);
+    state->runtime = runtime;
+    state->context_count = 0;
+    state->registry = registry;
+    state->engine = engine;
+    state->engine_has_pinned_pool = false;
+    memset(state->engine_has_device_pool, 0, sizeof(state->engine_has_device_pool));
+    state->current_device = 0;
+    (void)cm_configure_apply(state); /* nobody has forked since it was opened */
+    return 0;
+}
+
+static int
+raise_not_open(cm_state *state, const opening *plan, cm_status status)
+{
+    const char *doing =
+        plan->choice == CM_CHOICE_CUDA
+            ? "while opening the CUDA runtime, which CUMEM_BACKEND=cuda asks for"
+            : "while opening the runtime; CUMEM_BACKEND=emulated works without a GPU";
+    return cm_py_raise_int(state, status, doing);
+}
+
+/* 0 and the runtime is open, or is being opened by another; or -1. */
+static int
+open_runtime(cm_state *state)
+{
+    opening plan;
+    if (opening_init(state, &plan) < 0) {
+        return -1;
+    }
+    cm_runtime *runtime = NULL;
+    cm_status status;
+    set_opening(state, true);
+    Py_BEGIN_ALLOW_THREADS
+    status = opening_run(&plan, &runtime);
+    Py_END_ALLOW_THREADS
+    set_opening(state, false);
+    if (!cm_is_ok(status)) {
+        return raise_not_open(state, &plan, status);
+    }
+    int result = 0;
+    if (plan.fallback_reason != NULL && !state->warned) {
+        /* May be Python code that uses cumem, here or in a thread that it waits for:
+         * they open a runtime of their own, which then serves us too. */
+        result = warn_of_emulation(state, plan.fallback_reason);
+    }
+    if (result < 0 || state->runtime != NULL || state->opening) {
+        runtime->close(runtime);
+        return result;
+    }
+    set_opening(state, true);
+    result = cm_limits_open(state, runtime);
+    if (result == 0) {
+        result = adopt(state, runtime);
+    }
+    set_opening(state, false);
+    if (result < 0) {
+        runtime->close(runtime);
+    }
+    return result;
+}
+
+int
+cm_state_open(cm_state *state)
+{
+    return state->opening ? wait_while_opening(state) : open_runtime(state);
+}

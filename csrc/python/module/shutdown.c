@@ -1,0 +1,450 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The end of a generation: everything waited for, given back and closed. */
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "python/buffer/storage.h"
+#include "python/copy/configure.h"
+#include "python/core/arguments.h"
+#include "python/core/errors.h"
+#include "python/device/device_wait.h"
+#include "python/device/event_type.h"
+#include "python/device/stream_type.h"
+#include "python/module/module.h"
+#include "python/pool/pool_object.h"
+
+/* What a generation leaves behind, taken out of the state before the GIL is released so
+ * that a thread which comes meanwhile opens afresh. */
+typedef struct remains {
+    cm_runtime *runtime;
+    cm_registry *registry;
+    cm_engine *engine;
+    cm_pool *pools[CM_KIND_COUNT][CM_POOL_FLAG_SLOTS][CM_MAX_DEVICES];
+    cm_detached_storage *storages;
+    size_t storage_count;
+    cm_stream **streams;
+    size_t stream_count;
+    cm_detached_event *events;
+    size_t event_count;
+    cm_pool **user_pools; /* of Pool objects, default ones too */
+    size_t user_pool_count;
+    PyObject *default_pools;
+    PyObject *legacy_streams[CM_MAX_DEVICES];
+    cm_stream *default_streams[CM_MAX_DEVICES];
+} remains;
+
+static int
+check_no_exports(const cm_state *state)
+{
+    for (cm_list *node = state->storages.next; node != &state->storages;
+         node = node->next) {
+        const cm_storage *storage = CM_LIST_ENTRY(node, cm_storage, node);
+        if (cm_storage_count_exports(storage) > 0) {
+            PyErr_Format(PyExc_BufferError,
+                         "shutdown: a %s buffer of %llu bytes is exported; drop the "
+                         "arrays, memoryviews and tensors over it first",
+                         cm_kind_name(storage->kind),
+                         (unsigned long long)storage->nbytes);
+            return -1;
+        }
+        if (storage->view_count > 0 && storage->nbytes > 0) {
+            PyErr_Format(PyExc_BufferError,
+                         "shutdown: a %s buffer of %llu bytes went through the buffer "
+                         "protocol, so that others may still use its memory (as "
+                         "torch.frombuffer does); drop it first",
+                         cm_kind_name(storage->kind),
+                         (unsigned long long)storage->nbytes);
+            return -1;
+        }
+    }
+    return 0;
+}
+
+static size_t
+count_nodes(const cm_list *list)
+{
+    size_t count = 0;
+    for (const cm_list *node = list->next; node != list; node = node->next) {
+        count++;
+    }
+    return count;
+}
+
+static void
+remains_destroy(remains *old)
+{
+    if (old != NULL) {
+        free(old->storages);
+        free(old->streams);
+        free(old->events);
+        free(old->user_pools);
+    }
+    free(old);
+}
+
+/* Room for all that there is now; NULL with MemoryError. */
+static remains *
+remains_create(const cm_state *state)
+{
+    remains *old = calloc(1, sizeof(*old));
+    if (old != NULL) {
+        old->storages =
+            calloc(count_nodes(&state->storages) + 1, sizeof(*old->storages));
+        old->streams = calloc(count_nodes(&state->streams) + 1, sizeof(cm_stream *));
+        old->events = calloc(count_nodes(&state->events) + 1, sizeof(*old->events));
+        old->user_pools =
+            calloc(count_nodes(&state->pool_objects) + 1, sizeof(cm_pool *));
+    }
+    if (old == NULL || old->storages == NULL || old->streams == NULL
+        || old->events == NULL || old->user_pools == NULL) {
+        remains_destroy(old);
+        PyErr_NoMemory();
+        return NULL;
+    }
+    return old;
+}
+
+/* Close every storage, Stream and Event; what they had follows once the engine has
+ * ended. The GIL is not released: no thread finds half of it gone. */
+static void
+collect(cm_state *state, remains *out)
+{
+    out->runtime = state->runtime;
+    out->registry = state->registry;
+    out->engine = state->engine;
+    memcpy(out->pools, state->pools, sizeof(out->pools));
+    state->runtime = NULL;
+    state->registry = NULL;
+    state->engine = NULL;
+    cm_configure_close(state);
+    memset(state->pools, 0, sizeof(state->pools));
+    state->generation++;
+    while (!cm_list_is_empty(&state->storages)) {
+        cm_storage *storage = CM_LIST_ENTRY(state->storages.next, cm_storage, node);
+        cm_list_remove(&storage->node);
+        storage->closed = true;
+        cm_storage_detach(storage, &out->storages[out->storage_count++]);
+    }
+    out->stream_count = cm_streams_collect(state, out->streams);
+    out->event_count = cm_events_collect(state, out->events);
+    out->user_pool_count = cm_pool_objects_collect(state, out->user_pools);
+    out->default_pools = state->default_pools;
+    state->default_pools = NULL;
+    memcpy(out->legacy_streams, state->legacy_streams, sizeof(out->legacy_streams));
+    memset(state->legacy_streams, 0, sizeof(state->legacy_streams));
+    memcpy(out->default_streams, state->default_streams, sizeof(out->default_streams));
+    memset(state->default_streams, 0, sizeof(state->default_streams));
+}
+
+static void
+release_default_streams(cm_stream **streams)
+{
+    for (int device = 0; device < CM_MAX_DEVICES; device++) {
+        if (streams[device] != NULL) {
+            cm_stream_release(streams[device]);
+            streams[device] = NULL;
+        }
+    }
+}
+
+static void
+keep_first(cm_status *first, cm_status status)
+{
+    if (cm_is_ok(*first)) {
+        *first = status;
+    }
+}
+
+static cm_status
+reset_used_devices(cm_runtime *runtime)
+{
+    cm_status first = cm_ok();
+    for (int device = 0; device < runtime->device_count; device++) {
+        if (atomic_load(&runtime->primary[device]) == 0) {
+            continue; /* never entered: a reset would first create a context */
+        }
+        cm_device_guard guard;
+        cm_status status = cm_device_enter(runtime, device, &guard);
+        if (cm_is_ok(status)) {
+            keep_first(&first, cm_rt_device_reset(runtime));
+            cm_device_leave(runtime, &guard);
+        }
+        else {
+            keep_first(&first, status);
+        }
+    }
+    return first;
+}
+
+static void
+give_pool_back(cm_pool *pool, cm_status *first)
+{
+    uint64_t released;
+    /* The release frees too, but has nobody to tell what failed. */
+    keep_first(first, cm_pool_trim(pool, 0, true, &released));
+    cm_pool_release(pool);
+}
+
+/* No GIL. Engine first: only then does nothing touch the memory any more. */
+static cm_status
+give_memory_back(remains *old)
+{
+    cm_status first = cm_engine_close(old->engine);
+    for (size_t i = 0; i < old->storage_count; i++) {
+        keep_first(&first, cm_detached_storage_free(&old->storages[i]));
+    }
+    for (int kind = 0; kind < CM_KIND_COUNT; kind++) {
+        for (int flags = 0; flags < CM_POOL_FLAG_SLOTS; flags++) {
+            for (int device = 0; device < CM_MAX_DEVICES; device++) {
+                cm_pool *pool = old->pools[kind][flags][device];
+                if (pool != NULL) {
+                    give_pool_back(pool, &first);
+                }
+            }
+        }
+    }
+    for (size_t i = 0; i < old->user_pool_count; i++) {
+        give_pool_back(old->user_pools[i], &first);
+    }
+    return first;
+}
+
+/* No GIL. */
+static cm_status
+close_runtime(remains *old, bool reset_devices)
+{
+    cm_status first = cm_ok();
+    for (size_t i = 0; i < old->stream_count; i++) {
+        cm_stream_release(old->streams[i]);
+    }
+    release_default_streams(old->default_streams);
+    for (size_t i = 0; i < old->event_count; i++) {
+        keep_first(&first, cm_detached_event_free(&old->events[i]));
+    }
+    keep_first(&first, cm_registry_close(old->registry));
+    if (reset_devices) {
+        keep_first(&first, reset_used_devices(old->runtime));
+    }
+    old->runtime->close(old->runtime);
+    return first;
+}
+
+/* GIL held, released for whatever waits. */
+static cm_status
+dismantle(cm_state *state, remains *old, bool reset_devices)
+{
+    cm_status first;
+    Py_BEGIN_ALLOW_THREADS
+    first = give_memory_back(old);
+    Py_END_ALLOW_THREADS
+    for (size_t i = 0; i < old->storage_count; i++) {
+        cm_detached_storage_defer(&old->storages[i]);
+    }
+    cm_state_drop_deferred(state);
+    for (int device = 0; device < CM_MAX_DEVICES; device++) {
+        Py_CLEAR(old->legacy_streams[device]);
+    }
+    Py_CLEAR(old->default_pools);
+    cm_device_waits_end(state);
+    Py_BEGIN_ALLOW_THREADS
+    keep_first(&first, close_runtime(old, reset_devices));
+    Py_END_ALLOW_THREADS
+    return first;
+}
+
+/* 0, or -1 with an exception: nothing may be taken apart. */
+static int
+check_unused(const cm_state *state)
+{
+    if (state->call_count > 0) {
+        PyErr_SetString(PyExc_RuntimeError,
+                        "shutdown: a call of cumem is under way, in another thread or "
+                        "below this one");
+        return -1;
+    }
+    return check_no_exports(state);
+}
+
+/* -1 with an exception, 0: another thread did it meanwhile, 1: go ahead. */
+static int
+wait_until_unused(cm_state *state)
+{
+    if (cm_device_waits_join(state) < 0) {
+        return -1;
+    }
+    cm_state_drop_deferred(state); /* which may run Python code: then look */
+    if (state->runtime == NULL) {
+        return 0;
+    }
+    if (check_unused(state) < 0 || cm_state_wait_for_work(state) < 0) {
+        return -1;
+    }
+    cm_state_drop_deferred(state); /* what the work has left */
+    if (state->runtime == NULL || state->engine == NULL) {
+        return 0;
+    }
+    return check_unused(state) < 0 ? -1 : 1;
+}
+
+static int
+shut_down(cm_state *state, bool reset_devices)
+{
+    if (state->runtime == NULL) {
+        return 0;
+    }
+    if (cm_runtime_is_forked(state->runtime)) {
+        return cm_py_raise_int(state, cm_fail(CM_EFORKED, 0), "while shutting down");
+    }
+    if (state->engine == NULL) {
+        return 0; /* after the atexit handler: the system frees the rest */
+    }
+    int ready = wait_until_unused(state);
+    if (ready <= 0) {
+        return ready;
+    }
+    remains *old = remains_create(state);
+    if (old == NULL) {
+        return -1;
+    }
+    collect(state, old);
+    cm_status status = dismantle(state, old, reset_devices);
+    remains_destroy(old);
+    if (!cm_is_ok(status)) {
+        return cm_py_raise_int(state, status, "while shutting down");
+    }
+    return 0;
+}
+
+PyDoc_STRVAR(shutdown_doc,
+"shutdown($module, /, *, reset_devices=False)\n--\n\n"
+"Finish all work, join the workers and free everything; the next use starts afresh.\n\n"
+"Buffers, streams and events made before are closed.\n\n"
+"Parameters\n----------\n"
+"reset_devices : bool\n"
+"    Also destroy the contexts of the devices that were used, with all that other\n"
+"    libraries have on them: for leak checkers.\n\n"
+"Raises\n------\n"
+"BufferError\n    While a buffer is exported; nothing is done then.\n"
+"RuntimeError\n"
+"    While a call of cumem is under way in another thread, or below in this one, or in a\n"
+"    child made by ``fork``; nothing is done then.\n"
+"CudaError\n    If work or a release failed; the rest is still released.\n\n"
+"Notes\n-----\n"
+"**Blocks** until all work is done, GIL released. Ctrl-C ends the wait and leaves everything\n"
+"as it was: call it again. What others begin meanwhile is waited for to the end, as is all\n"
+"at the end of the interpreter, and in threads other than the main one.");
+
+static PyObject *
+shutdown(PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
+{
+    static const char *const names[] = {"reset_devices", NULL};
+    PyObject *object;
+    bool reset_devices = false;
+    if (cm_args_parse("shutdown", args, nargs, kwnames, names, 0, 0, &object) < 0
+        || (object != NULL && cm_arg_bool(object, "reset_devices", &reset_devices) < 0)
+        || shut_down(cm_state_of_module(module), reset_devices) < 0) {
+        return NULL;
+    }
+    Py_RETURN_NONE;
+}
+
+/* -- at exit ---------------------------------------------------------------------------- */
+
+/* Daemon threads are not joined and may be inside the engine right now. Unknown counts
+ * as yes. */
+static bool
+other_threads_run(void)
+{
+    PyObject *threading = PyImport_ImportModule("threading");
+    PyObject *count =
+        threading == NULL ? NULL : PyObject_CallMethod(threading, "active_count", NULL);
+    bool others = count == NULL || PyLong_AsLong(count) != 1;
+    if (PyErr_Occurred()) {
+        PyErr_WriteUnraisable(threading); /* nobody is left to raise to */
+    }
+    Py_XDECREF(threading);
+    Py_XDECREF(count);
+    return others;
+}
+
+/* Daemon threads may start new ones for ever: at most a second. */
+static void
+wait_for_transfers(cm_engine *engine)
+{
+    struct timespec nap = {.tv_sec = 0, .tv_nsec = 200 * 1000};
+    uint64_t deadline_ns = cm_now_ns() + UINT64_C(1000000000);
+    while (cm_engine_count_pending(engine) > 0 && cm_now_ns() < deadline_ns) {
+        (void)nanosleep(&nap, NULL);
+    }
+}
+
+PyDoc_STRVAR(at_exit_doc,
+             "_at_exit($module, /)\n"
+             "--\n"
+             "\n"
+             "Wait for unfinished transfers and end the worker threads.");
+
+/* Waits for transfers and, unless daemon threads may be using them, joins the workers;
+ * frees nothing (the system does). */
+static PyObject *
+at_exit(PyObject *module, PyObject *Py_UNUSED(unused))
+{
+    cm_state *state = cm_state_of_module(module);
+    cm_engine *engine = state->engine;
+    bool shared = other_threads_run() || state->call_count > 0;
+    state->exiting = !shared;
+    if (state->runtime == NULL || engine == NULL
+        || cm_runtime_is_forked(state->runtime)) {
+        Py_RETURN_NONE;
+    }
+    cm_status status = cm_ok();
+    if (!shared) {
+        state->engine = NULL;
+    }
+    Py_BEGIN_ALLOW_THREADS
+    if (shared) {
+        wait_for_transfers(engine);
+    }
+    else {
+        status = cm_engine_close(engine);
+    }
+    Py_END_ALLOW_THREADS
+    if (!cm_is_ok(status)) {
+        cm_py_report(state, status, NULL);
+    }
+    cm_state_drop_deferred(state);
+    Py_RETURN_NONE;
+}
+
+/* -- the module's end --------------------------------------------------------------------- */
+
+void
+cm_state_fini(cm_state *state)
+{
+    /* Storages may outlive the module in the hands of C consumers: they must not look
+     * for a state that is gone. */
+    while (!cm_list_is_empty(&state->storages)) {
+        cm_storage *storage = CM_LIST_ENTRY(state->storages.next, cm_storage, node);
+        cm_list_remove(&storage->node);
+        storage->state = NULL;
+        storage->deferred.state = NULL;
+    }
+    release_default_streams(state->default_streams);
+    if (state->file_faults != NULL && state->engine == NULL) { /* else it may be read */
+        cm_file_faults_fini(state->file_faults);
+        free(state->file_faults);
+    }
+    cm_cond_fini(&state->opened);
+    cm_mutex_fini(&state->open_lock);
+    cm_mutex_fini(&state->deferred_lock);
+}
+
+/* -- table ------------------------------------------------------------------------------- */
+
+PyMethodDef cm_shutdown_methods[] = {
+    {"shutdown", (PyCFunction)(void (*)(void))shutdown, METH_FASTCALL | METH_KEYWORDS,
+     shutdown_doc},
+    {"_at_exit", at_exit, METH_NOARGS, at_exit_doc},
+    {NULL, NULL, 0, NULL},
+};

@@ -1,0 +1,43 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Buffers over fresh memory of a pool. GIL held; what can wait releases it. */
+#ifndef CM_PYTHON_POOL_ALLOCATE_H
+#define CM_PYTHON_POOL_ALLOCATE_H
+
+#include "python/pool/pool_object.h"
+
+/* A new buffer of memory of `kind` in C or F `order`, from `pool` (NULL: the current
+ * one, see cm_pool_choose()); of PAGEABLE kind it is over a fresh NumPy array. `stream`
+ * (NULL: any) is the first to use it. */
+PyObject *cm_buffer_allocate(cm_state *state, cm_pool_object *pool, cm_kind kind,
+                             unsigned flags, int device, PyObject *dtype, int ndim,
+                             const int64_t *shape, char order, cm_stream *stream);
+
+/* The same with the lengths of `like`, and its order where `order` is A (F if it is
+ * only Fortran-contiguous, else C) or K (its axes by falling stride). */
+PyObject *cm_buffer_allocate_like(cm_state *state, cm_pool_object *pool, cm_kind kind,
+                                  unsigned flags, int device, PyObject *dtype,
+                                  const cm_region *like, char order, cm_stream *stream);
+
+/* -- fast_path.c -------------------------------------------------------------------------- */
+
+/* A buffer for arguments of which each needs no more than a look, if the pool is warm;
+ * else NULL without an exception: take the long way. */
+PyObject *cm_fast_pinned(cm_state *state, PyObject *const *args, Py_ssize_t nargs,
+                         PyObject *kwnames);
+PyObject *cm_fast_mapped(cm_state *state, PyObject *const *args, Py_ssize_t nargs,
+                         PyObject *kwnames);
+PyObject *cm_fast_managed(cm_state *state, PyObject *const *args, Py_ssize_t nargs,
+                          PyObject *kwnames);
+PyObject *cm_fast_device(cm_state *state, PyObject *const *args, Py_ssize_t nargs,
+                         PyObject *kwnames);
+
+/* The same where the kind is an argument. */
+PyObject *cm_fast_any(cm_state *state, PyObject *const *args, Py_ssize_t nargs,
+                      PyObject *kwnames);
+
+/* The same of `nbytes` (>= 0) bytes from a Pool; `stream` NULL: the current one where
+ * it matters. */
+PyObject *cm_fast_bytes(cm_state *state, const cm_pool_object *pool, int64_t nbytes,
+                        PyObject *stream);
+
+#endif

@@ -1,0 +1,308 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The usual allocation, from a warm pool with the usual arguments, at the cost of a few
+ * dozen instructions. Whatever is unusual takes the long way through constructors.c and
+ * kind_constructors.c, which does the same. */
+#include "python/buffer/buffer_object.h"
+#include "python/buffer/storage.h"
+#include "python/core/arguments.h"
+#include "python/pool/allocate.h"
+
+/* -- arguments -------------------------------------------------------------------------- */
+
+enum { SLOT_COUNT = CM_WORD_pool + 1 }; /* the words that name parameters */
+
+/* Put them into the slots of their names; the first `positional` may come by place.
+ * False: there is something else. */
+static CM_INLINE bool
+find_arguments(const cm_state *state, PyObject *const *args, Py_ssize_t nargs,
+               PyObject *kwnames, Py_ssize_t positional, PyObject **values)
+{
+    for (int i = 0; i < SLOT_COUNT; i++) {
+        values[i] = NULL;
+    }
+    if (nargs > positional) {
+        return false;
+    }
+    for (Py_ssize_t i = 0; i < nargs; i++) {
+        values[i] = args[i];
+    }
+    Py_ssize_t named = kwnames == NULL ? 0 : PyTuple_Size(kwnames);
+    for (Py_ssize_t i = 0; i < named; i++) {
+        const PyObject *name = PyTuple_GetItem(kwnames, i);
+        Py_ssize_t slot = nargs;
+        while (slot < SLOT_COUNT && name != state->words[slot]) {
+            slot++;
+        }
+        if (slot == SLOT_COUNT) {
+            return false;
+        }
+        values[slot] = args[nargs + i];
+    }
+    return values[CM_WORD_shape] != NULL;
+}
+
+static CM_INLINE bool
+is_given(const PyObject *value)
+{
+    return value != NULL && value != Py_None;
+}
+
+static CM_INLINE bool
+find_kind(const cm_state *state, const PyObject *value, cm_kind *out)
+{
+    for (int i = CM_WORD_pinned; i <= CM_WORD_device; i++) {
+        if (value == state->words[i]) {
+            *out = (cm_kind)(CM_KIND_PINNED + i - CM_WORD_pinned);
+            return true;
+        }
+    }
+    return false;
+}
+
+_Static_assert(CM_KIND_MAPPED - CM_KIND_PINNED == CM_WORD_mapped - CM_WORD_pinned
+                   && CM_KIND_MANAGED - CM_KIND_PINNED
+                          == CM_WORD_managed - CM_WORD_pinned
+                   && CM_KIND_DEVICE - CM_KIND_PINNED
+                          == CM_WORD_device - CM_WORD_pinned,
+               "the words of the kinds are in the kinds' order");
+
+/* -- making ----------------------------------------------------------------------------- */
+
+/* What a new buffer is made of. */
+typedef struct warm_plan {
+    cm_pool *pool;
+    cm_stream *stream; /* borrowed; NULL: none orders this kind */
+    PyObject *dtype;   /* borrowed */
+    int64_t itemsize;
+    uint64_t nbytes; /* not 0 */
+    bool fortran;
+    int ndim;
+    int64_t shape[CM_FEW_NDIM];
+} warm_plan;
+
+static CM_INLINE bool
+plan_order(const cm_state *state, const PyObject *order, warm_plan *plan)
+{
+    plan->fortran = order == state->words[CM_WORD_F];
+    return plan->fortran || !is_given(order) || order == state->words[CM_WORD_C];
+}
+
+/* Kinds that no stream orders are not asked for on one here. */
+static CM_INLINE bool
+plan_stream(const cm_state *state, cm_kind kind, PyObject *object, warm_plan *plan)
+{
+    plan->stream = NULL;
+    if (kind != CM_KIND_DEVICE) {
+        return object == NULL;
+    }
+    int device = cm_pool_get_config(plan->pool)->device;
+    if (!is_given(object)) {
+        plan->stream = cm_stream_lent(state, device);
+        return plan->stream != NULL;
+    }
+    if (Py_TYPE(object) != state->stream_type) {
+        return false;
+    }
+    plan->stream = ((cm_stream_object *)(void *)object)->stream;
+    return plan->stream != NULL && plan->stream->device == device;
+}
+
+static CM_INLINE bool
+plan_size(warm_plan *plan)
+{
+    int64_t nbytes = plan->itemsize;
+    for (int i = 0; i < plan->ndim; i++) {
+        if (__builtin_mul_overflow(nbytes, plan->shape[i], &nbytes)) {
+            return false;
+        }
+    }
+    plan->nbytes = (uint64_t)nbytes;
+    return nbytes != 0;
+}
+
+static CM_INLINE void
+fill_extents(cm_buffer *buffer, const warm_plan *plan)
+{
+    int64_t stride = plan->itemsize;
+    for (int i = plan->ndim - 1; i >= 0; i--) {
+        int axis = plan->fortran ? plan->ndim - 1 - i : i;
+        buffer->few[axis] = plan->shape[axis];
+        buffer->few[plan->ndim + axis] = stride;
+        stride *= plan->shape[axis];
+    }
+}
+
+/* A root that nothing but its list has seen since it was kept, over `block`. */
+static CM_INLINE void
+fill_root(cm_state *state, cm_inline_buffer *root, const warm_plan *plan,
+          cm_block *block)
+{
+    cm_storage *storage = &root->storage;
+    storage->generation = state->generation;
+    const cm_pool_config *config = cm_pool_get_config(plan->pool);
+    storage->device = config->device;
+    storage->flags = config->flags;
+    storage->nbytes = plan->nbytes;
+    storage->pool = plan->pool;
+    storage->block = block;
+    storage->host = block->host;
+    storage->address = block->address;
+    if (plan->stream != NULL) {
+        cm_storage_set_first_use(storage, plan->stream);
+    }
+    cm_list_push_back(&state->storages, &storage->node);
+    cm_buffer *buffer = &root->buffer;
+    buffer->dtype = Py_NewRef(plan->dtype);
+    buffer->itemsize = plan->itemsize;
+    buffer->ndim = plan->ndim;
+    fill_extents(buffer, plan);
+}
+
+/* From plan->pool, which nobody closes meanwhile. NULL without an exception: it takes
+ * more. */
+static CM_INLINE PyObject *
+make(cm_state *state, cm_kind kind, const warm_plan *plan)
+{
+    if (!cm_state_is_quiet(state) || state->free_inline[kind].first == NULL) {
+        return NULL;
+    }
+    cm_block *block = cm_pool_quick_alloc(plan->pool, plan->nbytes, plan->stream);
+    if (CM_UNLIKELY(block == NULL)) {
+        return NULL;
+    }
+    cm_inline_buffer *root = cm_inline_buffer_take(state, kind);
+    fill_root(state, root, plan, block);
+    return (PyObject *)root;
+}
+
+static CM_INLINE PyObject *
+make_from(cm_state *state, cm_kind kind, cm_pool *pool, PyObject *const *values)
+{
+    warm_plan plan = {.pool = pool};
+    if (pool == NULL
+        || !cm_arg_try_shape(values[CM_WORD_shape], CM_FEW_NDIM, &plan.ndim, plan.shape)
+        || !plan_order(state, values[CM_WORD_order], &plan)
+        || !plan_stream(state, kind, values[CM_WORD_stream], &plan)) {
+        return NULL;
+    }
+    PyObject *dtype = values[CM_WORD_dtype];
+    plan.dtype = cm_numpy_known_dtype(dtype == NULL ? Py_None : dtype, &plan.itemsize);
+    return plan.dtype == NULL || !plan_size(&plan) ? NULL : make(state, kind, &plan);
+}
+
+/* The same where blocks were entered: what is current in this context is looked up
+ * first, since Python code may run. */
+CM_COLD static PyObject *
+make_current(cm_state *state, cm_kind kind, const cm_pool_object *given,
+             PyObject **values)
+{
+    int device = given != NULL ? given->config.device : state->current_device;
+    PyObject *stream = NULL;
+    if (kind == CM_KIND_DEVICE && !is_given(values[CM_WORD_stream])
+        && !cm_override_is_empty(&state->current_stream)) {
+        stream = cm_current_stream(state, device);
+        values[CM_WORD_stream] = stream;
+    }
+    unsigned flags = cm_buffer_default_flags(kind);
+    cm_pool *current = given == NULL && !cm_override_is_empty(&state->current_pool)
+                           ? cm_pool_find_current(state, kind, flags, device)
+                           : NULL;
+    PyObject *buffer = NULL;
+    if (PyErr_Occurred()) {
+        PyErr_Clear(); /* the long way asks again */
+    }
+    else {
+        cm_pool *pool = given != NULL     ? given->pool
+                        : current != NULL ? current
+                                          : state->pools[kind][flags][device];
+        buffer = make_from(state, kind, pool, values);
+    }
+    if (current != NULL) {
+        cm_pool_release(current); /* never the last: its Pool is open */
+    }
+    Py_XDECREF(stream);
+    return buffer;
+}
+
+static CM_INLINE PyObject *
+warm_empty(cm_state *state, cm_kind kind, PyObject **values)
+{
+    PyObject *object = values[CM_WORD_pool];
+    const cm_pool_object *given = NULL;
+    if (CM_UNLIKELY(is_given(object))) {
+        given = (const cm_pool_object *)(void *)object;
+        if (Py_TYPE(object) != state->pool_type || given->config.kind != kind) {
+            return NULL;
+        }
+    }
+    if (CM_UNLIKELY(given != NULL || !cm_override_is_empty(&state->current_pool)
+                    || !cm_override_is_empty(&state->current_stream))) {
+        return make_current(state, kind, given, values);
+    }
+    unsigned flags = cm_buffer_default_flags(kind);
+    return make_from(state, kind, state->pools[kind][flags][state->current_device],
+                     values);
+}
+
+/* -- entries ---------------------------------------------------------------------------- */
+
+#define WARM(name, kind)                                                               \
+    PyObject *cm_fast_##name(cm_state *state, PyObject *const *args, Py_ssize_t nargs, \
+                             PyObject *kwnames)                                        \
+    {                                                                                  \
+        PyObject *values[SLOT_COUNT];                                                  \
+        if (!find_arguments(state, args, nargs, kwnames, 2, values)                    \
+            || values[CM_WORD_kind] != NULL) {                                         \
+            return NULL;                                                               \
+        }                                                                              \
+        return warm_empty(state, kind, values);                                        \
+    }
+
+WARM(pinned, CM_KIND_PINNED)
+WARM(mapped, CM_KIND_MAPPED)
+WARM(managed, CM_KIND_MANAGED)
+WARM(device, CM_KIND_DEVICE)
+
+PyObject *
+cm_fast_any(cm_state *state, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
+{
+    PyObject *values[SLOT_COUNT];
+    if (!find_arguments(state, args, nargs, kwnames, 3, values)) {
+        return NULL;
+    }
+    cm_kind kind = CM_KIND_DEVICE;
+    if (values[CM_WORD_kind] != NULL
+        && !find_kind(state, values[CM_WORD_kind], &kind)) {
+        return NULL;
+    }
+    return warm_empty(state, kind, values);
+}
+
+PyObject *
+cm_fast_bytes(cm_state *state, const cm_pool_object *self, int64_t nbytes,
+              PyObject *stream)
+{
+    cm_kind kind = self->config.kind;
+    PyObject *current = NULL;
+    if (kind == CM_KIND_DEVICE && stream == NULL
+        && !cm_override_is_empty(&state->current_stream)) {
+        current = cm_current_stream(state, self->config.device);
+        if (current == NULL) {
+            PyErr_Clear(); /* the long way asks again */
+            return NULL;
+        }
+        stream = current;
+    }
+    warm_plan plan = {.pool = self->pool,
+                      .dtype = state->uint8_dtype,
+                      .itemsize = 1,
+                      .nbytes = (uint64_t)nbytes,
+                      .ndim = 1,
+                      .shape = {nbytes}};
+    PyObject *buffer = NULL;
+    if (plan.pool != NULL && nbytes != 0 && plan_stream(state, kind, stream, &plan)) {
+        buffer = make(state, kind, &plan);
+    }
+    Py_XDECREF(current);
+    return buffer;
+}

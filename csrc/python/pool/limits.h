@@ -1,0 +1,27 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* How much of each kind of memory may be reserved. Pinned and mapped memory count
+ * together against the larger of their two limits and half of the memory the process
+ * may use: over-pinning brings machines down. Device and managed memory count per
+ * device. GIL held; pools charge the budgets without it. */
+#ifndef CM_PYTHON_POOL_LIMITS_H
+#define CM_PYTHON_POOL_LIMITS_H
+
+#include "python/core/state.h"
+
+/* set_limit, get_limit; ends with an empty row. */
+extern PyMethodDef cm_limit_methods[];
+
+/* Once, before anything else. */
+void cm_limits_init(cm_state *state);
+/* Limits as at first, changed by CUMEM_LIMIT_PINNED, _MAPPED, _MANAGED and _DEVICE, for
+ * a runtime that was just opened. 0, or -1 with a ValueError that names the variable.
+ */
+int cm_limits_open(cm_state *state, cm_runtime *runtime);
+/* What a share of the kind is one of; UINT64_MAX: not known. 0, or -1 with CudaError.
+ */
+int cm_limits_whole(cm_state *state, cm_runtime *runtime, cm_kind kind, int device,
+                    uint64_t *out);
+/* An int, or None for UINT64_MAX; new reference. */
+PyObject *cm_limit_to_object(uint64_t limit_nbytes);
+
+#endif

@@ -1,0 +1,79 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* A Pool as a C object, and all pools there are. GIL held throughout. */
+#ifndef CM_PYTHON_POOL_POOL_OBJECT_H
+#define CM_PYTHON_POOL_POOL_OBJECT_H
+
+#include "python/device/objects.h"
+
+typedef struct cm_pool_object {
+    PyObject_HEAD
+    cm_state *state;
+    cm_pool *pool;         /* held; NULL after close() or shutdown() */
+    cm_list node;          /* in state->pool_objects while open */
+    cm_pool_config config; /* what is told after close() too; its budget is not used */
+    uint64_t generation;
+    uint64_t number; /* the n-th that a user made; 0: the default pool of its kind */
+    PyObject *weakrefs;
+} cm_pool_object;
+
+extern PyMethodDef cm_pool_methods[];      /* default_pool, trim: functions.c */
+extern PyMethodDef cm_pool_read_methods[]; /* pool_counters, _pools …: read.c */
+extern PyMethodDef cm_pool_object_methods[];
+
+int cm_register_pool_type(PyObject *module, cm_state *state);
+
+/* A new Pool around `pool`, which it holds. NULL with an exception. */
+PyObject *cm_pool_object_new(cm_state *state, cm_pool *pool, uint64_t number);
+/* The Pool of the default pool of a kind; new reference. */
+PyObject *cm_pool_object_default(cm_state *state, cm_kind kind, int device);
+/* Its pool, held on loan while the GIL may be released; NULL with ValueError. */
+cm_pool *cm_pool_object_take(PyObject *op);
+void cm_pool_object_give(PyObject *op, cm_pool *pool); /* NULL: does nothing */
+/* Let go of the pool; nothing is done where it is closed. */
+void cm_pool_object_close(cm_pool_object *self);
+/* Close every open Pool, for shutdown: what they held moves to `out`, which has room.
+ * Returns how many. */
+size_t cm_pool_objects_collect(cm_state *state, cm_pool **out);
+
+/* An argument: NULL or None gives NULL, anything but a Pool TypeError. 0 or -1. */
+int cm_arg_pool(const cm_state *state, PyObject *object, cm_pool_object **out);
+/* ValueError unless it is of this kind and device, and has `flags` where these are not
+ * what the constructors give a kind anyway. 0 or -1. */
+int cm_pool_object_check(const cm_pool_object *self, cm_kind kind, unsigned flags,
+                         int device);
+
+/* What a request of kind, flags and device is served from, held: `wanted` (may be
+ * NULL), else the pool that is current in this context, else the default one. `flags`
+ * that are not the kind's usual ones are only served by pools that have them. NULL with
+ * an exception. */
+cm_pool *cm_pool_choose(cm_state *state, cm_pool_object *wanted, cm_kind kind,
+                        unsigned flags, int device);
+/* The innermost pool of this context that serves such a request, held; those that were
+ * closed are passed over. NULL without an exception: there is none; Python code may
+ * run.
+ */
+cm_pool *cm_pool_find_current(cm_state *state, cm_kind kind, unsigned flags,
+                              int device);
+
+/* One of all pools. */
+typedef struct cm_pool_entry {
+    cm_pool *pool;   /* held */
+    uint64_t number; /* as in cm_pool_object; UINT64_MAX: only live blocks keep it */
+} cm_pool_entry;
+
+/* Every pool that has an object, is a default one or keeps a live block. *out is the
+ * caller's until cm_pools_give_all(). 0, or -1 with MemoryError. */
+int cm_pools_take_all(cm_state *state, cm_pool_entry **out, size_t *count);
+void cm_pools_give_all(cm_state *state, cm_pool_entry *entries, size_t count);
+
+/* Open all pools' memory to the devices that have got a context. Keeps no exception: a
+ * failure goes to the unraisable hook. */
+void cm_pools_admit_peers(cm_state *state);
+
+/* What Pool.stats() and Pool.snapshot() answer; new references. */
+PyObject *cm_pool_read_stats(cm_state *state, cm_pool *pool, uint64_t number);
+PyObject *cm_pool_read_snapshot(cm_state *state, cm_pool *pool, uint64_t number);
+/* "default", "pool 3" …; new reference. */
+PyObject *cm_pool_name(const cm_pool_config *config, uint64_t number);
+
+#endif

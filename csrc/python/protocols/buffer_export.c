@@ -1,0 +1,146 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The buffer protocol of the host-usable types. Shape and strides are the buffer's own,
+ * which the view keeps alive; `internal` holds the format string. */
+#include "python/core/numpy_bridge.h"
+#include "python/protocols/protocols.h"
+
+_Static_assert(sizeof(Py_ssize_t) == sizeof(int64_t), "cumem needs a 64-bit platform");
+
+static bool
+has_all(int flags, int wanted)
+{
+    return (flags & wanted) == wanted;
+}
+
+static int
+refuse(const char *why)
+{
+    PyErr_SetString(PyExc_BufferError, why);
+    return -1;
+}
+
+/* Can a view be what `flags` ask for? */
+static int
+check_request(const cm_buffer *buffer, const cm_region *region, int flags)
+{
+    if (has_all(flags, PyBUF_WRITABLE) && buffer->readonly) {
+        return refuse("the buffer is read-only, and a writable view was asked for");
+    }
+    bool c_order = cm_region_is_c_contiguous(region);
+    bool f_order = cm_region_is_f_contiguous(region);
+    if (has_all(flags, PyBUF_C_CONTIGUOUS) && !c_order) {
+        return refuse("the buffer is not C-contiguous, and the consumer needs that");
+    }
+    if (has_all(flags, PyBUF_F_CONTIGUOUS) && !f_order) {
+        return refuse(
+            "the buffer is not Fortran-contiguous, and the consumer needs that");
+    }
+    if (has_all(flags, PyBUF_ANY_CONTIGUOUS) && !c_order && !f_order) {
+        return refuse("the buffer is not contiguous, and the consumer needs that");
+    }
+    if (!has_all(flags, PyBUF_STRIDES) && !c_order) {
+        return refuse(
+            "the buffer is not C-contiguous, and the consumer asked for a view "
+            "without strides");
+    }
+    return 0;
+}
+
+static void
+fill_view(const cm_buffer *buffer, const cm_region *region, Py_buffer *view, int flags)
+{
+    static char nothing[1]; /* a valid address for views without bytes */
+    view->buf = region->host == NULL ? nothing : region->host;
+    view->len = (Py_ssize_t)cm_buffer_nbytes(buffer);
+    view->itemsize = (Py_ssize_t)buffer->itemsize;
+    view->readonly = buffer->readonly;
+    view->ndim = buffer->ndim;
+    view->shape = NULL;
+    view->strides = NULL;
+    view->suboffsets = NULL;
+    if (!has_all(flags, PyBUF_ND)) {
+        view->ndim = 1; /* one run of bytes */
+    }
+    else if (buffer->ndim > 0) {
+        view->shape = (Py_ssize_t *)(void *)cm_buffer_shape(buffer);
+        if (has_all(flags, PyBUF_STRIDES)) {
+            view->strides = (Py_ssize_t *)(void *)cm_buffer_strides(buffer);
+        }
+    }
+}
+
+/* What the consumer reads must have been written: wait, and see that nobody closed it.
+ */
+static int
+settle(const cm_buffer *buffer)
+{
+    if (cm_storage_wait(buffer->storage, false) < 0) {
+        return -1;
+    }
+    return cm_buffer_check_open(buffer);
+}
+
+static PyObject *
+format_of(const cm_buffer *buffer)
+{
+    PyObject *format = cm_numpy_format(buffer->dtype);
+    if (format == NULL && PyErr_ExceptionMatches(PyExc_ValueError)) {
+        PyErr_Clear();
+        PyErr_Format(PyExc_ValueError,
+                     "cannot include dtype %S in a buffer, it has no format: use "
+                     "numpy(), or view() as integers of its size",
+                     buffer->dtype);
+    }
+    return format;
+}
+
+int
+cm_buffer_getbuffer(PyObject *self, Py_buffer *view, int flags)
+{
+    cm_buffer *buffer = (cm_buffer *)(void *)self;
+    PyObject *format = NULL;
+    cm_region region;
+    view->obj = NULL;
+    view->format = NULL;
+    if (cm_buffer_check_open(buffer) < 0 || cm_buffer_check_inherited(buffer) < 0) {
+        return -1;
+    }
+    cm_buffer_region(buffer, &region);
+    if (check_request(buffer, &region, flags) < 0) {
+        return -1;
+    }
+    if (has_all(flags, PyBUF_FORMAT)) {
+        format = format_of(buffer);
+        if (format == NULL) {
+            return -1;
+        }
+        /* consumers do not write to it */
+        view->format = (char *)(uintptr_t)PyUnicode_AsUTF8AndSize(format, NULL);
+        if (view->format == NULL) {
+            Py_DECREF(format);
+            return -1;
+        }
+    }
+    /* counted before the wait, so that free() refuses meanwhile */
+    cm_storage_begin_export(buffer->storage);
+    buffer->storage->view_count++; /* torch.frombuffer gives its view back at once */
+    if (settle(buffer) < 0) {
+        buffer->storage->view_count--;
+        cm_storage_end_export(buffer->storage);
+        Py_XDECREF(format);
+        return -1;
+    }
+    fill_view(buffer, &region, view, flags);
+    view->internal = format;
+    view->obj = Py_NewRef(self);
+    return 0;
+}
+
+void
+cm_buffer_releasebuffer(PyObject *self, Py_buffer *view)
+{
+    cm_buffer *buffer = (cm_buffer *)(void *)self;
+    Py_XDECREF((PyObject *)view->internal);
+    view->internal = NULL;
+    cm_storage_end_export(buffer->storage);
+}

@@ -1,0 +1,115 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* DLPack's binary interface in our own words: ABI major version 1 (versioned) and the
+ * unversioned one before it (legacy). Only the dlpack files include this. */
+#ifndef CM_PYTHON_PROTOCOLS_DLPACK_ABI_H
+#define CM_PYTHON_PROTOCOLS_DLPACK_ABI_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+enum { CM_DL_MAJOR = 1, CM_DL_MINOR = 3 };
+
+/* device types that cumem knows */
+enum { CM_DL_CPU = 1, CM_DL_CUDA = 2, CM_DL_CUDA_HOST = 3, CM_DL_CUDA_MANAGED = 13 };
+
+/* element type codes; from CM_DL_FLOAT8_E3M4 on the width is part of the name */
+enum {
+    CM_DL_INT = 0,
+    CM_DL_UINT = 1,
+    CM_DL_FLOAT = 2,
+    CM_DL_OPAQUE = 3,
+    CM_DL_BFLOAT = 4,
+    CM_DL_COMPLEX = 5,
+    CM_DL_BOOL = 6,
+    CM_DL_FLOAT8_E3M4 = 7,
+    CM_DL_FLOAT8_E4M3 = 8,
+    CM_DL_FLOAT8_E4M3B11FNUZ = 9,
+    CM_DL_FLOAT8_E4M3FN = 10,
+    CM_DL_FLOAT8_E4M3FNUZ = 11,
+    CM_DL_FLOAT8_E5M2 = 12,
+    CM_DL_FLOAT8_E5M2FNUZ = 13,
+    CM_DL_FLOAT8_E8M0FNU = 14,
+    CM_DL_FLOAT6_E2M3FN = 15,
+    CM_DL_FLOAT6_E3M2FN = 16,
+    CM_DL_FLOAT4_E2M1FN = 17,
+};
+
+enum {
+    CM_DL_FLAG_READ_ONLY = 1,
+    CM_DL_FLAG_IS_COPIED = 2,
+    CM_DL_FLAG_SUBBYTE_PADDED = 4
+};
+
+typedef struct cm_dl_version {
+    uint32_t major;
+    uint32_t minor;
+} cm_dl_version;
+
+typedef struct cm_dl_device {
+    int32_t type;
+    int32_t id;
+} cm_dl_device;
+
+typedef struct cm_dl_dtype {
+    uint8_t code;
+    uint8_t bits;
+    uint16_t lanes;
+} cm_dl_dtype;
+
+typedef struct cm_dl_tensor {
+    void *data;
+    cm_dl_device device;
+    int32_t ndim;
+    cm_dl_dtype dtype;
+    int64_t *shape;
+    int64_t *strides; /* in elements; NULL: C order (before 1.2) */
+    uint64_t byte_offset;
+} cm_dl_tensor;
+
+/* Capsule "dltensor". */
+typedef struct cm_dl_legacy {
+    cm_dl_tensor tensor;
+    void *context;
+    void (*deleter)(struct cm_dl_legacy *self);
+} cm_dl_legacy;
+
+/* Capsule "dltensor_versioned". Of another major version only the first three fields
+ * may be used. */
+typedef struct cm_dl_versioned {
+    cm_dl_version version;
+    void *context;
+    void (*deleter)(struct cm_dl_versioned *self);
+    uint64_t flags;
+    cm_dl_tensor tensor;
+} cm_dl_versioned;
+
+/* Since 1.3 a type may carry one in the capsule "dlpack_exchange_api": the protocol as
+ * C functions, which wait for no stream. They return 0, or -1 with an exception; the
+ * GIL is held. Other major versions of the table are chained by `previous`. */
+typedef struct cm_dl_exchange {
+    cm_dl_version version;
+    const struct cm_dl_exchange *previous;
+    void (*allocate)(void);
+    int (*from_object)(void *object, cm_dl_versioned **out); /* the caller deletes it */
+    void (*to_object)(void);
+    void (*borrow)(void);
+    int (*current_stream)(int32_t device_type, int32_t device_id, void **out);
+} cm_dl_exchange;
+
+_Static_assert(sizeof(cm_dl_dtype) == 4 && sizeof(cm_dl_device) == 8, "DLPack ABI");
+_Static_assert(offsetof(cm_dl_tensor, shape) == 24 && sizeof(cm_dl_tensor) == 48,
+               "DLPack ABI");
+_Static_assert(sizeof(cm_dl_legacy) == 64, "DLPack ABI");
+_Static_assert(offsetof(cm_dl_versioned, tensor) == 32 && sizeof(cm_dl_versioned) == 80,
+               "DLPack ABI");
+_Static_assert(offsetof(cm_dl_exchange, from_object) == 24
+                   && sizeof(cm_dl_exchange) == 56,
+               "DLPack ABI");
+
+#define CM_DL_LEGACY_NAME "dltensor"
+#define CM_DL_LEGACY_USED "used_dltensor"
+#define CM_DL_VERSIONED_NAME "dltensor_versioned"
+#define CM_DL_VERSIONED_USED "used_dltensor_versioned"
+#define CM_DL_EXCHANGE_NAME "dlpack_exchange_api"
+
+#endif

@@ -1,0 +1,296 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "python/protocols/import.h"
+
+#include <stdlib.h>
+
+#include "base/checked_math.h"
+#include "python/core/errors.h"
+#include "runtime/emulated/emulated.h"
+
+/* -- checks ------------------------------------------------------------------------------- */
+
+static int
+refuse(const char *what, const char *why)
+{
+    PyErr_Format(PyExc_ValueError, "%s: %s", what, why);
+    return -1;
+}
+
+int
+cm_import_measure(cm_import *import, const char *what)
+{
+    int64_t count;
+    int64_t high;
+    int64_t payload;
+    import->first = 0;
+    import->nbytes = 0;
+    import->low = 0;
+    if (!cm_is_ok(cm_region_count(&import->region, &count))
+        || !cm_mul_i64(count, import->region.itemsize, &payload)) {
+        return refuse(what, "the number of bytes does not fit in 63 bits");
+    }
+    if (count == 0) {
+        return 0;
+    }
+    if (!cm_is_ok(cm_region_bounds(&import->region, &import->low, &high))) {
+        return refuse(what, "shape and strides reach further than 63 bits");
+    }
+    if (import->data == 0) {
+        return refuse(what, "the data pointer is NULL, but the shape has elements");
+    }
+    uint64_t below = 0 - (uint64_t)import->low; /* low <= 0 */
+    uint64_t end;
+    if (import->data <= below || !cm_add_u64(import->data, (uint64_t)high, &end)) {
+        return refuse(what, "data pointer, shape and strides leave the address space");
+    }
+    import->first = import->data - below;
+    if (end - import->first > INT64_MAX) {
+        return refuse(what, "shape and strides reach further than 63 bits");
+    }
+    import->nbytes = end - import->first;
+    return 0;
+}
+
+/* -- pages that stay locked --------------------------------------------------------------- */
+
+static const char locked_name[] = "cumem.locked_pages";
+
+typedef struct locked_pages {
+    cm_state *state;
+    PyObject *type;        /* owned: keeps the state */
+    cm_registry *registry; /* held by the shares */
+    cm_page_shares shares;
+} locked_pages;
+
+/* The GIL is released: the last share unlocks. Nothing is left to unlock where the
+ * registry's runtime was shut down, or just is. */
+static void
+give_back(cm_state *state, cm_registry *registry, cm_page_shares *shares)
+{
+    if (shares->count > 0 && state->registry != registry) {
+        cm_registry_abandon(registry, shares);
+    }
+    else if (shares->count > 0) {
+        cm_state_enter(state);
+        Py_BEGIN_ALLOW_THREADS
+        cm_registry_unshare(registry, shares);
+        Py_END_ALLOW_THREADS
+        cm_state_leave(state);
+    }
+}
+
+static void
+locked_pages_destroy(PyObject *capsule)
+{
+    locked_pages *self = PyCapsule_GetPointer(capsule, locked_name);
+    PyObject *type; /* of whoever lets go of it */
+    PyObject *value;
+    PyObject *traceback;
+    PyErr_Fetch(&type, &value, &traceback);
+    give_back(self->state, self->registry, &self->shares);
+    Py_DECREF(self->type);
+    free(self);
+    PyErr_Restore(type, value, traceback);
+}
+
+PyObject *
+cm_locked_pages_new(cm_state *state, cm_registry *registry, cm_page_shares *shares)
+{
+    locked_pages *self = malloc(sizeof(*self));
+    PyObject *capsule = NULL;
+    if (self == NULL) {
+        PyErr_NoMemory();
+    }
+    else {
+        *self =
+            (locked_pages){state, (PyObject *)state->buffer_type, registry, *shares};
+        capsule = PyCapsule_New(self, locked_name, locked_pages_destroy);
+    }
+    if (capsule == NULL) {
+        free(self);
+        give_back(state, registry, shares);
+    }
+    else {
+        Py_INCREF(self->type);
+    }
+    *shares = (cm_page_shares){.count = 0};
+    return capsule;
+}
+
+/* On a thread without a context the driver knows no pointer: it is asked in the context
+ * of `device`. */
+static cm_status
+ask_driver(cm_registry *registry, cm_runtime *rt, int device, const cm_import *import,
+           cm_page_shares *shares, cm_pointer_info *first, cm_pointer_info *last)
+{
+    cm_device_guard guard;
+    CM_TRY(cm_device_enter(rt, device, &guard));
+    cm_status status =
+        cm_registry_probe(registry, import->first, import->nbytes, shares, first, last);
+    cm_device_leave(rt, &guard);
+    return status;
+}
+
+/* Does all of it lie in memory the emulated device knows? A real driver would fault. */
+static bool
+is_inside_emulated(const cm_runtime *rt, const cm_import *import)
+{
+    return rt->backend != CM_BACKEND_EMULATED
+           || cm_emulated_host_alias(rt, import->first, import->nbytes) != NULL;
+}
+
+/* What memory that its exporter calls the host's is, from what both ends are. */
+static int
+settle_host(const cm_pointer_info *last, bool same, const char *what,
+            cm_pointer_info *info)
+{
+    if (info->kind == CM_KIND_DEVICE || last->kind == CM_KIND_DEVICE) {
+        return refuse(what,
+                      "the address is device memory, which the host may not touch");
+    }
+    if (!same) {
+        *info = (cm_pointer_info){CM_KIND_PAGEABLE, -1, 0, NULL};
+    }
+    return 0;
+}
+
+/* Takes over the shares. */
+static int
+keep_locked(cm_state *state, cm_import *import, cm_registry *registry,
+            cm_page_shares *shares, bool good)
+{
+    if (!good) {
+        give_back(state, registry, shares);
+    }
+    else if (shares->count > 0) {
+        import->locked = cm_locked_pages_new(state, registry, shares);
+        return import->locked != NULL ? 0 : -1;
+    }
+    return 0;
+}
+
+int
+cm_import_probe(cm_state *state, cm_import *import, const char *what,
+                cm_pointer_info *info)
+{
+    cm_runtime *rt = cm_state_runtime(state);
+    if (rt == NULL) {
+        return -1;
+    }
+    cm_registry *registry = state->registry;
+    cm_page_shares shares = {.count = 0};
+    cm_pointer_info last;
+    int device = state->current_device;
+    cm_status status;
+    cm_state_enter(state);
+    Py_BEGIN_ALLOW_THREADS
+    status = ask_driver(registry, rt, device, import, &shares, info, &last);
+    Py_END_ALLOW_THREADS
+    bool same =
+        cm_is_ok(status) && info->kind == last.kind && info->device == last.device;
+    bool locked = same && info->kind != CM_KIND_PAGEABLE;
+    int kept = keep_locked(state, import, registry, &shares, locked);
+    cm_state_leave(state);
+    if (kept < 0) {
+        return -1;
+    }
+    if (!cm_is_ok(status)) {
+        return cm_py_raise_int(state, status, "while asking about a foreign pointer");
+    }
+    if (import->host) {
+        return settle_host(&last, same, what, info);
+    }
+    if (!same) {
+        return refuse(what, "the first and the last byte are not in one allocation");
+    }
+    if (info->kind != CM_KIND_PAGEABLE && !is_inside_emulated(rt, import)) {
+        return refuse(what, "the bytes are not all inside one allocation");
+    }
+    return 0;
+}
+
+/* `first` is an address of the lowest byte; the answer is that of element 0. */
+static uint64_t
+element_zero(const cm_import *import, uint64_t first)
+{
+    return first == 0 ? 0 : first + (0 - (uint64_t)import->low);
+}
+
+void
+cm_import_place(cm_import *import, const cm_pointer_info *info, int device)
+{
+    cm_region *region = &import->region;
+    region->host = NULL;
+    region->address = 0;
+    region->kind = import->kind;
+    region->device = device;
+    if (import->nbytes == 0) {
+        return;
+    }
+    if (info == NULL || info->kind == CM_KIND_PAGEABLE) {
+        region->host = (void *)(uintptr_t)import->data;
+        region->kind = CM_KIND_PAGEABLE;
+        return;
+    }
+    region->kind = info->kind;
+    region->device = info->device < 0 ? device : info->device;
+    /* the driver names none where the current device does not reach another's memory */
+    region->address = element_zero(
+        import, info->kind == CM_KIND_DEVICE ? import->first : info->device_address);
+    if (import->host) {
+        /* as the exporter knows it; a device may reach the bytes by another address */
+        region->host = (void *)(uintptr_t)import->data;
+    }
+    else if (info->kind != CM_KIND_DEVICE) {
+        region->host = (void *)(uintptr_t)element_zero(
+            import, (uint64_t)(uintptr_t)info->host_address);
+    }
+}
+
+/* -- the buffer --------------------------------------------------------------------------- */
+
+PyObject *
+cm_import_finish(cm_state *state, const cm_import *import)
+{
+    const cm_region *region = &import->region;
+    int device = region->device < 0 ? 0 : region->device;
+    if (cm_state_runtime(state) == NULL) {
+        return NULL;
+    }
+    cm_storage *storage = cm_storage_new(state, import->kind, device);
+    if (storage == NULL) {
+        return NULL;
+    }
+    PyObject *kept =
+        import->locked != NULL && import->foreign != NULL
+            ? PyTuple_Pack(2, import->foreign, import->locked)
+            : Py_XNewRef(import->locked != NULL ? import->locked : import->foreign);
+    if (kept == NULL && import->locked != NULL) {
+        cm_storage_release(storage, true);
+        return NULL;
+    }
+    uint64_t below = 0 - (uint64_t)import->low;
+    storage->residency = region->kind;
+    storage->nbytes = import->nbytes;
+    storage->readonly = import->readonly;
+    storage->is_file = region->is_file;
+    if (region->host != NULL) {
+        storage->host = (char *)region->host - below;
+    }
+    if (region->address != 0) {
+        storage->address = region->address - below;
+    }
+    PyObject *buffer =
+        cm_buffer_new(state, cm_buffer_type_of(state, import->kind), storage,
+                      -import->low, import->dtype, region->ndim, region->shape,
+                      region->strides, import->readonly, NULL);
+    if (buffer != NULL) {
+        storage->foreign = Py_XNewRef(kept);
+        storage->unlocks = import->locked != NULL;
+        storage->foreign_drop = import->drop;
+        storage->foreign_argument = import->argument;
+    }
+    cm_storage_release(storage, true);
+    Py_XDECREF(kept);
+    return buffer;
+}

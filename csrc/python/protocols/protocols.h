@@ -1,0 +1,89 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The interchange protocols, out and in. Incoming descriptions are untrusted: every
+ * size, stride, offset and pointer is checked before use, and a lie that shows in the
+ * values is a ValueError, TypeError or BufferError that says which field. GIL held
+ * throughout. */
+#ifndef CM_PYTHON_PROTOCOLS_PROTOCOLS_H
+#define CM_PYTHON_PROTOCOLS_PROTOCOLS_H
+
+#include "python/buffer/buffer_object.h"
+
+/* -- out: slots, getters and methods that the buffer types put into their tables --------- */
+
+/* Py_bf_getbuffer and Py_bf_releasebuffer of the four host-usable types. */
+int cm_buffer_getbuffer(PyObject *self, Py_buffer *view, int flags);
+void cm_buffer_releasebuffer(PyObject *self, Py_buffer *view);
+/* `__cuda_array_interface__` getter of mapped, managed and device buffers;
+ * AttributeError on the emulated device. */
+PyObject *cm_buffer_array_interface(PyObject *self, void *closure);
+/* The dictionary itself, whatever the backend: for tests on the emulated device. */
+PyObject *cm_array_interface_dict(PyObject *self);
+/* __reduce_ex__ (METH_O), and `_rebuild` of the module, which unpickling calls. */
+PyObject *cm_buffer_reduce_ex(PyObject *self, PyObject *protocol);
+extern const char cm_buffer_reduce_ex_doc[];
+extern PyMethodDef cm_pickle_methods[];
+
+/* -- in ----------------------------------------------------------------------------------- */
+
+/* Any exporter to a new Buffer without a copy: a Buffer itself, DLPack (with `stream`,
+ * may be NULL), CAI, the buffer protocol, in that order. `copy_source` relaxes nothing
+ * but the message. TypeError naming the type when it exports none of them. */
+PyObject *cm_import_object(cm_state *state, PyObject *object, cm_stream *stream);
+/* The same; the driver is not asked about up to `unasked` bytes of the host's memory
+ * that come by DLPack's C functions. */
+PyObject *cm_import_object_short(cm_state *state, PyObject *object, cm_stream *stream,
+                                 uint64_t unasked);
+/* Must the object's memory be asked for by protocol, since NumPy cannot read it or
+ * would lose sight of where it is? Tells by the type. */
+bool cm_object_is_exporter(PyObject *object);
+/* One each; NULL with an exception. Return NotImplemented (new reference) if the object
+ * does not offer the protocol. */
+PyObject *cm_import_dlpack(cm_state *state, PyObject *object, cm_stream *stream,
+                           uint64_t unasked);
+PyObject *cm_import_array_interface(cm_state *state, PyObject *object,
+                                    cm_stream *stream);
+/* DLPack by C calls alone, for memory of the host or a GPU where the object's type has
+ * a table of them: a fraction of the time. `given` as above; ordinary memory of up to
+ * `unasked` bytes is not asked about. NotImplemented also where the object must be
+ * asked in Python. */
+PyObject *cm_import_exchange(cm_state *state, PyObject *object, cm_stream *given,
+                             uint64_t unasked);
+PyObject *cm_import_buffer(cm_state *state, PyObject *object);
+
+/* asbuffer() and register() for the module's method table; end with an empty row. */
+extern PyMethodDef cm_asbuffer_methods[];
+extern PyMethodDef cm_registration_methods[];
+
+/* -- any copy operand ---------------------------------------------------------------------- */
+
+/* What copy() reads or writes, with all that keeps it alive. */
+typedef struct cm_operand {
+    cm_region region;
+    PyObject *dtype;     /* owned */
+    PyObject *keep;      /* owned: object that must live until the copy is done */
+    PyObject *locked;    /* owned: keeps page-locked memory so; NULL: it is not ours */
+    cm_storage *storage; /* borrowed from `keep` when it is one of our buffers; else
+                            NULL */
+    bool readonly;
+    bool is_scalar; /* a Python or NumPy scalar: broadcast, cast to the target's dtype
+                     */
+} cm_operand;
+
+/* A Buffer, an array or an exporter, and no value that copy() would make an array of.
+ */
+bool cm_operand_is_memory(const cm_state *state, PyObject *object);
+/* Reading one end runs foreign code and lets other threads run: from here to fini the
+ * memory of a buffer cannot be freed.
+ * `target_dtype` (NULL for a target) gives scalars and lists their dtype. 0 or -1. */
+int cm_operand_init(cm_state *state, cm_operand *operand, PyObject *object,
+                    PyObject *target_dtype, cm_stream *stream);
+/* The same for an end of a copy to or from a device that is waited for: a short array
+ * or tensor of the host counts as ordinary memory, whatever it is. */
+int cm_operand_init_short(cm_state *state, cm_operand *operand, PyObject *object,
+                          PyObject *target_dtype, cm_stream *stream);
+void cm_operand_fini(cm_operand *operand);
+/* ValueError "{before}the source of shape … does not fit the target of …"; always -1.
+ */
+int cm_refuse_shapes(const char *before, const cm_region *dst, const cm_region *src);
+
+#endif

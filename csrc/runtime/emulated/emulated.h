@@ -1,0 +1,80 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The emulated device: every operation of ops.h without a GPU, hostile on purpose.
+ * Streams are threads and really late; device memory is mapped without access for the
+ * host, so touching it crashes; fresh memory is not zero, freed memory crashes too, and
+ * work that comes too late for it fails the device (700, until it is reset); registered
+ * and write-combined memory has another address for devices; a bad range or stale
+ * handle answers the error CUDA answers. Knows nothing of pools or Python. */
+#ifndef CM_RUNTIME_EMULATED_EMULATED_H
+#define CM_RUNTIME_EMULATED_EMULATED_H
+
+#include "runtime/runtime.h"
+
+typedef struct cm_emulated_config {
+    int device_count;       /* 1 … CM_MAX_DEVICES; 0 is "a driver without devices" */
+    uint64_t memory_nbytes; /* of each device; host and managed together get 4 times it
+                             */
+    int driver_version;     /* e.g. 12000: operations that came later are missing */
+    uint32_t max_delay_us;  /* each queued piece of work waits up to this long; 0 = none
+                             */
+    uint64_t seed;          /* of the random delays */
+    bool apart;             /* no device may use the memory of another */
+    const char *reason;     /* borrowed, static: why emulation was chosen */
+} cm_emulated_config;
+
+/* Live objects, for leak checks. X-list so that Python sees the same names. */
+#define CM_EMULATED_COUNTS(X)                                                          \
+    X(host_allocs)                                                                     \
+    X(registrations)                                                                   \
+    X(device_allocs)                                                                   \
+    X(managed_allocs)                                                                  \
+    X(physical_allocs)                                                                 \
+    X(address_ranges)                                                                  \
+    X(mappings)                                                                        \
+    X(live_nbytes)                                                                     \
+    X(streams)                                                                         \
+    X(events)                                                                          \
+    X(modules)                                                                         \
+    X(queued)
+
+typedef struct cm_emulated_counts {
+#define CM_COUNT_FIELD(name) uint64_t name;
+    CM_EMULATED_COUNTS(CM_COUNT_FIELD)
+#undef CM_COUNT_FIELD
+} cm_emulated_counts;
+
+/* Defaults: 1 device, 1 GiB, driver 13000, delays up to 200 µs, seed 0. */
+void cm_emulated_default_config(cm_emulated_config *config);
+
+/* Fails: CM_ENOMEM, CM_ETHREAD, CM_ESYSTEM. */
+CM_NODISCARD cm_status cm_emulated_open(const cm_emulated_config *config,
+                                        cm_runtime **out);
+
+/* The rest takes an emulated runtime or a fault wrapper over one. */
+
+/* The same bytes at an address that the host may touch: for device memory its second
+ * mapping, for host and managed memory itself; NULL when [address, address + nbytes) is
+ * not inside one live allocation or registration. */
+void *cm_emulated_host_alias(const cm_runtime *rt, cm_address address, uint64_t nbytes);
+
+/* Hold a stream shut: work queued on it waits until the gate opens. `stream` 0 or 1 is
+ * the legacy stream of the current device. Destroying a stream opens its gate.
+ * Fails: CM_CUDA_INVALID_HANDLE. */
+CM_NODISCARD cm_status cm_emulated_gate_close(cm_runtime *rt, uint64_t stream);
+CM_NODISCARD cm_status cm_emulated_gate_open(cm_runtime *rt, uint64_t stream);
+
+/* Put a stream into or out of capture: queries, synchronous calls, allocations and
+ * frees then answer as CUDA's do under a global-mode capture. */
+CM_NODISCARD cm_status cm_emulated_set_capturing(cm_runtime *rt, uint64_t stream,
+                                                 bool on);
+
+/* Pages of a managed range that are on the host, for tests of prefetch. */
+CM_NODISCARD cm_status cm_emulated_host_pages(cm_runtime *rt, cm_address address,
+                                              uint64_t nbytes, uint64_t *out);
+
+void cm_emulated_read_counts(cm_runtime *rt, cm_emulated_counts *out);
+
+/* Longest delay in µs now in force (a test fails if the suite runs without delays). */
+uint32_t cm_emulated_max_delay_us(const cm_runtime *rt);
+
+#endif

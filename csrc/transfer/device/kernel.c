@@ -1,0 +1,174 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "transfer/device/kernel.h"
+
+#include <stddef.h>
+
+/* The PTX text reads the struct by these offsets. */
+static_assert(offsetof(cm_strided_job, dst) == 0, "ptx");
+static_assert(offsetof(cm_strided_job, src) == 8, "ptx");
+static_assert(offsetof(cm_strided_job, count) == 16, "ptx");
+static_assert(offsetof(cm_strided_job, ndim) == 24, "ptx");
+static_assert(offsetof(cm_strided_job, itemsize) == 28, "ptx");
+static_assert(offsetof(cm_strided_job, shape) == 40, "ptx");
+static_assert(offsetof(cm_strided_job, dst_strides) == 104, "ptx");
+static_assert(offsetof(cm_strided_job, src_strides) == 168, "ptx");
+static_assert(sizeof(cm_strided_job) == 232, "ptx");
+
+enum {
+    THREADS_PER_BLOCK = 256,
+    MAX_BLOCK_COUNT = 1 << 14, /* threads then take several elements each */
+};
+
+cm_status
+cm_kernels_init(cm_kernels *kernels, cm_runtime *rt, const char *text, const char *name)
+{
+    *kernels = (cm_kernels){.rt = rt, .text = text, .name = name};
+    return cm_mutex_init(&kernels->lock);
+}
+
+cm_status
+cm_kernels_fini(cm_kernels *kernels)
+{
+    cm_status first = cm_ok();
+    for (int device = 0; device < CM_MAX_DEVICES; device++) {
+        if (kernels->modules[device] == 0) {
+            continue;
+        }
+        cm_device_guard guard;
+        cm_status status = cm_device_enter(kernels->rt, device, &guard);
+        if (cm_is_ok(status)) {
+            status = cm_rt_module_unload(kernels->rt, kernels->modules[device]);
+            cm_device_leave(kernels->rt, &guard);
+        }
+        first = cm_is_ok(first) ? status : first;
+        kernels->modules[device] = 0;
+    }
+    cm_mutex_fini(&kernels->lock);
+    return first;
+}
+
+static cm_status
+load_module(const cm_kernels *kernels, uint64_t *module, uint64_t *function)
+{
+    cm_runtime *rt = kernels->rt;
+    /* Loading is forbidden while any thread captures in the global mode, unless this
+     * thread says that it knows what it does. */
+    int mode = CM_CAPTURE_RELAXED;
+    CM_TRY(cm_rt_capture_mode_exchange(rt, &mode));
+    cm_status status = cm_rt_module_load(rt, kernels->text, module);
+    if (cm_is_ok(status)) {
+        status = cm_rt_module_function(rt, *module, kernels->name, function);
+        if (!cm_is_ok(status)) {
+            (void)!cm_is_ok(cm_rt_module_unload(rt, *module));
+        }
+    }
+    cm_status back = cm_rt_capture_mode_exchange(rt, &mode);
+    if (cm_is_ok(status) && !cm_is_ok(back)) {
+        (void)!cm_is_ok(cm_rt_module_unload(rt, *module));
+        return back;
+    }
+    return status;
+}
+
+cm_status
+cm_kernels_find(cm_kernels *kernels, int device, uint64_t *function)
+{
+    cm_mutex_lock(&kernels->lock);
+    *function = kernels->functions[device];
+    cm_mutex_unlock(&kernels->lock);
+    if (*function != 0) {
+        return cm_ok();
+    }
+    uint64_t module, loaded;
+    CM_TRY(load_module(kernels, &module, &loaded));
+    cm_mutex_lock(&kernels->lock);
+    bool late = kernels->functions[device] != 0;
+    if (!late) {
+        kernels->modules[device] = module;
+        kernels->functions[device] = loaded;
+    }
+    *function = kernels->functions[device];
+    cm_mutex_unlock(&kernels->lock);
+    return late ? cm_rt_module_unload(kernels->rt, module) : cm_ok();
+}
+
+cm_status
+cm_kernels_load(cm_kernels *kernels, int device)
+{
+    uint64_t function;
+    return cm_kernels_find(kernels, device, &function);
+}
+
+/* The largest unit, a power of two up to 16, that everything is a multiple of. */
+static uint32_t
+unit_of(const cm_layout *layout, cm_address dst, cm_address src)
+{
+    uint64_t bits = 16 | layout->run_nbytes | dst | src;
+    for (int axis = 0; axis < layout->ndim; axis++) {
+        bits |= (uint64_t)layout->dst_strides[axis];
+        bits |= (uint64_t)layout->src_strides[axis];
+    }
+    return (uint32_t)(bits & (~bits + 1));
+}
+
+int
+cm_strided_job_init(cm_strided_job *job, const cm_layout *layout, cm_address dst,
+                    cm_address src)
+{
+    dst += (uint64_t)layout->dst_offset;
+    src += (uint64_t)layout->src_offset;
+    uint32_t unit = unit_of(layout, dst, src);
+    uint64_t units = layout->run_nbytes / unit;
+    int room = units > 1 ? CM_STRIDED_MAX_NDIM - 1 : CM_STRIDED_MAX_NDIM;
+    int outer = layout->ndim > room ? layout->ndim - room : 0;
+    *job = (cm_strided_job){.dst = dst, .src = src, .count = units, .itemsize = unit};
+    for (int axis = outer; axis < layout->ndim; axis++) {
+        job->shape[job->ndim] = (uint64_t)layout->shape[axis];
+        job->dst_strides[job->ndim] = layout->dst_strides[axis];
+        job->src_strides[job->ndim] = layout->src_strides[axis];
+        job->count *= (uint64_t)layout->shape[axis];
+        job->ndim++;
+    }
+    if (units > 1) {
+        job->shape[job->ndim] = units;
+        job->dst_strides[job->ndim] = unit;
+        job->src_strides[job->ndim] = unit;
+        job->ndim++;
+    }
+    return outer;
+}
+
+cm_status
+cm_kernels_launch(cm_kernels *kernels, int device, const cm_layout *layout,
+                  cm_address dst, cm_address src, uint64_t stream)
+{
+    uint64_t function;
+    cm_strided_job job;
+    int64_t index[CM_MAX_NDIM] = {0};
+    if (layout->run_nbytes == 0) {
+        return cm_ok();
+    }
+    CM_TRY(cm_kernels_find(kernels, device, &function));
+    int outer = cm_strided_job_init(&job, layout, dst, src);
+    uint64_t blocks = (job.count + THREADS_PER_BLOCK - 1) / THREADS_PER_BLOCK;
+    uint32_t block_count =
+        blocks > MAX_BLOCK_COUNT ? MAX_BLOCK_COUNT : (uint32_t)blocks;
+    for (;;) {
+        CM_TRY(cm_rt_kernel_launch(kernels->rt, function, block_count,
+                                   THREADS_PER_BLOCK, &job, sizeof(job), stream));
+        int axis = outer - 1;
+        for (; axis >= 0; axis--) {
+            job.dst += (uint64_t)layout->dst_strides[axis];
+            job.src += (uint64_t)layout->src_strides[axis];
+            if (++index[axis] < layout->shape[axis]) {
+                break;
+            }
+            job.dst -= (uint64_t)(layout->dst_strides[axis] * layout->shape[axis]);
+            job.src -= (uint64_t)(layout->src_strides[axis] * layout->shape[axis]);
+            index[axis] = 0;
+        }
+        if (axis < 0) {
+            return cm_ok();
+        }
+    }
+}

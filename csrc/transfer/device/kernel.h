@@ -1,0 +1,72 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The kernels: their texts, loading one on each device at first need, and queueing the
+ * launches that a copy takes. Needs the device current (cm_device_enter).
+ * Locks: one mutex over the table of loaded kernels, not held while one is being loaded. */
+#ifndef CM_TRANSFER_DEVICE_KERNEL_H
+#define CM_TRANSFER_DEVICE_KERNEL_H
+
+#include "base/thread.h"
+#include "runtime/strided_job.h"
+#include "runtime/table_job.h"
+#include "transfer/plan/layout.h"
+
+extern const char cm_strided_ptx[];
+extern const char cm_table_ptx[];
+
+/* One kernel on all devices. */
+typedef struct cm_kernels {
+    cm_runtime *rt;   /* borrowed */
+    const char *text; /* static */
+    const char *name;
+    cm_mutex lock;
+    uint64_t modules[CM_MAX_DEVICES]; /* owned; 0: not loaded */
+    uint64_t functions[CM_MAX_DEVICES];
+} cm_kernels;
+
+/* `text` is PTX with a kernel `name`. Fails: CM_ESYSTEM. Makes no runtime call. */
+CM_NODISCARD cm_status cm_kernels_init(cm_kernels *kernels, cm_runtime *rt,
+                                       const char *text, const char *name);
+/* Unloads. Fails: the first failure; everything is still tried. */
+CM_NODISCARD cm_status cm_kernels_fini(cm_kernels *kernels);
+
+/* Load it now, so that nothing can fail half-way later. Fails: module_load,
+ * module_function, capture_mode_exchange. */
+CM_NODISCARD cm_status cm_kernels_load(cm_kernels *kernels, int device);
+
+/* The function on `device`, loaded if need be. Fails: as load. */
+CM_NODISCARD cm_status cm_kernels_find(cm_kernels *kernels, int device,
+                                       uint64_t *function);
+
+/* -- the strided-copy kernel -- */
+
+/* Queue the copy on `stream`; dst and src are the device addresses of element 0.
+ * Fails: as load, kernel_launch. */
+CM_NODISCARD cm_status cm_kernels_launch(cm_kernels *kernels, int device,
+                                         const cm_layout *layout, cm_address dst,
+                                         cm_address src, uint64_t stream);
+
+/* The innermost part of `layout` that one launch can take, as the kernel's parameter;
+ * returns how many outer axes are left over for the caller to walk. Pure. */
+int cm_strided_job_init(cm_strided_job *job, const cm_layout *layout, cm_address dst,
+                        cm_address src);
+
+/* -- the table-copy kernel (table_kernel.c) -- */
+
+/* Pieces that wait for a launch. */
+typedef struct cm_table {
+    cm_kernels *kernels;
+    int device;
+    uint64_t stream;
+    uint64_t nbytes; /* of all pieces in `job` */
+    cm_table_job job;
+} cm_table;
+
+void cm_table_init(cm_table *table, cm_kernels *kernels, int device, uint64_t stream);
+/* Add a run of bytes, which neither overlaps nor follows on others of the same table;
+ * launches whatever is full. Fails: as load, kernel_launch. */
+CM_NODISCARD cm_status cm_table_add(cm_table *table, cm_address dst, cm_address src,
+                                    uint64_t nbytes);
+/* Launch what is left. */
+CM_NODISCARD cm_status cm_table_flush(cm_table *table);
+
+#endif

@@ -1,0 +1,223 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include <stdlib.h>
+
+#include "base/cpu_count.h"
+#include "transfer/engine/job.h"
+
+cm_status
+cm_engine_create(cm_runtime *rt, cm_registry *registry, cm_engine **out)
+{
+    cm_engine *engine = calloc(1, sizeof(*engine));
+    if (engine == NULL) {
+        return cm_fail(CM_ENOMEM, sizeof(*engine));
+    }
+    atomic_init(&engine->refs, 1);
+    atomic_init(&engine->over, false);
+    engine->rt = rt;
+    engine->registry = registry;
+    cm_tuning_init(&engine->tuning);
+    engine->drain_ns = CM_DRAIN_NS;
+    cm_peer_access_init(&engine->reach, rt);
+    cm_list_init(&engine->pending);
+    cm_list_init(&engine->watched);
+    cm_list_init(&engine->unread);
+    cm_list_init(&engine->jobs);
+    cm_list_init(&engine->parked);
+    for (int i = 0; i < CM_JOB_BIN_COUNT; i++) {
+        cm_list_init(&engine->bins[i]);
+    }
+    cm_status status = cm_mutex_init(&engine->lock);
+    if (!cm_is_ok(status)) {
+        goto no_lock;
+    }
+    status = cm_cond_init(&engine->changed);
+    if (!cm_is_ok(status)) {
+        goto no_changed;
+    }
+    status = cm_cond_init(&engine->work);
+    if (!cm_is_ok(status)) {
+        goto no_work;
+    }
+    status = cm_cond_init(&engine->watch);
+    if (!cm_is_ok(status)) {
+        goto no_watch;
+    }
+    status =
+        cm_kernels_init(&engine->kernels, rt, cm_strided_ptx, CM_STRIDED_KERNEL_NAME);
+    if (!cm_is_ok(status)) {
+        goto no_kernels;
+    }
+    status = cm_kernels_init(&engine->tables, rt, cm_table_ptx, CM_TABLE_KERNEL_NAME);
+    if (!cm_is_ok(status)) {
+        goto no_tables;
+    }
+    status = cm_workers_init(&engine->workers);
+    if (!cm_is_ok(status)) {
+        goto no_workers;
+    }
+    *out = engine;
+    return cm_ok();
+    /* Nothing is loaded yet. */
+no_workers:
+    (void)!cm_is_ok(cm_kernels_fini(&engine->tables));
+no_tables:
+    (void)!cm_is_ok(cm_kernels_fini(&engine->kernels));
+no_kernels:
+    cm_cond_fini(&engine->watch);
+no_watch:
+    cm_cond_fini(&engine->work);
+no_work:
+    cm_cond_fini(&engine->changed);
+no_changed:
+    cm_mutex_fini(&engine->lock);
+no_lock:
+    free(engine);
+    return status;
+}
+
+cm_engine *
+cm_engine_hold(cm_engine *engine)
+{
+    atomic_fetch_add_explicit(&engine->refs, 1, memory_order_relaxed);
+    return engine;
+}
+
+void
+cm_engine_release(cm_engine *engine)
+{
+    if (atomic_fetch_sub_explicit(&engine->refs, 1, memory_order_acq_rel) != 1) {
+        return;
+    }
+    cm_cond_fini(&engine->watch);
+    cm_cond_fini(&engine->work);
+    cm_cond_fini(&engine->changed);
+    cm_mutex_fini(&engine->lock);
+    free(engine);
+}
+
+bool
+cm_engine_is_forked(const cm_engine *engine)
+{
+    return !atomic_load(&engine->over) && cm_runtime_is_forked(engine->rt);
+}
+
+cm_status
+cm_engine_begin_call(cm_engine *engine, cm_tuning *tuning)
+{
+    if (cm_engine_is_forked(engine)) {
+        return cm_fail(CM_EFORKED, 0);
+    }
+    cm_mutex_lock(&engine->lock);
+    bool closed = engine->closed;
+    *tuning = engine->tuning;
+    engine->caller_count += !closed;
+    cm_mutex_unlock(&engine->lock);
+    return closed ? cm_fail(CM_ECLOSED, 0) : cm_ok();
+}
+
+void
+cm_engine_end_call(cm_engine *engine)
+{
+    cm_mutex_lock(&engine->lock);
+    engine->caller_count--;
+    if (engine->caller_count == 0 && engine->closed) {
+        cm_cond_signal_all(&engine->changed);
+    }
+    cm_mutex_unlock(&engine->lock);
+}
+
+static void
+set_pool(cm_engine *engine, cm_pool **slot, cm_pool *pool)
+{
+    cm_mutex_lock(&engine->lock);
+    bool first = *slot == NULL;
+    if (first) {
+        *slot = cm_pool_hold(pool);
+    }
+    cm_mutex_unlock(&engine->lock);
+}
+
+void
+cm_engine_set_relief(cm_engine *engine, cm_relief *relief, void *argument)
+{
+    engine->relief = relief;
+    engine->relief_argument = argument;
+}
+
+cm_status
+cm_engine_relieve(cm_engine *engine, cm_pool *pool, uint64_t nbytes, cm_stream *stream,
+                  cm_status status, cm_block **out)
+{
+    uint64_t context;
+    if (!cm_pool_is_short(status) || engine->relief == NULL
+        || !cm_is_ok(cm_rt_context_get(engine->rt, &context))) {
+        return status;
+    }
+    status = engine->relief(engine->relief_argument, pool, nbytes, stream, status, out);
+    cm_status back = cm_rt_context_set(engine->rt, context);
+    if (cm_is_ok(status) && !cm_is_ok(back)) {
+        cm_pool_free(pool, *out, &stream, 1, 0);
+        *out = NULL;
+        return back;
+    }
+    return status;
+}
+
+void
+cm_engine_set_pinned_pool(cm_engine *engine, cm_pool *pool)
+{
+    set_pool(engine, &engine->pinned_pool, pool);
+}
+
+void
+cm_engine_set_device_pool(cm_engine *engine, int device, cm_pool *pool)
+{
+    set_pool(engine, &engine->device_pools[device], pool);
+}
+
+cm_status
+cm_engine_set_tuning(cm_engine *engine, const cm_tuning *tuning)
+{
+    if (!cm_tuning_check(tuning, NULL)) {
+        return cm_fail(CM_EINVALID, 0);
+    }
+    if (cm_engine_is_forked(engine)) {
+        return cm_fail(CM_EFORKED, 0);
+    }
+    cm_tuning resolved = *tuning;
+    atomic_store(&engine->cpu_count, 0); /* asked again */
+    cm_engine_resolve_tuning(engine, &resolved);
+    cm_mutex_lock(&engine->lock);
+    engine->tuning = *tuning;
+    cm_mutex_unlock(&engine->lock);
+    uint64_t most = resolved.thread_count > resolved.fresh_thread_count
+                        ? resolved.thread_count
+                        : resolved.fresh_thread_count;
+    cm_workers_set_limit(&engine->workers, (uint32_t)most - 1);
+    return cm_ok();
+}
+
+void
+cm_engine_read_tuning(cm_engine *engine, cm_tuning *out)
+{
+    cm_mutex_lock(&engine->lock);
+    *out = engine->tuning;
+    cm_mutex_unlock(&engine->lock);
+}
+
+void
+cm_engine_resolve_tuning(cm_engine *engine, cm_tuning *tuning)
+{
+    unsigned count = atomic_load(&engine->cpu_count);
+    if (count == 0) {
+        count = cm_usable_cpu_count(NULL);
+        atomic_store(&engine->cpu_count, count);
+    }
+    cm_tuning_resolve(tuning, count);
+}
+
+void
+cm_engine_deny_peers(cm_engine *engine, bool denied)
+{
+    atomic_store(&engine->reach.denied, denied);
+}

@@ -1,0 +1,125 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The one entry for moving bytes: takes two regions, plans, and moves them directly, by
+ * kernel or staged. Owns the internal streams, the job threads and the strided-copy
+ * kernel. Knows nothing of Python: whoever must stay alive is a `keep` with a drop
+ * function.
+ * Locks: one mutex over its lists, never held across a runtime call that can wait. */
+#ifndef CM_TRANSFER_ENGINE_ENGINE_H
+#define CM_TRANSFER_ENGINE_ENGINE_H
+
+#include "pool/pool.h"
+#include "pool/registry.h"
+#include "transfer/engine/handle.h"
+#include "transfer/plan/region.h"
+#include "transfer/plan/tuning.h"
+
+typedef struct cm_engine cm_engine;
+
+/* Starts no thread and makes no runtime call yet. Borrows `rt` and `registry` (asked
+ * where host ranges must be split). Fails: CM_ENOMEM, CM_ESYSTEM. */
+CM_NODISCARD cm_status cm_engine_create(cm_runtime *rt, cm_registry *registry,
+                                        cm_engine **out);
+/* The pools it stages through; held (counted) by the engine. */
+void cm_engine_set_pinned_pool(cm_engine *engine, cm_pool *pool);
+void cm_engine_set_device_pool(cm_engine *engine, int device, cm_pool *pool);
+/* How copies that begin from now on are made. Fails: CM_EINVALID (a value out of bounds),
+ * CM_EFORKED. */
+CM_NODISCARD cm_status cm_engine_set_tuning(cm_engine *engine, const cm_tuning *tuning);
+void cm_engine_read_tuning(cm_engine *engine, cm_tuning *out);
+/* What to do when there is no room for `nbytes` of `pool`, of which `status` tells:
+ * make some, by whatever means, and take them as cm_pool_alloc() does; the answer is
+ * how that ended. */
+typedef cm_status cm_relief(void *argument, cm_pool *pool, uint64_t nbytes,
+                            cm_stream *stream, cm_status status, cm_block **out);
+/* Before the first copy. It is asked with nothing locked, in the thread of a caller who
+ * may be interrupted: no job thread asks. */
+void cm_engine_set_relief(cm_engine *engine, cm_relief *relief, void *argument);
+/* For tests and benchmarks: go on as if no device reached another. */
+void cm_engine_deny_peers(cm_engine *engine, bool denied);
+/* Waits for every transfer, joins the job threads, releases streams, kernels and pools.
+ * Fails: the first failure of giving something back; everything is still tried. */
+CM_NODISCARD cm_status cm_engine_close(cm_engine *engine);
+
+/* Something a transfer keeps alive. `drop` may be called from any thread, without the
+ * GIL or any lock held. */
+typedef struct cm_keep {
+    void *object;
+    void (*drop)(void *object);
+} cm_keep;
+
+typedef struct cm_copy_request {
+    cm_region dst;
+    cm_region src;     /* already broadcast to dst's shape, same itemsize */
+    cm_stream *stream; /* order on it; NULL: in the background */
+    const struct cm_spread *spread; /* spread.h: further targets; borrowed; NULL: none
+                                     */
+    bool blocking;                  /* return only when the data is there */
+    cm_stream *const *after; /* streams whose work so far must come first; borrowed */
+    uint32_t after_count;
+    cm_ticket *const *after_tickets; /* transfers that must come first; borrowed */
+    uint32_t after_ticket_count;
+    bool is_chained; /* where the last of them failed so does this, and is not made */
+    cm_ticket *part_of; /* the ticket this is a part of, done later; borrowed; NULL:
+                           none */
+    /* While a caller's thread waits this is asked about every 50 ms, without any lock;
+     * true ends the call with CM_ECANCELLED. What is queued then still runs to its end,
+     * and only then are the keeps dropped: a blocking call, which queues nothing while
+     * its stream is busy with other work, waits for that (a second at most). NULL:
+     * never. */
+    bool (*interrupted)(void *argument);
+    void *interrupted_argument;
+    /* Where `interrupted` finds the ticket of the call that asks (NULL for a short
+     * copy, which has none); NULL: nowhere. Not to be used after a call that failed. */
+    cm_ticket **ticket_seen;
+    cm_keep keep[4]; /* dropped when the transfer is done, whatever the outcome */
+    uint32_t keep_count;
+} cm_copy_request;
+
+/* A thread of the caller may wait in the call. */
+static inline bool
+cm_request_waits(const cm_copy_request *request)
+{
+    return request->blocking || request->stream != NULL;
+}
+
+/* Start (or, if blocking, do) the copy. Overlapping ends behave as if src were read
+ * whole first. With a stream, what the device does is only queued, and what the host
+ * does is done on return: a source that it packs has been read, a target that it writes
+ * has been written. So the bytes are there once the stream is done, whoever asks it.
+ * *out is owned by the caller (NULL `out` if it is not wanted). On failure nothing is
+ * in flight and `keep` is dropped too. Without a stream, blocking or not, it runs on a
+ * stream of the engine's own. On a capturing stream only what needs no waiting can be
+ * done; the ticket is then done at once.
+ * Fails: any runtime call, CM_ESHAPE, CM_EINVALID, CM_EOVERFLOW, CM_ENOMEM, CM_ETHREAD,
+ * CM_ECAPTURING, CM_ECLOSED, CM_EFORKED, CM_ECANCELLED, CM_EFAULT (what an end maps was
+ * cut short). */
+CM_NODISCARD cm_status cm_engine_copy(cm_engine *engine, const cm_copy_request *request,
+                                      cm_ticket **out);
+
+/* Look now which transfers have finished, and drop what they keep; the watcher does the
+ * same on its own. Makes runtime calls. */
+void cm_engine_poll(cm_engine *engine);
+
+/* Fill dst with one element of dst.itemsize bytes at `value` (host memory, read before
+ * the call returns). Ordered on `stream`, by the device wherever it reaches dst;
+ * without one, or if blocking, it is done on return, and memory of the host is filled
+ * by the host. `out` (NULL if it is not wanted) says how; it may be no more than
+ * queued. Whoever waits for the host's turn may be interrupted: CM_ECANCELLED. */
+CM_NODISCARD cm_status cm_engine_fill(cm_engine *engine, const cm_region *dst,
+                                      const void *value, cm_stream *stream,
+                                      cm_stream *const *after, uint32_t after_count,
+                                      bool blocking, const cm_wait_hooks *hooks,
+                                      cm_ticket_info *out);
+
+/* The next failure that nobody read (CM_OK if none): for the unraisable hook. */
+cm_status cm_engine_take_unread(cm_engine *engine);
+/* A look without the lock whether there is one. */
+bool cm_engine_has_unread(const cm_engine *engine);
+
+/* Transfers that have failed or were cancelled, ever. No lock. */
+uint64_t cm_engine_count_failed(const cm_engine *engine);
+
+/* Unfinished transfers. */
+uint64_t cm_engine_count_pending(cm_engine *engine);
+
+#endif

@@ -1,0 +1,198 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The engine as its own files see it, and what it lends to jobs. Nothing outside
+ * csrc/transfer includes it.
+ * Locks: engine->lock alone, for everything said to be under it. */
+#ifndef CM_TRANSFER_ENGINE_PRIVATE_H
+#define CM_TRANSFER_ENGINE_PRIVATE_H
+
+#include <stdatomic.h>
+
+#include "base/list.h"
+#include "base/thread.h"
+#include "transfer/device/kernel.h"
+#include "transfer/device/peer_access.h"
+#include "transfer/engine/engine.h"
+#include "transfer/host/workers.h"
+#include "transfer/plan/plan.h"
+
+enum {
+    CM_MAX_JOB_THREADS = 4,
+    CM_JOB_BIN_COUNT = 64, /* of jobs by how much is left of them */
+    CM_CACHE_SLOTS = 16,   /* spare events or streams of a device */
+    /* Shorter memory is not looked at by cm_pages_look(), which takes as long as
+     * copying a few KiB: to and from a device; between two ends on the host, and of
+     * many. */
+    CM_LOOK_NBYTES = 64 << 10,
+    CM_LOOK_HOST_NBYTES = 1 << 20,
+    CM_STAGE_COUNT = 3,             /* pieces in flight between two devices */
+    CM_ASK_NS = 50 * 1000 * 1000,   /* between two questions whether to go on waiting */
+    CM_PARK_AFTER_NS = 1000 * 1000, /* a job thread that has waited so long goes on to
+                                       another job */
+    CM_PAIR_PATIENCE_NS = 1000 * 1000 * 1000, /* for memory that neighbours can do
+                                                 without */
+    CM_DRAIN_NS = 1000 * 1000 * 1000, /* an interrupted call waits so long for what it
+                                          has queued */
+};
+
+struct cm_job;
+
+typedef struct cm_event_stack {
+    int count;
+    uint64_t events[CM_CACHE_SLOTS];
+} cm_event_stack;
+
+/* Stands beside a stream, for all copies that are in the order of that. */
+typedef struct cm_side_stream {
+    uint64_t beside; /* the stream's id */
+    uint32_t refs;
+    bool is_busy;      /* may still have work when nobody uses it any more */
+    cm_stream *stream; /* NULL: free */
+} cm_side_stream;
+
+typedef struct cm_cache_stack {
+    cm_event_stack events;
+    cm_event_stack untimed_events;
+    int stream_count;
+    cm_stream *streams[CM_CACHE_SLOTS];
+    cm_side_stream sides[CM_CACHE_SLOTS];
+} cm_cache_stack;
+
+/* Counted: by its creator until close, and by each ticket. Invariants, under the lock:
+ * pending_count = tickets in `pending` and `watched`; watched_count = those in the
+ * latter; waiting_count = jobs in the `waiters` of tickets; 0 <= idle_count <=
+ * thread_count. */
+struct cm_engine {
+    atomic_uint refs;
+    atomic_bool over;      /* closed to the end: `rt` may be gone */
+    cm_runtime *rt;        /* borrowed */
+    cm_registry *registry; /* borrowed */
+    cm_relief *relief;     /* with its argument; set once; NULL: none */
+    void *relief_argument;
+    atomic_uint cpu_count;                         /* 0: not asked yet */
+    _Atomic uint64_t route_counts[CM_ROUTE_COUNT]; /* see cm_copy_counts */
+    _Atomic uint64_t quick_count;
+    _Atomic uint64_t failed_count; /* tickets: see cm_engine_count_failed */
+    _Atomic uint64_t brief_end_ns; /* of the last shared short copy */
+    _Atomic uint64_t bounced_count;
+    _Atomic uint64_t piece_count;
+    atomic_uint pair_count;      /* jobs whose block is for two pieces */
+    atomic_uint pair_wish_count; /* ... that got none for one */
+    cm_kernels kernels;          /* strided copies */
+    cm_kernels tables;           /* many pieces */
+    cm_peer_access reach;
+    cm_workers workers;
+    cm_mutex lock;
+    cm_cond changed; /* a ticket was submitted or is done */
+    cm_cond work;    /* there is a job to run, or an end to all work */
+    cm_cond watch;   /* there is a ticket to watch, or an end to all work */
+    /* all of the rest under the lock */
+    bool closed;           /* takes no more requests */
+    bool stop;             /* threads end */
+    uint64_t caller_count; /* threads that may call the runtime for the engine now */
+    cm_list pending;       /* tickets for which there is nothing to be looked at */
+    cm_list watched;       /* ... and those for which there is */
+    uint64_t pending_count;
+    uint64_t watched_count;
+    cm_list unread;         /* failed tickets without a holder */
+    atomic_bool has_unread; /* perhaps: set and cleared under the lock */
+    cm_list jobs;           /* for the job threads, oldest first */
+    uint64_t job_count;
+    cm_list bins[CM_JOB_BIN_COUNT]; /* the same, of so many bits of bytes each */
+    uint64_t full_bins;             /* a bit for each that is not empty */
+    uint64_t pick_count;            /* of jobs by job threads */
+    cm_list parked;                 /* jobs that wait for an event */
+    uint64_t parked_count;          /* but for those that the watcher has in hand */
+    uint64_t waiting_count;
+    int thread_count;
+    int idle_count;
+    cm_thread threads[CM_MAX_JOB_THREADS];
+    bool has_watcher;
+    cm_thread watcher;
+    cm_tuning tuning;     /* as it was set: not resolved */
+    uint64_t drain_ns;    /* CM_DRAIN_NS, set once */
+    uint64_t ring_nbytes; /* page-locked blocks that transfers are using */
+    cm_pool *pinned_pool; /* held; may be NULL */
+    cm_pool *device_pools[CM_MAX_DEVICES];
+    cm_cache_stack cache[CM_MAX_DEVICES];
+};
+
+cm_engine *cm_engine_hold(cm_engine *engine);
+void cm_engine_release(cm_engine *engine);
+/* False once it is closed: tickets may outlive the runtime. */
+bool cm_engine_is_forked(const cm_engine *engine);
+/* Resolve a copy of the engine's tuning for the processors that are there. */
+void cm_engine_resolve_tuning(cm_engine *engine, cm_tuning *tuning);
+/* One more of caller_count; a copy of the tuning, not resolved. Fails: CM_ECLOSED, CM_EFORKED. */
+CM_NODISCARD cm_status cm_engine_begin_call(cm_engine *engine, cm_tuning *tuning);
+/* One of them is through. */
+void cm_engine_end_call(cm_engine *engine);
+
+/* A caller's thread got `status` instead of `nbytes` of a pool. Where that says that
+ * there is no room, and there is a cm_relief, the answer of that. It may leave the
+ * thread with another device: the one that is current now is made so again. */
+CM_NODISCARD cm_status cm_engine_relieve(cm_engine *engine, cm_pool *pool,
+                                         uint64_t nbytes, cm_stream *stream,
+                                         cm_status status, cm_block **out);
+
+/* -- resource_cache.c: events, streams and a share of the ring that jobs borrow; what calls the
+ * runtime enters the device itself */
+
+CM_NODISCARD cm_status cm_cache_take_event(cm_engine *engine, int device,
+                                           uint64_t *out);
+void cm_cache_give_event(cm_engine *engine, int device, uint64_t event); /* 0: nothing
+                                                                          */
+/* The same for who looks at it until it is done: such an event does not know when it
+ * was and wakes nobody, and the device is through with it sooner. */
+CM_NODISCARD cm_status cm_cache_take_untimed_event(cm_engine *engine, int device,
+                                                   uint64_t *out);
+void cm_cache_give_untimed_event(cm_engine *engine, int device, uint64_t event);
+CM_NODISCARD cm_status cm_cache_take_stream(cm_engine *engine, int device,
+                                            cm_stream **out);
+void cm_cache_give_stream(cm_engine *engine, cm_stream *stream); /* NULL: nothing */
+/* A stream of `device` for work that `beside` comes before and after. Others beside the
+ * same one may have it too: copies that pile up there do not pile up streams. */
+CM_NODISCARD cm_status cm_cache_take_side(cm_engine *engine, int device,
+                                          const cm_stream *beside, cm_stream **out);
+/* NULL: nothing. `is_idle`: all that was queued on it for this user is over. */
+void cm_cache_give_side(cm_engine *engine, cm_stream *stream, bool is_idle);
+/* `nbytes` of page-locked memory are about to be used, where all together then use
+ * `most` or less. Returns the pool that has them, borrowed; NULL: no room, or no pool.
+ */
+cm_pool *cm_cache_enter_ring(cm_engine *engine, uint64_t nbytes, uint64_t most);
+/* And are used no more. */
+void cm_cache_leave_ring(cm_engine *engine, uint64_t nbytes);
+/* Fails: the first event_destroy that failed. */
+CM_NODISCARD cm_status cm_cache_fini(cm_engine *engine);
+
+/* facts.c: what is known of one end; whether the two may have bytes in common. */
+cm_end_facts cm_engine_facts_of(cm_engine *engine, const cm_region *region);
+/* Is it a device's copy to memory of the host whose pages are not there yet, in one
+ * run? */
+bool cm_engine_is_fresh(const cm_region *dst, const cm_region *src, cm_end_facts facts);
+/* All but the tuning. */
+cm_plan_options cm_engine_plan_options(cm_engine *engine,
+                                       const cm_copy_request *request,
+                                       cm_end_facts dst_facts);
+/* On a stream, but with the last step done by the host: in the call that asks for it.
+ */
+static inline bool
+cm_request_is_written_in_call(const cm_copy_request *request, const cm_plan *plan)
+{
+    return request->stream != NULL && request->part_of == NULL && plan->is_download;
+}
+bool cm_engine_may_overlap(cm_runtime *rt, const cm_region *dst, const cm_region *src);
+
+/* scheduler.c: lock held. The job that a job thread takes next, out of its list: one of
+ * those with the least left, now and then the oldest; NULL: there is none. */
+struct cm_job *cm_engine_pick_job_locked(cm_engine *engine);
+/* To the ticket that keeps it from going on, if one does; else to the end of `parked`,
+ * or of `jobs`. Whoever looks after that is woken. */
+void cm_engine_list_job_locked(cm_engine *engine, struct cm_job *job, bool parked);
+void cm_engine_unlist_job_locked(cm_engine *engine, struct cm_job *job);
+
+/* By the watcher: some of the parked jobs that can go on to the job threads; true if
+ * any.
+ */
+bool cm_engine_wake_jobs(cm_engine *engine);
+
+#endif

@@ -1,0 +1,228 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Ranges of a file cut into chunks: a long range becomes several, short ones share one
+ * if their memory is of one sort. Pure but for what it writes. */
+#include "transfer/file/job.h"
+
+cm_status
+cm_file_range_init(cm_file_range *range, uint64_t offset, const cm_region *region)
+{
+    int64_t count;
+    CM_TRY(cm_region_count(region, &count));
+    uint64_t itemsize = (uint64_t)region->itemsize;
+    if (count > 0 && (uint64_t)INT64_MAX / itemsize < (uint64_t)count) {
+        return cm_fail(CM_EOVERFLOW, (uint64_t)count);
+    }
+    *range = (cm_file_range){.offset = offset,
+                             .nbytes = (uint64_t)count * itemsize,
+                             .host = region->host,
+                             .address = region->address,
+                             .kind = region->kind,
+                             .device = region->device};
+    range->region = cm_region_is_c_contiguous(region) ? NULL : region;
+    return (uint64_t)INT64_MAX - range->nbytes < offset ? cm_fail(CM_EOVERFLOW, offset)
+                                                        : cm_ok();
+}
+
+static bool
+is_on_device(const cm_file_range *range)
+{
+    return range->kind == CM_KIND_DEVICE || range->host == NULL;
+}
+
+static uint64_t
+least(uint64_t a, uint64_t b)
+{
+    return a < b ? a : b;
+}
+
+/* The first place from `at` on that is as far from a page's beginning as `offset`. */
+static uint64_t
+place_of(uint64_t at, uint64_t offset)
+{
+    uint64_t mask = CM_FILE_PAGE_NBYTES - 1;
+    return at + ((offset - at) & mask);
+}
+
+static void
+skip_empty(cm_file_job *job)
+{
+    cm_file_cursor *cursor = &job->cursor;
+    const cm_file_request *request = job->request;
+    while (cursor->range < request->range_count
+           && request->ranges[cursor->range].nbytes == 0) {
+        cursor->range++;
+    }
+}
+
+bool
+cm_file_is_cut(cm_file_job *job)
+{
+    skip_empty(job);
+    return job->cursor.range == job->request->range_count;
+}
+
+/* -- ranges in many runs ------------------------------------------------------------------ */
+
+/* With the file as its target, a region of the same shape in C order. */
+static cm_status
+begin_region(cm_file_job *job, const cm_file_range *range)
+{
+    cm_file_cursor *cursor = &job->cursor;
+    cm_region packed = *range->region;
+    CM_TRY(cm_region_set_c_strides(&packed));
+    CM_TRY(cm_layout_init(&packed, range->region, &cursor->layout));
+    for (int axis = 0; axis < cursor->layout.ndim; axis++) {
+        if (!job->request->writes && cursor->layout.src_strides[axis] == 0) {
+            return cm_fail(CM_EINVALID, cursor->range);
+        }
+    }
+    cm_cut_init(&cursor->cut, &cursor->layout, job->tuning.file_chunk_nbytes);
+    cursor->in_region = true;
+    return cm_ok();
+}
+
+/* From the memory to the packed bytes, or the other way round. */
+static void
+turn_layout(cm_layout *layout)
+{
+    cm_layout turned = *layout;
+    turned.dst_offset = layout->src_offset;
+    turned.src_offset = layout->dst_offset;
+    for (int axis = 0; axis < layout->ndim; axis++) {
+        turned.dst_strides[axis] = layout->src_strides[axis];
+        turned.src_strides[axis] = layout->dst_strides[axis];
+    }
+    *layout = turned;
+}
+
+static cm_status
+cut_region(cm_file_job *job, const cm_file_range *range, cm_file_chunk *chunk)
+{
+    cm_file_cursor *cursor = &job->cursor;
+    if (!cursor->in_region) {
+        CM_TRY(begin_region(job, range));
+    }
+    cm_layout *layout = &chunk->layout;
+    (void)cm_cut_next(&cursor->cut, layout);
+    cm_file_piece *piece = &chunk->pieces[0];
+    *piece = (cm_file_piece){.nbytes = cm_layout_nbytes(layout),
+                             .offset = range->offset + (uint64_t)layout->dst_offset,
+                             .range_index = cursor->range};
+    piece->at = place_of(0, piece->offset);
+    cm_layout_pack_dst(layout);
+    chunk->device = is_on_device(range) ? range->device : -1;
+    chunk->is_strided = layout->ndim > 0;
+    chunk->host = range->region->host;
+    chunk->address = range->region->address;
+    if (!chunk->is_strided && chunk->device < 0) {
+        piece->host = chunk->host + layout->src_offset;
+    }
+    else if (!chunk->is_strided) {
+        piece->address = chunk->address + (uint64_t)layout->src_offset;
+    }
+    if (!job->request->writes) {
+        turn_layout(layout);
+    }
+    cm_file_look_at_cache(job, chunk, piece->offset, piece->nbytes);
+    chunk->is_direct = chunk->is_direct && piece->host == NULL;
+    chunk->piece_count = 1;
+    chunk->nbytes = piece->at + piece->nbytes;
+    if (cursor->cut.done) {
+        cursor->in_region = false;
+        cursor->range++;
+    }
+    return cm_ok();
+}
+
+/* -- ranges in one run -------------------------------------------------------------------- */
+
+/* Its end is at the end of a page of the file, unless it is the range's. */
+static bool
+add_piece(cm_file_job *job, const cm_file_range *range, cm_file_chunk *chunk,
+          uint64_t limit)
+{
+    cm_file_cursor *cursor = &job->cursor;
+    uint64_t offset = range->offset + cursor->done;
+    uint64_t at = place_of(chunk->nbytes, offset);
+    if (at >= limit) {
+        return false;
+    }
+    uint64_t nbytes = least(range->nbytes - cursor->done, limit - at);
+    bool on_device = is_on_device(range);
+    chunk->pieces[chunk->piece_count++] = (cm_file_piece){
+        .at = at,
+        .nbytes = nbytes,
+        .offset = offset,
+        .host = on_device ? NULL : (char *)range->host + cursor->done,
+        .address = on_device ? range->address + cursor->done : 0,
+        .range_index = cursor->range,
+    };
+    chunk->nbytes = at + nbytes;
+    cursor->done += nbytes;
+    if (cursor->done == range->nbytes) {
+        cursor->done = 0;
+        cursor->range++;
+    }
+    return true;
+}
+
+/* A run of the host's memory that does not lie as the file's pages do: by way of a
+ * memory that does. */
+static void
+bounce(cm_file_chunk *chunk)
+{
+    cm_file_piece *piece = &chunk->pieces[0];
+    chunk->is_strided = true;
+    chunk->host = piece->host;
+    chunk->layout = (cm_layout){.run_nbytes = piece->nbytes};
+    piece->host = NULL;
+}
+
+static bool
+lies_as_file(const cm_file_range *range)
+{
+    uint64_t distance = (uintptr_t)range->host - range->offset;
+    return distance % CM_FILE_PAGE_NBYTES == 0;
+}
+
+static void
+cut_runs(cm_file_job *job, const cm_file_range *range, cm_file_chunk *chunk)
+{
+    const cm_file_request *request = job->request;
+    uint64_t done = job->cursor.done;
+    chunk->device = is_on_device(range) ? range->device : -1;
+    cm_file_look_at_cache(job, chunk, range->offset + done, range->nbytes - done);
+    bool bounces = chunk->is_direct && chunk->device < 0 && !lies_as_file(range);
+    bool is_span = chunk->device < 0 && !bounces;
+    uint64_t limit = is_span ? CM_FILE_SPAN_NBYTES : job->tuning.file_chunk_nbytes;
+    uint32_t most = chunk->is_direct ? 1 : CM_FILE_PIECE_COUNT;
+    while (chunk->piece_count < most && !cm_file_is_cut(job)) {
+        range = &request->ranges[job->cursor.range];
+        if (range->region != NULL
+            || (is_on_device(range) ? range->device : -1) != chunk->device
+            || !add_piece(job, range, chunk, limit)) {
+            break;
+        }
+    }
+    if (bounces) {
+        bounce(chunk);
+    }
+}
+
+cm_status
+cm_file_cut_next(cm_file_job *job, cm_file_chunk *chunk, bool *out)
+{
+    *out = !cm_file_is_cut(job);
+    chunk->is_strided = false;
+    chunk->piece_count = 0;
+    chunk->nbytes = 0;
+    if (!*out) {
+        return cm_ok();
+    }
+    const cm_file_range *range = &job->request->ranges[job->cursor.range];
+    if (range->region != NULL) {
+        return cut_region(job, range, chunk);
+    }
+    cut_runs(job, range, chunk);
+    return cm_ok();
+}

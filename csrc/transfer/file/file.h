@@ -1,0 +1,96 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Bytes between ranges of one file and memory of any kind: reads and writes are shared
+ * out among the engine's threads, straight where the host may touch the memory, else
+ * through page-locked chunks while the device copies others. Knows open descriptors, no
+ * names. Locks: the engine's, and one per call for its first failure. */
+#ifndef CM_TRANSFER_FILE_FILE_H
+#define CM_TRANSFER_FILE_FILE_H
+
+#include "transfer/engine/engine.h"
+
+/* The system as file transfers see it; tests put their own in its place. Any thread.
+ * A call that fails answers -1 and sets errno. */
+typedef struct cm_file_calls {
+    /* As pread and pwrite. */
+    int64_t (*read)(void *context, int fd, void *to, uint64_t nbytes, uint64_t offset);
+    int64_t (*write)(void *context, int fd, const void *from, uint64_t nbytes,
+                     uint64_t offset);
+    /* Bytes the file has; UINT64_MAX where it does not say. */
+    uint64_t (*size)(void *context, int fd);
+    /* Another descriptor of the same file, past the page cache; and its end. */
+    int (*open_direct)(void *context, int fd, bool writes);
+    void (*close)(void *context, int fd);
+    /* Are most pages of it in the page cache? True where that is not known. */
+    bool (*is_cached)(void *context, int fd, uint64_t offset, uint64_t nbytes);
+    /* It is read soon. */
+    void (*advise)(void *context, int fd, uint64_t offset, uint64_t nbytes);
+    void *context;
+} cm_file_calls;
+
+extern const cm_file_calls cm_file_system_calls;
+
+/* One run of the file and its place in memory. */
+typedef struct cm_file_range {
+    uint64_t offset; /* in the file */
+    uint64_t nbytes;
+    void *host; /* as in cm_region, of the lowest byte; not used with a region */
+    cm_address address;
+    cm_kind kind;
+    int device;
+    const cm_region *region; /* borrowed: memory in more than one run, taken in C order;
+                                NULL: it is one */
+} cm_file_range;
+
+/* The range at `offset` for all of `region`, which is borrowed if it is no single run.
+ * Fails: CM_EOVERFLOW. */
+CM_NODISCARD cm_status cm_file_range_init(cm_file_range *range, uint64_t offset,
+                                          const cm_region *region);
+
+/* What was wrong with the file. */
+typedef struct cm_file_failure {
+    int error; /* errno; 0: the file ends at `offset`, or no failure of the file's */
+    bool at_end;
+    uint64_t offset;      /* where in the file */
+    uint64_t range_index; /* in which range */
+} cm_file_failure;
+
+/* Past the page cache, where the file system lets us: what is long and not in it. */
+typedef enum cm_file_direct {
+    CM_FILE_DIRECT_AUTO, /* when reading, much */
+    CM_FILE_DIRECT_NEVER,
+    CM_FILE_DIRECT_ALWAYS,
+} cm_file_direct;
+
+typedef struct cm_file_request {
+    int fd;
+    bool writes;
+    cm_file_direct direct;
+    const cm_file_range *ranges; /* borrowed */
+    uint64_t range_count;
+    /* For work of each device, borrowed; NULL: a stream of the engine's own. */
+    cm_stream *streams[CM_MAX_DEVICES];
+    cm_stream *const *after; /* streams whose work so far must come first; borrowed */
+    uint32_t after_count;
+    cm_ticket *const *after_tickets;
+    uint32_t after_ticket_count;
+    bool (*interrupted)(void *argument); /* as in cm_copy_request */
+    void *interrupted_argument;
+    uint64_t *moved; /* NULL, or bytes that have arrived for certain: grows by whole
+                        chunks, in the calling thread */
+    cm_keep keep[2]; /* dropped when nothing is in flight, whatever the outcome */
+    uint32_t keep_count;
+    const cm_file_calls *calls; /* NULL: the system's */
+} cm_file_request;
+
+/* Read all ranges, or write them, in any order. Blocks until all of it is there. On
+ * failure some of it may have been read or written, and nothing is in flight: but when
+ * interrupted, copies that a stream has been given end behind the keep, while the file
+ * is let go of at once. `failure` is written.
+ * Fails: any runtime call, the pools; CM_ESYSTEM, with `failure` set, when the file
+ * refused or ended; CM_EINVALID (a target whose elements overlap); CM_EOVERFLOW,
+ * CM_ENOMEM, CM_ECAPTURING, CM_ECLOSED, CM_EFORKED, CM_ECANCELLED. */
+CM_NODISCARD cm_status cm_engine_transfer_file(cm_engine *engine,
+                                               const cm_file_request *request,
+                                               cm_file_failure *failure);
+
+#endif

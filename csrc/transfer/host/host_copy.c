@@ -1,0 +1,354 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "transfer/host/host_copy.h"
+
+#include <assert.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/fresh_pages.h"
+#include "base/pick_copy.h"
+#include "base/transpose.h"
+#include "base/wide_copy.h"
+
+enum {
+    TILE_ROWS = CM_TRANSPOSE_ROWS, /* lines of the source that one tile keeps in the
+                                      cache */
+    WIDE_RUN_NBYTES = 4096,        /* shorter runs are faster through the caches */
+    PICK_COUNT = 64                /* fewer elements are not worth its masks */
+};
+
+typedef struct block block;
+typedef void (*copy_block)(const block *b, char *dst, const char *src, size_t nbytes);
+
+static_assert((int)CM_LINE_NBYTES == CM_TRANSPOSE_ROW_NBYTES, "one line is one row");
+
+/* The two innermost loops, `outer` around `inner`. */
+struct block {
+    int64_t outer_count;
+    int64_t inner_count;
+    int64_t dst_outer;
+    int64_t dst_inner;
+    int64_t src_outer;
+    int64_t src_inner;
+    const cm_pick *pick; /* for the inner one, or NULL */
+    copy_block rest;     /* what it leaves */
+};
+
+/* Each run by `move`. memcpy of a constant size is plain loads and stores of any
+ * alignment. */
+#define DEFINE_COPY_BLOCK(name, move, nbytes)                                          \
+    static void copy_block_##name(const block *b, char *dst, const char *src,          \
+                                  size_t run_nbytes)                                   \
+    {                                                                                  \
+        (void)run_nbytes;                                                              \
+        for (int64_t i = 0; i < b->outer_count; i++) {                                 \
+            char *to = dst + i * b->dst_outer;                                         \
+            const char *from = src + i * b->src_outer;                                 \
+            for (int64_t k = 0; k < b->inner_count; k++) {                             \
+                move(to, from, (nbytes));                                              \
+                to += b->dst_inner;                                                    \
+                from += b->src_inner;                                                  \
+            }                                                                          \
+        }                                                                              \
+    }
+DEFINE_COPY_BLOCK(1, memcpy, 1)
+DEFINE_COPY_BLOCK(2, memcpy, 2)
+DEFINE_COPY_BLOCK(3, memcpy, 3)
+DEFINE_COPY_BLOCK(4, memcpy, 4)
+DEFINE_COPY_BLOCK(5, memcpy, 5)
+DEFINE_COPY_BLOCK(6, memcpy, 6)
+DEFINE_COPY_BLOCK(7, memcpy, 7)
+DEFINE_COPY_BLOCK(8, memcpy, 8)
+DEFINE_COPY_BLOCK(9, memcpy, 9)
+DEFINE_COPY_BLOCK(10, memcpy, 10)
+DEFINE_COPY_BLOCK(11, memcpy, 11)
+DEFINE_COPY_BLOCK(12, memcpy, 12)
+DEFINE_COPY_BLOCK(13, memcpy, 13)
+DEFINE_COPY_BLOCK(14, memcpy, 14)
+DEFINE_COPY_BLOCK(15, memcpy, 15)
+DEFINE_COPY_BLOCK(16, memcpy, 16)
+DEFINE_COPY_BLOCK(runs, memcpy, run_nbytes)
+DEFINE_COPY_BLOCK(wide, cm_wide_copy, run_nbytes)
+#undef DEFINE_COPY_BLOCK
+
+static void
+set_block(const block *b, char *dst, const char *src, size_t unused)
+{
+    (void)unused;
+    for (int64_t i = 0; i < b->outer_count; i++) {
+        memset(dst + i * b->dst_outer, src[i * b->src_outer], (size_t)b->inner_count);
+    }
+}
+
+static void
+pick_block(const block *b, char *dst, const char *src, size_t run_nbytes)
+{
+    block rest = *b;
+    rest.outer_count = 1;
+    for (int64_t i = 0; i < b->outer_count; i++) {
+        char *to = dst + i * b->dst_outer;
+        const char *from = src + i * b->src_outer;
+        int64_t done = cm_pick_copy(b->pick, to, from, b->inner_count);
+        rest.inner_count = b->inner_count - done;
+        b->rest(&rest, to + done * b->dst_inner, from + done * b->src_inner,
+                run_nbytes);
+    }
+}
+
+static copy_block
+choose_copy(uint64_t run_nbytes, const block *b, bool wide)
+{
+    static const copy_block small[] = {
+        copy_block_1,  copy_block_2,  copy_block_3,  copy_block_4,
+        copy_block_5,  copy_block_6,  copy_block_7,  copy_block_8,
+        copy_block_9,  copy_block_10, copy_block_11, copy_block_12,
+        copy_block_13, copy_block_14, copy_block_15, copy_block_16,
+    };
+    if (run_nbytes == 1 && b->src_inner == 0 && b->dst_inner == 1) {
+        return set_block;
+    }
+    if (run_nbytes <= sizeof(small) / sizeof(small[0])) {
+        return small[run_nbytes - 1];
+    }
+    return wide && run_nbytes >= WIDE_RUN_NBYTES ? copy_block_wide : copy_block_runs;
+}
+
+/* The lines of a tile are read once, and whole, to a place where they are near each
+ * other: lines that lie a power of two apart share few places in the caches, and each
+ * would be gone before all of it was read. */
+static void
+gather_lines(const block *tile, const char *from, size_t nbytes, char *lines)
+{
+    for (int64_t k = 0; k < tile->inner_count; k++) {
+        if (nbytes == CM_LINE_NBYTES) { /* a constant makes it a few instructions */
+            memcpy(lines, from, CM_LINE_NBYTES);
+        }
+        else {
+            memcpy(lines, from, nbytes);
+        }
+        from += tile->src_inner;
+        lines += CM_LINE_NBYTES;
+    }
+}
+
+/* The elements of each line lie side by side, in one direction or the other. */
+static void
+copy_packed_tile(copy_block copy, block *tile, char *dst, const char *src,
+                 size_t run_nbytes)
+{
+    char lines[TILE_ROWS * CM_LINE_NBYTES];
+    int64_t last = tile->outer_count - 1;
+    size_t nbytes = (size_t)tile->outer_count * run_nbytes;
+    bool back = tile->src_outer < 0;
+    const char *first = src + (back ? last * tile->src_outer : 0);
+    gather_lines(tile, first, nbytes, lines);
+    if (nbytes == CM_LINE_NBYTES && tile->inner_count == TILE_ROWS
+        && tile->dst_inner == (int64_t)run_nbytes
+        && cm_transpose(dst + (back ? last * tile->dst_outer : 0),
+                        back ? -tile->dst_outer : tile->dst_outer, lines, run_nbytes)) {
+        return;
+    }
+    tile->src_inner = CM_LINE_NBYTES;
+    copy(tile, dst, lines + (src - first), run_nbytes);
+}
+
+/* The processor does not ask for them by itself. */
+static void
+prefetch_lines(const block *tile, const char *src)
+{
+    for (int64_t k = 0; k < TILE_ROWS; k++) {
+        __builtin_prefetch(src);
+        src += tile->src_inner;
+    }
+}
+
+/* Transposed: neighbours in the source lie along another axis than those in the target,
+ * and each line of the source would be read again and again. In tiles it is read once.
+ */
+static void
+copy_tiled(copy_block copy, const block *whole, char *dst, const char *src,
+           size_t run_nbytes)
+{
+    int64_t side = CM_LINE_NBYTES / (int64_t)run_nbytes;
+    bool packed = llabs(whole->src_outer) == (int64_t)run_nbytes;
+    for (int64_t i = 0; i < whole->outer_count; i += side) {
+        for (int64_t k = 0; k < whole->inner_count; k += TILE_ROWS) {
+            block tile = *whole;
+            char *to = dst + i * whole->dst_outer + k * whole->dst_inner;
+            const char *from = src + i * whole->src_outer + k * whole->src_inner;
+            int64_t rows = whole->outer_count - i;
+            int64_t columns = whole->inner_count - k;
+            tile.outer_count = rows < side ? rows : side;
+            tile.inner_count = columns < TILE_ROWS ? columns : TILE_ROWS;
+            if (columns >= 2 * TILE_ROWS) {
+                prefetch_lines(&tile, from + TILE_ROWS * whole->src_inner);
+            }
+            if (packed) {
+                copy_packed_tile(copy, &tile, to, from, run_nbytes);
+            }
+            else {
+                copy(&tile, to, from, run_nbytes);
+            }
+        }
+    }
+}
+
+static void
+copy(const cm_layout *layout, char *dst, const char *src, bool wide)
+{
+    int inner = layout->ndim - 1;
+    int near = cm_layout_near_axis(layout);
+    int outer = near >= 0 ? near : inner - 1; /* -1: there is one axis only */
+    block b = {.outer_count = 1,
+               .inner_count = layout->shape[inner],
+               .dst_inner = layout->dst_strides[inner],
+               .src_inner = layout->src_strides[inner]};
+    if (outer >= 0) {
+        b.outer_count = layout->shape[outer];
+        b.dst_outer = layout->dst_strides[outer];
+        b.src_outer = layout->src_strides[outer];
+    }
+    copy_block move = choose_copy(layout->run_nbytes, &b, wide);
+    size_t run_nbytes = (size_t)layout->run_nbytes;
+    int64_t index[CM_MAX_NDIM] = {0};
+    cm_pick pick;
+    if (b.dst_inner == (int64_t)run_nbytes && b.inner_count >= PICK_COUNT
+        && cm_pick_init(&pick, run_nbytes, b.src_inner)) {
+        b.pick = &pick;
+        b.rest = move;
+        move = pick_block;
+    }
+    for (;;) {
+        if (near >= 0) {
+            copy_tiled(move, &b, dst, src, run_nbytes);
+        }
+        else {
+            move(&b, dst, src, run_nbytes);
+        }
+        int axis = inner - 1;
+        for (; axis >= 0; axis--) {
+            if (axis == outer) {
+                continue;
+            }
+            dst += layout->dst_strides[axis];
+            src += layout->src_strides[axis];
+            if (++index[axis] < layout->shape[axis]) {
+                break;
+            }
+            dst -= layout->dst_strides[axis] * layout->shape[axis];
+            src -= layout->src_strides[axis] * layout->shape[axis];
+            index[axis] = 0;
+        }
+        if (axis < 0) {
+            return;
+        }
+    }
+}
+
+static void
+copy_layout(const cm_layout *layout, void *dst, const void *src, bool wide)
+{
+    char *to = (char *)dst + layout->dst_offset;
+    const char *from = (const char *)src + layout->src_offset;
+    if (layout->run_nbytes == 0) {
+        return;
+    }
+    if (layout->ndim > 0) {
+        copy(layout, to, from, wide);
+    }
+    else if (wide && layout->run_nbytes >= WIDE_RUN_NBYTES) {
+        cm_wide_copy(to, from, (size_t)layout->run_nbytes);
+    }
+    else {
+        memmove(to, from, (size_t)layout->run_nbytes);
+    }
+}
+
+void
+cm_host_copy(const cm_layout *layout, void *dst, const void *src)
+{
+    copy_layout(layout, dst, src, false);
+}
+
+void
+cm_host_copy_wide(const cm_layout *layout, void *dst, const void *src)
+{
+    copy_layout(layout, dst, src, true);
+}
+
+static cm_status
+look_at_end(const cm_layout *layout, const char *base, int64_t offset,
+            const int64_t *strides, uint64_t least_nbytes, bool writes)
+{
+    int64_t low = offset;
+    int64_t high = offset + (int64_t)layout->run_nbytes;
+    for (int axis = 0; axis < layout->ndim; axis++) {
+        int64_t reach = strides[axis] * (layout->shape[axis] - 1);
+        low += reach < 0 ? reach : 0;
+        high += reach > 0 ? reach : 0;
+    }
+    uint64_t nbytes = (uint64_t)(high - low);
+    return nbytes < least_nbytes ? cm_ok() : cm_pages_look(base + low, nbytes, writes);
+}
+
+cm_status
+cm_host_look(const cm_layout *layout, void *dst, const void *src, uint64_t least_nbytes)
+{
+    if (src != NULL) {
+        CM_TRY(look_at_end(layout, src, layout->src_offset, layout->src_strides,
+                           least_nbytes, false));
+    }
+    if (dst != NULL) {
+        CM_TRY(look_at_end(layout, dst, layout->dst_offset, layout->dst_strides,
+                           least_nbytes, true));
+    }
+    return cm_ok();
+}
+
+/* By runs of this end, which may be longer than those of both. Repeats are one. */
+static cm_status
+populate_end(const cm_layout *layout, const char *at, const int64_t *strides,
+             bool writes)
+{
+    uint64_t run_nbytes = layout->run_nbytes;
+    int ndim = layout->ndim;
+    for (; ndim > 0; ndim--) {
+        int64_t stride = strides[ndim - 1];
+        if (stride == (int64_t)run_nbytes || -stride == (int64_t)run_nbytes) {
+            at += stride < 0 ? stride * (layout->shape[ndim - 1] - 1) : 0;
+            run_nbytes *= (uint64_t)layout->shape[ndim - 1];
+        }
+        else if (stride != 0) {
+            break;
+        }
+    }
+    if (ndim > 0 && run_nbytes < CM_POPULATE_NBYTES) {
+        return look_at_end(layout, at, 0, strides, 0, writes);
+    }
+    int64_t index[CM_MAX_NDIM] = {0};
+    int axis;
+    do {
+        CM_TRY(cm_pages_populate(at, run_nbytes, writes));
+        for (axis = ndim - 1; axis >= 0; axis--) {
+            at += strides[axis];
+            if (strides[axis] != 0 && ++index[axis] < layout->shape[axis]) {
+                break;
+            }
+            at -= strides[axis] * layout->shape[axis];
+            index[axis] = 0;
+        }
+    } while (axis >= 0);
+    return cm_ok();
+}
+
+cm_status
+cm_host_populate(const cm_layout *layout, void *dst, const void *src)
+{
+    if (src != NULL) {
+        CM_TRY(populate_end(layout, (const char *)src + layout->src_offset,
+                            layout->src_strides, false));
+    }
+    return dst == NULL ? cm_ok()
+                       : populate_end(layout, (char *)dst + layout->dst_offset,
+                                      layout->dst_strides, true);
+}

@@ -1,0 +1,29 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Strided copies by the CPU: both ends are plain host memory. */
+#ifndef CM_TRANSFER_HOST_HOST_COPY_H
+#define CM_TRANSFER_HOST_HOST_COPY_H
+
+#include "transfer/plan/layout.h"
+
+/* Copy what `layout` describes; dst and src are the addresses of element 0. The two
+ * must not overlap unless the layout is a single run. */
+void cm_host_copy(const cm_layout *layout, void *dst, const void *src);
+
+/* The same with long runs past the caches: for a target that is larger than they are or
+ * that nobody reads soon. The two must not overlap. */
+void cm_host_copy_wide(const cm_layout *layout, void *dst, const void *src);
+
+/* Before that: cm_pages_look() at each end that is not NULL and has at least
+ * `least_nbytes` from its first byte to its last. Fails: CM_EFAULT. */
+CM_NODISCARD cm_status cm_host_look(const cm_layout *layout, void *dst, const void *src,
+                                    uint64_t least_nbytes);
+
+/* For memory that is known to be a mapped file's: cm_pages_populate() on each run of
+ * the ends that are not NULL; an end with many shorter runs is looked at. What lies
+ * between runs
+ * is left alone. Fails: CM_EFAULT. */
+enum { CM_POPULATE_NBYTES = 64 << 10 };
+CM_NODISCARD cm_status cm_host_populate(const cm_layout *layout, void *dst,
+                                        const void *src);
+
+#endif

@@ -1,0 +1,357 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "transfer/host/host_copy.h"
+#include "transfer/host/workers_private.h"
+
+cm_status
+cm_workers_init(cm_workers *workers)
+{
+    *workers = (cm_workers){.spin = ATOMIC_FLAG_INIT, .limit = UINT32_MAX};
+    cm_list_init(&workers->groups);
+    cm_short_task_init(&workers->short_task);
+    CM_TRY(cm_mutex_init(&workers->sleep));
+    uint32_t count = 0;
+    cm_status status = cm_cond_init(&workers->done);
+    if (!cm_is_ok(status)) {
+        goto no_done;
+    }
+    for (; count < CM_WORKERS_MAX; count++) {
+        status = cm_cond_init(&workers->wake[count]);
+        if (!cm_is_ok(status)) {
+            goto no_wake;
+        }
+    }
+    return status;
+no_wake:
+    while (count > 0) {
+        cm_cond_fini(&workers->wake[--count]);
+    }
+    cm_cond_fini(&workers->done);
+no_done:
+    cm_mutex_fini(&workers->sleep);
+    return status;
+}
+
+/* The mutex is held. */
+static void
+signal_all(cm_workers *workers)
+{
+    for (uint32_t i = 0; i < CM_WORKERS_MAX; i++) {
+        cm_cond_signal_one(&workers->wake[i]);
+    }
+}
+
+void
+cm_workers_fini(cm_workers *workers)
+{
+    cm_mutex_lock(&workers->sleep);
+    atomic_store(&workers->stop, true);
+    signal_all(workers);
+    cm_mutex_unlock(&workers->sleep);
+    for (uint32_t i = 0; i < workers->thread_count; i++) {
+        cm_thread_join(workers->threads[i]);
+    }
+    for (uint32_t i = 0; i < CM_WORKERS_MAX; i++) {
+        cm_cond_fini(&workers->wake[i]);
+    }
+    cm_cond_fini(&workers->done);
+    cm_mutex_fini(&workers->sleep);
+}
+
+void
+cm_workers_set_limit(cm_workers *workers, uint32_t limit)
+{
+    cm_mutex_lock(&workers->sleep);
+    cm_workers_lock(workers);
+    atomic_store(&workers->limit, limit);
+    cm_workers_unlock(workers);
+    signal_all(workers);
+    cm_mutex_unlock(&workers->sleep);
+}
+
+/* -- parts ------------------------------------------------------------------------------ */
+
+void
+cm_workers_begin_parts(cm_workers *workers, const cm_copy_task *task)
+{
+    workers->open_counts[task->limit]++;
+    if (atomic_load(&workers->reach) < task->limit) {
+        atomic_store(&workers->reach, task->limit);
+    }
+    atomic_fetch_add(&workers->part_count, 1);
+    atomic_fetch_add(&workers->shared_part_count, cm_copy_task_is_for_all(task));
+}
+
+void
+cm_workers_end_parts(cm_workers *workers, const cm_copy_task *task)
+{
+    uint32_t reach = atomic_load(&workers->reach);
+    workers->open_counts[task->limit]--;
+    while (reach > 0 && workers->open_counts[reach] == 0) {
+        reach--;
+    }
+    atomic_store(&workers->reach, reach);
+    atomic_fetch_sub(&workers->part_count, 1);
+    atomic_fetch_sub(&workers->shared_part_count, cm_copy_task_is_for_all(task));
+}
+
+cm_copy_task *
+cm_workers_take_part(cm_task_group *group, uint32_t number, cm_layout *part)
+{
+    for (cm_list *n = group->tasks.next; n != &group->tasks; n = n->next) {
+        cm_copy_task *task = CM_LIST_ENTRY(n, cm_copy_task, node);
+        bool fits = number == CM_WORKERS_POSTER || number < task->limit;
+        if (fits && cm_cut_next(&task->cut, part)) {
+            task->running_count++;
+            if (task->cut.done) {
+                cm_workers_end_parts(group->workers, task);
+            }
+            return task;
+        }
+    }
+    return NULL;
+}
+
+void
+cm_workers_end_part(cm_workers *workers, cm_copy_task *task)
+{
+    cm_workers_lock(workers);
+    task->running_count--;
+    bool ends = task->running_count == 0 && task->cut.done;
+    if (ends) {
+        cm_list_remove(&task->node);
+        atomic_store(&task->done, true); /* from here on the task may be gone */
+    }
+    cm_workers_unlock(workers);
+    if (ends && atomic_load(&workers->waiter_count) > 0) {
+        cm_mutex_lock(&workers->sleep);
+        cm_cond_signal_all(&workers->done);
+        cm_mutex_unlock(&workers->sleep);
+    }
+}
+
+void
+cm_workers_copy_part(const cm_copy_task *task, const cm_layout *part)
+{
+    if (task->run != NULL) {
+        task->run(task->argument, (uint64_t)part->dst_offset, part->run_nbytes);
+    }
+    else if (task->move != NULL) {
+        task->move(task->context, part, task->dst, task->src,
+                   task->way == CM_COPY_WIDE || task->way == CM_COPY_WIDE_ALL);
+    }
+    else if (task->way == CM_COPY_WIDE || task->way == CM_COPY_WIDE_ALL) {
+        cm_host_copy_wide(part, task->dst, task->src);
+    }
+    else {
+        cm_host_copy(part, task->dst, task->src);
+    }
+}
+
+static uint32_t
+mask_below(uint32_t end)
+{
+    return (UINT32_C(1) << (end < CM_WORKERS_MAX ? end : CM_WORKERS_MAX)) - 1;
+}
+
+/* Of those below number `end` that sleep, at most `count`. */
+static void
+wake_below(cm_workers *workers, uint32_t end, uint32_t count)
+{
+    uint32_t able = mask_below(end);
+    if ((atomic_load(&workers->asleep) & able) == 0) {
+        return;
+    }
+    cm_mutex_lock(&workers->sleep);
+    uint32_t found = atomic_load(&workers->asleep) & able;
+    uint32_t chosen = 0;
+    for (; count > 0 && chosen != found; count--) {
+        uint32_t rest = found & ~chosen;
+        chosen |= rest & (~rest + 1);
+    }
+    atomic_fetch_and(&workers->asleep, ~chosen); /* the next who wakes one takes another
+                                                  */
+    cm_mutex_unlock(&workers->sleep);            /* which who is woken needs at once */
+    for (uint32_t i = 0; chosen >> i != 0; i++) {
+        if (chosen >> i & 1) {
+            cm_cond_signal_one(&workers->wake[i]);
+        }
+    }
+}
+
+void
+cm_workers_wake_one(cm_workers *workers)
+{
+    uint32_t reach = atomic_load(&workers->reach);
+    uint32_t limit = atomic_load(&workers->limit);
+    wake_below(workers, reach < limit ? reach : limit,
+               atomic_load(&workers->shared_part_count) > 0 ? CM_WORKERS_MAX : 1);
+}
+
+/* -- threads ---------------------------------------------------------------------------- */
+
+/* Who finds the lock taken looks again whether there still is something to take. */
+static bool
+try_lock(cm_workers *workers)
+{
+    while (atomic_flag_test_and_set_explicit(&workers->spin, memory_order_acquire)) {
+        for (int i = 0; i < CM_WORKERS_TRIES / 8; i++) {
+            cm_relax();
+        }
+        if (atomic_load(&workers->part_count) == 0) {
+            return false;
+        }
+    }
+    return true;
+}
+
+/* In turn: the group that is served goes to the end. Nothing for a thread that ought to
+ * rest. */
+static cm_copy_task *
+take_any_part(cm_workers *workers, uint32_t number, cm_layout *part)
+{
+    cm_copy_task *task = NULL;
+    if (!try_lock(workers)) {
+        return NULL;
+    }
+    bool works = number < atomic_load(&workers->limit);
+    for (cm_list *n = workers->groups.next;
+         works && n != &workers->groups && task == NULL;) {
+        cm_list *next = n->next;
+        task =
+            cm_workers_take_part(CM_LIST_ENTRY(n, cm_task_group, node), number, part);
+        if (task != NULL) {
+            cm_list_remove(n);
+            cm_list_push_back(&workers->groups, n);
+        }
+        n = next;
+    }
+    cm_workers_unlock(workers);
+    return task;
+}
+
+static bool
+has_news(cm_workers *workers, uint32_t number)
+{
+    return number < atomic_load(&workers->reach) || atomic_load(&workers->stop)
+           || cm_short_task_is_open(&workers->short_task, number);
+}
+
+/* More parts come soon as a rule, sooner than a sleeping thread is awake: also where
+ * what a thread was woken for is over when it comes. */
+static void
+wait_for_news(cm_workers *workers, uint32_t number)
+{
+    uint64_t spin_ns = atomic_load(&workers->spin_ns);
+    uint64_t begin_ns = cm_now_ns();
+    while (!has_news(workers, number) && cm_now_ns() - begin_ns < spin_ns) {
+        cm_relax();
+    }
+    if (has_news(workers, number)) {
+        return;
+    }
+    uint32_t me = UINT32_C(1) << number;
+    cm_mutex_lock(&workers->sleep);
+    atomic_fetch_or(&workers->asleep, me);
+    if (!has_news(workers, number)) {
+        cm_cond_wait(&workers->wake[number], &workers->sleep);
+    }
+    atomic_fetch_and(&workers->asleep, ~me);
+    cm_mutex_unlock(&workers->sleep);
+}
+
+/* There are enough others. */
+static void
+rest_thread(cm_workers *workers, uint32_t number)
+{
+    cm_workers_wake_one(workers); /* somebody may have woken this one for it */
+    cm_mutex_lock(&workers->sleep);
+    while (number >= atomic_load(&workers->limit) && !atomic_load(&workers->stop)) {
+        cm_cond_wait(&workers->wake[number], &workers->sleep);
+    }
+    cm_mutex_unlock(&workers->sleep);
+}
+
+static void *
+serve(void *argument)
+{
+    cm_workers *workers = argument;
+    cm_layout part;
+    uint32_t number = atomic_fetch_add(&workers->begun, 1);
+    while (!atomic_load(&workers->stop)) {
+        if (number >= atomic_load(&workers->limit)) {
+            rest_thread(workers, number);
+            continue;
+        }
+        cm_copy_task *task = NULL;
+        if (cm_short_task_is_open(&workers->short_task, number)) {
+            cm_workers_wake(workers);
+            cm_short_task_join(&workers->short_task, number);
+        }
+        if (has_news(workers, number)) {
+            task = take_any_part(workers, number, &part);
+        }
+        if (task == NULL) {
+            wait_for_news(workers, number);
+            continue;
+        }
+        cm_workers_wake_one(workers);
+        cm_workers_copy_part(task, &part);
+        cm_workers_end_part(workers, task);
+    }
+    return NULL;
+}
+
+void
+cm_workers_start_threads(cm_workers *workers, const cm_tuning *tuning, uint32_t limit)
+{
+    uint32_t most = atomic_load(&workers->limit);
+    limit = limit < most ? limit : most;
+    cm_workers_lock(workers);
+    bool mine = !workers->starting && workers->thread_count < limit;
+    workers->starting |= mine;
+    cm_workers_unlock(workers);
+    atomic_store(&workers->spin_ns, tuning->spin_ns);
+    if (!mine) {
+        return;
+    }
+    uint32_t count = workers->thread_count;
+    while (count < limit
+           && cm_is_ok(cm_thread_start(&workers->threads[count], serve, workers))) {
+        count++;
+    }
+    cm_workers_lock(workers);
+    workers->thread_count = count;
+    workers->starting = false;
+    cm_workers_unlock(workers);
+}
+
+uint32_t
+cm_workers_muster(cm_workers *workers, const cm_tuning *tuning, uint32_t count)
+{
+    uint32_t most = (uint32_t)tuning->thread_count - 1;
+    count = count < most ? count : most;
+    if (atomic_load(&workers->thread_count) < count) {
+        cm_workers_start_threads(workers, tuning, count);
+    }
+    uint32_t there = atomic_load(&workers->thread_count);
+    return there < count ? there : count;
+}
+
+void
+cm_workers_wake(cm_workers *workers)
+{
+    wake_below(workers, atomic_load(&workers->short_task.open), 2);
+}
+
+uint32_t
+cm_workers_count_asleep_below(const cm_workers *workers, uint32_t end)
+{
+    return (uint32_t)__builtin_popcount(atomic_load(&workers->asleep)
+                                        & mask_below(end));
+}
+
+uint32_t
+cm_workers_count_asleep(const cm_workers *workers)
+{
+    return cm_workers_count_asleep_below(workers, CM_WORKERS_MAX);
+}

@@ -1,0 +1,225 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "transfer/plan/batch_plan.h"
+
+#include <stdlib.h>
+
+enum {
+    UNIT_NBYTES = 16,     /* what the kernel moves at once where both ends allow it */
+    ROWS_MIN_WIDTH = 512, /* shorter rows cost the copy engine more than the kernel */
+    ROWS_MAX_PITCH = INT32_MAX, /* cudaDeviceProp.memPitch of every device so far */
+};
+
+bool
+cm_piece_end_is_on_device(const cm_piece_end *end)
+{
+    return end->kind == CM_KIND_DEVICE || end->host == NULL;
+}
+
+cm_address
+cm_piece_end_address(const cm_piece_end *end)
+{
+    return cm_piece_end_is_on_device(end) ? end->address : (uintptr_t)end->host;
+}
+
+static cm_many_way
+choose_host_way(const cm_piece *piece, cm_end_facts dst, cm_end_facts src,
+                bool on_stream, int *device)
+{
+    bool reaches_dst = on_stream && dst.locked && piece->dst.address != 0;
+    bool reaches_src = on_stream && src.locked && piece->src.address != 0;
+    if (!reaches_dst && !reaches_src) {
+        *device = -1;
+        return CM_MANY_HOST;
+    }
+    *device = reaches_dst ? piece->dst.device : piece->src.device;
+    if (reaches_dst && reaches_src) {
+        return piece->dst.device == piece->src.device ? CM_MANY_TABLE : CM_MANY_ALONE;
+    }
+    return reaches_dst ? CM_MANY_UP : CM_MANY_DOWN;
+}
+
+cm_many_way
+cm_piece_choose_way(const cm_piece *piece, cm_end_facts dst, cm_end_facts src,
+                    bool on_stream, int *device, int *src_device)
+{
+    bool dst_on_device = cm_piece_end_is_on_device(&piece->dst);
+    bool src_on_device = cm_piece_end_is_on_device(&piece->src);
+    *src_device = -1;
+    *device = dst_on_device ? piece->dst.device : piece->src.device;
+    if (!dst.whole || !src.whole) {
+        return CM_MANY_ALONE;
+    }
+    if (!dst_on_device && !src_on_device) {
+        return choose_host_way(piece, dst, src, on_stream, device);
+    }
+    if (dst_on_device && src_on_device) {
+        *src_device = piece->src.device;
+        return *device == *src_device ? CM_MANY_TABLE : CM_MANY_PEER;
+    }
+    if (dst.locked && src.locked) {
+        return piece->dst.address != 0 && piece->src.address != 0 ? CM_MANY_TABLE
+                                                                  : CM_MANY_ALONE;
+    }
+    return dst_on_device ? CM_MANY_UP : CM_MANY_DOWN;
+}
+
+/* Does the piece go on where the one before ends, within one allocation at either end?
+ * Ordinary memory is one as far as it is read and written byte by byte. */
+static bool
+follows(const cm_piece_end *before, uint64_t nbytes, const cm_piece_end *end)
+{
+    bool same = before->owner != NULL && before->owner == end->owner;
+    if (before->kind != end->kind || before->device != end->device
+        || !(same || end->kind == CM_KIND_PAGEABLE)) {
+        return false;
+    }
+    return (end->host == NULL
+                ? before->host == NULL
+                : before->host != NULL && before->host + nbytes == end->host)
+           && (end->address == 0
+                   ? before->address == 0
+                   : before->address != 0 && before->address + nbytes == end->address);
+}
+
+static void
+add_piece(cm_many *many, const cm_piece *piece)
+{
+    cm_piece *last = many->count == 0 ? NULL : &many->pieces[many->count - 1];
+    many->nbytes += piece->nbytes;
+    if (last != NULL && follows(&last->dst, last->nbytes, &piece->dst)
+        && follows(&last->src, last->nbytes, &piece->src)) {
+        last->nbytes += piece->nbytes;
+        return;
+    }
+    many->pieces[many->count++] = *piece;
+}
+
+/* The places in the packed space. */
+static void
+place_pieces(cm_many *many)
+{
+    uint64_t at = 0;
+    for (uint64_t i = 0; i < many->count; i++) {
+        const cm_piece *piece = &many->pieces[i];
+        uint64_t like = many->way == CM_MANY_UP     ? piece->dst.address
+                        : many->way == CM_MANY_DOWN ? piece->src.address
+                                                    : at;
+        at += (like - at) % UNIT_NBYTES;
+        many->starts[i] = at;
+        at += piece->nbytes;
+    }
+    many->starts[many->count] = at;
+    many->span = at;
+}
+
+cm_status
+cm_many_create(const cm_piece *pieces, const uint8_t *groups, uint64_t piece_count,
+               uint8_t which, const cm_many *shape, cm_many **out)
+{
+    uint64_t room = 0;
+    for (uint64_t i = 0; i < piece_count; i++) {
+        room += groups[i] == which;
+    }
+    cm_many *many = calloc(1, sizeof(*many));
+    if (many == NULL) {
+        return cm_fail(CM_ENOMEM, sizeof(*many));
+    }
+    *many = *shape;
+    many->pieces = calloc((size_t)room + 1, sizeof(*many->pieces));
+    if (many->pieces == NULL) {
+        cm_many_destroy(many);
+        return cm_fail(CM_ENOMEM, room * sizeof(*many->pieces));
+    }
+    for (uint64_t i = 0; i < piece_count; i++) {
+        if (groups[i] == which) {
+            add_piece(many, &pieces[i]);
+        }
+    }
+    if (many->way == CM_MANY_HOST || many->way == CM_MANY_UP
+        || many->way == CM_MANY_DOWN) {
+        uint64_t nbytes = (many->count + 1) * sizeof(*many->starts);
+        many->starts = malloc((size_t)nbytes);
+        if (many->starts == NULL) {
+            cm_many_destroy(many);
+            return cm_fail(CM_ENOMEM, nbytes);
+        }
+        place_pieces(many);
+    }
+    *out = many;
+    return cm_ok();
+}
+
+void
+cm_many_destroy(cm_many *many)
+{
+    if (many != NULL) {
+        free(many->pieces);
+        free(many->starts);
+        free(many);
+    }
+}
+
+/* Constant distances from end to end, none less than a row. */
+static bool
+pitch_of(const cm_piece_end *first, const cm_piece_end *second, uint64_t width,
+         uint64_t *out)
+{
+    *out = cm_piece_end_address(second) - cm_piece_end_address(first);
+    return *out >= width && *out <= ROWS_MAX_PITCH;
+}
+
+bool
+cm_many_is_rows(const cm_many *many, uint64_t *dst_pitch, uint64_t *src_pitch)
+{
+    const cm_piece *first = many->pieces;
+    uint64_t width = many->count == 0 ? 0 : first->nbytes;
+    if (many->count < 2 || width < ROWS_MIN_WIDTH || first->dst.owner == NULL
+        || first->src.owner == NULL
+        || !pitch_of(&first[0].dst, &first[1].dst, width, dst_pitch)
+        || !pitch_of(&first[0].src, &first[1].src, width, src_pitch)) {
+        return false;
+    }
+    for (uint64_t i = 1; i < many->count; i++) {
+        const cm_piece *piece = &many->pieces[i];
+        if (piece->nbytes != width || piece->dst.owner != first->dst.owner
+            || piece->src.owner != first->src.owner
+            || cm_piece_end_address(&piece->dst)
+                   != cm_piece_end_address(&first->dst) + i * *dst_pitch
+            || cm_piece_end_address(&piece->src)
+                   != cm_piece_end_address(&first->src) + i * *src_pitch) {
+            return false;
+        }
+    }
+    return true;
+}
+
+uint64_t
+cm_many_find(const cm_many *many, uint64_t at)
+{
+    uint64_t low = 0;
+    uint64_t high = many->count;
+    while (high - low > 1) {
+        uint64_t middle = low + (high - low) / 2;
+        if (many->starts[middle] <= at) {
+            low = middle;
+        }
+        else {
+            high = middle;
+        }
+    }
+    return low;
+}
+
+uint64_t
+cm_many_count_payload(cm_many *many, uint64_t at)
+{
+    while (many->counted < many->count && many->starts[many->counted + 1] <= at) {
+        many->counted_nbytes += many->pieces[many->counted++].nbytes;
+    }
+    uint64_t begin = many->starts[many->counted];
+    if (many->counted == many->count || at <= begin) {
+        return many->counted_nbytes;
+    }
+    uint64_t rest = many->pieces[many->counted].nbytes;
+    return many->counted_nbytes + (at - begin < rest ? at - begin : rest);
+}

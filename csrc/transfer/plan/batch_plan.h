@@ -1,0 +1,75 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* How many copies are made together: which may go at the same time, which way each
+ * goes, and which go with one call. Pure: no runtime call; what must be asked of others
+ * comes in as plain facts. Locks: none. */
+#ifndef CM_TRANSFER_PLAN_BATCH_PLAN_H
+#define CM_TRANSFER_PLAN_BATCH_PLAN_H
+
+#include "transfer/plan/pieces.h"
+#include "transfer/plan/plan.h"
+
+typedef enum cm_many_way {
+    CM_MANY_ALONE, /* as a copy of its own */
+    CM_MANY_HOST,  /* by the host's threads */
+    CM_MANY_TABLE, /* by the kernel, or for long runs the copy engine, of `device` */
+    CM_MANY_ROWS,  /* TABLE of runs that lie at constant distances: one pitched copy */
+    CM_MANY_PEER,  /* from src_device to device */
+    CM_MANY_UP,    /* gathered by the host's threads, spread out by the device */
+    CM_MANY_DOWN,  /* the reverse */
+} cm_many_way;
+
+/* Pieces that go one way, put together by the plan: owns them. Piece i begins at
+ * starts[i] of a packed space of `span` bytes, at an address that is aligned there as
+ * it is on the device; starts[count] = span. */
+typedef struct cm_many {
+    cm_many_way way;
+    int device; /* -1: the host */
+    int src_device;
+    uint64_t count;
+    uint64_t nbytes; /* of all pieces */
+    uint64_t span;
+    cm_piece *pieces;        /* owned */
+    uint64_t *starts;        /* owned; HOST, UP and DOWN; else NULL */
+    uint64_t counted;        /* pieces that cm_many_count_payload() has passed */
+    uint64_t counted_nbytes; /* ... and their bytes */
+} cm_many;
+
+/* A run of addresses. */
+typedef struct cm_byte_span {
+    uint64_t begin;
+    uint64_t end;
+} cm_byte_span;
+
+/* Does one span of `dst` share an address with another of them or with one of `src`?
+ * Sorts both, with room for as many in `spare`. */
+bool cm_byte_spans_touch(cm_byte_span *dst, cm_byte_span *src, uint64_t count,
+                         cm_byte_span *spare);
+
+/* The way, and the devices it is between; `on_stream` as in cm_plan_options. Never
+ * ROWS. */
+cm_many_way cm_piece_choose_way(const cm_piece *piece, cm_end_facts dst,
+                                cm_end_facts src, bool on_stream, int *device,
+                                int *src_device);
+
+/* Those pieces for which groups[i] is `which`, with neighbours of one allocation
+ * joined;
+ * `shape` has the way and the devices, and nothing else. Fails: CM_ENOMEM. */
+CM_NODISCARD cm_status cm_many_create(const cm_piece *pieces, const uint8_t *groups,
+                                      uint64_t piece_count, uint8_t which,
+                                      const cm_many *shape, cm_many **out);
+void cm_many_destroy(cm_many *many); /* NULL: nothing */
+
+/* Is it one pitched copy, from one allocation to another? */
+bool cm_many_is_rows(const cm_many *many, uint64_t *dst_pitch, uint64_t *src_pitch);
+
+/* Which piece `at` of the packed space belongs to: the last that begins no later. */
+uint64_t cm_many_find(const cm_many *many, uint64_t at);
+
+/* Bytes of pieces that lie before `at`, which does not become less from call to call.
+ */
+uint64_t cm_many_count_payload(cm_many *many, uint64_t at);
+
+cm_address cm_piece_end_address(const cm_piece_end *end); /* what copies take */
+bool cm_piece_end_is_on_device(const cm_piece_end *end);
+
+#endif

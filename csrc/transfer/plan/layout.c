@@ -1,0 +1,259 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "transfer/plan/layout.h"
+
+#include "base/checked_math.h"
+
+static void
+remove_axis(cm_layout *layout, int axis)
+{
+    for (int next = axis + 1; next < layout->ndim; next++) {
+        layout->shape[next - 1] = layout->shape[next];
+        layout->dst_strides[next - 1] = layout->dst_strides[next];
+        layout->src_strides[next - 1] = layout->src_strides[next];
+    }
+    layout->ndim--;
+}
+
+/* Put an axis in before the first one with a smaller target stride (after equal ones).
+ */
+static void
+insert_axis(cm_layout *layout, int64_t length, int64_t dst_stride, int64_t src_stride)
+{
+    int axis = layout->ndim++;
+    for (; axis > 0 && layout->dst_strides[axis - 1] < dst_stride; axis--) {
+        layout->shape[axis] = layout->shape[axis - 1];
+        layout->dst_strides[axis] = layout->dst_strides[axis - 1];
+        layout->src_strides[axis] = layout->src_strides[axis - 1];
+    }
+    layout->shape[axis] = length;
+    layout->dst_strides[axis] = dst_stride;
+    layout->src_strides[axis] = src_stride;
+}
+
+static void
+join_axes(cm_layout *layout)
+{
+    for (int axis = layout->ndim - 1; axis > 0; axis--) {
+        int64_t length = layout->shape[axis];
+        int64_t dst_access, src_access, joined;
+        if (cm_mul_i64(layout->dst_strides[axis], length, &dst_access)
+            && cm_mul_i64(layout->src_strides[axis], length, &src_access)
+            && cm_mul_i64(layout->shape[axis - 1], length, &joined)
+            && layout->dst_strides[axis - 1] == dst_access
+            && layout->src_strides[axis - 1] == src_access) {
+            layout->shape[axis - 1] = joined;
+            layout->dst_strides[axis - 1] = layout->dst_strides[axis];
+            layout->src_strides[axis - 1] = layout->src_strides[axis];
+            remove_axis(layout, axis);
+        }
+    }
+    while (layout->ndim > 0) {
+        int last = layout->ndim - 1;
+        int64_t run = (int64_t)layout->run_nbytes;
+        if (layout->dst_strides[last] != run || layout->src_strides[last] != run
+            || !cm_mul_i64(run, layout->shape[last], &run)) {
+            break;
+        }
+        layout->run_nbytes = (uint64_t)run;
+        layout->ndim--;
+    }
+}
+
+static bool
+take_axis(cm_layout *layout, int64_t length, int64_t dst_stride, int64_t src_stride)
+{
+    if (length == 1) {
+        return true;
+    }
+    int64_t dst_access, src_access;
+    if (!cm_mul_i64(dst_stride, length - 1, &dst_access)
+        || !cm_mul_i64(src_stride, length - 1, &src_access) || dst_stride == INT64_MIN
+        || src_stride == INT64_MIN) {
+        return false;
+    }
+    if (dst_stride > 0) {
+        insert_axis(layout, length, dst_stride, src_stride);
+        return true;
+    }
+    /* Backwards: begin at the other end. On one place: only the last element stays. */
+    if (dst_stride < 0) {
+        insert_axis(layout, length, -dst_stride, -src_stride);
+    }
+    return cm_add_i64(layout->dst_offset, dst_access, &layout->dst_offset)
+           && cm_add_i64(layout->src_offset, src_access, &layout->src_offset);
+}
+
+cm_status
+cm_layout_init(const cm_region *dst, const cm_region *src, cm_layout *out)
+{
+    int64_t count, low, high;
+    if (dst->itemsize != src->itemsize || dst->itemsize < 1) {
+        return cm_fail(CM_EINVALID, (uint64_t)src->itemsize);
+    }
+    if (dst->ndim < 0 || dst->ndim > CM_MAX_NDIM || src->ndim != dst->ndim) {
+        return cm_fail(CM_ESHAPE, (uint64_t)(int64_t)src->ndim);
+    }
+    for (int axis = 0; axis < dst->ndim; axis++) {
+        if (dst->shape[axis] < 0 || dst->shape[axis] != src->shape[axis]) {
+            return cm_fail(CM_ESHAPE, (uint64_t)axis);
+        }
+    }
+    CM_TRY(cm_region_count(dst, &count));
+    CM_TRY(cm_region_bounds(dst, &low, &high));
+    CM_TRY(cm_region_bounds(src, &low, &high));
+    *out = (cm_layout){.run_nbytes = (uint64_t)dst->itemsize};
+    int64_t nbytes;
+    if (count == 0) {
+        out->run_nbytes = 0;
+        return cm_ok();
+    }
+    if (!cm_mul_i64(count, dst->itemsize, &nbytes)) {
+        return cm_fail(CM_EOVERFLOW, (uint64_t)count);
+    }
+    for (int axis = 0; axis < dst->ndim; axis++) {
+        if (!take_axis(out, dst->shape[axis], dst->strides[axis], src->strides[axis])) {
+            return cm_fail(CM_EOVERFLOW, (uint64_t)dst->strides[axis]);
+        }
+    }
+    join_axes(out);
+    return cm_ok();
+}
+
+uint64_t
+cm_layout_nbytes(const cm_layout *layout)
+{
+    uint64_t nbytes = layout->run_nbytes;
+    for (int axis = 0; axis < layout->ndim; axis++) {
+        nbytes *= (uint64_t)layout->shape[axis];
+    }
+    return nbytes;
+}
+
+static bool
+is_packed(const cm_layout *layout, const int64_t *strides)
+{
+    int64_t expected = (int64_t)layout->run_nbytes;
+    for (int axis = layout->ndim - 1; axis >= 0; axis--) {
+        if (strides[axis] != expected) {
+            return false;
+        }
+        expected *= layout->shape[axis];
+    }
+    return true;
+}
+
+bool
+cm_layout_dst_is_packed(const cm_layout *layout)
+{
+    return is_packed(layout, layout->dst_strides);
+}
+
+bool
+cm_layout_src_is_packed(const cm_layout *layout)
+{
+    return is_packed(layout, layout->src_strides);
+}
+
+static void
+pack(const cm_layout *layout, int64_t *strides)
+{
+    int64_t stride = (int64_t)layout->run_nbytes;
+    for (int axis = layout->ndim - 1; axis >= 0; axis--) {
+        strides[axis] = stride;
+        stride *= layout->shape[axis];
+    }
+}
+
+void
+cm_layout_pack_dst(cm_layout *layout)
+{
+    pack(layout, layout->dst_strides);
+    layout->dst_offset = 0;
+    join_axes(layout);
+}
+
+void
+cm_layout_pack_src(cm_layout *layout)
+{
+    pack(layout, layout->src_strides);
+    layout->src_offset = 0;
+    join_axes(layout);
+}
+
+void
+cm_layout_take_repeats(cm_layout *layout, cm_layout *repeats)
+{
+    *repeats = (cm_layout){.run_nbytes = 0};
+    for (int axis = 0; axis < layout->ndim;) {
+        if (layout->src_strides[axis] != 0) {
+            axis++;
+            continue;
+        }
+        insert_axis(repeats, layout->shape[axis], layout->dst_strides[axis], 0);
+        remove_axis(layout, axis);
+    }
+}
+
+void
+cm_layout_put_repeats(cm_layout *layout, const cm_layout *repeats)
+{
+    for (int axis = 0; axis < repeats->ndim; axis++) {
+        insert_axis(layout, repeats->shape[axis], repeats->dst_strides[axis], 0);
+    }
+}
+
+static uint64_t
+magnitude(int64_t stride)
+{
+    return stride < 0 ? 0 - (uint64_t)stride : (uint64_t)stride;
+}
+
+int
+cm_layout_near_axis(const cm_layout *layout)
+{
+    int last = layout->ndim - 1;
+    int best = -1;
+    if (last < 1 || layout->run_nbytes > CM_LINE_NBYTES / 2
+        || magnitude(layout->src_strides[last]) < CM_LINE_NBYTES) {
+        return -1;
+    }
+    for (int axis = 0; axis < last; axis++) {
+        uint64_t stride = magnitude(layout->src_strides[axis]);
+        if (stride != 0 && stride < CM_LINE_NBYTES
+            && (best < 0 || stride < magnitude(layout->src_strides[best]))) {
+            best = axis;
+        }
+    }
+    return best;
+}
+
+void
+cm_layout_sort_by_src(cm_layout *layout)
+{
+    for (int from = 1; from < layout->ndim; from++) {
+        int64_t length = layout->shape[from];
+        int64_t dst_stride = layout->dst_strides[from];
+        int64_t src_stride = layout->src_strides[from];
+        int to = from;
+        for (; to > 0 && magnitude(layout->src_strides[to - 1]) < magnitude(src_stride);
+             to--) {
+            layout->shape[to] = layout->shape[to - 1];
+            layout->dst_strides[to] = layout->dst_strides[to - 1];
+            layout->src_strides[to] = layout->src_strides[to - 1];
+        }
+        layout->shape[to] = length;
+        layout->dst_strides[to] = dst_stride;
+        layout->src_strides[to] = src_stride;
+    }
+}
+
+void
+cm_layout_sort_by_dst(cm_layout *layout)
+{
+    cm_layout from = *layout;
+    layout->ndim = 0;
+    for (int axis = 0; axis < from.ndim; axis++) {
+        insert_axis(layout, from.shape[axis], from.dst_strides[axis],
+                    from.src_strides[axis]);
+    }
+}

@@ -1,0 +1,63 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Two regions of one shape reduced to the simplest loops that visit the same bytes:
+ * runs that lie together on both sides, and the axes over them. Pure: no runtime call,
+ * no allocation, no idea of what kind of memory it is. */
+#ifndef CM_TRANSFER_PLAN_LAYOUT_H
+#define CM_TRANSFER_PLAN_LAYOUT_H
+
+#include "transfer/plan/region.h"
+
+enum { CM_LINE_NBYTES = 64 }; /* of the caches */
+
+/* Byte b of run (i, j, …) lies at dst_offset + i*dst_strides[0] + … + b from element 0
+ * of the target, and likewise for the source. Invariants: every length > 1; target
+ * strides fall from axis to axis and are positive. */
+typedef struct cm_layout {
+    uint64_t run_nbytes; /* 0: nothing to copy */
+    int ndim;
+    int64_t dst_offset; /* may be negative */
+    int64_t src_offset;
+    int64_t shape[CM_MAX_NDIM];
+    int64_t dst_strides[CM_MAX_NDIM]; /* bytes, > 0 */
+    int64_t src_strides[CM_MAX_NDIM]; /* bytes, any; 0: broadcast */
+} cm_layout;
+
+/* Drop axes of length 1, turn those the target runs backwards, sort by the target, join
+ * what lies together. A target axis of stride 0 keeps its last element only.
+ * Fails: CM_ESHAPE (shapes), CM_EINVALID (itemsizes, ndim), CM_EOVERFLOW. */
+CM_NODISCARD cm_status cm_layout_init(const cm_region *dst, const cm_region *src,
+                                      cm_layout *out);
+
+/* Bytes written to the target. */
+uint64_t cm_layout_nbytes(const cm_layout *layout);
+
+/* True when that side is one run without gaps, in the order of the axes. */
+bool cm_layout_dst_is_packed(const cm_layout *layout);
+bool cm_layout_src_is_packed(const cm_layout *layout);
+
+/* Let that side be a run without gaps that begins at offset 0. */
+void cm_layout_pack_dst(cm_layout *layout);
+void cm_layout_pack_src(cm_layout *layout);
+
+/* Take the axes along which the source is only repeated out of `layout` and put them,
+ * by themselves, into `repeats` (run_nbytes and offsets 0). */
+void cm_layout_take_repeats(cm_layout *layout, cm_layout *repeats);
+/* Put the axes of `repeats` back in, at their places. */
+void cm_layout_put_repeats(cm_layout *layout, const cm_layout *repeats);
+
+/* The axis along which neighbours in the source lie, where that is another than in the
+ * target and runs are short: reading in the order of the target then uses little of
+ * each cache line. -1: there is none. */
+int cm_layout_near_axis(const cm_layout *layout);
+/* Runs are so short that each costs instructions, not memory: every thread helps. */
+static inline bool
+cm_layout_is_scattered(const cm_layout *layout)
+{
+    return layout->ndim > 0 && layout->run_nbytes < 4096;
+}
+/* The order of the source for all axes. Target strides no longer fall. */
+void cm_layout_sort_by_src(cm_layout *layout);
+/* And back: target strides fall. */
+void cm_layout_sort_by_dst(cm_layout *layout);
+
+#endif

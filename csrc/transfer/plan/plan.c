@@ -1,0 +1,277 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "transfer/plan/plan.h"
+
+#include <stddef.h>
+
+#include "base/fresh_pages.h"
+
+enum { MAX_2D_PITCH = INT32_MAX }; /* cudaDeviceProp.memPitch of every device so far */
+
+static bool
+is_same_place(const cm_region *dst, const cm_region *src, const cm_layout *layout)
+{
+    if (cm_region_copy_address(dst) != cm_region_copy_address(src)
+        || cm_region_is_on_device(dst) != cm_region_is_on_device(src)
+        || layout->dst_offset != layout->src_offset) {
+        return false;
+    }
+    for (int axis = 0; axis < layout->ndim; axis++) {
+        if (layout->dst_strides[axis] != layout->src_strides[axis]) {
+            return false;
+        }
+    }
+    return true;
+}
+
+static uint64_t
+payload_of(const cm_layout *layout)
+{
+    cm_layout core = *layout;
+    cm_layout repeats;
+    cm_layout_take_repeats(&core, &repeats);
+    return cm_layout_nbytes(&core);
+}
+
+static bool
+is_2d(const cm_layout *layout, const cm_tuning *tuning)
+{
+    if (layout->ndim != 1 || layout->run_nbytes < tuning->row_min_nbytes) {
+        return false;
+    }
+    int64_t run = (int64_t)layout->run_nbytes;
+    return layout->dst_strides[0] >= run && layout->src_strides[0] >= run
+           && layout->dst_strides[0] <= MAX_2D_PITCH
+           && layout->src_strides[0] <= MAX_2D_PITCH;
+}
+
+/* The route for a layout whose ends lie on one device, or one there and one on the
+ * host. */
+static cm_route
+choose_route(const cm_plan *plan, const cm_region *dst, const cm_region *src,
+             cm_end_facts dst_facts, cm_end_facts src_facts, cm_plan_options options)
+{
+    bool locked = dst_facts.locked && src_facts.locked;
+    if (plan->layout.ndim == 0) {
+        uint64_t least = cm_region_is_on_device(dst)
+                             ? options.tuning->staged_up_nbytes
+                             : options.tuning->staged_down_nbytes;
+        /* Pages come into being where they are written first: several threads do more,
+         * whoever is faster else. */
+        least = dst_facts.fresh && options.tuning->thread_count != 1 ? 0 : least;
+        bool direct = locked || (options.may_wait && plan->layout.run_nbytes < least);
+        return direct ? CM_ROUTE_DIRECT : CM_ROUTE_STAGED;
+    }
+    if (is_2d(&plan->layout, options.tuning) && locked && dst_facts.whole
+        && src_facts.whole) {
+        return CM_ROUTE_DIRECT_2D;
+    }
+    if (locked && dst->address != 0 && src->address != 0) {
+        return CM_ROUTE_KERNEL;
+    }
+    cm_layout core = plan->layout;
+    cm_layout repeats;
+    cm_layout_take_repeats(&core, &repeats);
+    bool packed = cm_region_is_on_device(dst)
+                      ? repeats.ndim == 0 && cm_layout_dst_is_packed(&core)
+                      : cm_layout_src_is_packed(&core);
+    return packed ? CM_ROUTE_STAGED : CM_ROUTE_STAGED_KERNEL;
+}
+
+/* Between host and host: who can be reached by a device that works in a stream's order?
+ * The runtime's own copy would keep the calling thread until the stream came to it. */
+static void
+choose_host_route(cm_plan *plan, const cm_region *dst, const cm_region *src,
+                  cm_end_facts dst_facts, cm_end_facts src_facts,
+                  cm_plan_options options)
+{
+    bool reaches_dst = options.on_stream && dst_facts.locked && dst->address != 0;
+    bool reaches_src = options.on_stream && src_facts.locked && src->address != 0;
+    plan->route = CM_ROUTE_HOST;
+    if ((!reaches_dst && !reaches_src)
+        || (reaches_dst && reaches_src && dst->device != src->device)) {
+        return;
+    }
+    plan->device = reaches_dst ? dst->device : src->device;
+    plan->src_device = plan->device;
+    plan->is_download = !reaches_dst; /* of those two routes only the staged one */
+    plan->route = reaches_dst && reaches_src ? CM_ROUTE_KERNEL : CM_ROUTE_STAGED_KERNEL;
+}
+
+/* Between two devices. What is strided takes one kernel where one end at least crosses
+ * the link in whole runs; otherwise it is packed on one side and unpacked on the other.
+ */
+static void
+choose_peer_route(cm_plan *plan, const cm_plan_options *options)
+{
+    cm_layout core = plan->layout;
+    cm_layout repeats;
+    cm_peer_facts peers = options->peers;
+    bool is_long = plan->nbytes >= options->tuning->staged_peer_nbytes;
+    plan->route = peers.apart && is_long ? CM_ROUTE_PEER_STAGED : CM_ROUTE_PEER;
+    cm_layout_take_repeats(&core, &repeats);
+    if (plan->layout.ndim == 0 || repeats.ndim > 0) {
+        return; /* what is repeated crosses once */
+    }
+    if (peers.pushes && cm_layout_dst_is_packed(&core)) {
+        plan->route = CM_ROUTE_KERNEL;
+        plan->device = plan->src_device;
+    }
+    else if (peers.pulls
+             && (cm_layout_src_is_packed(&core)
+                 || core.run_nbytes >= options->tuning->pulled_run_nbytes)) {
+        plan->route = CM_ROUTE_KERNEL;
+        plan->src_device = plan->device;
+    }
+}
+
+static void
+choose_device_route(cm_plan *plan, const cm_region *dst, const cm_region *src,
+                    cm_end_facts dst_facts, cm_end_facts src_facts,
+                    cm_plan_options options)
+{
+    bool dst_on_device = cm_region_is_on_device(dst);
+    plan->device = dst_on_device ? dst->device : src->device;
+    plan->src_device = cm_region_is_on_device(src) ? src->device : plan->device;
+    if (plan->device != plan->src_device) {
+        choose_peer_route(plan, &options);
+        return;
+    }
+    plan->route = choose_route(plan, dst, src, dst_facts, src_facts, options);
+    plan->is_download = cm_routes[plan->route].packs && !dst_on_device;
+    plan->is_fresh = plan->is_download && dst_facts.fresh;
+    if (plan->route == CM_ROUTE_STAGED && dst_on_device
+        && cm_layout_near_axis(&plan->layout) >= 0) {
+        /* Read as it lies and turned by the device, which has memory to waste. */
+        cm_layout_sort_by_src(&plan->layout);
+        plan->route = CM_ROUTE_STAGED_KERNEL;
+        plan->is_turned = true;
+    }
+}
+
+void
+cm_plan_cut(const cm_plan *plan, const cm_tuning *tuning, const cm_layout *core,
+            cm_cut *out)
+{
+    cm_cut_init(out, core, plan->piece_nbytes);
+    if (cm_routes[plan->route].crosses) {
+        return;
+    }
+    cm_cut_ramp(out, tuning->chunk_min_nbytes);
+    if (plan->is_download && plan->piece_nbytes >= CM_HUGE_PAGE_NBYTES) {
+        /* No two pieces write into one huge page, which may not be there yet. */
+        cm_cut_align(out, (const void *)(plan->target + (uintptr_t)core->dst_offset),
+                     CM_HUGE_PAGE_NBYTES);
+    }
+}
+
+uint64_t
+cm_plan_slot_count(const cm_plan *plan, const cm_tuning *tuning)
+{
+    enum { LEAST = 3 }; /* one is packed, one on its way, one there */
+    if (!plan->is_cached) {
+        return tuning->slot_count;
+    }
+    uint64_t fit = tuning->cached_ring_nbytes / plan->piece_nbytes;
+    fit = fit < LEAST ? LEAST : fit;
+    return fit < tuning->slot_count ? fit : tuning->slot_count;
+}
+
+static uint64_t
+choose_piece_nbytes(const cm_plan *plan, const cm_tuning *tuning)
+{
+    enum { LEAST = 3 }; /* blocks of the ring: one comes down, two are emptied */
+    uint64_t nbytes = cm_tuning_piece_nbytes(tuning, plan->nbytes);
+    /* Each huge page is made by one thread, unless the user wants shorter pieces. */
+    bool lengthens = plan->is_fresh && tuning->chunk_nbytes >= CM_HUGE_PAGE_NBYTES
+                     && tuning->ring_nbytes >= LEAST * CM_HUGE_PAGE_NBYTES;
+    return lengthens && nbytes < CM_HUGE_PAGE_NBYTES ? CM_HUGE_PAGE_NBYTES : nbytes;
+}
+
+void
+cm_plan_count_pieces(cm_plan *plan, const cm_tuning *tuning)
+{
+    const cm_route_row *route = &cm_routes[plan->route];
+    plan->is_cached = route->packs && !plan->is_download
+                      && plan->nbytes >= tuning->cached_nbytes
+                      && tuning->thread_count >= tuning->cached_thread_count;
+    plan->piece_nbytes = choose_piece_nbytes(plan, tuning);
+    plan->piece_count = plan->nbytes > 0;
+    plan->thread_count = plan->route == CM_ROUTE_HOST;
+    if (route->uses_ring || plan->route == CM_ROUTE_PEER_STAGED
+        || (plan->route == CM_ROUTE_PEER && plan->layout.ndim > 0)) {
+        cm_layout core = plan->layout;
+        cm_layout repeats;
+        cm_cut cut;
+        cm_layout_take_repeats(&core, &repeats);
+        cm_plan_cut(plan, tuning, &core, &cut);
+        plan->piece_count = cm_cut_count(&cut);
+    }
+    if (route->uses_ring) {
+        cm_tuning all = *tuning;
+        if (cm_layout_is_scattered(&plan->layout)) {
+            all.thread_count = tuning->fresh_thread_count;
+        }
+        plan->thread_count = cm_tuning_piece_threads(&all, plan->piece_nbytes);
+    }
+}
+
+void
+cm_plan_pack_source(cm_plan *plan, const cm_region *dst, const cm_region *src,
+                    cm_end_facts dst_facts, cm_end_facts src_facts,
+                    cm_plan_options options)
+{
+    cm_layout repeats;
+    cm_layout_take_repeats(&plan->layout, &repeats);
+    cm_layout_pack_src(&plan->layout);
+    cm_layout_put_repeats(&plan->layout, &repeats);
+    if (plan->route != CM_ROUTE_HOST) {
+        plan->route = choose_route(plan, dst, src, dst_facts, src_facts, options);
+        cm_plan_count_pieces(plan, options.tuning);
+    }
+}
+
+static bool
+is_device(int device)
+{
+    return device >= 0 && device < CM_MAX_DEVICES;
+}
+
+cm_status
+cm_plan_init(cm_plan *plan, const cm_region *dst, const cm_region *src,
+             cm_end_facts dst_facts, cm_end_facts src_facts, cm_plan_options options)
+{
+    plan->route = CM_ROUTE_NOTHING;
+    plan->device = -1;
+    plan->src_device = -1;
+    plan->is_download = false;
+    plan->is_turned = false;
+    plan->is_fresh = false;
+    plan->is_cached = false;
+    plan->piece_nbytes = 0;
+    plan->piece_count = 0;
+    plan->thread_count = 0;
+    plan->target = (uintptr_t)dst->host;
+    CM_TRY(cm_layout_init(dst, src, &plan->layout));
+    plan->nbytes = payload_of(&plan->layout);
+    if (plan->nbytes == 0) {
+        return cm_ok();
+    }
+    if (cm_region_copy_address(dst) == 0 || cm_region_copy_address(src) == 0) {
+        return cm_fail(CM_EINVALID, 0);
+    }
+    if (is_same_place(dst, src, &plan->layout)) {
+        return cm_ok();
+    }
+    if (cm_region_is_on_device(dst) || cm_region_is_on_device(src)) {
+        choose_device_route(plan, dst, src, dst_facts, src_facts, options);
+    }
+    else {
+        choose_host_route(plan, dst, src, dst_facts, src_facts, options);
+    }
+    if (plan->route != CM_ROUTE_HOST
+        && !(is_device(plan->device) && is_device(plan->src_device))) {
+        return cm_fail(CM_EINVALID, (uint64_t)(int64_t)plan->device);
+    }
+    cm_plan_count_pieces(plan, options.tuning);
+    return cm_ok();
+}

@@ -1,0 +1,76 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* How a copy is to be made: the route, the device that does it, and the loops. Pure:
+ * what must be asked of others (is this host range page-locked?) comes in as plain
+ * facts. */
+#ifndef CM_TRANSFER_PLAN_PLAN_H
+#define CM_TRANSFER_PLAN_PLAN_H
+
+#include "transfer/plan/cut.h"
+#include "transfer/plan/route.h"
+#include "transfer/plan/tuning.h"
+
+/* What is known of one end beyond its region. */
+typedef struct cm_end_facts {
+    bool locked; /* page-locked, or not host memory at all: a copy may run behind our
+                    back */
+    bool whole;  /* no edge of a registration lies within it */
+    bool fresh;  /* a target on the host in one run, whose pages are not there yet */
+} cm_end_facts;
+
+/* What two devices may do, where each end lies on one of them. */
+typedef struct cm_peer_facts {
+    bool pulls;  /* the target's may read the source */
+    bool pushes; /* the source's may write the target */
+    bool apart;  /* neither ever reaches the other */
+} cm_peer_facts;
+
+/* piece_nbytes follows from nbytes, is_fresh and the tuning alone, whatever the route.
+ */
+typedef struct cm_plan {
+    cm_route route;
+    int device;            /* whose stream does the work; -1: the host */
+    int src_device;        /* PEER…: where the source lies; else = device */
+    bool is_download;      /* through page-locked blocks towards the host */
+    bool is_turned;        /* in the order of the source, though the target is packed */
+    bool is_fresh;         /* a download whose target's pages are not there yet */
+    bool is_cached;        /* up, through blocks that stay in the processor's caches */
+    uint64_t nbytes;       /* payload, not counting repeats of a broadcast source */
+    uint64_t piece_nbytes; /* of the largest piece */
+    uint64_t piece_count;  /* 1: it goes as a whole */
+    uint32_t thread_count; /* that move bytes on the host; 0: none does */
+    uintptr_t target;      /* dst.host as a number: where huge pages begin */
+    cm_layout layout;
+} cm_plan;
+
+typedef struct cm_plan_options {
+    bool may_wait;  /* the caller waits for the end anyway: pageable memory may be given
+                       to the runtime as it is */
+    bool on_stream; /* in the order of a stream, without waiting: page-locked and
+                       managed memory is then moved by the device even between host and
+                       host */
+    const cm_tuning *tuning; /* resolved */
+    cm_peer_facts peers;
+} cm_plan_options;
+
+/* Fails: CM_ESHAPE, CM_EINVALID (an end nobody can reach, itemsizes),
+ * CM_EOVERFLOW. */
+CM_NODISCARD cm_status cm_plan_init(cm_plan *plan, const cm_region *dst,
+                                    const cm_region *src, cm_end_facts dst_facts,
+                                    cm_end_facts src_facts, cm_plan_options options);
+
+/* The source was read whole into packed memory, which `src` now is: layout, route
+ * (unless it is HOST) and pieces follow. */
+void cm_plan_pack_source(cm_plan *plan, const cm_region *dst, const cm_region *src,
+                         cm_end_facts dst_facts, cm_end_facts src_facts,
+                         cm_plan_options options);
+/* The pieces, anew after a change of route or layout. */
+void cm_plan_count_pieces(cm_plan *plan, const cm_tuning *tuning);
+
+/* Pieces in flight at once, of a plan that goes through page-locked blocks. */
+uint64_t cm_plan_slot_count(const cm_plan *plan, const cm_tuning *tuning);
+
+/* How a plan that goes in pieces cuts `core`, its layout without repeats. */
+void cm_plan_cut(const cm_plan *plan, const cm_tuning *tuning, const cm_layout *core,
+                 cm_cut *out);
+
+#endif

@@ -1,0 +1,203 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "transfer/plan/region.h"
+
+#include <string.h>
+
+#include "base/checked_math.h"
+
+cm_status
+cm_region_count(const cm_region *region, int64_t *out)
+{
+    int64_t count = 1;
+    bool empty = false;
+    for (int axis = 0; axis < region->ndim; axis++) {
+        if (region->shape[axis] == 0) {
+            empty = true;
+        }
+    }
+    /* An empty region is empty however large its other lengths are. */
+    for (int axis = 0; axis < region->ndim && !empty; axis++) {
+        if (!cm_mul_i64(count, region->shape[axis], &count)) {
+            return cm_fail(CM_EOVERFLOW, (uint64_t)region->shape[axis]);
+        }
+    }
+    *out = empty ? 0 : count;
+    return cm_ok();
+}
+
+cm_status
+cm_region_bounds(const cm_region *region, int64_t *low, int64_t *high)
+{
+    int64_t lowest = 0;
+    int64_t highest = region->itemsize;
+    for (int axis = 0; axis < region->ndim; axis++) {
+        if (region->shape[axis] == 0) {
+            *low = 0;
+            *high = 0;
+            return cm_ok();
+        }
+    }
+    for (int axis = 0; axis < region->ndim; axis++) {
+        int64_t reach;
+        int64_t *end = region->strides[axis] < 0 ? &lowest : &highest;
+        if (!cm_mul_i64(region->shape[axis] - 1, region->strides[axis], &reach)
+            || !cm_add_i64(*end, reach, end)) {
+            return cm_fail(CM_EOVERFLOW, (uint64_t)region->strides[axis]);
+        }
+    }
+    int64_t length; /* callers take the difference */
+    if (__builtin_sub_overflow(highest, lowest, &length)) {
+        return cm_fail(CM_EOVERFLOW, (uint64_t)lowest);
+    }
+    *low = lowest;
+    *high = highest;
+    return cm_ok();
+}
+
+static bool
+is_contiguous(const cm_region *region, bool from_last)
+{
+    int64_t expected = region->itemsize;
+    for (int axis = 0; axis < region->ndim; axis++) {
+        if (region->shape[axis] == 0) {
+            return true;
+        }
+    }
+    for (int step = 0; step < region->ndim; step++) {
+        int axis = from_last ? region->ndim - 1 - step : step;
+        if (region->shape[axis] == 1) {
+            continue;
+        }
+        if (region->strides[axis] != expected
+            || !cm_mul_i64(expected, region->shape[axis], &expected)) {
+            return false;
+        }
+    }
+    return true;
+}
+
+bool
+cm_region_is_c_contiguous(const cm_region *region)
+{
+    return is_contiguous(region, true);
+}
+
+bool
+cm_region_is_f_contiguous(const cm_region *region)
+{
+    return is_contiguous(region, false);
+}
+
+cm_status
+cm_region_set_c_strides(cm_region *region)
+{
+    int64_t stride = region->itemsize;
+    for (int axis = region->ndim - 1; axis >= 0; axis--) {
+        region->strides[axis] = stride;
+        int64_t length = region->shape[axis] > 1 ? region->shape[axis] : 1;
+        if (!cm_mul_i64(stride, length, &stride)) {
+            return cm_fail(CM_EOVERFLOW, (uint64_t)region->shape[axis]);
+        }
+    }
+    return cm_ok();
+}
+
+cm_status
+cm_region_broadcast(const cm_region *dst, cm_region *src)
+{
+    int64_t strides[CM_MAX_NDIM];
+    /* Leading lengths of 1 that the target lacks are dropped, as NumPy's assignment
+     * does. */
+    int extra = src->ndim > dst->ndim ? src->ndim - dst->ndim : 0;
+    for (int axis = 0; axis < extra; axis++) {
+        if (src->shape[axis] != 1) {
+            return cm_fail(CM_ESHAPE, (uint64_t)axis);
+        }
+    }
+    for (int axis = 0; axis < dst->ndim; axis++) {
+        int from = axis + src->ndim - dst->ndim;
+        if (from < 0 || src->shape[from] == 1) {
+            /* Kept where nothing is stretched, so that contiguity stays visible. */
+            strides[axis] = from >= 0 && dst->shape[axis] == 1 ? src->strides[from] : 0;
+        }
+        else if (src->shape[from] == dst->shape[axis]) {
+            strides[axis] = src->strides[from];
+        }
+        else {
+            return cm_fail(CM_ESHAPE, (uint64_t)axis);
+        }
+    }
+    src->ndim = dst->ndim;
+    memcpy(src->shape, dst->shape, (size_t)dst->ndim * sizeof(dst->shape[0]));
+    memcpy(src->strides, strides, (size_t)dst->ndim * sizeof(strides[0]));
+    return cm_ok();
+}
+
+static bool
+intervals_meet(uint64_t a, uint64_t a_nbytes, uint64_t b, uint64_t b_nbytes)
+{
+    return a < b ? b - a < a_nbytes : a - b < b_nbytes;
+}
+
+bool
+cm_region_may_overlap(const cm_region *a, const cm_region *b)
+{
+    int64_t a_low, a_high, b_low, b_high;
+    if (!cm_is_ok(cm_region_bounds(a, &a_low, &a_high))
+        || !cm_is_ok(cm_region_bounds(b, &b_low, &b_high))) {
+        return true;
+    }
+    uint64_t a_nbytes = (uint64_t)(a_high - a_low);
+    uint64_t b_nbytes = (uint64_t)(b_high - b_low);
+    if (a_nbytes == 0 || b_nbytes == 0) {
+        return false;
+    }
+    if (a->host != NULL && b->host != NULL
+        && intervals_meet((uintptr_t)a->host + (uint64_t)a_low, a_nbytes,
+                          (uintptr_t)b->host + (uint64_t)b_low, b_nbytes)) {
+        return true;
+    }
+    return a->address != 0 && b->address != 0
+           && intervals_meet(a->address + (uint64_t)a_low, a_nbytes,
+                             b->address + (uint64_t)b_low, b_nbytes);
+}
+
+bool
+cm_region_has_strides_of(const cm_region *a, const cm_region *b)
+{
+    for (int axis = 0; axis < a->ndim; axis++) {
+        if (a->shape[axis] > 1 && a->strides[axis] != b->strides[axis]) {
+            return false;
+        }
+    }
+    return true;
+}
+
+bool
+cm_region_is_same(const cm_region *a, const cm_region *b)
+{
+    if (cm_region_copy_address(a) != cm_region_copy_address(b)
+        || cm_region_is_on_device(a) != cm_region_is_on_device(b)
+        || a->itemsize != b->itemsize || a->ndim != b->ndim) {
+        return false;
+    }
+    for (int axis = 0; axis < a->ndim; axis++) {
+        if (a->shape[axis] != b->shape[axis]
+            || (a->shape[axis] > 1 && a->strides[axis] != b->strides[axis])) {
+            return false;
+        }
+    }
+    return true;
+}
+
+bool
+cm_region_is_on_device(const cm_region *region)
+{
+    return region->kind == CM_KIND_DEVICE || region->host == NULL;
+}
+
+cm_address
+cm_region_copy_address(const cm_region *region)
+{
+    return cm_region_is_on_device(region) ? region->address : (uintptr_t)region->host;
+}

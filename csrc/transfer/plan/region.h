@@ -1,0 +1,55 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* A strided view of memory anywhere, as plain data: what a copy reads or writes. Pure:
+ * no runtime call, no allocation. */
+#ifndef CM_TRANSFER_PLAN_REGION_H
+#define CM_TRANSFER_PLAN_REGION_H
+
+#include "runtime/runtime.h"
+
+enum { CM_MAX_NDIM = 64 };
+
+typedef struct cm_region {
+    void *host; /* address of element 0 for the host; NULL if it may not touch it */
+    cm_address address; /* the same for the device; 0 if it cannot reach it */
+    cm_kind kind;       /* what the memory is: PINNED also for registered memory */
+    int device;         /* where it lies or whose context made it; -1 for PAGEABLE */
+    int ndim;
+    bool is_heap;                 /* an allocator's memory, surely no file's */
+    bool is_file;                 /* a mapped file's: its pages may be gone */
+    int64_t itemsize;             /* bytes, >= 1 */
+    int64_t shape[CM_MAX_NDIM];   /* elements, >= 0 */
+    int64_t strides[CM_MAX_NDIM]; /* bytes, may be negative or 0 */
+} cm_region;
+
+/* Elements in the region (0 if any length is 0). Fails: CM_EOVERFLOW past 63 bits. */
+CM_NODISCARD cm_status cm_region_count(const cm_region *region, int64_t *out);
+
+/* Lowest and one-past-highest byte relative to element 0; both 0 when empty.
+ * Fails: CM_EOVERFLOW. */
+CM_NODISCARD cm_status cm_region_bounds(const cm_region *region, int64_t *low,
+                                        int64_t *high);
+
+bool cm_region_is_c_contiguous(const cm_region *region);
+bool cm_region_is_f_contiguous(const cm_region *region);
+
+/* C-contiguous strides for `region`'s shape and itemsize. Fails: CM_EOVERFLOW. */
+CM_NODISCARD cm_status cm_region_set_c_strides(cm_region *region);
+
+/* Stretch `src` to `dst`'s shape as NumPy broadcasts (new strides of 0).
+ * Fails: CM_ESHAPE. */
+CM_NODISCARD cm_status cm_region_broadcast(const cm_region *dst, cm_region *src);
+
+/* True when the two may share a byte, by host or device address. */
+bool cm_region_may_overlap(const cm_region *a, const cm_region *b);
+
+/* Along each axis that is longer than 1; the shapes are the same. */
+bool cm_region_has_strides_of(const cm_region *a, const cm_region *b);
+/* True when the two are the same elements. */
+bool cm_region_is_same(const cm_region *a, const cm_region *b);
+
+/* True when only a device may touch the bytes, or ought to. */
+bool cm_region_is_on_device(const cm_region *region);
+/* The address that the runtime's copies take: the host's own for host memory. */
+cm_address cm_region_copy_address(const cm_region *region);
+
+#endif

@@ -1,0 +1,90 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "transfer/plan/tuning.h"
+
+const cm_tuning_row cm_tuning_rows[] = {
+#define CM_TUNING_ROW(name, value, least, most)                                        \
+    {#name, offsetof(cm_tuning, name), (uint64_t)(least), (uint64_t)(most)},
+    CM_TUNING(CM_TUNING_ROW)
+#undef CM_TUNING_ROW
+};
+
+void
+cm_tuning_init(cm_tuning *tuning)
+{
+    *tuning = (cm_tuning){
+#define CM_TUNING_DEFAULT(name, value, least, most) .name = (uint64_t)(value),
+        CM_TUNING(CM_TUNING_DEFAULT)
+#undef CM_TUNING_DEFAULT
+    };
+}
+
+void
+cm_tuning_init_for(cm_tuning *tuning, unsigned cpu_count)
+{
+    cm_tuning_init(tuning);
+    if (cpu_count == 3) {
+        tuning->chunk_nbytes = 2 << 20;
+    }
+    if (cpu_count <= 2) {
+        tuning->chunk_nbytes = 1 << 20;
+        tuning->slot_count = 4;
+        tuning->staged_down_nbytes = CM_TUNING_NEVER;
+    }
+    if (cpu_count <= 1) {
+        tuning->staged_up_nbytes = CM_TUNING_NEVER;
+    }
+}
+
+bool
+cm_tuning_check(const cm_tuning *tuning, const char **name)
+{
+    cm_tuning copy = *tuning;
+    const char *wrong = NULL;
+    for (int i = 0; i < CM_TUNING_COUNT && wrong == NULL; i++) {
+        uint64_t value = *cm_tuning_at(&copy, i);
+        const cm_tuning_row *row = &cm_tuning_rows[i];
+        wrong = value < row->least || value > row->most ? row->name : NULL;
+    }
+    if (name != NULL) {
+        *name = wrong;
+    }
+    return wrong == NULL;
+}
+
+/* More get in each other's way, on an H200 with 16 cores, except at making pages. */
+enum { ENOUGH_THREADS = 8 };
+
+void
+cm_tuning_resolve(cm_tuning *tuning, unsigned cpu_count)
+{
+    uint64_t most = cpu_count < CM_THREAD_MAX ? cpu_count : CM_THREAD_MAX;
+    if (tuning->fresh_thread_count == 0) {
+        tuning->fresh_thread_count =
+            tuning->thread_count == 0 ? most : tuning->thread_count;
+    }
+    if (tuning->thread_count == 0) {
+        tuning->thread_count = most < ENOUGH_THREADS ? most : ENOUGH_THREADS;
+    }
+    if (cpu_count <= 2) {
+        tuning->spin_ns = 0;
+        tuning->wait_spin_ns = 0;
+    }
+}
+
+uint64_t
+cm_tuning_piece_nbytes(const cm_tuning *tuning, uint64_t nbytes)
+{
+    uint64_t share = nbytes / tuning->chunk_share;
+    share = share < tuning->chunk_min_nbytes ? tuning->chunk_min_nbytes : share;
+    share = share > tuning->chunk_nbytes ? tuning->chunk_nbytes : share;
+    return nbytes < share ? nbytes : share;
+}
+
+uint32_t
+cm_tuning_piece_threads(const cm_tuning *tuning, uint64_t piece_nbytes)
+{
+    uint64_t parts = piece_nbytes / tuning->part_min_nbytes
+                     + (piece_nbytes % tuning->part_min_nbytes != 0);
+    uint64_t threads = parts <= 1 ? 1 : parts + 1;
+    return (uint32_t)(threads < tuning->thread_count ? threads : tuning->thread_count);
+}

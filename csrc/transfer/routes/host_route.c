@@ -1,0 +1,213 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Copies between two ends that the host reaches: in pieces, between which the thread
+ * that runs the job may be interrupted or do other work; long ones by the workers as
+ * well.
+ */
+#include "base/fresh_pages.h"
+#include "transfer/host/host_copy.h"
+#include "transfer/routes/pieces.h"
+#include "transfer/routes/routes.h"
+
+enum {
+    PIECE_NBYTES = 8 << 20,
+    TURNED_NBYTES = 64 << 20, /* a piece where lines of the source are shared by many
+                                 rows of the target */
+    SHARED_PIECE_NBYTES = 64 << 20, /* of a job that nobody else waits for */
+    SHARED_NBYTES = 1 << 20,  /* shorter ones are over before other threads are awake */
+    CACHED_NBYTES = 32 << 20, /* who reads them next finds them in a cache, perhaps */
+    ASK_NBYTES = 64 << 20,    /* between two questions whether to go on */
+};
+
+static uint64_t
+piece_limit(const cm_layout *layout, bool may_park)
+{
+    if (!may_park) {
+        return SHARED_PIECE_NBYTES;
+    }
+    return cm_layout_near_axis(layout) >= 0 ? TURNED_NBYTES : PIECE_NBYTES;
+}
+
+static bool
+is_fresh(const cm_layout *layout, const cm_region *dst)
+{
+    return layout->ndim == 0 && dst->kind == CM_KIND_PAGEABLE
+           && cm_pages_are_fresh((char *)dst->host + layout->dst_offset,
+                                 layout->run_nbytes);
+}
+
+uint32_t
+cm_host_thread_count(const cm_layout *layout, const cm_region *dst,
+                     const cm_tuning *tuning, bool may_park, bool overlaps)
+{
+    uint64_t nbytes = cm_layout_nbytes(layout);
+    uint64_t most = piece_limit(layout, may_park);
+    cm_tuning all = *tuning;
+    nbytes = nbytes < most ? nbytes : most;
+    if (nbytes < SHARED_NBYTES || (overlaps && layout->ndim == 0)) {
+        return 1;
+    }
+    if (is_fresh(layout, dst)) {
+        all.thread_count = tuning->fresh_thread_count;
+    }
+    return cm_tuning_piece_threads(&all, nbytes);
+}
+
+/* A target of one run whose pages are still to come gets huge ones. */
+static cm_copy_way
+choose_way(const cm_job *job)
+{
+    const cm_layout *layout = &job->plan.layout;
+    uint64_t nbytes = cm_layout_nbytes(layout);
+    if (is_fresh(layout, &job->dst)) {
+        cm_pages_ask_huge((char *)job->dst.host + layout->dst_offset, nbytes);
+        return CM_COPY_FRESH;
+    }
+    if (job->is_file) {
+        return nbytes < CACHED_NBYTES ? CM_COPY_PLAIN_ALL : CM_COPY_WIDE_ALL;
+    }
+    return nbytes < CACHED_NBYTES ? CM_COPY_PLAIN : CM_COPY_WIDE;
+}
+
+/* What is filled with is memory of our own. */
+cm_status
+cm_job_look(const cm_job *job, const cm_layout *layout)
+{
+    bool by_host = job->plan.route == CM_ROUTE_HOST;
+    bool by_src = job->src.kind == CM_KIND_PAGEABLE && !job->src.is_heap
+                  && !job->src_facts.locked && !job->is_fill;
+    bool by_dst = job->dst.kind == CM_KIND_PAGEABLE && !job->dst.is_heap
+                  && !job->dst_facts.locked;
+    return cm_host_look(layout, by_dst ? job->dst.host : NULL,
+                        by_src ? job->src.host : NULL,
+                        by_host ? CM_LOOK_HOST_NBYTES : CM_LOOK_NBYTES);
+}
+
+static bool
+is_file(const cm_region *region, cm_end_facts facts)
+{
+    return region->is_file && region->kind == CM_KIND_PAGEABLE && !facts.locked;
+}
+
+bool
+cm_job_has_file(const cm_job *job)
+{
+    return is_file(&job->dst, job->dst_facts) || is_file(&job->src, job->src_facts);
+}
+
+void
+cm_job_move_part(const void *context, const cm_layout *part, void *dst, const void *src,
+                 bool wide)
+{
+    cm_job *job = (cm_job *)(uintptr_t)context;
+    if (atomic_load(&job->lost_error) != 0) {
+        return;
+    }
+    cm_status status =
+        cm_host_populate(part, is_file(&job->dst, job->dst_facts) ? dst : NULL,
+                         is_file(&job->src, job->src_facts) ? src : NULL);
+    if (!cm_is_ok(status)) {
+        atomic_store(&job->lost_error, (int)status.arg);
+        return;
+    }
+    (wide ? cm_host_copy_wide : cm_host_copy)(part, dst, src);
+}
+
+cm_status
+cm_job_moved_status(const cm_job *job)
+{
+    int error = atomic_load(&job->lost_error);
+    return error == 0 ? cm_ok() : cm_fail(CM_EFAULT, (uint64_t)error);
+}
+
+/* By all threads, each part of the target written by one. */
+static void
+share_piece(cm_job *job, const cm_layout *piece)
+{
+    cm_task_group group;
+    cm_copy_task task;
+    cm_task_group_open(&group, &job->engine->workers, &job->tuning);
+    if (job->is_file) {
+        group.move = cm_job_move_part;
+        group.context = job;
+    }
+    cm_task_group_post(&group, &task, piece, job->dst.host, job->src.host,
+                       job->host_way);
+    cm_task_group_wait(&group, &task);
+    cm_task_group_close(&group);
+}
+
+/* The next piece of a run that overlaps its source: from the end that is not in the way
+ * of the rest. */
+static bool
+next_of_overlapping(const cm_job *job, cm_layout *piece)
+{
+    *piece = job->plan.layout;
+    uint64_t left = piece->run_nbytes - job->moved_nbytes;
+    piece->run_nbytes = left < PIECE_NBYTES ? left : PIECE_NBYTES;
+    const char *dst = (const char *)job->dst.host + piece->dst_offset;
+    const char *src = (const char *)job->src.host + piece->src_offset;
+    uint64_t offset = dst < src ? job->moved_nbytes : left - piece->run_nbytes;
+    piece->dst_offset += (int64_t)offset;
+    piece->src_offset += (int64_t)offset;
+    return left > 0;
+}
+
+static cm_status
+copy_pieces(cm_job *job)
+{
+    bool shifts = job->overlaps && job->plan.layout.ndim == 0;
+    cm_layout piece;
+    for (;;) {
+        if (job->asked_nbytes >= ASK_NBYTES) {
+            job->asked_nbytes = 0;
+            if (cm_job_is_interrupted(job)) {
+                return cm_fail(CM_ECANCELLED, 0);
+            }
+        }
+        CM_TRY(cm_job_take_turn(job, 0));
+        if (!(shifts ? next_of_overlapping(job, &piece)
+                     : cm_cut_next(&job->host_cut, &piece))) {
+            return cm_ok();
+        }
+        uint64_t nbytes = cm_layout_nbytes(&piece);
+        bool shared = nbytes >= SHARED_NBYTES && !shifts;
+        bool first = job->moved_nbytes == 0;
+        if (first || job->host_way != CM_COPY_FRESH) {
+            CM_TRY(cm_job_look(job, first ? &job->plan.layout : &piece));
+        }
+        if (shared) {
+            share_piece(job, &piece);
+        }
+        else if (job->is_file) {
+            cm_job_move_part(job, &piece, job->dst.host, job->src.host, false);
+        }
+        else {
+            cm_host_copy(&piece, job->dst.host, job->src.host);
+        }
+        CM_TRY(cm_job_moved_status(job));
+        cm_job_count_moved(job, nbytes);
+        job->asked_nbytes += nbytes;
+        job->turn_nbytes += nbytes;
+    }
+}
+
+cm_status
+cm_job_run_on_host(cm_job *job)
+{
+    if (job->step == CM_JOB_ORDER) {
+        CM_TRY(cm_job_wait_after(job));
+        CM_TRY(cm_job_begin(job));
+        if (job->many != NULL) {
+            return cm_many_copy_on_host(job);
+        }
+        if (job->overlaps && job->plan.layout.ndim > 0) {
+            CM_TRY(cm_job_look(job, &job->plan.layout));
+            CM_TRY(cm_job_replace_source(job));
+        }
+        cm_cut_init(&job->host_cut, &job->plan.layout,
+                    piece_limit(&job->plan.layout, job->may_park));
+        job->host_way = choose_way(job);
+        job->step = CM_JOB_MOVE;
+    }
+    return copy_pieces(job);
+}

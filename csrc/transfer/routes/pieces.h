@@ -1,0 +1,28 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What a job does that moves many runs of bytes instead of one region: the parts of its
+ * steps that differ. Its plan's layout is the packed space of the runs. Locks: none. */
+#ifndef CM_TRANSFER_ROUTES_PIECES_H
+#define CM_TRANSFER_ROUTES_PIECES_H
+
+#include "transfer/plan/batch_plan.h"
+#include "transfer/routes/staging.h"
+
+/* Queue all of it, as the rows of routes.c want it. */
+CM_NODISCARD cm_status cm_many_copy_rows(cm_job *job);
+CM_NODISCARD cm_status cm_many_copy_by_table(cm_job *job);
+CM_NODISCARD cm_status cm_many_copy_to_peer(cm_job *job);
+CM_NODISCARD cm_status cm_many_copy_in_batches(cm_job *job);
+/* HOST: do it. Fails: CM_ECANCELLED. */
+CM_NODISCARD cm_status cm_many_copy_on_host(cm_job *job);
+
+/* Before the host touches ordinary memory of long runs: see that what is mapped there
+ * still is. Fails: CM_EFAULT. */
+CM_NODISCARD cm_status cm_many_look(const cm_many *many);
+/* UP: queue what lies in a slot to where it belongs; DOWN: what belongs into it. */
+CM_NODISCARD cm_status cm_many_send(cm_job *job, const cm_slot *s);
+CM_NODISCARD cm_status cm_many_fetch(cm_job *job, const cm_slot *s);
+/* The host's part of it: a cm_move_part whose context is the cm_many. */
+void cm_many_move_part(const void *context, const cm_layout *part, void *dst,
+                       const void *src, bool wide);
+
+#endif

@@ -1,0 +1,41 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What a copy would do, without doing it. */
+#ifndef CM_TRANSFER_RUN_EXPLAIN_H
+#define CM_TRANSFER_RUN_EXPLAIN_H
+
+#include "transfer/engine/engine.h"
+#include "transfer/plan/plan.h"
+
+typedef struct cm_explanation {
+    cm_plan plan;
+    cm_tuning tuning; /* resolved */
+    cm_end_facts dst_facts;
+    cm_end_facts src_facts;
+    bool is_quick;         /* made by the calling thread with one runtime call */
+    bool is_bounced;       /* ... through a page-locked block of its own */
+    bool overlaps;         /* the source is read whole first */
+    bool is_broadcast;     /* the source is repeated */
+    bool same_place;       /* nothing to do, though there are bytes */
+    uint64_t piece_nbytes; /* of the largest piece, as it is cut */
+    int axis;              /* of the target, along which it is cut; -1: one piece */
+    uint64_t chunk_count;  /* page-locked blocks at most */
+} cm_explanation;
+
+/* What cm_engine_copy() would do with the request now: makes no copy and allocates
+ * nothing. Asks the stream, if there is one, whether it is idle. Fails: as cm_plan_init.
+ */
+CM_NODISCARD cm_status cm_engine_explain(cm_engine *engine,
+                                         const cm_copy_request *request,
+                                         cm_explanation *out);
+
+/* What copies have done so far, for tests and for those who measure. */
+typedef struct cm_copy_counts {
+    uint64_t routes[CM_ROUTE_COUNT]; /* copies that ended, failed ones too */
+    uint64_t quick; /* short ones made by the calling thread: not among these */
+    uint64_t bounced;
+    uint64_t pieces; /* of all that were cut */
+} cm_copy_counts;
+
+void cm_engine_read_counts(cm_engine *engine, cm_copy_counts *out);
+
+#endif
