@@ -142,6 +142,25 @@ def test_readme_example_runs(emulated) -> None:
     assert (batch.copy().shape) == (2, 108, 192)
 
 
+RUNS = "<!-- runs -->"
+EXAMPLE = re.compile(rf"^{RUNS}\n```python\n(.*?)^```$", re.S | re.M)
+RUNNABLE = [page for page in PAGES if f"\n{RUNS}\n" in page.read_text(encoding="utf-8")]
+
+
+@pytest.mark.parametrize("page", RUNNABLE, ids=lambda page: page.stem)
+def test_marked_examples_of_a_page_run(emulated, page, tmp_path, monkeypatch) -> None:
+    """In order, with one set of names for the page, beginning in an empty folder."""
+    text = page.read_text(encoding="utf-8")
+    examples = list(EXAMPLE.finditer(text))
+    assert len(examples) == text.count(RUNS), "a mark without an example"
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, object] = {}
+    for example in examples:
+        lines_before = text.count("\n", 0, example.start(1))
+        code = "\n" * lines_before + example[1]  # errors name the page's own line
+        exec(compile(code, str(page), "exec"), names)
+
+
 #: Environment variables, less CUMEM_, and the page that has them.
 VARIABLES = {
     "emulation": (
@@ -159,7 +178,7 @@ VARIABLES = {
 
 def test_environment_variables_are_documented_and_read() -> None:
     package = Path(cumem.__file__).parent  # not below ROOT where a wheel is tested
-    files = [*ROOT.glob("csrc/*/*.c"), *package.glob("*.py")]
+    files = [*ROOT.glob("csrc/**/*.c"), *package.glob("*.py")]
     sources = "".join(path.read_text(encoding="utf-8") for path in files)
     for page, variables in VARIABLES.items():
         text = (ROOT / "docs" / f"{page}.md").read_text(encoding="utf-8")
