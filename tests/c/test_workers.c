@@ -1,0 +1,593 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* transfer/workers.h, transfer/host_copy.h, base/wide_copy.h: copies shared out among
+ * threads, and what each part is copied with. */
+#include <sched.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+#include "base/wide_copy.h"
+#include "check.h"
+#include "transfer/host/host_copy.h"
+#include "transfer/host/workers.h"
+
+#define MIB ((size_t)1 << 20)
+
+static void
+fill_bytes(unsigned char *p, size_t nbytes, uint64_t seed)
+{
+    for (size_t i = 0; i < nbytes; i++) {
+        seed = seed * 6364136223846793005u + 1442695040888963407u;
+        p[i] = (unsigned char)(seed >> 56);
+    }
+}
+
+static cm_tuning
+tuned(void)
+{
+    cm_tuning tuning;
+    cm_tuning_init(&tuning);
+    cm_tuning_resolve(&tuning, 4);
+    return tuning;
+}
+
+static void
+test_wide_copy_is_memcpy_at_any_place_and_length(void)
+{
+    enum { ROOM = 1024 };
+    static unsigned char src[ROOM], dst[ROOM], wanted[ROOM];
+    fill_bytes(src, ROOM, 1);
+    CHECK_GT(strlen(cm_wide_copy_name()), 0);
+    for (size_t to = 0; to < 66; to += 3) {
+        for (size_t from = 0; from < 66; from += 5) {
+            for (size_t nbytes = 0; nbytes < 400; nbytes += 1 + nbytes / 9) {
+                memset(dst, 0xCC, ROOM);
+                memset(wanted, 0xCC, ROOM);
+                memcpy(wanted + to, src + from, nbytes);
+                cm_wide_copy(dst + to, src + from, nbytes);
+                CHECK_BYTES_EQ(dst, wanted, ROOM);
+            }
+        }
+    }
+}
+
+/* Two axes of runs of `run` bytes; the source turned round, reversed or both. */
+static void
+check_turned(uint64_t run, int64_t rows, int64_t columns, bool transposed,
+             bool reversed, bool wide)
+{
+    size_t nbytes = (size_t)(rows * columns) * run;
+    int64_t step = (int64_t)run;
+    cm_layout layout = {.run_nbytes = run, .ndim = 2, .shape = {rows, columns}};
+    layout.dst_strides[0] = columns * step;
+    layout.dst_strides[1] = step;
+    layout.src_strides[0] = transposed ? step : columns * step;
+    layout.src_strides[1] = transposed ? rows * step : step;
+    if (reversed) {
+        layout.src_offset = layout.src_strides[1] * (columns - 1);
+        layout.src_strides[1] = -layout.src_strides[1];
+    }
+    unsigned char *src = malloc(nbytes);
+    unsigned char *got = malloc(nbytes);
+    unsigned char *wanted = malloc(nbytes);
+    fill_bytes(src, nbytes, run);
+    memset(got, 0, nbytes);
+    for (int64_t i = 0; i < rows; i++) {
+        for (int64_t k = 0; k < columns; k++) {
+            memcpy(wanted + (i * columns + k) * step,
+                   src + layout.src_offset + i * layout.src_strides[0]
+                       + k * layout.src_strides[1],
+                   run);
+        }
+    }
+    (wide ? cm_host_copy_wide : cm_host_copy)(&layout, got, src);
+    bool same = memcmp(got, wanted, nbytes) == 0;
+    free(src);
+    free(got);
+    free(wanted);
+    if (!same) {
+        CHECK_FAIL_("run %llu, %lld x %lld, transposed %d, reversed %d",
+                    (unsigned long long)run, (long long)rows, (long long)columns,
+                    transposed, reversed);
+    }
+}
+
+static void
+test_host_copy_turns_elements_of_every_size(void)
+{
+    for (uint64_t run = 1; run <= 40; run++) {
+        for (int how = 0; how < 8; how++) {
+            check_turned(run, 37, 53, (how & 1) != 0, (how & 2) != 0, (how & 4) != 0);
+            check_turned(run, 2, 130, (how & 1) != 0, (how & 2) != 0, (how & 4) != 0);
+        }
+    }
+    check_turned(5000, 3, 4, true, true, true);
+    check_turned(5000, 3, 4, false, true, true);
+}
+
+typedef struct world {
+    cm_workers *workers;
+    cm_tuning tuning;
+    uint64_t seed;
+    bool same;
+} world;
+
+/* Every second element of 4 bytes, in several tasks of one group. */
+static void *
+copy_through_group(void *argument)
+{
+    enum { LOADS = 4, ROUNDS = 6 };
+    world *w = argument;
+    int64_t count = (int64_t)(MIB / 4 / sizeof(float));
+    size_t nbytes = (size_t)count * sizeof(float);
+    cm_copy_task *tasks = calloc(LOADS, sizeof(*tasks));
+    unsigned char *src = malloc(2 * nbytes);
+    unsigned char *dst = malloc(LOADS * nbytes);
+    cm_layout layout = {.run_nbytes = sizeof(float), .ndim = 1, .shape = {count}};
+    layout.dst_strides[0] = sizeof(float);
+    layout.src_strides[0] = 2 * sizeof(float);
+    fill_bytes(src, 2 * nbytes, w->seed);
+    w->same = true;
+    for (int round = 0; round < ROUNDS; round++) {
+        cm_task_group group;
+        cm_task_group_open(&group, w->workers, &w->tuning);
+        memset(dst, 0, LOADS * nbytes);
+        for (int i = 0; i < LOADS; i++) {
+            cm_task_group_post(&group, &tasks[i], &layout, dst + (size_t)i * nbytes,
+                               src, (cm_copy_way)(round % 5));
+        }
+        for (int i = 0; i < LOADS; i++) {
+            cm_task_group_wait(&group, &tasks[i]);
+            for (int64_t k = 0; k < count; k++) {
+                w->same &=
+                    memcmp(dst + (size_t)i * nbytes + k * 4, src + k * 8, 4) == 0;
+            }
+        }
+        cm_task_group_close(&group);
+    }
+    free(tasks);
+    free(src);
+    free(dst);
+    return NULL;
+}
+
+static void
+test_workers_serves_several_gangs_at_once(void)
+{
+    enum { GANGS = 4 };
+    cm_workers workers;
+    cm_thread threads[GANGS];
+    world worlds[GANGS];
+    CHECK_OK(cm_workers_init(&workers));
+    for (int i = 0; i < GANGS; i++) {
+        worlds[i] =
+            (world){.workers = &workers, .tuning = tuned(), .seed = (uint64_t)i + 1};
+        CHECK_OK(cm_thread_start(&threads[i], copy_through_group, &worlds[i]));
+    }
+    for (int i = 0; i < GANGS; i++) {
+        cm_thread_join(threads[i]);
+        CHECK(worlds[i].same);
+    }
+    cm_workers_fini(&workers);
+}
+
+static void
+test_workers_closed_gang_is_touched_no_more(void)
+{
+    enum { ROUNDS = 50 };
+    cm_workers workers;
+    cm_tuning tuning = tuned();
+    CHECK_OK(cm_workers_init(&workers));
+    cm_copy_task *task = calloc(1, sizeof(*task));
+    for (int round = 0; round < ROUNDS; round++) {
+        unsigned char *src = calloc(1, 2 * MIB);
+        unsigned char *dst = malloc(2 * MIB);
+        cm_task_group group;
+        cm_layout layout = {.run_nbytes = 2 * MIB};
+        cm_task_group_open(&group, &workers, &tuning);
+        cm_task_group_post(&group, task, &layout, dst, src, CM_COPY_PLAIN);
+        if (round % 3 == 0) {
+            (void)cm_task_group_help(&group); /* unless the others were faster */
+        }
+        cm_task_group_close(&group); /* with parts that nobody has taken, as a rule */
+        free(src);                   /* a thread still at it would be seen */
+        free(dst);
+    }
+    CHECK_EQ(atomic_load(&workers.part_count), 0);
+    free(task);
+    cm_workers_fini(&workers);
+}
+
+static void
+test_workers_load_of_no_bytes_is_done(void)
+{
+    cm_workers workers;
+    cm_task_group group;
+    cm_copy_task task;
+    cm_layout layout = {.run_nbytes = 0};
+    cm_tuning tuning = tuned();
+    CHECK_OK(cm_workers_init(&workers));
+    cm_task_group_open(&group, &workers, &tuning);
+    cm_task_group_post(&group, &task, &layout, NULL, NULL, CM_COPY_PLAIN);
+    CHECK(cm_copy_task_is_done(&task));
+    CHECK(!cm_task_group_help(&group));
+    cm_task_group_close(&group);
+    CHECK_EQ(workers.thread_count, 0);
+    cm_workers_fini(&workers);
+}
+
+/* Little is copied by the thread that has it. */
+static void
+test_workers_small_load_starts_no_thread(void)
+{
+    cm_workers workers;
+    cm_task_group group;
+    cm_copy_task task;
+    static unsigned char src[1000], dst[1000];
+    cm_layout layout = {.run_nbytes = sizeof(src)};
+    fill_bytes(src, sizeof(src), 3);
+    cm_tuning tuning = tuned();
+    CHECK_OK(cm_workers_init(&workers));
+    cm_task_group_open(&group, &workers, &tuning);
+    cm_task_group_post(&group, &task, &layout, dst, src, CM_COPY_PLAIN);
+    cm_task_group_wait(&group, &task);
+    CHECK_BYTES_EQ(dst, src, sizeof(src));
+    cm_task_group_close(&group);
+    CHECK_EQ(workers.thread_count, 0);
+    cm_workers_fini(&workers);
+}
+
+/* Where none may work, the one that posts copies all of it, whoever was at it before.
+ */
+static void
+test_workers_threads_rest_beyond_the_limit(void)
+{
+    enum { ROUNDS = 30 };
+    static const uint32_t limits[] = {UINT32_MAX, 0, 1, 0, 2, 0, UINT32_MAX};
+    cm_tuning tuning = tuned();
+    cm_workers workers;
+    cm_task_group group;
+    cm_copy_task *task = calloc(1, sizeof(*task));
+    unsigned char *src = malloc(2 * MIB);
+    unsigned char *dst = malloc(2 * MIB);
+    cm_layout layout = {.run_nbytes = 2 * MIB};
+    fill_bytes(src, 2 * MIB, 7);
+    CHECK_OK(cm_workers_init(&workers));
+    for (size_t i = 0; i < sizeof(limits) / sizeof(limits[0]); i++) {
+        cm_workers_set_limit(&workers, limits[i]);
+        for (int round = 0; round < ROUNDS; round++) {
+            memset(dst, 0, 2 * MIB);
+            cm_task_group_open(&group, &workers, &tuning);
+            cm_task_group_post(&group, task, &layout, dst, src,
+                               (cm_copy_way)(round % 2));
+            uint64_t count = 0;
+            while (cm_task_group_help(&group)) {
+                count++;
+            }
+            CHECK(limits[i] > 0 || count == cm_cut_count(&task->cut));
+            cm_task_group_wait(&group, task);
+            cm_task_group_close(&group);
+            CHECK_BYTES_EQ(dst, src, 2 * MIB);
+        }
+    }
+    CHECK_EQ(workers.thread_count, 3);
+    free(task);
+    free(src);
+    free(dst);
+    cm_workers_fini(&workers);
+}
+
+/* One and two processors: none or one thread beside the one that posts, and nobody
+ * spins.
+ */
+static void
+test_workers_of_few_processors_starts_few_threads(void)
+{
+    for (unsigned cpus = 1; cpus <= 3; cpus++) {
+        cm_tuning tuning;
+        cm_tuning_init(&tuning);
+        cm_tuning_resolve(&tuning, cpus);
+        cm_workers workers;
+        CHECK_OK(cm_workers_init(&workers));
+        world w = {.workers = &workers, .tuning = tuning, .seed = cpus};
+        (void)copy_through_group(&w);
+        CHECK(w.same);
+        CHECK_EQ(workers.thread_count, cpus - 1);
+        CHECK_EQ(atomic_load(&workers.spin_ns) > 0, cpus > 2);
+        cm_workers_fini(&workers);
+    }
+}
+
+/* As on a machine where threads spin: the poster does not copy, and still all is. */
+static void
+test_workers_resting_poster_sees_every_load_done(void)
+{
+    enum { ROUNDS = 200 };
+    cm_workers workers;
+    cm_tuning tuning = tuned();
+    tuning.thread_count = 6;
+    tuning.spin_ns = 1000;
+    unsigned char *src = malloc(MIB);
+    unsigned char *dst = malloc(MIB);
+    fill_bytes(src, MIB, 9);
+    CHECK_OK(cm_workers_init(&workers));
+    for (int round = 0; round < ROUNDS; round++) {
+        cm_task_group group;
+        cm_copy_task task;
+        cm_layout layout = {.run_nbytes = MIB >> (round % 8)};
+        memset(dst, 0, MIB);
+        cm_task_group_open(&group, &workers, &tuning);
+        cm_task_group_post(&group, &task, &layout, dst, src, (cm_copy_way)(round % 5));
+        while (!cm_copy_task_is_done(&task)) {
+            cm_task_group_rest(&group, NULL);
+        }
+        cm_task_group_close(&group);
+        CHECK_BYTES_EQ(dst, src, layout.run_nbytes);
+    }
+    CHECK_GE(workers.thread_count, 4);
+    cm_workers_fini(&workers);
+    free(src);
+    free(dst);
+}
+
+/* Some rest for good, the others sleep: who posted a single part copies it. */
+static void
+test_workers_single_part_is_copied_where_others_rest(void)
+{
+    cm_workers workers;
+    cm_task_group group;
+    cm_copy_task task;
+    cm_tuning tuning = tuned();
+    tuning.thread_count = 6;
+    tuning.spin_ns = 1000;
+    unsigned char *src = malloc(MIB);
+    unsigned char *dst = malloc(MIB);
+    fill_bytes(src, MIB, 5);
+    CHECK_OK(cm_workers_init(&workers));
+    cm_task_group_open(&group, &workers, &tuning);
+    for (uint64_t nbytes = MIB; nbytes >= 4096; nbytes /= 256) {
+        cm_layout layout = {.run_nbytes = nbytes};
+        memset(dst, 0, MIB);
+        cm_task_group_post(&group, &task, &layout, dst, src, CM_COPY_PLAIN);
+        while (!cm_copy_task_is_done(&task)) {
+            cm_task_group_rest(&group, NULL);
+        }
+        CHECK_BYTES_EQ(dst, src, nbytes);
+        cm_workers_set_limit(&workers, 2);
+    }
+    cm_task_group_close(&group);
+    cm_workers_fini(&workers);
+    free(src);
+    free(dst);
+}
+
+/* A group that falls behind has more threads from then on, as far as there may be any.
+ */
+static void
+test_workers_gives_more_threads_to_who_asks(void)
+{
+    static const uint32_t more[][2] = {{0, 1}, {1, 2}, {3, 4}, {9, 4}, {0, 1}};
+    enum { NBYTES = 1 << 20 };
+    cm_tuning tuning = tuned();
+    tuning.thread_count = 2;
+    tuning.fresh_thread_count = 5;
+    cm_workers workers;
+    cm_task_group group;
+    uint32_t there = 0;
+    cm_copy_task *task = calloc(1, sizeof(*task));
+    unsigned char *src = malloc(NBYTES);
+    unsigned char *dst = calloc(1, NBYTES);
+    cm_layout layout = {.run_nbytes = NBYTES};
+    fill_bytes(src, NBYTES, 11);
+    CHECK_OK(cm_workers_init(&workers));
+    cm_task_group_open(&group, &workers, &tuning);
+    for (size_t i = 0; i < sizeof(more) / sizeof(more[0]); i++) {
+        memset(dst, 0, NBYTES);
+        group.more = more[i][0];
+        cm_task_group_post(&group, task, &layout, dst, src, CM_COPY_WIDE);
+        CHECK_EQ(task->limit, more[i][1]);
+        cm_task_group_wait(&group, task);
+        CHECK_BYTES_EQ(dst, src, NBYTES);
+        there = there < more[i][1] ? more[i][1] : there;
+        CHECK_EQ(workers.thread_count, there);
+    }
+    cm_task_group_close(&group);
+    cm_workers_fini(&workers);
+    free(task);
+    free(src);
+    free(dst);
+}
+
+/* -- limits of one group among others ------------------------------------------------------ */
+
+/* Threads that have moved parts of one group: up to `wanted` a part waits for others.
+ */
+typedef struct crowd {
+    uint32_t wanted;
+    _Atomic uint32_t count;
+    _Atomic uint64_t seen[CM_THREAD_MAX];
+} crowd;
+
+static _Thread_local char own_place; /* its address tells threads apart */
+
+static bool
+is_new_in(crowd *c)
+{
+    uint64_t me = (uintptr_t)&own_place;
+    for (int i = 0; i < CM_THREAD_MAX; i++) {
+        uint64_t nobody = 0;
+        if (atomic_compare_exchange_strong(&c->seen[i], &nobody, me)) {
+            return true;
+        }
+        if (nobody == me) {
+            return false;
+        }
+    }
+    return false;
+}
+
+static void
+join_crowd(const void *context, const cm_layout *part, void *dst, const void *src,
+           bool wide)
+{
+    enum { STEPS = 20 };
+    crowd *c = (crowd *)(uintptr_t)context;
+    (void)part;
+    (void)dst;
+    (void)src;
+    (void)wide;
+    if (is_new_in(c)) {
+        atomic_fetch_add(&c->count, 1);
+    }
+    for (int i = 0; i < STEPS && atomic_load(&c->count) < c->wanted; i++) {
+        usleep(1000);
+    }
+    usleep(200); /* so that all who may come do */
+}
+
+typedef struct gathering {
+    cm_workers *workers;
+    cm_tuning tuning;
+    crowd crowd;
+} gathering;
+
+static uint32_t
+count_of(const crowd *c)
+{
+    return atomic_load(&c->count);
+}
+
+static void *
+gather(void *argument)
+{
+    enum { LOADS = 200 };
+    gathering *g = argument;
+    cm_task_group group;
+    cm_copy_task task;
+    cm_layout layout = {.run_nbytes = 64 * g->tuning.part_min_nbytes};
+    cm_task_group_open(&group, g->workers, &g->tuning);
+    group.move = join_crowd;
+    group.context = &g->crowd;
+    /* On a busy machine a thread may come too late for one load, or for ten. */
+    for (int i = 0; i < LOADS && (i == 0 || count_of(&g->crowd) < g->crowd.wanted); i++) {
+        cm_task_group_post(&group, &task, &layout, NULL, NULL, CM_COPY_PLAIN);
+        cm_task_group_wait(&group, &task);
+    }
+    cm_task_group_close(&group);
+    return NULL;
+}
+
+/* As many threads as each may have, not one more or less, whoever posted last. */
+static void
+test_workers_keeps_the_limit_of_each_gang(void)
+{
+    static const uint64_t threads[][3] = {{5, 2, 5}, {2, 5, 2}, {1, 4, 2}, {4, 1, 3}};
+    cm_workers workers;
+    cm_thread posters[3];
+    gathering *all = calloc(3, sizeof(*all));
+    CHECK_OK(cm_workers_init(&workers));
+    /* All are there: of several who start threads at once only one does. */
+    all[0] = (gathering){.workers = &workers, .tuning = tuned()};
+    all[0].tuning.thread_count = 5;
+    (void)gather(&all[0]);
+    CHECK_EQ(workers.thread_count, 4);
+    for (size_t i = 0; i < sizeof(threads) / sizeof(threads[0]); i++) {
+        for (int k = 0; k < 3; k++) {
+            all[k] = (gathering){.workers = &workers, .tuning = tuned()};
+            all[k].crowd.wanted = (uint32_t)threads[i][k];
+            all[k].tuning.thread_count = threads[i][k];
+            all[k].tuning.part_max_nbytes = all[k].tuning.part_min_nbytes;
+            CHECK_OK(cm_thread_start(&posters[k], gather, &all[k]));
+        }
+        for (int k = 0; k < 3; k++) {
+            cm_thread_join(posters[k]);
+        }
+        for (int k = 0; k < 3; k++) {
+            CHECK_EQ(count_of(&all[k].crowd), all[k].crowd.wanted);
+        }
+    }
+    cm_workers_fini(&workers);
+    free(all);
+}
+
+/* -- brief copies ------------------------------------------------------------------------- */
+
+/* Piece by piece, some of them not there at first, some given up. */
+static void
+share_briefly(world *w, unsigned char *dst, const unsigned char *src, uint64_t nbytes,
+              int round)
+{
+    uint64_t piece = nbytes / (1 + (uint64_t)round % CM_SHORT_TASK_PIECES) + 1;
+    uint32_t count = (uint32_t)((nbytes + piece - 1) / piece);
+    uint32_t given_up = round % 5 == 4 ? count - 1 : count;
+    bool ready = round % 2 == 0;
+    cm_workers *workers = w->workers;
+    uint32_t threads = cm_workers_muster(workers, &w->tuning, 3);
+    while (!cm_short_task_begin(&workers->short_task, dst, src, nbytes, piece, threads,
+                                ready)) {
+        (void)sched_yield(); /* another has it */
+    }
+    cm_workers_wake(workers);
+    for (uint32_t i = 0; i < given_up && !ready; i++) {
+        cm_short_task_make_ready(&workers->short_task, i + 1);
+    }
+    for (uint32_t i = 0; i < given_up; i++) {
+        uint64_t begin = i * piece;
+        uint64_t end = begin + piece < nbytes ? begin + piece : nbytes;
+        cm_short_task_finish_piece(&workers->short_task, i);
+        CHECK(memcmp(dst + begin, src + begin, end - begin) == 0);
+    }
+    cm_short_task_end(&workers->short_task);
+}
+
+static void *
+share_many(void *argument)
+{
+    enum { ROUNDS = 300, MOST = 200000 };
+    world *w = argument;
+    unsigned char *src = malloc(MOST);
+    fill_bytes(src, MOST, w->seed);
+    for (int round = 0; round < ROUNDS; round++) {
+        uint64_t nbytes = 1 + (uint64_t)round * 7919 % MOST;
+        unsigned char *dst = malloc(nbytes); /* a thread still at it would be seen */
+        share_briefly(w, dst, src, nbytes, round);
+        free(dst);
+    }
+    free(src);
+    return NULL;
+}
+
+static void
+test_workers_brief_copies_are_whole_and_one_at_a_time(void)
+{
+    enum { OWNERS = 3 };
+    cm_workers workers;
+    cm_thread threads[OWNERS];
+    world worlds[OWNERS];
+    CHECK_OK(cm_workers_init(&workers));
+    for (int i = 0; i < OWNERS; i++) {
+        worlds[i] =
+            (world){.workers = &workers, .tuning = tuned(), .seed = (uint64_t)i + 1};
+        worlds[i].tuning.spin_ns = 5000;
+        CHECK_OK(cm_thread_start(&threads[i], share_many, &worlds[i]));
+    }
+    for (int i = 0; i < OWNERS; i++) {
+        cm_thread_join(threads[i]);
+    }
+    cm_workers_fini(&workers);
+}
+
+/* clang-format off */
+MAIN(RUN(test_wide_copy_is_memcpy_at_any_place_and_length)
+     RUN(test_host_copy_turns_elements_of_every_size)
+     RUN(test_workers_serves_several_gangs_at_once)
+     RUN(test_workers_closed_gang_is_touched_no_more)
+     RUN(test_workers_load_of_no_bytes_is_done)
+     RUN(test_workers_small_load_starts_no_thread)
+     RUN(test_workers_threads_rest_beyond_the_limit)
+     RUN(test_workers_of_few_processors_starts_few_threads)
+     RUN(test_workers_resting_poster_sees_every_load_done)
+     RUN(test_workers_single_part_is_copied_where_others_rest)
+     RUN(test_workers_gives_more_threads_to_who_asks)
+     RUN(test_workers_keeps_the_limit_of_each_gang)
+     RUN(test_workers_brief_copies_are_whole_and_one_at_a_time))
+/* clang-format on */
