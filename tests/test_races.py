@@ -591,16 +591,6 @@ def test_shutdown_below_a_call_is_refused(emulated, call) -> None:
     assert "a call of cumem is under way" in str(guest.error)
 
 
-def interface_of(buffer: cumem.Buffer) -> object:
-    interface = {
-        "shape": buffer.shape,
-        "typestr": "|u1",
-        "data": (buffer.ptr, False),
-        "version": 3,
-    }
-    return type("Exporter", (), {"__cuda_array_interface__": interface})()
-
-
 def pending(kind: str) -> cumem.Buffer:
     """Memory that a stream has worked on."""
     buffer = cumem.empty(4096, "u1", kind)
@@ -713,11 +703,6 @@ CALLS = {
         lambda: pending("managed"),
         lambda b: b.__dlpack__(),
         "stream_query",
-    ),
-    "import from CUDA": (
-        lambda: cumem.zeros(4096, "u1"),
-        lambda b: cumem.asbuffer(interface_of(b)),
-        "pointer_attributes",
     ),
     "register": (
         lambda: np.zeros(5000),

@@ -425,6 +425,23 @@ share(cm_registry *registry, uintptr_t base, uint64_t nbytes, bool waits,
     return good ? cm_ok() : cm_fail(CM_ENOMEM, nbytes);
 }
 
+bool
+cm_registry_is_busy(cm_registry *registry, cm_address address, uint64_t nbytes)
+{
+    bool busy = false;
+    cm_mutex_lock(&registry->lock);
+    for (size_t i = find_index_locked(registry, (uintptr_t)address);
+         i < count_pieces(registry) && !busy; i++) {
+        const cm_page_piece *p = registry->pieces[i];
+        if (p->base > address && p->base - address >= nbytes) {
+            break;
+        }
+        busy = p->busy;
+    }
+    cm_mutex_unlock(&registry->lock);
+    return busy;
+}
+
 cm_status
 cm_registry_share(cm_registry *registry, const void *host, uint64_t nbytes,
                   cm_page_shares *shares)
@@ -510,6 +527,25 @@ cm_registry_unshare(cm_registry *registry, cm_page_shares *shares)
         (void)status; /* tried again when the piece is next met, and at close */
     }
     cm_registry_abandon(registry, shares);
+}
+
+bool
+cm_registry_try_unshare(cm_registry *registry, cm_page_shares *shares)
+{
+    if (shares->count == 0 || cm_runtime_is_forked(registry->rt)) {
+        return shares->count == 0;
+    }
+    cm_mutex_lock(&registry->lock);
+    while (shares->count > 0 && !atomic_load(&registry->closed)
+           && list_of(shares)[shares->count - 1]->share_count > 1) {
+        list_of(shares)[--shares->count]->share_count--;
+    }
+    cm_mutex_unlock(&registry->lock);
+    bool is_done = shares->count == 0;
+    if (is_done) {
+        cm_registry_abandon(registry, shares);
+    }
+    return is_done;
 }
 
 void

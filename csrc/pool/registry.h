@@ -66,6 +66,8 @@ uint64_t cm_registry_run(cm_registry *registry, const void *host, uint64_t nbyte
  * Fails: CM_ENOMEM (nothing was added). */
 CM_NODISCARD cm_status cm_registry_share(cm_registry *registry, const void *host,
                                          uint64_t nbytes, cm_page_shares *shares);
+/* Whether somebody locks or unlocks some of it just now. */
+bool cm_registry_is_busy(cm_registry *registry, cm_address address, uint64_t nbytes);
 /* What the driver says of the memory at both ends of [address, address + nbytes),
  * nbytes > 0, in the current device's context; shares of what we have locked of it are
  * added before, so that the answer holds until they are given back. Where what we have
@@ -78,6 +80,9 @@ CM_NODISCARD cm_status cm_registry_probe(cm_registry *registry, cm_address addre
 /* Give them back; from any thread. Blocks: in the runtime, where a share is the last of
  * its piece. A piece that the runtime refused to unregister is tried again later. */
 void cm_registry_unshare(cm_registry *registry, cm_page_shares *shares);
+/* The same as long as nothing is unlocked by it; makes no runtime call. False: some are
+ * left to be given back. */
+bool cm_registry_try_unshare(cm_registry *registry, cm_page_shares *shares);
 /* Let go of them without a look at the pieces: the registry is closed, or being. */
 void cm_registry_abandon(cm_registry *registry, cm_page_shares *shares);
 

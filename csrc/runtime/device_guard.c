@@ -66,6 +66,13 @@ cm_device_enter(cm_runtime *rt, int device, cm_device_guard *guard)
     return status;
 }
 
+bool
+cm_device_was_entered(const cm_runtime *rt, int device)
+{
+    return device >= 0 && device < CM_MAX_DEVICES
+           && atomic_load_explicit(&rt->primary[device], memory_order_relaxed) != 0;
+}
+
 void
 cm_device_leave(cm_runtime *rt, const cm_device_guard *guard)
 {

@@ -193,6 +193,8 @@ typedef struct cm_device_guard {
 CM_NODISCARD cm_status cm_device_enter(cm_runtime *rt, int device,
                                        cm_device_guard *guard);
 void cm_device_leave(cm_runtime *rt, const cm_device_guard *guard);
+/* To enter it takes no time: its context is known. */
+bool cm_device_was_entered(const cm_runtime *rt, int device);
 
 /* Map the page behind `alive`, holding 1. Fails: CM_ESYSTEM. */
 CM_NODISCARD cm_status cm_alive_page_create(const volatile uint32_t **out);

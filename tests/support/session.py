@@ -24,8 +24,14 @@ testing = _core._testing
 MAX_DELAY_US = 150
 
 
-#: Runtime calls that may be made with the GIL held: the driver looks them up in a table.
-ANSWERED_AT_ONCE = {"device_attribute"}
+#: Runtime calls that may be made with the GIL held, for they end sooner than another
+#: thread would give it back: what the driver looks up in a table, and a short copy on an
+#: idle stream. tests/test_gil.py says who may make the latter.
+ANSWERED_AT_ONCE = {
+    *("device_attribute", "pointer_attributes", "context_get", "context_set"),
+    *("stream_is_capturing", "stream_query", "copy_async", "event_create"),
+    *("event_record", "event_query"),
+}
 
 
 def emulated_driver() -> int:

@@ -326,10 +326,22 @@ static bool
 is_interrupted(void *argument)
 {
     copy_call *call = argument;
-    PyEval_RestoreThread(call->thread);
+    PyEval_RestoreThread(call->thread); /* let_go() came before */
     bool interrupted = PyErr_CheckSignals() < 0 || tell_progress(call) < 0;
     call->thread = PyEval_SaveThread();
     return interrupted;
+}
+
+/* A short copy is over before another thread gives the GIL back, which takes that
+ * thread 5 ms: whoever computes in Python beside it would make it slower a hundred
+ * times. */
+static void
+let_go(void *argument)
+{
+    copy_call *call = argument;
+    if (call->thread == NULL) {
+        call->thread = PyEval_SaveThread();
+    }
 }
 
 /* The engine with all pools it may need. */
@@ -351,12 +363,14 @@ run_call(copy_call *call, cm_engine *engine, cm_ticket **ticket)
 {
     if (call->blocking || call->stream != NULL) {
         call->request.interrupted = is_interrupted;
-        call->request.interrupted_argument = call;
         call->request.ticket_seen = call->progress == NULL ? NULL : &call->seen;
     }
-    call->thread = PyEval_SaveThread();
+    call->request.let_go = let_go;
+    call->request.interrupted_argument = call;
     cm_status status = cm_engine_copy(engine, &call->request, ticket);
-    PyEval_RestoreThread(call->thread);
+    if (call->thread != NULL) {
+        PyEval_RestoreThread(call->thread);
+    }
     return status;
 }
 

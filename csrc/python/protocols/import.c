@@ -181,11 +181,15 @@ cm_import_probe(cm_state *state, cm_import *import, const char *what,
     cm_page_shares shares = {.count = 0};
     cm_pointer_info last;
     int device = state->current_device;
-    cm_status status;
     cm_state_enter(state);
-    Py_BEGIN_ALLOW_THREADS
-    status = ask_driver(registry, rt, device, import, &shares, info, &last);
-    Py_END_ALLOW_THREADS
+    /* The answer comes sooner than the GIL would from a thread that computes. */
+    bool waits = !cm_device_was_entered(rt, device)
+                 || cm_registry_is_busy(registry, import->first, import->nbytes);
+    PyThreadState *thread = waits ? PyEval_SaveThread() : NULL;
+    cm_status status = ask_driver(registry, rt, device, import, &shares, info, &last);
+    if (thread != NULL) {
+        PyEval_RestoreThread(thread);
+    }
     bool same =
         cm_is_ok(status) && info->kind == last.kind && info->device == last.device;
     bool locked = same && info->kind != CM_KIND_PAGEABLE;

@@ -68,12 +68,24 @@ typedef struct cm_copy_request {
      * never. */
     bool (*interrupted)(void *argument);
     void *interrupted_argument;
+    /* Called with the same argument in the caller's thread before whatever may take
+     * long: maybe more than once, and always before `interrupted`. A short copy on an
+     * idle stream does without. NULL: nothing is held. */
+    void (*let_go)(void *argument);
     /* Where `interrupted` finds the ticket of the call that asks (NULL for a short
      * copy, which has none); NULL: nowhere. Not to be used after a call that failed. */
     cm_ticket **ticket_seen;
     cm_keep keep[4]; /* dropped when the transfer is done, whatever the outcome */
     uint32_t keep_count;
 } cm_copy_request;
+
+static inline void
+cm_request_let_go(const cm_copy_request *request)
+{
+    if (request->let_go != NULL) {
+        request->let_go(request->interrupted_argument);
+    }
+}
 
 /* A thread of the caller may wait in the call. */
 static inline bool

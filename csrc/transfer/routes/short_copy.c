@@ -12,7 +12,9 @@
 enum {
     QUICK_PIECES = CM_SHORT_TASK_PIECES,
     PAGE_NBYTES = 4096,
-    LOOK_NS = 30 * 1000 /* as long as most of them take there is no pause */
+    LOOK_NS = 30 * 1000,  /* as long as most of them take there is no pause */
+    HELD_NS = 200 * 1000, /* the caller holds on for so long, */
+    HELD_NBYTES = 4 << 20 /* which is enough for these */
 };
 
 /* Nothing has to be waited for but the stream. */
@@ -95,6 +97,10 @@ wait_for_event(cm_engine *engine, const cm_copy_request *request, uint64_t event
         uint64_t now_ns = cm_now_ns();
         if (now_ns - begin_ns < LOOK_NS) {
             continue; /* the question is a pause */
+        }
+        if (now_ns - begin_ns >= HELD_NS) {
+            cm_request_let_go(request); /* others may be ahead, who need what it holds
+                                         */
         }
         if (now_ns - asked_ns >= CM_ASK_NS && request->interrupted != NULL) {
             if (request->interrupted(request->interrupted_argument)) {
@@ -197,6 +203,7 @@ static void
 settle(quick *q)
 {
     if (!q->end.flying) {
+        cm_request_let_go(q->request);
         q->end.flying =
             !cm_is_ok(cm_rt_stream_synchronize(q->engine->rt, q->stream->handle));
     }
@@ -393,7 +400,11 @@ look(const quick *q, bool locked)
     const cm_region *host = down ? &q->request->dst : &q->request->src;
     bool looks = host->kind == CM_KIND_PAGEABLE && !host->is_heap && !locked
                  && q->nbytes >= CM_LOOK_NBYTES;
-    return looks ? cm_pages_look(host->host, q->nbytes, down) : cm_ok();
+    if (!looks) {
+        return cm_ok();
+    }
+    cm_request_let_go(q->request); /* the pages may come from a disk */
+    return cm_pages_look(host->host, q->nbytes, down);
 }
 
 /* Where there is no block to be had the runtime takes the ordinary memory. */
@@ -408,7 +419,12 @@ copy(quick *q, bool locked)
     if (pool == NULL) {
         return copy_whole(q);
     }
-    bool there = cm_is_ok(cm_pool_alloc_now(pool, q->nbytes, NULL, &q->block));
+    q->block = cm_pool_try_alloc(pool, q->nbytes, NULL);
+    if (q->block == NULL) {
+        cm_request_let_go(q->request); /* the pool grows */
+    }
+    bool there = q->block != NULL
+                 || cm_is_ok(cm_pool_alloc_now(pool, q->nbytes, NULL, &q->block));
     if (there) {
         atomic_fetch_add_explicit(&q->engine->bounced_count, 1, memory_order_relaxed);
     }
@@ -461,6 +477,9 @@ cm_engine_try_quick(cm_engine *engine, const cm_copy_request *request,
         return false;
     }
     cm_page_shares shares = {.count = 0};
+    if (nbytes > HELD_NBYTES) {
+        cm_request_let_go(request);
+    }
     bool is_quick = share_ends(engine, request, &shares)
                     && is_free(engine, request, nbytes, &locked)
                     && (!locked || share_ends(engine, request, &shares));
@@ -475,7 +494,11 @@ cm_engine_try_quick(cm_engine *engine, const cm_copy_request *request,
         *kept = q.end.kept;
         give_events(&q);
     }
-    cm_registry_unshare(engine->registry, &shares); /* a ticket has its own */
+    if (!cm_registry_try_unshare(engine->registry, &shares)) { /* a ticket has its own
+                                                                */
+        cm_request_let_go(request);
+        cm_registry_unshare(engine->registry, &shares);
+    }
     cm_device_leave(engine->rt, &guard);
     return is_quick;
 }

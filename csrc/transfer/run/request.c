@@ -264,6 +264,7 @@ submit(cm_engine *engine, const cm_copy_request *request, const void *fill_value
         cm_engine_end_call(engine);
         return status;
     }
+    cm_request_let_go(request);
     status = start_request(engine, request, fill_value, &tuning, out);
     cm_engine_end_call(engine);
     return status;
