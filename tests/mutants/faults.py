@@ -232,6 +232,25 @@ FAULTS = [
             "tests/c/test_many_parts.c::test_failed_part_lets_no_later_one_pass",
         ],
     ),
+    Fault(
+        "short copy holds on",
+        "csrc/transfer/routes/short_copy.c",
+        "the caller keeps the GIL however long the stream takes",
+        "now_ns - begin_ns >= HELD_NS",
+        "now_ns - begin_ns >= UINT64_C(1000) * HELD_NS",
+        [
+            "tests/test_gil.py::test_short_copy_that_takes_long_gives_the_gil_up[up-pinned]"
+        ],
+        how="crashes",
+    ),
+    Fault(
+        "short copy lets go",
+        "csrc/transfer/routes/short_copy.c",
+        "the caller gives the GIL up for any copy",
+        "if (nbytes > HELD_NBYTES) {",
+        "if (nbytes > 0) {",
+        ["tests/test_gil.py::test_short_copy_keeps_the_gil[up-256-pinned]"],
+    ),
     # -- streams -------------------------------------------------------------------------
     Fault(
         "target on the host left to the device",
