@@ -9,7 +9,7 @@
 #include "python/core/arguments.h"
 #include "python/core/errors.h"
 #include "python/core/progress.h"
-#include "python/device/transfer_type.h"
+#include "python/device/objects.h"
 
 /* One call. */
 typedef struct many_call {

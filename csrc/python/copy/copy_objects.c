@@ -9,7 +9,7 @@
 #include "python/core/errors.h"
 #include "python/core/numpy_bridge.h"
 #include "python/core/progress.h"
-#include "python/device/transfer_type.h"
+#include "python/device/objects.h"
 #include "python/protocols/protocols.h"
 
 /* One copy being asked for. */

@@ -7,7 +7,7 @@
 #include "python/copy/copy_objects.h"
 #include "python/core/arguments.h"
 #include "python/core/errors.h"
-#include "python/device/device_wait.h"
+#include "python/device/wait.h"
 #include "python/protocols/protocols.h"
 
 const char cm_buffer_fill_doc[] =

@@ -4,7 +4,7 @@
 
 #include "python/copy/multi_device.h"
 #include "python/core/errors.h"
-#include "python/device/transfer_type.h"
+#include "python/device/objects.h"
 
 #define SLICE_NS UINT64_C(50000000) /* how soon Ctrl-C is seen */
 

@@ -239,6 +239,16 @@ cm_py_raise_int(cm_state *state, cm_status status, const char *doing)
     return -1;
 }
 
+PyObject *
+cm_py_answer(cm_state *state, cm_status status, const char *doing, PyObject *answer)
+{
+    if (cm_is_ok(status)) {
+        return answer;
+    }
+    Py_XDECREF(answer);
+    return cm_py_raise(state, status, doing);
+}
+
 static bool
 is_unloading(int32_t code)
 {

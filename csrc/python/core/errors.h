@@ -11,6 +11,9 @@
 PyObject *cm_py_raise(cm_state *state, cm_status status, const char *doing);
 /* The same, for functions that answer -1. */
 int cm_py_raise_int(cm_state *state, cm_status status, const char *doing);
+/* `answer`, which it takes over, or where the status failed NULL with its exception. */
+PyObject *cm_py_answer(cm_state *state, cm_status status, const char *doing,
+                       PyObject *answer);
 /* Where nothing can be raised: the unraisable hook, with `where` (borrowed, may be
  * NULL) as its object; success when the runtime is unloading (4, 709, 35). Keeps a
  * pending exception. */

@@ -8,7 +8,8 @@
 #include <unistd.h>
 
 #include "python/core/errors.h"
-#include "python/device/transfer_type.h"
+#include "python/device/notifier.h"
+#include "python/device/objects.h"
 
 typedef struct waiter {
     cm_ticket *ticket; /* held */

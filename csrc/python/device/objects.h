@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The structs behind Stream, Event and Transfer, and streams as arguments. Every object
- * carries its module state (types are final). GIL held throughout. */
+/* Stream, Event, Device and Transfer as C objects, and streams as arguments. Every
+ * object carries its module state (types are final). GIL held throughout; what can wait
+ * releases it. */
 #ifndef CM_PYTHON_DEVICE_OBJECTS_H
 #define CM_PYTHON_DEVICE_OBJECTS_H
 
@@ -32,9 +33,18 @@ typedef struct cm_event_object {
     PyObject *weakrefs;
 } cm_event_object;
 
-/* A new Python object around a record (held) or a device index (trusted). */
+/* -- streams ------------------------------------------------------------------------------ */
+
+/* A new Stream around a record (held). */
 PyObject *cm_stream_object_new(cm_state *state, cm_stream *stream);
-PyObject *cm_device_object_new(cm_state *state, int index);
+/* Its record, on loan: another thread may close the Stream while the GIL is released.
+ * NULL with ValueError, or RuntimeError in a forked child. */
+cm_stream *cm_stream_object_take(PyObject *op);
+/* Let go of the record; nothing is done where it is closed. */
+void cm_stream_object_close(cm_stream_object *self);
+/* Close every open Stream, for shutdown: their records, to be released, move to `out`,
+ * which has room. Returns how many. */
+size_t cm_streams_collect(cm_state *state, cm_stream **out);
 /* The Stream that is current for `device` in this context; new reference. */
 PyObject *cm_current_stream(cm_state *state, int device);
 
@@ -42,6 +52,9 @@ PyObject *cm_current_stream(cm_state *state, int device);
  * Stream, __cuda_stream__, .cuda_stream (torch), .ptr (CuPy), .handle (Numba) or an
  * int. `device` -1 means cumem's current one. NULL with an exception. */
 cm_stream *cm_stream_from_object(cm_state *state, PyObject *object, int device);
+/* The same where the argument is not called `stream`. */
+cm_stream *cm_stream_from_argument(cm_state *state, PyObject *object,
+                                   const char *argument, int device);
 /* The same for memory of `device`: ValueError for a stream of another one. */
 cm_stream *cm_stream_for_device(cm_state *state, PyObject *object, int device);
 /* The record that None means, borrowed until Python code runs or the GIL is released;
@@ -70,6 +83,37 @@ void cm_stream_list_give(cm_state *state, cm_stream_list *list);
 cm_stream *cm_stream_take(cm_state *state, cm_stream *stream);
 void cm_stream_give(cm_state *state, cm_stream *stream); /* NULL: does nothing */
 
+/* -- events ------------------------------------------------------------------------------- */
+
+/* What an Event had. */
+typedef struct cm_detached_event {
+    cm_runtime *rt; /* borrowed */
+    uint64_t handle;
+    int device;
+} cm_detached_event;
+
+/* A new Event on `device` (trusted). NULL with CudaError. */
+PyObject *cm_event_object_new(cm_state *state, int device, bool timing, bool blocking);
+/* Move the event to the end of `stream` (borrowed). 0, or -1 with ValueError,
+ * CudaError. */
+int cm_event_record(cm_event_object *event, const cm_stream *stream);
+/* Let `stream` wait for it. 0, or -1 with ValueError, CudaError. */
+int cm_event_order(cm_event_object *event, cm_stream *stream);
+/* Close every open Event, for shutdown: what they had moves to `out`, which has room.
+ * Returns how many. */
+size_t cm_events_collect(cm_state *state, cm_detached_event *out);
+/* Any thread. In a forked child it leaks. Fails: event_destroy, cm_device_enter. */
+CM_NODISCARD cm_status cm_detached_event_free(const cm_detached_event *detached);
+
+/* -- devices ------------------------------------------------------------------------------ */
+
+/* A new Device of an index (trusted). */
+PyObject *cm_device_object_new(cm_state *state, int index);
+/* current_stream … runtime_version; ends with an empty row. */
+extern PyMethodDef cm_device_methods[];
+
+/* -- transfers ---------------------------------------------------------------------------- */
+
 typedef struct cm_transfer_object {
     PyObject_HEAD
     cm_state *state;
@@ -78,6 +122,17 @@ typedef struct cm_transfer_object {
     PyObject *src;
     PyObject *weakrefs;
 } cm_transfer_object;
+
+/* A new Transfer. Takes over `ticket`, also on failure; holds dst and src. */
+PyObject *cm_transfer_object_new(cm_state *state, cm_ticket *ticket, PyObject *dst,
+                                 PyObject *src);
+/* Wait for a ticket that nobody could wait for later, and let go of it. */
+void cm_transfer_end_ticket(cm_ticket *ticket);
+/* Let `stream` wait for it. Blocks as cm_ticket_order does; Ctrl-C ends the waiting. 0,
+ * or -1 with an exception. */
+int cm_transfer_order(const cm_transfer_object *transfer, cm_stream *stream);
+
+/* -- types -------------------------------------------------------------------------------- */
 
 int cm_register_stream_type(PyObject *module, cm_state *state);
 int cm_register_event_type(PyObject *module, cm_state *state);

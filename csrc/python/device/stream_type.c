@@ -1,11 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* cumem.Stream: a counted stream record as a Python object. */
-#include "python/device/stream_type.h"
-
-#include <stddef.h>
-
 #include "python/core/arguments.h"
 #include "python/core/errors.h"
+#include "python/core/types.h"
+#include "python/device/objects.h"
+#include "python/device/wait.h"
 
 /* -- docstrings -------------------------------------------------------------------- */
 
@@ -28,19 +27,88 @@ PyDoc_STRVAR(stream_doc,
 "Two Streams are equal when they stand for the same CUDA stream. Everything that was\n"
 "queued keeps the stream alive.");
 
+PyDoc_STRVAR(from_external_doc,
+"from_external($type, obj, /, *, device=None)\n--\n\n"
+"Stream made by another library; it is kept alive, and stays its owner's.\n\n"
+"Parameters\n----------\n"
+"obj : object\n"
+"    Anything with ``__cuda_stream__``, ``.cuda_stream`` (PyTorch), ``.ptr`` (CuPy) or\n"
+"    ``.handle`` (Numba), or a handle as an int: 0 and 1 are the legacy default stream,\n"
+"    2 is the calling thread's.\n"
+"device : Device, int or str, optional\n"
+"    Whose default stream is meant, where neither `obj` nor the driver can say it.\n\n"
+"Returns\n-------\nStream\n\n"
+"Raises\n------\n"
+"TypeError\n    If `obj` is no stream.\n"
+"ValueError\n"
+"    If a handle is negative, ``__cuda_stream__`` answers a version that is not known, or\n"
+"    the stream belongs to another device than `device`.\n"
+"CudaError\n    If the driver does not know the handle.");
+
+PyDoc_STRVAR(synchronize_doc,
+"synchronize($self, /)\n--\n\n"
+"Wait until everything queued so far is done.\n\n"
+"Raises\n------\n"
+"CudaError\n    If work on the stream failed.\n"
+"ValueError\n    If the stream is closed.\n\n"
+"Notes\n-----\n"
+"**Blocks** until the stream is empty, GIL released; Ctrl-C interrupts it in the main\n"
+"thread.");
+
+PyDoc_STRVAR(wait_doc,
+"wait($self, other, /)\n--\n\n"
+"Let work queued from now on start only after `other`.\n\n"
+"Parameters\n----------\n"
+"other : Event, Transfer or stream\n"
+"    An event as recorded last, a transfer, or all that is queued on a stream so far.\n\n"
+"Raises\n------\n"
+"TypeError\n    If `other` is none of these.\n"
+"ValueError\n    If one of them is closed.\n"
+"CudaError\n    If the driver refuses, or the transfer failed.\n\n"
+"Notes\n-----\n"
+"**Blocks** only for a Transfer, until its last piece is submitted; for one that ends on\n"
+"the host, until it is done. **Ordered after** `other`.");
+
+PyDoc_STRVAR(record_doc,
+"record($self, event=None, /)\n--\n\n"
+"Mark this point of the stream.\n\n"
+"Parameters\n----------\n"
+"event : Event, optional\n    Moved to this point; a new one is made by default.\n\n"
+"Returns\n-------\nEvent\n    `event`, or the new one.\n\n"
+"Raises\n------\n"
+"ValueError\n    If one of them is closed or they belong to different devices.\n"
+"CudaError\n    If the event cannot be made or recorded.\n\n"
+"Notes\n-----\n"
+"Never blocks. **Ordered after** all that is queued on the stream.");
+
+PyDoc_STRVAR(close_doc,
+"close($self, /)\n--\n\n"
+"Let go of the stream; queued work still completes.\n\n"
+"Notes\n-----\n"
+"Never waits for that work. Buffers and transfers that used the stream keep it until\n"
+"they are done with it. Does nothing for ``current_stream()`` where that is a device's\n"
+"default stream.");
+
+PyDoc_STRVAR(cuda_stream_doc,
+"__cuda_stream__($self, /)\n--\n\n"
+"Protocol of other libraries: ``(0, handle)``.");
+
+PyDoc_STRVAR(enter_doc,
+"__enter__($self, /)\n--\n\n"
+"Make it the current stream of its device in this thread or task.\n\n"
+"Blocks may end in any order, as those of generators do: the innermost of those still open\n"
+"is current. Tasks started inside and contexts copied inside keep it after the block.\n\n"
+"Raises\n------\nValueError\n    If the stream is closed.");
+PyDoc_STRVAR(exit_doc,
+"__exit__($self, exc_type, exc, tb, /)\n--\n\n"
+"End the block that was entered here; the others stay as they are.\n\n"
+"Raises\n------\nRuntimeError\n"
+"    If the block was entered in another thread or context, as that of a generator may be\n"
+"    that another thread closes: it is over there and here; or if it was not entered.");
+
 /* -- construction and end ---------------------------------------------------------- */
 
 /* What a device allows: the greatest priority is the lowest number. */
-static cm_status
-read_priorities(cm_runtime *rt, int device, int *least, int *greatest)
-{
-    cm_device_guard guard;
-    CM_TRY(cm_device_enter(rt, device, &guard));
-    cm_status status = cm_rt_stream_priority_range(rt, least, greatest);
-    cm_device_leave(rt, &guard);
-    return status;
-}
-
 static int
 check_priority(cm_state *state, cm_runtime *rt, int device, int64_t priority)
 {
@@ -48,7 +116,8 @@ check_priority(cm_state *state, cm_runtime *rt, int device, int64_t priority)
     int greatest = 0;
     cm_status status;
     Py_BEGIN_ALLOW_THREADS
-    status = read_priorities(rt, device, &least, &greatest);
+    CM_ON_DEVICE(status, rt, device,
+                 cm_rt_stream_priority_range(rt, &least, &greatest));
     Py_END_ALLOW_THREADS
     if (!cm_is_ok(status)) {
         return cm_py_raise_int(state, status, "making a stream");
@@ -119,17 +188,185 @@ static void
 stream_dealloc(PyObject *op)
 {
     cm_stream_object *self = (cm_stream_object *)(void *)op;
-    PyTypeObject *type = Py_TYPE(op);
     if (self->weakrefs != NULL) {
         PyObject_ClearWeakRefs(op);
     }
     cm_stream_object_close(self);
-    freefunc release = (freefunc)PyType_GetSlot(type, Py_tp_free);
-    release(op);
-    Py_DECREF(type);
+    cm_object_free(op);
 }
 
-/* -- getters ----------------------------------------------------------------------- */
+/* -- methods ----------------------------------------------------------------------- */
+
+/* Queue on `stream` a wait for an Event, a Transfer or a stream object. Blocks (GIL
+ * released) only for a transfer. 0, or -1 with an exception. */
+static int
+wait_for(cm_state *state, cm_stream *stream, PyObject *other)
+{
+    if (Py_TYPE(other) == state->event_type) {
+        return cm_event_order((cm_event_object *)(void *)other, stream);
+    }
+    if (Py_TYPE(other) == state->transfer_type) {
+        return cm_transfer_order((cm_transfer_object *)(void *)other, stream);
+    }
+    if (other == Py_None) {
+        return cm_arg_refuse(other, "other", "an Event, a Transfer or a stream");
+    }
+    cm_stream *before = cm_stream_from_argument(state, other, "other", stream->device);
+    if (before == NULL) {
+        return -1;
+    }
+    cm_status status;
+    Py_BEGIN_ALLOW_THREADS
+    status = cm_stream_follow(stream, before);
+    Py_END_ALLOW_THREADS
+    cm_stream_give(state, before);
+    return cm_is_ok(status) ? 0 : cm_py_raise_int(state, status, NULL);
+}
+
+static PyObject *
+stream_from_external(PyObject *type, PyObject *args, PyObject *kwargs)
+{
+    static char *keywords[] = {"", "device", NULL};
+    PyObject *object;
+    PyObject *device_object = Py_None;
+    int device = -1;
+    cm_state *state =
+        cm_state_of_module(PyType_GetModule((PyTypeObject *)(void *)type));
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O|$O:from_external", keywords,
+                                     &object, &device_object)
+        || (device_object != Py_None
+            && cm_arg_device(state, device_object, "device", &device) < 0)) {
+        return NULL;
+    }
+    if (object == Py_None) {
+        cm_arg_refuse(object, "obj", "a stream of another library or an int");
+        return NULL;
+    }
+    cm_stream *stream = cm_stream_from_argument(state, object, "obj", device);
+    if (stream == NULL) {
+        return NULL;
+    }
+    PyObject *result = NULL;
+    if (device >= 0 && stream->device != device) {
+        PyErr_Format(PyExc_ValueError, "the stream belongs to device %d, not %d",
+                     stream->device, device);
+    }
+    else if (Py_TYPE(object) == state->stream_type) {
+        result = Py_NewRef(object);
+    }
+    else {
+        result = cm_stream_object_new(state, stream);
+    }
+    cm_stream_give(state, stream);
+    return result;
+}
+
+/* Give a Stream's record back and answer. */
+static PyObject *
+give(PyObject *op, cm_stream *stream, cm_status status, PyObject *answer)
+{
+    cm_state *state = ((cm_stream_object *)(void *)op)->state;
+    cm_stream_give(state, stream);
+    return cm_py_answer(state, status, NULL, answer);
+}
+
+static PyObject *
+stream_synchronize(PyObject *op, PyObject *Py_UNUSED(unused))
+{
+    cm_stream *stream = cm_stream_object_take(op);
+    if (stream == NULL) {
+        return NULL;
+    }
+    cm_status status;
+    if (!cm_wait_polling(stream->rt, stream->device, cm_rt_stream_query, stream->handle,
+                         false, &status)) {
+        cm_stream_give(((cm_stream_object *)(void *)op)->state, stream);
+        return NULL;
+    }
+    if (cm_is_ok(status)) {
+        Py_BEGIN_ALLOW_THREADS
+        CM_ON_DEVICE(status, stream->rt, stream->device,
+                     cm_rt_stream_synchronize(stream->rt, stream->handle));
+        Py_END_ALLOW_THREADS
+    }
+    return give(op, stream, status, Py_NewRef(Py_None));
+}
+
+static PyObject *
+stream_wait(PyObject *op, PyObject *other)
+{
+    cm_stream *stream = cm_stream_object_take(op);
+    if (stream == NULL) {
+        return NULL;
+    }
+    cm_state *state = ((cm_stream_object *)(void *)op)->state;
+    int result = wait_for(state, stream, other);
+    cm_stream_give(state, stream);
+    return result < 0 ? NULL : Py_NewRef(Py_None);
+}
+
+static PyObject *
+stream_record(PyObject *op, PyObject *const *args, Py_ssize_t nargs)
+{
+    static const char *const names[] = {"event", NULL};
+    cm_state *state = ((cm_stream_object *)(void *)op)->state;
+    PyObject *event;
+    if (cm_args_parse("record", args, nargs, NULL, names, 1, 0, &event) < 0) {
+        return NULL;
+    }
+    cm_stream *stream = cm_stream_object_take(op);
+    if (stream == NULL) {
+        return NULL;
+    }
+    PyObject *result = NULL;
+    if (event == NULL || event == Py_None) {
+        result = cm_event_object_new(state, stream->device, true, false);
+    }
+    else if (Py_TYPE(event) == state->event_type) {
+        result = Py_NewRef(event);
+    }
+    else {
+        cm_arg_refuse(event, "event", "an Event or None");
+    }
+    if (result != NULL
+        && cm_event_record((cm_event_object *)(void *)result, stream) < 0) {
+        Py_CLEAR(result);
+    }
+    cm_stream_give(state, stream);
+    return result;
+}
+
+static PyObject *
+stream_close(PyObject *op, PyObject *Py_UNUSED(unused))
+{
+    cm_stream_object *self = (cm_stream_object *)(void *)op;
+    if (self->stream != NULL && self->state->legacy_streams[self->device] != op) {
+        cm_stream_object_close(self);
+    }
+    Py_RETURN_NONE;
+}
+
+static PyObject *
+stream_enter(PyObject *op, PyObject *Py_UNUSED(unused))
+{
+    cm_stream_object *self = (cm_stream_object *)(void *)op;
+    cm_stream *stream = cm_stream_object_take(op);
+    if (stream == NULL) {
+        return NULL;
+    }
+    cm_stream_give(self->state, stream);
+    return cm_override_enter(&self->state->current_stream, op) < 0 ? NULL
+                                                                   : Py_NewRef(op);
+}
+
+static PyObject *
+stream_exit(PyObject *op, PyObject *Py_UNUSED(args))
+{
+    cm_state *state = ((cm_stream_object *)(void *)op)->state;
+    return cm_override_exit(&state->current_stream, op, "stream") < 0
+               ? NULL
+               : Py_NewRef(Py_None);
+}
 
 static PyObject *
 stream_get_handle(PyObject *op, void *Py_UNUSED(closure))
@@ -143,26 +380,19 @@ stream_get_handle(PyObject *op, void *Py_UNUSED(closure))
 }
 
 static PyObject *
-stream_get_id(PyObject *op, void *Py_UNUSED(closure))
+stream_cuda_stream(PyObject *op, PyObject *Py_UNUSED(unused))
 {
-    return PyLong_FromUnsignedLongLong(((cm_stream_object *)(void *)op)->id);
+    PyObject *handle = stream_get_handle(op, NULL);
+    return handle == NULL ? NULL : Py_BuildValue("iN", 0, handle);
 }
+
+/* -- getters ----------------------------------------------------------------------- */
 
 static PyObject *
 stream_get_device(PyObject *op, void *Py_UNUSED(closure))
 {
     cm_stream_object *self = (cm_stream_object *)(void *)op;
     return cm_device_object_new(self->state, self->device);
-}
-
-static cm_status
-read_priority(const cm_stream *stream, int *priority)
-{
-    cm_device_guard guard; /* the default streams mean those of the current device */
-    CM_TRY(cm_device_enter(stream->rt, stream->device, &guard));
-    cm_status status = cm_rt_stream_get_priority(stream->rt, stream->handle, priority);
-    cm_device_leave(stream->rt, &guard);
-    return status;
 }
 
 static PyObject *
@@ -175,13 +405,10 @@ stream_get_priority(PyObject *op, void *Py_UNUSED(closure))
     int priority = 0;
     cm_status status;
     Py_BEGIN_ALLOW_THREADS
-    status = read_priority(stream, &priority);
+    CM_ON_DEVICE(status, stream->rt, stream->device,
+                 cm_rt_stream_get_priority(stream->rt, stream->handle, &priority));
     Py_END_ALLOW_THREADS
-    cm_stream_give(((cm_stream_object *)(void *)op)->state, stream);
-    if (!cm_is_ok(status)) {
-        return cm_py_raise(((cm_stream_object *)(void *)op)->state, status, NULL);
-    }
-    return PyLong_FromLong(priority);
+    return give(op, stream, status, PyLong_FromLong(priority));
 }
 
 static PyObject *
@@ -194,14 +421,10 @@ stream_ask(PyObject *op, cm_status (*ask)(cm_runtime *, uint64_t, bool *))
     bool answer = false;
     cm_status status;
     Py_BEGIN_ALLOW_THREADS
-    cm_device_guard guard;
-    status = cm_device_enter(stream->rt, stream->device, &guard);
-    if (cm_is_ok(status)) {
-        status = ask(stream->rt, stream->handle, &answer);
-        cm_device_leave(stream->rt, &guard);
-    }
+    CM_ON_DEVICE(status, stream->rt, stream->device,
+                 ask(stream->rt, stream->handle, &answer));
     Py_END_ALLOW_THREADS
-    return cm_stream_object_give(op, stream, status, answer);
+    return give(op, stream, status, PyBool_FromLong(answer));
 }
 
 static PyObject *
@@ -252,13 +475,12 @@ stream_repr(PyObject *op)
     }
     const char *emulated =
         self->stream->rt->backend == CM_BACKEND_EMULATED ? ", emulated" : "";
-    if (self->stream->handle == CM_STREAM_LEGACY) {
-        return PyUnicode_FromFormat("<cumem.Stream legacy default, device %d%s>",
-                                    self->device, emulated);
-    }
-    if (self->stream->handle == CM_STREAM_PER_THREAD) {
-        return PyUnicode_FromFormat("<cumem.Stream per-thread default, device %d%s>",
-                                    self->device, emulated);
+    if (self->stream->handle == CM_STREAM_LEGACY
+        || self->stream->handle == CM_STREAM_PER_THREAD) {
+        bool is_legacy = self->stream->handle == CM_STREAM_LEGACY;
+        return PyUnicode_FromFormat("<cumem.Stream %s default, device %d%s>",
+                                    is_legacy ? "legacy" : "per-thread", self->device,
+                                    emulated);
     }
     return PyUnicode_FromFormat("<cumem.Stream id %llu, device %d%s>",
                                 (unsigned long long)self->id, self->device, emulated);
@@ -266,12 +488,22 @@ stream_repr(PyObject *op)
 
 /* -- tables ------------------------------------------------------------------------ */
 
+static PyMethodDef stream_methods[] = {
+    {"from_external", CM_METHOD(stream_from_external),
+     METH_VARARGS | METH_KEYWORDS | METH_CLASS, from_external_doc},
+    {"synchronize", stream_synchronize, METH_NOARGS, synchronize_doc},
+    {"wait", stream_wait, METH_O, wait_doc},
+    {"record", CM_METHOD(stream_record), METH_FASTCALL, record_doc},
+    {"close", stream_close, METH_NOARGS, close_doc},
+    {"__cuda_stream__", stream_cuda_stream, METH_NOARGS, cuda_stream_doc},
+    {"__enter__", stream_enter, METH_NOARGS, enter_doc},
+    {"__exit__", stream_exit, METH_VARARGS, exit_doc},
+    {NULL, NULL, 0, NULL},
+};
+
 static PyGetSetDef stream_getset[] = {
     {"handle", stream_get_handle, NULL,
      "cudaStream_t as an int; 1 is the legacy default stream.", NULL},
-    {"id", stream_get_id, NULL,
-     "Number that, unlike the handle, no later stream of the process gets again.",
-     NULL},
     {"device", stream_get_device, NULL, "Device the stream belongs to.", NULL},
     {"priority", stream_get_priority, NULL,
      "0 for the lowest; negative numbers come first.", NULL},
@@ -287,17 +519,19 @@ static PyGetSetDef stream_getset[] = {
 };
 
 static PyMemberDef stream_members[] = {
+    {"id", T_ULONGLONG, offsetof(cm_stream_object, id), READONLY,
+     "Number that, unlike the handle, no later stream of the process gets again."},
     {"__weaklistoffset__", T_PYSSIZET, offsetof(cm_stream_object, weakrefs), READONLY,
      NULL},
     {NULL, 0, 0, 0, NULL},
 };
 
 static PyType_Slot stream_slots[] = {
-    {Py_tp_doc, (void *)stream_doc},    {Py_tp_new, stream_new},
-    {Py_tp_dealloc, stream_dealloc},    {Py_tp_repr, stream_repr},
-    {Py_tp_hash, stream_hash},          {Py_tp_richcompare, stream_richcompare},
-    {Py_tp_methods, cm_stream_methods}, {Py_tp_getset, stream_getset},
-    {Py_tp_members, stream_members},    {0, NULL},
+    {Py_tp_doc, (void *)stream_doc}, {Py_tp_new, stream_new},
+    {Py_tp_dealloc, stream_dealloc}, {Py_tp_repr, stream_repr},
+    {Py_tp_hash, stream_hash},       {Py_tp_richcompare, stream_richcompare},
+    {Py_tp_methods, stream_methods}, {Py_tp_getset, stream_getset},
+    {Py_tp_members, stream_members}, {0, NULL},
 };
 
 static PyType_Spec stream_spec = {
@@ -311,7 +545,5 @@ int
 cm_register_stream_type(PyObject *module, cm_state *state)
 {
     cm_list_init(&state->streams);
-    PyObject *type = PyType_FromModuleAndSpec(module, &stream_spec, NULL);
-    state->stream_type = (PyTypeObject *)(void *)type;
-    return type == NULL ? -1 : PyModule_AddType(module, state->stream_type);
+    return cm_type_add(module, &stream_spec, NULL, &state->stream_type);
 }

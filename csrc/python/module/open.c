@@ -5,7 +5,7 @@
 
 #include "python/copy/configure.h"
 #include "python/core/errors.h"
-#include "python/device/device_wait.h"
+#include "python/device/wait.h"
 #include "python/module/module.h"
 #include "python/module/state_config.h"
 #include "python/pool/limits.h"

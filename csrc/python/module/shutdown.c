@@ -8,9 +8,8 @@
 #include "python/copy/configure.h"
 #include "python/core/arguments.h"
 #include "python/core/errors.h"
-#include "python/device/device_wait.h"
-#include "python/device/event_type.h"
-#include "python/device/stream_type.h"
+#include "python/device/objects.h"
+#include "python/device/wait.h"
 #include "python/module/module.h"
 #include "python/pool/pool_object.h"
 

@@ -2,7 +2,7 @@
 /* What shutdown() waits for, waited for before anything is taken apart, so that Ctrl-C
  * may end it. */
 #include "python/buffer/buffer_object.h"
-#include "python/device/device_wait.h"
+#include "python/device/wait.h"
 #include "python/module/module.h"
 #include "python/pool/pool_object.h"
 #include "transfer/host/backoff.h"

@@ -3,7 +3,7 @@
 #include "python/core/arguments.h"
 #include "python/core/errors.h"
 #include "python/core/sizes.h"
-#include "python/device/device_wait.h"
+#include "python/device/wait.h"
 #include "python/pool/allocate.h"
 
 /* -- docstrings -------------------------------------------------------------------- */

@@ -6,7 +6,7 @@
 
 #include "python/core/arguments.h"
 #include "python/core/errors.h"
-#include "python/device/device_wait.h"
+#include "python/device/wait.h"
 
 /* Callbacks and finalisers may allocate, and run out of memory as well: then nothing is
  * called a second time. */

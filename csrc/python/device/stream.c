@@ -1,11 +1,184 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* From a foreign stream object or handle to a counted record. */
-#include "python/device/stream_convert.h"
-
+/* Streams as arguments: a Stream as a C object, the current one of a context, and from
+ * any stream argument, a foreign object's too, to its counted record. */
 #include <string.h>
 
 #include "python/core/arguments.h"
 #include "python/core/errors.h"
+#include "python/device/objects.h"
+
+/* -- a Stream as a C object --------------------------------------------------------- */
+
+cm_stream *
+cm_stream_take(cm_state *state, cm_stream *stream)
+{
+    cm_state_enter(state);
+    return cm_stream_hold(stream);
+}
+
+/* The last release destroys a handle of ours, which takes the driver's locks. In a
+ * forked child nothing may be called any more: the record leaks. */
+void
+cm_stream_give(cm_state *state, cm_stream *stream)
+{
+    if (stream == NULL) {
+        return;
+    }
+    if (!cm_stream_try_release(stream) && !cm_runtime_is_forked(stream->rt)) {
+        Py_BEGIN_ALLOW_THREADS
+        cm_stream_release(stream);
+        Py_END_ALLOW_THREADS
+    }
+    cm_state_leave(state);
+}
+
+PyObject *
+cm_stream_object_new(cm_state *state, cm_stream *stream)
+{
+    PyObject *op = PyType_GenericAlloc(state->stream_type, 0);
+    cm_stream_object *self = (cm_stream_object *)(void *)op;
+    if (self == NULL) {
+        return NULL;
+    }
+    self->state = state;
+    self->stream = cm_stream_hold(stream);
+    cm_list_init(&self->node);
+    cm_list_push_back(&state->streams, &self->node);
+    self->id = stream->id;
+    self->device = stream->device;
+    self->generation = state->generation;
+    return op;
+}
+
+void
+cm_stream_object_close(cm_stream_object *self)
+{
+    cm_stream *stream = self->stream;
+    if (stream != NULL) {
+        self->stream = NULL;
+        cm_list_remove(&self->node);
+        cm_state_enter(self->state);
+        cm_stream_give(self->state, stream);
+    }
+}
+
+size_t
+cm_streams_collect(cm_state *state, cm_stream **out)
+{
+    size_t count = 0;
+    while (!cm_list_is_empty(&state->streams)) {
+        cm_stream_object *self =
+            CM_LIST_ENTRY(state->streams.next, cm_stream_object, node);
+        out[count++] = self->stream;
+        self->stream = NULL;
+        cm_list_remove(&self->node);
+    }
+    return count;
+}
+
+/* As in CUDA the per-thread handle means the stream of the thread that uses it. */
+static cm_stream *
+take_own(cm_state *state, const cm_stream *others)
+{
+    cm_stream *stream;
+    cm_status status =
+        cm_stream_wrap(others->rt, others->device, others->handle, NULL, NULL, &stream);
+    if (!cm_is_ok(status)) {
+        (void)cm_py_raise(state, status, "looking up the thread's default stream");
+        return NULL;
+    }
+    cm_state_enter(state); /* on loan */
+    return stream;
+}
+
+cm_stream *
+cm_stream_object_take(PyObject *op)
+{
+    cm_stream_object *self = (cm_stream_object *)(void *)op;
+    if (self->stream == NULL) {
+        PyErr_SetString(PyExc_ValueError, "the stream is closed");
+        return NULL;
+    }
+    if (cm_runtime_is_forked(self->stream->rt)) {
+        cm_py_raise(self->state, cm_fail(CM_EFORKED, 0), NULL);
+        return NULL;
+    }
+    if (!cm_stream_is_here(self->stream)) {
+        return take_own(self->state, self->stream);
+    }
+    return cm_stream_take(self->state, self->stream);
+}
+
+/* -- the current one ---------------------------------------------------------------- */
+
+/* Borrowed: the Stream of the legacy default stream of `device`, made on first need. */
+static PyObject *
+legacy_stream(cm_state *state, int device)
+{
+    cm_runtime *rt = state->runtime;
+    if (state->legacy_streams[device] == NULL) {
+        rt = cm_state_runtime(state); /* may run Python code, which may make it */
+        if (rt == NULL) {
+            return NULL;
+        }
+    }
+    if (state->legacy_streams[device] == NULL) {
+        cm_stream *record;
+        cm_status status =
+            cm_stream_wrap(rt, device, CM_STREAM_LEGACY, NULL, NULL, &record);
+        if (!cm_is_ok(status)) {
+            return cm_py_raise(state, status, "looking up the default stream");
+        }
+        PyObject *object = cm_stream_object_new(state, record);
+        if (object == NULL) {
+            cm_stream_release(record);
+            return NULL;
+        }
+        state->legacy_streams[device] = object;
+        state->default_streams[device] = record;
+    }
+    return state->legacy_streams[device];
+}
+
+/* Borrowed from `chain`: its innermost stream of `device`; NULL if there is none.
+ * Streams that a shutdown closed are passed over: the next use starts afresh. */
+static PyObject *
+find_in_chain(const cm_state *state, PyObject *chain, int device)
+{
+    PyObject *entry;
+    while ((entry = cm_override_step(&chain)) != NULL) {
+        const cm_stream_object *stream = (const cm_stream_object *)(void *)entry;
+        if (stream->device == device && stream->generation == state->generation) {
+            return entry;
+        }
+    }
+    return NULL;
+}
+
+PyObject *
+cm_current_stream(cm_state *state, int device)
+{
+    if (device < 0) {
+        device = state->current_device;
+    }
+    PyObject *found = NULL;
+    if (!cm_override_is_empty(&state->current_stream)) {
+        PyObject *chain = cm_override_read(&state->current_stream);
+        if (chain == NULL) {
+            return NULL;
+        }
+        found = find_in_chain(state, chain, device);
+        Py_XINCREF(found);
+        Py_DECREF(chain);
+    }
+    if (found == NULL) {
+        found = legacy_stream(state, device);
+        Py_XINCREF(found);
+    }
+    return found;
+}
+
+/* -- of another library ------------------------------------------------------------- */
 
 #define FOREIGN_STREAM                                                                 \
     "a Stream, an int or an object with __cuda_stream__, .cuda_stream, .ptr or "       \
@@ -325,9 +498,11 @@ wrap(cm_state *state, cm_runtime *rt, PyObject *object, const char *argument,
     return record;
 }
 
-cm_stream *
-cm_stream_from_foreign(cm_state *state, PyObject *object, const char *argument,
-                       int device)
+/* A record, on loan, of a foreign stream, which the record keeps alive unless it is an
+ * int. `device` (-1: cumem's current one) counts only where neither the object nor the
+ * driver says it. NULL with TypeError, ValueError or CudaError. */
+static cm_stream *
+from_foreign(cm_state *state, PyObject *object, const char *argument, int device)
 {
     cm_runtime *rt = cm_state_runtime(state);
     if (rt == NULL) {
@@ -339,4 +514,85 @@ cm_stream_from_foreign(cm_state *state, PyObject *object, const char *argument,
         cm_state_leave(state);
     }
     return record; /* on loan: the count goes with it */
+}
+
+/* -- any of them ------------------------------------------------------------------- */
+
+cm_stream *
+cm_stream_from_argument(cm_state *state, PyObject *object, const char *argument,
+                        int device)
+{
+    bool is_current = object == NULL || object == Py_None;
+    if (!is_current && Py_TYPE(object) != state->stream_type) {
+        return from_foreign(state, object, argument, device);
+    }
+    PyObject *stream =
+        is_current ? cm_current_stream(state, device) : Py_NewRef(object);
+    cm_stream *record = stream == NULL ? NULL : cm_stream_object_take(stream);
+    Py_XDECREF(stream);
+    return record;
+}
+
+cm_stream *
+cm_stream_from_object(cm_state *state, PyObject *object, int device)
+{
+    return cm_stream_from_argument(state, object, "stream", device);
+}
+
+cm_stream *
+cm_stream_for_device(cm_state *state, PyObject *object, int device)
+{
+    cm_stream *stream = cm_stream_from_object(state, object, device);
+    if (stream != NULL && stream->device != device) {
+        PyErr_Format(PyExc_ValueError,
+                     "stream is of device %d, but the memory is of device %d: pass a "
+                     "stream of device %d",
+                     stream->device, device, device);
+        cm_stream_give(state, stream);
+        return NULL;
+    }
+    return stream;
+}
+
+int
+cm_stream_list_take(cm_state *state, PyObject *object, const char *argument, int device,
+                    cm_stream_list *out)
+{
+    *out = (cm_stream_list){.count = 0};
+    if (object == NULL || object == Py_None) {
+        return 0;
+    }
+    bool many = PyTuple_Check(object) || PyList_Check(object);
+    PyObject *items = many ? PySequence_Tuple(object) : PyTuple_Pack(1, object);
+    Py_ssize_t count = items == NULL ? 0 : PyTuple_Size(items);
+    out->streams =
+        items == NULL ? NULL : PyMem_Calloc((size_t)count + 1, sizeof(cm_stream *));
+    if (items != NULL && out->streams == NULL) {
+        PyErr_NoMemory();
+    }
+    for (Py_ssize_t i = 0; i < count && out->streams != NULL; i++) {
+        PyObject *item = PyTuple_GetItem(items, i);
+        cm_stream *stream =
+            item == Py_None ? NULL
+                            : cm_stream_from_argument(state, item, argument, device);
+        if (stream == NULL) {
+            if (item == Py_None) {
+                (void)cm_arg_refuse(item, argument, "a stream or several");
+            }
+            break;
+        }
+        out->streams[out->count++] = stream;
+    }
+    Py_XDECREF(items);
+    return PyErr_Occurred() ? -1 : 0;
+}
+
+void
+cm_stream_list_give(cm_state *state, cm_stream_list *list)
+{
+    for (uint32_t i = 0; i < list->count; i++) {
+        cm_stream_give(state, list->streams[i]);
+    }
+    PyMem_Free(list->streams);
+    *list = (cm_stream_list){.count = 0};
 }

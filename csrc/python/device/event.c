@@ -1,12 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* cumem.Event: a point in a stream as a Python object. */
-#include "python/device/event_type.h"
-
-#include <stddef.h>
-
+/* cumem.Event: a point in a stream; how it is made, recorded, lent to calls and closed.
+ */
 #include "python/core/arguments.h"
 #include "python/core/errors.h"
-#include "python/device/device_wait.h"
+#include "python/core/types.h"
+#include "python/device/objects.h"
+#include "python/device/wait.h"
 
 /* -- docstrings -------------------------------------------------------------------- */
 
@@ -70,6 +69,169 @@ PyDoc_STRVAR(close_doc,
 "close($self, /)\n--\n\n"
 "Let go of the event; streams that wait for it still do.");
 
+/* -- as a C object ----------------------------------------------------------------- */
+
+PyObject *
+cm_event_object_new(cm_state *state, int device, bool timing, bool blocking)
+{
+    cm_runtime *rt = cm_state_runtime(state);
+    if (rt == NULL) {
+        return NULL;
+    }
+    PyObject *op = PyType_GenericAlloc(state->event_type, 0);
+    if (op == NULL) {
+        return NULL;
+    }
+    cm_event_object *self = (cm_event_object *)(void *)op;
+    self->state = state;
+    self->device = device;
+    self->timing = timing;
+    self->blocking = blocking;
+    cm_list_init(&self->node);
+    unsigned flags = (timing ? 0u : CM_EVENT_DISABLE_TIMING)
+                     | (blocking ? CM_EVENT_BLOCKING_SYNC : 0u);
+    cm_status status;
+    cm_state_enter(state);
+    Py_BEGIN_ALLOW_THREADS
+    CM_ON_DEVICE(status, rt, device, cm_rt_event_create(rt, flags, &self->handle));
+    Py_END_ALLOW_THREADS
+    cm_state_leave(state);
+    if (!cm_is_ok(status)) {
+        Py_DECREF(op);
+        return cm_py_raise(state, status, "making an event");
+    }
+    self->rt = rt;
+    cm_list_push_back(&state->events, &self->node);
+    return op;
+}
+
+static cm_detached_event
+detach(cm_event_object *self)
+{
+    cm_detached_event detached = {self->rt, self->handle, self->device};
+    self->rt = NULL;
+    cm_list_remove(&self->node);
+    return detached;
+}
+
+cm_status
+cm_detached_event_free(const cm_detached_event *detached)
+{
+    cm_status status = cm_ok();
+    if (!cm_runtime_is_forked(detached->rt)) {
+        CM_ON_DEVICE(status, detached->rt, detached->device,
+                     cm_rt_event_destroy(detached->rt, detached->handle));
+    }
+    return status;
+}
+
+/* Destroy the handle, or let the last give do so; work that waits for it still does.
+ * Does nothing where it is closed. */
+static cm_status
+close_event(cm_event_object *self)
+{
+    if (self->rt == NULL) {
+        return cm_ok();
+    }
+    if (self->users > 0) {
+        self->closing = true;
+        return cm_ok();
+    }
+    cm_detached_event detached = detach(self);
+    cm_status status;
+    cm_state_enter(self->state);
+    Py_BEGIN_ALLOW_THREADS
+    status = cm_detached_event_free(&detached);
+    Py_END_ALLOW_THREADS
+    cm_state_leave(self->state);
+    return status;
+}
+
+size_t
+cm_events_collect(cm_state *state, cm_detached_event *out)
+{
+    size_t count = 0;
+    while (!cm_list_is_empty(&state->events)) {
+        out[count++] = detach(CM_LIST_ENTRY(state->events.next, cm_event_object, node));
+    }
+    return count;
+}
+
+/* 0, or -1 with ValueError "the event is closed", CudaError in a forked child. */
+static int
+check_open(const cm_event_object *event)
+{
+    if (event->rt == NULL || event->closing) {
+        PyErr_SetString(PyExc_ValueError, "the event is closed");
+        return -1;
+    }
+    if (cm_runtime_is_forked(event->rt)) {
+        return cm_py_raise_int(event->state, cm_fail(CM_EFORKED, 0), NULL);
+    }
+    return 0;
+}
+
+/* Around a call with the GIL released: close() then leaves the handle to the give, and
+ * shutdown() is refused. */
+static void
+take(cm_event_object *event)
+{
+    cm_state_enter(event->state);
+    event->users++;
+}
+
+static void
+give(cm_event_object *event)
+{
+    event->users--;
+    if (event->closing && event->users == 0) {
+        /* close() came while the call was under way */
+        cm_py_report(event->state, close_event(event), (PyObject *)event);
+    }
+    cm_state_leave(event->state);
+}
+
+int
+cm_event_record(cm_event_object *event, const cm_stream *stream)
+{
+    if (check_open(event) < 0) {
+        return -1;
+    }
+    if (event->device != stream->device) {
+        PyErr_Format(PyExc_ValueError,
+                     "the event belongs to device %d, the stream to device %d",
+                     event->device, stream->device);
+        return -1;
+    }
+    cm_status status;
+    take(event);
+    Py_BEGIN_ALLOW_THREADS
+    CM_ON_DEVICE(status, event->rt, event->device,
+                 cm_rt_event_record(event->rt, event->handle, stream->handle));
+    Py_END_ALLOW_THREADS
+    give(event);
+    if (!cm_is_ok(status)) {
+        return cm_py_raise_int(event->state, status, NULL);
+    }
+    event->recorded = true;
+    return 0;
+}
+
+int
+cm_event_order(cm_event_object *event, cm_stream *stream)
+{
+    if (check_open(event) < 0) {
+        return -1;
+    }
+    cm_status status;
+    take(event);
+    Py_BEGIN_ALLOW_THREADS
+    status = cm_stream_wait_event(stream, event->handle);
+    Py_END_ALLOW_THREADS
+    give(event);
+    return cm_is_ok(status) ? 0 : cm_py_raise_int(event->state, status, NULL);
+}
+
 /* -- construction and end ---------------------------------------------------------- */
 
 static PyObject *
@@ -97,14 +259,11 @@ static void
 event_dealloc(PyObject *op)
 {
     cm_event_object *self = (cm_event_object *)(void *)op;
-    PyTypeObject *type = Py_TYPE(op);
     if (self->weakrefs != NULL) {
         PyObject_ClearWeakRefs(op);
     }
-    cm_py_report(self->state, cm_event_object_close(self), NULL);
-    freefunc release = (freefunc)PyType_GetSlot(type, Py_tp_free);
-    release(op);
-    Py_DECREF(type);
+    cm_py_report(self->state, close_event(self), NULL);
+    cm_object_free(op);
 }
 
 /* -- methods ----------------------------------------------------------------------- */
@@ -116,7 +275,7 @@ event_record(PyObject *op, PyObject *const *args, Py_ssize_t nargs)
     cm_event_object *self = (cm_event_object *)(void *)op;
     PyObject *object;
     if (cm_args_parse("record", args, nargs, NULL, names, 1, 0, &object) < 0
-        || cm_event_check_open(self) < 0) {
+        || check_open(self) < 0) {
         return NULL;
     }
     cm_stream *stream = cm_stream_from_object(self->state, object, self->device);
@@ -125,11 +284,7 @@ event_record(PyObject *op, PyObject *const *args, Py_ssize_t nargs)
     }
     int result = cm_event_record(self, stream);
     cm_stream_give(self->state, stream);
-    if (result < 0) {
-        return NULL;
-    }
-    Py_INCREF(op);
-    return op;
+    return result < 0 ? NULL : Py_NewRef(op);
 }
 
 /* As cm_wait_polling. */
@@ -144,31 +299,25 @@ static PyObject *
 event_synchronize(PyObject *op, PyObject *Py_UNUSED(unused))
 {
     cm_event_object *self = (cm_event_object *)(void *)op;
-    if (cm_event_check_open(self) < 0) {
+    if (check_open(self) < 0) {
         return NULL;
     }
     cm_status status;
-    cm_event_take(self);
+    take(self);
     bool waited = wait_for_event(self, &status);
     if (waited && cm_is_ok(status)) {
         Py_BEGIN_ALLOW_THREADS
         status = cm_rt_event_synchronize(self->rt, self->handle);
         Py_END_ALLOW_THREADS
     }
-    cm_event_give(self);
-    if (!waited) {
-        return NULL;
-    }
-    if (!cm_is_ok(status)) {
-        return cm_py_raise(self->state, status, NULL);
-    }
-    Py_RETURN_NONE;
+    give(self);
+    return waited ? cm_py_answer(self->state, status, NULL, Py_NewRef(Py_None)) : NULL;
 }
 
 static int
 check_timed(const cm_event_object *event, const char *name)
 {
-    if (cm_event_check_open(event) < 0) {
+    if (check_open(event) < 0) {
         return -1;
     }
     if (!event->timing || !event->recorded) {
@@ -184,11 +333,10 @@ measure(const cm_event_object *start, const cm_event_object *end, float *millise
 {
     CM_TRY(cm_rt_event_synchronize(start->rt, start->handle));
     CM_TRY(cm_rt_event_synchronize(end->rt, end->handle));
-    cm_device_guard guard;
-    CM_TRY(cm_device_enter(end->rt, end->device, &guard));
-    cm_status status =
-        cm_rt_event_elapsed(end->rt, start->handle, end->handle, milliseconds);
-    cm_device_leave(end->rt, &guard);
+    cm_status status;
+    CM_ON_DEVICE(
+        status, end->rt, end->device,
+        cm_rt_event_elapsed(end->rt, start->handle, end->handle, milliseconds));
     return status;
 }
 
@@ -212,8 +360,8 @@ event_seconds_since(PyObject *op, PyObject *other)
     }
     float milliseconds = 0;
     cm_status status;
-    cm_event_take(self);
-    cm_event_take(start);
+    take(self);
+    take(start);
     bool waited = wait_for_event(start, &status)
                   && (!cm_is_ok(status) || wait_for_event(self, &status));
     if (waited && cm_is_ok(status)) {
@@ -221,26 +369,18 @@ event_seconds_since(PyObject *op, PyObject *other)
         status = measure(start, self, &milliseconds);
         Py_END_ALLOW_THREADS
     }
-    cm_event_give(start);
-    cm_event_give(self);
-    if (!waited) {
-        return NULL;
-    }
-    if (!cm_is_ok(status)) {
-        return cm_py_raise(self->state, status, NULL);
-    }
-    return PyFloat_FromDouble((double)milliseconds / 1000.0);
+    give(start);
+    give(self);
+    return waited ? cm_py_answer(self->state, status, NULL,
+                                 PyFloat_FromDouble((double)milliseconds / 1000.0))
+                  : NULL;
 }
 
 static PyObject *
 event_close(PyObject *op, PyObject *Py_UNUSED(unused))
 {
     cm_event_object *self = (cm_event_object *)(void *)op;
-    cm_status status = cm_event_object_close(self);
-    if (!cm_is_ok(status)) {
-        return cm_py_raise(self->state, status, NULL);
-    }
-    Py_RETURN_NONE;
+    return cm_py_answer(self->state, close_event(self), NULL, Py_NewRef(Py_None));
 }
 
 /* -- getters ----------------------------------------------------------------------- */
@@ -249,7 +389,7 @@ static PyObject *
 event_get_handle(PyObject *op, void *Py_UNUSED(closure))
 {
     cm_event_object *self = (cm_event_object *)(void *)op;
-    if (cm_event_check_open(self) < 0) {
+    if (check_open(self) < 0) {
         return NULL;
     }
     return PyLong_FromUnsignedLongLong(self->handle);
@@ -266,20 +406,17 @@ static PyObject *
 event_get_done(PyObject *op, void *Py_UNUSED(closure))
 {
     cm_event_object *self = (cm_event_object *)(void *)op;
-    if (cm_event_check_open(self) < 0) {
+    if (check_open(self) < 0) {
         return NULL;
     }
     bool done = false;
     cm_status status;
-    cm_event_take(self);
+    take(self);
     Py_BEGIN_ALLOW_THREADS
     status = cm_rt_event_query(self->rt, self->handle, &done);
     Py_END_ALLOW_THREADS
-    cm_event_give(self);
-    if (!cm_is_ok(status)) {
-        return cm_py_raise(self->state, status, NULL);
-    }
-    return PyBool_FromLong(done);
+    give(self);
+    return cm_py_answer(self->state, status, NULL, PyBool_FromLong(done));
 }
 
 static PyObject *
@@ -297,7 +434,7 @@ event_repr(PyObject *op)
 /* -- tables ------------------------------------------------------------------------ */
 
 static PyMethodDef event_methods[] = {
-    {"record", (PyCFunction)(void (*)(void))event_record, METH_FASTCALL, record_doc},
+    {"record", CM_METHOD(event_record), METH_FASTCALL, record_doc},
     {"synchronize", event_synchronize, METH_NOARGS, synchronize_doc},
     {"seconds_since", event_seconds_since, METH_O, seconds_since_doc},
     {"close", event_close, METH_NOARGS, close_doc},
@@ -315,11 +452,7 @@ static PyGetSetDef event_getset[] = {
     {NULL, NULL, NULL, NULL, NULL},
 };
 
-static PyMemberDef event_members[] = {
-    {"__weaklistoffset__", T_PYSSIZET, offsetof(cm_event_object, weakrefs), READONLY,
-     NULL},
-    {NULL, 0, 0, 0, NULL},
-};
+static PyMemberDef event_members[] = CM_WEAKREFS(cm_event_object);
 
 static PyType_Slot event_slots[] = {
     {Py_tp_doc, (void *)event_doc}, {Py_tp_new, event_new},
@@ -339,7 +472,5 @@ int
 cm_register_event_type(PyObject *module, cm_state *state)
 {
     cm_list_init(&state->events);
-    PyObject *type = PyType_FromModuleAndSpec(module, &event_spec, NULL);
-    state->event_type = (PyTypeObject *)(void *)type;
-    return type == NULL ? -1 : PyModule_AddType(module, state->event_type);
+    return cm_type_add(module, &event_spec, NULL, &state->event_type);
 }

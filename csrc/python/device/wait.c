@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "python/device/device_wait.h"
+#include "python/device/wait.h"
 
 #include <signal.h>
 #include <stdlib.h>

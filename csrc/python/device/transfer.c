@@ -1,10 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* cumem.Transfer: a copy that may still be running. */
-#include "python/device/transfer_type.h"
+#include <math.h>
 
-#include <stddef.h>
-
+#include "python/core/arguments.h"
 #include "python/core/errors.h"
+#include "python/core/progress.h"
+#include "python/core/types.h"
+#include "python/device/notifier.h"
+#include "python/device/objects.h"
+#include "python/device/wait.h"
 
 /* -- docstrings -------------------------------------------------------------------------- */
 
@@ -118,32 +122,164 @@ static void
 transfer_dealloc(PyObject *op)
 {
     cm_transfer_object *self = (cm_transfer_object *)(void *)op;
-    PyTypeObject *type = Py_TYPE(op);
     PyObject_GC_UnTrack(op);
     if (self->weakrefs != NULL) {
         PyObject_ClearWeakRefs(op);
     }
     if (self->ticket != NULL) {
         /* after shutdown() there is no engine that would tell of a failure */
-        cm_py_report(self->state, cm_ticket_abandon(self->ticket), (PyObject *)type);
+        cm_py_report(self->state, cm_ticket_abandon(self->ticket),
+                     (PyObject *)(void *)Py_TYPE(op));
     }
     (void)transfer_clear(op);
-    freefunc release = (freefunc)PyType_GetSlot(type, Py_tp_free);
-    release(op);
-    Py_DECREF(type);
+    cm_object_free(op);
 }
 
-static void
-read_info(PyObject *op, cm_ticket_info *out)
+static cm_ticket_info
+read_info(PyObject *op)
 {
     cm_ticket *ticket = ((cm_transfer_object *)(void *)op)->ticket;
-    cm_ticket_look(ticket, out);
-    if (out->done) {
-        return;
+    cm_ticket_info info;
+    cm_ticket_look(ticket, &info);
+    if (!info.done) {
+        Py_BEGIN_ALLOW_THREADS
+        cm_ticket_read(ticket, &info);
+        Py_END_ALLOW_THREADS
     }
-    Py_BEGIN_ALLOW_THREADS
-    cm_ticket_read(ticket, out);
-    Py_END_ALLOW_THREADS
+    return info;
+}
+
+/* -- waiting ----------------------------------------------------------------------------- */
+
+/* NULL and None: for ever. 0, or -1 with TypeError or ValueError. */
+static int
+parse_timeout(PyObject *object, uint64_t *out)
+{
+    *out = UINT64_MAX;
+    if (object == NULL || object == Py_None) {
+        return 0;
+    }
+    double seconds = PyFloat_AsDouble(object);
+    if (seconds == -1.0 && PyErr_Occurred()) {
+        if (PyErr_ExceptionMatches(PyExc_TypeError)) {
+            PyErr_Clear();
+            return cm_arg_refuse(object, "timeout", "a number of seconds or None");
+        }
+        return -1;
+    }
+    if (isnan(seconds) || seconds < 0) {
+        PyErr_Format(PyExc_ValueError, "timeout must be at least 0 seconds, not %R",
+                     object);
+        return -1;
+    }
+    if (seconds < 1e9) {
+        *out = (uint64_t)(seconds * 1e9);
+    }
+    return 0;
+}
+
+typedef cm_status (*wait_function)(cm_ticket *ticket, uint64_t timeout_ns);
+
+/* Wait in slices, so that signals are seen. False with an exception, of a signal
+ * handler or of who is told of the progress. */
+static bool
+wait_in_slices(cm_ticket *ticket, wait_function wait, uint64_t timeout,
+               const cm_progress *progress, uint64_t nbytes, cm_status *status)
+{
+    uint64_t start = cm_now_ns();
+    for (;;) {
+        uint64_t spent = cm_now_ns() - start;
+        uint64_t left = timeout > spent ? timeout - spent : 0;
+        bool last = left <= CM_SIGNAL_SLICE_NS;
+        Py_BEGIN_ALLOW_THREADS
+        *status = wait(ticket, last ? left : CM_SIGNAL_SLICE_NS);
+        Py_END_ALLOW_THREADS
+        if (status->code != CM_ETIMEOUT) {
+            return true;
+        }
+        if (PyErr_CheckSignals() < 0
+            || cm_progress_tell(progress, cm_ticket_count_moved(ticket), nbytes) < 0) {
+            return false;
+        }
+        if (last) {
+            return true;
+        }
+    }
+}
+
+/* What was freed meanwhile by threads without the GIL goes back now. */
+static void
+drop_deferred(const cm_transfer_object *self)
+{
+    const cm_runtime *rt = self->state->runtime;
+    if (rt != NULL && !cm_runtime_is_forked(rt)) {
+        cm_state_enter(self->state);
+        cm_state_drop_deferred(self->state);
+        cm_state_leave(self->state);
+    }
+}
+
+/* False with an exception. */
+static bool
+wait_and_tell(const cm_transfer_object *self, PyObject *timeout_object,
+              const cm_progress *progress)
+{
+    uint64_t timeout;
+    cm_status status;
+    cm_ticket_info info = {.nbytes = 0};
+    if (progress->tell != NULL) {
+        cm_ticket_look(self->ticket, &info);
+    }
+    if (parse_timeout(timeout_object, &timeout) < 0
+        || !wait_in_slices(self->ticket, cm_ticket_wait, timeout, progress, info.nbytes,
+                           &status)) {
+        return false;
+    }
+    if (status.code == CM_ETIMEOUT) {
+        PyErr_Format(PyExc_TimeoutError, "the transfer is not done after %R s",
+                     timeout_object);
+        return false;
+    }
+    if (!cm_is_ok(status)) {
+        (void)cm_py_raise(self->state, status, "while copying");
+        return false;
+    }
+    drop_deferred(self);
+    return cm_progress_tell(progress, info.nbytes, info.nbytes) == 0;
+}
+
+static PyObject *
+transfer_wait(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
+{
+    static const char *const names[] = {"timeout", "progress", NULL};
+    const cm_transfer_object *self = (cm_transfer_object *)(void *)op;
+    PyObject *values[2];
+    cm_progress progress;
+    if (cm_args_parse("wait", args, nargs, kwnames, names, 1, 0, values) < 0
+        || cm_progress_open(self->state, values[1], "copy", &progress) < 0) {
+        return NULL;
+    }
+    (void)wait_and_tell(self, values[0], &progress);
+    return cm_progress_close(&progress) < 0 ? NULL : Py_NewRef(Py_None);
+}
+
+int
+cm_transfer_order(const cm_transfer_object *transfer, cm_stream *stream)
+{
+    cm_status status;
+    const cm_progress nobody = {.tell = NULL};
+    if (!wait_in_slices(transfer->ticket, cm_ticket_settle, UINT64_MAX, &nobody, 0,
+                        &status)) {
+        return -1;
+    }
+    if (cm_is_ok(status)) {
+        Py_BEGIN_ALLOW_THREADS
+        status = cm_ticket_order(transfer->ticket, stream);
+        Py_END_ALLOW_THREADS
+    }
+    return cm_is_ok(status) ? 0
+                            : cm_py_raise_int(transfer->state, status,
+                                              "while ordering a stream after a copy");
 }
 
 /* -- methods ----------------------------------------------------------------------------- */
@@ -171,7 +307,7 @@ transfer_cancel(PyObject *op, PyObject *Py_UNUSED(args))
     Py_END_ALLOW_THREADS
     if (cancelled) {
         (void)transfer_clear(op);
-        cm_transfer_defer(self);
+        drop_deferred(self);
     }
     return PyBool_FromLong(cancelled);
 }
@@ -188,8 +324,7 @@ transfer_repr(PyObject *op)
 {
     cm_transfer_object *self = (cm_transfer_object *)(void *)op;
     const cm_runtime *rt = self->state->runtime;
-    cm_ticket_info info;
-    read_info(op, &info);
+    cm_ticket_info info = read_info(op);
     return PyUnicode_FromFormat(
         "<cumem.Transfer of %llu bytes, %s, %s%s>", (unsigned long long)info.nbytes,
         cm_routes[info.route].text,
@@ -207,8 +342,7 @@ transfer_get_done(PyObject *op, void *Py_UNUSED(closure))
 {
     cm_transfer_object *self = (cm_transfer_object *)(void *)op;
     const cm_runtime *rt = self->state->runtime;
-    cm_ticket_info info;
-    read_info(op, &info);
+    cm_ticket_info info = read_info(op);
     if (!info.done && rt != NULL && cm_runtime_is_forked(rt)) {
         /* the parent's threads end it, and a loop here would never see that */
         return cm_py_raise(self->state, cm_fail(CM_EFORKED, 0), NULL);
@@ -219,9 +353,7 @@ transfer_get_done(PyObject *op, void *Py_UNUSED(closure))
 static PyObject *
 transfer_get_nbytes(PyObject *op, void *Py_UNUSED(closure))
 {
-    cm_ticket_info info;
-    read_info(op, &info);
-    return PyLong_FromUnsignedLongLong(info.nbytes);
+    return PyLong_FromUnsignedLongLong(read_info(op).nbytes);
 }
 
 static PyObject *
@@ -234,24 +366,19 @@ transfer_get_progress(PyObject *op, void *Py_UNUSED(closure))
 static PyObject *
 transfer_get_cancelled(PyObject *op, void *Py_UNUSED(closure))
 {
-    cm_ticket_info info;
-    read_info(op, &info);
-    return PyBool_FromLong(info.cancelled);
+    return PyBool_FromLong(read_info(op).cancelled);
 }
 
 static PyObject *
 transfer_get_seconds(PyObject *op, void *Py_UNUSED(closure))
 {
-    cm_ticket_info info;
-    read_info(op, &info);
-    return PyFloat_FromDouble(info.seconds);
+    return PyFloat_FromDouble(read_info(op).seconds);
 }
 
 static PyObject *
 transfer_get_gbps(PyObject *op, void *Py_UNUSED(closure))
 {
-    cm_ticket_info info;
-    read_info(op, &info);
+    cm_ticket_info info = read_info(op);
     bool known = info.done && cm_is_ok(info.status) && info.seconds > 0;
     return PyFloat_FromDouble(known ? (double)info.nbytes * 1e-9 / info.seconds : 0.0);
 }
@@ -259,16 +386,13 @@ transfer_get_gbps(PyObject *op, void *Py_UNUSED(closure))
 static PyObject *
 transfer_get_route(PyObject *op, void *Py_UNUSED(closure))
 {
-    cm_ticket_info info;
-    read_info(op, &info);
-    return PyUnicode_FromString(cm_routes[info.route].text);
+    return PyUnicode_FromString(cm_routes[read_info(op).route].text);
 }
 
 /* -- tables ------------------------------------------------------------------------------ */
 
 static PyMethodDef transfer_methods[] = {
-    {"wait", (PyCFunction)(void (*)(void))cm_transfer_wait,
-     METH_FASTCALL | METH_KEYWORDS, wait_doc},
+    {"wait", CM_METHOD(transfer_wait), CM_KEYWORDS, wait_doc},
     {"cancel", transfer_cancel, METH_NOARGS, cancel_doc},
     {"order", transfer_order, METH_O, order_doc},
     {NULL, NULL, 0, NULL},
@@ -302,11 +426,7 @@ static PyGetSetDef transfer_getset[] = {
     {NULL, NULL, NULL, NULL, NULL},
 };
 
-static PyMemberDef transfer_members[] = {
-    {"__weaklistoffset__", T_PYSSIZET, offsetof(cm_transfer_object, weakrefs), READONLY,
-     NULL},
-    {NULL, 0, 0, 0, NULL},
-};
+static PyMemberDef transfer_members[] = CM_WEAKREFS(cm_transfer_object);
 
 static PyType_Slot transfer_slots[] = {
     {Py_tp_doc, (void *)transfer_doc}, {Py_tp_traverse, transfer_traverse},
@@ -330,7 +450,5 @@ cm_register_transfer_type(PyObject *module, cm_state *state)
     if (cm_register_notifier_type(module, state) < 0) {
         return -1;
     }
-    PyObject *type = PyType_FromModuleAndSpec(module, &transfer_spec, NULL);
-    state->transfer_type = (PyTypeObject *)(void *)type;
-    return type == NULL ? -1 : PyModule_AddType(module, state->transfer_type);
+    return cm_type_add(module, &transfer_spec, NULL, &state->transfer_type);
 }

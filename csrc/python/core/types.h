@@ -1,0 +1,40 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What all types of objects have in common: their tables, their making, their end. */
+#ifndef CM_PYTHON_CORE_TYPES_H
+#define CM_PYTHON_CORE_TYPES_H
+
+#include <stddef.h>
+
+#include "python/python.h"
+
+/* A function of any of the calling conventions, for a table of methods. */
+#define CM_METHOD(function) ((PyCFunction)(void (*)(void))(function))
+#define CM_KEYWORDS (METH_FASTCALL | METH_KEYWORDS)
+
+/* The members of a type whose objects have `weakrefs` and nothing else to show. */
+#define CM_WEAKREFS(type)                                                              \
+    {                                                                                  \
+        {"__weaklistoffset__", T_PYSSIZET, offsetof(type, weakrefs), READONLY, NULL},  \
+        {NULL, 0, 0, 0, NULL},                                                         \
+    }
+
+/* Make a type, keep it in *out and add it to the module. 0, or -1 with an exception. */
+static inline int
+cm_type_add(PyObject *module, PyType_Spec *spec, PyTypeObject *base, PyTypeObject **out)
+{
+    *out = (PyTypeObject *)(void *)PyType_FromModuleAndSpec(module, spec,
+                                                            (PyObject *)(void *)base);
+    return *out == NULL ? -1 : PyModule_AddType(module, *out);
+}
+
+/* The last step of a dealloc: its memory, and the reference that it has to its type. */
+static inline void
+cm_object_free(PyObject *op)
+{
+    PyTypeObject *type = Py_TYPE(op);
+    freefunc release = (freefunc)PyType_GetSlot(type, Py_tp_free);
+    release(op);
+    Py_DECREF(type);
+}
+
+#endif
