@@ -4,6 +4,7 @@
 Importing makes no CUDA call; the driver is opened at first use.
 """
 
+from functools import cache
 from importlib import import_module
 from typing import TYPE_CHECKING
 
@@ -18,7 +19,7 @@ from cumem._core import (
     current_stream, default_pool, device_count, driver_version, emulation_reason, empty,
     empty_device, empty_like, empty_managed, empty_mapped, empty_pinned, full, gather,
     gather_async, get_limit, pool_counters, register, runtime_version, scatter,
-    scatter_async, set_current_device, set_limit, shutdown, trim, zeros, _install_hooks,
+    scatter_async, set_current_device, set_limit, shutdown, trim, zeros,
 )
 if TYPE_CHECKING:
     from types import ModuleType
@@ -139,7 +140,8 @@ __all__ = [
 
 #: Modules that are loaded at the first use of one of these names, and for what `_core`
 #: asks of Python: making their classes takes longer than the extension does.
-_LATER = {
+_LATER: dict[str, tuple[str, ...]] = {
+    "awaiting": (),
     "calibration": ("Calibration", "calibrate"),
     "explanation": ("Explanation", "explain"),
     "files": ("fromfile", "read_ranges", "tofile", "write_ranges"),
@@ -175,6 +177,7 @@ _LATER = {
 }
 
 
+@cache
 def _load(module: str) -> "ModuleType":
     """Load one of these modules; its public names are then this package's."""
     loaded = import_module(f"cumem.{module}")
@@ -194,11 +197,3 @@ def __getattr__(name: str) -> object:
 
 def __dir__() -> list[str]:
     return sorted({*globals(), *__all__})
-
-
-_install_hooks(
-    stats=lambda *row: _load("pool_stats").pool_stats(*row),
-    snapshot=lambda *found: _load("snapshot").snapshot(*found),
-    progress=lambda title: _load("progress").Bar(title),
-    calibration=lambda index: _load("calibration").take_kept(index),
-)

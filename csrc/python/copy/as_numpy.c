@@ -14,7 +14,7 @@ copy_operand(cm_state *state, const cm_operand *operand, cm_stream *stream,
 {
     const cm_region *region = &operand->region;
     cm_progress progress;
-    if (cm_progress_open(state, told, "copy", &progress) < 0) {
+    if (cm_progress_open(told, "copy", &progress) < 0) {
         return NULL;
     }
     PyObject *array = cm_numpy_empty(operand->dtype, region->ndim, region->shape, 'C');

@@ -480,7 +480,7 @@ copy_with(PyObject *module, const char *function, PyObject *const *args,
     call->state = state;
     call->blocking = blocking;
     PyObject *result = NULL;
-    if (cm_progress_open(state, values[2], "copy", &call->progress) == 0) {
+    if (cm_progress_open(values[2], "copy", &call->progress) == 0) {
         result = init_call(call, values[0], stream) < 0 ? NULL : run(call);
         fini_call(call);
     }

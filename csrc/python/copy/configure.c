@@ -192,7 +192,7 @@ enum { LOOK_NBYTES = 64 << 10 }; /* shorter copies do not notice */
 int
 cm_configure_look(cm_state *state, int device)
 {
-    if (state->tuning.has_looked || state->hooks.calibration == NULL
+    if (state->tuning.has_looked
         || state->runtime == NULL
         /* In a forked child nothing that is found could be put to use. */
         || cm_runtime_is_forked(state->runtime)
@@ -201,8 +201,9 @@ cm_configure_look(cm_state *state, int device)
     }
     state->tuning.has_looked = true;
     cm_state_enter(state);
-    PyObject *done = PyObject_CallFunction(state->hooks.calibration, "i",
-                                           device < 0 ? state->current_device : device);
+    PyObject *done = cm_package_call(
+        "calibration", "take_kept",
+        Py_BuildValue("(i)", device < 0 ? state->current_device : device));
     cm_state_leave(state);
     if (done != NULL) {
         Py_DECREF(done);

@@ -122,7 +122,7 @@ copy_function(PyObject *module, PyObject *const *args, Py_ssize_t nargs,
         return NULL;
     }
     PyObject *result = NULL;
-    if (cm_progress_open(state, values[3], "copy", &progress) == 0) {
+    if (cm_progress_open(values[3], "copy", &progress) == 0) {
         result = progress.tell == NULL
                      ? cm_copy_objects(state, values[0], values[1], stream, true)
                      : cm_copy_and_tell(state, values[0], values[1], stream, &progress);

@@ -484,9 +484,7 @@ transfer_file(PyObject *module, PyObject *const *args, Py_ssize_t nargs,
     call->request.direct = (cm_file_direct)direct;
     cm_state_enter(call->state);
     PyObject *result = NULL;
-    if (cm_progress_open(call->state, values[7], writes ? "write" : "read",
-                         &call->progress)
-        == 0) {
+    if (cm_progress_open(values[7], writes ? "write" : "read", &call->progress) == 0) {
         result = call_with(call, values[2], values[5]);
     }
     if (cm_progress_close(&call->progress) < 0) {

@@ -7,7 +7,7 @@ static PyObject *
 run_and_tell(cm_several *several, PyObject *objects, int64_t axis, PyObject *told)
 {
     cm_progress progress;
-    if (cm_progress_open(several->state, told, "copy", &progress) < 0) {
+    if (cm_progress_open(told, "copy", &progress) < 0) {
         return NULL;
     }
     several->progress = progress.tell == NULL ? NULL : &progress;

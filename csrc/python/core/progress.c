@@ -4,14 +4,14 @@
 #include "python/core/arguments.h"
 
 int
-cm_progress_open(cm_state *state, PyObject *object, const char *title, cm_progress *out)
+cm_progress_open(PyObject *object, const char *title, cm_progress *out)
 {
     *out = (cm_progress){.tell = NULL};
     if (object == NULL || object == Py_None || object == Py_False) {
         return 0;
     }
-    if (object == Py_True && state->hooks.progress != NULL) {
-        out->tell = PyObject_CallFunction(state->hooks.progress, "s", title);
+    if (object == Py_True) {
+        out->tell = cm_package_call("progress", "Bar", Py_BuildValue("(s)", title));
         out->is_bar = true;
         return out->tell == NULL ? -1 : 0;
     }

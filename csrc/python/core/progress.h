@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* progress= of functions that wait for bytes: whom to tell how far they are. What draws
- * bars is installed by the package. GIL held throughout. */
+/* progress= of functions that wait for bytes: whom to tell how far they are. The
+ * package draws the bars. GIL held throughout. */
 #ifndef CM_PYTHON_CORE_PROGRESS_H
 #define CM_PYTHON_CORE_PROGRESS_H
 
@@ -13,8 +13,7 @@ typedef struct cm_progress {
 
 /* NULL, None and False: nobody. True: a bar that is called `title`. Else a callable. 0,
  * or -1 with TypeError or ImportError. */
-int cm_progress_open(cm_state *state, PyObject *object, const char *title,
-                     cm_progress *out);
+int cm_progress_open(PyObject *object, const char *title, cm_progress *out);
 /* 0, or -1 with what the callable raised. */
 int cm_progress_tell(const cm_progress *progress, uint64_t done, uint64_t total);
 /* With or without an exception set, which stays. 0, or -1 with one. */

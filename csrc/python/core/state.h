@@ -97,14 +97,6 @@ typedef struct cm_inline_list {
     uint32_t room; /* so many more may be kept */
 } cm_inline_list;
 
-/* What the package does for the extension; owned, NULL before it is loaded. */
-typedef struct cm_hooks {
-    PyObject *stats; /* makes what Pool.stats() answers */
-    PyObject *snapshot;
-    PyObject *progress;    /* makes bars */
-    PyObject *calibration; /* takes the figures that are kept */
-} cm_hooks;
-
 typedef struct cm_state {
     /* How cm_state_runtime() opens the runtime, or waits for the thread that does: 0,
      * or -1 with an exception. */
@@ -125,22 +117,17 @@ typedef struct cm_state {
     PyTypeObject *transfer_type;
     PyTypeObject *registration_type;
     PyTypeObject *pool_type;
-    PyTypeObject *notifier_type; /* internal: wakes an event loop when transfers are
-                                  * done
-                                  */
     /* exceptions; owned */
     PyObject *cuda_error;
     PyObject *out_of_memory_error;
     PyObject *cancelled_error;
     PyObject *emulation_warning;
     /* helpers from Python; owned, imported at module exec */
-    cm_override current_stream; /* "cumem.current_stream" */
-    cm_override current_pool;   /* "cumem.current_pool" */
-    PyObject *uint8_dtype;      /* numpy.dtype("uint8") */
-    cm_hooks hooks;
+    cm_override current_stream;        /* "cumem.current_stream" */
+    cm_override current_pool;          /* "cumem.current_pool" */
+    PyObject *uint8_dtype;             /* numpy.dtype("uint8") */
     PyObject *out_of_memory_callbacks; /* list: called in order before giving up */
     PyObject *default_pools;           /* dict: number of the slot -> its Pool */
-    PyObject *notifiers; /* weakref.WeakKeyDictionary: event loop -> its notifier */
     struct {
         PyObject *type;    /* owned, or NULL: the last that had such a table */
         const void *table; /* cm_dl_exchange */
@@ -257,6 +244,12 @@ void cm_state_drop_deferred(cm_state *state); /* GIL held */
 /* At the end of a call that waited: what it kept goes now, not when the main thread
  * comes to it. Keeps the exception. */
 void cm_state_drop_own(cm_state *state);
+
+/* Leave it to the package, whose modules are loaded at their first use: the answer of
+ * cumem.<module>.<function>(*arguments), a tuple that it takes over, or NULL for what
+ * could not be made. NULL with an exception. */
+PyObject *cm_package_call(const char *module, const char *function,
+                          PyObject *arguments);
 
 /* Module exec: locks and lists. 0, or -1 with an exception. */
 int cm_state_init(cm_state *state);

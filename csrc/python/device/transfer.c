@@ -6,7 +6,6 @@
 #include "python/core/errors.h"
 #include "python/core/progress.h"
 #include "python/core/types.h"
-#include "python/device/notifier.h"
 #include "python/device/objects.h"
 #include "python/device/wait.h"
 
@@ -256,7 +255,7 @@ transfer_wait(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObject *k
     PyObject *values[2];
     cm_progress progress;
     if (cm_args_parse("wait", args, nargs, kwnames, names, 1, 0, values) < 0
-        || cm_progress_open(self->state, values[1], "copy", &progress) < 0) {
+        || cm_progress_open(values[1], "copy", &progress) < 0) {
         return NULL;
     }
     (void)wait_and_tell(self, values[0], &progress);
@@ -315,8 +314,20 @@ transfer_cancel(PyObject *op, PyObject *Py_UNUSED(args))
 static PyObject *
 transfer_await(PyObject *op)
 {
+    return cm_package_call("awaiting", "await_transfer", PyTuple_Pack(1, op));
+}
+
+/* For that: write to an eventfd when it is done. */
+static PyObject *
+transfer_notify(PyObject *op, PyObject *object)
+{
     cm_transfer_object *self = (cm_transfer_object *)(void *)op;
-    return cm_notifier_await(self->state, self->ticket);
+    int64_t fd;
+    if (cm_arg_int64(object, "fd", &fd) < 0) {
+        return NULL;
+    }
+    return cm_py_answer(self->state, cm_ticket_notify(self->ticket, (int)fd),
+                        "while awaiting a transfer", Py_NewRef(Py_None));
 }
 
 static PyObject *
@@ -395,6 +406,7 @@ static PyMethodDef transfer_methods[] = {
     {"wait", CM_METHOD(transfer_wait), CM_KEYWORDS, wait_doc},
     {"cancel", transfer_cancel, METH_NOARGS, cancel_doc},
     {"order", transfer_order, METH_O, order_doc},
+    {"_notify", transfer_notify, METH_O, NULL},
     {NULL, NULL, 0, NULL},
 };
 
@@ -447,8 +459,5 @@ static PyType_Spec transfer_spec = {
 int
 cm_register_transfer_type(PyObject *module, cm_state *state)
 {
-    if (cm_register_notifier_type(module, state) < 0) {
-        return -1;
-    }
     return cm_type_add(module, &transfer_spec, NULL, &state->transfer_type);
 }

@@ -102,8 +102,7 @@ add_functions(PyObject *module)
         cm_pool_methods,        cm_pool_read_methods,        cm_limit_methods,
         cm_pickle_methods,      cm_raw_copy_methods,         cm_file_methods,
         cm_shutdown_methods,    cm_configure_methods,        cm_explain_methods,
-        cm_hook_methods,        cm_several_methods,          cm_copy_many_methods,
-        cm_asnumpy_methods,
+        cm_several_methods,     cm_copy_many_methods,        cm_asnumpy_methods,
     };
     for (size_t i = 0; i < sizeof(tables) / sizeof(tables[0]); i++) {
         if (PyModule_AddFunctions(module, tables[i]) < 0
@@ -200,8 +199,6 @@ core_exec(PyObject *module)
     F(device_type)                                                                     \
     F(transfer_type)                                                                   \
     F(registration_type)                                                               \
-    F(notifier_type)                                                                   \
-    F(notifiers)                                                                       \
     F(cuda_error)                                                                      \
     F(out_of_memory_error)                                                             \
     F(cancelled_error)                                                                 \
@@ -215,10 +212,6 @@ core_exec(PyObject *module)
     F(current_pool.type)                                                               \
     F(uint8_dtype)                                                                     \
     F(exchange.type)                                                                   \
-    F(hooks.stats)                                                                     \
-    F(hooks.snapshot)                                                                  \
-    F(hooks.progress)                                                                  \
-    F(hooks.calibration)                                                               \
     F(out_of_memory_callbacks)                                                         \
     F(default_pools)
 

@@ -9,7 +9,6 @@
 /* open.c: cm_state.when_closed. */
 int cm_state_open(cm_state *state);
 
-extern PyMethodDef cm_hook_methods[];     /* hooks.c: what the package does for it */
 extern PyMethodDef cm_shutdown_methods[]; /* shutdown, _at_exit */
 /* shutdown_wait.c: wait until nothing that shutdown() ends is at work any more, as far
  * as it can be asked about without touching what others may have destroyed; failures

@@ -147,8 +147,7 @@ pool_stats(PyObject *op, PyObject *Py_UNUSED(unused))
 {
     cm_pool_object *self = (cm_pool_object *)(void *)op;
     cm_pool *pool = cm_pool_object_take(op);
-    PyObject *result =
-        pool == NULL ? NULL : cm_pool_read_stats(self->state, pool, self->number);
+    PyObject *result = pool == NULL ? NULL : cm_pool_read_stats(pool, self->number);
     cm_pool_object_give(op, pool);
     return result;
 }

@@ -71,7 +71,7 @@ void cm_pools_give_all(cm_state *state, cm_pool_entry *entries, size_t count);
 void cm_pools_admit_peers(cm_state *state);
 
 /* What Pool.stats() and Pool.snapshot() answer; new references. */
-PyObject *cm_pool_read_stats(cm_state *state, cm_pool *pool, uint64_t number);
+PyObject *cm_pool_read_stats(cm_pool *pool, uint64_t number);
 PyObject *cm_pool_read_snapshot(cm_state *state, cm_pool *pool, uint64_t number);
 /* "default", "pool 3" …; new reference. */
 PyObject *cm_pool_name(const cm_pool_config *config, uint64_t number);

@@ -101,25 +101,13 @@ describe(cm_pool *pool, uint64_t number, cm_pool_counters *counters)
     return result;
 }
 
-/* Steals `arguments`, a tuple or NULL. */
-static PyObject *
-make(PyObject *factory, PyObject *arguments)
-{
-    PyObject *result = NULL;
-    if (arguments != NULL) {
-        result = factory == NULL ? Py_NewRef(arguments)
-                                 : PyObject_CallObject(factory, arguments);
-        Py_DECREF(arguments);
-    }
-    return result;
-}
-
 PyObject *
-cm_pool_read_stats(cm_state *state, cm_pool *pool, uint64_t number)
+cm_pool_read_stats(cm_pool *pool, uint64_t number)
 {
     cm_pool_counters counters;
     cm_pool_read(pool, &counters);
-    return make(state->hooks.stats, describe(pool, number, &counters));
+    return cm_package_call("pool_stats", "pool_stats",
+                           describe(pool, number, &counters));
 }
 
 /* -- snapshots --------------------------------------------------------------------- */
@@ -166,7 +154,7 @@ cm_pool_read_snapshot(cm_state *state, cm_pool *pool, uint64_t number)
     }
     Py_XDECREF(list);
     Py_XDECREF(name);
-    return make(state->hooks.snapshot, arguments);
+    return cm_package_call("snapshot", "snapshot", arguments);
 }
 
 /* -- functions --------------------------------------------------------------------- */
