@@ -18,7 +18,7 @@ from cumem._core import (
     copy_many, copy_many_async, current_device,
     current_stream, default_pool, device_count, driver_version, emulation_reason, empty,
     empty_device, empty_like, empty_managed, empty_mapped, empty_pinned, full, gather,
-    gather_async, get_limit, pool_counters, register, runtime_version, scatter,
+    gather_async, get_limit, register, runtime_version, scatter,
     scatter_async, set_current_device, set_limit, shutdown, trim, zeros,
 )
 if TYPE_CHECKING:
@@ -32,7 +32,8 @@ if TYPE_CHECKING:
         on_out_of_memory,
     )
     from cumem.pool_stats import (
-        Counters, Measure, Measurement, PoolStats, Stats, measure, stats,
+        Counters, Measure, Measurement, PoolStats, Stats, measure, pool_counters,
+        stats,
     )
     from cumem.safetensors import SafetensorsDict, load_safetensors
     from cumem.safetensors_format import (
@@ -154,6 +155,7 @@ _LATER: dict[str, tuple[str, ...]] = {
         "memory_info",
         "on_out_of_memory",
     ),
+    "out_of_memory": (),
     "pool_stats": (
         "Counters",
         "Measure",
@@ -161,6 +163,7 @@ _LATER: dict[str, tuple[str, ...]] = {
         "PoolStats",
         "Stats",
         "measure",
+        "pool_counters",
         "stats",
     ),
     "progress": (),

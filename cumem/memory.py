@@ -149,7 +149,7 @@ def memory_info(device: object = None) -> DeviceMemory | HostMemory:
 def _held(wanted: Callable[[str, int], bool]) -> tuple[int, int]:
     names = _core._counter_names()
     reserved, live = names.index("reserved_nbytes"), names.index("live_nbytes")
-    rows = [row[4] for _, row in _core._pools() if wanted(row[1], row[2])]
+    rows = [row[5] for _, row in _core._pools() if wanted(row[2], row[3])]
     return sum(row[reserved] for row in rows), sum(row[live] for row in rows)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import html
+import operator
 import threading
 import time
 import weakref
@@ -22,11 +23,15 @@ __all__ = [
     "PoolStats",
     "Stats",
     "measure",
+    "pool_counters",
     "pool_stats",
     "stats",
 ]
 
 _KINDS = ("device", "pinned", "mapped", "managed")
+# Of cudaHostAlloc and cudaMallocManaged.
+_PORTABLE, _WRITE_COMBINED = 1, 4
+_ATTACH_GLOBAL = 1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -208,12 +213,66 @@ def stats() -> Stats:
     return Stats(tuple(pool_stats(*row) for _, row in _core._pools()))
 
 
+def pool_counters() -> dict[str, dict[str, int]]:
+    """Read what the pools hold as plain numbers, summed over the pools of each kind.
+
+    Returns
+    -------
+    dict of str to dict of str to int
+        For "pinned", "mapped", "managed" and "device" the counters of `PoolStats`. Peaks
+        and ``largest_free_nbytes`` add up those of each pool. All 0 before the first use.
+    """
+    sums = {kind: [0] * len(_COUNTERS) for kind in _KINDS}
+    for _, (_, _, kind, _, _, counters) in _core._pools():
+        sums[kind] = [*map(operator.add, sums[kind], counters)]
+    return {
+        kind: dict(zip(_COUNTERS, counters, strict=True))
+        for kind, counters in sums.items()
+    }
+
+
 def pool_stats(
-    name: str, kind: str, device: int, limit: int | None, counters: tuple[int, ...]
+    number: int,
+    flags: int,
+    kind: str,
+    device: int,
+    limit: int | None,
+    counters: tuple[int, ...],
 ) -> PoolStats:
     """Make what `Pool.stats` answers."""
+    name = pool_name(number, flags, kind)
     values: dict[str, Any] = dict(zip(_COUNTERS, counters, strict=True))
     return PoolStats(name=name, kind=kind, device=device, limit=limit, **values)
+
+
+def pool_name(number: int, flags: int, kind: str) -> str:
+    """``"default"``, ``"pool 3"``, ``"closed pool"``; see `PoolStats`."""
+    if number == 2**64 - 1:
+        return "closed pool"
+    if number != 0:
+        return f"pool {number}"
+    if kind == "managed":
+        return "default" if flags == _ATTACH_GLOBAL else "default, attach host"
+    if kind == "device":
+        return "default"
+    portable = "" if flags & _PORTABLE else ", not portable"
+    return f"default{portable}{', write-combined' if flags & _WRITE_COMBINED else ''}"
+
+
+def pool_repr(
+    emulated: bool,
+    row: tuple[int, int, str, int, int | None, tuple[int, ...] | None],
+) -> str:
+    """Of a Pool; one that is closed has no counters."""
+    number, flags, kind, device, limit, counters = row
+    where = f"{pool_name(number, flags, kind)!r} of {kind} memory, device {device}"
+    if counters is None:
+        return f"<cumem.Pool {where}, closed>"
+    stats = pool_stats(number, flags, kind, device, limit, counters)
+    return (
+        f"<cumem.Pool {where}{', emulated' if emulated else ''}: {stats.live_nbytes} "
+        f"bytes live, {stats.reserved_nbytes} reserved>"
+    )
 
 
 def _add(pools: Iterable[Counters]) -> Counters:

@@ -9,6 +9,7 @@ import operator
 from collections.abc import Iterator
 from typing import Any
 
+from cumem.pool_stats import pool_name
 from cumem.units import format_nbytes, parse_nbytes
 
 __all__ = ["Block", "Segment", "Snapshot", "snapshot"]
@@ -184,7 +185,11 @@ def _mark(states: set[str]) -> str:
 
 
 def snapshot(
-    name: str, kind: str, device: int, rows: list[tuple[int, int, int, int, str]]
+    number: int,
+    flags: int,
+    kind: str,
+    device: int,
+    rows: list[tuple[int, int, int, int, str]],
 ) -> Snapshot:
     """Make what `Pool.snapshot` answers."""
     blocks: dict[int, list[Block]] = {}
@@ -195,4 +200,4 @@ def snapshot(
         Segment(found[0].address, sum(b.nbytes for b in found), tuple(found))
         for found in blocks.values()
     )
-    return Snapshot(name, kind, device, segments)
+    return Snapshot(pool_name(number, flags, kind), kind, device, segments)

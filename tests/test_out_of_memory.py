@@ -11,6 +11,7 @@ import pytest
 from support import session
 
 import cumem
+from cumem import out_of_memory
 
 MIB = 1 << 20
 SIZE = 64 * MIB
@@ -169,6 +170,22 @@ def test_error_of_host_memory_tells_what_the_host_has(emulated) -> None:
     assert error.driver_free is error.driver_total is error.outside is None
     assert error.available > 0
     assert error.limit == cumem.get_limit("pinned")
+
+
+@pytest.mark.parametrize("failure", [MemoryError, KeyboardInterrupt])
+def test_error_without_room_to_explain_it_is_raised_all_the_same(
+    small, monkeypatch, failure
+) -> None:
+    def fail(*_: object) -> None:
+        raise failure
+
+    monkeypatch.setattr(out_of_memory, "explain", fail)
+    raised = cumem.OutOfMemoryError if failure is MemoryError else failure
+    with pytest.raises(raised) as caught:
+        cumem.empty_device(SIZE * 2, "u1")
+    if isinstance(caught.value, cumem.OutOfMemoryError):
+        assert caught.value.name == "cudaErrorMemoryAllocation"
+        assert caught.value.advice is None
 
 
 def test_error_made_by_hand_has_no_numbers() -> None:

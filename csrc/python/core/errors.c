@@ -156,26 +156,13 @@ call_name(cm_status status)
     return PyUnicode_FromString(call);
 }
 
-/* Takes over `message`; new reference. */
+/* A new exception object for the status, with its attributes and its note (which may be
+ * NULL); NULL on failure. */
 static PyObject *
-append(PyObject *message, PyObject *detail)
-{
-    PyObject *text =
-        message == NULL ? NULL : PyUnicode_FromFormat("%U; %U", message, detail);
-    Py_XDECREF(message);
-    return text;
-}
-
-/* A new exception object for the status, with its attributes, its note and the end of
- * its message (either may be NULL); NULL on failure. */
-static PyObject *
-make_exception(cm_state *state, cm_status status, const char *doing, PyObject *detail)
+make_exception(cm_state *state, cm_status status, const char *doing)
 {
     PyObject *type = exception_type(state, status.code);
     PyObject *message = compose(status);
-    if (detail != NULL) {
-        message = append(message, detail);
-    }
     if (message == NULL) {
         return NULL;
     }
@@ -213,9 +200,9 @@ make_exception(cm_state *state, cm_status status, const char *doing, PyObject *d
 }
 
 PyObject *
-cm_py_exception_new(cm_state *state, cm_status status, PyObject *detail)
+cm_py_exception_new(cm_state *state, cm_status status)
 {
-    return make_exception(state, status, NULL, detail);
+    return make_exception(state, status, NULL);
 }
 
 PyObject *
@@ -224,7 +211,7 @@ cm_py_raise(cm_state *state, cm_status status, const char *doing)
     if (PyErr_Occurred()) {
         return NULL;
     }
-    PyObject *exception = make_exception(state, status, doing, NULL);
+    PyObject *exception = make_exception(state, status, doing);
     if (exception != NULL) {
         PyErr_SetObject((PyObject *)Py_TYPE(exception), exception);
         Py_DECREF(exception);

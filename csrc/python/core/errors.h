@@ -19,9 +19,9 @@ PyObject *cm_py_answer(cm_state *state, cm_status status, const char *doing,
  * pending exception. */
 void cm_py_report(cm_state *state, cm_status status, PyObject *where);
 
-/* The exception of a failed status with its attributes, `detail` (a str) ending its
- * message. New reference; NULL with another exception. */
-PyObject *cm_py_exception_new(cm_state *state, cm_status status, PyObject *detail);
+/* The exception of a failed status with its attributes. New reference; NULL with
+ * another exception. */
+PyObject *cm_py_exception_new(cm_state *state, cm_status status);
 
 int cm_register_errors(PyObject *module, cm_state *state);
 

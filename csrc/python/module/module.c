@@ -12,7 +12,7 @@
 #include "python/device/wait.h"
 #include "python/pool/limits.h"
 #include "python/pool/pool_object.h"
-#include "python/pool/registration_type.h"
+#include "python/pool/registration.h"
 #include "python/protocols/protocols.h"
 
 PyDoc_STRVAR(module_doc,

@@ -9,7 +9,7 @@
 #include "python/module/module.h"
 #include "python/module/state_config.h"
 #include "python/pool/limits.h"
-#include "python/pool/out_of_memory.h"
+#include "python/pool/allocate.h"
 #include "runtime/faults.h"
 
 /* The code says that there is no GPU here, not that something is broken. */

@@ -18,6 +18,13 @@ PyObject *cm_buffer_allocate_like(cm_state *state, cm_pool_object *pool, cm_kind
                                   unsigned flags, int device, PyObject *dtype,
                                   const cm_region *like, char order, cm_stream *stream);
 
+/* For memory that a copy needs in passing, when there is not enough: the engine's
+ * cm_relief, of which the argument is the state. Called without the GIL by a thread
+ * that has let go of it. CM_ECANCELLED with an exception set: of a callback or a
+ * signal's handler. */
+cm_status cm_shortage_relieve(void *state, cm_pool *pool, uint64_t nbytes,
+                              cm_stream *stream, cm_status status, cm_block **out);
+
 /* -- fast_path.c -------------------------------------------------------------------------- */
 
 /* A buffer for arguments of which each needs no more than a look, if the pool is warm;

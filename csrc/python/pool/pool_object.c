@@ -1,11 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Pools as objects: how they are made, lent to calls, closed, and all of them found. */
+/* Pools as objects: how they are made, lent to calls and closed, the current one, all
+ * of them, and what they hold as Python values. */
 #include "python/pool/pool_object.h"
 
 #include <stdlib.h>
 
 #include "python/buffer/buffer_object.h"
 #include "python/core/arguments.h"
+#include "python/core/errors.h"
+#include "python/core/types.h"
+#include "python/pool/limits.h"
 
 /* -- one ---------------------------------------------------------------------------- */
 
@@ -279,3 +283,234 @@ cm_pools_give_all(cm_state *state, cm_pool_entry *entries, size_t count)
     free(entries);
     cm_state_leave(state);
 }
+
+/* -- the one that serves a request --------------------------------------------------- */
+
+static bool
+can_serve(const cm_pool_object *self, cm_kind kind, unsigned flags, int device)
+{
+    const cm_pool_config *config = &self->config;
+    return self->pool != NULL && config->kind == kind && config->device == device
+           && (flags == config->flags || flags == cm_buffer_default_flags(kind));
+}
+
+cm_pool *
+cm_pool_find_current(cm_state *state, cm_kind kind, unsigned flags, int device)
+{
+    PyObject *chain = cm_override_read(&state->current_pool);
+    cm_pool *found = NULL;
+    PyObject *object;
+    PyObject *at = chain;
+    while (found == NULL && (object = cm_override_step(&at)) != NULL) {
+        const cm_pool_object *self = (const cm_pool_object *)(const void *)object;
+        if (can_serve(self, kind, flags, device)) {
+            found = cm_pool_hold(self->pool);
+        }
+    }
+    Py_XDECREF(chain);
+    return found;
+}
+
+cm_pool *
+cm_pool_choose(cm_state *state, cm_pool_object *wanted, cm_kind kind, unsigned flags,
+               int device)
+{
+    if (wanted != NULL) {
+        if (cm_pool_object_check(wanted, kind, flags, device) < 0) {
+            return NULL;
+        }
+        if (wanted->pool != NULL && cm_state_runtime(state) == NULL) {
+            return NULL;
+        }
+        if (wanted->pool == NULL) { /* also when what was deferred just now closed it */
+            PyErr_SetString(PyExc_ValueError, "the pool is closed");
+            return NULL;
+        }
+        return cm_pool_hold(wanted->pool);
+    }
+    if (CM_UNLIKELY(!cm_override_is_empty(&state->current_pool))) {
+        cm_pool *current = cm_pool_find_current(state, kind, flags, device);
+        if (current != NULL || PyErr_Occurred()) {
+            return current;
+        }
+    }
+    cm_pool *pool = cm_state_pool(state, kind, flags, device);
+    return pool == NULL ? NULL : cm_pool_hold(pool);
+}
+
+/* -- peers: a device that has got a context reaches the memory of all pools ------------- */
+
+void
+cm_pools_admit_peers(cm_state *state)
+{
+    cm_pool_entry *entries;
+    size_t count;
+    state->context_count = atomic_load(&state->runtime->context_count);
+    if (state->runtime->device_count < 2) {
+        return;
+    }
+    if (cm_pools_take_all(state, &entries, &count) < 0) {
+        PyErr_WriteUnraisable(NULL);
+        return;
+    }
+    cm_status first = cm_ok();
+    Py_BEGIN_ALLOW_THREADS
+    for (size_t i = 0; i < count; i++) {
+        cm_status status = cm_pool_admit_peers(entries[i].pool);
+        first = cm_is_ok(first) ? status : first;
+    }
+    Py_END_ALLOW_THREADS
+    cm_pools_give_all(state, entries, count);
+    if (!cm_is_ok(first)) {
+        cm_py_report(state, first, NULL); /* the call that noticed is about another
+                                             thing */
+    }
+}
+
+/* -- as Python values: counters ---------------------------------------------------------------------- */
+
+/* The counters by number; all of them are 64-bit. */
+static const char *const counter_list[] = {
+#define COUNTER_NAME(name) #name,
+    CM_POOL_COUNTERS(COUNTER_NAME)
+#undef COUNTER_NAME
+};
+
+enum { COUNTER_COUNT = sizeof counter_list / sizeof *counter_list };
+
+_Static_assert(sizeof(cm_pool_counters) == COUNTER_COUNT * sizeof(uint64_t),
+               "the counters follow each other without gaps");
+
+static PyObject *
+counters_to_tuple(const cm_pool_counters *counters)
+{
+    PyObject *tuple = PyTuple_New(COUNTER_COUNT);
+    for (int i = 0; tuple != NULL && i < COUNTER_COUNT; i++) {
+        const uint64_t *numbers = (const uint64_t *)(const void *)counters;
+        PyObject *value = PyLong_FromUnsignedLongLong(numbers[i]);
+        if (value == NULL || PyTuple_SetItem(tuple, i, value) < 0) {
+            Py_CLEAR(tuple);
+        }
+    }
+    return tuple;
+}
+
+/* -- statistics -------------------------------------------------------------------- */
+
+PyObject *
+cm_pool_describe(cm_pool *pool, uint64_t number, bool window)
+{
+    const cm_pool_config *config = cm_pool_get_config(pool);
+    cm_pool_counters counters;
+    (window ? cm_pool_read_window : cm_pool_read)(pool, &counters);
+    PyObject *limit = cm_limit_to_object(atomic_load(&config->budget->limit_nbytes));
+    PyObject *tuple = counters_to_tuple(&counters);
+    if (limit == NULL || tuple == NULL) {
+        Py_XDECREF(limit);
+        Py_XDECREF(tuple);
+        return NULL;
+    }
+    return Py_BuildValue("(KIsiNN)", (unsigned long long)number, config->flags,
+                         cm_kind_name(config->kind), config->device, limit, tuple);
+}
+
+/* -- snapshots --------------------------------------------------------------------- */
+
+static PyObject *
+rows_to_list(const cm_block_row *rows, uint64_t count)
+{
+    static const char *const states[] = {
+        [CM_BLOCK_LIVE] = "live",
+        [CM_BLOCK_IN_FLIGHT] = "in flight",
+        [CM_BLOCK_CACHED] = "cached",
+        [CM_BLOCK_GAP] = "gap",
+    };
+    PyObject *list = PyList_New((Py_ssize_t)count);
+    for (uint64_t i = 0; list != NULL && i < count; i++) {
+        PyObject *row = Py_BuildValue(
+            "(IKKKs)", rows[i].segment, (unsigned long long)rows[i].address,
+            (unsigned long long)rows[i].nbytes,
+            (unsigned long long)rows[i].requested_nbytes, states[rows[i].state]);
+        if (row == NULL || PyList_SetItem(list, (Py_ssize_t)i, row) < 0) {
+            Py_CLEAR(list);
+        }
+    }
+    return list;
+}
+
+PyObject *
+cm_pool_read_snapshot(cm_state *state, cm_pool *pool, uint64_t number)
+{
+    const cm_pool_config *config = cm_pool_get_config(pool);
+    cm_block_row *rows = NULL;
+    uint64_t count = 0;
+    cm_status status = cm_pool_list(pool, &rows, &count);
+    if (!cm_is_ok(status)) {
+        return cm_py_raise(state, status, "while listing a pool");
+    }
+    PyObject *list = rows_to_list(rows, count);
+    free(rows);
+    return cm_package_call(
+        "snapshot", "snapshot",
+        list == NULL
+            ? NULL
+            : Py_BuildValue("(KIsiN)", (unsigned long long)number, config->flags,
+                            cm_kind_name(config->kind), config->device, list));
+}
+
+/* -- functions --------------------------------------------------------------------- */
+
+PyDoc_STRVAR(pools_doc,
+"_pools($module, window=False, /)\n--\n\n"
+"A list of (key, (number, flags, kind, device, limit, counters)) of all pools; with\n"
+"`window` the peaks are those since the last call with it.");
+
+static PyObject *
+pools(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
+{
+    cm_state *state = cm_state_of_module(module);
+    bool window = nargs > 0 && args[0] == Py_True;
+    cm_pool_entry *entries;
+    size_t count;
+    if (cm_pools_take_all(state, &entries, &count) < 0) {
+        return NULL;
+    }
+    PyObject *list = PyList_New(0);
+    for (size_t i = 0; list != NULL && i < count; i++) {
+        PyObject *one = cm_pool_describe(entries[i].pool, entries[i].number, window);
+        uintptr_t key = (uintptr_t)entries[i].pool;
+        PyObject *row =
+            one == NULL ? NULL : Py_BuildValue("(KN)", (unsigned long long)key, one);
+        if (row == NULL || PyList_Append(list, row) < 0) {
+            Py_CLEAR(list);
+        }
+        Py_XDECREF(row);
+    }
+    cm_pools_give_all(state, entries, count);
+    return list;
+}
+
+PyDoc_STRVAR(counter_names_doc,
+"_counter_names($module, /)\n--\n\n"
+"The names of the counters, in their order.");
+
+static PyObject *
+counter_names(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(unused))
+{
+    PyObject *tuple = PyTuple_New(COUNTER_COUNT);
+    for (int i = 0; tuple != NULL && i < COUNTER_COUNT; i++) {
+        PyObject *name = PyUnicode_FromString(counter_list[i]);
+        if (name == NULL || PyTuple_SetItem(tuple, i, name) < 0) {
+            Py_CLEAR(tuple);
+        }
+    }
+    return tuple;
+}
+
+/* -- table ------------------------------------------------------------------------- */
+
+PyMethodDef cm_pool_read_methods[] = {
+    {"_pools", CM_METHOD(pools), METH_FASTCALL, pools_doc},
+    {"_counter_names", counter_names, METH_NOARGS, counter_names_doc},
+    {NULL, NULL, 0, NULL},
+};

@@ -16,9 +16,8 @@ typedef struct cm_pool_object {
     PyObject *weakrefs;
 } cm_pool_object;
 
-extern PyMethodDef cm_pool_methods[];      /* default_pool, trim: functions.c */
-extern PyMethodDef cm_pool_read_methods[]; /* pool_counters, _pools …: read.c */
-extern PyMethodDef cm_pool_object_methods[];
+extern PyMethodDef cm_pool_methods[];      /* default_pool, trim */
+extern PyMethodDef cm_pool_read_methods[]; /* _pools, _counter_names */
 
 int cm_register_pool_type(PyObject *module, cm_state *state);
 
@@ -70,10 +69,10 @@ void cm_pools_give_all(cm_state *state, cm_pool_entry *entries, size_t count);
  * failure goes to the unraisable hook. */
 void cm_pools_admit_peers(cm_state *state);
 
-/* What Pool.stats() and Pool.snapshot() answer; new references. */
-PyObject *cm_pool_read_stats(cm_pool *pool, uint64_t number);
+/* (number, flags, kind, device, limit, counters) of a pool; with `window` the peaks are
+ * those since the last call with it. New reference. */
+PyObject *cm_pool_describe(cm_pool *pool, uint64_t number, bool window);
+/* What Pool.snapshot() answers; new reference. */
 PyObject *cm_pool_read_snapshot(cm_state *state, cm_pool *pool, uint64_t number);
-/* "default", "pool 3" …; new reference. */
-PyObject *cm_pool_name(const cm_pool_config *config, uint64_t number);
 
 #endif

@@ -3,7 +3,7 @@
 #include "python/core/arguments.h"
 #include "python/core/errors.h"
 #include "python/core/numpy_bridge.h"
-#include "python/pool/registration_type.h"
+#include "python/pool/registration.h"
 #include "python/protocols/import.h"
 #include "python/protocols/protocols.h"
 

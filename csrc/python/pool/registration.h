@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Registration objects. GIL held throughout. */
-#ifndef CM_PYTHON_POOL_REGISTRATION_TYPE_H
-#define CM_PYTHON_POOL_REGISTRATION_TYPE_H
+#ifndef CM_PYTHON_POOL_REGISTRATION_H
+#define CM_PYTHON_POOL_REGISTRATION_H
 
 #include "python/buffer/buffer_object.h"
 

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* cumem.Registration: page-locked memory of somebody else as a Python object. */
-#include "python/pool/registration_type.h"
+#include "python/pool/registration.h"
 
-#include <stddef.h>
+#include "python/core/types.h"
 
 /* -- docstrings -------------------------------------------------------------------- */
 
@@ -48,8 +48,7 @@ cm_registration_object_new(cm_state *state, PyObject *buffer)
     if (op != NULL) {
         registration_object *self = (registration_object *)(void *)op;
         self->state = state;
-        self->buffer = buffer;
-        Py_INCREF(buffer);
+        self->buffer = Py_NewRef(buffer);
         self->nbytes = ((cm_buffer *)(void *)buffer)->storage->nbytes;
     }
     return op;
@@ -59,25 +58,11 @@ static void
 registration_dealloc(PyObject *op)
 {
     registration_object *self = (registration_object *)(void *)op;
-    PyTypeObject *type = Py_TYPE(op);
     if (self->weakrefs != NULL) {
         PyObject_ClearWeakRefs(op);
     }
     Py_XDECREF(self->buffer);
-    freefunc release = (freefunc)PyType_GetSlot(type, Py_tp_free);
-    release(op);
-    Py_DECREF(type);
-}
-
-static cm_buffer *
-check_open(PyObject *op)
-{
-    cm_buffer *buffer =
-        (cm_buffer *)(void *)((registration_object *)(void *)op)->buffer;
-    if (buffer == NULL) {
-        PyErr_SetString(PyExc_ValueError, "the registration is closed");
-    }
-    return buffer;
+    cm_object_free(op);
 }
 
 /* -- methods ----------------------------------------------------------------------- */
@@ -117,18 +102,17 @@ registration_close(PyObject *op, PyObject *Py_UNUSED(unused))
         result = cm_storage_unlock(storage);
     }
     cm_storage_release(storage, true);
-    if (result < 0) {
-        return NULL;
-    }
-    Py_RETURN_NONE;
+    return result < 0 ? NULL : Py_NewRef(Py_None);
 }
 
 static PyObject *
 registration_enter(PyObject *op, PyObject *Py_UNUSED(unused))
 {
-    PyObject *buffer = (PyObject *)(void *)check_open(op);
-    Py_XINCREF(buffer);
-    return buffer;
+    PyObject *buffer = ((registration_object *)(void *)op)->buffer;
+    if (buffer == NULL) {
+        PyErr_SetString(PyExc_ValueError, "the registration is closed");
+    }
+    return Py_XNewRef(buffer);
 }
 
 static PyObject *
@@ -151,12 +135,6 @@ static PyObject *
 registration_get_buffer(PyObject *op, void *Py_UNUSED(closure))
 {
     return registration_enter(op, NULL);
-}
-
-static PyObject *
-registration_get_nbytes(PyObject *op, void *Py_UNUSED(closure))
-{
-    return PyLong_FromUnsignedLongLong(((registration_object *)(void *)op)->nbytes);
 }
 
 static PyObject *
@@ -184,12 +162,12 @@ static PyGetSetDef registration_getset[] = {
      "PinnedBuffer, or MappedBuffer if made with ``mapped=True``, over the memory.\n"
      "Raises ValueError after close().",
      NULL},
-    {"nbytes", registration_get_nbytes, NULL,
-     "Bytes from the first to the last element, gaps between elements included.", NULL},
     {NULL, NULL, NULL, NULL, NULL},
 };
 
 static PyMemberDef registration_members[] = {
+    {"nbytes", T_ULONGLONG, offsetof(registration_object, nbytes), READONLY,
+     "Bytes from the first to the last element, gaps between elements included."},
     {"__weaklistoffset__", T_PYSSIZET, offsetof(registration_object, weakrefs),
      READONLY, NULL},
     {NULL, 0, 0, 0, NULL},
@@ -216,7 +194,5 @@ static PyType_Spec registration_spec = {
 int
 cm_register_registration_type(PyObject *module, cm_state *state)
 {
-    PyObject *type = PyType_FromModuleAndSpec(module, &registration_spec, NULL);
-    state->registration_type = (PyTypeObject *)(void *)type;
-    return type == NULL ? -1 : PyModule_AddType(module, state->registration_type);
+    return cm_type_add(module, &registration_spec, NULL, &state->registration_type);
 }
