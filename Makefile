@@ -14,13 +14,15 @@ ANY_DRIVER := $(patsubst %,tests/test_%.py,layout docs stubs units cli bench not
 	benchmark_runs safetensors_benchmark safetensors_format safetensors_torch pool_model \
 	view_properties copy_properties values fill_values collection transfer_exit \
 	results libraries limits stats dlpack_exchange fork progress asnumpy transfer_order \
-	torture)
+	torture mapped_short explain turned register gil)
 # What the oldest and the newest driver show.
 ONE_DRIVER := tests/test_faults.py tests/test_stream_semantics.py
-# What no version of Python can change: failures and stresses below it, its programs.
+# What no version of Python can change: what is below it, texts, its programs.
 ANY_PYTHON := $(patsubst %,tests/test_%.py,faults file_faults mapped_files transfer_exit \
 	benchmark_runs transfer_benchmark files_benchmark safetensors_benchmark \
-	two_gpus_benchmark replay_damaged pool_model)
+	two_gpus_benchmark replay_damaged pool_model stream_semantics mapped_short peers \
+	pool_peers turned several several_overlap transfer transfer_order limits explain \
+	calibration layout results replay replay_trace safetensors_format register)
 comma := ,
 
 SOURCES := $(sort $(wildcard csrc/*/*.c csrc/*/*/*.c))

@@ -8,6 +8,7 @@ CUMEM_LIMITED_API=0         build for this Python version alone
 
 import os
 import sysconfig
+from concurrent.futures import ThreadPoolExecutor
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -54,6 +55,14 @@ class BuildExt(build_ext):
         for folder in (*includes, numpy.get_include()):
             core.extra_compile_args += ["-isystem", str(folder)]
         core.extra_objects.append(str(library))
+        compile_all = self.compiler.compile
+
+        def compile_each(sources, **options):
+            with ThreadPoolExecutor(os.cpu_count()) as pool:
+                made = pool.map(lambda one: compile_all([one], **options), sources)
+                return [name for names in made for name in names]
+
+        self.compiler.compile = compile_each
         super().build_extensions()
         # `python -m cumem` in the checkout finds the checkout's package: let it be whole.
         if not self.inplace and not getattr(self, "editable_mode", False):
