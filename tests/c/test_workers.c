@@ -468,7 +468,8 @@ gather(void *argument)
     group.move = join_crowd;
     group.context = &g->crowd;
     /* On a busy machine a thread may come too late for one load, or for ten. */
-    for (int i = 0; i < LOADS && (i == 0 || count_of(&g->crowd) < g->crowd.wanted); i++) {
+    for (int i = 0; i < LOADS && (i == 0 || count_of(&g->crowd) < g->crowd.wanted);
+         i++) {
         cm_task_group_post(&group, &task, &layout, NULL, NULL, CM_COPY_PLAIN);
         cm_task_group_wait(&group, &task);
     }
