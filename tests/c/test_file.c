@@ -243,7 +243,7 @@ test_file_every_runtime_call_may_fail(void)
 {
     for (int i = 0; i < SCENARIOS; i++) {
         uint64_t calls = 1;
-        for (uint64_t nth = 0; nth <= calls; nth += nth == 0 ? 1 : CHECK_EVERY(4)) {
+        for (uint64_t nth = 0; nth <= calls; nth += nth == 0 ? 1 : CHECK_EVERY(9)) {
             setup s;
             plan p;
             cm_file_failure failure;

@@ -241,7 +241,7 @@ test_workers_small_load_starts_no_thread(void)
 static void
 test_workers_threads_rest_beyond_the_limit(void)
 {
-    enum { ROUNDS = 30 };
+    enum { ROUNDS = 30 / CHECK_EVERY(3) };
     static const uint32_t limits[] = {UINT32_MAX, 0, 1, 0, 2, 0, UINT32_MAX};
     cm_tuning tuning = tuned();
     cm_workers workers;

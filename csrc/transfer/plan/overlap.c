@@ -36,7 +36,7 @@ cm_overlap_span(cm_runtime *rt, const cm_region *region)
 
 enum {
     TERM_MAX = 2 * CM_MAX_NDIM + 1,
-    STEP_MAX = 100000, /* views of one array take a few for each axis */
+    STEP_MAX = 1000000, /* some milliseconds; views of one array take a few an axis */
 };
 
 /* A byte of one region is a sum of steps along its axes from the lowest byte, one of
@@ -104,11 +104,11 @@ can_sum_to(sums *s, int i, uint64_t distance)
     if (distance == 0 || distance == s->reach[i]) {
         return true;
     }
-    if (distance > s->reach[i] || distance % s->unit[i] != 0) {
-        return false;
-    }
     if (s->left-- <= 0) {
         return true;
+    }
+    if (distance > s->reach[i] || distance % s->unit[i] != 0) {
+        return false;
     }
     uint64_t step = s->step[i];
     uint64_t rest = s->reach[i + 1];
