@@ -25,7 +25,8 @@ SUB_LAYERS = {
 PACKAGE_LAYERS = [
     {"_core"},
     {"units"},
-    {"awaiting", "pool_stats", "snapshot", "memory", "out_of_memory", "progress"},
+    {"awaiting", "pool_stats", "snapshot", "memory", "out_of_memory", "progress"}
+    | {"views"},
     {"tuning", "explanation", "calibration", "files"},
     {"safetensors_format"},
     {"safetensors", "safetensors_save"},

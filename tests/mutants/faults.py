@@ -366,7 +366,7 @@ FAULTS = [
     ),
     Fault(
         "prefetch to device 0",
-        "csrc/python/buffer/managed.c",
+        "csrc/python/buffer/methods.c",
         "prefetch() goes to device 0, whichever is named",
         "int home = location == CM_HOST_LOCATION ? storage->device : location;",
         "int home = storage->device; location = location > 0 ? 0 : location;",
@@ -374,7 +374,7 @@ FAULTS = [
     ),
     Fault(
         "prefetch on the wrong stream",
-        "csrc/python/buffer/managed.c",
+        "csrc/python/buffer/methods.c",
         "prefetch() to a device is queued on the stream of the buffer's own",
         "int home = location == CM_HOST_LOCATION ? storage->device : location;",
         "int home = storage->device;",
@@ -537,7 +537,7 @@ FAULTS = [
     ),
     Fault(
         "streams of others forgotten",
-        "csrc/python/buffer/order.c",
+        "csrc/python/buffer/storage_use.c",
         "what others queue on a recorded stream later is not waited for",
         "if (cm_storage_add_lasting_use(storage, stream) < 0) {",
         "if (cm_storage_add_use(storage, stream) < 0) {",

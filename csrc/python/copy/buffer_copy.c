@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* copy(), and what the module `copy` calls: new memory of the same kind and place. */
 #include "python/buffer/buffer_object.h"
-#include "python/buffer/views.h"
+#include "python/buffer/methods.h"
 #include "python/copy/buffer_methods.h"
 #include "python/copy/copy_objects.h"
 #include "python/core/arguments.h"

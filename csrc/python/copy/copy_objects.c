@@ -3,7 +3,7 @@
  * first, what must stay alive, and what must be remembered afterwards. */
 #include <string.h>
 
-#include "python/buffer/order.h"
+#include "python/buffer/buffer_object.h"
 #include "python/copy/configure.h"
 #include "python/copy/copy_objects.h"
 #include "python/core/errors.h"

@@ -2,7 +2,6 @@
 /* `__dlpack__` and `__dlpack_device__`: which device a consumer is told, and what has
  * to happen before it may read. */
 #include "python/buffer/buffer_object.h"
-#include "python/buffer/order.h"
 #include "python/copy/buffer_methods.h"
 #include "python/copy/copy_objects.h"
 #include "python/core/arguments.h"

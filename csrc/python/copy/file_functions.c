@@ -5,7 +5,7 @@
 
 #include <stdlib.h>
 
-#include "python/buffer/order.h"
+#include "python/buffer/buffer_object.h"
 #include "python/copy/file_check.h"
 #include "python/core/arguments.h"
 #include "python/core/errors.h"

@@ -2,7 +2,6 @@
 /* fill(): one element into all of a buffer, by memset where the device can. */
 #include "python/buffer/buffer_object.h"
 #include "python/buffer/methods.h"
-#include "python/buffer/order.h"
 #include "python/copy/buffer_methods.h"
 #include "python/copy/copy_objects.h"
 #include "python/core/arguments.h"

@@ -5,7 +5,7 @@
 #ifndef CM_PYTHON_COPY_MULTI_DEVICE_H
 #define CM_PYTHON_COPY_MULTI_DEVICE_H
 
-#include "python/buffer/order.h"
+#include "python/buffer/buffer_object.h"
 #include "python/core/progress.h"
 #include "python/protocols/protocols.h"
 #include "transfer/routes/spread.h"

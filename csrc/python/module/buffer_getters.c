@@ -4,7 +4,6 @@
 
 #include "python/buffer/buffer_object.h"
 #include "python/buffer/methods.h"
-#include "python/buffer/views.h"
 #include "python/core/arguments.h"
 #include "python/core/tuples.h"
 #include "python/module/module.h"

@@ -4,7 +4,6 @@
  * protocol, and only memory that a device can reach has the CUDA array interface. */
 #include "python/buffer/buffer_object.h"
 #include "python/buffer/methods.h"
-#include "python/buffer/views.h"
 #include "python/copy/buffer_methods.h"
 #include "python/module/module.h"
 #include "python/protocols/protocols.h"

@@ -8,8 +8,8 @@
 #include "python/device/wait.h"
 #include "python/module/module.h"
 #include "python/module/state_config.h"
-#include "python/pool/limits.h"
 #include "python/pool/allocate.h"
+#include "python/pool/limits.h"
 #include "runtime/faults.h"
 
 /* The code says that there is no GPU here, not that something is broken. */

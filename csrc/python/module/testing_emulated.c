@@ -4,7 +4,7 @@
 #include <stddef.h>
 #include <string.h>
 
-#include "python/buffer/order.h"
+#include "python/buffer/buffer_object.h"
 #include "python/core/arguments.h"
 #include "python/core/errors.h"
 #include "python/module/testing.h"

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* `__cuda_array_interface__` version 3 of mapped, managed and device buffers. */
-#include "python/buffer/order.h"
+#include "python/buffer/buffer_object.h"
 #include "python/core/errors.h"
 #include "python/core/numpy_bridge.h"
 #include "python/core/tuples.h"

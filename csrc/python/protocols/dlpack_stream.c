@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Which stream an exporter's data is wanted on, and what it waits for. */
-#include "python/buffer/order.h"
+#include "python/buffer/buffer_object.h"
 #include "python/core/errors.h"
 #include "python/protocols/dlpack.h"
 

@@ -3,7 +3,7 @@
  */
 #include <string.h>
 
-#include "python/buffer/order.h"
+#include "python/buffer/buffer_object.h"
 #include "python/core/arguments.h"
 #include "python/core/errors.h"
 #include "python/core/numpy_bridge.h"
