@@ -8,42 +8,25 @@
 
 /* -- as a NumPy array, and what follows from that: numbers -------------------------------- */
 
-const char cm_buffer_numpy_doc[] =
-    "numpy($self, /)\n"
-    "--\n"
-    "\n"
-    "View the buffer as a NumPy array, without a copy.\n"
-    "\n"
-    "Returns\n"
-    "-------\n"
-    "numpy.ndarray\n"
-    "    Same shape, strides and dtype, read-only if the buffer is. The array keeps "
-    "the\n"
-    "    memory alive, and `free` is refused while it lives.\n"
-    "\n"
-    "Raises\n"
-    "------\n"
-    "TypeError\n"
-    "    The memory is on the device: copy it with `to_numpy`, or use a managed "
-    "buffer,\n"
-    "    which both sides can read.\n"
-    "ValueError\n"
-    "    The buffer is closed.\n"
-    "CudaError\n"
-    "    A transfer into the buffer failed.\n"
-    "RuntimeError\n"
-    "    In a child made by ``fork``: of managed memory, where a transfer was writing, "
-    "or\n"
-    "    where there was no room for a copy.\n"
-    "\n"
-    "Notes\n"
-    "-----\n"
-    "Blocks: until unfinished transfers into the memory are done (GIL released, "
-    "Ctrl-C\n"
-    "works).\n"
-    "Ordered after: those transfers; not after kernels of other libraries on managed "
-    "or\n"
-    "mapped memory, for which a stream must be synchronised.\n";
+CM_DOC(cm_buffer_numpy_doc,
+"numpy($self, /)\n--\n\n"
+"View the buffer as a NumPy array, without a copy.\n\n"
+"Returns\n-------\nnumpy.ndarray\n"
+"    Same shape, strides and dtype, read-only if the buffer is. The array keeps the\n"
+"    memory alive, and `free` is refused while it lives.\n\n"
+"Raises\n------\nTypeError\n"
+"    The memory is on the device: copy it with `to_numpy`, or use a managed buffer,\n"
+"    which both sides can read.\n"
+"ValueError\n    The buffer is closed.\n"
+"CudaError\n    A transfer into the buffer failed.\n"
+"RuntimeError\n"
+"    In a child made by ``fork``: of managed memory, where a transfer was writing, or\n"
+"    where there was no room for a copy.\n\n"
+"Notes\n-----\n"
+"Blocks: until unfinished transfers into the memory are done (GIL released, Ctrl-C\n"
+"works).\n"
+"Ordered after: those transfers; not after kernels of other libraries on managed or\n"
+"mapped memory, for which a stream must be synchronised.");
 
 static int
 refuse_device(cm_buffer *self, const char *what)
@@ -116,30 +99,17 @@ cm_buffer_numpy(PyObject *object, PyObject *unused CM_UNUSED)
     return array;
 }
 
-const char cm_buffer_array_doc[] =
-    "__array__($self, /, dtype=None, *, copy=None)\n"
-    "--\n"
-    "\n"
-    "NumPy's protocol: the array of `numpy`, or a copy of it.\n"
-    "\n"
-    "Parameters\n"
-    "----------\n"
-    "dtype : dtype_like, optional\n"
-    "    Converts, which copies, if it differs.\n"
-    "copy : bool, optional\n"
-    "    True always copies, False never does.\n"
-    "\n"
-    "Raises\n"
-    "------\n"
-    "ValueError\n"
-    "    A copy is needed and `copy` is False, or the buffer is closed.\n"
-    "TypeError\n"
-    "    The memory is a device's: NumPy cannot read it in place.\n"
-    "\n"
-    "Notes\n"
-    "-----\n"
-    "Blocks: until unfinished transfers into the memory are done.\n"
-    "Ordered after: those transfers.\n";
+CM_DOC(cm_buffer_array_doc,
+"__array__($self, /, dtype=None, *, copy=None)\n--\n\n"
+"NumPy's protocol: the array of `numpy`, or a copy of it.\n\n"
+"Parameters\n----------\ndtype : dtype_like, optional\n"
+"    Converts, which copies, if it differs.\n"
+"copy : bool, optional\n    True always copies, False never does.\n\n"
+"Raises\n------\nValueError\n"
+"    A copy is needed and `copy` is False, or the buffer is closed.\n"
+"TypeError\n    The memory is a device's: NumPy cannot read it in place.\n\n"
+"Notes\n-----\nBlocks: until unfinished transfers into the memory are done.\n"
+"Ordered after: those transfers.");
 
 PyObject *
 cm_buffer_array(PyObject *object, PyObject *const *args, Py_ssize_t nargs,
@@ -190,21 +160,13 @@ cm_buffer_float(PyObject *object)
     return as_number(object, PyNumber_Float);
 }
 
-const char cm_buffer_complex_doc[] =
-    "__complex__($self, /)\n"
-    "--\n"
-    "\n"
-    "The only element, for ``complex(buf)``.\n"
-    "\n"
-    "Raises\n"
-    "------\n"
-    "TypeError\n"
-    "    There is not one element, it is no number, or the memory is a device's.\n"
-    "\n"
-    "Notes\n"
-    "-----\n"
-    "Blocks: until unfinished transfers into the memory are done.\n"
-    "Ordered after: those transfers.\n";
+CM_DOC(cm_buffer_complex_doc,
+"__complex__($self, /)\n--\n\n"
+"The only element, for ``complex(buf)``.\n\n"
+"Raises\n------\nTypeError\n"
+"    There is not one element, it is no number, or the memory is a device's.\n\n"
+"Notes\n-----\nBlocks: until unfinished transfers into the memory are done.\n"
+"Ordered after: those transfers.");
 
 static PyObject *
 to_complex(PyObject *array)
@@ -261,18 +223,11 @@ cm_buffer_iter(PyObject *object)
     return length < 0 ? NULL : iterate(object, 0, length, 1);
 }
 
-const char cm_buffer_reversed_doc[] =
-    "__reversed__($self, /)\n"
-    "--\n"
-    "\n"
-    "Iterate over the views ``buf[-1]``, ``buf[-2]``, … of the first axis.\n"
-    "\n"
-    "Raises\n"
-    "------\n"
-    "TypeError\n"
-    "    The buffer has no dimensions.\n"
-    "ValueError\n"
-    "    The buffer is closed.\n";
+CM_DOC(cm_buffer_reversed_doc,
+"__reversed__($self, /)\n--\n\n"
+"Iterate over the views ``buf[-1]``, ``buf[-2]``, … of the first axis.\n\n"
+"Raises\n------\nTypeError\n    The buffer has no dimensions.\n"
+"ValueError\n    The buffer is closed.");
 
 PyObject *
 cm_buffer_reversed(PyObject *object, PyObject *unused CM_UNUSED)
@@ -321,34 +276,20 @@ cm_buffer_bool(PyObject *object)
 
 /* -- managed memory: moving its pages ahead of use ----------------------------------------- */
 
-const char cm_buffer_prefetch_doc[] =
-    "prefetch($self, /, device=None, *, stream=None)\n"
-    "--\n"
-    "\n"
-    "Move the pages to a device or to the host ahead of use.\n"
-    "\n"
-    "Parameters\n"
-    "----------\n"
-    "device : Device, int, str or 'host', optional\n"
-    "    Where to; default: cumem's current device.\n"
-    "stream : Stream or other stream object, optional\n"
-    "    Default: the current stream of that device.\n"
-    "\n"
-    "Raises\n"
-    "------\n"
-    "ValueError\n"
-    "    There is no such device, or the buffer is closed.\n"
-    "TypeError\n"
-    "    `device` or `stream` is of another type.\n"
-    "CudaError\n"
-    "    The driver refused, e.g. on devices without concurrent managed access.\n"
-    "\n"
-    "Notes\n"
-    "-----\n"
-    "Blocks: no, the move is queued.\n"
-    "Ordered after: work on `stream`. Pages that the view shares with its neighbours "
-    "move\n"
-    "whole.\n";
+CM_DOC(cm_buffer_prefetch_doc,
+"prefetch($self, /, device=None, *, stream=None)\n--\n\n"
+"Move the pages to a device or to the host ahead of use.\n\n"
+"Parameters\n----------\ndevice : Device, int, str or 'host', optional\n"
+"    Where to; default: cumem's current device.\n"
+"stream : Stream or other stream object, optional\n"
+"    Default: the current stream of that device.\n\n"
+"Raises\n------\nValueError\n    There is no such device, or the buffer is closed.\n"
+"TypeError\n    `device` or `stream` is of another type.\n"
+"CudaError\n"
+"    The driver refused, e.g. on devices without concurrent managed access.\n\n"
+"Notes\n-----\nBlocks: no, the move is queued.\n"
+"Ordered after: work on `stream`. Pages that the view shares with its neighbours move\n"
+"whole.");
 
 static bool
 is_host_name(PyObject *object)
@@ -467,10 +408,9 @@ cm_buffer_read_prefetch_location(const cm_buffer *self, int *out)
                                               "while asking for the prefetch location");
 }
 
-const char cm_buffer_prefetch_location_doc[] =
-    "Where the memory was last prefetched to: a `Device`, ``'host'``, or None if "
-    "nowhere\n"
-    "or to several places.";
+CM_DOC(cm_buffer_prefetch_location_doc,
+"Where the memory was last prefetched to: a `Device`, ``'host'``, or None if nowhere\n"
+"or to several places.");
 
 PyObject *
 cm_buffer_get_prefetch_location(PyObject *object, void *closure CM_UNUSED)
@@ -492,28 +432,17 @@ cm_buffer_get_prefetch_location(PyObject *object, void *closure CM_UNUSED)
 
 /* -- as_device ------------------------------------------------------------------------ */
 
-const char cm_buffer_as_device_doc[] =
-    "as_device($self, /)\n"
-    "--\n"
-    "\n"
-    "View mapped or managed memory as a plain device buffer.\n"
-    "\n"
-    "For consumers that refuse the other kinds: torch and JAX refuse managed memory, "
-    "CuPy\n"
-    "refuses page-locked memory.\n"
-    "\n"
-    "Returns\n"
-    "-------\n"
-    "DeviceBuffer\n"
-    "    The same bytes at their device address; it keeps the memory alive. A device\n"
-    "    buffer answers itself.\n"
-    "\n"
-    "Raises\n"
-    "------\n"
-    "TypeError\n"
-    "    The memory is pinned or ordinary, so no device address is promised.\n"
-    "ValueError\n"
-    "    The buffer is closed.\n";
+CM_DOC(cm_buffer_as_device_doc,
+"as_device($self, /)\n--\n\n"
+"View mapped or managed memory as a plain device buffer.\n\n"
+"For consumers that refuse the other kinds: torch and JAX refuse managed memory, CuPy\n"
+"refuses page-locked memory.\n\n"
+"Returns\n-------\nDeviceBuffer\n"
+"    The same bytes at their device address; it keeps the memory alive. A device\n"
+"    buffer answers itself.\n\n"
+"Raises\n------\nTypeError\n"
+"    The memory is pinned or ordinary, so no device address is promised.\n"
+"ValueError\n    The buffer is closed.");
 
 PyObject *
 cm_buffer_as_device(PyObject *object, PyObject *unused CM_UNUSED)
@@ -541,32 +470,18 @@ cm_buffer_as_device(PyObject *object, PyObject *unused CM_UNUSED)
 
 /* -- record_stream -------------------------------------------------------------------- */
 
-const char cm_buffer_record_stream_doc[] =
-    "record_stream($self, stream, /)\n"
-    "--\n"
-    "\n"
-    "Say that a stream works on the memory, which cumem cannot see by itself.\n"
-    "\n"
-    "After the buffer is dropped its memory is reused only when the work that the "
-    "stream\n"
-    "had queued by then is done. If the stream is being captured now the memory "
-    "belongs\n"
-    "to the graph, and is not reused before `shutdown`.\n"
-    "\n"
-    "Parameters\n"
-    "----------\n"
-    "stream : Stream, object with ``__cuda_stream__``, torch or CuPy or Numba stream, "
-    "int\n"
-    "    None means the current stream.\n"
-    "\n"
-    "Raises\n"
-    "------\n"
-    "TypeError\n"
-    "    `stream` is no stream.\n"
-    "ValueError\n"
-    "    The buffer or the stream is closed.\n"
-    "CudaError\n"
-    "    The driver does not know the stream.\n";
+CM_DOC(cm_buffer_record_stream_doc,
+"record_stream($self, stream, /)\n--\n\n"
+"Say that a stream works on the memory, which cumem cannot see by itself.\n\n"
+"After the buffer is dropped its memory is reused only when the work that the stream\n"
+"had queued by then is done. If the stream is being captured now the memory belongs\n"
+"to the graph, and is not reused before `shutdown`.\n\n"
+"Parameters\n----------\n"
+"stream : Stream, object with ``__cuda_stream__``, torch or CuPy or Numba stream, int\n"
+"    None means the current stream.\n\n"
+"Raises\n------\nTypeError\n    `stream` is no stream.\n"
+"ValueError\n    The buffer or the stream is closed.\n"
+"CudaError\n    The driver does not know the stream.");
 
 PyObject *
 cm_buffer_record_stream(PyObject *object, PyObject *stream_object)
@@ -589,30 +504,18 @@ cm_buffer_record_stream(PyObject *object, PyObject *stream_object)
 
 /* -- the end -------------------------------------------------------------------------- */
 
-const char cm_buffer_free_doc[] =
-    "free($self, /)\n"
-    "--\n"
-    "\n"
-    "Give the memory back now instead of when the last reference goes.\n"
-    "\n"
-    "All buffers that share the memory are closed. The pool reuses it when the work "
-    "that\n"
-    "streams had queued on it is done. Where a transfer of the buffer is unfinished "
-    "the\n"
-    "memory goes when that is done. Where the buffer ever went through the buffer "
-    "protocol\n"
-    "it goes with the last reference: ``torch.frombuffer`` keeps no more than the "
-    "object.\n"
-    "Freeing twice does nothing.\n"
-    "\n"
-    "Raises\n"
-    "------\n"
-    "BufferError\n"
-    "    An array, memoryview or tensor over the memory is alive, or another thread "
-    "is\n"
-    "    working on it.\n"
-    "CudaError\n"
-    "    The memory was registered, and unlocking it failed.\n";
+CM_DOC(cm_buffer_free_doc,
+"free($self, /)\n--\n\n"
+"Give the memory back now instead of when the last reference goes.\n\n"
+"All buffers that share the memory are closed. The pool reuses it when the work that\n"
+"streams had queued on it is done. Where a transfer of the buffer is unfinished the\n"
+"memory goes when that is done. Where the buffer ever went through the buffer protocol\n"
+"it goes with the last reference: ``torch.frombuffer`` keeps no more than the object.\n"
+"Freeing twice does nothing.\n\n"
+"Raises\n------\nBufferError\n"
+"    An array, memoryview or tensor over the memory is alive, or another thread is\n"
+"    working on it.\n"
+"CudaError\n    The memory was registered, and unlocking it failed.");
 
 PyObject *
 cm_buffer_free(PyObject *object, PyObject *unused CM_UNUSED)
@@ -621,15 +524,10 @@ cm_buffer_free(PyObject *object, PyObject *unused CM_UNUSED)
     return cm_storage_close(self->storage) < 0 ? NULL : Py_NewRef(Py_None);
 }
 
-const char cm_buffer_enter_doc[] = "__enter__($self, /)\n"
-                                   "--\n"
-                                   "\n"
-                                   "Return the buffer itself.\n"
-                                   "\n"
-                                   "Raises\n"
-                                   "------\n"
-                                   "ValueError\n"
-                                   "    The buffer is closed.\n";
+CM_DOC(cm_buffer_enter_doc,
+"__enter__($self, /)\n--\n\n"
+"Return the buffer itself.\n\n"
+"Raises\n------\nValueError\n    The buffer is closed.");
 
 PyObject *
 cm_buffer_enter(PyObject *object, PyObject *unused CM_UNUSED)
@@ -637,24 +535,15 @@ cm_buffer_enter(PyObject *object, PyObject *unused CM_UNUSED)
     return cm_buffer_check_open((cm_buffer *)object) < 0 ? NULL : Py_NewRef(object);
 }
 
-const char cm_buffer_exit_doc[] =
-    "__exit__($self, exc_type, exc, tb, /)\n"
-    "--\n"
-    "\n"
-    "Close the buffer and views of it; the memory goes back once nothing uses it.\n"
-    "\n"
-    "Unlike `free` it never fails: arrays and tensors made inside the block stay "
-    "valid, "
-    "and\n"
-    "the memory goes back with the last of them, or when the last transfer of the "
-    "buffer is\n"
-    "done: at once where there are none. Where the buffer went through the buffer "
-    "protocol or\n"
-    "``__cuda_array_interface__``, whose users may have kept no more than the object, "
-    "it goes\n"
-    "with the last reference. For a view only the view is closed, and the memory is "
-    "its\n"
-    "buffer's.\n";
+CM_DOC(cm_buffer_exit_doc,
+"__exit__($self, exc_type, exc, tb, /)\n--\n\n"
+"Close the buffer and views of it; the memory goes back once nothing uses it.\n\n"
+"Unlike `free` it never fails: arrays and tensors made inside the block stay valid, and\n"
+"the memory goes back with the last of them, or when the last transfer of the buffer is\n"
+"done: at once where there are none. Where the buffer went through the buffer protocol or\n"
+"``__cuda_array_interface__``, whose users may have kept no more than the object, it goes\n"
+"with the last reference. For a view only the view is closed, and the memory is its\n"
+"buffer's.");
 
 PyObject *
 cm_buffer_exit(PyObject *object, PyObject *const *args CM_UNUSED, Py_ssize_t nargs)

@@ -5,6 +5,7 @@
 #define CM_PYTHON_BUFFER_METHODS_H
 
 #include "python/buffer/buffer_object.h"
+#include "python/core/types.h"
 
 /* -- views: none copies bytes, waits or touches a device ---------------------------------- */
 

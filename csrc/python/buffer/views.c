@@ -293,32 +293,19 @@ to_tuple(PyObject *const *args, Py_ssize_t nargs)
 
 /* -- reshape -------------------------------------------------------------------------- */
 
-const char cm_buffer_reshape_doc[] =
-    "reshape($self, /, *shape, order='C')\n"
-    "--\n"
-    "\n"
-    "View the same bytes with another shape.\n"
-    "\n"
-    "Parameters\n"
-    "----------\n"
-    "*shape : int or tuple of int\n"
-    "    New lengths in elements; one of them may be -1 and is worked out.\n"
-    "order : {'C', 'F'}\n"
-    "    Which index runs fastest where elements are read and laid out.\n"
-    "\n"
-    "Returns\n"
-    "-------\n"
-    "Buffer\n"
-    "    A view of the same type; it keeps the memory alive. Never a copy.\n"
-    "\n"
-    "Raises\n"
-    "------\n"
-    "ValueError\n"
-    "    The number of elements differs, more than one length is -1, the strides do "
-    "not\n"
-    "    allow the shape without a copy, or the buffer is closed.\n"
-    "TypeError\n"
-    "    A length is not an integer.\n";
+CM_DOC(cm_buffer_reshape_doc,
+"reshape($self, /, *shape, order='C')\n--\n\n"
+"View the same bytes with another shape.\n\n"
+"Parameters\n----------\n*shape : int or tuple of int\n"
+"    New lengths in elements; one of them may be -1 and is worked out.\n"
+"order : {'C', 'F'}\n"
+"    Which index runs fastest where elements are read and laid out.\n\n"
+"Returns\n-------\nBuffer\n"
+"    A view of the same type; it keeps the memory alive. Never a copy.\n\n"
+"Raises\n------\nValueError\n"
+"    The number of elements differs, more than one length is -1, the strides do not\n"
+"    allow the shape without a copy, or the buffer is closed.\n"
+"TypeError\n    A length is not an integer.");
 
 /* It takes any number of positional arguments, which cm_args_parse does not, so the one
  * keyword is looked up by itself. */
@@ -346,28 +333,15 @@ cm_buffer_reshape(PyObject *object, PyObject *const *args, Py_ssize_t nargs,
 
 /* -- transpose ------------------------------------------------------------------------ */
 
-const char cm_buffer_transpose_doc[] =
-    "transpose($self, /, *axes)\n"
-    "--\n"
-    "\n"
-    "View with the axes in another order; without arguments reversed.\n"
-    "\n"
-    "Parameters\n"
-    "----------\n"
-    "*axes : int or tuple of int\n"
-    "    A permutation of the axes; negative numbers count from the end.\n"
-    "\n"
-    "Returns\n"
-    "-------\n"
-    "Buffer\n"
-    "    A view of the same type; it keeps the memory alive.\n"
-    "\n"
-    "Raises\n"
-    "------\n"
-    "ValueError\n"
-    "    `axes` is not a permutation, or the buffer is closed.\n"
-    "TypeError\n"
-    "    An axis is not an integer.\n";
+CM_DOC(cm_buffer_transpose_doc,
+"transpose($self, /, *axes)\n--\n\n"
+"View with the axes in another order; without arguments reversed.\n\n"
+"Parameters\n----------\n*axes : int or tuple of int\n"
+"    A permutation of the axes; negative numbers count from the end.\n\n"
+"Returns\n-------\nBuffer\n    A view of the same type; it keeps the memory alive.\n\n"
+"Raises\n------\nValueError\n"
+"    `axes` is not a permutation, or the buffer is closed.\n"
+"TypeError\n    An axis is not an integer.");
 
 static PyObject *
 transpose(cm_buffer *self)
@@ -406,31 +380,17 @@ cm_buffer_get_transposed(PyObject *object, void *closure CM_UNUSED)
 
 /* -- another dtype ----------------------------------------------------------------------- */
 
-const char cm_buffer_view_doc[] =
-    "view($self, /, dtype)\n"
-    "--\n"
-    "\n"
-    "View the same bytes as another dtype, by NumPy's rules.\n"
-    "\n"
-    "Parameters\n"
-    "----------\n"
-    "dtype : dtype_like\n"
-    "    Any dtype without Python objects. Where its itemsize differs, the last axis "
-    "is\n"
-    "    lengthened or shortened and must be contiguous.\n"
-    "\n"
-    "Returns\n"
-    "-------\n"
-    "Buffer\n"
-    "    A view of the same type; it keeps the memory alive.\n"
-    "\n"
-    "Raises\n"
-    "------\n"
-    "ValueError\n"
-    "    The itemsize differs and the buffer has no dimensions, its last axis is not\n"
-    "    contiguous, or the sizes do not divide; or the buffer is closed.\n"
-    "TypeError\n"
-    "    `dtype` is not a dtype or holds Python objects.\n";
+CM_DOC(cm_buffer_view_doc,
+"view($self, /, dtype)\n--\n\n"
+"View the same bytes as another dtype, by NumPy's rules.\n\n"
+"Parameters\n----------\ndtype : dtype_like\n"
+"    Any dtype without Python objects. Where its itemsize differs, the last axis is\n"
+"    lengthened or shortened and must be contiguous.\n\n"
+"Returns\n-------\nBuffer\n    A view of the same type; it keeps the memory alive.\n\n"
+"Raises\n------\nValueError\n"
+"    The itemsize differs and the buffer has no dimensions, its last axis is not\n"
+"    contiguous, or the sizes do not divide; or the buffer is closed.\n"
+"TypeError\n    `dtype` is not a dtype or holds Python objects.");
 
 PyObject *
 cm_buffer_view(PyObject *object, PyObject *const *args, Py_ssize_t nargs,
