@@ -37,7 +37,7 @@ SOURCES: dict[str, tuple[str, ...]] = {
     "fork": ("csrc/pool",),
     "interop": (
         *("csrc/python/protocols/dlpack*", "csrc/python/protocols/array_interface.c"),
-        *("csrc/python/protocols/buffer_export.c", "csrc/python/buffer/buffer_numpy.c"),
+        *("csrc/python/protocols/buffer_export.c", "csrc/python/buffer/methods.c"),
         "csrc/python/copy/dlpack_export.c",
     ),
     "many": ("csrc/transfer/batch", "csrc/transfer/device/table*"),

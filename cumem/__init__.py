@@ -18,8 +18,8 @@ from cumem._core import (
     copy_many, copy_many_async, current_device,
     current_stream, default_pool, device_count, driver_version, emulation_reason, empty,
     empty_device, empty_like, empty_managed, empty_mapped, empty_pinned, full, gather,
-    gather_async, get_limit, register, runtime_version, scatter,
-    scatter_async, set_current_device, set_limit, shutdown, trim, zeros,
+    gather_async, register, runtime_version, scatter,
+    scatter_async, set_current_device, shutdown, trim, zeros,
 )
 if TYPE_CHECKING:
     from types import ModuleType
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from cumem.explanation import Explanation, explain
     from cumem.files import fromfile, read_ranges, tofile, write_ranges
     from cumem.memory import (
-        DeviceMemory, HostMemory, LimitBlock, OutOfMemoryHook, limit, memory_info,
-        on_out_of_memory,
+        DeviceMemory, HostMemory, LimitBlock, OutOfMemoryHook, get_limit, limit,
+        memory_info, on_out_of_memory, set_limit,
     )
     from cumem.pool_stats import (
         Counters, Measure, Measurement, PoolStats, Stats, measure, pool_counters,
@@ -151,11 +151,14 @@ _LATER: dict[str, tuple[str, ...]] = {
         "HostMemory",
         "LimitBlock",
         "OutOfMemoryHook",
+        "get_limit",
         "limit",
         "memory_info",
         "on_out_of_memory",
+        "set_limit",
     ),
     "out_of_memory": (),
+    "pool_options": (),
     "pool_stats": (
         "Counters",
         "Measure",

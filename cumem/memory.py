@@ -26,10 +26,14 @@ __all__ = [
     "HostMemory",
     "LimitBlock",
     "OutOfMemoryHook",
+    "get_limit",
     "limit",
     "memory_info",
     "on_out_of_memory",
+    "set_limit",
 ]
+
+_Kind = Literal["pinned", "mapped", "managed", "device"]
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
@@ -154,13 +158,83 @@ def _held(wanted: Callable[[str, int], bool]) -> tuple[int, int]:
 
 
 def _host_memory() -> HostMemory:
-    limit_nbytes = _core.get_limit("pinned")
+    limit_nbytes = get_limit("pinned")
     total, available, cgroup, memlock = _core._host_memory()
     reserved, live = _held(lambda kind, _: kind in ("pinned", "mapped"))
     return HostMemory(total, available, cgroup, memlock, limit_nbytes, reserved, live)
 
 
 # -- limits ----------------------------------------------------------------------------
+
+
+def set_limit(kind: _Kind, limit: int | str | None, device: object = None) -> None:
+    """Limit how much memory of a kind cumem holds, cached memory included.
+
+    An allocation that would need more raises `OutOfMemoryError` once nothing that is cached
+    or freed can be given back. What is held already stays.
+
+    Parameters
+    ----------
+    kind : {'pinned', 'mapped', 'managed', 'device'}
+    limit : int, str or None
+        Bytes, a text such as ``"4GiB"``, a share such as ``"50%"`` of the device's memory
+        (managed, device) or of the memory that the process may use (pinned, mapped), or
+        None for no limit.
+    device : Device, int or str, optional
+        Whose memory of kind managed or device; default: every device, each by itself.
+
+    Raises
+    ------
+    TypeError
+        If an argument has the wrong type.
+    ValueError
+        If the limit cannot be read, a kind or device does not exist, or a device is given
+        for memory of the host.
+    CudaError
+        If the driver cannot be opened.
+
+    Notes
+    -----
+    At first device and managed memory have no limit, and pinned and mapped memory together
+    may be half of what the process may use (the machine's memory, or less where its control
+    group says so): whoever locks more brings machines down. The two count together against
+    that half, or against the larger of their limits where one is set higher.
+    ``CUMEM_LIMIT_PINNED``, ``_MAPPED``, ``_MANAGED`` and ``_DEVICE`` are read when the
+    driver is opened. `shutdown` forgets what was set.
+
+    Within a `limit` block the limit of the block stays in force: what is set counts when
+    the last block has ended.
+    """
+    for index, nbytes in _core._read_limit(kind, limit, device):
+        _core._put_limit(kind, index, nbytes, None)
+
+
+def get_limit(kind: _Kind, device: object = None) -> int | None:
+    """How much memory of a kind cumem may hold.
+
+    Parameters
+    ----------
+    kind : {'pinned', 'mapped', 'managed', 'device'}
+    device : Device, int or str, optional
+        For managed and device memory; default: cumem's current one.
+
+    Returns
+    -------
+    int or None
+        Bytes; None for no limit.
+
+    Raises
+    ------
+    TypeError
+        If an argument has the wrong type.
+    ValueError
+        As `set_limit`.
+    CudaError
+        If the driver cannot be opened.
+    """
+    places = _core._read_limit(kind, None, device)
+    index = places[0][0] if device is not None else _core.current_device().index
+    return _core._limit_in_force(kind, index)
 
 
 class LimitBlock:
@@ -186,7 +260,7 @@ class LimitBlock:
             self._state = "in use"
             for device, nbytes in self._limits:
                 self._open.setdefault((self._kind, device), []).append(self)
-                _core._block_limit(self._kind, device, (nbytes,))
+                _core._put_limit(self._kind, device, nbytes, True)
 
     def __exit__(self, *exc: object) -> None:
         with self._lock:
@@ -196,8 +270,8 @@ class LimitBlock:
             for device, _ in self._limits:
                 blocks = self._open[self._kind, device]
                 blocks.remove(self)
-                rules = (dict(blocks[-1]._limits)[device],) if blocks else None
-                _core._block_limit(self._kind, device, rules)
+                nbytes = dict(blocks[-1]._limits)[device] if blocks else None
+                _core._put_limit(self._kind, device, nbytes, bool(blocks))
 
     def __call__(self, function: Callable[_P, _T]) -> Callable[_P, _T]:
         @functools.wraps(function)

@@ -119,24 +119,18 @@ static cm_status
 settle(const cm_detached_storage *detached)
 {
     cm_status first = cm_ok();
-    cm_device_guard guard;
+    cm_status status;
     bool fence = detached->fence;
     for (uint32_t i = 0; i < detached->use_count; i++) {
         cm_stream *use = detached->uses[i];
         fence |= use->handle == CM_STREAM_PER_THREAD; /* perhaps another thread's */
-        cm_status status = cm_device_enter(use->rt, use->device, &guard);
-        if (cm_is_ok(status)) {
-            status = cm_rt_stream_synchronize(use->rt, use->handle);
-            cm_device_leave(use->rt, &guard);
-        }
+        CM_ON_DEVICE(status, use->rt, use->device,
+                     cm_rt_stream_synchronize(use->rt, use->handle));
         first = cm_is_ok(first) ? status : first;
     }
     if (fence && detached->runtime != NULL) {
-        cm_status status = cm_device_enter(detached->runtime, detached->device, &guard);
-        if (cm_is_ok(status)) {
-            status = cm_rt_device_synchronize(detached->runtime);
-            cm_device_leave(detached->runtime, &guard);
-        }
+        CM_ON_DEVICE(status, detached->runtime, detached->device,
+                     cm_rt_device_synchronize(detached->runtime));
         first = cm_is_ok(first) ? status : first;
     }
     return first;

@@ -3,16 +3,11 @@
  * for them, and ordering a consumer's stream after them. */
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 #include "python/buffer/buffer_object.h"
 #include "python/core/errors.h"
-
-enum {
-    SIGNAL_CHECK_NS = 50 * 1000 * 1000, /* how soon Ctrl-C is seen */
-    FIRST_NAP_NS = 2 * 1000,
-    LONGEST_NAP_NS = 500 * 1000,
-};
+#include "python/device/wait.h"
+#include "transfer/host/backoff.h"
 
 /* Room for one more item in a growing array, whose first place may be `inside`
  * something (else NULL). 0, or -1 with MemoryError. */
@@ -227,7 +222,7 @@ wait_for_writer(cm_storage *storage, cm_ticket *ticket)
     cm_status status;
     for (;;) {
         Py_BEGIN_ALLOW_THREADS
-        status = cm_ticket_wait(ticket, SIGNAL_CHECK_NS);
+        status = cm_ticket_wait(ticket, CM_SIGNAL_SLICE_NS);
         Py_END_ALLOW_THREADS
         if (status.code != CM_ETIMEOUT) {
             break;
@@ -246,25 +241,6 @@ wait_for_writer(cm_storage *storage, cm_ticket *ticket)
     return 0;
 }
 
-/* Ask the stream, or the event over its work, with naps that grow, for one signal
- * interval. No GIL. */
-static cm_status
-poll_stream(const cm_stream *stream, uint64_t event, bool *done)
-{
-    uint64_t start = cm_now_ns();
-    long nap_ns = FIRST_NAP_NS;
-    for (;;) {
-        CM_TRY(event != 0 ? cm_rt_event_query(stream->rt, event, done)
-                          : cm_stream_query(stream, done));
-        if (*done || cm_now_ns() - start > SIGNAL_CHECK_NS) {
-            return cm_ok();
-        }
-        struct timespec nap = {.tv_sec = 0, .tv_nsec = nap_ns};
-        (void)nanosleep(&nap, NULL);
-        nap_ns = nap_ns * 2 < LONGEST_NAP_NS ? nap_ns * 2 : LONGEST_NAP_NS;
-    }
-}
-
 /* Another thread's default stream cannot be asked: an event stands for it. No GIL. */
 static cm_status
 mark_stream(const cm_stream *stream, uint64_t *event)
@@ -273,14 +249,10 @@ mark_stream(const cm_stream *stream, uint64_t *event)
     if (cm_stream_is_here(stream)) {
         return cm_ok();
     }
-    cm_device_guard guard;
-    CM_TRY(cm_device_enter(stream->rt, stream->device, &guard));
-    cm_status status = cm_rt_event_create(stream->rt, CM_EVENT_DISABLE_TIMING, event);
-    if (cm_is_ok(status)) {
-        status = cm_stream_record(stream, *event);
-    }
-    cm_device_leave(stream->rt, &guard);
-    return status;
+    cm_status status;
+    CM_ON_DEVICE(status, stream->rt, stream->device,
+                 cm_rt_event_create(stream->rt, CM_EVENT_DISABLE_TIMING, event));
+    return cm_is_ok(status) ? cm_stream_record(stream, *event) : status;
 }
 
 static int
@@ -289,18 +261,16 @@ wait_for_stream(cm_storage *storage, cm_stream *stream)
     if (cm_state_runtime(storage->state) == NULL) {
         return -1;
     }
-    bool done = false;
-    bool interrupted = false;
     uint64_t event;
+    bool waited = true;
     cm_status status;
     Py_BEGIN_ALLOW_THREADS
     status = mark_stream(stream, &event);
     Py_END_ALLOW_THREADS
-    while (cm_is_ok(status) && !done && !interrupted) {
-        Py_BEGIN_ALLOW_THREADS
-        status = poll_stream(stream, event, &done);
-        Py_END_ALLOW_THREADS
-        interrupted = cm_is_ok(status) && !done && PyErr_CheckSignals() < 0;
+    if (cm_is_ok(status)) {
+        waited = cm_wait_polling(stream->rt, stream->device,
+                                 event != 0 ? cm_rt_event_query : cm_rt_stream_query,
+                                 event != 0 ? event : stream->handle, true, &status);
     }
     if (event != 0) {
         cm_status destroyed;
@@ -309,7 +279,7 @@ wait_for_stream(cm_storage *storage, cm_stream *stream)
         Py_END_ALLOW_THREADS
         status = cm_is_ok(status) ? destroyed : status;
     }
-    if (interrupted) {
+    if (!waited) {
         return -1;
     }
     return cm_is_ok(status)
@@ -318,18 +288,16 @@ wait_for_stream(cm_storage *storage, cm_stream *stream)
                                  "while waiting for a stream that uses the buffer");
 }
 
-/* With naps that grow, for one signal interval. No GIL. */
+/* With naps that grow, until signals are to be seen. No GIL. */
 static void
 poll_transfers(const cm_storage *storage, cm_engine *engine)
 {
     uint64_t start = cm_now_ns();
-    long nap_ns = FIRST_NAP_NS;
-    while (cm_storage_is_in_transfer(storage)
-           && cm_now_ns() - start < SIGNAL_CHECK_NS) {
-        struct timespec nap = {.tv_sec = 0, .tv_nsec = nap_ns};
-        (void)nanosleep(&nap, NULL);
-        nap_ns = nap_ns * 2 < LONGEST_NAP_NS ? nap_ns * 2 : LONGEST_NAP_NS;
+    uint64_t elapsed = 0;
+    while (cm_storage_is_in_transfer(storage) && elapsed < CM_SIGNAL_SLICE_NS) {
+        cm_nap_after(elapsed);
         cm_engine_poll(engine);
+        elapsed = cm_now_ns() - start;
     }
 }
 

@@ -287,12 +287,12 @@ event_record(PyObject *op, PyObject *const *args, Py_ssize_t nargs)
     return result < 0 ? NULL : Py_NewRef(op);
 }
 
-/* As cm_wait_polling. */
+/* As cm_wait_for. */
 static bool
 wait_for_event(const cm_event_object *event, cm_status *out)
 {
-    return cm_wait_polling(event->rt, event->device, cm_rt_event_query, event->handle,
-                           event->blocking, out);
+    return cm_wait_for(event->rt, event->device, cm_rt_event_query,
+                       cm_rt_event_synchronize, event->handle, event->blocking, out);
 }
 
 static PyObject *
@@ -305,11 +305,6 @@ event_synchronize(PyObject *op, PyObject *Py_UNUSED(unused))
     cm_status status;
     take(self);
     bool waited = wait_for_event(self, &status);
-    if (waited && cm_is_ok(status)) {
-        Py_BEGIN_ALLOW_THREADS
-        status = cm_rt_event_synchronize(self->rt, self->handle);
-        Py_END_ALLOW_THREADS
-    }
     give(self);
     return waited ? cm_py_answer(self->state, status, NULL, Py_NewRef(Py_None)) : NULL;
 }
@@ -326,18 +321,6 @@ check_timed(const cm_event_object *event, const char *name)
         return -1;
     }
     return 0;
-}
-
-static cm_status
-measure(const cm_event_object *start, const cm_event_object *end, float *milliseconds)
-{
-    CM_TRY(cm_rt_event_synchronize(start->rt, start->handle));
-    CM_TRY(cm_rt_event_synchronize(end->rt, end->handle));
-    cm_status status;
-    CM_ON_DEVICE(
-        status, end->rt, end->device,
-        cm_rt_event_elapsed(end->rt, start->handle, end->handle, milliseconds));
-    return status;
 }
 
 static PyObject *
@@ -366,7 +349,9 @@ event_seconds_since(PyObject *op, PyObject *other)
                   && (!cm_is_ok(status) || wait_for_event(self, &status));
     if (waited && cm_is_ok(status)) {
         Py_BEGIN_ALLOW_THREADS
-        status = measure(start, self, &milliseconds);
+        CM_ON_DEVICE(
+            status, self->rt, self->device,
+            cm_rt_event_elapsed(self->rt, start->handle, self->handle, &milliseconds));
         Py_END_ALLOW_THREADS
     }
     give(start);

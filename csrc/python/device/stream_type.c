@@ -278,18 +278,9 @@ stream_synchronize(PyObject *op, PyObject *Py_UNUSED(unused))
         return NULL;
     }
     cm_status status;
-    if (!cm_wait_polling(stream->rt, stream->device, cm_rt_stream_query, stream->handle,
-                         false, &status)) {
-        cm_stream_give(((cm_stream_object *)(void *)op)->state, stream);
-        return NULL;
-    }
-    if (cm_is_ok(status)) {
-        Py_BEGIN_ALLOW_THREADS
-        CM_ON_DEVICE(status, stream->rt, stream->device,
-                     cm_rt_stream_synchronize(stream->rt, stream->handle));
-        Py_END_ALLOW_THREADS
-    }
-    return give(op, stream, status, Py_NewRef(Py_None));
+    bool waited = cm_wait_for(stream->rt, stream->device, cm_rt_stream_query,
+                              cm_rt_stream_synchronize, stream->handle, false, &status);
+    return give(op, stream, status, waited ? Py_NewRef(Py_None) : NULL);
 }
 
 static PyObject *

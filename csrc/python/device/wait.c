@@ -71,7 +71,7 @@ bool
 cm_wait_polling(cm_runtime *rt, int device, cm_wait_query query, uint64_t handle,
                 bool naps, cm_status *out)
 {
-    bool done = !cm_sees_signals();
+    bool done = false;
     uint64_t start = cm_now_ns();
     *out = cm_ok();
     while (!done) {
@@ -84,6 +84,23 @@ cm_wait_polling(cm_runtime *rt, int device, cm_wait_query query, uint64_t handle
         if (!done && PyErr_CheckSignals() < 0) {
             return false;
         }
+    }
+    return true;
+}
+
+bool
+cm_wait_for(cm_runtime *rt, int device, cm_wait_query query,
+            cm_status (*synchronize)(cm_runtime *rt, uint64_t handle), uint64_t handle,
+            bool naps, cm_status *out)
+{
+    *out = cm_ok();
+    if (cm_sees_signals() && !cm_wait_polling(rt, device, query, handle, naps, out)) {
+        return false;
+    }
+    if (cm_is_ok(*out)) {
+        Py_BEGIN_ALLOW_THREADS
+        CM_ON_DEVICE(*out, rt, device, synchronize(rt, handle));
+        Py_END_ALLOW_THREADS
     }
     return true;
 }
@@ -108,10 +125,8 @@ typedef struct device_wait {
 static cm_status
 wait_plainly(cm_runtime *rt, int device)
 {
-    cm_device_guard guard;
-    CM_TRY(cm_device_enter(rt, device, &guard));
-    cm_status status = cm_rt_device_synchronize(rt);
-    cm_device_leave(rt, &guard);
+    cm_status status;
+    CM_ON_DEVICE(status, rt, device, cm_rt_device_synchronize(rt));
     return status;
 }
 

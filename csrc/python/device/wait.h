@@ -18,10 +18,16 @@ void cm_signals_init(void);
 typedef cm_status (*cm_wait_query)(cm_runtime *rt, uint64_t handle, bool *done);
 
 /* Wait until `query` says that it is done or fails; `naps`: rather sleeping than
- * spinning. In a thread that sees no signals it returns at once: the caller waits.
- * False with the exception of a signal handler. GIL held, released meanwhile. */
+ * spinning. False with the exception of a signal handler. GIL held, released meanwhile.
+ */
 bool cm_wait_polling(cm_runtime *rt, int device, cm_wait_query query, uint64_t handle,
                      bool naps, cm_status *out);
+
+/* The same until `synchronize` says so too, to which it is left in a thread that sees
+ * no signals. */
+bool cm_wait_for(cm_runtime *rt, int device, cm_wait_query query,
+                 cm_status (*synchronize)(cm_runtime *rt, uint64_t handle),
+                 uint64_t handle, bool naps, cm_status *out);
 
 /* Wait for all work of a device. As above; what a signal ended is waited for by
  * cm_device_waits_join. */

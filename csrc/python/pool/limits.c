@@ -5,6 +5,7 @@
 #include <stdlib.h>
 
 #include "base/host_memory.h"
+#include "base/numa.h"
 #include "python/core/arguments.h"
 #include "python/core/errors.h"
 #include "python/core/sizes.h"
@@ -55,9 +56,11 @@ set_limit_of(cm_state *state, cm_kind kind, int device, uint64_t nbytes)
     apply_limit_of(state, kind, device);
 }
 
-int
-cm_limits_whole(cm_state *state, cm_runtime *runtime, cm_kind kind, int device,
-                uint64_t *out)
+/* What a share of the kind is one of; UINT64_MAX: not known. 0, or -1 with CudaError.
+ */
+static int
+read_whole(cm_state *state, cm_runtime *runtime, cm_kind kind, int device,
+           uint64_t *out)
 {
     if (cm_kind_is_host(kind)) {
         cm_host_memory memory;
@@ -96,7 +99,7 @@ read_variable(cm_state *state, cm_runtime *runtime, cm_kind kind, const char *na
         uint64_t whole = UINT64_MAX;
         uint64_t nbytes;
         if (cm_size_is_share(text)
-            && cm_limits_whole(state, runtime, kind, device, &whole) < 0) {
+            && read_whole(state, runtime, kind, device, &whole) < 0) {
             return -1;
         }
         if (!cm_size_parse(text, whole, &nbytes)) {
@@ -180,35 +183,6 @@ parse_place(cm_state *state, PyObject *kind_object, PyObject *device_object,
     return 0;
 }
 
-PyDoc_STRVAR(set_limit_doc,
-"set_limit($module, /, kind, limit, device=None)\n--\n\n"
-"Limit how much memory of a kind cumem holds, cached memory included.\n\n"
-"An allocation that would need more raises `OutOfMemoryError` once nothing that is cached\n"
-"or freed can be given back. What is held already stays.\n\n"
-"Parameters\n----------\n"
-"kind : {'pinned', 'mapped', 'managed', 'device'}\n"
-"limit : int, str or None\n"
-"    Bytes, a text such as ``\"4GiB\"``, a share such as ``\"50%\"`` of the device's memory\n"
-"    (managed, device) or of the memory that the process may use (pinned, mapped), or None\n"
-"    for no limit.\n"
-"device : Device, int or str, optional\n"
-"    Whose memory of kind managed or device; default: every device, each by itself.\n\n"
-"Raises\n------\n"
-"TypeError\n    If an argument has the wrong type.\n"
-"ValueError\n"
-"    If the limit cannot be read, a kind or device does not exist, or a device is given for\n"
-"    memory of the host.\n"
-"CudaError\n    If the driver cannot be opened.\n\n"
-"Notes\n-----\n"
-"At first device and managed memory have no limit, and pinned and mapped memory together\n"
-"may be half of what the process may use (the machine's memory, or less where its control\n"
-"group says so): whoever locks more brings machines down. The two count together against\n"
-"that half, or against the larger of their limits where one is set higher.\n"
-"``CUMEM_LIMIT_PINNED``, ``_MAPPED``, ``_MANAGED`` and ``_DEVICE`` are read when the driver\n"
-"is opened. `shutdown` forgets what was set.\n\n"
-"Within a `limit` block the limit of the block stays in force: what is set counts when the\n"
-"last block has ended.");
-
 /* What a limit is asked for: of a kind, on the devices from first to before end. */
 typedef struct wish {
     cm_kind kind;
@@ -218,54 +192,39 @@ typedef struct wish {
 } wish;
 
 static int
-parse_wish(cm_state *state, const char *function, PyObject *const *args,
-           Py_ssize_t nargs, PyObject *kwnames, wish *out)
+parse_wish(cm_state *state, PyObject *args, wish *out)
 {
-    static const char *const names[] = {"kind", "limit", "device", NULL};
-    PyObject *values[3];
-    if (cm_args_parse(function, args, nargs, kwnames, names, 3, 2, values) < 0
-        || parse_place(state, values[0], values[2], &out->kind, &out->first, &out->end)
-               < 0) {
+    PyObject *kind;
+    PyObject *limit;
+    PyObject *place;
+    if (!PyArg_ParseTuple(args, "OOO", &kind, &limit, &place)
+        || parse_place(state, kind, place, &out->kind, &out->first, &out->end) < 0) {
         return -1;
     }
     for (int device = out->first; device < out->end; device++) {
         uint64_t whole = UINT64_MAX;
         out->nbytes[device] = UINT64_MAX;
-        if (values[1] == Py_None) {
+        if (limit == Py_None) {
             continue;
         }
-        if ((cm_arg_size_is_share(values[1])
-             && cm_limits_whole(state, state->runtime, out->kind, device, &whole) < 0)
-            || cm_arg_size(values[1], "limit", whole, &out->nbytes[device]) < 0) {
+        if ((cm_arg_size_is_share(limit)
+             && read_whole(state, state->runtime, out->kind, device, &whole) < 0)
+            || cm_arg_size(limit, "limit", whole, &out->nbytes[device]) < 0) {
             return -1;
         }
     }
     return 0;
 }
 
-static PyObject *
-set_limit(PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
-{
-    cm_state *state = cm_state_of_module(module);
-    wish w;
-    if (parse_wish(state, "set_limit", args, nargs, kwnames, &w) < 0) {
-        return NULL;
-    }
-    for (int device = w.first; device < w.end; device++) {
-        set_limit_of(state, w.kind, device, w.nbytes[device]);
-    }
-    Py_RETURN_NONE;
-}
-
 PyDoc_STRVAR(read_limit_doc,
-"_read_limit($module, /, kind, limit, device=None)\n--\n\n"
+"_read_limit($module, kind, limit, device, /)\n--\n\n"
 "What set_limit() would set: a list of (index of the device, bytes or None).");
 
 static PyObject *
-read_limit(PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
+read_limit(PyObject *module, PyObject *args)
 {
     wish w;
-    if (parse_wish(cm_state_of_module(module), "limit", args, nargs, kwnames, &w) < 0) {
+    if (parse_wish(cm_state_of_module(module), args, &w) < 0) {
         return NULL;
     }
     PyObject *list = PyList_New(0);
@@ -280,65 +239,66 @@ read_limit(PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyObject *
     return list;
 }
 
-PyDoc_STRVAR(block_limit_doc,
-"_block_limit($module, kind, device, block, /)\n--\n\n"
-"Have the limit of an open block in force, (bytes or None,), or with None what was set.\n"
-"Opens no driver.");
-
-static PyObject *
-block_limit(PyObject *module, PyObject *args)
+/* The kind, and the index of a device, of the limit that is meant; opens no driver. */
+static int
+parse_index(PyObject *kind_object, int device, cm_kind *kind)
 {
-    cm_state *state = cm_state_of_module(module);
-    PyObject *kind_object;
-    PyObject *block;
-    PyObject *limit = Py_None;
-    cm_kind kind;
-    int device;
-    uint64_t nbytes = UINT64_MAX;
-    if (!PyArg_ParseTuple(args, "OiO", &kind_object, &device, &block)
-        || (block != Py_None && !PyArg_ParseTuple(block, "O", &limit))
-        || cm_arg_kind(kind_object, "kind", &kind) < 0
-        || (limit != Py_None && cm_arg_size(limit, "limit", UINT64_MAX, &nbytes) < 0)) {
-        return NULL;
+    if (cm_arg_kind(kind_object, "kind", kind) < 0) {
+        return -1;
     }
     if (device < 0 || device >= CM_MAX_DEVICES) {
         PyErr_Format(PyExc_ValueError, "device %d does not exist", device);
+        return -1;
+    }
+    return 0;
+}
+
+PyDoc_STRVAR(put_limit_doc,
+"_put_limit($module, kind, device, limit, block, /)\n--\n\n"
+"Have a limit in force, bytes or None: that of an open block (True), that which counts\n"
+"when no block is open (None), or again the latter, since no block is open (False).");
+
+static PyObject *
+put_limit(PyObject *module, PyObject *args)
+{
+    cm_state *state = cm_state_of_module(module);
+    PyObject *kind_object;
+    PyObject *limit;
+    PyObject *block;
+    cm_kind kind;
+    int device;
+    uint64_t nbytes = UINT64_MAX;
+    if (!PyArg_ParseTuple(args, "OiOO", &kind_object, &device, &limit, &block)
+        || parse_index(kind_object, device, &kind) < 0
+        || (limit != Py_None && cm_arg_size(limit, "limit", UINT64_MAX, &nbytes) < 0)) {
         return NULL;
     }
-    state->limits.has_block[kind][device] = block != Py_None;
-    state->limits.block_nbytes[kind][device] = nbytes;
+    if (block == Py_None) {
+        state->limits.set_nbytes[kind][device] = nbytes;
+    }
+    else {
+        state->limits.has_block[kind][device] = block == Py_True;
+        state->limits.block_nbytes[kind][device] = nbytes;
+    }
     apply_limit_of(state, kind, device);
     Py_RETURN_NONE;
 }
 
-PyDoc_STRVAR(get_limit_doc,
-"get_limit($module, /, kind, device=None)\n--\n\n"
-"How much memory of a kind cumem may hold.\n\n"
-"Parameters\n----------\n"
-"kind : {'pinned', 'mapped', 'managed', 'device'}\n"
-"device : Device, int or str, optional\n"
-"    For managed and device memory; default: cumem's current one.\n\n"
-"Returns\n-------\nint or None\n    Bytes; None for no limit.\n\n"
-"Raises\n------\n"
-"TypeError\n    If an argument has the wrong type.\n"
-"ValueError\n    As `set_limit`.\n"
-"CudaError\n    If the driver cannot be opened.");
+PyDoc_STRVAR(limit_in_force_doc,
+"_limit_in_force($module, kind, device, /)\n--\n\n"
+"Bytes, or None.");
 
 static PyObject *
-get_limit(PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
+limit_in_force(PyObject *module, PyObject *args)
 {
-    static const char *const names[] = {"kind", "device", NULL};
-    PyObject *values[2];
     cm_state *state = cm_state_of_module(module);
+    PyObject *kind_object;
     cm_kind kind;
-    int first;
-    int end;
-    if (cm_args_parse("get_limit", args, nargs, kwnames, names, 2, 1, values) < 0
-        || parse_place(state, values[0], values[1], &kind, &first, &end) < 0) {
+    int device;
+    if (!PyArg_ParseTuple(args, "Oi", &kind_object, &device)
+        || parse_index(kind_object, device, &kind) < 0) {
         return NULL;
     }
-    bool any = values[1] == NULL || values[1] == Py_None;
-    int device = any ? state->current_device : first;
     return cm_limit_to_object(limit_of(cm_limits_budget(state, kind, device)));
 }
 
@@ -358,15 +318,23 @@ host_memory(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(unused))
                          cm_limit_to_object(memory.memlock_nbytes));
 }
 
+PyDoc_STRVAR(numa_nodes_doc,
+"_numa_nodes($module, /)\n--\n\n"
+"The NUMA nodes that have memory, one bit for each.");
+
+static PyObject *
+numa_nodes(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(unused))
+{
+    return PyLong_FromUnsignedLongLong(cm_numa_read_nodes(NULL));
+}
+
 /* -- table ------------------------------------------------------------------------- */
 
-#define FAST(function) ((PyCFunction)(void (*)(void))(function))
-
 PyMethodDef cm_limit_methods[] = {
-    {"set_limit", FAST(set_limit), METH_FASTCALL | METH_KEYWORDS, set_limit_doc},
-    {"get_limit", FAST(get_limit), METH_FASTCALL | METH_KEYWORDS, get_limit_doc},
-    {"_read_limit", FAST(read_limit), METH_FASTCALL | METH_KEYWORDS, read_limit_doc},
-    {"_block_limit", block_limit, METH_VARARGS, block_limit_doc},
+    {"_read_limit", read_limit, METH_VARARGS, read_limit_doc},
+    {"_put_limit", put_limit, METH_VARARGS, put_limit_doc},
+    {"_limit_in_force", limit_in_force, METH_VARARGS, limit_in_force_doc},
     {"_host_memory", host_memory, METH_NOARGS, host_memory_doc},
+    {"_numa_nodes", numa_nodes, METH_NOARGS, numa_nodes_doc},
     {NULL, NULL, 0, NULL},
 };

@@ -8,7 +8,8 @@
 
 #include "python/core/state.h"
 
-/* set_limit, get_limit; ends with an empty row. */
+/* What set_limit(), get_limit() and limit() of the package do; ends with an empty row.
+ */
 extern PyMethodDef cm_limit_methods[];
 
 /* Once, before anything else. */
@@ -17,10 +18,6 @@ void cm_limits_init(cm_state *state);
  * a runtime that was just opened. 0, or -1 with a ValueError that names the variable.
  */
 int cm_limits_open(cm_state *state, cm_runtime *runtime);
-/* What a share of the kind is one of; UINT64_MAX: not known. 0, or -1 with CudaError.
- */
-int cm_limits_whole(cm_state *state, cm_runtime *runtime, cm_kind kind, int device,
-                    uint64_t *out);
 /* An int, or None for UINT64_MAX; new reference. */
 PyObject *cm_limit_to_object(uint64_t limit_nbytes);
 

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* cumem.Pool: memory of one kind on one device, kept for reuse, as a Python object; and
  * the module's functions about pools. */
-#include "base/numa.h"
 #include "python/buffer/buffer_object.h"
 #include "python/core/arguments.h"
 #include "python/core/errors.h"
@@ -133,202 +132,56 @@ PyDoc_STRVAR(exit_doc,
 
 /* -- construction and end ---------------------------------------------------------- */
 
-/* What Pool() is asked for, as given. */
-typedef struct wishes {
+/* What the package makes of an argument, a number or None for UINT64_MAX; takes over
+ * the arguments. 0, or -1 with an exception. */
+static int
+read_number(const char *function, PyObject *arguments, uint64_t *out)
+{
+    PyObject *number = cm_package_call("pool_options", function, arguments);
+    if (number == NULL) {
+        return -1;
+    }
+    *out = number == Py_None ? UINT64_MAX : PyLong_AsUnsignedLongLong(number);
+    Py_DECREF(number);
+    return PyErr_Occurred() ? -1 : 0;
+}
+
+/* What cumem.pool_options.read() answers: see there. */
+static int
+read_options(cm_state *state, PyObject *options, cm_pool_config *config,
+             uint64_t *limit)
+{
     PyObject *kind;
-    PyObject *device;
-    PyObject *limit;
-    PyObject *numa_node;
-    PyObject *segments;
-    PyObject *idle_trim;
-    PyObject *portable;
-    PyObject *write_combined;
-    PyObject *attach;
-} wishes;
-
-static int
-refuse_for_kind(const char *name, cm_kind kind, const char *of)
-{
-    PyErr_Format(PyExc_ValueError, "%s is for %s memory, not for %s memory", name, of,
-                 cm_kind_name(kind));
-    return -1;
-}
-
-/* One of two words; *second says which. */
-static int
-parse_word(PyObject *object, const char *name, const char *first_word,
-           const char *second_word, bool *second)
-{
-    *second = false;
-    if (object != NULL && PyUnicode_Check(object)) {
-        *second = PyUnicode_CompareWithASCIIString(object, second_word) == 0;
-        if (*second || PyUnicode_CompareWithASCIIString(object, first_word) == 0) {
-            return 0;
-        }
-        PyErr_Format(PyExc_ValueError, "%s must be '%s' or '%s', not %R", name,
-                     first_word, second_word, object);
+    PyObject *limit_object;
+    int plain;
+    unsigned long long idle_trim_ns;
+    if (!PyArg_ParseTuple(options, "OiIipKO", &kind, &config->device, &config->flags,
+                          &config->numa_node, &plain, &idle_trim_ns, &limit_object)
+        || cm_arg_kind(kind, "kind", &config->kind) < 0) {
         return -1;
     }
-    return object == NULL ? 0 : cm_arg_refuse(object, name, "a str");
-}
-
-static int
-parse_flags(const wishes *w, cm_pool_config *config)
-{
-    bool portable = true;
-    bool write_combined = false;
-    bool attach_host;
-    bool is_host = cm_kind_is_host(config->kind);
-    if ((w->portable != NULL && cm_arg_bool(w->portable, "portable", &portable) < 0)
-        || (w->write_combined != NULL
-            && cm_arg_bool(w->write_combined, "write_combined", &write_combined) < 0)
-        || parse_word(w->attach, "attach", "global", "host", &attach_host) < 0) {
-        return -1;
-    }
-    if (!is_host && (!portable || write_combined)) {
-        return refuse_for_kind(write_combined ? "write_combined" : "portable",
-                               config->kind, "pinned and mapped");
-    }
-    if (attach_host && config->kind != CM_KIND_MANAGED) {
-        return refuse_for_kind("attach", config->kind, "managed");
-    }
-    config->flags = cm_buffer_default_flags(config->kind);
-    if (!portable) {
-        config->flags &= ~(unsigned)CM_HOST_ALLOC_PORTABLE;
-    }
-    config->flags |= write_combined ? (unsigned)CM_HOST_ALLOC_WRITE_COMBINED : 0u;
-    config->flags = attach_host ? CM_MANAGED_HOST : config->flags;
-    return 0;
-}
-
-static int
-refuse_node(int64_t node, uint64_t nodes)
-{
-    PyObject *list = PyList_New(0);
-    for (int i = 0; list != NULL && i < CM_NUMA_MAX_NODES; i++) {
-        PyObject *number = (nodes >> i & 1) != 0 ? PyLong_FromLong(i) : NULL;
-        if (number != NULL && PyList_Append(list, number) < 0) {
-            Py_CLEAR(list);
-        }
-        Py_XDECREF(number);
-    }
-    if (list != NULL && !PyErr_Occurred()) {
-        PyErr_Format(PyExc_ValueError,
-                     "numa_node %lld does not exist, or has no memory: the nodes with "
-                     "memory are %R",
-                     (long long)node, list);
-    }
-    Py_XDECREF(list);
-    return -1;
-}
-
-static int
-parse_numa_node(PyObject *object, cm_pool_config *config)
-{
-    int64_t node = -1;
-    if (object != NULL && object != Py_None) {
-        if (!cm_kind_is_host(config->kind)) {
-            return refuse_for_kind("numa_node", config->kind, "pinned and mapped");
-        }
-        if (PyBool_Check(object)) {
-            return cm_arg_refuse(object, "numa_node", "an int or None");
-        }
-        if (cm_arg_int64(object, "numa_node", &node) < 0) {
-            return -1;
-        }
-        uint64_t nodes = cm_numa_read_nodes(NULL);
-        if (node < 0 || node >= CM_NUMA_MAX_NODES || (nodes >> node & 1) == 0) {
-            return refuse_node(node, nodes);
-        }
-    }
-    config->numa_node = (int)node;
-    return 0;
-}
-
-/* None: 0. */
-static int
-parse_idle_trim(PyObject *object, uint64_t *ns)
-{
-    *ns = 0;
-    if (object == NULL || object == Py_None) {
-        return 0;
-    }
-    double seconds = PyFloat_AsDouble(object);
-    if (PyErr_Occurred()) {
-        if (!PyErr_ExceptionMatches(PyExc_TypeError)) {
-            return -1;
-        }
-        PyErr_Clear();
-        return cm_arg_refuse(object, "idle_trim", "a number of seconds or None");
-    }
-    if (!(seconds > 0 && seconds <= 1e9)) {
-        PyErr_Format(PyExc_ValueError,
-                     "idle_trim must be a number of seconds above 0, not %R", object);
-        return -1;
-    }
-    *ns = (uint64_t)(seconds * 1e9);
-    *ns += *ns == 0;
-    return 0;
-}
-
-/* None: UINT64_MAX. */
-static int
-parse_limit(cm_state *state, PyObject *object, const cm_pool_config *config,
-            uint64_t *out)
-{
-    uint64_t whole = UINT64_MAX;
-    *out = UINT64_MAX;
-    if (object == NULL || object == Py_None) {
-        return 0;
-    }
-    if (cm_arg_size_is_share(object)) {
-        cm_runtime *runtime = cm_state_runtime(state);
-        if (runtime == NULL
-            || cm_limits_whole(state, runtime, config->kind, config->device, &whole)
-                   < 0) {
-            return -1;
-        }
-    }
-    return cm_arg_size(object, "limit", whole, out);
-}
-
-static int
-parse(cm_state *state, const wishes *w, cm_pool_config *config, uint64_t *limit)
-{
-    bool plain;
-    config->kind = CM_KIND_DEVICE;
     config->fence_limit_nbytes = CM_FENCE_LIMIT_NBYTES;
-    if ((w->kind != NULL && cm_arg_kind(w->kind, "kind", &config->kind) < 0)
-        || cm_arg_device(state, w->device, "device", &config->device) < 0
-        || parse_flags(w, config) < 0 || parse_numa_node(w->numa_node, config) < 0
-        || parse_word(w->segments, "segments", "auto", "malloc", &plain) < 0
-        || parse_idle_trim(w->idle_trim, &config->idle_trim_ns) < 0
-        || parse_limit(state, w->limit, config, limit) < 0) {
-        return -1;
-    }
     config->segments = plain ? CM_SEGMENTS_PLAIN : CM_SEGMENTS_AUTO;
+    config->idle_trim_ns = idle_trim_ns;
     config->budget = cm_limits_budget(state, config->kind, config->device);
-    return 0;
+    *limit =
+        limit_object == Py_None ? UINT64_MAX : PyLong_AsUnsignedLongLong(limit_object);
+    return PyErr_Occurred() ? -1 : 0;
 }
 
 static PyObject *
 pool_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
-    static char *keywords[] = {"kind",     "device",    "limit",    "numa_node",
-                               "segments", "idle_trim", "portable", "write_combined",
-                               "attach",   NULL};
     cm_state *state = cm_state_of_module(PyType_GetModule(type));
-    wishes w = {0};
     cm_pool_config config = {0};
     uint64_t limit;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|O$OOOOOOOO:Pool", keywords,
-                                     &w.kind, &w.device, &w.limit, &w.numa_node,
-                                     &w.segments, &w.idle_trim, &w.portable,
-                                     &w.write_combined, &w.attach)
-        || parse(state, &w, &config, &limit) < 0) {
-        return NULL;
-    }
-    cm_runtime *runtime = cm_state_runtime(state);
+    PyObject *given = kwargs == NULL ? PyDict_New() : Py_NewRef(kwargs);
+    PyObject *options =
+        cm_package_call("pool_options", "read",
+                        given == NULL ? NULL : Py_BuildValue("(ON)", args, given));
+    int result = options == NULL ? -1 : read_options(state, options, &config, &limit);
+    Py_XDECREF(options);
+    cm_runtime *runtime = result < 0 ? NULL : cm_state_runtime(state);
     if (runtime == NULL) {
         return NULL;
     }
@@ -355,6 +208,16 @@ pool_dealloc(PyObject *op)
 }
 
 /* -- methods ----------------------------------------------------------------------- */
+
+static int
+check_open(const cm_pool_object *self)
+{
+    if (self->pool == NULL) {
+        PyErr_SetString(PyExc_ValueError, "the pool is closed");
+        return -1;
+    }
+    return 0;
+}
 
 static PyObject *
 allocate_on(cm_pool_object *self, int64_t nbytes, cm_stream *stream)
@@ -515,8 +378,7 @@ static PyObject *
 pool_enter(PyObject *op, PyObject *Py_UNUSED(unused))
 {
     cm_pool_object *self = (cm_pool_object *)(void *)op;
-    if (self->pool == NULL) {
-        PyErr_SetString(PyExc_ValueError, "the pool is closed");
+    if (check_open(self) < 0) {
         return NULL;
     }
     return cm_override_enter(&self->state->current_pool, op) < 0 ? NULL : Py_NewRef(op);
@@ -582,11 +444,8 @@ pool_set_idle_trim(PyObject *op, PyObject *value, void *Py_UNUSED(closure))
                         "idle_trim cannot be deleted: set it to None");
         return -1;
     }
-    if (parse_idle_trim(value, &ns) < 0) {
-        return -1;
-    }
-    if (self->pool == NULL) {
-        PyErr_SetString(PyExc_ValueError, "the pool is closed");
+    if (read_number("idle_trim_ns", PyTuple_Pack(1, value), &ns) < 0
+        || check_open(self) < 0) {
         return -1;
     }
     cm_pool_set_idle_trim(self->pool, ns);
@@ -604,8 +463,7 @@ static PyObject *
 pool_get_limit(PyObject *op, void *Py_UNUSED(closure))
 {
     const cm_pool_object *self = (cm_pool_object *)(void *)op;
-    if (self->pool == NULL) {
-        PyErr_SetString(PyExc_ValueError, "the pool is closed");
+    if (check_open(self) < 0) {
         return NULL;
     }
     const cm_budget *budget = cm_pool_get_config(self->pool)->budget;
@@ -622,11 +480,12 @@ pool_set_limit(PyObject *op, PyObject *value, void *Py_UNUSED(closure))
                         "limit cannot be deleted: set it to None");
         return -1;
     }
-    if (parse_limit(self->state, value, &self->config, &limit) < 0) {
+    if (check_open(self) < 0) {
         return -1;
     }
-    if (self->pool == NULL) {
-        PyErr_SetString(PyExc_ValueError, "the pool is closed");
+    PyObject *arguments = Py_BuildValue("(siO)", cm_kind_name(self->config.kind),
+                                        self->config.device, value);
+    if (read_number("limit_nbytes", arguments, &limit) < 0 || check_open(self) < 0) {
         return -1;
     }
     atomic_store(&cm_pool_get_config(self->pool)->budget->limit_nbytes, limit);
