@@ -146,6 +146,7 @@ _LATER: dict[str, tuple[str, ...]] = {
     "calibration": ("Calibration", "calibrate"),
     "explanation": ("Explanation", "explain"),
     "files": ("fromfile", "read_ranges", "tofile", "write_ranges"),
+    "foreign_stream": (),
     "memory": (
         "DeviceMemory",
         "HostMemory",

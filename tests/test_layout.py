@@ -26,7 +26,7 @@ PACKAGE_LAYERS = [
     {"_core"},
     {"units"},
     {"awaiting", "pool_stats", "snapshot", "memory", "out_of_memory", "progress"}
-    | {"pool_options", "views"},
+    | {"foreign_stream", "pool_options", "views"},
     {"tuning", "explanation", "calibration", "files"},
     {"safetensors_format"},
     {"safetensors", "safetensors_save"},

@@ -1,8 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Streams as arguments: a Stream as a C object, the current one of a context, and from
  * any stream argument, a foreign object's too, to its counted record. */
-#include <string.h>
-
 #include "python/core/arguments.h"
 #include "python/core/errors.h"
 #include "python/device/objects.h"
@@ -180,24 +178,6 @@ cm_current_stream(cm_state *state, int device)
 
 /* -- of another library ------------------------------------------------------------- */
 
-#define FOREIGN_STREAM                                                                 \
-    "a Stream, an int or an object with __cuda_stream__, .cuda_stream, .ptr or "       \
-    ".handle"
-
-/* TypeError that says what `argument` may be; always -1. */
-static int
-refuse(PyObject *object, const char *argument)
-{
-    const char *expected = FOREIGN_STREAM;
-    if (strcmp(argument, "stream") == 0) {
-        expected = "None, " FOREIGN_STREAM;
-    }
-    else if (strcmp(argument, "other") == 0) {
-        expected = "an Event, a Transfer, " FOREIGN_STREAM;
-    }
-    return cm_arg_refuse(object, argument, expected);
-}
-
 /* 1 and a new reference, 0 when there is no such attribute, -1 on another failure. */
 static int
 find_attribute(PyObject *object, const char *name, PyObject **out)
@@ -213,201 +193,86 @@ find_attribute(PyObject *object, const char *name, PyObject **out)
     return 0;
 }
 
-static int
-has_attribute(PyObject *object, const char *name)
+/* An int that is a handle at a look; false, without an exception, for all others. */
+static bool
+is_handle(PyObject *number, uint64_t *out)
 {
-    PyObject *value;
-    int found = find_attribute(object, name, &value);
-    Py_XDECREF(value);
-    return found;
+    *out = PyLong_CheckExact(number) ? PyLong_AsUnsignedLongLong(number) : UINT64_MAX;
+    if (*out == UINT64_MAX) {
+        PyErr_Clear();
+    }
+    return *out != UINT64_MAX;
 }
 
-/* `number` is an int. */
+/* Call __cuda_stream__, `method`. *answer: what it said, where that is not (0, handle).
+ * 1, 0 or -1. */
 static int
-handle_from_int(PyObject *number, const char *name, uint64_t *out)
-{
-    unsigned long long handle = PyLong_AsUnsignedLongLong(number);
-    if (handle == (unsigned long long)-1 && PyErr_Occurred()) {
-        if (PyErr_ExceptionMatches(PyExc_OverflowError)) {
-            PyErr_Clear();
-            PyErr_Format(PyExc_ValueError,
-                         "%s: a stream handle is an int from 0 to 2**64 - 1, not %R",
-                         name, number);
-        }
-        return -1;
-    }
-    *out = handle;
-    return 0;
-}
-
-/* A handle as libraries keep it: an int, a ctypes pointer (.value, None for 0) or
- * something that turns into an int. `name` says whose value it is. */
-static int
-handle_from_value(PyObject *value, const char *name, uint64_t *out)
-{
-    PyObject *inner;
-    int found = PyLong_Check(value) ? 0 : find_attribute(value, "value", &inner);
-    if (found < 0) {
-        return -1;
-    }
-    if (found == 0) {
-        inner = value;
-        Py_INCREF(inner);
-    }
-    int result = -1;
-    if (found == 1 && inner == Py_None) {
-        *out = 0;
-        result = 0;
-    }
-    else if (PyBool_Check(inner) || PyFloat_Check(inner) || PyUnicode_Check(inner)
-             || PyBytes_Check(inner) || PyByteArray_Check(inner)
-             || (!PyIndex_Check(inner) && has_attribute(inner, "__int__") <= 0)) {
-        if (!PyErr_Occurred()) {
-            cm_arg_refuse(inner, name, "an int");
-        }
-    }
-    else {
-        PyObject *number = PyNumber_Long(inner);
-        if (number != NULL) {
-            result = handle_from_int(number, name, out);
-            Py_DECREF(number);
-        }
-    }
-    Py_DECREF(inner);
-    return result;
-}
-
-/* `method` is the bound __cuda_stream__: call it and read (version 0, handle). */
-static int
-handle_from_protocol(PyObject *method, uint64_t *out)
+ask_protocol(PyObject *method, uint64_t *out, PyObject **answer)
 {
     if (!PyCallable_Check(method)) {
         return cm_arg_refuse(method, "__cuda_stream__", "a method");
     }
+    uint64_t version;
     PyObject *pair = PyObject_CallNoArgs(method);
     if (pair == NULL) {
         return -1;
     }
-    int result = -1;
-    uint64_t version;
-    if (!PyTuple_Check(pair)) {
-        cm_arg_refuse(pair, "the answer of __cuda_stream__()", "a tuple (0, handle)");
+    if (PyTuple_Check(pair) && PyTuple_Size(pair) == 2
+        && is_handle(PyTuple_GetItem(pair, 0), &version) && version == 0
+        && is_handle(PyTuple_GetItem(pair, 1), out)) {
+        Py_DECREF(pair);
+        return 1;
     }
-    else if (PyTuple_Size(pair) != 2) {
-        PyErr_Format(PyExc_ValueError,
-                     "__cuda_stream__() must answer a tuple (0, handle), not %zd items",
-                     PyTuple_Size(pair));
-    }
-    else if (handle_from_value(PyTuple_GetItem(pair, 0),
-                               "the version __cuda_stream__()"
-                               " answers",
-                               &version)
-             == 0) {
-        if (version != 0) {
-            PyErr_Format(
-                PyExc_ValueError,
-                "__cuda_stream__() speaks version %llu: only version 0 is known",
-                (unsigned long long)version);
-        }
-        else {
-            result = handle_from_value(PyTuple_GetItem(pair, 1),
-                                       "the handle __cuda_stream__() answers", out);
-        }
-    }
-    Py_DECREF(pair);
-    return result;
+    *answer = pair;
+    return 0;
 }
 
-/* .ptr and .handle are common names: an event, an array or a buffer has them too, and
- * the driver may crash on what is no stream. 1 when `object` may be one, 0, or -1. */
+/* What the streams of the libraries of today say; 1, 0: it takes more, -1. */
 static int
-may_be_stream(const cm_state *state, PyObject *object)
+ask_usual(PyObject *object, uint64_t *out, PyObject **answer)
 {
-    if (PyObject_TypeCheck(object, state->buffer_type)
-        || Py_TYPE(object) == state->event_type) {
-        return 0;
+    PyObject *value;
+    *answer = NULL;
+    int found = find_attribute(object, "__cuda_stream__", &value);
+    if (found == 1) {
+        found = ask_protocol(value, out, answer);
+        Py_DECREF(value);
+        return found;
     }
-    static const char *const array_marks[] = {"__dlpack__", "__cuda_array_interface__",
-                                              "__array_interface__"};
-    for (size_t i = 0; i < sizeof array_marks / sizeof *array_marks; i++) {
-        int found = has_attribute(object, array_marks[i]);
-        if (found != 0) {
-            return found < 0 ? -1 : 0;
-        }
+    if (found == 0) {
+        found = find_attribute(object, "cuda_stream", &value);
     }
-    PyObject *type = PyType_GetName(Py_TYPE(object));
-    if (type == NULL) {
-        return -1;
+    if (found == 1) {
+        found = is_handle(value, out);
+        Py_DECREF(value);
     }
-    PyObject *event = PyUnicode_FromString("Event");
-    int is_event = event == NULL ? -1 : PyUnicode_Contains(type, event);
-    Py_XDECREF(event);
-    Py_DECREF(type);
-    return is_event < 0 ? -1 : !is_event;
-}
-
-static int
-handle_from_attribute(const cm_state *state, PyObject *object, const char *argument,
-                      uint64_t *out)
-{
-    static const char *const names[] = {".cuda_stream", ".ptr", ".handle"};
-    int possible = has_attribute(object, names[0] + 1);
-    if (possible == 0) {
-        possible = may_be_stream(state, object);
-    }
-    for (size_t i = 0; possible == 1 && i < sizeof names / sizeof *names; i++) {
-        PyObject *value;
-        int found = find_attribute(object, names[i] + 1, &value);
-        if (found < 0) {
-            return -1;
-        }
-        if (found == 1) {
-            int result = handle_from_value(value, names[i], out);
-            Py_DECREF(value);
-            return result;
-        }
-    }
-    return possible < 0 ? -1 : refuse(object, argument);
+    return found;
 }
 
 /* *keep: the record must keep `object` alive (a bare int keeps nothing). */
 static int
-read_handle(const cm_state *state, PyObject *object, const char *argument,
-            uint64_t *handle, bool *keep)
+read_handle(PyObject *object, const char *argument, uint64_t *handle, bool *keep)
 {
-    *keep = false;
-    if (PyBool_Check(object) || PyUnicode_Check(object) || PyFloat_Check(object)) {
-        return refuse(object, argument);
+    PyObject *answer = NULL;
+    *keep = !PyLong_CheckExact(object);
+    int known = *keep ? ask_usual(object, handle, &answer) : is_handle(object, handle);
+    if (known != 0) {
+        return known < 0 ? -1 : 0;
     }
-    if (PyLong_Check(object)) {
-        return handle_from_int(object, argument, handle);
+    PyObject *said = answer == NULL ? PyTuple_New(0) : Py_BuildValue("(N)", answer);
+    PyObject *read = cm_package_call(
+        "foreign_stream", "read_handle",
+        said == NULL ? NULL : Py_BuildValue("(OsN)", object, argument, said));
+    unsigned long long number;
+    int keeps;
+    int result = -1;
+    if (read != NULL && PyArg_ParseTuple(read, "Kp", &number, &keeps)) {
+        *handle = number;
+        *keep = keeps != 0;
+        result = 0;
     }
-    PyObject *method;
-    int found = find_attribute(object, "__cuda_stream__", &method);
-    if (found < 0) {
-        return -1;
-    }
-    *keep = true;
-    if (found == 1) {
-        int result = handle_from_protocol(method, handle);
-        Py_DECREF(method);
-        return result;
-    }
-    if (Py_TYPE(object) != state->device_type && PyIndex_Check(object)) { /* NumPy's
-                                                                             ints */
-        PyObject *number = PyNumber_Index(object);
-        if (number != NULL) {
-            *keep = false;
-            int result = handle_from_int(number, argument, handle);
-            Py_DECREF(number);
-            return result;
-        }
-        if (!PyErr_ExceptionMatches(PyExc_TypeError)) {
-            return -1;
-        }
-        PyErr_Clear(); /* e.g. an array of two elements */
-    }
-    return handle_from_attribute(state, object, argument, handle);
+    Py_XDECREF(read);
+    return result;
 }
 
 /* The device that the object itself names (torch: device_index, CuPy: device_id, where
@@ -465,7 +330,7 @@ wrap(cm_state *state, cm_runtime *rt, PyObject *object, const char *argument,
 {
     uint64_t handle = 0;
     bool keep;
-    if (read_handle(state, object, argument, &handle, &keep) < 0) {
+    if (read_handle(object, argument, &handle, &keep) < 0) {
         return NULL;
     }
     if (handle == 0) {
