@@ -247,14 +247,18 @@ typedef struct cm_pending {
     bool captured;      /* prune found a stream that is being captured */
 } cm_pending;
 
-/* 0, or -1 with MemoryError. From here to the give shutdown() is refused. GIL held. */
-int cm_pending_take(const cm_storage *storage, cm_pending *out);
-/* The same, but of the transfers only those that one of `extent` must come after;
- * `few`: without those that others of them come after, which is enough for a request of
- * the engine's that gets a ticket, since that hears of what a cancelled one has left.
- */
+/* Of the transfers those that one of `extent` must come after; `few`: without those
+ * that others of them come after, which is enough for a request of the engine's that
+ * gets a ticket, since that hears of what a cancelled one has left. 0, or -1 with
+ * MemoryError. From here to the give shutdown() is refused. GIL held. */
 int cm_pending_take_extent(const cm_storage *storage, cm_extent extent, bool few,
                            cm_pending *out);
+/* The same of all transfers. */
+static inline int
+cm_pending_take(const cm_storage *storage, cm_pending *out)
+{
+    return cm_pending_take_extent(storage, CM_EXTENT_ALL(true), false, out);
+}
 /* GIL held. */
 void cm_pending_give(cm_pending *pending);
 

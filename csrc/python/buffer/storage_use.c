@@ -220,16 +220,8 @@ static int
 wait_for_writer(cm_storage *storage, cm_ticket *ticket)
 {
     cm_status status;
-    for (;;) {
-        Py_BEGIN_ALLOW_THREADS
-        status = cm_ticket_wait(ticket, CM_SIGNAL_SLICE_NS);
-        Py_END_ALLOW_THREADS
-        if (status.code != CM_ETIMEOUT) {
-            break;
-        }
-        if (PyErr_CheckSignals() < 0) {
-            return -1;
-        }
+    if (!cm_wait_for_ticket(ticket, cm_ticket_wait, UINT64_MAX, NULL, 0, &status)) {
+        return -1;
     }
     if (status.code != CM_EFORKED) { /* a child never learns how it ends */
         remove_ticket(storage, ticket, !cm_is_ok(status));
@@ -381,15 +373,12 @@ cm_storage_wait(cm_storage *storage, bool streams)
 
 /* -- a consumer's stream after them --------------------------------------------------------- */
 
-/* `extent` NULL: all. */
 static void
-take_tickets(const cm_storage *storage, const cm_extent *extent, bool few,
-             cm_pending *out)
+take_tickets(const cm_storage *storage, cm_extent extent, bool few, cm_pending *out)
 {
     for (uint32_t i = 0; i < storage->writer_count; i++) {
         const cm_writer *writer = &storage->pending[i];
-        if ((few && writer->covered)
-            || (extent != NULL && !cm_writer_is_in_the_way(writer, *extent))) {
+        if ((few && writer->covered) || !cm_writer_is_in_the_way(writer, extent)) {
             continue;
         }
         cm_ticket_info info;
@@ -401,48 +390,34 @@ take_tickets(const cm_storage *storage, const cm_extent *extent, bool few,
     }
 }
 
-static int
-take(const cm_storage *storage, const cm_extent *extent, bool few, cm_pending *out)
-{
-    *out = (cm_pending){.state = storage->state,
-                        .seen = storage->writer_total,
-                        .use_calls = storage->use_calls};
-    if (storage->use_count > 0) {
-        out->streams = malloc(storage->use_count * sizeof *out->streams);
-        if (out->streams == NULL) {
-            out->state = NULL;
-            PyErr_NoMemory();
-            return -1;
-        }
-    }
-    if (storage->writer_count > 0) {
-        out->tickets = malloc(storage->writer_count * sizeof *out->tickets);
-        if (out->tickets == NULL) {
-            free(out->streams);
-            out->state = NULL;
-            PyErr_NoMemory();
-            return -1;
-        }
-    }
-    for (uint32_t i = 0; i < storage->use_count; i++) {
-        out->streams[out->stream_count++] = cm_stream_hold(storage->uses[i]);
-    }
-    take_tickets(storage, extent, few, out);
-    cm_state_enter(out->state);
-    return 0;
-}
-
-int
-cm_pending_take(const cm_storage *storage, cm_pending *out)
-{
-    return take(storage, NULL, false, out);
-}
-
 int
 cm_pending_take_extent(const cm_storage *storage, cm_extent extent, bool few,
                        cm_pending *out)
 {
-    return take(storage, &extent, few, out);
+    uint32_t use_count = storage->use_count;
+    uint32_t writer_count = storage->writer_count;
+    cm_stream **streams = use_count == 0 ? NULL : malloc(use_count * sizeof(*streams));
+    cm_ticket **tickets =
+        writer_count == 0 ? NULL : malloc(writer_count * sizeof(*tickets));
+    *out = (cm_pending){.state = NULL};
+    if ((use_count > 0 && streams == NULL) || (writer_count > 0 && tickets == NULL)) {
+        free(streams);
+        free(tickets);
+        PyErr_NoMemory();
+        return -1;
+    }
+    *out = (cm_pending){.state = storage->state,
+                        .streams = streams,
+                        .stream_count = use_count,
+                        .tickets = tickets,
+                        .seen = storage->writer_total,
+                        .use_calls = storage->use_calls};
+    for (uint32_t i = 0; i < use_count; i++) {
+        streams[i] = cm_stream_hold(storage->uses[i]);
+    }
+    take_tickets(storage, extent, few, out);
+    cm_state_enter(out->state);
+    return 0;
 }
 
 void

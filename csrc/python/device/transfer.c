@@ -4,7 +4,6 @@
 
 #include "python/core/arguments.h"
 #include "python/core/errors.h"
-#include "python/core/progress.h"
 #include "python/core/types.h"
 #include "python/device/objects.h"
 #include "python/device/wait.h"
@@ -177,35 +176,6 @@ parse_timeout(PyObject *object, uint64_t *out)
     return 0;
 }
 
-typedef cm_status (*wait_function)(cm_ticket *ticket, uint64_t timeout_ns);
-
-/* Wait in slices, so that signals are seen. False with an exception, of a signal
- * handler or of who is told of the progress. */
-static bool
-wait_in_slices(cm_ticket *ticket, wait_function wait, uint64_t timeout,
-               const cm_progress *progress, uint64_t nbytes, cm_status *status)
-{
-    uint64_t start = cm_now_ns();
-    for (;;) {
-        uint64_t spent = cm_now_ns() - start;
-        uint64_t left = timeout > spent ? timeout - spent : 0;
-        bool last = left <= CM_SIGNAL_SLICE_NS;
-        Py_BEGIN_ALLOW_THREADS
-        *status = wait(ticket, last ? left : CM_SIGNAL_SLICE_NS);
-        Py_END_ALLOW_THREADS
-        if (status->code != CM_ETIMEOUT) {
-            return true;
-        }
-        if (PyErr_CheckSignals() < 0
-            || cm_progress_tell(progress, cm_ticket_count_moved(ticket), nbytes) < 0) {
-            return false;
-        }
-        if (last) {
-            return true;
-        }
-    }
-}
-
 /* What was freed meanwhile by threads without the GIL goes back now. */
 static void
 drop_deferred(const cm_transfer_object *self)
@@ -230,8 +200,8 @@ wait_and_tell(const cm_transfer_object *self, PyObject *timeout_object,
         cm_ticket_look(self->ticket, &info);
     }
     if (parse_timeout(timeout_object, &timeout) < 0
-        || !wait_in_slices(self->ticket, cm_ticket_wait, timeout, progress, info.nbytes,
-                           &status)) {
+        || !cm_wait_for_ticket(self->ticket, cm_ticket_wait, timeout, progress,
+                               info.nbytes, &status)) {
         return false;
     }
     if (status.code == CM_ETIMEOUT) {
@@ -266,9 +236,8 @@ int
 cm_transfer_order(const cm_transfer_object *transfer, cm_stream *stream)
 {
     cm_status status;
-    const cm_progress nobody = {.tell = NULL};
-    if (!wait_in_slices(transfer->ticket, cm_ticket_settle, UINT64_MAX, &nobody, 0,
-                        &status)) {
+    if (!cm_wait_for_ticket(transfer->ticket, cm_ticket_settle, UINT64_MAX, NULL, 0,
+                            &status)) {
         return -1;
     }
     if (cm_is_ok(status)) {

@@ -105,6 +105,37 @@ cm_wait_for(cm_runtime *rt, int device, cm_wait_query query,
     return true;
 }
 
+/* -- transfers --------------------------------------------------------------------- */
+
+bool
+cm_wait_for_ticket(cm_ticket *ticket,
+                   cm_status (*wait)(cm_ticket *ticket, uint64_t timeout_ns),
+                   uint64_t timeout_ns, const cm_progress *progress, uint64_t nbytes,
+                   cm_status *out)
+{
+    uint64_t start = cm_now_ns();
+    for (;;) {
+        uint64_t spent = cm_now_ns() - start;
+        uint64_t left = timeout_ns > spent ? timeout_ns - spent : 0;
+        bool last = left <= CM_SIGNAL_SLICE_NS;
+        Py_BEGIN_ALLOW_THREADS
+        *out = wait(ticket, last ? left : CM_SIGNAL_SLICE_NS);
+        Py_END_ALLOW_THREADS
+        if (out->code != CM_ETIMEOUT) {
+            return true;
+        }
+        if (PyErr_CheckSignals() < 0
+            || (progress != NULL
+                && cm_progress_tell(progress, cm_ticket_count_moved(ticket), nbytes)
+                       < 0)) {
+            return false;
+        }
+        if (last) {
+            return true;
+        }
+    }
+}
+
 /* -- whole devices ----------------------------------------------------------------- */
 
 typedef struct device_wait {

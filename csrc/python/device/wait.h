@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Waiting for streams, events and devices so that Ctrl-C is seen: by asking again and
- * again, or, where the driver only knows how to wait, by leaving that to a thread. */
+/* Waiting for streams, events, transfers and devices so that Ctrl-C is seen: by asking
+ * again and again, or, where the driver only knows how to wait, by leaving that to a
+ * thread. */
 #ifndef CM_PYTHON_DEVICE_DEVICE_WAIT_H
 #define CM_PYTHON_DEVICE_DEVICE_WAIT_H
 
-#include "python/core/state.h"
+#include "python/core/progress.h"
 
 #define CM_SIGNAL_SLICE_NS UINT64_C(50000000) /* how soon Ctrl-C is seen */
 
@@ -28,6 +29,14 @@ bool cm_wait_polling(cm_runtime *rt, int device, cm_wait_query query, uint64_t h
 bool cm_wait_for(cm_runtime *rt, int device, cm_wait_query query,
                  cm_status (*synchronize)(cm_runtime *rt, uint64_t handle),
                  uint64_t handle, bool naps, cm_status *out);
+
+/* Wait for a transfer by `wait`, cm_ticket_wait or cm_ticket_settle, and tell of its
+ * progress (NULL: nobody). False with the exception of a signal handler, or of who is
+ * told. GIL held, released meanwhile. */
+bool cm_wait_for_ticket(cm_ticket *ticket,
+                        cm_status (*wait)(cm_ticket *ticket, uint64_t timeout_ns),
+                        uint64_t timeout_ns, const cm_progress *progress,
+                        uint64_t nbytes, cm_status *out);
 
 /* Wait for all work of a device. As above; what a signal ended is waited for by
  * cm_device_waits_join. */

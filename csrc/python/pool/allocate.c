@@ -136,50 +136,31 @@ is_own_limit(const attempt *self)
            && cm_budget_left(cm_pool_get_config(self->pool)->budget) < self->status.arg;
 }
 
+static bool
+is_other(const cm_pools_trim_request *r, const cm_pool *pool)
+{
+    return pool != r->pool
+           && shares_memory(cm_pool_get_config(pool), cm_pool_get_config(r->pool));
+}
+
+/* Whether they refuse is not asked: the allocation is what must succeed. */
 static int
 trim_others(attempt *self, bool *done)
 {
+    cm_pools_trim_request r = {.wants = is_other, .pool = self->pool, .wait = true};
     if (is_own_limit(self)) {
         return 0;
     }
-    cm_pool_entry *entries;
-    size_t count;
-    if (cm_pools_take_all(self->state, &entries, &count) < 0) {
+    if (cm_pools_trim(self->state, &r) < 0) {
         return -1;
     }
-    uint64_t released = 0;
-    int trimmed = 0;
-    cm_status waited = cm_ok();
-    cm_pool_waiter waiter = {self->state, PyEval_SaveThread()};
-    cm_wait_hooks hooks = cm_wait_hooks_of(&waiter);
-    for (size_t i = 0; i < count; i++) {
-        cm_pool *other = entries[i].pool;
-        if (other != self->pool
-            && shares_memory(cm_pool_get_config(other),
-                             cm_pool_get_config(self->pool))) {
-            uint64_t nbytes = 0;
-            waited = cm_pool_await(other, &hooks);
-            if (!cm_is_ok(waited)) {
-                break;
-            }
-            cm_status refused = cm_pool_trim(other, 0, true, &nbytes);
-            (void)refused; /* the allocation is what must succeed: it is tried again */
-            released += nbytes;
-            trimmed++;
-        }
-    }
-    PyEval_RestoreThread(waiter.thread);
-    cm_pools_give_all(self->state, entries, count);
-    if (!cm_is_ok(waited)) {
-        return -1;
-    }
-    if (trimmed == 0) {
+    if (r.count == 0) {
         return 0;
     }
-    *done = released > 0 && try_again(self);
+    *done = r.released_nbytes > 0 && try_again(self);
     return note(self, PyUnicode_FromFormat("trimmed %d other pool%s, %llu bytes",
-                                           trimmed, trimmed == 1 ? "" : "s",
-                                           (unsigned long long)released));
+                                           r.count, r.count == 1 ? "" : "s",
+                                           (unsigned long long)r.released_nbytes));
 }
 
 /* An Exception of a callback must not hide that memory is short; what is none (Ctrl-C)

@@ -9,6 +9,7 @@
 #include "python/core/arguments.h"
 #include "python/core/errors.h"
 #include "python/core/types.h"
+#include "python/device/wait.h"
 #include "python/pool/limits.h"
 
 /* -- one ---------------------------------------------------------------------------- */
@@ -336,6 +337,43 @@ cm_pool_choose(cm_state *state, cm_pool_object *wanted, cm_kind kind, unsigned f
     }
     cm_pool *pool = cm_state_pool(state, kind, flags, device);
     return pool == NULL ? NULL : cm_pool_hold(pool);
+}
+
+int
+cm_pools_trim(cm_state *state, cm_pools_trim_request *r)
+{
+    cm_pool_entry *entries;
+    size_t count;
+    if (cm_pools_take_all(state, &entries, &count) < 0) {
+        return -1;
+    }
+    cm_status waited = cm_ok();
+    cm_pool_waiter waiter = {state, PyEval_SaveThread()};
+    cm_wait_hooks hooks = cm_wait_hooks_of(&waiter);
+    for (size_t i = 0; i < count; i++) {
+        cm_pool *pool = entries[i].pool;
+        if (!r->wants(r, pool)) {
+            continue;
+        }
+        waited = r->wait ? cm_pool_await(pool, &hooks) : cm_ok();
+        if (!cm_is_ok(waited)) {
+            break;
+        }
+        uint64_t released = 0;
+        cm_status status = cm_pool_trim(pool, r->keep_nbytes, r->wait, &released);
+        r->refused = cm_is_ok(r->refused) ? status : r->refused;
+        r->released_nbytes += released;
+        r->count++;
+        if (r->keep_nbytes > 0) {
+            cm_pool_counters counters;
+            cm_pool_read(pool, &counters);
+            uint64_t kept = counters.cached_nbytes;
+            r->keep_nbytes = kept < r->keep_nbytes ? r->keep_nbytes - kept : 0;
+        }
+    }
+    PyEval_RestoreThread(waiter.thread);
+    cm_pools_give_all(state, entries, count);
+    return cm_is_ok(waited) ? 0 : -1; /* with the exception of a signal's handler */
 }
 
 /* -- peers: a device that has got a context reaches the memory of all pools ------------- */

@@ -65,6 +65,23 @@ typedef struct cm_pool_entry {
 int cm_pools_take_all(cm_state *state, cm_pool_entry **out, size_t *count);
 void cm_pools_give_all(cm_state *state, cm_pool_entry *entries, size_t count);
 
+/* A request to give memory back, and what became of it. */
+typedef struct cm_pools_trim_request {
+    bool (*wants)(const struct cm_pools_trim_request *r, const cm_pool *pool);
+    cm_kind kind; /* for `wants`, as are the next two */
+    int device;
+    const cm_pool *pool;
+    uint64_t keep_nbytes; /* of all pools together; lowered by what each has kept */
+    bool wait;            /* for work on freed memory first */
+    uint64_t released_nbytes;
+    int count;         /* of pools */
+    cm_status refused; /* the first failure */
+} cm_pools_trim_request;
+
+/* Trim the pools that it wants. 0, or -1 with MemoryError or the exception of a
+ * signal's handler. */
+int cm_pools_trim(cm_state *state, cm_pools_trim_request *r);
+
 /* Open all pools' memory to the devices that have got a context. Keeps no exception: a
  * failure goes to the unraisable hook. */
 void cm_pools_admit_peers(cm_state *state);

@@ -89,9 +89,9 @@ PyDoc_STRVAR(trim_doc,
 "Give cached memory back to the driver.\n\n"
 "Parameters\n----------\n"
 "keep : int or str\n"
-             "    So many bytes stay cached, as ``1 << 20`` or ``\"1MiB\"``: memory goes back in\n"
-             "    whole pieces while so much is left.\n"
-             "wait : bool\n"
+"    So many bytes stay cached, as ``1 << 20`` or ``\"1MiB\"``: memory goes back in\n"
+"    whole pieces while so much is left.\n"
+"wait : bool\n"
 "    Wait first for work on memory that was freed, so that it goes back as well.\n\n"
 "Returns\n-------\nint\n    Bytes given back.\n\n"
 "Raises\n------\n"
@@ -604,9 +604,9 @@ PyDoc_STRVAR(all_trim_doc,
 "    Which pools; default: all.\n"
 "device : Device, int or str, optional\n    Only pools of this device; default: all.\n"
 "keep : int or str\n"
-             "    So many bytes stay cached in all of them together, as ``1 << 20`` or\n"
-             "    ``\"1MiB\"``: memory goes back in whole pieces while so much is left.\n"
-             "wait : bool\n"
+"    So many bytes stay cached in all of them together, as ``1 << 20`` or\n"
+"    ``\"1MiB\"``: memory goes back in whole pieces while so much is left.\n"
+"wait : bool\n"
 "    Wait first for work on memory that was freed, so that it goes back as well.\n\n"
 "Returns\n-------\nint\n    Bytes given back.\n\n"
 "Raises\n------\n"
@@ -634,46 +634,12 @@ default_pool(PyObject *module, PyObject *const *args, Py_ssize_t nargs,
     return cm_pool_object_default(state, kind, device);
 }
 
-/* What trim() is asked for. */
-typedef struct trim_request {
-    cm_kind kind; /* PAGEABLE: all */
-    int device;   /* -1: all */
-    uint64_t keep_nbytes;
-    bool wait;
-} trim_request;
-
-static int
-parse_trim(cm_state *state, PyObject *const *values, trim_request *out)
+static bool
+is_asked_for(const cm_pools_trim_request *r, const cm_pool *pool)
 {
-    *out = (trim_request){.kind = CM_KIND_PAGEABLE, .device = -1, .wait = true};
-    if (values[0] != NULL && values[0] != Py_None
-        && cm_arg_kind(values[0], "kind", &out->kind) < 0) {
-        return -1;
-    }
-    if (values[1] != NULL && values[1] != Py_None
-        && cm_arg_device(state, values[1], "device", &out->device) < 0) {
-        return -1;
-    }
-    if (values[2] != NULL
-        && cm_arg_size_whole(values[2], "keep", &out->keep_nbytes) < 0) {
-        return -1;
-    }
-    return values[3] == NULL ? 0 : cm_arg_bool(values[3], "wait", &out->wait);
-}
-
-/* No GIL. Lowers what may be kept by what this pool keeps. */
-static cm_status
-trim_one(cm_pool *pool, trim_request *r, uint64_t *released)
-{
-    cm_pool_counters counters;
-    *released = 0;
-    cm_status status = cm_pool_trim(pool, r->keep_nbytes, r->wait, released);
-    if (r->keep_nbytes > 0) {
-        cm_pool_read(pool, &counters);
-        uint64_t kept = counters.cached_nbytes;
-        r->keep_nbytes = kept < r->keep_nbytes ? r->keep_nbytes - kept : 0;
-    }
-    return status;
+    const cm_pool_config *config = cm_pool_get_config(pool);
+    return (r->kind == CM_KIND_PAGEABLE || r->kind == config->kind)
+           && (r->device < 0 || r->device == config->device);
 }
 
 static PyObject *
@@ -682,46 +648,27 @@ trim_all(PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyObject *kw
     static const char *const names[] = {"kind", "device", "keep", "wait", NULL};
     PyObject *values[4];
     cm_state *state = cm_state_of_module(module);
-    trim_request r;
+    cm_pools_trim_request r = {
+        .wants = is_asked_for, .kind = CM_KIND_PAGEABLE, .device = -1, .wait = true};
     if (cm_args_parse("trim", args, nargs, kwnames, names, 1, 0, values) < 0
-        || parse_trim(state, values, &r) < 0) {
+        || (values[0] != NULL && values[0] != Py_None
+            && cm_arg_kind(values[0], "kind", &r.kind) < 0)
+        || (values[1] != NULL && values[1] != Py_None
+            && cm_arg_device(state, values[1], "device", &r.device) < 0)
+        || (values[2] != NULL
+            && cm_arg_size_whole(values[2], "keep", &r.keep_nbytes) < 0)
+        || (values[3] != NULL && cm_arg_bool(values[3], "wait", &r.wait) < 0)) {
         return NULL;
     }
     if (state->runtime == NULL) {
         return PyLong_FromLong(0); /* not worth opening a driver for */
     }
-    cm_pool_entry *entries;
-    size_t count;
     if (cm_state_runtime(state) == NULL /* also lets go of what is done */
-        || cm_pools_take_all(state, &entries, &count) < 0) {
+        || cm_pools_trim(state, &r) < 0) {
         return NULL;
     }
-    uint64_t total = 0;
-    cm_status first = cm_ok();
-    cm_status waited = cm_ok();
-    cm_pool_waiter waiter = {state, PyEval_SaveThread()};
-    cm_wait_hooks hooks = cm_wait_hooks_of(&waiter);
-    for (size_t i = 0; i < count; i++) {
-        const cm_pool_config *config = cm_pool_get_config(entries[i].pool);
-        if ((r.kind == CM_KIND_PAGEABLE || r.kind == config->kind)
-            && (r.device < 0 || r.device == config->device)) {
-            uint64_t released;
-            waited = r.wait ? cm_pool_await(entries[i].pool, &hooks) : cm_ok();
-            if (!cm_is_ok(waited)) {
-                break;
-            }
-            cm_status status = trim_one(entries[i].pool, &r, &released);
-            total += released;
-            first = cm_is_ok(first) ? status : first;
-        }
-    }
-    PyEval_RestoreThread(waiter.thread);
-    cm_pools_give_all(state, entries, count);
-    if (!cm_is_ok(waited)) {
-        return NULL; /* with the exception of a signal's handler */
-    }
-    return cm_py_answer(state, first, "while trimming the pools",
-                        PyLong_FromUnsignedLongLong(total));
+    return cm_py_answer(state, r.refused, "while trimming the pools",
+                        PyLong_FromUnsignedLongLong(r.released_nbytes));
 }
 
 /* -- table ------------------------------------------------------------------------- */
