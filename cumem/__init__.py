@@ -181,6 +181,7 @@ _LATER: dict[str, tuple[str, ...]] = {
     "safetensors_save": ("save_safetensors",),
     "snapshot": ("Block", "Segment", "Snapshot"),
     "tuning": ("Configuration", "configure"),
+    "values": (),
     "views": (),
 }
 

@@ -24,7 +24,7 @@ SUB_LAYERS = {
 }
 PACKAGE_LAYERS = [
     {"_core"},
-    {"units"},
+    {"units", "values"},
     {"awaiting", "pool_stats", "snapshot", "memory", "out_of_memory", "progress"}
     | {"foreign_stream", "pool_options", "views"},
     {"tuning", "explanation", "calibration", "files"},
@@ -177,7 +177,7 @@ def test_types_and_constants_have_one_meaning() -> None:
 #: What may be included, or named, where alone.
 SEAM_INCLUDES = {
     r"Python\.h": r"python/python\.h",
-    r"numpy/.*": r"python/core/numpy_bridge(_\w+)?\.[ch]",
+    r"numpy/.*": r"python/core/numpy_bridge\.c",
     r"(cuda|driver_types).*": r"runtime/cuda(_\w+)?\.[ch]",
     r".*dlpack/.*": r"(?!)",  # nowhere: its structs are declared by hand
 }

@@ -3,7 +3,18 @@
  * NumPy 1.26 and later; works under the limited API. */
 #include "python/core/numpy_bridge.h"
 
-#include "python/core/numpy_bridge_private.h"
+#include <math.h>
+
+#define NPY_NO_DEPRECATED_API NPY_1_22_API_VERSION
+#define NPY_TARGET_VERSION NPY_1_22_API_VERSION
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wconversion"
+#pragma GCC diagnostic ignored "-Wundef"
+#pragma GCC diagnostic ignored "-Wshadow"
+#pragma GCC diagnostic ignored "-Wstrict-prototypes"
+#pragma GCC diagnostic ignored "-Wunused-function"
+#include <numpy/arrayobject.h>
+#pragma GCC diagnostic pop
 
 _Static_assert(sizeof(npy_intp) == sizeof(int64_t), "cumem needs a 64-bit platform");
 
@@ -398,4 +409,59 @@ cm_numpy_owner(PyObject *array)
         PyErr_Clear(); /* a released memoryview has none */
     }
     return exporter;
+}
+
+/* -- values ------------------------------------------------------------------------- */
+
+PyObject *
+cm_numpy_as_array(PyObject *object, PyObject *dtype)
+{
+    Py_XINCREF(dtype); /* stolen */
+    PyObject *array = PyArray_FromAny(object, (PyArray_Descr *)dtype, 0, 0,
+                                      NPY_ARRAY_FORCECAST, NULL);
+    if (array != NULL
+        && PyDataType_FLAGCHK(PyArray_DESCR((PyArrayObject *)array),
+                              NPY_ITEM_REFCOUNT)) {
+        Py_CLEAR(array);
+        PyErr_Format(PyExc_TypeError, "an object of type %R holds no plain values",
+                     (PyObject *)Py_TYPE(object));
+    }
+    return array;
+}
+
+/* Are these values that NumPy by itself reads into `dtype` as they are? Integers below
+ * 2**31 and floats of Python in float64, int64 and the like; else the package looks. */
+static bool
+is_plain_value(PyObject *object, const PyArray_Descr *dtype)
+{
+    int number = dtype->type_num;
+    if (PyFloat_CheckExact(object)) {
+        return number == NPY_DOUBLE || number == NPY_CDOUBLE
+               || (number == NPY_FLOAT && !(fabs(PyFloat_AsDouble(object)) > 1e38));
+    }
+    if (!PyLong_CheckExact(object)) {
+        return false;
+    }
+    int overflow = 0;
+    long value = PyLong_AsLongAndOverflow(object, &overflow);
+    long least = number == NPY_INT || number == NPY_LONG || number == NPY_LONGLONG
+                     ? INT32_MIN
+                     : 0;
+    bool has_room = number >= NPY_INT && number <= NPY_CDOUBLE
+                    && number != NPY_LONGDOUBLE && number != NPY_CFLOAT;
+    return overflow == 0 && has_room && value >= least && value <= INT32_MAX;
+}
+
+PyObject *
+cm_numpy_as_value(PyObject *object, PyObject *dtype)
+{
+    PyArray_Descr *descr = (PyArray_Descr *)dtype;
+    if (PyArray_Check(object)
+        && PyArray_EquivTypes(PyArray_DESCR((PyArrayObject *)object), descr)) {
+        return Py_NewRef(object);
+    }
+    if (is_plain_value(object, descr)) {
+        return cm_numpy_as_array(object, dtype);
+    }
+    return cm_package_call("values", "as_value", Py_BuildValue("(OO)", object, dtype));
 }

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Everything cumem asks of NumPy's C API: dtypes, views and strides of arrays. Only
- * numpy_bridge*.[ch] include NumPy headers. GIL held throughout. */
+ * numpy_bridge.c includes NumPy's headers. GIL held throughout. */
 #ifndef CM_PYTHON_CORE_NUMPY_BRIDGE_H
 #define CM_PYTHON_CORE_NUMPY_BRIDGE_H
 
@@ -55,7 +55,8 @@ int cm_numpy_region(PyObject *array, cm_region *out, PyObject **dtype, bool *rea
 PyObject *cm_numpy_as_array(PyObject *object, PyObject *dtype);
 /* A value, or a list or array of them, as an array of `dtype` that holds the same:
  * TypeError where its kind would change (1.5 to an integer, a number to text),
- * OverflowError or ValueError where it does not fit; floats round. */
+ * OverflowError or ValueError where it does not fit; floats round. All but an array of
+ * that dtype and a plain int or float is read by cumem/values.py. */
 PyObject *cm_numpy_as_value(PyObject *object, PyObject *dtype);
 
 #endif
