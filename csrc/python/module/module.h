@@ -6,24 +6,25 @@
 
 #include "python/core/state.h"
 
+/* -- environment.c: CUMEM_BACKEND and CUMEM_EMULATED_* -- */
+
+typedef enum cm_choice { CM_CHOICE_ANY, CM_CHOICE_CUDA, CM_CHOICE_EMULATED } cm_choice;
+
+/* CUMEM_BACKEND: "cuda", "emulated"; unset or empty is ANY. 0, or -1 with ValueError.
+ */
+int cm_config_read_backend(cm_choice *out);
+
+/* Defaults changed by CUMEM_EMULATED_DEVICES (count), _MEMORY (bytes, or a number with
+ * KiB, MiB, GiB, TiB or kB, MB, GB, TB), _DRIVER ("12.4"), _DELAY_US and _SEED. 0, or
+ * -1 with a ValueError that names the variable. */
+int cm_config_read_emulated(cm_emulated_config *out);
+
 /* open.c: cm_state.when_closed. */
 int cm_state_open(cm_state *state);
 
 extern PyMethodDef cm_shutdown_methods[]; /* shutdown, _at_exit */
-/* shutdown_wait.c: wait until nothing that shutdown() ends is at work any more, as far
- * as it can be asked about without touching what others may have destroyed; failures
- * are left to it. In a thread that sees no signals it does nothing. 0, or -1 with the
- * exception of a signal handler: nothing was changed. */
-int cm_state_wait_for_work(cm_state *state);
 /* The module's m_free. */
 void cm_state_fini(cm_state *state);
-
-/* The attributes of buffers and their repr. */
-extern PyGetSetDef cm_buffer_getters[];        /* of Buffer, inherited by all */
-extern PyGetSetDef cm_mapped_buffer_getters[]; /* beyond those */
-extern PyGetSetDef cm_managed_buffer_getters[];
-extern PyGetSetDef cm_device_buffer_getters[];
-PyObject *cm_buffer_repr(PyObject *self);
 
 /* Each makes its types or module; 0 or -1. */
 int cm_register_buffer_types(PyObject *module, cm_state *state);

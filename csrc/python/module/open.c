@@ -7,7 +7,6 @@
 #include "python/core/errors.h"
 #include "python/device/wait.h"
 #include "python/module/module.h"
-#include "python/module/state_config.h"
 #include "python/pool/allocate.h"
 #include "python/pool/limits.h"
 #include "runtime/faults.h"

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "python/module/state_config.h"
+/* What the environment asks for. Read once per opening, never at import. */
+#include "python/module/module.h"
 
 #include <errno.h>
 #include <limits.h>
