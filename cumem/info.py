@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 import cumem
+from cumem.memory import get_limit
 from cumem.units import format_nbytes
 
 __all__ = ["collect", "commit", "render", "save"]
@@ -82,7 +83,7 @@ def machine() -> dict[str, Any]:
         "huge_pages": _selected("/sys/kernel/mm/transparent_hugepage/enabled"),
         "cgroup_limit": limit,
         "cgroup_used": used,
-        "pinned_limit": cumem.get_limit("pinned"),
+        "pinned_limit": get_limit("pinned"),
         "memlock_soft": _finite(soft),
         "memlock_hard": _finite(hard),
         "numa_nodes": _numa_nodes(),
