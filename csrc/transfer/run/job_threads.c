@@ -1,9 +1,29 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The threads that run whole jobs in the background and unpack what came to the host.
- * One is started when there is a job and nobody idle, up to CM_MAX_JOB_THREADS. A job
- * that waits long for a stream or another transfer is parked: it does not hold up the
- * others. */
+/* The threads that run whole jobs in the background and unpack what came to the host;
+ * ending a job before it has begun, and ending the engine with all of them.
+ * A thread is started when there is a job and nobody idle, up to CM_MAX_JOB_THREADS. A
+ * job that waits long for a stream or another transfer is parked: it does not hold up
+ * the others. */
+#include "pool/scope.h"
 #include "transfer/run/run.h"
+
+/* A job that has not begun, and its ticket. */
+static void
+drop_job(cm_job *job)
+{
+    cm_engine *engine = job->engine;
+    cm_ticket *ticket = cm_ticket_hold(job->ticket);
+    cm_scope scope;
+    int device = job->stream == NULL ? -1 : job->stream->device;
+    bool entered = device >= 0 && cm_is_ok(cm_scope_enter(engine->rt, device, &scope));
+    job->leaves_waits = true;
+    cm_job_destroy(job);
+    if (entered) {
+        cm_scope_leave(&scope);
+    }
+    cm_ticket_finish(ticket, cm_fail(CM_ECANCELLED, 0), true);
+    cm_ticket_release(ticket);
+}
 
 /* It waits for something, or for a job thread with time. */
 static void
@@ -16,7 +36,7 @@ put_away(cm_engine *engine, cm_job *job)
     }
     cm_mutex_unlock(&engine->lock);
     if (cancelled) {
-        cm_job_drop(job);
+        drop_job(job);
     }
 }
 
@@ -83,7 +103,7 @@ work(void *argument)
         bool cancelled = job->ticket->cancelled;
         cm_mutex_unlock(&engine->lock);
         if (cancelled) {
-            cm_job_drop(job);
+            drop_job(job);
         }
         else {
             run_job(engine, job);
@@ -112,8 +132,8 @@ cm_engine_give_job(cm_engine *engine, cm_job *job)
     return status;
 }
 
-void
-cm_engine_join_workers(cm_engine *engine)
+static void
+join_threads(cm_engine *engine)
 {
     cm_mutex_lock(&engine->lock);
     int count = engine->thread_count;
@@ -123,4 +143,130 @@ cm_engine_join_workers(cm_engine *engine)
     for (int i = 0; i < count; i++) {
         cm_thread_join(engine->threads[i]);
     }
+}
+
+/* -- cancelling --------------------------------------------------------------------- */
+
+void
+cm_ticket_hurry(cm_ticket *ticket)
+{
+    cm_engine *engine = ticket->engine;
+    if (cm_engine_is_forked(engine)) {
+        return;
+    }
+    cm_mutex_lock(&engine->lock);
+    cm_job *job = ticket->job;
+    if (job != NULL && job->place == CM_JOB_IN_WAITERS) {
+        cm_engine_unlist_job_locked(engine, job);
+        cm_engine_list_job_locked(engine, job, false);
+    }
+    cm_mutex_unlock(&engine->lock);
+}
+
+bool
+cm_ticket_cancel(cm_ticket *ticket)
+{
+    cm_engine *engine = ticket->engine;
+    if (cm_engine_is_forked(engine)) {
+        return false;
+    }
+    cm_job *job = NULL;
+    cm_mutex_lock(&engine->lock);
+    if (ticket->state == CM_TICKET_QUEUED && !ticket->started
+        && ticket->part_count == 0) {
+        ticket->cancelled = true;
+        ticket->read = true; /* whoever cancels knows */
+        job = ticket->job;
+    }
+    bool cancelled = ticket->cancelled;
+    if (job != NULL) {
+        cm_engine_unlist_job_locked(engine, job);
+        engine->caller_count++;
+    }
+    cm_mutex_unlock(&engine->lock);
+    if (job != NULL) {
+        drop_job(job);
+        cm_engine_end_call(engine);
+    }
+    else if (cancelled) {
+        /* A thread has it in hand that will see it at once. */
+        cm_status done = cm_ticket_depend(ticket, NULL, UINT64_MAX);
+        (void)done;
+    }
+    return cancelled;
+}
+
+/* -- the end of the engine ---------------------------------------------------------- */
+
+static void
+wait_for_all(cm_engine *engine)
+{
+    for (;;) {
+        cm_mutex_lock(&engine->lock);
+        cm_ticket *ticket = NULL;
+        cm_list *list = engine->watched_count > 0 ? &engine->watched : &engine->pending;
+        if (!cm_list_is_empty(list)) {
+            ticket = cm_ticket_hold(CM_LIST_ENTRY(list->next, cm_ticket, node));
+        }
+        cm_mutex_unlock(&engine->lock);
+        if (ticket == NULL) {
+            return;
+        }
+        (void)!cm_is_ok(cm_ticket_depend(ticket, NULL, UINT64_MAX));
+        cm_ticket_release(ticket);
+    }
+}
+
+/* False: there are transfers again. */
+static bool
+wait_for_callers(cm_engine *engine)
+{
+    cm_mutex_lock(&engine->lock);
+    while (engine->caller_count > 0) {
+        cm_cond_wait(&engine->changed, &engine->lock);
+    }
+    bool none = engine->pending_count == 0;
+    cm_mutex_unlock(&engine->lock);
+    return none;
+}
+
+cm_status
+cm_engine_close(cm_engine *engine)
+{
+    if (cm_engine_is_forked(engine)) {
+        return cm_ok(); /* its threads and its lock are the parent's: all of it leaks */
+    }
+    cm_mutex_lock(&engine->lock);
+    engine->closed = true;
+    cm_mutex_unlock(&engine->lock);
+    do { /* a call that began before may leave a transfer behind */
+        wait_for_all(engine);
+    } while (!wait_for_callers(engine));
+    join_threads(engine);
+    cm_engine_join_watcher(engine);
+    cm_workers_fini(&engine->workers);
+    cm_status first = cm_ok();
+    cm_status status;
+    while (!cm_is_ok(status = cm_engine_take_unread(engine))) {
+        first = cm_is_ok(first) ? status : first;
+    }
+    status = cm_kernels_fini(&engine->kernels);
+    first = cm_is_ok(first) ? status : first;
+    status = cm_kernels_fini(&engine->tables);
+    first = cm_is_ok(first) ? status : first;
+    status = cm_cache_fini(engine);
+    first = cm_is_ok(first) ? status : first;
+    if (engine->pinned_pool != NULL) {
+        cm_pool_release(engine->pinned_pool);
+    }
+    for (int device = 0; device < CM_MAX_DEVICES; device++) {
+        if (engine->device_pools[device] != NULL) {
+            cm_pool_release(engine->device_pools[device]);
+        }
+    }
+    while (!cm_is_ok(status = cm_engine_end_unread(engine))) {
+        first = cm_is_ok(first) ? status : first;
+    }
+    cm_engine_release(engine);
+    return first;
 }

@@ -4,8 +4,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "base/fresh_pages.h"
-#include "runtime/emulated/emulated.h"
 #include "transfer/routes/several.h"
 #include "transfer/routes/spread.h"
 #include "transfer/run/run.h"

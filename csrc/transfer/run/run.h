@@ -27,10 +27,8 @@ CM_NODISCARD cm_status cm_job_start(cm_job *job, const cm_copy_request *request,
 CM_NODISCARD cm_status cm_job_run(cm_job *job);
 /* The rest of a job left to drain; may park as well. */
 CM_NODISCARD cm_status cm_job_finish_drain(cm_job *job);
-/* destroy.c: everything is given back. */
+/* Everything is given back. */
 void cm_job_destroy(cm_job *job);
-/* cancel.c: end a job that has not begun, and its ticket. */
-void cm_job_drop(cm_job *job);
 
 /* The same as cm_engine_copy() with other thresholds and no ticket. */
 CM_NODISCARD cm_status cm_engine_copy_tuned(cm_engine *engine,
@@ -39,6 +37,5 @@ CM_NODISCARD cm_status cm_engine_copy_tuned(cm_engine *engine,
 
 /* job_threads.c: hand a job over. Fails: CM_ETHREAD (it stays the caller's). */
 CM_NODISCARD cm_status cm_engine_give_job(cm_engine *engine, struct cm_job *job);
-void cm_engine_join_workers(cm_engine *engine);
 
 #endif
