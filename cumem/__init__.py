@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 # fmt: off
 # isort: off
 from cumem._core import (
-    BUILT_RUNTIME, OLDEST_DRIVER, Buffer, CancelledError, CudaError, Device, DeviceBuffer,
-    EmulationWarning, Event, HostBuffer, ManagedBuffer, MappedBuffer,
-    OutOfMemoryError, PinnedBuffer, Pool, Registration, Stream, Transfer, array,
+    BUILT_RUNTIME, OLDEST_DRIVER, Buffer, Device, DeviceBuffer,
+    Event, HostBuffer, ManagedBuffer, MappedBuffer,
+    PinnedBuffer, Pool, Registration, Stream, Transfer, array,
     asbuffer, asnumpy, backend, broadcast, broadcast_async, copy, copy_async,
     copy_many, copy_many_async, current_device,
     current_stream, default_pool, device_count, driver_version, emulation_reason, empty,
@@ -25,6 +25,9 @@ if TYPE_CHECKING:
     from types import ModuleType
 
     from cumem.calibration import Calibration, calibrate
+    from cumem.errors import (
+        CancelledError, CudaError, EmulationWarning, OutOfMemoryError,
+    )
     from cumem.explanation import Explanation, explain
     from cumem.files import fromfile, read_ranges, tofile, write_ranges
     from cumem.memory import (
@@ -144,6 +147,7 @@ __all__ = [
 _LATER: dict[str, tuple[str, ...]] = {
     "awaiting": (),
     "calibration": ("Calibration", "calibrate"),
+    "errors": ("CancelledError", "CudaError", "EmulationWarning", "OutOfMemoryError"),
     "explanation": ("Explanation", "explain"),
     "files": ("fromfile", "read_ranges", "tofile", "write_ranges"),
     "foreign_stream": (),

@@ -24,46 +24,6 @@ _Shape = SupportsIndex | Sequence[SupportsIndex]
 _Index = Any
 _Progress = bool | Callable[[int, int], object] | None
 
-class CudaError(RuntimeError):
-    call: str | None
-    code: int | None
-    name: str | None
-    arg: int | None
-    def __init__(
-        self,
-        *args: object,
-        call: str | None = None,
-        code: int | None = None,
-        name: str | None = None,
-        arg: int | None = None,
-    ) -> None: ...
-
-class OutOfMemoryError(CudaError, MemoryError):
-    requested: int | None
-    kind: str | None
-    device: int | None
-    limit: int | None
-    live: int | None
-    cached: int | None
-    in_flight: int | None
-    largest_free: int | None
-    others: int | None
-    fragmentation: float | None
-    driver_free: int | None
-    driver_total: int | None
-    outside: int | None
-    available: int | None
-    tried: tuple[str, ...] | None
-    advice: str | None
-
-class CancelledError(RuntimeError):
-    call: None
-    code: int
-    name: str
-    arg: int
-
-class EmulationWarning(UserWarning): ...
-
 class Buffer:
     @property
     def ptr(self) -> int: ...

@@ -6,6 +6,7 @@ from __future__ import annotations
 import dataclasses
 
 from cumem import _core
+from cumem.errors import CudaError, OutOfMemoryError
 from cumem.pool_stats import PoolStats, pool_stats
 from cumem.units import format_nbytes
 
@@ -32,7 +33,7 @@ class _Numbers:
 
 
 def explain(
-    error: _core.OutOfMemoryError,
+    error: OutOfMemoryError,
     pool: int,
     kind: str,
     device: int,
@@ -81,7 +82,7 @@ def _ask_driver(numbers: _Numbers, pools: list[PoolStats]) -> None:
     """What cannot be read is left out: the error matters more."""
     try:
         free, total = _core.memory_info(numbers.device)
-    except _core.CudaError:
+    except CudaError:
         return
     ours = sum(
         pool.reserved_nbytes
@@ -95,7 +96,7 @@ def _ask_driver(numbers: _Numbers, pools: list[PoolStats]) -> None:
 # -- the advice ------------------------------------------------------------------------
 
 
-def _advise(numbers: _Numbers, error: _core.OutOfMemoryError) -> str:
+def _advise(numbers: _Numbers, error: OutOfMemoryError) -> str:
     if error.name == _LIMIT_MET:
         return _advise_on_limit(numbers, error.arg or 0)
     if numbers.kind in ("pinned", "mapped"):

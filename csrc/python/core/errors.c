@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The one switch from a status to a Python exception, and the exceptions themselves. */
+/* The one switch from a status to a Python exception; the classes are cumem/errors.py.
+ */
 #include "python/core/errors.h"
 
 #include <errno.h>
@@ -98,6 +99,35 @@ compose(cm_status status)
     return PyUnicode_FromFormat("%s(%s): %s", call, argument, code_text(status));
 }
 
+/* -- the classes ---------------------------------------------------------------------- */
+
+int
+cm_errors_load(cm_state *state)
+{
+    const struct {
+        const char *name;
+        PyObject **out;
+    } table[] = {
+        {"CancelledError", &state->cancelled_error},
+        {"EmulationWarning", &state->emulation_warning},
+        {"OutOfMemoryError", &state->out_of_memory_error},
+        {"CudaError", &state->cuda_error}, /* last: says that all are there */
+    };
+    if (state->cuda_error != NULL) {
+        return 0;
+    }
+    PyObject *errors = cm_package_load("errors");
+    int result = errors == NULL ? -1 : 0;
+    for (size_t i = 0; result == 0 && i < sizeof table / sizeof *table; i++) {
+        PyObject *old = *table[i].out; /* another thread may load them meanwhile */
+        *table[i].out = PyObject_GetAttrString(errors, table[i].name);
+        result = *table[i].out == NULL ? -1 : 0;
+        Py_XDECREF(old);
+    }
+    Py_XDECREF(errors);
+    return result;
+}
+
 /* -- the exception -------------------------------------------------------------------- */
 
 /* Borrowed: the one place that says which exception a code is. */
@@ -161,11 +191,11 @@ call_name(cm_status status)
 static PyObject *
 make_exception(cm_state *state, cm_status status, const char *doing)
 {
-    PyObject *type = exception_type(state, status.code);
-    PyObject *message = compose(status);
+    PyObject *message = cm_errors_load(state) < 0 ? NULL : compose(status);
     if (message == NULL) {
         return NULL;
     }
+    PyObject *type = exception_type(state, status.code);
     PyObject *exception = NULL;
     if (type == PyExc_OSError && status.arg > 0 && status.arg < 4096) {
         exception = status.code == CM_ESYSTEM
@@ -247,7 +277,7 @@ void
 cm_py_report(cm_state *state, cm_status status, PyObject *where)
 {
     if (cm_is_ok(status) || is_unloading(status.code) || state->cuda_error == NULL) {
-        return; /* or the module is gone already */
+        return; /* or nothing was opened, or the module is gone already */
     }
     PyObject *type;
     PyObject *value;
@@ -256,192 +286,4 @@ cm_py_report(cm_state *state, cm_status status, PyObject *where)
     (void)cm_py_raise(state, status, NULL);
     PyErr_WriteUnraisable(where);
     PyErr_Restore(type, value, traceback);
-}
-
-/* -- registrar ------------------------------------------------------------------------ */
-
-PyDoc_STRVAR(cuda_error_doc,
-             "CudaError(*args, call=None, code=None, name=None, arg=None)\n"
-             "--\n"
-             "\n"
-             "A call to CUDA failed.\n"
-             "\n"
-             "What cumem was doing at the time is in the notes of the exception.\n"
-             "\n"
-             "Attributes\n"
-             "----------\n"
-             "call : str or None\n"
-             "    Name of the CUDA function, e.g. ``\"cudaHostAlloc\"``.\n"
-             "code : int or None\n"
-             "    The ``cudaError_t``, or a negative number of cumem's own.\n"
-             "name : str or None\n"
-             "    Name of the code, e.g. ``\"cudaErrorMemoryAllocation\"``.\n"
-             "arg : int or None\n"
-             "    The call's telling argument: a number of bytes, a device, a handle.\n"
-             "\n"
-             "All are None in an exception that was made without them.\n");
-
-PyDoc_STRVAR(out_of_memory_error_doc,
-             "There was not enough memory, on the device or to page-lock.\n"
-             "\n"
-             "Before it is raised cumem waits for freed memory that is still in use by a\n"
-             "stream, gives back what its pools cache, calls the callbacks of\n"
-             "`on_out_of_memory`, runs the garbage collector, and tries again after each. It\n"
-             "is a `CudaError` and a `MemoryError`.\n"
-             "\n"
-             "Attributes\n"
-             "----------\n"
-             "requested : int\n"
-             "    Bytes that were asked for.\n"
-             "kind, device : str, int\n"
-             "    Of what memory.\n"
-             "limit : int or None\n"
-             "    The limit that allows least, in bytes; None where there is none.\n"
-             "live, cached, in_flight, largest_free : int\n"
-             "    Bytes that the pool has handed out, keeps ready, waits for, and has in one\n"
-             "    piece.\n"
-             "others : int\n"
-             "    Bytes that other pools hold, cached ones included: against the same limit,\n"
-             "    or of the same kind where there is none.\n"
-             "fragmentation : float\n"
-             "    ``1 - largest_free / cached``; 0 if nothing is cached.\n"
-             "driver_free, driver_total, outside : int or None\n"
-             "    Bytes of the device that its driver has free and in all, and that are held\n"
-             "    outside cumem; None for pinned and mapped memory.\n"
-             "available : int or None\n"
-             "    Bytes that the host can still give; None for device and managed memory.\n"
-             "tried : tuple of str\n"
-             "    What was done before giving up.\n"
-             "advice : str\n"
-             "    What to do, judged by these numbers.\n"
-             "\n"
-             "All are None where memory ran short in a copy instead of an allocation.\n");
-
-PyDoc_STRVAR(cancelled_error_doc,
-             "A transfer was cancelled before it began: nothing was read or written.\n"
-             "\n"
-             "Raised by `Transfer.wait`, `Transfer.order` and `await`. It is a\n"
-             "`RuntimeError` and not ``asyncio.CancelledError``, which would say that the\n"
-             "awaiting task itself is to end.\n");
-
-PyDoc_STRVAR(emulation_warning_doc,
-             "No GPU was found and cumem works on an emulated device.\n"
-             "\n"
-             "Given once per process, at first use, naming the reason. Set\n"
-             "``CUMEM_BACKEND=emulated`` to choose emulation without it, or\n"
-             "``CUMEM_BACKEND=cuda`` to get an error instead.\n");
-
-static const char *const attributes[] = {"call", "code", "name", "arg"};
-enum { ATTRIBUTE_COUNT = sizeof attributes / sizeof *attributes };
-
-static bool
-is_attribute(PyObject *name)
-{
-    for (int i = 0; i < ATTRIBUTE_COUNT; i++) {
-        if (PyUnicode_CompareWithASCIIString(name, attributes[i]) == 0) {
-            return true;
-        }
-    }
-    return false;
-}
-
-/* The arguments of an exception, and the attributes by keyword. */
-static int
-cuda_error_init(PyObject *self, PyObject *args, PyObject *kwargs)
-{
-    initproc base =
-        (initproc)PyType_GetSlot((PyTypeObject *)PyExc_RuntimeError, Py_tp_init);
-    if (base(self, args, NULL) < 0) {
-        return -1;
-    }
-    PyObject *name;
-    PyObject *value;
-    Py_ssize_t at = 0;
-    while (kwargs != NULL && PyDict_Next(kwargs, &at, &name, &value)) {
-        if (!is_attribute(name)) {
-            PyErr_Format(
-                PyExc_TypeError,
-                "CudaError() has no argument %R: it takes call, code, name and "
-                "arg",
-                name);
-            return -1;
-        }
-        if (PyObject_SetAttr(self, name, value) < 0) {
-            return -1;
-        }
-    }
-    return 0;
-}
-
-static PyType_Slot cuda_error_slots[] = {
-    {Py_tp_doc, (void *)cuda_error_doc},
-    {Py_tp_init, (void *)cuda_error_init},
-    {0, NULL},
-};
-
-static PyType_Spec cuda_error_spec = {
-    .name = "cumem.CudaError",
-    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE,
-    .slots = cuda_error_slots,
-};
-
-/* Made by hand it has no call to tell of. */
-static PyObject *
-make_cuda_error(PyObject *module)
-{
-    PyObject *type =
-        PyType_FromModuleAndSpec(module, &cuda_error_spec, PyExc_RuntimeError);
-    for (int i = 0; type != NULL && i < ATTRIBUTE_COUNT; i++) {
-        if (PyObject_SetAttrString(type, attributes[i], Py_None) < 0) {
-            Py_CLEAR(type);
-        }
-    }
-    return type;
-}
-
-int
-cm_register_errors(PyObject *module, cm_state *state)
-{
-    state->cuda_error = make_cuda_error(module);
-    if (state->cuda_error == NULL
-        || PyModule_AddObjectRef(module, "CudaError", state->cuda_error) < 0) {
-        return -1;
-    }
-    PyObject *bases = PyTuple_Pack(2, state->cuda_error, PyExc_MemoryError);
-    if (bases == NULL) {
-        return -1;
-    }
-    state->out_of_memory_error = PyErr_NewExceptionWithDoc(
-        "cumem.OutOfMemoryError", out_of_memory_error_doc, bases, NULL);
-    Py_DECREF(bases);
-    if (state->out_of_memory_error == NULL
-        || PyModule_AddObjectRef(module, "OutOfMemoryError", state->out_of_memory_error)
-               < 0) {
-        return -1;
-    }
-    static const char *const numbers[] = {
-        "requested",     "kind",        "device",       "limit",
-        "live",          "cached",      "in_flight",    "largest_free",
-        "fragmentation", "driver_free", "driver_total", "outside",
-        "available",     "tried",       "advice",       "others",
-    };
-    for (size_t i = 0; i < sizeof(numbers) / sizeof(numbers[0]); i++) {
-        if (PyObject_SetAttrString(state->out_of_memory_error, numbers[i], Py_None)
-            < 0) {
-            return -1;
-        }
-    }
-    state->cancelled_error = PyErr_NewExceptionWithDoc(
-        "cumem.CancelledError", cancelled_error_doc, PyExc_RuntimeError, NULL);
-    if (state->cancelled_error == NULL
-        || PyModule_AddObjectRef(module, "CancelledError", state->cancelled_error)
-               < 0) {
-        return -1;
-    }
-    state->emulation_warning = PyErr_NewExceptionWithDoc(
-        "cumem.EmulationWarning", emulation_warning_doc, PyExc_UserWarning, NULL);
-    if (state->emulation_warning == NULL) {
-        return -1;
-    }
-    return PyModule_AddObjectRef(module, "EmulationWarning", state->emulation_warning);
 }

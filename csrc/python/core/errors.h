@@ -23,6 +23,9 @@ void cm_py_report(cm_state *state, cm_status status, PyObject *where);
  * another exception. */
 PyObject *cm_py_exception_new(cm_state *state, cm_status status);
 
-int cm_register_errors(PyObject *module, cm_state *state);
+/* The classes, out of cumem/errors.py: loaded when the runtime is opened, so that
+ * errors can be raised at exit too, when nothing can be imported; by the first error if
+ * that is earlier. 0 or -1. */
+int cm_errors_load(cm_state *state);
 
 #endif

@@ -34,23 +34,6 @@ cm_state_init(cm_state *state)
     return 0;
 }
 
-PyObject *
-cm_package_call(const char *module, const char *function, PyObject *arguments)
-{
-    PyObject *package = arguments == NULL ? NULL : PyImport_ImportModule("cumem");
-    PyObject *loaded =
-        package == NULL ? NULL : PyObject_CallMethod(package, "_load", "s", module);
-    PyObject *callable =
-        loaded == NULL ? NULL : PyObject_GetAttrString(loaded, function);
-    PyObject *answer =
-        callable == NULL ? NULL : PyObject_CallObject(callable, arguments);
-    Py_XDECREF(package);
-    Py_XDECREF(loaded);
-    Py_XDECREF(callable);
-    Py_XDECREF(arguments);
-    return answer;
-}
-
 /* Failures of transfers whose handles nobody asked go to the unraisable hook. */
 static void
 report_unread(cm_state *state)

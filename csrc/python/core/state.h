@@ -5,6 +5,7 @@
 #ifndef CM_PYTHON_CORE_STATE_H
 #define CM_PYTHON_CORE_STATE_H
 
+#include "python/core/package.h"
 #include "python/python.h"
 
 #include <sys/types.h>
@@ -117,7 +118,7 @@ typedef struct cm_state {
     PyTypeObject *transfer_type;
     PyTypeObject *registration_type;
     PyTypeObject *pool_type;
-    /* exceptions; owned */
+    /* exceptions; owned, NULL until cm_errors_load() */
     PyObject *cuda_error;
     PyObject *out_of_memory_error;
     PyObject *cancelled_error;
@@ -244,12 +245,6 @@ void cm_state_drop_deferred(cm_state *state); /* GIL held */
 /* At the end of a call that waited: what it kept goes now, not when the main thread
  * comes to it. Keeps the exception. */
 void cm_state_drop_own(cm_state *state);
-
-/* Leave it to the package, whose modules are loaded at their first use: the answer of
- * cumem.<module>.<function>(*arguments), a tuple that it takes over, or NULL for what
- * could not be made. NULL with an exception. */
-PyObject *cm_package_call(const char *module, const char *function,
-                          PyObject *arguments);
 
 /* Module exec: locks and lists. 0, or -1 with an exception. */
 int cm_state_init(cm_state *state);

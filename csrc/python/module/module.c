@@ -55,7 +55,6 @@ static int
 add_types(PyObject *module, cm_state *state)
 {
     static int (*const registrars[])(PyObject *, cm_state *) = {
-        cm_register_errors,
         cm_register_buffer_types,
         cm_register_stream_type,
         cm_register_event_type,

@@ -180,7 +180,7 @@ static int
 open_runtime(cm_state *state)
 {
     opening plan;
-    if (opening_init(state, &plan) < 0) {
+    if (cm_errors_load(state) < 0 || opening_init(state, &plan) < 0) {
         return -1;
     }
     cm_runtime *runtime = NULL;

@@ -1,0 +1,16 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What the package does for the extension, loaded at its first use. */
+#ifndef CM_PYTHON_CORE_PACKAGE_H
+#define CM_PYTHON_CORE_PACKAGE_H
+
+#include "python/python.h"
+
+/* cumem.<module>, a new reference. */
+PyObject *cm_package_load(const char *module);
+/* Leave it to the package, whose modules are loaded at their first use: the answer of
+ * cumem.<module>.<function>(*arguments), a tuple that it takes over, or NULL for what
+ * could not be made. NULL with an exception. */
+PyObject *cm_package_call(const char *module, const char *function,
+                          PyObject *arguments);
+
+#endif

@@ -1,0 +1,118 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The exceptions and the warning, which the extension raises."""
+
+from __future__ import annotations
+
+__all__ = ["CancelledError", "CudaError", "EmulationWarning", "OutOfMemoryError"]
+
+
+class CudaError(RuntimeError):
+    """A call to CUDA failed.
+
+    What cumem was doing at the time is in the notes of the exception.
+
+    Attributes
+    ----------
+    call : str or None
+        Name of the CUDA function, e.g. ``"cudaHostAlloc"``.
+    code : int or None
+        The ``cudaError_t``, or a negative number of cumem's own.
+    name : str or None
+        Name of the code, e.g. ``"cudaErrorMemoryAllocation"``.
+    arg : int or None
+        The call's telling argument: a number of bytes, a device, a handle.
+
+    All are None in an exception that was made without them.
+    """
+
+    def __init__(
+        self,
+        *args: object,
+        call: str | None = None,
+        code: int | None = None,
+        name: str | None = None,
+        arg: int | None = None,
+    ) -> None:
+        super().__init__(*args)
+        self.call = call
+        self.code = code
+        self.name = name
+        self.arg = arg
+
+
+class OutOfMemoryError(CudaError, MemoryError):
+    """There was not enough memory, on the device or to page-lock.
+
+    Before it is raised cumem waits for freed memory that is still in use by a
+    stream, gives back what its pools cache, calls the callbacks of
+    `on_out_of_memory`, runs the garbage collector, and tries again after each. It
+    is a `CudaError` and a `MemoryError`.
+
+    Attributes
+    ----------
+    requested : int
+        Bytes that were asked for.
+    kind, device : str, int
+        Of what memory.
+    limit : int or None
+        The limit that allows least, in bytes; None where there is none.
+    live, cached, in_flight, largest_free : int
+        Bytes that the pool has handed out, keeps ready, waits for, and has in one
+        piece.
+    others : int
+        Bytes that other pools hold, cached ones included: against the same limit,
+        or of the same kind where there is none.
+    fragmentation : float
+        ``1 - largest_free / cached``; 0 if nothing is cached.
+    driver_free, driver_total, outside : int or None
+        Bytes of the device that its driver has free and in all, and that are held
+        outside cumem; None for pinned and mapped memory.
+    available : int or None
+        Bytes that the host can still give; None for device and managed memory.
+    tried : tuple of str
+        What was done before giving up.
+    advice : str
+        What to do, judged by these numbers.
+
+    All are None where memory ran short in a copy instead of an allocation.
+    """
+
+    requested: int | None = None
+    kind: str | None = None
+    device: int | None = None
+    limit: int | None = None
+    live: int | None = None
+    cached: int | None = None
+    in_flight: int | None = None
+    largest_free: int | None = None
+    fragmentation: float | None = None
+    driver_free: int | None = None
+    driver_total: int | None = None
+    outside: int | None = None
+    available: int | None = None
+    tried: tuple[str, ...] | None = None
+    advice: str | None = None
+    others: int | None = None
+
+
+class CancelledError(RuntimeError):
+    """A transfer was cancelled before it began: nothing was read or written.
+
+    Raised by `Transfer.wait`, `Transfer.order` and `await`. It is a
+    `RuntimeError` and not ``asyncio.CancelledError``, which would say that the
+    awaiting task itself is to end.
+    """
+
+    call: None
+    code: int
+    name: str
+    arg: int
+
+
+class EmulationWarning(UserWarning):
+    """No GPU was found and cumem works on an emulated device.
+
+    Given once per process, at first use, naming the reason. Set
+    ``CUMEM_BACKEND=emulated`` to choose emulation without it, or
+    ``CUMEM_BACKEND=cuda`` to get an error instead.
+    """
