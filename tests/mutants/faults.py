@@ -204,7 +204,7 @@ FAULTS = [
     ),
     Fault(
         "short read is the end",
-        "csrc/transfer/file/part.c",
+        "csrc/transfer/file/calls.c",
         "what a read did not bring is never asked for",
         "pass(&r, (uint64_t)moved); } return r.nbytes == 0;",
         "pass(&r, (uint64_t)moved); break; } return true;",
@@ -212,7 +212,7 @@ FAULTS = [
     ),
     Fault(
         "write that moves nothing",
-        "csrc/transfer/file/part.c",
+        "csrc/transfer/file/calls.c",
         "a failed call on a file is taken for the end of the work",
         "fail(job, error, r.offset, r.range_index); return false;",
         "(void)error; return true;",

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Ranges of a file cut into chunks: a long range becomes several, short ones share one
- * if their memory is of one sort. Pure but for what it writes. */
+ * if their memory is of one sort. */
 #include "transfer/file/job.h"
 
 cm_status
@@ -54,11 +54,93 @@ skip_empty(cm_file_job *job)
     }
 }
 
-bool
-cm_file_is_cut(cm_file_job *job)
+static bool
+is_cut(cm_file_job *job)
 {
     skip_empty(job);
     return job->cursor.range == job->request->range_count;
+}
+
+/* -- past the page cache or not ----------------------------------------------------- */
+
+/* What is in the page cache is read through it, and so is what is short; much that is
+ * not goes past it, where the file system lets us, and else is announced. */
+enum {
+    DIRECT_LEAST_RUN = 256 << 10,
+    STRETCH_NBYTES = 64 << 20, /* asked about at a time, */
+    PROBE_COUNT = 4,           /* by so many probes of */
+    PROBE_NBYTES = 64 << 10,
+    SHORT_COUNT = 16, /* so many short ranges are taken to be like the first of them */
+};
+
+static bool
+probe_stretch(const cm_file_job *job, uint64_t offset, uint64_t nbytes)
+{
+    const cm_file_calls *calls = job->calls;
+    int fd = job->request->fd;
+    int cached = 0;
+    nbytes = nbytes < STRETCH_NBYTES ? nbytes : STRETCH_NBYTES;
+    if (nbytes <= (uint64_t)PROBE_COUNT * PROBE_NBYTES) {
+        return calls->is_cached(calls->context, fd, offset, nbytes);
+    }
+    uint64_t step = nbytes / PROBE_COUNT;
+    for (uint64_t i = 0; i < PROBE_COUNT; i++) {
+        cached += calls->is_cached(calls->context, fd, offset + i * step, PROBE_NBYTES);
+    }
+    return cached * 2 >= PROBE_COUNT;
+}
+
+/* Asked once for each stretch of a long range, and for some of the short ones. */
+static bool
+is_cold(cm_file_job *job, uint64_t offset, uint64_t nbytes)
+{
+    cm_file_cursor *cursor = &job->cursor;
+    bool is_short = nbytes < DIRECT_LEAST_RUN && cursor->done == 0;
+    uint64_t stretch = is_short ? cursor->range / SHORT_COUNT : offset / STRETCH_NBYTES;
+    stretch = 1 + (stretch << 1 | is_short);
+    if (cursor->stretch != stretch) {
+        cursor->stretch = stretch;
+        cursor->is_cold = !probe_stretch(job, offset, nbytes);
+    }
+    return cursor->is_cold;
+}
+
+static bool
+can_go_direct(cm_file_job *job)
+{
+    const cm_file_calls *calls = job->calls;
+    if (!job->was_opened) {
+        const cm_file_request *request = job->request;
+        job->was_opened = true;
+        job->direct_fd =
+            calls->open_direct(calls->context, request->fd, request->writes);
+    }
+    return job->direct_fd >= 0 && !atomic_load(&job->direct_refused);
+}
+
+/* Set is_direct and is_cold of a chunk that begins with `nbytes` at `offset` of the
+ * file. Looks at that, or opens it again, now and then. */
+static void
+look_at_cache(cm_file_job *job, cm_file_chunk *chunk, uint64_t offset, uint64_t nbytes)
+{
+    const cm_file_request *request = job->request;
+    bool pays = request->direct == CM_FILE_DIRECT_ALWAYS;
+    chunk->is_cold = false;
+    if (!request->writes && !pays) {
+        chunk->is_cold = is_cold(job, offset, nbytes);
+        pays = chunk->is_cold && request->direct == CM_FILE_DIRECT_AUTO
+               && job->nbytes >= job->tuning.direct_nbytes
+               && nbytes >= DIRECT_LEAST_RUN;
+    }
+    chunk->is_direct = pays && can_go_direct(job);
+}
+
+void
+cm_file_close_direct(cm_file_job *job)
+{
+    if (job->was_opened && job->direct_fd >= 0) {
+        job->calls->close(job->calls->context, job->direct_fd);
+    }
 }
 
 /* -- ranges in many runs ------------------------------------------------------------------ */
@@ -123,7 +205,7 @@ cut_region(cm_file_job *job, const cm_file_range *range, cm_file_chunk *chunk)
     if (!job->request->writes) {
         turn_layout(layout);
     }
-    cm_file_look_at_cache(job, chunk, piece->offset, piece->nbytes);
+    look_at_cache(job, chunk, piece->offset, piece->nbytes);
     chunk->is_direct = chunk->is_direct && piece->host == NULL;
     chunk->piece_count = 1;
     chunk->nbytes = piece->at + piece->nbytes;
@@ -191,12 +273,12 @@ cut_runs(cm_file_job *job, const cm_file_range *range, cm_file_chunk *chunk)
     const cm_file_request *request = job->request;
     uint64_t done = job->cursor.done;
     chunk->device = is_on_device(range) ? range->device : -1;
-    cm_file_look_at_cache(job, chunk, range->offset + done, range->nbytes - done);
+    look_at_cache(job, chunk, range->offset + done, range->nbytes - done);
     bool bounces = chunk->is_direct && chunk->device < 0 && !lies_as_file(range);
     bool is_span = chunk->device < 0 && !bounces;
     uint64_t limit = is_span ? CM_FILE_SPAN_NBYTES : job->tuning.file_chunk_nbytes;
     uint32_t most = chunk->is_direct ? 1 : CM_FILE_PIECE_COUNT;
-    while (chunk->piece_count < most && !cm_file_is_cut(job)) {
+    while (chunk->piece_count < most && !is_cut(job)) {
         range = &request->ranges[job->cursor.range];
         if (range->region != NULL
             || (is_on_device(range) ? range->device : -1) != chunk->device
@@ -212,7 +294,7 @@ cut_runs(cm_file_job *job, const cm_file_range *range, cm_file_chunk *chunk)
 cm_status
 cm_file_cut_next(cm_file_job *job, cm_file_chunk *chunk, bool *out)
 {
-    *out = !cm_file_is_cut(job);
+    *out = !is_cut(job);
     chunk->is_strided = false;
     chunk->piece_count = 0;
     chunk->nbytes = 0;

@@ -4,7 +4,530 @@
 #include <stdlib.h>
 
 #include "transfer/file/job.h"
+#include "transfer/host/backoff.h"
 #include "transfer/host/host_copy.h"
+
+/* -- memory: of the engine's ring, kept to the end ---------------------------------- */
+
+/* Room for a chunk that begins anywhere in a page, itself at a page's beginning. */
+static uint64_t
+memory_nbytes(const cm_file_job *job)
+{
+    return job->tuning.file_chunk_nbytes + 2 * (uint64_t)CM_FILE_PAGE_NBYTES;
+}
+
+static char *
+align(void *memory)
+{
+    uintptr_t mask = CM_FILE_PAGE_NBYTES - 1;
+    return (char *)memory + ((0 - (uintptr_t)memory) & mask);
+}
+
+static cm_status
+add_pinned(cm_file_job *job, cm_file_memory *memory)
+{
+    /* One, whatever others have; more as far as the ring goes. */
+    uint64_t most = job->memory_count == 0 ? UINT64_MAX : job->tuning.ring_nbytes;
+    cm_pool *pool = cm_cache_enter_ring(job->engine, memory_nbytes(job), most);
+    if (pool == NULL) {
+        return cm_fail(CM_ENOMEM, memory_nbytes(job));
+    }
+    cm_wait_hooks hooks = {.interrupted = job->request->interrupted,
+                           .argument = job->request->interrupted_argument,
+                           .wait_device = NULL};
+    cm_status status =
+        cm_pool_alloc_asking(pool, memory_nbytes(job), NULL, &hooks, &memory->pinned);
+    if (!cm_is_ok(status)) {
+        memory->pinned = NULL;
+        cm_cache_leave_ring(job->engine, memory_nbytes(job));
+    }
+    return status;
+}
+
+static cm_status
+add_plain(cm_file_job *job, cm_file_memory *memory)
+{
+    memory->plain = malloc((size_t)memory_nbytes(job));
+    return memory->plain == NULL ? cm_fail(CM_ENOMEM, memory_nbytes(job)) : cm_ok();
+}
+
+/* One more, if it is to be had or the first. Between file and host ordinary memory
+ * does; for a device a single one of that, where there is no other at all. */
+static cm_status
+add_memory(cm_file_job *job)
+{
+    bool first = job->memory_count == 0;
+    cm_file_memory memory = {.taken = false};
+    cm_status status =
+        job->has_device_end ? add_pinned(job, &memory) : add_plain(job, &memory);
+    if (!cm_is_ok(status)) {
+        if (!cm_pool_is_short(status)) {
+            return status;
+        }
+        job->memory_is_full = true;
+        if (!first) {
+            return cm_ok(); /* those there are will do */
+        }
+        if (!cm_is_ok(add_plain(job, &memory))) {
+            return status;
+        }
+    }
+    job->memory_is_full =
+        job->memory_is_full
+        || (!job->has_device_end && job->memory_count + 1 == CM_FILE_PLAIN_COUNT);
+    memory.host = align(memory.pinned != NULL ? memory.pinned->host : memory.plain);
+    job->memories[job->memory_count++] = memory;
+    return cm_ok();
+}
+
+static bool
+find_memory(cm_file_job *job, cm_file_chunk *chunk)
+{
+    for (uint32_t i = 0; i < job->memory_count; i++) {
+        if (!job->memories[i].taken) {
+            job->memories[i].taken = true;
+            chunk->memory = i;
+            chunk->has_memory = true;
+            return true;
+        }
+    }
+    return false;
+}
+
+/* A memory for the chunk; *out false: none now. Fails: CM_ENOMEM, the pinned pool where
+ * it is not short. */
+static cm_status
+take_memory(cm_file_job *job, cm_file_chunk *chunk, bool *out)
+{
+    *out = find_memory(job, chunk);
+    if (*out || job->memory_is_full
+        || job->memory_count == job->tuning.file_slot_count) {
+        return cm_ok();
+    }
+    CM_TRY(add_memory(job));
+    *out = find_memory(job, chunk);
+    return cm_ok();
+}
+
+static void
+give_memory(cm_file_chunk *chunk)
+{
+    if (chunk->has_memory) {
+        chunk->job->memories[chunk->memory].taken = false;
+        chunk->has_memory = false;
+    }
+}
+
+static void
+free_memory(cm_file_job *job)
+{
+    cm_engine *engine = job->engine;
+    cm_stream *uses[CM_MAX_DEVICES];
+    uint32_t use_count = 0;
+    for (int device = 0; device < CM_MAX_DEVICES && job->in_flight; device++) {
+        if (job->has_queued[device]) {
+            uses[use_count++] = job->streams[device];
+        }
+    }
+    unsigned flags = job->lost_track ? CM_POOL_FREE_FENCE : 0u;
+    for (uint32_t i = 0; i < job->memory_count; i++) {
+        cm_file_memory *memory = &job->memories[i];
+        if (memory->pinned != NULL) {
+            cm_pool_free(engine->pinned_pool, memory->pinned, uses, use_count, flags);
+            cm_cache_leave_ring(job->engine, memory_nbytes(job));
+        }
+        free(memory->plain); /* the runtime is through with ordinary memory on return */
+    }
+    for (int device = 0; device < CM_MAX_DEVICES; device++) {
+        if (job->device_blocks[device] != NULL) {
+            cm_pool_free(engine->device_pools[device], job->device_blocks[device], uses,
+                         use_count, flags);
+        }
+    }
+}
+
+/* -- the device --------------------------------------------------------------------- */
+
+/* Asks now and then whether to go on. Fails: CM_ECANCELLED. */
+static cm_status
+ask(cm_file_job *job)
+{
+    const cm_file_request *request = job->request;
+    uint64_t now_ns = cm_now_ns();
+    if (request->interrupted == NULL || now_ns - job->asked_ns < CM_ASK_NS) {
+        return cm_ok();
+    }
+    bool interrupted = request->interrupted(request->interrupted_argument);
+    job->asked_ns = cm_now_ns();
+    return interrupted ? cm_fail(CM_ECANCELLED, 0) : cm_ok();
+}
+
+/* Is the device's part of the chunk over? Fails: event_query. */
+static cm_status
+look_event(cm_file_chunk *chunk, bool *out)
+{
+    cm_runtime *rt = chunk->job->engine->rt;
+    cm_device_guard guard;
+    CM_TRY(cm_device_enter(rt, chunk->device, &guard));
+    cm_status status = cm_rt_event_query(rt, chunk->event, out);
+    cm_device_leave(rt, &guard);
+    return status;
+}
+
+static cm_status
+poll_event(cm_file_job *job, uint64_t event)
+{
+    uint64_t begin_ns = cm_now_ns();
+    for (;;) {
+        bool done = false;
+        CM_TRY(cm_rt_event_query(job->engine->rt, event, &done));
+        if (done) {
+            return cm_ok();
+        }
+        CM_TRY(ask(job));
+        uint64_t now_ns = cm_now_ns();
+        cm_pause_until(now_ns + cm_backoff_ns(now_ns - begin_ns));
+    }
+}
+
+/* Fails: event_query, CM_ECANCELLED. */
+static cm_status
+wait_event(cm_file_job *job, int device, uint64_t event)
+{
+    cm_runtime *rt = job->engine->rt;
+    cm_device_guard guard;
+    CM_TRY(cm_device_enter(rt, device, &guard));
+    cm_status status = poll_event(job, event);
+    cm_device_leave(rt, &guard);
+    return status;
+}
+
+static cm_status
+get_event(cm_file_chunk *chunk)
+{
+    cm_engine *engine = chunk->job->engine;
+    if (chunk->event != 0 && chunk->event_device != chunk->device) {
+        cm_cache_give_event(engine, chunk->event_device, chunk->event);
+        chunk->event = 0;
+    }
+    if (chunk->event != 0) {
+        return cm_ok();
+    }
+    chunk->event_device = chunk->device;
+    return cm_cache_take_event(engine, chunk->device, &chunk->event);
+}
+
+/* All that the stream was given so far is over. With ordinary memory the runtime's call
+ * would wait for that, and could not be ended. */
+static cm_status
+drain(cm_file_chunk *chunk)
+{
+    cm_file_job *job = chunk->job;
+    CM_TRY(cm_rt_event_record(job->engine->rt, chunk->event,
+                              job->streams[chunk->device]->handle));
+    return wait_event(job, chunk->device, chunk->event);
+}
+
+static cm_status
+get_device_block(cm_file_job *job, int device, cm_address *out)
+{
+    if (job->device_blocks[device] == NULL) {
+        cm_mutex_lock(&job->engine->lock);
+        cm_pool *pool = job->engine->device_pools[device];
+        cm_mutex_unlock(&job->engine->lock);
+        if (pool == NULL) {
+            return cm_fail(CM_EINVALID, (uint64_t)device);
+        }
+        uint64_t nbytes = job->tuning.file_chunk_nbytes;
+        cm_stream *stream = job->streams[device];
+        cm_status status =
+            cm_pool_alloc(pool, nbytes, stream, &job->device_blocks[device]);
+        if (job->request->interrupted != NULL) {
+            status = cm_engine_relieve(job->engine, pool, nbytes, stream, status,
+                                       &job->device_blocks[device]);
+        }
+        CM_TRY(status);
+    }
+    *out = job->device_blocks[device]->address;
+    return cm_ok();
+}
+
+/* By way of a block on the device, unless it is one run there as well. */
+static cm_status
+copy_strided(const cm_file_chunk *chunk, bool sends)
+{
+    cm_file_job *job = chunk->job;
+    cm_runtime *rt = job->engine->rt;
+    uint64_t stream = job->streams[chunk->device]->handle;
+    const cm_layout *layout = &chunk->layout;
+    const cm_file_piece *piece = &chunk->pieces[0];
+    cm_address there = chunk->address;
+    cm_address here = (uintptr_t)cm_file_chunk_memory(chunk) + piece->at;
+    cm_address block;
+    CM_TRY(get_device_block(job, chunk->device, &block));
+    if (sends) {
+        CM_TRY(cm_rt_copy_async(rt, block, here, piece->nbytes, stream));
+        return cm_kernels_launch(&job->engine->kernels, chunk->device, layout, there,
+                                 block, stream);
+    }
+    CM_TRY(cm_kernels_launch(&job->engine->kernels, chunk->device, layout, block, there,
+                             stream));
+    return cm_rt_copy_async(rt, here, block, piece->nbytes, stream);
+}
+
+static cm_status
+copy_runs(const cm_file_chunk *chunk, bool sends)
+{
+    cm_file_job *job = chunk->job;
+    cm_address memory = (uintptr_t)cm_file_chunk_memory(chunk);
+    for (uint32_t i = 0; i < chunk->piece_count; i++) {
+        const cm_file_piece *piece = &chunk->pieces[i];
+        cm_address here = memory + piece->at;
+        CM_TRY(cm_rt_copy_async(job->engine->rt, sends ? piece->address : here,
+                                sends ? here : piece->address, piece->nbytes,
+                                job->streams[chunk->device]->handle));
+    }
+    return cm_ok();
+}
+
+static cm_status
+copy(cm_file_chunk *chunk, bool sends)
+{
+    cm_file_job *job = chunk->job;
+    CM_TRY(get_event(chunk));
+    if (job->memories[chunk->memory].pinned == NULL) {
+        CM_TRY(drain(chunk));
+    }
+    job->has_queued[chunk->device] = true;
+    CM_TRY(chunk->is_strided ? copy_strided(chunk, sends) : copy_runs(chunk, sends));
+    return cm_rt_event_record(job->engine->rt, chunk->event,
+                              job->streams[chunk->device]->handle);
+}
+
+/* Queue the device's part of a chunk and record its event. */
+static cm_status
+copy_on_device(cm_file_chunk *chunk, bool sends)
+{
+    cm_runtime *rt = chunk->job->engine->rt;
+    cm_device_guard guard;
+    CM_TRY(cm_device_enter(rt, chunk->device, &guard));
+    cm_status status = copy(chunk, sends);
+    cm_device_leave(rt, &guard);
+    return status;
+}
+
+/* -- streams, and what comes first -------------------------------------------------- */
+
+static cm_status
+open_stream(cm_file_job *job, int device)
+{
+    if (device < 0 || device >= CM_MAX_DEVICES) {
+        return cm_fail(CM_EINVALID, (uint64_t)(int64_t)device);
+    }
+    if (job->streams[device] != NULL) {
+        return cm_ok();
+    }
+    cm_stream *given = job->request->streams[device];
+    if (given == NULL) {
+        CM_TRY(cm_cache_take_stream(job->engine, device, &job->lent[device]));
+        given = job->lent[device];
+    }
+    job->streams[device] = cm_stream_hold(given);
+    return cm_stream_check_not_capturing(given);
+}
+
+static cm_status
+open_streams(cm_file_job *job)
+{
+    const cm_file_request *request = job->request;
+    for (uint64_t i = 0; i < request->range_count; i++) {
+        const cm_file_range *range = &request->ranges[i];
+        bool on_device = range->kind == CM_KIND_DEVICE || range->host == NULL;
+        if (range->nbytes == 0) {
+            continue;
+        }
+        if (on_device) {
+            CM_TRY(open_stream(job, range->device));
+        }
+        job->has_host_end = job->has_host_end || !on_device;
+        job->has_device_end = job->has_device_end || on_device;
+    }
+    return cm_ok();
+}
+
+static cm_status
+wait_for_ticket(cm_file_job *job, cm_ticket *ticket)
+{
+    for (;;) {
+        cm_status status = cm_ticket_depend(ticket, NULL, CM_ASK_NS);
+        if (status.code != CM_ETIMEOUT) {
+            return status;
+        }
+        CM_TRY(ask(job));
+    }
+}
+
+static cm_status
+record(cm_engine *engine, const cm_stream *stream, uint64_t event)
+{
+    cm_device_guard guard;
+    CM_TRY(cm_device_enter(engine->rt, stream->device, &guard));
+    cm_status status = cm_rt_event_record(engine->rt, event, stream->handle);
+    cm_device_leave(engine->rt, &guard);
+    return status;
+}
+
+/* Our streams come after it, and the host where that touches the memory. */
+static cm_status
+come_after(cm_file_job *job, const cm_stream *stream, uint64_t event)
+{
+    CM_TRY(record(job->engine, stream, event));
+    for (int device = 0; device < CM_MAX_DEVICES; device++) {
+        if (job->streams[device] != NULL && job->streams[device] != stream) {
+            job->has_queued[device] = true;
+            CM_TRY(cm_stream_wait_event(job->streams[device], event));
+        }
+    }
+    return job->has_host_end ? wait_event(job, stream->device, event) : cm_ok();
+}
+
+static cm_status
+begin_order(cm_file_job *job)
+{
+    const cm_file_request *request = job->request;
+    CM_TRY(open_streams(job));
+    for (uint32_t i = 0; i < request->after_ticket_count; i++) {
+        CM_TRY(wait_for_ticket(job, request->after_tickets[i]));
+    }
+    for (uint32_t i = 0; i < request->after_count; i++) {
+        const cm_stream *stream = request->after[i];
+        uint64_t event;
+        CM_TRY(cm_cache_take_event(job->engine, stream->device, &event));
+        cm_status status = come_after(job, stream, event);
+        cm_cache_give_event(job->engine, stream->device, event);
+        CM_TRY(status);
+    }
+    return cm_ok();
+}
+
+/* -- what is left at the end -------------------------------------------------------- */
+
+/* The keeps, for the tickets of several devices. */
+typedef struct shared_keep {
+    atomic_uint refs;
+    cm_file_request request; /* of which only they are used */
+} shared_keep;
+
+static void
+drop_keeps(const cm_file_request *request)
+{
+    for (uint32_t i = 0; i < request->keep_count; i++) {
+        request->keep[i].drop(request->keep[i].object);
+    }
+}
+
+static void
+drop_shared(void *object)
+{
+    shared_keep *shared = object;
+    if (atomic_fetch_sub(&shared->refs, 1) == 1) {
+        drop_keeps(&shared->request);
+        free(shared);
+    }
+}
+
+/* What the stream was given keeps its ends until it is done. False: it could not be
+ * arranged. */
+static bool
+leave_to_ticket(cm_file_job *job, int device, shared_keep *shared, cm_status status)
+{
+    cm_engine *engine = job->engine;
+    cm_copy_request request = {.keep = {{shared, drop_shared}}, .keep_count = 1};
+    uint64_t event;
+    if (!cm_is_ok(cm_cache_take_event(engine, device, &event))) {
+        return false;
+    }
+    cm_ticket *ticket = NULL;
+    if (cm_is_ok(record(engine, job->streams[device], event))) {
+        ticket = cm_ticket_create(engine, &request);
+    }
+    if (ticket == NULL) {
+        cm_cache_give_event(engine, device, event);
+        return false;
+    }
+    atomic_fetch_add(&shared->refs, 1);
+    cm_ticket_submit(ticket, device, 0, event, job->lent[device], NULL, status);
+    job->lent[device] = NULL;
+    job->in_flight = true;
+    cm_status untold = cm_ticket_abandon(ticket);
+    (void)untold; /* nothing: the call tells */
+    return true;
+}
+
+static void
+wait_for_stream(cm_file_job *job, int device)
+{
+    cm_runtime *rt = job->engine->rt;
+    cm_device_guard guard;
+    cm_status status = cm_device_enter(rt, device, &guard);
+    if (cm_is_ok(status)) {
+        status = cm_rt_stream_synchronize(rt, job->streams[device]->handle);
+        cm_device_leave(rt, &guard);
+    }
+    if (!cm_is_ok(status)) {
+        job->lost_track = true;
+        job->in_flight = true;
+    }
+}
+
+/* A stream that the user gave other work may keep an interrupted call for long. */
+static shared_keep *
+share_keep(const cm_file_job *job, cm_status status)
+{
+    if (status.code != CM_ECANCELLED
+        || !cm_is_ok(cm_engine_need_watcher(job->engine))) {
+        return NULL;
+    }
+    shared_keep *shared = malloc(sizeof(*shared));
+    if (shared != NULL) {
+        atomic_init(&shared->refs, 1);
+        shared->request = *job->request;
+    }
+    return shared;
+}
+
+/* Nothing of a failed transfer is in flight, or behind a ticket. Drops the keeps,
+ * unless that has them. */
+static void
+end_order(cm_file_job *job, cm_status status)
+{
+    cm_engine *engine = job->engine;
+    shared_keep *shared = share_keep(job, status);
+    for (int device = 0; device < CM_MAX_DEVICES && !cm_is_ok(status); device++) {
+        if (job->has_queued[device]
+            && (shared == NULL || !leave_to_ticket(job, device, shared, status))) {
+            wait_for_stream(job, device);
+        }
+    }
+    if (shared != NULL) {
+        drop_shared(shared);
+    }
+    else {
+        drop_keeps(job->request);
+    }
+    free_memory(job);
+    for (int i = 0; i < CM_SLOT_MAX; i++) {
+        cm_cache_give_event(engine, job->chunks[i].event_device, job->chunks[i].event);
+    }
+    for (int device = 0; device < CM_MAX_DEVICES; device++) {
+        cm_cache_give_stream(engine, job->lent[device]);
+        if (job->streams[device] != NULL) {
+            cm_stream_release(job->streams[device]);
+        }
+    }
+}
+
+/* -- the chunks, in turn ------------------------------------------------------------ */
 
 static cm_file_chunk *
 chunk_at(cm_file_job *job, uint64_t index)
@@ -44,7 +567,7 @@ begin_other_half(cm_file_chunk *chunk)
     if (chunk->device < 0) {
         return post_copy(chunk);
     }
-    return chunk->job->request->writes ? cm_file_fetch(chunk) : cm_file_send(chunk);
+    return copy_on_device(chunk, !chunk->job->request->writes);
 }
 
 static cm_status
@@ -52,7 +575,7 @@ look_at_other_half(cm_file_chunk *chunk, bool *out)
 {
     *out =
         is_in_place(chunk) || (chunk->device < 0 && cm_copy_task_is_done(&chunk->task));
-    return chunk->device < 0 ? cm_ok() : cm_file_look(chunk, out);
+    return chunk->device < 0 ? cm_ok() : look_event(chunk, out);
 }
 
 static cm_status
@@ -67,7 +590,7 @@ wait_for(cm_file_chunk *chunk, bool at_file)
 {
     cm_file_job *job = chunk->job;
     if (!at_file && chunk->device >= 0) {
-        return cm_file_wait_event(job, chunk->device, chunk->event);
+        return wait_event(job, chunk->device, chunk->event);
     }
     cm_task_group_wait(&job->group, &chunk->task);
     return cm_ok();
@@ -92,7 +615,7 @@ advance(cm_file_job *job, bool *out)
         cm_file_chunk *chunk = chunk_at(job, job->ended);
         CM_TRY(look(chunk, !reads, &over));
         if (over) {
-            cm_file_give_memory(chunk);
+            give_memory(chunk);
             tell_moved(job, chunk);
             job->ended++;
             *out = true;
@@ -131,7 +654,7 @@ begin_chunk(cm_file_job *job, bool *out)
     }
     bool ready = true;
     if (!is_in_place(chunk)) {
-        CM_TRY(cm_file_take_memory(job, chunk, &ready));
+        CM_TRY(take_memory(job, chunk, &ready));
     }
     if (!ready) {
         return cm_ok();
@@ -168,7 +691,7 @@ static cm_status
 move(cm_file_job *job)
 {
     for (;;) {
-        CM_TRY(cm_file_ask(job));
+        CM_TRY(ask(job));
         if (atomic_load(&job->failed)) {
             return cm_fail(CM_ESYSTEM, (uint64_t)job->failure.error);
         }
@@ -227,7 +750,7 @@ static cm_status
 run(cm_file_job *job)
 {
     CM_TRY(check_size(job));
-    CM_TRY(cm_file_begin_order(job));
+    CM_TRY(begin_order(job));
     cm_task_group_open(&job->group, &job->engine->workers, &job->tuning);
     cm_status status = move(job);
     cm_task_group_close(&job->group);
@@ -253,7 +776,7 @@ run_on_device(cm_file_job *job)
         device >= 0 && cm_is_ok(cm_device_enter(job->engine->rt, device, &guard));
     /* Where it cannot be entered, the step that needs it says so. */
     cm_status status = run(job);
-    cm_file_end_order(job, status);
+    end_order(job, status);
     if (entered) {
         cm_device_leave(job->engine->rt, &guard);
     }
@@ -330,7 +853,7 @@ cm_engine_transfer_file(cm_engine *engine, const cm_file_request *request,
         cm_engine_end_call(engine);
     }
     if (!dropped) {
-        cm_file_drop_keeps(request);
+        drop_keeps(request);
     }
     return status;
 }

@@ -6,7 +6,63 @@
 #define CM_TRANSFER_FILE_JOB_H
 
 #include "transfer/engine/job.h"
-#include "transfer/file/chunk.h"
+#include "transfer/file/file.h"
+
+/* What is moved at a time is one run of the file, or a few short ones. Plain data;
+ * whoever runs the job writes it, and the workers read it while a task is posted. */
+enum {
+    CM_FILE_SPAN_NBYTES = 32 << 20,       /* of a chunk that is moved in place */
+    CM_FILE_DIRECT_PART_NBYTES = 2 << 20, /* of one call past the page cache */
+    CM_FILE_PIECE_COUNT = 64,
+    CM_FILE_PLAIN_COUNT = 8, /* memories, where no device is an end */
+#if defined(__aarch64__)
+    CM_FILE_PAGE_NBYTES = 64 << 10, /* of the kernel's cache, at most */
+#else
+    CM_FILE_PAGE_NBYTES = 4 << 10,
+#endif
+};
+
+/* A run of the file within a chunk. */
+typedef struct cm_file_piece {
+    uint64_t at; /* its place in the chunk: as far from a page's beginning as `offset`
+                  */
+    uint64_t nbytes;
+    uint64_t offset;
+    char *host;         /* NULL: it lies in the chunk's own memory */
+    cm_address address; /* of the device; 0: in the chunk's layout, or `host` */
+    uint64_t range_index;
+} cm_file_piece;
+
+typedef struct cm_file_chunk {
+    struct cm_file_job *job;
+    cm_copy_task task;
+    int device;      /* whose memory; -1: the host's */
+    bool is_strided; /* one piece, whose memory `layout` describes from `host` or
+                        `address` on */
+    bool is_direct;  /* past the page cache, as far as its pages are whole */
+    bool is_cold;    /* else: not in it, as far as is known */
+    bool has_memory;
+    uint32_t piece_count;
+    uint64_t nbytes; /* up to the end of the last piece */
+    uint64_t event;  /* lent; of event_device */
+    int event_device;
+    uint32_t memory; /* which, if has_memory */
+    cm_file_piece pieces[CM_FILE_PIECE_COUNT];
+    char *host; /* of element 0, as is the next; is_strided */
+    cm_address address;
+    cm_layout layout; /* the user's memory on its side, packed on the other */
+} cm_file_chunk;
+
+/* Where the next chunk begins. */
+typedef struct cm_file_cursor {
+    uint64_t range;
+    uint64_t done; /* of a range in one run */
+    bool in_region;
+    cm_layout layout; /* of a range in many runs, which is cut */
+    cm_cut cut;
+    uint64_t stretch; /* of the file, that was last asked about; 0: none */
+    bool is_cold;     /* they are not in the page cache */
+} cm_file_cursor;
 
 /* Page-locked, or ordinary where there is none. */
 typedef struct cm_file_memory {
@@ -65,41 +121,9 @@ cm_file_chunk_memory(const cm_file_chunk *chunk)
  * CM_EINVALID, CM_EOVERFLOW. */
 CM_NODISCARD cm_status cm_file_cut_next(cm_file_job *job, cm_file_chunk *chunk,
                                         bool *out);
-/* True when cm_file_cut_next would answer false. */
-bool cm_file_is_cut(cm_file_job *job);
-
-/* direct.c: set is_direct and is_cold of a chunk that begins with `nbytes` at
- * `offset` of the file. Looks at that, or opens it again, now and then. */
-void cm_file_look_at_cache(cm_file_job *job, cm_file_chunk *chunk, uint64_t offset,
-                           uint64_t nbytes);
-/* Tell the system what the chunk reads soon, if it has to be. */
-void cm_file_advise(cm_file_chunk *chunk);
 void cm_file_close_direct(cm_file_job *job);
 
-/* part.c: post the reading or writing of a chunk. */
+/* calls.c: post the reading or writing of a chunk. */
 void cm_file_post(cm_file_chunk *chunk);
-
-/* memory.c: a memory for the chunk; *out false: none now. Fails: CM_ENOMEM, the
- * pinned pool where it is not short. */
-CM_NODISCARD cm_status cm_file_take_memory(cm_file_job *job, cm_file_chunk *chunk,
-                                           bool *out);
-void cm_file_give_memory(cm_file_chunk *chunk);
-void cm_file_free_memory(cm_file_job *job);
-
-/* device.c: queue the device's part of a chunk and record its event. */
-CM_NODISCARD cm_status cm_file_send(cm_file_chunk *chunk);
-CM_NODISCARD cm_status cm_file_fetch(cm_file_chunk *chunk);
-/* Look whether, or wait until, that is over. Fails: event_query, CM_ECANCELLED. */
-CM_NODISCARD cm_status cm_file_look(cm_file_chunk *chunk, bool *out);
-CM_NODISCARD cm_status cm_file_wait_event(cm_file_job *job, int device, uint64_t event);
-/* Asks now and then whether to go on. Fails: CM_ECANCELLED. */
-CM_NODISCARD cm_status cm_file_ask(cm_file_job *job);
-
-/* order.c: streams, what comes first, and the end. */
-CM_NODISCARD cm_status cm_file_begin_order(cm_file_job *job);
-/* Nothing of a failed transfer is in flight, or behind a ticket. Drops the keeps,
- * unless that has them. */
-void cm_file_end_order(cm_file_job *job, cm_status status);
-void cm_file_drop_keeps(const cm_file_request *request);
 
 #endif
