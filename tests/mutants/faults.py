@@ -304,7 +304,7 @@ FAULTS = [
     ),
     Fault(
         "old capsule of read-only memory",
-        "csrc/python/protocols/dlpack_capsule.c",
+        "csrc/python/protocols/dlpack.c",
         "a consumer of the old DLPack may write to read-only memory",
         "if (buffer->readonly) {",
         "if (false) {",
@@ -312,7 +312,7 @@ FAULTS = [
     ),
     Fault(
         "unused capsule leaks",
-        "csrc/python/protocols/dlpack_capsule.c",
+        "csrc/python/protocols/dlpack.c",
         "a capsule that nobody took keeps its memory for ever",
         "if (PyCapsule_IsValid(capsule, CM_DL_LEGACY_NAME)) {",
         "if (false) {",
@@ -320,7 +320,7 @@ FAULTS = [
     ),
     Fault(
         "strides in bytes",
-        "csrc/python/protocols/dlpack_capsule.c",
+        "csrc/python/protocols/dlpack.c",
         "DLPack strides are bytes instead of elements",
         "steps[i] = step / buffer->itemsize;",
         "steps[i] = step;",

@@ -7,7 +7,7 @@
 #include "python/core/arguments.h"
 #include "python/core/numpy_bridge.h"
 #include "python/pool/allocate.h"
-#include "python/protocols/dlpack_request.h"
+#include "python/protocols/dlpack.h"
 #include "python/protocols/protocols.h"
 #include "runtime/emulated/emulated.h"
 

@@ -55,14 +55,10 @@ static int
 add_types(PyObject *module, cm_state *state)
 {
     static int (*const registrars[])(PyObject *, cm_state *) = {
-        cm_register_buffer_types,
-        cm_register_stream_type,
-        cm_register_event_type,
-        cm_register_device_type,
-        cm_register_transfer_type,
-        cm_register_registration_type,
-        cm_register_pool_type,
-        cm_register_testing,
+        cm_register_buffer_types,  cm_register_stream_type,
+        cm_register_event_type,    cm_register_device_type,
+        cm_register_transfer_type, cm_register_registration_type,
+        cm_register_pool_type,     cm_register_testing,
     };
     for (size_t i = 0; i < sizeof(registrars) / sizeof(registrars[0]); i++) {
         if (registrars[i](module, state) < 0) {
