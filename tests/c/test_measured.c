@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* transfer/measured.h: what follows from the figures of machines, most of them made up.
+/* transfer/plan/tuning.h: what follows from the figures of machines, most of them made up.
  */
 #include <math.h>
 #include <string.h>
 
 #include "check.h"
-#include "transfer/plan/measured.h"
+#include "transfer/plan/tuning.h"
 
 #define MIB (UINT64_C(1) << 20)
 

@@ -18,7 +18,7 @@
 #include "runtime/emulated/emulated.h"
 #include "transfer/engine/engine.h"
 #include "transfer/file/faults.h"
-#include "transfer/plan/measured.h"
+#include "transfer/plan/tuning.h"
 
 enum { CM_POOL_FLAG_SLOTS = 8 }; /* host-alloc flags 0 … 7, managed flags 1 and 2 */
 #define CM_FENCE_LIMIT_NBYTES (UINT64_C(64) << 20) /* see cm_pool_config */

@@ -7,7 +7,7 @@
 #define CM_TRANSFER_BATCH_BATCH_H
 
 #include "transfer/engine/engine.h"
-#include "transfer/plan/pieces.h"
+#include "transfer/plan/batch_plan.h"
 
 typedef struct cm_many_request {
     cm_copy_request common; /* all but dst and src */

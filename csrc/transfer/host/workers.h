@@ -14,7 +14,7 @@
 #include "base/list.h"
 #include "base/thread.h"
 #include "transfer/host/short_task.h"
-#include "transfer/plan/cut.h"
+#include "transfer/plan/layout.h"
 #include "transfer/plan/tuning.h"
 
 enum { CM_WORKERS_MAX = CM_THREAD_MAX - 1 };

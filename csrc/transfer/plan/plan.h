@@ -5,7 +5,7 @@
 #ifndef CM_TRANSFER_PLAN_PLAN_H
 #define CM_TRANSFER_PLAN_PLAN_H
 
-#include "transfer/plan/cut.h"
+#include "transfer/plan/layout.h"
 #include "transfer/plan/route.h"
 #include "transfer/plan/tuning.h"
 

@@ -6,7 +6,7 @@
 #define CM_TRANSFER_RUN_CALIBRATE_H
 
 #include "transfer/engine/engine.h"
-#include "transfer/plan/measured.h"
+#include "transfer/plan/tuning.h"
 
 #define CM_CALIBRATE_NS (UINT64_C(250) * 1000 * 1000) /* a machine needs half of it */
 
