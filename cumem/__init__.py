@@ -164,6 +164,7 @@ _LATER: dict[str, tuple[str, ...]] = {
     ),
     "out_of_memory": (),
     "pool_options": (),
+    "pickling": (),
     "pool_stats": (
         "Counters",
         "Measure",

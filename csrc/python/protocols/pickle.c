@@ -33,57 +33,6 @@ const char cm_buffer_reduce_ex_doc[] =
     "Blocks: until unfinished transfers into the memory are done.\n"
     "Ordered after: those transfers.\n";
 
-/* The elements of `array`, which is contiguous in some order, as a flat array of bytes
- * over the same memory. */
-static PyObject *
-flat_bytes(const cm_state *state, PyObject *array, uint64_t nbytes)
-{
-    cm_region region;
-    PyObject *dtype = NULL;
-    bool readonly;
-    if (cm_numpy_region(array, &region, &dtype, &readonly) < 0) {
-        return NULL;
-    }
-    Py_DECREF(dtype);
-    int64_t shape[1] = {(int64_t)nbytes};
-    int64_t strides[1] = {1};
-    return cm_numpy_view(array, region.host, state->uint8_dtype, 1, shape, strides,
-                         readonly);
-}
-
-/* The bytes of the buffer in `order`, as what the pickler takes for this protocol. */
-static PyObject *
-pickled_data(cm_buffer *self, bool contiguous, long protocol)
-{
-    PyObject *array = cm_buffer_numpy((PyObject *)self, NULL);
-    if (array != NULL && !contiguous) {
-        PyObject *copy = PyObject_CallMethod(array, "copy", NULL);
-        Py_DECREF(array);
-        array = copy;
-    }
-    if (array == NULL) {
-        return NULL;
-    }
-    PyObject *flat = flat_bytes(self->state, array, cm_buffer_nbytes(self));
-    Py_DECREF(array);
-    if (flat == NULL) {
-        return NULL;
-    }
-    PyObject *data = NULL;
-    if (protocol >= 5) {
-        PyObject *pickle = PyImport_ImportModule("pickle");
-        if (pickle != NULL) {
-            data = PyObject_CallMethod(pickle, "PickleBuffer", "O", flat);
-            Py_DECREF(pickle);
-        }
-    }
-    else {
-        data = PyObject_CallMethod(flat, "tobytes", NULL);
-    }
-    Py_DECREF(flat);
-    return data;
-}
-
 PyObject *
 cm_buffer_reduce_ex(PyObject *object, PyObject *protocol_object)
 {
@@ -110,8 +59,11 @@ cm_buffer_reduce_ex(PyObject *object, PyObject *protocol_object)
     PyObject *module = PyType_GetModule(Py_TYPE(object));
     PyObject *rebuild =
         module == NULL ? NULL : PyObject_GetAttrString(module, "_rebuild");
-    PyObject *data =
-        rebuild == NULL ? NULL : pickled_data(self, is_c || is_f, protocol);
+    PyObject *array = rebuild == NULL ? NULL : cm_buffer_numpy(object, NULL);
+    PyObject *data = array == NULL
+                         ? NULL
+                         : cm_package_call("pickling", "data_of",
+                                           Py_BuildValue("(Ol)", array, protocol));
     PyObject *shape =
         data == NULL ? NULL : cm_tuple_from(cm_buffer_shape(self), self->ndim);
     PyObject *result = NULL;
@@ -122,6 +74,7 @@ cm_buffer_reduce_ex(PyObject *object, PyObject *protocol_object)
     }
     Py_XDECREF(shape);
     Py_XDECREF(data);
+    Py_XDECREF(array);
     Py_XDECREF(rebuild);
     return result;
 }
