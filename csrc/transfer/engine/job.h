@@ -108,7 +108,7 @@ typedef struct cm_job {
     cm_stage stages[CM_STAGE_COUNT];
 } cm_job;
 
-/* job_wait.c: from here on it cannot be cancelled; again and again is harmless. Fails:
+/* dependencies.c: from here on it cannot be cancelled; again and again is harmless. Fails:
  * CM_ECANCELLED. */
 CM_NODISCARD cm_status cm_job_begin(cm_job *job);
 /* scheduler.c: `nbytes` more are to be worked on. CM_ETIMEOUT: by a job thread, which
@@ -134,7 +134,8 @@ CM_NODISCARD cm_status cm_job_check_capture(cm_job *job,
 /* True when the request's own stream can do the work. */
 bool cm_job_fits_stream(const cm_job *job);
 
-/* job_wait.c: waits of the thread that runs the job; CM_ECANCELLED when interrupted. */
+/* dependencies.c: waits of the thread that runs the job; CM_ECANCELLED when
+ * interrupted. */
 CM_NODISCARD cm_status cm_job_wait_event(cm_job *job, int device, uint64_t event);
 CM_NODISCARD cm_status cm_job_wait_stream(cm_job *job);
 static inline bool
