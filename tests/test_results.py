@@ -16,7 +16,6 @@ ROOT = Path(__file__).parents[1]
 BY_HAND = {
     "checks-h200.json",
     "plan-fuzz.json",
-    "pools-chunks-emulated.json",
     "pools-model.json",
 }
 WRITERS = ["benchmarks/*.py", "benchmarks/*.c", "tests/*/*.py", "cumem/*.py"]

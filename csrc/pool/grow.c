@@ -1,41 +1,27 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* More memory: how much at once, what it counts against, and how it comes. Where every
- * chunk is a segment of its own that is one call. Where chunks can be put anywhere in
- * one range of addresses it takes three steps: where the request goes, which memory
- * goes there, and the calls that bring it. A move costs as much as making a chunk
- * (about 35 us on an H200, whatever its size) and holds nothing more. */
+/* More memory. Where every chunk is a segment of its own that is one call, for somewhat
+ * more than is needed. Where chunks can be put anywhere in one range of addresses just
+ * what is missing is brought: the heap says where the request goes (cm_hole), free
+ * chunks from elsewhere are moved there, those that fit nowhere are given back, and
+ * only then new ones are made. So what is held is what blocks lie in, to the granule,
+ * but for chunks of several granules that a block keeps in place. A move costs as much
+ * as making a chunk (about 35 us on an H200, whatever its size) and holds nothing more.
+ */
 #include <stdlib.h>
 
 #include "base/checked_math.h"
 #include "pool/private.h"
 
-/* What is taken beyond the need, so that many small requests are few growths. Where
- * chunks join up: a share of what is held while growths come close together, more while
- * little is held, and almost nothing later, when a growth is rare and what is held soon
- * at its peak. Where every chunk is a segment of its own: a greater share, up to a
- * bound. */
-#define HURRIED_SHARE 32
-#define EARLY_SHARE 8
-#define EARLY_GRANULES 4
-#define CALM_SHARE 320
+enum {
+    CHUNK_SHARE = 200, /* a new chunk is at most this part of what is held */
+    TIDY_TAKES = 300   /* blocks rather go into holes, after memory was made */
+};
+
+/* What is taken beyond the need where every chunk is a segment of its own, so that many
+ * small requests are few growths: a share of what is held, up to a bound. */
 #define SEGMENT_SHARE 16
 #define SEGMENT_STEP_MIN (UINT64_C(2) << 20)
 #define SEGMENT_STEP_MAX (UINT64_C(64) << 20)
-
-/* Memory in flight comes back by itself: so much less is taken. */
-static uint64_t
-placed_step(const cm_pool *pool)
-{
-    uint64_t reserved = pool->counters.reserved_nbytes;
-    uint64_t in_flight = pool->counters.in_flight_nbytes;
-    uint64_t calm = reserved / CALM_SHARE;
-    uint64_t step = reserved / HURRIED_SHARE;
-    uint64_t early = reserved / EARLY_SHARE;
-    uint64_t most = EARLY_GRANULES * pool->source->granule;
-    early = early < most ? early : most;
-    step = step > early ? step : early;
-    return pool->hurried && step > calm + in_flight ? step - in_flight : calm;
-}
 
 static uint64_t
 segment_step(const cm_pool *pool)
@@ -44,15 +30,6 @@ segment_step(const cm_pool *pool)
     return step < SEGMENT_STEP_MIN   ? SEGMENT_STEP_MIN
            : step > SEGMENT_STEP_MAX ? SEGMENT_STEP_MAX
                                      : step;
-}
-
-/* How much to take at once when `size` is needed: so much more as costs little memory
- * and saves many small growths. */
-static uint64_t
-growth_step(const cm_pool *pool, uint64_t size)
-{
-    uint64_t step = pool->source->is_placed ? placed_step(pool) : segment_step(pool);
-    return cm_round_up_to(size > step ? size : step, pool->source->granule);
 }
 
 static void
@@ -85,25 +62,8 @@ cm_pool_end_growing(cm_pool *pool)
     cm_mutex_unlock(&pool->gate);
 }
 
-/* -- where a request goes ------------------------------------------------------------------ */
-/* One that fits in no free span: over free spans and the gaps between them, where the
- * least memory is missing. */
-
-enum {
-    PLACE_SPANS = 32,  /* free spans and gaps under one request */
-    PLACE_GAPS = 16,   /* and the gaps among them */
-    PLACE_MOVES = 48,  /* chunks moved by one growth, */
-    PLACE_CREATES = 64 /* and made (for one gap) */
-};
-
-/* Where a request goes: over neighbouring free spans and gaps, from inside the first
- * to inside the last. */
-typedef struct place {
-    cm_heap_span *spans[PLACE_SPANS]; /* by address; BUSY once the plan holds them */
-    uint32_t count;
-    cm_address begin;
-    uint64_t missing_nbytes; /* in whole granules: what the gaps under it need */
-} place;
+/* -- which memory goes there --------------------------------------------------------------- */
+/* Free chunks from elsewhere, whose memory is moved there, and new ones. */
 
 /* A free chunk on its way to another place. */
 typedef struct chunk_move {
@@ -111,17 +71,11 @@ typedef struct chunk_move {
     cm_heap_span *span; /* BUSY and exactly the chunk; NULL once it has moved */
 } chunk_move;
 
-/* One gap of a place. Its part from `fill` on gets memory: first chunks that are moved
- * there, then new ones. */
+/* One gap of a place. It gets memory from its lowest address on: first chunks that are
+ * moved there, then new ones. */
 typedef struct filling {
-    cm_heap_span *gap;    /* compared only, once the plan holds its part of it */
-    cm_heap_span *target; /* BUSY: that part; NULL: not held */
+    cm_heap_span *target; /* BUSY: the part of the gap that is filled */
     cm_heap_span *spare;  /* a node for cutting off what stayed without memory */
-    cm_address fill;
-    uint64_t need_nbytes;
-    uint64_t room_nbytes; /* at most so much, in the direction it may grow */
-    bool downward;        /* grows towards lower addresses */
-    uint64_t moved_nbytes;
     uint64_t create_nbytes;
     uint64_t made_nbytes; /* of new chunks, so far: the last of done_nbytes */
     uint64_t done_nbytes; /* of the target: what has memory by now */
@@ -130,338 +84,176 @@ typedef struct filling {
 } filling;
 
 typedef struct place_plan {
-    place at;
-    filling fillings[PLACE_GAPS];
+    cm_hole at;
+    cm_heap_span **spans; /* by address: free spans and targets, BUSY */
+    filling *fillings;
+    chunk_move *moves;
+    uint32_t span_count;
     uint32_t filling_count;
-    chunk_move moves[PLACE_MOVES];
-    uint32_t move_count;
-    uint64_t create_nbytes; /* of all fillings */
-    uint64_t made_nbytes;   /* in so much of it; reserved from when the plan settles */
-    uint32_t tag;           /* of the place's free spans */
+    uint32_t move_count; /* those behind the last filling's are given back instead */
+    uint64_t moved_nbytes;
+    uint64_t create_nbytes;
+    uint64_t made_nbytes; /* so much of it is there; reserved once the plan settles */
+    uint32_t tag;         /* of the place's free spans */
     uint64_t epoch;
 } place_plan;
 
-enum { GAPS_LOOKED_AT = 512 };
+static void
+fini_plan(place_plan *plan)
+{
+    free(plan->spans);
+    free(plan->fillings);
+    free(plan->moves);
+}
 
-/* The surroundings of one gap: what a place may cover whose first gap it is. */
-typedef struct window {
-    cm_heap_span *spans[PLACE_SPANS];
-    uint32_t count;
-    uint32_t gap; /* index of the first gap: 0, or 1 after a free span */
-} window;
-
+/* The free spans of the place stay out of everyone's hands meanwhile, as do those parts
+ * of its gaps that will be filled. False: no memory. */
 static bool
-is_usable(const cm_heap_span *span, const cm_heap_view *view)
-{
-    return span != NULL
-           && (span->state == CM_SPAN_GAP
-               || (span->state == CM_SPAN_FREE && cm_span_is_usable(span, view)));
-}
-
-/* Up to where a place that begins at the end of the first gap would end. */
-static void
-look_around(cm_heap_span *gap, uint64_t size, const cm_heap_view *view, window *out)
-{
-    cm_heap_span *left = gap->prev;
-    out->count = 0;
-    out->gap = 0;
-    if (left != NULL && left->state == CM_SPAN_FREE && is_usable(left, view)) {
-        out->spans[out->count++] = left;
-        out->gap = 1;
-    }
-    out->spans[out->count++] = gap;
-    cm_address end = cm_span_end(gap) + size;
-    uint32_t gaps = 1;
-    for (cm_heap_span *span = gap->next;
-         is_usable(span, view) && span->block.address < end && out->count < PLACE_SPANS;
-         span = span->next) {
-        gaps += span->state == CM_SPAN_GAP;
-        if (gaps > PLACE_GAPS) {
-            break;
-        }
-        out->spans[out->count++] = span;
-    }
-}
-
-/* The place from `begin` on, which lies in the window's first gap or before it, if it
- * beats `best`: less new memory, then the shorter gaps. */
-static void
-try_begin(const cm_pool *pool, const window *w, cm_address begin, uint64_t size,
-          place *best, uint64_t *best_gaps)
-{
-    uint64_t granule = pool->source->granule;
-    cm_address end = begin + size;
-    uint64_t missing = 0;
-    uint64_t gaps = 0;
-    uint32_t first = begin < w->spans[w->gap]->block.address ? 0 : w->gap;
-    uint32_t i = first;
-    cm_address reached = 0;
-    for (; i < w->count && (i == first || w->spans[i]->block.address < end); i++) {
-        const cm_heap_span *span = w->spans[i];
-        reached = cm_span_end(span);
-        if (span->state == CM_SPAN_GAP) {
-            cm_address low = span->block.address;
-            low = begin > low ? begin / granule * granule : low;
-            cm_address high = cm_round_up_to(end, granule);
-            high = high < reached ? high : reached;
-            missing += high - low;
-            gaps += span->block.nbytes;
-        }
-    }
-    if (reached < end || missing == 0
-        || (best->count > 0
-            && (missing > best->missing_nbytes
-                || (missing == best->missing_nbytes && gaps >= *best_gaps)))) {
-        return;
-    }
-    best->count = i - first;
-    for (uint32_t k = 0; k < best->count; k++) {
-        best->spans[k] = w->spans[first + k];
-    }
-    best->begin = begin;
-    best->missing_nbytes = missing;
-    *best_gaps = gaps;
-}
-
-/* Least is missing either from the first usable address on, or where the place ends
- * with a free span. */
-static void
-try_gap(const cm_pool *pool, cm_heap_span *gap, uint64_t size, const cm_heap_view *view,
-        place *best, uint64_t *best_gaps)
-{
-    uint64_t align = cm_pool_align_of(pool, size);
-    window w;
-    look_around(gap, size, view, &w);
-    cm_address lowest = cm_round_up_to(w.spans[0]->block.address, align);
-    if (lowest > gap->block.address) {
-        lowest = gap->block.address;
-    }
-    try_begin(pool, &w, lowest, size, best, best_gaps);
-    for (uint32_t i = w.gap + 1; i < w.count; i++) {
-        if (w.spans[i]->state != CM_SPAN_FREE || cm_span_end(w.spans[i]) < size) {
-            continue;
-        }
-        cm_address begin = (cm_span_end(w.spans[i]) - size) & ~(align - 1);
-        if (begin >= lowest && begin < cm_span_end(gap)) {
-            try_begin(pool, &w, begin, size, best, best_gaps);
-        }
-    }
-}
-
-/* The place for `size` bytes that is short of the least memory. False: there is none.
- */
-static bool
-choose_place_locked(cm_pool *pool, uint64_t size, const cm_heap_view *view, place *out)
-{
-    uint64_t best_gaps = 0;
-    int looked_at = 0;
-    out->count = 0;
-    for (cm_list *n = pool->heap.gaps.prev;
-         n != &pool->heap.gaps && looked_at < GAPS_LOOKED_AT;
-         n = n->prev, looked_at++) {
-        try_gap(pool, CM_LIST_ENTRY(n, cm_heap_span, node), size, view, out,
-                &best_gaps);
-    }
-    return out->count > 0;
-}
-
-/* -- which memory goes there --------------------------------------------------------------- */
-/* Free chunks from elsewhere, whose memory is moved there, and new ones. */
-
-enum {
-    SOURCE_SPANS = 64, /* free spans searched for chunks to move */
-    CANDIDATES = 256   /* and the chunks found in them */
-};
-
-/* A chunk wholly inside a free span. */
-typedef struct candidate {
-    cm_chunk *chunk;    /* NULL: taken */
-    cm_heap_span *span; /* that free span; its node keeps the lowest part when cut */
-    uint32_t source;
-} candidate;
-
-typedef struct candidates {
-    candidate at[CANDIDATES];
-    uint32_t count;
-    uint32_t source_count;
-} candidates;
-
-/* -- fillings --------------------------------------------------------------------------- */
-
-static void
-add_filling(const cm_pool *pool, place_plan *plan, cm_heap_span *gap, uint64_t size)
-{
-    uint64_t granule = pool->source->granule;
-    cm_address begin = plan->at.begin;
-    cm_address low = gap->block.address;
-    cm_address high = cm_round_up_to(begin + size, granule);
-    filling *f = &plan->fillings[plan->filling_count++];
-    *f = (filling){.gap = gap};
-    low = begin > low ? begin / granule * granule : low;
-    high = high < cm_span_end(gap) ? high : cm_span_end(gap);
-    f->downward = low > gap->block.address;
-    f->fill = low;
-    f->need_nbytes = high - low;
-    f->room_nbytes = f->downward ? high - gap->block.address : cm_span_end(gap) - low;
-}
-
-/* The free spans of the place stay out of everyone's hands meanwhile. */
-static void
-hold_spans_locked(cm_pool *pool, place_plan *plan, uint64_t size,
+hold_place_locked(cm_pool *pool, place_plan *plan, uint64_t size,
                   const cm_heap_view *view)
 {
-    for (uint32_t i = 0; i < plan->at.count; i++) {
-        cm_heap_span *span = plan->at.spans[i];
-        if (span->state == CM_SPAN_GAP) {
-            add_filling(pool, plan, span, size);
+    uint64_t granule = pool->source->granule;
+    cm_address low = plan->at.begin / granule * granule;
+    cm_address high = cm_round_up_to(plan->at.begin + size, granule);
+    cm_heap_span *span = plan->at.first;
+    cm_heap_span *next;
+    for (uint32_t i = 0; i < plan->at.span_count; i++, span = next) {
+        next = span->next;
+        if (span->state == CM_SPAN_FREE) {
+            if (!cm_span_is_clean(span, view)) {
+                plan->tag = span->tag;
+                plan->epoch = span->epoch > plan->epoch ? span->epoch : plan->epoch;
+            }
+            plan->spans[plan->span_count++] = cm_heap_carve(
+                &pool->heap, span, span->block.address, span->block.nbytes);
             continue;
         }
-        if (!cm_span_is_clean(span, view)) {
-            plan->tag = span->tag;
-            plan->epoch = span->epoch > plan->epoch ? span->epoch : plan->epoch;
+        cm_address from = span->block.address > low ? span->block.address : low;
+        cm_address to = cm_span_end(span) < high ? cm_span_end(span) : high;
+        filling *f = &plan->fillings[plan->filling_count];
+        f->spare = cm_heap_take_node(&pool->heap);
+        if (f->spare == NULL) {
+            return false;
         }
-        (void)cm_heap_carve(&pool->heap, span, span->block.address, span->block.nbytes);
+        f->target = cm_heap_carve(&pool->heap, span, from, to - from);
+        if (f->target == NULL) {
+            cm_heap_give_node(&pool->heap, f->spare);
+            return false;
+        }
+        plan->filling_count++;
+        plan->spans[plan->span_count++] = f->target;
     }
+    return true;
 }
 
 /* -- chunks to move --------------------------------------------------------------------- */
 
-static void
-add_candidates(const cm_arena *range, cm_heap_span *span, candidates *out)
+/* Take the chunks that lie wholly in a free span out of it, as many as are needed.
+ * False: no memory for that; what was taken is. */
+static bool
+take_chunks_locked(cm_pool *pool, place_plan *plan, cm_heap_span *span)
 {
+    const cm_arena *range = pool->range;
+    uint64_t missing = plan->at.missing * range->granule;
+    bool upwards = span->prev != NULL && span->prev->state == CM_SPAN_GAP
+                   && !(span->next != NULL && span->next->state == CM_SPAN_GAP);
+    uint64_t granule = range->granule;
+    cm_address low = span->block.address;
     cm_address end = cm_span_end(span);
-    cm_address at = cm_round_up_to(span->block.address, range->granule);
-    uint32_t source = out->source_count++;
-    while (at < end && out->count < CANDIDATES) {
-        cm_chunk *chunk = range->chunk_at[(at - range->base) / range->granule];
-        if (chunk->address == at && at + chunk->nbytes <= end && chunk->handle != 0) {
-            out->at[out->count++] = (candidate){chunk, span, source};
+    cm_address from = cm_round_up_to(low, granule);
+    cm_address to = end / granule * granule;
+    while (from < to && plan->moved_nbytes < missing) {
+        cm_address at = upwards ? from : to - granule;
+        cm_chunk *chunk = range->chunk_at[(at - range->base) / granule];
+        from = upwards ? chunk->address + chunk->nbytes : from;
+        to = upwards ? to : chunk->address;
+        if (chunk->address < low || chunk->address + chunk->nbytes > end
+            || chunk->handle == 0) {
+            continue;
         }
-        at = chunk->address + chunk->nbytes;
+        while (cm_span_end(span) <= chunk->address) {
+            span = span->next; /* the rest of what it was */
+        }
+        while (span->block.address > chunk->address) {
+            span = span->prev;
+        }
+        cm_heap_span *taken =
+            cm_heap_carve(&pool->heap, span, chunk->address, chunk->nbytes);
+        if (taken == NULL) {
+            return false;
+        }
+        plan->moves[plan->move_count++] = (chunk_move){chunk, taken};
+        plan->moved_nbytes += chunk->nbytes;
+        span = taken;
     }
+    return true;
 }
 
-/* Free chunks elsewhere, from the longest spans first: those leave the fewest odd ends.
- * Only what the host has seen idle can be moved. */
+/* From the longest spans first: those leave the fewest odd ends. Only what the host has
+ * seen idle can be moved. */
 static void
-find_candidates_locked(cm_pool *pool, candidates *out, const cm_heap_view *view)
+choose_moves_locked(cm_pool *pool, place_plan *plan, const cm_heap_view *view)
 {
-    out->count = 0;
-    out->source_count = 0;
     for (uint32_t bin = CM_HEAP_BIN_COUNT; bin-- > 0;) {
         cm_list *list = &pool->heap.bins[bin];
-        for (cm_list *n = list->next; n != list; n = n->next) {
+        for (cm_list *n = list->next, *next; n != list; n = next) {
             cm_heap_span *span = CM_LIST_ENTRY(n, cm_heap_span, node);
-            if (span->block.nbytes < pool->source->granule
-                || out->source_count == SOURCE_SPANS || out->count == CANDIDATES) {
+            next = n->next; /* what is left of this one is shorter than a chunk */
+            if (plan->moved_nbytes >= plan->at.missing * pool->source->granule
+                || span->block.nbytes < pool->source->granule) {
                 return;
             }
-            if (cm_span_is_clean(span, view)) {
-                add_candidates(pool->range, span, out);
+            if (cm_span_is_clean(span, view) && !take_chunks_locked(pool, plan, span)) {
+                return;
             }
         }
     }
 }
 
-/* The chunk that serves a need best and is no longer than `room`, of the first free
- * span that has one: the smallest that covers the need, else the largest. */
-static candidate *
-best_candidate(candidates *all, uint64_t need, uint64_t room)
+static int
+compare_moves(const void *a, const void *b)
 {
-    candidate *best = NULL;
-    for (uint32_t i = 0; i < all->count; i++) {
-        candidate *c = &all->at[i];
-        if (c->chunk == NULL || c->chunk->nbytes > room) {
-            continue;
+    uint64_t x = ((const chunk_move *)a)->chunk->nbytes;
+    uint64_t y = ((const chunk_move *)b)->chunk->nbytes;
+    return (x < y) - (x > y);
+}
+
+/* Which chunks go to which gap, the longest first; new ones for the rest. */
+static void
+assign_moves_locked(cm_pool *pool, place_plan *plan, const cm_heap_view *view)
+{
+    uint32_t assigned = 0;
+    qsort(plan->moves, plan->move_count, sizeof(chunk_move), compare_moves);
+    for (uint32_t i = 0; i < plan->filling_count; i++) {
+        filling *f = &plan->fillings[i];
+        uint64_t left = f->target->block.nbytes;
+        for (uint32_t k = assigned; k < plan->move_count && left > 0; k++) {
+            chunk_move move = plan->moves[k];
+            if (move.chunk->nbytes <= left) {
+                left -= move.chunk->nbytes;
+                plan->moves[k] = plan->moves[assigned];
+                plan->moves[assigned++] = move;
+            }
         }
-        if (best != NULL && c->source != best->source) {
+        f->move_end = assigned;
+        f->create_nbytes = left;
+        plan->create_nbytes += left;
+    }
+    /* Those that fit nowhere go back for the new ones, as far as that takes them all.
+     */
+    uint64_t spare_nbytes = 0;
+    for (uint32_t k = assigned; k < plan->move_count; k++) {
+        spare_nbytes += plan->moves[k].chunk->nbytes;
+    }
+    while (plan->move_count > assigned) {
+        const chunk_move *last = &plan->moves[plan->move_count - 1];
+        spare_nbytes -= last->chunk->nbytes;
+        if (spare_nbytes < plan->create_nbytes) {
             break;
         }
-        uint64_t nbytes = c->chunk->nbytes;
-        uint64_t least = best == NULL ? 0 : best->chunk->nbytes;
-        if (best == NULL
-            || (nbytes >= need ? least < need || nbytes <= least
-                               : least < need && nbytes >= least)) {
-            best = c;
-        }
+        (void)cm_heap_give(&pool->heap, last->span, 0, 0, view);
+        plan->move_count--;
     }
-    return best;
-}
-
-/* Cut the candidate's chunk out of its free span. False: no memory, nothing changed. */
-static bool
-take_candidate_locked(cm_pool *pool, candidate *c, chunk_move *out)
-{
-    cm_heap_span *span = c->span;
-    while (cm_span_end(span) <= c->chunk->address) {
-        span = span->next; /* what was cut off its end by another candidate */
-    }
-    out->chunk = c->chunk;
-    out->span = cm_heap_carve(&pool->heap, span, c->chunk->address, c->chunk->nbytes);
-    c->chunk = NULL;
-    return out->span != NULL;
-}
-
-static void
-choose_moves_locked(cm_pool *pool, place_plan *plan, candidates *all)
-{
-    for (uint32_t i = 0; i < plan->filling_count; i++) {
-        filling *f = &plan->fillings[i];
-        while (f->moved_nbytes < f->need_nbytes && plan->move_count < PLACE_MOVES) {
-            candidate *best = best_candidate(all, f->need_nbytes - f->moved_nbytes,
-                                             f->room_nbytes - f->moved_nbytes);
-            chunk_move *move = &plan->moves[plan->move_count];
-            if (best == NULL || !take_candidate_locked(pool, best, move)) {
-                break;
-            }
-            f->moved_nbytes += move->chunk->nbytes;
-            plan->move_count++;
-        }
-        f->move_end = plan->move_count;
-    }
-}
-
-/* -- chunks to make --------------------------------------------------------------------- */
-
-/* What is missing, and where the place can grow also the step of a growth. */
-static void
-choose_creates(const cm_pool *pool, place_plan *plan, bool with_step)
-{
-    filling *open = NULL;
-    uint64_t room = 0;
-    for (uint32_t i = 0; i < plan->filling_count; i++) {
-        filling *f = &plan->fillings[i];
-        if (f->moved_nbytes >= f->need_nbytes) {
-            continue;
-        }
-        f->create_nbytes = f->need_nbytes - f->moved_nbytes;
-        plan->create_nbytes += f->create_nbytes;
-        if (f->room_nbytes - f->need_nbytes > room) {
-            room = f->room_nbytes - f->need_nbytes;
-            open = f;
-        }
-    }
-    if (open != NULL && with_step) {
-        uint64_t more = growth_step(pool, plan->create_nbytes) - plan->create_nbytes;
-        more = more < room ? more : room;
-        open->create_nbytes += more;
-        plan->create_nbytes += more;
-    }
-}
-
-/* Take the part of the gap that is filled, and the node that settling may need. */
-static bool
-hold_filling_locked(cm_pool *pool, filling *f)
-{
-    uint64_t nbytes = f->moved_nbytes + f->create_nbytes;
-    if (f->downward) {
-        f->fill = f->fill + f->need_nbytes - nbytes;
-    }
-    f->spare = cm_heap_take_node(&pool->heap);
-    if (f->spare != NULL) {
-        f->target = cm_heap_carve(&pool->heap, f->gap, f->fill, nbytes);
-    }
-    return f->target != NULL;
 }
 
 /* What has memory of one gap; the rest is a gap again. NULL: nothing has. */
@@ -470,11 +262,11 @@ settle_filling_locked(cm_pool *pool, filling *f)
 {
     cm_heap *heap = &pool->heap;
     cm_heap_span *filled = f->target;
-    if (filled != NULL && f->done_nbytes == 0) {
+    if (f->done_nbytes == 0) {
         cm_heap_give_gap(heap, filled);
         filled = NULL;
     }
-    else if (filled != NULL && f->done_nbytes < filled->block.nbytes) {
+    else if (f->done_nbytes < filled->block.nbytes) {
         cm_heap_split_busy(heap, filled, f->done_nbytes, f->spare);
         cm_heap_give_gap(heap, f->spare);
         f->spare = NULL;
@@ -498,9 +290,9 @@ settle_place_locked(cm_pool *pool, place_plan *plan, const cm_heap_view *view)
             (void)cm_heap_give(heap, plan->moves[i].span, 0, 0, view);
         }
     }
-    for (uint32_t i = 0; i < plan->at.count; i++) {
-        cm_heap_span *span = plan->at.spans[i];
-        if (f < plan->fillings + plan->filling_count && f->gap == span) {
+    for (uint32_t i = 0; i < plan->span_count; i++) {
+        cm_heap_span *span = plan->spans[i];
+        if (f < plan->fillings + plan->filling_count && f->target == span) {
             span = settle_filling_locked(pool, f++);
         }
         if (span == NULL) {
@@ -519,16 +311,17 @@ settle_place_locked(cm_pool *pool, place_plan *plan, const cm_heap_view *view)
                          : cm_heap_give(heap, whole, plan->tag, plan->epoch, view);
 }
 
-/* Fill in the plan and take all that it needs out of the heap. `with_step`: may make
- * more than is missing. Fails: CM_ENOMEM, no addresses; nothing is held then. */
+/* Fill in the plan and take all that it needs out of the heap. Fails: CM_ENOMEM, no
+ * addresses; nothing is held then. */
 static cm_status
-plan_place_locked(cm_pool *pool, uint64_t size, bool with_step,
-                  const cm_heap_view *view, place_plan *plan)
+plan_place_locked(cm_pool *pool, uint64_t size, const cm_heap_view *view,
+                  place_plan *plan)
 {
-    candidates all;
     *plan = (place_plan){0};
     cm_heap_settle(&pool->heap, view);
-    if (!choose_place_locked(pool, size, view, &plan->at)) {
+    cm_heap_find_hole(&pool->heap, size, cm_pool_align_of(pool, size), view, UINT64_MAX,
+                      true, &plan->at);
+    if (plan->at.first == NULL) {
         /* No addresses are left, so there could not be memory for all of them either,
          * unless a limit says so before. */
         if (!cm_budget_try_charge(pool->config.budget, size)) {
@@ -537,27 +330,22 @@ plan_place_locked(cm_pool *pool, uint64_t size, bool with_step,
         cm_budget_refund(pool->config.budget, size);
         return (cm_status){CM_CUDA_OUT_OF_MEMORY, CM_OP_physical_create, 0, size};
     }
-    hold_spans_locked(pool, plan, size, view);
-    find_candidates_locked(pool, &all, view);
-    choose_moves_locked(pool, plan, &all);
-    choose_creates(pool, plan, with_step);
-    for (uint32_t i = 0; i < plan->filling_count; i++) {
-        if (!hold_filling_locked(pool, &plan->fillings[i])) {
-            (void)settle_place_locked(pool, plan, view);
-            return cm_fail(CM_ENOMEM, sizeof(cm_heap_span));
-        }
+    plan->spans = calloc(plan->at.span_count, sizeof(*plan->spans));
+    plan->fillings = calloc(plan->at.gap_count, sizeof(*plan->fillings));
+    plan->moves = calloc(plan->at.missing, sizeof(*plan->moves));
+    if (plan->spans == NULL || plan->fillings == NULL || plan->moves == NULL) {
+        return cm_fail(CM_ENOMEM, plan->at.missing * sizeof(*plan->moves));
     }
+    if (!hold_place_locked(pool, plan, size, view)) {
+        (void)settle_place_locked(pool, plan, view);
+        return cm_fail(CM_ENOMEM, sizeof(cm_heap_span));
+    }
+    choose_moves_locked(pool, plan, view);
+    assign_moves_locked(pool, plan, view);
     return cm_ok();
 }
 
 /* -- the calls that bring it --------------------------------------------------------------- */
-
-enum {
-    CHUNK_GRANULES = 5,       /* the least a new chunk is worth, */
-    CHUNK_SHARE = 32,         /* and the greatest share of what is held then; */
-    HURRIED_CHUNK_SHARE = 18, /* the same while growths come close together, */
-    HURRIED_ALLOCATIONS = 16  /* with fewer allocations than so many between them */
-};
 
 static void
 set_chunk_at(const cm_arena *range, cm_address address, uint64_t nbytes,
@@ -567,6 +355,39 @@ set_chunk_at(const cm_arena *range, cm_address address, uint64_t nbytes,
     for (uint64_t i = 0; i < nbytes / range->granule; i++) {
         range->chunk_at[first + i] = chunk;
     }
+}
+
+cm_status
+cm_pool_close_chunk(cm_pool *pool, cm_heap_span *span, cm_chunk *chunk,
+                    uint64_t *released_nbytes)
+{
+    uint64_t nbytes = chunk->nbytes;
+    cm_arena *arena = span->arena;
+    cm_status status = pool->source->ops->close_chunk(pool->source, chunk);
+    cm_fast_lock_take(&pool->lock);
+    if (!cm_is_ok(status)) {
+        cm_heap_view view = cm_pool_view_locked(pool, 0);
+        (void)cm_heap_give(&pool->heap, span, 0, 0, &view);
+    }
+    else if (arena == pool->range) {
+        set_chunk_at(arena, span->block.address, nbytes, NULL);
+        cm_heap_give_gap(&pool->heap, span);
+    }
+    else {
+        cm_heap_remove_arena(&pool->heap, arena);
+    }
+    pool->counters.reserved_nbytes -= cm_is_ok(status) ? nbytes : 0;
+    cm_fast_lock_give(&pool->lock);
+    if (!cm_is_ok(status)) {
+        atomic_fetch_add(&pool->lost_count, 1);
+        return status;
+    }
+    if (arena == pool->range) {
+        free(chunk);
+    }
+    cm_budget_refund(pool->config.budget, nbytes);
+    *released_nbytes += nbytes;
+    return cm_ok();
 }
 
 /* Of one that could neither be moved nor put back: its place is a gap. */
@@ -590,7 +411,7 @@ move_chunks(cm_pool *pool, filling *f, chunk_move *moves, uint32_t count)
     const cm_arena *range = pool->range;
     for (uint32_t i = 0; i < count; i++) {
         cm_chunk *chunk = moves[i].chunk;
-        cm_address to = f->fill + f->done_nbytes;
+        cm_address to = f->target->block.address + f->done_nbytes;
         cm_address from = chunk->address;
         cm_status status =
             pool->source->ops->move_chunk(pool->source, chunk, to - range->base);
@@ -613,19 +434,15 @@ move_chunks(cm_pool *pool, filling *f, chunk_move *moves, uint32_t count)
     return cm_ok();
 }
 
-/* Chunks are kept small against the whole, since one can move only when all of it is
- * free; but each costs a call. */
+/* Each chunk costs a call, but can leave only when all of it is free: kept small
+ * against the whole. */
 static uint64_t
 piece_nbytes(const cm_pool *pool, uint64_t nbytes, uint64_t made_nbytes)
 {
     uint64_t granule = pool->source->granule;
     uint64_t held = pool->counters.reserved_nbytes + made_nbytes;
-    uint64_t share = pool->hurried ? HURRIED_CHUNK_SHARE : CHUNK_SHARE;
-    uint64_t most = cm_round_up_to((held + nbytes) / share, granule);
-    most = most < CHUNK_GRANULES * granule ? CHUNK_GRANULES * granule : most;
-    uint64_t count = (nbytes + most - 1) / most;
-    count = count > PLACE_CREATES ? PLACE_CREATES : count;
-    return cm_round_up_to(nbytes / count, granule);
+    uint64_t most = (held + nbytes) / CHUNK_SHARE / granule * granule;
+    return most < granule ? granule : most;
 }
 
 static cm_status
@@ -636,7 +453,7 @@ create_chunks(cm_pool *pool, place_plan *plan, filling *f)
     uint64_t piece = left == 0 ? 0 : piece_nbytes(pool, left, plan->made_nbytes);
     while (left > 0) {
         uint64_t nbytes = piece < left ? piece : left;
-        cm_address to = f->fill + f->done_nbytes;
+        cm_address to = f->target->block.address + f->done_nbytes;
         cm_chunk *chunk = calloc(1, sizeof(*chunk));
         if (chunk == NULL) {
             return cm_fail(CM_ENOMEM, sizeof(*chunk));
@@ -665,7 +482,7 @@ close_made(cm_pool *pool, filling *f, uint64_t *made_nbytes)
 {
     const cm_arena *range = pool->range;
     while (f->made_nbytes > 0) {
-        cm_address end = f->fill + f->done_nbytes;
+        cm_address end = f->target->block.address + f->done_nbytes;
         cm_chunk *chunk = range->chunk_at[(end - range->base) / range->granule - 1];
         uint64_t nbytes = chunk->nbytes;
         if (!cm_is_ok(pool->source->ops->close_chunk(pool->source, chunk))) {
@@ -695,10 +512,24 @@ check_device(const cm_pool *pool, uint64_t nbytes)
     return cm_ok();
 }
 
+static void
+give_spare_back(cm_pool *pool, place_plan *plan)
+{
+    uint32_t assigned = plan->fillings[plan->filling_count - 1].move_end;
+    uint64_t released_nbytes = 0;
+    while (plan->move_count > assigned) {
+        const chunk_move *spare = &plan->moves[--plan->move_count];
+        cm_status status =
+            cm_pool_close_chunk(pool, spare->span, spare->chunk, &released_nbytes);
+        (void)status; /* where it stays the pool holds more than it needs */
+    }
+}
+
 static cm_status
 fill(cm_pool *pool, place_plan *plan)
 {
     uint64_t charged = plan->create_nbytes;
+    give_spare_back(pool, plan);
     if (charged > 0 && !cm_budget_try_charge(pool->config.budget, charged)) {
         return cm_fail(CM_ELIMIT, charged);
     }
@@ -722,19 +553,24 @@ fill(cm_pool *pool, place_plan *plan)
 }
 
 static cm_status
-grow(cm_pool *pool, uint64_t size, const cm_stream *stream, bool with_step,
-     cm_heap_span **out)
+grow_placed(cm_pool *pool, uint64_t size, const cm_stream *stream, cm_heap_span **out)
 {
     place_plan plan;
     cm_fast_lock_take(&pool->lock);
     cm_heap_view view =
         cm_pool_view_locked(pool, cm_pool_find_slot_locked(pool, stream));
-    cm_status status = plan_place_locked(pool, size, with_step, &view, &plan);
+    cm_status status = plan_place_locked(pool, size, &view, &plan);
     cm_fast_lock_give(&pool->lock);
-    CM_TRY(status);
+    if (!cm_is_ok(status)) {
+        fini_plan(&plan);
+        return status;
+    }
     status = fill(pool, &plan);
     cm_fast_lock_take(&pool->lock);
     count_reserved_locked(pool, plan.made_nbytes);
+    if (plan.made_nbytes > 0) {
+        pool->heap.tidy_count = TIDY_TAKES;
+    }
     view = cm_pool_view_locked(pool, cm_pool_find_slot_locked(pool, stream));
     cm_heap_span *span = settle_place_locked(pool, &plan, &view);
     if (cm_is_ok(status)) {
@@ -745,21 +581,7 @@ grow(cm_pool *pool, uint64_t size, const cm_stream *stream, bool with_step,
     }
     cm_pool_note_cached_locked(pool);
     cm_fast_lock_give(&pool->lock);
-    return status;
-}
-
-static cm_status
-grow_placed(cm_pool *pool, uint64_t size, const cm_stream *stream, cm_heap_span **out)
-{
-    cm_fast_lock_take(&pool->lock);
-    uint64_t count = pool->counters.allocation_count;
-    cm_fast_lock_give(&pool->lock);
-    pool->hurried = count - pool->grown_count < HURRIED_ALLOCATIONS;
-    pool->grown_count = count;
-    cm_status status = grow(pool, size, stream, true, out);
-    if (cm_pool_is_short(status) && status.code != CM_ENOMEM) {
-        status = grow(pool, size, stream, false, out); /* the need alone */
-    }
+    fini_plan(&plan);
     if (status.code == CM_CUDA_OUT_OF_MEMORY && status.op == CM_OP_physical_create
         && status.arg < size) {
         status.arg = size; /* more telling than the piece of it that failed */
@@ -859,8 +681,9 @@ cm_pool_grow(cm_pool *pool, uint64_t size, const cm_stream *stream, cm_heap_span
     if (pool->source->is_placed) {
         return grow_placed(pool, size, stream, out);
     }
-    uint64_t step = growth_step(pool, size);
     uint64_t least = cm_round_up_to(size, pool->source->granule);
+    uint64_t step = cm_round_up_to(segment_step(pool), pool->source->granule);
+    step = step > least ? step : least;
     cm_status status = grow_segment(pool, size, step, out);
     if (cm_pool_is_short(status) && step > least) {
         status = grow_segment(pool, size, least, out);

@@ -4,6 +4,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/checked_math.h"
+
 /* -- nodes ------------------------------------------------------------------------------ */
 
 enum { SLAB_SPANS = 256 };
@@ -112,7 +114,10 @@ enum {
     LOOK_OWN_BIN = 24,   /* spans looked at in the bin of the size, where some are short
                           */
     LOOK_LATER_BINS = 8, /* and in each longer bin, where all are long enough */
-    LOOK_BINS = 8        /* longer bins tried before giving up on unusable spans */
+    LOOK_BINS = 8,       /* longer bins tried before giving up on unusable spans */
+    LOOK_FITS = 12,      /* spans compared, for the granules that a block would take */
+    TIDY_NBYTES = 1000000,
+    TIDY_MISSING = 4 /* granules */
 };
 
 static uint32_t
@@ -482,16 +487,15 @@ cm_heap_carve(cm_heap *heap, cm_heap_span *span, cm_address address, uint64_t nb
 /* Turn a FREE span, which is long enough, into a LIVE one of exactly `nbytes`; what is
  * left on either side is FREE. NULL: no memory for nodes, nothing changed. */
 static cm_heap_span *
-cut_live(cm_heap *heap, cm_heap_span *span, uint64_t nbytes, uint64_t align)
+cut_live(cm_heap *heap, cm_heap_span *span, uint64_t nbytes, cm_address begin)
 {
-    uint64_t pad = (0 - span->block.address) & (align - 1);
-    if (pad == 0 && span->block.nbytes == nbytes) {
+    if (span->block.nbytes == nbytes) {
         unbin_span(heap, span);
         span->state = CM_SPAN_LIVE;
         heap->taken_last = span;
         return span;
     }
-    cm_heap_span *taken = cm_heap_carve(heap, span, span->block.address + pad, nbytes);
+    cm_heap_span *taken = cm_heap_carve(heap, span, begin, nbytes);
     if (taken != NULL) {
         taken->state = CM_SPAN_LIVE;
         heap->taken_last = taken;
@@ -530,23 +534,181 @@ fits(const cm_heap_span *span, uint64_t nbytes, uint64_t align,
            && cm_span_is_usable(span, view);
 }
 
-/* The shortest fitting span among the first `look` of a bin. */
-static cm_heap_span *
-best_of_bin(const cm_list *bin, uint64_t look, uint64_t nbytes, uint64_t align,
-            const cm_heap_view *view)
+/* Granules that a block at `begin` has to itself in the run [low, high) of addresses
+ * that nothing lives in: not those at its ends that others lie in, too. */
+static uint64_t
+count_touched(uint64_t granule, cm_address low, cm_address high, cm_address begin,
+              uint64_t nbytes)
 {
-    cm_heap_span *best = NULL;
-    for (cm_list *n = bin->next; n != bin && look > 0; n = n->next, look--) {
-        cm_heap_span *span = CM_LIST_ENTRY(n, cm_heap_span, node);
-        if (fits(span, nbytes, align, view)
-            && (best == NULL || span->block.nbytes < best->block.nbytes)) {
-            best = span;
-            if (best->block.nbytes == nbytes) {
-                break;
-            }
+    cm_address first = begin / granule * granule;
+    cm_address end = cm_round_up_to(begin + nbytes, granule);
+    uint64_t shared = (uint64_t)(first < low) + (uint64_t)(end > high);
+    uint64_t count = (end - first) / granule;
+    return count > shared ? count - shared : 0;
+}
+
+static bool
+is_gap(const cm_heap_span *span)
+{
+    return span != NULL && span->state == CM_SPAN_GAP;
+}
+
+static bool
+is_better(const cm_hole *a, const cm_hole *b)
+{
+    if (b->first == NULL || a->touched != b->touched) {
+        return b->first == NULL || a->touched < b->touched;
+    }
+    return a->run_nbytes != b->run_nbytes ? a->run_nbytes < b->run_nbytes
+                                          : a->missing < b->missing;
+}
+
+/* The better end of a free span, if it beats `best`: the lower one, unless only the
+ * other has a neighbour. */
+static void
+try_span(cm_heap_span *span, uint64_t nbytes, uint64_t align, cm_hole *best)
+{
+    cm_address low = span->block.address;
+    cm_address high = cm_span_end(span);
+    uint64_t granule = span->arena->granule;
+    cm_hole hole = {.first = span,
+                    .begin = cm_round_up_to(low, align),
+                    .run_nbytes = span->block.nbytes};
+    if (granule != 0) {
+        cm_address begin = (high - nbytes) & ~(align - 1);
+        uint64_t touched = count_touched(granule, low, high, begin, nbytes);
+        hole.touched = count_touched(granule, low, high, hole.begin, nbytes);
+        bool is_apart = is_gap(span->prev) && !is_gap(span->next);
+        if (touched < hole.touched || (touched == hole.touched && is_apart)) {
+            hole.begin = begin;
+            hole.touched = touched;
         }
     }
-    return best;
+    if (is_better(&hole, best)) {
+        *best = hole;
+    }
+}
+
+/* Among the first `look` spans of a bin; what fits is taken off `wanted`. */
+static void
+look_in_bin(const cm_list *bin, uint64_t look, uint64_t nbytes, uint64_t align,
+            const cm_heap_view *view, uint32_t *wanted, cm_hole *best)
+{
+    for (cm_list *n = bin->next; n != bin && look > 0 && *wanted > 0;
+         n = n->next, look--) {
+        cm_heap_span *span = CM_LIST_ENTRY(n, cm_heap_span, node);
+        if (!fits(span, nbytes, align, view)) {
+            continue;
+        }
+        --*wanted;
+        try_span(span, nbytes, align, best);
+        if (span->block.nbytes == nbytes && best->first == span) {
+            *wanted = 0; /* exactly */
+        }
+    }
+}
+
+/* The place at `begin` in the run of spans from `first` to the address `end`. */
+static void
+try_hole(cm_heap_span *first, cm_address end, cm_address begin, uint64_t nbytes,
+         uint64_t most_missing, cm_hole *best)
+{
+    uint64_t granule = first->arena->granule;
+    cm_address run_begin = first->block.address;
+    cm_address low = begin / granule * granule;
+    cm_address high = cm_round_up_to(begin + nbytes, granule);
+    cm_hole hole = {.begin = begin,
+                    .touched = count_touched(granule, run_begin, end, begin, nbytes),
+                    .run_nbytes = end - run_begin};
+    if (best->first != NULL && hole.touched > best->touched) {
+        return;
+    }
+    for (cm_heap_span *span = first;
+         span != NULL && span->block.address < begin + nbytes; span = span->next) {
+        if (cm_span_end(span) <= begin) {
+            continue;
+        }
+        hole.first = hole.first == NULL ? span : hole.first;
+        hole.span_count++;
+        if (span->state == CM_SPAN_GAP) {
+            cm_address from = span->block.address > low ? span->block.address : low;
+            cm_address to = cm_span_end(span) < high ? cm_span_end(span) : high;
+            hole.gap_count++;
+            hole.missing += (to - from) / granule;
+        }
+    }
+    if (hole.gap_count > 0 && hole.missing <= most_missing && is_better(&hole, best)) {
+        *best = hole;
+    }
+}
+
+static bool
+is_in_run(const cm_heap_span *span, const cm_heap_view *view)
+{
+    return is_gap(span)
+           || (span != NULL && span->state == CM_SPAN_FREE
+               && cm_span_is_usable(span, view));
+}
+
+/* Both ends of each run, where a place may share a granule with a neighbour. */
+void
+cm_heap_find_hole(const cm_heap *heap, uint64_t nbytes, uint64_t align,
+                  const cm_heap_view *view, uint64_t most_missing, bool with_tail,
+                  cm_hole *best)
+{
+    for (cm_list *n = heap->gaps.next; n != &heap->gaps; n = n->next) {
+        cm_heap_span *first = CM_LIST_ENTRY(n, cm_heap_span, node);
+        cm_heap_span *last = first;
+        while (is_in_run(last->next, view)) {
+            last = last->next;
+        }
+        do {
+            first = is_in_run(first->prev, view) ? first->prev : NULL;
+        } while (first != NULL && !is_gap(first) && is_in_run(first->prev, view));
+        if (is_gap(first)) {
+            continue; /* the run is looked at from its first gap */
+        }
+        first = first != NULL ? first : CM_LIST_ENTRY(n, cm_heap_span, node);
+        cm_address end = cm_span_end(last);
+        cm_address begin = cm_round_up_to(first->block.address, align);
+        if (begin > end || end - begin < nbytes || (last->next == NULL && !with_tail)) {
+            continue;
+        }
+        try_hole(first, end, begin, nbytes, most_missing, best);
+        if (last->next != NULL) {
+            begin = (end - nbytes) & ~(align - 1);
+            try_hole(first, end, begin, nbytes, most_missing, best);
+        }
+    }
+}
+
+/* Soon after memory had to be made, a long block rather goes where a few granules must
+ * be moved to first than where it takes more of them to itself: it would keep them from
+ * whoever needs more memory next. */
+static bool
+is_better_in_hole(cm_heap *heap, uint64_t nbytes, uint64_t align,
+                  const cm_heap_view *view, const cm_hole *fit)
+{
+    if (heap->tidy_count == 0) {
+        return false;
+    }
+    heap->tidy_count--;
+    cm_hole best = *fit;
+    best.run_nbytes = 0; /* to be beaten by what touches fewer */
+    best.missing = 0;
+    if (nbytes >= TIDY_NBYTES && fit->touched > 0) {
+        cm_heap_find_hole(heap, nbytes, align, view, TIDY_MISSING, false, &best);
+    }
+    return best.first != fit->first;
+}
+
+static cm_heap_span *
+take_fit(cm_heap *heap, uint64_t nbytes, uint64_t align, const cm_heap_view *view,
+         const cm_hole *fit)
+{
+    return fit->first == NULL || is_better_in_hole(heap, nbytes, align, view, fit)
+               ? NULL
+               : cut_live(heap, fit->first, nbytes, fit->begin);
 }
 
 static cm_heap_span *
@@ -554,16 +716,18 @@ take_binned(cm_heap *heap, uint64_t nbytes, uint64_t align, const cm_heap_view *
 {
     uint32_t own = bin_of(nbytes);
     uint32_t bin = next_bin(heap, own);
-    for (int tries = 0; bin < CM_HEAP_BIN_COUNT && tries < LOOK_BINS; tries++) {
-        cm_heap_span *best =
-            best_of_bin(&heap->bins[bin], bin == own ? LOOK_OWN_BIN : LOOK_LATER_BINS,
-                        nbytes, align, view);
-        if (best != NULL) {
-            return cut_live(heap, best, nbytes, align);
+    uint32_t wanted = LOOK_FITS;
+    cm_hole best = {.first = NULL};
+    for (int tries = 0; bin < CM_HEAP_BIN_COUNT && tries < LOOK_BINS && wanted > 0;
+         tries++) {
+        look_in_bin(&heap->bins[bin], bin == own ? LOOK_OWN_BIN : LOOK_LATER_BINS,
+                    nbytes, align, view, &wanted, &best);
+        if (best.first != NULL && best.touched == 0) {
+            break;
         }
         bin = next_bin(heap, bin + 1);
     }
-    return NULL;
+    return take_fit(heap, nbytes, align, view, &best);
 }
 
 cm_heap_span *
@@ -580,15 +744,13 @@ cm_heap_take(cm_heap *heap, uint64_t nbytes, uint64_t align, const cm_heap_view 
 cm_heap_span *
 cm_heap_search(cm_heap *heap, uint64_t nbytes, uint64_t align, const cm_heap_view *view)
 {
-    for (uint32_t bin = next_bin(heap, bin_of(nbytes)); bin < CM_HEAP_BIN_COUNT;
-         bin = next_bin(heap, bin + 1)) {
-        cm_heap_span *best =
-            best_of_bin(&heap->bins[bin], UINT64_MAX, nbytes, align, view);
-        if (best != NULL) {
-            return cut_live(heap, best, nbytes, align);
-        }
+    cm_hole best = {.first = NULL};
+    uint32_t wanted = UINT32_MAX;
+    for (uint32_t bin = next_bin(heap, bin_of(nbytes));
+         bin < CM_HEAP_BIN_COUNT && best.first == NULL; bin = next_bin(heap, bin + 1)) {
+        look_in_bin(&heap->bins[bin], UINT64_MAX, nbytes, align, view, &wanted, &best);
     }
-    return NULL;
+    return take_fit(heap, nbytes, align, view, &best);
 }
 
 /* -- ready spans ---------------------------------------------------------------------- */

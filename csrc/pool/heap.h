@@ -72,6 +72,19 @@ typedef struct cm_ready_set {
     cm_heap_span *span[CM_READY_WAYS];
 } cm_ready_set;
 
+/* A place in a placed arena that nothing lives in. Memory that nothing lives in can be
+ * moved to where it is needed, a granule at a time: of two places the one is better
+ * that is the first to need fewer granules, then the one in the shorter run. */
+typedef struct cm_hole {
+    cm_heap_span *first; /* that it covers; NULL: none */
+    uint32_t span_count;
+    uint32_t gap_count;
+    cm_address begin;
+    uint64_t touched;    /* granules that nothing else lies in */
+    uint64_t missing;    /* of them: that have no memory */
+    uint64_t run_nbytes; /* of the free spans and gaps side by side around it */
+} cm_hole;
+
 enum { CM_HEAP_BIN_COUNT = 1536, CM_BIN_WORDS = CM_HEAP_BIN_COUNT / 64 };
 
 /* Invariants: the spans of an arena are contiguous from base to base + nbytes; two
@@ -95,6 +108,7 @@ typedef struct cm_heap {
     uint64_t free_nbytes;
     uint64_t split_count;
     uint64_t merge_count;
+    uint32_t tidy_count;  /* so many takes from bins may yet ask for a hole instead */
     uint64_t apart_count; /* times neighbours stayed apart for their tags: join() may
                              help */
 } cm_heap;
@@ -129,6 +143,12 @@ cm_heap_span *cm_heap_take(cm_heap *heap, uint64_t nbytes, uint64_t align,
 /* As above, but looks at every free span. */
 cm_heap_span *cm_heap_search(cm_heap *heap, uint64_t nbytes, uint64_t align,
                              const cm_heap_view *view);
+/* The best place for `nbytes` over free spans and at least one gap, with no more than
+ * `most_missing` granules to be brought; `best` is beaten or stays. The addresses after
+ * all memory count if `with_tail`. */
+void cm_heap_find_hole(const cm_heap *heap, uint64_t nbytes, uint64_t align,
+                       const cm_heap_view *view, uint64_t most_missing, bool with_tail,
+                       cm_hole *best);
 /* A LIVE, FLIGHT or BUSY span becomes FREE with that tag and epoch (tag 0: clean) and
  * joins its neighbours. Returns the span it is part of then. */
 cm_heap_span *cm_heap_give(cm_heap *heap, cm_heap_span *span, uint32_t tag,

@@ -98,8 +98,6 @@ struct cm_pool {
     _Atomic bool growing; /* one thread changes arenas, chunks and the source */
     cm_source *source;    /* owned; opened at the first growth; the grower's */
     cm_arena *range;      /* of a placed source */
-    uint64_t grown_count; /* allocations when it last grew; the grower's */
-    bool hurried;         /* there were few since; the grower's, of a placed source */
     /* Other devices that all chunks are open to, as far as can be; the grower sets it
      */
     _Atomic uint64_t admitted;
@@ -244,6 +242,10 @@ void cm_pool_unwatch_forks(cm_pool *pool);
 /* Give whole free chunks back until at most `keep_nbytes` are cached. By the grower. */
 CM_NODISCARD cm_status cm_pool_release_chunks(cm_pool *pool, uint64_t keep_nbytes,
                                               uint64_t *released_nbytes);
+/* Give back one chunk, which is all of the BUSY `span`; where that is refused it is
+ * free memory again. */
+CM_NODISCARD cm_status cm_pool_close_chunk(cm_pool *pool, cm_heap_span *span,
+                                           cm_chunk *chunk, uint64_t *released_nbytes);
 /* If idle trim is on and its window has passed: trim what was not needed in it. */
 void cm_pool_trim_idle(cm_pool *pool);
 

@@ -83,42 +83,6 @@ take_leaving_locked(cm_pool *pool, uint64_t keep_nbytes, leaving *out)
     return count;
 }
 
-/* Close one chunk; where that is refused it is free memory again. */
-static cm_status
-close_one(cm_pool *pool, const leaving *l, uint64_t *released_nbytes)
-{
-    uint64_t nbytes = l->chunk->nbytes;
-    cm_arena *arena = l->span->arena;
-    cm_status status = pool->source->ops->close_chunk(pool->source, l->chunk);
-    cm_fast_lock_take(&pool->lock);
-    if (!cm_is_ok(status)) {
-        cm_heap_view view = cm_pool_view_locked(pool, 0);
-        (void)cm_heap_give(&pool->heap, l->span, 0, 0, &view);
-    }
-    else if (arena == pool->range) {
-        uint64_t first = (l->span->block.address - arena->base) / arena->granule;
-        for (uint64_t i = 0; i < nbytes / arena->granule; i++) {
-            arena->chunk_at[first + i] = NULL;
-        }
-        cm_heap_give_gap(&pool->heap, l->span);
-    }
-    else {
-        cm_heap_remove_arena(&pool->heap, arena);
-    }
-    pool->counters.reserved_nbytes -= cm_is_ok(status) ? nbytes : 0;
-    cm_fast_lock_give(&pool->lock);
-    if (!cm_is_ok(status)) {
-        atomic_fetch_add(&pool->lost_count, 1);
-        return status;
-    }
-    if (arena == pool->range) {
-        free(l->chunk);
-    }
-    cm_budget_refund(pool->config.budget, nbytes);
-    *released_nbytes += nbytes;
-    return cm_ok();
-}
-
 cm_status
 cm_pool_release_chunks(cm_pool *pool, uint64_t keep_nbytes, uint64_t *released_nbytes)
 {
@@ -134,7 +98,8 @@ cm_pool_release_chunks(cm_pool *pool, uint64_t keep_nbytes, uint64_t *released_n
         count = take_leaving_locked(pool, keep_nbytes, batch);
         cm_fast_lock_give(&pool->lock);
         for (uint32_t i = 0; i < count; i++) {
-            cm_status status = close_one(pool, &batch[i], released_nbytes);
+            cm_status status = cm_pool_close_chunk(pool, batch[i].span, batch[i].chunk,
+                                                   released_nbytes);
             first = cm_is_ok(first) ? status : first;
         }
     }

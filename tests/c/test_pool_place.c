@@ -46,8 +46,8 @@ test_pool_moves_free_chunks_instead_of_reserving_more(void)
     CHECK_EQ(c.reserved_nbytes, before.reserved_nbytes);
     CHECK_EQ(c.peak_reserved_nbytes, before.reserved_nbytes);
     CHECK_EQ(c.cached_nbytes, 0);
-    CHECK_GE(c.remap_count, COUNT / 2 - 1);
-    CHECK_EQ(c.remap_nbytes, c.remap_count * LUMP);
+    CHECK_GE(c.remap_nbytes, (COUNT / 2 - 1) * LUMP);
+    CHECK_EQ(c.remap_nbytes, c.remap_count * 2 * MIB);
     CHECK_EQ(cm_faults_count(rt, CM_OP_physical_create), created);
     check_usable(rt, large);
     for (int i = 1; i < COUNT; i += 2) {
@@ -96,7 +96,7 @@ test_pool_places_over_several_gaps(void)
     cm_block *large = take(pool, 5 * LUMP, NULL);
     cm_pool_counters c = read_counters(pool);
     CHECK_EQ(large->address, first);
-    CHECK_EQ(c.remap_count, 1);
+    CHECK_EQ(c.remap_nbytes, LUMP);
     CHECK_EQ(c.reserved_nbytes, (HOLED - 1) * LUMP);
     CHECK_EQ(c.cached_nbytes, 0);
     for (uint64_t i = 0; i < 5; i++) {
@@ -149,75 +149,82 @@ test_pool_places_before_free_memory(void)
     close_emulated(rt);
 }
 
-static uint64_t
-growths(cm_runtime *rt, int allocations_between)
+/* To the granule, and nothing while it lasts. */
+static void
+test_pool_growth_takes_what_is_missing(void)
 {
+    cm_runtime *rt = open_emulated(13000, 1, 256 * MIB);
     cm_pool *pool = open_pool(rt, DEVICE);
-    cm_block *blocks[40];
+    cm_block *blocks[5];
     cm_block *held = take(pool, 128 * MIB, NULL);
-    for (int i = 0; i < 40; i++) {
+    for (uint64_t i = 0; i < 5; i++) {
         blocks[i] = take(pool, 512 * KIB, NULL);
-        for (int k = 0; k < allocations_between; k++) {
-            cm_block *brief = take(pool, 512, NULL);
-            give(pool, brief, NULL, 0);
-        }
+        CHECK_EQ(read_counters(pool).reserved_nbytes, (130 + i / 4 * 2) * MIB);
     }
-    uint64_t growth_count = read_counters(pool).growth_count;
-    for (int i = 0; i < 40; i++) {
+    for (int i = 0; i < 5; i++) {
         give(pool, blocks[i], NULL, 0);
     }
     give(pool, held, NULL, 0);
     cm_pool_release(pool);
-    return growth_count;
-}
-
-static void
-test_pool_grows_by_more_while_growths_come_close_together(void)
-{
-    cm_runtime *rt = open_emulated(13000, 1, 256 * MIB);
-    uint64_t hurried = growths(rt, 0);
-    uint64_t calm = growths(rt, 40);
-    CHECK_LT(hurried, calm);
     close_emulated(rt);
 }
 
-/* What a small block takes where 128 MiB are held; `late`: half of them is freed and
- * work on that goes on. */
-static uint64_t
-growth_beside_freed_memory(cm_runtime *rt, bool late)
+/* Every other granule is free: one block takes them all, from as many places. */
+static void
+test_pool_moves_as_many_chunks_as_it_takes(void)
 {
+    enum { COUNT = 1200 };
+    cm_runtime *rt = open_emulated(13000, 1, COUNT * 2 * MIB);
     cm_pool *pool = open_pool(rt, DEVICE);
-    cm_stream *both[2] = {open_stream(rt, 0), open_stream(rt, 0)};
-    cm_block *held = take(pool, 64 * MIB, NULL);
-    cm_block *gone = take(pool, 64 * MIB, NULL);
-    if (late) {
-        hold_work(rt, both[1], gone);
-        cm_pool_free(pool, gone, both, 2, 0);
+    cm_block **blocks = calloc(COUNT, sizeof(*blocks));
+    for (int i = 0; i < COUNT; i++) {
+        blocks[i] = take(pool, 2 * MIB, NULL);
     }
-    cm_block *more = take(pool, 512 * KIB, NULL);
-    uint64_t reserved_nbytes = read_counters(pool).reserved_nbytes;
-    if (late) {
-        MUST(cm_emulated_gate_open(rt, both[1]->handle));
+    for (int i = 0; i < COUNT; i += 2) {
+        give(pool, blocks[i], NULL, 0);
     }
-    else {
-        give(pool, gone, NULL, 0);
+    cm_block *large = take(pool, COUNT * MIB, NULL);
+    cm_pool_counters c = read_counters(pool);
+    CHECK_GE(c.remap_count, COUNT / 2 - 1);
+    CHECK_EQ(c.reserved_nbytes, COUNT * 2 * MIB);
+    CHECK_EQ(c.cached_nbytes, 0);
+    check_usable(rt, large);
+    give(pool, large, NULL, 0);
+    for (int i = 1; i < COUNT; i += 2) {
+        give(pool, blocks[i], NULL, 0);
     }
-    give(pool, more, NULL, 0);
-    give(pool, held, NULL, 0);
+    free(blocks);
     cm_pool_release(pool);
-    cm_stream_release(both[0]);
-    cm_stream_release(both[1]);
-    return reserved_nbytes - 128 * MIB;
+    close_emulated(rt);
 }
 
-/* It comes back by itself, and would then be there beside what was taken in its place.
- */
+/* Free chunks of two granules and a place that is one granule short of a whole number
+ * of them: the last one is given back for a new one that fits. */
 static void
-test_pool_takes_little_at_once_while_freed_memory_is_late(void)
+test_pool_gives_back_a_chunk_that_fits_nowhere(void)
 {
-    cm_runtime *rt = open_emulated(13000, 1, 512 * MIB);
-    CHECK_EQ(growth_beside_freed_memory(rt, false), 8 * MIB);
-    CHECK_EQ(growth_beside_freed_memory(rt, true), 2 * MIB);
+    cm_runtime *rt = open_emulated(13000, 1, UINT64_C(1536) * MIB);
+    cm_pool *pool = open_pool(rt, DEVICE);
+    cm_block *held = take(pool, 500 * MIB, NULL);
+    cm_block *low = take(pool, 400 * MIB, NULL);
+    cm_block *between = take(pool, 2 * MIB, NULL);
+    cm_block *high = take(pool, 300 * MIB, NULL);
+    cm_block *last = take(pool, 2 * MIB, NULL);
+    CHECK_EQ(read_counters(pool).reserved_nbytes, 1204 * MIB);
+    give(pool, low, NULL, 0);
+    give(pool, high, NULL, 0);
+    uint64_t released = cm_faults_count(rt, CM_OP_physical_release);
+    cm_block *large = take(pool, 698 * MIB, NULL);
+    cm_pool_counters c = read_counters(pool);
+    CHECK_EQ(c.reserved_nbytes, 1202 * MIB);
+    CHECK_EQ(c.cached_nbytes, 0);
+    CHECK_EQ(cm_faults_count(rt, CM_OP_physical_release), released + 1);
+    check_usable(rt, large);
+    give(pool, large, NULL, 0);
+    give(pool, held, NULL, 0);
+    give(pool, between, NULL, 0);
+    give(pool, last, NULL, 0);
+    cm_pool_release(pool);
     close_emulated(rt);
 }
 
@@ -237,7 +244,7 @@ test_pool_moves_nothing_that_a_stream_is_late_with(void)
     give(pool, blocks[3], NULL, 0);
     cm_block *large = take(pool, 2 * LUMP, other);
     cm_pool_counters c = read_counters(pool);
-    CHECK_EQ(c.remap_count, 1);
+    CHECK_EQ(c.remap_nbytes, LUMP);
     CHECK_EQ(c.reserved_nbytes, 7 * LUMP);
     CHECK_EQ(c.cached_nbytes, LUMP);
     /* The device is well: nothing was taken from under work. */
@@ -479,8 +486,10 @@ MAIN(RUN(test_pool_grows_in_place)
      RUN(test_pool_moves_free_chunks_instead_of_reserving_more)
      RUN(test_pool_places_over_several_gaps)
      RUN(test_pool_places_before_free_memory)
-     RUN(test_pool_grows_by_more_while_growths_come_close_together)
-     RUN(test_pool_takes_little_at_once_while_freed_memory_is_late)
+     RUN(test_pool_growth_takes_what_is_missing)
+ RUN(test_pool_moves_as_many_chunks_as_it_takes)
+
+     RUN(test_pool_gives_back_a_chunk_that_fits_nowhere)
      RUN(test_pool_moves_nothing_that_a_stream_is_late_with)
      RUN(test_pool_small_blocks_pin_their_chunks_only)
      RUN(test_pool_each_step_of_a_growth_may_fail)

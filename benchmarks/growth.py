@@ -1,0 +1,160 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How much a device pool holds for traces, and with how many driver calls.
+
+    python benchmarks/growth.py --traces FOLDER --json FILE
+
+FOLDER holds `.npz` files, recorded or those of `made_traces.py`. Each is replayed twice on
+one pool of the emulated device, where memory and calls are those of a GPU and times are
+not: the time of the calls is modelled from what each takes on an H200
+(`results/driver-calls-h200.json`).
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import cumem
+from cumem import _core
+from cumem.replay_trace import Trace, load_trace
+
+sys.path.append(str(Path(__file__).parent))  # which PYTHONSAFEPATH hides
+from measure import Run
+
+testing = _core._testing
+GRANULE = 2 << 20
+#: Operations of the runtime and the driver's calls behind them.
+CALLS = {
+    "physical_create": "cuMemCreate",
+    "address_map": "cuMemMap",
+    "address_set_access": "cuMemSetAccess",
+    "address_unmap": "cuMemUnmap",
+    "physical_release": "cuMemRelease",
+}
+
+
+@dataclass
+class Case:
+    """One trace, replayed a first time and again.
+
+    Parameters
+    ----------
+    trace : str
+        Name of the file.
+    peak_live, peak_reserved : int
+        Bytes asked for and not freed, and held from the driver.
+    ratio, ratio_again : float
+        The latter over the former, after the first and the second time.
+    growths, growths_again : int
+        Allocations that brought memory.
+    calls, calls_again : dict
+        Driver calls that this took, by name.
+    modelled_ms, modelled_ms_again : float
+        What those calls take on an H200.
+    """
+
+    trace: str
+    peak_live: int
+    peak_reserved: int
+    ratio: float
+    ratio_again: float
+    growths: int
+    growths_again: int
+    calls: dict[str, int]
+    calls_again: dict[str, int]
+    modelled_ms: float
+    modelled_ms_again: float
+
+
+def costs() -> dict[str, float]:
+    """Microseconds of each call for one granule, as measured."""
+    path = Path(__file__).parent / "results/driver-calls-h200.json"
+    rows = json.loads(path.read_text())["calls"]
+    return {
+        name: next(
+            r["us"] for r in rows if r["call"] == name and r["nbytes"] == GRANULE
+        )
+        for name in CALLS.values()
+    }
+
+
+def play(trace: Trace, pool: cumem.Pool, streams: list[cumem.Stream]) -> int:
+    """Replay it once, everything freed at the end; the peak of live bytes."""
+    held: dict[int, tuple[object, int]] = {}
+    live = peak = 0
+    rows = zip(*(getattr(trace, name).tolist() for name in COLUMNS), strict=True)
+    for op, block, nbytes, stream in rows:
+        if op:
+            held[block] = (pool.allocate(nbytes, stream=streams[stream]), nbytes)
+            live += nbytes
+            peak = max(peak, live)
+        elif block in held:
+            live -= held.pop(block)[1]
+    return peak
+
+
+COLUMNS = ("op", "block", "size", "stream")
+
+
+def measure(path: Path) -> Case:
+    trace = load_trace(path)
+    cumem.shutdown()
+    testing.configure(backend="emulated", faults=True, memory_nbytes=64 << 30)
+    streams = [cumem.Stream() for _ in range(int(trace.stream.max()) + 1)]
+    pool = cumem.Pool("device")
+    found = []
+    price = costs()
+    for _ in range(2):
+        testing.plan_fault(None, 0)  # counts begin anew
+        before = pool.stats().growth_count
+        live = play(trace, pool, streams)
+        stats = pool.stats()
+        calls = {name: testing.fault_count(op) for op, name in CALLS.items()}
+        ms = sum(price[name] * count for name, count in calls.items()) / 1000
+        reserved = stats.peak_reserved_nbytes
+        found.append((reserved, stats.growth_count - before, calls, ms))
+    pool.close()
+    cumem.shutdown()
+    (reserved, growths, calls, ms), (again, growths_2, calls_2, ms_2) = found
+    return Case(
+        path.stem,
+        live,
+        reserved,
+        reserved / live,
+        again / live,
+        growths,
+        growths_2,
+        calls,
+        calls_2,
+        round(ms, 2),
+        round(ms_2, 2),
+    )
+
+
+def line(case: Case) -> str:
+    return (
+        f"{case.trace:24s} {case.ratio:.4f} again {case.ratio_again:.4f}  growths "
+        f"{case.growths:4d} {case.growths_again:4d}  calls {sum(case.calls.values()):6d} "
+        f"{sum(case.calls_again.values()):6d}  {case.modelled_ms:.1f} ms modelled"
+    )
+
+
+def main() -> None:
+    run = Run(__doc__ or "", traces={"nargs": "+", "metavar": "FOLDER"})
+    run.begin(emulated=True)
+    run.note(1, about="peak reserved over peak live; times of calls are modelled")
+
+    def cases() -> Iterator[Case]:
+        for folder in run.options.traces:
+            for path in sorted(Path(folder).glob("*.npz")):
+                yield measure(path)
+
+    run.show(cases(), line)
+    run.end()
+
+
+if __name__ == "__main__":
+    main()
