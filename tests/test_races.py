@@ -670,8 +670,8 @@ CALLS = {
         "fill_8_async",
     ),
     "copy": (
-        lambda: cumem.empty_device(5000, "u1"),
-        lambda b: cumem.copy(b, np.zeros(5000, "u1")),
+        lambda: cumem.empty_device(16 << 20, "u1"),  # a short one keeps the GIL
+        lambda b: cumem.copy(b, np.zeros(16 << 20, "u1")),
         "copy_async",
     ),
     "prefetch": (

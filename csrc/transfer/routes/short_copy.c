@@ -472,6 +472,9 @@ cm_engine_try_quick(cm_engine *engine, const cm_copy_request *request,
     uint64_t nbytes;
     bool locked;
     cm_device_guard guard;
+    if (request->after_ticket_count > 0) {
+        cm_request_let_go(request); /* their events are asked for */
+    }
     if (!is_quick(request, tuning, &nbytes)
         || !cm_is_ok(cm_device_enter(engine->rt, request->stream->device, &guard))) {
         return false;
