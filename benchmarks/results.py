@@ -44,7 +44,7 @@ SOURCES: dict[str, tuple[str, ...]] = {
     "mutants": ("csrc", "tests/mutants/faults.py"),
     "plan-fuzz": tuple(
         f"csrc/transfer/{name}.c"
-        for name in ("plan/plan", "plan/layout", "plan/cut", "host/host_copy")
+        for name in ("plan/plan", "plan/layout", "host/host_copy")
     ),
     "pools": ("csrc/pool", "csrc/python/buffer/storage*.c"),
     "safetensors": ("cumem/safetensors*.py", "csrc/transfer/file"),
