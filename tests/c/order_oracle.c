@@ -204,7 +204,7 @@ oracle_ask(order_oracle *oracle, uint32_t line, uint64_t begin, uint64_t nbytes)
     }
     oracle->ordered_count += ordered;
     cm_mutex_unlock(&oracle->lock);
-    return good;
+    return ordered;
 }
 
 void

@@ -78,8 +78,8 @@ uint32_t oracle_find(order_oracle *oracle, uint64_t handle, int device);
 /* Work is about to be queued that touches [begin, begin + nbytes). */
 void oracle_use_range(order_oracle *oracle, uint32_t line, uint64_t begin,
                       uint64_t nbytes);
-/* May new work of `line` (of the host: ORACLE_LINES) touch the range? Else `wrong` is
- * set. */
+/* New work of `line` (of the host: ORACLE_LINES) may touch the range, or `wrong` is
+ * set. True: only because it comes after work that may still run. */
 bool oracle_ask(order_oracle *oracle, uint32_t line, uint64_t begin, uint64_t nbytes);
 /* Wait for all that the devices do; the gates are opened first. */
 void oracle_drain(order_oracle *oracle);

@@ -65,15 +65,18 @@ model_take(pool_model *model, model_pool *of, uint32_t place, cm_block *block,
     uint64_t begin =
         block->host != NULL ? (uint64_t)(uintptr_t)block->host : block->address;
     uint32_t line = is_device ? model_line(model, stream) : ORACLE_LINES;
-    (void)oracle_ask(model->oracle, line, begin, block->nbytes);
+    bool is_behind = oracle_ask(model->oracle, line, begin, block->nbytes);
     cm_mutex_lock(&model->lock);
     check_alone_locked(model, place, begin, block->nbytes);
     if (block->nbytes < nbytes || (block->host == NULL) != is_device
         || block->address == 0) {
         model_fail(model, "a block is not what was asked for", block->nbytes, nbytes);
     }
-    model->blocks[place] =
-        (model_block){.block = block, .of = of, .begin = begin, .nbytes = nbytes};
+    model->blocks[place] = (model_block){.block = block,
+                                         .of = of,
+                                         .begin = begin,
+                                         .nbytes = nbytes,
+                                         .behind = is_behind ? stream : NULL};
     of->alloc_count++;
     of->live_count++;
     of->live_nbytes += block->nbytes;

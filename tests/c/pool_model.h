@@ -25,8 +25,10 @@ typedef struct model_pool {
 typedef struct model_block {
     cm_block *block; /* NULL: an empty place */
     model_pool *of;
-    uint64_t begin;              /* by the host's address where there is one */
-    uint64_t nbytes;             /* asked for */
+    uint64_t begin;          /* by the host's address where there is one */
+    uint64_t nbytes;         /* asked for */
+    const cm_stream *behind; /* compared only: whose earlier work may still run on it;
+                                NULL: none's */
     cm_stream *uses[MODEL_USES]; /* held: that worked on it */
     uint32_t use_count;
 } model_block;

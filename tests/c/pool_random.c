@@ -257,14 +257,17 @@ random_use(model_block *b, cm_stream *stream)
     if (i == b->use_count) {
         b->uses[b->use_count++] = cm_stream_hold(stream);
     }
+    oracle_use_range(&world.oracle, model_line(&world.model, stream), b->begin,
+                     b->block->nbytes);
+    if (b->behind != NULL && b->behind != stream) {
+        return; /* who hands a block on to another stream has to order them */
+    }
     cm_device_guard guard;
     /* Nothing orders the streams of one block, so each has a part of its own: a race
      * that is seen is then the pool's. */
     uint64_t part = b->block->nbytes / MODEL_USES;
     uint64_t nbytes = part < 256 ? part : 256;
     uint64_t offset = i * part + dice(2) * (part - nbytes);
-    oracle_use_range(&world.oracle, model_line(&world.model, stream), b->begin,
-                     b->block->nbytes);
     MUST(cm_device_enter(world.inner, stream->device, &guard));
     MUST(cm_rt_fill_8_async(world.inner, b->block->address + offset, 7, nbytes,
                             stream->handle));
