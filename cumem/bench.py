@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Final, TextIO
 
 import cumem
+import cumem.errors  # which cumem itself would import when it opens
 from cumem import bench_cases, info
 from cumem.bench_cases import KIB, MIB, Plan, Result
 from cumem.bench_report import PLOT_FORMATS, Report, save_plot

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* A lock for a few instructions of list work: one atomic exchange to take it, a plain
  * store to give it back. A pthread mutex needs two such exchanges and two calls, which
- * shows in an allocation of 50 ns. Who finds it taken spins, then yields, then sleeps
- * for microseconds: fit for locks that are held for a fraction of one.
+ * shows in an allocation of 50 ns. A thread that finds it taken spins, yields, then
+ * sleeps for microseconds: fit for locks that are held for a fraction of one.
  *
- * Where nearly all who take it are kept apart by a lock of their own anyway, even the
+ * Where nearly all its takers are kept apart by a lock of their own anyway, even the
  * exchange is saved: they take it as one side, by cm_fast_lock_enter(). When that side
  * was alone for a while the lock leans to it, and entering is a plain store and a load.
  * The next cm_fast_lock_take() takes the lean away, with a barrier in all threads of

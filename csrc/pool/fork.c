@@ -213,7 +213,7 @@ in_child(void)
     settle(settle_child);
 }
 
-/* -- who takes part --------------------------------------------------------------------- */
+/* -- which pools take part --------------------------------------------------------------------- */
 
 /* Here, and not with the first pool: no other thread can fork in between. */
 __attribute__((constructor)) static void

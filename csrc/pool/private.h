@@ -5,7 +5,7 @@
  * memory), trim.c (less), fork.c (forked children).
  * Nobody else includes this.
  * Locks: `lock` guards heap, lists, slots and counters, for list work only. `gate` with
- * its condition guards the two flags of who is growing or polling; no thread holds
+ * its condition guards the flags `growing` and `polling`; no thread holds
  * both. */
 #ifndef CM_POOL_PRIVATE_H
 #define CM_POOL_PRIVATE_H

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Pieces of page-locked memory, sorted by address, and who shares them. A request walks
+/* Pieces of page-locked memory, sorted by address, and their shares. A request walks
  * from its first page to its last: pieces that are there it counts up, gaps it fills
  * with pieces of its own. */
 #include <stdatomic.h>
@@ -243,7 +243,7 @@ lock_piece(cm_registry *registry, cm_page_piece *p)
 
 /* -- the pieces --------------------------------------------------------------------------- */
 
-/* Whatever was registered before is seen: who registered it has told us somehow. */
+/* Whatever was registered before is seen: the caller knows of it by some means. */
 static size_t
 count_pieces(const cm_registry *registry)
 {

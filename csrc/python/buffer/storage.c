@@ -306,8 +306,8 @@ cm_storage_hold(cm_storage *storage)
 void
 cm_storage_release(cm_storage *storage, bool have_gil)
 {
-    /* Who holds the only reference need not count it down, unless for deferred decrefs:
-     * nobody else can count. */
+    /* The holder of the only reference need not count it down, except for deferred
+     * decrefs: nobody else can count. */
     bool only =
         have_gil && atomic_load_explicit(&storage->refs, memory_order_acquire) == 1;
     if (!only

@@ -263,7 +263,7 @@ cm_pending_take(const cm_storage *storage, cm_pending *out)
 void cm_pending_give(cm_pending *pending);
 
 /* Forget what has finished. A stream that is being captured may not be asked; nothing
- * that was captured runs now, so that only one who `joins_captures` has to know of it.
+ * that was captured runs now, so only a caller that `joins_captures` has to know of it.
  * Fails: stream_is_capturing, stream_query. */
 CM_NODISCARD cm_status cm_pending_prune(cm_pending *pending, bool joins_captures);
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Who works on a storage: the streams and unfinished transfers it remembers, waiting
+/* What works on a storage: the streams and unfinished transfers it remembers, waiting
  * for them, and ordering a consumer's stream after them. */
 #include <stdlib.h>
 #include <string.h>
@@ -145,7 +145,7 @@ forget_finished_pending(cm_storage *storage)
 }
 
 /* Asking all of them each time would cost as much as there are. A failure is forgotten
- * at once, lest somebody be told of it who came later. */
+ * at once, so that nobody who came later is told of it. */
 static void
 forget_some_pending(cm_storage *storage)
 {

@@ -157,7 +157,8 @@ get_tuning(const cm_state *state, unsigned cpu_count, cm_tuning *out, int *from)
     lay(&state->tuning.environment, 2, out, from);
     lay(&state->tuning.chosen, 3, out, from);
     if (from[CM_TUNING_thread_count] >= 2) {
-        out->fresh_thread_count = out->thread_count; /* who wants few wants no more */
+        out->fresh_thread_count = out->thread_count; /* few threads asked for: no more
+                                                        here either */
     }
 }
 

@@ -380,7 +380,7 @@ run_call(file_call *call)
     PyEval_RestoreThread(call->thread);
     bool writes = call->request.writes;
     if (PyErr_Occurred()) {
-        return NULL; /* Ctrl-C, or of who is told of the progress */
+        return NULL; /* Ctrl-C, or the progress callback's */
     }
     if (failure.at_end || failure.error != 0) {
         return cm_file_raise(&failure, call->ranges, writes, call->filename);

@@ -253,7 +253,7 @@ tell_progress(const cm_several *several)
                : cm_progress_tell(several->progress, moved, nbytes);
 }
 
-/* False with what a signal handler, or who is told of the progress, raised. */
+/* False with what a signal handler or the progress callback raised. */
 static bool
 wait_for(const cm_several *several, cm_ticket *ticket, cm_status *status)
 {
@@ -282,7 +282,7 @@ tell_to_stop(const cm_several *several)
 }
 
 /* Until all are done. 0, or -1 with the first failure, or with what a signal handler,
- * or who is told of the progress, raised: *signalled, and nothing more is begun. */
+ * or the progress callback raised: *signalled, and nothing more is begun. */
 static int
 wait_for_all(cm_several *several, bool *signalled)
 {

@@ -83,7 +83,7 @@ cm_state_drop_deferred(cm_state *state)
 {
     cm_list dead;
     if (state->runtime != NULL && cm_runtime_is_forked(state->runtime)) {
-        return; /* who deferred them may have held the lock */
+        return; /* the thread that deferred them may have held the lock */
     }
     cm_list_init(&dead);
     cm_mutex_lock(&state->deferred_lock);

@@ -31,8 +31,8 @@ bool cm_wait_for(cm_runtime *rt, int device, cm_wait_query query,
                  uint64_t handle, bool naps, cm_status *out);
 
 /* Wait for a transfer by `wait`, cm_ticket_wait or cm_ticket_settle, and tell of its
- * progress (NULL: nobody). False with the exception of a signal handler, or of who is
- * told. GIL held, released meanwhile. */
+ * progress (NULL: nobody). False with the exception of a signal handler, or of the
+ * progress callback. GIL held, released meanwhile. */
 bool cm_wait_for_ticket(cm_ticket *ticket,
                         cm_status (*wait)(cm_ticket *ticket, uint64_t timeout_ns),
                         uint64_t timeout_ns, const cm_progress *progress,
@@ -48,7 +48,7 @@ int cm_device_waits_join(cm_state *state);
 /* End the thread that is kept for such waits. GIL, released meanwhile. */
 void cm_device_waits_end(cm_state *state);
 
-/* For waits in a pool, by who has entered the state. `thread` is what
+/* For waits in a pool, by a caller that has entered the state. `thread` is what
  * PyEval_SaveThread() gave: Python's signal handlers run there. After CM_ECANCELLED
  * their exception is set. */
 typedef struct cm_pool_waiter {

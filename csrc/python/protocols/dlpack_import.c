@@ -569,7 +569,7 @@ ask_on_device(cm_state *state, PyObject *method, cm_dl_device device, cm_stream 
     return capsule;
 }
 
-/* -- who may write ------------------------------------------------------------------------ */
+/* -- may it be written ------------------------------------------------------------------------ */
 
 /* A capsule of before 1.0 does not say. What else the object tells is asked in turn. */
 typedef enum writing {

@@ -50,7 +50,7 @@ PyDoc_STRVAR(register_doc,
 
 static const char what[] = "obj";
 
-/* What is to be registered, and who keeps it alive. */
+/* What is to be registered, and what keeps it alive. */
 typedef struct source {
     cm_region region;
     PyObject *dtype;     /* owned */

@@ -10,7 +10,7 @@
 
 enum { RUNTIME_VERSION = 12090 };
 
-/* One wrapper per operation: what is missing, and who failed with what. */
+/* One wrapper per operation: the driver's age, and which operation failed with what. */
 #define EMULATED_WRAPPER(name, cuda, driver, arg, params, args)                        \
     static cm_status emulated_##name params                                            \
     {                                                                                  \

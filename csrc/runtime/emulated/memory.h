@@ -23,7 +23,7 @@ typedef struct cm_emulated_place {
     cm_emulated_kind kind;
     int device;
     unsigned flags;
-    uint64_t access;      /* by device index: who may touch all of it */
+    uint64_t access;      /* by device index: which may touch all of it */
     cm_address address;   /* the same byte for devices */
     void *host;           /* the same byte for the host; NULL for device memory */
     unsigned char *bytes; /* the same byte for the emulator */

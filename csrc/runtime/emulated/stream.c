@@ -528,7 +528,8 @@ take_left(cm_emulated *emulated, pid_t self)
 {
     pid_t process = getpid();
     cm_emulated_thread **at = &emulated->threads;
-    while (*at != NULL && (*at)->id != self /* who had the number before has gone */
+    while (*at != NULL && (*at)->id != self /* the thread that had the number before has
+                                               ended */
            && (syscall(SYS_tgkill, process, (*at)->id, 0) == 0 || errno != ESRCH)) {
         at = &(*at)->next;
     }
@@ -692,7 +693,8 @@ cm_emulated_streams_fini(cm_emulated *emulated)
     cm_emulated_handles_fini(&streams->events);
 }
 
-/* Handles come back, as on a real device: who keeps one past its stream hits another.
+/* Handles come back, as on a real device: one that is kept past its stream names
+ * another.
  */
 static uint64_t
 take_handle(cm_emulated_streams *streams)

@@ -62,8 +62,8 @@ wait_for_part(cm_many_call *c, uint64_t index)
     return cm_ok();
 }
 
-/* Before one more that goes alone. What is queued cannot be called back: a caller who
- * waits anyway gives no more than is soon over when he is interrupted. */
+/* Before one more that goes alone. What is queued cannot be called back: a caller that
+ * waits anyway queues no more than is soon over when it is interrupted. */
 static cm_status
 make_way(cm_many_call *c)
 {
@@ -218,7 +218,7 @@ start_waiting(cm_many_call *c, cm_ticket *ticket)
     return cm_job_start(job, &request, cm_job_record_after(job, &request));
 }
 
-/* By the thread of a caller who waits: until all are done, or CM_ECANCELLED. */
+/* By a caller's thread that waits: until all are done, or CM_ECANCELLED. */
 static cm_status
 wait_for_parts(cm_many_call *c)
 {
@@ -372,7 +372,7 @@ cm_many_start_several(cm_many_call *c, cm_ticket **out)
         *c->request->common.ticket_seen = ticket;
     }
     c->common.part_of = ticket;
-    ticket->nbytes = count_nbytes(c->request); /* for who looks before all is begun */
+    ticket->nbytes = count_nbytes(c->request); /* for a look before all is begun */
     status = join_parts(c, ticket, start_parts(c));
     if (!cm_is_ok(status) && out != NULL && !cm_ticket_update(ticket)) {
         *out = ticket; /* so that others can come after it */

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A copy under way as those see it who asked for it: its ticket. Locks: as engine.h. */
+/* A copy under way as its callers see it: its ticket. Locks: as engine.h. */
 #ifndef CM_TRANSFER_ENGINE_HANDLE_H
 #define CM_TRANSFER_ENGINE_HANDLE_H
 
@@ -10,12 +10,12 @@ typedef struct cm_ticket cm_ticket;
 
 /* Tickets are counted; any thread. */
 cm_ticket *cm_ticket_hold(cm_ticket *ticket);
-/* A hold by one more who will ask for the outcome, or abandon it. */
+/* One more hold, whose owner will ask for the outcome or abandon it. */
 cm_ticket *cm_ticket_share(cm_ticket *ticket);
 void cm_ticket_release(cm_ticket *ticket);
-/* A release by the last who would have asked for the outcome, whoever else still holds
- * the ticket: a failure that nobody has read goes to cm_engine_take_unread, or, where
- * the engine has ended and nobody will ask that, to the caller. */
+/* A release by the last owner that would have asked for the outcome, whoever else still
+ * holds the ticket: a failure that nobody has read goes to cm_engine_take_unread, or,
+ * where the engine has ended and nobody will ask that, to the caller. */
 CM_NODISCARD cm_status cm_ticket_abandon(cm_ticket *ticket);
 
 typedef struct cm_ticket_info {
@@ -32,7 +32,7 @@ typedef struct cm_ticket_info {
 /* As far as it is known: makes no runtime call and waits for nobody. In a forked child:
  * as it was at the fork. */
 void cm_ticket_look(const cm_ticket *ticket, cm_ticket_info *out);
-/* The same, after asking the device; who else is asking is waited for. */
+/* The same, after asking the device; waits for another thread that is asking. */
 void cm_ticket_read(cm_ticket *ticket, cm_ticket_info *out);
 /* Bytes of the payload that have arrived for certain, in whole pieces; the last of them
  * with the end, so that it is `nbytes` just when all is done without a failure. Makes

@@ -95,7 +95,7 @@ typedef struct cm_job {
     cm_stream *lent;           /* ours until given back or passed to the ticket */
     cm_stream *gather_stream;  /* lent, beside `stream`; PEER, and pairs of pieces */
     uint64_t start_event;      /* lent, of stream->device */
-    uint64_t wait_event;       /* the same; while cm_job_wait_stream() is at it */
+    uint64_t wait_event;       /* the same, while cm_job_wait_stream() runs */
     cm_after *afters;          /* owned array; events lent */
     cm_ticket **after_tickets; /* owned array, held */
     void *host_temporary;   /* owned: the source of an overlapping copy, read whole */

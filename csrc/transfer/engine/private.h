@@ -141,8 +141,8 @@ CM_NODISCARD cm_status cm_cache_take_event(cm_engine *engine, int device,
                                            uint64_t *out);
 void cm_cache_give_event(cm_engine *engine, int device, uint64_t event); /* 0: nothing
                                                                           */
-/* The same for who looks at it until it is done: such an event does not know when it
- * was and wakes nobody, and the device is through with it sooner. */
+/* The same for callers that poll it until it is done: such an event does not know when
+ * that was and wakes nobody, and the device is through with it sooner. */
 CM_NODISCARD cm_status cm_cache_take_untimed_event(cm_engine *engine, int device,
                                                    uint64_t *out);
 void cm_cache_give_untimed_event(cm_engine *engine, int device, uint64_t event);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Who of the jobs that wait for a job thread is next, and when one that has a job
+/* Which of the jobs that wait for a job thread is next, and when one that has a
  * thread leaves it to others: a short copy does not wait for the end of long ones. */
 #include "transfer/engine/job.h"
 
@@ -161,7 +161,7 @@ cm_job_take_turn(cm_job *job, uint64_t nbytes)
 }
 
 /* -- suspended: jobs that wait for a stream or for another transfer without a thread. The
- * watcher looks at the streams; the other transfer itself hands on who waits for it, so
+ * watcher looks at the streams; the other transfer itself resumes what waits for it, so
  * that a long queue costs nothing per turn. -- */
 
 enum { BATCH = 32 };

@@ -18,7 +18,8 @@ cm_engine_share_locked(cm_engine *engine, const cm_region *region,
     if (engine->registry == NULL || region->host == NULL
         || cm_region_is_on_device(region)
         || !cm_is_ok(cm_region_bounds(region, &low, &high)) || low == high) {
-        return cm_ok(); /* what is wrong with a region is said by who plans the copy */
+        return cm_ok(); /* what is wrong with a region is said when the copy is planned
+                         */
     }
     return cm_registry_share(engine->registry, (const char *)region->host + low,
                              (uint64_t)(high - low), shares);
@@ -311,12 +312,12 @@ are_parts_over(cm_ticket *ticket)
     return over;
 }
 
-/* Who looks at it from now on looks at them. */
+/* From now on a look at it is a look at them. */
 static void
 leave_to_parts(cm_ticket *ticket, cm_status status, bool read)
 {
     cm_engine *engine = ticket->engine;
-    /* Without a thread that watches it is seen by who polls, waits or closes. */
+    /* Without the watcher its end is seen at the next poll, wait or close. */
     (void)!cm_is_ok(cm_engine_need_watcher(engine));
     cm_mutex_lock(&engine->lock);
     ticket->status = cm_is_ok(ticket->status) ? status : ticket->status;
@@ -333,7 +334,7 @@ end_parts(cm_ticket *ticket, cm_status status)
 {
     cm_engine *engine = ticket->engine;
     if (ticket->part_count == 0) {
-        return status; /* who would cancel it may be looking at that */
+        return status; /* a thread that cancels it may be looking at that */
     }
     uint32_t inherited_count = 0;
     for (uint64_t i = 0; i < ticket->part_count; i++) {
@@ -483,7 +484,7 @@ cm_ticket_update(cm_ticket *ticket)
     bool done = false;
     cm_status status = ask_device(ticket, &done);
     if (!cm_is_ok(status)) {
-        /* That one question failed does not end the copy; who fails again is gone. */
+        /* One question that failed does not end the copy; a second one does. */
         status = ask_device(ticket, &done);
     }
     cm_mutex_lock(&engine->lock);

@@ -53,7 +53,7 @@ struct cm_ticket {
     cm_stream *lent; /* internal stream, in use until done; may be NULL */
     cm_stream *side; /* the same, beside the one that ends it */
     cm_notice *notices;
-    /* Done before these, which it was to come after: who comes after it comes after
+    /* Done before these, which it was to come after: what comes after it comes after
      * them. Owned array, held; set before it is done. */
     cm_ticket **inherited;
     uint32_t inherited_count;
@@ -125,7 +125,7 @@ CM_NODISCARD cm_status cm_engine_end_unread(cm_engine *engine);
  * must be done. */
 CM_NODISCARD cm_status cm_ticket_depend(cm_ticket *ticket, cm_stream *stream,
                                         uint64_t timeout_ns);
-/* Who is told that a copy is over may use its memory as he likes: after CM_ECANCELLED
+/* A caller that is told that a copy is over may use its memory: after CM_ECANCELLED
  * wait a while for what is still in flight. */
 void cm_ticket_drain(cm_ticket *ticket);
 /* Start the thread that watches submitted tickets. Fails: CM_ETHREAD. */

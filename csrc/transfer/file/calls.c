@@ -171,7 +171,7 @@ least(uint64_t a, uint64_t b)
 }
 
 /* As much as can be had from the beginning of a page on, asking for up to `reach`
- * bytes. Whatever is wrong is found again by who moves the rest the ordinary way. */
+ * bytes. Whatever is wrong is found again when the rest is moved the ordinary way. */
 static run
 move_pages(cm_file_job *job, run r, uint64_t reach)
 {

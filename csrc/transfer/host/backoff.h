@@ -43,7 +43,7 @@ cm_pause_until(uint64_t deadline_ns)
     }
 }
 
-/* The same for who would rather sleep than spin, after having waited so long. */
+/* The same for a thread that had better sleep than spin, after so long a wait. */
 static inline void
 cm_nap_after(uint64_t elapsed_ns)
 {

@@ -9,7 +9,7 @@
 
 enum {
     PART_EDGE = 4096,
-    TURNS = 2000 /* before the processor is given up for who is at a part */
+    TURNS = 2000 /* before the processor is given up to a thread that copies */
 };
 
 /* The `turn`th look in vain. */

@@ -12,14 +12,14 @@
 
 enum { CM_SHORT_TASK_PIECES = 8 };
 
-/* The number of the brief copy and of its next part, in one: who comes late from one
+/* The number of the short task and of its next part, in one: a thread late from one
  * takes nothing of the next. */
 #define CM_SHORT_TASK_CLOSED UINT32_MAX /* no part: between two of them */
 
 /* Parts below `ready` may be taken; left[i] = parts of piece i that are not copied;
  * open > 0 only while parts are left to take, or in a moment. The plain fields change
- * only while `next` is closed and all parts that were taken are copied: who holds a
- * part may read them, and nobody else does but the owner. */
+ * only while `next` is closed and all parts that were taken are copied: the holder of a
+ * part may read them, and nobody else but the owner does. */
 typedef struct cm_short_task {
     atomic_bool taken;             /* by its owner, from begin to end */
     _Atomic uint32_t open;         /* threads with a lower index may come in */

@@ -216,9 +216,9 @@ wake_below(cm_workers *workers, uint32_t end, uint32_t count)
         uint32_t rest = found & ~chosen;
         chosen |= rest & (~rest + 1);
     }
-    atomic_fetch_and(&workers->asleep, ~chosen); /* the next who wakes one takes another
+    atomic_fetch_and(&workers->asleep, ~chosen); /* the next waker takes another
                                                   */
-    cm_mutex_unlock(&workers->sleep);            /* which who is woken needs at once */
+    cm_mutex_unlock(&workers->sleep); /* which the woken thread needs at once */
     for (uint32_t i = 0; chosen >> i != 0; i++) {
         if (chosen >> i & 1) {
             cm_cond_signal_one(&workers->wake[i]);
@@ -226,7 +226,7 @@ wake_below(cm_workers *workers, uint32_t end, uint32_t count)
     }
 }
 
-/* Waking takes time: each who has found a part wakes the next. */
+/* Waking takes time: each thread that has found a part wakes the next. */
 static void
 wake_one(cm_workers *workers)
 {
@@ -238,7 +238,7 @@ wake_one(cm_workers *workers)
 
 /* -- threads ---------------------------------------------------------------------------- */
 
-/* Who finds the lock taken looks again whether there still is something to take. */
+/* A thread that finds the lock taken looks again whether anything is left to take. */
 static bool
 try_lock(cm_workers *workers)
 {

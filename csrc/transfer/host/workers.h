@@ -21,8 +21,8 @@ enum { CM_WORKERS_MAX = CM_THREAD_MAX - 1 };
 
 /* part_count = tasks in `groups` that have parts left, open_counts[n] those of them
  * that threads below number n may take, reach the highest such n or 0; 0 <=
- * thread_count <= CM_WORKERS_MAX. Who changes reach or a task's end looks at `asleep`
- * or waiter_count afterwards, who goes to sleep does so the other way round: one of the
+ * thread_count <= CM_WORKERS_MAX. A change of reach or of a task's end is followed by a
+ * look at `asleep` or waiter_count, going to sleep is the other way round: one of the
  * two sees the other. */
 typedef struct cm_workers {
     atomic_flag spin;
@@ -56,7 +56,7 @@ typedef void (*cm_move_part)(const void *context, const cm_layout *part, void *d
 typedef struct cm_task_group {
     cm_workers *workers;     /* borrowed */
     const cm_tuning *tuning; /* borrowed */
-    uint32_t rests;          /* moments let pass by who posts */
+    uint32_t rests;          /* moments that the poster let pass */
     uint32_t more; /* threads for what is posted from now on, beyond those that
                       do as a rule; as far as there may be so many */
     cm_list node;
@@ -83,7 +83,7 @@ typedef struct cm_copy_task {
     void *dst;
     const void *src;
     cm_copy_way way;
-    uint32_t limit; /* threads below that number may take parts, beside who posts */
+    uint32_t limit; /* threads below that number may take parts, beside the poster */
     /* Not a copy: called for bytes [begin, begin + nbytes) of the task; NULL: a copy.
      */
     void (*run)(void *argument, uint64_t begin, uint64_t nbytes);
@@ -106,7 +106,7 @@ void cm_workers_fini(cm_workers *workers);
  * started where there are fewer. Brief copies are for those that are awake. */
 uint32_t cm_workers_muster(cm_workers *workers, const cm_tuning *tuning,
                            uint32_t count);
-/* Wake some that sleep, for workers->short_task, which is open: each who comes wakes
+/* Wake some that sleep, for workers->short_task, which is open: each that comes wakes
  * others. */
 void cm_workers_wake(cm_workers *workers);
 
@@ -132,7 +132,7 @@ void cm_task_group_post_work(
     void (*run)(void *argument, uint64_t begin, uint64_t nbytes), void *argument);
 /* Copy one part of what the group has posted; false when all parts are taken. */
 bool cm_task_group_help(cm_task_group *group);
-/* For who has other things to look after and nothing to do about them now: copies a
+/* For a poster with nothing else to do at the moment: copies a
  * part where threads are few, and waits for `task` (NULL: not) where there is none;
  * else lets a moment pass. */
 void cm_task_group_rest(cm_task_group *group, cm_copy_task *task);

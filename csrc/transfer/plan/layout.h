@@ -2,7 +2,7 @@
 /* Two regions of one shape reduced to the simplest loops that visit the same bytes:
  * runs that lie together on both sides, and the axes over them; and how those are cut
  * into pieces that are moved one after another or by several threads. Pure: no runtime
- * call, no allocation, no idea of what kind of memory it is or who moves it. */
+ * call, no allocation, no idea of what kind of memory it is or what moves it. */
 #ifndef CM_TRANSFER_PLAN_LAYOUT_H
 #define CM_TRANSFER_PLAN_LAYOUT_H
 
@@ -78,7 +78,7 @@ typedef struct cm_cut {
 
 void cm_cut_init(cm_cut *cut, const cm_layout *whole, uint64_t piece_nbytes);
 /* Pieces grow from `least_nbytes` on to their full size, and shrink towards the end:
- * who works on them one after another is soon begun with and soon through. Before the
+ * a thread that works on them in turn begins soon and ends soon. Before the
  * first piece. */
 void cm_cut_ramp(cm_cut *cut, uint64_t least_nbytes);
 /* Pieces of a single run that begins at `base` end at multiples of `step`, a power of

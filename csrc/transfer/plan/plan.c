@@ -77,7 +77,7 @@ choose_route(const cm_plan *plan, const cm_region *dst, const cm_region *src,
     return packed ? CM_ROUTE_STAGED : CM_ROUTE_STAGED_KERNEL;
 }
 
-/* Between host and host: who can be reached by a device that works in a stream's order?
+/* Between host and host: can a device that works in a stream's order reach both?
  * The runtime's own copy would keep the calling thread until the stream came to it. */
 static void
 choose_host_route(cm_plan *plan, const cm_region *dst, const cm_region *src,

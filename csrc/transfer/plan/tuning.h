@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* All thresholds of the engine in one plain struct. Who makes a copy has a copy of it,
+/* All thresholds of the engine in one plain struct. Each copy has its own copy of it,
  * taken at the beginning, so that another may be set at any time. Knows of no engine
  * and no runtime. */
 #ifndef CM_TRANSFER_PLAN_TUNING_H
@@ -69,7 +69,7 @@ enum { CM_SLOT_MAX = 32, CM_THREAD_MAX = 16 };
     /* How long an idle thread looks for work before it sleeps: about what waking one    \
      * takes. */                                                                         \
     X(spin_ns, 50 * 1000, 0, 1000 * 1000)                                                \
-    /* Parts are short: who waits for the last ones spins. */                            \
+    /* Parts are short: a wait for the last ones spins. */                               \
     X(wait_spin_ns, 200 * 1000, 0, 1000 * 1000)
 /* clang-format on */
 

@@ -14,7 +14,7 @@ enum {
                                  rows of the target */
     SHARED_PIECE_NBYTES = 64 << 20, /* of a job that nobody else waits for */
     SHARED_NBYTES = 1 << 20,  /* shorter ones are over before other threads are awake */
-    CACHED_NBYTES = 32 << 20, /* who reads them next finds them in a cache, perhaps */
+    CACHED_NBYTES = 32 << 20, /* the next reader may find them in a cache */
     ASK_NBYTES = 64 << 20,    /* between two questions whether to go on */
 };
 

@@ -54,7 +54,7 @@ is_quick(const cm_copy_request *request, const cm_tuning *tuning, uint64_t *nbyt
     for (int axis = 0; axis < dst->ndim && total <= most; axis++) {
         uint64_t length = (uint64_t)dst->shape[axis];
         if (src->shape[axis] != dst->shape[axis]) {
-            return false; /* said by who makes a job of it */
+            return false; /* the job says what is wrong */
         }
         total = length <= most ? total * length : most + 1;
     }
@@ -99,8 +99,7 @@ wait_for_event(cm_engine *engine, const cm_copy_request *request, uint64_t event
             continue; /* the question is a pause */
         }
         if (now_ns - begin_ns >= HELD_NS) {
-            cm_request_let_go(request); /* others may be ahead, who need what it holds
-                                         */
+            cm_request_let_go(request); /* what is ahead may need what it holds */
         }
         if (now_ns - asked_ns >= CM_ASK_NS && request->interrupted != NULL) {
             if (request->interrupted(request->interrupted_argument)) {
@@ -158,7 +157,7 @@ typedef struct quick {
     char *to;                      /* within the host */
     const char *from;
     bool shared; /* the workers help */
-    bool wakes;  /* those of it who sleep too */
+    bool wakes;  /* sleeping ones too */
     quick_end end;
 } quick;
 
@@ -185,7 +184,7 @@ cut_into_pieces(quick *q, bool down)
     q->piece_count = (unsigned)((q->nbytes + q->piece_nbytes - 1) / q->piece_nbytes);
 }
 
-/* Wait until the device has come to the event; a user who goes away leaves what is
+/* Wait until the device has come to the event; a user who gives up leaves what is
  * queued to a ticket. */
 static cm_status
 wait_or_leave(quick *q, unsigned index)

@@ -70,7 +70,7 @@ join_request_stream(cm_job *job)
     return status;
 }
 
-/* All is queued: who tells when it is over? */
+/* All is queued: what tells when it is over? */
 static cm_status
 end_asynchronously(cm_job *job)
 {
