@@ -4,8 +4,8 @@
 # driver, Python, NumPy, pytest and hypothesis, and what else it has is used. Run `make gpu`
 # where packages can be had, bring .gpu/ along, then
 #
-#     benchmarks/gpu_run.sh [tests | bench | ceilings | calls | transfer | cores | many |
-#                            files | safetensors | two | interop | fork | sanitizer |
+#     benchmarks/gpu_run.sh [tests | bench | ceilings | calls | transfer | threads | cores |
+#                            many | files | safetensors | two | interop | fork | sanitizer |
 #                            stress | stress_transfers | torture | pools | all]...
 #
 # Results go to ${OUT:-/tmp}. Arguments of pytest can be given in PYTEST_ARGS, the folder of
@@ -63,6 +63,10 @@ run_calls() {
 
 run_transfer() {
     "$PYTHON" benchmarks/transfer.py --json "$OUT/transfer.json"
+}
+
+run_threads() {
+    "$PYTHON" benchmarks/threads.py --json "$OUT/threads.json"
 }
 
 run_cores() {
@@ -137,14 +141,14 @@ install || {
 }
 steps=("${@:-all}")
 if [[ ${steps[*]} == all ]]; then
-    steps=(ceilings calls transfer cores many files safetensors bench tests interop
+    steps=(ceilings calls transfer threads cores many files safetensors bench tests interop
         fork sanitizer stress stress_transfers torture)
 fi
 for name in "${steps[@]}"; do
     printf '\n======== %s\n' "$name"
     case $name in
-        tests | bench | ceilings | calls | transfer | cores | many | files | safetensors | two | \
-            interop | fork | sanitizer | stress | stress_transfers | torture | pools)
+        tests | bench | ceilings | calls | transfer | threads | cores | many | files | \
+            safetensors | two | interop | fork | sanitizer | stress | stress_transfers | torture | pools)
             start=$SECONDS
             "run_$name" || failed+=("$name")
             echo "-- $name took $((SECONDS - start)) s"

@@ -34,9 +34,10 @@ from cumem.units import format_nbytes
 sys.path.append(str(Path(__file__).parent))  # which PYTHONSAFEPATH hides
 from measure import Call, Run, times_of
 
-GIB = 1 << 30
+MIB, GIB = 1 << 20, 1 << 30
 SIZES = [256 << (2 * i) for i in range(11)] + [GIB, 4 * GIB]
 BRIEF_SIZES = [1 << 20, 64 << 20, GIB]
+TENSOR_COUNT = 600
 MOST_SECONDS = 0.25  # for the repetitions of one case
 TENSORS = "cumem, tensors"  # of PyTorch, in ordinary memory
 PEERS = (TENSORS, "driver", "driver-wait", "torch", "cupy", "numba", "rmm")
@@ -307,6 +308,8 @@ class Bench:
             "32 KiB of every 64": self.host[:nbytes].reshape(-1, 65536)[:, :32768],
             "transposed": words[: side * side].reshape(side, side).T,
         }
+        images = self.host[: nbytes // (3 * MIB) * 3 * MIB].reshape(-1, 1024, 1024, 3)
+        sources["pixels to planes"] = images[:256].transpose(0, 3, 1, 2)
         for key, source in sources.items():
             device = self.device[: source.nbytes].view(source.dtype)
             device = device.reshape(source.shape)
@@ -325,6 +328,60 @@ class Bench:
                 lambda device=device: device.fill(0),
                 lambda source=source, device=device: self.check(source, device),
             )
+
+    def tensors(self) -> Iterator[Case]:
+        """Arrays as a model has them, some small and some large, in one call."""
+        sizes = np.random.default_rng(2).lognormal(np.log(160_000), 2, TENSOR_COUNT)
+        sizes = np.minimum(sizes, 64e6).astype(int) // 8 * 8 + 8
+        ends = np.cumsum(sizes)
+        sizes, ends = sizes[ends <= self.room], ends[ends <= self.room]
+        spans = [
+            slice(e - n, e) for n, e in zip(sizes.tolist(), ends.tolist(), strict=True)
+        ]
+        nbytes = int(ends[-1])
+        up = [(self.device[span], self.host[span].copy()) for span in spans]
+        down = [(self.back[span].copy(), self.device[span]) for span in spans]
+
+        def verify_up() -> None:
+            self.check(self.host[:nbytes], self.device[:nbytes])
+
+        def verify_down() -> None:
+            for (got, _), span in zip(down, spans, strict=True):
+                self.same(self.host[span], got)
+
+        for direction, pairs, verify in (
+            ("up", up, verify_up),
+            ("down", down, verify_down),
+        ):
+            yield self.run(
+                Case(f"{len(spans)} arrays", direction, nbytes),
+                self.pair_calls(pairs),
+                lambda pairs=pairs: [target.fill(0) for target, _ in pairs],
+                verify,
+            )
+
+    def pair_calls(self, pairs: list[tuple[Any, Any]]) -> dict[str, Callable[[], Call]]:
+        """By library; PyTorch has a loop."""
+
+        def torch() -> Call:
+            torch = self.peers["torch"]
+            tensors = [
+                [
+                    torch.from_numpy(end)
+                    if isinstance(end, np.ndarray)
+                    else torch.as_tensor(end, device="cuda")
+                    for end in pair
+                ]
+                for pair in pairs
+            ]
+
+            def call() -> None:
+                for dst, src in tensors:
+                    dst.copy_(src)
+
+            return call
+
+        return {"cumem": lambda: lambda: cumem.copy_many(pairs), "torch": torch}
 
     def up_calls(self, device: Any, host: Any) -> dict[str, Callable[[], Call]]:
         """By library: what makes the call that is timed."""
@@ -541,7 +598,7 @@ def main() -> int:
     run.begin(bench.emulated)
     links = bench.links()
     run.note(2, link_bytes_per_second=links, missing=bench.missing)
-    for source in (bench.sized, bench.fresh, bench.shaped):
+    for source in (bench.sized, bench.fresh, bench.shaped, bench.tensors):
         run.show(source(), lambda case: line(case, links))
     run.end()
     return 0

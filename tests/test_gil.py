@@ -4,13 +4,15 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import numpy as np
 import pytest
-from support import session
+from support import programs, session
 from support.session import testing
 
 import cumem
@@ -139,3 +141,22 @@ def test_what_may_wait_gives_the_gil_up(prompt: session.Runtime, name: str) -> N
     host = np.ones(16 * MIB, "u1")
     GIVEN_UP[name](buffer, host)
     assert not MOVES & testing.calls_with_gil().keys()
+
+
+def test_benchmark_beside_threads_runs(tmp_path: Path) -> None:
+    results = tmp_path / "threads.json"
+    script = Path(__file__).parents[1] / "benchmarks" / "threads.py"
+    done = programs.run(str(script), "--quick", "--json", str(results))
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("EMULATED DEVICE")
+    cases = json.loads(results.read_text(encoding="utf-8"))["cases"]
+    assert [(case["direction"], case["nbytes"]) for case in cases] == [
+        (direction, nbytes)
+        for nbytes in (256, 64 * KIB, MIB)
+        for direction in ("up", "down")
+    ]
+    for case in cases:
+        assert case["seconds"].keys() == {"0", "1", "3"}
+        assert all(
+            0 < case["seconds"][n] <= case["longest"][n] for n in case["seconds"]
+        )

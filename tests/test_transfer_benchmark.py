@@ -48,6 +48,8 @@ def test_benchmark_of_transfers_runs_and_says_that_it_is_emulated(
     assert ("contiguous", "down", 4 << 20) in cases
     assert ("to a new array", "down", 4 << 20) in cases
     assert ("transposed", "up", 1448 * 1448 * 4) in cases
+    assert ("pixels to planes", "up", 2 * 1024 * 1024 * 3) in cases
+    assert {d for key, d, _ in cases if key.endswith(" arrays")} == {"up", "down"}
     assert all(
         case["seconds"]["cumem"] > 0 and not case["errors"] for case in cases.values()
     )

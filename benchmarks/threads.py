@@ -1,0 +1,140 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Measure copies of one thread while others compute in Python.
+
+    python benchmarks/threads.py --json benchmarks/results/threads-h200.json
+
+A call that gives the GIL up gets it back only when a computing thread's turn ends, after
+5 ms with Python's defaults. Blocking copies from and to ordinary memory, alone and beside
+one and three threads that count; PyTorch's where it is installed. On the emulated device it
+runs and says so.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import statistics
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+import cumem
+from cumem.units import format_nbytes
+
+sys.path.append(str(Path(__file__).parent))  # which PYTHONSAFEPATH hides
+from measure import Run, times_of
+
+KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
+BESIDE = (0, 1, 3)
+
+
+@dataclass
+class Case:
+    """One copy, by cumem or PyTorch.
+
+    Parameters
+    ----------
+    library : str
+        ``"cumem"`` or ``"torch"``.
+    direction : str
+        ``"up"`` (host to device) or ``"down"``.
+    nbytes : int
+        Payload.
+    seconds : dict
+        Median time by the number of computing threads beside.
+    longest : dict
+        Longest time, likewise.
+    """
+
+    library: str
+    direction: str
+    nbytes: int
+    seconds: dict[int, float] = field(default_factory=dict)
+    longest: dict[int, float] = field(default_factory=dict)
+
+
+@contextlib.contextmanager
+def computing(count: int) -> Iterator[None]:
+    """Let so many threads count."""
+    stop = False
+
+    def compute() -> None:
+        number = 0
+        while not stop:
+            number += 1
+
+    threads = [threading.Thread(target=compute) for _ in range(count)]
+    for thread in threads:
+        thread.start()
+    try:
+        yield
+    finally:
+        stop = True
+        for thread in threads:
+            thread.join()
+
+
+def calls(library: str, nbytes: int) -> dict[str, Callable[[], object]]:
+    """Both directions of one library's blocking copy."""
+    host = np.ones(nbytes, "u1")
+    if library == "cumem":
+        device = cumem.empty_device(nbytes, "u1")
+        return {
+            "up": lambda: cumem.copy(device, host),
+            "down": lambda: cumem.copy(host, device),
+        }
+    import torch
+
+    ordinary = torch.from_numpy(host)
+    there = torch.empty(nbytes, dtype=torch.uint8, device="cuda")
+    return {"up": lambda: there.copy_(ordinary), "down": lambda: ordinary.copy_(there)}
+
+
+def libraries() -> list[str]:
+    """Those whose copies can be measured here."""
+    try:
+        import torch
+    except ImportError:
+        return ["cumem"]
+    return ["cumem", "torch"] if torch.cuda.is_available() else ["cumem"]
+
+
+def cases(quick: bool, seconds: float) -> Iterator[Case]:
+    """Measure all."""
+    sizes = (256, 64 * KIB, MIB) if quick else (256, 64 * KIB, MIB, 4 * MIB, GIB)
+    for nbytes in sizes:
+        for library in libraries():
+            for direction, call in calls(library, nbytes).items():
+                case = Case(library, direction, nbytes)
+                for beside in BESIDE:
+                    with computing(beside):
+                        times = times_of(call, seconds)
+                    case.seconds[beside] = statistics.median(times)
+                    case.longest[beside] = max(times)
+                yield case
+
+
+def line(case: Case) -> str:
+    """One line of the table."""
+    what = f"{case.library} {case.direction} {format_nbytes(case.nbytes)}"
+    return f"{what:24}" + "".join(
+        f"  {case.seconds[beside] * 1e6:10.1f} us beside {beside}"
+        f" (at most {case.longest[beside] * 1e6:.0f})"
+        for beside in BESIDE
+    )
+
+
+def main() -> None:
+    """Measure, print and write the file."""
+    run = Run(__doc__)
+    run.begin(cumem.backend() == "emulated")
+    run.note(1)
+    run.show(cases(run.options.quick, 0.05 if run.options.quick else 0.5), line)
+    run.end()
+
+
+if __name__ == "__main__":
+    main()
