@@ -29,6 +29,7 @@ install() {
     export XLA_PYTHON_CLIENT_PREALLOCATE=false PYTHONUNBUFFERED=1 CUMEM_BACKEND=cuda
     mkdir "$work/suite"
     cp -r tests docs notebooks benchmarks pyproject.toml README.md "$work/suite"
+    mkdir "$work/suite/csrc" && cp csrc/README.md "$work/suite/csrc"
     CUMEM_COMMIT=$(cat .gpu/commit) && export CUMEM_COMMIT
     "$PYTHON" -c 'import cumem; print("cumem from", cumem.__file__)'
     "$PYTHON" -m cumem info
