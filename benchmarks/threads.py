@@ -5,8 +5,8 @@
 
 A call that gives the GIL up gets it back only when a computing thread's turn ends, after
 5 ms with Python's defaults. Blocking copies from and to ordinary memory, alone and beside
-one and three threads that count; PyTorch's where it is installed. On the emulated device it
-runs and says so.
+one and three threads that count; PyTorch's where it is installed; and a sleep, which says
+what giving it up once costs. On the emulated device it runs and says so.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import contextlib
 import statistics
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -29,6 +30,8 @@ from measure import Run, times_of
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 BESIDE = (0, 1, 3)
+#: A call about as long as a GiB takes, which gives the GIL up and takes it back once.
+SLEEP, SLEEP_SECONDS = "sleep", 0.02
 
 
 @dataclass
@@ -38,11 +41,11 @@ class Case:
     Parameters
     ----------
     library : str
-        ``"cumem"`` or ``"torch"``.
+        ``"cumem"``, ``"torch"``, or ``"sleep"`` for a call that copies nothing.
     direction : str
-        ``"up"`` (host to device) or ``"down"``.
+        ``"up"`` (host to device) or ``"down"``; ``""`` of a sleep.
     nbytes : int
-        Payload.
+        Payload; 0 of a sleep.
     seconds : dict
         Median time by the number of computing threads beside.
     longest : dict
@@ -78,7 +81,9 @@ def computing(count: int) -> Iterator[None]:
 
 
 def calls(library: str, nbytes: int) -> dict[str, Callable[[], object]]:
-    """Both directions of one library's blocking copy."""
+    """Both directions of one library's blocking copy, or what it can be at best."""
+    if library == SLEEP:
+        return {"": lambda: time.sleep(SLEEP_SECONDS)}
     host = np.ones(nbytes, "u1")
     if library == "cumem":
         device = cumem.empty_device(nbytes, "u1")
@@ -105,8 +110,8 @@ def libraries() -> list[str]:
 def cases(quick: bool, seconds: float) -> Iterator[Case]:
     """Measure all."""
     sizes = (256, 64 * KIB, MIB) if quick else (256, 64 * KIB, MIB, 4 * MIB, GIB)
-    for nbytes in sizes:
-        for library in libraries():
+    for nbytes in (*sizes, 0):
+        for library in libraries() if nbytes else [SLEEP]:
             for direction, call in calls(library, nbytes).items():
                 case = Case(library, direction, nbytes)
                 for beside in BESIDE:
@@ -120,6 +125,8 @@ def cases(quick: bool, seconds: float) -> Iterator[Case]:
 def line(case: Case) -> str:
     """One line of the table."""
     what = f"{case.library} {case.direction} {format_nbytes(case.nbytes)}"
+    if case.library == SLEEP:
+        what = f"sleep of {SLEEP_SECONDS * 1e3:.0f} ms"
     return f"{what:24}" + "".join(
         f"  {case.seconds[beside] * 1e6:10.1f} us beside {beside}"
         f" (at most {case.longest[beside] * 1e6:.0f})"

@@ -318,3 +318,23 @@ def test_new_pages_are_made_by_several_threads_whoever_is_faster_else(emulated):
     with cumem.configure(staged_down_nbytes=1 << 40, threads=1):
         target = np.frombuffer(mmap.mmap(-1, src.nbytes, flags=flags), "u1")
         assert check(target, src, blocking=True).route == "direct"
+
+
+PIXELS = (3, 64, 64, 3)
+ORDERS = {
+    "planes": (lambda pixels: pixels.transpose(0, 3, 1, 2), "staged-kernel"),
+    "upside down": (lambda p: p[:, ::-1].transpose(0, 3, 1, 2), "staged-kernel"),
+    "other colours first": (lambda p: p[..., ::-1], "staged"),
+    "one of three": (lambda pixels: pixels[..., 1], "staged"),
+    "two of three": (lambda p: p[..., :2].transpose(0, 3, 1, 2), "staged"),
+}
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_device_sorts_what_is_sent_whole(emulated, order):
+    pixels = np.random.default_rng(3).integers(0, 256, PIXELS, "u1")
+    view, route = ORDERS[order]
+    src = view(pixels)
+    dst = cumem.empty_device(src.shape, src.dtype)
+    assert check(dst, src, blocking=True).route == route
+    assert np.array_equal(dst.to_numpy(), src)

@@ -2,6 +2,7 @@
 #include "transfer/plan/plan.h"
 
 #include <stddef.h>
+#include <stdlib.h>
 
 #include "base/fresh_pages.h"
 
@@ -124,6 +125,32 @@ choose_peer_route(cm_plan *plan, const cm_plan_options *options)
     }
 }
 
+/* Does the device put the elements in order, which has memory to waste? Then the source
+ * is read as it lies. That is faster where it is to be transposed, and where short runs
+ * fill it without gaps, but neighbours lie along another axis than in the target
+ * (pixels to planes). */
+static bool
+turns_on_device(const cm_layout *layout)
+{
+    int last = layout->ndim - 1;
+    if (cm_layout_near_axis(layout) >= 0) {
+        return true;
+    }
+    if (last < 0 || layout->run_nbytes > CM_LINE_NBYTES / 2) {
+        return false;
+    }
+    cm_layout sorted = *layout;
+    cm_layout_sort_by_src(&sorted);
+    int64_t filled = (int64_t)layout->run_nbytes;
+    for (int axis = last; axis >= 0; axis--) {
+        if (llabs(sorted.src_strides[axis]) != filled) {
+            return false;
+        }
+        filled *= sorted.shape[axis];
+    }
+    return sorted.dst_strides[last] != layout->dst_strides[last];
+}
+
 static void
 choose_device_route(cm_plan *plan, const cm_region *dst, const cm_region *src,
                     cm_end_facts dst_facts, cm_end_facts src_facts,
@@ -140,8 +167,7 @@ choose_device_route(cm_plan *plan, const cm_region *dst, const cm_region *src,
     plan->is_download = cm_routes[plan->route].packs && !dst_on_device;
     plan->is_fresh = plan->is_download && dst_facts.fresh;
     if (plan->route == CM_ROUTE_STAGED && dst_on_device
-        && cm_layout_near_axis(&plan->layout) >= 0) {
-        /* Read as it lies and turned by the device, which has memory to waste. */
+        && turns_on_device(&plan->layout)) {
         cm_layout_sort_by_src(&plan->layout);
         plan->route = CM_ROUTE_STAGED_KERNEL;
         plan->is_turned = true;
