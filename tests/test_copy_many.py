@@ -163,11 +163,30 @@ def test_ordinary_memory_goes_in_few_pieces(emulated, down) -> None:
     handle.wait()
     assert handle.route == "staged-table"
     assert session.testing.fault_count("kernel_launch") <= 8
-    assert session.testing.fault_count("copy_async") == 0
+    # Up, one for each page-locked chunk, and a kernel places what was in it.
+    assert session.testing.fault_count("copy_async") == (0 if down else 2)
     expected = np.zeros_like(data)
     for d, s in places:
         expected[d] = data[s]
     assert (values.get(device if not down else host) == expected).all()
+
+
+@pytest.mark.parametrize("room", ["plenty", "little"])
+def test_long_runs_of_a_chunk_go_up_in_one_copy(emulated, room) -> None:
+    data = numbers(4 << 20)
+    pieces = np.split(data, 32)  # of 128 KiB, in chunks of 512 KiB
+    targets = [cumem.zeros(piece.size + 64, "u1")[64:] for piece in pieces]
+    if room == "little":
+        cumem.set_limit("device", 10 << 20)
+    try:
+        session.testing.plan_fault(None, 0)
+        cumem.copy_many_async(list(zip(targets, pieces, strict=True))).wait()
+        copies = session.testing.fault_count("copy_async")
+    finally:
+        cumem.set_limit("device", None)
+    assert copies == (8 if room == "plenty" else 32)
+    for target, piece in zip(targets, pieces, strict=True):
+        assert (values.get(target) == piece).all()
 
 
 def test_long_pieces_go_by_the_copy_engine(emulated) -> None:

@@ -41,15 +41,14 @@ cm_job_pair_pitch(const cm_job *job)
     return cm_round_up_to(job->plan.piece_nbytes, EDGE);
 }
 
-/* For two pieces, where there is plenty of room; nothing is waited for. */
-static cm_status
-get_pair(cm_job *job)
+cm_status
+cm_job_try_pair(cm_job *job)
 {
     enum { PLENTY = 8 }; /* as much for so many more */
     cm_engine *engine = job->engine;
     cm_pool *pool;
-    if (job->plan.is_download || job->plan.piece_count < 2 || job->fan != NULL
-        || atomic_load(&engine->pair_wish_count) > 0) {
+    if (job->device_block != NULL || job->plan.is_download || job->plan.piece_count < 2
+        || job->fan != NULL || atomic_load(&engine->pair_wish_count) > 0) {
         return cm_ok();
     }
     CM_TRY(find_pool(job, job->plan.device, &pool));
@@ -102,9 +101,7 @@ wait_for_pairs(cm_job *job, cm_status status)
 cm_status
 cm_job_take_device_block(cm_job *job, cm_address *out)
 {
-    if (job->device_block == NULL) {
-        CM_TRY(get_pair(job));
-    }
+    CM_TRY(cm_job_try_pair(job));
     if (job->device_block == NULL) {
         cm_status status = get_single(job);
         if (cm_pool_is_short(status) && !job->plan.is_turned) {

@@ -245,11 +245,15 @@ cm_many_copy_on_host(cm_job *job)
 
 /* One run of a slot, between the block and its place at `end`: device memory, or memory
  * of the host that only the kernel writes in a stream's order. Where there is no
- * page-locked memory the runtime reads and writes the ordinary block. */
+ * page-locked memory the runtime reads and writes the ordinary block. `there` is the
+ * block on the device that the bytes have got to, or 0. */
 static cm_status
-move_slot_run(cm_job *job, const cm_slot *s, cm_table *table, const cm_piece_end *end,
-              uint64_t from, uint64_t offset, uint64_t nbytes)
+move_slot_run(cm_job *job, const cm_slot *s, cm_address there, cm_table *table,
+              const cm_piece_end *end, uint64_t from, uint64_t offset, uint64_t nbytes)
 {
+    if (there != 0) {
+        return cm_table_add(table, end->address + from, there + offset, nbytes);
+    }
     bool up = job->many->way == CM_MANY_UP;
     bool on_device = cm_piece_end_is_on_device(end);
     bool by_engine = on_device && (s->pinned == NULL || nbytes >= LONG_PACKED_NBYTES);
@@ -267,7 +271,7 @@ move_slot_run(cm_job *job, const cm_slot *s, cm_table *table, const cm_piece_end
 }
 
 static cm_status
-move_slot(cm_job *job, const cm_slot *s)
+move_slot(cm_job *job, const cm_slot *s, cm_address there)
 {
     const cm_many *many = job->many;
     uint64_t at = (uint64_t)s->piece.dst_offset;
@@ -283,21 +287,37 @@ move_slot(cm_job *job, const cm_slot *s)
         const cm_piece_end *end_there =
             many->way == CM_MANY_UP ? &piece->dst : &piece->src;
         if (from < to) {
-            CM_TRY(move_slot_run(job, s, &table, end_there, from, begin + from - at,
-                                 to - from));
+            CM_TRY(move_slot_run(job, s, there, &table, end_there, from,
+                                 begin + from - at, to - from));
         }
     }
     return cm_table_flush(&table);
 }
 
-cm_status
-cm_many_send(cm_job *job, const cm_slot *s)
+bool
+cm_many_can_go_by_block(const cm_many *many, const cm_slot *s)
 {
-    return move_slot(job, s);
+    uint64_t at = (uint64_t)s->piece.dst_offset;
+    uint64_t end = at + s->piece.run_nbytes;
+    uint64_t count = 0;
+    for (uint64_t i = cm_many_find(many, at); i < many->count && many->starts[i] < end;
+         i++) {
+        if (!cm_piece_end_is_on_device(&many->pieces[i].dst)) {
+            return false;
+        }
+        count++;
+    }
+    return count > 1;
+}
+
+cm_status
+cm_many_send(cm_job *job, const cm_slot *s, cm_address block)
+{
+    return move_slot(job, s, block);
 }
 
 cm_status
 cm_many_fetch(cm_job *job, const cm_slot *s)
 {
-    return move_slot(job, s);
+    return move_slot(job, s, 0);
 }

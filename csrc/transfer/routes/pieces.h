@@ -18,8 +18,11 @@ CM_NODISCARD cm_status cm_many_copy_on_host(cm_job *job);
 /* Before the host touches ordinary memory of long runs: see that what is mapped there
  * still is. Fails: CM_EFAULT. */
 CM_NODISCARD cm_status cm_many_look(const cm_many *many);
-/* UP: queue what lies in a slot to where it belongs; DOWN: what belongs into it. */
-CM_NODISCARD cm_status cm_many_send(cm_job *job, const cm_slot *s);
+/* UP: does the slot hold several runs, all for memory of the device? */
+bool cm_many_can_go_by_block(const cm_many *many, const cm_slot *s);
+/* UP: queue what lies in a slot, or already in memory of the device (`block`, else 0),
+ * to where it belongs; DOWN: what belongs into the slot. */
+CM_NODISCARD cm_status cm_many_send(cm_job *job, const cm_slot *s, cm_address block);
 CM_NODISCARD cm_status cm_many_fetch(cm_job *job, const cm_slot *s);
 /* The host's part of it: a cm_move_part whose context is the cm_many. */
 void cm_many_move_part(const void *context, const cm_layout *part, void *dst,

@@ -37,33 +37,28 @@ open_gather_stream(cm_job *job)
     return cm_ok();
 }
 
-/* Packed bytes by way of memory there, from which a kernel puts them in their places.
- */
+/* Packed bytes to memory there, from which a kernel puts them in their places. */
 static cm_status
-send_by_block(cm_job *job, const cm_layout *unpack, cm_address from, uint64_t nbytes)
+fill_block(cm_job *job, cm_address from, uint64_t nbytes, cm_address *block)
 {
     cm_runtime *rt = job->engine->rt;
     cm_staging *staging = job->staging;
-    cm_address block;
-    CM_TRY(cm_job_take_device_block(job, &block));
+    CM_TRY(cm_job_take_device_block(job, block));
     CM_TRY(open_gather_stream(job));
     cm_stream *side = job->gather_stream;
     if (side == NULL) {
-        CM_TRY(cm_rt_copy_async(rt, block, from, nbytes, job->stream->handle));
+        return cm_rt_copy_async(rt, *block, from, nbytes, job->stream->handle);
     }
-    else {
-        if (staging->passed >= 2) { /* the last kernel that reads this half */
-            const cm_slot *before = cm_slot_at(staging, staging->passed - 2);
-            CM_TRY(cm_stream_wait_event(side, before->event));
-        }
-        block += staging->passed % 2 * cm_job_pair_pitch(job);
-        job->gather_is_joined = false;
-        CM_TRY(cm_rt_copy_async(rt, block, from, nbytes, side->handle));
-        CM_TRY(cm_job_chain_streams(job, side, job->stream));
-        job->gather_is_joined = true;
+    if (staging->passed >= 2) { /* the last kernel that reads this half */
+        const cm_slot *before = cm_slot_at(staging, staging->passed - 2);
+        CM_TRY(cm_stream_wait_event(side, before->event));
     }
-    return cm_kernels_launch(&job->engine->kernels, job->plan.device, unpack,
-                             job->dst.address, block, job->stream->handle);
+    *block += staging->passed % 2 * cm_job_pair_pitch(job);
+    job->gather_is_joined = false;
+    CM_TRY(cm_rt_copy_async(rt, *block, from, nbytes, side->handle));
+    CM_TRY(cm_job_chain_streams(job, side, job->stream));
+    job->gather_is_joined = true;
+    return cm_ok();
 }
 
 /* Packed bytes on the host to their places on the device, or in host memory that the
@@ -86,14 +81,33 @@ send_piece(cm_job *job, const cm_layout *unpack, const cm_slot *s, uint64_t nbyt
         return cm_rt_copy_async(rt, job->dst.address + (uint64_t)unpack->dst_offset,
                                 from, nbytes, job->stream->handle);
     }
-    return send_by_block(job, unpack, from, nbytes);
+    cm_address block;
+    CM_TRY(fill_block(job, from, nbytes, &block));
+    return cm_kernels_launch(&job->engine->kernels, job->plan.device, unpack,
+                             job->dst.address, block, job->stream->handle);
+}
+
+/* The runs of a slot. Between two copies the link stands still for some microseconds:
+ * several go in one, and a kernel places them while the next slot is on its way. */
+static cm_status
+send_runs(cm_job *job, const cm_slot *s)
+{
+    cm_address block = 0;
+    bool together = s->pinned != NULL && cm_many_can_go_by_block(job->many, s);
+    if (together) {
+        CM_TRY(cm_job_try_pair(job));
+    }
+    if (together && job->has_pair) {
+        CM_TRY(fill_block(job, (uintptr_t)s->host, s->piece.run_nbytes, &block));
+    }
+    return cm_many_send(job, s, block);
 }
 
 static cm_status
 send_slot(cm_job *job, cm_slot *s)
 {
     if (job->many != NULL) {
-        CM_TRY(cm_many_send(job, s));
+        CM_TRY(send_runs(job, s));
         return end_device_part(job, s);
     }
     cm_layout unpack = s->piece;

@@ -74,7 +74,10 @@ CM_NODISCARD cm_status cm_job_alloc_block(cm_job *job, int device, uint64_t nbyt
                                           cm_stream *stream, cm_block **out);
 /* Where the pieces lie on the device: job->device_block, taken at first need. */
 CM_NODISCARD cm_status cm_job_take_device_block(cm_job *job, cm_address *out);
-/* Where that is for two pieces, from one to the other. */
+/* The same for two pieces (job->has_pair), if there is plenty of room; nothing is
+ * waited for. */
+CM_NODISCARD cm_status cm_job_try_pair(cm_job *job);
+/* From the one of them to the other. */
 uint64_t cm_job_pair_pitch(const cm_job *job);
 
 #endif
