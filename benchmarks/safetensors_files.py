@@ -6,7 +6,8 @@
 
 A file with the tensors of a language model and one of many small tensors, both in the page
 cache, are loaded into tensors on the GPU by cumem, by safetensors.torch, and by
-safetensors.numpy with a copy; all tensors are compared bit for bit. The link is the CUDA
+safetensors.numpy with a copy; two shards of such a model by InstantTensor too, each way it
+has to read the page cache; all tensors are compared bit for bit. The link is the CUDA
 runtime's own copy from pinned memory in the same run. On the emulated device it runs and
 says so: the figures are then not a GPU's.
 """
@@ -15,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import importlib.metadata
 import importlib.util
 import math
 import os
@@ -37,7 +39,8 @@ sys.path.append(str(Path(__file__).parent))  # which PYTHONSAFEPATH hides
 from measure import Run
 
 GIB = 1 << 30
-LIBRARIES = ("torch", "safetensors.torch", "safetensors.numpy")
+LIBRARIES = ("torch", "safetensors.torch", "safetensors.numpy", "instanttensor")
+BUFFERED = ("MMAP", "URING_BUFFERED", "AIO_BUFFERED")  # InstantTensor's ways
 Arrays = dict[str, np.ndarray[Any, Any]]
 Call = Callable[[], Any]
 
@@ -267,6 +270,53 @@ class Bench:
                 self.save(save, "safetensors.torch", theirs, path)
         torch.cuda.empty_cache()
 
+    def shards(self, arrays: Arrays) -> list[Case]:
+        """A model of two such files, loaded into tensors of PyTorch."""
+        folder = self.folder / "shards"
+        folder.mkdir()
+        both = {
+            f"{half}.{name}": array for half in "ab" for name, array in arrays.items()
+        }
+        nbytes = sum(array.nbytes for array in both.values())
+        case = Case("shards", "up", nbytes, len(both))
+        index = cumem.save_safetensors(
+            folder / "model.safetensors", both, max_shard_nbytes=nbytes // 2 + (1 << 20)
+        )
+        files = sorted(map(str, folder.glob("*.safetensors")))
+        ours = self.time(
+            case,
+            "cumem, torch",
+            lambda: cumem.load_safetensors(index, framework="torch"),
+        )
+        peer = self.peers["safetensors.torch"]
+
+        def load_all() -> Any:
+            return {
+                name: tensor
+                for file in files
+                for name, tensor in peer.load_file(file, device="cuda:0").items()
+            }
+
+        theirs = self.time(case, "safetensors.torch", load_all)
+        compare(self.peers["torch"], ours, theirs)
+        del theirs
+        for way in BUFFERED if "instanttensor" in self.peers else ():
+            theirs = self.time(
+                case, f"instanttensor, {way}", lambda way=way: self.instant(files, way)
+            )
+            if theirs is not None:
+                compare(self.peers["torch"], ours, theirs)
+            del theirs
+        return [case]
+
+    def instant(self, files: list[str], way: str) -> Any:
+        """InstantTensor's tensors of all files."""
+        peer = self.peers["instanttensor"]
+        with peer.safe_open(
+            files, framework="pt", device=0, backend=peer.Backend[way]
+        ) as file:
+            return dict(file.tensors())
+
     def types(self) -> int | None:
         """Compare a tensor of every type with the reference; how many were compared."""
         peer = self.peers.get("safetensors.torch")
@@ -347,7 +397,7 @@ def main() -> int:
     """Measure and print; a file on request."""
     run = Run(
         __doc__,
-        dir={"metavar": "FOLDER", "help": "where the files are made; twice 4 GiB"},
+        dir={"metavar": "FOLDER", "help": "where the files are made; 12 GiB"},
         gib={"type": float, "default": 4.0, "help": "size of the model's file"},
         rounds={"type": int, "default": 5, "help": "timed calls of each library"},
     )
@@ -367,7 +417,7 @@ def main() -> int:
         run.note(
             1,
             libraries={
-                name: importlib.import_module(name.partition(".")[0]).__version__
+                name: importlib.metadata.version(name.partition(".")[0])
                 for name in bench.peers
             },
             threads=len(os.sched_getaffinity(0)),
@@ -377,6 +427,8 @@ def main() -> int:
         )
         for key, make in files.items():
             run.show(bench.cases(key, make()), lambda case: line(case, links))
+        if "safetensors.torch" in bench.peers:
+            run.show(bench.shards(model(nbytes)), lambda case: line(case, links))
     run.end()
     return 0
 
