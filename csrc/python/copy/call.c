@@ -1,0 +1,410 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "python/copy/call.h"
+
+#include <stdlib.h>
+
+#include "base/array.h"
+#include "python/buffer/buffer_object.h"
+#include "python/device/objects.h"
+
+/* -- arrays ------------------------------------------------------------------------------- */
+
+/* Room for one more; the first few are in the call. */
+#define RESERVE(call, array, first, count, room)                                       \
+    reserve(&(call)->array, sizeof((call)->first[0]), (call)->first,                   \
+            sizeof((call)->first) / sizeof((call)->first[0]), (call)->count,           \
+            &(call)->room)
+
+static int
+reserve(void *array_pointer, size_t item_nbytes, void *first, uint32_t first_count,
+        uint32_t count, uint32_t *room)
+{
+    if (*room == 0) {
+        memcpy(array_pointer, &first, sizeof(first));
+        *room = first_count;
+    }
+    uint32_t reserved =
+        cm_array_reserve(array_pointer, item_nbytes, first, count, *room);
+    if (reserved == 0) {
+        PyErr_NoMemory();
+        return -1;
+    }
+    *room = reserved;
+    return 0;
+}
+
+/* -- what comes first --------------------------------------------------------------------- */
+
+int
+cm_call_come_after_stream(cm_call *call, cm_stream *stream)
+{
+    for (uint32_t i = call->after_count; i > 0; i--) {
+        if (cm_stream_same(call->after[i - 1], stream)) {
+            return 0;
+        }
+    }
+    if (RESERVE(call, after, first_after, after_count, after_room) < 0) {
+        return -1;
+    }
+    call->after[call->after_count++] = cm_stream_hold(stream);
+    return 0;
+}
+
+/* Buffers that were written together were so by one transfer. */
+static int
+come_after_transfer(cm_call *call, cm_ticket *ticket)
+{
+    cm_ticket_info info;
+    if (call->ticket_count > 0
+        && call->after_tickets[call->ticket_count - 1] == ticket) {
+        return 0;
+    }
+    cm_ticket_look(ticket, &info);
+    if (info.done && cm_is_ok(info.status)) {
+        return 0; /* there is nothing to wait for */
+    }
+    if (RESERVE(call, after_tickets, first_tickets, ticket_count, ticket_room) < 0) {
+        return -1;
+    }
+    call->after_tickets[call->ticket_count++] = cm_ticket_hold(ticket);
+    return 0;
+}
+
+/* Was there a use of the storage before, with all that one of `extent` comes after? */
+static bool
+is_named(const cm_call *call, const cm_storage *storage, cm_extent extent)
+{
+    const cm_call_use *last = &call->uses[call->use_count - 1];
+    return call->use_count > 0 && last->storage == storage
+           && last->extent.low <= extent.low && last->extent.high >= extent.high
+           && (last->extent.writes || !extent.writes);
+}
+
+int
+cm_call_come_after(cm_call *call, cm_storage *storage, cm_extent extent)
+{
+    if (is_named(call, storage, extent)) {
+        return 0;
+    }
+    if (RESERVE(call, uses, first_uses, use_count, use_room) < 0) {
+        return -1;
+    }
+    call->uses[call->use_count++] =
+        (cm_call_use){storage, extent, storage->writer_total, storage->use_calls};
+    for (uint32_t i = 0; i < storage->use_count; i++) {
+        if (cm_call_come_after_stream(call, storage->uses[i]) < 0) {
+            return -1;
+        }
+    }
+    for (uint32_t i = 0; i < storage->writer_count; i++) {
+        const cm_writer *writer = &storage->pending[i];
+        if (!(call->has_ticket && writer->covered)
+            && cm_writer_is_in_the_way(writer, extent)
+            && come_after_transfer(call, writer->ticket) < 0) {
+            return -1;
+        }
+    }
+    return 0;
+}
+
+/* -- what is kept ------------------------------------------------------------------------- */
+
+static int
+add_keep(cm_call *call, cm_keep keep, cm_deferred *deferred)
+{
+    if (RESERVE(call, keeps, first_keeps, keep_count, keep_room) < 0) {
+        keep.drop(keep.object);
+        return -1;
+    }
+    call->keeps[call->keep_count++] =
+        (cm_kept){keep, deferred == NULL ? NULL : cm_deferred_share(deferred)};
+    return 0;
+}
+
+int
+cm_call_keep_other(cm_call *call, cm_keep keep)
+{
+    return add_keep(call, keep, NULL);
+}
+
+int
+cm_call_keep_storage(cm_call *call, cm_storage *storage)
+{
+    cm_keep keep = {cm_storage_hold_transfer(storage), cm_storage_drop_transfer};
+    return add_keep(call, keep, NULL);
+}
+
+int
+cm_call_keep_object(cm_call *call, PyObject *object)
+{
+    cm_deferred *deferred = cm_deferred_new(call->state, object);
+    cm_keep keep = {deferred, cm_deferred_add};
+    return deferred == NULL ? -1 : add_keep(call, keep, deferred);
+}
+
+int
+cm_call_keep(cm_call *call, const cm_operand *end)
+{
+    return end->storage != NULL ? cm_call_keep_storage(call, end->storage)
+                                : cm_call_keep_object(call, end->keep);
+}
+
+typedef struct bundle {
+    uint32_t count;
+    cm_keep keeps[];
+} bundle;
+
+static void
+drop_bundle(void *object)
+{
+    bundle *all = object;
+    for (uint32_t i = 0; i < all->count; i++) {
+        all->keeps[i].drop(all->keeps[i].object);
+    }
+    free(all);
+}
+
+/* The request's keeps from now on: few as they are, more in a bundle. */
+static int
+give_keeps(cm_call *call, cm_copy_request *request)
+{
+    uint32_t count = call->keep_count;
+    cm_keep *keeps = request->keep;
+    bundle *all = NULL;
+    if (count > sizeof(request->keep) / sizeof(request->keep[0])) {
+        all = malloc(sizeof(*all) + count * sizeof(all->keeps[0]));
+        if (all == NULL) {
+            PyErr_NoMemory();
+            return -1;
+        }
+        all->count = count;
+        keeps = all->keeps;
+        request->keep[0] = (cm_keep){all, drop_bundle};
+    }
+    for (uint32_t i = 0; i < count; i++) {
+        keeps[i] = call->keeps[i].keep;
+        call->keeps[i].keep.drop = NULL;
+    }
+    request->keep_count = all == NULL ? count : 1;
+    call->request = request;
+    return 0;
+}
+
+/* -- the call ----------------------------------------------------------------------------- */
+
+cm_engine *
+cm_call_engine(cm_state *state, uint64_t devices)
+{
+    cm_engine *engine = cm_state_engine(state, -1);
+    for (; devices != 0 && engine != NULL; devices &= devices - 1) {
+        engine = cm_state_engine(state, __builtin_ctzll(devices));
+    }
+    return engine;
+}
+
+static bool
+is_on_stream(const cm_call *call)
+{
+    return !call->blocking && call->stream != NULL;
+}
+
+/* A short copy is over before another thread gives the GIL back, which takes that
+ * thread 5 ms: whoever computes in Python beside it would make it slower a hundred
+ * times. So the engine says when to let go. */
+static void
+let_go(void *argument)
+{
+    cm_call_let_go(argument);
+}
+
+/* `use_calls` becomes what it must still be for the others to be forgotten. */
+static int
+add_uses(cm_call *call)
+{
+    for (uint32_t i = 0; i < call->use_count; i++) {
+        cm_call_use *use = &call->uses[i];
+        use->use_calls = use->storage->use_calls - use->use_calls; /* of others since */
+    }
+    for (uint32_t i = 0; i < call->use_count; i++) {
+        if (cm_storage_add_use(call->uses[i].storage, call->stream) < 0) {
+            return -1;
+        }
+    }
+    for (uint32_t i = 0; i < call->use_count; i++) {
+        cm_call_use *use = &call->uses[i];
+        use->use_calls = use->storage->use_calls - use->use_calls;
+    }
+    return 0;
+}
+
+void
+cm_call_fill(cm_call *call, cm_copy_request *request)
+{
+    request->stream = call->stream;
+    request->blocking = call->blocking;
+    request->after = call->after;
+    request->after_count = call->after_count;
+    request->after_tickets = call->after_tickets;
+    request->after_ticket_count = call->ticket_count;
+    if (call->blocking || call->stream != NULL) {
+        request->interrupted = cm_call_is_interrupted;
+        request->ticket_seen = call->progress == NULL ? NULL : &call->seen;
+    }
+    request->let_go = let_go;
+    request->interrupted_argument = call;
+}
+
+int
+cm_call_prepare(cm_call *call, cm_copy_request *request)
+{
+    if ((is_on_stream(call) && add_uses(call) < 0) || give_keeps(call, request) < 0) {
+        return -1;
+    }
+    cm_call_fill(call, request);
+    return 0;
+}
+
+void
+cm_call_hand_over(cm_call *call)
+{
+    call->request = NULL;
+}
+
+void
+cm_call_let_go(cm_call *call)
+{
+    if (call->thread == NULL) {
+        call->thread = PyEval_SaveThread();
+    }
+}
+
+void
+cm_call_take_back(cm_call *call)
+{
+    if (call->thread != NULL) {
+        PyEval_RestoreThread(call->thread);
+        call->thread = NULL;
+    }
+}
+
+static int
+tell_progress(const cm_call *call)
+{
+    cm_ticket_info info;
+    if (call->progress == NULL || call->seen == NULL) {
+        return 0;
+    }
+    cm_ticket_look(call->seen, &info);
+    return cm_progress_tell(call->progress, cm_ticket_count_moved(call->seen),
+                            info.nbytes);
+}
+
+/* The engine asks, without the GIL, whether to go on waiting. */
+bool
+cm_call_is_interrupted(void *argument)
+{
+    cm_call *call = argument;
+    PyEval_RestoreThread(call->thread); /* let_go() came before */
+    bool interrupted = PyErr_CheckSignals() < 0 || tell_progress(call) < 0;
+    call->thread = PyEval_SaveThread();
+    return interrupted;
+}
+
+/* -- what is remembered ------------------------------------------------------------------- */
+
+void
+cm_call_mark_captured(const cm_call *call)
+{
+    for (uint32_t i = 0; i < call->use_count; i++) {
+        call->uses[i].storage->was_captured = true;
+    }
+}
+
+/* By its target; by its source as well where no stream says so: whoever writes that
+ * next has to wait. */
+static int
+add_writers(const cm_call *call, cm_ticket *ticket)
+{
+    for (uint32_t i = 0; i < call->use_count; i++) {
+        const cm_call_use *use = &call->uses[i];
+        if ((use->extent.writes || !is_on_stream(call))
+            && cm_storage_add_writer(use->storage, ticket, use->extent, use->seen)
+                   < 0) {
+            return -1;
+        }
+    }
+    return 0;
+}
+
+int
+cm_call_remember(cm_call *call, cm_ticket *ticket)
+{
+    cm_ticket_info info;
+    cm_ticket_look(ticket, &info);
+    if (info.captured) {
+        cm_call_mark_captured(call);
+    }
+    if ((info.done && cm_is_ok(info.status)) || add_writers(call, ticket) == 0) {
+        return 0;
+    }
+    call->is_ordered = false;
+    cm_transfer_end_ticket(ticket);
+    return -1;
+}
+
+PyObject *
+cm_call_tell_end(const cm_call *call, cm_ticket *ticket)
+{
+    cm_ticket_info info;
+    cm_ticket_look(ticket, &info);
+    cm_ticket_release(ticket);
+    int told = call->progress == NULL
+                   ? 0
+                   : cm_progress_tell(call->progress, info.nbytes, info.nbytes);
+    return told < 0 ? NULL : Py_NewRef(Py_None);
+}
+
+static void
+forget_streams(const cm_call *call)
+{
+    for (uint32_t i = 0; i < call->use_count; i++) {
+        const cm_call_use *use = &call->uses[i];
+        cm_storage_forget_uses(use->storage, is_on_stream(call) ? call->stream : NULL,
+                               use->use_calls);
+    }
+}
+
+void
+cm_call_fini(cm_call *call)
+{
+    for (uint32_t i = 0; i < call->after_count; i++) {
+        cm_stream_release(call->after[i]);
+    }
+    for (uint32_t i = 0; i < call->ticket_count; i++) {
+        cm_ticket_release(call->after_tickets[i]);
+    }
+    if (call->is_ordered && call->moves_bytes
+        && (call->blocking || call->stream != NULL)) {
+        forget_streams(call);
+    }
+    for (uint32_t i = 0; call->request != NULL && i < call->request->keep_count; i++) {
+        call->request->keep[i].drop(call->request->keep[i].object);
+    }
+    for (uint32_t i = 0; i < call->keep_count; i++) {
+        const cm_kept *kept = &call->keeps[i];
+        if (kept->keep.drop != NULL) {
+            kept->keep.drop(kept->keep.object);
+        }
+        if (kept->deferred != NULL) {
+            cm_deferred_end(kept->deferred);
+        }
+    }
+    void *arrays[] = {call->uses, call->after, call->after_tickets, call->keeps};
+    const void *firsts[] = {call->first_uses, call->first_after, call->first_tickets,
+                            call->first_keeps};
+    for (int i = 0; i < 4; i++) {
+        if (arrays[i] != firsts[i]) {
+            free(arrays[i]);
+        }
+    }
+}

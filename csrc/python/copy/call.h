@@ -1,0 +1,113 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What every call that copies has in common, whatever its ends look like: what comes
+ * before it, what lives until it is done, who is asked whether to go on, and what the
+ * storages at its ends remember of it. GIL held, but where it says otherwise.
+ *
+ *     cm_call call = {.state = state, …};
+ *     … cm_call_come_after(), cm_call_come_after_stream(), cm_call_keep() for each end
+ *     if (cm_call_prepare(&call, &request) == 0) {
+ *         cm_call_hand_over(&call);
+ *         cm_call_let_go(&call);
+ *         … the engine's call
+ *         cm_call_take_back(&call);
+ *         … cm_call_remember() with its ticket
+ *     }
+ *     cm_call_fini(&call); */
+#ifndef CM_PYTHON_COPY_CALL_H
+#define CM_PYTHON_COPY_CALL_H
+
+#include "python/core/progress.h"
+#include "python/protocols/protocols.h"
+
+/* A storage at an end. */
+typedef struct cm_call_use {
+    cm_storage *storage; /* borrowed: pinned by what was read of the end */
+    cm_extent extent;
+    uint64_t seen;      /* its writer_total, */
+    uint64_t use_calls; /* and its use_calls, when it was added */
+} cm_call_use;
+
+/* What stays alive until the engine is done. */
+typedef struct cm_kept {
+    cm_keep keep;
+    cm_deferred *deferred; /* shared with the engine, so that what it is through with
+                              goes with the call; NULL: a storage */
+} cm_kept;
+
+enum { CM_CALL_USES = 2, CM_CALL_STREAMS = 4, CM_CALL_TICKETS = 4, CM_CALL_KEEPS = 4 };
+
+/* All zero but for the first group, which the caller fills in. */
+typedef struct cm_call {
+    cm_state *state;
+    cm_stream *stream; /* borrowed; NULL: none */
+    bool blocking;
+    bool has_ticket; /* the engine's, which hears of what a cancelled transfer has left:
+                        those that others come after need not be named */
+    bool moves_bytes;            /* else it waits for nothing; may be set later */
+    const cm_progress *progress; /* borrowed; NULL: nobody is told */
+
+    cm_call_use *uses; /* arrays: owned, or the first items below */
+    uint32_t use_count;
+    uint32_t use_room;
+    cm_stream **after; /* held */
+    uint32_t after_count;
+    uint32_t after_room;
+    cm_ticket **after_tickets; /* held */
+    uint32_t ticket_count;
+    uint32_t ticket_room;
+    cm_kept *keeps;
+    uint32_t keep_count;
+    uint32_t keep_room;
+    cm_copy_request *request; /* borrowed: what was prepared, with keeps of its own
+                                 until the engine has them */
+    cm_ticket *seen;          /* borrowed from the engine while it asks */
+    PyThreadState *thread;    /* while the GIL is released */
+    bool is_ordered; /* set by the caller: done, or queued on `stream`, after all that
+                        came before */
+    cm_call_use first_uses[CM_CALL_USES];
+    cm_stream *first_after[CM_CALL_STREAMS];
+    cm_ticket *first_tickets[CM_CALL_TICKETS];
+    cm_kept first_keeps[CM_CALL_KEEPS];
+} cm_call;
+
+/* Come after the streams that used the storage, and after its unfinished transfers that
+ * are in the way of one of `extent`. 0, or -1 with MemoryError. */
+int cm_call_come_after(cm_call *call, cm_storage *storage, cm_extent extent);
+int cm_call_come_after_stream(cm_call *call, cm_stream *stream);
+/* Keep an end's memory: a storage as a transfer does, or else an object. 0 or -1. */
+int cm_call_keep_storage(cm_call *call, cm_storage *storage);
+int cm_call_keep_object(cm_call *call, PyObject *object);
+int cm_call_keep(cm_call *call, const cm_operand *end);
+/* Whatever else; taken over even where there is no memory. 0 or -1. */
+int cm_call_keep_other(cm_call *call, cm_keep keep);
+
+/* The engine with the pools of all `devices` (by index); NULL with an exception. */
+cm_engine *cm_call_engine(cm_state *state, uint64_t devices);
+/* Fill in all of the request but the ends and the keeps: for a look at it. */
+void cm_call_fill(cm_call *call, cm_copy_request *request);
+/* With the keeps, and storages remember the stream from now on. 0, or -1 with
+ * MemoryError. */
+int cm_call_prepare(cm_call *call, cm_copy_request *request);
+/* The engine has the request and its keeps from now on. */
+void cm_call_hand_over(cm_call *call);
+/* Release the GIL, unless that is done; take it again, if it was released. */
+void cm_call_let_go(cm_call *call);
+void cm_call_take_back(cm_call *call);
+/* The request's hook, which takes the call itself. */
+bool cm_call_is_interrupted(void *call);
+
+/* Remember an unfinished transfer, for whoever uses its ends next. 0; -1 with
+ * MemoryError: nobody could wait for it later, so that was done now, and the ticket is
+ * let go of. */
+int cm_call_remember(cm_call *call, cm_ticket *ticket);
+/* A graph may use the memory from now on. */
+void cm_call_mark_captured(const cm_call *call);
+/* A blocking call is done: tell its progress and let go of the ticket. None, or NULL.
+ */
+PyObject *cm_call_tell_end(const cm_call *call, cm_ticket *ticket);
+/* Lets go of everything. Where the call went well (is_ordered) its storages forget the
+ * streams that came before it: else a buffer would remember each that it ever met, and
+ * each copy wait for all of them. */
+void cm_call_fini(cm_call *call);
+
+#endif
