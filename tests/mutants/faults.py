@@ -498,8 +498,8 @@ FAULTS = [
         "after forgotten",
         "csrc/python/copy/copy_objects.c",
         "copy_async() does not come after the streams of after=",
-        "add_after(call, call->later_than->streams[i]);",
-        "(void)call->later_than->streams[i];",
+        "if (cm_call_come_after_stream(&call->call, call->later_than->streams[i]) < 0) {",
+        "if (call->later_than->streams[i] == NULL) {",
         [
             "tests/test_transfer_order.py::"
             "test_background_copy_comes_after_the_streams_named",
@@ -507,10 +507,10 @@ FAULTS = [
     ),
     Fault(
         "source kept for later",
-        "csrc/python/copy/copy_objects.c",
+        "csrc/python/copy/call.c",
         "the source of a blocking copy lives until the main thread runs Python",
-        "if (call->deferred[i] != NULL) {",
-        "if (call->deferred[i] != NULL && call->state == NULL) {",
+        "if (kept->deferred != NULL) {",
+        "if (kept->deferred != NULL && call->state == NULL) {",
         ["tests/test_transfer.py::test_call_that_waited_keeps_nothing_alive"],
     ),
     Fault(

@@ -2,37 +2,27 @@
 /* What works on a storage: the streams and unfinished transfers it remembers, waiting
  * for them, and ordering a consumer's stream after them. */
 #include <stdlib.h>
-#include <string.h>
 
+#include "base/array.h"
 #include "python/buffer/buffer_object.h"
 #include "python/core/errors.h"
 #include "python/device/wait.h"
 #include "transfer/host/backoff.h"
 
-/* Room for one more item in a growing array, whose first place may be `inside`
- * something (else NULL). 0, or -1 with MemoryError. */
-static int
+/* Room for one more, whose first place may be `inside` the storage. False with
+ * MemoryError. */
+static bool
 reserve_one(void *array_pointer, size_t item_nbytes, const void *inside, uint32_t count,
             uint32_t *capacity)
 {
-    if (count < *capacity) {
-        return 0;
-    }
-    void *array;
-    memcpy(&array, array_pointer, sizeof(array));
-    uint32_t wanted = *capacity == 0 ? 2 : *capacity * 2;
-    bool moves = array != NULL && array == inside;
-    void *larger = realloc(moves ? NULL : array, (size_t)wanted * item_nbytes);
-    if (larger == NULL) {
+    uint32_t room =
+        cm_array_reserve(array_pointer, item_nbytes, inside, count, *capacity);
+    if (room == 0) {
         PyErr_NoMemory();
-        return -1;
+        return false;
     }
-    if (moves) {
-        memcpy(larger, array, count * item_nbytes);
-    }
-    memcpy(array_pointer, &larger, sizeof(larger));
-    *capacity = wanted;
-    return 0;
+    *capacity = room;
+    return true;
 }
 
 /* Its index, -1 with MemoryError. */
@@ -45,9 +35,8 @@ add_use(cm_storage *storage, cm_stream *stream)
             return i;
         }
     }
-    if (reserve_one(&storage->uses, sizeof(*storage->uses), &storage->first_use,
-                    storage->use_count, &storage->use_capacity)
-        < 0) {
+    if (!reserve_one(&storage->uses, sizeof(*storage->uses), &storage->first_use,
+                     storage->use_count, &storage->use_capacity)) {
         return -1;
     }
     storage->uses[storage->use_count] = cm_stream_hold(stream);
@@ -199,9 +188,8 @@ cm_storage_add_writer(cm_storage *storage, cm_ticket *ticket, cm_extent extent,
 {
     cm_ticket_info info;
     forget_some_pending(storage);
-    if (reserve_one(&storage->pending, sizeof(*storage->pending), NULL,
-                    storage->writer_count, &storage->writer_capacity)
-        < 0) {
+    if (!reserve_one(&storage->pending, sizeof(*storage->pending), NULL,
+                     storage->writer_count, &storage->writer_capacity)) {
         return -1;
     }
     cm_ticket_look(ticket, &info);

@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "python/copy/batch_pairs.h"
 
-#include <string.h>
-
+#include "base/array.h"
 #include "base/checked_math.h"
 #include "python/core/errors.h"
 #include "python/core/numpy_bridge.h"
@@ -10,24 +9,18 @@
 
 /* -- growing ------------------------------------------------------------------------------ */
 
-/* Room for one more of `size` bytes. 0, or -1 with MemoryError. */
-static int
-reserve_one(void *array_pointer, size_t size, uint64_t count, uint64_t *room)
+/* False with MemoryError. */
+static bool
+reserve_one(void *array_pointer, size_t item_nbytes, uint32_t count, uint32_t *room)
 {
-    if (count < *room) {
-        return 0;
-    }
-    void *array;
-    memcpy(&array, array_pointer, sizeof(array));
-    uint64_t wanted = *room == 0 ? 16 : *room * 2;
-    void *larger = PyMem_Realloc(array, (size_t)wanted * size);
-    if (larger == NULL) {
+    uint32_t reserved =
+        cm_array_reserve(array_pointer, item_nbytes, NULL, count, *room);
+    if (reserved == 0) {
         PyErr_NoMemory();
-        return -1;
+        return false;
     }
-    memcpy(array_pointer, &larger, sizeof(larger));
-    *room = wanted;
-    return 0;
+    *room = reserved;
+    return true;
 }
 
 /* Once for all pairs that it is at an end of. */
@@ -35,13 +28,10 @@ static int
 add_storage(cm_many_pairs *self, cm_storage *storage, bool written)
 {
     if (storage->many_call != self->call) {
-        uint64_t room = self->storage_room;
-        if (reserve_one(&self->storages, sizeof(*self->storages), self->storage_count,
-                        &room)
-            < 0) {
+        if (!reserve_one(&self->storages, sizeof(*self->storages), self->storage_count,
+                         &self->storage_room)) {
             return -1;
         }
-        self->storage_room = (size_t)room;
         cm_storage_hold(storage);
         cm_storage_pin(storage);
         storage->many_call = self->call;
@@ -50,7 +40,6 @@ add_storage(cm_many_pairs *self, cm_storage *storage, bool written)
     }
     cm_many_storage *entry = &self->storages[storage->many_index];
     entry->written = entry->written || written;
-    entry->read = entry->read || !written;
     return 0;
 }
 
@@ -250,9 +239,8 @@ try_usual(cm_many_pairs *self, PyObject *dst, PyObject *src, uint64_t index)
 static int
 add_other(cm_many_pairs *self, const cm_region *src, uint64_t index)
 {
-    if (reserve_one(&self->others, sizeof(*self->others), self->other_count,
-                    &self->other_room)
-        < 0) {
+    if (!reserve_one(&self->others, sizeof(*self->others), self->other_count,
+                     &self->other_room)) {
         return -1;
     }
     cm_piece_regions *other = &self->others[self->other_count++];
@@ -416,13 +404,13 @@ cm_many_pairs_read(cm_many_pairs *self, PyObject *iterable)
 void
 cm_many_pairs_fini(cm_many_pairs *self)
 {
-    for (size_t i = 0; i < self->storage_count; i++) {
+    for (uint32_t i = 0; i < self->storage_count; i++) {
         cm_storage_unpin(self->storages[i].storage);
         cm_storage_release(self->storages[i].storage, true);
     }
     PyMem_Free(self->pieces);
-    PyMem_Free(self->others);
-    PyMem_Free(self->storages);
+    free(self->others);
+    free(self->storages);
     PyMem_Free(self->questions);
     Py_XDECREF(self->pairs);
     Py_XDECREF(self->kept);

@@ -12,8 +12,6 @@
 typedef struct cm_many_storage {
     cm_storage *storage; /* held and pinned */
     bool written;
-    bool read;
-    uint64_t seen; /* its writer_total before the call */
 } cm_many_storage;
 
 /* Where the driver must say what kind of memory an array has. */
@@ -30,11 +28,11 @@ typedef struct cm_many_pairs {
     cm_piece *pieces;  /* owned arrays */
     uint64_t piece_count;
     cm_piece_regions *others;
-    uint64_t other_count;
-    uint64_t other_room;
+    uint32_t other_count;
+    uint32_t other_room;
     cm_many_storage *storages;
-    size_t storage_count;
-    size_t storage_room;
+    uint32_t storage_count;
+    uint32_t storage_room;
     cm_many_question *questions;
     uint64_t question_count;
     PyObject *kept;       /* owned list: whatever else keeps memory alive */

@@ -4,8 +4,10 @@
 #include "python/copy/file_functions.h"
 
 #include <stdlib.h>
+#include <string.h>
 
 #include "python/buffer/buffer_object.h"
+#include "python/copy/call.h"
 #include "python/copy/file_check.h"
 #include "python/core/arguments.h"
 #include "python/core/errors.h"
@@ -20,25 +22,20 @@ typedef struct file_end {
 } file_end;
 
 typedef struct file_call {
-    cm_state *state;
+    cm_call call;
     PyObject *open;     /* borrowed: called for the descriptor when all ends are good */
     PyObject *filename; /* borrowed */
     PyObject *argument; /* borrowed: what the one end is called; None: ranges */
     cm_stream *given;   /* borrowed; NULL: the current streams */
-    PyThreadState *thread; /* while the GIL is released */
     cm_progress progress;
+    uint64_t number; /* as of copy_many() */
     uint64_t moved;  /* bytes that have arrived */
     uint64_t nbytes; /* of all ranges */
     Py_ssize_t count;
     Py_ssize_t end_count; /* ends that are initialised */
     file_end *ends;       /* owned, as are the next */
     cm_file_range *ranges;
-    cm_storage **storages; /* each once */
-    cm_pending *pending;   /* of each */
-    uint32_t storage_count;
-    uint32_t pending_count;
-    cm_stream **after; /* borrowed streams */
-    cm_ticket **after_tickets;
+    cm_copy_request common; /* what the next has of it */
     cm_file_request request;
     cm_operand operand; /* the one being read */
 } file_call;
@@ -61,7 +58,7 @@ take_operand(file_call *call, uint64_t offset)
     call->end_count++;
     cm_status status = cm_file_range_init(range, offset, &call->operand.region);
     if (!cm_is_ok(status)) {
-        return cm_py_raise_int(call->state, status, NULL);
+        return cm_py_raise_int(call->call.state, status, NULL);
     }
     if (range->region != NULL) {
         end->region = malloc(sizeof(*end->region));
@@ -90,11 +87,11 @@ read_pair(file_call *call, PyObject *pair)
     PyObject *object = PyTuple_GetItem(items, 1);
     int result = cm_file_parse_offset(&name, PyTuple_GetItem(items, 0), &offset);
     if (result == 0) {
-        result = cm_file_check_memory(call->state, &name, object);
+        result = cm_file_check_memory(call->call.state, &name, object);
     }
     if (result == 0) {
-        result =
-            cm_operand_init(call->state, &call->operand, object, NULL, call->given);
+        result = cm_operand_init(call->call.state, &call->operand, object, NULL,
+                                 call->given);
         if (result == 0) {
             result = cm_file_check_operand(&name, object, &call->operand);
             result = result == 0 ? take_operand(call, offset) : result;
@@ -133,85 +130,34 @@ is_on_device(const cm_file_range *range)
 
 /* -- order and lifetime ------------------------------------------------------------------- */
 
+/* Each storage once, however many ends it has. */
 static int
-compare_storages(const void *a, const void *b)
+take_end(file_call *call, cm_storage *storage)
 {
-    uintptr_t x = (uintptr_t)*(cm_storage *const *)a;
-    uintptr_t y = (uintptr_t)*(cm_storage *const *)b;
-    return x < y ? -1 : x > y;
+    if (storage->many_call == call->number) {
+        return 0;
+    }
+    storage->many_call = call->number;
+    return cm_call_come_after(&call->call, storage, CM_EXTENT_ALL(true)) < 0
+                   || cm_call_keep_storage(&call->call, storage) < 0
+               ? -1
+               : 0;
 }
 
 static int
-collect_storages(file_call *call)
+take_ends(file_call *call)
 {
-    call->storages = PyMem_Calloc((size_t)call->end_count + 1, sizeof(cm_storage *));
-    call->pending = PyMem_Calloc((size_t)call->end_count + 1, sizeof(cm_pending));
-    if (call->storages == NULL || call->pending == NULL) {
-        PyErr_NoMemory();
-        return -1;
-    }
-    uint32_t count = 0;
+    call->number = ++call->call.state->many_count;
     for (Py_ssize_t i = 0; i < call->end_count; i++) {
-        if (call->ends[i].storage != NULL) {
-            call->storages[count++] = call->ends[i].storage;
-        }
-    }
-    qsort(call->storages, count, sizeof(cm_storage *), compare_storages);
-    for (uint32_t i = 0; i < count; i++) {
-        if (i == 0 || call->storages[i] != call->storages[i - 1]) {
-            call->storages[call->storage_count++] = call->storages[i];
-        }
-    }
-    return 0;
-}
-
-static void
-add_after(file_call *call, cm_stream *stream)
-{
-    cm_file_request *request = &call->request;
-    for (uint32_t i = 0; i < request->after_count; i++) {
-        if (cm_stream_same(call->after[i], stream)) {
-            return;
-        }
-    }
-    call->after[request->after_count++] = stream;
-}
-
-static int
-collect_after(file_call *call)
-{
-    size_t streams = 2;
-    size_t tickets = 1;
-    for (uint32_t i = 0; i < call->storage_count; i++) {
-        if (cm_pending_take(call->storages[i], &call->pending[i]) < 0) {
+        const file_end *end = &call->ends[i];
+        if ((end->storage == NULL ? cm_call_keep_object(&call->call, end->keep)
+                                  : take_end(call, end->storage))
+            < 0) {
             return -1;
         }
-        call->pending_count++;
-        streams += call->pending[i].stream_count;
-        tickets += call->pending[i].ticket_count;
     }
-    call->after = PyMem_Calloc(streams, sizeof(cm_stream *));
-    call->after_tickets = PyMem_Calloc(tickets, sizeof(cm_ticket *));
-    if (call->after == NULL || call->after_tickets == NULL) {
-        PyErr_NoMemory();
-        return -1;
-    }
-    cm_file_request *request = &call->request;
-    for (uint32_t i = 0; i < call->storage_count; i++) {
-        const cm_pending *pending = &call->pending[i];
-        for (uint32_t k = 0; k < pending->stream_count; k++) {
-            add_after(call, pending->streams[k]);
-        }
-        for (uint32_t k = 0; k < pending->ticket_count; k++) {
-            call->after_tickets[request->after_ticket_count++] = pending->tickets[k];
-        }
-    }
-    if (call->given != NULL) {
-        add_after(call, call->given);
-    }
-    request->after = call->after;
-    request->after_tickets = call->after_tickets;
-    return 0;
+    return call->given == NULL ? 0
+                               : cm_call_come_after_stream(&call->call, call->given);
 }
 
 /* One for each device whose memory is an end. */
@@ -230,58 +176,14 @@ choose_streams(file_call *call)
                          call->given->device, device);
             return -1;
         }
-        streams[device] = call->given != NULL
-                              ? cm_stream_take(call->state, call->given)
-                              : cm_stream_from_object(call->state, Py_None, device);
+        streams[device] =
+            call->given != NULL
+                ? cm_stream_take(call->call.state, call->given)
+                : cm_stream_from_object(call->call.state, Py_None, device);
         if (streams[device] == NULL) {
             return -1;
         }
     }
-    return 0;
-}
-
-/* What an interrupted call leaves to a stream. */
-typedef struct file_keep {
-    size_t count;
-    cm_keep keeps[];
-} file_keep;
-
-static void
-drop_keeps(void *object)
-{
-    file_keep *keep = object;
-    for (size_t i = 0; i < keep->count; i++) {
-        keep->keeps[i].drop(keep->keeps[i].object);
-    }
-    free(keep);
-}
-
-static int
-remember(file_call *call)
-{
-    size_t room = (size_t)call->end_count + 1;
-    file_keep *keep = calloc(1, sizeof(*keep) + room * sizeof(cm_keep));
-    if (keep == NULL) {
-        PyErr_NoMemory();
-        return -1;
-    }
-    for (uint32_t i = 0; i < call->storage_count; i++) {
-        keep->keeps[keep->count++] = (cm_keep){
-            cm_storage_hold_transfer(call->storages[i]), cm_storage_drop_transfer};
-    }
-    for (Py_ssize_t i = 0; i < call->end_count; i++) {
-        if (call->ends[i].storage != NULL) {
-            continue;
-        }
-        cm_deferred *deferred = cm_deferred_new(call->state, call->ends[i].keep);
-        if (deferred == NULL) {
-            drop_keeps(keep);
-            return -1;
-        }
-        keep->keeps[keep->count++] = (cm_keep){deferred, cm_deferred_add};
-    }
-    call->request.keep[0] = (cm_keep){keep, drop_keeps};
-    call->request.keep_count = 1;
     return 0;
 }
 
@@ -290,9 +192,8 @@ remember(file_call *call)
 static int
 init_call(file_call *call, PyObject *pairs)
 {
-    if (cm_state_runtime(call->state) == NULL || read_pairs(call, pairs) < 0
-        || choose_streams(call) < 0 || collect_storages(call) < 0
-        || collect_after(call) < 0) {
+    if (cm_state_runtime(call->call.state) == NULL || read_pairs(call, pairs) < 0
+        || choose_streams(call) < 0 || take_ends(call) < 0) {
         return -1;
     }
     call->request.ranges = call->ranges;
@@ -303,6 +204,7 @@ init_call(file_call *call, PyObject *pairs)
 static void
 fini_call(file_call *call)
 {
+    cm_call_fini(&call->call);
     for (Py_ssize_t i = 0; i < call->end_count; i++) {
         if (call->ends[i].storage != NULL) {
             cm_storage_unpin(call->ends[i].storage); /* `keep` still holds it */
@@ -311,18 +213,11 @@ fini_call(file_call *call)
         Py_CLEAR(call->ends[i].keep);
         free(call->ends[i].region);
     }
-    for (uint32_t i = 0; i < call->pending_count; i++) {
-        cm_pending_give(&call->pending[i]);
-    }
     for (int device = 0; device < CM_MAX_DEVICES; device++) {
-        cm_stream_give(call->state, call->request.streams[device]);
+        cm_stream_give(call->call.state, call->request.streams[device]);
     }
     PyMem_Free(call->ends);
     PyMem_Free(call->ranges);
-    PyMem_Free(call->storages);
-    PyMem_Free(call->pending);
-    PyMem_Free(call->after);
-    PyMem_Free(call->after_tickets);
 }
 
 /* The engine asks, without the GIL, whether to go on waiting. */
@@ -330,25 +225,12 @@ static bool
 is_interrupted(void *argument)
 {
     file_call *call = argument;
-    PyEval_RestoreThread(call->thread);
+    cm_call_take_back(&call->call);
     bool interrupted =
         PyErr_CheckSignals() < 0
         || cm_progress_tell(&call->progress, call->moved, call->nbytes) < 0;
-    call->thread = PyEval_SaveThread();
+    cm_call_let_go(&call->call);
     return interrupted;
-}
-
-/* The engine with all pools it may need. */
-static cm_engine *
-get_engine(file_call *call)
-{
-    cm_engine *engine = cm_state_engine(call->state, -1);
-    for (int device = 0; device < CM_MAX_DEVICES && engine != NULL; device++) {
-        if (call->request.streams[device] != NULL) {
-            engine = cm_state_engine(call->state, device);
-        }
-    }
-    return engine;
 }
 
 /* A file that is written need not exist before: what is wrong with the ends must be
@@ -364,20 +246,49 @@ open_file(file_call *call)
     return result;
 }
 
+static uint64_t
+devices_of(const file_call *call)
+{
+    uint64_t devices = 0;
+    for (int device = 0; device < CM_MAX_DEVICES; device++) {
+        devices |= (uint64_t)(call->request.streams[device] != NULL) << device;
+    }
+    return devices;
+}
+
+static int
+prepare(file_call *call)
+{
+    cm_copy_request *common = &call->common;
+    cm_file_request *request = &call->request;
+    if (cm_call_prepare(&call->call, common) < 0) {
+        return -1;
+    }
+    request->after = common->after;
+    request->after_count = common->after_count;
+    request->after_tickets = common->after_tickets;
+    request->after_ticket_count = common->after_ticket_count;
+    memcpy(request->keep, common->keep, sizeof(request->keep));
+    request->keep_count = common->keep_count;
+    request->interrupted = is_interrupted;
+    request->interrupted_argument = call;
+    request->moved = &call->moved;
+    return 0;
+}
+
 static PyObject *
 run_call(file_call *call)
 {
-    cm_engine *engine = get_engine(call);
-    if (engine == NULL || open_file(call) < 0 || remember(call) < 0) {
+    cm_state *state = call->call.state;
+    cm_engine *engine = cm_call_engine(state, devices_of(call));
+    if (engine == NULL || open_file(call) < 0 || prepare(call) < 0) {
         return NULL;
     }
     cm_file_failure failure;
-    call->request.interrupted = is_interrupted;
-    call->request.interrupted_argument = call;
-    call->request.moved = &call->moved;
-    call->thread = PyEval_SaveThread();
+    cm_call_hand_over(&call->call);
+    cm_call_let_go(&call->call);
     cm_status status = cm_engine_transfer_file(engine, &call->request, &failure);
-    PyEval_RestoreThread(call->thread);
+    cm_call_take_back(&call->call);
     bool writes = call->request.writes;
     if (PyErr_Occurred()) {
         return NULL; /* Ctrl-C, or the progress callback's */
@@ -386,9 +297,11 @@ run_call(file_call *call)
         return cm_file_raise(&failure, call->ranges, writes, call->filename);
     }
     if (!cm_is_ok(status)) {
-        return cm_py_raise(call->state, status,
+        return cm_py_raise(state, status,
                            writes ? "while writing a file" : "while reading a file");
     }
+    call->call.is_ordered = true;
+    call->call.moves_bytes = call->nbytes > 0;
     return cm_progress_tell(&call->progress, call->nbytes, call->nbytes) < 0
                ? NULL
                : PyLong_FromUnsignedLongLong(call->nbytes);
@@ -434,20 +347,21 @@ call_with(file_call *call, PyObject *ranges, PyObject *stream)
     if (pairs == NULL) {
         return NULL;
     }
-    call->request.calls =
-        call->state->file_faults == NULL ? NULL : &call->state->file_faults->calls;
+    call->request.calls = call->call.state->file_faults == NULL
+                              ? NULL
+                              : &call->call.state->file_faults->calls;
     call->count = PyTuple_Size(pairs);
     PyObject *result = NULL;
     if (stream != NULL && stream != Py_None) {
-        call->given =
-            cm_stream_from_object(call->state, stream, device_hint(call->state, pairs));
+        call->given = cm_stream_from_object(call->call.state, stream,
+                                            device_hint(call->call.state, pairs));
     }
     if (!PyErr_Occurred()) {
         result = init_call(call, pairs) < 0 ? NULL : run_call(call);
     }
-    cm_state_drop_own(call->state);
+    cm_state_drop_own(call->call.state);
     fini_call(call);
-    cm_stream_give(call->state, call->given);
+    cm_stream_give(call->call.state, call->given);
     Py_DECREF(pairs);
     return result;
 }
@@ -476,13 +390,14 @@ transfer_file(PyObject *module, PyObject *const *args, Py_ssize_t nargs,
     if (call == NULL) {
         return PyErr_NoMemory();
     }
-    call->state = cm_state_of_module(module);
+    call->call.state = cm_state_of_module(module);
+    call->call.blocking = true;
     call->open = values[0];
     call->filename = values[1];
     call->argument = values[3];
     call->request.writes = writes;
     call->request.direct = (cm_file_direct)direct;
-    cm_state_enter(call->state);
+    cm_state_enter(call->call.state);
     PyObject *result = NULL;
     if (cm_progress_open(values[7], writes ? "write" : "read", &call->progress) == 0) {
         result = call_with(call, values[2], values[5]);
@@ -490,7 +405,7 @@ transfer_file(PyObject *module, PyObject *const *args, Py_ssize_t nargs,
     if (cm_progress_close(&call->progress) < 0) {
         Py_CLEAR(result);
     }
-    cm_state_leave(call->state);
+    cm_state_leave(call->call.state);
     PyMem_Free(call);
     return result;
 }

@@ -34,8 +34,6 @@ typedef struct cm_several {
     PyObject *objects;    /* owned: tuple of the others */
     cm_operand one;
     cm_operand *many; /* this and all arrays below: owned, [count] */
-    cm_pending one_pending;
-    cm_pending *many_pending;
     cm_region *dsts;
     cm_region *srcs;
     uint32_t *lead;

@@ -47,15 +47,14 @@ make_room(cm_several *several)
 {
     size_t count = several->count;
     several->many = PyMem_Calloc(count, sizeof(*several->many));
-    several->many_pending = PyMem_Calloc(count, sizeof(*several->many_pending));
     several->dsts = PyMem_Calloc(count, sizeof(*several->dsts));
     several->srcs = PyMem_Calloc(count, sizeof(*several->srcs));
     several->lead = PyMem_Calloc(count, sizeof(*several->lead));
     several->tickets = PyMem_Calloc(count, sizeof(*several->tickets));
     several->currents = PyMem_Calloc(count + 1, sizeof(*several->currents));
     several->shared = malloc(sizeof(*several->shared));
-    if (several->many == NULL || several->many_pending == NULL || several->dsts == NULL
-        || several->srcs == NULL || several->lead == NULL || several->tickets == NULL
+    if (several->many == NULL || several->dsts == NULL || several->srcs == NULL
+        || several->lead == NULL || several->tickets == NULL
         || several->currents == NULL || several->shared == NULL) {
         PyErr_NoMemory();
         return -1;
@@ -316,34 +315,17 @@ add_current(cm_several *several, const cm_region *region)
 }
 
 static int
-collect_order(cm_several *several)
+choose_currents(cm_several *several)
 {
-    cm_storage *storage = several->one.storage;
-    if (several->stream != NULL && check_capture(several, several->stream) < 0) {
-        return -1;
+    if (several->stream != NULL) {
+        return check_capture(several, several->stream);
     }
-    bool gathers = several->kind == CM_SEVERAL_GATHER;
-    if (storage != NULL
-        && cm_pending_take_extent(storage, CM_EXTENT_ALL(gathers), true,
-                                  &several->one_pending)
-               < 0) {
-        return -1;
-    }
-    bool by_current = several->blocking && several->stream == NULL;
-    if (by_current && add_current(several, &several->one.region) < 0) {
-        return -1;
-    }
-    for (uint32_t i = 0; i < several->count; i++) {
-        storage = several->many[i].storage;
-        if ((storage != NULL
-             && cm_pending_take_extent(storage, CM_EXTENT_ALL(!gathers), true,
-                                       &several->many_pending[i])
-                    < 0)
-            || (by_current && add_current(several, &several->many[i].region) < 0)) {
+    for (uint32_t i = 0; i < several->count && several->blocking; i++) {
+        if (add_current(several, &several->many[i].region) < 0) {
             return -1;
         }
     }
-    return 0;
+    return several->blocking ? add_current(several, &several->one.region) : 0;
 }
 
 /* -- life -------------------------------------------------------------------------------- */
@@ -361,7 +343,7 @@ cm_several_init(cm_several *several, PyObject *objects, int64_t axis)
         || check_overlap(several) < 0) {
         return -1;
     }
-    return collect_order(several);
+    return choose_currents(several);
 }
 
 void
@@ -370,16 +352,11 @@ cm_several_fini(cm_several *several)
     for (uint32_t i = 0; several->many != NULL && i < several->count; i++) {
         cm_operand_fini(&several->many[i]);
     }
-    for (uint32_t i = 0; several->many_pending != NULL && i < several->count; i++) {
-        cm_pending_give(&several->many_pending[i]);
-    }
     for (uint32_t i = 0; i < several->current_count; i++) {
         cm_stream_give(several->state, several->currents[i]);
     }
     cm_operand_fini(&several->one);
-    cm_pending_give(&several->one_pending);
     PyMem_Free(several->many);
-    PyMem_Free(several->many_pending);
     PyMem_Free(several->dsts);
     PyMem_Free(several->srcs);
     PyMem_Free(several->lead);

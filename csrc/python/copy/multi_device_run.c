@@ -2,140 +2,64 @@
 /* Running the parts of a copy between one end and several, and their handles. */
 #include <stdlib.h>
 
+#include "python/copy/call.h"
 #include "python/copy/multi_device.h"
 #include "python/core/errors.h"
 #include "python/device/objects.h"
 
 #define SLICE_NS UINT64_C(50000000) /* how soon Ctrl-C is seen */
 
-/* What one copy of the engine keeps alive. */
-typedef struct bundle {
-    cm_several_shared *shared; /* counted */
-    uint32_t count;
-    cm_keep keeps[];
-} bundle;
-
 /* One copy of the engine being asked for. */
 typedef struct spec {
+    cm_call call;
     cm_copy_request request;
     cm_spread spread;
-    cm_region *more;           /* owned */
-    cm_stream **after;         /* owned array, borrowed streams */
-    cm_ticket **after_tickets; /* owned array, borrowed */
+    cm_region *more; /* owned */
 } spec;
 
-/* -- what must stay alive ---------------------------------------------------------------- */
+/* -- what comes first, and what stays alive ----------------------------------------------- */
 
 static void
-drop_bundle(void *object)
+drop_shared(void *object)
 {
-    bundle *held = object;
-    for (uint32_t i = 0; i < held->count; i++) {
-        held->keeps[i].drop(held->keeps[i].object);
+    cm_several_shared *shared = object;
+    if (atomic_fetch_sub(&shared->refs, 1) == 1) {
+        free(shared);
     }
-    if (atomic_fetch_sub(&held->shared->refs, 1) == 1) {
-        free(held->shared);
-    }
-    free(held);
 }
 
 static int
-add_keep(const cm_several *several, bundle *held, const cm_operand *operand)
+add_end(cm_call *call, const cm_operand *end, bool writes)
 {
-    cm_keep *keep = &held->keeps[held->count];
-    if (operand->storage != NULL) {
-        *keep = (cm_keep){cm_storage_hold_transfer(operand->storage),
-                          cm_storage_drop_transfer};
-    }
-    else {
-        cm_deferred *deferred = cm_deferred_new(several->state, operand->keep);
-        if (deferred == NULL) {
-            return -1;
-        }
-        *keep = (cm_keep){deferred, cm_deferred_add};
-    }
-    held->count++;
-    return 0;
+    return (end->storage != NULL
+            && cm_call_come_after(call, end->storage, CM_EXTENT_ALL(writes)) < 0)
+                   || cm_call_keep(call, end) < 0
+               ? -1
+               : 0;
 }
 
 static int
-make_bundle(const cm_several *several, uint32_t lead, cm_copy_request *request)
+add_ends(const cm_several *several, uint32_t lead, cm_call *call)
 {
-    bundle *held =
-        malloc(sizeof(*held) + ((size_t)several->count + 1) * sizeof(held->keeps[0]));
-    if (held == NULL) {
-        PyErr_NoMemory();
-        return -1;
-    }
-    held->count = 0;
-    held->shared = several->shared;
+    bool gathers = several->kind == CM_SEVERAL_GATHER;
     atomic_fetch_add(&several->shared->refs, 1);
-    request->keep[0] = (cm_keep){held, drop_bundle};
-    request->keep_count = 1;
-    int result = add_keep(several, held, &several->one);
-    for (uint32_t i = 0; i < several->count && result == 0; i++) {
-        result =
-            several->lead[i] == lead ? add_keep(several, held, &several->many[i]) : 0;
-    }
-    return result;
-}
-
-/* -- what must come first ---------------------------------------------------------------- */
-
-static void
-add_after(spec *each, cm_stream *stream)
-{
-    cm_copy_request *request = &each->request;
-    for (uint32_t i = 0; i < request->after_count; i++) {
-        if (cm_stream_same(each->after[i], stream)) {
-            return;
-        }
-    }
-    each->after[request->after_count++] = stream;
-}
-
-static void
-add_pending(spec *each, const cm_pending *pending)
-{
-    for (uint32_t i = 0; i < pending->stream_count; i++) {
-        add_after(each, pending->streams[i]);
-    }
-    for (uint32_t i = 0; i < pending->ticket_count; i++) {
-        each->after_tickets[each->request.after_ticket_count++] = pending->tickets[i];
-    }
-}
-
-static int
-add_order(const cm_several *several, uint32_t lead, spec *each)
-{
-    size_t streams =
-        (size_t)several->one_pending.stream_count + several->current_count + 1;
-    size_t tickets = (size_t)several->one_pending.ticket_count + 1;
-    for (uint32_t i = 0; i < several->count; i++) {
-        streams += several->many_pending[i].stream_count;
-        tickets += several->many_pending[i].ticket_count;
-    }
-    each->after = PyMem_Malloc(streams * sizeof(cm_stream *));
-    each->after_tickets = PyMem_Malloc(tickets * sizeof(cm_ticket *));
-    if (each->after == NULL || each->after_tickets == NULL) {
-        PyErr_NoMemory();
+    if (cm_call_keep_other(call, (cm_keep){several->shared, drop_shared}) < 0
+        || add_end(call, &several->one, gathers) < 0) {
         return -1;
     }
-    add_pending(each, &several->one_pending);
     for (uint32_t i = 0; i < several->count; i++) {
-        if (several->lead[i] == lead) {
-            add_pending(each, &several->many_pending[i]);
+        if (several->lead[i] == lead
+            && add_end(call, &several->many[i], !gathers) < 0) {
+            return -1;
         }
     }
     for (uint32_t i = 0; i < several->current_count; i++) {
-        add_after(each, several->currents[i]);
+        if (cm_call_come_after_stream(call, several->currents[i]) < 0) {
+            return -1;
+        }
     }
-    if (several->stream != NULL) {
-        add_after(each, several->stream);
-    }
-    each->request.after = each->after;
-    each->request.after_tickets = each->after_tickets;
-    return 0;
+    return several->stream == NULL ? 0
+                                   : cm_call_come_after_stream(call, several->stream);
 }
 
 /* -- the copies of the engine ------------------------------------------------------------ */
@@ -143,6 +67,12 @@ add_order(const cm_several *several, uint32_t lead, spec *each)
 static int
 make_copy_spec(const cm_several *several, uint32_t lead, spec *each)
 {
+    each->call = (cm_call){
+        .state = several->state,
+        .stream = several->stream,
+        .blocking = several->blocking,
+        .has_ticket = true,
+        .moves_bytes = !cm_region_is_same(&several->dsts[lead], &several->srcs[lead])};
     each->request.dst = several->dsts[lead];
     each->request.src = several->srcs[lead];
     each->more = PyMem_Malloc(several->count * sizeof(cm_region));
@@ -158,22 +88,29 @@ make_copy_spec(const cm_several *several, uint32_t lead, spec *each)
     each->spread.dsts = each->more;
     each->spread.cancelled = &several->shared->cancelled;
     each->request.spread = &each->spread;
-    return add_order(several, lead, each) < 0
-               ? -1
-               : make_bundle(several, lead, &each->request);
+    return add_ends(several, lead, &each->call);
 }
 
-/* From `begun` on the engine never had them: with their keeps. */
+/* The engine runs them side by side, each on a stream of its own. */
+static int
+prepare(spec *each)
+{
+    if (cm_call_prepare(&each->call, &each->request) < 0) {
+        return -1;
+    }
+    each->request.stream = NULL;
+    each->request.blocking = false;
+    each->request.interrupted = NULL;
+    each->request.let_go = NULL;
+    return 0;
+}
+
 static void
-free_copy_specs(const cm_several *several, spec *specs, uint32_t begun)
+free_copy_specs(const cm_several *several, spec *specs)
 {
     for (uint32_t i = 0; specs != NULL && i < several->count; i++) {
+        cm_call_fini(&specs[i].call);
         PyMem_Free(specs[i].more);
-        PyMem_Free(specs[i].after);
-        PyMem_Free(specs[i].after_tickets);
-        if (i >= begun && specs[i].request.keep_count > 0) {
-            drop_bundle(specs[i].request.keep[0].object);
-        }
     }
     PyMem_Free(specs);
 }
@@ -202,35 +139,54 @@ group_parts(cm_several *several, cm_engine *engine)
     return 0;
 }
 
+static int
+make_copy_specs(const cm_several *several, spec *specs)
+{
+    for (uint32_t i = 0; i < several->count; i++) {
+        if (several->lead[i] == i && make_copy_spec(several, i, &specs[i]) < 0) {
+            return -1;
+        }
+    }
+    for (uint32_t i = 0; i < several->count; i++) {
+        if (several->lead[i] == i && prepare(&specs[i]) < 0) {
+            return -1;
+        }
+    }
+    return 0;
+}
+
 /* Starts all; those that could not be begun have no ticket. */
 static int
-start_copies(cm_several *several, cm_engine *engine)
+start_copies(cm_several *several, cm_engine *engine, spec *specs)
 {
-    spec *specs = PyMem_Calloc(several->count, sizeof(*specs));
-    int result = specs == NULL ? -1 : 0;
-    if (specs == NULL) {
-        PyErr_NoMemory();
-    }
-    for (uint32_t i = 0; i < several->count && result == 0; i++) {
-        result = several->lead[i] == i ? make_copy_spec(several, i, &specs[i]) : 0;
-    }
-    uint32_t begun = 0;
     cm_status status = cm_ok();
-    if (result == 0) {
-        Py_BEGIN_ALLOW_THREADS
-        for (; begun < several->count && cm_is_ok(status); begun++) {
-            if (several->lead[begun] == begun) {
-                status = cm_engine_copy(engine, &specs[begun].request,
-                                        &several->tickets[begun]);
-            }
+    if (make_copy_specs(several, specs) < 0) {
+        return -1;
+    }
+    Py_BEGIN_ALLOW_THREADS
+    for (uint32_t i = 0; i < several->count && cm_is_ok(status); i++) {
+        if (several->lead[i] == i) {
+            cm_call_hand_over(&specs[i].call);
+            status = cm_engine_copy(engine, &specs[i].request, &several->tickets[i]);
         }
-        Py_END_ALLOW_THREADS
     }
-    free_copy_specs(several, specs, begun);
-    if (!cm_is_ok(status)) {
-        result = cm_py_raise_int(several->state, status, "while copying");
+    Py_END_ALLOW_THREADS
+    return cm_is_ok(status) ? 0
+                            : cm_py_raise_int(several->state, status, "while copying");
+}
+
+/* Unfinished ones. 0, or -1 with MemoryError. */
+static int
+remember_copies(cm_several *several, spec *specs)
+{
+    for (uint32_t i = 0; i < several->count; i++) {
+        if (several->lead[i] == i
+            && cm_call_remember(&specs[i].call, several->tickets[i]) < 0) {
+            several->tickets[i] = NULL;
+            return -1;
+        }
     }
-    return result;
+    return 0;
 }
 
 /* -- their end --------------------------------------------------------------------------- */
@@ -332,44 +288,6 @@ release_tickets(cm_several *several)
     }
 }
 
-/* An unfinished copy is remembered by its target, and by its source where no stream
- * tells of it: whoever writes that next has to wait. */
-static int
-remember_end(const cm_several *several, cm_storage *storage, cm_ticket *ticket,
-             bool is_target, uint64_t seen)
-{
-    bool ordered = several->stream != NULL && !several->blocking;
-    if (storage == NULL) {
-        return 0;
-    }
-    if (ordered && cm_storage_add_use(storage, several->stream) < 0) {
-        return -1;
-    }
-    return ordered && !is_target
-               ? 0
-               : cm_storage_add_writer(storage, ticket, CM_EXTENT_ALL(is_target), seen);
-}
-
-static int
-remember_copies(const cm_several *several)
-{
-    bool gathers = several->kind == CM_SEVERAL_GATHER;
-    for (uint32_t i = 0; i < several->count; i++) {
-        cm_storage *each = several->many[i].storage;
-        cm_ticket *ticket = several->tickets[several->lead[i]];
-        bool again = several->lead[i] != i || several->one.storage == each;
-        if (remember_end(several, each, ticket, !gathers, several->many_pending[i].seen)
-                < 0
-            || (!again
-                && remember_end(several, several->one.storage, ticket, gathers,
-                                several->one_pending.seen)
-                       < 0)) {
-            return -1;
-        }
-    }
-    return 0;
-}
-
 static PyObject *
 make_transfers(cm_several *several)
 {
@@ -399,33 +317,30 @@ make_transfers(cm_several *several)
 static cm_engine *
 get_engine(const cm_several *several)
 {
-    cm_engine *engine = NULL;
+    uint64_t devices = 0;
     for (uint32_t i = 0; i <= several->count; i++) {
-        bool last = i == several->count;
         const cm_region *region =
-            last ? &several->one.region : &several->many[i].region;
+            i == several->count ? &several->one.region : &several->many[i].region;
         if (region->kind != CM_KIND_PAGEABLE) {
-            engine = cm_state_engine(several->state, region->device);
-            if (engine == NULL) {
-                return NULL;
-            }
+            devices |= UINT64_C(1) << region->device;
         }
     }
-    engine = engine == NULL ? cm_state_engine(several->state, -1) : engine;
+    cm_engine *engine = cm_call_engine(several->state, devices);
     /* once more, so that pools let in the devices that came into use just now */
     return cm_state_runtime(several->state) == NULL ? NULL : engine;
 }
 
-PyObject *
-cm_several_run(cm_several *several)
+static PyObject *
+run(cm_several *several, spec *specs)
 {
     cm_engine *engine = get_engine(several);
+    PyObject *result = NULL;
+    bool signalled;
     if (engine == NULL || group_parts(several, engine) < 0) {
         return NULL;
     }
-    PyObject *result = NULL;
-    bool signalled;
-    if (start_copies(several, engine) < 0 || remember_copies(several) < 0) {
+    if (start_copies(several, engine, specs) < 0
+        || remember_copies(several, specs) < 0) {
         stop_copies(several);
     }
     else if (!several->blocking) {
@@ -437,6 +352,18 @@ cm_several_run(cm_several *several)
     else if (wait_for_all(several, &signalled) == 0 && tell_progress(several) == 0) {
         result = Py_NewRef(Py_None);
     }
+    for (uint32_t i = 0; i < several->count; i++) {
+        specs[i].call.is_ordered = result != NULL;
+    }
+    return result;
+}
+
+PyObject *
+cm_several_run(cm_several *several)
+{
+    spec *specs = PyMem_Calloc(several->count, sizeof(*specs));
+    PyObject *result = specs == NULL ? PyErr_NoMemory() : run(several, specs);
     release_tickets(several);
+    free_copy_specs(several, specs);
     return result;
 }

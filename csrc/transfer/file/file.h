@@ -77,7 +77,7 @@ typedef struct cm_file_request {
     void *interrupted_argument;
     uint64_t *moved; /* NULL, or bytes that have arrived for certain: grows by whole
                         chunks, in the calling thread */
-    cm_keep keep[2]; /* dropped when nothing is in flight, whatever the outcome */
+    cm_keep keep[4]; /* dropped when nothing is in flight, whatever the outcome */
     uint32_t keep_count;
     const cm_file_calls *calls; /* NULL: the system's */
 } cm_file_request;
