@@ -775,7 +775,44 @@ def use_within_one(ends, stream) -> None:
     cumem.copy_async(ends[0][:100], ends[0][100:200], stream=stream)
 
 
-@pytest.mark.parametrize("use", [use_by_copies, use_by_fills, use_within_one])
+def use_by_many(ends, stream) -> None:
+    cumem.copy_many_async([(ends[0], ends[1])], stream=stream).wait()
+
+
+def use_by_many_that_wait(ends, stream) -> None:
+    ends[0].fill(3, stream=stream)
+    cumem.copy_many([(ends[0][:100], ends[1][:100]), (ends[0][200:], ends[1][200:])])
+
+
+def use_by_broadcast(ends, stream) -> None:
+    ends[0].fill(3, stream=stream)
+    cumem.broadcast(ends[1], [ends[0]])
+
+
+def use_by_gather(ends, stream) -> None:
+    for part in cumem.gather_async([ends[1]], ends[0], stream=stream):
+        part.wait()
+
+
+def use_by_reading(ends, stream) -> None:
+    ends[0].fill(3, stream=stream)
+    with open(__file__, "rb") as file:
+        cumem.fromfile(file, out=ends[0])
+
+
+USES = [
+    use_by_copies,
+    use_by_fills,
+    use_within_one,
+    use_by_many,
+    use_by_many_that_wait,
+    use_by_broadcast,
+    use_by_gather,
+    use_by_reading,
+]
+
+
+@pytest.mark.parametrize("use", USES)
 def test_streams_of_earlier_copies_go_and_are_not_waited_for(emulated, use) -> None:
     ends = (cumem.zeros(4096, "u1", "device"), cumem.zeros(4096, "u1", "pinned"))
     waits, streams = [], []
