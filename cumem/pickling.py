@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import pickle
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -19,4 +19,4 @@ def data_of(array: np.ndarray[Any, Any], protocol: int) -> bytes | pickle.Pickle
     if not array.flags.forc:
         array = array.copy()
     flat = array.reshape(-1, order="A").view(np.uint8)
-    return pickle.PickleBuffer(flat) if protocol >= 5 else flat.tobytes()
+    return pickle.PickleBuffer(cast("Any", flat)) if protocol >= 5 else flat.tobytes()

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* transfer/plan/tuning.h: what follows from the figures of machines, most of them made up.
- */
+/* transfer/plan/tuning.h: what follows from the figures of machines, made up mostly. */
 #include <math.h>
 #include <string.h>
 
