@@ -164,6 +164,7 @@ _LATER: dict[str, tuple[str, ...]] = {
     ),
     "out_of_memory": (),
     "pool_options": (),
+    "file_failures": (),
     "pickling": (),
     "pool_stats": (
         "Counters",

@@ -24,7 +24,7 @@ SUB_LAYERS = {
 }
 PACKAGE_LAYERS = [
     {"_core"},
-    {"errors", "pickling", "units", "values"},
+    {"errors", "file_failures", "pickling", "units", "values"},
     {"awaiting", "pool_stats", "snapshot", "memory", "out_of_memory", "progress"}
     | {"foreign_stream", "pool_options", "views"},
     {"tuning", "explanation", "calibration", "files"},

@@ -12,6 +12,7 @@ extern PyMethodDef cm_explain_methods[];          /* explain.c */
 extern PyMethodDef cm_raw_copy_methods[];  /* raw_copies.c: hidden, for the benchmark */
 extern PyMethodDef cm_copy_many_methods[]; /* batch.c */
 extern PyMethodDef cm_asnumpy_methods[];   /* as_numpy.c */
+extern PyMethodDef cm_file_methods[]; /* file_functions.c: hidden, for cumem/files.py */
 
 /* The stream argument of a copy, on loan. NULL with an exception. */
 cm_stream *cm_copy_stream(cm_state *state, PyObject *dst, PyObject *src,

@@ -1,17 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Ranges of a file and objects in memory: from them to a request of the engine, with
  * what must come first and what must stay alive. */
-#include "python/copy/file_functions.h"
-
 #include <stdlib.h>
 #include <string.h>
 
 #include "python/buffer/buffer_object.h"
 #include "python/copy/call.h"
-#include "python/copy/file_check.h"
+#include "python/copy/copy_functions.h"
 #include "python/core/arguments.h"
 #include "python/core/errors.h"
+#include "python/core/package.h"
 #include "python/core/progress.h"
+#include "transfer/file/file.h"
 
 /* What one range keeps. */
 typedef struct file_end {
@@ -41,6 +41,60 @@ typedef struct file_call {
 } file_call;
 
 /* -- ends --------------------------------------------------------------------------------- */
+
+/* -1 with what is wrong with the end being read. */
+static int
+refuse_end(const file_call *call, const char *why, PyObject *given, int axis)
+{
+    PyObject *arguments =
+        Py_BuildValue("(sOnOOi)", why, call->argument, call->end_count, given,
+                      call->request.writes ? Py_True : Py_False, axis);
+    Py_XDECREF(cm_package_call("file_failures", "refuse_end", arguments));
+    return -1;
+}
+
+/* The first axis whose elements are all the same one; -1: there is none. */
+static int
+find_repeated_axis(const cm_region *region)
+{
+    int found = -1;
+    for (int axis = region->ndim - 1; axis >= 0; axis--) {
+        if (region->shape[axis] == 0) {
+            return -1;
+        }
+        found = region->shape[axis] > 1 && region->strides[axis] == 0 ? axis : found;
+    }
+    return found;
+}
+
+static int
+check_operand(const file_call *call, PyObject *object)
+{
+    if (call->request.writes) {
+        return 0;
+    }
+    int axis = find_repeated_axis(&call->operand.region);
+    return call->operand.readonly ? refuse_end(call, "readonly", object, 0)
+           : axis >= 0            ? refuse_end(call, "repeated", object, axis)
+                                  : 0;
+}
+
+static int
+parse_offset(const file_call *call, PyObject *object, uint64_t *out)
+{
+    int64_t offset = 0;
+    if (cm_arg_int64(object, "offset", &offset) < 0 || offset < 0) {
+        bool ours = !PyErr_Occurred() || PyErr_ExceptionMatches(PyExc_TypeError)
+                    || PyErr_ExceptionMatches(PyExc_ValueError);
+        if (ours) {
+            PyErr_Clear();
+            return refuse_end(call, "offset", object, 0);
+        }
+        return -1;
+    }
+    *out = (uint64_t)offset;
+    return 0;
+}
 
 /* The operand becomes an end, which takes over what it keeps. */
 static int
@@ -75,9 +129,7 @@ take_operand(file_call *call, uint64_t offset)
 static int
 read_pair(file_call *call, PyObject *pair)
 {
-    uint64_t offset;
-    const cm_file_end_name name = {call->argument, call->end_count,
-                                   call->request.writes};
+    uint64_t offset = 0;
     PyObject *items = PySequence_Tuple(pair);
     if (items == NULL || PyTuple_Size(items) != 2) {
         Py_XDECREF(items);
@@ -85,17 +137,16 @@ read_pair(file_call *call, PyObject *pair)
         return cm_arg_refuse(pair, "each of ranges", "a pair of an offset and memory");
     }
     PyObject *object = PyTuple_GetItem(items, 1);
-    int result = cm_file_parse_offset(&name, PyTuple_GetItem(items, 0), &offset);
-    if (result == 0) {
-        result = cm_file_check_memory(call->call.state, &name, object);
+    int result = parse_offset(call, PyTuple_GetItem(items, 0), &offset);
+    if (result == 0 && !cm_operand_is_memory(call->call.state, object)) {
+        result = refuse_end(call, "memory", object, 0);
     }
     if (result == 0) {
-        result = cm_operand_init(call->call.state, &call->operand, object, NULL,
-                                 call->given);
-        if (result == 0) {
-            result = cm_file_check_operand(&name, object, &call->operand);
-            result = result == 0 ? take_operand(call, offset) : result;
-        }
+        bool read =
+            cm_operand_init(call->call.state, &call->operand, object, NULL, call->given)
+            == 0;
+        result =
+            read && check_operand(call, object) == 0 ? take_operand(call, offset) : -1;
         cm_operand_fini(&call->operand);
     }
     Py_DECREF(items);
@@ -277,6 +328,18 @@ prepare(file_call *call)
 }
 
 static PyObject *
+raise_failure(const file_call *call, const cm_file_failure *failure)
+{
+    const cm_file_range *range = &call->ranges[failure->range_index];
+    PyObject *arguments = Py_BuildValue(
+        "(iOKKKO)", failure->at_end ? 0 : failure->error, call->filename,
+        (unsigned long long)failure->offset, (unsigned long long)range->offset,
+        (unsigned long long)range->nbytes, call->request.writes ? Py_True : Py_False);
+    Py_XDECREF(cm_package_call("file_failures", "raise_failure", arguments));
+    return NULL;
+}
+
+static PyObject *
 run_call(file_call *call)
 {
     cm_state *state = call->call.state;
@@ -294,7 +357,7 @@ run_call(file_call *call)
         return NULL; /* Ctrl-C, or the progress callback's */
     }
     if (failure.at_end || failure.error != 0) {
-        return cm_file_raise(&failure, call->ranges, writes, call->filename);
+        return raise_failure(call, &failure);
     }
     if (!cm_is_ok(status)) {
         return cm_py_raise(state, status,
