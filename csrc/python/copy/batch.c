@@ -1,18 +1,562 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* copy_many() and copy_many_async(): from pairs to one request of the engine, with what
- * must come first, what must stay alive, and what must be remembered afterwards. */
-#include "python/copy/batch_pairs.h"
+/* copy_many() and copy_many_async(). First pairs of whatever copy() takes, read into a
+ * request of the engine: fast, for there may be many thousands, and complete before
+ * anything is copied. Then the call. */
+#include <stdlib.h>
+
+#include "base/array.h"
+#include "base/checked_math.h"
 #include "python/copy/call.h"
 #include "python/copy/copy_functions.h"
 #include "python/core/arguments.h"
 #include "python/core/errors.h"
+#include "python/core/numpy_bridge.h"
 #include "python/device/objects.h"
+#include "python/protocols/import.h"
+#include "python/protocols/protocols.h"
+#include "transfer/batch/batch.h"
+#include "transfer/plan/layout.h"
+
+/* A storage at an end of at least one pair. */
+typedef struct many_storage {
+    cm_storage *storage; /* held and pinned */
+    bool written;
+} many_storage;
+
+/* Where the driver must say what kind of memory an array has. */
+typedef struct many_question {
+    uint64_t piece;
+    bool is_dst;
+} many_question;
+
+typedef struct many_pairs {
+    cm_state *state;   /* borrowed */
+    cm_stream *stream; /* borrowed; may be NULL: given to exporters of DLPack */
+    PyObject *pairs;   /* owned tuple */
+    uint64_t call;     /* its number */
+    cm_piece *pieces;  /* owned arrays */
+    uint64_t piece_count;
+    cm_piece_regions *others;
+    uint32_t other_count;
+    uint32_t other_room;
+    many_storage *storages;
+    uint32_t storage_count;
+    uint32_t storage_room;
+    many_question *questions;
+    uint64_t question_count;
+    PyObject *kept;       /* owned list: whatever else keeps memory alive */
+    uint64_t devices;     /* of ends that are a device's, by index */
+    uint64_t any_devices; /* of ends that are not ordinary memory */
+    int first_device;     /* of the first end that is a device's; -1: there is none */
+    cm_operand dst;       /* of the pair being read */
+    cm_operand src;
+} many_pairs;
+
+/* -- growing ------------------------------------------------------------------------------ */
+
+/* False with MemoryError. */
+static bool
+reserve_one(void *array_pointer, size_t item_nbytes, uint32_t count, uint32_t *room)
+{
+    uint32_t reserved =
+        cm_array_reserve(array_pointer, item_nbytes, NULL, count, *room);
+    if (reserved == 0) {
+        PyErr_NoMemory();
+        return false;
+    }
+    *room = reserved;
+    return true;
+}
+
+/* Once for all pairs that it is at an end of. */
+static int
+add_storage(many_pairs *self, cm_storage *storage, bool written)
+{
+    if (storage->many_call != self->call) {
+        if (!reserve_one(&self->storages, sizeof(*self->storages), self->storage_count,
+                         &self->storage_room)) {
+            return -1;
+        }
+        cm_storage_hold(storage);
+        cm_storage_pin(storage);
+        storage->many_call = self->call;
+        storage->many_index = self->storage_count;
+        self->storages[self->storage_count++] = (many_storage){.storage = storage};
+    }
+    many_storage *entry = &self->storages[storage->many_index];
+    entry->written = entry->written || written;
+    return 0;
+}
+
+static int
+keep_end(many_pairs *self, const cm_operand *end, bool written)
+{
+    if (end->locked != NULL && PyList_Append(self->kept, end->locked) < 0) {
+        return -1;
+    }
+    if (end->storage != NULL) {
+        return add_storage(self, end->storage, written);
+    }
+    return PyList_Append(self->kept, end->keep);
+}
+
+/* -- checks ------------------------------------------------------------------------------- */
+
+static int
+check_target(const many_pairs *self, PyObject *object)
+{
+    if (!self->dst.readonly) {
+        return 0;
+    }
+    PyErr_Format(PyExc_ValueError, "the target (%R) is read-only",
+                 (PyObject *)Py_TYPE(object));
+    return -1;
+}
+
+static int
+check_dtypes(const many_pairs *self)
+{
+    int equal = cm_numpy_dtype_equal(self->dst.dtype, self->src.dtype);
+    if (equal == 0) {
+        PyErr_Format(PyExc_TypeError,
+                     "source has dtype %S, target has dtype %S; convert first",
+                     self->src.dtype, self->dst.dtype);
+    }
+    return equal > 0 ? 0 : -1;
+}
+
+/* -- a pair of buffers and arrays --------------------------------------------------------- */
+
+static void
+note_device(many_pairs *self, const cm_region *region)
+{
+    if (region->kind == CM_KIND_PAGEABLE || region->device < 0
+        || region->device >= CM_MAX_DEVICES) {
+        return;
+    }
+    self->any_devices |= UINT64_C(1) << region->device;
+    if (region->kind == CM_KIND_DEVICE) {
+        self->devices |= UINT64_C(1) << region->device;
+        self->first_device =
+            self->first_device < 0 ? region->device : self->first_device;
+    }
+}
+
+/* An array within one of our buffers is what the buffer is. */
+static bool
+place_in_storage(cm_region *region, const cm_storage *storage, uint64_t nbytes)
+{
+    uint64_t from = (uintptr_t)region->host - (uintptr_t)storage->host;
+    if (storage->host == NULL || storage->residency == CM_KIND_DEVICE
+        || from > storage->nbytes || nbytes > storage->nbytes - from) {
+        return false;
+    }
+    region->kind = storage->residency;
+    region->device = region->kind == CM_KIND_PAGEABLE ? -1 : storage->device;
+    region->address = storage->address == 0 ? 0 : storage->address + from;
+    return true;
+}
+
+/* As cm_operand_init() for the usual ends, but that nothing runs foreign code and the
+ * driver is not asked. 1; 0: it is none of them; -1. */
+static int
+read_quickly(many_pairs *self, cm_operand *end, PyObject *object, bool *asks)
+{
+    *asks = false;
+    if (cm_buffer_check(self->state, object)) {
+        const cm_buffer *buffer = (const cm_buffer *)(void *)object;
+        if (cm_buffer_check_open(buffer) < 0) {
+            return -1;
+        }
+        cm_buffer_region(buffer, &end->region);
+        end->dtype = Py_NewRef(buffer->dtype);
+        end->storage = buffer->storage;
+        end->readonly = buffer->readonly;
+    }
+    else if (cm_numpy_is_array(object)) {
+        if (cm_numpy_region(object, &end->region, &end->dtype, &end->readonly) < 0) {
+            return -1;
+        }
+        PyObject *owner = cm_numpy_owner(object);
+        if (owner != NULL && cm_buffer_check(self->state, owner)) {
+            end->storage = ((cm_buffer *)(void *)owner)->storage; /* kept by the array
+                                                                   */
+        }
+        Py_XDECREF(owner);
+        *asks = true;
+    }
+    else {
+        return 0;
+    }
+    end->keep = Py_NewRef(object);
+    return 1;
+}
+
+static bool
+is_run(const cm_region *region, int64_t *nbytes)
+{
+    return cm_region_is_c_contiguous(region)
+           && cm_is_ok(cm_region_count(region, nbytes))
+           && cm_mul_i64(*nbytes, region->itemsize, nbytes)
+           && (*nbytes == 0 || region->host != NULL || region->address != 0);
+}
+
+static bool
+have_one_shape(const cm_region *a, const cm_region *b)
+{
+    return a->ndim == b->ndim
+           && memcmp(a->shape, b->shape, (size_t)a->ndim * sizeof(a->shape[0])) == 0;
+}
+
+static void
+set_end(cm_piece_end *end, const cm_operand *operand)
+{
+    const cm_region *region = &operand->region;
+    *end = (cm_piece_end){.host = region->host,
+                          .address = region->address,
+                          .owner = operand->storage,
+                          .kind = region->kind,
+                          .device = region->device};
+}
+
+static int
+add_piece(many_pairs *self, uint64_t index, int64_t nbytes)
+{
+    cm_piece *piece = &self->pieces[self->piece_count++];
+    set_end(&piece->dst, &self->dst);
+    set_end(&piece->src, &self->src);
+    piece->nbytes = (uint64_t)nbytes;
+    piece->index = index;
+    note_device(self, &self->dst.region);
+    note_device(self, &self->src.region);
+    return keep_end(self, &self->dst, true) < 0 || keep_end(self, &self->src, false) < 0
+               ? -1
+               : 0;
+}
+
+/* Put the question off until all are read, unless a buffer of ours answers it. */
+static void
+settle_array(many_pairs *self, cm_operand *end, bool asks, bool is_dst, int64_t nbytes)
+{
+    if (asks
+        && !(end->storage != NULL
+             && place_in_storage(&end->region, end->storage, (uint64_t)nbytes))) {
+        self->questions[self->question_count++] =
+            (many_question){self->piece_count, is_dst};
+    }
+}
+
+/* 1; 0: this pair is none of the usual ones; -1. */
+static int
+try_usual(many_pairs *self, PyObject *dst, PyObject *src, uint64_t index)
+{
+    bool dst_asks, src_asks;
+    int64_t nbytes, same;
+    int read = read_quickly(self, &self->dst, dst, &dst_asks);
+    if (read <= 0 || check_target(self, dst) < 0) {
+        return read <= 0 ? read : -1;
+    }
+    read = read_quickly(self, &self->src, src, &src_asks);
+    if (read <= 0 || check_dtypes(self) < 0) {
+        return read <= 0 ? read : -1;
+    }
+    if (!have_one_shape(&self->dst.region, &self->src.region)
+        || !is_run(&self->dst.region, &nbytes) || !is_run(&self->src.region, &same)) {
+        return 0;
+    }
+    if (nbytes == 0) {
+        return 1;
+    }
+    settle_array(self, &self->dst, dst_asks, true, nbytes);
+    settle_array(self, &self->src, src_asks, false, nbytes);
+    /* What was read of buffers holds while they are open, and a collection on the way
+     * may have run Python code. From here on nothing does. */
+    if ((!dst_asks && cm_storage_check_open(self->dst.storage) < 0)
+        || (!src_asks && cm_storage_check_open(self->src.storage) < 0)) {
+        return -1;
+    }
+    return add_piece(self, index, nbytes) < 0 ? -1 : 1;
+}
+
+/* -- any other pair ----------------------------------------------------------------------- */
+
+static int
+add_other(many_pairs *self, const cm_region *src, uint64_t index)
+{
+    if (!reserve_one(&self->others, sizeof(*self->others), self->other_count,
+                     &self->other_room)) {
+        return -1;
+    }
+    cm_piece_regions *other = &self->others[self->other_count++];
+    other->dst = self->dst.region;
+    other->src = *src;
+    other->index = index;
+    note_device(self, &other->dst);
+    note_device(self, src);
+    return keep_end(self, &self->dst, true) < 0 || keep_end(self, &self->src, false) < 0
+               ? -1
+               : 0;
+}
+
+static void
+shift(cm_region *region, int64_t nbytes)
+{
+    region->host = region->host == NULL ? NULL : (char *)region->host + nbytes;
+    region->address = region->address == 0 ? 0 : region->address + (uint64_t)nbytes;
+}
+
+/* Shapes and strides that come to one run are one, whatever they look like. */
+static int
+add_any(many_pairs *self, uint64_t index)
+{
+    cm_layout layout;
+    cm_region src = self->src.region;
+    if (!cm_is_ok(cm_region_broadcast(&self->dst.region, &src))) {
+        return cm_refuse_shapes("", &self->dst.region, &self->src.region);
+    }
+    cm_status status = cm_layout_init(&self->dst.region, &src, &layout);
+    if (!cm_is_ok(status)) {
+        return cm_py_raise_int(self->state, status, "while reading a pair");
+    }
+    if (layout.run_nbytes == 0) {
+        return 0;
+    }
+    if (layout.ndim > 0) {
+        return add_other(self, &src, index);
+    }
+    shift(&self->dst.region, layout.dst_offset);
+    shift(&self->src.region, layout.src_offset);
+    return add_piece(self, index, (int64_t)layout.run_nbytes);
+}
+
+/* Foreign code may run: what was read of either end before it is read again. */
+static int
+read_any(many_pairs *self, PyObject *dst, PyObject *src, uint64_t index)
+{
+    if (cm_operand_init(self->state, &self->dst, dst, NULL, self->stream) < 0) {
+        return -1;
+    }
+    int result = check_target(self, dst);
+    if (result == 0) {
+        result = cm_operand_init(self->state, &self->src, src, self->dst.dtype,
+                                 self->stream);
+        if (result == 0) {
+            result = check_dtypes(self) < 0 ? -1 : add_any(self, index);
+            cm_operand_fini(&self->src);
+        }
+    }
+    cm_operand_fini(&self->dst);
+    return result;
+}
+
+static void
+forget_quick_end(cm_operand *end)
+{
+    end->storage = NULL;
+    Py_CLEAR(end->dtype);
+    Py_CLEAR(end->keep);
+}
+
+static int
+read_pair(many_pairs *self, PyObject *pair, uint64_t index)
+{
+    bool is_tuple = PyTuple_Check(pair);
+    Py_ssize_t count = is_tuple             ? PyTuple_Size(pair)
+                       : PyList_Check(pair) ? PyList_Size(pair)
+                                            : -1;
+    if (count != 2) {
+        PyErr_Format(PyExc_TypeError,
+                     "expected a tuple (dst, src), not %R of length %zd",
+                     (PyObject *)Py_TYPE(pair), count);
+        return -1;
+    }
+    PyObject *dst =
+        Py_NewRef(is_tuple ? PyTuple_GetItem(pair, 0) : PyList_GetItem(pair, 0));
+    PyObject *src =
+        Py_NewRef(is_tuple ? PyTuple_GetItem(pair, 1) : PyList_GetItem(pair, 1));
+    int result = try_usual(self, dst, src, index);
+    forget_quick_end(&self->dst);
+    forget_quick_end(&self->src);
+    if (result == 0) {
+        result = read_any(self, dst, src, index);
+    }
+    Py_DECREF(dst);
+    Py_DECREF(src);
+    return result < 0 ? -1 : 0;
+}
+
+/* -- what kind of memory arrays have, asked of the driver for all at once ----------------- */
+
+static cm_piece_end *
+end_of(many_pairs *self, const many_question *question)
+{
+    cm_piece *piece = &self->pieces[question->piece];
+    return question->is_dst ? &piece->dst : &piece->src;
+}
+
+/* The kind of the end from those of its first and last byte; DEVICE: not the host's. */
+static cm_status
+ask(cm_registry *registry, cm_page_shares *locked, cm_piece_end *end, uint64_t nbytes)
+{
+    cm_pointer_info first, last;
+    CM_TRY(cm_registry_probe(registry, (uintptr_t)end->host, nbytes, locked, &first,
+                             &last));
+    if (first.kind == CM_KIND_DEVICE || last.kind == CM_KIND_DEVICE) {
+        end->kind = CM_KIND_DEVICE;
+    }
+    else if (first.kind == last.kind && first.device == last.device
+             && first.kind != CM_KIND_PAGEABLE) {
+        end->kind = first.kind;
+        end->device = first.device;
+        end->address = first.device_address;
+    }
+    return cm_ok();
+}
+
+static cm_status
+ask_all(many_pairs *self, cm_registry *registry, cm_runtime *rt, int device,
+        cm_page_shares *locked)
+{
+    cm_device_guard guard;
+    CM_TRY(cm_device_enter(rt, device, &guard));
+    cm_status status = cm_ok();
+    for (uint64_t i = 0; i < self->question_count && cm_is_ok(status); i++) {
+        const many_question *question = &self->questions[i];
+        status = ask(registry, locked, end_of(self, question),
+                     self->pieces[question->piece].nbytes);
+    }
+    cm_device_leave(rt, &guard);
+    return status;
+}
+
+/* Until the engine has shares of its own. Takes them over. */
+static int
+keep_locked(many_pairs *self, cm_registry *registry, cm_page_shares *locked)
+{
+    PyObject *pages = cm_locked_pages_new(self->state, registry, locked);
+    int result = pages == NULL ? -1 : PyList_Append(self->kept, pages);
+    Py_XDECREF(pages);
+    return result;
+}
+
+/* The last step of the reading. 0, or -1; *failed is the pair, if it is one. */
+static int
+ask_about_arrays(many_pairs *self, uint64_t *failed)
+{
+    cm_runtime *rt = cm_state_runtime(self->state);
+    if (rt == NULL) {
+        return -1;
+    }
+    int device = self->state->current_device;
+    cm_registry *registry = self->state->registry;
+    cm_page_shares locked = {.count = 0};
+    cm_status status;
+    Py_BEGIN_ALLOW_THREADS
+    status = ask_all(self, registry, rt, device, &locked);
+    Py_END_ALLOW_THREADS
+    if (locked.count > 0 && keep_locked(self, registry, &locked) < 0) {
+        return -1;
+    }
+    if (!cm_is_ok(status)) {
+        return cm_py_raise_int(self->state, status, "while asking about arrays");
+    }
+    for (uint64_t i = 0; i < self->question_count; i++) {
+        const cm_piece_end *end = end_of(self, &self->questions[i]);
+        if (end->kind == CM_KIND_DEVICE) {
+            *failed = self->pieces[self->questions[i].piece].index;
+            PyErr_SetString(PyExc_ValueError, "array: the address is device memory, "
+                                              "which the host may not touch");
+            return -1;
+        }
+        if (end->kind != CM_KIND_PAGEABLE && end->device >= 0) {
+            self->any_devices |= UINT64_C(1) << end->device;
+        }
+    }
+    return 0;
+}
+
+/* -- all ---------------------------------------------------------------------------------- */
+
+/* Which pair it was: in the message where that is ours, else as a note. */
+static void
+name_pair(uint64_t index)
+{
+    PyObject *type, *value, *traceback;
+    PyErr_Fetch(&type, &value, &traceback);
+    PyErr_NormalizeException(&type, &value, &traceback);
+    if (type == PyExc_TypeError || type == PyExc_ValueError) {
+        PyErr_Format(type, "copy_many: pair %llu: %S", (unsigned long long)index,
+                     value);
+        Py_XDECREF(type);
+        Py_XDECREF(value);
+        Py_XDECREF(traceback);
+        return;
+    }
+    PyObject *note =
+        PyUnicode_FromFormat("in pair %llu of copy_many", (unsigned long long)index);
+    PyObject *done =
+        note == NULL ? NULL : PyObject_CallMethod(value, "add_note", "O", note);
+    Py_XDECREF(done);
+    Py_XDECREF(note);
+    PyErr_Clear(); /* the failure itself is what matters */
+    PyErr_Restore(type, value, traceback);
+}
+
+/* Read all of `iterable`; the struct is all zero but for `state` and `stream`. 0, or -1
+ * with an exception that names the pair; fini_pairs either way. */
+static int
+read_pairs(many_pairs *self, PyObject *iterable)
+{
+    self->call = ++self->state->many_count;
+    self->first_device = -1;
+    self->pairs = PySequence_Tuple(iterable);
+    self->kept = PyList_New(0);
+    if (self->pairs == NULL || self->kept == NULL) {
+        return -1;
+    }
+    uint64_t count = (uint64_t)PyTuple_Size(self->pairs);
+    self->pieces = PyMem_Malloc((size_t)(count + 1) * sizeof(*self->pieces));
+    self->questions = PyMem_Malloc((size_t)(count + 1) * 2 * sizeof(*self->questions));
+    if (self->pieces == NULL || self->questions == NULL) {
+        PyErr_NoMemory();
+        return -1;
+    }
+    for (uint64_t i = 0; i < count; i++) {
+        if (read_pair(self, PyTuple_GetItem(self->pairs, (Py_ssize_t)i), i) < 0) {
+            name_pair(i);
+            return -1;
+        }
+    }
+    uint64_t failed = UINT64_MAX;
+    if (self->question_count > 0 && ask_about_arrays(self, &failed) < 0) {
+        if (failed != UINT64_MAX) {
+            name_pair(failed);
+        }
+        return -1;
+    }
+    return 0;
+}
+
+static void
+fini_pairs(many_pairs *self)
+{
+    for (uint32_t i = 0; i < self->storage_count; i++) {
+        cm_storage_unpin(self->storages[i].storage);
+        cm_storage_release(self->storages[i].storage, true);
+    }
+    PyMem_Free(self->pieces);
+    free(self->others);
+    free(self->storages);
+    PyMem_Free(self->questions);
+    Py_XDECREF(self->pairs);
+    Py_XDECREF(self->kept);
+}
 
 /* One call. */
 typedef struct many_call {
     cm_call call;
     cm_progress progress;
-    cm_many_pairs pairs;
+    many_pairs pairs;
     cm_many_request request;
 } many_call;
 
@@ -47,15 +591,15 @@ choose_stream(many_call *call, cm_stream *given)
 static int
 init_call(many_call *call, PyObject *iterable, cm_stream *given)
 {
-    cm_many_pairs *pairs = &call->pairs;
+    many_pairs *pairs = &call->pairs;
     pairs->state = call->call.state;
     pairs->stream = given;
-    if (cm_state_runtime(pairs->state) == NULL
-        || cm_many_pairs_read(pairs, iterable) < 0 || choose_stream(call, given) < 0) {
+    if (cm_state_runtime(pairs->state) == NULL || read_pairs(pairs, iterable) < 0
+        || choose_stream(call, given) < 0) {
         return -1;
     }
     for (size_t i = 0; i < pairs->storage_count; i++) {
-        const cm_many_storage *entry = &pairs->storages[i];
+        const many_storage *entry = &pairs->storages[i];
         cm_extent all = CM_EXTENT_ALL(entry->written);
         if (cm_call_come_after(&call->call, entry->storage, all) < 0) {
             return -1;
@@ -72,7 +616,7 @@ init_call(many_call *call, PyObject *iterable, cm_stream *given)
 static int
 prepare(many_call *call)
 {
-    const cm_many_pairs *pairs = &call->pairs;
+    const many_pairs *pairs = &call->pairs;
     for (size_t i = 0; i < pairs->storage_count; i++) {
         if (cm_call_keep_storage(&call->call, pairs->storages[i].storage) < 0) {
             return -1;
@@ -87,7 +631,7 @@ prepare(many_call *call)
 
 /* One that does waits for what came first, and with it the whole. */
 static bool
-moves_bytes(const cm_many_pairs *pairs)
+moves_bytes(const many_pairs *pairs)
 {
     for (uint64_t i = 0; i < pairs->piece_count; i++) {
         const cm_piece *piece = &pairs->pieces[i];
@@ -232,7 +776,7 @@ copy_with(PyObject *module, const char *function, PyObject *const *args,
         cm_state_enter(state);
         result = init_call(call, values[0], stream) < 0 ? NULL : run(call);
         cm_call_fini(&call->call);
-        cm_many_pairs_fini(&call->pairs);
+        fini_pairs(&call->pairs);
         cm_stream_give(state, call->call.stream);
         cm_state_leave(state);
     }

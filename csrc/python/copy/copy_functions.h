@@ -11,6 +11,7 @@ extern PyMethodDef cm_kind_constructor_methods[]; /* kind_constructors.c */
 extern PyMethodDef cm_explain_methods[];          /* explain.c */
 extern PyMethodDef cm_raw_copy_methods[];  /* raw_copies.c: hidden, for the benchmark */
 extern PyMethodDef cm_copy_many_methods[]; /* batch.c */
+extern PyMethodDef cm_several_methods[];   /* multi_device.c */
 extern PyMethodDef cm_asnumpy_methods[];   /* as_numpy.c */
 extern PyMethodDef cm_file_methods[]; /* file_functions.c: hidden, for cumem/files.py */
 

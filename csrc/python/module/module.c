@@ -4,7 +4,6 @@
 #include "python/module/module.h"
 #include "python/copy/configure.h"
 #include "python/copy/copy_functions.h"
-#include "python/copy/multi_device.h"
 #include "python/core/errors.h"
 #include "python/core/numpy_bridge.h"
 #include "python/device/objects.h"
