@@ -50,6 +50,7 @@ SOURCES: dict[str, tuple[str, ...]] = {
     "safetensors": ("cumem/safetensors*.py", "csrc/transfer/file"),
     "stress-transfers": ("csrc/transfer",),
     "transfer": ("csrc/transfer", "csrc/runtime/cuda*"),
+    "threads": ("csrc/transfer", "csrc/python/copy"),
     "torture": ("csrc",),
     "versions": ("csrc",),
     "two-gpus": tuple(

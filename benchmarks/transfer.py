@@ -534,6 +534,9 @@ LONG = {  # rows of the page: key, direction, bytes
         GIB // 2,
     ),
     "one byte of 3 → device, 256 MiB": ("one byte of 3", "up", GIB // 4),
+    "pixels → planes of the device, 768 MiB": ("pixels to planes", "up", 768 * MIB),
+    "600 arrays → device, `copy_many`, 644 MiB": ("600 arrays", "up", 675_276_232),
+    "device → 600 arrays, `copy_many`, 644 MiB": ("600 arrays", "down", 675_276_232),
 }
 SHORT = [size for size in SIZES if size <= 4 << 20]
 
