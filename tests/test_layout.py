@@ -99,6 +99,16 @@ def test_includes_point_to_own_sub_folder_or_left(layer: str) -> None:
     )
 
 
+def test_only_who_opens_and_tests_the_emulated_device_knows_of_it() -> None:
+    knows = {
+        name_of(path)
+        for path, includes in INCLUDES.items()
+        if layer_of(path) != "runtime"
+        and any(name.startswith("runtime/emulated/") for _, name in includes)
+    }
+    assert knows == {"python/core/state.h", "python/module/testing.c"}
+
+
 def test_includes_make_no_circle() -> None:
     graph = {
         name_of(path): [name for bracket, name in includes if bracket == '"']

@@ -103,6 +103,7 @@ cm_faults_open(cm_runtime *inner, cm_runtime **out)
     base->reason = inner->reason;
     base->alive = inner->alive;
     base->inner = inner;
+    base->host_alias = inner->host_alias;
     base->close = faults_close;
     *out = base;
     return cm_ok();

@@ -7,6 +7,7 @@
 #define CM_RUNTIME_RUNTIME_H
 
 #include <stdbool.h>
+#include <stddef.h>
 #include <stdint.h>
 
 #include "base/status.h"
@@ -141,6 +142,8 @@ struct cm_runtime {
                                        child */
     cm_runtime *inner;              /* fault wrapper only: borrowed; else NULL */
     void (*close)(cm_runtime *rt);  /* frees the runtime; every object of it is gone */
+    /* Emulated only: see cm_runtime_host_alias(). */
+    void *(*host_alias)(const cm_runtime *rt, cm_address address, uint64_t nbytes);
     _Atomic uint64_t primary[CM_MAX_DEVICES]; /* each device's context; 0: none known */
     _Atomic uint64_t context_count; /* of those that were found there so far */
 };
@@ -156,6 +159,16 @@ int cm_op_min_driver(cm_op op);
  * that this build does not know. Makes no driver call. */
 const char *cm_cuda_error_name(int32_t code);
 const char *cm_cuda_error_text(int32_t code);
+
+/* Where the host may touch what devices have at an address: for emulated device memory
+ * its second mapping, for emulated host and managed memory itself. NULL: nowhere, as on
+ * every GPU, or [address, address + nbytes) is not inside one live allocation or
+ * registration. */
+static inline void *
+cm_runtime_host_alias(const cm_runtime *rt, cm_address address, uint64_t nbytes)
+{
+    return rt->host_alias == NULL ? NULL : rt->host_alias(rt, address, nbytes);
+}
 
 /* True when the runtime's driver has the operation. */
 static inline bool

@@ -28,7 +28,7 @@ set_up(unsigned flags_a, unsigned flags_b)
 {
     bench made = {.rt = open_emulated(13000, 2, MIB)};
     MUST(cm_rt_device_alloc(made.rt, N, &made.device));
-    made.alias = cm_emulated_host_alias(made.rt, made.device, N);
+    made.alias = cm_runtime_host_alias(made.rt, made.device, N);
     memset(made.alias, 0, N);
     MUST(cm_rt_stream_create(made.rt, flags_a, 0, &made.a));
     MUST(cm_rt_stream_create(made.rt, flags_b, 0, &made.b));

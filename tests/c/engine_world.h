@@ -102,7 +102,7 @@ take_memory(world *w, cm_kind kind, int device, uint64_t nbytes)
     cm_device_leave(w->rt, &guard);
     m.bytes = m.host;
     if (kind == CM_KIND_DEVICE) {
-        m.bytes = cm_emulated_host_alias(w->rt, m.address, nbytes);
+        m.bytes = cm_runtime_host_alias(w->rt, m.address, nbytes);
     }
     return m;
 }

@@ -35,9 +35,9 @@ check_usable(cm_runtime *rt, const cm_block *block)
     MUST(cm_rt_fill_8_async(rt, end - 1, epoch, 1, 0));
     MUST(cm_rt_device_synchronize(rt));
     cm_device_leave(rt, &guard);
-    const uint8_t *seen = cm_emulated_host_alias(rt, block->address, 1);
+    const uint8_t *seen = cm_runtime_host_alias(rt, block->address, 1);
     const uint8_t *last =
-        cm_emulated_host_alias(rt, block->address + block->nbytes - 1, 1);
+        cm_runtime_host_alias(rt, block->address + block->nbytes - 1, 1);
     CHECK(seen != NULL && last != NULL);
     CHECK_EQ(*seen, epoch);
     CHECK_EQ(*last, epoch);

@@ -127,7 +127,7 @@ test_copy_2d_leaves_the_gaps(void)
     }
     CHECK_OK(cm_rt_copy_2d_async(rt, device, 25, of(src), 10, 7, 4, 0));
     CHECK_OK(cm_rt_stream_synchronize(rt, 0));
-    const unsigned char *alias = cm_emulated_host_alias(rt, device, 100);
+    const unsigned char *alias = cm_runtime_host_alias(rt, device, 100);
     for (int row = 0; row < 4; row++) {
         CHECK_BYTES_EQ(alias + 25 * row, src + 10 * row, 7);
         CHECK_FILLED(alias + 25 * row + 7, 9, 18);
@@ -162,7 +162,7 @@ test_copy_peer_checks_its_devices(void)
     CHECK_OK(cm_rt_fill_8_async(rt, zero, 42, 100, 0));
     CHECK_OK(cm_rt_copy_peer_async(rt, one, 1, zero, 0, 100, 0));
     CHECK_OK(cm_rt_stream_synchronize(rt, 0));
-    CHECK_FILLED(cm_emulated_host_alias(rt, one, 100), 42, 100);
+    CHECK_FILLED(cm_runtime_host_alias(rt, one, 100), 42, 100);
     CHECK_CODE(cm_rt_copy_peer_async(rt, one, 0, zero, 1, 100, 0),
                CM_CUDA_INVALID_VALUE);
     CHECK_CODE(cm_rt_copy_peer_async(rt, one, 2, zero, 0, 100, 0),
@@ -223,7 +223,7 @@ test_fill_writes_its_pattern(void)
         memcpy(want + 8 + 2 * i, "\x22\x33", 2);
     }
     memcpy(want + 32, "\x44\x55\x66\x77\x44\x55\x66\x77", 8);
-    CHECK_BYTES_EQ(cm_emulated_host_alias(rt, device, 64), want, 64);
+    CHECK_BYTES_EQ(cm_runtime_host_alias(rt, device, 64), want, 64);
     CHECK_OK(cm_rt_device_free(rt, device));
     close_emulated(rt);
 }
@@ -286,7 +286,7 @@ test_unregistering_waits_for_queued_copies(void)
     CHECK_OK(cm_rt_host_unregister(rt, host + page)); /* of which there are none */
     CHECK_OK(cm_thread_start(&thread, open_gate_soon, &o));
     CHECK_OK(cm_rt_host_unregister(rt, host));
-    CHECK_EQ(((const unsigned char *)cm_emulated_host_alias(rt, device, 1))[0], 7);
+    CHECK_EQ(((const unsigned char *)cm_runtime_host_alias(rt, device, 1))[0], 7);
     CHECK_OK(cm_rt_stream_synchronize(rt, o.stream));
     cm_thread_join(thread);
     CHECK_CODE(cm_rt_host_unregister(rt, host), CM_CUDA_NOT_REGISTERED);

@@ -85,7 +85,7 @@ test_kernel_copies_strided_elements(void)
     uint16_t *at;
     CHECK_OK(cm_rt_device_alloc(rt, 200, &src));
     CHECK_OK(cm_rt_managed_alloc(rt, 200, 1, &managed));
-    at = cm_emulated_host_alias(rt, src, 200);
+    at = cm_runtime_host_alias(rt, src, 200);
     for (uint16_t i = 0; i < 100; i++) {
         at[i] = (uint16_t)(1000 + i);
     }

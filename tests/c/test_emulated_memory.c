@@ -34,15 +34,15 @@ test_device_memory_crashes_the_host(void)
     CHECK_OK(cm_rt_device_alloc(rt, 1000, &address));
     CHECK_EQ(address % 256, 0);
     CHECK(touch_crashes((void *)(uintptr_t)address));
-    unsigned char *alias = cm_emulated_host_alias(rt, address, 1000);
+    unsigned char *alias = cm_runtime_host_alias(rt, address, 1000);
     CHECK(alias != NULL);
     CHECK(of(alias) != address);
     CHECK(!touch_crashes(alias));
     CHECK(touch_crashes(alias + 1024)); /* the guard */
-    CHECK_PTR_EQ(cm_emulated_host_alias(rt, address + 10, 990), alias + 10);
-    CHECK_PTR_EQ(cm_emulated_host_alias(rt, address, 1001), NULL);
+    CHECK_PTR_EQ(cm_runtime_host_alias(rt, address + 10, 990), alias + 10);
+    CHECK_PTR_EQ(cm_runtime_host_alias(rt, address, 1001), NULL);
     CHECK_OK(cm_rt_device_free(rt, address));
-    CHECK_PTR_EQ(cm_emulated_host_alias(rt, address, 1), NULL);
+    CHECK_PTR_EQ(cm_runtime_host_alias(rt, address, 1), NULL);
     CHECK(touch_crashes(alias));
     close_emulated(rt);
 }
@@ -53,7 +53,7 @@ test_device_memory_fresh_is_not_zero(void)
     cm_runtime *rt = open_emulated(13000, 1, MIB);
     cm_address address;
     CHECK_OK(cm_rt_device_alloc(rt, 1000, &address));
-    CHECK_FILLED(cm_emulated_host_alias(rt, address, 1000), 0xA5, 1000);
+    CHECK_FILLED(cm_runtime_host_alias(rt, address, 1000), 0xA5, 1000);
     CHECK_OK(cm_rt_device_free(rt, address));
     close_emulated(rt);
 }
@@ -212,7 +212,7 @@ test_registration_is_whole_and_once(void)
     CHECK_OK(cm_rt_pointer_attributes(rt, address, &info));
     CHECK_EQ(info.kind, CM_KIND_PINNED);
     CHECK_PTR_EQ(info.host_address, host + 200);
-    CHECK_PTR_EQ(cm_emulated_host_alias(rt, address, 10), host + 200);
+    CHECK_PTR_EQ(cm_runtime_host_alias(rt, address, 10), host + 200);
     CHECK_CODE(cm_rt_host_unregister(rt, host), CM_CUDA_NOT_REGISTERED);
     CHECK_CODE(cm_rt_host_unregister(rt, host + 200), CM_CUDA_NOT_REGISTERED);
     CHECK_CODE(cm_rt_host_unregister(rt, pinned), CM_CUDA_NOT_REGISTERED);
@@ -263,7 +263,7 @@ test_registration_read_only_is_never_written(void)
     CHECK_OK(cm_rt_host_device_address(rt, host, &mapped));
     CHECK_OK(cm_rt_copy_async(rt, device, of(host), page, 0));
     CHECK_OK(cm_rt_stream_synchronize(rt, 0));
-    CHECK_FILLED(cm_emulated_host_alias(rt, device, page), 3, page);
+    CHECK_FILLED(cm_runtime_host_alias(rt, device, page), 3, page);
     CHECK_CODE(cm_rt_copy_async(rt, of(host), device, 1, 0), CM_CUDA_INVALID_VALUE);
     CHECK_CODE(cm_rt_fill_8_async(rt, mapped, 0, 1, 0), CM_CUDA_INVALID_VALUE);
     CHECK_OK(cm_rt_host_unregister(rt, host));
@@ -283,7 +283,7 @@ test_registration_of_memory_gone_yields_to_new_memory(void)
     CHECK_OK(cm_rt_host_register(rt, lost, 4 * MIB, 0));
     (void)munmap(lost, 4 * MIB); /* without unregistering: a bug of the owner */
     CHECK_OK(cm_rt_host_alloc(rt, 4 * MIB - 4 * 4096, 0, &host));
-    CHECK(cm_emulated_host_alias(rt, of(host), 4 * MIB - 4 * 4096) == host);
+    CHECK(cm_runtime_host_alias(rt, of(host), 4 * MIB - 4 * 4096) == host);
     CHECK_OK(cm_rt_host_free(rt, host));
     cm_emulated_read_counts(rt, &counts);
     if (counts.registrations != 0) { /* the kernel placed it elsewhere */

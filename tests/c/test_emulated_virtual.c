@@ -114,18 +114,18 @@ test_mapped_memory_is_device_memory(void)
     CHECK_PTR_EQ(info.host_address, NULL);
     CHECK_OK(cm_rt_pointer_attributes(w.rt, w.base, &info)); /* nothing there */
     CHECK_EQ(info.kind, CM_KIND_PAGEABLE);
-    unsigned char *alias = cm_emulated_host_alias(w.rt, w.base + G, 2 * G);
+    unsigned char *alias = cm_runtime_host_alias(w.rt, w.base + G, 2 * G);
     CHECK(alias != NULL);
     CHECK_FILLED(alias, 0xA5, 2 * G);
     CHECK(touch_crashes((void *)(uintptr_t)(w.base + G)));
     CHECK(!touch_crashes(alias));
     CHECK(touch_crashes(alias + 2 * G)); /* not mapped */
-    CHECK_PTR_EQ(cm_emulated_host_alias(w.rt, w.base + G, 2 * G + 1), NULL);
+    CHECK_PTR_EQ(cm_runtime_host_alias(w.rt, w.base + G, 2 * G + 1), NULL);
     CHECK_CODE(cm_rt_device_free(w.rt, w.base + G), CM_CUDA_INVALID_VALUE);
     CHECK_CODE(cm_rt_device_free(w.rt, w.base), CM_CUDA_INVALID_VALUE);
     CHECK_OK(unmap(&w, 1, 2));
     CHECK(touch_crashes(alias));
-    CHECK_PTR_EQ(cm_emulated_host_alias(w.rt, w.base + G, 1), NULL);
+    CHECK_PTR_EQ(cm_runtime_host_alias(w.rt, w.base + G, 1), NULL);
     end(&w);
 }
 
@@ -145,7 +145,7 @@ test_memory_without_access_is_not_touched(void)
                CM_CUDA_INVALID_VALUE);
     CHECK_CODE(cm_rt_copy_async(w.rt, w.base, of(host), 16, w.stream),
                CM_CUDA_INVALID_VALUE);
-    CHECK_PTR_EQ(cm_emulated_host_alias(w.rt, w.base, 16), NULL);
+    CHECK_PTR_EQ(cm_runtime_host_alias(w.rt, w.base, 16), NULL);
     CHECK_OK(cm_rt_address_set_access(w.rt, w.base, G, &device, 1));
     CHECK_OK(cm_rt_fill_8_async(w.rt, w.base, 1, 16, w.stream));
     CHECK_OK(cm_rt_copy_async(w.rt, of(host), w.base, 16, w.stream));
@@ -174,13 +174,13 @@ test_neighbours_are_one_range(void)
     open_at(&w, 0, 1);
     open_at(&w, 2, 1);
     cm_address border = w.base + G - SIDE;
-    unsigned char *alias = cm_emulated_host_alias(w.rt, border, 2 * SIDE);
+    unsigned char *alias = cm_runtime_host_alias(w.rt, border, 2 * SIDE);
     CHECK(alias != NULL);
     CHECK_OK(cm_rt_copy_async(w.rt, border, of(host), 2 * SIDE, w.stream));
     CHECK_OK(cm_rt_stream_synchronize(w.rt, w.stream));
     CHECK_BYTES_EQ(alias, host, 2 * SIDE);
     CHECK_OK(run_kernel(w.rt, border + G, border, 2 * SIDE));
-    CHECK_BYTES_EQ(cm_emulated_host_alias(w.rt, border + G, 2 * SIDE), host, 2 * SIDE);
+    CHECK_BYTES_EQ(cm_runtime_host_alias(w.rt, border + G, 2 * SIDE), host, 2 * SIDE);
     CHECK_OK(cm_rt_fill_16_async(w.rt, border, 0x0707, SIDE, w.stream));
     CHECK_OK(cm_rt_stream_synchronize(w.rt, w.stream));
     CHECK_FILLED(alias, 7, 2 * SIDE);
@@ -206,9 +206,9 @@ test_one_handle_at_two_places_is_the_same_memory(void)
     CHECK_EQ(free_granules(&w), BUDGET - 1);
     CHECK_OK(cm_rt_fill_8_async(w.rt, w.base, 0x31, G, w.stream));
     CHECK_OK(cm_rt_stream_synchronize(w.rt, w.stream));
-    CHECK_FILLED(cm_emulated_host_alias(w.rt, w.base + 5 * G, G), 0x31, G);
+    CHECK_FILLED(cm_runtime_host_alias(w.rt, w.base + 5 * G, G), 0x31, G);
     CHECK_OK(unmap(&w, 0, 1));
-    CHECK_FILLED(cm_emulated_host_alias(w.rt, w.base + 5 * G, G), 0x31, G);
+    CHECK_FILLED(cm_runtime_host_alias(w.rt, w.base + 5 * G, G), 0x31, G);
     CHECK_OK(cm_rt_physical_release(w.rt, handle));
     CHECK_EQ(free_granules(&w), BUDGET - 1); /* one place is left */
     CHECK_OK(unmap(&w, 5, 1));
@@ -357,10 +357,10 @@ test_work_queued_before_unmapping_fails(void)
         open_at(&w, 1, 1);
         CHECK_OK(late_fill(&w, put_a_neighbour));
         CHECK_CODE(late_fill(&w, bugs[i]), CM_CUDA_ILLEGAL_ADDRESS);
-        unsigned char *rest = cm_emulated_host_alias(w.rt, w.base + 2 * G, 8);
+        unsigned char *rest = cm_runtime_host_alias(w.rt, w.base + 2 * G, 8);
         CHECK_FILLED(rest, 0xA5, 8);
         if (i == 1) { /* what was put there instead is whole */
-            CHECK_FILLED(cm_emulated_host_alias(w.rt, w.base + G - 8, 8), 0xA5, 8);
+            CHECK_FILLED(cm_runtime_host_alias(w.rt, w.base + G - 8, 8), 0xA5, 8);
         }
         uint64_t handle;
         CHECK_CODE(cm_rt_physical_create(w.rt, G, 0, 0, &handle),
@@ -417,7 +417,7 @@ test_work_that_executes_while_unmapping_fails(void)
     cm_mutex_unlock(&emulated->lock);
     unmapping what = {rt, base, cm_fail(-99, 0)};
     MUST(cm_thread_start(&thread, unmap_there, &what));
-    while (cm_emulated_host_alias(rt, base + G, 1) != NULL) {
+    while (cm_runtime_host_alias(rt, base + G, 1) != NULL) {
         let_run();
     }
     /* It waits, and nobody else gets in. */
@@ -454,7 +454,7 @@ test_peers_need_access_of_their_own(void)
     CHECK_OK(run_kernel(rt, w.base + 64, w.base, 64));
     CHECK_OK(cm_rt_copy_async(rt, far, w.base + 64, 64, 0));
     CHECK_OK(cm_rt_stream_synchronize(rt, 0));
-    CHECK_FILLED(cm_emulated_host_alias(rt, far, 64), 3, 64);
+    CHECK_FILLED(cm_runtime_host_alias(rt, far, 64), 3, 64);
     CHECK_OK(unmap(&w, 0, 1));
     open_at(&w, 0, 1);
     CHECK_CODE(run_kernel(rt, far, w.base, 64), CM_CUDA_ILLEGAL_ADDRESS);

@@ -496,7 +496,7 @@ test_engine_takes_no_kernel_to_memory_a_peer_may_use_in_part(void)
                                    .src = src,
                                    .stream = w.streams[1],
                                    .blocking = true};
-        unsigned char *bytes = cm_emulated_host_alias(w.rt, base, 4);
+        unsigned char *bytes = cm_runtime_host_alias(w.rt, base, 4);
         memset(bytes, 3 + part, CM_EMULATED_GRANULARITY);
         CHECK_OK(cm_engine_copy(w.engine, &request, &ticket));
         cm_ticket_read(ticket, &info);

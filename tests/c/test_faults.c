@@ -71,7 +71,7 @@ test_faults_struck_free_does_not_reach_the_inner_runtime(void)
     CHECK_OK(cm_rt_device_alloc(rt, 100, &address));
     cm_faults_plan(rt, CM_OP_device_free, 1, 999, false);
     CHECK_CODE(cm_rt_device_free(rt, address), 999);
-    CHECK(cm_emulated_host_alias(rt, address, 100) != NULL);
+    CHECK(cm_runtime_host_alias(rt, address, 100) != NULL);
     CHECK_OK(cm_rt_device_free(rt, address));
     close_emulated(rt);
 }

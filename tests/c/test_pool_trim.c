@@ -310,7 +310,7 @@ test_pool_limit_is_met_by_waiting_for_another_stream(void)
     synchronize(rt, other);
     a = take(pool, 16 * MIB, NULL);
     CHECK_EQ(a->address, first);
-    CHECK_FILLED(cm_emulated_host_alias(rt, first, 16 * MIB), 9, 16 * MIB);
+    CHECK_FILLED(cm_runtime_host_alias(rt, first, 16 * MIB), 9, 16 * MIB);
     give(pool, a, NULL, 0);
     cm_pool_release(pool);
     cm_stream_release(late);
@@ -347,7 +347,7 @@ test_pool_refused_free_is_counted_and_tried_again(void)
         cm_block *block = take(pool, CHUNK, NULL); /* still good */
         MUST(cm_rt_fill_8_async(rt, block->address, 3, CHUNK, 0));
         synchronize_device(rt, 0);
-        CHECK_FILLED(cm_emulated_host_alias(rt, block->address, CHUNK), 3, CHUNK);
+        CHECK_FILLED(cm_runtime_host_alias(rt, block->address, CHUNK), 3, CHUNK);
         give(pool, block, NULL, 0);
         CHECK_OK(cm_pool_trim(pool, 0, false, &released));
         CHECK_EQ(released, CHUNK);

@@ -72,14 +72,14 @@ is_usable(const world *w, const cm_chunk *chunk, uint64_t at)
         return false;
     }
     const unsigned char *alias =
-        cm_emulated_host_alias(w->rt, chunk->address, chunk->nbytes);
+        cm_runtime_host_alias(w->rt, chunk->address, chunk->nbytes);
     return alias != NULL && alias[0] == value && alias[chunk->nbytes - 1] == value;
 }
 
 static bool
 is_empty(const world *w, uint64_t at)
 {
-    return cm_emulated_host_alias(w->rt, w->source->base + at * G, 1) == NULL;
+    return cm_runtime_host_alias(w->rt, w->source->base + at * G, 1) == NULL;
 }
 
 static cm_emulated_counts

@@ -9,7 +9,6 @@
 #include "python/pool/allocate.h"
 #include "python/protocols/dlpack.h"
 #include "python/protocols/protocols.h"
-#include "runtime/emulated/emulated.h"
 
 /* How it is answered. */
 typedef struct answer {
@@ -100,8 +99,8 @@ host_data(const cm_buffer *buffer, const cm_runtime *rt, bool alias)
 {
     const cm_storage *storage = buffer->storage;
     char *first = storage->host;
-    if (first == NULL && alias && rt->backend == CM_BACKEND_EMULATED) {
-        first = cm_emulated_host_alias(rt, storage->address, storage->nbytes);
+    if (first == NULL && alias) {
+        first = cm_runtime_host_alias(rt, storage->address, storage->nbytes);
     }
     return first == NULL ? NULL : first + buffer->offset;
 }

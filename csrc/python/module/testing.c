@@ -537,7 +537,7 @@ alias(PyObject *module, PyObject *args)
     if (rt == NULL || !PyArg_ParseTuple(args, "KK:alias", &address, &nbytes)) {
         return NULL;
     }
-    void *host = cm_emulated_host_alias(rt, address, nbytes);
+    void *host = cm_runtime_host_alias(rt, address, nbytes);
     if (host == NULL) {
         PyErr_Format(PyExc_ValueError, "[%llu, +%llu) is inside no live allocation",
                      address, nbytes);

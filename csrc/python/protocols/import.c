@@ -7,7 +7,6 @@
 #include "python/core/errors.h"
 #include "python/core/numpy_bridge.h"
 #include "python/protocols/protocols.h"
-#include "runtime/emulated/emulated.h"
 
 /* -- checks ------------------------------------------------------------------------------- */
 
@@ -137,8 +136,8 @@ ask_driver(cm_registry *registry, cm_runtime *rt, int device, const cm_import *i
 static bool
 is_inside_emulated(const cm_runtime *rt, const cm_import *import)
 {
-    return rt->backend != CM_BACKEND_EMULATED
-           || cm_emulated_host_alias(rt, import->first, import->nbytes) != NULL;
+    return rt->host_alias == NULL
+           || cm_runtime_host_alias(rt, import->first, import->nbytes) != NULL;
 }
 
 /* What memory that its exporter calls the host's is, from what both ends are. */

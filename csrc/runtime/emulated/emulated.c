@@ -99,6 +99,28 @@ fail:
     return status;
 }
 
+/* The emulated device under any fault wrappers. */
+static cm_emulated *
+unwrap(const cm_runtime *rt)
+{
+    while (rt->inner != NULL) {
+        rt = rt->inner;
+    }
+    return (cm_emulated *)(uintptr_t)rt;
+}
+
+static void *
+host_alias(const cm_runtime *rt, cm_address address, uint64_t nbytes)
+{
+    cm_emulated *emulated = unwrap(rt);
+    cm_emulated_place place;
+    cm_mutex_lock(&emulated->lock);
+    bool found =
+        cm_emulated_find(emulated, address, nbytes, &place) == CM_EMULATED_INSIDE;
+    cm_mutex_unlock(&emulated->lock);
+    return found && place.access != 0 ? place.bytes : NULL;
+}
+
 cm_status
 cm_emulated_open(const cm_emulated_config *config, cm_runtime **out)
 {
@@ -117,6 +139,7 @@ cm_emulated_open(const cm_emulated_config *config, cm_runtime **out)
     emulated->base.device_count = config->device_count;
     emulated->base.reason = config->reason != NULL ? config->reason : "";
     emulated->base.close = emulated_close;
+    emulated->base.host_alias = host_alias;
     cm_status status = open_parts(emulated);
     if (!cm_is_ok(status)) {
         free(emulated);
@@ -126,28 +149,6 @@ cm_emulated_open(const cm_emulated_config *config, cm_runtime **out)
     cm_emulated_memory_init(emulated);
     *out = &emulated->base;
     return cm_ok();
-}
-
-/* The emulated device under any fault wrappers. */
-static cm_emulated *
-unwrap(const cm_runtime *rt)
-{
-    while (rt->inner != NULL) {
-        rt = rt->inner;
-    }
-    return (cm_emulated *)(uintptr_t)rt;
-}
-
-void *
-cm_emulated_host_alias(const cm_runtime *rt, cm_address address, uint64_t nbytes)
-{
-    cm_emulated *emulated = unwrap(rt);
-    cm_emulated_place place;
-    cm_mutex_lock(&emulated->lock);
-    bool found =
-        cm_emulated_find(emulated, address, nbytes, &place) == CM_EMULATED_INSIDE;
-    cm_mutex_unlock(&emulated->lock);
-    return found && place.access != 0 ? place.bytes : NULL;
 }
 
 /* Test hooks make no context: a thread without one speaks of device 0. */

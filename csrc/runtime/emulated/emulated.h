@@ -52,11 +52,6 @@ CM_NODISCARD cm_status cm_emulated_open(const cm_emulated_config *config,
 
 /* The rest takes an emulated runtime or a fault wrapper over one. */
 
-/* The same bytes at an address that the host may touch: for device memory its second
- * mapping, for host and managed memory itself; NULL when [address, address + nbytes) is
- * not inside one live allocation or registration. */
-void *cm_emulated_host_alias(const cm_runtime *rt, cm_address address, uint64_t nbytes);
-
 /* Hold a stream shut: work queued on it waits until the gate opens. `stream` 0 or 1 is
  * the legacy stream of the current device. Destroying a stream opens its gate.
  * Fails: CM_CUDA_INVALID_HANDLE. */

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What must be known of two ends beyond their regions before a copy is planned. */
 #include "base/fresh_pages.h"
-#include "runtime/emulated/emulated.h"
 #include "transfer/engine/private.h"
 
 cm_end_facts
@@ -42,13 +41,13 @@ static bool
 overlaps_second_mapping(cm_runtime *rt, const cm_region *device, const cm_region *host)
 {
     int64_t low, high;
-    if (rt->backend != CM_BACKEND_EMULATED || !cm_region_is_on_device(device)
+    if (rt->host_alias == NULL || !cm_region_is_on_device(device)
         || cm_region_is_on_device(host)
         || !cm_is_ok(cm_region_bounds(device, &low, &high)) || low == high) {
         return false;
     }
-    char *alias = cm_emulated_host_alias(rt, device->address + (uint64_t)low,
-                                         (uint64_t)(high - low));
+    char *alias = cm_runtime_host_alias(rt, device->address + (uint64_t)low,
+                                        (uint64_t)(high - low));
     if (alias == NULL) {
         return false;
     }

@@ -3,16 +3,14 @@
 
 #include <stdlib.h>
 
-#include "runtime/emulated/emulated.h"
-
 /* -- places ------------------------------------------------------------------------------- */
 
 uint64_t
 cm_overlap_place(cm_runtime *rt, cm_address address, const void *host, bool on_device,
                  uint64_t nbytes)
 {
-    if (rt->backend == CM_BACKEND_EMULATED && on_device) {
-        const void *alias = cm_emulated_host_alias(rt, address, nbytes);
+    if (on_device) {
+        const void *alias = cm_runtime_host_alias(rt, address, nbytes);
         return alias != NULL ? (uintptr_t)alias : address;
     }
     return address != 0 ? address : (uintptr_t)host;
