@@ -66,13 +66,13 @@ failed(int32_t code, cm_op op, uint64_t arg)
     static cm_status call_##name params                                                \
     {                                                                                  \
         if (CM_UNLIKELY(rt->driver_version < (oldest))) {                              \
-            return failed(CM_ENOTSUP, CM_OP_##name, (uint64_t)(arg));                  \
+            return failed(CM_ENOTSUP, CM_OP_##name, (uint64_t)CM_ARGUMENT_VALUE arg);  \
         }                                                                              \
         int32_t code = cm_cuda_##name args;                                            \
         if (CM_LIKELY(code == CM_OK)) {                                                \
             return cm_ok();                                                            \
         }                                                                              \
-        return failed(code, CM_OP_##name, (uint64_t)(arg));                            \
+        return failed(code, CM_OP_##name, (uint64_t)CM_ARGUMENT_VALUE arg);            \
     }
 CM_OPS(CALL)
 #undef CALL

@@ -66,7 +66,8 @@ strike(cm_runtime *rt, cm_op op, int32_t *code)
     {                                                                                  \
         int32_t code;                                                                  \
         if (strike(rt, CM_OP_##name, &code)) {                                         \
-            return (cm_status){code, CM_OP_##name, 0, (uint64_t)(arg)};                \
+            return (cm_status){code, CM_OP_##name, 0,                                  \
+                               (uint64_t)CM_ARGUMENT_VALUE arg};                       \
         }                                                                              \
         rt = rt->inner;                                                                \
         return rt->ops->name args;                                                     \

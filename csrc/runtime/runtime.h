@@ -120,6 +120,29 @@ typedef enum cm_op {
         CM_OP_COUNT
 } cm_op;
 
+/* What the telling argument of an operation is: a status carries it as a number. */
+typedef enum cm_op_argument {
+    CM_ARGUMENT_NOTHING,
+    CM_ARGUMENT_NBYTES,
+    CM_ARGUMENT_ELEMENTS,
+    CM_ARGUMENT_BLOCKS,
+    CM_ARGUMENT_PRIORITY,
+    CM_ARGUMENT_DEVICE,
+    CM_ARGUMENT_PEER,
+    CM_ARGUMENT_ATTRIBUTE,
+    CM_ARGUMENT_ADDRESS,
+    CM_ARGUMENT_CONTEXT,
+    CM_ARGUMENT_EVENT,
+    CM_ARGUMENT_FLAGS,
+    CM_ARGUMENT_HANDLE,
+    CM_ARGUMENT_MODULE,
+    CM_ARGUMENT_STREAM,
+} cm_op_argument;
+
+/* Of a row's fourth part. */
+#define CM_ARGUMENT_KIND(kind, value) CM_ARGUMENT_##kind
+#define CM_ARGUMENT_VALUE(kind, value) (value)
+
 typedef struct cm_ops_table {
 #define CM_OP_FIELD(name, cuda, driver, arg, params, args) cm_status(*name) params;
     CM_OPS(CM_OP_FIELD)

@@ -9,50 +9,41 @@
 
 /* -- the message ---------------------------------------------------------------------- */
 
-/* How each operation's telling argument is written in ops.h, which says what it is. */
-static const char *const argument_texts[CM_OP_COUNT] = {
-#define CM_OP_ARGUMENT(name, cuda, driver, arg, params, args) [CM_OP_##name] = #arg,
+static const cm_op_argument argument_kinds[CM_OP_COUNT] = {
+#define CM_OP_ARGUMENT(name, cuda, driver, arg, params, args)                          \
+    [CM_OP_##name] = CM_ARGUMENT_KIND arg,
     CM_OPS(CM_OP_ARGUMENT)
 #undef CM_OP_ARGUMENT
 };
 
-static bool
-contains(const char *text, const char *word)
-{
-    return strstr(text, word) != NULL;
-}
+/* Each takes one long long. */
+static const char *const argument_formats[] = {
+    [CM_ARGUMENT_NOTHING] = "",
+    [CM_ARGUMENT_NBYTES] = "%llu bytes",
+    [CM_ARGUMENT_ELEMENTS] = "%llu elements",
+    [CM_ARGUMENT_BLOCKS] = "%llu blocks",
+    [CM_ARGUMENT_PRIORITY] = "priority %lld",
+    [CM_ARGUMENT_DEVICE] = "device %lld",
+    [CM_ARGUMENT_PEER] = "peer %lld",
+    [CM_ARGUMENT_ATTRIBUTE] = "attribute %lld",
+    [CM_ARGUMENT_ADDRESS] = "address 0x%llx",
+    [CM_ARGUMENT_CONTEXT] = "context 0x%llx",
+    [CM_ARGUMENT_EVENT] = "event 0x%llx",
+    [CM_ARGUMENT_FLAGS] = "flags 0x%llx",
+    [CM_ARGUMENT_HANDLE] = "handle 0x%llx",
+    [CM_ARGUMENT_MODULE] = "module 0x%llx",
+    [CM_ARGUMENT_STREAM] = "stream 0x%llx",
+};
 
 /* "1073741824 bytes", "device 3", "stream 0x7f…"; "" when there is nothing to tell. */
 static void
 describe_argument(cm_status status, char *out, size_t out_nbytes)
 {
-    unsigned long long value = status.arg;
-    const char *text = argument_texts[status.op];
-    out[0] = '\0';
-    if (text == NULL || strcmp(text, "0") == 0) {
-        return;
-    }
-    if (contains(text, "nbytes") || contains(text, "width")) {
-        (void)snprintf(out, out_nbytes, "%llu bytes", value);
-    }
-    else if (contains(text, "count")) {
-        (void)snprintf(out, out_nbytes, "%llu %s", value,
-                       contains(text, "block") ? "blocks" : "elements");
-    }
-    else if (contains(text, "int64_t)priority")) {
-        (void)snprintf(out, out_nbytes, "priority %lld", (long long)status.arg);
-    }
-    else if (contains(text, "device") || contains(text, "peer")
-             || contains(text, "attribute")) {
-        (void)snprintf(out, out_nbytes, "%s %lld", text,
-                       (long long)(int32_t)status.arg);
-    }
-    else if (contains(text, "host") || contains(text, "address")) {
-        (void)snprintf(out, out_nbytes, "address 0x%llx", value);
-    }
-    else {
-        (void)snprintf(out, out_nbytes, "%s 0x%llx", text, value);
-    }
+    cm_op_argument kind = argument_kinds[status.op];
+    bool is_int = kind == CM_ARGUMENT_DEVICE || kind == CM_ARGUMENT_PEER
+                  || kind == CM_ARGUMENT_ATTRIBUTE;
+    long long value = is_int ? (int32_t)status.arg : (long long)status.arg;
+    (void)snprintf(out, out_nbytes, argument_formats[kind], value);
 }
 
 static const char *

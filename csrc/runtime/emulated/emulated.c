@@ -26,7 +26,7 @@ enum { RUNTIME_VERSION = 12090 };
         if (CM_LIKELY(code == 0)) {                                                    \
             return cm_ok();                                                            \
         }                                                                              \
-        return (cm_status){code, CM_OP_##name, 0, (uint64_t)(arg)};                    \
+        return (cm_status){code, CM_OP_##name, 0, (uint64_t)CM_ARGUMENT_VALUE arg};    \
     }
 CM_OPS(EMULATED_WRAPPER)
 #undef EMULATED_WRAPPER
