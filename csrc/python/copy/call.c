@@ -46,7 +46,7 @@ cm_call_come_after_stream(cm_call *call, cm_stream *stream)
     if (RESERVE(call, after, first_after, after_count, after_room) < 0) {
         return -1;
     }
-    call->after[call->after_count++] = cm_stream_hold(stream);
+    call->after[call->after_count++] = cm_stream_take(call->state, stream);
     return 0;
 }
 
@@ -74,9 +74,12 @@ come_after_transfer(cm_call *call, cm_ticket *ticket)
 static bool
 is_named(const cm_call *call, const cm_storage *storage, cm_extent extent)
 {
+    if (call->use_count == 0) {
+        return false;
+    }
     const cm_call_use *last = &call->uses[call->use_count - 1];
-    return call->use_count > 0 && last->storage == storage
-           && last->extent.low <= extent.low && last->extent.high >= extent.high
+    return last->storage == storage && last->extent.low <= extent.low
+           && last->extent.high >= extent.high
            && (last->extent.writes || !extent.writes);
 }
 
@@ -265,6 +268,14 @@ cm_call_prepare(cm_call *call, cm_copy_request *request)
 }
 
 void
+cm_call_join(cm_call *call)
+{
+    for (uint32_t i = 0; i < call->use_count; i++) {
+        call->uses[i].use_calls = call->uses[i].storage->use_calls;
+    }
+}
+
+void
 cm_call_hand_over(cm_call *call)
 {
     call->request = NULL;
@@ -378,7 +389,7 @@ void
 cm_call_fini(cm_call *call)
 {
     for (uint32_t i = 0; i < call->after_count; i++) {
-        cm_stream_release(call->after[i]);
+        cm_stream_give(call->state, call->after[i]);
     }
     for (uint32_t i = 0; i < call->ticket_count; i++) {
         cm_ticket_release(call->after_tickets[i]);

@@ -49,7 +49,7 @@ typedef struct cm_call {
     cm_call_use *uses; /* arrays: owned, or the first items below */
     uint32_t use_count;
     uint32_t use_room;
-    cm_stream **after; /* held */
+    cm_stream **after; /* on loan */
     uint32_t after_count;
     uint32_t after_room;
     cm_ticket **after_tickets; /* held */
@@ -88,6 +88,9 @@ void cm_call_fill(cm_call *call, cm_copy_request *request);
 /* With the keeps, and storages remember the stream from now on. 0, or -1 with
  * MemoryError. */
 int cm_call_prepare(cm_call *call, cm_copy_request *request);
+/* Each of several calls that were prepared together, the GIL held from the first
+ * storage to the last: what named the storages meanwhile was these. */
+void cm_call_join(cm_call *call);
 /* The engine has the request and its keeps from now on. */
 void cm_call_hand_over(cm_call *call);
 /* Release the GIL, unless that is done; take it again, if it was released. */

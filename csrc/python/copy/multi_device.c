@@ -558,6 +558,9 @@ make_copy_specs(const several_call *several, spec *specs)
             return -1;
         }
     }
+    for (uint32_t i = 0; i < several->count; i++) {
+        cm_call_join(&specs[i].call);
+    }
     return 0;
 }
 
