@@ -85,7 +85,8 @@ strikes(void)
     CM_UNUSED static cm_status failing_##name params                                   \
     {                                                                                  \
         if (strikes()) {                                                               \
-            return (cm_status){FAULT, CM_OP_##name, 0, (uint64_t)CM_ARGUMENT_VALUE arg};               \
+            return (cm_status){FAULT, CM_OP_##name, 0,                                 \
+                               (uint64_t)CM_ARGUMENT_VALUE arg};                       \
         }                                                                              \
         return real_ops->name args;                                                    \
     }
