@@ -19,12 +19,16 @@ ANY_PYTHON := $(patsubst %,tests/test_%.py,faults file_faults mapped_files trans
 	two_gpus_benchmark replay_damaged pool_model stream_semantics mapped_short peers \
 	pool_peers turned several several_overlap transfer transfer_order transfer_control \
 	races register register_lifetime out_of_memory copy_many_order torture limits explain \
-	calibration layout results replay replay_trace safetensors_format)
+	calibration layout results replay replay_trace safetensors_format stubs \
+	fuzz_protocols)
+# What packaging can change.
+PACKAGING := $(patsubst %,tests/test_%.py,import cli errors copy buffer pool stats files \
+	dlpack foreign fork)
 comma := ,
 
 SOURCES := $(sort $(wildcard csrc/*/*.c csrc/*/*/*.c))
 HEADERS := $(sort $(wildcard csrc/*/*.h csrc/*/*/*.h tests/c/*.h))
-CUDA_SOURCES := $(wildcard csrc/runtime/cuda*.c)
+CUDA_SOURCES := csrc/runtime/cuda.c
 PYTHON_SOURCES := $(wildcard csrc/python/*/*.c)
 # The core without CUDA and Python: it is what the C tests link.
 CORE_SOURCES := $(filter-out $(CUDA_SOURCES) $(PYTHON_SOURCES),$(SOURCES))
@@ -35,10 +39,11 @@ WARNINGS := -Wall -Wextra -Wshadow -Wstrict-prototypes -Wmissing-prototypes \
 	-Wconversion -Wundef -Werror
 C_FLAGS := -std=c17 -D_GNU_SOURCE -fvisibility=hidden -Icsrc
 LIMITED := -DPy_LIMITED_API=0x030B0000
+DOCSTRINGS := build/docstrings.h
 CUDA12 := -isystem build/cuda12/nvidia/cuda_runtime/include \
 	-isystem build/cuda12/nvidia/cu13/include
 CUDA13 := -isystem build/cuda13/nvidia/cu13/include
-PYTHON_FLAGS = -DNPY_TARGET_VERSION=NPY_1_22_API_VERSION \
+PYTHON_FLAGS = -Ibuild -DNPY_TARGET_VERSION=NPY_1_22_API_VERSION \
 	-DNPY_NO_DEPRECATED_API=NPY_1_22_API_VERSION $(shell $(PYTHON) -c 'import numpy, \
 	sysconfig; print("-isystem", sysconfig.get_path("include"), "-isystem", \
 	numpy.get_include())')
@@ -133,7 +138,7 @@ ASAN_RUN := PYTHONPATH=$(CURDIR)/$(ASAN) PYTHONSAFEPATH=1 PYTHONMALLOC=malloc \
 	ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1:handle_segv=0:handle_sigbus=0:handle_abort=0:quarantine_size_mb=256 \
 	UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1
 
-$(ASAN)/csrc/%.o: csrc/%.c $(HEADERS) build/cuda12/.stamp
+$(ASAN)/csrc/%.o: csrc/%.c $(HEADERS) $(DOCSTRINGS) build/cuda12/.stamp
 	@mkdir -p $(@D)
 	@echo '  CC $@'
 	@$(CC) $(C_FLAGS) $(WARNINGS) $(ASAN_FLAGS) -c -o $@ $<
@@ -144,7 +149,7 @@ $(ASAN)/cumem/_core.abi3.so: $(SOURCES:%.c=$(ASAN)/%.o)
 	build/cuda12/nvidia/cuda_runtime/lib/libcudart_static.a -ldl -lrt -lpthread
 
 asan: $(ASAN)/cumem/_core.abi3.so ## run the suite on an extension with AddressSanitizer
-	@ln -sf $(CURDIR)/cumem/*.py $(CURDIR)/cumem/*.pyi $(ASAN)/cumem
+	@ln -sfn $(filter-out %.so %__pycache__,$(wildcard $(CURDIR)/cumem/*)) $(ASAN)/cumem
 	$(ASAN_RUN) $(PYTHON) $(or $(ASAN_SCRIPT),-m pytest $(PYTEST_ARGS))
 
 # ---- compilers and linters --------------------------------------------------------------
@@ -159,20 +164,22 @@ build/cuda13/.stamp:
 	'nvidia-cuda-runtime==13.*' 'nvidia-cuda-crt==13.*'
 	@touch $@
 
-check-cuda: build/cuda12/.stamp build/cuda13/.stamp ## compile cuda*.c with CUDA 12 and 13
+check-cuda: build/cuda12/.stamp build/cuda13/.stamp ## compile cuda.c with CUDA 12 and 13
 	@set -e; for file in $(CUDA_SOURCES); do \
 	$(CC) $(C_FLAGS) $(WARNINGS) -O2 $(CUDA12) -c -o /dev/null $$file; \
 	$(CC) $(C_FLAGS) $(WARNINGS) -O2 $(CUDA13) -c -o /dev/null $$file; done
 
-warnings: ## compile csrc/python with warnings as errors, limited API and full API
-	@set -e; for file in $(PYTHON_SOURCES); do \
-	$(CC) $(C_FLAGS) $(WARNINGS) $(PYTHON_FLAGS) $(LIMITED) -O2 -c -o /dev/null $$file; \
-	$(CC) $(C_FLAGS) $(WARNINGS) $(PYTHON_FLAGS) -O2 -c -o /dev/null $$file; done
+$(DOCSTRINGS): csrc/python/docstrings.py cumem/_core.pyi
+	@$(PYTHON) $< cumem/_core.pyi $@
+
+warnings: $(DOCSTRINGS) ## compile csrc/python with warnings as errors, limited API and full API
+	@printf '%s\n' $(PYTHON_SOURCES) | xargs -P 2 -n 1 sh -ec 'for api in $(LIMITED) ""; do \
+	$(CC) $(C_FLAGS) $(WARNINGS) $(PYTHON_FLAGS) $$api -O2 -c -o /dev/null "$$0"; done'
 
 # Paths longer than that take ten times as long and find what cannot be.
 SHORT_PATHS := -Xclang -analyzer-config -Xclang max-nodes=20000
 
-lint: build/cuda12/.stamp ## clang-format, clang-tidy, ruff and mypy; changes nothing
+lint: build/cuda12/.stamp $(DOCSTRINGS) ## clang-format, clang-tidy, ruff and mypy; changes nothing
 	@rc=0; clang-format --dry-run --Werror $(C_TEXTS) || rc=1; \
 	printf '%s\n' $(SOURCES) | xargs -P 2 -n 8 sh -c 'clang-tidy --quiet \
 	--warnings-as-errors="*" "$$@" -- $(C_FLAGS) $(CUDA12) $(PYTHON_FLAGS) $(LIMITED) \
@@ -231,7 +238,8 @@ pythons: ## test one wheel on each CPython >= 3.11 on PATH or of pyenv
 	mkdir build/pythons/suite
 	cp -r $(wildcard tests notebooks docs benchmarks csrc *.md LICENSE pyproject.toml) \
 	build/pythons/suite
-	.ci/pythons build/pythons $(ANY_PYTHON:%=--ignore=%) $(PYTEST_ARGS)
+	PYTHON='$(PYTHON)' PACKAGING='$(PACKAGING)' .ci/pythons build/pythons \
+	$(ANY_PYTHON:%=--ignore=%) $(PYTEST_ARGS)
 
 clean: ## remove everything that was built
 	rm -rf build dist .gpu *.egg-info cumem/*.so .pytest_cache .mypy_cache .ruff_cache \

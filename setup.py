@@ -11,6 +11,7 @@ import sysconfig
 from concurrent.futures import ThreadPoolExecutor
 from importlib.util import find_spec
 from pathlib import Path
+from runpy import run_path
 
 import numpy
 from setuptools import Extension, setup
@@ -80,8 +81,10 @@ if sanitize := [f"-fsanitize={s}" for s in [os.environ.get("CUMEM_SANITIZE")] if
     sanitize.append("-fno-omit-frame-pointer")
 flags += ["-O0", "-g", "-UNDEBUG", "-Werror"] if DEBUG else [] if sanitize else fast
 link = ["-Wl,--exclude-libs,ALL", *([] if DEBUG or sanitize else ["-Wl,-s", *fast])]
+docstrings = run_path("csrc/python/docstrings.py")
+docstrings["write"](Path("cumem/_core.pyi"), Path("build/docstrings.h"))
 core = Extension("cumem._core", sorted(map(str, Path("csrc").rglob("*.c"))))
-core.include_dirs, core.define_macros = ["csrc"], list(macros.items())
+core.include_dirs, core.define_macros = ["csrc", "build"], list(macros.items())
 core.extra_compile_args, core.extra_link_args = flags + sanitize, link + sanitize
 core.libraries, core.py_limited_api = ["dl", "rt", "pthread"], LIMITED
 options = {"bdist_wheel": {"py_limited_api": "cp311"}} if LIMITED else {}

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import cumem
 from cumem import _core
-from cumem.replay_trace import Trace, load_trace
+from cumem.replay.trace import Trace, load_trace
 
 sys.path.append(str(Path(__file__).parent))  # which PYTHONSAFEPATH hides
 from measure import Run

@@ -39,8 +39,9 @@ from typing import Any
 import numpy as np
 
 import cumem
-from cumem import info, replay, replay_allocators
-from cumem.replay_trace import load_trace, parse_late
+from cumem import info, replay
+from cumem.replay import allocators as replay_allocators
+from cumem.replay.trace import load_trace, parse_late
 from cumem.units import format_nbytes
 
 BEGIN, END = "<!-- pools-table -->", "<!-- /pools-table -->"

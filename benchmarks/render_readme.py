@@ -13,8 +13,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from cumem.bench_cases import KINDS
-from cumem.bench_report import DIRECTIONS
+from cumem.bench.cases import KINDS
+from cumem.bench.report import DIRECTIONS
 from cumem.units import format_nbytes
 
 README = Path(__file__).parent.parent / "README.md"

@@ -29,7 +29,7 @@ LINK = re.compile(r"benchmarks/results/([\w.-]+)")
 
 #: What the figures of a file are about, by the beginning of its name.
 SOURCES: dict[str, tuple[str, ...]] = {
-    "bench": ("cumem/bench*.py", "csrc/transfer", "csrc/runtime/cuda*"),
+    "bench": ("cumem/bench", "csrc/transfer", "csrc/runtime/cuda*"),
     "ceilings": (),  # no code of ours
     "checks": ("csrc",),
     "driver-calls": (),
@@ -42,24 +42,15 @@ SOURCES: dict[str, tuple[str, ...]] = {
     ),
     "many": ("csrc/transfer/batch", "csrc/transfer/device/table*"),
     "mutants": ("csrc", "tests/mutants/faults.py"),
-    "plan-fuzz": tuple(
-        f"csrc/transfer/{name}.c"
-        for name in ("plan/plan", "plan/layout", "host/host_copy")
-    ),
+    "plan-fuzz": ("csrc/transfer/plan", "csrc/transfer/host"),
     "pools": ("csrc/pool", "csrc/python/buffer/storage*.c"),
-    "safetensors": ("cumem/safetensors*.py", "csrc/transfer/file"),
+    "safetensors": ("cumem/safetensors", "csrc/transfer/file"),
     "stress-transfers": ("csrc/transfer",),
     "transfer": ("csrc/transfer", "csrc/runtime/cuda*"),
     "threads": ("csrc/transfer", "csrc/python/copy"),
     "torture": ("csrc",),
     "versions": ("csrc",),
-    "two-gpus": tuple(
-        f"csrc/transfer/{name}.c"
-        for name in (
-            *("routes/peer", "device/peer_access", "routes/spread", "routes/fan"),
-            "plan/plan",
-        )
-    ),
+    "two-gpus": ("csrc/transfer/plan", "csrc/transfer/device", "csrc/transfer/routes"),
 }
 
 

@@ -32,7 +32,8 @@ from typing import Any
 import numpy as np
 
 import cumem
-from cumem.safetensors_format import TYPES
+from cumem.measuring import raw_copies
+from cumem.safetensors.format import TYPES
 from cumem.units import format_nbytes
 
 sys.path.append(str(Path(__file__).parent))  # which PYTHONSAFEPATH hides
@@ -180,8 +181,8 @@ class Bench:
         device = cumem.zeros(nbytes, "u1", "device")
         stream = cumem.Stream()
         self.wait()
-        up = min(cumem._core._raw_copies(device, pinned, stream, 0.5))
-        down = min(cumem._core._raw_copies(pinned, device, stream, 0.5))
+        up = min(raw_copies(device, pinned, stream, 0.5))
+        down = min(raw_copies(pinned, device, stream, 0.5))
         return {"up": nbytes / up, "down": nbytes / down}
 
     def time(self, case: Case, library: str, call: Call) -> Any:

@@ -40,7 +40,7 @@ class Case:
 
     Parameters
     ----------
-    library : str
+    who : str
         ``"cumem"``, ``"torch"``, or ``"sleep"`` for a call that copies nothing.
     direction : str
         ``"up"`` (host to device) or ``"down"``; ``""`` of a sleep.
@@ -52,7 +52,7 @@ class Case:
         Longest time, likewise.
     """
 
-    library: str
+    who: str
     direction: str
     nbytes: int
     seconds: dict[int, float] = field(default_factory=dict)
@@ -124,8 +124,8 @@ def cases(quick: bool, seconds: float) -> Iterator[Case]:
 
 def line(case: Case) -> str:
     """One line of the table."""
-    what = f"{case.library} {case.direction} {format_nbytes(case.nbytes)}"
-    if case.library == SLEEP:
+    what = f"{case.who} {case.direction} {format_nbytes(case.nbytes)}"
+    if case.who == SLEEP:
         what = f"sleep of {SLEEP_SECONDS * 1e3:.0f} ms"
     return f"{what:24}" + "".join(
         f"  {case.seconds[beside] * 1e6:10.1f} us beside {beside}"

@@ -11,20 +11,22 @@ from typing import TYPE_CHECKING
 # fmt: off
 # isort: off
 from cumem._core import (
-    BUILT_RUNTIME, OLDEST_DRIVER, Buffer, Device, DeviceBuffer,
+    BUILT_RUNTIME, OLDEST_DRIVER, Buffer, DeviceBuffer,
     Event, HostBuffer, ManagedBuffer, MappedBuffer,
-    PinnedBuffer, Pool, Registration, Stream, Transfer, array,
-    asbuffer, asnumpy, backend, broadcast, broadcast_async, copy, copy_async,
+    PinnedBuffer, Stream, Transfer, array,
+    asbuffer, asnumpy, copy, copy_async,
     copy_many, copy_many_async, current_device,
-    current_stream, default_pool, device_count, driver_version, emulation_reason, empty,
-    empty_device, empty_like, empty_managed, empty_mapped, empty_pinned, full, gather,
-    gather_async, register, runtime_version, scatter,
-    scatter_async, set_current_device, shutdown, trim, zeros,
+    current_stream, default_pool, empty,
+    empty_device, empty_like, empty_managed, empty_mapped, empty_pinned, full,
+    set_current_device, shutdown, zeros,
 )
 if TYPE_CHECKING:
     from types import ModuleType
 
     from cumem.calibration import Calibration, calibrate
+    from cumem.devices import (
+        Device, backend, device_count, driver_version, emulation_reason, runtime_version,
+    )
     from cumem.errors import (
         CancelledError, CudaError, EmulationWarning, OutOfMemoryError,
     )
@@ -34,15 +36,20 @@ if TYPE_CHECKING:
         DeviceMemory, HostMemory, LimitBlock, OutOfMemoryHook, get_limit, limit,
         memory_info, on_out_of_memory, set_limit,
     )
+    from cumem.multi_device import (
+        broadcast, broadcast_async, gather, gather_async, scatter, scatter_async,
+    )
     from cumem.pool_stats import (
         Counters, Measure, Measurement, PoolStats, Stats, measure, pool_counters,
         stats,
     )
+    from cumem.pools import Pool, trim
+    from cumem.registering import Registration, register
     from cumem.safetensors import SafetensorsDict, load_safetensors
-    from cumem.safetensors_format import (
+    from cumem.safetensors.format import (
         SafetensorsError, SafetensorsHeader, SafetensorsInfo, read_safetensors_header,
     )
-    from cumem.safetensors_save import save_safetensors
+    from cumem.safetensors.save import save_safetensors
     from cumem.snapshot import Block, Segment, Snapshot
     from cumem.tuning import Configuration, configure
 # isort: on
@@ -145,12 +152,23 @@ __all__ = [
 #: Modules that are loaded at the first use of one of these names, and for what `_core`
 #: asks of Python: making their classes takes longer than the extension does.
 _LATER: dict[str, tuple[str, ...]] = {
-    "awaiting": (),
+    "extension.arguments": (),
+    "extension.array_interface": (),
+    "extension.awaiting": (),
     "calibration": ("Calibration", "calibrate"),
+    "devices": (
+        "Device",
+        "backend",
+        "device_count",
+        "driver_version",
+        "emulation_reason",
+        "runtime_version",
+    ),
     "errors": ("CancelledError", "CudaError", "EmulationWarning", "OutOfMemoryError"),
     "explanation": ("Explanation", "explain"),
     "files": ("fromfile", "read_ranges", "tofile", "write_ranges"),
-    "foreign_stream": (),
+    "extension.foreign_memory": (),
+    "extension.foreign_stream": (),
     "memory": (
         "DeviceMemory",
         "HostMemory",
@@ -162,10 +180,17 @@ _LATER: dict[str, tuple[str, ...]] = {
         "on_out_of_memory",
         "set_limit",
     ),
+    "multi_device": (
+        "broadcast",
+        "broadcast_async",
+        "gather",
+        "gather_async",
+        "scatter",
+        "scatter_async",
+    ),
     "out_of_memory": (),
-    "pool_options": (),
-    "file_failures": (),
-    "pickling": (),
+    "pools": ("Pool", "trim"),
+    "extension.pickling": (),
     "pool_stats": (
         "Counters",
         "Measure",
@@ -177,18 +202,22 @@ _LATER: dict[str, tuple[str, ...]] = {
         "stats",
     ),
     "progress": (),
+    "registering": ("Registration", "register"),
+    "extension.texts": (),
+    "limits": (),
     "safetensors": ("SafetensorsDict", "load_safetensors"),
-    "safetensors_format": (
+    "safetensors.format": (
         "SafetensorsError",
         "SafetensorsHeader",
         "SafetensorsInfo",
         "read_safetensors_header",
     ),
-    "safetensors_save": ("save_safetensors",),
+    "safetensors.save": ("save_safetensors",),
     "snapshot": ("Block", "Segment", "Snapshot"),
+    "units": (),
     "tuning": ("Configuration", "configure"),
-    "values": (),
-    "views": (),
+    "extension.values": (),
+    "extension.views": (),
 }
 
 

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-# Types of the extension; what things mean stands in its docstrings.
+# Types and docstrings of the extension: the build puts these docstrings into it
+# (csrc/python/docstrings.py).
 from collections.abc import (
     Callable,
     Generator,
     Iterable,
     Iterator,
-    Mapping,
     Sequence,
 )
 from types import TracebackType
@@ -14,8 +14,8 @@ from typing import Any, Final, Literal, Never, Self, SupportsIndex, final
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from cumem.pool_stats import PoolStats
-from cumem.snapshot import Snapshot
+from cumem.devices import Device
+from cumem.pools import Pool
 
 _Kind = Literal["pinned", "mapped", "managed", "device"]
 _Order = Literal["C", "F"]
@@ -25,70 +25,448 @@ _Index = Any
 _Progress = bool | Callable[[int, int], object] | None
 
 class Buffer:
+    """Memory with a shape and a dtype, on the host or on a device.
+
+    Base of the types that say by their name what the memory is. Made by
+    `empty`, `zeros`, `full`, `array` and their kin, never by calling the type.
+    Indexing with integers, slices, Ellipsis and None gives views that keep the
+    memory alive; ``buf[index] = value`` copies. Iterating gives the views
+    ``buf[0]``, ``buf[1]``, …; ``in`` is refused. ``==`` is identity, so that
+    buffers can be keys; compare values with ``numpy()``. Dropping a buffer never waits:
+    its memory is reused when all work that cumem knows of is done with it.
+    """
+
     @property
-    def ptr(self) -> int: ...
+    def ptr(self) -> int:
+        """Address of element 0 as an int: the host's, on device memory the device's;
+        0 if there are no bytes. ValueError if the buffer is closed.
+        """
     @property
-    def nbytes(self) -> int: ...
+    def nbytes(self) -> int:
+        """Bytes of all elements, without gaps between them."""
     @property
-    def shape(self) -> tuple[int, ...]: ...
+    def shape(self) -> tuple[int, ...]:
+        """Lengths of the axes in elements."""
     @property
-    def strides(self) -> tuple[int, ...]: ...
+    def strides(self) -> tuple[int, ...]:
+        """Steps along the axes in bytes; may be negative."""
     @property
-    def dtype(self) -> np.dtype[Any]: ...
+    def dtype(self) -> np.dtype[Any]:
+        """The ``numpy.dtype`` of the elements."""
     @property
-    def ndim(self) -> int: ...
+    def ndim(self) -> int:
+        """Number of axes."""
     @property
-    def size(self) -> int: ...
+    def size(self) -> int:
+        """Number of elements."""
     @property
-    def itemsize(self) -> int: ...
+    def itemsize(self) -> int:
+        """Bytes of one element."""
     @property
-    def kind(self) -> str: ...
+    def kind(self) -> str:
+        """What consumers may do with the memory: ``'pinned'``, ``'mapped'``,
+        ``'managed'``, ``'device'`` or ``'pageable'``.
+        """
     @property
-    def residency(self) -> str: ...
+    def residency(self) -> str:
+        """Where copies take the bytes to be, as a name of `kind`; differs from
+        `kind` after ``as_device()``.
+        """
     @property
-    def device(self) -> Device | None: ...
+    def device(self) -> Device | None:
+        """The `Device` whose context made the memory; None for ordinary memory."""
     @property
-    def readonly(self) -> bool: ...
+    def readonly(self) -> bool:
+        """Whether writing is refused."""
     @property
-    def base(self) -> Buffer | None: ...
+    def base(self) -> Buffer | None:
+        """The buffer that this one is a view of, or None."""
     @property
-    def flags(self) -> tuple[str, ...]: ...
+    def flags(self) -> tuple[str, ...]:
+        """How the memory was made: of ``'portable'``, ``'mapped'``,
+        ``'write_combined'``, ``'global'``, ``'host'``, ``'registered'``,
+        ``'read_only'`` those that apply.
+        """
     @property
-    def closed(self) -> bool: ...
+    def closed(self) -> bool:
+        """Whether `free`, the end of a with block or ``shutdown()`` closed it."""
     @property
-    def T(self) -> Self: ...
-    def numpy(self) -> NDArray[Any]: ...
+    def T(self) -> Self:
+        """View with the axes reversed; see `transpose`."""
+    def numpy(self) -> NDArray[Any]:
+        """View the buffer as a NumPy array, without a copy.
+
+        Returns
+        -------
+        numpy.ndarray
+            Same shape, strides and dtype, read-only if the buffer is. The array keeps
+            the memory alive, and `free` is refused while it lives.
+
+        Raises
+        ------
+        TypeError
+            The memory is on the device: copy it with `to_numpy`, or use a managed
+            buffer, which both sides can read.
+        ValueError
+            The buffer is closed.
+        CudaError
+            A transfer into the buffer failed.
+        RuntimeError
+            In a child made by ``fork``: of managed memory, where a transfer was
+            writing, or where there was no room for a copy.
+
+        Notes
+        ----- Blocks: until unfinished transfers into the memory are done (GIL released,
+        Ctrl-C works). Ordered after: those transfers; not after kernels of other
+        libraries on managed or mapped memory, for which a stream must be synchronised.
+        """
     def to_numpy(
         self, *, stream: object = None, progress: _Progress = None
-    ) -> NDArray[Any]: ...
-    def as_device(self) -> DeviceBuffer: ...
-    def reshape(self, *shape: _Shape, order: _Order = "C") -> Self: ...
-    def transpose(self, *axes: SupportsIndex) -> Self: ...
-    def view(self, dtype: DTypeLike) -> Self: ...
-    def fill(self, value: object, *, stream: object = None) -> None: ...
-    def copy(self, order: _LikeOrder | None = "C") -> Self: ...
-    def __copy__(self) -> Self: ...
-    def __deepcopy__(self, memo: object, /) -> Self: ...
-    def record_stream(self, stream: object, /) -> None: ...
-    def free(self) -> None: ...
+    ) -> NDArray[Any]:
+        """Copy into a new array of NumPy, from memory of any kind.
+
+        Parameters
+        ----------
+        stream : stream, optional
+            Where to copy device memory, of its device; by default the current stream.
+        progress : bool or callable, optional
+            As for `copy`.
+
+        Returns
+        -------
+        numpy.ndarray
+            Of the same shape and dtype, C-contiguous, writable, in ordinary memory of
+            its own.
+
+        Raises
+        ------
+        ValueError
+            The buffer is closed, or `stream` is of another device.
+        MemoryError
+            There is no room for the array.
+        ImportError
+            `progress` is True and there is no tqdm.
+        CudaError
+            The copy failed, or `stream` is being captured.
+
+        Notes
+        ----- Blocks: until the bytes are there (GIL released); Ctrl-C ends it as it
+        does `copy`. Ordered after: work that cumem knows of on the memory, and `stream`
+        or the current stream of its device.
+        """
+    def as_device(self) -> DeviceBuffer:
+        """View mapped or managed memory as a plain device buffer.
+
+        For consumers that refuse the other kinds: torch and JAX refuse managed memory,
+        CuPy refuses page-locked memory.
+
+        Returns
+        -------
+        DeviceBuffer
+            The same bytes at their device address; it keeps the memory alive. A device
+            buffer answers itself.
+
+        Raises
+        ------
+        TypeError
+            The memory is pinned or ordinary, so no device address is promised.
+        ValueError
+            The buffer is closed.
+        """
+    def reshape(self, *shape: _Shape, order: _Order = "C") -> Self:
+        """View the same bytes with another shape.
+
+        Parameters
+        ----------
+        *shape : int or tuple of int
+            New lengths in elements; one of them may be -1 and is worked out.
+        order : {'C', 'F'}
+            Which index runs fastest where elements are read and laid out.
+
+        Returns
+        -------
+        Buffer
+            A view of the same type; it keeps the memory alive. Never a copy.
+
+        Raises
+        ------
+        ValueError
+            The number of elements differs, more than one length is -1, the strides do
+            not allow the shape without a copy, or the buffer is closed.
+        TypeError
+            A length is not an integer.
+        """
+    def transpose(self, *axes: SupportsIndex) -> Self:
+        """View with the axes in another order; without arguments reversed.
+
+        Parameters
+        ----------
+        *axes : int or tuple of int
+            A permutation of the axes; negative numbers count from the end.
+
+        Returns
+        -------
+        Buffer
+            A view of the same type; it keeps the memory alive.
+
+        Raises
+        ------
+        ValueError
+            `axes` is not a permutation, or the buffer is closed.
+        TypeError
+            An axis is not an integer.
+        """
+    def view(self, dtype: DTypeLike) -> Self:
+        """View the same bytes as another dtype, by NumPy's rules.
+
+        Parameters
+        ----------
+        dtype : dtype_like
+            Any dtype without Python objects. Where its itemsize differs, the last axis
+            is lengthened or shortened and must be contiguous.
+
+        Returns
+        -------
+        Buffer
+            A view of the same type; it keeps the memory alive.
+
+        Raises
+        ------
+        ValueError
+            The itemsize differs and the buffer has no dimensions, its last axis is not
+            contiguous, or the sizes do not divide; or the buffer is closed.
+        TypeError
+            `dtype` is not a dtype or holds Python objects.
+        """
+    def fill(self, value: object, *, stream: object = None) -> None:
+        """Set every element.
+
+        Parameters
+        ----------
+        value : array_like, Buffer, or exporter of DLPack or the CUDA array interface
+            A scalar, or an array that broadcasts to the shape. Its values take the
+            dtype where they stay the same kind and come back equal, floats rounded;
+            where NumPy would cut them (1.5 in ``int32``) it is an error. Values on a
+            device are copied there, and brought to the host only if they must be
+            converted.
+        stream : Stream or other stream object, optional
+            Default: the current stream.
+
+        Raises
+        ------
+        ValueError
+            The buffer is read-only or closed, `value` does not broadcast, text or a
+            time in it does not fit, or `stream` is of another device than the device
+            memory to fill.
+        TypeError
+            `value` is of another kind than the dtype: reals for integers, numbers for
+            text.
+        OverflowError
+            A number does not fit into the dtype, or would become infinite.
+        CudaError
+            The fill failed.
+
+        Notes
+        ----- Blocks: for an array or device memory as `value`, until it is copied; else
+        until unfinished background transfers of the memory are done, then, for memory
+        the host can read, until it is filled (GIL released). Device memory of a pool,
+        and with `stream` also mapped and managed memory, is filled later, by the device
+        on the stream; `numpy` and other reads by way of the buffer wait for that.
+        Without `stream` managed memory is filled by the device that it was prefetched
+        to, else by the host. Pinned memory is always written by the host, which waits
+        for the buffer's streams and for `stream`, with all that those were made to wait
+        for. Ctrl-C ends that wait. Ordered after: work that cumem knows of on this
+        buffer, and on `stream`.
+        """
+    def copy(self, order: _LikeOrder | None = "C") -> Self:
+        """Copy into a new buffer of the same kind, flags and device.
+
+        Parameters
+        ----------
+        order : {'C', 'F', 'A', 'K'}
+            Of the copy's elements, as in NumPy: 'A' is 'F' if this buffer is
+            Fortran-contiguous only, else 'C'; 'K' keeps the order of its strides.
+
+        Returns
+        -------
+        Buffer
+            Of the same type, kind, flags and device; writable, also if this one is
+            not. It is no view and shares nothing.
+
+        Raises
+        ------
+        TypeError
+            `order` is no string.
+        ValueError
+            The buffer is closed.
+        OutOfMemoryError
+            There is no room for the copy.
+        CudaError
+            The copy failed.
+
+        Notes
+        -----
+        Blocks: until the bytes are there (GIL released).
+        Ordered after: work that cumem knows of on this buffer, and the current stream.
+        """
+    def __copy__(self) -> Self:
+        """``copy.copy``: as NumPy's arrays do, ``buf.copy(order='K')``.
+
+        Returns
+        -------
+        Buffer
+            Of the same type, kind, flags and device; writable, also if this one is
+            not. It is no view and shares nothing.
+
+        Raises
+        ------
+        ValueError
+            The buffer is closed.
+        OutOfMemoryError
+            There is no room for the copy.
+        CudaError
+            The copy failed.
+
+        Notes
+        -----
+        Blocks: until the bytes are there (GIL released).
+        Ordered after: work that cumem knows of on this buffer, and the current stream.
+        """
+    def __deepcopy__(self, memo: object, /) -> Self:
+        """``copy.deepcopy``: ``buf.copy(order='K')``.
+
+        Returns
+        -------
+        Buffer
+            Of the same type, kind, flags and device; writable, also if this one is
+            not. It is no view and shares nothing.
+
+        Raises
+        ------
+        ValueError
+            The buffer is closed.
+        OutOfMemoryError
+            There is no room for the copy.
+        CudaError
+            The copy failed.
+
+        Notes
+        -----
+        Blocks: until the bytes are there (GIL released).
+        Ordered after: work that cumem knows of on this buffer, and the current stream.
+        """
+    def record_stream(self, stream: object, /) -> None:
+        """Say that a stream works on the memory, which cumem cannot see by itself.
+
+        After the buffer is dropped its memory is reused only when the work that the
+        stream had queued by then is done. If the stream is being captured now the
+        memory belongs to the graph, and is not reused before `shutdown`.
+
+        Parameters
+        ---------- stream : Stream, object with ``__cuda_stream__``, torch or CuPy or
+        Numba stream, int
+            None means the current stream.
+
+        Raises
+        ------
+        TypeError
+            `stream` is no stream.
+        ValueError
+            The buffer or the stream is closed.
+        CudaError
+            The driver does not know the stream.
+        """
+    def free(self) -> None:
+        """Give the memory back now instead of when the last reference goes.
+
+        All buffers that share the memory are closed. The pool reuses it when the work
+        that streams had queued on it is done. Where a transfer of the buffer is
+        unfinished the memory goes when that is done. Where the buffer ever went through
+        the buffer protocol it goes with the last reference: ``torch.frombuffer`` keeps
+        no more than the object. Freeing twice does nothing.
+
+        Raises
+        ------
+        BufferError
+            An array, memoryview or tensor over the memory is alive, or another thread
+            is working on it.
+        CudaError
+            The memory was registered, and unlocking it failed.
+        """
     def __getitem__(self, index: _Index, /) -> Self: ...
     def __setitem__(self, index: _Index, value: object, /) -> None: ...
     def __len__(self) -> int: ...
     def __int__(self) -> int: ...
     def __float__(self) -> float: ...
-    def __complex__(self) -> complex: ...
+    def __complex__(self) -> complex:
+        """The only element, for ``complex(buf)``.
+
+        Raises
+        ------
+        TypeError
+            There is not one element, it is no number, or the memory is a device's.
+
+        Notes
+        -----
+        Blocks: until unfinished transfers into the memory are done.
+        Ordered after: those transfers.
+        """
     def __iter__(self) -> Iterator[Self]: ...
-    def __reversed__(self) -> Iterator[Self]: ...
+    def __reversed__(self) -> Iterator[Self]:
+        """Iterate over the views ``buf[-1]``, ``buf[-2]``, … of the first axis.
+
+        Raises
+        ------
+        TypeError
+            The buffer has no dimensions.
+        ValueError
+            The buffer is closed.
+        """
     def __contains__(self, value: object, /) -> Never: ...
     def __bool__(self) -> bool: ...
-    def __enter__(self) -> Self: ...
+    def __enter__(self) -> Self:
+        """Return the buffer itself.
+
+        Raises
+        ------
+        ValueError
+            The buffer is closed.
+        """
     def __exit__(
         self,
         exc_type: type[BaseException] | None,
         exc: BaseException | None,
         tb: TracebackType | None,
         /,
-    ) -> None: ...
+    ) -> None:
+        """Close the buffer and views of it; the memory goes back once nothing uses it.
+
+        Unlike `free` it never fails: arrays and tensors made inside the block stay
+        valid, and the memory goes back with the last of them, or when the last transfer
+        of the buffer is done: at once where there are none. Where the buffer went
+        through the buffer protocol or ``__cuda_array_interface__``, whose users may
+        have kept no more than the object, it goes with the last reference. For a view
+        only the view is closed, and the memory is its buffer's.
+        """
+    def __reduce_ex__(self, protocol: SupportsIndex, /) -> tuple[Any, ...]:
+        """Pickle: kind, dtype, shape, flags, whether it is read-only, and bytes.
+
+        With protocol 5 the bytes are a ``pickle.PickleBuffer`` over this memory, so that
+        a ``buffer_callback`` gets them without a copy; otherwise they are in the stream.
+        Unpickling allocates memory of the same kind on the current device.
+
+        Raises
+        ------
+        TypeError
+            The memory is on the device.
+        ValueError
+            The buffer is closed.
+
+        Notes
+        -----
+        Blocks: until unfinished transfers into the memory are done.
+        Ordered after: those transfers.
+        """
     def __dlpack__(
         self,
         *,
@@ -96,47 +474,184 @@ class Buffer:
         max_version: tuple[int, int] | None = None,
         dl_device: tuple[int, int] | None = None,
         copy: bool | None = None,
-    ) -> object: ...
-    def __dlpack_device__(self) -> tuple[int, int]: ...
+    ) -> object:
+        """DLPack: a capsule by which another library takes the memory over.
+
+        Parameters
+        ----------
+        stream : int, optional
+            The consumer's stream: work on it is ordered after ours and remembered.
+            -1 orders nothing.
+        max_version : tuple of int, optional
+            Newest version the consumer reads; without it the old capsule is made.
+        dl_device : tuple of int, optional
+            Device type and index to export to; ``(1, 0)`` is the CPU.
+        copy : bool, optional
+            True always copies, False never does.
+
+        Raises
+        ------
+        BufferError
+            The export that was asked for is not possible.
+        ValueError
+            An argument is wrong, or the buffer is closed.
+
+        Notes
+        -----
+        Blocks: exports to the CPU wait for pending work; others do not.
+        Ordered after: work that cumem knows of on this buffer.
+        """
+    def __dlpack_device__(self) -> tuple[int, int]:
+        """DLPack: device type and index, ``(3, 0)`` for pinned and mapped, ``(13, 0)``
+        for managed, ``(2, index)`` for device and ``(1, 0)`` for ordinary memory and
+        on the emulated device.
+        """
     def __array__(
         self, dtype: DTypeLike | None = None, *, copy: bool | None = None
-    ) -> NDArray[Any]: ...
+    ) -> NDArray[Any]:
+        """NumPy's protocol: the array of `numpy`, or a copy of it.
+
+        Parameters
+        ----------
+        dtype : dtype_like, optional
+            Converts, which copies, if it differs.
+        copy : bool, optional
+            True always copies, False never does.
+
+        Raises
+        ------
+        ValueError
+            A copy is needed and `copy` is False, or the buffer is closed.
+        TypeError
+            The memory is a device's: NumPy cannot read it in place.
+
+        Notes
+        -----
+        Blocks: until unfinished transfers into the memory are done.
+        Ordered after: those transfers.
+        """
 
 class _HostUsable(
     Buffer
 ):  # not at run time: the four types that have the buffer protocol
     def __buffer__(self, flags: int, /) -> memoryview: ...
     def __release_buffer__(self, view: memoryview, /) -> None: ...
-    def __reduce_ex__(self, protocol: SupportsIndex, /) -> tuple[Any, ...]: ...
 
 @final
-class PinnedBuffer(_HostUsable): ...
+class PinnedBuffer(_HostUsable):
+    """Page-locked host memory: the fast end of copies to and from devices.
+
+    Has the buffer protocol, so that NumPy, torch and MPI read and write it
+    without a copy.
+    """
 
 @final
 class MappedBuffer(_HostUsable):
+    """Page-locked host memory that devices also read and write over the bus.
+
+    Has the buffer protocol for the host and the CUDA array interface for
+    devices.
+    """
+
     @property
-    def __cuda_array_interface__(self) -> dict[str, Any]: ...
+    def __cuda_array_interface__(self) -> dict[str, Any]:
+        """CUDA array interface, version 3: a dict by which CuPy, Numba, torch and JAX
+        take the memory over without a copy. AttributeError on the emulated device.
+        """
     @property
-    def device_ptr(self) -> int: ...
+    def device_ptr(self) -> int:
+        """Address of element 0 for the device, as an int; 0 if there are no
+        bytes. ValueError if the buffer is closed.
+        """
 
 @final
 class ManagedBuffer(_HostUsable):
+    """Unified memory: one address for host and devices, pages move on use.
+
+    Has the buffer protocol for the host and the CUDA array interface for
+    devices.
+    """
+
     @property
-    def __cuda_array_interface__(self) -> dict[str, Any]: ...
-    def prefetch(self, device: object = None, *, stream: object = None) -> None: ...
+    def __cuda_array_interface__(self) -> dict[str, Any]:
+        """CUDA array interface, version 3: a dict by which CuPy, Numba, torch and JAX
+        take the memory over without a copy. AttributeError on the emulated device.
+        """
+    def prefetch(self, device: object = None, *, stream: object = None) -> None:
+        """Move the pages to a device or to the host ahead of use.
+
+        Parameters
+        ----------
+        device : Device, int, str or 'host', optional
+            Where to; default: cumem's current device.
+        stream : Stream or other stream object, optional
+            Default: the current stream of that device.
+
+        Raises
+        ------
+        ValueError
+            There is no such device, or the buffer is closed.
+        TypeError
+            `device` or `stream` is of another type.
+        CudaError
+            The driver refused, e.g. on devices without concurrent managed access.
+
+        Notes
+        ----- Blocks: no, the move is queued. Ordered after: work on `stream`. Pages
+        that the view shares with its neighbours move whole.
+        """
     @property
-    def prefetch_location(self) -> Device | str | None: ...
+    def prefetch_location(self) -> Device | str | None:
+        """Where the memory was last prefetched to: a `Device`, ``'host'``, or None if
+        nowhere or to several places.
+        """
 
 @final
 class DeviceBuffer(Buffer):
+    """Memory of a device, which the host cannot touch.
+
+    Has the CUDA array interface and no buffer protocol.
+    """
+
     @property
-    def __cuda_array_interface__(self) -> dict[str, Any]: ...
+    def __cuda_array_interface__(self) -> dict[str, Any]:
+        """CUDA array interface, version 3: a dict by which CuPy, Numba, torch and JAX
+        take the memory over without a copy. AttributeError on the emulated device.
+        """
 
 @final
-class HostBuffer(_HostUsable): ...
+class HostBuffer(_HostUsable):
+    """Ordinary memory that belongs to another object, from `asbuffer`."""
 
 @final
 class Stream:
+    """A queue of device work: what is queued on one stream runs in order.
+
+    In a ``with`` block it is the current stream of its device, in this thread or task
+    only. Leaving the block neither waits nor closes.
+
+    Parameters
+    ----------
+    device : Device, int or str, optional
+        Where the work runs; cumem's current device by default.
+    priority : int
+        0 is the lowest; negative numbers come first, as far as the device goes.
+    non_blocking : bool
+        False orders it with the legacy default stream, as CUDA's blocking streams are.
+
+    Raises
+    ------
+    ValueError
+        If the device does not exist or the priority is out of its range.
+    CudaError
+        If the stream cannot be made.
+
+    Notes
+    -----
+    Two Streams are equal when they stand for the same CUDA stream. Everything that was
+    queued keeps the stream alive.
+    """
+
     def __new__(
         cls,
         *,
@@ -145,185 +660,629 @@ class Stream:
         non_blocking: bool = True,
     ) -> Self: ...
     @classmethod
-    def from_external(cls, obj: object, /, *, device: object = None) -> Self: ...
+    def from_external(cls, obj: object, /, *, device: object = None) -> Self:
+        """Stream made by another library; it is kept alive, and stays its owner's.
+
+        Parameters
+        ----------
+        obj : object
+            Anything with ``__cuda_stream__``, ``.cuda_stream`` (PyTorch), ``.ptr``
+            (CuPy) or ``.handle`` (Numba), or a handle as an int: 0 and 1 are the legacy
+            default stream, 2 is the calling thread's.
+        device : Device, int or str, optional
+            Whose default stream is meant, where neither `obj` nor the driver can say
+            it.
+
+        Returns
+        -------
+        Stream
+
+        Raises
+        ------
+        TypeError
+            If `obj` is no stream.
+        ValueError
+            If a handle is negative, ``__cuda_stream__`` answers a version that is not
+            known, or the stream belongs to another device than `device`.
+        CudaError
+            If the driver does not know the handle.
+        """
     @property
-    def handle(self) -> int: ...
+    def handle(self) -> int:
+        """cudaStream_t as an int; 1 is the legacy default stream."""
     @property
-    def id(self) -> int: ...
+    def id(self) -> int:
+        """Number that, unlike the handle, no later stream of the process gets again."""
     @property
-    def device(self) -> Device: ...
+    def device(self) -> Device:
+        """Device the stream belongs to."""
     @property
-    def priority(self) -> int: ...
+    def priority(self) -> int:
+        """0 for the lowest; negative numbers come first."""
     @property
-    def done(self) -> bool: ...
+    def done(self) -> bool:
+        """True when nothing that was queued is left to do. Never blocks; raises CudaError
+        when work failed.
+        """
     @property
-    def is_capturing(self) -> bool: ...
-    def synchronize(self) -> None: ...
-    def wait(self, other: object, /) -> None: ...
-    def record(self, event: Event | None = None, /) -> Event: ...
-    def close(self) -> None: ...
-    def __cuda_stream__(self) -> tuple[int, int]: ...
-    def __enter__(self) -> Self: ...
+    def is_capturing(self) -> bool:
+        """True while work queued on the stream goes into a graph instead of running."""
+    def synchronize(self) -> None:
+        """Wait until everything queued so far is done.
+
+        Raises
+        ------
+        CudaError
+            If work on the stream failed.
+        ValueError
+            If the stream is closed.
+
+        Notes
+        ----- **Blocks** until the stream is empty, GIL released; Ctrl-C interrupts it
+        in the main thread.
+        """
+    def wait(self, other: object, /) -> None:
+        """Let work queued from now on start only after `other`.
+
+        Parameters
+        ----------
+        other : Event, Transfer or stream
+            An event as recorded last, a transfer, or all that is queued on a stream so
+            far.
+
+        Raises
+        ------
+        TypeError
+            If `other` is none of these.
+        ValueError
+            If one of them is closed.
+        CudaError
+            If the driver refuses, or the transfer failed.
+
+        Notes
+        ----- **Blocks** only for a Transfer, until its last piece is submitted; for one
+        that ends on the host, until it is done. **Ordered after** `other`.
+        """
+    def record(self, event: Event | None = None, /) -> Event:
+        """Mark this point of the stream.
+
+        Parameters
+        ----------
+        event : Event, optional
+            Moved to this point; a new one is made by default.
+
+        Returns
+        -------
+        Event
+            `event`, or the new one.
+
+        Raises
+        ------
+        ValueError
+            If one of them is closed or they belong to different devices.
+        CudaError
+            If the event cannot be made or recorded.
+
+        Notes
+        -----
+        Never blocks. **Ordered after** all that is queued on the stream.
+        """
+    def close(self) -> None:
+        """Let go of the stream; queued work still completes.
+
+        Notes
+        ----- Never waits for that work. Buffers and transfers that used the stream keep
+        it until they are done with it. Does nothing for ``current_stream()`` where that
+        is a device's default stream.
+        """
+    def __cuda_stream__(self) -> tuple[int, int]:
+        """Protocol of other libraries: ``(0, handle)``."""
+    def __enter__(self) -> Self:
+        """Make it the current stream of its device in this thread or task.
+
+        Blocks may end in any order, as those of generators do: the innermost of those
+        still open is current. Tasks started inside and contexts copied inside keep it
+        after the block.
+
+        Raises
+        ------
+        ValueError
+            If the stream is closed.
+        """
     def __exit__(
         self,
         exc_type: type[BaseException] | None,
         exc: BaseException | None,
         tb: TracebackType | None,
         /,
-    ) -> None: ...
+    ) -> None:
+        """End the block that was entered here; the others stay as they are.
+
+        Raises
+        ------
+        RuntimeError
+            If the block was entered in another thread or context, as that of a
+            generator may be that another thread closes: it is over there and here; or
+            if it was not entered.
+        """
     def __hash__(self) -> int: ...
     def __eq__(self, other: object, /) -> bool: ...
 
 @final
 class Event:
+    """A point in a stream, to wait for or to measure from.
+
+    Parameters
+    ----------
+    device : Device, int or str, optional
+        Whose streams it is recorded on; cumem's current device by default.
+    timing : bool
+        Take the time when the point is reached; without it an event is cheaper.
+    blocking : bool
+        Let `synchronize` sleep instead of spinning on a core.
+
+    Raises
+    ------
+    ValueError
+        If the device does not exist.
+    CudaError
+        If the event cannot be made.
+
+    Notes
+    -----
+    An event that was never recorded counts as done.
+    """
+
     def __new__(
         cls, *, device: object = None, timing: bool = True, blocking: bool = False
     ) -> Self: ...
     @property
-    def handle(self) -> int: ...
+    def handle(self) -> int:
+        """cudaEvent_t as an int."""
     @property
-    def device(self) -> Device: ...
+    def device(self) -> Device:
+        """Device whose streams it is recorded on."""
     @property
-    def done(self) -> bool: ...
-    def record(self, stream: object = None, /) -> Self: ...
-    def synchronize(self) -> None: ...
-    def seconds_since(self, start: Event, /) -> float: ...
-    def close(self) -> None: ...
+    def done(self) -> bool:
+        """True when the point recorded last is reached. Never blocks; raises CudaError
+        when work failed.
+        """
+    def record(self, stream: object = None, /) -> Self:
+        """Move the event to the end of what is queued on a stream.
 
-@final
-class Device:
-    def __new__(cls, index: SupportsIndex | str = 0, /) -> Self: ...
-    def __reduce__(self) -> tuple[type[Self], tuple[int]]: ...
-    @property
-    def index(self) -> int: ...
-    @property
-    def name(self) -> str: ...
-    @property
-    def uuid(self) -> str: ...
-    @property
-    def pci_bus_id(self) -> str: ...
-    @property
-    def total_nbytes(self) -> int: ...
-    @property
-    def compute_capability(self) -> tuple[int, int]: ...
-    @property
-    def emulated(self) -> bool: ...
-    def attributes(self) -> dict[str, int]: ...
-    def can_access_peer(self, other: object, /) -> bool: ...
-    def synchronize(self) -> None: ...
-    def memory_info(self) -> tuple[int, int]: ...
-    def __index__(self) -> int: ...
-    def __hash__(self) -> int: ...
-    def __eq__(self, other: object, /) -> bool: ...
+        Parameters
+        ----------
+        stream : object, optional
+            Anything `Stream.from_external` takes; the current stream by default.
+
+        Returns
+        -------
+        Event
+            The event itself.
+
+        Raises
+        ------
+        TypeError
+            If `stream` is no stream.
+        ValueError
+            If one of them is closed or they belong to different devices.
+        CudaError
+            If the driver refuses.
+
+        Notes
+        -----
+        Never blocks. **Ordered after** all that is queued on the stream.
+        """
+    def synchronize(self) -> None:
+        """Wait until the point recorded last is reached.
+
+        Raises
+        ------
+        ValueError
+            If the event is closed.
+        CudaError
+            If work before it failed.
+
+        Notes
+        -----
+        **Blocks** until then, GIL released; Ctrl-C interrupts it in the main thread.
+        """
+    def seconds_since(self, start: Event, /) -> float:
+        """Time from another event to this one on the device's clock.
+
+        Parameters
+        ----------
+        start : Event
+            An event of the same device.
+
+        Returns
+        -------
+        float
+            Seconds, with a resolution of about half a microsecond.
+
+        Raises
+        ------
+        TypeError
+            If `start` is no Event.
+        ValueError
+            If one of them is closed, was never recorded or was made without ``timing``,
+            or if they belong to different devices.
+        CudaError
+            If work before them failed.
+
+        Notes
+        ----- **Blocks** until both are reached, GIL released; Ctrl-C interrupts it in
+        the main thread. Resolution: CUDA Runtime API, ``cudaEventElapsedTime``.
+        """
+    def close(self) -> None:
+        """Let go of the event; streams that wait for it still do."""
 
 @final
 class Transfer:
+    """A copy that may still be running, made by `copy_async`.
+
+    It keeps both ends alive. Dropping it neither blocks nor cancels: the ends then live
+    until the copy is done, and a failure that nobody asked for goes to
+    `sys.unraisablehook`. `await` it in a coroutine, or call `wait`; a task of it is
+    made by ``asyncio.ensure_future``, since it is no coroutine, which ``create_task``
+    wants.
+
+    Raises
+    ------
+    CudaError
+        By `wait`, `order` and `await`: the copy failed.
+    CancelledError
+        By the same: it was cancelled.
+    """
+
     @property
-    def done(self) -> bool: ...
+    def done(self) -> bool:
+        """True when the copy is over, also when it failed. Never blocks. RuntimeError in a
+        child made by ``fork`` if it was not over by then.
+        """
     @property
-    def nbytes(self) -> int: ...
+    def nbytes(self) -> int:
+        """Payload in bytes; a source that is repeated to fit counts once."""
     @property
-    def seconds(self) -> float: ...
+    def seconds(self) -> float:
+        """Time from start to end, in seconds: by the device's clock for what a stream did
+        alone, else by the host's; 0.0 while it is not done.
+        """
     @property
-    def gbps(self) -> float: ...
+    def gbps(self) -> float:
+        """Payload per time, in 1e9 bytes a second; 0.0 while it is not done."""
     @property
-    def route(self) -> str: ...
+    def route(self) -> str:
+        """How the bytes went: "nothing", "host", "direct", "direct-2d", "peer",
+        "peer-staged", "kernel", "staged" or "staged-kernel".
+        """
     @property
-    def progress(self) -> int: ...
+    def progress(self) -> int:
+        """Bytes of `nbytes` that have arrived, in whole pieces; it never falls, and is
+        `nbytes` just when all is done without a failure. What one call of the driver
+        moves is nothing until then. Never blocks.
+        """
     @property
-    def cancelled(self) -> bool: ...
-    def wait(
-        self, timeout: float | None = None, *, progress: _Progress = None
-    ) -> None: ...
-    def cancel(self) -> bool: ...
-    def order(self, stream: object, /) -> None: ...
+    def cancelled(self) -> bool:
+        """True when `cancel` has cancelled it. Never blocks."""
+    def wait(self, timeout: float | None = None, *, progress: _Progress = None) -> None:
+        """Wait until the data is there.
+
+        Parameters
+        ----------
+        timeout : float, optional
+            Seconds; None waits as long as it takes.
+        progress : bool or callable, optional
+            True shows a bar if it takes long (tqdm, of the extra ``cumem[progress]``).
+            A callable is called now and then, and once more when all is done, with the
+            bytes that have arrived and those in all; what it raises ends the waiting.
+
+        Raises
+        ------
+        TimeoutError
+            If the time has passed; the copy goes on.
+        ValueError
+            If `timeout` is negative or not a number.
+        TypeError
+            If `timeout` is no number or `progress` cannot be called.
+        ImportError
+            If `progress` is True and there is no tqdm.
+        CancelledError
+            If the copy was cancelled.
+        CudaError
+            If the copy failed.
+        OSError
+            If an end is a mapped file that was cut short or cannot be read.
+
+        Notes
+        ----- **Blocks** until then, GIL released; Ctrl-C interrupts the waiting, not
+        the copy.
+        """
+    def cancel(self) -> bool:
+        """Cancel the copy if it has not begun.
+
+        Only a copy in the background can still be cancelled (one made without
+        `stream=`), and only while it waits for a thread or for what has to come before
+        it. What the driver has been given cannot be called back.
+
+        Returns
+        -------
+        bool
+            True if the copy is cancelled, now or by an earlier call: nothing was or
+            will be read or written, the transfer is done, both ends are let go, and
+            `wait`, `order` and `await` raise `CancelledError`. False if it has begun or
+            is done: nothing changes.
+
+        Notes
+        ----- Copies that were to come after it go ahead. Cancelling a task that awaits
+        a transfer does not cancel the transfer. It returns within a moment, GIL
+        released.
+        """
+    def order(self, stream: object, /) -> None:
+        """Let a stream wait for the copy.
+
+        Parameters
+        ----------
+        stream : stream
+            Anything `Stream.from_external` takes; None is the current stream.
+
+        Raises
+        ------
+        TypeError
+            If `stream` is no stream.
+        CancelledError
+            If the copy was cancelled.
+        CudaError
+            If the copy has failed, or the driver refuses.
+
+        Notes
+        ----- **Blocks**, GIL released, until the last piece is queued (for a target
+        that the host has to write, until it is written). Work queued on `stream`
+        afterwards is **ordered after** the copy.
+        """
     def _notify(self, fd: int, /) -> None: ...
     def __await__(self) -> Generator[Any]: ...
 
-@final
-class Pool:
+class _Pool:
+    """What a Pool has in C; `cumem.pools.Pool` is the type of all of them."""
+
     def __new__(
         cls,
-        kind: _Kind = "device",
-        *,
-        device: object = None,
-        limit: int | str | None = None,
-        numa_node: int | None = None,
-        segments: Literal["auto", "malloc"] = "auto",
-        idle_trim: float | None = None,
-        portable: bool = True,
-        write_combined: bool = False,
-        attach: Literal["global", "host"] = "global",
+        kind: str,
+        device: int,
+        flags: int,
+        numa_node: int,
+        plain: bool,
+        idle_trim_ns: int,
+        limit: int | None,
+        /,
     ) -> Self: ...
     @property
-    def kind(self) -> str: ...
+    def _config(self) -> tuple[_Kind, Device, int, int, bool, int, int]:
+        """Kind, Device, flags, NUMA node or -1, whether segments are plain, idle_trim in
+        ns or 0, number.
+        """
     @property
-    def device(self) -> Device: ...
+    def _limit(self) -> int | None:
+        """Bytes or None; may be set."""
+    @_limit.setter
+    def _limit(self, value: int | None) -> None: ...
     @property
-    def limit(self) -> int | None: ...
-    @limit.setter
-    def limit(self, value: int | str | None) -> None: ...
-    @property
-    def numa_node(self) -> int | None: ...
-    @property
-    def segments(self) -> str: ...
-    @property
-    def idle_trim(self) -> float | None: ...
-    @idle_trim.setter
-    def idle_trim(self, value: float | None) -> None: ...
-    @property
-    def closed(self) -> bool: ...
-    def allocate(self, nbytes: int, stream: object = None) -> Buffer: ...
-    def stats(self) -> PoolStats: ...
-    def snapshot(self) -> Snapshot: ...
-    def trim(self, keep: int | str = 0, wait: bool = True) -> int: ...
-    def reset_peaks(self) -> None: ...
-    def close(self) -> None: ...
-    def __enter__(self) -> Self: ...
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        tb: TracebackType | None,
-        /,
-    ) -> None: ...
+    def closed(self) -> bool:
+        """True after close() or shutdown(): nothing is allocated any more."""
+    def allocate(self, nbytes: int, stream: object = None) -> Buffer:
+        """Allocate a one-dimensional buffer of bytes.
 
-@final
-class Registration:
-    @property
-    def buffer(self) -> PinnedBuffer | MappedBuffer: ...
-    @property
-    def nbytes(self) -> int: ...
-    def close(self) -> None: ...
-    def __enter__(self) -> PinnedBuffer | MappedBuffer: ...
+        Parameters
+        ----------
+        nbytes : int
+            Its length in bytes; 0 is fine.
+        stream : Stream or other stream object, optional
+            The stream to use it on first; default: the current one for device memory,
+            none for the other kinds.
+
+        Returns
+        -------
+        Buffer
+            Of dtype uint8 and of the pool's kind. Its bytes are not set.
+
+        Raises
+        ------
+        TypeError
+            If an argument has the wrong type.
+        ValueError
+            If `nbytes` is negative or does not fit in 63 bits, `stream` is of another
+            device, or the pool is closed.
+        OutOfMemoryError
+            If there is no room, also after waiting for freed memory and trimming pools.
+        CudaError
+            If a call to CUDA failed.
+
+        Notes
+        ----- **Blocks** only when the pool has nothing that fits, GIL released.
+        **Ordered after**: device memory may be used at once on `stream`; on another
+        stream the user orders it.
+        """
+    def _describe(
+        self,
+    ) -> tuple[int, int, str, int, int | None, tuple[int, ...]]:
+        """A row as of `_pools`."""
+    def _list(self) -> list[tuple[int, int, int, int, str]]:
+        """Segment, address, bytes, bytes asked for and state of each block."""
+    def _set_idle_trim(self, ns: int, /) -> None:
+        """0: never."""
+    def reset_peaks(self) -> None:
+        """Let the peaks start again from what is held now.
+
+        Raises
+        ------
+        ValueError
+            If the pool is closed.
+        """
+    def close(self) -> None:
+        """Allocate no more, and give back what is not in use; doing it twice is no error.
+
+        Buffers stay valid: their memory goes back when the last of them dies.
+
+        Raises
+        ------
+        ValueError
+            If it is a default pool; nothing is done then.
+
+        Notes
+        ----- **Blocks** until work on memory that was freed is done, if no buffer is
+        left; GIL released. Ctrl-C ends the wait and leaves the pool open: close it
+        again. Not so where the pool is dropped instead, or where the last of its
+        buffers dies after close(): that waits to the end.
+        """
+    def __enter__(self) -> Self:
+        """Make it current for its kind and device in this thread or task.
+
+        Blocks may end in any order, as those of generators do: the innermost of those
+        still open is current. Tasks started inside and contexts copied inside keep it
+        after the block.
+
+        Raises
+        ------
+        ValueError
+            If the pool is closed.
+        """
     def __exit__(
         self,
         exc_type: type[BaseException] | None,
         exc: BaseException | None,
         tb: TracebackType | None,
         /,
-    ) -> None: ...
+    ) -> None:
+        """End the block that was entered here: the others stay as they are, and the pool
+        stays open.
+
+        Raises
+        ------
+        RuntimeError
+            If the block was entered in another thread or context, as that of a
+            generator may be that another thread closes: it is over there and here; or
+            if it was not entered.
+        """
 
 def empty(
     shape: _Shape,
-    dtype: DTypeLike = ...,
+    dtype: DTypeLike = "float64",
     kind: _Kind = "device",
     *,
     order: _Order = "C",
     device: object = None,
     stream: object = None,
     pool: Pool | None = None,
-) -> Buffer: ...
+) -> Buffer:
+    """Allocate a buffer from the pool of its kind, without setting its bytes.
+
+    Parameters
+    ----------
+    shape : int or sequence of int
+        Lengths in elements; 0 and ``()`` are fine.
+    dtype : dtype_like
+        Any NumPy dtype without Python objects.
+    kind : {'device', 'pinned', 'mapped', 'managed'}
+        What memory; default device memory.
+    order : {'C', 'F'}
+        Whether the last or the first index runs fastest.
+    device : Device, int or str, optional
+        Whose memory, or whose context page-locks it, as ``0`` or ``"cuda:0"``; default:
+        cumem's current one.
+    stream : Stream or other stream object, optional
+        The stream to use it on first, for device memory one of `device`; default:
+        the current stream.
+    pool : Pool, optional
+        Where to take it from; default: the pool of the innermost ``with pool:`` block
+        that fits, else the kind's default pool. Without `kind` and `device` it says
+        these as well.
+
+    Returns
+    -------
+    Buffer
+        A `PinnedBuffer`, `MappedBuffer`, `ManagedBuffer` or `DeviceBuffer`.
+
+    Raises
+    ------
+    ValueError
+        A length is negative, the size does not fit in 63 bits, kind, order or device
+        is none of those that exist, or `stream` is of another device.
+    TypeError
+        An argument has the wrong type, or the dtype holds Python objects.
+    OutOfMemoryError
+        There is no room, also after waiting for freed memory and trimming pools.
+    CudaError
+        A call to CUDA failed.
+    RuntimeError
+        In a child made by ``fork``.
+
+    Notes
+    -----
+    Blocks: only when the pool has nothing that fits (GIL released).
+    Ordered after: device memory may be used at once on `stream`; on another stream the
+    user orders it.
+    """
+
 def zeros(
     shape: _Shape,
-    dtype: DTypeLike = ...,
+    dtype: DTypeLike = "float64",
     kind: _Kind = "device",
     *,
     order: _Order = "C",
     device: object = None,
     stream: object = None,
     pool: Pool | None = None,
-) -> Buffer: ...
+) -> Buffer:
+    """Allocate a buffer and set all its bytes to zero.
+
+    Parameters
+    ----------
+    shape : int or sequence of int
+        Lengths in elements.
+    dtype : dtype_like
+        Any NumPy dtype without Python objects.
+    kind : {'device', 'pinned', 'mapped', 'managed'}
+        What memory; default device memory.
+    order : {'C', 'F'}
+        Whether the last or the first index runs fastest.
+    device : Device, int or str, optional
+        Whose memory, or whose context page-locks it, as ``0`` or ``"cuda:0"``; default:
+        cumem's current one.
+    stream : Stream or other stream object, optional
+        The stream to use it on first, for device memory one of `device`; default:
+        the current stream.
+    pool : Pool, optional
+        Where to take it from; default: the pool of the innermost ``with pool:`` block
+        that fits, else the kind's default pool. Without `kind` and `device` it says
+        these as well.
+
+    Returns
+    -------
+    Buffer
+        A `PinnedBuffer`, `MappedBuffer`, `ManagedBuffer` or `DeviceBuffer`.
+
+    Raises
+    ------
+    ValueError
+        A length is negative, the size does not fit in 63 bits, kind, order or device
+        is none of those that exist, or `stream` is of another device.
+    TypeError
+        An argument has the wrong type, or the dtype holds Python objects.
+    OutOfMemoryError
+        There is no room, also after waiting for freed memory and trimming pools.
+    CudaError
+        A call to CUDA failed.
+    RuntimeError
+        In a child made by ``fork``.
+
+    Notes
+    -----
+    Blocks: for memory the host can read, until it is zero; device memory, and mapped
+    and managed memory with `stream`, is set on the stream.
+    Ordered after: work on `stream`.
+    """
+
 def full(
     shape: _Shape,
     fill_value: object,
@@ -334,7 +1293,58 @@ def full(
     device: object = None,
     stream: object = None,
     pool: Pool | None = None,
-) -> Buffer: ...
+) -> Buffer:
+    """Allocate a buffer and set all its elements to a value.
+
+    Parameters
+    ----------
+    shape : int or sequence of int
+        Lengths in elements.
+    fill_value : array_like, Buffer, or exporter of DLPack or the CUDA array interface
+        A scalar, or an array that broadcasts to the shape; also on a device.
+    dtype : dtype_like, optional
+        Default: the dtype that `fill_value` has or NumPy gives it.
+    kind : {'device', 'pinned', 'mapped', 'managed'}
+        What memory; default device memory.
+    order : {'C', 'F'}
+        Whether the last or the first index runs fastest.
+    device : Device, int or str, optional
+        Whose memory, or whose context page-locks it, as ``0`` or ``"cuda:0"``; default:
+        cumem's current one.
+    stream : Stream or other stream object, optional
+        The stream to use it on first, for device memory one of `device`; default:
+        the current stream.
+    pool : Pool, optional
+        Where to take it from; default: the pool of the innermost ``with pool:`` block
+        that fits, else the kind's default pool. Without `kind` and `device` it says
+        these as well.
+
+    Returns
+    -------
+    Buffer
+        A `PinnedBuffer`, `MappedBuffer`, `ManagedBuffer` or `DeviceBuffer`.
+
+    Raises
+    ------
+    ValueError
+        A length is negative, the size does not fit in 63 bits, kind, order or device
+        is none of those that exist, or `stream` is of another device.
+    TypeError
+        An argument has the wrong type, or the dtype holds Python objects.
+    OutOfMemoryError
+        There is no room, also after waiting for freed memory and trimming pools.
+    CudaError
+        A call to CUDA failed.
+    RuntimeError
+        In a child made by ``fork``.
+
+    Notes
+    -----
+    Blocks: for memory the host can read, until it is filled; device memory, and mapped
+    and managed memory with `stream`, is filled on the stream.
+    Ordered after: work on `stream`.
+    """
+
 def array(
     obj: object,
     dtype: DTypeLike | None = None,
@@ -344,7 +1354,59 @@ def array(
     device: object = None,
     stream: object = None,
     pool: Pool | None = None,
-) -> Buffer: ...
+) -> Buffer:
+    """Copy anything array-like into a new buffer.
+
+    Parameters
+    ----------
+    obj : array_like, Buffer, or exporter of DLPack or the CUDA array interface
+        Where the values come from.
+    dtype : dtype_like, optional
+        Default: the dtype of `obj`. Values that the host can read take another one as
+        in `fill`: they stay the same kind and come back equal, floats rounded. Else it
+        is a TypeError (reals for integers) or an OverflowError (300 in ``uint8``).
+    kind : {'device', 'pinned', 'mapped', 'managed'}
+        What memory; default device memory.
+    order : {'C', 'F', 'A', 'K'}
+        As in NumPy: 'C' and 'F' say whether the last or the first index runs
+        fastest, 'A' is 'F' if the original is Fortran-contiguous only, else 'C', and
+        'K' keeps the order of its strides.
+    device : Device, int or str, optional
+        Whose memory, or whose context page-locks it, as ``0`` or ``"cuda:0"``; default:
+        cumem's current one.
+    stream : Stream or other stream object, optional
+        The stream to use it on first, for device memory one of `device`; default:
+        the current stream.
+    pool : Pool, optional
+        Where to take it from; default: the pool of the innermost ``with pool:`` block
+        that fits, else the kind's default pool. Without `kind` and `device` it says
+        these as well.
+
+    Returns
+    -------
+    Buffer
+        A `PinnedBuffer`, `MappedBuffer`, `ManagedBuffer` or `DeviceBuffer`.
+
+    Raises
+    ------
+    ValueError
+        A length is negative, the size does not fit in 63 bits, kind, order or device
+        is none of those that exist, or `stream` is of another device.
+    TypeError
+        An argument has the wrong type, or the dtype holds Python objects.
+    OutOfMemoryError
+        There is no room, also after waiting for freed memory and trimming pools.
+    CudaError
+        A call to CUDA failed.
+    RuntimeError
+        In a child made by ``fork``.
+
+    Notes
+    -----
+    Blocks: until the values are there (GIL released).
+    Ordered after: work on `stream`, and what the exporter of `obj` says is pending.
+    """
+
 def empty_like(
     prototype: object,
     dtype: DTypeLike | None = None,
@@ -354,158 +1416,758 @@ def empty_like(
     device: object = None,
     stream: object = None,
     pool: Pool | None = None,
-) -> Buffer: ...
+) -> Buffer:
+    """Allocate a buffer with the shape and dtype of another array.
+
+    Parameters
+    ----------
+    prototype : Buffer or array_like
+        Gives shape, dtype and, if it is a buffer, kind, flags and device.
+    dtype : dtype_like, optional
+        Instead of the prototype's.
+    kind : {'device', 'pinned', 'mapped', 'managed'}, optional
+        Instead of the prototype's; device memory for what is no buffer and for ordinary
+        memory.
+    order : {'C', 'F', 'A', 'K'}
+        As in NumPy: 'C' and 'F' say whether the last or the first index runs
+        fastest, 'A' is 'F' if the original is Fortran-contiguous only, else 'C', and
+        'K' keeps the order of its strides.
+    device : Device, int or str, optional
+        Whose memory, or whose context page-locks it, as ``0`` or ``"cuda:0"``; default:
+        cumem's current one.
+    stream : Stream or other stream object, optional
+        The stream to use it on first, for device memory one of `device`; default:
+        the current stream.
+    pool : Pool, optional
+        Where to take it from; default: the pool of the innermost ``with pool:`` block
+        that fits, else the kind's default pool. Without `kind` and `device` it says
+        these as well.
+
+    Returns
+    -------
+    Buffer
+        A `PinnedBuffer`, `MappedBuffer`, `ManagedBuffer` or `DeviceBuffer`.
+
+    Raises
+    ------
+    ValueError
+        A length is negative, the size does not fit in 63 bits, kind, order or device
+        is none of those that exist, or `stream` is of another device.
+    TypeError
+        An argument has the wrong type, or the dtype holds Python objects.
+    OutOfMemoryError
+        There is no room, also after waiting for freed memory and trimming pools.
+    CudaError
+        A call to CUDA failed.
+    RuntimeError
+        In a child made by ``fork``.
+
+    Notes
+    -----
+    Blocks: only when the pool has nothing that fits (GIL released).
+    Ordered after: as `empty`.
+    """
+
 def empty_pinned(
     shape: _Shape,
-    dtype: DTypeLike = ...,
+    dtype: DTypeLike = "float64",
     *,
     order: _Order = "C",
     portable: bool = True,
     write_combined: bool = False,
     device: object = None,
     pool: Pool | None = None,
-) -> PinnedBuffer: ...
+) -> PinnedBuffer:
+    """Allocate page-locked host memory from its pool.
+
+    Parameters
+    ----------
+    shape : int or sequence of int
+        Lengths in elements; 0 and ``()`` are fine.
+    dtype : dtype_like
+        Any NumPy dtype without Python objects.
+    order : {'C', 'F'}
+        Whether the last or the first index runs fastest.
+    portable : bool
+        Page-locked for every device, not only for `device`.
+    write_combined : bool
+        Uncached: fast for devices to read and for the host to write in order, very
+        slow for the host to read.
+    device : Device, int or str, optional
+        Whose context page-locks it; default: cumem's current one.
+    pool : Pool, optional
+        Where to take it from; default: the pool of the innermost ``with pool:`` block
+        that fits, else the kind's default pool. Without `device` it says that as well.
+
+    Returns
+    -------
+    PinnedBuffer
+        Its bytes are not set.
+
+    Raises
+    ------
+    ValueError
+        A length is negative, the size does not fit in 63 bits, or an argument is none
+        of its choices.
+    TypeError
+        An argument has the wrong type, or the dtype holds Python objects.
+    OutOfMemoryError
+        There is no room, also after waiting for freed memory and trimming pools.
+    CudaError
+        A call to CUDA failed.
+    RuntimeError
+        In a child made by ``fork``.
+
+    Notes
+    -----
+    Blocks: only when the pool has nothing that fits (GIL released).
+    Ordered after: nothing; memory is handed out when no device uses it.
+    """
+
 def empty_mapped(
     shape: _Shape,
-    dtype: DTypeLike = ...,
+    dtype: DTypeLike = "float64",
     *,
     order: _Order = "C",
     portable: bool = True,
     write_combined: bool = False,
     device: object = None,
     pool: Pool | None = None,
-) -> MappedBuffer: ...
+) -> MappedBuffer:
+    """Allocate page-locked host memory that devices read and write in place.
+
+    Parameters
+    ----------
+    shape : int or sequence of int
+        Lengths in elements; 0 and ``()`` are fine.
+    dtype : dtype_like
+        Any NumPy dtype without Python objects.
+    order : {'C', 'F'}
+        Whether the last or the first index runs fastest.
+    portable : bool
+        Page-locked for every device, not only for `device`.
+    write_combined : bool
+        Uncached: fast for devices to read and for the host to write in order, very
+        slow for the host to read.
+    device : Device, int or str, optional
+        Whose context page-locks it; default: cumem's current one.
+    pool : Pool, optional
+        Where to take it from; default: the pool of the innermost ``with pool:`` block
+        that fits, else the kind's default pool. Without `device` it says that as well.
+
+    Returns
+    -------
+    MappedBuffer
+        Its bytes are not set; `device_ptr` is its address for devices.
+
+    Raises
+    ------
+    ValueError
+        A length is negative, the size does not fit in 63 bits, or an argument is none
+        of its choices.
+    TypeError
+        An argument has the wrong type, or the dtype holds Python objects.
+    OutOfMemoryError
+        There is no room, also after waiting for freed memory and trimming pools.
+    CudaError
+        A call to CUDA failed.
+    RuntimeError
+        In a child made by ``fork``.
+
+    Notes
+    -----
+    Blocks: only when the pool has nothing that fits (GIL released).
+    Ordered after: nothing; memory is handed out when no device uses it.
+    """
+
 def empty_managed(
     shape: _Shape,
-    dtype: DTypeLike = ...,
+    dtype: DTypeLike = "float64",
     *,
     order: _Order = "C",
     attach: Literal["global", "host"] = "global",
     device: object = None,
     pool: Pool | None = None,
-) -> ManagedBuffer: ...
+) -> ManagedBuffer:
+    """Allocate unified memory, whose pages move to whoever uses them.
+
+    Parameters
+    ----------
+    shape : int or sequence of int
+        Lengths in elements; 0 and ``()`` are fine.
+    dtype : dtype_like
+        Any NumPy dtype without Python objects.
+    order : {'C', 'F'}
+        Whether the last or the first index runs fastest.
+    attach : {'global', 'host'}
+        Who may use it at first: any stream of any device, or no device.
+    device : Device, int or str, optional
+        Whose context allocates it; default: cumem's current one.
+    pool : Pool, optional
+        Where to take it from; default: the pool of the innermost ``with pool:`` block
+        that fits, else the kind's default pool. Without `device` it says that as well.
+
+    Returns
+    -------
+    ManagedBuffer
+        Its bytes are not set.
+
+    Raises
+    ------
+    ValueError
+        A length is negative, the size does not fit in 63 bits, or an argument is none
+        of its choices.
+    TypeError
+        An argument has the wrong type, or the dtype holds Python objects.
+    OutOfMemoryError
+        There is no room, also after waiting for freed memory and trimming pools.
+    CudaError
+        A call to CUDA failed.
+    RuntimeError
+        In a child made by ``fork``.
+
+    Notes
+    -----
+    Blocks: only when the pool has nothing that fits (GIL released).
+    Ordered after: nothing; memory is handed out when no device uses it.
+    """
+
 def empty_device(
     shape: _Shape,
-    dtype: DTypeLike = ...,
+    dtype: DTypeLike = "float64",
     *,
     order: _Order = "C",
     device: object = None,
     stream: object = None,
     pool: Pool | None = None,
-) -> DeviceBuffer: ...
-def register(
-    obj: object,
-    *,
-    mapped: bool = False,
-    read_only: bool | None = None,
-    device: object = None,
-) -> Registration: ...
-def asbuffer(obj: object, *, stream: object = None) -> Buffer: ...
+) -> DeviceBuffer:
+    """Allocate memory of a device from its pool.
+
+    Parameters
+    ----------
+    shape : int or sequence of int
+        Lengths in elements; 0 and ``()`` are fine.
+    dtype : dtype_like
+        Any NumPy dtype without Python objects.
+    order : {'C', 'F'}
+        Whether the last or the first index runs fastest.
+    device : Device, int or str, optional
+        Which; default: cumem's current one.
+    stream : Stream or other stream object, optional
+        The stream of that device to use it on first; default: the current one.
+    pool : Pool, optional
+        Where to take it from; default: the pool of the innermost ``with pool:`` block
+        that fits, else the kind's default pool. Without `device` it says that as well.
+
+    Returns
+    -------
+    DeviceBuffer
+        Its bytes are not set.
+
+    Raises
+    ------
+    ValueError
+        A length is negative, the size does not fit in 63 bits, or an argument is none
+        of its choices.
+    TypeError
+        An argument has the wrong type, or the dtype holds Python objects.
+    OutOfMemoryError
+        There is no room, also after waiting for freed memory and trimming pools.
+    CudaError
+        A call to CUDA failed.
+    RuntimeError
+        In a child made by ``fork``.
+
+    Notes
+    -----
+    Blocks: only when the pool has nothing that fits (GIL released).
+    Ordered after: it may be used at once on `stream`; on another stream the user
+    orders it.
+    """
+
+def asbuffer(obj: object, *, stream: object = None) -> Buffer:
+    """View the memory of any exporter as a Buffer, without a copy.
+
+    Parameters
+    ----------
+    obj : object
+        A Buffer (returned as it is), a NumPy array, a DLPack exporter or capsule,
+        an object with ``__cuda_array_interface__``, or anything with the buffer
+        protocol; tried in this order.
+    stream : stream, optional
+        Where device memory will be used first; default: the current stream of
+        its device.
+
+    Returns
+    -------
+    Buffer
+        Of the type that tells where the memory is: HostBuffer for ordinary memory,
+        PinnedBuffer for page-locked memory, and so on. It keeps `obj`, or what
+        `obj` handed out, alive.
+
+    Raises
+    ------
+    TypeError
+        `obj` exports no memory, or elements that are Python objects.
+    ValueError
+        The description contradicts itself or what the driver knows of the address.
+    BufferError
+        A DLPack version, device or element type that cumem cannot use.
+
+    **Ordered after** the exporter's pending work: `stream` waits for it.
+    """
+
 def asnumpy(
     obj: object, *, stream: object = None, progress: _Progress = None
-) -> NDArray[Any]: ...
+) -> NDArray[Any]:
+    """Copy anything into a new array of NumPy.
+
+    Several threads make and fill the pages of long ones.
+
+    Parameters
+    ----------
+    obj : Buffer, array, exporter or value
+        Memory of any kind and strides, as `copy` reads it: buffers, tensors of PyTorch,
+        arrays of CuPy, JAX or NumPy; or what ``numpy.asarray`` takes.
+    stream : stream, optional
+        Where to copy device memory, of its device; by default the current stream.
+    progress : bool or callable, optional
+        As for `copy`.
+
+    Returns
+    -------
+    numpy.ndarray
+        Of the same shape and dtype, C-contiguous, writable, in ordinary memory of
+        its own.
+
+    Raises
+    ------
+    TypeError
+        NumPy would make it an array of objects.
+    ValueError
+        The buffer is closed, or `stream` is of another device.
+    MemoryError
+        There is no room for the array.
+    ImportError
+        `progress` is True and there is no tqdm.
+    CudaError
+        The copy failed, or `stream` is being captured.
+    OSError
+        `obj` is a mapped file that is shorter by now, or cannot be read.
+
+    Notes
+    -----
+    Blocks: until the bytes are there (GIL released); Ctrl-C ends it as it does `copy`.
+    Ordered after: work that cumem knows of on the memory, and `stream` or the current
+    stream of its device.
+    """
+
 def copy(
     dst: object, src: object, *, stream: object = None, progress: _Progress = None
-) -> None: ...
+) -> None:
+    """Copy between any two pieces of memory and wait until the data is there.
+
+    Parameters
+    ----------
+    dst : Buffer, array or exporter
+        Writable memory: a Buffer, a NumPy array of any strides, or anything with
+        DLPack, ``__cuda_array_interface__`` or the buffer protocol.
+    src : Buffer, array, exporter or scalar
+        The same, or a scalar or list, whose values `dst` must hold unchanged. Its shape
+        must be that of `dst` or broadcast to it as in NumPy.
+    stream : stream, optional
+        Where to copy, of a device that is an end; by default its current stream.
+    progress : bool or callable, optional
+        As for `Transfer.wait`; what a callable raises ends the copy as Ctrl-C does.
+
+    Raises
+    ------
+    TypeError
+        If an end is no memory or the dtypes differ.
+    ValueError
+        If the shapes do not fit, `dst` is read-only, a buffer is closed or `stream` is
+        of another device.
+    ImportError
+        If `progress` is True and there is no tqdm.
+    CudaError
+        If the copy failed, or `stream` is being captured.
+    OSError
+        If an end is a mapped file that is shorter by now, or cannot be read.
+
+    Notes
+    ----- **Blocks** until done, GIL released. Ctrl-C ends it within a few pieces, and
+    nothing is read or written afterwards; what the driver was given is waited for, for
+    a second at most (should that not do, it goes on and both ends are kept alive).
+    **Ordered after** all work that cumem knows of on either end, but for other bytes of
+    it copied in the background. Overlapping ends behave as if `src` were read whole
+    first; bytes between the elements of a strided target are never written.
+    """
+
 def copy_async(
     dst: object, src: object, *, stream: object = None, after: object = None
-) -> Transfer: ...
-def broadcast(
-    src: object,
-    dsts: Iterable[object],
-    *,
-    stream: object = None,
-    progress: _Progress = None,
-) -> None: ...
-def broadcast_async(
-    src: object, dsts: Iterable[object], *, stream: object = None
-) -> list[Transfer]: ...
-def scatter(
-    src: object,
-    dsts: Iterable[object],
-    axis: int = 0,
-    *,
-    stream: object = None,
-    progress: _Progress = None,
-) -> None: ...
-def scatter_async(
-    src: object, dsts: Iterable[object], axis: int = 0, *, stream: object = None
-) -> list[Transfer]: ...
-def gather(
-    srcs: Iterable[object],
-    dst: object,
-    axis: int = 0,
-    *,
-    stream: object = None,
-    progress: _Progress = None,
-) -> None: ...
-def gather_async(
-    srcs: Iterable[object], dst: object, axis: int = 0, *, stream: object = None
-) -> list[Transfer]: ...
+) -> Transfer:
+    """Start a copy between any two pieces of memory.
+
+    Parameters
+    ----------
+    dst, src : Buffer, array, exporter
+        As for `copy`.
+    stream : stream, optional
+        Copy in the order of this stream: once it is done, whoever waits for it and
+        however, the bytes are at `dst`. Where device memory is an end, a stream of a
+        device of either end. Without one the copy runs in the background: only its
+        handle tells of its end, and no stream, event or device that is waited for.
+    after : stream, or tuple or list of streams, optional
+        What these streams were given so far comes first as well. With it, and without
+        `stream`, a copy of ordinary memory keeps its order and makes nobody wait.
+
+    Returns
+    -------
+    Transfer
+        Its handle; it keeps both ends alive.
+
+    Raises
+    ------
+    TypeError
+        If an end is no memory, `after` no stream, or the dtypes differ.
+    ValueError
+        If the shapes do not fit, `dst` is read-only, a buffer is closed or `stream` is
+        of another device.
+    OSError
+        If an end is a mapped file that is cut short, or cannot be read.
+    CudaError
+        If the copy failed before the call returned, or `stream` is being captured and
+        the copy is not one that a graph can hold: a graph holds nothing that the host
+        does.
+
+    Notes
+    ----- Without a stream it never waits for other work. With one it **blocks**, GIL
+    released, just where CUDA's own call does, because the processor takes part: until
+    an ordinary source has been read, so that it may be changed, and until an ordinary
+    target has been written (also page-locked memory whose elements lie apart, where no
+    kernel reaches it). So it waits for the stream's earlier work where the target is
+    ordinary memory, and where more than 12 MiB of an ordinary source wait. Ctrl-C ends
+    the waiting; what is queued by then still runs. Page-locked and device memory must
+    not be changed before the copy is done. **Ordered after** `after`, and all work that
+    cumem knows of on either end, but for other bytes of it copied in the background.
+
+    Examples
+    --------
+    >>> transfer = cumem.copy_async(array, buffer, after=stream)  # Python goes on
+    >>> transfer.wait()
+    """
+
 def copy_many(
     pairs: Iterable[Sequence[object]],
     *,
     stream: object = None,
     progress: _Progress = None,
-) -> None: ...
+) -> None:
+    """Make many copies with one call, and wait until all the data is there.
+
+    Small copies cost far less so than one by one: those between page-locked and device
+    memory are made by one kernel, ordinary memory is gathered and sent in large pieces.
+
+    Parameters
+    ----------
+    pairs : iterable of (dst, src)
+        Tuples or lists of two; each end is what `copy` takes. All are read and checked
+        before anything is copied.
+    stream : stream, optional
+        Where to copy, of a device whose memory is an end; by default the current stream
+        of the first such device.
+    progress : bool or callable, optional
+        As for `copy`, of the bytes of all pairs.
+
+    Raises
+    ------
+    ImportError
+        If `progress` is True and there is no tqdm.
+    TypeError
+        If a pair is no pair, an end is no memory or the dtypes differ.
+    ValueError
+        If shapes do not fit, a target is read-only, a buffer is closed or `stream` is
+        of another device. Both name the index of the pair.
+    CudaError
+        If a copy failed, or `stream` is being captured. Some of the others may have
+        been made.
+
+    Notes
+    ----- **Blocks** until done, GIL released; Ctrl-C interrupts it. **Ordered after**
+    all work that cumem knows of on any end. The outcome is that of copying one pair
+    after the other: where a target overlaps any other end that is what happens, and
+    else all may be under way at the same time.
+    """
+
 def copy_many_async(
     pairs: Iterable[Sequence[object]], *, stream: object = None
-) -> Transfer: ...
-def current_stream(device: object = None) -> Stream: ...
-def current_device() -> Device: ...
-def set_current_device(device: object, /) -> None: ...
-def device_count() -> int: ...
-def memory_info(device: object = None) -> tuple[int, int]: ...
-def trim(
-    kind: _Kind | None = None,
-    *,
-    device: object = None,
-    keep: int | str = 0,
-    wait: bool = True,
-) -> int: ...
-def default_pool(kind: _Kind, device: object = None) -> Pool: ...
-def backend() -> Literal["cuda", "emulated"]: ...
-def emulation_reason() -> str | None: ...
-def driver_version() -> tuple[int, int]: ...
-def runtime_version() -> tuple[int, int]: ...
-def shutdown(*, reset_devices: bool = False) -> None: ...
+) -> Transfer:
+    """Start many copies with one call.
+
+    Parameters
+    ----------
+    pairs : iterable of (dst, src)
+        As for `copy_many`.
+    stream : stream, optional
+        Copy in the order of this stream, of a device whose memory is an end: once it is
+        done, whoever waits for it and however, the bytes are at all targets. Without
+        one the copies run in the background, and only their handle tells of their end.
+
+    Returns
+    -------
+    Transfer
+        One handle for all: done when the last of them is. It keeps all ends alive.
+
+    Raises
+    ------
+    TypeError
+        If a pair is no pair, an end is no memory or the dtypes differ.
+    ValueError
+        If shapes do not fit, a target is read-only, a buffer is closed or `stream` is
+        of another device. Both name the index of the pair.
+    CudaError
+        If the copies could not be started, or `stream` is being captured and they are
+        not of a kind that a graph can hold. Those that were started still run, or are
+        in the graph.
+
+    Notes
+    ----- **Blocks** as `copy_async` does, where it would for any of the pairs.
+    **Ordered after** all work that cumem knows of on any end. Overlapping ends are
+    treated as by `copy_many`.
+    """
+
+def current_stream(device: object = None) -> Stream:
+    """Stream that functions use when none is given.
+
+    Parameters
+    ----------
+    device : Device, int or str, optional
+        cumem's current device by default.
+
+    Returns
+    -------
+    Stream
+        The innermost ``with stream:`` block of this thread or task whose stream belongs
+        to the device, else the device's legacy default stream, with which the default
+        streams of PyTorch and CuPy are ordered.
+
+    Raises
+    ------
+    ValueError
+        If the device does not exist.
+    CudaError
+        If the driver cannot be opened.
+    """
+
+def current_device() -> Device:
+    """Device that functions use when none is given: 0 until `set_current_device`.
+
+    Returns
+    -------
+    Device
+
+    Raises
+    ------
+    CudaError
+        If the driver cannot be opened.
+
+    Notes
+    ----- It is cumem's own and the same in all threads; CUDA's current device is
+    neither read nor changed.
+    """
+
+def set_current_device(device: object, /) -> None:
+    """Choose the device that functions use when none is given.
+
+    Parameters
+    ----------
+    device : Device, int or str
+
+    Raises
+    ------
+    TypeError
+        If `device` is neither.
+    ValueError
+        If the device does not exist.
+    CudaError
+        If the driver cannot be opened.
+
+    Notes
+    -----
+    Holds for all threads until `shutdown`. Creates no context.
+    """
+
+def default_pool(kind: _Kind, device: object = None) -> Pool:
+    """The pool that constructors take memory from when no other is asked for.
+
+    Parameters
+    ----------
+    kind : {'pinned', 'mapped', 'managed', 'device'}
+    device : Device, int or str, optional
+        Whose memory, or whose context page-locks it; default: cumem's current one.
+
+    Returns
+    -------
+    Pool
+        Always the same until `shutdown`. It cannot be closed.
+
+    Raises
+    ------
+    TypeError
+        If an argument has the wrong type.
+    ValueError
+        If the kind or the device does not exist.
+    CudaError
+        If the driver cannot be opened.
+
+    Notes
+    ----- Memory made with ``write_combined=True``, ``portable=False`` or
+    ``attach="host"`` has default pools of its own, which `stats` lists.
+    """
+
+def shutdown(*, reset_devices: bool = False) -> None:
+    """Finish all work, join the workers and free everything; the next use starts afresh.
+
+    Buffers, streams and events made before are closed.
+
+    Parameters
+    ----------
+    reset_devices : bool
+        Also destroy the contexts of the devices that were used, with all that other
+        libraries have on them: for leak checkers.
+
+    Raises
+    ------
+    BufferError
+        While a buffer is exported; nothing is done then.
+    RuntimeError
+        While a call of cumem is under way in another thread, or below in this one, or
+        in a child made by ``fork``; nothing is done then.
+    CudaError
+        If work or a release failed; the rest is still released.
+
+    Notes
+    ----- **Blocks** until all work is done, GIL released. Ctrl-C ends the wait and
+    leaves everything as it was: call it again. What others begin meanwhile is waited
+    for to the end, as is all at the end of the interpreter, and in threads other than
+    the main one.
+    """
+
+def _device(object: object, name: str, /) -> Device:
+    """The Device that an argument called `name` means."""
+
+def _describe_device(index: int, /) -> tuple[bytes, bytes, str, int]:
+    """Its name, UUID, place on the bus, and bytes of memory."""
+
+def _device_attribute(index: int, number: int, /) -> int | None:
+    """An attribute by CUDA's number; None where the driver does not know it."""
+
+def _can_access_peer(index: int, peer: int, /) -> bool:
+    """Whether one device reaches the memory of another one."""
+
+def _synchronize_device(index: int, /) -> None:
+    """Wait for all work of a device."""
+
+def _memory_info(index: int, /) -> tuple[int, int]:
+    """Free and total bytes of a device."""
+
+def _is_emulated() -> bool:
+    """True when emulated devices are open; opens nothing."""
+
+def _read_backend() -> tuple[Literal["cuda", "emulated"], str | None]:
+    """What is open, and why it is emulated."""
+
+def _device_count() -> int:
+    """Number of devices, asked of the driver."""
+
+def _driver_version() -> int:
+    """CUDA version of the driver: 13000 for 13.0."""
+
+def _runtime_version() -> int:
+    """CUDA version of the runtime library."""
+
 def _pools(
     window: bool = False, /
-) -> list[tuple[int, tuple[int, int, str, int, int | None, tuple[int, ...]]]]: ...
-def _counter_names() -> tuple[str, ...]: ...
-def _numa_nodes() -> int: ...
-def _read_limit(
-    kind: str, limit: int | str | None, device: object, /
-) -> list[tuple[int, int | None]]: ...
+) -> list[tuple[int, tuple[int, int, str, int, int | None, tuple[int, ...]]]]:
+    """A list of (key, (number, flags, kind, device, limit, counters)) of all pools; with
+    `window` the peaks are those since the last call with it.
+    """
+
+def _set_pool_type(cls: type[Pool], /) -> None:
+    """What all Pools are from now on."""
+
+def _trim(
+    pool: _Pool | None, kind: str | None, device: int, keep: int, wait: bool, /
+) -> int:
+    """Trim a pool, or all of a kind and of a device (-1: of all)."""
+
+def _counter_names() -> tuple[str, ...]:
+    """The names of the counters, in their order."""
+
+def _numa_nodes() -> int:
+    """The NUMA nodes that have memory, one bit for each."""
+
 def _put_limit(
     kind: str, device: int, limit: int | None, block: bool | None, /
-) -> None: ...
-def _limit_in_force(kind: str, device: int, /) -> int | None: ...
+) -> None:
+    """Have a limit in force, bytes or None: that of an open block (True), that which
+    counts when no block is open (None), or again the latter, since no block is open
+    (False).
+    """
+
+def _limit_in_force(kind: str, device: int, /) -> int | None:
+    """Bytes, or None."""
+
 def _explain(
     dst: object, src: object, stream: object, blocking: bool
 ) -> dict[str, Any]: ...
 def _copy_counts() -> dict[str, int]: ...
 def _cpu_count() -> int: ...
-def _calibrate(device: object, /) -> dict[str, float]: ...
-def _set_tuning(changes: Mapping[str, object], /) -> None: ...
-def _read_tuning() -> list[tuple[str, int, str]]: ...
-def _set_measured(figures: Mapping[str, float] | None, /) -> None: ...
-def _read_measured() -> tuple[dict[str, float], bool]: ...
-def _host_memory() -> tuple[int | None, int | None, int | None, int | None]: ...
+def _set_tuning(layer: int, changes: dict[str, int | None], /) -> None: ...
+def _read_tuning(look: bool, /) -> dict[str, tuple[int, int, int, int]]: ...
+def _flush_cache(obj: object, /) -> None: ...
+def _host_memory() -> tuple[int | None, int | None, int | None, int | None]:
+    """Bytes of the host: in all, available, allowed by the control group, and what the
+    process may use; None for what is not limited or not known.
+    """
+
 def _transfer_file(
     open: Callable[[], int],
     filename: object,
-    ranges: Iterable[tuple[SupportsIndex, object]],
-    argument: str | None,
+    ends: tuple[tuple[int, object], ...],
     writes: bool,
     stream: object,
     direct: int,
     progress: _Progress,
+    /,
 ) -> int: ...
-def _raw_copies(
-    dst: Buffer, src: Buffer, stream: object, budget: float, /
-) -> list[float]: ...
+def _register(
+    memory: object, device: int, mapped: bool, read_only: bool, lock_read_only: bool, /
+) -> Any:
+    """Page-lock an array or buffer in place: a buffer over it, and how many bytes."""
 
+def _unregister(buffer: Buffer, defers: bool, /) -> None:
+    """What Registration.close() does; `defers`: while it is exported, with the last
+    export.
+    """
+
+def _is_memory(obj: object, /) -> bool: ...
+def _read_end(
+    obj: object, dtype: np.dtype[Any] | None, stream: object, /
+) -> tuple[Buffer | NDArray[Any], int]: ...
+def _copy_apart(
+    pairs: tuple[tuple[object, object], ...],
+    stream: object,
+    after: tuple[object, ...],
+    is_broadcast: bool,
+    blocking: bool,
+    progress: _Progress,
+    /,
+) -> list[Transfer] | None: ...
+def _freeze(buffer: Buffer, /) -> None: ...
+def _raw_copy(dst: Buffer, src: Buffer, stream: object, /) -> float: ...
+
+_DEVICE_ATTRIBUTES: Final[dict[str, int]]
 BUILT_RUNTIME: Final[tuple[int, int]]
 OLDEST_DRIVER: Final[tuple[int, int]]
 _out_of_memory_callbacks: list[Any]

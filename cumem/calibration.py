@@ -12,7 +12,8 @@ import zlib
 from collections.abc import Mapping
 from typing import Any
 
-from cumem import _core
+from cumem import _core, measuring
+from cumem.devices import Device, driver_version
 from cumem.files import open_regular, replacing
 from cumem.units import format_nbytes, format_rate, format_seconds
 
@@ -111,23 +112,23 @@ def calibrate(device: object = None, *, again: bool = False) -> Calibration:
     looks up anything; ``CUMEM_CALIBRATION=<path>`` keeps the figures in that file.
     """
     where: Any = device
-    unit = _core.Device(_core.current_device() if device is None else where)
+    unit = Device(_core.current_device() if device is None else where)
     if unit.emulated:
-        _core._set_measured(None)
-        return Calibration(_core._read_measured()[0], "default", None)
+        measuring.use(None)
+        return Calibration(dict(measuring.DEFAULTS), "default", None)
     path = _path(unit)
     figures = None if again or path is None else _load(path, _key(unit))
     if figures is not None and _take(figures):
         return Calibration(figures, "kept", str(path))
-    figures = _core._calibrate(unit.index)
-    _core._set_measured(figures)
+    figures = measuring.measure(unit.index)
+    measuring.use(figures)
     kept = path is not None and _store(path, _key(unit), figures)
     return Calibration(figures, "measured", str(path) if kept else None)
 
 
 def take_kept(index: int) -> None:
     """By the first copy that notices: take figures that `calibrate` has kept, if any."""
-    unit = _core.Device(index)
+    unit = Device(index)
     path = _path(unit)
     figures = None if path is None else _load(path, _key(unit))
     if figures is not None:
@@ -136,7 +137,7 @@ def take_kept(index: int) -> None:
 
 def _take(figures: dict[str, float]) -> bool:
     try:
-        _core._set_measured(figures)
+        measuring.use(figures)
     except (KeyError, TypeError, ValueError):
         return False
     return True
@@ -145,7 +146,7 @@ def _take(figures: dict[str, float]) -> bool:
 # -- the file --------------------------------------------------------------------------
 
 
-def _path(unit: _core.Device) -> pathlib.Path | None:
+def _path(unit: Device) -> pathlib.Path | None:
     """Where figures are kept; None if they are not to be."""
     said = os.environ.get(_VARIABLE, "")
     if said.lower() in ("off", "0", "no"):
@@ -161,7 +162,7 @@ def _path(unit: _core.Device) -> pathlib.Path | None:
     return pathlib.Path(root) / "cumem" / f"calibration-{mark:08x}.json"
 
 
-def _key(unit: _core.Device) -> dict[str, str]:
+def _key(unit: Device) -> dict[str, str]:
     """What the figures depend on. Not the device's UUID: another card of the same make
     on the same link does the same."""
     import cumem
@@ -171,7 +172,7 @@ def _key(unit: _core.Device) -> dict[str, str]:
         "threads": str(_core._cpu_count()),
         "device": unit.name,
         "link": _link(unit.pci_bus_id),
-        "driver": str(_core.driver_version()),
+        "driver": str(driver_version()),
         "cumem": cumem.__version__,
     }
 

@@ -1,9 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The exceptions and the warning, which the extension raises."""
+"""The exceptions and the warning, which the extension raises, and how it makes them."""
 
 from __future__ import annotations
 
-__all__ = ["CancelledError", "CudaError", "EmulationWarning", "OutOfMemoryError"]
+import os
+from typing import Any
+
+from cumem.error_codes import CODES
+
+__all__ = [
+    "CancelledError",
+    "CudaError",
+    "EmulationWarning",
+    "OutOfMemoryError",
+    "make",
+]
 
 
 class CudaError(RuntimeError):
@@ -116,3 +127,87 @@ class EmulationWarning(UserWarning):
     ``CUMEM_BACKEND=emulated`` to choose emulation without it, or
     ``CUMEM_BACKEND=cuda`` to get an error instead.
     """
+
+
+#: What the codes raise; all others are a CudaError.
+_TYPES: dict[str, type[Exception]] = {
+    "cudaErrorMemoryAllocation": OutOfMemoryError,
+    "CM_ELIMIT": OutOfMemoryError,
+    "CM_EHOSTMEMORY": OutOfMemoryError,
+    "CM_EINVALID": ValueError,
+    "CM_ESHAPE": ValueError,
+    "CM_ECLOSED": ValueError,
+    "CM_EOVERFLOW": ValueError,
+    "CM_ENOMEM": MemoryError,
+    "CM_EBUSY": BufferError,
+    "CM_ESYSTEM": OSError,
+    "CM_EFAULT": OSError,
+    "CM_ETIMEOUT": TimeoutError,
+    "CM_ECANCELLED": CancelledError,
+    "CM_EFORKED": RuntimeError,
+    "CM_ETHREAD": RuntimeError,
+    "CM_ENUMA": RuntimeError,
+}
+
+
+#: How an operation's telling argument is written, and 2**(bits - 1) of one with a sign.
+_ARGUMENTS: dict[str | None, tuple[str, int]] = {
+    None: ("", 0),
+    "NOTHING": ("", 0),
+    "NBYTES": ("{} bytes", 0),
+    "ELEMENTS": ("{} elements", 0),
+    "BLOCKS": ("{} blocks", 0),
+    "PRIORITY": ("priority {}", 2**63),
+    "DEVICE": ("device {}", 2**31),
+    "PEER": ("peer {}", 2**31),
+    "ATTRIBUTE": ("attribute {}", 2**31),
+    "ADDRESS": ("address {:#x}", 0),
+    "CONTEXT": ("context {:#x}", 0),
+    "EVENT": ("event {:#x}", 0),
+    "FLAGS": ("flags {:#x}", 0),
+    "HANDLE": ("handle {:#x}", 0),
+    "MODULE": ("module {:#x}", 0),
+    "STREAM": ("stream {:#x}", 0),
+}
+
+
+def make(
+    call: str | None,
+    argument: str | None,
+    arg: int,
+    code: int,
+    oldest: int,
+    doing: str | None,
+    arguments: dict[str | None, tuple[str, int]] = _ARGUMENTS,
+    codes: dict[int, tuple[str, str]] = CODES,
+    types: dict[str, type[Exception]] = _TYPES,
+    default: type[Exception] = CudaError,
+    strerror: Any = os.strerror,
+) -> Exception:
+    """The exception of a call that failed, with its attributes and its note `doing`.
+
+    ``cudaHostAlloc(1073741824 bytes): cudaErrorMemoryAllocation (2): out of memory``.
+    `argument` says what `arg` is, and `oldest` is the driver's version that the call came
+    with. Names no global, since errors are raised at exit too, when a module may be empty.
+    """
+    unknown = ("cudaErrorUnknown" if code > 0 else "unknown error", "unknown error")
+    name, text = codes.get(code, unknown)
+    message = f"{name} ({code}): {text}" if code > 0 else text
+    if call is not None:
+        form, half = arguments[argument]
+        value = (arg + half) % (2 * half) - half if half else arg
+        message = f"{call}({form.format(value)}): {message}"
+    elif code <= 0:
+        message = f"cumem: {message}"
+    if call is not None and name == "CM_ENOTSUP":
+        message += f"; it came with CUDA {oldest // 1000}.{oldest % 1000 // 10}"
+    kind = types.get(name, default)
+    error: Any
+    if kind is OSError and 0 < arg < 4096:
+        error = OSError(arg, strerror(arg) if name == "CM_ESYSTEM" else message)
+    else:
+        error = kind(message)
+    error.call, error.code, error.name, error.arg = call, code, name, arg
+    if doing is not None:
+        error.add_note(doing)
+    return error  # type: ignore[no-any-return]

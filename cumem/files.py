@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from cumem import _core
+from cumem.pools import Pool
 from cumem.progress import Progress
 
 Path = str | bytes | os.PathLike[str] | os.PathLike[bytes]
@@ -51,10 +52,12 @@ def _integer(value: object, name: str) -> int:
         raise TypeError(f"{name} must be an int, not {given}") from None
 
 
-def _offset_number(offset: object) -> int:
-    number = _integer(offset, "offset")
+def _offset_number(offset: object, name: str = "offset") -> int:
+    number = _integer(offset, name)
     if number < 0:
-        raise ValueError(f"offset must not be negative, not {number}")
+        raise ValueError(f"{name} must not be negative, not {number}")
+    if number >= 2**63:
+        raise ValueError(f"{name}: {number} does not fit in 63 bits")
     return number
 
 
@@ -319,16 +322,94 @@ def _move(
     progress: Progress,
     argument: str | None = None,
 ) -> int:
-    return _core._transfer_file(
-        opened.descriptor,
-        opened.name,
-        ranges,
-        argument,
-        writes,
-        stream,
-        direct,
-        progress,
+    """Bytes that were read or written; `argument` is what the end of the one range is
+    called, else it is ``ranges[0]``."""
+    ends: list[tuple[int, Any]] = []
+    try:
+        for index, pair in enumerate(_iterable(ranges)):
+            label = argument or f"ranges[{index}]"
+            ends.append(_read_end(pair, label, argument, writes, stream))
+        fd, name = opened.descriptor, opened.name
+        return _core._transfer_file(
+            fd, name, tuple(ends), writes, stream, direct, progress
+        )
+    finally:  # a traceback keeps this frame, not the memory
+        pair = None
+        ends.clear()
+
+
+def _read_end(
+    pair: Any, name: str, argument: str | None, writes: bool, stream: object
+) -> tuple[int, Any]:
+    try:
+        offset, memory = pair
+    except (TypeError, ValueError):
+        given = type(pair).__name__
+        raise TypeError(
+            f"each of ranges must be a pair of an offset and memory, not {given}"
+        ) from None
+    number = _offset_number(offset, "offset" if argument else f"{name}: offset")
+    return number, _memory(memory, name, writes, stream)
+
+
+def _iterable(ranges: Any) -> Any:
+    try:
+        return iter(ranges)
+    except TypeError:
+        given = type(ranges).__name__
+        raise TypeError(
+            f"ranges must be an iterable of pairs of an offset and memory, not {given}"
+        ) from None
+
+
+def _memory(given: object, name: str, writes: bool, stream: object) -> Any:
+    """A Buffer or an array that may be an end, which the errors call `name`."""
+    if not _core._is_memory(given):
+        role, kind = "source" if writes else "target", type(given).__name__
+        raise TypeError(
+            f"{name}: the {role} must be a Buffer, an array or an object with DLPack, "
+            f"__cuda_array_interface__ or the buffer protocol, not {kind}"
+        )
+    memory, _ = _core._read_end(given, None, stream)
+    if writes:
+        return memory
+    readonly = (
+        not memory.flags.writeable
+        if isinstance(memory, np.ndarray)
+        else memory.readonly
     )
+    if readonly:
+        raise ValueError(f"{name}: the target ({type(given)!r}) is read-only")
+    for axis, (n, step) in enumerate(zip(memory.shape, memory.strides, strict=True)):
+        if n > 1 and step == 0 and 0 not in memory.shape:
+            raise ValueError(
+                f"{name}: elements share memory: stride 0 along axis {axis}; read into "
+                "memory that holds each element once"
+            )
+    return memory
+
+
+def raise_failure(
+    number: int, filename: object, offset: int, begin: int, nbytes: int, writes: bool
+) -> None:
+    """Raise what the system said (`number`, an errno), or that the file ends (0).
+
+    The range is `nbytes` from `begin` on; it got as far as `offset`. The exception has
+    both as attributes, `filename` and `offset`.
+    """
+    error: Any
+    if number == 0:
+        there = max(offset - begin, 0)
+        error = EOFError(
+            f"{filename!r} ends early: {there} of the {nbytes} bytes at offset {begin} "
+            "are there"
+        )
+        error.filename = filename
+    else:
+        error = OSError(number, os.strerror(number), filename)
+        error.add_note(f"while {'writing' if writes else 'reading'} at offset {offset}")
+    error.offset = offset
+    raise error
 
 
 def _items_left(opened: _Opened, size: int | None, begin: int, itemsize: int) -> int:
@@ -426,7 +507,7 @@ def fromfile(
     kind: Literal["pinned", "mapped", "managed", "device"] | None = None,
     device: object = None,
     stream: object = None,
-    pool: _core.Pool | None = None,
+    pool: Pool | None = None,
     out: Any = None,
     direct: Direct = None,
     progress: Progress = None,

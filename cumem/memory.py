@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import resource
 import threading
 from collections.abc import Callable
 from typing import (
@@ -19,6 +20,8 @@ from typing import (
 )
 
 from cumem import _core
+from cumem.devices import Device
+from cumem.limits import read_limit
 from cumem.units import format_nbytes
 
 __all__ = [
@@ -142,10 +145,10 @@ def memory_info(device: object = None) -> DeviceMemory | HostMemory:
     """
     if isinstance(device, str) and device == "host":
         return _host_memory()
-    free, total = _core.memory_info(device)
     where: Any = device
-    where = _core.current_device() if device is None else _core.Device(where)
-    index = where.index
+    unit = _core.current_device() if device is None else Device(where)
+    free, total = unit.memory_info()
+    index = unit.index
     reserved, live = _held(lambda kind, where: kind == "device" and where == index)
     return DeviceMemory(free, total, reserved, live)
 
@@ -159,7 +162,9 @@ def _held(wanted: Callable[[str, int], bool]) -> tuple[int, int]:
 
 def _host_memory() -> HostMemory:
     limit_nbytes = get_limit("pinned")
-    total, available, cgroup, memlock = _core._host_memory()
+    total, available, cgroup, _ = _core._host_memory()
+    soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
+    memlock = None if soft == resource.RLIM_INFINITY else soft
     reserved, live = _held(lambda kind, _: kind in ("pinned", "mapped"))
     return HostMemory(total, available, cgroup, memlock, limit_nbytes, reserved, live)
 
@@ -205,7 +210,7 @@ def set_limit(kind: _Kind, limit: int | str | None, device: object = None) -> No
     Within a `limit` block the limit of the block stays in force: what is set counts when
     the last block has ended.
     """
-    for index, nbytes in _core._read_limit(kind, limit, device):
+    for index, nbytes in read_limit(kind, limit, device):
         _core._put_limit(kind, index, nbytes, None)
 
 
@@ -232,7 +237,7 @@ def get_limit(kind: _Kind, device: object = None) -> int | None:
     CudaError
         If the driver cannot be opened.
     """
-    places = _core._read_limit(kind, None, device)
+    places = read_limit(kind, None, device)
     index = places[0][0] if device is not None else _core.current_device().index
     return _core._limit_in_force(kind, index)
 
@@ -310,7 +315,7 @@ def limit(kind: Any, limit: int | str | None, device: object = None) -> LimitBlo
     TypeError, ValueError, CudaError
         As `set_limit`.
     """
-    return LimitBlock(kind, _core._read_limit(kind, limit, device))
+    return LimitBlock(kind, read_limit(kind, limit, device))
 
 
 # -- callbacks -------------------------------------------------------------------------

@@ -81,7 +81,7 @@ def explain(
 def _ask_driver(numbers: _Numbers, pools: list[PoolStats]) -> None:
     """What cannot be read is left out: the error matters more."""
     try:
-        free, total = _core.memory_info(numbers.device)
+        free, total = _core._memory_info(numbers.device)
     except CudaError:
         return
     ours = sum(

@@ -259,22 +259,6 @@ def pool_name(number: int, flags: int, kind: str) -> str:
     return f"default{portable}{', write-combined' if flags & _WRITE_COMBINED else ''}"
 
 
-def pool_repr(
-    emulated: bool,
-    row: tuple[int, int, str, int, int | None, tuple[int, ...] | None],
-) -> str:
-    """Of a Pool; one that is closed has no counters."""
-    number, flags, kind, device, limit, counters = row
-    where = f"{pool_name(number, flags, kind)!r} of {kind} memory, device {device}"
-    if counters is None:
-        return f"<cumem.Pool {where}, closed>"
-    stats = pool_stats(number, flags, kind, device, limit, counters)
-    return (
-        f"<cumem.Pool {where}{', emulated' if emulated else ''}: {stats.live_nbytes} "
-        f"bytes live, {stats.reserved_nbytes} reserved>"
-    )
-
-
 def _add(pools: Iterable[Counters]) -> Counters:
     sums = dict.fromkeys(_COUNTERS, 0)
     for pool in pools:

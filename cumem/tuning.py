@@ -5,26 +5,33 @@ from __future__ import annotations
 
 import dataclasses
 import html
+import operator
+import os
 from collections.abc import Mapping
 from typing import Any, Literal, Self, SupportsIndex
 
 from cumem import _core
-from cumem.units import format_nbytes
+from cumem.units import format_nbytes, read_size
 
 __all__ = ["Configuration", "configure"]
 
 _Count = SupportsIndex | Literal["auto"]
-_SETTINGS = (
-    "threads",
-    "chunk_nbytes",
-    "depth",
-    "ring_nbytes",
-    "staged_up_nbytes",
-    "staged_down_nbytes",
-    "quick_nbytes",
-    "bounce_nbytes",
-)
-_NEVER = 1 << 40
+
+#: What users may set: the value of the extension and the variable that it is.
+_SETTINGS = {
+    "threads": ("thread_count", "CUMEM_TRANSFER_THREADS"),
+    "chunk_nbytes": ("chunk_nbytes", "CUMEM_TRANSFER_CHUNK"),
+    "depth": ("slot_count", "CUMEM_TRANSFER_DEPTH"),
+    "ring_nbytes": ("ring_nbytes", "CUMEM_TRANSFER_RING"),
+    "staged_up_nbytes": ("staged_up_nbytes", "CUMEM_TRANSFER_STAGED_UP"),
+    "staged_down_nbytes": ("staged_down_nbytes", "CUMEM_TRANSFER_STAGED_DOWN"),
+    "quick_nbytes": ("quick_nbytes", "CUMEM_TRANSFER_QUICK"),
+    "bounce_nbytes": ("bounce_nbytes", "CUMEM_TRANSFER_BOUNCE"),
+}
+#: Layers of the extension, a later one before an earlier one; -1 is the default.
+CALIBRATION, _ENVIRONMENT, _CHOSEN = range(3)
+_SOURCES = ("calibration", "environment", "configure", "default")
+NEVER = 1 << 40
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -67,7 +74,7 @@ class Configuration:
     quick_nbytes: int
     bounce_nbytes: int
     sources: Mapping[str, str]
-    _before: Mapping[str, Any] = dataclasses.field(
+    _before: Mapping[str, int | None] = dataclasses.field(
         default_factory=dict, compare=False, hash=False
     )
 
@@ -75,7 +82,7 @@ class Configuration:
         return self
 
     def __exit__(self, *exc: object) -> None:
-        _core._set_tuning(self._before)
+        _core._set_tuning(_CHOSEN, dict(self._before))
 
     def _rows(self) -> list[tuple[str, str, str]]:
         return [
@@ -100,7 +107,7 @@ class Configuration:
 def _text(name: str, value: int) -> str:
     if not name.endswith("_nbytes"):
         return str(value)
-    return "never" if value >= _NEVER else format_nbytes(value)
+    return "never" if value >= NEVER else format_nbytes(value)
 
 
 def configure(
@@ -171,15 +178,75 @@ def configure(
         "quick_nbytes": quick_nbytes,
         "bounce_nbytes": bounce_nbytes,
     }
-    changes = {name: value for name, value in given.items() if value is not None}
-    before = {
-        name: value if source == "configure" else "auto"
-        for name, value, source in _core._read_tuning()
-        if name in changes
+    rows = _core._read_tuning(True)
+    changes = {
+        _SETTINGS[name][0]: _read(name, value, rows)
+        for name, value in given.items()
+        if value is not None
     }
+    before = {field: _chosen(rows[field]) for field in changes}
     if changes:
-        _core._set_tuning(changes)
-    rows = _core._read_tuning()
-    values = {name: value for name, value, _ in rows}
-    sources = {name: source for name, _, source in rows}
-    return Configuration(**values, sources=sources, _before=before)
+        _core._set_tuning(_CHOSEN, changes)
+        rows = _core._read_tuning(True)
+    now: dict[str, Any] = {
+        name: rows[field][0] for name, (field, _) in _SETTINGS.items()
+    }
+    sources = {name: _SOURCES[rows[field][1]] for name, (field, _) in _SETTINGS.items()}
+    return Configuration(**now, sources=sources, _before=before)
+
+
+def _chosen(row: tuple[int, int, int, int]) -> int | None:
+    value, layer, _, _ = row
+    return value if layer == _CHOSEN else None
+
+
+def _read(name: str, value: Any, rows: Mapping[str, Any]) -> int | None:
+    """A setting as the extension takes it; None for "auto"."""
+    if isinstance(value, str) and value == "auto":
+        return None
+    if name.endswith("_nbytes"):
+        number = read_size(value, name, False, None)
+    elif isinstance(value, bool) or not isinstance(value, SupportsIndex):
+        raise TypeError(f'{name} must be an int or "auto", not {type(value).__name__}')
+    else:
+        number = operator.index(value)
+        if number < 0:
+            raise ValueError(f"{name} must not be negative, got {number}")
+    return _in_range(name, name, number, rows)
+
+
+def _in_range(name: str, said: str, number: int, rows: Mapping[str, Any]) -> int:
+    _, _, least, most = rows[_SETTINGS[name][0]]
+    least = max(least, int(name == "threads"))  # 0 is "auto" there
+    if not least <= number <= most:
+        low, high, given = (_text(name, value) for value in (least, most, number))
+        raise ValueError(f"{said} must be from {low} to {high}, not {given}")
+    return number
+
+
+def read_environment() -> None:
+    """By the extension, when it opens and there are such variables."""
+    rows = _core._read_tuning(False)
+    found: dict[str, int | None] = {}
+    for name, (field, variable) in _SETTINGS.items():
+        text = os.environ.get(variable, "")
+        if text in ("", "auto"):
+            continue
+        try:
+            is_size = name.endswith("_nbytes")
+            number = read_size(text, variable, False, None) if is_size else _count(text)
+        except ValueError:
+            wanted = (
+                "a number of bytes such as 4194304 or 4MiB" if is_size else "a count"
+            )
+            raise ValueError(
+                f"{variable} must be {wanted} or auto, not '{text:.100}'"
+            ) from None
+        found[field] = _in_range(name, variable, number, rows)
+    _core._set_tuning(_ENVIRONMENT, found)
+
+
+def _count(text: str) -> int:
+    if not (text.isascii() and text.isdigit()):
+        raise ValueError
+    return int(text)

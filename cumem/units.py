@@ -3,10 +3,17 @@
 
 from __future__ import annotations
 
+import operator
 import re
 from fractions import Fraction
+from typing import SupportsIndex
 
-__all__ = ["format_nbytes", "format_rate", "format_seconds", "parse_nbytes"]
+__all__ = [
+    "format_nbytes",
+    "format_rate",
+    "format_seconds",
+    "parse_nbytes",
+]
 
 _BINARY = ("B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB")
 _DECIMAL = ("B", "KB", "MB", "GB", "TB", "PB", "EB")
@@ -16,8 +23,8 @@ _FACTORS = (
     | {"": 1}
 )
 _SIZE = re.compile(r"\s*(\d+(?:\.\d*)?|\.\d+)\s*([A-Za-z]*|%)\s*", re.ASCII)
-_EXPECTED = "an int, or a text such as '4096', '512 KiB', '1.5GB' or '50%'"
-_EXPECTED_WHOLE = "an int, or a text such as '4096', '512 KiB' or '1.5GB'"
+_EXPECTED = "a text such as '4096', '512 KiB', '1.5GB' or '50%'"
+_EXPECTED_WHOLE = "a text such as '4096', '512 KiB' or '1.5GB'"
 
 
 def parse_nbytes(size: int | str, total: int | None = None) -> int:
@@ -45,7 +52,7 @@ def parse_nbytes(size: int | str, total: int | None = None) -> int:
         If `size` is negative or cannot be read, if a share is over 100 %, or if a share
         is given where there is no `total`.
     """
-    expected = _EXPECTED_WHOLE if total is None else _EXPECTED
+    expected = f"an int, or {_EXPECTED_WHOLE if total is None else _EXPECTED}"
     if isinstance(size, bool) or not isinstance(size, (int, str)):
         raise TypeError(f"size must be {expected}, not {type(size).__name__}")
     if isinstance(size, int):
@@ -67,6 +74,35 @@ def parse_nbytes(size: int | str, total: int | None = None) -> int:
         known = ", ".join(_BINARY + _DECIMAL[1:])
         raise ValueError(f"unknown unit {unit!r} in {size!r}; use one of {known}, %")
     return int(number * factor)
+
+
+def read_size(size: object, name: str, shares: bool, total: int | None) -> int:
+    """The same of the argument `name`, for the extension: of at most 63 bits.
+
+    `total` is None where a share has no meaning (`shares` False), or no known one.
+    """
+    expected = f"a number of bytes, or {_EXPECTED if shares else _EXPECTED_WHOLE}"
+    if isinstance(size, str):
+        try:
+            nbytes = parse_nbytes(size, total)
+        except ValueError:
+            nbytes = -1
+        if 0 <= nbytes < 2**63:
+            return nbytes
+        if total is None and "%" in size:
+            raise ValueError(
+                f"{name}: a share such as {size!r} has no meaning here, or what it is "
+                "a share of is not known"
+            )
+        raise ValueError(f"{name} must be {expected}, not {size!r}")
+    if isinstance(size, bool) or not isinstance(size, SupportsIndex):
+        raise TypeError(f"{name} must be {expected}, not {type(size).__name__}")
+    nbytes = operator.index(size)
+    if nbytes < 0:
+        raise ValueError(f"{name} must not be negative, got {nbytes}")
+    if nbytes >= 2**63:
+        raise ValueError(f"{name}: {nbytes} does not fit in 63 bits")
+    return nbytes
 
 
 def format_nbytes(nbytes: int) -> str:

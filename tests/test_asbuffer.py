@@ -485,16 +485,17 @@ def test_imported_memory_can_be_exported_again(runtime) -> None:
 def test_copy_takes_every_exporter(runtime, kind) -> None:
     data = np.arange(6, dtype="i4").reshape(2, 3)
     device = cumem.array(data, kind="device")
+    made = Produced.over(data)  # outlives its capsules, one for each copy
     sources = [
         data,
         cumem.array(data, kind="pinned"),
-        FakeDLPack(Produced.over(data)),
-        Produced.over(data).capsule(),
+        FakeDLPack(made),
+        made.capsule(),
         FakeCAI(interface_of(device), device),
         memoryview(data),
         data.tolist(),
     ]
-    for source in sources[:3] + sources[4:]:
+    for source in sources:
         target = cumem.zeros((2, 3), "i4", kind)
         cumem.copy(target, source)
         assert (values.get(target) == data).all(), source

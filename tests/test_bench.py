@@ -14,9 +14,10 @@ import numpy as np
 import pytest
 
 import cumem
-from cumem import bench, bench_cases, info
-from cumem.bench_cases import KIB, KINDS, MIB, Plan, Result
-from cumem.bench_report import _LINE, _STYLES, Report
+from cumem import bench, info
+from cumem.bench import cases as bench_cases
+from cumem.bench.cases import KIB, KINDS, MIB, Plan, Result
+from cumem.bench.report import _LINE, _STYLES, Report
 
 TINY = Plan(
     sizes=(4 * KIB, 64 * KIB),

@@ -365,3 +365,24 @@ def test_complex_reads_the_element(runtime) -> None:
         complex(buffer)
     with pytest.raises(TypeError, match="device"):
         complex(cumem.zeros((), "c8"))
+
+
+@pytest.mark.parametrize(
+    ("index", "match"),
+    [
+        (4, "index 4 is out of bounds for axis 0 with length 4"),
+        ((..., -6), "index -6 is out of bounds for axis 1 with length 5"),
+        (10**30, "index 10+ is out of bounds for axis 0"),
+        ((..., ...), "at most one Ellipsis"),
+        ((0, 0, 0), "too many indices: the buffer has 2 dimensions"),
+        ((None,) * 70, "at most 64 dimensions"),
+        (1.5, "not float; index the array of numpy"),
+        (True, "not bool"),
+        (np.arange(2), "not ndarray"),
+    ],
+)
+def test_what_is_no_index_is_refused(runtime, index, match) -> None:
+    buffer = cumem.empty((4, 5), "f4", kind="pinned")
+    with pytest.raises(IndexError, match=match):
+        _ = buffer[index]
+    assert buffer[np.int8(1), None, ..., ::2].shape == (1, 3)

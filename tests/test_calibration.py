@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import math
 import os
 import threading
 
@@ -12,7 +14,7 @@ import pytest
 from support import session
 
 import cumem
-from cumem import _core, calibration
+from cumem import _core, calibration, measuring, tuning
 
 
 class Unit:
@@ -24,13 +26,22 @@ class Unit:
     emulated = False
 
 
+def is_calibrated() -> bool:
+    rows = _core._read_tuning(False).values()
+    return any(layer == tuning.CALIBRATION for _, layer, _, _ in rows)
+
+
 @pytest.fixture
 def figures(emulated):
     """Those of a machine with fewer threads and a slower link."""
     cumem.device_count()
-    known, measured = _core._read_measured()
-    assert not measured
-    return {**known, "up_rate": 12e9, "down_rate": 12e9, "dma_gap_ns": 10e3}
+    assert not is_calibrated()
+    return {
+        **measuring.DEFAULTS,
+        "up_rate": 12e9,
+        "down_rate": 12e9,
+        "dma_gap_ns": 10e3,
+    }
 
 
 @pytest.fixture
@@ -42,8 +53,8 @@ def real(figures, monkeypatch, tmp_path):
         calls.append(index)
         return dict(figures)
 
-    monkeypatch.setattr(_core, "Device", lambda where: Unit())
-    monkeypatch.setattr(_core, "_calibrate", measure)
+    monkeypatch.setattr(calibration, "Device", lambda where: Unit())
+    monkeypatch.setattr(measuring, "measure", measure)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.delenv("CUMEM_CALIBRATION", raising=False)
     return calls
@@ -71,7 +82,7 @@ def test_figures_are_measured_once_and_kept(real, figures, tmp_path):
     now = cumem.configure()
     assert now.sources["chunk_nbytes"] == "calibration"
     assert now.chunk_nbytes == 2 << 20
-    _core._set_measured(None)
+    measuring.use(None)
     second = cumem.calibrate()
     assert (second.source, second.figures, real) == ("kept", figures, [0])
     assert second.path == first.path
@@ -181,37 +192,142 @@ def test_threads_that_write_at_once_leave_one_whole_file(real, figures, tmp_path
 
 def test_kept_figures_are_taken_and_nothing_is_measured_unasked(real, figures):
     calibration.take_kept(0)  # nothing kept
-    assert not _core._read_measured()[1]
+    assert not is_calibrated()
     cumem.calibrate()
-    _core._set_measured(None)
+    measuring.use(None)
     calibration.take_kept(0)
-    assert _core._read_measured() == (figures, True)
+    assert is_calibrated()
     assert real == [0]  # by calibrate() alone
 
 
 def test_kept_figures_are_not_taken_when_switched_off(real, monkeypatch):
     cumem.calibrate()
-    _core._set_measured(None)
+    measuring.use(None)
     monkeypatch.setenv("CUMEM_CALIBRATION", "off")
     calibration.take_kept(0)
-    assert not _core._read_measured()[1]
+    assert not is_calibrated()
 
 
 def test_measuring_itself_runs_on_the_emulated_device(emulated):
     """Its times mean nothing there; nothing may be left behind."""
     cumem.device_count()
-    found = _core._calibrate(0)
-    known, _ = _core._read_measured()
-    assert found.keys() == known.keys()
+    before = session.testing.counts()
+    found = measuring.measure(0)
+    assert found.keys() == measuring.DEFAULTS.keys()
     assert all(value >= 0 for value in found.values())
     assert found["up_rate"] > 0
+    assert not is_calibrated()
+    cumem.trim()
+    assert session.testing.counts()["streams"] <= before["streams"] + 4
+
+
+@pytest.mark.parametrize("nth", [1, 2, 5, 9])
+@pytest.mark.parametrize("op", ["copy_async", "stream_synchronize", "event_record"])
+def test_measuring_that_fails_changes_nothing(emulated, op, nth):
+    cumem.device_count()
+    before = cumem.configure()
+    session.testing.plan_fault(op, nth, 719)
+    try:
+        with contextlib.suppress(cumem.CudaError):
+            measuring.measure(0)
+        assert session.testing.fault_struck() is not None
+    finally:
+        session.testing.plan_fault(None, 0)
+    assert cumem.configure() == before
+
+
+# -- what follows from figures ---------------------------------------------------------
+
+
+def derived(cpu_count: int, **figures: float) -> dict:
+    return measuring.derive(measuring.DEFAULTS | figures, cpu_count)
+
+
+def test_defaults_are_what_follows_from_the_figures_of_the_default_machine(emulated):
+    """There all is as on 16 cores."""
+    cumem.device_count()
+    rows = _core._read_tuning(True)
+    found = derived(16)
+    assert found["thread_count"] is found["fresh_thread_count"] is None
+    for field in (
+        "chunk_nbytes",
+        "slot_count",
+        "staged_up_nbytes",
+        "staged_down_nbytes",
+    ):
+        assert found[field] == rows[field][0]
+
+
+def test_one_processor_leaves_ordinary_memory_to_the_runtime():
+    """The runtime's own copy then is no slower: one thread packs what it could copy."""
+    one, two, four = derived(1), derived(2), derived(4)
+    assert one["staged_up_nbytes"] == one["staged_down_nbytes"] == tuning.NEVER
+    assert one["chunk_nbytes"] <= 1 << 20  # what still is staged stays in the cache
+    assert one["thread_count"] is None
+    assert two["staged_up_nbytes"] < tuning.NEVER == two["staged_down_nbytes"]
+    assert four["staged_down_nbytes"] < tuning.NEVER
+
+
+def test_slow_link_of_a_laptop():
+    found = derived(
+        2,
+        up_rate=12e9,
+        down_rate=12e9,
+        dma_gap_ns=10e3,
+        copy_rate_1=8e9,
+        copy_rate_2=14e9,
+        driver_up_rate=6e9,
+        driver_down_rate=6e9,
+        staged_up_nbytes=1536 << 10,
+        staged_down_nbytes=2 << 20,
+    )
+    assert found["chunk_nbytes"] == 2 << 20
+    assert found["slot_count"] == 4
+    assert found["staged_up_nbytes"] == found["staged_down_nbytes"] == 2 << 20
+
+
+def test_fast_memory_needs_fewer_threads():
+    rates = {"copy_rate_1": 20e9, "copy_rate_2": 39e9, "copy_rate_4": 70e9}
+    fast = derived(64, **rates, copy_rate_8=130e9, copy_rate_16=200e9)
+    assert (fast["thread_count"], fast["fresh_thread_count"]) == (5, 16)
+    # More threads that get in each other's way are left out as well.
+    assert derived(64, copy_rate_8=30e9, copy_rate_16=20e9)["thread_count"] == 4
+
+
+@pytest.mark.parametrize("field", [None, *measuring.DEFAULTS])
+@pytest.mark.parametrize("value", [0, 1e-300, 1, 1e14, -1, math.nan, math.inf, 1e300])
+def test_figures_that_make_no_sense_give_settings_or_an_error(emulated, field, value):
+    """A file from elsewhere may say anything."""
+    fields = measuring.DEFAULTS if field is None else [field]
+    figures = measuring.DEFAULTS | dict.fromkeys(fields, value)
+    if 0 <= value < 1e15:
+        measuring.use(figures)
+        assert is_calibrated()
+        measuring.use(None)
+    else:
+        with pytest.raises(ValueError, match="no such figure"):
+            measuring.use(figures)
+    assert not is_calibrated()
+
+
+def test_copy_rate_lies_between_those_measured():
+    known = measuring.DEFAULTS
+    for count in (1, 4, 16):
+        assert measuring.copy_rate(known, count) == known[f"copy_rate_{count}"]
+    assert measuring.copy_rate(known, 40) == known["copy_rate_16"]
+    assert known["copy_rate_2"] < measuring.copy_rate(known, 3) < known["copy_rate_4"]
+    fewer = known | {"copy_rate_8": 0.0}
+    assert measuring.copy_rate(fewer, 16) == known["copy_rate_4"]
+
+
+# -- what is kept ----------------------------------------------------------------------
 
 
 def test_figures_are_forgotten_at_shutdown(real, figures):
     cumem.calibrate()
-    assert _core._read_measured()[1]
+    assert is_calibrated()
     cumem.shutdown()
-    assert not _core._read_measured()[1]
+    assert not is_calibrated()
 
 
 @pytest.fixture
@@ -221,7 +337,7 @@ def looked(emulated, monkeypatch):
     cumem.device_count()
     session.testing.calibrate_emulated()
     monkeypatch.setattr(calibration, "take_kept", calls.append)
-    monkeypatch.setattr(_core, "_calibrate", None)  # nobody measures
+    monkeypatch.setattr(measuring, "measure", None)  # nobody measures
     return calls
 
 
@@ -245,7 +361,7 @@ def test_reading_how_copies_are_made_looks_for_kept_figures_once(looked):
 
 
 def test_figures_that_were_set_are_not_replaced_by_kept_ones(looked, figures):
-    _core._set_measured(figures)
+    measuring.use(figures)
     cumem.configure()
     assert looked == []
 

@@ -160,7 +160,7 @@ from cumem import cli
 
 class Swallows:  # as the set-up code of modules made by Cython
     def find_spec(self, name, path=None, target=None):
-        if name == "cumem.bench_cases":
+        if name == "cumem.bench.cases":
             try:
                 signal.raise_signal(signal.SIGINT)
             except KeyboardInterrupt:

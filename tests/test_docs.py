@@ -19,20 +19,20 @@ from support.rules import check_none
 import cumem
 from cumem import (
     bench,
-    bench_cases,
-    bench_report,
     cli,
     info,
     replay,
-    replay_allocators,
-    replay_hold,
-    replay_report,
-    replay_trace,
     safetensors,
-    safetensors_format,
-    safetensors_save,
     units,
 )
+from cumem.bench import cases as bench_cases
+from cumem.bench import report as bench_report
+from cumem.replay import allocators as replay_allocators
+from cumem.replay import hold as replay_hold
+from cumem.replay import report as replay_report
+from cumem.replay import trace as replay_trace
+from cumem.safetensors import format as safetensors_format
+from cumem.safetensors import save as safetensors_save
 
 ROOT = Path(__file__).parent.parent
 PAGES = sorted(

@@ -12,6 +12,18 @@ from support import session
 from support.strategies import KINDS
 
 import cumem
+from cumem import devices
+
+DEFAULTS = (1, 1 << 30, 13000, 200, 0)
+VARIABLES = {
+    "BACKEND": "emulated",
+    "EMULATED_DEVICES": "3",
+    "EMULATED_MEMORY": "1.5 GiB",
+    "EMULATED_DRIVER": "12.4",
+    "EMULATED_DELAY_US": "7",
+    "EMULATED_SEED": "5",
+    "EMULATED_PEERS": "0",
+}
 
 
 def test_suite_runs_with_random_delays(emulated) -> None:
@@ -133,3 +145,52 @@ def test_capturing_stream_is_seen_and_copies_stay_legal(emulated) -> None:
     finally:
         session.testing.set_capturing(stream, False)
     cumem.copy(target, source)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "expected"),
+    [
+        ("CUMEM_BACKEND", "quantum", "'cuda', 'emulated' or unset"),
+        ("CUMEM_EMULATED_DEVICES", "65", "a count from 0 to 64"),
+        ("CUMEM_EMULATED_DEVICES", "-1", "a count from 0 to 64"),
+        ("CUMEM_EMULATED_DEVICES", "two", "a count from 0 to 64"),
+        ("CUMEM_EMULATED_MEMORY", "0", "a number of bytes such as"),
+        ("CUMEM_EMULATED_MEMORY", "5 elephants", "a number of bytes such as"),
+        ("CUMEM_EMULATED_MEMORY", "8EiB", "a number of bytes such as"),
+        ("CUMEM_EMULATED_DRIVER", "12.4.1", "a CUDA version such as 12.4"),
+        ("CUMEM_EMULATED_DRIVER", "0.4", "a CUDA version such as 12.4"),
+        ("CUMEM_EMULATED_DELAY_US", "1000001", "from 0 to 1000000"),
+        ("CUMEM_EMULATED_SEED", str(2**64), "at most 64 bits"),
+        ("CUMEM_EMULATED_PEERS", "2", "0 or 1"),
+    ],
+)
+def test_wrong_variable_is_named(monkeypatch, name, text, expected) -> None:
+    monkeypatch.setenv(name, text)
+    with pytest.raises(
+        ValueError, match=f"{name} must be .*{expected}.*, not '{text}'"
+    ):
+        devices.read_settings(None, *DEFAULTS)
+
+
+def test_variables_say_what_is_opened(monkeypatch) -> None:
+    for name, text in VARIABLES.items():
+        monkeypatch.setenv(f"CUMEM_{name}", text)
+    found = devices.read_settings(None, *DEFAULTS)
+    assert found == (False, True, 3, 1536 << 20, 12040, 7, 5, False, False)
+
+
+def test_settings_of_a_test_win_over_variables(monkeypatch) -> None:
+    for name, text in VARIABLES.items():
+        monkeypatch.setenv(f"CUMEM_{name}", text)
+    given = {"backend": "cuda", "faults": True, "device_count": 2, "seed": None}
+    found = devices.read_settings(given, *DEFAULTS)
+    assert found == (True, False, 2, 1536 << 20, 12040, 7, 5, False, True)
+    with pytest.raises(TypeError, match="colour"):
+        devices.read_settings({"colour": 1}, *DEFAULTS)
+
+
+def test_without_variables_cuda_is_tried_and_the_defaults_hold(monkeypatch) -> None:
+    for name in VARIABLES:
+        monkeypatch.setenv(f"CUMEM_{name}", "")
+    found = devices.read_settings(None, *DEFAULTS)
+    assert found == (True, True, *DEFAULTS, True, False)

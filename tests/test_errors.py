@@ -5,11 +5,17 @@ from __future__ import annotations
 
 import copy
 import pickle
+import re
+from pathlib import Path
 
 import pytest
 from support import session
 
 import cumem
+from cumem import errors
+from cumem.error_codes import CODES
+
+ROOT = Path(__file__).parents[1]
 
 COPIES = [
     copy.copy,
@@ -54,3 +60,47 @@ def test_subclass_of_an_error_is_one() -> None:
         pass
 
     assert told(Mine("text", code=1)) == (Mine, ("text",), None, 1, None, None)
+
+
+@pytest.mark.parametrize(
+    ("kind", "arg", "text"),
+    [
+        ("NOTHING", 7, ""),
+        ("NBYTES", 1 << 63, "9223372036854775808 bytes"),
+        ("ELEMENTS", 3, "3 elements"),
+        ("PRIORITY", (1 << 64) - 5, "priority -5"),
+        ("DEVICE", 0xFFFFFFFF, "device -1"),
+        ("STREAM", 0x7F10, "stream 0x7f10"),
+    ],
+)
+def test_telling_argument_is_told_by_its_kind(kind, arg, text) -> None:
+    error = errors.make("cudaCall", kind, arg, 1, 12000, None)
+    assert (
+        str(error) == f"cudaCall({text}): cudaErrorInvalidValue (1): invalid argument"
+    )
+    assert error.arg == arg
+
+
+def test_code_that_is_not_known_says_so() -> None:
+    error = errors.make("cudaCall", "NOTHING", 0, 123456, 12000, None)
+    assert str(error) == "cudaCall(): cudaErrorUnknown (123456): unknown error"
+    assert error.name == "cudaErrorUnknown"
+    assert str(errors.make(None, None, 0, -1000, 0, None)) == "cumem: unknown error"
+
+
+def test_codes_of_cumem_are_those_of_the_core() -> None:
+    text = (ROOT / "csrc/base/status.h").read_text()
+    found = {int(code): name for name, code in re.findall(r"(CM_E\w+) = (-\d+)", text)}
+    assert found == {code: name for code, (name, _) in CODES.items() if code < 0}
+
+
+def test_codes_of_cuda_are_those_of_its_headers() -> None:
+    folders = [ROOT / "build/cuda12/nvidia/cuda_runtime", Path("/usr/local/cuda")]
+    headers = [folder / "include/driver_types.h" for folder in folders]
+    text = next((h.read_text() for h in headers if h.is_file()), "")
+    found = dict(re.findall(r"^\s+(cudaError\w+)\s+=\s+(\d+)", text, re.M))
+    if not found:
+        pytest.skip("no headers of CUDA here: make check-cuda fetches them")
+    assert {name: int(found[name]) for name in found if int(found[name]) in CODES} == {
+        name: code for code, (name, _) in CODES.items() if code > 0
+    }

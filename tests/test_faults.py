@@ -15,7 +15,7 @@ from support import session, values
 from support.faults import Swept, sweep
 
 import cumem
-from cumem import _core
+from cumem.measuring import raw_copies
 
 SCENARIOS: dict[str, Callable[[], None]] = {}
 
@@ -350,7 +350,7 @@ def measure_the_runtimes_own_copies() -> None:
     device = cumem.full(1000, 7, "u1")
     cumem.Device(0).synchronize()  # the raw copies are ordered after nothing
     stream = cumem.Stream()
-    assert len(_core._raw_copies(host, device, stream, 0.0)) == 5
+    assert len(raw_copies(host, device, stream, 0.0)) == 5
     assert (host.numpy() == 7).all()
 
 

@@ -57,9 +57,15 @@ def check_devices_apart() -> None:
     far = cumem.zeros(16 * MIB, "u1", "device", device=1)
     cumem.trim()
     routes = []
+
+    def send() -> None:
+        handle = cumem.copy_async(far, near)
+        handle.wait()  # it may have to wait for the fills before it knows its way
+        routes.append(handle.route)
+
     with cumem.limit("pinned", 4 * MIB), session.gate(late):
         leave_in_flight(cumem.empty_pinned(4 * MIB, "u1"), late)
-        assert ends(lambda: routes.append(cumem.copy_async(far, near).route))
+        assert ends(send)
     assert routes == ["peer"]
     assert (values.get(far) == 7).all()
 

@@ -226,8 +226,10 @@ def test_bar_is_closed_after_a_failure(emulated, tmp_path, bars) -> None:
         cumem.fromfile(file_of(tmp_path), out=memory, progress=True)
     with pytest.raises(ValueError, match="does not fit"):
         cumem.copy_many([(memory, np.zeros(3, "u1"))], progress=True)
-    with pytest.raises(ValueError, match="does not fit"):
-        cumem.broadcast(np.zeros(3, "u1"), [memory], progress=True)
+    session.testing.plan_fault("copy_async", 1, 999)
+    with pytest.raises(cumem.CudaError):
+        cumem.broadcast(np.zeros(NBYTES + 1, "u1"), [memory], progress=True)
+    session.testing.plan_fault(None, 0)
     assert [bar.closed for bar in bars] == [1, 1, 1]
 
 

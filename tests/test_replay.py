@@ -17,9 +17,10 @@ from support.traces import KIB, PEAK_LIVE, SIZE, hand_checked, write_npz
 from test_docs import load
 
 import cumem
-from cumem import cli, replay, replay_allocators
-from cumem.replay_hold import open_gates
-from cumem.replay_trace import Hold, make_trace
+from cumem import cli, replay
+from cumem.replay import allocators as replay_allocators
+from cumem.replay.hold import open_gates
+from cumem.replay.trace import Hold, make_trace
 
 ROOT = Path(__file__).parent.parent
 
@@ -152,7 +153,7 @@ def test_gates_release_a_window_after_those_it_is_held_for(runtime) -> None:
 
 
 def test_gates_give_way_to_who_waits_for_them(runtime, monkeypatch) -> None:
-    monkeypatch.setattr("cumem.replay_hold.STUCK_SECONDS", 0.05)
+    monkeypatch.setattr("cumem.replay.hold.STUCK_SECONDS", 0.05)
     stream = cumem.Stream()
     gates = open_gates(Hold(4), [stream], 0)
     gates.enter(1)

@@ -20,7 +20,7 @@ import pytest
 from support.traces import write_npz
 
 from cumem import cli
-from cumem.replay_trace import load_trace
+from cumem.replay.trace import load_trace
 
 ARRAYS = ("op", "block", "size", "stream")
 

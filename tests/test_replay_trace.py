@@ -18,7 +18,7 @@ from support.traces import (
     write_npz,
 )
 
-from cumem.replay_trace import Hold, load_trace, make_trace, parse_late
+from cumem.replay.trace import Hold, load_trace, make_trace, parse_late
 
 
 def write_csv(path: Path, *rows: str) -> Path:

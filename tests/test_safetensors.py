@@ -18,7 +18,7 @@ from support.strategies import KINDS
 from test_safetensors_format import ARRAYS, blob, tensor
 
 import cumem
-from cumem import safetensors_format as form
+from cumem.safetensors import format as form
 
 ALL_KINDS = [*KINDS, "host"]
 BACKENDS = ["emulated", pytest.param("cuda", marks=pytest.mark.gpu)]

@@ -16,7 +16,7 @@ import pytest
 from test_safetensors_format import blob, tensor
 
 import cumem
-from cumem import safetensors_save as save
+from cumem.safetensors import save
 
 ARRAYS = {name: np.full(8, i, "u1") for i, name in enumerate("abc")}
 EIGHT: dict[str, Any] = {"max_shard_nbytes": 8}

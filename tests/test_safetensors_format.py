@@ -15,7 +15,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 import cumem
-from cumem import safetensors_format as form
+from cumem.safetensors import format as form
 
 #: element types of the format and the bits of each
 BITS = {name: element.bits for name, element in form.TYPES.items()}

@@ -444,6 +444,27 @@ def test_captured_stream_is_refused(four) -> None:
     cumem.broadcast(np.zeros(10, "i4"), dsts, stream=stream)
 
 
+@pytest.mark.parametrize("function", ["broadcast", "scatter", "gather"])
+def test_graph_holds_what_it_can(four, function) -> None:
+    """As of copy_async(): copies between page-locked memory and that of its device."""
+    stream = cumem.Stream(device=1)
+    many, apart = [on(1, 500), on(1, 500)], [on(1, 500), on(0, 500)]
+    one = cumem.array(numbers(500 if function == "broadcast" else 1000), kind="pinned")
+    start, block = getattr(cumem, function + "_async"), getattr(cumem, function)
+    turn = -1 if function == "gather" else 1
+    cumem.Device(1).synchronize()
+    testing.set_capturing(stream, True)
+    try:
+        handles = start(*(one, many)[::turn], stream=stream)
+        assert [handle.done for handle in handles] == [True, True]
+        with pytest.raises(cumem.CudaError, match="being captured"):
+            start(*(one, apart)[::turn], stream=stream)
+        with pytest.raises(cumem.CudaError, match="being captured"):
+            block(*(one, many)[::turn], stream=stream)
+    finally:
+        testing.set_capturing(stream, False)
+
+
 def test_no_context_is_made_on_other_devices(four) -> None:
     cumem.set_current_device(2)  # it is asked where ordinary memory lies
     near = cumem.empty(LONG, "i4", "device", device=2)

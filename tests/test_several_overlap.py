@@ -6,6 +6,7 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Iterator
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 from support import session, values
 
 import cumem
+from cumem.multi_device import _End
 
 as_strided = np.lib.stride_tricks.as_strided
 
@@ -138,6 +140,57 @@ def test_emulated_memory_and_its_view_on_the_host_are_one(emulated) -> None:
         cumem.broadcast(5, [whole[50:], view[:51][1:]])
     with pytest.raises(ValueError, match="target 0 overlaps the source"):
         cumem.broadcast(view[1:], [whole[:-1]])
+
+
+def end(
+    shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int = 1, place: int = 0
+) -> _End:
+    memory = SimpleNamespace(shape=shape, strides=strides, itemsize=itemsize)
+    return _End(memory, (1 << 40) + place)
+
+
+def bytes_of(view: _End) -> set[int]:
+    if view.is_empty:
+        return set()
+    steps = [range(0, n * step, step) if step else [0] for n, step in view.axes]
+    firsts = [view.place + sum(each) for each in itertools.product(*steps)]
+    return {first + i for first in firsts for i in range(view.memory.itemsize)}
+
+
+ENDS = st.lists(st.tuples(st.integers(0, 5), st.integers(-60, 60)), max_size=3)
+
+
+@given(ENDS, ENDS, *[st.sampled_from([1, 2, 3, 4, 8])] * 2, st.integers(-80, 80))
+def test_overlap_of_random_views_is_that_of_their_bytes(a, b, wide, narrow, at) -> None:
+    first = end(tuple(n for n, _ in a), tuple(step for _, step in a), wide)
+    second = end(tuple(n for n, _ in b), tuple(step for _, step in b), narrow, at)
+    assert first.overlaps(second) == bool(bytes_of(first) & bytes_of(second))
+    assert first.overlaps(second) == second.overlaps(first)
+
+
+def test_overlap_of_large_columns_is_exact() -> None:
+    """In blocks: bounds overlap, bytes do not."""
+    shape, strides = (100000, 50, 3), (4000, -40, 4)
+    columns = end(shape, strides, 4)
+    for place in (0, 3, 29, 4000 * 99999):
+        assert columns.overlaps(end(shape, strides, 4, place))
+    for place in (12, 28, 2000, 4000 * 99999 + 2000):
+        assert not columns.overlaps(end(shape, strides, 4, place))
+
+
+def test_overlap_that_takes_long_to_tell_counts() -> None:
+    shape = (2000000,) * 3
+    one = end(shape, (1000006, 1000036, 1000066))
+    assert one.overlaps(end(shape, (1000012, 1000042, 1000072), 1, 2000000000000))
+
+
+def test_two_of_many_that_overlap_are_named(two) -> None:
+    array = np.zeros(1000, "u1")
+    columns = [array[49 - i :: 50] for i in range(50)]
+    cumem.broadcast(3, columns)
+    wide = [as_strided(array[49 - i :], (20, 1 + (i == 7)), (50, 1)) for i in range(49)]
+    with pytest.raises(ValueError, match="scatter: targets 6 and 7 overlap"):
+        cumem.scatter(np.zeros((20, 50), "u1"), wide, axis=1)
 
 
 def test_overlap_is_what_numpy_says(emulated) -> None:

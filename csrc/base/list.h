@@ -79,4 +79,14 @@ cm_list_splice_back(cm_list *list, cm_list *from)
     cm_list_init(from);
 }
 
+static inline size_t
+cm_list_count(const cm_list *list)
+{
+    size_t count = 0;
+    for (const cm_list *node = list->next; node != list; node = node->next) {
+        count++;
+    }
+    return count;
+}
+
 #endif

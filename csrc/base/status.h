@@ -17,40 +17,26 @@ typedef struct cm_status {
     uint64_t arg;   /* that operation's telling argument, e.g. a byte count */
 } cm_status;
 
-/* Our own errors: X(name, code, text). The text completes "cumem: …". */
-#define CM_ERRORS(X)                                                                   \
-    X(CM_EINVALID, -1, "invalid argument")                                             \
-    X(CM_ESHAPE, -2, "shapes do not match")                                            \
-    X(CM_EOVERFLOW, -3, "a size or an offset does not fit in 63 bits")                 \
-    X(CM_ECLOSED, -4, "the object is closed")                                          \
-    X(CM_ENOMEM, -5, "out of ordinary host memory")                                    \
-    X(CM_ELIMIT, -6, "the limit would be passed")                                      \
-    X(CM_EFORKED, -7,                                                                  \
-      "CUDA cannot be used in a forked child process; start it with "                  \
-      "multiprocessing's "                                                             \
-      "spawn or forkserver")                                                           \
-    X(CM_ENOTSUP, -8, "the driver or device cannot do this")                           \
-    X(CM_EBUSY, -9, "the memory is in use")                                            \
-    X(CM_ETHREAD, -10, "a thread could not be started")                                \
-    X(CM_ESYSTEM, -11, "a system call failed")                                         \
-    X(CM_ECANCELLED, -12, "the transfer was cancelled")                                \
-    X(CM_ETIMEOUT, -13, "the time given has passed")                                   \
-    X(CM_EHOSTMEMORY, -14,                                                             \
-      "the process may not use that much more memory (cgroup memory.max, or what the " \
-      "machine has left)")                                                             \
-    X(CM_ENUMA, -15, "the memory did not come from the NUMA node asked for")           \
-    X(CM_ECAPTURING, -17,                                                              \
-      "the stream is being captured, and a graph cannot hold what the host does or "   \
-      "what has to be waited for")                                                     \
-    X(CM_EFAULT, -18,                                                                  \
-      "memory of the copy cannot be had: the file that is mapped there was cut "       \
-      "short, or cannot be read or written")
-
+/* Our own errors; their texts, and those of CUDA's, stand in cumem/error_codes.py. */
 enum {
     CM_OK = 0,
-#define CM_ERROR_ENUM(name, code, text) name = (code),
-    CM_ERRORS(CM_ERROR_ENUM)
-#undef CM_ERROR_ENUM
+    CM_EINVALID = -1,
+    CM_ESHAPE = -2,
+    CM_EOVERFLOW = -3, /* a size or an offset does not fit in 63 bits */
+    CM_ECLOSED = -4,
+    CM_ENOMEM = -5, /* ordinary host memory */
+    CM_ELIMIT = -6,
+    CM_EFORKED = -7, /* CUDA cannot be used in a forked child process */
+    CM_ENOTSUP = -8, /* by the driver or the device */
+    CM_EBUSY = -9,   /* the memory is in use */
+    CM_ETHREAD = -10,
+    CM_ESYSTEM = -11, /* a system call; the argument is its errno */
+    CM_ECANCELLED = -12,
+    CM_ETIMEOUT = -13,
+    CM_EHOSTMEMORY = -14, /* more than the process may use */
+    CM_ENUMA = -15,       /* the memory came from another node */
+    CM_ECAPTURING = -17,  /* a graph cannot hold what the host does or waits for */
+    CM_EFAULT = -18, /* a mapped file was cut short, or cannot be read or written */
 };
 
 static inline cm_status
@@ -72,9 +58,19 @@ cm_is_ok(cm_status status)
     return status.code == CM_OK;
 }
 
-/* "CM_EINVALID" and "invalid argument"; NULL for a code that is not one of ours. */
-const char *cm_error_name(int32_t code);
-const char *cm_error_text(int32_t code);
+/* Of two outcomes the failure, the first if both are. */
+static inline cm_status
+cm_first_failure(cm_status first, cm_status second)
+{
+    return cm_is_ok(first) ? second : first;
+}
+
+/* Where nothing can be done about a failure and nobody is to be told; say why. */
+static inline void
+cm_ignore(cm_status status)
+{
+    (void)status;
+}
 
 /* Return early on failure: the only macro that may return. */
 #define CM_TRY(call)                                                                   \

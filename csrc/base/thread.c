@@ -2,6 +2,7 @@
 #include "base/thread.h"
 
 #include <errno.h>
+#include <sched.h>
 #include <signal.h>
 
 cm_status
@@ -37,6 +38,30 @@ cm_cond_wait_until(cm_cond *cond, cm_mutex *mutex, uint64_t deadline_ns)
     return pthread_cond_timedwait(cond, mutex, &deadline) != ETIMEDOUT;
 }
 
+void
+cm_spin_lock_wait(cm_spin_lock *lock)
+{
+    enum {
+        SPIN_COUNT = 128, /* longer than a running thread ever holds the lock */
+        YIELD_COUNT = 16, /* its holder was preempted: let it run */
+        SLEEP_NS = 20 * 1000,
+    };
+    for (uint32_t i = 0;
+         atomic_load_explicit(&lock->held, memory_order_relaxed) != 0
+         || atomic_exchange_explicit(&lock->held, 1, memory_order_acquire) != 0;
+         i++) {
+        if (i < SPIN_COUNT) {
+            cm_relax();
+        }
+        else if (i < SPIN_COUNT + YIELD_COUNT) {
+            (void)sched_yield();
+        }
+        else {
+            cm_sleep_ns(SLEEP_NS);
+        }
+    }
+}
+
 cm_status
 cm_thread_start(cm_thread *thread, void *(*run)(void *), void *arg)
 {
@@ -47,4 +72,15 @@ cm_thread_start(cm_thread *thread, void *(*run)(void *), void *arg)
     int error = pthread_create(thread, NULL, run, arg);
     (void)pthread_sigmask(SIG_SETMASK, &before, NULL);
     return error == 0 ? cm_ok() : cm_fail(CM_ETHREAD, (uint64_t)error);
+}
+
+void
+cm_sleep_ns(uint64_t delay_ns)
+{
+    struct timespec left = {
+        .tv_sec = (time_t)(delay_ns / 1000000000u),
+        .tv_nsec = (long)(delay_ns % 1000000000u),
+    };
+    while (nanosleep(&left, &left) != 0 && errno == EINTR) {
+    }
 }

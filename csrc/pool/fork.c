@@ -12,8 +12,7 @@
 
 #include "base/checked_math.h"
 #include "base/fresh_pages.h"
-#include "base/host_memory.h"
-#include "pool/host_pages.h"
+#include "base/machine.h"
 #include "pool/private.h"
 
 #ifndef MAP_FIXED_NOREPLACE
@@ -21,7 +20,7 @@
 #endif
 
 typedef struct fork_list {
-    cm_fast_lock lock;
+    cm_spin_lock lock;
     cm_list pools; /* by `fork_node` */
 } fork_list;
 
@@ -43,7 +42,6 @@ copy_run(cm_arena *arena, uint64_t begin, uint64_t end, uint64_t *room_nbytes)
         .start = arena->child_copy + begin,
         .from = (const char *)arena->host + begin,
         .nbytes = nbytes,
-        .thread_count = cm_populate_threads(NULL, nbytes),
     };
     return cm_is_ok(cm_populate_run(&populate));
 }
@@ -99,8 +97,7 @@ prepare_arena(cm_arena *arena, uint64_t *room_nbytes)
     if (!arena->is_living) {
         return;
     }
-    /* Again, since the driver may have had wishes of its own when it locked the pages.
-     */
+    /* Again, since the driver may have advised otherwise when it locked the pages. */
     arena->keeps_place = cm_host_hide(arena->host, arena->nbytes);
     if (cm_is_ok(cm_host_map(arena->nbytes, &arena->child_copy))) {
         (void)madvise(arena->child_copy, arena->nbytes, MADV_HUGEPAGE);
@@ -111,20 +108,10 @@ prepare_arena(cm_arena *arena, uint64_t *room_nbytes)
 }
 
 static void
-for_each_arena(cm_pool *pool, void (*visit)(cm_arena *arena, uint64_t *room_nbytes),
-               uint64_t *room_nbytes)
-{
-    cm_list *arenas = &pool->heap.arenas;
-    for (cm_list *n = arenas->next; n != arenas; n = n->next) {
-        visit(CM_LIST_ENTRY(n, cm_arena, node), room_nbytes);
-    }
-}
-
-static void
 prepare(void)
 {
     fork_list *list = atomic_load(&the_list);
-    cm_fast_lock_take(&list->lock);
+    cm_spin_lock_take(&list->lock);
     cm_host_memory memory = {0};
     if (!cm_list_is_empty(&list->pools)) {
         cm_host_memory_read(NULL, &memory);
@@ -134,20 +121,17 @@ prepare(void)
         /* In a child all of it is ordinary memory, which the kernel copies. */
         pool->is_forking = !cm_runtime_is_forked(pool->rt);
         if (pool->is_forking) {
-            cm_fast_lock_take(&pool->lock);
-            for_each_arena(pool, prepare_arena, &memory.available_nbytes);
+            cm_spin_lock_take(&pool->lock);
+            cm_list *arenas = &pool->heap.arenas;
+            for (cm_list *a = arenas->next; a != arenas; a = a->next) {
+                prepare_arena(CM_LIST_ENTRY(a, cm_arena, node),
+                              &memory.available_nbytes);
+            }
         }
     }
 }
 
 /* -- after ------------------------------------------------------------------------------ */
-
-static void
-settle_parent(cm_arena *arena, uint64_t *unused)
-{
-    (void)unused;
-    drop_copy(arena);
-}
 
 /* Put the copy where the memory was. What else may have come to lie there, since the
  * kernel kept no place, is left alone. */
@@ -174,9 +158,8 @@ move_in(const cm_arena *arena)
 }
 
 static void
-settle_child(cm_arena *arena, uint64_t *unused)
+settle_child(cm_arena *arena)
 {
-    (void)unused;
     arena->is_inherited = arena->is_living && move_in(arena);
     if (arena->is_inherited) {
         arena->child_copy = NULL;
@@ -184,33 +167,40 @@ settle_child(cm_arena *arena, uint64_t *unused)
     else if (arena->is_living && arena->keeps_place) {
         (void)mprotect(arena->host, arena->nbytes, PROT_NONE);
     }
-    drop_copy(arena);
 }
 
 static void
-settle(void (*visit)(cm_arena *arena, uint64_t *unused))
+settle(bool is_child)
 {
     fork_list *list = atomic_load(&the_list);
     for (cm_list *n = list->pools.next; n != &list->pools; n = n->next) {
         cm_pool *pool = CM_LIST_ENTRY(n, cm_pool, fork_node);
-        if (pool->is_forking) {
-            for_each_arena(pool, visit, NULL);
-            cm_fast_lock_give(&pool->lock);
+        cm_list *arenas = &pool->heap.arenas;
+        if (!pool->is_forking) {
+            continue;
         }
+        for (cm_list *a = arenas->next; a != arenas; a = a->next) {
+            cm_arena *arena = CM_LIST_ENTRY(a, cm_arena, node);
+            if (is_child) {
+                settle_child(arena);
+            }
+            drop_copy(arena);
+        }
+        cm_spin_lock_give(&pool->lock);
     }
-    cm_fast_lock_give(&list->lock);
+    cm_spin_lock_give(&list->lock);
 }
 
 static void
 in_parent(void)
 {
-    settle(settle_parent);
+    settle(false);
 }
 
 static void
 in_child(void)
 {
-    settle(settle_child);
+    settle(true);
 }
 
 /* -- which pools take part --------------------------------------------------------------------- */
@@ -223,7 +213,7 @@ begin(void)
     if (list == NULL) {
         return;
     }
-    cm_fast_lock_init(&list->lock);
+    cm_spin_lock_init(&list->lock);
     cm_list_init(&list->pools);
     atomic_store(&the_list, list);
     if (pthread_atfork(prepare, in_parent, in_child) != 0) {
@@ -239,9 +229,9 @@ cm_pool_watch_forks(cm_pool *pool)
     if (list == NULL) {
         return cm_fail(CM_ENOMEM, sizeof(*list));
     }
-    cm_fast_lock_take(&list->lock);
+    cm_spin_lock_take(&list->lock);
     cm_list_push_back(&list->pools, &pool->fork_node);
-    cm_fast_lock_give(&list->lock);
+    cm_spin_lock_give(&list->lock);
     return cm_ok();
 }
 
@@ -250,9 +240,9 @@ cm_pool_unwatch_forks(cm_pool *pool)
 {
     fork_list *list = atomic_load(&the_list);
     if (list != NULL) {
-        cm_fast_lock_take(&list->lock);
+        cm_spin_lock_take(&list->lock);
         cm_list_remove(&pool->fork_node);
-        cm_fast_lock_give(&list->lock);
+        cm_spin_lock_give(&list->lock);
     }
 }
 

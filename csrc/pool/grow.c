@@ -11,6 +11,7 @@
 
 #include "base/checked_math.h"
 #include "pool/private.h"
+#include "pool/scope.h"
 
 enum {
     CHUNK_SHARE = 200, /* a new chunk is at most this part of what is held */
@@ -37,73 +38,152 @@ count_reserved_locked(cm_pool *pool, uint64_t nbytes)
 {
     cm_pool_counters *c = &pool->counters;
     c->reserved_nbytes += nbytes;
-    if (c->reserved_nbytes > c->peak_reserved_nbytes) {
-        c->peak_reserved_nbytes = c->reserved_nbytes;
-    }
+    cm_pool_raise(&c->peak_reserved_nbytes, c->reserved_nbytes);
 }
 
-void
-cm_pool_begin_growing(cm_pool *pool)
-{
-    cm_mutex_lock(&pool->gate);
-    while (pool->growing) {
-        cm_cond_wait(&pool->gate_moved, &pool->gate);
-    }
-    pool->growing = true;
-    cm_mutex_unlock(&pool->gate);
-}
+/* -- chunks that nobody uses ------------------------------------------------------------ */
 
-void
-cm_pool_end_growing(cm_pool *pool)
-{
-    cm_mutex_lock(&pool->gate);
-    pool->growing = false;
-    cm_cond_signal_all(&pool->gate_moved);
-    cm_mutex_unlock(&pool->gate);
-}
-
-/* -- which memory goes there --------------------------------------------------------------- */
-/* Free chunks from elsewhere, whose memory is moved there, and new ones. */
-
-/* A free chunk on its way to another place. */
-typedef struct chunk_move {
+/* One that was taken out of the heap, to be moved or closed. */
+typedef struct idle_chunk {
     cm_chunk *chunk;
-    cm_heap_span *span; /* BUSY and exactly the chunk; NULL once it has moved */
-} chunk_move;
+    cm_heap_span *span; /* BUSY and exactly the chunk; NULL: it has left there */
+    cm_heap_span *to;   /* BUSY and without memory: where it is to be moved */
+} idle_chunk;
 
-/* One gap of a place. It gets memory from its lowest address on: first chunks that are
- * moved there, then new ones. */
-typedef struct filling {
-    cm_heap_span *target; /* BUSY: the part of the gap that is filled */
-    cm_heap_span *spare;  /* a node for cutting off what stayed without memory */
-    uint64_t create_nbytes;
-    uint64_t made_nbytes; /* of new chunks, so far: the last of done_nbytes */
-    uint64_t done_nbytes; /* of the target: what has memory by now */
-    uint32_t move_end;    /* its moves end before this one; they begin where those of
-                             the gap before it end */
-} filling;
+typedef struct idle_chunks {
+    idle_chunk *items;
+    uint32_t count;
+    uint32_t room;
+    bool to_move;           /* else to close */
+    uint64_t nbytes;        /* of all */
+    uint64_t enough_nbytes; /* none is taken once there are so many, */
+    uint64_t most_nbytes;   /* nor one that would make them more than this */
+} idle_chunks;
+
+/* Take the chunks of the range that lie wholly in a free span out of it. False: no more
+ * are wanted, or there is no memory for that. */
+static bool
+take_chunks_locked(cm_pool *pool, idle_chunks *idle, cm_heap_span *span)
+{
+    const cm_arena *range = pool->range;
+    uint64_t granule = range->granule;
+    bool upwards = idle->to_move && span->prev != NULL
+                   && span->prev->state == CM_SPAN_GAP
+                   && !(span->next != NULL && span->next->state == CM_SPAN_GAP);
+    cm_address low = span->block.address;
+    cm_address end = cm_span_end(span);
+    cm_address from = cm_round_up_to(low, granule);
+    cm_address to = end / granule * granule;
+    while (from < to) {
+        if (idle->count == idle->room || idle->nbytes >= idle->enough_nbytes) {
+            return false;
+        }
+        cm_address at = upwards ? from : to - granule;
+        cm_chunk *chunk = range->chunk_at[(at - range->base) / granule];
+        from = upwards ? chunk->address + chunk->nbytes : from;
+        to = upwards ? to : chunk->address;
+        if (chunk->address < low || chunk->address + chunk->nbytes > end
+            || idle->nbytes + chunk->nbytes > idle->most_nbytes
+            || (idle->to_move && chunk->handle == 0)) {
+            continue;
+        }
+        while (cm_span_end(span) <= chunk->address) {
+            span = span->next; /* the rest of what it was */
+        }
+        while (span->block.address > chunk->address) {
+            span = span->prev;
+        }
+        span = cm_heap_carve(&pool->heap, span, chunk->address, chunk->nbytes);
+        if (span == NULL) {
+            return false;
+        }
+        idle->items[idle->count++] = (idle_chunk){chunk, span, NULL};
+        idle->nbytes += chunk->nbytes;
+    }
+    return true;
+}
+
+/* NULL: no memory is there. */
+static cm_chunk *
+chunk_of(const cm_heap_span *span)
+{
+    const cm_arena *range = span->arena;
+    return range->chunk_at[(span->block.address - range->base) / range->granule];
+}
+
+static void
+set_chunk_of(const cm_heap_span *span, cm_chunk *chunk)
+{
+    const cm_arena *range = span->arena;
+    uint64_t first = (span->block.address - range->base) / range->granule;
+    for (uint64_t i = 0; i < span->block.nbytes / range->granule; i++) {
+        range->chunk_at[first + i] = chunk;
+    }
+}
+
+/* The memory of a chunk is gone, which was that of the BUSY `span`. */
+static void
+forget_chunk(cm_pool *pool, cm_heap_span *span, cm_chunk *chunk)
+{
+    uint64_t nbytes = span->block.nbytes;
+    cm_spin_lock_take(&pool->lock);
+    if (span->arena == pool->range) {
+        set_chunk_of(span, NULL);
+        cm_heap_give_gap(&pool->heap, span);
+        free(chunk);
+    }
+    else {
+        cm_heap_remove_arena(&pool->heap, span->arena); /* with its chunk */
+    }
+    pool->counters.reserved_nbytes -= nbytes;
+    cm_spin_lock_give(&pool->lock);
+    cm_budget_refund(pool->config.budget, nbytes);
+}
+
+/* Give one back; where that is refused it is free memory again. */
+static cm_status
+close_chunk(cm_pool *pool, idle_chunk idle, uint64_t *released_nbytes)
+{
+    uint64_t nbytes = idle.chunk->nbytes;
+    cm_status status = pool->source->ops->close_chunk(pool->source, idle.chunk);
+    if (cm_is_ok(status)) {
+        forget_chunk(pool, idle.span, idle.chunk);
+        *released_nbytes += nbytes;
+        return status;
+    }
+    cm_spin_lock_take(&pool->lock);
+    cm_heap_view view = cm_pool_view_locked(pool, 0);
+    (void)cm_heap_give(&pool->heap, idle.span, 0, 0, &view);
+    cm_spin_lock_give(&pool->lock);
+    atomic_fetch_add(&pool->lost_count, 1);
+    return status;
+}
+
+/* -- a place, and what goes there ------------------------------------------------------------ */
+/* Free chunks from elsewhere, whose memory is moved there, and new ones. */
 
 typedef struct place_plan {
     cm_hole at;
-    cm_heap_span **spans; /* by address: free spans and targets, BUSY */
-    filling *fillings;
-    chunk_move *moves;
-    uint32_t span_count;
-    uint32_t filling_count;
-    uint32_t move_count; /* those behind the last filling's are given back instead */
-    uint64_t moved_nbytes;
+    cm_heap_span *first; /* of those that are held: BUSY and side by side */
+    uint32_t held_count;
+    idle_chunks idle;
+    uint32_t moved_count; /* of them: that have a place to go; the others go back */
+    cm_heap_span **bare;  /* held, without memory, and no idle chunk goes there */
+    uint32_t bare_count;
+    cm_heap_span **made; /* by now, of the bare ones: each is a new chunk */
+    uint32_t made_count;
+    uint64_t made_nbytes; /* reserved once the plan settles */
     uint64_t create_nbytes;
-    uint64_t made_nbytes; /* so much of it is there; reserved once the plan settles */
-    uint32_t tag;         /* of the place's free spans */
+    uint32_t tag; /* of the place's free spans */
     uint64_t epoch;
 } place_plan;
 
 static void
 fini_plan(place_plan *plan)
 {
-    free(plan->spans);
-    free(plan->fillings);
-    free(plan->moves);
+    free(plan->idle.items);
+    free(plan->bare);
+    free(plan->made);
 }
 
 /* The free spans of the place stay out of everyone's hands meanwhile, as do those parts
@@ -116,75 +196,22 @@ hold_place_locked(cm_pool *pool, place_plan *plan, uint64_t size,
     cm_address low = plan->at.begin / granule * granule;
     cm_address high = cm_round_up_to(plan->at.begin + size, granule);
     cm_heap_span *span = plan->at.first;
-    cm_heap_span *next;
-    for (uint32_t i = 0; i < plan->at.span_count; i++, span = next) {
-        next = span->next;
-        if (span->state == CM_SPAN_FREE) {
-            if (!cm_span_is_clean(span, view)) {
-                plan->tag = span->tag;
-                plan->epoch = span->epoch > plan->epoch ? span->epoch : plan->epoch;
-            }
-            plan->spans[plan->span_count++] = cm_heap_carve(
-                &pool->heap, span, span->block.address, span->block.nbytes);
-            continue;
+    for (; plan->held_count < plan->at.span_count; span = span->next) {
+        cm_address from = span->block.address;
+        cm_address to = cm_span_end(span);
+        if (span->state == CM_SPAN_GAP) {
+            from = from > low ? from : low;
+            to = to < high ? to : high;
         }
-        cm_address from = span->block.address > low ? span->block.address : low;
-        cm_address to = cm_span_end(span) < high ? cm_span_end(span) : high;
-        filling *f = &plan->fillings[plan->filling_count];
-        f->spare = cm_heap_take_node(&pool->heap);
-        if (f->spare == NULL) {
+        else if (!cm_span_is_clean(span, view)) {
+            plan->tag = span->tag;
+            plan->epoch = span->epoch > plan->epoch ? span->epoch : plan->epoch;
+        }
+        span = cm_heap_carve(&pool->heap, span, from, to - from);
+        if (span == NULL) {
             return false;
         }
-        f->target = cm_heap_carve(&pool->heap, span, from, to - from);
-        if (f->target == NULL) {
-            cm_heap_give_node(&pool->heap, f->spare);
-            return false;
-        }
-        plan->filling_count++;
-        plan->spans[plan->span_count++] = f->target;
-    }
-    return true;
-}
-
-/* -- chunks to move --------------------------------------------------------------------- */
-
-/* Take the chunks that lie wholly in a free span out of it, as many as are needed.
- * False: no memory for that; what was taken is. */
-static bool
-take_chunks_locked(cm_pool *pool, place_plan *plan, cm_heap_span *span)
-{
-    const cm_arena *range = pool->range;
-    uint64_t missing = plan->at.missing * range->granule;
-    bool upwards = span->prev != NULL && span->prev->state == CM_SPAN_GAP
-                   && !(span->next != NULL && span->next->state == CM_SPAN_GAP);
-    uint64_t granule = range->granule;
-    cm_address low = span->block.address;
-    cm_address end = cm_span_end(span);
-    cm_address from = cm_round_up_to(low, granule);
-    cm_address to = end / granule * granule;
-    while (from < to && plan->moved_nbytes < missing) {
-        cm_address at = upwards ? from : to - granule;
-        cm_chunk *chunk = range->chunk_at[(at - range->base) / granule];
-        from = upwards ? chunk->address + chunk->nbytes : from;
-        to = upwards ? to : chunk->address;
-        if (chunk->address < low || chunk->address + chunk->nbytes > end
-            || chunk->handle == 0) {
-            continue;
-        }
-        while (cm_span_end(span) <= chunk->address) {
-            span = span->next; /* the rest of what it was */
-        }
-        while (span->block.address > chunk->address) {
-            span = span->prev;
-        }
-        cm_heap_span *taken =
-            cm_heap_carve(&pool->heap, span, chunk->address, chunk->nbytes);
-        if (taken == NULL) {
-            return false;
-        }
-        plan->moves[plan->move_count++] = (chunk_move){chunk, taken};
-        plan->moved_nbytes += chunk->nbytes;
-        span = taken;
+        plan->first = plan->held_count++ == 0 ? span : plan->first;
     }
     return true;
 }
@@ -199,11 +226,9 @@ choose_moves_locked(cm_pool *pool, place_plan *plan, const cm_heap_view *view)
         for (cm_list *n = list->next, *next; n != list; n = next) {
             cm_heap_span *span = CM_LIST_ENTRY(n, cm_heap_span, node);
             next = n->next; /* what is left of this one is shorter than a chunk */
-            if (plan->moved_nbytes >= plan->at.missing * pool->source->granule
-                || span->block.nbytes < pool->source->granule) {
-                return;
-            }
-            if (cm_span_is_clean(span, view) && !take_chunks_locked(pool, plan, span)) {
+            if (span->block.nbytes < pool->source->granule
+                || (cm_span_is_clean(span, view)
+                    && !take_chunks_locked(pool, &plan->idle, span))) {
                 return;
             }
         }
@@ -211,101 +236,88 @@ choose_moves_locked(cm_pool *pool, place_plan *plan, const cm_heap_view *view)
 }
 
 static int
-compare_moves(const void *a, const void *b)
+compare_lengths(const void *a, const void *b)
 {
-    uint64_t x = ((const chunk_move *)a)->chunk->nbytes;
-    uint64_t y = ((const chunk_move *)b)->chunk->nbytes;
+    uint64_t x = ((const idle_chunk *)a)->chunk->nbytes;
+    uint64_t y = ((const idle_chunk *)b)->chunk->nbytes;
     return (x < y) - (x > y);
 }
 
-/* Which chunks go to which gap, the longest first; new ones for the rest. */
-static void
-assign_moves_locked(cm_pool *pool, place_plan *plan, const cm_heap_view *view)
+/* Cut what is held of a gap, from its lowest address on, for the chunks that go there,
+ * the longest first; what is left over is bare. False: no memory. */
+static bool
+assign_moves_locked(cm_pool *pool, place_plan *plan, cm_heap_span *gap)
 {
-    uint32_t assigned = 0;
-    qsort(plan->moves, plan->move_count, sizeof(chunk_move), compare_moves);
-    for (uint32_t i = 0; i < plan->filling_count; i++) {
-        filling *f = &plan->fillings[i];
-        uint64_t left = f->target->block.nbytes;
-        for (uint32_t k = assigned; k < plan->move_count && left > 0; k++) {
-            chunk_move move = plan->moves[k];
-            if (move.chunk->nbytes <= left) {
-                left -= move.chunk->nbytes;
-                plan->moves[k] = plan->moves[assigned];
-                plan->moves[assigned++] = move;
-            }
+    idle_chunk *items = plan->idle.items;
+    for (uint32_t i = plan->moved_count; i < plan->idle.count && gap != NULL; i++) {
+        idle_chunk idle = items[i];
+        if (idle.chunk->nbytes > gap->block.nbytes) {
+            continue;
         }
-        f->move_end = assigned;
-        f->create_nbytes = left;
-        plan->create_nbytes += left;
+        idle.to = gap;
+        gap = NULL;
+        if (idle.chunk->nbytes < idle.to->block.nbytes) {
+            gap = cm_heap_cut(&pool->heap, idle.to, idle.chunk->nbytes);
+            if (gap == NULL) {
+                return false;
+            }
+            plan->held_count++;
+        }
+        items[i] = items[plan->moved_count];
+        items[plan->moved_count++] = idle;
     }
-    /* Those that fit nowhere go back for the new ones, as far as that takes them all.
-     */
-    uint64_t spare_nbytes = 0;
-    for (uint32_t k = assigned; k < plan->move_count; k++) {
-        spare_nbytes += plan->moves[k].chunk->nbytes;
+    if (gap != NULL) {
+        plan->bare[plan->bare_count++] = gap;
+        plan->create_nbytes += gap->block.nbytes;
     }
-    while (plan->move_count > assigned) {
-        const chunk_move *last = &plan->moves[plan->move_count - 1];
+    return true;
+}
+
+/* Those that fit nowhere go back for the new ones, as far as that takes them all. */
+static void
+drop_unneeded_locked(cm_pool *pool, place_plan *plan, const cm_heap_view *view)
+{
+    idle_chunks *idle = &plan->idle;
+    uint64_t spare_nbytes = idle->nbytes;
+    for (uint32_t i = 0; i < plan->moved_count; i++) {
+        spare_nbytes -= idle->items[i].chunk->nbytes;
+    }
+    while (idle->count > plan->moved_count) {
+        const idle_chunk *last = &idle->items[idle->count - 1];
         spare_nbytes -= last->chunk->nbytes;
         if (spare_nbytes < plan->create_nbytes) {
             break;
         }
         (void)cm_heap_give(&pool->heap, last->span, 0, 0, view);
-        plan->move_count--;
+        idle->count--;
     }
 }
 
-/* What has memory of one gap; the rest is a gap again. NULL: nothing has. */
-static cm_heap_span *
-settle_filling_locked(cm_pool *pool, filling *f)
-{
-    cm_heap *heap = &pool->heap;
-    cm_heap_span *filled = f->target;
-    if (f->done_nbytes == 0) {
-        cm_heap_give_gap(heap, filled);
-        filled = NULL;
-    }
-    else if (f->done_nbytes < filled->block.nbytes) {
-        cm_heap_split_busy(heap, filled, f->done_nbytes, f->spare);
-        cm_heap_give_gap(heap, f->spare);
-        f->spare = NULL;
-    }
-    if (f->spare != NULL) {
-        cm_heap_give_node(heap, f->spare);
-    }
-    return filled;
-}
-
-/* The plan's free spans, and what has memory of its gaps, become free; the rest are
- * gaps. Returns the span that covers the whole place if all of it has memory. */
+/* What of the place has memory becomes free, the rest is a gap. Returns the span that
+ * covers the whole place if all of it has memory. */
 static cm_heap_span *
 settle_place_locked(cm_pool *pool, place_plan *plan, const cm_heap_view *view)
 {
     cm_heap *heap = &pool->heap;
-    cm_heap_span *whole = NULL;
-    filling *f = plan->fillings;
-    for (uint32_t i = 0; i < plan->move_count; i++) {
-        if (plan->moves[i].span != NULL) {
-            (void)cm_heap_give(heap, plan->moves[i].span, 0, 0, view);
+    for (uint32_t i = 0; i < plan->idle.count; i++) {
+        if (plan->idle.items[i].span != NULL) {
+            (void)cm_heap_give(heap, plan->idle.items[i].span, 0, 0, view);
         }
     }
-    for (uint32_t i = 0; i < plan->span_count; i++) {
-        cm_heap_span *span = plan->spans[i];
-        if (f < plan->fillings + plan->filling_count && f->target == span) {
-            span = settle_filling_locked(pool, f++);
-        }
-        if (span == NULL) {
+    cm_heap_span *whole = NULL;
+    cm_heap_span *next = plan->first;
+    for (; plan->held_count > 0; plan->held_count--) {
+        cm_heap_span *span = next;
+        next = span->next;
+        if (chunk_of(span) != NULL) {
+            whole = whole == NULL ? span : cm_heap_fuse(heap, whole, span);
             continue;
         }
-        if (whole != NULL && whole->next == span) {
-            whole = cm_heap_fuse(heap, whole, span);
-            continue;
-        }
+        cm_heap_give_gap(heap, span);
         if (whole != NULL) {
             (void)cm_heap_give(heap, whole, plan->tag, plan->epoch, view);
+            whole = NULL;
         }
-        whole = span;
     }
     return whole == NULL ? NULL
                          : cm_heap_give(heap, whole, plan->tag, plan->epoch, view);
@@ -317,6 +329,7 @@ static cm_status
 plan_place_locked(cm_pool *pool, uint64_t size, const cm_heap_view *view,
                   place_plan *plan)
 {
+    uint64_t granule = pool->source->granule;
     *plan = (place_plan){0};
     cm_heap_settle(&pool->heap, view);
     cm_heap_find_hole(&pool->heap, size, cm_pool_align_of(pool, size), view, UINT64_MAX,
@@ -330,172 +343,117 @@ plan_place_locked(cm_pool *pool, uint64_t size, const cm_heap_view *view,
         cm_budget_refund(pool->config.budget, size);
         return (cm_status){CM_CUDA_OUT_OF_MEMORY, CM_OP_physical_create, 0, size};
     }
-    plan->spans = calloc(plan->at.span_count, sizeof(*plan->spans));
-    plan->fillings = calloc(plan->at.gap_count, sizeof(*plan->fillings));
-    plan->moves = calloc(plan->at.missing, sizeof(*plan->moves));
-    if (plan->spans == NULL || plan->fillings == NULL || plan->moves == NULL) {
-        return cm_fail(CM_ENOMEM, plan->at.missing * sizeof(*plan->moves));
+    uint64_t missing = plan->at.missing;
+    plan->idle = (idle_chunks){.items = calloc(missing, sizeof(idle_chunk)),
+                               .room = (uint32_t)missing,
+                               .to_move = true,
+                               .enough_nbytes = missing * granule,
+                               .most_nbytes = UINT64_MAX};
+    plan->bare = calloc(plan->at.gap_count, sizeof(cm_heap_span *));
+    plan->made = calloc(missing, sizeof(cm_heap_span *));
+    bool good = plan->idle.items != NULL && plan->bare != NULL && plan->made != NULL
+                && hold_place_locked(pool, plan, size, view);
+    if (good) {
+        choose_moves_locked(pool, plan, view);
+        qsort(plan->idle.items, plan->idle.count, sizeof(idle_chunk), compare_lengths);
     }
-    if (!hold_place_locked(pool, plan, size, view)) {
+    cm_heap_span *span = plan->first;
+    for (uint32_t left = plan->held_count; good && left > 0; left--) {
+        cm_heap_span *next = span->next;
+        good = chunk_of(span) != NULL || assign_moves_locked(pool, plan, span);
+        span = next;
+    }
+    if (!good) {
         (void)settle_place_locked(pool, plan, view);
-        return cm_fail(CM_ENOMEM, sizeof(cm_heap_span));
+        return cm_fail(CM_ENOMEM, missing * sizeof(idle_chunk));
     }
-    choose_moves_locked(pool, plan, view);
-    assign_moves_locked(pool, plan, view);
+    drop_unneeded_locked(pool, plan, view);
     return cm_ok();
 }
 
 /* -- the calls that bring it --------------------------------------------------------------- */
 
-static void
-set_chunk_at(const cm_arena *range, cm_address address, uint64_t nbytes,
-             cm_chunk *chunk)
-{
-    uint64_t first = (address - range->base) / range->granule;
-    for (uint64_t i = 0; i < nbytes / range->granule; i++) {
-        range->chunk_at[first + i] = chunk;
-    }
-}
-
-cm_status
-cm_pool_close_chunk(cm_pool *pool, cm_heap_span *span, cm_chunk *chunk,
-                    uint64_t *released_nbytes)
-{
-    uint64_t nbytes = chunk->nbytes;
-    cm_arena *arena = span->arena;
-    cm_status status = pool->source->ops->close_chunk(pool->source, chunk);
-    cm_fast_lock_take(&pool->lock);
-    if (!cm_is_ok(status)) {
-        cm_heap_view view = cm_pool_view_locked(pool, 0);
-        (void)cm_heap_give(&pool->heap, span, 0, 0, &view);
-    }
-    else if (arena == pool->range) {
-        set_chunk_at(arena, span->block.address, nbytes, NULL);
-        cm_heap_give_gap(&pool->heap, span);
-    }
-    else {
-        cm_heap_remove_arena(&pool->heap, arena);
-    }
-    pool->counters.reserved_nbytes -= cm_is_ok(status) ? nbytes : 0;
-    cm_fast_lock_give(&pool->lock);
-    if (!cm_is_ok(status)) {
-        atomic_fetch_add(&pool->lost_count, 1);
-        return status;
-    }
-    if (arena == pool->range) {
-        free(chunk);
-    }
-    cm_budget_refund(pool->config.budget, nbytes);
-    *released_nbytes += nbytes;
-    return cm_ok();
-}
-
-/* Of one that could neither be moved nor put back: its place is a gap. */
-static void
-lose_chunk(cm_pool *pool, chunk_move *move, cm_address from)
-{
-    uint64_t nbytes = move->chunk->nbytes;
-    cm_fast_lock_take(&pool->lock);
-    set_chunk_at(pool->range, from, nbytes, NULL);
-    cm_heap_give_gap(&pool->heap, move->span);
-    pool->counters.reserved_nbytes -= nbytes;
-    cm_fast_lock_give(&pool->lock);
-    cm_budget_refund(pool->config.budget, nbytes);
-    free(move->chunk);
-    *move = (chunk_move){NULL, NULL};
-}
-
+/* One that can neither be moved nor put back is lost, and a gap where it was. */
 static cm_status
-move_chunks(cm_pool *pool, filling *f, chunk_move *moves, uint32_t count)
+move_chunk(cm_pool *pool, idle_chunk *idle)
 {
-    const cm_arena *range = pool->range;
-    for (uint32_t i = 0; i < count; i++) {
-        cm_chunk *chunk = moves[i].chunk;
-        cm_address to = f->target->block.address + f->done_nbytes;
-        cm_address from = chunk->address;
-        cm_status status =
-            pool->source->ops->move_chunk(pool->source, chunk, to - range->base);
-        if (!cm_is_ok(status)) {
-            if (chunk->address == 0) {
-                lose_chunk(pool, &moves[i], from);
-            }
-            return status;
-        }
-        cm_fast_lock_take(&pool->lock);
-        set_chunk_at(range, from, chunk->nbytes, NULL);
-        set_chunk_at(range, to, chunk->nbytes, chunk);
-        cm_heap_give_gap(&pool->heap, moves[i].span);
+    cm_chunk *chunk = idle->chunk;
+    cm_status status = pool->source->ops->move_chunk(
+        pool->source, chunk, idle->to->block.address - pool->range->base);
+    if (cm_is_ok(status)) {
+        set_chunk_of(idle->span, NULL);
+        set_chunk_of(idle->to, chunk);
+        cm_spin_lock_take(&pool->lock);
+        cm_heap_give_gap(&pool->heap, idle->span);
         pool->counters.remap_count++;
         pool->counters.remap_nbytes += chunk->nbytes;
-        cm_fast_lock_give(&pool->lock);
-        moves[i].span = NULL;
-        f->done_nbytes += chunk->nbytes;
+        cm_spin_lock_give(&pool->lock);
+        idle->span = NULL;
     }
-    return cm_ok();
+    else if (chunk->address == 0) {
+        forget_chunk(pool, idle->span, chunk);
+        idle->span = NULL;
+    }
+    return status;
 }
 
 /* Each chunk costs a call, but can leave only when all of it is free: kept small
  * against the whole. */
 static uint64_t
-piece_nbytes(const cm_pool *pool, uint64_t nbytes, uint64_t made_nbytes)
+longest_chunk(const cm_pool *pool, const place_plan *plan, uint64_t nbytes)
 {
     uint64_t granule = pool->source->granule;
-    uint64_t held = pool->counters.reserved_nbytes + made_nbytes;
+    uint64_t held = pool->counters.reserved_nbytes + plan->made_nbytes;
     uint64_t most = (held + nbytes) / CHUNK_SHARE / granule * granule;
     return most < granule ? granule : most;
 }
 
+/* Chunk by chunk, each then in a span of its own. */
 static cm_status
-create_chunks(cm_pool *pool, place_plan *plan, filling *f)
+fill_bare(cm_pool *pool, place_plan *plan, cm_heap_span *span)
 {
-    const cm_arena *range = pool->range;
-    uint64_t left = f->create_nbytes;
-    uint64_t piece = left == 0 ? 0 : piece_nbytes(pool, left, plan->made_nbytes);
-    while (left > 0) {
-        uint64_t nbytes = piece < left ? piece : left;
-        cm_address to = f->target->block.address + f->done_nbytes;
-        cm_chunk *chunk = calloc(1, sizeof(*chunk));
+    uint64_t most = longest_chunk(pool, plan, span->block.nbytes);
+    for (cm_heap_span *rest = NULL; span != NULL; span = rest, rest = NULL) {
+        if (span->block.nbytes > most) {
+            cm_spin_lock_take(&pool->lock);
+            rest = cm_heap_cut(&pool->heap, span, most);
+            cm_spin_lock_give(&pool->lock);
+            plan->held_count += rest != NULL;
+        }
+        uint64_t nbytes = span->block.nbytes;
+        cm_chunk *chunk = nbytes <= most ? calloc(1, sizeof(*chunk)) : NULL;
         if (chunk == NULL) {
             return cm_fail(CM_ENOMEM, sizeof(*chunk));
         }
-        cm_status status = pool->source->ops->open_chunk(pool->source, to - range->base,
-                                                         nbytes, chunk);
+        uint64_t offset = span->block.address - pool->range->base;
+        cm_status status =
+            pool->source->ops->open_chunk(pool->source, offset, nbytes, chunk);
         if (!cm_is_ok(status)) {
             free(chunk);
             return status;
         }
-        cm_fast_lock_take(&pool->lock);
-        set_chunk_at(range, to, nbytes, chunk);
-        cm_fast_lock_give(&pool->lock);
+        set_chunk_of(span, chunk);
+        plan->made[plan->made_count++] = span;
         plan->made_nbytes += nbytes;
-        f->made_nbytes += nbytes;
-        f->done_nbytes += nbytes;
-        left -= nbytes;
     }
     return cm_ok();
 }
 
-/* A request that fails leaves nothing behind: what was made for it goes back, the last
- * first. What the driver refuses to take stays, as free memory, and all below it. */
+/* A request that fails leaves nothing behind: what was made for it goes back. What the
+ * driver refuses to take stays, as free memory. */
 static void
-close_made(cm_pool *pool, filling *f, uint64_t *made_nbytes)
+close_made(cm_pool *pool, place_plan *plan)
 {
-    const cm_arena *range = pool->range;
-    while (f->made_nbytes > 0) {
-        cm_address end = f->target->block.address + f->done_nbytes;
-        cm_chunk *chunk = range->chunk_at[(end - range->base) / range->granule - 1];
-        uint64_t nbytes = chunk->nbytes;
+    while (plan->made_count > 0) {
+        const cm_heap_span *span = plan->made[--plan->made_count];
+        cm_chunk *chunk = chunk_of(span);
         if (!cm_is_ok(pool->source->ops->close_chunk(pool->source, chunk))) {
             atomic_fetch_add(&pool->lost_count, 1);
-            return;
+            continue;
         }
-        cm_fast_lock_take(&pool->lock);
-        set_chunk_at(range, end - nbytes, nbytes, NULL);
-        cm_fast_lock_give(&pool->lock);
+        set_chunk_of(span, NULL);
+        plan->made_nbytes -= span->block.nbytes;
         free(chunk);
-        f->made_nbytes -= nbytes;
-        f->done_nbytes -= nbytes;
-        *made_nbytes -= nbytes;
     }
 }
 
@@ -506,49 +464,37 @@ check_device(const cm_pool *pool, uint64_t nbytes)
 {
     uint64_t held = pool->counters.reserved_nbytes; /* changed by growers alone */
     uint64_t most = pool->source->most_nbytes;
-    if (held > most || nbytes > most - held) {
+    if (nbytes > 0 && (held > most || nbytes > most - held)) {
         return (cm_status){CM_CUDA_OUT_OF_MEMORY, CM_OP_physical_create, 0, nbytes};
     }
     return cm_ok();
 }
 
-static void
-give_spare_back(cm_pool *pool, place_plan *plan)
-{
-    uint32_t assigned = plan->fillings[plan->filling_count - 1].move_end;
-    uint64_t released_nbytes = 0;
-    while (plan->move_count > assigned) {
-        const chunk_move *spare = &plan->moves[--plan->move_count];
-        cm_status status =
-            cm_pool_close_chunk(pool, spare->span, spare->chunk, &released_nbytes);
-        (void)status; /* where it stays the pool holds more than it needs */
-    }
-}
-
 static cm_status
 fill(cm_pool *pool, place_plan *plan)
 {
-    uint64_t charged = plan->create_nbytes;
-    give_spare_back(pool, plan);
-    if (charged > 0 && !cm_budget_try_charge(pool->config.budget, charged)) {
-        return cm_fail(CM_ELIMIT, charged);
+    uint64_t released_nbytes = 0;
+    while (plan->idle.count > plan->moved_count) {
+        idle_chunk spare = plan->idle.items[--plan->idle.count];
+        /* Where it stays the pool holds more than it needs. */
+        cm_ignore(close_chunk(pool, spare, &released_nbytes));
     }
-    cm_status status = charged > 0 ? check_device(pool, charged) : cm_ok();
-    uint32_t moved = 0;
-    for (uint32_t i = 0; i < plan->filling_count && cm_is_ok(status); i++) {
-        filling *f = &plan->fillings[i];
-        status = move_chunks(pool, f, plan->moves + moved, f->move_end - moved);
-        moved = f->move_end;
-        if (cm_is_ok(status)) {
-            status = create_chunks(pool, plan, f);
-        }
+    /* Moves alone are never too much, also where the limit was lowered. */
+    if (plan->create_nbytes > 0
+        && !cm_budget_try_charge(pool->config.budget, plan->create_nbytes)) {
+        return cm_fail(CM_ELIMIT, plan->create_nbytes);
     }
-    for (uint32_t i = plan->filling_count; i-- > 0 && !cm_is_ok(status);) {
-        close_made(pool, &plan->fillings[i], &plan->made_nbytes);
+    cm_status status = check_device(pool, plan->create_nbytes);
+    for (uint32_t i = 0; i < plan->moved_count && cm_is_ok(status); i++) {
+        status = move_chunk(pool, &plan->idle.items[i]);
     }
-    if (charged > plan->made_nbytes) {
-        cm_budget_refund(pool->config.budget, charged - plan->made_nbytes);
+    for (uint32_t i = 0; i < plan->bare_count && cm_is_ok(status); i++) {
+        status = fill_bare(pool, plan, plan->bare[i]);
     }
+    if (!cm_is_ok(status)) {
+        close_made(pool, plan);
+    }
+    cm_budget_refund(pool->config.budget, plan->create_nbytes - plan->made_nbytes);
     return status;
 }
 
@@ -556,22 +502,21 @@ static cm_status
 grow_placed(cm_pool *pool, uint64_t size, const cm_stream *stream, cm_heap_span **out)
 {
     place_plan plan;
-    cm_fast_lock_take(&pool->lock);
-    cm_heap_view view =
-        cm_pool_view_locked(pool, cm_pool_find_slot_locked(pool, stream));
+    cm_spin_lock_take(&pool->lock);
+    cm_heap_view view = cm_pool_view_for_locked(pool, stream);
     cm_status status = plan_place_locked(pool, size, &view, &plan);
-    cm_fast_lock_give(&pool->lock);
+    cm_spin_lock_give(&pool->lock);
     if (!cm_is_ok(status)) {
         fini_plan(&plan);
         return status;
     }
     status = fill(pool, &plan);
-    cm_fast_lock_take(&pool->lock);
+    cm_spin_lock_take(&pool->lock);
     count_reserved_locked(pool, plan.made_nbytes);
     if (plan.made_nbytes > 0) {
         pool->heap.tidy_count = TIDY_TAKES;
     }
-    view = cm_pool_view_locked(pool, cm_pool_find_slot_locked(pool, stream));
+    view = cm_pool_view_for_locked(pool, stream);
     cm_heap_span *span = settle_place_locked(pool, &plan, &view);
     if (cm_is_ok(status)) {
         *out = cm_heap_carve(&pool->heap, span, plan.at.begin, size);
@@ -580,7 +525,7 @@ grow_placed(cm_pool *pool, uint64_t size, const cm_stream *stream, cm_heap_span 
         }
     }
     cm_pool_note_cached_locked(pool);
-    cm_fast_lock_give(&pool->lock);
+    cm_spin_lock_give(&pool->lock);
     fini_plan(&plan);
     if (status.code == CM_CUDA_OUT_OF_MEMORY && status.op == CM_OP_physical_create
         && status.arg < size) {
@@ -592,28 +537,6 @@ grow_placed(cm_pool *pool, uint64_t size, const cm_stream *stream, cm_heap_span 
 /* -- one chunk, one segment ------------------------------------------------------------- */
 
 static cm_status
-add_segment(cm_pool *pool, const cm_chunk *chunk, uint64_t size, cm_heap_span **out)
-{
-    cm_fast_lock_take(&pool->lock);
-    cm_arena *arena = cm_heap_add_chunk(&pool->heap, chunk);
-    if (arena != NULL) {
-        cm_heap_span *span =
-            cm_heap_carve(&pool->heap, arena->first, chunk->address, size);
-        if (span != NULL) {
-            count_reserved_locked(pool, chunk->nbytes);
-            cm_pool_note_cached_locked(pool);
-        }
-        else {
-            cm_heap_remove_arena(&pool->heap, arena);
-            arena = NULL;
-        }
-        *out = span;
-    }
-    cm_fast_lock_give(&pool->lock);
-    return arena != NULL ? cm_ok() : cm_fail(CM_ENOMEM, sizeof(*arena));
-}
-
-static cm_status
 grow_segment(cm_pool *pool, uint64_t size, uint64_t nbytes, cm_heap_span **out)
 {
     if (!cm_budget_try_charge(pool->config.budget, nbytes)) {
@@ -621,17 +544,28 @@ grow_segment(cm_pool *pool, uint64_t size, uint64_t nbytes, cm_heap_span **out)
     }
     cm_chunk chunk;
     cm_status status = pool->source->ops->open_chunk(pool->source, 0, nbytes, &chunk);
-    if (cm_is_ok(status)) {
-        status = add_segment(pool, &chunk, size, out);
-        if (!cm_is_ok(status)) {
-            cm_status closed = pool->source->ops->close_chunk(pool->source, &chunk);
-            if (!cm_is_ok(closed)) {
-                atomic_fetch_add(&pool->lost_count, 1);
-            }
-        }
-    }
     if (!cm_is_ok(status)) {
         cm_budget_refund(pool->config.budget, nbytes);
+        return status;
+    }
+    cm_spin_lock_take(&pool->lock);
+    cm_arena *arena = cm_heap_add_chunk(&pool->heap, &chunk);
+    *out = arena == NULL
+               ? NULL
+               : cm_heap_carve(&pool->heap, arena->first, chunk.address, size);
+    if (*out != NULL) {
+        count_reserved_locked(pool, nbytes);
+        cm_pool_note_cached_locked(pool);
+    }
+    else if (arena != NULL) {
+        cm_heap_remove_arena(&pool->heap, arena);
+    }
+    cm_spin_lock_give(&pool->lock);
+    if (*out == NULL) {
+        bool closed = cm_is_ok(pool->source->ops->close_chunk(pool->source, &chunk));
+        atomic_fetch_add(&pool->lost_count, !closed);
+        cm_budget_refund(pool->config.budget, nbytes);
+        return cm_fail(CM_ENOMEM, sizeof(*arena));
     }
     return status;
 }
@@ -649,10 +583,10 @@ open_source(cm_pool *pool)
     cm_source *source = NULL;
     CM_TRY(cm_source_open(pool->rt, &wanted, &source));
     if (source->is_placed) {
-        cm_fast_lock_take(&pool->lock);
+        cm_spin_lock_take(&pool->lock);
         pool->range = cm_heap_add_range(&pool->heap, source->base, source->range_nbytes,
                                         source->granule);
-        cm_fast_lock_give(&pool->lock);
+        cm_spin_lock_give(&pool->lock);
         if (pool->range == NULL) {
             source->ops->destroy(source);
             return cm_fail(CM_ENOMEM, source->range_nbytes / source->granule);
@@ -689,4 +623,155 @@ cm_pool_grow(cm_pool *pool, uint64_t size, const cm_stream *stream, cm_heap_span
         status = grow_segment(pool, size, least, out);
     }
     return status;
+}
+
+/* -- less memory: whole free chunks go back to the runtime ------------------------------------ */
+
+enum { TRIM_BATCH = 64 };
+
+/* The longest segment that is free from end to end and may go: what stays cached is
+ * then the short ones, which are what small blocks need. NULL: there is none. */
+static cm_heap_span *
+find_segment_locked(const cm_pool *pool, uint64_t keep_nbytes, const cm_heap_view *view)
+{
+    cm_heap_span *longest = NULL;
+    const cm_list *arenas = &pool->heap.arenas;
+    for (const cm_list *n = arenas->next; n != arenas; n = n->next) {
+        const cm_arena *arena = CM_LIST_ENTRY(n, cm_arena, node);
+        cm_heap_span *s = arena->first;
+        if (arena != pool->range && s->state == CM_SPAN_FREE
+            && s->block.nbytes == arena->nbytes && cm_span_is_clean(s, view)
+            && pool->heap.free_nbytes >= keep_nbytes + arena->nbytes
+            && (longest == NULL || arena->nbytes > longest->block.nbytes)) {
+            longest = s;
+        }
+    }
+    return longest;
+}
+
+static void
+take_leaving_locked(cm_pool *pool, uint64_t keep_nbytes, idle_chunks *out)
+{
+    cm_heap_view view = cm_pool_view_locked(pool, 0);
+    uint64_t cached = pool->heap.free_nbytes;
+    out->most_nbytes = cached > keep_nbytes ? cached - keep_nbytes : 0;
+    cm_heap_span *s = pool->range != NULL ? pool->range->first : NULL;
+    for (bool more = true; more && s != NULL; s = s->next) {
+        if (s->state == CM_SPAN_FREE && cm_span_is_clean(s, &view)) {
+            more = take_chunks_locked(pool, out, s);
+        }
+    }
+    while (out->count < out->room
+           && (s = find_segment_locked(pool, keep_nbytes, &view)) != NULL) {
+        cm_arena *arena = s->arena;
+        s = cm_heap_carve(&pool->heap, s, arena->base, arena->nbytes);
+        out->items[out->count++] = (idle_chunk){&arena->chunk, s, NULL};
+    }
+}
+
+cm_status
+cm_pool_release_chunks(cm_pool *pool, uint64_t keep_nbytes, uint64_t *released_nbytes)
+{
+    cm_status first = cm_ok();
+    idle_chunk batch[TRIM_BATCH];
+    uint32_t count = TRIM_BATCH;
+    /* A refused chunk would be found again: one failure ends the search. */
+    while (count == TRIM_BATCH && cm_is_ok(first)) {
+        idle_chunks leaving = {
+            .items = batch, .room = TRIM_BATCH, .enough_nbytes = UINT64_MAX};
+        cm_spin_lock_take(&pool->lock);
+        cm_heap_view view = cm_pool_view_locked(pool, 0);
+        cm_heap_settle(&pool->heap, &view);
+        (void)cm_heap_join(&pool->heap, &view);
+        take_leaving_locked(pool, keep_nbytes, &leaving);
+        cm_spin_lock_give(&pool->lock);
+        count = leaving.count;
+        for (uint32_t i = 0; i < count; i++) {
+            first =
+                cm_first_failure(first, close_chunk(pool, batch[i], released_nbytes));
+        }
+    }
+    return first;
+}
+
+static cm_status
+trim(cm_pool *pool, uint64_t keep_nbytes, uint64_t *released_nbytes)
+{
+    cm_status status = cm_ok();
+    (void)cm_pool_begin(pool, &pool->growing, true);
+    if (pool->source != NULL) {
+        cm_scope scope;
+        status = cm_scope_enter(pool->rt, pool->config.device, &scope);
+        if (cm_is_ok(status)) {
+            status = cm_pool_release_chunks(pool, keep_nbytes, released_nbytes);
+            cm_scope_leave(&scope);
+        }
+    }
+    cm_pool_end(pool, &pool->growing);
+    cm_spin_lock_take(&pool->lock);
+    pool->counters.trim_count++;
+    pool->counters.trimmed_nbytes += *released_nbytes;
+    cm_spin_lock_give(&pool->lock);
+    return status;
+}
+
+cm_status
+cm_pool_trim(cm_pool *pool, uint64_t keep_nbytes, bool wait, uint64_t *released_nbytes)
+{
+    *released_nbytes = 0;
+    if (cm_runtime_is_forked(pool->rt)) {
+        return cm_fail(CM_EFORKED, 0);
+    }
+    cm_status first = cm_pool_poll(pool, wait ? CM_POLL_WAIT : CM_POLL_LOOK, true);
+    if (!wait) {
+        first = cm_ok(); /* what cannot be asked about is not what was asked for */
+    }
+    if (cm_pool_begin(pool, &pool->polling, wait)) {
+        cm_pool_drop_slots(pool, false);
+        cm_pool_end(pool, &pool->polling);
+    }
+    first = cm_first_failure(first, trim(pool, keep_nbytes, released_nbytes));
+    CM_POOL_DEBUG_CHECK(pool);
+    return first;
+}
+
+void
+cm_pool_trim_idle(cm_pool *pool)
+{
+    cm_spin_lock_take(&pool->lock);
+    bool over = cm_pool_is_trim_due_locked(pool);
+    cm_spin_lock_give(&pool->lock);
+    if (!over) {
+        return;
+    }
+    /* Only what is seen to have ended can go, and a free span is as new as the last
+     * small block that was cut from it. */
+    cm_ignore(cm_pool_poll(pool, CM_POLL_LOOK, false));
+    cm_spin_lock_take(&pool->lock);
+    over = cm_pool_is_trim_due_locked(pool); /* another thread may have been here */
+    bool first = pool->window_ns == 0;
+    uint64_t cached = pool->heap.free_nbytes;
+    uint64_t unused = pool->window_cached < cached ? pool->window_cached : cached;
+    if (over) {
+        pool->window_ns = cm_now_ns();
+        pool->window_cached = cached;
+    }
+    cm_spin_lock_give(&pool->lock);
+    if (over && !first && unused > 0) {
+        uint64_t released_nbytes = 0;
+        /* Counted as lost; a trim() that is asked for will tell. */
+        cm_ignore(trim(pool, cached - unused, &released_nbytes));
+    }
+}
+
+void
+cm_pool_set_idle_trim(cm_pool *pool, uint64_t ns)
+{
+    if (cm_runtime_is_forked(pool->rt)) {
+        return;
+    }
+    cm_spin_lock_take(&pool->lock);
+    pool->config.idle_trim_ns = ns;
+    pool->window_ns = 0; /* the first window begins with the next allocation */
+    cm_spin_lock_give(&pool->lock);
 }

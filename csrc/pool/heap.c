@@ -24,16 +24,24 @@ add_slab(cm_heap *heap)
     }
     fresh->next = heap->slabs;
     heap->slabs = fresh;
+    heap->node_count += SLAB_SPANS;
     for (int i = 0; i < SLAB_SPANS; i++) {
         cm_list_push_back(&heap->spare_spans, &fresh->spans[i].node);
     }
     return true;
 }
 
-static cm_heap_span *
-new_span(cm_heap *heap)
+/* Nodes for two cuts, at least. False: no memory. */
+static bool
+have_nodes(cm_heap *heap)
 {
-    if (cm_list_is_empty(&heap->spare_spans) && !add_slab(heap)) {
+    return heap->spare_spans.next != heap->spare_spans.prev || add_slab(heap);
+}
+
+static cm_heap_span *
+take_node(cm_heap *heap)
+{
+    if (!have_nodes(heap)) {
         return NULL;
     }
     cm_heap_span *span = CM_LIST_ENTRY(heap->spare_spans.next, cm_heap_span, node);
@@ -61,11 +69,13 @@ drop_span(cm_heap *heap, cm_heap_span *span)
     cm_list_push_front(&heap->spare_spans, &span->node);
 }
 
-/* Cut `span`, which no list holds, so that it keeps `nbytes`; the rest, `rest`, is of
- * the same kind and in no list. */
-static void
-cut_with(cm_heap *heap, cm_heap_span *span, uint64_t nbytes, cm_heap_span *rest)
+cm_heap_span *
+cm_heap_cut(cm_heap *heap, cm_heap_span *span, uint64_t nbytes)
 {
+    cm_heap_span *rest = take_node(heap);
+    if (rest == NULL) {
+        return NULL;
+    }
     rest->block.address = span->block.address + nbytes;
     rest->block.host =
         span->block.host == NULL ? NULL : (char *)span->block.host + nbytes;
@@ -89,17 +99,6 @@ cut_with(cm_heap *heap, cm_heap_span *span, uint64_t nbytes, cm_heap_span *rest)
     }
     span->next = rest;
     span->block.nbytes = nbytes;
-    heap->split_count++;
-}
-
-/* The same with a node of the heap's. NULL: no memory, nothing changed. */
-static cm_heap_span *
-cut(cm_heap *heap, cm_heap_span *span, uint64_t nbytes)
-{
-    cm_heap_span *rest = new_span(heap);
-    if (rest != NULL) {
-        cut_with(heap, span, nbytes, rest);
-    }
     return rest;
 }
 
@@ -202,7 +201,7 @@ add_arena(cm_heap *heap, void *host, cm_address base, uint64_t nbytes,
           cm_span_state state)
 {
     cm_arena *arena = calloc(1, sizeof(*arena));
-    cm_heap_span *span = arena == NULL ? NULL : new_span(heap);
+    cm_heap_span *span = arena == NULL ? NULL : take_node(heap);
     if (span == NULL) {
         free(arena);
         return NULL;
@@ -308,13 +307,21 @@ add_up(cm_heap_span *a, const cm_heap_span *b, const cm_heap_view *view)
     a->block.nbytes += b->block.nbytes;
 }
 
-/* Put `b`, the next neighbour of `a`, into `a`. Neither is in a list. */
-static void
-absorb(cm_heap *heap, cm_heap_span *a, cm_heap_span *b, const cm_heap_view *view)
+/* Join two neighbours, of which only `binned` is in a bin. False: what still runs on
+ * them keeps them apart. */
+static bool
+try_join(cm_heap *heap, cm_heap_span *a, cm_heap_span *b, cm_heap_span *binned,
+         const cm_heap_view *view)
 {
+    if (!may_join(a, b, view)) {
+        heap->apart_count++;
+        return false;
+    }
+    unbin_span(heap, binned);
     add_up(a, b, view);
     drop_span(heap, b);
     heap->merge_count++;
+    return true;
 }
 
 cm_heap_span *
@@ -327,24 +334,12 @@ cm_heap_give(cm_heap *heap, cm_heap_span *span, uint32_t tag, uint64_t epoch,
     span->late_nbytes = tag == 0 ? 0 : span->block.nbytes;
     cm_heap_span *next = span->next;
     if (next != NULL && next->state == CM_SPAN_FREE) {
-        if (may_join(span, next, view)) {
-            unbin_span(heap, next);
-            absorb(heap, span, next, view);
-        }
-        else {
-            heap->apart_count++;
-        }
+        (void)try_join(heap, span, next, next, view);
     }
     cm_heap_span *prev = span->prev;
-    if (prev != NULL && prev->state == CM_SPAN_FREE) {
-        if (may_join(prev, span, view)) {
-            unbin_span(heap, prev);
-            absorb(heap, prev, span, view);
-            span = prev;
-        }
-        else {
-            heap->apart_count++;
-        }
+    if (prev != NULL && prev->state == CM_SPAN_FREE
+        && try_join(heap, prev, span, prev, view)) {
+        span = prev;
     }
     bin_span(heap, span);
     return span;
@@ -372,51 +367,11 @@ cm_heap_give_gap(cm_heap *heap, cm_heap_span *span)
 }
 
 cm_heap_span *
-cm_heap_take_node(cm_heap *heap)
-{
-    return new_span(heap);
-}
-
-void
-cm_heap_give_node(cm_heap *heap, cm_heap_span *node)
-{
-    cm_list_push_front(&heap->spare_spans, &node->node);
-}
-
-void
-cm_heap_split_busy(cm_heap *heap, cm_heap_span *span, uint64_t nbytes,
-                   cm_heap_span *node)
-{
-    cut_with(heap, span, nbytes, node);
-}
-
-cm_heap_span *
 cm_heap_fuse(cm_heap *heap, cm_heap_span *first, cm_heap_span *second)
 {
     first->block.nbytes += second->block.nbytes;
     drop_span(heap, second);
     return first;
-}
-
-static bool
-join_arena(cm_heap *heap, const cm_arena *arena, const cm_heap_view *view)
-{
-    bool any = false;
-    cm_heap_span *span = arena->first;
-    while (span != NULL) {
-        cm_heap_span *next = span->next;
-        if (span->state == CM_SPAN_FREE && next != NULL && next->state == CM_SPAN_FREE
-            && may_join(span, next, view)) {
-            unbin_span(heap, span);
-            unbin_span(heap, next);
-            absorb(heap, span, next, view);
-            bin_span(heap, span);
-            any = true;
-            continue;
-        }
-        span = next;
-    }
-    return any;
 }
 
 bool
@@ -426,9 +381,18 @@ cm_heap_join(cm_heap *heap, const cm_heap_view *view)
     if (heap->apart_count == 0) {
         return false;
     }
-    heap->apart_count = 0;
     for (cm_list *n = heap->arenas.next; n != &heap->arenas; n = n->next) {
-        any |= join_arena(heap, CM_LIST_ENTRY(n, cm_arena, node), view);
+        for (cm_heap_span *next, *s = CM_LIST_ENTRY(n, cm_arena, node)->first;
+             s != NULL && (next = s->next) != NULL;) {
+            if (s->state != CM_SPAN_FREE || next->state != CM_SPAN_FREE
+                || !may_join(s, next, view)) {
+                s = next;
+                continue;
+            }
+            unbin_span(heap, s);
+            any |= try_join(heap, s, next, next, view);
+            bin_span(heap, s);
+        }
     }
     heap->apart_count = heap->free_count > 1 ? 1 : 0;
     return any;
@@ -451,6 +415,9 @@ put_rest(cm_heap *heap, cm_heap_span *rest)
 cm_heap_span *
 cm_heap_carve(cm_heap *heap, cm_heap_span *span, cm_address address, uint64_t nbytes)
 {
+    if (!have_nodes(heap)) {
+        return NULL;
+    }
     if (span->state == CM_SPAN_FREE) {
         unbin_span(heap, span);
     }
@@ -459,48 +426,18 @@ cm_heap_carve(cm_heap *heap, cm_heap_span *span, cm_address address, uint64_t nb
     }
     cm_heap_span *middle = span;
     if (address > span->block.address) {
-        middle = cut(heap, span, address - span->block.address);
-        if (middle == NULL) {
-            put_rest(heap, span);
-            return NULL;
-        }
+        middle = cm_heap_cut(heap, span, address - span->block.address);
+        heap->split_count++;
     }
     if (middle->block.nbytes > nbytes) {
-        cm_heap_span *rest = cut(heap, middle, nbytes);
-        if (rest == NULL) {
-            if (middle != span) {
-                span->block.nbytes += middle->block.nbytes;
-                drop_span(heap, middle);
-            }
-            put_rest(heap, span);
-            return NULL;
-        }
-        put_rest(heap, rest);
+        put_rest(heap, cm_heap_cut(heap, middle, nbytes));
+        heap->split_count++;
     }
     if (middle != span) {
         put_rest(heap, span);
     }
     middle->state = CM_SPAN_BUSY;
     return middle;
-}
-
-/* Turn a FREE span, which is long enough, into a LIVE one of exactly `nbytes`; what is
- * left on either side is FREE. NULL: no memory for nodes, nothing changed. */
-static cm_heap_span *
-cut_live(cm_heap *heap, cm_heap_span *span, uint64_t nbytes, cm_address begin)
-{
-    if (span->block.nbytes == nbytes) {
-        unbin_span(heap, span);
-        span->state = CM_SPAN_LIVE;
-        heap->taken_last = span;
-        return span;
-    }
-    cm_heap_span *taken = cm_heap_carve(heap, span, begin, nbytes);
-    if (taken != NULL) {
-        taken->state = CM_SPAN_LIVE;
-        heap->taken_last = taken;
-    }
-    return taken;
 }
 
 /* -- finding -------------------------------------------------------------------------- */
@@ -683,8 +620,8 @@ cm_heap_find_hole(const cm_heap *heap, uint64_t nbytes, uint64_t align,
 }
 
 /* Soon after memory had to be made, a long block rather goes where a few granules must
- * be moved to first than where it takes more of them to itself: it would keep them from
- * whoever needs more memory next. */
+ * be moved to first than where it is alone in more of them: they could not be moved
+ * then to where memory is needed next. */
 static bool
 is_better_in_hole(cm_heap *heap, uint64_t nbytes, uint64_t align,
                   const cm_heap_view *view, const cm_hole *fit)
@@ -702,41 +639,44 @@ is_better_in_hole(cm_heap *heap, uint64_t nbytes, uint64_t align,
     return best.first != fit->first;
 }
 
+/* The best of some free spans, or of all (`every`), cut to size. */
 static cm_heap_span *
 take_fit(cm_heap *heap, uint64_t nbytes, uint64_t align, const cm_heap_view *view,
-         const cm_hole *fit)
-{
-    return fit->first == NULL || is_better_in_hole(heap, nbytes, align, view, fit)
-               ? NULL
-               : cut_live(heap, fit->first, nbytes, fit->begin);
-}
-
-static cm_heap_span *
-take_binned(cm_heap *heap, uint64_t nbytes, uint64_t align, const cm_heap_view *view)
+         bool every)
 {
     uint32_t own = bin_of(nbytes);
     uint32_t bin = next_bin(heap, own);
-    uint32_t wanted = LOOK_FITS;
+    uint32_t bins = every ? CM_HEAP_BIN_COUNT : LOOK_BINS;
+    uint32_t wanted = every ? UINT32_MAX : LOOK_FITS;
     cm_hole best = {.first = NULL};
-    for (int tries = 0; bin < CM_HEAP_BIN_COUNT && tries < LOOK_BINS && wanted > 0;
-         tries++) {
-        look_in_bin(&heap->bins[bin], bin == own ? LOOK_OWN_BIN : LOOK_LATER_BINS,
-                    nbytes, align, view, &wanted, &best);
-        if (best.first != NULL && best.touched == 0) {
+    for (; bin < CM_HEAP_BIN_COUNT && bins > 0 && wanted > 0; bins--) {
+        uint64_t look = every        ? UINT64_MAX
+                        : bin == own ? LOOK_OWN_BIN
+                                     : LOOK_LATER_BINS;
+        look_in_bin(&heap->bins[bin], look, nbytes, align, view, &wanted, &best);
+        if (best.first != NULL && (every || best.touched == 0)) {
             break;
         }
         bin = next_bin(heap, bin + 1);
     }
-    return take_fit(heap, nbytes, align, view, &best);
+    if (best.first == NULL || is_better_in_hole(heap, nbytes, align, view, &best)) {
+        return NULL;
+    }
+    cm_heap_span *span = cm_heap_carve(heap, best.first, best.begin, nbytes);
+    if (span != NULL) {
+        span->state = CM_SPAN_LIVE;
+        heap->taken_last = span;
+    }
+    return span;
 }
 
 cm_heap_span *
 cm_heap_take(cm_heap *heap, uint64_t nbytes, uint64_t align, const cm_heap_view *view)
 {
-    cm_heap_span *span = take_binned(heap, nbytes, align, view);
+    cm_heap_span *span = take_fit(heap, nbytes, align, view, false);
     if (span == NULL && heap->ready_count > 0) {
         cm_heap_settle(heap, view);
-        span = take_binned(heap, nbytes, align, view);
+        span = take_fit(heap, nbytes, align, view, false);
     }
     return span;
 }
@@ -744,13 +684,7 @@ cm_heap_take(cm_heap *heap, uint64_t nbytes, uint64_t align, const cm_heap_view 
 cm_heap_span *
 cm_heap_search(cm_heap *heap, uint64_t nbytes, uint64_t align, const cm_heap_view *view)
 {
-    cm_hole best = {.first = NULL};
-    uint32_t wanted = UINT32_MAX;
-    for (uint32_t bin = next_bin(heap, bin_of(nbytes));
-         bin < CM_HEAP_BIN_COUNT && best.first == NULL; bin = next_bin(heap, bin + 1)) {
-        look_in_bin(&heap->bins[bin], UINT64_MAX, nbytes, align, view, &wanted, &best);
-    }
-    return take_fit(heap, nbytes, align, view, &best);
+    return take_fit(heap, nbytes, align, view, true);
 }
 
 /* -- ready spans ---------------------------------------------------------------------- */
@@ -760,102 +694,82 @@ cm_heap_search(cm_heap *heap, uint64_t nbytes, uint64_t align, const cm_heap_vie
  * nothing else turns them into ordinary free spans first, so nothing is wasted by them.
  */
 
-static cm_ready_set *
+static cm_heap_span **
 set_of(cm_heap *heap, uint64_t nbytes)
 {
     uint64_t hash = (nbytes >> 6) * UINT64_C(0x9E3779B97F4A7C15);
-    return &heap->ready[hash >> 59];
+    return heap->ready[hash >> 59];
 }
 
 _Static_assert(CM_READY_SETS == 32, "set_of takes the top five bits");
 
-static void
-count_out(cm_heap *heap, const cm_heap_span *span)
+/* Take a READY span out of where it is kept. */
+static cm_heap_span *
+take_from(cm_heap *heap, cm_heap_span **kept)
 {
+    cm_heap_span *span = *kept;
+    *kept = NULL;
     heap->ready_count--;
     heap->free_count--;
     heap->free_nbytes -= span->block.nbytes;
-}
-
-/* Take a READY span out of its set. */
-static cm_heap_span *
-take_way(cm_heap *heap, cm_ready_set *set, int way)
-{
-    cm_heap_span *span = set->span[way];
-    set->nbytes[way] = 0;
-    set->span[way] = NULL;
-    count_out(heap, span);
     return span;
 }
 
-/* The one long READY span joins its neighbours. */
+/* And join it to its neighbours. */
 static void
-settle_long(cm_heap *heap, const cm_heap_view *view)
+settle_one(cm_heap *heap, cm_heap_span **kept, const cm_heap_view *view)
 {
-    cm_heap_span *span = heap->ready_long;
-    heap->ready_long = NULL;
-    count_out(heap, span);
+    cm_heap_span *span = take_from(heap, kept);
     (void)cm_heap_give(heap, span, span->tag, span->epoch, view);
 }
 
-static cm_heap_span *
-take_long(cm_heap *heap, uint64_t nbytes, const cm_heap_view *view)
+static bool
+is_fit(const cm_heap_span *kept, uint64_t nbytes, const cm_heap_view *view)
 {
-    cm_heap_span *span = heap->ready_long;
-    if (span == NULL) {
-        return NULL;
-    }
-    if (span->block.nbytes == nbytes && cm_span_is_usable(span, view)) {
-        heap->ready_long = NULL;
-        count_out(heap, span);
-        return span;
-    }
-    settle_long(heap, view);
-    return NULL;
-}
-
-static cm_heap_span *
-take_short(cm_heap *heap, uint64_t nbytes, const cm_heap_view *view)
-{
-    cm_ready_set *set = set_of(heap, nbytes);
-    for (int way = 0; way < CM_READY_WAYS; way++) {
-        if (set->nbytes[way] == nbytes && cm_span_is_usable(set->span[way], view)) {
-            return take_way(heap, set, way);
-        }
-    }
-    return NULL;
+    return kept != NULL && kept->block.nbytes == nbytes
+           && cm_span_is_usable(kept, view);
 }
 
 cm_heap_span *
 cm_heap_take_ready(cm_heap *heap, uint64_t nbytes, const cm_heap_view *view)
 {
-    cm_heap_span *span = nbytes > CM_READY_NBYTES ? take_long(heap, nbytes, view)
-                                                  : take_short(heap, nbytes, view);
-    if (span != NULL) {
-        span->state = CM_SPAN_LIVE;
-        heap->taken_last = span;
+    cm_heap_span **kept = &heap->ready_long;
+    if (nbytes <= CM_READY_NBYTES) {
+        kept = set_of(heap, nbytes);
+        int way = 0;
+        while (way < CM_READY_WAYS && !is_fit(kept[way], nbytes, view)) {
+            way++;
+        }
+        if (way == CM_READY_WAYS) {
+            return NULL;
+        }
+        kept += way;
     }
+    else if (!is_fit(*kept, nbytes, view)) {
+        if (*kept != NULL) {
+            settle_one(heap, kept, view);
+        }
+        return NULL;
+    }
+    cm_heap_span *span = take_from(heap, kept);
+    span->state = CM_SPAN_LIVE;
+    heap->taken_last = span;
     return span;
 }
 
-static void
-keep_short(cm_heap *heap, cm_heap_span *span, const cm_heap_view *view)
+/* Where to keep a short one: the oldest of its set makes room if need be. */
+static cm_heap_span **
+find_way(cm_heap *heap, uint64_t nbytes, const cm_heap_view *view)
 {
-    cm_ready_set *set = set_of(heap, span->block.nbytes);
-    int way = 0;
-    while (way < CM_READY_WAYS && set->nbytes[way] != 0) {
-        way++;
-    }
-    if (way == CM_READY_WAYS) { /* the oldest makes room */
-        cm_heap_span *oldest = take_way(heap, set, 0);
-        for (way = 0; way < CM_READY_WAYS - 1; way++) {
-            set->nbytes[way] = set->nbytes[way + 1];
-            set->span[way] = set->span[way + 1];
+    cm_heap_span **set = set_of(heap, nbytes);
+    for (int way = 0; way < CM_READY_WAYS; way++) {
+        if (set[way] == NULL) {
+            return &set[way];
         }
-        (void)cm_heap_give(heap, oldest, oldest->tag, oldest->epoch, view);
     }
-    set->nbytes[way] = span->block.nbytes;
-    set->span[way] = span;
+    settle_one(heap, &set[0], view);
+    memmove(&set[0], &set[1], (CM_READY_WAYS - 1) * sizeof(*set));
+    return &set[CM_READY_WAYS - 1];
 }
 
 void
@@ -867,12 +781,7 @@ cm_heap_give_ready(cm_heap *heap, cm_heap_span *span, uint32_t tag, uint64_t epo
         (void)cm_heap_give(heap, span, tag, epoch, view);
         return;
     }
-    if (is_long) {
-        heap->ready_long = span;
-    }
-    else {
-        keep_short(heap, span, view);
-    }
+    *(is_long ? &heap->ready_long : find_way(heap, span->block.nbytes, view)) = span;
     span->state = CM_SPAN_READY;
     span->tag = tag;
     span->epoch = epoch;
@@ -885,13 +794,12 @@ void
 cm_heap_settle(cm_heap *heap, const cm_heap_view *view)
 {
     if (heap->ready_long != NULL) {
-        settle_long(heap, view);
+        settle_one(heap, &heap->ready_long, view);
     }
     for (int i = 0; i < CM_READY_SETS && heap->ready_count > 0; i++) {
         for (int way = 0; way < CM_READY_WAYS; way++) {
-            if (heap->ready[i].nbytes[way] != 0) {
-                cm_heap_span *span = take_way(heap, &heap->ready[i], way);
-                (void)cm_heap_give(heap, span, span->tag, span->epoch, view);
+            if (heap->ready[i][way] != NULL) {
+                settle_one(heap, &heap->ready[i][way], view);
             }
         }
     }
@@ -930,100 +838,63 @@ cm_heap_follow_run(const cm_heap_span *first, const cm_heap_view *view,
 }
 
 /* All pieces from `first` on to the next span that is not free; nothing where another
- * free span precedes it. */
+ * free span precedes it. Of many spans: that one as it lies. */
 static void
-count_from(const cm_heap_span *first, const cm_heap_view *view, cm_heap_runs *out)
+count_from(const cm_heap_span *first, const cm_heap_view *view, bool is_many,
+           cm_heap_runs *out)
 {
-    if (first->prev != NULL && cm_span_is_free(first->prev)) {
+    if (!is_many && first->prev != NULL && cm_span_is_free(first->prev)) {
         return;
     }
-    for (const cm_heap_span *at = first; at != NULL && cm_span_is_free(at);) {
-        uint64_t nbytes = 0;
-        at = cm_heap_follow_run(at, view, &nbytes)->next;
+    const cm_heap_span *at = first;
+    do {
+        uint64_t nbytes = at->block.nbytes;
+        at = is_many ? NULL : cm_heap_follow_run(at, view, &nbytes)->next;
         out->looked_count++;
         out->largest_nbytes =
             nbytes > out->largest_nbytes ? nbytes : out->largest_nbytes;
         out->count++;
-    }
+    } while (at != NULL && cm_span_is_free(at));
 }
 
-static void
-see(const cm_heap_span *span, cm_heap_runs *out)
-{
-    out->looked_count++;
-    if (span->block.nbytes > out->largest_nbytes) {
-        out->largest_nbytes = span->block.nbytes;
-    }
-}
-
-/* Of many spans: the longest bin, of whose spans none is much longer than another. */
-static void
-look_at_longest(const cm_heap *heap, cm_heap_runs *out)
+/* That of the longest free spans; CM_HEAP_BIN_COUNT if there is none. */
+static uint32_t
+last_bin(const cm_heap *heap)
 {
     uint32_t word = CM_BIN_WORDS;
     while (word > 0 && heap->occupied[word - 1] == 0) {
         word--;
     }
-    if (word == 0) {
-        return;
-    }
-    uint32_t bit = 63u - (uint32_t)__builtin_clzll(heap->occupied[word - 1]);
-    const cm_list *bin = &heap->bins[(word - 1) * 64 + bit];
-    for (const cm_list *n = bin->next; n != bin && out->looked_count < CM_RUN_LOOKS;
-         n = n->next) {
-        see(CM_LIST_ENTRY(n, cm_heap_span, node), out);
-    }
-}
-
-/* The spans that are kept ready, of which there are few. */
-static void
-count_ready(const cm_heap *heap, const cm_heap_view *view, bool is_many,
-            cm_heap_runs *out)
-{
-    const cm_heap_span *spans[CM_READY_SETS * CM_READY_WAYS + 1];
-    uint32_t count = 0;
-    if (heap->ready_long != NULL) {
-        spans[count++] = heap->ready_long;
-    }
-    for (int i = 0; i < CM_READY_SETS && heap->ready_count > 0; i++) {
-        for (int way = 0; way < CM_READY_WAYS; way++) {
-            if (heap->ready[i].span[way] != NULL) {
-                spans[count++] = heap->ready[i].span[way];
-            }
-        }
-    }
-    for (uint32_t i = 0; i < count; i++) {
-        if (is_many) {
-            see(spans[i], out);
-        }
-        else {
-            count_from(spans[i], view, out);
-        }
-    }
+    return word == 0
+               ? CM_HEAP_BIN_COUNT
+               : word * 64 - 1 - (uint32_t)__builtin_clzll(heap->occupied[word - 1]);
 }
 
 cm_heap_runs
 cm_heap_count_runs(const cm_heap *heap, const cm_heap_view *view)
 {
     cm_heap_runs runs = {0, 0, 0};
-    uint64_t left = heap->free_count;
-    if (left > CM_RUN_LOOKS) {
-        look_at_longest(heap, &runs);
-        count_ready(heap, view, true, &runs);
-        runs.count = left;
-        return runs;
-    }
-    for (uint32_t word = 0; word < CM_BIN_WORDS; word++) {
-        for (uint64_t bits = heap->occupied[word]; bits != 0; bits &= bits - 1) {
-            const cm_list *bin =
-                &heap->bins[word * 64 + (uint32_t)__builtin_ctzll(bits)];
-            for (const cm_list *n = bin->next; n != bin && left > 0;
-                 n = n->next, left--) {
-                count_from(CM_LIST_ENTRY(n, cm_heap_span, node), view, &runs);
-            }
+    uint64_t left = CM_RUN_LOOKS;
+    /* Of many the longest bin, of whose spans none is much longer than another. */
+    bool is_many = heap->free_count > CM_RUN_LOOKS;
+    uint32_t bin = is_many ? last_bin(heap) : next_bin(heap, 0);
+    for (; bin < CM_HEAP_BIN_COUNT; bin = next_bin(heap, bin + 1)) {
+        const cm_list *list = &heap->bins[bin];
+        for (const cm_list *n = list->next; n != list && left > 0;
+             n = n->next, left--) {
+            count_from(CM_LIST_ENTRY(n, cm_heap_span, node), view, is_many, &runs);
         }
     }
-    count_ready(heap, view, false, &runs);
+    /* And those that are kept ready, of which there are few. */
+    for (int i = -1; i < CM_READY_SETS * CM_READY_WAYS && heap->ready_count > 0; i++) {
+        const cm_heap_span *span =
+            i < 0 ? heap->ready_long
+                  : heap->ready[i / CM_READY_WAYS][i % CM_READY_WAYS];
+        if (span != NULL) {
+            count_from(span, view, is_many, &runs);
+        }
+    }
+    runs.count = is_many ? heap->free_count : runs.count;
     return runs;
 }
 
@@ -1087,11 +958,8 @@ cm_heap_check(const cm_heap *heap)
     }
     for (int i = 0; i < CM_READY_SETS; i++) {
         for (int way = 0; way < CM_READY_WAYS; way++) {
-            const cm_heap_span *span = heap->ready[i].span[way];
-            if ((span == NULL) != (heap->ready[i].nbytes[way] == 0)
-                || (span != NULL
-                    && (span->state != CM_SPAN_READY
-                        || span->block.nbytes != heap->ready[i].nbytes[way]))) {
+            const cm_heap_span *span = heap->ready[i][way];
+            if (span != NULL && span->state != CM_SPAN_READY) {
                 return false;
             }
             ready_count += span != NULL;

@@ -67,11 +67,6 @@ typedef struct cm_heap_view {
 #define CM_READY_NBYTES (UINT64_C(64) << 10)
 enum { CM_READY_SETS = 32, CM_READY_WAYS = 4 };
 
-typedef struct cm_ready_set {
-    uint64_t nbytes[CM_READY_WAYS]; /* 0: empty */
-    cm_heap_span *span[CM_READY_WAYS];
-} cm_ready_set;
-
 /* A place in a placed arena that nothing lives in. Memory that nothing lives in can be
  * moved to where it is needed, a granule at a time: of two places the one is better
  * that is the first to need fewer granules, then the one in the shorter run. */
@@ -100,11 +95,12 @@ typedef struct cm_heap {
     uint32_t free_count;
     uint32_t ready_count;
     uint64_t arena_count;
-    cm_ready_set ready[CM_READY_SETS];
+    cm_heap_span *ready[CM_READY_SETS][CM_READY_WAYS]; /* NULL: none */
     cm_heap_span *ready_long;       /* a READY span too long for the sets; NULL: none */
     const cm_heap_span *taken_last; /* compared only */
     cm_list spare_spans;            /* unused nodes, by `node` */
     void *slabs;                    /* owned: where the nodes come from */
+    uint64_t node_count;            /* of nodes, used or spare */
     uint64_t free_nbytes;
     uint64_t split_count;
     uint64_t merge_count;
@@ -125,8 +121,8 @@ cm_arena *cm_heap_add_range(cm_heap *heap, cm_address base, uint64_t nbytes,
 /* Forget an arena whose only span is FREE, BUSY or GAP. */
 void cm_heap_remove_arena(cm_heap *heap, cm_arena *arena);
 
-/* The same at once: a LIVE span becomes READY if it is short or was taken last; joins
- * come when somebody needs them. */
+/* A LIVE span becomes READY if it is short or was taken last, without joining anything;
+ * else as cm_heap_give(). */
 void cm_heap_give_ready(cm_heap *heap, cm_heap_span *span, uint32_t tag, uint64_t epoch,
                         const cm_heap_view *view);
 /* A READY span of exactly `nbytes`, LIVE again; NULL: none. */
@@ -159,13 +155,9 @@ void cm_heap_give_gap(cm_heap *heap, cm_heap_span *span);
  * NULL: no memory for nodes, nothing changed. */
 cm_heap_span *cm_heap_carve(cm_heap *heap, cm_heap_span *span, cm_address address,
                             uint64_t nbytes);
-/* A node for a cut that must not fail, and back if it was not needed. NULL: no memory.
- */
-cm_heap_span *cm_heap_take_node(cm_heap *heap);
-void cm_heap_give_node(cm_heap *heap, cm_heap_span *node);
-/* Cut a BUSY span so that it keeps `nbytes`; `node` becomes the rest, BUSY too. */
-void cm_heap_split_busy(cm_heap *heap, cm_heap_span *span, uint64_t nbytes,
-                        cm_heap_span *node);
+/* Cut a BUSY span so that it keeps `nbytes`; returns the rest, BUSY too. NULL: no
+ * memory, nothing changed. */
+cm_heap_span *cm_heap_cut(cm_heap *heap, cm_heap_span *span, uint64_t nbytes);
 /* Join neighbouring BUSY spans into the first. */
 cm_heap_span *cm_heap_fuse(cm_heap *heap, cm_heap_span *first, cm_heap_span *second);
 /* Clean what has ended and join what may be joined, everywhere. True: something did. */

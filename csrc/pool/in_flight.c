@@ -1,17 +1,419 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* When a freed block is idle: events per stream that worked on it, fences over a device
- * where the workers are unknown, and the looking at both later. */
+/* When freed memory is idle. Stream order first, for device memory: a block whose only
+ * user was one stream goes back to the heap at once, tagged with that stream. Nothing
+ * is recorded then; an event is recorded when another stream wants the memory, one for
+ * all blocks of the stream. Then blocks in flight: events per stream that worked on
+ * them, fences over a device where the workers are unknown, and the looking at both
+ * later. */
 #include <stdlib.h>
+#include <string.h>
 
 #include "pool/private.h"
 #include "pool/scope.h"
 
-/* A miss asks the runtime of no more than so many blocks that turn out unfinished, and
- * passes by no more than so many others, so that a long queue costs it little; those
- * then go to the back, so that every block has its turn. */
+/* -- who does what one thread alone may do --------------------------------------------------- */
+
+bool
+cm_pool_begin(cm_pool *pool, _Atomic bool *role, bool wait)
+{
+    cm_mutex_lock(&pool->gate);
+    while (*role && wait) {
+        cm_cond_wait(&pool->gate_moved, &pool->gate);
+    }
+    bool begun = !*role;
+    *role = true;
+    cm_mutex_unlock(&pool->gate);
+    return begun;
+}
+
+void
+cm_pool_end(cm_pool *pool, _Atomic bool *role)
+{
+    cm_mutex_lock(&pool->gate);
+    *role = false;
+    cm_cond_signal_all(&pool->gate_moved);
+    cm_mutex_unlock(&pool->gate);
+}
+
+/* -- streams and their epochs --------------------------------------------------------------- */
+
+/* One that is refused twice is lost. */
+static void
+destroy_event(cm_pool *pool, uint64_t event)
+{
+    for (int attempt = 0; attempt < 2; attempt++) {
+        if (cm_is_ok(cm_scope_settle(cm_rt_event_destroy(pool->rt, event)))) {
+            return;
+        }
+    }
+    atomic_fetch_add(&pool->lost_count, 1);
+}
+
+bool
+cm_stream_is_kept(const cm_stream *stream)
+{
+    if (stream->handle == CM_STREAM_PER_THREAD) {
+        return false;
+    }
+    return cm_stream_is_legacy(stream) || stream->owns_handle || stream->owner != NULL;
+}
+
+uint32_t
+cm_pool_search_slot_locked(const cm_pool *pool, const cm_stream *stream)
+{
+    for (uint32_t i = 1; i < pool->slot_count; i++) {
+        const cm_stream *own = pool->epochs[i].stream;
+        if (own != NULL && cm_stream_same(own, stream)) {
+            return i;
+        }
+    }
+    return 0;
+}
+
+uint32_t
+cm_pool_slot_locked(cm_pool *pool, cm_stream *stream)
+{
+    uint32_t i = cm_pool_find_slot_locked(pool, stream);
+    if (i != 0) {
+        return i;
+    }
+    for (i = 1; i < CM_EPOCHS_MAX && pool->epochs[i].stream != NULL; i++) {
+    }
+    if (i == CM_EPOCHS_MAX) {
+        return 0;
+    }
+    /* A slot's epochs go on where its last stream's ended, so that no old tag can be
+     * taken for a new one. */
+    pool->epochs[i] = (cm_stream_epochs){.stream = cm_stream_hold(stream),
+                                         .epoch = pool->done[i] + 1};
+    pool->slot_count = i >= pool->slot_count ? i + 1 : pool->slot_count;
+    return i;
+}
+
+/* -- asking ----------------------------------------------------------------------------- */
+
+static bool
+is_late_locked(const cm_pool *pool, uint32_t i)
+{
+    return i < pool->slot_count && pool->epochs[i].stream != NULL
+           && pool->epochs[i].given_epoch > pool->done[i];
+}
+
+static bool
+is_slot_late(cm_pool *pool, uint32_t i)
+{
+    cm_spin_lock_take(&pool->lock);
+    bool late = is_late_locked(pool, i);
+    cm_spin_lock_give(&pool->lock);
+    return late;
+}
+
+bool
+cm_pool_is_other_late_locked(const cm_pool *pool, uint32_t own)
+{
+    for (uint32_t i = 1; i < pool->slot_count; i++) {
+        if (i != own && is_late_locked(pool, i)) {
+            return true;
+        }
+    }
+    return false;
+}
+
+/* End the slot's epoch: what is given from now on is not covered. */
+static uint64_t
+next_epoch(cm_pool *pool, cm_stream_epochs *slot)
+{
+    cm_spin_lock_take(&pool->lock);
+    uint64_t epoch = slot->epoch++;
+    cm_spin_lock_give(&pool->lock);
+    return epoch;
+}
+
+static void
+end_epoch(cm_pool *pool, uint32_t i, uint64_t epoch)
+{
+    cm_spin_lock_take(&pool->lock);
+    pool->done[i] = epoch;
+    cm_spin_lock_give(&pool->lock);
+}
+
+/* Nothing may be recorded on a stream that captures, or that cannot be asked. */
+static cm_status
+ask_capturing(cm_pool *pool, const cm_stream *stream, bool *out)
+{
+    cm_status status = cm_rt_stream_is_capturing(pool->rt, stream->handle, out);
+    if (status.code == CM_CUDA_CAPTURE_IMPLICIT) {
+        *out = true; /* the legacy stream, where another that it waits for captures */
+        return cm_ok();
+    }
+    return status;
+}
+
+/* A handle that is not ours may be gone by the time its event is wanted, whatever keeps
+ * the object it came in: its work is recorded when a block is given, never later. */
+static bool
+is_foreign(const cm_stream *stream)
+{
+    return !stream->owns_handle && !cm_stream_is_legacy(stream);
+}
+
+/* Record the slot's event over its stream's work so far. Inside a cm_scope of its
+ * device, and not while it captures. */
+static cm_status
+record(cm_pool *pool, cm_stream_epochs *slot)
+{
+    if (slot->event == 0) {
+        CM_TRY(cm_rt_event_create(pool->rt, CM_EVENT_DISABLE_TIMING, &slot->event));
+    }
+    uint64_t epoch = next_epoch(pool, slot);
+    slot->asked_epoch = 0;
+    CM_TRY(cm_rt_event_record(pool->rt, slot->event, slot->stream->handle));
+    slot->asked_epoch = epoch;
+    return cm_ok();
+}
+
+/* Has the recorded event passed (`wait`: once it has)? */
+static cm_status
+look(cm_pool *pool, uint32_t i, bool wait)
+{
+    cm_stream_epochs *slot = &pool->epochs[i];
+    bool done = wait;
+    CM_TRY(cm_scope_settle(wait ? cm_rt_event_synchronize(pool->rt, slot->event)
+                                : cm_rt_event_query(pool->rt, slot->event, &done)));
+    if (done) {
+        end_epoch(pool, i, slot->asked_epoch);
+        slot->asked_epoch = 0;
+    }
+    return cm_ok();
+}
+
+/* Without an event: for the stream, or where that is refused (its owner may have
+ * destroyed it) or may not be tried for all its device is doing. */
+static cm_status
+wait_stream(cm_pool *pool, uint32_t i)
+{
+    const cm_stream *stream = pool->epochs[i].stream;
+    uint64_t epoch = next_epoch(pool, &pool->epochs[i]);
+    cm_status status = cm_fail(CM_CUDA_INVALID_HANDLE, stream->handle);
+    if (!is_foreign(stream)) {
+        status = cm_scope_settle(cm_rt_stream_synchronize(pool->rt, stream->handle));
+    }
+    if (!cm_is_ok(status)) {
+        cm_status all = cm_scope_settle(cm_rt_device_synchronize(pool->rt));
+        status = cm_is_ok(all) || is_foreign(stream) ? all : status;
+    }
+    if (cm_is_ok(status)) {
+        end_epoch(pool, i, epoch);
+    }
+    return status;
+}
+
+/* An idle stream needs no event, which would be done only a little later. */
+static bool
+is_stream_idle(cm_pool *pool, uint32_t i)
+{
+    bool done = false;
+    uint64_t epoch = next_epoch(pool, &pool->epochs[i]);
+    cm_status status =
+        cm_rt_stream_query(pool->rt, pool->epochs[i].stream->handle, &done);
+    if (!cm_is_ok(status) || !done) {
+        return false;
+    }
+    end_epoch(pool, i, epoch);
+    return true;
+}
+
+static cm_status
+poll_slot(cm_pool *pool, uint32_t i, bool wait)
+{
+    cm_stream_epochs *slot = &pool->epochs[i];
+    cm_status status = slot->asked_epoch != 0 ? look(pool, i, wait) : cm_ok();
+    /* The event may stand for less than was given since. */
+    if (!is_slot_late(pool, i) || (slot->asked_epoch != 0 && !wait)) {
+        return status;
+    }
+    /* Where an event of a foreign one could not be recorded none stands for all. */
+    if (is_foreign(slot->stream)) {
+        return wait ? wait_stream(pool, i) : status;
+    }
+    bool capturing = false;
+    status = ask_capturing(pool, slot->stream, &capturing);
+    if (cm_is_ok(status) && !capturing && (wait || !is_stream_idle(pool, i))) {
+        status = record(pool, slot);
+        status = cm_is_ok(status) ? look(pool, i, wait) : status;
+    }
+    return cm_is_ok(status) || !wait ? status : wait_stream(pool, i);
+}
+
+/* Ask of each stream that spans are tagged with whether that work has ended (`wait`:
+ * wait for it). By the poller. Fails: the first failure. */
+static cm_status
+poll_slots(cm_pool *pool, bool wait)
+{
+    cm_status first = cm_ok();
+    for (uint32_t i = 1; i < CM_EPOCHS_MAX; i++) {
+        cm_scope scope;
+        if (!is_slot_late(pool, i)) {
+            continue;
+        }
+        int device = pool->epochs[i].stream->device;
+        cm_status status = cm_scope_enter(pool->rt, device, &scope);
+        if (cm_is_ok(status)) {
+            status = poll_slot(pool, i, wait);
+            cm_scope_leave(&scope);
+        }
+        first = cm_first_failure(first, status);
+    }
+    return first;
+}
+
+uint64_t
+cm_pool_try_record_slot(cm_pool *pool, cm_stream *stream)
+{
+    cm_spin_lock_take(&pool->lock);
+    uint32_t i = cm_pool_slot_locked(pool, stream);
+    cm_spin_lock_give(&pool->lock);
+    cm_scope scope;
+    if (i == 0 || !cm_is_ok(cm_scope_enter(pool->rt, stream->device, &scope))) {
+        return 0;
+    }
+    cm_status status = record(pool, &pool->epochs[i]);
+    cm_scope_leave(&scope);
+    return cm_is_ok(status) ? pool->epochs[i].asked_epoch : 0;
+}
+
+bool
+cm_pool_slot_needs_record(cm_pool *pool, cm_stream *stream)
+{
+    cm_spin_lock_take(&pool->lock);
+    uint32_t i = cm_pool_find_slot_locked(pool, stream);
+    bool needed = is_foreign(i != 0 ? pool->epochs[i].stream : stream);
+    cm_spin_lock_give(&pool->lock);
+    return needed;
+}
+
+/* An event over all that was given of the slot's stream. Inside a cm_scope. */
+static bool
+try_cover(cm_pool *pool, cm_stream_epochs *slot)
+{
+    bool capturing = true;
+    if (is_foreign(slot->stream)) {
+        return slot->asked_epoch != 0;
+    }
+    return cm_is_ok(ask_capturing(pool, slot->stream, &capturing)) && !capturing
+           && cm_is_ok(record(pool, slot));
+}
+
+bool
+cm_pool_order_after_slots(cm_pool *pool, cm_stream *stream,
+                          uint64_t done[CM_EPOCHS_MAX])
+{
+    bool any = false;
+    cm_spin_lock_take(&pool->lock);
+    memcpy(done, pool->done, sizeof(pool->done));
+    cm_spin_lock_give(&pool->lock);
+    for (uint32_t i = 1; i < CM_EPOCHS_MAX; i++) {
+        cm_stream_epochs *slot = &pool->epochs[i];
+        cm_scope scope;
+        if (!is_slot_late(pool, i)
+            || !cm_is_ok(cm_scope_enter(pool->rt, slot->stream->device, &scope))) {
+            continue;
+        }
+        bool recorded = try_cover(pool, slot);
+        cm_scope_leave(&scope);
+        if (recorded && cm_is_ok(cm_stream_wait_event(stream, slot->event))) {
+            done[i] = slot->asked_epoch;
+            any = true;
+        }
+    }
+    return any;
+}
+
+/* -- forgetting ------------------------------------------------------------------------- */
+
+/* Untag what has ended and note which slots are still named: also by spans that a
+ * growth holds and by blocks that were handed out in stream order. */
+static void
+clean_spans_locked(cm_pool *pool, bool named[CM_EPOCHS_MAX])
+{
+    cm_heap_view view = cm_pool_view_locked(pool, 0);
+    for (cm_list *n = pool->heap.arenas.next; n != &pool->heap.arenas; n = n->next) {
+        for (cm_heap_span *s = CM_LIST_ENTRY(n, cm_arena, node)->first; s;
+             s = s->next) {
+            if (cm_span_is_clean(s, &view)) {
+                s->tag = 0;
+                s->epoch = 0;
+            }
+            named[s->tag] = true;
+        }
+    }
+}
+
+/* True when it is time to forget: the table is full, or the pool alone still keeps a
+ * stream whose work has ended. */
+static bool
+has_orphan_slots(cm_pool *pool)
+{
+    uint32_t used = 0;
+    bool orphan = false;
+    cm_spin_lock_take(&pool->lock);
+    for (uint32_t i = 1; i < pool->slot_count; i++) {
+        const cm_stream_epochs *slot = &pool->epochs[i];
+        if (slot->stream != NULL) {
+            used++;
+            orphan |=
+                atomic_load_explicit(&slot->stream->refs, memory_order_relaxed) == 1
+                && slot->given_epoch <= pool->done[i];
+        }
+    }
+    cm_spin_lock_give(&pool->lock);
+    return orphan || used == CM_EPOCHS_MAX - 1;
+}
+
+void
+cm_pool_drop_slots(cm_pool *pool, bool all)
+{
+    bool named[CM_EPOCHS_MAX] = {false};
+    cm_stream_epochs dropped[CM_EPOCHS_MAX];
+    uint32_t count = 0;
+    cm_spin_lock_take(&pool->lock);
+    clean_spans_locked(pool, named);
+    for (uint32_t i = 1; i < pool->slot_count; i++) {
+        cm_stream_epochs *slot = &pool->epochs[i];
+        if (slot->stream != NULL && (all || !named[i])) {
+            dropped[count++] = *slot;
+            if (pool->done[i] < slot->epoch) {
+                pool->done[i] = slot->epoch;
+            }
+            *slot = (cm_stream_epochs){.epoch = slot->epoch};
+        }
+    }
+    while (pool->slot_count > 1 && pool->epochs[pool->slot_count - 1].stream == NULL) {
+        pool->slot_count--;
+    }
+    cm_spin_lock_give(&pool->lock);
+    for (uint32_t i = 0; i < count; i++) {
+        cm_stream *stream = dropped[i].stream;
+        if (dropped[i].event != 0) {
+            cm_scope scope;
+            bool entered = cm_is_ok(cm_scope_enter(pool->rt, stream->device, &scope));
+            destroy_event(pool, dropped[i].event); /* by any context's thread */
+            if (entered) {
+                cm_scope_leave(&scope);
+            }
+        }
+        cm_stream_release(stream);
+    }
+}
+
+/* -- blocks in flight ------------------------------------------------------------------------- */
+
+/* A miss asks about at most ASK_MAX events in vain and looks at at most PASS_MAX blocks
+ * that stay, so that a long queue costs it little; those then go to the back, so that
+ * every block has its turn. */
 enum { ASK_MAX = 256, PASS_MAX = 4096, LATE_MAX = 16 };
 
-/* So many go back to the heap in one breath. */
+/* How many go back to the heap before others may take the lock. */
 enum { GIVE_MAX = 256 };
 
 /* Streams found late while polling: what was recorded on them later is not asked. */
@@ -31,33 +433,16 @@ flight_of(cm_list *node)
 }
 
 static uint64_t
-device_bit(const cm_pool *pool, int device)
+device_bit(int device)
 {
-    if (device < 0 || device >= CM_MAX_DEVICES) {
-        device = pool->config.device;
-    }
     return UINT64_C(1) << device;
-}
-
-/* Unknown workers may be on any device that this process uses: the pool's own, or any
- * other whose context cumem has entered. */
-static uint64_t
-devices_in_use(cm_pool *pool)
-{
-    uint64_t devices = device_bit(pool, pool->config.device);
-    for (int d = 0; d < pool->rt->device_count && d < CM_MAX_DEVICES; d++) {
-        if (atomic_load(&pool->rt->primary[d]) != 0) {
-            devices |= UINT64_C(1) << d;
-        }
-    }
-    return devices;
 }
 
 /* Drop event `i`; the last one takes its place. */
 static void
 remove_event(cm_pool *pool, cm_flight *flight, uint32_t i)
 {
-    cm_pool_destroy_event(pool, flight->events[i].handle);
+    destroy_event(pool, flight->events[i].handle);
     flight->events[i] = flight->events[--flight->event_count];
 }
 
@@ -75,7 +460,7 @@ add_event(cm_pool *pool, cm_flight *flight, const cm_stream *stream, int device)
                            ? cm_rt_event_record(pool->rt, event, stream->handle)
                            : cm_rt_context_record_event(pool->rt, event);
     if (!cm_is_ok(status)) {
-        cm_pool_destroy_event(pool, event);
+        destroy_event(pool, event);
         return false;
     }
     flight->events[flight->event_count].handle = event;
@@ -89,7 +474,7 @@ add_event(cm_pool *pool, cm_flight *flight, const cm_stream *stream, int device)
 static void
 record_use(cm_pool *pool, cm_flight *flight, const cm_stream *stream)
 {
-    uint64_t bit = device_bit(pool, stream->device);
+    uint64_t bit = device_bit(stream->device);
     cm_scope scope;
     if (!cm_stream_is_kept(stream)
         || !cm_is_ok(cm_scope_enter(pool->rt, stream->device, &scope))) {
@@ -116,9 +501,10 @@ cm_flight_record(cm_pool *pool, cm_flight *flight, cm_stream *const *uses,
 {
     bool fence = (flags & CM_POOL_FREE_FENCE) != 0;
     flight->event_count = 0;
-    flight->fence_devices = fence ? devices_in_use(pool) : 0;
+    /* Unknown workers may be on any device that this process uses. */
+    flight->fence_devices =
+        fence ? cm_pool_devices_in_use(pool) | device_bit(pool->config.device) : 0;
     flight->captured = (flags & CM_POOL_FREE_CAPTURED) != 0;
-    flight->ready = false;
     for (uint32_t i = 0; i < use_count; i++) {
         uint32_t j = 0;
         while (j < i && !cm_stream_same(uses[j], uses[i])) {
@@ -137,13 +523,20 @@ cm_flight_is_idle(const cm_flight *flight)
 }
 
 void
-cm_flight_clear(cm_pool *pool, cm_flight *flight)
+cm_pool_abandon_flights(cm_pool *pool)
 {
-    while (flight->event_count > 0) {
-        remove_event(pool, flight, flight->event_count - 1);
+    cm_list *node;
+    cm_heap_view view = cm_pool_view_locked(pool, 0);
+    while ((node = cm_list_pop_front(&pool->in_flight)) != NULL) {
+        cm_flight *flight = flight_of(node);
+        while (flight->event_count > 0) {
+            remove_event(pool, flight, flight->event_count - 1);
+        }
+        (void)cm_heap_give(&pool->heap, flight->span, 0, 0, &view);
+        free(flight);
     }
-    flight->fence_devices = 0;
-    flight->captured = false;
+    pool->counters.in_flight_count = 0;
+    pool->counters.in_flight_nbytes = 0;
 }
 
 /* Turn the fences that are due into events, where the driver can. Not while the legacy
@@ -152,9 +545,8 @@ static void
 take_fences(cm_pool *pool, cm_flight *flight)
 {
     for (int d = 0; d < CM_MAX_DEVICES; d++) {
-        uint64_t bit = UINT64_C(1) << d;
         cm_scope scope;
-        if ((flight->fence_devices & bit) == 0
+        if ((flight->fence_devices & device_bit(d)) == 0
             || !cm_is_ok(cm_scope_enter(pool->rt, d, &scope))) {
             continue;
         }
@@ -162,7 +554,7 @@ take_fences(cm_pool *pool, cm_flight *flight)
         cm_status status =
             cm_rt_stream_is_capturing(pool->rt, CM_STREAM_LEGACY, &capturing);
         if (cm_is_ok(status) && !capturing && add_event(pool, flight, NULL, d)) {
-            flight->fence_devices &= ~bit;
+            flight->fence_devices &= ~device_bit(d);
         }
         cm_scope_leave(&scope);
     }
@@ -190,10 +582,12 @@ note_late(late_streams *late, uint64_t key, int device)
     }
 }
 
-/* Drop the events that are done. One that cannot be asked stays for the next time. */
-static void
+/* Drop the events that are done. One that cannot be asked stays for the next time.
+ * Fails: the first question that failed. */
+static cm_status
 query_events(cm_pool *pool, cm_flight *flight, late_streams *late)
 {
+    cm_status first = cm_ok();
     for (uint32_t i = flight->event_count; i-- > 0;) {
         uint64_t key = flight->events[i].key;
         int device = flight->events[i].device;
@@ -204,6 +598,7 @@ query_events(cm_pool *pool, cm_flight *flight, late_streams *late)
         cm_status status = cm_rt_event_query(pool->rt, flight->events[i].handle, &done);
         if (!cm_is_ok(status)) {
             done = cm_is_ok(cm_scope_settle(status));
+            first = cm_is_ok(first) && !done ? status : first;
             key = 0;
         }
 #if defined(CM_DEBUG) && defined(CM_TEST_SKIP_EVENTS)
@@ -216,6 +611,7 @@ query_events(cm_pool *pool, cm_flight *flight, late_streams *late)
             note_late(late, key, device);
         }
     }
+    return first;
 }
 
 static cm_status
@@ -228,27 +624,45 @@ wait_device(cm_pool *pool, int device)
     return status;
 }
 
-/* One device-wide wait for each device on which any polled block has a fence due. */
-static cm_status
-wait_fences(cm_pool *pool)
+/* Forget fences over `idle` devices of what was given back up to `serial`; answers
+ * which devices such fences are due over yet. By the poller. */
+static uint64_t
+clear_fences(cm_pool *pool, uint64_t serial, uint64_t idle)
 {
     uint64_t due = 0;
-    for (cm_list *n = pool->polled.next; n != &pool->polled; n = n->next) {
-        due |= flight_of(n)->fence_devices;
+    cm_spin_lock_take(&pool->lock);
+    for (cm_list *n = pool->in_flight.next; n != &pool->in_flight; n = n->next) {
+        cm_flight *flight = flight_of(n);
+        if (flight->serial <= serial) {
+            flight->fence_devices &= ~idle;
+            due |= flight->fence_devices;
+        }
     }
+    cm_spin_lock_give(&pool->lock);
+    return due;
+}
+
+/* Wait for all that each of these devices is doing, and set the bits of those for which
+ * that worked. Fails: CM_ECANCELLED at once, by the hooks (NULL: nobody would); else
+ * the first failure. */
+static cm_status
+wait_devices(cm_pool *pool, const cm_wait_hooks *hooks, uint64_t devices,
+             uint64_t *idle)
+{
     cm_status first = cm_ok();
     for (int d = 0; d < CM_MAX_DEVICES; d++) {
-        if ((due & (UINT64_C(1) << d)) == 0) {
+        if ((devices & device_bit(d)) == 0) {
             continue;
         }
-        cm_status status = wait_device(pool, d);
-        if (!cm_is_ok(status)) {
-            due &= ~(UINT64_C(1) << d);
-            first = cm_is_ok(first) ? status : first;
+        cm_status status = cm_ok();
+        if (hooks == NULL) {
+            status = wait_device(pool, d);
         }
-    }
-    for (cm_list *n = pool->polled.next; n != &pool->polled; n = n->next) {
-        flight_of(n)->fence_devices &= ~due;
+        else if (!hooks->wait_device(hooks->argument, d, &status)) {
+            return cm_fail(CM_ECANCELLED, 0);
+        }
+        *idle |= cm_is_ok(status) ? device_bit(d) : 0;
+        first = cm_first_failure(first, status);
     }
     return first;
 }
@@ -270,146 +684,71 @@ wait_events(cm_pool *pool, cm_flight *flight)
             remove_event(pool, flight, i);
         }
         else {
-            first = cm_is_ok(first) ? status : first;
+            first = cm_first_failure(first, status);
         }
     }
     return first;
 }
 
-/* Devices with fences due for what was given back up to `serial`. By the poller. */
-static uint64_t
-due_fences(cm_pool *pool, uint64_t serial)
-{
-    uint64_t due = 0;
-    cm_fast_lock_take(&pool->lock);
-    for (cm_list *n = pool->in_flight.next; n != &pool->in_flight; n = n->next) {
-        const cm_flight *flight = flight_of(n);
-        due |= flight->serial <= serial ? flight->fence_devices : 0;
-    }
-    cm_fast_lock_give(&pool->lock);
-    return due;
-}
-
-/* These fences are no longer due where the bit is set. */
-static void
-drop_fences(cm_pool *pool, uint64_t serial, uint64_t devices)
-{
-    cm_fast_lock_take(&pool->lock);
-    for (cm_list *n = pool->in_flight.next; n != &pool->in_flight; n = n->next) {
-        cm_flight *flight = flight_of(n);
-        flight->fence_devices &= flight->serial <= serial ? ~devices : UINT64_MAX;
-    }
-    cm_fast_lock_give(&pool->lock);
-}
-
 /* -- polling ---------------------------------------------------------------------------- */
 
-bool
-cm_pool_begin_poll(cm_pool *pool, bool wait)
-{
-    cm_mutex_lock(&pool->gate);
-    while (pool->polling && wait) {
-        cm_cond_wait(&pool->gate_moved, &pool->gate);
-    }
-    bool begun = !pool->polling;
-    pool->polling = true;
-    cm_mutex_unlock(&pool->gate);
-    return begun;
-}
-
-void
-cm_pool_end_poll(cm_pool *pool)
-{
-    cm_mutex_lock(&pool->gate);
-    pool->polling = false;
-    cm_cond_signal_all(&pool->gate_moved);
-    cm_mutex_unlock(&pool->gate);
-}
+/* Blocks in flight that one thread looks at. Their order is kept, so that the first
+ * late event of a stream tells of all later ones. */
+typedef struct flights {
+    cm_list left; /* to be looked at, also by the next look */
+    cm_list late; /* were looked at, and are not idle */
+    cm_list idle;
+} flights;
 
 static void
-take_polled(cm_pool *pool)
+give_flights(cm_pool *pool, flights *f)
 {
-    cm_fast_lock_take(&pool->lock);
-    cm_list_splice_back(&pool->polled, &pool->in_flight);
-    cm_fast_lock_give(&pool->lock);
-}
-
-static void
-give_flight_locked(cm_pool *pool, cm_flight *flight)
-{
-    cm_heap_view view = cm_pool_view_locked(pool, 0);
-    pool->counters.in_flight_count--;
-    pool->counters.in_flight_nbytes -= flight->span->block.nbytes;
-    /* The tag is of what ran before the block was handed out. */
-    (void)cm_heap_give(&pool->heap, flight->span, flight->span->tag,
-                       flight->span->epoch, &view);
-    cm_pool_note_cached_locked(pool);
-    cm_list_remove(&flight->node);
-}
-
-/* The first `count` were looked at. Order is kept, so that the first late event of a
- * stream tells of all later ones; where there were more, those begin the next look. */
-static void
-give_polled(cm_pool *pool, uint64_t count)
-{
-    cm_list *idle = NULL; /* linked by `next` alone */
-    cm_fast_lock_take(&pool->lock);
-    cm_list *node = pool->polled.next;
-    for (; count > 0; count--) {
-        cm_flight *flight = flight_of(node);
-        node = node->next;
-        if (flight->ready) {
-            give_flight_locked(pool, flight);
-            flight->node.next = idle;
-            idle = &flight->node;
-        }
-        if (count % GIVE_MAX == 0) { /* let others in between */
-            cm_fast_lock_give(&pool->lock);
-            cm_fast_lock_take(&pool->lock);
+    uint32_t count = 0;
+    cm_spin_lock_take(&pool->lock);
+    for (cm_list *n = f->idle.next; n != &f->idle; n = n->next) {
+        cm_heap_view view = cm_pool_view_locked(pool, 0);
+        cm_heap_span *span = flight_of(n)->span;
+        pool->counters.in_flight_count--;
+        pool->counters.in_flight_nbytes -= span->block.nbytes;
+        /* The tag is of what ran before the block was handed out. */
+        (void)cm_heap_give(&pool->heap, span, span->tag, span->epoch, &view);
+        cm_pool_note_cached_locked(pool);
+        if (++count % GIVE_MAX == 0) { /* let others in between */
+            cm_spin_lock_give(&pool->lock);
+            cm_spin_lock_take(&pool->lock);
         }
     }
-    if (node != &pool->polled) {
-        cm_list_remove(&pool->polled);
-        cm_list_push_back(node, &pool->polled);
-    }
-    cm_list_splice_back(&pool->polled, &pool->in_flight);
-    cm_list_splice_back(&pool->in_flight, &pool->polled);
-    cm_fast_lock_give(&pool->lock);
-    while (idle != NULL) {
-        cm_flight *flight = flight_of(idle);
-        idle = idle->next;
-        free(flight);
+    cm_list_splice_back(&f->left, &f->late);
+    cm_list_splice_back(&f->left, &pool->in_flight);
+    cm_list_splice_back(&pool->in_flight, &f->left);
+    cm_spin_lock_give(&pool->lock);
+    cm_list *node;
+    while ((node = cm_list_pop_front(&f->idle)) != NULL) {
+        free(flight_of(node));
     }
 }
 
-/* Looks at so many from the first on. */
 static cm_status
-poll_flights(cm_pool *pool, cm_poll_mode mode, bool can_fence, uint64_t *count)
+poll_flights(cm_pool *pool, cm_poll_mode mode, bool can_fence, flights *f)
 {
     cm_scope scope;
     CM_TRY(cm_scope_enter(pool->rt, pool->config.device, &scope));
-    cm_status first = mode != CM_POLL_LOOK ? wait_fences(pool) : cm_ok();
+    cm_status first = cm_ok();
     late_streams late = {.count = 0};
     uint64_t passed = 0;
-    for (cm_list *n = pool->polled.next; n != &pool->polled; n = n->next) {
-        cm_flight *flight = flight_of(n);
-        if (mode == CM_POLL_WAIT) {
-            cm_status status = wait_events(pool, flight);
-            first = cm_is_ok(first) ? status : first;
+    cm_list *node;
+    while ((mode != CM_POLL_LOOK || (late.asked_count < ASK_MAX && passed < PASS_MAX))
+           && (node = cm_list_pop_front(&f->left)) != NULL) {
+        cm_flight *flight = flight_of(node);
+        if (mode != CM_POLL_WAIT && can_fence && flight->fence_devices != 0) {
+            take_fences(pool, flight);
         }
-        else {
-            if (can_fence && flight->fence_devices != 0) {
-                take_fences(pool, flight);
-            }
-            query_events(pool, flight, &late);
-        }
-        flight->ready = cm_flight_is_idle(flight);
-        *count += 1;
-        passed += !flight->ready;
-        if (mode == CM_POLL_LOOK
-            && (late.asked_count >= ASK_MAX || passed >= PASS_MAX)) {
-            break;
-        }
+        cm_status status = mode == CM_POLL_WAIT ? wait_events(pool, flight)
+                                                : query_events(pool, flight, &late);
+        first = cm_first_failure(first, status);
+        bool idle = cm_flight_is_idle(flight);
+        passed += !idle;
+        cm_list_push_back(idle ? &f->idle : &f->late, node);
     }
     cm_scope_leave(&scope);
     return first;
@@ -418,38 +757,48 @@ poll_flights(cm_pool *pool, cm_poll_mode mode, bool can_fence, uint64_t *count)
 cm_status
 cm_pool_poll(cm_pool *pool, cm_poll_mode mode, bool may_fence)
 {
-    if (!cm_pool_begin_poll(pool, mode != CM_POLL_LOOK)) {
+    if (!cm_pool_begin(pool, &pool->polling, mode != CM_POLL_LOOK)) {
         return cm_ok();
     }
-    bool can_fence = may_fence && cm_runtime_has(pool->rt, CM_OP_context_record_event);
-    take_polled(pool);
     cm_status first = cm_ok();
-    uint64_t looked_at = 0;
-    if (!cm_list_is_empty(&pool->polled)) {
-        first = poll_flights(pool, mode, can_fence, &looked_at);
+    if (mode != CM_POLL_LOOK) {
+        uint64_t idle = 0;
+        cm_spin_lock_take(&pool->lock);
+        uint64_t serial = pool->counters.free_count;
+        cm_spin_lock_give(&pool->lock);
+        first = wait_devices(pool, NULL, clear_fences(pool, serial, 0), &idle);
+        (void)clear_fences(pool, serial, idle);
     }
-    cm_status slots = cm_pool_poll_slots(pool, mode == CM_POLL_WAIT);
-    give_polled(pool, looked_at);
-    if (cm_pool_has_orphan_slots(pool)) {
+    flights f;
+    cm_list_init(&f.left);
+    cm_list_init(&f.late);
+    cm_list_init(&f.idle);
+    cm_spin_lock_take(&pool->lock);
+    cm_list_splice_back(&f.left, &pool->in_flight);
+    cm_spin_lock_give(&pool->lock);
+    if (!cm_list_is_empty(&f.left)) {
+        bool can_fence =
+            may_fence && cm_runtime_has(pool->rt, CM_OP_context_record_event);
+        first = cm_first_failure(first, poll_flights(pool, mode, can_fence, &f));
+    }
+    cm_status slots = poll_slots(pool, mode == CM_POLL_WAIT);
+    give_flights(pool, &f);
+    if (has_orphan_slots(pool)) {
         cm_pool_drop_slots(pool, false);
     }
-    cm_pool_end_poll(pool);
-    if (mode == CM_POLL_LOOK) {
-        return cm_ok();
-    }
-    return cm_is_ok(first) ? slots : first;
+    cm_pool_end(pool, &pool->polling);
+    return cm_first_failure(first, slots);
 }
 
 /* -- waiting that can be interrupted ------------------------------------------------------- */
-/* By asking, so that whoever waits can be told to stop. The question is put while this
- * thread is neither poller nor grower: what answers it may use the pool. */
+/* By asking from time to time. The hooks are called while this thread is neither poller
+ * nor grower: they may use the pool. */
 
 enum {
     ASK_NS = 50 * 1000 * 1000, /* between two questions whether to go on */
     NAP_LEAST_NS = 20 * 1000,
     NAP_MOST_NS = 300 * 1000,
-    NAP_SHARE = 128,   /* of the time waited so far */
-    PASSED_MAX = 1000, /* looks that fail to drop what has passed */
+    NAP_SHARE = 128, /* of the time waited so far */
 };
 
 /* What had been given back when the wait began: what comes later is not waited for. */
@@ -461,86 +810,68 @@ typedef struct goal {
 static void
 set_goal(cm_pool *pool, goal *out)
 {
-    cm_fast_lock_take(&pool->lock);
+    cm_spin_lock_take(&pool->lock);
     out->serial = pool->counters.free_count;
     for (uint32_t i = 0; i < CM_EPOCHS_MAX; i++) {
         out->epochs[i] = pool->epochs[i].given_epoch;
     }
-    cm_fast_lock_give(&pool->lock);
+    cm_spin_lock_give(&pool->lock);
 }
 
-/* An event that must pass first; 0: none is known. By the poller. */
-static uint64_t
-find_event(cm_pool *pool, const goal *aim)
-{
-    uint64_t event = 0;
-    cm_fast_lock_take(&pool->lock);
-    for (cm_list *n = pool->in_flight.next; n != &pool->in_flight && event == 0;
-         n = n->next) {
-        const cm_flight *flight = CM_LIST_ENTRY(n, cm_flight, node);
-        if (flight->serial <= aim->serial && !flight->captured
-            && flight->event_count > 0) {
-            event = flight->events[0].handle;
-        }
-    }
-    for (uint32_t i = 1; i < pool->slot_count && event == 0; i++) {
-        const cm_stream_epochs *slot = &pool->epochs[i];
-        if (slot->stream != NULL && aim->epochs[i] > pool->done[i]
-            && slot->asked_epoch != 0) {
-            event = slot->event;
-        }
-    }
-    cm_fast_lock_give(&pool->lock);
-    return event;
-}
-
-/* False: nothing is left that can be asked about. What has passed is dropped by the
- * next look; where even that is refused the caller's own wait will tell. */
+/* Has something of it not been seen to end that an event stands for? By the poller. */
 static bool
-is_pending(cm_pool *pool, const goal *aim, uint32_t *passed)
+has_events(cm_pool *pool, const goal *aim)
 {
-    cm_status looked = cm_pool_poll(pool, CM_POLL_LOOK, true);
-    (void)looked; /* never fails */
-    if (!cm_pool_begin_poll(pool, false)) {
+    bool any = false;
+    cm_spin_lock_take(&pool->lock);
+    for (cm_list *n = pool->in_flight.next; n != &pool->in_flight && !any;
+         n = n->next) {
+        const cm_flight *flight = flight_of(n);
+        any = flight->serial <= aim->serial && !flight->captured
+              && flight->event_count > 0;
+    }
+    for (uint32_t i = 1; i < pool->slot_count && !any; i++) {
+        any = pool->epochs[i].stream != NULL && pool->epochs[i].asked_epoch != 0
+              && aim->epochs[i] > pool->done[i];
+    }
+    cm_spin_lock_give(&pool->lock);
+    return any;
+}
+
+/* False: nothing is left that can be asked about; where asking fails the caller's own
+ * wait will tell. */
+static bool
+is_pending(cm_pool *pool, const goal *aim)
+{
+    if (!cm_is_ok(cm_pool_poll(pool, CM_POLL_LOOK, true))) {
+        return false;
+    }
+    if (!cm_pool_begin(pool, &pool->polling, false)) {
         return true; /* another thread looks, or waits */
     }
-    bool pending = false;
-    uint64_t event = find_event(pool, aim);
-    cm_scope scope;
-    if (event != 0 && cm_is_ok(cm_scope_enter(pool->rt, pool->config.device, &scope))) {
-        bool done = false;
-        pending = cm_is_ok(cm_rt_event_query(pool->rt, event, &done));
-        *passed = done ? *passed + 1 : 0;
-        cm_scope_leave(&scope);
-    }
-    cm_pool_end_poll(pool);
-    return pending && *passed < PASSED_MAX;
+    bool pending = has_events(pool, aim);
+    cm_pool_end(pool, &pool->polling);
+    return pending;
 }
 
-/* Fences are not asked about: whoever waits for the devices can be interrupted, if the
- * wait is left to him. */
+/* Fences are not asked about: a wait for devices can be interrupted where the caller
+ * does it. */
 static cm_status
 await_fences(cm_pool *pool, const cm_wait_hooks *hooks, const goal *aim)
 {
-    if (hooks->wait_device == NULL || !cm_pool_begin_poll(pool, false)) {
+    if (hooks->wait_device == NULL || !cm_pool_begin(pool, &pool->polling, false)) {
         return cm_ok(); /* or another thread waits for them now */
     }
-    uint64_t due = due_fences(pool, aim->serial);
-    cm_pool_end_poll(pool);
+    uint64_t due = clear_fences(pool, aim->serial, 0);
+    cm_pool_end(pool, &pool->polling);
     uint64_t idle = 0;
-    for (int d = 0; d < CM_MAX_DEVICES; d++) {
-        cm_status status = cm_ok();
-        if ((due >> d & 1) == 0) {
-            continue;
-        }
-        if (!hooks->wait_device(hooks->argument, d, &status)) {
-            return cm_fail(CM_ECANCELLED, 0);
-        }
-        idle |= cm_is_ok(status) ? UINT64_C(1) << d : 0;
+    cm_status status = wait_devices(pool, hooks, due, &idle);
+    if (status.code == CM_ECANCELLED) {
+        return status;
     }
-    if (idle != 0 && cm_pool_begin_poll(pool, false)) {
-        drop_fences(pool, aim->serial, idle);
-        cm_pool_end_poll(pool);
+    if (idle != 0 && cm_pool_begin(pool, &pool->polling, false)) {
+        (void)clear_fences(pool, aim->serial, idle);
+        cm_pool_end(pool, &pool->polling);
     }
     return cm_ok();
 }
@@ -564,8 +895,7 @@ cm_pool_await(cm_pool *pool, const cm_wait_hooks *hooks)
     set_goal(pool, &aim);
     uint64_t start = cm_now_ns();
     uint64_t asked = start;
-    uint32_t passed = 0;
-    while (is_pending(pool, &aim, &passed)) {
+    while (is_pending(pool, &aim)) {
         uint64_t now = cm_now_ns();
         if (now - asked >= ASK_NS) {
             if (hooks->interrupted(hooks->argument)) {

@@ -1,19 +1,20 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The pool as a whole: its life, its check, other devices, counters and listing. */
+/* The pool: its life, handing out, taking back, other devices, counters and listing. */
 #include <stdlib.h>
 
 #include "base/checked_math.h"
 #include "pool/private.h"
 #include "pool/scope.h"
 
+/* -- beginning and ending ------------------------------------------------------------------ */
+
 /* Where blocks are as long as pages, they also start on one. */
 #define LARGE_HOST_NBYTES (UINT64_C(64) << 10)
 #define LARGE_DEVICE_NBYTES (UINT64_C(1) << 20)
 
 static bool
-is_config_valid(const cm_runtime *rt, const cm_pool_config *config)
+is_config_valid(const cm_runtime *rt, const cm_pool_config *config, unsigned flags)
 {
-    unsigned flags = config->flags;
     if (config->device < 0 || config->device >= rt->device_count) {
         return false;
     }
@@ -33,56 +34,98 @@ is_config_valid(const cm_runtime *rt, const cm_pool_config *config)
     return false;
 }
 
-static cm_status
-init(cm_pool *pool, cm_runtime *rt, const cm_pool_config *config)
-{
-    CM_TRY(cm_mutex_init(&pool->gate));
-    cm_status status = cm_cond_init(&pool->gate_moved);
-    if (!cm_is_ok(status)) {
-        cm_mutex_fini(&pool->gate);
-        return status;
-    }
-    bool is_host = config->kind == CM_KIND_PINNED || config->kind == CM_KIND_MAPPED;
-    cm_fast_lock_init(&pool->lock);
-    cm_fast_lock_allow_leaning(&pool->lock);
-    atomic_init(&pool->holds, 1);
-    atomic_init(&pool->lost_count, 0);
-    pool->rt = rt;
-    pool->config = *config;
-    cm_budget_init(&pool->budget, UINT64_MAX, config->budget);
-    pool->config.budget = &pool->budget;
-    pool->align = is_host ? 64 : 512;
-    pool->large = is_host ? LARGE_HOST_NBYTES : LARGE_DEVICE_NBYTES;
-    cm_heap_init(&pool->heap);
-    cm_list_init(&pool->in_flight);
-    cm_list_init(&pool->polled);
-    cm_list_init(&pool->fork_node);
-    pool->slot_count = 1;
-    pool->done[0] = UINT64_MAX;
-    return cm_ok();
-}
-
 cm_status
 cm_pool_create(cm_runtime *rt, const cm_pool_config *config, cm_pool **out)
 {
-    cm_pool_config final = *config;
-    if (final.kind == CM_KIND_MAPPED) {
-        final.flags |= CM_HOST_ALLOC_MAPPED;
-    }
-    if (!is_config_valid(rt, &final)) {
-        return cm_fail(CM_EINVALID, (uint64_t) final.flags);
+    bool is_host = config->kind == CM_KIND_PINNED || config->kind == CM_KIND_MAPPED;
+    unsigned flags = config->flags;
+    flags |= config->kind == CM_KIND_MAPPED ? CM_HOST_ALLOC_MAPPED : 0;
+    if (!is_config_valid(rt, config, flags)) {
+        return cm_fail(CM_EINVALID, flags);
     }
     cm_pool *pool = calloc(1, sizeof(*pool));
     if (pool == NULL) {
         return cm_fail(CM_ENOMEM, sizeof(*pool));
     }
-    cm_status status = init(pool, rt, &final);
+    cm_status status = cm_mutex_init(&pool->gate);
+    if (cm_is_ok(status)) {
+        status = cm_cond_init(&pool->gate_moved);
+        if (!cm_is_ok(status)) {
+            cm_mutex_fini(&pool->gate);
+        }
+    }
     if (!cm_is_ok(status)) {
         free(pool);
         return status;
     }
+    cm_spin_lock_init(&pool->lock);
+    atomic_init(&pool->holds, 1);
+    atomic_init(&pool->lost_count, 0);
+    pool->rt = rt;
+    pool->config = *config;
+    pool->config.flags = flags;
+    pool->config.budget = &pool->budget;
+    cm_budget_init(&pool->budget, UINT64_MAX, config->budget);
+    pool->align = is_host ? 64 : 512;
+    pool->large = is_host ? LARGE_HOST_NBYTES : LARGE_DEVICE_NBYTES;
+    cm_heap_init(&pool->heap);
+    cm_list_init(&pool->in_flight);
+    cm_list_init(&pool->fork_node);
+    pool->slot_count = 1;
+    pool->done[0] = UINT64_MAX;
     *out = pool;
     return cm_ok();
+}
+
+/* Once nothing is held and nothing is live. What is not given back now never will be:
+ * a failure is met by a second try, and nobody is left to tell. */
+static void
+destroy(cm_pool *pool)
+{
+    cm_pool_unwatch_forks(pool); /* nothing lives: what follows is without the lock */
+    /* Giving back does not wait for all kinds. */
+    if (!cm_is_ok(cm_pool_poll(pool, CM_POLL_WAIT, false))) {
+        cm_ignore(cm_pool_poll(pool, CM_POLL_WAIT, false));
+    }
+    cm_pool_drop_slots(pool, true);
+    int device = pool->config.device;
+    cm_scope scope;
+    bool entered = false;
+    for (int attempt = 0; attempt < 2 && !entered && pool->source != NULL; attempt++) {
+        entered = cm_is_ok(cm_scope_enter(pool->rt, device, &scope));
+    }
+    if (entered) {
+        cm_pool_abandon_flights(pool);
+        for (int attempt = 0; attempt < 2 && pool->heap.free_nbytes > 0; attempt++) {
+            uint64_t released_nbytes = 0;
+            cm_ignore(cm_pool_release_chunks(pool, 0, &released_nbytes));
+        }
+        pool->source->ops->destroy(pool->source);
+        cm_scope_leave(&scope);
+    }
+    cm_budget_refund(pool->config.budget, pool->counters.reserved_nbytes);
+    cm_heap_fini(&pool->heap);
+    cm_cond_fini(&pool->gate_moved);
+    cm_mutex_fini(&pool->gate);
+    free(pool);
+}
+
+static bool
+is_unused_locked(const cm_pool *pool)
+{
+    return atomic_load_explicit(&pool->holds, memory_order_relaxed) == 0
+           && pool->counters.live_count == 0;
+}
+
+/* Let the lock go; a pool that nobody holds any more ends. */
+static void
+leave(cm_pool *pool)
+{
+    bool unused = is_unused_locked(pool);
+    cm_spin_lock_give(&pool->lock);
+    if (unused) {
+        destroy(pool);
+    }
 }
 
 cm_pool *
@@ -99,77 +142,448 @@ cm_pool_release(cm_pool *pool)
         return; /* the lock may be held for ever there */
     }
     uint64_t holds = atomic_load_explicit(&pool->holds, memory_order_relaxed);
-    while (holds > 1) { /* others remain: nothing ends, and the lock keeps its lean */
+    while (holds > 1) { /* others remain: nothing ends */
         if (atomic_compare_exchange_weak_explicit(&pool->holds, &holds, holds - 1,
                                                   memory_order_release,
                                                   memory_order_relaxed)) {
             return;
         }
     }
-    cm_fast_lock_take(&pool->lock);
+    cm_spin_lock_take(&pool->lock);
     (void)atomic_fetch_sub_explicit(&pool->holds, 1, memory_order_acq_rel);
-    bool unused = cm_pool_is_unused_locked(pool);
-    cm_fast_lock_give(&pool->lock);
-    if (unused) {
-        cm_pool_destroy(pool);
-    }
+    leave(pool);
 }
 
-/* -- ending ----------------------------------------------------------------------------- */
+/* -- handing out ---------------------------------------------------------------------------- */
+/* From what is free, what has become free since, new memory, else by waiting. */
 
-/* What waits for a graph, or could not be waited for, goes back as well. */
-static void
-abandon_flights(cm_pool *pool)
-{
-    cm_list *node;
-    cm_heap_view view = cm_pool_view_locked(pool, 0);
-    while ((node = cm_list_pop_front(&pool->in_flight)) != NULL) {
-        cm_flight *flight = CM_LIST_ENTRY(node, cm_flight, node);
-        cm_flight_clear(pool, flight);
-        (void)cm_heap_give(&pool->heap, flight->span, 0, 0, &view);
-        free(flight);
-    }
-    pool->counters.in_flight_count = 0;
-    pool->counters.in_flight_nbytes = 0;
-}
-
-/* What is not given back now never will be: a failure is met by a second try. */
 static bool
-enter_at_last(const cm_pool *pool, cm_scope *scope)
+round_size(const cm_pool *pool, uint64_t nbytes, uint64_t *out)
 {
-    cm_status status = cm_scope_enter(pool->rt, pool->config.device, scope);
-    if (!cm_is_ok(status)) {
-        status = cm_scope_enter(pool->rt, pool->config.device, scope);
+    uint64_t step = cm_pool_align_of(pool, nbytes);
+    return nbytes != 0 && cm_round_up_u64(nbytes, step, out) && *out <= INT64_MAX;
+}
+
+/* Count `span` as handed out: it is LIVE from now on. */
+static void
+hand_out_locked(cm_pool *pool, cm_heap_span *span, uint64_t requested_nbytes, bool hit)
+{
+    cm_pool_counters *c = &pool->counters;
+    span->state = CM_SPAN_LIVE;
+    span->requested_nbytes = requested_nbytes;
+    c->allocation_count++;
+    c->hit_count += hit;
+    c->miss_count += !hit;
+    c->live_count++;
+    c->requested_nbytes += requested_nbytes;
+    c->live_nbytes += span->block.nbytes;
+    cm_pool_raise(&c->peak_live_nbytes, c->live_nbytes);
+    cm_pool_raise(&c->peak_requested_nbytes, c->requested_nbytes);
+    cm_pool_raise(&c->peak_waste_nbytes, c->live_nbytes - c->requested_nbytes);
+    if (pool->heap.free_nbytes < pool->window_cached) {
+        pool->window_cached = pool->heap.free_nbytes;
     }
-    return cm_is_ok(status);
+}
+
+/* A good part of what is held. Where such a block lies badly it leaves holes that cost
+ * as much, so it is worth a question whether other streams' memory is idle. */
+enum { LONG_SHARE = 18 };
+
+static inline bool
+is_long_locked(const cm_pool *pool, uint64_t size)
+{
+    return size >= pool->counters.reserved_nbytes / LONG_SHARE;
+}
+
+static inline bool
+must_ask_locked(const cm_pool *pool, uint64_t size, const cm_heap_view *view)
+{
+    return pool->slot_count > 2 && is_long_locked(pool, size)
+           && cm_pool_is_other_late_locked(pool, view->tag);
+}
+
+cm_block *
+cm_pool_try_alloc(cm_pool *pool, uint64_t nbytes, const cm_stream *stream)
+{
+    uint64_t size = 0;
+    if (cm_runtime_is_forked(pool->rt) || !round_size(pool, nbytes, &size)) {
+        return NULL;
+    }
+    cm_heap_span *span = NULL;
+    cm_spin_lock_take(&pool->lock);
+    if (!cm_pool_is_trim_due_locked(pool)) {
+        cm_heap_view view = cm_pool_view_for_locked(pool, stream);
+        span = cm_heap_take_ready(&pool->heap, size, &view);
+        if (span == NULL && !must_ask_locked(pool, size, &view)) {
+            span = cm_heap_take(&pool->heap, size, cm_pool_align_of(pool, size), &view);
+        }
+    }
+    if (span != NULL) {
+        hand_out_locked(pool, span, nbytes, true);
+    }
+    cm_spin_lock_give(&pool->lock);
+    return span == NULL ? NULL : &span->block;
+}
+
+/* -- a miss ----------------------------------------------------------------------------- */
+
+typedef struct alloc_request {
+    uint64_t nbytes;
+    uint64_t size;
+    cm_stream *stream;
+    bool capturing; /* nothing may be waited for or recorded on the stream */
+    const cm_wait_hooks *hooks; /* NULL: nothing may be waited for */
+} alloc_request;
+
+/* As a hit, but thorough: neighbours are joined, every free span is looked at. Joining
+ * walks all spans: before the first look it is for blocks that are worth it. */
+static cm_heap_span *
+take_thoroughly(cm_pool *pool, const alloc_request *r)
+{
+    uint64_t align = cm_pool_align_of(pool, r->size);
+    cm_spin_lock_take(&pool->lock);
+    cm_heap_view view = cm_pool_view_for_locked(pool, r->stream);
+    cm_heap_span *span = NULL;
+    if (pool->heap.free_nbytes >= r->size) {
+        cm_heap_settle(&pool->heap, &view);
+        bool joined = is_long_locked(pool, r->size) && cm_heap_join(&pool->heap, &view);
+        span = cm_heap_take(&pool->heap, r->size, align, &view);
+        if (span == NULL && !joined && cm_heap_join(&pool->heap, &view)) {
+            span = cm_heap_take(&pool->heap, r->size, align, &view);
+        }
+        if (span == NULL) {
+            span = cm_heap_search(&pool->heap, r->size, align, &view);
+        }
+    }
+    if (span != NULL) {
+        hand_out_locked(pool, span, r->nbytes, false);
+    }
+    cm_spin_lock_give(&pool->lock);
+    return span;
+}
+
+/* From what has ended meanwhile; NULL if there is nothing that fits. What cannot be
+ * asked about, or waited for, stays in flight. */
+static cm_heap_span *
+take_ended(cm_pool *pool, const alloc_request *r)
+{
+    /* Without context events blocks with fences would pile up until memory runs out:
+     * so much may wait before their devices are waited for. */
+    uint64_t most_fenced = UINT64_C(64) << 20;
+    uint64_t fenced = 0;
+    cm_spin_lock_take(&pool->lock);
+    bool any = !cm_list_is_empty(&pool->in_flight) || pool->slot_count > 1;
+    for (cm_list *n = pool->in_flight.next; n != &pool->in_flight; n = n->next) {
+        const cm_flight *flight = CM_LIST_ENTRY(n, cm_flight, node);
+        fenced += flight->fence_devices != 0 ? flight->span->block.nbytes : 0;
+    }
+    cm_pool_raise(&most_fenced, pool->counters.live_nbytes / 4);
+    cm_spin_lock_give(&pool->lock);
+    bool may_fence = !r->capturing && fenced > pool->config.fence_limit_nbytes;
+    if (any) {
+        cm_ignore(cm_pool_poll(pool, CM_POLL_LOOK, may_fence));
+    }
+    cm_heap_span *span = take_thoroughly(pool, r);
+    if (span == NULL && r->hooks != NULL && !r->capturing && fenced > most_fenced) {
+        cm_ignore(cm_pool_poll(pool, CM_POLL_SYNC, may_fence));
+        span = take_thoroughly(pool, r);
+    }
+    return span;
+}
+
+/* From new memory; someone else's growth may have been enough. */
+static cm_status
+grow(cm_pool *pool, const alloc_request *r, cm_heap_span **out)
+{
+    (void)cm_pool_begin(pool, &pool->growing, true);
+    cm_status status = cm_ok();
+    *out = take_thoroughly(pool, r);
+    if (*out == NULL) {
+        cm_scope scope;
+        status = cm_scope_enter(pool->rt, pool->config.device, &scope);
+        if (cm_is_ok(status)) {
+            uint64_t begin_ns = cm_now_ns();
+            status = cm_pool_grow(pool, r->size, r->stream, out);
+            cm_scope_leave(&scope);
+            cm_spin_lock_take(&pool->lock);
+            pool->counters.growth_ns += cm_now_ns() - begin_ns;
+            if (cm_is_ok(status)) {
+                pool->counters.growth_count++;
+                hand_out_locked(pool, *out, r->nbytes, false);
+            }
+            cm_spin_lock_give(&pool->lock);
+        }
+    }
+    cm_pool_end(pool, &pool->growing);
+    return status;
+}
+
+/* `span` was taken for `stream`, which waits for the late work on it: from now on that
+ * stream's own order is what protects it. `recorded`: the epoch
+ * of an event recorded just now; 0: none was. */
+static void
+retag_locked(cm_pool *pool, cm_heap_span *span, cm_stream *stream, uint64_t recorded)
+{
+    uint32_t tag = cm_pool_slot_locked(pool, stream);
+    if (tag != 0 && span->tag != 0) {
+        span->tag = tag;
+        span->epoch = recorded != 0 ? recorded : pool->epochs[tag].epoch;
+        pool->epochs[tag].given_epoch = span->epoch;
+    }
+}
+
+/* Memory with work of another stream pending, once this stream waits for that work. */
+static cm_heap_span *
+take_ordered(cm_pool *pool, const alloc_request *r)
+{
+    if (pool->config.kind != CM_KIND_DEVICE || r->stream == NULL || r->capturing
+        || !cm_pool_begin(pool, &pool->polling, true)) {
+        return NULL;
+    }
+    uint64_t done[CM_EPOCHS_MAX];
+    cm_heap_span *span = NULL;
+    if (cm_pool_order_after_slots(pool, r->stream, done)) {
+        bool can_retag = cm_stream_is_kept(r->stream);
+        uint64_t recorded = 0;
+        if (can_retag && cm_pool_slot_needs_record(pool, r->stream)) {
+            recorded = cm_pool_try_record_slot(pool, r->stream);
+            can_retag = recorded != 0;
+        }
+        cm_spin_lock_take(&pool->lock);
+        cm_heap_view view = cm_pool_view_for_locked(pool, r->stream);
+        view.done = done;
+        span = cm_heap_search(&pool->heap, r->size, cm_pool_align_of(pool, r->size),
+                              &view);
+        if (span != NULL) {
+            pool->counters.cross_stream_wait_count++;
+            if (can_retag) {
+                retag_locked(pool, span, r->stream, recorded);
+            }
+            hand_out_locked(pool, span, r->nbytes, false);
+        }
+        cm_spin_lock_give(&pool->lock);
+    }
+    cm_pool_end(pool, &pool->polling);
+    return span;
+}
+
+/* There is no more memory to be had: wait for what there is. */
+static cm_status
+make_room(cm_pool *pool, const alloc_request *r, cm_status refused, cm_heap_span **out)
+{
+    if (r->hooks != NULL && (*out = take_ordered(pool, r)) != NULL) {
+        return cm_ok();
+    }
+    if (!r->capturing && r->hooks != NULL) {
+        CM_TRY(cm_pool_await(pool, r->hooks));
+        /* The retry's own answer is what the caller needs. */
+        cm_ignore(cm_pool_poll(pool, CM_POLL_WAIT, true));
+    }
+    if ((*out = take_thoroughly(pool, r)) != NULL) {
+        return cm_ok();
+    }
+    uint64_t released_nbytes = 0;
+    cm_ignore(cm_pool_trim(pool, 0, false, &released_nbytes));
+    cm_status status = released_nbytes > 0 ? grow(pool, r, out) : refused;
+    if (!cm_is_ok(status)) {
+        cm_spin_lock_take(&pool->lock);
+        pool->counters.out_of_memory_count++;
+        cm_spin_lock_give(&pool->lock);
+    }
+    return status;
+}
+
+/* A stream that cannot be asked counts as capturing: nothing is then waited for. */
+static bool
+is_capturing(cm_pool *pool, const cm_stream *stream)
+{
+    bool capturing;
+    return stream != NULL && cm_stream_may_capture(stream)
+           && (!cm_is_ok(cm_stream_ask_capturing(pool->rt, stream->device,
+                                                 stream->handle, &capturing))
+               || capturing);
+}
+
+cm_status
+cm_pool_alloc_asking(cm_pool *pool, uint64_t nbytes, cm_stream *stream,
+                     const cm_wait_hooks *hooks, cm_block **out)
+{
+    if (cm_runtime_is_forked(pool->rt)) {
+        return cm_fail(CM_EFORKED, nbytes);
+    }
+    cm_block *block = cm_pool_try_alloc(pool, nbytes, stream);
+    if (block != NULL) {
+        *out = block;
+        return cm_ok();
+    }
+    alloc_request r = {.nbytes = nbytes, .stream = stream, .hooks = hooks};
+    if (!round_size(pool, nbytes, &r.size)) {
+        return cm_fail(nbytes == 0 ? CM_EINVALID : CM_EOVERFLOW, nbytes);
+    }
+    cm_pool_trim_idle(pool);
+    r.capturing = is_capturing(pool, stream);
+    cm_heap_span *span = take_ended(pool, &r);
+    if (span == NULL) {
+        cm_status status = grow(pool, &r, &span);
+        if (cm_pool_is_short(status)) {
+            status = make_room(pool, &r, status, &span);
+        }
+        CM_TRY(status);
+    }
+    CM_POOL_DEBUG_CHECK(pool);
+    *out = &span->block;
+    return cm_ok();
+}
+
+cm_status
+cm_pool_alloc(cm_pool *pool, uint64_t nbytes, cm_stream *stream, cm_block **out)
+{
+    const cm_wait_hooks uninterrupted = {.interrupted = NULL};
+    return cm_pool_alloc_asking(pool, nbytes, stream, &uninterrupted, out);
+}
+
+/* -- taking back ---------------------------------------------------------------------------- */
+/* At once where nothing runs on the block or one stream's order protects it, else into
+ * flight until the host has seen its work end. */
+
+bool
+cm_pool_free_is_quick(const cm_pool *pool, cm_stream *const *uses, uint32_t use_count,
+                      unsigned flags)
+{
+    if (flags != 0 || atomic_load_explicit(&pool->holds, memory_order_relaxed) == 0) {
+        return false; /* it may be the last: ending the pool waits */
+    }
+    return use_count == 0
+           || (use_count == 1 && pool->config.kind == CM_KIND_DEVICE
+               && !cm_stream_may_capture(uses[0]));
+}
+
+/* Count a LIVE span as no longer handed out. */
+static void
+take_back_locked(cm_pool *pool, const cm_heap_span *span)
+{
+    cm_pool_counters *c = &pool->counters;
+    c->free_count++;
+    c->live_count--;
+    c->live_nbytes -= span->block.nbytes;
+    c->requested_nbytes -= span->requested_nbytes;
+}
+
+/* May the stream's own order protect the block from now on? Not while it captures: the
+ * graph would use the memory whenever it runs. */
+static bool
+is_ordered(cm_pool *pool, const cm_stream *stream)
+{
+    return pool->config.kind == CM_KIND_DEVICE && cm_stream_is_kept(stream)
+           && !is_capturing(pool, stream);
+}
+
+/* Back to the heap, `stream` (NULL: none) in whose order alone it may be used yet. What
+ * ran on it before it was handed out may still run, whatever has used it since.
+ * `recorded`: the epoch of an event recorded just now; 0: none was.
+ * False: the stream cannot be marked or is not the only one, nothing changed. */
+static bool
+try_give(cm_pool *pool, cm_heap_span *span, cm_stream *stream, uint64_t recorded)
+{
+    cm_spin_lock_take(&pool->lock);
+    bool was_late = span->epoch > pool->done[span->tag];
+    uint32_t tag = was_late ? span->tag : 0;
+    uint64_t epoch = was_late ? span->epoch : 0;
+    if (stream != NULL) {
+        tag = cm_pool_slot_locked(pool, stream);
+        if (tag == 0 || (was_late && span->tag != tag)) {
+            cm_spin_lock_give(&pool->lock);
+            return false;
+        }
+        epoch = recorded != 0 ? recorded : pool->epochs[tag].epoch;
+        pool->epochs[tag].given_epoch = epoch;
+    }
+    cm_heap_view view = cm_pool_view_locked(pool, tag);
+    take_back_locked(pool, span);
+    cm_heap_give_ready(&pool->heap, span, tag, epoch, &view);
+    cm_pool_note_cached_locked(pool);
+    leave(pool);
+    return true;
+}
+
+bool
+cm_pool_quick_free(cm_pool *pool, cm_block *block, cm_stream *const *uses,
+                   uint32_t use_count)
+{
+    if (!cm_pool_free_is_quick(pool, uses, use_count, 0)
+        || cm_runtime_is_forked(pool->rt)) {
+        return false;
+    }
+    return try_give(pool, (cm_heap_span *)(void *)block,
+                    use_count == 0 ? NULL : uses[0], 0);
+}
+
+/* The same for a stream whose order protects the block. */
+static bool
+try_give_ordered(cm_pool *pool, cm_heap_span *span, cm_stream *stream)
+{
+    if (!cm_stream_may_capture(stream) || !cm_pool_slot_needs_record(pool, stream)) {
+        return try_give(pool, span, stream, 0);
+    }
+    if (!cm_pool_begin(pool, &pool->polling, false)) {
+        return false;
+    }
+    (void)cm_pool_hold(pool); /* giving the last block back must not end it here */
+    uint64_t recorded = cm_pool_try_record_slot(pool, stream);
+    bool given = recorded != 0 && try_give(pool, span, stream, recorded);
+    cm_pool_end(pool, &pool->polling);
+    cm_pool_release(pool);
+    return given;
+}
+
+static void
+give_to_flight(cm_pool *pool, cm_heap_span *span, cm_flight *flight)
+{
+    cm_pool_counters *c = &pool->counters;
+    cm_spin_lock_take(&pool->lock);
+    take_back_locked(pool, span);
+    span->state = CM_SPAN_FLIGHT;
+    c->in_flight_count++;
+    c->in_flight_nbytes += span->block.nbytes;
+    cm_pool_raise(&c->peak_in_flight_nbytes, c->in_flight_nbytes);
+    if (flight != NULL) {
+        flight->serial = c->free_count;
+        cm_list_push_back(&pool->in_flight, &flight->node);
+    }
+    leave(pool);
 }
 
 void
-cm_pool_destroy(cm_pool *pool)
+cm_pool_free(cm_pool *pool, cm_block *block, cm_stream *const *uses, uint32_t use_count,
+             unsigned flags)
 {
-    cm_pool_unwatch_forks(pool); /* nothing lives: what follows is without the lock */
-    cm_status waited = cm_pool_poll(pool, CM_POLL_WAIT, false);
-    if (!cm_is_ok(waited)) { /* giving back does not wait for all kinds: try again */
-        cm_status again = cm_pool_poll(pool, CM_POLL_WAIT, false);
-        (void)again; /* nobody is left to tell */
+    if (cm_runtime_is_forked(pool->rt)) {
+        return;
     }
-    cm_pool_drop_slots(pool, true);
-    cm_scope scope;
-    if (pool->source != NULL && enter_at_last(pool, &scope)) {
-        abandon_flights(pool);
-        for (int attempt = 0; attempt < 2 && pool->heap.free_nbytes > 0; attempt++) {
-            uint64_t released_nbytes = 0;
-            cm_status refused = cm_pool_release_chunks(pool, 0, &released_nbytes);
-            (void)refused; /* tried twice */
-        }
-        pool->source->ops->destroy(pool->source);
-        cm_scope_leave(&scope);
+    cm_heap_span *span = (cm_heap_span *)(void *)block;
+    if (flags == 0 && use_count == 0 && try_give(pool, span, NULL, 0)) {
+        return;
     }
-    cm_budget_refund(pool->config.budget, pool->counters.reserved_nbytes);
-    cm_heap_fini(&pool->heap);
-    cm_cond_fini(&pool->gate_moved);
-    cm_mutex_fini(&pool->gate);
-    free(pool);
+    if (flags == 0 && use_count == 1 && is_ordered(pool, uses[0])
+        && try_give_ordered(pool, span, uses[0])) {
+        return;
+    }
+    cm_flight *flight = malloc(sizeof(*flight));
+    if (flight == NULL) {
+        /* There is no way to know when it is idle: it stays in flight for ever. */
+        atomic_fetch_add(&pool->lost_count, 1);
+        give_to_flight(pool, span, NULL);
+        return;
+    }
+    cm_list_init(&flight->node);
+    flight->span = span;
+    cm_flight_record(pool, flight, uses, use_count, flags);
+    if (cm_flight_is_idle(flight)) {
+        free(flight);
+        (void)try_give(pool, span, NULL, 0);
+        return;
+    }
+    give_to_flight(pool, span, flight);
 }
 
 const cm_pool_config *
@@ -226,8 +640,7 @@ check_locked(const cm_pool *pool)
            && c->peak_reserved_nbytes >= c->reserved_nbytes
            && c->peak_in_flight_nbytes >= c->in_flight_nbytes
            && c->peak_cached_nbytes >= pool->heap.free_nbytes
-           && c->peak_waste_nbytes >= c->live_nbytes - c->requested_nbytes
-           && (cm_list_is_empty(&pool->polled) || pool->polling);
+           && c->peak_waste_nbytes >= c->live_nbytes - c->requested_nbytes;
 }
 
 bool
@@ -238,9 +651,9 @@ cm_pool_check(cm_pool *pool)
     }
     /* The flags have a lock of their own; a stale look at them only makes the check
      * milder. */
-    cm_fast_lock_take(&pool->lock);
+    cm_spin_lock_take(&pool->lock);
     bool good = check_locked(pool);
-    cm_fast_lock_give(&pool->lock);
+    cm_spin_lock_give(&pool->lock);
     return good;
 }
 
@@ -251,29 +664,15 @@ cm_pool_room(cm_pool *pool)
     if (left == UINT64_MAX) {
         return left;
     }
-    cm_fast_lock_take(&pool->lock);
+    cm_spin_lock_take(&pool->lock);
     uint64_t room = left + pool->heap.free_nbytes;
-    cm_fast_lock_give(&pool->lock);
+    cm_spin_lock_give(&pool->lock);
     return room;
 }
 
 /* -- peers --------------------------------------------------------------------------------- */
 /* A chunk is opened for the peers that have a context by then, and here for those that
  * got one later. */
-
-/* The other devices that this process has a context on: none is made for this. */
-static uint64_t
-others_in_use(const cm_pool *pool)
-{
-    const cm_runtime *rt = pool->rt;
-    uint64_t devices = 0;
-    for (int d = 0; d < rt->device_count && d < CM_MAX_DEVICES; d++) {
-        bool used = d != pool->config.device
-                    && atomic_load_explicit(&rt->primary[d], memory_order_relaxed) != 0;
-        devices |= used ? UINT64_C(1) << d : 0;
-    }
-    return devices;
-}
 
 /* By the grower, who alone changes what is where; inside a cm_scope. */
 static cm_status
@@ -282,13 +681,12 @@ admit(cm_pool *pool)
     const cm_arena *range = pool->range;
     uint64_t count = range->nbytes / range->granule;
     cm_status first = cm_ok();
-    for (uint64_t i = 0; i < count;) {
-        cm_chunk *chunk = range->chunk_at[i];
-        if (chunk != NULL) {
-            cm_status status = pool->source->ops->admit_peers(pool->source, chunk);
-            first = cm_is_ok(first) ? status : first;
+    for (uint64_t i = 0; i < count; i++) {
+        const cm_chunk *chunk = range->chunk_at[i];
+        if (chunk != NULL && (i == 0 || range->chunk_at[i - 1] != chunk)) {
+            first = cm_first_failure(
+                first, pool->source->ops->admit_peers(pool->source, chunk));
         }
-        i += chunk != NULL ? chunk->nbytes / range->granule : 1;
     }
     return first;
 }
@@ -299,14 +697,14 @@ cm_pool_admit_peers(cm_pool *pool)
     if (cm_runtime_is_forked(pool->rt)) {
         return cm_fail(CM_EFORKED, 0);
     }
-    uint64_t others = others_in_use(pool);
+    uint64_t others =
+        cm_pool_devices_in_use(pool) & ~(UINT64_C(1) << pool->config.device);
     if (pool->config.kind != CM_KIND_DEVICE || (others & ~pool->admitted) == 0) {
         return cm_ok(); /* and waits for nobody */
     }
     cm_status status = cm_ok();
-    cm_pool_begin_growing(pool);
-    bool any = pool->range != NULL && (others & pool->source->peers) != 0;
-    if (any && (others & ~pool->admitted) != 0) {
+    (void)cm_pool_begin(pool, &pool->growing, true);
+    if (pool->range != NULL && (others & pool->source->peers & ~pool->admitted) != 0) {
         cm_scope scope;
         status = cm_scope_enter(pool->rt, pool->config.device, &scope);
         if (cm_is_ok(status)) {
@@ -317,7 +715,7 @@ cm_pool_admit_peers(cm_pool *pool)
     if (cm_is_ok(status)) {
         pool->admitted |= others; /* what comes now is opened to them at once */
     }
-    cm_pool_end_growing(pool);
+    cm_pool_end(pool, &pool->growing);
     return status;
 }
 
@@ -334,16 +732,10 @@ cached_nbytes(const cm_pool_counters *c)
 }
 
 static void
-raise_to(uint64_t *peak, uint64_t value)
-{
-    *peak = value > *peak ? value : *peak;
-}
-
-static void
 read_locked(cm_pool *pool, cm_pool_counters *out)
 {
     /* What was told once counts, whatever it was on its way to. */
-    raise_to(&pool->counters.peak_cached_nbytes, cached_nbytes(&pool->counters));
+    cm_pool_raise(&pool->counters.peak_cached_nbytes, cached_nbytes(&pool->counters));
     *out = pool->counters;
     out->cached_nbytes = cached_nbytes(&pool->counters);
     cm_heap_view view = cm_pool_view_locked(pool, 0);
@@ -353,28 +745,15 @@ read_locked(cm_pool *pool, cm_pool_counters *out)
     out->split_count = pool->heap.split_count;
     out->merge_count = pool->heap.merge_count;
     out->segment_count = pool->heap.arena_count;
+    out->lost_count = atomic_load(&pool->lost_count);
 }
 
 static void
-raise_peaks(cm_pool_peaks *peaks, const cm_pool_counters *c)
+raise_peaks(cm_pool_counters *peaks, const cm_pool_counters *others)
 {
-    raise_to(&peaks->live_nbytes, c->peak_live_nbytes);
-    raise_to(&peaks->requested_nbytes, c->peak_requested_nbytes);
-    raise_to(&peaks->waste_nbytes, c->peak_waste_nbytes);
-    raise_to(&peaks->cached_nbytes, c->peak_cached_nbytes);
-    raise_to(&peaks->in_flight_nbytes, c->peak_in_flight_nbytes);
-    raise_to(&peaks->reserved_nbytes, c->peak_reserved_nbytes);
-}
-
-static void
-write_peaks(const cm_pool_peaks *peaks, cm_pool_counters *out)
-{
-    raise_to(&out->peak_live_nbytes, peaks->live_nbytes);
-    raise_to(&out->peak_requested_nbytes, peaks->requested_nbytes);
-    raise_to(&out->peak_waste_nbytes, peaks->waste_nbytes);
-    raise_to(&out->peak_cached_nbytes, peaks->cached_nbytes);
-    raise_to(&out->peak_in_flight_nbytes, peaks->in_flight_nbytes);
-    raise_to(&out->peak_reserved_nbytes, peaks->reserved_nbytes);
+#define RAISE_PEAK(name) cm_pool_raise(&peaks->name, others->name);
+    CM_POOL_PEAKS(RAISE_PEAK)
+#undef RAISE_PEAK
 }
 
 /* The counters' own peaks start again from what is now. */
@@ -396,14 +775,13 @@ cm_pool_read(cm_pool *pool, cm_pool_counters *out)
     bool forked = cm_runtime_is_forked(pool->rt); /* the lock may be held for ever there
                                                    */
     if (!forked) {
-        cm_fast_lock_take(&pool->lock);
+        cm_spin_lock_take(&pool->lock);
     }
     read_locked(pool, out);
-    write_peaks(&pool->peaks_before, out);
+    raise_peaks(out, &pool->peaks_before);
     if (!forked) {
-        cm_fast_lock_give(&pool->lock);
+        cm_spin_lock_give(&pool->lock);
     }
-    out->lost_count = atomic_load(&pool->lost_count);
 }
 
 void
@@ -413,14 +791,13 @@ cm_pool_read_window(cm_pool *pool, cm_pool_counters *out)
         cm_pool_read(pool, out);
         return;
     }
-    cm_fast_lock_take(&pool->lock);
+    cm_spin_lock_take(&pool->lock);
     read_locked(pool, out);
-    write_peaks(&pool->window_peaks, out);
+    raise_peaks(out, &pool->window_peaks);
     raise_peaks(&pool->peaks_before, &pool->counters);
-    pool->window_peaks = (cm_pool_peaks){0};
+    pool->window_peaks = (cm_pool_counters){0};
     begin_peaks_locked(pool);
-    cm_fast_lock_give(&pool->lock);
-    out->lost_count = atomic_load(&pool->lost_count);
+    cm_spin_lock_give(&pool->lock);
 }
 
 void
@@ -429,46 +806,20 @@ cm_pool_reset_peaks(cm_pool *pool)
     if (cm_runtime_is_forked(pool->rt)) {
         return;
     }
-    cm_fast_lock_take(&pool->lock);
+    cm_spin_lock_take(&pool->lock);
     raise_peaks(&pool->window_peaks, &pool->counters);
-    pool->peaks_before = (cm_pool_peaks){0};
+    pool->peaks_before = (cm_pool_counters){0};
     begin_peaks_locked(pool);
-    cm_fast_lock_give(&pool->lock);
+    cm_spin_lock_give(&pool->lock);
 }
 
 /* -- listing ------------------------------------------------------------------------------- */
 
-static uint64_t
-count_spans_locked(const cm_pool *pool)
-{
-    uint64_t count = 0;
-    const cm_list *arenas = &pool->heap.arenas;
-    for (const cm_list *n = arenas->next; n != arenas; n = n->next) {
-        for (const cm_heap_span *s = CM_LIST_ENTRY(n, cm_arena, node)->first; s;
-             s = s->next) {
-            count++;
-        }
-    }
-    return count;
-}
-
-static cm_block_state
-state_of(const cm_heap_span *span)
-{
-    switch (span->state) {
-    case CM_SPAN_LIVE:
-        return CM_BLOCK_LIVE;
-    case CM_SPAN_FLIGHT:
-        return CM_BLOCK_IN_FLIGHT;
-    case CM_SPAN_FREE:
-    case CM_SPAN_READY:
-    case CM_SPAN_BUSY:
-        return CM_BLOCK_CACHED;
-    case CM_SPAN_GAP:
-        break;
-    }
-    return CM_BLOCK_GAP;
-}
+static const cm_block_state block_states[] = {
+    [CM_SPAN_FREE] = CM_BLOCK_CACHED,      [CM_SPAN_READY] = CM_BLOCK_CACHED,
+    [CM_SPAN_GAP] = CM_BLOCK_GAP,          [CM_SPAN_LIVE] = CM_BLOCK_LIVE,
+    [CM_SPAN_FLIGHT] = CM_BLOCK_IN_FLIGHT, [CM_SPAN_BUSY] = CM_BLOCK_CACHED,
+};
 
 /* The end of what was written: free memory in fewer rows than there are spans. */
 static cm_block_row *
@@ -482,8 +833,9 @@ write_rows_locked(const cm_pool *pool, cm_block_row *rows)
              s = s->next) {
             bool held = s->state == CM_SPAN_LIVE || s->state == CM_SPAN_FLIGHT;
             cm_block_row *row = rows++;
-            *row = (cm_block_row){segment, s->block.address, s->block.nbytes,
-                                  held ? s->requested_nbytes : 0, state_of(s)};
+            *row =
+                (cm_block_row){segment, s->block.address, s->block.nbytes,
+                               held ? s->requested_nbytes : 0, block_states[s->state]};
             if (cm_span_is_free(s)) {
                 s = cm_heap_follow_run(s, &view, &row->nbytes);
             }
@@ -498,27 +850,23 @@ cm_pool_list(cm_pool *pool, cm_block_row **out, uint64_t *count)
     if (cm_runtime_is_forked(pool->rt)) {
         return cm_fail(CM_EFORKED, 0);
     }
-    cm_fast_lock_take(&pool->lock);
-    uint64_t room = count_spans_locked(pool);
-    cm_fast_lock_give(&pool->lock);
-    for (;;) { /* until the room found still does when the lock is held again */
-        cm_block_row *rows = calloc(room + 64, sizeof(*rows));
-        if (rows == NULL) {
-            return cm_fail(CM_ENOMEM, (room + 64) * sizeof(*rows));
-        }
-        room += 64;
-        cm_fast_lock_take(&pool->lock);
-        uint64_t now = count_spans_locked(pool);
-        bool enough = now <= room;
+    cm_block_row *rows = NULL;
+    for (uint64_t room = 0;;) { /* until what was made is enough under the lock */
+        cm_spin_lock_take(&pool->lock);
+        bool enough = rows != NULL && pool->heap.node_count <= room;
+        room = pool->heap.node_count;
         if (enough) {
             *count = (uint64_t)(write_rows_locked(pool, rows) - rows);
         }
-        cm_fast_lock_give(&pool->lock);
+        cm_spin_lock_give(&pool->lock);
         if (enough) {
             *out = rows;
             return cm_ok();
         }
         free(rows);
-        room = now;
+        rows = malloc((room + 1) * sizeof(*rows));
+        if (rows == NULL) {
+            return cm_fail(CM_ENOMEM, (room + 1) * sizeof(*rows));
+        }
     }
 }

@@ -43,6 +43,13 @@ typedef struct cm_block {
 
 /* Counted by one list; the snapshot struct follows it. Bytes unless the name says
  * count or ns. */
+#define CM_POOL_PEAKS(X)                                                               \
+    X(peak_live_nbytes)                                                                \
+    X(peak_requested_nbytes)                                                           \
+    X(peak_waste_nbytes) /* of live - requested */                                     \
+    X(peak_in_flight_nbytes)                                                           \
+    X(peak_cached_nbytes) /* but for what a growth under way is for */                 \
+    X(peak_reserved_nbytes)
 #define CM_POOL_COUNTERS(X)                                                            \
     X(live_nbytes) /* in blocks handed out, rounding included */                       \
     X(live_count)                                                                      \
@@ -52,12 +59,7 @@ typedef struct cm_block {
     X(cached_nbytes) /* free for reuse; what comes or goes just now included */        \
     X(cached_count) /* free pieces, as joining would leave them; see cm_pool_read() */ \
     X(reserved_nbytes) /* held from the runtime = live + in flight + cached */         \
-    X(peak_live_nbytes)                                                                \
-    X(peak_requested_nbytes)                                                           \
-    X(peak_waste_nbytes) /* of live - requested */                                     \
-    X(peak_in_flight_nbytes)                                                           \
-    X(peak_cached_nbytes) /* but for what a growth under way is for */                 \
-    X(peak_reserved_nbytes)                                                            \
+    CM_POOL_PEAKS(X)                                                                   \
     X(largest_free_nbytes) /* the longest of them */                                   \
     X(segment_count)       /* ranges of addresses the memory lies in */                \
     X(allocation_count)                                                                \
@@ -96,10 +98,6 @@ void cm_pool_release(cm_pool *pool);
  * runtime call; NULL: ask cm_pool_alloc. */
 cm_block *cm_pool_try_alloc(cm_pool *pool, uint64_t nbytes, const cm_stream *stream);
 
-/* The same by callers who keep each other out, by a lock of their own that they hold
- * meanwhile (as Python's threads do): cheaper while nobody else uses the pool. */
-cm_block *cm_pool_quick_alloc(cm_pool *pool, uint64_t nbytes, const cm_stream *stream);
-
 /* Hand out at least `nbytes` (> 0) bytes, usable on `stream` (NULL: any) from now on.
  * Owns:   the caller owns *out until cm_pool_free.
  * Blocks: may wait in the runtime on a miss, without the lock.
@@ -127,16 +125,12 @@ typedef struct cm_wait_hooks {
     bool (*wait_device)(void *argument, int device, cm_status *out);
 } cm_wait_hooks;
 
-/* The same with a wait for memory in flight that can be interrupted. */
+/* The same with a wait for memory in flight that can be interrupted. `hooks` NULL: no
+ * wait for work of unknown length, neither for memory in flight nor for another
+ * stream's. It still grows, after a growth that another thread has begun. */
 CM_NODISCARD cm_status cm_pool_alloc_asking(cm_pool *pool, uint64_t nbytes,
                                             cm_stream *stream,
                                             const cm_wait_hooks *hooks, cm_block **out);
-
-/* The same without waiting for work of unknown length: neither for memory in flight nor
- * for another stream's. It still grows, after a growth that another thread has begun.
- */
-CM_NODISCARD cm_status cm_pool_alloc_now(cm_pool *pool, uint64_t nbytes,
-                                         cm_stream *stream, cm_block **out);
 
 /* Bytes that the limits leave it, free ones of its own included, whole or in pieces;
  * UINT64_MAX: there is no limit. */
@@ -170,8 +164,8 @@ bool cm_pool_free_is_quick(const cm_pool *pool, cm_stream *const *uses,
  * managed and device memory. */
 bool cm_block_is_inherited(const cm_block *block);
 
-/* By callers as those of cm_pool_quick_alloc(): a cm_pool_free() without flags, if it
- * makes no runtime call; else false, and nothing is done. */
+/* A cm_pool_free() without flags, if it makes no runtime call; else false, and nothing
+ * is done. */
 bool cm_pool_quick_free(cm_pool *pool, cm_block *block, cm_stream *const *uses,
                         uint32_t use_count);
 

@@ -7,6 +7,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "base/array.h"
 #include "base/checked_math.h"
 #include "base/thread.h"
 #include "pool/registry.h"
@@ -16,7 +17,7 @@
  * pages; share_count is the number of cm_page_shares that hold it. A busy piece is
  * being (un)registered by one thread, which alone may change it. A piece with
  * share_count 0 that is not busy is one whose unregistering failed: still locked, and
- * tried again by whoever meets it. */
+ * tried again by the next request that meets it. */
 typedef struct cm_page_piece {
     uintptr_t base;
     uintptr_t end;
@@ -34,7 +35,7 @@ struct cm_registry {
     cm_mutex lock;
     cm_cond settled;        /* a piece is no longer busy, or gone */
     cm_page_piece **pieces; /* owned, as what they point to */
-    size_t room;
+    uint32_t room;
     _Atomic uint64_t arrivals; /* pieces that ever came; first of all that is done */
     _Atomic size_t count; /* of pieces; read without the lock to see that there are none
                            */
@@ -47,17 +48,10 @@ struct cm_registration {
     cm_page_shares shares;
     uintptr_t host;
     uint64_t nbytes;
-    bool read_only; /* a piece is, that we locked */
+    int device;          /* whose context registers what is new */
+    bool asks_read_only; /* where pages may not be written */
+    bool read_only;      /* a piece is, that we locked */
 };
-
-/* What a request asks for, while it walks. */
-typedef struct lock_request {
-    cm_registry *registry;
-    int device;
-    bool read_only;
-    cm_page_shares shares;
-    bool shares_read_only;
-} lock_request;
 
 cm_status
 cm_registry_create(cm_runtime *rt, cm_registry **out)
@@ -67,19 +61,17 @@ cm_registry_create(cm_runtime *rt, cm_registry **out)
         return cm_fail(CM_ENOMEM, sizeof(*registry));
     }
     cm_status status = cm_mutex_init(&registry->lock);
-    if (!cm_is_ok(status)) {
-        free(registry);
-        return status;
+    if (cm_is_ok(status)) {
+        status = cm_cond_init(&registry->settled);
+        if (!cm_is_ok(status)) {
+            cm_mutex_fini(&registry->lock);
+        }
     }
-    status = cm_cond_init(&registry->settled);
     if (!cm_is_ok(status)) {
-        cm_mutex_fini(&registry->lock);
         free(registry);
         return status;
     }
     atomic_init(&registry->refs, 1);
-    atomic_init(&registry->closed, false);
-    atomic_init(&registry->count, 0);
     registry->rt = rt;
     long page_nbytes = sysconf(_SC_PAGESIZE);
     registry->page_nbytes = page_nbytes > 0 ? (uintptr_t)page_nbytes : 4096;
@@ -210,28 +202,24 @@ lock_piece(cm_registry *registry, cm_page_piece *p)
     bool foreign = false;
     uintptr_t run_end = p->end;
     CM_TRY(find_run(registry, p, &run_end, &foreign));
-    if (!foreign && run_end == p->end && status.code == CM_CUDA_INVALID_VALUE) {
+    bool is_whole = run_end == p->end;
+    if (is_whole && !foreign && status.code == CM_CUDA_INVALID_VALUE) {
         return status; /* nobody locked it: the range itself is wrong */
     }
-    if (run_end != p->end) {
+    if (!is_whole) {
         shorten(registry, p, run_end);
+    }
+    if (foreign || !is_whole) {
         status = foreign ? cm_ok() : call_register(registry, p);
     }
-    else if (foreign) {
-        status = cm_ok();
-    }
-    /* Still refused: somebody locked bytes in the midst of a page. Close in on that
-     * page. */
-    while (status.code == CM_CUDA_ALREADY_REGISTERED && may_be_foreign(status)) {
+    /* Still refused: somebody locked bytes in the midst of a page. Close in on it. */
+    while (may_be_foreign(status) && status.code == CM_CUDA_ALREADY_REGISTERED) {
         uintptr_t page_count = (p->end - p->base) / registry->page_nbytes;
-        if (page_count == 1) {
-            foreign = true;
-            status = cm_ok();
-        }
-        else {
+        foreign = page_count == 1;
+        if (!foreign) {
             shorten(registry, p, p->base + page_count / 2 * registry->page_nbytes);
-            status = call_register(registry, p);
         }
+        status = foreign ? cm_ok() : call_register(registry, p);
     }
     if (cm_is_ok(status) && foreign) {
         cm_mutex_lock(&registry->lock);
@@ -248,6 +236,13 @@ static size_t
 count_pieces(const cm_registry *registry)
 {
     return atomic_load_explicit(&registry->count, memory_order_relaxed);
+}
+
+/* Is there anything to look for? */
+static bool
+has_pieces(const cm_registry *registry)
+{
+    return count_pieces(registry) > 0 && !cm_runtime_is_forked(registry->rt);
 }
 
 /* The index of the first piece that ends after `address`; their count if there is none.
@@ -277,21 +272,25 @@ find_locked(const cm_registry *registry, uintptr_t address)
     return index < count_pieces(registry) ? registry->pieces[index] : NULL;
 }
 
+/* Piece `i`, if it begins below base + nbytes; else NULL. */
+static cm_page_piece *
+piece_in_locked(const cm_registry *registry, size_t i, uintptr_t base, uint64_t nbytes)
+{
+    cm_page_piece *p = i < count_pieces(registry) ? registry->pieces[i] : NULL;
+    return p != NULL && (p->base <= base || p->base - base < nbytes) ? p : NULL;
+}
+
 /* False: no memory. */
 static bool
 insert_locked(cm_registry *registry, cm_page_piece *p)
 {
     size_t count = count_pieces(registry);
-    if (count == registry->room) {
-        size_t room = 2 * count + 8;
-        cm_page_piece **pieces =
-            realloc(registry->pieces, room * sizeof(cm_page_piece *));
-        if (pieces == NULL) {
-            return false;
-        }
-        registry->pieces = pieces;
-        registry->room = room;
+    uint32_t room = cm_array_reserve(&registry->pieces, sizeof(*registry->pieces), NULL,
+                                     (uint32_t)count, registry->room);
+    if (room == 0) {
+        return false;
     }
+    registry->room = room;
     size_t index = find_index_locked(registry, p->base);
     atomic_fetch_add(&registry->arrivals, 1);
     memmove(&registry->pieces[index + 1], &registry->pieces[index],
@@ -312,17 +311,22 @@ drop_locked(cm_registry *registry, cm_page_piece *p)
     free(p);
 }
 
-/* Unregister a piece that nobody shares and is not busy. The lock is let go meanwhile.
- */
+/* Unregister a piece that is not busy, and forget it: `at_last` in any case. The lock
+ * is let go meanwhile. Fails: host_unregister; the piece is gone where that says
+ * CM_CUDA_NOT_REGISTERED. */
 static cm_status
-remove_locked(cm_registry *registry, cm_page_piece *p)
+remove_locked(cm_registry *registry, cm_page_piece *p, bool at_last)
 {
     p->busy = true;
     cm_mutex_unlock(&registry->lock);
     cm_status status = unlock_piece(registry, p);
+    bool gone = cm_is_ok(status) || status.code == CM_CUDA_NOT_REGISTERED;
+    if (!gone && at_last) {
+        cm_ignore(unlock_piece(registry, p)); /* the first answer is the one to tell */
+    }
     cm_mutex_lock(&registry->lock);
     p->busy = false;
-    if (cm_is_ok(status) || status.code == CM_CUDA_NOT_REGISTERED) {
+    if (gone || at_last) {
         drop_locked(registry, p);
     }
     cm_cond_signal_all(&registry->settled);
@@ -341,21 +345,15 @@ list_of(cm_page_shares *shares)
 static bool
 reserve(cm_page_shares *shares)
 {
-    uint32_t room = shares->pieces == NULL ? 1 : shares->room;
-    if (shares->count < room) {
-        return true;
+    cm_page_piece **pieces = list_of(shares);
+    uint32_t room =
+        cm_array_reserve(&pieces, sizeof(cm_page_piece *), &shares->one, shares->count,
+                         shares->pieces == NULL ? 1 : shares->room);
+    if (room != 0 && pieces != &shares->one) {
+        shares->pieces = pieces;
+        shares->room = room;
     }
-    uint32_t wanted = 2 * room + 2;
-    cm_page_piece **pieces = realloc(shares->pieces, wanted * sizeof(cm_page_piece *));
-    if (pieces == NULL) {
-        return false;
-    }
-    if (shares->pieces == NULL) {
-        pieces[0] = shares->one;
-    }
-    shares->pieces = pieces;
-    shares->room = wanted;
-    return true;
+    return room != 0;
 }
 
 /* After reserve(). */
@@ -366,24 +364,6 @@ add_share_locked(cm_page_shares *shares, cm_page_piece *p)
     list_of(shares)[shares->count++] = p;
 }
 
-/* Fails: the first host_unregister that failed. */
-static cm_status
-unshare_locked(cm_registry *registry, cm_page_shares *shares)
-{
-    cm_status result = cm_ok();
-    /* remove_locked() lets go of the lock: closed meanwhile, the others are gone */
-    while (shares->count > 0 && !atomic_load(&registry->closed)) {
-        cm_page_piece *p = list_of(shares)[--shares->count];
-        if (--p->share_count == 0) {
-            cm_status status = remove_locked(registry, p);
-            result = cm_is_ok(result) ? status : result;
-        }
-    }
-    free(shares->pieces);
-    *shares = (cm_page_shares){.count = 0};
-    return result;
-}
-
 /* `waits`: for pieces that are busy. */
 static cm_status
 share(cm_registry *registry, uintptr_t base, uint64_t nbytes, bool waits,
@@ -391,16 +371,13 @@ share(cm_registry *registry, uintptr_t base, uint64_t nbytes, bool waits,
 {
     uint32_t before = shares->count;
     bool good = true;
-    if (count_pieces(registry) == 0 || cm_runtime_is_forked(registry->rt)) {
+    cm_page_piece *p;
+    if (!has_pieces(registry)) {
         return cm_ok();
     }
     cm_mutex_lock(&registry->lock);
     for (size_t i = find_index_locked(registry, base);
-         good && i < count_pieces(registry); i++) {
-        cm_page_piece *p = registry->pieces[i];
-        if (p->base > base && p->base - base >= nbytes) {
-            break;
-        }
+         good && (p = piece_in_locked(registry, i, base, nbytes)) != NULL; i++) {
         if (p->busy && waits) {
             cm_cond_wait(&registry->settled, &registry->lock);
             i = find_index_locked(registry, base) - 1; /* the first again */
@@ -429,13 +406,13 @@ bool
 cm_registry_is_busy(cm_registry *registry, cm_address address, uint64_t nbytes)
 {
     bool busy = false;
+    const cm_page_piece *p;
+    if (!has_pieces(registry)) {
+        return false;
+    }
     cm_mutex_lock(&registry->lock);
     for (size_t i = find_index_locked(registry, (uintptr_t)address);
-         i < count_pieces(registry) && !busy; i++) {
-        const cm_page_piece *p = registry->pieces[i];
-        if (p->base > address && p->base - address >= nbytes) {
-            break;
-        }
+         !busy && (p = piece_in_locked(registry, i, address, nbytes)) != NULL; i++) {
         busy = p->busy;
     }
     cm_mutex_unlock(&registry->lock);
@@ -449,43 +426,32 @@ cm_registry_share(cm_registry *registry, const void *host, uint64_t nbytes,
     return share(registry, (uintptr_t)host, nbytes, false, shares);
 }
 
-/* How many pieces, of ours or of others, there are in [base, end); 0 where it has bytes
- * beside one of ours. */
-static uint64_t
-count_cover(cm_registry *registry, uintptr_t base, uintptr_t end)
-{
-    uint64_t count = 0;
-    bool any_ours = false;
-    uintptr_t covered = base;
-    cm_mutex_lock(&registry->lock);
-    for (size_t i = find_index_locked(registry, base);
-         i < count_pieces(registry) && registry->pieces[i]->base < end; i++) {
-        const cm_page_piece *p = registry->pieces[i];
-        count++;
-        any_ours = any_ours || !p->foreign;
-        covered = p->base <= covered && !p->busy ? p->end : covered;
-    }
-    cm_mutex_unlock(&registry->lock);
-    return any_ours && covered < end ? 0 : count > 0 ? count : 1;
-}
-
 /* The ends are locked: what is between them need not be, nor have addresses in a row.
  */
 static void
 look_between(cm_registry *registry, cm_address address, uint64_t nbytes,
              cm_pointer_info *first, cm_pointer_info *last)
 {
-    if (count_pieces(registry) == 0 || cm_runtime_is_forked(registry->rt)) {
+    if (!has_pieces(registry)) {
         return;
     }
-    uint64_t count =
-        count_cover(registry, (uintptr_t)address, (uintptr_t)(address + nbytes));
-    if (count == 0) {
+    const cm_page_piece *p;
+    uint64_t count = 0;
+    bool any_ours = false;
+    uintptr_t covered = address;
+    cm_mutex_lock(&registry->lock);
+    for (size_t i = find_index_locked(registry, address);
+         (p = piece_in_locked(registry, i, address, nbytes)) != NULL; i++) {
+        count++;
+        any_ours = any_ours || !p->foreign;
+        covered = p->base <= covered && !p->busy ? p->end : covered;
+    }
+    cm_mutex_unlock(&registry->lock);
+    if (any_ours && covered < address + nbytes) {
         *last = (cm_pointer_info){CM_KIND_PAGEABLE, -1, 0, NULL};
     }
-    else if (count > 1 && first->device_address != address) { /* not as the host's are
-                                                               */
-        first->device_address = 0;
+    else if (count > 1 && first->device_address != address) {
+        first->device_address = 0; /* not as the host's are */
     }
 }
 
@@ -512,21 +478,42 @@ cm_registry_probe(cm_registry *registry, cm_address address, uint64_t nbytes,
 }
 
 void
+cm_registry_abandon(cm_registry *registry, cm_page_shares *shares)
+{
+    free(shares->pieces);
+    *shares = (cm_page_shares){.count = 0};
+    registry_release(registry);
+}
+
+/* Give them back. Fails: the first host_unregister that failed. */
+static cm_status
+return_shares(cm_registry *registry, cm_page_shares *shares)
+{
+    cm_status first = cm_ok();
+    if (!atomic_load(&registry->closed) /* else the runtime may be gone as well */
+        && cm_runtime_is_forked(registry->rt)) {
+        return first; /* the parent's pages; leaked here */
+    }
+    cm_mutex_lock(&registry->lock);
+    /* remove_locked() lets go of the lock: closed meanwhile, the others are gone */
+    while (shares->count > 0 && !atomic_load(&registry->closed)) {
+        cm_page_piece *p = list_of(shares)[--shares->count];
+        if (--p->share_count == 0) {
+            first = cm_first_failure(first, remove_locked(registry, p, false));
+        }
+    }
+    cm_mutex_unlock(&registry->lock);
+    cm_registry_abandon(registry, shares);
+    return first;
+}
+
+void
 cm_registry_unshare(cm_registry *registry, cm_page_shares *shares)
 {
-    if (shares->count == 0) {
-        return;
+    if (shares->count > 0) { /* a refusal is met by a try at the next use, and at close
+                              */
+        cm_ignore(return_shares(registry, shares));
     }
-    if (!atomic_load(&registry->closed)) { /* else the pieces are gone */
-        if (cm_runtime_is_forked(registry->rt)) {
-            return; /* the parent's pages; leaked here */
-        }
-        cm_mutex_lock(&registry->lock);
-        cm_status status = unshare_locked(registry, shares);
-        cm_mutex_unlock(&registry->lock);
-        (void)status; /* tried again when the piece is next met, and at close */
-    }
-    cm_registry_abandon(registry, shares);
 }
 
 bool
@@ -548,19 +535,12 @@ cm_registry_try_unshare(cm_registry *registry, cm_page_shares *shares)
     return is_done;
 }
 
-void
-cm_registry_abandon(cm_registry *registry, cm_page_shares *shares)
-{
-    free(shares->pieces);
-    *shares = (cm_page_shares){.count = 0};
-    registry_release(registry);
-}
-
 /* -- requests ----------------------------------------------------------------------------- */
 
-/* Put a new piece over [base, end), a gap. */
+/* Put a new piece over [base, end), a gap, and take a share of it. The lock is let go
+ * meanwhile. */
 static cm_status
-add_piece_locked(lock_request *r, uintptr_t base, uintptr_t end, cm_page_piece **out)
+add_piece_locked(cm_registration *r, uintptr_t base, uintptr_t end, cm_page_piece **out)
 {
     cm_registry *registry = r->registry;
     cm_page_piece *p = calloc(1, sizeof(*p));
@@ -570,7 +550,7 @@ add_piece_locked(lock_request *r, uintptr_t base, uintptr_t end, cm_page_piece *
     p->base = base;
     p->end = end;
     p->device = r->device;
-    p->read_only = r->read_only;
+    p->read_only = r->asks_read_only;
     p->busy = true;
     if (!insert_locked(registry, p)) {
         free(p);
@@ -591,50 +571,40 @@ add_piece_locked(lock_request *r, uintptr_t base, uintptr_t end, cm_page_piece *
     return status;
 }
 
-/* Get a share of the piece that covers `cursor`, making it if need be; *out NULL means
- * that things changed meanwhile and the caller should look again. */
 static cm_status
-share_next_locked(lock_request *r, uintptr_t cursor, uintptr_t end, cm_page_piece **out)
+share_range_locked(cm_registration *r, uintptr_t cursor, uintptr_t end)
 {
     cm_registry *registry = r->registry;
-    *out = NULL;
-    if (!reserve(&r->shares)) {
-        return cm_fail(CM_ENOMEM, r->shares.count);
-    }
-    cm_page_piece *p = find_locked(registry, cursor);
-    if (p == NULL || p->base > cursor) {
-        uintptr_t gap_end = p != NULL && p->base < end ? p->base : end;
-        if (gap_end - cursor > CM_REGISTER_MAX_NBYTES) {
-            gap_end = cursor + CM_REGISTER_MAX_NBYTES;
+    while (cursor < end) {
+        if (!reserve(&r->shares)) {
+            return cm_fail(CM_ENOMEM, r->shares.count);
         }
-        return add_piece_locked(r, cursor, gap_end, out);
-    }
-    if (p->busy) {
-        cm_cond_wait(&registry->settled, &registry->lock);
-        return cm_ok();
-    }
-    if (p->share_count == 0) {
-        cm_status status = remove_locked(registry, p);
-        return status.code == CM_CUDA_NOT_REGISTERED ? cm_ok() : status;
-    }
-    if (p->read_only && !p->foreign && !r->read_only) {
-        return cm_fail(CM_EBUSY, (uint64_t)cursor); /* devices may not write there */
-    }
-    add_share_locked(&r->shares, p);
-    *out = p;
-    return cm_ok();
-}
-
-static cm_status
-share_range_locked(lock_request *r, uintptr_t base, uintptr_t end)
-{
-    for (uintptr_t cursor = base; cursor < end;) {
-        cm_page_piece *p = NULL;
-        CM_TRY(share_next_locked(r, cursor, end, &p));
-        if (p != NULL) {
-            r->shares_read_only = r->shares_read_only || (p->read_only && !p->foreign);
-            cursor = p->end;
+        cm_page_piece *p = find_locked(registry, cursor);
+        if (p == NULL || p->base > cursor) {
+            uintptr_t gap_end = p != NULL && p->base < end ? p->base : end;
+            if (gap_end - cursor > CM_REGISTER_MAX_NBYTES) {
+                gap_end = cursor + CM_REGISTER_MAX_NBYTES;
+            }
+            CM_TRY(add_piece_locked(r, cursor, gap_end, &p));
         }
+        else if (p->busy) {
+            cm_cond_wait(&registry->settled, &registry->lock);
+            continue;
+        }
+        else if (p->share_count == 0) {
+            cm_status status = remove_locked(registry, p, false);
+            CM_TRY(status.code == CM_CUDA_NOT_REGISTERED ? cm_ok() : status);
+            continue;
+        }
+        else if (p->read_only && !p->foreign && !r->asks_read_only) {
+            return cm_fail(CM_EBUSY, (uint64_t)cursor); /* devices may not write there
+                                                         */
+        }
+        else {
+            add_share_locked(&r->shares, p);
+        }
+        r->read_only = r->read_only || (p->read_only && !p->foreign);
+        cursor = p->end;
     }
     return cm_ok();
 }
@@ -654,52 +624,37 @@ cm_registry_register(cm_registry *registry, int device, void *host, uint64_t nby
         || !cm_round_up_u64(end, registry->page_nbytes, &end)) {
         return cm_fail(CM_EOVERFLOW, nbytes);
     }
-    cm_registration *registration = calloc(1, sizeof(*registration));
-    if (registration == NULL) {
-        return cm_fail(CM_ENOMEM, sizeof(*registration));
+    cm_registration *r = calloc(1, sizeof(*r));
+    if (r == NULL) {
+        return cm_fail(CM_ENOMEM, sizeof(*r));
     }
-    lock_request r = {.registry = registry, .device = device, .read_only = read_only};
+    *r = (cm_registration){.registry = registry,
+                           .host = (uintptr_t)host,
+                           .nbytes = nbytes,
+                           .device = device,
+                           .asks_read_only = read_only};
+    atomic_fetch_add_explicit(&registry->refs, 1, memory_order_relaxed);
     uintptr_t base = (uintptr_t)host & ~(registry->page_nbytes - 1);
     cm_mutex_lock(&registry->lock);
     cm_status status = cm_fail(CM_ECLOSED, 0);
     if (!atomic_load(&registry->closed)) {
-        status = share_range_locked(&r, base, (uintptr_t)end);
-    }
-    if (!cm_is_ok(status)) {
-        cm_status undone = unshare_locked(registry, &r.shares);
-        (void)undone; /* the first failure wins; what stayed is tried again later */
+        status = share_range_locked(r, base, (uintptr_t)end);
     }
     cm_mutex_unlock(&registry->lock);
     if (!cm_is_ok(status)) {
-        free(registration);
+        /* The first failure is told; what stays is tried again later. */
+        cm_ignore(cm_registration_release(r));
         return status;
     }
-    registration->registry = registry;
-    atomic_fetch_add_explicit(&registry->refs, 1, memory_order_relaxed);
-    registration->shares = r.shares;
-    registration->host = (uintptr_t)host;
-    registration->nbytes = nbytes;
-    registration->read_only = r.shares_read_only;
-    *out = registration;
+    *out = r;
     return cm_ok();
 }
 
 cm_status
 cm_registration_release(cm_registration *registration)
 {
-    cm_registry *registry = registration->registry;
-    cm_status status = cm_ok();
-    if (!atomic_load(&registry->closed)) { /* else the runtime may be gone as well */
-        if (cm_runtime_is_forked(registry->rt)) {
-            return status; /* the parent's pages; leaked here */
-        }
-        cm_mutex_lock(&registry->lock);
-        status = unshare_locked(registry, &registration->shares);
-        cm_mutex_unlock(&registry->lock);
-    }
-    free(registration->shares.pieces);
+    cm_status status = return_shares(registration->registry, &registration->shares);
     free(registration);
-    registry_release(registry);
     return status;
 }
 
@@ -718,16 +673,7 @@ cm_registry_close(cm_registry *registry)
             cm_cond_wait(&registry->settled, &registry->lock);
             continue;
         }
-        p->busy = true;
-        cm_mutex_unlock(&registry->lock);
-        cm_status status = unlock_piece(registry, p);
-        if (!cm_is_ok(status) && status.code != CM_CUDA_NOT_REGISTERED) {
-            cm_status again = unlock_piece(registry, p);
-            (void)again; /* the last chance; the first answer is the one to tell */
-        }
-        first = cm_is_ok(first) ? status : first;
-        cm_mutex_lock(&registry->lock);
-        drop_locked(registry, p);
+        first = cm_first_failure(first, remove_locked(registry, p, true));
     }
     cm_mutex_unlock(&registry->lock);
     registry_release(registry);
@@ -778,7 +724,7 @@ cm_registry_run(cm_registry *registry, const void *host, uint64_t nbytes, bool *
     uintptr_t address = (uintptr_t)host;
     uint64_t run = nbytes;
     *locked = false;
-    if (count_pieces(registry) == 0 || cm_runtime_is_forked(registry->rt)) {
+    if (!has_pieces(registry)) {
         return run;
     }
     cm_mutex_lock(&registry->lock);

@@ -1,38 +1,385 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Which source serves a kind on this machine and driver. */
-#include "pool/source_host.h"
-#include "pool/source_plain.h"
-#include "pool/source_vmm.h"
+/* The choice of a source, and two of them: one allocation of the runtime a chunk, and
+ * host memory as populated huge pages that are registered afterwards, which takes a
+ * fraction of what cudaHostAlloc does. Of the latter each chunk is a mapping of its
+ * own, registered as one; beyond 64 GiB, which one call does not take, in several
+ * pieces. No copy may cross the edge of a registration, so neighbours never join. */
+#include "pool/source.h"
+
+#include <ctype.h>
+#include <stdlib.h>
+#include <sys/mman.h>
+
+#include "base/checked_math.h"
+#include "base/fresh_pages.h"
+#include "base/machine.h"
+#include "pool/registry.h"
+#include "pool/scope.h"
+
+enum {
+    HOST_REGISTER_SUPPORTED = 99, /* as in CM_DEVICE_ATTRIBUTES */
+    /* The driver maps device and managed memory in pages of 2 MiB, so a smaller request
+     * occupies as much. */
+    DEVICE_GRANULE = 2 << 20,
+    /* A multiple of every page size there is (4 to 64 KiB); the driver locks by page.
+     */
+    HOST_GRANULE = 64 << 10,
+    /* chunk.handle */
+    MADE_BY_US = 0,
+    MADE_BY_RUNTIME = 1,
+};
+
+static bool
+is_host(const cm_source *source)
+{
+    return source->config.kind == CM_KIND_PINNED
+           || source->config.kind == CM_KIND_MAPPED;
+}
+
+static bool
+is_whole(const cm_source *source, uint64_t nbytes)
+{
+    return nbytes != 0 && nbytes % source->granule == 0;
+}
+
+static void
+destroy(cm_source *source)
+{
+    free(source);
+}
+
+/* The nodes there are. Fails: CM_EINVALID where the one asked for is not among them. */
+static cm_status
+read_nodes(const char *root, int wanted, uint64_t *out)
+{
+    *out = cm_numa_read_nodes(root);
+    return wanted == CM_NUMA_NO_NODE
+                   || (wanted >= 0 && wanted < CM_NUMA_MAX_NODES
+                       && (*out >> wanted & 1) != 0)
+               ? cm_ok()
+               : cm_fail(CM_EINVALID, (uint64_t)(int64_t)wanted);
+}
+
+/* -- one allocation of the runtime ------------------------------------------------------- */
 
 static cm_status
-open_best(cm_runtime *rt, const cm_source_config *config, cm_source **out)
+open_plain_host(cm_source *source, uint64_t nbytes, cm_chunk *out)
 {
-    switch (config->kind) {
-    case CM_KIND_DEVICE:
-        return cm_source_vmm_open(rt, config, out);
-    case CM_KIND_PINNED:
-    case CM_KIND_MAPPED:
-        /* Ordinary memory cannot be made write-combined afterwards. */
-        if ((config->flags & CM_HOST_ALLOC_WRITE_COMBINED) == 0) {
-            return cm_source_host_open(rt, config, out);
+    cm_runtime *rt = source->rt;
+    unsigned flags = source->config.flags;
+    flags |= source->config.kind == CM_KIND_MAPPED ? CM_HOST_ALLOC_MAPPED : 0u;
+    void *host = NULL;
+    CM_TRY(cm_rt_host_alloc(rt, nbytes, flags, &host));
+    cm_address address = (cm_address)(uintptr_t)host;
+    /* Only these two may have another address on the device. */
+    if ((flags & (CM_HOST_ALLOC_MAPPED | CM_HOST_ALLOC_WRITE_COMBINED)) != 0) {
+        cm_status status = cm_rt_host_device_address(rt, host, &address);
+        if (!cm_is_ok(status)) {
+            cm_ignore(cm_rt_host_free(rt, host)); /* the first failure is told */
+            return status;
         }
-        break;
-    case CM_KIND_MANAGED:
-    case CM_KIND_PAGEABLE:
-    case CM_KIND_COUNT:
-        break;
     }
-    return cm_fail(CM_ENOTSUP, (uint64_t)config->kind);
+    (void)cm_host_hide(host, nbytes);
+    *out = (cm_chunk){host, address, nbytes, MADE_BY_RUNTIME};
+    return cm_ok();
+}
+
+static cm_status
+open_plain(cm_source *source, uint64_t offset, uint64_t nbytes, cm_chunk *out)
+{
+    cm_address address = 0;
+    (void)offset;
+    if (!is_whole(source, nbytes)) {
+        return cm_fail(CM_EINVALID, nbytes);
+    }
+    if (is_host(source)) {
+        return open_plain_host(source, nbytes, out);
+    }
+    if (source->config.kind == CM_KIND_MANAGED) {
+        CM_TRY(cm_rt_managed_alloc(source->rt, nbytes, source->config.flags, &address));
+        *out = (cm_chunk){(void *)(uintptr_t)address, address, nbytes, MADE_BY_RUNTIME};
+        return cm_ok();
+    }
+    CM_TRY(cm_rt_device_alloc(source->rt, nbytes, &address));
+    *out = (cm_chunk){NULL, address, nbytes, MADE_BY_RUNTIME};
+    return cm_ok();
+}
+
+static cm_status
+close_plain(cm_source *source, cm_chunk *chunk)
+{
+    CM_TRY(cm_scope_settle(is_host(source)
+                               ? cm_rt_host_free(source->rt, chunk->host)
+                               : cm_rt_device_free(source->rt, chunk->address)));
+    *chunk = (cm_chunk){.host = NULL};
+    return cm_ok();
+}
+
+static const cm_source_ops plain_ops = {open_plain, close_plain, NULL, NULL, destroy};
+
+cm_status
+cm_source_plain_open(cm_runtime *rt, const cm_source_config *config, cm_source **out)
+{
+    if (config->kind <= CM_KIND_PAGEABLE || config->kind >= CM_KIND_COUNT) {
+        return cm_fail(CM_EINVALID, (uint64_t)config->kind);
+    }
+    cm_source made = {
+        .ops = &plain_ops, .rt = rt, .config = *config, .granule = DEVICE_GRANULE};
+    if (is_host(&made)) {
+        /* The runtime cannot be told the node: only where there is one is it right. */
+        uint64_t nodes;
+        int node = config->numa_node;
+        CM_TRY(read_nodes(NULL, node, &nodes));
+        if (node != CM_NUMA_NO_NODE && nodes != UINT64_C(1) << node) {
+            return cm_fail(CM_ENOTSUP, (uint64_t)node);
+        }
+        made.granule = HOST_GRANULE;
+    }
+    *out = malloc(sizeof(**out));
+    if (*out == NULL) {
+        return cm_fail(CM_ENOMEM, sizeof(**out));
+    }
+    **out = made;
+    return cm_ok();
+}
+
+/* -- populated host memory --------------------------------------------------------------- */
+
+/* is_exact implies node >= 0. */
+typedef struct host_source {
+    cm_source base; /* first */
+    cm_host_world world;
+    int node;      /* where pages should come from; CM_NUMA_NO_NODE: wherever */
+    bool is_exact; /* the user named the node, so another one will not do */
+} host_source;
+
+/* Refuse what the process may not have: the kernel would kill it instead. */
+static cm_status
+check_room(const host_source *self, uint64_t nbytes)
+{
+    cm_host_memory memory;
+    cm_host_memory_read(self->world.root, &memory);
+    return nbytes <= memory.available_nbytes
+               ? cm_ok()
+               : cm_fail(CM_EHOSTMEMORY, memory.available_nbytes);
+}
+
+/* Bring the pages of a fresh mapping in, on the node they belong to. */
+static cm_status
+populate(const host_source *self, char *start, uint64_t nbytes)
+{
+    cm_cpus cpus;
+    cm_populate populate = {
+        .start = start,
+        .nbytes = nbytes,
+        .root = self->world.root,
+        .thread_count = self->world.thread_count,
+        .can_not_populate = self->world.can_not_populate,
+    };
+    (void)madvise(start, nbytes, MADV_HUGEPAGE); /* a kernel without is only slower */
+    (void)cm_host_hide(start, nbytes);
+    if (self->node != CM_NUMA_NO_NODE) {
+        bool bound =
+            !self->world.can_not_bind && cm_numa_prefer(start, nbytes, self->node);
+        if (cm_numa_read_cpus(self->world.root, self->node, &cpus)) {
+            populate.cpus = &cpus;
+            populate.only_helpers = !bound;
+        }
+    }
+    CM_TRY(cm_populate_run(&populate));
+    if (self->is_exact) {
+        uint64_t elsewhere =
+            cm_numa_elsewhere(self->world.find_nodes, start, nbytes, self->node);
+        return elsewhere == 0 ? cm_ok() : cm_fail(CM_ENUMA, elsewhere);
+    }
+    return cm_ok();
+}
+
+static uint64_t
+piece_at(const host_source *self, uint64_t offset, uint64_t nbytes)
+{
+    uint64_t left = nbytes - offset;
+    return left < self->world.piece_nbytes ? left : self->world.piece_nbytes;
+}
+
+/* Register piece by piece; *done bytes are, also when it fails. `address` is where
+ * devices see the whole. */
+static cm_status
+register_pieces(const host_source *self, char *start, uint64_t nbytes, uint64_t *done,
+                cm_address *address)
+{
+    cm_runtime *rt = self->base.rt;
+    while (*done < nbytes) {
+        uint64_t step = piece_at(self, *done, nbytes);
+        cm_address at = 0;
+        /* Always both, as the registry does, whatever the flags ask for. */
+        CM_TRY(cm_rt_host_register(rt, start + *done, step,
+                                   CM_REGISTER_PORTABLE | CM_REGISTER_MAPPED));
+        *done += step;
+        CM_TRY(cm_rt_host_device_address(rt, start + *done - step, &at));
+        if (*done == step) {
+            *address = at;
+        }
+        else if (at != *address + (*done - step)) {
+            return cm_fail(CM_ENOTSUP, nbytes); /* the device sees it in two places */
+        }
+    }
+    return cm_ok();
+}
+
+/* Unregister the pieces of [start, start + nbytes); *done bytes are when it fails. */
+static cm_status
+unregister_pieces(const host_source *self, char *start, uint64_t nbytes, uint64_t *done)
+{
+    *done = 0;
+    while (*done < nbytes) {
+        CM_TRY(cm_scope_settle(cm_rt_host_unregister(self->base.rt, start + *done)));
+        *done += piece_at(self, *done, nbytes);
+    }
+    return cm_ok();
+}
+
+static cm_status
+open_populated(const host_source *self, uint64_t nbytes, cm_chunk *out)
+{
+    char *start = NULL;
+    uint64_t registered = 0;
+    cm_address address = 0;
+    CM_TRY(check_room(self, nbytes));
+    CM_TRY(cm_host_map(nbytes, &start));
+    cm_status status = populate(self, start, nbytes);
+    if (cm_is_ok(status)) {
+        status = register_pieces(self, start, nbytes, &registered, &address);
+    }
+    if (cm_is_ok(status)) {
+        *out = (cm_chunk){start, address, nbytes, MADE_BY_US};
+        return status;
+    }
+    uint64_t done;
+    if (cm_is_ok(unregister_pieces(self, start, registered, &done))) {
+        cm_host_unmap(start, nbytes);
+    }
+    else if (registered < nbytes) {
+        /* What the driver will not let go of stays mapped: its addresses must not come
+         * back as somebody else's memory. */
+        cm_host_unmap(start + registered, nbytes - registered);
+    }
+    return status;
+}
+
+/* Registration that this system cannot do at all, or not of this memory. */
+static bool
+may_fall_back(const host_source *self, cm_status status)
+{
+    return !self->is_exact
+           && (status.code == CM_ENOTSUP || status.code == CM_CUDA_NOT_SUPPORTED);
+}
+
+static cm_status
+open_host(cm_source *source, uint64_t offset, uint64_t nbytes, cm_chunk *out)
+{
+    const host_source *self = (const host_source *)source;
+    if (!is_whole(source, nbytes)) {
+        return cm_fail(CM_EINVALID, nbytes);
+    }
+    cm_status status = open_populated(self, nbytes, out);
+    return may_fall_back(self, status) ? open_plain(source, offset, nbytes, out)
+                                       : status;
+}
+
+static cm_status
+close_host(cm_source *source, cm_chunk *chunk)
+{
+    const host_source *self = (const host_source *)source;
+    uint64_t done = 0;
+    if (chunk->handle == MADE_BY_RUNTIME) {
+        return close_plain(source, chunk);
+    }
+    cm_status status = unregister_pieces(self, chunk->host, chunk->nbytes, &done);
+    if (!cm_is_ok(status)) {
+        /* Whole again, as far as the driver lets us: it is still in the pool. */
+        uint64_t again = 0;
+        cm_address address = chunk->address;
+        cm_ignore(register_pieces(self, chunk->host, done, &again, &address));
+        return status;
+    }
+    cm_host_unmap(chunk->host, chunk->nbytes);
+    *chunk = (cm_chunk){.host = NULL};
+    return cm_ok();
+}
+
+static const cm_source_ops host_ops = {open_host, close_host, NULL, NULL, destroy};
+
+/* The node that the pages should come from. Fails: CM_EINVALID; device_describe. */
+static cm_status
+choose_node(host_source *self)
+{
+    const char *root = self->world.root;
+    int node = self->base.config.numa_node;
+    uint64_t nodes;
+    CM_TRY(read_nodes(root, node, &nodes));
+    self->node = node;
+    self->is_exact = node != CM_NUMA_NO_NODE;
+    if (self->is_exact || cm_is_power_of_two(nodes)) {
+        return cm_ok(); /* there is no choice */
+    }
+    cm_device_info info;
+    CM_TRY(cm_rt_device_describe(self->base.rt, self->base.config.device, &info));
+    for (char *c = info.pci_bus_id; *c != '\0'; c++) {
+        *c = (char)tolower((unsigned char)*c);
+    }
+    node = cm_numa_read_nearest(root, info.pci_bus_id);
+    if (node >= 0 && (nodes >> node & 1) != 0) {
+        self->node = node;
+    }
+    return cm_ok();
+}
+
+cm_status
+cm_source_host_open_in(cm_runtime *rt, const cm_source_config *config,
+                       const cm_host_world *world, cm_source **out)
+{
+    int can_register = 0;
+    host_source *self = calloc(1, sizeof(*self));
+    if (self == NULL) {
+        return cm_fail(CM_ENOMEM, sizeof(*self));
+    }
+    self->base = (cm_source){
+        .ops = &host_ops, .rt = rt, .config = *config, .granule = CM_HUGE_PAGE_NBYTES};
+    /* Ordinary memory cannot be made write-combined afterwards. */
+    bool can_be_had = is_host(&self->base) && config->segments != CM_SEGMENTS_PLAIN
+                      && (config->flags & CM_HOST_ALLOC_WRITE_COMBINED) == 0;
+    self->world = *world;
+    if (self->world.find_nodes == NULL) {
+        self->world.find_nodes = cm_numa_find_nodes;
+    }
+    if (self->world.piece_nbytes == 0) {
+        self->world.piece_nbytes = CM_REGISTER_MAX_NBYTES;
+    }
+    cm_status status =
+        can_be_had ? choose_node(self) : cm_fail(CM_ENOTSUP, (uint64_t)config->kind);
+    if (cm_is_ok(status)) {
+        status = cm_rt_device_attribute(rt, HOST_REGISTER_SUPPORTED, config->device,
+                                        &can_register);
+    }
+    if (cm_is_ok(status) && can_register == 0) {
+        status = cm_fail(CM_ENOTSUP, 0);
+    }
+    if (!cm_is_ok(status)) {
+        free(self);
+        return status;
+    }
+    *out = &self->base;
+    return status;
 }
 
 cm_status
 cm_source_open(cm_runtime *rt, const cm_source_config *config, cm_source **out)
 {
-    if (config->segments != CM_SEGMENTS_PLAIN) {
-        cm_status status = open_best(rt, config, out);
-        if (status.code != CM_ENOTSUP) {
-            return status;
-        }
+    static const cm_host_world here = {.root = NULL};
+    cm_status status = cm_source_vmm_open(rt, config, out);
+    if (status.code == CM_ENOTSUP) {
+        status = cm_source_host_open_in(rt, config, &here, out);
     }
-    return cm_source_plain_open(rt, config, out);
+    return status.code == CM_ENOTSUP ? cm_source_plain_open(rt, config, out) : status;
 }

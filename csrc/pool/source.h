@@ -7,6 +7,7 @@
 #ifndef CM_POOL_SOURCE_H
 #define CM_POOL_SOURCE_H
 
+#include "base/machine.h"
 #include "runtime/runtime.h"
 
 typedef enum cm_segments {
@@ -68,12 +69,34 @@ struct cm_source {
     uint64_t most_nbytes; /* that can ever have memory at a time: the device's all */
 };
 
-/* The source for `config` on this machine and driver: mapped-on-demand device memory
- * (source_vmm.c), populated and registered host memory (source_host.c), or one runtime
- * allocation a chunk (source_plain.c). Falls back to the last where the first two
- * cannot
- * be had. Inside a cm_scope. Fails: CM_ENOMEM; calls that ask the device. */
+/* The source for `config` on this machine and driver: the first of the three below that
+ * can be had. Inside a cm_scope. Fails: CM_ENOMEM; CM_EINVALID; calls that ask the
+ * device. */
 CM_NODISCARD cm_status cm_source_open(cm_runtime *rt, const cm_source_config *config,
                                       cm_source **out);
+
+/* What tests replace of the machine. All of it zero or NULL: as it is. */
+typedef struct cm_host_world {
+    const char *root;         /* of /proc and /sys; borrowed */
+    cm_numa_find *find_nodes; /* says where pages are */
+    unsigned thread_count;    /* that populate a chunk, however small it is */
+    bool can_not_bind;        /* the kernel refuses mbind */
+    bool can_not_populate;    /* the kernel has no MADV_POPULATE_WRITE */
+    uint64_t piece_nbytes;    /* of one registration; a multiple of 2 MiB */
+} cm_host_world;
+
+/* Device memory mapped on demand; populated and registered host memory, in a world that
+ * is copied; one runtime allocation a chunk, of any kind. Fail: CM_ENOTSUP where it
+ * cannot be had; as cm_source_open. */
+CM_NODISCARD cm_status cm_source_vmm_open(cm_runtime *rt,
+                                          const cm_source_config *config,
+                                          cm_source **out);
+CM_NODISCARD cm_status cm_source_host_open_in(cm_runtime *rt,
+                                              const cm_source_config *config,
+                                              const cm_host_world *world,
+                                              cm_source **out);
+CM_NODISCARD cm_status cm_source_plain_open(cm_runtime *rt,
+                                            const cm_source_config *config,
+                                            cm_source **out);
 
 #endif

@@ -12,7 +12,7 @@
 
 #include "base/checked_math.h"
 #include "pool/scope.h"
-#include "pool/source_vmm.h"
+#include "pool/source.h"
 
 /* As in CM_DEVICE_ATTRIBUTES. */
 enum { VIRTUAL_MEMORY_MANAGEMENT = 102, VIRTUAL_MEMORY_RDMA = 110 };
@@ -34,7 +34,7 @@ grant(const vmm_source *source, cm_address address, uint64_t nbytes)
     int devices[CM_MAX_DEVICES];
     int count = 0;
     devices[count++] = source->base.config.device;
-    for (int i = 0; i < rt->device_count && i < CM_MAX_DEVICES; i++) {
+    for (int i = 0; i < rt->device_count; i++) {
         if ((source->base.peers >> i & 1) != 0
             && atomic_load_explicit(&rt->primary[i], memory_order_relaxed) != 0) {
             devices[count++] = i;
@@ -49,8 +49,7 @@ static void
 undo_map(cm_runtime *rt, cm_address address, uint64_t nbytes)
 {
     if (!cm_is_ok(cm_rt_address_unmap(rt, address, nbytes))) {
-        cm_status ignored = cm_rt_address_unmap(rt, address, nbytes);
-        (void)ignored;
+        cm_ignore(cm_rt_address_unmap(rt, address, nbytes));
     }
 }
 
@@ -58,8 +57,7 @@ static void
 undo_create(cm_runtime *rt, uint64_t handle)
 {
     if (!cm_is_ok(cm_rt_physical_release(rt, handle))) {
-        cm_status ignored = cm_rt_physical_release(rt, handle);
-        (void)ignored;
+        cm_ignore(cm_rt_physical_release(rt, handle));
     }
 }
 
@@ -141,9 +139,7 @@ destroy(cm_source *base)
 {
     if (!cm_is_ok(cm_rt_address_free(base->rt, base->base, base->range_nbytes))) {
         /* Addresses only; a second try, then they stay taken. */
-        cm_status ignored =
-            cm_rt_address_free(base->rt, base->base, base->range_nbytes);
-        (void)ignored;
+        cm_ignore(cm_rt_address_free(base->rt, base->base, base->range_nbytes));
     }
     free(base);
 }
@@ -156,7 +152,7 @@ find_peers(vmm_source *source)
 {
     cm_runtime *rt = source->base.rt;
     int device = source->base.config.device;
-    for (int i = 0; i < rt->device_count && i < CM_MAX_DEVICES; i++) {
+    for (int i = 0; i < rt->device_count; i++) {
         int can = 0;
         if (i != device) {
             CM_TRY(cm_rt_peer_can_access(rt, i, device, &can));

@@ -14,4 +14,25 @@
 #    error "cumem needs Python 3.11 or newer"
 #endif
 
+/* Put `value`, which is taken over, in the place of what *place owns: Py_XSETREF, which
+ * the limited API leaves out. */
+static inline void
+cm_replace(PyObject **place, PyObject *value)
+{
+    PyObject *old = *place;
+    *place = value;
+    Py_XDECREF(old);
+}
+
+/* Append `item`, which is taken over, to a list that is being made; *list is given up,
+ * and NULL, where there was none, no item, or no memory. */
+static inline void
+cm_append(PyObject **list, PyObject *item)
+{
+    if (*list != NULL && (item == NULL || PyList_Append(*list, item) < 0)) {
+        Py_CLEAR(*list);
+    }
+    Py_XDECREF(item);
+}
+
 #endif

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "runtime/faults.h"
 
-#include <errno.h>
 #include <stdatomic.h>
 #include <stdlib.h>
-#include <time.h>
+
+#include "base/thread.h"
 
 typedef struct cm_faults {
     cm_runtime base; /* first: a cm_runtime * is a cm_faults * */
@@ -18,17 +18,6 @@ typedef struct cm_faults {
     int (*_Atomic is_held)(void);
     _Atomic uint64_t held_counts[CM_OP_COUNT];
 } cm_faults;
-
-static void
-sleep_us(uint32_t delay_us)
-{
-    struct timespec left = {
-        .tv_sec = (time_t)(delay_us / 1000000u),
-        .tv_nsec = (long)(delay_us % 1000000u) * 1000,
-    };
-    while (nanosleep(&left, &left) != 0 && errno == EINTR) {
-    }
-}
 
 /* Count one call; true when the plan makes it fail with *code. */
 static bool
@@ -45,7 +34,7 @@ strike(cm_runtime *rt, cm_op op, int32_t *code)
     uint32_t delay_all_us = atomic_load(&faults->delays_us[CM_OP_none]);
     delay_us = delay_us > delay_all_us ? delay_us : delay_all_us;
     if (delay_us != 0) {
-        sleep_us(delay_us);
+        cm_sleep_ns((uint64_t)delay_us * 1000u);
     }
     int plan_op = atomic_load(&faults->plan_op);
     if (plan_op != CM_OP_none && plan_op != (int)op) {
@@ -96,15 +85,9 @@ cm_faults_open(cm_runtime *inner, cm_runtime **out)
         return cm_fail(CM_ENOMEM, sizeof(*faults));
     }
     cm_runtime *base = &faults->base;
+    *base = *inner;
     base->ops = &faults_ops;
-    base->backend = inner->backend;
-    base->driver_version = inner->driver_version;
-    base->runtime_version = inner->runtime_version;
-    base->device_count = inner->device_count;
-    base->reason = inner->reason;
-    base->alive = inner->alive;
     base->inner = inner;
-    base->host_alias = inner->host_alias;
     base->close = faults_close;
     *out = base;
     return cm_ok();

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The one list of every CUDA call cumem can make. From it come the operation enum, the
  * name table, the table type, the callers cm_rt_… and the whole fault wrapper. A new
- * operation is one row here and two bodies (cuda*.c, emulated/); nothing else names it.
+ * operation is one row here and two bodies (cuda.c, emulated/); nothing else names it.
  *
  * X(name, CUDA function, oldest driver, (what the telling argument is, as in
- *   cm_op_argument; the argument), (parameters), (arguments))
+ *   cumem/errors.py; the argument), (parameters), (arguments))
  *
  * The oldest driver is 12000 unless the function came later; on an older driver the
  * call answers CM_ENOTSUP and `what is done without` stands in the row's comment.

@@ -1,81 +1,131 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Names and texts of operations and errors, all generated from the two lists. */
+/* What all runtimes share: what is known of operations, the page that
+ * tells a forked child, and entering a device. */
 #include "runtime/runtime.h"
 
-#include <stddef.h>
+#include <errno.h>
+#include <stdatomic.h>
+#include <sys/mman.h>
+#include <unistd.h>
 
-#include "runtime/cuda_errors.h"
-
-static const char *const cuda_names[CM_OP_COUNT] = {
-#define CUDA_NAME(name, cuda, driver, arg, params, args) [CM_OP_##name] = #cuda,
-    CM_OPS(CUDA_NAME)
-#undef CUDA_NAME
+const cm_op_fact cm_op_facts[CM_OP_COUNT] = {
+#define OP_FACT(name, cuda, driver, arg, params, args)                                 \
+    [CM_OP_##name] = {#name, #cuda, CM_ARGUMENT_KIND arg, (driver)},
+    CM_OPS(OP_FACT)
+#undef OP_FACT
 };
 
-static const char *const op_names[CM_OP_COUNT] = {
-#define OP_NAME(name, cuda, driver, arg, params, args) [CM_OP_##name] = #name,
-    CM_OPS(OP_NAME)
-#undef OP_NAME
-};
+/* ---- the page that the kernel wipes on fork --------------------------------------- */
 
-static const int min_drivers[CM_OP_COUNT] = {
-#define MIN_DRIVER(name, cuda, driver, arg, params, args) [CM_OP_##name] = (driver),
-    CM_OPS(MIN_DRIVER)
-#undef MIN_DRIVER
-};
-
-static bool
-is_op(cm_op op)
+static size_t
+page_nbytes(void)
 {
-    return (unsigned)op > CM_OP_none && (unsigned)op < CM_OP_COUNT;
+    return (size_t)sysconf(_SC_PAGESIZE);
 }
 
-const char *
-cm_op_cuda_name(cm_op op)
+cm_status
+cm_alive_page_create(const volatile uint32_t **out)
 {
-    return is_op(op) ? cuda_names[op] : NULL;
+    void *page = mmap(NULL, page_nbytes(), PROT_READ | PROT_WRITE,
+                      MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (page == MAP_FAILED) {
+        return cm_fail(CM_ESYSTEM, (uint64_t)errno);
+    }
+    if (madvise(page, page_nbytes(), MADV_WIPEONFORK) != 0) {
+        uint64_t error = (uint64_t)errno;
+        (void)munmap(page, page_nbytes());
+        return cm_fail(CM_ESYSTEM, error);
+    }
+    *(volatile uint32_t *)page = 1;
+    /* From here on nobody writes it, which makes reading it without a lock safe. */
+    (void)mprotect(page, page_nbytes(), PROT_READ);
+    *out = (const volatile uint32_t *)page;
+    return cm_ok();
 }
 
-const char *
-cm_op_name(cm_op op)
+void
+cm_alive_page_destroy(const volatile uint32_t *page)
 {
-    return is_op(op) ? op_names[op] : NULL;
-}
-
-int
-cm_op_min_driver(cm_op op)
-{
-    return is_op(op) ? min_drivers[op] : 0;
-}
-
-const char *
-cm_cuda_error_name(int32_t code)
-{
-    switch (code) {
-    case 0:
-        return "cudaSuccess";
-#define ERROR_NAME(value, name, text)                                                  \
-    case value:                                                                        \
-        return #name;
-        CM_CUDA_ERRORS(ERROR_NAME)
-#undef ERROR_NAME
-    default:
-        return "cudaErrorUnknown";
+    if (page != NULL) {
+        (void)munmap((void *)(uintptr_t)page, page_nbytes());
     }
 }
 
-const char *
-cm_cuda_error_text(int32_t code)
+/* ---- entering a device without changing it for the caller ------------------------- */
+
+/* What was current is put back even when it was "no context", so that nothing is ever
+ * created on device 0 by accident. */
+
+/* With a second try, since the next call on this thread counts on it. Beyond that there
+ * is nothing to undo. */
+static void
+put_back(cm_runtime *rt, uint64_t context)
 {
-    switch (code) {
-    case 0:
-        return "no error";
-#define ERROR_TEXT(value, name, text)                                                  \
-    case value:                                                                        \
-        return text;
-        CM_CUDA_ERRORS(ERROR_TEXT)
-#undef ERROR_TEXT
-    default:
-        return "unknown error";
+    if (!cm_is_ok(cm_rt_context_set(rt, context))) {
+        cm_ignore(cm_rt_context_set(rt, context));
+    }
+}
+
+/* The first time, or after a device reset, only cudaSetDevice can say which context is
+ * the device's primary one. */
+static cm_status
+enter_by_device(cm_runtime *rt, int device, cm_device_guard *guard)
+{
+    CM_TRY(cm_rt_device_set(rt, device));
+    uint64_t context = 0;
+    cm_status status = cm_rt_context_get(rt, &context);
+    if (!cm_is_ok(status)) {
+        put_back(rt, guard->previous);
+        return status;
+    }
+    uint64_t before =
+        atomic_exchange_explicit(&rt->primary[device], context, memory_order_relaxed);
+    if (before != context) {
+        (void)atomic_fetch_add_explicit(&rt->context_count, 1, memory_order_release);
+    }
+    guard->switched = context != guard->previous;
+    return cm_ok();
+}
+
+cm_status
+cm_device_enter(cm_runtime *rt, int device, cm_device_guard *guard)
+{
+    *guard = (cm_device_guard){0, false};
+    if (device < 0 || device >= rt->device_count || device >= CM_MAX_DEVICES) {
+        return (cm_status){CM_CUDA_INVALID_DEVICE, CM_OP_device_set, 0,
+                           (uint64_t)(int64_t)device};
+    }
+    CM_TRY(cm_rt_context_get(rt, &guard->previous));
+    uint64_t primary = atomic_load_explicit(&rt->primary[device], memory_order_relaxed);
+    if (primary == 0) {
+        return enter_by_device(rt, device, guard);
+    }
+    if (primary == guard->previous) {
+        return cm_ok();
+    }
+    cm_status status = cm_rt_context_set(rt, primary);
+    if (cm_is_ok(status)) {
+        guard->switched = true;
+        return status;
+    }
+    if (status.code == CM_CUDA_DEVICE_UNINITIALIZED
+        || status.code == CM_CUDA_CONTEXT_DESTROYED) {
+        return enter_by_device(rt, device, guard);
+    }
+    return status;
+}
+
+bool
+cm_device_was_entered(const cm_runtime *rt, int device)
+{
+    return device >= 0 && device < CM_MAX_DEVICES
+           && atomic_load_explicit(&rt->primary[device], memory_order_relaxed) != 0;
+}
+
+void
+cm_device_leave(cm_runtime *rt, const cm_device_guard *guard)
+{
+    if (guard->switched) {
+        put_back(rt, guard->previous);
     }
 }

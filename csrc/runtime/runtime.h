@@ -112,6 +112,15 @@ typedef struct cm_pointer_info {
 
 typedef struct cm_runtime cm_runtime;
 
+/* In the body of an operation, which answers a bare code: hand a failure up. */
+#define CM_TRY_CODE(expr)                                                              \
+    do {                                                                               \
+        int32_t try_code = (int32_t)(expr);                                            \
+        if (try_code != 0) {                                                           \
+            return try_code;                                                           \
+        }                                                                              \
+    } while (0)
+
 typedef enum cm_op {
     CM_OP_none,
 #define CM_OP_ENUM(name, cuda, driver, arg, params, args) CM_OP_##name,
@@ -120,27 +129,9 @@ typedef enum cm_op {
         CM_OP_COUNT
 } cm_op;
 
-/* What the telling argument of an operation is: a status carries it as a number. */
-typedef enum cm_op_argument {
-    CM_ARGUMENT_NOTHING,
-    CM_ARGUMENT_NBYTES,
-    CM_ARGUMENT_ELEMENTS,
-    CM_ARGUMENT_BLOCKS,
-    CM_ARGUMENT_PRIORITY,
-    CM_ARGUMENT_DEVICE,
-    CM_ARGUMENT_PEER,
-    CM_ARGUMENT_ATTRIBUTE,
-    CM_ARGUMENT_ADDRESS,
-    CM_ARGUMENT_CONTEXT,
-    CM_ARGUMENT_EVENT,
-    CM_ARGUMENT_FLAGS,
-    CM_ARGUMENT_HANDLE,
-    CM_ARGUMENT_MODULE,
-    CM_ARGUMENT_STREAM,
-} cm_op_argument;
-
-/* Of a row's fourth part. */
-#define CM_ARGUMENT_KIND(kind, value) CM_ARGUMENT_##kind
+/* Of a row's fourth part, an operation's telling argument: what it is, as text, and its
+ * value, which a status carries as a number. */
+#define CM_ARGUMENT_KIND(kind, value) #kind
 #define CM_ARGUMENT_VALUE(kind, value) (value)
 
 typedef struct cm_ops_table {
@@ -171,17 +162,15 @@ struct cm_runtime {
     _Atomic uint64_t context_count; /* of those that were found there so far */
 };
 
-/* "cudaHostAlloc" for CM_OP_host_alloc, "host_alloc" for the other; NULL out of range.
- */
-const char *cm_op_cuda_name(cm_op op);
-const char *cm_op_name(cm_op op);
-/* The oldest driver that has the operation, e.g. 12050. */
-int cm_op_min_driver(cm_op op);
+/* What ops.h says of an operation; of CM_OP_none nothing. */
+typedef struct cm_op_fact {
+    const char *name;          /* "host_alloc" */
+    const char *cuda_name;     /* "cudaHostAlloc" */
+    const char *argument_kind; /* "NBYTES" */
+    int min_driver;            /* the oldest that has it, e.g. 12050 */
+} cm_op_fact;
 
-/* "cudaErrorMemoryAllocation" and "out of memory" for 2; "cudaErrorUnknown"… for a code
- * that this build does not know. Makes no driver call. */
-const char *cm_cuda_error_name(int32_t code);
-const char *cm_cuda_error_text(int32_t code);
+extern const cm_op_fact cm_op_facts[CM_OP_COUNT];
 
 /* Where the host may touch what devices have at an address: for emulated device memory
  * its second mapping, for emulated host and managed memory itself. NULL: nowhere, as on
@@ -197,7 +186,7 @@ cm_runtime_host_alias(const cm_runtime *rt, cm_address address, uint64_t nbytes)
 static inline bool
 cm_runtime_has(const cm_runtime *rt, cm_op op)
 {
-    return rt->driver_version >= cm_op_min_driver(op);
+    return rt->driver_version >= cm_op_facts[op].min_driver;
 }
 
 /* True in a child made by fork(): no operation may be called any more. */
@@ -253,7 +242,7 @@ void cm_alive_page_destroy(const volatile uint32_t *page);
  * CM_CUDA_NO_DEVICE mean "no GPU here", anything else a broken installation. */
 CM_NODISCARD cm_status cm_cuda_open(cm_runtime **out);
 
-/* The CUDA runtime compiled in, e.g. 12090. Makes no call. (runtime/cuda_version.c) */
+/* The CUDA runtime compiled in, e.g. 12090. Makes no call. */
 int cm_cuda_built_version(void);
 
 #endif

@@ -3,8 +3,8 @@
 
 #include <stdlib.h>
 
-/* One of the doubts, which stays; the others are waits under way. */
-#define DOUBT_FOR_GOOD (1u << 31)
+/* One of the capture references, which stays; the others are waits under way. */
+#define CAPTURE_FOR_GOOD (1u << 31)
 
 /* Its number tells a thread's own default stream from those of others; 0: none yet.
  * Numbers are never given twice. */
@@ -57,9 +57,9 @@ destroy_handle(cm_runtime *rt, int device, uint64_t handle)
         return;
     }
     /* Nothing can be done about a stream that does not go away: it may be gone for all
-     * the failure says, and a second try would meet whoever has its handle now. */
-    cm_status ignored = cm_rt_stream_destroy(rt, handle);
-    (void)ignored;
+     * the failure says, and a second try would meet another stream that has its handle
+     * now. */
+    cm_ignore(cm_rt_stream_destroy(rt, handle));
     cm_device_leave(rt, &guard);
 }
 
@@ -71,7 +71,7 @@ stream_new(cm_runtime *rt, int device, uint64_t handle, uint64_t id, cm_stream *
         return cm_fail(CM_ENOMEM, sizeof(*stream));
     }
     atomic_init(&stream->refs, 1);
-    atomic_init(&stream->doubts, 0);
+    atomic_init(&stream->capture_refs, 0);
     stream->handle = handle;
     stream->id = id;
     stream->device = device;
@@ -92,8 +92,7 @@ create_on_current(cm_runtime *rt, int device, unsigned flags, int priority,
         status = stream_new(rt, device, handle, id, out);
     }
     if (!cm_is_ok(status)) {
-        cm_status ignored = cm_rt_stream_destroy(rt, handle);
-        (void)ignored;
+        cm_ignore(cm_rt_stream_destroy(rt, handle));
         return status;
     }
     (*out)->owns_handle = true;
@@ -104,10 +103,9 @@ cm_status
 cm_stream_create(cm_runtime *rt, int device, unsigned flags, int priority,
                  cm_stream **out)
 {
-    cm_device_guard guard;
-    CM_TRY(cm_device_enter(rt, device, &guard));
-    cm_status status = create_on_current(rt, device, flags, priority, out);
-    cm_device_leave(rt, &guard);
+    cm_status status;
+    CM_ON_DEVICE(status, rt, device,
+                 create_on_current(rt, device, flags, priority, out));
     return status;
 }
 
@@ -118,10 +116,8 @@ read_id(cm_runtime *rt, int device, uint64_t handle, uint64_t *id)
         *id = handle == CM_STREAM_PER_THREAD ? id_of_own_stream() : CM_STREAM_LEGACY;
         return cm_ok();
     }
-    cm_device_guard guard;
-    CM_TRY(cm_device_enter(rt, device, &guard));
-    cm_status status = cm_rt_stream_get_id(rt, handle, id);
-    cm_device_leave(rt, &guard);
+    cm_status status;
+    CM_ON_DEVICE(status, rt, device, cm_rt_stream_get_id(rt, handle, id));
     return status;
 }
 
@@ -132,7 +128,8 @@ cm_stream_wrap(cm_runtime *rt, int device, uint64_t handle, void *owner,
     uint64_t id;
     CM_TRY(read_id(rt, device, handle, &id));
     CM_TRY(stream_new(rt, device, handle, id, out));
-    atomic_init(&(*out)->doubts, handle > CM_STREAM_LEGACY ? DOUBT_FOR_GOOD : 0);
+    atomic_init(&(*out)->capture_refs,
+                handle > CM_STREAM_LEGACY ? CAPTURE_FOR_GOOD : 0);
     (*out)->owner = owner;
     (*out)->drop_owner = owner != NULL ? drop_owner : NULL;
     return cm_ok();
@@ -145,10 +142,8 @@ cm_stream_ask_capturing(cm_runtime *rt, int device, uint64_t handle, bool *out)
     if (handle <= CM_STREAM_LEGACY) {
         return cm_ok();
     }
-    cm_device_guard guard; /* the per-thread handle means a stream of the current one */
-    CM_TRY(cm_device_enter(rt, device, &guard));
-    cm_status status = cm_rt_stream_is_capturing(rt, handle, out);
-    cm_device_leave(rt, &guard);
+    cm_status status; /* the per-thread handle means a stream of the current device */
+    CM_ON_DEVICE(status, rt, device, cm_rt_stream_is_capturing(rt, handle, out));
     return status;
 }
 
@@ -164,42 +159,42 @@ cm_stream_check_not_capturing(const cm_stream *stream)
 }
 
 static void
-doubt_for_good(cm_stream *stream)
+may_capture_for_good(cm_stream *stream)
 {
-    atomic_fetch_or_explicit(&stream->doubts, DOUBT_FOR_GOOD, memory_order_relaxed);
+    atomic_fetch_or_explicit(&stream->capture_refs, CAPTURE_FOR_GOOD,
+                             memory_order_relaxed);
 }
 
 /* A wait for an event of a capture takes the stream into it: ask whether it did. */
 static cm_status
 wait_event(cm_stream *stream, uint64_t event)
 {
-    /* Another thread's doubt goes when its own wait is over, which says nothing of
+    /* Another thread's reference goes when its own wait is over, which says nothing of
      * ours. */
-    bool may_join = stream->handle > CM_STREAM_LEGACY
-                    && (atomic_load_explicit(&stream->doubts, memory_order_relaxed)
-                        & DOUBT_FOR_GOOD)
-                           == 0;
+    bool may_join =
+        stream->handle > CM_STREAM_LEGACY
+        && (atomic_load_explicit(&stream->capture_refs, memory_order_relaxed)
+            & CAPTURE_FOR_GOOD)
+               == 0;
     if (!may_join) {
         return cm_rt_stream_wait_event(stream->rt, stream->handle, event);
     }
-    atomic_fetch_add_explicit(&stream->doubts, 1, memory_order_relaxed);
+    atomic_fetch_add_explicit(&stream->capture_refs, 1, memory_order_relaxed);
     cm_status status = cm_rt_stream_wait_event(stream->rt, stream->handle, event);
     bool joined = false;
     cm_status asked = cm_rt_stream_is_capturing(stream->rt, stream->handle, &joined);
     if (joined || !cm_is_ok(asked)) {
-        doubt_for_good(stream);
+        may_capture_for_good(stream);
     }
-    atomic_fetch_sub_explicit(&stream->doubts, 1, memory_order_relaxed);
+    atomic_fetch_sub_explicit(&stream->capture_refs, 1, memory_order_relaxed);
     return status;
 }
 
 cm_status
 cm_stream_wait_event(cm_stream *stream, uint64_t event)
 {
-    cm_device_guard guard;
-    CM_TRY(cm_device_enter(stream->rt, stream->device, &guard));
-    cm_status status = wait_event(stream, event);
-    cm_device_leave(stream->rt, &guard);
+    cm_status status;
+    CM_ON_DEVICE(status, stream->rt, stream->device, wait_event(stream, event));
     return status;
 }
 
@@ -207,7 +202,7 @@ uint64_t
 cm_stream_tell_handle(cm_stream *stream)
 {
     if (stream->handle > CM_STREAM_LEGACY) {
-        doubt_for_good(stream);
+        may_capture_for_good(stream);
     }
     return stream->handle;
 }
@@ -230,10 +225,8 @@ record(const cm_stream *stream, uint64_t event)
 cm_status
 cm_stream_record(const cm_stream *stream, uint64_t event)
 {
-    cm_device_guard guard;
-    CM_TRY(cm_device_enter(stream->rt, stream->device, &guard));
-    cm_status status = record(stream, event);
-    cm_device_leave(stream->rt, &guard);
+    cm_status status;
+    CM_ON_DEVICE(status, stream->rt, stream->device, record(stream, event));
     return status;
 }
 
@@ -247,19 +240,17 @@ query_by_event(const cm_stream *stream, bool *done)
     if (cm_is_ok(status)) {
         status = cm_rt_event_query(rt, event, done);
     }
-    cm_status destroyed = cm_rt_event_destroy(rt, event);
-    return cm_is_ok(status) ? destroyed : status;
+    return cm_first_failure(status, cm_rt_event_destroy(rt, event));
 }
 
 cm_status
 cm_stream_query(const cm_stream *stream, bool *done)
 {
-    cm_device_guard guard;
-    CM_TRY(cm_device_enter(stream->rt, stream->device, &guard));
-    cm_status status = cm_stream_is_here(stream)
-                           ? cm_rt_stream_query(stream->rt, stream->handle, done)
-                           : query_by_event(stream, done);
-    cm_device_leave(stream->rt, &guard);
+    cm_status status;
+    CM_ON_DEVICE(status, stream->rt, stream->device,
+                 cm_stream_is_here(stream)
+                     ? cm_rt_stream_query(stream->rt, stream->handle, done)
+                     : query_by_event(stream, done));
     return status;
 }
 
@@ -279,8 +270,8 @@ cm_stream_follow(cm_stream *consumer, const cm_stream *producer)
         if (cm_is_ok(status)) {
             status = cm_stream_wait_event(consumer, event);
         }
-        cm_status destroyed = cm_rt_event_destroy(rt, event); /* goes once it is done */
-        status = cm_is_ok(status) ? destroyed : status;
+        /* It goes once it is done. */
+        status = cm_first_failure(status, cm_rt_event_destroy(rt, event));
     }
     cm_device_leave(rt, &guard);
     return status;

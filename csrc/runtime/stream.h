@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* One counted record of a stream: handle, id, device, owner. Everything that remembers
  * a stream holds one of these, so a handle is never used after its stream died and
- * never mistaken for a recycled one. The per-thread default stream has one handle and
- * another
- * stream behind it in every thread: its record belongs to the thread that wrapped it. Threads: the counts are atomic, the rest is set once. */
+ * never mistaken for a recycled one. The per-thread default stream has one handle, but
+ * in every thread it is another stream: its record belongs to the thread that wrapped
+ * it. Threads: the counts are atomic, the rest is set once. */
 #ifndef CM_RUNTIME_STREAM_H
 #define CM_RUNTIME_STREAM_H
 
@@ -13,13 +13,14 @@
 
 typedef struct cm_stream {
     atomic_uint refs;
-    atomic_uint doubts; /* why it may be in a capture; see cm_stream_may_capture() */
-    uint64_t handle;    /* for others: cm_stream_tell_handle() */
+    atomic_uint capture_refs; /* reasons why it may be in a capture; see
+                                 cm_stream_may_capture() */
+    uint64_t handle;          /* for others: cm_stream_tell_handle() */
     uint64_t id; /* cudaStreamGetId; the legacy stream's is its handle, a per-thread
                     default stream's is its thread's alone */
     int device;  /* index */
     bool owns_handle; /* destroyed with the record */
-    void *owner;      /* whoever keeps a foreign stream alive; NULL when nobody */
+    void *owner;      /* keeps a foreign stream alive; NULL: nothing has to */
     void (*drop_owner)(void *owner); /* called once at the end; must not need any lock
                                         of the core; NULL when owner is NULL */
     cm_runtime *rt;                  /* borrowed */
@@ -29,13 +30,13 @@ typedef struct cm_stream {
 CM_NODISCARD cm_status cm_stream_create(cm_runtime *rt, int device, unsigned flags,
                                         int priority, cm_stream **out);
 
-/* Record a stream that somebody else made. Takes over `owner` on success only.
+/* Record a stream of other code. Takes over `owner` on success only.
  * Fails: stream_get_id (a dead or wrong handle), CM_ENOMEM. */
 CM_NODISCARD cm_status cm_stream_wrap(cm_runtime *rt, int device, uint64_t handle,
                                       void *owner, void (*drop_owner)(void *),
                                       cm_stream **out);
 
-/* The same stream, whoever made the records. */
+/* Records of the same stream. */
 static inline bool
 cm_stream_same(const cm_stream *a, const cm_stream *b)
 {
@@ -66,8 +67,8 @@ CM_NODISCARD cm_status cm_stream_query(const cm_stream *stream, bool *done);
  * Fails: stream_is_capturing, what cm_device_enter does. */
 CM_NODISCARD cm_status cm_stream_ask_capturing(cm_runtime *rt, int device,
                                                uint64_t handle, bool *out);
-/* Fails: CM_ECAPTURING while it is captured; stream_is_capturing. A stream that nobody
- * else can have begun to capture is not asked. */
+/* Fails: CM_ECAPTURING while it is captured; stream_is_capturing. A stream that no
+ * other code can have begun to capture is not asked. */
 CM_NODISCARD cm_status cm_stream_check_not_capturing(const cm_stream *stream);
 
 /* Let `stream` wait for `event`, whichever device is current: the default streams'
@@ -82,13 +83,13 @@ CM_NODISCARD cm_status cm_stream_follow(cm_stream *consumer, const cm_stream *pr
 /* The handle, for code that is not ours: it may begin a capture. */
 uint64_t cm_stream_tell_handle(cm_stream *stream);
 
-/* False: nobody captures it, and the runtime need not be asked. A default stream never
- * is, nor is one of ours whose handle was told to nobody and that no wait took into the
- * capture of another. */
+/* False: it is not being captured, and the runtime need not be asked. A default stream
+ * never is, nor is one of ours whose handle no other code knows and that no wait took
+ * into the capture of another. */
 static inline bool
 cm_stream_may_capture(const cm_stream *stream)
 {
-    return atomic_load_explicit(&stream->doubts, memory_order_relaxed) != 0;
+    return atomic_load_explicit(&stream->capture_refs, memory_order_relaxed) != 0;
 }
 
 cm_stream *cm_stream_hold(cm_stream *stream);

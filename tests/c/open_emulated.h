@@ -19,7 +19,7 @@
         if (!cm_is_ok(must_status_)) {                                                 \
             fprintf(stderr, "%s:%d: %s answered code %d (op %s)\n", __FILE__,          \
                     __LINE__, #call, must_status_.code,                                \
-                    cm_op_name((cm_op)must_status_.op));                               \
+                    cm_op_facts[must_status_.op].name);                                \
             exit(2);                                                                   \
         }                                                                              \
     } while (0)

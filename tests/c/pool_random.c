@@ -244,6 +244,17 @@ random_place(bool taken)
     return RANDOM_BLOCKS;
 }
 
+/* Work that touches no memory, but stands in the stream: what is noted has to be
+ * queued, or it is over sooner than the notes say. */
+static void
+queue_mark(const cm_stream *stream)
+{
+    uint64_t event = 0;
+    MUST(cm_rt_event_create(world.inner, CM_EVENT_DISABLE_TIMING, &event));
+    MUST(cm_rt_event_record(world.inner, event, stream->handle));
+    MUST(cm_rt_event_destroy(world.inner, event));
+}
+
 void
 random_use(model_block *b, cm_stream *stream)
 {
@@ -259,18 +270,20 @@ random_use(model_block *b, cm_stream *stream)
     }
     oracle_use_range(&world.oracle, model_line(&world.model, stream), b->begin,
                      b->block->nbytes);
-    if (b->behind != NULL && b->behind != stream) {
-        return; /* who hands a block on to another stream has to order them */
-    }
     cm_device_guard guard;
-    /* Nothing orders the streams of one block, so each has a part of its own: a race
-     * that is seen is then the pool's. */
-    uint64_t part = b->block->nbytes / MODEL_USES;
-    uint64_t nbytes = part < 256 ? part : 256;
-    uint64_t offset = i * part + dice(2) * (part - nbytes);
     MUST(cm_device_enter(world.inner, stream->device, &guard));
-    MUST(cm_rt_fill_8_async(world.inner, b->block->address + offset, 7, nbytes,
-                            stream->handle));
+    if (b->behind != NULL && b->behind != stream) {
+        queue_mark(stream); /* who hands a block on to another has to order the two */
+    }
+    else {
+        /* Nothing orders the streams of one block, so each has a part of its own: a
+         * race that is seen is then the pool's. */
+        uint64_t part = b->block->nbytes / MODEL_USES;
+        uint64_t nbytes = part < 256 ? part : 256;
+        uint64_t offset = i * part + dice(2) * (part - nbytes);
+        MUST(cm_rt_fill_8_async(world.inner, b->block->address + offset, 7, nbytes,
+                                stream->handle));
+    }
     cm_device_leave(world.inner, &guard);
 }
 

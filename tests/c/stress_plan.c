@@ -225,6 +225,22 @@ check_written_once(const unsigned char *expected, uint64_t nbytes)
 
 /* -- what is done ------------------------------------------------------------------------ */
 
+/* Whoever takes a part by its number has the one that comes so many after the first. */
+static void
+check_is_piece(const cm_cut *cut, uint64_t number, const cm_layout *part)
+{
+    size_t axes = (size_t)part->ndim * sizeof(int64_t);
+    cm_layout piece;
+    cm_cut_piece(cut, number, &piece);
+    CHECK_EQ(piece.run_nbytes, part->run_nbytes);
+    CHECK_EQ(piece.dst_offset, part->dst_offset);
+    CHECK_EQ(piece.src_offset, part->src_offset);
+    CHECK_EQ(piece.ndim, part->ndim);
+    CHECK(memcmp(piece.shape, part->shape, axes) == 0);
+    CHECK(memcmp(piece.dst_strides, part->dst_strides, axes) == 0);
+    CHECK(memcmp(piece.src_strides, part->src_strides, axes) == 0);
+}
+
 /* One copy by the workers: in parts. */
 static void
 copy_in_parts(const fuzz_case *c, const cm_layout *layout, unsigned char *dst,
@@ -238,19 +254,22 @@ copy_in_parts(const fuzz_case *c, const cm_layout *layout, unsigned char *dst,
         least + next_random(c->tuning.part_max_nbytes - c->tuning.part_min_nbytes + 1);
     bool wide = one_in(2);
     uint64_t count = 0;
+    bool aligns = layout->ndim == 0 && one_in(2);
+    while (aligns && (limit & (limit - 1)) != 0) {
+        limit &= limit - 1; /* a power of two */
+    }
     cm_cut_init(&cut, layout, limit);
+    if (aligns) {
+        cm_cut_align(&cut, dst + dst_at + layout->dst_offset, (uintptr_t)limit);
+    }
     uint64_t told = cm_cut_count(&cut);
     while (cm_cut_next(&cut, &part)) {
+        check_is_piece(&cut, count, &part);
         /* The parts together, or one element where that is more. */
         CHECK(cm_layout_nbytes(&part) <= limit);
         trace(&part, dst_at + part.dst_offset, src_at + part.src_offset, dst == packed,
               src == packed, packed_nbytes, 0);
-        if (wide) {
-            cm_host_copy_wide(&part, dst + dst_at, src + src_at);
-        }
-        else {
-            cm_host_copy(&part, dst + dst_at, src + src_at);
-        }
+        cm_host_copy(&part, dst + dst_at, src + src_at, wide);
         count++;
     }
     CHECK_EQ(count, told);

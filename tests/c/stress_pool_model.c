@@ -86,11 +86,8 @@ take_block(model_pool *of, uint64_t nbytes, cm_stream *stream, cm_block **block)
     cm_pool_counters before = read_counters(of->pool);
     random_plan_fault(true);
     cm_status status = cm_ok();
-    uint64_t way = dice(8);
-    bool may_call = way > 1;
-    *block = way == 0   ? cm_pool_try_alloc(of->pool, nbytes, stream)
-             : way == 1 ? cm_pool_quick_alloc(of->pool, nbytes, stream)
-                        : NULL;
+    bool may_call = dice(4) != 0;
+    *block = may_call ? NULL : cm_pool_try_alloc(of->pool, nbytes, stream);
     if (may_call) {
         status = cm_pool_alloc(of->pool, nbytes, stream, block);
     }
@@ -98,7 +95,8 @@ take_block(model_pool *of, uint64_t nbytes, cm_stream *stream, cm_block **block)
     bool called = cm_faults_count(world.rt, CM_OP_none) != 0;
     settle_fault();
     if (called && (!may_call || after.hit_count != before.hit_count)) {
-        model_fail(&world.model, "a hit made a runtime call", way, after.hit_count);
+        model_fail(&world.model, "a hit made a runtime call", may_call,
+                   after.hit_count);
     }
     return status;
 }

@@ -17,7 +17,6 @@ static uint64_t seed_rounds = 8;
 static uint64_t seed_count, ordered_count;
 static _Atomic uint64_t operation_count, refused_count;
 static atomic_int running;
-static cm_mutex interpreter; /* what keeps callers of the quick calls apart */
 
 typedef struct worker {
     cm_thread thread;
@@ -45,9 +44,7 @@ take_one(uint32_t place)
     cm_stream *stream = dice(5) == 0 ? NULL : shared_stream(of->config.device);
     cm_block *block = NULL;
     if (dice(4) == 0) {
-        cm_mutex_lock(&interpreter);
-        block = cm_pool_quick_alloc(of->pool, nbytes, stream);
-        cm_mutex_unlock(&interpreter);
+        block = cm_pool_try_alloc(of->pool, nbytes, stream);
     }
     else if (!cm_is_ok(cm_pool_alloc(of->pool, nbytes, stream, &block))) {
         atomic_fetch_add(&refused_count, 1); /* by limits, or a fault */
@@ -73,9 +70,7 @@ give_one(uint32_t place)
     uint32_t told = fence ? (uint32_t)dice(b.use_count) : b.use_count;
     bool given = false;
     if (!fence && dice(2) == 0) {
-        cm_mutex_lock(&interpreter);
         given = cm_pool_quick_free(pool, b.block, b.uses, b.use_count);
-        cm_mutex_unlock(&interpreter);
     }
     if (!given) {
         cm_pool_free(pool, b.block, b.uses, told, fence ? CM_POOL_FREE_FENCE : 0);
@@ -255,7 +250,6 @@ main(int argc, char **argv)
     seconds = argc > 1 ? atof(argv[1]) : seconds;
     first_seed = argc > 2 ? strtoull(argv[2], NULL, 10) : first_seed;
     seed_rounds = argc > 3 ? strtoull(argv[3], NULL, 10) : seed_rounds;
-    MUST(cm_mutex_init(&interpreter));
     uint64_t begin_ns = cm_now_ns();
     for (uint64_t seed = first_seed; (double)(cm_now_ns() - begin_ns) < seconds * 1e9;
          seed++) {
@@ -267,6 +261,5 @@ main(int argc, char **argv)
            (unsigned long long)seed_count,
            (unsigned long long)atomic_load(&refused_count),
            (unsigned long long)ordered_count);
-    cm_mutex_fini(&interpreter);
     return seed_count > 0 ? 0 : 1;
 }

@@ -1,10 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* base/: status, checked arithmetic, the list, threads, the fast lock. */
+/* base/: status, checked arithmetic, the list, threads, the spin lock. */
 #include <signal.h>
 #include <stdlib.h>
 
 #include "base/checked_math.h"
-#include "base/fast_lock.h"
 #include "base/list.h"
 #include "base/status.h"
 #include "base/thread.h"
@@ -20,19 +19,6 @@ test_status_is_sixteen_bytes(void)
     CHECK_EQ(status.code, CM_ELIMIT);
     CHECK_EQ(status.arg, 7);
     CHECK_EQ(status.op, 0);
-}
-
-static void
-test_status_each_error_has_name_and_text(void)
-{
-#define CHECK_ERROR(name, value, text)                                                 \
-    CHECK_STR_EQ(cm_error_name(value), #name);                                         \
-    CHECK_STR_EQ(cm_error_text(value), text);                                          \
-    CHECK_LT(value, 0);
-    CM_ERRORS(CHECK_ERROR)
-    CHECK_STR_EQ(cm_error_name(0), NULL);
-    CHECK_STR_EQ(cm_error_text(2), NULL);
-    CHECK_STR_EQ(cm_error_name(-1000), NULL);
 }
 
 static cm_status
@@ -202,120 +188,54 @@ test_cond_deadline_passes(void)
     cm_mutex_fini(&mutex);
 }
 
-/* -- the fast lock ------------------------------------------------------------------------ */
+/* -- the spin lock ------------------------------------------------------------------------ */
 
-typedef struct leaning {
-    cm_fast_lock lock;
-    cm_mutex apart;        /* keeps the one side's threads apart */
-    uint64_t count;        /* under the lock */
-    atomic_int side_count; /* of its threads that go on */
-} leaning;
+typedef struct spun {
+    cm_spin_lock lock;
+    uint64_t count; /* under the lock */
+} spun;
 
-enum { SIDE_ROUNDS = 200000, OTHER_ROUNDS = 300 };
+enum { SPIN_ROUNDS = 200000 };
 
 /* Long enough inside to be met there. */
-static void
-count_slowly(leaning *l)
-{
-    uint64_t count = l->count;
-    for (volatile int i = 0; i < 50; i++) {
-    }
-    l->count = count + 1;
-}
-
 static void *
-count_on_the_side(void *argument)
+count_slowly(void *argument)
 {
-    leaning *l = argument;
-    for (int i = 0; i < SIDE_ROUNDS; i++) {
-        cm_mutex_lock(&l->apart);
-        for (int k = 0; k < 4; k++) {
-            cm_fast_lock_enter(&l->lock);
-            count_slowly(l);
-            cm_fast_lock_leave(&l->lock);
+    spun *s = argument;
+    for (int i = 0; i < SPIN_ROUNDS; i++) {
+        cm_spin_lock_take(&s->lock);
+        uint64_t count = s->count;
+        for (volatile int k = 0; k < 50; k++) {
         }
-        cm_mutex_unlock(&l->apart);
-    }
-    atomic_fetch_sub(&l->side_count, 1);
-    return NULL;
-}
-
-static void *
-count_as_another(void *argument)
-{
-    leaning *l = argument;
-    for (int i = 0; i < OTHER_ROUNDS; i++) {
-        cm_fast_lock_take(&l->lock);
-        l->count++;
-        cm_fast_lock_give(&l->lock);
-        while (!atomic_load(&l->lock.leans) && atomic_load(&l->side_count) > 0) {
-            (void)sched_yield(); /* until it leans again */
-        }
+        s->count = count + 1;
+        cm_spin_lock_give(&s->lock);
     }
     return NULL;
 }
 
 static void
-test_fast_lock_leans_to_who_is_alone(void)
+test_spin_lock_keeps_threads_apart(void)
 {
-    cm_fast_lock lock;
-    cm_fast_lock_init(&lock);
-    cm_fast_lock_allow_leaning(&lock);
-    for (int i = 0; i < 1000; i++) {
-        CHECK(!atomic_load(&lock.leans) || i > 100);
-        cm_fast_lock_enter(&lock);
-        cm_fast_lock_leave(&lock);
-    }
-    CHECK_EQ(atomic_load(&lock.leans), lock.may_lean);
-    cm_fast_lock_take(&lock);
-    CHECK(!atomic_load(&lock.leans));
-    cm_fast_lock_give(&lock);
-    CHECK_EQ(atomic_load(&lock.held), 0);
-    CHECK_EQ(atomic_load(&lock.inside), 0);
-}
-
-static void
-test_fast_lock_that_may_not_lean_never_does(void)
-{
-    cm_fast_lock lock;
-    cm_fast_lock_init(&lock);
-    for (int i = 0; i < 1000; i++) {
-        cm_fast_lock_enter(&lock);
-        CHECK_EQ(atomic_load(&lock.held), 1);
-        cm_fast_lock_leave(&lock);
-    }
-    CHECK(!atomic_load(&lock.leans));
-}
-
-static void
-test_fast_lock_sides_exclude_each_other(void)
-{
-    leaning l = {.count = 0, .side_count = 2};
+    spun s = {.count = 0};
     cm_thread threads[4];
-    CHECK_OK(cm_mutex_init(&l.apart));
-    cm_fast_lock_init(&l.lock);
-    cm_fast_lock_allow_leaning(&l.lock);
+    cm_spin_lock_init(&s.lock);
     for (int i = 0; i < 4; i++) {
-        CHECK_OK(cm_thread_start(&threads[i],
-                                 i < 2 ? count_on_the_side : count_as_another, &l));
+        CHECK_OK(cm_thread_start(&threads[i], count_slowly, &s));
     }
     for (int i = 0; i < 4; i++) {
         cm_thread_join(threads[i]);
     }
-    CHECK_EQ(l.count, 2 * 4 * SIDE_ROUNDS + 2 * OTHER_ROUNDS);
-    cm_mutex_fini(&l.apart);
+    CHECK_EQ(s.count, 4 * SPIN_ROUNDS);
+    CHECK_EQ(atomic_load(&s.lock.held), 0);
 }
 
 /* clang-format off */
 MAIN(RUN(test_status_is_sixteen_bytes)
-     RUN(test_status_each_error_has_name_and_text)
      RUN(test_try_failure_returns_early)
      RUN(test_math_overflow_is_reported)
      RUN(test_math_round_up_and_powers)
      RUN(test_list_order_push_remove_splice)
      RUN(test_thread_counts_under_mutex)
      RUN(test_cond_deadline_passes)
-     RUN(test_fast_lock_leans_to_who_is_alone)
-     RUN(test_fast_lock_that_may_not_lean_never_does)
-     RUN(test_fast_lock_sides_exclude_each_other))
+     RUN(test_spin_lock_keeps_threads_apart))
 /* clang-format on */

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The strided kernel and managed pages on the emulated device. */
 #include "open_emulated.h"
-#include "runtime/strided_job.h"
+#include "runtime/kernel_jobs.h"
 
 enum { MIB = 1 << 20 };
 

@@ -4,9 +4,8 @@
 #include <unistd.h>
 
 #include "emulated_bench.h"
-#include "runtime/emulated/memory.h"
-#include "runtime/emulated/virtual.h"
-#include "runtime/strided_job.h"
+#include "runtime/emulated/private.h"
+#include "runtime/kernel_jobs.h"
 
 #define G CM_EMULATED_GRANULARITY
 
@@ -399,7 +398,7 @@ test_work_that_executes_while_unmapping_fails(void)
     cm_runtime *rt = open_emulated(13000, 1, 8 * G);
     cm_emulated *emulated = cm_emulated_of(rt->inner);
     const int device = 0;
-    cm_emulated_pin pin, other;
+    cm_emulated_place pin, other;
     cm_thread thread;
     cm_address base;
     uint64_t handle;
@@ -412,8 +411,8 @@ test_work_that_executes_while_unmapping_fails(void)
     CHECK_OK(cm_rt_address_set_access(rt, base, 3 * G, &device, 1));
     cm_mutex_lock(&emulated->lock);
     uint64_t stamp = emulated->memory.serial;
-    CHECK_EQ(cm_emulated_pin_range(emulated, base + G, G + 1, 0, stamp, &pin), 0);
-    CHECK_EQ(cm_emulated_pin_range(emulated, base + 2 * G, G, 0, stamp, &other), 0);
+    CHECK_EQ(cm_emulated_pin(emulated, base + G, G + 1, 0, stamp, &pin), 0);
+    CHECK_EQ(cm_emulated_pin(emulated, base + 2 * G, G, 0, stamp, &other), 0);
     cm_mutex_unlock(&emulated->lock);
     unmapping what = {rt, base, cm_fail(-99, 0)};
     MUST(cm_thread_start(&thread, unmap_there, &what));

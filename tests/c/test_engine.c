@@ -2,7 +2,7 @@
 /* transfer/: every kind to every kind in every mode; overlap, broadcast, edges, fills.
  */
 #include "engine_world.h"
-#include "runtime/emulated/virtual.h"
+#include "runtime/emulated/private.h"
 #include "transfer/engine/private.h"
 #include "transfer/run/run.h"
 
@@ -259,7 +259,8 @@ test_engine_more_threads_pack_when_the_device_waits(void)
     tuning.staged_up_nbytes = 0;
     tuning.chunk_nbytes = tuning.chunk_min_nbytes = 128 << 10;
     cm_faults_delay(w.rt, CM_OP_event_query, LATE_US);
-    CHECK_OK(cm_engine_copy_tuned(w.engine, &request, &tuning));
+    CHECK_OK(cm_engine_set_tuning(w.engine, &tuning));
+    CHECK_OK(cm_engine_copy(w.engine, &request, NULL));
     cm_faults_delay(w.rt, CM_OP_event_query, 0);
     CHECK_BYTES_EQ(dst.bytes, src.bytes, NBYTES);
     CHECK_EQ(w.engine->workers.thread_count, THREADS - 1 + MORE);

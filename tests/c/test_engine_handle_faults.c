@@ -123,7 +123,7 @@ is_nothing_left(world *w)
     cm_pool *pools[] = {w->pinned, w->device[0], w->device[1]};
     uint64_t left = cm_engine_count_pending(w->engine);
     cm_mutex_lock(&w->engine->lock);
-    left += w->engine->ring_nbytes + w->engine->job_count + w->engine->parked_count;
+    left += w->engine->ring_nbytes + w->engine->job_count + w->engine->waiting_count;
     cm_mutex_unlock(&w->engine->lock);
     for (int i = 0; i < 3; i++) {
         cm_pool_counters counters;
@@ -156,11 +156,11 @@ run_with_fault(world *w, const route_case *c, mode how, uint64_t nth)
     if (!cm_is_ok(status)
         && (status.code != 998 || (cm_op)status.op != struck || nth == 0)) {
         CHECK_FAIL_("%d of %s where %s failed", status.code,
-                    cm_op_name((cm_op)status.op), cm_op_name(struck));
+                    cm_op_facts[status.op].name, cm_op_facts[struck].name);
     }
     if (cm_is_ok(status) && count_wrong(&e) != 0) {
         CHECK_FAIL_("%llu bytes wrong where %s failed and nobody was told",
-                    (unsigned long long)count_wrong(&e), cm_op_name(struck));
+                    (unsigned long long)count_wrong(&e), cm_op_facts[struck].name);
     }
     check_nothing_left(w, &drops);
     atomic_store(&drops, 0);

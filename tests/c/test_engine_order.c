@@ -2,7 +2,6 @@
 /* transfer/: order, lifetime, tickets, capture and interruption. */
 #include "engine_world.h"
 #include "transfer/engine/private.h"
-#include "transfer/routes/spread.h"
 
 #include <pthread.h>
 #include <stdlib.h>
@@ -688,10 +687,10 @@ test_engine_long_queue_is_not_looked_through(void)
     queue q;
     open_world(&w);
     open_queue(&w, &q, COUNT);
-    WAIT_UNTIL(count_waiting(w.engine) == COUNT - 1);
+    WAIT_UNTIL(count_waiting(w.engine) == COUNT);
     let_others_run();
     cm_mutex_lock(&w.engine->lock);
-    CHECK_EQ(w.engine->waiting_count, COUNT - 1);
+    CHECK_EQ(w.engine->waiting_count, COUNT);
     CHECK_LT(w.engine->pick_count, MORE);
     cm_mutex_unlock(&w.engine->lock);
     unshut(&w, w.streams[0]);
@@ -738,25 +737,21 @@ test_engine_cancelled_ticket_keeps_its_place(void)
 
 /* One that is told to stop does not wait for its turn to hear of it. */
 static void
-test_engine_hurried_copy_stops_at_once(void)
+test_engine_stopped_copy_ends_at_once(void)
 {
     world w;
     queue q;
-    atomic_bool stop = false;
     open_world(&w);
     open_queue(&w, &q, 1);
     memory other = take_memory(&w, CM_KIND_PAGEABLE, 0, 4096);
-    cm_spread spread = {.cancelled = &stop};
     cm_copy_request request = {.dst = row(&other, 0, 4096, 1, 1),
                                .src = row(&q.target, 0, 4096, 1, 1),
-                               .spread = &spread,
                                .after_tickets = q.tickets,
                                .after_ticket_count = 1};
     cm_ticket *ticket;
     CHECK_OK(cm_engine_copy(w.engine, &request, &ticket));
     CHECK_CODE(cm_ticket_wait(ticket, 5000000), CM_ETIMEOUT);
-    atomic_store(&stop, true);
-    cm_ticket_hurry(ticket);
+    cm_ticket_stop(ticket);
     CHECK_CODE(cm_ticket_wait(ticket, UINT64_C(20000000000)), CM_ECANCELLED);
     unshut(&w, w.streams[0]);
     CHECK_OK(cm_ticket_wait(q.tickets[0], UINT64_MAX));
@@ -781,4 +776,4 @@ MAIN(RUN(test_engine_pageable_source_is_read_before_the_call_returns)
                                  test_engine_never_waits_for_a_ticket_in_the_background)
                                  RUN(test_engine_long_queue_is_not_looked_through)
                                      RUN(test_engine_cancelled_ticket_keeps_its_place)
-                                         RUN(test_engine_hurried_copy_stops_at_once))
+                                         RUN(test_engine_stopped_copy_ends_at_once))

@@ -279,8 +279,7 @@ test_heap_range_fills_and_empties(void)
     CHECK_EQ(mid->state, CM_SPAN_BUSY);
     CHECK_EQ(arena->first->state, CM_SPAN_GAP);
     CHECK(cm_heap_check(&heap));
-    cm_heap_span *node = cm_heap_take_node(&heap);
-    cm_heap_split_busy(&heap, mid, 2 * MIB, node);
+    cm_heap_span *node = cm_heap_cut(&heap, mid, 2 * MIB);
     CHECK_EQ(mid->block.nbytes, 2 * MIB);
     CHECK_EQ(node->block.address, BASE + 6 * MIB);
     CHECK_PTR_EQ(node->prev, mid);

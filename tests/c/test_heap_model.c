@@ -209,14 +209,9 @@ model_back(model *m)
     uint64_t count = 1 + next_random(m) % (granules - first);
     cm_heap_span *busy = cm_heap_carve(
         &m->heap, gap, gap->block.address + first * GRANULE, count * GRANULE);
-    cm_heap_span *node = cm_heap_take_node(&m->heap);
     cm_heap_view view = model_view(m, 0);
     if (count > 1 && next_random(m) % 2 == 0) { /* the second half gets no memory */
-        cm_heap_split_busy(&m->heap, busy, count / 2 * GRANULE, node);
-        cm_heap_give_gap(&m->heap, node);
-    }
-    else {
-        cm_heap_give_node(&m->heap, node);
+        cm_heap_give_gap(&m->heap, cm_heap_cut(&m->heap, busy, count / 2 * GRANULE));
     }
     set_units(m, busy, STATE_GAP, STATE_FREE);
     (void)cm_heap_give(&m->heap, busy, 0, 0, &view);
@@ -236,9 +231,8 @@ model_empty(model *m)
     }
     cm_heap_span *busy = cm_heap_carve(&m->heap, free_one, begin, end - begin);
     if (busy->block.nbytes > GRANULE && next_random(m) % 2 == 0) {
-        cm_heap_span *node = cm_heap_take_node(&m->heap);
-        cm_heap_split_busy(&m->heap, busy, GRANULE, node);
-        busy = cm_heap_fuse(&m->heap, busy, node);
+        cm_heap_span *rest = cm_heap_cut(&m->heap, busy, GRANULE);
+        busy = cm_heap_fuse(&m->heap, busy, rest);
     }
     set_units(m, busy, STATE_FREE, STATE_GAP);
     unit *u = units_of(m, busy);

@@ -9,8 +9,7 @@
 #include <unistd.h>
 
 #include "base/fresh_pages.h"
-#include "base/pick_copy.h"
-#include "base/transpose.h"
+#include "base/simd_copy.h"
 #include "check.h"
 #include "transfer/host/host_copy.h"
 
@@ -95,7 +94,7 @@ check_copy(const cm_layout *layout, fence dst, fence src, char *expected, bool a
     memset(dst.room, GUARD, ROOM);
     memset(expected, GUARD, ROOM);
     copy_plainly(layout, expected + to_at, from, 0);
-    cm_host_copy(layout, dst.room + to_at, from);
+    cm_host_copy(layout, dst.room + to_at, from, false);
     CHECK_EQ(memcmp(dst.room, expected, ROOM), 0);
 }
 

@@ -1,12 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* base/: what the kernel's files say about memory and CPUs, in trees made for it. */
 #include <sched.h>
-#include <sys/resource.h>
 
-#include "base/cgroup.h"
-#include "base/cpu_count.h"
-#include "base/host_memory.h"
-#include "base/text_file.h"
+#include "base/machine.h"
 #include "base/thread.h"
 #include "fake_root.h"
 
@@ -28,72 +24,20 @@ read_memory(const fake_root *root)
     return memory;
 }
 
-/* -- text files ------------------------------------------------------------------------- */
-
-static void
-test_text_number_is_exact_or_refused(void)
+/* A limit of 5 GiB in the folder is seen. */
+static bool
+is_visited(const fake_root *root, const char *folder)
 {
-    static const char *const wrong[] = {
-        "",  "max", "-1", "12x", "18446744073709551616", "99999999999999999999999",
-        " 1"};
-    uint64_t n = 7;
-    for (size_t i = 0; i < sizeof(wrong) / sizeof(*wrong); i++) {
-        CHECK(!cm_text_parse_u64(wrong[i], &n));
-        CHECK_EQ(n, 7);
-    }
-    CHECK(cm_text_parse_u64("18446744073709551615\n", &n));
-    CHECK(n == UINT64_MAX);
-    CHECK(cm_text_parse_u64("150000 100000\n", &n));
-    CHECK_EQ(n, 150000);
-}
-
-static void
-test_text_key_stands_at_the_beginning_of_a_line(void)
-{
-    const char *text = "total_inactive_file 5\ninactive_file 7\nactive_file\nx y\n";
-    uint64_t n = 0;
-    CHECK(cm_text_find_u64(text, "inactive_file", &n));
-    CHECK_EQ(n, 7);
-    CHECK(!cm_text_find_u64(text, "active_file", &n));
-    CHECK(!cm_text_find_u64(text, "x", &n));
-    CHECK(!cm_text_find_u64(text, "file", &n));
-    CHECK(!cm_text_find_u64("", "x", &n));
-}
-
-static void
-count_list(void *context, uint64_t first, uint64_t last)
-{
-    *(uint64_t *)context += last - first + 1;
-}
-
-static void
-test_text_list_runs_are_visited(void)
-{
-    static const struct {
-        const char *text;
-        uint64_t count;
-    } lists[] = {{"0\n", 1}, {"0-3,8\n", 5}, {"", 0},     {"\n", 0},
-                 {"x", 0},   {"0-3,9-7", 4}, {"1,,2", 1}, {"4-", 0}};
-    for (size_t i = 0; i < sizeof(lists) / sizeof(*lists); i++) {
-        uint64_t count = 0;
-        cm_text_visit_list(lists[i].text, count_list, &count);
-        CHECK_EQ(count, lists[i].count);
-    }
-}
-
-static void
-test_text_file_longer_than_the_room_is_cut(void)
-{
-    fake_root root;
-    char text[5] = "????";
-    root_make(&root);
-    root_write(&root, "/a/b", "123456");
-    CHECK(cm_text_read(root.path, "/a/b", text, sizeof(text)));
-    CHECK_STR_EQ(text, "1234");
-    CHECK(!cm_text_read(root.path, "/a", text, sizeof(text))); /* a folder */
-    CHECK_STR_EQ(text, "");
-    CHECK(!cm_text_read(root.path, "/none", text, sizeof(text)));
-    root_remove(&root);
+    char path[256];
+    snprintf(path, sizeof(path), "%s/memory.max", folder);
+    root_write(root, path, "5368709120\n");
+    snprintf(path, sizeof(path), "%s/memory.limit_in_bytes", folder);
+    root_write(root, path, "5368709120\n");
+    bool seen = read_memory(root).cgroup_nbytes == 5 * GIB;
+    root_write(root, path, "");
+    snprintf(path, sizeof(path), "%s/memory.max", folder);
+    root_write(root, path, "");
+    return seen;
 }
 
 /* -- control groups --------------------------------------------------------------------- */
@@ -102,18 +46,14 @@ static void
 test_cgroup_walk_ends_at_the_mount_point(void)
 {
     fake_root root;
-    cm_cgroup groups[2];
     root_make(&root);
     root_write(&root, "/proc/self/mountinfo", MOUNT_V2);
     root_write(&root, "/proc/self/cgroup", "0::/a.slice/b:c.scope\n");
-    CHECK_EQ(cm_cgroup_find(root.path, "memory", groups), 1);
-    CHECK(groups[0].is_v2);
-    CHECK_STR_EQ(groups[0].path, "/sys/fs/cgroup/a.slice/b:c.scope");
-    CHECK(cm_cgroup_up(&groups[0]));
-    CHECK_STR_EQ(groups[0].path, "/sys/fs/cgroup/a.slice");
-    CHECK(cm_cgroup_up(&groups[0]));
-    CHECK_STR_EQ(groups[0].path, "/sys/fs/cgroup");
-    CHECK(!cm_cgroup_up(&groups[0]));
+    CHECK(is_visited(&root, "/sys/fs/cgroup/a.slice/b:c.scope"));
+    CHECK(is_visited(&root, "/sys/fs/cgroup/a.slice"));
+    CHECK(is_visited(&root, "/sys/fs/cgroup"));
+    CHECK(!is_visited(&root, "/sys/fs"));
+    CHECK(!is_visited(&root, "/sys/fs/cgroup/a.slice/x"));
     root_remove(&root);
 }
 
@@ -146,12 +86,11 @@ test_cgroup_mounted_part_is_honoured(void)
     };
     for (size_t i = 0; i < sizeof(cases) / sizeof(*cases); i++) {
         fake_root root;
-        cm_cgroup groups[2];
         root_make(&root);
         root_write(&root, "/proc/self/mountinfo", cases[i].mount);
         root_write(&root, "/proc/self/cgroup", cases[i].own);
-        CHECK_EQ(cm_cgroup_find(root.path, "memory", groups), 1);
-        CHECK_STR_EQ(groups[0].path, cases[i].path);
+        CHECK(is_visited(&root, cases[i].path));
+        CHECK(!is_visited(&root, "/n"));
         root_remove(&root);
     }
 }
@@ -169,11 +108,12 @@ test_cgroup_garbage_finds_nothing(void)
     for (size_t i = 0; i < sizeof(mounts) / sizeof(*mounts); i++) {
         for (size_t k = 0; k < sizeof(owns) / sizeof(*owns); k++) {
             fake_root root;
-            cm_cgroup groups[2];
             root_make(&root);
             root_write(&root, "/proc/self/mountinfo", mounts[i]);
             root_write(&root, "/proc/self/cgroup", owns[k]);
-            CHECK_EQ(cm_cgroup_find(root.path, "memory", groups), 0);
+            CHECK(!is_visited(&root, ""));
+            CHECK(!is_visited(&root, "/m"));
+            CHECK(!is_visited(&root, "/m/p"));
             root_remove(&root);
         }
     }
@@ -224,7 +164,6 @@ test_memory_tightest_group_on_the_way_up_counts(void)
     cm_host_memory m = read_memory(&root);
     CHECK_EQ(m.cgroup_nbytes, 4 * GIB);
     CHECK_EQ(m.limit_nbytes, 4 * GIB);
-    CHECK_EQ(m.cgroup_available_nbytes, 1 * GIB);
     CHECK_EQ(m.available_nbytes, 1 * GIB);
     /* file cache is given up before anybody is killed */
     root_write(&root, "/sys/fs/cgroup/a/b/memory.stat",
@@ -284,8 +223,16 @@ test_memory_version_1_is_read_beside_version_2(void)
 static void
 test_memory_garbage_limits_nothing(void)
 {
-    static const char *const texts[] = {"",     "\n",      "many\n",
-                                        "-1\n", "12 34 x", "0x10\n"};
+    static const char *const texts[] = {"",
+                                        "\n",
+                                        "many\n",
+                                        "-1\n",
+                                        "12 34 x",
+                                        "0x10\n",
+                                        " 1\n",
+                                        "12x\n",
+                                        "18446744073709551616\n",
+                                        "99999999999999999999999\n"};
     fake_root root;
     root_make(&root);
     root_write(&root, "/proc/meminfo", "MemTotal: lots kB\nMemAvailable\n");
@@ -294,9 +241,9 @@ test_memory_garbage_limits_nothing(void)
     for (size_t i = 0; i < sizeof(texts) / sizeof(*texts); i++) {
         root_write(&root, "/sys/fs/cgroup/a/memory.max", texts[i]);
         cm_host_memory m = read_memory(&root);
-        CHECK_EQ(m.cgroup_nbytes == UINT64_MAX, texts[i][0] != '1');
+        CHECK_EQ(m.cgroup_nbytes, strcmp(texts[i], "12 34 x") == 0 ? 12 : UINT64_MAX);
         CHECK(m.total_nbytes == UINT64_MAX);
-        CHECK(m.total_available_nbytes == UINT64_MAX);
+        CHECK_EQ(m.available_nbytes, m.cgroup_nbytes);
     }
     root_remove(&root);
 }
@@ -310,10 +257,37 @@ test_memory_of_this_machine_makes_sense(void)
     CHECK(m.total_nbytes != UINT64_MAX);
     CHECK(m.limit_nbytes <= m.total_nbytes);
     CHECK(m.available_nbytes < m.total_nbytes);
-    struct rlimit memlock;
-    CHECK_EQ(getrlimit(RLIMIT_MEMLOCK, &memlock), 0);
-    CHECK(memlock.rlim_cur == RLIM_INFINITY ? m.memlock_nbytes == UINT64_MAX
-                                            : m.memlock_nbytes == memlock.rlim_cur);
+}
+
+static void
+test_memory_keys_stand_at_the_beginning_of_a_line(void)
+{
+    fake_root root;
+    root_make(&root);
+    root_write(&root, "/proc/meminfo", "xMemTotal: 5 kB\nMemTotal:x 6 kB\nMemTotal:\n");
+    CHECK_EQ(read_memory(&root).total_nbytes, UINT64_MAX);
+    root_write(&root, "/proc/meminfo", "xMemTotal: 5 kB\nMemTotal:\t7 kB\n");
+    CHECK_EQ(read_memory(&root).total_nbytes, 7 * 1024);
+    root_remove(&root);
+}
+
+static void
+test_memory_file_of_any_length_is_read(void)
+{
+    enum { LENGTH = 300000 };
+    fake_root root;
+    char *text = malloc(LENGTH + 100);
+    memset(text, 'x', LENGTH);
+    strcpy(text + LENGTH, "\nMemTotal: 7 kB\n");
+    root_make(&root);
+    root_write(&root, "/proc/meminfo", text);
+    free(text);
+    CHECK_EQ(read_memory(&root).total_nbytes, 7 * 1024);
+    root_remove(&root);
+    root_make(&root);
+    root_write(&root, "/proc/meminfo/folder", "");
+    CHECK_EQ(read_memory(&root).total_nbytes, UINT64_MAX);
+    root_remove(&root);
 }
 
 /* -- CPUs ------------------------------------------------------------------------------- */
@@ -395,10 +369,6 @@ test_cpu_affinity_of_the_thread_counts(void)
 
 /* clang-format off */
 MAIN(
-    RUN(test_text_number_is_exact_or_refused)
-    RUN(test_text_key_stands_at_the_beginning_of_a_line)
-    RUN(test_text_list_runs_are_visited)
-    RUN(test_text_file_longer_than_the_room_is_cut)
     RUN(test_cgroup_walk_ends_at_the_mount_point)
     RUN(test_cgroup_mounted_part_is_honoured)
     RUN(test_cgroup_garbage_finds_nothing)
@@ -408,6 +378,8 @@ MAIN(
     RUN(test_memory_limit_above_the_machine_is_the_machine)
     RUN(test_memory_version_1_is_read_beside_version_2)
     RUN(test_memory_garbage_limits_nothing)
+    RUN(test_memory_keys_stand_at_the_beginning_of_a_line)
+    RUN(test_memory_file_of_any_length_is_read)
     RUN(test_memory_of_this_machine_makes_sense)
     RUN(test_cpu_quota_is_rounded_up_to_whole_cpus)
     RUN(test_cpu_quota_of_version_1_counts)

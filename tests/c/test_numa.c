@@ -2,7 +2,7 @@
 /* base/numa: nodes in trees made for it, and where pages of this machine are. */
 #include <sys/mman.h>
 
-#include "base/numa.h"
+#include "base/machine.h"
 #include "fake_root.h"
 
 static void
@@ -11,8 +11,10 @@ test_numa_nodes_with_memory_are_read(void)
     static const struct {
         const char *text;
         uint64_t nodes;
-    } lists[] = {{"0\n", 1}, {"0-1\n", 3},   {"0,2-3\n", 13}, {"63-99\n", 1ull << 63},
-                 {"", 1},    {"garbage", 1}, {"200\n", 1}};
+    } lists[] = {
+        {"0\n", 1},    {"0-1\n", 3},   {"0,2-3\n", 13}, {"63-99\n", 1ull << 63},
+        {"", 1},       {"garbage", 1}, {"200\n", 1},    {"1-3,9-7\n", 14},
+        {"1,,2\n", 2}, {"1,4-\n", 2},  {"\n", 1}};
     fake_root root;
     root_make(&root);
     CHECK_EQ(cm_numa_read_nodes(root.path), 1); /* a kernel that tells nothing */
@@ -69,46 +71,38 @@ find_halves(void *const *pages, size_t count, int *nodes)
 }
 
 static void
-test_numa_placement_adds_up_to_the_bytes(void)
+test_numa_bytes_elsewhere_stand_for_their_surroundings(void)
 {
-    cm_numa_placement placement;
     void *start = (void *)(uintptr_t)0x70000000; /* nobody touches it */
-    cm_numa_read_placement(find_halves, start, 0x10000000, &placement);
-    CHECK_EQ(placement.nbytes[0] + placement.nbytes[3] + placement.unknown_nbytes,
-             0x10000000);
-    CHECK_LT(llabs((long long)placement.nbytes[0] - 0x8000000), 0x200000);
-    CHECK_LT(llabs((long long)placement.nbytes[3] - 0x4000000), 0x200000);
-    CHECK_EQ(cm_numa_elsewhere(&placement, 0), placement.nbytes[3]);
-    CHECK_EQ(cm_numa_elsewhere(&placement, 3), placement.nbytes[0]);
+    uint64_t half = cm_numa_elsewhere(find_halves, start, 0x10000000, 3);
+    uint64_t quarter = cm_numa_elsewhere(find_halves, start, 0x10000000, 0);
+    CHECK_LT(llabs((long long)half - 0x8000000), 0x200000);
+    CHECK_LT(llabs((long long)quarter - 0x4000000), 0x200000);
+    CHECK_EQ(cm_numa_elsewhere(find_halves, start, 0x10000000, 1), half + quarter);
     static const uint64_t sizes[] = {1,          4096,       4097,
                                      255 * 4096, 256 * 4096, 256 * 4096 + 1};
     for (size_t i = 0; i < sizeof(sizes) / sizeof(*sizes); i++) {
-        cm_numa_read_placement(find_halves, start, sizes[i], &placement);
-        CHECK_EQ(placement.nbytes[0], sizes[i]);
+        CHECK_EQ(cm_numa_elsewhere(find_halves, start, sizes[i], 1), sizes[i]);
+        CHECK_EQ(cm_numa_elsewhere(find_halves, start, sizes[i], 0), 0);
     }
-    cm_numa_read_placement(find_halves, start, 0, &placement);
-    CHECK_EQ(cm_numa_elsewhere(&placement, -1) + placement.unknown_nbytes, 0);
+    CHECK_EQ(cm_numa_elsewhere(find_halves, start, 0, 1), 0);
 }
 
 static void
 test_numa_real_pages_are_on_a_real_node_once_touched(void)
 {
     size_t nbytes = 1 << 20;
-    cm_numa_placement placement;
     char *memory =
         mmap(NULL, nbytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     CHECK(memory != MAP_FAILED);
-    cm_numa_read_placement(cm_numa_find_nodes, memory, nbytes, &placement);
-    CHECK_EQ(placement.unknown_nbytes, nbytes); /* no page has memory yet */
-    uint64_t nodes = cm_numa_read_nodes(NULL);
-    bool bound = cm_numa_prefer(memory, nbytes, __builtin_ctzll(nodes));
+    /* no page has memory yet */
+    CHECK_EQ(cm_numa_elsewhere(cm_numa_find_nodes, memory, nbytes, -1), 0);
+    int node = __builtin_ctzll(cm_numa_read_nodes(NULL));
+    bool bound = cm_numa_prefer(memory, nbytes, node);
     memset(memory, 1, nbytes);
-    cm_numa_read_placement(cm_numa_find_nodes, memory, nbytes, &placement);
-    for (int i = 0; i < CM_NUMA_MAX_NODES; i++) {
-        CHECK(placement.nbytes[i] == 0 || (nodes >> i & 1) != 0);
-    }
-    if (bound && placement.unknown_nbytes == 0) { /* not where a container forbids it */
-        CHECK_EQ(cm_numa_elsewhere(&placement, __builtin_ctzll(nodes)), 0);
+    uint64_t told = cm_numa_elsewhere(cm_numa_find_nodes, memory, nbytes, -1);
+    if (bound && told == nbytes) { /* not where a container forbids it */
+        CHECK_EQ(cm_numa_elsewhere(cm_numa_find_nodes, memory, nbytes, node), 0);
     }
     munmap(memory, nbytes);
 }
@@ -118,7 +112,7 @@ MAIN(
     RUN(test_numa_nodes_with_memory_are_read)
     RUN(test_numa_nearest_node_is_the_devices)
     RUN(test_numa_cpus_are_those_the_thread_may_use)
-    RUN(test_numa_placement_adds_up_to_the_bytes)
+    RUN(test_numa_bytes_elsewhere_stand_for_their_surroundings)
     RUN(test_numa_real_pages_are_on_a_real_node_once_touched)
 )
 /* clang-format on */

@@ -474,7 +474,7 @@ copy_in_pieces(const cm_layout *whole, unsigned char *dst, const unsigned char *
     while (cm_cut_next(&cut, &piece)) {
         CHECK_LE(cm_layout_nbytes(&piece), limit);
         if (!staged) {
-            cm_host_copy(&piece, dst, src);
+            cm_host_copy(&piece, dst, src, false);
             *written += cm_layout_nbytes(&piece);
             continue;
         }
@@ -482,11 +482,11 @@ copy_in_pieces(const cm_layout *whole, unsigned char *dst, const unsigned char *
         cm_layout_pack_dst(&pack);
         CHECK(cm_layout_dst_is_packed(&pack));
         memset(packed, 0xEE, sizeof(packed));
-        cm_host_copy(&pack, packed, src);
+        cm_host_copy(&pack, packed, src, false);
         cm_layout_pack_src(&piece);
         CHECK(cm_layout_src_is_packed(&piece));
         cm_layout_put_repeats(&piece, &repeats);
-        cm_host_copy(&piece, dst, packed);
+        cm_host_copy(&piece, dst, packed, false);
         *written += cm_layout_nbytes(&piece);
     }
 }
@@ -543,11 +543,11 @@ check_random_pair(void)
     check_invariants(&layout);
 
     memset(got, 0xCC, sizeof(got));
-    cm_host_copy(&layout, got + dst_at, source + src_at);
+    cm_host_copy(&layout, got + dst_at, source + src_at, false);
     CHECK_BYTES_EQ(got, wanted, sizeof(wanted));
 
     memset(got, 0xCC, sizeof(got));
-    cm_host_copy_wide(&layout, got + dst_at, source + src_at);
+    cm_host_copy(&layout, got + dst_at, source + src_at, true);
     CHECK_BYTES_EQ(got, wanted, sizeof(wanted));
 
     memset(got, 0xCC, sizeof(got));

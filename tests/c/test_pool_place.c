@@ -414,7 +414,7 @@ sweep(cm_op op, int32_t code, bool repeat)
         cm_faults_plan(rt, CM_OP_none, 0, 0, false);
         if (!cm_is_ok(o.first) && o.first.code != code) {
             CHECK_FAIL_("told as code %d of %s", o.first.code,
-                        cm_op_name((cm_op)o.first.op));
+                        cm_op_facts[o.first.op].name);
         }
         CHECK(struck || o.refused_count == 0);
         check_well(rt, pool, &budget);
@@ -424,7 +424,7 @@ sweep(cm_op op, int32_t code, bool repeat)
         check_nothing_live(rt);
         if (atomic_load(&check_failures) != before) {
             fprintf(stderr, "  … in call %llu of %s with code %d%s\n",
-                    (unsigned long long)nth, cm_op_name(op), code,
+                    (unsigned long long)nth, cm_op_facts[op].name, code,
                     repeat ? " and all later ones" : "");
             struck = false;
         }

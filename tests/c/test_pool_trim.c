@@ -469,8 +469,9 @@ sweep(int driver_version, cm_pool_config config, int32_t code)
         cm_op struck = cm_faults_struck(s.rt);
         cm_faults_plan(s.rt, CM_OP_none, 0, 0, false);
         if (!cm_is_ok(status) && (status.code != code || status.op != struck)) {
-            CHECK_FAIL_("failure of %s was told as code %d of %s", cm_op_name(struck),
-                        status.code, cm_op_name((cm_op)status.op));
+            CHECK_FAIL_("failure of %s was told as code %d of %s",
+                        cm_op_facts[struck].name, status.code,
+                        cm_op_facts[status.op].name);
         }
         check_only_streams_live(s.rt);
         if (!cm_is_ok(run_scenario(&s))) {
@@ -479,7 +480,7 @@ sweep(int driver_version, cm_pool_config config, int32_t code)
         check_only_streams_live(s.rt);
         if (atomic_load(&check_failures) != before) {
             fprintf(stderr, "  … in call %llu (%s) with code %d on kind %d\n",
-                    (unsigned long long)nth, cm_op_name(struck), code,
+                    (unsigned long long)nth, cm_op_facts[struck].name, code,
                     (int)config.kind);
         }
     }

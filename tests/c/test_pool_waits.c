@@ -28,8 +28,8 @@ test_pool_alloc_now_waits_for_no_work(void)
         hold_work(rt, stream, late);
         cm_stream *uses[2] = {stream, other};
         cm_pool_free(pool, late, uses, 2, 0);
-        CHECK_CODE(cm_pool_alloc_now(pool, MIB, NULL, &block), CM_ELIMIT);
-        CHECK_CODE(cm_pool_alloc_now(pool, MIB, other, &block), CM_ELIMIT);
+        CHECK_CODE(cm_pool_alloc_asking(pool, MIB, NULL, NULL, &block), CM_ELIMIT);
+        CHECK_CODE(cm_pool_alloc_asking(pool, MIB, other, NULL, &block), CM_ELIMIT);
         int asked = 0;
         cm_wait_hooks hooks = {.interrupted = stop, .argument = &asked};
         CHECK_CODE(cm_pool_alloc_asking(pool, MIB, other, &hooks, &block),
@@ -38,12 +38,12 @@ test_pool_alloc_now_waits_for_no_work(void)
         CHECK(cm_pool_check(pool));
         CHECK_OK(cm_emulated_gate_open(rt, stream->handle));
         synchronize(rt, stream);
-        CHECK_OK(cm_pool_alloc_now(pool, 4 * MIB, NULL, &block));
+        CHECK_OK(cm_pool_alloc_asking(pool, 4 * MIB, NULL, NULL, &block));
         give(pool, block, NULL, 0);
         /* cached in pieces of another size: that much it trims by itself */
         cm_block *small = take(pool, 2 * MIB, NULL);
         give(pool, small, NULL, 0);
-        CHECK_OK(cm_pool_alloc_now(pool, 3 * MIB, NULL, &block));
+        CHECK_OK(cm_pool_alloc_asking(pool, 3 * MIB, NULL, NULL, &block));
         give(pool, block, NULL, 0);
         cm_pool_release(pool);
         cm_stream_release(stream);

@@ -6,8 +6,7 @@
 #include "base/thread.h"
 #include "fake_root.h"
 #include "open_emulated.h"
-#include "pool/source_host.h"
-#include "pool/source_plain.h"
+#include "pool/source.h"
 
 #define MIB (UINT64_C(1) << 20)
 #define PIECE (2 * MIB)
@@ -382,16 +381,15 @@ test_numa_pages_on_the_wrong_node_fail_the_check(void)
     config.numa_node = FAR_NODE;
     /* The pages really come from a node of this machine, which is not the one asked
      * for; where a container hides that, the injected answers below still tell. */
-    cm_numa_placement here;
     char *page =
         mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     CHECK(page != MAP_FAILED);
     *page = 1;
-    cm_numa_read_placement(cm_numa_find_nodes, page, 4096, &here);
+    bool is_told = cm_numa_elsewhere(cm_numa_find_nodes, page, 4096, FAR_NODE) != 0;
     munmap(page, 4096);
     cm_source *source = open_source(rt, &config, &(cm_host_world){.root = root.path});
     cm_status status = source->ops->open_chunk(source, 0, 4 * MIB, &chunk);
-    CHECK_CODE(status, here.unknown_nbytes == 0 ? CM_ENUMA : CM_OK);
+    CHECK_CODE(status, is_told ? CM_ENUMA : CM_OK);
     if (cm_is_ok(status)) {
         CHECK_OK(source->ops->close_chunk(source, &chunk));
     }
@@ -654,7 +652,9 @@ test_source_falls_back_where_nothing_can_be_registered(void)
     cm_source *source = NULL;
     ops.device_attribute = no_host_register;
     rt->ops = &ops;
-    CHECK_CODE(cm_source_host_open(rt, &PINNED, &source), CM_ENOTSUP);
+    CHECK_CODE(
+        cm_source_host_open_in(rt, &PINNED, &(cm_host_world){.root = NULL}, &source),
+        CM_ENOTSUP);
     CHECK_OK(cm_source_open(rt, &PINNED, &source));
     CHECK_EQ(source->granule, 65536);
     source->ops->destroy(source);

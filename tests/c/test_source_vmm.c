@@ -3,7 +3,7 @@
  * chunks, each with every one of its calls failing once. */
 #include "emulated_bench.h"
 #include "pool/scope.h"
-#include "pool/source_vmm.h"
+#include "pool/source.h"
 
 enum { BUDGET = 8 }; /* granules */
 

@@ -1,11 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* transfer/workers.h, transfer/host_copy.h, base/wide_copy.h: copies shared out among
+/* transfer/workers.h, transfer/host_copy.h, base/simd_copy.h: copies shared out among
  * threads, and what each part is copied with. */
-#include <sched.h>
 #include <stdlib.h>
 #include <unistd.h>
 
-#include "base/wide_copy.h"
+#include "base/simd_copy.h"
 #include "check.h"
 #include "transfer/host/host_copy.h"
 #include "transfer/host/workers.h"
@@ -36,7 +35,6 @@ test_wide_copy_is_memcpy_at_any_place_and_length(void)
     enum { ROOM = 1024 };
     static unsigned char src[ROOM], dst[ROOM], wanted[ROOM];
     fill_bytes(src, ROOM, 1);
-    CHECK_GT(strlen(cm_wide_copy_name()), 0);
     for (size_t to = 0; to < 66; to += 3) {
         for (size_t from = 0; from < 66; from += 5) {
             for (size_t nbytes = 0; nbytes < 400; nbytes += 1 + nbytes / 9) {
@@ -79,7 +77,7 @@ check_turned(uint64_t run, int64_t rows, int64_t columns, bool transposed,
                    run);
         }
     }
-    (wide ? cm_host_copy_wide : cm_host_copy)(&layout, got, src);
+    cm_host_copy(&layout, got, src, wide);
     bool same = memcmp(got, wanted, nbytes) == 0;
     free(src);
     free(got);
@@ -115,13 +113,13 @@ typedef struct world {
 static void *
 copy_through_group(void *argument)
 {
-    enum { LOADS = 4, ROUNDS = 6 };
+    enum { TASKS = 4, ROUNDS = 6 };
     world *w = argument;
     int64_t count = (int64_t)(MIB / 4 / sizeof(float));
     size_t nbytes = (size_t)count * sizeof(float);
-    cm_copy_task *tasks = calloc(LOADS, sizeof(*tasks));
+    cm_copy_task *tasks = calloc(TASKS, sizeof(*tasks));
     unsigned char *src = malloc(2 * nbytes);
-    unsigned char *dst = malloc(LOADS * nbytes);
+    unsigned char *dst = malloc(TASKS * nbytes);
     cm_layout layout = {.run_nbytes = sizeof(float), .ndim = 1, .shape = {count}};
     layout.dst_strides[0] = sizeof(float);
     layout.src_strides[0] = 2 * sizeof(float);
@@ -130,12 +128,12 @@ copy_through_group(void *argument)
     for (int round = 0; round < ROUNDS; round++) {
         cm_task_group group;
         cm_task_group_open(&group, w->workers, &w->tuning);
-        memset(dst, 0, LOADS * nbytes);
-        for (int i = 0; i < LOADS; i++) {
+        memset(dst, 0, TASKS * nbytes);
+        for (int i = 0; i < TASKS; i++) {
             cm_task_group_post(&group, &tasks[i], &layout, dst + (size_t)i * nbytes,
                                src, (cm_copy_way)(round % 5));
         }
-        for (int i = 0; i < LOADS; i++) {
+        for (int i = 0; i < TASKS; i++) {
             cm_task_group_wait(&group, &tasks[i]);
             for (int64_t k = 0; k < count; k++) {
                 w->same &=
@@ -151,19 +149,19 @@ copy_through_group(void *argument)
 }
 
 static void
-test_workers_serves_several_gangs_at_once(void)
+test_workers_serves_several_groups_at_once(void)
 {
-    enum { GANGS = 4 };
+    enum { GROUPS = 4 };
     cm_workers workers;
-    cm_thread threads[GANGS];
-    world worlds[GANGS];
+    cm_thread threads[GROUPS];
+    world worlds[GROUPS];
     CHECK_OK(cm_workers_init(&workers));
-    for (int i = 0; i < GANGS; i++) {
+    for (int i = 0; i < GROUPS; i++) {
         worlds[i] =
             (world){.workers = &workers, .tuning = tuned(), .seed = (uint64_t)i + 1};
         CHECK_OK(cm_thread_start(&threads[i], copy_through_group, &worlds[i]));
     }
-    for (int i = 0; i < GANGS; i++) {
+    for (int i = 0; i < GROUPS; i++) {
         cm_thread_join(threads[i]);
         CHECK(worlds[i].same);
     }
@@ -171,7 +169,7 @@ test_workers_serves_several_gangs_at_once(void)
 }
 
 static void
-test_workers_closed_gang_is_touched_no_more(void)
+test_workers_closed_group_is_touched_no_more(void)
 {
     enum { ROUNDS = 50 };
     cm_workers workers;
@@ -192,17 +190,17 @@ test_workers_closed_gang_is_touched_no_more(void)
         free(src);                   /* a thread still at it would be seen */
         free(dst);
     }
-    CHECK_EQ(atomic_load(&workers.part_count), 0);
+    CHECK_EQ(atomic_load(&workers.open), 0);
     free(task);
     cm_workers_fini(&workers);
 }
 
 static void
-test_workers_load_of_no_bytes_is_done(void)
+test_workers_task_of_no_bytes_is_done(void)
 {
     cm_workers workers;
     cm_task_group group;
-    cm_copy_task task;
+    cm_copy_task task = {.next = 0};
     cm_layout layout = {.run_nbytes = 0};
     cm_tuning tuning = tuned();
     CHECK_OK(cm_workers_init(&workers));
@@ -217,11 +215,11 @@ test_workers_load_of_no_bytes_is_done(void)
 
 /* Little is copied by the thread that has it. */
 static void
-test_workers_small_load_starts_no_thread(void)
+test_workers_small_task_starts_no_thread(void)
 {
     cm_workers workers;
     cm_task_group group;
-    cm_copy_task task;
+    cm_copy_task task = {.next = 0};
     static unsigned char src[1000], dst[1000];
     cm_layout layout = {.run_nbytes = sizeof(src)};
     fill_bytes(src, sizeof(src), 3);
@@ -299,7 +297,7 @@ test_workers_of_few_processors_starts_few_threads(void)
 
 /* As on a machine where threads spin: the poster does not copy, and still all is. */
 static void
-test_workers_resting_poster_sees_every_load_done(void)
+test_workers_resting_poster_sees_every_task_done(void)
 {
     enum { ROUNDS = 200 };
     cm_workers workers;
@@ -312,7 +310,7 @@ test_workers_resting_poster_sees_every_load_done(void)
     CHECK_OK(cm_workers_init(&workers));
     for (int round = 0; round < ROUNDS; round++) {
         cm_task_group group;
-        cm_copy_task task;
+        cm_copy_task task = {.next = 0};
         cm_layout layout = {.run_nbytes = MIB >> (round % 8)};
         memset(dst, 0, MIB);
         cm_task_group_open(&group, &workers, &tuning);
@@ -335,7 +333,7 @@ test_workers_single_part_is_copied_where_others_rest(void)
 {
     cm_workers workers;
     cm_task_group group;
-    cm_copy_task task;
+    cm_copy_task task = {.next = 0};
     cm_tuning tuning = tuned();
     tuning.thread_count = 6;
     tuning.spin_ns = 1000;
@@ -363,7 +361,7 @@ test_workers_single_part_is_copied_where_others_rest(void)
 /* A group that falls behind has more threads from then on, as far as there may be any.
  */
 static void
-test_workers_gives_more_threads_to_who_asks(void)
+test_workers_gives_more_threads_to_a_group_that_asks(void)
 {
     static const uint32_t more[][2] = {{0, 1}, {1, 2}, {3, 4}, {9, 4}, {0, 1}};
     enum { NBYTES = 1 << 20 };
@@ -459,16 +457,16 @@ count_of(const crowd *c)
 static void *
 gather(void *argument)
 {
-    enum { LOADS = 200 };
+    enum { TASKS = 200 };
     gathering *g = argument;
     cm_task_group group;
-    cm_copy_task task;
+    cm_copy_task task = {.next = 0};
     cm_layout layout = {.run_nbytes = 64 * g->tuning.part_min_nbytes};
     cm_task_group_open(&group, g->workers, &g->tuning);
     group.move = join_crowd;
     group.context = &g->crowd;
-    /* On a busy machine a thread may come too late for one load, or for ten. */
-    for (int i = 0; i < LOADS && (i == 0 || count_of(&g->crowd) < g->crowd.wanted);
+    /* On a busy machine a thread may come too late for one task, or for ten. */
+    for (int i = 0; i < TASKS && (i == 0 || count_of(&g->crowd) < g->crowd.wanted);
          i++) {
         cm_task_group_post(&group, &task, &layout, NULL, NULL, CM_COPY_PLAIN);
         cm_task_group_wait(&group, &task);
@@ -479,7 +477,7 @@ gather(void *argument)
 
 /* As many threads as each may have, not one more or less, whoever posted last. */
 static void
-test_workers_keeps_the_limit_of_each_gang(void)
+test_workers_keeps_the_limit_of_each_group(void)
 {
     static const uint64_t threads[][3] = {{5, 2, 5}, {2, 5, 2}, {1, 4, 2}, {4, 1, 3}};
     cm_workers workers;
@@ -510,34 +508,40 @@ test_workers_keeps_the_limit_of_each_gang(void)
     free(all);
 }
 
-/* -- brief copies ------------------------------------------------------------------------- */
+/* -- short copies ------------------------------------------------------------------------- */
 
-/* Piece by piece, some of them not there at first, some given up. */
+/* Piece by piece, all at once or as they come, the last one given up at times. */
 static void
-share_briefly(world *w, unsigned char *dst, const unsigned char *src, uint64_t nbytes,
-              int round)
+copy_in_pieces(world *w, unsigned char *dst, const unsigned char *src, uint64_t nbytes,
+               int round)
 {
-    uint64_t piece = nbytes / (1 + (uint64_t)round % CM_SHORT_TASK_PIECES) + 1;
-    uint32_t count = (uint32_t)((nbytes + piece - 1) / piece);
+    enum { PIECES = 8 };
+    uint64_t length = nbytes / (1 + (uint64_t)round % PIECES) + 1;
+    uint32_t count = (uint32_t)((nbytes + length - 1) / length);
     uint32_t given_up = round % 5 == 4 ? count - 1 : count;
-    bool ready = round % 2 == 0;
-    cm_workers *workers = w->workers;
-    uint32_t threads = cm_workers_muster(workers, &w->tuning, 3);
-    while (!cm_short_task_begin(&workers->short_task, dst, src, nbytes, piece, threads,
-                                ready)) {
-        (void)sched_yield(); /* another has it */
-    }
-    cm_workers_wake(workers);
-    for (uint32_t i = 0; i < given_up && !ready; i++) {
-        cm_short_task_make_ready(&workers->short_task, i + 1);
+    bool at_once = round % 2 == 0;
+    cm_copy_task tasks[PIECES] = {{.next = 0}};
+    cm_task_group group;
+    cm_task_group_open(&group, w->workers, &w->tuning);
+    group.lets_sleep = round % 3 == 0;
+    for (uint32_t i = 0; i < count; i++) {
+        uint64_t begin = i * length;
+        cm_layout piece = {.run_nbytes =
+                               length < nbytes - begin ? length : nbytes - begin,
+                           .dst_offset = (int64_t)begin,
+                           .src_offset = (int64_t)begin};
+        cm_task_group_post(&group, &tasks[i], &piece, dst, src,
+                           at_once ? CM_COPY_WIDE : CM_COPY_PLAIN);
+        if (!at_once && i < given_up) {
+            cm_task_group_wait(&group, &tasks[i]);
+            CHECK(memcmp(dst + begin, src + begin, piece.run_nbytes) == 0);
+        }
     }
     for (uint32_t i = 0; i < given_up; i++) {
-        uint64_t begin = i * piece;
-        uint64_t end = begin + piece < nbytes ? begin + piece : nbytes;
-        cm_short_task_finish_piece(&workers->short_task, i);
-        CHECK(memcmp(dst + begin, src + begin, end - begin) == 0);
+        cm_task_group_wait(&group, &tasks[i]);
     }
-    cm_short_task_end(&workers->short_task);
+    CHECK(memcmp(dst, src, given_up == count ? nbytes : given_up * length) == 0);
+    cm_task_group_close(&group);
 }
 
 static void *
@@ -550,7 +554,7 @@ share_many(void *argument)
     for (int round = 0; round < ROUNDS; round++) {
         uint64_t nbytes = 1 + (uint64_t)round * 7919 % MOST;
         unsigned char *dst = malloc(nbytes); /* a thread still at it would be seen */
-        share_briefly(w, dst, src, nbytes, round);
+        copy_in_pieces(w, dst, src, nbytes, round);
         free(dst);
     }
     free(src);
@@ -558,7 +562,7 @@ share_many(void *argument)
 }
 
 static void
-test_workers_brief_copies_are_whole_and_one_at_a_time(void)
+test_workers_short_copies_are_whole(void)
 {
     enum { OWNERS = 3 };
     cm_workers workers;
@@ -569,26 +573,63 @@ test_workers_brief_copies_are_whole_and_one_at_a_time(void)
         worlds[i] =
             (world){.workers = &workers, .tuning = tuned(), .seed = (uint64_t)i + 1};
         worlds[i].tuning.spin_ns = 5000;
+        worlds[i].tuning.part_min_nbytes = 4096;
         CHECK_OK(cm_thread_start(&threads[i], share_many, &worlds[i]));
     }
     for (int i = 0; i < OWNERS; i++) {
         cm_thread_join(threads[i]);
     }
+    CHECK_EQ(atomic_load(&workers.open), 0);
     cm_workers_fini(&workers);
+}
+
+/* More tasks than threads can look for: what finds no place is left to who posts it. */
+static void
+test_workers_tasks_without_a_place_are_done_too(void)
+{
+    enum { TASKS = CM_OPEN_TASKS_MAX + 6, NBYTES = 64 << 10 };
+    cm_workers workers;
+    cm_task_group group;
+    cm_tuning tuning = tuned();
+    cm_copy_task *tasks = calloc(TASKS, sizeof(*tasks));
+    unsigned char *src = malloc(NBYTES);
+    unsigned char *dst = calloc(TASKS, NBYTES);
+    cm_layout layout = {.run_nbytes = NBYTES};
+    fill_bytes(src, NBYTES, 13);
+    CHECK_OK(cm_workers_init(&workers));
+    cm_workers_set_limit(&workers, 0); /* none is done before all are posted */
+    cm_task_group_open(&group, &workers, &tuning);
+    for (size_t i = 0; i < TASKS; i++) {
+        cm_task_group_post(&group, &tasks[i], &layout, dst + i * NBYTES, src,
+                           CM_COPY_PLAIN);
+        CHECK_EQ(tasks[i].place, i < CM_OPEN_TASKS_MAX ? (int)i : -1);
+    }
+    cm_workers_set_limit(&workers, UINT32_MAX);
+    for (size_t i = 0; i < TASKS; i++) {
+        cm_task_group_wait(&group, &tasks[i]);
+        CHECK_BYTES_EQ(dst + i * NBYTES, src, NBYTES);
+    }
+    cm_task_group_close(&group);
+    CHECK_EQ(atomic_load(&workers.open), 0);
+    cm_workers_fini(&workers);
+    free(tasks);
+    free(src);
+    free(dst);
 }
 
 /* clang-format off */
 MAIN(RUN(test_wide_copy_is_memcpy_at_any_place_and_length)
      RUN(test_host_copy_turns_elements_of_every_size)
-     RUN(test_workers_serves_several_gangs_at_once)
-     RUN(test_workers_closed_gang_is_touched_no_more)
-     RUN(test_workers_load_of_no_bytes_is_done)
-     RUN(test_workers_small_load_starts_no_thread)
+     RUN(test_workers_serves_several_groups_at_once)
+     RUN(test_workers_closed_group_is_touched_no_more)
+     RUN(test_workers_task_of_no_bytes_is_done)
+     RUN(test_workers_small_task_starts_no_thread)
      RUN(test_workers_threads_rest_beyond_the_limit)
      RUN(test_workers_of_few_processors_starts_few_threads)
-     RUN(test_workers_resting_poster_sees_every_load_done)
+     RUN(test_workers_resting_poster_sees_every_task_done)
      RUN(test_workers_single_part_is_copied_where_others_rest)
-     RUN(test_workers_gives_more_threads_to_who_asks)
-     RUN(test_workers_keeps_the_limit_of_each_gang)
-     RUN(test_workers_brief_copies_are_whole_and_one_at_a_time))
+     RUN(test_workers_gives_more_threads_to_a_group_that_asks)
+     RUN(test_workers_keeps_the_limit_of_each_group)
+     RUN(test_workers_short_copies_are_whole)
+     RUN(test_workers_tasks_without_a_place_are_done_too))
 /* clang-format on */

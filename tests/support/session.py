@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
+import cumem
 from cumem import _core
 
 testing = _core._testing
@@ -53,7 +54,7 @@ class Runtime:
     def has(self, op: str) -> bool:
         """True when the driver (emulated or real) has the operation of ops.h."""
         oldest = {name: driver for name, _, driver in testing.op_names()}[op]
-        major, minor = _core.driver_version()
+        major, minor = cumem.driver_version()
         return major * 1000 + minor * 10 >= oldest
 
 
@@ -155,8 +156,8 @@ def leftovers(held: int = 0) -> dict[str, int]:
     """Count what should be zero once a test has dropped everything but `held` storages."""
     _drop_failure()
     if testing.opened():
-        for index in range(_core.device_count()):
-            _core.Device(index).synchronize()
+        for index in range(cumem.device_count()):
+            cumem.Device(index).synchronize()
     while testing.pending_transfers():  # the watcher and the workers finish them
         testing.poll()
     # what a finished transfer kept is dropped by its thread a moment later

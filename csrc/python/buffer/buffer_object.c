@@ -183,12 +183,24 @@ cm_buffer_check_inherited(const cm_buffer *buffer)
 }
 
 int
+cm_extents_read(PyObject *lengths, PyObject *steps, int *ndim, int64_t *shape,
+                int64_t *strides)
+{
+    *ndim = (int)PyTuple_Size(lengths);
+    for (int i = 0; i < *ndim && !PyErr_Occurred(); i++) {
+        shape[i] = PyLong_AsLongLong(PyTuple_GetItem(lengths, i));
+        strides[i] = PyLong_AsLongLong(PyTuple_GetItem(steps, i));
+    }
+    return PyErr_Occurred() ? -1 : 0;
+}
+
+int
 cm_buffer_bounds(const cm_buffer *buffer, int64_t *low, int64_t *high)
 {
     cm_region region;
     cm_buffer_region(buffer, &region);
     cm_status status = cm_region_bounds(&region, low, high);
-    return cm_is_ok(status) ? 0 : cm_py_raise_int(buffer->state, status, NULL);
+    return cm_py_check(buffer->state, status, NULL);
 }
 
 void

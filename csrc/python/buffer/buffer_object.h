@@ -74,6 +74,13 @@ cm_buffer_strides(const cm_buffer *buffer)
 PyTypeObject *cm_buffer_type_of(const cm_state *state, cm_kind kind);
 bool cm_buffer_check(const cm_state *state, PyObject *object);
 
+/* What consumers may do with it: an as_device() view is device memory. */
+static inline cm_kind
+cm_buffer_kind(const cm_buffer *buffer)
+{
+    return buffer->as_device ? CM_KIND_DEVICE : buffer->storage->kind;
+}
+
 /* A new buffer of `type` over `storage` (held). dtype and base are held too; shape and
  * strides (bytes; NULL: C order) are copied. Trusts its arguments: callers check that
  * they lie inside the storage. NULL with an exception. */
@@ -107,6 +114,10 @@ cm_buffer_set_c_strides(int ndim, int64_t itemsize, const int64_t *shape,
         (void)cm_mul_i64(step, shape[i] > 0 ? shape[i] : 1, &step); /* if empty: any */
     }
 }
+
+/* Shape and strides of the package's, tuples of ints. 0, or -1 with an exception. */
+int cm_extents_read(PyObject *lengths, PyObject *steps, int *ndim, int64_t *shape,
+                    int64_t *strides);
 
 /* From the lowest to past the highest element, in bytes from the first. Equal when
  * there are none. 0, or -1 with an exception. */

@@ -8,26 +8,6 @@
 
 /* -- as a NumPy array, and what follows from that: numbers -------------------------------- */
 
-CM_DOC(cm_buffer_numpy_doc,
-"numpy($self, /)\n--\n\n"
-"View the buffer as a NumPy array, without a copy.\n\n"
-"Returns\n-------\nnumpy.ndarray\n"
-"    Same shape, strides and dtype, read-only if the buffer is. The array keeps the\n"
-"    memory alive, and `free` is refused while it lives.\n\n"
-"Raises\n------\nTypeError\n"
-"    The memory is on the device: copy it with `to_numpy`, or use a managed buffer,\n"
-"    which both sides can read.\n"
-"ValueError\n    The buffer is closed.\n"
-"CudaError\n    A transfer into the buffer failed.\n"
-"RuntimeError\n"
-"    In a child made by ``fork``: of managed memory, where a transfer was writing, or\n"
-"    where there was no room for a copy.\n\n"
-"Notes\n-----\n"
-"Blocks: until unfinished transfers into the memory are done (GIL released, Ctrl-C\n"
-"works).\n"
-"Ordered after: those transfers; not after kernels of other libraries on managed or\n"
-"mapped memory, for which a stream must be synchronised.");
-
 static int
 refuse_device(cm_buffer *self, const char *what)
 {
@@ -99,215 +79,79 @@ cm_buffer_numpy(PyObject *object, PyObject *unused CM_UNUSED)
     return array;
 }
 
-CM_DOC(cm_buffer_array_doc,
-"__array__($self, /, dtype=None, *, copy=None)\n--\n\n"
-"NumPy's protocol: the array of `numpy`, or a copy of it.\n\n"
-"Parameters\n----------\ndtype : dtype_like, optional\n"
-"    Converts, which copies, if it differs.\n"
-"copy : bool, optional\n    True always copies, False never does.\n\n"
-"Raises\n------\nValueError\n"
-"    A copy is needed and `copy` is False, or the buffer is closed.\n"
-"TypeError\n    The memory is a device's: NumPy cannot read it in place.\n\n"
-"Notes\n-----\nBlocks: until unfinished transfers into the memory are done.\n"
-"Ordered after: those transfers.");
+/* What cumem.extension.views.<function>(buffer, more) answers. */
+static PyObject *
+ask_package(const char *function, PyObject *object, PyObject *more)
+{
+    return cm_package_call("extension.views", function, PyTuple_Pack(2, object, more));
+}
 
 PyObject *
-cm_buffer_array(PyObject *object, PyObject *const *args, Py_ssize_t nargs,
-                PyObject *kwnames)
+cm_buffer_array(PyObject *object, PyObject *arguments, PyObject *keywords)
 {
-    static const char *const names[] = {"dtype", "copy", NULL};
-    PyObject *values[2];
-    if (cm_args_parse("__array__", args, nargs, kwnames, names, 1, 0, values) < 0) {
-        return NULL;
-    }
-    bool has_dtype = values[0] != NULL && values[0] != Py_None;
-    bool has_copy = values[1] != NULL && values[1] != Py_None;
-    bool copy = false;
-    PyObject *array = cm_buffer_numpy(object, NULL);
-    if (array == NULL || (!has_dtype && !has_copy)) {
-        return array;
-    }
-    PyObject *dtype = has_dtype ? cm_numpy_dtype(values[0]) : Py_NewRef(Py_None);
-    if (dtype == NULL || (has_copy && cm_arg_bool(values[1], "copy", &copy) < 0)) {
-        Py_XDECREF(dtype);
-        Py_DECREF(array);
-        return NULL;
-    }
-    PyObject *choice = !has_copy ? Py_None : copy ? Py_True : Py_False;
-    return cm_package_call("views", "convert",
-                           Py_BuildValue("(NNO)", array, dtype, choice));
+    return cm_package_call("extension.views", "as_array",
+                           Py_BuildValue("(OOO)", object, arguments,
+                                         keywords == NULL ? Py_None : keywords));
 }
 
 /* Without these Python would read the bytes of a buffer as digits. */
-static PyObject *
-as_number(PyObject *object, PyObject *(*convert)(PyObject *))
-{
-    PyObject *array = cm_buffer_numpy(object, NULL);
-    PyObject *result = array == NULL ? NULL : convert(array);
-    Py_XDECREF(array);
-    return result;
-}
-
 PyObject *
 cm_buffer_int(PyObject *object)
 {
-    return as_number(object, PyNumber_Long);
+    return ask_package("as_number", object, (PyObject *)&PyLong_Type);
 }
 
 PyObject *
 cm_buffer_float(PyObject *object)
 {
-    return as_number(object, PyNumber_Float);
-}
-
-CM_DOC(cm_buffer_complex_doc,
-"__complex__($self, /)\n--\n\n"
-"The only element, for ``complex(buf)``.\n\n"
-"Raises\n------\nTypeError\n"
-"    There is not one element, it is no number, or the memory is a device's.\n\n"
-"Notes\n-----\nBlocks: until unfinished transfers into the memory are done.\n"
-"Ordered after: those transfers.");
-
-static PyObject *
-to_complex(PyObject *array)
-{
-    return PyObject_CallFunctionObjArgs((PyObject *)&PyComplex_Type, array, NULL);
+    return ask_package("as_number", object, (PyObject *)&PyFloat_Type);
 }
 
 PyObject *
 cm_buffer_complex(PyObject *object, PyObject *unused CM_UNUSED)
 {
-    return as_number(object, to_complex);
+    return ask_package("as_number", object, (PyObject *)&PyComplex_Type);
 }
 
-/* -- as a collection: what would need its bytes reads them where the host can, or says
- * what to do -------------------------------------------------------------------------
- */
+int
+cm_buffer_bool(PyObject *object)
+{
+    PyObject *answer = ask_package("as_number", object, (PyObject *)&PyBool_Type);
+    Py_XDECREF(answer);
+    return answer == NULL ? -1 : answer == Py_True;
+}
 
-/* map(buffer.__getitem__, range(start, stop, step)): lazy, and it holds the buffer. */
+/* -- as a collection ---------------------------------------------------------------------- */
+
 static PyObject *
-iterate(PyObject *object, Py_ssize_t start, Py_ssize_t stop, Py_ssize_t step)
+iterate(PyObject *object, PyObject *backwards)
 {
-    PyObject *range =
-        PyObject_CallFunction((PyObject *)&PyRange_Type, "nnn", start, stop, step);
-    PyObject *get =
-        range == NULL ? NULL : PyObject_GetAttrString(object, "__getitem__");
-    PyObject *views = NULL;
-    if (get != NULL) {
-        views = PyObject_CallFunctionObjArgs((PyObject *)&PyMap_Type, get, range, NULL);
-    }
-    Py_XDECREF(get);
-    Py_XDECREF(range);
-    return views;
-}
-
-/* The length of the first axis, or -1 with an exception. */
-static Py_ssize_t
-check_iterable(PyObject *object)
-{
-    const cm_buffer *self = (const cm_buffer *)object;
-    if (cm_buffer_check_open(self) < 0) {
-        return -1;
-    }
-    if (self->ndim == 0) {
-        PyErr_SetString(PyExc_TypeError, "iteration over a buffer without dimensions");
-        return -1;
-    }
-    return (Py_ssize_t)cm_buffer_shape(self)[0];
+    return cm_buffer_check_open((cm_buffer *)object) < 0
+               ? NULL
+               : ask_package("iterate", object, backwards);
 }
 
 PyObject *
 cm_buffer_iter(PyObject *object)
 {
-    Py_ssize_t length = check_iterable(object);
-    return length < 0 ? NULL : iterate(object, 0, length, 1);
+    return iterate(object, Py_False);
 }
-
-CM_DOC(cm_buffer_reversed_doc,
-"__reversed__($self, /)\n--\n\n"
-"Iterate over the views ``buf[-1]``, ``buf[-2]``, … of the first axis.\n\n"
-"Raises\n------\nTypeError\n    The buffer has no dimensions.\n"
-"ValueError\n    The buffer is closed.");
 
 PyObject *
 cm_buffer_reversed(PyObject *object, PyObject *unused CM_UNUSED)
 {
-    Py_ssize_t length = check_iterable(object);
-    return length < 0 ? NULL : iterate(object, length - 1, -1, -1);
+    return iterate(object, Py_True);
 }
 
 /* Without this `in` would compare the views one by one, by identity. */
 int
 cm_buffer_contains(PyObject *object, PyObject *value CM_UNUSED)
 {
-    const cm_buffer *self = (const cm_buffer *)object;
-    if (Py_TYPE(object) == self->state->device_buffer_type) {
-        PyErr_SetString(PyExc_TypeError,
-                        "a buffer does not search its values; copy it to the host "
-                        "first, as in cumem.array(buf, kind=\"pinned\"), and use "
-                        "`value in buf.numpy()` on that");
-    }
-    else {
-        PyErr_SetString(PyExc_TypeError,
-                        "a buffer does not search its values; use `value in "
-                        "buf.numpy()`");
-    }
-    return -1;
-}
-
-/* As NumPy's arrays: that of the only element. */
-int
-cm_buffer_bool(PyObject *object)
-{
-    const cm_buffer *self = (const cm_buffer *)object;
-    uint64_t nbytes = cm_buffer_nbytes(self);
-    if (nbytes != (uint64_t)self->itemsize) {
-        PyErr_Format(PyExc_ValueError,
-                     "the truth of a buffer of %llu elements is ambiguous; use "
-                     "`buf is not None`, `buf.size > 0` or buf.numpy().any()",
-                     (unsigned long long)(nbytes / (uint64_t)self->itemsize));
-        return -1;
-    }
-    PyObject *array = cm_buffer_numpy(object, NULL);
-    int truth = array == NULL ? -1 : PyObject_IsTrue(array);
-    Py_XDECREF(array);
-    return truth;
+    return cm_package_refuse("extension.views", "refuse_search",
+                             PyTuple_Pack(1, object));
 }
 
 /* -- managed memory: moving its pages ahead of use ----------------------------------------- */
-
-CM_DOC(cm_buffer_prefetch_doc,
-"prefetch($self, /, device=None, *, stream=None)\n--\n\n"
-"Move the pages to a device or to the host ahead of use.\n\n"
-"Parameters\n----------\ndevice : Device, int, str or 'host', optional\n"
-"    Where to; default: cumem's current device.\n"
-"stream : Stream or other stream object, optional\n"
-"    Default: the current stream of that device.\n\n"
-"Raises\n------\nValueError\n    There is no such device, or the buffer is closed.\n"
-"TypeError\n    `device` or `stream` is of another type.\n"
-"CudaError\n"
-"    The driver refused, e.g. on devices without concurrent managed access.\n\n"
-"Notes\n-----\nBlocks: no, the move is queued.\n"
-"Ordered after: work on `stream`. Pages that the view shares with its neighbours move\n"
-"whole.");
-
-static bool
-is_host_name(PyObject *object)
-{
-    return PyUnicode_Check(object)
-           && (PyUnicode_CompareWithASCIIString(object, "host") == 0
-               || PyUnicode_CompareWithASCIIString(object, "cpu") == 0);
-}
-
-static int
-parse_location(cm_state *state, PyObject *object, int *out)
-{
-    if (object != NULL && is_host_name(object)) {
-        *out = CM_HOST_LOCATION;
-        return 0;
-    }
-    return cm_arg_device(state, object == NULL ? Py_None : object, "device", out);
-}
 
 /* The bytes from the lowest to the highest element. *nbytes 0 when there are none. */
 static int
@@ -324,43 +168,41 @@ span(const cm_buffer *self, cm_address *address, uint64_t *nbytes)
 }
 
 static int
-prefetch(cm_buffer *self, int location, PyObject *stream_object)
+prefetch(cm_buffer *self, int location, cm_stream *stream)
 {
     cm_storage *storage = self->storage;
     cm_address address;
     uint64_t nbytes;
-    int home = location == CM_HOST_LOCATION ? storage->device : location;
-    cm_stream *stream = cm_stream_from_object(
-        self->state, stream_object == NULL ? Py_None : stream_object, home);
-    if (stream == NULL) {
-        return -1;
-    }
     cm_runtime *runtime = cm_state_runtime(self->state);
-    int result = -1;
-    /* Both may have run Python code, which may have freed us. */
+    /* This and reading the arguments may have run Python code, which may have freed us.
+     */
     if (runtime == NULL || cm_buffer_check_open(self) < 0
         || span(self, &address, &nbytes) < 0) {
-        cm_stream_give(self->state, stream);
         return -1;
     }
     if (nbytes == 0) {
-        result = 0;
+        return 0;
     }
-    else if (cm_storage_add_use(storage, stream) == 0) {
-        cm_status status;
-        cm_storage_pin(storage);
-        Py_BEGIN_ALLOW_THREADS
-        CM_ON_DEVICE(
-            status, runtime, stream->device,
-            cm_rt_prefetch_async(runtime, address, nbytes, location, stream->handle));
-        Py_END_ALLOW_THREADS
-        cm_storage_unpin(storage);
-        result = cm_is_ok(status) ? 0
-                                  : cm_py_raise_int(self->state, status,
-                                                    "while prefetching managed memory");
+    if (cm_storage_add_use(storage, stream) < 0) {
+        return -1;
     }
-    cm_stream_give(self->state, stream);
-    return result;
+    cm_status status;
+    cm_storage_pin(storage);
+    Py_BEGIN_ALLOW_THREADS
+    CM_ON_DEVICE(
+        status, runtime, stream->device,
+        cm_rt_prefetch_async(runtime, address, nbytes, location, stream->handle));
+    Py_END_ALLOW_THREADS
+    cm_storage_unpin(storage);
+    return cm_py_check(self->state, status, "while prefetching managed memory");
+}
+
+static bool
+is_host_name(PyObject *object)
+{
+    return PyUnicode_Check(object)
+           && (PyUnicode_CompareWithASCIIString(object, "host") == 0
+               || PyUnicode_CompareWithASCIIString(object, "cpu") == 0);
 }
 
 PyObject *
@@ -370,14 +212,22 @@ cm_buffer_prefetch(PyObject *object, PyObject *const *args, Py_ssize_t nargs,
     cm_buffer *self = (cm_buffer *)object;
     static const char *const names[] = {"device", "stream", NULL};
     PyObject *values[2];
-    int location;
+    int location = CM_HOST_LOCATION;
     if (cm_args_parse("prefetch", args, nargs, kwnames, names, 1, 0, values) < 0
         || cm_buffer_check_open(self) < 0
-        || parse_location(self->state, values[0], &location) < 0
-        || prefetch(self, location, values[1]) < 0) {
+        || ((values[0] == NULL || !is_host_name(values[0]))
+            && cm_arg_device(self->state, values[0], "device", &location) < 0)) {
         return NULL;
     }
-    return Py_NewRef(Py_None);
+    int home = location == CM_HOST_LOCATION ? self->storage->device : location;
+    cm_stream *stream = cm_stream_from_object(
+        self->state, values[1] == NULL ? Py_None : values[1], home);
+    if (stream == NULL) {
+        return NULL;
+    }
+    int result = prefetch(self, location, stream);
+    cm_stream_give(self->state, stream);
+    return result < 0 ? NULL : Py_NewRef(Py_None);
 }
 
 int
@@ -403,22 +253,15 @@ cm_buffer_read_prefetch_location(const cm_buffer *self, int *out)
     Py_END_ALLOW_THREADS
     cm_state_leave(self->state);
     cm_storage_unpin(self->storage);
-    return cm_is_ok(status) ? 0
-                            : cm_py_raise_int(self->state, status,
-                                              "while asking for the prefetch location");
+    return cm_py_check(self->state, status, "while asking for the prefetch location");
 }
-
-CM_DOC(cm_buffer_prefetch_location_doc,
-"Where the memory was last prefetched to: a `Device`, ``'host'``, or None if nowhere\n"
-"or to several places.");
 
 PyObject *
 cm_buffer_get_prefetch_location(PyObject *object, void *closure CM_UNUSED)
 {
     cm_buffer *self = (cm_buffer *)object;
     int location;
-    if (cm_buffer_check_open(self) < 0
-        || cm_buffer_read_prefetch_location(self, &location) < 0) {
+    if (cm_buffer_read_prefetch_location(self, &location) < 0) {
         return NULL;
     }
     if (location == CM_HOST_LOCATION) {
@@ -431,18 +274,6 @@ cm_buffer_get_prefetch_location(PyObject *object, void *closure CM_UNUSED)
 }
 
 /* -- as_device ------------------------------------------------------------------------ */
-
-CM_DOC(cm_buffer_as_device_doc,
-"as_device($self, /)\n--\n\n"
-"View mapped or managed memory as a plain device buffer.\n\n"
-"For consumers that refuse the other kinds: torch and JAX refuse managed memory, CuPy\n"
-"refuses page-locked memory.\n\n"
-"Returns\n-------\nDeviceBuffer\n"
-"    The same bytes at their device address; it keeps the memory alive. A device\n"
-"    buffer answers itself.\n\n"
-"Raises\n------\nTypeError\n"
-"    The memory is pinned or ordinary, so no device address is promised.\n"
-"ValueError\n    The buffer is closed.");
 
 PyObject *
 cm_buffer_as_device(PyObject *object, PyObject *unused CM_UNUSED)
@@ -470,52 +301,35 @@ cm_buffer_as_device(PyObject *object, PyObject *unused CM_UNUSED)
 
 /* -- record_stream -------------------------------------------------------------------- */
 
-CM_DOC(cm_buffer_record_stream_doc,
-"record_stream($self, stream, /)\n--\n\n"
-"Say that a stream works on the memory, which cumem cannot see by itself.\n\n"
-"After the buffer is dropped its memory is reused only when the work that the stream\n"
-"had queued by then is done. If the stream is being captured now the memory belongs\n"
-"to the graph, and is not reused before `shutdown`.\n\n"
-"Parameters\n----------\n"
-"stream : Stream, object with ``__cuda_stream__``, torch or CuPy or Numba stream, int\n"
-"    None means the current stream.\n\n"
-"Raises\n------\nTypeError\n    `stream` is no stream.\n"
-"ValueError\n    The buffer or the stream is closed.\n"
-"CudaError\n    The driver does not know the stream.");
-
 PyObject *
 cm_buffer_record_stream(PyObject *object, PyObject *stream_object)
 {
     cm_buffer *self = (cm_buffer *)object;
+    cm_state *state = self->state;
+    cm_storage *storage = self->storage;
     if (cm_buffer_check_open(self) < 0) {
         return NULL;
     }
-    cm_stream *stream =
-        cm_stream_from_object(self->state, stream_object, self->storage->device);
+    cm_stream *stream = cm_stream_from_object(state, stream_object, storage->device);
     if (stream == NULL) {
         return NULL;
     }
-    cm_storage *storage = cm_storage_hold(self->storage);
-    int result = cm_storage_record_stream(storage, stream);
-    cm_storage_release(storage, true);
-    cm_stream_give(self->state, stream);
+    int result = cm_storage_add_lasting_use(storage, stream);
+    if (result == 0) {
+        cm_status status;
+        bool capturing = false;
+        Py_BEGIN_ALLOW_THREADS
+        status = cm_stream_ask_capturing(stream->rt, stream->device, stream->handle,
+                                         &capturing);
+        Py_END_ALLOW_THREADS
+        storage->was_captured = storage->was_captured || capturing;
+        result = cm_py_check(state, status, "while recording a stream");
+    }
+    cm_stream_give(state, stream);
     return result < 0 ? NULL : Py_NewRef(Py_None);
 }
 
 /* -- the end -------------------------------------------------------------------------- */
-
-CM_DOC(cm_buffer_free_doc,
-"free($self, /)\n--\n\n"
-"Give the memory back now instead of when the last reference goes.\n\n"
-"All buffers that share the memory are closed. The pool reuses it when the work that\n"
-"streams had queued on it is done. Where a transfer of the buffer is unfinished the\n"
-"memory goes when that is done. Where the buffer ever went through the buffer protocol\n"
-"it goes with the last reference: ``torch.frombuffer`` keeps no more than the object.\n"
-"Freeing twice does nothing.\n\n"
-"Raises\n------\nBufferError\n"
-"    An array, memoryview or tensor over the memory is alive, or another thread is\n"
-"    working on it.\n"
-"CudaError\n    The memory was registered, and unlocking it failed.");
 
 PyObject *
 cm_buffer_free(PyObject *object, PyObject *unused CM_UNUSED)
@@ -524,26 +338,11 @@ cm_buffer_free(PyObject *object, PyObject *unused CM_UNUSED)
     return cm_storage_close(self->storage) < 0 ? NULL : Py_NewRef(Py_None);
 }
 
-CM_DOC(cm_buffer_enter_doc,
-"__enter__($self, /)\n--\n\n"
-"Return the buffer itself.\n\n"
-"Raises\n------\nValueError\n    The buffer is closed.");
-
 PyObject *
 cm_buffer_enter(PyObject *object, PyObject *unused CM_UNUSED)
 {
     return cm_buffer_check_open((cm_buffer *)object) < 0 ? NULL : Py_NewRef(object);
 }
-
-CM_DOC(cm_buffer_exit_doc,
-"__exit__($self, exc_type, exc, tb, /)\n--\n\n"
-"Close the buffer and views of it; the memory goes back once nothing uses it.\n\n"
-"Unlike `free` it never fails: arrays and tensors made inside the block stay valid, and\n"
-"the memory goes back with the last of them, or when the last transfer of the buffer is\n"
-"done: at once where there are none. Where the buffer went through the buffer protocol or\n"
-"``__cuda_array_interface__``, whose users may have kept no more than the object, it goes\n"
-"with the last reference. For a view only the view is closed, and the memory is its\n"
-"buffer's.");
 
 PyObject *
 cm_buffer_exit(PyObject *object, PyObject *const *args CM_UNUSED, Py_ssize_t nargs)

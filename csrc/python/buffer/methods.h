@@ -16,19 +16,15 @@ Py_ssize_t cm_buffer_length(PyObject *self);
 PyObject *cm_buffer_iter(PyObject *self);
 int cm_buffer_contains(PyObject *self, PyObject *value);
 
+/* METH_VARARGS | METH_KEYWORDS */
+PyObject *cm_buffer_reshape(PyObject *self, PyObject *arguments, PyObject *keywords);
+/* METH_VARARGS */
+PyObject *cm_buffer_transpose(PyObject *self, PyObject *axes);
 /* METH_FASTCALL | METH_KEYWORDS */
-PyObject *cm_buffer_reshape(PyObject *self, PyObject *const *args, Py_ssize_t nargs,
-                            PyObject *kwnames);
 PyObject *cm_buffer_view(PyObject *self, PyObject *const *args, Py_ssize_t nargs,
                          PyObject *kwnames);
-/* METH_FASTCALL */
-PyObject *cm_buffer_transpose(PyObject *self, PyObject *const *args, Py_ssize_t nargs);
 /* getter */
 PyObject *cm_buffer_get_transposed(PyObject *self, void *closure);
-
-extern const char cm_buffer_reshape_doc[];
-extern const char cm_buffer_transpose_doc[];
-extern const char cm_buffer_view_doc[];
 
 /* -- what else a buffer does -------------------------------------------------------------- */
 
@@ -47,25 +43,13 @@ PyObject *cm_buffer_exit(PyObject *self, PyObject *const *args, Py_ssize_t nargs
 PyObject *cm_buffer_int(PyObject *self);
 PyObject *cm_buffer_float(PyObject *self);
 int cm_buffer_bool(PyObject *self);
+/* METH_VARARGS | METH_KEYWORDS */
+PyObject *cm_buffer_array(PyObject *self, PyObject *arguments, PyObject *keywords);
 /* METH_FASTCALL | METH_KEYWORDS */
-PyObject *cm_buffer_array(PyObject *self, PyObject *const *args, Py_ssize_t nargs,
-                          PyObject *kwnames);
 PyObject *cm_buffer_prefetch(PyObject *self, PyObject *const *args, Py_ssize_t nargs,
                              PyObject *kwnames);
 /* getter of ManagedBuffer */
 PyObject *cm_buffer_get_prefetch_location(PyObject *self, void *closure);
-
-extern const char cm_buffer_numpy_doc[];
-extern const char cm_buffer_as_device_doc[];
-extern const char cm_buffer_reversed_doc[];
-extern const char cm_buffer_free_doc[];
-extern const char cm_buffer_enter_doc[];
-extern const char cm_buffer_exit_doc[];
-extern const char cm_buffer_record_stream_doc[];
-extern const char cm_buffer_array_doc[];
-extern const char cm_buffer_complex_doc[];
-extern const char cm_buffer_prefetch_doc[];
-extern const char cm_buffer_prefetch_location_doc[];
 
 /* Where the buffer was last prefetched to: a device, CM_HOST_LOCATION or
  * CM_NO_LOCATION. Releases the GIL. 0 or -1. */

@@ -32,7 +32,6 @@ cm_storage_init(cm_storage *storage, cm_state *state, cm_kind kind, int device,
         storage->deferred.argument = storage;
         storage->deferred.embedded = true;
     }
-    storage->generation = state->generation;
     storage->kind = kind;
     storage->residency = kind;
     storage->device = device;
@@ -55,31 +54,14 @@ cm_storage_new(cm_state *state, cm_kind kind, int device)
 /* -- giving back --------------------------------------------------------------------- */
 
 void
-cm_storage_detach(cm_storage *storage, cm_detached_storage *out)
+cm_storage_detach(cm_storage *storage, cm_storage *out)
 {
-    *out = (cm_detached_storage){
-        .runtime = storage->state == NULL ? NULL : storage->state->runtime,
-        .pool = storage->pool,
-        .block = storage->block,
-        .registration = storage->registration,
-        .foreign = storage->foreign,
-        .foreign_drop = storage->foreign_drop,
-        .foreign_argument = storage->foreign_argument,
-        .uses = storage->uses,
-        .use_count = storage->use_count,
-        .pending = storage->pending,
-        .writer_count = storage->writer_count,
-        .fence = storage->was_exported,
-        .captured = storage->was_captured,
-        .unlocks = storage->unlocks || storage->registration != NULL,
-        .device = storage->device,
-    };
+    memcpy((void *)out, storage, sizeof(*out));
     if (storage->uses == &storage->first_use) {
-        out->first_use = storage->first_use;
         out->uses = &out->first_use;
     }
     if (storage->first_is_lent && storage->use_count > 0) {
-        (void)cm_stream_hold(out->uses[0]);
+        (void)cm_stream_hold(out->first_use);
     }
     storage->first_is_lent = false;
     storage->pool = NULL;
@@ -96,31 +78,38 @@ cm_storage_detach(cm_storage *storage, cm_detached_storage *out)
 }
 
 static unsigned
-free_flags(bool fence, bool captured)
+free_flags(const cm_storage *detached)
 {
-    return (fence ? CM_POOL_FREE_FENCE : 0u) | (captured ? CM_POOL_FREE_CAPTURED : 0u);
+    return (detached->was_exported ? CM_POOL_FREE_FENCE : 0u)
+           | (detached->was_captured ? CM_POOL_FREE_CAPTURED : 0u);
+}
+
+static bool
+unlocks(const cm_storage *detached)
+{
+    return detached->unlocks || detached->registration != NULL;
 }
 
 /* True when giving back may make runtime calls: release the GIL for it. */
 static bool
-may_wait(const cm_detached_storage *detached)
+may_wait(const cm_storage *detached)
 {
-    unsigned flags = free_flags(detached->fence, detached->captured);
-    bool quick = detached->block == NULL
-                 || cm_pool_free_is_quick(detached->pool, detached->uses,
-                                          detached->use_count, flags);
-    bool holds_pool = detached->pool != NULL && detached->block == NULL;
-    return !quick || holds_pool || detached->unlocks || detached->use_count > 0;
+    if (detached->use_count > 0 || unlocks(detached)) {
+        return true;
+    }
+    return detached->block == NULL
+               ? detached->pool != NULL
+               : !cm_pool_free_is_quick(detached->pool, NULL, 0, free_flags(detached));
 }
 
 /* Pages must not be unlocked under work that uses them: our transfers hold the storage,
  * but streams that were recorded, and those of a consumer that nobody knows, do not. */
 static cm_status
-settle(const cm_detached_storage *detached)
+settle(const cm_storage *detached, cm_runtime *runtime)
 {
     cm_status first = cm_ok();
     cm_status status;
-    bool fence = detached->fence;
+    bool fence = detached->was_exported;
     for (uint32_t i = 0; i < detached->use_count; i++) {
         cm_stream *use = detached->uses[i];
         fence |= use->handle == CM_STREAM_PER_THREAD; /* perhaps another thread's */
@@ -128,26 +117,25 @@ settle(const cm_detached_storage *detached)
                      cm_rt_stream_synchronize(use->rt, use->handle));
         first = cm_is_ok(first) ? status : first;
     }
-    if (fence && detached->runtime != NULL) {
-        CM_ON_DEVICE(status, detached->runtime, detached->device,
-                     cm_rt_device_synchronize(detached->runtime));
+    if (fence && runtime != NULL) {
+        CM_ON_DEVICE(status, runtime, detached->device,
+                     cm_rt_device_synchronize(runtime));
         first = cm_is_ok(first) ? status : first;
     }
     return first;
 }
 
 cm_status
-cm_detached_storage_free(cm_detached_storage *detached)
+cm_storage_free_parts(cm_storage *detached, cm_runtime *runtime)
 {
     cm_status status = cm_ok();
-    if (detached->runtime == NULL || !cm_runtime_is_forked(detached->runtime)) {
+    if (runtime == NULL || !cm_runtime_is_forked(runtime)) {
         if (detached->block != NULL) {
             cm_pool_free(detached->pool, detached->block, detached->uses,
-                         detached->use_count,
-                         free_flags(detached->fence, detached->captured));
+                         detached->use_count, free_flags(detached));
         }
-        if (detached->unlocks) {
-            status = settle(detached);
+        if (unlocks(detached)) {
+            status = settle(detached, runtime);
         }
         if (detached->registration != NULL) {
             cm_status released = cm_registration_release(detached->registration);
@@ -171,39 +159,36 @@ cm_detached_storage_free(cm_detached_storage *detached)
 }
 
 void
-cm_detached_storage_defer(cm_detached_storage *detached)
+cm_storage_drop_foreign(cm_storage *detached)
 {
-    if (detached->foreign_drop == NULL && detached->foreign == NULL) {
-        return;
-    }
-    PyObject *type; /* a deleter may be Python code, which must not see our exception */
-    PyObject *value;
-    PyObject *traceback;
-    PyErr_Fetch(&type, &value, &traceback);
+    cm_kept_error kept = cm_error_keep(); /* a deleter may be Python code, which must
+                                             not see our exception */
     Py_XDECREF(detached->foreign); /* and with it locked pages, before they are unmapped
                                     */
     if (detached->foreign_drop != NULL) {
         detached->foreign_drop(detached->foreign_argument);
     }
-    PyErr_Restore(type, value, traceback);
+    cm_error_restore(kept);
 }
 
 /* Both of the above, the GIL released where that may wait. */
 static cm_status
-give_parts(cm_state *state, cm_detached_storage *detached)
+give_parts(cm_storage *detached)
 {
+    cm_state *state = detached->state;
+    cm_runtime *runtime = state->runtime;
     cm_status status;
     if (may_wait(detached)) {
         cm_state_enter(state);
         Py_BEGIN_ALLOW_THREADS
-        status = cm_detached_storage_free(detached);
+        status = cm_storage_free_parts(detached, runtime);
         Py_END_ALLOW_THREADS
         cm_state_leave(state);
     }
     else {
-        status = cm_detached_storage_free(detached);
+        status = cm_storage_free_parts(detached, runtime);
     }
-    cm_detached_storage_defer(detached);
+    cm_storage_drop_foreign(detached);
     return status;
 }
 
@@ -234,24 +219,19 @@ try_give_back(cm_storage *storage)
     return true;
 }
 
-/* Detach and give. Failures go to the unraisable hook: nobody is there to raise to. */
-CM_COLD static void
-give_back_slowly(cm_storage *storage)
-{
-    cm_state *state = storage->state;
-    cm_detached_storage detached;
-    cm_storage_detach(storage, &detached);
-    cm_status status = give_parts(state, &detached);
-    if (!cm_is_ok(status)) {
-        cm_py_report(state, status, (PyObject *)state->buffer_type);
-    }
-}
-
+/* Failures go to the unraisable hook: nobody is there to raise to. */
 static void
 give_back(cm_storage *storage)
 {
-    if (!try_give_back(storage)) {
-        give_back_slowly(storage);
+    if (CM_LIKELY(try_give_back(storage))) {
+        return;
+    }
+    cm_state *state = storage->state;
+    cm_storage detached;
+    cm_storage_detach(storage, &detached);
+    cm_status status = give_parts(&detached);
+    if (!cm_is_ok(status)) {
+        cm_py_report(state, status, (PyObject *)state->buffer_type);
     }
 }
 
@@ -338,14 +318,6 @@ cm_storage_check_not_exported(const cm_storage *storage, const char *what)
     return 0;
 }
 
-/* 0, or -1 with CudaError. */
-static int
-give(cm_state *state, cm_detached_storage *detached, const char *doing)
-{
-    cm_status status = give_parts(state, detached);
-    return cm_is_ok(status) ? 0 : cm_py_raise_int(state, status, doing);
-}
-
 int
 cm_storage_close(cm_storage *storage)
 {
@@ -356,9 +328,10 @@ cm_storage_close(cm_storage *storage)
     if (!is_idle(storage) || try_give_back(storage)) {
         return 0;
     }
-    cm_detached_storage detached;
+    cm_storage detached;
     cm_storage_detach(storage, &detached);
-    return give(storage->state, &detached, "while freeing a buffer");
+    cm_status status = give_parts(&detached);
+    return cm_py_check(storage->state, status, "while freeing a buffer");
 }
 
 void
@@ -375,7 +348,7 @@ cm_storage_unlock(cm_storage *storage)
     if (storage->state == NULL) {
         return 0;
     }
-    cm_detached_storage detached;
+    cm_storage detached;
     cm_storage_detach(storage, &detached);
     if (storage->view_count > 0) { /* others may still read the bytes, unlocked */
         storage->foreign = detached.foreign;
@@ -384,7 +357,8 @@ cm_storage_unlock(cm_storage *storage)
         detached.foreign = NULL;
         detached.foreign_drop = NULL;
     }
-    return give(storage->state, &detached, "while unregistering host memory");
+    cm_status status = give_parts(&detached);
+    return cm_py_check(storage->state, status, "while unregistering host memory");
 }
 
 int
@@ -446,12 +420,6 @@ cm_storage_begin_export(cm_storage *storage)
 {
     storage->was_exported = true;
     add_hold(storage, CM_HOLD_EXPORT);
-}
-
-void
-cm_storage_end_export(cm_storage *storage)
-{
-    cm_storage_unpin(storage);
 }
 
 void

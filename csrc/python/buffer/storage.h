@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The memory that buffers share. A view holds its storage, the storage holds its pool
- * block, registration or foreign owner: whoever has a pointer keeps the memory. */
+ * block, registration or foreign owner: every pointer keeps the memory. */
 #ifndef CM_PYTHON_BUFFER_STORAGE_H
 #define CM_PYTHON_BUFFER_STORAGE_H
 
@@ -25,7 +25,7 @@ typedef struct cm_writer {
     cm_ticket *ticket; /* held */
     cm_extent extent;
     uint64_t number; /* in the order in which they came */
-    bool covered;    /* whoever would have to wait for it waits for a later one, which
+    bool covered;    /* what would have to wait for it waits for a later one, which
                         waits for it */
 } cm_writer;
 
@@ -51,7 +51,6 @@ typedef struct cm_storage {
     atomic_uint_least64_t holds; /* CM_HOLD_*: what its bytes must outlive */
     cm_list node;                /* in state->storages while open */
     cm_state *state;             /* borrowed */
-    uint64_t generation;         /* of the state when it was made */
     cm_kind kind;                /* what consumers may do with it */
     cm_kind residency;           /* where the planner thinks the bytes are */
     int device;                  /* index; 0 for pageable memory that has none */
@@ -87,7 +86,6 @@ typedef struct cm_storage {
     uint32_t lasting_count; /* so many of them, the first, are others' as well: what is
                                queued there may use it for as long as it lives */
     uint64_t use_calls;     /* times that one was named */
-    uint64_t forget_count;  /* times that some were forgotten */
     cm_stream *first_use;   /* uses points here while one is enough */
     uint32_t use_count;
     uint32_t use_capacity;
@@ -142,9 +140,6 @@ void cm_storage_forget_uses(cm_storage *storage, const cm_stream *by,
  * written; with `streams` also for the work of its streams. 0, or -1 with the failure.
  */
 int cm_storage_wait(cm_storage *storage, bool streams);
-/* A stream that it remembers was given work that writes it. GIL held. */
-void cm_storage_set_late(cm_storage *storage);
-bool cm_storage_is_late(const cm_storage *storage);
 /* The transfers alone, not what fill() queued: for work that is ordered after that
  * anyway. */
 int cm_storage_wait_pending(cm_storage *storage);
@@ -152,9 +147,8 @@ int cm_storage_wait_pending(cm_storage *storage);
  * works on it without the GIL. */
 void cm_storage_pin(cm_storage *storage);
 void cm_storage_unpin(cm_storage *storage);
-/* Count an export; was_exported is set for good. */
+/* Count an export, which ends as a pin does; was_exported is set for good. */
 void cm_storage_begin_export(cm_storage *storage);
-void cm_storage_end_export(cm_storage *storage);
 /* Without the GIL, and a reference as well. */
 void cm_storage_drop_export(cm_storage *storage);
 /* A reference of a transfer, and its end, which fits cm_keep.drop. */
@@ -166,6 +160,14 @@ static inline size_t
 cm_storage_count_exports(const cm_storage *storage)
 {
     return atomic_load(&storage->holds) % CM_HOLD_TRANSFER;
+}
+
+/* A stream that it remembers was given work that writes it: is it waited for? GIL held.
+ */
+static inline bool
+cm_storage_is_late(const cm_storage *storage)
+{
+    return storage->seen_count != storage->late_count;
 }
 
 /* Is a transfer of it not done? */
@@ -182,7 +184,7 @@ cm_extent cm_storage_extent(const cm_storage *storage, const cm_region *region,
  * writer_total was `seen` (0: none). 0, or -1. GIL held. */
 int cm_storage_add_writer(cm_storage *storage, cm_ticket *ticket, cm_extent extent,
                           uint64_t seen);
-/* Wait (GIL released) until no transfer uses it, whoever asked for that. 0, or -1 with
+/* Wait (GIL released) until no transfer of anybody uses it. 0, or -1 with
  * what a signal handler raised. */
 int cm_storage_wait_transfers(cm_storage *storage);
 
@@ -198,74 +200,42 @@ cm_storage_set_first_use(cm_storage *storage, cm_stream *stream)
     storage->lasting_count = 1;
 }
 
-/* -- its parts ---------------------------------------------------------------------------- */
+/* -- its end ------------------------------------------------------------------------------ */
 
-/* The parts of a storage, taken out of it under the GIL so that giving them back may
- * wait without it. */
-typedef struct cm_detached_storage {
-    cm_runtime *runtime; /* borrowed */
-    cm_pool *pool;       /* the rest: owned, any may be NULL */
-    cm_block *block;
-    cm_registration *registration;
-    PyObject *foreign;
-    void (*foreign_drop)(void *argument);
-    void *foreign_argument;
-    cm_stream **uses; /* or &first_use: not to be moved */
-    cm_stream *first_use;
-    uint32_t use_count;
-    cm_writer *pending;
-    uint32_t writer_count;
-    bool fence;
-    bool captured;
-    bool unlocks; /* pages are unlocked with it */
-    int device;   /* whose work a fence means */
-} cm_detached_storage;
-
-/* Move everything out of `storage`. GIL. */
-void cm_storage_detach(cm_storage *storage, cm_detached_storage *out);
+/* Move what `storage` gives back into another that nobody else knows, so that giving it
+ * back may wait without the GIL; it may not be moved. GIL. */
+void cm_storage_detach(cm_storage *storage, cm_storage *out);
 /* Give back what needs no Python; must not hold the GIL where it may wait. In a forked
- * child all of it is leaked. Waits for the streams that use registered memory. Fails:
- * host_unregister or such a wait (everything is gone all the same). */
-CM_NODISCARD cm_status cm_detached_storage_free(cm_detached_storage *detached);
+ * child all of it is leaked. Waits for the streams that use registered memory, and for
+ * the device where others may (`runtime` NULL: that was done). Fails: host_unregister or
+ * such a wait (everything is gone all the same). */
+CM_NODISCARD cm_status cm_storage_free_parts(cm_storage *detached, cm_runtime *runtime);
 /* Then, with the GIL, let go of the foreign owner. */
-void cm_detached_storage_defer(cm_detached_storage *detached);
+void cm_storage_drop_foreign(cm_storage *detached);
 
-/* -- work that still goes on in it, and how a stream comes after that: what every exporter
- * asks before it hands memory to a consumer
- * ----------------------------------------------- */
+/* -- work that still goes on in it, and how a stream comes after that ----------------- */
 
-/* A snapshot: held streams that worked on a storage, held unfinished transfers into it.
- */
+/* A snapshot: held streams that worked on a storage, held transfers of it. */
 typedef struct cm_pending {
     cm_state *state; /* borrowed; NULL: nothing was taken */
     cm_stream **streams;
     uint32_t stream_count;
     cm_ticket **tickets;
     uint32_t ticket_count;
-    uint64_t seen;      /* the storage's writer_total */
     uint64_t use_calls; /* the storage's */
     bool captured;      /* prune found a stream that is being captured */
 } cm_pending;
 
-/* Of the transfers those that one of `extent` must come after; `few`: without those
- * that others of them come after, which is enough for a request of the engine's that
- * gets a ticket, since that hears of what a cancelled one has left. 0, or -1 with
- * MemoryError. From here to the give shutdown() is refused. GIL held. */
-int cm_pending_take_extent(const cm_storage *storage, cm_extent extent, bool few,
-                           cm_pending *out);
-/* The same of all transfers. */
-static inline int
-cm_pending_take(const cm_storage *storage, cm_pending *out)
-{
-    return cm_pending_take_extent(storage, CM_EXTENT_ALL(true), false, out);
-}
-/* GIL held. */
+/* 0, or -1 with MemoryError. From here to the give shutdown() is refused. GIL held. */
+int cm_pending_take(const cm_storage *storage, cm_pending *out);
 void cm_pending_give(cm_pending *pending);
 
-/* Forget what has finished. A stream that is being captured may not be asked; nothing
- * that was captured runs now, so only a caller that `joins_captures` has to know of it.
- * Fails: stream_is_capturing, stream_query. */
-CM_NODISCARD cm_status cm_pending_prune(cm_pending *pending, bool joins_captures);
+/* Forget what has finished, and what `consumer`, a stream's handle on `device` (-1: it
+ * is not known yet), was itself given. A stream that is being captured may not be
+ * asked; nothing that was captured runs now, so that only a consumer, which may join
+ * the capture, has to know of it. Fails: stream_is_capturing, stream_query. */
+CM_NODISCARD cm_status cm_pending_prune(cm_pending *pending, int device,
+                                        uint64_t consumer);
 
 /* Make `consumer` wait, on the device, for everything that is left; what runs on
  * `consumer` itself needs nothing. Blocks as cm_ticket_order does.
@@ -276,9 +246,5 @@ CM_NODISCARD cm_status cm_pending_order(const cm_pending *pending, cm_stream *co
  * touched after the call. Where it is being captured the storage is the graph's from
  * now on. 0, or -1 with an exception. */
 int cm_storage_order_handle(cm_storage *storage, int device, uint64_t handle);
-
-/* cm_storage_add_use for a stream that others work on: the same is asked of it.
- * Releases the GIL. 0, or -1 with an exception. */
-int cm_storage_record_stream(cm_storage *storage, cm_stream *stream);
 
 #endif

@@ -79,7 +79,6 @@ cm_storage_forget_uses(cm_storage *storage, const cm_stream *by, uint64_t use_ca
             gone[count++] = use;
         }
     }
-    storage->forget_count += count > 0;
     while (count > 0) { /* these let others in */
         cm_state_enter(storage->state);
         cm_stream_give(storage->state, gone[--count]);
@@ -96,24 +95,11 @@ uncover_all(cm_storage *storage)
 }
 
 static void
-remove_writer(cm_storage *storage, uint32_t index, bool failed)
+remove_writer(cm_storage *storage, uint32_t index)
 {
     cm_ticket *ticket = storage->pending[index].ticket;
     storage->pending[index] = storage->pending[--storage->writer_count];
-    if (failed) {
-        uncover_all(storage);
-    }
     cm_ticket_release(ticket);
-}
-
-static void
-remove_ticket(cm_storage *storage, const cm_ticket *ticket, bool failed)
-{
-    for (uint32_t i = storage->writer_count; i > 0; i--) {
-        if (storage->pending[i - 1].ticket == ticket) {
-            remove_writer(storage, i - 1, failed);
-        }
-    }
 }
 
 static void
@@ -125,7 +111,7 @@ forget_finished_pending(cm_storage *storage)
         cm_ticket_look(storage->pending[i - 1].ticket, &info);
         if (info.done) {
             failed = failed || !cm_is_ok(info.status);
-            remove_writer(storage, i - 1, false);
+            remove_writer(storage, i - 1);
         }
     }
     if (failed) {
@@ -169,8 +155,8 @@ cm_storage_extent(const cm_storage *storage, const cm_region *region, bool write
                                                : CM_EXTENT_ALL(writes);
 }
 
-/* Whoever would have to wait for those that it contains and came after has to wait for
- * it, unless it only reads: then others that read pass it by. */
+/* What would have to wait for those that it contains, and came after, has to wait for
+ * it; unless it only reads: then others that read pass it by. */
 static void
 cover_others(cm_storage *storage, cm_extent extent, uint64_t seen)
 {
@@ -212,7 +198,14 @@ wait_for_writer(cm_storage *storage, cm_ticket *ticket)
         return -1;
     }
     if (status.code != CM_EFORKED) { /* a child never learns how it ends */
-        remove_ticket(storage, ticket, !cm_is_ok(status));
+        for (uint32_t i = storage->writer_count; i > 0; i--) {
+            if (storage->pending[i - 1].ticket == ticket) {
+                remove_writer(storage, i - 1);
+            }
+        }
+        if (!cm_is_ok(status)) {
+            uncover_all(storage);
+        }
     }
     if (!cm_is_ok(status) && status.code != CM_ECANCELLED) {
         return cm_py_raise_int(storage->state, status,
@@ -262,10 +255,8 @@ wait_for_stream(cm_storage *storage, cm_stream *stream)
     if (!waited) {
         return -1;
     }
-    return cm_is_ok(status)
-               ? 0
-               : cm_py_raise_int(storage->state, status,
-                                 "while waiting for a stream that uses the buffer");
+    return cm_py_check(storage->state, status,
+                       "while waiting for a stream that uses the buffer");
 }
 
 /* With naps that grow, until signals are to be seen. No GIL. */
@@ -318,18 +309,6 @@ cm_storage_wait_pending(cm_storage *storage)
     return 0;
 }
 
-void
-cm_storage_set_late(cm_storage *storage)
-{
-    storage->late_count++;
-}
-
-bool
-cm_storage_is_late(const cm_storage *storage)
-{
-    return storage->seen_count != storage->late_count;
-}
-
 int
 cm_storage_wait(cm_storage *storage, bool streams)
 {
@@ -341,69 +320,43 @@ cm_storage_wait(cm_storage *storage, bool streams)
     }
     /* Other threads may leave more fills while we wait, and must wait for ours too. */
     uint64_t late_count = storage->late_count;
-    uint64_t forget_count = storage->forget_count;
-    for (uint32_t i = 0; i < storage->use_count;) {
-        cm_stream *stream = cm_stream_take(storage->state, storage->uses[i]);
-        int result = wait_for_stream(storage, stream);
-        cm_stream_give(storage->state, stream);
-        if (result < 0) {
-            return -1;
-        }
-        /* where some were forgotten meanwhile the others have other places */
-        i = forget_count == storage->forget_count ? i + 1 : 0;
-        forget_count = storage->forget_count;
+    cm_pending pending;
+    int result = cm_pending_take(storage, &pending);
+    for (uint32_t i = 0; result == 0 && i < pending.stream_count; i++) {
+        result = wait_for_stream(storage, pending.streams[i]);
     }
-    if (storage->seen_count < late_count) {
+    cm_pending_give(&pending);
+    if (result == 0 && storage->seen_count < late_count) {
         storage->seen_count = late_count;
     }
-    return 0;
+    return result;
 }
 
 /* -- a consumer's stream after them --------------------------------------------------------- */
 
-static void
-take_tickets(const cm_storage *storage, cm_extent extent, bool few, cm_pending *out)
-{
-    for (uint32_t i = 0; i < storage->writer_count; i++) {
-        const cm_writer *writer = &storage->pending[i];
-        if ((few && writer->covered) || !cm_writer_is_in_the_way(writer, extent)) {
-            continue;
-        }
-        cm_ticket_info info;
-        cm_ticket_look(writer->ticket, &info);
-        if (!info.done || !cm_is_ok(info.status)) { /* else there is nothing to wait for
-                                                     */
-            out->tickets[out->ticket_count++] = cm_ticket_hold(writer->ticket);
-        }
-    }
-}
-
 int
-cm_pending_take_extent(const cm_storage *storage, cm_extent extent, bool few,
-                       cm_pending *out)
+cm_pending_take(const cm_storage *storage, cm_pending *out)
 {
-    uint32_t use_count = storage->use_count;
-    uint32_t writer_count = storage->writer_count;
-    cm_stream **streams = use_count == 0 ? NULL : malloc(use_count * sizeof(*streams));
-    cm_ticket **tickets =
-        writer_count == 0 ? NULL : malloc(writer_count * sizeof(*tickets));
+    uint32_t stream_count = storage->use_count;
+    uint32_t ticket_count = storage->writer_count;
     *out = (cm_pending){.state = NULL};
-    if ((use_count > 0 && streams == NULL) || (writer_count > 0 && tickets == NULL)) {
-        free(streams);
-        free(tickets);
+    void **room = malloc((stream_count + ticket_count + 1u) * sizeof(*room));
+    if (room == NULL) {
         PyErr_NoMemory();
         return -1;
     }
     *out = (cm_pending){.state = storage->state,
-                        .streams = streams,
-                        .stream_count = use_count,
-                        .tickets = tickets,
-                        .seen = storage->writer_total,
+                        .streams = (cm_stream **)(void *)room,
+                        .stream_count = stream_count,
+                        .tickets = (cm_ticket **)(void *)(room + stream_count),
+                        .ticket_count = ticket_count,
                         .use_calls = storage->use_calls};
-    for (uint32_t i = 0; i < use_count; i++) {
-        streams[i] = cm_stream_hold(storage->uses[i]);
+    for (uint32_t i = 0; i < stream_count; i++) {
+        out->streams[i] = cm_stream_hold(storage->uses[i]);
     }
-    take_tickets(storage, extent, few, out);
+    for (uint32_t i = 0; i < ticket_count; i++) {
+        out->tickets[i] = cm_ticket_hold(storage->pending[i].ticket);
+    }
     cm_state_enter(out->state);
     return 0;
 }
@@ -420,8 +373,7 @@ cm_pending_give(cm_pending *pending)
     for (uint32_t i = 0; i < pending->ticket_count; i++) {
         cm_ticket_release(pending->tickets[i]);
     }
-    free(pending->streams);
-    free(pending->tickets);
+    free((void *)pending->streams);
     cm_state_leave(pending->state);
     *pending = (cm_pending){.state = NULL};
 }
@@ -440,7 +392,7 @@ query_stream(const cm_stream *stream, bool *done, bool *capturing)
 }
 
 cm_status
-cm_pending_prune(cm_pending *pending, bool joins_captures)
+cm_pending_prune(cm_pending *pending, int device, uint64_t consumer)
 {
     uint32_t left = 0;
     for (uint32_t i = 0; i < pending->ticket_count; i++) {
@@ -458,14 +410,14 @@ cm_pending_prune(cm_pending *pending, bool joins_captures)
     left = 0;
     for (uint32_t i = 0; i < pending->stream_count; i++) {
         cm_stream *stream = pending->streams[i];
-        bool done = false;
+        bool done = device >= 0 && cm_stream_is_handle(stream, device, consumer);
         bool capturing = false;
-        if (cm_is_ok(status)) {
+        if (cm_is_ok(status) && !done) {
             status = query_stream(stream, &done, &capturing);
         }
         if (cm_is_ok(status) && capturing) {
             pending->captured = true;
-            done = !joins_captures;
+            done = device < 0;
         }
         if (cm_is_ok(status) && done) {
             cm_stream_release(stream);
@@ -493,30 +445,12 @@ cm_pending_order(const cm_pending *pending, cm_stream *consumer)
     return cm_ok();
 }
 
-/* What the consumer itself was given comes before it anyway. */
-static void
-drop_consumer(cm_pending *pending, int device, uint64_t handle)
-{
-    uint32_t left = 0;
-    for (uint32_t i = 0; i < pending->stream_count; i++) {
-        cm_stream *stream = pending->streams[i];
-        if (cm_stream_is_handle(stream, device, handle)) {
-            cm_stream_release(stream);
-        }
-        else {
-            pending->streams[left++] = stream;
-        }
-    }
-    pending->stream_count = left;
-}
-
 static cm_status
 order_handle(cm_runtime *rt, cm_pending *pending, int device, uint64_t handle,
              bool *capturing)
 {
     CM_TRY(cm_stream_ask_capturing(rt, device, handle, capturing));
-    drop_consumer(pending, device, handle);
-    CM_TRY(cm_pending_prune(pending, true));
+    CM_TRY(cm_pending_prune(pending, device, handle));
     if (pending->stream_count == 0 && pending->ticket_count == 0) {
         return cm_ok();
     }
@@ -546,25 +480,5 @@ cm_storage_order_handle(cm_storage *storage, int device, uint64_t handle)
     Py_END_ALLOW_THREADS
     storage->was_captured = storage->was_captured || capturing;
     cm_pending_give(&pending);
-    return cm_is_ok(status) ? 0
-                            : cm_py_raise_int(storage->state, status,
-                                              "while ordering a consumer's stream");
-}
-
-int
-cm_storage_record_stream(cm_storage *storage, cm_stream *stream)
-{
-    if (cm_storage_add_lasting_use(storage, stream) < 0) {
-        return -1;
-    }
-    cm_status status;
-    bool capturing;
-    Py_BEGIN_ALLOW_THREADS
-    status =
-        cm_stream_ask_capturing(stream->rt, stream->device, stream->handle, &capturing);
-    Py_END_ALLOW_THREADS
-    storage->was_captured = storage->was_captured || capturing;
-    return cm_is_ok(status)
-               ? 0
-               : cm_py_raise_int(storage->state, status, "while recording a stream");
+    return cm_py_check(storage->state, status, "while ordering a consumer's stream");
 }

@@ -5,10 +5,13 @@
 #include "python/buffer/methods.h"
 #include "python/core/arguments.h"
 
-/* -- indexing: integers, slices, Ellipsis and None --------------------------------------- */
+/* -- indexing: integers, slices, Ellipsis and None. What is wrong with an index is left
+ * to the package; these answer false for it
+ * ---------------------------------------------
+ */
 
 typedef struct cursor {
-    cm_buffer *self;
+    const cm_buffer *self;
     int axis; /* next axis of self to be indexed */
     int64_t offset;
     int ndim; /* of the view so far */
@@ -16,17 +19,16 @@ typedef struct cursor {
     int64_t strides[CM_MAX_NDIM];
 } cursor;
 
-static int
+static bool
 push_axis(cursor *at, int64_t length, int64_t stride)
 {
     if (at->ndim == CM_MAX_NDIM) {
-        PyErr_Format(PyExc_IndexError, "a view has at most %d dimensions", CM_MAX_NDIM);
-        return -1;
+        return false;
     }
     at->shape[at->ndim] = length;
     at->strides[at->ndim] = stride;
     at->ndim++;
-    return 0;
+    return true;
 }
 
 /* What does not fit is in a view without elements, whose offset nobody uses. */
@@ -38,155 +40,96 @@ move(cursor *at, int64_t steps, int64_t stride)
     (void)cm_add_i64(at->offset, reach, &at->offset);
 }
 
-static int
-refuse_advanced(PyObject *item)
+/* Also false with the exception of its __index__(). */
+static bool
+apply_integer(cursor *at, PyObject *item, int64_t length, int64_t stride)
 {
-    PyObject *type = PyType_GetName(Py_TYPE(item));
-    if (type != NULL) {
-        PyErr_Format(
-            PyExc_IndexError,
-            "buffers take basic indexing only (integers, slices, Ellipsis, None), "
-            "not %U; index the array of numpy() instead",
-            type);
-        Py_DECREF(type);
+    if (PyBool_Check(item) || !PyIndex_Check(item)) {
+        return false;
     }
-    return -1;
+    Py_ssize_t i = PyNumber_AsSsize_t(item, NULL);
+    if (i == -1 && PyErr_Occurred() && PyErr_ExceptionMatches(PyExc_TypeError)) {
+        PyErr_Clear(); /* an array of many elements, for one, has an index and no value
+                        */
+        return false;
+    }
+    if (i < -length || i >= length || PyErr_Occurred()) {
+        return false;
+    }
+    move(at, i < 0 ? i + length : i, stride);
+    return true;
 }
 
-static int
-apply_integer(cursor *at, PyObject *item)
+/* False with an exception. */
+static bool
+apply_slice(cursor *at, PyObject *item, int64_t length, int64_t stride)
 {
-    int64_t length = cm_buffer_shape(at->self)[at->axis];
-    PyObject *number = PyNumber_Index(item);
-    if (number == NULL) {
-        if (PyErr_ExceptionMatches(PyExc_TypeError)) { /* e.g. an array of many elements
-                                                        */
-            PyErr_Clear();
-            return refuse_advanced(item);
-        }
-        return -1;
-    }
-    Py_ssize_t i = PyLong_AsSsize_t(number);
-    Py_DECREF(number);
-    if (i == -1 && PyErr_Occurred()) {
-        if (!PyErr_ExceptionMatches(PyExc_OverflowError)) {
-            return -1;
-        }
-        PyErr_Clear();
-        i = PY_SSIZE_T_MAX; /* out of range of any axis */
-    }
-    if (i < -length || i >= length) {
-        PyErr_Format(PyExc_IndexError,
-                     "index %S is out of bounds for axis %d with length %lld", item,
-                     at->axis, (long long)length);
-        return -1;
-    }
-    int64_t position = i < 0 ? i + length : i;
-    move(at, position, cm_buffer_strides(at->self)[at->axis]);
-    at->axis++;
-    return 0;
-}
-
-static int
-apply_slice(cursor *at, PyObject *item)
-{
-    int64_t length = cm_buffer_shape(at->self)[at->axis];
-    int64_t stride = cm_buffer_strides(at->self)[at->axis];
     Py_ssize_t start;
     Py_ssize_t stop;
     Py_ssize_t step;
     if (PySlice_Unpack(item, &start, &stop, &step) < 0) {
-        return -1;
+        return false;
     }
     Py_ssize_t count = PySlice_AdjustIndices((Py_ssize_t)length, &start, &stop, step);
-    int64_t new_stride;
     if (count > 0) {
         move(at, (int64_t)start, stride);
     }
+    int64_t new_stride;
     if (!cm_mul_i64(stride, (int64_t)step, &new_stride)) {
         new_stride = stride; /* such a step leaves one element or none: any stride will
                                 do */
     }
-    at->axis++;
     return push_axis(at, (int64_t)count, new_stride);
 }
 
-static int
-keep_axes(cursor *at, int count)
+/* The axes before `end` as they are. */
+static bool
+keep_axes(cursor *at, int end)
 {
-    for (int i = 0; i < count; i++, at->axis++) {
-        if (push_axis(at, cm_buffer_shape(at->self)[at->axis],
-                      cm_buffer_strides(at->self)[at->axis])
-            < 0) {
-            return -1;
-        }
+    bool fits = true;
+    for (; at->axis < end && fits; at->axis++) {
+        fits = push_axis(at, cm_buffer_shape(at->self)[at->axis],
+                         cm_buffer_strides(at->self)[at->axis]);
     }
-    return 0;
+    return fits;
+}
+
+static PyObject *
+item_of(PyObject *index, Py_ssize_t i)
+{
+    return PyTuple_Check(index) ? PyTuple_GetItem(index, i) : index;
 }
 
 static bool
-consumes_axis(PyObject *item)
+apply(cursor *at, PyObject *index)
 {
-    return item != Py_None && item != Py_Ellipsis;
-}
-
-/* 0 when `items` are all of basic kinds and fit; *consumed is how many axes they index.
- */
-static int
-check_items(const cm_buffer *self, PyObject *const *items, Py_ssize_t count,
-            int *consumed)
-{
-    bool seen_ellipsis = false;
-    *consumed = 0;
+    Py_ssize_t count = PyTuple_Check(index) ? PyTuple_Size(index) : 1;
+    Py_ssize_t axes_left = count; /* that the items still to come index */
+    Py_ssize_t ellipses = 0;
     for (Py_ssize_t i = 0; i < count; i++) {
-        PyObject *item = items[i];
-        if (item == Py_Ellipsis) {
-            if (seen_ellipsis) {
-                PyErr_SetString(PyExc_IndexError,
-                                "an index holds at most one Ellipsis");
-                return -1;
-            }
-            seen_ellipsis = true;
-        }
-        else if (consumes_axis(item)) {
-            if (!PySlice_Check(item) && (PyBool_Check(item) || !PyIndex_Check(item))) {
-                return refuse_advanced(item);
-            }
-            *consumed += 1;
-        }
-        if (*consumed > self->ndim) {
-            PyErr_Format(PyExc_IndexError,
-                         "too many indices: the buffer has %d dimension%s", self->ndim,
-                         self->ndim == 1 ? "" : "s");
-            return -1;
-        }
+        PyObject *item = item_of(index, i);
+        ellipses += item == Py_Ellipsis;
+        axes_left -= item == Py_Ellipsis || item == Py_None;
     }
-    return 0;
-}
-
-static int
-apply_items(cursor *at, PyObject *const *items, Py_ssize_t count, int consumed)
-{
-    for (Py_ssize_t i = 0; i < count; i++) {
-        PyObject *item = items[i];
-        int failed;
+    bool fits = axes_left <= at->self->ndim && ellipses <= 1;
+    for (Py_ssize_t i = 0; i < count && fits; i++) {
+        PyObject *item = item_of(index, i);
         if (item == Py_None) {
-            failed = push_axis(at, 1, 0);
+            fits = push_axis(at, 1, 0);
         }
         else if (item == Py_Ellipsis) {
-            failed = keep_axes(at, at->self->ndim - consumed);
-        }
-        else if (PySlice_Check(item)) {
-            failed = apply_slice(at, item);
+            fits = keep_axes(at, at->self->ndim - (int)axes_left);
         }
         else {
-            failed = apply_integer(at, item);
-        }
-        if (failed < 0) {
-            return -1;
+            int64_t length = cm_buffer_shape(at->self)[at->axis];
+            int64_t stride = cm_buffer_strides(at->self)[at->axis];
+            fits = PySlice_Check(item) ? apply_slice(at, item, length, stride)
+                                       : apply_integer(at, item, length, stride);
+            at->axis++;
+            axes_left--;
         }
     }
-    return keep_axes(at, at->self->ndim - at->axis);
+    return fits && keep_axes(at, at->self->ndim);
 }
 
 PyObject *
@@ -196,33 +139,20 @@ cm_buffer_subscript(PyObject *object, PyObject *index)
     if (cm_buffer_check_open(self) < 0) {
         return NULL;
     }
-    PyObject *single[1] = {index};
-    PyObject *items_of_tuple[2 * CM_MAX_NDIM + 1];
-    PyObject *const *items = single;
-    Py_ssize_t count = 1;
-    if (PyTuple_Check(index)) {
-        count = PyTuple_Size(index);
-        if (count > 2 * CM_MAX_NDIM + 1) {
-            PyErr_SetString(PyExc_IndexError, "too many indices");
-            return NULL;
-        }
-        for (Py_ssize_t i = 0; i < count; i++) {
-            items_of_tuple[i] = PyTuple_GetItem(index, i); /* the tuple keeps it */
-        }
-        items = items_of_tuple;
-    }
-    int consumed;
     cursor at;
     at.self = self;
     at.axis = 0;
     at.offset = self->offset;
     at.ndim = 0;
-    if (check_items(self, items, count, &consumed) < 0
-        || apply_items(&at, items, count, consumed) < 0) {
-        return NULL;
+    if (apply(&at, index)) {
+        return cm_buffer_new_view(self, NULL, at.offset, self->dtype, at.ndim, at.shape,
+                                  at.strides);
     }
-    return cm_buffer_new_view(self, NULL, at.offset, self->dtype, at.ndim, at.shape,
-                              at.strides);
+    if (!PyErr_Occurred()) {
+        cm_package_refuse("extension.views", "refuse_index",
+                          PyTuple_Pack(2, object, index));
+    }
+    return NULL;
 }
 
 Py_ssize_t
@@ -238,114 +168,56 @@ cm_buffer_length(PyObject *object)
 
 /* -- shapes and strides that the package works out --------------------------------------- */
 
-/* 0, or -1 with an exception. */
-static int
-read_numbers(PyObject *tuple, int64_t *out)
-{
-    for (Py_ssize_t i = 0; i < PyTuple_Size(tuple); i++) {
-        out[i] = PyLong_AsLongLong(PyTuple_GetItem(tuple, i));
-        if (out[i] == -1 && PyErr_Occurred()) {
-            return -1;
-        }
-    }
-    return 0;
-}
-
-/* The view that cumem.views.<function>(*arguments) answers, as shape and strides of the
- * same bytes; takes over the arguments, a tuple or NULL. */
+/* The view that cumem.extension.views.<function>(*arguments) answers, as shape and
+ * strides of the same bytes; takes over the arguments, a tuple or NULL. */
 static PyObject *
 view_as(cm_buffer *self, PyObject *dtype, const char *function, PyObject *arguments)
 {
     int64_t shape[CM_MAX_NDIM];
     int64_t strides[CM_MAX_NDIM];
-    PyObject *first;
-    PyObject *second;
+    PyObject *lengths;
+    PyObject *steps;
     PyObject *view = NULL;
-    PyObject *answer = cm_package_call("views", function, arguments);
-    if (answer != NULL
-        && PyArg_ParseTuple(answer, "O!O!", &PyTuple_Type, &first, &PyTuple_Type,
-                            &second)) {
-        Py_ssize_t ndim = PyTuple_Size(first);
-        if (ndim > CM_MAX_NDIM) {
-            PyErr_Format(PyExc_ValueError,
-                         "shape has %zd dimensions, at most %d are possible", ndim,
-                         CM_MAX_NDIM);
-        }
-        else if (read_numbers(first, shape) == 0
-                 && read_numbers(second, strides) == 0) {
-            view = cm_buffer_new_view(self, NULL, self->offset, dtype, (int)ndim, shape,
-                                      strides);
-        }
+    int ndim;
+    PyObject *answer = cm_package_call("extension.views", function, arguments);
+    if (answer != NULL && PyArg_ParseTuple(answer, "OO", &lengths, &steps)
+        && cm_extents_read(lengths, steps, &ndim, shape, strides) == 0) {
+        view =
+            cm_buffer_new_view(self, NULL, self->offset, dtype, ndim, shape, strides);
     }
     Py_XDECREF(answer);
     return view;
 }
 
-static PyObject *
-to_tuple(PyObject *const *args, Py_ssize_t nargs)
-{
-    PyObject *tuple = PyTuple_New(nargs);
-    for (Py_ssize_t i = 0; tuple != NULL && i < nargs; i++) {
-        (void)PyTuple_SetItem(tuple, i, Py_NewRef(args[i]));
-    }
-    return tuple;
-}
-
-/* -- reshape -------------------------------------------------------------------------- */
-
-CM_DOC(cm_buffer_reshape_doc,
-"reshape($self, /, *shape, order='C')\n--\n\n"
-"View the same bytes with another shape.\n\n"
-"Parameters\n----------\n*shape : int or tuple of int\n"
-"    New lengths in elements; one of them may be -1 and is worked out.\n"
-"order : {'C', 'F'}\n"
-"    Which index runs fastest where elements are read and laid out.\n\n"
-"Returns\n-------\nBuffer\n"
-"    A view of the same type; it keeps the memory alive. Never a copy.\n\n"
-"Raises\n------\nValueError\n"
-"    The number of elements differs, more than one length is -1, the strides do not\n"
-"    allow the shape without a copy, or the buffer is closed.\n"
-"TypeError\n    A length is not an integer.");
-
-/* It takes any number of positional arguments, which cm_args_parse does not, so the one
- * keyword is looked up by itself. */
 PyObject *
-cm_buffer_reshape(PyObject *object, PyObject *const *args, Py_ssize_t nargs,
-                  PyObject *kwnames)
+cm_buffer_reshape(PyObject *object, PyObject *arguments, PyObject *keywords)
 {
     cm_buffer *self = (cm_buffer *)object;
-    static const char *const names[] = {"order", NULL};
-    PyObject *values[1];
-    char order;
-    if (cm_args_parse("reshape", args + nargs, 0, kwnames, names, 0, 0, values) < 0
-        || cm_arg_order(values[0] == NULL ? Py_None : values[0], "order", &order) < 0
-        || cm_buffer_check_open(self) < 0) {
+    if (cm_buffer_check_open(self) < 0) {
         return NULL;
     }
-    if (nargs == 0) {
-        PyErr_SetString(PyExc_TypeError, "reshape() needs a shape");
-        return NULL;
-    }
-    PyObject *shape = to_tuple(args, nargs);
     return view_as(self, self->dtype, "reshape",
-                   shape == NULL ? NULL : Py_BuildValue("(ONC)", object, shape, order));
+                   Py_BuildValue("(OOO)", object, arguments,
+                                 keywords == NULL ? Py_None : keywords));
 }
 
-/* -- transpose ------------------------------------------------------------------------ */
-
-CM_DOC(cm_buffer_transpose_doc,
-"transpose($self, /, *axes)\n--\n\n"
-"View with the axes in another order; without arguments reversed.\n\n"
-"Parameters\n----------\n*axes : int or tuple of int\n"
-"    A permutation of the axes; negative numbers count from the end.\n\n"
-"Returns\n-------\nBuffer\n    A view of the same type; it keeps the memory alive.\n\n"
-"Raises\n------\nValueError\n"
-"    `axes` is not a permutation, or the buffer is closed.\n"
-"TypeError\n    An axis is not an integer.");
-
-static PyObject *
-transpose(cm_buffer *self)
+PyObject *
+cm_buffer_transpose(PyObject *object, PyObject *axes)
 {
+    cm_buffer *self = (cm_buffer *)object;
+    if (cm_buffer_check_open(self) < 0) {
+        return NULL;
+    }
+    return view_as(self, self->dtype, "transpose", PyTuple_Pack(2, object, axes));
+}
+
+PyObject *
+cm_buffer_get_transposed(PyObject *object, void *closure CM_UNUSED)
+{
+    cm_buffer *self = (cm_buffer *)object;
+    if (cm_buffer_check_open(self) < 0) {
+        return NULL;
+    }
     int64_t shape[CM_MAX_NDIM];
     int64_t strides[CM_MAX_NDIM];
     for (int i = 0; i < self->ndim; i++) {
@@ -355,42 +227,6 @@ transpose(cm_buffer *self)
     return cm_buffer_new_view(self, NULL, self->offset, self->dtype, self->ndim, shape,
                               strides);
 }
-
-PyObject *
-cm_buffer_transpose(PyObject *object, PyObject *const *args, Py_ssize_t nargs)
-{
-    cm_buffer *self = (cm_buffer *)object;
-    if (cm_buffer_check_open(self) < 0) {
-        return NULL;
-    }
-    if (nargs == 0 || (nargs == 1 && args[0] == Py_None)) {
-        return transpose(self);
-    }
-    PyObject *axes = to_tuple(args, nargs);
-    return view_as(self, self->dtype, "transpose",
-                   axes == NULL ? NULL : Py_BuildValue("(ON)", object, axes));
-}
-
-PyObject *
-cm_buffer_get_transposed(PyObject *object, void *closure CM_UNUSED)
-{
-    cm_buffer *self = (cm_buffer *)object;
-    return cm_buffer_check_open(self) < 0 ? NULL : transpose(self);
-}
-
-/* -- another dtype ----------------------------------------------------------------------- */
-
-CM_DOC(cm_buffer_view_doc,
-"view($self, /, dtype)\n--\n\n"
-"View the same bytes as another dtype, by NumPy's rules.\n\n"
-"Parameters\n----------\ndtype : dtype_like\n"
-"    Any dtype without Python objects. Where its itemsize differs, the last axis is\n"
-"    lengthened or shortened and must be contiguous.\n\n"
-"Returns\n-------\nBuffer\n    A view of the same type; it keeps the memory alive.\n\n"
-"Raises\n------\nValueError\n"
-"    The itemsize differs and the buffer has no dimensions, its last axis is not\n"
-"    contiguous, or the sizes do not divide; or the buffer is closed.\n"
-"TypeError\n    `dtype` is not a dtype or holds Python objects.");
 
 PyObject *
 cm_buffer_view(PyObject *object, PyObject *const *args, Py_ssize_t nargs,

@@ -6,11 +6,13 @@
 
 #include "base/array.h"
 #include "base/checked_math.h"
+#include "docstrings.h"
 #include "python/copy/call.h"
 #include "python/copy/copy_functions.h"
 #include "python/core/arguments.h"
 #include "python/core/errors.h"
 #include "python/core/numpy_bridge.h"
+#include "python/core/types.h"
 #include "python/device/objects.h"
 #include "python/protocols/import.h"
 #include "python/protocols/protocols.h"
@@ -54,27 +56,14 @@ typedef struct many_pairs {
 
 /* -- growing ------------------------------------------------------------------------------ */
 
-/* False with MemoryError. */
-static bool
-reserve_one(void *array_pointer, size_t item_nbytes, uint32_t count, uint32_t *room)
-{
-    uint32_t reserved =
-        cm_array_reserve(array_pointer, item_nbytes, NULL, count, *room);
-    if (reserved == 0) {
-        PyErr_NoMemory();
-        return false;
-    }
-    *room = reserved;
-    return true;
-}
-
 /* Once for all pairs that it is at an end of. */
 static int
 add_storage(many_pairs *self, cm_storage *storage, bool written)
 {
     if (storage->many_call != self->call) {
-        if (!reserve_one(&self->storages, sizeof(*self->storages), self->storage_count,
-                         &self->storage_room)) {
+        if (cm_reserve(&self->storages, sizeof(*self->storages), NULL, 0,
+                       self->storage_count, &self->storage_room)
+            < 0) {
             return -1;
         }
         cm_storage_hold(storage);
@@ -100,43 +89,15 @@ keep_end(many_pairs *self, const cm_operand *end, bool written)
     return PyList_Append(self->kept, end->keep);
 }
 
-/* -- checks ------------------------------------------------------------------------------- */
-
-static int
-check_target(const many_pairs *self, PyObject *object)
-{
-    if (!self->dst.readonly) {
-        return 0;
-    }
-    PyErr_Format(PyExc_ValueError, "the target (%R) is read-only",
-                 (PyObject *)Py_TYPE(object));
-    return -1;
-}
-
-static int
-check_dtypes(const many_pairs *self)
-{
-    int equal = cm_numpy_dtype_equal(self->dst.dtype, self->src.dtype);
-    if (equal == 0) {
-        PyErr_Format(PyExc_TypeError,
-                     "source has dtype %S, target has dtype %S; convert first",
-                     self->src.dtype, self->dst.dtype);
-    }
-    return equal > 0 ? 0 : -1;
-}
-
 /* -- a pair of buffers and arrays --------------------------------------------------------- */
 
 static void
 note_device(many_pairs *self, const cm_region *region)
 {
-    if (region->kind == CM_KIND_PAGEABLE || region->device < 0
-        || region->device >= CM_MAX_DEVICES) {
-        return;
-    }
-    self->any_devices |= UINT64_C(1) << region->device;
-    if (region->kind == CM_KIND_DEVICE) {
-        self->devices |= UINT64_C(1) << region->device;
+    uint64_t device = cm_devices_of(region);
+    self->any_devices |= device;
+    if (device != 0 && region->kind == CM_KIND_DEVICE) {
+        self->devices |= device;
         self->first_device =
             self->first_device < 0 ? region->device : self->first_device;
     }
@@ -253,11 +214,11 @@ try_usual(many_pairs *self, PyObject *dst, PyObject *src, uint64_t index)
     bool dst_asks, src_asks;
     int64_t nbytes, same;
     int read = read_quickly(self, &self->dst, dst, &dst_asks);
-    if (read <= 0 || check_target(self, dst) < 0) {
+    if (read <= 0 || cm_check_target("", &self->dst, dst) < 0) {
         return read <= 0 ? read : -1;
     }
     read = read_quickly(self, &self->src, src, &src_asks);
-    if (read <= 0 || check_dtypes(self) < 0) {
+    if (read <= 0 || cm_check_dtypes("", &self->dst, &self->src) < 0) {
         return read <= 0 ? read : -1;
     }
     if (!have_one_shape(&self->dst.region, &self->src.region)
@@ -283,8 +244,9 @@ try_usual(many_pairs *self, PyObject *dst, PyObject *src, uint64_t index)
 static int
 add_other(many_pairs *self, const cm_region *src, uint64_t index)
 {
-    if (!reserve_one(&self->others, sizeof(*self->others), self->other_count,
-                     &self->other_room)) {
+    if (cm_reserve(&self->others, sizeof(*self->others), NULL, 0, self->other_count,
+                   &self->other_room)
+        < 0) {
         return -1;
     }
     cm_piece_regions *other = &self->others[self->other_count++];
@@ -310,9 +272,9 @@ static int
 add_any(many_pairs *self, uint64_t index)
 {
     cm_layout layout;
-    cm_region src = self->src.region;
-    if (!cm_is_ok(cm_region_broadcast(&self->dst.region, &src))) {
-        return cm_refuse_shapes("", &self->dst.region, &self->src.region);
+    cm_region src;
+    if (cm_check_pair("", &self->dst, &self->src, &src) < 0) {
+        return -1;
     }
     cm_status status = cm_layout_init(&self->dst.region, &src, &layout);
     if (!cm_is_ok(status)) {
@@ -336,12 +298,12 @@ read_any(many_pairs *self, PyObject *dst, PyObject *src, uint64_t index)
     if (cm_operand_init(self->state, &self->dst, dst, NULL, self->stream) < 0) {
         return -1;
     }
-    int result = check_target(self, dst);
+    int result = cm_check_target("", &self->dst, dst);
     if (result == 0) {
         result = cm_operand_init(self->state, &self->src, src, self->dst.dtype,
                                  self->stream);
         if (result == 0) {
-            result = check_dtypes(self) < 0 ? -1 : add_any(self, index);
+            result = add_any(self, index);
             cm_operand_fini(&self->src);
         }
     }
@@ -555,7 +517,6 @@ fini_pairs(many_pairs *self)
 /* One call. */
 typedef struct many_call {
     cm_call call;
-    cm_progress progress;
     many_pairs pairs;
     cm_many_request request;
 } many_call;
@@ -601,9 +562,14 @@ init_call(many_call *call, PyObject *iterable, cm_stream *given)
     for (size_t i = 0; i < pairs->storage_count; i++) {
         const many_storage *entry = &pairs->storages[i];
         cm_extent all = CM_EXTENT_ALL(entry->written);
-        if (cm_call_come_after(&call->call, entry->storage, all) < 0) {
+        if (cm_call_come_after(&call->call, entry->storage, all) < 0
+            || cm_call_keep_storage(&call->call, entry->storage) < 0) {
             return -1;
         }
+    }
+    if (PyList_Size(pairs->kept) > 0
+        && cm_call_keep_object(&call->call, pairs->kept) < 0) {
+        return -1;
     }
     cm_many_request *request = &call->request;
     request->pieces = pairs->pieces;
@@ -611,22 +577,6 @@ init_call(many_call *call, PyObject *iterable, cm_stream *given)
     request->others = pairs->others;
     request->other_count = pairs->other_count;
     return 0;
-}
-
-static int
-prepare(many_call *call)
-{
-    const many_pairs *pairs = &call->pairs;
-    for (size_t i = 0; i < pairs->storage_count; i++) {
-        if (cm_call_keep_storage(&call->call, pairs->storages[i].storage) < 0) {
-            return -1;
-        }
-    }
-    return (PyList_Size(pairs->kept) > 0
-            && cm_call_keep_object(&call->call, pairs->kept) < 0)
-                   || cm_call_prepare(&call->call, &call->request.common) < 0
-               ? -1
-               : 0;
 }
 
 /* One that does waits for what came first, and with it the whole. */
@@ -637,6 +587,11 @@ moves_bytes(const many_pairs *pairs)
         const cm_piece *piece = &pairs->pieces[i];
         if (piece->dst.host != piece->src.host
             || piece->dst.address != piece->src.address) {
+            return true;
+        }
+    }
+    for (uint32_t i = 0; i < pairs->other_count; i++) {
+        if (cm_call_moves_bytes(&pairs->others[i].dst, &pairs->others[i].src)) {
             return true;
         }
     }
@@ -680,13 +635,12 @@ mark_if_capturing(const many_call *call)
 static void
 remember_rest(many_call *call, cm_ticket *ticket)
 {
-    PyObject *type, *value, *traceback;
-    PyErr_Fetch(&type, &value, &traceback);
+    cm_kept_error error = cm_error_keep();
     if (cm_call_remember(&call->call, ticket) == 0) {
         cm_ticket_release(ticket);
     }
     PyErr_Clear();
-    PyErr_Restore(type, value, traceback);
+    cm_error_restore(error);
 }
 
 static PyObject *
@@ -695,7 +649,7 @@ run(many_call *call)
     cm_state *state = call->call.state;
     cm_ticket *ticket = NULL;
     cm_engine *engine = cm_call_engine(state, call->pairs.any_devices);
-    if (engine == NULL || prepare(call) < 0) {
+    if (engine == NULL || cm_call_prepare(&call->call, &call->request.common) < 0) {
         return NULL;
     }
     cm_status status = run_call(call, engine, &ticket);
@@ -721,27 +675,6 @@ run(many_call *call)
                                         call->pairs.pairs);
 }
 
-/* A hint for a stream that does not say its device: the first target's. */
-static int
-device_hint(const cm_state *state, PyObject *pairs)
-{
-    PyObject *pair =
-        PyTuple_Check(pairs) && PyTuple_Size(pairs) > 0 ? PyTuple_GetItem(pairs, 0)
-        : PyList_Check(pairs) && PyList_Size(pairs) > 0 ? PyList_GetItem(pairs, 0)
-                                                        : NULL;
-    for (Py_ssize_t i = 0;
-         pair != NULL && PyTuple_Check(pair) && i < PyTuple_Size(pair); i++) {
-        PyObject *end = PyTuple_GetItem(pair, i);
-        if (cm_buffer_check(state, end)) {
-            const cm_buffer *buffer = (const cm_buffer *)(void *)end;
-            if (buffer->storage->residency == CM_KIND_DEVICE) {
-                return buffer->storage->device;
-            }
-        }
-    }
-    return -1;
-}
-
 static PyObject *
 copy_with(PyObject *module, const char *function, PyObject *const *args,
           Py_ssize_t nargs, PyObject *kwnames, bool blocking)
@@ -759,87 +692,23 @@ copy_with(PyObject *module, const char *function, PyObject *const *args,
     if (call == NULL) {
         return PyErr_NoMemory();
     }
-    cm_stream *stream = NULL;
-    if (values[1] != NULL && values[1] != Py_None) {
-        stream = cm_stream_from_object(state, values[1], device_hint(state, values[0]));
-        if (stream == NULL) {
-            PyMem_Free(call);
-            return NULL;
-        }
-    }
-    call->call.state = state;
-    call->call.blocking = blocking;
-    call->call.has_ticket = true;
+    cm_call_frame frame;
     PyObject *result = NULL;
-    if (cm_progress_open(values[2], "copy", &call->progress) == 0) {
-        call->call.progress = call->progress.tell == NULL ? NULL : &call->progress;
-        cm_state_enter(state);
-        result = init_call(call, values[0], stream) < 0 ? NULL : run(call);
+    if (cm_call_enter(&frame, state, values[1], cm_device_hint(state, values[0], 2),
+                      values[2], "copy")
+        == 0) {
+        call->call = (cm_call){.state = state,
+                               .blocking = blocking,
+                               .has_ticket = true,
+                               .progress = &frame.progress};
+        result = init_call(call, values[0], frame.stream) < 0 ? NULL : run(call);
         cm_call_fini(&call->call);
         fini_pairs(&call->pairs);
         cm_stream_give(state, call->call.stream);
-        cm_state_leave(state);
-    }
-    if (cm_progress_close(&call->progress) < 0) {
-        Py_CLEAR(result);
     }
     PyMem_Free(call);
-    cm_stream_give(state, stream);
-    return result;
+    return cm_call_leave(&frame, result);
 }
-
-PyDoc_STRVAR(copy_many_doc,
-"copy_many($module, /, pairs, *, stream=None, progress=None)\n--\n\n"
-"Make many copies with one call, and wait until all the data is there.\n\n"
-"Small copies cost far less so than one by one: those between page-locked and device\n"
-"memory are made by one kernel, ordinary memory is gathered and sent in large pieces.\n\n"
-"Parameters\n----------\n"
-"pairs : iterable of (dst, src)\n"
-"    Tuples or lists of two; each end is what `copy` takes. All are read and checked before\n"
-"    anything is copied.\n"
-"stream : stream, optional\n"
-"    Where to copy, of a device whose memory is an end; by default the current stream of\n"
-"    the first such device.\n"
-"progress : bool or callable, optional\n"
-"    As for `copy`, of the bytes of all pairs.\n\n"
-"Raises\n------\n"
-"ImportError\n    If `progress` is True and there is no tqdm.\n"
-"TypeError\n    If a pair is no pair, an end is no memory or the dtypes differ.\n"
-"ValueError\n"
-"    If shapes do not fit, a target is read-only, a buffer is closed or `stream` is of\n"
-"    another device. Both name the index of the pair.\n"
-"CudaError\n"
-"    If a copy failed, or `stream` is being captured. Some of the others may have been\n"
-"    made.\n\n"
-"Notes\n-----\n"
-"**Blocks** until done, GIL released; Ctrl-C interrupts it. **Ordered after** all work\n"
-"that cumem knows of on any end. The outcome is that of copying one pair after the other:\n"
-"where a target overlaps any other end that is what happens, and else all may be under\n"
-"way at the same time.");
-
-PyDoc_STRVAR(copy_many_async_doc,
-"copy_many_async($module, /, pairs, *, stream=None)\n--\n\n"
-"Start many copies with one call.\n\n"
-"Parameters\n----------\n"
-"pairs : iterable of (dst, src)\n    As for `copy_many`.\n"
-"stream : stream, optional\n"
-"    Copy in the order of this stream, of a device whose memory is an end: once it is done,\n"
-"    whoever waits for it and however, the bytes are at all targets. Without one the copies\n"
-"    run in the background, and only their handle tells of their end.\n\n"
-"Returns\n-------\n"
-"Transfer\n"
-"    One handle for all: done when the last of them is. It keeps all ends alive.\n\n"
-"Raises\n------\n"
-"TypeError\n    If a pair is no pair, an end is no memory or the dtypes differ.\n"
-"ValueError\n"
-"    If shapes do not fit, a target is read-only, a buffer is closed or `stream` is of\n"
-"    another device. Both name the index of the pair.\n"
-"CudaError\n"
-"    If the copies could not be started, or `stream` is being captured and they are not of\n"
-"    a kind that a graph can hold. Those that were started still run, or are in the graph.\n\n"
-"Notes\n-----\n"
-"**Blocks** as `copy_async` does, where it would for any of the pairs. **Ordered after** all work that cumem knows of on any\n"
-"end. Overlapping ends are treated as by `copy_many`.");
 
 static PyObject *
 copy_many_function(PyObject *module, PyObject *const *args, Py_ssize_t nargs,
@@ -856,9 +725,8 @@ copy_many_async_function(PyObject *module, PyObject *const *args, Py_ssize_t nar
 }
 
 PyMethodDef cm_copy_many_methods[] = {
-    {"copy_many", (PyCFunction)(void (*)(void))copy_many_function,
-     METH_FASTCALL | METH_KEYWORDS, copy_many_doc},
-    {"copy_many_async", (PyCFunction)(void (*)(void))copy_many_async_function,
-     METH_FASTCALL | METH_KEYWORDS, copy_many_async_doc},
+    {"copy_many", CM_METHOD(copy_many_function), CM_KEYWORDS, CM_DOC_copy_many},
+    {"copy_many_async", CM_METHOD(copy_many_async_function), CM_KEYWORDS,
+     CM_DOC_copy_many_async},
     {NULL, NULL, 0, NULL},
 };

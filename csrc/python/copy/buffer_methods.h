@@ -20,14 +20,10 @@ PyObject *cm_buffer_fill(PyObject *self, PyObject *const *args, Py_ssize_t nargs
                          PyObject *kwnames);
 PyObject *cm_buffer_dlpack(PyObject *self, PyObject *const *args, Py_ssize_t nargs,
                            PyObject *kwnames);
+/* What copy() answers, of a kind of memory. */
+PyObject *cm_buffer_copy_to(PyObject *self, cm_kind kind, char order);
 /* Py_mp_ass_subscript */
 int cm_buffer_ass_subscript(PyObject *self, PyObject *index, PyObject *value);
-
-extern const char cm_buffer_to_numpy_doc[];
-extern const char cm_buffer_copy_doc[];
-extern const char cm_buffer_dunder_copy_doc[];
-extern const char cm_buffer_deepcopy_doc[];
-extern const char cm_buffer_fill_doc[];
 
 /* `value` as fill() reads it: what must be asked for by protocol, since NumPy cannot
  * read it or would lose sight of where it is, becomes a Buffer; `stream` (may be NULL)

@@ -5,21 +5,107 @@
 
 #include "base/array.h"
 #include "python/buffer/buffer_object.h"
+#include "python/core/numpy_bridge.h"
 #include "python/device/objects.h"
+
+/* -- ends --------------------------------------------------------------------------------- */
+
+int
+cm_check_target(const char *before, const cm_operand *dst, PyObject *object)
+{
+    if (!dst->readonly) {
+        return 0;
+    }
+    PyErr_Format(PyExc_ValueError, "%sthe target (%R) is read-only", before,
+                 (PyObject *)Py_TYPE(object));
+    return -1;
+}
+
+int
+cm_check_dtypes(const char *before, const cm_operand *dst, const cm_operand *src)
+{
+    int equal = cm_numpy_dtype_equal(dst->dtype, src->dtype);
+    if (equal == 0) {
+        PyErr_Format(PyExc_TypeError,
+                     "%ssource has dtype %S, target has dtype %S; convert first",
+                     before, src->dtype, dst->dtype);
+    }
+    return equal > 0 ? 0 : -1;
+}
+
+int
+cm_check_pair(const char *before, const cm_operand *dst, const cm_operand *src,
+              cm_region *stretched)
+{
+    *stretched = src->region;
+    return cm_check_dtypes(before, dst, src) < 0 ? -1
+           : cm_is_ok(cm_region_broadcast(&dst->region, stretched))
+               ? 0
+               : cm_refuse_shapes(before, &dst->region, &src->region);
+}
+
+int
+cm_device_hint(const cm_state *state, PyObject *object, int depth)
+{
+    if (cm_buffer_check(state, object)) {
+        const cm_storage *storage = ((const cm_buffer *)(void *)object)->storage;
+        return storage->residency == CM_KIND_DEVICE ? storage->device : -1;
+    }
+    bool is_tuple = PyTuple_Check(object);
+    bool has_items = depth > 0 && (is_tuple || PyList_Check(object));
+    Py_ssize_t count = !has_items ? 0
+                       : is_tuple ? PyTuple_Size(object)
+                                  : PyList_Size(object);
+    int hint = -1;
+    for (Py_ssize_t i = 0; i < count && hint < 0; i++) {
+        PyObject *item =
+            is_tuple ? PyTuple_GetItem(object, i) : PyList_GetItem(object, i);
+        hint = cm_device_hint(state, item, depth - 1);
+    }
+    return hint;
+}
+
+/* -- what a call is given beside its ends ------------------------------------------------- */
+
+int
+cm_call_enter(cm_call_frame *frame, cm_state *state, PyObject *stream, int device,
+              PyObject *told, const char *title)
+{
+    *frame = (cm_call_frame){.state = state};
+    cm_state_enter(state);
+    if (stream != NULL && stream != Py_None) {
+        frame->stream = cm_stream_from_object(state, stream, device);
+        if (frame->stream == NULL) {
+            return -1;
+        }
+    }
+    return cm_progress_open(told, title, &frame->progress);
+}
+
+PyObject *
+cm_call_leave(cm_call_frame *frame, PyObject *result)
+{
+    if (cm_progress_close(&frame->progress) < 0) {
+        Py_CLEAR(result);
+    }
+    cm_stream_give(frame->state, frame->stream);
+    cm_state_leave(frame->state);
+    return result;
+}
 
 /* -- arrays ------------------------------------------------------------------------------- */
 
 /* Room for one more; the first few are in the call. */
 #define RESERVE(call, array, first, count, room)                                       \
-    reserve(&(call)->array, sizeof((call)->first[0]), (call)->first,                   \
-            sizeof((call)->first) / sizeof((call)->first[0]), (call)->count,           \
-            &(call)->room)
+    cm_reserve(&(call)->array, sizeof((call)->first[0]), (call)->first,                \
+               sizeof((call)->first) / sizeof((call)->first[0]), (call)->count,        \
+               &(call)->room)
 
-static int
-reserve(void *array_pointer, size_t item_nbytes, void *first, uint32_t first_count,
-        uint32_t count, uint32_t *room)
+int
+cm_reserve(void *array_pointer, size_t item_nbytes, void *first, uint32_t first_count,
+           uint32_t count, uint32_t *room)
 {
-    if (*room == 0) {
+    if (first != NULL && *room == 0) {
         memcpy(array_pointer, &first, sizeof(first));
         *room = first_count;
     }
@@ -122,12 +208,6 @@ add_keep(cm_call *call, cm_keep keep, cm_deferred *deferred)
     call->keeps[call->keep_count++] =
         (cm_kept){keep, deferred == NULL ? NULL : cm_deferred_share(deferred)};
     return 0;
-}
-
-int
-cm_call_keep_other(cm_call *call, cm_keep keep)
-{
-    return add_keep(call, keep, NULL);
 }
 
 int
@@ -251,7 +331,7 @@ cm_call_fill(cm_call *call, cm_copy_request *request)
     request->after_ticket_count = call->ticket_count;
     if (call->blocking || call->stream != NULL) {
         request->interrupted = cm_call_is_interrupted;
-        request->ticket_seen = call->progress == NULL ? NULL : &call->seen;
+        request->ticket_seen = cm_call_tells(call) ? &call->seen : NULL;
     }
     request->let_go = let_go;
     request->interrupted_argument = call;
@@ -302,7 +382,10 @@ static int
 tell_progress(const cm_call *call)
 {
     cm_ticket_info info;
-    if (call->progress == NULL || call->seen == NULL) {
+    if (call->nbytes > 0) {
+        return cm_progress_tell(call->progress, call->moved, call->nbytes);
+    }
+    if (!cm_call_tells(call) || call->seen == NULL) {
         return 0;
     }
     cm_ticket_look(call->seen, &info);
@@ -322,6 +405,14 @@ cm_call_is_interrupted(void *argument)
 }
 
 /* -- what is remembered ------------------------------------------------------------------- */
+
+bool
+cm_call_moves_bytes(const cm_region *dst, const cm_region *src)
+{
+    int64_t count;
+    return cm_is_ok(cm_region_count(dst, &count)) && count > 0
+           && (dst->host != src->host || dst->address != src->address);
+}
 
 void
 cm_call_mark_captured(const cm_call *call)
@@ -369,9 +460,9 @@ cm_call_tell_end(const cm_call *call, cm_ticket *ticket)
     cm_ticket_info info;
     cm_ticket_look(ticket, &info);
     cm_ticket_release(ticket);
-    int told = call->progress == NULL
-                   ? 0
-                   : cm_progress_tell(call->progress, info.nbytes, info.nbytes);
+    int told = cm_call_tells(call)
+                   ? cm_progress_tell(call->progress, info.nbytes, info.nbytes)
+                   : 0;
     return told < 0 ? NULL : Py_NewRef(Py_None);
 }
 

@@ -61,6 +61,8 @@ typedef struct cm_call {
     cm_copy_request *request; /* borrowed: what was prepared, with keeps of its own
                                  until the engine has them */
     cm_ticket *seen;          /* borrowed from the engine while it asks */
+    uint64_t moved;           /* how far a call without tickets has come, */
+    uint64_t nbytes;          /* of so many bytes; 0: the ticket knows */
     PyThreadState *thread;    /* while the GIL is released */
     bool is_ordered; /* set by the caller: done, or queued on `stream`, after all that
                         came before */
@@ -70,6 +72,55 @@ typedef struct cm_call {
     cm_kept first_keeps[CM_CALL_KEEPS];
 } cm_call;
 
+/* -- ends, as they were read -------------------------------------------------------------- */
+
+/* 0, or -1 with ValueError "{before}the target (…) is read-only". */
+int cm_check_target(const char *before, const cm_operand *dst, PyObject *object);
+/* 0, or -1 with TypeError. */
+int cm_check_dtypes(const char *before, const cm_operand *dst, const cm_operand *src);
+/* The same, and the source as it is stretched to the target's shape; or ValueError. */
+int cm_check_pair(const char *before, const cm_operand *dst, const cm_operand *src,
+                  cm_region *stretched);
+/* The device that has something to do with the memory, as a set of indices. */
+static inline uint64_t
+cm_devices_of(const cm_region *region)
+{
+    bool has_one = region->kind != CM_KIND_PAGEABLE && region->device >= 0
+                   && region->device < CM_MAX_DEVICES;
+    return has_one ? UINT64_C(1) << region->device : 0;
+}
+/* For a stream that does not say its device: that of the first buffer on a device among
+ * `object`, or the items of a tuple or list, or, at `depth` 2, theirs. -1: none. */
+int cm_device_hint(const cm_state *state, PyObject *object, int depth);
+
+/* Room for one more in an array of `count`, which is `first` while `first_count` are
+ * enough (NULL: never). 0, or -1 with MemoryError. */
+int cm_reserve(void *array_pointer, size_t item_nbytes, void *first,
+               uint32_t first_count, uint32_t count, uint32_t *room);
+
+/* -- what a call is given beside its ends ------------------------------------------------- */
+
+typedef struct cm_call_frame {
+    cm_state *state;
+    cm_stream *stream; /* on loan; NULL: none was given */
+    cm_progress progress;
+} cm_call_frame;
+
+/* Read `stream` and `told`, the arguments stream= and progress= (NULL or None: not
+ * given), and keep shutdown() away. `device` is that of a stream that does not say its
+ * own. 0 or -1; cm_call_leave() either way. */
+int cm_call_enter(cm_call_frame *frame, cm_state *state, PyObject *stream, int device,
+                  PyObject *told, const char *title);
+/* `result`, which it takes over, or NULL with an exception, of a bar perhaps. */
+PyObject *cm_call_leave(cm_call_frame *frame, PyObject *result);
+
+/* -- the call ----------------------------------------------------------------------------- */
+
+static inline bool
+cm_call_tells(const cm_call *call)
+{
+    return call->progress != NULL && call->progress->tell != NULL;
+}
 /* Come after the streams that used the storage, and after its unfinished transfers that
  * are in the way of one of `extent`. 0, or -1 with MemoryError. */
 int cm_call_come_after(cm_call *call, cm_storage *storage, cm_extent extent);
@@ -78,8 +129,6 @@ int cm_call_come_after_stream(cm_call *call, cm_stream *stream);
 int cm_call_keep_storage(cm_call *call, cm_storage *storage);
 int cm_call_keep_object(cm_call *call, PyObject *object);
 int cm_call_keep(cm_call *call, const cm_operand *end);
-/* Whatever else; taken over even where there is no memory. 0 or -1. */
-int cm_call_keep_other(cm_call *call, cm_keep keep);
 
 /* The engine with the pools of all `devices` (by index); NULL with an exception. */
 cm_engine *cm_call_engine(cm_state *state, uint64_t devices);
@@ -99,7 +148,9 @@ void cm_call_take_back(cm_call *call);
 /* The request's hook, which takes the call itself. */
 bool cm_call_is_interrupted(void *call);
 
-/* Remember an unfinished transfer, for whoever uses its ends next. 0; -1 with
+/* A copy of nothing waits for nothing, nor does one into its own place. */
+bool cm_call_moves_bytes(const cm_region *dst, const cm_region *src);
+/* Remember an unfinished transfer, for the next use of its ends. 0; -1 with
  * MemoryError: nobody could wait for it later, so that was done now, and the ticket is
  * let go of. */
 int cm_call_remember(cm_call *call, cm_ticket *ticket);

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The constructors that take a kind. */
+/* New buffers: of the kind that is asked for, of one kind each, and with values. */
+#include "docstrings.h"
 #include "python/buffer/buffer_object.h"
 #include "python/buffer/methods.h"
 #include "python/copy/buffer_methods.h"
@@ -8,170 +9,7 @@
 #include "python/core/arguments.h"
 #include "python/pool/allocate.h"
 
-/* -- docstrings -------------------------------------------------------------------- */
-
-#define KIND_PARAMETER                                                                 \
-    "kind : {'device', 'pinned', 'mapped', 'managed'}\n"                               \
-    "    What memory; default device memory.\n"
-#define PLACE_PARAMETERS                                                               \
-    "order : {'C', 'F'}\n"                                                             \
-    "    Whether the last or the first index runs fastest.\n" DEVICE_PARAMETERS
-#define LIKE_PARAMETERS                                                                \
-    "order : {'C', 'F', 'A', 'K'}\n"                                                   \
-    "    As in NumPy: 'C' and 'F' say whether the last or the first index runs\n"      \
-    "    fastest, 'A' is 'F' if the original is Fortran-contiguous only, else 'C', "   \
-    "and\n"                                                                            \
-    "    'K' keeps the order of its strides.\n" DEVICE_PARAMETERS
-#define DEVICE_PARAMETERS                                                              \
-    "device : Device, int or str, optional\n"                                          \
-    "    Whose memory, or whose context page-locks it, as ``0`` or ``\"cuda:0\"``; "   \
-    "default:\n"                                                                       \
-    "    cumem's current one.\n"                                                       \
-    "stream : Stream or other stream object, optional\n"                               \
-    "    The stream to use it on first, for device memory one of `device`; default:\n" \
-    "    the current stream.\n"                                                        \
-    "pool : Pool, optional\n"                                                          \
-    "    Where to take it from; default: the pool of the innermost ``with pool:`` "    \
-    "block\n"                                                                          \
-    "    that fits, else the kind's default pool. Without `kind` and `device` it "     \
-    "says these as well.\n"
-#define RETURNS                                                                        \
-    "\n"                                                                               \
-    "Returns\n"                                                                        \
-    "-------\n"                                                                        \
-    "Buffer\n"                                                                         \
-    "    A `PinnedBuffer`, `MappedBuffer`, `ManagedBuffer` or `DeviceBuffer`.\n"       \
-    "\n"
-#define RAISES                                                                         \
-    "Raises\n"                                                                         \
-    "------\n"                                                                         \
-    "ValueError\n"                                                                     \
-    "    A length is negative, the size does not fit in 63 bits, kind, order or "      \
-    "device\n"                                                                         \
-    "    is none of those that exist, or `stream` is of another device.\n"             \
-    "TypeError\n"                                                                      \
-    "    An argument has the wrong type, or the dtype holds Python objects.\n"         \
-    "OutOfMemoryError\n"                                                               \
-    "    There is no room, also after waiting for freed memory and trimming pools.\n"  \
-    "CudaError\n"                                                                      \
-    "    A call to CUDA failed.\n"                                                     \
-    "RuntimeError\n"                                                                   \
-    "    In a child made by ``fork``.\n"                                               \
-    "\n"
-
-static const char empty_doc[] =
-    "empty($module, /, shape, dtype='float64', kind='device', *, order='C', "
-    "device=None, "
-    "stream=None, pool=None)\n"
-    "--\n"
-    "\n"
-    "Allocate a buffer from the pool of its kind, without setting its bytes.\n"
-    "\n"
-    "Parameters\n"
-    "----------\n"
-    "shape : int or sequence of int\n"
-    "    Lengths in elements; 0 and ``()`` are fine.\n"
-    "dtype : dtype_like\n"
-    "    Any NumPy dtype without Python objects.\n" KIND_PARAMETER PLACE_PARAMETERS
-        RETURNS RAISES "Notes\n"
-    "-----\n"
-    "Blocks: only when the pool has nothing that fits (GIL released).\n"
-    "Ordered after: device memory may be used at once on `stream`; on another stream "
-    "the\n"
-    "user orders it.\n";
-
-static const char zeros_doc[] =
-    "zeros($module, /, shape, dtype='float64', kind='device', *, order='C', "
-    "device=None, "
-    "stream=None, pool=None)\n"
-    "--\n"
-    "\n"
-    "Allocate a buffer and set all its bytes to zero.\n"
-    "\n"
-    "Parameters\n"
-    "----------\n"
-    "shape : int or sequence of int\n"
-    "    Lengths in elements.\n"
-    "dtype : dtype_like\n"
-    "    Any NumPy dtype without Python objects.\n" KIND_PARAMETER PLACE_PARAMETERS
-        RETURNS RAISES "Notes\n"
-    "-----\n"
-    "Blocks: for memory the host can read, until it is zero; device memory, and "
-    "mapped\n"
-    "and managed memory with `stream`, is set on the stream.\n"
-    "Ordered after: work on `stream`.\n";
-
-static const char full_doc[] =
-    "full($module, /, shape, fill_value, dtype=None, kind='device', *, order='C', "
-    "device=None, stream=None, pool=None)\n"
-    "--\n"
-    "\n"
-    "Allocate a buffer and set all its elements to a value.\n"
-    "\n"
-    "Parameters\n"
-    "----------\n"
-    "shape : int or sequence of int\n"
-    "    Lengths in elements.\n"
-    "fill_value : array_like, Buffer, or exporter of DLPack or the CUDA array "
-    "interface\n"
-    "    A scalar, or an array that broadcasts to the shape; also on a device.\n"
-    "dtype : dtype_like, optional\n"
-    "    Default: the dtype that `fill_value` has or NumPy gives it.\n" KIND_PARAMETER
-        PLACE_PARAMETERS RETURNS RAISES "Notes\n"
-    "-----\n"
-    "Blocks: for memory the host can read, until it is filled; device memory, and "
-    "mapped\n"
-    "and managed memory with `stream`, is filled on the stream.\n"
-    "Ordered after: work on `stream`.\n";
-
-static const char array_doc[] =
-    "array($module, /, obj, dtype=None, kind='device', *, order='K', device=None, "
-    "stream=None, pool=None)\n"
-    "--\n"
-    "\n"
-    "Copy anything array-like into a new buffer.\n"
-    "\n"
-    "Parameters\n"
-    "----------\n"
-    "obj : array_like, Buffer, or exporter of DLPack or the CUDA array interface\n"
-    "    Where the values come from.\n"
-    "dtype : dtype_like, optional\n"
-    "    Default: the dtype of `obj`. Values that the host can read take another one "
-    "as "
-    "in\n"
-    "    `fill`: they stay the same kind and come back equal, floats rounded. Else it "
-    "is "
-    "a\n"
-    "    TypeError (reals for integers) or an OverflowError (300 in "
-    "``uint8``).\n" KIND_PARAMETER LIKE_PARAMETERS RETURNS RAISES "Notes\n"
-    "-----\n"
-    "Blocks: until the values are there (GIL released).\n"
-    "Ordered after: work on `stream`, and what the exporter of `obj` says is "
-    "pending.\n";
-
-static const char empty_like_doc[] =
-    "empty_like($module, /, prototype, dtype=None, kind=None, *, order='K', "
-    "device=None, "
-    "stream=None, pool=None)\n"
-    "--\n"
-    "\n"
-    "Allocate a buffer with the shape and dtype of another array.\n"
-    "\n"
-    "Parameters\n"
-    "----------\n"
-    "prototype : Buffer or array_like\n"
-    "    Gives shape, dtype and, if it is a buffer, kind, flags and device.\n"
-    "dtype : dtype_like, optional\n"
-    "    Instead of the prototype's.\n"
-    "kind : {'device', 'pinned', 'mapped', 'managed'}, optional\n"
-    "    Instead of the prototype's; device memory for what is no buffer and for "
-    "ordinary\n"
-    "    memory.\n" LIKE_PARAMETERS RETURNS RAISES "Notes\n"
-    "-----\n"
-    "Blocks: only when the pool has nothing that fits (GIL released).\n"
-    "Ordered after: as `empty`.\n";
-
-/* -- arguments --------------------------------------------------------------------- */
+/* -- arguments ---------------------------------------------------------------------------- */
 
 /* What all of them are asked for, with what it takes to keep it. */
 typedef struct request {
@@ -182,88 +20,114 @@ typedef struct request {
     char order;
     PyObject *dtype;      /* owned; NULL: not given */
     cm_pool_object *pool; /* borrowed of the arguments; NULL: the current one */
-    cm_stream *stream;    /* owned; NULL for kinds that no stream orders */
+    cm_stream *stream;    /* on loan; NULL for kinds that no stream orders */
     cm_stream *lent;      /* in its place where only memory is taken */
     int ndim;
     int64_t shape[CM_MAX_NDIM];
 } request;
 
+/* The shape, which is long, is not cleared. */
+static void
+request_init(request *self, PyObject *module, cm_kind kind, unsigned flags)
+{
+    self->state = cm_state_of_module(module);
+    self->kind = kind;
+    self->flags = flags;
+    self->dtype = NULL;
+    self->pool = NULL;
+    self->stream = NULL;
+    self->lent = NULL;
+}
+
 static void
 request_fini(request *self)
 {
     Py_XDECREF(self->dtype);
-    self->dtype = NULL;
-    if (self->stream != NULL) {
-        cm_stream_give(self->state, self->stream);
-        self->stream = NULL;
-    }
+    cm_stream_give(self->state, self->stream);
 }
 
-static int
-request_set_order(request *self, PyObject *order, bool has_prototype)
+static PyObject *
+or_none(PyObject *value)
 {
-    PyObject *object = order == NULL ? Py_None : order;
-    return has_prototype ? cm_arg_order_like(object, "order", 'K', &self->order)
-                         : cm_arg_order(object, "order", &self->order);
-}
-
-static bool
-is_given(PyObject *value)
-{
-    return value != NULL && value != Py_None;
-}
-
-/* Everything but shape, dtype and order. Absent arguments are NULL; `kind` stays as it
- * is then, unless a pool says which. `may_lend`: no Python code runs until the memory
- * is there, which is all that the stream is needed for. */
-static int
-request_parse(request *self, PyObject *kind, PyObject *device, PyObject *stream,
-              PyObject *pool, bool may_lend)
-{
-    if (cm_arg_pool(self->state, pool, &self->pool) < 0) {
-        return -1;
-    }
-    if (self->pool != NULL) {
-        self->kind = self->pool->config.kind;
-    }
-    if ((kind != NULL && cm_arg_kind(kind, "kind", &self->kind) < 0)
-        || cm_arg_device(self->state, device == NULL ? Py_None : device, "device",
-                         &self->device)
-               < 0) {
-        return -1;
-    }
-    if (self->pool != NULL && !is_given(device)) {
-        self->device = self->pool->config.device;
-    }
-    self->flags = cm_buffer_default_flags(self->kind);
-    if (self->pool != NULL
-        && cm_pool_object_check(self->pool, self->kind, self->flags, self->device)
-               < 0) {
-        return -1;
-    }
-    bool given = stream != NULL && stream != Py_None;
-    if (!given && may_lend && self->kind == CM_KIND_DEVICE
-        && cm_override_is_empty(&self->state->current_pool)) { /* else Python code may
-                                                                  run */
-        self->lent = cm_stream_lent(self->state, self->device);
-    }
-    if (given || (self->kind == CM_KIND_DEVICE && self->lent == NULL)) {
-        PyObject *object = stream == NULL ? Py_None : stream;
-        self->stream = self->kind == CM_KIND_DEVICE
-                           ? cm_stream_for_device(self->state, object, self->device)
-                           : cm_stream_from_object(self->state, object, self->device);
-        if (self->stream == NULL) {
-            return -1;
-        }
-    }
-    return 0;
+    return value == NULL ? Py_None : value;
 }
 
 static int
 request_set_dtype(request *self, PyObject *dtype)
 {
-    self->dtype = cm_numpy_dtype(dtype == NULL ? Py_None : dtype);
+    self->dtype = cm_numpy_dtype(or_none(dtype));
     return self->dtype == NULL ? -1 : 0;
+}
+
+/* The arguments `shape, dtype, order`; absent ones are NULL, here and below. */
+static int
+request_set_shape(request *self, PyObject *shape, PyObject *dtype, PyObject *order)
+{
+    return cm_arg_shape(shape, "shape", &self->ndim, self->shape) < 0
+                   || cm_arg_order(or_none(order), "order", &self->order) < 0
+                   || request_set_dtype(self, dtype) < 0
+               ? -1
+               : 0;
+}
+
+static int
+request_set_order_like(request *self, PyObject *order)
+{
+    return cm_arg_order_like(or_none(order), "order", 'K', &self->order);
+}
+
+/* The device is that of the pool where one is given alone. */
+static int
+request_set_place(request *self, PyObject *device, PyObject *pool)
+{
+    if (cm_arg_pool(self->state, pool, &self->pool) < 0
+        || cm_arg_device(self->state, or_none(device), "device", &self->device) < 0) {
+        return -1;
+    }
+    if (self->pool != NULL && !cm_arg_is_given(device)) {
+        self->device = self->pool->config.device;
+    }
+    return 0;
+}
+
+/* `may_lend`: no Python code runs until the memory is there, which is all that the
+ * stream is needed for. */
+static int
+request_set_stream(request *self, PyObject *stream, bool may_lend)
+{
+    bool on_device = self->kind == CM_KIND_DEVICE;
+    if (!cm_arg_is_given(stream) && may_lend && on_device
+        && cm_override_is_empty(&self->state->current_pool)) { /* else Python code may
+                                                                  run */
+        self->lent = cm_stream_lent(self->state, self->device);
+    }
+    if (cm_arg_is_given(stream) || (on_device && self->lent == NULL)) {
+        stream = or_none(stream);
+        self->stream = on_device
+                           ? cm_stream_for_device(self->state, stream, self->device)
+                           : cm_stream_from_object(self->state, stream, self->device);
+        return self->stream == NULL ? -1 : 0;
+    }
+    return 0;
+}
+
+/* Place and stream of those that take a kind, which stays as it is where none is given,
+ * unless a pool says which. */
+static int
+request_set_kind(request *self, PyObject *kind, PyObject *device, PyObject *stream,
+                 PyObject *pool, bool may_lend)
+{
+    if (request_set_place(self, device, pool) < 0) {
+        return -1;
+    }
+    if (self->pool != NULL) {
+        self->kind = self->pool->config.kind;
+    }
+    if (kind != NULL && cm_arg_kind(kind, "kind", &self->kind) < 0) {
+        return -1;
+    }
+    self->flags = cm_buffer_default_flags(self->kind);
+    return request_set_stream(self, stream, may_lend);
 }
 
 /* A stream that was named is used for filling; host kinds are not allocated on one. */
@@ -330,8 +194,8 @@ request_take_layout(request *self, PyObject *prototype, cm_region *like)
 
 /* -- empty, zeros ----------------------------------------------------------------------- */
 
-/* Parse "shape, dtype, kind, *, order, device, stream" and allocate. `self` must be
- * finished in any case. */
+/* Parse "shape, dtype, kind, *, order, device, stream, pool" and allocate. `self` must
+ * be finished in any case. */
 static PyObject *
 allocate_plain(const char *function, PyObject *module, PyObject *const *args,
                Py_ssize_t nargs, PyObject *kwnames, request *self, PyObject **stream)
@@ -339,17 +203,11 @@ allocate_plain(const char *function, PyObject *module, PyObject *const *args,
     static const char *const names[] = {"shape",  "dtype",  "kind", "order",
                                         "device", "stream", "pool", NULL};
     PyObject *values[7];
-    self->state = cm_state_of_module(module);
-    self->kind = CM_KIND_DEVICE;
-    self->dtype = NULL; /* the shape, which is long, is not cleared */
-    self->pool = NULL;
-    self->stream = NULL;
-    self->lent = NULL;
+    request_init(self, module, CM_KIND_DEVICE, 0);
     if (cm_args_parse(function, args, nargs, kwnames, names, 3, 1, values) < 0
-        || cm_arg_shape(values[0], "shape", &self->ndim, self->shape) < 0
-        || request_set_dtype(self, values[1]) < 0
-        || request_set_order(self, values[3], false) < 0
-        || request_parse(self, values[2], values[4], values[5], values[6], true) < 0) {
+        || request_set_shape(self, values[0], values[1], values[3]) < 0
+        || request_set_kind(self, values[2], values[4], values[5], values[6], true)
+               < 0) {
         return NULL;
     }
     *stream = values[5];
@@ -422,8 +280,8 @@ make_full(request *self, PyObject *value, PyObject *dtype, PyObject *stream)
     PyObject *source = cm_fill_source(self->state, value, self->stream);
     PyObject *buffer = NULL;
     if (source != NULL
-        && (is_given(dtype) ? request_set_dtype(self, dtype)
-                            : request_infer_dtype(self, source))
+        && (cm_arg_is_given(dtype) ? request_set_dtype(self, dtype)
+                                   : request_infer_dtype(self, source))
                == 0) {
         buffer = filled(request_allocate(self), source, stream);
     }
@@ -438,12 +296,13 @@ full(PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyObject *kwname
                                         "kind",   "order",      "device",
                                         "stream", "pool",       NULL};
     PyObject *values[8];
-    request self = {.state = cm_state_of_module(module), .kind = CM_KIND_DEVICE};
+    request self;
     PyObject *buffer = NULL;
+    request_init(&self, module, CM_KIND_DEVICE, 0);
     if (cm_args_parse("full", args, nargs, kwnames, names, 4, 2, values) == 0
         && cm_arg_shape(values[0], "shape", &self.ndim, self.shape) == 0
-        && request_set_order(&self, values[4], false) == 0
-        && request_parse(&self, values[3], values[5], values[6], values[7], false)
+        && cm_arg_order(or_none(values[4]), "order", &self.order) == 0
+        && request_set_kind(&self, values[3], values[5], values[6], values[7], false)
                == 0) {
         buffer = make_full(&self, values[1], values[2], values[6]);
     }
@@ -463,7 +322,7 @@ array_source(const request *self, PyObject *object, PyObject *dtype)
         source = Py_NewRef(object);
     }
     else if (cm_object_is_exporter(object)) {
-        source = cm_import_object(self->state, object, self->stream);
+        source = cm_import_object(self->state, object, self->stream, 0);
     }
     else {
         return dtype == NULL ? cm_numpy_as_array(object, NULL)
@@ -504,14 +363,9 @@ copy_to_new(request *self, PyObject *source)
         return NULL;
     }
     PyObject *buffer = request_allocate_like(self, &like);
-    if (buffer == NULL) {
-        return NULL;
-    }
-    PyObject *done = cm_copy_objects(self->state, buffer, source, self->stream, true);
-    if (done == NULL) {
+    if (buffer != NULL && cm_copy_now(self->state, buffer, source, self->stream) < 0) {
         Py_CLEAR(buffer);
     }
-    Py_XDECREF(done);
     return buffer;
 }
 
@@ -521,12 +375,13 @@ array(PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnam
     static const char *const names[] = {"obj",    "dtype",  "kind", "order",
                                         "device", "stream", "pool", NULL};
     PyObject *values[7];
-    request self = {.state = cm_state_of_module(module), .kind = CM_KIND_DEVICE};
+    request self;
     PyObject *buffer = NULL;
+    request_init(&self, module, CM_KIND_DEVICE, 0);
     if (cm_args_parse("array", args, nargs, kwnames, names, 3, 1, values) == 0
-        && (!is_given(values[1]) || request_set_dtype(&self, values[1]) == 0)
-        && request_set_order(&self, values[3], true) == 0
-        && request_parse(&self, values[2], values[4], values[5], values[6], false)
+        && (!cm_arg_is_given(values[1]) || request_set_dtype(&self, values[1]) == 0)
+        && request_set_order_like(&self, values[3]) == 0
+        && request_set_kind(&self, values[2], values[4], values[5], values[6], false)
                == 0) {
         PyObject *source = array_source(&self, values[0], self.dtype);
         buffer = source == NULL ? NULL : copy_to_new(&self, source);
@@ -542,13 +397,13 @@ array(PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnam
 static PyObject *
 device_like(cm_state *state, PyObject *prototype, PyObject *device)
 {
-    if (!is_given(device) && cm_buffer_check(state, prototype)) {
+    if (!cm_arg_is_given(device) && cm_buffer_check(state, prototype)) {
         const cm_storage *storage = ((const cm_buffer *)prototype)->storage;
         if (storage->kind != CM_KIND_PAGEABLE) {
             return PyLong_FromLong(storage->device);
         }
     }
-    return Py_NewRef(device == NULL ? Py_None : device);
+    return Py_NewRef(or_none(device));
 }
 
 static cm_kind
@@ -571,7 +426,7 @@ allocate_like(request *self, PyObject *prototype, PyObject *kind)
         layout = Py_NewRef(prototype);
     }
     else if (cm_object_is_exporter(prototype)) {
-        layout = cm_import_object(self->state, prototype, self->stream);
+        layout = cm_import_object(self->state, prototype, self->stream, 0);
     }
     else {
         layout = cm_numpy_as_array(prototype, NULL);
@@ -579,7 +434,7 @@ allocate_like(request *self, PyObject *prototype, PyObject *kind)
     if (layout == NULL) {
         return NULL;
     }
-    if (is_buffer && !is_given(kind) && self->pool == NULL) { /* its flags */
+    if (is_buffer && !cm_arg_is_given(kind) && self->pool == NULL) { /* its flags */
         const cm_buffer *buffer = (const cm_buffer *)prototype;
         bool pooled = buffer->storage->pool != NULL && !buffer->as_device;
         self->flags = pooled ? buffer->storage->flags : self->flags;
@@ -599,17 +454,19 @@ empty_like(PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyObject *
     static const char *const names[] = {"prototype", "dtype",  "kind", "order",
                                         "device",    "stream", "pool", NULL};
     PyObject *values[7];
-    request self = {.state = cm_state_of_module(module)};
+    request self;
     PyObject *buffer = NULL;
+    request_init(&self, module, CM_KIND_DEVICE, 0);
     if (cm_args_parse("empty_like", args, nargs, kwnames, names, 3, 1, values) == 0
-        && (!is_given(values[1]) || request_set_dtype(&self, values[1]) == 0)) {
+        && (!cm_arg_is_given(values[1]) || request_set_dtype(&self, values[1]) == 0)) {
         self.kind = kind_like(self.state, values[0]);
-        PyObject *kind = is_given(values[2]) ? values[2] : NULL;
-        PyObject *device = is_given(values[6])
-                               ? Py_NewRef(values[4] == NULL ? Py_None : values[4])
+        PyObject *kind = cm_arg_is_given(values[2]) ? values[2] : NULL;
+        PyObject *device = cm_arg_is_given(values[6])
+                               ? Py_NewRef(or_none(values[4]))
                                : device_like(self.state, values[0], values[4]);
-        if (device != NULL && request_set_order(&self, values[3], true) == 0
-            && request_parse(&self, kind, device, values[5], values[6], false) == 0) {
+        if (device != NULL && request_set_order_like(&self, values[3]) == 0
+            && request_set_kind(&self, kind, device, values[5], values[6], false)
+                   == 0) {
             buffer = allocate_like(&self, values[0], kind);
         }
         Py_XDECREF(device);
@@ -618,13 +475,136 @@ empty_like(PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyObject *
     return buffer;
 }
 
+/* -- pinned and mapped ------------------------------------------------------------------ */
+
+static PyObject *
+empty_host(const char *function, PyObject *module, PyObject *const *args,
+           Py_ssize_t nargs, PyObject *kwnames, cm_kind kind, unsigned flags)
+{
+    static const char *const names[] = {"shape",          "dtype",  "order", "portable",
+                                        "write_combined", "device", "pool",  NULL};
+    PyObject *values[7];
+    request self;
+    PyObject *buffer = NULL;
+    bool portable = true;
+    bool write_combined = false;
+    request_init(&self, module, kind, flags);
+    if (cm_args_parse(function, args, nargs, kwnames, names, 2, 1, values) == 0
+        && (values[3] == NULL || cm_arg_bool(values[3], "portable", &portable) == 0)
+        && (values[4] == NULL
+            || cm_arg_bool(values[4], "write_combined", &write_combined) == 0)
+        && request_set_place(&self, values[5], values[6]) == 0
+        && request_set_shape(&self, values[0], values[1], values[2]) == 0) {
+        self.flags |= portable ? CM_HOST_ALLOC_PORTABLE : 0u;
+        self.flags |= write_combined ? CM_HOST_ALLOC_WRITE_COMBINED : 0u;
+        buffer = request_allocate(&self);
+    }
+    request_fini(&self);
+    return buffer;
+}
+
+static PyObject *
+empty_pinned(PyObject *module, PyObject *const *args, Py_ssize_t nargs,
+             PyObject *kwnames)
+{
+    PyObject *warm = cm_fast_pinned(cm_state_of_module(module), args, nargs, kwnames);
+    return CM_LIKELY(warm != NULL) ? warm
+                                   : empty_host("empty_pinned", module, args, nargs,
+                                                kwnames, CM_KIND_PINNED, 0);
+}
+
+static PyObject *
+empty_mapped(PyObject *module, PyObject *const *args, Py_ssize_t nargs,
+             PyObject *kwnames)
+{
+    PyObject *warm = cm_fast_mapped(cm_state_of_module(module), args, nargs, kwnames);
+    return CM_LIKELY(warm != NULL)
+               ? warm
+               : empty_host("empty_mapped", module, args, nargs, kwnames,
+                            CM_KIND_MAPPED, CM_HOST_ALLOC_MAPPED);
+}
+
+/* -- managed ---------------------------------------------------------------------------- */
+
+static int
+parse_attach(PyObject *object, unsigned *out)
+{
+    *out = CM_MANAGED_GLOBAL;
+    if (object == NULL) {
+        return 0;
+    }
+    if (!PyUnicode_Check(object)) {
+        return cm_arg_refuse(object, "attach", "\"global\" or \"host\"");
+    }
+    if (PyUnicode_CompareWithASCIIString(object, "host") == 0) {
+        *out = CM_MANAGED_HOST;
+        return 0;
+    }
+    if (PyUnicode_CompareWithASCIIString(object, "global") == 0) {
+        return 0;
+    }
+    PyErr_Format(PyExc_ValueError, "attach must be \"global\" or \"host\", not %R",
+                 object);
+    return -1;
+}
+
+static PyObject *
+empty_managed(PyObject *module, PyObject *const *args, Py_ssize_t nargs,
+              PyObject *kwnames)
+{
+    PyObject *warm = cm_fast_managed(cm_state_of_module(module), args, nargs, kwnames);
+    if (CM_LIKELY(warm != NULL)) {
+        return warm;
+    }
+    static const char *const names[] = {"shape",  "dtype", "order", "attach",
+                                        "device", "pool",  NULL};
+    PyObject *values[6];
+    request self;
+    PyObject *buffer = NULL;
+    request_init(&self, module, CM_KIND_MANAGED, 0);
+    if (cm_args_parse("empty_managed", args, nargs, kwnames, names, 2, 1, values) == 0
+        && parse_attach(values[3], &self.flags) == 0
+        && request_set_place(&self, values[4], values[5]) == 0
+        && request_set_shape(&self, values[0], values[1], values[2]) == 0) {
+        buffer = request_allocate(&self);
+    }
+    request_fini(&self);
+    return buffer;
+}
+
+/* -- device ----------------------------------------------------------------------------- */
+
+static PyObject *
+empty_device(PyObject *module, PyObject *const *args, Py_ssize_t nargs,
+             PyObject *kwnames)
+{
+    PyObject *warm = cm_fast_device(cm_state_of_module(module), args, nargs, kwnames);
+    if (CM_LIKELY(warm != NULL)) {
+        return warm;
+    }
+    static const char *const names[] = {"shape",  "dtype", "order", "device",
+                                        "stream", "pool",  NULL};
+    PyObject *values[6];
+    request self;
+    PyObject *buffer = NULL;
+    request_init(&self, module, CM_KIND_DEVICE, 0);
+    if (cm_args_parse("empty_device", args, nargs, kwnames, names, 2, 1, values) == 0
+        && request_set_place(&self, values[3], values[5]) == 0
+        && request_set_shape(&self, values[0], values[1], values[2]) == 0
+        && request_set_stream(&self, values[4], true) == 0) {
+        buffer = request_allocate(&self);
+    }
+    request_fini(&self);
+    return buffer;
+}
+
 /* -- table ------------------------------------------------------------------------------ */
 
-#define CONSTRUCTOR(name)                                                              \
-    {#name, (PyCFunction)(void (*)(void))name, METH_FASTCALL | METH_KEYWORDS,          \
-     name##_doc}
+#define CONSTRUCTOR(name) {#name, CM_METHOD(name), CM_KEYWORDS, CM_DOC_##name}
 
 PyMethodDef cm_constructor_methods[] = {
-    CONSTRUCTOR(empty), CONSTRUCTOR(zeros),      CONSTRUCTOR(full),
-    CONSTRUCTOR(array), CONSTRUCTOR(empty_like), {NULL, NULL, 0, NULL},
+    CONSTRUCTOR(empty),        CONSTRUCTOR(zeros),         CONSTRUCTOR(full),
+    CONSTRUCTOR(array),        CONSTRUCTOR(empty_like),    CONSTRUCTOR(empty_pinned),
+    CONSTRUCTOR(empty_mapped), CONSTRUCTOR(empty_managed), CONSTRUCTOR(empty_device),
+    {NULL, NULL, 0, NULL},
 };

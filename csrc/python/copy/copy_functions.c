@@ -1,110 +1,57 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* copy() and copy_async() as Python sees them. */
+/* Copies as Python sees them: copy(), copy_async(), asnumpy(), and what buffers have of
+ * their kind. */
 #include "python/copy/copy_functions.h"
 
+#include "docstrings.h"
+#include "python/buffer/methods.h"
+#include "python/copy/buffer_methods.h"
+#include "python/copy/call.h"
 #include "python/copy/copy_objects.h"
 #include "python/core/arguments.h"
+#include "python/core/numpy_bridge.h"
 #include "python/core/progress.h"
+#include "python/pool/allocate.h"
 
-/* A hint for a stream that does not say its device: that of a device buffer. */
+/* -- arguments ---------------------------------------------------------------------------- */
+
 static int
 device_hint(const cm_state *state, PyObject *dst, PyObject *src)
 {
-    PyObject *ends[2] = {dst, src};
-    for (int i = 0; i < 2; i++) {
-        if (cm_buffer_check(state, ends[i])) {
-            const cm_buffer *buffer = (const cm_buffer *)(void *)ends[i];
-            if (buffer->storage->residency == CM_KIND_DEVICE) {
-                return buffer->storage->device;
-            }
-        }
+    int hint = cm_device_hint(state, dst, 0);
+    return hint >= 0 ? hint : cm_device_hint(state, src, 0);
+}
+
+int
+cm_copy_take_stream(cm_state *state, PyObject *dst, PyObject *src, PyObject *stream,
+                    cm_stream **out)
+{
+    *out = NULL;
+    if (stream == NULL || stream == Py_None) {
+        return 0;
     }
-    return -1;
+    *out = cm_stream_from_object(state, stream, device_hint(state, dst, src));
+    return *out == NULL ? -1 : 0;
 }
 
-cm_stream *
-cm_copy_stream(cm_state *state, PyObject *dst, PyObject *src, PyObject *stream)
+/* A blocking copy that tells of its progress as `told` wants. */
+static PyObject *
+copy_and_tell(cm_state *state, PyObject *dst, PyObject *src, cm_stream *stream,
+              PyObject *told)
 {
-    return cm_stream_from_object(state, stream, device_hint(state, dst, src));
+    cm_progress progress;
+    if (cm_progress_open(told, "copy", &progress) < 0) {
+        return NULL;
+    }
+    cm_copy_how how = {stream, .blocking = true, .progress = &progress};
+    PyObject *done = cm_copy_objects(state, dst, src, how);
+    if (cm_progress_close(&progress) < 0) {
+        Py_CLEAR(done);
+    }
+    return done;
 }
 
-/* On loan; NULL without an exception: none was given. */
-static cm_stream *
-take_stream(cm_state *state, PyObject *const *values)
-{
-    return values[2] == NULL || values[2] == Py_None
-               ? NULL
-               : cm_copy_stream(state, values[0], values[1], values[2]);
-}
-
-PyDoc_STRVAR(copy_doc,
-"copy($module, /, dst, src, *, stream=None, progress=None)\n--\n\n"
-"Copy between any two pieces of memory and wait until the data is there.\n\n"
-"Parameters\n----------\n"
-"dst : Buffer, array or exporter\n"
-"    Writable memory: a Buffer, a NumPy array of any strides, or anything with DLPack,\n"
-"    ``__cuda_array_interface__`` or the buffer protocol.\n"
-"src : Buffer, array, exporter or scalar\n"
-"    The same, or a scalar or list, whose values `dst` must hold unchanged. Its shape\n"
-"    must be that of `dst` or broadcast to it as in NumPy.\n"
-"stream : stream, optional\n"
-"    Where to copy, of a device that is an end; by default its current stream.\n"
-"progress : bool or callable, optional\n"
-"    As for `Transfer.wait`; what a callable raises ends the copy as Ctrl-C does.\n\n"
-"Raises\n------\n"
-"TypeError\n    If an end is no memory or the dtypes differ.\n"
-"ValueError\n"
-"    If the shapes do not fit, `dst` is read-only, a buffer is closed or `stream` is of\n"
-"    another device.\n"
-"ImportError\n    If `progress` is True and there is no tqdm.\n"
-"CudaError\n    If the copy failed, or `stream` is being captured.\n"
-"OSError\n"
-"    If an end is a mapped file that is shorter by now, or cannot be read.\n\n"
-"Notes\n-----\n"
-"**Blocks** until done, GIL released. Ctrl-C ends it within a few pieces, and nothing is\n"
-"read or written afterwards; what the driver was given is waited for, for a second at most\n"
-"(should that not do, it goes on and both ends are kept alive). **Ordered after** all work\n"
-"that cumem knows of on either end, but for other bytes of it copied in the background.\n"
-"Overlapping ends behave as if `src` were read whole first; bytes between the elements of a\n"
-"strided target are never written.");
-
-PyDoc_STRVAR(copy_async_doc,
-"copy_async($module, /, dst, src, *, stream=None, after=None)\n--\n\n"
-"Start a copy between any two pieces of memory.\n\n"
-"Parameters\n----------\n"
-"dst, src : Buffer, array, exporter\n    As for `copy`.\n"
-"stream : stream, optional\n"
-"    Copy in the order of this stream: once it is done, whoever waits for it and however,\n"
-"    the bytes are at `dst`. Where device memory is an end, a stream of a device of either\n"
-"    end. Without one the copy runs in the background: only its handle tells of its end,\n"
-"    and no stream, event or device that is waited for.\n"
-"after : stream, or tuple or list of streams, optional\n"
-"    What these streams were given so far comes first as well. With it, and without\n"
-"    `stream`, a copy of ordinary memory keeps its order and makes nobody wait.\n\n"
-"Returns\n-------\n"
-"Transfer\n    Its handle; it keeps both ends alive.\n\n"
-"Raises\n------\n"
-"TypeError\n    If an end is no memory, `after` no stream, or the dtypes differ.\n"
-"ValueError\n"
-"    If the shapes do not fit, `dst` is read-only, a buffer is closed or `stream` is of\n"
-"    another device.\n"
-"OSError\n    If an end is a mapped file that is cut short, or cannot be read.\n"
-"CudaError\n"
-"    If the copy failed before the call returned, or `stream` is being captured and the\n"
-"    copy is not one that a graph can hold: a graph holds nothing that the host does.\n\n"
-"Notes\n-----\n"
-"Without a stream it never waits for other work. With one it **blocks**, GIL released, just\n"
-"where CUDA's own call does, because the processor takes part: until an ordinary source has\n"
-"been read, so that it may be changed, and until an ordinary target has been written (also\n"
-"page-locked memory whose elements lie apart, where no kernel reaches it). So it waits for\n"
-"the stream's earlier work where the target is ordinary memory, and where more than 12 MiB\n"
-"of an ordinary source wait. Ctrl-C ends the waiting; what is queued by then still runs.\n"
-"Page-locked and device memory must not be changed before the copy is done.\n"
-"**Ordered after** `after`, and all work that cumem knows of on either end, but for other\n"
-"bytes of it copied in the background.\n\n"
-"Examples\n--------\n"
-">>> transfer = cumem.copy_async(array, buffer, after=stream)  # Python goes on\n"
-">>> transfer.wait()");
+/* -- copy() and copy_async() -------------------------------------------------------------- */
 
 static PyObject *
 copy_function(PyObject *module, PyObject *const *args, Py_ssize_t nargs,
@@ -113,25 +60,14 @@ copy_function(PyObject *module, PyObject *const *args, Py_ssize_t nargs,
     static const char *const names[] = {"dst", "src", "stream", "progress", NULL};
     cm_state *state = cm_state_of_module(module);
     PyObject *values[4];
-    cm_progress progress;
-    if (cm_args_parse("copy", args, nargs, kwnames, names, 2, 2, values) < 0) {
+    cm_stream *stream;
+    if (cm_args_parse("copy", args, nargs, kwnames, names, 2, 2, values) < 0
+        || cm_copy_take_stream(state, values[0], values[1], values[2], &stream) < 0) {
         return NULL;
     }
-    cm_stream *stream = take_stream(state, values);
-    if (stream == NULL && PyErr_Occurred()) {
-        return NULL;
-    }
-    PyObject *result = NULL;
-    if (cm_progress_open(values[3], "copy", &progress) == 0) {
-        result = progress.tell == NULL
-                     ? cm_copy_objects(state, values[0], values[1], stream, true)
-                     : cm_copy_and_tell(state, values[0], values[1], stream, &progress);
-        if (cm_progress_close(&progress) < 0) {
-            Py_CLEAR(result);
-        }
-    }
+    PyObject *done = copy_and_tell(state, values[0], values[1], stream, values[3]);
     cm_stream_give(state, stream);
-    return result;
+    return done;
 }
 
 static PyObject *
@@ -141,28 +77,168 @@ copy_async_function(PyObject *module, PyObject *const *args, Py_ssize_t nargs,
     static const char *const names[] = {"dst", "src", "stream", "after", NULL};
     cm_state *state = cm_state_of_module(module);
     PyObject *values[4];
+    cm_stream *stream;
     cm_stream_list after;
-    if (cm_args_parse("copy_async", args, nargs, kwnames, names, 2, 2, values) < 0) {
+    if (cm_args_parse("copy_async", args, nargs, kwnames, names, 2, 2, values) < 0
+        || cm_copy_take_stream(state, values[0], values[1], values[2], &stream) < 0) {
         return NULL;
     }
-    cm_stream *stream = take_stream(state, values);
-    if (stream == NULL && PyErr_Occurred()) {
-        return NULL;
-    }
-    PyObject *result = NULL;
+    PyObject *transfer = NULL;
     int device = device_hint(state, values[0], values[1]);
     if (cm_stream_list_take(state, values[3], "after", device, &after) == 0) {
-        result = cm_copy_async_after(state, values[0], values[1], stream, &after);
+        cm_copy_how how = {stream, .after = &after};
+        transfer = cm_copy_objects(state, values[0], values[1], how);
     }
     cm_stream_list_give(state, &after);
     cm_stream_give(state, stream);
+    return transfer;
+}
+
+/* -- a new array: asnumpy(), Buffer.to_numpy() -------------------------------------------- */
+
+static PyObject *
+copy_to_array(cm_state *state, PyObject *source, cm_stream *stream, PyObject *told)
+{
+    cm_operand end;
+    PyObject *array = NULL;
+    if (cm_operand_init(state, &end, source, NULL, stream) == 0) {
+        array = cm_numpy_empty(end.dtype, end.region.ndim, end.region.shape, 'C');
+        PyObject *done =
+            array == NULL ? NULL : copy_and_tell(state, array, end.keep, stream, told);
+        if (done == NULL) {
+            Py_CLEAR(array);
+        }
+        Py_XDECREF(done);
+    }
+    cm_operand_fini(&end);
+    return array;
+}
+
+/* Lists, scalars and what only NumPy can read become arrays first. */
+static PyObject *
+copy_out(cm_state *state, PyObject *object, PyObject *stream_object, PyObject *told)
+{
+    cm_stream *stream;
+    PyObject *array = NULL;
+    PyObject *source = cm_operand_is_memory(state, object)
+                           ? Py_NewRef(object)
+                           : cm_numpy_as_array(object, NULL);
+    if (source != NULL
+        && cm_copy_take_stream(state, source, source, stream_object, &stream) == 0) {
+        cm_state_enter(state);
+        array = cm_state_runtime(state) == NULL
+                    ? NULL
+                    : copy_to_array(state, source, stream, told);
+        cm_state_leave(state);
+        cm_stream_give(state, stream);
+    }
+    Py_XDECREF(source);
+    return array;
+}
+
+PyObject *
+cm_buffer_to_numpy(PyObject *object, PyObject *const *args, Py_ssize_t nargs,
+                   PyObject *kwnames)
+{
+    static const char *const names[] = {"stream", "progress", NULL};
+    PyObject *values[2];
+    if (cm_args_parse("to_numpy", args, nargs, kwnames, names, 0, 0, values) < 0) {
+        return NULL;
+    }
+    return copy_out(((cm_buffer *)(void *)object)->state, object, values[0], values[1]);
+}
+
+static PyObject *
+asnumpy(PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
+{
+    static const char *const names[] = {"obj", "stream", "progress", NULL};
+    PyObject *values[3];
+    if (cm_args_parse("asnumpy", args, nargs, kwnames, names, 1, 1, values) < 0) {
+        return NULL;
+    }
+    return copy_out(cm_state_of_module(module), values[0], values[1], values[2]);
+}
+
+/* -- new memory of the same kind and place: Buffer.copy(), the module `copy` --------------- */
+
+PyObject *
+cm_buffer_copy_to(PyObject *object, cm_kind kind, char order)
+{
+    cm_buffer *self = (cm_buffer *)object;
+    cm_state *state = self->state;
+    if (cm_buffer_check_open(self) < 0) {
+        return NULL;
+    }
+    const cm_storage *storage = self->storage;
+    bool pooled = storage->pool != NULL && kind == storage->kind;
+    unsigned flags = pooled ? storage->flags : cm_buffer_default_flags(kind);
+    cm_region region;
+    cm_buffer_region(self, &region);
+    cm_stream *stream = NULL;
+    if (kind == CM_KIND_DEVICE) {
+        stream = cm_stream_from_object(state, Py_None, storage->device);
+        if (stream == NULL) {
+            return NULL;
+        }
+    }
+    PyObject *copy = cm_buffer_allocate_like(state, NULL, kind, flags, storage->device,
+                                             self->dtype, &region, order, stream);
+    if (copy != NULL && cm_copy_now(state, copy, object, stream) < 0) {
+        Py_CLEAR(copy);
+    }
+    cm_stream_give(state, stream);
+    return copy;
+}
+
+PyObject *
+cm_buffer_copy(PyObject *object, PyObject *const *args, Py_ssize_t nargs,
+               PyObject *kwnames)
+{
+    static const char *const names[] = {"order", NULL};
+    PyObject *value;
+    char order = 'C';
+    if (cm_args_parse("copy", args, nargs, kwnames, names, 1, 0, &value) < 0
+        || (value != NULL && cm_arg_order_like(value, "order", 'C', &order) < 0)) {
+        return NULL;
+    }
+    return cm_buffer_copy_to(object, cm_buffer_kind((cm_buffer *)object), order);
+}
+
+PyObject *
+cm_buffer_dunder_copy(PyObject *object, PyObject *unused CM_UNUSED)
+{
+    return cm_buffer_copy_to(object, cm_buffer_kind((cm_buffer *)object), 'K');
+}
+
+PyObject *
+cm_buffer_deepcopy(PyObject *object, PyObject *memo CM_UNUSED)
+{
+    return cm_buffer_dunder_copy(object, NULL);
+}
+
+/* buf[index] = value */
+int
+cm_buffer_ass_subscript(PyObject *object, PyObject *index, PyObject *value)
+{
+    cm_buffer *self = (cm_buffer *)object;
+    if (value == NULL) {
+        PyErr_SetString(PyExc_TypeError, "the elements of a buffer cannot be deleted");
+        return -1;
+    }
+    PyObject *target = cm_buffer_subscript(object, index);
+    if (target == NULL) {
+        return -1;
+    }
+    int result = cm_copy_now(self->state, target, value, NULL);
+    Py_DECREF(target);
     return result;
 }
 
+/* -- table -------------------------------------------------------------------------------- */
+
 PyMethodDef cm_copy_methods[] = {
-    {"copy", (PyCFunction)(void (*)(void))copy_function, METH_FASTCALL | METH_KEYWORDS,
-     copy_doc},
-    {"copy_async", (PyCFunction)(void (*)(void))copy_async_function,
-     METH_FASTCALL | METH_KEYWORDS, copy_async_doc},
+    {"copy", CM_METHOD(copy_function), CM_KEYWORDS, CM_DOC_copy},
+    {"copy_async", CM_METHOD(copy_async_function), CM_KEYWORDS, CM_DOC_copy_async},
+    {"asnumpy", CM_METHOD(asnumpy), CM_KEYWORDS, CM_DOC_asnumpy},
     {NULL, NULL, 0, NULL},
 };

@@ -8,7 +8,6 @@
 #include "python/copy/configure.h"
 #include "python/copy/copy_objects.h"
 #include "python/core/errors.h"
-#include "python/core/numpy_bridge.h"
 #include "python/device/objects.h"
 #include "python/protocols/protocols.h"
 
@@ -22,39 +21,6 @@ typedef struct copy_call {
     const cm_stream_list *later_than; /* borrowed; NULL: nothing was asked for */
     cm_copy_request request;
 } copy_call;
-
-/* -- checks ------------------------------------------------------------------------------ */
-
-static int
-check_target(const copy_call *call)
-{
-    if (!call->dst.readonly) {
-        return 0;
-    }
-    PyErr_Format(PyExc_ValueError, "copy: the target (%R) is read-only",
-                 (PyObject *)Py_TYPE(call->dst_object));
-    return -1;
-}
-
-static int
-check_pair(copy_call *call)
-{
-    int equal = cm_numpy_dtype_equal(call->dst.dtype, call->src.dtype);
-    if (equal < 0) {
-        return -1;
-    }
-    if (equal == 0) {
-        PyErr_Format(PyExc_TypeError,
-                     "copy: source has dtype %S, target has dtype %S; convert first",
-                     call->src.dtype, call->dst.dtype);
-        return -1;
-    }
-    call->request.dst = call->dst.region;
-    call->request.src = call->src.region;
-    return cm_is_ok(cm_region_broadcast(&call->request.dst, &call->request.src))
-               ? 0
-               : cm_refuse_shapes("copy: ", &call->dst.region, &call->src.region);
-}
 
 /* -- streams and order -------------------------------------------------------------------- */
 
@@ -155,7 +121,7 @@ init_ends(copy_call *call, cm_stream *given)
                       ? ((cm_buffer *)(void *)call->src_object)->storage->kind
                       : CM_KIND_PAGEABLE;
     return how_to_init(call, src)(state, &call->dst, call->dst_object, NULL, given) < 0
-                   || check_target(call) < 0
+                   || cm_check_target("copy: ", &call->dst, call->dst_object) < 0
                ? -1
                : how_to_init(call, call->dst.region.kind)(
                      state, &call->src, call->src_object, call->dst.dtype, given);
@@ -165,22 +131,12 @@ static int
 init_call(copy_call *call, cm_stream *given)
 {
     cm_state_enter(call->call.state);
-    return cm_state_runtime(call->call.state) == NULL || init_ends(call, given) < 0
-                   || check_pair(call) < 0 || choose_stream(call, given) < 0
-                   || collect_order(call) < 0
-               ? -1
-               : 0;
-}
-
-/* A copy of nothing waits for nothing, nor does one into its own place. */
-static bool
-moves_bytes(const copy_call *call)
-{
-    int64_t count;
-    const cm_region *dst = &call->dst.region;
-    const cm_region *src = &call->src.region;
-    return cm_is_ok(cm_region_count(dst, &count)) && count > 0
-           && (dst->host != src->host || dst->address != src->address);
+    if (cm_state_runtime(call->call.state) == NULL || init_ends(call, given) < 0
+        || cm_check_pair("copy: ", &call->dst, &call->src, &call->request.src) < 0) {
+        return -1;
+    }
+    call->request.dst = call->dst.region;
+    return choose_stream(call, given) < 0 || collect_order(call) < 0 ? -1 : 0;
 }
 
 static void
@@ -191,19 +147,6 @@ fini_call(copy_call *call)
     cm_operand_fini(&call->src);
     cm_stream_give(call->call.state, call->call.stream);
     cm_state_leave(call->call.state);
-}
-
-static uint64_t
-devices_of(const copy_call *call)
-{
-    const cm_region *regions[2] = {&call->dst.region, &call->src.region};
-    uint64_t devices = 0;
-    for (int i = 0; i < 2; i++) {
-        if (regions[i]->kind != CM_KIND_PAGEABLE && regions[i]->device >= 0) {
-            devices |= UINT64_C(1) << regions[i]->device;
-        }
-    }
-    return devices;
 }
 
 static int
@@ -231,9 +174,10 @@ run(copy_call *call)
 {
     cm_state *state = call->call.state;
     bool blocking = call->call.blocking;
-    bool tells = call->call.progress != NULL; /* blocking */
+    bool tells = cm_call_tells(&call->call); /* blocking */
     cm_ticket *ticket = NULL;
-    cm_engine *engine = cm_call_engine(state, devices_of(call));
+    cm_engine *engine = cm_call_engine(state, cm_devices_of(&call->dst.region)
+                                                  | cm_devices_of(&call->src.region));
     if (engine == NULL || cm_configure_look_for(state, &call->request) < 0
         || prepare(call) < 0) {
         return NULL;
@@ -252,7 +196,7 @@ run(copy_call *call)
         return cm_py_raise(state, status, "while copying");
     }
     call->call.is_ordered = true;
-    call->call.moves_bytes = moves_bytes(call);
+    call->call.moves_bytes = cm_call_moves_bytes(&call->dst.region, &call->src.region);
     return tells      ? cm_call_tell_end(&call->call, ticket)
            : blocking ? Py_NewRef(Py_None)
                       : make_transfer(call, ticket);
@@ -260,8 +204,7 @@ run(copy_call *call)
 
 /* The call, and what is done with it; `use` NULL: the copy. */
 static PyObject *
-make_call(cm_state *state, PyObject *dst, PyObject *src, cm_stream *stream,
-          bool blocking, const cm_stream_list *later_than, const cm_progress *progress,
+make_call(cm_state *state, PyObject *dst, PyObject *src, cm_copy_how how,
           cm_copy_use *use)
 {
     /* Too large for the stack of a thread with little of it. */
@@ -271,14 +214,14 @@ make_call(cm_state *state, PyObject *dst, PyObject *src, cm_stream *stream,
     }
     memset(call, 0, sizeof(*call));
     call->call.state = state;
-    call->call.blocking = blocking;
-    call->call.has_ticket = !blocking; /* a short copy has none */
-    call->call.progress = progress;
+    call->call.blocking = how.blocking;
+    call->call.has_ticket = !how.blocking; /* a short copy has none */
+    call->call.progress = how.progress;
     call->dst_object = dst;
     call->src_object = src;
-    call->later_than = later_than;
+    call->later_than = how.after;
     PyObject *result = NULL;
-    if (init_call(call, stream) == 0) {
+    if (init_call(call, how.stream) == 0) {
         cm_call_fill(&call->call, &call->request);
         result = use == NULL ? run(call) : use(state, &call->request);
     }
@@ -288,29 +231,23 @@ make_call(cm_state *state, PyObject *dst, PyObject *src, cm_stream *stream,
 }
 
 PyObject *
-cm_copy_objects(cm_state *state, PyObject *dst, PyObject *src, cm_stream *stream,
-                bool blocking)
+cm_copy_objects(cm_state *state, PyObject *dst, PyObject *src, cm_copy_how how)
 {
-    return make_call(state, dst, src, stream, blocking, NULL, NULL, NULL);
+    return make_call(state, dst, src, how, NULL);
+}
+
+int
+cm_copy_now(cm_state *state, PyObject *dst, PyObject *src, cm_stream *stream)
+{
+    PyObject *done =
+        cm_copy_objects(state, dst, src, (cm_copy_how){stream, .blocking = true});
+    Py_XDECREF(done);
+    return done == NULL ? -1 : 0;
 }
 
 PyObject *
-cm_copy_async_after(cm_state *state, PyObject *dst, PyObject *src, cm_stream *stream,
-                    const cm_stream_list *after)
+cm_copy_look(cm_state *state, PyObject *dst, PyObject *src, cm_copy_how how,
+             cm_copy_use *use)
 {
-    return make_call(state, dst, src, stream, false, after, NULL, NULL);
-}
-
-PyObject *
-cm_copy_and_tell(cm_state *state, PyObject *dst, PyObject *src, cm_stream *stream,
-                 const cm_progress *progress)
-{
-    return make_call(state, dst, src, stream, true, NULL, progress, NULL);
-}
-
-PyObject *
-cm_copy_look(cm_state *state, PyObject *dst, PyObject *src, cm_stream *stream,
-             bool blocking, cm_copy_use *use)
-{
-    return make_call(state, dst, src, stream, blocking, NULL, NULL, use);
+    return make_call(state, dst, src, how, use);
 }

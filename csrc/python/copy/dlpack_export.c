@@ -1,35 +1,96 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* `__dlpack__` and `__dlpack_device__`: which device a consumer is told, and what has
- * to happen before it may read. */
+/* `__dlpack__` and `__dlpack_device__`: what is asked for, which device a consumer is
+ * told, what has to happen before it may read, and the capsule. */
+#include <stdlib.h>
+
+#include "base/checked_math.h"
 #include "python/buffer/buffer_object.h"
 #include "python/copy/buffer_methods.h"
 #include "python/copy/copy_objects.h"
 #include "python/core/arguments.h"
-#include "python/core/numpy_bridge.h"
-#include "python/pool/allocate.h"
 #include "python/protocols/dlpack.h"
 #include "python/protocols/protocols.h"
 
+/* -- the arguments of __dlpack__() -------------------------------------------------- */
+
+typedef struct export_request {
+    bool has_stream;
+    int64_t stream; /* -1: do not order */
+    bool versioned;
+    uint32_t minor;
+    bool has_device;
+    cm_dl_device device;
+    int copy; /* -1: when needed, 0: never, 1: always */
+} export_request;
+
+/* 1, 0 where it is None or not given, or -1 with TypeError. */
+static int
+read_pair(PyObject *object, const char *name, int *first, int *second)
+{
+    if (object == NULL || object == Py_None) {
+        return 0;
+    }
+    if (!PyTuple_Check(object) || !PyArg_ParseTuple(object, "ii", first, second)) {
+        PyErr_Format(PyExc_TypeError, "%s must be None or a tuple of two ints, not %R",
+                     name, object);
+        return -1;
+    }
+    return 1;
+}
+
+/* Always -1. */
+static int
+refuse_stream(int64_t stream)
+{
+    PyErr_Format(PyExc_ValueError,
+                 "stream=%lld: CUDA streams are None, -1 (do not wait), 1 (legacy "
+                 "default), 2 (per-thread default) or a handle; 0 is ambiguous",
+                 (long long)stream);
+    return -1;
+}
+
+/* The values of stream, max_version, dl_device and copy, NULL where one is not given.
+ * 0, or -1 with TypeError, ValueError. */
+static int
+read_request(PyObject *const *values, export_request *out)
+{
+    PyObject *stream = values[0];
+    PyObject *copy = values[3];
+    int major = 0;
+    int minor = 0;
+    bool wanted = true;
+    *out =
+        (export_request){.has_stream = stream != NULL && stream != Py_None, .copy = -1};
+    if (out->has_stream && cm_arg_int64(stream, "stream", &out->stream) < 0) {
+        return -1;
+    }
+    if (out->stream < -1) {
+        return refuse_stream(out->stream);
+    }
+    int has_device =
+        read_pair(values[1], "max_version", &major, &minor) < 0
+            ? -1
+            : read_pair(values[2], "dl_device", &out->device.type, &out->device.id);
+    bool has_copy = copy != NULL && copy != Py_None;
+    if (has_device < 0 || (has_copy && cm_arg_bool(copy, "copy", &wanted) < 0)) {
+        return -1;
+    }
+    out->versioned = major >= CM_DL_MAJOR;
+    bool newest = major > CM_DL_MAJOR || minor > CM_DL_MINOR;
+    out->minor = (uint32_t)(newest ? CM_DL_MINOR : minor < 0 ? 0 : minor);
+    out->has_device = has_device == 1;
+    out->copy = has_copy ? wanted : -1;
+    return 0;
+}
+
 /* How it is answered. */
 typedef struct answer {
-    cm_dl_dtype type;
-    cm_dl_device device;
-    void *data;   /* NULL when empty */
+    cm_dl_tensor tensor; /* dtype, device and data (NULL when empty) */
     bool on_host; /* the consumer reads with the CPU: everything must be done before */
     bool must_copy;
 } answer;
 
 /* -- the device --------------------------------------------------------------------------- */
-
-/* What consumers may do with it: an as_device() view is device memory. */
-static cm_kind
-kind_of(const cm_buffer *buffer)
-{
-    if (Py_TYPE((PyObject *)(uintptr_t)buffer) == buffer->state->device_buffer_type) {
-        return CM_KIND_DEVICE;
-    }
-    return buffer->storage->kind;
-}
 
 /* What __dlpack_device__ says. */
 static cm_dl_device
@@ -38,7 +99,7 @@ native_device(const cm_buffer *buffer, const cm_runtime *rt)
     if (rt->backend == CM_BACKEND_EMULATED) {
         return (cm_dl_device){CM_DL_CPU, 0};
     }
-    switch (kind_of(buffer)) {
+    switch (cm_buffer_kind(buffer)) {
     case CM_KIND_PINNED:
     case CM_KIND_MAPPED:
         return (cm_dl_device){CM_DL_CUDA_HOST, 0};
@@ -51,45 +112,18 @@ native_device(const cm_buffer *buffer, const cm_runtime *rt)
     }
 }
 
-static int
-refuse_device(const cm_buffer *buffer, const cm_runtime *rt, cm_dl_device wanted)
-{
-    const char *hint = "use copy() into a buffer there";
-    if (rt->backend == CM_BACKEND_EMULATED) {
-        hint = "the emulated device is ordinary memory: only (1, 0) can be had";
-    }
-    else if (wanted.type == CM_DL_CUDA && kind_of(buffer) == CM_KIND_PINNED) {
-        hint = "memory from empty_mapped() can be exported so";
-    }
-    PyErr_Format(PyExc_BufferError,
-                 "dl_device=(%d, %d): %s memory cannot be exported there "
-                 "without a copy; %s",
-                 (int)wanted.type, (int)wanted.id, cm_kind_name(kind_of(buffer)), hint);
-    return -1;
-}
-
+/* Its own device, the CPU, or the GPU of mapped and managed memory. */
 static bool
 can_be(const cm_buffer *buffer, const cm_runtime *rt, cm_dl_device wanted)
 {
-    cm_kind kind = kind_of(buffer);
-    if (wanted.type == CM_DL_CPU) {
-        return wanted.id == 0;
-    }
-    if (rt->backend == CM_BACKEND_EMULATED) {
-        return false;
-    }
-    switch (wanted.type) {
-    case CM_DL_CUDA_HOST:
-        return wanted.id == 0 && (kind == CM_KIND_PINNED || kind == CM_KIND_MAPPED);
-    case CM_DL_CUDA_MANAGED:
-        return wanted.id == 0 && kind == CM_KIND_MANAGED;
-    case CM_DL_CUDA:
-        return wanted.id == buffer->storage->device
-               && (kind == CM_KIND_MAPPED || kind == CM_KIND_MANAGED
-                   || kind == CM_KIND_DEVICE);
-    default:
-        return false;
-    }
+    cm_dl_device own = native_device(buffer, rt);
+    cm_kind kind = cm_buffer_kind(buffer);
+    bool is_shared = rt->backend != CM_BACKEND_EMULATED
+                     && (kind == CM_KIND_MAPPED || kind == CM_KIND_MANAGED);
+    return (wanted.type == own.type && wanted.id == own.id)
+           || (wanted.type == CM_DL_CPU && wanted.id == 0)
+           || (is_shared && wanted.type == CM_DL_CUDA
+               && wanted.id == buffer->storage->device);
 }
 
 /* Element 0 for the CPU; NULL where the host has no way to it. With `alias` the second
@@ -106,31 +140,38 @@ host_data(const cm_buffer *buffer, const cm_runtime *rt, bool alias)
 }
 
 static int
-find_answer(const cm_buffer *buffer, const cm_runtime *rt,
-            const cm_dlpack_request *asked, answer *out)
+find_answer(const cm_buffer *buffer, const cm_runtime *rt, const export_request *asked,
+            answer *out)
 {
     bool empty = cm_buffer_nbytes(buffer) == 0;
     if (asked->has_device && !can_be(buffer, rt, asked->device)) {
-        return refuse_device(buffer, rt, asked->device);
+        return cm_package_refuse(
+            "extension.foreign_memory", "refuse_export",
+            Py_BuildValue("(iisO)", (int)asked->device.type, (int)asked->device.id,
+                          cm_kind_name(cm_buffer_kind(buffer)),
+                          rt->backend == CM_BACKEND_EMULATED ? Py_True : Py_False));
     }
-    out->device = asked->has_device ? asked->device : native_device(buffer, rt);
-    if (!asked->has_device && out->device.type == CM_DL_CUDA_HOST) {
-        out->device.type = CM_DL_CPU; /* every consumer of the CPU takes it then */
+    out->tensor.device = asked->has_device ? asked->device : native_device(buffer, rt);
+    if (!asked->has_device && out->tensor.device.type == CM_DL_CUDA_HOST) {
+        out->tensor.device.type = CM_DL_CPU; /* every consumer of the CPU takes it then
+                                              */
     }
-    out->data = NULL;
+    out->tensor.data = NULL;
     out->must_copy = asked->copy == 1;
-    out->on_host = out->device.type == CM_DL_CPU || out->device.type == CM_DL_CUDA_HOST
-                   || (out->device.type == CM_DL_CUDA_MANAGED && !asked->has_stream);
+    out->on_host =
+        out->tensor.device.type == CM_DL_CPU
+        || out->tensor.device.type == CM_DL_CUDA_HOST
+        || (out->tensor.device.type == CM_DL_CUDA_MANAGED && !asked->has_stream);
     if (empty) {
         return 0;
     }
-    if (out->device.type == CM_DL_CUDA) {
-        out->data = (void *)(uintptr_t)cm_buffer_address(buffer);
+    if (out->tensor.device.type == CM_DL_CUDA) {
+        out->tensor.data = (void *)(uintptr_t)cm_buffer_address(buffer);
         return 0;
     }
     /* asked for by name, the CPU's view of device memory is a copy on every backend */
-    out->data = host_data(buffer, rt, !asked->has_device);
-    if (out->data == NULL) {
+    out->tensor.data = host_data(buffer, rt, !asked->has_device);
+    if (out->tensor.data == NULL) {
         out->must_copy = true;
         if (asked->copy == 0) {
             PyErr_SetString(
@@ -147,7 +188,7 @@ find_answer(const cm_buffer *buffer, const cm_runtime *rt,
 
 /* Whatever the memory is still used for must come before the consumer. */
 static int
-settle(const cm_buffer *buffer, const cm_dlpack_request *asked, const answer *found)
+settle(const cm_buffer *buffer, const export_request *asked, const answer *found)
 {
     if (asked->has_stream && asked->stream == -1) {
         return 0;
@@ -157,109 +198,194 @@ settle(const cm_buffer *buffer, const cm_dlpack_request *asked, const answer *fo
         return cm_storage_wait(buffer->storage, true);
     }
     if (asked->has_stream && asked->stream == 0) {
-        return cm_dlpack_refuse_stream(0);
+        return refuse_stream(0);
     }
     uint64_t handle = asked->has_stream ? (uint64_t)asked->stream : CM_STREAM_LEGACY;
     return cm_storage_order_handle(buffer->storage, buffer->storage->device, handle);
 }
 
-/* -- copies ------------------------------------------------------------------------------- */
+/* -- capsules ----------------------------------------------------------------------- */
 
-static PyObject *
-new_target(const cm_buffer *buffer, cm_kind kind)
+/* What a capsule owns. */
+typedef struct export {
+    cm_storage *storage; /* held, counted as an export */
+    union {
+        cm_dl_legacy legacy;
+        cm_dl_versioned versioned;
+    } managed;
+    int64_t extents[]; /* shape, then strides in elements; never empty */
+} export;
+
+static void
+export_destroy(export *self)
 {
-    static const unsigned flags_of[CM_KIND_COUNT] = {
-        [CM_KIND_PINNED] = CM_HOST_ALLOC_PORTABLE,
-        [CM_KIND_MAPPED] = CM_HOST_ALLOC_PORTABLE | CM_HOST_ALLOC_MAPPED,
-        [CM_KIND_MANAGED] = CM_MANAGED_GLOBAL,
-    };
-    cm_state *state = buffer->state;
-    const int64_t *shape = cm_buffer_shape(buffer);
-    if (kind == CM_KIND_PAGEABLE) {
-        PyObject *array = cm_numpy_empty(buffer->dtype, buffer->ndim, shape, 'C');
-        PyObject *target = array == NULL ? NULL : cm_import_object(state, array, NULL);
-        Py_XDECREF(array);
-        return target;
-    }
-    return cm_buffer_allocate(state, NULL, kind, flags_of[kind],
-                              buffer->storage->device, buffer->dtype, buffer->ndim,
-                              shape, 'C', NULL);
+    cm_storage_drop_export(self->storage);
+    free(self);
 }
 
-/* A fresh buffer with the same values: of the same kind, but pinned where the CPU wants
- * what it cannot reach. Blocks until the data is there. */
-static PyObject *
-copy_of(PyObject *self, const cm_dlpack_request *asked)
+static void
+delete_legacy(cm_dl_legacy *managed)
 {
-    const cm_buffer *buffer = (const cm_buffer *)(void *)self;
-    cm_kind kind = kind_of(buffer);
-    if (kind == CM_KIND_DEVICE && asked->has_device
-        && asked->device.type == CM_DL_CPU) {
-        kind = CM_KIND_PINNED;
+    export_destroy(managed->context);
+}
+
+static void
+delete_versioned(cm_dl_versioned *managed)
+{
+    export_destroy(managed->context);
+}
+
+/* A capsule that nobody consumed still owns its tensor; a used one has another name. */
+static void
+destroy_capsule(PyObject *capsule)
+{
+    if (PyCapsule_IsValid(capsule, CM_DL_LEGACY_NAME)) {
+        cm_dl_legacy *managed = PyCapsule_GetPointer(capsule, CM_DL_LEGACY_NAME);
+        managed->deleter(managed);
     }
-    PyObject *target = new_target(buffer, kind);
-    if (target == NULL) {
+    else if (PyCapsule_IsValid(capsule, CM_DL_VERSIONED_NAME)) {
+        cm_dl_versioned *managed = PyCapsule_GetPointer(capsule, CM_DL_VERSIONED_NAME);
+        managed->deleter(managed);
+    }
+}
+
+/* Shape, and strides in elements. 0, or -1 with BufferError. */
+static int
+fill_extents(const cm_buffer *buffer, int64_t *extents)
+{
+    int64_t *steps = extents + buffer->ndim;
+    bool empty = cm_buffer_nbytes(buffer) == 0;
+    int64_t dense = 1;
+    for (int i = buffer->ndim - 1; i >= 0; i--) {
+        int64_t length = cm_buffer_shape(buffer)[i];
+        int64_t step = cm_buffer_strides(buffer)[i];
+        extents[i] = length;
+        if (empty || length == 1) {
+            steps[i] = dense; /* never stepped by */
+        }
+        else if (step < 0) {
+            PyErr_SetString(
+                PyExc_BufferError,
+                "DLPack export of negative strides: PyTorch ends the process "
+                "over them; hand over copy() of this view, or the buffer "
+                "before it is reversed");
+            return -1;
+        }
+        else if (step % buffer->itemsize == 0) {
+            steps[i] = step / buffer->itemsize;
+        }
+        else {
+            PyErr_Format(
+                PyExc_BufferError,
+                "DLPack counts strides in elements: %lld bytes are no multiple of "
+                "the itemsize %lld",
+                (long long)step, (long long)buffer->itemsize);
+            return -1;
+        }
+        (void)cm_mul_i64(dense, length > 0 ? length : 1, &dense); /* if empty: any */
+    }
+    return 0;
+}
+
+/* A capsule over `buffer`, of which `tensor` says the element type, the device and
+ * where the data is there (NULL when it is empty); holds and counts the storage until
+ * its consumer is done. Nothing that may run Python code comes before it is counted.
+ * BufferError for strides that DLPack cannot describe; the legacy form also for a
+ * read-only buffer. */
+static PyObject *
+make_capsule(const cm_buffer *buffer, const export_request *asked,
+             const cm_dl_tensor *tensor, bool copied)
+{
+    if (buffer->readonly && !asked->versioned) {
+        PyErr_SetString(
+            PyExc_BufferError,
+            "the buffer is read-only, which DLPack before 1.0 cannot say: ask "
+            "with max_version=(1, 0)");
         return NULL;
     }
-    PyObject *done = cm_copy_objects(buffer->state, target, self, NULL, true);
-    if (done == NULL) {
-        Py_DECREF(target);
+    size_t extents = 2 * (size_t)(buffer->ndim > 0 ? buffer->ndim : 1);
+    export *self = calloc(1, sizeof *self + extents * sizeof *self->extents);
+    if (self == NULL) {
+        return PyErr_NoMemory();
+    }
+    if (fill_extents(buffer, self->extents) < 0) {
+        free(self);
         return NULL;
     }
-    Py_DECREF(done);
-    return target;
+    cm_dl_tensor *filled = asked->versioned ? &self->managed.versioned.tensor
+                                            : &self->managed.legacy.tensor;
+    if (asked->versioned) {
+        self->managed.versioned = (cm_dl_versioned){
+            .version = {CM_DL_MAJOR, asked->minor},
+            .context = self,
+            .deleter = delete_versioned,
+            .flags = (buffer->readonly ? CM_DL_FLAG_READ_ONLY : 0u)
+                     | (copied ? CM_DL_FLAG_IS_COPIED : 0u),
+        };
+    }
+    else {
+        self->managed.legacy =
+            (cm_dl_legacy){.context = self, .deleter = delete_legacy};
+    }
+    *filled = *tensor;
+    filled->ndim = buffer->ndim;
+    filled->shape = self->extents;
+    filled->strides = self->extents + buffer->ndim;
+    self->storage = cm_storage_hold(buffer->storage);
+    cm_storage_begin_export(self->storage);
+    PyObject *capsule = PyCapsule_New(
+        &self->managed, asked->versioned ? CM_DL_VERSIONED_NAME : CM_DL_LEGACY_NAME,
+        destroy_capsule);
+    if (capsule == NULL) {
+        export_destroy(self);
+    }
+    return capsule;
 }
 
 /* -- the methods -------------------------------------------------------------------------- */
 
+/* Copy first, then export the copy: it is done, so nothing has to be ordered. It is of
+ * the same kind, but pinned where the CPU wants what it cannot reach. */
 static PyObject *
-make_capsule(const cm_buffer *buffer, const cm_dlpack_request *asked,
-             const answer *found, bool copied)
-{
-    return asked->versioned
-               ? cm_dlpack_versioned(buffer, found->type, found->device, found->data,
-                                     asked->minor, copied)
-               : cm_dlpack_legacy(buffer, found->type, found->device, found->data);
-}
-
-/* Copy first, then export the copy: it is done, so nothing has to be ordered. */
-static PyObject *
-export_copy(PyObject *self, cm_runtime *rt, const cm_dlpack_request *asked,
+export_copy(PyObject *self, cm_runtime *rt, const export_request *asked,
             cm_dl_dtype type)
 {
-    PyObject *target = copy_of(self, asked);
+    cm_kind kind = cm_buffer_kind((const cm_buffer *)(void *)self);
+    bool for_cpu = asked->has_device && asked->device.type == CM_DL_CPU;
+    PyObject *target = cm_buffer_copy_to(
+        self, kind == CM_KIND_DEVICE && for_cpu ? CM_KIND_PINNED : kind, 'C');
     if (target == NULL) {
         return NULL;
     }
     const cm_buffer *buffer = (const cm_buffer *)(void *)target;
-    cm_dlpack_request direct = *asked;
+    export_request direct = *asked;
     direct.copy = 0;
-    answer found = {.type = type};
+    answer found = {.tensor.dtype = type};
     PyObject *capsule = NULL;
     if (find_answer(buffer, rt, &direct, &found) == 0) {
-        capsule = make_capsule(buffer, asked, &found, true);
+        capsule = make_capsule(buffer, asked, &found.tensor, true);
     }
     Py_DECREF(target);
     return capsule;
 }
 
 static PyObject *
-export_as(PyObject *self, cm_runtime *rt, const cm_dlpack_request *asked)
+export_as(PyObject *self, cm_runtime *rt, const export_request *asked)
 {
     const cm_buffer *buffer = (const cm_buffer *)(void *)self;
-    answer found;
-    if (cm_dlpack_from_dtype(buffer->dtype, &found.type) < 0
+    answer found = {.tensor.byte_offset = 0};
+    if (cm_dlpack_from_dtype(buffer->dtype, &found.tensor.dtype) < 0
         || cm_buffer_check_open(buffer) < 0 /* that may have been Python code */
         || find_answer(buffer, rt, asked, &found) < 0) {
         return NULL;
     }
     if (found.must_copy) {
-        return export_copy(self, rt, asked, found.type);
+        return export_copy(self, rt, asked, found.tensor.dtype);
     }
     if (settle(buffer, asked, &found) < 0 || cm_buffer_check_open(buffer) < 0) {
         return NULL;
     }
-    return make_capsule(buffer, asked, &found, false);
+    return make_capsule(buffer, asked, &found.tensor, false);
 }
 
 PyObject *
@@ -270,10 +396,9 @@ cm_buffer_dlpack(PyObject *self, PyObject *const *args, Py_ssize_t nargs,
                                         NULL};
     const cm_buffer *buffer = (const cm_buffer *)(void *)self;
     PyObject *values[4];
-    cm_dlpack_request asked;
+    export_request asked;
     if (cm_args_parse("__dlpack__", args, nargs, kwnames, names, 0, 0, values) < 0
-        || cm_dlpack_read_request(values, &asked) < 0
-        || cm_buffer_check_open(buffer) < 0) {
+        || read_request(values, &asked) < 0 || cm_buffer_check_open(buffer) < 0) {
         return NULL;
     }
     cm_runtime *rt = cm_state_runtime(buffer->state);

@@ -31,7 +31,7 @@ describe(const cm_explanation *e, const cm_copy_request *request)
         plan->src_device, "pieces", (unsigned long long)plan->piece_count,
         "piece_nbytes", (unsigned long long)e->piece_nbytes, "axis", e->axis, "threads",
         (unsigned)plan->thread_count, "chunks", (unsigned long long)e->chunk_count,
-        "quick", e->is_quick ? Py_True : Py_False, "bounced",
+        "quick", e->is_short ? Py_True : Py_False, "bounced",
         e->is_bounced ? Py_True : Py_False, "broadcast",
         e->is_broadcast ? Py_True : Py_False, "overlaps",
         e->overlaps ? Py_True : Py_False, "same_place",
@@ -94,15 +94,12 @@ explain(PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyObject *kwn
         || cm_arg_bool(values[3], "blocking", &blocking) < 0) {
         return NULL;
     }
-    cm_stream *stream = NULL;
-    if (values[2] != Py_None) {
-        stream = cm_copy_stream(state, values[0], values[1], values[2]);
-        if (stream == NULL) {
-            return NULL;
-        }
+    cm_stream *stream;
+    if (cm_copy_take_stream(state, values[0], values[1], values[2], &stream) < 0) {
+        return NULL;
     }
-    PyObject *result =
-        cm_copy_look(state, values[0], values[1], stream, blocking, look);
+    cm_copy_how how = {stream, .blocking = blocking};
+    PyObject *result = cm_copy_look(state, values[0], values[1], how, look);
     cm_stream_give(state, stream);
     return result;
 }

@@ -25,12 +25,8 @@ typedef struct file_call {
     cm_call call;
     PyObject *open;     /* borrowed: called for the descriptor when all ends are good */
     PyObject *filename; /* borrowed */
-    PyObject *argument; /* borrowed: what the one end is called; None: ranges */
     cm_stream *given;   /* borrowed; NULL: the current streams */
-    cm_progress progress;
-    uint64_t number; /* as of copy_many() */
-    uint64_t moved;  /* bytes that have arrived */
-    uint64_t nbytes; /* of all ranges */
+    uint64_t number;    /* as of copy_many() */
     Py_ssize_t count;
     Py_ssize_t end_count; /* ends that are initialised */
     file_end *ends;       /* owned, as are the next */
@@ -41,60 +37,6 @@ typedef struct file_call {
 } file_call;
 
 /* -- ends --------------------------------------------------------------------------------- */
-
-/* -1 with what is wrong with the end being read. */
-static int
-refuse_end(const file_call *call, const char *why, PyObject *given, int axis)
-{
-    PyObject *arguments =
-        Py_BuildValue("(sOnOOi)", why, call->argument, call->end_count, given,
-                      call->request.writes ? Py_True : Py_False, axis);
-    Py_XDECREF(cm_package_call("file_failures", "refuse_end", arguments));
-    return -1;
-}
-
-/* The first axis whose elements are all the same one; -1: there is none. */
-static int
-find_repeated_axis(const cm_region *region)
-{
-    int found = -1;
-    for (int axis = region->ndim - 1; axis >= 0; axis--) {
-        if (region->shape[axis] == 0) {
-            return -1;
-        }
-        found = region->shape[axis] > 1 && region->strides[axis] == 0 ? axis : found;
-    }
-    return found;
-}
-
-static int
-check_operand(const file_call *call, PyObject *object)
-{
-    if (call->request.writes) {
-        return 0;
-    }
-    int axis = find_repeated_axis(&call->operand.region);
-    return call->operand.readonly ? refuse_end(call, "readonly", object, 0)
-           : axis >= 0            ? refuse_end(call, "repeated", object, axis)
-                                  : 0;
-}
-
-static int
-parse_offset(const file_call *call, PyObject *object, uint64_t *out)
-{
-    int64_t offset = 0;
-    if (cm_arg_int64(object, "offset", &offset) < 0 || offset < 0) {
-        bool ours = !PyErr_Occurred() || PyErr_ExceptionMatches(PyExc_TypeError)
-                    || PyErr_ExceptionMatches(PyExc_ValueError);
-        if (ours) {
-            PyErr_Clear();
-            return refuse_end(call, "offset", object, 0);
-        }
-        return -1;
-    }
-    *out = (uint64_t)offset;
-    return 0;
-}
 
 /* The operand becomes an end, which takes over what it keeps. */
 static int
@@ -129,27 +71,16 @@ take_operand(file_call *call, uint64_t offset)
 static int
 read_pair(file_call *call, PyObject *pair)
 {
-    uint64_t offset = 0;
-    PyObject *items = PySequence_Tuple(pair);
-    if (items == NULL || PyTuple_Size(items) != 2) {
-        Py_XDECREF(items);
-        PyErr_Clear();
-        return cm_arg_refuse(pair, "each of ranges", "a pair of an offset and memory");
+    unsigned long long offset;
+    PyObject *object;
+    if (!PyArg_ParseTuple(pair, "KO", &offset, &object)) {
+        return -1;
     }
-    PyObject *object = PyTuple_GetItem(items, 1);
-    int result = parse_offset(call, PyTuple_GetItem(items, 0), &offset);
-    if (result == 0 && !cm_operand_is_memory(call->call.state, object)) {
-        result = refuse_end(call, "memory", object, 0);
-    }
-    if (result == 0) {
-        bool read =
-            cm_operand_init(call->call.state, &call->operand, object, NULL, call->given)
-            == 0;
-        result =
-            read && check_operand(call, object) == 0 ? take_operand(call, offset) : -1;
-        cm_operand_fini(&call->operand);
-    }
-    Py_DECREF(items);
+    bool read =
+        cm_operand_init(call->call.state, &call->operand, object, NULL, call->given)
+        == 0;
+    int result = read ? take_operand(call, offset) : -1;
+    cm_operand_fini(&call->operand);
     return result;
 }
 
@@ -164,11 +95,10 @@ read_pairs(file_call *call, PyObject *pairs)
         return -1;
     }
     for (Py_ssize_t i = 0; i < call->count; i++) {
-        PyObject *pair = PyTuple_GetItem(pairs, i);
-        if (pair == NULL || read_pair(call, pair) < 0) {
+        if (read_pair(call, PyTuple_GetItem(pairs, i)) < 0) {
             return -1;
         }
-        call->nbytes += call->ranges[i].nbytes;
+        call->call.nbytes += call->ranges[i].nbytes;
     }
     return 0;
 }
@@ -271,19 +201,6 @@ fini_call(file_call *call)
     PyMem_Free(call->ranges);
 }
 
-/* The engine asks, without the GIL, whether to go on waiting. */
-static bool
-is_interrupted(void *argument)
-{
-    file_call *call = argument;
-    cm_call_take_back(&call->call);
-    bool interrupted =
-        PyErr_CheckSignals() < 0
-        || cm_progress_tell(&call->progress, call->moved, call->nbytes) < 0;
-    cm_call_let_go(&call->call);
-    return interrupted;
-}
-
 /* A file that is written need not exist before: what is wrong with the ends must be
  * told by now. */
 static int
@@ -321,9 +238,9 @@ prepare(file_call *call)
     request->after_ticket_count = common->after_ticket_count;
     memcpy(request->keep, common->keep, sizeof(request->keep));
     request->keep_count = common->keep_count;
-    request->interrupted = is_interrupted;
-    request->interrupted_argument = call;
-    request->moved = &call->moved;
+    request->interrupted = cm_call_is_interrupted;
+    request->interrupted_argument = &call->call;
+    request->moved = &call->call.moved;
     return 0;
 }
 
@@ -335,7 +252,7 @@ raise_failure(const file_call *call, const cm_file_failure *failure)
         "(iOKKKO)", failure->at_end ? 0 : failure->error, call->filename,
         (unsigned long long)failure->offset, (unsigned long long)range->offset,
         (unsigned long long)range->nbytes, call->request.writes ? Py_True : Py_False);
-    Py_XDECREF(cm_package_call("file_failures", "raise_failure", arguments));
+    Py_XDECREF(cm_package_call("files", "raise_failure", arguments));
     return NULL;
 }
 
@@ -364,117 +281,57 @@ run_call(file_call *call)
                            writes ? "while writing a file" : "while reading a file");
     }
     call->call.is_ordered = true;
-    call->call.moves_bytes = call->nbytes > 0;
-    return cm_progress_tell(&call->progress, call->nbytes, call->nbytes) < 0
+    call->call.moves_bytes = call->call.nbytes > 0;
+    return cm_progress_tell(call->call.progress, call->call.nbytes, call->call.nbytes)
+                   < 0
                ? NULL
-               : PyLong_FromUnsignedLongLong(call->nbytes);
-}
-
-/* A hint for a stream that does not say its device: that of the first device buffer. */
-static int
-device_hint(const cm_state *state, PyObject *pairs)
-{
-    for (Py_ssize_t i = 0; i < PyTuple_Size(pairs); i++) {
-        PyObject *pair = PyTuple_GetItem(pairs, i);
-        PyObject *end = pair != NULL && PyTuple_Check(pair) && PyTuple_Size(pair) == 2
-                            ? PyTuple_GetItem(pair, 1)
-                            : NULL;
-        if (end != NULL && cm_buffer_check(state, end)) {
-            const cm_buffer *buffer = (const cm_buffer *)(void *)end;
-            if (buffer->storage->residency == CM_KIND_DEVICE) {
-                return buffer->storage->device;
-            }
-        }
-    }
-    return -1;
-}
-
-static PyObject *
-tuple_of(PyObject *ranges)
-{
-    PyObject *iterator = PyObject_GetIter(ranges);
-    if (iterator == NULL && PyErr_ExceptionMatches(PyExc_TypeError)) {
-        PyErr_Clear();
-        (void)cm_arg_refuse(ranges, "ranges",
-                            "an iterable of pairs of an offset and memory");
-    }
-    PyObject *pairs = iterator == NULL ? NULL : PySequence_Tuple(iterator);
-    Py_XDECREF(iterator);
-    return pairs;
-}
-
-static PyObject *
-call_with(file_call *call, PyObject *ranges, PyObject *stream)
-{
-    PyObject *pairs = tuple_of(ranges);
-    if (pairs == NULL) {
-        return NULL;
-    }
-    call->request.calls = call->call.state->file_faults == NULL
-                              ? NULL
-                              : &call->call.state->file_faults->calls;
-    call->count = PyTuple_Size(pairs);
-    PyObject *result = NULL;
-    if (stream != NULL && stream != Py_None) {
-        call->given = cm_stream_from_object(call->call.state, stream,
-                                            device_hint(call->call.state, pairs));
-    }
-    if (!PyErr_Occurred()) {
-        result = init_call(call, pairs) < 0 ? NULL : run_call(call);
-    }
-    cm_state_drop_own(call->call.state);
-    fini_call(call);
-    cm_stream_give(call->call.state, call->given);
-    Py_DECREF(pairs);
-    return result;
+               : PyLong_FromUnsignedLongLong(call->call.nbytes);
 }
 
 PyDoc_STRVAR(transfer_doc,
-             "_transfer_file($module, /, open, filename, ranges, argument, writes, stream, "
-             "direct, progress)\n--\n\n"
-             "Read or write pairs of an offset and memory; see cumem/files.py.");
+             "_transfer_file($module, open, filename, ends, writes, stream, direct, "
+             "progress, /)\n--\n\n"
+             "Read or write pairs of an offset and memory, which cumem/files.py has read "
+             "and checked; the file is opened when nothing else is wrong.");
 
 static PyObject *
-transfer_file(PyObject *module, PyObject *const *args, Py_ssize_t nargs,
-              PyObject *kwnames)
+transfer_file(PyObject *module, PyObject *args)
 {
-    static const char *const names[] = {"open",     "filename", "ranges",
-                                        "argument", "writes",   "stream",
-                                        "direct",   "progress", NULL};
-    PyObject *values[8];
-    bool writes;
-    int64_t direct;
-    if (cm_args_parse("_transfer_file", args, nargs, kwnames, names, 8, 8, values) < 0
-        || cm_arg_bool(values[4], "writes", &writes) < 0
-        || cm_arg_int64(values[6], "direct", &direct) < 0) {
+    PyObject *open, *filename, *ends, *stream, *told;
+    int writes, direct;
+    if (!PyArg_ParseTuple(args, "OOO!pOiO", &open, &filename, &PyTuple_Type, &ends,
+                          &writes, &stream, &direct, &told)) {
         return NULL;
     }
     file_call *call = PyMem_Calloc(1, sizeof(*call));
     if (call == NULL) {
         return PyErr_NoMemory();
     }
-    call->call.state = cm_state_of_module(module);
-    call->call.blocking = true;
-    call->open = values[0];
-    call->filename = values[1];
-    call->argument = values[3];
-    call->request.writes = writes;
-    call->request.direct = (cm_file_direct)direct;
-    cm_state_enter(call->call.state);
+    cm_state *state = cm_state_of_module(module);
+    cm_call_frame frame;
     PyObject *result = NULL;
-    if (cm_progress_open(values[7], writes ? "write" : "read", &call->progress) == 0) {
-        result = call_with(call, values[2], values[5]);
+    if (cm_call_enter(&frame, state, stream, cm_device_hint(state, ends, 2), told,
+                      writes ? "write" : "read")
+        == 0) {
+        call->call =
+            (cm_call){.state = state, .blocking = true, .progress = &frame.progress};
+        call->open = open;
+        call->filename = filename;
+        call->given = frame.stream;
+        call->count = PyTuple_Size(ends);
+        call->request.writes = writes;
+        call->request.direct = (cm_file_direct)direct;
+        call->request.hook =
+            state->file_faults == NULL ? NULL : &state->file_faults->hook;
+        result = init_call(call, ends) < 0 ? NULL : run_call(call);
+        cm_state_drop_own(state);
+        fini_call(call);
     }
-    if (cm_progress_close(&call->progress) < 0) {
-        Py_CLEAR(result);
-    }
-    cm_state_leave(call->call.state);
     PyMem_Free(call);
-    return result;
+    return cm_call_leave(&frame, result);
 }
 
 PyMethodDef cm_file_methods[] = {
-    {"_transfer_file", (PyCFunction)(void (*)(void))transfer_file,
-     METH_FASTCALL | METH_KEYWORDS, transfer_doc},
+    {"_transfer_file", transfer_file, METH_VARARGS, transfer_doc},
     {NULL, NULL, 0, NULL},
 };

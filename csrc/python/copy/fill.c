@@ -9,58 +9,6 @@
 #include "python/device/wait.h"
 #include "python/protocols/protocols.h"
 
-const char cm_buffer_fill_doc[] =
-    "fill($self, /, value, *, stream=None)\n"
-    "--\n"
-    "\n"
-    "Set every element.\n"
-    "\n"
-    "Parameters\n"
-    "----------\n"
-    "value : array_like, Buffer, or exporter of DLPack or the CUDA array interface\n"
-    "    A scalar, or an array that broadcasts to the shape. Its values take the "
-    "dtype\n"
-    "    where they stay the same kind and come back equal, floats rounded; where "
-    "NumPy\n"
-    "    would cut them (1.5 in ``int32``) it is an error. Values on a device are "
-    "copied\n"
-    "    there, and brought to the host only if they must be converted.\n"
-    "stream : Stream or other stream object, optional\n"
-    "    Default: the current stream.\n"
-    "\n"
-    "Raises\n"
-    "------\n"
-    "ValueError\n"
-    "    The buffer is read-only or closed, `value` does not broadcast, text or a time "
-    "in\n"
-    "    it does not fit, or `stream` is of another device than the device memory to "
-    "fill.\n"
-    "TypeError\n"
-    "    `value` is of another kind than the dtype: reals for integers, numbers for "
-    "text.\n"
-    "OverflowError\n"
-    "    A number does not fit into the dtype, or would become infinite.\n"
-    "CudaError\n"
-    "    The fill failed.\n"
-    "\n"
-    "Notes\n"
-    "-----\n"
-    "Blocks: for an array or device memory as `value`, until it is copied; else until\n"
-    "unfinished background transfers of the memory are done, then, for\n"
-    "memory the host can read, until it is filled (GIL released). Device memory of a "
-    "pool,\n"
-    "and with `stream` also mapped and managed memory, is filled later, by the device "
-    "on "
-    "the\n"
-    "stream; `numpy` and other reads by way of the buffer wait for that. Without "
-    "`stream`\n"
-    "managed memory is filled by the device that it was prefetched to, else by the "
-    "host.\n"
-    "Pinned memory is always written by the host, which waits for the buffer's streams "
-    "and\n"
-    "for `stream`, with all that those were made to wait for. Ctrl-C ends that wait.\n"
-    "Ordered after: work that cumem knows of on this buffer, and on `stream`.\n";
-
 /* Memory that only devices see, and that stays until its streams are done with it:
  * nobody can look too early, so the fill need not be waited for. */
 static bool
@@ -132,7 +80,7 @@ queue_fill(cm_buffer *self, const void *element, cm_stream *stream, int filler)
     }
     else {
         if (!blocking && !is_unseen(storage)) {
-            cm_storage_set_late(storage);
+            storage->late_count++;
         }
         if (info.nbytes > 0) {
             cm_storage_forget_uses(storage, stream, use_calls);
@@ -176,26 +124,6 @@ run_fill(cm_buffer *self, const void *element, cm_stream *stream, bool named)
     return result;
 }
 
-/* `array` has no dimensions and the buffer's dtype. */
-static int
-fill_element(cm_buffer *self, PyObject *array, cm_stream *stream, bool named)
-{
-    cm_region element;
-    PyObject *dtype = NULL;
-    bool readonly;
-    if (cm_numpy_region(array, &element, &dtype, &readonly) < 0) {
-        return -1;
-    }
-    Py_DECREF(dtype);
-    return run_fill(self, element.host, stream, named);
-}
-
-static bool
-is_given(PyObject *object)
-{
-    return object != NULL && object != Py_None;
-}
-
 /* Other memory than a device's own may be filled by any. */
 static cm_stream *
 find_stream(const cm_buffer *self, PyObject *object)
@@ -214,31 +142,19 @@ cm_fill_source(cm_state *state, PyObject *value, cm_stream *stream)
         || cm_buffer_check(state, value) || !cm_object_is_exporter(value)) {
         return Py_NewRef(value);
     }
-    return cm_import_object(state, value, stream);
+    return cm_import_object(state, value, stream, 0);
 }
 
 /* Device memory is copied in the order of `stream`, on a stream of its own device. */
-static PyObject *
+static int
 copy_to_host(cm_buffer *source, PyObject *dst, cm_stream *stream)
 {
-    cm_state *state = source->state;
-    cm_stream *own =
-        stream->device == source->storage->device
-            ? cm_stream_take(state, stream)
-            : cm_stream_from_object(state, Py_None, source->storage->device);
-    if (own == NULL) {
-        return NULL;
-    }
-    cm_status status;
-    Py_BEGIN_ALLOW_THREADS
-    status = cm_stream_follow(own, stream);
-    Py_END_ALLOW_THREADS
-    PyObject *done =
-        cm_is_ok(status)
-            ? cm_copy_objects(state, dst, (PyObject *)source, own, true)
-            : cm_py_raise(state, status, "while filling from device memory");
-    cm_stream_give(state, own);
-    return done;
+    cm_stream_list after = {&stream, 1};
+    bool is_own = stream->device == source->storage->device;
+    cm_copy_how how = {is_own ? stream : NULL, .blocking = true, .after = &after};
+    PyObject *done = cm_copy_objects(source->state, dst, (PyObject *)source, how);
+    Py_XDECREF(done);
+    return done == NULL ? -1 : 0;
 }
 
 /* The values of device memory as an array of their own dtype. */
@@ -247,12 +163,8 @@ fetch(cm_buffer *source, cm_stream *stream)
 {
     PyObject *array =
         cm_numpy_empty(source->dtype, source->ndim, cm_buffer_shape(source), 'C');
-    if (array != NULL) {
-        PyObject *done = copy_to_host(source, array, stream);
-        if (done == NULL) {
-            Py_CLEAR(array);
-        }
-        Py_XDECREF(done);
+    if (array != NULL && copy_to_host(source, array, stream) < 0) {
+        Py_CLEAR(array);
     }
     return array;
 }
@@ -294,38 +206,29 @@ fill_values(cm_buffer *self, PyObject *value, cm_stream *stream)
     return array;
 }
 
-/* The dimensions of an array; 1 for a Buffer, which is copied whatever they are. */
+/* From a Buffer, or an array of the buffer's dtype. */
 static int
-ndim_to_fill(PyObject *values)
+fill_from(cm_buffer *self, PyObject *values, bool named, cm_stream *stream)
 {
-    if (!cm_numpy_is_array(values)) {
-        return 1;
+    cm_region element;
+    PyObject *dtype;
+    bool readonly;
+    bool is_array = cm_numpy_is_array(values);
+    if (!is_array && self->storage->residency != CM_KIND_DEVICE) {
+        return copy_to_host((cm_buffer *)values, (PyObject *)self, stream);
     }
-    PyObject *number = PyObject_GetAttrString(values, "ndim");
-    long ndim = number == NULL ? -1 : PyLong_AsLong(number);
-    Py_XDECREF(number);
-    return (int)ndim;
-}
-
-static int
-fill_from(cm_buffer *self, PyObject *values, PyObject *stream_object, cm_stream *stream)
-{
-    int ndim = ndim_to_fill(values);
-    if (ndim < 0) {
-        return -1;
+    if (is_array) {
+        if (cm_numpy_region(values, &element, &dtype, &readonly) < 0) {
+            return -1;
+        }
+        Py_DECREF(dtype);
+        if (element.ndim == 0) {
+            return cm_buffer_nbytes(self) == 0
+                       ? 0
+                       : run_fill(self, element.host, stream, named);
+        }
     }
-    if (ndim == 0) {
-        return cm_buffer_nbytes(self) == 0
-                   ? 0
-                   : fill_element(self, values, stream, is_given(stream_object));
-    }
-    bool to_host =
-        !cm_numpy_is_array(values) && self->storage->residency != CM_KIND_DEVICE;
-    PyObject *done =
-        to_host ? copy_to_host((cm_buffer *)values, (PyObject *)self, stream)
-                : cm_copy_objects(self->state, (PyObject *)self, values, stream, true);
-    Py_XDECREF(done);
-    return done == NULL ? -1 : 0;
+    return cm_copy_now(self->state, (PyObject *)self, values, stream);
 }
 
 int
@@ -343,7 +246,9 @@ cm_buffer_fill_value(cm_buffer *self, PyObject *value, PyObject *stream_object)
         return -1;
     }
     PyObject *values = fill_values(self, value, stream);
-    int result = values == NULL ? -1 : fill_from(self, values, stream_object, stream);
+    int result = values == NULL
+                     ? -1
+                     : fill_from(self, values, cm_arg_is_given(stream_object), stream);
     Py_XDECREF(values);
     cm_stream_give(self->state, stream);
     return result;
@@ -364,7 +269,7 @@ cm_buffer_zero(cm_buffer *self, PyObject *stream_object)
             PyErr_NoMemory();
         }
         else {
-            result = run_fill(self, element, stream, is_given(stream_object));
+            result = run_fill(self, element, stream, cm_arg_is_given(stream_object));
         }
         PyMem_Free(element);
     }

@@ -152,72 +152,22 @@ cm_arg_bool(PyObject *object, const char *name, bool *out)
 
 /* -- shapes and sizes -------------------------------------------------------------- */
 
-static int
-shape_entry(PyObject *item, const char *name, int64_t *out)
-{
-    if (to_int64(item, name, "an int or a sequence of ints", out) < 0) {
-        return -1;
-    }
-    if (*out < 0) {
-        PyErr_Format(PyExc_ValueError, "%s must not hold negative lengths, got %lld",
-                     name, (long long)*out);
-        return -1;
-    }
-    return 0;
-}
-
-static int
-shape_from_sequence(PyObject *object, const char *name, int *ndim, int64_t *shape)
-{
-    PyObject *items = PySequence_Tuple(object);
-    if (items == NULL) {
-        return -1;
-    }
-    Py_ssize_t count = PyTuple_Size(items);
-    int result = 0;
-    if (count > CM_MAX_NDIM) {
-        PyErr_Format(PyExc_ValueError, "%s has %zd dimensions: at most %d are possible",
-                     name, count, CM_MAX_NDIM);
-        result = -1;
-    }
-    for (Py_ssize_t i = 0; result == 0 && i < count; i++) {
-        result = shape_entry(PyTuple_GetItem(items, i), name, &shape[i]);
-    }
-    Py_DECREF(items);
-    if (result == 0) {
-        *ndim = (int)count;
-    }
-    return result;
-}
-
 int
 cm_arg_shape(PyObject *object, const char *name, int *ndim, int64_t *shape)
 {
     if (cm_arg_try_shape(object, CM_MAX_NDIM, ndim, shape)) {
         return 0;
     }
-    /* bytes are sequences of ints and True is an int, but nobody means a shape */
-    if (PyUnicode_Check(object) || PyBytes_Check(object) || PyByteArray_Check(object)
-        || PyBool_Check(object)) {
-        return cm_arg_refuse(object, name, "an int or a sequence of ints");
+    PyObject *lengths =
+        cm_package_call("extension.arguments", "read_shape",
+                        Py_BuildValue("(Osi)", object, name, (int)CM_MAX_NDIM));
+    Py_ssize_t count = lengths == NULL ? -1 : PyTuple_Size(lengths);
+    for (Py_ssize_t i = 0; i < count; i++) {
+        shape[i] = PyLong_AsLongLong(PyTuple_GetItem(lengths, i));
     }
-    /* NumPy's arrays have both an index and a length: those with a length are sequences
-     */
-    if (PySequence_Check(object)) {
-        Py_ssize_t length = PySequence_Size(object);
-        if (length >= 0) {
-            return shape_from_sequence(object, name, ndim, shape);
-        }
-        if (!PyErr_ExceptionMatches(PyExc_TypeError)) {
-            return -1;
-        }
-        PyErr_Clear();
-    }
-    if (shape_entry(object, name, &shape[0]) < 0) {
-        return -1;
-    }
-    *ndim = 1;
-    return 0;
+    Py_XDECREF(lengths);
+    *ndim = (int)count;
+    return count < 0 ? -1 : 0;
 }
 
 int
@@ -248,113 +198,82 @@ cm_kind_name(cm_kind kind)
     return kind_names[kind];
 }
 
-int
-cm_arg_kind(PyObject *object, const char *name, cm_kind *out)
+/* The index of a text in `words`; -1 with TypeError or
+ * ValueError, which `expected` spells out. */
+static int
+find_word(PyObject *object, const char *name, const char *const *words, int count,
+          const char *expected)
 {
-    static const char expected[] = "\"pinned\", \"mapped\", \"managed\" or \"device\"";
     if (!PyUnicode_Check(object)) {
         return cm_arg_refuse(object, name, expected);
     }
-    for (int kind = CM_KIND_PINNED; kind < CM_KIND_COUNT; kind++) {
-        if (PyUnicode_CompareWithASCIIString(object, kind_names[kind]) == 0) {
-            *out = (cm_kind)kind;
-            return 0;
+    for (int i = 0; i < count; i++) {
+        if (PyUnicode_CompareWithASCIIString(object, words[i]) == 0) {
+            return i;
         }
     }
     PyErr_Format(PyExc_ValueError, "%s must be %s, not %R", name, expected, object);
     return -1;
 }
 
-/* One letter of `letters`, which `expected` spells out. */
-static int
-parse_order(PyObject *object, const char *name, const char *letters,
-            const char *expected, char *out)
+int
+cm_arg_kind(PyObject *object, const char *name, cm_kind *out)
 {
-    if (!PyUnicode_Check(object)) {
-        return cm_arg_refuse(object, name, expected);
-    }
-    for (const char *letter = letters; *letter != '\0'; letter++) {
-        const char text[2] = {*letter, '\0'};
-        if (PyUnicode_CompareWithASCIIString(object, text) == 0) {
-            *out = *letter;
-            return 0;
-        }
-    }
-    PyErr_Format(PyExc_ValueError, "%s must be %s, not %R", name, expected, object);
-    return -1;
+    int found = find_word(object, name, kind_names + CM_KIND_PINNED,
+                          CM_KIND_COUNT - CM_KIND_PINNED,
+                          "\"pinned\", \"mapped\", \"managed\" or \"device\"");
+    *out = (cm_kind)(CM_KIND_PINNED + found);
+    return found < 0 ? -1 : 0;
 }
+
+static const char *const orders[] = {"C", "F", "A", "K"};
 
 int
 cm_arg_order(PyObject *object, const char *name, char *out)
 {
-    *out = 'C';
-    return object == Py_None ? 0
-                             : parse_order(object, name, "CF", "\"C\" or \"F\"", out);
+    int found =
+        object == Py_None ? 0 : find_word(object, name, orders, 2, "\"C\" or \"F\"");
+    *out = orders[found < 0 ? 0 : found][0];
+    return found < 0 ? -1 : 0;
 }
 
 int
 cm_arg_order_like(PyObject *object, const char *name, char fallback, char *out)
 {
     *out = fallback;
-    return object == Py_None
-               ? 0
-               : parse_order(object, name, "CFAK", "\"C\", \"F\", \"A\" or \"K\"", out);
+    if (object == Py_None) {
+        return 0;
+    }
+    int found = find_word(object, name, orders, 4, "\"C\", \"F\", \"A\" or \"K\"");
+    *out = orders[found < 0 ? 0 : found][0];
+    return found < 0 ? -1 : 0;
 }
 
 /* -- devices ----------------------------------------------------------------------- */
 
-/* "cuda" leaves *index alone, "cuda:3" sets it. */
+/* An int, a Device or the like at a look; texts and other libraries' devices are read
+ * by the package. */
 static int
-device_from_text(PyObject *object, const char *name, int64_t *index)
+read_device(const cm_state *state, PyObject *object, const char *name, int64_t *out)
 {
-    const char *text = PyUnicode_AsUTF8AndSize(object, NULL);
-    if (text == NULL) {
-        return -1;
-    }
-    bool known = strncmp(text, "cuda", 4) == 0 && (text[4] == '\0' || text[4] == ':');
-    if (known && text[4] == ':') {
-        int64_t number = 0;
-        const char *digit = text + 5;
-        for (; *digit >= '0' && *digit <= '9' && digit < text + 14; digit++) {
-            number = number * 10 + (*digit - '0');
+    for (int i = 0; i < state->runtime->device_count; i++) {
+        if (object == state->devices[i]) {
+            *out = i;
+            return 0;
         }
-        known = *digit == '\0' && digit > text + 5;
-        *index = number;
     }
-    if (!known) {
-        PyErr_Format(PyExc_ValueError, "%s must be \"cuda\" or \"cuda:N\", not %R",
-                     name, object);
+    if (PyIndex_Check(object) && !PyBool_Check(object)) {
+        return to_int64(object, name, "an int, a Device, \"cuda:N\" or None", out);
+    }
+    PyObject *index =
+        cm_package_call("extension.arguments", "read_device",
+                        Py_BuildValue("(Osi)", object, name, state->current_device));
+    if (index == NULL) {
         return -1;
     }
+    *out = PyLong_AsLongLong(index);
+    Py_DECREF(index);
     return 0;
-}
-
-/* torch.device writes itself as its users do: "cuda:0", "cpu". */
-static bool
-is_torch_device(PyObject *object)
-{
-    PyObject *type = (PyObject *)Py_TYPE(object);
-    return PyObject_HasAttrString(type, "type")
-           && PyObject_HasAttrString(type, "index");
-}
-
-static int
-parse_device(PyObject *object, const char *name, int64_t *index)
-{
-    static const char expected[] = "an int, a Device, \"cuda:N\" or None";
-    if (PyUnicode_Check(object)) {
-        return device_from_text(object, name, index);
-    }
-    if (!PyIndex_Check(object) && is_torch_device(object)) {
-        PyObject *text = PyObject_Str(object);
-        int result = text == NULL ? -1 : device_from_text(text, name, index);
-        Py_XDECREF(text);
-        return result;
-    }
-    if (PyBool_Check(object)) {
-        return cm_arg_refuse(object, name, expected);
-    }
-    return to_int64(object, name, expected, index);
 }
 
 int
@@ -365,7 +284,8 @@ cm_arg_device(cm_state *state, PyObject *object, const char *name, int *out)
         return -1;
     }
     int64_t index = state->current_device;
-    if (object != NULL && object != Py_None && parse_device(object, name, &index) < 0) {
+    if (object != NULL && object != Py_None
+        && read_device(state, object, name, &index) < 0) {
         return -1;
     }
     rt = state->runtime; /* reading the argument may have run code that shut it down */
@@ -380,4 +300,19 @@ cm_arg_device(cm_state *state, PyObject *object, const char *name, int *out)
     }
     *out = (int)index;
     return 0;
+}
+
+/* -- and back ------------------------------------------------------------------------ */
+
+PyObject *
+cm_tuple_from(const int64_t *values, int count)
+{
+    PyObject *tuple = PyTuple_New(count);
+    for (int i = 0; tuple != NULL && i < count; i++) {
+        PyObject *value = PyLong_FromLongLong(values[i]);
+        if (value == NULL || PyTuple_SetItem(tuple, i, value) < 0) {
+            Py_CLEAR(tuple);
+        }
+    }
+    return tuple;
 }

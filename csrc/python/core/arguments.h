@@ -14,6 +14,13 @@ int cm_args_parse(const char *function, PyObject *const *args, Py_ssize_t nargs,
                   PyObject *kwnames, const char *const *names, int positional,
                   int required, PyObject **values);
 
+/* Given at all, and not as None. */
+static CM_INLINE bool
+cm_arg_is_given(const PyObject *object)
+{
+    return object != NULL && object != Py_None;
+}
+
 /* TypeError "{name} must be {expected}, not {type of object}"; always -1. */
 int cm_arg_refuse(PyObject *object, const char *name, const char *expected);
 /* An int or a sequence of ints, each >= 0, at most CM_MAX_NDIM of them. */
@@ -71,6 +78,8 @@ int cm_arg_order_like(PyObject *object, const char *name, char fallback, char *o
 /* Anything by its truth, as Python's own functions read flags. */
 int cm_arg_bool(PyObject *object, const char *name, bool *out);
 int cm_arg_int64(PyObject *object, const char *name, int64_t *out);
+/* Shapes and strides as Python shows them: a new tuple of ints, or NULL. */
+PyObject *cm_tuple_from(const int64_t *values, int count);
 const char *cm_kind_name(cm_kind kind); /* "pinned", …, "pageable" */
 
 #endif

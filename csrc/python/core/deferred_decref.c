@@ -2,7 +2,7 @@
 /* Python references that were dropped by threads without the GIL, deferred later. */
 #include <stdlib.h>
 
-#include "python/core/state.h"
+#include "python/core/errors.h"
 
 cm_deferred *
 cm_deferred_new(cm_state *state, PyObject *object)
@@ -39,11 +39,10 @@ cm_deferred_end(cm_deferred *deferred)
     if (!is_last(deferred)) {
         return;
     }
-    PyObject *type, *value, *traceback;
-    PyErr_Fetch(&type, &value, &traceback);
+    cm_kept_error kept = cm_error_keep();
     Py_XDECREF(deferred->object);
     free(deferred);
-    PyErr_Restore(type, value, traceback);
+    cm_error_restore(kept);
 }
 
 static int
@@ -66,14 +65,14 @@ cm_deferred_add(void *argument)
     }
     cm_mutex_lock(&state->deferred_lock);
     cm_list_push_back(&state->deferred, &deferred->node);
-    atomic_store_explicit(&state->has_dead, true, memory_order_relaxed);
-    bool call = !state->burial_pending;
-    state->burial_pending = true;
+    atomic_store_explicit(&state->has_deferred, true, memory_order_relaxed);
+    bool call = !state->call_pending;
+    state->call_pending = true;
     cm_mutex_unlock(&state->deferred_lock);
     if (call && Py_AddPendingCall(defer_pending, state) < 0) {
         /* the queue is full: the next one tries again, the next call drops them */
         cm_mutex_lock(&state->deferred_lock);
-        state->burial_pending = false;
+        state->call_pending = false;
         cm_mutex_unlock(&state->deferred_lock);
     }
 }
@@ -81,18 +80,19 @@ cm_deferred_add(void *argument)
 void
 cm_state_drop_deferred(cm_state *state)
 {
-    cm_list dead;
+    cm_list dropped;
     if (state->runtime != NULL && cm_runtime_is_forked(state->runtime)) {
         return; /* the thread that deferred them may have held the lock */
     }
-    cm_list_init(&dead);
+    cm_list_init(&dropped);
     cm_mutex_lock(&state->deferred_lock);
-    cm_list_splice_back(&dead, &state->deferred);
-    atomic_store_explicit(&state->has_dead, false, memory_order_relaxed);
-    state->burial_pending = false;
+    cm_list_splice_back(&dropped, &state->deferred);
+    atomic_store_explicit(&state->has_deferred, false, memory_order_relaxed);
+    state->call_pending = false;
     cm_mutex_unlock(&state->deferred_lock);
-    for (cm_list *node = cm_list_pop_front(&dead); node != NULL;
-         node = cm_list_pop_front(&dead)) {
+    cm_state_enter(state); /* what is dropped may run Python code */
+    for (cm_list *node = cm_list_pop_front(&dropped); node != NULL;
+         node = cm_list_pop_front(&dropped)) {
         cm_deferred *deferred = CM_LIST_ENTRY(node, cm_deferred, node);
         PyObject *object = deferred->object;
         void (*then)(void *) = deferred->then;
@@ -105,16 +105,16 @@ cm_state_drop_deferred(cm_state *state)
         }
         Py_XDECREF(object);
     }
+    cm_state_leave(state);
 }
 
 void
 cm_state_drop_own(cm_state *state)
 {
-    if (!atomic_load_explicit(&state->has_dead, memory_order_relaxed)) {
+    if (!atomic_load_explicit(&state->has_deferred, memory_order_relaxed)) {
         return;
     }
-    PyObject *type, *value, *traceback;
-    PyErr_Fetch(&type, &value, &traceback);
+    cm_kept_error kept = cm_error_keep();
     cm_state_drop_deferred(state);
-    PyErr_Restore(type, value, traceback);
+    cm_error_restore(kept);
 }

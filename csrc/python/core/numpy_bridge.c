@@ -24,8 +24,8 @@ enum {
     FILE_NBYTES = 64 << 10, /* shorter memory is not asked whether it is a file's */
 };
 
-/* dtype -> format string of those that NumPy has to be asked about; emptied when it has
- * grown past FORMAT_CACHE_MAX. Guarded by the GIL (a dict is safe without one too). */
+/* dtype -> format string, as NumPy said; emptied when it has grown past
+ * FORMAT_CACHE_MAX. Guarded by the GIL (a dict is safe without one too). */
 static PyObject *format_cache;
 
 int
@@ -48,17 +48,8 @@ check_usable(PyArray_Descr *descr)
     if (PyDataType_FLAGCHK(descr, NPY_ITEM_REFCOUNT)
         || PyDataType_FLAGCHK(descr, NPY_ITEM_IS_POINTER)
         || PyDataType_HASSUBARRAY(descr) || PyDataType_ELSIZE(descr) <= 0) {
-        const char *why = "objects cannot live in a cumem buffer";
-        if (PyDataType_HASSUBARRAY(descr)) {
-            why =
-                "a sub-array dtype is not an element type: put its shape into `shape`";
-        }
-        else if (!PyDataType_FLAGCHK(descr, NPY_ITEM_REFCOUNT)
-                 && !PyDataType_FLAGCHK(descr, NPY_ITEM_IS_POINTER)) {
-            why = "its items have no size, e.g. 'S' instead of 'S8'";
-        }
-        PyErr_Format(PyExc_TypeError, "dtype %R: %s", (PyObject *)descr, why);
-        return -1;
+        return cm_package_refuse("extension.arguments", "refuse_dtype",
+                                 PyTuple_Pack(1, descr));
     }
     return 0;
 }
@@ -192,29 +183,6 @@ cm_numpy_dtype_of_kind(char kind, int64_t itemsize)
 
 /* -- buffer formats ----------------------------------------------------------------------- */
 
-/* The format of a plain native number; NULL for every other dtype. */
-static const char *
-simple_format(PyArray_Descr *descr)
-{
-    static const char *const formats[] = {
-        [NPY_BOOL] = "?",     [NPY_BYTE] = "b",         [NPY_UBYTE] = "B",
-        [NPY_SHORT] = "h",    [NPY_USHORT] = "H",       [NPY_INT] = "i",
-        [NPY_UINT] = "I",     [NPY_LONG] = "l",         [NPY_ULONG] = "L",
-        [NPY_LONGLONG] = "q", [NPY_ULONGLONG] = "Q",    [NPY_FLOAT] = "f",
-        [NPY_DOUBLE] = "d",   [NPY_LONGDOUBLE] = "g",   [NPY_CFLOAT] = "Zf",
-        [NPY_CDOUBLE] = "Zd", [NPY_CLONGDOUBLE] = "Zg",
-    };
-    int number = descr->type_num;
-    if (number == NPY_HALF) {
-        return PyArray_ISNBO(descr->byteorder) ? "e" : NULL;
-    }
-    if (number < 0 || number >= (int)(sizeof formats / sizeof *formats)
-        || !PyArray_ISNBO(descr->byteorder)) {
-        return NULL;
-    }
-    return formats[number];
-}
-
 /* What a memoryview of NumPy's own array of this dtype says. */
 static PyObject *
 ask_format(PyObject *dtype)
@@ -236,9 +204,10 @@ ask_format(PyObject *dtype)
 PyObject *
 cm_numpy_format(PyObject *dtype)
 {
-    const char *simple = simple_format((PyArray_Descr *)dtype);
-    if (simple != NULL) {
-        return PyUnicode_InternFromString(simple);
+    const PyArray_Descr *descr = (const PyArray_Descr *)dtype;
+    if ((descr->type_num == NPY_LONGLONG || descr->type_num == NPY_ULONGLONG)
+        && PyArray_ISNBO(descr->byteorder)) { /* equal to a dtype of another format */
+        return PyUnicode_InternFromString(descr->type_num == NPY_LONGLONG ? "q" : "Q");
     }
     PyObject *known = PyDict_GetItemWithError(format_cache, dtype);
     if (known != NULL || PyErr_Occurred()) {
@@ -463,5 +432,6 @@ cm_numpy_as_value(PyObject *object, PyObject *dtype)
     if (is_plain_value(object, descr)) {
         return cm_numpy_as_array(object, dtype);
     }
-    return cm_package_call("values", "as_value", Py_BuildValue("(OO)", object, dtype));
+    return cm_package_call("extension.values", "as_value",
+                           Py_BuildValue("(OO)", object, dtype));
 }

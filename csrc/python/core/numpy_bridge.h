@@ -56,7 +56,7 @@ PyObject *cm_numpy_as_array(PyObject *object, PyObject *dtype);
 /* A value, or a list or array of them, as an array of `dtype` that holds the same:
  * TypeError where its kind would change (1.5 to an integer, a number to text),
  * OverflowError or ValueError where it does not fit; floats round. All but an array of
- * that dtype and a plain int or float is read by cumem/values.py. */
+ * that dtype and a plain int or float is read by cumem/extension/values.py. */
 PyObject *cm_numpy_as_value(PyObject *object, PyObject *dtype);
 
 #endif

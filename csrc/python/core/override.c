@@ -2,39 +2,48 @@
 /* Chains of what is current, in context variables. */
 #include "python/core/override.h"
 
-/* A chain is never changed, since contexts share it: a block that ends in the middle
- * has the links inside of it copied. What is owned is dropped when the block is over.
- */
-typedef struct link_object {
+#include "python/core/types.h"
+
+/* A chain is None or a tuple (block, what is outside of it). It is never changed, since
+ * contexts share it: a block that ends in the middle has the links inside of it made
+ * anew. What a block owns is dropped when it is over. */
+typedef struct block_object {
     PyObject_HEAD
     cm_override *override; /* NULL: the state is gone */
-    cm_list node;          /* of override->links */
+    cm_list node;          /* of override->blocks */
     PyObject *object;      /* owned; NULL: over, in all contexts */
-    PyObject *outer;       /* owned: a link or None */
     PyObject *frame;       /* owned: that entered; NULL: none, or left in its context */
     PyObject *token;       /* owned: of the context it was entered in; NULL likewise */
-    uint64_t serial;       /* of the block; copies have the same */
-    bool has_twin;         /* it is such a copy, or was copied */
-} link_object;
+    bool is_relinked;      /* since then, so that the token's chain is an old one */
+} block_object;
 
-static link_object *
-as_link(PyObject *op)
+/* Borrowed: the block at the head of a chain; NULL at its end. */
+static block_object *
+head_of(PyObject *chain)
 {
-    return op == NULL || op == Py_None ? NULL : (link_object *)(void *)op;
+    return chain == NULL || chain == Py_None
+               ? NULL
+               : (block_object *)(void *)PyTuple_GetItem(chain, 0);
+}
+
+static PyObject *
+outside_of(PyObject *chain)
+{
+    return PyTuple_GetItem(chain, 1);
 }
 
 /* -- life ------------------------------------------------------------------------------ */
 
 static void
-forget_home(link_object *self)
+forget_home(block_object *self)
 {
     Py_CLEAR(self->frame);
     Py_CLEAR(self->token);
 }
 
-/* The block is over wherever this link lives on. */
+/* In every context. May run anything. */
 static void
-end_link(link_object *self)
+end_block(block_object *self)
 {
     if (self->override != NULL && self->object != NULL) {
         self->override->open_count--;
@@ -44,69 +53,55 @@ end_link(link_object *self)
 }
 
 static int
-link_traverse(PyObject *op, visitproc visit, void *arg)
+block_traverse(PyObject *op, visitproc visit, void *arg)
 {
-    link_object *self = (link_object *)(void *)op;
+    block_object *self = (block_object *)(void *)op;
     Py_VISIT(Py_TYPE(op));
     Py_VISIT(self->object);
-    Py_VISIT(self->outer);
     Py_VISIT(self->frame);
     Py_VISIT(self->token);
     return 0;
 }
 
 static int
-link_clear(PyObject *op)
+block_clear(PyObject *op)
 {
-    link_object *self = (link_object *)(void *)op;
-    end_link(self);
-    Py_CLEAR(self->outer);
+    end_block((block_object *)(void *)op);
     return 0;
 }
 
 static void
-link_dealloc(PyObject *op)
+block_dealloc(PyObject *op)
 {
-    link_object *self = (link_object *)(void *)op;
-    PyTypeObject *type = Py_TYPE(op);
+    block_object *self = (block_object *)(void *)op;
     PyObject_GC_UnTrack(op);
-    end_link(self);
+    end_block(self);
     if (self->override != NULL) {
         cm_list_remove(&self->node);
     }
-    PyObject *outer = self->outer;
-    freefunc release = (freefunc)PyType_GetSlot(type, Py_tp_free);
-    release(op);
-    while (as_link(outer) != NULL && Py_REFCNT(outer) == 1) { /* not by recursion */
-        PyObject *next = as_link(outer)->outer;
-        as_link(outer)->outer = NULL;
-        Py_DECREF(outer);
-        outer = next;
-    }
-    Py_XDECREF(outer);
-    Py_DECREF(type);
+    cm_object_free(op);
 }
 
-static PyType_Slot link_slots[] = {
-    {Py_tp_traverse, link_traverse},
-    {Py_tp_clear, link_clear},
-    {Py_tp_dealloc, link_dealloc},
+static PyType_Slot block_slots[] = {
+    {Py_tp_traverse, block_traverse},
+    {Py_tp_clear, block_clear},
+    {Py_tp_dealloc, block_dealloc},
     {0, NULL},
 };
 
-static PyType_Spec link_spec = {
+static PyType_Spec block_spec = {
     .name = "cumem._core._Current",
-    .basicsize = sizeof(link_object),
+    .basicsize = sizeof(block_object),
     .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_IMMUTABLETYPE
              | Py_TPFLAGS_DISALLOW_INSTANTIATION,
-    .slots = link_slots,
+    .slots = block_slots,
 };
 
 int
 cm_override_init(cm_override *override, PyObject *module, const char *name)
 {
-    cm_list_init(&override->links);
-    override->type = PyType_FromModuleAndSpec(module, &link_spec, NULL);
+    cm_list_init(&override->blocks);
+    override->type = PyType_FromModuleAndSpec(module, &block_spec, NULL);
     PyObject *contextvars = PyImport_ImportModule("contextvars");
     if (override->type == NULL || contextvars == NULL) {
         Py_XDECREF(contextvars);
@@ -133,9 +128,9 @@ void
 cm_override_fini(cm_override *override)
 {
     cm_list *node;
-    while (override->links.next != NULL
-           && (node = cm_list_pop_front(&override->links)) != NULL) {
-        CM_LIST_ENTRY(node, link_object, node)->override = NULL;
+    while (override->blocks.next != NULL
+           && (node = cm_list_pop_front(&override->blocks)) != NULL) {
+        CM_LIST_ENTRY(node, block_object, node)->override = NULL;
     }
 }
 
@@ -151,8 +146,9 @@ PyObject *
 cm_override_step(PyObject **at)
 {
     PyObject *object = NULL;
-    for (link_object *l; object == NULL && (l = as_link(*at)) != NULL; *at = l->outer) {
-        object = l->object;
+    for (block_object *b; object == NULL && (b = head_of(*at)) != NULL;
+         *at = outside_of(*at)) {
+        object = b->object;
     }
     return object;
 }
@@ -164,73 +160,39 @@ write_chain(const cm_override *override, PyObject *chain)
     return PyObject_CallMethod(override->variable, "set", "(O)", chain);
 }
 
-static link_object *
-new_link(cm_override *override, PyObject *object, PyObject *outer, PyObject *frame)
-{
-    PyObject *op = PyType_GenericAlloc((PyTypeObject *)(void *) override->type, 0);
-    link_object *self = (link_object *)(void *)op;
-    if (self != NULL) {
-        self->override = override;
-        cm_list_push_front(&override->links, &self->node);
-        self->object = Py_NewRef(object);
-        self->outer = Py_NewRef(outer);
-        self->frame = Py_XNewRef(frame);
-        override->open_count++;
-    }
-    return self;
-}
-
-/* Borrowed: the first link of `chain` that is not over, or None. */
+/* Borrowed: `chain` from its first block on that is not over, or None. */
 static PyObject *
 skip_over(PyObject *chain)
 {
-    while (as_link(chain) != NULL && as_link(chain)->object == NULL) {
-        chain = as_link(chain)->outer;
+    while (head_of(chain) != NULL && head_of(chain)->object == NULL) {
+        chain = outside_of(chain);
     }
     return chain;
 }
 
-/* Takes over the reference to `outer`. */
-static void
-set_outer(link_object *self, PyObject *outer)
-{
-    PyObject *before = self->outer;
-    self->outer = outer;
-    Py_DECREF(before);
-}
-
-/* `chain` without its link `out`. New reference; NULL with an exception. */
+/* `chain` without the block `out`, which is in it. New reference; NULL with an
+ * exception. */
 static PyObject *
-chain_without(cm_override *override, PyObject *chain, const link_object *out)
+chain_without(PyObject *chain, const block_object *out)
 {
-    PyObject *first = NULL;
-    link_object *last = NULL;
-    for (link_object *l = as_link(chain); l != out; l = as_link(l->outer)) {
-        if (l->object == NULL) {
-            continue;
+    PyObject *inside = PyList_New(0); /* of `out`, innermost first */
+    for (; inside != NULL && head_of(chain) != out; chain = outside_of(chain)) {
+        if (head_of(chain)->object != NULL
+            && PyList_Append(inside, (PyObject *)(void *)head_of(chain)) < 0) {
+            Py_CLEAR(inside);
         }
-        link_object *copy = new_link(override, l->object, Py_None, l->frame);
-        if (copy == NULL) {
-            Py_XDECREF(first);
-            return NULL;
-        }
-        copy->token = Py_XNewRef(l->token);
-        copy->serial = l->serial;
-        copy->has_twin = l->has_twin = true;
-        if (last == NULL) {
-            first = (PyObject *)(void *)copy;
-        }
-        else {
-            set_outer(last, (PyObject *)(void *)copy);
-        }
-        last = copy;
     }
-    PyObject *rest = Py_NewRef(skip_over(out->outer));
-    if (last == NULL) {
-        return rest;
+    PyObject *rest = inside == NULL ? NULL : Py_NewRef(skip_over(outside_of(chain)));
+    for (Py_ssize_t i = rest == NULL ? 0 : PyList_Size(inside); rest != NULL && i > 0;
+         i--) {
+        PyObject *block = PyList_GetItem(inside, i - 1);
+        PyObject *more = PyTuple_Pack(2, block, rest);
+        ((block_object *)(void *)block)->is_relinked = true;
+        Py_DECREF(rest);
+        rest = more;
     }
-    set_outer(last, rest);
-    return first;
+    Py_XDECREF(inside);
+    return rest;
 }
 
 /* -- blocks ---------------------------------------------------------------------------- */
@@ -239,99 +201,64 @@ int
 cm_override_enter(cm_override *override, PyObject *object)
 {
     PyObject *chain = cm_override_read(override);
-    if (chain == NULL) {
-        return -1;
+    PyObject *op =
+        chain == NULL ? NULL
+                      : PyType_GenericAlloc((PyTypeObject *)(void *) override->type, 0);
+    block_object *self = (block_object *)(void *)op;
+    if (self != NULL) {
+        self->override = override;
+        cm_list_push_front(&override->blocks, &self->node);
+        override->open_count++;
+        self->object = Py_NewRef(object);
+        self->frame = Py_XNewRef((PyObject *)(void *)PyEval_GetFrame());
+        PyObject *inner = PyTuple_Pack(2, op, skip_over(chain));
+        self->token = inner == NULL ? NULL : write_chain(override, inner);
+        Py_XDECREF(inner);
     }
-    link_object *self = new_link(override, object, skip_over(chain),
-                                 (PyObject *)(void *)PyEval_GetFrame());
-    Py_DECREF(chain);
-    if (self == NULL) {
-        return -1;
-    }
-    self->serial = ++override->serial;
-    self->token = write_chain(override, (PyObject *)(void *)self);
-    int result = self->token == NULL ? -1 : 0;
-    Py_DECREF((PyObject *)(void *)self);
+    int result = self == NULL || self->token == NULL ? -1 : 0;
+    Py_XDECREF(op);
+    Py_XDECREF(chain);
     return result;
 }
 
-/* In `chain` the innermost link of `object`; with `frame` the one that it entered. */
-static link_object *
-find_link(PyObject *chain, const PyObject *object, const PyObject *frame)
+/* In `chain` the innermost block of `object`; with `frame` the one that it entered. */
+static block_object *
+find_in(PyObject *chain, const PyObject *object, const PyObject *frame)
 {
-    link_object *l = as_link(chain);
-    while (l != NULL && (l->object != object || (frame != NULL && l->frame != frame))) {
-        l = as_link(l->outer);
+    block_object *b;
+    while ((b = head_of(chain)) != NULL
+           && (b->object != object || (frame != NULL && b->frame != frame))) {
+        chain = outside_of(chain);
     }
-    return l;
+    return b;
 }
 
-/* Anywhere: the last link of `object` that `frame` entered; without a frame the only
- * block of the object. */
-static link_object *
+/* Anywhere, where it was not left: the last block of `object` that `frame` entered;
+ * without a frame the only block of the object. */
+static block_object *
 find_anywhere(const cm_override *override, const PyObject *object,
               const PyObject *frame)
 {
-    link_object *found = NULL;
-    const cm_list *links = &override->links;
-    for (const cm_list *n = links->next; n != links; n = n->next) {
-        link_object *l = CM_LIST_ENTRY(n, link_object, node);
-        if (l->object != object || l->token == NULL
-            || (frame != NULL && l->frame != frame)) {
+    block_object *found = NULL;
+    const cm_list *blocks = &override->blocks;
+    for (const cm_list *n = blocks->next; n != blocks; n = n->next) {
+        block_object *b = CM_LIST_ENTRY(n, block_object, node);
+        if (b->object != object || b->token == NULL
+            || (frame != NULL && b->frame != frame)) {
             continue;
         }
-        if (found == NULL || l->serial > found->serial) {
-            if (found != NULL && frame == NULL) {
-                return NULL;
-            }
-            found = l;
+        if (frame != NULL || found != NULL) {
+            return frame != NULL ? b : NULL;
         }
-        else if (l->serial != found->serial && frame == NULL) {
-            return NULL;
-        }
+        found = b;
     }
     return found;
 }
 
-/* The block is over in every context. */
-static void
-end_block(cm_override *override, uint64_t serial)
-{
-    cm_list *links = &override->links;
-    for (cm_list *n = links->next; n != links;) {
-        link_object *l = CM_LIST_ENTRY(n, link_object, node);
-        n = n->next;
-        if (l->serial == serial && l->object != NULL) {
-            Py_INCREF((PyObject *)(void *)l);
-            end_link(l); /* may run anything, and change the list */
-            Py_DECREF((PyObject *)(void *)l);
-            n = links->next;
-        }
-    }
-}
-
-/* Left where it was entered: contexts that were copied inside go on with the links. */
-static void
-leave_home(cm_override *override, const link_object *self)
-{
-    uint64_t serial = self->serial;
-    cm_list *links = &override->links;
-    for (cm_list *n = links->next; self->has_twin && n != links;) {
-        link_object *l = CM_LIST_ENTRY(n, link_object, node);
-        n = n->next;
-        if (l->serial == serial && l->token != NULL) {
-            Py_INCREF((PyObject *)(void *)l);
-            forget_home(l); /* as above */
-            Py_DECREF((PyObject *)(void *)l);
-            n = links->next;
-        }
-    }
-}
-
-/* True in the context that the block was entered in; false also where it was left
- * already. -1 with an exception. */
+/* True in the context that the block was entered in, where the chain of then is current
+ * again; false also where it was left already. -1 with an exception. */
 static int
-is_at_home(const cm_override *override, const link_object *self)
+go_home(const cm_override *override, const block_object *self)
 {
     if (self->token == NULL) {
         return 0;
@@ -358,12 +285,12 @@ raise_away(const char *what)
 
 /* Take `self` out of `chain`, that of this context. */
 static int
-leave(cm_override *override, PyObject *chain, link_object *self, const char *what)
+leave(cm_override *override, PyObject *chain, block_object *self, const char *what)
 {
-    PyObject *rest = chain_without(override, chain, self);
-    int home = rest == NULL ? -1 : is_at_home(override, self);
+    PyObject *rest = chain_without(chain, self);
+    int home = rest == NULL ? -1 : go_home(override, self);
     /* The innermost block of this context, with all around it still as they were? */
-    bool done = home > 0 && as_link(chain) == self && !self->has_twin;
+    bool done = home > 0 && head_of(chain) == self && !self->is_relinked;
     PyObject *token = home < 0 || done ? NULL : write_chain(override, rest);
     Py_XDECREF(rest);
     if (token == NULL && !done) {
@@ -371,11 +298,10 @@ leave(cm_override *override, PyObject *chain, link_object *self, const char *wha
     }
     Py_XDECREF(token);
     if (home == 0) {
-        end_block(override, self->serial);
+        end_block(self);
         return raise_away(what);
     }
-    leave_home(override, self);
-    forget_home(self);
+    forget_home(self); /* contexts that were copied inside go on with the block */
     return 0;
 }
 
@@ -387,31 +313,31 @@ cm_override_exit(cm_override *override, PyObject *object, const char *what)
         return -1;
     }
     PyObject *frame = (PyObject *)(void *)PyEval_GetFrame();
-    link_object *self = frame == NULL ? NULL : find_link(chain, object, frame);
-    link_object *elsewhere = NULL;
+    block_object *self = frame == NULL ? NULL : find_in(chain, object, frame);
+    block_object *elsewhere = NULL;
     if (self == NULL && frame != NULL) {
         elsewhere = find_anywhere(override, object, frame);
     }
     if (self == NULL && elsewhere == NULL) { /* entered by a function, as stacks do */
-        self = find_link(chain, object, NULL);
+        self = find_in(chain, object, NULL);
     }
     if (self == NULL && elsewhere == NULL) {
         elsewhere = find_anywhere(override, object, NULL);
     }
+    PyObject *held = Py_XNewRef((PyObject *)(void *)(self != NULL ? self : elsewhere));
     int result = -1;
     if (self != NULL) {
-        Py_INCREF((PyObject *)(void *)self);
         result = leave(override, chain, self, what);
-        Py_DECREF((PyObject *)(void *)self);
     }
     else if (elsewhere != NULL) {
-        end_block(override, elsewhere->serial);
+        end_block(elsewhere);
         result = raise_away(what);
     }
     else {
         PyErr_Format(PyExc_RuntimeError,
                      "the %s is not entered here, or its block ended elsewhere", what);
     }
+    Py_XDECREF(held);
     Py_DECREF(chain);
     return result;
 }

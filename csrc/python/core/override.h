@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What a `with` block makes current in its context: streams and pools, each a chain of
- * links in a context variable, from the innermost block outwards. A link remembers the
+ * blocks in a context variable, from the innermost outwards. A block remembers the
  * frame that entered and the context it did so in, so that blocks may end in any order,
  * and one object may be entered by many threads and tasks. GIL. */
 #ifndef CM_PYTHON_CORE_OVERRIDE_H
@@ -15,10 +15,9 @@
 typedef struct cm_override {
     PyObject *variable;  /* owned: contextvars.ContextVar */
     PyObject *getter;    /* owned: its get(), looked up once and asked often */
-    PyObject *type;      /* owned: of the links */
-    cm_list links;       /* borrowed: all there are, in whatever context they live on */
-    uint64_t serial;     /* of the last block */
-    uint64_t open_count; /* links that are not over */
+    PyObject *type;      /* owned: of the blocks */
+    cm_list blocks;      /* borrowed: all there are, the last first */
+    uint64_t open_count; /* of those that are not over */
 } cm_override;
 
 /* No context has anything entered: skips the lookup. */
@@ -30,9 +29,9 @@ cm_override_is_empty(const cm_override *override)
 
 /* Make the variable. 0, or -1 with an exception; what there is goes with the state. */
 int cm_override_init(cm_override *override, PyObject *module, const char *name);
-/* Links that outlive the state forget it. */
+/* Blocks that outlive the state forget it. */
 void cm_override_fini(cm_override *override);
-/* The chain of this context: a link or None. New reference; NULL with an exception. */
+/* The chain of this context, or None. New reference; NULL with an exception. */
 PyObject *cm_override_read(const cm_override *override);
 /* The next object outwards, borrowed from the chain that *at began at; NULL at its end,
  * or where *at is NULL. */

@@ -24,3 +24,10 @@ cm_package_call(const char *module, const char *function, PyObject *arguments)
     Py_XDECREF(arguments);
     return answer;
 }
+
+int
+cm_package_refuse(const char *module, const char *function, PyObject *arguments)
+{
+    Py_XDECREF(cm_package_call(module, function, arguments));
+    return -1;
+}

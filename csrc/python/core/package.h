@@ -12,5 +12,7 @@ PyObject *cm_package_load(const char *module);
  * could not be made. NULL with an exception. */
 PyObject *cm_package_call(const char *module, const char *function,
                           PyObject *arguments);
+/* The same of a function that always raises; always -1. */
+int cm_package_refuse(const char *module, const char *function, PyObject *arguments);
 
 #endif

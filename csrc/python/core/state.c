@@ -93,7 +93,7 @@ cm_state_pool(cm_state *state, cm_kind kind, unsigned flags, int device)
         PyErr_SetString(PyExc_SystemError, "cumem: there is no such pool");
         return NULL;
     }
-    cm_pool **slot = &state->pools[kind][flags][device];
+    cm_pool **slot = cm_state_pool_slot(state, kind, flags, device);
     if (CM_UNLIKELY(*slot == NULL)) {
         cm_pool_config config = {.kind = kind,
                                  .device = device,

@@ -15,24 +15,15 @@
 #include "pool/pool.h"
 #include "pool/registry.h"
 #include "python/core/override.h"
-#include "runtime/emulated/emulated.h"
 #include "transfer/engine/engine.h"
 #include "transfer/file/faults.h"
 #include "transfer/plan/tuning.h"
 
-enum { CM_POOL_FLAG_SLOTS = 8 }; /* host-alloc flags 0 … 7, managed flags 1 and 2 */
+enum {
+    CM_POOL_FLAG_SLOTS = 8, /* host-alloc flags 0 … 7, managed flags 1 and 2 */
+    CM_POOL_SLOT_COUNT = CM_KIND_COUNT * CM_POOL_FLAG_SLOTS * CM_MAX_DEVICES,
+};
 #define CM_FENCE_LIMIT_NBYTES (UINT64_C(64) << 20) /* see cm_pool_config */
-
-/* What the testing module may set before the runtime opens (again after a shutdown); an
- * override wins over the environment. */
-typedef struct cm_state_override {
-    bool has_backend; /* open `backend` and nothing else; no warning */
-    cm_backend backend;
-    bool has_emulated; /* open emulated devices with `emulated` */
-    cm_emulated_config emulated;
-    bool faults;          /* wrap what is opened in cm_faults_open() */
-    int (*has_gil)(void); /* which counts the calls made with it; NULL: does not */
-} cm_state_override;
 
 /* What may be reserved of each kind: pools charge these (see limits.h). */
 typedef struct cm_limits {
@@ -53,20 +44,19 @@ cm_kind_is_host(cm_kind kind)
     return kind == CM_KIND_PINNED || kind == CM_KIND_MAPPED;
 }
 
-/* Some values of cm_tuning, and all that say how copies are made (see configure.h). */
+/* How copies are made, a later layer before an earlier one (see configure.h). */
+enum { CM_LAYER_CALIBRATION, CM_LAYER_ENVIRONMENT, CM_LAYER_CHOSEN, CM_LAYER_COUNT };
+
 typedef struct cm_tuning_layer {
     bool is_set[CM_TUNING_COUNT];
-    cm_tuning values;
+    uint64_t values[CM_TUNING_COUNT];
 } cm_tuning_layer;
 
 typedef struct cm_tuning_layers {
-    bool is_open; /* the environment was read */
-    bool is_measured;
-    bool has_looked; /* for figures that are kept; see configure.h */
+    bool is_open;    /* the environment was read */
+    bool has_looked; /* for figures that are kept */
     bool as_real;    /* a test: treat the emulated device as a real one */
-    cm_tuning_layer environment;
-    cm_tuning_layer chosen;
-    cm_measured measured;
+    cm_tuning_layer layers[CM_LAYER_COUNT];
 } cm_tuning_layers;
 
 /* What calls are written with, as the compiler of a call interns it: first the
@@ -114,15 +104,11 @@ typedef struct cm_state {
     PyTypeObject *host_type; /* asbuffer() of ordinary memory */
     PyTypeObject *stream_type;
     PyTypeObject *event_type;
-    PyTypeObject *device_type; /* cumem.Device */
     PyTypeObject *transfer_type;
-    PyTypeObject *registration_type;
-    PyTypeObject *pool_type;
-    /* exceptions; owned, NULL until cm_errors_load() */
-    PyObject *cuda_error;
-    PyObject *out_of_memory_error;
-    PyObject *cancelled_error;
-    PyObject *emulation_warning;
+    PyTypeObject *pool_base;
+    PyTypeObject *pool_type; /* cumem.pools.Pool, over it; NULL until there is a Pool */
+    PyObject *make_error;    /* cumem.errors.make; owned, NULL until cm_errors_load() */
+    PyObject *devices[CM_MAX_DEVICES]; /* Device objects; owned, made at first need */
     /* helpers from Python; owned, imported at module exec */
     cm_override current_stream;        /* "cumem.current_stream" */
     cm_override current_pool;          /* "cumem.current_pool" */
@@ -142,16 +128,17 @@ typedef struct cm_state {
     cm_tuning_layers tuning;
     bool engine_has_pinned_pool;
     bool engine_has_device_pool[CM_MAX_DEVICES];
-    cm_pool *pools[CM_KIND_COUNT][CM_POOL_FLAG_SLOTS][CM_MAX_DEVICES]; /* owned, lazy */
-    cm_limits limits;        /* outlives every pool */
-    uint64_t pool_count;     /* so many Pools were made: names them */
+    cm_pool *pools[CM_POOL_SLOT_COUNT]; /* owned, lazy: see cm_state_pool_slot() */
+    cm_limits limits;                   /* outlives every pool */
+    uint64_t pool_count;                /* so many Pools were made: names them */
     bool pools_were_dropped; /* perhaps a live block's pool has no Pool object any more
                               */
     PyObject *legacy_streams[CM_MAX_DEVICES];   /* Stream objects of handle 0/1; owned,
                                                    lazy */
     cm_stream *default_streams[CM_MAX_DEVICES]; /* their records; held as long */
     cm_inline_list free_inline[CM_KIND_COUNT];
-    cm_state_override override;
+    PyObject *settings; /* owned: a dict of what a test has set, before the environment
+                         */
     cm_file_faults *file_faults; /* owned; NULL: none were asked for */
     bool warned;                 /* EmulationWarning was given, or is being given */
     bool exiting;          /* the atexit handler ran: the engine is gone for good */
@@ -175,9 +162,23 @@ typedef struct cm_state {
     /* Python references dropped by threads without the GIL, deferred later */
     cm_mutex deferred_lock;
     cm_list deferred;
-    atomic_bool has_dead; /* a look without the lock */
-    bool burial_pending;  /* a pending call is queued; deferred_lock */
+    atomic_bool has_deferred; /* a look without the lock */
+    bool call_pending;        /* a pending call is queued; deferred_lock */
 } cm_state;
+
+static inline bool
+cm_state_is_emulated(const cm_state *state)
+{
+    return state->runtime != NULL && state->runtime->backend == CM_BACKEND_EMULATED;
+}
+
+/* Where the default pool of a kind is kept. */
+static inline cm_pool **
+cm_state_pool_slot(cm_state *state, cm_kind kind, unsigned flags, int device)
+{
+    int row = (int)kind * CM_POOL_FLAG_SLOTS + (int)flags;
+    return &state->pools[row * CM_MAX_DEVICES + device];
+}
 
 /* Around whatever uses a runtime, pool, engine, stream or event while the GIL may go to
  * another thread or Python code may run: between the two shutdown() is refused. They
@@ -203,15 +204,15 @@ cm_limits_budget(cm_state *state, cm_kind kind, int device)
 
 /* The open runtime, opening it first if need be (CUMEM_BACKEND, CUMEM_EMULATED_*);
  * warns EmulationWarning once when it falls back. NULL with an exception set on
- * failure, in a forked child too. Also polls the engine, buries the dead and opens the
- * pools' memory to devices that got a context since. */
+ * failure, in a forked child too. Also polls the engine, drops what was deferred and
+ * opens the pools' memory to devices that got a context since. */
 cm_runtime *cm_state_runtime(cm_state *state);
 
 /* True when cm_state_runtime() would only look. */
 static inline bool
 cm_state_is_quiet(const cm_state *state)
 {
-    return !atomic_load_explicit(&state->has_dead, memory_order_relaxed)
+    return !atomic_load_explicit(&state->has_deferred, memory_order_relaxed)
            && (state->engine == NULL || !cm_engine_has_unread(state->engine));
 }
 
@@ -235,7 +236,7 @@ typedef struct cm_deferred {
 } cm_deferred;
 cm_deferred *cm_deferred_new(cm_state *state, PyObject *object); /* holds object; NULL:
                                                               MemoryError */
-/* One more share of it, of a call that waits: whoever is the last to let go buries. */
+/* One more share of it, of a call that waits: the last to let go drops it. */
 cm_deferred *cm_deferred_share(cm_deferred *deferred);
 void cm_deferred_add(void *deferred); /* any thread, no GIL needed; takes over the share
                                        */

@@ -11,9 +11,6 @@
 #define CM_METHOD(function) ((PyCFunction)(void (*)(void))(function))
 #define CM_KEYWORDS (METH_FASTCALL | METH_KEYWORDS)
 
-/* PyDoc_STRVAR for a docstring that another file's table has. */
-#define CM_DOC(name, text) const char name[] = PyDoc_STR(text)
-
 /* The members of a type whose objects have `weakrefs` and nothing else to show. */
 #define CM_WEAKREFS(type)                                                              \
     {                                                                                  \

@@ -1,73 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* cumem.Event: a point in a stream; how it is made, recorded, lent to calls and closed.
  */
+#include "docstrings.h"
 #include "python/core/arguments.h"
 #include "python/core/errors.h"
 #include "python/core/types.h"
 #include "python/device/objects.h"
 #include "python/device/wait.h"
-
-/* -- docstrings -------------------------------------------------------------------- */
-
-PyDoc_STRVAR(event_doc,
-"Event(*, device=None, timing=True, blocking=False)\n--\n\n"
-"A point in a stream, to wait for or to measure from.\n\n"
-"Parameters\n----------\n"
-"device : Device, int or str, optional\n"
-"    Whose streams it is recorded on; cumem's current device by default.\n"
-"timing : bool\n"
-"    Take the time when the point is reached; without it an event is cheaper.\n"
-"blocking : bool\n"
-"    Let `synchronize` sleep instead of spinning on a core.\n\n"
-"Raises\n------\n"
-"ValueError\n    If the device does not exist.\n"
-"CudaError\n    If the event cannot be made.\n\n"
-"Notes\n-----\n"
-"An event that was never recorded counts as done.");
-
-PyDoc_STRVAR(record_doc,
-"record($self, stream=None, /)\n--\n\n"
-"Move the event to the end of what is queued on a stream.\n\n"
-"Parameters\n----------\n"
-"stream : object, optional\n"
-"    Anything `Stream.from_external` takes; the current stream by default.\n\n"
-"Returns\n-------\nEvent\n    The event itself.\n\n"
-"Raises\n------\n"
-"TypeError\n    If `stream` is no stream.\n"
-"ValueError\n    If one of them is closed or they belong to different devices.\n"
-"CudaError\n    If the driver refuses.\n\n"
-"Notes\n-----\n"
-"Never blocks. **Ordered after** all that is queued on the stream.");
-
-PyDoc_STRVAR(synchronize_doc,
-"synchronize($self, /)\n--\n\n"
-"Wait until the point recorded last is reached.\n\n"
-"Raises\n------\n"
-"ValueError\n    If the event is closed.\n"
-"CudaError\n    If work before it failed.\n\n"
-"Notes\n-----\n"
-"**Blocks** until then, GIL released; Ctrl-C interrupts it in the main thread.");
-
-PyDoc_STRVAR(seconds_since_doc,
-"seconds_since($self, start, /)\n--\n\n"
-"Time from another event to this one on the device's clock.\n\n"
-"Parameters\n----------\n"
-"start : Event\n    An event of the same device.\n\n"
-"Returns\n-------\nfloat\n    Seconds, with a resolution of about half a microsecond.\n\n"
-"Raises\n------\n"
-"TypeError\n    If `start` is no Event.\n"
-"ValueError\n"
-"    If one of them is closed, was never recorded or was made without ``timing``, or if\n"
-"    they belong to different devices.\n"
-"CudaError\n    If work before them failed.\n\n"
-"Notes\n-----\n"
-"**Blocks** until both are reached, GIL released; Ctrl-C interrupts it in the main\n"
-"thread. Resolution: CUDA Runtime API,\n"
-"``cudaEventElapsedTime``.");
-
-PyDoc_STRVAR(close_doc,
-"close($self, /)\n--\n\n"
-"Let go of the event; streams that wait for it still do.");
 
 /* -- as a C object ----------------------------------------------------------------- */
 
@@ -229,7 +168,7 @@ cm_event_order(cm_event_object *event, cm_stream *stream)
     status = cm_stream_wait_event(stream, event->handle);
     Py_END_ALLOW_THREADS
     give(event);
-    return cm_is_ok(status) ? 0 : cm_py_raise_int(event->state, status, NULL);
+    return cm_py_check(event->state, status, NULL);
 }
 
 /* -- construction and end ---------------------------------------------------------- */
@@ -419,31 +358,27 @@ event_repr(PyObject *op)
 /* -- tables ------------------------------------------------------------------------ */
 
 static PyMethodDef event_methods[] = {
-    {"record", CM_METHOD(event_record), METH_FASTCALL, record_doc},
-    {"synchronize", event_synchronize, METH_NOARGS, synchronize_doc},
-    {"seconds_since", event_seconds_since, METH_O, seconds_since_doc},
-    {"close", event_close, METH_NOARGS, close_doc},
+    {"record", CM_METHOD(event_record), METH_FASTCALL, CM_DOC_Event_record},
+    {"synchronize", event_synchronize, METH_NOARGS, CM_DOC_Event_synchronize},
+    {"seconds_since", event_seconds_since, METH_O, CM_DOC_Event_seconds_since},
+    {"close", event_close, METH_NOARGS, CM_DOC_Event_close},
     {NULL, NULL, 0, NULL},
 };
 
 static PyGetSetDef event_getset[] = {
-    {"handle", event_get_handle, NULL, "cudaEvent_t as an int.", NULL},
-    {"device", event_get_device, NULL, "Device whose streams it is recorded on.", NULL},
-    {"done", event_get_done, NULL,
-     "True when the point recorded last is reached. Never blocks; raises CudaError "
-     "when\n"
-     "work failed.",
-     NULL},
+    {"handle", event_get_handle, NULL, CM_DOC_Event_handle, NULL},
+    {"device", event_get_device, NULL, CM_DOC_Event_device, NULL},
+    {"done", event_get_done, NULL, CM_DOC_Event_done, NULL},
     {NULL, NULL, NULL, NULL, NULL},
 };
 
 static PyMemberDef event_members[] = CM_WEAKREFS(cm_event_object);
 
 static PyType_Slot event_slots[] = {
-    {Py_tp_doc, (void *)event_doc}, {Py_tp_new, event_new},
-    {Py_tp_dealloc, event_dealloc}, {Py_tp_repr, event_repr},
-    {Py_tp_methods, event_methods}, {Py_tp_getset, event_getset},
-    {Py_tp_members, event_members}, {0, NULL},
+    {Py_tp_doc, (void *)CM_DOC_Event}, {Py_tp_new, event_new},
+    {Py_tp_dealloc, event_dealloc},    {Py_tp_repr, event_repr},
+    {Py_tp_methods, event_methods},    {Py_tp_getset, event_getset},
+    {Py_tp_members, event_members},    {0, NULL},
 };
 
 static PyType_Spec event_spec = {

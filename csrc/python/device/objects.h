@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Stream, Event, Device and Transfer as C objects, and streams as arguments. Every
+/* Stream, Event and Transfer as C objects, Devices, and streams as arguments. Every
  * object carries its module state (types are final). GIL held throughout; what can wait
  * releases it. */
 #ifndef CM_PYTHON_DEVICE_OBJECTS_H
@@ -107,9 +107,9 @@ CM_NODISCARD cm_status cm_detached_event_free(const cm_detached_event *detached)
 
 /* -- devices ------------------------------------------------------------------------------ */
 
-/* A new Device of an index (trusted). */
+/* The Device of an index (trusted); new reference, NULL with an exception. */
 PyObject *cm_device_object_new(cm_state *state, int index);
-/* current_stream … runtime_version; ends with an empty row. */
+/* What is current, and what cumem/devices.py asks for; ends with an empty row. */
 extern PyMethodDef cm_device_methods[];
 
 /* -- transfers ---------------------------------------------------------------------------- */
@@ -136,7 +136,6 @@ int cm_transfer_order(const cm_transfer_object *transfer, cm_stream *stream);
 
 int cm_register_stream_type(PyObject *module, cm_state *state);
 int cm_register_event_type(PyObject *module, cm_state *state);
-int cm_register_device_type(PyObject *module, cm_state *state);
 int cm_register_transfer_type(PyObject *module, cm_state *state);
 
 #endif

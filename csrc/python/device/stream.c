@@ -261,7 +261,7 @@ read_handle(PyObject *object, const char *argument, uint64_t *handle, bool *keep
     }
     PyObject *said = answer == NULL ? PyTuple_New(0) : Py_BuildValue("(N)", answer);
     PyObject *read = cm_package_call(
-        "foreign_stream", "read_handle",
+        "extension.foreign_stream", "read_handle",
         said == NULL ? NULL : Py_BuildValue("(OsN)", object, argument, said));
     unsigned long long number;
     int keeps;

@@ -1,110 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* cumem.Stream: a counted stream record as a Python object. */
+#include "docstrings.h"
 #include "python/core/arguments.h"
 #include "python/core/errors.h"
 #include "python/core/types.h"
 #include "python/device/objects.h"
 #include "python/device/wait.h"
-
-/* -- docstrings -------------------------------------------------------------------- */
-
-PyDoc_STRVAR(stream_doc,
-"Stream(*, device=None, priority=0, non_blocking=True)\n--\n\n"
-"A queue of device work: what is queued on one stream runs in order.\n\n"
-"In a ``with`` block it is the current stream of its device, in this thread or task\n"
-"only. Leaving the block neither waits nor closes.\n\n"
-"Parameters\n----------\n"
-"device : Device, int or str, optional\n"
-"    Where the work runs; cumem's current device by default.\n"
-"priority : int\n"
-"    0 is the lowest; negative numbers come first, as far as the device goes.\n"
-"non_blocking : bool\n"
-"    False orders it with the legacy default stream, as CUDA's blocking streams are.\n\n"
-"Raises\n------\n"
-"ValueError\n    If the device does not exist or the priority is out of its range.\n"
-"CudaError\n    If the stream cannot be made.\n\n"
-"Notes\n-----\n"
-"Two Streams are equal when they stand for the same CUDA stream. Everything that was\n"
-"queued keeps the stream alive.");
-
-PyDoc_STRVAR(from_external_doc,
-"from_external($type, obj, /, *, device=None)\n--\n\n"
-"Stream made by another library; it is kept alive, and stays its owner's.\n\n"
-"Parameters\n----------\n"
-"obj : object\n"
-"    Anything with ``__cuda_stream__``, ``.cuda_stream`` (PyTorch), ``.ptr`` (CuPy) or\n"
-"    ``.handle`` (Numba), or a handle as an int: 0 and 1 are the legacy default stream,\n"
-"    2 is the calling thread's.\n"
-"device : Device, int or str, optional\n"
-"    Whose default stream is meant, where neither `obj` nor the driver can say it.\n\n"
-"Returns\n-------\nStream\n\n"
-"Raises\n------\n"
-"TypeError\n    If `obj` is no stream.\n"
-"ValueError\n"
-"    If a handle is negative, ``__cuda_stream__`` answers a version that is not known, or\n"
-"    the stream belongs to another device than `device`.\n"
-"CudaError\n    If the driver does not know the handle.");
-
-PyDoc_STRVAR(synchronize_doc,
-"synchronize($self, /)\n--\n\n"
-"Wait until everything queued so far is done.\n\n"
-"Raises\n------\n"
-"CudaError\n    If work on the stream failed.\n"
-"ValueError\n    If the stream is closed.\n\n"
-"Notes\n-----\n"
-"**Blocks** until the stream is empty, GIL released; Ctrl-C interrupts it in the main\n"
-"thread.");
-
-PyDoc_STRVAR(wait_doc,
-"wait($self, other, /)\n--\n\n"
-"Let work queued from now on start only after `other`.\n\n"
-"Parameters\n----------\n"
-"other : Event, Transfer or stream\n"
-"    An event as recorded last, a transfer, or all that is queued on a stream so far.\n\n"
-"Raises\n------\n"
-"TypeError\n    If `other` is none of these.\n"
-"ValueError\n    If one of them is closed.\n"
-"CudaError\n    If the driver refuses, or the transfer failed.\n\n"
-"Notes\n-----\n"
-"**Blocks** only for a Transfer, until its last piece is submitted; for one that ends on\n"
-"the host, until it is done. **Ordered after** `other`.");
-
-PyDoc_STRVAR(record_doc,
-"record($self, event=None, /)\n--\n\n"
-"Mark this point of the stream.\n\n"
-"Parameters\n----------\n"
-"event : Event, optional\n    Moved to this point; a new one is made by default.\n\n"
-"Returns\n-------\nEvent\n    `event`, or the new one.\n\n"
-"Raises\n------\n"
-"ValueError\n    If one of them is closed or they belong to different devices.\n"
-"CudaError\n    If the event cannot be made or recorded.\n\n"
-"Notes\n-----\n"
-"Never blocks. **Ordered after** all that is queued on the stream.");
-
-PyDoc_STRVAR(close_doc,
-"close($self, /)\n--\n\n"
-"Let go of the stream; queued work still completes.\n\n"
-"Notes\n-----\n"
-"Never waits for that work. Buffers and transfers that used the stream keep it until\n"
-"they are done with it. Does nothing for ``current_stream()`` where that is a device's\n"
-"default stream.");
-
-PyDoc_STRVAR(cuda_stream_doc,
-"__cuda_stream__($self, /)\n--\n\n"
-"Protocol of other libraries: ``(0, handle)``.");
-
-PyDoc_STRVAR(enter_doc,
-"__enter__($self, /)\n--\n\n"
-"Make it the current stream of its device in this thread or task.\n\n"
-"Blocks may end in any order, as those of generators do: the innermost of those still open\n"
-"is current. Tasks started inside and contexts copied inside keep it after the block.\n\n"
-"Raises\n------\nValueError\n    If the stream is closed.");
-PyDoc_STRVAR(exit_doc,
-"__exit__($self, exc_type, exc, tb, /)\n--\n\n"
-"End the block that was entered here; the others stay as they are.\n\n"
-"Raises\n------\nRuntimeError\n"
-"    If the block was entered in another thread or context, as that of a generator may be\n"
-"    that another thread closes: it is over there and here; or if it was not entered.");
 
 /* -- construction and end ---------------------------------------------------------- */
 
@@ -220,7 +121,7 @@ wait_for(cm_state *state, cm_stream *stream, PyObject *other)
     status = cm_stream_follow(stream, before);
     Py_END_ALLOW_THREADS
     cm_stream_give(state, before);
-    return cm_is_ok(status) ? 0 : cm_py_raise_int(state, status, NULL);
+    return cm_py_check(state, status, NULL);
 }
 
 static PyObject *
@@ -481,48 +382,39 @@ stream_repr(PyObject *op)
 
 static PyMethodDef stream_methods[] = {
     {"from_external", CM_METHOD(stream_from_external),
-     METH_VARARGS | METH_KEYWORDS | METH_CLASS, from_external_doc},
-    {"synchronize", stream_synchronize, METH_NOARGS, synchronize_doc},
-    {"wait", stream_wait, METH_O, wait_doc},
-    {"record", CM_METHOD(stream_record), METH_FASTCALL, record_doc},
-    {"close", stream_close, METH_NOARGS, close_doc},
-    {"__cuda_stream__", stream_cuda_stream, METH_NOARGS, cuda_stream_doc},
-    {"__enter__", stream_enter, METH_NOARGS, enter_doc},
-    {"__exit__", stream_exit, METH_VARARGS, exit_doc},
+     METH_VARARGS | METH_KEYWORDS | METH_CLASS, CM_DOC_Stream_from_external},
+    {"synchronize", stream_synchronize, METH_NOARGS, CM_DOC_Stream_synchronize},
+    {"wait", stream_wait, METH_O, CM_DOC_Stream_wait},
+    {"record", CM_METHOD(stream_record), METH_FASTCALL, CM_DOC_Stream_record},
+    {"close", stream_close, METH_NOARGS, CM_DOC_Stream_close},
+    {"__cuda_stream__", stream_cuda_stream, METH_NOARGS, CM_DOC_Stream___cuda_stream__},
+    {"__enter__", stream_enter, METH_NOARGS, CM_DOC_Stream___enter__},
+    {"__exit__", stream_exit, METH_VARARGS, CM_DOC_Stream___exit__},
     {NULL, NULL, 0, NULL},
 };
 
 static PyGetSetDef stream_getset[] = {
-    {"handle", stream_get_handle, NULL,
-     "cudaStream_t as an int; 1 is the legacy default stream.", NULL},
-    {"device", stream_get_device, NULL, "Device the stream belongs to.", NULL},
-    {"priority", stream_get_priority, NULL,
-     "0 for the lowest; negative numbers come first.", NULL},
-    {"done", stream_get_done, NULL,
-     "True when nothing that was queued is left to do. Never blocks; raises CudaError "
-     "when\n"
-     "work failed.",
-     NULL},
-    {"is_capturing", stream_get_is_capturing, NULL,
-     "True while work queued on the stream goes into a graph instead of running.",
-     NULL},
+    {"handle", stream_get_handle, NULL, CM_DOC_Stream_handle, NULL},
+    {"device", stream_get_device, NULL, CM_DOC_Stream_device, NULL},
+    {"priority", stream_get_priority, NULL, CM_DOC_Stream_priority, NULL},
+    {"done", stream_get_done, NULL, CM_DOC_Stream_done, NULL},
+    {"is_capturing", stream_get_is_capturing, NULL, CM_DOC_Stream_is_capturing, NULL},
     {NULL, NULL, NULL, NULL, NULL},
 };
 
 static PyMemberDef stream_members[] = {
-    {"id", T_ULONGLONG, offsetof(cm_stream_object, id), READONLY,
-     "Number that, unlike the handle, no later stream of the process gets again."},
+    {"id", T_ULONGLONG, offsetof(cm_stream_object, id), READONLY, CM_DOC_Stream_id},
     {"__weaklistoffset__", T_PYSSIZET, offsetof(cm_stream_object, weakrefs), READONLY,
      NULL},
     {NULL, 0, 0, 0, NULL},
 };
 
 static PyType_Slot stream_slots[] = {
-    {Py_tp_doc, (void *)stream_doc}, {Py_tp_new, stream_new},
-    {Py_tp_dealloc, stream_dealloc}, {Py_tp_repr, stream_repr},
-    {Py_tp_hash, stream_hash},       {Py_tp_richcompare, stream_richcompare},
-    {Py_tp_methods, stream_methods}, {Py_tp_getset, stream_getset},
-    {Py_tp_members, stream_members}, {0, NULL},
+    {Py_tp_doc, (void *)CM_DOC_Stream}, {Py_tp_new, stream_new},
+    {Py_tp_dealloc, stream_dealloc},    {Py_tp_repr, stream_repr},
+    {Py_tp_hash, stream_hash},          {Py_tp_richcompare, stream_richcompare},
+    {Py_tp_methods, stream_methods},    {Py_tp_getset, stream_getset},
+    {Py_tp_members, stream_members},    {0, NULL},
 };
 
 static PyType_Spec stream_spec = {

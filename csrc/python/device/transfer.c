@@ -1,74 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* cumem.Transfer: a copy that may still be running. */
-#include <math.h>
-
+#include "docstrings.h"
 #include "python/core/arguments.h"
 #include "python/core/errors.h"
 #include "python/core/types.h"
 #include "python/device/objects.h"
 #include "python/device/wait.h"
-
-/* -- docstrings -------------------------------------------------------------------------- */
-
-PyDoc_STRVAR(transfer_doc,
-"A copy that may still be running, made by `copy_async`.\n\n"
-"It keeps both ends alive. Dropping it neither blocks nor cancels: the ends then live\n"
-"until the copy is done, and a failure that nobody asked for goes to\n"
-"`sys.unraisablehook`. `await` it in a coroutine, or call `wait`; a task of it is made\n"
-"by ``asyncio.ensure_future``, since it is no coroutine, which ``create_task`` wants.\n\n"
-"Raises\n------\n"
-"CudaError\n    By `wait`, `order` and `await`: the copy failed.\n"
-"CancelledError\n    By the same: it was cancelled.");
-
-PyDoc_STRVAR(cancel_doc,
-"cancel($self, /)\n--\n\n"
-"Cancel the copy if it has not begun.\n\n"
-"Only a copy in the background can still be cancelled (one made without `stream=`), and\n"
-"only while it waits for a thread or for what has to come before it. What the driver has\n"
-"been given cannot be called back.\n\n"
-"Returns\n-------\n"
-"bool\n"
-"    True if the copy is cancelled, now or by an earlier call: nothing was or will be\n"
-"    read or written, the transfer is done, both ends are let go, and `wait`, `order`\n"
-"    and `await` raise `CancelledError`. False if it has begun or is done: nothing\n"
-"    changes.\n\n"
-"Notes\n-----\n"
-"Copies that were to come after it go ahead. Cancelling a task that awaits a transfer\n"
-"does not cancel the transfer. It returns within a moment, GIL released.");
-
-PyDoc_STRVAR(wait_doc,
-"wait($self, /, timeout=None, *, progress=None)\n--\n\n"
-"Wait until the data is there.\n\n"
-"Parameters\n----------\n"
-"timeout : float, optional\n    Seconds; None waits as long as it takes.\n"
-"progress : bool or callable, optional\n"
-"    True shows a bar if it takes long (tqdm, of the extra ``cumem[progress]``). A\n"
-"    callable is called now and then, and once more when all is done, with the bytes that\n"
-"    have arrived and those in all; what it raises ends the waiting.\n\n"
-"Raises\n------\n"
-"TimeoutError\n    If the time has passed; the copy goes on.\n"
-"ValueError\n    If `timeout` is negative or not a number.\n"
-"TypeError\n    If `timeout` is no number or `progress` cannot be called.\n"
-"ImportError\n    If `progress` is True and there is no tqdm.\n"
-"CancelledError\n    If the copy was cancelled.\n"
-"CudaError\n    If the copy failed.\n"
-"OSError\n    If an end is a mapped file that was cut short or cannot be read.\n\n"
-"Notes\n-----\n"
-"**Blocks** until then, GIL released; Ctrl-C interrupts the waiting, not the copy.");
-
-PyDoc_STRVAR(order_doc,
-"order($self, stream, /)\n--\n\n"
-"Let a stream wait for the copy.\n\n"
-"Parameters\n----------\n"
-"stream : stream\n    Anything `Stream.from_external` takes; None is the current stream.\n\n"
-"Raises\n------\n"
-"TypeError\n    If `stream` is no stream.\n"
-"CancelledError\n    If the copy was cancelled.\n"
-"CudaError\n    If the copy has failed, or the driver refuses.\n\n"
-"Notes\n-----\n"
-"**Blocks**, GIL released, until the last piece is queued (for a target that the host has\n"
-"to write, until it is written). Work queued on `stream` afterwards is\n"
-"**ordered after** the copy.");
 
 /* -- life -------------------------------------------------------------------------------- */
 
@@ -151,41 +88,19 @@ read_info(PyObject *op)
 
 /* NULL and None: for ever. 0, or -1 with TypeError or ValueError. */
 static int
-parse_timeout(PyObject *object, uint64_t *out)
+read_timeout(PyObject *object, uint64_t *out)
 {
     *out = UINT64_MAX;
     if (object == NULL || object == Py_None) {
         return 0;
     }
-    double seconds = PyFloat_AsDouble(object);
-    if (seconds == -1.0 && PyErr_Occurred()) {
-        if (PyErr_ExceptionMatches(PyExc_TypeError)) {
-            PyErr_Clear();
-            return cm_arg_refuse(object, "timeout", "a number of seconds or None");
-        }
-        return -1;
+    PyObject *ns =
+        cm_package_call("extension.arguments", "read_timeout", PyTuple_Pack(1, object));
+    if (ns != NULL) {
+        *out = PyLong_AsUnsignedLongLong(ns);
+        Py_DECREF(ns);
     }
-    if (isnan(seconds) || seconds < 0) {
-        PyErr_Format(PyExc_ValueError, "timeout must be at least 0 seconds, not %R",
-                     object);
-        return -1;
-    }
-    if (seconds < 1e9) {
-        *out = (uint64_t)(seconds * 1e9);
-    }
-    return 0;
-}
-
-/* What was freed meanwhile by threads without the GIL goes back now. */
-static void
-drop_deferred(const cm_transfer_object *self)
-{
-    const cm_runtime *rt = self->state->runtime;
-    if (rt != NULL && !cm_runtime_is_forked(rt)) {
-        cm_state_enter(self->state);
-        cm_state_drop_deferred(self->state);
-        cm_state_leave(self->state);
-    }
+    return ns == NULL ? -1 : 0;
 }
 
 /* False with an exception. */
@@ -199,7 +114,7 @@ wait_and_tell(const cm_transfer_object *self, PyObject *timeout_object,
     if (progress->tell != NULL) {
         cm_ticket_look(self->ticket, &info);
     }
-    if (parse_timeout(timeout_object, &timeout) < 0
+    if (read_timeout(timeout_object, &timeout) < 0
         || !cm_wait_for_ticket(self->ticket, cm_ticket_wait, timeout, progress,
                                info.nbytes, &status)) {
         return false;
@@ -213,7 +128,7 @@ wait_and_tell(const cm_transfer_object *self, PyObject *timeout_object,
         (void)cm_py_raise(self->state, status, "while copying");
         return false;
     }
-    drop_deferred(self);
+    cm_state_drop_own(self->state); /* what was freed meanwhile goes back now */
     return cm_progress_tell(progress, info.nbytes, info.nbytes) == 0;
 }
 
@@ -245,9 +160,7 @@ cm_transfer_order(const cm_transfer_object *transfer, cm_stream *stream)
         status = cm_ticket_order(transfer->ticket, stream);
         Py_END_ALLOW_THREADS
     }
-    return cm_is_ok(status) ? 0
-                            : cm_py_raise_int(transfer->state, status,
-                                              "while ordering a stream after a copy");
+    return cm_py_check(transfer->state, status, "while ordering a stream after a copy");
 }
 
 /* -- methods ----------------------------------------------------------------------------- */
@@ -275,7 +188,7 @@ transfer_cancel(PyObject *op, PyObject *Py_UNUSED(args))
     Py_END_ALLOW_THREADS
     if (cancelled) {
         (void)transfer_clear(op);
-        drop_deferred(self);
+        cm_state_drop_own(self->state);
     }
     return PyBool_FromLong(cancelled);
 }
@@ -283,7 +196,7 @@ transfer_cancel(PyObject *op, PyObject *Py_UNUSED(args))
 static PyObject *
 transfer_await(PyObject *op)
 {
-    return cm_package_call("awaiting", "await_transfer", PyTuple_Pack(1, op));
+    return cm_package_call("extension.awaiting", "await_transfer", PyTuple_Pack(1, op));
 }
 
 /* For that: write to an eventfd when it is done. */
@@ -372,49 +285,32 @@ transfer_get_route(PyObject *op, void *Py_UNUSED(closure))
 /* -- tables ------------------------------------------------------------------------------ */
 
 static PyMethodDef transfer_methods[] = {
-    {"wait", CM_METHOD(transfer_wait), CM_KEYWORDS, wait_doc},
-    {"cancel", transfer_cancel, METH_NOARGS, cancel_doc},
-    {"order", transfer_order, METH_O, order_doc},
+    {"wait", CM_METHOD(transfer_wait), CM_KEYWORDS, CM_DOC_Transfer_wait},
+    {"cancel", transfer_cancel, METH_NOARGS, CM_DOC_Transfer_cancel},
+    {"order", transfer_order, METH_O, CM_DOC_Transfer_order},
     {"_notify", transfer_notify, METH_O, NULL},
     {NULL, NULL, 0, NULL},
 };
 
 static PyGetSetDef transfer_getset[] = {
-    {"done", transfer_get_done, NULL,
-     "True when the copy is over, also when it failed. Never blocks. RuntimeError in "
-     "a\n"
-     "child made by ``fork`` if it was not over by then.",
-     NULL},
-    {"nbytes", transfer_get_nbytes, NULL,
-     "Payload in bytes; a source that is repeated to fit counts once.", NULL},
-    {"progress", transfer_get_progress, NULL,
-     "Bytes of `nbytes` that have arrived, in whole pieces; it never falls, and is\n"
-     "`nbytes` just when all is done without a failure. What one call of the driver\n"
-     "moves is nothing until then. Never blocks.",
-     NULL},
-    {"cancelled", transfer_get_cancelled, NULL,
-     "True when `cancel` has cancelled it. Never blocks.", NULL},
-    {"seconds", transfer_get_seconds, NULL,
-     "Time from start to end, in seconds: by the device's clock for what a stream did\n"
-     "alone, else by the host's; 0.0 while it is not done.",
-     NULL},
-    {"gbps", transfer_get_gbps, NULL,
-     "Payload per time, in 1e9 bytes a second; 0.0 while it is not done.", NULL},
-    {"route", transfer_get_route, NULL,
-     "How the bytes went: \"nothing\", \"host\", \"direct\", \"direct-2d\", \"peer\",\n"
-     "\"peer-staged\", \"kernel\", \"staged\" or \"staged-kernel\".",
-     NULL},
+    {"done", transfer_get_done, NULL, CM_DOC_Transfer_done, NULL},
+    {"nbytes", transfer_get_nbytes, NULL, CM_DOC_Transfer_nbytes, NULL},
+    {"progress", transfer_get_progress, NULL, CM_DOC_Transfer_progress, NULL},
+    {"cancelled", transfer_get_cancelled, NULL, CM_DOC_Transfer_cancelled, NULL},
+    {"seconds", transfer_get_seconds, NULL, CM_DOC_Transfer_seconds, NULL},
+    {"gbps", transfer_get_gbps, NULL, CM_DOC_Transfer_gbps, NULL},
+    {"route", transfer_get_route, NULL, CM_DOC_Transfer_route, NULL},
     {NULL, NULL, NULL, NULL, NULL},
 };
 
 static PyMemberDef transfer_members[] = CM_WEAKREFS(cm_transfer_object);
 
 static PyType_Slot transfer_slots[] = {
-    {Py_tp_doc, (void *)transfer_doc}, {Py_tp_traverse, transfer_traverse},
-    {Py_tp_clear, transfer_clear},     {Py_tp_dealloc, transfer_dealloc},
-    {Py_tp_repr, transfer_repr},       {Py_am_await, transfer_await},
-    {Py_tp_methods, transfer_methods}, {Py_tp_getset, transfer_getset},
-    {Py_tp_members, transfer_members}, {0, NULL},
+    {Py_tp_doc, (void *)CM_DOC_Transfer}, {Py_tp_traverse, transfer_traverse},
+    {Py_tp_clear, transfer_clear},        {Py_tp_dealloc, transfer_dealloc},
+    {Py_tp_repr, transfer_repr},          {Py_am_await, transfer_await},
+    {Py_tp_methods, transfer_methods},    {Py_tp_getset, transfer_getset},
+    {Py_tp_members, transfer_members},    {0, NULL},
 };
 
 static PyType_Spec transfer_spec = {

@@ -10,7 +10,6 @@
 #include "python/device/wait.h"
 #include "python/pool/limits.h"
 #include "python/pool/pool_object.h"
-#include "python/pool/registration.h"
 #include "python/protocols/protocols.h"
 
 PyDoc_STRVAR(module_doc,
@@ -53,10 +52,8 @@ static int
 add_types(PyObject *module, cm_state *state)
 {
     static int (*const registrars[])(PyObject *, cm_state *) = {
-        cm_register_buffer_types,  cm_register_stream_type,
-        cm_register_event_type,    cm_register_device_type,
-        cm_register_transfer_type, cm_register_registration_type,
-        cm_register_pool_type,     cm_register_testing,
+        cm_register_buffer_types,  cm_register_stream_type, cm_register_event_type,
+        cm_register_transfer_type, cm_register_pool_type,   cm_register_testing,
     };
     for (size_t i = 0; i < sizeof(registrars) / sizeof(registrars[0]); i++) {
         if (registrars[i](module, state) < 0) {
@@ -90,12 +87,12 @@ static int
 add_functions(PyObject *module)
 {
     PyMethodDef *const tables[] = {
-        cm_constructor_methods, cm_kind_constructor_methods, cm_copy_methods,
-        cm_asbuffer_methods,    cm_registration_methods,     cm_device_methods,
-        cm_pool_methods,        cm_pool_read_methods,        cm_limit_methods,
-        cm_pickle_methods,      cm_raw_copy_methods,         cm_file_methods,
-        cm_shutdown_methods,    cm_configure_methods,        cm_explain_methods,
-        cm_several_methods,     cm_copy_many_methods,        cm_asnumpy_methods,
+        cm_constructor_methods,  cm_copy_methods,    cm_asbuffer_methods,
+        cm_registration_methods, cm_device_methods,  cm_pool_methods,
+        cm_pool_read_methods,    cm_limit_methods,   cm_pickle_methods,
+        cm_raw_copy_methods,     cm_file_methods,    cm_shutdown_methods,
+        cm_configure_methods,    cm_explain_methods, cm_copy_apart_methods,
+        cm_copy_many_methods,
     };
     for (size_t i = 0; i < sizeof(tables) / sizeof(tables[0]); i++) {
         if (PyModule_AddFunctions(module, tables[i]) < 0
@@ -119,6 +116,21 @@ add_version(PyObject *module, const char *name, int version)
     return result;
 }
 
+/* The attributes of devices that count here: CUDA's number of each name. */
+static int
+add_attributes(PyObject *module)
+{
+#define ATTRIBUTE_FORMAT(name, number) "si"
+#define ATTRIBUTE_VALUE(name, number) , #name, number
+    PyObject *dict = Py_BuildValue("{" CM_DEVICE_ATTRIBUTES(
+        ATTRIBUTE_FORMAT) "}" CM_DEVICE_ATTRIBUTES(ATTRIBUTE_VALUE));
+#undef ATTRIBUTE_VALUE
+#undef ATTRIBUTE_FORMAT
+    int result = PyModule_AddObjectRef(module, "_DEVICE_ATTRIBUTES", dict);
+    Py_XDECREF(dict);
+    return result;
+}
+
 static int
 add_constants(PyObject *module)
 {
@@ -126,6 +138,7 @@ add_constants(PyObject *module)
     /* a CUDA runtime serves every driver of its major version and later ones */
     return add_version(module, "BUILT_RUNTIME", built) < 0
                    || add_version(module, "OLDEST_DRIVER", built / 1000 * 1000) < 0
+                   || add_attributes(module) < 0
                ? -1
                : 0;
 }
@@ -189,16 +202,13 @@ core_exec(PyObject *module)
     F(host_type)                                                                       \
     F(stream_type)                                                                     \
     F(event_type)                                                                      \
-    F(device_type)                                                                     \
     F(transfer_type)                                                                   \
-    F(registration_type)                                                               \
-    F(cuda_error)                                                                      \
-    F(out_of_memory_error)                                                             \
-    F(cancelled_error)                                                                 \
-    F(emulation_warning)                                                               \
+    F(make_error)                                                                      \
+    F(settings)                                                                        \
     F(current_stream.variable)                                                         \
     F(current_stream.getter)                                                           \
     F(current_stream.type)                                                             \
+    F(pool_base)                                                                       \
     F(pool_type)                                                                       \
     F(current_pool.variable)                                                           \
     F(current_pool.getter)                                                             \
@@ -223,6 +233,7 @@ core_traverse(PyObject *module, visitproc visit, void *arg)
     }
     for (int i = 0; i < CM_MAX_DEVICES; i++) {
         Py_VISIT(state->legacy_streams[i]);
+        Py_VISIT(state->devices[i]);
     }
     for (int kind = 0; kind < CM_KIND_COUNT; kind++) { /* what is kept holds its type */
         cm_inline_buffer *root = state->free_inline[kind].first;
@@ -242,6 +253,7 @@ core_clear(PyObject *module)
     }
     for (int i = 0; i < CM_MAX_DEVICES; i++) {
         Py_CLEAR(state->legacy_streams[i]);
+        Py_CLEAR(state->devices[i]);
     }
     for (int i = 0; i < CM_WORD_COUNT; i++) {
         Py_CLEAR(state->words[i]);

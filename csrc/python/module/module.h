@@ -6,21 +6,11 @@
 
 #include "python/core/state.h"
 
-/* -- environment.c: CUMEM_BACKEND and CUMEM_EMULATED_* -- */
-
-typedef enum cm_choice { CM_CHOICE_ANY, CM_CHOICE_CUDA, CM_CHOICE_EMULATED } cm_choice;
-
-/* CUMEM_BACKEND: "cuda", "emulated"; unset or empty is ANY. 0, or -1 with ValueError.
- */
-int cm_config_read_backend(cm_choice *out);
-
-/* Defaults changed by CUMEM_EMULATED_DEVICES (count), _MEMORY (bytes, or a number with
- * KiB, MiB, GiB, TiB or kB, MB, GB, TB), _DRIVER ("12.4"), _DELAY_US and _SEED. 0, or
- * -1 with a ValueError that names the variable. */
-int cm_config_read_emulated(cm_emulated_config *out);
-
 /* open.c: cm_state.when_closed. */
 int cm_state_open(cm_state *state);
+/* What was set and what the environment says, checked; a test then sets it. 0, or -1
+ * with ValueError. */
+int cm_state_check_settings(cm_state *state);
 
 extern PyMethodDef cm_shutdown_methods[]; /* shutdown, _at_exit */
 /* The module's m_free. */

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* How the process's devices are opened, at first use and again after a shutdown. */
+#include <dlfcn.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -9,6 +10,7 @@
 #include "python/module/module.h"
 #include "python/pool/allocate.h"
 #include "python/pool/limits.h"
+#include "runtime/emulated/emulated.h"
 #include "runtime/faults.h"
 
 /* The code says that there is no GPU here, not that something is broken. */
@@ -30,35 +32,64 @@ no_gpu_reason(cm_status status)
 
 /* What to open, decided with the GIL before it is released. */
 typedef struct opening {
-    cm_choice choice;
+    bool tries_cuda;
+    bool may_emulate; /* where CUDA is not tried, or there is no GPU */
     cm_emulated_config emulated;
-    bool faults;
-    int (*has_gil)(void);
+    bool faults;                 /* wrapped in cm_faults_open() */
     const char *fallback_reason; /* set when emulation was fallen back to */
 } opening;
 
+/* cumem/devices.py reads the environment, and what a test has set in its place. */
 static int
-opening_init(cm_state *state, opening *plan)
+opening_init(const cm_state *state, opening *plan)
 {
-    const cm_state_override *override = &state->override;
+    cm_emulated_config *config = &plan->emulated;
+    unsigned long long memory_nbytes;
+    unsigned long long seed;
+    unsigned delay_us;
+    int tries_cuda, may_emulate, peers, faults;
+    cm_emulated_default_config(config);
+    PyObject *given = state->settings == NULL ? Py_None : state->settings;
+    PyObject *read = cm_package_call(
+        "devices", "read_settings",
+        Py_BuildValue("(OiKiIK)", given, config->device_count,
+                      (unsigned long long)config->memory_nbytes, config->driver_version,
+                      (unsigned)config->max_delay_us,
+                      (unsigned long long)config->seed));
+    bool known =
+        read != NULL
+        && PyArg_ParseTuple(read, "ppiKiIKpp", &tries_cuda, &may_emulate,
+                            &config->device_count, &memory_nbytes,
+                            &config->driver_version, &delay_us, &seed, &peers, &faults);
+    Py_XDECREF(read);
+    if (!known) {
+        return -1;
+    }
+    config->memory_nbytes = memory_nbytes;
+    config->max_delay_us = delay_us;
+    config->seed = seed;
+    config->apart = peers == 0;
+    config->reason = "";
+    plan->tries_cuda = tries_cuda != 0;
+    plan->may_emulate = may_emulate != 0;
+    plan->faults = faults != 0;
     plan->fallback_reason = NULL;
-    plan->faults = override->faults;
-    plan->has_gil = override->has_gil;
-    if (cm_configure_open(state) < 0) {
-        return -1;
-    }
-    if (override->has_backend) {
-        plan->choice =
-            override->backend == CM_BACKEND_CUDA ? CM_CHOICE_CUDA : CM_CHOICE_EMULATED;
-    }
-    else if (cm_config_read_backend(&plan->choice) < 0) {
-        return -1;
-    }
-    if (override->has_emulated) {
-        plan->emulated = override->emulated;
-        return 0;
-    }
-    return cm_config_read_emulated(&plan->emulated);
+    return 0;
+}
+
+int
+cm_state_check_settings(cm_state *state)
+{
+    opening ignored;
+    return opening_init(state, &ignored);
+}
+
+/* PyGILState_Check, which the limited API leaves out; NULL if there is none. */
+static void
+find_gil_check(int (**out)(void))
+{
+    void *symbol = dlsym(RTLD_DEFAULT, "PyGILState_Check");
+    memcpy(out, &symbol, sizeof(*out));
 }
 
 static cm_status
@@ -66,14 +97,14 @@ opening_run(opening *plan, cm_runtime **out)
 {
     cm_runtime *runtime = NULL;
     cm_status status = cm_ok();
-    if (plan->choice != CM_CHOICE_EMULATED) {
+    if (plan->tries_cuda) {
         status = cm_cuda_open(&runtime);
-        if (plan->choice == CM_CHOICE_ANY && is_no_gpu(status)) {
+        if (plan->may_emulate && is_no_gpu(status)) {
             plan->fallback_reason = no_gpu_reason(status);
             plan->emulated.reason = plan->fallback_reason;
         }
     }
-    if (plan->choice == CM_CHOICE_EMULATED || plan->fallback_reason != NULL) {
+    if (!plan->tries_cuda || plan->fallback_reason != NULL) {
         status = cm_emulated_open(&plan->emulated, &runtime);
     }
     CM_TRY(status);
@@ -85,7 +116,9 @@ opening_run(opening *plan, cm_runtime **out)
             return status;
         }
         runtime = wrapper;
-        cm_faults_watch_lock(runtime, plan->has_gil);
+        int (*has_gil)(void);
+        find_gil_check(&has_gil);
+        cm_faults_watch_lock(runtime, has_gil);
     }
     *out = runtime;
     return cm_ok();
@@ -126,14 +159,11 @@ static int
 warn_of_emulation(cm_state *state, const char *reason)
 {
     state->warned = true;
-    int failed = PyErr_WarnFormat(
-        state->emulation_warning, 1,
-        "cumem works on an emulated device: %s. Results are right but timings mean "
-        "nothing. Set CUMEM_BACKEND=emulated to choose this without the warning, or "
-        "CUMEM_BACKEND=cuda to make it an error",
-        reason);
-    state->warned = failed == 0;
-    return failed;
+    PyObject *done =
+        cm_package_call("devices", "warn_of_emulation", Py_BuildValue("(s)", reason));
+    state->warned = done != NULL;
+    Py_XDECREF(done);
+    return state->warned ? 0 : -1;
 }
 
 /* Install a runtime that was just opened, with its registry and engine. */
@@ -169,7 +199,7 @@ static int
 raise_not_open(cm_state *state, const opening *plan, cm_status status)
 {
     const char *doing =
-        plan->choice == CM_CHOICE_CUDA
+        !plan->may_emulate
             ? "while opening the CUDA runtime, which CUMEM_BACKEND=cuda asks for"
             : "while opening the runtime; CUMEM_BACKEND=emulated works without a GPU";
     return cm_py_raise_int(state, status, doing);
@@ -180,7 +210,8 @@ static int
 open_runtime(cm_state *state)
 {
     opening plan;
-    if (cm_errors_load(state) < 0 || opening_init(state, &plan) < 0) {
+    if (cm_errors_load(state) < 0 || cm_configure_open(state) < 0
+        || opening_init(state, &plan) < 0) {
         return -1;
     }
     cm_runtime *runtime = NULL;

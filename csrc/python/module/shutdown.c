@@ -4,6 +4,7 @@
 #include <string.h>
 #include <time.h>
 
+#include "docstrings.h"
 #include "python/buffer/buffer_object.h"
 #include "python/copy/configure.h"
 #include "python/core/arguments.h"
@@ -138,25 +139,6 @@ wait_for_exports(cm_state *state)
     return 0;
 }
 
-static int
-wait_for_pools(cm_state *state)
-{
-    cm_pool_entry *entries;
-    size_t count;
-    if (cm_pools_take_all(state, &entries, &count) < 0) {
-        return -1;
-    }
-    cm_status status = cm_ok();
-    cm_pool_waiter waiter = {state, PyEval_SaveThread()};
-    cm_wait_hooks hooks = cm_wait_hooks_of(&waiter);
-    for (size_t i = 0; i < count && cm_is_ok(status); i++) {
-        status = cm_pool_await(entries[i].pool, &hooks);
-    }
-    PyEval_RestoreThread(waiter.thread);
-    cm_pools_give_all(state, entries, count);
-    return cm_is_ok(status) ? 0 : -1;
-}
-
 /* Wait until nothing that shutdown() ends is at work any more, as far as it can be
  * asked about without touching what others may have destroyed; failures are left to it.
  * In a thread that sees no signals it does nothing. 0, or -1 with the exception of a
@@ -171,7 +153,9 @@ wait_for_work(cm_state *state)
     int result = wait_for_transfers(state);
     result = result == 0 ? wait_for_uses(state) : result;
     result = result == 0 ? wait_for_exports(state) : result;
-    result = result == 0 ? wait_for_pools(state) : result;
+    /* What is freed stays cached for now: pools are only waited for. */
+    cm_pools_trim_request r = {.wait = true, .keep_nbytes = INT64_MAX};
+    result = result == 0 ? cm_pools_trim(state, &r) : result;
     cm_state_leave(state);
     return result;
 }
@@ -180,23 +164,21 @@ wait_for_work(cm_state *state)
 
 /* What a generation leaves behind, taken out of the state before the GIL is released so
  * that a thread which comes meanwhile opens afresh. */
-typedef struct remains {
+typedef struct detached_state {
     cm_runtime *runtime;
     cm_registry *registry;
     cm_engine *engine;
-    cm_pool *pools[CM_KIND_COUNT][CM_POOL_FLAG_SLOTS][CM_MAX_DEVICES];
-    cm_detached_storage *storages;
+    cm_pool **pools; /* default ones and those of Pool objects */
+    size_t pool_count;
+    cm_storage *storages; /* detached */
     size_t storage_count;
-    cm_stream **streams;
+    cm_stream **streams; /* default ones too */
     size_t stream_count;
     cm_detached_event *events;
     size_t event_count;
-    cm_pool **user_pools; /* of Pool objects, default ones too */
-    size_t user_pool_count;
     PyObject *default_pools;
     PyObject *legacy_streams[CM_MAX_DEVICES];
-    cm_stream *default_streams[CM_MAX_DEVICES];
-} remains;
+} detached_state;
 
 static int
 check_no_exports(const cm_state *state)
@@ -225,44 +207,35 @@ check_no_exports(const cm_state *state)
     return 0;
 }
 
-static size_t
-count_nodes(const cm_list *list)
-{
-    size_t count = 0;
-    for (const cm_list *node = list->next; node != list; node = node->next) {
-        count++;
-    }
-    return count;
-}
-
 static void
-remains_destroy(remains *old)
+detached_destroy(detached_state *old)
 {
     if (old != NULL) {
         free(old->storages);
         free(old->streams);
         free(old->events);
-        free(old->user_pools);
+        free(old->pools);
     }
     free(old);
 }
 
 /* Room for all that there is now; NULL with MemoryError. */
-static remains *
-remains_create(const cm_state *state)
+static detached_state *
+detached_create(const cm_state *state)
 {
-    remains *old = calloc(1, sizeof(*old));
+    detached_state *old = calloc(1, sizeof(*old));
     if (old != NULL) {
         old->storages =
-            calloc(count_nodes(&state->storages) + 1, sizeof(*old->storages));
-        old->streams = calloc(count_nodes(&state->streams) + 1, sizeof(cm_stream *));
-        old->events = calloc(count_nodes(&state->events) + 1, sizeof(*old->events));
-        old->user_pools =
-            calloc(count_nodes(&state->pool_objects) + 1, sizeof(cm_pool *));
+            calloc(cm_list_count(&state->storages) + 1, sizeof(*old->storages));
+        old->streams = calloc(cm_list_count(&state->streams) + CM_MAX_DEVICES,
+                              sizeof(cm_stream *));
+        old->events = calloc(cm_list_count(&state->events) + 1, sizeof(*old->events));
+        old->pools = calloc(cm_list_count(&state->pool_objects) + CM_POOL_SLOT_COUNT,
+                            sizeof(cm_pool *));
     }
     if (old == NULL || old->storages == NULL || old->streams == NULL
-        || old->events == NULL || old->user_pools == NULL) {
-        remains_destroy(old);
+        || old->events == NULL || old->pools == NULL) {
+        detached_destroy(old);
         PyErr_NoMemory();
         return NULL;
     }
@@ -272,17 +245,15 @@ remains_create(const cm_state *state)
 /* Close every storage, Stream and Event; what they had follows once the engine has
  * ended. The GIL is not released: no thread finds half of it gone. */
 static void
-collect(cm_state *state, remains *out)
+collect(cm_state *state, detached_state *out)
 {
     out->runtime = state->runtime;
     out->registry = state->registry;
     out->engine = state->engine;
-    memcpy(out->pools, state->pools, sizeof(out->pools));
     state->runtime = NULL;
     state->registry = NULL;
     state->engine = NULL;
     cm_configure_close(state);
-    memset(state->pools, 0, sizeof(state->pools));
     state->generation++;
     while (!cm_list_is_empty(&state->storages)) {
         cm_storage *storage = CM_LIST_ENTRY(state->storages.next, cm_storage, node);
@@ -292,22 +263,21 @@ collect(cm_state *state, remains *out)
     }
     out->stream_count = cm_streams_collect(state, out->streams);
     out->event_count = cm_events_collect(state, out->events);
-    out->user_pool_count = cm_pool_objects_collect(state, out->user_pools);
+    out->pool_count = cm_pool_objects_collect(state, out->pools);
+    for (int i = 0; i < CM_POOL_SLOT_COUNT; i++) {
+        if (state->pools[i] != NULL) {
+            out->pools[out->pool_count++] = state->pools[i];
+            state->pools[i] = NULL;
+        }
+    }
     out->default_pools = state->default_pools;
     state->default_pools = NULL;
     memcpy(out->legacy_streams, state->legacy_streams, sizeof(out->legacy_streams));
     memset(state->legacy_streams, 0, sizeof(state->legacy_streams));
-    memcpy(out->default_streams, state->default_streams, sizeof(out->default_streams));
-    memset(state->default_streams, 0, sizeof(state->default_streams));
-}
-
-static void
-release_default_streams(cm_stream **streams)
-{
     for (int device = 0; device < CM_MAX_DEVICES; device++) {
-        if (streams[device] != NULL) {
-            cm_stream_release(streams[device]);
-            streams[device] = NULL;
+        if (state->default_streams[device] != NULL) {
+            out->streams[out->stream_count++] = state->default_streams[device];
+            state->default_streams[device] = NULL;
         }
     }
 }
@@ -328,61 +298,38 @@ reset_used_devices(cm_runtime *runtime)
         if (atomic_load(&runtime->primary[device]) == 0) {
             continue; /* never entered: a reset would first create a context */
         }
-        cm_device_guard guard;
-        cm_status status = cm_device_enter(runtime, device, &guard);
-        if (cm_is_ok(status)) {
-            keep_first(&first, cm_rt_device_reset(runtime));
-            cm_device_leave(runtime, &guard);
-        }
-        else {
-            keep_first(&first, status);
-        }
+        cm_status status;
+        CM_ON_DEVICE(status, runtime, device, cm_rt_device_reset(runtime));
+        keep_first(&first, status);
     }
     return first;
 }
 
-static void
-give_pool_back(cm_pool *pool, cm_status *first)
-{
-    uint64_t released;
-    /* The release frees too, but has nobody to tell what failed. */
-    keep_first(first, cm_pool_trim(pool, 0, true, &released));
-    cm_pool_release(pool);
-}
-
 /* No GIL. Engine first: only then does nothing touch the memory any more. */
 static cm_status
-give_memory_back(remains *old)
+give_memory_back(detached_state *old)
 {
     cm_status first = cm_engine_close(old->engine);
     for (size_t i = 0; i < old->storage_count; i++) {
-        keep_first(&first, cm_detached_storage_free(&old->storages[i]));
+        keep_first(&first, cm_storage_free_parts(&old->storages[i], NULL));
     }
-    for (int kind = 0; kind < CM_KIND_COUNT; kind++) {
-        for (int flags = 0; flags < CM_POOL_FLAG_SLOTS; flags++) {
-            for (int device = 0; device < CM_MAX_DEVICES; device++) {
-                cm_pool *pool = old->pools[kind][flags][device];
-                if (pool != NULL) {
-                    give_pool_back(pool, &first);
-                }
-            }
-        }
-    }
-    for (size_t i = 0; i < old->user_pool_count; i++) {
-        give_pool_back(old->user_pools[i], &first);
+    for (size_t i = 0; i < old->pool_count; i++) {
+        uint64_t released;
+        /* The release frees too, but has nobody to tell what failed. */
+        keep_first(&first, cm_pool_trim(old->pools[i], 0, true, &released));
+        cm_pool_release(old->pools[i]);
     }
     return first;
 }
 
 /* No GIL. */
 static cm_status
-close_runtime(remains *old, bool reset_devices)
+close_runtime(detached_state *old, bool reset_devices)
 {
     cm_status first = cm_ok();
     for (size_t i = 0; i < old->stream_count; i++) {
         cm_stream_release(old->streams[i]);
     }
-    release_default_streams(old->default_streams);
     for (size_t i = 0; i < old->event_count; i++) {
         keep_first(&first, cm_detached_event_free(&old->events[i]));
     }
@@ -396,14 +343,14 @@ close_runtime(remains *old, bool reset_devices)
 
 /* GIL held, released for whatever waits. */
 static cm_status
-dismantle(cm_state *state, remains *old, bool reset_devices)
+dismantle(cm_state *state, detached_state *old, bool reset_devices)
 {
     cm_status first;
     Py_BEGIN_ALLOW_THREADS
     first = give_memory_back(old);
     Py_END_ALLOW_THREADS
     for (size_t i = 0; i < old->storage_count; i++) {
-        cm_detached_storage_defer(&old->storages[i]);
+        cm_storage_drop_foreign(&old->storages[i]);
     }
     cm_state_drop_deferred(state);
     for (int device = 0; device < CM_MAX_DEVICES; device++) {
@@ -467,37 +414,15 @@ shut_down(cm_state *state, bool reset_devices)
     if (ready <= 0) {
         return ready;
     }
-    remains *old = remains_create(state);
+    detached_state *old = detached_create(state);
     if (old == NULL) {
         return -1;
     }
     collect(state, old);
     cm_status status = dismantle(state, old, reset_devices);
-    remains_destroy(old);
-    if (!cm_is_ok(status)) {
-        return cm_py_raise_int(state, status, "while shutting down");
-    }
-    return 0;
+    detached_destroy(old);
+    return cm_py_check(state, status, "while shutting down");
 }
-
-PyDoc_STRVAR(shutdown_doc,
-"shutdown($module, /, *, reset_devices=False)\n--\n\n"
-"Finish all work, join the workers and free everything; the next use starts afresh.\n\n"
-"Buffers, streams and events made before are closed.\n\n"
-"Parameters\n----------\n"
-"reset_devices : bool\n"
-"    Also destroy the contexts of the devices that were used, with all that other\n"
-"    libraries have on them: for leak checkers.\n\n"
-"Raises\n------\n"
-"BufferError\n    While a buffer is exported; nothing is done then.\n"
-"RuntimeError\n"
-"    While a call of cumem is under way in another thread, or below in this one, or in a\n"
-"    child made by ``fork``; nothing is done then.\n"
-"CudaError\n    If work or a release failed; the rest is still released.\n\n"
-"Notes\n-----\n"
-"**Blocks** until all work is done, GIL released. Ctrl-C ends the wait and leaves everything\n"
-"as it was: call it again. What others begin meanwhile is waited for to the end, as is all\n"
-"at the end of the interpreter, and in threads other than the main one.");
 
 static PyObject *
 shutdown(PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
@@ -594,7 +519,11 @@ cm_state_fini(cm_state *state)
         storage->state = NULL;
         storage->deferred.state = NULL;
     }
-    release_default_streams(state->default_streams);
+    for (int device = 0; device < CM_MAX_DEVICES; device++) {
+        if (state->default_streams[device] != NULL) {
+            cm_stream_release(state->default_streams[device]);
+        }
+    }
     if (state->file_faults != NULL && state->engine == NULL) { /* else it may be read */
         cm_file_faults_fini(state->file_faults);
         free(state->file_faults);
@@ -608,7 +537,7 @@ cm_state_fini(cm_state *state)
 
 PyMethodDef cm_shutdown_methods[] = {
     {"shutdown", (PyCFunction)(void (*)(void))shutdown, METH_FASTCALL | METH_KEYWORDS,
-     shutdown_doc},
+     CM_DOC_shutdown},
     {"_at_exit", at_exit, METH_NOARGS, at_exit_doc},
     {NULL, NULL, 0, NULL},
 };

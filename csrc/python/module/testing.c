@@ -1,144 +1,35 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* cumem._core._testing: hooks for the test-suite. Not part of the public interface. The
  * functions get the extension itself as their module, where the state is. */
-#include <dlfcn.h>
 #include <stddef.h>
 #include <stdlib.h>
-#include <string.h>
 
 #include "python/buffer/buffer_object.h"
 #include "python/core/arguments.h"
 #include "python/core/errors.h"
+#include "python/core/types.h"
 #include "python/module/module.h"
 #include "python/protocols/protocols.h"
 #include "runtime/emulated/emulated.h"
 #include "runtime/faults.h"
 
-#define FAST(function) ((PyCFunction)(void (*)(void))(function))
-enum { KEYWORDS = METH_FASTCALL | METH_KEYWORDS };
-
-/* An int from `least` to `most`; an absent one (NULL or None) leaves *out alone. */
-static int
-read_int(PyObject *object, const char *name, int64_t least, int64_t most, int64_t *out)
-{
-    if (object == NULL || object == Py_None) {
-        return 0;
-    }
-    int64_t value;
-    if (cm_arg_int64(object, name, &value) < 0) {
-        return -1;
-    }
-    if (value < least || value > most) {
-        PyErr_Format(PyExc_ValueError, "%s must be from %lld to %lld, not %lld", name,
-                     (long long)least, (long long)most, (long long)value);
-        return -1;
-    }
-    *out = value;
-    return 0;
-}
+enum { KEYWORDS = METH_VARARGS | METH_KEYWORDS };
 
 /* -- what is opened ---------------------------------------------------------------- */
 
-static int
-override_backend(PyObject *object, cm_state_override *out)
-{
-    if (object == NULL || object == Py_None) {
-        return 0;
-    }
-    out->has_backend = true;
-    if (PyUnicode_Check(object)
-        && PyUnicode_CompareWithASCIIString(object, "cuda") == 0) {
-        out->backend = CM_BACKEND_CUDA;
-        return 0;
-    }
-    if (PyUnicode_Check(object)
-        && PyUnicode_CompareWithASCIIString(object, "emulated") == 0) {
-        out->backend = CM_BACKEND_EMULATED;
-        return 0;
-    }
-    PyErr_Format(PyExc_ValueError, "backend must be \"cuda\" or \"emulated\", not %R",
-                 object);
-    return -1;
-}
-
-/* `values` are device_count … peers; what is not given comes from the environment. */
-static int
-override_emulated(PyObject *const *values, cm_state_override *out)
-{
-    enum { DEVICES, MEMORY, DRIVER, DELAY, SEED, PEERS, COUNT };
-    cm_emulated_config *config = &out->emulated;
-    if (cm_config_read_emulated(config) < 0) {
-        return -1;
-    }
-    int64_t devices = config->device_count;
-    int64_t memory = (int64_t)config->memory_nbytes;
-    int64_t driver = config->driver_version;
-    int64_t delay = config->max_delay_us;
-    int64_t seed = 0;
-    int64_t peers = !config->apart;
-    if (read_int(values[DEVICES], "device_count", 0, CM_MAX_DEVICES, &devices) < 0
-        || read_int(values[MEMORY], "memory_nbytes", 1, INT64_MAX, &memory) < 0
-        || read_int(values[DRIVER], "driver_version", 1000, 1000000, &driver) < 0
-        || read_int(values[DELAY], "max_delay_us", 0, 10000000, &delay) < 0
-        || read_int(values[SEED], "seed", 0, INT64_MAX, &seed) < 0
-        || read_int(values[PEERS], "peers", 0, 1, &peers) < 0) {
-        return -1;
-    }
-    for (int i = 0; i < COUNT; i++) {
-        out->has_emulated |= values[i] != NULL && values[i] != Py_None;
-    }
-    config->device_count = (int)devices;
-    config->memory_nbytes = (uint64_t)memory;
-    config->driver_version = (int)driver;
-    config->max_delay_us = (uint32_t)delay;
-    if (values[SEED] != NULL && values[SEED] != Py_None) {
-        config->seed = (uint64_t)seed;
-    }
-    config->apart = peers == 0;
-    config->reason = "";
-    return 0;
-}
-
-/* PyGILState_Check, which the limited API leaves out; NULL if there is none. */
-static void
-find_gil_check(int (**out)(void))
-{
-    void *symbol = dlsym(RTLD_DEFAULT, "PyGILState_Check");
-    memcpy(out, &symbol, sizeof(*out));
-}
-
-PyDoc_STRVAR(configure_doc,
-"configure($module, /, *, backend=None, faults=False, device_count=None,\n"
-"          memory_nbytes=None, driver_version=None, max_delay_us=None, seed=None,\n"
-"          peers=None)\n--\n\n"
-"What is opened at the next first use; without arguments as the environment says.\n\n"
-"Raises\n------\nRuntimeError\n    If the runtime is open: shut it down first.");
-
 static PyObject *
-configure(PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
+configure(PyObject *module, PyObject *Py_UNUSED(args), PyObject *kwargs)
 {
-    static const char *const names[] = {
-        "backend",       "faults",         "device_count",
-        "memory_nbytes", "driver_version", "max_delay_us",
-        "seed",          "peers",          NULL};
-    PyObject *values[8];
     cm_state *state = cm_state_of_module(module);
-    cm_state_override override;
-    memset(&override, 0, sizeof override);
-    if (cm_args_parse("configure", args, nargs, kwnames, names, 0, 0, values) < 0) {
-        return NULL;
-    }
     if (state->runtime != NULL) {
         PyErr_SetString(PyExc_RuntimeError, "the runtime is open: shut it down first");
         return NULL;
     }
-    if (override_backend(values[0], &override) < 0
-        || (values[1] != NULL && cm_arg_bool(values[1], "faults", &override.faults) < 0)
-        || override_emulated(values + 2, &override) < 0) {
+    cm_replace(&state->settings, Py_XNewRef(kwargs));
+    if (cm_state_check_settings(state) < 0) {
+        Py_CLEAR(state->settings);
         return NULL;
     }
-    find_gil_check(&override.has_gil);
-    state->override = override;
     Py_RETURN_NONE;
 }
 
@@ -153,30 +44,19 @@ opened(PyObject *module, PyObject *Py_UNUSED(unused))
 static PyObject *
 check_pools(PyObject *module, PyObject *Py_UNUSED(unused))
 {
-    const cm_state *state = cm_state_of_module(module);
-    for (int kind = 0; kind < CM_KIND_COUNT; kind++) {
-        for (int flags = 0; flags < CM_POOL_FLAG_SLOTS; flags++) {
-            for (int device = 0; device < CM_MAX_DEVICES; device++) {
-                cm_pool *pool = state->pools[kind][flags][device];
-                if (pool != NULL && !cm_pool_check(pool)) {
-                    Py_RETURN_FALSE;
-                }
-            }
-        }
+    cm_state *state = cm_state_of_module(module);
+    bool good = true;
+    for (int i = 0; i < CM_POOL_SLOT_COUNT; i++) {
+        good = good && (state->pools[i] == NULL || cm_pool_check(state->pools[i]));
     }
-    Py_RETURN_TRUE;
+    return PyBool_FromLong(good);
 }
 
 static PyObject *
 live_storages(PyObject *module, PyObject *Py_UNUSED(unused))
 {
     const cm_state *state = cm_state_of_module(module);
-    long count = 0;
-    for (cm_list *node = state->storages.next; node != &state->storages;
-         node = node->next) {
-        count++;
-    }
-    return PyLong_FromLong(count);
+    return PyLong_FromSize_t(cm_list_count(&state->storages));
 }
 
 static PyObject *
@@ -217,10 +97,16 @@ poll(PyObject *module, PyObject *Py_UNUSED(unused))
 static PyObject *
 defer(PyObject *module, PyObject *object)
 {
-    cm_deferred *deferred = cm_deferred_new(cm_state_of_module(module), object);
+    cm_state *state = cm_state_of_module(module);
+    cm_deferred *deferred = cm_deferred_new(state, object);
     if (deferred == NULL) {
         return NULL;
     }
+    /* As if the interpreter were to do it later: the main thread would do it whenever
+     * it runs Python, and a test is about a call that does. */
+    cm_mutex_lock(&state->deferred_lock);
+    state->call_pending = true;
+    cm_mutex_unlock(&state->deferred_lock);
     cm_deferred_add(deferred);
     Py_RETURN_NONE;
 }
@@ -237,8 +123,6 @@ deny_peers(PyObject *module, PyObject *object)
     Py_RETURN_NONE;
 }
 
-/* -- table ------------------------------------------------------------------------- */
-
 static PyObject *
 calibrate_emulated(PyObject *module, PyObject *Py_UNUSED(unused))
 {
@@ -248,27 +132,23 @@ calibrate_emulated(PyObject *module, PyObject *Py_UNUSED(unused))
 
 /* -- calls of the runtime: counted, failed, delayed -- */
 
-/* An operation by either of its names; None is any. */
+/* For "O&": an operation by either of its names; None is any. */
 static int
-parse_op(PyObject *object, cm_op *out)
+read_op(PyObject *object, void *out)
 {
-    *out = CM_OP_none;
-    if (object == NULL || object == Py_None) {
-        return 0;
-    }
-    if (!PyUnicode_Check(object)) {
-        return cm_arg_refuse(object, "op", "a str or None");
-    }
-    for (int op = CM_OP_none + 1; op < CM_OP_COUNT; op++) {
-        if (PyUnicode_CompareWithASCIIString(object, cm_op_name((cm_op)op)) == 0
-            || PyUnicode_CompareWithASCIIString(object, cm_op_cuda_name((cm_op)op))
+    for (int op = CM_OP_none + 1; PyUnicode_Check(object) && op < CM_OP_COUNT; op++) {
+        if (PyUnicode_CompareWithASCIIString(object, cm_op_facts[op].name) == 0
+            || PyUnicode_CompareWithASCIIString(object, cm_op_facts[op].cuda_name)
                    == 0) {
-            *out = (cm_op)op;
-            return 0;
+            *(cm_op *)out = (cm_op)op;
+            return 1;
         }
     }
-    PyErr_Format(PyExc_ValueError, "op: there is no operation %R", object);
-    return -1;
+    *(cm_op *)out = CM_OP_none;
+    if (object != Py_None) {
+        PyErr_Format(PyExc_ValueError, "op: there is no operation %R", object);
+    }
+    return object == Py_None;
 }
 
 static PyObject *
@@ -276,13 +156,9 @@ op_names(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(unused))
 {
     PyObject *list = PyList_New(0);
     for (int op = CM_OP_none + 1; list != NULL && op < CM_OP_COUNT; op++) {
-        PyObject *row =
-            Py_BuildValue("ssi", cm_op_name((cm_op)op), cm_op_cuda_name((cm_op)op),
-                          cm_op_min_driver((cm_op)op));
-        if (row == NULL || PyList_Append(list, row) < 0) {
-            Py_CLEAR(list);
-        }
-        Py_XDECREF(row);
+        cm_append(&list,
+                  Py_BuildValue("ssi", cm_op_facts[op].name, cm_op_facts[op].cuda_name,
+                                cm_op_facts[op].min_driver));
     }
     return list;
 }
@@ -303,38 +179,32 @@ PyDoc_STRVAR(plan_fault_doc,
 "Let the `nth` call (1 is the next) of an operation fail; 0 ends it. Resets the counts.");
 
 static PyObject *
-plan_fault(PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
+plan_fault(PyObject *module, PyObject *args, PyObject *kwargs)
 {
-    static const char *const names[] = {"op", "nth", "code", "repeat", NULL};
-    PyObject *values[4];
-    int64_t nth = 0;
-    int64_t code = CM_CUDA_OUT_OF_MEMORY;
-    bool repeat = false;
+    static char *names[] = {"op", "nth", "code", "repeat", NULL};
+    unsigned long long nth;
+    int code = CM_CUDA_OUT_OF_MEMORY;
+    int repeat = 0;
     cm_op op;
-    if (cm_args_parse("plan_fault", args, nargs, kwnames, names, 4, 2, values) < 0
-        || parse_op(values[0], &op) < 0
-        || read_int(values[1], "nth", 0, INT64_MAX, &nth) < 0
-        || read_int(values[2], "code", INT32_MIN, INT32_MAX, &code) < 0
-        || (values[3] != NULL && cm_arg_bool(values[3], "repeat", &repeat) < 0)) {
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O&K|ip:plan_fault", names, read_op,
+                                     &op, &nth, &code, &repeat)) {
         return NULL;
     }
     cm_runtime *rt = faults_runtime(module);
     if (rt == NULL) {
         return NULL;
     }
-    cm_faults_plan(rt, op, (uint64_t)nth, (int32_t)code, repeat);
+    cm_faults_plan(rt, op, nth, code, repeat != 0);
     Py_RETURN_NONE;
 }
 
 static PyObject *
-fault_count(PyObject *module, PyObject *const *args, Py_ssize_t nargs,
-            PyObject *kwnames)
+fault_count(PyObject *module, PyObject *args, PyObject *kwargs)
 {
-    static const char *const names[] = {"op", NULL};
-    PyObject *value;
-    cm_op op;
-    if (cm_args_parse("fault_count", args, nargs, kwnames, names, 1, 0, &value) < 0
-        || parse_op(value, &op) < 0) {
+    static char *names[] = {"op", NULL};
+    cm_op op = CM_OP_none;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|O&:fault_count", names, read_op,
+                                     &op)) {
         return NULL;
     }
     const cm_runtime *rt = faults_runtime(module);
@@ -352,26 +222,24 @@ fault_struck(PyObject *module, PyObject *Py_UNUSED(unused))
     if (op == CM_OP_none) {
         Py_RETURN_NONE;
     }
-    return PyUnicode_FromString(cm_op_name(op));
+    return PyUnicode_FromString(cm_op_facts[op].name);
 }
 
 static PyObject *
-delay_op(PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
+delay_op(PyObject *module, PyObject *args, PyObject *kwargs)
 {
-    static const char *const names[] = {"op", "us", NULL};
-    PyObject *values[2];
-    int64_t delay = 0;
+    static char *names[] = {"op", "us", NULL};
+    unsigned delay;
     cm_op op;
-    if (cm_args_parse("delay_op", args, nargs, kwnames, names, 2, 2, values) < 0
-        || parse_op(values[0], &op) < 0
-        || read_int(values[1], "us", 0, UINT32_MAX, &delay) < 0) {
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O&I:delay_op", names, read_op, &op,
+                                     &delay)) {
         return NULL;
     }
     cm_runtime *rt = faults_runtime(module);
     if (rt == NULL) {
         return NULL;
     }
-    cm_faults_delay(rt, op, (uint32_t)delay);
+    cm_faults_delay(rt, op, delay);
     Py_RETURN_NONE;
 }
 
@@ -385,7 +253,7 @@ calls_with_gil(PyObject *module, PyObject *Py_UNUSED(unused))
         PyObject *number = count == 0 ? NULL : PyLong_FromUnsignedLongLong(count);
         if (count != 0
             && (number == NULL
-                || PyDict_SetItemString(counts, cm_op_name((cm_op)op), number) < 0)) {
+                || PyDict_SetItemString(counts, cm_op_facts[op].name, number) < 0)) {
             Py_CLEAR(counts);
         }
         Py_XDECREF(number);
@@ -406,26 +274,15 @@ emulated_runtime(PyObject *module)
     return rt;
 }
 
-static PyObject *
-finish(PyObject *module, cm_status status)
-{
-    if (!cm_is_ok(status)) {
-        return cm_py_raise(cm_state_of_module(module), status, NULL);
-    }
-    Py_RETURN_NONE;
-}
-
 typedef cm_status (*stream_action)(cm_runtime *rt, uint64_t stream, bool on);
 
 /* Act on a stream argument with its device current. */
 static PyObject *
 act_on_stream(PyObject *module, PyObject *object, stream_action action, bool on)
 {
+    cm_state *state = cm_state_of_module(module);
     cm_runtime *rt = emulated_runtime(module);
-    if (rt == NULL) {
-        return NULL;
-    }
-    cm_stream *stream = cm_stream_from_object(cm_state_of_module(module), object, -1);
+    cm_stream *stream = rt == NULL ? NULL : cm_stream_from_object(state, object, -1);
     if (stream == NULL) {
         return NULL;
     }
@@ -438,8 +295,8 @@ act_on_stream(PyObject *module, PyObject *object, stream_action action, bool on)
         cm_device_leave(rt, &guard);
     }
     Py_END_ALLOW_THREADS
-    cm_stream_give(cm_state_of_module(module), stream);
-    return finish(module, status);
+    cm_stream_give(state, stream);
+    return cm_py_answer(state, status, NULL, Py_NewRef(Py_None));
 }
 
 static cm_status
@@ -462,27 +319,17 @@ gate_open(PyObject *module, PyObject *stream)
 }
 
 static PyObject *
-set_capturing(PyObject *module, PyObject *const *args, Py_ssize_t nargs,
-              PyObject *kwnames)
+set_capturing(PyObject *module, PyObject *args, PyObject *kwargs)
 {
-    static const char *const names[] = {"stream", "on", NULL};
-    PyObject *values[2];
-    bool on;
-    if (cm_args_parse("set_capturing", args, nargs, kwnames, names, 2, 2, values) < 0
-        || cm_arg_bool(values[1], "on", &on) < 0) {
+    static char *names[] = {"stream", "on", NULL};
+    PyObject *stream;
+    int on;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "Op:set_capturing", names, &stream,
+                                     &on)) {
         return NULL;
     }
-    return act_on_stream(module, values[0], cm_emulated_set_capturing, on);
+    return act_on_stream(module, stream, cm_emulated_set_capturing, on != 0);
 }
-
-static const struct {
-    const char *name;
-    size_t offset;
-} count_list[] = {
-#define COUNT_ROW(name) {#name, offsetof(cm_emulated_counts, name)},
-    CM_EMULATED_COUNTS(COUNT_ROW)
-#undef COUNT_ROW
-};
 
 static PyObject *
 counts(PyObject *module, PyObject *Py_UNUSED(unused))
@@ -493,19 +340,12 @@ counts(PyObject *module, PyObject *Py_UNUSED(unused))
     }
     cm_emulated_counts read;
     cm_emulated_read_counts(rt, &read);
-    PyObject *dict = PyDict_New();
-    for (size_t i = 0; dict != NULL && i < sizeof count_list / sizeof *count_list;
-         i++) {
-        uint64_t count;
-        memcpy(&count, (const char *)&read + count_list[i].offset, sizeof count);
-        PyObject *value = PyLong_FromUnsignedLongLong(count);
-        if (value == NULL
-            || PyDict_SetItemString(dict, count_list[i].name, value) < 0) {
-            Py_CLEAR(dict);
-        }
-        Py_XDECREF(value);
-    }
-    return dict;
+#define COUNT_FORMAT(name) "sK"
+#define COUNT_VALUE(name) , #name, (unsigned long long)read.name
+    return Py_BuildValue(
+        "{" CM_EMULATED_COUNTS(COUNT_FORMAT) "}" CM_EMULATED_COUNTS(COUNT_VALUE));
+#undef COUNT_VALUE
+#undef COUNT_FORMAT
 }
 
 static PyObject *
@@ -617,31 +457,26 @@ PyDoc_STRVAR(plan_doc,
              "they wait.");
 
 static PyObject *
-file_plan(PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
+file_plan(PyObject *module, PyObject *args, PyObject *kwargs)
 {
-    static const char *const names[] = {"nth",  "error",   "repeat",    "most",
-                                        "held", "is_cold", "no_direct", NULL};
-    PyObject *values[7];
-    int64_t nth = 0;
-    int64_t error = 0;
-    int64_t most = 0;
-    int64_t held = 0;
-    cm_file_plan plan = {.nth = 0};
-    if (cm_args_parse("file_plan", args, nargs, kwnames, names, 7, 0, values) < 0
-        || read_int(values[0], "nth", 0, INT64_MAX, &nth) < 0
-        || read_int(values[1], "error", 0, 4095, &error) < 0
-        || read_int(values[3], "most", 0, INT64_MAX, &most) < 0
-        || read_int(values[4], "held", 0, INT64_MAX, &held) < 0
-        || (values[2] != NULL && cm_arg_bool(values[2], "repeat", &plan.repeat) < 0)
-        || (values[5] != NULL && cm_arg_bool(values[5], "is_cold", &plan.is_cold) < 0)
-        || (values[6] != NULL
-            && cm_arg_bool(values[6], "no_direct", &plan.no_direct) < 0)) {
+    static char *names[] = {"nth",  "error",   "repeat",    "most",
+                            "held", "is_cold", "no_direct", NULL};
+    unsigned long long nth = 0, most = 0, held = 0;
+    int error = 0, repeat = 0, is_cold = 0, no_direct = 0;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|KipKKpp:file_plan", names, &nth,
+                                     &error, &repeat, &most, &held, &is_cold,
+                                     &no_direct)) {
         return NULL;
     }
-    plan.nth = (uint64_t)nth;
-    plan.error = (int)error;
-    plan.most = (uint64_t)most;
-    plan.held = (uint64_t)held;
+    const cm_file_plan plan = {
+        .nth = nth,
+        .error = error,
+        .repeat = repeat != 0,
+        .most = most,
+        .held = held,
+        .is_cold = is_cold != 0,
+        .no_direct = no_direct != 0,
+    };
     cm_file_faults *faults = get_faults(cm_state_of_module(module));
     if (faults == NULL) {
         return NULL;
@@ -693,7 +528,8 @@ file_open(PyObject *module, PyObject *Py_UNUSED(unused))
 /* -- the module -- */
 
 static PyMethodDef testing_methods[] = {
-    {"configure", FAST(configure), KEYWORDS, configure_doc},
+    {"configure", CM_METHOD(configure), KEYWORDS,
+     "What is opened at the next first use, of cumem/devices.py's read_settings()."},
     {"opened", opened, METH_NOARGS, "True while a runtime is open."},
     {"check_pools", check_pools, METH_NOARGS, "True when the pools' equations hold."},
     {"live_storages", live_storages, METH_NOARGS, "Storages that are not given back."},
@@ -706,15 +542,17 @@ static PyMethodDef testing_methods[] = {
     {"calibrate_emulated", calibrate_emulated, METH_NOARGS,
      "Copies ask for figures as on a real device, until shutdown()."},
     {"op_names", op_names, METH_NOARGS, "(name, CUDA's name, oldest driver) of each."},
-    {"plan_fault", FAST(plan_fault), KEYWORDS, plan_fault_doc},
-    {"fault_count", FAST(fault_count), KEYWORDS, "Calls since the last plan_fault()."},
+    {"plan_fault", CM_METHOD(plan_fault), KEYWORDS, plan_fault_doc},
+    {"fault_count", CM_METHOD(fault_count), KEYWORDS,
+     "Calls since the last plan_fault()."},
     {"fault_struck", fault_struck, METH_NOARGS, "The operation made to fail, or None."},
-    {"delay_op", FAST(delay_op), KEYWORDS, "Delay each call by so many microseconds."},
+    {"delay_op", CM_METHOD(delay_op), KEYWORDS,
+     "Delay each call by so many microseconds."},
     {"calls_with_gil", calls_with_gil, METH_NOARGS,
      "Runtime calls made with the GIL held, by operation."},
     {"gate_close", gate_close, METH_O, "Hold a stream shut."},
     {"gate_open", gate_open, METH_O, "Let it go on."},
-    {"set_capturing", FAST(set_capturing), KEYWORDS, "Put a stream into capture."},
+    {"set_capturing", CM_METHOD(set_capturing), KEYWORDS, "Put a stream into capture."},
     {"counts", counts, METH_NOARGS, "Live objects of the emulated device."},
     {"host_pages", host_pages, METH_O,
      "Pages of a ManagedBuffer that are on the host."},
@@ -724,7 +562,7 @@ static PyMethodDef testing_methods[] = {
     {"order_consumer", order_consumer, METH_VARARGS,
      "Order a stream after the buffer's work, as DLPack does for a consumer's."},
     {"max_delay_us", max_delay_us, METH_NOARGS, "Longest delay of emulated work."},
-    {"file_plan", FAST(file_plan), KEYWORDS, plan_doc},
+    {"file_plan", CM_METHOD(file_plan), KEYWORDS, plan_doc},
     {"file_counts", file_counts, METH_NOARGS,
      "Reads and writes since the plan; those past the page cache; announcements; "
      "descriptors past the page cache that are open now."},

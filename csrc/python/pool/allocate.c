@@ -248,13 +248,10 @@ list_budgets(const cm_budget *budget)
 {
     PyObject *list = PyList_New(0);
     for (; list != NULL && budget != NULL; budget = budget->parent) {
-        PyObject *pair = Py_BuildValue(
-            "(NK)", cm_limit_to_object(atomic_load(&budget->limit_nbytes)),
-            (unsigned long long)atomic_load(&budget->used_nbytes));
-        if (pair == NULL || PyList_Append(list, pair) < 0) {
-            Py_CLEAR(list);
-        }
-        Py_XDECREF(pair);
+        cm_append(&list,
+                  Py_BuildValue("(NK)",
+                                cm_limit_to_object(atomic_load(&budget->limit_nbytes)),
+                                (unsigned long long)atomic_load(&budget->used_nbytes)));
     }
     return list;
 }
@@ -266,9 +263,7 @@ raise_shortage(attempt *self)
 {
     const cm_pool_config *config = cm_pool_get_config(self->pool);
     PyObject *error = cm_py_exception_new(self->state, self->status);
-    PyObject *budgets = error == NULL ? NULL : list_budgets(config->budget);
-    if (budgets == NULL) {
-        Py_XDECREF(error);
+    if (error == NULL) {
         return;
     }
     cm_state_enter(self->state);
@@ -276,7 +271,8 @@ raise_shortage(attempt *self)
         "out_of_memory", "explain",
         Py_BuildValue("(OKsiKNO)", error, (unsigned long long)(uintptr_t)self->pool,
                       cm_kind_name(config->kind), config->device,
-                      (unsigned long long)self->nbytes, budgets, self->tried));
+                      (unsigned long long)self->nbytes, list_budgets(config->budget),
+                      self->tried));
     cm_state_leave(self->state);
     if (explained == NULL && PyErr_ExceptionMatches(PyExc_Exception)) {
         PyErr_Clear();
@@ -424,7 +420,7 @@ fill_storage(cm_storage *storage, cm_pool *pool, uint64_t nbytes, cm_stream *str
         storage->pool = cm_pool_hold(pool);
         return 0;
     }
-    cm_block *block = cm_pool_quick_alloc(pool, nbytes, stream);
+    cm_block *block = cm_pool_try_alloc(pool, nbytes, stream);
     if (CM_UNLIKELY(block == NULL)) {
         block = alloc_block(storage->state, pool, nbytes, stream);
         if (block == NULL) {

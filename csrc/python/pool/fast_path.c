@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The usual allocation, from a warm pool with the usual arguments, at the cost of a few
- * dozen instructions. Whatever is unusual takes the long way through constructors.c and
- * kind_constructors.c, which does the same. */
+ * dozen instructions. Whatever is unusual takes the long way through constructors.c,
+ * which does the same. */
 #include "python/buffer/buffer_object.h"
 #include "python/buffer/storage.h"
 #include "python/core/arguments.h"
@@ -42,12 +42,6 @@ find_arguments(const cm_state *state, PyObject *const *args, Py_ssize_t nargs,
 }
 
 static CM_INLINE bool
-is_given(const PyObject *value)
-{
-    return value != NULL && value != Py_None;
-}
-
-static CM_INLINE bool
 find_kind(const cm_state *state, const PyObject *value, cm_kind *out)
 {
     for (int i = CM_WORD_pinned; i <= CM_WORD_device; i++) {
@@ -69,7 +63,7 @@ _Static_assert(CM_KIND_MAPPED - CM_KIND_PINNED == CM_WORD_mapped - CM_WORD_pinne
 /* -- making ----------------------------------------------------------------------------- */
 
 /* What a new buffer is made of. */
-typedef struct warm_plan {
+typedef struct fast_plan {
     cm_pool *pool;
     cm_stream *stream; /* borrowed; NULL: none orders this kind */
     PyObject *dtype;   /* borrowed */
@@ -78,25 +72,25 @@ typedef struct warm_plan {
     bool fortran;
     int ndim;
     int64_t shape[CM_FEW_NDIM];
-} warm_plan;
+} fast_plan;
 
 static CM_INLINE bool
-plan_order(const cm_state *state, const PyObject *order, warm_plan *plan)
+plan_order(const cm_state *state, const PyObject *order, fast_plan *plan)
 {
     plan->fortran = order == state->words[CM_WORD_F];
-    return plan->fortran || !is_given(order) || order == state->words[CM_WORD_C];
+    return plan->fortran || !cm_arg_is_given(order) || order == state->words[CM_WORD_C];
 }
 
 /* Kinds that no stream orders are not asked for on one here. */
 static CM_INLINE bool
-plan_stream(const cm_state *state, cm_kind kind, PyObject *object, warm_plan *plan)
+plan_stream(const cm_state *state, cm_kind kind, PyObject *object, fast_plan *plan)
 {
     plan->stream = NULL;
     if (kind != CM_KIND_DEVICE) {
         return object == NULL;
     }
     int device = cm_pool_get_config(plan->pool)->device;
-    if (!is_given(object)) {
+    if (!cm_arg_is_given(object)) {
         plan->stream = cm_stream_lent(state, device);
         return plan->stream != NULL;
     }
@@ -108,7 +102,7 @@ plan_stream(const cm_state *state, cm_kind kind, PyObject *object, warm_plan *pl
 }
 
 static CM_INLINE bool
-plan_size(warm_plan *plan)
+plan_size(fast_plan *plan)
 {
     int64_t nbytes = plan->itemsize;
     for (int i = 0; i < plan->ndim; i++) {
@@ -121,7 +115,7 @@ plan_size(warm_plan *plan)
 }
 
 static CM_INLINE void
-fill_extents(cm_buffer *buffer, const warm_plan *plan)
+fill_extents(cm_buffer *buffer, const fast_plan *plan)
 {
     int64_t stride = plan->itemsize;
     for (int i = plan->ndim - 1; i >= 0; i--) {
@@ -134,11 +128,10 @@ fill_extents(cm_buffer *buffer, const warm_plan *plan)
 
 /* A root that nothing but its list has seen since it was kept, over `block`. */
 static CM_INLINE void
-fill_root(cm_state *state, cm_inline_buffer *root, const warm_plan *plan,
+fill_root(cm_state *state, cm_inline_buffer *root, const fast_plan *plan,
           cm_block *block)
 {
     cm_storage *storage = &root->storage;
-    storage->generation = state->generation;
     const cm_pool_config *config = cm_pool_get_config(plan->pool);
     storage->device = config->device;
     storage->flags = config->flags;
@@ -161,12 +154,12 @@ fill_root(cm_state *state, cm_inline_buffer *root, const warm_plan *plan,
 /* From plan->pool, which nobody closes meanwhile. NULL without an exception: it takes
  * more. */
 static CM_INLINE PyObject *
-make(cm_state *state, cm_kind kind, const warm_plan *plan)
+make(cm_state *state, cm_kind kind, const fast_plan *plan)
 {
     if (!cm_state_is_quiet(state) || state->free_inline[kind].first == NULL) {
         return NULL;
     }
-    cm_block *block = cm_pool_quick_alloc(plan->pool, plan->nbytes, plan->stream);
+    cm_block *block = cm_pool_try_alloc(plan->pool, plan->nbytes, plan->stream);
     if (CM_UNLIKELY(block == NULL)) {
         return NULL;
     }
@@ -178,7 +171,7 @@ make(cm_state *state, cm_kind kind, const warm_plan *plan)
 static CM_INLINE PyObject *
 make_from(cm_state *state, cm_kind kind, cm_pool *pool, PyObject *const *values)
 {
-    warm_plan plan = {.pool = pool};
+    fast_plan plan = {.pool = pool};
     if (pool == NULL
         || !cm_arg_try_shape(values[CM_WORD_shape], CM_FEW_NDIM, &plan.ndim, plan.shape)
         || !plan_order(state, values[CM_WORD_order], &plan)
@@ -198,7 +191,7 @@ make_current(cm_state *state, cm_kind kind, const cm_pool_object *given,
 {
     int device = given != NULL ? given->config.device : state->current_device;
     PyObject *stream = NULL;
-    if (kind == CM_KIND_DEVICE && !is_given(values[CM_WORD_stream])
+    if (kind == CM_KIND_DEVICE && !cm_arg_is_given(values[CM_WORD_stream])
         && !cm_override_is_empty(&state->current_stream)) {
         stream = cm_current_stream(state, device);
         values[CM_WORD_stream] = stream;
@@ -212,9 +205,10 @@ make_current(cm_state *state, cm_kind kind, const cm_pool_object *given,
         PyErr_Clear(); /* the long way asks again */
     }
     else {
-        cm_pool *pool = given != NULL     ? given->pool
-                        : current != NULL ? current
-                                          : state->pools[kind][flags][device];
+        cm_pool *pool = given != NULL ? given->pool
+                        : current != NULL
+                            ? current
+                            : *cm_state_pool_slot(state, kind, flags, device);
         buffer = make_from(state, kind, pool, values);
     }
     if (current != NULL) {
@@ -225,11 +219,11 @@ make_current(cm_state *state, cm_kind kind, const cm_pool_object *given,
 }
 
 static CM_INLINE PyObject *
-warm_empty(cm_state *state, cm_kind kind, PyObject **values)
+fast_empty(cm_state *state, cm_kind kind, PyObject **values)
 {
     PyObject *object = values[CM_WORD_pool];
     const cm_pool_object *given = NULL;
-    if (CM_UNLIKELY(is_given(object))) {
+    if (CM_UNLIKELY(cm_arg_is_given(object))) {
         given = (const cm_pool_object *)(void *)object;
         if (Py_TYPE(object) != state->pool_type || given->config.kind != kind) {
             return NULL;
@@ -240,13 +234,13 @@ warm_empty(cm_state *state, cm_kind kind, PyObject **values)
         return make_current(state, kind, given, values);
     }
     unsigned flags = cm_buffer_default_flags(kind);
-    return make_from(state, kind, state->pools[kind][flags][state->current_device],
-                     values);
+    cm_pool *pool = *cm_state_pool_slot(state, kind, flags, state->current_device);
+    return make_from(state, kind, pool, values);
 }
 
 /* -- entries ---------------------------------------------------------------------------- */
 
-#define WARM(name, kind)                                                               \
+#define FAST(name, kind)                                                               \
     PyObject *cm_fast_##name(cm_state *state, PyObject *const *args, Py_ssize_t nargs, \
                              PyObject *kwnames)                                        \
     {                                                                                  \
@@ -255,13 +249,13 @@ warm_empty(cm_state *state, cm_kind kind, PyObject **values)
             || values[CM_WORD_kind] != NULL) {                                         \
             return NULL;                                                               \
         }                                                                              \
-        return warm_empty(state, kind, values);                                        \
+        return fast_empty(state, kind, values);                                        \
     }
 
-WARM(pinned, CM_KIND_PINNED)
-WARM(mapped, CM_KIND_MAPPED)
-WARM(managed, CM_KIND_MANAGED)
-WARM(device, CM_KIND_DEVICE)
+FAST(pinned, CM_KIND_PINNED)
+FAST(mapped, CM_KIND_MAPPED)
+FAST(managed, CM_KIND_MANAGED)
+FAST(device, CM_KIND_DEVICE)
 
 PyObject *
 cm_fast_any(cm_state *state, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
@@ -275,7 +269,7 @@ cm_fast_any(cm_state *state, PyObject *const *args, Py_ssize_t nargs, PyObject *
         && !find_kind(state, values[CM_WORD_kind], &kind)) {
         return NULL;
     }
-    return warm_empty(state, kind, values);
+    return fast_empty(state, kind, values);
 }
 
 PyObject *
@@ -293,7 +287,7 @@ cm_fast_bytes(cm_state *state, const cm_pool_object *self, int64_t nbytes,
         }
         stream = current;
     }
-    warm_plan plan = {.pool = self->pool,
+    fast_plan plan = {.pool = self->pool,
                       .dtype = state->uint8_dtype,
                       .itemsize = 1,
                       .nbytes = (uint64_t)nbytes,

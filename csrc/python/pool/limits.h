@@ -20,5 +20,7 @@ void cm_limits_init(cm_state *state);
 int cm_limits_open(cm_state *state, cm_runtime *runtime);
 /* An int, or None for UINT64_MAX; new reference. */
 PyObject *cm_limit_to_object(uint64_t limit_nbytes);
+/* The other way round. 0, or -1 with an exception. */
+int cm_limit_from_object(PyObject *object, uint64_t *out);
 
 #endif

@@ -5,6 +5,7 @@
 
 #include <stdlib.h>
 
+#include "docstrings.h"
 #include "python/buffer/buffer_object.h"
 #include "python/core/arguments.h"
 #include "python/core/errors.h"
@@ -17,6 +18,13 @@
 PyObject *
 cm_pool_object_new(cm_state *state, cm_pool *pool, uint64_t number)
 {
+    if (state->pool_type == NULL) { /* it is told of as it is made */
+        PyObject *pools = cm_package_load("pools");
+        Py_XDECREF(pools);
+        if (pools == NULL) {
+            return NULL;
+        }
+    }
     PyObject *op = PyType_GenericAlloc(state->pool_type, 0);
     cm_pool_object *self = (cm_pool_object *)(void *)op;
     if (self == NULL) {
@@ -218,14 +226,9 @@ has(const collection *all, const cm_pool *pool)
 static int
 add_known(cm_state *state, collection *all)
 {
-    for (int kind = 0; kind < CM_KIND_COUNT; kind++) {
-        for (int flags = 0; flags < CM_POOL_FLAG_SLOTS; flags++) {
-            for (int device = 0; device < CM_MAX_DEVICES; device++) {
-                cm_pool *pool = state->pools[kind][flags][device];
-                if (pool != NULL && add(all, pool, 0) < 0) {
-                    return -1;
-                }
-            }
+    for (int i = 0; i < CM_POOL_SLOT_COUNT; i++) {
+        if (state->pools[i] != NULL && add(all, state->pools[i], 0) < 0) {
+            return -1;
         }
     }
     for (cm_list *n = state->pool_objects.next; n != &state->pool_objects;
@@ -352,7 +355,7 @@ cm_pools_trim(cm_state *state, cm_pools_trim_request *r)
     cm_wait_hooks hooks = cm_wait_hooks_of(&waiter);
     for (size_t i = 0; i < count; i++) {
         cm_pool *pool = entries[i].pool;
-        if (!r->wants(r, pool)) {
+        if (r->wants != NULL && !r->wants(r, pool)) {
             continue;
         }
         waited = r->wait ? cm_pool_await(pool, &hooks) : cm_ok();
@@ -405,35 +408,7 @@ cm_pools_admit_peers(cm_state *state)
     }
 }
 
-/* -- as Python values: counters ---------------------------------------------------------------------- */
-
-/* The counters by number; all of them are 64-bit. */
-static const char *const counter_list[] = {
-#define COUNTER_NAME(name) #name,
-    CM_POOL_COUNTERS(COUNTER_NAME)
-#undef COUNTER_NAME
-};
-
-enum { COUNTER_COUNT = sizeof counter_list / sizeof *counter_list };
-
-_Static_assert(sizeof(cm_pool_counters) == COUNTER_COUNT * sizeof(uint64_t),
-               "the counters follow each other without gaps");
-
-static PyObject *
-counters_to_tuple(const cm_pool_counters *counters)
-{
-    PyObject *tuple = PyTuple_New(COUNTER_COUNT);
-    for (int i = 0; tuple != NULL && i < COUNTER_COUNT; i++) {
-        const uint64_t *numbers = (const uint64_t *)(const void *)counters;
-        PyObject *value = PyLong_FromUnsignedLongLong(numbers[i]);
-        if (value == NULL || PyTuple_SetItem(tuple, i, value) < 0) {
-            Py_CLEAR(tuple);
-        }
-    }
-    return tuple;
-}
-
-/* -- statistics -------------------------------------------------------------------- */
+/* -- as Python values ---------------------------------------------------------------- */
 
 PyObject *
 cm_pool_describe(cm_pool *pool, uint64_t number, bool window)
@@ -441,18 +416,16 @@ cm_pool_describe(cm_pool *pool, uint64_t number, bool window)
     const cm_pool_config *config = cm_pool_get_config(pool);
     cm_pool_counters counters;
     (window ? cm_pool_read_window : cm_pool_read)(pool, &counters);
+#define COUNTER_FORMAT(name) "K"
+#define COUNTER_VALUE(name) , (unsigned long long)counters.name
+    PyObject *tuple = Py_BuildValue(
+        "(" CM_POOL_COUNTERS(COUNTER_FORMAT) ")" CM_POOL_COUNTERS(COUNTER_VALUE));
+#undef COUNTER_VALUE
+#undef COUNTER_FORMAT
     PyObject *limit = cm_limit_to_object(atomic_load(&config->budget->limit_nbytes));
-    PyObject *tuple = counters_to_tuple(&counters);
-    if (limit == NULL || tuple == NULL) {
-        Py_XDECREF(limit);
-        Py_XDECREF(tuple);
-        return NULL;
-    }
     return Py_BuildValue("(KIsiNN)", (unsigned long long)number, config->flags,
                          cm_kind_name(config->kind), config->device, limit, tuple);
 }
-
-/* -- snapshots --------------------------------------------------------------------- */
 
 static PyObject *
 rows_to_list(const cm_block_row *rows, uint64_t count)
@@ -463,23 +436,20 @@ rows_to_list(const cm_block_row *rows, uint64_t count)
         [CM_BLOCK_CACHED] = "cached",
         [CM_BLOCK_GAP] = "gap",
     };
-    PyObject *list = PyList_New((Py_ssize_t)count);
+    PyObject *list = PyList_New(0);
     for (uint64_t i = 0; list != NULL && i < count; i++) {
-        PyObject *row = Py_BuildValue(
-            "(IKKKs)", rows[i].segment, (unsigned long long)rows[i].address,
-            (unsigned long long)rows[i].nbytes,
-            (unsigned long long)rows[i].requested_nbytes, states[rows[i].state]);
-        if (row == NULL || PyList_SetItem(list, (Py_ssize_t)i, row) < 0) {
-            Py_CLEAR(list);
-        }
+        cm_append(&list, Py_BuildValue("(IKKKs)", rows[i].segment,
+                                       (unsigned long long)rows[i].address,
+                                       (unsigned long long)rows[i].nbytes,
+                                       (unsigned long long)rows[i].requested_nbytes,
+                                       states[rows[i].state]));
     }
     return list;
 }
 
 PyObject *
-cm_pool_read_snapshot(cm_state *state, cm_pool *pool, uint64_t number)
+cm_pool_list_blocks(cm_state *state, cm_pool *pool)
 {
-    const cm_pool_config *config = cm_pool_get_config(pool);
     cm_block_row *rows = NULL;
     uint64_t count = 0;
     cm_status status = cm_pool_list(pool, &rows, &count);
@@ -488,20 +458,10 @@ cm_pool_read_snapshot(cm_state *state, cm_pool *pool, uint64_t number)
     }
     PyObject *list = rows_to_list(rows, count);
     free(rows);
-    return cm_package_call(
-        "snapshot", "snapshot",
-        list == NULL
-            ? NULL
-            : Py_BuildValue("(KIsiN)", (unsigned long long)number, config->flags,
-                            cm_kind_name(config->kind), config->device, list));
+    return list;
 }
 
 /* -- functions --------------------------------------------------------------------- */
-
-PyDoc_STRVAR(pools_doc,
-"_pools($module, window=False, /)\n--\n\n"
-"A list of (key, (number, flags, kind, device, limit, counters)) of all pools; with\n"
-"`window` the peaks are those since the last call with it.");
 
 static PyObject *
 pools(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
@@ -515,40 +475,30 @@ pools(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
     }
     PyObject *list = PyList_New(0);
     for (size_t i = 0; list != NULL && i < count; i++) {
-        PyObject *one = cm_pool_describe(entries[i].pool, entries[i].number, window);
         uintptr_t key = (uintptr_t)entries[i].pool;
-        PyObject *row =
-            one == NULL ? NULL : Py_BuildValue("(KN)", (unsigned long long)key, one);
-        if (row == NULL || PyList_Append(list, row) < 0) {
-            Py_CLEAR(list);
-        }
-        Py_XDECREF(row);
+        cm_append(&list, Py_BuildValue("(KN)", (unsigned long long)key,
+                                       cm_pool_describe(entries[i].pool,
+                                                        entries[i].number, window)));
     }
     cm_pools_give_all(state, entries, count);
     return list;
 }
 
-PyDoc_STRVAR(counter_names_doc,
-"_counter_names($module, /)\n--\n\n"
-"The names of the counters, in their order.");
-
 static PyObject *
 counter_names(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(unused))
 {
-    PyObject *tuple = PyTuple_New(COUNTER_COUNT);
-    for (int i = 0; tuple != NULL && i < COUNTER_COUNT; i++) {
-        PyObject *name = PyUnicode_FromString(counter_list[i]);
-        if (name == NULL || PyTuple_SetItem(tuple, i, name) < 0) {
-            Py_CLEAR(tuple);
-        }
-    }
-    return tuple;
+#define COUNTER_FORMAT(name) "s"
+#define COUNTER_VALUE(name) , #name
+    return Py_BuildValue(
+        "(" CM_POOL_COUNTERS(COUNTER_FORMAT) ")" CM_POOL_COUNTERS(COUNTER_VALUE));
+#undef COUNTER_VALUE
+#undef COUNTER_FORMAT
 }
 
 /* -- table ------------------------------------------------------------------------- */
 
 PyMethodDef cm_pool_read_methods[] = {
-    {"_pools", CM_METHOD(pools), METH_FASTCALL, pools_doc},
-    {"_counter_names", counter_names, METH_NOARGS, counter_names_doc},
+    {"_pools", CM_METHOD(pools), METH_FASTCALL, CM_DOC__pools},
+    {"_counter_names", counter_names, METH_NOARGS, CM_DOC__counter_names},
     {NULL, NULL, 0, NULL},
 };

@@ -67,7 +67,8 @@ void cm_pools_give_all(cm_state *state, cm_pool_entry *entries, size_t count);
 
 /* A request to give memory back, and what became of it. */
 typedef struct cm_pools_trim_request {
-    bool (*wants)(const struct cm_pools_trim_request *r, const cm_pool *pool);
+    bool (*wants)(const struct cm_pools_trim_request *r, const cm_pool *pool); /* NULL:
+                                                                                  all */
     cm_kind kind; /* for `wants`, as are the next two */
     int device;
     const cm_pool *pool;
@@ -89,7 +90,7 @@ void cm_pools_admit_peers(cm_state *state);
 /* (number, flags, kind, device, limit, counters) of a pool; with `window` the peaks are
  * those since the last call with it. New reference. */
 PyObject *cm_pool_describe(cm_pool *pool, uint64_t number, bool window);
-/* What Pool.snapshot() answers; new reference. */
-PyObject *cm_pool_read_snapshot(cm_state *state, cm_pool *pool, uint64_t number);
+/* Its blocks as Pool.snapshot() wants them; new reference. */
+PyObject *cm_pool_list_blocks(cm_state *state, cm_pool *pool);
 
 #endif

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The buffer protocol of the host-usable types. Shape and strides are the buffer's own,
- * which the view keeps alive; `internal` holds the format string. */
+/* The buffer protocol of the host-usable types, and their pickles. Shape and strides of
+ * a view are the buffer's own, which it keeps alive; `internal` holds the format. */
+#include "python/core/arguments.h"
 #include "python/core/numpy_bridge.h"
 #include "python/protocols/protocols.h"
 
@@ -12,38 +13,32 @@ has_all(int flags, int wanted)
     return (flags & wanted) == wanted;
 }
 
-static int
-refuse(const char *why)
-{
-    PyErr_SetString(PyExc_BufferError, why);
-    return -1;
-}
-
-/* Can a view be what `flags` ask for? */
+/* Can a view be what `flags` ask for? 0, or -1 with BufferError. */
 static int
 check_request(const cm_buffer *buffer, const cm_region *region, int flags)
 {
-    if (has_all(flags, PyBUF_WRITABLE) && buffer->readonly) {
-        return refuse("the buffer is read-only, and a writable view was asked for");
-    }
     bool c_order = cm_region_is_c_contiguous(region);
     bool f_order = cm_region_is_f_contiguous(region);
-    if (has_all(flags, PyBUF_C_CONTIGUOUS) && !c_order) {
-        return refuse("the buffer is not C-contiguous, and the consumer needs that");
+    const char *why = NULL;
+    if (has_all(flags, PyBUF_WRITABLE) && buffer->readonly) {
+        why = "read-only, and a writable view was asked for";
     }
-    if (has_all(flags, PyBUF_F_CONTIGUOUS) && !f_order) {
-        return refuse(
-            "the buffer is not Fortran-contiguous, and the consumer needs that");
+    else if (has_all(flags, PyBUF_C_CONTIGUOUS) && !c_order) {
+        why = "not C-contiguous, and the consumer needs that";
     }
-    if (has_all(flags, PyBUF_ANY_CONTIGUOUS) && !c_order && !f_order) {
-        return refuse("the buffer is not contiguous, and the consumer needs that");
+    else if (has_all(flags, PyBUF_F_CONTIGUOUS) && !f_order) {
+        why = "not Fortran-contiguous, and the consumer needs that";
     }
-    if (!has_all(flags, PyBUF_STRIDES) && !c_order) {
-        return refuse(
-            "the buffer is not C-contiguous, and the consumer asked for a view "
-            "without strides");
+    else if (has_all(flags, PyBUF_ANY_CONTIGUOUS) && !c_order && !f_order) {
+        why = "not contiguous, and the consumer needs that";
     }
-    return 0;
+    else if (!has_all(flags, PyBUF_STRIDES) && !c_order) {
+        why = "not C-contiguous, and the consumer asked for a view without strides";
+    }
+    if (why != NULL) {
+        PyErr_Format(PyExc_BufferError, "the buffer is %s", why);
+    }
+    return why == NULL ? 0 : -1;
 }
 
 static void
@@ -67,17 +62,6 @@ fill_view(const cm_buffer *buffer, const cm_region *region, Py_buffer *view, int
             view->strides = (Py_ssize_t *)(void *)cm_buffer_strides(buffer);
         }
     }
-}
-
-/* What the consumer reads must have been written: wait, and see that nobody closed it.
- */
-static int
-settle(const cm_buffer *buffer)
-{
-    if (cm_storage_wait(buffer->storage, false) < 0) {
-        return -1;
-    }
-    return cm_buffer_check_open(buffer);
 }
 
 static PyObject *
@@ -124,9 +108,10 @@ cm_buffer_getbuffer(PyObject *self, Py_buffer *view, int flags)
     /* counted before the wait, so that free() refuses meanwhile */
     cm_storage_begin_export(buffer->storage);
     buffer->storage->view_count++; /* torch.frombuffer gives its view back at once */
-    if (settle(buffer) < 0) {
+    if (cm_storage_wait(buffer->storage, false) < 0
+        || cm_buffer_check_open(buffer) < 0) { /* somebody closed it meanwhile */
         buffer->storage->view_count--;
-        cm_storage_end_export(buffer->storage);
+        cm_storage_unpin(buffer->storage);
         Py_XDECREF(format);
         return -1;
     }
@@ -142,5 +127,35 @@ cm_buffer_releasebuffer(PyObject *self, Py_buffer *view)
     cm_buffer *buffer = (cm_buffer *)(void *)self;
     Py_XDECREF((PyObject *)view->internal);
     view->internal = NULL;
-    cm_storage_end_export(buffer->storage);
+    cm_storage_unpin(buffer->storage);
 }
+
+/* -- pickles -------------------------------------------------------------------------- */
+
+PyObject *
+cm_buffer_reduce_ex(PyObject *self, PyObject *protocol)
+{
+    bool pooled = ((cm_buffer *)(void *)self)->storage->pool != NULL;
+    return cm_package_call(
+        "extension.pickling", "reduce",
+        Py_BuildValue("(OOO)", self, protocol, pooled ? Py_True : Py_False));
+}
+
+PyDoc_STRVAR(freeze_doc, "_freeze($module, buffer, /)\n--\n\n"
+                         "Have a buffer that nobody else has seen yet be read-only.");
+
+static PyObject *
+freeze(PyObject *module, PyObject *object)
+{
+    if (!cm_buffer_check(cm_state_of_module(module), object)) {
+        cm_arg_refuse(object, "buffer", "a Buffer");
+        return NULL;
+    }
+    ((cm_buffer *)(void *)object)->readonly = true;
+    return Py_NewRef(Py_None);
+}
+
+PyMethodDef cm_pickle_methods[] = {
+    {"_freeze", freeze, METH_O, freeze_doc},
+    {NULL, NULL, 0, NULL},
+};

@@ -1,43 +1,112 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* DLPack as an exporter speaks it. GIL held. */
+/* DLPack: its binary interface in our own words, ABI major version 1 (versioned) and
+ * the unversioned one before it (legacy), and what an exporter needs. GIL held. Only
+ * the dlpack files include this. */
 #ifndef CM_PYTHON_PROTOCOLS_DLPACK_H
 #define CM_PYTHON_PROTOCOLS_DLPACK_H
 
-#include "python/buffer/buffer_object.h"
-#include "python/protocols/dlpack_abi.h"
+#include <stddef.h>
+#include <stdint.h>
 
-/* 0, or -1 with BufferError when DLPack has no code for the dtype. Reads the name of
- * one of another package, which may run Python code. */
+#include "python/buffer/buffer_object.h"
+
+/* -- the binary interface ----------------------------------------------------------- */
+
+enum { CM_DL_MAJOR = 1, CM_DL_MINOR = 3 };
+
+/* device types that cumem knows */
+enum { CM_DL_CPU = 1, CM_DL_CUDA = 2, CM_DL_CUDA_HOST = 3, CM_DL_CUDA_MANAGED = 13 };
+
+/* element type codes of what NumPy has; the package knows the others */
+enum {
+    CM_DL_INT = 0,
+    CM_DL_UINT = 1,
+    CM_DL_FLOAT = 2,
+    CM_DL_COMPLEX = 5,
+    CM_DL_BOOL = 6,
+};
+
+enum { CM_DL_FLAG_READ_ONLY = 1, CM_DL_FLAG_IS_COPIED = 2 };
+
+typedef struct cm_dl_version {
+    uint32_t major;
+    uint32_t minor;
+} cm_dl_version;
+
+typedef struct cm_dl_device {
+    int32_t type;
+    int32_t id;
+} cm_dl_device;
+
+typedef struct cm_dl_dtype {
+    uint8_t code;
+    uint8_t bits;
+    uint16_t lanes;
+} cm_dl_dtype;
+
+typedef struct cm_dl_tensor {
+    void *data;
+    cm_dl_device device;
+    int32_t ndim;
+    cm_dl_dtype dtype;
+    int64_t *shape;
+    int64_t *strides; /* in elements; NULL: C order (before 1.2) */
+    uint64_t byte_offset;
+} cm_dl_tensor;
+
+/* Capsule "dltensor". */
+typedef struct cm_dl_legacy {
+    cm_dl_tensor tensor;
+    void *context;
+    void (*deleter)(struct cm_dl_legacy *self);
+} cm_dl_legacy;
+
+/* Capsule "dltensor_versioned". Of another major version only the first three fields
+ * may be used. */
+typedef struct cm_dl_versioned {
+    cm_dl_version version;
+    void *context;
+    void (*deleter)(struct cm_dl_versioned *self);
+    uint64_t flags;
+    cm_dl_tensor tensor;
+} cm_dl_versioned;
+
+/* Since 1.3 a type may carry one in the capsule "dlpack_exchange_api": the protocol as
+ * C functions, which wait for no stream. They return 0, or -1 with an exception; the
+ * GIL is held. Other major versions of the table are chained by `previous`. */
+typedef struct cm_dl_exchange {
+    cm_dl_version version;
+    const struct cm_dl_exchange *previous;
+    void (*allocate)(void);
+    int (*from_object)(void *object, cm_dl_versioned **out); /* the caller deletes it */
+    void (*to_object)(void);
+    void (*borrow)(void);
+    int (*current_stream)(int32_t device_type, int32_t device_id, void **out);
+} cm_dl_exchange;
+
+_Static_assert(sizeof(cm_dl_dtype) == 4 && sizeof(cm_dl_device) == 8, "DLPack ABI");
+_Static_assert(offsetof(cm_dl_tensor, shape) == 24 && sizeof(cm_dl_tensor) == 48,
+               "DLPack ABI");
+_Static_assert(sizeof(cm_dl_legacy) == 64, "DLPack ABI");
+_Static_assert(offsetof(cm_dl_versioned, tensor) == 32 && sizeof(cm_dl_versioned) == 80,
+               "DLPack ABI");
+_Static_assert(offsetof(cm_dl_exchange, from_object) == 24
+                   && sizeof(cm_dl_exchange) == 56,
+               "DLPack ABI");
+
+#define CM_DL_LEGACY_NAME "dltensor"
+#define CM_DL_LEGACY_USED "used_dltensor"
+#define CM_DL_VERSIONED_NAME "dltensor_versioned"
+#define CM_DL_VERSIONED_USED "used_dltensor_versioned"
+#define CM_DL_EXCHANGE_NAME "dlpack_exchange_api"
+
+/* -- element types ---------------------------------------------------------------- */
+
+/* 0, or -1 with BufferError when DLPack has no code for the dtype. One of another
+ * package is asked for its name, which may run Python code. */
 int cm_dlpack_from_dtype(PyObject *dtype, cm_dl_dtype *out);
 /* New numpy.dtype; BufferError when NumPy has none (ml_dtypes is used when it is
  * there). */
 PyObject *cm_dlpack_to_dtype(cm_dl_dtype type);
-
-/* A capsule over `buffer`, as elements of `type` in memory of `device` at `data` (NULL
- * when it is empty); holds and counts the storage until its consumer is done. Nothing
- * that may run Python code comes before it is counted. BufferError for strides that
- * DLPack cannot describe; the legacy form also for a read-only buffer. */
-PyObject *cm_dlpack_legacy(const cm_buffer *buffer, cm_dl_dtype type,
-                           cm_dl_device device, void *data);
-PyObject *cm_dlpack_versioned(const cm_buffer *buffer, cm_dl_dtype type,
-                              cm_dl_device device, void *data, uint32_t minor,
-                              bool copied);
-
-/* The arguments of __dlpack__, read. */
-typedef struct cm_dlpack_request {
-    bool has_stream;
-    int64_t stream; /* -1: do not order */
-    bool versioned;
-    uint32_t minor;
-    bool has_device;
-    cm_dl_device device;
-    int copy; /* -1: when needed, 0: never, 1: always */
-} cm_dlpack_request;
-
-/* The values of stream, max_version, dl_device and copy, NULL where one is not given.
- * 0, or -1 with TypeError, ValueError or BufferError. */
-int cm_dlpack_read_request(PyObject *const *values, cm_dlpack_request *out);
-/* ValueError that says what streams there are; always -1. */
-int cm_dlpack_refuse_stream(int64_t stream);
 
 #endif

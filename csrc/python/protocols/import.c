@@ -84,14 +84,11 @@ static void
 locked_pages_destroy(PyObject *capsule)
 {
     locked_pages *self = PyCapsule_GetPointer(capsule, locked_name);
-    PyObject *type; /* of whoever lets go of it */
-    PyObject *value;
-    PyObject *traceback;
-    PyErr_Fetch(&type, &value, &traceback);
+    cm_kept_error kept = cm_error_keep(); /* of the code that lets go of it */
     give_back(self->state, self->registry, &self->shares);
     Py_DECREF(self->type);
     free(self);
-    PyErr_Restore(type, value, traceback);
+    cm_error_restore(kept);
 }
 
 PyObject *
@@ -140,36 +137,6 @@ is_inside_emulated(const cm_runtime *rt, const cm_import *import)
            || cm_runtime_host_alias(rt, import->first, import->nbytes) != NULL;
 }
 
-/* What memory that its exporter calls the host's is, from what both ends are. */
-static int
-settle_host(const cm_pointer_info *last, bool same, const char *what,
-            cm_pointer_info *info)
-{
-    if (info->kind == CM_KIND_DEVICE || last->kind == CM_KIND_DEVICE) {
-        return refuse(what,
-                      "the address is device memory, which the host may not touch");
-    }
-    if (!same) {
-        *info = (cm_pointer_info){CM_KIND_PAGEABLE, -1, 0, NULL};
-    }
-    return 0;
-}
-
-/* Takes over the shares. */
-static int
-keep_locked(cm_state *state, cm_import *import, cm_registry *registry,
-            cm_page_shares *shares, bool good)
-{
-    if (!good) {
-        give_back(state, registry, shares);
-    }
-    else if (shares->count > 0) {
-        import->locked = cm_locked_pages_new(state, registry, shares);
-        return import->locked != NULL ? 0 : -1;
-    }
-    return 0;
-}
-
 int
 cm_import_probe(cm_state *state, cm_import *import, const char *what,
                 cm_pointer_info *info)
@@ -193,17 +160,29 @@ cm_import_probe(cm_state *state, cm_import *import, const char *what,
     }
     bool same =
         cm_is_ok(status) && info->kind == last.kind && info->device == last.device;
-    bool locked = same && info->kind != CM_KIND_PAGEABLE;
-    int kept = keep_locked(state, import, registry, &shares, locked);
+    bool keeps = same && info->kind != CM_KIND_PAGEABLE && shares.count > 0;
+    if (keeps) {
+        import->locked = cm_locked_pages_new(state, registry, &shares);
+    }
+    else {
+        give_back(state, registry, &shares);
+    }
     cm_state_leave(state);
-    if (kept < 0) {
+    if (keeps && import->locked == NULL) {
         return -1;
     }
     if (!cm_is_ok(status)) {
         return cm_py_raise_int(state, status, "while asking about a foreign pointer");
     }
-    if (import->host) {
-        return settle_host(&last, same, what, info);
+    if (import->host) { /* so its exporter says */
+        if (info->kind == CM_KIND_DEVICE || last.kind == CM_KIND_DEVICE) {
+            return refuse(what,
+                          "the address is device memory, which the host may not touch");
+        }
+        if (!same) {
+            *info = (cm_pointer_info){CM_KIND_PAGEABLE, -1, 0, NULL};
+        }
+        return 0;
     }
     if (!same) {
         return refuse(what, "the first and the last byte are not in one allocation");
@@ -250,6 +229,45 @@ cm_import_place(cm_import *import, const cm_pointer_info *info, int device)
         region->host = (void *)(uintptr_t)element_zero(
             import, (uint64_t)(uintptr_t)info->host_address);
     }
+}
+
+/* -- order -------------------------------------------------------------------------------- */
+
+int
+cm_import_follow(cm_state *state, cm_stream *stream, int device, uint64_t handle)
+{
+    cm_stream *theirs;
+    cm_status status;
+    Py_BEGIN_ALLOW_THREADS
+    status = cm_stream_wrap(stream->rt, device, handle == 0 ? CM_STREAM_LEGACY : handle,
+                            NULL, NULL, &theirs);
+    if (cm_is_ok(status)) {
+        status = cm_stream_follow(stream, theirs);
+        cm_stream_release(theirs);
+    }
+    Py_END_ALLOW_THREADS
+    return cm_py_check(state, status, "while waiting for the exporter's stream");
+}
+
+int
+cm_import_order(cm_state *state, PyObject *buffer, cm_stream *given, int device,
+                uint64_t handle)
+{
+    cm_storage *storage = ((cm_buffer *)(void *)buffer)->storage;
+    cm_stream *stream = given != NULL
+                            ? cm_stream_take(state, given)
+                            : cm_stream_from_object(state, Py_None, storage->device);
+    if (stream == NULL) {
+        return -1;
+    }
+    int result = cm_stream_is_handle(stream, device, handle)
+                     ? 0
+                     : cm_import_follow(state, stream, device, handle);
+    if (result == 0) {
+        result = cm_storage_add_lasting_use(storage, stream);
+    }
+    cm_stream_give(state, stream);
+    return result;
 }
 
 /* -- the buffer --------------------------------------------------------------------------- */
@@ -303,29 +321,41 @@ cm_import_finish(cm_state *state, const cm_import *import)
 /* -- NumPy arrays, and the buffer protocol, which NumPy reads for us: it knows every
  * format -- */
 
+int
+cm_import_read_array(cm_state *state, PyObject *array, uint64_t unasked, cm_import *out)
+{
+    static const char what[] = "array";
+    cm_pointer_info info;
+    *out = (cm_import){.kind = CM_KIND_PAGEABLE, .host = true, .foreign = array};
+    if (cm_numpy_region(array, &out->region, &out->dtype, &out->readonly) < 0) {
+        return -1;
+    }
+    out->data = (uint64_t)(uintptr_t)out->region.host;
+    int result = cm_import_measure(out, what);
+    bool asks = out->nbytes > unasked;
+    if (result == 0 && asks) {
+        result = cm_import_probe(state, out, what, &info);
+        out->kind = result == 0 ? info.kind : CM_KIND_PAGEABLE;
+    }
+    if (result < 0) {
+        Py_CLEAR(out->locked);
+        Py_CLEAR(out->dtype);
+        return -1;
+    }
+    cm_import_place(out, asks ? &info : NULL, -1);
+    return 0;
+}
+
 PyObject *
 cm_import_array(cm_state *state, PyObject *array)
 {
-    static const char what[] = "array";
-    cm_import import = {.kind = CM_KIND_PAGEABLE, .host = true, .foreign = array};
-    PyObject *dtype;
-    if (cm_numpy_region(array, &import.region, &dtype, &import.readonly) < 0) {
+    cm_import import;
+    if (cm_import_read_array(state, array, 0, &import) < 0) {
         return NULL;
     }
-    PyObject *buffer = NULL;
-    cm_pointer_info info;
-    import.dtype = dtype;
-    import.data = (uint64_t)(uintptr_t)import.region.host;
-    if (cm_import_measure(&import, what) == 0
-        && (import.nbytes == 0 || cm_import_probe(state, &import, what, &info) == 0)) {
-        if (import.nbytes > 0) {
-            import.kind = info.kind;
-        }
-        cm_import_place(&import, import.nbytes > 0 ? &info : NULL, -1);
-        buffer = cm_import_finish(state, &import);
-    }
+    PyObject *buffer = cm_import_finish(state, &import);
     Py_XDECREF(import.locked);
-    Py_DECREF(dtype);
+    Py_DECREF(import.dtype);
     return buffer;
 }
 

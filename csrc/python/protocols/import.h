@@ -47,10 +47,22 @@ void cm_import_place(cm_import *import, const cm_pointer_info *info, int device)
 PyObject *cm_locked_pages_new(cm_state *state, cm_registry *registry,
                               cm_page_shares *shares);
 
+/* Let `stream` come after what the exporter gave its stream `handle` of `device`. 0, or
+ * -1 with CudaError. */
+int cm_import_follow(cm_state *state, cm_stream *stream, int device, uint64_t handle);
+/* The same of `given`, or of the current stream of the buffer's device (NULL), and with
+ * it of the buffer. */
+int cm_import_order(cm_state *state, PyObject *buffer, cm_stream *given, int device,
+                    uint64_t handle);
+
 /* The buffer. Takes over `drop` on success only, `locked` never. NULL with an
  * exception. */
 PyObject *cm_import_finish(cm_state *state, const cm_import *import);
 
+/* An ndarray's memory; the driver is not asked about up to `unasked` bytes. `dtype` and
+ * `locked` are owned by the caller on success. 0 or -1. */
+int cm_import_read_array(cm_state *state, PyObject *array, uint64_t unasked,
+                         cm_import *out);
 /* An ndarray (which is kept) to a buffer over its memory. */
 PyObject *cm_import_array(cm_state *state, PyObject *array);
 

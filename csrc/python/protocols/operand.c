@@ -1,9 +1,91 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Whatever copy() is given, as a region with all that keeps it alive. */
+/* Any object as memory: the order in which protocols are tried, asbuffer(), and
+ * whatever copy() is given as a region with all that keeps it alive. */
+#include "docstrings.h"
+#include "python/core/arguments.h"
 #include "python/core/numpy_bridge.h"
-#include "python/core/tuples.h"
 #include "python/protocols/import.h"
 #include "python/protocols/protocols.h"
+
+/* -- any exporter to a buffer ------------------------------------------------------- */
+
+bool
+cm_object_is_exporter(PyObject *object)
+{
+    PyObject *type = (PyObject *)Py_TYPE(object);
+    return !cm_numpy_is_array(object) && !cm_numpy_is_scalar(object)
+           && (PyObject_HasAttrString(type, "__dlpack__")
+               || PyObject_HasAttrString(type, "__cuda_array_interface__"));
+}
+
+static PyObject *
+import_any(cm_state *state, PyObject *object, cm_stream *stream, uint64_t unasked)
+{
+    if (cm_buffer_check(state, object)) {
+        return cm_buffer_check_open((cm_buffer *)(void *)object) < 0
+                   ? NULL
+                   : Py_NewRef(object);
+    }
+    /* NumPy's own arrays: datetimes and structures too, which DLPack cannot describe */
+    if (cm_numpy_is_array(object)) {
+        return cm_import_array(state, object);
+    }
+    PyObject *buffer = cm_import_dlpack(state, object, stream, unasked);
+    if (buffer == Py_NotImplemented) {
+        Py_DECREF(buffer);
+        buffer = cm_import_array_interface(state, object, stream);
+    }
+    if (buffer == Py_NotImplemented) {
+        Py_DECREF(buffer);
+        buffer = cm_import_buffer(state, object);
+    }
+    if (buffer == Py_NotImplemented) {
+        Py_DECREF(buffer);
+        buffer = NULL;
+        cm_package_refuse("extension.foreign_memory", "refuse_object",
+                          Py_BuildValue("(Os)", object, "exports no memory"));
+    }
+    return buffer;
+}
+
+PyObject *
+cm_import_object(cm_state *state, PyObject *object, cm_stream *stream, uint64_t unasked)
+{
+    cm_state_enter(state); /* what one protocol said of it must hold to the end */
+    PyObject *buffer = import_any(state, object, stream, unasked);
+    cm_state_leave(state);
+    return buffer;
+}
+
+static PyObject *
+asbuffer(PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
+{
+    static const char *const names[] = {"obj", "stream", NULL};
+    cm_state *state = cm_state_of_module(module);
+    PyObject *values[2];
+    cm_stream *stream = NULL;
+    if (cm_args_parse("asbuffer", args, nargs, kwnames, names, 1, 1, values) < 0
+        || cm_state_runtime(state) == NULL) {
+        return NULL;
+    }
+    if (values[1] != NULL && values[1] != Py_None) {
+        stream = cm_stream_from_object(state, values[1], -1);
+        if (stream == NULL) {
+            return NULL;
+        }
+    }
+    PyObject *buffer = cm_import_object(state, values[0], stream, 0);
+    cm_stream_give(state, stream);
+    return buffer;
+}
+
+PyMethodDef cm_asbuffer_methods[] = {
+    {"asbuffer", (PyCFunction)(void (*)(void))asbuffer, METH_FASTCALL | METH_KEYWORDS,
+     CM_DOC_asbuffer},
+    {NULL, NULL, 0, NULL},
+};
+
+/* -- an end of a copy --------------------------------------------------------------- */
 
 static int
 init_buffer(cm_operand *operand, PyObject *object)
@@ -43,35 +125,20 @@ enum { SHORT_NBYTES = 64 << 10 };
 static int
 init_array(cm_state *state, cm_operand *operand, PyObject *array, uint64_t unasked)
 {
-    static const char what[] = "array";
-    cm_import import = {.kind = CM_KIND_PAGEABLE, .host = true};
-    PyObject *dtype;
-    cm_pointer_info info;
-    if (cm_numpy_region(array, &import.region, &dtype, &import.readonly) < 0) {
-        return -1;
-    }
-    import.data = (uint64_t)(uintptr_t)import.region.host;
+    cm_import import;
     cm_storage *storage = find_storage(state, array);
     if (storage != NULL) {
         cm_storage_pin(storage);
     }
-    bool asks = false;
-    int result = cm_import_measure(&import, what);
-    if (result == 0) {
-        asks = import.nbytes > (storage == NULL ? unasked : 0);
-        result = asks ? cm_import_probe(state, &import, what, &info) : 0;
-    }
-    if (result < 0) {
+    if (cm_import_read_array(state, array, storage == NULL ? unasked : 0, &import)
+        < 0) {
         if (storage != NULL) {
             cm_storage_unpin(storage);
         }
-        Py_XDECREF(import.locked);
-        Py_DECREF(dtype);
         return -1;
     }
-    cm_import_place(&import, asks ? &info : NULL, -1);
     operand->region = import.region;
-    operand->dtype = dtype;
+    operand->dtype = import.dtype;
     operand->keep = Py_NewRef(array);
     operand->locked = import.locked;
     operand->storage = storage;
@@ -79,11 +146,13 @@ init_array(cm_state *state, cm_operand *operand, PyObject *array, uint64_t unask
     return 0;
 }
 
+/* A scalar of Python or NumPy, or a list or tuple of values. */
 static bool
-is_python_scalar(PyObject *object)
+is_plain_value(PyObject *object)
 {
     return PyLong_Check(object) || PyFloat_Check(object) || PyComplex_Check(object)
-           || PyUnicode_Check(object);
+           || PyUnicode_Check(object) || PyList_Check(object) || PyTuple_Check(object)
+           || cm_numpy_is_scalar(object);
 }
 
 /* bytes are a run of uint8, but one value of a bytes or void dtype. */
@@ -98,43 +167,24 @@ is_bytes_value(PyObject *object, PyObject *target_dtype)
     return traits.kind == 'S' || (traits.kind == 'V' && !traits.fields && !traits.user);
 }
 
-/* Dates and spans of Python, which NumPy by itself would keep as objects. */
-static bool
-is_time_value(PyObject *object, PyObject *target_dtype)
-{
-    cm_dtype_traits traits;
-    cm_numpy_dtype_traits(target_dtype, &traits);
-    return (traits.kind == 'M' || traits.kind == 'm')
-           && !PyObject_HasAttrString(object, "__array__")
-           && !PyObject_HasAttrString(object, "__array_interface__");
-}
-
 /* Python values become elements of the target's dtype, if they stay the same. */
 static int
 init_value(cm_state *state, cm_operand *operand, PyObject *object,
            PyObject *target_dtype)
 {
     if (target_dtype == NULL) {
-        PyErr_Format(
-            PyExc_TypeError,
-            "an object of type %R cannot be written to: expected a Buffer, a NumPy "
-            "array, or an object with DLPack, __cuda_array_interface__ or the "
-            "buffer protocol",
-            (PyObject *)Py_TYPE(object));
-        return -1;
+        return cm_package_refuse("extension.foreign_memory", "refuse_object",
+                                 Py_BuildValue("(Os)", object, "cannot be written to"));
     }
-    bool is_value = is_python_scalar(object) || cm_numpy_is_scalar(object)
-                    || PyList_Check(object) || PyTuple_Check(object)
-                    || is_bytes_value(object, target_dtype) || object == Py_None
-                    || is_time_value(object, target_dtype);
-    /* What only NumPy can read is an array: its dtype is compared and not converted. */
-    PyObject *array = is_value ? cm_numpy_as_value(object, target_dtype)
-                               : cm_numpy_as_array(object, NULL);
+    bool plain = is_plain_value(object);
+    PyObject *array = plain ? cm_numpy_as_value(object, target_dtype)
+                            : cm_package_call("extension.values", "as_array",
+                                              PyTuple_Pack(2, object, target_dtype));
     if (array == NULL) {
         return -1;
     }
     /* what was made of a value just now is ordinary memory */
-    int result = init_array(state, operand, array, is_value ? UINT64_MAX : 0);
+    int result = init_array(state, operand, array, plain ? UINT64_MAX : 0);
     Py_DECREF(array);
     if (result == 0) {
         operand->is_scalar = operand->region.ndim == 0;
@@ -167,8 +217,7 @@ cm_operand_is_memory(const cm_state *state, PyObject *object)
     if (cm_buffer_check(state, object) || cm_numpy_is_array(object)) {
         return true;
     }
-    return !is_python_scalar(object) && !cm_numpy_is_scalar(object)
-           && !PyList_Check(object) && !PyTuple_Check(object) && is_exporter(object);
+    return !is_plain_value(object) && is_exporter(object);
 }
 
 static int
@@ -190,7 +239,7 @@ init_operand(cm_state *state, cm_operand *operand, PyObject *object,
     if (is_bytes_value(object, target_dtype) || !cm_operand_is_memory(state, object)) {
         return init_value(state, operand, object, target_dtype);
     }
-    PyObject *buffer = cm_import_object_short(state, object, stream, unasked);
+    PyObject *buffer = cm_import_object(state, object, stream, unasked);
     if (buffer == NULL) {
         return -1;
     }
@@ -252,14 +301,8 @@ cm_operand_fini(cm_operand *operand)
 int
 cm_refuse_shapes(const char *before, const cm_region *dst, const cm_region *src)
 {
-    PyObject *to = cm_tuple_from(dst->shape, dst->ndim);
-    PyObject *from = cm_tuple_from(src->shape, src->ndim);
-    if (to != NULL && from != NULL) {
-        PyErr_Format(PyExc_ValueError,
-                     "%sthe source of shape %R does not fit the target of shape %R",
-                     before, from, to);
-    }
-    Py_XDECREF(to);
-    Py_XDECREF(from);
-    return -1;
+    return cm_package_refuse("extension.foreign_memory", "refuse_shapes",
+                             Py_BuildValue("(sNN)", before,
+                                           cm_tuple_from(dst->shape, dst->ndim),
+                                           cm_tuple_from(src->shape, src->ndim)));
 }

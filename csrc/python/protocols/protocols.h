@@ -18,21 +18,18 @@ void cm_buffer_releasebuffer(PyObject *self, Py_buffer *view);
 PyObject *cm_buffer_array_interface(PyObject *self, void *closure);
 /* The dictionary itself, whatever the backend: for tests on the emulated device. */
 PyObject *cm_array_interface_dict(PyObject *self);
-/* __reduce_ex__ (METH_O), and `_rebuild` of the module, which unpickling calls. */
+/* __reduce_ex__ (METH_O), and what unpickling needs of the module. */
 PyObject *cm_buffer_reduce_ex(PyObject *self, PyObject *protocol);
-extern const char cm_buffer_reduce_ex_doc[];
 extern PyMethodDef cm_pickle_methods[];
 
 /* -- in ----------------------------------------------------------------------------------- */
 
 /* Any exporter to a new Buffer without a copy: a Buffer itself, DLPack (with `stream`,
- * may be NULL), CAI, the buffer protocol, in that order. `copy_source` relaxes nothing
- * but the message. TypeError naming the type when it exports none of them. */
-PyObject *cm_import_object(cm_state *state, PyObject *object, cm_stream *stream);
-/* The same; the driver is not asked about up to `unasked` bytes of the host's memory
- * that come by DLPack's C functions. */
-PyObject *cm_import_object_short(cm_state *state, PyObject *object, cm_stream *stream,
-                                 uint64_t unasked);
+ * may be NULL), CAI, the buffer protocol, in that order. The driver is not asked about
+ * up to `unasked` bytes of the host's memory that come by DLPack's C functions.
+ * TypeError naming the type when it exports none of them. */
+PyObject *cm_import_object(cm_state *state, PyObject *object, cm_stream *stream,
+                           uint64_t unasked);
 /* Must the object's memory be asked for by protocol, since NumPy cannot read it or
  * would lose sight of where it is? Tells by the type. */
 bool cm_object_is_exporter(PyObject *object);
@@ -42,12 +39,6 @@ PyObject *cm_import_dlpack(cm_state *state, PyObject *object, cm_stream *stream,
                            uint64_t unasked);
 PyObject *cm_import_array_interface(cm_state *state, PyObject *object,
                                     cm_stream *stream);
-/* DLPack by C calls alone, for memory of the host or a GPU where the object's type has
- * a table of them: a fraction of the time. `given` as above; ordinary memory of up to
- * `unasked` bytes is not asked about. NotImplemented also where the object must be
- * asked in Python. */
-PyObject *cm_import_exchange(cm_state *state, PyObject *object, cm_stream *given,
-                             uint64_t unasked);
 PyObject *cm_import_buffer(cm_state *state, PyObject *object);
 
 /* asbuffer() and register() for the module's method table; end with an empty row. */

@@ -1,16 +1,81 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The emulated device as a runtime: its table, opening and closing it, and what only
  * tests may do with it. */
-#include "runtime/emulated/emulated.h"
+#include "runtime/emulated/private.h"
 
+#include <stdio.h>
 #include <stdlib.h>
-
-#include "runtime/emulated/memory.h"
-#include "runtime/emulated/stream.h"
 
 enum { RUNTIME_VERSION = 12090 };
 
-/* One wrapper per operation: the driver's age, and which operation failed with what. */
+/* What stands before an operation. Most make a context for a thread that has none, even
+ * those that only name a handle, as CUDA's runtime does: device 0 becomes current. */
+enum {
+    BARE = 1,       /* asks for nothing */
+    A_THREAD = 2,   /* the thread's record, but no context */
+    A_DEVICE = 4,   /* there is one at all; no context */
+    NO_CAPTURE = 8, /* a capture forbids it */
+    HEALTHY = 16,   /* refused by a failed device */
+};
+
+static const unsigned char entries[CM_OP_COUNT] = {
+    [CM_OP_driver_version] = BARE,
+    [CM_OP_runtime_version] = BARE,
+    [CM_OP_device_count] = BARE,
+    [CM_OP_device_describe] = BARE,
+    [CM_OP_device_attribute] = BARE,
+    [CM_OP_peer_can_access] = BARE,
+    [CM_OP_device_set] = A_THREAD,
+    [CM_OP_context_get] = A_THREAD,
+    [CM_OP_context_set] = A_THREAD,
+    [CM_OP_context_record_event] = A_THREAD,
+    [CM_OP_capture_mode_exchange] = A_THREAD,
+    [CM_OP_physical_granularity] = A_DEVICE,
+    [CM_OP_physical_create] = A_DEVICE | NO_CAPTURE,
+    [CM_OP_physical_release] = A_DEVICE | NO_CAPTURE,
+    [CM_OP_address_reserve] = A_DEVICE | NO_CAPTURE,
+    [CM_OP_address_free] = A_DEVICE | NO_CAPTURE,
+    [CM_OP_address_map] = A_DEVICE | NO_CAPTURE,
+    [CM_OP_address_unmap] = A_DEVICE | NO_CAPTURE,
+    [CM_OP_address_set_access] = A_DEVICE | NO_CAPTURE,
+    [CM_OP_device_synchronize] = NO_CAPTURE,
+    [CM_OP_device_reset] = NO_CAPTURE,
+    [CM_OP_peer_enable] = NO_CAPTURE,
+    [CM_OP_host_free] = NO_CAPTURE,
+    [CM_OP_device_free] = NO_CAPTURE,
+    [CM_OP_host_unregister] = NO_CAPTURE,
+    [CM_OP_module_load] = NO_CAPTURE,
+    [CM_OP_module_unload] = NO_CAPTURE,
+    [CM_OP_host_alloc] = NO_CAPTURE | HEALTHY,
+    [CM_OP_device_alloc] = NO_CAPTURE | HEALTHY,
+    [CM_OP_managed_alloc] = NO_CAPTURE | HEALTHY,
+    [CM_OP_host_register] = NO_CAPTURE | HEALTHY,
+    [CM_OP_stream_create] = HEALTHY,
+    [CM_OP_event_create] = HEALTHY,
+};
+
+static int32_t
+enter(cm_emulated *emulated, unsigned entry)
+{
+    if (entry == BARE) {
+        return 0;
+    }
+    if (entry != A_THREAD && emulated->base.device_count == 0) {
+        return CM_CUDA_NO_DEVICE;
+    }
+    CM_TRY_CODE(cm_emulated_enter_thread(emulated));
+    cm_emulated_thread *self = cm_emulated_self(&emulated->base);
+    if ((entry & (A_THREAD | A_DEVICE)) == 0 && self->device < 0) {
+        self->device = 0;
+    }
+    if ((entry & NO_CAPTURE) != 0 && cm_emulated_is_forbidden(emulated, self)) {
+        return CM_CUDA_CAPTURE_UNSUPPORTED;
+    }
+    return (entry & HEALTHY) != 0 ? emulated->streams.faults[self->device] : 0;
+}
+
+/* One wrapper per operation: the driver's age, what stands before it, and which
+ * operation failed with what. */
 #define EMULATED_WRAPPER(name, cuda, driver, arg, params, args)                        \
     static cm_status emulated_##name params                                            \
     {                                                                                  \
@@ -20,7 +85,10 @@ enum { RUNTIME_VERSION = 12090 };
         }                                                                              \
         else if (rt->driver_version >= (driver)) {                                     \
             cm_mutex_lock(&cm_emulated_of(rt)->lock);                                  \
-            code = cm_emulated_op_##name args;                                         \
+            code = enter(cm_emulated_of(rt), entries[CM_OP_##name]);                   \
+            if (CM_LIKELY(code == 0)) {                                                \
+                code = cm_emulated_op_##name args;                                     \
+            }                                                                          \
             cm_mutex_unlock(&cm_emulated_of(rt)->lock);                                \
         }                                                                              \
         if (CM_LIKELY(code == 0)) {                                                    \
@@ -59,8 +127,7 @@ emulated_close(cm_runtime *rt)
     cm_emulated_streams_fini(emulated);
     cm_emulated_memory_fini(emulated);
     cm_emulated_modules_reset(emulated, -1);
-    cm_emulated_handles_fini(&emulated->modules);
-    cm_emulated_handles_fini(&emulated->functions);
+    cm_emulated_table_fini(&emulated->modules);
     (void)pthread_key_delete(emulated->key);
     cm_cond_fini(&emulated->changed);
     cm_mutex_fini(&emulated->lock);
@@ -154,18 +221,16 @@ cm_emulated_open(const cm_emulated_config *config, cm_runtime **out)
 /* Test hooks make no context: a thread without one speaks of device 0. */
 static cm_status
 with_stream(cm_runtime *rt, uint64_t stream, bool on,
-            int32_t (*act)(cm_emulated *, cm_emulated_thread *, uint64_t, bool))
+            int32_t (*act)(cm_runtime *, uint64_t, bool))
 {
     cm_emulated *emulated = unwrap(rt);
-    cm_emulated_thread *self;
     cm_mutex_lock(&emulated->lock);
-    int32_t code = emulated->base.device_count == 0
-                       ? CM_CUDA_NO_DEVICE
-                       : cm_emulated_self(&emulated->base, &self);
+    int32_t code = enter(emulated, A_DEVICE);
     if (code == 0) {
+        cm_emulated_thread *self = cm_emulated_self(&emulated->base);
         int device = self->device;
         self->device = device < 0 ? 0 : device;
-        code = act(emulated, self, stream, on);
+        code = act(&emulated->base, stream, on);
         self->device = device;
     }
     cm_mutex_unlock(&emulated->lock);
@@ -219,7 +284,7 @@ cm_emulated_read_counts(cm_runtime *rt, cm_emulated_counts *out)
         .streams = emulated->streams.by_handle.count,
         .events = emulated->streams.events.count,
         .modules = emulated->modules.count,
-        .queued = emulated->streams.queued,
+        .queued = emulated->streams.queued_jobs,
     };
     cm_mutex_unlock(&emulated->lock);
 }
@@ -228,4 +293,138 @@ uint32_t
 cm_emulated_max_delay_us(const cm_runtime *rt)
 {
     return unwrap(rt)->config.max_delay_us;
+}
+
+/* ---- versions, devices and contexts ---------------------------------------------- */
+
+int32_t
+cm_emulated_op_driver_version(cm_runtime *rt, int *out)
+{
+    *out = rt->driver_version;
+    return 0;
+}
+
+int32_t
+cm_emulated_op_runtime_version(cm_runtime *rt, int *out)
+{
+    *out = rt->runtime_version;
+    return 0;
+}
+
+int32_t
+cm_emulated_op_device_count(cm_runtime *rt, int *out)
+{
+    if (rt->device_count == 0) {
+        return CM_CUDA_NO_DEVICE;
+    }
+    *out = rt->device_count;
+    return 0;
+}
+
+int32_t
+cm_emulated_op_device_set(cm_runtime *rt, int device)
+{
+    if (!cm_emulated_is_device(rt, device)) {
+        return rt->device_count == 0 ? CM_CUDA_NO_DEVICE : CM_CUDA_INVALID_DEVICE;
+    }
+    cm_emulated_self(rt)->device = device;
+    return 0;
+}
+
+int32_t
+cm_emulated_op_context_get(cm_runtime *rt, uint64_t *out)
+{
+    *out = (uint64_t)(cm_emulated_self(rt)->device + 1);
+    return 0;
+}
+
+int32_t
+cm_emulated_op_context_set(cm_runtime *rt, uint64_t context)
+{
+    if (context > (uint64_t)rt->device_count) {
+        return CM_CUDA_DEVICE_UNINITIALIZED;
+    }
+    cm_emulated_self(rt)->device = (int)context - 1;
+    return 0;
+}
+
+int32_t
+cm_emulated_op_device_describe(cm_runtime *rt, int device, cm_device_info *out)
+{
+    if (!cm_emulated_is_device(rt, device)) {
+        return CM_CUDA_INVALID_DEVICE;
+    }
+    cm_device_info info = {
+        .name = "cumem emulated device",
+        .uuid = "cumem-emulated",
+        .total_nbytes = cm_emulated_of(rt)->config.memory_nbytes,
+    };
+    info.uuid[15] = (unsigned char)device;
+    (void)snprintf(info.pci_bus_id, sizeof(info.pci_bus_id), "0000:%02x:00.0",
+                   device + 1);
+    *out = info;
+    return 0;
+}
+
+/* By CUDA's number; what a recent data-centre GPU says, but for what is not emulated.
+ */
+static const struct {
+    int number;
+    int value;
+} attributes[] = {
+    {75, 9},       /* compute_major */
+    {76, 0},       /* compute_minor */
+    {16, 8},       /* multiprocessor_count */
+    {40, 2},       /* copy_engine_count */
+    {41, 1},       /* unified_addressing */
+    {19, 1},       /* can_map_host_memory */
+    {83, 1},       /* managed_memory */
+    {89, 1},       /* concurrent_managed_access */
+    {88, 0},       /* pageable_memory_access */
+    {101, 0},      /* direct_managed_from_host */
+    {99, 1},       /* host_register_supported */
+    {113, 1},      /* host_register_read_only */
+    {115, 1},      /* memory_pools_supported */
+    {38, 4 << 20}, /* l2_cache_nbytes */
+    {18, 0},       /* integrated */
+    {102, 1},      /* virtual_memory_management */
+    {103, 1},      /* virtual_memory_shareable */
+    {110, 1},      /* virtual_memory_rdma */
+    {134, 0},      /* host_numa_id */
+};
+
+int32_t
+cm_emulated_op_device_attribute(cm_runtime *rt, int attribute, int device, int *out)
+{
+    if (!cm_emulated_is_device(rt, device)) {
+        return CM_CUDA_INVALID_DEVICE;
+    }
+    for (size_t i = 0; i < sizeof(attributes) / sizeof(attributes[0]); i++) {
+        if (attributes[i].number == attribute) {
+            *out = attributes[i].value;
+            return 0;
+        }
+    }
+    return CM_CUDA_INVALID_VALUE;
+}
+
+int32_t
+cm_emulated_op_device_synchronize(cm_runtime *rt)
+{
+    return cm_emulated_wait_device(cm_emulated_of(rt), cm_emulated_self(rt)->device);
+}
+
+int32_t
+cm_emulated_op_device_reset(cm_runtime *rt)
+{
+    cm_emulated *emulated = cm_emulated_of(rt);
+    cm_emulated_thread *self = cm_emulated_self(rt);
+    int device = self->device;
+    int32_t fault = cm_emulated_wait_device(emulated, device);
+    (void)fault; /* a failed device is just what a reset is for */
+    cm_emulated_streams_reset(emulated, device);
+    cm_emulated_modules_reset(emulated, device);
+    cm_emulated_memory_reset(emulated, device);
+    self->device = -1;
+    return 0;
 }

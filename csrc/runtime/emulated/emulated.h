@@ -37,6 +37,8 @@ typedef struct cm_emulated_config {
     X(modules)                                                                         \
     X(queued)
 
+/* `queued`: work that touches memory or calls back; an event or a wait may still stand
+ * on a stream that was destroyed, as on a real device. */
 typedef struct cm_emulated_counts {
 #define CM_COUNT_FIELD(name) uint64_t name;
     CM_EMULATED_COUNTS(CM_COUNT_FIELD)

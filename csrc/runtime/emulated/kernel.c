@@ -6,32 +6,29 @@
 #include <string.h>
 
 #include "base/checked_math.h"
-#include "runtime/emulated/memory.h"
-#include "runtime/emulated/stream.h"
-#include "runtime/strided_job.h"
-#include "runtime/table_job.h"
+#include "runtime/emulated/private.h"
+#include "runtime/kernel_jobs.h"
 
-/* A function's handle is its module's and one of two offsets, by the kernel. */
-enum {
-    THREADS_PER_BLOCK_MAX = 1024,
-    STRIDED_OFFSET = 4,
-    TABLE_OFFSET = 8,
-    MODULE_STEP = 16,
-};
+enum { THREADS_PER_BLOCK_MAX = 1024, MODULE_STEP = 16 };
+
+/* A function's handle is its module's plus which kernel it is. */
+typedef enum kernel { NO_KERNEL, STRIDED, TABLE, KERNEL_COUNT } kernel;
 
 typedef struct module {
     int device;
-    char *ptx; /* owned */
+    bool is_named[KERNEL_COUNT]; /* the function's handle was asked for */
+    char *ptx;                   /* owned */
 } module;
 
 typedef struct launch {
     cm_emulated_job base; /* first */
-    int device;
-    uint64_t stamp;
     union {
         cm_strided_job strided;
         cm_table_job table;
     } job;
+    int64_t dst_low; /* strided: lowest byte touched, from the start */
+    int64_t src_low;
+    uint32_t piece; /* table: the one to copy */
 } launch;
 
 static void
@@ -47,8 +44,6 @@ int32_t
 cm_emulated_op_module_load(cm_runtime *rt, const char *ptx, uint64_t *out)
 {
     cm_emulated *emulated = cm_emulated_of(rt);
-    cm_emulated_thread *self;
-    CM_TRY_CODE(cm_emulated_enter_unsafe(rt, &self));
     if (ptx == NULL) {
         return CM_CUDA_INVALID_VALUE;
     }
@@ -59,11 +54,10 @@ cm_emulated_op_module_load(cm_runtime *rt, const char *ptx, uint64_t *out)
     if (made == NULL) {
         return CM_CUDA_OUT_OF_MEMORY;
     }
-    made->device = self->device;
+    made->device = cm_emulated_self(rt)->device;
     made->ptx = strdup(ptx);
     uint64_t handle = 0x40000000 + MODULE_STEP * emulated->next_module;
-    if (made->ptx == NULL
-        || !cm_emulated_handles_add(&emulated->modules, handle, made)) {
+    if (made->ptx == NULL || !cm_emulated_table_add(&emulated->modules, handle, made)) {
         module_free(made);
         return CM_CUDA_OUT_OF_MEMORY;
     }
@@ -72,21 +66,10 @@ cm_emulated_op_module_load(cm_runtime *rt, const char *ptx, uint64_t *out)
     return 0;
 }
 
-static void
-forget_functions(cm_emulated *emulated, uint64_t handle)
-{
-    (void)cm_emulated_handles_remove(&emulated->functions, handle + STRIDED_OFFSET);
-    (void)cm_emulated_handles_remove(&emulated->functions, handle + TABLE_OFFSET);
-}
-
 int32_t
 cm_emulated_op_module_unload(cm_runtime *rt, uint64_t handle)
 {
-    cm_emulated *emulated = cm_emulated_of(rt);
-    cm_emulated_thread *self;
-    CM_TRY_CODE(cm_emulated_enter_unsafe(rt, &self));
-    module *gone = cm_emulated_handles_remove(&emulated->modules, handle);
-    forget_functions(emulated, handle);
+    module *gone = cm_emulated_table_remove(&cm_emulated_of(rt)->modules, handle);
     module_free(gone);
     return gone != NULL ? 0 : CM_CUDA_INVALID_HANDLE;
 }
@@ -95,90 +78,64 @@ int32_t
 cm_emulated_op_module_function(cm_runtime *rt, uint64_t handle, const char *name,
                                uint64_t *out)
 {
-    cm_emulated *emulated = cm_emulated_of(rt);
-    cm_emulated_thread *self;
-    CM_TRY_CODE(cm_emulated_enter(rt, &self));
     if (name == NULL) {
         return CM_CUDA_INVALID_VALUE;
     }
-    module *from = cm_emulated_handles_find(&emulated->modules, handle);
+    module *from = cm_emulated_table_find(&cm_emulated_of(rt)->modules, handle);
     if (from == NULL) {
         return CM_CUDA_INVALID_HANDLE;
     }
-    bool strided = strcmp(name, CM_STRIDED_KERNEL_NAME) == 0;
-    bool table = strcmp(name, CM_TABLE_KERNEL_NAME) == 0;
-    if ((!strided && !table) || strstr(from->ptx, name) == NULL) {
+    kernel found = strcmp(name, CM_STRIDED_KERNEL_NAME) == 0 ? STRIDED
+                   : strcmp(name, CM_TABLE_KERNEL_NAME) == 0 ? TABLE
+                                                             : NO_KERNEL;
+    if (found == NO_KERNEL || strstr(from->ptx, name) == NULL) {
         return CM_CUDA_SYMBOL_NOT_FOUND;
     }
-    uint64_t function = handle + (uint64_t)(table ? TABLE_OFFSET : STRIDED_OFFSET);
-    if (cm_emulated_handles_find(&emulated->functions, function) == NULL
-        && !cm_emulated_handles_add(&emulated->functions, function, from)) {
-        return CM_CUDA_OUT_OF_MEMORY;
-    }
-    *out = function;
+    from->is_named[found] = true;
+    *out = handle + found;
     return 0;
 }
 
 void
 cm_emulated_modules_reset(cm_emulated *emulated, int device)
 {
-    size_t kept = 0;
-    for (size_t i = 0; i < emulated->modules.count; i++) {
-        cm_emulated_handle each = emulated->modules.items[i];
-        module *loaded = each.object;
-        if (device < 0 || loaded->device == device) {
-            forget_functions(emulated, each.handle);
-            module_free(loaded);
-        }
-        else {
-            emulated->modules.items[kept++] = each;
+    cm_emulated_table *modules = &emulated->modules;
+    for (size_t i = modules->count; i-- > 0;) {
+        if (device < 0 || ((module *)modules->entries[i].object)->device == device) {
+            module_free(cm_emulated_table_remove(modules, modules->entries[i].key));
         }
     }
-    emulated->modules.count = kept;
 }
 
 /* ---- cm_strided_copy ------------------------------------------------------------------- */
 
-/* Lowest byte and one past the highest that one end of the job touches, from its start.
- */
+/* What one end of the job touches, the lowest byte of which is *low from its start. */
 static bool
-end_bounds(const cm_strided_job *job, const int64_t *strides, int64_t *low,
-           int64_t *high)
+find_end(const cm_strided_job *job, cm_address start, const int64_t *strides,
+         int64_t *low, cm_emulated_end *end)
 {
+    int64_t high = job->itemsize;
     *low = 0;
-    *high = job->itemsize;
     for (uint32_t k = 0; k < job->ndim; k++) {
         int64_t reach;
         if (!cm_mul_i64((int64_t)job->shape[k] - 1, strides[k], &reach)
-            || !cm_add_i64(reach < 0 ? *low : *high, reach, reach < 0 ? low : high)) {
+            || !cm_add_i64(reach < 0 ? *low : high, reach, reach < 0 ? low : &high)) {
             return false;
         }
     }
+    *end = (cm_emulated_end){start + (uint64_t)*low, (uint64_t)high - (uint64_t)*low,
+                             false};
     return true;
 }
 
-/* Pin what one end touches; its bytes are then those of element 0. */
-static int32_t
-end_pin(cm_emulated *emulated, const launch *what, cm_address start,
-        const int64_t *strides, cm_emulated_pin *pin)
-{
-    int64_t low, high;
-    if (!end_bounds(&what->job.strided, strides, &low, &high)) {
-        return CM_CUDA_ILLEGAL_ADDRESS;
-    }
-    CM_TRY_CODE(cm_emulated_pin_range(emulated, start + (uint64_t)low,
-                                      (uint64_t)high - (uint64_t)low, what->device,
-                                      what->stamp, pin));
-    pin->bytes -= low;
-    return 0;
-}
-
 static void
-run_elements(const cm_strided_job *job, unsigned char *dst, const unsigned char *src)
+copy_elements(cm_emulated_job *base, unsigned char *dst, const unsigned char *src)
 {
+    const launch *what = (const launch *)base;
+    const cm_strided_job *job = &what->job.strided;
     uint64_t index[CM_STRIDED_MAX_NDIM] = {0};
-    int64_t to = 0;
-    int64_t from = 0;
+    int64_t to = -what->dst_low;
+    int64_t from = -what->src_low;
     for (uint64_t i = 0; i < job->count; i++) {
         memcpy(dst + to, src + from, job->itemsize);
         for (uint32_t k = job->ndim; k-- > 0;) {
@@ -207,27 +164,20 @@ is_misaligned(const cm_strided_job *job)
 static int32_t
 strided_run(cm_emulated *emulated, cm_emulated_job *base)
 {
-    const launch *what = (const launch *)base;
+    launch *what = (launch *)base;
     const cm_strided_job *job = &what->job.strided;
+    cm_emulated_end dst, src;
     if (job->count == 0) {
         return 0;
     }
     if (is_misaligned(job)) {
         return CM_CUDA_MISALIGNED_ADDRESS;
     }
-    cm_emulated_pin dst = {.range = NULL};
-    cm_emulated_pin src = {.range = NULL};
-    int32_t code = end_pin(emulated, what, job->dst, job->dst_strides, &dst);
-    if (code == 0) {
-        code = end_pin(emulated, what, job->src, job->src_strides, &src);
+    if (!find_end(job, job->dst, job->dst_strides, &what->dst_low, &dst)
+        || !find_end(job, job->src, job->src_strides, &what->src_low, &src)) {
+        return CM_CUDA_ILLEGAL_ADDRESS;
     }
-    if (code == 0) {
-        cm_mutex_unlock(&emulated->lock);
-        run_elements(job, dst.bytes, src.bytes);
-        cm_mutex_lock(&emulated->lock);
-    }
-    code = cm_emulated_unpin(emulated, &dst, code);
-    return cm_emulated_unpin(emulated, &src, code);
+    return cm_emulated_touch(emulated, base, &dst, &src, copy_elements);
 }
 
 /* What a GPU would read as nonsense is refused here, where the test sees it. */
@@ -271,9 +221,10 @@ table_is_sane(const cm_table_job *job, uint64_t thread_count)
 /* What the team's threads do together; `to` and `from` are where the bytes are, of
  * which only the addresses of the device say how they are aligned. */
 static void
-copy_piece(const cm_table_job *job, uint32_t i, unsigned char *to,
-           const unsigned char *from)
+copy_piece(cm_emulated_job *base, unsigned char *to, const unsigned char *from)
 {
+    const cm_table_job *job = &((const launch *)base)->job.table;
+    uint32_t i = ((const launch *)base)->piece;
     uint32_t bits = (uint32_t)(job->dst[i] ^ job->src[i]) | 16;
     uint32_t unit = bits & (0 - bits);
     uint32_t head = (0 - (uint32_t)job->dst[i]) & (unit - 1);
@@ -297,88 +248,54 @@ copy_piece(const cm_table_job *job, uint32_t i, unsigned char *to,
 }
 
 static int32_t
-run_piece(cm_emulated *emulated, const launch *what, uint32_t i)
-{
-    const cm_table_job *job = &what->job.table;
-    uint64_t nbytes = job->nbytes[i];
-    cm_emulated_pin dst = {.range = NULL};
-    cm_emulated_pin src = {.range = NULL};
-    if (nbytes == 0) {
-        return 0;
-    }
-    int32_t code = cm_emulated_pin_range(emulated, job->dst[i], nbytes, what->device,
-                                         what->stamp, &dst);
-    if (code == 0) {
-        code = cm_emulated_pin_range(emulated, job->src[i], nbytes, what->device,
-                                     what->stamp, &src);
-    }
-    if (code == 0) {
-        cm_mutex_unlock(&emulated->lock);
-        copy_piece(job, i, dst.bytes, src.bytes);
-        cm_mutex_lock(&emulated->lock);
-    }
-    code = cm_emulated_unpin(emulated, &dst, code);
-    return cm_emulated_unpin(emulated, &src, code);
-}
-
-static int32_t
 table_run(cm_emulated *emulated, cm_emulated_job *base)
 {
-    const launch *what = (const launch *)base;
-    int32_t code = 0;
-    for (uint32_t i = 0; code == 0 && i < what->job.table.count; i++) {
-        code = run_piece(emulated, what, i);
+    launch *what = (launch *)base;
+    const cm_table_job *job = &what->job.table;
+    for (uint32_t i = 0; i < job->count; i++) {
+        const cm_emulated_end dst = {job->dst[i], job->nbytes[i], false};
+        const cm_emulated_end src = {job->src[i], job->nbytes[i], false};
+        what->piece = i;
+        CM_TRY_CODE(job->nbytes[i] == 0
+                        ? 0
+                        : cm_emulated_touch(emulated, base, &dst, &src, copy_piece));
     }
-    return code;
+    return 0;
 }
 
 /* ---- launching ------------------------------------------------------------------------- */
-
-static int32_t
-launch_submit(cm_emulated *emulated, cm_emulated_thread *self, bool is_table,
-              uint64_t thread_count, const void *params, uint64_t params_nbytes,
-              uint64_t stream)
-{
-    if (params == NULL
-        || params_nbytes
-               != (is_table ? sizeof(cm_table_job) : sizeof(cm_strided_job))) {
-        return CM_CUDA_INVALID_VALUE;
-    }
-    launch *what = malloc(sizeof(*what));
-    if (what == NULL) {
-        return CM_CUDA_OUT_OF_MEMORY;
-    }
-    what->base =
-        (cm_emulated_job){is_table ? table_run : strided_run, cm_emulated_job_free};
-    what->device = self->device;
-    what->stamp = emulated->memory.serial;
-    memcpy(&what->job, params, params_nbytes);
-    if (is_table ? !table_is_sane(&what->job.table, thread_count)
-                 : !strided_is_sane(&what->job.strided)) {
-        free(what);
-        return CM_CUDA_INVALID_VALUE;
-    }
-    return cm_emulated_submit(emulated, self, stream, &what->base, false);
-}
 
 int32_t
 cm_emulated_op_kernel_launch(cm_runtime *rt, uint64_t function, uint32_t block_count,
                              uint32_t threads_per_block, const void *params,
                              uint64_t params_nbytes, uint64_t stream)
 {
-    cm_emulated *emulated = cm_emulated_of(rt);
-    cm_emulated_thread *self;
     int device;
-    CM_TRY_CODE(cm_emulated_enter_stream(rt, stream, &self, &device));
-    const module *from = cm_emulated_handles_find(&emulated->functions, function);
-    if (from == NULL || from->device != device || device != self->device) {
+    CM_TRY_CODE(cm_emulated_op_stream_get_device(rt, stream, &device));
+    uint64_t which = function % MODULE_STEP;
+    const module *from =
+        cm_emulated_table_find(&cm_emulated_of(rt)->modules, function - which);
+    if (from == NULL || which >= KERNEL_COUNT || !from->is_named[which]
+        || from->device != device || device != cm_emulated_self(rt)->device) {
         return CM_CUDA_INVALID_HANDLE;
     }
     if (block_count == 0 || block_count > INT32_MAX || threads_per_block == 0
         || threads_per_block > THREADS_PER_BLOCK_MAX) {
         return CM_CUDA_INVALID_CONFIGURATION;
     }
-    return launch_submit(emulated, self, function % MODULE_STEP == TABLE_OFFSET,
-                         (uint64_t)block_count * threads_per_block, params,
-                         params_nbytes, stream);
+    bool is_table = which == TABLE;
+    if (params == NULL
+        || params_nbytes
+               != (is_table ? sizeof(cm_table_job) : sizeof(cm_strided_job))) {
+        return CM_CUDA_INVALID_VALUE;
+    }
+    launch what = {
+        .base = {.run = is_table ? table_run : strided_run, .device = device}};
+    memcpy(&what.job, params, params_nbytes);
+    uint64_t thread_count = (uint64_t)block_count * threads_per_block;
+    if (is_table ? !table_is_sane(&what.job.table, thread_count)
+                 : !strided_is_sane(&what.job.strided)) {
+        return CM_CUDA_INVALID_VALUE;
+    }
+    return cm_emulated_submit(rt, stream, &what.base, sizeof(what), false);
 }

@@ -1,13 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "runtime/emulated/memory.h"
+#include "runtime/emulated/private.h"
 
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 
 #include "base/checked_math.h"
-#include "runtime/emulated/ranges.h"
-#include "runtime/emulated/stream.h"
-#include "runtime/emulated/virtual.h"
 
 enum {
     HOST_FACTOR = 4, /* host and managed memory together: so many times a device's */
@@ -15,69 +13,296 @@ enum {
         | CM_HOST_ALLOC_WRITE_COMBINED,
     REGISTER_FLAGS = CM_REGISTER_PORTABLE | CM_REGISTER_MAPPED | CM_REGISTER_IO_MEMORY
         | CM_REGISTER_READ_ONLY,
+    PHYSICAL_FLAGS = CM_PHYSICAL_RDMA | CM_PHYSICAL_SHAREABLE,
 };
+
+/* Dead addresses kept taken at most; there are only so many under ThreadSanitizer. */
+#define FREED_NBYTES (UINT64_C(64) << 30)
+
+/* Device memory without an address of its own. */
+typedef struct physical_memory {
+    int device;
+    bool is_released; /* the handle is gone; freed with the last place */
+    bool is_closed;   /* was in two places and left one: no device is let in later, as
+                         memory for RDMA behaves on a real device (driver 580) */
+    unsigned places;  /* mappings of it */
+    uint64_t nbytes;
+    unsigned char *bytes; /* owned */
+} physical_memory;
+
+typedef struct mapped_memory {
+    uint64_t offset; /* from the start of the range */
+    uint64_t nbytes;
+    physical_memory *physical;
+    uint64_t serial; /* of when it was made; see cm_emulated_memory */
+    uint64_t access; /* by device index */
+    unsigned pins;   /* executing work */
+    bool is_leaving; /* being unmapped: not there for anyone else */
+} mapped_memory;
+
+static uint64_t
+address_of(const void *pointer)
+{
+    return (uint64_t)(uintptr_t)pointer;
+}
+
+/* ---- the table of ranges --------------------------------------------------------- */
+
+/* A range that devices see elsewhere than the host does is in the table twice. */
+static bool
+is_twice(const cm_emulated_range *range)
+{
+    return range->host != NULL && address_of(range->host) != range->address;
+}
+
+/* The range that holds the address, and where it starts there; or NULL. */
+static cm_emulated_range *
+range_at(const cm_emulated_memory *memory, uint64_t address, uint64_t *start)
+{
+    size_t index = cm_emulated_table_above(&memory->ranges, address);
+    if (index == memory->ranges.count) {
+        return NULL;
+    }
+    cm_emulated_range *range = memory->ranges.entries[index].object;
+    *start = memory->ranges.entries[index].key - range->nbytes;
+    return *start <= address ? range : NULL;
+}
+
+/* True when some range has a byte in [address, address + nbytes). */
+static bool
+touches_range(const cm_emulated_memory *memory, uint64_t address, uint64_t nbytes)
+{
+    size_t index = cm_emulated_table_above(&memory->ranges, address);
+    if (index == memory->ranges.count) {
+        return false;
+    }
+    const cm_emulated_range *range = memory->ranges.entries[index].object;
+    uint64_t start = memory->ranges.entries[index].key - range->nbytes;
+    return start <= address || start - address < nbytes;
+}
+
+/* True when [address, address + nbytes) touches memory that was freed. */
+static bool
+touches_freed(const cm_emulated_memory *memory, uint64_t address, uint64_t nbytes)
+{
+    for (unsigned i = 0; i < memory->freed_count; i++) {
+        const cm_emulated_pages *pages =
+            &memory->freed[(memory->freed_first + i) % CM_EMULATED_FREED_COUNT];
+        uint64_t base = address_of(pages->base);
+        if (address < base + pages->nbytes
+            && (address >= base || base - address < nbytes)) {
+            return true;
+        }
+    }
+    return false;
+}
+
+/* The range of that kind in which [address, address + nbytes) lies, or NULL. */
+static cm_emulated_range *
+range_find(const cm_emulated_memory *memory, cm_emulated_kind kind, uint64_t address,
+           uint64_t nbytes)
+{
+    uint64_t start;
+    cm_emulated_range *range = range_at(memory, address, &start);
+    return nbytes != 0 && range != NULL && range->kind == kind
+                   && nbytes <= range->nbytes - (address - start)
+               ? range
+               : NULL;
+}
+
+static void range_retire(cm_emulated *emulated, cm_emulated_range *range);
+
+static void
+drop_stale(cm_emulated *emulated, const cm_emulated_pages *fresh)
+{
+    const cm_emulated_table *ranges = &emulated->memory.ranges;
+    uint64_t start = address_of(fresh->base);
+    for (size_t i = 0; fresh->base != NULL && i < ranges->count;) {
+        const cm_emulated_entry each = ranges->entries[i++];
+        cm_emulated_range *range = each.object;
+        if (range->kind == CM_EMULATED_REGISTERED
+            && each.key - range->nbytes < start + fresh->nbytes && each.key > start) {
+            range_retire(emulated, range);
+            i = 0; /* waiting for pins lets others change the table */
+        }
+    }
+}
+
+static void
+take_out(cm_emulated_memory *memory, const cm_emulated_range *range)
+{
+    (void)cm_emulated_table_remove(&memory->ranges, range->address + range->nbytes);
+    if (is_twice(range)) {
+        (void)cm_emulated_table_remove(&memory->ranges,
+                                       address_of(range->host) + range->nbytes);
+    }
+}
+
+/* Note a range that was made; registrations that lie where its memory was just mapped
+ * are forgotten: their owner unmapped theirs without a word. False: out of memory. */
+static bool
+range_insert(cm_emulated *emulated, cm_emulated_range *range)
+{
+    cm_emulated_memory *memory = &emulated->memory;
+    drop_stale(emulated, &range->user);
+    drop_stale(emulated, &range->alias);
+    if (!cm_emulated_table_add(&memory->ranges, range->address + range->nbytes, range)
+        || (is_twice(range)
+            && !cm_emulated_table_add(
+                &memory->ranges, address_of(range->host) + range->nbytes, range))) {
+        take_out(memory, range);
+        return false;
+    }
+    memory->counts[range->kind]++;
+    return true;
+}
+
+static void
+free_tables(cm_emulated_range *range)
+{
+    cm_emulated_table_fini(&range->mappings);
+    free(range->resident);
+    free(range->wished);
+}
+
+/* Free a range that is not in the table. */
+static void
+range_free(cm_emulated_range *range)
+{
+    cm_emulated_pages_unmap(&range->user);
+    cm_emulated_pages_unmap(&range->alias);
+    free_tables(range);
+    free(range);
+}
+
+/* Give back what the range took from the budget of its kind. */
+static void
+refund(cm_emulated_memory *memory, const cm_emulated_range *range)
+{
+    if (range->kind == CM_EMULATED_DEVICE) {
+        memory->used_nbytes[range->device] -= range->budget_nbytes;
+    }
+    else {
+        memory->host_used_nbytes -= range->budget_nbytes;
+    }
+}
+
+static void
+forget_oldest(cm_emulated_memory *memory)
+{
+    const cm_emulated_pages *oldest = &memory->freed[memory->freed_first];
+    memory->freed_first = (memory->freed_first + 1) % CM_EMULATED_FREED_COUNT;
+    memory->freed_count--;
+    memory->freed_nbytes -= oldest->nbytes;
+    cm_emulated_pages_unmap(oldest);
+}
+
+/* Keep the dead addresses taken for a while; the oldest are given up. */
+static void
+defer(cm_emulated_memory *memory, const cm_emulated_pages *pages)
+{
+    if (pages->base == NULL) {
+        return;
+    }
+    cm_emulated_pages_kill(pages);
+    while (memory->freed_count != 0
+           && (memory->freed_count == CM_EMULATED_FREED_COUNT
+               || memory->freed_nbytes + pages->nbytes > FREED_NBYTES)) {
+        forget_oldest(memory);
+    }
+    unsigned next = memory->freed_first + memory->freed_count++;
+    memory->freed[next % CM_EMULATED_FREED_COUNT] = *pages;
+    memory->freed_nbytes += pages->nbytes;
+}
+
+/* Take the range out, wait for executing work, kill its bytes and free it. */
+static void
+range_retire(cm_emulated *emulated, cm_emulated_range *range)
+{
+    cm_emulated_memory *memory = &emulated->memory;
+    take_out(memory, range);
+    while (range->pins != 0) {
+        cm_cond_wait(&emulated->changed, &emulated->lock);
+    }
+    memory->counts[range->kind]--;
+    if (range->kind < CM_EMULATED_REGISTERED) {
+        memory->live_nbytes -= range->nbytes;
+        refund(memory, range);
+    }
+    defer(memory, &range->alias);
+    defer(memory, &range->user);
+    free_tables(range);
+    range->is_gone = true;
+    if (range->waiting == 0) {
+        free(range);
+    }
+}
 
 void
 cm_emulated_memory_init(cm_emulated *emulated)
 {
     cm_emulated_memory *memory = &emulated->memory;
-    memory->store.fd = -1;
     if (!cm_mul_u64(emulated->config.memory_nbytes, HOST_FACTOR,
                     &memory->host_limit_nbytes)) {
         memory->host_limit_nbytes = UINT64_MAX;
     }
 }
 
-void
-cm_emulated_memory_fini(cm_emulated *emulated)
-{
-    cm_emulated_virtual_fini(emulated);
-    cm_emulated_ranges_fini(&emulated->memory);
-}
-
-void
-cm_emulated_memory_reset(cm_emulated *emulated, int device)
-{
-    cm_emulated_memory *memory = &emulated->memory;
-    cm_emulated_virtual_reset(emulated, device);
-    memory->guests[device] = 0;
-    for (int i = 0; i < CM_MAX_DEVICES; i++) {
-        memory->guests[i] &= ~(UINT64_C(1) << device);
-    }
-    for (size_t i = 0; i < memory->span_count;) {
-        cm_emulated_range *range = memory->spans[i++].range;
-        if (range->device == device) {
-            cm_emulated_range_retire(emulated, range);
-            i = 0; /* waiting for pins lets others change the table */
-        }
-    }
-}
-
 /* ---- looking up and pinning ------------------------------------------------------ */
 
-cm_emulated_peer_access
+static mapped_memory *
+mapping_at(const cm_emulated_place *place, size_t index)
+{
+    return place->range->mappings.entries[index].object;
+}
+
+/* What is mapped there; false when part of it is not. */
+static bool
+find_mappings(cm_emulated_place *place)
+{
+    const cm_emulated_table *mappings = &place->range->mappings;
+    size_t index = cm_emulated_table_above(mappings, place->offset);
+    uint64_t reached = place->offset;
+    place->first_mapping = index;
+    do {
+        const mapped_memory *each =
+            index < mappings->count ? mapping_at(place, index) : NULL;
+        if (each == NULL || each->is_leaving || each->offset > reached) {
+            return false;
+        }
+        reached = mappings->entries[index++].key;
+        place->access &= each->access;
+    } while (reached < place->offset + place->nbytes);
+    place->end_mapping = index;
+    place->kind = CM_EMULATED_DEVICE;
+    place->device = mapping_at(place, place->first_mapping)->physical->device;
+    return true;
+}
+
+cm_emulated_found
 cm_emulated_find(const cm_emulated *emulated, uint64_t address, uint64_t nbytes,
                  cm_emulated_place *out)
 {
     const cm_emulated_memory *memory = &emulated->memory;
-    uint64_t end;
+    uint64_t start, end;
     if (address == 0 || !cm_add_u64(address, nbytes, &end)) {
         return CM_EMULATED_BROKEN;
     }
-    const cm_emulated_span *span = cm_emulated_span_find(memory, address);
-    if (span == NULL) {
-        return cm_emulated_ranges_touch(memory, address, nbytes, true)
+    cm_emulated_range *range = range_at(memory, address, &start);
+    if (range == NULL) {
+        return touches_range(memory, address, nbytes)
+                       || touches_freed(memory, address, nbytes)
                    ? CM_EMULATED_BROKEN
                    : CM_EMULATED_UNKNOWN;
     }
-    if (nbytes > span->end - address) {
+    uint64_t offset = address - start;
+    if (nbytes > range->nbytes - offset) {
         return CM_EMULATED_BROKEN;
     }
-    cm_emulated_range *range = span->range;
-    uint64_t offset = address - span->start;
     *out = (cm_emulated_place){
         .range = range,
         .offset = offset,
+        .nbytes = nbytes,
         .kind = range->kind,
         .device = range->device,
         .flags = range->flags,
@@ -85,24 +310,14 @@ cm_emulated_find(const cm_emulated *emulated, uint64_t address, uint64_t nbytes,
         .address = range->address + offset,
         .host = range->host != NULL ? range->host + offset : NULL,
         .bytes = range->bytes + offset,
-        .by_device = span->by_device,
+        .by_device = start == range->address,
     };
     if (range->kind == CM_EMULATED_DEVICE) {
         out->access = memory->guests[range->device] | UINT64_C(1) << range->device;
     }
-    if (range->kind == CM_EMULATED_VIRTUAL) {
-        size_t first, last;
-        if (!cm_emulated_mappings_find(range, offset, nbytes, &first, &last)) {
-            return CM_EMULATED_BROKEN;
-        }
-        out->is_mapped = true;
-        out->kind = CM_EMULATED_DEVICE;
-        out->device = range->mappings[first].physical->device;
-        for (size_t i = first; i < last; i++) {
-            out->access &= range->mappings[i].access;
-        }
-    }
-    return CM_EMULATED_INSIDE;
+    return range->kind != CM_EMULATED_VIRTUAL || find_mappings(out)
+               ? CM_EMULATED_INSIDE
+               : CM_EMULATED_BROKEN;
 }
 
 /* The pages [*first, *end) of a managed range under [address, address + nbytes). */
@@ -111,7 +326,7 @@ find_pages(const cm_emulated_range *range, cm_address address, uint64_t nbytes,
            size_t *first, size_t *end)
 {
     uint64_t page = cm_emulated_page_nbytes();
-    uint64_t offset = address - (uint64_t)(uintptr_t)range->alias.base;
+    uint64_t offset = address - address_of(range->alias.base);
     *first = offset / page;
     *end = (offset + nbytes - 1) / page + 1;
 }
@@ -125,53 +340,84 @@ set_pages(signed char *pages, const cm_emulated_range *range, cm_address address
     memset(pages + first, location, end - first);
 }
 
-static bool
-may_touch(const cm_emulated_place *place, int device)
-{
-    if (device == CM_EMULATED_ANY) {
-        return place->access != 0;
-    }
-    return place->by_device && (place->access >> device & 1) != 0;
-}
-
 int32_t
-cm_emulated_pin_range(cm_emulated *emulated, uint64_t address, uint64_t nbytes,
-                      int device, uint64_t stamp, cm_emulated_pin *pin)
+cm_emulated_pin(cm_emulated *emulated, uint64_t address, uint64_t nbytes, int device,
+                uint64_t stamp, cm_emulated_place *out)
 {
     cm_emulated_place place;
-    if (cm_emulated_find(emulated, address, nbytes, &place) != CM_EMULATED_INSIDE
-        || !may_touch(&place, device)) {
+    if (cm_emulated_find(emulated, address, nbytes, &place) != CM_EMULATED_INSIDE) {
         return CM_CUDA_ILLEGAL_ADDRESS;
     }
-    cm_emulated_range *range = place.range;
-    if (!place.is_mapped) {
-        range->pins++;
+    bool good = device == CM_EMULATED_ANY
+                    ? place.access != 0
+                    : place.by_device && (place.access >> device & 1) != 0;
+    for (size_t i = place.first_mapping; i < place.end_mapping; i++) {
+        good = good && mapping_at(&place, i)->serial <= stamp;
     }
-    else if (!cm_emulated_mappings_pin(range, place.offset, nbytes, stamp)) {
+    if (!good) {
         return CM_CUDA_ILLEGAL_ADDRESS;
     }
+    for (size_t i = place.first_mapping; i < place.end_mapping; i++) {
+        mapping_at(&place, i)->pins++;
+    }
+    place.range->pins++;
     if (place.kind == CM_EMULATED_MANAGED && device != CM_EMULATED_ANY) {
-        set_pages(range->resident, range, address, nbytes, device);
+        set_pages(place.range->resident, place.range, address, nbytes, device);
     }
-    *pin = (cm_emulated_pin){range, place.offset, nbytes, place.bytes};
+    *out = place;
     return 0;
 }
 
 int32_t
-cm_emulated_unpin(cm_emulated *emulated, const cm_emulated_pin *pin, int32_t code)
+cm_emulated_unpin(cm_emulated *emulated, const cm_emulated_place *place, int32_t code)
 {
-    bool good = true;
-    if (pin->range == NULL) {
+    if (place->range == NULL) {
         return code;
     }
-    if (pin->range->kind == CM_EMULATED_VIRTUAL) {
-        good = cm_emulated_mappings_unpin(pin->range, pin->offset, pin->nbytes);
+    /* What is pinned is still there, maybe at another index. */
+    const cm_emulated_table *mappings = &place->range->mappings;
+    uint64_t end = place->offset + place->nbytes;
+    for (size_t i = cm_emulated_table_above(mappings, place->offset);
+         i < mappings->count; i++) {
+        mapped_memory *each = mapping_at(place, i);
+        if (each->offset >= end) {
+            break;
+        }
+        each->pins--;
+        code = code == 0 && each->is_leaving ? CM_CUDA_ILLEGAL_ADDRESS : code;
     }
-    else {
-        pin->range->pins--;
-    }
+    place->range->pins--;
     cm_cond_signal_all(&emulated->changed);
-    return code == 0 && !good ? CM_CUDA_ILLEGAL_ADDRESS : code;
+    return code;
+}
+
+static int32_t
+pin_end(cm_emulated *emulated, const cm_emulated_job *job, const cm_emulated_end *end,
+        cm_emulated_place *place)
+{
+    *place = (cm_emulated_place){.bytes = (unsigned char *)(uintptr_t)end->address};
+    return end->is_plain || end->nbytes == 0
+               ? 0
+               : cm_emulated_pin(emulated, end->address, end->nbytes, job->device,
+                                 job->stamp, place);
+}
+
+int32_t
+cm_emulated_touch(cm_emulated *emulated, cm_emulated_job *job,
+                  const cm_emulated_end *dst, const cm_emulated_end *src,
+                  void (*touch)(cm_emulated_job *job, unsigned char *dst,
+                                const unsigned char *src))
+{
+    cm_emulated_place to, from;
+    CM_TRY_CODE(pin_end(emulated, job, dst, &to));
+    int32_t code = pin_end(emulated, job, src, &from);
+    if (code == 0) {
+        cm_mutex_unlock(&emulated->lock);
+        touch(job, to.bytes, from.bytes);
+        cm_mutex_lock(&emulated->lock);
+        code = cm_emulated_unpin(emulated, &from, code);
+    }
+    return cm_emulated_unpin(emulated, &to, code);
 }
 
 cm_emulated_range *
@@ -234,16 +480,14 @@ range_init_pages(cm_emulated_range *range)
 static bool
 range_map(cm_emulated_range *range)
 {
-    if (!cm_emulated_pages_map(range->nbytes, true, &range->alias)) {
+    /* In a forked child the driver's host memory is the parent's own, and managed
+     * memory is not there. */
+    int sharing = range->kind == CM_EMULATED_HOST ? MAP_SHARED : MAP_PRIVATE;
+    if (!cm_emulated_pages_map(range->nbytes, sharing, &range->alias)) {
         return false;
     }
     range->bytes = range->alias.start;
     bool hidden = range->kind == CM_EMULATED_DEVICE;
-    /* In a forked child the driver's host memory is the parent's own, and managed
-     * memory is not there. */
-    if (range->kind == CM_EMULATED_HOST && !cm_emulated_pages_share(&range->alias)) {
-        return false;
-    }
     if (range->kind == CM_EMULATED_MANAGED) {
         cm_emulated_pages_leave_out(range->alias.base, range->alias.nbytes);
     }
@@ -254,13 +498,13 @@ range_map(cm_emulated_range *range)
     if (hidden
         || (range->kind == CM_EMULATED_HOST
             && (range->flags & CM_HOST_ALLOC_WRITE_COMBINED) != 0)) {
-        if (!cm_emulated_pages_map(range->nbytes, false, &range->user)) {
+        if (!cm_emulated_pages_map(range->nbytes, 0, &range->user)) {
             return false;
         }
-        range->address = (uint64_t)(uintptr_t)range->user.start;
+        range->address = address_of(range->user.start);
     }
     else {
-        range->address = (uint64_t)(uintptr_t)range->alias.start;
+        range->address = address_of(range->alias.start);
     }
     return range->kind != CM_EMULATED_MANAGED || range_init_pages(range);
 }
@@ -270,21 +514,19 @@ alloc(cm_runtime *rt, cm_emulated_kind kind, unsigned flags, uint64_t nbytes,
       const cm_emulated_range **out)
 {
     cm_emulated *emulated = cm_emulated_of(rt);
-    cm_emulated_thread *self;
     uint64_t budget;
-    CM_TRY_CODE(cm_emulated_enter_healthy(rt, &self));
     cm_emulated_range *range = calloc(1, sizeof(*range));
     if (range == NULL) {
         return CM_CUDA_OUT_OF_MEMORY;
     }
     range->kind = kind;
-    range->device = self->device;
+    range->device = cm_emulated_self(rt)->device;
     range->flags = flags;
     range->nbytes = nbytes;
     if (!cm_round_up_u64(nbytes, 256, &budget) || !take_budget(emulated, range, budget)
-        || !range_map(range) || !cm_emulated_range_insert(emulated, range)) {
-        cm_emulated_range_refund(&emulated->memory, range);
-        cm_emulated_range_free(range);
+        || !range_map(range) || !range_insert(emulated, range)) {
+        refund(&emulated->memory, range);
+        range_free(range);
         return CM_CUDA_OUT_OF_MEMORY;
     }
     emulated->memory.live_nbytes += nbytes;
@@ -297,17 +539,16 @@ static int32_t
 release(cm_runtime *rt, uint64_t address, unsigned kinds)
 {
     cm_emulated *emulated = cm_emulated_of(rt);
-    cm_emulated_thread *self;
-    CM_TRY_CODE(cm_emulated_enter_unsafe(rt, &self));
     if (address == 0) {
         return 0; /* freeing nothing is allowed */
     }
-    const cm_emulated_span *span = cm_emulated_span_find(&emulated->memory, address);
-    if (span == NULL || span->start != address || !span->is_first
-        || (kinds & (1u << span->range->kind)) == 0) {
+    uint64_t start;
+    cm_emulated_range *range = range_at(&emulated->memory, address, &start);
+    if (range == NULL || start != address || (kinds & (1u << range->kind)) == 0
+        || (range->host != NULL && start != address_of(range->host))) {
         return CM_CUDA_INVALID_VALUE;
     }
-    cm_emulated_range_retire(emulated, span->range);
+    range_retire(emulated, range);
     return 0;
 }
 
@@ -326,7 +567,7 @@ cm_emulated_op_host_alloc(cm_runtime *rt, uint64_t nbytes, unsigned flags, void 
 int32_t
 cm_emulated_op_host_free(cm_runtime *rt, void *host)
 {
-    return release(rt, (uint64_t)(uintptr_t)host, 1u << CM_EMULATED_HOST);
+    return release(rt, address_of(host), 1u << CM_EMULATED_HOST);
 }
 
 int32_t
@@ -334,8 +575,6 @@ cm_emulated_op_device_alloc(cm_runtime *rt, uint64_t nbytes, cm_address *out)
 {
     const cm_emulated_range *range;
     if (nbytes == 0) {
-        cm_emulated_thread *self;
-        CM_TRY_CODE(cm_emulated_enter_healthy(rt, &self));
         *out = 0;
         return 0;
     }
@@ -370,19 +609,19 @@ cm_emulated_op_device_free(cm_runtime *rt, cm_address address)
 static int32_t
 register_pages(cm_emulated *emulated, cm_emulated_range *range, uint64_t end)
 {
-    uint64_t start = (uint64_t)(uintptr_t)range->host;
-    if (cm_emulated_ranges_touch(&emulated->memory, start, end - start, false)) {
+    uint64_t start = address_of(range->host);
+    if (touches_range(&emulated->memory, start, end - start)) {
         return CM_CUDA_ALREADY_REGISTERED;
     }
     if (!cm_emulated_pages_are_mapped(start, end,
                                       (range->flags & CM_REGISTER_READ_ONLY) == 0)) {
         return CM_CUDA_INVALID_VALUE;
     }
-    if (!cm_emulated_pages_map(end - start, false, &range->user)) {
+    if (!cm_emulated_pages_map(end - start, 0, &range->user)) {
         return CM_CUDA_OUT_OF_MEMORY;
     }
-    range->address = (uint64_t)(uintptr_t)range->user.start;
-    return cm_emulated_range_insert(emulated, range) ? 0 : CM_CUDA_OUT_OF_MEMORY;
+    range->address = address_of(range->user.start);
+    return range_insert(emulated, range) ? 0 : CM_CUDA_OUT_OF_MEMORY;
 }
 
 /* Registers whole pages, as the driver does. */
@@ -390,10 +629,8 @@ int32_t
 cm_emulated_op_host_register(cm_runtime *rt, void *host, uint64_t nbytes,
                              unsigned flags)
 {
-    cm_emulated_thread *self;
-    CM_TRY_CODE(cm_emulated_enter_healthy(rt, &self));
     uint64_t page = cm_emulated_page_nbytes();
-    uint64_t exact = (uint64_t)(uintptr_t)host;
+    uint64_t exact = address_of(host);
     uint64_t end;
     if ((flags & ~(unsigned)REGISTER_FLAGS) != 0) {
         return CM_CUDA_INVALID_VALUE;
@@ -410,7 +647,7 @@ cm_emulated_op_host_register(cm_runtime *rt, void *host, uint64_t nbytes,
         return CM_CUDA_OUT_OF_MEMORY;
     }
     range->kind = CM_EMULATED_REGISTERED;
-    range->device = self->device;
+    range->device = cm_emulated_self(rt)->device;
     range->flags = flags;
     range->host = (unsigned char *)host - (exact & (page - 1));
     range->bytes = range->host;
@@ -418,7 +655,7 @@ cm_emulated_op_host_register(cm_runtime *rt, void *host, uint64_t nbytes,
     range->registered = exact;
     int32_t code = register_pages(cm_emulated_of(rt), range, end);
     if (code != 0) {
-        cm_emulated_range_free(range);
+        range_free(range);
     }
     return code;
 }
@@ -428,20 +665,18 @@ int32_t
 cm_emulated_op_host_unregister(cm_runtime *rt, void *host)
 {
     cm_emulated *emulated = cm_emulated_of(rt);
-    cm_emulated_thread *self;
-    uint64_t address = (uint64_t)(uintptr_t)host;
-    CM_TRY_CODE(cm_emulated_enter_unsafe(rt, &self));
+    uint64_t address = address_of(host);
     if (host == NULL) {
         return CM_CUDA_INVALID_VALUE;
     }
     for (;;) {
-        cm_emulated_range *range = cm_emulated_range_find(
-            &emulated->memory, CM_EMULATED_REGISTERED, address, 1);
+        cm_emulated_range *range =
+            range_find(&emulated->memory, CM_EMULATED_REGISTERED, address, 1);
         if (range == NULL || range->registered != address) {
             return CM_CUDA_NOT_REGISTERED;
         }
         if (range->waiting == 0) {
-            cm_emulated_range_retire(emulated, range);
+            range_retire(emulated, range);
             return 0;
         }
         cm_cond_wait(&emulated->changed, &emulated->lock);
@@ -453,10 +688,8 @@ cm_emulated_op_host_unregister(cm_runtime *rt, void *host)
 int32_t
 cm_emulated_op_host_device_address(cm_runtime *rt, void *host, cm_address *out)
 {
-    cm_emulated_thread *self;
     cm_emulated_place place;
-    CM_TRY_CODE(cm_emulated_enter(rt, &self));
-    if (cm_emulated_find(cm_emulated_of(rt), (uint64_t)(uintptr_t)host, 1, &place)
+    if (cm_emulated_find(cm_emulated_of(rt), address_of(host), 1, &place)
             != CM_EMULATED_INSIDE
         || place.host != host
         || (place.kind != CM_EMULATED_HOST && place.kind != CM_EMULATED_REGISTERED)) {
@@ -476,9 +709,8 @@ cm_emulated_op_pointer_attributes(cm_runtime *rt, cm_address address,
         [CM_EMULATED_HOST] = CM_KIND_PINNED,
         [CM_EMULATED_REGISTERED] = CM_KIND_PINNED,
     };
-    cm_emulated_thread *self;
+    cm_emulated_thread *self = cm_emulated_self(rt);
     cm_emulated_place place;
-    CM_TRY_CODE(cm_emulated_enter(rt, &self));
     if (cm_emulated_find(cm_emulated_of(rt), address, 1, &place)
         != CM_EMULATED_INSIDE) {
         *out = (cm_pointer_info){
@@ -502,14 +734,12 @@ cm_emulated_op_pointer_attributes(cm_runtime *rt, cm_address address,
 int32_t
 cm_emulated_op_pointer_access(cm_runtime *rt, cm_address address, int *out)
 {
-    cm_emulated_thread *self;
     cm_emulated_place place;
-    CM_TRY_CODE(cm_emulated_enter(rt, &self));
     if (cm_emulated_find(cm_emulated_of(rt), address, 1, &place)
         != CM_EMULATED_INSIDE) {
         return CM_CUDA_INVALID_VALUE;
     }
-    bool may = (place.access >> self->device & 1) != 0;
+    bool may = (place.access >> cm_emulated_self(rt)->device & 1) != 0;
     *out = may ? CM_ACCESS_READ | CM_ACCESS_WRITE : 0;
     return 0;
 }
@@ -519,10 +749,9 @@ cm_emulated_op_memory_info(cm_runtime *rt, uint64_t *free_nbytes,
                            uint64_t *total_nbytes)
 {
     const cm_emulated *emulated = cm_emulated_of(rt);
-    cm_emulated_thread *self;
-    CM_TRY_CODE(cm_emulated_enter(rt, &self));
+    int device = cm_emulated_self(rt)->device;
     *total_nbytes = emulated->config.memory_nbytes;
-    *free_nbytes = *total_nbytes - emulated->memory.used_nbytes[self->device];
+    *free_nbytes = *total_nbytes - emulated->memory.used_nbytes[device];
     return 0;
 }
 
@@ -541,8 +770,7 @@ int32_t
 cm_emulated_op_peer_enable(cm_runtime *rt, int peer)
 {
     cm_emulated *emulated = cm_emulated_of(rt);
-    cm_emulated_thread *self;
-    CM_TRY_CODE(cm_emulated_enter_unsafe(rt, &self));
+    cm_emulated_thread *self = cm_emulated_self(rt);
     if (!cm_emulated_is_device(rt, peer) || peer == self->device) {
         return CM_CUDA_INVALID_DEVICE;
     }
@@ -571,8 +799,8 @@ static int32_t
 prefetch_run(cm_emulated *emulated, cm_emulated_job *base)
 {
     const prefetch *job = (const prefetch *)base;
-    const cm_emulated_range *range = cm_emulated_range_find(
-        &emulated->memory, CM_EMULATED_MANAGED, job->address, job->nbytes);
+    const cm_emulated_range *range =
+        range_find(&emulated->memory, CM_EMULATED_MANAGED, job->address, job->nbytes);
     if (range == NULL) {
         return CM_CUDA_ILLEGAL_ADDRESS;
     }
@@ -585,44 +813,46 @@ cm_emulated_op_prefetch_async(cm_runtime *rt, cm_address address, uint64_t nbyte
                               int device, uint64_t stream)
 {
     cm_emulated *emulated = cm_emulated_of(rt);
-    cm_emulated_thread *self;
     int of_stream;
-    CM_TRY_CODE(cm_emulated_enter_stream(rt, stream, &self, &of_stream));
+    CM_TRY_CODE(cm_emulated_op_stream_get_device(rt, stream, &of_stream));
     if (device < CM_HOST_LOCATION || device >= rt->device_count) {
         return CM_CUDA_INVALID_DEVICE;
     }
     const cm_emulated_range *range =
-        cm_emulated_range_find(&emulated->memory, CM_EMULATED_MANAGED, address, nbytes);
+        range_find(&emulated->memory, CM_EMULATED_MANAGED, address, nbytes);
     if (range == NULL) {
         return CM_CUDA_INVALID_VALUE;
     }
-    prefetch *job = malloc(sizeof(*job));
-    if (job == NULL) {
-        return CM_CUDA_OUT_OF_MEMORY;
-    }
     set_pages(range->wished, range, address, nbytes, device);
-    *job = (prefetch){{prefetch_run, cm_emulated_job_free}, address, nbytes, device};
-    return cm_emulated_submit(emulated, self, stream, &job->base, false);
+    prefetch job = {{.run = prefetch_run}, address, nbytes, device};
+    return cm_emulated_submit(rt, stream, &job.base, sizeof(job), false);
+}
+
+/* The pages [*first, *end) of the managed range that holds [address, address + nbytes).
+ */
+static int32_t
+find_managed(const cm_emulated *emulated, cm_address address, uint64_t nbytes,
+             const cm_emulated_range **range, size_t *first, size_t *end)
+{
+    *range = range_find(&emulated->memory, CM_EMULATED_MANAGED, address, nbytes);
+    if (*range == NULL) {
+        return CM_CUDA_INVALID_VALUE;
+    }
+    find_pages(*range, address, nbytes, first, end);
+    return 0;
 }
 
 int32_t
 cm_emulated_op_prefetch_location(cm_runtime *rt, cm_address address, uint64_t nbytes,
                                  int *out)
 {
-    cm_emulated_thread *self;
     size_t first, end;
-    CM_TRY_CODE(cm_emulated_enter(rt, &self));
-    const cm_emulated_range *range = cm_emulated_range_find(
-        &cm_emulated_of(rt)->memory, CM_EMULATED_MANAGED, address, nbytes);
-    if (range == NULL) {
-        return CM_CUDA_INVALID_VALUE;
-    }
-    find_pages(range, address, nbytes, &first, &end);
+    const cm_emulated_range *range;
+    CM_TRY_CODE(
+        find_managed(cm_emulated_of(rt), address, nbytes, &range, &first, &end));
     *out = range->wished[first];
     for (size_t i = first; i < end; i++) {
-        if (range->wished[i] != *out) {
-            *out = CM_NO_LOCATION;
-        }
+        *out = range->wished[i] == *out ? *out : CM_NO_LOCATION;
     }
     return 0;
 }
@@ -632,15 +862,349 @@ cm_emulated_count_host_pages(const cm_emulated *emulated, cm_address address,
                              uint64_t nbytes, uint64_t *out)
 {
     size_t first, end;
-    const cm_emulated_range *range =
-        cm_emulated_range_find(&emulated->memory, CM_EMULATED_MANAGED, address, nbytes);
-    if (range == NULL) {
-        return CM_CUDA_INVALID_VALUE;
-    }
-    find_pages(range, address, nbytes, &first, &end);
+    const cm_emulated_range *range;
+    CM_TRY_CODE(find_managed(emulated, address, nbytes, &range, &first, &end));
     *out = 0;
     for (size_t i = first; i < end; i++) {
         *out += range->resident[i] == CM_HOST_LOCATION;
     }
     return 0;
+}
+
+/* ---- device memory mapped on demand ---------------------------------------------- */
+
+/* A reserved range is two mappings of the host's without access; physical memory is
+ * bytes put into the second of them, so that neighbours are one run of bytes and one
+ * piece at two places shows the same ones. */
+
+static bool
+is_granular(uint64_t n)
+{
+    return (n & (CM_EMULATED_GRANULARITY - 1)) == 0;
+}
+
+/* The mappings under a stretch of addresses, if it covers them to their ends. */
+static bool
+find_whole(const cm_emulated *emulated, cm_address address, uint64_t nbytes,
+           cm_emulated_place *out)
+{
+    if (cm_emulated_find(emulated, address, nbytes, out) != CM_EMULATED_INSIDE
+        || out->range->kind != CM_EMULATED_VIRTUAL) {
+        return false;
+    }
+    const cm_emulated_entry *entries = out->range->mappings.entries;
+    const mapped_memory *first = entries[out->first_mapping].object;
+    return first->offset == out->offset
+           && entries[out->end_mapping - 1].key == out->offset + nbytes;
+}
+
+/* Counted against the device's size until neither its handle nor a place is left. */
+static void
+count(cm_emulated_memory *memory, const physical_memory *physical, bool on)
+{
+    uint64_t nbytes = on ? physical->nbytes : 0 - physical->nbytes;
+    memory->used_nbytes[physical->device] += nbytes;
+    memory->live_nbytes += nbytes;
+    memory->physical_count += on ? 1 : UINT64_MAX;
+}
+
+/* Free it if neither a handle nor a place is left. */
+static void
+settle(cm_emulated_memory *memory, physical_memory *physical)
+{
+    if (physical->is_released && physical->places == 0) {
+        cm_emulated_bytes_free(physical->bytes, physical->nbytes);
+        count(memory, physical, false);
+        free(physical);
+    }
+}
+
+int32_t
+cm_emulated_op_physical_granularity(cm_runtime *rt, int device, unsigned flags,
+                                    uint64_t *out)
+{
+    if (!cm_emulated_is_device(rt, device)) {
+        return CM_CUDA_INVALID_DEVICE;
+    }
+    if ((flags & ~(unsigned)PHYSICAL_FLAGS) != 0) {
+        return CM_CUDA_INVALID_VALUE;
+    }
+    *out = CM_EMULATED_GRANULARITY;
+    return 0;
+}
+
+int32_t
+cm_emulated_op_physical_create(cm_runtime *rt, uint64_t nbytes, int device,
+                               unsigned flags, uint64_t *out)
+{
+    cm_emulated *emulated = cm_emulated_of(rt);
+    cm_emulated_memory *memory = &emulated->memory;
+    if (!cm_emulated_is_device(rt, device)) {
+        return CM_CUDA_INVALID_DEVICE;
+    }
+    CM_TRY_CODE(emulated->streams.faults[device]);
+    if ((flags & ~(unsigned)PHYSICAL_FLAGS) != 0 || nbytes == 0
+        || !is_granular(nbytes)) {
+        return CM_CUDA_INVALID_VALUE;
+    }
+    if (nbytes > emulated->config.memory_nbytes - memory->used_nbytes[device]) {
+        return CM_CUDA_OUT_OF_MEMORY;
+    }
+    physical_memory *physical = calloc(1, sizeof(*physical));
+    unsigned char *bytes = physical != NULL ? cm_emulated_bytes_new(nbytes) : NULL;
+    uint64_t handle = 0x50000000 + 8 * memory->next_physical;
+    if (bytes == NULL || !cm_emulated_table_add(&memory->physicals, handle, physical)) {
+        if (bytes != NULL) {
+            cm_emulated_bytes_free(bytes, nbytes);
+        }
+        free(physical);
+        return CM_CUDA_OUT_OF_MEMORY;
+    }
+    *physical = (physical_memory){.device = device, .nbytes = nbytes, .bytes = bytes};
+    memory->next_physical++;
+    count(memory, physical, true);
+    *out = handle;
+    return 0;
+}
+
+int32_t
+cm_emulated_op_physical_release(cm_runtime *rt, uint64_t handle)
+{
+    cm_emulated_memory *memory = &cm_emulated_of(rt)->memory;
+    physical_memory *physical = cm_emulated_table_remove(&memory->physicals, handle);
+    if (physical == NULL) {
+        return CM_CUDA_INVALID_VALUE;
+    }
+    physical->is_released = true;
+    settle(memory, physical);
+    return 0;
+}
+
+int32_t
+cm_emulated_op_address_reserve(cm_runtime *rt, uint64_t nbytes, cm_address *out)
+{
+    uint64_t with_slack;
+    if (nbytes == 0 || !is_granular(nbytes)) {
+        return CM_CUDA_INVALID_VALUE;
+    }
+    cm_emulated_range *range = calloc(1, sizeof(*range));
+    if (range == NULL || !cm_add_u64(nbytes, CM_EMULATED_GRANULARITY, &with_slack)) {
+        free(range);
+        return CM_CUDA_OUT_OF_MEMORY;
+    }
+    range->kind = CM_EMULATED_VIRTUAL;
+    range->device = -1;
+    range->nbytes = nbytes;
+    bool good = cm_emulated_pages_map(with_slack, 0, &range->user)
+                && cm_emulated_pages_map(nbytes, 0, &range->alias);
+    range->bytes = range->alias.start;
+    range->address = (address_of(range->user.start) + CM_EMULATED_GRANULARITY - 1)
+                     & ~(CM_EMULATED_GRANULARITY - 1);
+    if (!good || !range_insert(cm_emulated_of(rt), range)) {
+        range_free(range);
+        return CM_CUDA_OUT_OF_MEMORY;
+    }
+    *out = range->address;
+    return 0;
+}
+
+int32_t
+cm_emulated_op_address_free(cm_runtime *rt, cm_address address, uint64_t nbytes)
+{
+    cm_emulated_memory *memory = &cm_emulated_of(rt)->memory;
+    cm_emulated_range *range = range_find(memory, CM_EMULATED_VIRTUAL, address, nbytes);
+    if (range == NULL || range->address != address || range->nbytes != nbytes
+        || range->mappings.count != 0) {
+        return CM_CUDA_INVALID_VALUE;
+    }
+    range_retire(cm_emulated_of(rt), range);
+    return 0;
+}
+
+int32_t
+cm_emulated_op_address_map(cm_runtime *rt, cm_address address, uint64_t nbytes,
+                           uint64_t handle)
+{
+    cm_emulated_memory *memory = &cm_emulated_of(rt)->memory;
+    physical_memory *physical = cm_emulated_table_find(&memory->physicals, handle);
+    cm_emulated_range *range = range_find(memory, CM_EMULATED_VIRTUAL, address, nbytes);
+    if (physical == NULL || range == NULL || !is_granular(address)
+        || !is_granular(nbytes)) {
+        return CM_CUDA_INVALID_VALUE;
+    }
+    if (nbytes != physical->nbytes) {
+        return CM_CUDA_NOT_SUPPORTED; /* part of a handle, as on a real device */
+    }
+    uint64_t offset = address - range->address;
+    cm_emulated_table *mappings = &range->mappings;
+    size_t index = cm_emulated_table_above(mappings, offset);
+    const mapped_memory *next =
+        index < mappings->count ? mappings->entries[index].object : NULL;
+    if (next != NULL && next->offset < offset + nbytes) {
+        return CM_CUDA_INVALID_VALUE; /* something is there */
+    }
+    mapped_memory *made = calloc(1, sizeof(*made));
+    if (made == NULL || !cm_emulated_table_add(mappings, offset + nbytes, made)) {
+        free(made);
+        return CM_CUDA_OUT_OF_MEMORY;
+    }
+    if (!cm_emulated_bytes_map(physical->bytes, nbytes, range->bytes + offset)) {
+        free(cm_emulated_table_remove(mappings, offset + nbytes));
+        return CM_CUDA_OUT_OF_MEMORY;
+    }
+    made->offset = offset;
+    made->nbytes = nbytes;
+    made->physical = physical;
+    made->serial = ++memory->serial;
+    memory->mapping_count++;
+    physical->places++;
+    return 0;
+}
+
+/* Unmap [offset, end) of the range, all of it mapped, once no work is there, which
+ * fails for it. */
+static void
+unmap(cm_emulated *emulated, cm_emulated_range *range, uint64_t offset, uint64_t end)
+{
+    cm_emulated_memory *memory = &emulated->memory;
+    cm_emulated_table *mappings = &range->mappings;
+    size_t first = cm_emulated_table_above(mappings, offset);
+    for (size_t i = first; i < mappings->count && mappings->entries[i].key <= end;
+         i++) {
+        ((mapped_memory *)mappings->entries[i].object)->is_leaving = true;
+    }
+    /* While we wait others may map and unmap, but nothing where we have yet to come. */
+    while (offset < end) {
+        first = cm_emulated_table_above(mappings, offset);
+        mapped_memory *gone = mappings->entries[first].object;
+        while (gone->pins != 0) {
+            cm_cond_wait(&emulated->changed, &emulated->lock);
+        }
+        cm_emulated_bytes_unmap(range->bytes + offset, gone->nbytes);
+        offset += gone->nbytes;
+        (void)cm_emulated_table_remove(mappings, offset);
+        memory->mapping_count--;
+        gone->physical->places--;
+        gone->physical->is_closed = gone->physical->places > 0;
+        settle(memory, gone->physical);
+        free(gone);
+    }
+}
+
+int32_t
+cm_emulated_op_address_unmap(cm_runtime *rt, cm_address address, uint64_t nbytes)
+{
+    cm_emulated_place place;
+    if (!find_whole(cm_emulated_of(rt), address, nbytes, &place)) {
+        return CM_CUDA_INVALID_VALUE;
+    }
+    unmap(cm_emulated_of(rt), place.range, place.offset, place.offset + nbytes);
+    return 0;
+}
+
+int32_t
+cm_emulated_op_address_set_access(cm_runtime *rt, cm_address address, uint64_t nbytes,
+                                  const int *devices, int device_count)
+{
+    if (devices == NULL || device_count <= 0) {
+        return CM_CUDA_INVALID_VALUE;
+    }
+    uint64_t mask = 0;
+    for (int i = 0; i < device_count; i++) {
+        if (!cm_emulated_is_device(rt, devices[i])) {
+            return CM_CUDA_INVALID_DEVICE;
+        }
+        mask |= UINT64_C(1) << devices[i];
+    }
+    cm_emulated_place place;
+    if (!find_whole(cm_emulated_of(rt), address, nbytes, &place)) {
+        return CM_CUDA_INVALID_VALUE;
+    }
+    if (!cm_emulated_bytes_show(place.bytes, nbytes)) {
+        return CM_CUDA_OUT_OF_MEMORY;
+    }
+    for (size_t i = place.first_mapping; i < place.end_mapping; i++) {
+        mapped_memory *mapping = place.range->mappings.entries[i].object;
+        bool adds = mapping->access != 0 && (mask & ~mapping->access) != 0;
+        if (adds && mapping->physical->is_closed) {
+            return CM_CUDA_INVALID_VALUE;
+        }
+        mapping->access |= mask;
+    }
+    return 0;
+}
+
+/* ---- the end of a device and of everything --------------------------------------- */
+
+/* Unmap one mapping of the device in any range; false: there is none. */
+static bool
+unmap_one(cm_emulated *emulated, int device)
+{
+    const cm_emulated_table *ranges = &emulated->memory.ranges;
+    for (size_t i = 0; i < ranges->count; i++) {
+        cm_emulated_range *range = ranges->entries[i].object;
+        for (size_t k = 0; k < range->mappings.count; k++) {
+            const mapped_memory *each = range->mappings.entries[k].object;
+            if (each->physical->device == device && !each->is_leaving) {
+                unmap(emulated, range, each->offset, each->offset + each->nbytes);
+                return true;
+            }
+        }
+    }
+    return false;
+}
+
+/* Drop what the device has mapped on demand, wherever. */
+static void
+reset_virtual(cm_emulated *emulated, int device)
+{
+    cm_emulated_memory *memory = &emulated->memory;
+    while (unmap_one(emulated, device)) {
+    }
+    cm_emulated_table *physicals = &memory->physicals;
+    for (size_t i = physicals->count; i-- > 0;) {
+        physical_memory *physical = physicals->entries[i].object;
+        if (physical->device == device) {
+            (void)cm_emulated_table_remove(physicals, physicals->entries[i].key);
+            physical->is_released = true;
+            settle(memory, physical);
+        }
+    }
+}
+
+void
+cm_emulated_memory_reset(cm_emulated *emulated, int device)
+{
+    cm_emulated_memory *memory = &emulated->memory;
+    reset_virtual(emulated, device);
+    memory->guests[device] = 0;
+    for (int i = 0; i < CM_MAX_DEVICES; i++) {
+        memory->guests[i] &= ~(UINT64_C(1) << device);
+    }
+    for (size_t i = 0; i < memory->ranges.count;) {
+        cm_emulated_range *range = memory->ranges.entries[i++].object;
+        if (range->device == device) {
+            range_retire(emulated, range);
+            i = 0; /* waiting for pins lets others change the table */
+        }
+    }
+}
+
+void
+cm_emulated_memory_fini(cm_emulated *emulated)
+{
+    cm_emulated_memory *memory = &emulated->memory;
+    for (int device = 0; device < emulated->base.device_count; device++) {
+        reset_virtual(emulated, device);
+    }
+    while (memory->ranges.count != 0) {
+        cm_emulated_range *range = memory->ranges.entries[0].object;
+        take_out(memory, range);
+        range_free(range);
+    }
+    while (memory->freed_count != 0) {
+        forget_oldest(memory);
+    }
+    cm_emulated_table_fini(&memory->ranges);
+    cm_emulated_table_fini(&memory->physicals);
 }

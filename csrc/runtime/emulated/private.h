@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What the files of the emulated device share: its struct, the nouns in it, and one
  * body for each operation of ops.h. A body answers a bare code (0, a cudaError_t or one
- * of CM_E…); the wrappers that emulated.c generates add the driver's age, the
- * operation's name and the telling argument.
+ * of CM_E…); the wrappers that emulated.c generates do what stands before it (entries[]
+ * there) and add the driver's age, the operation's name and the telling argument.
  * Locks: one, `lock`. The wrappers take it, so that every body and everything declared
  * here is called with it held; what waits does so on `changed`, and executing work lets
  * it go while bytes move. */
@@ -15,8 +15,8 @@
 #include "base/list.h"
 #include "base/thread.h"
 #include "runtime/emulated/emulated.h"
-#include "runtime/emulated/handles.h"
 #include "runtime/emulated/pages.h"
+#include "runtime/emulated/table.h"
 
 typedef struct cm_emulated cm_emulated;
 
@@ -28,31 +28,34 @@ typedef struct cm_emulated_thread {
     pid_t id;                        /* the kernel's */
     int device;                      /* -1: no context */
     int capture_mode;
-    struct cm_stream_thread *own[CM_MAX_DEVICES]; /* per-thread streams; borrowed */
 } cm_emulated_thread;
+
+enum { CM_EMULATED_ANY = -1 };
 
 /* A piece of work: embed it first in a struct of your own. Both are called with the
  * lock held; `run`, on the stream's thread, lets it go while it does what takes long.
  */
 typedef struct cm_emulated_job {
     int32_t (*run)(cm_emulated *emulated, struct cm_emulated_job *job);
-    void (*drop)(struct cm_emulated_job *job); /* once, whatever happened */
+    void (*drop)(struct cm_emulated_job *job); /* once, whatever happened; NULL: it owns
+                                                  nothing */
+    int device;     /* that touches memory, or CM_EMULATED_ANY */
+    uint64_t stamp; /* the memory's serial when it was queued; submit notes it */
 } cm_emulated_job;
 
 /* The streams, their events and their order. */
 typedef struct cm_emulated_streams {
     cm_list queues;
-    cm_emulated_handles by_handle;
-    cm_emulated_handles events;
-    struct cm_stream_thread *legacy[CM_MAX_DEVICES]; /* borrowed; NULL: not made yet */
-    struct cm_stream_thread *fence[CM_MAX_DEVICES];
+    cm_emulated_table by_handle;
+    cm_emulated_table events;
     int32_t faults[CM_MAX_DEVICES]; /* of a job of the device; sticks until reset */
     uint64_t next_handle;
     uint64_t reused_handle; /* of the stream destroyed last; 0: none */
     uint64_t next_id;
     uint64_t next_event;
     uint64_t next_capture;
-    uint64_t queued;
+    uint64_t queued; /* marks included */
+    uint64_t queued_jobs;
     uint32_t capturing;
 } cm_emulated_streams;
 
@@ -66,64 +69,32 @@ typedef enum cm_emulated_kind {
     CM_EMULATED_VIRTUAL, /* addresses only; what is mapped there is DEVICE to callers */
 } cm_emulated_kind;
 
-/* Device memory without an address of its own. */
-typedef struct cm_emulated_physical {
-    int device;
-    bool is_released; /* the handle is gone; freed with the last place */
-    bool is_closed;   /* was in two places and left one: no device is let in later, as
-                         memory for RDMA behaves on a real device (driver 580) */
-    unsigned places;  /* mappings of it */
-    uint64_t nbytes;
-    uint64_t offset; /* in the store */
-} cm_emulated_physical;
-
-typedef struct cm_emulated_mapping {
-    uint64_t offset; /* from the start of the range */
-    uint64_t nbytes;
-    cm_emulated_physical *physical;
-    uint64_t serial; /* of when it was made; see cm_emulated_memory */
-    uint64_t access; /* by device index */
-    unsigned pins;   /* executing work */
-    bool is_leaving; /* being unmapped: not there for anyone else */
-} cm_emulated_mapping;
-
 typedef struct cm_emulated_range {
     cm_emulated_kind kind;
     int device; /* -1: of none */
     unsigned flags;
-    unsigned pins;           /* executing work */
-    unsigned waiting;        /* copies that are queued; of registered memory only */
-    bool is_gone;            /* freed with the last of them */
-    cm_address address;      /* start for devices */
-    unsigned char *host;     /* start for the host; NULL: it may not touch it */
-    unsigned char *bytes;    /* start for the emulator */
-    uint64_t nbytes;         /* from each of the starts */
-    uint64_t budget_nbytes;  /* taken from the budget */
-    uint64_t registered;     /* the address that was registered, maybe inside a page */
-    cm_emulated_pages user;  /* owned: addresses without bytes */
-    cm_emulated_pages alias; /* owned: bytes */
-    cm_emulated_mapping *mappings; /* owned; sorted; virtual only */
-    size_t mapping_count;
-    size_t mapping_capacity;
-    size_t page_count;     /* of alias; managed only */
-    signed char *resident; /* by page: device index or CM_HOST_LOCATION; owned */
-    signed char *wished;   /* by page: … or CM_NO_LOCATION; owned */
+    unsigned pins;              /* executing work */
+    unsigned waiting;           /* copies that are queued; of registered memory only */
+    bool is_gone;               /* freed with the last of them */
+    cm_address address;         /* start for devices */
+    unsigned char *host;        /* start for the host; NULL: it may not touch it */
+    unsigned char *bytes;       /* start for the emulator */
+    uint64_t nbytes;            /* from each of the starts */
+    uint64_t budget_nbytes;     /* taken from the budget */
+    uint64_t registered;        /* the address that was registered, maybe in a page */
+    cm_emulated_pages user;     /* owned: addresses without bytes */
+    cm_emulated_pages alias;    /* owned: bytes */
+    cm_emulated_table mappings; /* by end from the start; owned; virtual only */
+    size_t page_count;          /* of alias; managed only */
+    signed char *resident;      /* by page: device or CM_HOST_LOCATION; owned */
+    signed char *wished;        /* by page: … or CM_NO_LOCATION; owned */
 } cm_emulated_range;
-
-typedef struct cm_emulated_span {
-    uint64_t start;
-    uint64_t end;
-    cm_emulated_range *range;
-    bool is_first;  /* the span by which the range is freed */
-    bool by_device; /* devices may use these addresses */
-} cm_emulated_span;
 
 enum { CM_EMULATED_FREED_COUNT = 256 };
 
 /* used_nbytes[d] = sum of budget_nbytes of device ranges of d; host_used_nbytes
- * likewise of host and managed ranges. spans is sorted and without overlaps. Work notes
- * `serial` when it is queued: what is mapped later at the same addresses is not what it
- * meant. */
+ * likewise of host and managed ranges. Work notes `serial` when it is queued: what is
+ * mapped later at the same addresses is not what it meant. */
 typedef struct cm_emulated_memory {
     uint64_t host_limit_nbytes;
     uint64_t used_nbytes[CM_MAX_DEVICES];
@@ -133,14 +104,12 @@ typedef struct cm_emulated_memory {
     uint64_t counts[CM_EMULATED_VIRTUAL + 1];
     uint64_t physical_count;
     uint64_t mapping_count;
-    cm_emulated_span *spans; /* owned */
-    size_t span_count;
-    size_t span_capacity;
-    cm_emulated_pages freed[CM_EMULATED_FREED_COUNT]; /* a ring */
-    unsigned freed_index;
+    cm_emulated_table ranges; /* by end, for the host and for devices; owned */
+    cm_emulated_pages freed[CM_EMULATED_FREED_COUNT]; /* a ring; see defer() */
+    unsigned freed_first;
+    unsigned freed_count;
     uint64_t freed_nbytes;
-    cm_emulated_store store;
-    cm_emulated_handles physicals; /* of cm_emulated_physical, owned */
+    cm_emulated_table physicals; /* of physical_memory, owned */
     uint64_t next_physical;
     uint64_t serial; /* of the newest mapping */
 } cm_emulated_memory;
@@ -156,8 +125,7 @@ struct cm_emulated {
     cm_emulated_thread *threads; /* owned; some of threads that have gone */
     cm_emulated_streams streams;
     cm_emulated_memory memory;
-    cm_emulated_handles modules;   /* of struct module, owned */
-    cm_emulated_handles functions; /* of struct module too: the one it is from */
+    cm_emulated_table modules; /* of struct module, owned */
     uint64_t next_module;
 };
 
@@ -180,15 +148,6 @@ enum {
     CM_CUDA_CAPTURED_EVENT = 907,
 };
 
-/* Hand a failure up. */
-#define CM_TRY_CODE(expr)                                                              \
-    do {                                                                               \
-        int32_t try_code = (expr);                                                     \
-        if (try_code != 0) {                                                           \
-            return try_code;                                                           \
-        }                                                                              \
-    } while (0)
-
 static inline cm_emulated *
 cm_emulated_of(cm_runtime *rt)
 {
@@ -201,7 +160,120 @@ cm_emulated_is_device(const cm_runtime *rt, int device)
     return device >= 0 && device < rt->device_count;
 }
 
-/* kernel.c: forget the modules of the device; of all with -1. */
+/* -- stream.c -------------------------------------------------------------------------- */
+
+/* A stream handle is one that `stream_create` gave, or 0 and 1 (the device's legacy
+ * stream) or 2 (the thread's own), on the device that is current for the thread. What a
+ * job does is not known here. */
+
+/* Make the record of the calling thread, if it has none. Fails: out of memory. */
+int32_t cm_emulated_enter_thread(cm_emulated *emulated);
+/* What the calling thread has current. */
+cm_emulated_thread *cm_emulated_self(cm_runtime *rt);
+/* True when a capture forbids the thread calls that may synchronise. */
+bool cm_emulated_is_forbidden(const cm_emulated *emulated,
+                              const cm_emulated_thread *thread);
+
+void cm_emulated_streams_init(cm_emulated *emulated);
+/* Opens every gate, waits for all work, joins the threads. Called without the lock,
+ * when nobody calls any more. */
+void cm_emulated_streams_fini(cm_emulated *emulated);
+
+/* Queue a copy of the job, a struct of `nbytes` (dropped on failure too); with `wait`
+ * until it has run. On a capturing stream it becomes part of the graph, which here
+ * means: it never runs. */
+int32_t cm_emulated_submit(cm_runtime *rt, uint64_t stream, cm_emulated_job *job,
+                           size_t nbytes, bool wait);
+
+/* Wait for everything on the device, non-blocking streams too. */
+int32_t cm_emulated_wait_device(cm_emulated *emulated, int device);
+/* Destroy the device's streams and events and forget its fault; its work was waited
+ * for. */
+void cm_emulated_streams_reset(cm_emulated *emulated, int device);
+
+int32_t cm_emulated_gate(cm_runtime *rt, uint64_t stream, bool shut);
+int32_t cm_emulated_capture(cm_runtime *rt, uint64_t stream, bool on);
+
+/* -- memory.c -------------------------------------------------------------------------- */
+
+#define CM_EMULATED_GRANULARITY (UINT64_C(2) << 20) /* of memory mapped on demand */
+
+/* Device memory is a reservation that nobody may touch plus the bytes somewhere else,
+ * between guard pages. Freed memory becomes untouchable and its addresses stay taken
+ * for a while, so that late work is caught. Freeing waits for executing work that has
+ * pinned the range, unregistering for copies that are queued. */
+
+void cm_emulated_memory_init(cm_emulated *emulated);
+/* Free all ranges, in use or not, and the addresses kept; nothing may be executing. */
+void cm_emulated_memory_fini(cm_emulated *emulated);
+/* Free whatever `device` still has, and let it use no other's memory. */
+void cm_emulated_memory_reset(cm_emulated *emulated, int device);
+
+/* How [address, address + nbytes) lies to the known ranges. */
+typedef enum cm_emulated_found {
+    CM_EMULATED_UNKNOWN, /* touches none: ordinary host memory */
+    CM_EMULATED_INSIDE,  /* inside exactly one */
+    CM_EMULATED_BROKEN   /* over an edge, or freed */
+} cm_emulated_found;
+
+/* A snapshot of where a stretch of addresses lies. */
+typedef struct cm_emulated_place {
+    cm_emulated_range *range; /* borrowed: until the lock is let go, or unpin */
+    uint64_t offset;          /* in the range */
+    uint64_t nbytes;
+    cm_emulated_kind kind;
+    int device;
+    unsigned flags;
+    uint64_t access;      /* by device index: which may touch all of it */
+    cm_address address;   /* the same byte for devices */
+    void *host;           /* the same byte for the host; NULL for device memory */
+    unsigned char *bytes; /* the same byte for the emulator */
+    bool by_device;       /* the address asked for is one that a device may use */
+    size_t first_mapping; /* [first, end) of the range's; virtual only */
+    size_t end_mapping;
+} cm_emulated_place;
+
+/* *out is written when it is inside. */
+cm_emulated_found cm_emulated_find(const cm_emulated *emulated, uint64_t address,
+                                   uint64_t nbytes, cm_emulated_place *out);
+
+/* As find, and keep the range from going away until unpin. `device`: only an address
+ * that this device may use will do, and managed memory comes to it; CM_EMULATED_ANY:
+ * any. `stamp`: the memory's serial when the work was queued; what was mapped later
+ * will not do. Fails: CM_CUDA_ILLEGAL_ADDRESS. */
+int32_t cm_emulated_pin(cm_emulated *emulated, uint64_t address, uint64_t nbytes,
+                        int device, uint64_t stamp, cm_emulated_place *out);
+/* `code`, or if that is 0 CM_CUDA_ILLEGAL_ADDRESS when the memory was unmapped under
+ * the work. Nothing is pinned where the range is NULL. */
+int32_t cm_emulated_unpin(cm_emulated *emulated, const cm_emulated_place *place,
+                          int32_t code);
+
+/* A stretch of memory that work touches; of no bytes: none. */
+typedef struct cm_emulated_end {
+    cm_address address;
+    uint64_t nbytes;
+    bool is_plain; /* ordinary memory: nothing to look up */
+} cm_emulated_end;
+
+/* Pin both ends for the job, let go of the lock for `touch`, unpin. Fails as pin and
+ * unpin do, without a touch if it is pin that fails. */
+int32_t cm_emulated_touch(cm_emulated *emulated, cm_emulated_job *job,
+                          const cm_emulated_end *dst, const cm_emulated_end *src,
+                          void (*touch)(cm_emulated_job *job, unsigned char *dst,
+                                        const unsigned char *src));
+
+/* A copy that is queued holds the registered memory it is about, of which that is the
+ * place: unregistering waits for it, as the driver does. NULL: not registered. */
+cm_emulated_range *cm_emulated_hold(const cm_emulated_place *place);
+void cm_emulated_let_go(cm_emulated *emulated, cm_emulated_range *range);
+
+/* Managed pages of a range that are on the host. Fails: CM_CUDA_INVALID_VALUE. */
+int32_t cm_emulated_count_host_pages(const cm_emulated *emulated, cm_address address,
+                                     uint64_t nbytes, uint64_t *out);
+
+/* -- kernel.c -------------------------------------------------------------------------- */
+
+/* Forget the modules of the device; of all with -1. */
 void cm_emulated_modules_reset(cm_emulated *emulated, int device);
 
 #endif

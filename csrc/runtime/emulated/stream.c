@@ -3,12 +3,12 @@
  * remembers the item it was recorded as, so that what waits for it is not moved by
  * recording it again. Handles of events are never used twice: a stale one is always
  * seen. */
-#include "runtime/emulated/stream.h"
+#include "runtime/emulated/private.h"
 
 #include <errno.h>
 #include <stdlib.h>
+#include <string.h>
 #include <sys/syscall.h>
-#include <time.h>
 #include <unistd.h>
 
 /* As on real devices: the lower number is the more urgent. */
@@ -46,6 +46,7 @@ typedef struct cm_stream_thread {
     bool is_finished; /* its thread is about to end; may be joined */
     uint64_t capture; /* number of the capture under way; 0: none */
     const cm_emulated_thread *capturer;
+    const cm_emulated_thread *owner; /* whose per-thread stream it is; else NULL */
     cm_list items;
     cm_emulated_item *last; /* held: the newest, maybe done; NULL: never any */
     cm_cond work;
@@ -84,17 +85,6 @@ is_blocking(const cm_stream_thread *queue)
            || queue->kind == CM_QUEUE_PER_THREAD;
 }
 
-static void
-sleep_ns(uint64_t delay_ns)
-{
-    struct timespec left = {
-        .tv_sec = (time_t)(delay_ns / 1000000000u),
-        .tv_nsec = (long)(delay_ns % 1000000000u),
-    };
-    while (nanosleep(&left, &left) != 0 && errno == EINTR) {
-    }
-}
-
 /* xorshift64*: the delays of a stream depend on the seed and its id alone. */
 static uint64_t
 next_random(uint64_t *state)
@@ -110,6 +100,14 @@ item_release(cm_emulated_item *item)
 {
     if (item != NULL && --item->refs == 0) {
         free(item);
+    }
+}
+
+static void
+job_drop(cm_emulated_job *job)
+{
+    if (job->drop != NULL) {
+        job->drop(job);
     }
 }
 
@@ -141,12 +139,13 @@ next_item(cm_stream_thread *queue)
 {
     cm_emulated *emulated = queue->emulated;
     for (;;) {
+        bool is_empty = cm_list_is_empty(&queue->items);
+        if (is_empty && queue->is_closed) {
+            return NULL;
+        }
         cm_emulated_item *item =
             CM_LIST_ENTRY(queue->items.next, cm_emulated_item, node);
-        if (cm_list_is_empty(&queue->items) || queue->is_shut) {
-            if (cm_list_is_empty(&queue->items) && queue->is_closed) {
-                return NULL;
-            }
+        if (is_empty || queue->is_shut) {
             cm_cond_wait(&queue->work, &emulated->lock);
         }
         else if (item_is_free(item)) {
@@ -170,7 +169,7 @@ run_item(cm_stream_thread *queue, cm_emulated_item *item)
     uint64_t most_ns = (uint64_t)emulated->config.max_delay_us * 1000u;
     if (most_ns != 0 && !item->is_prompt) {
         cm_mutex_unlock(&emulated->lock);
-        sleep_ns(next_random(&queue->random) % (most_ns + 1));
+        cm_sleep_ns(next_random(&queue->random) % (most_ns + 1));
         cm_mutex_lock(&emulated->lock);
     }
     if (item->job != NULL) {
@@ -178,8 +177,10 @@ run_item(cm_stream_thread *queue, cm_emulated_item *item)
         if (code != 0) {
             emulated->streams.faults[queue->device] = code;
         }
-        item->job->drop(item->job);
+        job_drop(item->job);
+        free(item->job);
         item->job = NULL;
+        emulated->streams.queued_jobs--;
     }
     item->end_ns = cm_now_ns();
     item->done = true;
@@ -218,12 +219,11 @@ queue_open(cm_emulated *emulated, cm_stream_thread_kind kind, int device,
     queue->random =
         (emulated->config.seed ^ (queue->id * UINT64_C(0x9E3779B97F4A7C15))) | 1u;
     cm_list_init(&queue->items);
-    if (!cm_is_ok(cm_cond_init(&queue->work))) {
-        free(queue);
-        return CM_CUDA_OUT_OF_MEMORY;
-    }
-    if (!cm_is_ok(cm_thread_start(&queue->thread, queue_main, queue))) {
-        cm_cond_fini(&queue->work);
+    bool has_cond = cm_is_ok(cm_cond_init(&queue->work));
+    if (!has_cond || !cm_is_ok(cm_thread_start(&queue->thread, queue_main, queue))) {
+        if (has_cond) {
+            cm_cond_fini(&queue->work);
+        }
         free(queue);
         return CM_CUDA_OUT_OF_MEMORY;
     }
@@ -241,7 +241,7 @@ queue_close(cm_stream_thread *queue)
         streams->capturing--;
     }
     if (queue->kind == CM_QUEUE_USER && !queue->is_closed) {
-        (void)cm_emulated_handles_remove(&streams->by_handle, queue->handle);
+        (void)cm_emulated_table_remove(&streams->by_handle, queue->handle);
         streams->reused_handle = queue->handle;
     }
     queue->is_shut = false;
@@ -274,46 +274,37 @@ reap(cm_emulated *emulated)
     }
 }
 
-/* The queue behind a handle; makes default queues on first use. */
+/* The device's queue of the kind, which `owner` has to itself unless that is NULL;
+ * opened on first use. */
 static int32_t
-queue_find(cm_emulated *emulated, cm_emulated_thread *thread, uint64_t stream,
-           cm_stream_thread **out)
+default_find(cm_emulated *emulated, cm_stream_thread_kind kind, int device,
+             const cm_emulated_thread *owner, cm_stream_thread **out)
 {
-    cm_stream_thread **slot = &emulated->streams.legacy[thread->device];
-    cm_stream_thread_kind kind = CM_QUEUE_LEGACY;
+    for (EACH_QUEUE(emulated, queue)) {
+        if (queue->kind == kind && queue->device == device && queue->owner == owner
+            && !queue->is_closed) {
+            *out = queue;
+            return 0;
+        }
+    }
+    CM_TRY_CODE(queue_open(emulated, kind, device, out));
+    (*out)->owner = owner;
+    return 0;
+}
+
+/* The queue behind a handle. */
+static int32_t
+queue_find(cm_runtime *rt, uint64_t stream, cm_stream_thread **out)
+{
+    cm_emulated *emulated = cm_emulated_of(rt);
+    const cm_emulated_thread *self = cm_emulated_self(rt);
     if (stream > CM_STREAM_PER_THREAD) {
-        *out = cm_emulated_handles_find(&emulated->streams.by_handle, stream);
+        *out = cm_emulated_table_find(&emulated->streams.by_handle, stream);
         return *out != NULL ? 0 : CM_CUDA_INVALID_HANDLE;
     }
-    if (stream == CM_STREAM_PER_THREAD) {
-        slot = &thread->own[thread->device];
-        kind = CM_QUEUE_PER_THREAD;
-    }
-    if (*slot == NULL) {
-        CM_TRY_CODE(queue_open(emulated, kind, thread->device, slot));
-    }
-    *out = *slot;
-    return 0;
-}
-
-/* The same, of a call that the thread makes: it gets a context. */
-static int32_t
-queue_enter(cm_runtime *rt, uint64_t stream, cm_stream_thread **out)
-{
-    cm_emulated_thread *self;
-    CM_TRY_CODE(cm_emulated_enter(rt, &self));
-    return queue_find(cm_emulated_of(rt), self, stream, out);
-}
-
-static int32_t
-fence_find(cm_emulated *emulated, int device, cm_stream_thread **out)
-{
-    cm_stream_thread **fence = &emulated->streams.fence[device];
-    if (*fence == NULL) {
-        CM_TRY_CODE(queue_open(emulated, CM_QUEUE_FENCE, device, fence));
-    }
-    *out = *fence;
-    return 0;
+    return stream == CM_STREAM_PER_THREAD
+               ? default_find(emulated, CM_QUEUE_PER_THREAD, self->device, self, out)
+               : default_find(emulated, CM_QUEUE_LEGACY, self->device, NULL, out);
 }
 
 /* Whether an item of `queue` comes after what is now last on `other`. */
@@ -370,6 +361,7 @@ queue_push(cm_stream_thread *queue, cm_emulated_job *job, cm_emulated_item *afte
     item_release(queue->last);
     queue->last = item;
     emulated->streams.queued++;
+    emulated->streams.queued_jobs += job != NULL;
     if (out != NULL) {
         item->refs++;
         *out = item;
@@ -420,39 +412,49 @@ queue_wait(cm_stream_thread *queue)
     return item_await(queue->emulated, item, queue->device);
 }
 
-void
-cm_emulated_job_free(cm_emulated_job *job)
-{
-    free(job);
-}
-
-/* *queued: the job belongs to the queue. */
+/* *item: the job is queued; held for the caller. NULL: it is not. */
 static int32_t
-submit(cm_emulated *emulated, cm_emulated_thread *thread, uint64_t stream,
-       cm_emulated_job *job, bool wait, bool *queued)
+submit(cm_stream_thread *queue, const cm_emulated_job *job, size_t nbytes,
+       cm_emulated_item **item)
 {
-    cm_stream_thread *queue;
-    CM_TRY_CODE(queue_find(emulated, thread, stream, &queue));
-    int device = queue->device;
-    CM_TRY_CODE(emulated->streams.faults[device]);
-    int32_t code = check_capture(queue);
-    if (code != 0) {
-        return queue->capture != 0 ? 0 : code;
+    *item = NULL;
+    CM_TRY_CODE(queue->emulated->streams.faults[queue->device]);
+    if (queue->capture != 0) {
+        return 0;
     }
-    cm_emulated_item *item = NULL;
-    CM_TRY_CODE(queue_push(queue, job, NULL, wait ? &item : NULL));
-    *queued = true;
-    return wait ? item_await(emulated, item, device) : 0;
+    CM_TRY_CODE(check_capture(queue));
+    cm_emulated_job *copy = malloc(nbytes);
+    if (copy == NULL) {
+        return CM_CUDA_OUT_OF_MEMORY;
+    }
+    memcpy(copy, job, nbytes);
+    int32_t code = queue_push(queue, copy, NULL, item);
+    if (code != 0) {
+        free(copy);
+    }
+    return code;
 }
 
 int32_t
-cm_emulated_submit(cm_emulated *emulated, cm_emulated_thread *thread, uint64_t stream,
-                   cm_emulated_job *job, bool wait)
+cm_emulated_submit(cm_runtime *rt, uint64_t stream, cm_emulated_job *job, size_t nbytes,
+                   bool wait)
 {
-    bool queued = false;
-    int32_t code = submit(emulated, thread, stream, job, wait, &queued);
-    if (!queued) {
-        job->drop(job);
+    cm_emulated *emulated = cm_emulated_of(rt);
+    cm_stream_thread *queue;
+    cm_emulated_item *item = NULL;
+    job->stamp = emulated->memory.serial;
+    int32_t code = queue_find(rt, stream, &queue);
+    if (code == 0) {
+        code = submit(queue, job, nbytes, &item);
+    }
+    if (item == NULL) {
+        job_drop(job);
+    }
+    else if (wait) {
+        code = item_await(emulated, item, queue->device);
+    }
+    else {
+        item_release(item);
     }
     return code;
 }
@@ -461,182 +463,112 @@ int32_t
 cm_emulated_wait_device(cm_emulated *emulated, int device)
 {
     cm_stream_thread *fence;
-    CM_TRY_CODE(fence_find(emulated, device, &fence));
+    CM_TRY_CODE(default_find(emulated, CM_QUEUE_FENCE, device, NULL, &fence));
     return queue_wait(fence);
 }
 
 int32_t
-cm_emulated_gate(cm_emulated *emulated, cm_emulated_thread *thread, uint64_t stream,
-                 bool shut)
+cm_emulated_gate(cm_runtime *rt, uint64_t stream, bool shut)
 {
     cm_stream_thread *queue;
-    CM_TRY_CODE(queue_find(emulated, thread, stream, &queue));
+    CM_TRY_CODE(queue_find(rt, stream, &queue));
     queue->is_shut = shut;
     cm_cond_signal_all(&queue->work);
     return 0;
 }
 
 int32_t
-cm_emulated_capture(cm_emulated *emulated, cm_emulated_thread *thread, uint64_t stream,
-                    bool on)
+cm_emulated_capture(cm_runtime *rt, uint64_t stream, bool on)
 {
-    cm_emulated_streams *streams = &emulated->streams;
+    cm_emulated_streams *streams = &cm_emulated_of(rt)->streams;
     cm_stream_thread *queue;
-    CM_TRY_CODE(queue_find(emulated, thread, stream, &queue));
+    CM_TRY_CODE(queue_find(rt, stream, &queue));
     if (on && queue->kind == CM_QUEUE_LEGACY) {
         return CM_CUDA_CAPTURE_UNSUPPORTED; /* the legacy stream cannot be captured */
     }
     if (on != (queue->capture != 0)) {
         queue->capture = on ? streams->next_capture++ : 0;
-        queue->capturer = on ? thread : NULL;
+        queue->capturer = on ? cm_emulated_self(rt) : NULL;
         streams->capturing = on ? streams->capturing + 1 : streams->capturing - 1;
     }
     return 0;
 }
 
-/* ---- what a host thread has current, and what stands before its calls ------------------ */
+/* ---- what a host thread has current ---------------------------------------------------- */
 
 /* Leave the own streams of a thread that has gone. False, and nothing was done, while
  * one of them has work, is shut or captures. */
 static bool
 leave(cm_emulated *emulated, cm_emulated_thread *thread)
 {
-    for (int device = 0; device < CM_MAX_DEVICES; device++) {
-        const cm_stream_thread *queue = thread->own[device];
-        if (queue != NULL
+    for (EACH_QUEUE(emulated, queue)) {
+        if (queue->owner == thread
             && (!queue_is_done(queue) || queue->is_shut || queue->capture != 0)) {
             return false;
         }
     }
-    for (int device = 0; device < CM_MAX_DEVICES; device++) {
-        if (thread->own[device] != NULL) {
-            queue_close(thread->own[device]);
-            thread->own[device] = NULL;
-        }
-    }
     for (EACH_QUEUE(emulated, queue)) {
         queue->capturer = queue->capturer == thread ? NULL : queue->capturer;
+        if (queue->owner == thread) {
+            queue->owner = NULL;
+            queue_close(queue);
+        }
     }
     reap(emulated);
     return true;
 }
 
-/* The record of a thread that has gone, out of the list; NULL: none. The key has no
- * destructor for it, which could run while the device is closed. */
-static cm_emulated_thread *
-take_left(cm_emulated *emulated, pid_t self)
+/* The record's thread has ended. The key has no destructor to say so, which could run
+ * while the device is closed. */
+static bool
+is_gone(const cm_emulated_thread *thread, pid_t self)
 {
-    pid_t process = getpid();
-    cm_emulated_thread **at = &emulated->threads;
-    while (*at != NULL && (*at)->id != self /* the thread that had the number before has
-                                               ended */
-           && (syscall(SYS_tgkill, process, (*at)->id, 0) == 0 || errno != ESRCH)) {
-        at = &(*at)->next;
-    }
-    cm_emulated_thread *left = *at;
-    if (left != NULL) {
-        *at = left->next;
-    }
-    return left;
+    return thread->id == self /* another thread had the number before */
+           || (syscall(SYS_tgkill, getpid(), thread->id, 0) != 0 && errno == ESRCH);
 }
 
-/* Last, so that the next search finds others before it. */
-static void
-put_last(cm_emulated *emulated, cm_emulated_thread *thread)
+int32_t
+cm_emulated_enter_thread(cm_emulated *emulated)
 {
-    thread->next = NULL;
-    cm_emulated_thread **at = &emulated->threads;
-    while (*at != NULL) {
-        at = &(*at)->next;
+    if (CM_LIKELY(pthread_getspecific(emulated->key) != NULL)) {
+        return 0;
     }
-    *at = thread;
-}
-
-static int32_t
-make_record(cm_emulated *emulated, cm_emulated_thread **out)
-{
     pid_t id = (pid_t)syscall(SYS_gettid);
-    cm_emulated_thread *self = take_left(emulated, id);
-    if (self != NULL && !leave(emulated, self)) {
-        put_last(emulated, self);
-        self = NULL;
+    cm_emulated_thread *self = emulated->threads;
+    while (self != NULL && !(is_gone(self, id) && leave(emulated, self))) {
+        self = self->next;
     }
     if (self == NULL) {
         self = calloc(1, sizeof(*self));
-    }
-    if (self == NULL || pthread_setspecific(emulated->key, self) != 0) {
-        free(self);
-        return CM_CUDA_OUT_OF_MEMORY;
+        if (self == NULL) {
+            return CM_CUDA_OUT_OF_MEMORY;
+        }
+        self->next = emulated->threads;
+        emulated->threads = self;
     }
     self->id = id;
     self->device = -1;
     self->capture_mode = 0;
-    put_last(emulated, self);
-    *out = self;
-    return 0;
+    return pthread_setspecific(emulated->key, self) == 0 ? 0 : CM_CUDA_OUT_OF_MEMORY;
 }
 
-int32_t
-cm_emulated_self(cm_runtime *rt, cm_emulated_thread **out)
+cm_emulated_thread *
+cm_emulated_self(cm_runtime *rt)
 {
-    *out = pthread_getspecific(cm_emulated_of(rt)->key);
-    return CM_LIKELY(*out != NULL) ? 0 : make_record(cm_emulated_of(rt), out);
-}
-
-int32_t
-cm_emulated_enter(cm_runtime *rt, cm_emulated_thread **out)
-{
-    if (rt->device_count == 0) {
-        return CM_CUDA_NO_DEVICE;
-    }
-    CM_TRY_CODE(cm_emulated_self(rt, out));
-    (*out)->device = (*out)->device < 0 ? 0 : (*out)->device;
-    return 0;
-}
-
-int32_t
-cm_emulated_enter_unsafe(cm_runtime *rt, cm_emulated_thread **out)
-{
-    CM_TRY_CODE(cm_emulated_enter(rt, out));
-    return cm_emulated_is_forbidden(cm_emulated_of(rt), *out)
-               ? CM_CUDA_CAPTURE_UNSUPPORTED
-               : 0;
-}
-
-int32_t
-cm_emulated_enter_healthy(cm_runtime *rt, cm_emulated_thread **out)
-{
-    CM_TRY_CODE(cm_emulated_enter_unsafe(rt, out));
-    return cm_emulated_of(rt)->streams.faults[(*out)->device];
-}
-
-int32_t
-cm_emulated_enter_stream(cm_runtime *rt, uint64_t stream, cm_emulated_thread **out,
-                         int *device)
-{
-    cm_stream_thread *queue;
-    CM_TRY_CODE(cm_emulated_enter(rt, out));
-    CM_TRY_CODE(queue_find(cm_emulated_of(rt), *out, stream, &queue));
-    *device = queue->device;
-    return 0;
+    return pthread_getspecific(cm_emulated_of(rt)->key);
 }
 
 bool
 cm_emulated_is_forbidden(const cm_emulated *emulated, const cm_emulated_thread *thread)
 {
-    if (emulated->streams.capturing == 0
-        || thread->capture_mode == CM_CAPTURE_RELAXED) {
-        return false;
-    }
     if (thread->capture_mode == 0) {
-        return true;
+        return emulated->streams.capturing != 0;
     }
+    bool is_own = false;
     for (EACH_QUEUE(emulated, queue)) {
-        if (queue->capture != 0 && queue->capturer == thread) {
-            return true;
-        }
+        is_own = is_own || (queue->capture != 0 && queue->capturer == thread);
     }
-    return false;
+    return is_own && thread->capture_mode != CM_CAPTURE_RELAXED;
 }
 
 /* ---- streams --------------------------------------------------------------------------- */
@@ -655,19 +587,15 @@ cm_emulated_streams_init(cm_emulated *emulated)
 static void
 reset_events(cm_emulated *emulated, int device)
 {
-    cm_emulated_handles *events = &emulated->streams.events;
-    size_t kept = 0;
-    for (size_t i = 0; i < events->count; i++) {
-        event *each = events->items[i].object;
+    cm_emulated_table *events = &emulated->streams.events;
+    for (size_t i = events->count; i-- > 0;) {
+        event *each = events->entries[i].object;
         if (each->device == device) {
+            (void)cm_emulated_table_remove(events, events->entries[i].key);
             item_release(each->item);
             free(each);
         }
-        else {
-            events->items[kept++] = events->items[i];
-        }
     }
-    events->count = kept;
 }
 
 void
@@ -689,8 +617,8 @@ cm_emulated_streams_fini(cm_emulated *emulated)
     while (!cm_list_is_empty(&streams->queues)) {
         queue_free(FIRST_QUEUE(emulated));
     }
-    cm_emulated_handles_fini(&streams->by_handle);
-    cm_emulated_handles_fini(&streams->events);
+    cm_emulated_table_fini(&streams->by_handle);
+    cm_emulated_table_fini(&streams->events);
 }
 
 /* Handles come back, as on a real device: one that is kept past its stream names
@@ -723,10 +651,9 @@ cm_emulated_streams_reset(cm_emulated *emulated, int device)
 }
 
 int32_t
-cm_emulated_op_stream_priority_range(cm_runtime *rt, int *least, int *greatest)
+cm_emulated_op_stream_priority_range(cm_runtime *rt CM_UNUSED, int *least,
+                                     int *greatest)
 {
-    cm_emulated_thread *self;
-    CM_TRY_CODE(cm_emulated_enter(rt, &self));
     *least = PRIORITY_LEAST;
     *greatest = PRIORITY_GREATEST;
     return 0;
@@ -745,19 +672,17 @@ cm_emulated_op_stream_create(cm_runtime *rt, unsigned flags, int priority,
 {
     cm_emulated *emulated = cm_emulated_of(rt);
     cm_emulated_streams *streams = &emulated->streams;
-    cm_emulated_thread *self;
-    CM_TRY_CODE(cm_emulated_enter(rt, &self));
-    CM_TRY_CODE(streams->faults[self->device]);
     if ((flags & ~(unsigned)CM_STREAM_NON_BLOCKING) != 0) {
         return CM_CUDA_INVALID_VALUE;
     }
     reap(emulated);
     cm_stream_thread *queue;
-    CM_TRY_CODE(queue_open(emulated, CM_QUEUE_USER, self->device, &queue));
+    CM_TRY_CODE(
+        queue_open(emulated, CM_QUEUE_USER, cm_emulated_self(rt)->device, &queue));
     queue->flags = flags;
     queue->priority = clamp_priority(priority);
     queue->handle = take_handle(streams);
-    if (!cm_emulated_handles_add(&streams->by_handle, queue->handle, queue)) {
+    if (!cm_emulated_table_add(&streams->by_handle, queue->handle, queue)) {
         queue->kind = CM_QUEUE_FENCE; /* has no handle to take back */
         queue_close(queue);
         return CM_CUDA_OUT_OF_MEMORY;
@@ -771,10 +696,8 @@ int32_t
 cm_emulated_op_stream_destroy(cm_runtime *rt, uint64_t stream)
 {
     cm_emulated *emulated = cm_emulated_of(rt);
-    cm_emulated_thread *self;
-    CM_TRY_CODE(cm_emulated_enter(rt, &self));
     cm_stream_thread *queue =
-        cm_emulated_handles_find(&emulated->streams.by_handle, stream);
+        cm_emulated_table_find(&emulated->streams.by_handle, stream);
     if (queue == NULL) {
         return CM_CUDA_INVALID_HANDLE;
     }
@@ -788,17 +711,15 @@ cm_emulated_op_stream_query(cm_runtime *rt, uint64_t stream, bool *done)
 {
     cm_emulated *emulated = cm_emulated_of(rt);
     cm_stream_thread *queue;
-    CM_TRY_CODE(queue_enter(rt, stream, &queue));
+    CM_TRY_CODE(queue_find(rt, stream, &queue));
     CM_TRY_CODE(check_capture(queue));
     CM_TRY_CODE(emulated->streams.faults[queue->device]);
-    bool all = queue_is_done(queue);
+    *done = queue_is_done(queue);
     for (EACH_QUEUE(emulated, other)) {
-        if (queue->kind == CM_QUEUE_LEGACY && other->device == queue->device
-            && is_blocking(other)) {
-            all = all && queue_is_done(other);
+        if (queue->kind == CM_QUEUE_LEGACY && must_follow(queue, other)) {
+            *done = *done && queue_is_done(other);
         }
     }
-    *done = all;
     return 0;
 }
 
@@ -806,43 +727,29 @@ int32_t
 cm_emulated_op_stream_synchronize(cm_runtime *rt, uint64_t stream)
 {
     cm_stream_thread *queue;
-    CM_TRY_CODE(queue_enter(rt, stream, &queue));
+    CM_TRY_CODE(queue_find(rt, stream, &queue));
     CM_TRY_CODE(check_capture(queue));
     return queue_wait(queue);
 }
 
-int32_t
-cm_emulated_op_stream_get_id(cm_runtime *rt, uint64_t stream, uint64_t *out)
-{
-    cm_stream_thread *queue;
-    CM_TRY_CODE(queue_enter(rt, stream, &queue));
-    *out = queue->id;
-    return 0;
-}
-
-int32_t
-cm_emulated_op_stream_get_device(cm_runtime *rt, uint64_t stream, int *out)
-{
-    cm_stream_thread *queue;
-    CM_TRY_CODE(queue_enter(rt, stream, &queue));
-    *out = queue->device;
-    return 0;
-}
-
-int32_t
-cm_emulated_op_stream_get_priority(cm_runtime *rt, uint64_t stream, int *out)
-{
-    cm_stream_thread *queue;
-    CM_TRY_CODE(queue_enter(rt, stream, &queue));
-    *out = queue->priority;
-    return 0;
-}
+#define STREAM_GETTER(name, type)                                                      \
+    int32_t cm_emulated_op_stream_get_##name(cm_runtime *rt, uint64_t stream,          \
+                                             type *out)                                \
+    {                                                                                  \
+        cm_stream_thread *queue;                                                       \
+        CM_TRY_CODE(queue_find(rt, stream, &queue));                                   \
+        *out = queue->name;                                                            \
+        return 0;                                                                      \
+    }
+STREAM_GETTER(id, uint64_t)
+STREAM_GETTER(device, int)
+STREAM_GETTER(priority, int)
 
 int32_t
 cm_emulated_op_stream_is_capturing(cm_runtime *rt, uint64_t stream, bool *out)
 {
     cm_stream_thread *queue;
-    CM_TRY_CODE(queue_enter(rt, stream, &queue));
+    CM_TRY_CODE(queue_find(rt, stream, &queue));
     if (check_capture(queue) == CM_CUDA_CAPTURE_IMPLICIT) {
         return CM_CUDA_CAPTURE_IMPLICIT; /* a blocking sibling captures */
     }
@@ -856,8 +763,7 @@ cm_emulated_op_capture_mode_exchange(cm_runtime *rt, int *mode)
     if (*mode < 0 || *mode > CM_CAPTURE_RELAXED) {
         return CM_CUDA_INVALID_VALUE;
     }
-    cm_emulated_thread *self;
-    CM_TRY_CODE(cm_emulated_self(rt, &self));
+    cm_emulated_thread *self = cm_emulated_self(rt);
     int before = self->capture_mode;
     self->capture_mode = *mode;
     *mode = before;
@@ -870,9 +776,6 @@ int32_t
 cm_emulated_op_event_create(cm_runtime *rt, unsigned flags, uint64_t *out)
 {
     cm_emulated_streams *streams = &cm_emulated_of(rt)->streams;
-    cm_emulated_thread *self;
-    CM_TRY_CODE(cm_emulated_enter(rt, &self));
-    CM_TRY_CODE(streams->faults[self->device]);
     if ((flags & ~(unsigned)EVENT_FLAGS) != 0
         || ((flags & EVENT_INTERPROCESS) != 0
             && (flags & CM_EVENT_DISABLE_TIMING) == 0)) {
@@ -880,11 +783,11 @@ cm_emulated_op_event_create(cm_runtime *rt, unsigned flags, uint64_t *out)
     }
     event *made = calloc(1, sizeof(*made));
     uint64_t handle = streams->next_event;
-    if (made == NULL || !cm_emulated_handles_add(&streams->events, handle, made)) {
+    if (made == NULL || !cm_emulated_table_add(&streams->events, handle, made)) {
         free(made);
         return CM_CUDA_OUT_OF_MEMORY;
     }
-    made->device = self->device;
+    made->device = cm_emulated_self(rt)->device;
     made->flags = flags;
     streams->next_event += 2; /* odd: never one of a stream */
     *out = handle;
@@ -894,10 +797,7 @@ cm_emulated_op_event_create(cm_runtime *rt, unsigned flags, uint64_t *out)
 int32_t
 cm_emulated_op_event_destroy(cm_runtime *rt, uint64_t handle)
 {
-    cm_emulated_thread *self;
-    CM_TRY_CODE(cm_emulated_enter(rt, &self));
-    event *gone =
-        cm_emulated_handles_remove(&cm_emulated_of(rt)->streams.events, handle);
+    event *gone = cm_emulated_table_remove(&cm_emulated_of(rt)->streams.events, handle);
     if (gone == NULL) {
         return CM_CUDA_INVALID_HANDLE;
     }
@@ -909,7 +809,7 @@ cm_emulated_op_event_destroy(cm_runtime *rt, uint64_t handle)
 static int32_t
 event_find(cm_runtime *rt, uint64_t handle, event **out)
 {
-    *out = cm_emulated_handles_find(&cm_emulated_of(rt)->streams.events, handle);
+    *out = cm_emulated_table_find(&cm_emulated_of(rt)->streams.events, handle);
     return *out != NULL ? 0 : CM_CUDA_INVALID_HANDLE;
 }
 
@@ -946,12 +846,10 @@ record(cm_stream_thread *queue, event *each)
 int32_t
 cm_emulated_op_event_record(cm_runtime *rt, uint64_t handle, uint64_t stream)
 {
-    cm_emulated_thread *self;
     cm_stream_thread *queue;
     event *each;
-    CM_TRY_CODE(cm_emulated_enter(rt, &self));
     CM_TRY_CODE(event_find(rt, handle, &each));
-    CM_TRY_CODE(queue_find(cm_emulated_of(rt), self, stream, &queue));
+    CM_TRY_CODE(queue_find(rt, stream, &queue));
     return record(queue, each);
 }
 
@@ -960,10 +858,9 @@ int32_t
 cm_emulated_op_context_record_event(cm_runtime *rt, uint64_t handle)
 {
     cm_emulated *emulated = cm_emulated_of(rt);
-    cm_emulated_thread *self;
+    cm_emulated_thread *self = cm_emulated_self(rt);
     cm_stream_thread *fence;
     event *each;
-    CM_TRY_CODE(cm_emulated_self(rt, &self));
     if (self->device < 0) {
         return CM_CUDA_DEVICE_UNINITIALIZED;
     }
@@ -973,7 +870,7 @@ cm_emulated_op_context_record_event(cm_runtime *rt, uint64_t handle)
         }
     }
     CM_TRY_CODE(event_find(rt, handle, &each));
-    CM_TRY_CODE(fence_find(emulated, self->device, &fence));
+    CM_TRY_CODE(default_find(emulated, CM_QUEUE_FENCE, self->device, NULL, &fence));
     return record(fence, each);
 }
 
@@ -981,12 +878,10 @@ int32_t
 cm_emulated_op_stream_wait_event(cm_runtime *rt, uint64_t stream, uint64_t handle)
 {
     cm_emulated *emulated = cm_emulated_of(rt);
-    cm_emulated_thread *self;
     cm_stream_thread *queue;
     event *each;
-    CM_TRY_CODE(cm_emulated_enter(rt, &self));
     CM_TRY_CODE(event_find(rt, handle, &each));
-    CM_TRY_CODE(queue_find(emulated, self, stream, &queue));
+    CM_TRY_CODE(queue_find(rt, stream, &queue));
     CM_TRY_CODE(emulated->streams.faults[queue->device]);
     if (is_captured(emulated, each)) {
         return queue->capture == each->capture ? 0 : CM_CUDA_CAPTURED_EVENT;
@@ -1005,10 +900,8 @@ static int32_t
 find_for_host(cm_runtime *rt, uint64_t handle, event **out)
 {
     const cm_emulated *emulated = cm_emulated_of(rt);
-    cm_emulated_thread *self;
-    CM_TRY_CODE(cm_emulated_enter(rt, &self));
     CM_TRY_CODE(event_find(rt, handle, out));
-    if (cm_emulated_is_forbidden(emulated, self)) {
+    if (cm_emulated_is_forbidden(emulated, cm_emulated_self(rt))) {
         return CM_CUDA_CAPTURE_UNSUPPORTED;
     }
     if (is_captured(emulated, *out)) {
@@ -1042,9 +935,7 @@ int32_t
 cm_emulated_op_event_elapsed(cm_runtime *rt, uint64_t start, uint64_t end,
                              float *milliseconds)
 {
-    cm_emulated_thread *self;
     event *first, *second;
-    CM_TRY_CODE(cm_emulated_enter(rt, &self));
     CM_TRY_CODE(event_find(rt, start, &first));
     CM_TRY_CODE(event_find(rt, end, &second));
     if (first->device != second->device

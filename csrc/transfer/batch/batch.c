@@ -1,12 +1,39 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The entry for many copies: sorted into groups that go together, each a job; what is
- * left goes as copies of their own. */
+/* Many copies: sorted into groups that go together, each a job; what is left goes as
+ * copies of their own. Several are parts of one ticket: each is started as an
+ * asynchronous copy, and the whole, which keeps both ends of all, is done after them.
+ */
 #include "transfer/batch/batch.h"
 
 #include <stdlib.h>
 
-#include "transfer/batch/call.h"
 #include "transfer/plan/overlap.h"
+#include "transfer/run/run.h"
+
+enum {
+    GROUP_MAX = 200,
+    AHEAD_MAX = 256, /* far more than a device is ever behind */
+};
+
+/* One call. Group g has the shape shapes[g]; groups[i] is that of piece i, 0 if it goes
+ * alone. */
+typedef struct batch {
+    cm_engine *engine;
+    const cm_many_request *request;
+    cm_tuning tuning; /* not resolved */
+    bool in_order;    /* one after the other: they touch each other */
+    uint8_t *groups;  /* owned */
+    uint32_t group_count;
+    uint64_t alone_count; /* pieces that go alone */
+    cm_copy_request part; /* the next one */
+    cm_ticket **after;    /* owned array: those of `request` and room for one more */
+    cm_ticket **parts;    /* owned array, held */
+    uint64_t part_count;
+    cm_ticket *last;   /* borrowed: the part that the next comes after, in order */
+    uint64_t nbytes;   /* of all parts */
+    uint64_t asked_ns; /* when whether to go on */
+    cm_many shapes[GROUP_MAX];
+} batch;
 
 /* -- what touches what -------------------------------------------------------------------- */
 
@@ -19,14 +46,14 @@ span_of_end(cm_runtime *rt, const cm_piece_end *end, uint64_t nbytes)
 }
 
 static cm_status
-look_whether_they_touch(cm_many_call *c)
+look_whether_they_touch(batch *b)
 {
-    cm_runtime *rt = c->engine->rt;
-    const cm_many_request *request = c->request;
+    cm_runtime *rt = b->engine->rt;
+    const cm_many_request *request = b->request;
     uint64_t count = request->piece_count + request->other_count;
-    cm_byte_span *spans = malloc((size_t)(count + 1) * 3 * sizeof(*spans));
+    cm_byte_span *spans = malloc((size_t)(count + 1) * 2 * sizeof(*spans));
     if (spans == NULL) {
-        return cm_fail(CM_ENOMEM, count * 3 * sizeof(*spans));
+        return cm_fail(CM_ENOMEM, count * 2 * sizeof(*spans));
     }
     cm_byte_span *dst = spans;
     cm_byte_span *src = spans + count;
@@ -39,7 +66,7 @@ look_whether_they_touch(cm_many_call *c)
         *dst++ = cm_overlap_span(rt, &request->others[i].dst);
         *src++ = cm_overlap_span(rt, &request->others[i].src);
     }
-    c->in_order = cm_byte_spans_touch(spans, spans + count, count, spans + 2 * count);
+    b->in_order = cm_byte_spans_touch(spans, spans + count, count);
     free(spans);
     return cm_ok();
 }
@@ -62,138 +89,428 @@ facts_of(cm_engine *engine, const cm_piece_end *end, uint64_t nbytes)
     return facts;
 }
 
-/* The group of that shape, made if there is none; ALONE: there are too many. */
+/* The group of that shape, made if there is none; 0: there are too many. */
 static uint8_t
-find_group(cm_many_call *c, cm_many_way way, int device, int src_device)
+find_group(batch *b, cm_many_way way, int device, int src_device)
 {
-    if (way == CM_MANY_ALONE) {
-        return 0;
-    }
-    for (uint32_t g = 1; g < c->group_count; g++) {
-        const cm_many *shape = &c->shapes[g];
+    for (uint32_t g = 1; g < b->group_count; g++) {
+        const cm_many *shape = &b->shapes[g];
         if (shape->way == way && shape->device == device
             && shape->src_device == src_device) {
             return (uint8_t)g;
         }
     }
-    if (c->group_count == CM_MANY_GROUP_MAX) {
+    if (b->group_count == GROUP_MAX) {
         return 0;
     }
-    c->shapes[c->group_count] =
+    b->shapes[b->group_count] =
         (cm_many){.way = way, .device = device, .src_device = src_device};
-    return (uint8_t)c->group_count++;
+    return (uint8_t)b->group_count++;
 }
 
 static cm_status
-choose_groups(cm_many_call *c)
+choose_groups(batch *b)
 {
-    const cm_many_request *request = c->request;
-    uint64_t count = request->piece_count;
+    const cm_many_request *request = b->request;
     bool on_stream = request->common.stream != NULL && !request->common.blocking;
-    c->group_count = 1; /* the first is of those that go alone */
-    c->groups = malloc((size_t)count + 1);
-    if (c->groups == NULL) {
-        return cm_fail(CM_ENOMEM, count);
+    b->group_count = 1;
+    b->groups = calloc((size_t)request->piece_count + 1, 1);
+    if (b->groups == NULL) {
+        return cm_fail(CM_ENOMEM, request->piece_count);
     }
-    for (uint64_t i = 0; i < count; i++) {
+    for (uint64_t i = 0; i < request->piece_count; i++) {
         const cm_piece *piece = &request->pieces[i];
         int device, src_device;
         cm_many_way way = CM_MANY_ALONE;
-        if (!c->in_order) {
+        if (!b->in_order) {
             way = cm_piece_choose_way(piece,
-                                      facts_of(c->engine, &piece->dst, piece->nbytes),
-                                      facts_of(c->engine, &piece->src, piece->nbytes),
+                                      facts_of(b->engine, &piece->dst, piece->nbytes),
+                                      facts_of(b->engine, &piece->src, piece->nbytes),
                                       on_stream, &device, &src_device);
         }
-        c->groups[i] =
-            way == CM_MANY_ALONE ? 0 : find_group(c, way, device, src_device);
-        c->alone_count += c->groups[i] == 0;
+        if (way != CM_MANY_ALONE) {
+            b->groups[i] = find_group(b, way, device, src_device);
+        }
+        b->alone_count += b->groups[i] == 0;
     }
     return cm_ok();
 }
 
-/* -- the call ----------------------------------------------------------------------------- */
+/* -- what the next part is ---------------------------------------------------------------- */
 
-/* All in one group, or but one copy: no parts. */
-static cm_status
-start(cm_many_call *c, cm_ticket **out)
+static cm_region
+region_of(const cm_piece_end *end, uint64_t nbytes)
 {
-    const cm_many_request *request = c->request;
-    cm_many *many;
-    bool one_group = c->group_count == 2 && c->alone_count + request->other_count == 0;
-    c->common = request->common;
-    if (c->common.stream == NULL && !c->common.blocking) {
-        c->common.interrupted = NULL; /* it runs in the background */
-    }
-    if (one_group) {
-        cm_status status = cm_many_create(
-            request->pieces, c->groups, request->piece_count, 1, &c->shapes[1], &many);
-        if (!cm_is_ok(status)) {
-            cm_request_drop_keeps(&request->common);
-            return status;
-        }
-        if (many->count > 1) {
-            return cm_many_start_group(c, &c->common, many, out);
-        }
-        cm_many_set_ends(&c->common, &many->pieces[0]);
-        cm_many_destroy(many);
-        return cm_request_start(c->engine, &c->common, &c->tuning, out);
-    }
-    if (request->piece_count + request->other_count > 1) {
-        return cm_many_start_several(c, out);
-    }
-    if (request->piece_count == 1) {
-        cm_many_set_ends(&c->common, &request->pieces[0]);
-    }
-    else if (request->other_count == 1) {
-        c->common.dst = request->others[0].dst;
-        c->common.src = request->others[0].src;
-    }
-    else {
-        c->common.dst = (cm_region){
-            .kind = CM_KIND_PAGEABLE, .device = -1, .ndim = 1, .itemsize = 1};
-        c->common.src = c->common.dst; /* of no bytes: nothing to do */
-    }
-    return cm_request_start(c->engine, &c->common, &c->tuning, out);
+    cm_region region = {.host = end->host,
+                        .address = end->address,
+                        .kind = end->kind,
+                        .device = end->device,
+                        .ndim = 1,
+                        .itemsize = 1};
+    region.shape[0] = (int64_t)nbytes;
+    region.strides[0] = 1;
+    return region;
 }
 
 static void
-fini_call(cm_many_call *c)
+set_piece(batch *b, const cm_piece *piece)
 {
-    cm_many_end_several(c);
-    free(c->groups);
-    free(c);
+    b->part.dst = region_of(&piece->dst, piece->nbytes);
+    b->part.src = region_of(&piece->src, piece->nbytes);
+}
+
+static void
+set_other(batch *b, const cm_piece_regions *other)
+{
+    b->part.dst = other->dst;
+    b->part.src = other->src;
+}
+
+/* Pieces that have become one by joining go as that. */
+static cm_status
+set_group(batch *b, uint32_t group)
+{
+    cm_many *many;
+    CM_TRY(cm_many_create(b->request->pieces, b->groups, b->request->piece_count,
+                          (uint8_t)group, &b->shapes[group], &many));
+    if (many->count > 1) {
+        b->part.many = many;
+        return cm_ok();
+    }
+    set_piece(b, &many->pieces[0]);
+    cm_many_destroy(many);
+    return cm_ok();
+}
+
+/* -- several parts ------------------------------------------------------------------------ */
+
+/* One part alone may be too short to ask by itself. */
+static cm_status
+ask_whether_to_go_on(batch *b)
+{
+    const cm_copy_request *common = &b->request->common;
+    if (common->interrupted == NULL || cm_now_ns() - b->asked_ns < CM_ASK_NS) {
+        return cm_ok();
+    }
+    bool stops = common->interrupted(common->interrupted_argument);
+    b->asked_ns = cm_now_ns();
+    return stops ? cm_fail(CM_ECANCELLED, 0) : cm_ok();
+}
+
+/* Until it is done; on a stream, until the rest is the device's. */
+static cm_status
+wait_for_part(batch *b, uint64_t index)
+{
+    bool asks = b->request->common.interrupted != NULL;
+    uint64_t limit = asks ? CM_ASK_NS : UINT64_MAX;
+    bool late;
+    do {
+        cm_status status = b->request->common.blocking
+                               ? cm_ticket_depend(b->parts[index], NULL, limit)
+                               : cm_ticket_settle(b->parts[index], limit);
+        late = status.code == CM_ETIMEOUT;
+        CM_TRY(ask_whether_to_go_on(b));
+    } while (late);
+    return cm_ok();
+}
+
+/* What is queued cannot be called back: a caller that waits anyway queues no more than
+ * is soon over when it is interrupted. */
+static cm_status
+make_way(batch *b)
+{
+    if (b->request->common.blocking && b->part_count >= AHEAD_MAX) {
+        return wait_for_part(b, b->part_count - AHEAD_MAX);
+    }
+    return ask_whether_to_go_on(b);
+}
+
+/* What touches others comes after the one before, and only where that has not failed:
+ * then it is done before what came earlier may be. */
+static cm_status
+begin_part(batch *b)
+{
+    cm_copy_request *part = &b->part;
+    CM_TRY(make_way(b));
+    part->dst = b->request->common.dst;
+    part->src = b->request->common.src;
+    part->many = NULL;
+    part->after_ticket_count = b->request->common.after_ticket_count;
+    part->is_chained = b->in_order && b->last != NULL;
+    if (part->is_chained) {
+        b->after[part->after_ticket_count++] = b->last;
+    }
+    return cm_ok();
+}
+
+/* It is one even where it failed: some of it may be under way. */
+static cm_status
+start_part(batch *b)
+{
+    cm_ticket *ticket = NULL;
+    cm_status status = cm_request_start(b->engine, &b->part, &b->tuning, &ticket);
+    if (ticket == NULL) {
+        return status; /* nothing is */
+    }
+    b->nbytes += ticket->nbytes;
+    b->parts[b->part_count++] = ticket;
+    cm_mutex_lock(&b->engine->lock);
+    bool idle = ticket->route == CM_ROUTE_NOTHING;
+    cm_mutex_unlock(&b->engine->lock);
+    /* One without work is done at once, whatever it was to come after. */
+    b->last = idle ? b->last : ticket;
+    return status;
+}
+
+/* In the order of their indices. */
+static cm_status
+start_those_alone(batch *b)
+{
+    const cm_many_request *request = b->request;
+    uint64_t other = 0;
+    for (uint64_t i = 0; i <= request->piece_count; i++) {
+        bool ends = i == request->piece_count;
+        if (!ends && b->groups[i] != 0) {
+            continue;
+        }
+        for (; other < request->other_count
+               && (ends || request->others[other].index < request->pieces[i].index);
+             other++) {
+            CM_TRY(begin_part(b));
+            set_other(b, &request->others[other]);
+            CM_TRY(start_part(b));
+        }
+        if (!ends) {
+            CM_TRY(begin_part(b));
+            set_piece(b, &request->pieces[i]);
+            CM_TRY(start_part(b));
+        }
+    }
+    return cm_ok();
+}
+
+/* Those first that only queue work; then those for which the host works meanwhile. */
+static cm_status
+start_parts(batch *b)
+{
+    static const cm_many_way order[] = {CM_MANY_TABLE, CM_MANY_PEER, CM_MANY_DOWN,
+                                        CM_MANY_UP, CM_MANY_HOST};
+    for (size_t i = 0; i < sizeof(order) / sizeof(order[0]); i++) {
+        for (uint32_t g = 1; g < b->group_count; g++) {
+            if (b->shapes[g].way == order[i]) {
+                CM_TRY(begin_part(b));
+                CM_TRY(set_group(b, g));
+                CM_TRY(start_part(b));
+            }
+        }
+    }
+    return start_those_alone(b);
+}
+
+/* By a caller's thread that waits: until all are done, or CM_ECANCELLED. */
+static cm_status
+wait_for_parts(batch *b)
+{
+    for (uint64_t i = 0; i < b->part_count; i++) {
+        CM_TRY(wait_for_part(b, i));
+    }
+    return cm_ok();
+}
+
+static cm_status
+outcome_of(cm_ticket *ticket)
+{
+    cm_mutex_lock(&ticket->engine->lock);
+    cm_status status = ticket->status;
+    cm_mutex_unlock(&ticket->engine->lock);
+    return status;
+}
+
+/* What has not begun does not; the last first, so that none comes after one that is not
+ * made. */
+static void
+cancel_parts(cm_ticket *ticket)
+{
+    for (uint64_t i = ticket->part_count; i > 0; i--) {
+        (void)cm_ticket_cancel(ticket->parts[i - 1]);
+    }
+}
+
+/* Whoever waits here may be interrupted. Of a call that fails what is under way goes on
+ * behind the ticket, which nobody asks how it ended. */
+static cm_status
+join_parts(batch *b, cm_ticket *ticket, cm_status started)
+{
+    bool blocking = b->request->common.blocking;
+    bool waits = cm_request_waits(&b->request->common);
+    cm_status status = started;
+    ticket->nbytes = b->nbytes;
+    ticket->route = CM_ROUTE_SEVERAL;
+    for (uint64_t i = 0; i < b->part_count; i++) {
+        ticket->captured = ticket->captured || b->parts[i]->captured;
+    }
+    if (waits && status.code != CM_ECANCELLED) {
+        cm_status waited = wait_for_parts(b);
+        status = cm_is_ok(waited) ? status : waited;
+    }
+    cm_ticket_set_parts(ticket, b->parts, b->part_count);
+    b->parts = NULL; /* the ticket's */
+    if (status.code == CM_ECANCELLED) {
+        cancel_parts(ticket);
+    }
+    if (!cm_is_ok(status)) {
+        cm_ticket_finish(ticket, cm_fail(CM_ECANCELLED, 0), true);
+        if (waits && status.code == CM_ECANCELLED) {
+            cm_ticket_drain(ticket);
+        }
+        return status;
+    }
+    cm_ticket_finish(ticket, cm_ok(), blocking); /* else the ticket tells */
+    return blocking ? outcome_of(ticket) : status;
+}
+
+/* Room for all parts, and for the tickets that each comes after. */
+static cm_status
+make_room(batch *b)
+{
+    const cm_copy_request *common = &b->request->common;
+    uint64_t room = b->group_count + b->alone_count + b->request->other_count;
+    size_t after_room = (size_t)common->after_ticket_count + 1;
+    b->after = malloc(after_room * sizeof(cm_ticket *));
+    b->parts = malloc((size_t)room * sizeof(cm_ticket *));
+    if (b->after == NULL || b->parts == NULL) {
+        return cm_fail(CM_ENOMEM, room * sizeof(cm_ticket *));
+    }
+    for (uint32_t i = 0; i < common->after_ticket_count; i++) {
+        b->after[i] = common->after_tickets[i];
+    }
+    b->part.after_tickets = b->after;
+    b->part.keep_count = 0; /* the whole keeps them */
+    b->part.blocking = false;
+    b->part.ticket_seen = NULL;
+    b->asked_ns = cm_now_ns();
+    if (common->stream == NULL) {
+        b->part.interrupted = NULL; /* they run in the background */
+    }
+    return cm_ok();
+}
+
+/* Without what a source repeats. */
+static uint64_t
+count_nbytes(const cm_many_request *request)
+{
+    uint64_t nbytes = 0;
+    for (uint64_t i = 0; i < request->piece_count; i++) {
+        nbytes += request->pieces[i].nbytes;
+    }
+    for (uint64_t i = 0; i < request->other_count; i++) {
+        const cm_region *src = &request->others[i].src;
+        uint64_t own = (uint64_t)src->itemsize;
+        for (int axis = 0; axis < src->ndim; axis++) {
+            own *= src->strides[axis] == 0 ? 1 : (uint64_t)src->shape[axis];
+        }
+        nbytes += own;
+    }
+    return nbytes;
+}
+
+static cm_status
+start_several(batch *b, cm_ticket **out)
+{
+    const cm_copy_request *common = &b->request->common;
+    cm_status status = make_room(b);
+    cm_ticket *ticket = cm_is_ok(status) ? cm_ticket_create(b->engine, common) : NULL;
+    if (ticket == NULL) {
+        cm_request_drop_keeps(common);
+        return cm_is_ok(status) ? cm_fail(CM_ENOMEM, 0) : status;
+    }
+    if (common->ticket_seen != NULL) {
+        *common->ticket_seen = ticket;
+    }
+    b->part.part_of = ticket;
+    ticket->nbytes = count_nbytes(b->request); /* for a look before all is begun */
+    status = join_parts(b, ticket, start_parts(b));
+    if (!cm_is_ok(status) && out != NULL && !cm_ticket_update(ticket)) {
+        *out = ticket; /* so that others can come after it */
+        return status;
+    }
+    return cm_ticket_hand_over(ticket, status, out);
+}
+
+/* -- the call ----------------------------------------------------------------------------- */
+
+/* One group, one copy or none: what is started is the whole. */
+static cm_status
+start_single(batch *b, cm_ticket **out)
+{
+    const cm_many_request *request = b->request;
+    cm_status status = cm_ok();
+    if (request->common.stream == NULL && !request->common.blocking) {
+        b->part.interrupted = NULL; /* it runs in the background */
+    }
+    if (b->group_count == 2) {
+        status = set_group(b, 1);
+    }
+    else if (request->piece_count == 1) {
+        set_piece(b, &request->pieces[0]);
+    }
+    else if (request->other_count == 1) {
+        set_other(b, &request->others[0]);
+    }
+    else {
+        b->part.dst = (cm_region){
+            .kind = CM_KIND_PAGEABLE, .device = -1, .ndim = 1, .itemsize = 1};
+        b->part.src = b->part.dst; /* of no bytes: nothing to do */
+    }
+    if (!cm_is_ok(status)) {
+        cm_request_drop_keeps(&request->common);
+        return status;
+    }
+    return cm_request_start(b->engine, &b->part, &b->tuning, out);
+}
+
+static cm_status
+start(batch *b, cm_ticket **out)
+{
+    cm_status status = look_whether_they_touch(b);
+    if (cm_is_ok(status)) {
+        status = choose_groups(b);
+    }
+    if (!cm_is_ok(status)) {
+        cm_request_drop_keeps(&b->request->common);
+        return status;
+    }
+    b->part = b->request->common;
+    uint64_t count = b->group_count - 1 + b->alone_count + b->request->other_count;
+    return count > 1 ? start_several(b, out) : start_single(b, out);
 }
 
 cm_status
 cm_engine_copy_many(cm_engine *engine, const cm_many_request *request, cm_ticket **out)
 {
-    cm_many_call *c = cm_engine_is_forked(engine) ? NULL : calloc(1, sizeof(*c));
-    if (c == NULL) {
+    cm_tuning tuning;
+    cm_status status = cm_engine_begin_call(engine, &tuning);
+    if (!cm_is_ok(status)) {
         cm_request_drop_keeps(&request->common);
-        return cm_engine_is_forked(engine) ? cm_fail(CM_EFORKED, 0)
-                                           : cm_fail(CM_ENOMEM, sizeof(*c));
+        return status;
     }
-    c->engine = engine;
-    c->request = request;
-    cm_mutex_lock(&engine->lock);
-    bool closed = engine->closed;
-    c->tuning = engine->tuning;
-    engine->caller_count += !closed;
-    cm_mutex_unlock(&engine->lock);
-    cm_status status = closed ? cm_fail(CM_ECLOSED, 0) : look_whether_they_touch(c);
-    if (cm_is_ok(status)) {
-        status = choose_groups(c);
-    }
-    if (cm_is_ok(status)) {
-        status = start(c, out);
-    }
-    else {
+    batch *b = calloc(1, sizeof(*b));
+    if (b == NULL) {
         cm_request_drop_keeps(&request->common);
-    }
-    fini_call(c);
-    if (!closed) {
         cm_engine_end_call(engine);
+        return cm_fail(CM_ENOMEM, sizeof(*b));
     }
+    b->engine = engine;
+    b->request = request;
+    b->tuning = tuning;
+    status = start(b, out);
+    for (uint64_t i = 0; b->parts != NULL && i < b->part_count; i++) {
+        cm_ticket_release(b->parts[i]);
+    }
+    free(b->parts);
+    free(b->after);
+    free(b->groups);
+    free(b);
+    cm_engine_end_call(engine);
     return status;
 }

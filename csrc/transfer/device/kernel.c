@@ -34,12 +34,9 @@ cm_kernels_fini(cm_kernels *kernels)
         if (kernels->modules[device] == 0) {
             continue;
         }
-        cm_device_guard guard;
-        cm_status status = cm_device_enter(kernels->rt, device, &guard);
-        if (cm_is_ok(status)) {
-            status = cm_rt_module_unload(kernels->rt, kernels->modules[device]);
-            cm_device_leave(kernels->rt, &guard);
-        }
+        cm_status status;
+        CM_ON_DEVICE(status, kernels->rt, device,
+                     cm_rt_module_unload(kernels->rt, kernels->modules[device]));
         first = cm_is_ok(first) ? status : first;
         kernels->modules[device] = 0;
     }
@@ -90,13 +87,6 @@ cm_kernels_find(cm_kernels *kernels, int device, uint64_t *function)
     *function = kernels->functions[device];
     cm_mutex_unlock(&kernels->lock);
     return late ? cm_rt_module_unload(kernels->rt, module) : cm_ok();
-}
-
-cm_status
-cm_kernels_load(cm_kernels *kernels, int device)
-{
-    uint64_t function;
-    return cm_kernels_find(kernels, device, &function);
 }
 
 /* The largest unit, a power of two up to 16, that everything is a multiple of. */

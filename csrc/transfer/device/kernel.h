@@ -6,8 +6,7 @@
 #define CM_TRANSFER_DEVICE_KERNEL_H
 
 #include "base/thread.h"
-#include "runtime/strided_job.h"
-#include "runtime/table_job.h"
+#include "runtime/kernel_jobs.h"
 #include "transfer/plan/layout.h"
 
 extern const char cm_strided_ptx[];
@@ -29,18 +28,15 @@ CM_NODISCARD cm_status cm_kernels_init(cm_kernels *kernels, cm_runtime *rt,
 /* Unloads. Fails: the first failure; everything is still tried. */
 CM_NODISCARD cm_status cm_kernels_fini(cm_kernels *kernels);
 
-/* Load it now, so that nothing can fail half-way later. Fails: module_load,
- * module_function, capture_mode_exchange. */
-CM_NODISCARD cm_status cm_kernels_load(cm_kernels *kernels, int device);
-
-/* The function on `device`, loaded if need be. Fails: as load. */
+/* The function on `device`, loaded if need be. Fails: module_load, module_function,
+ * capture_mode_exchange. */
 CM_NODISCARD cm_status cm_kernels_find(cm_kernels *kernels, int device,
                                        uint64_t *function);
 
 /* -- the strided-copy kernel -- */
 
 /* Queue the copy on `stream`; dst and src are the device addresses of element 0.
- * Fails: as load, kernel_launch. */
+ * Fails: as find, kernel_launch. */
 CM_NODISCARD cm_status cm_kernels_launch(cm_kernels *kernels, int device,
                                          const cm_layout *layout, cm_address dst,
                                          cm_address src, uint64_t stream);
@@ -63,7 +59,7 @@ typedef struct cm_table {
 
 void cm_table_init(cm_table *table, cm_kernels *kernels, int device, uint64_t stream);
 /* Add a run of bytes, which neither overlaps nor follows on others of the same table;
- * launches whatever is full. Fails: as load, kernel_launch. */
+ * launches whatever is full. Fails: as find, kernel_launch. */
 CM_NODISCARD cm_status cm_table_add(cm_table *table, cm_address dst, cm_address src,
                                     uint64_t nbytes);
 /* Launch what is left. */

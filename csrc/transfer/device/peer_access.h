@@ -19,13 +19,13 @@ typedef struct cm_peer_access {
     atomic_bool denied; /* for tests: no device reaches another */
 } cm_peer_access;
 
-void cm_peer_access_init(cm_peer_access *reach, cm_runtime *rt);
+void cm_peer_access_init(cm_peer_access *access, cm_runtime *rt);
 
 /* Between two regions on two devices. What cannot be found out is no access. Makes
  * runtime calls, no context but on the devices of the two; the first time it may map
  * all that cudaMalloc gave on either device. May be called while streams are captured.
  */
-cm_peer_facts cm_peer_access_look(cm_peer_access *reach, const cm_region *dst,
+cm_peer_facts cm_peer_access_look(cm_peer_access *access, const cm_region *dst,
                                   const cm_region *src);
 
 #endif

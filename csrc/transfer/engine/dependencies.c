@@ -22,19 +22,21 @@ poll_event(cm_job *job, int device, uint64_t event)
             return cm_ok();
         }
         uint64_t now = cm_now_ns();
-        if (job->may_park && cm_job_is_interrupted(job)) {
-            return cm_fail(CM_ECANCELLED, 0); /* it may park again and again */
-        }
-        if (job->may_park && now - start >= CM_PARK_AFTER_NS) {
-            return cm_job_park_on_event(job, device, event);
-        }
-        if (now - asked >= CM_ASK_NS) {
+        /* One in the background may be suspended before it is time to ask. */
+        if (job->in_background || now - asked >= CM_ASK_NS) {
             if (cm_job_is_interrupted(job)) {
                 return cm_fail(CM_ECANCELLED, 0);
             }
             asked = cm_now_ns();
         }
-        if (job->may_park) {
+        /* what it comes after may take for ever, and its own work as long as that takes
+         */
+        uint64_t patience = job->step == CM_JOB_ORDER ? 0 : CM_PARK_AFTER_NS;
+        if (job->in_background && now - start >= patience) {
+            job->awaited = (cm_after){.event = event, .device = device};
+            return cm_job_suspend(job, CM_WAIT_EVENT);
+        }
+        if (job->in_background) {
             cm_nap_after(now - start);
         }
         else {
@@ -49,33 +51,38 @@ cm_job_wait_event(cm_job *job, int device, uint64_t event)
     cm_runtime *rt = job->engine->rt;
     cm_device_guard guard;
     CM_TRY(cm_device_enter(rt, device, &guard));
-    bool polls = job->may_park || job->interrupted != NULL;
+    bool polls = job->in_background || job->hooks.interrupted != NULL;
     cm_status status =
         polls ? poll_event(job, device, event) : cm_rt_event_synchronize(rt, event);
     cm_device_leave(rt, &guard);
     return status;
 }
 
-/* A job that is parked meanwhile goes on with the event recorded the first time. */
+/* A job that leaves its thread meanwhile goes on with the event recorded first. */
 cm_status
 cm_job_wait_stream(cm_job *job)
 {
     cm_engine *engine = job->engine;
     int device = job->stream->device;
-    if (!job->may_park && job->interrupted == NULL) {
+    if (!job->in_background && job->hooks.interrupted == NULL) {
         return cm_rt_stream_synchronize(engine->rt, job->stream->handle);
     }
     cm_status status = cm_ok();
-    if (job->wait_event == 0) {
-        CM_TRY(cm_cache_take_event(engine, device, &job->wait_event));
-        status = cm_rt_event_record(engine->rt, job->wait_event, job->stream->handle);
+    bool idle = false;
+    CM_TRY(cm_rt_stream_query(engine->rt, job->stream->handle, &idle));
+    if (idle) {
+        return cm_ok();
+    }
+    if (job->idle_event == 0) {
+        CM_TRY(cm_cache_take_event(engine, device, &job->idle_event));
+        status = cm_rt_event_record(engine->rt, job->idle_event, job->stream->handle);
     }
     if (cm_is_ok(status)) {
-        status = cm_job_wait_event(job, device, job->wait_event);
+        status = cm_job_wait_event(job, device, job->idle_event);
     }
-    if (!job->is_parked) {
-        cm_cache_give_event(engine, device, job->wait_event);
-        job->wait_event = 0;
+    if (job->wait == CM_WAIT_NONE) {
+        cm_cache_give_event(engine, device, job->idle_event);
+        job->idle_event = 0;
     }
     return status;
 }
@@ -83,15 +90,11 @@ cm_job_wait_stream(cm_job *job)
 cm_status
 cm_job_begin(cm_job *job)
 {
-    if (job->begun) {
-        return cm_ok();
-    }
     cm_ticket *ticket = job->ticket;
     cm_mutex_lock(&job->engine->lock);
     bool cancelled = ticket->cancelled;
     ticket->started = !cancelled;
     cm_mutex_unlock(&job->engine->lock);
-    job->begun = !cancelled;
     return cancelled ? cm_fail(CM_ECANCELLED, 0) : cm_ok();
 }
 
@@ -112,10 +115,9 @@ cm_job_fits_stream(const cm_job *job)
                        */
     }
     int device = stream->device;
-    bool is_plain_peer =
-        job->plan.layout.ndim == 0
-        && (job->plan.route == CM_ROUTE_PEER
-            || (job->plan.route == CM_ROUTE_PEER_STAGED && job->capturing));
+    const cm_route_row *route = &cm_routes[job->plan.route];
+    bool is_plain_peer = job->plan.layout.ndim == 0 && route->crosses
+                         && (!route->uses_ring || job->capturing);
     return device == job->plan.device
            || (is_plain_peer && device == job->plan.src_device);
 }
@@ -137,22 +139,40 @@ record_one(cm_job *job, const cm_stream *stream)
     return cm_ok();
 }
 
+bool
+cm_job_uses_host(const cm_job *job)
+{
+    bool reads_whole =
+        job->overlaps && !(job->src_facts.locked && job->src.address != 0);
+    return cm_routes[job->plan.route].uses_host || reads_whole;
+}
+
+/* Until all that it comes after is over such a job has no stream either, nor slots: it
+ * could do nothing with them. */
+static bool
+comes_after_by_host(const cm_job *job)
+{
+    return cm_job_uses_host(job) || cm_routes[job->plan.route].uses_ring;
+}
+
 cm_status
 cm_job_record_after(cm_job *job, const cm_copy_request *request)
 {
+    cm_ticket *ticket = job->ticket;
     bool fits = cm_job_fits_stream(job);
     size_t room = (size_t)request->after_count + 1;
     job->afters = calloc(room, sizeof(*job->afters));
-    job->after_tickets =
-        calloc((size_t)request->after_ticket_count + 1, sizeof(*job->after_tickets));
-    if (job->afters == NULL || job->after_tickets == NULL) {
+    ticket->after =
+        calloc((size_t)request->after_ticket_count + 1, sizeof(cm_ticket *));
+    if (job->afters == NULL || ticket->after == NULL) {
         return cm_fail(CM_ENOMEM, room * sizeof(*job->afters));
     }
     for (uint32_t i = request->after_ticket_count; i > 0; i--) {
-        job->after_tickets[job->after_ticket_count++] =
+        ticket->after[ticket->after_count++] =
             cm_ticket_hold(request->after_tickets[i - 1]);
     }
-    job->is_chained = request->is_chained;
+    ticket->is_chained = request->is_chained;
+    ticket->by_host = comes_after_by_host(job);
     if (job->capturing) {
         return cm_ok(); /* seen to be over in cm_job_check_capture */
     }
@@ -167,32 +187,23 @@ cm_job_record_after(cm_job *job, const cm_copy_request *request)
                                                 : cm_ok();
 }
 
-/* What the host or its parts are still at takes as long as it takes. */
-static uint64_t
-park_after_ns(cm_ticket *ticket)
-{
-    cm_mutex_lock(&ticket->engine->lock);
-    bool soon = ticket->state >= CM_TICKET_SUBMITTED;
-    cm_mutex_unlock(&ticket->engine->lock);
-    return soon ? CM_PARK_AFTER_NS : 0;
-}
-
+/* By a caller's thread: until it need not be waited for any more. */
 static cm_status
-wait_for_ticket(cm_job *job, cm_ticket *ticket)
+wait_for_ticket(cm_job *job, cm_ticket *before)
 {
-    uint64_t limit = job->may_park              ? park_after_ns(ticket)
-                     : job->interrupted != NULL ? CM_ASK_NS
-                                                : UINT64_MAX;
+    uint64_t limit = job->in_background               ? 0
+                     : job->hooks.interrupted != NULL ? CM_ASK_NS
+                                                      : UINT64_MAX;
     for (;;) {
-        cm_status status = cm_ticket_depend(ticket, job->stream, limit);
+        cm_status status = cm_ticket_depend(before, job->stream, limit);
         if (status.code != CM_ETIMEOUT) {
             return status;
         }
-        if (job->may_park && !cm_job_is_interrupted(job)) {
-            return cm_job_park_on_ticket(job, ticket);
-        }
         if (cm_job_is_interrupted(job)) {
             return cm_fail(CM_ECANCELLED, 0);
+        }
+        if (job->in_background) {
+            return cm_job_suspend(job, CM_WAIT_ORDER);
         }
     }
 }
@@ -206,99 +217,20 @@ outcome_of(cm_ticket *ticket)
     return status;
 }
 
-static bool
-is_after(const cm_job *job, const cm_ticket *ticket)
-{
-    for (uint32_t i = 0; i < job->after_ticket_count; i++) {
-        if (job->after_tickets[i] == ticket) {
-            return true;
-        }
-    }
-    return false;
-}
-
-/* The ticket, done, was cancelled or has failed before its turn. */
-static cm_status
-take_over_inherited(cm_job *job, const cm_ticket *ticket)
-{
-    size_t room = (size_t)job->after_ticket_count + ticket->inherited_count;
-    cm_ticket **larger =
-        realloc(job->after_tickets, room * sizeof(*job->after_tickets));
-    if (larger == NULL) {
-        return cm_fail(CM_ENOMEM, room * sizeof(*job->after_tickets));
-    }
-    job->after_tickets = larger;
-    for (uint32_t i = 0; i < ticket->inherited_count; i++) {
-        if (!is_after(job, ticket->inherited[i])) {
-            job->after_tickets[job->after_ticket_count++] =
-                cm_ticket_hold(ticket->inherited[i]);
-        }
-    }
-    return cm_ok();
-}
-
-static bool
-owes(cm_ticket *ticket)
-{
-    cm_mutex_lock(&ticket->engine->lock);
-    bool any = cm_ticket_owes_locked(ticket);
-    cm_mutex_unlock(&ticket->engine->lock);
-    return any;
-}
-
 static cm_status
 wait_for_tickets(cm_job *job)
 {
-    while (job->waited_count < job->after_ticket_count) {
-        cm_ticket *ticket = job->after_tickets[job->waited_count];
-        CM_TRY(wait_for_ticket(job, ticket));
-        if (job->is_chained) {
-            CM_TRY(outcome_of(ticket));
-            job->is_chained = false;
+    const cm_ticket *ticket = job->ticket;
+    for (uint32_t i = 0; i < ticket->after_count; i++) {
+        if (i == 0 && ticket->is_chained) {
+            CM_TRY(outcome_of(ticket->after[0]));
         }
-        if (owes(ticket)) {
-            CM_TRY(take_over_inherited(job, ticket));
+        CM_TRY(wait_for_ticket(job, ticket->after[i]));
+        if (i == 0 && ticket->is_chained) {
+            CM_TRY(outcome_of(ticket->after[0]));
         }
-        job->waited_count++;
     }
     return cm_ok();
-}
-
-/* Lock held. Would whoever comes after the job's ticket come too early? */
-static bool
-is_inherited_locked(const cm_job *job, uint32_t index)
-{
-    const cm_ticket *ticket = job->after_tickets[index];
-    return ticket->state < CM_TICKET_DONE
-           || (index >= job->waited_count && ticket->inherited_count > 0);
-}
-
-void
-cm_job_leave_order(cm_job *job)
-{
-    cm_ticket *of = job->ticket;
-    /* What is submitted ends after them, and a whole after its parts. */
-    bool owes_any = !job->submitted && !job->capturing && of->part_count == 0
-                    && of->inherited == NULL;
-    uint32_t left = 0;
-    for (uint32_t i = 0; i < job->after_ticket_count; i++) {
-        cm_ticket *ticket = job->after_tickets[i];
-        cm_mutex_lock(&job->engine->lock);
-        bool inherited = owes_any && is_inherited_locked(job, i);
-        cm_mutex_unlock(&job->engine->lock);
-        if (inherited) {
-            job->after_tickets[left++] = ticket;
-        }
-        else {
-            cm_ticket_release(ticket);
-        }
-    }
-    if (left == 0) {
-        free(job->after_tickets);
-        return;
-    }
-    of->inherited = job->after_tickets;
-    of->inherited_count = left;
 }
 
 cm_status
@@ -323,12 +255,11 @@ bool
 cm_job_must_wait_after(const cm_job *job)
 {
     cm_engine *engine = job->engine;
-    bool must = false;
+    bool by_host = job->ticket->by_host;
+    bool must = by_host && job->after_count > 0;
     cm_mutex_lock(&engine->lock);
-    for (uint32_t i = 0; i < job->after_ticket_count; i++) {
-        const cm_ticket *ticket = job->after_tickets[i];
-        must = must || ticket->state < CM_TICKET_SUBMITTED
-               || cm_ticket_owes_locked(ticket);
+    for (uint32_t i = 0; i < job->ticket->after_count; i++) {
+        must = must || !cm_ticket_is_passed(job->ticket->after[i], by_host);
     }
     cm_mutex_unlock(&engine->lock);
     return must;
@@ -350,7 +281,7 @@ static cm_status
 check_all_over(cm_job *job, const cm_copy_request *request)
 {
     for (uint32_t i = 0; i < request->after_ticket_count; i++) {
-        if (!cm_ticket_is_all_over(request->after_tickets[i])) {
+        if (!cm_ticket_update(request->after_tickets[i])) {
             return cm_fail(CM_ECAPTURING, i);
         }
     }

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include <stdlib.h>
 
-#include "base/cpu_count.h"
+#include "base/machine.h"
 #include "transfer/engine/job.h"
 
 cm_status
@@ -17,15 +17,13 @@ cm_engine_create(cm_runtime *rt, cm_registry *registry, cm_engine **out)
     engine->registry = registry;
     cm_tuning_init(&engine->tuning);
     engine->drain_ns = CM_DRAIN_NS;
-    cm_peer_access_init(&engine->reach, rt);
+    cm_peer_access_init(&engine->peers, rt);
     cm_list_init(&engine->pending);
     cm_list_init(&engine->watched);
     cm_list_init(&engine->unread);
-    cm_list_init(&engine->jobs);
-    cm_list_init(&engine->parked);
-    for (int i = 0; i < CM_JOB_BIN_COUNT; i++) {
-        cm_list_init(&engine->bins[i]);
-    }
+    cm_list_init(&engine->going_on);
+    cm_list_init(&engine->short_jobs);
+    cm_list_init(&engine->long_jobs);
     cm_status status = cm_mutex_init(&engine->lock);
     if (!cm_is_ok(status)) {
         goto no_lock;
@@ -219,5 +217,5 @@ cm_engine_resolve_tuning(cm_engine *engine, cm_tuning *tuning)
 void
 cm_engine_deny_peers(cm_engine *engine, bool denied)
 {
-    atomic_store(&engine->reach.denied, denied);
+    atomic_store(&engine->peers.denied, denied);
 }

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The one entry for moving bytes: takes two regions, plans, and moves them directly, by
  * kernel or staged. Owns the internal streams, the job threads and the strided-copy
- * kernel. Knows nothing of Python: whoever must stay alive is a `keep` with a drop
+ * kernel. Knows nothing of Python: what must stay alive is a `keep` with a drop
  * function.
  * Locks: one mutex over its lists, never held across a runtime call that can wait. */
 #ifndef CM_TRANSFER_ENGINE_ENGINE_H
@@ -49,11 +49,13 @@ typedef struct cm_keep {
 
 typedef struct cm_copy_request {
     cm_region dst;
-    cm_region src;     /* already broadcast to dst's shape, same itemsize */
-    cm_stream *stream; /* order on it; NULL: in the background */
-    const struct cm_spread *spread; /* spread.h: further targets; borrowed; NULL: none
-                                     */
-    bool blocking;                  /* return only when the data is there */
+    cm_region src;        /* already broadcast to dst's shape, same itemsize */
+    bool is_fill;         /* src is one element, read before the call returns */
+    struct cm_many *many; /* runs that go together, instead of both; the engine's from
+                             the call on; NULL: none */
+    cm_stream *stream;    /* order on it; NULL: in the background */
+    const struct cm_broadcast *broadcast; /* further targets; borrowed; NULL: none */
+    bool blocking;                        /* return only when the data is there */
     cm_stream *const *after; /* streams whose work so far must come first; borrowed */
     uint32_t after_count;
     cm_ticket *const *after_tickets; /* transfers that must come first; borrowed */
@@ -97,11 +99,11 @@ cm_request_waits(const cm_copy_request *request)
 /* Start (or, if blocking, do) the copy. Overlapping ends behave as if src were read
  * whole first. With a stream, what the device does is only queued, and what the host
  * does is done on return: a source that it packs has been read, a target that it writes
- * has been written. So the bytes are there once the stream is done, whoever asks it.
- * *out is owned by the caller (NULL `out` if it is not wanted). On failure nothing is
- * in flight and `keep` is dropped too. Without a stream, blocking or not, it runs on a
- * stream of the engine's own. On a capturing stream only what needs no waiting can be
- * done; the ticket is then done at once.
+ * has been written. So the bytes are there once the stream is done, whichever library
+ * asks. *out is owned by the caller (NULL `out` if it is not wanted). On failure
+ * nothing is in flight and `keep` is dropped too. Without a stream, blocking or not, it
+ * runs on a stream of the engine's own. On a capturing stream only what needs no
+ * waiting can be done; the ticket is then done at once.
  * Fails: any runtime call, CM_ESHAPE, CM_EINVALID, CM_EOVERFLOW, CM_ENOMEM, CM_ETHREAD,
  * CM_ECAPTURING, CM_ECLOSED, CM_EFORKED, CM_ECANCELLED, CM_EFAULT (what an end maps was
  * cut short). */

@@ -76,7 +76,7 @@ are_peers(const cm_region *dst, const cm_region *src)
 static cm_peer_facts
 peer_facts_of(cm_engine *engine, const cm_region *dst, const cm_region *src)
 {
-    return are_peers(dst, src) ? cm_peer_access_look(&engine->reach, dst, src)
+    return are_peers(dst, src) ? cm_peer_access_look(&engine->peers, dst, src)
                                : (cm_peer_facts){0};
 }
 

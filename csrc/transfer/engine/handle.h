@@ -43,8 +43,9 @@ uint64_t cm_ticket_count_moved(const cm_ticket *ticket);
  * dropped and it is done with CM_ECANCELLED, for which nobody needs to ask (now, or
  * since an earlier call). False: it goes on, or is done. Blocks for a moment. */
 bool cm_ticket_cancel(cm_ticket *ticket);
-/* The flag that ends it early was set: one that waits for others looks at it now. */
-void cm_ticket_hurry(cm_ticket *ticket);
+/* End a copy in the background early: what is not queued yet stays undone, and it ends
+ * with CM_ECANCELLED, unless it is done before that is seen. */
+void cm_ticket_stop(cm_ticket *ticket);
 /* Blocks until done or `timeout_ns` (UINT64_MAX: for ever) has passed: CM_ETIMEOUT. Returns
  * the transfer's own failure otherwise. */
 CM_NODISCARD cm_status cm_ticket_wait(cm_ticket *ticket, uint64_t timeout_ns);

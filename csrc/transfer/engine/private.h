@@ -17,14 +17,12 @@
 
 enum {
     CM_MAX_JOB_THREADS = 4,
-    CM_JOB_BIN_COUNT = 64, /* of jobs by how much is left of them */
-    CM_CACHE_SLOTS = 16,   /* spare events or streams of a device */
+    CM_CACHE_SLOTS = 16, /* spare events or streams of a device */
     /* Shorter memory is not looked at by cm_pages_look(), which takes as long as
      * copying a few KiB: to and from a device; between two ends on the host, and of
      * many. */
     CM_LOOK_NBYTES = 64 << 10,
     CM_LOOK_HOST_NBYTES = 1 << 20,
-    CM_STAGE_COUNT = 3,             /* pieces in flight between two devices */
     CM_ASK_NS = 50 * 1000 * 1000,   /* between two questions whether to go on waiting */
     CM_PARK_AFTER_NS = 1000 * 1000, /* a job thread that has waited so long goes on to
                                        another job */
@@ -59,8 +57,8 @@ typedef struct cm_cache_stack {
 
 /* Counted: by its creator until close, and by each ticket. Invariants, under the lock:
  * pending_count = tickets in `pending` and `watched`; watched_count = those in the
- * latter; waiting_count = jobs in the `waiters` of tickets; 0 <= idle_count <=
- * thread_count. */
+ * latter; waiting_count = jobs whose ticket is watched or in the `waiters` of another;
+ * 0 <= idle_count <= thread_count. */
 struct cm_engine {
     atomic_uint refs;
     atomic_bool over;      /* closed to the end: `rt` may be gone */
@@ -70,16 +68,16 @@ struct cm_engine {
     void *relief_argument;
     atomic_uint cpu_count;                         /* 0: not asked yet */
     _Atomic uint64_t route_counts[CM_ROUTE_COUNT]; /* see cm_copy_counts */
-    _Atomic uint64_t quick_count;
+    _Atomic uint64_t short_count;
     _Atomic uint64_t failed_count; /* tickets: see cm_engine_count_failed */
-    _Atomic uint64_t brief_end_ns; /* of the last shared short copy */
+    _Atomic uint64_t short_end_ns; /* of the last shared short copy */
     _Atomic uint64_t bounced_count;
     _Atomic uint64_t piece_count;
     atomic_uint pair_count;      /* jobs whose block is for two pieces */
     atomic_uint pair_wish_count; /* ... that got none for one */
     cm_kernels kernels;          /* strided copies */
     cm_kernels tables;           /* many pieces */
-    cm_peer_access reach;
+    cm_peer_access peers;
     cm_workers workers;
     cm_mutex lock;
     cm_cond changed; /* a ticket was submitted or is done */
@@ -89,20 +87,18 @@ struct cm_engine {
     bool closed;           /* takes no more requests */
     bool stop;             /* threads end */
     uint64_t caller_count; /* threads that may call the runtime for the engine now */
-    cm_list pending;       /* tickets for which there is nothing to be looked at */
-    cm_list watched;       /* ... and those for which there is */
+    cm_list pending;       /* tickets that wait for nothing of the device */
+    cm_list watched;       /* ... for an event: their own, or their job's */
     uint64_t pending_count;
     uint64_t watched_count;
     cm_list unread;         /* failed tickets without a holder */
     atomic_bool has_unread; /* perhaps: set and cleared under the lock */
-    cm_list jobs;           /* for the job threads, oldest first */
-    uint64_t job_count;
-    cm_list bins[CM_JOB_BIN_COUNT]; /* the same, of so many bits of bytes each */
-    uint64_t full_bins;             /* a bit for each that is not empty */
-    uint64_t pick_count;            /* of jobs by job threads */
-    cm_list parked;                 /* jobs that wait for an event */
-    uint64_t parked_count;          /* but for those that the watcher has in hand */
-    uint64_t waiting_count;
+    cm_list going_on;       /* order.c's: tickets that may have nothing to wait for */
+    cm_list short_jobs;     /* that can go on, oldest first */
+    cm_list long_jobs;
+    uint64_t job_count;     /* of both */
+    uint64_t pick_count;    /* of jobs by job threads */
+    uint64_t waiting_count; /* jobs that cannot go on */
     int thread_count;
     int idle_count;
     cm_thread threads[CM_MAX_JOB_THREADS];
@@ -159,6 +155,11 @@ void cm_cache_give_side(cm_engine *engine, cm_stream *stream, bool is_idle);
  * `most` or less. Returns the pool that has them, borrowed; NULL: no room, or no pool.
  */
 cm_pool *cm_cache_enter_ring(cm_engine *engine, uint64_t nbytes, uint64_t most);
+/* A block of it. Each copy may have one (`most`: UINT64_MAX), whatever others have, and
+ * more as far as the ring goes. Fails: CM_EINVALID (as NULL above), the pinned pool. */
+CM_NODISCARD cm_status cm_cache_take_pinned(cm_engine *engine, uint64_t nbytes,
+                                            uint64_t most, const cm_wait_hooks *hooks,
+                                            cm_block **out);
 /* And are used no more. */
 void cm_cache_leave_ring(cm_engine *engine, uint64_t nbytes);
 /* Fails: the first event_destroy that failed. */
@@ -182,17 +183,12 @@ cm_request_is_written_in_call(const cm_copy_request *request, const cm_plan *pla
 }
 bool cm_engine_may_overlap(cm_runtime *rt, const cm_region *dst, const cm_region *src);
 
-/* scheduler.c: lock held. The job that a job thread takes next, out of its list: one of
- * those with the least left, now and then the oldest; NULL: there is none. */
+/* scheduler.c, all under the lock: the job that a job thread takes next, out of its
+ * list; NULL: there is none. */
 struct cm_job *cm_engine_pick_job_locked(cm_engine *engine);
-/* To the ticket that keeps it from going on, if one does; else to the end of `parked`,
- * or of `jobs`. Whoever looks after that is woken. */
-void cm_engine_list_job_locked(cm_engine *engine, struct cm_job *job, bool parked);
-void cm_engine_unlist_job_locked(cm_engine *engine, struct cm_job *job);
-
-/* By the watcher: some of the parked jobs that can go on to the job threads; true if
- * any.
- */
-bool cm_engine_wake_jobs(cm_engine *engine);
+/* A job that can go on. */
+void cm_engine_queue_job_locked(cm_engine *engine, struct cm_job *job);
+/* False: it was in neither list. */
+bool cm_engine_unqueue_job_locked(cm_engine *engine, struct cm_job *job);
 
 #endif

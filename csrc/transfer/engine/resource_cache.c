@@ -201,6 +201,23 @@ cm_cache_leave_ring(cm_engine *engine, uint64_t nbytes)
     cm_mutex_unlock(&engine->lock);
 }
 
+cm_status
+cm_cache_take_pinned(cm_engine *engine, uint64_t nbytes, uint64_t most,
+                     const cm_wait_hooks *hooks, cm_block **out)
+{
+    cm_pool *pool = cm_cache_enter_ring(engine, nbytes, most);
+    cm_status status = pool == NULL
+                           ? cm_fail(CM_EINVALID, 0)
+                           : cm_pool_alloc_asking(pool, nbytes, NULL, hooks, out);
+    if (!cm_is_ok(status)) {
+        *out = NULL;
+        if (pool != NULL) {
+            cm_cache_leave_ring(engine, nbytes);
+        }
+    }
+    return status;
+}
+
 static void
 destroy_events(cm_runtime *rt, int device, cm_event_stack *stack, cm_status *first)
 {

@@ -39,6 +39,7 @@ cm_ticket_create(cm_engine *engine, const cm_copy_request *request)
         return NULL;
     }
     atomic_init(&ticket->refs, 2);
+    cm_list_init(&ticket->order_node);
     cm_list_init(&ticket->waiters);
     ticket->engine = cm_engine_hold(engine);
     ticket->start_ns = cm_now_ns();
@@ -85,14 +86,13 @@ queue_unread_locked(cm_ticket *ticket)
     return true;
 }
 
-/* True when the reference was the last, and nobody wants to hear of a failure. */
-static bool
-drop_reference(cm_ticket *ticket)
+void
+cm_ticket_release(cm_ticket *ticket)
 {
     cm_engine *engine = ticket->engine;
     if (atomic_fetch_sub_explicit(&ticket->refs, 1, memory_order_acq_rel) != 1
         || cm_engine_is_forked(engine)) {
-        return false;
+        return;
     }
     bool queued = false;
     if (!cm_is_ok(ticket->status) && !ticket->read) {
@@ -100,37 +100,9 @@ drop_reference(cm_ticket *ticket)
         queued = queue_unread_locked(ticket);
         cm_mutex_unlock(&engine->lock);
     }
-    return !queued;
-}
-
-/* Those that it owes may be as many as were ever cancelled: one after the other,
- * chained by what was their place in a list. */
-static void
-free_with_inherited(cm_ticket *ticket)
-{
-    cm_list *gone = &ticket->node;
-    gone->next = NULL;
-    while (gone != NULL) {
-        cm_ticket *next = CM_LIST_ENTRY(gone, cm_ticket, node);
-        cm_engine *engine = next->engine;
-        gone = gone->next;
-        for (uint32_t i = 0; i < next->inherited_count; i++) {
-            if (drop_reference(next->inherited[i])) {
-                next->inherited[i]->node.next = gone;
-                gone = &next->inherited[i]->node;
-            }
-        }
-        free(next->inherited);
-        free(next);
+    if (!queued) {
+        free(ticket);
         cm_engine_release(engine);
-    }
-}
-
-void
-cm_ticket_release(cm_ticket *ticket)
-{
-    if (drop_reference(ticket)) {
-        free_with_inherited(ticket);
     }
 }
 
@@ -146,7 +118,7 @@ cm_ticket_abandon(cm_ticket *ticket)
     bool others = ticket->other_count > 0;
     ticket->other_count -= others;
     ticket->abandoned = !others;
-    if (!others && ticket->state == CM_TICKET_DONE && !queue_unread_locked(ticket)
+    if (!others && ticket->state >= CM_TICKET_DONE && !queue_unread_locked(ticket)
         && !ticket->read) {
         untold = ticket->status;
         ticket->read = true;
@@ -206,38 +178,42 @@ cm_engine_end_unread(cm_engine *engine)
     return take_unread(engine, true);
 }
 
-/* Lock held. Those who wait for this state go on, those for a later one go back. */
+/* -- submitted, done, over --------------------------------------------------------------- */
+
+/* Nothing comes before it any more. */
 static void
-hand_on_waiters_locked(cm_ticket *ticket)
+let_go_of_those_before(cm_ticket *ticket)
 {
     cm_engine *engine = ticket->engine;
-    cm_list waiters;
-    cm_list_init(&waiters);
-    cm_list_splice_back(&waiters, &ticket->waiters);
-    while (!cm_list_is_empty(&waiters)) {
-        cm_job *job = CM_LIST_ENTRY(waiters.next, cm_job, node);
-        cm_engine_unlist_job_locked(engine, job);
-        cm_engine_list_job_locked(engine, job, false);
+    cm_mutex_lock(&engine->lock);
+    cm_ticket **after = ticket->after;
+    uint32_t count = ticket->after_count;
+    ticket->after = NULL;
+    ticket->after_count = 0;
+    ticket->is_chained = false;
+    cm_mutex_unlock(&engine->lock);
+    for (uint32_t i = 0; i < count; i++) {
+        cm_ticket_release(after[i]);
     }
+    free(after);
 }
 
-/* Lock held. */
+static void end(cm_ticket *ticket, cm_status status, bool read);
+
 static void
-advance_locked(cm_ticket *ticket, cm_ticket_state state)
+settle(cm_list *settled)
 {
-    cm_engine *engine = ticket->engine;
-    cm_list_remove(&ticket->node);
-    engine->watched_count -= cm_ticket_is_watched(ticket);
-    ticket->state = state;
-    engine->watched_count += cm_ticket_is_watched(ticket);
-    if (state == CM_TICKET_DONE) {
-        engine->pending_count--;
+    cm_list *node;
+    while ((node = cm_list_pop_front(settled)) != NULL) {
+        cm_ticket *ticket = CM_LIST_ENTRY(node, cm_ticket, order_node);
+        if (ticket->state == CM_TICKET_OVER) {
+            let_go_of_those_before(ticket);
+            cm_ticket_release(ticket);
+        }
+        else { /* the last of its parts is */
+            end(ticket, cm_ok(), false);
+        }
     }
-    else {
-        cm_list_push_back(&engine->watched, &ticket->node);
-    }
-    hand_on_waiters_locked(ticket);
-    cm_cond_signal_all(&engine->changed);
 }
 
 void
@@ -245,6 +221,9 @@ cm_ticket_submit(cm_ticket *ticket, int device, uint64_t start_event,
                  uint64_t end_event, cm_stream *lent, cm_stream *side, cm_status status)
 {
     cm_engine *engine = ticket->engine;
+    cm_list settled;
+    cm_list_init(&settled);
+    let_go_of_those_before(ticket); /* the device does what is submitted after them */
     cm_mutex_lock(&engine->lock);
     ticket->device = device;
     ticket->start_event = start_event;
@@ -253,9 +232,9 @@ cm_ticket_submit(cm_ticket *ticket, int device, uint64_t start_event,
     ticket->side = side;
     ticket->status = status;
     ticket->read = status.code == CM_ECANCELLED; /* the call tells */
-    advance_locked(ticket, CM_TICKET_SUBMITTED);
-    cm_cond_signal_all(&engine->watch);
+    cm_ticket_enter_state_locked(ticket, CM_TICKET_SUBMITTED, &settled);
     cm_mutex_unlock(&engine->lock);
+    settle(&settled);
 }
 
 /* Write to all and free them. */
@@ -279,98 +258,114 @@ give_back(cm_ticket *ticket)
 {
     cm_engine *engine = ticket->engine;
     cm_mutex_lock(&engine->lock);
-    uint64_t start = 0;
-    uint64_t end = 0;
-    cm_stream *lent = NULL;
-    cm_stream *side = NULL;
-    if (ticket->state == CM_TICKET_DONE && ticket->query_count == 0) {
-        start = ticket->start_event;
-        end = ticket->end_event;
-        lent = ticket->lent;
-        side = ticket->side;
+    cm_ticket had = {.device = ticket->device};
+    if (ticket->state >= CM_TICKET_DONE && ticket->query_count == 0) {
+        had.start_event = ticket->start_event;
+        had.end_event = ticket->end_event;
+        had.lent = ticket->lent;
+        had.side = ticket->side;
+        had.parts = ticket->parts;
+        had.part_count = ticket->part_count;
         ticket->start_event = 0;
         ticket->end_event = 0;
         ticket->lent = NULL;
         ticket->side = NULL;
+        ticket->parts = NULL;
+        ticket->part_count = 0;
     }
     cm_mutex_unlock(&engine->lock);
-    cm_cache_give_event(engine, ticket->device, start);
-    cm_cache_give_event(engine, ticket->device, end);
-    cm_cache_give_stream(engine, lent);
-    cm_cache_give_side(engine, side, true);
-}
-
-/* Nobody waits for them here: a job thread has others to serve, and a caller may want
- * to stop. */
-static bool
-are_parts_over(cm_ticket *ticket)
-{
-    bool over = true;
-    for (uint64_t i = 0; i < ticket->part_count; i++) {
-        over = cm_ticket_update(ticket->parts[i]) && over;
+    cm_cache_give_event(engine, had.device, had.start_event);
+    cm_cache_give_event(engine, had.device, had.end_event);
+    cm_cache_give_stream(engine, had.lent);
+    cm_cache_give_side(engine, had.side, true);
+    for (uint64_t i = 0; i < had.part_count; i++) {
+        cm_ticket_release(had.parts[i]);
     }
-    return over;
+    free(had.parts);
 }
 
-/* From now on a look at it is a look at them. */
+/* What it has on loan stays so meanwhile, and so does the engine. False: there is
+ * nothing to be looked at. */
+static bool
+begin_query(cm_ticket *ticket, bool may)
+{
+    ticket->query_count += may;
+    ticket->engine->caller_count += may;
+    return may;
+}
+
 static void
+end_query(cm_ticket *ticket)
+{
+    cm_engine *engine = ticket->engine;
+    cm_mutex_lock(&engine->lock);
+    ticket->query_count--;
+    cm_mutex_unlock(&engine->lock);
+    give_back(ticket);
+    cm_engine_end_call(engine);
+}
+
+void
+cm_ticket_set_parts(cm_ticket *ticket, cm_ticket **parts, uint64_t part_count)
+{
+    cm_engine *engine = ticket->engine;
+    cm_list settled;
+    cm_list_init(&settled);
+    cm_mutex_lock(&engine->lock);
+    ticket->started = true; /* its parts do something: it cannot be cancelled */
+    ticket->parts = parts;
+    ticket->part_count = part_count;
+    for (uint64_t i = 0; i < part_count; i++) {
+        ticket->open_count += parts[i]->state != CM_TICKET_OVER;
+        ticket->unqueued_count += !cm_ticket_is_passed(parts[i], false);
+    }
+    if (ticket->open_count > 0 && ticket->unqueued_count == 0) {
+        cm_ticket_enter_state_locked(ticket, CM_TICKET_SUBMITTED, &settled);
+    }
+    cm_mutex_unlock(&engine->lock);
+}
+
+/* False: they are over. */
+static bool
 leave_to_parts(cm_ticket *ticket, cm_status status, bool read)
 {
-    cm_engine *engine = ticket->engine;
-    /* Without the watcher its end is seen at the next poll, wait or close. */
-    (void)!cm_is_ok(cm_engine_need_watcher(engine));
-    cm_mutex_lock(&engine->lock);
-    ticket->status = cm_is_ok(ticket->status) ? status : ticket->status;
-    ticket->read = ticket->read || read;
-    advance_locked(ticket, CM_TICKET_LEFT);
-    cm_cond_signal_all(&engine->watch);
-    cm_mutex_unlock(&engine->lock);
-}
-
-/* Of the parts, which have ended, the first failure is the whole's. The count of one
- * that has parts is not asked for any more: it has started. */
-static cm_status
-end_parts(cm_ticket *ticket, cm_status status)
-{
-    cm_engine *engine = ticket->engine;
-    if (ticket->part_count == 0) {
-        return status; /* a thread that cancels it may be looking at that */
+    cm_mutex_lock(&ticket->engine->lock);
+    bool left = ticket->open_count > 0;
+    if (left) {
+        ticket->is_left_to_parts = true;
+        ticket->status = cm_is_ok(ticket->status) ? status : ticket->status;
+        ticket->read = ticket->read || read;
     }
-    uint32_t inherited_count = 0;
-    for (uint64_t i = 0; i < ticket->part_count; i++) {
-        cm_ticket *part = ticket->parts[i];
-        cm_mutex_lock(&engine->lock);
-        status = cm_is_ok(status) ? part->status : status;
-        part->read = true;
-        cm_mutex_unlock(&engine->lock);
-        if (part->inherited_count > 0) {
-            ticket->parts[inherited_count++] = part;
-        }
-        else {
-            cm_ticket_release(part);
-        }
-    }
-    ticket->inherited = ticket->parts;
-    ticket->inherited_count = inherited_count;
-    ticket->parts = NULL;
-    ticket->part_count = 0;
-    return status;
+    cm_mutex_unlock(&ticket->engine->lock);
+    return left;
 }
 
 void
 cm_ticket_finish(cm_ticket *ticket, cm_status status, bool read)
 {
-    cm_engine *engine = ticket->engine;
-    if (ticket->part_count > 0) {
-        cm_mutex_lock(&engine->lock);
-        ticket->started = true; /* its parts did something: it cannot be cancelled */
-        cm_mutex_unlock(&engine->lock);
-        if (!are_parts_over(ticket)) {
-            leave_to_parts(ticket, status, read);
-            return;
-        }
+    if (!leave_to_parts(ticket, status, read)) {
+        end(ticket, status, read);
     }
-    status = end_parts(ticket, status);
+}
+
+/* Of the parts, which are over, the first failure is the whole's. Lock held. */
+static cm_status
+outcome_of_parts(const cm_ticket *ticket, cm_status status)
+{
+    for (uint64_t i = 0; i < ticket->part_count; i++) {
+        cm_ticket *part = ticket->parts[i];
+        status = cm_is_ok(status) ? part->status : status;
+        part->read = true;
+    }
+    return status;
+}
+
+static void
+end(cm_ticket *ticket, cm_status status, bool read)
+{
+    cm_engine *engine = ticket->engine;
+    cm_list settled;
+    cm_list_init(&settled);
     double seconds = (double)(cm_now_ns() - ticket->start_ns) * 1e-9;
     if (ticket->start_event != 0 && ticket->end_event != 0 && cm_is_ok(status)) {
         float milliseconds = 0;
@@ -395,13 +390,14 @@ cm_ticket_finish(cm_ticket *ticket, cm_status status, bool read)
     cm_mutex_lock(&engine->lock);
     ticket->finishing = true;
     status = ticket->cancelled ? cm_fail(CM_ECANCELLED, 0) : status;
+    status = outcome_of_parts(ticket, status);
     ticket->status = cm_is_ok(ticket->status) ? status : ticket->status;
     ticket->read = ticket->read || read;
     ticket->seconds = seconds;
     if (!cm_is_ok(ticket->status)) {
         atomic_fetch_add_explicit(&engine->failed_count, 1, memory_order_relaxed);
     }
-    advance_locked(ticket, CM_TICKET_DONE);
+    cm_ticket_enter_state_locked(ticket, CM_TICKET_DONE, &settled);
     if (cm_is_ok(ticket->status)) {
         cm_ticket_set_moved(ticket, ticket->nbytes);
     }
@@ -413,7 +409,7 @@ cm_ticket_finish(cm_ticket *ticket, cm_status status, bool read)
     cm_mutex_unlock(&engine->lock);
     send_notices(notices);
     give_back(ticket);
-    cm_ticket_release(ticket);
+    settle(&settled);
 }
 
 void
@@ -429,42 +425,79 @@ cm_ticket_unread(cm_ticket *ticket)
 static void
 await_finishing_locked(cm_ticket *ticket)
 {
-    while (cm_ticket_is_watched(ticket) && ticket->finishing) {
+    while (ticket->state == CM_TICKET_SUBMITTED && ticket->finishing) {
         cm_cond_wait(&ticket->engine->changed, &ticket->engine->lock);
     }
 }
 
 static cm_status
-ask_device(const cm_ticket *ticket, bool *done)
+ask_once(cm_runtime *rt, int device, uint64_t event, bool *done)
 {
-    cm_runtime *rt = ticket->engine->rt;
     cm_scope scope;
-    if (ticket->end_event == 0) {
-        *done = true; /* it has parts alone */
-        return cm_ok();
-    }
     /* A thread without a context would make one on device 0, and the question would
      * break a capture that the thread has under way. */
-    CM_TRY(cm_scope_enter(rt, ticket->device, &scope));
-    cm_status status = cm_rt_event_query(rt, ticket->end_event, done);
+    CM_TRY(cm_scope_enter(rt, device, &scope));
+    cm_status status = cm_rt_event_query(rt, event, done);
     cm_scope_leave(&scope);
     return status;
 }
 
-/* Only then can a whole be, whatever has come of its own event: nobody waits for the
- * others here, where parked ones are woken. The ticket is `finishing`. */
-static bool
-let_parts_end(cm_ticket *ticket, cm_status status)
+/* One question that failed does not end the copy; a second one does. */
+static cm_status
+ask_device(cm_runtime *rt, int device, uint64_t event, bool *done)
 {
-    bool over = are_parts_over(ticket);
-    if (!over) {
-        cm_mutex_lock(&ticket->engine->lock);
-        ticket->status = cm_is_ok(ticket->status) ? status : ticket->status;
-        ticket->finishing = false;
-        cm_cond_signal_all(&ticket->engine->changed);
-        cm_mutex_unlock(&ticket->engine->lock);
+    *done = false;
+    cm_status status = ask_once(rt, device, event, done);
+    return cm_is_ok(status) ? status : ask_once(rt, device, event, done);
+}
+
+static void
+look_at_end(cm_ticket *ticket)
+{
+    cm_engine *engine = ticket->engine;
+    bool done;
+    cm_status status = ask_device(engine->rt, ticket->device, ticket->end_event, &done);
+    cm_mutex_lock(&engine->lock);
+    bool mine = (done || !cm_is_ok(status)) && !ticket->finishing;
+    await_finishing_locked(ticket);
+    ticket->finishing = ticket->finishing || mine;
+    cm_mutex_unlock(&engine->lock);
+    if (mine) {
+        end(ticket, status, false);
     }
-    return over;
+}
+
+/* The first that is not over, and those after it once it is. */
+static void
+look_at_parts(cm_ticket *ticket)
+{
+    cm_engine *engine = ticket->engine;
+    cm_mutex_lock(&engine->lock);
+    uint64_t i = ticket->closed_count;
+    cm_mutex_unlock(&engine->lock);
+    while (i < ticket->part_count && cm_ticket_update(ticket->parts[i])) {
+        i++;
+    }
+    cm_mutex_lock(&engine->lock);
+    ticket->closed_count = i > ticket->closed_count ? i : ticket->closed_count;
+    cm_mutex_unlock(&engine->lock);
+}
+
+/* The job waits for an event, or did until now: whether it can go on, or is to hear
+ * that asking failed. */
+static void
+look_for_job(cm_ticket *ticket, cm_job *job)
+{
+    cm_engine *engine = ticket->engine;
+    bool done;
+    cm_status status =
+        ask_device(engine->rt, job->awaited.device, job->awaited.event, &done);
+    if (done || !cm_is_ok(status)) {
+        job->wait = CM_WAIT_TURN;
+    }
+    cm_mutex_lock(&engine->lock);
+    cm_order_put_job_locked(engine, job);
+    cm_mutex_unlock(&engine->lock);
 }
 
 bool
@@ -473,47 +506,27 @@ cm_ticket_update(cm_ticket *ticket)
     cm_engine *engine = ticket->engine;
     cm_mutex_lock(&engine->lock);
     await_finishing_locked(ticket);
-    bool query = cm_ticket_is_watched(ticket) && !ticket->finishing;
-    bool over = ticket->state == CM_TICKET_DONE;
-    ticket->query_count += query;
-    engine->caller_count += query;
+    bool waits = ticket->state == CM_TICKET_QUEUED && ticket->is_watched;
+    bool query = begin_query(ticket, ticket->state == CM_TICKET_SUBMITTED || waits);
+    cm_job *job = waits ? cm_order_take_job_locked(ticket) : NULL;
+    bool over = ticket->state == CM_TICKET_OVER;
     cm_mutex_unlock(&engine->lock);
     if (!query) {
         return over;
     }
-    bool done = false;
-    cm_status status = ask_device(ticket, &done);
-    if (!cm_is_ok(status)) {
-        /* One question that failed does not end the copy; a second one does. */
-        status = ask_device(ticket, &done);
+    if (waits) {
+        look_for_job(ticket, job);
     }
+    else if (ticket->part_count > 0) {
+        look_at_parts(ticket);
+    }
+    else {
+        look_at_end(ticket);
+    }
+    end_query(ticket);
     cm_mutex_lock(&engine->lock);
-    ticket->query_count--;
-    bool mine = (done || !cm_is_ok(status)) && !ticket->finishing;
-    await_finishing_locked(ticket);
-    ticket->finishing = ticket->finishing || mine;
-    over = ticket->state == CM_TICKET_DONE;
+    over = ticket->state == CM_TICKET_OVER;
     cm_mutex_unlock(&engine->lock);
-    if (mine && let_parts_end(ticket, status)) {
-        cm_ticket_finish(ticket, status, false);
-        over = true;
-    }
-    else if (over) {
-        give_back(ticket);
-    }
-    cm_engine_end_call(engine);
-    return over;
-}
-
-bool
-cm_ticket_is_all_over(cm_ticket *ticket)
-{
-    bool over = cm_ticket_update(ticket);
-    for (uint32_t i = 0; over && i < ticket->inherited_count; i++) {
-        cm_ticket *inherited = ticket->inherited[i];
-        /* How far down that may go is not worth the answer. */
-        over = cm_ticket_update(inherited) && inherited->inherited_count == 0;
-    }
     return over;
 }
 
@@ -531,7 +544,12 @@ cm_ticket_set_moved(cm_ticket *ticket, uint64_t moved)
 uint64_t
 cm_ticket_count_moved(const cm_ticket *ticket)
 {
-    return cm_ticket_moved(ticket);
+    uint64_t moved = atomic_load_explicit(&ticket->moved, memory_order_acquire);
+    uint64_t parts = atomic_load_explicit(&ticket->parts_moved, memory_order_acquire);
+    if (moved > 0 || parts == 0 || parts < ticket->nbytes) {
+        return moved > 0 ? moved : parts;
+    }
+    return ticket->nbytes - 1; /* it is not done yet, though they are */
 }
 
 uint64_t
@@ -559,7 +577,7 @@ read_state(const cm_ticket *ticket, cm_ticket_info *out)
 {
     out->route = ticket->route;
     out->cancelled = ticket->cancelled;
-    out->done = ticket->state == CM_TICKET_DONE;
+    out->done = ticket->state >= CM_TICKET_DONE;
     if (out->done) {
         out->status = ticket->status;
         out->seconds = ticket->seconds;
@@ -620,7 +638,7 @@ wait_for_state(cm_ticket *ticket, cm_ticket_state state, uint64_t deadline)
         cm_ticket_state reached = ticket->state;
         uint64_t now = cm_now_ns();
         bool over = reached >= state || now >= deadline;
-        if (!over && reached == CM_TICKET_QUEUED) {
+        if (!over && reached != CM_TICKET_SUBMITTED) {
             wait_for_change(engine, deadline);
         }
         else if (!over) {
@@ -659,11 +677,11 @@ cm_status
 cm_ticket_wait(cm_ticket *ticket, uint64_t timeout_ns)
 {
     if (cm_engine_is_forked(ticket->engine)) {
-        return ticket->state == CM_TICKET_DONE ? ticket->status
+        return ticket->state >= CM_TICKET_DONE ? ticket->status
                                                : cm_fail(CM_EFORKED, 0);
     }
     uint64_t deadline = deadline_after(timeout_ns);
-    if (wait_for_state(ticket, CM_TICKET_DONE, deadline) != CM_TICKET_DONE) {
+    if (wait_for_state(ticket, CM_TICKET_DONE, deadline) < CM_TICKET_DONE) {
         return cm_fail(CM_ETIMEOUT, timeout_ns);
     }
     return take_status(ticket);
@@ -682,36 +700,58 @@ cm_ticket_settle(cm_ticket *ticket, uint64_t timeout_ns)
     return cm_ok();
 }
 
-/* Queue a wait for a submitted ticket; nothing to do for one that is done. */
+/* Queue a wait for a submitted ticket; nothing to do for one that is over. */
 static cm_status
 queue_wait(cm_ticket *ticket, cm_stream *stream)
 {
     cm_engine *engine = ticket->engine;
     cm_mutex_lock(&engine->lock);
-    bool query = ticket->state == CM_TICKET_SUBMITTED;
-    ticket->query_count += query; /* the event stays ours meanwhile */
-    engine->caller_count += query;
+    bool query = begin_query(ticket, ticket->state == CM_TICKET_SUBMITTED);
     cm_mutex_unlock(&engine->lock);
     if (!query) {
         return cm_ok();
     }
-    cm_status status = cm_stream_wait_event(stream, ticket->end_event);
-    cm_mutex_lock(&engine->lock);
-    ticket->query_count--;
-    cm_mutex_unlock(&engine->lock);
-    give_back(ticket);
-    cm_engine_end_call(engine);
+    cm_status status = ticket->part_count > 0
+                           ? cm_ok()
+                           : cm_stream_wait_event(stream, ticket->end_event);
+    for (uint64_t i = 0; i < ticket->part_count && cm_is_ok(status); i++) {
+        status = queue_wait(ticket->parts[i], stream);
+    }
+    end_query(ticket);
     return status;
 }
 
 cm_status
 cm_ticket_depend(cm_ticket *ticket, cm_stream *stream, uint64_t timeout_ns)
 {
-    cm_ticket_state wanted = stream == NULL ? CM_TICKET_DONE : CM_TICKET_SUBMITTED;
-    if (wait_for_state(ticket, wanted, deadline_after(timeout_ns)) < wanted) {
+    cm_ticket_state wanted = stream == NULL ? CM_TICKET_OVER : CM_TICKET_SUBMITTED;
+    uint64_t deadline = deadline_after(timeout_ns);
+    cm_ticket_state reached = wait_for_state(ticket, wanted, deadline);
+    if (reached == CM_TICKET_DONE) { /* it may still have others before it */
+        wanted = CM_TICKET_OVER;
+        reached = wait_for_state(ticket, wanted, deadline);
+    }
+    if (reached < wanted) {
         return cm_fail(CM_ETIMEOUT, timeout_ns);
     }
     return stream == NULL ? cm_ok() : queue_wait(ticket, stream);
+}
+
+cm_stream *
+cm_ticket_take_stream(cm_ticket *ticket, int device)
+{
+    cm_stream *stream = NULL;
+    cm_mutex_lock(&ticket->engine->lock);
+    if (ticket->state == CM_TICKET_SUBMITTED && ticket->part_count > 0) {
+        ticket = ticket->parts[ticket->part_count - 1];
+    }
+    if (ticket->state == CM_TICKET_SUBMITTED && ticket->lent != NULL
+        && ticket->lent->device == device) {
+        stream = ticket->lent;
+        ticket->lent = NULL;
+    }
+    cm_mutex_unlock(&ticket->engine->lock);
+    return stream;
 }
 
 void
@@ -726,7 +766,8 @@ cm_ticket_order(cm_ticket *ticket, cm_stream *stream)
     if (cm_engine_is_forked(ticket->engine)) {
         return cm_fail(CM_EFORKED, 0);
     }
-    CM_TRY(cm_ticket_depend(ticket, stream, UINT64_MAX));
+    (void)wait_for_state(ticket, CM_TICKET_SUBMITTED, UINT64_MAX);
+    CM_TRY(queue_wait(ticket, stream));
     cm_mutex_lock(&ticket->engine->lock);
     bool failed = !cm_is_ok(ticket->status); /* perhaps before it is done */
     cm_mutex_unlock(&ticket->engine->lock);
@@ -750,7 +791,7 @@ cm_ticket_notify(cm_ticket *ticket, int fd)
         return cm_fail(CM_ESYSTEM, (uint64_t)(int64_t)fd);
     }
     cm_mutex_lock(&engine->lock);
-    bool done = ticket->state == CM_TICKET_DONE;
+    bool done = ticket->state >= CM_TICKET_DONE;
     if (!done) {
         notice->next = ticket->notices;
         ticket->notices = notice;
@@ -760,134 +801,4 @@ cm_ticket_notify(cm_ticket *ticket, int fd)
         send_notices(notice);
     }
     return cm_ok();
-}
-
-/* -- the watcher: the thread that looks whether submitted transfers are through, so that
- * what they keep alive is dropped and those who sleep on them wake, without anybody
- * asking; and whether jobs that were suspended can go on -- */
-
-enum {
-    BATCH = 32,
-    FIRST_PAUSE_NS = 20 * 1000,
-    LAST_PAUSE_NS = 1000 * 1000,
-    PARKED_PAUSE_NS = 200 * 1000, /* while a job is late by what we are */
-};
-
-/* Update up to `limit` (<= BATCH) watched tickets, the longest unlooked-at first; true
- * when one became done. */
-static bool
-update_some(cm_engine *engine, int limit)
-{
-    cm_ticket *batch[BATCH];
-    int count = 0;
-    cm_mutex_lock(&engine->lock);
-    uint64_t left = engine->watched_count;
-    for (; left > 0 && count < limit && count < BATCH; left--) {
-        /* Whoever was looked at goes to the end: each gets its turn. */
-        cm_list *node = cm_list_pop_front(&engine->watched);
-        cm_list_push_back(&engine->watched, node);
-        cm_ticket *ticket = CM_LIST_ENTRY(node, cm_ticket, node);
-        if (!ticket->finishing) {
-            batch[count++] = cm_ticket_hold(ticket);
-        }
-    }
-    cm_mutex_unlock(&engine->lock);
-    bool any = false;
-    for (int i = 0; i < count; i++) {
-        any = cm_ticket_update(batch[i]) || any;
-        cm_ticket_release(batch[i]);
-    }
-    return any;
-}
-
-/* Lock held. */
-static bool
-has_work(const cm_engine *engine)
-{
-    return engine->parked_count + engine->watched_count > 0;
-}
-
-/* Lock held. */
-static uint64_t
-last_pause(const cm_engine *engine)
-{
-    bool late = engine->parked_count + engine->waiting_count > 0;
-    return late ? PARKED_PAUSE_NS : LAST_PAUSE_NS;
-}
-
-static void *
-watch(void *argument)
-{
-    cm_engine *engine = argument;
-    uint64_t pause = FIRST_PAUSE_NS;
-    /* Looking at an event would break a capture that another thread has under way.
-     * Where this fails the looking itself will say so. */
-    int mode = CM_CAPTURE_RELAXED;
-    (void)!cm_is_ok(cm_rt_capture_mode_exchange(engine->rt, &mode));
-    for (;;) {
-        cm_mutex_lock(&engine->lock);
-        while (!engine->stop && !has_work(engine)) {
-            cm_cond_wait(&engine->watch, &engine->lock);
-            pause = FIRST_PAUSE_NS;
-        }
-        bool stop = engine->stop;
-        cm_mutex_unlock(&engine->lock);
-        if (stop) {
-            return NULL;
-        }
-        bool any = update_some(engine, BATCH);
-        any = cm_engine_wake_jobs(engine) || any;
-        if (any) {
-            pause = FIRST_PAUSE_NS;
-            continue;
-        }
-        cm_mutex_lock(&engine->lock);
-        if (!engine->stop
-            && cm_cond_wait_until(&engine->watch, &engine->lock, cm_now_ns() + pause)) {
-            pause = FIRST_PAUSE_NS;
-        }
-        else if (pause < last_pause(engine)) {
-            pause *= 2;
-        }
-        cm_mutex_unlock(&engine->lock);
-    }
-}
-
-cm_status
-cm_engine_need_watcher(cm_engine *engine)
-{
-    cm_status status = cm_ok();
-    cm_mutex_lock(&engine->lock);
-    /* Starting a thread waits for nothing of ours. */
-    if (!engine->has_watcher) {
-        status = cm_thread_start(&engine->watcher, watch, engine);
-        engine->has_watcher = cm_is_ok(status);
-    }
-    cm_mutex_unlock(&engine->lock);
-    return status;
-}
-
-void
-cm_engine_join_watcher(cm_engine *engine)
-{
-    cm_mutex_lock(&engine->lock);
-    bool running = engine->has_watcher;
-    engine->has_watcher = false;
-    engine->stop = true;
-    cm_cond_signal_all(&engine->watch);
-    cm_mutex_unlock(&engine->lock);
-    if (running) {
-        cm_thread_join(engine->watcher);
-    }
-}
-
-void
-cm_engine_poll(cm_engine *engine)
-{
-    /* The watcher does the rest; this makes a busy caller see its own work end sooner.
-     */
-    enum { POLL_COUNT = 2 };
-    if (!cm_engine_is_forked(engine) && cm_engine_count_pending(engine) != 0) {
-        (void)update_some(engine, POLL_COUNT);
-    }
 }

@@ -1,15 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What file transfers ask of the system; and the reading and writing, by whichever of
  * the workers: one part of a chunk at a time. The first failure stops the rest. */
-#include "transfer/file/job.h"
-
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/uio.h>
 #include <unistd.h>
+
+#include "transfer/file/job.h"
+#include "transfer/host/host_copy.h"
 
 #if !defined(SYS_cachestat)
 #    define SYS_cachestat 451 /* on every architecture; Linux 6.5 */
@@ -17,22 +19,16 @@
 
 enum { PAGE_NBYTES = 4096 };
 
-static int64_t
-system_read(void *context CM_UNUSED, int fd, void *to, uint64_t nbytes, uint64_t offset)
+bool
+cm_file_enter(const cm_file_job *job, cm_file_call call, uint64_t *nbytes)
 {
-    return pread(fd, to, (size_t)nbytes, (off_t)offset);
-}
-
-static int64_t
-system_write(void *context CM_UNUSED, int fd, const void *from, uint64_t nbytes,
-             uint64_t offset)
-{
-    return pwrite(fd, from, (size_t)nbytes, (off_t)offset);
+    const cm_file_hook *hook = job->request->hook;
+    return hook == NULL || hook->enter(hook->context, call, nbytes);
 }
 
 /* Files that the kernel makes up as they are read have the size 0. */
-static uint64_t
-system_size(void *context CM_UNUSED, int fd)
+uint64_t
+cm_file_size(int fd)
 {
     struct stat info;
     if (fstat(fd, &info) != 0 || !S_ISREG(info.st_mode) || info.st_size <= 0) {
@@ -42,18 +38,31 @@ system_size(void *context CM_UNUSED, int fd)
 }
 
 /* Not dup(): the flag belongs to what was opened. */
-static int
-system_open_direct(void *context CM_UNUSED, int fd, bool writes)
+int
+cm_file_open_direct(const cm_file_job *job)
 {
     char path[64];
-    (void)snprintf(path, sizeof(path), "/proc/self/fd/%d", fd);
-    return open(path, (writes ? O_WRONLY : O_RDONLY) | O_DIRECT | O_CLOEXEC);
+    uint64_t none = 0;
+    if (!cm_file_enter(job, CM_FILE_OPEN_DIRECT, &none)) {
+        return -1;
+    }
+    (void)snprintf(path, sizeof(path), "/proc/self/fd/%d", job->request->fd);
+    int access = job->request->writes ? O_WRONLY : O_RDONLY;
+    int fd = open(path, access | O_DIRECT | O_CLOEXEC);
+    if (fd >= 0) {
+        (void)cm_file_enter(job, CM_FILE_OPENED_DIRECT, &none);
+    }
+    return fd;
 }
 
-static void
-system_close(void *context CM_UNUSED, int fd)
+void
+cm_file_close_direct(cm_file_job *job)
 {
-    (void)close(fd);
+    uint64_t none = 0;
+    if (job->was_opened && job->direct_fd >= 0) {
+        (void)cm_file_enter(job, CM_FILE_CLOSE_DIRECT, &none);
+        (void)close(job->direct_fd);
+    }
 }
 
 /* As cachestat(2) has them. */
@@ -76,32 +85,20 @@ is_byte_cached(int fd, uint64_t offset)
     return preadv2(fd, &one, 1, (off_t)offset, RWF_NOWAIT) >= 0 || errno != EAGAIN;
 }
 
-static bool
-system_is_cached(void *context CM_UNUSED, int fd, uint64_t offset, uint64_t nbytes)
+bool
+cm_file_is_cached(const cm_file_job *job, uint64_t offset, uint64_t nbytes)
 {
+    int fd = job->request->fd;
     cache_range range = {offset, nbytes};
     cache_counts counts;
+    if (!cm_file_enter(job, CM_FILE_ASK_CACHE, &nbytes)) {
+        return false;
+    }
     if (syscall(SYS_cachestat, fd, &range, &counts, 0) == 0) {
         return counts.cached * 2 * PAGE_NBYTES >= nbytes;
     }
     return is_byte_cached(fd, offset) || is_byte_cached(fd, offset + nbytes / 2);
 }
-
-static void
-system_advise(void *context CM_UNUSED, int fd, uint64_t offset, uint64_t nbytes)
-{
-    (void)posix_fadvise(fd, (off_t)offset, (off_t)nbytes, POSIX_FADV_WILLNEED);
-}
-
-const cm_file_calls cm_file_system_calls = {
-    .read = system_read,
-    .write = system_write,
-    .size = system_size,
-    .open_direct = system_open_direct,
-    .close = system_close,
-    .is_cached = system_is_cached,
-    .advise = system_advise,
-};
 
 /* -- one part of a chunk ------------------------------------------------------------ */
 
@@ -120,13 +117,19 @@ fail(cm_file_job *job, int error, uint64_t offset, uint64_t range_index)
     cm_mutex_unlock(&job->lock);
 }
 
+/* As pread and pwrite. */
 static int64_t
-call(const cm_file_job *job, int fd, char *memory, uint64_t nbytes, uint64_t offset)
+call(const cm_file_job *job, bool is_direct, char *memory, uint64_t nbytes,
+     uint64_t offset)
 {
-    const cm_file_calls *calls = job->calls;
-    return job->request->writes
-               ? calls->write(calls->context, fd, memory, nbytes, offset)
-               : calls->read(calls->context, fd, memory, nbytes, offset);
+    bool writes = job->request->writes;
+    int fd = is_direct ? job->direct_fd : job->request->fd;
+    int kind = (is_direct ? CM_FILE_READ_DIRECT : CM_FILE_READ) + writes;
+    if (!cm_file_enter(job, (cm_file_call)kind, &nbytes)) {
+        return errno == 0 ? 0 : -1;
+    }
+    return writes ? pwrite(fd, memory, (size_t)nbytes, (off_t)offset)
+                  : pread(fd, memory, (size_t)nbytes, (off_t)offset);
 }
 
 /* A run of the file. */
@@ -150,7 +153,7 @@ static bool
 move_run(cm_file_job *job, run r)
 {
     while (r.nbytes > 0 && !atomic_load(&job->failed)) {
-        int64_t moved = call(job, job->request->fd, r.memory, r.nbytes, r.offset);
+        int64_t moved = call(job, false, r.memory, r.nbytes, r.offset);
         if (moved < 0 && errno == EINTR) {
             continue;
         }
@@ -178,7 +181,7 @@ move_pages(cm_file_job *job, run r, uint64_t reach)
     while (r.nbytes > 0 && !atomic_load(&job->failed)
            && r.offset % CM_FILE_PAGE_NBYTES == 0
            && !atomic_load(&job->direct_refused)) {
-        int64_t moved = call(job, job->direct_fd, r.memory, reach, r.offset);
+        int64_t moved = call(job, true, r.memory, reach, r.offset);
         if (moved < 0 && errno == EINTR) {
             continue;
         }
@@ -221,28 +224,85 @@ move_direct(cm_file_job *job, run r, bool wide)
     return move_run(job, move_pages(job, part, part.nbytes)) && move_run(job, r);
 }
 
-/* Bytes [begin, begin + nbytes) of the chunk, of which some belong to no piece. */
-static void
-move_part(void *argument, uint64_t begin, uint64_t nbytes)
+/* Between the file and the user's memory, as `layout` says with packed bytes on the
+ * other side, by way of memory of our own that lies as the file's pages do. */
+static bool
+bounce(const cm_file_chunk *chunk, run r, const cm_layout *layout)
 {
-    cm_file_chunk *chunk = argument;
     cm_file_job *job = chunk->job;
-    uint64_t end = begin + nbytes;
+    bool reads = !job->request->writes;
+    uint64_t before = r.offset % CM_FILE_PAGE_NBYTES;
+    /* the last page is read whole, too, and the first begins where that is aligned */
+    void *own = malloc((size_t)(before + r.nbytes) + 2 * (size_t)CM_FILE_PAGE_NBYTES);
+    if (own == NULL) {
+        fail(job, ENOMEM, r.offset, r.range_index);
+        return false;
+    }
+    char *user = r.memory;
+    r.memory = cm_file_align(own) + before;
+    if (!reads) {
+        cm_host_copy(layout, r.memory, user, false);
+    }
+    bool moved = chunk->is_direct ? move_direct(job, r, reads) : move_run(job, r);
+    if (reads && moved) {
+        cm_host_copy(layout, user, r.memory, true);
+    }
+    free(own);
+    return moved;
+}
+
+/* A part of strided memory of the host. */
+static void
+move_strided(const cm_file_chunk *chunk, cm_layout part)
+{
+    const cm_file_piece *piece = &chunk->pieces[0];
+    int64_t *packed = chunk->job->request->writes ? &part.dst_offset : &part.src_offset;
+    run r = {.memory = chunk->host,
+             .nbytes = cm_layout_nbytes(&part),
+             .offset = piece->offset + (uint64_t)*packed,
+             .range_index = piece->range_index};
+    *packed = 0;
+    (void)bounce(chunk, r, &part);
+}
+
+/* As much of a piece as belongs to bytes [begin, end) of the chunk. */
+static bool
+move_piece(const cm_file_chunk *chunk, const cm_file_piece *piece, uint64_t begin,
+           uint64_t end)
+{
+    cm_file_job *job = chunk->job;
+    uint64_t from = piece->at > begin ? piece->at : begin;
+    uint64_t to = least(piece->at + piece->nbytes, end);
+    if (from >= to) {
+        return true;
+    }
+    bool in_place = piece->host != NULL;
+    run r = {.memory =
+                 in_place ? piece->host + (from - piece->at) : chunk->memory + from,
+             .nbytes = to - from,
+             .offset = piece->offset + (from - piece->at),
+             .range_index = piece->range_index};
+    if (chunk->bounces) {
+        cm_layout bytes = {.run_nbytes = r.nbytes};
+        return bounce(chunk, r, &bytes);
+    }
+    return chunk->is_direct ? move_direct(job, r, !in_place && !job->request->writes)
+                            : move_run(job, r);
+}
+
+/* A part of the chunk's bytes, of which some belong to no piece. */
+static void
+move_part(const void *context, const cm_layout *part, void *dst CM_UNUSED,
+          const void *src CM_UNUSED, bool wide_stores CM_UNUSED)
+{
+    const cm_file_chunk *chunk = context;
+    if (chunk->device < 0 && chunk->is_strided) {
+        move_strided(chunk, *part);
+        return;
+    }
+    uint64_t begin = (uint64_t)part->dst_offset;
     for (uint32_t i = 0; i < chunk->piece_count; i++) {
-        const cm_file_piece *piece = &chunk->pieces[i];
-        uint64_t from = piece->at > begin ? piece->at : begin;
-        uint64_t to = least(piece->at + piece->nbytes, end);
-        if (from >= to) {
-            continue;
-        }
-        bool in_place = piece->host != NULL;
-        run r = {.memory = in_place ? piece->host + (from - piece->at)
-                                    : cm_file_chunk_memory(chunk) + from,
-                 .nbytes = to - from,
-                 .offset = piece->offset + (from - piece->at),
-                 .range_index = piece->range_index};
-        bool wide = !in_place && !job->request->writes;
-        if (!(chunk->is_direct ? move_direct(job, r, wide) : move_run(job, r))) {
+        if (!move_piece(chunk, &chunk->pieces[i], begin, begin + part->run_nbytes)) {
             return;
         }
     }
@@ -253,19 +313,17 @@ static void
 advise(cm_file_chunk *chunk)
 {
     cm_file_job *job = chunk->job;
-    const cm_file_calls *calls = job->calls;
+    uint64_t longest = job->tuning.file_part_nbytes; /* the kernel takes no more */
     if (!chunk->is_cold || chunk->is_direct) {
         return;
     }
-    /* The kernel takes a request of bounded length only. */
     for (uint32_t i = 0; i < chunk->piece_count; i++) {
         const cm_file_piece *piece = &chunk->pieces[i];
-        for (uint64_t at = 0; at < piece->nbytes; at += job->tuning.file_part_nbytes) {
-            uint64_t left = piece->nbytes - at;
-            calls->advise(calls->context, job->request->fd, piece->offset + at,
-                          left < job->tuning.file_part_nbytes
-                              ? left
-                              : job->tuning.file_part_nbytes);
+        for (uint64_t at = 0; at < piece->nbytes; at += longest) {
+            uint64_t nbytes = least(piece->nbytes - at, longest);
+            (void)cm_file_enter(job, CM_FILE_ADVISE, &nbytes);
+            (void)posix_fadvise(job->request->fd, (off_t)(piece->offset + at),
+                                (off_t)nbytes, POSIX_FADV_WILLNEED);
         }
     }
 }
@@ -274,9 +332,13 @@ void
 cm_file_post(cm_file_chunk *chunk)
 {
     cm_file_job *job = chunk->job;
-    uint64_t part =
-        chunk->is_direct ? CM_FILE_DIRECT_PART_NBYTES : job->tuning.file_part_nbytes;
+    cm_layout bytes = {.run_nbytes = chunk->nbytes};
     advise(chunk);
-    cm_task_group_post_work(&job->group, &chunk->task, chunk->nbytes, part, move_part,
-                            chunk);
+    job->group.part_nbytes =
+        chunk->is_direct ? CM_FILE_DIRECT_PART_NBYTES : job->tuning.file_part_nbytes;
+    job->group.move = move_part;
+    job->group.context = chunk;
+    cm_task_group_post(&job->group, &chunk->task,
+                       chunk->device < 0 && chunk->is_strided ? &chunk->layout : &bytes,
+                       NULL, NULL, CM_COPY_PLAIN_ALL);
 }

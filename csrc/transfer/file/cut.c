@@ -23,12 +23,6 @@ cm_file_range_init(cm_file_range *range, uint64_t offset, const cm_region *regio
                                                         : cm_ok();
 }
 
-static bool
-is_on_device(const cm_file_range *range)
-{
-    return range->kind == CM_KIND_DEVICE || range->host == NULL;
-}
-
 static uint64_t
 least(uint64_t a, uint64_t b)
 {
@@ -43,22 +37,16 @@ place_of(uint64_t at, uint64_t offset)
     return at + ((offset - at) & mask);
 }
 
-static void
-skip_empty(cm_file_job *job)
-{
-    cm_file_cursor *cursor = &job->cursor;
-    const cm_file_request *request = job->request;
-    while (cursor->range < request->range_count
-           && request->ranges[cursor->range].nbytes == 0) {
-        cursor->range++;
-    }
-}
-
+/* Past ranges of no bytes: are all through? */
 static bool
 is_cut(cm_file_job *job)
 {
-    skip_empty(job);
-    return job->cursor.range == job->request->range_count;
+    const cm_file_request *request = job->request;
+    uint64_t *range = &job->cursor.range;
+    while (*range < request->range_count && request->ranges[*range].nbytes == 0) {
+        ++*range;
+    }
+    return *range == request->range_count;
 }
 
 /* -- past the page cache or not ----------------------------------------------------- */
@@ -76,16 +64,14 @@ enum {
 static bool
 probe_stretch(const cm_file_job *job, uint64_t offset, uint64_t nbytes)
 {
-    const cm_file_calls *calls = job->calls;
-    int fd = job->request->fd;
     int cached = 0;
     nbytes = nbytes < STRETCH_NBYTES ? nbytes : STRETCH_NBYTES;
     if (nbytes <= (uint64_t)PROBE_COUNT * PROBE_NBYTES) {
-        return calls->is_cached(calls->context, fd, offset, nbytes);
+        return cm_file_is_cached(job, offset, nbytes);
     }
     uint64_t step = nbytes / PROBE_COUNT;
     for (uint64_t i = 0; i < PROBE_COUNT; i++) {
-        cached += calls->is_cached(calls->context, fd, offset + i * step, PROBE_NBYTES);
+        cached += cm_file_is_cached(job, offset + i * step, PROBE_NBYTES);
     }
     return cached * 2 >= PROBE_COUNT;
 }
@@ -108,12 +94,9 @@ is_cold(cm_file_job *job, uint64_t offset, uint64_t nbytes)
 static bool
 can_go_direct(cm_file_job *job)
 {
-    const cm_file_calls *calls = job->calls;
     if (!job->was_opened) {
-        const cm_file_request *request = job->request;
         job->was_opened = true;
-        job->direct_fd =
-            calls->open_direct(calls->context, request->fd, request->writes);
+        job->direct_fd = cm_file_open_direct(job);
     }
     return job->direct_fd >= 0 && !atomic_load(&job->direct_refused);
 }
@@ -133,14 +116,6 @@ look_at_cache(cm_file_job *job, cm_file_chunk *chunk, uint64_t offset, uint64_t 
                && nbytes >= DIRECT_LEAST_RUN;
     }
     chunk->is_direct = pays && can_go_direct(job);
-}
-
-void
-cm_file_close_direct(cm_file_job *job)
-{
-    if (job->was_opened && job->direct_fd >= 0) {
-        job->calls->close(job->calls->context, job->direct_fd);
-    }
 }
 
 /* -- ranges in many runs ------------------------------------------------------------------ */
@@ -192,7 +167,7 @@ cut_region(cm_file_job *job, const cm_file_range *range, cm_file_chunk *chunk)
                              .range_index = cursor->range};
     piece->at = place_of(0, piece->offset);
     cm_layout_pack_dst(layout);
-    chunk->device = is_on_device(range) ? range->device : -1;
+    chunk->device = cm_file_range_device(range);
     chunk->is_strided = layout->ndim > 0;
     chunk->host = range->region->host;
     chunk->address = range->region->address;
@@ -230,7 +205,7 @@ add_piece(cm_file_job *job, const cm_file_range *range, cm_file_chunk *chunk,
         return false;
     }
     uint64_t nbytes = least(range->nbytes - cursor->done, limit - at);
-    bool on_device = is_on_device(range);
+    bool on_device = chunk->device >= 0;
     chunk->pieces[chunk->piece_count++] = (cm_file_piece){
         .at = at,
         .nbytes = nbytes,
@@ -248,18 +223,6 @@ add_piece(cm_file_job *job, const cm_file_range *range, cm_file_chunk *chunk,
     return true;
 }
 
-/* A run of the host's memory that does not lie as the file's pages do: by way of a
- * memory that does. */
-static void
-bounce(cm_file_chunk *chunk)
-{
-    cm_file_piece *piece = &chunk->pieces[0];
-    chunk->is_strided = true;
-    chunk->host = piece->host;
-    chunk->layout = (cm_layout){.run_nbytes = piece->nbytes};
-    piece->host = NULL;
-}
-
 static bool
 lies_as_file(const cm_file_range *range)
 {
@@ -272,22 +235,18 @@ cut_runs(cm_file_job *job, const cm_file_range *range, cm_file_chunk *chunk)
 {
     const cm_file_request *request = job->request;
     uint64_t done = job->cursor.done;
-    chunk->device = is_on_device(range) ? range->device : -1;
+    chunk->device = cm_file_range_device(range);
     look_at_cache(job, chunk, range->offset + done, range->nbytes - done);
-    bool bounces = chunk->is_direct && chunk->device < 0 && !lies_as_file(range);
-    bool is_span = chunk->device < 0 && !bounces;
-    uint64_t limit = is_span ? CM_FILE_SPAN_NBYTES : job->tuning.file_chunk_nbytes;
+    chunk->bounces = chunk->is_direct && chunk->device < 0 && !lies_as_file(range);
+    uint64_t limit =
+        chunk->device < 0 ? CM_FILE_SPAN_NBYTES : job->tuning.file_chunk_nbytes;
     uint32_t most = chunk->is_direct ? 1 : CM_FILE_PIECE_COUNT;
     while (chunk->piece_count < most && !is_cut(job)) {
         range = &request->ranges[job->cursor.range];
-        if (range->region != NULL
-            || (is_on_device(range) ? range->device : -1) != chunk->device
+        if (range->region != NULL || cm_file_range_device(range) != chunk->device
             || !add_piece(job, range, chunk, limit)) {
             break;
         }
-    }
-    if (bounces) {
-        bounce(chunk);
     }
 }
 
@@ -296,6 +255,7 @@ cm_file_cut_next(cm_file_job *job, cm_file_chunk *chunk, bool *out)
 {
     *out = !is_cut(job);
     chunk->is_strided = false;
+    chunk->bounces = false;
     chunk->piece_count = 0;
     chunk->nbytes = 0;
     if (!*out) {

@@ -3,14 +3,13 @@
 
 #include <errno.h>
 
-/* Count the call; false: it fails, errno set, or moves nothing. */
-static bool
-enter(cm_file_faults *faults, int fd, uint64_t *nbytes)
+/* Count the read or write, and hold it while the gate is shut. */
+static uint64_t
+count_call(cm_file_faults *faults, bool is_direct)
 {
     const cm_file_plan *plan = &faults->plan;
-    cm_mutex_lock(&faults->lock);
     uint64_t number = ++faults->count;
-    faults->direct_count += fd == faults->direct_fd;
+    faults->direct_count += is_direct;
     if (plan->held != 0 && number >= plan->held && faults->is_shut) {
         faults->is_waiting = true;
         cm_cond_signal_all(&faults->changed);
@@ -18,7 +17,27 @@ enter(cm_file_faults *faults, int fd, uint64_t *nbytes)
             cm_cond_wait(&faults->changed, &faults->lock);
         }
     }
+    return number;
+}
+
+static bool
+enter(void *context, cm_file_call call, uint64_t *nbytes)
+{
+    cm_file_faults *faults = context;
+    const cm_file_plan *plan = &faults->plan;
+    uint64_t number = 0;
+    cm_mutex_lock(&faults->lock);
+    if (call <= CM_FILE_WRITE_DIRECT) {
+        number = count_call(faults, call >= CM_FILE_READ_DIRECT);
+    }
+    faults->open_count += call == CM_FILE_OPENED_DIRECT;
+    faults->open_count -= call == CM_FILE_CLOSE_DIRECT;
+    faults->advised_count += call == CM_FILE_ADVISE;
     cm_mutex_unlock(&faults->lock);
+    if (number == 0) {
+        return !(call == CM_FILE_OPEN_DIRECT && plan->no_direct)
+               && !(call == CM_FILE_ASK_CACHE && plan->is_cold);
+    }
     if (plan->most != 0 && *nbytes > plan->most) {
         *nbytes = plan->most;
     }
@@ -27,90 +46,10 @@ enter(cm_file_faults *faults, int fd, uint64_t *nbytes)
            || (number > plan->nth && !plan->repeat);
 }
 
-static int64_t
-read_or_fail(void *context, int fd, void *to, uint64_t nbytes, uint64_t offset)
-{
-    cm_file_faults *faults = context;
-    if (!enter(faults, fd, &nbytes)) {
-        return faults->plan.error == 0 ? 0 : -1;
-    }
-    return cm_file_system_calls.read(NULL, fd, to, nbytes, offset);
-}
-
-static int64_t
-write_or_fail(void *context, int fd, const void *from, uint64_t nbytes, uint64_t offset)
-{
-    cm_file_faults *faults = context;
-    if (!enter(faults, fd, &nbytes)) {
-        return faults->plan.error == 0 ? 0 : -1;
-    }
-    return cm_file_system_calls.write(NULL, fd, from, nbytes, offset);
-}
-
-static uint64_t
-size_of(void *context CM_UNUSED, int fd)
-{
-    return cm_file_system_calls.size(NULL, fd);
-}
-
-static int
-open_direct(void *context, int fd, bool writes)
-{
-    cm_file_faults *faults = context;
-    if (faults->plan.no_direct) {
-        return -1;
-    }
-    int direct = cm_file_system_calls.open_direct(NULL, fd, writes);
-    cm_mutex_lock(&faults->lock);
-    faults->direct_fd = direct;
-    faults->open_count += direct >= 0;
-    cm_mutex_unlock(&faults->lock);
-    return direct;
-}
-
-static void
-close_direct(void *context, int fd)
-{
-    cm_file_faults *faults = context;
-    cm_mutex_lock(&faults->lock);
-    faults->direct_fd = -1;
-    faults->open_count--;
-    cm_mutex_unlock(&faults->lock);
-    cm_file_system_calls.close(NULL, fd);
-}
-
-static bool
-is_cached(void *context, int fd, uint64_t offset, uint64_t nbytes)
-{
-    const cm_file_faults *faults = context;
-    return !faults->plan.is_cold
-           && cm_file_system_calls.is_cached(NULL, fd, offset, nbytes);
-}
-
-static void
-advise(void *context, int fd, uint64_t offset, uint64_t nbytes)
-{
-    cm_file_faults *faults = context;
-    cm_mutex_lock(&faults->lock);
-    faults->advised_count++;
-    cm_mutex_unlock(&faults->lock);
-    cm_file_system_calls.advise(NULL, fd, offset, nbytes);
-}
-
 cm_status
 cm_file_faults_init(cm_file_faults *faults)
 {
-    *faults = (cm_file_faults){
-        .calls = {.read = read_or_fail,
-                  .write = write_or_fail,
-                  .size = size_of,
-                  .open_direct = open_direct,
-                  .close = close_direct,
-                  .is_cached = is_cached,
-                  .advise = advise,
-                  .context = faults},
-        .direct_fd = -1,
-    };
+    *faults = (cm_file_faults){.hook = {enter, faults}};
     CM_TRY(cm_mutex_init(&faults->lock));
     cm_status status = cm_cond_init(&faults->changed);
     if (!cm_is_ok(status)) {

@@ -18,16 +18,15 @@ typedef struct cm_file_plan {
 } cm_file_plan;
 
 typedef struct cm_file_faults {
-    cm_file_calls calls; /* for a request */
+    cm_file_hook hook; /* for a request */
     cm_file_plan plan;
     cm_mutex lock;
     cm_cond changed;
     uint64_t count;         /* reads and writes so far; under lock, as are the next */
     uint64_t direct_count;  /* those past the page cache */
     uint64_t advised_count; /* announcements */
-    int direct_fd;
-    int open_count;  /* descriptors past the page cache that are open */
-    bool is_waiting; /* or a held call has waited */
+    int open_count;         /* descriptors past the page cache that are open */
+    bool is_waiting;        /* or a held call has waited */
     bool is_shut;
 } cm_file_faults;
 

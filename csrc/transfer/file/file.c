@@ -7,6 +7,12 @@
 #include "transfer/host/backoff.h"
 #include "transfer/host/host_copy.h"
 
+static cm_file_chunk *
+chunk_at(cm_file_job *job, uint64_t index)
+{
+    return &job->chunks[index % job->tuning.file_slot_count];
+}
+
 /* -- memory: of the engine's ring, kept to the end ---------------------------------- */
 
 /* Room for a chunk that begins anywhere in a page, itself at a page's beginning. */
@@ -16,106 +22,66 @@ memory_nbytes(const cm_file_job *job)
     return job->tuning.file_chunk_nbytes + 2 * (uint64_t)CM_FILE_PAGE_NBYTES;
 }
 
-static char *
-align(void *memory)
-{
-    uintptr_t mask = CM_FILE_PAGE_NBYTES - 1;
-    return (char *)memory + ((0 - (uintptr_t)memory) & mask);
-}
-
+/* One more, if it is to be had or the first: then of ordinary memory, where there is no
+ * other at all. */
 static cm_status
-add_pinned(cm_file_job *job, cm_file_memory *memory)
-{
-    /* One, whatever others have; more as far as the ring goes. */
-    uint64_t most = job->memory_count == 0 ? UINT64_MAX : job->tuning.ring_nbytes;
-    cm_pool *pool = cm_cache_enter_ring(job->engine, memory_nbytes(job), most);
-    if (pool == NULL) {
-        return cm_fail(CM_ENOMEM, memory_nbytes(job));
-    }
-    cm_wait_hooks hooks = {.interrupted = job->request->interrupted,
-                           .argument = job->request->interrupted_argument,
-                           .wait_device = NULL};
-    cm_status status =
-        cm_pool_alloc_asking(pool, memory_nbytes(job), NULL, &hooks, &memory->pinned);
-    if (!cm_is_ok(status)) {
-        memory->pinned = NULL;
-        cm_cache_leave_ring(job->engine, memory_nbytes(job));
-    }
-    return status;
-}
-
-static cm_status
-add_plain(cm_file_job *job, cm_file_memory *memory)
-{
-    memory->plain = malloc((size_t)memory_nbytes(job));
-    return memory->plain == NULL ? cm_fail(CM_ENOMEM, memory_nbytes(job)) : cm_ok();
-}
-
-/* One more, if it is to be had or the first. Between file and host ordinary memory
- * does; for a device a single one of that, where there is no other at all. */
-static cm_status
-add_memory(cm_file_job *job)
+add_memory(cm_file_job *job, cm_file_chunk *chunk)
 {
     bool first = job->memory_count == 0;
-    cm_file_memory memory = {.taken = false};
-    cm_status status =
-        job->has_device_end ? add_pinned(job, &memory) : add_plain(job, &memory);
+    uint64_t most = first ? UINT64_MAX : job->tuning.ring_nbytes;
+    cm_wait_hooks hooks = {.interrupted = job->request->interrupted,
+                           .argument = job->request->interrupted_argument};
+    cm_status status = cm_cache_take_pinned(job->engine, memory_nbytes(job), most,
+                                            &hooks, &chunk->pinned);
+    bool is_short = cm_pool_is_short(status) || status.code == CM_EINVALID;
     if (!cm_is_ok(status)) {
-        if (!cm_pool_is_short(status)) {
-            return status;
-        }
         job->memory_is_full = true;
-        if (!first) {
-            return cm_ok(); /* those there are will do */
+        if (!is_short || !first) {
+            return is_short ? cm_ok() : status;
         }
-        if (!cm_is_ok(add_plain(job, &memory))) {
-            return status;
+        chunk->plain = malloc((size_t)memory_nbytes(job));
+        if (chunk->plain == NULL) {
+            return cm_fail(CM_ENOMEM, memory_nbytes(job));
         }
     }
-    job->memory_is_full =
-        job->memory_is_full
-        || (!job->has_device_end && job->memory_count + 1 == CM_FILE_PLAIN_COUNT);
-    memory.host = align(memory.pinned != NULL ? memory.pinned->host : memory.plain);
-    job->memories[job->memory_count++] = memory;
+    chunk->memory =
+        cm_file_align(chunk->pinned != NULL ? chunk->pinned->host : chunk->plain);
+    job->memory_count++;
     return cm_ok();
 }
 
-static bool
-find_memory(cm_file_job *job, cm_file_chunk *chunk)
+/* The memory of another chunk, through which nothing goes now. */
+static void
+take_over_memory(cm_file_job *job, cm_file_chunk *chunk)
 {
-    for (uint32_t i = 0; i < job->memory_count; i++) {
-        if (!job->memories[i].taken) {
-            job->memories[i].taken = true;
-            chunk->memory = i;
-            chunk->has_memory = true;
-            return true;
+    uint64_t count = job->tuning.file_slot_count;
+    for (uint64_t i = job->begun + 1; i < job->ended + count; i++) {
+        cm_file_chunk *other = chunk_at(job, i);
+        if (other->memory != NULL) {
+            chunk->memory = other->memory;
+            chunk->pinned = other->pinned;
+            chunk->plain = other->plain;
+            other->memory = NULL;
+            other->pinned = NULL;
+            other->plain = NULL;
+            return;
         }
     }
-    return false;
 }
 
-/* A memory for the chunk; *out false: none now. Fails: CM_ENOMEM, the pinned pool where
- * it is not short. */
+/* Memory for the chunk that is begun next; *out false: none now. Fails: CM_ENOMEM, the
+ * pinned pool where it is not short. */
 static cm_status
 take_memory(cm_file_job *job, cm_file_chunk *chunk, bool *out)
 {
-    *out = find_memory(job, chunk);
-    if (*out || job->memory_is_full
-        || job->memory_count == job->tuning.file_slot_count) {
-        return cm_ok();
+    if (chunk->memory == NULL && !job->memory_is_full) {
+        CM_TRY(add_memory(job, chunk));
     }
-    CM_TRY(add_memory(job));
-    *out = find_memory(job, chunk);
+    if (chunk->memory == NULL) {
+        take_over_memory(job, chunk);
+    }
+    *out = chunk->memory != NULL;
     return cm_ok();
-}
-
-static void
-give_memory(cm_file_chunk *chunk)
-{
-    if (chunk->has_memory) {
-        chunk->job->memories[chunk->memory].taken = false;
-        chunk->has_memory = false;
-    }
 }
 
 static void
@@ -130,13 +96,14 @@ free_memory(cm_file_job *job)
         }
     }
     unsigned flags = job->lost_track ? CM_POOL_FREE_FENCE : 0u;
-    for (uint32_t i = 0; i < job->memory_count; i++) {
-        cm_file_memory *memory = &job->memories[i];
-        if (memory->pinned != NULL) {
-            cm_pool_free(engine->pinned_pool, memory->pinned, uses, use_count, flags);
+    for (int i = 0; i < CM_SLOT_MAX; i++) {
+        cm_file_chunk *chunk = &job->chunks[i];
+        if (chunk->pinned != NULL) {
+            cm_pool_free(engine->pinned_pool, chunk->pinned, uses, use_count, flags);
             cm_cache_leave_ring(job->engine, memory_nbytes(job));
         }
-        free(memory->plain); /* the runtime is through with ordinary memory on return */
+        free(chunk->plain); /* the runtime is through with ordinary memory on return */
+        cm_cache_give_event(engine, chunk->event_device, chunk->event);
     }
     for (int device = 0; device < CM_MAX_DEVICES; device++) {
         if (job->device_blocks[device] != NULL) {
@@ -162,18 +129,6 @@ ask(cm_file_job *job)
     return interrupted ? cm_fail(CM_ECANCELLED, 0) : cm_ok();
 }
 
-/* Is the device's part of the chunk over? Fails: event_query. */
-static cm_status
-look_event(cm_file_chunk *chunk, bool *out)
-{
-    cm_runtime *rt = chunk->job->engine->rt;
-    cm_device_guard guard;
-    CM_TRY(cm_device_enter(rt, chunk->device, &guard));
-    cm_status status = cm_rt_event_query(rt, chunk->event, out);
-    cm_device_leave(rt, &guard);
-    return status;
-}
-
 static cm_status
 poll_event(cm_file_job *job, uint64_t event)
 {
@@ -194,11 +149,8 @@ poll_event(cm_file_job *job, uint64_t event)
 static cm_status
 wait_event(cm_file_job *job, int device, uint64_t event)
 {
-    cm_runtime *rt = job->engine->rt;
-    cm_device_guard guard;
-    CM_TRY(cm_device_enter(rt, device, &guard));
-    cm_status status = poll_event(job, event);
-    cm_device_leave(rt, &guard);
+    cm_status status;
+    CM_ON_DEVICE(status, job->engine->rt, device, poll_event(job, event));
     return status;
 }
 
@@ -262,7 +214,7 @@ copy_strided(const cm_file_chunk *chunk, bool sends)
     const cm_layout *layout = &chunk->layout;
     const cm_file_piece *piece = &chunk->pieces[0];
     cm_address there = chunk->address;
-    cm_address here = (uintptr_t)cm_file_chunk_memory(chunk) + piece->at;
+    cm_address here = (uintptr_t)chunk->memory + piece->at;
     cm_address block;
     CM_TRY(get_device_block(job, chunk->device, &block));
     if (sends) {
@@ -279,7 +231,7 @@ static cm_status
 copy_runs(const cm_file_chunk *chunk, bool sends)
 {
     cm_file_job *job = chunk->job;
-    cm_address memory = (uintptr_t)cm_file_chunk_memory(chunk);
+    cm_address memory = (uintptr_t)chunk->memory;
     for (uint32_t i = 0; i < chunk->piece_count; i++) {
         const cm_file_piece *piece = &chunk->pieces[i];
         cm_address here = memory + piece->at;
@@ -290,30 +242,19 @@ copy_runs(const cm_file_chunk *chunk, bool sends)
     return cm_ok();
 }
 
+/* Queue the device's half of a chunk and record its event. The device is current. */
 static cm_status
-copy(cm_file_chunk *chunk, bool sends)
+copy_on_device(cm_file_chunk *chunk, bool sends)
 {
     cm_file_job *job = chunk->job;
     CM_TRY(get_event(chunk));
-    if (job->memories[chunk->memory].pinned == NULL) {
+    if (chunk->pinned == NULL) {
         CM_TRY(drain(chunk));
     }
     job->has_queued[chunk->device] = true;
     CM_TRY(chunk->is_strided ? copy_strided(chunk, sends) : copy_runs(chunk, sends));
     return cm_rt_event_record(job->engine->rt, chunk->event,
                               job->streams[chunk->device]->handle);
-}
-
-/* Queue the device's part of a chunk and record its event. */
-static cm_status
-copy_on_device(cm_file_chunk *chunk, bool sends)
-{
-    cm_runtime *rt = chunk->job->engine->rt;
-    cm_device_guard guard;
-    CM_TRY(cm_device_enter(rt, chunk->device, &guard));
-    cm_status status = copy(chunk, sends);
-    cm_device_leave(rt, &guard);
-    return status;
 }
 
 /* -- streams, and what comes first -------------------------------------------------- */
@@ -342,15 +283,11 @@ open_streams(cm_file_job *job)
     const cm_file_request *request = job->request;
     for (uint64_t i = 0; i < request->range_count; i++) {
         const cm_file_range *range = &request->ranges[i];
-        bool on_device = range->kind == CM_KIND_DEVICE || range->host == NULL;
-        if (range->nbytes == 0) {
-            continue;
-        }
-        if (on_device) {
+        bool on_host = cm_file_range_device(range) < 0 && range->host != NULL;
+        if (range->nbytes > 0 && !on_host) {
             CM_TRY(open_stream(job, range->device));
         }
-        job->has_host_end = job->has_host_end || !on_device;
-        job->has_device_end = job->has_device_end || on_device;
+        job->has_host_end = job->has_host_end || (range->nbytes > 0 && on_host);
     }
     return cm_ok();
 }
@@ -367,21 +304,11 @@ wait_for_ticket(cm_file_job *job, cm_ticket *ticket)
     }
 }
 
-static cm_status
-record(cm_engine *engine, const cm_stream *stream, uint64_t event)
-{
-    cm_device_guard guard;
-    CM_TRY(cm_device_enter(engine->rt, stream->device, &guard));
-    cm_status status = cm_rt_event_record(engine->rt, event, stream->handle);
-    cm_device_leave(engine->rt, &guard);
-    return status;
-}
-
 /* Our streams come after it, and the host where that touches the memory. */
 static cm_status
 come_after(cm_file_job *job, const cm_stream *stream, uint64_t event)
 {
-    CM_TRY(record(job->engine, stream, event));
+    CM_TRY(cm_stream_record(stream, event));
     for (int device = 0; device < CM_MAX_DEVICES; device++) {
         if (job->streams[device] != NULL && job->streams[device] != stream) {
             job->has_queued[device] = true;
@@ -448,7 +375,7 @@ leave_to_ticket(cm_file_job *job, int device, shared_keep *shared, cm_status sta
         return false;
     }
     cm_ticket *ticket = NULL;
-    if (cm_is_ok(record(engine, job->streams[device], event))) {
+    if (cm_is_ok(cm_stream_record(job->streams[device], event))) {
         ticket = cm_ticket_create(engine, &request);
     }
     if (ticket == NULL) {
@@ -468,12 +395,9 @@ static void
 wait_for_stream(cm_file_job *job, int device)
 {
     cm_runtime *rt = job->engine->rt;
-    cm_device_guard guard;
-    cm_status status = cm_device_enter(rt, device, &guard);
-    if (cm_is_ok(status)) {
-        status = cm_rt_stream_synchronize(rt, job->streams[device]->handle);
-        cm_device_leave(rt, &guard);
-    }
+    cm_status status;
+    CM_ON_DEVICE(status, rt, device,
+                 cm_rt_stream_synchronize(rt, job->streams[device]->handle));
     if (!cm_is_ok(status)) {
         job->lost_track = true;
         job->in_flight = true;
@@ -516,9 +440,6 @@ end_order(cm_file_job *job, cm_status status)
         drop_keeps(job->request);
     }
     free_memory(job);
-    for (int i = 0; i < CM_SLOT_MAX; i++) {
-        cm_cache_give_event(engine, job->chunks[i].event_device, job->chunks[i].event);
-    }
     for (int device = 0; device < CM_MAX_DEVICES; device++) {
         cm_cache_give_stream(engine, job->lent[device]);
         if (job->streams[device] != NULL) {
@@ -529,60 +450,29 @@ end_order(cm_file_job *job, cm_status status)
 
 /* -- the chunks, in turn ------------------------------------------------------------ */
 
-static cm_file_chunk *
-chunk_at(cm_file_job *job, uint64_t index)
-{
-    return &job->chunks[index % job->tuning.file_slot_count];
-}
-
-/* In place by the host: the file's half is all there is. */
-static bool
-is_in_place(const cm_file_chunk *chunk)
-{
-    return chunk->device < 0 && !chunk->is_strided;
-}
-
-/* Between the chunk's memory and the host's own, by the workers. */
-static cm_status
-post_copy(cm_file_chunk *chunk)
-{
-    cm_file_job *job = chunk->job;
-    char *memory = cm_file_chunk_memory(chunk) + chunk->pieces[0].at;
-    char *host = chunk->host;
-    bool writes = job->request->writes;
-    CM_TRY(cm_host_look(&chunk->layout, writes ? NULL : host, writes ? host : NULL,
-                        CM_LOOK_NBYTES));
-    cm_task_group_post(&job->group, &chunk->task, &chunk->layout,
-                       writes ? memory : host, writes ? host : memory, !writes);
-    return cm_ok();
-}
-
-/* The half that is not the file's. */
+/* The half that is not the file's; memory of the host has none. */
 static cm_status
 begin_other_half(cm_file_chunk *chunk)
 {
-    if (is_in_place(chunk)) {
-        return cm_ok();
+    const cm_file_job *job = chunk->job;
+    cm_status status = cm_ok();
+    if (chunk->device >= 0) {
+        CM_ON_DEVICE(status, job->engine->rt, chunk->device,
+                     copy_on_device(chunk, !job->request->writes));
     }
-    if (chunk->device < 0) {
-        return post_copy(chunk);
-    }
-    return copy_on_device(chunk, !chunk->job->request->writes);
+    return status;
 }
 
 static cm_status
-look_at_other_half(cm_file_chunk *chunk, bool *out)
+look(const cm_file_chunk *chunk, bool at_file, bool *out)
 {
-    *out =
-        is_in_place(chunk) || (chunk->device < 0 && cm_copy_task_is_done(&chunk->task));
-    return chunk->device < 0 ? cm_ok() : look_event(chunk, out);
-}
-
-static cm_status
-look(cm_file_chunk *chunk, bool at_file, bool *out)
-{
-    *out = at_file && cm_copy_task_is_done(&chunk->task);
-    return at_file ? cm_ok() : look_at_other_half(chunk, out);
+    cm_status status = cm_ok();
+    *out = !at_file || cm_copy_task_is_done(&chunk->task);
+    if (!at_file && chunk->device >= 0) {
+        CM_ON_DEVICE(status, chunk->job->engine->rt, chunk->device,
+                     cm_rt_event_query(chunk->job->engine->rt, chunk->event, out));
+    }
+    return status;
 }
 
 static cm_status
@@ -615,7 +505,6 @@ advance(cm_file_job *job, bool *out)
         cm_file_chunk *chunk = chunk_at(job, job->ended);
         CM_TRY(look(chunk, !reads, &over));
         if (over) {
-            give_memory(chunk);
             tell_moved(job, chunk);
             job->ended++;
             *out = true;
@@ -637,6 +526,17 @@ advance(cm_file_job *job, bool *out)
     return cm_ok();
 }
 
+/* Before the host itself copies from or to it. */
+static cm_status
+look_at_host(const cm_file_chunk *chunk)
+{
+    bool writes = chunk->job->request->writes;
+    cm_layout run = {.run_nbytes = chunk->nbytes - chunk->pieces[0].at};
+    char *host = chunk->is_strided ? chunk->host : chunk->pieces[0].host;
+    return cm_host_look(chunk->is_strided ? &chunk->layout : &run, writes ? NULL : host,
+                        writes ? host : NULL, CM_LOOK_NBYTES);
+}
+
 /* One more chunk, if there is one and room for it. It is cut once and waits for memory
  * if need be. */
 static cm_status
@@ -653,13 +553,17 @@ begin_chunk(cm_file_job *job, bool *out)
         return cm_ok();
     }
     bool ready = true;
-    if (!is_in_place(chunk)) {
+    bool writes = job->request->writes;
+    if (chunk->device >= 0) {
         CM_TRY(take_memory(job, chunk, &ready));
     }
     if (!ready) {
         return cm_ok();
     }
-    if (job->request->writes) {
+    if (chunk->device < 0 && (chunk->is_strided || chunk->bounces)) {
+        CM_TRY(look_at_host(chunk));
+    }
+    if (writes) {
         CM_TRY(begin_other_half(chunk));
     }
     else {
@@ -713,9 +617,7 @@ static cm_status
 check_size(cm_file_job *job)
 {
     const cm_file_request *request = job->request;
-    uint64_t size = request->writes
-                        ? UINT64_MAX
-                        : job->calls->size(job->calls->context, request->fd);
+    uint64_t size = request->writes ? UINT64_MAX : cm_file_size(request->fd);
     if (!request->writes && size == UINT64_MAX && job->had_size) {
         size = 0; /* it has lost all of it */
     }
@@ -768,8 +670,7 @@ run_on_device(cm_file_job *job)
     int device = -1;
     for (uint64_t i = 0; i < request->range_count && device < 0; i++) {
         const cm_file_range *range = &request->ranges[i];
-        bool on_device = range->kind == CM_KIND_DEVICE || range->host == NULL;
-        device = on_device && range->nbytes > 0 ? range->device : -1;
+        device = range->nbytes > 0 ? cm_file_range_device(range) : -1;
     }
     cm_device_guard guard;
     bool entered =
@@ -827,7 +728,6 @@ transfer(cm_engine *engine, const cm_file_request *request, const cm_tuning *tun
     cm_engine_resolve_tuning(engine, &job->tuning);
     job->request = request;
     fit_tuning(job);
-    job->calls = request->calls == NULL ? &cm_file_system_calls : request->calls;
     job->asked_ns = cm_now_ns();
     for (int i = 0; i < CM_SLOT_MAX; i++) {
         job->chunks[i].job = job;

@@ -8,26 +8,24 @@
 
 #include "transfer/engine/engine.h"
 
-/* The system as file transfers see it; tests put their own in its place. Any thread.
- * A call that fails answers -1 and sets errno. */
-typedef struct cm_file_calls {
-    /* As pread and pwrite. */
-    int64_t (*read)(void *context, int fd, void *to, uint64_t nbytes, uint64_t offset);
-    int64_t (*write)(void *context, int fd, const void *from, uint64_t nbytes,
-                     uint64_t offset);
-    /* Bytes the file has; UINT64_MAX where it does not say. */
-    uint64_t (*size)(void *context, int fd);
-    /* Another descriptor of the same file, past the page cache; and its end. */
-    int (*open_direct)(void *context, int fd, bool writes);
-    void (*close)(void *context, int fd);
-    /* Are most pages of it in the page cache? True where that is not known. */
-    bool (*is_cached)(void *context, int fd, uint64_t offset, uint64_t nbytes);
-    /* It is read soon. */
-    void (*advise)(void *context, int fd, uint64_t offset, uint64_t nbytes);
-    void *context;
-} cm_file_calls;
+/* What is asked of the system; tests are told before, to fail it. */
+typedef enum cm_file_call {
+    CM_FILE_READ, /* as is the next: fewer bytes; errno set, or 0: it moved nothing */
+    CM_FILE_WRITE,
+    CM_FILE_READ_DIRECT, /* past the page cache, as are the next four */
+    CM_FILE_WRITE_DIRECT,
+    CM_FILE_OPEN_DIRECT, /* refused: no */
+    CM_FILE_OPENED_DIRECT,
+    CM_FILE_CLOSE_DIRECT,
+    CM_FILE_ASK_CACHE, /* refused: it is not there */
+    CM_FILE_ADVISE,    /* that it is read soon */
+} cm_file_call;
 
-extern const cm_file_calls cm_file_system_calls;
+/* Any thread. False: the call fails without being made. */
+typedef struct cm_file_hook {
+    bool (*enter)(void *context, cm_file_call call, uint64_t *nbytes);
+    void *context;
+} cm_file_hook;
 
 /* One run of the file and its place in memory. */
 typedef struct cm_file_range {
@@ -79,7 +77,7 @@ typedef struct cm_file_request {
                         chunks, in the calling thread */
     cm_keep keep[4]; /* dropped when nothing is in flight, whatever the outcome */
     uint32_t keep_count;
-    const cm_file_calls *calls; /* NULL: the system's */
+    const cm_file_hook *hook; /* NULL: none */
 } cm_file_request;
 
 /* Read all ranges, or write them, in any order. Blocks until all of it is there. On

@@ -9,12 +9,12 @@
 #include "transfer/file/file.h"
 
 /* What is moved at a time is one run of the file, or a few short ones. Plain data;
- * whoever runs the job writes it, and the workers read it while a task is posted. */
+ * the thread that runs the job writes it, and the workers read it while a task is
+ * posted. */
 enum {
     CM_FILE_SPAN_NBYTES = 32 << 20,       /* of a chunk that is moved in place */
     CM_FILE_DIRECT_PART_NBYTES = 2 << 20, /* of one call past the page cache */
     CM_FILE_PIECE_COUNT = 64,
-    CM_FILE_PLAIN_COUNT = 8, /* memories, where no device is an end */
 #if defined(__aarch64__)
     CM_FILE_PAGE_NBYTES = 64 << 10, /* of the kernel's cache, at most */
 #else
@@ -33,6 +33,8 @@ typedef struct cm_file_piece {
     uint64_t range_index;
 } cm_file_piece;
 
+/* Its bytes pass the file's half, by the workers, and where a device is its end the
+ * device's, by way of memory that begins at a page. */
 typedef struct cm_file_chunk {
     struct cm_file_job *job;
     cm_copy_task task;
@@ -41,12 +43,14 @@ typedef struct cm_file_chunk {
                         `address` on */
     bool is_direct;  /* past the page cache, as far as its pages are whole */
     bool is_cold;    /* else: not in it, as far as is known */
-    bool has_memory;
+    bool bounces;    /* the host's memory does not lie as the file's pages do */
     uint32_t piece_count;
-    uint64_t nbytes; /* up to the end of the last piece */
-    uint64_t event;  /* lent; of event_device */
+    uint64_t nbytes;  /* up to the end of the last piece */
+    char *memory;     /* a device's; stays from chunk to chunk, as do the next */
+    cm_block *pinned; /* owned; page-locked, */
+    void *plain;      /* or ordinary where there is none */
+    uint64_t event;   /* lent; of event_device */
     int event_device;
-    uint32_t memory; /* which, if has_memory */
     cm_file_piece pieces[CM_FILE_PIECE_COUNT];
     char *host; /* of element 0, as is the next; is_strided */
     cm_address address;
@@ -64,21 +68,12 @@ typedef struct cm_file_cursor {
     bool is_cold;     /* they are not in the page cache */
 } cm_file_cursor;
 
-/* Page-locked, or ordinary where there is none. */
-typedef struct cm_file_memory {
-    char *host;       /* begins at a page */
-    cm_block *pinned; /* owned, as is the next */
-    void *plain;
-    bool taken;
-} cm_file_memory;
-
-/* Chunks are used in turn and indices count up for ever, as in a cm_staging: `begun`
+/* Chunks are used in turn and indices count up for ever, as in a cm_ring: `begun`
  * have work posted or queued, `passed` of those are through with the first half (the
  * file's when reading), `ended` with both. */
 typedef struct cm_file_job {
     cm_engine *engine; /* borrowed */
     const cm_file_request *request;
-    const cm_file_calls *calls;
     cm_tuning tuning;
     cm_task_group group;
     cm_file_cursor cursor;
@@ -97,24 +92,21 @@ typedef struct cm_file_job {
     bool has_queued[CM_MAX_DEVICES];         /* the stream may be working for us */
     cm_block *device_blocks[CM_MAX_DEVICES]; /* owned: packed bytes of one chunk */
     bool has_host_end;
-    bool has_device_end;
     bool in_flight;  /* after the end of the call still */
     bool lost_track; /* waiting failed: nobody knows what still runs */
     uint32_t memory_count;
     bool memory_is_full; /* no more is to be had */
-    uint64_t memory_nbytes;
-    cm_file_memory memories[CM_SLOT_MAX];
     cm_mutex lock;
     atomic_bool failed;
     cm_file_failure failure; /* under lock: the one nearest to the beginning */
     cm_file_chunk chunks[CM_SLOT_MAX];
 } cm_file_job;
 
-/* What the chunk has, from its beginning on. */
-static inline char *
-cm_file_chunk_memory(const cm_file_chunk *chunk)
+/* Whose memory; -1: the host's. */
+static inline int
+cm_file_range_device(const cm_file_range *range)
 {
-    return chunk->job->memories[chunk->memory].host;
+    return range->kind == CM_KIND_DEVICE || range->host == NULL ? range->device : -1;
 }
 
 /* cut.c: the next chunk, described; false when all ranges are through. Fails:
@@ -125,5 +117,20 @@ void cm_file_close_direct(cm_file_job *job);
 
 /* calls.c: post the reading or writing of a chunk. */
 void cm_file_post(cm_file_chunk *chunk);
+/* Bytes the file has; UINT64_MAX where it does not say. */
+uint64_t cm_file_size(int fd);
+/* Another descriptor of the file, past the page cache; -1: there is none. */
+int cm_file_open_direct(const cm_file_job *job);
+/* Are most pages of it in the page cache? True where that is not known. */
+bool cm_file_is_cached(const cm_file_job *job, uint64_t offset, uint64_t nbytes);
+/* Tell the hook. */
+bool cm_file_enter(const cm_file_job *job, cm_file_call call, uint64_t *nbytes);
+/* Memory of so many bytes and two pages has a page's beginning here. */
+static inline char *
+cm_file_align(void *memory)
+{
+    uintptr_t mask = CM_FILE_PAGE_NBYTES - 1;
+    return (char *)memory + ((0 - (uintptr_t)memory) & mask);
+}
 
 #endif

@@ -6,9 +6,7 @@
 #include <string.h>
 
 #include "base/fresh_pages.h"
-#include "base/pick_copy.h"
-#include "base/transpose.h"
-#include "base/wide_copy.h"
+#include "base/simd_copy.h"
 
 enum {
     TILE_ROWS = CM_TRANSPOSE_ROWS, /* lines of the source that one tile keeps in the
@@ -245,8 +243,8 @@ copy(const cm_layout *layout, char *dst, const char *src, bool wide)
     }
 }
 
-static void
-copy_layout(const cm_layout *layout, void *dst, const void *src, bool wide)
+void
+cm_host_copy(const cm_layout *layout, void *dst, const void *src, bool wide)
 {
     char *to = (char *)dst + layout->dst_offset;
     const char *from = (const char *)src + layout->src_offset;
@@ -262,18 +260,6 @@ copy_layout(const cm_layout *layout, void *dst, const void *src, bool wide)
     else {
         memmove(to, from, (size_t)layout->run_nbytes);
     }
-}
-
-void
-cm_host_copy(const cm_layout *layout, void *dst, const void *src)
-{
-    copy_layout(layout, dst, src, false);
-}
-
-void
-cm_host_copy_wide(const cm_layout *layout, void *dst, const void *src)
-{
-    copy_layout(layout, dst, src, true);
 }
 
 static cm_status

@@ -6,12 +6,10 @@
 #include "transfer/plan/layout.h"
 
 /* Copy what `layout` describes; dst and src are the addresses of element 0. The two
- * must not overlap unless the layout is a single run. */
-void cm_host_copy(const cm_layout *layout, void *dst, const void *src);
-
-/* The same with long runs past the caches: for a target that is larger than they are or
- * that nobody reads soon. The two must not overlap. */
-void cm_host_copy_wide(const cm_layout *layout, void *dst, const void *src);
+ * must not overlap unless the layout is a single run. With `wide` they must not at all,
+ * and long runs go past the caches: for a target that is larger than they are or that
+ * nobody reads soon. */
+void cm_host_copy(const cm_layout *layout, void *dst, const void *src, bool wide);
 
 /* Before that: cm_pages_look() at each end that is not NULL and has at least
  * `least_nbytes` from its first byte to its last. Fails: CM_EFAULT. */

@@ -2,12 +2,10 @@
 #include "transfer/plan/batch_plan.h"
 
 #include <stdlib.h>
-#include <string.h>
 
 enum {
     UNIT_NBYTES = 16,     /* what the kernel moves at once where both ends allow it */
     ROWS_MIN_WIDTH = 512, /* shorter rows cost the copy engine more than the kernel */
-    ROWS_MAX_PITCH = INT32_MAX, /* cudaDeviceProp.memPitch of every device so far */
 };
 
 bool
@@ -166,7 +164,7 @@ pitch_of(const cm_piece_end *first, const cm_piece_end *second, uint64_t width,
          uint64_t *out)
 {
     *out = cm_piece_end_address(second) - cm_piece_end_address(first);
-    return *out >= width && *out <= ROWS_MAX_PITCH;
+    return *out >= width && *out <= CM_PITCH_MAX;
 }
 
 bool
@@ -227,8 +225,6 @@ cm_many_count_payload(cm_many *many, uint64_t at)
 
 /* -- do runs of addresses touch? ---------------------------------------------------- */
 
-enum { DIGIT_BITS = 8, DIGITS = 64 / DIGIT_BITS, BUCKETS = 1 << DIGIT_BITS };
-
 static bool
 is_sorted(const cm_byte_span *spans, uint64_t count)
 {
@@ -240,54 +236,20 @@ is_sorted(const cm_byte_span *spans, uint64_t count)
     return true;
 }
 
-static unsigned
-digit_of(const cm_byte_span *span, int digit)
+static int
+compare(const void *a, const void *b)
 {
-    return (unsigned)(span->begin >> (digit * DIGIT_BITS)) % BUCKETS;
+    uint64_t x = ((const cm_byte_span *)a)->begin;
+    uint64_t y = ((const cm_byte_span *)b)->begin;
+    return (x > y) - (x < y);
 }
 
-/* By one digit, from `spans` to `out`; false: all have the same one, nothing is done.
- */
-static bool
-sort_by_digit(const cm_byte_span *spans, cm_byte_span *out, uint64_t count, int digit)
-{
-    uint64_t places[BUCKETS] = {0};
-    for (uint64_t i = 0; i < count; i++) {
-        places[digit_of(&spans[i], digit)]++;
-    }
-    if (places[digit_of(&spans[0], digit)] == count) {
-        return false;
-    }
-    uint64_t place = 0;
-    for (int bucket = 0; bucket < BUCKETS; bucket++) {
-        uint64_t next = place + places[bucket];
-        places[bucket] = place;
-        place = next;
-    }
-    for (uint64_t i = 0; i < count; i++) {
-        out[places[digit_of(&spans[i], digit)]++] = spans[i];
-    }
-    return true;
-}
-
-/* By where they begin. Digits that all share, as most of an address, cost one look. */
+/* By where they begin, as they mostly are. */
 static void
-sort_spans(cm_byte_span *spans, cm_byte_span *spare, uint64_t count)
+sort_spans(cm_byte_span *spans, uint64_t count)
 {
-    cm_byte_span *from = spans;
-    cm_byte_span *to = spare;
-    if (is_sorted(spans, count)) {
-        return;
-    }
-    for (int digit = 0; digit < DIGITS; digit++) {
-        if (sort_by_digit(from, to, count, digit)) {
-            cm_byte_span *next = from;
-            from = to;
-            to = next;
-        }
-    }
-    if (from != spans) {
-        memcpy(spans, from, (size_t)count * sizeof(*spans));
+    if (!is_sorted(spans, count)) {
+        qsort(spans, (size_t)count, sizeof(*spans), compare);
     }
 }
 
@@ -309,13 +271,12 @@ meet(cm_byte_span a, cm_byte_span b)
 }
 
 bool
-cm_byte_spans_touch(cm_byte_span *dst, cm_byte_span *src, uint64_t count,
-                    cm_byte_span *spare)
+cm_byte_spans_touch(cm_byte_span *dst, cm_byte_span *src, uint64_t count)
 {
     if (count == 0) {
         return false;
     }
-    sort_spans(dst, spare, count);
+    sort_spans(dst, count);
     for (uint64_t i = 1; i < count; i++) {
         if (meet(dst[i - 1], dst[i])) {
             return true;
@@ -324,7 +285,7 @@ cm_byte_spans_touch(cm_byte_span *dst, cm_byte_span *src, uint64_t count,
     if (!meet(hull_of(dst, count), hull_of(src, count))) {
         return false;
     }
-    sort_spans(src, spare, count);
+    sort_spans(src, count);
     for (uint64_t i = 0, k = 0; i < count && k < count;) {
         if (meet(dst[i], src[k])) {
             return true;

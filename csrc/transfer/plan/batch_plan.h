@@ -35,7 +35,6 @@ typedef enum cm_many_way {
     CM_MANY_ALONE, /* as a copy of its own */
     CM_MANY_HOST,  /* by the host's threads */
     CM_MANY_TABLE, /* by the kernel, or for long runs the copy engine, of `device` */
-    CM_MANY_ROWS,  /* TABLE of runs that lie at constant distances: one pitched copy */
     CM_MANY_PEER,  /* from src_device to device */
     CM_MANY_UP,    /* gathered by the host's threads, spread out by the device */
     CM_MANY_DOWN,  /* the reverse */
@@ -64,12 +63,10 @@ typedef struct cm_byte_span {
 } cm_byte_span;
 
 /* Does one span of `dst` share an address with another of them or with one of `src`?
- * Sorts both, with room for as many in `spare`. */
-bool cm_byte_spans_touch(cm_byte_span *dst, cm_byte_span *src, uint64_t count,
-                         cm_byte_span *spare);
+ * Sorts both. */
+bool cm_byte_spans_touch(cm_byte_span *dst, cm_byte_span *src, uint64_t count);
 
-/* The way, and the devices it is between; `on_stream` as in cm_plan_options. Never
- * ROWS. */
+/* The way, and the devices it is between; `on_stream` as in cm_plan_options. */
 cm_many_way cm_piece_choose_way(const cm_piece *piece, cm_end_facts dst,
                                 cm_end_facts src, bool on_stream, int *device,
                                 int *src_device);

@@ -14,13 +14,22 @@ remove_axis(cm_layout *layout, int axis)
     layout->ndim--;
 }
 
-/* Put an axis in before the first one with a smaller target stride (after equal ones).
+static uint64_t
+magnitude(int64_t stride)
+{
+    return stride < 0 ? 0 - (uint64_t)stride : (uint64_t)stride;
+}
+
+/* Put an axis in before the first one with a smaller stride there (after equal ones).
  */
 static void
-insert_axis(cm_layout *layout, int64_t length, int64_t dst_stride, int64_t src_stride)
+insert_axis(cm_layout *layout, bool by_src, int64_t length, int64_t dst_stride,
+            int64_t src_stride)
 {
+    const int64_t *strides = by_src ? layout->src_strides : layout->dst_strides;
+    uint64_t own = magnitude(by_src ? src_stride : dst_stride);
     int axis = layout->ndim++;
-    for (; axis > 0 && layout->dst_strides[axis - 1] < dst_stride; axis--) {
+    for (; axis > 0 && magnitude(strides[axis - 1]) < own; axis--) {
         layout->shape[axis] = layout->shape[axis - 1];
         layout->dst_strides[axis] = layout->dst_strides[axis - 1];
         layout->src_strides[axis] = layout->src_strides[axis - 1];
@@ -28,6 +37,17 @@ insert_axis(cm_layout *layout, int64_t length, int64_t dst_stride, int64_t src_s
     layout->shape[axis] = length;
     layout->dst_strides[axis] = dst_stride;
     layout->src_strides[axis] = src_stride;
+}
+
+static void
+sort_axes(cm_layout *layout, bool by_src)
+{
+    cm_layout from = *layout;
+    layout->ndim = 0;
+    for (int axis = 0; axis < from.ndim; axis++) {
+        insert_axis(layout, by_src, from.shape[axis], from.dst_strides[axis],
+                    from.src_strides[axis]);
+    }
 }
 
 static void
@@ -72,12 +92,12 @@ take_axis(cm_layout *layout, int64_t length, int64_t dst_stride, int64_t src_str
         return false;
     }
     if (dst_stride > 0) {
-        insert_axis(layout, length, dst_stride, src_stride);
+        insert_axis(layout, false, length, dst_stride, src_stride);
         return true;
     }
     /* Backwards: begin at the other end. On one place: only the last element stays. */
     if (dst_stride < 0) {
-        insert_axis(layout, length, -dst_stride, -src_stride);
+        insert_axis(layout, false, length, -dst_stride, -src_stride);
     }
     return cm_add_i64(layout->dst_offset, dst_access, &layout->dst_offset)
            && cm_add_i64(layout->src_offset, src_access, &layout->src_offset);
@@ -189,7 +209,7 @@ cm_layout_take_repeats(cm_layout *layout, cm_layout *repeats)
             axis++;
             continue;
         }
-        insert_axis(repeats, layout->shape[axis], layout->dst_strides[axis], 0);
+        insert_axis(repeats, false, layout->shape[axis], layout->dst_strides[axis], 0);
         remove_axis(layout, axis);
     }
 }
@@ -198,14 +218,8 @@ void
 cm_layout_put_repeats(cm_layout *layout, const cm_layout *repeats)
 {
     for (int axis = 0; axis < repeats->ndim; axis++) {
-        insert_axis(layout, repeats->shape[axis], repeats->dst_strides[axis], 0);
+        insert_axis(layout, false, repeats->shape[axis], repeats->dst_strides[axis], 0);
     }
-}
-
-static uint64_t
-magnitude(int64_t stride)
-{
-    return stride < 0 ? 0 - (uint64_t)stride : (uint64_t)stride;
 }
 
 int
@@ -230,32 +244,13 @@ cm_layout_near_axis(const cm_layout *layout)
 void
 cm_layout_sort_by_src(cm_layout *layout)
 {
-    for (int from = 1; from < layout->ndim; from++) {
-        int64_t length = layout->shape[from];
-        int64_t dst_stride = layout->dst_strides[from];
-        int64_t src_stride = layout->src_strides[from];
-        int to = from;
-        for (; to > 0 && magnitude(layout->src_strides[to - 1]) < magnitude(src_stride);
-             to--) {
-            layout->shape[to] = layout->shape[to - 1];
-            layout->dst_strides[to] = layout->dst_strides[to - 1];
-            layout->src_strides[to] = layout->src_strides[to - 1];
-        }
-        layout->shape[to] = length;
-        layout->dst_strides[to] = dst_stride;
-        layout->src_strides[to] = src_stride;
-    }
+    sort_axes(layout, true);
 }
 
 void
 cm_layout_sort_by_dst(cm_layout *layout)
 {
-    cm_layout from = *layout;
-    layout->ndim = 0;
-    for (int axis = 0; axis < from.ndim; axis++) {
-        insert_axis(layout, from.shape[axis], from.dst_strides[axis],
-                    from.src_strides[axis]);
-    }
+    sort_axes(layout, false);
 }
 
 /* -- cutting ------------------------------------------------------------------------ */
@@ -310,11 +305,10 @@ length_of(const cm_layout *layout, int axis)
     return axis < layout->ndim ? layout->shape[axis] : (int64_t)layout->run_nbytes;
 }
 
-/* Lengths of the axis in the next piece. */
+/* Lengths of the axis in the piece that begins at `at` of it. */
 static int64_t
-next_step(const cm_cut *cut)
+step_from(const cm_cut *cut, int64_t at)
 {
-    int64_t at = cut->index[cut->axis];
     int64_t left = length_of(cut->whole, cut->axis) - at;
     int64_t step = cut->step;
     if (cut->least_nbytes > 0) {
@@ -374,29 +368,29 @@ cm_cut_count(const cm_cut *cut)
     cm_cut walk = *cut;
     uint64_t count = 0;
     for (; !walk.done; count++) {
-        pass(&walk, next_step(&walk));
+        pass(&walk, step_from(&walk, walk.index[walk.axis]));
     }
     return count;
 }
 
-bool
-cm_cut_next(cm_cut *cut, cm_layout *piece)
+/* From `index` on, one for each axis up to the one that is cut. Returns the lengths of
+ * that in the piece. */
+static int64_t
+make_piece(const cm_cut *cut, const int64_t *index, cm_layout *piece)
 {
     const cm_layout *whole = cut->whole;
-    if (cut->done) {
-        return false;
-    }
-    *piece = (cm_layout){.run_nbytes = whole->run_nbytes,
-                         .dst_offset = whole->dst_offset,
-                         .src_offset = whole->src_offset};
+    piece->ndim = 0; /* all axes made zero would take as long as a short part */
+    piece->run_nbytes = whole->run_nbytes;
+    piece->dst_offset = whole->dst_offset;
+    piece->src_offset = whole->src_offset;
     for (int axis = 0; axis <= cut->axis && axis < whole->ndim; axis++) {
-        piece->dst_offset += cut->index[axis] * whole->dst_strides[axis];
-        piece->src_offset += cut->index[axis] * whole->src_strides[axis];
+        piece->dst_offset += index[axis] * whole->dst_strides[axis];
+        piece->src_offset += index[axis] * whole->src_strides[axis];
     }
-    int64_t taken = next_step(cut);
+    int64_t taken = step_from(cut, index[cut->axis]);
     if (cut->axis == whole->ndim) {
-        piece->dst_offset += cut->index[cut->axis];
-        piece->src_offset += cut->index[cut->axis];
+        piece->dst_offset += index[cut->axis];
+        piece->src_offset += index[cut->axis];
         piece->run_nbytes = (uint64_t)taken;
     }
     for (int axis = cut->axis; axis < whole->ndim; axis++) {
@@ -408,6 +402,37 @@ cm_cut_next(cm_cut *cut, cm_layout *piece)
             piece->ndim++;
         }
     }
-    pass(cut, taken);
+    return taken;
+}
+
+bool
+cm_cut_next(cm_cut *cut, cm_layout *piece)
+{
+    if (cut->done) {
+        return false;
+    }
+    pass(cut, make_piece(cut, cut->index, piece));
     return true;
+}
+
+void
+cm_cut_piece(const cm_cut *cut, uint64_t number, cm_layout *piece)
+{
+    int64_t index[CM_MAX_NDIM + 1];
+    int64_t length = length_of(cut->whole, cut->axis);
+    uint64_t count = (uint64_t)(length / cut->step + (length % cut->step != 0));
+    if (cut->edge_step > 0) { /* one run: the first piece ends at the first edge */
+        index[cut->axis] = (int64_t)number * cut->step;
+        index[cut->axis] -= number > 0 ? (int64_t)(cut->edge_base % cut->edge_step) : 0;
+    }
+    else {
+        index[cut->axis] = (int64_t)(number % count) * cut->step;
+        number /= count;
+        for (int axis = cut->axis - 1; axis >= 0; axis--) {
+            uint64_t outer = (uint64_t)cut->whole->shape[axis];
+            index[axis] = (int64_t)(number % outer);
+            number /= outer;
+        }
+    }
+    (void)make_piece(cut, index, piece);
 }

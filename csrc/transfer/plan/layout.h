@@ -70,10 +70,10 @@ typedef struct cm_cut {
     uint64_t least_nbytes;  /* of the first and the last piece; 0: all are alike */
     uint64_t done_nbytes;
     uint64_t left_nbytes;
-    int64_t index[CM_MAX_NDIM + 1];
     uintptr_t edge_base; /* where the run begins */
     uintptr_t edge_step; /* a power of two; 0: pieces end anywhere */
     bool done;
+    int64_t index[CM_MAX_NDIM + 1];
 } cm_cut;
 
 void cm_cut_init(cm_cut *cut, const cm_layout *whole, uint64_t piece_nbytes);
@@ -88,5 +88,8 @@ void cm_cut_align(cm_cut *cut, const void *base, uintptr_t step);
 uint64_t cm_cut_count(const cm_cut *cut);
 /* The next piece; false when there is none. */
 bool cm_cut_next(cm_cut *cut, cm_layout *piece);
+/* The piece of that number below cm_cut_count(), whatever came before. Without a ramp,
+ * and aligned to multiples of a step of the pieces' length. */
+void cm_cut_piece(const cm_cut *cut, uint64_t number, cm_layout *piece);
 
 #endif

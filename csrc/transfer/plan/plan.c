@@ -6,13 +6,20 @@
 
 #include "base/fresh_pages.h"
 
-enum { MAX_2D_PITCH = INT32_MAX }; /* cudaDeviceProp.memPitch of every device so far */
+/* What a plan is made from. */
+typedef struct ends {
+    const cm_region *dst;
+    const cm_region *src;
+    cm_end_facts dst_facts;
+    cm_end_facts src_facts;
+    const cm_plan_options *options;
+} ends;
 
 static bool
-is_same_place(const cm_region *dst, const cm_region *src, const cm_layout *layout)
+is_same_place(const ends *e, const cm_layout *layout)
 {
-    if (cm_region_copy_address(dst) != cm_region_copy_address(src)
-        || cm_region_is_on_device(dst) != cm_region_is_on_device(src)
+    if (cm_region_copy_address(e->dst) != cm_region_copy_address(e->src)
+        || cm_region_is_on_device(e->dst) != cm_region_is_on_device(e->src)
         || layout->dst_offset != layout->src_offset) {
         return false;
     }
@@ -41,58 +48,62 @@ is_2d(const cm_layout *layout, const cm_tuning *tuning)
     }
     int64_t run = (int64_t)layout->run_nbytes;
     return layout->dst_strides[0] >= run && layout->src_strides[0] >= run
-           && layout->dst_strides[0] <= MAX_2D_PITCH
-           && layout->src_strides[0] <= MAX_2D_PITCH;
+           && layout->dst_strides[0] <= CM_PITCH_MAX
+           && layout->src_strides[0] <= CM_PITCH_MAX;
+}
+
+cm_route
+cm_plan_staged_route(const cm_layout *layout, bool up)
+{
+    cm_layout core = *layout;
+    cm_layout repeats;
+    cm_layout_take_repeats(&core, &repeats);
+    bool packed = up ? repeats.ndim == 0 && cm_layout_dst_is_packed(&core)
+                     : cm_layout_src_is_packed(&core);
+    return packed ? CM_ROUTE_STAGED : CM_ROUTE_STAGED_KERNEL;
 }
 
 /* The route for a layout whose ends lie on one device, or one there and one on the
  * host. */
 static cm_route
-choose_route(const cm_plan *plan, const cm_region *dst, const cm_region *src,
-             cm_end_facts dst_facts, cm_end_facts src_facts, cm_plan_options options)
+choose_route(const cm_plan *plan, const ends *e)
 {
-    bool locked = dst_facts.locked && src_facts.locked;
+    const cm_tuning *tuning = e->options->tuning;
+    bool up = cm_region_is_on_device(e->dst);
+    bool locked = e->dst_facts.locked && e->src_facts.locked;
     if (plan->layout.ndim == 0) {
-        uint64_t least = cm_region_is_on_device(dst)
-                             ? options.tuning->staged_up_nbytes
-                             : options.tuning->staged_down_nbytes;
+        uint64_t least = up ? tuning->staged_up_nbytes : tuning->staged_down_nbytes;
         /* Pages come into being where they are written first: several threads do more,
          * whoever is faster else. */
-        least = dst_facts.fresh && options.tuning->thread_count != 1 ? 0 : least;
-        bool direct = locked || (options.may_wait && plan->layout.run_nbytes < least);
+        least = e->dst_facts.fresh && tuning->thread_count != 1 ? 0 : least;
+        bool direct =
+            locked || (e->options->may_wait && plan->layout.run_nbytes < least);
         return direct ? CM_ROUTE_DIRECT : CM_ROUTE_STAGED;
     }
-    if (is_2d(&plan->layout, options.tuning) && locked && dst_facts.whole
-        && src_facts.whole) {
+    if (is_2d(&plan->layout, tuning) && locked && e->dst_facts.whole
+        && e->src_facts.whole) {
         return CM_ROUTE_DIRECT_2D;
     }
-    if (locked && dst->address != 0 && src->address != 0) {
+    if (locked && e->dst->address != 0 && e->src->address != 0) {
         return CM_ROUTE_KERNEL;
     }
-    cm_layout core = plan->layout;
-    cm_layout repeats;
-    cm_layout_take_repeats(&core, &repeats);
-    bool packed = cm_region_is_on_device(dst)
-                      ? repeats.ndim == 0 && cm_layout_dst_is_packed(&core)
-                      : cm_layout_src_is_packed(&core);
-    return packed ? CM_ROUTE_STAGED : CM_ROUTE_STAGED_KERNEL;
+    return cm_plan_staged_route(&plan->layout, up);
 }
 
 /* Between host and host: can a device that works in a stream's order reach both?
  * The runtime's own copy would keep the calling thread until the stream came to it. */
 static void
-choose_host_route(cm_plan *plan, const cm_region *dst, const cm_region *src,
-                  cm_end_facts dst_facts, cm_end_facts src_facts,
-                  cm_plan_options options)
+choose_host_route(cm_plan *plan, const ends *e)
 {
-    bool reaches_dst = options.on_stream && dst_facts.locked && dst->address != 0;
-    bool reaches_src = options.on_stream && src_facts.locked && src->address != 0;
+    bool on_stream = e->options->on_stream;
+    bool reaches_dst = on_stream && e->dst_facts.locked && e->dst->address != 0;
+    bool reaches_src = on_stream && e->src_facts.locked && e->src->address != 0;
     plan->route = CM_ROUTE_HOST;
     if ((!reaches_dst && !reaches_src)
-        || (reaches_dst && reaches_src && dst->device != src->device)) {
+        || (reaches_dst && reaches_src && e->dst->device != e->src->device)) {
         return;
     }
-    plan->device = reaches_dst ? dst->device : src->device;
+    plan->device = reaches_dst ? e->dst->device : e->src->device;
     plan->src_device = plan->device;
     plan->is_download = !reaches_dst; /* of those two routes only the staged one */
     plan->route = reaches_dst && reaches_src ? CM_ROUTE_KERNEL : CM_ROUTE_STAGED_KERNEL;
@@ -140,32 +151,27 @@ turns_on_device(const cm_layout *layout)
         return false;
     }
     cm_layout sorted = *layout;
-    cm_layout_sort_by_src(&sorted);
-    int64_t filled = (int64_t)layout->run_nbytes;
-    for (int axis = last; axis >= 0; axis--) {
-        if (llabs(sorted.src_strides[axis]) != filled) {
-            return false;
-        }
-        filled *= sorted.shape[axis];
+    for (int axis = 0; axis <= last; axis++) {
+        sorted.src_strides[axis] = llabs(sorted.src_strides[axis]);
     }
-    return sorted.dst_strides[last] != layout->dst_strides[last];
+    cm_layout_sort_by_src(&sorted);
+    return cm_layout_src_is_packed(&sorted)
+           && sorted.dst_strides[last] != layout->dst_strides[last];
 }
 
 static void
-choose_device_route(cm_plan *plan, const cm_region *dst, const cm_region *src,
-                    cm_end_facts dst_facts, cm_end_facts src_facts,
-                    cm_plan_options options)
+choose_device_route(cm_plan *plan, const ends *e)
 {
-    bool dst_on_device = cm_region_is_on_device(dst);
-    plan->device = dst_on_device ? dst->device : src->device;
-    plan->src_device = cm_region_is_on_device(src) ? src->device : plan->device;
+    bool dst_on_device = cm_region_is_on_device(e->dst);
+    plan->device = dst_on_device ? e->dst->device : e->src->device;
+    plan->src_device = cm_region_is_on_device(e->src) ? e->src->device : plan->device;
     if (plan->device != plan->src_device) {
-        choose_peer_route(plan, &options);
+        choose_peer_route(plan, e->options);
         return;
     }
-    plan->route = choose_route(plan, dst, src, dst_facts, src_facts, options);
+    plan->route = choose_route(plan, e);
     plan->is_download = cm_routes[plan->route].packs && !dst_on_device;
-    plan->is_fresh = plan->is_download && dst_facts.fresh;
+    plan->is_fresh = plan->is_download && e->dst_facts.fresh;
     if (plan->route == CM_ROUTE_STAGED && dst_on_device
         && turns_on_device(&plan->layout)) {
         cm_layout_sort_by_src(&plan->layout);
@@ -194,6 +200,9 @@ uint64_t
 cm_plan_slot_count(const cm_plan *plan, const cm_tuning *tuning)
 {
     enum { LEAST = 3 }; /* one is packed, one on its way, one there */
+    if (cm_routes[plan->route].crosses) {
+        return LEAST;
+    }
     if (!plan->is_cached) {
         return tuning->slot_count;
     }
@@ -223,8 +232,7 @@ cm_plan_count_pieces(cm_plan *plan, const cm_tuning *tuning)
     plan->piece_nbytes = choose_piece_nbytes(plan, tuning);
     plan->piece_count = plan->nbytes > 0;
     plan->thread_count = plan->route == CM_ROUTE_HOST;
-    if (route->uses_ring || plan->route == CM_ROUTE_PEER_STAGED
-        || (plan->route == CM_ROUTE_PEER && plan->layout.ndim > 0)) {
+    if (route->uses_ring || (route->crosses && plan->layout.ndim > 0)) {
         cm_layout core = plan->layout;
         cm_layout repeats;
         cm_cut cut;
@@ -232,7 +240,7 @@ cm_plan_count_pieces(cm_plan *plan, const cm_tuning *tuning)
         cm_plan_cut(plan, tuning, &core, &cut);
         plan->piece_count = cm_cut_count(&cut);
     }
-    if (route->uses_ring) {
+    if (route->uses_ring && route->uses_host) {
         cm_tuning all = *tuning;
         if (cm_layout_is_scattered(&plan->layout)) {
             all.thread_count = tuning->fresh_thread_count;
@@ -251,7 +259,8 @@ cm_plan_pack_source(cm_plan *plan, const cm_region *dst, const cm_region *src,
     cm_layout_pack_src(&plan->layout);
     cm_layout_put_repeats(&plan->layout, &repeats);
     if (plan->route != CM_ROUTE_HOST) {
-        plan->route = choose_route(plan, dst, src, dst_facts, src_facts, options);
+        ends e = {dst, src, dst_facts, src_facts, &options};
+        plan->route = choose_route(plan, &e);
         cm_plan_count_pieces(plan, options.tuning);
     }
 }
@@ -266,17 +275,11 @@ cm_status
 cm_plan_init(cm_plan *plan, const cm_region *dst, const cm_region *src,
              cm_end_facts dst_facts, cm_end_facts src_facts, cm_plan_options options)
 {
-    plan->route = CM_ROUTE_NOTHING;
-    plan->device = -1;
-    plan->src_device = -1;
-    plan->is_download = false;
-    plan->is_turned = false;
-    plan->is_fresh = false;
-    plan->is_cached = false;
-    plan->piece_nbytes = 0;
-    plan->piece_count = 0;
-    plan->thread_count = 0;
-    plan->target = (uintptr_t)dst->host;
+    ends e = {dst, src, dst_facts, src_facts, &options};
+    *plan = (cm_plan){.route = CM_ROUTE_NOTHING,
+                      .device = -1,
+                      .src_device = -1,
+                      .target = (uintptr_t)dst->host};
     CM_TRY(cm_layout_init(dst, src, &plan->layout));
     plan->nbytes = payload_of(&plan->layout);
     if (plan->nbytes == 0) {
@@ -285,14 +288,14 @@ cm_plan_init(cm_plan *plan, const cm_region *dst, const cm_region *src,
     if (cm_region_copy_address(dst) == 0 || cm_region_copy_address(src) == 0) {
         return cm_fail(CM_EINVALID, 0);
     }
-    if (is_same_place(dst, src, &plan->layout)) {
+    if (is_same_place(&e, &plan->layout)) {
         return cm_ok();
     }
     if (cm_region_is_on_device(dst) || cm_region_is_on_device(src)) {
-        choose_device_route(plan, dst, src, dst_facts, src_facts, options);
+        choose_device_route(plan, &e);
     }
     else {
-        choose_host_route(plan, dst, src, dst_facts, src_facts, options);
+        choose_host_route(plan, &e);
     }
     if (plan->route != CM_ROUTE_HOST
         && !(is_device(plan->device) && is_device(plan->src_device))) {

@@ -9,6 +9,8 @@
 #include "transfer/plan/route.h"
 #include "transfer/plan/tuning.h"
 
+enum { CM_PITCH_MAX = INT32_MAX }; /* cudaDeviceProp.memPitch of every device so far */
+
 /* What is known of one end beyond its region. */
 typedef struct cm_end_facts {
     bool locked; /* page-locked, or not host memory at all: a copy may run behind our
@@ -63,6 +65,9 @@ CM_NODISCARD cm_status cm_plan_init(cm_plan *plan, const cm_region *dst,
 void cm_plan_pack_source(cm_plan *plan, const cm_region *dst, const cm_region *src,
                          cm_end_facts dst_facts, cm_end_facts src_facts,
                          cm_plan_options options);
+/* STAGED, or STAGED_KERNEL where the device's end is strided, so that a kernel there
+ * places what arrives (`up`) or packs what leaves. */
+cm_route cm_plan_staged_route(const cm_layout *layout, bool up);
 /* The pieces, anew after a change of route or layout. */
 void cm_plan_count_pieces(cm_plan *plan, const cm_tuning *tuning);
 

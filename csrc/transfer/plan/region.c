@@ -5,23 +5,28 @@
 
 #include "base/checked_math.h"
 
+/* However large its other lengths are. */
+static bool
+is_empty(const cm_region *region)
+{
+    for (int axis = 0; axis < region->ndim; axis++) {
+        if (region->shape[axis] == 0) {
+            return true;
+        }
+    }
+    return false;
+}
+
 cm_status
 cm_region_count(const cm_region *region, int64_t *out)
 {
-    int64_t count = 1;
-    bool empty = false;
-    for (int axis = 0; axis < region->ndim; axis++) {
-        if (region->shape[axis] == 0) {
-            empty = true;
-        }
-    }
-    /* An empty region is empty however large its other lengths are. */
-    for (int axis = 0; axis < region->ndim && !empty; axis++) {
+    int64_t count = is_empty(region) ? 0 : 1;
+    for (int axis = 0; axis < region->ndim && count > 0; axis++) {
         if (!cm_mul_i64(count, region->shape[axis], &count)) {
             return cm_fail(CM_EOVERFLOW, (uint64_t)region->shape[axis]);
         }
     }
-    *out = empty ? 0 : count;
+    *out = count;
     return cm_ok();
 }
 
@@ -30,12 +35,10 @@ cm_region_bounds(const cm_region *region, int64_t *low, int64_t *high)
 {
     int64_t lowest = 0;
     int64_t highest = region->itemsize;
-    for (int axis = 0; axis < region->ndim; axis++) {
-        if (region->shape[axis] == 0) {
-            *low = 0;
-            *high = 0;
-            return cm_ok();
-        }
+    if (is_empty(region)) {
+        *low = 0;
+        *high = 0;
+        return cm_ok();
     }
     for (int axis = 0; axis < region->ndim; axis++) {
         int64_t reach;
@@ -58,10 +61,8 @@ static bool
 is_contiguous(const cm_region *region, bool from_last)
 {
     int64_t expected = region->itemsize;
-    for (int axis = 0; axis < region->ndim; axis++) {
-        if (region->shape[axis] == 0) {
-            return true;
-        }
+    if (is_empty(region)) {
+        return true;
     }
     for (int step = 0; step < region->ndim; step++) {
         int axis = from_last ? region->ndim - 1 - step : step;
@@ -182,12 +183,11 @@ cm_region_is_same(const cm_region *a, const cm_region *b)
         return false;
     }
     for (int axis = 0; axis < a->ndim; axis++) {
-        if (a->shape[axis] != b->shape[axis]
-            || (a->shape[axis] > 1 && a->strides[axis] != b->strides[axis])) {
+        if (a->shape[axis] != b->shape[axis]) {
             return false;
         }
     }
-    return true;
+    return cm_region_has_strides_of(a, b);
 }
 
 bool

@@ -30,15 +30,15 @@ struct cm_job;
 typedef struct cm_route_row {
     const char *text;  /* for users */
     bool uses_host;    /* a thread of the host works until the end */
-    bool uses_ring;    /* ... and the bytes go through page-locked slots */
-    bool packs;        /* ... from or to strided memory */
+    bool uses_ring;    /* the bytes go through page-locked slots */
+    bool packs;        /* ... and the host packs or unpacks them */
     bool crosses;      /* between two devices */
     bool fits_graph;   /* a stream in a capture can take it; one that crosses, in one
                           run */
     bool needs_stream; /* any but the legacy stream, which the runtime refuses */
-    /* Queue or make the copy, or the many copies, of a job. NULL: nothing to do. */
+    /* Queue or make the copy, or the many copies, of a job. NULL: nothing to do, or
+     * HOST, which cm_job_run_on_host() makes. */
     cm_status (*move)(struct cm_job *job);
-    cm_status (*move_many)(struct cm_job *job);
 } cm_route_row;
 
 extern const cm_route_row cm_routes[CM_ROUTE_COUNT];

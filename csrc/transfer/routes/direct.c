@@ -1,42 +1,47 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Copies and fills that one call of the runtime makes, or one kernel. */
-#include "transfer/engine/job.h"
-#include "transfer/routes/routes.h"
+#include <string.h>
 
-/* How far one runtime copy or fill may go from `host` on. */
-static uint64_t
-run_of(const cm_job *job, const cm_region *region, cm_address at, uint64_t nbytes)
-{
-    bool locked;
-    if (cm_region_is_on_device(region) || job->engine->registry == NULL) {
-        return nbytes;
-    }
-    return cm_registry_run(job->engine->registry, (const void *)(uintptr_t)at, nbytes,
-                           &locked);
-}
+#include "transfer/plan/batch_plan.h"
+#include "transfer/routes/device_side.h"
+#include "transfer/routes/routes.h"
 
 cm_status
 cm_job_copy_direct(cm_job *job)
 {
     const cm_layout *layout = &job->plan.layout;
-    cm_address dst = cm_region_copy_address(&job->dst) + (uint64_t)layout->dst_offset;
-    cm_address src = cm_region_copy_address(&job->src) + (uint64_t)layout->src_offset;
     CM_TRY(cm_job_look(job, layout));
-    if ((job->may_park || (job->interrupted != NULL && !job->blocking))
+    if ((job->in_background || (job->hooks.interrupted != NULL && !job->blocking))
         && !(job->dst_facts.locked && job->src_facts.locked)) {
         /* The runtime's call waits for the stream and cannot be ended: wait here. */
         CM_TRY(cm_job_wait_stream(job));
     }
-    for (uint64_t left = layout->run_nbytes; left > 0;) {
-        uint64_t nbytes = run_of(job, &job->dst, dst, left);
-        nbytes = run_of(job, &job->src, src, nbytes);
-        CM_TRY(
-            cm_rt_copy_async(job->engine->rt, dst, src, nbytes, job->stream->handle));
-        dst += nbytes;
-        src += nbytes;
-        left -= nbytes;
+    return cm_job_copy_over_edges(
+        job, cm_region_is_on_device(&job->dst),
+        cm_region_copy_address(&job->dst) + (uint64_t)layout->dst_offset,
+        cm_region_is_on_device(&job->src),
+        cm_region_copy_address(&job->src) + (uint64_t)layout->src_offset,
+        layout->run_nbytes);
+}
+
+uint32_t
+cm_job_fill_period(const cm_job *job)
+{
+    enum { MOST = 4 };
+    const cm_plan *plan = &job->plan;
+    const char *value = job->src.host;
+    size_t nbytes = (size_t)job->dst.itemsize;
+    cm_address dst = job->dst.address + (uint64_t)plan->layout.dst_offset;
+    if (plan->device < 0 || !cm_layout_dst_is_packed(&plan->layout)) {
+        return 0;
     }
-    return cm_ok();
+    for (uint32_t period = 1; period <= MOST; period *= 2) {
+        if (nbytes % period == 0 && dst % period == 0
+            && memcmp(value, value + period, nbytes - period) == 0) {
+            return period;
+        }
+    }
+    return 0;
 }
 
 static cm_status
@@ -44,8 +49,8 @@ fill_run(const cm_job *job, cm_address dst, uint64_t nbytes)
 {
     cm_runtime *rt = job->engine->rt;
     uint64_t stream = job->stream->handle;
-    const unsigned char *p = job->pattern;
-    switch (job->pattern_nbytes) {
+    const unsigned char *p = job->src.host;
+    switch (cm_job_fill_period(job)) {
     case 1:
         return cm_rt_fill_8_async(rt, dst, p[0], nbytes, stream);
     case 2:
@@ -67,7 +72,8 @@ cm_job_fill(cm_job *job)
     cm_address dst = job->dst.address + (uint64_t)layout->dst_offset;
     cm_address at = cm_region_copy_address(&job->dst) + (uint64_t)layout->dst_offset;
     for (uint64_t left = cm_layout_nbytes(layout); left > 0;) {
-        uint64_t nbytes = run_of(job, &job->dst, at, left);
+        uint64_t nbytes =
+            cm_job_run_of(job, cm_region_is_on_device(&job->dst), at, left);
         CM_TRY(fill_run(job, dst, nbytes));
         dst += nbytes;
         at += nbytes;
@@ -76,10 +82,28 @@ cm_job_fill(cm_job *job)
     return cm_ok();
 }
 
+/* Rows that are the runs of many copies. */
+static cm_status
+copy_many_rows(cm_job *job)
+{
+    const cm_many *many = job->many;
+    const cm_piece *first = many->pieces;
+    uint64_t dst_pitch, src_pitch;
+    if (!cm_many_is_rows(many, &dst_pitch, &src_pitch)) {
+        return cm_fail(CM_EINVALID, many->count);
+    }
+    return cm_rt_copy_2d_async(job->engine->rt, cm_piece_end_address(&first->dst),
+                               dst_pitch, cm_piece_end_address(&first->src), src_pitch,
+                               first->nbytes, many->count, job->stream->handle);
+}
+
 cm_status
 cm_job_copy_2d(cm_job *job)
 {
     const cm_layout *layout = &job->plan.layout;
+    if (job->many != NULL) {
+        return copy_many_rows(job);
+    }
     return cm_rt_copy_2d_async(
         job->engine->rt,
         cm_region_copy_address(&job->dst) + (uint64_t)layout->dst_offset,

@@ -19,9 +19,9 @@ enum {
 };
 
 static uint64_t
-piece_limit(const cm_layout *layout, bool may_park)
+piece_limit(const cm_layout *layout, bool in_background)
 {
-    if (!may_park) {
+    if (!in_background) {
         return SHARED_PIECE_NBYTES;
     }
     return cm_layout_near_axis(layout) >= 0 ? TURNED_NBYTES : PIECE_NBYTES;
@@ -37,10 +37,10 @@ is_fresh(const cm_layout *layout, const cm_region *dst)
 
 uint32_t
 cm_host_thread_count(const cm_layout *layout, const cm_region *dst,
-                     const cm_tuning *tuning, bool may_park, bool overlaps)
+                     const cm_tuning *tuning, bool in_background, bool overlaps)
 {
     uint64_t nbytes = cm_layout_nbytes(layout);
-    uint64_t most = piece_limit(layout, may_park);
+    uint64_t most = piece_limit(layout, in_background);
     cm_tuning all = *tuning;
     nbytes = nbytes < most ? nbytes : most;
     if (nbytes < SHARED_NBYTES || (overlaps && layout->ndim == 0)) {
@@ -58,11 +58,14 @@ choose_way(const cm_job *job)
 {
     const cm_layout *layout = &job->plan.layout;
     uint64_t nbytes = cm_layout_nbytes(layout);
+    if (job->many != NULL) {
+        return CM_COPY_PLAIN;
+    }
     if (is_fresh(layout, &job->dst)) {
         cm_pages_ask_huge((char *)job->dst.host + layout->dst_offset, nbytes);
         return CM_COPY_FRESH;
     }
-    if (job->is_file) {
+    if (cm_job_has_file(job)) {
         return nbytes < CACHED_NBYTES ? CM_COPY_PLAIN_ALL : CM_COPY_WIDE_ALL;
     }
     return nbytes < CACHED_NBYTES ? CM_COPY_PLAIN : CM_COPY_WIDE;
@@ -72,6 +75,9 @@ choose_way(const cm_job *job)
 cm_status
 cm_job_look(const cm_job *job, const cm_layout *layout)
 {
+    if (job->many != NULL) {
+        return layout == &job->plan.layout ? cm_many_look(job->many) : cm_ok();
+    }
     bool by_host = job->plan.route == CM_ROUTE_HOST;
     bool by_src = job->src.kind == CM_KIND_PAGEABLE && !job->src.is_heap
                   && !job->src_facts.locked && !job->is_fill;
@@ -82,34 +88,38 @@ cm_job_look(const cm_job *job, const cm_layout *layout)
                         by_host ? CM_LOOK_HOST_NBYTES : CM_LOOK_NBYTES);
 }
 
-static bool
-is_file(const cm_region *region, cm_end_facts facts)
-{
-    return region->is_file && region->kind == CM_KIND_PAGEABLE && !facts.locked;
-}
-
-bool
-cm_job_has_file(const cm_job *job)
-{
-    return is_file(&job->dst, job->dst_facts) || is_file(&job->src, job->src_facts);
-}
-
-void
-cm_job_move_part(const void *context, const cm_layout *part, void *dst, const void *src,
-                 bool wide)
+/* A cm_move_part for those; `context` is the job. The pages of a part are populated by
+ * the thread that copies it. */
+static void
+move_part_of_file(const void *context, const cm_layout *part, void *dst,
+                  const void *src, bool wide)
 {
     cm_job *job = (cm_job *)(uintptr_t)context;
     if (atomic_load(&job->lost_error) != 0) {
         return;
     }
     cm_status status =
-        cm_host_populate(part, is_file(&job->dst, job->dst_facts) ? dst : NULL,
-                         is_file(&job->src, job->src_facts) ? src : NULL);
+        cm_host_populate(part, cm_job_is_file(&job->dst, job->dst_facts) ? dst : NULL,
+                         cm_job_is_file(&job->src, job->src_facts) ? src : NULL);
     if (!cm_is_ok(status)) {
         atomic_store(&job->lost_error, (int)status.arg);
         return;
     }
-    (wide ? cm_host_copy_wide : cm_host_copy)(part, dst, src);
+    cm_host_copy(part, dst, src, wide);
+}
+
+void
+cm_job_open_group(cm_job *job, cm_task_group *group)
+{
+    cm_task_group_open(group, &job->engine->workers, &job->tuning);
+    if (job->many != NULL) {
+        group->move = cm_many_move_part;
+        group->context = job->many;
+    }
+    if (cm_job_has_file(job)) {
+        group->move = move_part_of_file;
+        group->context = job;
+    }
 }
 
 cm_status
@@ -119,19 +129,36 @@ cm_job_moved_status(const cm_job *job)
     return error == 0 ? cm_ok() : cm_fail(CM_EFAULT, (uint64_t)error);
 }
 
+/* Of what the first bytes of the layout hold. */
+static uint64_t
+payload_of(cm_job *job, uint64_t nbytes)
+{
+    if (job->many != NULL) {
+        return cm_many_count_payload(job->many, nbytes);
+    }
+    uint64_t repeats = cm_layout_nbytes(&job->plan.layout) / job->plan.nbytes;
+    return nbytes / repeats;
+}
+
+void
+cm_job_count_moved(cm_job *job, uint64_t nbytes)
+{
+    job->moved_nbytes += nbytes;
+    uint64_t moved = payload_of(job, job->moved_nbytes);
+    if (moved < job->plan.nbytes) { /* the last piece is told of when nothing failed */
+        cm_ticket_set_moved(job->ticket, moved);
+    }
+}
+
 /* By all threads, each part of the target written by one. */
 static void
 share_piece(cm_job *job, const cm_layout *piece)
 {
     cm_task_group group;
-    cm_copy_task task;
-    cm_task_group_open(&group, &job->engine->workers, &job->tuning);
-    if (job->is_file) {
-        group.move = cm_job_move_part;
-        group.context = job;
-    }
+    cm_copy_task task = {.next = 0};
+    cm_job_open_group(job, &group);
     cm_task_group_post(&group, &task, piece, job->dst.host, job->src.host,
-                       job->host_way);
+                       job->host.way);
     cm_task_group_wait(&group, &task);
     cm_task_group_close(&group);
 }
@@ -158,35 +185,35 @@ copy_pieces(cm_job *job)
     bool shifts = job->overlaps && job->plan.layout.ndim == 0;
     cm_layout piece;
     for (;;) {
-        if (job->asked_nbytes >= ASK_NBYTES) {
-            job->asked_nbytes = 0;
+        if (job->host.asked_nbytes >= ASK_NBYTES) {
+            job->host.asked_nbytes = 0;
             if (cm_job_is_interrupted(job)) {
                 return cm_fail(CM_ECANCELLED, 0);
             }
         }
         CM_TRY(cm_job_take_turn(job, 0));
         if (!(shifts ? next_of_overlapping(job, &piece)
-                     : cm_cut_next(&job->host_cut, &piece))) {
+                     : cm_cut_next(&job->host.cut, &piece))) {
             return cm_ok();
         }
         uint64_t nbytes = cm_layout_nbytes(&piece);
-        bool shared = nbytes >= SHARED_NBYTES && !shifts;
+        bool shared = (nbytes >= SHARED_NBYTES && !shifts) || job->many != NULL;
         bool first = job->moved_nbytes == 0;
-        if (first || job->host_way != CM_COPY_FRESH) {
+        if (first || job->host.way != CM_COPY_FRESH) {
             CM_TRY(cm_job_look(job, first ? &job->plan.layout : &piece));
         }
         if (shared) {
             share_piece(job, &piece);
         }
-        else if (job->is_file) {
-            cm_job_move_part(job, &piece, job->dst.host, job->src.host, false);
+        else if (cm_job_has_file(job)) {
+            move_part_of_file(job, &piece, job->dst.host, job->src.host, false);
         }
         else {
-            cm_host_copy(&piece, job->dst.host, job->src.host);
+            cm_host_copy(&piece, job->dst.host, job->src.host, false);
         }
         CM_TRY(cm_job_moved_status(job));
         cm_job_count_moved(job, nbytes);
-        job->asked_nbytes += nbytes;
+        job->host.asked_nbytes += nbytes;
         job->turn_nbytes += nbytes;
     }
 }
@@ -197,16 +224,14 @@ cm_job_run_on_host(cm_job *job)
     if (job->step == CM_JOB_ORDER) {
         CM_TRY(cm_job_wait_after(job));
         CM_TRY(cm_job_begin(job));
-        if (job->many != NULL) {
-            return cm_many_copy_on_host(job);
-        }
         if (job->overlaps && job->plan.layout.ndim > 0) {
             CM_TRY(cm_job_look(job, &job->plan.layout));
             CM_TRY(cm_job_replace_source(job));
         }
-        cm_cut_init(&job->host_cut, &job->plan.layout,
-                    piece_limit(&job->plan.layout, job->may_park));
-        job->host_way = choose_way(job);
+        cm_cut_init(
+            &job->host.cut, &job->plan.layout,
+            piece_limit(&job->plan.layout, job->in_background && job->many == NULL));
+        job->host.way = choose_way(job);
         job->step = CM_JOB_MOVE;
     }
     return copy_pieces(job);

@@ -3,8 +3,8 @@
 #include <stdlib.h>
 
 #include "transfer/host/host_copy.h"
+#include "transfer/routes/device_side.h"
 #include "transfer/routes/routes.h"
-#include "transfer/routes/staging.h"
 
 /* Read an overlapping source whole into memory of our own, which takes its place. */
 static cm_status
@@ -17,10 +17,10 @@ replace_source_on_host(cm_job *job, const cm_layout *pack)
     if (job->host_temporary == NULL) {
         return cm_fail(CM_ENOMEM, job->plan.nbytes);
     }
-    if (job->is_file) {
+    if (cm_job_has_file(job)) {
         CM_TRY(cm_host_populate(pack, NULL, job->src.host));
     }
-    cm_host_copy(pack, job->host_temporary, job->src.host);
+    cm_host_copy(pack, job->host_temporary, job->src.host, false);
     job->src.is_file = false;
     job->src.host = job->host_temporary;
     job->src.address = 0;
@@ -32,20 +32,11 @@ replace_source_on_host(cm_job *job, const cm_layout *pack)
 static cm_status
 replace_source_on_device(cm_job *job, const cm_layout *pack)
 {
-    cm_engine *engine = job->engine;
-    CM_TRY(cm_job_alloc_block(job, job->plan.device, job->plan.nbytes, job->stream,
-                              &job->temporary));
+    cm_address from =
+        pack->ndim == 0 ? cm_region_copy_address(&job->src) : job->src.address;
+    CM_TRY(cm_job_alloc_block(job, job->plan.nbytes, job->stream, &job->temporary));
     cm_address to = job->temporary->address;
-    if (pack->ndim == 0) {
-        cm_address from =
-            cm_region_copy_address(&job->src) + (uint64_t)pack->src_offset;
-        CM_TRY(cm_rt_copy_async(engine->rt, to, from, pack->run_nbytes,
-                                job->stream->handle));
-    }
-    else {
-        CM_TRY(cm_kernels_launch(&engine->kernels, job->plan.device, pack, to,
-                                 job->src.address, job->stream->handle));
-    }
+    CM_TRY(cm_job_copy_layout(job, job->stream, pack, to, from));
     job->src.host = NULL;
     job->src.address = to;
     job->src.kind = CM_KIND_DEVICE;
@@ -70,8 +61,6 @@ cm_job_replace_source(cm_job *job)
     cm_plan_options options = {.may_wait = job->blocking, .tuning = &job->tuning};
     cm_plan_pack_source(&job->plan, &job->dst, &job->src, job->dst_facts,
                         job->src_facts, options);
-    cm_mutex_lock(&job->engine->lock);
-    job->ticket->route = job->plan.route;
-    cm_mutex_unlock(&job->engine->lock);
+    cm_job_set_route(job, job->plan.route);
     return cm_ok();
 }

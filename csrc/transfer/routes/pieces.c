@@ -4,8 +4,10 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/checked_math.h"
 #include "base/fresh_pages.h"
-#include "base/wide_copy.h"
+#include "base/simd_copy.h"
+#include "transfer/routes/device_side.h"
 
 enum {
     LONG_NBYTES = 256 << 10,       /* the copy engine is as fast from here on */
@@ -14,49 +16,95 @@ enum {
     BATCH_COUNT = 1 << 14,
 };
 
-/* Between two questions whether to go on. */
-#define HOST_PIECE_NBYTES (UINT64_C(64) << 20)
+/* -- the plan ----------------------------------------------------------------------------- */
 
-/* -- the copy engine ---------------------------------------------------------------------- */
-
-/* How far one runtime copy may go. */
-static uint64_t
-run_of(const cm_job *job, const cm_piece_end *end, uint64_t offset, uint64_t nbytes)
+static bool
+host_ends_are_whole(const cm_job *job, const cm_piece_end *end, uint64_t nbytes)
 {
     bool locked;
-    if (cm_piece_end_is_on_device(end) || job->engine->registry == NULL) {
-        return nbytes;
-    }
-    return cm_registry_run(job->engine->registry, end->host + offset, nbytes, &locked);
+    cm_registry *registry = job->engine->registry;
+    return cm_piece_end_is_on_device(end) || registry == NULL
+           || cm_registry_run(registry, end->host, nbytes, &locked) == nbytes;
 }
 
-static cm_status
-copy_long(const cm_job *job, const cm_piece *piece)
+/* One pitched copy may not cross the edge of a registration. */
+static bool
+can_go_as_rows(const cm_job *job, const cm_many *many)
 {
-    cm_address dst = cm_piece_end_address(&piece->dst);
-    cm_address src = cm_piece_end_address(&piece->src);
-    for (uint64_t at = 0; at < piece->nbytes;) {
-        uint64_t nbytes = run_of(job, &piece->dst, at, piece->nbytes - at);
-        nbytes = run_of(job, &piece->src, at, nbytes);
-        CM_TRY(cm_rt_copy_async(job->engine->rt, dst + at, src + at, nbytes,
-                                job->stream->handle));
-        at += nbytes;
+    uint64_t dst_pitch, src_pitch;
+    if (!cm_many_is_rows(many, &dst_pitch, &src_pitch)) {
+        return false;
+    }
+    uint64_t width = many->pieces[0].nbytes;
+    return host_ends_are_whole(job, &many->pieces[0].dst,
+                               (many->count - 1) * dst_pitch + width)
+           && host_ends_are_whole(job, &many->pieces[0].src,
+                                  (many->count - 1) * src_pitch + width);
+}
+
+static cm_route
+route_of(const cm_job *job, const cm_many *many)
+{
+    switch (many->way) {
+    case CM_MANY_HOST:
+        return CM_ROUTE_HOST;
+    case CM_MANY_TABLE:
+        return can_go_as_rows(job, many) ? CM_ROUTE_DIRECT_2D : CM_ROUTE_TABLE;
+    case CM_MANY_PEER: /* graphs do not take the call for many */
+        return !job->capturing
+                       && cm_runtime_has(job->engine->rt, CM_OP_copy_batch_async)
+                   ? CM_ROUTE_BATCH
+                   : CM_ROUTE_PEER;
+    default:
+        return CM_ROUTE_STAGED_TABLE;
+    }
+}
+
+void
+cm_many_plan(cm_job *job)
+{
+    enum { BLOCK_UNIT = 64 }; /* what is aligned in the space is so in a block */
+    const cm_many *many = job->many;
+    cm_plan *plan = &job->plan;
+    plan->route = route_of(job, many);
+    plan->device = many->device;
+    plan->src_device = many->src_device >= 0 ? many->src_device : many->device;
+    plan->is_download = many->way == CM_MANY_DOWN;
+    plan->nbytes = many->nbytes;
+    plan->layout = (cm_layout){.run_nbytes = many->span};
+    cm_plan_count_pieces(plan, &job->tuning);
+    plan->piece_nbytes = cm_round_up_to(plan->piece_nbytes, BLOCK_UNIT);
+    job->dst_facts = (cm_end_facts){.locked = false, .whole = true};
+    job->src_facts = job->dst_facts;
+}
+
+cm_status
+cm_many_share_locked(cm_job *job)
+{
+    const cm_many *many = job->many;
+    cm_registry *registry = job->engine->registry;
+    for (uint64_t i = 0; i < many->count && registry != NULL; i++) {
+        const cm_piece *piece = &many->pieces[i];
+        const cm_piece_end *ends[2] = {&piece->dst, &piece->src};
+        for (int k = 0; k < 2; k++) {
+            if (!cm_piece_end_is_on_device(ends[k])) {
+                CM_TRY(cm_registry_share(registry, ends[k]->host, piece->nbytes,
+                                         &job->ticket->locked));
+            }
+        }
     }
     return cm_ok();
 }
 
-cm_status
-cm_many_copy_rows(cm_job *job)
+/* -- the copy engine ---------------------------------------------------------------------- */
+
+static cm_status
+copy_long(cm_job *job, const cm_piece *piece)
 {
-    const cm_many *many = job->many;
-    const cm_piece *first = many->pieces;
-    uint64_t dst_pitch, src_pitch;
-    if (!cm_many_is_rows(many, &dst_pitch, &src_pitch)) {
-        return cm_fail(CM_EINVALID, many->count);
-    }
-    return cm_rt_copy_2d_async(job->engine->rt, cm_piece_end_address(&first->dst),
-                               dst_pitch, cm_piece_end_address(&first->src), src_pitch,
-                               first->nbytes, many->count, job->stream->handle);
+    return cm_job_copy_over_edges(job, cm_piece_end_is_on_device(&piece->dst),
+                                  cm_piece_end_address(&piece->dst),
+                                  cm_piece_end_is_on_device(&piece->src),
+                                  cm_piece_end_address(&piece->src), piece->nbytes);
 }
 
 /* -- the kernel --------------------------------------------------------------------------- */
@@ -94,21 +142,6 @@ cm_many_copy_by_table(cm_job *job)
         }
     }
     return cm_table_flush(&table);
-}
-
-/* -- between devices ---------------------------------------------------------------------- */
-
-cm_status
-cm_many_copy_to_peer(cm_job *job)
-{
-    const cm_many *many = job->many;
-    for (uint64_t i = 0; i < many->count; i++) {
-        const cm_piece *piece = &many->pieces[i];
-        CM_TRY(cm_rt_copy_peer_async(job->engine->rt, piece->dst.address, many->device,
-                                     piece->src.address, many->src_device,
-                                     piece->nbytes, job->stream->handle));
-    }
-    return cm_ok();
 }
 
 cm_status
@@ -171,29 +204,46 @@ move_run(char *dst, const char *src, uint64_t nbytes, bool wide)
     }
 }
 
-/* The bytes from `at` of the packed space on; only packed copies have `packed`. */
-static void
-move_range(const cm_many *many, uint64_t at, uint64_t nbytes, char *packed, bool wide)
+/* The bytes of a piece that lie in a range of the packed space. */
+typedef struct slice {
+    const cm_piece *piece;
+    uint64_t from; /* in the piece */
+    uint64_t at;   /* in the range */
+    uint64_t nbytes;
+} slice;
+
+/* Those of the first piece from *next on that has any; false: none has. */
+static bool
+next_slice(const cm_many *many, uint64_t at, uint64_t nbytes, uint64_t *next,
+           slice *out)
 {
     uint64_t end = at + nbytes;
-    for (uint64_t i = cm_many_find(many, at); i < many->count && many->starts[i] < end;
-         i++) {
+    for (uint64_t i = *next; i < many->count && many->starts[i] < end; i++) {
         const cm_piece *piece = &many->pieces[i];
         uint64_t begin = many->starts[i];
         uint64_t from = at > begin ? at - begin : 0;
         uint64_t to = end - begin < piece->nbytes ? end - begin : piece->nbytes;
-        if (from >= to) {
-            continue; /* the gap before the next */
+        if (from < to) { /* else it is the gap before the next */
+            *out = (slice){piece, from, begin + from - at, to - from};
+            *next = i + 1;
+            return true;
         }
-        char *dst = piece->dst.host + from;
-        const char *src = piece->src.host + from;
-        if (many->way == CM_MANY_UP) {
-            dst = packed + (begin + from - at);
-        }
-        else if (many->way == CM_MANY_DOWN) {
-            src = packed + (begin + from - at);
-        }
-        move_run(dst, src, to - from, wide);
+    }
+    return false;
+}
+
+/* The bytes from `at` of the packed space on; only packed copies have `packed`. */
+static void
+move_range(const cm_many *many, uint64_t at, uint64_t nbytes, char *packed, bool wide)
+{
+    slice p;
+    for (uint64_t next = cm_many_find(many, at);
+         next_slice(many, at, nbytes, &next, &p);) {
+        char *dst =
+            many->way == CM_MANY_UP ? packed + p.at : p.piece->dst.host + p.from;
+        const char *src =
+            many->way == CM_MANY_DOWN ? packed + p.at : p.piece->src.host + p.from;
+        move_run(dst, src, p.nbytes, wide);
     }
 }
 
@@ -215,81 +265,48 @@ cm_many_move_part(const void *context, const cm_layout *part, void *dst,
     }
 }
 
-cm_status
-cm_many_copy_on_host(cm_job *job)
-{
-    cm_task_group group;
-    cm_copy_task task;
-    cm_cut cut;
-    cm_layout piece;
-    cm_status status = cm_ok();
-    CM_TRY(cm_many_look(job->many));
-    cm_task_group_open(&group, &job->engine->workers, &job->tuning);
-    group.move = cm_many_move_part;
-    group.context = job->many;
-    cm_cut_init(&cut, &job->plan.layout, HOST_PIECE_NBYTES);
-    for (bool first = true; cm_cut_next(&cut, &piece); first = false) {
-        if (!first && cm_job_is_interrupted(job)) {
-            status = cm_fail(CM_ECANCELLED, 0);
-            break;
-        }
-        cm_task_group_post(&group, &task, &piece, NULL, NULL, false);
-        cm_task_group_wait(&group, &task);
-        cm_job_count_moved(job, cm_layout_nbytes(&piece));
-    }
-    cm_task_group_close(&group);
-    return status;
-}
-
 /* -- through page-locked blocks ----------------------------------------------------------- */
 
-/* One run of a slot, between the block and its place at `end`: device memory, or memory
- * of the host that only the kernel writes in a stream's order. Where there is no
- * page-locked memory the runtime reads and writes the ordinary block. `there` is the
- * block on the device that the bytes have got to, or 0. */
+/* One run of a slot, between the block and its place: device memory, or memory of the
+ * host that only the kernel writes in a stream's order. Where there is no page-locked
+ * memory the runtime reads and writes the ordinary block. `there` is the block on the
+ * device that the bytes have got to, or 0. */
 static cm_status
 move_slot_run(cm_job *job, const cm_slot *s, cm_address there, cm_table *table,
-              const cm_piece_end *end, uint64_t from, uint64_t offset, uint64_t nbytes)
+              const slice *p)
 {
-    if (there != 0) {
-        return cm_table_add(table, end->address + from, there + offset, nbytes);
-    }
     bool up = job->many->way == CM_MANY_UP;
-    bool on_device = cm_piece_end_is_on_device(end);
-    bool by_engine = on_device && (s->pinned == NULL || nbytes >= LONG_PACKED_NBYTES);
-    if (s->pinned == NULL && !on_device) {
-        return job->staging->refused;
+    const cm_piece_end *end = up ? &p->piece->dst : &p->piece->src;
+    cm_address place = end->address + p->from;
+    if (there != 0) {
+        return cm_table_add(table, place, there + p->at, p->nbytes);
     }
-    cm_address place = end->address + from;
+    bool on_device = cm_piece_end_is_on_device(end);
+    bool by_engine =
+        on_device && (s->pinned == NULL || p->nbytes >= LONG_PACKED_NBYTES);
+    if (s->pinned == NULL && !on_device) {
+        return job->ring->refused;
+    }
     cm_address block =
-        (by_engine ? (cm_address)(uintptr_t)s->host : s->pinned->address) + offset;
+        (by_engine ? (cm_address)(uintptr_t)s->host : s->pinned->address) + p->at;
     cm_address dst = up ? place : block;
     cm_address src = up ? block : place;
-    return by_engine ? cm_rt_copy_async(job->engine->rt, dst, src, nbytes,
+    return by_engine ? cm_rt_copy_async(job->engine->rt, dst, src, p->nbytes,
                                         job->stream->handle)
-                     : cm_table_add(table, dst, src, nbytes);
+                     : cm_table_add(table, dst, src, p->nbytes);
 }
 
-static cm_status
-move_slot(cm_job *job, const cm_slot *s, cm_address there)
+cm_status
+cm_many_move_slot(cm_job *job, const cm_slot *s, cm_address block)
 {
     const cm_many *many = job->many;
     uint64_t at = (uint64_t)s->piece.dst_offset;
-    uint64_t end = at + s->piece.run_nbytes;
     cm_table table;
+    slice p;
     cm_table_init(&table, &job->engine->tables, many->device, job->stream->handle);
-    for (uint64_t i = cm_many_find(many, at); i < many->count && many->starts[i] < end;
-         i++) {
-        const cm_piece *piece = &many->pieces[i];
-        uint64_t begin = many->starts[i];
-        uint64_t from = at > begin ? at - begin : 0;
-        uint64_t to = end - begin < piece->nbytes ? end - begin : piece->nbytes;
-        const cm_piece_end *end_there =
-            many->way == CM_MANY_UP ? &piece->dst : &piece->src;
-        if (from < to) {
-            CM_TRY(move_slot_run(job, s, there, &table, end_there, from,
-                                 begin + from - at, to - from));
-        }
+    for (uint64_t next = cm_many_find(many, at);
+         next_slice(many, at, s->piece.run_nbytes, &next, &p);) {
+        CM_TRY(move_slot_run(job, s, block, &table, &p));
     }
     return cm_table_flush(&table);
 }
@@ -298,26 +315,13 @@ bool
 cm_many_can_go_by_block(const cm_many *many, const cm_slot *s)
 {
     uint64_t at = (uint64_t)s->piece.dst_offset;
-    uint64_t end = at + s->piece.run_nbytes;
     uint64_t count = 0;
-    for (uint64_t i = cm_many_find(many, at); i < many->count && many->starts[i] < end;
-         i++) {
-        if (!cm_piece_end_is_on_device(&many->pieces[i].dst)) {
+    slice p;
+    for (uint64_t next = cm_many_find(many, at);
+         next_slice(many, at, s->piece.run_nbytes, &next, &p); count++) {
+        if (!cm_piece_end_is_on_device(&p.piece->dst)) {
             return false;
         }
-        count++;
     }
     return count > 1;
-}
-
-cm_status
-cm_many_send(cm_job *job, const cm_slot *s, cm_address block)
-{
-    return move_slot(job, s, block);
-}
-
-cm_status
-cm_many_fetch(cm_job *job, const cm_slot *s)
-{
-    return move_slot(job, s, 0);
 }

@@ -5,25 +5,26 @@
 #define CM_TRANSFER_ROUTES_PIECES_H
 
 #include "transfer/plan/batch_plan.h"
-#include "transfer/routes/staging.h"
+#include "transfer/routes/ring.h"
 
+/* The plan, whose layout is the packed space. */
+void cm_many_plan(cm_job *job);
+/* What is page-locked of its ends stays so until the ticket is done. Fails: CM_ENOMEM. */
+CM_NODISCARD cm_status cm_many_share_locked(cm_job *job);
 /* Queue all of it, as the rows of routes.c want it. */
-CM_NODISCARD cm_status cm_many_copy_rows(cm_job *job);
 CM_NODISCARD cm_status cm_many_copy_by_table(cm_job *job);
-CM_NODISCARD cm_status cm_many_copy_to_peer(cm_job *job);
 CM_NODISCARD cm_status cm_many_copy_in_batches(cm_job *job);
-/* HOST: do it. Fails: CM_ECANCELLED. */
-CM_NODISCARD cm_status cm_many_copy_on_host(cm_job *job);
 
 /* Before the host touches ordinary memory of long runs: see that what is mapped there
  * still is. Fails: CM_EFAULT. */
 CM_NODISCARD cm_status cm_many_look(const cm_many *many);
-/* UP: does the slot hold several runs, all for memory of the device? */
+/* On the way up: does the slot hold several runs, all for memory of the device? */
 bool cm_many_can_go_by_block(const cm_many *many, const cm_slot *s);
-/* UP: queue what lies in a slot, or already in memory of the device (`block`, else 0),
- * to where it belongs; DOWN: what belongs into the slot. */
-CM_NODISCARD cm_status cm_many_send(cm_job *job, const cm_slot *s, cm_address block);
-CM_NODISCARD cm_status cm_many_fetch(cm_job *job, const cm_slot *s);
+/* On the way up, queue what lies in a slot, or already in memory of the device
+ * (`block`, else 0), to where it belongs; on the way down, what belongs into the slot.
+ */
+CM_NODISCARD cm_status cm_many_move_slot(cm_job *job, const cm_slot *s,
+                                         cm_address block);
 /* The host's part of it: a cm_move_part whose context is the cm_many. */
 void cm_many_move_part(const void *context, const cm_layout *part, void *dst,
                        const void *src, bool wide);

@@ -12,10 +12,15 @@ CM_NODISCARD cm_status cm_job_copy_direct(cm_job *job);
 CM_NODISCARD cm_status cm_job_copy_2d(cm_job *job);
 CM_NODISCARD cm_status cm_job_copy_by_kernel(cm_job *job);
 CM_NODISCARD cm_status cm_job_fill(cm_job *job);
+/* The bytes after which the value of a fill, in src.host, repeats itself, if the
+ * runtime can set it; else 0. */
+uint32_t cm_job_fill_period(const cm_job *job);
 /* peer.c */
 CM_NODISCARD cm_status cm_job_copy_peer(cm_job *job);
 /* staged.c */
 CM_NODISCARD cm_status cm_job_copy_staged(cm_job *job);
+/* What is queued through slots, to its end: what was fetched is unpacked. */
+CM_NODISCARD cm_status cm_job_drain(cm_job *job);
 
 /* own_source.c: an overlapping source is read whole first. */
 CM_NODISCARD cm_status cm_job_replace_source(cm_job *job);
@@ -24,28 +29,28 @@ CM_NODISCARD cm_status cm_job_run_on_host(cm_job *job);
 /* The threads among which that shares its largest piece. `overlaps`: dst with the
  * source. */
 uint32_t cm_host_thread_count(const cm_layout *layout, const cm_region *dst,
-                              const cm_tuning *tuning, bool may_park, bool overlaps);
+                              const cm_tuning *tuning, bool in_background,
+                              bool overlaps);
+/* A piece is over, `nbytes` of the target: the ticket is told. */
+void cm_job_count_moved(cm_job *job, uint64_t nbytes);
 /* Before the host or the runtime touches ordinary memory at the ends of `layout`, the
  * plan's or a piece of it: see that what is mapped there still is. Packed ends, in
- * blocks, are not looked at. Fails: CM_EFAULT. */
+ * blocks, are not looked at. Of many runs all are looked at with the plan's, and then
+ * none. Fails: CM_EFAULT. */
 CM_NODISCARD cm_status cm_job_look(const cm_job *job, const cm_layout *layout);
-/* Is an end of the job ordinary memory that is known to be a mapped file's? */
-bool cm_job_has_file(const cm_job *job);
-/* A cm_move_part for those; `context` is the job. The pages of a part are populated by
- * the thread that copies it. */
-void cm_job_move_part(const void *context, const cm_layout *part, void *dst,
-                      const void *src, bool wide);
+/* A group for the job's parts, which are moved as it wants them. */
+void cm_job_open_group(cm_job *job, cm_task_group *group);
 /* The first failure of the parts so far. Fails: CM_EFAULT. */
 CM_NODISCARD cm_status cm_job_moved_status(const cm_job *job);
 
 /* short_copy.c: do the copy here and now if it is short and nothing is in its way;
  * false:
  * nothing is done. Blocks. The keeps stay the caller's unless `*kept`. */
-bool cm_engine_try_quick(cm_engine *engine, const cm_copy_request *request,
-                         const cm_tuning *tuning, cm_status *out, bool *kept);
+bool cm_engine_try_short_copy(cm_engine *engine, const cm_copy_request *request,
+                              const cm_tuning *tuning, cm_status *out, bool *kept);
 
 /* Whether that would do it, now; *bounced: through a page-locked block. */
-bool cm_engine_is_quick(cm_engine *engine, const cm_copy_request *request,
-                        const cm_tuning *tuning, bool *bounced, cm_plan *plan);
+bool cm_engine_is_short_copy(cm_engine *engine, const cm_copy_request *request,
+                             const cm_tuning *tuning, bool *bounced, cm_plan *plan);
 
 #endif

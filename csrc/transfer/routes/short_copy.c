@@ -10,7 +10,7 @@
 #include "transfer/routes/routes.h"
 
 enum {
-    QUICK_PIECES = CM_SHORT_TASK_PIECES,
+    PIECES_MAX = 8,
     PAGE_NBYTES = 4096,
     LOOK_NS = 30 * 1000,  /* as long as most of them take there is no pause */
     HELD_NS = 200 * 1000, /* the caller holds on for so long, */
@@ -27,60 +27,11 @@ comes_first(const cm_copy_request *request)
         }
     }
     for (uint32_t i = 0; i < request->after_ticket_count; i++) {
-        if (!cm_ticket_is_all_over(request->after_tickets[i])) {
+        if (!cm_ticket_update(request->after_tickets[i])) {
             return false;
         }
     }
     return true;
-}
-
-/* Both ends in one run each, on the way between the host and the stream's device. */
-static bool
-is_quick(const cm_copy_request *request, const cm_tuning *tuning, uint64_t *nbytes)
-{
-    uint64_t most = tuning->quick_nbytes < tuning->ring_nbytes ? tuning->quick_nbytes
-                                                               : tuning->ring_nbytes;
-    const cm_region *dst = &request->dst;
-    const cm_region *src = &request->src;
-    const cm_region *device = cm_region_is_on_device(dst) ? dst : src;
-    if (!request->blocking || request->stream == NULL || !comes_first(request)
-        || cm_region_is_on_device(dst) == cm_region_is_on_device(src)
-        || device->kind != CM_KIND_DEVICE || device->device != request->stream->device
-        || dst->itemsize != src->itemsize || !cm_region_is_c_contiguous(dst)
-        || !cm_region_is_c_contiguous(src) || dst->ndim != src->ndim) {
-        return false;
-    }
-    uint64_t total = (uint64_t)dst->itemsize;
-    for (int axis = 0; axis < dst->ndim && total <= most; axis++) {
-        uint64_t length = (uint64_t)dst->shape[axis];
-        if (src->shape[axis] != dst->shape[axis]) {
-            return false; /* the job says what is wrong */
-        }
-        total = length <= most ? total * length : most + 1;
-    }
-    *nbytes = total;
-    return total > 0 && total <= most && src->kind != CM_KIND_MANAGED
-           && dst->kind != CM_KIND_MANAGED;
-}
-
-/* Nothing is before us on the stream, nothing captures it and no edge of a registration
- * is in the way. `locked`: the host memory is registered. */
-static bool
-is_free(cm_engine *engine, const cm_copy_request *request, uint64_t nbytes,
-        bool *locked)
-{
-    const cm_region *host =
-        cm_region_is_on_device(&request->dst) ? &request->src : &request->dst;
-    bool idle = false;
-    bool capturing = false;
-    *locked = false;
-    return (engine->registry == NULL
-            || cm_registry_run(engine->registry, host->host, nbytes, locked) == nbytes)
-           && cm_is_ok(cm_rt_stream_is_capturing(engine->rt, request->stream->handle,
-                                                 &capturing))
-           && !capturing
-           && cm_is_ok(cm_rt_stream_query(engine->rt, request->stream->handle, &idle))
-           && idle;
 }
 
 static cm_status
@@ -137,178 +88,241 @@ leave_to_ticket(cm_engine *engine, const cm_copy_request *request, cm_status sta
     return true;
 }
 
-/* How it ended beside the status. */
-typedef struct quick_end {
-    bool flying; /* the copy may still be in flight */
-    bool kept;   /* a ticket has the keeps */
-} quick_end;
-
 /* One copy under way, inside the stream's device. */
-typedef struct quick {
+typedef struct short_copy {
     cm_engine *engine;
     const cm_copy_request *request;
     const cm_tuning *tuning;
     cm_stream *stream;
     uint64_t nbytes;
+    bool down;
+    bool locked;     /* the host memory is registered */
     cm_block *block; /* page-locked, on the way from or to ordinary memory */
     unsigned piece_count;
     uint64_t piece_nbytes;
-    uint64_t events[QUICK_PIECES]; /* lent */
-    char *to;                      /* within the host */
+    uint64_t events[PIECES_MAX]; /* lent */
+    char *to;                    /* within the host */
     const char *from;
-    bool shared; /* the workers help */
-    bool wakes;  /* sleeping ones too */
-    quick_end end;
-} quick;
+    cm_task_group *group; /* the workers help; NULL: they do not */
+    cm_copy_task *tasks;  /* a task for each piece */
+    bool wakes;           /* sleeping ones help too */
+    bool flying;          /* the copy may still be in flight at the end */
+    bool kept;            /* ... and a ticket has the keeps */
+} short_copy;
+
+/* Both ends in one run each, on the way between the host and the stream's device. */
+static bool
+is_short(const cm_copy_request *request, const cm_tuning *tuning, short_copy *out)
+{
+    uint64_t most = tuning->quick_nbytes < tuning->ring_nbytes ? tuning->quick_nbytes
+                                                               : tuning->ring_nbytes;
+    const cm_region *dst = &request->dst;
+    const cm_region *src = &request->src;
+    const cm_region *device = cm_region_is_on_device(dst) ? dst : src;
+    if (!request->blocking || request->stream == NULL || !comes_first(request)
+        || cm_region_is_on_device(dst) == cm_region_is_on_device(src)
+        || device->kind != CM_KIND_DEVICE || device->device != request->stream->device
+        || dst->itemsize != src->itemsize || !cm_region_is_c_contiguous(dst)
+        || !cm_region_is_c_contiguous(src) || dst->ndim != src->ndim
+        || src->kind == CM_KIND_MANAGED || dst->kind == CM_KIND_MANAGED) {
+        return false;
+    }
+    uint64_t total = (uint64_t)dst->itemsize;
+    for (int axis = 0; axis < dst->ndim && total <= most; axis++) {
+        uint64_t length = (uint64_t)dst->shape[axis];
+        if (src->shape[axis] != dst->shape[axis]) {
+            return false; /* the job says what is wrong */
+        }
+        total = length <= most ? total * length : most + 1;
+    }
+    *out = (short_copy){.request = request,
+                        .tuning = tuning,
+                        .stream = request->stream,
+                        .nbytes = total,
+                        .down = device == src};
+    return total > 0 && total <= most;
+}
+
+static const cm_region *
+host_end(const short_copy *c)
+{
+    return c->down ? &c->request->dst : &c->request->src;
+}
+
+/* Nothing is before us on the stream, nothing captures it and no edge of a registration
+ * is in the way. */
+static bool
+is_free(short_copy *c)
+{
+    cm_runtime *rt = c->engine->rt;
+    cm_registry *registry = c->engine->registry;
+    bool idle = false;
+    bool capturing = false;
+    return (registry == NULL
+            || cm_registry_run(registry, host_end(c)->host, c->nbytes, &c->locked)
+                   == c->nbytes)
+           && cm_is_ok(cm_rt_stream_is_capturing(rt, c->stream->handle, &capturing))
+           && !capturing && cm_is_ok(cm_rt_stream_query(rt, c->stream->handle, &idle))
+           && idle;
+}
 
 static uint64_t
-length_of_piece(const quick *q, unsigned index)
+length_of_piece(const short_copy *c, unsigned index)
 {
-    uint64_t begin = index * q->piece_nbytes;
-    return q->nbytes - begin < q->piece_nbytes ? q->nbytes - begin : q->piece_nbytes;
+    uint64_t begin = index * c->piece_nbytes;
+    return c->nbytes - begin < c->piece_nbytes ? c->nbytes - begin : c->piece_nbytes;
 }
 
 /* Pieces overlap what the host and what the device does; each costs a call, which up is
  * made while others wait for it: there are four until they are twice as long. */
 static void
-cut_into_pieces(quick *q, bool down)
+cut_into_pieces(short_copy *c)
 {
-    uint64_t least = q->tuning->quick_piece_nbytes;
-    if (!down && q->nbytes > 4 * least) {
-        least = q->nbytes < 8 * least ? q->nbytes / 4 : 2 * least;
+    uint64_t least = c->tuning->quick_piece_nbytes;
+    if (!c->down && c->nbytes > 4 * least) {
+        least = c->nbytes < 8 * least ? c->nbytes / 4 : 2 * least;
     }
-    uint64_t count = q->nbytes / least;
-    count = count < 1 ? 1 : count > QUICK_PIECES ? QUICK_PIECES : count;
-    uint64_t pages = (q->nbytes + PAGE_NBYTES - 1) / PAGE_NBYTES;
-    q->piece_nbytes = (pages + count - 1) / count * PAGE_NBYTES;
-    q->piece_count = (unsigned)((q->nbytes + q->piece_nbytes - 1) / q->piece_nbytes);
+    uint64_t count = c->nbytes / least;
+    count = count < 1 ? 1 : count > PIECES_MAX ? PIECES_MAX : count;
+    uint64_t pages = (c->nbytes + PAGE_NBYTES - 1) / PAGE_NBYTES;
+    c->piece_nbytes = (pages + count - 1) / count * PAGE_NBYTES;
+    c->piece_count = (unsigned)((c->nbytes + c->piece_nbytes - 1) / c->piece_nbytes);
 }
 
 /* Wait until the device has come to the event; a user who gives up leaves what is
  * queued to a ticket. */
 static cm_status
-wait_or_leave(quick *q, unsigned index)
+wait_or_leave(short_copy *c, unsigned index)
 {
-    cm_status status = wait_for_event(q->engine, q->request, q->events[index]);
+    cm_status status = wait_for_event(c->engine, c->request, c->events[index]);
     if (status.code == CM_ECANCELLED
-        && leave_to_ticket(q->engine, q->request, status)) {
-        q->end = (quick_end){.flying = true, .kept = true};
+        && leave_to_ticket(c->engine, c->request, status)) {
+        c->flying = true;
+        c->kept = true;
     }
     return status;
 }
 
 /* Nothing may be in flight once the caller hears of a failure. */
 static void
-settle(quick *q)
+settle(short_copy *c)
 {
-    if (!q->end.flying) {
-        cm_request_let_go(q->request);
-        q->end.flying =
-            !cm_is_ok(cm_rt_stream_synchronize(q->engine->rt, q->stream->handle));
+    if (!c->flying) {
+        cm_request_let_go(c->request);
+        c->flying =
+            !cm_is_ok(cm_rt_stream_synchronize(c->engine->rt, c->stream->handle));
     }
 }
 
 static cm_status
-take_events(quick *q, unsigned count)
+take_events(short_copy *c, unsigned count)
 {
     for (unsigned i = 0; i < count; i++) {
         CM_TRY(
-            cm_cache_take_untimed_event(q->engine, q->stream->device, &q->events[i]));
+            cm_cache_take_untimed_event(c->engine, c->stream->device, &c->events[i]));
     }
     return cm_ok();
 }
 
 static void
-give_events(quick *q)
+give_events(short_copy *c)
 {
-    for (unsigned i = 0; i < QUICK_PIECES; i++) {
-        cm_cache_give_untimed_event(q->engine, q->stream->device, q->events[i]);
+    for (unsigned i = 0; i < PIECES_MAX; i++) {
+        cm_cache_give_untimed_event(c->engine, c->stream->device, c->events[i]);
     }
 }
 
 static cm_status
-copy_whole(quick *q)
+copy_whole(short_copy *c)
 {
-    const cm_copy_request *request = q->request;
-    cm_runtime *rt = q->engine->rt;
-    CM_TRY(take_events(q, 1));
-    cm_status status = cm_rt_copy_async(rt, cm_region_copy_address(&request->dst),
-                                        cm_region_copy_address(&request->src),
-                                        q->nbytes, q->stream->handle);
-    if (!cm_is_ok(status)) {
-        return status;
-    }
-    status = cm_rt_event_record(rt, q->events[0], q->stream->handle);
-    if (cm_is_ok(status)) {
-        status = wait_or_leave(q, 0);
-    }
-    if (!cm_is_ok(status)) {
-        settle(q);
-    }
-    return status;
+    const cm_copy_request *request = c->request;
+    cm_runtime *rt = c->engine->rt;
+    CM_TRY(cm_rt_copy_async(rt, cm_region_copy_address(&request->dst),
+                            cm_region_copy_address(&request->src), c->nbytes,
+                            c->stream->handle));
+    CM_TRY(cm_rt_event_record(rt, c->events[0], c->stream->handle));
+    return wait_or_leave(c, 0);
 }
 
 /* -- by way of a page-locked block --------------------------------------------------- */
 
+/* Its bytes are there: the workers may copy it. Up it is a device that reads the
+ * target, which is written past the caches: those of others had its lines before. */
 static void
-finish_piece(quick *q, unsigned index)
+share_piece(short_copy *c, unsigned index)
 {
-    uint64_t offset = index * q->piece_nbytes;
-    if (q->shared) {
-        cm_short_task_finish_piece(&q->engine->workers.short_task, index);
+    if (c->group != NULL) {
+        int64_t offset = (int64_t)(index * c->piece_nbytes);
+        cm_layout piece = {.run_nbytes = length_of_piece(c, index),
+                           .dst_offset = offset,
+                           .src_offset = offset};
+        cm_task_group_post(c->group, &c->tasks[index], &piece, c->to, c->from,
+                           c->down ? CM_COPY_PLAIN : CM_COPY_WIDE);
+    }
+}
+
+static void
+wake_helpers(const short_copy *c)
+{
+    if (c->group != NULL && c->wakes) {
+        cm_task_group_wake(c->group);
+    }
+}
+
+static void
+finish_piece(short_copy *c, unsigned index)
+{
+    uint64_t offset = index * c->piece_nbytes;
+    if (c->group != NULL) {
+        cm_task_group_wait(c->group, &c->tasks[index]);
     }
     else {
-        memcpy(q->to + offset, q->from + offset, (size_t)length_of_piece(q, index));
+        memcpy(c->to + offset, c->from + offset, (size_t)length_of_piece(c, index));
     }
 }
 
-static void
-wake_helpers(const quick *q)
-{
-    if (q->shared && q->wakes) {
-        cm_workers_wake(&q->engine->workers);
-    }
-}
-
-/* All pieces are packed in turn by whoever is awake, and sent as they are ready. */
+/* All pieces are packed in turn by the threads that are awake, and sent as they are
+ * ready. */
 static cm_status
-send_pieces(quick *q)
+send_pieces(short_copy *c)
 {
-    cm_runtime *rt = q->engine->rt;
-    const cm_copy_request *request = q->request;
-    wake_helpers(q);
-    for (unsigned i = 0; i < q->piece_count; i++) {
-        uint64_t offset = i * q->piece_nbytes;
-        finish_piece(q, i);
+    cm_runtime *rt = c->engine->rt;
+    const cm_copy_request *request = c->request;
+    share_piece(c, 0);
+    wake_helpers(c);
+    for (unsigned i = 1; i < c->piece_count; i++) {
+        share_piece(c, i);
+    }
+    for (unsigned i = 0; i < c->piece_count; i++) {
+        uint64_t offset = i * c->piece_nbytes;
+        finish_piece(c, i);
         CM_TRY(cm_rt_copy_async(rt, request->dst.address + offset,
-                                (uintptr_t)q->block->host + offset,
-                                length_of_piece(q, i), q->stream->handle));
+                                (uintptr_t)c->block->host + offset,
+                                length_of_piece(c, i), c->stream->handle));
     }
-    CM_TRY(cm_rt_event_record(rt, q->events[0], q->stream->handle));
-    return wait_or_leave(q, 0);
+    CM_TRY(cm_rt_event_record(rt, c->events[0], c->stream->handle));
+    return wait_or_leave(c, 0);
 }
 
 static cm_status
-fetch_pieces(quick *q)
+fetch_pieces(short_copy *c)
 {
-    cm_runtime *rt = q->engine->rt;
-    const cm_copy_request *request = q->request;
-    for (unsigned i = 0; i < q->piece_count; i++) {
-        uint64_t offset = i * q->piece_nbytes;
-        CM_TRY(cm_rt_copy_async(rt, (uintptr_t)q->block->host + offset,
-                                request->src.address + offset, length_of_piece(q, i),
-                                q->stream->handle));
-        CM_TRY(cm_rt_event_record(rt, q->events[i], q->stream->handle));
+    cm_runtime *rt = c->engine->rt;
+    const cm_copy_request *request = c->request;
+    for (unsigned i = 0; i < c->piece_count; i++) {
+        uint64_t offset = i * c->piece_nbytes;
+        CM_TRY(cm_rt_copy_async(rt, (uintptr_t)c->block->host + offset,
+                                request->src.address + offset, length_of_piece(c, i),
+                                c->stream->handle));
+        CM_TRY(cm_rt_event_record(rt, c->events[i], c->stream->handle));
     }
-    wake_helpers(q); /* while the first piece is on its way */
-    for (unsigned i = 0; i < q->piece_count; i++) {
-        CM_TRY(wait_or_leave(q, i));
-        if (q->shared) {
-            cm_short_task_make_ready(&q->engine->workers.short_task, i + 1);
-        }
+    wake_helpers(c); /* while the first piece is on its way */
+    for (unsigned i = 0; i < c->piece_count; i++) {
+        CM_TRY(wait_or_leave(c, i));
+        share_piece(c, i);
     }
-    for (unsigned i = 0; i < q->piece_count; i++) {
-        finish_piece(q, i);
+    for (unsigned i = 0; i < c->piece_count; i++) {
+        finish_piece(c, i);
     }
     return cm_ok();
 }
@@ -327,129 +341,129 @@ count_helpers(const cm_tuning *tuning, uint64_t nbytes)
 static bool
 follows_another(const cm_engine *engine)
 {
-    uint64_t end_ns = atomic_load_explicit(&engine->brief_end_ns, memory_order_relaxed);
+    uint64_t end_ns = atomic_load_explicit(&engine->short_end_ns, memory_order_relaxed);
     return cm_now_ns() - end_ns < atomic_load(&engine->workers.spin_ns);
 }
 
 static cm_status
-move_pieces(quick *q, bool down)
+move_pieces(short_copy *c)
 {
-    cm_workers *workers = &q->engine->workers;
-    char *block = q->block->host;
-    char *user = down ? q->request->dst.host : q->request->src.host;
-    cm_tuning tuning = *q->tuning;
-    uint32_t threads = count_helpers(&tuning, q->nbytes);
-    if (threads > 0) {
-        cm_engine_resolve_tuning(q->engine, &tuning);
-        threads = cm_workers_muster(workers, &tuning, threads);
+    char *block = c->block->host;
+    char *user = host_end(c)->host;
+    cm_task_group group;
+    cm_copy_task tasks[PIECES_MAX];
+    cm_tuning tuning = *c->tuning;
+    uint32_t helpers = count_helpers(&tuning, c->nbytes);
+    c->to = c->down ? user : block;
+    c->from = c->down ? block : user;
+    if (helpers > 0) {
+        cm_engine_resolve_tuning(c->engine, &tuning);
+        /* A part of each piece for each thread. */
+        tuning.part_min_nbytes = PAGE_NBYTES;
+        tuning.thread_count =
+            helpers < tuning.thread_count ? helpers + 1 : tuning.thread_count;
+        cm_task_group_open(&group, &c->engine->workers, &tuning);
+        group.lets_sleep = true;
+        c->wakes = c->nbytes >= tuning.wake_nbytes || follows_another(c->engine);
+        for (unsigned i = 0; i < c->piece_count; i++) {
+            tasks[i].node.next = NULL; /* posted for the first time */
+        }
+        c->group = &group;
+        c->tasks = tasks;
     }
-    q->to = down ? user : block;
-    q->from = down ? block : user;
-    q->shared = threads > 0
-                && cm_short_task_begin(&workers->short_task, q->to, q->from, q->nbytes,
-                                       q->piece_nbytes, threads, !down);
-    q->wakes = q->nbytes >= tuning.wake_nbytes || follows_another(q->engine);
-    cm_status status = down ? fetch_pieces(q) : send_pieces(q);
-    if (q->shared) {
-        cm_short_task_end(&workers->short_task); /* nobody is at the user's memory any
-                                                    more */
-        atomic_store_explicit(&q->engine->brief_end_ns, cm_now_ns(),
+    cm_status status = c->down ? fetch_pieces(c) : send_pieces(c);
+    if (c->group != NULL) {
+        cm_task_group_close(&group); /* nobody is at the user's memory any more */
+        atomic_store_explicit(&c->engine->short_end_ns, cm_now_ns(),
                               memory_order_relaxed);
     }
-    return status;
-}
-
-static cm_status
-copy_through(quick *q, cm_pool *pool)
-{
-    bool down = q->request->dst.kind == CM_KIND_PAGEABLE;
-    cut_into_pieces(q, down);
-    cm_status status = take_events(q, down ? q->piece_count : 1);
-    if (cm_is_ok(status)) {
-        status = move_pieces(q, down);
-        if (!cm_is_ok(status)) {
-            settle(q);
-        }
-    }
-    bool lost = q->end.flying && !q->end.kept;
-    cm_pool_free(pool, q->block, &q->stream, q->end.flying ? 1 : 0,
-                 lost ? CM_POOL_FREE_FENCE : 0u);
     return status;
 }
 
 /* Ordinary memory goes by way of a page-locked block, unless the runtime's own way is
  * no slower. */
 static bool
-is_worth_a_block(const cm_copy_request *request, const cm_tuning *tuning,
-                 uint64_t nbytes, bool locked)
+is_worth_a_block(const short_copy *c)
 {
-    if (locked) {
-        return false;
-    }
-    return request->dst.kind == CM_KIND_PAGEABLE
-           || (request->src.kind == CM_KIND_PAGEABLE
-               && nbytes >= tuning->bounce_nbytes);
+    return !c->locked && host_end(c)->kind == CM_KIND_PAGEABLE
+           && (c->down || c->nbytes >= c->tuning->bounce_nbytes);
 }
 
 /* Before the host or the runtime touches it. */
 static cm_status
-look(const quick *q, bool locked)
+look(const short_copy *c)
 {
-    bool down = !cm_region_is_on_device(&q->request->dst);
-    const cm_region *host = down ? &q->request->dst : &q->request->src;
-    bool looks = host->kind == CM_KIND_PAGEABLE && !host->is_heap && !locked
-                 && q->nbytes >= CM_LOOK_NBYTES;
-    if (!looks) {
+    const cm_region *host = host_end(c);
+    if (host->kind != CM_KIND_PAGEABLE || host->is_heap || c->locked
+        || c->nbytes < CM_LOOK_NBYTES) {
         return cm_ok();
     }
-    cm_request_let_go(q->request); /* the pages may come from a disk */
-    return cm_pages_look(host->host, q->nbytes, down);
+    cm_request_let_go(c->request); /* the pages may come from a disk */
+    return cm_pages_look(host->host, c->nbytes, c->down);
 }
 
-/* Where there is no block to be had the runtime takes the ordinary memory. */
-static cm_status
-copy(quick *q, bool locked)
+/* Where there is no block to be had the runtime takes the ordinary memory. Returns the
+ * pool whose share of the ring is to be given back; NULL: none. */
+static cm_pool *
+take_block(short_copy *c)
 {
-    CM_TRY(look(q, locked));
-    if (!is_worth_a_block(q->request, q->tuning, q->nbytes, locked)) {
-        return copy_whole(q);
-    }
-    cm_pool *pool = cm_cache_enter_ring(q->engine, q->nbytes, q->tuning->ring_nbytes);
+    cm_pool *pool = cm_cache_enter_ring(c->engine, c->nbytes, c->tuning->ring_nbytes);
     if (pool == NULL) {
-        return copy_whole(q);
+        return NULL;
     }
-    q->block = cm_pool_try_alloc(pool, q->nbytes, NULL);
-    if (q->block == NULL) {
-        cm_request_let_go(q->request); /* the pool grows */
+    c->block = cm_pool_try_alloc(pool, c->nbytes, NULL);
+    if (c->block == NULL) {
+        cm_request_let_go(c->request); /* the pool grows */
+        if (!cm_is_ok(cm_pool_alloc_asking(pool, c->nbytes, NULL, NULL, &c->block))) {
+            c->block = NULL;
+            cm_cache_leave_ring(c->engine, c->nbytes);
+            return NULL;
+        }
     }
-    bool there = q->block != NULL
-                 || cm_is_ok(cm_pool_alloc_now(pool, q->nbytes, NULL, &q->block));
-    if (there) {
-        atomic_fetch_add_explicit(&q->engine->bounced_count, 1, memory_order_relaxed);
+    atomic_fetch_add_explicit(&c->engine->bounced_count, 1, memory_order_relaxed);
+    cut_into_pieces(c);
+    return pool;
+}
+
+static cm_status
+copy(short_copy *c)
+{
+    CM_TRY(look(c));
+    cm_pool *pool = is_worth_a_block(c) ? take_block(c) : NULL;
+    cm_status status = take_events(c, pool != NULL && c->down ? c->piece_count : 1);
+    if (cm_is_ok(status)) {
+        status = pool != NULL ? move_pieces(c) : copy_whole(c);
+        if (!cm_is_ok(status)) {
+            settle(c);
+        }
     }
-    cm_status status = there ? copy_through(q, pool) : copy_whole(q);
-    cm_cache_leave_ring(q->engine, q->nbytes);
+    give_events(c);
+    if (pool != NULL) {
+        bool lost = c->flying && !c->kept;
+        cm_pool_free(pool, c->block, &c->stream, c->flying ? 1 : 0,
+                     lost ? CM_POOL_FREE_FENCE : 0u);
+        cm_cache_leave_ring(c->engine, c->nbytes);
+    }
     return status;
 }
 
 bool
-cm_engine_is_quick(cm_engine *engine, const cm_copy_request *request,
-                   const cm_tuning *tuning, bool *bounced, cm_plan *plan)
+cm_engine_is_short_copy(cm_engine *engine, const cm_copy_request *request,
+                        const cm_tuning *tuning, bool *bounced, cm_plan *plan)
 {
-    uint64_t nbytes;
-    bool locked;
+    short_copy c;
     cm_device_guard guard;
-    if (!is_quick(request, tuning, &nbytes)
+    if (!is_short(request, tuning, &c)
         || !cm_is_ok(cm_device_enter(engine->rt, request->stream->device, &guard))) {
         return false;
     }
-    bool free = is_free(engine, request, nbytes, &locked);
-    quick q = {.tuning = tuning, .nbytes = nbytes};
-    cut_into_pieces(&q, request->dst.kind == CM_KIND_PAGEABLE);
-    *bounced = free && is_worth_a_block(request, tuning, nbytes, locked);
+    c.engine = engine;
+    bool free = is_free(&c);
+    cut_into_pieces(&c);
+    *bounced = free && is_worth_a_block(&c);
     if (free) {
-        plan->piece_count = *bounced ? q.piece_count : 1;
-        plan->piece_nbytes = *bounced ? q.piece_nbytes : nbytes;
+        plan->piece_count = *bounced ? c.piece_count : 1;
+        plan->piece_nbytes = *bounced ? c.piece_nbytes : c.nbytes;
     }
     cm_device_leave(engine->rt, &guard);
     return free;
@@ -465,42 +479,34 @@ share_ends(cm_engine *engine, const cm_copy_request *request, cm_page_shares *sh
 }
 
 bool
-cm_engine_try_quick(cm_engine *engine, const cm_copy_request *request,
-                    const cm_tuning *tuning, cm_status *out, bool *kept)
+cm_engine_try_short_copy(cm_engine *engine, const cm_copy_request *request,
+                         const cm_tuning *tuning, cm_status *out, bool *kept)
 {
-    uint64_t nbytes;
-    bool locked;
+    short_copy c;
     cm_device_guard guard;
     if (request->after_ticket_count > 0) {
         cm_request_let_go(request); /* their events are asked for */
     }
-    if (!is_quick(request, tuning, &nbytes)
+    if (!is_short(request, tuning, &c)
         || !cm_is_ok(cm_device_enter(engine->rt, request->stream->device, &guard))) {
         return false;
     }
+    c.engine = engine;
     cm_page_shares shares = {.count = 0};
-    if (nbytes > HELD_NBYTES) {
+    if (c.nbytes > HELD_NBYTES) {
         cm_request_let_go(request);
     }
-    bool is_quick = share_ends(engine, request, &shares)
-                    && is_free(engine, request, nbytes, &locked)
-                    && (!locked || share_ends(engine, request, &shares));
-    if (is_quick) {
-        atomic_fetch_add_explicit(&engine->quick_count, 1, memory_order_relaxed);
-        quick q = {.engine = engine,
-                   .request = request,
-                   .tuning = tuning,
-                   .stream = request->stream,
-                   .nbytes = nbytes};
-        *out = copy(&q, locked);
-        *kept = q.end.kept;
-        give_events(&q);
+    bool is_made = share_ends(engine, request, &shares) && is_free(&c)
+                   && (!c.locked || share_ends(engine, request, &shares));
+    if (is_made) {
+        atomic_fetch_add_explicit(&engine->short_count, 1, memory_order_relaxed);
+        *out = copy(&c);
+        *kept = c.kept;
     }
-    if (!cm_registry_try_unshare(engine->registry, &shares)) { /* a ticket has its own
-                                                                */
-        cm_request_let_go(request);
+    if (!cm_registry_try_unshare(engine->registry, &shares)) {
+        cm_request_let_go(request); /* a ticket has its own */
         cm_registry_unshare(engine->registry, &shares);
     }
     cm_device_leave(engine->rt, &guard);
-    return is_quick;
+    return is_made;
 }

@@ -51,11 +51,9 @@ explain_pieces(const cm_copy_request *request, cm_explanation *out)
         out->piece_nbytes = cm_layout_nbytes(&first);
         out->axis = find_axis(&request->dst, &core, loop);
     }
-    bool across = plan->route == CM_ROUTE_PEER_STAGED;
-    if (across || cm_routes[plan->route].packs) {
+    if (cm_routes[plan->route].uses_ring) {
         uint64_t room = out->tuning.ring_nbytes / plan->piece_nbytes;
-        uint64_t count =
-            across ? CM_STAGE_COUNT : cm_plan_slot_count(plan, &out->tuning);
+        uint64_t count = cm_plan_slot_count(plan, &out->tuning);
         count = count < plan->piece_count ? count : plan->piece_count;
         out->chunk_count = room == 0 ? 1 : room < count ? room : count;
     }
@@ -95,9 +93,9 @@ cm_engine_explain(cm_engine *engine, const cm_copy_request *request,
         out->same_place = out->plan.nbytes > 0;
         return cm_ok();
     }
-    out->is_quick =
-        cm_engine_is_quick(engine, request, &out->tuning, &out->is_bounced, &out->plan);
-    if (out->is_quick) {
+    out->is_short = cm_engine_is_short_copy(engine, request, &out->tuning,
+                                            &out->is_bounced, &out->plan);
+    if (out->is_short) {
         out->plan.route = CM_ROUTE_DIRECT;
     }
     else {
@@ -107,9 +105,10 @@ cm_engine_explain(cm_engine *engine, const cm_copy_request *request,
         explain_overlap(request, options, out);
     }
     if (out->plan.route == CM_ROUTE_HOST) {
-        bool may_park = !request->blocking && request->stream == NULL;
-        out->plan.thread_count = cm_host_thread_count(
-            &out->plan.layout, &request->dst, &out->tuning, may_park, out->overlaps);
+        bool in_background = !request->blocking && request->stream == NULL;
+        out->plan.thread_count =
+            cm_host_thread_count(&out->plan.layout, &request->dst, &out->tuning,
+                                 in_background, out->overlaps);
     }
     explain_pieces(request, out);
     return cm_ok();
@@ -121,7 +120,7 @@ cm_engine_read_counts(cm_engine *engine, cm_copy_counts *out)
     for (int route = 0; route < CM_ROUTE_COUNT; route++) {
         out->routes[route] = atomic_load(&engine->route_counts[route]);
     }
-    out->quick = atomic_load(&engine->quick_count);
+    out->quick = atomic_load(&engine->short_count);
     out->bounced = atomic_load(&engine->bounced_count);
     out->pieces = atomic_load(&engine->piece_count);
 }

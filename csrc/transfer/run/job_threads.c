@@ -2,8 +2,7 @@
 /* The threads that run whole jobs in the background and unpack what came to the host;
  * ending a job before it has begun, and ending the engine with all of them.
  * A thread is started when there is a job and nobody idle, up to CM_MAX_JOB_THREADS. A
- * job that waits long for a stream or another transfer is parked: it does not hold up
- * the others. */
+ * job that has to wait leaves it to others. */
 #include "pool/scope.h"
 #include "transfer/run/run.h"
 
@@ -16,7 +15,7 @@ drop_job(cm_job *job)
     cm_scope scope;
     int device = job->stream == NULL ? -1 : job->stream->device;
     bool entered = device >= 0 && cm_is_ok(cm_scope_enter(engine->rt, device, &scope));
-    job->leaves_waits = true;
+    job->has_queued = false;
     cm_job_destroy(job);
     if (entered) {
         cm_scope_leave(&scope);
@@ -25,58 +24,39 @@ drop_job(cm_job *job)
     cm_ticket_release(ticket);
 }
 
-/* It waits for something, or for a job thread with time. */
-static void
-put_away(cm_engine *engine, cm_job *job)
-{
-    cm_mutex_lock(&engine->lock);
-    bool cancelled = job->ticket->cancelled;
-    if (!cancelled) {
-        cm_engine_list_job_locked(engine, job, !job->is_yielding);
-    }
-    cm_mutex_unlock(&engine->lock);
-    if (cancelled) {
-        drop_job(job);
-    }
-}
-
 static void
 run_job(cm_engine *engine, cm_job *job)
 {
     cm_ticket *ticket = cm_ticket_hold(job->ticket);
-    job->may_park = cm_is_ok(cm_engine_need_watcher(engine)); /* which wakes it */
+    job->in_background = true;
     /* What we call would break a capture that another thread has under way. */
     int mode = CM_CAPTURE_RELAXED;
-    bool draining = job->draining;
-    job->is_parked = false;
-    job->is_yielding = false;
-    job->parked_ticket = NULL;
+    job->wait = CM_WAIT_NONE;
     cm_status status = cm_rt_capture_mode_exchange(engine->rt, &mode);
     if (!cm_is_ok(status) && job->has_queued) {
         status = cm_rt_capture_mode_exchange(engine->rt, &mode); /* it is needed more */
     }
     bool switched = cm_is_ok(status);
-    if (draining) {
-        cm_status drained = cm_job_finish_drain(job);
-        status = cm_is_ok(status) ? drained : status;
-    }
-    else if (switched) {
-        status = cm_job_run(job);
+    if (switched || job->step == CM_JOB_DRAIN) { /* its caller waits no more */
+        cm_status ran = cm_job_run(job);
+        status = cm_is_ok(status) ? ran : status;
     }
     else {
-        job->lost_track = job->has_queued; /* before it was parked */
+        job->lost_track = job->has_queued; /* before it waited */
     }
-    bool parked = job->is_parked;
-    bool submitted = job->submitted;
-    if (!parked) {
+    bool waits = job->wait != CM_WAIT_NONE;
+    bool submitted = job->step == CM_JOB_SUBMITTED;
+    if (!waits) {
         cm_job_destroy(job);
     }
     if (switched) {
         cm_status back = cm_rt_capture_mode_exchange(engine->rt, &mode);
         status = cm_is_ok(status) ? back : status;
     }
-    if (parked) {
-        put_away(engine, job);
+    if (waits) {
+        cm_mutex_lock(&engine->lock);
+        cm_order_put_job_locked(engine, job);
+        cm_mutex_unlock(&engine->lock);
     }
     else if (!submitted) {
         cm_ticket_finish(ticket, status, status.code == CM_ECANCELLED);
@@ -118,6 +98,7 @@ cm_status
 cm_engine_give_job(cm_engine *engine, cm_job *job)
 {
     cm_status status = cm_ok();
+    CM_TRY(cm_engine_need_watcher(engine)); /* which finds that it can go on */
     cm_mutex_lock(&engine->lock);
     if ((uint64_t)engine->idle_count <= engine->job_count + engine->waiting_count
         && engine->thread_count < CM_MAX_JOB_THREADS) {
@@ -126,7 +107,7 @@ cm_engine_give_job(cm_engine *engine, cm_job *job)
     }
     if (engine->thread_count > 0) {
         status = cm_ok(); /* there is somebody who will come to it */
-        cm_engine_list_job_locked(engine, job, false);
+        cm_order_put_job_locked(engine, job);
     }
     cm_mutex_unlock(&engine->lock);
     return status;
@@ -148,17 +129,17 @@ join_threads(cm_engine *engine)
 /* -- cancelling --------------------------------------------------------------------- */
 
 void
-cm_ticket_hurry(cm_ticket *ticket)
+cm_ticket_stop(cm_ticket *ticket)
 {
     cm_engine *engine = ticket->engine;
+    atomic_store(&ticket->stopped, true);
     if (cm_engine_is_forked(engine)) {
         return;
     }
     cm_mutex_lock(&engine->lock);
-    cm_job *job = ticket->job;
-    if (job != NULL && job->place == CM_JOB_IN_WAITERS) {
-        cm_engine_unlist_job_locked(engine, job);
-        cm_engine_list_job_locked(engine, job, false);
+    cm_job *job = cm_order_take_job_locked(ticket);
+    if (job != NULL) {
+        cm_order_put_job_locked(engine, job);
     }
     cm_mutex_unlock(&engine->lock);
 }
@@ -175,14 +156,11 @@ cm_ticket_cancel(cm_ticket *ticket)
     if (ticket->state == CM_TICKET_QUEUED && !ticket->started
         && ticket->part_count == 0) {
         ticket->cancelled = true;
-        ticket->read = true; /* whoever cancels knows */
-        job = ticket->job;
+        ticket->read = true; /* the canceller knows */
+        job = cm_order_take_job_locked(ticket);
+        engine->caller_count += job != NULL;
     }
     bool cancelled = ticket->cancelled;
-    if (job != NULL) {
-        cm_engine_unlist_job_locked(engine, job);
-        engine->caller_count++;
-    }
     cm_mutex_unlock(&engine->lock);
     if (job != NULL) {
         drop_job(job);
@@ -190,8 +168,7 @@ cm_ticket_cancel(cm_ticket *ticket)
     }
     else if (cancelled) {
         /* A thread has it in hand that will see it at once. */
-        cm_status done = cm_ticket_depend(ticket, NULL, UINT64_MAX);
-        (void)done;
+        (void)!cm_is_ok(cm_ticket_wait(ticket, UINT64_MAX));
     }
     return cancelled;
 }

@@ -1,0 +1,72 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What the machine has and this process may use of it: memory, CPUs, NUMA nodes, as the
+ * kernel's text files tell below `root`, which tests replace; NULL: the real ones.
+ * Whatever is missing there or makes no sense is "not known" and never a failure.
+ * Nothing is kept between calls. No locks. */
+#ifndef CM_BASE_MACHINE_H
+#define CM_BASE_MACHINE_H
+
+#include <sched.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+/* -- memory ----------------------------------------------------------------------------------- */
+
+/* In bytes; UINT64_MAX: not limited, or not known. Going over what a control group
+ * allows gets the process killed instead of an error, so code that populates pages
+ * looks here first. */
+typedef struct cm_host_memory {
+    uint64_t limit_nbytes;     /* what the process may use: the least of the next two */
+    uint64_t cgroup_nbytes;    /* least limit of the process's groups and those above */
+    uint64_t total_nbytes;     /* of the machine */
+    uint64_t available_nbytes; /* to be had now: of the machine, as the kernel
+                                  estimates, or left in the tightest group, its cache
+                                  counted as free */
+} cm_host_memory;
+
+/* Takes some ten microseconds. */
+void cm_host_memory_read(const char *root, cm_host_memory *out);
+
+/* -- CPUs ------------------------------------------------------------------------------------- */
+
+/* A set of CPUs as large as any kernel's, for sched_setaffinity and CPU_…_S. */
+typedef struct cm_cpus {
+    cpu_set_t sets[8];
+} cm_cpus;
+
+/* The CPUs that the calling thread may run on. False when not known; *out is then
+ * empty. */
+bool cm_cpus_read(cm_cpus *out);
+unsigned cm_cpus_count(const cm_cpus *cpus);
+
+/* CPUs of the calling thread, or fewer where a quota of its groups, rounded up to whole
+ * CPUs, allows less. At least 1. */
+unsigned cm_usable_cpu_count(const char *root);
+
+/* -- NUMA nodes, without libnuma -------------------------------------------------------------- */
+
+/* A machine or container that tells nothing counts as one node, 0. */
+enum { CM_NUMA_MAX_NODES = 64, CM_NUMA_NO_NODE = -1 };
+
+/* Nodes that have memory, as bits. */
+uint64_t cm_numa_read_nodes(const char *root);
+/* The node that the device "0000:1b:00.0" hangs on; CM_NUMA_NO_NODE when not known. */
+int cm_numa_read_nearest(const char *root, const char *pci_bus_id);
+/* The CPUs of `node` on which the calling thread may run. False when there are none. */
+bool cm_numa_read_cpus(const char *root, int node, cm_cpus *out);
+
+/* Have the pages of [start, start + nbytes) that are populated from now on come from
+ * `node` while it has room. False when the kernel refuses, as in many containers. */
+bool cm_numa_prefer(void *start, uint64_t nbytes, int node);
+
+/* Write the node of each page, < 0 where it is not known. Tests pass their own. */
+typedef void cm_numa_find(void *const *pages, size_t count, int *nodes);
+cm_numa_find cm_numa_find_nodes;
+
+/* How many bytes of [start, start + nbytes) are known to be on another node than
+ * `node`, from a sample of at most a few hundred pages, each standing for its
+ * surroundings. */
+uint64_t cm_numa_elsewhere(cm_numa_find *find, void *start, uint64_t nbytes, int node);
+
+#endif

@@ -1,0 +1,96 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Write docstrings.h from the stub, which holds the docstrings of the extension too, so
+that editors show them: a macro CM_DOC_Type_method for each, with the signature that
+`inspect.signature` reads. `python csrc/python/docstrings.py cumem/_core.pyi docstrings.h`
+"""
+
+import ast
+import inspect
+import json
+import os
+import sys
+from pathlib import Path
+
+Function = ast.FunctionDef
+
+
+def signature(node: Function, first: str | None) -> str:
+    """As ``__text_signature__`` wants it; `first` stands for ``self``."""
+    given = node.args.posonlyargs + node.args.args
+    defaults = [None] * (len(given) - len(node.args.defaults)) + node.args.defaults
+    words = []
+    for i, (argument, default) in enumerate(zip(given, defaults, strict=True)):
+        is_self = first is not None and i == 0
+        name = first if is_self else argument.arg
+        words.append(name + (f"={ast.unparse(default)}" if default else ""))
+        if i == len(node.args.posonlyargs) - 1 or (
+            is_self and not node.args.posonlyargs
+        ):
+            words.append("/")
+    if node.args.vararg:
+        words.append("*" + node.args.vararg.arg)
+    elif node.args.kwonlyargs:
+        words.append("*")
+    for argument, default in zip(
+        node.args.kwonlyargs, node.args.kw_defaults, strict=True
+    ):
+        words.append(argument.arg + (f"={ast.unparse(default)}" if default else ""))
+    return f"{node.name}({', '.join(words)})\n--\n\n"
+
+
+def decorators(node: Function) -> set[str]:
+    return {ast.unparse(each) for each in node.decorator_list}
+
+
+def method_text(node: Function) -> str:
+    if "property" in decorators(node):
+        return ""
+    return signature(node, "$type" if "classmethod" in decorators(node) else "$self")
+
+
+def class_text(node: ast.ClassDef) -> str:
+    """How it is called, if it can be."""
+    for each in node.body:
+        if isinstance(each, Function) and each.name == "__new__":
+            each.args.args = each.args.args[1:]
+            each.args.posonlyargs = each.args.posonlyargs[1:]
+            return signature(each, None).replace("__new__", node.name, 1)
+    return ""
+
+
+def docstrings(stub: str) -> dict[str, str]:
+    found = {}
+    for node in ast.parse(stub).body:
+        if isinstance(node, Function):
+            found[node.name] = (node, signature(node, None))
+        elif isinstance(node, ast.ClassDef):
+            for each in node.body:
+                if isinstance(each, Function):
+                    found.setdefault(
+                        f"{node.name}_{each.name}", (each, method_text(each))
+                    )
+            found[node.name] = (node, class_text(node))
+    return {
+        name: head + inspect.cleandoc(text)
+        for name, (node, head) in found.items()
+        if (text := ast.get_docstring(node, clean=False))
+    }
+
+
+def write(stub: Path, header: Path) -> None:
+    lines = ["/* Made by docstrings.py from the stub. */"]
+    for name, text in docstrings(stub.read_text()).items():
+        quoted = [
+            json.dumps(line, ensure_ascii=False) for line in text.splitlines(True)
+        ]
+        lines.append(" \\\n    ".join([f"#define CM_DOC_{name}", *quoted]))
+    made = "\n".join(lines) + "\n"
+    if not header.exists() or header.read_text() != made:
+        header.parent.mkdir(parents=True, exist_ok=True)
+        new = header.with_suffix(f".{os.getpid()}")
+        new.write_text(made)
+        new.replace(header)  # others may read it now
+
+
+if __name__ == "__main__":
+    write(Path(sys.argv[1]), Path(sys.argv[2]))

@@ -1,0 +1,71 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "runtime/emulated/table.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+size_t
+cm_emulated_table_above(const cm_emulated_table *table, uint64_t key)
+{
+    size_t low = 0;
+    size_t high = table->count;
+    while (low < high) {
+        size_t middle = low + (high - low) / 2;
+        if (table->entries[middle].key <= key) {
+            low = middle + 1;
+        }
+        else {
+            high = middle;
+        }
+    }
+    return low;
+}
+
+bool
+cm_emulated_table_add(cm_emulated_table *table, uint64_t key, void *object)
+{
+    if (table->count == table->capacity) {
+        size_t capacity = 2 * table->capacity + 16;
+        cm_emulated_entry *entries =
+            realloc(table->entries, capacity * sizeof(*entries));
+        if (entries == NULL) {
+            return false;
+        }
+        table->entries = entries;
+        table->capacity = capacity;
+    }
+    cm_emulated_entry *at = table->entries + cm_emulated_table_above(table, key);
+    memmove(at + 1, at, (size_t)(table->entries + table->count - at) * sizeof(*at));
+    *at = (cm_emulated_entry){key, object};
+    table->count++;
+    return true;
+}
+
+void *
+cm_emulated_table_find(const cm_emulated_table *table, uint64_t key)
+{
+    size_t above = cm_emulated_table_above(table, key);
+    return above != 0 && table->entries[above - 1].key == key
+               ? table->entries[above - 1].object
+               : NULL;
+}
+
+void *
+cm_emulated_table_remove(cm_emulated_table *table, uint64_t key)
+{
+    void *object = cm_emulated_table_find(table, key);
+    if (object != NULL) {
+        cm_emulated_entry *next = table->entries + cm_emulated_table_above(table, key);
+        memmove(next - 1, next,
+                (size_t)(table->entries + table->count - next) * sizeof(*next));
+        table->count--;
+    }
+    return object;
+}
+
+void
+cm_emulated_table_fini(cm_emulated_table *table)
+{
+    free(table->entries);
+    *table = (cm_emulated_table){.entries = NULL};
+}

@@ -1,0 +1,31 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* From a number to an object: a sorted array, without locks of its own. The numbers are
+ * handles, as callers know them, or the ends of stretches of memory. */
+#ifndef CM_RUNTIME_EMULATED_TABLE_H
+#define CM_RUNTIME_EMULATED_TABLE_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+typedef struct cm_emulated_entry {
+    uint64_t key;
+    void *object; /* borrowed */
+} cm_emulated_entry;
+
+typedef struct cm_emulated_table {
+    cm_emulated_entry *entries; /* owned; sorted by key */
+    size_t count;
+    size_t capacity;
+} cm_emulated_table;
+
+/* False when out of memory. The key must be new. */
+bool cm_emulated_table_add(cm_emulated_table *table, uint64_t key, void *object);
+/* NULL for a key that is not there: a handle is stale or made up. */
+void *cm_emulated_table_find(const cm_emulated_table *table, uint64_t key);
+void *cm_emulated_table_remove(cm_emulated_table *table, uint64_t key);
+/* Index of the first entry above `key`. */
+size_t cm_emulated_table_above(const cm_emulated_table *table, uint64_t key);
+void cm_emulated_table_fini(cm_emulated_table *table);
+
+#endif

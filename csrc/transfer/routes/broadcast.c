@@ -1,0 +1,315 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "transfer/routes/broadcast.h"
+
+#include <stdlib.h>
+
+#include "transfer/routes/device_side.h"
+
+/* -- which are made by one copy ------------------------------------------------------ */
+
+/* Does it share its copy with others? */
+static bool
+may_share(const cm_region *dst, const cm_region *src)
+{
+    return cm_region_is_on_device(dst) && !cm_region_may_overlap(dst, src);
+}
+
+/* The first of those on `device` (-1: any) that share, one in a single run if there is
+ * one; `like` not NULL: with those strides, or none. UINT32_MAX: none. */
+static uint32_t
+find_lead(const cm_region *const *dsts, uint32_t count, const cm_region *src,
+          int device, const cm_region *like)
+{
+    uint32_t first = UINT32_MAX;
+    for (uint32_t i = 0; i < count; i++) {
+        if ((device >= 0 && dsts[i]->device != device) || !may_share(dsts[i], src)) {
+            continue;
+        }
+        if (like != NULL ? cm_region_has_strides_of(dsts[i], like)
+                         : cm_region_is_c_contiguous(dsts[i])) {
+            return i;
+        }
+        first = first == UINT32_MAX && like == NULL ? i : first;
+    }
+    return first;
+}
+
+void
+cm_engine_group_targets(cm_engine *engine, const cm_region *const *dsts,
+                        uint32_t dst_count, const cm_region *src, uint32_t *lead)
+{
+    cm_end_facts facts = cm_engine_facts_of(engine, src);
+    bool is_staged = !cm_region_is_on_device(src) && !(facts.locked && facts.whole);
+    uint32_t first = find_lead(dsts, dst_count, src, -1, NULL);
+    for (uint32_t i = 0; i < dst_count; i++) {
+        int device = dsts[i]->device;
+        lead[i] = i;
+        if (!may_share(dsts[i], src)) {
+            continue;
+        }
+        bool joins =
+            is_staged
+            && find_lead(dsts, dst_count, src, device, dsts[first]) != UINT32_MAX;
+        lead[i] = joins ? first : find_lead(dsts, dst_count, src, device, NULL);
+    }
+}
+
+/* -- the targets of a job ------------------------------------------------------------ */
+
+typedef struct target {
+    cm_region dst;
+    uint32_t from;     /* of a replica: which one it is copied from */
+    cm_stream *stream; /* lent, as is the next; NULL: of a replica, or the job's */
+    uint64_t event;    /* recorded after each piece */
+    cm_block *block;   /* packed bytes of one piece */
+} target;
+
+/* First the job's own target; then one for each other device, which is sent what the
+ * job packs on the host, on a stream of its own; then replicas, which are copied from
+ * one of those on their device once it has been queued. */
+struct cm_targets {
+    bool begun;
+    cm_stream *join; /* lent, of the job's device: is told when a slot's copies end */
+    uint32_t sent_count; /* the job's own among them */
+    uint32_t count;
+    target all[];
+};
+
+static uint32_t
+find_sent(const cm_targets *targets, int device)
+{
+    uint32_t i = 0;
+    while (i < targets->sent_count && targets->all[i].dst.device != device) {
+        i++;
+    }
+    return i;
+}
+
+static cm_status
+sort_targets(cm_targets *targets, const cm_broadcast *broadcast)
+{
+    for (uint32_t i = 0; i < broadcast->dst_count; i++) {
+        const cm_region *dst = &broadcast->dsts[i];
+        if (!cm_region_is_on_device(dst) || dst->device < 0
+            || dst->device >= CM_MAX_DEVICES) {
+            return cm_fail(CM_EINVALID, i);
+        }
+        if (find_sent(targets, dst->device) == targets->sent_count
+            && cm_region_has_strides_of(dst, &targets->all[0].dst)) {
+            targets->all[targets->sent_count++].dst = *dst;
+        }
+    }
+    targets->count = targets->sent_count;
+    for (uint32_t i = 0; i < broadcast->dst_count; i++) {
+        const cm_region *dst = &broadcast->dsts[i];
+        uint32_t from = find_sent(targets, dst->device);
+        if (from == targets->sent_count) {
+            return cm_fail(CM_EINVALID, i);
+        }
+        if (!cm_region_is_same(dst, &targets->all[from].dst)) {
+            targets->all[targets->count++] = (target){.dst = *dst, .from = from};
+        }
+    }
+    return cm_ok();
+}
+
+/* Memory that was not locked when targets were grouped may be now. */
+static cm_status
+stage_for_others(cm_job *job)
+{
+    cm_plan *plan = &job->plan;
+    if (job->targets->sent_count == 1 || cm_routes[plan->route].packs) {
+        return cm_ok();
+    }
+    if (cm_region_is_on_device(&job->src) || job->overlaps) {
+        return cm_fail(CM_EINVALID, 0);
+    }
+    plan->route = cm_plan_staged_route(&plan->layout, true);
+    plan->is_download = false;
+    cm_plan_count_pieces(plan, &job->tuning);
+    return cm_ok();
+}
+
+cm_status
+cm_targets_create(cm_job *job, const cm_broadcast *broadcast)
+{
+    uint32_t count = broadcast->dst_count;
+    if (count == 0) {
+        return cm_ok();
+    }
+    if (!cm_region_is_on_device(&job->dst) || job->is_fill || job->blocking
+        || job->request_stream != NULL) {
+        return cm_fail(CM_EINVALID, 0);
+    }
+    size_t nbytes = sizeof(cm_targets) + (1 + (size_t)count) * sizeof(target);
+    job->targets = calloc(1, nbytes);
+    if (job->targets == NULL) {
+        return cm_fail(CM_ENOMEM, nbytes);
+    }
+    job->targets->all[0].dst = job->dst;
+    job->targets->sent_count = 1;
+    CM_TRY(sort_targets(job->targets, broadcast));
+    return stage_for_others(job);
+}
+
+/* -- other devices -------------------------------------------------------------------- */
+
+static const cm_stream *
+stream_of(const cm_job *job, const target *t)
+{
+    return t->stream != NULL ? t->stream : job->stream;
+}
+
+cm_status
+cm_targets_begin(cm_job *job)
+{
+    cm_targets *targets = job->targets;
+    cm_engine *engine = job->engine;
+    if (targets == NULL || targets->begun || targets->sent_count == 1) {
+        return cm_ok();
+    }
+    targets->begun = true;
+    CM_TRY(cm_cache_take_stream(engine, job->stream->device, &targets->join));
+    for (uint32_t i = 0; i < targets->sent_count; i++) {
+        target *t = &targets->all[i];
+        CM_TRY(cm_cache_take_event(engine, t->dst.device, &t->event));
+        if (i > 0) {
+            CM_TRY(cm_cache_take_stream(engine, t->dst.device, &t->stream));
+            CM_TRY(cm_job_chain_streams(job, job->stream, t->stream));
+        }
+    }
+    return cm_ok();
+}
+
+static cm_status
+send_to(cm_job *job, target *t, const cm_layout *unpack, const cm_slot *s)
+{
+    cm_address from = (uintptr_t)s->host;
+    if (unpack->ndim > 0) {
+        if (t->block == NULL) {
+            CM_TRY(
+                cm_job_alloc_block(job, job->plan.piece_nbytes, t->stream, &t->block));
+        }
+        CM_TRY(cm_job_copy_run(job, t->stream, t->block->address, from,
+                               cm_layout_nbytes(&s->piece)));
+        from = t->block->address;
+    }
+    return cm_job_copy_layout(job, t->stream, unpack, t->dst.address, from);
+}
+
+/* A stream of its own is told of the end of all, so that no device waits for another
+ * before it goes on to the next piece. */
+cm_status
+cm_targets_send(cm_job *job, cm_slot *s)
+{
+    cm_targets *targets = job->targets;
+    cm_runtime *rt = job->engine->rt;
+    cm_layout unpack;
+    if (targets->sent_count == 1) {
+        return cm_rt_event_record(rt, s->event, job->stream->handle);
+    }
+    cm_slot_unpack(job, s, &unpack);
+    for (uint32_t i = 0; i < targets->sent_count; i++) {
+        target *t = &targets->all[i];
+        if (i > 0) { /* the job's own has them */
+            CM_TRY(send_to(job, t, &unpack, s));
+        }
+        CM_TRY(cm_stream_record(stream_of(job, t), t->event));
+        CM_TRY(cm_stream_wait_event(targets->join, t->event));
+    }
+    return cm_rt_event_record(rt, s->event, targets->join->handle);
+}
+
+/* -- replicas ------------------------------------------------------------------------- */
+
+/* Where the source's device has written the job's target, another stream copies there.
+ */
+static cm_status
+open_own_stream(cm_job *job, target *own)
+{
+    if (own->stream != NULL || job->stream->device == job->dst.device) {
+        return cm_ok();
+    }
+    CM_TRY(cm_cache_take_stream(job->engine, job->dst.device, &own->stream));
+    return cm_job_chain_streams(job, job->stream, own->stream);
+}
+
+/* Everything else is over before the job's stream goes on. */
+static cm_status
+gather_streams(cm_job *job)
+{
+    cm_status first = cm_ok();
+    for (uint32_t i = 0; i < job->targets->sent_count; i++) {
+        const cm_stream *stream = job->targets->all[i].stream;
+        if (stream != NULL) {
+            cm_status status = cm_job_chain_streams(job, stream, job->stream);
+            first = cm_is_ok(first) ? status : first;
+        }
+    }
+    return first;
+}
+
+cm_status
+cm_targets_end(cm_job *job)
+{
+    cm_targets *targets = job->targets;
+    if (targets == NULL) {
+        return cm_ok();
+    }
+    for (uint32_t i = targets->sent_count; i < targets->count; i++) {
+        const target *t = &targets->all[i];
+        target *from = &targets->all[t->from];
+        if (t->from == 0) {
+            CM_TRY(open_own_stream(job, from));
+        }
+        cm_layout layout;
+        CM_TRY(cm_layout_init(&t->dst, &from->dst, &layout));
+        CM_TRY(cm_job_copy_layout(job, stream_of(job, from), &layout, t->dst.address,
+                                  from->dst.address));
+    }
+    return gather_streams(job);
+}
+
+/* -- the end -------------------------------------------------------------------------- */
+
+cm_status
+cm_targets_abandon(cm_job *job)
+{
+    cm_targets *targets = job->targets;
+    if (targets == NULL || cm_is_ok(gather_streams(job))) {
+        return cm_ok();
+    }
+    cm_status first = cm_ok();
+    for (uint32_t i = 0; i < targets->sent_count; i++) {
+        const cm_stream *stream = targets->all[i].stream;
+        if (stream != NULL) {
+            cm_status status =
+                cm_rt_stream_synchronize(job->engine->rt, stream->handle);
+            first = cm_is_ok(first) ? status : first;
+        }
+    }
+    return first;
+}
+
+void
+cm_targets_destroy(cm_job *job)
+{
+    cm_targets *targets = job->targets;
+    cm_engine *engine = job->engine;
+    if (targets == NULL) {
+        return;
+    }
+    for (uint32_t i = 0; i < targets->sent_count; i++) {
+        target *t = &targets->all[i];
+        if (t->block != NULL) {
+            cm_pool_free(engine->device_pools[t->dst.device], t->block, &t->stream,
+                         cm_job_is_idle(job) ? 0 : 1,
+                         job->lost_track ? CM_POOL_FREE_FENCE : 0u);
+        }
+        cm_cache_give_event(engine, t->dst.device, t->event);
+        cm_cache_give_stream(engine, t->stream);
+    }
+    cm_cache_give_stream(engine, targets->join);
+    free(targets);
+    job->targets = NULL;
+}

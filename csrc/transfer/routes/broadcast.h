@@ -1,0 +1,43 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* One source, several targets: what a copy is asked for beyond one target, which
+ * targets
+ * are best made by one copy, and what a job does for its further ones. Locks: none; of
+ * the thread that runs the job. */
+#ifndef CM_TRANSFER_ROUTES_BROADCAST_H
+#define CM_TRANSFER_ROUTES_BROADCAST_H
+
+#include "transfer/routes/ring.h"
+
+/* Further targets of a copy in the background whose own target is device memory; all
+ * have its shape. One on the same device is copied from it there. Where the source goes
+ * through page-locked blocks, one on another device gets each block as well, at the
+ * same time, and must have the target's strides; others on that device are then copied
+ * from it. The ticket is that of all. */
+typedef struct cm_broadcast {
+    const cm_region *dsts; /* borrowed for the call */
+    uint32_t dst_count;
+} cm_broadcast;
+
+/* Which targets are made by one copy: those with the same lead[i], which is the index
+ * of the copy's own target. `src` has their shape. Looks the source up in the registry.
+ */
+void cm_engine_group_targets(cm_engine *engine, const cm_region *const *dsts,
+                             uint32_t dst_count, const cm_region *src, uint32_t *lead);
+
+/* Sets job->targets. The plan may become one through page-locked blocks.
+ * Fails: CM_EINVALID (an end that is not where it should be), CM_ENOMEM. */
+CM_NODISCARD cm_status cm_targets_create(cm_job *job, const cm_broadcast *broadcast);
+/* The streams of other devices come after what the job has waited for. Once. */
+CM_NODISCARD cm_status cm_targets_begin(cm_job *job);
+/* Queue the slot's bytes for the other devices, as the job did for its own; the slot's
+ * event tells of all. */
+CM_NODISCARD cm_status cm_targets_send(cm_job *job, cm_slot *s);
+/* All is queued but copies on the same device; the job's stream then comes after all
+ * others. */
+CM_NODISCARD cm_status cm_targets_end(cm_job *job);
+/* After a failure: the job's stream comes after all others, or they are waited for.
+ * Fails: stream_synchronize: nobody knows what still runs. */
+CM_NODISCARD cm_status cm_targets_abandon(cm_job *job);
+void cm_targets_destroy(cm_job *job);
+
+#endif

@@ -1,0 +1,247 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "transfer/routes/device_side.h"
+
+#include "base/checked_math.h"
+#include "transfer/host/backoff.h"
+
+/* -- streams -------------------------------------------------------------------------- */
+
+cm_status
+cm_job_copy_run(const cm_job *job, const cm_stream *stream, cm_address dst,
+                cm_address src, uint64_t nbytes)
+{
+    cm_runtime *rt = job->engine->rt;
+    cm_status status;
+    CM_ON_DEVICE(status, rt, stream->device,
+                 cm_rt_copy_async(rt, dst, src, nbytes, stream->handle));
+    return status;
+}
+
+cm_status
+cm_job_copy_layout(cm_job *job, const cm_stream *stream, const cm_layout *layout,
+                   cm_address dst, cm_address src)
+{
+    if (layout->ndim == 0) {
+        return cm_job_copy_run(job, stream, dst + (uint64_t)layout->dst_offset,
+                               src + (uint64_t)layout->src_offset, layout->run_nbytes);
+    }
+    cm_engine *engine = job->engine;
+    cm_status status;
+    CM_ON_DEVICE(status, engine->rt, stream->device,
+                 cm_kernels_launch(&engine->kernels, stream->device, layout, dst, src,
+                                   stream->handle));
+    return status;
+}
+
+uint64_t
+cm_job_run_of(const cm_job *job, bool on_device, cm_address at, uint64_t nbytes)
+{
+    bool locked;
+    if (on_device || job->engine->registry == NULL) {
+        return nbytes;
+    }
+    return cm_registry_run(job->engine->registry, (const void *)(uintptr_t)at, nbytes,
+                           &locked);
+}
+
+cm_status
+cm_job_copy_over_edges(cm_job *job, bool to_device, cm_address dst, bool from_device,
+                       cm_address src, uint64_t nbytes)
+{
+    for (uint64_t at = 0; at < nbytes;) {
+        uint64_t run = cm_job_run_of(job, to_device, dst + at, nbytes - at);
+        run = cm_job_run_of(job, from_device, src + at, run);
+        CM_TRY(cm_rt_copy_async(job->engine->rt, dst + at, src + at, run,
+                                job->stream->handle));
+        at += run;
+    }
+    return cm_ok();
+}
+
+cm_status
+cm_job_chain_streams(cm_job *job, const cm_stream *worker, cm_stream *waiter)
+{
+    uint64_t event;
+    CM_TRY(cm_cache_take_event(job->engine, worker->device, &event));
+    cm_status status = cm_stream_record(worker, event);
+    if (cm_is_ok(status)) {
+        status = cm_stream_wait_event(waiter, event);
+    }
+    cm_cache_give_event(job->engine, worker->device, event);
+    return status;
+}
+
+cm_status
+cm_job_open_gather_stream(cm_job *job, int device)
+{
+    if (job->side.stream != NULL) {
+        return cm_ok();
+    }
+    cm_stream *stream;
+    CM_TRY(cm_cache_take_side(job->engine, device, job->stream, &stream));
+    cm_status status = cm_job_chain_streams(job, job->stream, stream);
+    if (!cm_is_ok(status)) {
+        cm_cache_give_side(job->engine, stream, true);
+        return status;
+    }
+    job->side.stream = stream;
+    job->side.is_joined = true;
+    return cm_ok();
+}
+
+void
+cm_job_set_route(cm_job *job, cm_route route)
+{
+    job->plan.route = route;
+    cm_mutex_lock(&job->engine->lock);
+    job->ticket->route = route;
+    cm_mutex_unlock(&job->engine->lock);
+}
+
+/* -- blocks --------------------------------------------------------------------------- */
+
+static cm_status
+find_pool(cm_job *job, int device, cm_pool **out)
+{
+    cm_mutex_lock(&job->engine->lock);
+    *out = job->engine->device_pools[device];
+    cm_mutex_unlock(&job->engine->lock);
+    return *out == NULL ? cm_fail(CM_EINVALID, (uint64_t)device) : cm_ok();
+}
+
+static cm_status
+alloc_block(const cm_job *job, cm_pool *pool, uint64_t nbytes, cm_stream *stream,
+            cm_block **out)
+{
+    return cm_pool_alloc_asking(pool, nbytes, stream, &job->hooks, out);
+}
+
+cm_status
+cm_job_alloc_block(cm_job *job, uint64_t nbytes, cm_stream *stream, cm_block **out)
+{
+    cm_pool *pool;
+    CM_TRY(find_pool(job, stream->device, &pool));
+    cm_status status = alloc_block(job, pool, nbytes, stream, out);
+    return job->hooks.interrupted == NULL || job->capturing
+               ? status
+               : cm_engine_relieve(job->engine, pool, nbytes, stream, status, out);
+}
+
+/* From one piece of two to the other. */
+static uint64_t
+pair_pitch(const cm_job *job)
+{
+    enum { EDGE = 256 }; /* the second lies as well as the block */
+    return cm_round_up_to(job->plan.piece_nbytes, EDGE);
+}
+
+cm_status
+cm_job_try_pair(cm_job *job)
+{
+    enum { PLENTY = 8 }; /* as much for so many more */
+    cm_engine *engine = job->engine;
+    cm_pool *pool;
+    if (job->side.block != NULL || job->plan.is_download || job->plan.piece_count < 2
+        || job->targets != NULL || atomic_load(&engine->pair_wish_count) > 0) {
+        return cm_ok();
+    }
+    CM_TRY(find_pool(job, job->plan.device, &pool));
+    uint64_t nbytes = 2 * pair_pitch(job);
+    if (cm_pool_room(pool) / PLENTY < nbytes) {
+        return cm_ok();
+    }
+    atomic_fetch_add(&engine->pair_count, 1);
+    cm_status status =
+        cm_pool_alloc_asking(pool, nbytes, job->stream, NULL, &job->side.block);
+    job->side.has_pair = cm_is_ok(status);
+    if (!job->side.has_pair) {
+        atomic_fetch_sub(&engine->pair_count, 1);
+    }
+    return cm_pool_is_short(status) ? cm_ok() : status;
+}
+
+static cm_status
+get_single(cm_job *job)
+{
+    cm_pool *pool;
+    CM_TRY(find_pool(job, job->plan.device, &pool));
+    return alloc_block(job, pool, job->plan.piece_nbytes, job->stream,
+                       &job->side.block);
+}
+
+/* Memory is short while others have more than they must: none takes more from now on,
+ * and what they have comes back when they end, if not on a stream that stands still. */
+static cm_status
+wait_for_pairs(cm_job *job, cm_status status)
+{
+    cm_engine *engine = job->engine;
+    uint64_t begin_ns = cm_now_ns();
+    uint64_t waited_ns = 0;
+    atomic_fetch_add(&engine->pair_wish_count, 1);
+    unsigned seen = atomic_load(&engine->pair_count);
+    while (cm_pool_is_short(status) && seen > 0 && waited_ns < CM_PAIR_PATIENCE_NS
+           && !cm_job_is_interrupted(job)) {
+        cm_nap_after(waited_ns);
+        waited_ns = cm_now_ns() - begin_ns;
+        unsigned count = atomic_load(&engine->pair_count);
+        if (count != seen) {
+            seen = count;
+            status = get_single(job);
+        }
+    }
+    atomic_fetch_sub(&engine->pair_wish_count, 1);
+    return status;
+}
+
+cm_status
+cm_job_take_device_block(cm_job *job, uint64_t number, cm_address *out)
+{
+    CM_TRY(cm_job_try_pair(job));
+    if (job->side.block == NULL) {
+        cm_status status = get_single(job);
+        if (cm_pool_is_short(status) && !job->plan.is_turned) {
+            status = wait_for_pairs(job, status);
+        }
+        if (cm_pool_is_short(status)) {
+            status = cm_job_alloc_block(job, job->plan.piece_nbytes, job->stream,
+                                        &job->side.block);
+        }
+        CM_TRY(status);
+    }
+    *out = job->side.block->address
+           + (job->side.has_pair ? number % 2 * pair_pitch(job) : 0);
+    return cm_ok();
+}
+
+void
+cm_job_free_block(const cm_job *job, cm_pool *pool, cm_block *block)
+{
+    cm_stream *uses[2] = {job->stream, job->side.stream};
+    uint32_t use_count = job->side.stream == NULL || job->side.is_joined ? 1 : 2;
+    if (block != NULL) {
+        cm_pool_free(pool, block, uses, cm_job_is_idle(job) ? 0 : use_count,
+                     job->lost_track ? CM_POOL_FREE_FENCE : 0u);
+    }
+}
+
+void
+cm_job_free_device_side(cm_job *job)
+{
+    cm_engine *engine = job->engine;
+    if (job->plan.device >= 0) { /* set once before the first use */
+        cm_pool *pool = engine->device_pools[job->plan.device];
+        cm_job_free_block(job, pool, job->side.block);
+        cm_job_free_block(job, pool, job->temporary);
+    }
+    if (job->side.has_pair) {
+        atomic_fetch_sub(&engine->pair_count, 1);
+    }
+    if (job->step == CM_JOB_SUBMITTED) { /* it is the ticket's */
+        if (job->side.stream != NULL) {
+            cm_stream_release(job->side.stream);
+        }
+    }
+    else {
+        cm_cache_give_side(engine, job->side.stream, cm_job_is_idle(job));
+    }
+}

@@ -1,0 +1,285 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "transfer/routes/ring.h"
+
+#include <stdlib.h>
+
+#include "base/fresh_pages.h"
+#include "transfer/routes/device_side.h"
+#include "transfer/routes/routes.h"
+
+cm_status
+cm_ring_create(cm_job *job)
+{
+    cm_layout *layout = &job->plan.layout;
+    if (job->ring != NULL) {
+        return cm_ok();
+    }
+    CM_TRY(cm_job_look(job, layout));
+    size_t slot_room = (size_t)cm_plan_slot_count(&job->plan, &job->tuning);
+    size_t nbytes = sizeof(cm_ring) + slot_room * sizeof(cm_slot);
+    cm_ring *ring = calloc(1, nbytes);
+    if (ring == NULL) {
+        return cm_fail(CM_ENOMEM, nbytes);
+    }
+    cm_layout_take_repeats(layout, &ring->repeats);
+    cm_plan_cut(&job->plan, &job->tuning, layout, &ring->cut);
+    if (job->plan.is_fresh) {
+        cm_pages_ask_huge((char *)job->dst.host + layout->dst_offset,
+                          layout->run_nbytes);
+    }
+    ring->needs_host = cm_routes[job->plan.route].uses_ring && !job->capturing;
+    ring->slot_room = (uint32_t)slot_room;
+    ring->slot_count = ring->slot_room;
+    ring->asked_ns = cm_now_ns();
+    cm_job_open_group(job, &ring->group);
+    job->ring = ring;
+    return cm_ok();
+}
+
+void
+cm_ring_stop(cm_job *job)
+{
+    if (job->ring != NULL && !job->ring->stopped) {
+        cm_task_group_close(&job->ring->group);
+        job->ring->stopped = true;
+    }
+}
+
+void
+cm_ring_destroy(cm_job *job)
+{
+    cm_engine *engine = job->engine;
+    cm_ring *ring = job->ring;
+    uint64_t nbytes = 0;
+    if (ring == NULL) {
+        return;
+    }
+    cm_ring_stop(job);
+    atomic_fetch_add_explicit(&engine->piece_count, ring->begun, memory_order_relaxed);
+    for (uint32_t i = 0; i < ring->slot_room; i++) {
+        cm_slot *s = &ring->slots[i];
+        nbytes += s->pinned != NULL ? job->plan.piece_nbytes : 0;
+        cm_job_free_block(job, engine->pinned_pool, s->pinned);
+        cm_job_free_block(job, engine->device_pools[job->plan.src_device],
+                          s->blocks[0]);
+        cm_job_free_block(job, engine->device_pools[job->plan.device], s->blocks[1]);
+        free(s->plain); /* the runtime is through with ordinary memory on return */
+        cm_cache_give_event(engine, job->stream->device, s->event);
+    }
+    cm_cache_leave_ring(engine, nbytes);
+    free(ring);
+    job->ring = NULL;
+}
+
+/* -- slots -------------------------------------------------------------------------- */
+
+/* No page-locked memory at all. Between devices the runtime finds a way of its own;
+ * else one slot of ordinary memory has to do. */
+static cm_status
+do_without(cm_job *job, cm_slot *s, cm_status refused)
+{
+    cm_ring *ring = job->ring;
+    bool crosses = cm_routes[job->plan.route].crosses;
+    if (crosses && (cm_pool_is_short(refused) || refused.code == CM_EINVALID)) {
+        ring->needs_host = false;
+        cm_job_set_route(job, CM_ROUTE_PEER);
+        return cm_ok();
+    }
+    if (crosses || !cm_pool_is_short(refused)) {
+        return refused;
+    }
+    ring->refused = refused;
+    ring->slot_count = 1;
+    s->plain = malloc((size_t)job->plan.piece_nbytes);
+    s->host = s->plain;
+    return s->plain == NULL ? refused : cm_ok();
+}
+
+/* Give a free slot what it needs. False: no more blocks, and slot_count is less now. */
+static cm_status
+equip_slot(cm_job *job, cm_slot *s, bool *out)
+{
+    cm_engine *engine = job->engine;
+    cm_ring *ring = job->ring;
+    *out = true;
+    if (s->event == 0) {
+        CM_TRY(cm_cache_take_event(engine, job->stream->device, &s->event));
+    }
+    if (s->host != NULL || !ring->needs_host) {
+        return cm_ok();
+    }
+    bool first = s == ring->slots;
+    cm_status status = cm_cache_take_pinned(
+        engine, job->plan.piece_nbytes, first ? UINT64_MAX : job->tuning.ring_nbytes,
+        NULL, &s->pinned);
+    if (!cm_is_ok(status) && !first) {
+        /* The ring is full, or the pool gives no more: those there are will do. Only
+         * while slots are used for the first time, so that begun is the index. */
+        ring->slot_count = (uint32_t)(s - ring->slots);
+        *out = false;
+        return cm_ok();
+    }
+    if (!cm_is_ok(status)) {
+        return do_without(job, s, status);
+    }
+    s->host = s->pinned->host;
+    return cm_ok();
+}
+
+cm_status
+cm_ring_begin_piece(cm_job *job, cm_slot **out)
+{
+    cm_ring *ring = job->ring;
+    bool equipped = false;
+    *out = NULL;
+    while (!equipped) {
+        if (ring->cut.done || ring->begun - ring->ended >= ring->slot_count) {
+            return cm_ok();
+        }
+        CM_TRY(equip_slot(job, cm_slot_at(ring, ring->begun), &equipped));
+    }
+    cm_slot *s = cm_slot_at(ring, ring->begun);
+    if (s->plain != NULL) {
+        /* The runtime's call would wait for the stream and cannot be ended. */
+        CM_TRY(cm_job_wait_stream(job));
+    }
+    if (!cm_routes[job->plan.route].crosses) {
+        CM_TRY(cm_job_take_turn(job, job->plan.piece_nbytes));
+    }
+    (void)cm_cut_next(&ring->cut, &s->piece);
+    ring->begun++;
+    *out = s;
+    return cm_ok();
+}
+
+void
+cm_slot_pack(const cm_slot *s, cm_layout *out)
+{
+    *out = s->piece;
+    cm_layout_pack_dst(out);
+}
+
+void
+cm_slot_unpack(const cm_job *job, const cm_slot *s, cm_layout *out)
+{
+    *out = s->piece;
+    cm_layout_pack_src(out);
+    cm_layout_put_repeats(out, &job->ring->repeats);
+}
+
+cm_status
+cm_slot_look(const cm_job *job, const cm_slot *s, bool *out)
+{
+    cm_status status;
+    CM_ON_DEVICE(status, job->engine->rt, job->stream->device,
+                 cm_rt_event_query(job->engine->rt, s->event, out));
+    return status;
+}
+
+/* -- the loop ----------------------------------------------------------------------- */
+
+/* Waits of the host and the workers are short, but there may be many: asks now and then
+ * whether to go on. Fails: CM_ECANCELLED. */
+static cm_status
+ask(cm_job *job)
+{
+    cm_ring *ring = job->ring;
+    if (cm_ticket_is_stopped(job->ticket)) {
+        return cm_fail(CM_ECANCELLED, 0); /* a look that costs nothing */
+    }
+    if (cm_now_ns() - ring->asked_ns < CM_ASK_NS) {
+        return cm_ok();
+    }
+    bool interrupted = cm_job_is_interrupted(job);
+    ring->asked_ns = cm_now_ns();
+    return interrupted ? cm_fail(CM_ECANCELLED, 0) : cm_ok();
+}
+
+/* The oldest piece of which that half is under way; NULL: there is none. */
+static cm_slot *
+oldest_in(cm_ring *ring, bool second)
+{
+    uint64_t at = second ? ring->ended : ring->passed;
+    return at < (second ? ring->passed : ring->begun) ? cm_slot_at(ring, at) : NULL;
+}
+
+/* Of the oldest piece in it. */
+static cm_status
+end_half(cm_job *job, const cm_ring_way *way, bool second)
+{
+    cm_ring *ring = job->ring;
+    if (second) {
+        const cm_slot *s = cm_slot_at(ring, ring->ended++);
+        cm_job_count_moved(job, cm_layout_nbytes(&s->piece));
+        return cm_ok();
+    }
+    CM_TRY(way->pass(job, cm_slot_at(ring, ring->passed)));
+    ring->passed++;
+    return cm_ok();
+}
+
+/* The host's half of all pieces for which it is over. */
+static cm_status
+end_tasks(cm_job *job, const cm_ring_way *way)
+{
+    bool second = !way->host_first;
+    for (;;) {
+        const cm_slot *s = oldest_in(job->ring, second);
+        if (s == NULL || !cm_copy_task_is_done(&s->task)) {
+            return cm_ok();
+        }
+        CM_TRY(cm_job_moved_status(job));
+        CM_TRY(end_half(job, way, second));
+    }
+}
+
+/* The device's half of the oldest piece; *out: it is over. Waits where the host has
+ * nothing else to do: the only wait that may park. */
+static cm_status
+end_on_device(cm_job *job, const cm_ring_way *way, bool waits, bool *out)
+{
+    bool second = way->host_first;
+    const cm_slot *s = oldest_in(job->ring, second);
+    *out = false;
+    if (s == NULL) {
+        return cm_ok();
+    }
+    if (waits) {
+        CM_TRY(cm_job_wait_event(job, job->stream->device, s->event));
+        *out = true;
+    }
+    else {
+        CM_TRY(cm_slot_look(job, s, out));
+    }
+    return *out ? end_half(job, way, second) : cm_ok();
+}
+
+cm_status
+cm_ring_run(cm_job *job, const cm_ring_way *way, bool drain)
+{
+    cm_ring *ring = job->ring;
+    const uint64_t *last = drain             ? &ring->ended
+                           : way->host_first ? &ring->passed
+                                             : &ring->begun;
+    for (;;) {
+        cm_slot *s;
+        CM_TRY(ask(job));
+        CM_TRY(end_tasks(job, way));
+        CM_TRY(cm_ring_begin_piece(job, &s));
+        if (s != NULL) {
+            CM_TRY(way->begin(job, s));
+            continue;
+        }
+        if (ring->cut.done && *last == ring->begun) {
+            return cm_ok();
+        }
+        cm_slot *at_host = oldest_in(ring, !way->host_first);
+        bool over = false;
+        if (!way->host_first || !ring->cut.done || drain) { /* else nobody needs it */
+            CM_TRY(end_on_device(job, way, at_host == NULL, &over));
+        }
+        if (!over) {
+            cm_task_group_rest(&ring->group, at_host == NULL ? NULL : &at_host->task);
+        }
+    }
+}

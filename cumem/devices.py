@@ -1,0 +1,397 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Devices, what drives them, and which are opened: `Device` and what is asked of all."""
+
+from __future__ import annotations
+
+import operator
+import os
+import re
+import warnings
+from collections.abc import Callable
+from typing import Any, Literal, Self, SupportsIndex, final
+
+import numpy as np
+
+from cumem import _core
+from cumem.errors import EmulationWarning
+from cumem.units import read_size
+
+__all__ = [
+    "Device",
+    "backend",
+    "device_count",
+    "driver_version",
+    "emulation_reason",
+    "runtime_version",
+]
+
+_Backend = Literal["cuda", "emulated"]
+
+
+@final
+class Device:
+    """One GPU, or one emulated device.
+
+    Parameters
+    ----------
+    index : int or str
+        As CUDA counts the visible devices, from 0; ``"cuda:0"`` as torch writes it, and
+        ``"cuda"`` for cumem's current device.
+
+    Raises
+    ------
+    ValueError
+        If there is no such device.
+    CudaError
+        If the driver cannot be opened.
+
+    Notes
+    -----
+    Can be used wherever an index can and equals it: ``buf.device == 0``. Pickles as its
+    index. Asking for properties creates no context.
+    """
+
+    __slots__ = ("_index",)
+    _index: int
+
+    def __new__(cls, index: SupportsIndex | str = 0, /) -> Self:
+        if index is None:
+            raise TypeError('index must be an int or "cuda:N", not NoneType')
+        return _core._device(index, "device")
+
+    def __reduce__(self) -> tuple[type[Self], tuple[int]]:
+        """Pickle: the index. Reading it back is a ValueError where there is no such
+        device.
+        """
+        return type(self), (self._index,)
+
+    @property
+    def index(self) -> int:
+        """Number of the device, from 0."""
+        return self._index
+
+    @property
+    def name(self) -> str:
+        """Name of the product."""
+        name = _core._describe_device(self._index)[0]
+        return name.decode("utf-8", "replace")
+
+    @property
+    def uuid(self) -> str:
+        """ "GPU-…" as nvidia-smi prints it; the same in every process."""
+        digits = _core._describe_device(self._index)[1].hex()
+        parts = digits[:8], digits[8:12], digits[12:16], digits[16:20], digits[20:]
+        return f"GPU-{'-'.join(parts)}"
+
+    @property
+    def pci_bus_id(self) -> str:
+        """Place on the bus: "0000:1b:00.0"."""
+        return _core._describe_device(self._index)[2]
+
+    @property
+    def total_nbytes(self) -> int:
+        """Bytes of memory on the device."""
+        return _core._describe_device(self._index)[3]
+
+    @property
+    def compute_capability(self) -> tuple[int, int]:
+        """Tuple of two ints, e.g. (9, 0)."""
+        major, minor = (
+            _core._device_attribute(self._index, _core._DEVICE_ATTRIBUTES[name]) or 0
+            for name in ("compute_major", "compute_minor")
+        )
+        return major, minor
+
+    @property
+    def emulated(self) -> bool:
+        """True when it is no real GPU."""
+        return backend() == "emulated"
+
+    def attributes(self) -> dict[str, int]:
+        """Attributes of the device that matter for memory.
+
+        Returns
+        -------
+        dict of str to int
+            Named after CUDA's device attributes; one that the driver does not know is
+            left out.
+
+        Raises
+        ------
+        CudaError
+            If the driver cannot answer.
+        """
+        found = {
+            name: _core._device_attribute(self._index, number)
+            for name, number in _core._DEVICE_ATTRIBUTES.items()
+        }
+        return {name: value for name, value in found.items() if value is not None}
+
+    def can_access_peer(self, other: object, /) -> bool:
+        """Whether this device can reach the memory of another one directly.
+
+        Parameters
+        ----------
+        other : Device, int or str
+
+        Returns
+        -------
+        bool
+            False for the device itself.
+
+        Raises
+        ------
+        ValueError
+            If `other` does not exist.
+        CudaError
+            If the driver cannot answer.
+        """
+        peer = _core._device(other, "other").index
+        return peer != self._index and _core._can_access_peer(self._index, peer)
+
+    def synchronize(self) -> None:
+        """Wait until everything queued on the device so far is done.
+
+        Raises
+        ------
+        CudaError
+            If work on the device failed.
+
+        Notes
+        ----- **Blocks** until all streams of the device are empty, GIL released; Ctrl-C
+        interrupts it in the main thread. Creates a context on the device if there is
+        none.
+        """
+        _core._synchronize_device(self._index)
+
+    def memory_info(self) -> tuple[int, int]:
+        """Memory of the device as its driver sees it, all processes together.
+
+        Returns
+        -------
+        tuple of int
+            Free and total bytes.
+
+        Raises
+        ------
+        CudaError
+            If the driver cannot answer.
+
+        Notes
+        -----
+        Creates a context on the device if there is none.
+        """
+        return _core._memory_info(self._index)
+
+    def __index__(self) -> int:
+        return self._index
+
+    def __hash__(self) -> int:
+        return self._index
+
+    def __eq__(self, other: object, /) -> bool:
+        if isinstance(other, Device):
+            return self._index == other._index
+        if isinstance(other, (int, np.generic)) and not isinstance(other, bool):
+            if hasattr(other, "__index__"):
+                return self._index == operator.index(other)
+        return NotImplemented
+
+    def __repr__(self) -> str:
+        emulated = ", emulated" if _core._is_emulated() else ""
+        return f"<cumem.Device {self._index}{emulated}>"
+
+
+def make(index: int) -> Device:
+    """Of an index that exists, for the extension, which keeps one of each."""
+    device = object.__new__(Device)
+    device._index = index
+    return device
+
+
+def device_count() -> int:
+    """Number of devices, real or emulated.
+
+    Returns
+    -------
+    int
+
+    Raises
+    ------
+    CudaError
+        If the driver cannot answer.
+    """
+    return _core._device_count()
+
+
+def backend() -> _Backend:
+    """What cumem works on: "cuda", or "emulated" where there is no GPU.
+
+    Returns
+    -------
+    str
+
+    Raises
+    ------
+    CudaError
+        If there is a driver that cannot be opened.
+    """
+    return _core._read_backend()[0]
+
+
+def emulation_reason() -> str | None:
+    """Why devices are emulated.
+
+    Returns
+    -------
+    str or None
+        None on a real GPU.
+
+    Raises
+    ------
+    CudaError
+        If there is a driver that cannot be opened.
+    """
+    return _core._read_backend()[1]
+
+
+def driver_version() -> tuple[int, int]:
+    """Newest CUDA version that the driver serves.
+
+    Returns
+    -------
+    tuple of int
+        Major and minor number, e.g. (13, 0).
+
+    Raises
+    ------
+    CudaError
+        If the driver cannot answer.
+    """
+    return _pair(_core._driver_version())
+
+
+def runtime_version() -> tuple[int, int]:
+    """CUDA version of the runtime library that is built in.
+
+    Returns
+    -------
+    tuple of int
+        Major and minor number, e.g. (12, 9).
+
+    Raises
+    ------
+    CudaError
+        If the driver cannot be opened.
+    """
+    return _pair(_core._runtime_version())
+
+
+def _pair(version: int) -> tuple[int, int]:
+    return version // 1000, version % 1000 // 10
+
+
+# -- what is opened --------------------------------------------------------------------
+
+
+def _count(most: int) -> Callable[[str], int]:
+    def read(text: str) -> int:
+        if not (text.isascii() and text.isdigit() and int(text) <= most):
+            raise ValueError(text)
+        return int(text)
+
+    return read
+
+
+def _memory(text: str) -> int:
+    nbytes = read_size(text, "", False, None)
+    if not 1 <= nbytes <= 2**62:
+        raise ValueError(text)
+    return nbytes
+
+
+def _driver(text: str) -> int:
+    match = re.fullmatch(r"(\d{1,4})(?:\.(\d{1,2}))?", text, re.ASCII)
+    if match is None or not 1 <= int(match[1]) <= 1000:
+        raise ValueError(text)
+    return int(match[1]) * 1000 + int(match[2] or 0) * 10
+
+
+def _backend(text: str) -> str:
+    if text not in ("cuda", "emulated"):
+        raise ValueError(text)
+    return text
+
+
+#: The variable of each setting, how it is read, and what it must be.
+_VARIABLES: dict[str, tuple[str, Callable[[str], int | str], str]] = {
+    "backend": ("CUMEM_BACKEND", _backend, "'cuda', 'emulated' or unset"),
+    "device_count": ("CUMEM_EMULATED_DEVICES", _count(64), "a count from 0 to 64"),
+    "memory_nbytes": (
+        "CUMEM_EMULATED_MEMORY",
+        _memory,
+        "a number of bytes such as 1073741824 or 4GiB",
+    ),
+    "driver_version": (
+        "CUMEM_EMULATED_DRIVER",
+        _driver,
+        "a CUDA version such as 12.4",
+    ),
+    "max_delay_us": (
+        "CUMEM_EMULATED_DELAY_US",
+        _count(1_000_000),
+        "a number of microseconds from 0 to 1000000",
+    ),
+    "seed": (
+        "CUMEM_EMULATED_SEED",
+        _count(2**64 - 1),
+        "an integer of at most 64 bits",
+    ),
+    "peers": ("CUMEM_EMULATED_PEERS", _count(1), "0 or 1"),
+}
+
+
+def read_settings(
+    given: dict[str, Any] | None, *defaults: int
+) -> tuple[bool, bool, int, int, int, int, int, bool, bool]:
+    """What is opened next: as the environment says, but for what a test has `given`.
+
+    That is whether CUDA is tried, whether emulated devices will do, their number, memory,
+    driver, longest delay and seed, of which there are `defaults`, whether they reach each
+    other, and whether calls can be made to fail.
+    """
+    names = list(_VARIABLES)[1:6]
+    settings: dict[str, Any] = dict(zip(names, defaults, strict=True))
+    settings |= {"backend": None, "peers": True, "faults": False}
+    for name, (variable, read, expected) in _VARIABLES.items():
+        if text := os.environ.get(variable):
+            try:
+                settings[name] = read(text)
+            except ValueError:
+                raise ValueError(
+                    f"{variable} must be {expected}, not '{text:.100}'"
+                ) from None
+    for name, value in (given or {}).items():
+        if name not in settings:
+            raise TypeError(f"there is no setting {name!r}")
+        if value is not None:
+            settings[name] = value
+    backend = settings["backend"]
+    return (
+        backend != "emulated",
+        backend != "cuda",
+        *(settings[name] for name in names),
+        bool(settings["peers"]),
+        settings["faults"],
+    )
+
+
+def warn_of_emulation(reason: str) -> None:
+    """For the caller of the function that opens the devices."""
+    warnings.warn(
+        f"cumem works on an emulated device: {reason}. Results are right but timings mean "
+        "nothing. Set CUMEM_BACKEND=emulated to choose this without the warning, or "
+        "CUMEM_BACKEND=cuda to make it an error",
+        EmulationWarning,
+        stacklevel=2,
+    )

@@ -1,0 +1,88 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Arguments that the extension does not know at a look: unusual shapes and devices."""
+
+from __future__ import annotations
+
+import math
+import operator
+import re
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import numpy as np
+
+_SHAPE = "an int or a sequence of ints"
+
+
+def read_shape(shape: Any, name: str, most: int) -> tuple[int, ...]:
+    """The lengths that an int, or a sequence of at most `most` ints, stands for."""
+    # bytes are sequences of ints and True is an int, but nobody means a shape
+    if isinstance(shape, (str, bytes, bytearray, bool)):
+        raise TypeError(_refusal(name, _SHAPE, shape))
+    if hasattr(type(shape), "__getitem__") and not isinstance(shape, dict):
+        try:
+            len(shape)
+        except TypeError:  # a scalar of NumPy's
+            return (_length(shape, name),)
+        lengths = tuple(shape)
+        if len(lengths) > most:
+            raise ValueError(
+                f"{name} has {len(lengths)} dimensions: at most {most} are possible"
+            )
+        return tuple(_length(each, name) for each in lengths)
+    return (_length(shape, name),)
+
+
+def _length(value: Any, name: str) -> int:
+    try:
+        length = operator.index(value)
+    except TypeError:  # an array of two elements, for one
+        raise TypeError(_refusal(name, _SHAPE, value)) from None
+    if not -(2**63) <= length < 2**63:
+        raise ValueError(f"{name}: {length} does not fit in 63 bits")
+    if length < 0:
+        raise ValueError(f"{name} must not hold negative lengths, got {length}")
+    return length
+
+
+def read_device(device: Any, name: str, current: int) -> int:
+    """The index that a text or a ``torch.device`` stands for."""
+    kind = type(device)
+    if isinstance(device, str):
+        text = device
+    elif hasattr(kind, "type") and hasattr(kind, "index"):
+        text = str(device)  # torch writes "cuda:0" and "cpu"
+    else:
+        raise TypeError(_refusal(name, 'an int, a Device, "cuda:N" or None', device))
+    match = re.fullmatch(r"cuda(?::(\d{1,9}))?", text, re.ASCII)
+    if match is None:
+        raise ValueError(f'{name} must be "cuda" or "cuda:N", not {text!r}')
+    return current if match[1] is None else int(match[1])
+
+
+def refuse_dtype(dtype: np.dtype[Any]) -> None:
+    """TypeError: it is none that elements of a buffer can have."""
+    if dtype.subdtype is not None:
+        why = "a sub-array dtype is not an element type: put its shape into `shape`"
+    elif dtype.hasobject:
+        why = "objects cannot live in a cumem buffer"
+    else:
+        why = "its items have no size, e.g. 'S' instead of 'S8'"
+    raise TypeError(f"dtype {dtype!r}: {why}")
+
+
+def read_timeout(seconds: Any) -> int:
+    """In nanoseconds; what is longer than 30 years is for ever."""
+    try:
+        value = math.fsum((seconds,))  # a float, and of numbers alone
+    except TypeError:
+        raise TypeError(
+            _refusal("timeout", "a number of seconds or None", seconds)
+        ) from None
+    if not value >= 0:
+        raise ValueError(f"timeout must be at least 0 seconds, not {seconds!r}")
+    return int(value * 1e9) if value < 1e9 else 2**64 - 1
+
+
+def _refusal(name: str, expected: str, value: object) -> str:
+    return f"{name} must be {expected}, not {type(value).__name__}"

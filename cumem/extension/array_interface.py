@@ -1,0 +1,192 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``__cuda_array_interface__`` dictionaries, for the extension: read strictly, and made."""
+
+from __future__ import annotations
+
+import operator
+import re
+from contextlib import suppress
+from typing import Any, NoReturn
+
+import numpy as np
+
+from cumem import _core
+
+__all__ = ["describe", "read"]
+
+NEWEST_VERSION = 3
+MAX_NDIM = 64
+#: Byte order, one letter, digits and, for datetimes, a unit: numpy.dtype() by itself
+#: would take much more than the interface allows.
+TYPESTR = re.compile(r"[<>|](?:[biufcSUV]\d{1,10}|[mM]\d{1,10}(?:\[.*\])?)", re.ASCII)
+
+
+def read(
+    entries: Any,
+) -> tuple[int, bool, tuple[int, ...], tuple[int, ...], np.dtype[Any], int]:
+    """Pointer, read-only, shape, strides in bytes, dtype and stream (0: none), or an
+    error that names the entry that is wrong.
+
+    Integers and tuples are of exactly these types; the dtype is that of ``descr`` where
+    it has fields.
+    """
+    if not isinstance(entries, dict):
+        given = repr(entries)[:200]
+        raise TypeError(f"__cuda_array_interface__ must be a dict, not {given}")
+    entries = {
+        **entries
+    }  # an __index__ of the exporter's could change theirs meanwhile
+    version = _integer("version", _required(entries, "version"))
+    if not 0 <= version <= NEWEST_VERSION:
+        _refuse(ValueError, "version", f"0 to {NEWEST_VERSION}", entries["version"])
+    if entries.get("mask") is not None:
+        _refuse(ValueError, "mask", "None: masks are not supported", entries["mask"])
+    pointer, readonly = _read_data(_required(entries, "data"))
+    shape = _integers("shape", _required(entries, "shape"))
+    if min(shape, default=0) < 0:
+        _refuse(ValueError, "shape", "without negative lengths", entries["shape"])
+    stream = _read_stream(entries.get("stream"))
+    dtype = _read_dtype(entries)
+    if entries.get("strides") is None:
+        strides = _dense_strides(shape, dtype.itemsize)
+    else:
+        strides = _integers("strides", entries["strides"])
+        if len(strides) != len(shape):
+            _refuse(ValueError, "strides", "as long as the shape", entries["strides"])
+    return pointer, readonly, shape, strides, dtype, stream
+
+
+def describe(buffer: _core.Buffer, pointer: int) -> dict[str, Any]:
+    """The entries of a buffer, but the stream that a consumer comes after."""
+    shape, strides, dtype = buffer.shape, buffer.strides, buffer.dtype
+    steps: list[tuple[int, int, int]] = []  # none in what is empty is ever taken
+    if buffer.size > 0:
+        dense = _dense_strides(shape, buffer.itemsize)
+        steps = [*zip(shape, strides, dense, strict=True)]
+    if any(step < 0 and length > 1 for length, step, _ in steps):
+        # So that hasattr() answers no and a consumer goes on to DLPack, which says why.
+        raise AttributeError(
+            "__cuda_array_interface__: this view has negative strides, over which PyTorch "
+            "ends the process; hand over copy() of it, or the buffer before it is reversed"
+        )
+    is_dense = all(length == 1 or step == other for length, step, other in steps)
+    entries = {
+        "shape": shape,
+        "typestr": dtype.str,
+        "data": (pointer, buffer.readonly),
+        "version": 3,
+        "strides": None if is_dense else strides,
+    }
+    if dtype.names is not None:
+        with suppress(ValueError):  # overlapping or out-of-order fields: bytes only
+            entries["descr"] = dtype.descr
+    return entries
+
+
+def _dense_strides(shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
+    strides, step = [], itemsize
+    for length in reversed(shape):
+        strides.append(step)
+        step *= max(length, 1)
+    if step >= 2**63:
+        raise ValueError(
+            "__cuda_array_interface__['shape']: the number of bytes does not fit in 63 bits"
+        )
+    return tuple(reversed(strides))
+
+
+def _refuse(error: type[Exception], key: str, expected: str, value: object) -> NoReturn:
+    raise error(
+        f"__cuda_array_interface__['{key}'] must be {expected}, not {repr(value)[:200]}"
+    )
+
+
+def _required(entries: dict[str, Any], key: str) -> Any:
+    value = entries.get(key)
+    if value is None:
+        raise ValueError(f"__cuda_array_interface__ has no '{key}'")
+    return value
+
+
+def _integer(key: str, value: Any) -> int:
+    try:
+        number = int(operator.index(value))
+    except TypeError:
+        raise TypeError(
+            f"__cuda_array_interface__['{key}'] must be an int, not "
+            f"{type(value).__name__}"
+        ) from None
+    if not -(2**63) <= number < 2**63:
+        raise ValueError(
+            f"__cuda_array_interface__['{key}']: {number} does not fit in 63 bits"
+        )
+    return number
+
+
+def _integers(key: str, value: Any) -> tuple[int, ...]:
+    if not isinstance(value, tuple):
+        _refuse(TypeError, key, "a tuple of ints", value)
+    if len(value) > MAX_NDIM:
+        raise ValueError(
+            f"__cuda_array_interface__['{key}'] has {len(value)} items, more than "
+            f"{MAX_NDIM}"
+        )
+    return tuple(_integer(key, item) for item in value)
+
+
+def _read_data(value: Any) -> tuple[int, bool]:
+    if not isinstance(value, tuple) or len(value) != 2:
+        _refuse(TypeError, "data", "a tuple (pointer, read_only)", value)
+    try:
+        pointer = int(operator.index(value[0]))
+    except TypeError:
+        _refuse(TypeError, "data", "a tuple (int, bool)", value)
+    if not isinstance(value[1], int):
+        _refuse(TypeError, "data", "a tuple (int, bool)", value)
+    if not 0 <= pointer < 2**64 - 1:
+        _refuse(ValueError, "data", "a pointer of 64 bits", value)
+    return pointer, bool(value[1])
+
+
+def _read_stream(value: Any) -> int:
+    if value is None:
+        return 0
+    if not isinstance(value, int) or isinstance(value, bool):
+        _refuse(TypeError, "stream", "None or an int", value)
+    if not 0 < value < 2**64 - 1:
+        expected = "None, 1 (legacy default), 2 (per-thread default) or a handle"
+        _refuse(ValueError, "stream", expected, value)
+    return int(value)
+
+
+def _read_dtype(entries: dict[str, Any]) -> np.dtype[Any]:
+    typestr, descr = _required(entries, "typestr"), entries.get("descr")
+    if not isinstance(typestr, str):
+        _refuse(TypeError, "typestr", "a str such as '<f4'", typestr)
+    if len(typestr) > 32 or not TYPESTR.fullmatch(typestr):
+        _refuse(ValueError, "typestr", "a type string such as '<f4'", typestr)
+    plain = _make_dtype("typestr", typestr)
+    if plain.kind != "V" or descr is None:
+        return plain
+    if not isinstance(descr, list):  # where typestr says only how many bytes it has
+        _refuse(TypeError, "descr", "a list of tuples", descr)
+    fields = _make_dtype("descr", descr)
+    if fields.itemsize != plain.itemsize:
+        _refuse(ValueError, "descr", "of the size that typestr says", descr)
+    return fields
+
+
+def _make_dtype(key: str, value: Any) -> np.dtype[Any]:
+    dtype: np.dtype[Any] | None
+    try:
+        dtype = np.dtype(value)
+    except MemoryError:
+        raise
+    except Exception:
+        dtype = None
+    if dtype is None or dtype.hasobject or dtype.itemsize == 0 or dtype.subdtype:
+        raise ValueError(
+            f"__cuda_array_interface__['{key}'] is no dtype cumem can hold: "
+            f"{repr(value)[:200]}"
+        )
+    return dtype

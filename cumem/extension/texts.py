@@ -1,0 +1,39 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the extension's objects say of themselves: their ``repr`` and names of flags."""
+
+from __future__ import annotations
+
+from cumem import _core
+
+# Of cudaHostAlloc, cudaHostRegister and cudaMallocManaged.
+_HOST_FLAGS = {1: "portable", 2: "mapped", 4: "write_combined"}
+_READ_ONLY = 8
+_ATTACH_HOST = 2
+
+
+def buffer_repr(buffer: _core.Buffer) -> str:
+    """Of a buffer, also of one that is closed."""
+    said = [
+        f"shape={buffer.shape}",
+        f"dtype={buffer.dtype}",
+        f"nbytes={buffer.nbytes}",
+    ]
+    device = buffer.device
+    if buffer.closed:
+        said.append("closed")
+    else:
+        said += [f"device={device.index}"] if device is not None else []
+        said += ["readonly"] if buffer.readonly else []
+        said += ["emulated"] if device is not None and _core._is_emulated() else []
+    return f"cumem.{type(buffer).__name__}({', '.join(said)})"
+
+
+def flag_names(kind: str, flags: int, is_registered: bool, has_pool: bool) -> list[str]:
+    """How the memory was made: names of the flags that apply to its kind."""
+    if is_registered:
+        return ["registered", "read_only"] if flags & _READ_ONLY else ["registered"]
+    if not has_pool or kind == "device":
+        return []
+    if kind == "managed":
+        return ["host" if flags == _ATTACH_HOST else "global"]
+    return [name for bit, name in _HOST_FLAGS.items() if flags & bit]

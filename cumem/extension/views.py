@@ -1,0 +1,273 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What buffers do that takes thought and no hurry: views, numbers, iteration, refusals.
+
+Functions that answer a layout give the shape of a view and its strides in bytes; the
+extension makes it.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+from typing import Any, NoReturn
+
+from cumem import _core
+
+MAX_NDIM = 64
+
+_Layout = tuple[tuple[int, ...], tuple[int, ...]]
+_Keywords = dict[str, Any] | None
+
+
+# -- views -----------------------------------------------------------------------------
+
+
+def reshape(
+    buffer: _core.Buffer, lengths: tuple[Any, ...], named: _Keywords
+) -> _Layout:
+    """Of the same elements with other lengths; see `Buffer.reshape`."""
+    order = _read_order(named or {})
+    if not lengths:
+        raise TypeError("reshape() needs a shape")
+    shape = _integers(lengths, "shape", "integers or a sequence of integers")
+    for length in shape:
+        if length < -1:
+            raise ValueError(f"shape holds the negative length {length}")
+    if shape.count(-1) > 1:
+        raise ValueError("only one length of shape can be -1")
+    if len(shape) > MAX_NDIM:
+        raise ValueError(
+            f"shape has {len(shape)} dimensions, at most {MAX_NDIM} are possible"
+        )
+    size, itemsize = buffer.size, buffer.itemsize
+    known = math.prod(length for length in shape if length != -1)
+    if -1 in shape and known > 0 and size % known == 0:
+        shape[shape.index(-1)] = size // known
+    elif -1 in shape or known != size:
+        raise ValueError(f"cannot reshape a buffer of {size} elements into that shape")
+    turn = -1 if order == "C" else 1  # from here on the fastest axis comes first
+    new = shape[::turn]
+    old = [*zip(buffer.shape, buffer.strides, strict=True)][::turn]
+    strides = _steps(new, itemsize) if size == 0 else _match(old, new, itemsize)
+    if strides is None:
+        raise ValueError(
+            f"the strides of the buffer do not allow that shape in order '{order}' "
+            "without a copy; copy() it first"
+        )
+    return tuple(shape), tuple(strides[::turn])
+
+
+def transpose(buffer: _core.Buffer, axes: tuple[object, ...]) -> _Layout:
+    """With the axes in another order; see `Buffer.transpose`."""
+    ndim = buffer.ndim
+    if not axes or (len(axes) == 1 and axes[0] is None):
+        axes = (*range(ndim)[::-1],)
+    order = [axis + ndim if axis < 0 else axis for axis in _integers(axes, "axes")]
+    if sorted(order) != [*range(ndim)]:
+        raise ValueError(f"axes must be a permutation of the {ndim} axes")
+    shape, strides = buffer.shape, buffer.strides
+    return tuple(shape[axis] for axis in order), tuple(strides[axis] for axis in order)
+
+
+def recast(buffer: _core.Buffer, itemsize: int) -> _Layout:
+    """Of the same bytes as elements of another size; see `Buffer.view`."""
+    shape, strides, old = [*buffer.shape], [*buffer.strides], buffer.itemsize
+    if not shape:
+        raise ValueError(
+            "the dtype of a buffer without dimensions can only change to one of the same "
+            "itemsize"
+        )
+    if shape[-1] != 1 and buffer.nbytes != 0 and strides[-1] != old:
+        raise ValueError(
+            "to view as a dtype of another itemsize, the last axis must be contiguous"
+        )
+    nbytes = shape[-1] * old
+    if itemsize < old and old % itemsize != 0:
+        raise ValueError(
+            f"an itemsize of {itemsize} does not divide the buffer's itemsize of {old}"
+        )
+    if itemsize > old and nbytes % itemsize != 0:
+        raise ValueError(
+            f"an itemsize of {itemsize} does not divide the last axis of {nbytes} bytes"
+        )
+    shape[-1], strides[-1] = nbytes // itemsize, itemsize
+    return tuple(shape), tuple(strides)
+
+
+def refuse_index(buffer: _core.Buffer, index: Any) -> NoReturn:
+    """Raise why this is no basic index of the buffer."""
+    items = index if isinstance(index, tuple) else (index,)
+    if sum(item is Ellipsis for item in items) > 1:
+        raise IndexError("an index holds at most one Ellipsis")
+    used = [item for item in items if item is not None and item is not Ellipsis]
+    for item in used:
+        if not isinstance(item, slice) and not _is_integer(item):
+            raise IndexError(
+                "buffers take basic indexing only (integers, slices, Ellipsis, None), "
+                f"not {type(item).__name__}; index the array of numpy() instead"
+            )
+    ndim = buffer.ndim
+    if len(used) > ndim:
+        raise IndexError(
+            f"too many indices: the buffer has {ndim} dimension{'s' * (ndim != 1)}"
+        )
+    axis = 0
+    for item in items:
+        if item is Ellipsis:
+            axis += ndim - len(used)
+        elif item is not None:
+            length = buffer.shape[axis]
+            if not isinstance(item, slice) and not (
+                -length <= operator.index(item) < length
+            ):
+                raise IndexError(
+                    f"index {item} is out of bounds for axis {axis} with length {length}"
+                )
+            axis += 1
+    raise IndexError(f"a view has at most {MAX_NDIM} dimensions")
+
+
+# -- as an array, a number, a collection -----------------------------------------------
+
+
+def as_array(buffer: _core.Buffer, arguments: tuple[Any, ...], named: _Keywords) -> Any:
+    """What `Buffer.__array__` answers."""
+    return _convert(buffer.numpy(), *arguments, **named or {})
+
+
+def _convert(array: Any, dtype: Any = None, *, copy: object = None) -> object:
+    """The array, as another dtype or a copy if need be."""
+    if dtype is not None and array.dtype != dtype:
+        if copy is not None and not copy:
+            raise ValueError("another dtype needs a copy")
+        return array.astype(dtype)
+    return array.copy() if copy else array
+
+
+def as_number(buffer: _core.Buffer, kind: type) -> object:
+    """The only element as an int, float, complex or, as with NumPy's arrays, a bool."""
+    if kind is bool and buffer.size != 1:
+        raise ValueError(
+            f"the truth of a buffer of {buffer.size} elements is ambiguous; use "
+            "`buf is not None`, `buf.size > 0` or buf.numpy().any()"
+        )
+    return kind(buffer.numpy())
+
+
+def iterate(buffer: _core.Buffer, backwards: bool) -> Iterator[_core.Buffer]:
+    """Lazily along the first axis; the iterator holds the buffer."""
+    if buffer.ndim == 0:
+        raise TypeError("iteration over a buffer without dimensions")
+    places = range(buffer.shape[0])
+    return map(buffer.__getitem__, places[::-1] if backwards else places)
+
+
+def refuse_search(buffer: _core.Buffer) -> NoReturn:
+    """Raise what to do in place of `value in buffer`."""
+    hint = "use `value in buf.numpy()`"
+    if isinstance(buffer, _core.DeviceBuffer):
+        hint = (
+            'copy it to the host first, as in cumem.array(buf, kind="pinned"), and '
+            f"{hint} on that"
+        )
+    raise TypeError(f"a buffer does not search its values; {hint}")
+
+
+# -- arguments -------------------------------------------------------------------------
+
+
+def _read_order(named: dict[str, Any]) -> str:
+    order = named.pop("order", None)
+    for name in named:
+        raise TypeError(f"reshape() got an unexpected keyword argument '{name}'")
+    if order is not None and not isinstance(order, str):
+        raise TypeError(_refusal("order", '"C" or "F"', order))
+    if order not in (None, "C", "F"):
+        raise ValueError(f'order must be "C" or "F", not {order!r}')
+    return order or "C"
+
+
+def _is_integer(value: Any) -> bool:
+    try:
+        return not isinstance(value, bool) and operator.index(value) is not None
+    except TypeError:  # an array of two elements, for one, has an index and no value
+        return False
+
+
+def _integers(
+    values: tuple[object, ...],
+    name: str,
+    expected: str = "an int or a sequence of ints",
+) -> list[int]:
+    """From several arguments, or from one that is a sequence."""
+    numbers: Any = values
+    if len(values) == 1 and not hasattr(values[0], "__index__"):
+        numbers = values[0]
+    try:
+        numbers = tuple(numbers)
+    except TypeError:
+        raise TypeError(_refusal(name, expected, numbers)) from None
+    return [_integer(number, name) for number in numbers]
+
+
+def _integer(value: Any, name: str) -> int:
+    try:
+        number = operator.index(value)
+    except TypeError:  # an array of two elements, for one, has an index and no value
+        raise TypeError(_refusal(name, "an int", value)) from None
+    if not -(2**63) <= number < 2**63:
+        raise ValueError(f"{name}: {number} does not fit in 63 bits")
+    return number
+
+
+def _refusal(name: str, expected: str, value: object) -> str:
+    return f"{name} must be {expected}, not {type(value).__name__}"
+
+
+# -- strides ---------------------------------------------------------------------------
+
+
+def _steps(shape: Sequence[int], step: int) -> list[int]:
+    """Without gaps from `step` on; in what is empty nobody takes one that does not fit."""
+    strides = []
+    for length in shape:
+        strides.append(step)
+        following = step * max(length, 1)
+        step = following if -(2**63) <= following < 2**63 else step
+    return strides
+
+
+def _match(
+    old: list[tuple[int, int]], new: list[int], itemsize: int
+) -> list[int] | None:
+    """Strides of `new` lengths over `old` axes; None where that takes a copy.
+
+    Runs of old axes are held against runs of new axes with as many elements: the old run
+    must step evenly, and then the new one does. Axes of length 1 have no say.
+    """
+    left = [axis for axis in old if axis[0] != 1]
+    strides: list[int] = []
+    step = itemsize
+    while len(strides) < len(new):
+        at = len(strides)
+        if new[at] == 1:
+            strides.append(step)
+            continue
+        run, end = [left.pop(0)], at + 1
+        have, want = run[0][0], new[at]
+        while have != want:
+            if have < want:
+                run.append(left.pop(0))
+                have *= run[-1][0]
+            else:
+                want *= new[end]
+                end += 1
+        if any(
+            after != length * before for (length, before), (_, after) in pairwise(run)
+        ):
+            return None
+        strides += _steps(new[at:end], run[0][1])
+        step = _steps([new[end - 1], 1], strides[-1])[1]
+    return strides

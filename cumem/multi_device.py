@@ -1,0 +1,613 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Copies between one end and several, on any devices: broadcast, scatter and gather.
+
+Ends are read and checked here, all of them before anything is copied; the extension
+starts the copies together and waits for them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import operator
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from cumem import _core
+from cumem.progress import Progress
+
+#: Of NumPy, to find out whether views share bytes: some milliseconds. Views of one array
+#: take a few steps for each axis.
+STEPS = 1_000_000
+
+
+class _Call(NamedTuple):
+    """One of the functions being called; what its errors say."""
+
+    name: str
+    noun: str  #: of what there are several
+    other: str  #: of what there is one
+    stream: object
+    blocking: bool
+    progress: Progress
+
+    def refuse(self, text: str) -> ValueError:
+        return ValueError(f"{self.name}: {text}")
+
+
+class _End:
+    """Memory at an end: a Buffer or an array, whatever was given."""
+
+    def __init__(self, memory: Any, place: int) -> None:
+        """`place` is the address of element 0, one number for all views of it."""
+        self.memory = memory
+        self.place = place
+        axes = [*zip(memory.shape, memory.strides, strict=True)]
+        self.is_empty = 0 in memory.shape
+        self.axes = [axis for axis in axes if axis[0] > 1]
+        reach = [(n - 1) * step for n, step in self.axes]
+        self.begin = place + sum(step for step in reach if step < 0)
+        self.end = place + sum(step for step in reach if step > 0) + memory.itemsize
+
+    @property
+    def is_readonly(self) -> bool:
+        if isinstance(self.memory, _core.Buffer):
+            return self.memory.readonly
+        return not self.memory.flags.writeable
+
+    @property
+    def current_stream(self) -> _core.Stream | None:
+        """Of its device, where that alone has the memory."""
+        if not isinstance(self.memory, _core.Buffer):
+            return None
+        on_device = self.memory.residency == "device"
+        return _core.current_stream(self.memory.device) if on_device else None
+
+    def slice(self, axis: int, begin: int, count: int) -> _End:
+        index = (slice(None),) * axis + (slice(begin, begin + count),)
+        place = self.place + begin * self.memory.strides[axis]
+        if isinstance(self.memory, np.ndarray):
+            return _End(np.ndarray.__getitem__(self.memory, index), place)
+        return _End(self.memory[index], place)
+
+    def is_same(self, other: _End) -> bool:
+        """The same elements?"""
+        return self.place == other.place and self.axes == other.axes
+
+    def overlaps(self, other: _End) -> bool:
+        """Is a byte in both? What takes too long to find out counts as yes."""
+        if self.is_empty or other.is_empty:
+            return False
+        if self.end <= other.begin or other.end <= self.begin:
+            return False
+        try:
+            return np.shares_memory(self._bytes(), other._bytes(), STEPS)  # type: ignore[arg-type]
+        except np.exceptions.TooHardError:
+            return True
+
+    def _bytes(self) -> np.ndarray[Any, Any]:
+        """An array that lies there, of which nobody reads the elements."""
+        return np.asarray(_Interface(self.place, self.axes, self.memory.itemsize))
+
+
+class _Interface:
+    def __init__(self, place: int, axes: list[tuple[int, int]], itemsize: int) -> None:
+        self.__array_interface__ = {
+            "version": 3,
+            "data": (place, True),
+            "shape": tuple(n for n, _ in axes),
+            "strides": tuple(step for _, step in axes),
+            "typestr": f"|V{itemsize}",
+        }
+
+
+# -- reading -------------------------------------------------------------------------
+
+
+def _is_memory(objects: object) -> bool:
+    if isinstance(objects, (str, _core.Buffer, np.ndarray)):
+        return True
+    try:
+        memoryview(objects).release()  # type: ignore[arg-type]
+    except TypeError:
+        return False
+    return True
+
+
+def _listed(call: _Call, objects: Any) -> tuple[Any, ...]:
+    """Memory is a sequence, too, but not one of ends."""
+    listed = None
+    if not _is_memory(objects):
+        with contextlib.suppress(TypeError):
+            listed = tuple(objects)
+    if listed is None:
+        raise TypeError(
+            f"{call.name}: expected a list of {call.noun}s, not {type(objects)!r}"
+        )
+    if not listed:
+        raise call.refuse(f"there must be at least one {call.noun}")
+    return listed
+
+
+def _read(call: _Call, memory: object, like: _End | None = None) -> _End:
+    """Values become elements of the dtype of `like`."""
+    dtype = None if like is None else like.memory.dtype
+    return _End(*_core._read_end(memory, dtype, call.stream))
+
+
+def _check(call: _Call, one: _End, many: Sequence[_End]) -> None:
+    for i, target in enumerate([one] if call.other == "target" else many):
+        if target.is_readonly:
+            raise call.refuse(f"target {i} is read-only")
+    for i, each in enumerate(many):
+        if each.memory.dtype != one.memory.dtype:
+            raise TypeError(
+                f"{call.name}: {call.noun} {i} has dtype {each.memory.dtype}, the "
+                f"{call.other} has dtype {one.memory.dtype}; convert first"
+            )
+
+
+def _refuse_shape(call: _Call, i: int, end: _End, why: str, other: _End) -> ValueError:
+    shape = end.memory.shape
+    return call.refuse(f"{call.noun} {i} of shape {shape} {why} {other.memory.shape}")
+
+
+# -- overlap: parts are copied in any order ------------------------------------------
+
+
+def _check_targets(call: _Call, targets: Sequence[_End], skips_same: bool) -> None:
+    placed = sorted(enumerate(targets), key=lambda each: each[1].begin)
+    for at, (i, a) in enumerate(placed):
+        for k, b in placed[at + 1 :]:
+            if b.begin >= a.end:
+                break
+            if a.overlaps(b) and not (skips_same and a.is_same(b)):
+                raise call.refuse(
+                    f"targets {min(i, k)} and {max(i, k)} overlap, and which is written "
+                    "last is not defined"
+                )
+
+
+def _check_apart(
+    call: _Call, one: _End, many: Sequence[_End], own: Sequence[_End]
+) -> None:
+    """`own[i]` is what `many[i]` is copied from or to, which may be itself."""
+    for i, (each, same) in enumerate(zip(many, own, strict=True)):
+        if each.overlaps(one) and not each.is_same(same):
+            raise call.refuse(
+                f"{call.noun} {i} overlaps the {call.other}; use copy() for that one"
+            )
+
+
+# -- calls ---------------------------------------------------------------------------
+
+
+def _start(
+    call: _Call, targets: Iterable[_End], sources: Iterable[_End], is_broadcast: bool
+) -> list[_core.Transfer]:
+    """None where the call blocks until all is done."""
+    pairs = [*zip(targets, sources, strict=True)]
+    after: set[_core.Stream] = set()
+    if call.blocking and call.stream is None:
+        currents = (end.current_stream for pair in pairs for end in pair)
+        after = {stream for stream in currents if stream is not None}
+    transfers = _core._copy_apart(
+        tuple((target.memory, source.memory) for target, source in pairs),
+        call.stream,
+        tuple(after),
+        is_broadcast,
+        call.blocking,
+        call.progress,
+    )
+    return transfers or []
+
+
+def _broadcast(call: _Call, src: object, dsts: object) -> list[_core.Transfer]:
+    targets = [_read(call, each) for each in _listed(call, dsts)]
+    first = targets[0]
+    source = _read(call, src, first)
+    _check(call, source, targets)
+    if not _fits(source.memory.shape, first.memory.shape):
+        why = "does not fit the source of shape"
+        raise _refuse_shape(call, 0, first, why, source)
+    for i, target in enumerate(targets):
+        if target.memory.shape != first.memory.shape:
+            why = "must have the shape of target 0,"
+            raise _refuse_shape(call, i, target, why, first)
+    sources = [source] * len(targets)
+    _check_targets(call, targets, True)
+    _check_apart(call, source, targets, sources)
+    return _start(call, targets, sources, True)
+
+
+def _fits(source: Sequence[int], shape: Sequence[int]) -> bool:
+    """Can it be stretched to that shape? Lengths of 1 in front may be too many."""
+    extra = source[: max(len(source) - len(shape), 0)]
+    pairs = zip(reversed(source), reversed(shape), strict=False)
+    return all(n == 1 for n in extra) and all(n in (1, wanted) for n, wanted in pairs)
+
+
+def _slices(call: _Call, one: _End, many: Sequence[_End], axis: object) -> list[_End]:
+    """Those of `one` that the others are copied from or to."""
+    _check(call, one, many)
+    whole = one.memory.shape
+    along = _axis(call, axis, len(whole))
+    step = one.memory.strides[along]
+    if call.other == "target" and step == 0 and whole[along] > 1:
+        raise call.refuse(
+            f"elements of the target share memory: stride 0 along axis {along}"
+        )
+    slices: list[_End] = []
+    begin = 0
+    for i, part in enumerate(many):
+        shape = part.memory.shape
+        others = shape[:along] + shape[along + 1 :]
+        if len(shape) != len(whole) or others != whole[:along] + whole[along + 1 :]:
+            raise _refuse_shape(call, i, part, "does not fit a slice of shape", one)
+        slices.append(one.slice(along, begin, shape[along]))
+        begin += shape[along]
+    if begin != whole[along]:
+        raise call.refuse(
+            f"the lengths of the {call.noun}s along axis {along} must add up to the "
+            f"{whole[along]} of the {call.other}"
+        )
+    return slices
+
+
+def _axis(call: _Call, axis: object, ndim: int) -> int:
+    try:
+        number = operator.index(axis)  # type: ignore[arg-type]
+    except TypeError:
+        raise TypeError(f"axis must be an int, not {type(axis).__name__}") from None
+    if not -ndim <= number < ndim:
+        raise call.refuse(
+            f"axis {number} is out of range for a {call.other} with {ndim} axes"
+        )
+    return number % ndim
+
+
+def _scatter(
+    call: _Call, src: object, dsts: object, axis: object
+) -> list[_core.Transfer]:
+    targets = [_read(call, each) for each in _listed(call, dsts)]
+    source = _read(call, src, targets[0])
+    slices = _slices(call, source, targets, axis)
+    _check_targets(call, targets, False)
+    _check_apart(call, source, targets, slices)
+    return _start(call, targets, slices, False)
+
+
+def _gather(
+    call: _Call, srcs: object, dst: object, axis: object
+) -> list[_core.Transfer]:
+    listed = _listed(call, srcs)
+    target = _read(call, dst)
+    sources = [_read(call, each, target) for each in listed]
+    slices = _slices(call, target, sources, axis)
+    _check_apart(call, target, sources, slices)
+    return _start(call, slices, sources, False)
+
+
+# -- the functions -------------------------------------------------------------------
+
+
+def broadcast(
+    src: object,
+    dsts: Iterable[object],
+    *,
+    stream: object = None,
+    progress: Progress = None,
+) -> None:
+    """Copy one source to several targets, on all links at the same time.
+
+    A source in ordinary memory is read and packed once for all GPUs; of several targets
+    on one GPU the first is sent and the others are copied from it there.
+
+    Parameters
+    ----------
+    src : Buffer, array, exporter or scalar
+        As for `copy`; its shape must be that of the targets or broadcast to it.
+    dsts : iterable of Buffer, array or exporter
+        Writable memory of one shape, anywhere; strides may differ.
+    stream : stream, optional
+        Come after the work of this stream, of any device, and before what it is
+        given next.
+    progress : bool or callable, optional
+        As for `copy`, of the bytes of all parts; a source that is read once for several
+        targets counts once.
+
+    Raises
+    ------
+    TypeError
+        If an end is no memory or the dtypes differ.
+    ValueError
+        If the shapes do not fit, a target is read-only, a buffer is closed, or ends
+        share bytes (see Notes). Nothing has been copied then.
+    OSError
+        If an end is a mapped file that is cut short, or cannot be read.
+    CudaError
+        If a copy failed, or `stream` is being captured.
+    ImportError
+        If `progress` is True and there is no tqdm.
+
+    See Also
+    --------
+    scatter : slices of the source to each target.
+
+    Notes
+    -----
+    **Blocks** until all is done, GIL released; Ctrl-C ends it within a few pieces.
+    **Ordered after** all work that cumem knows of on either end, and `stream` or the
+    current stream of each device that has an end. Parts are copied in any order, so two
+    targets, or a target and a source, that have a byte in common are refused. Views
+    that only interleave, such as columns of one array, are not; a target that is its
+    source is left alone, and one target of `broadcast` may be given twice.
+    """
+    call = _Call("broadcast", "target", "source", stream, True, progress)
+    _broadcast(call, src, dsts)
+
+
+def broadcast_async(
+    src: object,
+    dsts: Iterable[object],
+    *,
+    stream: object = None,
+) -> list[_core.Transfer]:
+    """Start copying one source to several targets.
+
+    Parameters
+    ----------
+    src, dsts
+        As for `broadcast`.
+    stream : stream, optional
+        Come after the work of this stream, of any device, and before what it is
+        given next.
+
+    Returns
+    -------
+    list of Transfer
+        One for each of the list, in its order; copies that are made together end
+        together.
+
+    Raises
+    ------
+    TypeError
+        If an end is no memory or the dtypes differ.
+    ValueError
+        If the shapes do not fit, a target is read-only, a buffer is closed, or ends
+        share bytes (see Notes). Nothing has been copied then.
+    OSError
+        If an end is a mapped file that is cut short, or cannot be read.
+    CudaError
+        If a copy failed, or the graph that `stream` is captured into cannot hold it.
+
+    Notes
+    -----
+    Without a stream it never waits for other work. With one it **blocks**, GIL
+    released, until the last piece is queued (for a target that the host has to write,
+    until it is written). Nothing may be changed before its copy is done. **Ordered
+    after** all work that cumem knows of on either end, and `stream`. Parts are copied
+    in any order, so two targets, or a target and a source, that have a byte in common
+    are refused. Views that only interleave, such as columns of one array, are not; a
+    target that is its source is left alone, and one target of `broadcast` may be given
+    twice.
+    """
+    call = _Call("broadcast_async", "target", "source", stream, False, None)
+    return _broadcast(call, src, dsts)
+
+
+def scatter(
+    src: object,
+    dsts: Iterable[object],
+    axis: int = 0,
+    *,
+    stream: object = None,
+    progress: Progress = None,
+) -> None:
+    """Copy consecutive slices of a source to several targets, on all links at the same
+    time.
+
+    Parameters
+    ----------
+    src : Buffer, array or exporter
+        As for `copy`.
+    dsts : iterable of Buffer, array or exporter
+        Writable memory anywhere. Each has the shape of the source but along `axis`,
+        where the lengths add up to the source's.
+    axis : int, default 0
+        Along which the source is cut; negative counts from the end.
+    stream : stream, optional
+        Come after the work of this stream, of any device, and before what it is
+        given next.
+    progress : bool or callable, optional
+        As for `copy`, of the bytes of all parts; a source that is read once for several
+        targets counts once.
+
+    Raises
+    ------
+    TypeError
+        If an end is no memory or the dtypes differ.
+    ValueError
+        If the shapes do not fit, a target is read-only, a buffer is closed, or ends
+        share bytes (see Notes). Nothing has been copied then.
+    OSError
+        If an end is a mapped file that is cut short, or cannot be read.
+    CudaError
+        If a copy failed, or `stream` is being captured.
+    ImportError
+        If `progress` is True and there is no tqdm.
+
+    See Also
+    --------
+    gather : the way back.
+
+    Notes
+    -----
+    **Blocks** until all is done, GIL released; Ctrl-C ends it within a few pieces.
+    **Ordered after** all work that cumem knows of on either end, and `stream` or the
+    current stream of each device that has an end. Parts are copied in any order, so two
+    targets, or a target and a source, that have a byte in common are refused. Views
+    that only interleave, such as columns of one array, are not; a target that is its
+    source is left alone, and one target of `broadcast` may be given twice.
+    """
+    call = _Call("scatter", "target", "source", stream, True, progress)
+    _scatter(call, src, dsts, axis)
+
+
+def scatter_async(
+    src: object,
+    dsts: Iterable[object],
+    axis: int = 0,
+    *,
+    stream: object = None,
+) -> list[_core.Transfer]:
+    """Start copying consecutive slices of a source to several targets.
+
+    Parameters
+    ----------
+    src, dsts, axis
+        As for `scatter`.
+    stream : stream, optional
+        Come after the work of this stream, of any device, and before what it is
+        given next.
+
+    Returns
+    -------
+    list of Transfer
+        One for each of the list, in its order; copies that are made together end
+        together.
+
+    Raises
+    ------
+    TypeError
+        If an end is no memory or the dtypes differ.
+    ValueError
+        If the shapes do not fit, a target is read-only, a buffer is closed, or ends
+        share bytes (see Notes). Nothing has been copied then.
+    OSError
+        If an end is a mapped file that is cut short, or cannot be read.
+    CudaError
+        If a copy failed, or the graph that `stream` is captured into cannot hold it.
+
+    Notes
+    -----
+    Without a stream it never waits for other work. With one it **blocks**, GIL
+    released, until the last piece is queued (for a target that the host has to write,
+    until it is written). Nothing may be changed before its copy is done. **Ordered
+    after** all work that cumem knows of on either end, and `stream`. Parts are copied
+    in any order, so two targets, or a target and a source, that have a byte in common
+    are refused. Views that only interleave, such as columns of one array, are not; a
+    target that is its source is left alone, and one target of `broadcast` may be given
+    twice.
+    """
+    call = _Call("scatter_async", "target", "source", stream, False, None)
+    return _scatter(call, src, dsts, axis)
+
+
+def gather(
+    srcs: Iterable[object],
+    dst: object,
+    axis: int = 0,
+    *,
+    stream: object = None,
+    progress: Progress = None,
+) -> None:
+    """Copy several sources one after the other into a target, on all links at the same
+    time.
+
+    Parameters
+    ----------
+    srcs : iterable of Buffer, array or exporter
+        As for `copy`. Each has the shape of the target but along `axis`, where the
+        lengths add up to the target's.
+    dst : Buffer, array or exporter
+        Writable memory anywhere.
+    axis : int, default 0
+        Along which they lie; negative counts from the end.
+    stream : stream, optional
+        Come after the work of this stream, of any device, and before what it is
+        given next.
+    progress : bool or callable, optional
+        As for `copy`, of the bytes of all parts; a source that is read once for several
+        targets counts once.
+
+    Raises
+    ------
+    TypeError
+        If an end is no memory or the dtypes differ.
+    ValueError
+        If the shapes do not fit, a target is read-only, a buffer is closed, or ends
+        share bytes (see Notes). Nothing has been copied then.
+    OSError
+        If an end is a mapped file that is cut short, or cannot be read.
+    CudaError
+        If a copy failed, or `stream` is being captured.
+    ImportError
+        If `progress` is True and there is no tqdm.
+
+    See Also
+    --------
+    scatter : the way there.
+
+    Notes
+    -----
+    **Blocks** until all is done, GIL released; Ctrl-C ends it within a few pieces.
+    **Ordered after** all work that cumem knows of on either end, and `stream` or the
+    current stream of each device that has an end. Parts are copied in any order, so two
+    targets, or a target and a source, that have a byte in common are refused. Views
+    that only interleave, such as columns of one array, are not; a target that is its
+    source is left alone, and one target of `broadcast` may be given twice.
+    """
+    call = _Call("gather", "source", "target", stream, True, progress)
+    _gather(call, srcs, dst, axis)
+
+
+def gather_async(
+    srcs: Iterable[object],
+    dst: object,
+    axis: int = 0,
+    *,
+    stream: object = None,
+) -> list[_core.Transfer]:
+    """Start copying several sources one after the other into a target.
+
+    Parameters
+    ----------
+    srcs, dst, axis
+        As for `gather`.
+    stream : stream, optional
+        Come after the work of this stream, of any device, and before what it is
+        given next.
+
+    Returns
+    -------
+    list of Transfer
+        One for each of the list, in its order; copies that are made together end
+        together.
+
+    Raises
+    ------
+    TypeError
+        If an end is no memory or the dtypes differ.
+    ValueError
+        If the shapes do not fit, a target is read-only, a buffer is closed, or ends
+        share bytes (see Notes). Nothing has been copied then.
+    OSError
+        If an end is a mapped file that is cut short, or cannot be read.
+    CudaError
+        If a copy failed, or the graph that `stream` is captured into cannot hold it.
+
+    Notes
+    -----
+    Without a stream it never waits for other work. With one it **blocks**, GIL
+    released, until the last piece is queued (for a target that the host has to write,
+    until it is written). Nothing may be changed before its copy is done. **Ordered
+    after** all work that cumem knows of on either end, and `stream`. Parts are copied
+    in any order, so two targets, or a target and a source, that have a byte in common
+    are refused. Views that only interleave, such as columns of one array, are not; a
+    target that is its source is left alone, and one target of `broadcast` may be given
+    twice.
+    """
+    call = _Call("gather_async", "source", "target", stream, False, None)
+    return _gather(call, srcs, dst, axis)

@@ -1,0 +1,377 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Pools as objects, and what they take, checked and as numbers."""
+
+from __future__ import annotations
+
+import math
+import operator
+from typing import TYPE_CHECKING, Any, Literal, Self, final
+
+from cumem import _core
+from cumem.limits import check_kind, read_limit
+from cumem.units import read_size
+
+if TYPE_CHECKING:  # they take milliseconds to load
+    from cumem.devices import Device
+    from cumem.pool_stats import PoolStats
+    from cumem.snapshot import Snapshot
+
+__all__ = ["Pool", "trim"]
+
+_Kind = Literal["pinned", "mapped", "managed", "device"]
+
+_HOST = ("pinned", "mapped")
+# Of cudaHostAlloc and cudaMallocManaged.
+_PORTABLE, _MAPPED, _WRITE_COMBINED = 1, 2, 4
+_ATTACH_GLOBAL, _ATTACH_HOST = 1, 2
+_FLAGS = {
+    "pinned": _PORTABLE,
+    "mapped": _PORTABLE | _MAPPED,
+    "managed": _ATTACH_GLOBAL,
+    "device": 0,
+}
+
+
+@final
+class Pool(_core._Pool):
+    """Memory of one kind on one device, cut into blocks of exactly the size asked for and
+    kept for reuse.
+
+    In a ``with`` block it is what constructors of its kind and device take memory from,
+    in this thread or task alone. Buffers keep the memory they have when the pool is
+    closed or dropped.
+
+    Parameters
+    ----------
+    kind : {'device', 'pinned', 'mapped', 'managed'}
+    device : Device, int or str, optional
+        Whose memory, or whose context page-locks it; default: cumem's current one.
+    limit : int or str, optional
+        Most that it may hold, cached memory included: bytes, a text such as ``"4GiB"``,
+        or a share such as ``"50%"`` of what `set_limit` takes a share of. It counts
+        against the limit of its kind as well.
+    numa_node : int, optional
+        Where pages of pinned and mapped memory are to lie; default: near the
+        device. The node must have memory.
+    segments : {'auto', 'malloc'}
+        'malloc' takes every segment by one allocation of the CUDA runtime, as
+        ``cudaIpc`` and older MPI libraries need it; 'auto' may map memory piece by
+        piece, which wastes less.
+    idle_trim : float, optional
+        Seconds after which cached memory that was not needed goes back, looked at when
+        memory is allocated; default: never.
+    portable, write_combined : bool
+        Of pinned and mapped memory, as in `empty_pinned`.
+    attach : {'global', 'host'}
+        Of managed memory, as in `empty_managed`.
+
+    Raises
+    ------
+    TypeError
+        If an argument has the wrong type.
+    ValueError
+        If a value is none of those that exist, or belongs to another kind of memory.
+    CudaError
+        If the driver cannot be opened.
+
+    Notes
+    -----
+    Takes no memory until the first allocation.
+    """
+
+    __slots__ = ()
+
+    def __new__(
+        cls,
+        kind: _Kind = "device",
+        *,
+        device: object = None,
+        limit: int | str | None = None,
+        numa_node: int | None = None,
+        segments: Literal["auto", "malloc"] = "auto",
+        idle_trim: float | None = None,
+        portable: bool = True,
+        write_combined: bool = False,
+        attach: Literal["global", "host"] = "global",
+    ) -> Self:
+        check_kind(kind)
+        index = _core._device(device, "device").index
+        return super().__new__(
+            cls,
+            kind,
+            index,
+            _flags(kind, portable, write_combined, attach),
+            _node(kind, numa_node),
+            _is_second(segments, "segments", "auto", "malloc"),
+            _idle_trim_ns(idle_trim),
+            _limit_nbytes(kind, index, limit),
+        )
+
+    @property
+    def kind(self) -> str:
+        """ "device", "pinned", "mapped" or "managed"."""
+        return self._config[0]
+
+    @property
+    def device(self) -> Device:
+        """Device whose memory it is, or whose context page-locks it."""
+        return self._config[1]
+
+    @property
+    def limit(self) -> int | None:
+        """Most bytes that it may hold, or None; may be set, also to "4GiB" or "50%". What
+        it holds already stays. Raises ValueError after close().
+        """
+        return self._limit
+
+    @limit.setter
+    def limit(self, value: int | str | None) -> None:
+        if not self.closed:
+            kind, device, *_ = self._config
+            value = _limit_nbytes(kind, device.index, value)
+        self._limit = value  # type: ignore[assignment]
+
+    @limit.deleter
+    def limit(self) -> None:
+        raise AttributeError("limit cannot be deleted: set it to None")
+
+    @property
+    def numa_node(self) -> int | None:
+        """Where the pages were asked to lie, or None: near the device."""
+        node = self._config[3]
+        return None if node < 0 else node
+
+    @property
+    def segments(self) -> str:
+        """ "auto" or "malloc"."""
+        return "malloc" if self._config[4] else "auto"
+
+    @property
+    def idle_trim(self) -> float | None:
+        """Seconds after which cached memory that was not needed goes back, or None; may be
+        set, also of a default pool. Raises ValueError if set after close().
+        """
+        ns = self._config[5]
+        return ns * 1e-9 if ns else None
+
+    @idle_trim.setter
+    def idle_trim(self, value: float | None) -> None:
+        self._set_idle_trim(_idle_trim_ns(value))
+
+    @idle_trim.deleter
+    def idle_trim(self) -> None:
+        raise AttributeError("idle_trim cannot be deleted: set it to None")
+
+    def stats(self) -> PoolStats:
+        """Read all counters at one moment.
+
+        Returns
+        -------
+        PoolStats
+
+        Raises
+        ------
+        ValueError
+            If the pool is closed.
+        """
+        from cumem.pool_stats import pool_stats
+
+        return pool_stats(*self._describe())
+
+    def snapshot(self) -> Snapshot:
+        """List all segments and blocks at one moment.
+
+        Returns
+        -------
+        Snapshot
+            ``print()`` draws it as a map.
+
+        Raises
+        ------
+        ValueError
+            If the pool is closed.
+        """
+        from cumem.snapshot import snapshot
+
+        kind, device, flags, *_, number = self._config
+        return snapshot(number, flags, kind, device.index, self._list())
+
+    def trim(self, keep: int | str = 0, wait: bool = True) -> int:
+        """Give cached memory back to the driver.
+
+        Parameters
+        ----------
+        keep : int or str
+            So many bytes stay cached, as ``1 << 20`` or ``"1MiB"``: memory goes back in
+            whole pieces while so much is left.
+        wait : bool
+            Wait first for work on memory that was freed, so that it goes back as well.
+
+        Returns
+        -------
+        int
+            Bytes given back.
+
+        Raises
+        ------
+        TypeError
+            If an argument has the wrong type.
+        ValueError
+            If `keep` cannot be read or the pool is closed.
+        CudaError
+            If the driver refuses; the rest is still given back.
+
+        Notes
+        -----
+        **Blocks** while it waits and while the driver frees, GIL released.
+        """
+        return _core._trim(self, None, -1, *_trim_options(keep, wait))
+
+    def __repr__(self) -> str:
+        from cumem.pool_stats import pool_name, pool_stats
+
+        kind, device, flags, *_, number = self._config
+        name = pool_name(number, flags, kind)
+        where = f"{name!r} of {kind} memory, device {device.index}"
+        if self.closed:
+            return f"<cumem.Pool {where}, closed>"
+        emulated = ", emulated" if _core._is_emulated() else ""
+        stats = pool_stats(*self._describe())
+        return (
+            f"<cumem.Pool {where}{emulated}: {stats.live_nbytes} bytes live, "
+            f"{stats.reserved_nbytes} reserved>"
+        )
+
+
+_core._set_pool_type(Pool)
+
+
+def trim(
+    kind: _Kind | None = None,
+    *,
+    device: object = None,
+    keep: int | str = 0,
+    wait: bool = True,
+) -> int:
+    """Give memory that the pools keep for reuse back to the driver.
+
+    Call it when another library runs out of memory, PyTorch for instance.
+
+    Parameters
+    ----------
+    kind : {'pinned', 'mapped', 'managed', 'device'}, optional
+        Which pools; default: all.
+    device : Device, int or str, optional
+        Only pools of this device; default: all.
+    keep : int or str
+        So many bytes stay cached in all of them together, as ``1 << 20`` or
+        ``"1MiB"``: memory goes back in whole pieces while so much is left.
+    wait : bool
+        Wait first for work on memory that was freed, so that it goes back as well.
+
+    Returns
+    -------
+    int
+        Bytes given back.
+
+    Raises
+    ------
+    TypeError
+        If an argument has the wrong type.
+    ValueError
+        If the kind or the device does not exist or `keep` cannot be read.
+    CudaError
+        If the driver refuses; the rest is still given back.
+
+    Notes
+    ----- **Blocks** while it waits and while the driver frees, GIL released. Buffers
+    that are in use and memory that belongs to a captured graph stay.
+    """
+    if kind is not None:
+        check_kind(kind)
+    index = -1 if device is None else _core._device(device, "device").index
+    return _core._trim(None, kind, index, *_trim_options(keep, wait))
+
+
+def _trim_options(keep: int | str, wait: bool) -> tuple[int, bool]:
+    return read_size(keep, "keep", False, None), _truth(wait, "wait")
+
+
+def _limit_nbytes(kind: Any, device: int, limit: Any) -> int | None:
+    """What `Pool.limit` takes, in bytes."""
+    place = None if kind in _HOST else device
+    return read_limit(kind, limit, place)[0][1]
+
+
+def _idle_trim_ns(seconds: Any) -> int:
+    """What `Pool.idle_trim` takes, in nanoseconds; 0 for None."""
+    if seconds is None:
+        return 0
+    try:
+        value = math.fsum((seconds,))  # a float, and of numbers alone
+    except TypeError:
+        raise TypeError(
+            _refusal("idle_trim", "a number of seconds or None", seconds)
+        ) from None
+    if not 0 < value <= 1e9:
+        raise ValueError(
+            f"idle_trim must be a number of seconds above 0, not {seconds!r}"
+        )
+    return max(1, int(value * 1e9))
+
+
+def _flags(kind: str, portable: Any, write_combined: Any, attach: Any) -> int:
+    portable = _truth(portable, "portable")
+    write_combined = _truth(write_combined, "write_combined")
+    attach_host = _is_second(attach, "attach", "global", "host")
+    if kind not in _HOST and (write_combined or not portable):
+        name = "write_combined" if write_combined else "portable"
+        raise _other_kind(name, kind, "pinned and mapped")
+    if attach_host and kind != "managed":
+        raise _other_kind("attach", kind, "managed")
+    if attach_host:
+        return _ATTACH_HOST
+    flags = _FLAGS[kind] if portable else _FLAGS[kind] & ~_PORTABLE
+    return flags | _WRITE_COMBINED if write_combined else flags
+
+
+def _node(kind: str, numa_node: Any) -> int:
+    if numa_node is None:
+        return -1
+    if kind not in _HOST:
+        raise _other_kind("numa_node", kind, "pinned and mapped")
+    if isinstance(numa_node, bool) or not hasattr(numa_node, "__index__"):
+        raise TypeError(_refusal("numa_node", "an int or None", numa_node))
+    node = operator.index(numa_node)
+    mask = _core._numa_nodes()
+    nodes = [each for each in range(mask.bit_length()) if mask >> each & 1]
+    if node not in nodes:
+        raise ValueError(
+            f"numa_node {node} does not exist, or has no memory: the nodes with memory "
+            f"are {nodes}"
+        )
+    return node
+
+
+def _is_second(value: Any, name: str, first: str, second: str) -> bool:
+    """Which of two words it is."""
+    if not isinstance(value, str):
+        raise TypeError(_refusal(name, "a str", value))
+    if value not in (first, second):
+        raise ValueError(f"{name} must be '{first}' or '{second}', not {value!r}")
+    return value == second
+
+
+def _truth(value: Any, name: str) -> bool:
+    try:
+        return bool(value)
+    except (TypeError, ValueError):  # an array of many elements
+        raise TypeError(_refusal(name, "true or false", value)) from None
+
+
+def _refusal(name: str, expected: str, value: object) -> str:
+    return f"{name} must be {expected}, not {type(value).__name__}"
+
+
+def _other_kind(name: str, kind: str, of: str) -> ValueError:
+    return ValueError(f"{name} is for {of} memory, not for {kind} memory")

@@ -1,0 +1,241 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What `register` is given, what it answers, and why memory could not be mapped."""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import Any, Self, final
+
+import numpy as np
+
+from cumem import _core
+
+__all__ = ["Registration", "register"]
+
+_Registered = _core.PinnedBuffer | _core.MappedBuffer
+
+
+@final
+class Registration:
+    """Memory that `register` page-locked.
+
+    In a ``with`` block the target is the buffer. When the last reference to the buffer
+    and its views dies, the memory is unlocked as well.
+    """
+
+    __slots__ = ("__weakref__", "_buffer", "_nbytes")
+    _buffer: _Registered | None
+    _nbytes: int
+
+    def __new__(cls) -> Self:
+        """Made by `register`, never by calling the type."""
+        raise TypeError("cannot create 'cumem.Registration' instances")
+
+    @property
+    def buffer(self) -> _Registered:
+        """PinnedBuffer, or MappedBuffer if made with ``mapped=True``, over the memory.
+        Raises ValueError after close().
+        """
+        if self._buffer is None:
+            raise ValueError("the registration is closed")
+        return self._buffer
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes from the first to the last element, gaps between elements included."""
+        return self._nbytes
+
+    def close(self) -> None:
+        """Unlock the memory now; doing it twice is no error.
+
+        Raises
+        ------
+        BufferError
+            While the buffer or a view of it is exported, or another thread works on it;
+            nothing is done then.
+        CudaError
+            If work that uses the memory or the unlocking failed.
+
+        Notes
+        ----- **Blocks** until the transfers and streams that use the memory are done
+        with it, and where it was exported, the device as well (GIL released; Ctrl-C
+        ends the wait for transfers and streams, and the memory stays locked). Copies
+        that were given the array itself, or a neighbour on its pages, are not waited
+        for: such pages are unlocked when the last of those copies is done.
+        """
+        self._end(False)
+
+    def __enter__(self) -> _Registered:
+        """The buffer."""
+        return self.buffer
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        tb: TracebackType | None,
+    ) -> None:
+        """`close`, but while the buffer is exported the memory is unlocked with the last
+        export.
+        """
+        self._end(True)
+
+    def _end(self, defers: bool) -> None:
+        buffer = self._buffer
+        if buffer is not None:
+            try:
+                _core._unregister(buffer, defers)
+            finally:
+                if buffer.closed:
+                    self._buffer = None
+
+    def __repr__(self) -> str:
+        if self._buffer is None:
+            return "<cumem.Registration, closed>"
+        return f"<cumem.Registration of {self._nbytes} bytes: {self._buffer!r}>"
+
+
+def register(
+    obj: object,
+    *,
+    mapped: bool = False,
+    read_only: bool | None = None,
+    device: object = None,
+) -> Registration:
+    """Page-lock memory that exists already, in place.
+
+    Copies from and to it then run as fast as with `empty_pinned`. Locking costs time
+    for every page, so it pays for memory that is used more than once.
+
+    Parameters
+    ----------
+    obj : object
+        Anything with the buffer protocol (NumPy arrays, ``bytearray``, ``mmap``, shared
+        memory), or a CPU tensor that exports DLPack. It may be unaligned, sliced or
+        empty. Of a strided one, all bytes from the first to the last element are
+        locked.
+    mapped : bool
+        Give a `MappedBuffer`, which kernels can reach as well.
+    read_only : bool, optional
+        By default the buffer is read-only if `obj` is. True: a read-only buffer of
+        anything. False: a writable one or an error. A mapping that may not be written
+        is locked for reading only, where the device can; other pages of what is
+        read-only are locked as usual.
+    device : Device, int or str, optional
+        In whose context; the memory is locked for all devices.
+
+    Returns
+    -------
+    Registration
+        With ``buffer`` of the shape, dtype and strides of `obj`, without a copy. In a
+        ``with`` block the target is that buffer, and the end unlocks it.
+
+    Raises
+    ------
+    TypeError
+        If `obj` has no host memory, or its items are Python objects.
+    ValueError
+        If the device does not exist, the shape of `obj` makes no sense, or
+        ``read_only`` is False and `obj` is read-only.
+    CudaError
+        If the memory cannot be locked, or with ``mapped`` if it was locked before in
+        parts that have no common address for devices (the note says where).
+
+    Notes
+    ----- Memory that is locked already, by this or another library, is shared and not
+    an error. `obj` stays alive as long as the buffer or a view of it. **Blocks** while
+    pages are locked, GIL released.
+
+    Whole pages are locked, with whatever else lies on the first and the last of them.
+    CUDA refuses one copy across the edge of locked pages (cudaErrorInvalidValue).
+    cumem's own copies go in pieces there; other libraries' do not, and a neighbour on
+    such a page, like a small array of the same heap, may meet that edge. Memory that
+    begins and ends at pages, as an ``mmap`` does, has no neighbours.
+    """
+    index = _core._device(device, "device").index
+    memory = _find_memory(obj)
+    fixed = (
+        memory.readonly
+        if isinstance(memory, _core.Buffer)
+        else not memory.flags.writeable
+    )
+    wanted = fixed if read_only is None else _read_flag(read_only, "read_only")
+    if fixed and not wanted:
+        raise ValueError(
+            "read_only=False, but obj is read-only: leave read_only out for a read-only "
+            "buffer, or pass a writable object"
+        )
+    made = object.__new__(Registration)
+    made._buffer, made._nbytes = _core._register(
+        memory,
+        index,
+        _read_flag(mapped, "mapped"),
+        wanted,
+        wanted and _can_lock_read_only(index),
+    )
+    return made
+
+
+def _read_flag(value: Any, name: str) -> bool:
+    try:
+        return bool(value)
+    except (TypeError, ValueError):  # an array of many elements
+        raise TypeError(
+            f"{name} must be true or false, not {type(value).__name__}"
+        ) from None
+
+
+def _can_lock_read_only(index: int) -> bool:
+    """Else only pages that may be written can be locked, which those of a read-only
+    object often are."""
+    number = _core._DEVICE_ATTRIBUTES["host_register_read_only"]
+    return bool(_core._device_attribute(index, number))
+
+
+def _find_memory(obj: Any) -> _core.Buffer | np.ndarray[Any, Any]:
+    """The memory of `obj` as an array, or as a buffer that can be page-locked.
+
+    Arrays stay what they are: not every dtype has a format in the buffer protocol.
+    """
+    if isinstance(obj, np.ndarray):
+        return obj
+    found = obj if isinstance(obj, _core.Buffer) else _import_host(obj)
+    kind = found.residency if found.residency == "device" else found.kind
+    if kind in ("managed", "device"):
+        raise TypeError(
+            "obj must be host memory that stays where it is, not "
+            f"{found.kind} memory: that cannot be page-locked, and copies of it need no "
+            "registration"
+        )
+    return found
+
+
+def _import_host(obj: Any) -> _core.Buffer:
+    view: Any
+    try:
+        view = memoryview(obj)
+    except TypeError:
+        view = getattr(obj, "buf", None)  # multiprocessing's SharedMemory
+    if isinstance(view, memoryview):
+        return _core.asbuffer(view)
+    if hasattr(obj, "__dlpack__") or type(obj).__name__ == "PyCapsule":
+        return _core.asbuffer(obj)
+    raise TypeError(
+        "obj must be an object with host memory (buffer protocol or a DLPack CPU "
+        f"tensor), not {type(obj).__name__}"
+    )
+
+
+def why_unmapped(has_parts: bool, offset: int) -> str:
+    """A note of what was being done when devices got no address for the memory."""
+    begin = "while registering with mapped=True: "
+    if has_parts:
+        return (
+            f"{begin}parts of the memory were page-locked before, and from byte "
+            f"{offset} on devices reach it by an address that does not follow on: end "
+            "the earlier registration first, or register without mapped"
+        )
+    return (
+        f"{begin}devices have no address for the memory; whoever page-locked it before "
+        "may not have mapped it"
+    )

@@ -1,0 +1,298 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tensors of safetensors files, by name, into any kind of memory."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import os
+from collections.abc import Callable, Iterable
+from io import BufferedReader
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+
+from cumem import _core
+from cumem.files import open_regular, read_ranges
+from cumem.progress import Parts, Progress
+from cumem.safetensors.format import (
+    INDEX_SUFFIX,
+    TORCH_CARRIED,
+    TYPES,
+    SafetensorsError,
+    SafetensorsHeader,
+    SafetensorsInfo,
+    checked_path,
+    dtype_of,
+    packed_shape,
+    read_header,
+    read_index,
+)
+
+__all__ = ["SafetensorsDict", "load_safetensors"]
+
+_Path = str | os.PathLike[str]
+_KINDS = ("device", "pinned", "mapped", "managed", "host")
+_FRAMEWORKS = (None, "torch", "numpy")
+
+
+class SafetensorsDict(dict[str, Any]):
+    """The tensors of a file or checkpoint by name, and what the files say of them.
+
+    Attributes
+    ----------
+    infos : dict
+        A `SafetensorsInfo` for each name: the element type as the file names it, its
+        shape, and its place in its file.
+    metadata : dict
+        Texts by name, from the files that were read.
+    """
+
+    infos: dict[str, SafetensorsInfo]
+    metadata: dict[str, str]
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.infos = {}
+        self.metadata = {}
+
+
+def load_safetensors(
+    path: _Path,
+    *,
+    names: Iterable[str] | None = None,
+    kind: Literal["device", "pinned", "mapped", "managed", "host"] | None = None,
+    device: object = None,
+    stream: object = None,
+    framework: Literal["torch", "numpy"] | None = None,
+    progress: Progress = None,
+) -> SafetensorsDict:
+    """Load the tensors of a safetensors file or of a checkpoint in several files.
+
+    Parameters
+    ----------
+    path : str or path-like
+        A file; the index of a checkpoint in several files (``*.index.json``); or a folder
+        that holds one ``*.safetensors.index.json`` or else one ``*.safetensors``.
+    names : iterable of str, optional
+        Tensors to load, and their order; all of them in the order of their bytes by
+        default.
+    kind : {"device", "pinned", "mapped", "managed", "host"}, optional
+        Memory to load into; ``"host"`` is ordinary memory. ``"device"`` by default,
+        ``"host"`` with ``framework="numpy"``.
+    device : Device, int or str, optional
+        Device that the memory belongs to; the current one by default.
+    stream : stream, optional
+        Stream that the memory is made and filled on; the device's current one by default.
+    framework : {"torch", "numpy"}, optional
+        Give tensors of PyTorch or arrays of NumPy, which share the memory of the buffers
+        and keep it alive, in place of the buffers.
+    progress : bool or callable, optional
+        As for `copy`, of the bytes of all tensors; what a callable raises ends the call
+        as Ctrl-C does.
+
+    Returns
+    -------
+    SafetensorsDict
+        A buffer (or tensor, or array) for each name, each in memory of its own, with the
+        shape and dtype in the file. A dtype that NumPy lacks is that of ``ml_dtypes``
+        where this is installed, and unsigned integers of the same width where it is not;
+        ``infos[name].dtype`` says which it is. Types of less than a byte stay packed, as
+        bytes (PyTorch's ``float4_e2m1fn_x2`` where it has that): two elements of four
+        bits in a byte, four of six bits in three, along the last axis where that comes
+        out even, else in one row.
+
+    Raises
+    ------
+    SafetensorsError
+        If a header is wrong as `read_safetensors_header` says; if an index is wrong,
+        names a file outside its folder or one that is missing, or a tensor that is not in
+        the file named for it.
+    KeyError
+        If the file has no tensor of one of the `names`.
+    ValueError
+        If a folder holds no checkpoint or more than one, or `kind` or `framework` is
+        unknown.
+    TypeError
+        If `framework` is ``"numpy"`` and `kind` is ``"device"``, which NumPy cannot reach.
+    OSError
+        If a file cannot be read, or is a FIFO, a device or the like.
+    EOFError
+        If a file is cut short after its header was read.
+    OutOfMemoryError
+        If there is no memory for the tensors.
+    ImportError
+        If `framework` is not installed, or `progress` is True and there is no tqdm.
+
+    Notes
+    -----
+    Headers are checked and memory is made for all tensors before the first byte of a
+    tensor is read; then each file is read in one call. When something fails, nothing
+    stays allocated.
+
+    **Blocks** until the tensors are there.
+
+    **Ordered after** work in `stream`, which the memory may have been used by.
+    """
+    if kind is None:
+        kind = "host" if framework == "numpy" else "device"
+    finish = _finisher(kind, framework)
+    make = _maker(kind, device, stream, framework)
+    names = _checked_names(names)
+    loaded = SafetensorsDict()
+    buffers: dict[str, _core.Buffer] = {}
+    ranges: list[tuple[int, _core.Buffer]] = []
+    with contextlib.ExitStack() as stack:
+        parts = _parts(stack, _resolved(checked_path(path)), names)
+        for header, members, _ in parts:
+            loaded.infos.update({name: header.tensors[name] for name in members})
+            loaded.metadata.update(header.metadata)
+        if names is not None:
+            loaded.infos = {name: loaded.infos[name] for name in names}
+        try:
+            total = sum(info.nbytes for info in loaded.infos.values())
+            with Parts(progress, total, "read") as told:
+                for name, info in loaded.infos.items():
+                    buffers[name] = make(info)
+                for header, members, file in parts:
+                    at = header.tensors
+                    ranges[:] = [(at[name].offset, buffers[name]) for name in members]
+                    part = told.next(sum(at[name].nbytes for name in members))
+                    read_ranges(file, ranges, stream=stream, progress=part)
+            for name, info in loaded.infos.items():
+                loaded[name] = finish(buffers[name], info)
+        except BaseException:  # its traceback keeps frames, not the memory
+            ranges.clear()
+            buffers.clear()
+            loaded.clear()
+            raise
+    return loaded
+
+
+def _checked_names(names: Iterable[str] | None) -> list[str] | None:
+    if names is None:
+        return None
+    if isinstance(names, (str, bytes)):
+        raise TypeError(f"names must be a list of names, not {type(names).__name__}")
+    names = list(names)
+    for name in names:
+        if not isinstance(name, str):
+            raise TypeError(f"names must be str, not {type(name).__name__}")
+    return names
+
+
+def _resolved(path: Path) -> Path:
+    """The file or index that a path stands for."""
+    if not path.is_dir():
+        return path
+    indexes = sorted(path.glob("*" + INDEX_SUFFIX))
+    files = sorted(path.glob("*.safetensors"))
+    if indexes:  # a file with the stem of an index is a checkpoint of its own
+        stems = {index.name.removesuffix(INDEX_SUFFIX) for index in indexes}
+        files = [file for file in files if file.stem in stems]
+    found = indexes + files
+    if len(found) == 1:
+        return found[0]
+    if not found:
+        raise ValueError(f"the folder {path} holds no *.safetensors")
+    named = ", ".join(file.name for file in found[:4])
+    raise ValueError(f"the folder {path} holds several checkpoints, name one: {named}")
+
+
+class _Part(NamedTuple):
+    """One file: its header, which of its tensors are wanted, in order, and the file."""
+
+    header: SafetensorsHeader
+    members: list[str]
+    file: BufferedReader
+
+
+def _parts(
+    stack: contextlib.ExitStack, path: Path, names: list[str] | None
+) -> list[_Part]:
+    """The files that are needed, open: what is read later is what was checked."""
+    if path.suffix != ".json":
+        return [_part(stack, path, names)]
+    places = read_index(path)
+    groups: dict[Path, list[str]] = {}
+    for name in places if names is None else names:
+        if name not in places:
+            raise KeyError(f"{path} has no tensor {name!r}")
+        groups.setdefault(places[name], []).append(name)
+    return [_shard(stack, path, file, groups[file]) for file in sorted(groups)]
+
+
+def _part(stack: contextlib.ExitStack, path: Path, names: list[str] | None) -> _Part:
+    file = stack.enter_context(open_regular(path))
+    header = read_header(file, path)
+    tensors = header.tensors
+    if names is None:
+        return _Part(header, list(tensors), file)
+    for name in names:
+        if name not in tensors:
+            raise KeyError(f"{path} has no tensor {name!r}")
+    ordered = sorted(set(names), key=lambda name: tensors[name].offset)
+    return _Part(header, ordered, file)
+
+
+def _shard(
+    stack: contextlib.ExitStack, index: Path, path: Path, names: list[str]
+) -> _Part:
+    try:
+        return _part(stack, path, names)
+    except FileNotFoundError:
+        raise SafetensorsError(
+            f"{index}: tensor {names[0]!r}: its file {path.name} is missing"
+        ) from None
+    except KeyError as error:
+        raise SafetensorsError(f"{index}: {error.args[0]}, as this says") from None
+
+
+def _maker(
+    kind: str, device: object, stream: object, framework: str | None
+) -> Callable[[SafetensorsInfo], _core.Buffer]:
+    """What makes the buffer of a tensor."""
+    find = _torch_carrier if framework == "torch" else dtype_of
+
+    def host(info: SafetensorsInfo) -> _core.Buffer:
+        return _core.asbuffer(np.empty(packed_shape(info), find(info.dtype)))
+
+    def pooled(info: SafetensorsInfo) -> _core.Buffer:
+        shape, dtype = packed_shape(info), find(info.dtype)
+        return _core.empty(shape, dtype, kind, device=device, stream=stream)  # type: ignore[arg-type]
+
+    return host if kind == "host" else pooled
+
+
+def _finisher(
+    kind: str, framework: str | None
+) -> Callable[[_core.Buffer, SafetensorsInfo], Any]:
+    """What makes of a buffer what the caller wants."""
+    if kind not in _KINDS:
+        raise ValueError(f"kind must be one of {', '.join(_KINDS)}, not {kind!r}")
+    if framework not in _FRAMEWORKS:
+        raise ValueError(
+            f"framework must be 'torch', 'numpy' or None, not {framework!r}"
+        )
+    if framework is None:
+        return lambda buffer, info: buffer
+    if framework == "numpy":
+        if kind == "device":
+            raise TypeError("NumPy cannot reach device memory: ask for another kind")
+        return lambda buffer, info: buffer.numpy()
+    torch = importlib.import_module("torch")
+
+    def tensor(buffer: _core.Buffer, info: SafetensorsInfo) -> Any:
+        # PyTorch knows managed memory only as a device's
+        made = torch.from_dlpack(buffer.as_device() if kind == "managed" else buffer)
+        element = TYPES[info.dtype]
+        wanted = getattr(torch, element.torch or "", None)
+        return made if wanted in (None, made.dtype) else made.view(wanted)
+
+    return tensor
+
+
+def _torch_carrier(name: str) -> np.dtype[Any]:
+    """The dtype of the buffer under a tensor of PyTorch."""
+    return np.dtype(TORCH_CARRIED.get(name) or TYPES[name].numpy)

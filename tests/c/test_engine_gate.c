@@ -1,0 +1,243 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* transfer/: what waits for a stream that is shut holds up nothing else: no worker, no
+ * page-locked memory, no streams. */
+#include "many_world.h"
+#include "transfer/engine/private.h"
+
+#include <stdlib.h>
+
+/* -- each route, behind the stream and beside it ----------------------------------------- */
+
+enum {
+    COUNT = 128 << 10,
+    ITEM = 8,
+    NBYTES = 2 * COUNT * ITEM,
+    PIECE_NBYTES = 64 << 10
+};
+
+/* `many`: two runs, as a batch. Strides are in bytes. */
+typedef struct way {
+    cm_route route;
+    cm_kind dst, src;
+    int dst_device, src_device;
+    int64_t dst_stride, src_stride, itemsize;
+    bool many;
+    bool denied; /* no device reaches another */
+} way;
+
+static const way ways[] = {
+    {CM_ROUTE_HOST, CM_KIND_PAGEABLE, CM_KIND_PAGEABLE, 0, 0, 8, 8, 8, false, false},
+    {CM_ROUTE_HOST, CM_KIND_PAGEABLE, CM_KIND_PAGEABLE, 0, 0, 8, 8, 8, true, false},
+    {CM_ROUTE_DIRECT, CM_KIND_DEVICE, CM_KIND_PINNED, 0, 0, 8, 8, 8, false, false},
+    {CM_ROUTE_DIRECT_2D, CM_KIND_PINNED, CM_KIND_DEVICE, 0, 0, 1024, 1024, 512, false,
+     false},
+    {CM_ROUTE_KERNEL, CM_KIND_DEVICE, CM_KIND_DEVICE, 0, 0, 16, 16, 8, false, false},
+    {CM_ROUTE_STAGED, CM_KIND_DEVICE, CM_KIND_PAGEABLE, 0, 0, 8, 8, 8, false, false},
+    {CM_ROUTE_STAGED, CM_KIND_PAGEABLE, CM_KIND_DEVICE, 0, 0, 8, 8, 8, false, false},
+    {CM_ROUTE_STAGED_KERNEL, CM_KIND_DEVICE, CM_KIND_PAGEABLE, 0, 0, 16, 8, 8, false,
+     false},
+    {CM_ROUTE_STAGED_KERNEL, CM_KIND_PAGEABLE, CM_KIND_DEVICE, 0, 0, 8, 16, 8, false,
+     false},
+    {CM_ROUTE_PEER, CM_KIND_DEVICE, CM_KIND_DEVICE, 1, 0, 8, 8, 8, false, false},
+    {CM_ROUTE_PEER_STAGED, CM_KIND_DEVICE, CM_KIND_DEVICE, 1, 0, 8, 8, 8, false, true},
+    {CM_ROUTE_PEER_STAGED, CM_KIND_DEVICE, CM_KIND_DEVICE, 1, 0, 16, 16, 8, false,
+     true},
+    {CM_ROUTE_TABLE, CM_KIND_DEVICE, CM_KIND_DEVICE, 0, 0, 8, 8, 8, true, false},
+    {CM_ROUTE_BATCH, CM_KIND_DEVICE, CM_KIND_DEVICE, 1, 0, 8, 8, 8, true, false},
+    {CM_ROUTE_STAGED_TABLE, CM_KIND_DEVICE, CM_KIND_PAGEABLE, 0, 0, 8, 8, 8, true,
+     false},
+    {CM_ROUTE_STAGED_TABLE, CM_KIND_PAGEABLE, CM_KIND_DEVICE, 0, 0, 8, 8, 8, true,
+     false},
+};
+
+enum { WAYS = sizeof(ways) / sizeof(ways[0]) };
+
+/* One copy of a way. */
+typedef struct going {
+    const way *way;
+    memory dst, src;
+    cm_ticket *ticket;
+} going;
+
+static void
+open_going(world *w, going *g, const way *how)
+{
+    g->way = how;
+    g->dst = take_memory(w, how->dst, how->dst_device, NBYTES);
+    g->src = take_memory(w, how->src, how->src_device, NBYTES);
+    memset(g->dst.bytes, 0xee, NBYTES);
+    number_bytes(&g->src, (unsigned)(how - ways) + 1);
+}
+
+/* After the stream, or (NULL) after nothing, in the background or on `on`. */
+static void
+start_going(world *w, going *g, cm_stream *after, cm_stream *on)
+{
+    const way *how = g->way;
+    int64_t count = (int64_t)COUNT * ITEM / how->itemsize;
+    cm_copy_request request = {
+        .dst = row(&g->dst, 0, count, how->dst_stride, how->itemsize),
+        .src = row(&g->src, 0, count, how->src_stride, how->itemsize),
+        .stream = on,
+        .after = &after,
+        .after_count = after != NULL,
+    };
+    cm_piece pieces[2] = {
+        piece_between(&g->dst, 0, &g->src, 0, COUNT, 0),
+        piece_between(&g->dst, 2 * COUNT, &g->src, 3 * COUNT, COUNT - 8, 1)};
+    cm_many_request many = {.common = request, .pieces = pieces, .piece_count = 2};
+    cm_engine_deny_peers(w->engine, how->denied);
+    CHECK_OK(how->many ? cm_engine_copy_many(w->engine, &many, &g->ticket)
+                       : cm_engine_copy(w->engine, &request, &g->ticket));
+    cm_engine_deny_peers(w->engine, false);
+}
+
+static void
+check_bytes(const going *g)
+{
+    const way *how = g->way;
+    if (how->many) {
+        CHECK_BYTES_EQ(g->dst.bytes, g->src.bytes, COUNT);
+        CHECK_BYTES_EQ(g->dst.bytes + 2 * COUNT, g->src.bytes + 3 * COUNT, COUNT - 8);
+        return;
+    }
+    uint64_t wrong = 0;
+    for (int64_t i = 0; i < (int64_t)COUNT * ITEM / how->itemsize; i++) {
+        wrong += memcmp(g->dst.bytes + i * how->dst_stride,
+                        g->src.bytes + i * how->src_stride, (size_t)how->itemsize)
+                 != 0;
+    }
+    CHECK_EQ(wrong, 0);
+}
+
+static void
+finish_going(world *w, going *g)
+{
+    cm_ticket_info info;
+    CHECK_OK(cm_ticket_wait(g->ticket, UINT64_C(60000000000)));
+    cm_ticket_read(g->ticket, &info);
+    if (info.route != g->way->route) {
+        CHECK_FAIL_("way %d went by route %d", (int)(g->way - ways), (int)info.route);
+    }
+    check_bytes(g);
+    cm_ticket_release(g->ticket);
+    give_memory(w, &g->dst);
+    give_memory(w, &g->src);
+}
+
+/* All that wait own nothing that others could need. */
+static void
+check_nothing_is_held(world *w)
+{
+    let_others_run();
+    cm_mutex_lock(&w->engine->lock);
+    CHECK_EQ(w->engine->ring_nbytes, 0);
+    CHECK_EQ(w->engine->idle_count, w->engine->thread_count);
+    CHECK_EQ(w->engine->job_count, 0);
+    cm_mutex_unlock(&w->engine->lock);
+}
+
+static void
+test_shut_stream_holds_up_no_route_elsewhere(void)
+{
+    world w;
+    going held[WAYS], free_ones[WAYS];
+    cm_stream *shut_stream;
+    cm_tuning tuning;
+    open_world(&w);
+    cm_tuning_init(&tuning); /* one copy could have all of the ring */
+    tuning.ring_nbytes = COUNT * ITEM;
+    tuning.staged_peer_nbytes = 2 * COUNT * ITEM / 3; /* less than a copy, but not a
+                                                         batch */
+    tuning.chunk_nbytes = tuning.chunk_min_nbytes = PIECE_NBYTES;
+    CHECK_OK(cm_engine_set_tuning(w.engine, &tuning));
+    MUST(cm_stream_create(w.rt, 0, CM_STREAM_NON_BLOCKING, 0, &shut_stream));
+    memory filler = take_memory(&w, CM_KIND_DEVICE, 0, 4096);
+    cm_wait_hooks none = {.interrupted = NULL};
+    uint32_t byte = 1;
+    shut(&w, shut_stream);
+    cm_region whole = row(&filler, 0, 4096, 1, 1);
+    CHECK_OK(cm_engine_fill(w.engine, &whole, &byte, shut_stream, NULL, 0, false, &none,
+                            NULL));
+    for (int i = 0; i < WAYS; i++) {
+        open_going(&w, &held[i], &ways[i]);
+        start_going(&w, &held[i], shut_stream, NULL);
+    }
+    check_nothing_is_held(&w);
+    for (int round = 0; round < 2; round++) { /* in the background; on another stream */
+        for (int i = 0; i < WAYS; i++) {
+            open_going(&w, &free_ones[i], &ways[i]);
+            start_going(&w, &free_ones[i], NULL, round == 0 ? NULL : w.streams[0]);
+        }
+        for (int i = 0; i < WAYS; i++) {
+            finish_going(&w, &free_ones[i]);
+        }
+    }
+    for (int i = 0; i < WAYS; i++) {
+        cm_ticket_info info;
+        cm_ticket_read(held[i].ticket, &info);
+        CHECK(!info.done);
+        CHECK_FILLED(held[i].dst.bytes, 0xee, NBYTES);
+    }
+    unshut(&w, shut_stream);
+    for (int i = 0; i < WAYS; i++) {
+        finish_going(&w, &held[i]);
+    }
+    give_memory(&w, &filler);
+    cm_stream_release(shut_stream);
+    close_world(&w);
+}
+
+/* -- copies of the same bytes ------------------------------------------------------------ */
+
+/* Each after the one before, behind a stream that is shut, and then it opens: by as
+ * many streams as it takes for one. */
+static void
+run_same_bytes(cm_kind kind)
+{
+    enum { QUEUED = 600, SMALL = 16, FEW = 8 };
+    world w;
+    cm_ticket *tickets[QUEUED];
+    open_world(&w);
+    memory src = take_memory(&w, kind, 0, SMALL);
+    memory dst = take_memory(&w, CM_KIND_DEVICE, 0, SMALL);
+    memset(src.bytes, 7, SMALL);
+    memset(dst.bytes, 0, SMALL);
+    cm_copy_request hold = {.dst = row(&dst, 0, 1, 1, 1),
+                            .src = row(&dst, 0, 1, 1, 1),
+                            .stream = w.streams[0]};
+    cm_copy_request request = {.dst = row(&dst, 0, SMALL, 1, 1),
+                               .src = row(&src, 0, SMALL, 1, 1),
+                               .after = w.streams,
+                               .after_count = 1};
+    cm_faults_plan(w.rt, CM_OP_none, 0, 0, false);
+    shut(&w, w.streams[0]);
+    CHECK_OK(cm_engine_copy(w.engine, &hold, NULL));
+    for (int i = 0; i < QUEUED; i++) {
+        CHECK_OK(cm_engine_copy(w.engine, &request, &tickets[i]));
+        request.after_count = 0;
+        request.after_tickets = &tickets[i];
+        request.after_ticket_count = 1;
+    }
+    unshut(&w, w.streams[0]);
+    for (int i = 0; i < QUEUED; i++) {
+        CHECK_OK(cm_ticket_wait(tickets[i], UINT64_MAX));
+        cm_ticket_release(tickets[i]);
+    }
+    CHECK_LT(cm_faults_count(w.rt, CM_OP_stream_create), FEW);
+    CHECK_FILLED(dst.bytes, 7, SMALL);
+    give_memory(&w, &src);
+    give_memory(&w, &dst);
+    close_world(&w);
+}
+
+static void
+test_copies_of_the_same_bytes_share_a_stream(void)
+{
+    run_same_bytes(CM_KIND_PINNED);
+    run_same_bytes(CM_KIND_DEVICE);
+    run_same_bytes(CM_KIND_PAGEABLE);
+}
+
+MAIN(RUN(test_shut_stream_holds_up_no_route_elsewhere)
+         RUN(test_copies_of_the_same_bytes_share_a_stream))
