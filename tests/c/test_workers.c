@@ -195,6 +195,45 @@ test_workers_closed_group_is_touched_no_more(void)
     cm_workers_fini(&workers);
 }
 
+/* Posted before its bytes are there: what is not ready is left alone, by everybody. */
+static void
+test_workers_early_task_is_taken_as_far_as_it_is_ready(void)
+{
+    enum { PART = 4096, PARTS = 24, LAST = 1000 };
+    static unsigned char src[PARTS * PART + LAST], dst[PARTS * PART + LAST];
+    cm_workers workers;
+    cm_tuning tuning = tuned();
+    cm_task_group group;
+    cm_copy_task task = {.next = 0};
+    cm_layout layout = {.run_nbytes = sizeof(src)};
+    CHECK_OK(cm_workers_init(&workers));
+    cm_task_group_open(&group, &workers, &tuning);
+    group.is_early = true;
+    group.part_nbytes = PART;
+    for (int round = 0; round < 20; round++) {
+        memset(src, 0, sizeof(src));
+        memset(dst, 0xCC, sizeof(dst));
+        cm_task_group_post(&group, &task, &layout, dst, src, CM_COPY_PLAIN);
+        CHECK(!cm_task_group_help(&group));
+        CHECK(!cm_copy_task_is_done(&task));
+        for (size_t at = 0; at < sizeof(src); at += 3 * PART + 100) {
+            size_t end = at + 3 * PART + 100;
+            end = end < sizeof(src) ? end : sizeof(src);
+            fill_bytes(src + at, end - at, at + (size_t)round);
+            cm_copy_task_set_ready(&task, end);
+            while (cm_task_group_help(&group)) {
+            }
+            CHECK(end == sizeof(src) || !cm_copy_task_is_done(&task));
+        }
+        cm_task_group_wait(&group, &task);
+        CHECK_BYTES_EQ(dst, src, sizeof(src));
+    }
+    cm_task_group_post(&group, &task, &layout, dst, src, CM_COPY_PLAIN);
+    cm_task_group_close(&group); /* with nothing ready */
+    CHECK_EQ(atomic_load(&workers.open), 0);
+    cm_workers_fini(&workers);
+}
+
 static void
 test_workers_task_of_no_bytes_is_done(void)
 {
@@ -622,6 +661,7 @@ MAIN(RUN(test_wide_copy_is_memcpy_at_any_place_and_length)
      RUN(test_host_copy_turns_elements_of_every_size)
      RUN(test_workers_serves_several_groups_at_once)
      RUN(test_workers_closed_group_is_touched_no_more)
+     RUN(test_workers_early_task_is_taken_as_far_as_it_is_ready)
      RUN(test_workers_task_of_no_bytes_is_done)
      RUN(test_workers_small_task_starts_no_thread)
      RUN(test_workers_threads_rest_beyond_the_limit)

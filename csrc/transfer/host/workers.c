@@ -63,7 +63,7 @@ take_part(cm_workers *workers, cm_copy_task *task, uint32_t *part)
     do {
         /* read after `next`: where it is of a later posting, `next` is another by now
          */
-        if ((uint32_t)next >= atomic_load(&task->part_count)) {
+        if ((uint32_t)next >= atomic_load(&task->ready_count)) {
             return false;
         }
     } while (!atomic_compare_exchange_weak(&task->next, &next, next + 1));
@@ -455,7 +455,9 @@ cut_task(const cm_task_group *group, cm_copy_task *task, uint64_t nbytes)
         cm_cut_align(&task->cut, (char *)task->dst + task->whole.dst_offset,
                      CM_HUGE_PAGE_NBYTES);
     }
-    atomic_store(&task->part_count, (uint32_t)cm_cut_count(&task->cut));
+    uint32_t count = (uint32_t)cm_cut_count(&task->cut);
+    atomic_store(&task->part_count, count);
+    atomic_store(&task->ready_count, group->is_early ? 0 : count);
 }
 
 void
@@ -472,6 +474,7 @@ cm_task_group_post(cm_task_group *group, cm_copy_task *task, const cm_layout *la
     atomic_store(&task->next, posting | CLOSED);
     atomic_store(&task->done_count, 0);
     atomic_store(&task->part_count, 0);
+    atomic_store(&task->ready_count, 0);
     task->whole = *layout;
     task->dst = dst;
     task->src = src;

@@ -35,9 +35,10 @@ typedef enum cm_copy_way {
  * that has one may read it. It fetches few cache lines, which the first ones here are.
  */
 typedef struct cm_copy_task {
-    _Atomic uint64_t next;       /* which posting << 32 | its next part */
-    _Atomic uint32_t part_count; /* there is no part from here on */
+    _Atomic uint64_t next;        /* which posting << 32 | its next part */
+    _Atomic uint32_t ready_count; /* parts before that may be taken */
     _Atomic uint32_t done_count;
+    _Atomic uint32_t part_count; /* of all */
     void *dst;
     const void *src;
     cm_move_part move;   /* the group's */
@@ -102,6 +103,7 @@ typedef struct cm_task_group {
                              be so many */
     bool lets_sleep;      /* posting wakes nobody: cm_task_group_wake() does, or what is
                              posted is over before a sleeping thread is awake */
+    bool is_early;        /* parts can be taken once cm_copy_task_set_ready() says so */
     uint64_t part_nbytes; /* parts begin at multiples of it; 0: as is best */
     cm_move_part move;    /* NULL: as the layout says */
     const void *context;
@@ -138,6 +140,16 @@ bool cm_task_group_help(cm_task_group *group);
 void cm_task_group_rest(cm_task_group *group, cm_copy_task *task);
 /* Blocks until the task is done; parts that nobody has taken are copied here. */
 void cm_task_group_wait(cm_task_group *group, cm_copy_task *task);
+
+/* So many bytes of a task posted early, one run, are there to be copied. */
+static inline void
+cm_copy_task_set_ready(cm_copy_task *task, uint64_t nbytes)
+{
+    bool is_all = nbytes >= task->whole.run_nbytes;
+    uint64_t parts = nbytes / (uint64_t)task->cut.step;
+    atomic_store(&task->ready_count,
+                 is_all ? atomic_load(&task->part_count) : (uint32_t)parts);
+}
 
 static inline bool
 cm_copy_task_is_done(const cm_copy_task *task)

@@ -4,6 +4,7 @@
  * through. No job and no ticket, which together take longer than the copy. */
 #include <string.h>
 
+#include "base/checked_math.h"
 #include "base/fresh_pages.h"
 #include "transfer/engine/job.h"
 #include "transfer/host/backoff.h"
@@ -104,7 +105,7 @@ typedef struct short_copy {
     char *to;                    /* within the host */
     const char *from;
     cm_task_group *group; /* the workers help; NULL: they do not */
-    cm_copy_task *tasks;  /* a task for each piece */
+    cm_copy_task *tasks;  /* up: for each piece; down: one for all */
     bool wakes;           /* sleeping ones help too */
     bool flying;          /* the copy may still be in flight at the end */
     bool kept;            /* ... and a ticket has the keeps */
@@ -246,16 +247,15 @@ copy_whole(short_copy *c)
 
 /* -- by way of a page-locked block --------------------------------------------------- */
 
-/* Its bytes are there: the workers may copy it. Up it is a device that reads the
- * target, which is written past the caches: those of others had its lines before. */
+/* Up it is a device that reads the target, which is written past the caches: those of
+ * others had its lines before. */
 static void
-share_piece(short_copy *c, unsigned index)
+share(short_copy *c, unsigned index, uint64_t offset, uint64_t nbytes)
 {
     if (c->group != NULL) {
-        int64_t offset = (int64_t)(index * c->piece_nbytes);
-        cm_layout piece = {.run_nbytes = length_of_piece(c, index),
-                           .dst_offset = offset,
-                           .src_offset = offset};
+        cm_layout piece = {.run_nbytes = nbytes,
+                           .dst_offset = (int64_t)offset,
+                           .src_offset = (int64_t)offset};
         cm_task_group_post(c->group, &c->tasks[index], &piece, c->to, c->from,
                            c->down ? CM_COPY_PLAIN : CM_COPY_WIDE);
     }
@@ -270,14 +270,13 @@ wake_helpers(const short_copy *c)
 }
 
 static void
-finish_piece(short_copy *c, unsigned index)
+finish(short_copy *c, unsigned index, uint64_t offset, uint64_t nbytes)
 {
-    uint64_t offset = index * c->piece_nbytes;
     if (c->group != NULL) {
         cm_task_group_wait(c->group, &c->tasks[index]);
     }
     else {
-        memcpy(c->to + offset, c->from + offset, (size_t)length_of_piece(c, index));
+        memcpy(c->to + offset, c->from + offset, (size_t)nbytes);
     }
 }
 
@@ -288,14 +287,15 @@ send_pieces(short_copy *c)
 {
     cm_runtime *rt = c->engine->rt;
     const cm_copy_request *request = c->request;
-    share_piece(c, 0);
-    wake_helpers(c);
-    for (unsigned i = 1; i < c->piece_count; i++) {
-        share_piece(c, i);
+    for (unsigned i = 0; i < c->piece_count; i++) {
+        share(c, i, i * c->piece_nbytes, length_of_piece(c, i));
+        if (i == 0) {
+            wake_helpers(c);
+        }
     }
     for (unsigned i = 0; i < c->piece_count; i++) {
         uint64_t offset = i * c->piece_nbytes;
-        finish_piece(c, i);
+        finish(c, i, offset, length_of_piece(c, i));
         CM_TRY(cm_rt_copy_async(rt, request->dst.address + offset,
                                 (uintptr_t)c->block->host + offset,
                                 length_of_piece(c, i), c->stream->handle));
@@ -304,11 +304,13 @@ send_pieces(short_copy *c)
     return wait_or_leave(c, 0);
 }
 
+/* One task, so that the threads that are awake stand ready when a piece is there. */
 static cm_status
 fetch_pieces(short_copy *c)
 {
     cm_runtime *rt = c->engine->rt;
     const cm_copy_request *request = c->request;
+    share(c, 0, 0, c->nbytes);
     for (unsigned i = 0; i < c->piece_count; i++) {
         uint64_t offset = i * c->piece_nbytes;
         CM_TRY(cm_rt_copy_async(rt, (uintptr_t)c->block->host + offset,
@@ -319,11 +321,11 @@ fetch_pieces(short_copy *c)
     wake_helpers(c); /* while the first piece is on its way */
     for (unsigned i = 0; i < c->piece_count; i++) {
         CM_TRY(wait_or_leave(c, i));
-        share_piece(c, i);
+        if (c->group != NULL) {
+            cm_copy_task_set_ready(c->tasks, (i + 1) * c->piece_nbytes);
+        }
     }
-    for (unsigned i = 0; i < c->piece_count; i++) {
-        finish_piece(c, i);
-    }
+    finish(c, 0, 0, c->nbytes);
     return cm_ok();
 }
 
@@ -364,6 +366,9 @@ move_pieces(short_copy *c)
             helpers < tuning.thread_count ? helpers + 1 : tuning.thread_count;
         cm_task_group_open(&group, &c->engine->workers, &tuning);
         group.lets_sleep = true;
+        group.is_early = c->down;
+        group.part_nbytes =
+            cm_round_up_to(c->piece_nbytes / tuning.thread_count, PAGE_NBYTES);
         c->wakes = c->nbytes >= tuning.wake_nbytes || follows_another(c->engine);
         for (unsigned i = 0; i < c->piece_count; i++) {
             tasks[i].node.next = NULL; /* posted for the first time */
