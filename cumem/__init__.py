@@ -205,6 +205,7 @@ _LATER: dict[str, tuple[str, ...]] = {
     "registering": ("Registration", "register"),
     "extension.texts": (),
     "limits": (),
+    "kinds": (),
     "safetensors": ("SafetensorsDict", "load_safetensors"),
     "safetensors.format": (
         "SafetensorsError",

@@ -2168,6 +2168,8 @@ def _freeze(buffer: Buffer, /) -> None: ...
 def _raw_copy(dst: Buffer, src: Buffer, stream: object, /) -> float: ...
 
 _DEVICE_ATTRIBUTES: Final[dict[str, int]]
+_KINDS: Final[dict[str, tuple[bool, bool, bool, int]]]
+"""Of each kind: page-locked, migrates, on the device, and the flags it usually has."""
 BUILT_RUNTIME: Final[tuple[int, int]]
 OLDEST_DRIVER: Final[tuple[int, int]]
 _out_of_memory_callbacks: list[Any]

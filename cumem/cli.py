@@ -15,6 +15,7 @@ import warnings
 from collections.abc import Iterator, Sequence
 
 import cumem
+from cumem.kinds import DEVICE_FIRST
 from cumem.units import parse_nbytes
 
 __all__ = ["main"]
@@ -194,7 +195,7 @@ def _add_replay(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     add("trace", metavar="TRACE", help="the file")
     add(
         "--kind",
-        choices=("device", "pinned", "mapped", "managed"),
+        choices=DEVICE_FIRST,
         default="device",
         help="kind of memory (device)",
     )

@@ -504,7 +504,7 @@ def fromfile(
     *,
     offset: int = 0,
     shape: SupportsIndex | Sequence[SupportsIndex] | None = None,
-    kind: Literal["pinned", "mapped", "managed", "device"] | None = None,
+    kind: _core._Kind | None = None,
     device: object = None,
     stream: object = None,
     pool: Pool | None = None,

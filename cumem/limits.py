@@ -8,30 +8,19 @@ from typing import Any
 
 from cumem import _core
 from cumem.devices import Device, device_count
+from cumem.kinds import KINDS, PAGE_LOCKED, check_kind
 from cumem.units import read_size
-
-_KINDS = ("pinned", "mapped", "managed", "device")
-_HOST = ("pinned", "mapped")
-_EXPECTED = '"pinned", "mapped", "managed" or "device"'
-
-
-def check_kind(kind: object) -> None:
-    """TypeError or ValueError where it is none that a pool can be of."""
-    if not isinstance(kind, str):
-        raise TypeError(f"kind must be {_EXPECTED}, not {type(kind).__name__}")
-    if kind not in _KINDS:
-        raise ValueError(f"kind must be {_EXPECTED}, not {kind!r}")
 
 
 def read_limit(kind: Any, limit: Any, device: Any) -> list[tuple[int, int | None]]:
     """What `set_limit` would set: the indices of devices, and bytes or None for each."""
     check_kind(kind)
     count = device_count()
-    if kind in _HOST and device is not None:
+    if kind in PAGE_LOCKED and device is not None:
         raise ValueError(
             f"the limit of {kind} memory is the whole process's: it takes no device"
         )
-    if kind in _HOST:
+    if kind in PAGE_LOCKED:
         places = range(1)
     elif device is None:
         places = range(count)
@@ -46,7 +35,7 @@ def _nbytes(kind: str, limit: Any, index: int) -> int | None:
         return None
     if not isinstance(limit, str) or "%" not in limit:
         whole = None
-    elif kind in _HOST:
+    elif kind in PAGE_LOCKED:
         whole = _core._host_memory()[3]
     else:
         whole = Device(index).total_nbytes
@@ -61,10 +50,10 @@ def read_environment(
     Shares are those of the memory that the process may use and of the devices.
     """
     found = []
-    for kind in _KINDS:
+    for kind in KINDS:
         name = f"CUMEM_LIMIT_{kind.upper()}"
         if text := os.environ.get(name):
-            wholes = [usable] if kind in _HOST else totals
+            wholes = [usable] if kind in PAGE_LOCKED else totals
             found += [
                 (kind, index, read_size(text, name, True, whole))
                 for index, whole in enumerate(wholes)

@@ -21,6 +21,7 @@ from typing import (
 
 from cumem import _core
 from cumem.devices import Device
+from cumem.kinds import PAGE_LOCKED
 from cumem.limits import read_limit
 from cumem.units import format_nbytes
 
@@ -35,8 +36,6 @@ __all__ = [
     "on_out_of_memory",
     "set_limit",
 ]
-
-_Kind = Literal["pinned", "mapped", "managed", "device"]
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
@@ -165,14 +164,16 @@ def _host_memory() -> HostMemory:
     total, available, cgroup, _ = _core._host_memory()
     soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
     memlock = None if soft == resource.RLIM_INFINITY else soft
-    reserved, live = _held(lambda kind, _: kind in ("pinned", "mapped"))
+    reserved, live = _held(lambda kind, _: kind in PAGE_LOCKED)
     return HostMemory(total, available, cgroup, memlock, limit_nbytes, reserved, live)
 
 
 # -- limits ----------------------------------------------------------------------------
 
 
-def set_limit(kind: _Kind, limit: int | str | None, device: object = None) -> None:
+def set_limit(
+    kind: _core._Kind, limit: int | str | None, device: object = None
+) -> None:
     """Limit how much memory of a kind cumem holds, cached memory included.
 
     An allocation that would need more raises `OutOfMemoryError` once nothing that is cached
@@ -180,7 +181,8 @@ def set_limit(kind: _Kind, limit: int | str | None, device: object = None) -> No
 
     Parameters
     ----------
-    kind : {'pinned', 'mapped', 'managed', 'device'}
+    kind : str
+        One that `empty` takes, such as ``"pinned"``.
     limit : int, str or None
         Bytes, a text such as ``"4GiB"``, a share such as ``"50%"`` of the device's memory
         (managed, device) or of the memory that the process may use (pinned, mapped), or
@@ -214,12 +216,13 @@ def set_limit(kind: _Kind, limit: int | str | None, device: object = None) -> No
         _core._put_limit(kind, index, nbytes, None)
 
 
-def get_limit(kind: _Kind, device: object = None) -> int | None:
+def get_limit(kind: _core._Kind, device: object = None) -> int | None:
     """How much memory of a kind cumem may hold.
 
     Parameters
     ----------
-    kind : {'pinned', 'mapped', 'managed', 'device'}
+    kind : str
+        One that `empty` takes, such as ``"pinned"``.
     device : Device, int or str, optional
         For managed and device memory; default: cumem's current one.
 

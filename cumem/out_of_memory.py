@@ -7,6 +7,7 @@ import dataclasses
 
 from cumem import _core
 from cumem.errors import CudaError, OutOfMemoryError
+from cumem.kinds import PAGE_LOCKED
 from cumem.pool_stats import PoolStats, pool_stats
 from cumem.units import format_nbytes
 
@@ -62,7 +63,7 @@ def explain(
         limit=limit,
         others=max(0, used - budgets[0][1]),
     )
-    if kind in ("pinned", "mapped"):
+    if kind in PAGE_LOCKED:
         numbers.available = _core._host_memory()[1]
     else:
         _ask_driver(numbers, [pool_stats(*row) for row in rows.values()])
@@ -99,7 +100,7 @@ def _ask_driver(numbers: _Numbers, pools: list[PoolStats]) -> None:
 def _advise(numbers: _Numbers, error: OutOfMemoryError) -> str:
     if error.name == _LIMIT_MET:
         return _advise_on_limit(numbers, error.arg or 0)
-    if numbers.kind in ("pinned", "mapped"):
+    if numbers.kind in PAGE_LOCKED:
         return (
             f"only {_size(numbers.available)} can be had from this machine or container "
             "now: page-lock less at a time by copying in pieces, or give the container "

@@ -14,6 +14,13 @@ from types import TracebackType
 from typing import Any, Self
 
 from cumem import _core
+from cumem.kinds import (
+    ATTACH_GLOBAL,
+    DEVICE_FIRST,
+    KINDS,
+    PORTABLE,
+    WRITE_COMBINED,
+)
 from cumem.units import format_nbytes
 
 __all__ = [
@@ -27,11 +34,6 @@ __all__ = [
     "pool_stats",
     "stats",
 ]
-
-_KINDS = ("device", "pinned", "mapped", "managed")
-# Of cudaHostAlloc and cudaMallocManaged.
-_PORTABLE, _WRITE_COMBINED = 1, 4
-_ATTACH_GLOBAL = 1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -179,7 +181,7 @@ class Stats:
 
     def __getitem__(self, kind: str) -> Counters:
         """Sum of the pools of one kind."""
-        if kind not in _KINDS:
+        if kind not in DEVICE_FIRST:
             raise KeyError(kind)
         return _add(pool for pool in self.pools if pool.kind == kind)
 
@@ -192,7 +194,7 @@ class Stats:
     def kinds(self) -> dict[str, Counters]:
         """Sums of the kinds that have a pool."""
         present = {pool.kind for pool in self.pools}
-        return {kind: self[kind] for kind in _KINDS if kind in present}
+        return {kind: self[kind] for kind in DEVICE_FIRST if kind in present}
 
     def __repr__(self) -> str:
         return _table(_rows(self))
@@ -222,7 +224,7 @@ def pool_counters() -> dict[str, dict[str, int]]:
         For "pinned", "mapped", "managed" and "device" the counters of `PoolStats`. Peaks
         and ``largest_free_nbytes`` add up those of each pool. All 0 before the first use.
     """
-    sums = {kind: [0] * len(_COUNTERS) for kind in _KINDS}
+    sums = {kind: [0] * len(_COUNTERS) for kind in DEVICE_FIRST}
     for _, (_, _, kind, _, _, counters) in _core._pools():
         sums[kind] = [*map(operator.add, sums[kind], counters)]
     return {
@@ -251,12 +253,12 @@ def pool_name(number: int, flags: int, kind: str) -> str:
         return "closed pool"
     if number != 0:
         return f"pool {number}"
-    if kind == "managed":
-        return "default" if flags == _ATTACH_GLOBAL else "default, attach host"
-    if kind == "device":
+    if KINDS[kind].migrates:
+        return "default" if flags == ATTACH_GLOBAL else "default, attach host"
+    if not KINDS[kind].page_locked:
         return "default"
-    portable = "" if flags & _PORTABLE else ", not portable"
-    return f"default{portable}{', write-combined' if flags & _WRITE_COMBINED else ''}"
+    portable = "" if flags & PORTABLE else ", not portable"
+    return f"default{portable}{', write-combined' if flags & WRITE_COMBINED else ''}"
 
 
 def _add(pools: Iterable[Counters]) -> Counters:

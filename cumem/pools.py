@@ -8,7 +8,15 @@ import operator
 from typing import TYPE_CHECKING, Any, Literal, Self, final
 
 from cumem import _core
-from cumem.limits import check_kind, read_limit
+from cumem.kinds import (
+    ATTACH_HOST,
+    KINDS,
+    PAGE_LOCKED,
+    PORTABLE,
+    WRITE_COMBINED,
+    check_kind,
+)
+from cumem.limits import read_limit
 from cumem.units import read_size
 
 if TYPE_CHECKING:  # they take milliseconds to load
@@ -17,19 +25,6 @@ if TYPE_CHECKING:  # they take milliseconds to load
     from cumem.snapshot import Snapshot
 
 __all__ = ["Pool", "trim"]
-
-_Kind = Literal["pinned", "mapped", "managed", "device"]
-
-_HOST = ("pinned", "mapped")
-# Of cudaHostAlloc and cudaMallocManaged.
-_PORTABLE, _MAPPED, _WRITE_COMBINED = 1, 2, 4
-_ATTACH_GLOBAL, _ATTACH_HOST = 1, 2
-_FLAGS = {
-    "pinned": _PORTABLE,
-    "mapped": _PORTABLE | _MAPPED,
-    "managed": _ATTACH_GLOBAL,
-    "device": 0,
-}
 
 
 @final
@@ -43,7 +38,8 @@ class Pool(_core._Pool):
 
     Parameters
     ----------
-    kind : {'device', 'pinned', 'mapped', 'managed'}
+    kind : str
+        One that `empty` takes, such as ``"pinned"``.
     device : Device, int or str, optional
         Whose memory, or whose context page-locks it; default: cumem's current one.
     limit : int or str, optional
@@ -83,7 +79,7 @@ class Pool(_core._Pool):
 
     def __new__(
         cls,
-        kind: _Kind = "device",
+        kind: _core._Kind = "device",
         *,
         device: object = None,
         limit: int | str | None = None,
@@ -247,7 +243,7 @@ _core._set_pool_type(Pool)
 
 
 def trim(
-    kind: _Kind | None = None,
+    kind: _core._Kind | None = None,
     *,
     device: object = None,
     keep: int | str = 0,
@@ -259,8 +255,8 @@ def trim(
 
     Parameters
     ----------
-    kind : {'pinned', 'mapped', 'managed', 'device'}, optional
-        Which pools; default: all.
+    kind : str, optional
+        Which pools, as in `empty`; default: all.
     device : Device, int or str, optional
         Only pools of this device; default: all.
     keep : int or str
@@ -299,7 +295,7 @@ def _trim_options(keep: int | str, wait: bool) -> tuple[int, bool]:
 
 def _limit_nbytes(kind: Any, device: int, limit: Any) -> int | None:
     """What `Pool.limit` takes, in bytes."""
-    place = None if kind in _HOST else device
+    place = None if kind in PAGE_LOCKED else device
     return read_limit(kind, limit, place)[0][1]
 
 
@@ -324,21 +320,21 @@ def _flags(kind: str, portable: Any, write_combined: Any, attach: Any) -> int:
     portable = _truth(portable, "portable")
     write_combined = _truth(write_combined, "write_combined")
     attach_host = _is_second(attach, "attach", "global", "host")
-    if kind not in _HOST and (write_combined or not portable):
+    if kind not in PAGE_LOCKED and (write_combined or not portable):
         name = "write_combined" if write_combined else "portable"
         raise _other_kind(name, kind, "pinned and mapped")
-    if attach_host and kind != "managed":
+    if attach_host and not KINDS[kind].migrates:
         raise _other_kind("attach", kind, "managed")
     if attach_host:
-        return _ATTACH_HOST
-    flags = _FLAGS[kind] if portable else _FLAGS[kind] & ~_PORTABLE
-    return flags | _WRITE_COMBINED if write_combined else flags
+        return ATTACH_HOST
+    flags = KINDS[kind].flags if portable else KINDS[kind].flags & ~PORTABLE
+    return flags | WRITE_COMBINED if write_combined else flags
 
 
 def _node(kind: str, numa_node: Any) -> int:
     if numa_node is None:
         return -1
-    if kind not in _HOST:
+    if kind not in PAGE_LOCKED:
         raise _other_kind("numa_node", kind, "pinned and mapped")
     if isinstance(numa_node, bool) or not hasattr(numa_node, "__index__"):
         raise TypeError(_refusal("numa_node", "an int or None", numa_node))

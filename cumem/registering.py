@@ -9,6 +9,7 @@ from typing import Any, Self, final
 import numpy as np
 
 from cumem import _core
+from cumem.kinds import KINDS
 
 __all__ = ["Registration", "register"]
 
@@ -201,7 +202,7 @@ def _find_memory(obj: Any) -> _core.Buffer | np.ndarray[Any, Any]:
         return obj
     found = obj if isinstance(obj, _core.Buffer) else _import_host(obj)
     kind = found.residency if found.residency == "device" else found.kind
-    if kind in ("managed", "device"):
+    if kind in KINDS and not KINDS[kind].page_locked:
         raise TypeError(
             "obj must be host memory that stays where it is, not "
             f"{found.kind} memory: that cannot be page-locked, and copies of it need no "

@@ -25,6 +25,7 @@ SUB_LAYERS = {
 }
 PACKAGE_LAYERS = [
     {"_core", "error_codes"},
+    {"kinds"},
     {
         "extension.arguments",
         "extension.array_interface",

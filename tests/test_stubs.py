@@ -14,6 +14,7 @@ from support.rules import check_none
 
 import cumem
 from cumem import _core
+from cumem.kinds import KINDS
 
 TYPES = [
     value
@@ -44,6 +45,17 @@ def test_stubs_match_the_extension() -> None:
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_kinds_in_the_stubs_are_those_of_the_extension() -> None:
+    tree = ast.parse(Path("cumem/_core.pyi").read_text())
+    (literal,) = (
+        node.value
+        for node in tree.body
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "_Kind"
+    )
+    assert isinstance(literal, ast.Subscript)
+    assert ast.literal_eval(literal.slice) == tuple(KINDS)
 
 
 def test_functions_have_a_signature_and_a_docstring() -> None:

@@ -592,7 +592,7 @@ open_source(cm_pool *pool)
             return cm_fail(CM_ENOMEM, source->range_nbytes / source->granule);
         }
     }
-    if (config->kind == CM_KIND_PINNED || config->kind == CM_KIND_MAPPED) {
+    if (cm_kind_is_page_locked(config->kind)) {
         cm_status status = cm_pool_watch_forks(pool);
         if (!cm_is_ok(status)) {
             source->ops->destroy(source);

@@ -13,36 +13,28 @@
 #define LARGE_DEVICE_NBYTES (UINT64_C(1) << 20)
 
 static bool
-is_config_valid(const cm_runtime *rt, const cm_pool_config *config, unsigned flags)
+is_config_valid(const cm_runtime *rt, const cm_pool_config *config)
 {
-    if (config->device < 0 || config->device >= rt->device_count) {
+    if (config->device < 0 || config->device >= rt->device_count
+        || cm_kind_is_pageable(config->kind) || config->kind >= CM_KIND_COUNT) {
         return false;
     }
-    switch (config->kind) {
-    case CM_KIND_PINNED:
-    case CM_KIND_MAPPED:
-        return flags <= (CM_HOST_ALLOC_PORTABLE | CM_HOST_ALLOC_MAPPED
-                         | CM_HOST_ALLOC_WRITE_COMBINED);
-    case CM_KIND_MANAGED:
-        return flags == CM_MANAGED_GLOBAL || flags == CM_MANAGED_HOST;
-    case CM_KIND_DEVICE:
-        return flags == 0;
-    case CM_KIND_PAGEABLE:
-    case CM_KIND_COUNT:
-        break;
+    if (cm_kind_is_page_locked(config->kind)) {
+        return config->flags <= (CM_HOST_ALLOC_PORTABLE | CM_HOST_ALLOC_MAPPED
+                                 | CM_HOST_ALLOC_WRITE_COMBINED);
     }
-    return false;
+    return cm_kind_migrates(config->kind)
+               ? config->flags == CM_MANAGED_GLOBAL || config->flags == CM_MANAGED_HOST
+               : config->flags == 0;
 }
 
 cm_status
 cm_pool_create(cm_runtime *rt, const cm_pool_config *config, cm_pool **out)
 {
-    bool is_host = config->kind == CM_KIND_PINNED || config->kind == CM_KIND_MAPPED;
-    unsigned flags = config->flags;
-    flags |= config->kind == CM_KIND_MAPPED ? CM_HOST_ALLOC_MAPPED : 0;
-    if (!is_config_valid(rt, config, flags)) {
-        return cm_fail(CM_EINVALID, flags);
+    if (!is_config_valid(rt, config)) {
+        return cm_fail(CM_EINVALID, config->flags);
     }
+    bool is_host = cm_kind_is_page_locked(config->kind);
     cm_pool *pool = calloc(1, sizeof(*pool));
     if (pool == NULL) {
         return cm_fail(CM_ENOMEM, sizeof(*pool));
@@ -63,7 +55,7 @@ cm_pool_create(cm_runtime *rt, const cm_pool_config *config, cm_pool **out)
     atomic_init(&pool->lost_count, 0);
     pool->rt = rt;
     pool->config = *config;
-    pool->config.flags = flags;
+    pool->config.flags = cm_kind_host_flags(config->kind, config->flags);
     pool->config.budget = &pool->budget;
     cm_budget_init(&pool->budget, UINT64_MAX, config->budget);
     pool->align = is_host ? 64 : 512;
@@ -336,7 +328,7 @@ retag_locked(cm_pool *pool, cm_heap_span *span, cm_stream *stream, uint64_t reco
 static cm_heap_span *
 take_ordered(cm_pool *pool, const alloc_request *r)
 {
-    if (pool->config.kind != CM_KIND_DEVICE || r->stream == NULL || r->capturing
+    if (!cm_kind_is_ordered(pool->config.kind) || r->stream == NULL || r->capturing
         || !cm_pool_begin(pool, &pool->polling, true)) {
         return NULL;
     }
@@ -454,7 +446,7 @@ cm_pool_free_is_quick(const cm_pool *pool, cm_stream *const *uses, uint32_t use_
         return false; /* it may be the last: ending the pool waits */
     }
     return use_count == 0
-           || (use_count == 1 && pool->config.kind == CM_KIND_DEVICE
+           || (use_count == 1 && cm_kind_is_ordered(pool->config.kind)
                && !cm_stream_may_capture(uses[0]));
 }
 
@@ -474,7 +466,7 @@ take_back_locked(cm_pool *pool, const cm_heap_span *span)
 static bool
 is_ordered(cm_pool *pool, const cm_stream *stream)
 {
-    return pool->config.kind == CM_KIND_DEVICE && cm_stream_is_kept(stream)
+    return cm_kind_is_ordered(pool->config.kind) && cm_stream_is_kept(stream)
            && !is_capturing(pool, stream);
 }
 
@@ -699,7 +691,7 @@ cm_pool_admit_peers(cm_pool *pool)
     }
     uint64_t others =
         cm_pool_devices_in_use(pool) & ~(UINT64_C(1) << pool->config.device);
-    if (pool->config.kind != CM_KIND_DEVICE || (others & ~pool->admitted) == 0) {
+    if (!cm_kind_is_on_device(pool->config.kind) || (others & ~pool->admitted) == 0) {
         return cm_ok(); /* and waits for nobody */
     }
     cm_status status = cm_ok();

@@ -145,7 +145,7 @@ is_page_foreign(const cm_registry *registry, uintptr_t page, bool *out)
     *out = false;
     for (int i = 0; i < 2 && !*out; i++) {
         CM_TRY(cm_rt_pointer_attributes(registry->rt, (cm_address)ends[i], &info));
-        *out = info.kind != CM_KIND_PAGEABLE;
+        *out = !cm_kind_is_pageable(info.kind);
     }
     return cm_ok();
 }
@@ -469,9 +469,9 @@ cm_registry_probe(cm_registry *registry, cm_address address, uint64_t nbytes,
         if (address / registry->page_nbytes != end / registry->page_nbytes) {
             CM_TRY(cm_rt_pointer_attributes(registry->rt, end, last));
         }
-    } while ((first->kind != CM_KIND_PAGEABLE || last->kind != CM_KIND_PAGEABLE)
+    } while ((!cm_kind_is_pageable(first->kind) || !cm_kind_is_pageable(last->kind))
              && arrivals != atomic_load(&registry->arrivals));
-    if (first->kind == CM_KIND_PINNED && last->kind == CM_KIND_PINNED) {
+    if (cm_kind_is_page_locked(first->kind) && cm_kind_is_page_locked(last->kind)) {
         look_between(registry, address, nbytes, first, last);
     }
     return cm_ok();

@@ -32,8 +32,7 @@ enum {
 static bool
 is_host(const cm_source *source)
 {
-    return source->config.kind == CM_KIND_PINNED
-           || source->config.kind == CM_KIND_MAPPED;
+    return cm_kind_is_page_locked(source->config.kind);
 }
 
 static bool
@@ -66,8 +65,7 @@ static cm_status
 open_plain_host(cm_source *source, uint64_t nbytes, cm_chunk *out)
 {
     cm_runtime *rt = source->rt;
-    unsigned flags = source->config.flags;
-    flags |= source->config.kind == CM_KIND_MAPPED ? CM_HOST_ALLOC_MAPPED : 0u;
+    unsigned flags = cm_kind_host_flags(source->config.kind, source->config.flags);
     void *host = NULL;
     CM_TRY(cm_rt_host_alloc(rt, nbytes, flags, &host));
     cm_address address = (cm_address)(uintptr_t)host;
@@ -95,7 +93,7 @@ open_plain(cm_source *source, uint64_t offset, uint64_t nbytes, cm_chunk *out)
     if (is_host(source)) {
         return open_plain_host(source, nbytes, out);
     }
-    if (source->config.kind == CM_KIND_MANAGED) {
+    if (cm_kind_migrates(source->config.kind)) {
         CM_TRY(cm_rt_managed_alloc(source->rt, nbytes, source->config.flags, &address));
         *out = (cm_chunk){(void *)(uintptr_t)address, address, nbytes, MADE_BY_RUNTIME};
         return cm_ok();
@@ -120,9 +118,6 @@ static const cm_source_ops plain_ops = {open_plain, close_plain, NULL, NULL, des
 cm_status
 cm_source_plain_open(cm_runtime *rt, const cm_source_config *config, cm_source **out)
 {
-    if (config->kind <= CM_KIND_PAGEABLE || config->kind >= CM_KIND_COUNT) {
-        return cm_fail(CM_EINVALID, (uint64_t)config->kind);
-    }
     cm_source made = {
         .ops = &plain_ops, .rt = rt, .config = *config, .granule = DEVICE_GRANULE};
     if (is_host(&made)) {
@@ -377,6 +372,9 @@ cm_status
 cm_source_open(cm_runtime *rt, const cm_source_config *config, cm_source **out)
 {
     static const cm_host_world here = {.root = NULL};
+    if (cm_kind_is_pageable(config->kind) || config->kind >= CM_KIND_COUNT) {
+        return cm_fail(CM_EINVALID, (uint64_t)config->kind);
+    }
     cm_status status = cm_source_vmm_open(rt, config, out);
     if (status.code == CM_ENOTSUP) {
         status = cm_source_host_open_in(rt, config, &here, out);

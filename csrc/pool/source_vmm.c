@@ -212,7 +212,7 @@ init(vmm_source *source)
 cm_status
 cm_source_vmm_open(cm_runtime *rt, const cm_source_config *config, cm_source **out)
 {
-    if (config->kind != CM_KIND_DEVICE || config->segments == CM_SEGMENTS_PLAIN) {
+    if (!cm_kind_is_on_device(config->kind) || config->segments == CM_SEGMENTS_PLAIN) {
         return cm_fail(CM_ENOTSUP, (uint64_t)config->kind);
     }
     vmm_source *source = calloc(1, sizeof(*source));

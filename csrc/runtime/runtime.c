@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What all runtimes share: what is known of operations, the page that
+/* What all runtimes share: what is known of kinds and operations, the page that
  * tells a forked child, and entering a device. */
 #include "runtime/runtime.h"
 
@@ -7,6 +7,12 @@
 #include <stdatomic.h>
 #include <sys/mman.h>
 #include <unistd.h>
+
+const cm_kind_fact cm_kinds[CM_KIND_COUNT] = {
+#define KIND_FACT(name, text, traits, flags) {#text, (traits), (flags)},
+    CM_KINDS(KIND_FACT)
+#undef KIND_FACT
+};
 
 const cm_op_fact cm_op_facts[CM_OP_COUNT] = {
 #define OP_FACT(name, cuda, driver, arg, params, args)                                 \

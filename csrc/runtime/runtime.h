@@ -16,15 +16,6 @@
 /* An address that the host may not be allowed to touch. */
 typedef uint64_t cm_address;
 
-typedef enum cm_kind {
-    CM_KIND_PAGEABLE, /* ordinary memory, not from a pool */
-    CM_KIND_PINNED,
-    CM_KIND_MAPPED,
-    CM_KIND_MANAGED,
-    CM_KIND_DEVICE,
-    CM_KIND_COUNT
-} cm_kind;
-
 typedef enum cm_backend { CM_BACKEND_CUDA, CM_BACKEND_EMULATED } cm_backend;
 
 /* Numbers of CUDA's own, static-asserted equal in cuda.c. */
@@ -66,6 +57,84 @@ enum {
     CM_CUDA_CAPTURE_UNSUPPORTED = 900,
     CM_CUDA_CAPTURE_IMPLICIT = 906,
 };
+
+/* What a kind of memory is. */
+enum {
+    CM_MEMORY_PAGE_LOCKED = 1, /* the host's, and stays where it is */
+    CM_MEMORY_SHARED = 2,      /* host and devices both work on it where it is */
+    CM_MEMORY_MIGRATES = 4,    /* its pages go to where they are used */
+    CM_MEMORY_ON_DEVICE = 8,   /* the host may not touch it */
+    CM_MEMORY_ORDERED = 16, /* streams alone use it, so their order is all it needs */
+};
+
+/* The kinds: X(name, its text, what it is, the flags that its memory is made with). */
+#define CM_KINDS(X)                                                                    \
+    X(PAGEABLE, pageable, 0, 0) /* ordinary memory, of no device */                    \
+    X(PINNED, pinned, CM_MEMORY_PAGE_LOCKED, CM_HOST_ALLOC_PORTABLE)                   \
+    X(MAPPED, mapped, CM_MEMORY_PAGE_LOCKED | CM_MEMORY_SHARED,                        \
+      CM_HOST_ALLOC_PORTABLE | CM_HOST_ALLOC_MAPPED)                                   \
+    X(MANAGED, managed, CM_MEMORY_SHARED | CM_MEMORY_MIGRATES, CM_MANAGED_GLOBAL)      \
+    X(DEVICE, device, CM_MEMORY_ON_DEVICE | CM_MEMORY_ORDERED, 0)
+
+typedef enum cm_kind {
+#define CM_KIND_ENUM(name, text, traits, flags) CM_KIND_##name,
+    CM_KINDS(CM_KIND_ENUM)
+#undef CM_KIND_ENUM
+        CM_KIND_COUNT
+} cm_kind;
+
+typedef struct cm_kind_fact {
+    const char *text;
+    unsigned traits; /* of CM_MEMORY_… */
+    unsigned flags;  /* of CM_HOST_ALLOC_… or CM_MANAGED_… */
+} cm_kind_fact;
+
+extern const cm_kind_fact cm_kinds[CM_KIND_COUNT];
+
+/* Of no pool: the driver does not know it. */
+static inline bool
+cm_kind_is_pageable(cm_kind kind)
+{
+    return kind == CM_KIND_PAGEABLE;
+}
+
+static inline bool
+cm_kind_is_page_locked(cm_kind kind)
+{
+    return (cm_kinds[kind].traits & CM_MEMORY_PAGE_LOCKED) != 0;
+}
+
+static inline bool
+cm_kind_is_shared(cm_kind kind)
+{
+    return (cm_kinds[kind].traits & CM_MEMORY_SHARED) != 0;
+}
+
+static inline bool
+cm_kind_migrates(cm_kind kind)
+{
+    return (cm_kinds[kind].traits & CM_MEMORY_MIGRATES) != 0;
+}
+
+static inline bool
+cm_kind_is_on_device(cm_kind kind)
+{
+    return (cm_kinds[kind].traits & CM_MEMORY_ON_DEVICE) != 0;
+}
+
+static inline bool
+cm_kind_is_ordered(cm_kind kind)
+{
+    return (cm_kinds[kind].traits & CM_MEMORY_ORDERED) != 0;
+}
+
+/* The flags that host memory of the kind must have beside `flags`. */
+static inline unsigned
+cm_kind_host_flags(cm_kind kind, unsigned flags)
+{
+    bool is_mapped = cm_kind_is_page_locked(kind) && cm_kind_is_shared(kind);
+    return is_mapped ? flags | CM_HOST_ALLOC_MAPPED : flags;
+}
 
 /* What physical_create may be asked for; ours alone. */
 enum {

@@ -9,6 +9,7 @@ from typing import Any, cast
 import numpy as np
 
 from cumem import _core
+from cumem.kinds import KINDS
 
 __all__ = ["rebuild", "reduce"]
 
@@ -63,19 +64,19 @@ def _allocate(
 ) -> _core.Buffer:
     if kind == "pageable":
         return _core.asbuffer(np.empty(shape, dtype, order))
-    if kind == "managed":
+    if kind not in KINDS or KINDS[kind].on_device:
+        raise ValueError("kind must be of memory that the host can read")
+    if KINDS[kind].migrates:
         attach: Any = "host" if flags is not None and "host" in flags else "global"
         return _core.empty_managed(shape, dtype, order=order, attach=attach)
-    if kind not in ("pinned", "mapped"):
-        raise ValueError("kind must be of memory that the host can read")
-    make = _core.empty_pinned if kind == "pinned" else _core.empty_mapped
-    return make(
+    made: _core.Buffer = getattr(_core, f"empty_{kind}")(
         shape,
         dtype,
         order=order,
         portable=flags is None or "portable" in flags,
         write_combined=flags is not None and "write_combined" in flags,
     )
+    return made
 
 
 def _flat(array: np.ndarray[Any, Any]) -> np.ndarray[Any, np.dtype[np.uint8]]:

@@ -4,11 +4,16 @@
 from __future__ import annotations
 
 from cumem import _core
+from cumem.kinds import (
+    ATTACH_HOST,
+    KINDS,
+    MAPPED,
+    PORTABLE,
+    REGISTER_READ_ONLY,
+    WRITE_COMBINED,
+)
 
-# Of cudaHostAlloc, cudaHostRegister and cudaMallocManaged.
-_HOST_FLAGS = {1: "portable", 2: "mapped", 4: "write_combined"}
-_READ_ONLY = 8
-_ATTACH_HOST = 2
+_HOST_FLAGS = {PORTABLE: "portable", MAPPED: "mapped", WRITE_COMBINED: "write_combined"}
 
 
 def buffer_repr(buffer: _core.Buffer) -> str:
@@ -31,9 +36,13 @@ def buffer_repr(buffer: _core.Buffer) -> str:
 def flag_names(kind: str, flags: int, is_registered: bool, has_pool: bool) -> list[str]:
     """How the memory was made: names of the flags that apply to its kind."""
     if is_registered:
-        return ["registered", "read_only"] if flags & _READ_ONLY else ["registered"]
-    if not has_pool or kind == "device":
+        return (
+            ["registered", "read_only"]
+            if flags & REGISTER_READ_ONLY
+            else ["registered"]
+        )
+    if not has_pool:
         return []
-    if kind == "managed":
-        return ["host" if flags == _ATTACH_HOST else "global"]
+    if KINDS[kind].migrates:
+        return ["host" if flags == ATTACH_HOST else "global"]
     return [name for bit, name in _HOST_FLAGS.items() if flags & bit]

@@ -16,10 +16,11 @@ from dataclasses import dataclass
 from typing import Any, Final, cast
 
 import cumem
+from cumem.kinds import DEVICE_FIRST
 
 __all__ = ["ALLOCATORS", "KINDS", "POOLS", "Allocator", "Held", "is_installed", "make"]
 
-KINDS: Final = ("device", "pinned", "mapped", "managed")
+KINDS: Final = DEVICE_FIRST
 #: Names of cumem's pools, and where each gets its memory.
 POOLS: Final = {"default": "auto", "malloc": "malloc"}
 #: Allocators, with the module that each needs.

@@ -15,6 +15,7 @@ import numpy as np
 
 from cumem import _core
 from cumem.files import open_regular, read_ranges
+from cumem.kinds import DEVICE_FIRST
 from cumem.progress import Parts, Progress
 from cumem.safetensors.format import (
     INDEX_SUFFIX,
@@ -33,7 +34,7 @@ from cumem.safetensors.format import (
 __all__ = ["SafetensorsDict", "load_safetensors"]
 
 _Path = str | os.PathLike[str]
-_KINDS = ("device", "pinned", "mapped", "managed", "host")
+_KINDS = (*DEVICE_FIRST, "host")
 _FRAMEWORKS = (None, "torch", "numpy")
 
 
@@ -62,7 +63,7 @@ def load_safetensors(
     path: _Path,
     *,
     names: Iterable[str] | None = None,
-    kind: Literal["device", "pinned", "mapped", "managed", "host"] | None = None,
+    kind: _core._Kind | Literal["host"] | None = None,
     device: object = None,
     stream: object = None,
     framework: Literal["torch", "numpy"] | None = None,

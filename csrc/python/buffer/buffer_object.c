@@ -10,23 +10,6 @@
 #include "python/buffer/buffer_object.h"
 #include "python/core/errors.h"
 
-PyTypeObject *
-cm_buffer_type_of(const cm_state *state, cm_kind kind)
-{
-    switch (kind) {
-    case CM_KIND_PINNED:
-        return state->pinned_type;
-    case CM_KIND_MAPPED:
-        return state->mapped_type;
-    case CM_KIND_MANAGED:
-        return state->managed_type;
-    case CM_KIND_DEVICE:
-        return state->device_buffer_type;
-    default:
-        return state->host_type;
-    }
-}
-
 bool
 cm_buffer_check(const cm_state *state, PyObject *object)
 {
@@ -82,8 +65,8 @@ cm_buffer_new(cm_state *state, PyTypeObject *type, cm_storage *storage, int64_t 
     self->ndim = ndim;
     self->readonly = readonly || storage->readonly;
     self->deferred = false;
-    self->as_device = base != NULL && type == state->device_buffer_type
-                      && storage->kind != CM_KIND_DEVICE;
+    self->as_device = base != NULL && type == state->buffer_types[CM_KIND_DEVICE]
+                      && !cm_kind_is_on_device(storage->kind);
     return (PyObject *)self;
 }
 
@@ -141,7 +124,7 @@ void *
 cm_buffer_host(const cm_buffer *buffer)
 {
     const cm_storage *storage = buffer->storage;
-    if (storage->host == NULL || storage->residency == CM_KIND_DEVICE
+    if (storage->host == NULL || cm_kind_is_on_device(storage->residency)
         || buffer->as_device || cm_buffer_nbytes(buffer) == 0) {
         return NULL;
     }
@@ -208,11 +191,11 @@ cm_buffer_region(const cm_buffer *buffer, cm_region *out)
 {
     const cm_storage *storage = buffer->storage;
     bool empty = cm_buffer_nbytes(buffer) == 0;
-    bool on_host = storage->host != NULL && storage->residency != CM_KIND_DEVICE;
+    bool on_host = storage->host != NULL && !cm_kind_is_on_device(storage->residency);
     out->host = empty || !on_host ? NULL : (char *)storage->host + buffer->offset;
     out->address = cm_buffer_address(buffer);
     out->kind = storage->residency;
-    out->device = storage->residency == CM_KIND_PAGEABLE ? -1 : storage->device;
+    out->device = cm_kind_is_pageable(storage->residency) ? -1 : storage->device;
     out->ndim = buffer->ndim;
     out->is_heap = false;
     out->is_file = storage->is_file;
@@ -297,7 +280,7 @@ cm_inline_buffer_new(cm_state *state, cm_kind kind, int device, PyObject *dtype,
             PyErr_NoMemory();
             return NULL;
         }
-        (void)PyObject_Init((PyObject *)root, cm_buffer_type_of(state, kind));
+        (void)PyObject_Init((PyObject *)root, state->buffer_types[kind]);
         root->buffer.state = state;
         root->buffer.storage = &root->storage;
         root->buffer.base = NULL;

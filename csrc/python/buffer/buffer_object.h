@@ -70,8 +70,6 @@ cm_buffer_strides(const cm_buffer *buffer)
     return buffer->extents + buffer->ndim;
 }
 
-/* The Python type for a kind: PinnedBuffer … HostBuffer. Borrowed. */
-PyTypeObject *cm_buffer_type_of(const cm_state *state, cm_kind kind);
 bool cm_buffer_check(const cm_state *state, PyObject *object);
 
 /* What consumers may do with it: an as_device() view is device memory. */
@@ -128,21 +126,5 @@ int cm_buffer_bounds(const cm_buffer *buffer, int64_t *low, int64_t *high);
 PyObject *cm_buffer_new_view(cm_buffer *parent, PyTypeObject *type, int64_t offset,
                              PyObject *dtype, int ndim, const int64_t *shape,
                              const int64_t *strides);
-
-/* What the constructors give a kind when no flag is asked for. */
-static inline unsigned
-cm_buffer_default_flags(cm_kind kind)
-{
-    switch (kind) {
-    case CM_KIND_PINNED:
-        return CM_HOST_ALLOC_PORTABLE;
-    case CM_KIND_MAPPED:
-        return CM_HOST_ALLOC_PORTABLE | CM_HOST_ALLOC_MAPPED;
-    case CM_KIND_MANAGED:
-        return CM_MANAGED_GLOBAL;
-    default:
-        return 0;
-    }
-}
 
 #endif

@@ -11,7 +11,7 @@
 static int
 refuse_device(cm_buffer *self, const char *what)
 {
-    if (Py_TYPE((PyObject *)self) != self->state->device_buffer_type) {
+    if (!cm_kind_is_on_device(cm_buffer_kind(self))) {
         return 0;
     }
     PyErr_Format(PyExc_TypeError,
@@ -283,18 +283,17 @@ cm_buffer_as_device(PyObject *object, PyObject *unused CM_UNUSED)
     if (cm_buffer_check_open(self) < 0) {
         return NULL;
     }
-    if (Py_TYPE(object) == state->device_buffer_type) {
+    if (cm_kind_is_on_device(cm_buffer_kind(self))) {
         return Py_NewRef(object);
     }
-    if (Py_TYPE(object) != state->mapped_type
-        && Py_TYPE(object) != state->managed_type) {
+    if (!cm_kind_is_shared(self->storage->kind)) {
         PyErr_Format(PyExc_TypeError,
                      "as_device() needs mapped or managed memory, and this is %s; use "
                      "empty_mapped() or empty_managed()",
-                     cm_kind_name(self->storage->kind));
+                     cm_kinds[self->storage->kind].text);
         return NULL;
     }
-    return cm_buffer_new_view(self, state->device_buffer_type, self->offset,
+    return cm_buffer_new_view(self, state->buffer_types[CM_KIND_DEVICE], self->offset,
                               self->dtype, self->ndim, cm_buffer_shape(self),
                               cm_buffer_strides(self));
 }

@@ -96,7 +96,7 @@ note_device(many_pairs *self, const cm_region *region)
 {
     uint64_t device = cm_devices_of(region);
     self->any_devices |= device;
-    if (device != 0 && region->kind == CM_KIND_DEVICE) {
+    if (device != 0 && cm_kind_is_on_device(region->kind)) {
         self->devices |= device;
         self->first_device =
             self->first_device < 0 ? region->device : self->first_device;
@@ -108,12 +108,12 @@ static bool
 place_in_storage(cm_region *region, const cm_storage *storage, uint64_t nbytes)
 {
     uint64_t from = (uintptr_t)region->host - (uintptr_t)storage->host;
-    if (storage->host == NULL || storage->residency == CM_KIND_DEVICE
+    if (storage->host == NULL || cm_kind_is_on_device(storage->residency)
         || from > storage->nbytes || nbytes > storage->nbytes - from) {
         return false;
     }
     region->kind = storage->residency;
-    region->device = region->kind == CM_KIND_PAGEABLE ? -1 : storage->device;
+    region->device = cm_kind_is_pageable(region->kind) ? -1 : storage->device;
     region->address = storage->address == 0 ? 0 : storage->address + from;
     return true;
 }
@@ -363,11 +363,11 @@ ask(cm_registry *registry, cm_page_shares *locked, cm_piece_end *end, uint64_t n
     cm_pointer_info first, last;
     CM_TRY(cm_registry_probe(registry, (uintptr_t)end->host, nbytes, locked, &first,
                              &last));
-    if (first.kind == CM_KIND_DEVICE || last.kind == CM_KIND_DEVICE) {
+    if (cm_kind_is_on_device(first.kind) || cm_kind_is_on_device(last.kind)) {
         end->kind = CM_KIND_DEVICE;
     }
     else if (first.kind == last.kind && first.device == last.device
-             && first.kind != CM_KIND_PAGEABLE) {
+             && !cm_kind_is_pageable(first.kind)) {
         end->kind = first.kind;
         end->device = first.device;
         end->address = first.device_address;
@@ -424,13 +424,13 @@ ask_about_arrays(many_pairs *self, uint64_t *failed)
     }
     for (uint64_t i = 0; i < self->question_count; i++) {
         const cm_piece_end *end = end_of(self, &self->questions[i]);
-        if (end->kind == CM_KIND_DEVICE) {
+        if (cm_kind_is_on_device(end->kind)) {
             *failed = self->pieces[self->questions[i].piece].index;
             PyErr_SetString(PyExc_ValueError, "array: the address is device memory, "
                                               "which the host may not touch");
             return -1;
         }
-        if (end->kind != CM_KIND_PAGEABLE && end->device >= 0) {
+        if (!cm_kind_is_pageable(end->kind) && end->device >= 0) {
             self->any_devices |= UINT64_C(1) << end->device;
         }
     }

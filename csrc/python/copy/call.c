@@ -49,7 +49,7 @@ cm_device_hint(const cm_state *state, PyObject *object, int depth)
 {
     if (cm_buffer_check(state, object)) {
         const cm_storage *storage = ((const cm_buffer *)(void *)object)->storage;
-        return storage->residency == CM_KIND_DEVICE ? storage->device : -1;
+        return cm_kind_is_on_device(storage->residency) ? storage->device : -1;
     }
     bool is_tuple = PyTuple_Check(object);
     bool has_items = depth > 0 && (is_tuple || PyList_Check(object));

@@ -85,7 +85,7 @@ int cm_check_pair(const char *before, const cm_operand *dst, const cm_operand *s
 static inline uint64_t
 cm_devices_of(const cm_region *region)
 {
-    bool has_one = region->kind != CM_KIND_PAGEABLE && region->device >= 0
+    bool has_one = !cm_kind_is_pageable(region->kind) && region->device >= 0
                    && region->device < CM_MAX_DEVICES;
     return has_one ? UINT64_C(1) << region->device : 0;
 }

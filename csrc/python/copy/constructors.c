@@ -28,11 +28,11 @@ typedef struct request {
 
 /* The shape, which is long, is not cleared. */
 static void
-request_init(request *self, PyObject *module, cm_kind kind, unsigned flags)
+request_init(request *self, PyObject *module, cm_kind kind)
 {
     self->state = cm_state_of_module(module);
     self->kind = kind;
-    self->flags = flags;
+    self->flags = cm_kinds[kind].flags;
     self->dtype = NULL;
     self->pool = NULL;
     self->stream = NULL;
@@ -95,15 +95,15 @@ request_set_place(request *self, PyObject *device, PyObject *pool)
 static int
 request_set_stream(request *self, PyObject *stream, bool may_lend)
 {
-    bool on_device = self->kind == CM_KIND_DEVICE;
-    if (!cm_arg_is_given(stream) && may_lend && on_device
+    bool ordered = cm_kind_is_ordered(self->kind);
+    if (!cm_arg_is_given(stream) && may_lend && ordered
         && cm_override_is_empty(&self->state->current_pool)) { /* else Python code may
                                                                   run */
         self->lent = cm_stream_lent(self->state, self->device);
     }
-    if (cm_arg_is_given(stream) || (on_device && self->lent == NULL)) {
+    if (cm_arg_is_given(stream) || (ordered && self->lent == NULL)) {
         stream = or_none(stream);
-        self->stream = on_device
+        self->stream = ordered
                            ? cm_stream_for_device(self->state, stream, self->device)
                            : cm_stream_from_object(self->state, stream, self->device);
         return self->stream == NULL ? -1 : 0;
@@ -123,10 +123,10 @@ request_set_kind(request *self, PyObject *kind, PyObject *device, PyObject *stre
     if (self->pool != NULL) {
         self->kind = self->pool->config.kind;
     }
-    if (kind != NULL && cm_arg_kind(kind, "kind", &self->kind) < 0) {
+    if (kind != NULL && cm_arg_kind(kind, &self->kind) < 0) {
         return -1;
     }
-    self->flags = cm_buffer_default_flags(self->kind);
+    self->flags = cm_kinds[self->kind].flags;
     return request_set_stream(self, stream, may_lend);
 }
 
@@ -134,9 +134,9 @@ request_set_kind(request *self, PyObject *kind, PyObject *device, PyObject *stre
 static PyObject *
 request_allocate(const request *self)
 {
-    cm_stream *stream = self->kind != CM_KIND_DEVICE ? NULL
-                        : self->lent != NULL         ? self->lent
-                                                     : self->stream;
+    cm_stream *stream = !cm_kind_is_ordered(self->kind) ? NULL
+                        : self->lent != NULL            ? self->lent
+                                                        : self->stream;
     return cm_buffer_allocate(self->state, self->pool, self->kind, self->flags,
                               self->device, self->dtype, self->ndim, self->shape,
                               self->order, stream);
@@ -145,7 +145,7 @@ request_allocate(const request *self)
 static PyObject *
 request_allocate_like(const request *self, const cm_region *like)
 {
-    cm_stream *stream = self->kind == CM_KIND_DEVICE ? self->stream : NULL;
+    cm_stream *stream = cm_kind_is_ordered(self->kind) ? self->stream : NULL;
     return cm_buffer_allocate_like(self->state, self->pool, self->kind, self->flags,
                                    self->device, self->dtype, like, self->order,
                                    stream);
@@ -203,7 +203,7 @@ allocate_plain(const char *function, PyObject *module, PyObject *const *args,
     static const char *const names[] = {"shape",  "dtype",  "kind", "order",
                                         "device", "stream", "pool", NULL};
     PyObject *values[7];
-    request_init(self, module, CM_KIND_DEVICE, 0);
+    request_init(self, module, CM_KIND_DEVICE);
     if (cm_args_parse(function, args, nargs, kwnames, names, 3, 1, values) < 0
         || request_set_shape(self, values[0], values[1], values[3]) < 0
         || request_set_kind(self, values[2], values[4], values[5], values[6], true)
@@ -298,7 +298,7 @@ full(PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyObject *kwname
     PyObject *values[8];
     request self;
     PyObject *buffer = NULL;
-    request_init(&self, module, CM_KIND_DEVICE, 0);
+    request_init(&self, module, CM_KIND_DEVICE);
     if (cm_args_parse("full", args, nargs, kwnames, names, 4, 2, values) == 0
         && cm_arg_shape(values[0], "shape", &self.ndim, self.shape) == 0
         && cm_arg_order(or_none(values[4]), "order", &self.order) == 0
@@ -340,7 +340,7 @@ array_source(const request *self, PyObject *object, PyObject *dtype)
         return source;
     }
     PyObject *converted = NULL;
-    if (Py_TYPE(source) == self->state->device_buffer_type) {
+    if (cm_kind_is_on_device(cm_buffer_kind(buffer))) {
         PyErr_Format(PyExc_TypeError,
                      "dtype %S is asked for but the source on the device has %S, and "
                      "nothing there converts",
@@ -377,7 +377,7 @@ array(PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnam
     PyObject *values[7];
     request self;
     PyObject *buffer = NULL;
-    request_init(&self, module, CM_KIND_DEVICE, 0);
+    request_init(&self, module, CM_KIND_DEVICE);
     if (cm_args_parse("array", args, nargs, kwnames, names, 3, 1, values) == 0
         && (!cm_arg_is_given(values[1]) || request_set_dtype(&self, values[1]) == 0)
         && request_set_order_like(&self, values[3]) == 0
@@ -399,7 +399,7 @@ device_like(cm_state *state, PyObject *prototype, PyObject *device)
 {
     if (!cm_arg_is_given(device) && cm_buffer_check(state, prototype)) {
         const cm_storage *storage = ((const cm_buffer *)prototype)->storage;
-        if (storage->kind != CM_KIND_PAGEABLE) {
+        if (!cm_kind_is_pageable(storage->kind)) {
             return PyLong_FromLong(storage->device);
         }
     }
@@ -414,7 +414,7 @@ kind_like(const cm_state *state, PyObject *prototype)
     }
     const cm_buffer *buffer = (const cm_buffer *)prototype;
     cm_kind kind = buffer->storage->kind;
-    return kind == CM_KIND_PAGEABLE || buffer->as_device ? CM_KIND_DEVICE : kind;
+    return cm_kind_is_pageable(kind) || buffer->as_device ? CM_KIND_DEVICE : kind;
 }
 
 static PyObject *
@@ -456,7 +456,7 @@ empty_like(PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyObject *
     PyObject *values[7];
     request self;
     PyObject *buffer = NULL;
-    request_init(&self, module, CM_KIND_DEVICE, 0);
+    request_init(&self, module, CM_KIND_DEVICE);
     if (cm_args_parse("empty_like", args, nargs, kwnames, names, 3, 1, values) == 0
         && (!cm_arg_is_given(values[1]) || request_set_dtype(&self, values[1]) == 0)) {
         self.kind = kind_like(self.state, values[0]);
@@ -479,7 +479,7 @@ empty_like(PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyObject *
 
 static PyObject *
 empty_host(const char *function, PyObject *module, PyObject *const *args,
-           Py_ssize_t nargs, PyObject *kwnames, cm_kind kind, unsigned flags)
+           Py_ssize_t nargs, PyObject *kwnames, cm_kind kind)
 {
     static const char *const names[] = {"shape",          "dtype",  "order", "portable",
                                         "write_combined", "device", "pool",  NULL};
@@ -488,14 +488,14 @@ empty_host(const char *function, PyObject *module, PyObject *const *args,
     PyObject *buffer = NULL;
     bool portable = true;
     bool write_combined = false;
-    request_init(&self, module, kind, flags);
+    request_init(&self, module, kind);
     if (cm_args_parse(function, args, nargs, kwnames, names, 2, 1, values) == 0
         && (values[3] == NULL || cm_arg_bool(values[3], "portable", &portable) == 0)
         && (values[4] == NULL
             || cm_arg_bool(values[4], "write_combined", &write_combined) == 0)
         && request_set_place(&self, values[5], values[6]) == 0
         && request_set_shape(&self, values[0], values[1], values[2]) == 0) {
-        self.flags |= portable ? CM_HOST_ALLOC_PORTABLE : 0u;
+        self.flags &= portable ? ~0u : ~(unsigned)CM_HOST_ALLOC_PORTABLE;
         self.flags |= write_combined ? CM_HOST_ALLOC_WRITE_COMBINED : 0u;
         buffer = request_allocate(&self);
     }
@@ -507,21 +507,22 @@ static PyObject *
 empty_pinned(PyObject *module, PyObject *const *args, Py_ssize_t nargs,
              PyObject *kwnames)
 {
-    PyObject *warm = cm_fast_pinned(cm_state_of_module(module), args, nargs, kwnames);
+    PyObject *warm =
+        cm_fast_kind(cm_state_of_module(module), CM_KIND_PINNED, args, nargs, kwnames);
     return CM_LIKELY(warm != NULL) ? warm
                                    : empty_host("empty_pinned", module, args, nargs,
-                                                kwnames, CM_KIND_PINNED, 0);
+                                                kwnames, CM_KIND_PINNED);
 }
 
 static PyObject *
 empty_mapped(PyObject *module, PyObject *const *args, Py_ssize_t nargs,
              PyObject *kwnames)
 {
-    PyObject *warm = cm_fast_mapped(cm_state_of_module(module), args, nargs, kwnames);
-    return CM_LIKELY(warm != NULL)
-               ? warm
-               : empty_host("empty_mapped", module, args, nargs, kwnames,
-                            CM_KIND_MAPPED, CM_HOST_ALLOC_MAPPED);
+    PyObject *warm =
+        cm_fast_kind(cm_state_of_module(module), CM_KIND_MAPPED, args, nargs, kwnames);
+    return CM_LIKELY(warm != NULL) ? warm
+                                   : empty_host("empty_mapped", module, args, nargs,
+                                                kwnames, CM_KIND_MAPPED);
 }
 
 /* -- managed ---------------------------------------------------------------------------- */
@@ -552,7 +553,8 @@ static PyObject *
 empty_managed(PyObject *module, PyObject *const *args, Py_ssize_t nargs,
               PyObject *kwnames)
 {
-    PyObject *warm = cm_fast_managed(cm_state_of_module(module), args, nargs, kwnames);
+    PyObject *warm =
+        cm_fast_kind(cm_state_of_module(module), CM_KIND_MANAGED, args, nargs, kwnames);
     if (CM_LIKELY(warm != NULL)) {
         return warm;
     }
@@ -561,7 +563,7 @@ empty_managed(PyObject *module, PyObject *const *args, Py_ssize_t nargs,
     PyObject *values[6];
     request self;
     PyObject *buffer = NULL;
-    request_init(&self, module, CM_KIND_MANAGED, 0);
+    request_init(&self, module, CM_KIND_MANAGED);
     if (cm_args_parse("empty_managed", args, nargs, kwnames, names, 2, 1, values) == 0
         && parse_attach(values[3], &self.flags) == 0
         && request_set_place(&self, values[4], values[5]) == 0
@@ -578,7 +580,8 @@ static PyObject *
 empty_device(PyObject *module, PyObject *const *args, Py_ssize_t nargs,
              PyObject *kwnames)
 {
-    PyObject *warm = cm_fast_device(cm_state_of_module(module), args, nargs, kwnames);
+    PyObject *warm =
+        cm_fast_kind(cm_state_of_module(module), CM_KIND_DEVICE, args, nargs, kwnames);
     if (CM_LIKELY(warm != NULL)) {
         return warm;
     }
@@ -587,7 +590,7 @@ empty_device(PyObject *module, PyObject *const *args, Py_ssize_t nargs,
     PyObject *values[6];
     request self;
     PyObject *buffer = NULL;
-    request_init(&self, module, CM_KIND_DEVICE, 0);
+    request_init(&self, module, CM_KIND_DEVICE);
     if (cm_args_parse("empty_device", args, nargs, kwnames, names, 2, 1, values) == 0
         && request_set_place(&self, values[3], values[5]) == 0
         && request_set_shape(&self, values[0], values[1], values[2]) == 0

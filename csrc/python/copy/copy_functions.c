@@ -171,11 +171,11 @@ cm_buffer_copy_to(PyObject *object, cm_kind kind, char order)
     }
     const cm_storage *storage = self->storage;
     bool pooled = storage->pool != NULL && kind == storage->kind;
-    unsigned flags = pooled ? storage->flags : cm_buffer_default_flags(kind);
+    unsigned flags = pooled ? storage->flags : cm_kinds[kind].flags;
     cm_region region;
     cm_buffer_region(self, &region);
     cm_stream *stream = NULL;
-    if (kind == CM_KIND_DEVICE) {
+    if (cm_kind_is_ordered(kind)) {
         stream = cm_stream_from_object(state, Py_None, storage->device);
         if (stream == NULL) {
             return NULL;

@@ -28,10 +28,10 @@ typedef struct copy_call {
 static int
 device_of(const copy_call *call)
 {
-    if (call->dst.region.kind == CM_KIND_DEVICE) {
+    if (cm_kind_is_on_device(call->dst.region.kind)) {
         return call->dst.region.device;
     }
-    return call->src.region.kind == CM_KIND_DEVICE ? call->src.region.device : -1;
+    return cm_kind_is_on_device(call->src.region.kind) ? call->src.region.device : -1;
 }
 
 /* Where device memory is an end, a stream of a third device has no part in it. */
@@ -109,8 +109,8 @@ typedef int init_operand(cm_state *, cm_operand *, PyObject *, PyObject *, cm_st
 static init_operand *
 how_to_init(const copy_call *call, cm_kind other)
 {
-    return call->call.blocking && other == CM_KIND_DEVICE ? cm_operand_init_short
-                                                          : cm_operand_init;
+    return call->call.blocking && cm_kind_is_on_device(other) ? cm_operand_init_short
+                                                              : cm_operand_init;
 }
 
 static int

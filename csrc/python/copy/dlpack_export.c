@@ -99,17 +99,14 @@ native_device(const cm_buffer *buffer, const cm_runtime *rt)
     if (rt->backend == CM_BACKEND_EMULATED) {
         return (cm_dl_device){CM_DL_CPU, 0};
     }
-    switch (cm_buffer_kind(buffer)) {
-    case CM_KIND_PINNED:
-    case CM_KIND_MAPPED:
-        return (cm_dl_device){CM_DL_CUDA_HOST, 0};
-    case CM_KIND_MANAGED:
-        return (cm_dl_device){CM_DL_CUDA_MANAGED, 0};
-    case CM_KIND_DEVICE:
+    cm_kind kind = cm_buffer_kind(buffer);
+    if (cm_kind_is_on_device(kind)) {
         return (cm_dl_device){CM_DL_CUDA, buffer->storage->device};
-    default:
-        return (cm_dl_device){CM_DL_CPU, 0};
     }
+    return (cm_dl_device){cm_kind_is_page_locked(kind) ? CM_DL_CUDA_HOST
+                          : cm_kind_migrates(kind)     ? CM_DL_CUDA_MANAGED
+                                                       : CM_DL_CPU,
+                          0};
 }
 
 /* Its own device, the CPU, or the GPU of mapped and managed memory. */
@@ -117,9 +114,8 @@ static bool
 can_be(const cm_buffer *buffer, const cm_runtime *rt, cm_dl_device wanted)
 {
     cm_dl_device own = native_device(buffer, rt);
-    cm_kind kind = cm_buffer_kind(buffer);
-    bool is_shared = rt->backend != CM_BACKEND_EMULATED
-                     && (kind == CM_KIND_MAPPED || kind == CM_KIND_MANAGED);
+    bool is_shared =
+        rt->backend != CM_BACKEND_EMULATED && cm_kind_is_shared(cm_buffer_kind(buffer));
     return (wanted.type == own.type && wanted.id == own.id)
            || (wanted.type == CM_DL_CPU && wanted.id == 0)
            || (is_shared && wanted.type == CM_DL_CUDA
@@ -148,7 +144,7 @@ find_answer(const cm_buffer *buffer, const cm_runtime *rt, const export_request 
         return cm_package_refuse(
             "extension.foreign_memory", "refuse_export",
             Py_BuildValue("(iisO)", (int)asked->device.type, (int)asked->device.id,
-                          cm_kind_name(cm_buffer_kind(buffer)),
+                          cm_kinds[cm_buffer_kind(buffer)].text,
                           rt->backend == CM_BACKEND_EMULATED ? Py_True : Py_False));
     }
     out->tensor.device = asked->has_device ? asked->device : native_device(buffer, rt);
@@ -353,7 +349,7 @@ export_copy(PyObject *self, cm_runtime *rt, const export_request *asked,
     cm_kind kind = cm_buffer_kind((const cm_buffer *)(void *)self);
     bool for_cpu = asked->has_device && asked->device.type == CM_DL_CPU;
     PyObject *target = cm_buffer_copy_to(
-        self, kind == CM_KIND_DEVICE && for_cpu ? CM_KIND_PINNED : kind, 'C');
+        self, cm_kind_is_on_device(kind) && for_cpu ? CM_KIND_PINNED : kind, 'C');
     if (target == NULL) {
         return NULL;
     }

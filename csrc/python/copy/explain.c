@@ -12,7 +12,7 @@
 static PyObject *
 describe_end(const cm_region *region, cm_end_facts facts)
 {
-    return Py_BuildValue("(sOOi)", cm_kind_name(region->kind),
+    return Py_BuildValue("(sOOi)", cm_kinds[region->kind].text,
                          facts.locked ? Py_True : Py_False,
                          facts.whole ? Py_True : Py_False, region->device);
 }

@@ -106,7 +106,8 @@ read_pairs(file_call *call, PyObject *pairs)
 static bool
 is_on_device(const cm_file_range *range)
 {
-    return range->nbytes > 0 && (range->kind == CM_KIND_DEVICE || range->host == NULL);
+    return range->nbytes > 0
+           && (cm_kind_is_on_device(range->kind) || range->host == NULL);
 }
 
 /* -- order and lifetime ------------------------------------------------------------------- */

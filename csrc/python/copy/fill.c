@@ -14,7 +14,7 @@
 static bool
 is_unseen(const cm_storage *storage)
 {
-    return storage->pool != NULL && storage->residency == CM_KIND_DEVICE;
+    return storage->pool != NULL && cm_kind_is_on_device(storage->residency);
 }
 
 /* The device whose work the fill is; -1: the host's. Memory that both reach is the
@@ -24,15 +24,16 @@ static int
 choose_filler(cm_buffer *self, const cm_stream *stream, bool named)
 {
     const cm_storage *storage = self->storage;
-    bool managed = storage->residency == CM_KIND_MANAGED;
-    if (storage->residency == CM_KIND_PAGEABLE || storage->residency == CM_KIND_PINNED
+    bool on_device = cm_kind_is_on_device(storage->residency);
+    bool managed = cm_kind_migrates(storage->residency);
+    if ((!on_device && !cm_kind_is_shared(storage->residency))
         || (managed && storage->flags == CM_MANAGED_HOST)) { /* attached: no device */
         return -1;
     }
     if (managed && named) {
         return stream->device;
     }
-    if (storage->residency == CM_KIND_DEVICE || named) {
+    if (on_device || named) {
         return storage->device;
     }
     int location = CM_HOST_LOCATION;
@@ -130,7 +131,7 @@ find_stream(const cm_buffer *self, PyObject *object)
 {
     const cm_storage *storage = self->storage;
     object = object == NULL ? Py_None : object;
-    return storage->residency == CM_KIND_DEVICE
+    return cm_kind_is_on_device(storage->residency)
                ? cm_stream_for_device(self->state, object, storage->device)
                : cm_stream_from_object(self->state, object, storage->device);
 }
@@ -143,6 +144,13 @@ cm_fill_source(cm_state *state, PyObject *value, cm_stream *stream)
         return Py_NewRef(value);
     }
     return cm_import_object(state, value, stream, 0);
+}
+
+static bool
+is_device_buffer(const cm_state *state, PyObject *object)
+{
+    return cm_buffer_check(state, object)
+           && cm_kind_is_on_device(cm_buffer_kind((const cm_buffer *)object));
 }
 
 /* Device memory is copied in the order of `stream`, on a stream of its own device. */
@@ -173,12 +181,9 @@ fetch(cm_buffer *source, cm_stream *stream)
 static PyObject *
 read_values(cm_state *state, PyObject *source, cm_stream *stream)
 {
-    if (!cm_buffer_check(state, source)) {
-        return Py_NewRef(source);
-    }
-    return Py_TYPE(source) == state->device_buffer_type
-               ? fetch((cm_buffer *)source, stream)
-               : cm_buffer_numpy(source, NULL);
+    return is_device_buffer(state, source)  ? fetch((cm_buffer *)source, stream)
+           : cm_buffer_check(state, source) ? cm_buffer_numpy(source, NULL)
+                                            : Py_NewRef(source);
 }
 
 /* What to write, as a Buffer or an array of the dtype of `self`. Device memory stays
@@ -190,7 +195,7 @@ fill_values(cm_buffer *self, PyObject *value, cm_stream *stream)
     if (source == NULL) {
         return NULL;
     }
-    if (Py_TYPE(source) == self->state->device_buffer_type) {
+    if (is_device_buffer(self->state, source)) {
         int same = cm_numpy_dtype_equal(((cm_buffer *)source)->dtype, self->dtype);
         if (same != 0) {
             if (same < 0) {
@@ -214,7 +219,7 @@ fill_from(cm_buffer *self, PyObject *values, bool named, cm_stream *stream)
     PyObject *dtype;
     bool readonly;
     bool is_array = cm_numpy_is_array(values);
-    if (!is_array && self->storage->residency != CM_KIND_DEVICE) {
+    if (!is_array && !cm_kind_is_on_device(self->storage->residency)) {
         return copy_to_host((cm_buffer *)values, (PyObject *)self, stream);
     }
     if (is_array) {

@@ -6,12 +6,6 @@
 
 #include "base/checked_math.h"
 
-static const char *const kind_names[CM_KIND_COUNT] = {
-    [CM_KIND_PAGEABLE] = "pageable", [CM_KIND_PINNED] = "pinned",
-    [CM_KIND_MAPPED] = "mapped",     [CM_KIND_MANAGED] = "managed",
-    [CM_KIND_DEVICE] = "device",
-};
-
 int
 cm_arg_refuse(PyObject *object, const char *name, const char *expected)
 {
@@ -192,12 +186,6 @@ cm_arg_nbytes(int ndim, const int64_t *shape, int64_t itemsize, uint64_t *out)
 
 /* -- names ------------------------------------------------------------------------- */
 
-const char *
-cm_kind_name(cm_kind kind)
-{
-    return kind_names[kind];
-}
-
 /* The index of a text in `words`; -1 with TypeError or
  * ValueError, which `expected` spells out. */
 static int
@@ -217,13 +205,16 @@ find_word(PyObject *object, const char *name, const char *const *words, int coun
 }
 
 int
-cm_arg_kind(PyObject *object, const char *name, cm_kind *out)
+cm_arg_kind(PyObject *object, cm_kind *out)
 {
-    int found = find_word(object, name, kind_names + CM_KIND_PINNED,
-                          CM_KIND_COUNT - CM_KIND_PINNED,
-                          "\"pinned\", \"mapped\", \"managed\" or \"device\"");
-    *out = (cm_kind)(CM_KIND_PINNED + found);
-    return found < 0 ? -1 : 0;
+    for (int kind = 0; PyUnicode_Check(object) && kind < CM_KIND_COUNT; kind++) {
+        if (!cm_kind_is_pageable((cm_kind)kind)
+            && PyUnicode_CompareWithASCIIString(object, cm_kinds[kind].text) == 0) {
+            *out = (cm_kind)kind;
+            return 0;
+        }
+    }
+    return cm_package_refuse("kinds", "check_kind", PyTuple_Pack(1, object));
 }
 
 static const char *const orders[] = {"C", "F", "A", "K"};

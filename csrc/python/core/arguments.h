@@ -66,8 +66,8 @@ cm_arg_try_shape(PyObject *object, int most, int *ndim, int64_t *shape)
 }
 /* Product of shape times itemsize; ValueError when it does not fit in 63 bits. */
 int cm_arg_nbytes(int ndim, const int64_t *shape, int64_t itemsize, uint64_t *out);
-/* "pinned", "mapped", "managed", "device". */
-int cm_arg_kind(PyObject *object, const char *name, cm_kind *out);
+/* The text of a kind that pools can be of. */
+int cm_arg_kind(PyObject *object, cm_kind *out);
 /* NULL, None or "cuda": cumem's current device; an int, a Device, "cuda:N" or a
  * torch.device. Checks the range; needs the runtime. */
 int cm_arg_device(cm_state *state, PyObject *object, const char *name, int *out);
@@ -80,6 +80,5 @@ int cm_arg_bool(PyObject *object, const char *name, bool *out);
 int cm_arg_int64(PyObject *object, const char *name, int64_t *out);
 /* Shapes and strides as Python shows them: a new tuple of ints, or NULL. */
 PyObject *cm_tuple_from(const int64_t *values, int count);
-const char *cm_kind_name(cm_kind kind); /* "pinned", …, "pageable" */
 
 #endif

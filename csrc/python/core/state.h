@@ -27,22 +27,14 @@ enum {
 
 /* What may be reserved of each kind: pools charge these (see limits.h). */
 typedef struct cm_limits {
-    cm_budget host;                                 /* pinned and mapped together */
-    cm_budget kinds[CM_KIND_COUNT][CM_MAX_DEVICES]; /* [0] alone for pinned and mapped
-                                                     */
+    cm_budget host;                                 /* page-locked kinds together */
+    cm_budget kinds[CM_KIND_COUNT][CM_MAX_DEVICES]; /* of page-locked kinds [0] alone */
     uint64_t half_nbytes; /* of the memory the process may use; UINT64_MAX: unknown */
     /* What set_limit() said, and what an open limit() block says in its place. */
     uint64_t set_nbytes[CM_KIND_COUNT][CM_MAX_DEVICES];
     uint64_t block_nbytes[CM_KIND_COUNT][CM_MAX_DEVICES];
     bool has_block[CM_KIND_COUNT][CM_MAX_DEVICES];
 } cm_limits;
-
-/* True for kinds whose memory is the process's, not a device's. */
-static inline bool
-cm_kind_is_host(cm_kind kind)
-{
-    return kind == CM_KIND_PINNED || kind == CM_KIND_MAPPED;
-}
 
 /* How copies are made, a later layer before an earlier one (see configure.h). */
 enum { CM_LAYER_CALIBRATION, CM_LAYER_ENVIRONMENT, CM_LAYER_CHOSEN, CM_LAYER_COUNT };
@@ -68,10 +60,6 @@ typedef struct cm_tuning_layers {
     X(order)                                                                           \
     X(stream)                                                                          \
     X(pool)                                                                            \
-    X(pinned)                                                                          \
-    X(mapped)                                                                          \
-    X(managed)                                                                         \
-    X(device)                                                                          \
     X(C)                                                                               \
     X(F)
 
@@ -96,12 +84,8 @@ typedef struct cm_state {
      * goes to the unraisable hook. */
     void (*when_contexts_grow)(struct cm_state *state);
     /* types; owned */
-    PyTypeObject *buffer_type; /* base of the next five; not constructible */
-    PyTypeObject *pinned_type;
-    PyTypeObject *mapped_type;
-    PyTypeObject *managed_type;
-    PyTypeObject *device_buffer_type;
-    PyTypeObject *host_type; /* asbuffer() of ordinary memory */
+    PyTypeObject *buffer_type; /* base of the next ones; not constructible */
+    PyTypeObject *buffer_types[CM_KIND_COUNT]; /* PinnedBuffer and so on */
     PyTypeObject *stream_type;
     PyTypeObject *event_type;
     PyTypeObject *transfer_type;
@@ -120,6 +104,7 @@ typedef struct cm_state {
         const void *table; /* cm_dl_exchange */
     } exchange;
     PyObject *words[CM_WORD_COUNT];
+    PyObject *kind_words[CM_KIND_COUNT]; /* their texts, interned as well */
     /* the process's devices, opened at first use; NULL before and after shutdown */
     cm_runtime *runtime;    /* owned */
     uint64_t context_count; /* of the runtime's contexts, those that pools know */
@@ -199,7 +184,7 @@ cm_state_leave(cm_state *state)
 static inline cm_budget *
 cm_limits_budget(cm_state *state, cm_kind kind, int device)
 {
-    return &state->limits.kinds[kind][cm_kind_is_host(kind) ? 0 : device];
+    return &state->limits.kinds[kind][cm_kind_is_page_locked(kind) ? 0 : device];
 }
 
 /* The open runtime, opening it first if need be (CUMEM_BACKEND, CUMEM_EMULATED_*);

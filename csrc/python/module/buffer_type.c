@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The six buffer types. What a type lacks is part of its meaning: other libraries probe
+/* The buffer types. What a type lacks is part of its meaning: other libraries probe
  * for attributes and slots, so only memory that the host can read has the buffer
  * protocol, and only memory that a device can reach has the CUDA array interface. */
 #include "docstrings.h"
@@ -27,7 +27,7 @@ get_ptr(PyObject *object, void *closure CM_UNUSED)
     if (cm_buffer_check_open(self) < 0) {
         return NULL;
     }
-    if (cm_buffer_kind(self) == CM_KIND_DEVICE) {
+    if (cm_kind_is_on_device(cm_buffer_kind(self))) {
         return PyLong_FromUnsignedLongLong(cm_buffer_address(self));
     }
     return PyLong_FromVoidPtr(cm_buffer_host(self));
@@ -75,21 +75,21 @@ static PyObject *
 get_kind(PyObject *object, void *closure CM_UNUSED)
 {
     return PyUnicode_FromString(
-        cm_kind_name(cm_buffer_kind((const cm_buffer *)object)));
+        cm_kinds[cm_buffer_kind((const cm_buffer *)object)].text);
 }
 
 static PyObject *
 get_residency(PyObject *object, void *closure CM_UNUSED)
 {
     const cm_storage *storage = ((const cm_buffer *)object)->storage;
-    return PyUnicode_FromString(cm_kind_name(storage->residency));
+    return PyUnicode_FromString(cm_kinds[storage->residency].text);
 }
 
 static PyObject *
 get_device(PyObject *object, void *closure CM_UNUSED)
 {
     const cm_buffer *self = (const cm_buffer *)object;
-    if (self->storage->kind == CM_KIND_PAGEABLE) {
+    if (cm_kind_is_pageable(self->storage->kind)) {
         return Py_NewRef(Py_None);
     }
     return cm_device_object_new(self->state, self->storage->device);
@@ -107,7 +107,7 @@ get_flags(PyObject *object, void *closure CM_UNUSED)
     const cm_storage *storage = ((const cm_buffer *)object)->storage;
     PyObject *names = cm_package_call(
         "extension.texts", "flag_names",
-        Py_BuildValue("(sIii)", cm_kind_name(storage->kind), storage->flags,
+        Py_BuildValue("(sIii)", cm_kinds[storage->kind].text, storage->flags,
                       storage->registration != NULL, storage->pool != NULL));
     PyObject *tuple = names == NULL ? NULL : PySequence_Tuple(names);
     Py_XDECREF(names);
@@ -289,22 +289,21 @@ add_type(PyObject *module, const char *name, PyType_Slot *slots, PyTypeObject *b
 int
 cm_register_buffer_types(PyObject *module, cm_state *state)
 {
-    const struct {
+    static const struct {
         const char *name;
         PyType_Slot *slots;
-        PyTypeObject **out;
-    } types[] = {
-        {"cumem.PinnedBuffer", pinned_slots, &state->pinned_type},
-        {"cumem.MappedBuffer", mapped_slots, &state->mapped_type},
-        {"cumem.ManagedBuffer", managed_slots, &state->managed_type},
-        {"cumem.DeviceBuffer", device_slots, &state->device_buffer_type},
-        {"cumem.HostBuffer", host_slots, &state->host_type},
+    } types[CM_KIND_COUNT] = {
+        [CM_KIND_PAGEABLE] = {"cumem.HostBuffer", host_slots},
+        [CM_KIND_PINNED] = {"cumem.PinnedBuffer", pinned_slots},
+        [CM_KIND_MAPPED] = {"cumem.MappedBuffer", mapped_slots},
+        [CM_KIND_MANAGED] = {"cumem.ManagedBuffer", managed_slots},
+        [CM_KIND_DEVICE] = {"cumem.DeviceBuffer", device_slots},
     };
     int result =
         add_type(module, "cumem.Buffer", buffer_slots, NULL, &state->buffer_type);
-    for (size_t i = 0; result == 0 && i < sizeof types / sizeof *types; i++) {
-        result = add_type(module, types[i].name, types[i].slots, state->buffer_type,
-                          types[i].out);
+    for (int kind = 0; result == 0 && kind < CM_KIND_COUNT; kind++) {
+        result = add_type(module, types[kind].name, types[kind].slots,
+                          state->buffer_type, &state->buffer_types[kind]);
     }
     return result;
 }

@@ -45,6 +45,12 @@ make_words(cm_state *state)
     }
     CM_WORDS(MAKE)
 #undef MAKE
+    for (int kind = 0; kind < CM_KIND_COUNT; kind++) {
+        state->kind_words[kind] = PyUnicode_InternFromString(cm_kinds[kind].text);
+        if (state->kind_words[kind] == NULL) {
+            return -1;
+        }
+    }
     return 0;
 }
 
@@ -131,6 +137,25 @@ add_attributes(PyObject *module)
     return result;
 }
 
+/* For cumem/kinds.py: what each kind of memory is, and its usual flags. */
+static int
+add_kinds(PyObject *module)
+{
+#define KIND_FORMAT(name, text, traits, flags) "s(OOOI)"
+#define KIND_IS(traits, trait) ((traits) & (trait)) != 0 ? Py_True : Py_False
+#define KIND_VALUE(name, text, traits, flags)                                          \
+    , #text, KIND_IS(traits, CM_MEMORY_PAGE_LOCKED),                                   \
+        KIND_IS(traits, CM_MEMORY_MIGRATES), KIND_IS(traits, CM_MEMORY_ON_DEVICE),     \
+        (unsigned)(flags)
+    PyObject *dict = Py_BuildValue("{" CM_KINDS(KIND_FORMAT) "}" CM_KINDS(KIND_VALUE));
+#undef KIND_VALUE
+#undef KIND_IS
+#undef KIND_FORMAT
+    int result = PyModule_AddObjectRef(module, "_KINDS", dict);
+    Py_XDECREF(dict);
+    return result;
+}
+
 static int
 add_constants(PyObject *module)
 {
@@ -138,7 +163,7 @@ add_constants(PyObject *module)
     /* a CUDA runtime serves every driver of its major version and later ones */
     return add_version(module, "BUILT_RUNTIME", built) < 0
                    || add_version(module, "OLDEST_DRIVER", built / 1000 * 1000) < 0
-                   || add_attributes(module) < 0
+                   || add_attributes(module) < 0 || add_kinds(module) < 0
                ? -1
                : 0;
 }
@@ -195,11 +220,6 @@ core_exec(PyObject *module)
 /* Every Python object that the state owns: F(member). */
 #define STATE_OBJECTS(F)                                                               \
     F(buffer_type)                                                                     \
-    F(pinned_type)                                                                     \
-    F(mapped_type)                                                                     \
-    F(managed_type)                                                                    \
-    F(device_buffer_type)                                                              \
-    F(host_type)                                                                       \
     F(stream_type)                                                                     \
     F(event_type)                                                                      \
     F(transfer_type)                                                                   \
@@ -235,7 +255,10 @@ core_traverse(PyObject *module, visitproc visit, void *arg)
         Py_VISIT(state->legacy_streams[i]);
         Py_VISIT(state->devices[i]);
     }
-    for (int kind = 0; kind < CM_KIND_COUNT; kind++) { /* what is kept holds its type */
+    for (int kind = 0; kind < CM_KIND_COUNT; kind++) {
+        Py_VISIT(state->buffer_types[kind]);
+        Py_VISIT(state->kind_words[kind]);
+        /* what is kept holds its type */
         cm_inline_buffer *root = state->free_inline[kind].first;
         for (; root != NULL; root = (cm_inline_buffer *)root->buffer.base) {
             Py_VISIT(Py_TYPE((PyObject *)root));
@@ -259,6 +282,10 @@ core_clear(PyObject *module)
         Py_CLEAR(state->words[i]);
     }
     cm_inline_buffers_clear(state);
+    for (int kind = 0; kind < CM_KIND_COUNT; kind++) {
+        Py_CLEAR(state->buffer_types[kind]);
+        Py_CLEAR(state->kind_words[kind]);
+    }
 #define CLEAR(member) Py_CLEAR(state->member);
     STATE_OBJECTS(CLEAR)
 #undef CLEAR

@@ -190,7 +190,7 @@ check_no_exports(const cm_state *state)
             PyErr_Format(PyExc_BufferError,
                          "shutdown: a %s buffer of %llu bytes is exported; drop the "
                          "arrays, memoryviews and tensors over it first",
-                         cm_kind_name(storage->kind),
+                         cm_kinds[storage->kind].text,
                          (unsigned long long)storage->nbytes);
             return -1;
         }
@@ -199,7 +199,7 @@ check_no_exports(const cm_state *state)
                          "shutdown: a %s buffer of %llu bytes went through the buffer "
                          "protocol, so that others may still use its memory (as "
                          "torch.frombuffer does); drop it first",
-                         cm_kind_name(storage->kind),
+                         cm_kinds[storage->kind].text,
                          (unsigned long long)storage->nbytes);
             return -1;
         }

@@ -356,7 +356,8 @@ host_pages(PyObject *module, PyObject *object)
     if (rt == NULL) {
         return NULL;
     }
-    if (Py_TYPE(object) != state->managed_type) {
+    if (!cm_buffer_check(state, object)
+        || !cm_kind_migrates(cm_buffer_kind((const cm_buffer *)(void *)object))) {
         cm_arg_refuse(object, "buffer", "a ManagedBuffer");
         return NULL;
     }

@@ -122,8 +122,8 @@ note(attempt *self, PyObject *text)
 static bool
 shares_memory(const cm_pool_config *a, const cm_pool_config *b)
 {
-    if (cm_kind_is_host(a->kind) || cm_kind_is_host(b->kind)) {
-        return cm_kind_is_host(a->kind) && cm_kind_is_host(b->kind);
+    if (cm_kind_is_page_locked(a->kind) || cm_kind_is_page_locked(b->kind)) {
+        return cm_kind_is_page_locked(a->kind) && cm_kind_is_page_locked(b->kind);
     }
     return a->device == b->device;
 }
@@ -170,7 +170,7 @@ call_back(attempt *self, PyObject *callback)
 {
     const cm_pool_config *config = cm_pool_get_config(self->pool);
     PyObject *answer =
-        PyObject_CallFunction(callback, "siK", cm_kind_name(config->kind),
+        PyObject_CallFunction(callback, "siK", cm_kinds[config->kind].text,
                               config->device, (unsigned long long)self->nbytes);
     Py_XDECREF(answer);
     if (answer == NULL) {
@@ -270,7 +270,7 @@ raise_shortage(attempt *self)
     PyObject *explained = cm_package_call(
         "out_of_memory", "explain",
         Py_BuildValue("(OKsiKNO)", error, (unsigned long long)(uintptr_t)self->pool,
-                      cm_kind_name(config->kind), config->device,
+                      cm_kinds[config->kind].text, config->device,
                       (unsigned long long)self->nbytes, list_budgets(config->budget),
                       self->tried));
     cm_state_leave(self->state);
@@ -295,7 +295,7 @@ raise(attempt *self)
     char doing[128];
     (void)snprintf(
         doing, sizeof(doing), "while allocating %llu bytes of %s memory for device %d",
-        (unsigned long long)self->nbytes, cm_kind_name(config->kind), config->device);
+        (unsigned long long)self->nbytes, cm_kinds[config->kind].text, config->device);
     (void)cm_py_raise(self->state, self->status, doing);
 }
 
@@ -384,8 +384,9 @@ allocate_pageable(cm_state *state, PyObject *dtype, int ndim, const int64_t *sha
     storage->foreign = array;
     storage->host = region.host;
     storage->nbytes = nbytes;
-    PyObject *buffer = cm_buffer_new(state, state->host_type, storage, 0, dtype, ndim,
-                                     shape, ndim > 0 ? strides : NULL, false, NULL);
+    PyObject *buffer =
+        cm_buffer_new(state, state->buffer_types[CM_KIND_PAGEABLE], storage, 0, dtype,
+                      ndim, shape, ndim > 0 ? strides : NULL, false, NULL);
     cm_storage_release(storage, true);
     return buffer;
 }
@@ -491,7 +492,7 @@ cm_buffer_allocate(cm_state *state, cm_pool_object *pool, cm_kind kind, unsigned
                    char order, cm_stream *stream)
 {
     int axes[CM_MAX_NDIM];
-    if (kind == CM_KIND_PAGEABLE) {
+    if (cm_kind_is_pageable(kind)) {
         set_order(ndim, order, axes);
         return allocate_pageable(state, dtype, ndim, shape, axes);
     }
@@ -521,7 +522,7 @@ cm_buffer_allocate_like(cm_state *state, cm_pool_object *pool, cm_kind kind,
     else {
         set_order(like->ndim, order, axes);
     }
-    if (kind == CM_KIND_PAGEABLE) {
+    if (cm_kind_is_pageable(kind)) {
         return allocate_pageable(state, dtype, like->ndim, like->shape, axes);
     }
     return allocate(state, pool, kind, flags, device, dtype, like->ndim, like->shape,

@@ -29,14 +29,8 @@ cm_status cm_shortage_relieve(void *state, cm_pool *pool, uint64_t nbytes,
 
 /* A buffer for arguments of which each needs no more than a look, if the pool is warm;
  * else NULL without an exception: take the long way. */
-PyObject *cm_fast_pinned(cm_state *state, PyObject *const *args, Py_ssize_t nargs,
-                         PyObject *kwnames);
-PyObject *cm_fast_mapped(cm_state *state, PyObject *const *args, Py_ssize_t nargs,
-                         PyObject *kwnames);
-PyObject *cm_fast_managed(cm_state *state, PyObject *const *args, Py_ssize_t nargs,
-                          PyObject *kwnames);
-PyObject *cm_fast_device(cm_state *state, PyObject *const *args, Py_ssize_t nargs,
-                         PyObject *kwnames);
+PyObject *cm_fast_kind(cm_state *state, cm_kind kind, PyObject *const *args,
+                       Py_ssize_t nargs, PyObject *kwnames);
 
 /* The same where the kind is an argument. */
 PyObject *cm_fast_any(cm_state *state, PyObject *const *args, Py_ssize_t nargs,

@@ -44,21 +44,14 @@ find_arguments(const cm_state *state, PyObject *const *args, Py_ssize_t nargs,
 static CM_INLINE bool
 find_kind(const cm_state *state, const PyObject *value, cm_kind *out)
 {
-    for (int i = CM_WORD_pinned; i <= CM_WORD_device; i++) {
-        if (value == state->words[i]) {
-            *out = (cm_kind)(CM_KIND_PINNED + i - CM_WORD_pinned);
-            return true;
+    for (int kind = 0; kind < CM_KIND_COUNT; kind++) {
+        if (value == state->kind_words[kind]) {
+            *out = (cm_kind)kind;
+            return !cm_kind_is_pageable((cm_kind)kind);
         }
     }
     return false;
 }
-
-_Static_assert(CM_KIND_MAPPED - CM_KIND_PINNED == CM_WORD_mapped - CM_WORD_pinned
-                   && CM_KIND_MANAGED - CM_KIND_PINNED
-                          == CM_WORD_managed - CM_WORD_pinned
-                   && CM_KIND_DEVICE - CM_KIND_PINNED
-                          == CM_WORD_device - CM_WORD_pinned,
-               "the words of the kinds are in the kinds' order");
 
 /* -- making ----------------------------------------------------------------------------- */
 
@@ -86,7 +79,7 @@ static CM_INLINE bool
 plan_stream(const cm_state *state, cm_kind kind, PyObject *object, fast_plan *plan)
 {
     plan->stream = NULL;
-    if (kind != CM_KIND_DEVICE) {
+    if (!cm_kind_is_ordered(kind)) {
         return object == NULL;
     }
     int device = cm_pool_get_config(plan->pool)->device;
@@ -191,12 +184,12 @@ make_current(cm_state *state, cm_kind kind, const cm_pool_object *given,
 {
     int device = given != NULL ? given->config.device : state->current_device;
     PyObject *stream = NULL;
-    if (kind == CM_KIND_DEVICE && !cm_arg_is_given(values[CM_WORD_stream])
+    if (cm_kind_is_ordered(kind) && !cm_arg_is_given(values[CM_WORD_stream])
         && !cm_override_is_empty(&state->current_stream)) {
         stream = cm_current_stream(state, device);
         values[CM_WORD_stream] = stream;
     }
-    unsigned flags = cm_buffer_default_flags(kind);
+    unsigned flags = cm_kinds[kind].flags;
     cm_pool *current = given == NULL && !cm_override_is_empty(&state->current_pool)
                            ? cm_pool_find_current(state, kind, flags, device)
                            : NULL;
@@ -233,29 +226,24 @@ fast_empty(cm_state *state, cm_kind kind, PyObject **values)
                     || !cm_override_is_empty(&state->current_stream))) {
         return make_current(state, kind, given, values);
     }
-    unsigned flags = cm_buffer_default_flags(kind);
+    unsigned flags = cm_kinds[kind].flags;
     cm_pool *pool = *cm_state_pool_slot(state, kind, flags, state->current_device);
     return make_from(state, kind, pool, values);
 }
 
 /* -- entries ---------------------------------------------------------------------------- */
 
-#define FAST(name, kind)                                                               \
-    PyObject *cm_fast_##name(cm_state *state, PyObject *const *args, Py_ssize_t nargs, \
-                             PyObject *kwnames)                                        \
-    {                                                                                  \
-        PyObject *values[SLOT_COUNT];                                                  \
-        if (!find_arguments(state, args, nargs, kwnames, 2, values)                    \
-            || values[CM_WORD_kind] != NULL) {                                         \
-            return NULL;                                                               \
-        }                                                                              \
-        return fast_empty(state, kind, values);                                        \
+PyObject *
+cm_fast_kind(cm_state *state, cm_kind kind, PyObject *const *args, Py_ssize_t nargs,
+             PyObject *kwnames)
+{
+    PyObject *values[SLOT_COUNT];
+    if (!find_arguments(state, args, nargs, kwnames, 2, values)
+        || values[CM_WORD_kind] != NULL) {
+        return NULL;
     }
-
-FAST(pinned, CM_KIND_PINNED)
-FAST(mapped, CM_KIND_MAPPED)
-FAST(managed, CM_KIND_MANAGED)
-FAST(device, CM_KIND_DEVICE)
+    return fast_empty(state, kind, values);
+}
 
 PyObject *
 cm_fast_any(cm_state *state, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
@@ -278,7 +266,7 @@ cm_fast_bytes(cm_state *state, const cm_pool_object *self, int64_t nbytes,
 {
     cm_kind kind = self->config.kind;
     PyObject *current = NULL;
-    if (kind == CM_KIND_DEVICE && stream == NULL
+    if (cm_kind_is_ordered(kind) && stream == NULL
         && !cm_override_is_empty(&state->current_stream)) {
         current = cm_current_stream(state, self->config.device);
         if (current == NULL) {

@@ -18,7 +18,8 @@ cm_limits_init(cm_state *state)
     cm_limits *limits = &state->limits;
     cm_budget_init(&limits->host, UINT64_MAX, NULL);
     for (int kind = 0; kind < CM_KIND_COUNT; kind++) {
-        cm_budget *parent = cm_kind_is_host((cm_kind)kind) ? &limits->host : NULL;
+        cm_budget *parent =
+            cm_kind_is_page_locked((cm_kind)kind) ? &limits->host : NULL;
         for (int device = 0; device < CM_MAX_DEVICES; device++) {
             cm_budget_init(&limits->kinds[kind][device], UINT64_MAX, parent);
             limits->set_nbytes[kind][device] = UINT64_MAX;
@@ -41,11 +42,11 @@ apply_limit_of(cm_state *state, cm_kind kind, int device)
                           ? limits->block_nbytes[kind][device]
                           : limits->set_nbytes[kind][device];
     atomic_store(&cm_limits_budget(state, kind, device)->limit_nbytes, nbytes);
-    uint64_t pinned = limit_of(&state->limits.kinds[CM_KIND_PINNED][0]);
-    uint64_t mapped = limit_of(&state->limits.kinds[CM_KIND_MAPPED][0]);
-    uint64_t most = state->limits.half_nbytes;
-    most = pinned > most ? pinned : most;
-    most = mapped > most ? mapped : most;
+    uint64_t most = limits->half_nbytes;
+    for (int each = 0; each < CM_KIND_COUNT; each++) {
+        uint64_t limit = limit_of(&limits->kinds[each][0]);
+        most = cm_kind_is_page_locked((cm_kind)each) && limit > most ? limit : most;
+    }
     atomic_store(&state->limits.host.limit_nbytes, most);
 }
 
@@ -106,7 +107,7 @@ set_variables(cm_state *state, cm_runtime *runtime, uint64_t usable)
         unsigned long long nbytes;
         if (!PyArg_ParseTuple(PyList_GetItem(rows, i), "OiK", &kind_object, &device,
                               &nbytes)
-            || cm_arg_kind(kind_object, "kind", &kind) < 0) {
+            || cm_arg_kind(kind_object, &kind) < 0) {
             result = -1;
         }
         else {
@@ -125,12 +126,12 @@ cm_limits_open(cm_state *state, cm_runtime *runtime)
     uint64_t usable = memory.limit_nbytes;
     uint64_t half = usable == UINT64_MAX ? UINT64_MAX : usable / 2;
     state->limits.half_nbytes = half;
-    for (int device = 0; device < CM_MAX_DEVICES; device++) {
-        set_limit_of(state, CM_KIND_MANAGED, device, UINT64_MAX);
-        set_limit_of(state, CM_KIND_DEVICE, device, UINT64_MAX);
+    for (int kind = 0; kind < CM_KIND_COUNT; kind++) {
+        bool is_host = cm_kind_is_page_locked((cm_kind)kind);
+        for (int device = 0; device < (is_host ? 1 : CM_MAX_DEVICES); device++) {
+            set_limit_of(state, (cm_kind)kind, device, is_host ? half : UINT64_MAX);
+        }
     }
-    set_limit_of(state, CM_KIND_PINNED, 0, half);
-    set_limit_of(state, CM_KIND_MAPPED, 0, half);
     return has_variables() ? set_variables(state, runtime, usable) : 0;
 }
 
@@ -154,7 +155,7 @@ cm_limit_from_object(PyObject *object, uint64_t *out)
 static int
 parse_index(PyObject *kind_object, int device, cm_kind *kind)
 {
-    if (cm_arg_kind(kind_object, "kind", kind) < 0) {
+    if (cm_arg_kind(kind_object, kind) < 0) {
         return -1;
     }
     if (device < 0 || device >= CM_MAX_DEVICES) {

@@ -45,7 +45,7 @@ cm_pool_object_new(cm_state *state, cm_pool *pool, uint64_t number)
 static PyObject *
 find_default(cm_state *state, cm_kind kind, int device)
 {
-    unsigned flags = cm_buffer_default_flags(kind);
+    unsigned flags = cm_kinds[kind].flags;
     cm_pool *pool = cm_state_pool(state, kind, flags, device);
     if (pool == NULL) {
         return NULL;
@@ -169,7 +169,7 @@ cm_pool_object_check(const cm_pool_object *self, cm_kind kind, unsigned flags,
     if (config->kind != kind) {
         PyErr_Format(PyExc_ValueError,
                      "pool is one of %s memory, but %s memory is asked for",
-                     cm_kind_name(config->kind), cm_kind_name(kind));
+                     cm_kinds[config->kind].text, cm_kinds[kind].text);
         return -1;
     }
     if (config->device != device) {
@@ -178,7 +178,7 @@ cm_pool_object_check(const cm_pool_object *self, cm_kind kind, unsigned flags,
                      config->device, device);
         return -1;
     }
-    if (flags != config->flags && flags != cm_buffer_default_flags(kind)) {
+    if (flags != config->flags && flags != cm_kinds[kind].flags) {
         PyErr_SetString(PyExc_ValueError,
                         "pool was made with other values of portable, write_combined "
                         "or attach: leave them out beside pool=");
@@ -295,7 +295,7 @@ can_serve(const cm_pool_object *self, cm_kind kind, unsigned flags, int device)
 {
     const cm_pool_config *config = &self->config;
     return self->pool != NULL && config->kind == kind && config->device == device
-           && (flags == config->flags || flags == cm_buffer_default_flags(kind));
+           && (flags == config->flags || flags == cm_kinds[kind].flags);
 }
 
 cm_pool *
@@ -424,7 +424,7 @@ cm_pool_describe(cm_pool *pool, uint64_t number, bool window)
 #undef COUNTER_FORMAT
     PyObject *limit = cm_limit_to_object(atomic_load(&config->budget->limit_nbytes));
     return Py_BuildValue("(KIsiNN)", (unsigned long long)number, config->flags,
-                         cm_kind_name(config->kind), config->device, limit, tuple);
+                         cm_kinds[config->kind].text, config->device, limit, tuple);
 }
 
 static PyObject *

@@ -26,7 +26,7 @@ pool_new(PyTypeObject *type, PyObject *args, PyObject *Py_UNUSED(kwargs))
     if (module == NULL /* called by itself */
         || !PyArg_ParseTuple(args, "OiIipKO", &kind, &config.device, &config.flags,
                              &config.numa_node, &plain, &idle_trim_ns, &limit_object)
-        || cm_arg_kind(kind, "kind", &config.kind) < 0
+        || cm_arg_kind(kind, &config.kind) < 0
         || cm_limit_from_object(limit_object, &limit) < 0) {
         return NULL;
     }
@@ -110,7 +110,7 @@ pool_allocate(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObject *k
     if (CM_LIKELY(warm != NULL)) {
         return warm;
     }
-    if (stream_object == Py_None && self->config.kind != CM_KIND_DEVICE) {
+    if (stream_object == Py_None && !cm_kind_is_ordered(self->config.kind)) {
         return allocate_on(self, nbytes, NULL);
     }
     cm_stream *stream =
@@ -222,7 +222,7 @@ pool_get_config(PyObject *op, void *Py_UNUSED(closure))
     const cm_pool_object *self = (cm_pool_object *)(void *)op;
     const cm_pool_config *config = &self->config;
     return Py_BuildValue(
-        "(sNIiNKK)", cm_kind_name(config->kind),
+        "(sNIiNKK)", cm_kinds[config->kind].text,
         cm_device_object_new(self->state, config->device), config->flags,
         config->numa_node, PyBool_FromLong(config->segments == CM_SEGMENTS_PLAIN),
         (unsigned long long)config->idle_trim_ns, (unsigned long long)self->number);
@@ -355,7 +355,7 @@ default_pool(PyObject *module, PyObject *const *args, Py_ssize_t nargs,
     cm_kind kind;
     int device;
     if (cm_args_parse("default_pool", args, nargs, kwnames, names, 2, 1, values) < 0
-        || cm_arg_kind(values[0], "kind", &kind) < 0
+        || cm_arg_kind(values[0], &kind) < 0
         || cm_arg_device(state, values[1], "device", &device) < 0) {
         return NULL;
     }
@@ -367,7 +367,7 @@ is_asked_for(const cm_pools_trim_request *r, const cm_pool *pool)
 {
     const cm_pool_config *config = cm_pool_get_config(pool);
     return (r->pool == NULL || r->pool == pool)
-           && (r->kind == CM_KIND_PAGEABLE || r->kind == config->kind)
+           && (cm_kind_is_pageable(r->kind) || r->kind == config->kind)
            && (r->device < 0 || r->device == config->device);
 }
 
@@ -382,7 +382,7 @@ trim(PyObject *module, PyObject *args)
     int wait;
     cm_pool_object *self;
     if (!PyArg_ParseTuple(args, "OOiKp:_trim", &object, &kind, &r.device, &keep, &wait)
-        || (kind != Py_None && cm_arg_kind(kind, "kind", &r.kind) < 0)
+        || (kind != Py_None && cm_arg_kind(kind, &r.kind) < 0)
         || cm_arg_pool(state, object, &self) < 0) {
         return NULL;
     }

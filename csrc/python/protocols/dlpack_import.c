@@ -185,15 +185,15 @@ static int
 check_claim(const cm_pointer_info *info, cm_dl_device device, cm_kind kind)
 {
     /* mapped and managed memory may be handed out as a device's */
-    bool agrees = kind == CM_KIND_DEVICE
-                      ? info->kind != CM_KIND_PAGEABLE
-                      : kind == CM_KIND_PAGEABLE || info->kind == kind;
+    bool agrees = cm_kind_is_on_device(kind)
+                      ? !cm_kind_is_pageable(info->kind)
+                      : cm_kind_is_pageable(kind) || info->kind == kind;
     if (!agrees) {
         return refuse(WHAT
                       ": device (%d, %d), but to the driver the address is %s memory",
-                      (int)device.type, (int)device.id, cm_kind_name(info->kind));
+                      (int)device.type, (int)device.id, cm_kinds[info->kind].text);
     }
-    if (info->kind == CM_KIND_DEVICE && info->device != device.id) {
+    if (cm_kind_is_on_device(info->kind) && info->device != device.id) {
         return refuse(WHAT ": device (%d, %d), but the memory is on device %d",
                       (int)device.type, (int)device.id, info->device);
     }

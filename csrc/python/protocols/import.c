@@ -160,7 +160,7 @@ cm_import_probe(cm_state *state, cm_import *import, const char *what,
     }
     bool same =
         cm_is_ok(status) && info->kind == last.kind && info->device == last.device;
-    bool keeps = same && info->kind != CM_KIND_PAGEABLE && shares.count > 0;
+    bool keeps = same && !cm_kind_is_pageable(info->kind) && shares.count > 0;
     if (keeps) {
         import->locked = cm_locked_pages_new(state, registry, &shares);
     }
@@ -175,7 +175,7 @@ cm_import_probe(cm_state *state, cm_import *import, const char *what,
         return cm_py_raise_int(state, status, "while asking about a foreign pointer");
     }
     if (import->host) { /* so its exporter says */
-        if (info->kind == CM_KIND_DEVICE || last.kind == CM_KIND_DEVICE) {
+        if (cm_kind_is_on_device(info->kind) || cm_kind_is_on_device(last.kind)) {
             return refuse(what,
                           "the address is device memory, which the host may not touch");
         }
@@ -187,7 +187,7 @@ cm_import_probe(cm_state *state, cm_import *import, const char *what,
     if (!same) {
         return refuse(what, "the first and the last byte are not in one allocation");
     }
-    if (info->kind != CM_KIND_PAGEABLE && !is_inside_emulated(rt, import)) {
+    if (!cm_kind_is_pageable(info->kind) && !is_inside_emulated(rt, import)) {
         return refuse(what, "the bytes are not all inside one allocation");
     }
     return 0;
@@ -211,7 +211,7 @@ cm_import_place(cm_import *import, const cm_pointer_info *info, int device)
     if (import->nbytes == 0) {
         return;
     }
-    if (info == NULL || info->kind == CM_KIND_PAGEABLE) {
+    if (info == NULL || cm_kind_is_pageable(info->kind)) {
         region->host = (void *)(uintptr_t)import->data;
         region->kind = CM_KIND_PAGEABLE;
         return;
@@ -219,13 +219,14 @@ cm_import_place(cm_import *import, const cm_pointer_info *info, int device)
     region->kind = info->kind;
     region->device = info->device < 0 ? device : info->device;
     /* the driver names none where the current device does not reach another's memory */
-    region->address = element_zero(
-        import, info->kind == CM_KIND_DEVICE ? import->first : info->device_address);
+    region->address =
+        element_zero(import, cm_kind_is_on_device(info->kind) ? import->first
+                                                              : info->device_address);
     if (import->host) {
         /* as the exporter knows it; a device may reach the bytes by another address */
         region->host = (void *)(uintptr_t)import->data;
     }
-    else if (info->kind != CM_KIND_DEVICE) {
+    else if (!cm_kind_is_on_device(info->kind)) {
         region->host = (void *)(uintptr_t)element_zero(
             import, (uint64_t)(uintptr_t)info->host_address);
     }
@@ -303,10 +304,9 @@ cm_import_finish(cm_state *state, const cm_import *import)
     if (region->address != 0) {
         storage->address = region->address - below;
     }
-    PyObject *buffer =
-        cm_buffer_new(state, cm_buffer_type_of(state, import->kind), storage,
-                      -import->low, import->dtype, region->ndim, region->shape,
-                      region->strides, import->readonly, NULL);
+    PyObject *buffer = cm_buffer_new(
+        state, state->buffer_types[import->kind], storage, -import->low, import->dtype,
+        region->ndim, region->shape, region->strides, import->readonly, NULL);
     if (buffer != NULL) {
         storage->foreign = Py_XNewRef(kept);
         storage->unlocks = import->locked != NULL;

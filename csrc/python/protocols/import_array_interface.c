@@ -49,7 +49,7 @@ place(cm_state *state, cm_import *import)
     if (cm_import_probe(state, import, what, &info) < 0) {
         return -1;
     }
-    if (info.kind == CM_KIND_PAGEABLE) {
+    if (cm_kind_is_pageable(info.kind)) {
         PyErr_Format(PyExc_ValueError,
                      CAI "['data']: to the driver %p is ordinary host memory, which a "
                          "device cannot reach",
@@ -57,7 +57,7 @@ place(cm_state *state, cm_import *import)
         return -1;
     }
     /* page-locked memory that a device may use is what we call mapped */
-    import->kind = info.kind == CM_KIND_PINNED ? CM_KIND_MAPPED : info.kind;
+    import->kind = cm_kind_is_page_locked(info.kind) ? CM_KIND_MAPPED : info.kind;
     cm_import_place(import, &info, state->current_device);
     return 0;
 }

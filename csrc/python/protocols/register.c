@@ -118,9 +118,9 @@ register_memory(PyObject *module, PyObject *args)
         if (cm_import_measure(&bytes, "obj") == 0
             && (bytes.nbytes == 0
                 || lock_pages(state, storage, &bytes, lock_read_only, mapped) == 0)) {
-            buffer = cm_buffer_new(state, cm_buffer_type_of(state, storage->kind),
-                                   storage, -bytes.low, bytes.dtype, region->ndim,
-                                   region->shape, region->strides, read_only, NULL);
+            buffer = cm_buffer_new(state, state->buffer_types[storage->kind], storage,
+                                   -bytes.low, bytes.dtype, region->ndim, region->shape,
+                                   region->strides, read_only, NULL);
         }
     }
     Py_XDECREF(bytes.dtype);

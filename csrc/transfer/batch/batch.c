@@ -78,7 +78,7 @@ look_whether_they_touch(batch *b)
 static cm_end_facts
 facts_of(cm_engine *engine, const cm_piece_end *end, uint64_t nbytes)
 {
-    cm_end_facts facts = {.locked = end->kind != CM_KIND_PAGEABLE, .whole = true};
+    cm_end_facts facts = {.locked = !cm_kind_is_pageable(end->kind), .whole = true};
     if (cm_piece_end_is_on_device(end) || engine->registry == NULL) {
         return facts;
     }

@@ -7,7 +7,7 @@ cm_end_facts
 cm_engine_facts_of(cm_engine *engine, const cm_region *region)
 {
     int64_t low, high;
-    cm_end_facts facts = {.locked = region->kind != CM_KIND_PAGEABLE, .whole = true};
+    cm_end_facts facts = {.locked = !cm_kind_is_pageable(region->kind), .whole = true};
     if (cm_region_is_on_device(region)) {
         return (cm_end_facts){.locked = true, .whole = true};
     }
@@ -28,7 +28,7 @@ bool
 cm_engine_is_fresh(const cm_region *dst, const cm_region *src, cm_end_facts facts)
 {
     cm_layout layout;
-    return !facts.locked && dst->kind == CM_KIND_PAGEABLE && dst->host != NULL
+    return !facts.locked && cm_kind_is_pageable(dst->kind) && dst->host != NULL
            && cm_region_is_on_device(src) && cm_is_ok(cm_layout_init(dst, src, &layout))
            && layout.ndim == 0
            && cm_pages_are_fresh((char *)dst->host + layout.dst_offset,

@@ -152,7 +152,7 @@ cm_job_is_idle(const cm_job *job)
 static inline bool
 cm_job_is_file(const cm_region *region, cm_end_facts facts)
 {
-    return region->is_file && region->kind == CM_KIND_PAGEABLE && !facts.locked;
+    return region->is_file && cm_kind_is_pageable(region->kind) && !facts.locked;
 }
 
 static inline bool
@@ -166,7 +166,7 @@ cm_job_has_file(const cm_job *job)
 static inline bool
 cm_job_src_is_ordered(const cm_job *job)
 {
-    return job->src.kind != CM_KIND_PAGEABLE || job->src_facts.locked
+    return !cm_kind_is_pageable(job->src.kind) || job->src_facts.locked
            || !job->src_facts.whole;
 }
 

@@ -106,7 +106,8 @@ typedef struct cm_file_job {
 static inline int
 cm_file_range_device(const cm_file_range *range)
 {
-    return range->kind == CM_KIND_DEVICE || range->host == NULL ? range->device : -1;
+    return cm_kind_is_on_device(range->kind) || range->host == NULL ? range->device
+                                                                    : -1;
 }
 
 /* cut.c: the next chunk, described; false when all ranges are through. Fails:

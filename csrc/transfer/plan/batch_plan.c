@@ -11,7 +11,7 @@ enum {
 bool
 cm_piece_end_is_on_device(const cm_piece_end *end)
 {
-    return end->kind == CM_KIND_DEVICE || end->host == NULL;
+    return cm_kind_is_on_device(end->kind) || end->host == NULL;
 }
 
 cm_address
@@ -69,7 +69,7 @@ follows(const cm_piece_end *before, uint64_t nbytes, const cm_piece_end *end)
 {
     bool same = before->owner != NULL && before->owner == end->owner;
     if (before->kind != end->kind || before->device != end->device
-        || !(same || end->kind == CM_KIND_PAGEABLE)) {
+        || !(same || cm_kind_is_pageable(end->kind))) {
         return false;
     }
     return (end->host == NULL

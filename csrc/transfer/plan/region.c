@@ -193,7 +193,7 @@ cm_region_is_same(const cm_region *a, const cm_region *b)
 bool
 cm_region_is_on_device(const cm_region *region)
 {
-    return region->kind == CM_KIND_DEVICE || region->host == NULL;
+    return cm_kind_is_on_device(region->kind) || region->host == NULL;
 }
 
 cm_address

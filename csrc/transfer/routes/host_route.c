@@ -30,7 +30,7 @@ piece_limit(const cm_layout *layout, bool in_background)
 static bool
 is_fresh(const cm_layout *layout, const cm_region *dst)
 {
-    return layout->ndim == 0 && dst->kind == CM_KIND_PAGEABLE
+    return layout->ndim == 0 && cm_kind_is_pageable(dst->kind)
            && cm_pages_are_fresh((char *)dst->host + layout->dst_offset,
                                  layout->run_nbytes);
 }
@@ -79,9 +79,9 @@ cm_job_look(const cm_job *job, const cm_layout *layout)
         return layout == &job->plan.layout ? cm_many_look(job->many) : cm_ok();
     }
     bool by_host = job->plan.route == CM_ROUTE_HOST;
-    bool by_src = job->src.kind == CM_KIND_PAGEABLE && !job->src.is_heap
+    bool by_src = cm_kind_is_pageable(job->src.kind) && !job->src.is_heap
                   && !job->src_facts.locked && !job->is_fill;
-    bool by_dst = job->dst.kind == CM_KIND_PAGEABLE && !job->dst.is_heap
+    bool by_dst = cm_kind_is_pageable(job->dst.kind) && !job->dst.is_heap
                   && !job->dst_facts.locked;
     return cm_host_look(layout, by_dst ? job->dst.host : NULL,
                         by_src ? job->src.host : NULL,

@@ -183,10 +183,10 @@ cm_many_look(const cm_many *many)
         if (piece->nbytes < CM_LOOK_HOST_NBYTES) {
             continue;
         }
-        if (piece->src.kind == CM_KIND_PAGEABLE) {
+        if (cm_kind_is_pageable(piece->src.kind)) {
             CM_TRY(cm_pages_look(piece->src.host, piece->nbytes, false));
         }
-        if (piece->dst.kind == CM_KIND_PAGEABLE) {
+        if (cm_kind_is_pageable(piece->dst.kind)) {
             CM_TRY(cm_pages_look(piece->dst.host, piece->nbytes, true));
         }
     }

@@ -122,10 +122,11 @@ is_short(const cm_copy_request *request, const cm_tuning *tuning, short_copy *ou
     const cm_region *device = cm_region_is_on_device(dst) ? dst : src;
     if (!request->blocking || request->stream == NULL || !comes_first(request)
         || cm_region_is_on_device(dst) == cm_region_is_on_device(src)
-        || device->kind != CM_KIND_DEVICE || device->device != request->stream->device
-        || dst->itemsize != src->itemsize || !cm_region_is_c_contiguous(dst)
-        || !cm_region_is_c_contiguous(src) || dst->ndim != src->ndim
-        || src->kind == CM_KIND_MANAGED || dst->kind == CM_KIND_MANAGED) {
+        || !cm_kind_is_on_device(device->kind)
+        || device->device != request->stream->device || dst->itemsize != src->itemsize
+        || !cm_region_is_c_contiguous(dst) || !cm_region_is_c_contiguous(src)
+        || dst->ndim != src->ndim || cm_kind_migrates(src->kind)
+        || cm_kind_migrates(dst->kind)) {
         return false;
     }
     uint64_t total = (uint64_t)dst->itemsize;
@@ -390,7 +391,7 @@ move_pieces(short_copy *c)
 static bool
 is_worth_a_block(const short_copy *c)
 {
-    return !c->locked && host_end(c)->kind == CM_KIND_PAGEABLE
+    return !c->locked && cm_kind_is_pageable(host_end(c)->kind)
            && (c->down || c->nbytes >= c->tuning->bounce_nbytes);
 }
 
@@ -399,7 +400,7 @@ static cm_status
 look(const short_copy *c)
 {
     const cm_region *host = host_end(c);
-    if (host->kind != CM_KIND_PAGEABLE || host->is_heap || c->locked
+    if (!cm_kind_is_pageable(host->kind) || host->is_heap || c->locked
         || c->nbytes < CM_LOOK_NBYTES) {
         return cm_ok();
     }

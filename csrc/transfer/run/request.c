@@ -55,7 +55,7 @@ run_in_background(cm_job *job, bool waits)
 static cm_status
 share_found(cm_job *job, const cm_region *region, cm_end_facts facts)
 {
-    return facts.locked && region->kind == CM_KIND_PAGEABLE
+    return facts.locked && cm_kind_is_pageable(region->kind)
                ? cm_engine_share_locked(job->engine, region, &job->ticket->locked)
                : cm_ok();
 }
