@@ -116,7 +116,8 @@ class Buffer:
             writing, or where there was no room for a copy.
 
         Notes
-        ----- Blocks: until unfinished transfers into the memory are done (GIL released,
+        -----
+        Blocks: until unfinished transfers into the memory are done (GIL released,
         Ctrl-C works). Ordered after: those transfers; not after kernels of other
         libraries on managed or mapped memory, for which a stream must be synchronised.
         """
@@ -150,7 +151,8 @@ class Buffer:
             The copy failed, or `stream` is being captured.
 
         Notes
-        ----- Blocks: until the bytes are there (GIL released); Ctrl-C ends it as it
+        -----
+        Blocks: until the bytes are there (GIL released); Ctrl-C ends it as it
         does `copy`. Ordered after: work that cumem knows of on the memory, and `stream`
         or the current stream of its device.
         """
@@ -267,7 +269,8 @@ class Buffer:
             The fill failed.
 
         Notes
-        ----- Blocks: for an array or device memory as `value`, until it is copied; else
+        -----
+        Blocks: for an array or device memory as `value`, until it is copied; else
         until unfinished background transfers of the memory are done, then, for memory
         the host can read, until it is filled (GIL released). Device memory of a pool,
         and with `stream` also mapped and managed memory, is filled later, by the device
@@ -363,8 +366,8 @@ class Buffer:
         memory belongs to the graph, and is not reused before `shutdown`.
 
         Parameters
-        ---------- stream : Stream, object with ``__cuda_stream__``, torch or CuPy or
-        Numba stream, int
+        ----------
+        stream : Stream, int, ``__cuda_stream__`` object or torch, CuPy or Numba stream
             None means the current stream.
 
         Raises
@@ -597,7 +600,8 @@ class ManagedBuffer(_HostUsable):
             The driver refused, e.g. on devices without concurrent managed access.
 
         Notes
-        ----- Blocks: no, the move is queued. Ordered after: work on `stream`. Pages
+        -----
+        Blocks: no, the move is queued. Ordered after: work on `stream`. Pages
         that the view shares with its neighbours move whole.
         """
     @property
@@ -718,7 +722,8 @@ class Stream:
             If the stream is closed.
 
         Notes
-        ----- **Blocks** until the stream is empty, GIL released; Ctrl-C interrupts it
+        -----
+        **Blocks** until the stream is empty, GIL released; Ctrl-C interrupts it
         in the main thread.
         """
     def wait(self, other: object, /) -> None:
@@ -740,7 +745,8 @@ class Stream:
             If the driver refuses, or the transfer failed.
 
         Notes
-        ----- **Blocks** only for a Transfer, until its last piece is submitted; for one
+        -----
+        **Blocks** only for a Transfer, until its last piece is submitted; for one
         that ends on the host, until it is done. **Ordered after** `other`.
         """
     def record(self, event: Event | None = None, /) -> Event:
@@ -771,7 +777,8 @@ class Stream:
         """Let go of the stream; queued work still completes.
 
         Notes
-        ----- Never waits for that work. Buffers and transfers that used the stream keep
+        -----
+        Never waits for that work. Buffers and transfers that used the stream keep
         it until they are done with it. Does nothing for ``current_stream()`` where that
         is a device's default stream.
         """
@@ -911,7 +918,8 @@ class Event:
             If work before them failed.
 
         Notes
-        ----- **Blocks** until both are reached, GIL released; Ctrl-C interrupts it in
+        -----
+        **Blocks** until both are reached, GIL released; Ctrl-C interrupts it in
         the main thread. Resolution: CUDA Runtime API, ``cudaEventElapsedTime``.
         """
     def close(self) -> None:
@@ -995,7 +1003,8 @@ class Transfer:
             If an end is a mapped file that was cut short or cannot be read.
 
         Notes
-        ----- **Blocks** until then, GIL released; Ctrl-C interrupts the waiting, not
+        -----
+        **Blocks** until then, GIL released; Ctrl-C interrupts the waiting, not
         the copy.
         """
     def cancel(self) -> bool:
@@ -1014,7 +1023,8 @@ class Transfer:
             is done: nothing changes.
 
         Notes
-        ----- Copies that were to come after it go ahead. Cancelling a task that awaits
+        -----
+        Copies that were to come after it go ahead. Cancelling a task that awaits
         a transfer does not cancel the transfer. It returns within a moment, GIL
         released.
         """
@@ -1036,7 +1046,8 @@ class Transfer:
             If the copy has failed, or the driver refuses.
 
         Notes
-        ----- **Blocks**, GIL released, until the last piece is queued (for a target
+        -----
+        **Blocks**, GIL released, until the last piece is queued (for a target
         that the host has to write, until it is written). Work queued on `stream`
         afterwards is **ordered after** the copy.
         """
@@ -1099,13 +1110,14 @@ class _Pool:
             If a call to CUDA failed.
 
         Notes
-        ----- **Blocks** only when the pool has nothing that fits, GIL released.
+        -----
+        **Blocks** only when the pool has nothing that fits, GIL released.
         **Ordered after**: device memory may be used at once on `stream`; on another
         stream the user orders it.
         """
     def _describe(
         self,
-    ) -> tuple[int, int, str, int, int | None, tuple[int, ...]]:
+    ) -> tuple[int, int, str, int, int | None, dict[str, int]]:
         """A row as of `_pools`."""
     def _list(self) -> list[tuple[int, int, int, int, str]]:
         """Segment, address, bytes, bytes asked for and state of each block."""
@@ -1130,7 +1142,8 @@ class _Pool:
             If it is a default pool; nothing is done then.
 
         Notes
-        ----- **Blocks** until work on memory that was freed is done, if no buffer is
+        -----
+        **Blocks** until work on memory that was freed is done, if no buffer is
         left; GIL released. Ctrl-C ends the wait and leaves the pool open: close it
         again. Not so where the pool is dropped instead, or where the last of its
         buffers dies after close(): that waits to the end.
@@ -1795,7 +1808,8 @@ def copy(
         If an end is a mapped file that is shorter by now, or cannot be read.
 
     Notes
-    ----- **Blocks** until done, GIL released. Ctrl-C ends it within a few pieces, and
+    -----
+    **Blocks** until done, GIL released. Ctrl-C ends it within a few pieces, and
     nothing is read or written afterwards; what the driver was given is waited for, for
     a second at most (should that not do, it goes on and both ends are kept alive).
     **Ordered after** all work that cumem knows of on either end, but for other bytes of
@@ -1841,7 +1855,8 @@ def copy_async(
         does.
 
     Notes
-    ----- Without a stream it never waits for other work. With one it **blocks**, GIL
+    -----
+    Without a stream it never waits for other work. With one it **blocks**, GIL
     released, just where CUDA's own call does, because the processor takes part: until
     an ordinary source has been read, so that it may be changed, and until an ordinary
     target has been written (also page-locked memory whose elements lie apart, where no
@@ -1893,7 +1908,8 @@ def copy_many(
         been made.
 
     Notes
-    ----- **Blocks** until done, GIL released; Ctrl-C interrupts it. **Ordered after**
+    -----
+    **Blocks** until done, GIL released; Ctrl-C interrupts it. **Ordered after**
     all work that cumem knows of on any end. The outcome is that of copying one pair
     after the other: where a target overlaps any other end that is what happens, and
     else all may be under way at the same time.
@@ -1931,7 +1947,8 @@ def copy_many_async(
         in the graph.
 
     Notes
-    ----- **Blocks** as `copy_async` does, where it would for any of the pairs.
+    -----
+    **Blocks** as `copy_async` does, where it would for any of the pairs.
     **Ordered after** all work that cumem knows of on any end. Overlapping ends are
     treated as by `copy_many`.
     """
@@ -1972,7 +1989,8 @@ def current_device() -> Device:
         If the driver cannot be opened.
 
     Notes
-    ----- It is cumem's own and the same in all threads; CUDA's current device is
+    -----
+    It is cumem's own and the same in all threads; CUDA's current device is
     neither read nor changed.
     """
 
@@ -2021,7 +2039,8 @@ def default_pool(kind: _Kind, device: object = None) -> Pool:
         If the driver cannot be opened.
 
     Notes
-    ----- Memory made with ``write_combined=True``, ``portable=False`` or
+    -----
+    Memory made with ``write_combined=True``, ``portable=False`` or
     ``attach="host"`` has default pools of its own, which `stats` lists.
     """
 
@@ -2047,7 +2066,8 @@ def shutdown(*, reset_devices: bool = False) -> None:
         If work or a release failed; the rest is still released.
 
     Notes
-    ----- **Blocks** until all work is done, GIL released. Ctrl-C ends the wait and
+    -----
+    **Blocks** until all work is done, GIL released. Ctrl-C ends the wait and
     leaves everything as it was: call it again. What others begin meanwhile is waited
     for to the end, as is all at the end of the interpreter, and in threads other than
     the main one.
@@ -2088,7 +2108,7 @@ def _runtime_version() -> int:
 
 def _pools(
     window: bool = False, /
-) -> list[tuple[int, tuple[int, int, str, int, int | None, tuple[int, ...]]]]:
+) -> list[tuple[int, tuple[int, int, str, int, int | None, dict[str, int]]]]:
     """A list of (key, (number, flags, kind, device, limit, counters)) of all pools; with
     `window` the peaks are those since the last call with it.
     """
@@ -2100,9 +2120,6 @@ def _trim(
     pool: _Pool | None, kind: str | None, device: int, keep: int, wait: bool, /
 ) -> int:
     """Trim a pool, or all of a kind and of a device (-1: of all)."""
-
-def _counter_names() -> tuple[str, ...]:
-    """The names of the counters, in their order."""
 
 def _numa_nodes() -> int:
     """The NUMA nodes that have memory, one bit for each."""

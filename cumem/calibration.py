@@ -17,8 +17,6 @@ from cumem.devices import Device, driver_version
 from cumem.files import open_regular, replacing
 from cumem.units import format_nbytes, format_rate, format_seconds
 
-__all__ = ["Calibration", "calibrate"]
-
 _SCHEMA = 1
 _VARIABLE = "CUMEM_CALIBRATION"
 _MOST_BYTES = 64 << 10  # of a file that could be one of ours

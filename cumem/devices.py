@@ -16,15 +16,6 @@ from cumem import _core
 from cumem.errors import EmulationWarning
 from cumem.units import read_size
 
-__all__ = [
-    "Device",
-    "backend",
-    "device_count",
-    "driver_version",
-    "emulation_reason",
-    "runtime_version",
-]
-
 _Backend = Literal["cuda", "emulated"]
 
 
@@ -158,7 +149,8 @@ class Device:
             If work on the device failed.
 
         Notes
-        ----- **Blocks** until all streams of the device are empty, GIL released; Ctrl-C
+        -----
+        **Blocks** until all streams of the device are empty, GIL released; Ctrl-C
         interrupts it in the main thread. Creates a context on the device if there is
         none.
         """

@@ -8,14 +8,6 @@ from typing import Any
 
 from cumem.error_codes import CODES
 
-__all__ = [
-    "CancelledError",
-    "CudaError",
-    "EmulationWarning",
-    "OutOfMemoryError",
-    "make",
-]
-
 
 class CudaError(RuntimeError):
     """A call to CUDA failed.

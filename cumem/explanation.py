@@ -10,8 +10,6 @@ from typing import Any
 from cumem import _core
 from cumem.units import format_nbytes
 
-__all__ = ["Explanation", "explain"]
-
 _HOW = {
     "nothing": "nothing",
     "host": "by the processor",

@@ -25,18 +25,6 @@ from cumem.kinds import PAGE_LOCKED
 from cumem.limits import read_limit
 from cumem.units import format_nbytes
 
-__all__ = [
-    "DeviceMemory",
-    "HostMemory",
-    "LimitBlock",
-    "OutOfMemoryHook",
-    "get_limit",
-    "limit",
-    "memory_info",
-    "on_out_of_memory",
-    "set_limit",
-]
-
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
 
@@ -153,10 +141,9 @@ def memory_info(device: object = None) -> DeviceMemory | HostMemory:
 
 
 def _held(wanted: Callable[[str, int], bool]) -> tuple[int, int]:
-    names = _core._counter_names()
-    reserved, live = names.index("reserved_nbytes"), names.index("live_nbytes")
     rows = [row[5] for _, row in _core._pools() if wanted(row[2], row[3])]
-    return sum(row[reserved] for row in rows), sum(row[live] for row in rows)
+    reserved = sum(counters["reserved_nbytes"] for counters in rows)
+    return reserved, sum(counters["live_nbytes"] for counters in rows)
 
 
 def _host_memory() -> HostMemory:

@@ -387,11 +387,8 @@ def broadcast_async(
     Without a stream it never waits for other work. With one it **blocks**, GIL
     released, until the last piece is queued (for a target that the host has to write,
     until it is written). Nothing may be changed before its copy is done. **Ordered
-    after** all work that cumem knows of on either end, and `stream`. Parts are copied
-    in any order, so two targets, or a target and a source, that have a byte in common
-    are refused. Views that only interleave, such as columns of one array, are not; a
-    target that is its source is left alone, and one target of `broadcast` may be given
-    twice.
+    after** all work that cumem knows of on either end, and `stream`. What may overlap
+    is said in `broadcast`.
     """
     call = _Call("broadcast_async", "target", "source", stream, False, None)
     return _broadcast(call, src, dsts)
@@ -444,12 +441,8 @@ def scatter(
 
     Notes
     -----
-    **Blocks** until all is done, GIL released; Ctrl-C ends it within a few pieces.
-    **Ordered after** all work that cumem knows of on either end, and `stream` or the
-    current stream of each device that has an end. Parts are copied in any order, so two
-    targets, or a target and a source, that have a byte in common are refused. Views
-    that only interleave, such as columns of one array, are not; a target that is its
-    source is left alone, and one target of `broadcast` may be given twice.
+    **Blocks** until all is done and is **ordered after** other work as `broadcast` is;
+    what may overlap is said there.
     """
     call = _Call("scatter", "target", "source", stream, True, progress)
     _scatter(call, src, dsts, axis)
@@ -492,14 +485,8 @@ def scatter_async(
 
     Notes
     -----
-    Without a stream it never waits for other work. With one it **blocks**, GIL
-    released, until the last piece is queued (for a target that the host has to write,
-    until it is written). Nothing may be changed before its copy is done. **Ordered
-    after** all work that cumem knows of on either end, and `stream`. Parts are copied
-    in any order, so two targets, or a target and a source, that have a byte in common
-    are refused. Views that only interleave, such as columns of one array, are not; a
-    target that is its source is left alone, and one target of `broadcast` may be given
-    twice.
+    **Blocks** and is **ordered after** other work as `broadcast_async` is; what may
+    overlap is said in `broadcast`.
     """
     call = _Call("scatter_async", "target", "source", stream, False, None)
     return _scatter(call, src, dsts, axis)
@@ -552,12 +539,8 @@ def gather(
 
     Notes
     -----
-    **Blocks** until all is done, GIL released; Ctrl-C ends it within a few pieces.
-    **Ordered after** all work that cumem knows of on either end, and `stream` or the
-    current stream of each device that has an end. Parts are copied in any order, so two
-    targets, or a target and a source, that have a byte in common are refused. Views
-    that only interleave, such as columns of one array, are not; a target that is its
-    source is left alone, and one target of `broadcast` may be given twice.
+    **Blocks** until all is done and is **ordered after** other work as `broadcast` is;
+    what may overlap is said there.
     """
     call = _Call("gather", "source", "target", stream, True, progress)
     _gather(call, srcs, dst, axis)
@@ -600,14 +583,8 @@ def gather_async(
 
     Notes
     -----
-    Without a stream it never waits for other work. With one it **blocks**, GIL
-    released, until the last piece is queued (for a target that the host has to write,
-    until it is written). Nothing may be changed before its copy is done. **Ordered
-    after** all work that cumem knows of on either end, and `stream`. Parts are copied
-    in any order, so two targets, or a target and a source, that have a byte in common
-    are refused. Views that only interleave, such as columns of one array, are not; a
-    target that is its source is left alone, and one target of `broadcast` may be given
-    twice.
+    **Blocks** and is **ordered after** other work as `broadcast_async` is; what may
+    overlap is said in `broadcast`.
     """
     call = _Call("gather_async", "source", "target", stream, False, None)
     return _gather(call, srcs, dst, axis)

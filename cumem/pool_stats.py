@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import dataclasses
 import html
-import operator
 import threading
 import time
 import weakref
@@ -22,18 +21,6 @@ from cumem.kinds import (
     WRITE_COMBINED,
 )
 from cumem.units import format_nbytes
-
-__all__ = [
-    "Counters",
-    "Measure",
-    "Measurement",
-    "PoolStats",
-    "Stats",
-    "measure",
-    "pool_counters",
-    "pool_stats",
-    "stats",
-]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -224,13 +211,11 @@ def pool_counters() -> dict[str, dict[str, int]]:
         For "pinned", "mapped", "managed" and "device" the counters of `PoolStats`. Peaks
         and ``largest_free_nbytes`` add up those of each pool. All 0 before the first use.
     """
-    sums = {kind: [0] * len(_COUNTERS) for kind in DEVICE_FIRST}
+    sums = {kind: dict.fromkeys(_COUNTERS, 0) for kind in DEVICE_FIRST}
     for _, (_, _, kind, _, _, counters) in _core._pools():
-        sums[kind] = [*map(operator.add, sums[kind], counters)]
-    return {
-        kind: dict(zip(_COUNTERS, counters, strict=True))
-        for kind, counters in sums.items()
-    }
+        for name, value in counters.items():
+            sums[kind][name] += value
+    return sums
 
 
 def pool_stats(
@@ -239,12 +224,11 @@ def pool_stats(
     kind: str,
     device: int,
     limit: int | None,
-    counters: tuple[int, ...],
+    counters: dict[str, int],
 ) -> PoolStats:
     """Make what `Pool.stats` answers."""
     name = pool_name(number, flags, kind)
-    values: dict[str, Any] = dict(zip(_COUNTERS, counters, strict=True))
-    return PoolStats(name=name, kind=kind, device=device, limit=limit, **values)
+    return PoolStats(name=name, kind=kind, device=device, limit=limit, **counters)
 
 
 def pool_name(number: int, flags: int, kind: str) -> str:

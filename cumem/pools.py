@@ -24,8 +24,6 @@ if TYPE_CHECKING:  # they take milliseconds to load
     from cumem.pool_stats import PoolStats
     from cumem.snapshot import Snapshot
 
-__all__ = ["Pool", "trim"]
-
 
 @final
 class Pool(_core._Pool):
@@ -280,8 +278,9 @@ def trim(
         If the driver refuses; the rest is still given back.
 
     Notes
-    ----- **Blocks** while it waits and while the driver frees, GIL released. Buffers
-    that are in use and memory that belongs to a captured graph stay.
+    -----
+    **Blocks** as `Pool.trim` does. Buffers that are in use and memory that belongs to a
+    captured graph stay.
     """
     if kind is not None:
         check_kind(kind)

@@ -9,8 +9,6 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Any, Self
 
-__all__ = ["Bar", "Parts", "Progress"]
-
 #: what ``progress=`` takes
 Progress = bool | Callable[[int, int], object] | None
 

@@ -11,8 +11,6 @@ import numpy as np
 from cumem import _core
 from cumem.kinds import KINDS
 
-__all__ = ["Registration", "register"]
-
 _Registered = _core.PinnedBuffer | _core.MappedBuffer
 
 
@@ -58,7 +56,8 @@ class Registration:
             If work that uses the memory or the unlocking failed.
 
         Notes
-        ----- **Blocks** until the transfers and streams that use the memory are done
+        -----
+        **Blocks** until the transfers and streams that use the memory are done
         with it, and where it was exported, the device as well (GIL released; Ctrl-C
         ends the wait for transfers and streams, and the memory stays locked). Copies
         that were given the array itself, or a neighbour on its pages, are not waited
@@ -143,7 +142,8 @@ def register(
         parts that have no common address for devices (the note says where).
 
     Notes
-    ----- Memory that is locked already, by this or another library, is shared and not
+    -----
+    Memory that is locked already, by this or another library, is shared and not
     an error. `obj` stays alive as long as the buffer or a view of it. **Blocks** while
     pages are locked, GIL released.
 

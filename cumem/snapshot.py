@@ -12,8 +12,6 @@ from typing import Any
 from cumem.pool_stats import pool_name
 from cumem.units import format_nbytes, parse_nbytes
 
-__all__ = ["Block", "Segment", "Snapshot", "snapshot"]
-
 
 @dataclasses.dataclass(frozen=True)
 class Block:

@@ -13,8 +13,6 @@ from typing import Any, Literal, Self, SupportsIndex
 from cumem import _core
 from cumem.units import format_nbytes, read_size
 
-__all__ = ["Configuration", "configure"]
-
 _Count = SupportsIndex | Literal["auto"]
 
 #: What users may set: the value of the extension and the variable that it is.

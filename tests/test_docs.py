@@ -108,6 +108,17 @@ def test_public_functions_of_modules_have_a_docstring() -> None:
     )
 
 
+def test_rulers_in_docstrings_stand_alone() -> None:
+    """Else help() and what renders NumPy's style see no section there."""
+    check_none(
+        f"{path.relative_to(ROOT)}:{number}"
+        for path in sorted((ROOT / "cumem").rglob("*.py*"))
+        if path.suffix in (".py", ".pyi")
+        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1)
+        if re.match(r" +-{3,} +[^-\s]", line)
+    )
+
+
 def test_helpers_of_units_are_in_the_list_of_names() -> None:
     text = (ROOT / "docs" / "api.md").read_text(encoding="utf-8")
     check_none(name for name in units.__all__ if f"| `{name}(" not in text)

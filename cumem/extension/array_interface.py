@@ -12,8 +12,6 @@ import numpy as np
 
 from cumem import _core
 
-__all__ = ["describe", "read"]
-
 NEWEST_VERSION = 3
 MAX_NDIM = 64
 #: Byte order, one letter, digits and, for datetimes, a unit: numpy.dtype() by itself

@@ -9,16 +9,6 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-__all__ = [
-    "find_code",
-    "find_dtype",
-    "is_readonly",
-    "refuse_device",
-    "refuse_export",
-    "refuse_object",
-    "refuse_shapes",
-]
-
 #: DLPack's codes and bits of types of the ml_dtypes package, a byte or more an element.
 NAMED_TYPES = {
     "bfloat16": (4, 16),

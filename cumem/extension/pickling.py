@@ -11,8 +11,6 @@ import numpy as np
 from cumem import _core
 from cumem.kinds import KINDS
 
-__all__ = ["rebuild", "reduce"]
-
 
 def reduce(buffer: _core.Buffer, protocol: int, pooled: bool) -> tuple[Any, ...]:
     """What `Buffer.__reduce_ex__` answers.

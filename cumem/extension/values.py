@@ -13,8 +13,6 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["as_array", "as_value"]
-
 #: Numbers of the dtypes of other packages, e.g. ml_dtypes, begin here.
 USER_DTYPES = 256
 #: Elements that are compared together: what the check makes of them stays in a cache.

@@ -5,6 +5,7 @@
 
 #include "base/array.h"
 #include "python/buffer/buffer_object.h"
+#include "python/core/arguments.h"
 #include "python/core/numpy_bridge.h"
 #include "python/device/objects.h"
 
@@ -73,7 +74,7 @@ cm_call_enter(cm_call_frame *frame, cm_state *state, PyObject *stream, int devic
 {
     *frame = (cm_call_frame){.state = state};
     cm_state_enter(state);
-    if (stream != NULL && stream != Py_None) {
+    if (cm_arg_is_given(stream)) {
         frame->stream = cm_stream_from_object(state, stream, device);
         if (frame->stream == NULL) {
             return -1;

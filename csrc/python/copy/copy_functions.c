@@ -27,7 +27,7 @@ cm_copy_take_stream(cm_state *state, PyObject *dst, PyObject *src, PyObject *str
                     cm_stream **out)
 {
     *out = NULL;
-    if (stream == NULL || stream == Py_None) {
+    if (!cm_arg_is_given(stream)) {
         return 0;
     }
     *out = cm_stream_from_object(state, stream, device_hint(state, dst, src));

@@ -27,7 +27,7 @@ typedef struct export_request {
 static int
 read_pair(PyObject *object, const char *name, int *first, int *second)
 {
-    if (object == NULL || object == Py_None) {
+    if (!cm_arg_is_given(object)) {
         return 0;
     }
     if (!PyTuple_Check(object) || !PyArg_ParseTuple(object, "ii", first, second)) {
@@ -59,8 +59,7 @@ read_request(PyObject *const *values, export_request *out)
     int major = 0;
     int minor = 0;
     bool wanted = true;
-    *out =
-        (export_request){.has_stream = stream != NULL && stream != Py_None, .copy = -1};
+    *out = (export_request){.has_stream = cm_arg_is_given(stream), .copy = -1};
     if (out->has_stream && cm_arg_int64(stream, "stream", &out->stream) < 0) {
         return -1;
     }
@@ -71,7 +70,7 @@ read_request(PyObject *const *values, export_request *out)
         read_pair(values[1], "max_version", &major, &minor) < 0
             ? -1
             : read_pair(values[2], "dl_device", &out->device.type, &out->device.id);
-    bool has_copy = copy != NULL && copy != Py_None;
+    bool has_copy = cm_arg_is_given(copy);
     if (has_device < 0 || (has_copy && cm_arg_bool(copy, "copy", &wanted) < 0)) {
         return -1;
     }

@@ -275,8 +275,7 @@ cm_arg_device(cm_state *state, PyObject *object, const char *name, int *out)
         return -1;
     }
     int64_t index = state->current_device;
-    if (object != NULL && object != Py_None
-        && read_device(state, object, name, &index) < 0) {
+    if (cm_arg_is_given(object) && read_device(state, object, name, &index) < 0) {
         return -1;
     }
     rt = state->runtime; /* reading the argument may have run code that shut it down */

@@ -7,7 +7,7 @@ int
 cm_progress_open(PyObject *object, const char *title, cm_progress *out)
 {
     *out = (cm_progress){.tell = NULL};
-    if (object == NULL || object == Py_None || object == Py_False) {
+    if (!cm_arg_is_given(object) || object == Py_False) {
         return 0;
     }
     if (object == Py_True) {

@@ -387,7 +387,7 @@ cm_stream *
 cm_stream_from_argument(cm_state *state, PyObject *object, const char *argument,
                         int device)
 {
-    bool is_current = object == NULL || object == Py_None;
+    bool is_current = !cm_arg_is_given(object);
     if (!is_current && Py_TYPE(object) != state->stream_type) {
         return from_foreign(state, object, argument, device);
     }
@@ -424,7 +424,7 @@ cm_stream_list_take(cm_state *state, PyObject *object, const char *argument, int
                     cm_stream_list *out)
 {
     *out = (cm_stream_list){.count = 0};
-    if (object == NULL || object == Py_None) {
+    if (!cm_arg_is_given(object)) {
         return 0;
     }
     bool many = PyTuple_Check(object) || PyList_Check(object);

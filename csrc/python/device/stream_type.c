@@ -211,7 +211,7 @@ stream_record(PyObject *op, PyObject *const *args, Py_ssize_t nargs)
         return NULL;
     }
     PyObject *result = NULL;
-    if (event == NULL || event == Py_None) {
+    if (!cm_arg_is_given(event)) {
         result = cm_event_object_new(state, stream->device, true, false);
     }
     else if (Py_TYPE(event) == state->event_type) {

@@ -91,7 +91,7 @@ static int
 read_timeout(PyObject *object, uint64_t *out)
 {
     *out = UINT64_MAX;
-    if (object == NULL || object == Py_None) {
+    if (!cm_arg_is_given(object)) {
         return 0;
     }
     PyObject *ns =

@@ -151,7 +151,7 @@ int
 cm_arg_pool(const cm_state *state, PyObject *object, cm_pool_object **out)
 {
     *out = NULL;
-    if (object == NULL || object == Py_None) {
+    if (!cm_arg_is_given(object)) {
         return 0;
     }
     if (Py_TYPE(object) != state->pool_type) {
@@ -416,15 +416,15 @@ cm_pool_describe(cm_pool *pool, uint64_t number, bool window)
     const cm_pool_config *config = cm_pool_get_config(pool);
     cm_pool_counters counters;
     (window ? cm_pool_read_window : cm_pool_read)(pool, &counters);
-#define COUNTER_FORMAT(name) "K"
-#define COUNTER_VALUE(name) , (unsigned long long)counters.name
-    PyObject *tuple = Py_BuildValue(
-        "(" CM_POOL_COUNTERS(COUNTER_FORMAT) ")" CM_POOL_COUNTERS(COUNTER_VALUE));
+#define COUNTER_FORMAT(name) "sK"
+#define COUNTER_VALUE(name) , #name, (unsigned long long)counters.name
+    PyObject *dict = Py_BuildValue(
+        "{" CM_POOL_COUNTERS(COUNTER_FORMAT) "}" CM_POOL_COUNTERS(COUNTER_VALUE));
 #undef COUNTER_VALUE
 #undef COUNTER_FORMAT
     PyObject *limit = cm_limit_to_object(atomic_load(&config->budget->limit_nbytes));
     return Py_BuildValue("(KIsiNN)", (unsigned long long)number, config->flags,
-                         cm_kinds[config->kind].text, config->device, limit, tuple);
+                         cm_kinds[config->kind].text, config->device, limit, dict);
 }
 
 static PyObject *
@@ -484,21 +484,9 @@ pools(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
     return list;
 }
 
-static PyObject *
-counter_names(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(unused))
-{
-#define COUNTER_FORMAT(name) "s"
-#define COUNTER_VALUE(name) , #name
-    return Py_BuildValue(
-        "(" CM_POOL_COUNTERS(COUNTER_FORMAT) ")" CM_POOL_COUNTERS(COUNTER_VALUE));
-#undef COUNTER_VALUE
-#undef COUNTER_FORMAT
-}
-
 /* -- table ------------------------------------------------------------------------- */
 
 PyMethodDef cm_pool_read_methods[] = {
     {"_pools", CM_METHOD(pools), METH_FASTCALL, CM_DOC__pools},
-    {"_counter_names", counter_names, METH_NOARGS, CM_DOC__counter_names},
     {NULL, NULL, 0, NULL},
 };

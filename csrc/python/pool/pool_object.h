@@ -17,7 +17,7 @@ typedef struct cm_pool_object {
 } cm_pool_object;
 
 extern PyMethodDef cm_pool_methods[];      /* default_pool, trim */
-extern PyMethodDef cm_pool_read_methods[]; /* _pools, _counter_names */
+extern PyMethodDef cm_pool_read_methods[]; /* _pools */
 
 int cm_register_pool_type(PyObject *module, cm_state *state);
 

@@ -68,7 +68,7 @@ asbuffer(PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyObject *kw
         || cm_state_runtime(state) == NULL) {
         return NULL;
     }
-    if (values[1] != NULL && values[1] != Py_None) {
+    if (cm_arg_is_given(values[1])) {
         stream = cm_stream_from_object(state, values[1], -1);
         if (stream == NULL) {
             return NULL;
