@@ -13,17 +13,18 @@ from typing import TYPE_CHECKING
 from cumem._core import (
     BUILT_RUNTIME, OLDEST_DRIVER, Buffer, DeviceBuffer,
     Event, HostBuffer, ManagedBuffer, MappedBuffer,
-    PinnedBuffer, Stream, Transfer, array,
+    PinnedBuffer, Stream, Transfer,
     asbuffer, asnumpy, copy, copy_async,
     copy_many, copy_many_async, current_device,
     current_stream, default_pool, empty,
-    empty_device, empty_like, empty_managed, empty_mapped, empty_pinned, full,
-    set_current_device, shutdown, zeros,
+    empty_device, empty_like, empty_managed, empty_mapped, empty_pinned,
+    set_current_device, shutdown,
 )
 if TYPE_CHECKING:
     from types import ModuleType
 
     from cumem.calibration import Calibration, calibrate
+    from cumem.constructors import array, full, zeros
     from cumem.devices import (
         Device, backend, device_count, driver_version, emulation_reason, runtime_version,
     )
@@ -156,6 +157,7 @@ _LATER: dict[str, tuple[str, ...]] = {
     "extension.array_interface": (),
     "extension.awaiting": (),
     "calibration": ("Calibration", "calibrate"),
+    "constructors": ("array", "full", "zeros"),
     "devices": (
         "Device",
         "backend",
@@ -167,6 +169,7 @@ _LATER: dict[str, tuple[str, ...]] = {
     "errors": ("CancelledError", "CudaError", "EmulationWarning", "OutOfMemoryError"),
     "explanation": ("Explanation", "explain"),
     "files": ("fromfile", "read_ranges", "tofile", "write_ranges"),
+    "extension.filling": (),
     "extension.foreign_memory": (),
     "extension.foreign_stream": (),
     "memory": (

@@ -34,7 +34,7 @@ PACKAGE_LAYERS = [
         "extension.pickling",
     }
     | {"registering", "units", "extension.values"},
-    {"devices", "extension.texts"},
+    {"devices", "extension.filling", "extension.texts"},
     {"limits"},
     {
         "extension.awaiting",
@@ -45,7 +45,7 @@ PACKAGE_LAYERS = [
         "progress",
     }
     | {"extension.foreign_stream", "pools", "extension.views"},
-    {"tuning", "explanation", "files", "multi_device"},
+    {"constructors", "tuning", "explanation", "files", "multi_device"},
     {"measuring"},
     {"calibration"},
     {"safetensors.format"},

@@ -25,16 +25,4 @@ PyObject *cm_buffer_copy_to(PyObject *self, cm_kind kind, char order);
 /* Py_mp_ass_subscript */
 int cm_buffer_ass_subscript(PyObject *self, PyObject *index, PyObject *value);
 
-/* `value` as fill() reads it: what must be asked for by protocol, since NumPy cannot
- * read it or would lose sight of where it is, becomes a Buffer; `stream` (may be NULL)
- * comes after its exporter's. New reference. */
-PyObject *cm_fill_source(cm_state *state, PyObject *value, cm_stream *stream);
-
-/* Fill `self` with one element or a broadcast array; NULL stream: the current one. 0 or
- * -1. */
-int cm_buffer_fill_value(cm_buffer *self, PyObject *value, PyObject *stream);
-
-/* Set all bytes to zero. */
-int cm_buffer_zero(cm_buffer *self, PyObject *stream);
-
 #endif

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* New buffers: of the kind that is asked for, of one kind each, and with values. */
+/* New buffers: of the kind that is asked for, of one kind each. Those with values are
+ * cumem/constructors.py's. */
 #include "docstrings.h"
 #include "python/buffer/buffer_object.h"
 #include "python/buffer/methods.h"
@@ -192,27 +193,7 @@ request_take_layout(request *self, PyObject *prototype, cm_region *like)
     return result;
 }
 
-/* -- empty, zeros ----------------------------------------------------------------------- */
-
-/* Parse "shape, dtype, kind, *, order, device, stream, pool" and allocate. `self` must
- * be finished in any case. */
-static PyObject *
-allocate_plain(const char *function, PyObject *module, PyObject *const *args,
-               Py_ssize_t nargs, PyObject *kwnames, request *self, PyObject **stream)
-{
-    static const char *const names[] = {"shape",  "dtype",  "kind", "order",
-                                        "device", "stream", "pool", NULL};
-    PyObject *values[7];
-    request_init(self, module, CM_KIND_DEVICE);
-    if (cm_args_parse(function, args, nargs, kwnames, names, 3, 1, values) < 0
-        || request_set_shape(self, values[0], values[1], values[3]) < 0
-        || request_set_kind(self, values[2], values[4], values[5], values[6], true)
-               < 0) {
-        return NULL;
-    }
-    *stream = values[5];
-    return request_allocate(self);
-}
+/* -- empty ------------------------------------------------------------------------------ */
 
 static PyObject *
 empty(PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
@@ -221,171 +202,17 @@ empty(PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnam
     if (CM_LIKELY(warm != NULL)) {
         return warm;
     }
-    request self;
-    PyObject *stream;
-    PyObject *buffer =
-        allocate_plain("empty", module, args, nargs, kwnames, &self, &stream);
-    request_fini(&self);
-    return buffer;
-}
-
-/* Fill a fresh buffer and hand it on; NULL (and the buffer gone) on failure. */
-static PyObject *
-filled(PyObject *buffer, PyObject *value, PyObject *stream)
-{
-    if (buffer != NULL
-        && cm_buffer_fill_value((cm_buffer *)buffer, value, stream) < 0) {
-        Py_CLEAR(buffer);
-    }
-    return buffer;
-}
-
-static PyObject *
-zeros(PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
-{
-    request self;
-    PyObject *stream;
-    PyObject *buffer =
-        allocate_plain("zeros", module, args, nargs, kwnames, &self, &stream);
-    if (buffer != NULL && cm_buffer_zero((cm_buffer *)buffer, stream) < 0) {
-        Py_CLEAR(buffer);
-    }
-    request_fini(&self);
-    return buffer;
-}
-
-/* -- full ------------------------------------------------------------------------------- */
-
-/* The dtype of a Buffer, or the one that NumPy gives the value. */
-static int
-request_infer_dtype(request *self, PyObject *value)
-{
-    PyObject *array = cm_buffer_check(self->state, value)
-                          ? Py_NewRef(value)
-                          : cm_numpy_as_array(value, NULL);
-    if (array == NULL) {
-        return -1;
-    }
-    PyObject *dtype = PyObject_GetAttrString(array, "dtype");
-    Py_DECREF(array);
-    int result = dtype == NULL ? -1 : request_set_dtype(self, dtype);
-    Py_XDECREF(dtype);
-    return result;
-}
-
-/* Allocate and fill; the request is parsed but for its dtype. */
-static PyObject *
-make_full(request *self, PyObject *value, PyObject *dtype, PyObject *stream)
-{
-    PyObject *source = cm_fill_source(self->state, value, self->stream);
-    PyObject *buffer = NULL;
-    if (source != NULL
-        && (cm_arg_is_given(dtype) ? request_set_dtype(self, dtype)
-                                   : request_infer_dtype(self, source))
-               == 0) {
-        buffer = filled(request_allocate(self), source, stream);
-    }
-    Py_XDECREF(source);
-    return buffer;
-}
-
-static PyObject *
-full(PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
-{
-    static const char *const names[] = {"shape",  "fill_value", "dtype",
-                                        "kind",   "order",      "device",
-                                        "stream", "pool",       NULL};
-    PyObject *values[8];
-    request self;
-    PyObject *buffer = NULL;
-    request_init(&self, module, CM_KIND_DEVICE);
-    if (cm_args_parse("full", args, nargs, kwnames, names, 4, 2, values) == 0
-        && cm_arg_shape(values[0], "shape", &self.ndim, self.shape) == 0
-        && cm_arg_order(or_none(values[4]), "order", &self.order) == 0
-        && request_set_kind(&self, values[3], values[5], values[6], values[7], false)
-               == 0) {
-        buffer = make_full(&self, values[1], values[2], values[6]);
-    }
-    request_fini(&self);
-    return buffer;
-}
-
-/* -- array ------------------------------------------------------------------------------ */
-
-/* What to copy from: a Buffer or a NumPy array, converted to the dtype asked for where
- * the host can do that and no value changes. New reference. */
-static PyObject *
-array_source(const request *self, PyObject *object, PyObject *dtype)
-{
-    PyObject *source;
-    if (cm_buffer_check(self->state, object)) {
-        source = Py_NewRef(object);
-    }
-    else if (cm_object_is_exporter(object)) {
-        source = cm_import_object(self->state, object, self->stream, 0);
-    }
-    else {
-        return dtype == NULL ? cm_numpy_as_array(object, NULL)
-                             : cm_numpy_as_value(object, dtype);
-    }
-    if (source == NULL || dtype == NULL) {
-        return source;
-    }
-    cm_buffer *buffer = (cm_buffer *)source;
-    int same = cm_numpy_dtype_equal(buffer->dtype, dtype);
-    if (same != 0) {
-        if (same < 0) {
-            Py_CLEAR(source);
-        }
-        return source;
-    }
-    PyObject *converted = NULL;
-    if (cm_kind_is_on_device(cm_buffer_kind(buffer))) {
-        PyErr_Format(PyExc_TypeError,
-                     "dtype %S is asked for but the source on the device has %S, and "
-                     "nothing there converts",
-                     dtype, buffer->dtype);
-    }
-    else {
-        PyObject *array = cm_buffer_numpy(source, NULL);
-        converted = array == NULL ? NULL : cm_numpy_as_value(array, dtype);
-        Py_XDECREF(array);
-    }
-    Py_DECREF(source);
-    return converted;
-}
-
-static PyObject *
-copy_to_new(request *self, PyObject *source)
-{
-    cm_region like;
-    if (request_take_layout(self, source, &like) < 0) {
-        return NULL;
-    }
-    PyObject *buffer = request_allocate_like(self, &like);
-    if (buffer != NULL && cm_copy_now(self->state, buffer, source, self->stream) < 0) {
-        Py_CLEAR(buffer);
-    }
-    return buffer;
-}
-
-static PyObject *
-array(PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
-{
-    static const char *const names[] = {"obj",    "dtype",  "kind", "order",
+    static const char *const names[] = {"shape",  "dtype",  "kind", "order",
                                         "device", "stream", "pool", NULL};
     PyObject *values[7];
     request self;
     PyObject *buffer = NULL;
     request_init(&self, module, CM_KIND_DEVICE);
-    if (cm_args_parse("array", args, nargs, kwnames, names, 3, 1, values) == 0
-        && (!cm_arg_is_given(values[1]) || request_set_dtype(&self, values[1]) == 0)
-        && request_set_order_like(&self, values[3]) == 0
-        && request_set_kind(&self, values[2], values[4], values[5], values[6], false)
+    if (cm_args_parse("empty", args, nargs, kwnames, names, 3, 1, values) == 0
+        && request_set_shape(&self, values[0], values[1], values[3]) == 0
+        && request_set_kind(&self, values[2], values[4], values[5], values[6], true)
                == 0) {
-        PyObject *source = array_source(&self, values[0], self.dtype);
-        buffer = source == NULL ? NULL : copy_to_new(&self, source);
-        Py_XDECREF(source);
+        buffer = request_allocate(&self);
     }
     request_fini(&self);
     return buffer;
@@ -606,8 +433,7 @@ empty_device(PyObject *module, PyObject *const *args, Py_ssize_t nargs,
 #define CONSTRUCTOR(name) {#name, CM_METHOD(name), CM_KEYWORDS, CM_DOC_##name}
 
 PyMethodDef cm_constructor_methods[] = {
-    CONSTRUCTOR(empty),        CONSTRUCTOR(zeros),         CONSTRUCTOR(full),
-    CONSTRUCTOR(array),        CONSTRUCTOR(empty_like),    CONSTRUCTOR(empty_pinned),
+    CONSTRUCTOR(empty),        CONSTRUCTOR(empty_like),    CONSTRUCTOR(empty_pinned),
     CONSTRUCTOR(empty_mapped), CONSTRUCTOR(empty_managed), CONSTRUCTOR(empty_device),
     {NULL, NULL, 0, NULL},
 };

@@ -7,13 +7,13 @@
 
 extern PyMethodDef cm_copy_methods[];
 extern PyMethodDef cm_constructor_methods[]; /* constructors.c */
+extern PyMethodDef cm_fill_methods[];        /* fill.c: hidden, for the package */
 extern PyMethodDef cm_explain_methods[];     /* explain.c */
 extern PyMethodDef cm_raw_copy_methods[];  /* raw_copy.c: hidden, for cumem/measuring.py
                                             */
 extern PyMethodDef cm_copy_many_methods[]; /* batch.c */
 extern PyMethodDef cm_copy_apart_methods[]; /* multi_device.c: hidden, for
                                                cumem/multi_device.py */
-extern PyMethodDef cm_asnumpy_methods[];    /* as_numpy.c */
 extern PyMethodDef cm_file_methods[]; /* file_functions.c: hidden, for cumem/files.py */
 
 /* The stream argument of a copy, on loan; *out NULL: none was given. 0 or -1. */

@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* fill(): one element into all of a buffer, by memset where the device can. */
+#include "docstrings.h"
 #include "python/buffer/buffer_object.h"
 #include "python/buffer/methods.h"
 #include "python/copy/buffer_methods.h"
-#include "python/copy/copy_objects.h"
+#include "python/copy/copy_functions.h"
 #include "python/core/arguments.h"
 #include "python/core/errors.h"
 #include "python/device/wait.h"
@@ -136,149 +137,73 @@ find_stream(const cm_buffer *self, PyObject *object)
                : cm_stream_from_object(self->state, object, storage->device);
 }
 
-PyObject *
-cm_fill_source(cm_state *state, PyObject *value, cm_stream *stream)
-{
-    if (PyLong_CheckExact(value) || PyFloat_CheckExact(value)
-        || cm_buffer_check(state, value) || !cm_object_is_exporter(value)) {
-        return Py_NewRef(value);
-    }
-    return cm_import_object(state, value, stream, 0);
-}
+/* -- fill() ------------------------------------------------------------------------------- */
 
-static bool
-is_device_buffer(const cm_state *state, PyObject *object)
-{
-    return cm_buffer_check(state, object)
-           && cm_kind_is_on_device(cm_buffer_kind((const cm_buffer *)object));
-}
-
-/* Device memory is copied in the order of `stream`, on a stream of its own device. */
+/* By an array of one element, of the buffer's dtype; None: by zeros. */
 static int
-copy_to_host(cm_buffer *source, PyObject *dst, cm_stream *stream)
+fill_by(cm_buffer *self, PyObject *element, cm_stream *stream, bool named)
 {
-    cm_stream_list after = {&stream, 1};
-    bool is_own = stream->device == source->storage->device;
-    cm_copy_how how = {is_own ? stream : NULL, .blocking = true, .after = &after};
-    PyObject *done = cm_copy_objects(source->state, dst, (PyObject *)source, how);
-    Py_XDECREF(done);
-    return done == NULL ? -1 : 0;
-}
-
-/* The values of device memory as an array of their own dtype. */
-static PyObject *
-fetch(cm_buffer *source, cm_stream *stream)
-{
-    PyObject *array =
-        cm_numpy_empty(source->dtype, source->ndim, cm_buffer_shape(source), 'C');
-    if (array != NULL && copy_to_host(source, array, stream) < 0) {
-        Py_CLEAR(array);
-    }
-    return array;
-}
-
-/* The values of a Buffer as an array of their own dtype; what is no Buffer as it is. */
-static PyObject *
-read_values(cm_state *state, PyObject *source, cm_stream *stream)
-{
-    return is_device_buffer(state, source)  ? fetch((cm_buffer *)source, stream)
-           : cm_buffer_check(state, source) ? cm_buffer_numpy(source, NULL)
-                                            : Py_NewRef(source);
-}
-
-/* What to write, as a Buffer or an array of the dtype of `self`. Device memory stays
- * there unless its values must be converted. */
-static PyObject *
-fill_values(cm_buffer *self, PyObject *value, cm_stream *stream)
-{
-    PyObject *source = cm_fill_source(self->state, value, stream);
-    if (source == NULL) {
-        return NULL;
-    }
-    if (is_device_buffer(self->state, source)) {
-        int same = cm_numpy_dtype_equal(((cm_buffer *)source)->dtype, self->dtype);
-        if (same != 0) {
-            if (same < 0) {
-                Py_CLEAR(source);
-            }
-            return source;
-        }
-    }
-    PyObject *values = read_values(self->state, source, stream);
-    PyObject *array = values == NULL ? NULL : cm_numpy_as_value(values, self->dtype);
-    Py_XDECREF(values);
-    Py_DECREF(source);
-    return array;
-}
-
-/* From a Buffer, or an array of the buffer's dtype. */
-static int
-fill_from(cm_buffer *self, PyObject *values, bool named, cm_stream *stream)
-{
-    cm_region element;
-    PyObject *dtype;
+    cm_region region = {.host = NULL};
+    PyObject *dtype = NULL;
     bool readonly;
-    bool is_array = cm_numpy_is_array(values);
-    if (!is_array && !cm_kind_is_on_device(self->storage->residency)) {
-        return copy_to_host((cm_buffer *)values, (PyObject *)self, stream);
-    }
-    if (is_array) {
-        if (cm_numpy_region(values, &element, &dtype, &readonly) < 0) {
-            return -1;
-        }
-        Py_DECREF(dtype);
-        if (element.ndim == 0) {
-            return cm_buffer_nbytes(self) == 0
-                       ? 0
-                       : run_fill(self, element.host, stream, named);
-        }
-    }
-    return cm_copy_now(self->state, (PyObject *)self, values, stream);
-}
-
-int
-cm_buffer_fill_value(cm_buffer *self, PyObject *value, PyObject *stream_object)
-{
-    if (cm_buffer_check_open(self) < 0) {
+    if (element != Py_None
+        && cm_numpy_region(element, &region, &dtype, &readonly) < 0) {
         return -1;
     }
-    if (self->readonly) {
-        PyErr_SetString(PyExc_ValueError, "the buffer is read-only");
+    Py_XDECREF(dtype);
+    if (cm_buffer_nbytes(self) == 0) {
+        return 0;
+    }
+    void *zeros = PyMem_Calloc(1, (size_t)self->itemsize);
+    if (zeros == NULL) {
+        PyErr_NoMemory();
         return -1;
     }
-    cm_stream *stream = find_stream(self, stream_object);
-    if (stream == NULL) {
-        return -1;
-    }
-    PyObject *values = fill_values(self, value, stream);
-    int result = values == NULL
-                     ? -1
-                     : fill_from(self, values, cm_arg_is_given(stream_object), stream);
-    Py_XDECREF(values);
-    cm_stream_give(self->state, stream);
+    int result =
+        run_fill(self, region.host == NULL ? zeros : region.host, stream, named);
+    PyMem_Free(zeros);
     return result;
 }
 
-int
-cm_buffer_zero(cm_buffer *self, PyObject *stream_object)
+static PyObject *
+fill_element(PyObject *module, PyObject *args)
 {
-    cm_stream *stream = find_stream(self, stream_object);
+    PyObject *buffer, *element, *given;
+    if (!PyArg_ParseTuple(args, "O!OO", cm_state_of_module(module)->buffer_type,
+                          &buffer, &element, &given)) {
+        return NULL;
+    }
+    cm_buffer *self = (cm_buffer *)(void *)buffer;
+    cm_stream *stream = find_stream(self, given);
     if (stream == NULL) {
-        return -1;
+        return NULL;
     }
-    int result = 0;
-    if (cm_buffer_nbytes(self) > 0) {
-        void *element = PyMem_Calloc(1, (size_t)self->itemsize);
-        result = -1;
-        if (element == NULL) {
-            PyErr_NoMemory();
-        }
-        else {
-            result = run_fill(self, element, stream, cm_arg_is_given(stream_object));
-        }
-        PyMem_Free(element);
-    }
+    int result = fill_by(self, element, stream, given != Py_None);
     cm_stream_give(self->state, stream);
+    return result < 0 ? NULL : Py_NewRef(Py_None);
+}
+
+PyMethodDef cm_fill_methods[] = {
+    {"_fill", fill_element, METH_VARARGS, CM_DOC__fill},
+    {NULL, NULL, 0, NULL},
+};
+
+/* Numbers here, all else by the package, which comes back with one element or copies.
+ */
+static int
+fill(cm_buffer *self, PyObject *value, PyObject *given, cm_stream *stream)
+{
+    if (!PyLong_CheckExact(value) && !PyFloat_CheckExact(value)) {
+        PyObject *done = cm_package_call(
+            "extension.filling", "fill",
+            PyTuple_Pack(3, self, value, given == NULL ? Py_None : given));
+        Py_XDECREF(done);
+        return done == NULL ? -1 : 0;
+    }
+    PyObject *element = cm_numpy_as_value(value, self->dtype);
+    int result =
+        element == NULL ? -1 : fill_by(self, element, stream, cm_arg_is_given(given));
+    Py_XDECREF(element);
     return result;
 }
 
@@ -287,10 +212,21 @@ cm_buffer_fill(PyObject *object, PyObject *const *args, Py_ssize_t nargs,
                PyObject *kwnames)
 {
     static const char *const names[] = {"value", "stream", NULL};
+    cm_buffer *self = (cm_buffer *)object;
     PyObject *values[2];
     if (cm_args_parse("fill", args, nargs, kwnames, names, 1, 1, values) < 0
-        || cm_buffer_fill_value((cm_buffer *)object, values[0], values[1]) < 0) {
+        || cm_buffer_check_open(self) < 0) {
         return NULL;
     }
-    return Py_NewRef(Py_None);
+    if (self->readonly) {
+        PyErr_SetString(PyExc_ValueError, "the buffer is read-only");
+        return NULL;
+    }
+    cm_stream *stream = find_stream(self, values[1]);
+    if (stream == NULL) {
+        return NULL;
+    }
+    int result = fill(self, values[0], values[1], stream);
+    cm_stream_give(self->state, stream);
+    return result < 0 ? NULL : Py_NewRef(Py_None);
 }

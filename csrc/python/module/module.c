@@ -98,7 +98,7 @@ add_functions(PyObject *module)
         cm_pool_read_methods,    cm_limit_methods,   cm_pickle_methods,
         cm_raw_copy_methods,     cm_file_methods,    cm_shutdown_methods,
         cm_configure_methods,    cm_explain_methods, cm_copy_apart_methods,
-        cm_copy_many_methods,
+        cm_copy_many_methods,    cm_fill_methods,
     };
     for (size_t i = 0; i < sizeof(tables) / sizeof(tables[0]); i++) {
         if (PyModule_AddFunctions(module, tables[i]) < 0

@@ -1,0 +1,72 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a buffer is filled with and what a new one is made of, where it is no number."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from cumem import _core
+from cumem.extension.values import as_value, refuse_objects
+
+Array = np.ndarray[Any, Any]
+
+
+def fill(buffer: _core.Buffer, value: object, stream: object) -> None:
+    """What `Buffer.fill` does with a value that is no number of Python's.
+
+    Values on the device stay there unless they must be converted.
+    """
+    device = 0 if buffer.device is None else buffer.device
+    on = _core.current_stream(device) if stream is None else stream
+    source = read_source(value, on)
+    is_kept = isinstance(source, _core.DeviceBuffer) and source.dtype == buffer.dtype
+    values = source if is_kept else as_value_of(_fetch(source, on), buffer.dtype)
+    if is_kept and buffer.residency != "device":
+        _copy_after(buffer, values, on)
+    elif is_kept or values.ndim > 0:
+        _core.copy(buffer, values, stream=on)
+    elif buffer.nbytes > 0:
+        _core._fill(buffer, values, stream)
+
+
+def read_source(value: Any, stream: object) -> Any:
+    """A Buffer of what must be asked for by protocol, since NumPy cannot read it or would
+    lose sight of where it is; it comes after its exporter's work. Else `value` itself.
+    """
+    kind = type(value)
+    is_exporter = (
+        hasattr(kind, "__dlpack__") or hasattr(kind, "__cuda_array_interface__")
+    ) and not isinstance(value, (_core.Buffer, np.ndarray, np.generic))
+    return _core.asbuffer(value, stream=stream) if is_exporter else value
+
+
+def as_array(value: object) -> Array:
+    """Of the dtype that NumPy gives it."""
+    array = np.asarray(value)
+    if array.dtype.hasobject:
+        raise refuse_objects(value)
+    return array
+
+
+def as_value_of(value: object, dtype: np.dtype[Any]) -> Array:
+    """The same as an array of `dtype`; see `as_value`."""
+    is_one = isinstance(value, np.ndarray) and value.dtype == dtype
+    return value if is_one else as_value(value, dtype)  # type: ignore[return-value]
+
+
+def _fetch(source: Any, stream: object) -> Any:
+    """The values of a Buffer as an array of their own dtype."""
+    if not isinstance(source, _core.Buffer):
+        return source
+    if not isinstance(source, _core.DeviceBuffer):
+        return source.numpy()
+    array: Array = np.empty(source.shape, source.dtype)
+    _copy_after(array, source, stream)
+    return array
+
+
+def _copy_after(target: Any, source: Any, stream: Any) -> None:
+    """In the order of `stream`, on a stream of the source's own device."""
+    _core.copy_async(target, source, after=stream).wait()
