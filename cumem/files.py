@@ -327,8 +327,7 @@ def _move(
     ends: list[tuple[int, Any]] = []
     try:
         for index, pair in enumerate(_iterable(ranges)):
-            label = argument or f"ranges[{index}]"
-            ends.append(_read_end(pair, label, argument, writes, stream))
+            ends.append(_read_end(pair, argument or index, writes, stream))
         fd, name = opened.descriptor, opened.name
         return _core._transfer_file(
             fd, name, tuple(ends), writes, stream, direct, progress
@@ -339,8 +338,9 @@ def _move(
 
 
 def _read_end(
-    pair: Any, name: str, argument: str | None, writes: bool, stream: object
+    pair: Any, where: str | int, writes: bool, stream: object
 ) -> tuple[int, Any]:
+    """`where` is what the errors call the end, or the number of its range."""
     try:
         offset, memory = pair
     except (TypeError, ValueError):
@@ -348,8 +348,14 @@ def _read_end(
         raise TypeError(
             f"each of ranges must be a pair of an offset and memory, not {given}"
         ) from None
-    number = _offset_number(offset, "offset" if argument else f"{name}: offset")
-    return number, _memory(memory, name, writes, stream)
+    if type(offset) is not int or not 0 <= offset < 2**63:
+        name = "offset" if isinstance(where, str) else f"{_label(where)}: offset"
+        offset = _offset_number(offset, name)
+    return offset, _memory(memory, where, writes, stream)
+
+
+def _label(where: str | int) -> str:
+    return where if isinstance(where, str) else f"ranges[{where}]"
 
 
 def _iterable(ranges: Any) -> Any:
@@ -362,15 +368,19 @@ def _iterable(ranges: Any) -> Any:
         ) from None
 
 
-def _memory(given: object, name: str, writes: bool, stream: object) -> Any:
-    """A Buffer or an array that may be an end, which the errors call `name`."""
-    if not _core._is_memory(given):
+def _memory(given: object, where: str | int, writes: bool, stream: object) -> Any:
+    """A Buffer or an array that may be an end; `where` as in `_read_end`."""
+    memory: Any
+    if isinstance(given, _core.Buffer) and not given.closed:
+        memory = given
+    elif _core._is_memory(given):
+        memory, _ = _core._read_end(given, None, stream)
+    else:
         role, kind = "source" if writes else "target", type(given).__name__
         raise TypeError(
-            f"{name}: the {role} must be a Buffer, an array or an object with DLPack, "
-            f"__cuda_array_interface__ or the buffer protocol, not {kind}"
+            f"{_label(where)}: the {role} must be a Buffer, an array or an object with "
+            f"DLPack, __cuda_array_interface__ or the buffer protocol, not {kind}"
         )
-    memory, _ = _core._read_end(given, None, stream)
     if writes:
         return memory
     readonly = (
@@ -379,12 +389,14 @@ def _memory(given: object, name: str, writes: bool, stream: object) -> Any:
         else memory.readonly
     )
     if readonly:
-        raise ValueError(f"{name}: the target ({type(given)!r}) is read-only")
+        raise ValueError(f"{_label(where)}: the target ({type(given)!r}) is read-only")
+    if 0 not in memory.strides:
+        return memory
     for axis, (n, step) in enumerate(zip(memory.shape, memory.strides, strict=True)):
         if n > 1 and step == 0 and 0 not in memory.shape:
             raise ValueError(
-                f"{name}: elements share memory: stride 0 along axis {axis}; read into "
-                "memory that holds each element once"
+                f"{_label(where)}: elements share memory: stride 0 along axis {axis}; read "
+                "into memory that holds each element once"
             )
     return memory
 

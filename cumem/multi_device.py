@@ -39,16 +39,24 @@ class _Call(NamedTuple):
 class _End:
     """Memory at an end: a Buffer or an array, whatever was given."""
 
+    __slots__ = ("axes", "begin", "end", "is_empty", "memory", "place")
+
     def __init__(self, memory: Any, place: int) -> None:
         """`place` is the address of element 0, one number for all views of it."""
         self.memory = memory
         self.place = place
-        axes = [*zip(memory.shape, memory.strides, strict=True)]
-        self.is_empty = 0 in memory.shape
-        self.axes = [axis for axis in axes if axis[0] > 1]
-        reach = [(n - 1) * step for n, step in self.axes]
-        self.begin = place + sum(step for step in reach if step < 0)
-        self.end = place + sum(step for step in reach if step > 0) + memory.itemsize
+        shape = memory.shape
+        self.is_empty = 0 in shape
+        self.axes = [
+            each for each in zip(shape, memory.strides, strict=True) if each[0] > 1
+        ]
+        self.begin = place
+        self.end = place + memory.itemsize
+        for n, step in self.axes:  # several parts of a few bytes must not take long
+            if step < 0:
+                self.begin += (n - 1) * step
+            else:
+                self.end += (n - 1) * step
 
     @property
     def is_readonly(self) -> bool:
@@ -108,6 +116,8 @@ class _Interface:
 def _is_memory(objects: object) -> bool:
     if isinstance(objects, (str, _core.Buffer, np.ndarray)):
         return True
+    if isinstance(objects, (list, tuple)):
+        return False
     try:
         memoryview(objects).release()  # type: ignore[arg-type]
     except TypeError:

@@ -147,7 +147,7 @@ def _convert(array: Any, dtype: Any = None, *, copy: object = None) -> object:
 
 
 def as_number(buffer: _core.Buffer, kind: type) -> object:
-    """The only element as an int, float, complex or, as with NumPy's arrays, a bool."""
+    """The only element as a complex or, as with NumPy's arrays, a bool."""
     if kind is bool and buffer.size != 1:
         raise ValueError(
             f"the truth of a buffer of {buffer.size} elements is ambiguous; use "

@@ -95,16 +95,25 @@ cm_buffer_array(PyObject *object, PyObject *arguments, PyObject *keywords)
 }
 
 /* Without these Python would read the bytes of a buffer as digits. */
+static PyObject *
+read_number(PyObject *object, PyObject *(*read)(PyObject *))
+{
+    PyObject *array = cm_buffer_numpy(object, NULL);
+    PyObject *number = array == NULL ? NULL : read(array);
+    Py_XDECREF(array);
+    return number;
+}
+
 PyObject *
 cm_buffer_int(PyObject *object)
 {
-    return ask_package("as_number", object, (PyObject *)&PyLong_Type);
+    return read_number(object, PyNumber_Long);
 }
 
 PyObject *
 cm_buffer_float(PyObject *object)
 {
-    return ask_package("as_number", object, (PyObject *)&PyFloat_Type);
+    return read_number(object, PyNumber_Float);
 }
 
 PyObject *

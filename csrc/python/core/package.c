@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "python/core/package.h"
 
+#include <stdio.h>
+
 PyObject *
 cm_package_load(const char *module)
 {
@@ -11,15 +13,33 @@ cm_package_load(const char *module)
     return loaded;
 }
 
+/* A look into sys.modules spares most of a call's time; what another thread is still
+ * loading may not have the function yet. NULL without an exception. */
+static PyObject *
+find_loaded(const char *module, const char *function)
+{
+    char name[64];
+    (void)snprintf(name, sizeof(name), "cumem.%s", module);
+    PyObject *loaded = PyDict_GetItemString(PyImport_GetModuleDict(), name);
+    PyObject *callable =
+        loaded == NULL ? NULL : PyObject_GetAttrString(loaded, function);
+    if (callable == NULL) {
+        PyErr_Clear();
+    }
+    return callable;
+}
+
 PyObject *
 cm_package_call(const char *module, const char *function, PyObject *arguments)
 {
-    PyObject *loaded = arguments == NULL ? NULL : cm_package_load(module);
-    PyObject *callable =
-        loaded == NULL ? NULL : PyObject_GetAttrString(loaded, function);
+    PyObject *callable = arguments == NULL ? NULL : find_loaded(module, function);
+    if (arguments != NULL && callable == NULL) {
+        PyObject *loaded = cm_package_load(module);
+        callable = loaded == NULL ? NULL : PyObject_GetAttrString(loaded, function);
+        Py_XDECREF(loaded);
+    }
     PyObject *answer =
         callable == NULL ? NULL : PyObject_CallObject(callable, arguments);
-    Py_XDECREF(loaded);
     Py_XDECREF(callable);
     Py_XDECREF(arguments);
     return answer;
