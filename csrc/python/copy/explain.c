@@ -12,9 +12,8 @@
 static PyObject *
 describe_end(const cm_region *region, cm_end_facts facts)
 {
-    return Py_BuildValue("(sOOi)", cm_kinds[region->kind].text,
-                         facts.locked ? Py_True : Py_False,
-                         facts.whole ? Py_True : Py_False, region->device);
+    return Py_BuildValue("(siii)", cm_kinds[region->kind].text, facts.locked,
+                         facts.whole, region->device);
 }
 
 /* A dict of all that is known; cumem.explain makes sentences of it. */
@@ -23,22 +22,16 @@ describe(const cm_explanation *e, const cm_copy_request *request)
 {
     const cm_plan *plan = &e->plan;
     return Py_BuildValue(
-        "{s:s,s:K,s:i,s:i,s:K,s:K,s:i,s:I,s:K,s:O,s:O,s:O,s:O,s:O,s:O,s:O,s:O,s:K,s:i,"
-        "s:K,"
-        "s:K,s:N,s:N}",
+        "{s:s,s:K,s:i,s:i,s:K,s:K,s:i,s:I,s:K,s:i,s:i,s:i,s:i,s:i,s:i,s:i,s:i,s:K,s:i,"
+        "s:K,s:K,s:N,s:N}",
         "route", cm_routes[plan->route].text, "nbytes",
         (unsigned long long)plan->nbytes, "device", plan->device, "src_device",
         plan->src_device, "pieces", (unsigned long long)plan->piece_count,
         "piece_nbytes", (unsigned long long)e->piece_nbytes, "axis", e->axis, "threads",
         (unsigned)plan->thread_count, "chunks", (unsigned long long)e->chunk_count,
-        "quick", e->is_short ? Py_True : Py_False, "bounced",
-        e->is_bounced ? Py_True : Py_False, "broadcast",
-        e->is_broadcast ? Py_True : Py_False, "overlaps",
-        e->overlaps ? Py_True : Py_False, "same_place",
-        e->same_place ? Py_True : Py_False, "turned",
-        plan->is_turned ? Py_True : Py_False, "download",
-        plan->is_download ? Py_True : Py_False, "fresh",
-        plan->is_fresh ? Py_True : Py_False, "run_nbytes",
+        "quick", e->is_short, "bounced", e->is_bounced, "broadcast", e->is_broadcast,
+        "overlaps", e->overlaps, "same_place", e->same_place, "turned", plan->is_turned,
+        "download", plan->is_download, "fresh", plan->is_fresh, "run_nbytes",
         (unsigned long long)plan->layout.run_nbytes, "loops", plan->layout.ndim,
         "staged_up_nbytes", (unsigned long long)e->tuning.staged_up_nbytes,
         "staged_down_nbytes", (unsigned long long)e->tuning.staged_down_nbytes, "dst",
@@ -49,32 +42,21 @@ describe(const cm_explanation *e, const cm_copy_request *request)
 static PyObject *
 look(cm_state *state, const cm_copy_request *request)
 {
+    cm_engine *engine = cm_state_engine(state, -1);
+    if (engine == NULL || cm_configure_look(state, -1) < 0) {
+        return NULL;
+    }
     cm_explanation *explanation = PyMem_Malloc(sizeof(*explanation));
-    PyObject *result = NULL;
     if (explanation == NULL) {
         return PyErr_NoMemory();
     }
-    if (state->engine == NULL) {
-        PyMem_Free(explanation);
-        PyErr_SetString(PyExc_RuntimeError,
-                        "cumem cannot copy any more: the interpreter is exiting");
-        return NULL;
-    }
-    if (cm_configure_look(state, -1) < 0) {
-        PyMem_Free(explanation);
-        return NULL;
-    }
-    cm_engine *engine = state->engine;
     cm_status status;
     Py_BEGIN_ALLOW_THREADS
     status = cm_engine_explain(engine, request, explanation);
     Py_END_ALLOW_THREADS
-    if (!cm_is_ok(status)) {
-        (void)cm_py_raise(state, status, "while planning a copy");
-    }
-    else {
-        result = describe(explanation, request);
-    }
+    PyObject *result = cm_is_ok(status)
+                           ? describe(explanation, request)
+                           : cm_py_raise(state, status, "while planning a copy");
     PyMem_Free(explanation);
     return result;
 }
@@ -111,12 +93,12 @@ PyDoc_STRVAR(copy_counts_doc,
 static PyObject *
 copy_counts(PyObject *module, PyObject *Py_UNUSED(unused))
 {
-    cm_state *state = cm_state_of_module(module);
+    cm_engine *engine = cm_state_engine(cm_state_of_module(module), -1);
     cm_copy_counts counts;
-    if (cm_state_engine(state, -1) == NULL) {
+    if (engine == NULL) {
         return NULL;
     }
-    cm_engine_read_counts(state->engine, &counts);
+    cm_engine_read_counts(engine, &counts);
     PyObject *result =
         Py_BuildValue("{s:K,s:K,s:K}", "quick", (unsigned long long)counts.quick,
                       "bounced", (unsigned long long)counts.bounced, "pieces",

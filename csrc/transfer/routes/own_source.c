@@ -6,6 +6,26 @@
 #include "transfer/routes/device_side.h"
 #include "transfer/routes/routes.h"
 
+bool
+cm_job_can_own_on_device(const cm_job *job)
+{
+    return job->plan.device >= 0 && job->src_facts.locked && job->src.address != 0;
+}
+
+void
+cm_job_plan_own_source(cm_job *job, void *host, cm_address address)
+{
+    bool on_device = address != 0;
+    job->src.is_file = false;
+    job->src.host = host;
+    job->src.address = address;
+    job->src.kind = on_device ? CM_KIND_DEVICE : CM_KIND_PAGEABLE;
+    job->src_facts = (cm_end_facts){.locked = on_device, .whole = true};
+    cm_plan_options options = {.may_wait = job->blocking, .tuning = &job->tuning};
+    cm_plan_pack_source(&job->plan, &job->dst, &job->src, job->dst_facts,
+                        job->src_facts, options);
+}
+
 /* Read an overlapping source whole into memory of our own, which takes its place. */
 static cm_status
 replace_source_on_host(cm_job *job, const cm_layout *pack)
@@ -21,11 +41,7 @@ replace_source_on_host(cm_job *job, const cm_layout *pack)
         CM_TRY(cm_host_populate(pack, NULL, job->src.host));
     }
     cm_host_copy(pack, job->host_temporary, job->src.host, false);
-    job->src.is_file = false;
-    job->src.host = job->host_temporary;
-    job->src.address = 0;
-    job->src.kind = CM_KIND_PAGEABLE;
-    job->src_facts = (cm_end_facts){.locked = false, .whole = true};
+    cm_job_plan_own_source(job, job->host_temporary, 0);
     return cm_ok();
 }
 
@@ -37,10 +53,7 @@ replace_source_on_device(cm_job *job, const cm_layout *pack)
     CM_TRY(cm_job_alloc_block(job, job->plan.nbytes, job->stream, &job->temporary));
     cm_address to = job->temporary->address;
     CM_TRY(cm_job_copy_layout(job, job->stream, pack, to, from));
-    job->src.host = NULL;
-    job->src.address = to;
-    job->src.kind = CM_KIND_DEVICE;
-    job->src_facts = (cm_end_facts){.locked = true, .whole = true};
+    cm_job_plan_own_source(job, NULL, to);
     return cm_ok();
 }
 
@@ -52,15 +65,8 @@ cm_job_replace_source(cm_job *job)
     cm_layout_take_repeats(&core, &repeats);
     cm_layout pack = core;
     cm_layout_pack_dst(&pack);
-    if (job->stream != NULL && job->src_facts.locked && job->src.address != 0) {
-        CM_TRY(replace_source_on_device(job, &pack));
-    }
-    else {
-        CM_TRY(replace_source_on_host(job, &pack));
-    }
-    cm_plan_options options = {.may_wait = job->blocking, .tuning = &job->tuning};
-    cm_plan_pack_source(&job->plan, &job->dst, &job->src, job->dst_facts,
-                        job->src_facts, options);
+    CM_TRY(cm_job_can_own_on_device(job) ? replace_source_on_device(job, &pack)
+                                         : replace_source_on_host(job, &pack));
     cm_job_set_route(job, job->plan.route);
     return cm_ok();
 }

@@ -24,6 +24,10 @@ CM_NODISCARD cm_status cm_job_drain(cm_job *job);
 
 /* own_source.c: an overlapping source is read whole first. */
 CM_NODISCARD cm_status cm_job_replace_source(cm_job *job);
+/* Into memory of the plan's device, or else of the host? */
+bool cm_job_can_own_on_device(const cm_job *job);
+/* That memory, packed, is the source from now on; the plan follows. */
+void cm_job_plan_own_source(cm_job *job, void *host, cm_address address);
 /* host_route.c: a copy between two ends that the host reaches, as cm_job_run(). */
 CM_NODISCARD cm_status cm_job_run_on_host(cm_job *job);
 /* The threads among which that shares its largest piece. `overlaps`: dst with the

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "transfer/run/explain.h"
-#include "transfer/run/run.h"
 
-#include "transfer/engine/job.h"
+#include <stdlib.h>
+
+#include "transfer/run/run.h"
 
 static int64_t
 magnitude(int64_t stride)
@@ -33,11 +34,9 @@ find_axis(const cm_region *dst, const cm_layout *layout, int loop)
 }
 
 static void
-explain_pieces(const cm_copy_request *request, cm_explanation *out)
+explain_pieces(const cm_job *job, cm_explanation *out)
 {
     const cm_plan *plan = &out->plan;
-    out->axis = -1;
-    out->chunk_count = 0;
     out->piece_nbytes = plan->nbytes;
     if (plan->piece_count > 1) {
         cm_layout core = plan->layout;
@@ -49,28 +48,45 @@ explain_pieces(const cm_copy_request *request, cm_explanation *out)
         int loop = cut.axis;
         (void)cm_cut_next(&cut, &first);
         out->piece_nbytes = cm_layout_nbytes(&first);
-        out->axis = find_axis(&request->dst, &core, loop);
+        out->axis = find_axis(&job->dst, &core, loop);
     }
     if (cm_routes[plan->route].uses_ring) {
-        uint64_t room = out->tuning.ring_nbytes / plan->piece_nbytes;
-        uint64_t count = cm_plan_slot_count(plan, &out->tuning);
+        uint64_t room = job->tuning.ring_nbytes / plan->piece_nbytes;
+        uint64_t count = cm_plan_slot_count(plan, &job->tuning);
         count = count < plan->piece_count ? count : plan->piece_count;
         out->chunk_count = room == 0 ? 1 : room < count ? room : count;
     }
 }
 
-/* The route once the source is in memory of our own. */
+/* Of a job that is planned: what else it would find out as it runs. */
 static void
-explain_overlap(const cm_copy_request *request, cm_plan_options options,
-                cm_explanation *out)
+explain_job(cm_job *job, const cm_copy_request *request, cm_explanation *out)
 {
-    cm_region src = request->src;
-    bool by_device =
-        out->plan.device >= 0 && out->src_facts.locked && request->src.address != 0;
-    src.kind = by_device ? CM_KIND_DEVICE : CM_KIND_PAGEABLE;
-    src.device = by_device ? out->plan.device : -1;
-    cm_plan_pack_source(&out->plan, &request->dst, &src, out->dst_facts,
-                        (cm_end_facts){.locked = by_device, .whole = true}, options);
+    cm_plan *plan = &job->plan;
+    out->dst_facts = job->dst_facts;
+    out->src_facts = job->src_facts;
+    out->is_broadcast = cm_layout_nbytes(&plan->layout) > plan->nbytes;
+    out->same_place = plan->route == CM_ROUTE_NOTHING && plan->nbytes > 0;
+    out->is_short = plan->route != CM_ROUTE_NOTHING
+                    && cm_engine_is_short_copy(job->engine, request, &job->tuning,
+                                               &out->is_bounced, plan);
+    out->overlaps = job->overlaps && !out->is_short;
+    if (out->is_short) {
+        plan->route = CM_ROUTE_DIRECT;
+    }
+    else if (out->overlaps && plan->layout.ndim + (plan->device >= 0) > 0) {
+        cm_job_plan_own_source(job, NULL,
+                               cm_job_can_own_on_device(job) ? job->src.address : 0);
+    }
+    if (plan->route == CM_ROUTE_HOST) {
+        bool in_background = !request->blocking && request->stream == NULL;
+        plan->thread_count = cm_host_thread_count(
+            &plan->layout, &job->dst, &job->tuning, in_background, out->overlaps);
+    }
+    out->plan = *plan;
+    if (plan->route != CM_ROUTE_NOTHING) {
+        explain_pieces(job, out);
+    }
 }
 
 cm_status
@@ -78,40 +94,19 @@ cm_engine_explain(cm_engine *engine, const cm_copy_request *request,
                   cm_explanation *out)
 {
     *out = (cm_explanation){.axis = -1};
+    cm_job *job = calloc(1, sizeof(*job));
+    if (job == NULL) {
+        return cm_fail(CM_ENOMEM, sizeof(*job));
+    }
     cm_engine_read_tuning(engine, &out->tuning);
-    cm_engine_resolve_tuning(engine, &out->tuning);
-    out->dst_facts = cm_engine_facts_of(engine, &request->dst);
-    out->src_facts = cm_engine_facts_of(engine, &request->src);
-    out->dst_facts.fresh =
-        cm_engine_is_fresh(&request->dst, &request->src, out->dst_facts);
-    cm_plan_options options = cm_engine_plan_options(engine, request, out->dst_facts);
-    options.tuning = &out->tuning;
-    CM_TRY(cm_plan_init(&out->plan, &request->dst, &request->src, out->dst_facts,
-                        out->src_facts, options));
-    out->is_broadcast = cm_layout_nbytes(&out->plan.layout) > out->plan.nbytes;
-    if (out->plan.route == CM_ROUTE_NOTHING) {
-        out->same_place = out->plan.nbytes > 0;
-        return cm_ok();
+    cm_job_init(job, engine, request, &out->tuning);
+    out->tuning = job->tuning;
+    cm_status status = cm_job_plan(job, request);
+    if (cm_is_ok(status)) {
+        explain_job(job, request, out);
     }
-    out->is_short = cm_engine_is_short_copy(engine, request, &out->tuning,
-                                            &out->is_bounced, &out->plan);
-    if (out->is_short) {
-        out->plan.route = CM_ROUTE_DIRECT;
-    }
-    else {
-        out->overlaps = cm_engine_may_overlap(engine->rt, &request->dst, &request->src);
-    }
-    if (out->overlaps && out->plan.layout.ndim + (out->plan.device >= 0) > 0) {
-        explain_overlap(request, options, out);
-    }
-    if (out->plan.route == CM_ROUTE_HOST) {
-        bool in_background = !request->blocking && request->stream == NULL;
-        out->plan.thread_count =
-            cm_host_thread_count(&out->plan.layout, &request->dst, &out->tuning,
-                                 in_background, out->overlaps);
-    }
-    explain_pieces(request, out);
-    return cm_ok();
+    free(job);
+    return status;
 }
 
 void

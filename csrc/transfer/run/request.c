@@ -71,14 +71,12 @@ prepare_many(cm_job *job, const cm_copy_request *request)
     return cm_job_record_after(job, request);
 }
 
-static cm_status
-prepare(cm_job *job, const cm_copy_request *request)
+cm_status
+cm_job_plan(cm_job *job, const cm_copy_request *request)
 {
     cm_engine *engine = job->engine;
     job->dst_facts = cm_engine_facts_of(engine, &job->dst);
     job->src_facts = cm_engine_facts_of(engine, &job->src);
-    CM_TRY(share_found(job, &job->dst, job->dst_facts));
-    CM_TRY(share_found(job, &job->src, job->src_facts));
     job->dst_facts.fresh = cm_engine_is_fresh(&job->dst, &job->src, job->dst_facts);
     cm_plan_options options = cm_engine_plan_options(engine, request, job->dst_facts);
     options.tuning = &job->tuning;
@@ -95,12 +93,40 @@ prepare(cm_job *job, const cm_copy_request *request)
     }
     job->overlaps =
         !job->is_fill && cm_engine_may_overlap(engine->rt, &job->dst, &job->src);
+    return cm_ok();
+}
+
+static cm_status
+prepare(cm_job *job, const cm_copy_request *request)
+{
+    CM_TRY(cm_job_plan(job, request));
+    CM_TRY(share_found(job, &job->dst, job->dst_facts));
+    CM_TRY(share_found(job, &job->src, job->src_facts));
+    if (job->plan.route == CM_ROUTE_NOTHING) {
+        return cm_ok();
+    }
     if (request->broadcast != NULL) {
         CM_TRY(cm_targets_create(job, request->broadcast));
     }
     CM_TRY(cm_job_look_for_capture(job));
     CM_TRY(cm_job_check_capture(job, request));
     return cm_job_record_after(job, request);
+}
+
+void
+cm_job_init(cm_job *job, cm_engine *engine, const cm_copy_request *request,
+            const cm_tuning *tuning)
+{
+    cm_list_init(&job->node);
+    job->engine = engine;
+    job->tuning = *tuning;
+    cm_engine_resolve_tuning(engine, &job->tuning);
+    job->dst = request->dst;
+    job->src = request->src;
+    job->many = request->many;
+    job->blocking = request->blocking;
+    job->hooks = (cm_wait_hooks){.interrupted = request->interrupted,
+                                 .argument = request->interrupted_argument};
 }
 
 /* Without a plan. On failure the ticket is finished. */
@@ -115,17 +141,8 @@ create_job(cm_engine *engine, const cm_copy_request *request, const cm_tuning *t
         cm_ticket_finish(ticket, status, true);
         return status;
     }
-    cm_list_init(&job->node);
-    job->engine = engine;
+    cm_job_init(job, engine, request, tuning);
     job->ticket = cm_ticket_hold(ticket);
-    job->tuning = *tuning;
-    cm_engine_resolve_tuning(engine, &job->tuning);
-    job->dst = request->dst;
-    job->src = request->src;
-    job->many = request->many;
-    job->blocking = request->blocking;
-    job->hooks = (cm_wait_hooks){.interrupted = request->interrupted,
-                                 .argument = request->interrupted_argument};
     job->request_stream =
         request->stream == NULL ? NULL : cm_stream_hold(request->stream);
     *out = job;

@@ -11,6 +11,11 @@ CM_NODISCARD cm_status cm_request_start(cm_engine *engine,
                                         const cm_copy_request *request,
                                         const cm_tuning *tuning, cm_ticket **out);
 void cm_request_drop_keeps(const cm_copy_request *request);
+/* A zeroed job for the request, without a ticket: it holds nothing. */
+void cm_job_init(cm_job *job, cm_engine *engine, const cm_copy_request *request,
+                 const cm_tuning *tuning);
+/* How it is to be made, by what is known of its two ends now. Fails: as cm_plan_init. */
+CM_NODISCARD cm_status cm_job_plan(cm_job *job, const cm_copy_request *request);
 /* run.c: make the copy, from its step on. On success that is DRAIN, SUBMITTED, DETACHED
  * or END, and then it is over; a failure has left nothing in flight, unless SUBMITTED
  * (CM_ECANCELLED, or a job thread's). In a job thread it can also return CM_ETIMEOUT
