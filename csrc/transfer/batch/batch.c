@@ -317,25 +317,6 @@ wait_for_parts(batch *b)
     return cm_ok();
 }
 
-static cm_status
-outcome_of(cm_ticket *ticket)
-{
-    cm_mutex_lock(&ticket->engine->lock);
-    cm_status status = ticket->status;
-    cm_mutex_unlock(&ticket->engine->lock);
-    return status;
-}
-
-/* What has not begun does not; the last first, so that none comes after one that is not
- * made. */
-static void
-cancel_parts(cm_ticket *ticket)
-{
-    for (uint64_t i = ticket->part_count; i > 0; i--) {
-        (void)cm_ticket_cancel(ticket->parts[i - 1]);
-    }
-}
-
 /* Whoever waits here may be interrupted. Of a call that fails what is under way goes on
  * behind the ticket, which nobody asks how it ended. */
 static cm_status
@@ -353,20 +334,20 @@ join_parts(batch *b, cm_ticket *ticket, cm_status started)
         cm_status waited = wait_for_parts(b);
         status = cm_is_ok(waited) ? status : waited;
     }
-    cm_ticket_set_parts(ticket, b->parts, b->part_count);
-    b->parts = NULL; /* the ticket's */
-    if (status.code == CM_ECANCELLED) {
-        cancel_parts(ticket);
+    /* What has not begun does not; the last first, so that none comes after one that is
+     * not made. */
+    for (uint64_t i = b->part_count; status.code == CM_ECANCELLED && i > 0; i--) {
+        (void)cm_ticket_cancel(b->parts[i - 1]);
     }
-    if (!cm_is_ok(status)) {
-        cm_ticket_finish(ticket, cm_fail(CM_ECANCELLED, 0), true);
-        if (waits && status.code == CM_ECANCELLED) {
-            cm_ticket_drain(ticket);
-        }
-        return status;
+    bool failed = !cm_is_ok(status);
+    cm_ticket_finish_after_parts(ticket, b->parts, b->part_count,
+                                 failed ? cm_fail(CM_ECANCELLED, 0) : cm_ok(),
+                                 failed || blocking); /* else the ticket tells */
+    b->parts = NULL;                                  /* the ticket's */
+    if (waits && status.code == CM_ECANCELLED) {
+        cm_ticket_drain(ticket);
     }
-    cm_ticket_finish(ticket, cm_ok(), blocking); /* else the ticket tells */
-    return blocking ? outcome_of(ticket) : status;
+    return blocking && !failed ? cm_ticket_outcome(ticket, false) : status;
 }
 
 /* Room for all parts, and for the tickets that each comes after. */

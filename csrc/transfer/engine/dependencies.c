@@ -209,25 +209,16 @@ wait_for_ticket(cm_job *job, cm_ticket *before)
 }
 
 static cm_status
-outcome_of(cm_ticket *ticket)
-{
-    cm_mutex_lock(&ticket->engine->lock);
-    cm_status status = ticket->status; /* perhaps before it is done */
-    cm_mutex_unlock(&ticket->engine->lock);
-    return status;
-}
-
-static cm_status
 wait_for_tickets(cm_job *job)
 {
     const cm_ticket *ticket = job->ticket;
     for (uint32_t i = 0; i < ticket->after_count; i++) {
         if (i == 0 && ticket->is_chained) {
-            CM_TRY(outcome_of(ticket->after[0]));
+            CM_TRY(cm_ticket_outcome(ticket->after[0], false));
         }
         CM_TRY(wait_for_ticket(job, ticket->after[i]));
         if (i == 0 && ticket->is_chained) {
-            CM_TRY(outcome_of(ticket->after[0]));
+            CM_TRY(cm_ticket_outcome(ticket->after[0], false));
         }
     }
     return cm_ok();

@@ -18,7 +18,6 @@ cm_engine_create(cm_runtime *rt, cm_registry *registry, cm_engine **out)
     cm_tuning_init(&engine->tuning);
     engine->drain_ns = CM_DRAIN_NS;
     cm_peer_access_init(&engine->peers, rt);
-    cm_list_init(&engine->pending);
     cm_list_init(&engine->watched);
     cm_list_init(&engine->unread);
     cm_list_init(&engine->going_on);

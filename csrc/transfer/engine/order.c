@@ -22,11 +22,12 @@ is_called_off(const cm_ticket *ticket)
                || (ticket->is_chained && !cm_is_ok(ticket->after[0]->status)));
 }
 
-/* False: nothing comes before it any more. */
+/* Of a whole its parts are what comes before it: first until they are submitted. False:
+ * nothing comes before it any more. */
 static bool
 hang(cm_ticket *ticket)
 {
-    bool by_host = ticket->by_host || ticket->state == CM_TICKET_DONE;
+    bool by_host = ticket->by_host || ticket->state != CM_TICKET_QUEUED;
     while (ticket->passed_count < ticket->after_count && !is_called_off(ticket)) {
         cm_ticket *before = ticket->after[ticket->passed_count];
         if (!cm_ticket_is_passed(before, by_host)) {
@@ -42,61 +43,44 @@ static void
 watch(cm_ticket *ticket, bool is_watched)
 {
     cm_engine *engine = ticket->engine;
-    cm_list_remove(&ticket->node);
-    engine->watched_count -= ticket->is_watched;
-    ticket->is_watched = is_watched;
+    engine->watched_count -= !cm_list_is_empty(&ticket->node);
     engine->watched_count += is_watched;
-    if (ticket->state < CM_TICKET_DONE) {
-        cm_list_push_back(is_watched ? &engine->watched : &engine->pending,
-                          &ticket->node);
-    }
+    cm_list_remove(&ticket->node);
     if (is_watched) {
+        cm_list_push_back(&engine->watched, &ticket->node);
         cm_cond_signal_all(&engine->watch);
     }
 }
 
-/* Of a whole one more part is submitted or over. */
+/* Those of engine->going_on that need not wait any longer do so; what is over thereby,
+ * as it has no job, lets others go on in turn. */
 static void
-tell_whole(const cm_ticket *part, bool was_submitted, cm_list *settled)
+go_on(cm_engine *engine, cm_list *settled)
 {
-    cm_ticket *whole = part->part_of;
-    if (whole == NULL || whole->part_count == 0) {
-        return;
-    }
-    whole->unqueued_count -= !was_submitted;
-    whole->open_count -= part->state == CM_TICKET_OVER;
-    if (whole->open_count == 0) {
-        if (whole->is_left_to_parts) {
-            cm_list_push_back(settled, &whole->order_node);
-        }
-    }
-    else if (whole->unqueued_count == 0 && !was_submitted) {
-        cm_ticket_enter_state_locked(whole, CM_TICKET_SUBMITTED, settled);
-    }
-}
-
-/* What waits for it and need not any longer goes on; what is over thereby too, as it
- * has no job, lets others go on in turn. */
-static void
-let_waiters_go_on(cm_ticket *ticket, cm_list *settled)
-{
-    cm_list *waiters = &ticket->engine->going_on;
     cm_list *node;
-    cm_list_splice_back(waiters, &ticket->waiters);
-    while ((node = cm_list_pop_front(waiters)) != NULL) {
+    while ((node = cm_list_pop_front(&engine->going_on)) != NULL) {
         cm_ticket *next = CM_LIST_ENTRY(node, cm_ticket, order_node);
         if (hang(next)) {
             continue;
         }
+        if (next->is_whole && next->state == CM_TICKET_QUEUED) {
+            cm_ticket_enter_state_locked(next, CM_TICKET_SUBMITTED, settled);
+            if (hang(next)) {
+                continue;
+            }
+        }
         if (next->job != NULL) {
-            next->engine->waiting_count--;
-            cm_engine_queue_job_locked(next->engine, next->job);
+            engine->waiting_count--;
+            cm_engine_queue_job_locked(engine, next->job);
+        }
+        else if (next->state == CM_TICKET_SUBMITTED) { /* its parts are over */
+            next->finishing = true;
+            cm_list_push_back(settled, &next->order_node);
         }
         else if (next->state == CM_TICKET_DONE) {
             next->state = CM_TICKET_OVER;
-            cm_list_splice_back(waiters, &next->waiters);
+            cm_list_splice_back(&engine->going_on, &next->waiters);
             cm_list_push_back(settled, &next->order_node);
-            tell_whole(next, false, settled);
         }
     }
 }
@@ -104,22 +88,29 @@ let_waiters_go_on(cm_ticket *ticket, cm_list *settled)
 void
 cm_ticket_enter_state_locked(cm_ticket *ticket, cm_ticket_state state, cm_list *settled)
 {
-    bool was_submitted = ticket->state == CM_TICKET_SUBMITTED;
+    cm_engine *engine = ticket->engine;
     ticket->state = state;
-    watch(ticket, state == CM_TICKET_SUBMITTED && ticket->part_count == 0);
+    ticket->passed_count = 0; /* what was far enough so far may not be any more */
+    watch(ticket, state == CM_TICKET_SUBMITTED && !ticket->is_whole);
     if (state == CM_TICKET_DONE) {
-        ticket->engine->pending_count--;
-        ticket->passed_count = 0; /* to be submitted is not enough any more */
+        engine->pending_count--;
         ticket->state = hang(ticket) ? CM_TICKET_DONE : CM_TICKET_OVER;
     }
     if (ticket->state == CM_TICKET_OVER) {
         cm_list_push_back(settled, &ticket->order_node);
     }
     if (ticket->state != CM_TICKET_DONE) {
-        tell_whole(ticket, was_submitted, settled);
-        let_waiters_go_on(ticket, settled);
+        cm_list_splice_back(&engine->going_on, &ticket->waiters);
+        go_on(engine, settled);
     }
-    cm_cond_signal_all(&ticket->engine->changed);
+    cm_cond_signal_all(&engine->changed);
+}
+
+void
+cm_order_follow_parts_locked(cm_ticket *whole, cm_list *settled)
+{
+    cm_list_push_back(&whole->engine->going_on, &whole->order_node);
+    go_on(whole->engine, settled);
 }
 
 void

@@ -56,9 +56,9 @@ typedef struct cm_cache_stack {
 } cm_cache_stack;
 
 /* Counted: by its creator until close, and by each ticket. Invariants, under the lock:
- * pending_count = tickets in `pending` and `watched`; watched_count = those in the
- * latter; waiting_count = jobs whose ticket is watched or in the `waiters` of another;
- * 0 <= idle_count <= thread_count. */
+ * pending_count = tickets that are not done; watched_count = those of them in
+ * `watched`; waiting_count = jobs whose ticket is watched or in the `waiters` of
+ * another; 0 <= idle_count <= thread_count. */
 struct cm_engine {
     atomic_uint refs;
     atomic_bool over;      /* closed to the end: `rt` may be gone */
@@ -87,8 +87,7 @@ struct cm_engine {
     bool closed;           /* takes no more requests */
     bool stop;             /* threads end */
     uint64_t caller_count; /* threads that may call the runtime for the engine now */
-    cm_list pending;       /* tickets that wait for nothing of the device */
-    cm_list watched;       /* ... for an event: their own, or their job's */
+    cm_list watched; /* tickets that wait for an event: their own, or their job's */
     uint64_t pending_count;
     uint64_t watched_count;
     cm_list unread;         /* failed tickets without a holder */

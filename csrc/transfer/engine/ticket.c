@@ -39,6 +39,8 @@ cm_ticket_create(cm_engine *engine, const cm_copy_request *request)
         return NULL;
     }
     atomic_init(&ticket->refs, 2);
+    ticket->asker_count = 1;
+    cm_list_init(&ticket->node);
     cm_list_init(&ticket->order_node);
     cm_list_init(&ticket->waiters);
     ticket->engine = cm_engine_hold(engine);
@@ -48,7 +50,6 @@ cm_ticket_create(cm_engine *engine, const cm_copy_request *request)
         ticket->keep[ticket->keep_count++] = request->keep[i];
     }
     cm_mutex_lock(&engine->lock);
-    cm_list_push_back(&engine->pending, &ticket->node);
     engine->pending_count++;
     cm_mutex_unlock(&engine->lock);
     return ticket;
@@ -65,7 +66,7 @@ cm_ticket *
 cm_ticket_share(cm_ticket *ticket)
 {
     cm_mutex_lock(&ticket->engine->lock);
-    ticket->other_count++;
+    ticket->asker_count++;
     cm_mutex_unlock(&ticket->engine->lock);
     return cm_ticket_hold(ticket);
 }
@@ -115,11 +116,8 @@ cm_ticket_abandon(cm_ticket *ticket)
         return untold;
     }
     cm_mutex_lock(&engine->lock);
-    bool others = ticket->other_count > 0;
-    ticket->other_count -= others;
-    ticket->abandoned = !others;
-    if (!others && ticket->state >= CM_TICKET_DONE && !queue_unread_locked(ticket)
-        && !ticket->read) {
+    if (--ticket->asker_count == 0 && ticket->state >= CM_TICKET_DONE
+        && !queue_unread_locked(ticket) && !ticket->read) {
         untold = ticket->status;
         ticket->read = true;
     }
@@ -187,18 +185,16 @@ let_go_of_those_before(cm_ticket *ticket)
     cm_engine *engine = ticket->engine;
     cm_mutex_lock(&engine->lock);
     cm_ticket **after = ticket->after;
-    uint32_t count = ticket->after_count;
+    uint64_t count = ticket->after_count;
     ticket->after = NULL;
     ticket->after_count = 0;
     ticket->is_chained = false;
     cm_mutex_unlock(&engine->lock);
-    for (uint32_t i = 0; i < count; i++) {
+    for (uint64_t i = 0; i < count; i++) {
         cm_ticket_release(after[i]);
     }
     free(after);
 }
-
-static void end(cm_ticket *ticket, cm_status status, bool read);
 
 static void
 settle(cm_list *settled)
@@ -211,7 +207,7 @@ settle(cm_list *settled)
             cm_ticket_release(ticket);
         }
         else { /* the last of its parts is */
-            end(ticket, cm_ok(), false);
+            cm_ticket_finish(ticket, cm_ok(), false);
         }
     }
 }
@@ -264,24 +260,22 @@ give_back(cm_ticket *ticket)
         had.end_event = ticket->end_event;
         had.lent = ticket->lent;
         had.side = ticket->side;
-        had.parts = ticket->parts;
-        had.part_count = ticket->part_count;
         ticket->start_event = 0;
         ticket->end_event = 0;
         ticket->lent = NULL;
         ticket->side = NULL;
-        ticket->parts = NULL;
-        ticket->part_count = 0;
     }
     cm_mutex_unlock(&engine->lock);
     cm_cache_give_event(engine, had.device, had.start_event);
     cm_cache_give_event(engine, had.device, had.end_event);
     cm_cache_give_stream(engine, had.lent);
     cm_cache_give_side(engine, had.side, true);
-    for (uint64_t i = 0; i < had.part_count; i++) {
-        cm_ticket_release(had.parts[i]);
-    }
-    free(had.parts);
+}
+
+static bool
+has_event(const cm_ticket *ticket)
+{
+    return ticket->state == CM_TICKET_SUBMITTED && !ticket->is_whole;
 }
 
 /* What it has on loan stays so meanwhile, and so does the engine. False: there is
@@ -305,63 +299,20 @@ end_query(cm_ticket *ticket)
     cm_engine_end_call(engine);
 }
 
-void
-cm_ticket_set_parts(cm_ticket *ticket, cm_ticket **parts, uint64_t part_count)
-{
-    cm_engine *engine = ticket->engine;
-    cm_list settled;
-    cm_list_init(&settled);
-    cm_mutex_lock(&engine->lock);
-    ticket->started = true; /* its parts do something: it cannot be cancelled */
-    ticket->parts = parts;
-    ticket->part_count = part_count;
-    for (uint64_t i = 0; i < part_count; i++) {
-        ticket->open_count += parts[i]->state != CM_TICKET_OVER;
-        ticket->unqueued_count += !cm_ticket_is_passed(parts[i], false);
-    }
-    if (ticket->open_count > 0 && ticket->unqueued_count == 0) {
-        cm_ticket_enter_state_locked(ticket, CM_TICKET_SUBMITTED, &settled);
-    }
-    cm_mutex_unlock(&engine->lock);
-}
-
-/* False: they are over. */
-static bool
-leave_to_parts(cm_ticket *ticket, cm_status status, bool read)
-{
-    cm_mutex_lock(&ticket->engine->lock);
-    bool left = ticket->open_count > 0;
-    if (left) {
-        ticket->is_left_to_parts = true;
-        ticket->status = cm_is_ok(ticket->status) ? status : ticket->status;
-        ticket->read = ticket->read || read;
-    }
-    cm_mutex_unlock(&ticket->engine->lock);
-    return left;
-}
-
-void
-cm_ticket_finish(cm_ticket *ticket, cm_status status, bool read)
-{
-    if (!leave_to_parts(ticket, status, read)) {
-        end(ticket, status, read);
-    }
-}
-
 /* Of the parts, which are over, the first failure is the whole's. Lock held. */
 static cm_status
-outcome_of_parts(const cm_ticket *ticket, cm_status status)
+outcome_of_parts(const cm_ticket *whole, cm_status status)
 {
-    for (uint64_t i = 0; i < ticket->part_count; i++) {
-        cm_ticket *part = ticket->parts[i];
+    for (uint64_t i = 0; i < whole->after_count; i++) {
+        cm_ticket *part = whole->after[i];
         status = cm_is_ok(status) ? part->status : status;
         part->read = true;
     }
     return status;
 }
 
-static void
-end(cm_ticket *ticket, cm_status status, bool read)
+void
+cm_ticket_finish(cm_ticket *ticket, cm_status status, bool read)
 {
     cm_engine *engine = ticket->engine;
     cm_list settled;
@@ -390,7 +341,7 @@ end(cm_ticket *ticket, cm_status status, bool read)
     cm_mutex_lock(&engine->lock);
     ticket->finishing = true;
     status = ticket->cancelled ? cm_fail(CM_ECANCELLED, 0) : status;
-    status = outcome_of_parts(ticket, status);
+    status = ticket->is_whole ? outcome_of_parts(ticket, status) : status;
     ticket->status = cm_is_ok(ticket->status) ? status : ticket->status;
     ticket->read = ticket->read || read;
     ticket->seconds = seconds;
@@ -403,7 +354,7 @@ end(cm_ticket *ticket, cm_status status, bool read)
     }
     cm_notice *notices = ticket->notices;
     ticket->notices = NULL;
-    if (ticket->abandoned) {
+    if (ticket->asker_count == 0) {
         (void)queue_unread_locked(ticket);
     }
     cm_mutex_unlock(&engine->lock);
@@ -413,11 +364,22 @@ end(cm_ticket *ticket, cm_status status, bool read)
 }
 
 void
-cm_ticket_unread(cm_ticket *ticket)
+cm_ticket_finish_after_parts(cm_ticket *ticket, cm_ticket **parts, uint64_t part_count,
+                             cm_status status, bool read)
 {
-    cm_mutex_lock(&ticket->engine->lock);
-    ticket->read = false;
-    cm_mutex_unlock(&ticket->engine->lock);
+    cm_engine *engine = ticket->engine;
+    cm_list settled;
+    cm_list_init(&settled);
+    cm_mutex_lock(&engine->lock);
+    ticket->started = true; /* its parts do something: it cannot be cancelled */
+    ticket->is_whole = true;
+    ticket->after = parts;
+    ticket->after_count = part_count;
+    ticket->status = status;
+    ticket->read = read;
+    cm_order_follow_parts_locked(ticket, &settled);
+    cm_mutex_unlock(&engine->lock);
+    settle(&settled);
 }
 
 /* Lock held. Another thread has seen the end and is about to say so: that is not long,
@@ -463,24 +425,36 @@ look_at_end(cm_ticket *ticket)
     ticket->finishing = ticket->finishing || mine;
     cm_mutex_unlock(&engine->lock);
     if (mine) {
-        end(ticket, status, false);
+        cm_ticket_finish(ticket, status, false);
     }
 }
 
-/* The first that is not over, and those after it once it is. */
-static void
-look_at_parts(cm_ticket *ticket)
+/* Of a submitted whole the first part from *index on that is not over; held. NULL:
+ * there is none. */
+static cm_ticket *
+hold_part(cm_ticket *whole, uint64_t *index)
 {
-    cm_engine *engine = ticket->engine;
-    cm_mutex_lock(&engine->lock);
-    uint64_t i = ticket->closed_count;
-    cm_mutex_unlock(&engine->lock);
-    while (i < ticket->part_count && cm_ticket_update(ticket->parts[i])) {
-        i++;
+    if (!whole->is_whole) {
+        return NULL;
     }
-    cm_mutex_lock(&engine->lock);
-    ticket->closed_count = i > ticket->closed_count ? i : ticket->closed_count;
-    cm_mutex_unlock(&engine->lock);
+    cm_mutex_lock(&whole->engine->lock);
+    *index = *index < whole->passed_count ? whole->passed_count : *index;
+    bool has = whole->state == CM_TICKET_SUBMITTED && *index < whole->after_count;
+    cm_ticket *part = has ? cm_ticket_hold(whole->after[*index]) : NULL;
+    cm_mutex_unlock(&whole->engine->lock);
+    return part;
+}
+
+/* With the last of them the whole is over. */
+static void
+look_at_parts(cm_ticket *whole)
+{
+    cm_ticket *part;
+    bool over = true;
+    for (uint64_t i = 0; over && (part = hold_part(whole, &i)) != NULL; i++) {
+        over = cm_ticket_update(part);
+        cm_ticket_release(part);
+    }
 }
 
 /* The job waits for an event, or did until now: whether it can go on, or is to hear
@@ -504,10 +478,11 @@ bool
 cm_ticket_update(cm_ticket *ticket)
 {
     cm_engine *engine = ticket->engine;
+    look_at_parts(ticket);
     cm_mutex_lock(&engine->lock);
     await_finishing_locked(ticket);
-    bool waits = ticket->state == CM_TICKET_QUEUED && ticket->is_watched;
-    bool query = begin_query(ticket, ticket->state == CM_TICKET_SUBMITTED || waits);
+    bool waits = ticket->state == CM_TICKET_QUEUED && !cm_list_is_empty(&ticket->node);
+    bool query = begin_query(ticket, has_event(ticket) || waits);
     cm_job *job = waits ? cm_order_take_job_locked(ticket) : NULL;
     bool over = ticket->state == CM_TICKET_OVER;
     cm_mutex_unlock(&engine->lock);
@@ -516,9 +491,6 @@ cm_ticket_update(cm_ticket *ticket)
     }
     if (waits) {
         look_for_job(ticket, job);
-    }
-    else if (ticket->part_count > 0) {
-        look_at_parts(ticket);
     }
     else {
         look_at_end(ticket);
@@ -607,68 +579,51 @@ cm_ticket_read(cm_ticket *ticket, cm_ticket_info *out)
     cm_ticket_look(ticket, out);
 }
 
-static uint64_t
-deadline_after(uint64_t timeout_ns)
-{
-    uint64_t now = cm_now_ns();
-    return timeout_ns > UINT64_MAX - now ? UINT64_MAX : now + timeout_ns;
-}
-
-/* Lock held. The host or another thread has to act first. */
-static void
-wait_for_change(cm_engine *engine, uint64_t deadline)
-{
-    if (deadline == UINT64_MAX) {
-        cm_cond_wait(&engine->changed, &engine->lock);
-    }
-    else {
-        (void)cm_cond_wait_until(&engine->changed, &engine->lock, deadline);
-    }
-}
-
-/* Wait until the ticket has reached `state` or the deadline has passed; the state. */
-static cm_ticket_state
-wait_for_state(cm_ticket *ticket, cm_ticket_state state, uint64_t deadline)
+/* Wait until it has got there. Fails: CM_EFORKED, CM_ETIMEOUT. */
+static cm_status
+reach(cm_ticket *ticket, cm_ticket_state state, uint64_t timeout_ns)
 {
     cm_engine *engine = ticket->engine;
+    uint64_t begin = cm_now_ns();
+    uint64_t deadline =
+        timeout_ns > UINT64_MAX - begin ? UINT64_MAX : begin + timeout_ns;
     uint64_t start = 0; /* of the looking */
+    if (cm_engine_is_forked(engine)) {
+        return cm_fail(CM_EFORKED, 0);
+    }
     for (;;) {
         (void)cm_ticket_update(ticket);
         cm_mutex_lock(&engine->lock);
-        cm_ticket_state reached = ticket->state;
         uint64_t now = cm_now_ns();
-        bool over = reached >= state || now >= deadline;
-        if (!over && reached != CM_TICKET_SUBMITTED) {
-            wait_for_change(engine, deadline);
+        uint64_t until = deadline; /* the host or another thread has to act first */
+        if (ticket->state >= state || now >= deadline) {
+            cm_status status =
+                ticket->state >= state ? cm_ok() : cm_fail(CM_ETIMEOUT, timeout_ns);
+            cm_mutex_unlock(&engine->lock);
+            return status;
         }
-        else if (!over) {
+        if (ticket->state == CM_TICKET_SUBMITTED) {
             start = start == 0 ? now : start;
             uint64_t gap = cm_backoff_ns(now - start);
-            uint64_t until = deadline - now < gap ? deadline : now + gap;
-            if (gap > CM_BACKOFF_SLEEP_NS) {
-                (void)cm_cond_wait_until(&engine->changed, &engine->lock, until);
-            }
-            else {
-                cm_mutex_unlock(&engine->lock);
-                while (cm_now_ns() < until) {
-                    (void)sched_yield();
-                }
-                continue;
-            }
+            until = deadline - now < gap ? deadline : now + gap;
+        }
+        bool sleeps = until - now > CM_BACKOFF_SLEEP_NS;
+        if (sleeps) {
+            (void)cm_cond_wait_until(&engine->changed, &engine->lock, until);
         }
         cm_mutex_unlock(&engine->lock);
-        if (over) {
-            return reached;
+        while (!sleeps && cm_now_ns() < until) {
+            (void)sched_yield();
         }
     }
 }
 
-static cm_status
-take_status(cm_ticket *ticket)
+cm_status
+cm_ticket_outcome(cm_ticket *ticket, bool read)
 {
     cm_mutex_lock(&ticket->engine->lock);
     cm_status status = ticket->status;
-    ticket->read = true;
+    ticket->read = ticket->read || (read && !cm_is_ok(status));
     cm_mutex_unlock(&ticket->engine->lock);
     return status;
 }
@@ -676,28 +631,17 @@ take_status(cm_ticket *ticket)
 cm_status
 cm_ticket_wait(cm_ticket *ticket, uint64_t timeout_ns)
 {
-    if (cm_engine_is_forked(ticket->engine)) {
-        return ticket->state >= CM_TICKET_DONE ? ticket->status
-                                               : cm_fail(CM_EFORKED, 0);
+    if (cm_engine_is_forked(ticket->engine) && ticket->state >= CM_TICKET_DONE) {
+        return ticket->status;
     }
-    uint64_t deadline = deadline_after(timeout_ns);
-    if (wait_for_state(ticket, CM_TICKET_DONE, deadline) < CM_TICKET_DONE) {
-        return cm_fail(CM_ETIMEOUT, timeout_ns);
-    }
-    return take_status(ticket);
+    CM_TRY(reach(ticket, CM_TICKET_DONE, timeout_ns));
+    return cm_ticket_outcome(ticket, true);
 }
 
 cm_status
 cm_ticket_settle(cm_ticket *ticket, uint64_t timeout_ns)
 {
-    if (cm_engine_is_forked(ticket->engine)) {
-        return cm_fail(CM_EFORKED, 0);
-    }
-    uint64_t deadline = deadline_after(timeout_ns);
-    if (wait_for_state(ticket, CM_TICKET_SUBMITTED, deadline) < CM_TICKET_SUBMITTED) {
-        return cm_fail(CM_ETIMEOUT, timeout_ns);
-    }
-    return cm_ok();
+    return reach(ticket, CM_TICKET_SUBMITTED, timeout_ns);
 }
 
 /* Queue a wait for a submitted ticket; nothing to do for one that is over. */
@@ -705,18 +649,19 @@ static cm_status
 queue_wait(cm_ticket *ticket, cm_stream *stream)
 {
     cm_engine *engine = ticket->engine;
+    cm_ticket *part;
+    for (uint64_t i = 0; (part = hold_part(ticket, &i)) != NULL; i++) {
+        cm_status status = queue_wait(part, stream);
+        cm_ticket_release(part);
+        CM_TRY(status);
+    }
     cm_mutex_lock(&engine->lock);
-    bool query = begin_query(ticket, ticket->state == CM_TICKET_SUBMITTED);
+    bool query = begin_query(ticket, has_event(ticket));
     cm_mutex_unlock(&engine->lock);
     if (!query) {
         return cm_ok();
     }
-    cm_status status = ticket->part_count > 0
-                           ? cm_ok()
-                           : cm_stream_wait_event(stream, ticket->end_event);
-    for (uint64_t i = 0; i < ticket->part_count && cm_is_ok(status); i++) {
-        status = queue_wait(ticket->parts[i], stream);
-    }
+    cm_status status = cm_stream_wait_event(stream, ticket->end_event);
     end_query(ticket);
     return status;
 }
@@ -724,17 +669,17 @@ queue_wait(cm_ticket *ticket, cm_stream *stream)
 cm_status
 cm_ticket_depend(cm_ticket *ticket, cm_stream *stream, uint64_t timeout_ns)
 {
-    cm_ticket_state wanted = stream == NULL ? CM_TICKET_OVER : CM_TICKET_SUBMITTED;
-    uint64_t deadline = deadline_after(timeout_ns);
-    cm_ticket_state reached = wait_for_state(ticket, wanted, deadline);
-    if (reached == CM_TICKET_DONE) { /* it may still have others before it */
-        wanted = CM_TICKET_OVER;
-        reached = wait_for_state(ticket, wanted, deadline);
+    CM_TRY(reach(ticket, stream == NULL ? CM_TICKET_OVER : CM_TICKET_SUBMITTED,
+                 timeout_ns));
+    if (stream == NULL) {
+        return cm_ok();
     }
-    if (reached < wanted) {
-        return cm_fail(CM_ETIMEOUT, timeout_ns);
-    }
-    return stream == NULL ? cm_ok() : queue_wait(ticket, stream);
+    cm_mutex_lock(&ticket->engine->lock);
+    bool hangs = ticket->state == CM_TICKET_DONE; /* it may still have others before it
+                                                   */
+    cm_mutex_unlock(&ticket->engine->lock);
+    return hangs ? reach(ticket, CM_TICKET_OVER, timeout_ns)
+                 : queue_wait(ticket, stream);
 }
 
 cm_stream *
@@ -742,8 +687,8 @@ cm_ticket_take_stream(cm_ticket *ticket, int device)
 {
     cm_stream *stream = NULL;
     cm_mutex_lock(&ticket->engine->lock);
-    if (ticket->state == CM_TICKET_SUBMITTED && ticket->part_count > 0) {
-        ticket = ticket->parts[ticket->part_count - 1];
+    if (ticket->state == CM_TICKET_SUBMITTED && ticket->is_whole) {
+        ticket = ticket->after[ticket->after_count - 1];
     }
     if (ticket->state == CM_TICKET_SUBMITTED && ticket->lent != NULL
         && ticket->lent->device == device) {
@@ -763,15 +708,9 @@ cm_ticket_drain(cm_ticket *ticket)
 cm_status
 cm_ticket_order(cm_ticket *ticket, cm_stream *stream)
 {
-    if (cm_engine_is_forked(ticket->engine)) {
-        return cm_fail(CM_EFORKED, 0);
-    }
-    (void)wait_for_state(ticket, CM_TICKET_SUBMITTED, UINT64_MAX);
+    CM_TRY(reach(ticket, CM_TICKET_SUBMITTED, UINT64_MAX));
     CM_TRY(queue_wait(ticket, stream));
-    cm_mutex_lock(&ticket->engine->lock);
-    bool failed = !cm_is_ok(ticket->status); /* perhaps before it is done */
-    cm_mutex_unlock(&ticket->engine->lock);
-    return failed ? take_status(ticket) : cm_ok();
+    return cm_ticket_outcome(ticket, true);
 }
 
 cm_status

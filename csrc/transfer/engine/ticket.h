@@ -2,7 +2,8 @@
 /* Tickets as the engine's own files see them: the place of a copy in the order of all,
  * and its outcome. Each hangs on the first of those it comes after that is not far
  * enough, with its job or, cancelled or failed before its turn, without: so what comes
- * after it still comes after them. One that has parts is done with the last of them.
+ * after it still comes after them. A whole comes after its parts in the same way: it is
+ * submitted once they are, and done with the last of them.
  * Whoever finds that the device is through makes the ticket done, be it the watcher, a
  * waiter or a reader. Locks: the engine's. */
 #ifndef CM_TRANSFER_ENGINE_TICKET_H
@@ -12,7 +13,7 @@
 
 typedef enum cm_ticket_state {
     CM_TICKET_QUEUED, /* device work may still have to be queued, or the host to act */
-    CM_TICKET_SUBMITTED, /* done as soon as end_event is; with parts, as these are */
+    CM_TICKET_SUBMITTED, /* done as soon as end_event is, or a whole's parts are over */
     CM_TICKET_DONE,      /* the outcome is known; what it came after is not over */
     CM_TICKET_OVER,
 } cm_ticket_state;
@@ -23,16 +24,18 @@ typedef struct cm_notice {
 } cm_notice;
 
 struct cm_ticket {
-    cm_list node; /* in engine->pending, engine->watched or engine->unread */
+    cm_list node; /* in engine->watched or engine->unread */
     cm_engine *engine;
     uint64_t start_ns;
     uint64_t nbytes;              /* set before anybody else sees it, as is the next */
     _Atomic uint64_t moved;       /* see cm_ticket_count_moved */
     _Atomic uint64_t parts_moved; /* the same of all parts */
     cm_ticket *part_of;           /* borrowed: it is done later; NULL: of none */
-    /* Its place in the order, set before anybody else sees it. Held, owned array. */
+    /* Its place in the order, set before anybody else sees it. Held, owned array; of a
+     * whole, its parts. */
     cm_ticket **after;
-    uint32_t after_count;
+    uint64_t after_count;
+    bool is_whole;
     atomic_uint refs;    /* one of them until it is over */
     bool captured;       /* put into a graph, not run */
     atomic_bool stopped; /* by cm_ticket_stop() */
@@ -40,40 +43,32 @@ struct cm_ticket {
     bool by_host; /* they have to be over; else what follows submitted ones waits for
                      them on a stream */
     /* under engine->lock */
-    uint32_t passed_count; /* of `after`, the first */
+    uint64_t passed_count; /* of `after`, the first */
     cm_list order_node;    /* in `waiters` of the next */
     cm_list waiters;       /* tickets */
     struct cm_job *job;    /* that no thread has in hand; NULL: none */
-    bool is_watched;       /* `node` is in engine->watched */
     cm_route route;
     cm_ticket_state state;
     bool started; /* too late to cancel */
     bool cancelled;
     bool finishing;       /* one thread is making it done */
     bool read;            /* somebody was told of the failure, or will be */
-    bool abandoned;       /* nobody will ask */
-    uint32_t other_count; /* that might, beside one */
-    uint32_t query_count; /* threads that look at the events or parts now */
+    uint32_t asker_count; /* who might ask for it */
+    uint32_t query_count; /* threads that look at the events now */
     cm_status status;
     double seconds;
     int device;           /* of the events and the stream */
     uint64_t start_event; /* lent; 0: none */
     uint64_t end_event;
-    cm_stream *lent;   /* internal stream, in use until done; may be NULL */
-    cm_stream *side;   /* the same, beside the one that ends it */
-    cm_ticket **parts; /* owned array, held */
-    uint64_t part_count;
-    uint64_t open_count;     /* of them, not over */
-    uint64_t unqueued_count; /* ... nor submitted */
-    uint64_t closed_count;   /* of them, the first: known to be over */
-    bool is_left_to_parts;   /* it ends with the last */
+    cm_stream *lent; /* internal stream, in use until done; may be NULL */
+    cm_stream *side; /* the same, beside the one that ends it */
     cm_notice *notices;
     cm_keep keep[4];
     uint32_t keep_count;
     cm_page_shares locked; /* of what is page-locked at its ends, so that it stays so */
 };
 
-/* A ticket in `pending`, with two references: the caller's and the order's, and what is
+/* A ticket with two references: the caller's and the order's, and what is
  * page-locked now at the ends of the request stays so until it is done. NULL: no memory
  * (the keeps are then still the caller's). */
 cm_ticket *cm_ticket_create(cm_engine *engine, const cm_copy_request *request);
@@ -92,11 +87,12 @@ void cm_ticket_submit(cm_ticket *ticket, int device, uint64_t start_event,
                       uint64_t end_event, cm_stream *lent, cm_stream *side,
                       cm_status status);
 /* Done. Drops the shares and the keeps first. `read`: the caller tells the user of a
- * failure itself. While parts of it are not over it is left to them, and done with the
- * last. */
+ * failure itself. */
 void cm_ticket_finish(cm_ticket *ticket, cm_status status, bool read);
-/* The parts of a whole, which nobody else sees yet; takes over the array. */
-void cm_ticket_set_parts(cm_ticket *ticket, cm_ticket **parts, uint64_t part_count);
+/* The same for a whole, which nobody else sees yet, once all of its parts are over;
+ * takes over the array. */
+void cm_ticket_finish_after_parts(cm_ticket *ticket, cm_ticket **parts,
+                                  uint64_t part_count, cm_status status, bool read);
 /* So many bytes have moved so far, of which its whole is told. By one thread at a time.
  */
 void cm_ticket_set_moved(cm_ticket *ticket, uint64_t moved);
@@ -105,8 +101,9 @@ cm_ticket_is_stopped(const cm_ticket *ticket)
 {
     return atomic_load_explicit(&ticket->stopped, memory_order_relaxed);
 }
-/* The user was not told of the failure after all. */
-void cm_ticket_unread(cm_ticket *ticket);
+/* The first failure so far, perhaps before it is done. `read`: the user is told of it.
+ */
+CM_NODISCARD cm_status cm_ticket_outcome(cm_ticket *ticket, bool read);
 /* Look whether the device is through, or a job that waits for it can go on; true when
  * the ticket is over. */
 bool cm_ticket_update(cm_ticket *ticket);
@@ -130,6 +127,8 @@ bool cm_ticket_is_passed(const cm_ticket *ticket, bool by_host);
  * into `settled`, by `order_node`. */
 void cm_ticket_enter_state_locked(cm_ticket *ticket, cm_ticket_state state,
                                   cm_list *settled);
+/* A whole has its parts and goes as far as they are. */
+void cm_order_follow_parts_locked(cm_ticket *whole, cm_list *settled);
 /* To where it waits: for its event, for what comes before it, or for a job thread. */
 void cm_order_put_job_locked(cm_engine *engine, struct cm_job *job);
 /* Out of that; NULL: a thread has it in hand, or there is none. */

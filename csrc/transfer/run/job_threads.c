@@ -153,8 +153,7 @@ cm_ticket_cancel(cm_ticket *ticket)
     }
     cm_job *job = NULL;
     cm_mutex_lock(&engine->lock);
-    if (ticket->state == CM_TICKET_QUEUED && !ticket->started
-        && ticket->part_count == 0) {
+    if (ticket->state == CM_TICKET_QUEUED && !ticket->started) {
         ticket->cancelled = true;
         ticket->read = true; /* the canceller knows */
         job = cm_order_take_job_locked(ticket);
@@ -175,38 +174,6 @@ cm_ticket_cancel(cm_ticket *ticket)
 
 /* -- the end of the engine ---------------------------------------------------------- */
 
-static void
-wait_for_all(cm_engine *engine)
-{
-    for (;;) {
-        cm_mutex_lock(&engine->lock);
-        cm_ticket *ticket = NULL;
-        cm_list *list = engine->watched_count > 0 ? &engine->watched : &engine->pending;
-        if (!cm_list_is_empty(list)) {
-            ticket = cm_ticket_hold(CM_LIST_ENTRY(list->next, cm_ticket, node));
-        }
-        cm_mutex_unlock(&engine->lock);
-        if (ticket == NULL) {
-            return;
-        }
-        (void)!cm_is_ok(cm_ticket_depend(ticket, NULL, UINT64_MAX));
-        cm_ticket_release(ticket);
-    }
-}
-
-/* False: there are transfers again. */
-static bool
-wait_for_callers(cm_engine *engine)
-{
-    cm_mutex_lock(&engine->lock);
-    while (engine->caller_count > 0) {
-        cm_cond_wait(&engine->changed, &engine->lock);
-    }
-    bool none = engine->pending_count == 0;
-    cm_mutex_unlock(&engine->lock);
-    return none;
-}
-
 cm_status
 cm_engine_close(cm_engine *engine)
 {
@@ -215,10 +182,12 @@ cm_engine_close(cm_engine *engine)
     }
     cm_mutex_lock(&engine->lock);
     engine->closed = true;
+    /* A call that began before may leave a transfer behind; job threads and the watcher
+     * see to the end of each. */
+    while (engine->caller_count > 0 || engine->pending_count > 0) {
+        cm_cond_wait(&engine->changed, &engine->lock);
+    }
     cm_mutex_unlock(&engine->lock);
-    do { /* a call that began before may leave a transfer behind */
-        wait_for_all(engine);
-    } while (!wait_for_callers(engine));
     join_threads(engine);
     cm_engine_join_watcher(engine);
     cm_workers_fini(&engine->workers);

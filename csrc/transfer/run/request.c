@@ -8,25 +8,26 @@
 #include "transfer/routes/pieces.h"
 #include "transfer/run/run.h"
 
+/* `tells`: the call does, of a failure. */
 static cm_status
-finish_here(cm_job *job, cm_status status)
+finish_here(cm_job *job, cm_status status, bool tells)
 {
     cm_ticket *ticket = cm_ticket_hold(job->ticket);
     bool submitted = job->step == CM_JOB_SUBMITTED;
     cm_job_destroy(job);
     if (!submitted) {
-        cm_ticket_finish(ticket, status, true);
+        cm_ticket_finish(ticket, status, tells);
     }
     cm_ticket_release(ticket);
     return status;
 }
 
 static cm_status
-run_here(cm_job *job)
+run_here(cm_job *job, bool tells)
 {
     cm_status status = cm_job_run(job);
     if (!cm_is_ok(status) || job->step != CM_JOB_DRAIN) {
-        return finish_here(job, status);
+        return finish_here(job, status, tells);
     }
     cm_wait_hooks hooks = job->hooks;
     job->hooks.interrupted = NULL; /* no caller's thread waits any more */
@@ -36,7 +37,7 @@ run_here(cm_job *job)
     }
     job->hooks = hooks;
     /* No thread to be had: the caller waits after all. */
-    return finish_here(job, cm_job_run(job));
+    return finish_here(job, cm_job_run(job), tells);
 }
 
 /* `waits`: there is work for the host until the end. Otherwise a job thread queues it.
@@ -47,7 +48,7 @@ run_in_background(cm_job *job, bool waits)
     job->blocking = waits;
     job->hooks.interrupted = NULL;
     cm_status status = cm_engine_give_job(job->engine, job);
-    return cm_is_ok(status) ? status : finish_here(job, status);
+    return cm_is_ok(status) ? status : finish_here(job, status, true);
 }
 
 /* What is found locked may have come after the ticket took its shares. Where it is gone
@@ -158,7 +159,7 @@ start_job(cm_job *job, const cm_copy_request *request, cm_status prepared)
     ticket->route = job->plan.route;
     ticket->captured = job->capturing;
     if (!cm_is_ok(prepared) || job->plan.route == CM_ROUTE_NOTHING) {
-        return finish_here(job, prepared);
+        return finish_here(job, prepared, true);
     }
     bool background = request->stream == NULL && !request->blocking;
     bool waits = cm_job_uses_host(job);
@@ -166,14 +167,10 @@ start_job(cm_job *job, const cm_copy_request *request, cm_status prepared)
         return run_in_background(job, waits);
     }
     ticket->started = true;
-    cm_status status = run_here(job);
-    if (!background || cm_is_ok(status)) {
-        return status;
-    }
     /* What fails in the background is learnt from the ticket, whichever thread ran it.
      */
-    cm_ticket_unread(ticket);
-    return cm_ok();
+    cm_status status = run_here(job, !background);
+    return background ? cm_ok() : status;
 }
 
 void
