@@ -34,10 +34,11 @@ enum {
 
 struct cm_job;
 
-typedef struct cm_event_stack {
+/* Events, or cm_stream pointers. */
+typedef struct cm_spares {
     int count;
-    uint64_t events[CM_CACHE_SLOTS];
-} cm_event_stack;
+    uint64_t items[CM_CACHE_SLOTS];
+} cm_spares;
 
 /* Stands beside a stream, for all copies that are in the order of that. */
 typedef struct cm_side_stream {
@@ -47,13 +48,13 @@ typedef struct cm_side_stream {
     cm_stream *stream; /* NULL: free */
 } cm_side_stream;
 
-typedef struct cm_cache_stack {
-    cm_event_stack events;
-    cm_event_stack untimed_events;
-    int stream_count;
-    cm_stream *streams[CM_CACHE_SLOTS];
+/* Of a device. */
+typedef struct cm_resource_cache {
+    cm_spares events;
+    cm_spares untimed_events;
+    cm_spares streams;
     cm_side_stream sides[CM_CACHE_SLOTS];
-} cm_cache_stack;
+} cm_resource_cache;
 
 /* Counted: by its creator until close, and by each ticket. Invariants, under the lock:
  * pending_count = tickets that are not done; watched_count = those of them in
@@ -108,7 +109,7 @@ struct cm_engine {
     uint64_t ring_nbytes; /* page-locked blocks that transfers are using */
     cm_pool *pinned_pool; /* held; may be NULL */
     cm_pool *device_pools[CM_MAX_DEVICES];
-    cm_cache_stack cache[CM_MAX_DEVICES];
+    cm_resource_cache cache[CM_MAX_DEVICES];
 };
 
 cm_engine *cm_engine_hold(cm_engine *engine);

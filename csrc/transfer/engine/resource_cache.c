@@ -1,23 +1,40 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "transfer/engine/private.h"
 
-static cm_status
-take_event(cm_engine *engine, int device, cm_event_stack *stack, unsigned flags,
-           uint64_t *out)
+static bool
+take(cm_engine *engine, cm_spares *spares, uint64_t *out)
 {
     cm_mutex_lock(&engine->lock);
-    bool found = stack->count > 0;
-    if (found) {
-        *out = stack->events[--stack->count];
+    bool has = spares->count > 0;
+    if (has) {
+        *out = spares->items[--spares->count];
     }
     cm_mutex_unlock(&engine->lock);
-    if (found) {
-        return cm_ok();
+    return has;
+}
+
+/* False: there is no room. */
+static bool
+keep(cm_engine *engine, cm_spares *spares, uint64_t item)
+{
+    cm_mutex_lock(&engine->lock);
+    bool has_room = spares->count < CM_CACHE_SLOTS;
+    if (has_room) {
+        spares->items[spares->count++] = item;
     }
-    cm_device_guard guard;
-    CM_TRY(cm_device_enter(engine->rt, device, &guard));
-    cm_status status = cm_rt_event_create(engine->rt, flags, out);
-    cm_device_leave(engine->rt, &guard);
+    cm_mutex_unlock(&engine->lock);
+    return has_room;
+}
+
+static cm_status
+take_event(cm_engine *engine, int device, cm_spares *spares, unsigned flags,
+           uint64_t *out)
+{
+    cm_status status = cm_ok();
+    if (!take(engine, spares, out)) {
+        CM_ON_DEVICE(status, engine->rt, device,
+                     cm_rt_event_create(engine->rt, flags, out));
+    }
     return status;
 }
 
@@ -25,26 +42,15 @@ take_event(cm_engine *engine, int device, cm_event_stack *stack, unsigned flags,
 static cm_status
 destroy_event(cm_runtime *rt, int device, uint64_t event)
 {
-    cm_device_guard guard;
-    CM_TRY(cm_device_enter(rt, device, &guard));
-    cm_status status = cm_rt_event_destroy(rt, event);
-    cm_device_leave(rt, &guard);
+    cm_status status;
+    CM_ON_DEVICE(status, rt, device, cm_rt_event_destroy(rt, event));
     return status;
 }
 
 static void
-give_event(cm_engine *engine, int device, cm_event_stack *stack, uint64_t event)
+give_event(cm_engine *engine, int device, cm_spares *spares, uint64_t event)
 {
-    if (event == 0) {
-        return;
-    }
-    cm_mutex_lock(&engine->lock);
-    bool kept = stack->count < CM_CACHE_SLOTS;
-    if (kept) {
-        stack->events[stack->count++] = event;
-    }
-    cm_mutex_unlock(&engine->lock);
-    if (!kept) {
+    if (event != 0 && !keep(engine, spares, event)) {
         (void)!cm_is_ok(destroy_event(engine->rt, device, event));
     }
 }
@@ -78,55 +84,33 @@ cm_cache_give_untimed_event(cm_engine *engine, int device, uint64_t event)
 cm_status
 cm_cache_take_stream(cm_engine *engine, int device, cm_stream **out)
 {
-    cm_cache_stack *stack = &engine->cache[device];
-    cm_mutex_lock(&engine->lock);
-    bool found = stack->stream_count > 0;
-    if (found) {
-        *out = stack->streams[--stack->stream_count];
+    uint64_t spare;
+    if (!take(engine, &engine->cache[device].streams, &spare)) {
+        return cm_stream_create(engine->rt, device, CM_STREAM_NON_BLOCKING, 0, out);
     }
-    cm_mutex_unlock(&engine->lock);
-    if (found) {
-        return cm_ok();
-    }
-    return cm_stream_create(engine->rt, device, CM_STREAM_NON_BLOCKING, 0, out);
+    *out = (cm_stream *)(uintptr_t)spare;
+    return cm_ok();
 }
 
 void
 cm_cache_give_stream(cm_engine *engine, cm_stream *stream)
 {
-    if (stream == NULL) {
-        return;
-    }
-    cm_cache_stack *stack = &engine->cache[stream->device];
-    cm_mutex_lock(&engine->lock);
-    bool kept = stack->stream_count < CM_CACHE_SLOTS;
-    if (kept) {
-        stack->streams[stack->stream_count++] = stream;
-    }
-    cm_mutex_unlock(&engine->lock);
-    if (!kept) {
+    if (stream != NULL
+        && !keep(engine, &engine->cache[stream->device].streams, (uintptr_t)stream)) {
         cm_stream_release(stream);
     }
 }
 
-/* NULL: a free one. Under the lock, as is the next. */
+/* That stream, or (`beside` not NULL) one beside that; both NULL: a free place. Lock
+ * held. */
 static cm_side_stream *
-find_side(cm_cache_stack *stack, const cm_stream *stream)
+find_side(cm_resource_cache *cache, const cm_stream *stream, const cm_stream *beside)
 {
     for (int i = 0; i < CM_CACHE_SLOTS; i++) {
-        if (stack->sides[i].stream == stream) {
-            return &stack->sides[i];
-        }
-    }
-    return NULL;
-}
-
-static cm_side_stream *
-find_beside(cm_cache_stack *stack, const cm_stream *beside)
-{
-    for (int i = 0; i < CM_CACHE_SLOTS; i++) {
-        if (stack->sides[i].stream != NULL && stack->sides[i].beside == beside->id) {
-            return &stack->sides[i];
+        cm_side_stream *side = &cache->sides[i];
+        if (beside == NULL ? side->stream == stream
+                           : side->stream != NULL && side->beside == beside->id) {
+            return side;
         }
     }
     return NULL;
@@ -136,9 +120,9 @@ cm_status
 cm_cache_take_side(cm_engine *engine, int device, const cm_stream *beside,
                    cm_stream **out)
 {
-    cm_cache_stack *stack = &engine->cache[device];
+    cm_resource_cache *cache = &engine->cache[device];
     cm_mutex_lock(&engine->lock);
-    cm_side_stream *side = find_beside(stack, beside);
+    cm_side_stream *side = find_side(cache, NULL, beside);
     if (side != NULL) {
         side->refs++;
         *out = side->stream;
@@ -150,7 +134,7 @@ cm_cache_take_side(cm_engine *engine, int device, const cm_stream *beside,
     CM_TRY(cm_cache_take_stream(engine, device, out));
     cm_mutex_lock(&engine->lock);
     /* Two threads may both add one; where all are taken it is this user's alone. */
-    side = find_side(stack, NULL);
+    side = find_side(cache, NULL, NULL);
     if (side != NULL) {
         *side = (cm_side_stream){.beside = beside->id, .refs = 1, .stream = *out};
     }
@@ -165,7 +149,7 @@ cm_cache_give_side(cm_engine *engine, cm_stream *stream, bool is_idle)
         return;
     }
     cm_mutex_lock(&engine->lock);
-    cm_side_stream *side = find_side(&engine->cache[stream->device], stream);
+    cm_side_stream *side = find_side(&engine->cache[stream->device], stream, NULL);
     bool is_last = true;
     if (side != NULL) {
         side->is_busy = side->is_busy || !is_idle;
@@ -206,23 +190,23 @@ cm_cache_take_pinned(cm_engine *engine, uint64_t nbytes, uint64_t most,
                      const cm_wait_hooks *hooks, cm_block **out)
 {
     cm_pool *pool = cm_cache_enter_ring(engine, nbytes, most);
-    cm_status status = pool == NULL
-                           ? cm_fail(CM_EINVALID, 0)
-                           : cm_pool_alloc_asking(pool, nbytes, NULL, hooks, out);
+    *out = NULL;
+    if (pool == NULL) {
+        return cm_fail(CM_EINVALID, 0);
+    }
+    cm_status status = cm_pool_alloc_asking(pool, nbytes, NULL, hooks, out);
     if (!cm_is_ok(status)) {
         *out = NULL;
-        if (pool != NULL) {
-            cm_cache_leave_ring(engine, nbytes);
-        }
+        cm_cache_leave_ring(engine, nbytes);
     }
     return status;
 }
 
 static void
-destroy_events(cm_runtime *rt, int device, cm_event_stack *stack, cm_status *first)
+destroy_events(cm_runtime *rt, int device, cm_spares *spares, cm_status *first)
 {
-    while (stack->count > 0) {
-        cm_status status = destroy_event(rt, device, stack->events[--stack->count]);
+    while (spares->count > 0) {
+        cm_status status = destroy_event(rt, device, spares->items[--spares->count]);
         *first = cm_is_ok(*first) ? status : *first;
     }
 }
@@ -232,11 +216,12 @@ cm_cache_fini(cm_engine *engine)
 {
     cm_status first = cm_ok();
     for (int device = 0; device < CM_MAX_DEVICES; device++) {
-        cm_cache_stack *stack = &engine->cache[device];
-        destroy_events(engine->rt, device, &stack->events, &first);
-        destroy_events(engine->rt, device, &stack->untimed_events, &first);
-        while (stack->stream_count > 0) {
-            cm_stream_release(stack->streams[--stack->stream_count]);
+        cm_resource_cache *cache = &engine->cache[device];
+        uint64_t stream;
+        destroy_events(engine->rt, device, &cache->events, &first);
+        destroy_events(engine->rt, device, &cache->untimed_events, &first);
+        while (take(engine, &cache->streams, &stream)) {
+            cm_stream_release((cm_stream *)(uintptr_t)stream);
         }
     }
     return first;
