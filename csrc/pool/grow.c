@@ -14,7 +14,7 @@
 #include "pool/scope.h"
 
 enum {
-    CHUNK_SHARE = 200, /* a new chunk is at most this part of what is held */
+    CHUNK_SHARE = 500, /* a new chunk is at most this part of what is held */
     TIDY_TAKES = 300   /* blocks rather go into holes, after memory was made */
 };
 

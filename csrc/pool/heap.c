@@ -490,11 +490,15 @@ is_gap(const cm_heap_span *span)
     return span != NULL && span->state == CM_SPAN_GAP;
 }
 
+/* `grows`: memory has to be brought there. */
 static bool
-is_better(const cm_hole *a, const cm_hole *b)
+is_better(const cm_hole *a, const cm_hole *b, bool grows)
 {
-    if (b->first == NULL || a->touched != b->touched) {
-        return b->first == NULL || a->touched < b->touched;
+    if (b->first == NULL || (grows && a->missing != b->missing)) {
+        return b->first == NULL || a->missing < b->missing;
+    }
+    if (a->touched != b->touched) {
+        return a->touched < b->touched;
     }
     return a->run_nbytes != b->run_nbytes ? a->run_nbytes < b->run_nbytes
                                           : a->missing < b->missing;
@@ -521,7 +525,7 @@ try_span(cm_heap_span *span, uint64_t nbytes, uint64_t align, cm_hole *best)
             hole.touched = touched;
         }
     }
-    if (is_better(&hole, best)) {
+    if (is_better(&hole, best, false)) {
         *best = hole;
     }
 }
@@ -548,7 +552,7 @@ look_in_bin(const cm_list *bin, uint64_t look, uint64_t nbytes, uint64_t align,
 /* The place at `begin` in the run of spans from `first` to the address `end`. */
 static void
 try_hole(cm_heap_span *first, cm_address end, cm_address begin, uint64_t nbytes,
-         uint64_t most_missing, cm_hole *best)
+         uint64_t most_missing, bool grows, cm_hole *best)
 {
     uint64_t granule = first->arena->granule;
     cm_address run_begin = first->block.address;
@@ -557,7 +561,7 @@ try_hole(cm_heap_span *first, cm_address end, cm_address begin, uint64_t nbytes,
     cm_hole hole = {.begin = begin,
                     .touched = count_touched(granule, run_begin, end, begin, nbytes),
                     .run_nbytes = end - run_begin};
-    if (best->first != NULL && hole.touched > best->touched) {
+    if (!grows && best->first != NULL && hole.touched > best->touched) {
         return;
     }
     for (cm_heap_span *span = first;
@@ -574,7 +578,8 @@ try_hole(cm_heap_span *first, cm_address end, cm_address begin, uint64_t nbytes,
             hole.missing += (to - from) / granule;
         }
     }
-    if (hole.gap_count > 0 && hole.missing <= most_missing && is_better(&hole, best)) {
+    if (hole.gap_count > 0 && hole.missing <= most_missing
+        && is_better(&hole, best, grows)) {
         *best = hole;
     }
 }
@@ -590,7 +595,7 @@ is_in_run(const cm_heap_span *span, const cm_heap_view *view)
 /* Both ends of each run, where a place may share a granule with a neighbour. */
 void
 cm_heap_find_hole(const cm_heap *heap, uint64_t nbytes, uint64_t align,
-                  const cm_heap_view *view, uint64_t most_missing, bool with_tail,
+                  const cm_heap_view *view, uint64_t most_missing, bool grows,
                   cm_hole *best)
 {
     for (cm_list *n = heap->gaps.next; n != &heap->gaps; n = n->next) {
@@ -608,13 +613,13 @@ cm_heap_find_hole(const cm_heap *heap, uint64_t nbytes, uint64_t align,
         first = first != NULL ? first : CM_LIST_ENTRY(n, cm_heap_span, node);
         cm_address end = cm_span_end(last);
         cm_address begin = cm_round_up_to(first->block.address, align);
-        if (begin > end || end - begin < nbytes || (last->next == NULL && !with_tail)) {
+        if (begin > end || end - begin < nbytes || (last->next == NULL && !grows)) {
             continue;
         }
-        try_hole(first, end, begin, nbytes, most_missing, best);
+        try_hole(first, end, begin, nbytes, most_missing, grows, best);
         if (last->next != NULL) {
             begin = (end - nbytes) & ~(align - 1);
-            try_hole(first, end, begin, nbytes, most_missing, best);
+            try_hole(first, end, begin, nbytes, most_missing, grows, best);
         }
     }
 }

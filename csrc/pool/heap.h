@@ -69,7 +69,8 @@ enum { CM_READY_SETS = 32, CM_READY_WAYS = 4 };
 
 /* A place in a placed arena that nothing lives in. Memory that nothing lives in can be
  * moved to where it is needed, a granule at a time: of two places the one is better
- * that is the first to need fewer granules, then the one in the shorter run. */
+ * that is the first to need fewer granules, then the one in the shorter run; where
+ * memory has to be brought, the one that lacks fewer comes before that. */
 typedef struct cm_hole {
     cm_heap_span *first; /* that it covers; NULL: none */
     uint32_t span_count;
@@ -140,10 +141,10 @@ cm_heap_span *cm_heap_take(cm_heap *heap, uint64_t nbytes, uint64_t align,
 cm_heap_span *cm_heap_search(cm_heap *heap, uint64_t nbytes, uint64_t align,
                              const cm_heap_view *view);
 /* The best place for `nbytes` over free spans and at least one gap, with no more than
- * `most_missing` granules to be brought; `best` is beaten or stays. The addresses after
- * all memory count if `with_tail`. */
+ * `most_missing` granules to be brought; `best` is beaten or stays. `grows`: memory is
+ * brought in any case, and the addresses after all memory count. */
 void cm_heap_find_hole(const cm_heap *heap, uint64_t nbytes, uint64_t align,
-                       const cm_heap_view *view, uint64_t most_missing, bool with_tail,
+                       const cm_heap_view *view, uint64_t most_missing, bool grows,
                        cm_hole *best);
 /* A LIVE, FLIGHT or BUSY span becomes FREE with that tag and epoch (tag 0: clean) and
  * joins its neighbours. Returns the span it is part of then. */

@@ -203,20 +203,20 @@ test_pool_moves_as_many_chunks_as_it_takes(void)
 static void
 test_pool_gives_back_a_chunk_that_fits_nowhere(void)
 {
-    cm_runtime *rt = open_emulated(13000, 1, UINT64_C(1536) * MIB);
+    cm_runtime *rt = open_emulated(13000, 1, UINT64_C(3840) * MIB);
     cm_pool *pool = open_pool(rt, DEVICE);
-    cm_block *held = take(pool, 500 * MIB, NULL);
-    cm_block *low = take(pool, 400 * MIB, NULL);
+    cm_block *held = take(pool, 1250 * MIB, NULL);
+    cm_block *low = take(pool, 1000 * MIB, NULL);
     cm_block *between = take(pool, 2 * MIB, NULL);
-    cm_block *high = take(pool, 300 * MIB, NULL);
+    cm_block *high = take(pool, 750 * MIB, NULL);
     cm_block *last = take(pool, 2 * MIB, NULL);
-    CHECK_EQ(read_counters(pool).reserved_nbytes, 1204 * MIB);
+    CHECK_EQ(read_counters(pool).reserved_nbytes, 3004 * MIB);
     give(pool, low, NULL, 0);
     give(pool, high, NULL, 0);
     uint64_t released = cm_faults_count(rt, CM_OP_physical_release);
-    cm_block *large = take(pool, 698 * MIB, NULL);
+    cm_block *large = take(pool, 1748 * MIB, NULL);
     cm_pool_counters c = read_counters(pool);
-    CHECK_EQ(c.reserved_nbytes, 1202 * MIB);
+    CHECK_EQ(c.reserved_nbytes, 3002 * MIB);
     CHECK_EQ(c.cached_nbytes, 0);
     CHECK_EQ(cm_faults_count(rt, CM_OP_physical_release), released + 1);
     check_usable(rt, large);
