@@ -4,8 +4,10 @@
 Importing makes no CUDA call; the driver is opened at first use.
 """
 
+import atexit
 from functools import cache
 from importlib import import_module
+from types import BuiltinFunctionType
 from typing import TYPE_CHECKING
 
 # fmt: off
@@ -149,6 +151,27 @@ __all__ = [
     "zeros",
 ]
 # fmt: on
+
+for _each in [*globals().values()]:
+    if isinstance(_each, BuiltinFunctionType):
+        _each.__module__ = "cumem"  # what help() and a pickle name
+del _each
+
+
+@atexit.register
+def _at_exit() -> None:
+    """After the handlers of those who import cumem, and before finalisation, when threads
+    could not be joined any more. Daemon threads are not joined."""
+    from cumem import _core
+
+    others_run = True
+    try:
+        import threading
+
+        others_run = threading.active_count() != 1
+    finally:
+        _core._at_exit(others_run)
+
 
 #: Modules that are loaded at the first use of one of these names, and for what `_core`
 #: asks of Python: making their classes takes longer than the extension does.

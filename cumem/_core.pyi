@@ -2003,6 +2003,11 @@ def _fill(
 ) -> None:
     """What `Buffer.fill` comes to: an array of one element, of its dtype; None: zeros."""
 
+def _at_exit(others_run: bool, /) -> None:
+    """Wait for unfinished transfers and, where no other thread may be inside the engine
+    right now, end the worker threads.
+    """
+
 def _freeze(buffer: Buffer, /) -> None: ...
 def _raw_copy(dst: Buffer, src: Buffer, stream: object, /) -> float: ...
 

@@ -138,12 +138,7 @@ read_quickly(many_pairs *self, cm_operand *end, PyObject *object, bool *asks)
         if (cm_numpy_region(object, &end->region, &end->dtype, &end->readonly) < 0) {
             return -1;
         }
-        PyObject *owner = cm_numpy_owner(object);
-        if (owner != NULL && cm_buffer_check(self->state, owner)) {
-            end->storage = ((cm_buffer *)(void *)owner)->storage; /* kept by the array
-                                                                   */
-        }
-        Py_XDECREF(owner);
+        end->storage = cm_operand_storage_of(self->state, object);
         *asks = true;
     }
     else {
@@ -616,16 +611,8 @@ run_call(many_call *call, cm_engine *engine, cm_ticket **ticket)
 static void
 mark_if_capturing(const many_call *call)
 {
-    const cm_stream *stream = call->call.stream;
-    bool capturing = false;
-    if (stream == NULL || !cm_stream_may_capture(stream)) {
-        return;
-    }
-    cm_status status;
-    Py_BEGIN_ALLOW_THREADS
-    status =
-        cm_stream_ask_capturing(stream->rt, stream->device, stream->handle, &capturing);
-    Py_END_ALLOW_THREADS
+    bool capturing;
+    cm_status status = cm_call_ask_capturing(call->call.stream, &capturing);
     if (capturing || !cm_is_ok(status)) {
         cm_call_mark_captured(&call->call);
     }

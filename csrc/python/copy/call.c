@@ -286,6 +286,20 @@ cm_call_engine(cm_state *state, uint64_t devices)
     return engine;
 }
 
+cm_status
+cm_call_ask_capturing(const cm_stream *stream, bool *out)
+{
+    *out = false;
+    if (stream == NULL || !cm_stream_may_capture(stream)) {
+        return cm_ok();
+    }
+    cm_status status;
+    Py_BEGIN_ALLOW_THREADS
+    status = cm_stream_ask_capturing(stream->rt, stream->device, stream->handle, out);
+    Py_END_ALLOW_THREADS
+    return status;
+}
+
 static bool
 is_on_stream(const cm_call *call)
 {

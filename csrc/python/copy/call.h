@@ -130,6 +130,9 @@ int cm_call_keep_storage(cm_call *call, cm_storage *storage);
 int cm_call_keep_object(cm_call *call, PyObject *object);
 int cm_call_keep(cm_call *call, const cm_operand *end);
 
+/* Does the stream capture? NULL does not. The GIL stays where that can be seen. */
+cm_status cm_call_ask_capturing(const cm_stream *stream, bool *out);
+
 /* The engine with the pools of all `devices` (by index); NULL with an exception. */
 cm_engine *cm_call_engine(cm_state *state, uint64_t devices);
 /* Fill in all of the request but the ends and the keeps: for a look at it. */

@@ -302,65 +302,11 @@ empty_like(PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyObject *
     return buffer;
 }
 
-/* -- pinned and mapped ------------------------------------------------------------------ */
-
-static PyObject *
-empty_host(const char *function, PyObject *module, PyObject *const *args,
-           Py_ssize_t nargs, PyObject *kwnames, cm_kind kind)
-{
-    static const char *const names[] = {"shape",          "dtype",  "order", "portable",
-                                        "write_combined", "device", "pool",  NULL};
-    PyObject *values[7];
-    request self;
-    PyObject *buffer = NULL;
-    bool portable = true;
-    bool write_combined = false;
-    request_init(&self, module, kind);
-    if (cm_args_parse(function, args, nargs, kwnames, names, 2, 1, values) == 0
-        && (values[3] == NULL || cm_arg_bool(values[3], "portable", &portable) == 0)
-        && (values[4] == NULL
-            || cm_arg_bool(values[4], "write_combined", &write_combined) == 0)
-        && request_set_place(&self, values[5], values[6]) == 0
-        && request_set_shape(&self, values[0], values[1], values[2]) == 0) {
-        self.flags &= portable ? ~0u : ~(unsigned)CM_HOST_ALLOC_PORTABLE;
-        self.flags |= write_combined ? CM_HOST_ALLOC_WRITE_COMBINED : 0u;
-        buffer = request_allocate(&self);
-    }
-    request_fini(&self);
-    return buffer;
-}
-
-static PyObject *
-empty_pinned(PyObject *module, PyObject *const *args, Py_ssize_t nargs,
-             PyObject *kwnames)
-{
-    PyObject *warm =
-        cm_fast_kind(cm_state_of_module(module), CM_KIND_PINNED, args, nargs, kwnames);
-    return CM_LIKELY(warm != NULL) ? warm
-                                   : empty_host("empty_pinned", module, args, nargs,
-                                                kwnames, CM_KIND_PINNED);
-}
-
-static PyObject *
-empty_mapped(PyObject *module, PyObject *const *args, Py_ssize_t nargs,
-             PyObject *kwnames)
-{
-    PyObject *warm =
-        cm_fast_kind(cm_state_of_module(module), CM_KIND_MAPPED, args, nargs, kwnames);
-    return CM_LIKELY(warm != NULL) ? warm
-                                   : empty_host("empty_mapped", module, args, nargs,
-                                                kwnames, CM_KIND_MAPPED);
-}
-
-/* -- managed ---------------------------------------------------------------------------- */
+/* -- of one kind ------------------------------------------------------------------------ */
 
 static int
 parse_attach(PyObject *object, unsigned *out)
 {
-    *out = CM_MANAGED_GLOBAL;
-    if (object == NULL) {
-        return 0;
-    }
     if (!PyUnicode_Check(object)) {
         return cm_arg_refuse(object, "attach", "\"global\" or \"host\"");
     }
@@ -376,57 +322,75 @@ parse_attach(PyObject *object, unsigned *out)
     return -1;
 }
 
-static PyObject *
-empty_managed(PyObject *module, PyObject *const *args, Py_ssize_t nargs,
-              PyObject *kwnames)
+/* Absent ones leave the usual flags. */
+static int
+request_set_flags(request *self, PyObject *portable, PyObject *write_combined,
+                  PyObject *attach)
 {
-    PyObject *warm =
-        cm_fast_kind(cm_state_of_module(module), CM_KIND_MANAGED, args, nargs, kwnames);
-    if (CM_LIKELY(warm != NULL)) {
-        return warm;
+    bool stays = true;
+    bool combines = false;
+    if ((portable != NULL && cm_arg_bool(portable, "portable", &stays) < 0)
+        || (write_combined != NULL
+            && cm_arg_bool(write_combined, "write_combined", &combines) < 0)) {
+        return -1;
     }
-    static const char *const names[] = {"shape",  "dtype", "order", "attach",
-                                        "device", "pool",  NULL};
-    PyObject *values[6];
+    self->flags &= stays ? ~0u : ~(unsigned)CM_HOST_ALLOC_PORTABLE;
+    self->flags |= combines ? CM_HOST_ALLOC_WRITE_COMBINED : 0u;
+    return attach == NULL ? 0 : parse_attach(attach, &self->flags);
+}
+
+/* What a function takes beside shape, dtype and order. */
+enum { PORTABLE, WRITE_COMBINED, ATTACH, DEVICE, STREAM, POOL, OPTION_COUNT };
+
+static PyObject *
+empty_kind(const char *function, cm_kind kind, const int *options, PyObject *module,
+           PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
+{
+    static const char *const texts[] = {"portable", "write_combined", "attach",
+                                        "device",   "stream",         "pool"};
+    const char *names[3 + OPTION_COUNT + 1] = {"shape", "dtype", "order"};
+    PyObject *values[3 + OPTION_COUNT];
+    PyObject *found[OPTION_COUNT] = {NULL};
+    int count = 0;
+    for (; options[count] != OPTION_COUNT; count++) {
+        names[3 + count] = texts[options[count]];
+    }
     request self;
     PyObject *buffer = NULL;
-    request_init(&self, module, CM_KIND_MANAGED);
-    if (cm_args_parse("empty_managed", args, nargs, kwnames, names, 2, 1, values) == 0
-        && parse_attach(values[3], &self.flags) == 0
-        && request_set_place(&self, values[4], values[5]) == 0
-        && request_set_shape(&self, values[0], values[1], values[2]) == 0) {
-        buffer = request_allocate(&self);
+    request_init(&self, module, kind);
+    if (cm_args_parse(function, args, nargs, kwnames, names, 2, 1, values) == 0) {
+        for (int i = 0; i < count; i++) {
+            found[options[i]] = values[3 + i];
+        }
+        if (request_set_flags(&self, found[PORTABLE], found[WRITE_COMBINED],
+                              found[ATTACH])
+                == 0
+            && request_set_place(&self, found[DEVICE], found[POOL]) == 0
+            && request_set_shape(&self, values[0], values[1], values[2]) == 0
+            && request_set_stream(&self, found[STREAM], true) == 0) {
+            buffer = request_allocate(&self);
+        }
     }
     request_fini(&self);
     return buffer;
 }
 
-/* -- device ----------------------------------------------------------------------------- */
+#define EMPTY(name, kind, ...)                                                         \
+    static PyObject *empty_##name(PyObject *module, PyObject *const *args,             \
+                                  Py_ssize_t nargs, PyObject *kwnames)                 \
+    {                                                                                  \
+        static const int options[] = {__VA_ARGS__, OPTION_COUNT};                      \
+        PyObject *warm =                                                               \
+            cm_fast_kind(cm_state_of_module(module), kind, args, nargs, kwnames);      \
+        return CM_LIKELY(warm != NULL) ? warm                                          \
+                                       : empty_kind("empty_" #name, kind, options,     \
+                                                    module, args, nargs, kwnames);     \
+    }
 
-static PyObject *
-empty_device(PyObject *module, PyObject *const *args, Py_ssize_t nargs,
-             PyObject *kwnames)
-{
-    PyObject *warm =
-        cm_fast_kind(cm_state_of_module(module), CM_KIND_DEVICE, args, nargs, kwnames);
-    if (CM_LIKELY(warm != NULL)) {
-        return warm;
-    }
-    static const char *const names[] = {"shape",  "dtype", "order", "device",
-                                        "stream", "pool",  NULL};
-    PyObject *values[6];
-    request self;
-    PyObject *buffer = NULL;
-    request_init(&self, module, CM_KIND_DEVICE);
-    if (cm_args_parse("empty_device", args, nargs, kwnames, names, 2, 1, values) == 0
-        && request_set_place(&self, values[3], values[5]) == 0
-        && request_set_shape(&self, values[0], values[1], values[2]) == 0
-        && request_set_stream(&self, values[4], true) == 0) {
-        buffer = request_allocate(&self);
-    }
-    request_fini(&self);
-    return buffer;
-}
+EMPTY(pinned, CM_KIND_PINNED, PORTABLE, WRITE_COMBINED, DEVICE, POOL)
+EMPTY(mapped, CM_KIND_MAPPED, PORTABLE, WRITE_COMBINED, DEVICE, POOL)
+EMPTY(managed, CM_KIND_MANAGED, ATTACH, DEVICE, POOL)
+EMPTY(device, CM_KIND_DEVICE, DEVICE, STREAM, POOL)
 
 /* -- table ------------------------------------------------------------------------------ */
 

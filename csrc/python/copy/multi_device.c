@@ -135,21 +135,6 @@ read_parts(apart_call *self)
     return 0;
 }
 
-static int
-look_for_capture(apart_call *self)
-{
-    const cm_stream *stream = self->stream;
-    if (stream == NULL || !cm_stream_may_capture(stream)) { /* the GIL stays */
-        return 0;
-    }
-    cm_status status;
-    Py_BEGIN_ALLOW_THREADS
-    status = cm_stream_ask_capturing(stream->rt, stream->device, stream->handle,
-                                     &self->captures);
-    Py_END_ALLOW_THREADS
-    return cm_py_check(self->state, status, "while copying");
-}
-
 /* Which targets of a broadcast one copy makes all at once. */
 static int
 group_parts(apart_call *self, cm_engine *engine)
@@ -415,9 +400,12 @@ run(apart_call *self)
 {
     PyObject *result = NULL;
     bool signalled = false;
-    if (cm_state_runtime(self->state) == NULL || read_parts(self) < 0
-        || look_for_capture(self) < 0) {
+    if (cm_state_runtime(self->state) == NULL || read_parts(self) < 0) {
         return NULL;
+    }
+    cm_status status = cm_call_ask_capturing(self->stream, &self->captures);
+    if (!cm_is_ok(status)) {
+        return cm_py_raise(self->state, status, "while copying");
     }
     cm_engine *engine = get_engine(self);
     if (engine == NULL || group_parts(self, engine) < 0) {

@@ -14,14 +14,6 @@ address_of(const cm_buffer *buffer)
     return host != NULL ? (cm_address)(uintptr_t)host : cm_buffer_address(buffer);
 }
 
-static bool
-is_contiguous(const cm_buffer *buffer)
-{
-    cm_region region;
-    cm_buffer_region(buffer, &region);
-    return cm_region_is_c_contiguous(&region);
-}
-
 /* GIL released. */
 static cm_status
 copy_and_wait(cm_runtime *rt, const cm_buffer *dst, const cm_buffer *src,
@@ -65,29 +57,20 @@ measure(cm_state *state, const cm_buffer *dst, const cm_buffer *src, cm_stream *
 
 PyDoc_STRVAR(raw_copy_doc,
              "_raw_copy($module, dst, src, stream, /)\n--\n\n"
-             "Seconds of a copy by the CUDA runtime's cudaMemcpyAsync, waited for.");
+             "Seconds of a copy by the CUDA runtime's cudaMemcpyAsync, waited for, between "
+             "contiguous buffers of the same size.");
 
 static PyObject *
 raw_copy(PyObject *module, PyObject *args)
 {
     cm_state *state = cm_state_of_module(module);
     PyObject *ends[2], *stream_object;
-    if (!PyArg_ParseTuple(args, "OOO", &ends[0], &ends[1], &stream_object)) {
-        return NULL;
-    }
-    if (!cm_buffer_check(state, ends[0]) || !cm_buffer_check(state, ends[1])) {
-        PyErr_SetString(PyExc_TypeError, "_raw_copy() takes two buffers and a stream");
+    if (!PyArg_ParseTuple(args, "O!O!O", state->buffer_type, &ends[0],
+                          state->buffer_type, &ends[1], &stream_object)) {
         return NULL;
     }
     const cm_buffer *dst = (const cm_buffer *)(void *)ends[0];
     const cm_buffer *src = (const cm_buffer *)(void *)ends[1];
-    if (!is_contiguous(dst) || !is_contiguous(src) || dst->readonly
-        || cm_buffer_nbytes(dst) != cm_buffer_nbytes(src)) {
-        PyErr_SetString(PyExc_ValueError,
-                        "_raw_copy(): contiguous buffers of the same size, of which "
-                        "the first may be written");
-        return NULL;
-    }
     cm_stream *stream = cm_stream_from_object(state, stream_object, -1);
     if (stream == NULL) {
         return NULL;

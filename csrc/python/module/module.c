@@ -17,23 +17,6 @@ PyDoc_STRVAR(module_doc,
              "\n"
              "Everything public is found in ``cumem`` itself.");
 
-/* -- exit ------------------------------------------------------------------------------- */
-
-/* Registered at import, so that it runs after the handlers of those who import cumem,
- * and before finalisation, when threads could not be joined any more. */
-static int
-register_at_exit(PyObject *module)
-{
-    PyObject *function = PyObject_GetAttrString(module, "_at_exit");
-    PyObject *atexit = function == NULL ? NULL : PyImport_ImportModule("atexit");
-    PyObject *done =
-        atexit == NULL ? NULL : PyObject_CallMethod(atexit, "register", "O", function);
-    Py_XDECREF(function);
-    Py_XDECREF(atexit);
-    Py_XDECREF(done);
-    return done == NULL ? -1 : 0;
-}
-
 /* -- exec ------------------------------------------------------------------------------- */
 
 static int
@@ -69,26 +52,6 @@ add_types(PyObject *module, cm_state *state)
     return 0;
 }
 
-/* Public functions belong to `cumem`, where users import them from: it is what help()
- * and a pickle name. */
-static int
-publish(PyObject *module, const PyMethodDef *table)
-{
-    PyObject *package = PyUnicode_FromString("cumem");
-    int result = package == NULL ? -1 : 0;
-    for (; result == 0 && table->ml_name != NULL; table++) {
-        if (table->ml_name[0] != '_') {
-            PyObject *function = PyObject_GetAttrString(module, table->ml_name);
-            result = function == NULL
-                         ? -1
-                         : PyObject_SetAttrString(function, "__module__", package);
-            Py_XDECREF(function);
-        }
-    }
-    Py_XDECREF(package);
-    return result;
-}
-
 static int
 add_functions(PyObject *module)
 {
@@ -101,8 +64,7 @@ add_functions(PyObject *module)
         cm_copy_many_methods,    cm_fill_methods,
     };
     for (size_t i = 0; i < sizeof(tables) / sizeof(tables[0]); i++) {
-        if (PyModule_AddFunctions(module, tables[i]) < 0
-            || publish(module, tables[i]) < 0) {
+        if (PyModule_AddFunctions(module, tables[i]) < 0) {
             return -1;
         }
     }
@@ -209,7 +171,7 @@ core_exec(PyObject *module)
         || cm_override_init(&state->current_stream, module, "cumem.current_stream") < 0
         || cm_override_init(&state->current_pool, module, "cumem.current_pool") < 0
         || add_types(module, state) < 0 || add_functions(module) < 0
-        || add_constants(module) < 0 || register_at_exit(module) < 0) {
+        || add_constants(module) < 0) {
         return -1;
     }
     return 0;

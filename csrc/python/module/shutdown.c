@@ -440,23 +440,6 @@ shutdown(PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyObject *kw
 
 /* -- at exit ---------------------------------------------------------------------------- */
 
-/* Daemon threads are not joined and may be inside the engine right now. Unknown counts
- * as yes. */
-static bool
-other_threads_run(void)
-{
-    PyObject *threading = PyImport_ImportModule("threading");
-    PyObject *count =
-        threading == NULL ? NULL : PyObject_CallMethod(threading, "active_count", NULL);
-    bool others = count == NULL || PyLong_AsLong(count) != 1;
-    if (PyErr_Occurred()) {
-        PyErr_WriteUnraisable(threading); /* nobody is left to raise to */
-    }
-    Py_XDECREF(threading);
-    Py_XDECREF(count);
-    return others;
-}
-
 /* Daemon threads may start new ones for ever: at most a second. */
 static void
 finish_transfers(cm_engine *engine)
@@ -468,20 +451,14 @@ finish_transfers(cm_engine *engine)
     }
 }
 
-PyDoc_STRVAR(at_exit_doc,
-             "_at_exit($module, /)\n"
-             "--\n"
-             "\n"
-             "Wait for unfinished transfers and end the worker threads.");
-
 /* Waits for transfers and, unless daemon threads may be using them, joins the workers;
  * frees nothing (the system does). */
 static PyObject *
-at_exit(PyObject *module, PyObject *Py_UNUSED(unused))
+at_exit(PyObject *module, PyObject *others_run)
 {
     cm_state *state = cm_state_of_module(module);
     cm_engine *engine = state->engine;
-    bool shared = other_threads_run() || state->call_count > 0;
+    bool shared = others_run == Py_True || state->call_count > 0;
     state->exiting = !shared;
     if (state->runtime == NULL || engine == NULL
         || cm_runtime_is_forked(state->runtime)) {
@@ -538,6 +515,6 @@ cm_state_fini(cm_state *state)
 PyMethodDef cm_shutdown_methods[] = {
     {"shutdown", (PyCFunction)(void (*)(void))shutdown, METH_FASTCALL | METH_KEYWORDS,
      CM_DOC_shutdown},
-    {"_at_exit", at_exit, METH_NOARGS, at_exit_doc},
+    {"_at_exit", at_exit, METH_O, CM_DOC__at_exit},
     {NULL, NULL, 0, NULL},
 };

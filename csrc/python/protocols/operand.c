@@ -103,10 +103,8 @@ init_buffer(cm_operand *operand, PyObject *object)
     return 0;
 }
 
-/* An array over one of our buffers shares the buffer's streams and unfinished
- * transfers. */
-static cm_storage *
-find_storage(const cm_state *state, PyObject *array)
+cm_storage *
+cm_operand_storage_of(const cm_state *state, PyObject *array)
 {
     PyObject *owner = cm_numpy_owner(array);
     cm_storage *storage = NULL;
@@ -126,7 +124,7 @@ static int
 init_array(cm_state *state, cm_operand *operand, PyObject *array, uint64_t unasked)
 {
     cm_import import;
-    cm_storage *storage = find_storage(state, array);
+    cm_storage *storage = cm_operand_storage_of(state, array);
     if (storage != NULL) {
         cm_storage_pin(storage);
     }
