@@ -1956,10 +1956,20 @@ def _explain(
     dst: object, src: object, stream: object, blocking: bool
 ) -> dict[str, Any]: ...
 def _copy_counts() -> dict[str, int]: ...
-def _cpu_count() -> int: ...
-def _set_tuning(layer: int, changes: dict[str, int | None], /) -> None: ...
-def _read_tuning(look: bool, /) -> dict[str, tuple[int, int, int, int]]: ...
-def _flush_cache(obj: object, /) -> None: ...
+def _cpu_count() -> int:
+    """Threads that can run at once in this process."""
+
+def _set_tuning(layer: int, changes: dict[str, int | None], /) -> None:
+    """Change values of a layer, all of them or none; None takes one out of it."""
+
+def _read_tuning(look: bool, /) -> dict[str, tuple[int, int, int, int]]:
+    """A dict of name to (value, layer or -1, least, most), as for copies that begin now;
+    `look`: once the environment was read and figures that are kept were taken.
+    """
+
+def _flush_cache(obj: object, /) -> None:
+    """Have the processor forget the bytes of an object with the buffer protocol."""
+
 def _host_memory() -> tuple[int | None, int | None, int | None, int | None]:
     """Bytes of the host: in all, available, allowed by the control group, and what the
     process may use; None for what is not limited or not known.
@@ -1974,7 +1984,11 @@ def _transfer_file(
     direct: int,
     progress: _Progress,
     /,
-) -> int: ...
+) -> int:
+    """Read or write pairs of an offset and memory, which cumem/files.py has read and
+    checked; the file is opened when nothing else is wrong.
+    """
+
 def _register(
     memory: object, device: int, mapped: bool, read_only: bool, lock_read_only: bool, /
 ) -> Any:
@@ -1985,10 +1999,16 @@ def _unregister(buffer: Buffer, defers: bool, /) -> None:
     export.
     """
 
-def _is_memory(obj: object, /) -> bool: ...
+def _is_memory(obj: object, /) -> bool:
+    """Is it memory, and no value that copy() would make an array of?"""
+
 def _read_end(
     obj: object, dtype: np.dtype[Any] | None, stream: object, /
-) -> tuple[Buffer | NDArray[Any], int]: ...
+) -> tuple[Buffer | NDArray[Any], int]:
+    """Whatever copy() takes, as a Buffer or an array (values as one of `dtype`), and where
+    its element 0 lies: one number for all views of it.
+    """
+
 def _copy_apart(
     pairs: tuple[tuple[object, object], ...],
     stream: object,
@@ -1997,7 +2017,12 @@ def _copy_apart(
     blocking: bool,
     progress: _Progress,
     /,
-) -> list[Transfer] | None: ...
+) -> list[Transfer] | None:
+    """Copy pairs of (dst, src), each by itself and all at the same time: a list of
+    Transfers, or None when blocking. Comes after `stream` and the streams of `after`;
+    is_broadcast: all have one source.
+    """
+
 def _fill(
     buffer: Buffer, element: np.ndarray[Any, Any] | None, stream: object, /
 ) -> None:
@@ -2008,8 +2033,13 @@ def _at_exit(others_run: bool, /) -> None:
     right now, end the worker threads.
     """
 
-def _freeze(buffer: Buffer, /) -> None: ...
-def _raw_copy(dst: Buffer, src: Buffer, stream: object, /) -> float: ...
+def _freeze(buffer: Buffer, /) -> None:
+    """Have a buffer that nobody else has seen yet be read-only."""
+
+def _raw_copy(dst: Buffer, src: Buffer, stream: object, /) -> float:
+    """Seconds of a copy by the CUDA runtime's cudaMemcpyAsync, waited for, between
+    contiguous buffers of the same size.
+    """
 
 _DEVICE_ATTRIBUTES: Final[dict[str, int]]
 _KINDS: Final[dict[str, tuple[bool, bool, bool, int]]]

@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include "base/machine.h"
+#include "docstrings.h"
 #include "python/core/arguments.h"
 #include "python/core/errors.h"
 #include "python/core/package.h"
@@ -140,10 +141,6 @@ put(cm_tuning_layer *layer, int index, PyObject *value)
     return 0;
 }
 
-PyDoc_STRVAR(set_tuning_doc,
-"_set_tuning($module, layer, changes, /)\n--\n\n"
-"Change values of a layer, all of them or none; None takes one out of it.");
-
 static PyObject *
 set_tuning(PyObject *module, PyObject *args)
 {
@@ -176,11 +173,6 @@ set_tuning(PyObject *module, PyObject *args)
     Py_RETURN_NONE;
 }
 
-PyDoc_STRVAR(read_tuning_doc,
-"_read_tuning($module, look, /)\n--\n\n"
-"A dict of name to (value, layer or -1, least, most), as for copies that begin now;\n"
-"`look`: once the environment was read and figures that are kept were taken.");
-
 static PyObject *
 read_tuning(PyObject *module, PyObject *look)
 {
@@ -208,10 +200,6 @@ read_tuning(PyObject *module, PyObject *look)
     return dict;
 }
 
-PyDoc_STRVAR(cpu_count_doc,
-"_cpu_count($module, /)\n--\n\n"
-"Threads that can run at once in this process.");
-
 static PyObject *
 cpu_count(PyObject *module CM_UNUSED, PyObject *Py_UNUSED(unused))
 {
@@ -219,8 +207,8 @@ cpu_count(PyObject *module CM_UNUSED, PyObject *Py_UNUSED(unused))
 }
 
 PyMethodDef cm_configure_methods[] = {
-    {"_set_tuning", set_tuning, METH_VARARGS, set_tuning_doc},
-    {"_read_tuning", read_tuning, METH_O, read_tuning_doc},
-    {"_cpu_count", cpu_count, METH_NOARGS, cpu_count_doc},
+    {"_set_tuning", set_tuning, METH_VARARGS, CM_DOC__set_tuning},
+    {"_read_tuning", read_tuning, METH_O, CM_DOC__read_tuning},
+    {"_cpu_count", cpu_count, METH_NOARGS, CM_DOC__cpu_count},
     {NULL, NULL, 0, NULL},
 };

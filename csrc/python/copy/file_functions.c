@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "docstrings.h"
 #include "python/buffer/buffer_object.h"
 #include "python/copy/call.h"
 #include "python/copy/copy_functions.h"
@@ -289,12 +290,6 @@ run_call(file_call *call)
                : PyLong_FromUnsignedLongLong(call->call.nbytes);
 }
 
-PyDoc_STRVAR(transfer_doc,
-             "_transfer_file($module, open, filename, ends, writes, stream, direct, "
-             "progress, /)\n--\n\n"
-             "Read or write pairs of an offset and memory, which cumem/files.py has read "
-             "and checked; the file is opened when nothing else is wrong.");
-
 static PyObject *
 transfer_file(PyObject *module, PyObject *args)
 {
@@ -333,6 +328,6 @@ transfer_file(PyObject *module, PyObject *args)
 }
 
 PyMethodDef cm_file_methods[] = {
-    {"_transfer_file", transfer_file, METH_VARARGS, transfer_doc},
+    {"_transfer_file", transfer_file, METH_VARARGS, CM_DOC__transfer_file},
     {NULL, NULL, 0, NULL},
 };

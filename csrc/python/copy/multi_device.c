@@ -3,6 +3,7 @@
  * gather() come to once cumem/multi_device.py has read and checked their ends. */
 #include <stdlib.h>
 
+#include "docstrings.h"
 #include "python/copy/call.h"
 #include "python/copy/copy_functions.h"
 #include "python/core/errors.h"
@@ -30,20 +31,11 @@ describe_end(cm_state *state, const cm_operand *end)
                          (unsigned long long)(begin - (uint64_t)low));
 }
 
-PyDoc_STRVAR(is_memory_doc,
-             "_is_memory($module, obj, /)\n--\n\n"
-             "Is it memory, and no value that copy() would make an array of?");
-
 static PyObject *
 is_memory(PyObject *module, PyObject *object)
 {
     return PyBool_FromLong(cm_operand_is_memory(cm_state_of_module(module), object));
 }
-
-PyDoc_STRVAR(read_end_doc,
-"_read_end($module, obj, dtype, stream, /)\n--\n\n"
-"Whatever copy() takes, as a Buffer or an array (values as one of `dtype`), and where\n"
-"its element 0 lies: one number for all views of it.");
 
 static PyObject *
 read_end(PyObject *module, PyObject *args)
@@ -447,12 +439,6 @@ free_parts(apart_call *self)
     PyMem_Free(self->parts);
 }
 
-PyDoc_STRVAR(copy_apart_doc,
-"_copy_apart($module, pairs, stream, after, is_broadcast, blocking, progress, /)\n--\n\n"
-"Copy pairs of (dst, src), each by itself and all at the same time: a list of\n"
-"Transfers, or None when blocking. Comes after `stream` and the streams of `after`;\n"
-"is_broadcast: all have one source.");
-
 static PyObject *
 copy_apart(PyObject *module, PyObject *args)
 {
@@ -483,8 +469,8 @@ copy_apart(PyObject *module, PyObject *args)
 }
 
 PyMethodDef cm_copy_apart_methods[] = {
-    {"_is_memory", is_memory, METH_O, is_memory_doc},
-    {"_read_end", read_end, METH_VARARGS, read_end_doc},
-    {"_copy_apart", copy_apart, METH_VARARGS, copy_apart_doc},
+    {"_is_memory", is_memory, METH_O, CM_DOC__is_memory},
+    {"_read_end", read_end, METH_VARARGS, CM_DOC__read_end},
+    {"_copy_apart", copy_apart, METH_VARARGS, CM_DOC__copy_apart},
     {NULL, NULL, 0, NULL},
 };

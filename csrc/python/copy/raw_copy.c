@@ -4,6 +4,7 @@
  * _flush_cache(): so that what is measured is memory. */
 #include "base/simd_copy.h"
 #include "base/thread.h"
+#include "docstrings.h"
 #include "python/copy/copy_functions.h"
 #include "python/core/errors.h"
 
@@ -55,11 +56,6 @@ measure(cm_state *state, const cm_buffer *dst, const cm_buffer *src, cm_stream *
                : cm_py_raise(state, status, "while measuring the runtime's own copies");
 }
 
-PyDoc_STRVAR(raw_copy_doc,
-             "_raw_copy($module, dst, src, stream, /)\n--\n\n"
-             "Seconds of a copy by the CUDA runtime's cudaMemcpyAsync, waited for, between "
-             "contiguous buffers of the same size.");
-
 static PyObject *
 raw_copy(PyObject *module, PyObject *args)
 {
@@ -80,9 +76,6 @@ raw_copy(PyObject *module, PyObject *args)
     return seconds;
 }
 
-PyDoc_STRVAR(flush_cache_doc, "_flush_cache($module, obj, /)\n--\n\n"
-"Have the processor forget the bytes of an object with the buffer protocol.");
-
 static PyObject *
 flush_cache(PyObject *module CM_UNUSED, PyObject *object)
 {
@@ -96,7 +89,7 @@ flush_cache(PyObject *module CM_UNUSED, PyObject *object)
 }
 
 PyMethodDef cm_raw_copy_methods[] = {
-    {"_raw_copy", raw_copy, METH_VARARGS, raw_copy_doc},
-    {"_flush_cache", flush_cache, METH_O, flush_cache_doc},
+    {"_raw_copy", raw_copy, METH_VARARGS, CM_DOC__raw_copy},
+    {"_flush_cache", flush_cache, METH_O, CM_DOC__flush_cache},
     {NULL, NULL, 0, NULL},
 };

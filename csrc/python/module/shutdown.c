@@ -9,6 +9,7 @@
 #include "python/copy/configure.h"
 #include "python/core/arguments.h"
 #include "python/core/errors.h"
+#include "python/core/types.h"
 #include "python/device/objects.h"
 #include "python/device/wait.h"
 #include "python/module/module.h"
@@ -513,8 +514,7 @@ cm_state_fini(cm_state *state)
 /* -- table ------------------------------------------------------------------------------- */
 
 PyMethodDef cm_shutdown_methods[] = {
-    {"shutdown", (PyCFunction)(void (*)(void))shutdown, METH_FASTCALL | METH_KEYWORDS,
-     CM_DOC_shutdown},
+    {"shutdown", CM_METHOD(shutdown), CM_KEYWORDS, CM_DOC_shutdown},
     {"_at_exit", at_exit, METH_O, CM_DOC__at_exit},
     {NULL, NULL, 0, NULL},
 };

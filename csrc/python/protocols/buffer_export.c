@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The buffer protocol of the host-usable types, and their pickles. Shape and strides of
  * a view are the buffer's own, which it keeps alive; `internal` holds the format. */
+#include "docstrings.h"
 #include "python/core/arguments.h"
 #include "python/core/numpy_bridge.h"
 #include "python/protocols/protocols.h"
@@ -141,9 +142,6 @@ cm_buffer_reduce_ex(PyObject *self, PyObject *protocol)
         Py_BuildValue("(OOO)", self, protocol, pooled ? Py_True : Py_False));
 }
 
-PyDoc_STRVAR(freeze_doc, "_freeze($module, buffer, /)\n--\n\n"
-                         "Have a buffer that nobody else has seen yet be read-only.");
-
 static PyObject *
 freeze(PyObject *module, PyObject *object)
 {
@@ -156,6 +154,6 @@ freeze(PyObject *module, PyObject *object)
 }
 
 PyMethodDef cm_pickle_methods[] = {
-    {"_freeze", freeze, METH_O, freeze_doc},
+    {"_freeze", freeze, METH_O, CM_DOC__freeze},
     {NULL, NULL, 0, NULL},
 };

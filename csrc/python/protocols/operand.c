@@ -4,6 +4,7 @@
 #include "docstrings.h"
 #include "python/core/arguments.h"
 #include "python/core/numpy_bridge.h"
+#include "python/core/types.h"
 #include "python/protocols/import.h"
 #include "python/protocols/protocols.h"
 
@@ -80,8 +81,7 @@ asbuffer(PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyObject *kw
 }
 
 PyMethodDef cm_asbuffer_methods[] = {
-    {"asbuffer", (PyCFunction)(void (*)(void))asbuffer, METH_FASTCALL | METH_KEYWORDS,
-     CM_DOC_asbuffer},
+    {"asbuffer", CM_METHOD(asbuffer), CM_KEYWORDS, CM_DOC_asbuffer},
     {NULL, NULL, 0, NULL},
 };
 
