@@ -40,12 +40,20 @@ typedef struct cm_host_run {
     uint64_t asked_nbytes; /* since it was last asked whether to go on */
 } cm_host_run;
 
-/* What a job works in on the device beside its ends and its stream. */
+/* What it works in on a device that is not its stream's. */
+typedef struct cm_other_device {
+    cm_stream *stream; /* held; NULL until needed */
+    bool is_lent;      /* ... by the engine */
+    cm_block *block;   /* owned: packed bytes of a piece */
+} cm_other_device;
+
+/* What a job works in on devices beside its ends and its stream. */
 typedef struct cm_device_side {
-    cm_stream *stream; /* lent; PEER, and pairs of pieces; NULL until needed */
-    bool is_joined;    /* the job's stream comes after all that it was given */
-    bool has_pair;     /* `block` is for two pieces; counted in the engine */
-    cm_block *block;   /* owned: packed bytes of a piece, or of two */
+    cm_stream *stream;       /* lent; PEER, and pairs of pieces; NULL until needed */
+    bool is_joined;          /* the job's stream comes after all that it was given */
+    bool has_pair;           /* `block` is for two pieces; counted in the engine */
+    cm_block *block;         /* owned: packed bytes of a piece, or of two */
+    cm_other_device *others; /* owned: one for each device; NULL: there are none */
 } cm_device_side;
 
 typedef struct cm_job {

@@ -58,10 +58,8 @@ cm_engine_group_targets(cm_engine *engine, const cm_region *const *dsts,
 
 typedef struct target {
     cm_region dst;
-    uint32_t from;     /* of a replica: which one it is copied from */
-    cm_stream *stream; /* lent, as is the next; NULL: of a replica, or the job's */
-    uint64_t event;    /* recorded after each piece */
-    cm_block *block;   /* packed bytes of one piece */
+    uint32_t from;  /* of a replica: which one it is copied from */
+    uint64_t event; /* lent; recorded after each piece */
 } target;
 
 /* First the job's own target; then one for each other device, which is sent what the
@@ -154,12 +152,6 @@ cm_targets_create(cm_job *job, const cm_broadcast *broadcast)
 
 /* -- other devices -------------------------------------------------------------------- */
 
-static const cm_stream *
-stream_of(const cm_job *job, const target *t)
-{
-    return t->stream != NULL ? t->stream : job->stream;
-}
-
 cm_status
 cm_targets_begin(cm_job *job)
 {
@@ -173,28 +165,23 @@ cm_targets_begin(cm_job *job)
     for (uint32_t i = 0; i < targets->sent_count; i++) {
         target *t = &targets->all[i];
         CM_TRY(cm_cache_take_event(engine, t->dst.device, &t->event));
-        if (i > 0) {
-            CM_TRY(cm_cache_take_stream(engine, t->dst.device, &t->stream));
-            CM_TRY(cm_job_chain_streams(job, job->stream, t->stream));
-        }
+        CM_TRY(cm_job_open_stream_on(job, t->dst.device, NULL));
     }
     return cm_ok();
 }
 
 static cm_status
-send_to(cm_job *job, target *t, const cm_layout *unpack, const cm_slot *s)
+send_to(cm_job *job, const target *t, const cm_layout *unpack, const cm_slot *s)
 {
+    const cm_stream *stream = cm_job_stream_on(job, t->dst.device);
     cm_address from = (uintptr_t)s->host;
     if (unpack->ndim > 0) {
-        if (t->block == NULL) {
-            CM_TRY(
-                cm_job_alloc_block(job, job->plan.piece_nbytes, t->stream, &t->block));
-        }
-        CM_TRY(cm_job_copy_run(job, t->stream, t->block->address, from,
-                               cm_layout_nbytes(&s->piece)));
-        from = t->block->address;
+        cm_address block;
+        CM_TRY(cm_job_take_block_on(job, t->dst.device, &block));
+        CM_TRY(cm_job_copy_run(job, stream, block, from, cm_layout_nbytes(&s->piece)));
+        from = block;
     }
-    return cm_job_copy_layout(job, t->stream, unpack, t->dst.address, from);
+    return cm_job_copy_layout(job, stream, unpack, t->dst.address, from);
 }
 
 /* A stream of its own is told of the end of all, so that no device waits for another
@@ -210,44 +197,17 @@ cm_targets_send(cm_job *job, cm_slot *s)
     }
     cm_slot_unpack(job, s, &unpack);
     for (uint32_t i = 0; i < targets->sent_count; i++) {
-        target *t = &targets->all[i];
+        const target *t = &targets->all[i];
         if (i > 0) { /* the job's own has them */
             CM_TRY(send_to(job, t, &unpack, s));
         }
-        CM_TRY(cm_stream_record(stream_of(job, t), t->event));
+        CM_TRY(cm_stream_record(cm_job_stream_on(job, t->dst.device), t->event));
         CM_TRY(cm_stream_wait_event(targets->join, t->event));
     }
     return cm_rt_event_record(rt, s->event, targets->join->handle);
 }
 
 /* -- replicas ------------------------------------------------------------------------- */
-
-/* Where the source's device has written the job's target, another stream copies there.
- */
-static cm_status
-open_own_stream(cm_job *job, target *own)
-{
-    if (own->stream != NULL || job->stream->device == job->dst.device) {
-        return cm_ok();
-    }
-    CM_TRY(cm_cache_take_stream(job->engine, job->dst.device, &own->stream));
-    return cm_job_chain_streams(job, job->stream, own->stream);
-}
-
-/* Everything else is over before the job's stream goes on. */
-static cm_status
-gather_streams(cm_job *job)
-{
-    cm_status first = cm_ok();
-    for (uint32_t i = 0; i < job->targets->sent_count; i++) {
-        const cm_stream *stream = job->targets->all[i].stream;
-        if (stream != NULL) {
-            cm_status status = cm_job_chain_streams(job, stream, job->stream);
-            first = cm_is_ok(first) ? status : first;
-        }
-    }
-    return first;
-}
 
 cm_status
 cm_targets_end(cm_job *job)
@@ -258,38 +218,18 @@ cm_targets_end(cm_job *job)
     }
     for (uint32_t i = targets->sent_count; i < targets->count; i++) {
         const target *t = &targets->all[i];
-        target *from = &targets->all[t->from];
-        if (t->from == 0) {
-            CM_TRY(open_own_stream(job, from));
-        }
+        const cm_region *from = &targets->all[t->from].dst;
         cm_layout layout;
-        CM_TRY(cm_layout_init(&t->dst, &from->dst, &layout));
-        CM_TRY(cm_job_copy_layout(job, stream_of(job, from), &layout, t->dst.address,
-                                  from->dst.address));
+        /* where the source's device has written the job's target, it is another */
+        CM_TRY(cm_job_open_stream_on(job, from->device, NULL));
+        CM_TRY(cm_layout_init(&t->dst, from, &layout));
+        CM_TRY(cm_job_copy_layout(job, cm_job_stream_on(job, from->device), &layout,
+                                  t->dst.address, from->address));
     }
-    return gather_streams(job);
+    return cm_job_join_streams(job);
 }
 
 /* -- the end -------------------------------------------------------------------------- */
-
-cm_status
-cm_targets_abandon(cm_job *job)
-{
-    cm_targets *targets = job->targets;
-    if (targets == NULL || cm_is_ok(gather_streams(job))) {
-        return cm_ok();
-    }
-    cm_status first = cm_ok();
-    for (uint32_t i = 0; i < targets->sent_count; i++) {
-        const cm_stream *stream = targets->all[i].stream;
-        if (stream != NULL) {
-            cm_status status =
-                cm_rt_stream_synchronize(job->engine->rt, stream->handle);
-            first = cm_is_ok(first) ? status : first;
-        }
-    }
-    return first;
-}
 
 void
 cm_targets_destroy(cm_job *job)
@@ -300,14 +240,8 @@ cm_targets_destroy(cm_job *job)
         return;
     }
     for (uint32_t i = 0; i < targets->sent_count; i++) {
-        target *t = &targets->all[i];
-        if (t->block != NULL) {
-            cm_pool_free(engine->device_pools[t->dst.device], t->block, &t->stream,
-                         cm_job_is_idle(job) ? 0 : 1,
-                         job->lost_track ? CM_POOL_FREE_FENCE : 0u);
-        }
+        const target *t = &targets->all[i];
         cm_cache_give_event(engine, t->dst.device, t->event);
-        cm_cache_give_stream(engine, t->stream);
     }
     cm_cache_give_stream(engine, targets->join);
     free(targets);

@@ -35,9 +35,6 @@ CM_NODISCARD cm_status cm_targets_send(cm_job *job, cm_slot *s);
 /* All is queued but copies on the same device; the job's stream then comes after all
  * others. */
 CM_NODISCARD cm_status cm_targets_end(cm_job *job);
-/* After a failure: the job's stream comes after all others, or they are waited for.
- * Fails: stream_synchronize: nobody knows what still runs. */
-CM_NODISCARD cm_status cm_targets_abandon(cm_job *job);
 void cm_targets_destroy(cm_job *job);
 
 #endif

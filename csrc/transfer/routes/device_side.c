@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "transfer/routes/device_side.h"
 
+#include <stdlib.h>
+
 #include "base/checked_math.h"
 #include "transfer/host/backoff.h"
 
@@ -96,6 +98,119 @@ cm_job_set_route(cm_job *job, cm_route route)
     cm_mutex_lock(&job->engine->lock);
     job->ticket->route = route;
     cm_mutex_unlock(&job->engine->lock);
+}
+
+/* -- other devices -------------------------------------------------------------------- */
+
+cm_status
+cm_job_open_stream_on(cm_job *job, int device, cm_stream *given)
+{
+    cm_device_side *side = &job->side;
+    if (device == job->stream->device) {
+        return cm_ok();
+    }
+    if (side->others == NULL) {
+        side->others = calloc(CM_MAX_DEVICES, sizeof(*side->others));
+        if (side->others == NULL) {
+            return cm_fail(CM_ENOMEM, CM_MAX_DEVICES * sizeof(*side->others));
+        }
+    }
+    cm_other_device *other = &side->others[device];
+    if (other->stream != NULL) {
+        return cm_ok();
+    }
+    if (given != NULL) {
+        other->stream = cm_stream_hold(given);
+    }
+    else {
+        CM_TRY(cm_cache_take_stream(job->engine, device, &other->stream));
+        other->is_lent = true;
+    }
+    return cm_job_chain_streams(job, job->stream, other->stream);
+}
+
+cm_stream *
+cm_job_stream_on(const cm_job *job, int device)
+{
+    const cm_other_device *others = job->side.others;
+    return others != NULL && others[device].stream != NULL ? others[device].stream
+                                                           : job->stream;
+}
+
+cm_status
+cm_job_take_block_on(cm_job *job, int device, cm_address *out)
+{
+    if (device == job->stream->device) {
+        return cm_job_take_device_block(job, 0, out);
+    }
+    cm_other_device *other = &job->side.others[device];
+    if (other->block == NULL) {
+        CM_TRY(cm_job_alloc_block(job, job->plan.piece_nbytes, other->stream,
+                                  &other->block));
+    }
+    *out = other->block->address;
+    return cm_ok();
+}
+
+static cm_stream *
+other_stream(const cm_job *job, int device)
+{
+    return job->side.others == NULL ? NULL : job->side.others[device].stream;
+}
+
+cm_status
+cm_job_join_streams(cm_job *job)
+{
+    cm_status first = cm_ok();
+    for (int device = 0; device < CM_MAX_DEVICES; device++) {
+        const cm_stream *stream = other_stream(job, device);
+        if (stream != NULL) {
+            cm_status status = cm_job_chain_streams(job, stream, job->stream);
+            first = cm_is_ok(first) ? status : first;
+        }
+    }
+    return first;
+}
+
+cm_status
+cm_job_abandon_streams(cm_job *job)
+{
+    cm_status first = cm_ok();
+    if (cm_is_ok(cm_job_join_streams(job))) {
+        return first;
+    }
+    for (int device = 0; device < CM_MAX_DEVICES; device++) {
+        const cm_stream *stream = other_stream(job, device);
+        if (stream != NULL) {
+            cm_status status;
+            CM_ON_DEVICE(status, job->engine->rt, device,
+                         cm_rt_stream_synchronize(job->engine->rt, stream->handle));
+            first = cm_is_ok(first) ? status : first;
+        }
+    }
+    return first;
+}
+
+static void
+free_others(cm_job *job)
+{
+    cm_engine *engine = job->engine;
+    cm_other_device *others = job->side.others;
+    for (int device = 0; device < CM_MAX_DEVICES && others != NULL; device++) {
+        cm_other_device *other = &others[device];
+        if (other->block != NULL) {
+            cm_pool_free(engine->device_pools[device], other->block, &other->stream,
+                         cm_job_is_idle(job) ? 0 : 1,
+                         job->lost_track ? CM_POOL_FREE_FENCE : 0u);
+        }
+        if (other->is_lent) {
+            cm_cache_give_stream(engine, other->stream);
+        }
+        else if (other->stream != NULL) {
+            cm_stream_release(other->stream);
+        }
+    }
+    free(others);
 }
 
 /* -- blocks --------------------------------------------------------------------------- */
@@ -228,6 +343,7 @@ void
 cm_job_free_device_side(cm_job *job)
 {
     cm_engine *engine = job->engine;
+    free_others(job);
     if (job->plan.device >= 0) { /* set once before the first use */
         cm_pool *pool = engine->device_pools[job->plan.device];
         cm_job_free_block(job, pool, job->side.block);

@@ -29,6 +29,22 @@ CM_NODISCARD cm_status cm_job_chain_streams(cm_job *job, const cm_stream *worker
 /* job->side.stream, of `device`, which comes after what the job's own was given;
  * once. Fails: as that, stream_create. */
 CM_NODISCARD cm_status cm_job_open_gather_stream(cm_job *job, int device);
+/* -- devices other than that of its stream, each with one stream -- */
+
+/* From here on there is one of `device`: `given`, or (NULL) one lent to the job. It
+ * comes after what the job's own was given. Once; fails as cm_job_chain_streams,
+ * stream_create, CM_ENOMEM. */
+CM_NODISCARD cm_status cm_job_open_stream_on(cm_job *job, int device, cm_stream *given);
+/* That one, or the job's own. */
+cm_stream *cm_job_stream_on(const cm_job *job, int device);
+/* A block for packed bytes of a piece there, taken at first need. */
+CM_NODISCARD cm_status cm_job_take_block_on(cm_job *job, int device, cm_address *out);
+/* The job's stream comes after all others. */
+CM_NODISCARD cm_status cm_job_join_streams(cm_job *job);
+/* The same after a failure, or they are waited for. Fails: stream_synchronize: nobody
+ * knows what still runs. */
+CM_NODISCARD cm_status cm_job_abandon_streams(cm_job *job);
+
 /* It goes another way than was planned, and its ticket says so. */
 void cm_job_set_route(cm_job *job, cm_route route);
 
@@ -44,7 +60,7 @@ CM_NODISCARD cm_status cm_job_take_device_block(cm_job *job, uint64_t number,
 CM_NODISCARD cm_status cm_job_try_pair(cm_job *job);
 /* At the job's end, with the streams that may still work on it. NULL: nothing. */
 void cm_job_free_block(const cm_job *job, cm_pool *pool, cm_block *block);
-/* Those that are the job's own, and its gather stream. */
+/* Those that are the job's own, its gather stream, and what is on other devices. */
 void cm_job_free_device_side(cm_job *job);
 
 #endif

@@ -146,7 +146,7 @@ abandon(cm_job *job, cm_status status)
     if (!job->has_queued) {
         return;
     }
-    job->lost_track = !cm_is_ok(cm_targets_abandon(job));
+    job->lost_track = !cm_is_ok(cm_job_abandon_streams(job));
     if (!waits_here && cm_is_ok(submit_end(job, status))) {
         return;
     }
