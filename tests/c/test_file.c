@@ -89,10 +89,10 @@ request_for(setup *s, const plan *p, atomic_int *drops)
                              .ranges = p->ranges,
                              .range_count = RANGES,
                              .streams = {s->w.streams[0]},
-                             .after = s->w.streams,
-                             .after_count = WORLD_DEVICES,
-                             .keep = {{drops, count_drop}},
-                             .keep_count = drops != NULL,
+                             .copy = {.after = s->w.streams,
+                                      .after_count = WORLD_DEVICES,
+                                      .keep = {{drops, count_drop}},
+                                      .keep_count = drops != NULL},
                              .hook = &s->faults.hook};
 }
 
@@ -340,10 +340,10 @@ test_file_interrupted_call_leaves_its_copies_behind_the_keep(void)
         make_plan(&s, &p);
         cm_file_request request = request_for(&s, &p, &drops);
         request.writes = writes;
-        request.interrupted = interrupt;
-        request.interrupted_argument = &s;
+        request.copy.interrupted = interrupt;
+        request.copy.interrupted_argument = &s;
         cm_faults_plan(s.w.rt, CM_OP_none, 0, 0, false);
-        request.after_count = 0;
+        request.copy.after_count = 0;
         request.range_count = 1;
         shut(&s.w, s.w.streams[0]);
         CHECK_CODE(cm_engine_transfer_file(s.w.engine, &request, &failure),
@@ -353,8 +353,8 @@ test_file_interrupted_call_leaves_its_copies_behind_the_keep(void)
         unshut(&s.w, s.w.streams[0]);
         WAIT_UNTIL(atomic_load(&drops) != 0);
         WAIT_UNTIL(cm_engine_count_pending(s.w.engine) == 0);
-        request.interrupted = NULL;
-        request.keep_count = 0;
+        request.copy.interrupted = NULL;
+        request.copy.keep_count = 0;
         CHECK_OK(cm_engine_transfer_file(s.w.engine, &request, &failure));
         close_setup(&s);
     }

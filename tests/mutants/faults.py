@@ -215,7 +215,7 @@ FAULTS = [
         "write that moves nothing",
         "csrc/transfer/file/calls.c",
         "a failed call on a file is taken for the end of the work",
-        "fail(job, error, r.offset, r.range_index); return false;",
+        "fail(file, error, r.offset, r.range_index); return false;",
         "(void)error; return true;",
         [
             "tests/test_file_faults.py::test_every_file_call_may_fail",

@@ -33,7 +33,7 @@ push_axis(cursor *at, int64_t length, int64_t stride)
 
 /* What does not fit is in a view without elements, whose offset nobody uses. */
 static void
-move(cursor *at, int64_t steps, int64_t stride)
+move_cursor(cursor *at, int64_t steps, int64_t stride)
 {
     int64_t reach;
     (void)cm_mul_i64(steps, stride, &reach);
@@ -56,7 +56,7 @@ apply_integer(cursor *at, PyObject *item, int64_t length, int64_t stride)
     if (i < -length || i >= length || PyErr_Occurred()) {
         return false;
     }
-    move(at, i < 0 ? i + length : i, stride);
+    move_cursor(at, i < 0 ? i + length : i, stride);
     return true;
 }
 
@@ -72,7 +72,7 @@ apply_slice(cursor *at, PyObject *item, int64_t length, int64_t stride)
     }
     Py_ssize_t count = PySlice_AdjustIndices((Py_ssize_t)length, &start, &stop, step);
     if (count > 0) {
-        move(at, (int64_t)start, stride);
+        move_cursor(at, (int64_t)start, stride);
     }
     int64_t new_stride;
     if (!cm_mul_i64(stride, (int64_t)step, &new_stride)) {

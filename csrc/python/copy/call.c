@@ -397,9 +397,6 @@ static int
 tell_progress(const cm_call *call)
 {
     cm_ticket_info info;
-    if (call->nbytes > 0) {
-        return cm_progress_tell(call->progress, call->moved, call->nbytes);
-    }
     if (!cm_call_tells(call) || call->seen == NULL) {
         return 0;
     }

@@ -61,8 +61,6 @@ typedef struct cm_call {
     cm_copy_request *request; /* borrowed: what was prepared, with keeps of its own
                                  until the engine has them */
     cm_ticket *seen;          /* borrowed from the engine while it asks */
-    uint64_t moved;           /* how far a call without tickets has come, */
-    uint64_t nbytes;          /* of so many bytes; 0: the ticket knows */
     PyThreadState *thread;    /* while the GIL is released */
     bool is_ordered; /* set by the caller: done, or queued on `stream`, after all that
                         came before */

@@ -2,7 +2,6 @@
 /* Ranges of a file and objects in memory: from them to a request of the engine, with
  * what must come first and what must stay alive. */
 #include <stdlib.h>
-#include <string.h>
 
 #include "docstrings.h"
 #include "python/buffer/buffer_object.h"
@@ -28,11 +27,11 @@ typedef struct file_call {
     PyObject *filename; /* borrowed */
     cm_stream *given;   /* borrowed; NULL: the current streams */
     uint64_t number;    /* as of copy_many() */
+    uint64_t nbytes;    /* of all ends */
     Py_ssize_t count;
     Py_ssize_t end_count; /* ends that are initialised */
     file_end *ends;       /* owned, as are the next */
     cm_file_range *ranges;
-    cm_copy_request common; /* what the next has of it */
     cm_file_request request;
     cm_operand operand; /* the one being read */
 } file_call;
@@ -99,7 +98,7 @@ read_pairs(file_call *call, PyObject *pairs)
         if (read_pair(call, PyTuple_GetItem(pairs, i)) < 0) {
             return -1;
         }
-        call->call.nbytes += call->ranges[i].nbytes;
+        call->nbytes += call->ranges[i].nbytes;
     }
     return 0;
 }
@@ -226,26 +225,6 @@ devices_of(const file_call *call)
     return devices;
 }
 
-static int
-prepare(file_call *call)
-{
-    cm_copy_request *common = &call->common;
-    cm_file_request *request = &call->request;
-    if (cm_call_prepare(&call->call, common) < 0) {
-        return -1;
-    }
-    request->after = common->after;
-    request->after_count = common->after_count;
-    request->after_tickets = common->after_tickets;
-    request->after_ticket_count = common->after_ticket_count;
-    memcpy(request->keep, common->keep, sizeof(request->keep));
-    request->keep_count = common->keep_count;
-    request->interrupted = cm_call_is_interrupted;
-    request->interrupted_argument = &call->call;
-    request->moved = &call->call.moved;
-    return 0;
-}
-
 static PyObject *
 raise_failure(const file_call *call, const cm_file_failure *failure)
 {
@@ -263,7 +242,8 @@ run_call(file_call *call)
 {
     cm_state *state = call->call.state;
     cm_engine *engine = cm_call_engine(state, devices_of(call));
-    if (engine == NULL || open_file(call) < 0 || prepare(call) < 0) {
+    if (engine == NULL || open_file(call) < 0
+        || cm_call_prepare(&call->call, &call->request.copy) < 0) {
         return NULL;
     }
     cm_file_failure failure;
@@ -283,11 +263,10 @@ run_call(file_call *call)
                            writes ? "while writing a file" : "while reading a file");
     }
     call->call.is_ordered = true;
-    call->call.moves_bytes = call->call.nbytes > 0;
-    return cm_progress_tell(call->call.progress, call->call.nbytes, call->call.nbytes)
-                   < 0
+    call->call.moves_bytes = call->nbytes > 0;
+    return cm_progress_tell(call->call.progress, call->nbytes, call->nbytes) < 0
                ? NULL
-               : PyLong_FromUnsignedLongLong(call->call.nbytes);
+               : PyLong_FromUnsignedLongLong(call->nbytes);
 }
 
 static PyObject *

@@ -53,7 +53,9 @@ typedef struct cm_copy_request {
     bool is_fill;         /* src is one element, read before the call returns */
     struct cm_many *many; /* runs that go together, instead of both; the engine's from
                              the call on; NULL: none */
-    cm_stream *stream;    /* order on it; NULL: in the background */
+    struct cm_file_job *file; /* ranges of a file, instead of both; borrowed; NULL:
+                                 none */
+    cm_stream *stream;        /* order on it; NULL: in the background */
     const struct cm_broadcast *broadcast; /* further targets; borrowed; NULL: none */
     bool blocking;                        /* return only when the data is there */
     cm_stream *const *after; /* streams whose work so far must come first; borrowed */

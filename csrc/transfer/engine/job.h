@@ -73,7 +73,8 @@ typedef struct cm_job {
     bool in_background;    /* a job thread runs it, which others need */
     bool has_queued;       /* the stream may be working for us */
     bool lost_track;       /* waiting for it failed: nobody knows what still runs */
-    atomic_int lost_error; /* errno of pages that could not be populated; 0: none */
+    atomic_int lost_error; /* errno of pages that could not be populated, or of the
+                              file; 0: none */
     cm_job_step step;
     cm_job_wait wait;
     cm_after awaited;          /* borrowed */
@@ -90,9 +91,10 @@ typedef struct cm_job {
     cm_block *temporary;  /* the same on the device */
     cm_device_side side;
     cm_host_run host;
-    struct cm_many *many; /* owned; runs that go together, instead of dst and src */
-    struct cm_ring *ring; /* owned; ring.c's, from the first piece on */
-    cm_targets *targets;  /* owned; broadcast.c's: further ones; NULL: none */
+    struct cm_many *many;     /* owned; runs that go together, instead of dst and src */
+    struct cm_file_job *file; /* borrowed; ranges of a file, in the same way */
+    struct cm_ring *ring;     /* owned; ring.c's, from the first piece on */
+    cm_targets *targets;      /* owned; broadcast.c's: further ones; NULL: none */
 } cm_job;
 
 /* dependencies.c: from here on it cannot be cancelled; again and again is harmless. Fails:

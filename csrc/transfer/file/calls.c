@@ -19,10 +19,10 @@
 
 enum { PAGE_NBYTES = 4096 };
 
-bool
-cm_file_enter(const cm_file_job *job, cm_file_call call, uint64_t *nbytes)
+static bool
+enter(const cm_file_job *file, cm_file_call call, uint64_t *nbytes)
 {
-    const cm_file_hook *hook = job->request->hook;
+    const cm_file_hook *hook = file->request->hook;
     return hook == NULL || hook->enter(hook->context, call, nbytes);
 }
 
@@ -39,29 +39,29 @@ cm_file_size(int fd)
 
 /* Not dup(): the flag belongs to what was opened. */
 int
-cm_file_open_direct(const cm_file_job *job)
+cm_file_open_direct(const cm_file_job *file)
 {
     char path[64];
     uint64_t none = 0;
-    if (!cm_file_enter(job, CM_FILE_OPEN_DIRECT, &none)) {
+    if (!enter(file, CM_FILE_OPEN_DIRECT, &none)) {
         return -1;
     }
-    (void)snprintf(path, sizeof(path), "/proc/self/fd/%d", job->request->fd);
-    int access = job->request->writes ? O_WRONLY : O_RDONLY;
+    (void)snprintf(path, sizeof(path), "/proc/self/fd/%d", file->request->fd);
+    int access = file->request->writes ? O_WRONLY : O_RDONLY;
     int fd = open(path, access | O_DIRECT | O_CLOEXEC);
     if (fd >= 0) {
-        (void)cm_file_enter(job, CM_FILE_OPENED_DIRECT, &none);
+        (void)enter(file, CM_FILE_OPENED_DIRECT, &none);
     }
     return fd;
 }
 
 void
-cm_file_close_direct(cm_file_job *job)
+cm_file_close_direct(cm_file_job *file)
 {
     uint64_t none = 0;
-    if (job->was_opened && job->direct_fd >= 0) {
-        (void)cm_file_enter(job, CM_FILE_CLOSE_DIRECT, &none);
-        (void)close(job->direct_fd);
+    if (file->was_opened && file->direct_fd >= 0) {
+        (void)enter(file, CM_FILE_CLOSE_DIRECT, &none);
+        (void)close(file->direct_fd);
     }
 }
 
@@ -86,12 +86,12 @@ is_byte_cached(int fd, uint64_t offset)
 }
 
 bool
-cm_file_is_cached(const cm_file_job *job, uint64_t offset, uint64_t nbytes)
+cm_file_is_cached(const cm_file_job *file, uint64_t offset, uint64_t nbytes)
 {
-    int fd = job->request->fd;
+    int fd = file->request->fd;
     cache_range range = {offset, nbytes};
     cache_counts counts;
-    if (!cm_file_enter(job, CM_FILE_ASK_CACHE, &nbytes)) {
+    if (!enter(file, CM_FILE_ASK_CACHE, &nbytes)) {
         return false;
     }
     if (syscall(SYS_cachestat, fd, &range, &counts, 0) == 0) {
@@ -104,28 +104,28 @@ cm_file_is_cached(const cm_file_job *job, uint64_t offset, uint64_t nbytes)
 
 /* The one nearest to the file's beginning is told. */
 static void
-fail(cm_file_job *job, int error, uint64_t offset, uint64_t range_index)
+fail(cm_file_job *file, int error, uint64_t offset, uint64_t range_index)
 {
-    cm_mutex_lock(&job->lock);
-    if (!atomic_load(&job->failed) || offset < job->failure.offset) {
-        job->failure = (cm_file_failure){.error = error,
-                                         .at_end = error == 0,
-                                         .offset = offset,
-                                         .range_index = range_index};
+    cm_mutex_lock(&file->lock);
+    if (!cm_file_has_failed(file) || offset < file->failure.offset) {
+        file->failure = (cm_file_failure){.error = error,
+                                          .at_end = error == 0,
+                                          .offset = offset,
+                                          .range_index = range_index};
     }
-    atomic_store(&job->failed, true);
-    cm_mutex_unlock(&job->lock);
+    atomic_store(&file->job->lost_error, error != 0 ? error : ENODATA);
+    cm_mutex_unlock(&file->lock);
 }
 
 /* As pread and pwrite. */
 static int64_t
-call(const cm_file_job *job, bool is_direct, char *memory, uint64_t nbytes,
+call(const cm_file_job *file, bool is_direct, char *memory, uint64_t nbytes,
      uint64_t offset)
 {
-    bool writes = job->request->writes;
-    int fd = is_direct ? job->direct_fd : job->request->fd;
+    bool writes = file->request->writes;
+    int fd = is_direct ? file->direct_fd : file->request->fd;
     int kind = (is_direct ? CM_FILE_READ_DIRECT : CM_FILE_READ) + writes;
-    if (!cm_file_enter(job, (cm_file_call)kind, &nbytes)) {
+    if (!enter(file, (cm_file_call)kind, &nbytes)) {
         return errno == 0 ? 0 : -1;
     }
     return writes ? pwrite(fd, memory, (size_t)nbytes, (off_t)offset)
@@ -150,16 +150,16 @@ pass(run *r, uint64_t nbytes)
 
 /* Short answers are asked for the rest. False: it failed. */
 static bool
-move_run(cm_file_job *job, run r)
+move_run(cm_file_job *file, run r)
 {
-    while (r.nbytes > 0 && !atomic_load(&job->failed)) {
-        int64_t moved = call(job, false, r.memory, r.nbytes, r.offset);
+    while (r.nbytes > 0 && !cm_file_has_failed(file)) {
+        int64_t moved = call(file, false, r.memory, r.nbytes, r.offset);
         if (moved < 0 && errno == EINTR) {
             continue;
         }
         if (moved <= 0) {
-            int error = moved < 0 ? errno : job->request->writes ? EIO : 0;
-            fail(job, error, r.offset, r.range_index);
+            int error = moved < 0 ? errno : file->request->writes ? EIO : 0;
+            fail(file, error, r.offset, r.range_index);
             return false;
         }
         pass(&r, (uint64_t)moved);
@@ -176,18 +176,18 @@ least(uint64_t a, uint64_t b)
 /* As much as can be had from the beginning of a page on, asking for up to `reach`
  * bytes. Whatever is wrong is found again when the rest is moved the ordinary way. */
 static run
-move_pages(cm_file_job *job, run r, uint64_t reach)
+move_pages(cm_file_job *file, run r, uint64_t reach)
 {
-    while (r.nbytes > 0 && !atomic_load(&job->failed)
+    while (r.nbytes > 0 && !cm_file_has_failed(file)
            && r.offset % CM_FILE_PAGE_NBYTES == 0
-           && !atomic_load(&job->direct_refused)) {
-        int64_t moved = call(job, true, r.memory, reach, r.offset);
+           && !atomic_load(&file->direct_refused)) {
+        int64_t moved = call(file, true, r.memory, reach, r.offset);
         if (moved < 0 && errno == EINTR) {
             continue;
         }
         if (moved <= 0) {
             if (moved < 0) {
-                atomic_store(&job->direct_refused, true);
+                atomic_store(&file->direct_refused, true);
             }
             break;
         }
@@ -200,7 +200,7 @@ move_pages(cm_file_job *job, run r, uint64_t reach)
 /* Past the page cache. Pages that are not whole are read whole where the memory is our
  * own (`wide`), else moved the ordinary way. */
 static bool
-move_direct(cm_file_job *job, run r, bool wide)
+move_direct(cm_file_job *file, run r, bool wide)
 {
     const uint64_t mask = CM_FILE_PAGE_NBYTES - 1;
     uint64_t before = r.offset & mask;
@@ -209,19 +209,19 @@ move_direct(cm_file_job *job, run r, bool wide)
         whole.memory -= before;
         whole.offset -= before;
         whole.nbytes += before;
-        whole = move_pages(job, whole, (whole.nbytes + mask) & ~mask);
-        return move_run(job, whole.offset < r.offset ? r : whole);
+        whole = move_pages(file, whole, (whole.nbytes + mask) & ~mask);
+        return move_run(file, whole.offset < r.offset ? r : whole);
     }
     run part = r;
     part.nbytes = least(r.nbytes, (0 - r.offset) & mask);
     pass(&r, part.nbytes);
-    if (!move_run(job, part)) {
+    if (!move_run(file, part)) {
         return false;
     }
     part = r;
     part.nbytes = r.nbytes & ~mask;
     pass(&r, part.nbytes);
-    return move_run(job, move_pages(job, part, part.nbytes)) && move_run(job, r);
+    return move_run(file, move_pages(file, part, part.nbytes)) && move_run(file, r);
 }
 
 /* Between the file and the user's memory, as `layout` says with packed bytes on the
@@ -229,13 +229,13 @@ move_direct(cm_file_job *job, run r, bool wide)
 static bool
 bounce(const cm_file_chunk *chunk, run r, const cm_layout *layout)
 {
-    cm_file_job *job = chunk->job;
-    bool reads = !job->request->writes;
+    cm_file_job *file = chunk->file;
+    bool reads = !file->request->writes;
     uint64_t before = r.offset % CM_FILE_PAGE_NBYTES;
     /* the last page is read whole, too, and the first begins where that is aligned */
     void *own = malloc((size_t)(before + r.nbytes) + 2 * (size_t)CM_FILE_PAGE_NBYTES);
     if (own == NULL) {
-        fail(job, ENOMEM, r.offset, r.range_index);
+        fail(file, ENOMEM, r.offset, r.range_index);
         return false;
     }
     char *user = r.memory;
@@ -243,7 +243,7 @@ bounce(const cm_file_chunk *chunk, run r, const cm_layout *layout)
     if (!reads) {
         cm_host_copy(layout, r.memory, user, false);
     }
-    bool moved = chunk->is_direct ? move_direct(job, r, reads) : move_run(job, r);
+    bool moved = chunk->is_direct ? move_direct(file, r, reads) : move_run(file, r);
     if (reads && moved) {
         cm_host_copy(layout, user, r.memory, true);
     }
@@ -256,7 +256,8 @@ static void
 move_strided(const cm_file_chunk *chunk, cm_layout part)
 {
     const cm_file_piece *piece = &chunk->pieces[0];
-    int64_t *packed = chunk->job->request->writes ? &part.dst_offset : &part.src_offset;
+    int64_t *packed =
+        chunk->file->request->writes ? &part.dst_offset : &part.src_offset;
     run r = {.memory = chunk->host,
              .nbytes = cm_layout_nbytes(&part),
              .offset = piece->offset + (uint64_t)*packed,
@@ -270,7 +271,7 @@ static bool
 move_piece(const cm_file_chunk *chunk, const cm_file_piece *piece, uint64_t begin,
            uint64_t end)
 {
-    cm_file_job *job = chunk->job;
+    cm_file_job *file = chunk->file;
     uint64_t from = piece->at > begin ? piece->at : begin;
     uint64_t to = least(piece->at + piece->nbytes, end);
     if (from >= to) {
@@ -286,8 +287,8 @@ move_piece(const cm_file_chunk *chunk, const cm_file_piece *piece, uint64_t begi
         cm_layout bytes = {.run_nbytes = r.nbytes};
         return bounce(chunk, r, &bytes);
     }
-    return chunk->is_direct ? move_direct(job, r, !in_place && !job->request->writes)
-                            : move_run(job, r);
+    return chunk->is_direct ? move_direct(file, r, !in_place && !file->request->writes)
+                            : move_run(file, r);
 }
 
 /* A part of the chunk's bytes, of which some belong to no piece. */
@@ -312,8 +313,9 @@ move_part(const void *context, const cm_layout *part, void *dst CM_UNUSED,
 static void
 advise(cm_file_chunk *chunk)
 {
-    cm_file_job *job = chunk->job;
-    uint64_t longest = job->tuning.file_part_nbytes; /* the kernel takes no more */
+    cm_file_job *file = chunk->file;
+    uint64_t longest = file->job->tuning.file_part_nbytes; /* the kernel takes no more
+                                                            */
     if (!chunk->is_cold || chunk->is_direct) {
         return;
     }
@@ -321,24 +323,23 @@ advise(cm_file_chunk *chunk)
         const cm_file_piece *piece = &chunk->pieces[i];
         for (uint64_t at = 0; at < piece->nbytes; at += longest) {
             uint64_t nbytes = least(piece->nbytes - at, longest);
-            (void)cm_file_enter(job, CM_FILE_ADVISE, &nbytes);
-            (void)posix_fadvise(job->request->fd, (off_t)(piece->offset + at),
+            (void)enter(file, CM_FILE_ADVISE, &nbytes);
+            (void)posix_fadvise(file->request->fd, (off_t)(piece->offset + at),
                                 (off_t)nbytes, POSIX_FADV_WILLNEED);
         }
     }
 }
 
 void
-cm_file_post(cm_file_chunk *chunk)
+cm_file_post(cm_file_chunk *chunk, cm_task_group *group, cm_copy_task *task)
 {
-    cm_file_job *job = chunk->job;
     cm_layout bytes = {.run_nbytes = chunk->nbytes};
     advise(chunk);
-    job->group.part_nbytes =
-        chunk->is_direct ? CM_FILE_DIRECT_PART_NBYTES : job->tuning.file_part_nbytes;
-    job->group.move = move_part;
-    job->group.context = chunk;
-    cm_task_group_post(&job->group, &chunk->task,
+    group->part_nbytes = chunk->is_direct ? CM_FILE_DIRECT_PART_NBYTES
+                                          : chunk->file->job->tuning.file_part_nbytes;
+    group->move = move_part;
+    group->context = chunk;
+    cm_task_group_post(group, task,
                        chunk->device < 0 && chunk->is_strided ? &chunk->layout : &bytes,
                        NULL, NULL, CM_COPY_PLAIN_ALL);
 }

@@ -37,16 +37,27 @@ place_of(uint64_t at, uint64_t offset)
     return at + ((offset - at) & mask);
 }
 
-/* Past ranges of no bytes: are all through? */
-static bool
-is_cut(cm_file_job *job)
+/* Those of devices come first: from the first chunk of the host on no slot needs
+ * memory. */
+bool
+cm_file_find_next(cm_file_job *file)
 {
-    const cm_file_request *request = job->request;
-    uint64_t *range = &job->cursor.range;
-    while (*range < request->range_count && request->ranges[*range].nbytes == 0) {
-        ++*range;
+    const cm_file_request *request = file->request;
+    cm_file_cursor *cursor = &file->cursor;
+    for (;;) {
+        for (; cursor->range < request->range_count; cursor->range++) {
+            const cm_file_range *range = &request->ranges[cursor->range];
+            bool at_host = cm_file_range_device(range) < 0;
+            if (range->nbytes > 0 && at_host == cursor->at_host) {
+                return true;
+            }
+        }
+        if (cursor->at_host) {
+            return false;
+        }
+        cursor->at_host = true;
+        cursor->range = 0;
     }
-    return *range == request->range_count;
 }
 
 /* -- past the page cache or not ----------------------------------------------------- */
@@ -62,78 +73,78 @@ enum {
 };
 
 static bool
-probe_stretch(const cm_file_job *job, uint64_t offset, uint64_t nbytes)
+probe_stretch(const cm_file_job *file, uint64_t offset, uint64_t nbytes)
 {
     int cached = 0;
     nbytes = nbytes < STRETCH_NBYTES ? nbytes : STRETCH_NBYTES;
     if (nbytes <= (uint64_t)PROBE_COUNT * PROBE_NBYTES) {
-        return cm_file_is_cached(job, offset, nbytes);
+        return cm_file_is_cached(file, offset, nbytes);
     }
     uint64_t step = nbytes / PROBE_COUNT;
     for (uint64_t i = 0; i < PROBE_COUNT; i++) {
-        cached += cm_file_is_cached(job, offset + i * step, PROBE_NBYTES);
+        cached += cm_file_is_cached(file, offset + i * step, PROBE_NBYTES);
     }
     return cached * 2 >= PROBE_COUNT;
 }
 
 /* Asked once for each stretch of a long range, and for some of the short ones. */
 static bool
-is_cold(cm_file_job *job, uint64_t offset, uint64_t nbytes)
+is_cold(cm_file_job *file, uint64_t offset, uint64_t nbytes)
 {
-    cm_file_cursor *cursor = &job->cursor;
+    cm_file_cursor *cursor = &file->cursor;
     bool is_short = nbytes < DIRECT_LEAST_RUN && cursor->done == 0;
     uint64_t stretch = is_short ? cursor->range / SHORT_COUNT : offset / STRETCH_NBYTES;
     stretch = 1 + (stretch << 1 | is_short);
     if (cursor->stretch != stretch) {
         cursor->stretch = stretch;
-        cursor->is_cold = !probe_stretch(job, offset, nbytes);
+        cursor->is_cold = !probe_stretch(file, offset, nbytes);
     }
     return cursor->is_cold;
 }
 
 static bool
-can_go_direct(cm_file_job *job)
+can_go_direct(cm_file_job *file)
 {
-    if (!job->was_opened) {
-        job->was_opened = true;
-        job->direct_fd = cm_file_open_direct(job);
+    if (!file->was_opened) {
+        file->was_opened = true;
+        file->direct_fd = cm_file_open_direct(file);
     }
-    return job->direct_fd >= 0 && !atomic_load(&job->direct_refused);
+    return file->direct_fd >= 0 && !atomic_load(&file->direct_refused);
 }
 
 /* Set is_direct and is_cold of a chunk that begins with `nbytes` at `offset` of the
  * file. Looks at that, or opens it again, now and then. */
 static void
-look_at_cache(cm_file_job *job, cm_file_chunk *chunk, uint64_t offset, uint64_t nbytes)
+look_at_cache(cm_file_job *file, cm_file_chunk *chunk, uint64_t offset, uint64_t nbytes)
 {
-    const cm_file_request *request = job->request;
+    const cm_file_request *request = file->request;
     bool pays = request->direct == CM_FILE_DIRECT_ALWAYS;
     chunk->is_cold = false;
     if (!request->writes && !pays) {
-        chunk->is_cold = is_cold(job, offset, nbytes);
+        chunk->is_cold = is_cold(file, offset, nbytes);
         pays = chunk->is_cold && request->direct == CM_FILE_DIRECT_AUTO
-               && job->nbytes >= job->tuning.direct_nbytes
+               && file->nbytes >= file->job->tuning.direct_nbytes
                && nbytes >= DIRECT_LEAST_RUN;
     }
-    chunk->is_direct = pays && can_go_direct(job);
+    chunk->is_direct = pays && can_go_direct(file);
 }
 
 /* -- ranges in many runs ------------------------------------------------------------------ */
 
 /* With the file as its target, a region of the same shape in C order. */
 static cm_status
-begin_region(cm_file_job *job, const cm_file_range *range)
+begin_region(cm_file_job *file, const cm_file_range *range)
 {
-    cm_file_cursor *cursor = &job->cursor;
+    cm_file_cursor *cursor = &file->cursor;
     cm_region packed = *range->region;
     CM_TRY(cm_region_set_c_strides(&packed));
     CM_TRY(cm_layout_init(&packed, range->region, &cursor->layout));
     for (int axis = 0; axis < cursor->layout.ndim; axis++) {
-        if (!job->request->writes && cursor->layout.src_strides[axis] == 0) {
+        if (!file->request->writes && cursor->layout.src_strides[axis] == 0) {
             return cm_fail(CM_EINVALID, cursor->range);
         }
     }
-    cm_cut_init(&cursor->cut, &cursor->layout, job->tuning.file_chunk_nbytes);
+    cm_cut_init(&cursor->cut, &cursor->layout, file->job->tuning.file_chunk_nbytes);
     cursor->in_region = true;
     return cm_ok();
 }
@@ -153,11 +164,11 @@ turn_layout(cm_layout *layout)
 }
 
 static cm_status
-cut_region(cm_file_job *job, const cm_file_range *range, cm_file_chunk *chunk)
+cut_region(cm_file_job *file, const cm_file_range *range, cm_file_chunk *chunk)
 {
-    cm_file_cursor *cursor = &job->cursor;
+    cm_file_cursor *cursor = &file->cursor;
     if (!cursor->in_region) {
-        CM_TRY(begin_region(job, range));
+        CM_TRY(begin_region(file, range));
     }
     cm_layout *layout = &chunk->layout;
     (void)cm_cut_next(&cursor->cut, layout);
@@ -177,10 +188,10 @@ cut_region(cm_file_job *job, const cm_file_range *range, cm_file_chunk *chunk)
     else if (!chunk->is_strided) {
         piece->address = chunk->address + (uint64_t)layout->src_offset;
     }
-    if (!job->request->writes) {
+    if (!file->request->writes) {
         turn_layout(layout);
     }
-    look_at_cache(job, chunk, piece->offset, piece->nbytes);
+    look_at_cache(file, chunk, piece->offset, piece->nbytes);
     chunk->is_direct = chunk->is_direct && piece->host == NULL;
     chunk->piece_count = 1;
     chunk->nbytes = piece->at + piece->nbytes;
@@ -195,10 +206,10 @@ cut_region(cm_file_job *job, const cm_file_range *range, cm_file_chunk *chunk)
 
 /* Its end is at the end of a page of the file, unless it is the range's. */
 static bool
-add_piece(cm_file_job *job, const cm_file_range *range, cm_file_chunk *chunk,
+add_piece(cm_file_job *file, const cm_file_range *range, cm_file_chunk *chunk,
           uint64_t limit)
 {
-    cm_file_cursor *cursor = &job->cursor;
+    cm_file_cursor *cursor = &file->cursor;
     uint64_t offset = range->offset + cursor->done;
     uint64_t at = place_of(chunk->nbytes, offset);
     if (at >= limit) {
@@ -231,40 +242,36 @@ lies_as_file(const cm_file_range *range)
 }
 
 static void
-cut_runs(cm_file_job *job, const cm_file_range *range, cm_file_chunk *chunk)
+cut_runs(cm_file_job *file, const cm_file_range *range, cm_file_chunk *chunk)
 {
-    const cm_file_request *request = job->request;
-    uint64_t done = job->cursor.done;
+    const cm_file_request *request = file->request;
+    uint64_t done = file->cursor.done;
     chunk->device = cm_file_range_device(range);
-    look_at_cache(job, chunk, range->offset + done, range->nbytes - done);
+    look_at_cache(file, chunk, range->offset + done, range->nbytes - done);
     chunk->bounces = chunk->is_direct && chunk->device < 0 && !lies_as_file(range);
     uint64_t limit =
-        chunk->device < 0 ? CM_FILE_SPAN_NBYTES : job->tuning.file_chunk_nbytes;
+        chunk->device < 0 ? CM_FILE_SPAN_NBYTES : file->job->tuning.file_chunk_nbytes;
     uint32_t most = chunk->is_direct ? 1 : CM_FILE_PIECE_COUNT;
-    while (chunk->piece_count < most && !is_cut(job)) {
-        range = &request->ranges[job->cursor.range];
+    while (chunk->piece_count < most && cm_file_find_next(file)) {
+        range = &request->ranges[file->cursor.range];
         if (range->region != NULL || cm_file_range_device(range) != chunk->device
-            || !add_piece(job, range, chunk, limit)) {
+            || !add_piece(file, range, chunk, limit)) {
             break;
         }
     }
 }
 
 cm_status
-cm_file_cut_next(cm_file_job *job, cm_file_chunk *chunk, bool *out)
+cm_file_cut_next(cm_file_job *file, cm_file_chunk *chunk)
 {
-    *out = !is_cut(job);
     chunk->is_strided = false;
     chunk->bounces = false;
     chunk->piece_count = 0;
     chunk->nbytes = 0;
-    if (!*out) {
-        return cm_ok();
-    }
-    const cm_file_range *range = &job->request->ranges[job->cursor.range];
+    const cm_file_range *range = &file->request->ranges[file->cursor.range];
     if (range->region != NULL) {
-        return cut_region(job, range, chunk);
+        return cut_region(file, range, chunk);
     }
-    cut_runs(job, range, chunk);
+    cut_runs(file, range, chunk);
     return cm_ok();
 }

@@ -67,23 +67,15 @@ typedef struct cm_file_request {
     uint64_t range_count;
     /* For work of each device, borrowed; NULL: a stream of the engine's own. */
     cm_stream *streams[CM_MAX_DEVICES];
-    cm_stream *const *after; /* streams whose work so far must come first; borrowed */
-    uint32_t after_count;
-    cm_ticket *const *after_tickets;
-    uint32_t after_ticket_count;
-    bool (*interrupted)(void *argument); /* as in cm_copy_request */
-    void *interrupted_argument;
-    uint64_t *moved; /* NULL, or bytes that have arrived for certain: grows by whole
-                        chunks, in the calling thread */
-    cm_keep keep[4]; /* dropped when nothing is in flight, whatever the outcome */
-    uint32_t keep_count;
+    cm_copy_request copy;     /* what comes first, what is kept alive, who is asked; it
+                                 has no ends and no stream, and blocks */
     const cm_file_hook *hook; /* NULL: none */
 } cm_file_request;
 
-/* Read all ranges, or write them, in any order. Blocks until all of it is there. On
- * failure some of it may have been read or written, and nothing is in flight: but when
- * interrupted, copies that a stream has been given end behind the keep, while the file
- * is let go of at once. `failure` is written.
+/* run/request.c: read all ranges, or write them, in any order. Blocks until all of it
+ * is there. On failure some of it may have been read or written, and nothing is in
+ * flight: but when interrupted, copies that a stream has been given end behind the
+ * keep, while the file is let go of at once. `failure` is written.
  * Fails: any runtime call, the pools; CM_ESYSTEM, with `failure` set, when the file
  * refused or ended; CM_EINVALID (a target whose elements overlap); CM_EOVERFLOW,
  * CM_ENOMEM, CM_ECAPTURING, CM_ECLOSED, CM_EFORKED, CM_ECANCELLED. */

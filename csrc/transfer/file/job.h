@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* One file transfer being made: a row of chunks, each a run of the file (or a few), in
- * turn with the file, the host and the device. All runtime calls are made by the thread
+/* One file transfer being made: what a job has beside its ring, of which each piece is
+ * a chunk: a run of the file, or a few. All runtime calls are made by the thread
  * that runs the job; the workers see the tasks alone. Locks: `lock`, over the failure. */
 #ifndef CM_TRANSFER_FILE_JOB_H
 #define CM_TRANSFER_FILE_JOB_H
@@ -33,11 +33,10 @@ typedef struct cm_file_piece {
     uint64_t range_index;
 } cm_file_piece;
 
-/* Its bytes pass the file's half, by the workers, and where a device is its end the
- * device's, by way of memory that begins at a page. */
+/* What lies in a slot. Its bytes pass the file's half, by the workers, and where a
+ * device is its end the device's, by way of memory that begins at a page. */
 typedef struct cm_file_chunk {
-    struct cm_file_job *job;
-    cm_copy_task task;
+    struct cm_file_job *file;
     int device;      /* whose memory; -1: the host's */
     bool is_strided; /* one piece, whose memory `layout` describes from `host` or
                         `address` on */
@@ -45,12 +44,8 @@ typedef struct cm_file_chunk {
     bool is_cold;    /* else: not in it, as far as is known */
     bool bounces;    /* the host's memory does not lie as the file's pages do */
     uint32_t piece_count;
-    uint64_t nbytes;  /* up to the end of the last piece */
-    char *memory;     /* a device's; stays from chunk to chunk, as do the next */
-    cm_block *pinned; /* owned; page-locked, */
-    void *plain;      /* or ordinary where there is none */
-    uint64_t event;   /* lent; of event_device */
-    int event_device;
+    uint64_t nbytes; /* up to the end of the last piece */
+    char *memory;    /* the slot's, if it has any */
     cm_file_piece pieces[CM_FILE_PIECE_COUNT];
     char *host; /* of element 0, as is the next; is_strided */
     cm_address address;
@@ -59,6 +54,7 @@ typedef struct cm_file_chunk {
 
 /* Where the next chunk begins. */
 typedef struct cm_file_cursor {
+    bool at_host; /* ranges of the host come after those of devices */
     uint64_t range;
     uint64_t done; /* of a range in one run */
     bool in_region;
@@ -68,36 +64,17 @@ typedef struct cm_file_cursor {
     bool is_cold;     /* they are not in the page cache */
 } cm_file_cursor;
 
-/* Chunks are used in turn and indices count up for ever, as in a cm_ring: `begun`
- * have work posted or queued, `passed` of those are through with the first half (the
- * file's when reading), `ended` with both. */
 typedef struct cm_file_job {
-    cm_engine *engine; /* borrowed */
-    const cm_file_request *request;
-    cm_tuning tuning;
-    cm_task_group group;
+    const cm_file_request *request; /* borrowed */
+    cm_job *job;                    /* borrowed, from its plan on */
     cm_file_cursor cursor;
-    bool has_cut; /* the chunk at `begun` is cut and waits for memory */
-    uint64_t begun;
-    uint64_t passed;
-    uint64_t ended;
-    uint64_t asked_ns;
-    uint64_t nbytes;                         /* of all ranges */
-    bool had_size;                           /* the file, when it was last asked */
-    int direct_fd;                           /* owned; -1: none */
-    bool was_opened;                         /* or tried */
-    atomic_bool direct_refused;              /* by the file system */
-    cm_stream *streams[CM_MAX_DEVICES];      /* held; of devices that are ends */
-    cm_stream *lent[CM_MAX_DEVICES];         /* those of them that are the engine's */
-    bool has_queued[CM_MAX_DEVICES];         /* the stream may be working for us */
-    cm_block *device_blocks[CM_MAX_DEVICES]; /* owned: packed bytes of one chunk */
-    bool has_host_end;
-    bool in_flight;  /* after the end of the call still */
-    bool lost_track; /* waiting failed: nobody knows what still runs */
-    uint32_t memory_count;
-    bool memory_is_full; /* no more is to be had */
+    uint64_t nbytes;            /* of all ranges */
+    bool has_host_end;          /* one at least of them is the host's */
+    bool had_size;              /* the file, when it was last asked */
+    int direct_fd;              /* owned; -1: none */
+    bool was_opened;            /* or tried */
+    atomic_bool direct_refused; /* by the file system */
     cm_mutex lock;
-    atomic_bool failed;
     cm_file_failure failure; /* under lock: the one nearest to the beginning */
     cm_file_chunk chunks[CM_SLOT_MAX];
 } cm_file_job;
@@ -110,22 +87,40 @@ cm_file_range_device(const cm_file_range *range)
                                                                     : -1;
 }
 
-/* cut.c: the next chunk, described; false when all ranges are through. Fails:
- * CM_EINVALID, CM_EOVERFLOW. */
-CM_NODISCARD cm_status cm_file_cut_next(cm_file_job *job, cm_file_chunk *chunk,
-                                        bool *out);
-void cm_file_close_direct(cm_file_job *job);
+/* Has one of the ranges failed? Then nothing more needs to be moved. */
+static inline bool
+cm_file_has_failed(const cm_file_job *file)
+{
+    return atomic_load(&file->job->lost_error) != 0;
+}
+
+/* file.c: of a call that has begun. Fails: CM_ENOMEM, CM_ESYSTEM. */
+CM_NODISCARD cm_status cm_file_job_create(const cm_file_request *request,
+                                          cm_file_job **out);
+/* What was wrong with the file is told. */
+void cm_file_job_destroy(cm_file_job *file, cm_file_failure *failure);
+/* Device whose memory is the first end of the ranges; -1: it is the host's alone. */
+int cm_file_first_device(const cm_file_request *request);
+/* The plan of such a job; after a look whether the file is long enough, and the streams
+ * fit. Fails: CM_ESYSTEM, CM_EINVALID, CM_ECAPTURING. */
+CM_NODISCARD cm_status cm_file_plan(cm_job *job);
+/* As the row of CM_ROUTE_FILE wants it; to its end. */
+CM_NODISCARD cm_status cm_job_copy_file(cm_job *job);
+
+/* cut.c: go on to the next range that has bytes; false: all are through. */
+bool cm_file_find_next(cm_file_job *file);
+/* The next chunk, described. Fails: CM_EINVALID, CM_EOVERFLOW. */
+CM_NODISCARD cm_status cm_file_cut_next(cm_file_job *file, cm_file_chunk *chunk);
 
 /* calls.c: post the reading or writing of a chunk. */
-void cm_file_post(cm_file_chunk *chunk);
+void cm_file_post(cm_file_chunk *chunk, cm_task_group *group, cm_copy_task *task);
 /* Bytes the file has; UINT64_MAX where it does not say. */
 uint64_t cm_file_size(int fd);
 /* Another descriptor of the file, past the page cache; -1: there is none. */
-int cm_file_open_direct(const cm_file_job *job);
+int cm_file_open_direct(const cm_file_job *file);
+void cm_file_close_direct(cm_file_job *file);
 /* Are most pages of it in the page cache? True where that is not known. */
-bool cm_file_is_cached(const cm_file_job *job, uint64_t offset, uint64_t nbytes);
-/* Tell the hook. */
-bool cm_file_enter(const cm_file_job *job, cm_file_call call, uint64_t *nbytes);
+bool cm_file_is_cached(const cm_file_job *file, uint64_t offset, uint64_t nbytes);
 /* Memory of so many bytes and two pages has a page's beginning here. */
 static inline char *
 cm_file_align(void *memory)

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The ways that a copy can go: one row a route says what it is called, what it needs
- * and which function moves the bytes. The rows are in routes/routes.c. */
+ * and which function moves the bytes. The rows are in run/routes.c. */
 #ifndef CM_TRANSFER_PLAN_ROUTE_H
 #define CM_TRANSFER_PLAN_ROUTE_H
 
@@ -22,6 +22,7 @@ typedef enum cm_route {
     CM_ROUTE_BATCH,        /* runs, by the runtime's call for many */
     CM_ROUTE_STAGED_TABLE, /* gathered or spread out on the host */
     CM_ROUTE_SEVERAL,      /* of these and the others */
+    CM_ROUTE_FILE,         /* between a file and memory of any kind */
     CM_ROUTE_COUNT
 } cm_route;
 
@@ -36,8 +37,7 @@ typedef struct cm_route_row {
     bool fits_graph;   /* a stream in a capture can take it; one that crosses, in one
                           run */
     bool needs_stream; /* any but the legacy stream, which the runtime refuses */
-    /* Queue or make the copy, or the many copies, of a job. NULL: nothing to do, or
-     * HOST, which cm_job_run_on_host() makes. */
+    /* Queue or make the copy, or the many copies, of a job. NULL: nothing to do. */
     cm_status (*move)(struct cm_job *job);
 } cm_route_row;
 

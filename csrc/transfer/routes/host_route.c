@@ -126,7 +126,9 @@ cm_status
 cm_job_moved_status(const cm_job *job)
 {
     int error = atomic_load(&job->lost_error);
-    return error == 0 ? cm_ok() : cm_fail(CM_EFAULT, (uint64_t)error);
+    return error == 0
+               ? cm_ok()
+               : cm_fail(job->file != NULL ? CM_ESYSTEM : CM_EFAULT, (uint64_t)error);
 }
 
 /* Of what the first bytes of the layout hold. */

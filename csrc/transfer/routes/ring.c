@@ -8,6 +8,34 @@
 #include "transfer/routes/routes.h"
 
 cm_status
+cm_ring_create_for(cm_job *job, uint64_t slot_room,
+                   cm_status (*cut_next)(cm_job *job, cm_slot *s))
+{
+    size_t nbytes = sizeof(cm_ring) + (size_t)slot_room * sizeof(cm_slot);
+    cm_ring *ring = calloc(1, nbytes);
+    if (ring == NULL) {
+        return cm_fail(CM_ENOMEM, nbytes);
+    }
+    ring->cut_next = cut_next;
+    ring->needs_host = cm_routes[job->plan.route].uses_ring && !job->capturing;
+    ring->slot_room = (uint32_t)slot_room;
+    ring->slot_count = ring->slot_room;
+    ring->asked_ns = cm_now_ns();
+    cm_job_open_group(job, &ring->group);
+    job->ring = ring;
+    return cm_ok();
+}
+
+static cm_status
+cut_layout(cm_job *job, cm_slot *s)
+{
+    cm_ring *ring = job->ring;
+    (void)cm_cut_next(&ring->cut, &s->piece);
+    ring->all_cut = ring->cut.done;
+    return cm_ok();
+}
+
+cm_status
 cm_ring_create(cm_job *job)
 {
     cm_layout *layout = &job->plan.layout;
@@ -15,24 +43,16 @@ cm_ring_create(cm_job *job)
         return cm_ok();
     }
     CM_TRY(cm_job_look(job, layout));
-    size_t slot_room = (size_t)cm_plan_slot_count(&job->plan, &job->tuning);
-    size_t nbytes = sizeof(cm_ring) + slot_room * sizeof(cm_slot);
-    cm_ring *ring = calloc(1, nbytes);
-    if (ring == NULL) {
-        return cm_fail(CM_ENOMEM, nbytes);
-    }
+    CM_TRY(cm_ring_create_for(job, cm_plan_slot_count(&job->plan, &job->tuning),
+                              cut_layout));
+    cm_ring *ring = job->ring;
     cm_layout_take_repeats(layout, &ring->repeats);
     cm_plan_cut(&job->plan, &job->tuning, layout, &ring->cut);
+    ring->all_cut = ring->cut.done;
     if (job->plan.is_fresh) {
         cm_pages_ask_huge((char *)job->dst.host + layout->dst_offset,
                           layout->run_nbytes);
     }
-    ring->needs_host = cm_routes[job->plan.route].uses_ring && !job->capturing;
-    ring->slot_room = (uint32_t)slot_room;
-    ring->slot_count = ring->slot_room;
-    ring->asked_ns = cm_now_ns();
-    cm_job_open_group(job, &ring->group);
-    job->ring = ring;
     return cm_ok();
 }
 
@@ -60,11 +80,14 @@ cm_ring_destroy(cm_job *job)
         cm_slot *s = &ring->slots[i];
         nbytes += s->pinned != NULL ? job->plan.piece_nbytes : 0;
         cm_job_free_block(job, engine->pinned_pool, s->pinned);
-        cm_job_free_block(job, engine->device_pools[job->plan.src_device],
-                          s->blocks[0]);
-        cm_job_free_block(job, engine->device_pools[job->plan.device], s->blocks[1]);
+        if (cm_routes[job->plan.route].crosses) {
+            cm_job_free_block(job, engine->device_pools[job->plan.src_device],
+                              s->blocks[0]);
+            cm_job_free_block(job, engine->device_pools[job->plan.device],
+                              s->blocks[1]);
+        }
         free(s->plain); /* the runtime is through with ordinary memory on return */
-        cm_cache_give_event(engine, job->stream->device, s->event);
+        cm_cache_give_event(engine, s->device, s->event);
     }
     cm_cache_leave_ring(engine, nbytes);
     free(ring);
@@ -80,12 +103,13 @@ do_without(cm_job *job, cm_slot *s, cm_status refused)
 {
     cm_ring *ring = job->ring;
     bool crosses = cm_routes[job->plan.route].crosses;
-    if (crosses && (cm_pool_is_short(refused) || refused.code == CM_EINVALID)) {
+    bool is_short = cm_pool_is_short(refused) || refused.code == CM_EINVALID;
+    if (crosses && is_short) {
         ring->needs_host = false;
         cm_job_set_route(job, CM_ROUTE_PEER);
         return cm_ok();
     }
-    if (crosses || !cm_pool_is_short(refused)) {
+    if (crosses || !is_short) {
         return refused;
     }
     ring->refused = refused;
@@ -102,8 +126,9 @@ equip_slot(cm_job *job, cm_slot *s, bool *out)
     cm_engine *engine = job->engine;
     cm_ring *ring = job->ring;
     *out = true;
-    if (s->event == 0) {
-        CM_TRY(cm_cache_take_event(engine, job->stream->device, &s->event));
+    if (s->event == 0 && job->stream != NULL) {
+        s->device = job->stream->device;
+        CM_TRY(cm_cache_take_event(engine, s->device, &s->event));
     }
     if (s->host != NULL || !ring->needs_host) {
         return cm_ok();
@@ -133,20 +158,20 @@ cm_ring_begin_piece(cm_job *job, cm_slot **out)
     bool equipped = false;
     *out = NULL;
     while (!equipped) {
-        if (ring->cut.done || ring->begun - ring->ended >= ring->slot_count) {
+        if (ring->all_cut || ring->begun - ring->ended >= ring->slot_count) {
             return cm_ok();
         }
         CM_TRY(equip_slot(job, cm_slot_at(ring, ring->begun), &equipped));
     }
     cm_slot *s = cm_slot_at(ring, ring->begun);
-    if (s->plain != NULL) {
+    if (s->plain != NULL && ring->needs_host) {
         /* The runtime's call would wait for the stream and cannot be ended. */
         CM_TRY(cm_job_wait_stream(job));
     }
     if (!cm_routes[job->plan.route].crosses) {
         CM_TRY(cm_job_take_turn(job, job->plan.piece_nbytes));
     }
-    (void)cm_cut_next(&ring->cut, &s->piece);
+    CM_TRY(ring->cut_next(job, s));
     ring->begun++;
     *out = s;
     return cm_ok();
@@ -168,10 +193,24 @@ cm_slot_unpack(const cm_job *job, const cm_slot *s, cm_layout *out)
 }
 
 cm_status
+cm_slot_set_device(const cm_job *job, cm_slot *s, int device)
+{
+    uint64_t event;
+    if (s->device == device) {
+        return cm_ok();
+    }
+    CM_TRY(cm_cache_take_event(job->engine, device, &event));
+    cm_cache_give_event(job->engine, s->device, s->event);
+    s->event = event;
+    s->device = device;
+    return cm_ok();
+}
+
+cm_status
 cm_slot_look(const cm_job *job, const cm_slot *s, bool *out)
 {
     cm_status status;
-    CM_ON_DEVICE(status, job->engine->rt, job->stream->device,
+    CM_ON_DEVICE(status, job->engine->rt, s->device,
                  cm_rt_event_query(job->engine->rt, s->event, out));
     return status;
 }
@@ -244,14 +283,29 @@ end_on_device(cm_job *job, const cm_ring_way *way, bool waits, bool *out)
     if (s == NULL) {
         return cm_ok();
     }
-    if (waits) {
-        CM_TRY(cm_job_wait_event(job, job->stream->device, s->event));
+    if (waits && !s->skips_device) {
+        CM_TRY(cm_job_wait_event(job, s->device, s->event));
+    }
+    if (waits || s->skips_device) {
         *out = true;
     }
     else {
         CM_TRY(cm_slot_look(job, s, out));
     }
     return *out ? end_half(job, way, second) : cm_ok();
+}
+
+/* There is nothing to do but to wait for the oldest of the tasks, if there is one. */
+static void
+wait_for_tasks(cm_ring *ring, const cm_ring_way *way, cm_slot *at_host)
+{
+    cm_copy_task *task = at_host == NULL ? NULL : &at_host->task;
+    if (!way->host_is_slow) {
+        cm_task_group_rest(&ring->group, task);
+    }
+    else if (!cm_task_group_help(&ring->group) && task != NULL) {
+        cm_task_group_wait(&ring->group, task);
+    }
 }
 
 cm_status
@@ -270,16 +324,16 @@ cm_ring_run(cm_job *job, const cm_ring_way *way, bool drain)
             CM_TRY(way->begin(job, s));
             continue;
         }
-        if (ring->cut.done && *last == ring->begun) {
+        if (ring->all_cut && *last == ring->begun) {
             return cm_ok();
         }
         cm_slot *at_host = oldest_in(ring, !way->host_first);
         bool over = false;
-        if (!way->host_first || !ring->cut.done || drain) { /* else nobody needs it */
+        if (!way->host_first || !ring->all_cut || drain) { /* else nobody needs it */
             CM_TRY(end_on_device(job, way, at_host == NULL, &over));
         }
         if (!over) {
-            cm_task_group_rest(&ring->group, at_host == NULL ? NULL : &at_host->task);
+            wait_for_tasks(ring, way, at_host);
         }
     }
 }

@@ -13,6 +13,8 @@ typedef struct cm_slot {
     void *plain;         /* owned: the same where no page-locked memory is to be had */
     cm_block *blocks[2]; /* PEER…: packed on the source's and on the target's device */
     uint64_t event;      /* lent; recorded after the device's last use */
+    int device;          /* the event's */
+    bool skips_device;   /* the device has no half of the piece */
     cm_layout piece;
     cm_copy_task task;
 } cm_slot;
@@ -23,14 +25,16 @@ typedef struct cm_slot {
 typedef struct cm_ring {
     cm_task_group group;
     cm_layout repeats;
-    cm_cut cut;
+    cm_cut cut; /* of the plan's layout; a way may cut something else */
+    cm_status (*cut_next)(cm_job *job, cm_slot *s);
+    bool all_cut;
     uint32_t slot_count; /* in use: fewer than slot_room where no more is to be had */
     uint64_t begun;      /* pieces that have a slot */
     uint64_t passed;     /* of those, with their first half over */
     uint64_t ended;      /* of those, with both over */
     uint64_t asked_ns;   /* when it was last asked whether to go on */
     cm_status refused;   /* why there is no page-locked memory */
-    bool needs_host;     /* bytes go by way of the host */
+    bool needs_host;     /* the next piece goes by way of the host */
     bool stopped;
     uint32_t slot_room;
     cm_slot slots[];
@@ -40,6 +44,8 @@ typedef struct cm_ring {
  * the device, up to the slot's event. */
 typedef struct cm_ring_way {
     bool host_first;
+    bool host_is_slow; /* its half may take long: who runs the job takes parts as they
+                          come, and sleeps where there are none */
     cm_status (*begin)(cm_job *job, cm_slot *s); /* the first half */
     cm_status (*pass)(cm_job *job, cm_slot *s);  /* that is over: begin the second */
 } cm_ring_way;
@@ -53,6 +59,11 @@ cm_slot_at(cm_ring *ring, uint64_t index)
 /* Make job->ring, if it is not there: a job that waited has one already. Fails: CM_EFAULT,
  * CM_ENOMEM. */
 CM_NODISCARD cm_status cm_ring_create(cm_job *job);
+/* The same of so many slots for what `cut_next` cuts: the next piece, and whether that
+ * is the last. */
+CM_NODISCARD cm_status cm_ring_create_for(cm_job *job, uint64_t slot_room,
+                                          cm_status (*cut_next)(cm_job *job,
+                                                                cm_slot *s));
 /* All pieces, up to where the host has no more to do for those that are sent, or all
  * that comes down is queued; `drain`: to their ends. Fails: as its way, the pinned pool
  * and event_create; CM_EFAULT, CM_ECANCELLED, CM_ETIMEOUT (it waits). */
@@ -63,6 +74,8 @@ CM_NODISCARD cm_status cm_ring_begin_piece(cm_job *job, cm_slot **out);
 /* From the piece's place in the source to the slot, and from there to the target. */
 void cm_slot_pack(const cm_slot *s, cm_layout *out);
 void cm_slot_unpack(const cm_job *job, const cm_slot *s, cm_layout *out);
+/* The device of its piece is another: so is its event. */
+CM_NODISCARD cm_status cm_slot_set_device(const cm_job *job, cm_slot *s, int device);
 /* Has what the device does for this slot ended? Never blocks. */
 CM_NODISCARD cm_status cm_slot_look(const cm_job *job, const cm_slot *s, bool *out);
 /* No other thread touches the ends of the copy any more; what is not packed or unpacked

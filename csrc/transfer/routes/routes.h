@@ -28,7 +28,7 @@ CM_NODISCARD cm_status cm_job_replace_source(cm_job *job);
 bool cm_job_can_own_on_device(const cm_job *job);
 /* That memory, packed, is the source from now on; the plan follows. */
 void cm_job_plan_own_source(cm_job *job, void *host, cm_address address);
-/* host_route.c: a copy between two ends that the host reaches, as cm_job_run(). */
+/* host_route.c: a copy between two ends that the host reaches, all of cm_job_run(). */
 CM_NODISCARD cm_status cm_job_run_on_host(cm_job *job);
 /* The threads among which that shares its largest piece. `overlaps`: dst with the
  * source. */
@@ -44,7 +44,7 @@ void cm_job_count_moved(cm_job *job, uint64_t nbytes);
 CM_NODISCARD cm_status cm_job_look(const cm_job *job, const cm_layout *layout);
 /* A group for the job's parts, which are moved as it wants them. */
 void cm_job_open_group(cm_job *job, cm_task_group *group);
-/* The first failure of the parts so far. Fails: CM_EFAULT. */
+/* The first failure of the parts so far. Fails: CM_EFAULT, CM_ESYSTEM (the file's). */
 CM_NODISCARD cm_status cm_job_moved_status(const cm_job *job);
 
 /* short_copy.c: do the copy here and now if it is short and nothing is in its way;

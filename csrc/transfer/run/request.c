@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "transfer/file/job.h"
 #include "transfer/routes/broadcast.h"
 #include "transfer/routes/pieces.h"
 #include "transfer/run/run.h"
@@ -72,6 +73,14 @@ prepare_many(cm_job *job, const cm_copy_request *request)
     return cm_job_record_after(job, request);
 }
 
+static cm_status
+prepare_file(cm_job *job, const cm_copy_request *request)
+{
+    CM_TRY(cm_file_plan(job));
+    return job->plan.route == CM_ROUTE_NOTHING ? cm_ok()
+                                               : cm_job_record_after(job, request);
+}
+
 cm_status
 cm_job_plan(cm_job *job, const cm_copy_request *request)
 {
@@ -125,6 +134,7 @@ cm_job_init(cm_job *job, cm_engine *engine, const cm_copy_request *request,
     job->dst = request->dst;
     job->src = request->src;
     job->many = request->many;
+    job->file = request->file;
     job->blocking = request->blocking;
     job->hooks = (cm_wait_hooks){.interrupted = request->interrupted,
                                  .argument = request->interrupted_argument};
@@ -196,8 +206,9 @@ start(cm_engine *engine, const cm_copy_request *request, const cm_tuning *tuning
     CM_TRY(create_job(engine, request, tuning, ticket, &job));
     bool entered = device >= 0 && cm_is_ok(cm_device_enter(engine->rt, device, &guard));
     /* Where it cannot be entered, the step that needs it says so. */
-    cm_status status =
-        job->many != NULL ? prepare_many(job, request) : prepare(job, request);
+    cm_status status = job->many != NULL   ? prepare_many(job, request)
+                       : job->file != NULL ? prepare_file(job, request)
+                                           : prepare(job, request);
     status = start_job(job, request, status);
     if (entered) {
         cm_device_leave(engine->rt, &guard);
@@ -235,7 +246,7 @@ cm_engine_copy(cm_engine *engine, const cm_copy_request *request, cm_ticket **ou
         return status;
     }
     bool kept;
-    if (out == NULL
+    if (out == NULL && request->file == NULL
         && cm_engine_try_short_copy(engine, request, &tuning, &status, &kept)) {
         if (!kept) {
             cm_request_drop_keeps(request);
@@ -276,4 +287,26 @@ cm_engine_fill(cm_engine *engine, const cm_region *dst, const void *value,
     }
     cm_ticket_release(ticket);
     return cm_ok();
+}
+
+cm_status
+cm_engine_transfer_file(cm_engine *engine, const cm_file_request *request,
+                        cm_file_failure *failure)
+{
+    cm_copy_request copy = request->copy;
+    int device = cm_file_first_device(request);
+    *failure = (cm_file_failure){.at_end = false};
+    cm_status status = cm_file_job_create(request, &copy.file);
+    if (!cm_is_ok(status)) {
+        cm_request_drop_keeps(&copy);
+        return status;
+    }
+    copy.blocking = true;
+    copy.dst.device = device;
+    copy.src.device = device;
+    copy.stream =
+        device < 0 || device >= CM_MAX_DEVICES ? NULL : request->streams[device];
+    status = cm_engine_copy(engine, &copy, NULL);
+    cm_file_job_destroy(copy.file, failure);
+    return status;
 }

@@ -4,6 +4,7 @@
 
 #include <stdlib.h>
 
+#include "transfer/file/job.h"
 #include "transfer/plan/batch_plan.h"
 #include "transfer/routes/broadcast.h"
 #include "transfer/routes/device_side.h"
@@ -77,8 +78,9 @@ static cm_status
 prepare_stream(cm_job *job)
 {
     if (!job->capturing) {
-        bool stops = job->blocking && job->hooks.interrupted != NULL;
-        job->has_queued = !stops;
+        bool is_file = job->file != NULL; /* says itself when it queues something */
+        bool stops = job->blocking && job->hooks.interrupted != NULL && !is_file;
+        job->has_queued = !stops && !is_file;
         CM_TRY(cm_job_wait_after(job));
         if (stops) {
             CM_TRY(cm_job_wait_stream(job)); /* of others */
@@ -114,7 +116,7 @@ run_on_stream(cm_job *job)
         CM_TRY(cm_targets_end(job));
         job->step = CM_JOB_END;
     }
-    if (job->capturing) {
+    if (job->capturing || job->file != NULL) { /* of which nothing is under way */
         return cm_ok();
     }
     if (!job->blocking) {
@@ -192,11 +194,13 @@ cm_status
 cm_job_run(cm_job *job)
 {
     cm_engine *engine = job->engine;
-    if (job->in_background && job->ticket->by_host && job->step == CM_JOB_ORDER) {
+    bool waits_here = job->file != NULL ? job->file->has_host_end
+                                        : job->in_background && job->ticket->by_host;
+    if (waits_here && job->step == CM_JOB_ORDER) {
         CM_TRY(cm_job_wait_after(job)); /* without a stream */
     }
-    if (job->plan.route == CM_ROUTE_HOST) {
-        return cm_job_run_on_host(job);
+    if (job->plan.device < 0) {
+        return cm_routes[job->plan.route].move(job); /* the host does all of it */
     }
     if (job->stream == NULL) { /* else it has waited: the same again */
         CM_TRY(take_stream(job));

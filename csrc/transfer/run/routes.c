@@ -2,11 +2,12 @@
 /* One row for each way that a copy can go. */
 #include "transfer/routes/routes.h"
 
+#include "transfer/file/job.h"
 #include "transfer/routes/pieces.h"
 
 const cm_route_row cm_routes[CM_ROUTE_COUNT] = {
     [CM_ROUTE_NOTHING] = {.text = "nothing"},
-    [CM_ROUTE_HOST] = {.text = "host", .uses_host = true}, /* cm_job_run_on_host() */
+    [CM_ROUTE_HOST] = {.text = "host", .uses_host = true, .move = cm_job_run_on_host},
     [CM_ROUTE_DIRECT] = {.text = "direct",
                          .fits_graph = true,
                          .move = cm_job_copy_direct},
@@ -48,4 +49,8 @@ const cm_route_row cm_routes[CM_ROUTE_COUNT] = {
                                .uses_ring = true,
                                .move = cm_job_copy_staged},
     [CM_ROUTE_SEVERAL] = {.text = "several"}, /* its parts are waited for */
+    [CM_ROUTE_FILE] = {.text = "file",
+                       .uses_host = true,
+                       .uses_ring = true,
+                       .move = cm_job_copy_file},
 };
