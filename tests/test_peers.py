@@ -12,6 +12,7 @@ from support import session, values
 from support.session import testing
 
 import cumem
+from cumem import _core
 
 LONG = 9 << 20  # beyond what the runtime is left to stage by itself
 SHAPE = (60, 40)
@@ -174,6 +175,61 @@ def test_enabling_does_not_break_the_capture_of_another_stream(emulated) -> None
         send(far.view("u2")[::2], near[:500].view("u2")) == "kernel"
     )  # it was enabled
     assert enabled() == before + 2
+
+
+def quick() -> int:
+    return _core._copy_counts()["quick"]
+
+
+@pytest.mark.parametrize("on", [0, 1, None])
+def test_short_copies_between_devices_need_no_job(emulated, on) -> None:
+    data = np.arange(5000)
+    near = cumem.array(data, kind="device", device=0)
+    far = cumem.zeros(data.shape, data.dtype, "device", device=1)
+    stream = None if on is None else cumem.Stream(device=on)
+    send(far, near)  # which lets them in
+    far.fill(0)
+    cumem.copy(near, data[::-1].copy())
+    before = quick()
+    cumem.copy(far, near, stream=stream)
+    assert quick() == before + 1
+    assert (values.get(far) == data[::-1]).all()
+
+
+def test_short_copies_between_devices_come_after_what_is_queued(emulated) -> None:
+    near = cumem.zeros(1 << 20, "u1", "device", device=0)
+    far = cumem.zeros(1 << 20, "u1", "device", device=1)
+    send(far, near)
+    other = cumem.Stream(device=0)
+    for value in range(1, 20):
+        near.fill(value, stream=other)
+        cumem.copy(far, near)
+        assert (values.get(far) == value).all()
+
+
+@pytest.mark.parametrize("shift", [1, 600, -600])
+def test_copies_within_a_device_that_overlap_are_no_short_ones(emulated, shift) -> None:
+    data = np.arange(5000)
+    buf = cumem.array(data, kind="device")
+    apart = cumem.empty(1000, data.dtype, "device")
+    before = quick()
+    cumem.copy(apart, buf[1000:2000])
+    assert quick() == before + 1
+    cumem.copy(buf[1000 + shift : 3000 + shift], buf[1000:3000])
+    assert quick() == before + 1
+    assert (values.get(apart) == data[1000:2000]).all()
+    data[1000 + shift : 3000 + shift] = data[1000:3000].copy()
+    assert (values.get(buf) == data).all()
+
+
+def test_devices_apart_make_no_short_copies(apart) -> None:
+    near = cumem.array(np.arange(5000), kind="device", device=0)
+    far = cumem.empty(5000, int, "device", device=1)
+    send(far, near)
+    before = quick()
+    cumem.copy(far, near)
+    assert quick() == before
+    assert (values.get(far) == np.arange(5000)).all()
 
 
 def test_no_access_is_asked_for_where_there_are_no_bytes(emulated) -> None:

@@ -277,10 +277,21 @@ FAULTS = [
         "other streams passed by",
         "csrc/transfer/routes/short_copy.c",
         "a short copy does not wait for the other streams that use its ends",
-        "if (!cm_stream_same(request->after[i], request->stream)) { return false; }",
-        "",
+        "&& !is_idle_there(engine, request->after[i]))",
+        "&& false)",
         [
             "tests/test_stream_semantics.py::test_own_stream_of_another_thread_comes_first"
+        ],
+    ),
+    Fault(
+        "overlap within a device passed by",
+        "csrc/transfer/routes/short_copy.c",
+        "a short copy within a device may overwrite what it has yet to read",
+        "|| src->address + nbytes <= dst->address;",
+        "|| src->address <= dst->address;",
+        [
+            "tests/test_peers.py::"
+            "test_copies_within_a_device_that_overlap_are_no_short_ones[600]"
         ],
     ),
     # -- python --------------------------------------------------------------------------

@@ -30,8 +30,8 @@ MAX_DELAY_US = 150
 #: idle stream. tests/test_gil.py says who may make the latter.
 ANSWERED_AT_ONCE = {
     *("device_attribute", "pointer_attributes", "context_get", "context_set"),
-    *("stream_is_capturing", "stream_query", "copy_async", "event_create"),
-    *("event_record", "event_query"),
+    *("stream_is_capturing", "stream_query", "copy_async", "copy_peer_async"),
+    *("event_create", "event_record", "event_query"),
 }
 
 

@@ -53,6 +53,14 @@ has(const _Atomic uint64_t *bits, int device, int owner)
     return (atomic_load(&bits[device]) >> owner & 1) != 0;
 }
 
+bool
+cm_peer_access_is_enabled(const cm_peer_access *access, int device, int other)
+{
+    return !atomic_load(&access->denied)
+           && (has(access->enabled, device, other)
+               || has(access->enabled, other, device));
+}
+
 /* Once for each pair. What fails stays as it is: the runtime copies all the same. */
 static void
 open_pair(cm_peer_access *access, int device, int owner)

@@ -21,6 +21,9 @@ typedef struct cm_peer_access {
 
 void cm_peer_access_init(cm_peer_access *access, cm_runtime *rt);
 
+/* Has either been let into the other's memory? Asks nobody. */
+bool cm_peer_access_is_enabled(const cm_peer_access *access, int device, int other);
+
 /* Between two regions on two devices. What cannot be found out is no access. Makes
  * runtime calls, no context but on the devices of the two; the first time it may map
  * all that cudaMalloc gave on either device. May be called while streams are captured.

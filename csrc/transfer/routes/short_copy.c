@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Short copies between a device and the host that somebody waits for, on a stream with
- * nothing to do: a few runtime copies, and a look at their events until they are
- * through. No job and no ticket, which together take longer than the copy. */
+/* Short copies of one run, to, from or between devices, that somebody waits for, on a
+ * stream with nothing to do: a few runtime copies, and a look at their events until
+ * they are through. No job and no ticket, which together take longer than the copy. */
 #include <string.h>
 
 #include "base/checked_math.h"
@@ -18,12 +18,40 @@ enum {
     HELD_NBYTES = 4 << 20 /* which is enough for these */
 };
 
+/* Nothing is queued on the stream, whose device is current, and nothing captures it. */
+static bool
+is_idle(cm_engine *engine, const cm_stream *stream)
+{
+    bool capturing = false;
+    bool idle = false;
+    return cm_is_ok(cm_rt_stream_is_capturing(engine->rt, stream->handle, &capturing))
+           && !capturing
+           && cm_is_ok(cm_rt_stream_query(engine->rt, stream->handle, &idle)) && idle;
+}
+
+/* The same where another device may be. A stream of somebody else's may be gone, and a
+ * thread's own one is another here: those are left to a job, which has their events. */
+static bool
+is_idle_there(cm_engine *engine, const cm_stream *stream)
+{
+    cm_device_guard guard;
+    if (!(stream->owns_handle || cm_stream_is_legacy(stream))
+        || !cm_device_was_entered(engine->rt, stream->device)
+        || !cm_is_ok(cm_device_enter(engine->rt, stream->device, &guard))) {
+        return false;
+    }
+    bool idle = is_idle(engine, stream);
+    cm_device_leave(engine->rt, &guard);
+    return idle;
+}
+
 /* Nothing has to be waited for but the stream. */
 static bool
-comes_first(const cm_copy_request *request)
+comes_first(cm_engine *engine, const cm_copy_request *request)
 {
     for (uint32_t i = 0; i < request->after_count; i++) {
-        if (!cm_stream_same(request->after[i], request->stream)) {
+        if (!cm_stream_same(request->after[i], request->stream)
+            && !is_idle_there(engine, request->after[i])) {
             return false;
         }
     }
@@ -97,6 +125,7 @@ typedef struct short_copy {
     cm_stream *stream;
     uint64_t nbytes;
     bool down;
+    bool between;    /* both ends are on devices */
     bool locked;     /* the host memory is registered */
     cm_block *block; /* page-locked, on the way from or to ordinary memory */
     unsigned piece_count;
@@ -111,22 +140,40 @@ typedef struct short_copy {
     bool kept;            /* ... and a ticket has the keeps */
 } short_copy;
 
-/* Both ends in one run each, on the way between the host and the stream's device. */
+/* Within a device, or between two that reach each other: then the runtime's own way is
+ * the best. */
 static bool
-is_short(const cm_copy_request *request, const cm_tuning *tuning, short_copy *out)
+is_open_between(const cm_engine *engine, const cm_region *dst, const cm_region *src,
+                uint64_t nbytes)
+{
+    if (dst->device != src->device) {
+        return cm_peer_access_is_enabled(&engine->peers, dst->device, src->device);
+    }
+    return dst->address + nbytes <= src->address
+           || src->address + nbytes <= dst->address;
+}
+
+/* Both ends in one run each, one of them at least on the stream's device. */
+static bool
+is_short(cm_engine *engine, const cm_copy_request *request, const cm_tuning *tuning,
+         short_copy *out)
 {
     uint64_t most = tuning->quick_nbytes < tuning->ring_nbytes ? tuning->quick_nbytes
                                                                : tuning->ring_nbytes;
     const cm_region *dst = &request->dst;
     const cm_region *src = &request->src;
-    const cm_region *device = cm_region_is_on_device(dst) ? dst : src;
-    if (!request->blocking || request->stream == NULL || !comes_first(request)
-        || cm_region_is_on_device(dst) == cm_region_is_on_device(src)
-        || !cm_kind_is_on_device(device->kind)
-        || device->device != request->stream->device || dst->itemsize != src->itemsize
-        || !cm_region_is_c_contiguous(dst) || !cm_region_is_c_contiguous(src)
-        || dst->ndim != src->ndim || cm_kind_migrates(src->kind)
-        || cm_kind_migrates(dst->kind)) {
+    if (!request->blocking || request->stream == NULL
+        || !comes_first(engine, request)) {
+        return false;
+    }
+    bool up = cm_region_is_on_device(dst);
+    bool between = up && cm_region_is_on_device(src);
+    bool is_from = !up || (between && src->device == request->stream->device);
+    const cm_region *device = is_from ? src : dst;
+    if (!cm_kind_is_on_device(device->kind) || device->device != request->stream->device
+        || dst->itemsize != src->itemsize || !cm_region_is_c_contiguous(dst)
+        || !cm_region_is_c_contiguous(src) || dst->ndim != src->ndim
+        || cm_kind_migrates(src->kind) || cm_kind_migrates(dst->kind)) {
         return false;
     }
     uint64_t total = (uint64_t)dst->itemsize;
@@ -141,8 +188,10 @@ is_short(const cm_copy_request *request, const cm_tuning *tuning, short_copy *ou
                         .tuning = tuning,
                         .stream = request->stream,
                         .nbytes = total,
-                        .down = device == src};
-    return total > 0 && total <= most;
+                        .down = !up,
+                        .between = between};
+    return total > 0 && total <= most
+           && (!between || is_open_between(engine, dst, src, total));
 }
 
 static const cm_region *
@@ -156,16 +205,11 @@ host_end(const short_copy *c)
 static bool
 is_free(short_copy *c)
 {
-    cm_runtime *rt = c->engine->rt;
     cm_registry *registry = c->engine->registry;
-    bool idle = false;
-    bool capturing = false;
-    return (registry == NULL
+    return (registry == NULL || c->between
             || cm_registry_run(registry, host_end(c)->host, c->nbytes, &c->locked)
                    == c->nbytes)
-           && cm_is_ok(cm_rt_stream_is_capturing(rt, c->stream->handle, &capturing))
-           && !capturing && cm_is_ok(cm_rt_stream_query(rt, c->stream->handle, &idle))
-           && idle;
+           && is_idle(c->engine, c->stream);
 }
 
 static uint64_t
@@ -239,9 +283,13 @@ copy_whole(short_copy *c)
 {
     const cm_copy_request *request = c->request;
     cm_runtime *rt = c->engine->rt;
-    CM_TRY(cm_rt_copy_async(rt, cm_region_copy_address(&request->dst),
-                            cm_region_copy_address(&request->src), c->nbytes,
-                            c->stream->handle));
+    cm_address to = cm_region_copy_address(&request->dst);
+    cm_address from = cm_region_copy_address(&request->src);
+    bool crosses = c->between && request->dst.device != request->src.device;
+    CM_TRY(crosses ? cm_rt_copy_peer_async(rt, to, request->dst.device, from,
+                                           request->src.device, c->nbytes,
+                                           c->stream->handle)
+                   : cm_rt_copy_async(rt, to, from, c->nbytes, c->stream->handle));
     CM_TRY(cm_rt_event_record(rt, c->events[0], c->stream->handle));
     return wait_or_leave(c, 0);
 }
@@ -459,7 +507,7 @@ cm_engine_is_short_copy(cm_engine *engine, const cm_copy_request *request,
 {
     short_copy c;
     cm_device_guard guard;
-    if (!is_short(request, tuning, &c)
+    if (!is_short(engine, request, tuning, &c)
         || !cm_is_ok(cm_device_enter(engine->rt, request->stream->device, &guard))) {
         return false;
     }
@@ -493,8 +541,13 @@ cm_engine_try_short_copy(cm_engine *engine, const cm_copy_request *request,
     if (request->after_ticket_count > 0) {
         cm_request_let_go(request); /* their events are asked for */
     }
-    if (!is_short(request, tuning, &c)
-        || !cm_is_ok(cm_device_enter(engine->rt, request->stream->device, &guard))) {
+    if (!is_short(engine, request, tuning, &c)) {
+        return false;
+    }
+    if (!cm_device_was_entered(engine->rt, request->stream->device)) {
+        cm_request_let_go(request); /* a context may have to be made */
+    }
+    if (!cm_is_ok(cm_device_enter(engine->rt, request->stream->device, &guard))) {
         return false;
     }
     c.engine = engine;

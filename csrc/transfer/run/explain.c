@@ -72,7 +72,7 @@ explain_job(cm_job *job, const cm_copy_request *request, cm_explanation *out)
                                                &out->is_bounced, plan);
     out->overlaps = job->overlaps && !out->is_short;
     if (out->is_short) {
-        plan->route = CM_ROUTE_DIRECT;
+        plan->route = cm_routes[plan->route].crosses ? plan->route : CM_ROUTE_DIRECT;
     }
     else if (out->overlaps && plan->layout.ndim + (plan->device >= 0) > 0) {
         cm_job_plan_own_source(job, NULL,
