@@ -795,7 +795,6 @@ cm_pool_poll(cm_pool *pool, cm_poll_mode mode, bool may_fence)
  * nor grower: they may use the pool. */
 
 enum {
-    ASK_NS = 50 * 1000 * 1000, /* between two questions whether to go on */
     NAP_LEAST_NS = 20 * 1000,
     NAP_MOST_NS = 300 * 1000,
     NAP_SHARE = 128, /* of the time waited so far */
@@ -896,14 +895,8 @@ cm_pool_await(cm_pool *pool, const cm_wait_hooks *hooks)
     uint64_t start = cm_now_ns();
     uint64_t asked = start;
     while (is_pending(pool, &aim)) {
-        uint64_t now = cm_now_ns();
-        if (now - asked >= ASK_NS) {
-            if (hooks->interrupted(hooks->argument)) {
-                return cm_fail(CM_ECANCELLED, 0);
-            }
-            asked = cm_now_ns();
-        }
-        nap_after(now - start);
+        CM_TRY(cm_wait_ask(hooks, &asked));
+        nap_after(cm_now_ns() - start);
     }
     return await_fences(pool, hooks, &aim);
 }

@@ -9,6 +9,7 @@
 #ifndef CM_POOL_POOL_H
 #define CM_POOL_POOL_H
 
+#include "base/thread.h"
 #include "pool/budget.h"
 #include "pool/source.h"
 #include "runtime/runtime.h"
@@ -124,6 +125,20 @@ typedef struct cm_wait_hooks {
      * the wait cannot be interrupted. */
     bool (*wait_device)(void *argument, int device, cm_status *out);
 } cm_wait_hooks;
+
+enum { CM_ASK_NS = 50 * 1000 * 1000 };
+/* Ask whether to go on, if that was last done, at *asked_ns, so long ago.
+ * Fails: CM_ECANCELLED. */
+CM_NODISCARD static inline cm_status
+cm_wait_ask(const cm_wait_hooks *hooks, uint64_t *asked_ns)
+{
+    if (hooks->interrupted == NULL || cm_now_ns() - *asked_ns < CM_ASK_NS) {
+        return cm_ok();
+    }
+    bool interrupted = hooks->interrupted(hooks->argument);
+    *asked_ns = cm_now_ns();
+    return interrupted ? cm_fail(CM_ECANCELLED, 0) : cm_ok();
+}
 
 /* The same with a wait for memory in flight that can be interrupted. `hooks` NULL: no
  * wait for work of unknown length, neither for memory in flight nor for another

@@ -353,7 +353,8 @@ end_of(many_pairs *self, const many_question *question)
 
 /* The kind of the end from those of its first and last byte; DEVICE: not the host's. */
 static cm_status
-ask(cm_registry *registry, cm_page_shares *locked, cm_piece_end *end, uint64_t nbytes)
+ask_registry(cm_registry *registry, cm_page_shares *locked, cm_piece_end *end,
+             uint64_t nbytes)
 {
     cm_pointer_info first, last;
     CM_TRY(cm_registry_probe(registry, (uintptr_t)end->host, nbytes, locked, &first,
@@ -379,8 +380,8 @@ ask_all(many_pairs *self, cm_registry *registry, cm_runtime *rt, int device,
     cm_status status = cm_ok();
     for (uint64_t i = 0; i < self->question_count && cm_is_ok(status); i++) {
         const many_question *question = &self->questions[i];
-        status = ask(registry, locked, end_of(self, question),
-                     self->pieces[question->piece].nbytes);
+        status = ask_registry(registry, locked, end_of(self, question),
+                              self->pieces[question->piece].nbytes);
     }
     cm_device_leave(rt, &guard);
     return status;

@@ -188,13 +188,8 @@ set_group(batch *b, uint32_t group)
 static cm_status
 ask_whether_to_go_on(batch *b)
 {
-    const cm_copy_request *common = &b->request->common;
-    if (common->interrupted == NULL || cm_now_ns() - b->asked_ns < CM_ASK_NS) {
-        return cm_ok();
-    }
-    bool stops = common->interrupted(common->interrupted_argument);
-    b->asked_ns = cm_now_ns();
-    return stops ? cm_fail(CM_ECANCELLED, 0) : cm_ok();
+    const cm_wait_hooks hooks = cm_request_hooks(&b->request->common);
+    return cm_wait_ask(&hooks, &b->asked_ns);
 }
 
 /* Until it is done; on a stream, until the rest is the device's. */

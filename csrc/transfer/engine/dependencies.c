@@ -13,34 +13,27 @@
 static cm_status
 poll_event(cm_job *job, int device, uint64_t event)
 {
-    uint64_t start = cm_now_ns();
-    uint64_t asked = start;
+    uint64_t begin_ns = cm_now_ns();
+    uint64_t asked_ns = begin_ns;
+    /* what it comes after may take for ever, and its own work as long as that takes */
+    uint64_t patience_ns = job->step == CM_JOB_ORDER ? 0 : CM_PARK_AFTER_NS;
     for (;;) {
         bool done = false;
         CM_TRY(cm_rt_event_query(job->engine->rt, event, &done));
         if (done) {
             return cm_ok();
         }
-        uint64_t now = cm_now_ns();
-        /* One in the background may be suspended before it is time to ask. */
-        if (job->in_background || now - asked >= CM_ASK_NS) {
-            if (cm_job_is_interrupted(job)) {
-                return cm_fail(CM_ECANCELLED, 0);
-            }
-            asked = cm_now_ns();
-        }
-        /* what it comes after may take for ever, and its own work as long as that takes
-         */
-        uint64_t patience = job->step == CM_JOB_ORDER ? 0 : CM_PARK_AFTER_NS;
-        if (job->in_background && now - start >= patience) {
+        CM_TRY(cm_job_ask(job, &asked_ns));
+        uint64_t waited_ns = cm_now_ns() - begin_ns;
+        if (job->in_background && waited_ns >= patience_ns) {
             job->awaited = (cm_after){.event = event, .device = device};
             return cm_job_suspend(job, CM_WAIT_EVENT);
         }
         if (job->in_background) {
-            cm_nap_after(now - start);
+            cm_nap_after(waited_ns);
         }
         else {
-            cm_pause_until(now + cm_backoff_ns(now - start));
+            cm_pause_after(waited_ns);
         }
     }
 }
@@ -194,14 +187,13 @@ wait_for_ticket(cm_job *job, cm_ticket *before)
     uint64_t limit = job->in_background               ? 0
                      : job->hooks.interrupted != NULL ? CM_ASK_NS
                                                       : UINT64_MAX;
+    uint64_t asked_ns = 0;
     for (;;) {
         cm_status status = cm_ticket_depend(before, job->stream, limit);
         if (status.code != CM_ETIMEOUT) {
             return status;
         }
-        if (cm_job_is_interrupted(job)) {
-            return cm_fail(CM_ECANCELLED, 0);
-        }
+        CM_TRY(cm_job_ask(job, &asked_ns));
         if (job->in_background) {
             return cm_job_suspend(job, CM_WAIT_ORDER);
         }

@@ -91,6 +91,13 @@ cm_request_let_go(const cm_copy_request *request)
     }
 }
 
+static inline cm_wait_hooks
+cm_request_hooks(const cm_copy_request *request)
+{
+    return (cm_wait_hooks){.interrupted = request->interrupted,
+                           .argument = request->interrupted_argument};
+}
+
 /* A thread of the caller may wait in the call. */
 static inline bool
 cm_request_waits(const cm_copy_request *request)

@@ -37,7 +37,7 @@ typedef enum cm_job_step {
 typedef struct cm_host_run {
     cm_cut cut; /* what is left */
     cm_copy_way way;
-    uint64_t asked_nbytes; /* since it was last asked whether to go on */
+    uint64_t asked_ns; /* when it was last asked whether to go on; 0: not yet */
 } cm_host_run;
 
 /* What it works in on a device that is not its stream's. */
@@ -142,12 +142,13 @@ cm_job_suspend(cm_job *job, cm_job_wait wait)
     return cm_fail(CM_ETIMEOUT, 0);
 }
 
-static inline bool
-cm_job_is_interrupted(cm_job *job)
+/* Is it to go on? Looks each time whether it was stopped, and asks the caller now and
+ * then (cm_wait_ask). Fails: CM_ECANCELLED. */
+CM_NODISCARD static inline cm_status
+cm_job_ask(const cm_job *job, uint64_t *asked_ns)
 {
-    return cm_ticket_is_stopped(job->ticket)
-           || (job->hooks.interrupted != NULL
-               && job->hooks.interrupted(job->hooks.argument));
+    return cm_ticket_is_stopped(job->ticket) ? cm_fail(CM_ECANCELLED, 0)
+                                             : cm_wait_ask(&job->hooks, asked_ns);
 }
 
 /* Nothing of it runs any more, at its end. */

@@ -23,7 +23,6 @@ enum {
      * many. */
     CM_LOOK_NBYTES = 64 << 10,
     CM_LOOK_HOST_NBYTES = 1 << 20,
-    CM_ASK_NS = 50 * 1000 * 1000,   /* between two questions whether to go on waiting */
     CM_PARK_AFTER_NS = 1000 * 1000, /* a job thread that has waited so long goes on to
                                        another job */
     CM_PAIR_PATIENCE_NS = 1000 * 1000 * 1000, /* for memory that neighbours can do

@@ -43,15 +43,22 @@ cm_pause_until(uint64_t deadline_ns)
     }
 }
 
+/* So long after the wait has begun, until the next look. */
+static inline void
+cm_pause_after(uint64_t elapsed_ns)
+{
+    cm_pause_until(cm_now_ns() + cm_backoff_ns(elapsed_ns));
+}
+
 /* The same for a thread that had better sleep than spin, after so long a wait. */
 static inline void
 cm_nap_after(uint64_t elapsed_ns)
 {
-    uint64_t gap = cm_backoff_ns(elapsed_ns);
     if (elapsed_ns < CM_BACKOFF_SPIN_NS) {
-        cm_pause_until(cm_now_ns() + gap);
+        cm_pause_after(elapsed_ns);
         return;
     }
+    uint64_t gap = cm_backoff_ns(elapsed_ns);
     gap = gap < CM_BACKOFF_NAP_NS ? CM_BACKOFF_NAP_NS : gap;
     struct timespec span = {.tv_sec = 0, .tv_nsec = (long)gap};
     (void)nanosleep(&span, NULL);

@@ -291,11 +291,12 @@ wait_for_pairs(cm_job *job, cm_status status)
 {
     cm_engine *engine = job->engine;
     uint64_t begin_ns = cm_now_ns();
+    uint64_t asked_ns = begin_ns;
     uint64_t waited_ns = 0;
     atomic_fetch_add(&engine->pair_wish_count, 1);
     unsigned seen = atomic_load(&engine->pair_count);
     while (cm_pool_is_short(status) && seen > 0 && waited_ns < CM_PAIR_PATIENCE_NS
-           && !cm_job_is_interrupted(job)) {
+           && cm_is_ok(cm_job_ask(job, &asked_ns))) {
         cm_nap_after(waited_ns);
         waited_ns = cm_now_ns() - begin_ns;
         unsigned count = atomic_load(&engine->pair_count);

@@ -15,7 +15,6 @@ enum {
     SHARED_PIECE_NBYTES = 64 << 20, /* of a job that nobody else waits for */
     SHARED_NBYTES = 1 << 20,  /* shorter ones are over before other threads are awake */
     CACHED_NBYTES = 32 << 20, /* the next reader may find them in a cache */
-    ASK_NBYTES = 64 << 20,    /* between two questions whether to go on */
 };
 
 static uint64_t
@@ -187,12 +186,6 @@ copy_pieces(cm_job *job)
     bool shifts = job->overlaps && job->plan.layout.ndim == 0;
     cm_layout piece;
     for (;;) {
-        if (job->host.asked_nbytes >= ASK_NBYTES) {
-            job->host.asked_nbytes = 0;
-            if (cm_job_is_interrupted(job)) {
-                return cm_fail(CM_ECANCELLED, 0);
-            }
-        }
         CM_TRY(cm_job_take_turn(job, 0));
         if (!(shifts ? next_of_overlapping(job, &piece)
                      : cm_cut_next(&job->host.cut, &piece))) {
@@ -201,6 +194,9 @@ copy_pieces(cm_job *job)
         uint64_t nbytes = cm_layout_nbytes(&piece);
         bool shared = (nbytes >= SHARED_NBYTES && !shifts) || job->many != NULL;
         bool first = job->moved_nbytes == 0;
+        if (!first) {
+            CM_TRY(cm_job_ask(job, &job->host.asked_ns));
+        }
         if (first || job->host.way != CM_COPY_FRESH) {
             CM_TRY(cm_job_look(job, first ? &job->plan.layout : &piece));
         }
@@ -215,7 +211,6 @@ copy_pieces(cm_job *job)
         }
         CM_TRY(cm_job_moved_status(job));
         cm_job_count_moved(job, nbytes);
-        job->host.asked_nbytes += nbytes;
         job->turn_nbytes += nbytes;
     }
 }

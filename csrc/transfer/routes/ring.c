@@ -217,23 +217,6 @@ cm_slot_look(const cm_job *job, const cm_slot *s, bool *out)
 
 /* -- the loop ----------------------------------------------------------------------- */
 
-/* Waits of the host and the workers are short, but there may be many: asks now and then
- * whether to go on. Fails: CM_ECANCELLED. */
-static cm_status
-ask(cm_job *job)
-{
-    cm_ring *ring = job->ring;
-    if (cm_ticket_is_stopped(job->ticket)) {
-        return cm_fail(CM_ECANCELLED, 0); /* a look that costs nothing */
-    }
-    if (cm_now_ns() - ring->asked_ns < CM_ASK_NS) {
-        return cm_ok();
-    }
-    bool interrupted = cm_job_is_interrupted(job);
-    ring->asked_ns = cm_now_ns();
-    return interrupted ? cm_fail(CM_ECANCELLED, 0) : cm_ok();
-}
-
 /* The oldest piece of which that half is under way; NULL: there is none. */
 static cm_slot *
 oldest_in(cm_ring *ring, bool second)
@@ -317,7 +300,7 @@ cm_ring_run(cm_job *job, const cm_ring_way *way, bool drain)
                                              : &ring->begun;
     for (;;) {
         cm_slot *s;
-        CM_TRY(ask(job));
+        CM_TRY(cm_job_ask(job, &ring->asked_ns));
         CM_TRY(end_tasks(job, way));
         CM_TRY(cm_ring_begin_piece(job, &s));
         if (s != NULL) {

@@ -66,6 +66,7 @@ comes_first(cm_engine *engine, const cm_copy_request *request)
 static cm_status
 wait_for_event(cm_engine *engine, const cm_copy_request *request, uint64_t event)
 {
+    const cm_wait_hooks hooks = cm_request_hooks(request);
     uint64_t begin_ns = cm_now_ns();
     uint64_t asked_ns = begin_ns;
     for (;;) {
@@ -74,20 +75,15 @@ wait_for_event(cm_engine *engine, const cm_copy_request *request, uint64_t event
         if (done) {
             return cm_ok();
         }
-        uint64_t now_ns = cm_now_ns();
-        if (now_ns - begin_ns < LOOK_NS) {
+        uint64_t waited_ns = cm_now_ns() - begin_ns;
+        if (waited_ns < LOOK_NS) {
             continue; /* the question is a pause */
         }
-        if (now_ns - begin_ns >= HELD_NS) {
+        if (waited_ns >= HELD_NS) {
             cm_request_let_go(request); /* what is ahead may need what it holds */
+            CM_TRY(cm_wait_ask(&hooks, &asked_ns));
         }
-        if (now_ns - asked_ns >= CM_ASK_NS && request->interrupted != NULL) {
-            if (request->interrupted(request->interrupted_argument)) {
-                return cm_fail(CM_ECANCELLED, 0);
-            }
-            asked_ns = cm_now_ns();
-        }
-        cm_pause_until(now_ns + cm_backoff_ns(now_ns - begin_ns));
+        cm_pause_after(waited_ns);
     }
 }
 

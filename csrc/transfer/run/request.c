@@ -136,8 +136,7 @@ cm_job_init(cm_job *job, cm_engine *engine, const cm_copy_request *request,
     job->many = request->many;
     job->file = request->file;
     job->blocking = request->blocking;
-    job->hooks = (cm_wait_hooks){.interrupted = request->interrupted,
-                                 .argument = request->interrupted_argument};
+    job->hooks = cm_request_hooks(request);
 }
 
 /* Without a plan. On failure the ticket is finished. */
