@@ -131,7 +131,7 @@ cm_state_engine(cm_state *state, int device)
         if (pool == NULL) {
             return NULL;
         }
-        cm_engine_set_pinned_pool(state->engine, pool);
+        cm_engine_set_pool(state->engine, -1, pool);
         state->engine_has_pinned_pool = true;
     }
     if (device >= 0 && device < CM_MAX_DEVICES
@@ -140,7 +140,7 @@ cm_state_engine(cm_state *state, int device)
         if (pool == NULL) {
             return NULL;
         }
-        cm_engine_set_device_pool(state->engine, device, pool);
+        cm_engine_set_pool(state->engine, device, pool);
         state->engine_has_device_pool[device] = true;
     }
     return state->engine;

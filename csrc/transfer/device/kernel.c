@@ -19,11 +19,16 @@ enum {
     MAX_BLOCK_COUNT = 1 << 14, /* threads then take several elements each */
 };
 
-cm_status
+void
 cm_kernels_init(cm_kernels *kernels, cm_runtime *rt, const char *text, const char *name)
 {
-    *kernels = (cm_kernels){.rt = rt, .text = text, .name = name};
-    return cm_mutex_init(&kernels->lock);
+    kernels->rt = rt;
+    kernels->text = text;
+    kernels->name = name;
+    for (int device = 0; device < CM_MAX_DEVICES; device++) {
+        atomic_init(&kernels->functions[device], 0);
+        kernels->modules[device] = 0;
+    }
 }
 
 cm_status
@@ -37,10 +42,9 @@ cm_kernels_fini(cm_kernels *kernels)
         cm_status status;
         CM_ON_DEVICE(status, kernels->rt, device,
                      cm_rt_module_unload(kernels->rt, kernels->modules[device]));
-        first = cm_is_ok(first) ? status : first;
+        first = cm_first_failure(first, status);
         kernels->modules[device] = 0;
     }
-    cm_mutex_fini(&kernels->lock);
     return first;
 }
 
@@ -56,12 +60,12 @@ load_module(const cm_kernels *kernels, uint64_t *module, uint64_t *function)
     if (cm_is_ok(status)) {
         status = cm_rt_module_function(rt, *module, kernels->name, function);
         if (!cm_is_ok(status)) {
-            (void)!cm_is_ok(cm_rt_module_unload(rt, *module));
+            cm_ignore(cm_rt_module_unload(rt, *module));
         }
     }
     cm_status back = cm_rt_capture_mode_exchange(rt, &mode);
     if (cm_is_ok(status) && !cm_is_ok(back)) {
-        (void)!cm_is_ok(cm_rt_module_unload(rt, *module));
+        cm_ignore(cm_rt_module_unload(rt, *module));
         return back;
     }
     return status;
@@ -70,23 +74,19 @@ load_module(const cm_kernels *kernels, uint64_t *module, uint64_t *function)
 cm_status
 cm_kernels_find(cm_kernels *kernels, int device, uint64_t *function)
 {
-    cm_mutex_lock(&kernels->lock);
-    *function = kernels->functions[device];
-    cm_mutex_unlock(&kernels->lock);
+    _Atomic uint64_t *known = &kernels->functions[device];
+    uint64_t module, loaded;
+    *function = atomic_load_explicit(known, memory_order_acquire);
     if (*function != 0) {
         return cm_ok();
     }
-    uint64_t module, loaded;
     CM_TRY(load_module(kernels, &module, &loaded));
-    cm_mutex_lock(&kernels->lock);
-    bool late = kernels->functions[device] != 0;
-    if (!late) {
-        kernels->modules[device] = module;
-        kernels->functions[device] = loaded;
+    if (!atomic_compare_exchange_strong(known, function, loaded)) {
+        return cm_rt_module_unload(kernels->rt, module); /* another thread was first */
     }
-    *function = kernels->functions[device];
-    cm_mutex_unlock(&kernels->lock);
-    return late ? cm_rt_module_unload(kernels->rt, module) : cm_ok();
+    *function = loaded;
+    kernels->modules[device] = module;
+    return cm_ok();
 }
 
 /* The largest unit, a power of two up to 16, that everything is a multiple of. */

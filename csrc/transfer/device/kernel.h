@@ -1,11 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The kernels: their texts, loading one on each device at first need, and queueing the
  * launches that a copy takes. Needs the device current (cm_device_enter).
- * Locks: one mutex over the table of loaded kernels, not held while one is being loaded. */
+ * Locks: none; two threads may both load one, and the first keeps it. */
 #ifndef CM_TRANSFER_DEVICE_KERNEL_H
 #define CM_TRANSFER_DEVICE_KERNEL_H
 
-#include "base/thread.h"
+#include <stdatomic.h>
+
 #include "runtime/kernel_jobs.h"
 #include "transfer/plan/layout.h"
 
@@ -17,15 +18,14 @@ typedef struct cm_kernels {
     cm_runtime *rt;   /* borrowed */
     const char *text; /* static */
     const char *name;
-    cm_mutex lock;
-    uint64_t modules[CM_MAX_DEVICES]; /* owned; 0: not loaded */
-    uint64_t functions[CM_MAX_DEVICES];
+    _Atomic uint64_t functions[CM_MAX_DEVICES]; /* 0: not loaded */
+    uint64_t modules[CM_MAX_DEVICES];           /* owned */
 } cm_kernels;
 
-/* `text` is PTX with a kernel `name`. Fails: CM_ESYSTEM. Makes no runtime call. */
-CM_NODISCARD cm_status cm_kernels_init(cm_kernels *kernels, cm_runtime *rt,
-                                       const char *text, const char *name);
-/* Unloads. Fails: the first failure; everything is still tried. */
+/* `text` is PTX with a kernel `name`. */
+void cm_kernels_init(cm_kernels *kernels, cm_runtime *rt, const char *text,
+                     const char *name);
+/* Unloads, once nobody uses them any more. Fails: the first failure; everything is still tried. */
 CM_NODISCARD cm_status cm_kernels_fini(cm_kernels *kernels);
 
 /* The function on `device`, loaded if need be. Fails: module_load, module_function,

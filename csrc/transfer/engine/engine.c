@@ -4,6 +4,17 @@
 #include "base/machine.h"
 #include "transfer/engine/job.h"
 
+/* A condition that is all zero is as its static initializer makes it. */
+static void
+destroy(cm_engine *engine)
+{
+    cm_cond_fini(&engine->watch);
+    cm_cond_fini(&engine->work);
+    cm_cond_fini(&engine->changed);
+    cm_mutex_fini(&engine->lock);
+    free(engine);
+}
+
 cm_status
 cm_engine_create(cm_runtime *rt, cm_registry *registry, cm_engine **out)
 {
@@ -23,52 +34,18 @@ cm_engine_create(cm_runtime *rt, cm_registry *registry, cm_engine **out)
     cm_list_init(&engine->going_on);
     cm_list_init(&engine->short_jobs);
     cm_list_init(&engine->long_jobs);
+    cm_kernels_init(&engine->kernels, rt, cm_strided_ptx, CM_STRIDED_KERNEL_NAME);
+    cm_kernels_init(&engine->tables, rt, cm_table_ptx, CM_TABLE_KERNEL_NAME);
     cm_status status = cm_mutex_init(&engine->lock);
+    status = cm_is_ok(status) ? cm_cond_init(&engine->changed) : status;
+    status = cm_is_ok(status) ? cm_cond_init(&engine->work) : status;
+    status = cm_is_ok(status) ? cm_cond_init(&engine->watch) : status;
+    status = cm_is_ok(status) ? cm_workers_init(&engine->workers) : status;
     if (!cm_is_ok(status)) {
-        goto no_lock;
-    }
-    status = cm_cond_init(&engine->changed);
-    if (!cm_is_ok(status)) {
-        goto no_changed;
-    }
-    status = cm_cond_init(&engine->work);
-    if (!cm_is_ok(status)) {
-        goto no_work;
-    }
-    status = cm_cond_init(&engine->watch);
-    if (!cm_is_ok(status)) {
-        goto no_watch;
-    }
-    status =
-        cm_kernels_init(&engine->kernels, rt, cm_strided_ptx, CM_STRIDED_KERNEL_NAME);
-    if (!cm_is_ok(status)) {
-        goto no_kernels;
-    }
-    status = cm_kernels_init(&engine->tables, rt, cm_table_ptx, CM_TABLE_KERNEL_NAME);
-    if (!cm_is_ok(status)) {
-        goto no_tables;
-    }
-    status = cm_workers_init(&engine->workers);
-    if (!cm_is_ok(status)) {
-        goto no_workers;
+        destroy(engine);
+        return status;
     }
     *out = engine;
-    return cm_ok();
-    /* Nothing is loaded yet. */
-no_workers:
-    (void)!cm_is_ok(cm_kernels_fini(&engine->tables));
-no_tables:
-    (void)!cm_is_ok(cm_kernels_fini(&engine->kernels));
-no_kernels:
-    cm_cond_fini(&engine->watch);
-no_watch:
-    cm_cond_fini(&engine->work);
-no_work:
-    cm_cond_fini(&engine->changed);
-no_changed:
-    cm_mutex_fini(&engine->lock);
-no_lock:
-    free(engine);
     return status;
 }
 
@@ -82,14 +59,9 @@ cm_engine_hold(cm_engine *engine)
 void
 cm_engine_release(cm_engine *engine)
 {
-    if (atomic_fetch_sub_explicit(&engine->refs, 1, memory_order_acq_rel) != 1) {
-        return;
+    if (atomic_fetch_sub_explicit(&engine->refs, 1, memory_order_acq_rel) == 1) {
+        destroy(engine);
     }
-    cm_cond_fini(&engine->watch);
-    cm_cond_fini(&engine->work);
-    cm_cond_fini(&engine->changed);
-    cm_mutex_fini(&engine->lock);
-    free(engine);
 }
 
 bool
@@ -123,12 +95,12 @@ cm_engine_end_call(cm_engine *engine)
     cm_mutex_unlock(&engine->lock);
 }
 
-static void
-set_pool(cm_engine *engine, cm_pool **slot, cm_pool *pool)
+void
+cm_engine_set_pool(cm_engine *engine, int device, cm_pool *pool)
 {
+    cm_pool **slot = device < 0 ? &engine->pinned_pool : &engine->device_pools[device];
     cm_mutex_lock(&engine->lock);
-    bool first = *slot == NULL;
-    if (first) {
+    if (*slot == NULL) {
         *slot = cm_pool_hold(pool);
     }
     cm_mutex_unlock(&engine->lock);
@@ -158,18 +130,6 @@ cm_engine_relieve(cm_engine *engine, cm_pool *pool, uint64_t nbytes, cm_stream *
         return back;
     }
     return status;
-}
-
-void
-cm_engine_set_pinned_pool(cm_engine *engine, cm_pool *pool)
-{
-    set_pool(engine, &engine->pinned_pool, pool);
-}
-
-void
-cm_engine_set_device_pool(cm_engine *engine, int device, cm_pool *pool)
-{
-    set_pool(engine, &engine->device_pools[device], pool);
 }
 
 cm_status

@@ -19,9 +19,9 @@ typedef struct cm_engine cm_engine;
  * where host ranges must be split). Fails: CM_ENOMEM, CM_ESYSTEM. */
 CM_NODISCARD cm_status cm_engine_create(cm_runtime *rt, cm_registry *registry,
                                         cm_engine **out);
-/* The pools it stages through; held (counted) by the engine. */
-void cm_engine_set_pinned_pool(cm_engine *engine, cm_pool *pool);
-void cm_engine_set_device_pool(cm_engine *engine, int device, cm_pool *pool);
+/* The pools it stages through, page-locked (-1) and of each device; held (counted) by
+ * the engine, the first of each. */
+void cm_engine_set_pool(cm_engine *engine, int device, cm_pool *pool);
 /* How copies that begin from now on are made. Fails: CM_EINVALID (a value out of bounds),
  * CM_EFORKED. */
 CM_NODISCARD cm_status cm_engine_set_tuning(cm_engine *engine, const cm_tuning *tuning);

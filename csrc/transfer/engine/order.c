@@ -18,7 +18,7 @@ is_called_off(const cm_ticket *ticket)
 {
     const cm_job *job = ticket->job;
     return job != NULL
-           && (ticket->cancelled || cm_ticket_is_stopped(ticket)
+           && (cm_ticket_is_stopped(ticket)
                || (ticket->is_chained && !cm_is_ok(ticket->after[0]->status)));
 }
 

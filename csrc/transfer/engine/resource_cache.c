@@ -51,7 +51,7 @@ static void
 give_event(cm_engine *engine, int device, cm_spares *spares, uint64_t event)
 {
     if (event != 0 && !keep(engine, spares, event)) {
-        (void)!cm_is_ok(destroy_event(engine->rt, device, event));
+        cm_ignore(destroy_event(engine->rt, device, event));
     }
 }
 
@@ -207,7 +207,7 @@ destroy_events(cm_runtime *rt, int device, cm_spares *spares, cm_status *first)
 {
     while (spares->count > 0) {
         cm_status status = destroy_event(rt, device, spares->items[--spares->count]);
-        *first = cm_is_ok(*first) ? status : *first;
+        *first = cm_first_failure(*first, status);
     }
 }
 

@@ -133,8 +133,8 @@ cm_ticket_hand_over(cm_ticket *ticket, cm_status status, cm_ticket **out)
         *out = ticket;
         return status;
     }
-    cm_status untold = cm_ticket_abandon(ticket);
-    (void)untold; /* nothing: the engine goes on, and is asked later */
+    cm_ignore(cm_ticket_abandon(ticket)); /* nothing: the engine goes on, and is asked
+                                             later */
     return status;
 }
 
@@ -173,7 +173,11 @@ cm_engine_take_unread(cm_engine *engine)
 cm_status
 cm_engine_end_unread(cm_engine *engine)
 {
-    return take_unread(engine, true);
+    cm_status first = take_unread(engine, true);
+    for (cm_status next = first; !cm_is_ok(next);) {
+        next = take_unread(engine, true);
+    }
+    return first;
 }
 
 /* -- submitted, done, over --------------------------------------------------------------- */
@@ -702,7 +706,7 @@ cm_ticket_take_stream(cm_ticket *ticket, int device)
 void
 cm_ticket_drain(cm_ticket *ticket)
 {
-    (void)!cm_is_ok(cm_ticket_depend(ticket, NULL, ticket->engine->drain_ns));
+    cm_ignore(cm_ticket_depend(ticket, NULL, ticket->engine->drain_ns));
 }
 
 cm_status

@@ -107,8 +107,8 @@ CM_NODISCARD cm_status cm_ticket_outcome(cm_ticket *ticket, bool read);
 /* Look whether the device is through, or a job that waits for it can go on; true when
  * the ticket is over. */
 bool cm_ticket_update(cm_ticket *ticket);
-/* As cm_engine_take_unread; when nothing is left the engine is over, and no failure is
- * kept any more. */
+/* The first of all of them, as cm_engine_take_unread; then the engine is over, and no
+ * failure is kept any more. */
 CM_NODISCARD cm_status cm_engine_end_unread(cm_engine *engine);
 /* Come after it: make `stream` wait for it once it is submitted; NULL: wait until it is
  * over. Its own failure is not ours. Blocks up to `timeout_ns`: CM_ETIMEOUT. */

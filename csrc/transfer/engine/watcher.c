@@ -53,7 +53,7 @@ watch(void *argument)
     /* Looking at an event would break a capture that another thread has under way.
      * Where this fails the looking itself will say so. */
     int mode = CM_CAPTURE_RELAXED;
-    (void)!cm_is_ok(cm_rt_capture_mode_exchange(engine->rt, &mode));
+    cm_ignore(cm_rt_capture_mode_exchange(engine->rt, &mode));
     for (;;) {
         cm_mutex_lock(&engine->lock);
         while (!engine->stop && engine->watched_count == 0) {

@@ -6,60 +6,36 @@
 #include "pool/scope.h"
 #include "transfer/run/run.h"
 
-/* A job that has not begun, and its ticket. */
+/* By a thread for which `status` is the outcome of getting ready. What was stopped
+ * before it began ends here. */
 static void
-drop_job(cm_job *job)
-{
-    cm_engine *engine = job->engine;
-    cm_ticket *ticket = cm_ticket_hold(job->ticket);
-    cm_scope scope;
-    int device = job->stream == NULL ? -1 : job->stream->device;
-    bool entered = device >= 0 && cm_is_ok(cm_scope_enter(engine->rt, device, &scope));
-    job->has_queued = false;
-    cm_job_destroy(job);
-    if (entered) {
-        cm_scope_leave(&scope);
-    }
-    cm_ticket_finish(ticket, cm_fail(CM_ECANCELLED, 0), true);
-    cm_ticket_release(ticket);
-}
-
-static void
-run_job(cm_engine *engine, cm_job *job)
+run_job(cm_engine *engine, cm_job *job, cm_status status)
 {
     cm_ticket *ticket = cm_ticket_hold(job->ticket);
     job->in_background = true;
-    /* What we call would break a capture that another thread has under way. */
-    int mode = CM_CAPTURE_RELAXED;
     job->wait = CM_WAIT_NONE;
-    cm_status status = cm_rt_capture_mode_exchange(engine->rt, &mode);
-    if (!cm_is_ok(status) && job->has_queued) {
-        status = cm_rt_capture_mode_exchange(engine->rt, &mode); /* it is needed more */
+    if (cm_ticket_is_stopped(ticket) && !ticket->started) {
+        job->has_queued = false; /* but waits for others */
+        status = cm_fail(CM_ECANCELLED, 0);
     }
-    bool switched = cm_is_ok(status);
-    if (switched || job->step == CM_JOB_DRAIN) { /* its caller waits no more */
-        cm_status ran = cm_job_run(job);
-        status = cm_is_ok(status) ? ran : status;
+    else if (cm_is_ok(status) || job->step == CM_JOB_DRAIN) { /* its caller waits no
+                                                                 more */
+        status = cm_first_failure(status, cm_job_run(job));
     }
     else {
         job->lost_track = job->has_queued; /* before it waited */
     }
-    bool waits = job->wait != CM_WAIT_NONE;
-    bool submitted = job->step == CM_JOB_SUBMITTED;
-    if (!waits) {
-        cm_job_destroy(job);
-    }
-    if (switched) {
-        cm_status back = cm_rt_capture_mode_exchange(engine->rt, &mode);
-        status = cm_is_ok(status) ? back : status;
-    }
-    if (waits) {
+    if (job->wait != CM_WAIT_NONE) {
         cm_mutex_lock(&engine->lock);
         cm_order_put_job_locked(engine, job);
         cm_mutex_unlock(&engine->lock);
     }
-    else if (!submitted) {
-        cm_ticket_finish(ticket, status, status.code == CM_ECANCELLED);
+    else {
+        bool submitted = job->step == CM_JOB_SUBMITTED;
+        cm_job_destroy(job);
+        if (!submitted) {
+            cm_ticket_finish(ticket, status, status.code == CM_ECANCELLED);
+        }
     }
     cm_ticket_release(ticket);
 }
@@ -68,6 +44,7 @@ static void *
 work(void *argument)
 {
     cm_engine *engine = argument;
+    bool relaxed = false;
     cm_mutex_lock(&engine->lock);
     for (;;) {
         cm_job *job = cm_engine_pick_job_locked(engine);
@@ -80,14 +57,16 @@ work(void *argument)
             engine->idle_count--;
             continue;
         }
-        bool cancelled = job->ticket->cancelled;
         cm_mutex_unlock(&engine->lock);
-        if (cancelled) {
-            drop_job(job);
+        cm_status status = cm_ok();
+        /* Once: what we call would break a capture that another thread has under way. A
+         * job that has queued something needs it more. */
+        for (int i = 0; !relaxed && i <= job->has_queued; i++) {
+            int mode = CM_CAPTURE_RELAXED;
+            status = cm_rt_capture_mode_exchange(engine->rt, &mode);
+            relaxed = cm_is_ok(status);
         }
-        else {
-            run_job(engine, job);
-        }
+        run_job(engine, job, status);
         cm_mutex_lock(&engine->lock);
     }
     cm_mutex_unlock(&engine->lock);
@@ -155,6 +134,7 @@ cm_ticket_cancel(cm_ticket *ticket)
     cm_mutex_lock(&engine->lock);
     if (ticket->state == CM_TICKET_QUEUED && !ticket->started) {
         ticket->cancelled = true;
+        atomic_store(&ticket->stopped, true);
         ticket->read = true; /* the canceller knows */
         job = cm_order_take_job_locked(ticket);
         engine->caller_count += job != NULL;
@@ -162,12 +142,19 @@ cm_ticket_cancel(cm_ticket *ticket)
     bool cancelled = ticket->cancelled;
     cm_mutex_unlock(&engine->lock);
     if (job != NULL) {
-        drop_job(job);
+        cm_scope scope;
+        int device = job->stream == NULL ? -1 : job->stream->device;
+        bool entered =
+            device >= 0 && cm_is_ok(cm_scope_enter(engine->rt, device, &scope));
+        run_job(engine, job, cm_ok());
+        if (entered) {
+            cm_scope_leave(&scope);
+        }
         cm_engine_end_call(engine);
     }
     else if (cancelled) {
         /* A thread has it in hand that will see it at once. */
-        (void)!cm_is_ok(cm_ticket_wait(ticket, UINT64_MAX));
+        cm_ignore(cm_ticket_wait(ticket, UINT64_MAX));
     }
     return cancelled;
 }
@@ -191,28 +178,16 @@ cm_engine_close(cm_engine *engine)
     join_threads(engine);
     cm_engine_join_watcher(engine);
     cm_workers_fini(&engine->workers);
-    cm_status first = cm_ok();
-    cm_status status;
-    while (!cm_is_ok(status = cm_engine_take_unread(engine))) {
-        first = cm_is_ok(first) ? status : first;
-    }
-    status = cm_kernels_fini(&engine->kernels);
-    first = cm_is_ok(first) ? status : first;
-    status = cm_kernels_fini(&engine->tables);
-    first = cm_is_ok(first) ? status : first;
-    status = cm_cache_fini(engine);
-    first = cm_is_ok(first) ? status : first;
-    if (engine->pinned_pool != NULL) {
-        cm_pool_release(engine->pinned_pool);
-    }
-    for (int device = 0; device < CM_MAX_DEVICES; device++) {
-        if (engine->device_pools[device] != NULL) {
-            cm_pool_release(engine->device_pools[device]);
+    cm_status first = cm_kernels_fini(&engine->kernels);
+    first = cm_first_failure(first, cm_kernels_fini(&engine->tables));
+    first = cm_first_failure(first, cm_cache_fini(engine));
+    for (int device = -1; device < CM_MAX_DEVICES; device++) {
+        cm_pool *pool = device < 0 ? engine->pinned_pool : engine->device_pools[device];
+        if (pool != NULL) {
+            cm_pool_release(pool);
         }
     }
-    while (!cm_is_ok(status = cm_engine_end_unread(engine))) {
-        first = cm_is_ok(first) ? status : first;
-    }
+    first = cm_first_failure(cm_engine_end_unread(engine), first);
     cm_engine_release(engine);
     return first;
 }
