@@ -7,6 +7,7 @@
 #include "transfer/host/host_copy.h"
 #include "transfer/routes/device_side.h"
 #include "transfer/routes/ring.h"
+#include "transfer/routes/routes.h"
 
 /* -- before it begins -------------------------------------------------------------------- */
 

@@ -104,8 +104,6 @@ int cm_file_first_device(const cm_file_request *request);
 /* The plan of such a job; after a look whether the file is long enough, and the streams
  * fit. Fails: CM_ESYSTEM, CM_EINVALID, CM_ECAPTURING. */
 CM_NODISCARD cm_status cm_file_plan(cm_job *job);
-/* As the row of CM_ROUTE_FILE wants it; to its end. */
-CM_NODISCARD cm_status cm_job_copy_file(cm_job *job);
 
 /* cut.c: go on to the next range that has bytes; false: all are through. */
 bool cm_file_find_next(cm_file_job *file);

@@ -8,6 +8,7 @@
 #include "base/fresh_pages.h"
 #include "base/simd_copy.h"
 #include "transfer/routes/device_side.h"
+#include "transfer/routes/routes.h"
 
 enum {
     LONG_NBYTES = 256 << 10,       /* the copy engine is as fast from here on */

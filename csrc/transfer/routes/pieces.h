@@ -11,9 +11,6 @@
 void cm_many_plan(cm_job *job);
 /* What is page-locked of its ends stays so until the ticket is done. Fails: CM_ENOMEM. */
 CM_NODISCARD cm_status cm_many_share_locked(cm_job *job);
-/* Queue all of it, as the rows of routes.c want it. */
-CM_NODISCARD cm_status cm_many_copy_by_table(cm_job *job);
-CM_NODISCARD cm_status cm_many_copy_in_batches(cm_job *job);
 
 /* Before the host touches ordinary memory of long runs: see that what is mapped there
  * still is. Fails: CM_EFAULT. */

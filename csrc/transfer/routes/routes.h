@@ -7,19 +7,16 @@
 
 #include "transfer/engine/job.h"
 
-/* direct.c */
-CM_NODISCARD cm_status cm_job_copy_direct(cm_job *job);
-CM_NODISCARD cm_status cm_job_copy_2d(cm_job *job);
-CM_NODISCARD cm_status cm_job_copy_by_kernel(cm_job *job);
-CM_NODISCARD cm_status cm_job_fill(cm_job *job);
-/* The bytes after which the value of a fill, in src.host, repeats itself, if the
- * runtime can set it; else 0. */
+/* Of each route: the rows' functions. HOST's takes all steps of the job, as
+ * cm_job_run(). */
+#define CM_ROUTE_MOVE(name, text, move, ...) CM_NODISCARD cm_status move(cm_job *job);
+CM_ROUTES(CM_ROUTE_MOVE)
+#undef CM_ROUTE_MOVE
+
+/* direct.c: the bytes after which the value of a fill, in src.host, repeats itself, if
+ * the runtime can set it; else 0. */
 uint32_t cm_job_fill_period(const cm_job *job);
-/* peer.c */
-CM_NODISCARD cm_status cm_job_copy_peer(cm_job *job);
-/* staged.c */
-CM_NODISCARD cm_status cm_job_copy_staged(cm_job *job);
-/* What is queued through slots, to its end: what was fetched is unpacked. */
+/* staged.c: what is queued through slots, to its end: what was fetched is unpacked. */
 CM_NODISCARD cm_status cm_job_drain(cm_job *job);
 
 /* own_source.c: an overlapping source is read whole first. */
@@ -28,10 +25,8 @@ CM_NODISCARD cm_status cm_job_replace_source(cm_job *job);
 bool cm_job_can_own_on_device(const cm_job *job);
 /* That memory, packed, is the source from now on; the plan follows. */
 void cm_job_plan_own_source(cm_job *job, void *host, cm_address address);
-/* host_route.c: a copy between two ends that the host reaches, all of cm_job_run(). */
-CM_NODISCARD cm_status cm_job_run_on_host(cm_job *job);
-/* The threads among which that shares its largest piece. `overlaps`: dst with the
- * source. */
+/* host_route.c: the threads among which HOST shares its largest piece. `overlaps`: dst
+ * with the source. */
 uint32_t cm_host_thread_count(const cm_layout *layout, const cm_region *dst,
                               const cm_tuning *tuning, bool in_background,
                               bool overlaps);
