@@ -73,20 +73,11 @@ look_whether_they_touch(batch *b)
 
 /* -- groups ------------------------------------------------------------------------------- */
 
-/* What is page-locked may be so in several pieces, at addresses that do not follow on.
- */
 static cm_end_facts
 facts_of(cm_engine *engine, const cm_piece_end *end, uint64_t nbytes)
 {
-    cm_end_facts facts = {.locked = !cm_kind_is_pageable(end->kind), .whole = true};
-    if (cm_piece_end_is_on_device(end) || engine->registry == NULL) {
-        return facts;
-    }
-    bool locked = false;
-    facts.whole =
-        cm_registry_run(engine->registry, end->host, nbytes, &locked) == nbytes;
-    facts.locked = facts.locked || (facts.whole && locked);
-    return facts;
+    return cm_engine_facts_of_run(
+        engine, end->kind, cm_piece_end_is_on_device(end) ? NULL : end->host, nbytes);
 }
 
 /* The group of that shape, made if there is none; 0: there are too many. */

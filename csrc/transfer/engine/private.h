@@ -164,12 +164,14 @@ void cm_cache_leave_ring(cm_engine *engine, uint64_t nbytes);
 /* Fails: the first event_destroy that failed. */
 CM_NODISCARD cm_status cm_cache_fini(cm_engine *engine);
 
-/* facts.c: what is known of one end; whether the two may have bytes in common. */
+/* facts.c: what is known of one end, or of a run of it; `host` NULL: on a device. */
 cm_end_facts cm_engine_facts_of(cm_engine *engine, const cm_region *region);
+cm_end_facts cm_engine_facts_of_run(cm_engine *engine, cm_kind kind, const void *host,
+                                    uint64_t nbytes);
 /* Is it a device's copy to memory of the host whose pages are not there yet, in one
  * run? */
 bool cm_engine_is_fresh(const cm_region *dst, const cm_region *src, cm_end_facts facts);
-/* All but the tuning. */
+/* All but the tuning. May enable peer access. */
 cm_plan_options cm_engine_plan_options(cm_engine *engine,
                                        const cm_copy_request *request,
                                        cm_end_facts dst_facts);
@@ -180,7 +182,6 @@ cm_request_is_written_in_call(const cm_copy_request *request, const cm_plan *pla
 {
     return request->stream != NULL && request->part_of == NULL && plan->is_download;
 }
-bool cm_engine_may_overlap(cm_runtime *rt, const cm_region *dst, const cm_region *src);
 
 /* scheduler.c, all under the lock: the job that a job thread takes next, out of its
  * list; NULL: there is none. */

@@ -15,8 +15,7 @@ cm_engine_share_locked(cm_engine *engine, const cm_region *region,
                        cm_page_shares *shares)
 {
     int64_t low, high;
-    if (engine->registry == NULL || region->host == NULL
-        || cm_region_is_on_device(region)
+    if (region->host == NULL || cm_region_is_on_device(region)
         || !cm_is_ok(cm_region_bounds(region, &low, &high)) || low == high) {
         return cm_ok(); /* what is wrong with a region is said when the copy is planned
                          */

@@ -264,12 +264,6 @@ hull_of(const cm_byte_span *spans, uint64_t count)
     return hull;
 }
 
-static bool
-meet(cm_byte_span a, cm_byte_span b)
-{
-    return a.begin < b.end && b.begin < a.end;
-}
-
 bool
 cm_byte_spans_touch(cm_byte_span *dst, cm_byte_span *src, uint64_t count)
 {
@@ -278,16 +272,16 @@ cm_byte_spans_touch(cm_byte_span *dst, cm_byte_span *src, uint64_t count)
     }
     sort_spans(dst, count);
     for (uint64_t i = 1; i < count; i++) {
-        if (meet(dst[i - 1], dst[i])) {
+        if (cm_byte_spans_meet(dst[i - 1], dst[i])) {
             return true;
         }
     }
-    if (!meet(hull_of(dst, count), hull_of(src, count))) {
+    if (!cm_byte_spans_meet(hull_of(dst, count), hull_of(src, count))) {
         return false;
     }
     sort_spans(src, count);
     for (uint64_t i = 0, k = 0; i < count && k < count;) {
-        if (meet(dst[i], src[k])) {
+        if (cm_byte_spans_meet(dst[i], src[k])) {
             return true;
         }
         if (dst[i].end < src[k].end) {

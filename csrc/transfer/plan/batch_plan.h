@@ -62,6 +62,12 @@ typedef struct cm_byte_span {
     uint64_t end;
 } cm_byte_span;
 
+static inline bool
+cm_byte_spans_meet(cm_byte_span a, cm_byte_span b)
+{
+    return a.begin < b.end && b.begin < a.end;
+}
+
 /* Does one span of `dst` share an address with another of them or with one of `src`?
  * Sorts both. */
 bool cm_byte_spans_touch(cm_byte_span *dst, cm_byte_span *src, uint64_t count);

@@ -25,3 +25,10 @@ cm_overlap_span(cm_runtime *rt, const cm_region *region)
                          host, cm_region_is_on_device(region), nbytes);
     return (cm_byte_span){begin, begin + nbytes};
 }
+
+bool
+cm_overlap_is_possible(cm_runtime *rt, const cm_region *dst, const cm_region *src)
+{
+    return cm_region_may_overlap(dst, src)
+           || cm_byte_spans_meet(cm_overlap_span(rt, dst), cm_overlap_span(rt, src));
+}

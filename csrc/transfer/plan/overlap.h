@@ -13,4 +13,7 @@ uint64_t cm_overlap_place(cm_runtime *rt, cm_address address, const void *host,
 /* From the lowest byte of the region to its highest. */
 cm_byte_span cm_overlap_span(cm_runtime *rt, const cm_region *region);
 
+/* May the two have bytes in common, by whatever view of them? */
+bool cm_overlap_is_possible(cm_runtime *rt, const cm_region *dst, const cm_region *src);
+
 #endif

@@ -39,11 +39,9 @@ uint64_t
 cm_job_run_of(const cm_job *job, bool on_device, cm_address at, uint64_t nbytes)
 {
     bool locked;
-    if (on_device || job->engine->registry == NULL) {
-        return nbytes;
-    }
-    return cm_registry_run(job->engine->registry, (const void *)(uintptr_t)at, nbytes,
-                           &locked);
+    return on_device ? nbytes
+                     : cm_registry_run(job->engine->registry,
+                                       (const void *)(uintptr_t)at, nbytes, &locked);
 }
 
 cm_status

@@ -20,12 +20,10 @@ enum {
 /* -- the plan ----------------------------------------------------------------------------- */
 
 static bool
-host_ends_are_whole(const cm_job *job, const cm_piece_end *end, uint64_t nbytes)
+is_whole(const cm_job *job, const cm_piece_end *end, uint64_t nbytes)
 {
-    bool locked;
-    cm_registry *registry = job->engine->registry;
-    return cm_piece_end_is_on_device(end) || registry == NULL
-           || cm_registry_run(registry, end->host, nbytes, &locked) == nbytes;
+    const void *host = cm_piece_end_is_on_device(end) ? NULL : end->host;
+    return cm_engine_facts_of_run(job->engine, end->kind, host, nbytes).whole;
 }
 
 /* One pitched copy may not cross the edge of a registration. */
@@ -37,10 +35,9 @@ can_go_as_rows(const cm_job *job, const cm_many *many)
         return false;
     }
     uint64_t width = many->pieces[0].nbytes;
-    return host_ends_are_whole(job, &many->pieces[0].dst,
-                               (many->count - 1) * dst_pitch + width)
-           && host_ends_are_whole(job, &many->pieces[0].src,
-                                  (many->count - 1) * src_pitch + width);
+    return is_whole(job, &many->pieces[0].dst, (many->count - 1) * dst_pitch + width)
+           && is_whole(job, &many->pieces[0].src,
+                       (many->count - 1) * src_pitch + width);
 }
 
 static cm_route
@@ -83,14 +80,13 @@ cm_status
 cm_many_share_locked(cm_job *job)
 {
     const cm_many *many = job->many;
-    cm_registry *registry = job->engine->registry;
-    for (uint64_t i = 0; i < many->count && registry != NULL; i++) {
+    for (uint64_t i = 0; i < many->count; i++) {
         const cm_piece *piece = &many->pieces[i];
         const cm_piece_end *ends[2] = {&piece->dst, &piece->src};
         for (int k = 0; k < 2; k++) {
             if (!cm_piece_end_is_on_device(ends[k])) {
-                CM_TRY(cm_registry_share(registry, ends[k]->host, piece->nbytes,
-                                         &job->ticket->locked));
+                CM_TRY(cm_registry_share(job->engine->registry, ends[k]->host,
+                                         piece->nbytes, &job->ticket->locked));
             }
         }
     }

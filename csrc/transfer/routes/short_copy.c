@@ -200,9 +200,9 @@ host_end(const short_copy *c)
 static bool
 is_free(short_copy *c)
 {
-    cm_registry *registry = c->engine->registry;
-    return (registry == NULL || c->between
-            || cm_registry_run(registry, host_end(c)->host, c->nbytes, &c->locked)
+    return (c->between
+            || cm_registry_run(c->engine->registry, host_end(c)->host, c->nbytes,
+                               &c->locked)
                    == c->nbytes)
            && is_idle(c->engine, c->stream);
 }

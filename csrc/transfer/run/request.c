@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "transfer/file/job.h"
+#include "transfer/plan/overlap.h"
 #include "transfer/routes/broadcast.h"
 #include "transfer/routes/pieces.h"
 #include "transfer/run/run.h"
@@ -102,7 +103,7 @@ cm_job_plan(cm_job *job, const cm_copy_request *request)
         job->plan.route = CM_ROUTE_FILL;
     }
     job->overlaps =
-        !job->is_fill && cm_engine_may_overlap(engine->rt, &job->dst, &job->src);
+        !job->is_fill && cm_overlap_is_possible(engine->rt, &job->dst, &job->src);
     return cm_ok();
 }
 
