@@ -26,14 +26,19 @@ typedef struct batch {
     uint32_t group_count;
     uint64_t alone_count; /* pieces that go alone */
     cm_copy_request part; /* the next one */
-    cm_ticket **after;    /* owned array: those of `request` and room for one more */
     cm_ticket **parts;    /* owned array, held */
     uint64_t part_count;
-    cm_ticket *last;   /* borrowed: the part that the next comes after, in order */
-    uint64_t nbytes;   /* of all parts */
     uint64_t asked_ns; /* when whether to go on */
     cm_many shapes[GROUP_MAX];
 } batch;
+
+/* Nothing is begun. */
+static cm_status
+refuse(const cm_many_request *request, cm_status status)
+{
+    cm_request_drop_keeps(&request->common);
+    return status;
+}
 
 /* -- what touches what -------------------------------------------------------------------- */
 
@@ -165,6 +170,8 @@ set_group(batch *b, uint32_t group)
     CM_TRY(cm_many_create(b->request->pieces, b->groups, b->request->piece_count,
                           (uint8_t)group, &b->shapes[group], &many));
     if (many->count > 1) {
+        b->part.dst = b->request->common.dst;
+        b->part.src = b->request->common.src;
         b->part.many = many;
         return cm_ok();
     }
@@ -214,37 +221,29 @@ make_way(batch *b)
 /* What touches others comes after the one before, and only where that has not failed:
  * then it is done before what came earlier may be. */
 static cm_status
-begin_part(batch *b)
-{
-    cm_copy_request *part = &b->part;
-    CM_TRY(make_way(b));
-    part->dst = b->request->common.dst;
-    part->src = b->request->common.src;
-    part->many = NULL;
-    part->after_ticket_count = b->request->common.after_ticket_count;
-    part->is_chained = b->in_order && b->last != NULL;
-    if (part->is_chained) {
-        b->after[part->after_ticket_count++] = b->last;
-    }
-    return cm_ok();
-}
-
-/* It is one even where it failed: some of it may be under way. */
-static cm_status
 start_part(batch *b)
 {
+    cm_copy_request *part = &b->part;
     cm_ticket *ticket = NULL;
-    cm_status status = cm_request_start(b->engine, &b->part, &b->tuning, &ticket);
-    if (ticket == NULL) {
-        return status; /* nothing is */
+    cm_ticket_info info;
+    cm_status status = make_way(b);
+    if (!cm_is_ok(status)) {
+        cm_many_destroy(part->many);
+        return status;
     }
-    b->nbytes += ticket->nbytes;
+    status = cm_request_start(b->engine, part, &b->tuning, &ticket);
+    part->many = NULL; /* it is the engine's */
+    if (ticket == NULL) {
+        return status;
+    }
+    /* It is one even where it failed: some of it may be under way. */
     b->parts[b->part_count++] = ticket;
-    cm_mutex_lock(&b->engine->lock);
-    bool idle = ticket->route == CM_ROUTE_NOTHING;
-    cm_mutex_unlock(&b->engine->lock);
+    cm_ticket_look(ticket, &info);
+    part->part_of->captured |= info.captured;
     /* One without work is done at once, whatever it was to come after. */
-    b->last = idle ? b->last : ticket;
+    if (b->in_order && info.route != CM_ROUTE_NOTHING) {
+        part->chained_to = ticket;
+    }
     return status;
 }
 
@@ -262,12 +261,10 @@ start_those_alone(batch *b)
         for (; other < request->other_count
                && (ends || request->others[other].index < request->pieces[i].index);
              other++) {
-            CM_TRY(begin_part(b));
             set_other(b, &request->others[other]);
             CM_TRY(start_part(b));
         }
         if (!ends) {
-            CM_TRY(begin_part(b));
             set_piece(b, &request->pieces[i]);
             CM_TRY(start_part(b));
         }
@@ -275,16 +272,12 @@ start_those_alone(batch *b)
     return cm_ok();
 }
 
-/* Those first that only queue work; then those for which the host works meanwhile. */
 static cm_status
 start_parts(batch *b)
 {
-    static const cm_many_way order[] = {CM_MANY_TABLE, CM_MANY_PEER, CM_MANY_DOWN,
-                                        CM_MANY_UP, CM_MANY_HOST};
-    for (size_t i = 0; i < sizeof(order) / sizeof(order[0]); i++) {
+    for (int way = CM_MANY_ALONE + 1; way < CM_MANY_WAY_COUNT; way++) {
         for (uint32_t g = 1; g < b->group_count; g++) {
-            if (b->shapes[g].way == order[i]) {
-                CM_TRY(begin_part(b));
+            if ((int)b->shapes[g].way == way) {
                 CM_TRY(set_group(b, g));
                 CM_TRY(start_part(b));
             }
@@ -311,11 +304,6 @@ join_parts(batch *b, cm_ticket *ticket, cm_status started)
     bool blocking = b->request->common.blocking;
     bool waits = cm_request_waits(&b->request->common);
     cm_status status = started;
-    ticket->nbytes = b->nbytes;
-    ticket->route = CM_ROUTE_SEVERAL;
-    for (uint64_t i = 0; i < b->part_count; i++) {
-        ticket->captured = ticket->captured || b->parts[i]->captured;
-    }
     if (waits && status.code != CM_ECANCELLED) {
         cm_status waited = wait_for_parts(b);
         status = cm_is_ok(waited) ? status : waited;
@@ -334,32 +322,6 @@ join_parts(batch *b, cm_ticket *ticket, cm_status started)
         cm_ticket_drain(ticket);
     }
     return blocking && !failed ? cm_ticket_outcome(ticket, false) : status;
-}
-
-/* Room for all parts, and for the tickets that each comes after. */
-static cm_status
-make_room(batch *b)
-{
-    const cm_copy_request *common = &b->request->common;
-    uint64_t room = b->group_count + b->alone_count + b->request->other_count;
-    size_t after_room = (size_t)common->after_ticket_count + 1;
-    b->after = malloc(after_room * sizeof(cm_ticket *));
-    b->parts = malloc((size_t)room * sizeof(cm_ticket *));
-    if (b->after == NULL || b->parts == NULL) {
-        return cm_fail(CM_ENOMEM, room * sizeof(cm_ticket *));
-    }
-    for (uint32_t i = 0; i < common->after_ticket_count; i++) {
-        b->after[i] = common->after_tickets[i];
-    }
-    b->part.after_tickets = b->after;
-    b->part.keep_count = 0; /* the whole keeps them */
-    b->part.blocking = false;
-    b->part.ticket_seen = NULL;
-    b->asked_ns = cm_now_ns();
-    if (common->stream == NULL) {
-        b->part.interrupted = NULL; /* they run in the background */
-    }
-    return cm_ok();
 }
 
 /* Without what a source repeats. */
@@ -382,21 +344,25 @@ count_nbytes(const cm_many_request *request)
 }
 
 static cm_status
-start_several(batch *b, cm_ticket **out)
+start_several(batch *b, uint64_t count, cm_ticket **out)
 {
     const cm_copy_request *common = &b->request->common;
-    cm_status status = make_room(b);
-    cm_ticket *ticket = cm_is_ok(status) ? cm_ticket_create(b->engine, common) : NULL;
+    b->parts = malloc((size_t)count * sizeof(cm_ticket *));
+    cm_ticket *ticket = b->parts == NULL ? NULL : cm_ticket_create(b->engine, common);
     if (ticket == NULL) {
-        cm_request_drop_keeps(common);
-        return cm_is_ok(status) ? cm_fail(CM_ENOMEM, 0) : status;
+        return refuse(b->request, cm_fail(CM_ENOMEM, count * sizeof(cm_ticket *)));
     }
     if (common->ticket_seen != NULL) {
         *common->ticket_seen = ticket;
     }
+    ticket->nbytes = count_nbytes(b->request);
+    ticket->route = CM_ROUTE_SEVERAL;
     b->part.part_of = ticket;
-    ticket->nbytes = count_nbytes(b->request); /* for a look before all is begun */
-    status = join_parts(b, ticket, start_parts(b));
+    b->part.keep_count = 0; /* the whole keeps them */
+    b->part.blocking = false;
+    b->part.ticket_seen = NULL;
+    b->asked_ns = cm_now_ns();
+    cm_status status = join_parts(b, ticket, start_parts(b));
     if (!cm_is_ok(status) && out != NULL && !cm_ticket_update(ticket)) {
         *out = ticket; /* so that others can come after it */
         return status;
@@ -410,28 +376,20 @@ start_several(batch *b, cm_ticket **out)
 static cm_status
 start_single(batch *b, cm_ticket **out)
 {
+    static const cm_piece nothing = {.dst = {.kind = CM_KIND_PAGEABLE, .device = -1},
+                                     .src = {.kind = CM_KIND_PAGEABLE, .device = -1}};
     const cm_many_request *request = b->request;
-    cm_status status = cm_ok();
-    if (request->common.stream == NULL && !request->common.blocking) {
-        b->part.interrupted = NULL; /* it runs in the background */
-    }
     if (b->group_count == 2) {
-        status = set_group(b, 1);
-    }
-    else if (request->piece_count == 1) {
-        set_piece(b, &request->pieces[0]);
+        cm_status status = set_group(b, 1);
+        if (!cm_is_ok(status)) {
+            return refuse(request, status);
+        }
     }
     else if (request->other_count == 1) {
         set_other(b, &request->others[0]);
     }
     else {
-        b->part.dst = (cm_region){
-            .kind = CM_KIND_PAGEABLE, .device = -1, .ndim = 1, .itemsize = 1};
-        b->part.src = b->part.dst; /* of no bytes: nothing to do */
-    }
-    if (!cm_is_ok(status)) {
-        cm_request_drop_keeps(&request->common);
-        return status;
+        set_piece(b, request->piece_count == 1 ? &request->pieces[0] : &nothing);
     }
     return cm_request_start(b->engine, &b->part, &b->tuning, out);
 }
@@ -444,12 +402,14 @@ start(batch *b, cm_ticket **out)
         status = choose_groups(b);
     }
     if (!cm_is_ok(status)) {
-        cm_request_drop_keeps(&b->request->common);
-        return status;
+        return refuse(b->request, status);
     }
-    b->part = b->request->common;
     uint64_t count = b->group_count - 1 + b->alone_count + b->request->other_count;
-    return count > 1 ? start_several(b, out) : start_single(b, out);
+    b->part = b->request->common;
+    if (b->part.stream == NULL && (count > 1 || !b->part.blocking)) {
+        b->part.interrupted = NULL; /* it runs in the background */
+    }
+    return count > 1 ? start_several(b, count, out) : start_single(b, out);
 }
 
 cm_status
@@ -458,26 +418,24 @@ cm_engine_copy_many(cm_engine *engine, const cm_many_request *request, cm_ticket
     cm_tuning tuning;
     cm_status status = cm_engine_begin_call(engine, &tuning);
     if (!cm_is_ok(status)) {
-        cm_request_drop_keeps(&request->common);
-        return status;
+        return refuse(request, status);
     }
     batch *b = calloc(1, sizeof(*b));
     if (b == NULL) {
-        cm_request_drop_keeps(&request->common);
-        cm_engine_end_call(engine);
-        return cm_fail(CM_ENOMEM, sizeof(*b));
+        status = refuse(request, cm_fail(CM_ENOMEM, sizeof(*b)));
     }
-    b->engine = engine;
-    b->request = request;
-    b->tuning = tuning;
-    status = start(b, out);
-    for (uint64_t i = 0; b->parts != NULL && i < b->part_count; i++) {
-        cm_ticket_release(b->parts[i]);
+    else {
+        b->engine = engine;
+        b->request = request;
+        b->tuning = tuning;
+        status = start(b, out);
+        for (uint64_t i = 0; b->parts != NULL && i < b->part_count; i++) {
+            cm_ticket_release(b->parts[i]);
+        }
+        free(b->parts);
+        free(b->groups);
+        free(b);
     }
-    free(b->parts);
-    free(b->after);
-    free(b->groups);
-    free(b);
     cm_engine_end_call(engine);
     return status;
 }

@@ -160,11 +160,14 @@ cm_job_record_after(cm_job *job, const cm_copy_request *request)
     if (job->afters == NULL || ticket->after == NULL) {
         return cm_fail(CM_ENOMEM, room * sizeof(*job->afters));
     }
-    for (uint32_t i = request->after_ticket_count; i > 0; i--) {
-        ticket->after[ticket->after_count++] =
-            cm_ticket_hold(request->after_tickets[i - 1]);
+    ticket->is_chained = request->chained_to != NULL;
+    if (ticket->is_chained) {
+        ticket->after[ticket->after_count++] = cm_ticket_hold(request->chained_to);
     }
-    ticket->is_chained = request->is_chained;
+    for (uint32_t i = 0; i < request->after_ticket_count; i++) {
+        ticket->after[ticket->after_count++] =
+            cm_ticket_hold(request->after_tickets[i]);
+    }
     ticket->by_host = comes_after_by_host(job);
     if (job->capturing) {
         return cm_ok(); /* seen to be over in cm_job_check_capture */

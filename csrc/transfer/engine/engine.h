@@ -62,9 +62,10 @@ typedef struct cm_copy_request {
     uint32_t after_count;
     cm_ticket *const *after_tickets; /* transfers that must come first; borrowed */
     uint32_t after_ticket_count;
-    bool is_chained; /* where the last of them failed so does this, and is not made */
-    cm_ticket *part_of; /* the ticket this is a part of, done later; borrowed; NULL:
-                           none */
+    cm_ticket *chained_to; /* one more: where it failed so does this, and is not made;
+                              borrowed; NULL: none */
+    cm_ticket *part_of;    /* the ticket this is a part of, done later; borrowed; NULL:
+                              none */
     /* While a caller's thread waits this is asked about every 50 ms, without any lock;
      * true ends the call with CM_ECANCELLED. What is queued then still runs to its end,
      * and only then are the keeps dropped: a blocking call, which queues nothing while

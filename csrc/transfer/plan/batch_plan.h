@@ -33,11 +33,14 @@ typedef struct cm_piece_regions {
 
 typedef enum cm_many_way {
     CM_MANY_ALONE, /* as a copy of its own */
-    CM_MANY_HOST,  /* by the host's threads */
+    /* those first that only queue work; then those for which the host works meanwhile
+     */
     CM_MANY_TABLE, /* by the kernel, or for long runs the copy engine, of `device` */
     CM_MANY_PEER,  /* from src_device to device */
-    CM_MANY_UP,    /* gathered by the host's threads, spread out by the device */
-    CM_MANY_DOWN,  /* the reverse */
+    CM_MANY_DOWN,  /* gathered by the device, spread out by the host's threads */
+    CM_MANY_UP,    /* the reverse */
+    CM_MANY_HOST,  /* by the host's threads */
+    CM_MANY_WAY_COUNT
 } cm_many_way;
 
 /* Pieces that go one way, put together by the plan: owns them. Piece i begins at
