@@ -355,6 +355,65 @@ test_chain_fails_whole_with_any_call(void)
     close_world(&w);
 }
 
+/* -- a part with work on two streams ------------------------------------------------------ */
+
+static _Atomic uint64_t shut_stream;
+
+/* What the first kernel is queued on stands still with it. */
+static cm_status
+shutting_launch(cm_runtime *rt, uint64_t function, uint32_t block_count,
+                uint32_t threads_per_block, const void *params, uint64_t params_nbytes,
+                uint64_t stream)
+{
+    if (atomic_load(&shut_stream) == 0) {
+        MUST(cm_emulated_gate_close(rt, stream));
+        atomic_store(&shut_stream, stream);
+    }
+    return real_ops->kernel_launch(rt, function, block_count, threads_per_block, params,
+                                   params_nbytes, stream);
+}
+
+/* What is gathered on the source's device, beside the stream of the target's, keeps the
+ * source, even where that stream could not be told to come after it. */
+static void
+test_failed_part_is_over_after_what_stands_beside_its_stream(void)
+{
+    world w;
+    open_world(&w);
+    real_ops = w.rt->ops;
+    hooked_ops = *real_ops;
+    hooked_ops.kernel_launch = shutting_launch;
+    w.rt->ops = &hooked_ops;
+    memory from = take_memory(&w, CM_KIND_DEVICE, 0, NBYTES);
+    memory to = take_memory(&w, CM_KIND_DEVICE, 1, NBYTES);
+    cm_piece_regions both[2] = {{.index = 0}, {.index = 1}};
+    for (uint64_t i = 0; i < 2; i++) {
+        both[i].dst = row(&to, i * NBYTES / 2, 500, 4, 2);
+        both[i].src = row(&from, i * NBYTES / 2, 500, 4, 2);
+    }
+    atomic_int drops = 0;
+    cm_many_request request = {.common = {.stream = w.streams[1],
+                                          .keep = {{&drops, count_drop}},
+                                          .keep_count = 1},
+                               .others = both,
+                               .other_count = 2};
+    cm_ticket *ticket = NULL;
+    cm_engine_deny_peers(w.engine, true);
+    atomic_store(&shut_stream, 0);
+    cm_faults_plan(w.rt, CM_OP_stream_wait_event, 2, 999, false);
+    CHECK_CODE(cm_engine_copy_many(w.engine, &request, &ticket), 999);
+    CHECK(ticket != NULL);
+    CHECK_CODE(cm_ticket_wait(ticket, 20000000), CM_ETIMEOUT);
+    CHECK_EQ(atomic_load(&drops), 0);
+    MUST(cm_emulated_gate_open(w.rt, atomic_load(&shut_stream)));
+    CHECK_CODE(cm_ticket_wait(ticket, UINT64_MAX), CM_ECANCELLED);
+    CHECK_EQ(atomic_load(&drops), 1);
+    cm_ticket_release(ticket);
+    give_memory(&w, &from);
+    give_memory(&w, &to);
+    close_world(&w);
+}
+
 /* clang-format off */
 MAIN(RUN(test_whole_tells_what_its_parts_have_moved)
      RUN(test_runs_on_the_host_tell_their_pieces)
@@ -362,5 +421,6 @@ MAIN(RUN(test_whole_tells_what_its_parts_have_moved)
      RUN(test_what_is_left_of_a_failed_call_is_ordered)
      RUN(test_waiting_for_the_others_of_a_failed_part_is_interrupted)
      RUN(test_failed_part_lets_no_later_one_pass)
-     RUN(test_chain_fails_whole_with_any_call))
+     RUN(test_chain_fails_whole_with_any_call)
+     RUN(test_failed_part_is_over_after_what_stands_beside_its_stream))
 /* clang-format on */

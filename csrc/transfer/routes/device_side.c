@@ -89,6 +89,17 @@ cm_job_open_gather_stream(cm_job *job, int device)
     return cm_ok();
 }
 
+cm_status
+cm_job_join_side(cm_job *job)
+{
+    cm_device_side *side = &job->side;
+    if (side->stream != NULL && !side->is_joined) {
+        CM_TRY(cm_job_chain_streams(job, side->stream, job->stream));
+        side->is_joined = true;
+    }
+    return cm_ok();
+}
+
 void
 cm_job_set_route(cm_job *job, cm_route route)
 {

@@ -29,6 +29,9 @@ CM_NODISCARD cm_status cm_job_chain_streams(cm_job *job, const cm_stream *worker
 /* job->side.stream, of `device`, which comes after what the job's own was given;
  * once. Fails: as that, stream_create. */
 CM_NODISCARD cm_status cm_job_open_gather_stream(cm_job *job, int device);
+/* The job's stream comes after all that one was given. Fails: as cm_job_chain_streams. */
+CM_NODISCARD cm_status cm_job_join_side(cm_job *job);
+
 /* -- devices other than that of its stream, each with one stream -- */
 
 /* From here on there is one of `device`: `given`, or (NULL) one lent to the job. It

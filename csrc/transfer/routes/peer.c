@@ -50,7 +50,7 @@ gather(cm_job *job, cm_slot *s, cm_address *from)
         CM_TRY(cm_job_copy_run(job, stream, (uintptr_t)s->host, *from,
                                cm_layout_nbytes(&pack)));
     }
-    return cm_job_chain_streams(job, stream, job->stream);
+    return cm_job_join_side(job);
 }
 
 static cm_status

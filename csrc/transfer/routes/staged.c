@@ -71,9 +71,7 @@ fill_block(cm_job *job, cm_address from, uint64_t nbytes, cm_address *block)
     }
     job->side.is_joined = false;
     CM_TRY(cm_job_copy_run(job, side, *block, from, nbytes));
-    CM_TRY(cm_job_chain_streams(job, side, job->stream));
-    job->side.is_joined = true;
-    return cm_ok();
+    return cm_job_join_side(job);
 }
 
 /* Packed bytes on the host to their places on the device, or in host memory that the

@@ -149,7 +149,8 @@ abandon(cm_job *job, cm_status status)
         return;
     }
     job->lost_track = !cm_is_ok(cm_job_abandon_streams(job));
-    if (!waits_here && cm_is_ok(submit_end(job, status))) {
+    if (!waits_here && cm_is_ok(cm_job_join_side(job))
+        && cm_is_ok(submit_end(job, status))) {
         return;
     }
     cm_status waited = cm_rt_stream_synchronize(rt, job->stream->handle);
