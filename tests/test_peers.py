@@ -190,6 +190,8 @@ def test_short_copies_between_devices_need_no_job(emulated, on) -> None:
     send(far, near)  # which lets them in
     far.fill(0)
     cumem.copy(near, data[::-1].copy())
+    for device in range(2):
+        cumem.Device(device).synchronize()
     before = quick()
     cumem.copy(far, near, stream=stream)
     assert quick() == before + 1

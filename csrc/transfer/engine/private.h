@@ -73,10 +73,11 @@ struct cm_engine {
     _Atomic uint64_t short_end_ns; /* of the last shared short copy */
     _Atomic uint64_t bounced_count;
     _Atomic uint64_t piece_count;
-    atomic_uint pair_count;      /* jobs whose block is for two pieces */
-    atomic_uint pair_wish_count; /* ... that got none for one */
-    cm_kernels kernels;          /* strided copies */
-    cm_kernels tables;           /* many pieces */
+    atomic_uint ring_counts[CM_MAX_DEVICES]; /* rings under way to or from each */
+    atomic_uint pair_count;                  /* jobs whose block is for two pieces */
+    atomic_uint pair_wish_count;             /* ... that got none for one */
+    cm_kernels kernels;                      /* strided copies */
+    cm_kernels tables;                       /* many pieces */
     cm_peer_access peers;
     cm_workers workers;
     cm_mutex lock;

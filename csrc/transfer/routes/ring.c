@@ -7,6 +7,14 @@
 #include "transfer/routes/device_side.h"
 #include "transfer/routes/routes.h"
 
+static void
+count_ring(const cm_job *job, int change)
+{
+    if (job->plan.device >= 0) {
+        atomic_fetch_add(&job->engine->ring_counts[job->plan.device], (unsigned)change);
+    }
+}
+
 cm_status
 cm_ring_create_for(cm_job *job, uint64_t slot_room,
                    cm_status (*cut_next)(cm_job *job, cm_slot *s))
@@ -22,6 +30,7 @@ cm_ring_create_for(cm_job *job, uint64_t slot_room,
     ring->slot_count = ring->slot_room;
     ring->asked_ns = cm_now_ns();
     cm_job_open_group(job, &ring->group);
+    count_ring(job, 1);
     job->ring = ring;
     return cm_ok();
 }
@@ -90,6 +99,7 @@ cm_ring_destroy(cm_job *job)
         cm_cache_give_event(engine, s->device, s->event);
     }
     cm_cache_leave_ring(engine, nbytes);
+    count_ring(job, -1);
     free(ring);
     job->ring = NULL;
 }
@@ -151,6 +161,22 @@ equip_slot(cm_job *job, cm_slot *s, bool *out)
     return cm_ok();
 }
 
+/* As many threads for each link that is in use, which they share. */
+static void
+ask_for_threads(cm_job *job)
+{
+    const cm_engine *engine = job->engine;
+    uint32_t more = 0;
+    for (int device = 0; device < engine->rt->device_count; device++) {
+        bool is_other =
+            device != job->plan.device && atomic_load(&engine->ring_counts[device]) > 0;
+        more += is_other ? (uint32_t)job->tuning.thread_count - 1 : 0;
+    }
+    if (job->ring->group.more < more) {
+        job->ring->group.more = more;
+    }
+}
+
 cm_status
 cm_ring_begin_piece(cm_job *job, cm_slot **out)
 {
@@ -172,6 +198,7 @@ cm_ring_begin_piece(cm_job *job, cm_slot **out)
         CM_TRY(cm_job_take_turn(job, job->plan.piece_nbytes));
     }
     CM_TRY(ring->cut_next(job, s));
+    ask_for_threads(job);
     ring->begun++;
     *out = s;
     return cm_ok();
