@@ -42,10 +42,8 @@ def _nbytes(kind: str, limit: Any, index: int) -> int | None:
     return read_size(limit, "limit", True, whole)
 
 
-def read_environment(
-    usable: int | None, totals: list[int]
-) -> list[tuple[str, int, int]]:
-    """The limits that variables give: kind, index of the device and bytes of each.
+def set_from_environment(usable: int | None, totals: list[int]) -> None:
+    """By the extension, when it opens and there are such variables: all limits or none.
 
     Shares are those of the memory that the process may use and of the devices.
     """
@@ -58,4 +56,5 @@ def read_environment(
                 (kind, index, read_size(text, name, True, whole))
                 for index, whole in enumerate(wholes)
             ]
-    return found
+    for kind, index, nbytes in found:
+        _core._put_limit(kind, index, nbytes, None)

@@ -2,7 +2,6 @@
 #include "python/copy/configure.h"
 
 #include <string.h>
-#include <unistd.h>
 
 #include "base/machine.h"
 #include "docstrings.h"
@@ -15,14 +14,10 @@
 int
 cm_configure_open(cm_state *state)
 {
-    static const char prefix[] = "CUMEM_TRANSFER_";
-    for (char **each = environ; !state->tuning.is_open && *each != NULL; each++) {
-        if (strncmp(*each, prefix, sizeof(prefix) - 1) == 0) {
-            PyObject *done =
-                cm_package_call("tuning", "read_environment", PyTuple_New(0));
-            Py_XDECREF(done);
-            return done == NULL ? -1 : 0;
-        }
+    if (!state->tuning.is_open && cm_package_has_variables("CUMEM_TRANSFER_")) {
+        PyObject *done = cm_package_call("tuning", "read_environment", PyTuple_New(0));
+        Py_XDECREF(done);
+        return done == NULL ? -1 : 0;
     }
     state->tuning.is_open = true;
     return 0;

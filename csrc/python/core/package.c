@@ -2,6 +2,8 @@
 #include "python/core/package.h"
 
 #include <stdio.h>
+#include <string.h>
+#include <unistd.h>
 
 PyObject *
 cm_package_load(const char *module)
@@ -50,4 +52,14 @@ cm_package_refuse(const char *module, const char *function, PyObject *arguments)
 {
     Py_XDECREF(cm_package_call(module, function, arguments));
     return -1;
+}
+
+bool
+cm_package_has_variables(const char *prefix)
+{
+    char **each = environ;
+    while (*each != NULL && strncmp(*each, prefix, strlen(prefix)) != 0) {
+        each++;
+    }
+    return *each != NULL;
 }

@@ -3,6 +3,8 @@
 #ifndef CM_PYTHON_CORE_PACKAGE_H
 #define CM_PYTHON_CORE_PACKAGE_H
 
+#include <stdbool.h>
+
 #include "python/python.h"
 
 /* cumem.<module>, a new reference. */
@@ -14,5 +16,9 @@ PyObject *cm_package_call(const char *module, const char *function,
                           PyObject *arguments);
 /* The same of a function that always raises; always -1. */
 int cm_package_refuse(const char *module, const char *function, PyObject *arguments);
+
+/* Does the environment have a variable whose name begins so? Else the package need not
+ * be loaded to read it. */
+bool cm_package_has_variables(const char *prefix);
 
 #endif

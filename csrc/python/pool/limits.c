@@ -2,9 +2,6 @@
 /* The limits of the kinds: at first, from the environment, and set by the user. */
 #include "python/pool/limits.h"
 
-#include <string.h>
-#include <unistd.h>
-
 #include "base/machine.h"
 #include "docstrings.h"
 #include "python/core/arguments.h"
@@ -59,17 +56,6 @@ set_limit_of(cm_state *state, cm_kind kind, int device, uint64_t nbytes)
 
 /* -- the environment --------------------------------------------------------------- */
 
-static bool
-has_variables(void)
-{
-    static const char prefix[] = "CUMEM_LIMIT_";
-    char **each = environ;
-    while (*each != NULL && strncmp(*each, prefix, sizeof(prefix) - 1) != 0) {
-        each++;
-    }
-    return *each != NULL;
-}
-
 /* Bytes of the devices: a new list, or NULL with CudaError. */
 static PyObject *
 list_totals(cm_state *state, cm_runtime *runtime)
@@ -88,34 +74,18 @@ list_totals(cm_state *state, cm_runtime *runtime)
     return list;
 }
 
-/* Set what cumem/limits.py reads in the variables. */
+/* cumem/limits.py reads the variables and sets what they say, all of it or nothing. */
 static int
 set_variables(cm_state *state, cm_runtime *runtime, uint64_t usable)
 {
     PyObject *totals = list_totals(state, runtime);
-    PyObject *rows =
+    PyObject *done =
         totals == NULL ? NULL
                        : cm_package_call(
-                             "limits", "read_environment",
+                             "limits", "set_from_environment",
                              Py_BuildValue("(NN)", cm_limit_to_object(usable), totals));
-    Py_ssize_t count = rows == NULL ? -1 : PyList_Size(rows);
-    int result = count < 0 ? -1 : 0;
-    for (Py_ssize_t i = 0; result == 0 && i < count; i++) {
-        PyObject *kind_object;
-        cm_kind kind;
-        int device;
-        unsigned long long nbytes;
-        if (!PyArg_ParseTuple(PyList_GetItem(rows, i), "OiK", &kind_object, &device,
-                              &nbytes)
-            || cm_arg_kind(kind_object, &kind) < 0) {
-            result = -1;
-        }
-        else {
-            set_limit_of(state, kind, device, nbytes);
-        }
-    }
-    Py_XDECREF(rows);
-    return result;
+    Py_XDECREF(done);
+    return done == NULL ? -1 : 0;
 }
 
 int
@@ -132,7 +102,9 @@ cm_limits_open(cm_state *state, cm_runtime *runtime)
             set_limit_of(state, (cm_kind)kind, device, is_host ? half : UINT64_MAX);
         }
     }
-    return has_variables() ? set_variables(state, runtime, usable) : 0;
+    return cm_package_has_variables("CUMEM_LIMIT_")
+               ? set_variables(state, runtime, usable)
+               : 0;
 }
 
 /* -- functions --------------------------------------------------------------------- */
