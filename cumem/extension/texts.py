@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the extension's objects say of themselves: their ``repr`` and names of flags."""
+"""What the extension's objects and errors say: ``repr``, names of flags, which pair."""
 
 from __future__ import annotations
 
@@ -46,3 +46,11 @@ def flag_names(kind: str, flags: int, is_registered: bool, has_pool: bool) -> li
     if KINDS[kind].migrates:
         return ["host" if flags == ATTACH_HOST else "global"]
     return [name for bit, name in _HOST_FLAGS.items() if flags & bit]
+
+
+def name_pair(error: BaseException, index: int) -> BaseException:
+    """Of `copy_many`: in the message where that is ours, else as a note."""
+    if type(error) in (TypeError, ValueError):
+        return type(error)(f"copy_many: pair {index}: {error}")
+    error.add_note(f"in pair {index} of copy_many")
+    return error

@@ -435,29 +435,21 @@ ask_about_arrays(many_pairs *self, uint64_t *failed)
 
 /* -- all ---------------------------------------------------------------------------------- */
 
-/* Which pair it was: in the message where that is ours, else as a note. */
+/* The exception says which pair it was, as the package has it say. */
 static void
 name_pair(uint64_t index)
 {
-    PyObject *type, *value, *traceback;
-    PyErr_Fetch(&type, &value, &traceback);
-    PyErr_NormalizeException(&type, &value, &traceback);
-    if (type == PyExc_TypeError || type == PyExc_ValueError) {
-        PyErr_Format(type, "copy_many: pair %llu: %S", (unsigned long long)index,
-                     value);
-        Py_XDECREF(type);
-        Py_XDECREF(value);
-        Py_XDECREF(traceback);
-        return;
-    }
-    PyObject *note =
-        PyUnicode_FromFormat("in pair %llu of copy_many", (unsigned long long)index);
-    PyObject *done =
-        note == NULL ? NULL : PyObject_CallMethod(value, "add_note", "O", note);
-    Py_XDECREF(done);
-    Py_XDECREF(note);
+    cm_kept_error error = cm_error_keep();
+    PyErr_NormalizeException(&error.type, &error.value, &error.traceback);
+    PyObject *named =
+        cm_package_call("extension.texts", "name_pair",
+                        Py_BuildValue("(OK)", error.value, (unsigned long long)index));
     PyErr_Clear(); /* the failure itself is what matters */
-    PyErr_Restore(type, value, traceback);
+    cm_error_restore(error);
+    if (named != NULL && named != error.value) {
+        PyErr_SetObject((PyObject *)Py_TYPE(named), named); /* in its place */
+    }
+    Py_XDECREF(named);
 }
 
 /* Read all of `iterable`; the struct is all zero but for `state` and `stream`. 0, or -1

@@ -6,11 +6,10 @@
 
 #include "python/buffer/buffer_object.h"
 
-/* METH_NOARGS */
+/* METH_NOARGS, and for __deepcopy__ METH_O */
 PyObject *cm_buffer_dunder_copy(PyObject *self, PyObject *unused);
+/* METH_NOARGS */
 PyObject *cm_buffer_dlpack_device(PyObject *self, PyObject *unused);
-/* METH_O */
-PyObject *cm_buffer_deepcopy(PyObject *self, PyObject *memo);
 /* METH_FASTCALL | METH_KEYWORDS */
 PyObject *cm_buffer_copy(PyObject *self, PyObject *const *args, Py_ssize_t nargs,
                          PyObject *kwnames);

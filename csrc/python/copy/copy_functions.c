@@ -210,12 +210,6 @@ cm_buffer_dunder_copy(PyObject *object, PyObject *unused CM_UNUSED)
     return cm_buffer_copy_to(object, cm_buffer_kind((cm_buffer *)object), 'K');
 }
 
-PyObject *
-cm_buffer_deepcopy(PyObject *object, PyObject *memo CM_UNUSED)
-{
-    return cm_buffer_dunder_copy(object, NULL);
-}
-
 /* buf[index] = value */
 int
 cm_buffer_ass_subscript(PyObject *object, PyObject *index, PyObject *value)

@@ -174,7 +174,7 @@ static PyMethodDef buffer_methods[] = {
     {"fill", CM_METHOD(cm_buffer_fill), CM_KEYWORDS, CM_DOC_Buffer_fill},
     {"copy", CM_METHOD(cm_buffer_copy), CM_KEYWORDS, CM_DOC_Buffer_copy},
     {"__copy__", cm_buffer_dunder_copy, METH_NOARGS, CM_DOC_Buffer___copy__},
-    {"__deepcopy__", cm_buffer_deepcopy, METH_O, CM_DOC_Buffer___deepcopy__},
+    {"__deepcopy__", cm_buffer_dunder_copy, METH_O, CM_DOC_Buffer___deepcopy__},
     {"__reversed__", cm_buffer_reversed, METH_NOARGS, CM_DOC_Buffer___reversed__},
     {"record_stream", cm_buffer_record_stream, METH_O, CM_DOC_Buffer_record_stream},
     {"free", cm_buffer_free, METH_NOARGS, CM_DOC_Buffer_free},
