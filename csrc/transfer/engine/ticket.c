@@ -215,25 +215,43 @@ settle(cm_list *settled)
     }
 }
 
-void
-cm_ticket_submit(cm_ticket *ticket, int device, uint64_t start_event,
-                 uint64_t end_event, cm_stream *lent, cm_stream *side, cm_status status)
+static cm_status
+record_end(cm_engine *engine, cm_stream *stream, cm_stream *follower, uint64_t *out)
+{
+    CM_TRY(cm_cache_take_event(engine, stream->device, out));
+    cm_status status = cm_rt_event_record(engine->rt, *out, stream->handle);
+    if (cm_is_ok(status) && follower != NULL && follower != stream) {
+        status = cm_stream_wait_event(follower, *out);
+    }
+    if (!cm_is_ok(status)) {
+        cm_cache_give_event(engine, stream->device, *out);
+    }
+    return status;
+}
+
+cm_status
+cm_ticket_submit(cm_ticket *ticket, cm_stream *stream, cm_stream *follower,
+                 uint64_t start_event, cm_stream *lent, cm_stream *side,
+                 cm_status outcome)
 {
     cm_engine *engine = ticket->engine;
+    uint64_t end_event;
     cm_list settled;
     cm_list_init(&settled);
+    CM_TRY(record_end(engine, stream, follower, &end_event));
     let_go_of_those_before(ticket); /* the device does what is submitted after them */
     cm_mutex_lock(&engine->lock);
-    ticket->device = device;
+    ticket->device = stream->device;
     ticket->start_event = start_event;
     ticket->end_event = end_event;
-    ticket->lent = lent;
-    ticket->side = side;
-    ticket->status = status;
-    ticket->read = status.code == CM_ECANCELLED; /* the call tells */
+    ticket->lent = lent == NULL ? NULL : cm_stream_hold(lent);
+    ticket->side = side == NULL ? NULL : cm_stream_hold(side);
+    ticket->status = outcome;
+    ticket->read = outcome.code == CM_ECANCELLED; /* the call tells */
     cm_ticket_enter_state_locked(ticket, CM_TICKET_SUBMITTED, &settled);
     cm_mutex_unlock(&engine->lock);
     settle(&settled);
+    return cm_ok();
 }
 
 /* Write to all and free them. */

@@ -81,11 +81,15 @@ CM_NODISCARD cm_status cm_engine_share_locked(cm_engine *engine,
  * a part, of which something may be under way all the same. */
 CM_NODISCARD cm_status cm_ticket_hand_over(cm_ticket *ticket, cm_status status,
                                            cm_ticket **out);
-/* Device work is queued: from now on the events decide. Takes over the cache. A
- * `status` that is a failure is what the ticket will end with. */
-void cm_ticket_submit(cm_ticket *ticket, int device, uint64_t start_event,
-                      uint64_t end_event, cm_stream *lent, cm_stream *side,
-                      cm_status status);
+/* Device work is queued: from now on an event decides that is recorded here, over what
+ * `stream`, whose device is current, has been given; `follower` (NULL: none) waits for
+ * it. There is a watcher. Takes over the start event, and holds what is lent. An
+ * `outcome` that is a failure is what the ticket will end with. Fails: event_create,
+ * event_record, stream_wait_event; then it is not submitted. */
+CM_NODISCARD cm_status cm_ticket_submit(cm_ticket *ticket, cm_stream *stream,
+                                        cm_stream *follower, uint64_t start_event,
+                                        cm_stream *lent, cm_stream *side,
+                                        cm_status outcome);
 /* Done. Drops the shares and the keeps first. `read`: the caller tells the user of a
  * failure itself. */
 void cm_ticket_finish(cm_ticket *ticket, cm_status status, bool read);

@@ -92,24 +92,22 @@ wait_for_event(cm_engine *engine, const cm_copy_request *request, uint64_t event
 static bool
 leave_to_ticket(cm_engine *engine, const cm_copy_request *request, cm_status status)
 {
-    int device = request->stream->device;
-    uint64_t event;
-    if (!cm_is_ok(cm_engine_need_watcher(engine))
-        || !cm_is_ok(cm_cache_take_event(engine, device, &event))) {
-        return false;
-    }
-    cm_ticket *ticket = NULL;
-    if (cm_is_ok(cm_rt_event_record(engine->rt, event, request->stream->handle))) {
-        ticket = cm_ticket_create(engine, request);
-    }
+    cm_ticket *ticket = cm_ticket_create(engine, request);
     if (ticket == NULL) {
-        cm_cache_give_event(engine, device, event);
         return false;
     }
-    cm_ticket_submit(ticket, device, 0, event, NULL, NULL, status);
-    cm_ticket_drain(ticket);
+    bool left = cm_is_ok(cm_engine_need_watcher(engine))
+                && cm_is_ok(cm_ticket_submit(ticket, request->stream, NULL, 0, NULL,
+                                             NULL, status));
+    if (left) {
+        cm_ticket_drain(ticket);
+    }
+    else {
+        ticket->keep_count = 0; /* they stay the caller's */
+        cm_ticket_finish(ticket, status, true);
+    }
     cm_ignore(cm_ticket_abandon(ticket)); /* nothing: the call tells */
-    return true;
+    return left;
 }
 
 /* One copy under way, inside the stream's device. */

@@ -26,25 +26,11 @@ move_bytes(cm_job *job)
 static cm_status
 submit_end(cm_job *job, cm_status outcome)
 {
-    cm_engine *engine = job->engine;
-    uint64_t event;
-    int device = job->stream->device;
-    CM_TRY(cm_engine_need_watcher(engine));
-    CM_TRY(cm_cache_take_event(engine, device, &event));
-    cm_status status = cm_rt_event_record(engine->rt, event, job->stream->handle);
-    if (cm_is_ok(status) && job->request_stream != NULL
-        && job->request_stream != job->stream) {
-        status = cm_stream_wait_event(job->request_stream, event);
-    }
-    if (!cm_is_ok(status)) {
-        cm_cache_give_event(engine, device, event);
-        return status;
-    }
     /* What the side waits for may lie before the caller's stream. */
-    cm_ticket_submit(job->ticket, device, job->start_event, event,
-                     cm_job_has_own_stream(job) ? cm_stream_hold(job->stream) : NULL,
-                     job->side.stream == NULL ? NULL : cm_stream_hold(job->side.stream),
-                     outcome);
+    CM_TRY(cm_engine_need_watcher(job->engine));
+    CM_TRY(cm_ticket_submit(
+        job->ticket, job->stream, job->request_stream, job->start_event,
+        cm_job_has_own_stream(job) ? job->stream : NULL, job->side.stream, outcome));
     job->start_event = 0;
     job->step = CM_JOB_SUBMITTED;
     return cm_ok();
