@@ -151,22 +151,26 @@ hold_copy(cm_address dst CM_UNUSED, cm_address src CM_UNUSED, uint64_t nbytes CM
     atomic_fetch_add(&too_late, !wait_for_flag(&copy_may_go));
 }
 
-/* All workers are held in copies; what waits behind them can still be cancelled. */
+/* All workers are held in copies; what waits behind them can still be cancelled, or
+ * stopped: then it is not made when a worker comes to it. */
 static void
 test_ticket_is_cancelled_before_a_worker_has_it_and_not_after(void)
 {
-    enum { COUNT = CM_MAX_JOB_THREADS + 2 };
+    enum { COUNT = CM_MAX_JOB_THREADS + 3, STOPPED = COUNT - 1 };
     world w;
     cm_ticket *tickets[COUNT];
     open_world(&w);
     hook_copies(&w, hold_copy);
     memory a = take_memory(&w, CM_KIND_PAGEABLE, 0, NBYTES);
     memory b = take_memory(&w, CM_KIND_DEVICE, 0, COUNT * NBYTES);
+    memory host = take_memory(&w, CM_KIND_PAGEABLE, 0, NBYTES);
+    memset(host.bytes, 1, NBYTES);
     memset(a.bytes, 9, NBYTES);
     memset(b.bytes, 1, COUNT * NBYTES);
     for (int i = 0; i < COUNT; i++) {
         cm_copy_request request = {
-            .dst = row(&b, (uint64_t)i * NBYTES, NBYTES, 1, 1),
+            .dst = i == STOPPED ? row(&host, 0, NBYTES, 1, 1)
+                                : row(&b, (uint64_t)i * NBYTES, NBYTES, 1, 1),
             .src = row(&a, 0, NBYTES, 1, 1),
         };
         CHECK_OK(cm_engine_copy(w.engine, &request, &tickets[i]));
@@ -176,12 +180,13 @@ test_ticket_is_cancelled_before_a_worker_has_it_and_not_after(void)
         }
     }
     int cancelled = 0;
-    bool was[COUNT] = {false};
-    for (int i = COUNT - 1; i > 0; i--) {
+    bool was[COUNT] = {[STOPPED] = true};
+    cm_ticket_stop(tickets[STOPPED]);
+    for (int i = STOPPED - 1; i > 0; i--) {
         was[i] = cm_ticket_cancel(tickets[i]);
         cancelled += was[i];
     }
-    CHECK_GE(cancelled, COUNT - CM_MAX_JOB_THREADS);
+    CHECK_GE(cancelled, STOPPED - CM_MAX_JOB_THREADS);
     atomic_store(&copy_may_go, true);
     for (int i = 0; i < COUNT; i++) {
         CHECK_CODE(cm_ticket_wait(tickets[i], UINT64_MAX), was[i] ? CM_ECANCELLED : 0);
@@ -190,6 +195,8 @@ test_ticket_is_cancelled_before_a_worker_has_it_and_not_after(void)
         cm_ticket_release(tickets[i]);
     }
     CHECK_EQ(atomic_load(&too_late), 0);
+    CHECK_FILLED(host.bytes, 1, NBYTES);
+    give_memory(&w, &host);
     give_memory(&w, &a);
     give_memory(&w, &b);
     close_world(&w);

@@ -169,20 +169,6 @@ CM_NODISCARD cm_status cm_cache_fini(cm_engine *engine);
 cm_end_facts cm_engine_facts_of(cm_engine *engine, const cm_region *region);
 cm_end_facts cm_engine_facts_of_run(cm_engine *engine, cm_kind kind, const void *host,
                                     uint64_t nbytes);
-/* Is it a device's copy to memory of the host whose pages are not there yet, in one
- * run? */
-bool cm_engine_is_fresh(const cm_region *dst, const cm_region *src, cm_end_facts facts);
-/* All but the tuning. May enable peer access. */
-cm_plan_options cm_engine_plan_options(cm_engine *engine,
-                                       const cm_copy_request *request,
-                                       cm_end_facts dst_facts);
-/* On a stream, but with the last step done by the host: in the call that asks for it.
- */
-static inline bool
-cm_request_is_written_in_call(const cm_copy_request *request, const cm_plan *plan)
-{
-    return request->stream != NULL && request->part_of == NULL && plan->is_download;
-}
 
 /* scheduler.c, all under the lock: the job that a job thread takes next, out of its
  * list; NULL: there is none. */

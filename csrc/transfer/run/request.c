@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/fresh_pages.h"
 #include "transfer/file/job.h"
 #include "transfer/plan/overlap.h"
 #include "transfer/routes/broadcast.h"
@@ -63,13 +64,22 @@ share_found(cm_job *job, const cm_region *region, cm_end_facts facts)
                : cm_ok();
 }
 
+/* On a stream, but with the last step done by the host: in the call that asks for it,
+ * as no stream orders what the host writes. The parts of a whole are waited for
+ * together. */
+static bool
+is_written_in_call(const cm_copy_request *request, const cm_plan *plan)
+{
+    return request->stream != NULL && request->part_of == NULL && plan->is_download;
+}
+
 static cm_status
 prepare_many(cm_job *job, const cm_copy_request *request)
 {
     CM_TRY(cm_many_share_locked(job));
     CM_TRY(cm_job_look_for_capture(job));
     cm_many_plan(job);
-    job->blocking = job->blocking || cm_request_is_written_in_call(request, &job->plan);
+    job->blocking = job->blocking || is_written_in_call(request, &job->plan);
     CM_TRY(cm_job_check_capture(job, request));
     return cm_job_record_after(job, request);
 }
@@ -82,19 +92,42 @@ prepare_file(cm_job *job, const cm_copy_request *request)
                                                : cm_job_record_after(job, request);
 }
 
+/* A copy from a device to memory of the host whose pages are not there yet, in one run.
+ */
+static bool
+is_fresh(const cm_job *job)
+{
+    const cm_region *dst = &job->dst;
+    cm_layout layout;
+    return !job->dst_facts.locked && cm_kind_is_pageable(dst->kind) && dst->host != NULL
+           && cm_region_is_on_device(&job->src)
+           && cm_is_ok(cm_layout_init(dst, &job->src, &layout)) && layout.ndim == 0
+           && cm_pages_are_fresh((char *)dst->host + layout.dst_offset,
+                                 layout.run_nbytes);
+}
+
 cm_status
 cm_job_plan(cm_job *job, const cm_copy_request *request)
 {
     cm_engine *engine = job->engine;
-    job->dst_facts = cm_engine_facts_of(engine, &job->dst);
-    job->src_facts = cm_engine_facts_of(engine, &job->src);
-    job->dst_facts.fresh = cm_engine_is_fresh(&job->dst, &job->src, job->dst_facts);
-    cm_plan_options options = cm_engine_plan_options(engine, request, job->dst_facts);
-    options.tuning = &job->tuning;
+    const cm_region *dst = &job->dst;
+    const cm_region *src = &job->src;
+    job->dst_facts = cm_engine_facts_of(engine, dst);
+    job->src_facts = cm_engine_facts_of(engine, src);
+    job->dst_facts.fresh = is_fresh(job);
+    bool in_call = request->stream != NULL && request->part_of == NULL;
+    cm_plan_options options = {
+        .may_wait = request->blocking || (in_call && !job->dst_facts.locked),
+        .on_stream = request->stream != NULL && !request->blocking,
+        .tuning = &job->tuning,
+    };
+    if (cm_region_is_on_device(dst) && cm_region_is_on_device(src)
+        && dst->device != src->device) {
+        options.peers = cm_peer_access_look(&engine->peers, dst, src);
+    }
     CM_TRY(cm_plan_init(&job->plan, &job->dst, &job->src, job->dst_facts,
                         job->src_facts, options));
-    job->blocking =
-        options.may_wait || cm_request_is_written_in_call(request, &job->plan);
+    job->blocking = options.may_wait || is_written_in_call(request, &job->plan);
     if (job->plan.route == CM_ROUTE_NOTHING) {
         return cm_ok();
     }
