@@ -257,7 +257,7 @@ FAULTS = [
         "target on the host left to the device",
         "csrc/transfer/run/request.c",
         "a copy on a stream to ordinary memory returns before it is written",
-        "options.may_wait || cm_request_is_written_in_call(request, &job->plan);",
+        "options.may_wait || is_written_in_call(request, &job->plan);",
         "request->blocking;",
         [
             "tests/test_stream_semantics.py::"
@@ -476,7 +476,7 @@ FAULTS = [
         "unpacked after the call",
         "csrc/transfer/run/request.c",
         "a copy on a stream into ordinary memory returns before it is unpacked",
-        "options.may_wait || cm_request_is_written_in_call(request, &job->plan);",
+        "options.may_wait || is_written_in_call(request, &job->plan);",
         "request->blocking;",
         [
             "tests/test_stream_semantics.py::"

@@ -78,13 +78,6 @@ look_whether_they_touch(batch *b)
 
 /* -- groups ------------------------------------------------------------------------------- */
 
-static cm_end_facts
-facts_of(cm_engine *engine, const cm_piece_end *end, uint64_t nbytes)
-{
-    return cm_engine_facts_of_run(
-        engine, end->kind, cm_piece_end_is_on_device(end) ? NULL : end->host, nbytes);
-}
-
 /* The group of that shape, made if there is none; 0: there are too many. */
 static uint8_t
 find_group(batch *b, cm_many_way way, int device, int src_device)
@@ -119,10 +112,10 @@ choose_groups(batch *b)
         int device, src_device;
         cm_many_way way = CM_MANY_ALONE;
         if (!b->in_order) {
-            way = cm_piece_choose_way(piece,
-                                      facts_of(b->engine, &piece->dst, piece->nbytes),
-                                      facts_of(b->engine, &piece->src, piece->nbytes),
-                                      on_stream, &device, &src_device);
+            way = cm_piece_choose_way(
+                piece, cm_engine_facts_of_end(b->engine, &piece->dst, piece->nbytes),
+                cm_engine_facts_of_end(b->engine, &piece->src, piece->nbytes),
+                on_stream, &device, &src_device);
         }
         if (way != CM_MANY_ALONE) {
             b->groups[i] = find_group(b, way, device, src_device);

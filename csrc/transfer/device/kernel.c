@@ -3,6 +3,8 @@
 
 #include <stddef.h>
 
+#include "pool/scope.h"
+
 /* The PTX text reads the struct by these offsets. */
 static_assert(offsetof(cm_strided_job, dst) == 0, "ptx");
 static_assert(offsetof(cm_strided_job, src) == 8, "ptx");
@@ -49,13 +51,11 @@ cm_kernels_fini(cm_kernels *kernels)
 }
 
 static cm_status
-load_module(const cm_kernels *kernels, uint64_t *module, uint64_t *function)
+load_module(const cm_kernels *kernels, int device, uint64_t *module, uint64_t *function)
 {
     cm_runtime *rt = kernels->rt;
-    /* Loading is forbidden while any thread captures in the global mode, unless this
-     * thread says that it knows what it does. */
-    int mode = CM_CAPTURE_RELAXED;
-    CM_TRY(cm_rt_capture_mode_exchange(rt, &mode));
+    cm_scope scope; /* a capture anywhere forbids it */
+    CM_TRY(cm_scope_enter(rt, device, &scope));
     cm_status status = cm_rt_module_load(rt, kernels->text, module);
     if (cm_is_ok(status)) {
         status = cm_rt_module_function(rt, *module, kernels->name, function);
@@ -63,11 +63,7 @@ load_module(const cm_kernels *kernels, uint64_t *module, uint64_t *function)
             cm_ignore(cm_rt_module_unload(rt, *module));
         }
     }
-    cm_status back = cm_rt_capture_mode_exchange(rt, &mode);
-    if (cm_is_ok(status) && !cm_is_ok(back)) {
-        cm_ignore(cm_rt_module_unload(rt, *module));
-        return back;
-    }
+    cm_scope_leave(&scope);
     return status;
 }
 
@@ -80,7 +76,7 @@ cm_kernels_find(cm_kernels *kernels, int device, uint64_t *function)
     if (*function != 0) {
         return cm_ok();
     }
-    CM_TRY(load_module(kernels, &module, &loaded));
+    CM_TRY(load_module(kernels, device, &module, &loaded));
     if (!atomic_compare_exchange_strong(known, function, loaded)) {
         return cm_rt_module_unload(kernels->rt, module); /* another thread was first */
     }

@@ -4,6 +4,7 @@
  * job waits for an event or a stream. */
 #include <stdlib.h>
 
+#include "pool/scope.h"
 #include "transfer/engine/job.h"
 #include "transfer/host/backoff.h"
 
@@ -42,12 +43,11 @@ cm_status
 cm_job_wait_event(cm_job *job, int device, uint64_t event)
 {
     cm_runtime *rt = job->engine->rt;
-    cm_device_guard guard;
-    CM_TRY(cm_device_enter(rt, device, &guard));
     bool polls = job->in_background || job->hooks.interrupted != NULL;
-    cm_status status =
-        polls ? poll_event(job, device, event) : cm_rt_event_synchronize(rt, event);
-    cm_device_leave(rt, &guard);
+    cm_status status;
+    CM_ON_DEVICE(status, rt, device,
+                 polls ? poll_event(job, device, event)
+                       : cm_rt_event_synchronize(rt, event));
     return status;
 }
 
@@ -289,30 +289,27 @@ cm_status
 cm_job_look_for_capture(cm_job *job)
 {
     cm_runtime *rt = job->engine->rt;
-    if (job->request_stream == NULL) {
-        return cm_ok();
+    const cm_stream *stream = job->request_stream;
+    cm_status status = cm_ok();
+    if (stream != NULL) {
+        CM_ON_DEVICE(status, rt, stream->device,
+                     cm_rt_stream_is_capturing(rt, stream->handle, &job->capturing));
     }
-    cm_device_guard guard;
-    CM_TRY(cm_device_enter(rt, job->request_stream->device, &guard));
-    cm_status status =
-        cm_rt_stream_is_capturing(rt, job->request_stream->handle, &job->capturing);
-    cm_device_leave(rt, &guard);
     return status;
 }
 
 cm_status
 cm_job_check_capture(cm_job *job, const cm_copy_request *request)
 {
-    cm_runtime *rt = job->engine->rt;
+    cm_scope scope;
     if (!job->capturing) {
         return cm_ok();
     }
     if (!can_be_captured(job)) {
         return cm_fail(CM_ECAPTURING, job->request_stream->handle);
     }
-    int mode = CM_CAPTURE_RELAXED;
-    CM_TRY(cm_rt_capture_mode_exchange(rt, &mode));
+    CM_TRY(cm_scope_enter(job->engine->rt, job->request_stream->device, &scope));
     cm_status status = check_all_over(job, request);
-    cm_status back = cm_rt_capture_mode_exchange(rt, &mode);
-    return cm_is_ok(status) ? back : status;
+    cm_scope_leave(&scope);
+    return status;
 }

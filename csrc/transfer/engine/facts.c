@@ -3,14 +3,13 @@
 #include "transfer/engine/private.h"
 
 cm_end_facts
-cm_engine_facts_of_run(cm_engine *engine, cm_kind kind, const void *host,
-                       uint64_t nbytes)
+cm_engine_facts_of_end(cm_engine *engine, const cm_piece_end *end, uint64_t nbytes)
 {
-    cm_end_facts facts = {.locked = !cm_kind_is_pageable(kind), .whole = true};
-    if (host != NULL && nbytes > 0) {
+    cm_end_facts facts = {.locked = !cm_kind_is_pageable(end->kind), .whole = true};
+    if (!cm_piece_end_is_on_device(end) && nbytes > 0) {
         bool locked = false;
         facts.whole =
-            cm_registry_run(engine->registry, host, nbytes, &locked) == nbytes;
+            cm_registry_run(engine->registry, end->host, nbytes, &locked) == nbytes;
         facts.locked = facts.locked || (facts.whole && locked);
     }
     return facts;
@@ -26,6 +25,6 @@ cm_engine_facts_of(cm_engine *engine, const cm_region *region)
     }
     /* what is wrong with a region is said when the copy is planned */
     cm_ignore(cm_region_bounds(region, &low, &high));
-    return cm_engine_facts_of_run(
-        engine, region->kind, (const char *)region->host + low, (uint64_t)(high - low));
+    cm_piece_end end = {.host = (char *)region->host + low, .kind = region->kind};
+    return cm_engine_facts_of_end(engine, &end, (uint64_t)(high - low));
 }

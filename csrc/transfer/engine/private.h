@@ -13,7 +13,7 @@
 #include "transfer/device/peer_access.h"
 #include "transfer/engine/engine.h"
 #include "transfer/host/workers.h"
-#include "transfer/plan/plan.h"
+#include "transfer/plan/batch_plan.h"
 
 enum {
     CM_MAX_JOB_THREADS = 4,
@@ -165,9 +165,9 @@ void cm_cache_leave_ring(cm_engine *engine, uint64_t nbytes);
 /* Fails: the first event_destroy that failed. */
 CM_NODISCARD cm_status cm_cache_fini(cm_engine *engine);
 
-/* facts.c: what is known of one end, or of a run of it; `host` NULL: on a device. */
+/* facts.c: what is known of one end. */
 cm_end_facts cm_engine_facts_of(cm_engine *engine, const cm_region *region);
-cm_end_facts cm_engine_facts_of_run(cm_engine *engine, cm_kind kind, const void *host,
+cm_end_facts cm_engine_facts_of_end(cm_engine *engine, const cm_piece_end *end,
                                     uint64_t nbytes);
 
 /* scheduler.c, all under the lock: the job that a job thread takes next, out of its

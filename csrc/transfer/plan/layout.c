@@ -287,12 +287,6 @@ cm_cut_init(cm_cut *cut, const cm_layout *whole, uint64_t piece_nbytes)
 }
 
 void
-cm_cut_ramp(cm_cut *cut, uint64_t least_nbytes)
-{
-    cut->least_nbytes = least_nbytes;
-}
-
-void
 cm_cut_align(cm_cut *cut, const void *base, uintptr_t step)
 {
     cut->edge_base = (uintptr_t)base;

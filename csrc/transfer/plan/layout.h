@@ -67,7 +67,10 @@ typedef struct cm_cut {
     int axis;               /* cut across this one; ndim: within runs */
     int64_t step;           /* lengths of `axis` in a piece, or bytes of a run */
     uint64_t unit_nbytes;   /* bytes of one length of it */
-    uint64_t least_nbytes;  /* of the first and the last piece; 0: all are alike */
+    /* Set before the first piece: pieces grow from that on to their full size, and
+     * shrink towards the end, so that a thread that works on them in turn begins soon
+     * and ends soon; 0: all are alike. */
+    uint64_t least_nbytes;
     uint64_t done_nbytes;
     uint64_t left_nbytes;
     uintptr_t edge_base; /* where the run begins */
@@ -77,10 +80,6 @@ typedef struct cm_cut {
 } cm_cut;
 
 void cm_cut_init(cm_cut *cut, const cm_layout *whole, uint64_t piece_nbytes);
-/* Pieces grow from `least_nbytes` on to their full size, and shrink towards the end:
- * a thread that works on them in turn begins soon and ends soon. Before the
- * first piece. */
-void cm_cut_ramp(cm_cut *cut, uint64_t least_nbytes);
 /* Pieces of a single run that begins at `base` end at multiples of `step`, a power of
  * two, where there is one in them. Before the first piece. */
 void cm_cut_align(cm_cut *cut, const void *base, uintptr_t step);

@@ -19,13 +19,6 @@ enum {
 
 /* -- the plan ----------------------------------------------------------------------------- */
 
-static bool
-is_whole(const cm_job *job, const cm_piece_end *end, uint64_t nbytes)
-{
-    const void *host = cm_piece_end_is_on_device(end) ? NULL : end->host;
-    return cm_engine_facts_of_run(job->engine, end->kind, host, nbytes).whole;
-}
-
 /* One pitched copy may not cross the edge of a registration. */
 static bool
 can_go_as_rows(const cm_job *job, const cm_many *many)
@@ -34,10 +27,14 @@ can_go_as_rows(const cm_job *job, const cm_many *many)
     if (!cm_many_is_rows(many, &dst_pitch, &src_pitch)) {
         return false;
     }
-    uint64_t width = many->pieces[0].nbytes;
-    return is_whole(job, &many->pieces[0].dst, (many->count - 1) * dst_pitch + width)
-           && is_whole(job, &many->pieces[0].src,
-                       (many->count - 1) * src_pitch + width);
+    const cm_piece *first = many->pieces;
+    uint64_t last = many->count - 1;
+    return cm_engine_facts_of_end(job->engine, &first->dst,
+                                  last * dst_pitch + first->nbytes)
+               .whole
+           && cm_engine_facts_of_end(job->engine, &first->src,
+                                     last * src_pitch + first->nbytes)
+                  .whole;
 }
 
 static cm_route
