@@ -700,12 +700,8 @@ trim(cm_pool *pool, uint64_t keep_nbytes, uint64_t *released_nbytes)
     cm_status status = cm_ok();
     (void)cm_pool_begin(pool, &pool->growing, true);
     if (pool->source != NULL) {
-        cm_scope scope;
-        status = cm_scope_enter(pool->rt, pool->config.device, &scope);
-        if (cm_is_ok(status)) {
-            status = cm_pool_release_chunks(pool, keep_nbytes, released_nbytes);
-            cm_scope_leave(&scope);
-        }
+        CM_IN_SCOPE(status, pool->rt, pool->config.device,
+                    cm_pool_release_chunks(pool, keep_nbytes, released_nbytes));
     }
     cm_pool_end(pool, &pool->growing);
     cm_spin_lock_take(&pool->lock);
@@ -722,9 +718,12 @@ cm_pool_trim(cm_pool *pool, uint64_t keep_nbytes, bool wait, uint64_t *released_
     if (cm_runtime_is_forked(pool->rt)) {
         return cm_fail(CM_EFORKED, 0);
     }
-    cm_status first = cm_pool_poll(pool, wait ? CM_POLL_WAIT : CM_POLL_LOOK, true);
-    if (!wait) {
-        first = cm_ok(); /* what cannot be asked about is not what was asked for */
+    cm_status first = cm_ok();
+    if (wait) {
+        first = cm_pool_wait(pool, NULL, false);
+    }
+    else { /* what cannot be asked about is not what was asked for */
+        cm_ignore(cm_pool_poll(pool, true));
     }
     if (cm_pool_begin(pool, &pool->polling, wait)) {
         cm_pool_drop_slots(pool, false);
@@ -746,7 +745,7 @@ cm_pool_trim_idle(cm_pool *pool)
     }
     /* Only what is seen to have ended can go, and a free span is as new as the last
      * small block that was cut from it. */
-    cm_ignore(cm_pool_poll(pool, CM_POLL_LOOK, false));
+    cm_ignore(cm_pool_poll(pool, false));
     cm_spin_lock_take(&pool->lock);
     over = cm_pool_is_trim_due_locked(pool); /* another thread may have been here */
     bool first = pool->window_ns == 0;

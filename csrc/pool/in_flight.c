@@ -35,19 +35,50 @@ cm_pool_end(cm_pool *pool, _Atomic bool *role)
     cm_mutex_unlock(&pool->gate);
 }
 
-/* -- streams and their epochs --------------------------------------------------------------- */
+/* -- events ----------------------------------------------------------------------------- */
+
+/* Of a context that is gone its work is, too. */
+static cm_status
+query_event(cm_pool *pool, uint64_t event, bool *done)
+{
+    cm_status status = cm_rt_event_query(pool->rt, event, done);
+    if (!cm_is_ok(status)) {
+        status = cm_scope_settle(status);
+        *done = cm_is_ok(status);
+    }
+    return status;
+}
+
+/* `stream` NULL: over all that the current device is doing. */
+static cm_status
+record_event(cm_pool *pool, uint64_t event, const cm_stream *stream)
+{
+    return stream != NULL ? cm_rt_event_record(pool->rt, event, stream->handle)
+                          : cm_rt_context_record_event(pool->rt, event);
+}
 
 /* One that is refused twice is lost. */
 static void
 destroy_event(cm_pool *pool, uint64_t event)
 {
-    for (int attempt = 0; attempt < 2; attempt++) {
-        if (cm_is_ok(cm_scope_settle(cm_rt_event_destroy(pool->rt, event)))) {
-            return;
-        }
+    if (!CM_TRY_TWICE(cm_scope_settle(cm_rt_event_destroy(pool->rt, event)))) {
+        atomic_fetch_add(&pool->lost_count, 1);
     }
-    atomic_fetch_add(&pool->lost_count, 1);
 }
+
+/* Nothing may be recorded on a stream that captures, or that cannot be asked. */
+static cm_status
+ask_capturing(cm_pool *pool, uint64_t handle, bool *out)
+{
+    cm_status status = cm_rt_stream_is_capturing(pool->rt, handle, out);
+    if (status.code == CM_CUDA_CAPTURE_IMPLICIT) {
+        *out = true; /* the legacy stream, where another that it waits for captures */
+        return cm_ok();
+    }
+    return status;
+}
+
+/* -- streams and their epochs --------------------------------------------------------------- */
 
 bool
 cm_stream_is_kept(const cm_stream *stream)
@@ -133,20 +164,8 @@ static void
 end_epoch(cm_pool *pool, uint32_t i, uint64_t epoch)
 {
     cm_spin_lock_take(&pool->lock);
-    pool->done[i] = epoch;
+    cm_pool_raise(&pool->done[i], epoch);
     cm_spin_lock_give(&pool->lock);
-}
-
-/* Nothing may be recorded on a stream that captures, or that cannot be asked. */
-static cm_status
-ask_capturing(cm_pool *pool, const cm_stream *stream, bool *out)
-{
-    cm_status status = cm_rt_stream_is_capturing(pool->rt, stream->handle, out);
-    if (status.code == CM_CUDA_CAPTURE_IMPLICIT) {
-        *out = true; /* the legacy stream, where another that it waits for captures */
-        return cm_ok();
-    }
-    return status;
 }
 
 /* A handle that is not ours may be gone by the time its event is wanted, whatever keeps
@@ -167,45 +186,23 @@ record(cm_pool *pool, cm_stream_epochs *slot)
     }
     uint64_t epoch = next_epoch(pool, slot);
     slot->asked_epoch = 0;
-    CM_TRY(cm_rt_event_record(pool->rt, slot->event, slot->stream->handle));
+    CM_TRY(record_event(pool, slot->event, slot->stream));
     slot->asked_epoch = epoch;
     return cm_ok();
 }
 
-/* Has the recorded event passed (`wait`: once it has)? */
+/* Has the recorded event passed? */
 static cm_status
-look(cm_pool *pool, uint32_t i, bool wait)
+look(cm_pool *pool, uint32_t i)
 {
     cm_stream_epochs *slot = &pool->epochs[i];
-    bool done = wait;
-    CM_TRY(cm_scope_settle(wait ? cm_rt_event_synchronize(pool->rt, slot->event)
-                                : cm_rt_event_query(pool->rt, slot->event, &done)));
+    bool done = false;
+    CM_TRY(query_event(pool, slot->event, &done));
     if (done) {
         end_epoch(pool, i, slot->asked_epoch);
         slot->asked_epoch = 0;
     }
     return cm_ok();
-}
-
-/* Without an event: for the stream, or where that is refused (its owner may have
- * destroyed it) or may not be tried for all its device is doing. */
-static cm_status
-wait_stream(cm_pool *pool, uint32_t i)
-{
-    const cm_stream *stream = pool->epochs[i].stream;
-    uint64_t epoch = next_epoch(pool, &pool->epochs[i]);
-    cm_status status = cm_fail(CM_CUDA_INVALID_HANDLE, stream->handle);
-    if (!is_foreign(stream)) {
-        status = cm_scope_settle(cm_rt_stream_synchronize(pool->rt, stream->handle));
-    }
-    if (!cm_is_ok(status)) {
-        cm_status all = cm_scope_settle(cm_rt_device_synchronize(pool->rt));
-        status = cm_is_ok(all) || is_foreign(stream) ? all : status;
-    }
-    if (cm_is_ok(status)) {
-        end_epoch(pool, i, epoch);
-    }
-    return status;
 }
 
 /* An idle stream needs no event, which would be done only a little later. */
@@ -223,46 +220,40 @@ is_stream_idle(cm_pool *pool, uint32_t i)
     return true;
 }
 
+/* Inside a cm_scope of its stream's device. */
 static cm_status
-poll_slot(cm_pool *pool, uint32_t i, bool wait)
+poll_slot(cm_pool *pool, uint32_t i)
 {
     cm_stream_epochs *slot = &pool->epochs[i];
-    cm_status status = slot->asked_epoch != 0 ? look(pool, i, wait) : cm_ok();
-    /* The event may stand for less than was given since. */
-    if (!is_slot_late(pool, i) || (slot->asked_epoch != 0 && !wait)) {
-        return status;
+    if (slot->asked_epoch != 0) {
+        CM_TRY(look(pool, i));
     }
-    /* Where an event of a foreign one could not be recorded none stands for all. */
-    if (is_foreign(slot->stream)) {
-        return wait ? wait_stream(pool, i) : status;
+    /* The event may stand for less than was given since. Where one of a foreign stream
+     * could not be recorded none stands for all. */
+    if (slot->asked_epoch != 0 || !is_slot_late(pool, i) || is_foreign(slot->stream)) {
+        return cm_ok();
     }
-    bool capturing = false;
-    status = ask_capturing(pool, slot->stream, &capturing);
-    if (cm_is_ok(status) && !capturing && (wait || !is_stream_idle(pool, i))) {
-        status = record(pool, slot);
-        status = cm_is_ok(status) ? look(pool, i, wait) : status;
+    CM_TRY(ask_capturing(pool, slot->stream->handle, &slot->is_capturing));
+    if (slot->is_capturing || is_stream_idle(pool, i)) {
+        return cm_ok();
     }
-    return cm_is_ok(status) || !wait ? status : wait_stream(pool, i);
+    CM_TRY(record(pool, slot));
+    return look(pool, i);
 }
 
-/* Ask of each stream that spans are tagged with whether that work has ended (`wait`:
- * wait for it). By the poller. Fails: the first failure. */
+/* Ask of each stream that spans are tagged with whether that work has ended. By the
+ * poller. Fails: the first failure. */
 static cm_status
-poll_slots(cm_pool *pool, bool wait)
+poll_slots(cm_pool *pool)
 {
     cm_status first = cm_ok();
     for (uint32_t i = 1; i < CM_EPOCHS_MAX; i++) {
-        cm_scope scope;
-        if (!is_slot_late(pool, i)) {
-            continue;
+        if (is_slot_late(pool, i)) {
+            cm_status status;
+            CM_IN_SCOPE(status, pool->rt, pool->epochs[i].stream->device,
+                        poll_slot(pool, i));
+            first = cm_first_failure(first, status);
         }
-        int device = pool->epochs[i].stream->device;
-        cm_status status = cm_scope_enter(pool->rt, device, &scope);
-        if (cm_is_ok(status)) {
-            status = poll_slot(pool, i, wait);
-            cm_scope_leave(&scope);
-        }
-        first = cm_first_failure(first, status);
     }
     return first;
 }
@@ -273,12 +264,11 @@ cm_pool_try_record_slot(cm_pool *pool, cm_stream *stream)
     cm_spin_lock_take(&pool->lock);
     uint32_t i = cm_pool_slot_locked(pool, stream);
     cm_spin_lock_give(&pool->lock);
-    cm_scope scope;
-    if (i == 0 || !cm_is_ok(cm_scope_enter(pool->rt, stream->device, &scope))) {
+    if (i == 0) {
         return 0;
     }
-    cm_status status = record(pool, &pool->epochs[i]);
-    cm_scope_leave(&scope);
+    cm_status status;
+    CM_IN_SCOPE(status, pool->rt, stream->device, record(pool, &pool->epochs[i]));
     return cm_is_ok(status) ? pool->epochs[i].asked_epoch : 0;
 }
 
@@ -293,15 +283,16 @@ cm_pool_slot_needs_record(cm_pool *pool, cm_stream *stream)
 }
 
 /* An event over all that was given of the slot's stream. Inside a cm_scope. */
-static bool
-try_cover(cm_pool *pool, cm_stream_epochs *slot)
+static cm_status
+cover(cm_pool *pool, cm_stream_epochs *slot)
 {
-    bool capturing = true;
+    bool capturing;
+    uint64_t handle = slot->stream->handle;
     if (is_foreign(slot->stream)) {
-        return slot->asked_epoch != 0;
+        return slot->asked_epoch != 0 ? cm_ok() : cm_fail(CM_ENOTSUP, handle);
     }
-    return cm_is_ok(ask_capturing(pool, slot->stream, &capturing)) && !capturing
-           && cm_is_ok(record(pool, slot));
+    CM_TRY(ask_capturing(pool, handle, &capturing));
+    return capturing ? cm_fail(CM_ECAPTURING, handle) : record(pool, slot);
 }
 
 bool
@@ -314,14 +305,12 @@ cm_pool_order_after_slots(cm_pool *pool, cm_stream *stream,
     cm_spin_lock_give(&pool->lock);
     for (uint32_t i = 1; i < CM_EPOCHS_MAX; i++) {
         cm_stream_epochs *slot = &pool->epochs[i];
-        cm_scope scope;
-        if (!is_slot_late(pool, i)
-            || !cm_is_ok(cm_scope_enter(pool->rt, slot->stream->device, &scope))) {
+        if (!is_slot_late(pool, i)) {
             continue;
         }
-        bool recorded = try_cover(pool, slot);
-        cm_scope_leave(&scope);
-        if (recorded && cm_is_ok(cm_stream_wait_event(stream, slot->event))) {
+        cm_status status;
+        CM_IN_SCOPE(status, pool->rt, slot->stream->device, cover(pool, slot));
+        if (cm_is_ok(status) && cm_is_ok(cm_stream_wait_event(stream, slot->event))) {
             done[i] = slot->asked_epoch;
             any = true;
         }
@@ -382,9 +371,7 @@ cm_pool_drop_slots(cm_pool *pool, bool all)
         cm_stream_epochs *slot = &pool->epochs[i];
         if (slot->stream != NULL && (all || !named[i])) {
             dropped[count++] = *slot;
-            if (pool->done[i] < slot->epoch) {
-                pool->done[i] = slot->epoch;
-            }
+            cm_pool_raise(&pool->done[i], slot->epoch);
             *slot = (cm_stream_epochs){.epoch = slot->epoch};
         }
     }
@@ -446,53 +433,51 @@ remove_event(cm_pool *pool, cm_flight *flight, uint32_t i)
     flight->events[i] = flight->events[--flight->event_count];
 }
 
-/* Make an event on the current device, record it (`stream` NULL: over the whole
- * context) and put it on the flight. False, with nothing changed, when that failed. */
-static bool
+/* Make an event on the current device, record it (`stream` NULL: over all that the
+ * device is doing) and put it on the flight. Fails: nothing has changed. */
+static cm_status
 add_event(cm_pool *pool, cm_flight *flight, const cm_stream *stream, int device)
 {
-    uint64_t event = 0;
-    if (flight->event_count == CM_FLIGHT_EVENT_MAX
-        || !cm_is_ok(cm_rt_event_create(pool->rt, CM_EVENT_DISABLE_TIMING, &event))) {
-        return false;
+    uint64_t event;
+    if (flight->event_count == CM_FLIGHT_EVENT_MAX) {
+        return cm_fail(CM_ENOMEM, 0);
     }
-    cm_status status = stream != NULL
-                           ? cm_rt_event_record(pool->rt, event, stream->handle)
-                           : cm_rt_context_record_event(pool->rt, event);
+    CM_TRY(cm_rt_event_create(pool->rt, CM_EVENT_DISABLE_TIMING, &event));
+    cm_status status = record_event(pool, event, stream);
     if (!cm_is_ok(status)) {
         destroy_event(pool, event);
-        return false;
+        return status;
     }
     flight->events[flight->event_count].handle = event;
     flight->events[flight->event_count].key = stream != NULL ? stream->id : 0;
     flight->events[flight->event_count].device = device;
     flight->event_count++;
-    return true;
+    return status;
+}
+
+/* Inside a cm_scope of its device. Where even the question fails recording could break
+ * someone's capture. */
+static cm_status
+record_use(cm_pool *pool, cm_flight *flight, const cm_stream *stream)
+{
+    bool capturing = false;
+    CM_TRY(cm_rt_stream_is_capturing(pool->rt, stream->handle, &capturing));
+    flight->captured = flight->captured || capturing;
+    if (capturing || (flight->fence_devices & device_bit(stream->device)) != 0) {
+        return cm_ok();
+    }
+    return add_event(pool, flight, stream, stream->device);
 }
 
 /* One event on `stream`; whatever is in the way of that makes a fence due instead. */
 static void
-record_use(cm_pool *pool, cm_flight *flight, const cm_stream *stream)
+note_use(cm_pool *pool, cm_flight *flight, const cm_stream *stream)
 {
-    uint64_t bit = device_bit(stream->device);
-    cm_scope scope;
-    if (!cm_stream_is_kept(stream)
-        || !cm_is_ok(cm_scope_enter(pool->rt, stream->device, &scope))) {
-        flight->fence_devices |= bit;
-        return;
+    cm_status status = cm_fail(CM_ENOTSUP, stream->handle);
+    if (cm_stream_is_kept(stream)) {
+        CM_IN_SCOPE(status, pool->rt, stream->device, record_use(pool, flight, stream));
     }
-    bool capturing = false;
-    cm_status status = cm_rt_stream_is_capturing(pool->rt, stream->handle, &capturing);
-    if (cm_is_ok(status) && capturing) {
-        flight->captured = true;
-    }
-    else if (!cm_is_ok(status)
-             || ((flight->fence_devices & bit) == 0
-                 && !add_event(pool, flight, stream, stream->device))) {
-        /* A failing question also means: recording could break someone's capture. */
-        flight->fence_devices |= bit;
-    }
-    cm_scope_leave(&scope);
+    flight->fence_devices |= cm_is_ok(status) ? 0 : device_bit(stream->device);
 }
 
 void
@@ -511,7 +496,7 @@ cm_flight_record(cm_pool *pool, cm_flight *flight, cm_stream *const *uses,
             j++;
         }
         if (j == i) {
-            record_use(pool, flight, uses[i]);
+            note_use(pool, flight, uses[i]);
         }
     }
 }
@@ -539,24 +524,30 @@ cm_pool_abandon_flights(cm_pool *pool)
     pool->counters.in_flight_nbytes = 0;
 }
 
-/* Turn the fences that are due into events, where the driver can. Not while the legacy
- * stream says that a capture runs: recording over the context would break it. */
+/* Not while the legacy stream says that a capture runs: recording over the context
+ * would break it. */
+static cm_status
+take_fence(cm_pool *pool, cm_flight *flight, int device)
+{
+    bool capturing;
+    CM_TRY(ask_capturing(pool, CM_STREAM_LEGACY, &capturing));
+    if (!capturing) {
+        CM_TRY(add_event(pool, flight, NULL, device));
+        flight->fence_devices &= ~device_bit(device);
+    }
+    return cm_ok();
+}
+
+/* Turn the fences that are due into events, as far as can be. */
 static void
 take_fences(cm_pool *pool, cm_flight *flight)
 {
     for (int d = 0; d < CM_MAX_DEVICES; d++) {
-        cm_scope scope;
-        if ((flight->fence_devices & device_bit(d)) == 0
-            || !cm_is_ok(cm_scope_enter(pool->rt, d, &scope))) {
-            continue;
+        if ((flight->fence_devices & device_bit(d)) != 0) {
+            cm_status status;
+            CM_IN_SCOPE(status, pool->rt, d, take_fence(pool, flight, d));
+            cm_ignore(status); /* it stays due */
         }
-        bool capturing = true;
-        cm_status status =
-            cm_rt_stream_is_capturing(pool->rt, CM_STREAM_LEGACY, &capturing);
-        if (cm_is_ok(status) && !capturing && add_event(pool, flight, NULL, d)) {
-            flight->fence_devices &= ~device_bit(d);
-        }
-        cm_scope_leave(&scope);
     }
 }
 
@@ -582,24 +573,23 @@ note_late(late_streams *late, uint64_t key, int device)
     }
 }
 
-/* Drop the events that are done. One that cannot be asked stays for the next time.
- * Fails: the first question that failed. */
+/* Drop the events that are done, those of `idle` devices unasked. One that cannot be
+ * asked stays for the next time. Fails: the first question that failed. */
 static cm_status
-query_events(cm_pool *pool, cm_flight *flight, late_streams *late)
+query_events(cm_pool *pool, cm_flight *flight, uint64_t idle, late_streams *late)
 {
     cm_status first = cm_ok();
     for (uint32_t i = flight->event_count; i-- > 0;) {
         uint64_t key = flight->events[i].key;
         int device = flight->events[i].device;
-        bool done = false;
-        if (is_late(late, key, device)) {
+        bool done = (idle & device_bit(device)) != 0;
+        if (!done && is_late(late, key, device)) {
             continue;
         }
-        cm_status status = cm_rt_event_query(pool->rt, flight->events[i].handle, &done);
-        if (!cm_is_ok(status)) {
-            done = cm_is_ok(cm_scope_settle(status));
-            first = cm_is_ok(first) && !done ? status : first;
-            key = 0;
+        if (!done) {
+            cm_status status = query_event(pool, flight->events[i].handle, &done);
+            first = cm_first_failure(first, status);
+            key = cm_is_ok(status) ? key : 0;
         }
 #if defined(CM_DEBUG) && defined(CM_TEST_SKIP_EVENTS)
         done = true; /* a build of the stress that must fail */
@@ -609,82 +599,6 @@ query_events(cm_pool *pool, cm_flight *flight, late_streams *late)
         }
         else {
             note_late(late, key, device);
-        }
-    }
-    return first;
-}
-
-static cm_status
-wait_device(cm_pool *pool, int device)
-{
-    cm_scope scope;
-    CM_TRY(cm_scope_settle(cm_scope_enter(pool->rt, device, &scope)));
-    cm_status status = cm_scope_settle(cm_rt_device_synchronize(pool->rt));
-    cm_scope_leave(&scope);
-    return status;
-}
-
-/* Forget fences over `idle` devices of what was given back up to `serial`; answers
- * which devices such fences are due over yet. By the poller. */
-static uint64_t
-clear_fences(cm_pool *pool, uint64_t serial, uint64_t idle)
-{
-    uint64_t due = 0;
-    cm_spin_lock_take(&pool->lock);
-    for (cm_list *n = pool->in_flight.next; n != &pool->in_flight; n = n->next) {
-        cm_flight *flight = flight_of(n);
-        if (flight->serial <= serial) {
-            flight->fence_devices &= ~idle;
-            due |= flight->fence_devices;
-        }
-    }
-    cm_spin_lock_give(&pool->lock);
-    return due;
-}
-
-/* Wait for all that each of these devices is doing, and set the bits of those for which
- * that worked. Fails: CM_ECANCELLED at once, by the hooks (NULL: nobody would); else
- * the first failure. */
-static cm_status
-wait_devices(cm_pool *pool, const cm_wait_hooks *hooks, uint64_t devices,
-             uint64_t *idle)
-{
-    cm_status first = cm_ok();
-    for (int d = 0; d < CM_MAX_DEVICES; d++) {
-        if ((devices & device_bit(d)) == 0) {
-            continue;
-        }
-        cm_status status = cm_ok();
-        if (hooks == NULL) {
-            status = wait_device(pool, d);
-        }
-        else if (!hooks->wait_device(hooks->argument, d, &status)) {
-            return cm_fail(CM_ECANCELLED, 0);
-        }
-        *idle |= cm_is_ok(status) ? device_bit(d) : 0;
-        first = cm_first_failure(first, status);
-    }
-    return first;
-}
-
-/* Wait for each event; for one that cannot be waited for, for all its device is doing.
- */
-static cm_status
-wait_events(cm_pool *pool, cm_flight *flight)
-{
-    cm_status first = cm_ok();
-    for (uint32_t i = flight->event_count; i-- > 0;) {
-        cm_status status = cm_scope_settle(
-            cm_rt_event_synchronize(pool->rt, flight->events[i].handle));
-        if (!cm_is_ok(status)
-            && cm_is_ok(wait_device(pool, flight->events[i].device))) {
-            status = cm_ok();
-        }
-        if (cm_is_ok(status)) {
-            remove_event(pool, flight, i);
-        }
-        else {
-            first = cm_first_failure(first, status);
         }
     }
     return first;
@@ -728,46 +642,45 @@ give_flights(cm_pool *pool, flights *f)
     }
 }
 
+/* What had been given back at some time, and devices that have ended since all that
+ * they were doing then. */
+typedef struct goal {
+    uint64_t serial;                /* of the youngest flight */
+    uint64_t epochs[CM_EPOCHS_MAX]; /* the youngest of each slot; 0: none */
+    uint64_t idle;                  /* devices, as bits */
+} goal;
+
+/* Look at blocks in flight: at some, or with an `aim` at all. Inside a cm_scope. */
 static cm_status
-poll_flights(cm_pool *pool, cm_poll_mode mode, bool can_fence, flights *f)
+poll_flights(cm_pool *pool, bool can_fence, const goal *aim, flights *f)
 {
-    cm_scope scope;
-    CM_TRY(cm_scope_enter(pool->rt, pool->config.device, &scope));
     cm_status first = cm_ok();
     late_streams late = {.count = 0};
     uint64_t passed = 0;
     cm_list *node;
-    while ((mode != CM_POLL_LOOK || (late.asked_count < ASK_MAX && passed < PASS_MAX))
+    while ((aim != NULL || (late.asked_count < ASK_MAX && passed < PASS_MAX))
            && (node = cm_list_pop_front(&f->left)) != NULL) {
         cm_flight *flight = flight_of(node);
-        if (mode != CM_POLL_WAIT && can_fence && flight->fence_devices != 0) {
+        uint64_t idle = aim != NULL && flight->serial <= aim->serial ? aim->idle : 0;
+        flight->fence_devices &= ~idle;
+        if (can_fence && flight->fence_devices != 0) {
             take_fences(pool, flight);
         }
-        cm_status status = mode == CM_POLL_WAIT ? wait_events(pool, flight)
-                                                : query_events(pool, flight, &late);
-        first = cm_first_failure(first, status);
-        bool idle = cm_flight_is_idle(flight);
-        passed += !idle;
-        cm_list_push_back(idle ? &f->idle : &f->late, node);
+        first = cm_first_failure(first, query_events(pool, flight, idle, &late));
+        bool is_idle = cm_flight_is_idle(flight);
+        passed += !is_idle;
+        cm_list_push_back(is_idle ? &f->idle : &f->late, node);
     }
-    cm_scope_leave(&scope);
     return first;
 }
 
-cm_status
-cm_pool_poll(cm_pool *pool, cm_poll_mode mode, bool may_fence)
+/* As cm_pool_poll(), with what is known by an `aim` (NULL: nothing), which also waits
+ * for its turn. */
+static cm_status
+poll(cm_pool *pool, bool may_fence, const goal *aim)
 {
-    if (!cm_pool_begin(pool, &pool->polling, mode != CM_POLL_LOOK)) {
+    if (!cm_pool_begin(pool, &pool->polling, aim != NULL)) {
         return cm_ok();
-    }
-    cm_status first = cm_ok();
-    if (mode != CM_POLL_LOOK) {
-        uint64_t idle = 0;
-        cm_spin_lock_take(&pool->lock);
-        uint64_t serial = pool->counters.free_count;
-        cm_spin_lock_give(&pool->lock);
-        first = wait_devices(pool, NULL, clear_fences(pool, serial, 0), &idle);
-        (void)clear_fences(pool, serial, idle);
     }
     flights f;
     cm_list_init(&f.left);
@@ -775,24 +688,39 @@ cm_pool_poll(cm_pool *pool, cm_poll_mode mode, bool may_fence)
     cm_list_init(&f.idle);
     cm_spin_lock_take(&pool->lock);
     cm_list_splice_back(&f.left, &pool->in_flight);
+    for (uint32_t i = 1; aim != NULL && i < pool->slot_count; i++) {
+        const cm_stream *stream = pool->epochs[i].stream;
+        if (stream != NULL && (aim->idle & device_bit(stream->device)) != 0) {
+            cm_pool_raise(&pool->done[i], aim->epochs[i]);
+        }
+    }
     cm_spin_lock_give(&pool->lock);
+    cm_status first = cm_ok();
     if (!cm_list_is_empty(&f.left)) {
         bool can_fence =
             may_fence && cm_runtime_has(pool->rt, CM_OP_context_record_event);
-        first = cm_first_failure(first, poll_flights(pool, mode, can_fence, &f));
+        CM_IN_SCOPE(first, pool->rt, pool->config.device,
+                    poll_flights(pool, can_fence, aim, &f));
     }
-    cm_status slots = poll_slots(pool, mode == CM_POLL_WAIT);
+    first = cm_first_failure(first, poll_slots(pool));
     give_flights(pool, &f);
     if (has_orphan_slots(pool)) {
         cm_pool_drop_slots(pool, false);
     }
     cm_pool_end(pool, &pool->polling);
-    return cm_first_failure(first, slots);
+    return first;
 }
 
-/* -- waiting that can be interrupted ------------------------------------------------------- */
-/* By asking from time to time. The hooks are called while this thread is neither poller
- * nor grower: they may use the pool. */
+cm_status
+cm_pool_poll(cm_pool *pool, bool may_fence)
+{
+    return poll(pool, may_fence, NULL);
+}
+
+/* -- waiting ------------------------------------------------------------------------------ */
+/* For events, by asking from time to time where the wait can be interrupted; then for
+ * devices, where asking does not tell. The hooks are called, and devices waited for,
+ * while this thread is neither poller nor grower. */
 
 enum {
     NAP_LEAST_NS = 20 * 1000,
@@ -800,79 +728,124 @@ enum {
     NAP_SHARE = 128, /* of the time waited so far */
 };
 
-/* What had been given back when the wait began: what comes later is not waited for. */
-typedef struct goal {
-    uint64_t serial; /* the youngest flight */
-    uint64_t epochs[CM_EPOCHS_MAX];
-} goal;
-
 static void
 set_goal(cm_pool *pool, goal *out)
 {
     cm_spin_lock_take(&pool->lock);
     out->serial = pool->counters.free_count;
+    out->idle = 0;
     for (uint32_t i = 0; i < CM_EPOCHS_MAX; i++) {
         out->epochs[i] = pool->epochs[i].given_epoch;
     }
     cm_spin_lock_give(&pool->lock);
 }
 
-/* Has something of it not been seen to end that an event stands for? By the poller. */
-static bool
-has_events(cm_pool *pool, const goal *aim)
+/* An event of it that has not been seen to pass; 0: none. By the poller. */
+static uint64_t
+find_event(cm_pool *pool, const goal *aim)
 {
-    bool any = false;
+    uint64_t event = 0;
     cm_spin_lock_take(&pool->lock);
-    for (cm_list *n = pool->in_flight.next; n != &pool->in_flight && !any;
+    for (cm_list *n = pool->in_flight.next; n != &pool->in_flight && event == 0;
          n = n->next) {
         const cm_flight *flight = flight_of(n);
-        any = flight->serial <= aim->serial && !flight->captured
-              && flight->event_count > 0;
+        if (flight->serial <= aim->serial && !flight->captured
+            && flight->event_count > 0) {
+            event = flight->events[0].handle;
+        }
     }
-    for (uint32_t i = 1; i < pool->slot_count && !any; i++) {
-        any = pool->epochs[i].stream != NULL && pool->epochs[i].asked_epoch != 0
-              && aim->epochs[i] > pool->done[i];
+    for (uint32_t i = 1; i < pool->slot_count && event == 0; i++) {
+        const cm_stream_epochs *slot = &pool->epochs[i];
+        if (slot->asked_epoch != 0 && aim->epochs[i] > pool->done[i]) {
+            event = slot->event;
+        }
     }
     cm_spin_lock_give(&pool->lock);
-    return any;
+    return event;
 }
 
-/* False: nothing is left that can be asked about; where asking fails the caller's own
- * wait will tell. */
+/* False: nothing is left that can be asked about, or asking fails. A wait that cannot
+ * be interrupted sits in the runtime, and takes no fences: it waits for their devices.
+ */
 static bool
-is_pending(cm_pool *pool, const goal *aim)
+is_pending(cm_pool *pool, bool can_interrupt, const goal *aim)
 {
-    if (!cm_is_ok(cm_pool_poll(pool, CM_POLL_LOOK, true))) {
+    cm_status status = cm_pool_poll(pool, can_interrupt);
+    if (!cm_is_ok(status)) {
         return false;
     }
     if (!cm_pool_begin(pool, &pool->polling, false)) {
         return true; /* another thread looks, or waits */
     }
-    bool pending = has_events(pool, aim);
+    uint64_t event = find_event(pool, aim);
+    if (event != 0 && !can_interrupt) {
+        CM_IN_SCOPE(status, pool->rt, pool->config.device,
+                    cm_rt_event_synchronize(pool->rt, event));
+    }
     cm_pool_end(pool, &pool->polling);
-    return pending;
+    return event != 0 && cm_is_ok(status);
 }
 
-/* Fences are not asked about: a wait for devices can be interrupted where the caller
- * does it. */
-static cm_status
-await_fences(cm_pool *pool, const cm_wait_hooks *hooks, const goal *aim)
+/* The devices that tell when what is left of the goal has ended: those of fences, and
+ * of events and streams (unless `fences_only`) of which asking did not tell. Only
+ * epochs that it is to tell of stay in the goal. By the poller. */
+static uint64_t
+find_due(cm_pool *pool, bool fences_only, goal *aim)
 {
-    if (hooks->wait_device == NULL || !cm_pool_begin(pool, &pool->polling, false)) {
-        return cm_ok(); /* or another thread waits for them now */
+    uint64_t due = 0;
+    cm_spin_lock_take(&pool->lock);
+    for (cm_list *n = pool->in_flight.next; n != &pool->in_flight; n = n->next) {
+        const cm_flight *flight = flight_of(n);
+        uint32_t count = fences_only ? 0 : flight->event_count;
+        if (flight->serial <= aim->serial) {
+            due |= flight->fence_devices;
+            for (uint32_t i = 0; i < count; i++) {
+                due |= device_bit(flight->events[i].device);
+            }
+        }
     }
-    uint64_t due = clear_fences(pool, aim->serial, 0);
-    cm_pool_end(pool, &pool->polling);
-    uint64_t idle = 0;
-    cm_status status = wait_devices(pool, hooks, due, &idle);
-    if (status.code == CM_ECANCELLED) {
-        return status;
+    for (uint32_t i = 1; i < CM_EPOCHS_MAX; i++) {
+        cm_stream_epochs *slot = &pool->epochs[i];
+        /* No device may be waited for while one of its streams captures. */
+        bool is_due = !fences_only && is_late_locked(pool, i) && !slot->is_capturing
+                      && aim->epochs[i] > pool->done[i];
+        aim->epochs[i] = is_due ? slot->epoch++ : 0;
+        due |= is_due ? device_bit(slot->stream->device) : 0;
     }
-    if (idle != 0 && cm_pool_begin(pool, &pool->polling, false)) {
-        (void)clear_fences(pool, aim->serial, idle);
-        cm_pool_end(pool, &pool->polling);
+    cm_spin_lock_give(&pool->lock);
+    return due;
+}
+
+static cm_status
+wait_device(cm_pool *pool, int device)
+{
+    cm_status status;
+    CM_IN_SCOPE(status, pool->rt, device, cm_rt_device_synchronize(pool->rt));
+    return cm_scope_settle(status);
+}
+
+/* Wait for all that each of these devices is doing, and set the bits of those for which
+ * that worked. Fails: CM_ECANCELLED at once, by the hooks; else the first failure. */
+static cm_status
+wait_devices(cm_pool *pool, const cm_wait_hooks *hooks, uint64_t devices,
+             uint64_t *idle)
+{
+    cm_status first = cm_ok();
+    for (int d = 0; d < CM_MAX_DEVICES; d++) {
+        if ((devices & device_bit(d)) == 0) {
+            continue;
+        }
+        cm_status status = cm_ok();
+        if (hooks->wait_device == NULL) {
+            status = wait_device(pool, d);
+        }
+        else if (!hooks->wait_device(hooks->argument, d, &status)) {
+            return cm_fail(CM_ECANCELLED, 0);
+        }
+        *idle |= cm_is_ok(status) ? device_bit(d) : 0;
+        first = cm_first_failure(first, status);
     }
-    return cm_ok();
+    return first;
 }
 
 static void
@@ -884,19 +857,45 @@ nap_after(uint64_t elapsed_ns)
     (void)nanosleep(&span, NULL);
 }
 
+/* Until nothing of the goal can be asked about any more. Fails: CM_ECANCELLED. */
+static cm_status
+wait_events(cm_pool *pool, const cm_wait_hooks *hooks, const goal *aim)
+{
+    uint64_t start = cm_now_ns();
+    uint64_t asked = start;
+    while (is_pending(pool, hooks->interrupted != NULL, aim)) {
+        CM_TRY(cm_wait_ask(hooks, &asked));
+        nap_after(cm_now_ns() - start);
+    }
+    return cm_ok();
+}
+
+cm_status
+cm_pool_wait(cm_pool *pool, const cm_wait_hooks *hooks, bool fences_only)
+{
+    static const cm_wait_hooks uninterrupted = {.interrupted = NULL};
+    hooks = hooks != NULL ? hooks : &uninterrupted;
+    goal aim;
+    set_goal(pool, &aim);
+    if (!fences_only) {
+        CM_TRY(wait_events(pool, hooks, &aim));
+    }
+    (void)cm_pool_begin(pool, &pool->polling, true);
+    uint64_t due = find_due(pool, fences_only, &aim);
+    cm_pool_end(pool, &pool->polling);
+    cm_status status = wait_devices(pool, hooks, due, &aim.idle);
+    return status.code == CM_ECANCELLED
+               ? status
+               : cm_first_failure(status, poll(pool, false, &aim));
+}
+
 cm_status
 cm_pool_await(cm_pool *pool, const cm_wait_hooks *hooks)
 {
     if (hooks->interrupted == NULL || cm_runtime_is_forked(pool->rt)) {
         return cm_ok();
     }
-    goal aim;
-    set_goal(pool, &aim);
-    uint64_t start = cm_now_ns();
-    uint64_t asked = start;
-    while (is_pending(pool, &aim)) {
-        CM_TRY(cm_wait_ask(hooks, &asked));
-        nap_after(cm_now_ns() - start);
-    }
-    return await_fences(pool, hooks, &aim);
+    cm_status status = cm_pool_wait(pool, hooks, false);
+    /* What else fails will be told by whoever needs the memory. */
+    return status.code == CM_ECANCELLED ? status : cm_ok();
 }

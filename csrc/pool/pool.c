@@ -76,17 +76,11 @@ destroy(cm_pool *pool)
 {
     cm_pool_unwatch_forks(pool); /* nothing lives: what follows is without the lock */
     /* Giving back does not wait for all kinds. */
-    if (!cm_is_ok(cm_pool_poll(pool, CM_POLL_WAIT, false))) {
-        cm_ignore(cm_pool_poll(pool, CM_POLL_WAIT, false));
-    }
+    (void)CM_TRY_TWICE(cm_pool_wait(pool, NULL, false));
     cm_pool_drop_slots(pool, true);
-    int device = pool->config.device;
     cm_scope scope;
-    bool entered = false;
-    for (int attempt = 0; attempt < 2 && !entered && pool->source != NULL; attempt++) {
-        entered = cm_is_ok(cm_scope_enter(pool->rt, device, &scope));
-    }
-    if (entered) {
+    if (pool->source != NULL
+        && CM_TRY_TWICE(cm_scope_enter(pool->rt, pool->config.device, &scope))) {
         cm_pool_abandon_flights(pool);
         for (int attempt = 0; attempt < 2 && pool->heap.free_nbytes > 0; attempt++) {
             uint64_t released_nbytes = 0;
@@ -273,11 +267,11 @@ take_ended(cm_pool *pool, const alloc_request *r)
     cm_spin_lock_give(&pool->lock);
     bool may_fence = !r->capturing && fenced > pool->config.fence_limit_nbytes;
     if (any) {
-        cm_ignore(cm_pool_poll(pool, CM_POLL_LOOK, may_fence));
+        cm_ignore(cm_pool_poll(pool, may_fence));
     }
     cm_heap_span *span = take_thoroughly(pool, r);
     if (span == NULL && r->hooks != NULL && !r->capturing && fenced > most_fenced) {
-        cm_ignore(cm_pool_poll(pool, CM_POLL_SYNC, may_fence));
+        cm_ignore(cm_pool_wait(pool, NULL, true));
         span = take_thoroughly(pool, r);
     }
     return span;
@@ -291,20 +285,16 @@ grow(cm_pool *pool, const alloc_request *r, cm_heap_span **out)
     cm_status status = cm_ok();
     *out = take_thoroughly(pool, r);
     if (*out == NULL) {
-        cm_scope scope;
-        status = cm_scope_enter(pool->rt, pool->config.device, &scope);
+        uint64_t begin_ns = cm_now_ns();
+        CM_IN_SCOPE(status, pool->rt, pool->config.device,
+                    cm_pool_grow(pool, r->size, r->stream, out));
+        cm_spin_lock_take(&pool->lock);
+        pool->counters.growth_ns += cm_now_ns() - begin_ns;
         if (cm_is_ok(status)) {
-            uint64_t begin_ns = cm_now_ns();
-            status = cm_pool_grow(pool, r->size, r->stream, out);
-            cm_scope_leave(&scope);
-            cm_spin_lock_take(&pool->lock);
-            pool->counters.growth_ns += cm_now_ns() - begin_ns;
-            if (cm_is_ok(status)) {
-                pool->counters.growth_count++;
-                hand_out_locked(pool, *out, r->nbytes, false);
-            }
-            cm_spin_lock_give(&pool->lock);
+            pool->counters.growth_count++;
+            hand_out_locked(pool, *out, r->nbytes, false);
         }
+        cm_spin_lock_give(&pool->lock);
     }
     cm_pool_end(pool, &pool->growing);
     return status;
@@ -367,9 +357,10 @@ make_room(cm_pool *pool, const alloc_request *r, cm_status refused, cm_heap_span
         return cm_ok();
     }
     if (!r->capturing && r->hooks != NULL) {
-        CM_TRY(cm_pool_await(pool, r->hooks));
-        /* The retry's own answer is what the caller needs. */
-        cm_ignore(cm_pool_poll(pool, CM_POLL_WAIT, true));
+        cm_status waited = cm_pool_wait(pool, r->hooks, false);
+        if (waited.code == CM_ECANCELLED) {
+            return waited;
+        } /* of other failures the retry's own answer is what the caller needs */
     }
     if ((*out = take_thoroughly(pool, r)) != NULL) {
         return cm_ok();
@@ -697,12 +688,7 @@ cm_pool_admit_peers(cm_pool *pool)
     cm_status status = cm_ok();
     (void)cm_pool_begin(pool, &pool->growing, true);
     if (pool->range != NULL && (others & pool->source->peers & ~pool->admitted) != 0) {
-        cm_scope scope;
-        status = cm_scope_enter(pool->rt, pool->config.device, &scope);
-        if (cm_is_ok(status)) {
-            status = admit(pool);
-            cm_scope_leave(&scope);
-        }
+        CM_IN_SCOPE(status, pool->rt, pool->config.device, admit(pool));
     }
     if (cm_is_ok(status)) {
         pool->admitted |= others; /* what comes now is opened to them at once */

@@ -40,6 +40,7 @@ typedef struct cm_stream_epochs {
     uint64_t given_epoch; /* the youngest of any block given; 0: none */
     uint64_t event;       /* owned, made at first need; 0: none */
     uint64_t asked_epoch; /* the epoch the event stands for; 0: not recorded */
+    bool is_capturing;    /* when it was asked last: no event can be recorded */
 } cm_stream_epochs;
 
 /* Invariants, under the lock (S(x) is the sum of nbytes of the spans in state x):
@@ -200,12 +201,6 @@ void cm_pool_drop_slots(cm_pool *pool, bool all);
 
 /* Blocks in flight; without the lock. */
 
-typedef enum cm_poll_mode {
-    CM_POLL_LOOK, /* ask only; does nothing while another thread polls */
-    CM_POLL_SYNC, /* wait for devices where a fence is due, then ask */
-    CM_POLL_WAIT  /* wait for everything */
-} cm_poll_mode;
-
 /* Note on `flight`, which no list holds, all that must end before it is idle. */
 void cm_flight_record(cm_pool *pool, cm_flight *flight, cm_stream *const *uses,
                       uint32_t use_count, unsigned flags);
@@ -216,9 +211,16 @@ bool cm_flight_is_idle(const cm_flight *flight);
 void cm_pool_abandon_flights(cm_pool *pool);
 
 /* Move what is idle from in flight to the heap, and see which streams' work has ended.
- * `may_fence`: no capture is known to run on this thread's behalf, so fences that are
- * due may be recorded. Fails: the first call that failed; the rest is still tried. */
-CM_NODISCARD cm_status cm_pool_poll(cm_pool *pool, cm_poll_mode mode, bool may_fence);
+ * Does nothing while another thread does. `may_fence`: no capture is known to run on
+ * this thread's behalf, so fences that are due may be recorded. Fails: the first call
+ * that failed; the rest is still tried. */
+CM_NODISCARD cm_status cm_pool_poll(cm_pool *pool, bool may_fence);
+/* Wait until all that was given back so far has been seen to end, and so is in the
+ * heap; `fences_only`: what waits for devices, by waiting for them now. `hooks` NULL:
+ * nobody
+ * would interrupt. Fails: CM_ECANCELLED; the first call that failed. */
+CM_NODISCARD cm_status cm_pool_wait(cm_pool *pool, const cm_wait_hooks *hooks,
+                                    bool fences_only);
 
 /* -- grow.c ------------------------------------------------------------------------------ */
 

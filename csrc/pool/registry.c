@@ -96,11 +96,10 @@ static cm_status
 register_pages(const cm_registry *registry, const cm_page_piece *p, unsigned extra)
 {
     unsigned flags = CM_REGISTER_PORTABLE | CM_REGISTER_MAPPED | extra;
-    cm_scope scope;
-    CM_TRY(cm_scope_enter(registry->rt, p->device, &scope));
-    cm_status status =
-        cm_rt_host_register(registry->rt, (void *)p->base, p->end - p->base, flags);
-    cm_scope_leave(&scope);
+    cm_status status;
+    CM_IN_SCOPE(
+        status, registry->rt, p->device,
+        cm_rt_host_register(registry->rt, (void *)p->base, p->end - p->base, flags));
     return status;
 }
 
@@ -125,15 +124,12 @@ call_register(const cm_registry *registry, cm_page_piece *p)
 static cm_status
 unlock_piece(const cm_registry *registry, const cm_page_piece *p)
 {
-    cm_scope scope;
-    if (p->foreign) {
-        return cm_ok();
+    cm_status status = cm_ok();
+    if (!p->foreign) {
+        CM_IN_SCOPE(status, registry->rt, p->device,
+                    cm_rt_host_unregister(registry->rt, (void *)p->base));
     }
-    CM_TRY(cm_scope_settle(cm_scope_enter(registry->rt, p->device, &scope)));
-    cm_status status =
-        cm_scope_settle(cm_rt_host_unregister(registry->rt, (void *)p->base));
-    cm_scope_leave(&scope);
-    return status;
+    return cm_scope_settle(status);
 }
 
 /* Is a byte at either end of the page at `page` locked by somebody else? */
@@ -150,25 +146,23 @@ is_page_foreign(const cm_registry *registry, uintptr_t page, bool *out)
     return cm_ok();
 }
 
-/* Find how far the pages from `p->base` on are alike, foreign or not. */
+/* Find how far the pages from `p->base` on are alike, foreign or not. Inside a
+ * cm_scope.
+ */
 static cm_status
 find_run(const cm_registry *registry, const cm_page_piece *p, uintptr_t *run_end,
          bool *foreign)
 {
-    cm_scope scope;
-    CM_TRY(cm_scope_enter(registry->rt, p->device, &scope));
-    cm_status status = is_page_foreign(registry, p->base, foreign);
+    CM_TRY(is_page_foreign(registry, p->base, foreign));
     uintptr_t page = p->base + registry->page_nbytes;
-    for (; cm_is_ok(status) && page < p->end; page += registry->page_nbytes) {
-        bool other = false;
-        status = is_page_foreign(registry, page, &other);
-        if (cm_is_ok(status) && other != *foreign) {
+    for (bool other = *foreign; page < p->end; page += registry->page_nbytes) {
+        CM_TRY(is_page_foreign(registry, page, &other));
+        if (other != *foreign) {
             break;
         }
     }
-    cm_scope_leave(&scope);
     *run_end = page;
-    return status;
+    return cm_ok();
 }
 
 static bool
@@ -201,7 +195,10 @@ lock_piece(cm_registry *registry, cm_page_piece *p)
     }
     bool foreign = false;
     uintptr_t run_end = p->end;
-    CM_TRY(find_run(registry, p, &run_end, &foreign));
+    cm_status found;
+    CM_IN_SCOPE(found, registry->rt, p->device,
+                find_run(registry, p, &run_end, &foreign));
+    CM_TRY(found);
     bool is_whole = run_end == p->end;
     if (is_whole && !foreign && status.code == CM_CUDA_INVALID_VALUE) {
         return status; /* nobody locked it: the range itself is wrong */
@@ -693,7 +690,6 @@ cm_registration_device_address(cm_registration *registration, cm_address *out)
     cm_address result = 0;
     uintptr_t from = registration->host;
     uintptr_t end = registration->host + registration->nbytes;
-    cm_scope scope;
     if (cm_runtime_is_forked(registry->rt)) {
         return cm_fail(CM_EFORKED, registration->nbytes);
     }
@@ -701,10 +697,9 @@ cm_registration_device_address(cm_registration *registration, cm_address *out)
     cm_page_piece **pieces = list_of(&registration->shares);
     for (uint32_t i = 0; i < registration->shares.count && from < end; i++) {
         cm_address address = 0;
-        CM_TRY(cm_scope_enter(registry->rt, pieces[i]->device, &scope));
-        cm_status status =
-            cm_rt_host_device_address(registry->rt, (void *)from, &address);
-        cm_scope_leave(&scope);
+        cm_status status;
+        CM_IN_SCOPE(status, registry->rt, pieces[i]->device,
+                    cm_rt_host_device_address(registry->rt, (void *)from, &address));
         CM_TRY(status);
         if (from == registration->host) {
             result = address;

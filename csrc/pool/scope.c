@@ -17,11 +17,8 @@ cm_scope_enter(cm_runtime *rt, int device, cm_scope *scope)
 void
 cm_scope_leave(cm_scope *scope)
 {
-    if (!cm_is_ok(cm_rt_capture_mode_exchange(scope->rt, &scope->mode))) {
-        /* A second try, since a thread left relaxed would no longer protect its
-         * captures; beyond that there is nothing to undo and nobody to tell. */
-        cm_ignore(cm_rt_capture_mode_exchange(scope->rt, &scope->mode));
-    }
+    /* A thread left relaxed would no longer protect its captures. */
+    (void)CM_TRY_TWICE(cm_rt_capture_mode_exchange(scope->rt, &scope->mode));
     cm_device_leave(scope->rt, &scope->guard);
 }
 

@@ -19,6 +19,22 @@ typedef struct cm_scope {
 CM_NODISCARD cm_status cm_scope_enter(cm_runtime *rt, int device, cm_scope *scope);
 void cm_scope_leave(cm_scope *scope);
 
+/* Between the two: the cm_status `status` becomes that of `call`, or why the scope
+ * could not be entered. */
+#define CM_IN_SCOPE(status, rt, device, call)                                          \
+    do {                                                                               \
+        cm_scope cm_scope_;                                                            \
+        (status) = cm_scope_enter((rt), (device), &cm_scope_);                         \
+        if (cm_is_ok(status)) {                                                        \
+            (status) = (call);                                                         \
+            cm_scope_leave(&cm_scope_);                                                \
+        }                                                                              \
+    } while (0)
+
+/* Did the call succeed, or a second try of it? For what must not stay half done; beyond
+ * that there is nothing to undo and nobody to tell. */
+#define CM_TRY_TWICE(call) (cm_is_ok(call) || cm_is_ok(call))
+
 /* The outcome of giving something back: the codes that say "the driver is already gone
  * and so is the thing" are success. */
 cm_status cm_scope_settle(cm_status status);

@@ -17,7 +17,6 @@
 #include "pool/scope.h"
 
 enum {
-    HOST_REGISTER_SUPPORTED = 99, /* as in CM_DEVICE_ATTRIBUTES */
     /* The driver maps device and managed memory in pages of 2 MiB, so a smaller request
      * occupies as much. */
     DEVICE_GRANULE = 2 << 20,
@@ -354,8 +353,8 @@ cm_source_host_open_in(cm_runtime *rt, const cm_source_config *config,
     cm_status status =
         can_be_had ? choose_node(self) : cm_fail(CM_ENOTSUP, (uint64_t)config->kind);
     if (cm_is_ok(status)) {
-        status = cm_rt_device_attribute(rt, HOST_REGISTER_SUPPORTED, config->device,
-                                        &can_register);
+        status = cm_rt_device_attribute(rt, CM_ATTRIBUTE_host_register_supported,
+                                        config->device, &can_register);
     }
     if (cm_is_ok(status) && can_register == 0) {
         status = cm_fail(CM_ENOTSUP, 0);

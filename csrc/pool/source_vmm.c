@@ -14,9 +14,6 @@
 #include "pool/scope.h"
 #include "pool/source.h"
 
-/* As in CM_DEVICE_ATTRIBUTES. */
-enum { VIRTUAL_MEMORY_MANAGEMENT = 102, VIRTUAL_MEMORY_RDMA = 110 };
-
 /* Addresses cost nothing until something is mapped: room for holes between chunks. */
 enum { RANGE_FACTOR = 8 };
 
@@ -43,24 +40,6 @@ grant(const vmm_source *source, cm_address address, uint64_t nbytes)
     return cm_rt_address_set_access(rt, address, nbytes, devices, count);
 }
 
-/* Undoing must not fail half-way where a second try helps; beyond that there is nothing
- * to undo and nobody to tell. */
-static void
-undo_map(cm_runtime *rt, cm_address address, uint64_t nbytes)
-{
-    if (!cm_is_ok(cm_rt_address_unmap(rt, address, nbytes))) {
-        cm_ignore(cm_rt_address_unmap(rt, address, nbytes));
-    }
-}
-
-static void
-undo_create(cm_runtime *rt, uint64_t handle)
-{
-    if (!cm_is_ok(cm_rt_physical_release(rt, handle))) {
-        cm_ignore(cm_rt_physical_release(rt, handle));
-    }
-}
-
 /* Put the memory at `address`, usable; nothing is left there on failure. */
 static cm_status
 place(const vmm_source *source, cm_address address, uint64_t nbytes, uint64_t handle)
@@ -69,7 +48,7 @@ place(const vmm_source *source, cm_address address, uint64_t nbytes, uint64_t ha
     CM_TRY(cm_rt_address_map(rt, address, nbytes, handle));
     cm_status status = grant(source, address, nbytes);
     if (!cm_is_ok(status)) {
-        undo_map(rt, address, nbytes);
+        (void)CM_TRY_TWICE(cm_rt_address_unmap(rt, address, nbytes));
     }
     return status;
 }
@@ -84,7 +63,7 @@ open_chunk(cm_source *base, uint64_t offset, uint64_t nbytes, cm_chunk *out)
     cm_address address = base->base + offset;
     cm_status status = place(source, address, nbytes, handle);
     if (!cm_is_ok(status)) {
-        undo_create(base->rt, handle);
+        (void)CM_TRY_TWICE(cm_rt_physical_release(base->rt, handle));
         return status;
     }
     *out = (cm_chunk){NULL, address, nbytes, handle};
@@ -122,7 +101,7 @@ move_chunk(cm_source *base, cm_chunk *chunk, uint64_t offset)
         chunk->address = address;
     }
     else if (!cm_is_ok(place(source, chunk->address, chunk->nbytes, chunk->handle))) {
-        undo_create(base->rt, chunk->handle);
+        (void)CM_TRY_TWICE(cm_rt_physical_release(base->rt, chunk->handle));
         *chunk = (cm_chunk){NULL, 0, chunk->nbytes, 0};
     }
     return status;
@@ -137,10 +116,8 @@ admit_peers(cm_source *base, const cm_chunk *chunk)
 static void
 destroy(cm_source *base)
 {
-    if (!cm_is_ok(cm_rt_address_free(base->rt, base->base, base->range_nbytes))) {
-        /* Addresses only; a second try, then they stay taken. */
-        cm_ignore(cm_rt_address_free(base->rt, base->base, base->range_nbytes));
-    }
+    /* Addresses only: refused twice they stay taken. */
+    (void)CM_TRY_TWICE(cm_rt_address_free(base->rt, base->base, base->range_nbytes));
     free(base);
 }
 
@@ -195,11 +172,13 @@ init(vmm_source *source)
     int device = base->config.device;
     int has_vmm = 0;
     int has_rdma = 0;
-    CM_TRY(cm_rt_device_attribute(rt, VIRTUAL_MEMORY_MANAGEMENT, device, &has_vmm));
+    CM_TRY(cm_rt_device_attribute(rt, CM_ATTRIBUTE_virtual_memory_management, device,
+                                  &has_vmm));
     if (has_vmm == 0) {
         return cm_fail(CM_ENOTSUP, (uint64_t)device);
     }
-    CM_TRY(cm_rt_device_attribute(rt, VIRTUAL_MEMORY_RDMA, device, &has_rdma));
+    CM_TRY(cm_rt_device_attribute(rt, CM_ATTRIBUTE_virtual_memory_rdma, device,
+                                  &has_rdma));
     source->flags = has_rdma != 0 ? CM_PHYSICAL_RDMA : 0;
     CM_TRY(cm_rt_physical_granularity(rt, device, source->flags, &base->granule));
     if (!cm_is_power_of_two(base->granule)) {

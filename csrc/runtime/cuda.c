@@ -92,9 +92,7 @@ SAME(CUDA_ERROR_UNKNOWN, cudaErrorUnknown);
 
 /* The attributes of runtime.h are the driver's. */
 #define SAME_ATTRIBUTE(ours, theirs)                                                   \
-    SAME(ATTRIBUTE_##ours, CU_DEVICE_ATTRIBUTE_##theirs)
-#define ATTRIBUTE_ENUM(name, number) ATTRIBUTE_##name = (number),
-enum { CM_DEVICE_ATTRIBUTES(ATTRIBUTE_ENUM) };
+    SAME(CM_ATTRIBUTE_##ours, CU_DEVICE_ATTRIBUTE_##theirs)
 SAME_ATTRIBUTE(compute_major, COMPUTE_CAPABILITY_MAJOR);
 SAME_ATTRIBUTE(compute_minor, COMPUTE_CAPABILITY_MINOR);
 SAME_ATTRIBUTE(multiprocessor_count, MULTIPROCESSOR_COUNT);

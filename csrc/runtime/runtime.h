@@ -164,6 +164,10 @@ enum {
     X(virtual_memory_rdma, 110)                                                        \
     X(host_numa_id, 134)
 
+#define CM_ATTRIBUTE_ENUM(name, number) CM_ATTRIBUTE_##name = (number),
+enum { CM_DEVICE_ATTRIBUTES(CM_ATTRIBUTE_ENUM) };
+#undef CM_ATTRIBUTE_ENUM
+
 typedef struct cm_device_info {
     char name[256];
     unsigned char uuid[16];

@@ -70,8 +70,8 @@ FAULTS = [
         "only the first stream recorded",
         "csrc/pool/in_flight.c",
         "of the streams that used a block the second and later are not waited for",
-        "if (j == i) { record_use(pool, flight, uses[i]); }",
-        "if (i == 0) { record_use(pool, flight, uses[i]); }",
+        "if (j == i) { note_use(pool, flight, uses[i]); }",
+        "if (i == 0) { note_use(pool, flight, uses[i]); }",
         [
             "tests/c/test_pool_streams.c::"
             "test_pool_more_streams_than_events_still_wait_for_all"

@@ -341,15 +341,14 @@ cm_ticket_finish(cm_ticket *ticket, cm_status status, bool read)
     double seconds = (double)(cm_now_ns() - ticket->start_ns) * 1e-9;
     if (ticket->start_event != 0 && ticket->end_event != 0 && cm_is_ok(status)) {
         float milliseconds = 0;
-        cm_scope scope;
+        cm_status asked;
         /* A thread without a context would make one on device 0. The copy is done,
          * whatever comes of asking how long it took. */
-        if (cm_is_ok(cm_scope_enter(engine->rt, ticket->device, &scope))) {
-            if (cm_is_ok(cm_rt_event_elapsed(engine->rt, ticket->start_event,
-                                             ticket->end_event, &milliseconds))) {
-                seconds = (double)milliseconds * 1e-3;
-            }
-            cm_scope_leave(&scope);
+        CM_IN_SCOPE(asked, engine->rt, ticket->device,
+                    cm_rt_event_elapsed(engine->rt, ticket->start_event,
+                                        ticket->end_event, &milliseconds));
+        if (cm_is_ok(asked)) {
+            seconds = (double)milliseconds * 1e-3;
         }
     }
     /* Before anybody sees that it is done: then nothing is kept alive any more. The
@@ -416,12 +415,10 @@ await_finishing_locked(cm_ticket *ticket)
 static cm_status
 ask_once(cm_runtime *rt, int device, uint64_t event, bool *done)
 {
-    cm_scope scope;
+    cm_status status;
     /* A thread without a context would make one on device 0, and the question would
      * break a capture that the thread has under way. */
-    CM_TRY(cm_scope_enter(rt, device, &scope));
-    cm_status status = cm_rt_event_query(rt, event, done);
-    cm_scope_leave(&scope);
+    CM_IN_SCOPE(status, rt, device, cm_rt_event_query(rt, event, done));
     return status;
 }
 
