@@ -168,13 +168,12 @@ typedef struct place_plan {
     uint32_t held_count;
     idle_chunks idle;
     uint32_t moved_count; /* of them: that have a place to go; the others go back */
-    cm_heap_span **bare;  /* held, without memory, and no idle chunk goes there */
+    cm_heap_span **bare;  /* held, without memory: each is to be a new chunk */
     uint32_t bare_count;
-    cm_heap_span **made; /* by now, of the bare ones: each is a new chunk */
-    uint32_t made_count;
-    uint64_t made_nbytes; /* reserved once the plan settles */
-    uint64_t create_nbytes;
-    uint32_t tag; /* of the place's free spans */
+    uint32_t made_count;    /* of them, by now */
+    uint64_t create_nbytes; /* of the bare ones */
+    uint64_t made_nbytes;   /* of those made; reserved once the plan settles */
+    uint32_t tag;           /* of the place's free spans */
     uint64_t epoch;
 } place_plan;
 
@@ -183,7 +182,6 @@ fini_plan(place_plan *plan)
 {
     free(plan->idle.items);
     free(plan->bare);
-    free(plan->made);
 }
 
 /* The free spans of the place stay out of everyone's hands meanwhile, as do those parts
@@ -243,6 +241,35 @@ compare_lengths(const void *a, const void *b)
     return (x < y) - (x > y);
 }
 
+/* Each chunk costs a call, but can leave only when all of it is free: kept small
+ * against the whole. */
+static uint64_t
+longest_chunk(const cm_pool *pool, const place_plan *plan, uint64_t nbytes)
+{
+    uint64_t granule = pool->source->granule;
+    uint64_t held = pool->counters.reserved_nbytes + plan->create_nbytes;
+    uint64_t most = (held + nbytes) / CHUNK_SHARE / granule * granule;
+    return most < granule ? granule : most;
+}
+
+/* Cut what is held of a gap for new chunks. False: no memory. */
+static bool
+cut_bare_locked(cm_pool *pool, place_plan *plan, cm_heap_span *gap)
+{
+    uint64_t most = longest_chunk(pool, plan, gap->block.nbytes);
+    plan->create_nbytes += gap->block.nbytes;
+    plan->bare[plan->bare_count++] = gap;
+    while (gap->block.nbytes > most) {
+        gap = cm_heap_cut(&pool->heap, gap, most);
+        if (gap == NULL) {
+            return false;
+        }
+        plan->held_count++;
+        plan->bare[plan->bare_count++] = gap;
+    }
+    return true;
+}
+
 /* Cut what is held of a gap, from its lowest address on, for the chunks that go there,
  * the longest first; what is left over is bare. False: no memory. */
 static bool
@@ -266,11 +293,7 @@ assign_moves_locked(cm_pool *pool, place_plan *plan, cm_heap_span *gap)
         items[i] = items[plan->moved_count];
         items[plan->moved_count++] = idle;
     }
-    if (gap != NULL) {
-        plan->bare[plan->bare_count++] = gap;
-        plan->create_nbytes += gap->block.nbytes;
-    }
-    return true;
+    return gap == NULL || cut_bare_locked(pool, plan, gap);
 }
 
 /* Those that fit nowhere go back for the new ones, as far as that takes them all. */
@@ -349,9 +372,8 @@ plan_place_locked(cm_pool *pool, uint64_t size, const cm_heap_view *view,
                                .to_move = true,
                                .enough_nbytes = missing * granule,
                                .most_nbytes = UINT64_MAX};
-    plan->bare = calloc(plan->at.gap_count, sizeof(cm_heap_span *));
-    plan->made = calloc(missing, sizeof(cm_heap_span *));
-    bool good = plan->idle.items != NULL && plan->bare != NULL && plan->made != NULL
+    plan->bare = calloc(missing, sizeof(cm_heap_span *));
+    bool good = plan->idle.items != NULL && plan->bare != NULL
                 && hold_place_locked(pool, plan, size, view);
     if (good) {
         choose_moves_locked(pool, plan, view);
@@ -397,46 +419,27 @@ move_chunk(cm_pool *pool, idle_chunk *idle)
     return status;
 }
 
-/* Each chunk costs a call, but can leave only when all of it is free: kept small
- * against the whole. */
-static uint64_t
-longest_chunk(const cm_pool *pool, const place_plan *plan, uint64_t nbytes)
-{
-    uint64_t granule = pool->source->granule;
-    uint64_t held = pool->counters.reserved_nbytes + plan->made_nbytes;
-    uint64_t most = (held + nbytes) / CHUNK_SHARE / granule * granule;
-    return most < granule ? granule : most;
-}
-
-/* Chunk by chunk, each then in a span of its own. */
+/* Make the next of the new chunks. */
 static cm_status
-fill_bare(cm_pool *pool, place_plan *plan, cm_heap_span *span)
+make_chunk(cm_pool *pool, place_plan *plan)
 {
-    uint64_t most = longest_chunk(pool, plan, span->block.nbytes);
-    for (cm_heap_span *rest = NULL; span != NULL; span = rest, rest = NULL) {
-        if (span->block.nbytes > most) {
-            cm_spin_lock_take(&pool->lock);
-            rest = cm_heap_cut(&pool->heap, span, most);
-            cm_spin_lock_give(&pool->lock);
-            plan->held_count += rest != NULL;
-        }
-        uint64_t nbytes = span->block.nbytes;
-        cm_chunk *chunk = nbytes <= most ? calloc(1, sizeof(*chunk)) : NULL;
-        if (chunk == NULL) {
-            return cm_fail(CM_ENOMEM, sizeof(*chunk));
-        }
-        uint64_t offset = span->block.address - pool->range->base;
-        cm_status status =
-            pool->source->ops->open_chunk(pool->source, offset, nbytes, chunk);
-        if (!cm_is_ok(status)) {
-            free(chunk);
-            return status;
-        }
-        set_chunk_of(span, chunk);
-        plan->made[plan->made_count++] = span;
-        plan->made_nbytes += nbytes;
+    const cm_heap_span *span = plan->bare[plan->made_count];
+    uint64_t nbytes = span->block.nbytes;
+    uint64_t offset = span->block.address - pool->range->base;
+    cm_chunk *chunk = calloc(1, sizeof(*chunk));
+    if (chunk == NULL) {
+        return cm_fail(CM_ENOMEM, sizeof(*chunk));
     }
-    return cm_ok();
+    cm_status status =
+        pool->source->ops->open_chunk(pool->source, offset, nbytes, chunk);
+    if (!cm_is_ok(status)) {
+        free(chunk);
+        return status;
+    }
+    set_chunk_of(span, chunk);
+    plan->made_count++;
+    plan->made_nbytes += nbytes;
+    return status;
 }
 
 /* A request that fails leaves nothing behind: what was made for it goes back. What the
@@ -445,7 +448,7 @@ static void
 close_made(cm_pool *pool, place_plan *plan)
 {
     while (plan->made_count > 0) {
-        const cm_heap_span *span = plan->made[--plan->made_count];
+        const cm_heap_span *span = plan->bare[--plan->made_count];
         cm_chunk *chunk = chunk_of(span);
         if (!cm_is_ok(pool->source->ops->close_chunk(pool->source, chunk))) {
             atomic_fetch_add(&pool->lost_count, 1);
@@ -488,8 +491,8 @@ fill(cm_pool *pool, place_plan *plan)
     for (uint32_t i = 0; i < plan->moved_count && cm_is_ok(status); i++) {
         status = move_chunk(pool, &plan->idle.items[i]);
     }
-    for (uint32_t i = 0; i < plan->bare_count && cm_is_ok(status); i++) {
-        status = fill_bare(pool, plan, plan->bare[i]);
+    while (plan->made_count < plan->bare_count && cm_is_ok(status)) {
+        status = make_chunk(pool, plan);
     }
     if (!cm_is_ok(status)) {
         close_made(pool, plan);

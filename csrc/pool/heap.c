@@ -574,11 +574,10 @@ try_hole(cm_heap_span *first, cm_address end, cm_address begin, uint64_t nbytes,
         if (span->state == CM_SPAN_GAP) {
             cm_address from = span->block.address > low ? span->block.address : low;
             cm_address to = cm_span_end(span) < high ? cm_span_end(span) : high;
-            hole.gap_count++;
             hole.missing += (to - from) / granule;
         }
     }
-    if (hole.gap_count > 0 && hole.missing <= most_missing
+    if (hole.missing > 0 && hole.missing <= most_missing
         && is_better(&hole, best, grows)) {
         *best = hole;
     }

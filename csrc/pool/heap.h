@@ -74,7 +74,6 @@ enum { CM_READY_SETS = 32, CM_READY_WAYS = 4 };
 typedef struct cm_hole {
     cm_heap_span *first; /* that it covers; NULL: none */
     uint32_t span_count;
-    uint32_t gap_count;
     cm_address begin;
     uint64_t touched;    /* granules that nothing else lies in */
     uint64_t missing;    /* of them: that have no memory */
