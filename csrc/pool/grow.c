@@ -33,14 +33,6 @@ segment_step(const cm_pool *pool)
                                      : step;
 }
 
-static void
-count_reserved_locked(cm_pool *pool, uint64_t nbytes)
-{
-    cm_pool_counters *c = &pool->counters;
-    c->reserved_nbytes += nbytes;
-    cm_pool_raise(&c->peak_reserved_nbytes, c->reserved_nbytes);
-}
-
 /* -- chunks that nobody uses ------------------------------------------------------------ */
 
 /* One that was taken out of the heap, to be moved or closed. */
@@ -316,8 +308,9 @@ drop_unneeded_locked(cm_pool *pool, place_plan *plan, const cm_heap_view *view)
     }
 }
 
-/* What of the place has memory becomes free, the rest is a gap. Returns the span that
- * covers the whole place if all of it has memory. */
+/* What of the place has memory becomes free, and is joined, since all of it has the
+ * same tag; the rest is a gap. Returns the span that covers the whole place if all of
+ * it has memory. */
 static cm_heap_span *
 settle_place_locked(cm_pool *pool, place_plan *plan, const cm_heap_view *view)
 {
@@ -331,19 +324,15 @@ settle_place_locked(cm_pool *pool, place_plan *plan, const cm_heap_view *view)
     cm_heap_span *next = plan->first;
     for (; plan->held_count > 0; plan->held_count--) {
         cm_heap_span *span = next;
-        next = span->next;
+        next = span->next; /* BUSY: it is not joined before its turn */
         if (chunk_of(span) != NULL) {
-            whole = whole == NULL ? span : cm_heap_fuse(heap, whole, span);
-            continue;
+            whole = cm_heap_give(heap, span, plan->tag, plan->epoch, view);
         }
-        cm_heap_give_gap(heap, span);
-        if (whole != NULL) {
-            (void)cm_heap_give(heap, whole, plan->tag, plan->epoch, view);
-            whole = NULL;
+        else {
+            cm_heap_give_gap(heap, span);
         }
     }
-    return whole == NULL ? NULL
-                         : cm_heap_give(heap, whole, plan->tag, plan->epoch, view);
+    return whole;
 }
 
 /* Fill in the plan and take all that it needs out of the heap. Fails: CM_ENOMEM, no
@@ -515,7 +504,7 @@ grow_placed(cm_pool *pool, uint64_t size, const cm_stream *stream, cm_heap_span 
     }
     status = fill(pool, &plan);
     cm_spin_lock_take(&pool->lock);
-    count_reserved_locked(pool, plan.made_nbytes);
+    pool->counters.reserved_nbytes += plan.made_nbytes;
     if (plan.made_nbytes > 0) {
         pool->heap.tidy_count = TIDY_TAKES;
     }
@@ -527,7 +516,7 @@ grow_placed(cm_pool *pool, uint64_t size, const cm_stream *stream, cm_heap_span 
             status = cm_fail(CM_ENOMEM, sizeof(cm_heap_span));
         }
     }
-    cm_pool_note_cached_locked(pool);
+    cm_pool_note_peaks_locked(pool);
     cm_spin_lock_give(&pool->lock);
     fini_plan(&plan);
     if (status.code == CM_CUDA_OUT_OF_MEMORY && status.op == CM_OP_physical_create
@@ -557,8 +546,8 @@ grow_segment(cm_pool *pool, uint64_t size, uint64_t nbytes, cm_heap_span **out)
                ? NULL
                : cm_heap_carve(&pool->heap, arena->first, chunk.address, size);
     if (*out != NULL) {
-        count_reserved_locked(pool, nbytes);
-        cm_pool_note_cached_locked(pool);
+        pool->counters.reserved_nbytes += nbytes;
+        cm_pool_note_peaks_locked(pool);
     }
     else if (arena != NULL) {
         cm_heap_remove_arena(&pool->heap, arena);

@@ -366,14 +366,6 @@ cm_heap_give_gap(cm_heap *heap, cm_heap_span *span)
     cm_list_push_back(&heap->gaps, &span->node);
 }
 
-cm_heap_span *
-cm_heap_fuse(cm_heap *heap, cm_heap_span *first, cm_heap_span *second)
-{
-    first->block.nbytes += second->block.nbytes;
-    drop_span(heap, second);
-    return first;
-}
-
 bool
 cm_heap_join(cm_heap *heap, const cm_heap_view *view)
 {
@@ -702,7 +694,7 @@ static cm_heap_span **
 set_of(cm_heap *heap, uint64_t nbytes)
 {
     uint64_t hash = (nbytes >> 6) * UINT64_C(0x9E3779B97F4A7C15);
-    return heap->ready[hash >> 59];
+    return &heap->ready[(hash >> 59) * CM_READY_WAYS];
 }
 
 _Static_assert(CM_READY_SETS == 32, "set_of takes the top five bits");
@@ -737,7 +729,7 @@ is_fit(const cm_heap_span *kept, uint64_t nbytes, const cm_heap_view *view)
 cm_heap_span *
 cm_heap_take_ready(cm_heap *heap, uint64_t nbytes, const cm_heap_view *view)
 {
-    cm_heap_span **kept = &heap->ready_long;
+    cm_heap_span **kept = &heap->ready[CM_READY_LONG];
     if (nbytes <= CM_READY_NBYTES) {
         kept = set_of(heap, nbytes);
         int way = 0;
@@ -780,12 +772,15 @@ void
 cm_heap_give_ready(cm_heap *heap, cm_heap_span *span, uint32_t tag, uint64_t epoch,
                    const cm_heap_view *view)
 {
-    bool is_long = span->block.nbytes > CM_READY_NBYTES;
-    if (is_long && (span != heap->taken_last || heap->ready_long != NULL)) {
+    cm_heap_span **at = &heap->ready[CM_READY_LONG];
+    if (span->block.nbytes <= CM_READY_NBYTES) {
+        at = find_way(heap, span->block.nbytes, view);
+    }
+    else if (span != heap->taken_last || *at != NULL) {
         (void)cm_heap_give(heap, span, tag, epoch, view);
         return;
     }
-    *(is_long ? &heap->ready_long : find_way(heap, span->block.nbytes, view)) = span;
+    *at = span;
     span->state = CM_SPAN_READY;
     span->tag = tag;
     span->epoch = epoch;
@@ -797,14 +792,9 @@ cm_heap_give_ready(cm_heap *heap, cm_heap_span *span, uint32_t tag, uint64_t epo
 void
 cm_heap_settle(cm_heap *heap, const cm_heap_view *view)
 {
-    if (heap->ready_long != NULL) {
-        settle_one(heap, &heap->ready_long, view);
-    }
-    for (int i = 0; i < CM_READY_SETS && heap->ready_count > 0; i++) {
-        for (int way = 0; way < CM_READY_WAYS; way++) {
-            if (heap->ready[i][way] != NULL) {
-                settle_one(heap, &heap->ready[i][way], view);
-            }
+    for (int i = 0; i < CM_READY_COUNT && heap->ready_count > 0; i++) {
+        if (heap->ready[i] != NULL) {
+            settle_one(heap, &heap->ready[i], view);
         }
     }
 }
@@ -890,12 +880,9 @@ cm_heap_count_runs(const cm_heap *heap, const cm_heap_view *view)
         }
     }
     /* And those that are kept ready, of which there are few. */
-    for (int i = -1; i < CM_READY_SETS * CM_READY_WAYS && heap->ready_count > 0; i++) {
-        const cm_heap_span *span =
-            i < 0 ? heap->ready_long
-                  : heap->ready[i / CM_READY_WAYS][i % CM_READY_WAYS];
-        if (span != NULL) {
-            count_from(span, view, is_many, &runs);
+    for (int i = 0; i < CM_READY_COUNT && heap->ready_count > 0; i++) {
+        if (heap->ready[i] != NULL) {
+            count_from(heap->ready[i], view, is_many, &runs);
         }
     }
     runs.count = is_many ? heap->free_count : runs.count;
@@ -918,7 +905,7 @@ check_arena(const cm_arena *arena, uint64_t *free_nbytes, uint64_t *free_count)
         if (prev != NULL && prev->state == CM_SPAN_GAP && span->state == CM_SPAN_GAP) {
             return false;
         }
-        if (span->state == CM_SPAN_FREE || span->state == CM_SPAN_READY) {
+        if (cm_span_is_free(span)) {
             *free_nbytes += span->block.nbytes;
             *free_count += 1;
         }
@@ -956,18 +943,13 @@ cm_heap_check(const cm_heap *heap)
             binned_count++;
         }
     }
-    uint64_t ready_count = heap->ready_long != NULL;
-    if (ready_count != 0 && heap->ready_long->state != CM_SPAN_READY) {
-        return false;
-    }
-    for (int i = 0; i < CM_READY_SETS; i++) {
-        for (int way = 0; way < CM_READY_WAYS; way++) {
-            const cm_heap_span *span = heap->ready[i][way];
-            if (span != NULL && span->state != CM_SPAN_READY) {
-                return false;
-            }
-            ready_count += span != NULL;
+    uint64_t ready_count = 0;
+    for (int i = 0; i < CM_READY_COUNT; i++) {
+        const cm_heap_span *span = heap->ready[i];
+        if (span != NULL && span->state != CM_SPAN_READY) {
+            return false;
         }
+        ready_count += span != NULL;
     }
     return free_nbytes == heap->free_nbytes && free_count == heap->free_count
            && ready_count == heap->ready_count && arena_count == heap->arena_count

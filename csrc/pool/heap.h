@@ -66,6 +66,7 @@ typedef struct cm_heap_view {
  * was taken last: giving it back leaves all as it was. */
 #define CM_READY_NBYTES (UINT64_C(64) << 10)
 enum { CM_READY_SETS = 32, CM_READY_WAYS = 4 };
+enum { CM_READY_LONG = CM_READY_SETS * CM_READY_WAYS, CM_READY_COUNT };
 
 /* A place in a placed arena that nothing lives in. Memory that nothing lives in can be
  * moved to where it is needed, a granule at a time: of two places the one is better
@@ -95,8 +96,8 @@ typedef struct cm_heap {
     uint32_t free_count;
     uint32_t ready_count;
     uint64_t arena_count;
-    cm_heap_span *ready[CM_READY_SETS][CM_READY_WAYS]; /* NULL: none */
-    cm_heap_span *ready_long;       /* a READY span too long for the sets; NULL: none */
+    /* NULL: none. Sets of ways by size, and at CM_READY_LONG one too long for them. */
+    cm_heap_span *ready[CM_READY_COUNT];
     const cm_heap_span *taken_last; /* compared only */
     cm_list spare_spans;            /* unused nodes, by `node` */
     void *slabs;                    /* owned: where the nodes come from */
@@ -158,8 +159,6 @@ cm_heap_span *cm_heap_carve(cm_heap *heap, cm_heap_span *span, cm_address addres
 /* Cut a BUSY span so that it keeps `nbytes`; returns the rest, BUSY too. NULL: no
  * memory, nothing changed. */
 cm_heap_span *cm_heap_cut(cm_heap *heap, cm_heap_span *span, uint64_t nbytes);
-/* Join neighbouring BUSY spans into the first. */
-cm_heap_span *cm_heap_fuse(cm_heap *heap, cm_heap_span *first, cm_heap_span *second);
 /* Clean what has ended and join what may be joined, everywhere. True: something did. */
 bool cm_heap_join(cm_heap *heap, const cm_heap_view *view);
 

@@ -626,7 +626,7 @@ give_flights(cm_pool *pool, flights *f)
         pool->counters.in_flight_nbytes -= span->block.nbytes;
         /* The tag is of what ran before the block was handed out. */
         (void)cm_heap_give(&pool->heap, span, span->tag, span->epoch, &view);
-        cm_pool_note_cached_locked(pool);
+        cm_pool_note_peaks_locked(pool);
         if (++count % GIVE_MAX == 0) { /* let others in between */
             cm_spin_lock_give(&pool->lock);
             cm_spin_lock_take(&pool->lock);

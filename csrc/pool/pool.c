@@ -163,9 +163,7 @@ hand_out_locked(cm_pool *pool, cm_heap_span *span, uint64_t requested_nbytes, bo
     c->live_count++;
     c->requested_nbytes += requested_nbytes;
     c->live_nbytes += span->block.nbytes;
-    cm_pool_raise(&c->peak_live_nbytes, c->live_nbytes);
-    cm_pool_raise(&c->peak_requested_nbytes, c->requested_nbytes);
-    cm_pool_raise(&c->peak_waste_nbytes, c->live_nbytes - c->requested_nbytes);
+    cm_pool_note_peaks_locked(pool);
     if (pool->heap.free_nbytes < pool->window_cached) {
         pool->window_cached = pool->heap.free_nbytes;
     }
@@ -484,7 +482,7 @@ try_give(cm_pool *pool, cm_heap_span *span, cm_stream *stream, uint64_t recorded
     cm_heap_view view = cm_pool_view_locked(pool, tag);
     take_back_locked(pool, span);
     cm_heap_give_ready(&pool->heap, span, tag, epoch, &view);
-    cm_pool_note_cached_locked(pool);
+    cm_pool_note_peaks_locked(pool);
     leave(pool);
     return true;
 }
@@ -528,7 +526,7 @@ give_to_flight(cm_pool *pool, cm_heap_span *span, cm_flight *flight)
     span->state = CM_SPAN_FLIGHT;
     c->in_flight_count++;
     c->in_flight_nbytes += span->block.nbytes;
-    cm_pool_raise(&c->peak_in_flight_nbytes, c->in_flight_nbytes);
+    cm_pool_note_peaks_locked(pool);
     if (flight != NULL) {
         flight->serial = c->free_count;
         cm_list_push_back(&pool->in_flight, &flight->node);
@@ -738,13 +736,10 @@ raise_peaks(cm_pool_counters *peaks, const cm_pool_counters *others)
 static void
 begin_peaks_locked(cm_pool *pool)
 {
-    cm_pool_counters *c = &pool->counters;
-    c->peak_live_nbytes = c->live_nbytes;
-    c->peak_requested_nbytes = c->requested_nbytes;
-    c->peak_waste_nbytes = c->live_nbytes - c->requested_nbytes;
-    c->peak_in_flight_nbytes = c->in_flight_nbytes;
-    c->peak_cached_nbytes = pool->heap.free_nbytes;
-    c->peak_reserved_nbytes = c->reserved_nbytes;
+#define CLEAR_PEAK(name) pool->counters.name = 0;
+    CM_POOL_PEAKS(CLEAR_PEAK)
+#undef CLEAR_PEAK
+    cm_pool_note_peaks_locked(pool);
 }
 
 void

@@ -106,11 +106,18 @@ cm_pool_raise(uint64_t *peak, uint64_t value)
     }
 }
 
-/* To be called where free spans have become more. */
+/* After each change of what a peak is of. What is free counts as it lies in the heap.
+ */
 static inline void
-cm_pool_note_cached_locked(cm_pool *pool)
+cm_pool_note_peaks_locked(cm_pool *pool)
 {
-    cm_pool_raise(&pool->counters.peak_cached_nbytes, pool->heap.free_nbytes);
+    cm_pool_counters *c = &pool->counters;
+    cm_pool_raise(&c->peak_live_nbytes, c->live_nbytes);
+    cm_pool_raise(&c->peak_requested_nbytes, c->requested_nbytes);
+    cm_pool_raise(&c->peak_waste_nbytes, c->live_nbytes - c->requested_nbytes);
+    cm_pool_raise(&c->peak_in_flight_nbytes, c->in_flight_nbytes);
+    cm_pool_raise(&c->peak_cached_nbytes, pool->heap.free_nbytes);
+    cm_pool_raise(&c->peak_reserved_nbytes, c->reserved_nbytes);
 }
 
 /* The devices that this process has a context on, as bits: none is made for this. */

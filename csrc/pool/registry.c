@@ -482,9 +482,10 @@ cm_registry_abandon(cm_registry *registry, cm_page_shares *shares)
     registry_release(registry);
 }
 
-/* Give them back. Fails: the first host_unregister that failed. */
+/* Give them back; unless `may_unlock` only until the first that is the last of its
+ * piece. Fails: the first host_unregister that failed. */
 static cm_status
-return_shares(cm_registry *registry, cm_page_shares *shares)
+return_shares(cm_registry *registry, cm_page_shares *shares, bool may_unlock)
 {
     cm_status first = cm_ok();
     if (!atomic_load(&registry->closed) /* else the runtime may be gone as well */
@@ -494,13 +495,20 @@ return_shares(cm_registry *registry, cm_page_shares *shares)
     cm_mutex_lock(&registry->lock);
     /* remove_locked() lets go of the lock: closed meanwhile, the others are gone */
     while (shares->count > 0 && !atomic_load(&registry->closed)) {
-        cm_page_piece *p = list_of(shares)[--shares->count];
+        cm_page_piece *p = list_of(shares)[shares->count - 1];
+        if (p->share_count == 1 && !may_unlock) {
+            break;
+        }
+        shares->count--;
         if (--p->share_count == 0) {
             first = cm_first_failure(first, remove_locked(registry, p, false));
         }
     }
+    bool is_done = shares->count == 0 || atomic_load(&registry->closed);
     cm_mutex_unlock(&registry->lock);
-    cm_registry_abandon(registry, shares);
+    if (is_done) {
+        cm_registry_abandon(registry, shares);
+    }
     return first;
 }
 
@@ -509,27 +517,17 @@ cm_registry_unshare(cm_registry *registry, cm_page_shares *shares)
 {
     if (shares->count > 0) { /* a refusal is met by a try at the next use, and at close
                               */
-        cm_ignore(return_shares(registry, shares));
+        cm_ignore(return_shares(registry, shares, true));
     }
 }
 
 bool
 cm_registry_try_unshare(cm_registry *registry, cm_page_shares *shares)
 {
-    if (shares->count == 0 || cm_runtime_is_forked(registry->rt)) {
-        return shares->count == 0;
+    if (shares->count > 0) {
+        cm_ignore(return_shares(registry, shares, false)); /* unlocks nothing */
     }
-    cm_mutex_lock(&registry->lock);
-    while (shares->count > 0 && !atomic_load(&registry->closed)
-           && list_of(shares)[shares->count - 1]->share_count > 1) {
-        list_of(shares)[--shares->count]->share_count--;
-    }
-    cm_mutex_unlock(&registry->lock);
-    bool is_done = shares->count == 0;
-    if (is_done) {
-        cm_registry_abandon(registry, shares);
-    }
-    return is_done;
+    return shares->count == 0;
 }
 
 /* -- requests ----------------------------------------------------------------------------- */
@@ -650,7 +648,8 @@ cm_registry_register(cm_registry *registry, int device, void *host, uint64_t nby
 cm_status
 cm_registration_release(cm_registration *registration)
 {
-    cm_status status = return_shares(registration->registry, &registration->shares);
+    cm_status status =
+        return_shares(registration->registry, &registration->shares, true);
     free(registration);
     return status;
 }

@@ -64,7 +64,7 @@ static cm_status
 open_plain_host(cm_source *source, uint64_t nbytes, cm_chunk *out)
 {
     cm_runtime *rt = source->rt;
-    unsigned flags = cm_kind_host_flags(source->config.kind, source->config.flags);
+    unsigned flags = source->config.flags;
     void *host = NULL;
     CM_TRY(cm_rt_host_alloc(rt, nbytes, flags, &host));
     cm_address address = (cm_address)(uintptr_t)host;

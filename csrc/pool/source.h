@@ -18,7 +18,7 @@ typedef enum cm_segments {
 typedef struct cm_source_config {
     cm_kind kind; /* PINNED, MAPPED, MANAGED or DEVICE */
     int device;
-    unsigned flags; /* of cudaHostAlloc or cudaMallocManaged */
+    unsigned flags; /* of cudaHostAlloc or cudaMallocManaged, all that the kind needs */
     cm_segments segments;
     int numa_node; /* host memory: where its pages belong; -1: nearest to the device */
 } cm_source_config;

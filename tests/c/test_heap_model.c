@@ -230,10 +230,6 @@ model_empty(model *m)
         return;
     }
     cm_heap_span *busy = cm_heap_carve(&m->heap, free_one, begin, end - begin);
-    if (busy->block.nbytes > GRANULE && next_random(m) % 2 == 0) {
-        cm_heap_span *rest = cm_heap_cut(&m->heap, busy, GRANULE);
-        busy = cm_heap_fuse(&m->heap, busy, rest);
-    }
     set_units(m, busy, STATE_FREE, STATE_GAP);
     unit *u = units_of(m, busy);
     for (uint64_t i = 0; i < busy->block.nbytes / UNIT; i++) {

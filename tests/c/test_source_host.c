@@ -608,10 +608,11 @@ test_source_of_each_kind(void)
         bool registers;
     } cases[] = {
         {CM_KIND_PINNED, CM_HOST_ALLOC_PORTABLE, CM_SEGMENTS_AUTO, 2 * MIB, true},
-        {CM_KIND_MAPPED, 0, CM_SEGMENTS_AUTO, 2 * MIB, true},
+        {CM_KIND_MAPPED, CM_HOST_ALLOC_MAPPED, CM_SEGMENTS_AUTO, 2 * MIB, true},
         {CM_KIND_PINNED, CM_HOST_ALLOC_WRITE_COMBINED, CM_SEGMENTS_AUTO, 65536, false},
         {CM_KIND_PINNED, 0, CM_SEGMENTS_PLAIN, 65536, false},
-        {CM_KIND_MAPPED, CM_HOST_ALLOC_WRITE_COMBINED, CM_SEGMENTS_PLAIN, 65536, false},
+        {CM_KIND_MAPPED, CM_HOST_ALLOC_MAPPED | CM_HOST_ALLOC_WRITE_COMBINED,
+         CM_SEGMENTS_PLAIN, 65536, false},
         {CM_KIND_MANAGED, CM_MANAGED_GLOBAL, CM_SEGMENTS_AUTO, 2 * MIB, false},
         {CM_KIND_MANAGED, CM_MANAGED_HOST, CM_SEGMENTS_PLAIN, 2 * MIB, false},
         {CM_KIND_DEVICE, 0, CM_SEGMENTS_PLAIN, 2 * MIB, false},
@@ -689,7 +690,7 @@ test_plain_any_call_may_fail_and_nothing_is_left(void)
 {
     static const cm_source_config configs[] = {
         {CM_KIND_PINNED, 0, CM_HOST_ALLOC_WRITE_COMBINED, CM_SEGMENTS_AUTO, -1},
-        {CM_KIND_MAPPED, 0, 0, CM_SEGMENTS_PLAIN, -1},
+        {CM_KIND_MAPPED, 0, CM_HOST_ALLOC_MAPPED, CM_SEGMENTS_PLAIN, -1},
         {CM_KIND_MANAGED, 0, CM_MANAGED_GLOBAL, CM_SEGMENTS_AUTO, -1},
         {CM_KIND_DEVICE, 0, 0, CM_SEGMENTS_PLAIN, -1},
     };
