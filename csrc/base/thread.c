@@ -5,27 +5,14 @@
 #include <sched.h>
 #include <signal.h>
 
-cm_status
-cm_mutex_init(cm_mutex *mutex)
-{
-    int error = pthread_mutex_init(mutex, NULL);
-    return error == 0 ? cm_ok() : cm_fail(CM_ESYSTEM, (uint64_t)error);
-}
-
-cm_status
+void
 cm_cond_init(cm_cond *cond)
 {
     pthread_condattr_t attributes;
-    int error = pthread_condattr_init(&attributes);
-    if (error != 0) {
-        return cm_fail(CM_ESYSTEM, (uint64_t)error);
-    }
-    error = pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC);
-    if (error == 0) {
-        error = pthread_cond_init(cond, &attributes);
-    }
+    (void)pthread_condattr_init(&attributes);
+    (void)pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC);
+    (void)pthread_cond_init(cond, &attributes);
     (void)pthread_condattr_destroy(&attributes);
-    return error == 0 ? cm_ok() : cm_fail(CM_ESYSTEM, (uint64_t)error);
 }
 
 bool

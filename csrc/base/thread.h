@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Mutex, condition, thread and clock over pthreads (C11 <threads.h> crashes under
- * ThreadSanitizer), and a spin lock. A mutex or condition that cannot be created is a
- * failure of the caller's constructor; locking one that exists does not fail. */
+ * ThreadSanitizer), and a spin lock. A mutex or condition is plain memory on Linux:
+ * neither making nor locking one can fail. */
 #ifndef CM_BASE_THREAD_H
 #define CM_BASE_THREAD_H
 
@@ -17,9 +17,13 @@ typedef pthread_mutex_t cm_mutex;
 typedef pthread_cond_t cm_cond;
 typedef pthread_t cm_thread;
 
-/* Fails: CM_ESYSTEM. */
-CM_NODISCARD cm_status cm_mutex_init(cm_mutex *mutex);
-CM_NODISCARD cm_status cm_cond_init(cm_cond *cond); /* waits on the monotonic clock */
+void cm_cond_init(cm_cond *cond); /* waits on the monotonic clock */
+
+static inline void
+cm_mutex_init(cm_mutex *mutex)
+{
+    (void)pthread_mutex_init(mutex, NULL);
+}
 
 static inline void
 cm_mutex_fini(cm_mutex *mutex)

@@ -764,9 +764,8 @@ find_event(cm_pool *pool, const goal *aim)
     return event;
 }
 
-/* False: nothing is left that can be asked about, or asking fails. A wait that cannot
- * be interrupted sits in the runtime, and takes no fences: it waits for their devices.
- */
+/* False: nothing is left that can be asked about, or asking fails. A wait that nobody
+ * interrupts sits in the runtime, and takes no fences: it waits for their devices. */
 static bool
 is_pending(cm_pool *pool, bool can_interrupt, const goal *aim)
 {

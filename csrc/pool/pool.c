@@ -39,17 +39,8 @@ cm_pool_create(cm_runtime *rt, const cm_pool_config *config, cm_pool **out)
     if (pool == NULL) {
         return cm_fail(CM_ENOMEM, sizeof(*pool));
     }
-    cm_status status = cm_mutex_init(&pool->gate);
-    if (cm_is_ok(status)) {
-        status = cm_cond_init(&pool->gate_moved);
-        if (!cm_is_ok(status)) {
-            cm_mutex_fini(&pool->gate);
-        }
-    }
-    if (!cm_is_ok(status)) {
-        free(pool);
-        return status;
-    }
+    cm_mutex_init(&pool->gate);
+    cm_cond_init(&pool->gate_moved);
     cm_spin_lock_init(&pool->lock);
     atomic_init(&pool->holds, 1);
     atomic_init(&pool->lost_count, 0);

@@ -106,8 +106,7 @@ cm_pool_raise(uint64_t *peak, uint64_t value)
     }
 }
 
-/* After each change of what a peak is of. What is free counts as it lies in the heap.
- */
+/* After each change of what a peak is of; of what is cached, what is in the heap. */
 static inline void
 cm_pool_note_peaks_locked(cm_pool *pool)
 {
@@ -224,8 +223,7 @@ void cm_pool_abandon_flights(cm_pool *pool);
 CM_NODISCARD cm_status cm_pool_poll(cm_pool *pool, bool may_fence);
 /* Wait until all that was given back so far has been seen to end, and so is in the
  * heap; `fences_only`: what waits for devices, by waiting for them now. `hooks` NULL:
- * nobody
- * would interrupt. Fails: CM_ECANCELLED; the first call that failed. */
+ * nobody would interrupt. Fails: CM_ECANCELLED; the first call that failed. */
 CM_NODISCARD cm_status cm_pool_wait(cm_pool *pool, const cm_wait_hooks *hooks,
                                     bool fences_only);
 

@@ -60,17 +60,8 @@ cm_registry_create(cm_runtime *rt, cm_registry **out)
     if (registry == NULL) {
         return cm_fail(CM_ENOMEM, sizeof(*registry));
     }
-    cm_status status = cm_mutex_init(&registry->lock);
-    if (cm_is_ok(status)) {
-        status = cm_cond_init(&registry->settled);
-        if (!cm_is_ok(status)) {
-            cm_mutex_fini(&registry->lock);
-        }
-    }
-    if (!cm_is_ok(status)) {
-        free(registry);
-        return status;
-    }
+    cm_mutex_init(&registry->lock);
+    cm_cond_init(&registry->settled);
     atomic_init(&registry->refs, 1);
     registry->rt = rt;
     long page_nbytes = sysconf(_SC_PAGESIZE);
@@ -146,9 +137,7 @@ is_page_foreign(const cm_registry *registry, uintptr_t page, bool *out)
     return cm_ok();
 }
 
-/* Find how far the pages from `p->base` on are alike, foreign or not. Inside a
- * cm_scope.
- */
+/* How far the pages from `p->base` on are alike, foreign or not. Inside a cm_scope. */
 static cm_status
 find_run(const cm_registry *registry, const cm_page_piece *p, uintptr_t *run_end,
          bool *foreign)

@@ -126,9 +126,7 @@ oracle_open(order_oracle *oracle, cm_runtime *rt, bool is_alone)
                           .is_blocking = true};
     }
     order_it = oracle;
-    if (!cm_is_ok(cm_mutex_init(&oracle->lock))) {
-        abort();
-    }
+    cm_mutex_init(&oracle->lock);
     hooked = *rt->ops;
     order_hook_streams(&hooked);
     order_hook_memory(&hooked);

@@ -155,7 +155,7 @@ test_workers_serves_several_groups_at_once(void)
     cm_workers workers;
     cm_thread threads[GROUPS];
     world worlds[GROUPS];
-    CHECK_OK(cm_workers_init(&workers));
+    cm_workers_init(&workers);
     for (int i = 0; i < GROUPS; i++) {
         worlds[i] =
             (world){.workers = &workers, .tuning = tuned(), .seed = (uint64_t)i + 1};
@@ -174,7 +174,7 @@ test_workers_closed_group_is_touched_no_more(void)
     enum { ROUNDS = 50 };
     cm_workers workers;
     cm_tuning tuning = tuned();
-    CHECK_OK(cm_workers_init(&workers));
+    cm_workers_init(&workers);
     cm_copy_task *task = calloc(1, sizeof(*task));
     for (int round = 0; round < ROUNDS; round++) {
         unsigned char *src = calloc(1, 2 * MIB);
@@ -206,7 +206,7 @@ test_workers_early_task_is_taken_as_far_as_it_is_ready(void)
     cm_task_group group;
     cm_copy_task task = {.next = 0};
     cm_layout layout = {.run_nbytes = sizeof(src)};
-    CHECK_OK(cm_workers_init(&workers));
+    cm_workers_init(&workers);
     cm_task_group_open(&group, &workers, &tuning);
     group.is_early = true;
     group.part_nbytes = PART;
@@ -242,7 +242,7 @@ test_workers_task_of_no_bytes_is_done(void)
     cm_copy_task task = {.next = 0};
     cm_layout layout = {.run_nbytes = 0};
     cm_tuning tuning = tuned();
-    CHECK_OK(cm_workers_init(&workers));
+    cm_workers_init(&workers);
     cm_task_group_open(&group, &workers, &tuning);
     cm_task_group_post(&group, &task, &layout, NULL, NULL, CM_COPY_PLAIN);
     CHECK(cm_copy_task_is_done(&task));
@@ -263,7 +263,7 @@ test_workers_small_task_starts_no_thread(void)
     cm_layout layout = {.run_nbytes = sizeof(src)};
     fill_bytes(src, sizeof(src), 3);
     cm_tuning tuning = tuned();
-    CHECK_OK(cm_workers_init(&workers));
+    cm_workers_init(&workers);
     cm_task_group_open(&group, &workers, &tuning);
     cm_task_group_post(&group, &task, &layout, dst, src, CM_COPY_PLAIN);
     cm_task_group_wait(&group, &task);
@@ -288,7 +288,7 @@ test_workers_threads_rest_beyond_the_limit(void)
     unsigned char *dst = malloc(2 * MIB);
     cm_layout layout = {.run_nbytes = 2 * MIB};
     fill_bytes(src, 2 * MIB, 7);
-    CHECK_OK(cm_workers_init(&workers));
+    cm_workers_init(&workers);
     for (size_t i = 0; i < sizeof(limits) / sizeof(limits[0]); i++) {
         cm_workers_set_limit(&workers, limits[i]);
         for (int round = 0; round < ROUNDS; round++) {
@@ -324,7 +324,7 @@ test_workers_of_few_processors_starts_few_threads(void)
         cm_tuning_init(&tuning);
         cm_tuning_resolve(&tuning, cpus);
         cm_workers workers;
-        CHECK_OK(cm_workers_init(&workers));
+        cm_workers_init(&workers);
         world w = {.workers = &workers, .tuning = tuning, .seed = cpus};
         (void)copy_through_group(&w);
         CHECK(w.same);
@@ -346,7 +346,7 @@ test_workers_resting_poster_sees_every_task_done(void)
     unsigned char *src = malloc(MIB);
     unsigned char *dst = malloc(MIB);
     fill_bytes(src, MIB, 9);
-    CHECK_OK(cm_workers_init(&workers));
+    cm_workers_init(&workers);
     for (int round = 0; round < ROUNDS; round++) {
         cm_task_group group;
         cm_copy_task task = {.next = 0};
@@ -379,7 +379,7 @@ test_workers_single_part_is_copied_where_others_rest(void)
     unsigned char *src = malloc(MIB);
     unsigned char *dst = malloc(MIB);
     fill_bytes(src, MIB, 5);
-    CHECK_OK(cm_workers_init(&workers));
+    cm_workers_init(&workers);
     cm_task_group_open(&group, &workers, &tuning);
     for (uint64_t nbytes = MIB; nbytes >= 4096; nbytes /= 256) {
         cm_layout layout = {.run_nbytes = nbytes};
@@ -415,7 +415,7 @@ test_workers_gives_more_threads_to_a_group_that_asks(void)
     unsigned char *dst = calloc(1, NBYTES);
     cm_layout layout = {.run_nbytes = NBYTES};
     fill_bytes(src, NBYTES, 11);
-    CHECK_OK(cm_workers_init(&workers));
+    cm_workers_init(&workers);
     cm_task_group_open(&group, &workers, &tuning);
     for (size_t i = 0; i < sizeof(more) / sizeof(more[0]); i++) {
         memset(dst, 0, NBYTES);
@@ -522,7 +522,7 @@ test_workers_keeps_the_limit_of_each_group(void)
     cm_workers workers;
     cm_thread posters[3];
     gathering *all = calloc(3, sizeof(*all));
-    CHECK_OK(cm_workers_init(&workers));
+    cm_workers_init(&workers);
     /* All are there: of several who start threads at once only one does. */
     all[0] = (gathering){.workers = &workers, .tuning = tuned()};
     all[0].tuning.thread_count = 5;
@@ -607,7 +607,7 @@ test_workers_short_copies_are_whole(void)
     cm_workers workers;
     cm_thread threads[OWNERS];
     world worlds[OWNERS];
-    CHECK_OK(cm_workers_init(&workers));
+    cm_workers_init(&workers);
     for (int i = 0; i < OWNERS; i++) {
         worlds[i] =
             (world){.workers = &workers, .tuning = tuned(), .seed = (uint64_t)i + 1};
@@ -635,7 +635,7 @@ test_workers_tasks_without_a_place_are_done_too(void)
     unsigned char *dst = calloc(TASKS, NBYTES);
     cm_layout layout = {.run_nbytes = NBYTES};
     fill_bytes(src, NBYTES, 13);
-    CHECK_OK(cm_workers_init(&workers));
+    cm_workers_init(&workers);
     cm_workers_set_limit(&workers, 0); /* none is done before all are posted */
     cm_task_group_open(&group, &workers, &tuning);
     for (size_t i = 0; i < TASKS; i++) {

@@ -11,7 +11,7 @@ enum { FREE_ROOT_COUNT = 0 };
 enum { FREE_ROOT_COUNT = 64 };
 #endif
 
-int
+void
 cm_state_init(cm_state *state)
 {
     cm_list_init(&state->storages);
@@ -20,18 +20,9 @@ cm_state_init(cm_state *state)
         state->free_inline[kind].room = FREE_ROOT_COUNT;
     }
     cm_list_init(&state->deferred);
-    cm_status status = cm_mutex_init(&state->deferred_lock);
-    if (cm_is_ok(status)) {
-        status = cm_mutex_init(&state->open_lock);
-    }
-    if (cm_is_ok(status)) {
-        status = cm_cond_init(&state->opened);
-    }
-    if (!cm_is_ok(status)) {
-        PyErr_SetString(PyExc_SystemError, "cumem: a lock could not be made");
-        return -1;
-    }
-    return 0;
+    cm_mutex_init(&state->deferred_lock);
+    cm_mutex_init(&state->open_lock);
+    cm_cond_init(&state->opened);
 }
 
 /* Failures of transfers whose handles nobody asked go to the unraisable hook. */

@@ -232,8 +232,8 @@ void cm_state_drop_deferred(cm_state *state); /* GIL held */
  * comes to it. Keeps the exception. */
 void cm_state_drop_own(cm_state *state);
 
-/* Module exec: locks and lists. 0, or -1 with an exception. */
-int cm_state_init(cm_state *state);
+/* Module exec: locks and lists. */
+void cm_state_init(cm_state *state);
 
 static inline cm_state *
 cm_state_of_module(PyObject *module)

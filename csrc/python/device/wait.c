@@ -190,25 +190,16 @@ create_wait(void)
     if (wait == NULL) {
         return NULL;
     }
-    if (!cm_is_ok(cm_mutex_init(&wait->lock))) {
-        goto no_lock;
-    }
-    if (!cm_is_ok(cm_cond_init(&wait->wanted))) {
-        goto no_wanted;
-    }
-    if (!cm_is_ok(cm_cond_init(&wait->ended))) {
-        goto no_ended;
-    }
+    cm_mutex_init(&wait->lock);
+    cm_cond_init(&wait->wanted);
+    cm_cond_init(&wait->ended);
     wait->process = getpid();
     if (cm_is_ok(cm_thread_start(&wait->thread, run_waits, wait))) {
         return wait;
     }
     cm_cond_fini(&wait->ended);
-no_ended:
     cm_cond_fini(&wait->wanted);
-no_wanted:
     cm_mutex_fini(&wait->lock);
-no_lock:
     free(wait);
     return NULL;
 }

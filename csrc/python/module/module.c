@@ -167,7 +167,8 @@ core_exec(PyObject *module)
     cm_limits_init(state);
     state->when_closed = cm_state_open;
     state->when_contexts_grow = cm_pools_admit_peers;
-    if (cm_state_init(state) < 0 || cm_numpy_import() < 0 || make_words(state) < 0
+    cm_state_init(state);
+    if (cm_numpy_import() < 0 || make_words(state) < 0
         || cm_override_init(&state->current_stream, module, "cumem.current_stream") < 0
         || cm_override_init(&state->current_pool, module, "cumem.current_pool") < 0
         || add_types(module, state) < 0 || add_functions(module) < 0

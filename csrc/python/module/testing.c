@@ -440,12 +440,7 @@ get_faults(cm_state *state)
         PyErr_NoMemory();
         return NULL;
     }
-    cm_status status = cm_file_faults_init(faults);
-    if (!cm_is_ok(status)) {
-        free(faults);
-        cm_py_raise(state, status, NULL);
-        return NULL;
-    }
+    cm_file_faults_init(faults);
     state->file_faults = faults;
     return faults;
 }

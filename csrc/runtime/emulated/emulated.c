@@ -140,30 +140,17 @@ emulated_close(cm_runtime *rt)
     free(emulated);
 }
 
-/* What may fail; undone in the other order. */
+/* What may fail. */
 static cm_status
 open_parts(cm_emulated *emulated)
 {
     CM_TRY(cm_alive_page_create(&emulated->base.alive));
-    cm_status status = cm_mutex_init(&emulated->lock);
-    if (!cm_is_ok(status)) {
-        goto fail;
-    }
-    status = cm_cond_init(&emulated->changed);
-    if (!cm_is_ok(status)) {
-        cm_mutex_fini(&emulated->lock);
-        goto fail;
-    }
     int error = pthread_key_create(&emulated->key, NULL);
-    if (error == 0) {
-        return cm_ok();
+    if (error != 0) {
+        cm_alive_page_destroy(emulated->base.alive);
+        return cm_fail(CM_ESYSTEM, (uint64_t)error);
     }
-    status = cm_fail(CM_ESYSTEM, (uint64_t)error);
-    cm_cond_fini(&emulated->changed);
-    cm_mutex_fini(&emulated->lock);
-fail:
-    cm_alive_page_destroy(emulated->base.alive);
-    return status;
+    return cm_ok();
 }
 
 /* The emulated device under any fault wrappers. */
@@ -212,6 +199,8 @@ cm_emulated_open(const cm_emulated_config *config, cm_runtime **out)
         free(emulated);
         return status;
     }
+    cm_mutex_init(&emulated->lock);
+    cm_cond_init(&emulated->changed);
     cm_emulated_streams_init(emulated);
     cm_emulated_memory_init(emulated);
     *out = &emulated->base;

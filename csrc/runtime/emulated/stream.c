@@ -219,11 +219,9 @@ queue_open(cm_emulated *emulated, cm_stream_thread_kind kind, int device,
     queue->random =
         (emulated->config.seed ^ (queue->id * UINT64_C(0x9E3779B97F4A7C15))) | 1u;
     cm_list_init(&queue->items);
-    bool has_cond = cm_is_ok(cm_cond_init(&queue->work));
-    if (!has_cond || !cm_is_ok(cm_thread_start(&queue->thread, queue_main, queue))) {
-        if (has_cond) {
-            cm_cond_fini(&queue->work);
-        }
+    cm_cond_init(&queue->work);
+    if (!cm_is_ok(cm_thread_start(&queue->thread, queue_main, queue))) {
+        cm_cond_fini(&queue->work);
         free(queue);
         return CM_CUDA_OUT_OF_MEMORY;
     }

@@ -4,17 +4,6 @@
 #include "base/machine.h"
 #include "transfer/engine/job.h"
 
-/* A condition that is all zero is as its static initializer makes it. */
-static void
-destroy(cm_engine *engine)
-{
-    cm_cond_fini(&engine->watch);
-    cm_cond_fini(&engine->work);
-    cm_cond_fini(&engine->changed);
-    cm_mutex_fini(&engine->lock);
-    free(engine);
-}
-
 cm_status
 cm_engine_create(cm_runtime *rt, cm_registry *registry, cm_engine **out)
 {
@@ -36,17 +25,13 @@ cm_engine_create(cm_runtime *rt, cm_registry *registry, cm_engine **out)
     cm_list_init(&engine->long_jobs);
     cm_kernels_init(&engine->kernels, rt, cm_strided_ptx, CM_STRIDED_KERNEL_NAME);
     cm_kernels_init(&engine->tables, rt, cm_table_ptx, CM_TABLE_KERNEL_NAME);
-    cm_status status = cm_mutex_init(&engine->lock);
-    status = cm_is_ok(status) ? cm_cond_init(&engine->changed) : status;
-    status = cm_is_ok(status) ? cm_cond_init(&engine->work) : status;
-    status = cm_is_ok(status) ? cm_cond_init(&engine->watch) : status;
-    status = cm_is_ok(status) ? cm_workers_init(&engine->workers) : status;
-    if (!cm_is_ok(status)) {
-        destroy(engine);
-        return status;
-    }
+    cm_mutex_init(&engine->lock);
+    cm_cond_init(&engine->changed);
+    cm_cond_init(&engine->work);
+    cm_cond_init(&engine->watch);
+    cm_workers_init(&engine->workers);
     *out = engine;
-    return status;
+    return cm_ok();
 }
 
 cm_engine *
@@ -60,7 +45,11 @@ void
 cm_engine_release(cm_engine *engine)
 {
     if (atomic_fetch_sub_explicit(&engine->refs, 1, memory_order_acq_rel) == 1) {
-        destroy(engine);
+        cm_cond_fini(&engine->watch);
+        cm_cond_fini(&engine->work);
+        cm_cond_fini(&engine->changed);
+        cm_mutex_fini(&engine->lock);
+        free(engine);
     }
 }
 

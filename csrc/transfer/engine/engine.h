@@ -16,7 +16,7 @@
 typedef struct cm_engine cm_engine;
 
 /* Starts no thread and makes no runtime call yet. Borrows `rt` and `registry` (asked
- * where host ranges must be split). Fails: CM_ENOMEM, CM_ESYSTEM. */
+ * where host ranges must be split). Fails: CM_ENOMEM. */
 CM_NODISCARD cm_status cm_engine_create(cm_runtime *rt, cm_registry *registry,
                                         cm_engine **out);
 /* The pools it stages through, page-locked (-1) and of each device; held (counted) by

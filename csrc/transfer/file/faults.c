@@ -46,16 +46,12 @@ enter(void *context, cm_file_call call, uint64_t *nbytes)
            || (number > plan->nth && !plan->repeat);
 }
 
-cm_status
+void
 cm_file_faults_init(cm_file_faults *faults)
 {
     *faults = (cm_file_faults){.hook = {enter, faults}};
-    CM_TRY(cm_mutex_init(&faults->lock));
-    cm_status status = cm_cond_init(&faults->changed);
-    if (!cm_is_ok(status)) {
-        cm_mutex_fini(&faults->lock);
-    }
-    return status;
+    cm_mutex_init(&faults->lock);
+    cm_cond_init(&faults->changed);
 }
 
 void

@@ -30,8 +30,7 @@ typedef struct cm_file_faults {
     bool is_shut;
 } cm_file_faults;
 
-/* Fails: CM_ESYSTEM. */
-CM_NODISCARD cm_status cm_file_faults_init(cm_file_faults *faults);
+void cm_file_faults_init(cm_file_faults *faults);
 void cm_file_faults_fini(cm_file_faults *faults);
 /* From now on; counters begin at 0 again and the gate is shut. */
 void cm_file_faults_set(cm_file_faults *faults, const cm_file_plan *plan);

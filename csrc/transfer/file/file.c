@@ -18,11 +18,7 @@ cm_file_job_create(const cm_file_request *request, cm_file_job **out)
     if (file == NULL) {
         return cm_fail(CM_ENOMEM, sizeof(*file));
     }
-    cm_status status = cm_mutex_init(&file->lock);
-    if (!cm_is_ok(status)) {
-        free(file);
-        return status;
-    }
+    cm_mutex_init(&file->lock);
     atomic_init(&file->direct_refused, false);
     file->request = request;
     for (int i = 0; i < CM_SLOT_MAX; i++) {

@@ -298,31 +298,15 @@ start_threads(cm_workers *workers, uint32_t wanted)
 
 /* -- their beginning and end ------------------------------------------------------------ */
 
-cm_status
+void
 cm_workers_init(cm_workers *workers)
 {
     *workers = (cm_workers){.limit = UINT32_MAX};
-    CM_TRY(cm_mutex_init(&workers->sleep));
-    uint32_t count = 0;
-    cm_status status = cm_cond_init(&workers->done);
-    if (!cm_is_ok(status)) {
-        goto no_done;
+    cm_mutex_init(&workers->sleep);
+    cm_cond_init(&workers->done);
+    for (uint32_t i = 0; i < CM_WORKERS_MAX; i++) {
+        cm_cond_init(&workers->wake[i]);
     }
-    for (; count < CM_WORKERS_MAX; count++) {
-        status = cm_cond_init(&workers->wake[count]);
-        if (!cm_is_ok(status)) {
-            goto no_wake;
-        }
-    }
-    return status;
-no_wake:
-    while (count > 0) {
-        cm_cond_fini(&workers->wake[--count]);
-    }
-    cm_cond_fini(&workers->done);
-no_done:
-    cm_mutex_fini(&workers->sleep);
-    return status;
 }
 
 /* The mutex is held. */

@@ -109,8 +109,8 @@ typedef struct cm_task_group {
     const void *context;
 } cm_task_group;
 
-/* Starts no thread yet. Fails: CM_ESYSTEM. */
-CM_NODISCARD cm_status cm_workers_init(cm_workers *workers);
+/* Starts no thread yet. */
+void cm_workers_init(cm_workers *workers);
 /* At most so many threads take parts from now on, beside those who post; UINT32_MAX: as
  * many as they ask for. The others rest. */
 void cm_workers_set_limit(cm_workers *workers, uint32_t limit);
