@@ -51,6 +51,12 @@ cm_round_up_to(uint64_t n, uint64_t step)
     return (n + step - 1) / step * step;
 }
 
+static inline uint64_t
+cm_least(uint64_t a, uint64_t b)
+{
+    return a < b ? a : b;
+}
+
 static inline bool
 cm_is_power_of_two(uint64_t n)
 {

@@ -12,6 +12,7 @@
 #include <unistd.h>
 
 #include "base/attributes.h"
+#include "base/checked_math.h"
 
 /* -- text files --------------------------------------------------------------------------- */
 
@@ -274,12 +275,6 @@ static const names version_names[] = {
     {"memory.max", "memory.current", "inactive_file", "active_file"},
 };
 
-static uint64_t
-least(uint64_t a, uint64_t b)
-{
-    return a < b ? a : b;
-}
-
 /* Cached file pages, which the kernel gives up before it kills anybody. */
 static uint64_t
 read_reclaimable(const char *root, const char *folder, const names *of)
@@ -309,10 +304,10 @@ apply_limit(const char *root, const char *folder, bool v2, void *context)
         return;
     }
     (void)read_number(root, folder, of->usage, &usage);
-    usage -= least(read_reclaimable(root, folder, of), usage);
-    out->cgroup_nbytes = least(out->cgroup_nbytes, limit);
+    usage -= cm_least(read_reclaimable(root, folder, of), usage);
+    out->cgroup_nbytes = cm_least(out->cgroup_nbytes, limit);
     out->available_nbytes =
-        least(out->available_nbytes, limit > usage ? limit - usage : 0);
+        cm_least(out->available_nbytes, limit > usage ? limit - usage : 0);
 }
 
 /* "MemTotal:       24684092 kB" */
@@ -338,7 +333,7 @@ cm_host_memory_read(const char *root, cm_host_memory *out)
     };
     free(text);
     visit_groups(root, "memory", apply_limit, out);
-    out->limit_nbytes = least(out->cgroup_nbytes, out->total_nbytes);
+    out->limit_nbytes = cm_least(out->cgroup_nbytes, out->total_nbytes);
 }
 
 /* -- CPUs ------------------------------------------------------------------------------------- */
@@ -375,7 +370,7 @@ apply_quota(const char *root, const char *folder, bool v2, void *context)
         (void)read_number(root, folder, "cpu.cfs_period_us", &period);
     }
     if (period != 0) {
-        *count = least(*count, quota / period + (quota % period != 0));
+        *count = cm_least(*count, quota / period + (quota % period != 0));
     }
 }
 

@@ -207,15 +207,15 @@ FAULTS = [
         "short read is the end",
         "csrc/transfer/file/calls.c",
         "what a read did not bring is never asked for",
-        "pass(&r, (uint64_t)moved); } return r.nbytes == 0;",
-        "pass(&r, (uint64_t)moved); break; } return true;",
+        "pass(&p, (uint64_t)moved); } return p.nbytes == 0;",
+        "pass(&p, (uint64_t)moved); break; } return true;",
         ["tests/test_file_faults.py::test_interrupted_and_short_calls_go_on"],
     ),
     Fault(
         "write that moves nothing",
         "csrc/transfer/file/calls.c",
         "a failed call on a file is taken for the end of the work",
-        "fail(file, error, r.offset, r.range_index); return false;",
+        "fail(file, error, p.offset, p.range_index); return false;",
         "(void)error; return true;",
         [
             "tests/test_file_faults.py::test_every_file_call_may_fail",

@@ -10,6 +10,7 @@
 #include <sys/uio.h>
 #include <unistd.h>
 
+#include "base/checked_math.h"
 #include "transfer/file/job.h"
 #include "transfer/host/host_copy.h"
 
@@ -132,56 +133,43 @@ call(const cm_file_job *file, bool is_direct, char *memory, uint64_t nbytes,
                   : pread(fd, memory, (size_t)nbytes, (off_t)offset);
 }
 
-/* A run of the file. */
-typedef struct run {
-    char *memory;
-    uint64_t nbytes;
-    uint64_t offset;
-    uint64_t range_index;
-} run;
-
+/* So much of it is through. */
 static void
-pass(run *r, uint64_t nbytes)
+pass(cm_file_piece *p, uint64_t nbytes)
 {
-    r->memory += nbytes;
-    r->offset += nbytes;
-    r->nbytes -= nbytes;
+    p->host += nbytes;
+    p->offset += nbytes;
+    p->nbytes -= nbytes;
 }
 
 /* Short answers are asked for the rest. False: it failed. */
 static bool
-move_run(cm_file_job *file, run r)
+move_run(cm_file_job *file, cm_file_piece p)
 {
-    while (r.nbytes > 0 && !cm_file_has_failed(file)) {
-        int64_t moved = call(file, false, r.memory, r.nbytes, r.offset);
+    while (p.nbytes > 0 && !cm_file_has_failed(file)) {
+        int64_t moved = call(file, false, p.host, p.nbytes, p.offset);
         if (moved < 0 && errno == EINTR) {
             continue;
         }
         if (moved <= 0) {
             int error = moved < 0 ? errno : file->request->writes ? EIO : 0;
-            fail(file, error, r.offset, r.range_index);
+            fail(file, error, p.offset, p.range_index);
             return false;
         }
-        pass(&r, (uint64_t)moved);
+        pass(&p, (uint64_t)moved);
     }
-    return r.nbytes == 0;
-}
-
-static uint64_t
-least(uint64_t a, uint64_t b)
-{
-    return a < b ? a : b;
+    return p.nbytes == 0;
 }
 
 /* As much as can be had from the beginning of a page on, asking for up to `reach`
  * bytes. Whatever is wrong is found again when the rest is moved the ordinary way. */
-static run
-move_pages(cm_file_job *file, run r, uint64_t reach)
+static cm_file_piece
+move_pages(cm_file_job *file, cm_file_piece p, uint64_t reach)
 {
-    while (r.nbytes > 0 && !cm_file_has_failed(file)
-           && r.offset % CM_FILE_PAGE_NBYTES == 0
+    while (p.nbytes > 0 && !cm_file_has_failed(file)
+           && p.offset % CM_FILE_PAGE_NBYTES == 0
            && !atomic_load(&file->direct_refused)) {
-        int64_t moved = call(file, true, r.memory, reach, r.offset);
+        int64_t moved = call(file, true, p.host, reach, p.offset);
         if (moved < 0 && errno == EINTR) {
             continue;
         }
@@ -192,60 +180,60 @@ move_pages(cm_file_job *file, run r, uint64_t reach)
             break;
         }
         reach -= (uint64_t)moved;
-        pass(&r, least((uint64_t)moved, r.nbytes));
+        pass(&p, cm_least((uint64_t)moved, p.nbytes));
     }
-    return r;
+    return p;
 }
 
 /* Past the page cache. Pages that are not whole are read whole where the memory is our
  * own (`wide`), else moved the ordinary way. */
 static bool
-move_direct(cm_file_job *file, run r, bool wide)
+move_direct(cm_file_job *file, cm_file_piece p, bool wide)
 {
     const uint64_t mask = CM_FILE_PAGE_NBYTES - 1;
-    uint64_t before = r.offset & mask;
+    uint64_t before = p.offset & mask;
     if (wide) {
-        run whole = r;
-        whole.memory -= before;
+        cm_file_piece whole = p;
+        whole.host -= before;
         whole.offset -= before;
         whole.nbytes += before;
         whole = move_pages(file, whole, (whole.nbytes + mask) & ~mask);
-        return move_run(file, whole.offset < r.offset ? r : whole);
+        return move_run(file, whole.offset < p.offset ? p : whole);
     }
-    run part = r;
-    part.nbytes = least(r.nbytes, (0 - r.offset) & mask);
-    pass(&r, part.nbytes);
+    cm_file_piece part = p;
+    part.nbytes = cm_least(p.nbytes, (0 - p.offset) & mask);
+    pass(&p, part.nbytes);
     if (!move_run(file, part)) {
         return false;
     }
-    part = r;
-    part.nbytes = r.nbytes & ~mask;
-    pass(&r, part.nbytes);
-    return move_run(file, move_pages(file, part, part.nbytes)) && move_run(file, r);
+    part = p;
+    part.nbytes = p.nbytes & ~mask;
+    pass(&p, part.nbytes);
+    return move_run(file, move_pages(file, part, part.nbytes)) && move_run(file, p);
 }
 
 /* Between the file and the user's memory, as `layout` says with packed bytes on the
  * other side, by way of memory of our own that lies as the file's pages do. */
 static bool
-bounce(const cm_file_chunk *chunk, run r, const cm_layout *layout)
+bounce(const cm_file_chunk *chunk, cm_file_piece p, const cm_layout *layout)
 {
     cm_file_job *file = chunk->file;
     bool reads = !file->request->writes;
-    uint64_t before = r.offset % CM_FILE_PAGE_NBYTES;
+    uint64_t before = p.offset % CM_FILE_PAGE_NBYTES;
     /* the last page is read whole, too, and the first begins where that is aligned */
-    void *own = malloc((size_t)(before + r.nbytes) + 2 * (size_t)CM_FILE_PAGE_NBYTES);
+    void *own = malloc((size_t)(before + p.nbytes) + 2 * (size_t)CM_FILE_PAGE_NBYTES);
     if (own == NULL) {
-        fail(file, ENOMEM, r.offset, r.range_index);
+        fail(file, ENOMEM, p.offset, p.range_index);
         return false;
     }
-    char *user = r.memory;
-    r.memory = cm_file_align(own) + before;
+    char *user = p.host;
+    p.host = cm_file_align(own) + before;
     if (!reads) {
-        cm_host_copy(layout, r.memory, user, false);
+        cm_host_copy(layout, p.host, user, false);
     }
-    bool moved = chunk->is_direct ? move_direct(file, r, reads) : move_run(file, r);
+    bool moved = chunk->is_direct ? move_direct(file, p, reads) : move_run(file, p);
     if (reads && moved) {
-        cm_host_copy(layout, user, r.memory, true);
+        cm_host_copy(layout, user, p.host, true);
     }
     free(own);
     return moved;
@@ -255,40 +243,36 @@ bounce(const cm_file_chunk *chunk, run r, const cm_layout *layout)
 static void
 move_strided(const cm_file_chunk *chunk, cm_layout part)
 {
-    const cm_file_piece *piece = &chunk->pieces[0];
+    cm_file_piece p = chunk->pieces[0];
     int64_t *packed =
         chunk->file->request->writes ? &part.dst_offset : &part.src_offset;
-    run r = {.memory = chunk->host,
-             .nbytes = cm_layout_nbytes(&part),
-             .offset = piece->offset + (uint64_t)*packed,
-             .range_index = piece->range_index};
+    p.host = chunk->host;
+    p.nbytes = cm_layout_nbytes(&part);
+    p.offset += (uint64_t)*packed;
     *packed = 0;
-    (void)bounce(chunk, r, &part);
+    (void)bounce(chunk, p, &part);
 }
 
 /* As much of a piece as belongs to bytes [begin, end) of the chunk. */
 static bool
-move_piece(const cm_file_chunk *chunk, const cm_file_piece *piece, uint64_t begin,
-           uint64_t end)
+move_piece(const cm_file_chunk *chunk, cm_file_piece p, uint64_t begin, uint64_t end)
 {
     cm_file_job *file = chunk->file;
-    uint64_t from = piece->at > begin ? piece->at : begin;
-    uint64_t to = least(piece->at + piece->nbytes, end);
+    bool in_place = p.host != NULL;
+    uint64_t from = p.at > begin ? p.at : begin;
+    uint64_t to = cm_least(p.at + p.nbytes, end);
     if (from >= to) {
         return true;
     }
-    bool in_place = piece->host != NULL;
-    run r = {.memory =
-                 in_place ? piece->host + (from - piece->at) : chunk->memory + from,
-             .nbytes = to - from,
-             .offset = piece->offset + (from - piece->at),
-             .range_index = piece->range_index};
+    p.host = in_place ? p.host : chunk->memory + p.at;
+    pass(&p, from - p.at);
+    p.nbytes = to - from;
     if (chunk->bounces) {
-        cm_layout bytes = {.run_nbytes = r.nbytes};
-        return bounce(chunk, r, &bytes);
+        cm_layout bytes = {.run_nbytes = p.nbytes};
+        return bounce(chunk, p, &bytes);
     }
-    return chunk->is_direct ? move_direct(file, r, !in_place && !file->request->writes)
-                            : move_run(file, r);
+    return chunk->is_direct ? move_direct(file, p, !in_place && !file->request->writes)
+                            : move_run(file, p);
 }
 
 /* A part of the chunk's bytes, of which some belong to no piece. */
@@ -303,7 +287,7 @@ move_part(const void *context, const cm_layout *part, void *dst CM_UNUSED,
     }
     uint64_t begin = (uint64_t)part->dst_offset;
     for (uint32_t i = 0; i < chunk->piece_count; i++) {
-        if (!move_piece(chunk, &chunk->pieces[i], begin, begin + part->run_nbytes)) {
+        if (!move_piece(chunk, chunk->pieces[i], begin, begin + part->run_nbytes)) {
             return;
         }
     }
@@ -322,7 +306,7 @@ advise(cm_file_chunk *chunk)
     for (uint32_t i = 0; i < chunk->piece_count; i++) {
         const cm_file_piece *piece = &chunk->pieces[i];
         for (uint64_t at = 0; at < piece->nbytes; at += longest) {
-            uint64_t nbytes = least(piece->nbytes - at, longest);
+            uint64_t nbytes = cm_least(piece->nbytes - at, longest);
             (void)enter(file, CM_FILE_ADVISE, &nbytes);
             (void)posix_fadvise(file->request->fd, (off_t)(piece->offset + at),
                                 (off_t)nbytes, POSIX_FADV_WILLNEED);

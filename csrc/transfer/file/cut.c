@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Ranges of a file cut into chunks: a long range becomes several, short ones share one
  * if their memory is of one sort. */
+#include "base/checked_math.h"
 #include "transfer/file/job.h"
 
 cm_status
@@ -21,12 +22,6 @@ cm_file_range_init(cm_file_range *range, uint64_t offset, const cm_region *regio
     range->region = cm_region_is_c_contiguous(region) ? NULL : region;
     return (uint64_t)INT64_MAX - range->nbytes < offset ? cm_fail(CM_EOVERFLOW, offset)
                                                         : cm_ok();
-}
-
-static uint64_t
-least(uint64_t a, uint64_t b)
-{
-    return a < b ? a : b;
 }
 
 /* The first place from `at` on that is as far from a page's beginning as `offset`. */
@@ -215,7 +210,7 @@ add_piece(cm_file_job *file, const cm_file_range *range, cm_file_chunk *chunk,
     if (at >= limit) {
         return false;
     }
-    uint64_t nbytes = least(range->nbytes - cursor->done, limit - at);
+    uint64_t nbytes = cm_least(range->nbytes - cursor->done, limit - at);
     bool on_device = chunk->device >= 0;
     chunk->pieces[chunk->piece_count++] = (cm_file_piece){
         .at = at,
