@@ -39,11 +39,11 @@ typedef struct cm_copy_task {
     _Atomic uint32_t ready_count; /* parts before that may be taken */
     _Atomic uint32_t done_count;
     _Atomic uint32_t part_count; /* of all */
+    cm_copy_way way;
     void *dst;
     const void *src;
     cm_move_part move;   /* the group's */
     const void *context; /* borrowed */
-    cm_copy_way way;
     uint32_t limit; /* threads below that number may take parts, beside the poster */
     int place;      /* among workers->places; -1: none was free */
     cm_cut cut;
