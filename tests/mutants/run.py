@@ -5,9 +5,10 @@
     python tests/mutants/run.py NAME --find tests/test_pool.py tests/c/test_pool.c
 
 A copy of the tree in a temporary folder is built once. All tests named in faults.py must
-pass there. Then, for each fault, its file alone is compiled again with the fault in it and
-each test named beside it must fail, not crash or hang unless the fault says so. `--find`
-runs other tests on a fault and says which fail: how the tests of a new one are chosen.
+pass there. Then, for each fault, its file alone (of a header what includes it) is compiled
+again with the fault in it and each test named beside it must fail, not crash or hang unless
+the fault says so. `--find` runs other tests on a fault and says which fail: how the tests
+of a new one are chosen.
 
 It needs gcc, the packages of `pip install '.[test]'` and CUDA's headers and static
 library, which setup.py finds (`make mutants` fetches them).
@@ -149,17 +150,24 @@ class Tree:
         self.run([*self.compile, "-o", str(out), source, *core, "-lpthread", "-lm"])
         return out
 
+    def compile_changed(self, file: str) -> None:
+        """The file, or of a header the sources that include it by name."""
+        line = f'#include "{file.removeprefix("csrc/")}"'
+        for source in self.sources:
+            if source == file or line in (self.root / source).read_text():
+                self.compile_one(source)
+
     def put_in(self, fault: Fault) -> str:
         """Compile the fault's file with it; returns the original text."""
         path = self.root / fault.file
         original = path.read_text()
         path.write_text(mutated(fault, original))
-        self.compile_one(fault.file)
+        self.compile_changed(fault.file)
         return original
 
     def take_out(self, fault: Fault, original: str) -> None:
         (self.root / fault.file).write_text(original)
-        self.compile_one(fault.file)
+        self.compile_changed(fault.file)
 
     # -- tests ---------------------------------------------------------------------------
 
