@@ -3,6 +3,7 @@
 #include <stdlib.h>
 
 #include "pool_world.h"
+#include "wait.h"
 
 static void
 test_pool_block_in_flight_waits_for_its_stream(void)
@@ -504,16 +505,31 @@ test_pool_failed_recording_becomes_a_fence(void)
     close_emulated(rt);
 }
 
+/* Once the stream's event was waited for. */
+static void *
+open_gate_late(void *argument)
+{
+    cm_stream *stream = argument;
+    WAIT_UNTIL(cm_faults_count(stream->rt, CM_OP_event_synchronize) > 0);
+    MUST(cm_emulated_gate_open(stream->rt, stream->handle));
+    return NULL;
+}
+
 static void
 test_pool_event_that_cannot_be_waited_for_falls_back_to_the_device(void)
 {
+    cm_thread thread;
     cm_runtime *rt = open_emulated(13000, 1, 256 * MIB);
     cm_pool *pool = open_pool(rt, PINNED);
     cm_stream *stream = open_stream(rt, 0);
     uint64_t released = 0;
-    give(pool, take(pool, CHUNK, NULL), stream, 0);
+    cm_block *block = take(pool, CHUNK, NULL);
+    hold_work(rt, stream, block);
+    give(pool, block, stream, 0);
     cm_faults_plan(rt, CM_OP_event_synchronize, 1, 999, true);
+    CHECK_OK(cm_thread_start(&thread, open_gate_late, stream));
     CHECK_OK(cm_pool_trim(pool, 0, true, &released));
+    cm_thread_join(thread);
     CHECK_EQ(released, CHUNK);
     CHECK_EQ(cm_faults_count(rt, CM_OP_device_synchronize), 1);
     cm_pool_release(pool);
