@@ -241,11 +241,11 @@ cm_ticket_submit(cm_ticket *ticket, cm_stream *stream, cm_stream *follower,
     CM_TRY(record_end(engine, stream, follower, &end_event));
     let_go_of_those_before(ticket); /* the device does what is submitted after them */
     cm_mutex_lock(&engine->lock);
-    ticket->device = stream->device;
-    ticket->start_event = start_event;
-    ticket->end_event = end_event;
-    ticket->lent = lent == NULL ? NULL : cm_stream_hold(lent);
-    ticket->side = side == NULL ? NULL : cm_stream_hold(side);
+    ticket->loan = (cm_loan){.device = stream->device,
+                             .start_event = start_event,
+                             .end_event = end_event,
+                             .stream = lent == NULL ? NULL : cm_stream_hold(lent),
+                             .side = side == NULL ? NULL : cm_stream_hold(side)};
     ticket->status = outcome;
     ticket->read = outcome.code == CM_ECANCELLED; /* the call tells */
     cm_ticket_enter_state_locked(ticket, CM_TICKET_SUBMITTED, &settled);
@@ -269,28 +269,24 @@ send_notices(cm_notice *notice)
     }
 }
 
-/* Give back what a ticket that is done and that nobody queries still has on loan. */
+/* So many queries are over. What a ticket that is done and that nobody queries still
+ * has on loan goes back. */
 static void
-give_back(cm_ticket *ticket)
+give_back(cm_ticket *ticket, uint32_t query_count)
 {
     cm_engine *engine = ticket->engine;
+    cm_loan loan = {.device = 0};
     cm_mutex_lock(&engine->lock);
-    cm_ticket had = {.device = ticket->device};
+    ticket->query_count -= query_count;
     if (ticket->state >= CM_TICKET_DONE && ticket->query_count == 0) {
-        had.start_event = ticket->start_event;
-        had.end_event = ticket->end_event;
-        had.lent = ticket->lent;
-        had.side = ticket->side;
-        ticket->start_event = 0;
-        ticket->end_event = 0;
-        ticket->lent = NULL;
-        ticket->side = NULL;
+        loan = ticket->loan;
+        ticket->loan = (cm_loan){.device = 0};
     }
     cm_mutex_unlock(&engine->lock);
-    cm_cache_give_event(engine, had.device, had.start_event);
-    cm_cache_give_event(engine, had.device, had.end_event);
-    cm_cache_give_stream(engine, had.lent);
-    cm_cache_give_side(engine, had.side, true);
+    cm_cache_give_event(engine, loan.device, loan.start_event);
+    cm_cache_give_event(engine, loan.device, loan.end_event);
+    cm_cache_give_stream(engine, loan.stream);
+    cm_cache_give_side(engine, loan.side, true);
 }
 
 static bool
@@ -312,12 +308,8 @@ begin_query(cm_ticket *ticket, bool may)
 static void
 end_query(cm_ticket *ticket)
 {
-    cm_engine *engine = ticket->engine;
-    cm_mutex_lock(&engine->lock);
-    ticket->query_count--;
-    cm_mutex_unlock(&engine->lock);
-    give_back(ticket);
-    cm_engine_end_call(engine);
+    give_back(ticket, 1);
+    cm_engine_end_call(ticket->engine);
 }
 
 /* Of the parts, which are over, the first failure is the whole's. Lock held. */
@@ -338,15 +330,16 @@ cm_ticket_finish(cm_ticket *ticket, cm_status status, bool read)
     cm_engine *engine = ticket->engine;
     cm_list settled;
     cm_list_init(&settled);
+    const cm_loan *loan = &ticket->loan;
     double seconds = (double)(cm_now_ns() - ticket->start_ns) * 1e-9;
-    if (ticket->start_event != 0 && ticket->end_event != 0 && cm_is_ok(status)) {
+    if (loan->start_event != 0 && loan->end_event != 0 && cm_is_ok(status)) {
         float milliseconds = 0;
         cm_status asked;
         /* A thread without a context would make one on device 0. The copy is done,
          * whatever comes of asking how long it took. */
-        CM_IN_SCOPE(asked, engine->rt, ticket->device,
-                    cm_rt_event_elapsed(engine->rt, ticket->start_event,
-                                        ticket->end_event, &milliseconds));
+        CM_IN_SCOPE(asked, engine->rt, loan->device,
+                    cm_rt_event_elapsed(engine->rt, loan->start_event, loan->end_event,
+                                        &milliseconds));
         if (cm_is_ok(asked)) {
             seconds = (double)milliseconds * 1e-3;
         }
@@ -379,7 +372,7 @@ cm_ticket_finish(cm_ticket *ticket, cm_status status, bool read)
     }
     cm_mutex_unlock(&engine->lock);
     send_notices(notices);
-    give_back(ticket);
+    give_back(ticket, 0);
     settle(&settled);
 }
 
@@ -436,7 +429,8 @@ look_at_end(cm_ticket *ticket)
 {
     cm_engine *engine = ticket->engine;
     bool done;
-    cm_status status = ask_device(engine->rt, ticket->device, ticket->end_event, &done);
+    cm_status status =
+        ask_device(engine->rt, ticket->loan.device, ticket->loan.end_event, &done);
     cm_mutex_lock(&engine->lock);
     bool mine = (done || !cm_is_ok(status)) && !ticket->finishing;
     await_finishing_locked(ticket);
@@ -679,7 +673,7 @@ queue_wait(cm_ticket *ticket, cm_stream *stream)
     if (!query) {
         return cm_ok();
     }
-    cm_status status = cm_stream_wait_event(stream, ticket->end_event);
+    cm_status status = cm_stream_wait_event(stream, ticket->loan.end_event);
     end_query(ticket);
     return status;
 }
@@ -708,10 +702,11 @@ cm_ticket_take_stream(cm_ticket *ticket, int device)
     if (ticket->state == CM_TICKET_SUBMITTED && ticket->is_whole) {
         ticket = ticket->after[ticket->after_count - 1];
     }
-    if (ticket->state == CM_TICKET_SUBMITTED && ticket->lent != NULL
-        && ticket->lent->device == device) {
-        stream = ticket->lent;
-        ticket->lent = NULL;
+    cm_loan *loan = &ticket->loan;
+    if (ticket->state == CM_TICKET_SUBMITTED && loan->stream != NULL
+        && loan->device == device) {
+        stream = loan->stream;
+        loan->stream = NULL;
     }
     cm_mutex_unlock(&ticket->engine->lock);
     return stream;

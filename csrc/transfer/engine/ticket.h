@@ -23,6 +23,15 @@ typedef struct cm_notice {
     int fd; /* owned */
 } cm_notice;
 
+/* What a ticket has of the cache. */
+typedef struct cm_loan {
+    int device;           /* of the events and the stream */
+    uint64_t start_event; /* 0: none */
+    uint64_t end_event;
+    cm_stream *stream; /* NULL: not ours */
+    cm_stream *side;   /* beside the one that ends it; NULL: none */
+} cm_loan;
+
 struct cm_ticket {
     cm_list node; /* in engine->watched or engine->unread */
     cm_engine *engine;
@@ -57,11 +66,7 @@ struct cm_ticket {
     uint32_t query_count; /* threads that look at the events now */
     cm_status status;
     double seconds;
-    int device;           /* of the events and the stream */
-    uint64_t start_event; /* lent; 0: none */
-    uint64_t end_event;
-    cm_stream *lent; /* internal stream, in use until done; may be NULL */
-    cm_stream *side; /* the same, beside the one that ends it */
+    cm_loan loan; /* until it is done */
     cm_notice *notices;
     cm_keep keep[4];
     uint32_t keep_count;

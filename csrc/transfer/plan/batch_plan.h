@@ -59,18 +59,6 @@ typedef struct cm_many {
     uint64_t counted_nbytes; /* ... and their bytes */
 } cm_many;
 
-/* A run of addresses. */
-typedef struct cm_byte_span {
-    uint64_t begin;
-    uint64_t end;
-} cm_byte_span;
-
-static inline bool
-cm_byte_spans_meet(cm_byte_span a, cm_byte_span b)
-{
-    return a.begin < b.end && b.begin < a.end;
-}
-
 /* Does one span of `dst` share an address with another of them or with one of `src`?
  * Sorts both. */
 bool cm_byte_spans_touch(cm_byte_span *dst, cm_byte_span *src, uint64_t count);

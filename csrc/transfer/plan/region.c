@@ -135,32 +135,27 @@ cm_region_broadcast(const cm_region *dst, cm_region *src)
 }
 
 static bool
-intervals_meet(uint64_t a, uint64_t a_nbytes, uint64_t b, uint64_t b_nbytes)
+meet_at(uint64_t a, const int64_t *a_bounds, uint64_t b, const int64_t *b_bounds)
 {
-    return a < b ? b - a < a_nbytes : a - b < b_nbytes;
+    return a != 0 && b != 0
+           && cm_byte_spans_meet(
+               (cm_byte_span){a + (uint64_t)a_bounds[0], a + (uint64_t)a_bounds[1]},
+               (cm_byte_span){b + (uint64_t)b_bounds[0], b + (uint64_t)b_bounds[1]});
 }
 
 bool
 cm_region_may_overlap(const cm_region *a, const cm_region *b)
 {
-    int64_t a_low, a_high, b_low, b_high;
-    if (!cm_is_ok(cm_region_bounds(a, &a_low, &a_high))
-        || !cm_is_ok(cm_region_bounds(b, &b_low, &b_high))) {
+    int64_t of_a[2], of_b[2];
+    if (!cm_is_ok(cm_region_bounds(a, &of_a[0], &of_a[1]))
+        || !cm_is_ok(cm_region_bounds(b, &of_b[0], &of_b[1]))) {
         return true;
     }
-    uint64_t a_nbytes = (uint64_t)(a_high - a_low);
-    uint64_t b_nbytes = (uint64_t)(b_high - b_low);
-    if (a_nbytes == 0 || b_nbytes == 0) {
+    if (of_a[0] == of_a[1] || of_b[0] == of_b[1]) {
         return false;
     }
-    if (a->host != NULL && b->host != NULL
-        && intervals_meet((uintptr_t)a->host + (uint64_t)a_low, a_nbytes,
-                          (uintptr_t)b->host + (uint64_t)b_low, b_nbytes)) {
-        return true;
-    }
-    return a->address != 0 && b->address != 0
-           && intervals_meet(a->address + (uint64_t)a_low, a_nbytes,
-                             b->address + (uint64_t)b_low, b_nbytes);
+    return meet_at((uintptr_t)a->host, of_a, (uintptr_t)b->host, of_b)
+           || meet_at(a->address, of_a, b->address, of_b);
 }
 
 bool

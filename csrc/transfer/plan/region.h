@@ -21,6 +21,19 @@ typedef struct cm_region {
     int64_t strides[CM_MAX_NDIM]; /* bytes, may be negative or 0 */
 } cm_region;
 
+/* A run of addresses. */
+typedef struct cm_byte_span {
+    uint64_t begin;
+    uint64_t end;
+} cm_byte_span;
+
+/* Neither is empty. */
+static inline bool
+cm_byte_spans_meet(cm_byte_span a, cm_byte_span b)
+{
+    return a.begin < b.end && b.begin < a.end;
+}
+
 /* Elements in the region (0 if any length is 0). Fails: CM_EOVERFLOW past 63 bits. */
 CM_NODISCARD cm_status cm_region_count(const cm_region *region, int64_t *out);
 
