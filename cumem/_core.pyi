@@ -962,7 +962,8 @@ class Transfer:
     @property
     def route(self) -> str:
         """How the bytes went: "nothing", "host", "direct", "direct-2d", "peer",
-        "peer-staged", "kernel", "staged" or "staged-kernel".
+        "peer-staged", "kernel", "staged" or "staged-kernel"; of many at once also "table",
+        "batch", "staged-table" or "several", of a file "file".
         """
     @property
     def progress(self) -> int:

@@ -42,7 +42,7 @@ typedef struct cm_block {
     uint64_t nbytes;    /* usable bytes, >= what was asked for */
 } cm_block;
 
-/* Counted by one list; the snapshot struct follows it. Bytes unless the name says
+/* Counted by one list, which makes cm_pool_counters. Bytes unless the name says
  * count or ns. */
 #define CM_POOL_PEAKS(X)                                                               \
     X(peak_live_nbytes)                                                                \

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* DLPack's element types as dtypes, both ways. */
+/* DLPack's element types as dtypes, both ways: those that NumPy itself has. The others
+ * are NAMED_TYPES of cumem/extension/foreign_memory.py. */
 #include "python/protocols/dlpack.h"
 #include "python/core/numpy_bridge.h"
 

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The one entry for moving bytes: takes two regions, plans, and moves them directly, by
- * kernel or staged. Owns the internal streams, the job threads and the strided-copy
+/* The entry for moving bytes, of one copy or fill (batch.h: of many): takes two
+ * regions,
+ * plans, and moves them directly, by kernel or staged. Owns the internal streams, the job threads and the strided-copy
  * kernel. Knows nothing of Python: what must stay alive is a `keep` with a drop
  * function.
  * Locks: one mutex over its lists, never held across a runtime call that can wait. */

@@ -26,8 +26,8 @@ typedef struct cm_peer_facts {
     bool apart;  /* neither ever reaches the other */
 } cm_peer_facts;
 
-/* piece_nbytes follows from nbytes, is_fresh and the tuning alone, whatever the route.
- */
+/* Of one copy: piece_nbytes follows from nbytes, is_fresh and the tuning alone,
+ * whatever the route. Batches and files fill in their own. */
 typedef struct cm_plan {
     cm_route route;
     int device;            /* whose stream does the work; -1: the host */
@@ -71,7 +71,7 @@ cm_route cm_plan_staged_route(const cm_layout *layout, bool up);
 /* The pieces, anew after a change of route or layout. */
 void cm_plan_count_pieces(cm_plan *plan, const cm_tuning *tuning);
 
-/* Pieces in flight at once, of a plan that goes through page-locked blocks. */
+/* Pieces in flight at once, of a copy or batch through page-locked blocks. */
 uint64_t cm_plan_slot_count(const cm_plan *plan, const cm_tuning *tuning);
 
 /* How a plan that goes in pieces cuts `core`, its layout without repeats. */

@@ -59,8 +59,8 @@ cm_slot_at(cm_ring *ring, uint64_t index)
 /* Make job->ring, if it is not there: a job that waited has one already. Fails: CM_EFAULT,
  * CM_ENOMEM. */
 CM_NODISCARD cm_status cm_ring_create(cm_job *job);
-/* The same of so many slots for what `cut_next` cuts: the next piece, and whether that
- * is the last. */
+/* One of so many slots, where there is none yet, for what `cut_next` cuts: the next
+ * piece, and whether that is the last. */
 CM_NODISCARD cm_status cm_ring_create_for(cm_job *job, uint64_t slot_room,
                                           cm_status (*cut_next)(cm_job *job,
                                                                 cm_slot *s));

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What the rows of routes.c call for one copy: each queues it on the job's stream, or
+/* What the rows of CM_ROUTES (plan/route.h) call for one copy: each queues it on the
+ * job's stream, or
  * makes it. Fails: what the runtime's calls do; CM_ECANCELLED. Locks: none; of the
  * thread that runs the job. */
 #ifndef CM_TRANSFER_ROUTES_ROUTES_H
@@ -43,8 +44,7 @@ void cm_job_open_group(cm_job *job, cm_task_group *group);
 CM_NODISCARD cm_status cm_job_moved_status(const cm_job *job);
 
 /* short_copy.c: do the copy here and now if it is short and nothing is in its way;
- * false:
- * nothing is done. Blocks. The keeps stay the caller's unless `*kept`. */
+ * false: nothing is done. Blocks. The keeps stay the caller's unless `*kept`. */
 bool cm_engine_try_short_copy(cm_engine *engine, const cm_copy_request *request,
                               const cm_tuning *tuning, cm_status *out, bool *kept);
 

@@ -11,7 +11,7 @@ typedef struct cm_explanation {
     cm_tuning tuning; /* resolved */
     cm_end_facts dst_facts;
     cm_end_facts src_facts;
-    bool is_short;         /* made by the calling thread with one runtime call */
+    bool is_short;         /* made by the calling thread with few runtime calls */
     bool is_bounced;       /* ... through a page-locked block of its own */
     bool overlaps;         /* the source is read whole first */
     bool is_broadcast;     /* the source is repeated */
