@@ -240,6 +240,7 @@ for upload in (True, False):
     device = cumem.full(700 * KIB, 1, "u1", kind="device")
     pair = (device, array) if upload else (array, device)
     testing.gate_close(stream)
+    cumem.Event().record(stream)  # it is busy: a short copy waits
     with ThreadPoolExecutor(1) as pool:
         done = pool.submit(lambda: cumem.copy(*pair, stream=stream))
         while not testing.pending_transfers():  # it waits for the stream
