@@ -514,7 +514,37 @@ test_engine_takes_no_kernel_to_memory_a_peer_may_use_in_part(void)
 }
 
 /* clang-format off */
+/* An ordinary block has to do, as where that pool has nothing left. */
+static void
+test_engine_packs_without_a_page_locked_pool(void)
+{
+    enum { NBYTES = 5 << 20, APART = 3 };
+    world w;
+    open_world(&w);
+    memory device = take_memory(&w, CM_KIND_DEVICE, 0, NBYTES);
+    memory plain = take_memory(&w, CM_KIND_PAGEABLE, 0, (uint64_t)NBYTES * APART);
+    memset(plain.bytes, 0, plain.nbytes);
+    memset(device.bytes, 7, NBYTES);
+    cm_pool *pool = w.engine->pinned_pool;
+    w.engine->pinned_pool = NULL;
+    cm_copy_request request = {.dst = row(&plain, 0, NBYTES, APART, 1),
+                               .src = row(&device, 0, NBYTES, 1, 1),
+                               .stream = w.streams[0],
+                               .blocking = true};
+    CHECK_OK(cm_engine_copy(w.engine, &request, NULL));
+    uint64_t wrong = 0;
+    for (uint64_t i = 0; i < plain.nbytes; i++) {
+        wrong += plain.bytes[i] != (i % APART == 0 ? 7 : 0);
+    }
+    CHECK_EQ(wrong, 0);
+    w.engine->pinned_pool = pool;
+    give_memory(&w, &device);
+    give_memory(&w, &plain);
+    close_world(&w);
+}
+
 MAIN(RUN(test_engine_random_copies_between_all_kinds)
+     RUN(test_engine_packs_without_a_page_locked_pool)
      RUN(test_engine_large_copies_go_in_pieces)
      RUN(test_engine_more_threads_pack_when_the_device_waits)
      RUN(test_engine_overlapping_ends_read_first)

@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include "engine_world.h"
+#include "transfer/engine/private.h"
 #include "transfer/file/faults.h"
 
 enum {
@@ -171,6 +172,25 @@ test_file_ranges_of_every_kind(void)
         check_writing(&s, &p, direct);
         close_setup(&s);
     }
+}
+
+/* An ordinary block has to do. */
+static void
+test_file_without_a_page_locked_pool(void)
+{
+    setup s;
+    plan p;
+    cm_file_failure failure;
+    open_setup(&s, 0);
+    make_plan(&s, &p);
+    cm_pool *pool = s.w.engine->pinned_pool;
+    s.w.engine->pinned_pool = NULL;
+    cm_file_request request = request_for(&s, &p, NULL);
+    CHECK_OK(cm_engine_transfer_file(s.w.engine, &request, &failure));
+    check_memory(&s, &p);
+    check_writing(&s, &p, CM_FILE_DIRECT_NEVER);
+    s.w.engine->pinned_pool = pool;
+    close_setup(&s);
 }
 
 /* -- failures ---------------------------------------------------------------------------- */
@@ -345,6 +365,7 @@ test_file_interrupted_call_leaves_its_copies_behind_the_keep(void)
         cm_faults_plan(s.w.rt, CM_OP_none, 0, 0, false);
         request.copy.after_count = 0;
         request.range_count = 1;
+        s.w.engine->drain_ns = 1000000; /* the stream is shut, which no waiting ends */
         shut(&s.w, s.w.streams[0]);
         CHECK_CODE(cm_engine_transfer_file(s.w.engine, &request, &failure),
                    CM_ECANCELLED);
@@ -356,6 +377,45 @@ test_file_interrupted_call_leaves_its_copies_behind_the_keep(void)
         request.copy.interrupted = NULL;
         request.copy.keep_count = 0;
         CHECK_OK(cm_engine_transfer_file(s.w.engine, &request, &failure));
+        close_setup(&s);
+    }
+}
+
+static bool
+interrupt_and_open(void *argument)
+{
+    setup *s = argument;
+    bool interrupted = interrupt(s);
+    if (interrupted) {
+        unshut(&s->w, s->w.streams[0]);
+    }
+    return interrupted;
+}
+
+/* Its memory may be used again where that does not take long. */
+static void
+test_file_interrupted_call_waits_for_its_copies(void)
+{
+    for (int writes = 0; writes < 2; writes++) {
+        setup s;
+        plan p;
+        cm_file_failure failure;
+        atomic_int drops = 0;
+        open_setup(&s, 0);
+        make_plan(&s, &p);
+        cm_file_request request = request_for(&s, &p, &drops);
+        request.writes = writes;
+        request.copy.interrupted = interrupt_and_open;
+        request.copy.interrupted_argument = &s;
+        request.copy.after_count = 0;
+        request.range_count = 1;
+        cm_faults_plan(s.w.rt, CM_OP_none, 0, 0, false);
+        s.w.engine->drain_ns = UINT64_MAX >> 1;
+        shut(&s.w, s.w.streams[0]);
+        CHECK_CODE(cm_engine_transfer_file(s.w.engine, &request, &failure),
+                   CM_ECANCELLED);
+        CHECK_EQ(atomic_load(&drops), 1);
+        CHECK_EQ(cm_engine_count_pending(s.w.engine), 0);
         close_setup(&s);
     }
 }
@@ -416,9 +476,10 @@ test_file_calls_of_several_threads(void)
     close_setup(&s);
 }
 
-MAIN(RUN(test_file_ranges_of_every_kind)
+MAIN(RUN(test_file_ranges_of_every_kind) RUN(test_file_without_a_page_locked_pool)
          RUN(test_file_direct_read_stays_within_its_memory) RUN(test_file_end_is_told)
              RUN(test_file_every_call_on_the_file_may_fail)
                  RUN(test_file_interrupted_call_leaves_its_copies_behind_the_keep)
-                     RUN(test_file_calls_of_several_threads)
-                         RUN(test_file_every_runtime_call_may_fail))
+                     RUN(test_file_interrupted_call_waits_for_its_copies)
+                         RUN(test_file_calls_of_several_threads)
+                             RUN(test_file_every_runtime_call_may_fail))
