@@ -3,11 +3,11 @@
 
 from __future__ import annotations
 
-import math
 import operator
 from typing import TYPE_CHECKING, Any, Literal, Self, final
 
 from cumem import _core
+from cumem.extension.arguments import read_seconds, wrong_type
 from cumem.kinds import (
     ATTACH_HOST,
     KINDS,
@@ -302,12 +302,7 @@ def _idle_trim_ns(seconds: Any) -> int:
     """What `Pool.idle_trim` takes, in nanoseconds; 0 for None."""
     if seconds is None:
         return 0
-    try:
-        value = math.fsum((seconds,))  # a float, and of numbers alone
-    except TypeError:
-        raise TypeError(
-            _refusal("idle_trim", "a number of seconds or None", seconds)
-        ) from None
+    value = read_seconds(seconds, "idle_trim")
     if not 0 < value <= 1e9:
         raise ValueError(
             f"idle_trim must be a number of seconds above 0, not {seconds!r}"
@@ -336,7 +331,7 @@ def _node(kind: str, numa_node: Any) -> int:
     if kind not in PAGE_LOCKED:
         raise _other_kind("numa_node", kind, "pinned and mapped")
     if isinstance(numa_node, bool) or not hasattr(numa_node, "__index__"):
-        raise TypeError(_refusal("numa_node", "an int or None", numa_node))
+        raise wrong_type("numa_node", "an int or None", numa_node)
     node = operator.index(numa_node)
     mask = _core._numa_nodes()
     nodes = [each for each in range(mask.bit_length()) if mask >> each & 1]
@@ -351,7 +346,7 @@ def _node(kind: str, numa_node: Any) -> int:
 def _is_second(value: Any, name: str, first: str, second: str) -> bool:
     """Which of two words it is."""
     if not isinstance(value, str):
-        raise TypeError(_refusal(name, "a str", value))
+        raise wrong_type(name, "a str", value)
     if value not in (first, second):
         raise ValueError(f"{name} must be '{first}' or '{second}', not {value!r}")
     return value == second
@@ -361,11 +356,7 @@ def _truth(value: Any, name: str) -> bool:
     try:
         return bool(value)
     except (TypeError, ValueError):  # an array of many elements
-        raise TypeError(_refusal(name, "true or false", value)) from None
-
-
-def _refusal(name: str, expected: str, value: object) -> str:
-    return f"{name} must be {expected}, not {type(value).__name__}"
+        raise wrong_type(name, "true or false", value) from None
 
 
 def _other_kind(name: str, kind: str, of: str) -> ValueError:

@@ -18,7 +18,7 @@ def read_shape(shape: Any, name: str, most: int) -> tuple[int, ...]:
     """The lengths that an int, or a sequence of at most `most` ints, stands for."""
     # bytes are sequences of ints and True is an int, but nobody means a shape
     if isinstance(shape, (str, bytes, bytearray, bool)):
-        raise TypeError(_refusal(name, _SHAPE, shape))
+        raise wrong_type(name, _SHAPE, shape)
     if hasattr(type(shape), "__getitem__") and not isinstance(shape, dict):
         try:
             len(shape)
@@ -37,7 +37,7 @@ def _length(value: Any, name: str) -> int:
     try:
         length = operator.index(value)
     except TypeError:  # an array of two elements, for one
-        raise TypeError(_refusal(name, _SHAPE, value)) from None
+        raise wrong_type(name, _SHAPE, value) from None
     if not -(2**63) <= length < 2**63:
         raise ValueError(f"{name}: {length} does not fit in 63 bits")
     if length < 0:
@@ -53,7 +53,7 @@ def read_device(device: Any, name: str, current: int) -> int:
     elif hasattr(kind, "type") and hasattr(kind, "index"):
         text = str(device)  # torch writes "cuda:0" and "cpu"
     else:
-        raise TypeError(_refusal(name, 'an int, a Device, "cuda:N" or None', device))
+        raise wrong_type(name, 'an int, a Device, "cuda:N" or None', device)
     match = re.fullmatch(r"cuda(?::(\d{1,9}))?", text, re.ASCII)
     if match is None:
         raise ValueError(f'{name} must be "cuda" or "cuda:N", not {text!r}')
@@ -71,18 +71,22 @@ def refuse_dtype(dtype: np.dtype[Any]) -> None:
     raise TypeError(f"dtype {dtype!r}: {why}")
 
 
+def read_seconds(seconds: Any, name: str) -> float:
+    """A number of seconds, of any type that Python reads as a float."""
+    try:
+        return math.fsum((seconds,))  # a float, and of numbers alone
+    except TypeError:
+        raise wrong_type(name, "a number of seconds or None", seconds) from None
+
+
 def read_timeout(seconds: Any) -> int:
     """In nanoseconds; what is longer than 30 years is for ever."""
-    try:
-        value = math.fsum((seconds,))  # a float, and of numbers alone
-    except TypeError:
-        raise TypeError(
-            _refusal("timeout", "a number of seconds or None", seconds)
-        ) from None
+    value = read_seconds(seconds, "timeout")
     if not value >= 0:
         raise ValueError(f"timeout must be at least 0 seconds, not {seconds!r}")
     return int(value * 1e9) if value < 1e9 else 2**64 - 1
 
 
-def _refusal(name: str, expected: str, value: object) -> str:
-    return f"{name} must be {expected}, not {type(value).__name__}"
+def wrong_type(name: str, expected: str, value: object) -> TypeError:
+    """What says that an argument is of another type than was expected."""
+    return TypeError(f"{name} must be {expected}, not {type(value).__name__}")

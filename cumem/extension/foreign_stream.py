@@ -8,6 +8,7 @@ from typing import Any
 
 from cumem import _core
 from cumem.devices import Device
+from cumem.extension.arguments import wrong_type
 
 _FOREIGN = (
     "a Stream, an int or an object with __cuda_stream__, .cuda_stream, .ptr or .handle"
@@ -29,7 +30,7 @@ def read_handle(
     stream `argument`.
     """
     if isinstance(stream, (bool, str, float)):
-        raise _refusal(argument, _EXPECTED.get(argument, _FOREIGN), stream)
+        raise wrong_type(argument, _EXPECTED.get(argument, _FOREIGN), stream)
     if isinstance(stream, int):
         return _from_int(stream, argument), False
     for answer in answers:
@@ -45,12 +46,14 @@ def read_handle(
         for name in _NAMES:
             if hasattr(stream, name):
                 return _from_value(getattr(stream, name), f".{name}"), True
-    raise _refusal(argument, _EXPECTED.get(argument, _FOREIGN), stream)
+    raise wrong_type(argument, _EXPECTED.get(argument, _FOREIGN), stream)
 
 
 def _from_protocol(answer: object) -> int:
     if not isinstance(answer, tuple):
-        raise _refusal("the answer of __cuda_stream__()", "a tuple (0, handle)", answer)
+        raise wrong_type(
+            "the answer of __cuda_stream__()", "a tuple (0, handle)", answer
+        )
     if len(answer) != 2:
         raise ValueError(
             f"__cuda_stream__() must answer a tuple (0, handle), not {len(answer)} items"
@@ -81,7 +84,7 @@ def _from_value(value: Any, name: str) -> int:
     if isinstance(value, (bool, float, str, bytes, bytearray)) or not (
         hasattr(value, "__index__") or hasattr(value, "__int__")
     ):
-        raise _refusal(name, "an int", value)
+        raise wrong_type(name, "an int", value)
     return _from_int(int(value), name)
 
 
@@ -91,7 +94,3 @@ def _from_int(number: int, name: str) -> int:
             f"{name}: a stream handle is an int from 0 to 2**64 - 1, not {number!r}"
         )
     return number
-
-
-def _refusal(name: str, expected: str, value: object) -> TypeError:
-    return TypeError(f"{name} must be {expected}, not {type(value).__name__}")

@@ -14,6 +14,7 @@ from itertools import pairwise
 from typing import Any, NoReturn
 
 from cumem import _core
+from cumem.extension.arguments import wrong_type
 
 MAX_NDIM = 64
 
@@ -183,7 +184,7 @@ def _read_order(named: dict[str, Any]) -> str:
     for name in named:
         raise TypeError(f"reshape() got an unexpected keyword argument '{name}'")
     if order is not None and not isinstance(order, str):
-        raise TypeError(_refusal("order", '"C" or "F"', order))
+        raise wrong_type("order", '"C" or "F"', order)
     if order not in (None, "C", "F"):
         raise ValueError(f'order must be "C" or "F", not {order!r}')
     return order or "C"
@@ -208,7 +209,7 @@ def _integers(
     try:
         numbers = tuple(numbers)
     except TypeError:
-        raise TypeError(_refusal(name, expected, numbers)) from None
+        raise wrong_type(name, expected, numbers) from None
     return [_integer(number, name) for number in numbers]
 
 
@@ -216,14 +217,10 @@ def _integer(value: Any, name: str) -> int:
     try:
         number = operator.index(value)
     except TypeError:  # an array of two elements, for one, has an index and no value
-        raise TypeError(_refusal(name, "an int", value)) from None
+        raise wrong_type(name, "an int", value) from None
     if not -(2**63) <= number < 2**63:
         raise ValueError(f"{name}: {number} does not fit in 63 bits")
     return number
-
-
-def _refusal(name: str, expected: str, value: object) -> str:
-    return f"{name} must be {expected}, not {type(value).__name__}"
 
 
 # -- strides ---------------------------------------------------------------------------
