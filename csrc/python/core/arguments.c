@@ -7,6 +7,20 @@
 #include "base/checked_math.h"
 
 int
+cm_arg_find_attribute(PyObject *object, const char *name, PyObject **out)
+{
+    *out = PyObject_GetAttrString(object, name);
+    if (*out != NULL) {
+        return 1;
+    }
+    if (!PyErr_ExceptionMatches(PyExc_AttributeError)) {
+        return -1;
+    }
+    PyErr_Clear();
+    return 0;
+}
+
+int
 cm_arg_refuse(PyObject *object, const char *name, const char *expected)
 {
     PyObject *type = PyType_GetName(Py_TYPE(object));

@@ -21,6 +21,9 @@ cm_arg_is_given(const PyObject *object)
     return object != NULL && object != Py_None;
 }
 
+/* 1 and a new reference, 0 where there is no such attribute, -1 with an exception. */
+int cm_arg_find_attribute(PyObject *object, const char *name, PyObject **out);
+
 /* TypeError "{name} must be {expected}, not {type of object}"; always -1. */
 int cm_arg_refuse(PyObject *object, const char *name, const char *expected);
 /* An int or a sequence of ints, each >= 0, at most CM_MAX_NDIM of them. */

@@ -178,21 +178,6 @@ cm_current_stream(cm_state *state, int device)
 
 /* -- of another library ------------------------------------------------------------- */
 
-/* 1 and a new reference, 0 when there is no such attribute, -1 on another failure. */
-static int
-find_attribute(PyObject *object, const char *name, PyObject **out)
-{
-    *out = PyObject_GetAttrString(object, name);
-    if (*out != NULL) {
-        return 1;
-    }
-    if (!PyErr_ExceptionMatches(PyExc_AttributeError)) {
-        return -1;
-    }
-    PyErr_Clear();
-    return 0;
-}
-
 /* An int that is a handle at a look; false, without an exception, for all others. */
 static bool
 is_handle(PyObject *number, uint64_t *out)
@@ -233,14 +218,14 @@ ask_usual(PyObject *object, uint64_t *out, PyObject **answer)
 {
     PyObject *value;
     *answer = NULL;
-    int found = find_attribute(object, "__cuda_stream__", &value);
+    int found = cm_arg_find_attribute(object, "__cuda_stream__", &value);
     if (found == 1) {
         found = ask_protocol(value, out, answer);
         Py_DECREF(value);
         return found;
     }
     if (found == 0) {
-        found = find_attribute(object, "cuda_stream", &value);
+        found = cm_arg_find_attribute(object, "cuda_stream", &value);
     }
     if (found == 1) {
         found = is_handle(value, out);
@@ -283,7 +268,7 @@ named_device(const cm_runtime *rt, PyObject *object)
     static const char *const names[] = {"device_index", "device_id"};
     for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
         PyObject *value;
-        int found = find_attribute(object, names[i], &value);
+        int found = cm_arg_find_attribute(object, names[i], &value);
         if (found < 0) {
             return -2;
         }

@@ -274,21 +274,6 @@ import_bare_capsule(cm_state *state, PyObject *capsule)
     return buffer;
 }
 
-/* 1 and a new reference, 0 without, -1 with an exception. */
-static int
-find_attribute(PyObject *object, const char *name, PyObject **out)
-{
-    *out = PyObject_GetAttrString(object, name);
-    if (*out != NULL) {
-        return 1;
-    }
-    if (!PyErr_ExceptionMatches(PyExc_AttributeError)) {
-        return -1;
-    }
-    PyErr_Clear();
-    return 0;
-}
-
 /* -- asked by the C exchange API ---------------------------------------------------- */
 
 /* A type's own: one that inherits it may have changed what it means. NULL without an
@@ -339,7 +324,7 @@ static int
 has_gradient(PyObject *object)
 {
     PyObject *value;
-    int found = find_attribute(object, "requires_grad", &value);
+    int found = cm_arg_find_attribute(object, "requires_grad", &value);
     bool has = value != Py_False;
     Py_XDECREF(value);
     return found == 1 ? has : found;
@@ -604,9 +589,9 @@ import_protocol(cm_state *state, PyObject *object, cm_stream *given)
     PyObject *method = NULL;
     PyObject *device_method = NULL;
     int found =
-        PyType_Check(object) ? 0 : find_attribute(object, "__dlpack__", &method);
+        PyType_Check(object) ? 0 : cm_arg_find_attribute(object, "__dlpack__", &method);
     if (found == 1) {
-        found = find_attribute(object, "__dlpack_device__", &device_method);
+        found = cm_arg_find_attribute(object, "__dlpack_device__", &device_method);
     }
     if (found == 1) {
         buffer = import_from(state, object, method, device_method, given);
@@ -635,7 +620,7 @@ check_sign(PyObject *object, PyObject *imported)
         return 0;
     }
     PyObject *method;
-    int found = find_attribute(object, "is_neg", &method);
+    int found = cm_arg_find_attribute(object, "is_neg", &method);
     if (found <= 0) {
         return found;
     }

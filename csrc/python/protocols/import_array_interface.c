@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Buffers over `__cuda_array_interface__` dictionaries, which the package reads and
  * checks, entry by entry. */
+#include "python/core/arguments.h"
 #include "python/core/errors.h"
 #include "python/protocols/import.h"
 #include "python/protocols/protocols.h"
@@ -87,14 +88,10 @@ import_entries(cm_state *state, PyObject *object, PyObject *entries, cm_stream *
 PyObject *
 cm_import_array_interface(cm_state *state, PyObject *object, cm_stream *stream)
 {
-    PyObject *entries =
-        PyType_Check(object) ? NULL : PyObject_GetAttrString(object, CAI);
-    if (entries == NULL) {
-        if (PyErr_Occurred() && !PyErr_ExceptionMatches(PyExc_AttributeError)) {
-            return NULL;
-        }
-        PyErr_Clear();
-        return Py_NewRef(Py_NotImplemented);
+    PyObject *entries = NULL;
+    int found = PyType_Check(object) ? 0 : cm_arg_find_attribute(object, CAI, &entries);
+    if (found <= 0) {
+        return found < 0 ? NULL : Py_NewRef(Py_NotImplemented);
     }
     PyObject *buffer = import_entries(state, object, entries, stream);
     Py_DECREF(entries);
