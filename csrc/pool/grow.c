@@ -344,8 +344,8 @@ plan_place_locked(cm_pool *pool, uint64_t size, const cm_heap_view *view,
     uint64_t granule = pool->source->granule;
     *plan = (place_plan){0};
     cm_heap_settle(&pool->heap, view);
-    cm_heap_find_hole(&pool->heap, size, cm_pool_align_of(pool, size), view, UINT64_MAX,
-                      true, &plan->at);
+    cm_heap_find_hole(&pool->heap, size, cm_pool_align_of(pool, size), view, true,
+                      &plan->at);
     if (plan->at.first == NULL) {
         /* No addresses are left, so there could not be memory for all of them either,
          * unless a limit says so before. */

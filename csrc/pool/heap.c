@@ -544,7 +544,7 @@ look_in_bin(const cm_list *bin, uint64_t look, uint64_t nbytes, uint64_t align,
 /* The place at `begin` in the run of spans from `first` to the address `end`. */
 static void
 try_hole(cm_heap_span *first, cm_address end, cm_address begin, uint64_t nbytes,
-         uint64_t most_missing, bool grows, cm_hole *best)
+         bool grows, cm_hole *best)
 {
     uint64_t granule = first->arena->granule;
     cm_address run_begin = first->block.address;
@@ -569,7 +569,7 @@ try_hole(cm_heap_span *first, cm_address end, cm_address begin, uint64_t nbytes,
             hole.missing += (to - from) / granule;
         }
     }
-    if (hole.missing > 0 && hole.missing <= most_missing
+    if (hole.missing > 0 && (grows || hole.missing <= TIDY_MISSING)
         && is_better(&hole, best, grows)) {
         *best = hole;
     }
@@ -586,8 +586,7 @@ is_in_run(const cm_heap_span *span, const cm_heap_view *view)
 /* Both ends of each run, where a place may share a granule with a neighbour. */
 void
 cm_heap_find_hole(const cm_heap *heap, uint64_t nbytes, uint64_t align,
-                  const cm_heap_view *view, uint64_t most_missing, bool grows,
-                  cm_hole *best)
+                  const cm_heap_view *view, bool grows, cm_hole *best)
 {
     for (cm_list *n = heap->gaps.next; n != &heap->gaps; n = n->next) {
         cm_heap_span *first = CM_LIST_ENTRY(n, cm_heap_span, node);
@@ -607,10 +606,10 @@ cm_heap_find_hole(const cm_heap *heap, uint64_t nbytes, uint64_t align,
         if (begin > end || end - begin < nbytes || (last->next == NULL && !grows)) {
             continue;
         }
-        try_hole(first, end, begin, nbytes, most_missing, grows, best);
+        try_hole(first, end, begin, nbytes, grows, best);
         if (last->next != NULL) {
             begin = (end - nbytes) & ~(align - 1);
-            try_hole(first, end, begin, nbytes, most_missing, grows, best);
+            try_hole(first, end, begin, nbytes, grows, best);
         }
     }
 }
@@ -630,7 +629,7 @@ is_better_in_hole(cm_heap *heap, uint64_t nbytes, uint64_t align,
     best.run_nbytes = 0; /* to be beaten by what touches fewer */
     best.missing = 0;
     if (nbytes >= TIDY_NBYTES && fit->touched > 0) {
-        cm_heap_find_hole(heap, nbytes, align, view, TIDY_MISSING, false, &best);
+        cm_heap_find_hole(heap, nbytes, align, view, false, &best);
     }
     return best.first != fit->first;
 }

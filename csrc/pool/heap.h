@@ -140,12 +140,11 @@ cm_heap_span *cm_heap_take(cm_heap *heap, uint64_t nbytes, uint64_t align,
 /* As above, but looks at every free span. */
 cm_heap_span *cm_heap_search(cm_heap *heap, uint64_t nbytes, uint64_t align,
                              const cm_heap_view *view);
-/* The best place for `nbytes` over free spans and at least one gap, with no more than
- * `most_missing` granules to be brought; `best` is beaten or stays. `grows`: memory is
- * brought in any case, and the addresses after all memory count. */
+/* The best place for `nbytes` over free spans and at least one gap that lacks few
+ * granules; `best` is beaten or stays. `grows`: memory is brought in any case, however
+ * much is missing, and the addresses after all memory count. */
 void cm_heap_find_hole(const cm_heap *heap, uint64_t nbytes, uint64_t align,
-                       const cm_heap_view *view, uint64_t most_missing, bool grows,
-                       cm_hole *best);
+                       const cm_heap_view *view, bool grows, cm_hole *best);
 /* A LIVE, FLIGHT or BUSY span becomes FREE with that tag and epoch (tag 0: clean) and
  * joins its neighbours. Returns the span it is part of then. */
 cm_heap_span *cm_heap_give(cm_heap *heap, cm_heap_span *span, uint32_t tag,
