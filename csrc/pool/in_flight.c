@@ -168,14 +168,6 @@ end_epoch(cm_pool *pool, uint32_t i, uint64_t epoch)
     cm_spin_lock_give(&pool->lock);
 }
 
-/* A handle that is not ours may be gone by the time its event is wanted, whatever keeps
- * the object it came in: its work is recorded when a block is given, never later. */
-static bool
-is_foreign(const cm_stream *stream)
-{
-    return !stream->owns_handle && !cm_stream_is_legacy(stream);
-}
-
 /* Record the slot's event over its stream's work so far. Inside a cm_scope of its
  * device, and not while it captures. */
 static cm_status
@@ -230,7 +222,8 @@ poll_slot(cm_pool *pool, uint32_t i)
     }
     /* The event may stand for less than was given since. Where one of a foreign stream
      * could not be recorded none stands for all. */
-    if (slot->asked_epoch != 0 || !is_slot_late(pool, i) || is_foreign(slot->stream)) {
+    if (slot->asked_epoch != 0 || !is_slot_late(pool, i)
+        || cm_stream_is_foreign(slot->stream)) {
         return cm_ok();
     }
     CM_TRY(ask_capturing(pool, slot->stream->handle, &slot->is_capturing));
@@ -277,7 +270,7 @@ cm_pool_slot_needs_record(cm_pool *pool, cm_stream *stream)
 {
     cm_spin_lock_take(&pool->lock);
     uint32_t i = cm_pool_find_slot_locked(pool, stream);
-    bool needed = is_foreign(i != 0 ? pool->epochs[i].stream : stream);
+    bool needed = cm_stream_is_foreign(i != 0 ? pool->epochs[i].stream : stream);
     cm_spin_lock_give(&pool->lock);
     return needed;
 }
@@ -288,7 +281,7 @@ cover(cm_pool *pool, cm_stream_epochs *slot)
 {
     bool capturing;
     uint64_t handle = slot->stream->handle;
-    if (is_foreign(slot->stream)) {
+    if (cm_stream_is_foreign(slot->stream)) {
         return slot->asked_epoch != 0 ? cm_ok() : cm_fail(CM_ENOTSUP, handle);
     }
     CM_TRY(ask_capturing(pool, handle, &capturing));

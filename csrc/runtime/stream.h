@@ -49,6 +49,14 @@ cm_stream_is_legacy(const cm_stream *stream)
     return stream->id == CM_STREAM_LEGACY;
 }
 
+/* Neither ours nor the legacy one: its handle may be gone before the record is,
+ * whatever keeps the object it came in, or mean another stream in another thread. */
+static inline bool
+cm_stream_is_foreign(const cm_stream *stream)
+{
+    return !stream->owns_handle && !cm_stream_is_legacy(stream);
+}
+
 /* Does the handle mean this stream in the calling thread? */
 bool cm_stream_is_here(const cm_stream *stream);
 /* Is it what `handle`, on `device`, means in the calling thread? */

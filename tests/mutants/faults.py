@@ -276,7 +276,7 @@ FAULTS = [
         "other streams passed by",
         "csrc/transfer/routes/short_copy.c",
         "a short copy does not wait for the other streams that use its ends",
-        "&& !is_idle_there(engine, request->after[i]))",
+        "&& !is_idle(request->after[i]))",
         "&& false)",
         [
             "tests/test_stream_semantics.py::test_own_stream_of_another_thread_comes_first"

@@ -18,40 +18,25 @@ enum {
     HELD_NBYTES = 4 << 20 /* which is enough for these */
 };
 
-/* Nothing is queued on the stream, whose device is current, and nothing captures it. */
+/* Nothing is queued on another stream, on whichever device. Those of others are left to
+ * a job, which has their events. */
 static bool
-is_idle(cm_engine *engine, const cm_stream *stream)
+is_idle(const cm_stream *stream)
 {
-    bool capturing = false;
-    bool idle = false;
-    return cm_is_ok(cm_rt_stream_is_capturing(engine->rt, stream->handle, &capturing))
-           && !capturing
-           && cm_is_ok(cm_rt_stream_query(engine->rt, stream->handle, &idle)) && idle;
-}
-
-/* The same where another device may be. A stream of somebody else's may be gone, and a
- * thread's own one is another here: those are left to a job, which has their events. */
-static bool
-is_idle_there(cm_engine *engine, const cm_stream *stream)
-{
-    cm_device_guard guard;
-    if (!(stream->owns_handle || cm_stream_is_legacy(stream))
-        || !cm_device_was_entered(engine->rt, stream->device)
-        || !cm_is_ok(cm_device_enter(engine->rt, stream->device, &guard))) {
-        return false;
-    }
-    bool idle = is_idle(engine, stream);
-    cm_device_leave(engine->rt, &guard);
-    return idle;
+    bool done = false;
+    return !cm_stream_is_foreign(stream)
+           && cm_device_was_entered(stream->rt, stream->device)
+           && cm_is_ok(cm_stream_check_not_capturing(stream))
+           && cm_is_ok(cm_stream_query(stream, &done)) && done;
 }
 
 /* Nothing has to be waited for but the stream. */
 static bool
-comes_first(cm_engine *engine, const cm_copy_request *request)
+comes_first(const cm_copy_request *request)
 {
     for (uint32_t i = 0; i < request->after_count; i++) {
         if (!cm_stream_same(request->after[i], request->stream)
-            && !is_idle_there(engine, request->after[i])) {
+            && !is_idle(request->after[i])) {
             return false;
         }
     }
@@ -148,15 +133,14 @@ is_open_between(const cm_engine *engine, const cm_region *dst, const cm_region *
 
 /* Both ends in one run each, one of them at least on the stream's device. */
 static bool
-is_short(cm_engine *engine, const cm_copy_request *request, const cm_tuning *tuning,
-         short_copy *out)
+is_short(const cm_engine *engine, const cm_copy_request *request,
+         const cm_tuning *tuning, short_copy *out)
 {
     uint64_t most = tuning->quick_nbytes < tuning->ring_nbytes ? tuning->quick_nbytes
                                                                : tuning->ring_nbytes;
     const cm_region *dst = &request->dst;
     const cm_region *src = &request->src;
-    if (!request->blocking || request->stream == NULL
-        || !comes_first(engine, request)) {
+    if (!request->blocking || request->stream == NULL) {
         return false;
     }
     bool up = cm_region_is_on_device(dst);
@@ -184,7 +168,8 @@ is_short(cm_engine *engine, const cm_copy_request *request, const cm_tuning *tun
                         .down = !up,
                         .between = between};
     return total > 0 && total <= most
-           && (!between || is_open_between(engine, dst, src, total));
+           && (!between || is_open_between(engine, dst, src, total))
+           && comes_first(request); /* which asks the runtime */
 }
 
 static const cm_region *
@@ -198,11 +183,16 @@ host_end(const short_copy *c)
 static bool
 is_free(short_copy *c)
 {
+    cm_runtime *rt = c->engine->rt;
+    bool idle = false;
+    bool capturing = false;
     return (c->between
             || cm_registry_run(c->engine->registry, host_end(c)->host, c->nbytes,
                                &c->locked)
                    == c->nbytes)
-           && is_idle(c->engine, c->stream);
+           && cm_is_ok(cm_rt_stream_is_capturing(rt, c->stream->handle, &capturing))
+           && !capturing && cm_is_ok(cm_rt_stream_query(rt, c->stream->handle, &idle))
+           && idle;
 }
 
 static uint64_t
