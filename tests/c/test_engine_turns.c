@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* transfer/: long copies in the background leave the workers to short ones in time. */
 #include "engine_hook.h"
-#include "transfer/engine/private.h"
+#include "transfer/engine/job.h"
 
 enum {
     GIANT_COUNT = CM_MAX_JOB_THREADS + 1,
@@ -164,5 +164,42 @@ test_small_copy_overtakes_long_host_copies_on_all_workers(void)
     close_world(&w);
 }
 
+/* A wait that left its thread and found the stream idle then: the next wait is for what
+ * was queued since, not for what the first one had recorded. */
+static void
+test_later_wait_for_a_stream_does_not_end_with_an_earlier_one(void)
+{
+    world w;
+    open_world(&w);
+    memory a = take_memory(&w, CM_KIND_PINNED, 0, 4096);
+    memory b = take_memory(&w, CM_KIND_DEVICE, 0, 4096);
+    cm_copy_request request = {.dst = row(&b, 0, 4096, 1, 1),
+                               .src = row(&a, 0, 4096, 1, 1)};
+    cm_stream *stream = w.streams[0];
+    cm_job job = {.engine = w.engine,
+                  .ticket = cm_ticket_create(w.engine, &request),
+                  .stream = stream,
+                  .in_background = true,
+                  .step = CM_JOB_MOVE};
+    for (int wait = 0; wait < 3; wait++) {
+        shut(&w, stream);
+        CHECK_OK(cm_rt_copy_async(w.rt, b.address, a.address, 4096, stream->handle));
+        CHECK_CODE(cm_job_wait_stream(&job), CM_ETIMEOUT);
+        CHECK_EQ(job.wait, CM_WAIT_EVENT);
+        job.wait = CM_WAIT_NONE;
+        unshut(&w, stream);
+        CHECK_OK(cm_rt_stream_synchronize(w.rt, stream->handle));
+        CHECK_OK(cm_job_wait_stream(&job));
+        CHECK_EQ(job.wait, CM_WAIT_NONE);
+    }
+    CHECK_EQ(job.idle_event, 0);
+    cm_ticket_finish(job.ticket, cm_ok(), true);
+    cm_ticket_release(job.ticket);
+    give_memory(&w, &a);
+    give_memory(&w, &b);
+    close_world(&w);
+}
+
 MAIN(RUN(test_small_copies_overtake_more_long_downloads_than_workers)
-         RUN(test_small_copy_overtakes_long_host_copies_on_all_workers))
+         RUN(test_small_copy_overtakes_long_host_copies_on_all_workers)
+             RUN(test_later_wait_for_a_stream_does_not_end_with_an_earlier_one))

@@ -51,26 +51,23 @@ cm_job_wait_event(cm_job *job, int device, uint64_t event)
     return status;
 }
 
-/* A job that leaves its thread meanwhile goes on with the event recorded first. */
+/* A job that leaves its thread meanwhile goes on with the event recorded first, which
+ * stands for this wait alone. */
 cm_status
 cm_job_wait_stream(cm_job *job)
 {
     cm_engine *engine = job->engine;
     int device = job->stream->device;
+    bool idle = false;
     if (!job->in_background && job->hooks.interrupted == NULL) {
         return cm_rt_stream_synchronize(engine->rt, job->stream->handle);
     }
-    cm_status status = cm_ok();
-    bool idle = false;
-    CM_TRY(cm_rt_stream_query(engine->rt, job->stream->handle, &idle));
-    if (idle) {
-        return cm_ok();
-    }
-    if (job->idle_event == 0) {
+    cm_status status = cm_rt_stream_query(engine->rt, job->stream->handle, &idle);
+    if (cm_is_ok(status) && !idle && job->idle_event == 0) {
         CM_TRY(cm_cache_take_event(engine, device, &job->idle_event));
         status = cm_rt_event_record(engine->rt, job->idle_event, job->stream->handle);
     }
-    if (cm_is_ok(status)) {
+    if (cm_is_ok(status) && !idle) {
         status = cm_job_wait_event(job, device, job->idle_event);
     }
     if (job->wait == CM_WAIT_NONE) {
