@@ -348,6 +348,24 @@ interrupt(void *argument)
     return cm_faults_count(s->w.rt, CM_OP_copy_async) > 0;
 }
 
+/* Of one range, to or from a stream that is shut. */
+static cm_file_request
+open_interrupted(setup *s, plan *p, atomic_int *drops, bool writes,
+                 bool (*interrupted)(void *argument))
+{
+    open_setup(s, 0);
+    make_plan(s, p);
+    cm_file_request request = request_for(s, p, drops);
+    request.writes = writes;
+    request.copy.interrupted = interrupted;
+    request.copy.interrupted_argument = s;
+    request.copy.after_count = 0;
+    request.range_count = 1;
+    cm_faults_plan(s->w.rt, CM_OP_none, 0, 0, false);
+    shut(&s->w, s->w.streams[0]);
+    return request;
+}
+
 static void
 test_file_interrupted_call_leaves_its_copies_behind_the_keep(void)
 {
@@ -356,17 +374,8 @@ test_file_interrupted_call_leaves_its_copies_behind_the_keep(void)
         plan p;
         cm_file_failure failure;
         atomic_int drops = 0;
-        open_setup(&s, 0);
-        make_plan(&s, &p);
-        cm_file_request request = request_for(&s, &p, &drops);
-        request.writes = writes;
-        request.copy.interrupted = interrupt;
-        request.copy.interrupted_argument = &s;
-        cm_faults_plan(s.w.rt, CM_OP_none, 0, 0, false);
-        request.copy.after_count = 0;
-        request.range_count = 1;
+        cm_file_request request = open_interrupted(&s, &p, &drops, writes, interrupt);
         s.w.engine->drain_ns = 1000000; /* the stream is shut, which no waiting ends */
-        shut(&s.w, s.w.streams[0]);
         CHECK_CODE(cm_engine_transfer_file(s.w.engine, &request, &failure),
                    CM_ECANCELLED);
         CHECK_EQ(atomic_load(&drops), 0);
@@ -401,17 +410,9 @@ test_file_interrupted_call_waits_for_its_copies(void)
         plan p;
         cm_file_failure failure;
         atomic_int drops = 0;
-        open_setup(&s, 0);
-        make_plan(&s, &p);
-        cm_file_request request = request_for(&s, &p, &drops);
-        request.writes = writes;
-        request.copy.interrupted = interrupt_and_open;
-        request.copy.interrupted_argument = &s;
-        request.copy.after_count = 0;
-        request.range_count = 1;
-        cm_faults_plan(s.w.rt, CM_OP_none, 0, 0, false);
+        cm_file_request request =
+            open_interrupted(&s, &p, &drops, writes, interrupt_and_open);
         s.w.engine->drain_ns = UINT64_MAX >> 1;
-        shut(&s.w, s.w.streams[0]);
         CHECK_CODE(cm_engine_transfer_file(s.w.engine, &request, &failure),
                    CM_ECANCELLED);
         CHECK_EQ(atomic_load(&drops), 1);
