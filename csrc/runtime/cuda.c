@@ -6,6 +6,7 @@
 #include <cuda.h>
 #include <cudaTypedefs.h>
 #include <cuda_runtime_api.h>
+#include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -19,99 +20,27 @@
 /* ---- our numbers are CUDA's own, and the driver's are the runtime's -------------- */
 
 #define SAME(ours, theirs)                                                             \
-    _Static_assert((int)(ours) == (int)(theirs), #ours " must be " #theirs)
-SAME(CM_HOST_ALLOC_PORTABLE, cudaHostAllocPortable);
-SAME(CM_HOST_ALLOC_MAPPED, cudaHostAllocMapped);
-SAME(CM_HOST_ALLOC_WRITE_COMBINED, cudaHostAllocWriteCombined);
-SAME(CM_REGISTER_PORTABLE, cudaHostRegisterPortable);
-SAME(CM_REGISTER_MAPPED, cudaHostRegisterMapped);
-SAME(CM_REGISTER_IO_MEMORY, cudaHostRegisterIoMemory);
-SAME(CM_REGISTER_READ_ONLY, cudaHostRegisterReadOnly);
-SAME(CM_MANAGED_GLOBAL, cudaMemAttachGlobal);
-SAME(CM_MANAGED_HOST, cudaMemAttachHost);
-SAME(CM_STREAM_NON_BLOCKING, cudaStreamNonBlocking);
-SAME(CM_EVENT_BLOCKING_SYNC, cudaEventBlockingSync);
-SAME(CM_EVENT_DISABLE_TIMING, cudaEventDisableTiming);
-SAME(CM_CAPTURE_RELAXED, cudaStreamCaptureModeRelaxed);
-SAME(CM_HOST_LOCATION, cudaCpuDeviceId);
-SAME(CM_NO_LOCATION, cudaInvalidDeviceId);
-SAME(CM_ACCESS_READ, CU_POINTER_ATTRIBUTE_ACCESS_FLAG_READ);
-SAME(CM_ACCESS_READ | CM_ACCESS_WRITE, CU_POINTER_ATTRIBUTE_ACCESS_FLAG_READWRITE);
-SAME(CM_CUDA_INVALID_VALUE, cudaErrorInvalidValue);
-SAME(CM_CUDA_OUT_OF_MEMORY, cudaErrorMemoryAllocation);
-SAME(CM_CUDA_UNLOADING, cudaErrorCudartUnloading);
-SAME(CM_CUDA_INSUFFICIENT_DRIVER, cudaErrorInsufficientDriver);
-SAME(CM_CUDA_NO_DEVICE, cudaErrorNoDevice);
-SAME(CM_CUDA_INVALID_DEVICE, cudaErrorInvalidDevice);
-SAME(CM_CUDA_DEVICE_UNINITIALIZED, cudaErrorDeviceUninitialized);
-SAME(CM_CUDA_PEER_ENABLED, cudaErrorPeerAccessAlreadyEnabled);
-SAME(CM_CUDA_INVALID_HANDLE, cudaErrorInvalidResourceHandle);
-SAME(CM_CUDA_NOT_READY, cudaErrorNotReady);
-SAME(CM_CUDA_CONTEXT_DESTROYED, cudaErrorContextIsDestroyed);
-SAME(CM_CUDA_ALREADY_REGISTERED, cudaErrorHostMemoryAlreadyRegistered);
-SAME(CM_CUDA_NOT_REGISTERED, cudaErrorHostMemoryNotRegistered);
-SAME(CM_CUDA_NOT_SUPPORTED, cudaErrorNotSupported);
-SAME(CM_CUDA_CAPTURE_UNSUPPORTED, cudaErrorStreamCaptureUnsupported);
-SAME(CM_CUDA_CAPTURE_IMPLICIT, cudaErrorStreamCaptureImplicit);
+    _Static_assert((int)(ours) == (int)(theirs), #ours " must be " #theirs);
+#define SAME_NUMBER(name, number, cuda) SAME(name, cuda)
+CM_CUDA_NUMBERS(SAME_NUMBER)
+#define SAME_ATTRIBUTE(name, number, cuda)                                             \
+    SAME(CM_ATTRIBUTE_##name, CU_DEVICE_ATTRIBUTE_##cuda)
+CM_DEVICE_ATTRIBUTES(SAME_ATTRIBUTE)
 
-/* The driver's, as far as what is called here answers them. */
-SAME(CUDA_SUCCESS, cudaSuccess);
-SAME(CUDA_ERROR_INVALID_VALUE, cudaErrorInvalidValue);
-SAME(CUDA_ERROR_OUT_OF_MEMORY, cudaErrorMemoryAllocation);
-SAME(CUDA_ERROR_NOT_INITIALIZED, cudaErrorInitializationError);
-SAME(CUDA_ERROR_DEINITIALIZED, cudaErrorCudartUnloading);
-SAME(CUDA_ERROR_NO_DEVICE, cudaErrorNoDevice);
-SAME(CUDA_ERROR_INVALID_DEVICE, cudaErrorInvalidDevice);
-SAME(CUDA_ERROR_INVALID_IMAGE, cudaErrorInvalidKernelImage);
-SAME(CUDA_ERROR_INVALID_CONTEXT, cudaErrorDeviceUninitialized);
-SAME(CUDA_ERROR_NO_BINARY_FOR_GPU, cudaErrorNoKernelImageForDevice);
-SAME(CUDA_ERROR_ECC_UNCORRECTABLE, cudaErrorECCUncorrectable);
-SAME(CUDA_ERROR_INVALID_PTX, cudaErrorInvalidPtx);
-SAME(CUDA_ERROR_UNSUPPORTED_PTX_VERSION, cudaErrorUnsupportedPtxVersion);
-SAME(CUDA_ERROR_JIT_COMPILER_NOT_FOUND, cudaErrorJitCompilerNotFound);
-SAME(CUDA_ERROR_INVALID_HANDLE, cudaErrorInvalidResourceHandle);
-SAME(CUDA_ERROR_NOT_FOUND, cudaErrorSymbolNotFound);
-SAME(CUDA_ERROR_NOT_READY, cudaErrorNotReady);
-SAME(CUDA_ERROR_ILLEGAL_ADDRESS, cudaErrorIllegalAddress);
-SAME(CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES, cudaErrorLaunchOutOfResources);
-SAME(CUDA_ERROR_LAUNCH_TIMEOUT, cudaErrorLaunchTimeout);
-SAME(CUDA_ERROR_CONTEXT_IS_DESTROYED, cudaErrorContextIsDestroyed);
-SAME(CUDA_ERROR_ASSERT, cudaErrorAssert);
-SAME(CUDA_ERROR_HARDWARE_STACK_ERROR, cudaErrorHardwareStackError);
-SAME(CUDA_ERROR_ILLEGAL_INSTRUCTION, cudaErrorIllegalInstruction);
-SAME(CUDA_ERROR_MISALIGNED_ADDRESS, cudaErrorMisalignedAddress);
-SAME(CUDA_ERROR_INVALID_ADDRESS_SPACE, cudaErrorInvalidAddressSpace);
-SAME(CUDA_ERROR_INVALID_PC, cudaErrorInvalidPc);
-SAME(CUDA_ERROR_LAUNCH_FAILED, cudaErrorLaunchFailure);
-SAME(CUDA_ERROR_NOT_PERMITTED, cudaErrorNotPermitted);
-SAME(CUDA_ERROR_NOT_SUPPORTED, cudaErrorNotSupported);
-SAME(CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED, cudaErrorStreamCaptureUnsupported);
-SAME(CUDA_ERROR_STREAM_CAPTURE_INVALIDATED, cudaErrorStreamCaptureInvalidated);
-SAME(CUDA_ERROR_STREAM_CAPTURE_IMPLICIT, cudaErrorStreamCaptureImplicit);
-SAME(CUDA_ERROR_UNKNOWN, cudaErrorUnknown);
-
-/* The attributes of runtime.h are the driver's. */
-#define SAME_ATTRIBUTE(ours, theirs)                                                   \
-    SAME(CM_ATTRIBUTE_##ours, CU_DEVICE_ATTRIBUTE_##theirs)
-SAME_ATTRIBUTE(compute_major, COMPUTE_CAPABILITY_MAJOR);
-SAME_ATTRIBUTE(compute_minor, COMPUTE_CAPABILITY_MINOR);
-SAME_ATTRIBUTE(multiprocessor_count, MULTIPROCESSOR_COUNT);
-SAME_ATTRIBUTE(copy_engine_count, ASYNC_ENGINE_COUNT);
-SAME_ATTRIBUTE(unified_addressing, UNIFIED_ADDRESSING);
-SAME_ATTRIBUTE(can_map_host_memory, CAN_MAP_HOST_MEMORY);
-SAME_ATTRIBUTE(managed_memory, MANAGED_MEMORY);
-SAME_ATTRIBUTE(concurrent_managed_access, CONCURRENT_MANAGED_ACCESS);
-SAME_ATTRIBUTE(pageable_memory_access, PAGEABLE_MEMORY_ACCESS);
-SAME_ATTRIBUTE(direct_managed_from_host, DIRECT_MANAGED_MEM_ACCESS_FROM_HOST);
-SAME_ATTRIBUTE(host_register_supported, HOST_REGISTER_SUPPORTED);
-SAME_ATTRIBUTE(host_register_read_only, READ_ONLY_HOST_REGISTER_SUPPORTED);
-SAME_ATTRIBUTE(memory_pools_supported, MEMORY_POOLS_SUPPORTED);
-SAME_ATTRIBUTE(l2_cache_nbytes, L2_CACHE_SIZE);
-SAME_ATTRIBUTE(integrated, INTEGRATED);
-SAME_ATTRIBUTE(virtual_memory_management, VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED);
-SAME_ATTRIBUTE(virtual_memory_shareable, HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED);
-SAME_ATTRIBUTE(virtual_memory_rdma, GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED);
-SAME_ATTRIBUTE(host_numa_id, HOST_NUMA_ID);
+/* The driver's, of those that the core looks at. */
+SAME(CUDA_SUCCESS, CM_OK)
+SAME(CUDA_ERROR_INVALID_VALUE, CM_CUDA_INVALID_VALUE)
+SAME(CUDA_ERROR_OUT_OF_MEMORY, CM_CUDA_OUT_OF_MEMORY)
+SAME(CUDA_ERROR_DEINITIALIZED, CM_CUDA_UNLOADING)
+SAME(CUDA_ERROR_NO_DEVICE, CM_CUDA_NO_DEVICE)
+SAME(CUDA_ERROR_INVALID_DEVICE, CM_CUDA_INVALID_DEVICE)
+SAME(CUDA_ERROR_INVALID_CONTEXT, CM_CUDA_DEVICE_UNINITIALIZED)
+SAME(CUDA_ERROR_INVALID_HANDLE, CM_CUDA_INVALID_HANDLE)
+SAME(CUDA_ERROR_NOT_READY, CM_CUDA_NOT_READY)
+SAME(CUDA_ERROR_CONTEXT_IS_DESTROYED, CM_CUDA_CONTEXT_DESTROYED)
+SAME(CUDA_ERROR_NOT_SUPPORTED, CM_CUDA_NOT_SUPPORTED)
+SAME(CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED, CM_CUDA_CAPTURE_UNSUPPORTED)
+SAME(CUDA_ERROR_STREAM_CAPTURE_IMPLICIT, CM_CUDA_CAPTURE_IMPLICIT)
 
 /* ---- the driver's functions ------------------------------------------------------ */
 
@@ -209,6 +138,17 @@ integer(const void *pointer)
     return (uint64_t)(uintptr_t)pointer;
 }
 
+/* `call` puts what it finds, a `type`, at &found; it becomes *out on success only. */
+#define FIND(type, call)                                                               \
+    __extension__({                                                                    \
+        type found = 0;                                                                \
+        int32_t find_code = (int32_t)(call);                                           \
+        if (find_code == CM_OK) {                                                      \
+            *out = (__typeof__(*out))(uintptr_t)found;                                 \
+        }                                                                              \
+        find_code;                                                                     \
+    })
+
 /* Giving something back while the process, the context or the driver goes away is no
  * failure: it is gone already. */
 static int32_t
@@ -225,15 +165,6 @@ freed(int32_t code)
 }
 
 /* ---- versions, devices and contexts ---------------------------------------------- */
-
-static int32_t
-device_count(int *out)
-{
-    int count = 0;
-    CM_TRY_CODE(cudaGetDeviceCount(&count));
-    *out = count;
-    return CM_OK;
-}
 
 static int32_t
 device_describe(int device, cm_device_info *out)
@@ -262,69 +193,14 @@ memory_info(uint64_t *free_nbytes, uint64_t *total_nbytes)
 }
 
 static int32_t
-context_get(cm_runtime *rt, uint64_t *out)
+context_record_event(cm_runtime *rt, uint64_t event)
 {
     CUcontext context = NULL;
     CM_TRY_CODE(DRIVER(cuCtxGetCurrent, &context));
-    *out = integer(context);
-    return CM_OK;
-}
-
-static int32_t
-context_record_event(cm_runtime *rt, uint64_t event)
-{
-    uint64_t context;
-    CM_TRY_CODE(context_get(rt, &context));
-    return DRIVER(cuCtxRecordEvent, pointer(context), pointer(event));
-}
-
-static int32_t
-pointer_access(cm_runtime *rt, cm_address address, int *out)
-{
-    CUDA_POINTER_ATTRIBUTE_ACCESS_FLAGS access = CU_POINTER_ATTRIBUTE_ACCESS_FLAG_NONE;
-    CM_TRY_CODE(DRIVER(cuPointerGetAttribute, &access,
-                       CU_POINTER_ATTRIBUTE_ACCESS_FLAGS, address));
-    *out = (int)access;
-    return CM_OK;
+    return DRIVER(cuCtxRecordEvent, context, pointer(event));
 }
 
 /* ---- memory ----------------------------------------------------------------------- */
-
-static int32_t
-host_alloc(uint64_t nbytes, unsigned flags, void **out)
-{
-    void *host;
-    CM_TRY_CODE(cudaHostAlloc(&host, nbytes, flags));
-    *out = host;
-    return CM_OK;
-}
-
-static int32_t
-host_device_address(void *host, cm_address *out)
-{
-    void *device;
-    CM_TRY_CODE(cudaHostGetDevicePointer(&device, host, 0));
-    *out = integer(device);
-    return CM_OK;
-}
-
-static int32_t
-device_alloc(uint64_t nbytes, cm_address *out)
-{
-    void *device;
-    CM_TRY_CODE(cudaMalloc(&device, nbytes));
-    *out = integer(device);
-    return CM_OK;
-}
-
-static int32_t
-managed_alloc(uint64_t nbytes, unsigned flags, cm_address *out)
-{
-    void *managed;
-    CM_TRY_CODE(cudaMallocManaged(&managed, nbytes, flags));
-    *out = integer(managed);
-    return CM_OK;
-}
 
 static int32_t
 pointer_attributes(cm_address address, cm_pointer_info *out)
@@ -382,17 +258,6 @@ prefetch_async(const cm_runtime *rt CM_UNUSED, const void *memory, size_t nbytes
 #endif
 }
 
-static int32_t
-prefetch_location(cm_address address, uint64_t nbytes, int *out)
-{
-    int where = cudaInvalidDeviceId;
-    CM_TRY_CODE(cudaMemRangeGetAttribute(&where, sizeof(where),
-                                         cudaMemRangeAttributeLastPrefetchLocation,
-                                         pointer(address), nbytes));
-    *out = where;
-    return CM_OK;
-}
-
 /* CUDA 12.8 brought it with an index of what failed, which CUDA 13 left out again. */
 static int32_t
 copy_batch_async(const cm_address *dsts, const cm_address *srcs, const uint64_t *nbytes,
@@ -440,11 +305,8 @@ static int32_t
 physical_granularity(cm_runtime *rt, int device, unsigned flags, uint64_t *out)
 {
     CUmemAllocationProp wanted = properties(device, flags);
-    size_t granularity;
-    CM_TRY_CODE(DRIVER(cuMemGetAllocationGranularity, &granularity, &wanted,
-                       CU_MEM_ALLOC_GRANULARITY_MINIMUM));
-    *out = granularity;
-    return CM_OK;
+    return FIND(size_t, DRIVER(cuMemGetAllocationGranularity, &found, &wanted,
+                               CU_MEM_ALLOC_GRANULARITY_MINIMUM));
 }
 
 static int32_t
@@ -452,19 +314,8 @@ physical_create(cm_runtime *rt, uint64_t nbytes, int device, unsigned flags,
                 uint64_t *out)
 {
     CUmemAllocationProp wanted = properties(device, flags);
-    CUmemGenericAllocationHandle handle;
-    CM_TRY_CODE(DRIVER(cuMemCreate, &handle, nbytes, &wanted, 0));
-    *out = handle;
-    return CM_OK;
-}
-
-static int32_t
-address_reserve(cm_runtime *rt, uint64_t nbytes, cm_address *out)
-{
-    CUdeviceptr start;
-    CM_TRY_CODE(DRIVER(cuMemAddressReserve, &start, nbytes, 0, 0, 0));
-    *out = start;
-    return CM_OK;
+    return FIND(CUmemGenericAllocationHandle,
+                DRIVER(cuMemCreate, &found, nbytes, &wanted, 0));
 }
 
 static int32_t
@@ -485,24 +336,6 @@ address_set_access(cm_runtime *rt, cm_address address, uint64_t nbytes,
 }
 
 /* ---- kernels, streams and events --------------------------------------------------- */
-
-static int32_t
-module_load(cm_runtime *rt, const char *ptx, uint64_t *out)
-{
-    CUmodule module = NULL;
-    CM_TRY_CODE(DRIVER(cuModuleLoadData, &module, ptx));
-    *out = integer(module);
-    return CM_OK;
-}
-
-static int32_t
-module_function(cm_runtime *rt, uint64_t module, const char *name, uint64_t *out)
-{
-    CUfunction function = NULL;
-    CM_TRY_CODE(DRIVER(cuModuleGetFunction, &function, pointer(module), name));
-    *out = integer(function);
-    return CM_OK;
-}
 
 static int32_t
 kernel_launch(cm_runtime *rt, uint64_t function, uint32_t block_count,
@@ -532,47 +365,11 @@ answer_query(cudaError_t error, bool *done)
 }
 
 static int32_t
-stream_create(unsigned flags, int priority, uint64_t *out)
-{
-    cudaStream_t stream;
-    CM_TRY_CODE(cudaStreamCreateWithPriority(&stream, flags, priority));
-    *out = integer(stream);
-    return CM_OK;
-}
-
-static int32_t
-stream_get_id(uint64_t stream, uint64_t *out)
-{
-    unsigned long long id;
-    CM_TRY_CODE(cudaStreamGetId(pointer(stream), &id));
-    *out = id;
-    return CM_OK;
-}
-
-static int32_t
-stream_is_capturing(uint64_t stream, bool *out)
-{
-    enum cudaStreamCaptureStatus state;
-    CM_TRY_CODE(cudaStreamIsCapturing(pointer(stream), &state));
-    *out = state != cudaStreamCaptureStatusNone;
-    return CM_OK;
-}
-
-static int32_t
 capture_mode_exchange(int *mode)
 {
     enum cudaStreamCaptureMode exchanged = (enum cudaStreamCaptureMode) * mode;
     CM_TRY_CODE(cudaThreadExchangeStreamCaptureMode(&exchanged));
     *mode = (int)exchanged;
-    return CM_OK;
-}
-
-static int32_t
-event_create(unsigned flags, uint64_t *out)
-{
-    cudaEvent_t event;
-    CM_TRY_CODE(cudaEventCreateWithFlags(&event, flags));
-    *out = integer(event);
     return CM_OK;
 }
 
@@ -591,9 +388,9 @@ event_elapsed(uint64_t start, uint64_t end, float *milliseconds)
  * above. */
 #define DO_driver_version cudaDriverGetVersion(out)
 #define DO_runtime_version cudaRuntimeGetVersion(out)
-#define DO_device_count device_count(out)
+#define DO_device_count FIND(int, cudaGetDeviceCount(&found))
 #define DO_device_set cudaSetDevice(device)
-#define DO_context_get context_get(rt, out)
+#define DO_context_get FIND(CUcontext, DRIVER(cuCtxGetCurrent, &found))
 #define DO_context_set DRIVER(cuCtxSetCurrent, pointer(context))
 #define DO_context_record_event context_record_event(rt, event)
 #define DO_device_describe device_describe(device, out)
@@ -606,23 +403,30 @@ event_elapsed(uint64_t start, uint64_t end, float *milliseconds)
 #define DO_memory_info memory_info(free_nbytes, total_nbytes)
 #define DO_peer_can_access cudaDeviceCanAccessPeer(out, device, peer)
 #define DO_peer_enable cudaDeviceEnablePeerAccess(peer, 0)
-#define DO_host_alloc host_alloc(nbytes, flags, out)
+#define DO_host_alloc FIND(void *, cudaHostAlloc(&found, nbytes, flags))
 #define DO_host_free freed(cudaFreeHost(host))
 #define DO_host_register cudaHostRegister(host, nbytes, flags)
 #define DO_host_unregister freed(cudaHostUnregister(host))
-#define DO_host_device_address host_device_address(host, out)
-#define DO_device_alloc device_alloc(nbytes, out)
-#define DO_managed_alloc managed_alloc(nbytes, flags, out)
+#define DO_host_device_address FIND(void *, cudaHostGetDevicePointer(&found, host, 0))
+#define DO_device_alloc FIND(void *, cudaMalloc(&found, nbytes))
+#define DO_managed_alloc FIND(void *, cudaMallocManaged(&found, nbytes, flags))
 #define DO_device_free freed(cudaFree(pointer(address)))
 #define DO_pointer_attributes pointer_attributes(address, out)
-#define DO_pointer_access pointer_access(rt, address, out)
+#define DO_pointer_access                                                              \
+    FIND(CUDA_POINTER_ATTRIBUTE_ACCESS_FLAGS,                                          \
+         DRIVER(cuPointerGetAttribute, &found, CU_POINTER_ATTRIBUTE_ACCESS_FLAGS,      \
+                address))
 #define DO_prefetch_async                                                              \
     prefetch_async(rt, pointer(address), nbytes, device, pointer(stream))
-#define DO_prefetch_location prefetch_location(address, nbytes, out)
+#define DO_prefetch_location                                                           \
+    FIND(int, cudaMemRangeGetAttribute(&found, sizeof(found),                          \
+                                       cudaMemRangeAttributeLastPrefetchLocation,      \
+                                       pointer(address), nbytes))
 #define DO_physical_granularity physical_granularity(rt, device, flags, out)
 #define DO_physical_create physical_create(rt, nbytes, device, flags, out)
 #define DO_physical_release freed(DRIVER(cuMemRelease, handle))
-#define DO_address_reserve address_reserve(rt, nbytes, out)
+#define DO_address_reserve                                                             \
+    FIND(CUdeviceptr, DRIVER(cuMemAddressReserve, &found, nbytes, 0, 0, 0))
 #define DO_address_free freed(DRIVER(cuMemAddressFree, address, nbytes))
 #define DO_address_map DRIVER(cuMemMap, address, nbytes, 0, handle, 0)
 #define DO_address_unmap freed(DRIVER(cuMemUnmap, address, nbytes))
@@ -641,25 +445,29 @@ event_elapsed(uint64_t start, uint64_t end, float *milliseconds)
 #define DO_fill_8_async cudaMemsetAsync(pointer(dst), value, count, pointer(stream))
 #define DO_fill_16_async DRIVER(cuMemsetD16Async, dst, value, count, pointer(stream))
 #define DO_fill_32_async DRIVER(cuMemsetD32Async, dst, value, count, pointer(stream))
-#define DO_module_load module_load(rt, ptx, out)
+#define DO_module_load FIND(CUmodule, DRIVER(cuModuleLoadData, &found, ptx))
 #define DO_module_unload freed(DRIVER(cuModuleUnload, pointer(module)))
-#define DO_module_function module_function(rt, module, name, out)
+#define DO_module_function                                                             \
+    FIND(CUfunction, DRIVER(cuModuleGetFunction, &found, pointer(module), name))
 #define DO_kernel_launch                                                               \
     kernel_launch(rt, function, block_count, threads_per_block, params, params_nbytes, \
                   stream)
 #define DO_stream_priority_range cudaDeviceGetStreamPriorityRange(least, greatest)
-#define DO_stream_create stream_create(flags, priority, out)
+#define DO_stream_create                                                               \
+    FIND(cudaStream_t, cudaStreamCreateWithPriority(&found, flags, priority))
 #define DO_stream_destroy freed(cudaStreamDestroy(pointer(stream)))
 #define DO_stream_query answer_query(cudaStreamQuery(pointer(stream)), done)
 #define DO_stream_synchronize cudaStreamSynchronize(pointer(stream))
 #define DO_stream_wait_event                                                           \
     cudaStreamWaitEvent(pointer(stream), pointer(event), cudaEventWaitDefault)
-#define DO_stream_get_id stream_get_id(stream, out)
+#define DO_stream_get_id                                                               \
+    FIND(unsigned long long, cudaStreamGetId(pointer(stream), &found))
 #define DO_stream_get_device cudaStreamGetDevice(pointer(stream), out)
 #define DO_stream_get_priority cudaStreamGetPriority(pointer(stream), out)
-#define DO_stream_is_capturing stream_is_capturing(stream, out)
+#define DO_stream_is_capturing                                                         \
+    FIND(enum cudaStreamCaptureStatus, cudaStreamIsCapturing(pointer(stream), &found))
 #define DO_capture_mode_exchange capture_mode_exchange(mode)
-#define DO_event_create event_create(flags, out)
+#define DO_event_create FIND(cudaEvent_t, cudaEventCreateWithFlags(&found, flags))
 #define DO_event_destroy freed(cudaEventDestroy(pointer(event)))
 #define DO_event_record cudaEventRecord(pointer(event), pointer(stream))
 #define DO_event_query answer_query(cudaEventQuery(pointer(event)), done)
@@ -711,25 +519,19 @@ close_runtime(cm_runtime *rt)
 static cm_status
 identify(cm_runtime *rt)
 {
-    int32_t code = (int32_t)cudaDriverGetVersion(&rt->driver_version);
-    if (code == CM_OK && rt->driver_version == 0) {
-        code = CM_CUDA_INSUFFICIENT_DRIVER;
-    }
-    if (code != CM_OK) {
-        return failed(code, CM_OP_driver_version, 0);
-    }
-    code = (int32_t)cudaRuntimeGetVersion(&rt->runtime_version);
-    if (code != CM_OK) {
-        return failed(code, CM_OP_runtime_version, 0);
-    }
+    int version = 0;
     int count = 0;
-    code = device_count(&count);
-    if (code == CM_OK && count == 0) {
-        code = CM_CUDA_NO_DEVICE;
+    rt->driver_version = INT_MAX; /* until it is known these may be asked of any */
+    CM_TRY(cm_rt_driver_version(rt, &version));
+    if (version == 0) {
+        return failed(CM_CUDA_INSUFFICIENT_DRIVER, CM_OP_driver_version, 0);
     }
-    if (code != CM_OK) {
-        return failed(code, CM_OP_device_count, 0);
+    CM_TRY(cm_rt_runtime_version(rt, &rt->runtime_version));
+    CM_TRY(cm_rt_device_count(rt, &count));
+    if (count == 0) {
+        return failed(CM_CUDA_NO_DEVICE, CM_OP_device_count, 0);
     }
+    rt->driver_version = version;
     rt->device_count = count < CM_MAX_DEVICES ? count : CM_MAX_DEVICES;
     return cm_ok();
 }

@@ -74,7 +74,7 @@
       (cm_runtime *rt, cm_address address), (rt, address))                               \
     X(pointer_attributes, cudaPointerGetAttributes, 12000, (ADDRESS, address),           \
       (cm_runtime *rt, cm_address address, cm_pointer_info *out), (rt, address, out))    \
-    /* What the current device may do with memory of a device: CM_ACCESS_…, added up. */ \
+    /* What the current device may do with memory of a device: one of CM_ACCESS_…. */ \
     X(pointer_access, cuPointerGetAttribute, 12000, (ADDRESS, address),                  \
       (cm_runtime *rt, cm_address address, int *out), (rt, address, out))                \
     /* `device` is an index, or CM_HOST_LOCATION. */                                     \

@@ -18,45 +18,51 @@ typedef uint64_t cm_address;
 
 typedef enum cm_backend { CM_BACKEND_CUDA, CM_BACKEND_EMULATED } cm_backend;
 
-/* Numbers of CUDA's own, static-asserted equal in cuda.c. */
+/* Numbers of CUDA's own: X(name, number, CUDA's name); cuda.c asserts that they are. */
+#define CM_CUDA_NUMBERS(X)                                                             \
+    X(CM_HOST_ALLOC_PORTABLE, 1, cudaHostAllocPortable)                                \
+    X(CM_HOST_ALLOC_MAPPED, 2, cudaHostAllocMapped)                                    \
+    X(CM_HOST_ALLOC_WRITE_COMBINED, 4, cudaHostAllocWriteCombined)                     \
+    X(CM_REGISTER_PORTABLE, 1, cudaHostRegisterPortable)                               \
+    X(CM_REGISTER_MAPPED, 2, cudaHostRegisterMapped)                                   \
+    X(CM_REGISTER_IO_MEMORY, 4, cudaHostRegisterIoMemory)                              \
+    X(CM_REGISTER_READ_ONLY, 8, cudaHostRegisterReadOnly)                              \
+    X(CM_MANAGED_GLOBAL, 1, cudaMemAttachGlobal)                                       \
+    X(CM_MANAGED_HOST, 2, cudaMemAttachHost)                                           \
+    X(CM_STREAM_NON_BLOCKING, 1, cudaStreamNonBlocking)                                \
+    X(CM_EVENT_BLOCKING_SYNC, 1, cudaEventBlockingSync)                                \
+    X(CM_EVENT_DISABLE_TIMING, 2, cudaEventDisableTiming)                              \
+    X(CM_CAPTURE_RELAXED, 2, cudaStreamCaptureModeRelaxed)                             \
+    X(CM_HOST_LOCATION, -1, cudaCpuDeviceId)                                           \
+    X(CM_NO_LOCATION, -2, cudaInvalidDeviceId)                                         \
+    X(CM_ACCESS_READ, 1, CU_POINTER_ATTRIBUTE_ACCESS_FLAG_READ)                        \
+    X(CM_ACCESS_READ_WRITE, 3, CU_POINTER_ATTRIBUTE_ACCESS_FLAG_READWRITE)             \
+    /* error codes that the core looks at */                                           \
+    X(CM_CUDA_INVALID_VALUE, 1, cudaErrorInvalidValue)                                 \
+    X(CM_CUDA_OUT_OF_MEMORY, 2, cudaErrorMemoryAllocation)                             \
+    X(CM_CUDA_UNLOADING, 4, cudaErrorCudartUnloading)                                  \
+    X(CM_CUDA_INSUFFICIENT_DRIVER, 35, cudaErrorInsufficientDriver)                    \
+    X(CM_CUDA_NO_DEVICE, 100, cudaErrorNoDevice)                                       \
+    X(CM_CUDA_INVALID_DEVICE, 101, cudaErrorInvalidDevice)                             \
+    /* or a context that is none */                                                    \
+    X(CM_CUDA_DEVICE_UNINITIALIZED, 201, cudaErrorDeviceUninitialized)                 \
+    X(CM_CUDA_INVALID_HANDLE, 400, cudaErrorInvalidResourceHandle)                     \
+    X(CM_CUDA_NOT_READY, 600, cudaErrorNotReady)                                       \
+    X(CM_CUDA_PEER_ENABLED, 704, cudaErrorPeerAccessAlreadyEnabled)                    \
+    X(CM_CUDA_CONTEXT_DESTROYED, 709, cudaErrorContextIsDestroyed)                     \
+    X(CM_CUDA_ALREADY_REGISTERED, 712, cudaErrorHostMemoryAlreadyRegistered)           \
+    X(CM_CUDA_NOT_REGISTERED, 713, cudaErrorHostMemoryNotRegistered)                   \
+    X(CM_CUDA_NOT_SUPPORTED, 801, cudaErrorNotSupported)                               \
+    X(CM_CUDA_CAPTURE_UNSUPPORTED, 900, cudaErrorStreamCaptureUnsupported)             \
+    X(CM_CUDA_CAPTURE_IMPLICIT, 906, cudaErrorStreamCaptureImplicit)
+
+#define CM_NUMBER_ENUM(name, number, cuda) name = (number),
 enum {
-    CM_HOST_ALLOC_PORTABLE = 1,
-    CM_HOST_ALLOC_MAPPED = 2,
-    CM_HOST_ALLOC_WRITE_COMBINED = 4,
-    CM_REGISTER_PORTABLE = 1,
-    CM_REGISTER_MAPPED = 2,
-    CM_REGISTER_IO_MEMORY = 4,
-    CM_REGISTER_READ_ONLY = 8,
-    CM_MANAGED_GLOBAL = 1,
-    CM_MANAGED_HOST = 2,
-    CM_STREAM_NON_BLOCKING = 1,
-    CM_EVENT_BLOCKING_SYNC = 1,
-    CM_EVENT_DISABLE_TIMING = 2,
-    CM_CAPTURE_RELAXED = 2,
-    CM_STREAM_LEGACY = 1, /* 0 means the same */
+    CM_CUDA_NUMBERS(CM_NUMBER_ENUM) /* and two that it has as pointers: */
+    CM_STREAM_LEGACY = 1,           /* 0 means the same */
     CM_STREAM_PER_THREAD = 2,
-    CM_HOST_LOCATION = -1,
-    CM_NO_LOCATION = -2,
-    CM_ACCESS_READ = 1,
-    CM_ACCESS_WRITE = 2,
-    /* error codes that the core looks at */
-    CM_CUDA_INVALID_VALUE = 1,
-    CM_CUDA_OUT_OF_MEMORY = 2,
-    CM_CUDA_UNLOADING = 4,
-    CM_CUDA_INSUFFICIENT_DRIVER = 35,
-    CM_CUDA_NO_DEVICE = 100,
-    CM_CUDA_INVALID_DEVICE = 101,
-    CM_CUDA_DEVICE_UNINITIALIZED = 201, /* or a context that is none */
-    CM_CUDA_INVALID_HANDLE = 400,
-    CM_CUDA_NOT_READY = 600,
-    CM_CUDA_PEER_ENABLED = 704, /* already */
-    CM_CUDA_CONTEXT_DESTROYED = 709,
-    CM_CUDA_ALREADY_REGISTERED = 712,
-    CM_CUDA_NOT_REGISTERED = 713,
-    CM_CUDA_NOT_SUPPORTED = 801,
-    CM_CUDA_CAPTURE_UNSUPPORTED = 900,
-    CM_CUDA_CAPTURE_IMPLICIT = 906,
 };
+#undef CM_NUMBER_ENUM
 
 /* What a kind of memory is. */
 enum {
@@ -98,35 +104,17 @@ cm_kind_is_pageable(cm_kind kind)
     return kind == CM_KIND_PAGEABLE;
 }
 
-static inline bool
-cm_kind_is_page_locked(cm_kind kind)
-{
-    return (cm_kinds[kind].traits & CM_MEMORY_PAGE_LOCKED) != 0;
-}
-
-static inline bool
-cm_kind_is_shared(cm_kind kind)
-{
-    return (cm_kinds[kind].traits & CM_MEMORY_SHARED) != 0;
-}
-
-static inline bool
-cm_kind_migrates(cm_kind kind)
-{
-    return (cm_kinds[kind].traits & CM_MEMORY_MIGRATES) != 0;
-}
-
-static inline bool
-cm_kind_is_on_device(cm_kind kind)
-{
-    return (cm_kinds[kind].traits & CM_MEMORY_ON_DEVICE) != 0;
-}
-
-static inline bool
-cm_kind_is_ordered(cm_kind kind)
-{
-    return (cm_kinds[kind].traits & CM_MEMORY_ORDERED) != 0;
-}
+#define CM_KIND_TRAIT(name, trait)                                                     \
+    static inline bool name(cm_kind kind)                                              \
+    {                                                                                  \
+        return (cm_kinds[kind].traits & (trait)) != 0;                                 \
+    }
+CM_KIND_TRAIT(cm_kind_is_page_locked, CM_MEMORY_PAGE_LOCKED)
+CM_KIND_TRAIT(cm_kind_is_shared, CM_MEMORY_SHARED)
+CM_KIND_TRAIT(cm_kind_migrates, CM_MEMORY_MIGRATES)
+CM_KIND_TRAIT(cm_kind_is_on_device, CM_MEMORY_ON_DEVICE)
+CM_KIND_TRAIT(cm_kind_is_ordered, CM_MEMORY_ORDERED)
+#undef CM_KIND_TRAIT
 
 /* The flags that host memory of the kind must have beside `flags`. */
 static inline unsigned
@@ -142,29 +130,29 @@ enum {
     CM_PHYSICAL_SHAREABLE = 2, /* by other processes, as a file descriptor */
 };
 
-/* Device attributes that cumem reads: X(name, CUdevice_attribute number). */
+/* Device attributes that cumem reads: X(name, number, CU_DEVICE_ATTRIBUTE_…). */
 #define CM_DEVICE_ATTRIBUTES(X)                                                        \
-    X(compute_major, 75)                                                               \
-    X(compute_minor, 76)                                                               \
-    X(multiprocessor_count, 16)                                                        \
-    X(copy_engine_count, 40)                                                           \
-    X(unified_addressing, 41)                                                          \
-    X(can_map_host_memory, 19)                                                         \
-    X(managed_memory, 83)                                                              \
-    X(concurrent_managed_access, 89)                                                   \
-    X(pageable_memory_access, 88)                                                      \
-    X(direct_managed_from_host, 101)                                                   \
-    X(host_register_supported, 99)                                                     \
-    X(host_register_read_only, 113)                                                    \
-    X(memory_pools_supported, 115)                                                     \
-    X(l2_cache_nbytes, 38)                                                             \
-    X(integrated, 18)                                                                  \
-    X(virtual_memory_management, 102)                                                  \
-    X(virtual_memory_shareable, 103)                                                   \
-    X(virtual_memory_rdma, 110)                                                        \
-    X(host_numa_id, 134)
+    X(compute_major, 75, COMPUTE_CAPABILITY_MAJOR)                                     \
+    X(compute_minor, 76, COMPUTE_CAPABILITY_MINOR)                                     \
+    X(multiprocessor_count, 16, MULTIPROCESSOR_COUNT)                                  \
+    X(copy_engine_count, 40, ASYNC_ENGINE_COUNT)                                       \
+    X(unified_addressing, 41, UNIFIED_ADDRESSING)                                      \
+    X(can_map_host_memory, 19, CAN_MAP_HOST_MEMORY)                                    \
+    X(managed_memory, 83, MANAGED_MEMORY)                                              \
+    X(concurrent_managed_access, 89, CONCURRENT_MANAGED_ACCESS)                        \
+    X(pageable_memory_access, 88, PAGEABLE_MEMORY_ACCESS)                              \
+    X(direct_managed_from_host, 101, DIRECT_MANAGED_MEM_ACCESS_FROM_HOST)              \
+    X(host_register_supported, 99, HOST_REGISTER_SUPPORTED)                            \
+    X(host_register_read_only, 113, READ_ONLY_HOST_REGISTER_SUPPORTED)                 \
+    X(memory_pools_supported, 115, MEMORY_POOLS_SUPPORTED)                             \
+    X(l2_cache_nbytes, 38, L2_CACHE_SIZE)                                              \
+    X(integrated, 18, INTEGRATED)                                                      \
+    X(virtual_memory_management, 102, VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED)             \
+    X(virtual_memory_shareable, 103, HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED)      \
+    X(virtual_memory_rdma, 110, GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED)               \
+    X(host_numa_id, 134, HOST_NUMA_ID)
 
-#define CM_ATTRIBUTE_ENUM(name, number) CM_ATTRIBUTE_##name = (number),
+#define CM_ATTRIBUTE_ENUM(name, number, cuda) CM_ATTRIBUTE_##name = (number),
 enum { CM_DEVICE_ATTRIBUTES(CM_ATTRIBUTE_ENUM) };
 #undef CM_ATTRIBUTE_ENUM
 

@@ -186,7 +186,7 @@ test_peers_use_what_was_allocated_once_it_is_enabled(void)
     CHECK_OK(cm_rt_device_set(rt, 0));
     CHECK_OK(cm_rt_device_alloc(rt, 100, &zero));
     CHECK_OK(cm_rt_pointer_access(rt, zero + 99, &access));
-    CHECK_EQ(access, CM_ACCESS_READ | CM_ACCESS_WRITE);
+    CHECK_EQ(access, CM_ACCESS_READ_WRITE);
     CHECK_CODE(cm_rt_pointer_access(rt, 64, &access), CM_CUDA_INVALID_VALUE);
     CHECK_CODE(cm_rt_peer_enable(rt, 0), CM_CUDA_INVALID_DEVICE);
     CHECK_OK(cm_rt_device_set(rt, 1));
@@ -196,7 +196,7 @@ test_peers_use_what_was_allocated_once_it_is_enabled(void)
     CHECK_OK(cm_rt_peer_enable(rt, 0));
     CHECK_CODE(cm_rt_peer_enable(rt, 0), CM_CUDA_PEER_ENABLED);
     CHECK_OK(cm_rt_pointer_access(rt, zero, &access));
-    CHECK_EQ(access, CM_ACCESS_READ | CM_ACCESS_WRITE);
+    CHECK_EQ(access, CM_ACCESS_READ_WRITE);
     CHECK_OK(cm_rt_fill_8_async(rt, zero, 1, 100, 0));
     CHECK_OK(cm_rt_stream_synchronize(rt, 0));
     CHECK_OK(cm_rt_device_set(rt, 2));

@@ -338,7 +338,7 @@ test_device_description_and_attributes(void)
     CHECK(memcmp(zero.uuid, one.uuid, 16) != 0);
     CHECK_STR_EQ(one.pci_bus_id, "0000:02:00.0");
     CHECK_CODE(cm_rt_device_describe(rt, 2, &one), CM_CUDA_INVALID_DEVICE);
-#define READ_ATTRIBUTE(name, number)                                                   \
+#define READ_ATTRIBUTE(name, number, cuda)                                             \
     CHECK_OK(cm_rt_device_attribute(rt, number, 0, &value));                           \
     CHECK_GE(value, 0);
     CM_DEVICE_ATTRIBUTES(READ_ATTRIBUTE)

@@ -88,8 +88,8 @@ add_version(PyObject *module, const char *name, int version)
 static int
 add_attributes(PyObject *module)
 {
-#define ATTRIBUTE_FORMAT(name, number) "si"
-#define ATTRIBUTE_VALUE(name, number) , #name, number
+#define ATTRIBUTE_FORMAT(name, number, cuda) "si"
+#define ATTRIBUTE_VALUE(name, number, cuda) , #name, number
     PyObject *dict = Py_BuildValue("{" CM_DEVICE_ATTRIBUTES(
         ATTRIBUTE_FORMAT) "}" CM_DEVICE_ATTRIBUTES(ATTRIBUTE_VALUE));
 #undef ATTRIBUTE_VALUE

@@ -740,7 +740,7 @@ cm_emulated_op_pointer_access(cm_runtime *rt, cm_address address, int *out)
         return CM_CUDA_INVALID_VALUE;
     }
     bool may = (place.access >> cm_emulated_self(rt)->device & 1) != 0;
-    *out = may ? CM_ACCESS_READ | CM_ACCESS_WRITE : 0;
+    *out = may ? CM_ACCESS_READ_WRITE : 0;
     return 0;
 }
 

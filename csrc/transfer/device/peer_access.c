@@ -125,7 +125,7 @@ cm_peer_access_look(cm_peer_access *access, const cm_region *dst, const cm_regio
     }
     bool all = !cm_region_is_c_contiguous(dst) || !cm_region_is_c_contiguous(src);
     cm_peer_facts facts = {.pulls = reaches(access, to, src, CM_ACCESS_READ, all)};
-    facts.pushes = reaches(access, from, dst, CM_ACCESS_READ | CM_ACCESS_WRITE, all);
+    facts.pushes = reaches(access, from, dst, CM_ACCESS_READ_WRITE, all);
     facts.apart = is_apart(access, to, from) && is_apart(access, from, to);
     return facts;
 }
