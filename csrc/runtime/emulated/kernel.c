@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Modules and kernels of the emulated device: the PTX text is kept and asked for names,
- * and the kernels that cumem has are run in C, by the same steps as
- * their text. */
+ * and the kernels that cumem has are run in C. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -133,21 +132,16 @@ copy_elements(cm_emulated_job *base, unsigned char *dst, const unsigned char *sr
 {
     const launch *what = (const launch *)base;
     const cm_strided_job *job = &what->job.strided;
-    uint64_t index[CM_STRIDED_MAX_NDIM] = {0};
-    int64_t to = -what->dst_low;
-    int64_t from = -what->src_low;
     for (uint64_t i = 0; i < job->count; i++) {
-        memcpy(dst + to, src + from, job->itemsize);
-        for (uint32_t k = job->ndim; k-- > 0;) {
-            to += job->dst_strides[k];
-            from += job->src_strides[k];
-            if (++index[k] < job->shape[k]) {
-                break;
-            }
-            to -= (int64_t)job->shape[k] * job->dst_strides[k];
-            from -= (int64_t)job->shape[k] * job->src_strides[k];
-            index[k] = 0;
+        int64_t to = -what->dst_low;
+        int64_t from = -what->src_low;
+        uint64_t left = i;
+        for (uint32_t k = job->ndim; k-- > 0; left /= job->shape[k]) {
+            int64_t index = (int64_t)(left % job->shape[k]);
+            to += index * job->dst_strides[k];
+            from += index * job->src_strides[k];
         }
+        memcpy(dst + to, src + from, job->itemsize);
     }
 }
 
@@ -218,33 +212,11 @@ table_is_sane(const cm_table_job *job, uint64_t thread_count)
     return true;
 }
 
-/* What the team's threads do together; `to` and `from` are where the bytes are, of
- * which only the addresses of the device say how they are aligned. */
 static void
 copy_piece(cm_emulated_job *base, unsigned char *to, const unsigned char *from)
 {
-    const cm_table_job *job = &((const launch *)base)->job.table;
-    uint32_t i = ((const launch *)base)->piece;
-    uint32_t bits = (uint32_t)(job->dst[i] ^ job->src[i]) | 16;
-    uint32_t unit = bits & (0 - bits);
-    uint32_t head = (0 - (uint32_t)job->dst[i]) & (unit - 1);
-    uint32_t left = job->nbytes[i];
-    uint32_t team = 1u << job->team_shift;
-    head = head < left ? head : left;
-    left -= head;
-    uint32_t tail = left & (unit - 1);
-    uint32_t body = left - tail;
-    for (uint32_t lane = 0; lane < team; lane++) {
-        if (lane < head) {
-            to[lane] = from[lane];
-        }
-        if (lane < tail) {
-            to[head + body + lane] = from[head + body + lane];
-        }
-        for (uint32_t k = lane * unit; k < body; k += team * unit) {
-            memcpy(to + head + k, from + head + k, unit);
-        }
-    }
+    const launch *what = (const launch *)base;
+    memcpy(to, from, what->job.table.nbytes[what->piece]);
 }
 
 static int32_t

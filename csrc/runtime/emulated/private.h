@@ -53,8 +53,8 @@ typedef struct cm_emulated_streams {
     uint64_t reused_handle; /* of the stream destroyed last; 0: none */
     uint64_t next_id;
     uint64_t next_event;
-    uint64_t next_capture;
-    uint64_t queued; /* marks included */
+    uint64_t next_number; /* of a piece of work, or a capture */
+    uint64_t queued;      /* marks included */
     uint64_t queued_jobs;
     uint32_t capturing;
 } cm_emulated_streams;

@@ -22,14 +22,13 @@ typedef enum cm_stream_thread_kind {
 } cm_stream_thread_kind;
 
 typedef struct cm_emulated_item {
-    cm_list node;  /* in queue->items until it runs */
-    unsigned refs; /* queue or worker, `last`, events, items that depend on it */
+    cm_list node;  /* in queue->items until it is done */
+    unsigned refs; /* its queue, events, the host's waits, items that wait for it */
     bool done;
-    bool is_prompt;       /* no delay of its own: a mere wait */
+    uint64_t number;      /* those that were queued before it have lower ones */
     uint64_t end_ns;      /* valid once done */
     cm_emulated_job *job; /* owned; NULL: a mark */
-    uint32_t dep_count;
-    struct cm_emulated_item *deps[]; /* held; must be done before it runs */
+    struct cm_emulated_item *after; /* held: what a mere wait is for; else NULL */
 } cm_emulated_item;
 
 typedef struct cm_stream_thread {
@@ -48,7 +47,6 @@ typedef struct cm_stream_thread {
     const cm_emulated_thread *capturer;
     const cm_emulated_thread *owner; /* whose per-thread stream it is; else NULL */
     cm_list items;
-    cm_emulated_item *last; /* held: the newest, maybe done; NULL: never any */
     cm_cond work;
     cm_thread thread;
     uint64_t random; /* used by its own thread alone */
@@ -73,6 +71,8 @@ typedef struct event {
     queue = CM_LIST_ENTRY(queue->node.next, cm_stream_thread, node)
 #define FIRST_QUEUE(emulated)                                                          \
     CM_LIST_ENTRY((emulated)->streams.queues.next, cm_stream_thread, node)
+
+#define ITEM(at) CM_LIST_ENTRY(at, cm_emulated_item, node)
 
 /* ---- the threads behind the streams, and what each piece of work must wait for --------- */
 
@@ -111,15 +111,40 @@ job_drop(cm_emulated_job *job)
     }
 }
 
+/* Whether work of `queue` comes after what was queued on `other` before it. */
 static bool
-item_is_free(const cm_emulated_item *item)
+must_follow(const cm_stream_thread *queue, const cm_stream_thread *other)
 {
-    for (uint32_t i = 0; i < item->dep_count; i++) {
-        if (!item->deps[i]->done) {
+    if (queue == other || queue->device != other->device) {
+        return false;
+    }
+    switch (queue->kind) {
+    case CM_QUEUE_FENCE:
+        return true;
+    case CM_QUEUE_LEGACY:
+        return is_blocking(other);
+    default:
+        return other->kind == CM_QUEUE_LEGACY && is_blocking(queue);
+    }
+}
+
+static bool
+queue_is_done(const cm_stream_thread *queue)
+{
+    return cm_list_is_empty(&queue->items);
+}
+
+/* What CUDA's order puts before the queue's first item is done. */
+static bool
+item_is_free(const cm_stream_thread *queue, const cm_emulated_item *item)
+{
+    for (EACH_QUEUE(queue->emulated, other)) {
+        if (must_follow(queue, other) && !queue_is_done(other)
+            && ITEM(other->items.next)->number < item->number) {
             return false;
         }
     }
-    return true;
+    return item->after == NULL || item->after->done;
 }
 
 /* Wait until the item is done, and let go of it; the device's fault. */
@@ -139,17 +164,15 @@ next_item(cm_stream_thread *queue)
 {
     cm_emulated *emulated = queue->emulated;
     for (;;) {
-        bool is_empty = cm_list_is_empty(&queue->items);
+        bool is_empty = queue_is_done(queue);
         if (is_empty && queue->is_closed) {
             return NULL;
         }
-        cm_emulated_item *item =
-            CM_LIST_ENTRY(queue->items.next, cm_emulated_item, node);
+        cm_emulated_item *item = ITEM(queue->items.next);
         if (is_empty || queue->is_shut) {
             cm_cond_wait(&queue->work, &emulated->lock);
         }
-        else if (item_is_free(item)) {
-            cm_list_remove(&item->node);
+        else if (item_is_free(queue, item)) {
             return item;
         }
         else {
@@ -162,12 +185,8 @@ static void
 run_item(cm_stream_thread *queue, cm_emulated_item *item)
 {
     cm_emulated *emulated = queue->emulated;
-    for (uint32_t i = 0; i < item->dep_count; i++) {
-        item_release(item->deps[i]);
-    }
-    item->dep_count = 0;
     uint64_t most_ns = (uint64_t)emulated->config.max_delay_us * 1000u;
-    if (most_ns != 0 && !item->is_prompt) {
+    if (most_ns != 0 && item->after == NULL) {
         cm_mutex_unlock(&emulated->lock);
         cm_sleep_ns(next_random(&queue->random) % (most_ns + 1));
         cm_mutex_lock(&emulated->lock);
@@ -182,6 +201,9 @@ run_item(cm_stream_thread *queue, cm_emulated_item *item)
         item->job = NULL;
         emulated->streams.queued_jobs--;
     }
+    item_release(item->after);
+    item->after = NULL;
+    cm_list_remove(&item->node);
     item->end_ns = cm_now_ns();
     item->done = true;
     emulated->streams.queued--;
@@ -253,7 +275,6 @@ queue_free(cm_stream_thread *queue)
 {
     cm_list_remove(&queue->node);
     cm_thread_join(queue->thread);
-    item_release(queue->last);
     cm_cond_fini(&queue->work);
     free(queue);
 }
@@ -305,59 +326,25 @@ queue_find(cm_runtime *rt, uint64_t stream, cm_stream_thread **out)
                : default_find(emulated, CM_QUEUE_LEGACY, self->device, NULL, out);
 }
 
-/* Whether an item of `queue` comes after what is now last on `other`. */
-static bool
-must_follow(const cm_stream_thread *queue, const cm_stream_thread *other)
-{
-    if (queue == other || queue->device != other->device) {
-        return false;
-    }
-    switch (queue->kind) {
-    case CM_QUEUE_FENCE:
-        return true;
-    case CM_QUEUE_LEGACY:
-        return is_blocking(other);
-    default:
-        return other->kind == CM_QUEUE_LEGACY && is_blocking(queue);
-    }
-}
-
-static void
-item_add_dep(cm_emulated_item *item, cm_emulated_item *dep)
-{
-    if (dep != NULL && !dep->done) {
-        dep->refs++;
-        item->deps[item->dep_count++] = dep;
-    }
-}
-
-/* Queue `job` (owned on success) or a mark behind what CUDA's order puts before it,
- * `after` (may be NULL) included. *out is held for the caller unless `out` is NULL. */
+/* Queue `job` (owned on success) or a mark, which waits for `after` (may be NULL). *out
+ * is held for the caller unless `out` is NULL. */
 static int32_t
 queue_push(cm_stream_thread *queue, cm_emulated_job *job, cm_emulated_item *after,
            cm_emulated_item **out)
 {
     cm_emulated *emulated = queue->emulated;
-    size_t most = 1;
-    for (EACH_QUEUE(emulated, other)) {
-        most += must_follow(queue, other);
-    }
-    cm_emulated_item *item = calloc(1, sizeof(*item) + most * sizeof(item->deps[0]));
+    cm_emulated_item *item = calloc(1, sizeof(*item));
     if (item == NULL) {
         return CM_CUDA_OUT_OF_MEMORY;
     }
-    item->refs = 2; /* the worker and queue->last */
+    item->refs = 1;
+    item->number = emulated->streams.next_number++;
     item->job = job;
-    item->is_prompt = after != NULL;
-    item_add_dep(item, after);
-    for (EACH_QUEUE(emulated, other)) {
-        if (must_follow(queue, other)) {
-            item_add_dep(item, other->last);
-        }
+    item->after = after;
+    if (after != NULL) {
+        after->refs++;
     }
     cm_list_push_back(&queue->items, &item->node);
-    item_release(queue->last);
-    queue->last = item;
     emulated->streams.queued++;
     emulated->streams.queued_jobs += job != NULL;
     if (out != NULL) {
@@ -386,22 +373,16 @@ check_capture(const cm_stream_thread *queue)
     return 0;
 }
 
-static bool
-queue_is_done(const cm_stream_thread *queue)
-{
-    return queue->last == NULL || queue->last->done;
-}
-
 /* Queue a mark and wait for it: on the legacy stream it stands behind all that block.
  */
 static int32_t
 queue_wait(cm_stream_thread *queue)
 {
-    cm_emulated_item *item = queue->last;
+    cm_emulated_item *item = ITEM(queue->items.prev);
     if (queue->kind == CM_QUEUE_LEGACY || queue->kind == CM_QUEUE_FENCE) {
         CM_TRY_CODE(queue_push(queue, NULL, NULL, &item));
     }
-    else if (item == NULL) {
+    else if (queue_is_done(queue)) {
         return queue->emulated->streams.faults[queue->device];
     }
     else {
@@ -485,7 +466,7 @@ cm_emulated_capture(cm_runtime *rt, uint64_t stream, bool on)
         return CM_CUDA_CAPTURE_UNSUPPORTED; /* the legacy stream cannot be captured */
     }
     if (on != (queue->capture != 0)) {
-        queue->capture = on ? streams->next_capture++ : 0;
+        queue->capture = on ? streams->next_number++ : 0;
         queue->capturer = on ? cm_emulated_self(rt) : NULL;
         streams->capturing = on ? streams->capturing + 1 : streams->capturing - 1;
     }
@@ -578,7 +559,7 @@ cm_emulated_streams_init(cm_emulated *emulated)
     streams->next_handle = 0x10000;
     streams->next_event = 0x20000001;
     streams->next_id = CM_STREAM_PER_THREAD + 1;
-    streams->next_capture = 1;
+    streams->next_number = 1;
     cm_list_init(&streams->queues);
 }
 
@@ -607,7 +588,7 @@ cm_emulated_streams_fini(cm_emulated *emulated)
     for (int device = 0; device < CM_MAX_DEVICES; device++) {
         reset_events(emulated, device);
     }
-    /* A queue that ends may be waited for by others, so all end before one is freed. */
+    /* Whoever has work looks at the others, so all end before one is freed. */
     while (streams->queued != 0) {
         cm_cond_wait(&emulated->changed, &emulated->lock);
     }
