@@ -18,6 +18,7 @@ enum {
 
 /* Dead addresses kept taken at most; there are only so many under ThreadSanitizer. */
 #define FREED_NBYTES (UINT64_C(64) << 30)
+#define FREED_COUNT 256
 
 /* Device memory without an address of its own. */
 typedef struct physical_memory {
@@ -68,33 +69,17 @@ range_at(const cm_emulated_memory *memory, uint64_t address, uint64_t *start)
     return *start <= address ? range : NULL;
 }
 
-/* True when some range has a byte in [address, address + nbytes). */
-static bool
-touches_range(const cm_emulated_memory *memory, uint64_t address, uint64_t nbytes)
+/* The first range that has a byte in [address, address + nbytes), or NULL. */
+static const cm_emulated_range *
+range_touched(const cm_emulated_memory *memory, uint64_t address, uint64_t nbytes)
 {
     size_t index = cm_emulated_table_above(&memory->ranges, address);
     if (index == memory->ranges.count) {
-        return false;
+        return NULL;
     }
     const cm_emulated_range *range = memory->ranges.entries[index].object;
     uint64_t start = memory->ranges.entries[index].key - range->nbytes;
-    return start <= address || start - address < nbytes;
-}
-
-/* True when [address, address + nbytes) touches memory that was freed. */
-static bool
-touches_freed(const cm_emulated_memory *memory, uint64_t address, uint64_t nbytes)
-{
-    for (unsigned i = 0; i < memory->freed_count; i++) {
-        const cm_emulated_pages *pages =
-            &memory->freed[(memory->freed_first + i) % CM_EMULATED_FREED_COUNT];
-        uint64_t base = address_of(pages->base);
-        if (address < base + pages->nbytes
-            && (address >= base || base - address < nbytes)) {
-            return true;
-        }
-    }
-    return false;
+    return start <= address || start - address < nbytes ? range : NULL;
 }
 
 /* The range of that kind in which [address, address + nbytes) lies, or NULL. */
@@ -131,6 +116,7 @@ drop_stale(cm_emulated *emulated, const cm_emulated_pages *fresh)
 static void
 take_out(cm_emulated_memory *memory, const cm_emulated_range *range)
 {
+    memory->counts[range->kind]--;
     (void)cm_emulated_table_remove(&memory->ranges, range->address + range->nbytes);
     if (is_twice(range)) {
         (void)cm_emulated_table_remove(&memory->ranges,
@@ -138,31 +124,33 @@ take_out(cm_emulated_memory *memory, const cm_emulated_range *range)
     }
 }
 
-/* Note a range that was made; registrations that lie where its memory was just mapped
- * are forgotten: their owner unmapped theirs without a word. False: out of memory. */
+/* False: out of memory. */
 static bool
-range_insert(cm_emulated *emulated, cm_emulated_range *range)
+put_in(cm_emulated_memory *memory, cm_emulated_range *range)
 {
-    cm_emulated_memory *memory = &emulated->memory;
-    drop_stale(emulated, &range->user);
-    drop_stale(emulated, &range->alias);
-    if (!cm_emulated_table_add(&memory->ranges, range->address + range->nbytes, range)
-        || (is_twice(range)
-            && !cm_emulated_table_add(
-                &memory->ranges, address_of(range->host) + range->nbytes, range))) {
-        take_out(memory, range);
+    cm_emulated_table *ranges = &memory->ranges;
+    uint64_t end = range->address + range->nbytes;
+    if (!cm_emulated_table_add(ranges, end, range)) {
+        return false;
+    }
+    if (is_twice(range)
+        && !cm_emulated_table_add(ranges, address_of(range->host) + range->nbytes,
+                                  range)) {
+        (void)cm_emulated_table_remove(ranges, end);
         return false;
     }
     memory->counts[range->kind]++;
     return true;
 }
 
-static void
-free_tables(cm_emulated_range *range)
+/* Note a range that was made; registrations that lie where its memory was just mapped
+ * are forgotten: their owner unmapped theirs without a word. False: out of memory. */
+static bool
+range_insert(cm_emulated *emulated, cm_emulated_range *range)
 {
-    cm_emulated_table_fini(&range->mappings);
-    free(range->resident);
-    free(range->wished);
+    drop_stale(emulated, &range->user);
+    drop_stale(emulated, &range->alias);
+    return put_in(&emulated->memory, range);
 }
 
 /* Free a range that is not in the table. */
@@ -171,51 +159,41 @@ range_free(cm_emulated_range *range)
 {
     cm_emulated_pages_unmap(&range->user);
     cm_emulated_pages_unmap(&range->alias);
-    free_tables(range);
+    cm_emulated_table_fini(&range->mappings);
+    free(range->resident);
+    free(range->wished);
     free(range);
 }
 
-/* Give back what the range took from the budget of its kind. */
+/* Keep a range whose bytes are gone for a while; the oldest are given up, but not what
+ * a copy still holds. */
 static void
-refund(cm_emulated_memory *memory, const cm_emulated_range *range)
+bury(cm_emulated_memory *memory, cm_emulated_range *range)
 {
-    if (range->kind == CM_EMULATED_DEVICE) {
-        memory->used_nbytes[range->device] -= range->budget_nbytes;
+    range->kind = CM_EMULATED_FREED;
+    range->device = -1;
+    range->host = range->alias.start; /* callers may have that address too */
+    if (!put_in(memory, range)) {
+        return; /* never freed: its addresses at least stay taken */
     }
-    else {
-        memory->host_used_nbytes -= range->budget_nbytes;
+    cm_list_push_back(&memory->freed, &range->node);
+    memory->freed_nbytes += range->user.nbytes + range->alias.nbytes;
+    for (;;) {
+        cm_emulated_range *oldest =
+            CM_LIST_ENTRY(memory->freed.next, cm_emulated_range, node);
+        if (oldest == range || oldest->waiting != 0
+            || (memory->counts[CM_EMULATED_FREED] <= FREED_COUNT
+                && memory->freed_nbytes <= FREED_NBYTES)) {
+            return;
+        }
+        memory->freed_nbytes -= oldest->user.nbytes + oldest->alias.nbytes;
+        cm_list_remove(&oldest->node);
+        take_out(memory, oldest);
+        range_free(oldest);
     }
 }
 
-static void
-forget_oldest(cm_emulated_memory *memory)
-{
-    const cm_emulated_pages *oldest = &memory->freed[memory->freed_first];
-    memory->freed_first = (memory->freed_first + 1) % CM_EMULATED_FREED_COUNT;
-    memory->freed_count--;
-    memory->freed_nbytes -= oldest->nbytes;
-    cm_emulated_pages_unmap(oldest);
-}
-
-/* Keep the dead addresses taken for a while; the oldest are given up. */
-static void
-defer(cm_emulated_memory *memory, const cm_emulated_pages *pages)
-{
-    if (pages->base == NULL) {
-        return;
-    }
-    cm_emulated_pages_kill(pages);
-    while (memory->freed_count != 0
-           && (memory->freed_count == CM_EMULATED_FREED_COUNT
-               || memory->freed_nbytes + pages->nbytes > FREED_NBYTES)) {
-        forget_oldest(memory);
-    }
-    unsigned next = memory->freed_first + memory->freed_count++;
-    memory->freed[next % CM_EMULATED_FREED_COUNT] = *pages;
-    memory->freed_nbytes += pages->nbytes;
-}
-
-/* Take the range out, wait for executing work, kill its bytes and free it. */
+/* Take the range out, wait for executing work and kill its bytes. */
 static void
 range_retire(cm_emulated *emulated, cm_emulated_range *range)
 {
@@ -224,18 +202,13 @@ range_retire(cm_emulated *emulated, cm_emulated_range *range)
     while (range->pins != 0) {
         cm_cond_wait(&emulated->changed, &emulated->lock);
     }
-    memory->counts[range->kind]--;
-    if (range->kind < CM_EMULATED_REGISTERED) {
+    if (range->budget != NULL) {
         memory->live_nbytes -= range->nbytes;
-        refund(memory, range);
+        *range->budget -= range->budget_nbytes;
     }
-    defer(memory, &range->alias);
-    defer(memory, &range->user);
-    free_tables(range);
-    range->is_gone = true;
-    if (range->waiting == 0) {
-        free(range);
-    }
+    cm_emulated_pages_kill(&range->alias);
+    cm_emulated_pages_kill(&range->user);
+    bury(memory, range);
 }
 
 void
@@ -246,6 +219,7 @@ cm_emulated_memory_init(cm_emulated *emulated)
                     &memory->host_limit_nbytes)) {
         memory->host_limit_nbytes = UINT64_MAX;
     }
+    cm_list_init(&memory->freed);
 }
 
 /* ---- looking up and pinning ------------------------------------------------------ */
@@ -256,24 +230,29 @@ mapping_at(const cm_emulated_place *place, size_t index)
     return place->range->mappings.entries[index].object;
 }
 
-/* What is mapped there; false when part of it is not. */
+/* What is mapped there; false when part of it is not, or is being unmapped. */
 static bool
 find_mappings(cm_emulated_place *place)
 {
     const cm_emulated_table *mappings = &place->range->mappings;
     size_t index = cm_emulated_table_above(mappings, place->offset);
     uint64_t reached = place->offset;
+    bool is_leaving = false;
     place->first_mapping = index;
     do {
         const mapped_memory *each =
             index < mappings->count ? mapping_at(place, index) : NULL;
-        if (each == NULL || each->is_leaving || each->offset > reached) {
+        if (each == NULL || each->offset > reached) {
             return false;
         }
         reached = mappings->entries[index++].key;
         place->access &= each->access;
+        is_leaving = is_leaving || each->is_leaving;
     } while (reached < place->offset + place->nbytes);
     place->end_mapping = index;
+    if (is_leaving) {
+        return false;
+    }
     place->kind = CM_EMULATED_DEVICE;
     place->device = mapping_at(place, place->first_mapping)->physical->device;
     return true;
@@ -290,13 +269,11 @@ cm_emulated_find(const cm_emulated *emulated, uint64_t address, uint64_t nbytes,
     }
     cm_emulated_range *range = range_at(memory, address, &start);
     if (range == NULL) {
-        return touches_range(memory, address, nbytes)
-                       || touches_freed(memory, address, nbytes)
-                   ? CM_EMULATED_BROKEN
-                   : CM_EMULATED_UNKNOWN;
+        return range_touched(memory, address, nbytes) != NULL ? CM_EMULATED_BROKEN
+                                                              : CM_EMULATED_UNKNOWN;
     }
     uint64_t offset = address - start;
-    if (nbytes > range->nbytes - offset) {
+    if (nbytes > range->nbytes - offset || range->kind == CM_EMULATED_FREED) {
         return CM_EMULATED_BROKEN;
     }
     *out = (cm_emulated_place){
@@ -320,24 +297,25 @@ cm_emulated_find(const cm_emulated *emulated, uint64_t address, uint64_t nbytes,
                : CM_EMULATED_BROKEN;
 }
 
-/* The pages [*first, *end) of a managed range under [address, address + nbytes). */
-static void
-find_pages(const cm_emulated_range *range, cm_address address, uint64_t nbytes,
-           size_t *first, size_t *end)
+/* The pages of a managed range under [address, address + nbytes), `pages` being one of
+ * what it knows of each; how many in *count. */
+static signed char *
+find_pages(signed char *pages, const cm_emulated_range *range, cm_address address,
+           uint64_t nbytes, size_t *count)
 {
     uint64_t page = cm_emulated_page_nbytes();
     uint64_t offset = address - address_of(range->alias.base);
-    *first = offset / page;
-    *end = (offset + nbytes - 1) / page + 1;
+    *count = (offset % page + nbytes - 1) / page + 1;
+    return pages + offset / page;
 }
 
 static void
 set_pages(signed char *pages, const cm_emulated_range *range, cm_address address,
           uint64_t nbytes, int location)
 {
-    size_t first, end;
-    find_pages(range, address, nbytes, &first, &end);
-    memset(pages + first, location, end - first);
+    size_t count;
+    signed char *first = find_pages(pages, range, address, nbytes, &count);
+    memset(first, location, count);
 }
 
 int32_t
@@ -374,17 +352,13 @@ cm_emulated_unpin(cm_emulated *emulated, const cm_emulated_place *place, int32_t
     if (place->range == NULL) {
         return code;
     }
-    /* What is pinned is still there, maybe at another index. */
-    const cm_emulated_table *mappings = &place->range->mappings;
-    uint64_t end = place->offset + place->nbytes;
-    for (size_t i = cm_emulated_table_above(mappings, place->offset);
-         i < mappings->count; i++) {
-        mapped_memory *each = mapping_at(place, i);
-        if (each->offset >= end) {
-            break;
+    if (place->range->kind == CM_EMULATED_VIRTUAL) {
+        cm_emulated_place now = *place; /* still there, maybe at another index */
+        bool is_there = find_mappings(&now);
+        for (size_t i = now.first_mapping; i < now.end_mapping; i++) {
+            mapping_at(&now, i)->pins--;
         }
-        each->pins--;
-        code = code == 0 && each->is_leaving ? CM_CUDA_ILLEGAL_ADDRESS : code;
+        code = code == 0 && !is_there ? CM_CUDA_ILLEGAL_ADDRESS : code;
     }
     place->range->pins--;
     cm_cond_signal_all(&emulated->changed);
@@ -433,47 +407,25 @@ cm_emulated_hold(const cm_emulated_place *place)
 void
 cm_emulated_let_go(cm_emulated *emulated, cm_emulated_range *range)
 {
-    if (range == NULL || --range->waiting != 0) {
-        return;
+    if (range != NULL && --range->waiting == 0) {
+        cm_cond_signal_all(&emulated->changed);
     }
-    if (range->is_gone) {
-        free(range);
-    }
-    cm_cond_signal_all(&emulated->changed);
 }
 
 /* ---- allocation ------------------------------------------------------------------ */
-
-/* Take `nbytes` from the budget that the kind draws on. */
-static bool
-take_budget(cm_emulated *emulated, cm_emulated_range *range, uint64_t nbytes)
-{
-    cm_emulated_memory *memory = &emulated->memory;
-    bool on_device = range->kind == CM_EMULATED_DEVICE;
-    uint64_t *used =
-        on_device ? &memory->used_nbytes[range->device] : &memory->host_used_nbytes;
-    uint64_t limit =
-        on_device ? emulated->config.memory_nbytes : memory->host_limit_nbytes;
-    if (nbytes > limit - *used) {
-        return false;
-    }
-    *used += nbytes;
-    range->budget_nbytes = nbytes;
-    return true;
-}
 
 /* Where the pages of a managed range are, by page of its mapping. */
 static bool
 range_init_pages(cm_emulated_range *range)
 {
-    range->page_count = range->alias.nbytes / cm_emulated_page_nbytes();
-    range->resident = malloc(range->page_count);
-    range->wished = malloc(range->page_count);
+    size_t count = range->alias.nbytes / cm_emulated_page_nbytes();
+    range->resident = malloc(count);
+    range->wished = malloc(count);
     if (range->resident == NULL || range->wished == NULL) {
         return false;
     }
-    memset(range->resident, CM_HOST_LOCATION, range->page_count);
-    memset(range->wished, CM_NO_LOCATION, range->page_count);
+    memset(range->resident, CM_HOST_LOCATION, count);
+    memset(range->wished, CM_NO_LOCATION, count);
     return true;
 }
 
@@ -483,30 +435,23 @@ range_map(cm_emulated_range *range)
     /* In a forked child the driver's host memory is the parent's own, and managed
      * memory is not there. */
     int sharing = range->kind == CM_EMULATED_HOST ? MAP_SHARED : MAP_PRIVATE;
-    if (!cm_emulated_pages_map(range->nbytes, sharing, &range->alias)) {
+    bool is_hidden = range->kind == CM_EMULATED_DEVICE;
+    /* Devices see write-combined memory elsewhere, as some real machines do. */
+    bool is_elsewhere = is_hidden
+                        || (range->kind == CM_EMULATED_HOST
+                            && (range->flags & CM_HOST_ALLOC_WRITE_COMBINED) != 0);
+    if (!cm_emulated_pages_map(range->nbytes, sharing, &range->alias)
+        || (is_elsewhere && !cm_emulated_pages_map(range->nbytes, 0, &range->user))) {
         return false;
     }
     range->bytes = range->alias.start;
-    bool hidden = range->kind == CM_EMULATED_DEVICE;
-    if (range->kind == CM_EMULATED_MANAGED) {
-        cm_emulated_pages_leave_out(range->alias.base, range->alias.nbytes);
+    range->host = is_hidden ? NULL : range->alias.start;
+    range->address = address_of(is_elsewhere ? range->user.start : range->alias.start);
+    if (range->kind != CM_EMULATED_MANAGED) {
+        return true;
     }
-    if (!hidden) {
-        range->host = range->alias.start;
-    }
-    /* Devices see write-combined memory elsewhere, as some real machines do. */
-    if (hidden
-        || (range->kind == CM_EMULATED_HOST
-            && (range->flags & CM_HOST_ALLOC_WRITE_COMBINED) != 0)) {
-        if (!cm_emulated_pages_map(range->nbytes, 0, &range->user)) {
-            return false;
-        }
-        range->address = address_of(range->user.start);
-    }
-    else {
-        range->address = address_of(range->alias.start);
-    }
-    return range->kind != CM_EMULATED_MANAGED || range_init_pages(range);
+    cm_emulated_pages_leave_out(range->alias.base, range->alias.nbytes);
+    return range_init_pages(range);
 }
 
 static int32_t
@@ -514,22 +459,34 @@ alloc(cm_runtime *rt, cm_emulated_kind kind, unsigned flags, uint64_t nbytes,
       const cm_emulated_range **out)
 {
     cm_emulated *emulated = cm_emulated_of(rt);
+    cm_emulated_memory *memory = &emulated->memory;
+    bool on_device = kind == CM_EMULATED_DEVICE;
+    int device = cm_emulated_self(rt)->device;
+    uint64_t *used =
+        on_device ? &memory->used_nbytes[device] : &memory->host_used_nbytes;
+    uint64_t limit =
+        on_device ? emulated->config.memory_nbytes : memory->host_limit_nbytes;
     uint64_t budget;
+    if (!cm_round_up_u64(nbytes, 256, &budget) || budget > limit - *used) {
+        return CM_CUDA_OUT_OF_MEMORY;
+    }
     cm_emulated_range *range = calloc(1, sizeof(*range));
     if (range == NULL) {
         return CM_CUDA_OUT_OF_MEMORY;
     }
     range->kind = kind;
-    range->device = cm_emulated_self(rt)->device;
+    range->device = device;
     range->flags = flags;
     range->nbytes = nbytes;
-    if (!cm_round_up_u64(nbytes, 256, &budget) || !take_budget(emulated, range, budget)
-        || !range_map(range) || !range_insert(emulated, range)) {
-        refund(&emulated->memory, range);
+    range->budget = used;
+    range->budget_nbytes = budget;
+    *used += budget;
+    if (!range_map(range) || !range_insert(emulated, range)) {
+        *used -= budget;
         range_free(range);
         return CM_CUDA_OUT_OF_MEMORY;
     }
-    emulated->memory.live_nbytes += nbytes;
+    memory->live_nbytes += nbytes;
     *out = range;
     return 0;
 }
@@ -610,7 +567,9 @@ static int32_t
 register_pages(cm_emulated *emulated, cm_emulated_range *range, uint64_t end)
 {
     uint64_t start = address_of(range->host);
-    if (touches_range(&emulated->memory, start, end - start)) {
+    const cm_emulated_range *other =
+        range_touched(&emulated->memory, start, end - start);
+    if (other != NULL && other->kind != CM_EMULATED_FREED) {
         return CM_CUDA_ALREADY_REGISTERED;
     }
     if (!cm_emulated_pages_are_mapped(start, end,
@@ -828,32 +787,19 @@ cm_emulated_op_prefetch_async(cm_runtime *rt, cm_address address, uint64_t nbyte
     return cm_emulated_submit(rt, stream, &job.base, sizeof(job), false);
 }
 
-/* The pages [*first, *end) of the managed range that holds [address, address + nbytes).
- */
-static int32_t
-find_managed(const cm_emulated *emulated, cm_address address, uint64_t nbytes,
-             const cm_emulated_range **range, size_t *first, size_t *end)
-{
-    *range = range_find(&emulated->memory, CM_EMULATED_MANAGED, address, nbytes);
-    if (*range == NULL) {
-        return CM_CUDA_INVALID_VALUE;
-    }
-    find_pages(*range, address, nbytes, first, end);
-    return 0;
-}
-
 int32_t
 cm_emulated_op_prefetch_location(cm_runtime *rt, cm_address address, uint64_t nbytes,
                                  int *out)
 {
-    size_t first, end;
-    const cm_emulated_range *range;
-    CM_TRY_CODE(
-        find_managed(cm_emulated_of(rt), address, nbytes, &range, &first, &end));
-    *out = range->wished[first];
-    for (size_t i = first; i < end; i++) {
-        *out = range->wished[i] == *out ? *out : CM_NO_LOCATION;
+    size_t count;
+    const cm_emulated_range *range =
+        range_find(&cm_emulated_of(rt)->memory, CM_EMULATED_MANAGED, address, nbytes);
+    if (range == NULL) {
+        return CM_CUDA_INVALID_VALUE;
     }
+    const signed char *pages =
+        find_pages(range->wished, range, address, nbytes, &count);
+    *out = memcmp(pages, pages + 1, count - 1) == 0 ? pages[0] : CM_NO_LOCATION;
     return 0;
 }
 
@@ -861,12 +807,17 @@ int32_t
 cm_emulated_count_host_pages(const cm_emulated *emulated, cm_address address,
                              uint64_t nbytes, uint64_t *out)
 {
-    size_t first, end;
-    const cm_emulated_range *range;
-    CM_TRY_CODE(find_managed(emulated, address, nbytes, &range, &first, &end));
+    size_t count;
+    const cm_emulated_range *range =
+        range_find(&emulated->memory, CM_EMULATED_MANAGED, address, nbytes);
+    if (range == NULL) {
+        return CM_CUDA_INVALID_VALUE;
+    }
+    const signed char *pages =
+        find_pages(range->resident, range, address, nbytes, &count);
     *out = 0;
-    for (size_t i = first; i < end; i++) {
-        *out += range->resident[i] == CM_HOST_LOCATION;
+    for (size_t i = 0; i < count; i++) {
+        *out += pages[i] == CM_HOST_LOCATION;
     }
     return 0;
 }
@@ -1201,9 +1152,6 @@ cm_emulated_memory_fini(cm_emulated *emulated)
         cm_emulated_range *range = memory->ranges.entries[0].object;
         take_out(memory, range);
         range_free(range);
-    }
-    while (memory->freed_count != 0) {
-        forget_oldest(memory);
     }
     cm_emulated_table_fini(&memory->ranges);
     cm_emulated_table_fini(&memory->physicals);

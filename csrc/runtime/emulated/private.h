@@ -67,30 +67,29 @@ typedef enum cm_emulated_kind {
     CM_EMULATED_HOST,
     CM_EMULATED_REGISTERED,
     CM_EMULATED_VIRTUAL, /* addresses only; what is mapped there is DEVICE to callers */
+    CM_EMULATED_FREED,   /* kept for a while, so that late work is caught */
 } cm_emulated_kind;
 
 typedef struct cm_emulated_range {
+    cm_list node; /* of freed ones */
     cm_emulated_kind kind;
     int device; /* -1: of none */
     unsigned flags;
     unsigned pins;              /* executing work */
     unsigned waiting;           /* copies that are queued; of registered memory only */
-    bool is_gone;               /* freed with the last of them */
     cm_address address;         /* start for devices */
     unsigned char *host;        /* start for the host; NULL: it may not touch it */
     unsigned char *bytes;       /* start for the emulator */
     uint64_t nbytes;            /* from each of the starts */
-    uint64_t budget_nbytes;     /* taken from the budget */
+    uint64_t *budget;           /* what it takes from; NULL: nothing */
+    uint64_t budget_nbytes;     /* so much */
     uint64_t registered;        /* the address that was registered, maybe in a page */
     cm_emulated_pages user;     /* owned: addresses without bytes */
     cm_emulated_pages alias;    /* owned: bytes */
     cm_emulated_table mappings; /* by end from the start; owned; virtual only */
-    size_t page_count;          /* of alias; managed only */
     signed char *resident;      /* by page: device or CM_HOST_LOCATION; owned */
     signed char *wished;        /* by page: … or CM_NO_LOCATION; owned */
 } cm_emulated_range;
-
-enum { CM_EMULATED_FREED_COUNT = 256 };
 
 /* used_nbytes[d] = sum of budget_nbytes of device ranges of d; host_used_nbytes
  * likewise of host and managed ranges. Work notes `serial` when it is queued: what is
@@ -101,13 +100,11 @@ typedef struct cm_emulated_memory {
     uint64_t guests[CM_MAX_DEVICES]; /* others that may use what the device allocated */
     uint64_t host_used_nbytes;
     uint64_t live_nbytes;
-    uint64_t counts[CM_EMULATED_VIRTUAL + 1];
+    uint64_t counts[CM_EMULATED_FREED + 1];
     uint64_t physical_count;
     uint64_t mapping_count;
     cm_emulated_table ranges; /* by end, for the host and for devices; owned */
-    cm_emulated_pages freed[CM_EMULATED_FREED_COUNT]; /* a ring; see defer() */
-    unsigned freed_first;
-    unsigned freed_count;
+    cm_list freed;            /* the oldest first */
     uint64_t freed_nbytes;
     cm_emulated_table physicals; /* of physical_memory, owned */
     uint64_t next_physical;
