@@ -10,7 +10,7 @@
 #include "check.h"
 #include "transfer/device/kernel.h"
 #include "transfer/host/host_copy.h"
-#include "transfer/plan/plan.h"
+#include "transfer/plan/ring_policy.h"
 
 enum { ARENA = 1 << 15, MAX_DIMS = 8, SEED_CASES = 1000, CHUNK_MOST = 3000 };
 
@@ -286,7 +286,7 @@ copy_in_pieces(const fuzz_case *c, unsigned char *traced)
     cm_cut cut;
     uint64_t count = 0;
     cm_layout_take_repeats(&core, &repeats);
-    cm_plan_cut(&c->plan, &c->tuning, &core, &cut);
+    cm_ring_policy_cut(&c->plan, &c->tuning, &core, &cut);
     memset(traced, 0, ARENA);
     while (cm_cut_next(&cut, &piece)) {
         uint64_t nbytes = cm_layout_nbytes(&piece);

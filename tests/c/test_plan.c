@@ -4,7 +4,7 @@
 #include "check.h"
 #include "transfer/device/kernel.h"
 #include "transfer/host/host_copy.h"
-#include "transfer/plan/plan.h"
+#include "transfer/plan/ring_policy.h"
 
 enum { ARENA = 1 << 14 };
 
@@ -17,6 +17,12 @@ next_random(uint64_t below)
 {
     random_state = random_state * 6364136223846793005u + 1442695040888963407u;
     return (random_state >> 33) % below;
+}
+
+static uint64_t
+least_of(uint64_t a, uint64_t b)
+{
+    return a < b ? a : b;
 }
 
 /* -- the routes, as a table -------------------------------------------------------------- */
@@ -158,7 +164,7 @@ test_plan_between_devices(void)
     CHECK_OK(cm_plan_init(&plan, &dst, &src, facts, facts, apart));
     CHECK_EQ(plan.route, CM_ROUTE_PEER_STAGED);
     cm_cut cut;
-    cm_plan_cut(&plan, &tuning, &plan.layout, &cut);
+    cm_ring_policy_cut(&plan, &tuning, &plan.layout, &cut);
     CHECK_EQ(plan.piece_count, cm_cut_count(&cut));
     CHECK_GE(plan.piece_count, (64 << 20) / plan.piece_nbytes);
     src.strides[0] = 300;
@@ -264,12 +270,13 @@ test_plan_pieces_are_those_of_the_cut(void)
             CHECK_OK(cm_plan_init(&plan, &dst, &src, facts, facts, later));
             CHECK_EQ(plan.route, CM_ROUTE_STAGED);
             CHECK_EQ(plan.thread_count, 4);
-            CHECK_EQ(plan.piece_nbytes,
-                     cm_tuning_piece_nbytes(&tuning, (uint64_t)rows * 100000));
+            uint64_t eighth = (uint64_t)rows * 100000 / 8;
+            eighth = eighth > 512 << 10 ? eighth : 512 << 10;
+            CHECK_EQ(plan.piece_nbytes, least_of((uint64_t)rows * 100000, eighth));
             cm_cut cut;
             cm_layout piece;
             uint64_t count = 0;
-            cm_plan_cut(&plan, &tuning, &plan.layout, &cut);
+            cm_ring_policy_cut(&plan, &tuning, &plan.layout, &cut);
             while (cm_cut_next(&cut, &piece)) {
                 CHECK_LE(cm_layout_nbytes(&piece), plan.piece_nbytes);
                 count++;
@@ -303,8 +310,8 @@ test_plan_long_uploads_stay_in_the_caches(void)
             bool cached = nbytes >= many.cached_nbytes && threads >= 8;
             CHECK_EQ(up.is_cached, cached);
             CHECK(!down.is_cached);
-            CHECK_EQ(cm_plan_slot_count(&up, &many), cached ? 4 : 8);
-            CHECK_EQ(cm_plan_slot_count(&down, &many), 8);
+            CHECK_EQ(up.slot_count, least_of(up.piece_count, cached ? 4 : 8));
+            CHECK_EQ(down.slot_count, least_of(down.piece_count, 8));
         }
     }
     many.thread_count = 16;
@@ -312,9 +319,13 @@ test_plan_long_uploads_stay_in_the_caches(void)
     device.shape[0] = host.shape[0] = INT64_C(1) << 30;
     cm_plan plan;
     CHECK_OK(cm_plan_init(&plan, &device, &host, facts, facts, later));
-    CHECK_EQ(cm_plan_slot_count(&plan, &many), 3); /* fewer would stand still */
+    CHECK_EQ(plan.slot_count, 3); /* fewer would stand still */
     many.slot_count = 2;
-    CHECK_EQ(cm_plan_slot_count(&plan, &many), 2); /* unless they are asked for */
+    CHECK_OK(cm_plan_init(&plan, &device, &host, facts, facts, later));
+    CHECK_EQ(plan.slot_count, 2); /* unless they are asked for, */
+    many.ring_nbytes = 32 << 20;
+    CHECK_OK(cm_plan_init(&plan, &device, &host, facts, facts, later));
+    CHECK_EQ(plan.slot_count, 1); /* or there is no room for more */
 }
 
 static void

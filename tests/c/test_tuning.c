@@ -43,7 +43,7 @@ copy_as_explained(world *w, const cm_region *dst, const cm_region *src)
     CHECK_EQ(after.routes[info.route], before.routes[info.route] + 1);
     CHECK_EQ(said.plan.route, CM_ROUTE_STAGED);
     CHECK_EQ(after.pieces - before.pieces, said.plan.piece_count);
-    CHECK_LE(said.chunk_count, said.tuning.slot_count);
+    CHECK_LE(said.plan.slot_count, said.tuning.slot_count);
     CHECK_EQ(w->engine->ring_nbytes, 0);
 }
 

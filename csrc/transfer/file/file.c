@@ -5,6 +5,7 @@
 
 #include "transfer/file/job.h"
 #include "transfer/host/host_copy.h"
+#include "transfer/plan/ring_policy.h"
 #include "transfer/routes/device_side.h"
 #include "transfer/routes/ring.h"
 #include "transfer/routes/routes.h"
@@ -110,27 +111,6 @@ check_ends(cm_file_job *file)
     return cm_ok();
 }
 
-/* Where there is little to read the first piece is on its way early all the same, and
- * every thread has a part of it. */
-static void
-fit_tuning(cm_job *job)
-{
-    enum { CHUNKS = 16, PARTS = 8, LEAST_CHUNK = 1 << 20, LEAST_PART = 256 << 10 };
-    const uint64_t whole_pages = ~(uint64_t)(CM_FILE_PAGE_NBYTES - 1);
-    uint64_t total = job->file->nbytes;
-    cm_tuning *tuning = &job->tuning;
-    uint64_t chunk = total / CHUNKS > LEAST_CHUNK ? total / CHUNKS : LEAST_CHUNK;
-    if (chunk < tuning->file_chunk_nbytes) {
-        tuning->file_chunk_nbytes = chunk;
-    }
-    tuning->file_chunk_nbytes &= whole_pages;
-    uint64_t part = tuning->file_chunk_nbytes / PARTS & whole_pages;
-    part = part > LEAST_PART ? part : LEAST_PART;
-    if (part < tuning->file_part_nbytes) {
-        tuning->file_part_nbytes = part;
-    }
-}
-
 cm_status
 cm_file_plan(cm_job *job)
 {
@@ -139,16 +119,12 @@ cm_file_plan(cm_job *job)
     file->job = job;
     CM_TRY(check_size(file));
     CM_TRY(check_ends(file));
-    fit_tuning(job);
-    /* a chunk begins anywhere in a page, its memory where one does */
-    uint64_t room = job->tuning.file_chunk_nbytes + 2 * (uint64_t)CM_FILE_PAGE_NBYTES;
     job->plan = (cm_plan){.route = file->nbytes > 0 ? CM_ROUTE_FILE : CM_ROUTE_NOTHING,
                           .device = device,
                           .src_device = device,
                           .nbytes = file->nbytes,
-                          .piece_nbytes = room,
-                          .piece_count = 1,
                           .layout = {.run_nbytes = file->nbytes}};
+    cm_ring_policy_init_file(&job->plan, &job->tuning, CM_FILE_PAGE_NBYTES);
     return cm_ok();
 }
 
@@ -277,7 +253,7 @@ cm_job_copy_file(cm_job *job)
                                       .pass = move_on_device};
     static const cm_ring_way writes = {
         .host_is_slow = true, .begin = move_on_device, .pass = move_at_file};
-    CM_TRY(cm_ring_create_for(job, job->tuning.file_slot_count, cut_chunk));
+    CM_TRY(cm_ring_create_for(job, cut_chunk));
     look_ahead(job);
     return cm_ring_run(job, job->file->request->writes ? &writes : &reads, true);
 }

@@ -4,7 +4,7 @@
 #include <stddef.h>
 #include <stdlib.h>
 
-#include "base/fresh_pages.h"
+#include "transfer/plan/ring_policy.h"
 
 /* What a plan is made from. */
 typedef struct ends {
@@ -181,75 +181,6 @@ choose_device_route(cm_plan *plan, const ends *e)
 }
 
 void
-cm_plan_cut(const cm_plan *plan, const cm_tuning *tuning, const cm_layout *core,
-            cm_cut *out)
-{
-    cm_cut_init(out, core, plan->piece_nbytes);
-    if (cm_routes[plan->route].crosses) {
-        return;
-    }
-    out->least_nbytes = tuning->chunk_min_nbytes;
-    if (plan->is_download && plan->piece_nbytes >= CM_HUGE_PAGE_NBYTES) {
-        /* No two pieces write into one huge page, which may not be there yet. */
-        cm_cut_align(out, (const void *)(plan->target + (uintptr_t)core->dst_offset),
-                     CM_HUGE_PAGE_NBYTES);
-    }
-}
-
-uint64_t
-cm_plan_slot_count(const cm_plan *plan, const cm_tuning *tuning)
-{
-    enum { LEAST = 3 }; /* one is packed, one on its way, one there */
-    if (cm_routes[plan->route].crosses) {
-        return LEAST;
-    }
-    if (!plan->is_cached) {
-        return tuning->slot_count;
-    }
-    uint64_t fit = tuning->cached_ring_nbytes / plan->piece_nbytes;
-    fit = fit < LEAST ? LEAST : fit;
-    return fit < tuning->slot_count ? fit : tuning->slot_count;
-}
-
-static uint64_t
-choose_piece_nbytes(const cm_plan *plan, const cm_tuning *tuning)
-{
-    enum { LEAST = 3 }; /* blocks of the ring: one comes down, two are emptied */
-    uint64_t nbytes = cm_tuning_piece_nbytes(tuning, plan->nbytes);
-    /* Each huge page is made by one thread, unless the user wants shorter pieces. */
-    bool lengthens = plan->is_fresh && tuning->chunk_nbytes >= CM_HUGE_PAGE_NBYTES
-                     && tuning->ring_nbytes >= LEAST * CM_HUGE_PAGE_NBYTES;
-    return lengthens && nbytes < CM_HUGE_PAGE_NBYTES ? CM_HUGE_PAGE_NBYTES : nbytes;
-}
-
-void
-cm_plan_count_pieces(cm_plan *plan, const cm_tuning *tuning)
-{
-    const cm_route_row *route = &cm_routes[plan->route];
-    plan->is_cached = route->packs && !plan->is_download
-                      && plan->nbytes >= tuning->cached_nbytes
-                      && tuning->thread_count >= tuning->cached_thread_count;
-    plan->piece_nbytes = choose_piece_nbytes(plan, tuning);
-    plan->piece_count = plan->nbytes > 0;
-    plan->thread_count = plan->route == CM_ROUTE_HOST;
-    if (route->uses_ring || (route->crosses && plan->layout.ndim > 0)) {
-        cm_layout core = plan->layout;
-        cm_layout repeats;
-        cm_cut cut;
-        cm_layout_take_repeats(&core, &repeats);
-        cm_plan_cut(plan, tuning, &core, &cut);
-        plan->piece_count = cm_cut_count(&cut);
-    }
-    if (route->uses_ring && route->uses_host) {
-        cm_tuning all = *tuning;
-        if (cm_layout_is_scattered(&plan->layout)) {
-            all.thread_count = tuning->fresh_thread_count;
-        }
-        plan->thread_count = cm_tuning_piece_threads(&all, plan->piece_nbytes);
-    }
-}
-
-void
 cm_plan_pack_source(cm_plan *plan, const cm_region *dst, const cm_region *src,
                     cm_end_facts dst_facts, cm_end_facts src_facts,
                     cm_plan_options options)
@@ -261,7 +192,7 @@ cm_plan_pack_source(cm_plan *plan, const cm_region *dst, const cm_region *src,
     if (plan->route != CM_ROUTE_HOST) {
         ends e = {dst, src, dst_facts, src_facts, &options};
         plan->route = choose_route(plan, &e);
-        cm_plan_count_pieces(plan, options.tuning);
+        cm_ring_policy_init(plan, options.tuning);
     }
 }
 
@@ -301,6 +232,6 @@ cm_plan_init(cm_plan *plan, const cm_region *dst, const cm_region *src,
         && !(is_device(plan->device) && is_device(plan->src_device))) {
         return cm_fail(CM_EINVALID, (uint64_t)(int64_t)plan->device);
     }
-    cm_plan_count_pieces(plan, options.tuning);
+    cm_ring_policy_init(plan, options.tuning);
     return cm_ok();
 }

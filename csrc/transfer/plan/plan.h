@@ -26,8 +26,8 @@ typedef struct cm_peer_facts {
     bool apart;  /* neither ever reaches the other */
 } cm_peer_facts;
 
-/* Of one copy: piece_nbytes follows from nbytes, is_fresh and the tuning alone,
- * whatever the route. Batches and files fill in their own. */
+/* Of one copy. What says how it goes in pieces is ring_policy.h's. Batches and files
+ * fill in their own. */
 typedef struct cm_plan {
     cm_route route;
     int device;            /* whose stream does the work; -1: the host */
@@ -39,6 +39,7 @@ typedef struct cm_plan {
     uint64_t nbytes;       /* payload, not counting repeats of a broadcast source */
     uint64_t piece_nbytes; /* of the largest piece */
     uint64_t piece_count;  /* 1: it goes as a whole */
+    uint32_t slot_count;   /* pieces in flight at once, at most */
     uint32_t thread_count; /* that move bytes on the host; 0: none does */
     uintptr_t target;      /* dst.host as a number: where huge pages begin */
     cm_layout layout;
@@ -68,14 +69,5 @@ void cm_plan_pack_source(cm_plan *plan, const cm_region *dst, const cm_region *s
 /* STAGED, or STAGED_KERNEL where the device's end is strided, so that a kernel there
  * places what arrives (`up`) or packs what leaves. */
 cm_route cm_plan_staged_route(const cm_layout *layout, bool up);
-/* The pieces, anew after a change of route or layout. */
-void cm_plan_count_pieces(cm_plan *plan, const cm_tuning *tuning);
-
-/* Pieces in flight at once, of a copy or batch through page-locked blocks. */
-uint64_t cm_plan_slot_count(const cm_plan *plan, const cm_tuning *tuning);
-
-/* How a plan that goes in pieces cuts `core`, its layout without repeats. */
-void cm_plan_cut(const cm_plan *plan, const cm_tuning *tuning, const cm_layout *core,
-                 cm_cut *out);
 
 #endif

@@ -71,15 +71,6 @@ cm_tuning_resolve(cm_tuning *tuning, unsigned cpu_count)
     }
 }
 
-uint64_t
-cm_tuning_piece_nbytes(const cm_tuning *tuning, uint64_t nbytes)
-{
-    uint64_t share = nbytes / tuning->chunk_share;
-    share = share < tuning->chunk_min_nbytes ? tuning->chunk_min_nbytes : share;
-    share = share > tuning->chunk_nbytes ? tuning->chunk_nbytes : share;
-    return nbytes < share ? nbytes : share;
-}
-
 uint32_t
 cm_tuning_piece_threads(const cm_tuning *tuning, uint64_t piece_nbytes)
 {

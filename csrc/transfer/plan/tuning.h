@@ -114,9 +114,6 @@ bool cm_tuning_check(const cm_tuning *tuning, const char **name);
  * and nobody spins where that would keep others from working. */
 void cm_tuning_resolve(cm_tuning *tuning, unsigned cpu_count);
 
-/* Bytes of the largest piece of a copy of `nbytes`. */
-uint64_t cm_tuning_piece_nbytes(const cm_tuning *tuning, uint64_t nbytes);
-
 /* Threads that work on one piece, the one that runs the copy among them. */
 uint32_t cm_tuning_piece_threads(const cm_tuning *tuning, uint64_t piece_nbytes);
 

@@ -3,6 +3,7 @@
 
 #include <stdlib.h>
 
+#include "transfer/plan/ring_policy.h"
 #include "transfer/routes/device_side.h"
 
 /* -- which are made by one copy ------------------------------------------------------ */
@@ -124,7 +125,7 @@ stage_for_others(cm_job *job)
     }
     plan->route = cm_plan_staged_route(&plan->layout, true);
     plan->is_download = false;
-    cm_plan_count_pieces(plan, &job->tuning);
+    cm_ring_policy_init(plan, &job->tuning);
     return cm_ok();
 }
 

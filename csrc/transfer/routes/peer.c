@@ -54,11 +54,27 @@ gather(cm_job *job, cm_slot *s, cm_address *from)
 }
 
 static cm_status
+copy_whole(cm_job *job)
+{
+    const cm_layout *layout = &job->plan.layout;
+    return copy_across(job, job->dst.address + (uint64_t)layout->dst_offset,
+                       job->src.address + (uint64_t)layout->src_offset,
+                       layout->run_nbytes);
+}
+
+static cm_status
 move_piece(cm_job *job, cm_slot *s)
 {
     cm_layout unpack;
     cm_address from;
     uint64_t nbytes = cm_layout_nbytes(&s->piece);
+    bool is_run = job->plan.layout.ndim == 0 && job->ring->repeats.ndim == 0;
+    if (is_run && s->pinned == NULL) {
+        job->ring->all_cut = true; /* there is nothing to be gained by pieces */
+        return copy_whole(job);
+    }
+    CM_TRY(cm_job_open_gather_stream(job, job->plan.src_device));
+    job->side.is_joined = false;
     cm_slot_unpack(job, s, &unpack);
     cm_address to = job->dst.address + (uint64_t)unpack.dst_offset;
     CM_TRY(gather(job, s, &from));
@@ -76,15 +92,6 @@ move_piece(cm_job *job, cm_slot *s)
 }
 
 static cm_status
-copy_whole(cm_job *job)
-{
-    const cm_layout *layout = &job->plan.layout;
-    return copy_across(job, job->dst.address + (uint64_t)layout->dst_offset,
-                       job->src.address + (uint64_t)layout->src_offset,
-                       layout->run_nbytes);
-}
-
-static cm_status
 copy_many(cm_job *job)
 {
     for (uint64_t i = 0; i < job->many->count; i++) {
@@ -97,6 +104,7 @@ copy_many(cm_job *job)
 cm_status
 cm_job_copy_peer(cm_job *job)
 {
+    static const cm_ring_way way = {.begin = move_piece};
     bool is_run = job->plan.layout.ndim == 0;
     if (job->many != NULL) {
         return copy_many(job);
@@ -105,19 +113,5 @@ cm_job_copy_peer(cm_job *job)
         return copy_whole(job);
     }
     CM_TRY(cm_ring_create(job));
-    for (;;) {
-        cm_slot *s;
-        CM_TRY(cm_ring_begin_piece(job, &s));
-        if (s == NULL) {
-            return cm_ok();
-        }
-        if (is_run && s->pinned == NULL) {
-            return copy_whole(job);
-        }
-        CM_TRY(cm_job_open_gather_stream(job, job->plan.src_device));
-        job->side.is_joined = false;
-        CM_TRY(move_piece(job, s));
-        job->ring->passed = job->ring->begun; /* the streams keep the order: */
-        job->ring->ended = job->ring->begun;  /* the slot is free at once */
-    }
+    return cm_ring_run(job, &way, false);
 }

@@ -4,9 +4,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "base/checked_math.h"
 #include "base/fresh_pages.h"
 #include "base/simd_copy.h"
+#include "transfer/plan/ring_policy.h"
 #include "transfer/routes/device_side.h"
 #include "transfer/routes/routes.h"
 
@@ -58,7 +58,6 @@ route_of(const cm_job *job, const cm_many *many)
 void
 cm_many_plan(cm_job *job)
 {
-    enum { BLOCK_UNIT = 64 }; /* what is aligned in the space is so in a block */
     const cm_many *many = job->many;
     cm_plan *plan = &job->plan;
     plan->route = route_of(job, many);
@@ -67,8 +66,7 @@ cm_many_plan(cm_job *job)
     plan->is_download = many->way == CM_MANY_DOWN;
     plan->nbytes = many->nbytes;
     plan->layout = (cm_layout){.run_nbytes = many->span};
-    cm_plan_count_pieces(plan, &job->tuning);
-    plan->piece_nbytes = cm_round_up_to(plan->piece_nbytes, BLOCK_UNIT);
+    cm_ring_policy_init(plan, &job->tuning);
     job->dst_facts = (cm_end_facts){.locked = false, .whole = true};
     job->src_facts = job->dst_facts;
 }

@@ -4,6 +4,7 @@
 #include <stdlib.h>
 
 #include "base/fresh_pages.h"
+#include "transfer/plan/ring_policy.h"
 #include "transfer/routes/device_side.h"
 #include "transfer/routes/routes.h"
 
@@ -16,18 +17,16 @@ count_ring(const cm_job *job, int change)
 }
 
 cm_status
-cm_ring_create_for(cm_job *job, uint64_t slot_room,
-                   cm_status (*cut_next)(cm_job *job, cm_slot *s))
+cm_ring_create_for(cm_job *job, cm_status (*cut_next)(cm_job *job, cm_slot *s))
 {
-    size_t nbytes = sizeof(cm_ring) + (size_t)slot_room * sizeof(cm_slot);
+    size_t nbytes = sizeof(cm_ring) + job->plan.slot_count * sizeof(cm_slot);
     cm_ring *ring = calloc(1, nbytes);
     if (ring == NULL) {
         return cm_fail(CM_ENOMEM, nbytes);
     }
     ring->cut_next = cut_next;
     ring->needs_host = cm_routes[job->plan.route].uses_ring && !job->capturing;
-    ring->slot_room = (uint32_t)slot_room;
-    ring->slot_count = ring->slot_room;
+    ring->slot_count = job->plan.slot_count;
     ring->asked_ns = cm_now_ns();
     cm_job_open_group(job, &ring->group);
     count_ring(job, 1);
@@ -52,11 +51,10 @@ cm_ring_create(cm_job *job)
         return cm_ok();
     }
     CM_TRY(cm_job_look(job, layout));
-    CM_TRY(cm_ring_create_for(job, cm_plan_slot_count(&job->plan, &job->tuning),
-                              cut_layout));
+    CM_TRY(cm_ring_create_for(job, cut_layout));
     cm_ring *ring = job->ring;
     cm_layout_take_repeats(layout, &ring->repeats);
-    cm_plan_cut(&job->plan, &job->tuning, layout, &ring->cut);
+    cm_ring_policy_cut(&job->plan, &job->tuning, layout, &ring->cut);
     ring->all_cut = ring->cut.done;
     if (job->plan.is_fresh) {
         cm_pages_ask_huge((char *)job->dst.host + layout->dst_offset,
@@ -85,7 +83,7 @@ cm_ring_destroy(cm_job *job)
     }
     cm_ring_stop(job);
     atomic_fetch_add_explicit(&engine->piece_count, ring->begun, memory_order_relaxed);
-    for (uint32_t i = 0; i < ring->slot_room; i++) {
+    for (uint32_t i = 0; i < job->plan.slot_count; i++) {
         cm_slot *s = &ring->slots[i];
         nbytes += s->pinned != NULL ? job->plan.piece_nbytes : 0;
         cm_job_free_block(job, engine->pinned_pool, s->pinned);
@@ -106,27 +104,31 @@ cm_ring_destroy(cm_job *job)
 
 /* -- slots -------------------------------------------------------------------------- */
 
-/* No page-locked memory at all. Between devices the runtime finds a way of its own;
- * else one slot of ordinary memory has to do. */
+/* There is no page-locked memory for the slot. False: it is not to be used. */
 static cm_status
-do_without(cm_job *job, cm_slot *s, cm_status refused)
+make_do(cm_job *job, cm_slot *s, cm_status refused, bool *out)
 {
     cm_ring *ring = job->ring;
-    bool crosses = cm_routes[job->plan.route].crosses;
     bool is_short = cm_pool_is_short(refused) || refused.code == CM_EINVALID;
-    if (crosses && is_short) {
+    switch (cm_ring_policy_shortage(&job->plan, s == ring->slots, is_short)) {
+    case CM_SHORTAGE_FEWER_SLOTS:
+        /* Only while slots are used for the first time, so that begun is the index. */
+        ring->slot_count = (uint32_t)(s - ring->slots);
+        *out = false;
+        return cm_ok();
+    case CM_SHORTAGE_BY_RUNTIME:
         ring->needs_host = false;
         cm_job_set_route(job, CM_ROUTE_PEER);
         return cm_ok();
-    }
-    if (crosses || !is_short) {
+    case CM_SHORTAGE_UNLOCKED:
+        ring->refused = refused;
+        ring->slot_count = 1;
+        s->plain = malloc((size_t)job->plan.piece_nbytes);
+        s->host = s->plain;
+        return s->plain == NULL ? refused : cm_ok();
+    default:
         return refused;
     }
-    ring->refused = refused;
-    ring->slot_count = 1;
-    s->plain = malloc((size_t)job->plan.piece_nbytes);
-    s->host = s->plain;
-    return s->plain == NULL ? refused : cm_ok();
 }
 
 /* Give a free slot what it needs. False: no more blocks, and slot_count is less now. */
@@ -143,19 +145,11 @@ equip_slot(cm_job *job, cm_slot *s, bool *out)
     if (s->host != NULL || !ring->needs_host) {
         return cm_ok();
     }
-    bool first = s == ring->slots;
     cm_status status = cm_cache_take_pinned(
-        engine, job->plan.piece_nbytes, first ? UINT64_MAX : job->tuning.ring_nbytes,
-        NULL, &s->pinned);
-    if (!cm_is_ok(status) && !first) {
-        /* The ring is full, or the pool gives no more: those there are will do. Only
-         * while slots are used for the first time, so that begun is the index. */
-        ring->slot_count = (uint32_t)(s - ring->slots);
-        *out = false;
-        return cm_ok();
-    }
+        engine, job->plan.piece_nbytes,
+        cm_ring_policy_budget(&job->tuning, s == ring->slots), NULL, &s->pinned);
     if (!cm_is_ok(status)) {
-        return do_without(job, s, status);
+        return make_do(job, s, status, out);
     }
     s->host = s->pinned->host;
     return cm_ok();
@@ -177,8 +171,9 @@ ask_for_threads(cm_job *job)
     }
 }
 
-cm_status
-cm_ring_begin_piece(cm_job *job, cm_slot **out)
+/* The slot for the next piece, cut. NULL: none is free now, or all is cut. */
+static cm_status
+begin_piece(cm_job *job, cm_slot **out)
 {
     cm_ring *ring = job->ring;
     bool equipped = false;
@@ -329,9 +324,13 @@ cm_ring_run(cm_job *job, const cm_ring_way *way, bool drain)
         cm_slot *s;
         CM_TRY(cm_job_ask(job, &ring->asked_ns));
         CM_TRY(end_tasks(job, way));
-        CM_TRY(cm_ring_begin_piece(job, &s));
+        CM_TRY(begin_piece(job, &s));
         if (s != NULL) {
             CM_TRY(way->begin(job, s));
+            if (way->pass == NULL) {
+                ring->passed = ring->begun;
+                ring->ended = ring->begun;
+            }
             continue;
         }
         if (ring->all_cut && *last == ring->begun) {

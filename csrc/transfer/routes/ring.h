@@ -28,7 +28,7 @@ typedef struct cm_ring {
     cm_cut cut; /* of the plan's layout; a way may cut something else */
     cm_status (*cut_next)(cm_job *job, cm_slot *s);
     bool all_cut;
-    uint32_t slot_count; /* in use: fewer than slot_room where no more is to be had */
+    uint32_t slot_count; /* in use: fewer than planned where no more is to be had */
     uint64_t begun;      /* pieces that have a slot */
     uint64_t passed;     /* of those, with their first half over */
     uint64_t ended;      /* of those, with both over */
@@ -36,12 +36,12 @@ typedef struct cm_ring {
     cm_status refused;   /* why there is no page-locked memory */
     bool needs_host;     /* the next piece goes by way of the host */
     bool stopped;
-    uint32_t slot_room;
     cm_slot slots[];
 } cm_ring;
 
 /* What is done with each piece: one half by the host, as the slot's task, the other by
- * the device, up to the slot's event. */
+ * the device, up to the slot's event. Without `pass` there is no host's half, and the
+ * order of the streams frees the slot at once. */
 typedef struct cm_ring_way {
     bool host_first;
     bool host_is_slow; /* its half may take long: who runs the job takes parts as they
@@ -59,18 +59,15 @@ cm_slot_at(cm_ring *ring, uint64_t index)
 /* Make job->ring, if it is not there: a job that waited has one already. Fails: CM_EFAULT,
  * CM_ENOMEM. */
 CM_NODISCARD cm_status cm_ring_create(cm_job *job);
-/* One of so many slots, where there is none yet, for what `cut_next` cuts: the next
- * piece, and whether that is the last. */
-CM_NODISCARD cm_status cm_ring_create_for(cm_job *job, uint64_t slot_room,
+/* One where there is none yet, for what `cut_next` cuts: the next piece, and whether
+ * that is the last. */
+CM_NODISCARD cm_status cm_ring_create_for(cm_job *job,
                                           cm_status (*cut_next)(cm_job *job,
                                                                 cm_slot *s));
 /* All pieces, up to where the host has no more to do for those that are sent, or all
  * that comes down is queued; `drain`: to their ends. Fails: as its way, the pinned pool
  * and event_create; CM_EFAULT, CM_ECANCELLED, CM_ETIMEOUT (it waits). */
 CM_NODISCARD cm_status cm_ring_run(cm_job *job, const cm_ring_way *way, bool drain);
-/* The slot for the next piece, cut. NULL: none is free now, or all is cut. Fails: as
- * the pinned pool and event_create. */
-CM_NODISCARD cm_status cm_ring_begin_piece(cm_job *job, cm_slot **out);
 /* From the piece's place in the source to the slot, and from there to the target. */
 void cm_slot_pack(const cm_slot *s, cm_layout *out);
 void cm_slot_unpack(const cm_job *job, const cm_slot *s, cm_layout *out);

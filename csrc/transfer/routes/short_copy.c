@@ -8,6 +8,7 @@
 #include "base/fresh_pages.h"
 #include "transfer/engine/job.h"
 #include "transfer/host/backoff.h"
+#include "transfer/plan/ring_policy.h"
 #include "transfer/routes/routes.h"
 
 enum {
@@ -136,8 +137,8 @@ static bool
 is_short(const cm_engine *engine, const cm_copy_request *request,
          const cm_tuning *tuning, short_copy *out)
 {
-    uint64_t most = tuning->quick_nbytes < tuning->ring_nbytes ? tuning->quick_nbytes
-                                                               : tuning->ring_nbytes;
+    uint64_t budget = cm_ring_policy_budget(tuning, false);
+    uint64_t most = tuning->quick_nbytes < budget ? tuning->quick_nbytes : budget;
     const cm_region *dst = &request->dst;
     const cm_region *src = &request->src;
     if (!request->blocking || request->stream == NULL) {
@@ -444,7 +445,8 @@ look(const short_copy *c)
 static cm_pool *
 take_block(short_copy *c)
 {
-    cm_pool *pool = cm_cache_enter_ring(c->engine, c->nbytes, c->tuning->ring_nbytes);
+    cm_pool *pool = cm_cache_enter_ring(c->engine, c->nbytes,
+                                        cm_ring_policy_budget(c->tuning, false));
     if (pool == NULL) {
         return NULL;
     }

@@ -4,6 +4,7 @@
  * and unpacking on the host is shared out among threads while the copy engine works on
  * other pieces; all runtime calls are made by the thread that runs the job. A broadcast
  * source travels once. */
+#include "transfer/plan/ring_policy.h"
 #include "transfer/routes/broadcast.h"
 #include "transfer/routes/device_side.h"
 #include "transfer/routes/pieces.h"
@@ -200,7 +201,7 @@ turn_where_there_is_memory(cm_job *job)
     cm_layout_sort_by_dst(&job->plan.layout);
     job->plan.is_turned = false;
     cm_job_set_route(job, CM_ROUTE_STAGED);
-    cm_plan_count_pieces(&job->plan, &job->tuning);
+    cm_ring_policy_init(&job->plan, &job->tuning);
     return cm_ok();
 }
 

@@ -41,20 +41,11 @@ explain_pieces(const cm_job *job, cm_explanation *out)
     if (plan->piece_count > 1) {
         cm_layout core = plan->layout;
         cm_layout repeats;
-        cm_layout first = core;
         cm_cut cut;
         cm_layout_take_repeats(&core, &repeats);
         cm_cut_init(&cut, &core, plan->piece_nbytes);
-        int loop = cut.axis;
-        (void)cm_cut_next(&cut, &first);
-        out->piece_nbytes = cm_layout_nbytes(&first);
-        out->axis = find_axis(&job->dst, &core, loop);
-    }
-    if (cm_routes[plan->route].uses_ring) {
-        uint64_t room = job->tuning.ring_nbytes / plan->piece_nbytes;
-        uint64_t count = cm_plan_slot_count(plan, &job->tuning);
-        count = count < plan->piece_count ? count : plan->piece_count;
-        out->chunk_count = room == 0 ? 1 : room < count ? room : count;
+        out->piece_nbytes = (uint64_t)cut.step * cut.unit_nbytes;
+        out->axis = find_axis(&job->dst, &core, cut.axis);
     }
 }
 

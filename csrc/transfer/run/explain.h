@@ -18,7 +18,6 @@ typedef struct cm_explanation {
     bool same_place;       /* nothing to do, though there are bytes */
     uint64_t piece_nbytes; /* of the largest piece, as it is cut */
     int axis;              /* of the target, along which it is cut; -1: one piece */
-    uint64_t chunk_count;  /* page-locked blocks at most */
 } cm_explanation;
 
 /* What cm_engine_copy() would do with the request now: makes no copy and allocates

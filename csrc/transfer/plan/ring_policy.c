@@ -1,0 +1,138 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "transfer/plan/ring_policy.h"
+
+#include "base/checked_math.h"
+#include "base/fresh_pages.h"
+
+enum { PIPELINE = 3 }; /* one slot is packed, one on its way, one there */
+
+static bool
+stays_cached(const cm_plan *plan, const cm_tuning *tuning)
+{
+    return cm_routes[plan->route].packs && !plan->is_download
+           && plan->nbytes >= tuning->cached_nbytes
+           && tuning->thread_count >= tuning->cached_thread_count;
+}
+
+static uint64_t
+choose_piece_nbytes(const cm_plan *plan, const cm_tuning *tuning)
+{
+    enum { BLOCK_UNIT = 64 }; /* what is aligned in packed bytes is so in a slot */
+    uint64_t share = plan->nbytes / tuning->chunk_share;
+    share = share < tuning->chunk_min_nbytes ? tuning->chunk_min_nbytes : share;
+    share = share > tuning->chunk_nbytes ? tuning->chunk_nbytes : share;
+    share = plan->nbytes < share ? plan->nbytes : share;
+    /* Each huge page is made by one thread, unless the user wants shorter pieces. */
+    if (plan->is_fresh && share < CM_HUGE_PAGE_NBYTES
+        && tuning->chunk_nbytes >= CM_HUGE_PAGE_NBYTES
+        && tuning->ring_nbytes >= PIPELINE * CM_HUGE_PAGE_NBYTES) {
+        return CM_HUGE_PAGE_NBYTES;
+    }
+    return plan->route == CM_ROUTE_STAGED_TABLE ? cm_round_up_to(share, BLOCK_UNIT)
+                                                : share;
+}
+
+static uint64_t
+choose_slot_count(const cm_plan *plan, const cm_tuning *tuning)
+{
+    uint64_t count = tuning->slot_count;
+    if (cm_routes[plan->route].crosses) {
+        count = PIPELINE;
+    }
+    else if (plan->is_cached) {
+        uint64_t fit = tuning->cached_ring_nbytes / plan->piece_nbytes;
+        fit = fit < PIPELINE ? PIPELINE : fit;
+        count = fit < count ? fit : count;
+    }
+    uint64_t room = cm_routes[plan->route].uses_ring
+                        ? tuning->ring_nbytes / plan->piece_nbytes
+                        : count;
+    count = count < room ? count : room;
+    count = count < plan->piece_count ? count : plan->piece_count;
+    return count > 0 ? count : 1;
+}
+
+void
+cm_ring_policy_init(cm_plan *plan, const cm_tuning *tuning)
+{
+    const cm_route_row *route = &cm_routes[plan->route];
+    plan->is_cached = stays_cached(plan, tuning);
+    plan->piece_nbytes = choose_piece_nbytes(plan, tuning);
+    plan->piece_count = plan->nbytes > 0;
+    plan->thread_count = plan->route == CM_ROUTE_HOST;
+    if (route->uses_ring || (route->crosses && plan->layout.ndim > 0)) {
+        cm_layout core = plan->layout;
+        cm_layout repeats;
+        cm_cut cut;
+        cm_layout_take_repeats(&core, &repeats);
+        cm_ring_policy_cut(plan, tuning, &core, &cut);
+        plan->piece_count = cm_cut_count(&cut);
+    }
+    if (route->uses_ring && route->uses_host) {
+        cm_tuning all = *tuning;
+        if (cm_layout_is_scattered(&plan->layout)) {
+            all.thread_count = tuning->fresh_thread_count;
+        }
+        plan->thread_count = cm_tuning_piece_threads(&all, plan->piece_nbytes);
+    }
+    plan->slot_count = (uint32_t)choose_slot_count(plan, tuning);
+}
+
+/* Where there is little to read the first piece is on its way early all the same, and
+ * every thread has a part of it. */
+void
+cm_ring_policy_init_file(cm_plan *plan, cm_tuning *tuning, uint64_t page_nbytes)
+{
+    enum { CHUNKS = 16, PARTS = 8, LEAST_CHUNK = 1 << 20, LEAST_PART = 256 << 10 };
+    uint64_t chunk = plan->nbytes / CHUNKS;
+    chunk = chunk > LEAST_CHUNK ? chunk : LEAST_CHUNK;
+    chunk = chunk < tuning->file_chunk_nbytes ? chunk : tuning->file_chunk_nbytes;
+    chunk -= chunk % page_nbytes;
+    uint64_t part = chunk / PARTS;
+    part -= part % page_nbytes;
+    part = part > LEAST_PART ? part : LEAST_PART;
+    tuning->file_chunk_nbytes = chunk;
+    if (part < tuning->file_part_nbytes) {
+        tuning->file_part_nbytes = part;
+    }
+    /* a chunk begins anywhere in a page, its memory where one does */
+    plan->piece_nbytes = chunk + 2 * page_nbytes;
+    plan->piece_count = 1;
+    plan->slot_count = (uint32_t)tuning->file_slot_count;
+}
+
+void
+cm_ring_policy_cut(const cm_plan *plan, const cm_tuning *tuning, const cm_layout *core,
+                   cm_cut *out)
+{
+    cm_cut_init(out, core, plan->piece_nbytes);
+    if (cm_routes[plan->route].crosses) {
+        return;
+    }
+    out->least_nbytes = tuning->chunk_min_nbytes;
+    if (plan->is_download && plan->piece_nbytes >= CM_HUGE_PAGE_NBYTES) {
+        /* No two pieces write into one huge page, which may not be there yet. */
+        cm_cut_align(out, (const void *)(plan->target + (uintptr_t)core->dst_offset),
+                     CM_HUGE_PAGE_NBYTES);
+    }
+}
+
+/* Each copy may have one slot, whatever others have, so that all go on. */
+uint64_t
+cm_ring_policy_budget(const cm_tuning *tuning, bool is_first)
+{
+    return is_first ? UINT64_MAX : tuning->ring_nbytes;
+}
+
+cm_ring_shortage
+cm_ring_policy_shortage(const cm_plan *plan, bool is_first, bool is_short)
+{
+    if (!is_first) {
+        return CM_SHORTAGE_FEWER_SLOTS;
+    }
+    if (!is_short) {
+        return CM_SHORTAGE_FAIL;
+    }
+    return cm_routes[plan->route].crosses ? CM_SHORTAGE_BY_RUNTIME
+                                          : CM_SHORTAGE_UNLOCKED;
+}
