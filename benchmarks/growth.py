@@ -18,13 +18,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import cumem
-from cumem import _core
 from cumem.replay.trace import Trace, load_trace
 
 sys.path.append(str(Path(__file__).parent))  # which PYTHONSAFEPATH hides
 from measure import Run
 
-testing = _core._testing
+from cumem import _testing as testing
+
 GRANULE = 2 << 20
 #: Operations of the runtime and the driver's calls behind them.
 CALLS = {

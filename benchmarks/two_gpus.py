@@ -26,7 +26,6 @@ from typing import Any
 import numpy as np
 
 import cumem
-from cumem import _core
 from cumem.units import format_nbytes
 
 sys.path.append(str(Path(__file__).parent))  # which PYTHONSAFEPATH hides
@@ -218,7 +217,8 @@ class Bench:
 
     def apart(self) -> Iterator[Case]:
         """Without peer access: what the driver does, and what cumem would."""
-        testing = _core._testing
+        from cumem import _testing as testing
+
         for nbytes in self.sizes:
             calls: dict[str, Call] = {}
             if self.driver is not None:

@@ -1912,6 +1912,18 @@ def _memory_info(index: int, /) -> tuple[int, int]:
 def _is_emulated() -> bool:
     """True when emulated devices are open; opens nothing."""
 
+def _configure_opening(settings: dict[str, Any] | None, /) -> None:
+    """Have these settings, a test's, come before the environment at the next opening."""
+
+def _addresses() -> dict[str, int]:
+    """Where functions and objects of the core are, for cumem/_testing.py."""
+
+def _move_gate(stream: object, open: bool, /) -> None:
+    """Hold an emulated stream shut, or let it go on."""
+
+def _set_capturing(stream: object, on: bool, /) -> None:
+    """Put an emulated stream into capture, or out of it."""
+
 def _read_backend() -> tuple[Literal["cuda", "emulated"], str | None]:
     """What is open, and why it is emulated."""
 
@@ -2048,4 +2060,3 @@ _KINDS: Final[dict[str, tuple[bool, bool, bool, int]]]
 BUILT_RUNTIME: Final[tuple[int, int]]
 OLDEST_DRIVER: Final[tuple[int, int]]
 _out_of_memory_callbacks: list[Any]
-_testing: Any

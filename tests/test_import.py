@@ -39,7 +39,7 @@ def test_import_opens_no_driver_library() -> None:
         import cumem
         new = {line.split()[-1] for line in open("/proc/self/maps")} - before
         assert not [n for n in new if "libcuda" in n or "nvidia" in n], new
-        assert not cumem._core._testing.opened()
+        assert not cumem._core._addresses()["runtime"]
         """
     )
 
@@ -323,7 +323,7 @@ def test_warning_made_an_error_leaves_the_package_closed() -> None:
             try:
                 cumem.device_count()
             except cumem.EmulationWarning:
-                assert not cumem._core._testing.opened()
+                assert not cumem._core._addresses()["runtime"]
         """,
         CUDA_VISIBLE_DEVICES="",
         CUMEM_BACKEND="",
@@ -406,7 +406,7 @@ int main(int argc, char **argv)
 INTERRUPTED = """
 import os, signal, threading
 import cumem
-from cumem._core import _testing as testing
+from cumem import _testing as testing
 from support import session
 
 stream = cumem.Stream()

@@ -34,7 +34,7 @@ PACKAGE_LAYERS = [
         "extension.pickling",
     }
     | {"registering", "units", "extension.values"},
-    {"devices", "extension.filling", "extension.texts"},
+    {"_testing", "devices", "extension.filling", "extension.texts"},
     {"limits"},
     {
         "extension.awaiting",

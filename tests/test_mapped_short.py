@@ -231,9 +231,8 @@ for place, upload in itertools.product(("device", "pinned", "numpy"), (True, Fal
 """,
     "copies that the driver makes": """
 from concurrent.futures import ThreadPoolExecutor
-from cumem import _core
+from cumem import _testing as testing
 
-testing = _core._testing
 stream = cumem.Stream()
 for upload in (True, False):
     array = cumem.asbuffer(short(700 * KIB))

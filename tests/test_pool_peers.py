@@ -10,7 +10,7 @@ import pytest
 from support import session
 
 import cumem
-from cumem._core import _testing as testing
+from cumem import _testing as testing
 
 READ_WRITE = 3
 DEVICE_LOCATION = 1

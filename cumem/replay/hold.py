@@ -99,7 +99,7 @@ class _EmulatedGates(Gates):
         self._open((window - self.hold.windows) % len(self._gates))
         index = window % len(self._gates)
         gate = self._gates[index]
-        _core._testing.gate_close(gate)
+        _core._move_gate(gate, False)
         self._closed.add(index)
         event = gate.record()
         for stream in self._streams:
@@ -108,7 +108,7 @@ class _EmulatedGates(Gates):
     def _open(self, index: int) -> None:
         if index in self._closed:
             self._closed.discard(index)
-            _core._testing.gate_open(self._gates[index])
+            _core._move_gate(self._gates[index], True)
             self._gates[index].synchronize()
 
     def _open_all(self) -> None:

@@ -37,14 +37,13 @@ from typing import Any
 import numpy as np
 
 import cumem
+from cumem import _testing as testing
 from cumem import info
 
 KINDS = ("numpy", "pinned", "mapped", "managed", "device")
 FAULT = 998
 FAULTY = ("copy_async", "kernel_launch", "event_record", "stream_wait_event")
 PATIENCE = 120  # seconds that one copy may take, on a machine with other work
-
-testing = cumem._core._testing
 
 
 def view(memory: Any, how: int) -> Any:

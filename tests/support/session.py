@@ -17,8 +17,7 @@ import numpy as np
 
 import cumem
 from cumem import _core
-
-testing = _core._testing
+from cumem import _testing as testing
 
 #: Longest random delay before each piece of emulated work. Never 0: a suite that runs
 #: without late streams cannot see an ordering bug (test_emulation.py fails then).

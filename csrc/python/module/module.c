@@ -42,7 +42,7 @@ add_types(PyObject *module, cm_state *state)
 {
     static int (*const registrars[])(PyObject *, cm_state *) = {
         cm_register_buffer_types,  cm_register_stream_type, cm_register_event_type,
-        cm_register_transfer_type, cm_register_pool_type,   cm_register_testing,
+        cm_register_transfer_type, cm_register_pool_type,
     };
     for (size_t i = 0; i < sizeof(registrars) / sizeof(registrars[0]); i++) {
         if (registrars[i](module, state) < 0) {
@@ -61,7 +61,7 @@ add_functions(PyObject *module)
         cm_pool_read_methods,    cm_limit_methods,   cm_pickle_methods,
         cm_raw_copy_methods,     cm_file_methods,    cm_shutdown_methods,
         cm_configure_methods,    cm_explain_methods, cm_copy_apart_methods,
-        cm_copy_many_methods,    cm_fill_methods,
+        cm_copy_many_methods,    cm_fill_methods,    cm_testing_methods,
     };
     for (size_t i = 0; i < sizeof(tables) / sizeof(tables[0]); i++) {
         if (PyModule_AddFunctions(module, tables[i]) < 0) {

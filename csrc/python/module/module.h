@@ -16,8 +16,9 @@ extern PyMethodDef cm_shutdown_methods[]; /* shutdown, _at_exit */
 /* The module's m_free. */
 void cm_state_fini(cm_state *state);
 
-/* Each makes its types or module; 0 or -1. */
+/* Makes the types; 0 or -1. */
 int cm_register_buffer_types(PyObject *module, cm_state *state);
-int cm_register_testing(PyObject *module, cm_state *state);
+
+extern PyMethodDef cm_testing_methods[]; /* what cumem/_testing.py calls */
 
 #endif

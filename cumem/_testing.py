@@ -1,0 +1,340 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Hooks for the test-suite, by which it calls the core itself. Not a public interface.
+
+The extension tells where functions of the core are; their types are said here.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from ctypes import c_bool, c_char_p, c_int, c_int32, c_uint32, c_uint64, c_void_p
+from typing import Any
+
+from cumem import _core
+from cumem.extension.arguments import wrong_type
+
+_OUT_OF_MEMORY = 2
+_COUNTS = (
+    *("host_allocs", "registrations", "device_allocs", "managed_allocs"),
+    *("physical_allocs", "address_ranges", "mappings", "live_nbytes"),
+    *("streams", "events", "modules", "queued"),
+)  #: of cm_emulated_counts
+
+
+class _Status(ctypes.Structure):
+    _fields_ = (
+        ("code", c_int32),
+        ("op", ctypes.c_uint16),
+        ("spare", ctypes.c_uint16),
+        ("arg", c_uint64),
+    )
+
+
+class _OpFact(ctypes.Structure):
+    _fields_ = (
+        ("name", c_char_p),
+        ("cuda_name", c_char_p),
+        ("argument_kind", c_char_p),
+        ("min_driver", c_int),
+    )
+
+
+class _FilePlan(ctypes.Structure):
+    __slots__ = ()  # no other names
+    _fields_ = (
+        ("nth", c_uint64),
+        ("error", c_int),
+        ("repeat", c_bool),
+        ("most", c_uint64),
+        ("held", c_uint64),
+        ("is_cold", c_bool),
+        ("no_direct", c_bool),
+    )
+
+
+def _call(
+    name: str, result: Any, *arguments: tuple[Any, Any], without_gil: bool = False
+) -> Any:
+    """Call a function of the core with pairs of types and values."""
+    kinds = [kind for kind, _ in arguments]
+    function = _function(name, without_gil, result, *kinds)
+    return function(*(value for _, value in arguments))
+
+
+@functools.cache
+def _function(name: str, without_gil: bool, *kinds: Any) -> Any:
+    make = ctypes.CFUNCTYPE if without_gil else ctypes.PYFUNCTYPE
+    return make(*kinds)(_core._addresses()[name])
+
+
+def _at(name: str) -> tuple[Any, int]:
+    return c_void_p, _core._addresses()[name]
+
+
+# -- what is opened -----------------------------------------------------------------
+
+
+def configure(**settings: Any) -> None:
+    """What is opened at the next first use, of cumem/devices.py's read_settings()."""
+    _core._configure_opening(settings or None)
+
+
+def opened() -> bool:
+    """True while a runtime is open."""
+    return _core._addresses()["runtime"] != 0
+
+
+def _faults_runtime() -> tuple[Any, int]:
+    _core._read_backend()  # opens it
+    runtime = _at("runtime")
+    if not _call("cm_is_faults", c_bool, runtime):
+        raise RuntimeError("opened without configure(faults=True)")
+    return runtime
+
+
+def _emulated_runtime() -> tuple[Any, int]:
+    if _core._read_backend()[0] != "emulated":
+        raise RuntimeError("only on the emulated device")
+    return _at("runtime")
+
+
+# -- what is alive ------------------------------------------------------------------
+
+
+def check_pools() -> bool:
+    """True when the equations of the default pools hold."""
+    return all(
+        _call("cm_pool_check", c_bool, (c_void_p, pool))
+        for pool, (number, *_) in _core._pools()
+        if number == 0
+    )
+
+
+def live_storages() -> int:
+    """Storages that are not given back."""
+    return _core._addresses()["storages"]
+
+
+def registrations() -> int:
+    """Pieces that we page-locked."""
+    registry = _at("registry")
+    return _call("cm_registry_count", c_uint64, registry) if registry[1] else 0
+
+
+def pending_transfers() -> int:
+    """Unfinished transfers."""
+    engine = _at("engine")
+    return _call("cm_engine_count_pending", c_uint64, engine) if engine[1] else 0
+
+
+def poll() -> None:
+    """Let go of what is done."""
+    if not opened():
+        _call("cm_state_drop_deferred", None, _at("state"))
+        return
+    engine = _at("engine")
+    if engine[1]:
+        _call("cm_engine_poll", None, engine, without_gil=True)
+    _core._read_backend()
+
+
+def defer(value: object) -> None:
+    """Drop a reference at the next use, as a finished copy does.
+
+    As if the interpreter were to do it later: the main thread would do it whenever it
+    runs Python, and a test is about a call that does.
+    """
+    deferred = _call(
+        "cm_deferred_new", c_void_p, _at("state"), (ctypes.py_object, value)
+    )
+    c_bool.from_address(_core._addresses()["call_pending"]).value = True
+    _call("cm_deferred_add", None, (c_void_p, deferred))
+
+
+def deny_peers(denied: bool) -> None:
+    """Copy as if no device reached another, or not."""
+    engine = _call("cm_state_engine", c_void_p, _at("state"), (c_int, -1))
+    _call("cm_engine_deny_peers", None, (c_void_p, engine), (c_bool, denied))
+
+
+def calibrate_emulated() -> None:
+    """Copies ask for figures as on a real device, until shutdown()."""
+    c_bool.from_address(_core._addresses()["tunes_as_real"]).value = True
+
+
+# -- calls of the runtime: counted, failed, delayed ---------------------------------
+
+
+@functools.cache
+def op_names() -> list[tuple[str, str, int]]:
+    """(name, CUDA's name, oldest driver) of each."""
+    found = _core._addresses()
+    facts = (_OpFact * found["op_count"]).from_address(found["cm_op_facts"])
+    return [
+        (fact.name.decode(), fact.cuda_name.decode(), fact.min_driver)
+        for fact in facts[1:]
+    ]
+
+
+def _op(name: str | None) -> tuple[Any, int]:
+    """An operation by either of its names; None is any."""
+    if name is None:
+        return c_int, 0
+    for number, names in enumerate(op_names(), 1):
+        if name in names:
+            return c_int, number
+    raise ValueError(f"op: there is no operation {name!r}")
+
+
+def plan_fault(
+    op: str | None, nth: int, code: int = _OUT_OF_MEMORY, repeat: bool = False
+) -> None:
+    """Let the `nth` call (1 is the next) of an operation fail; 0 ends it.
+
+    Resets the counts.
+    """
+    number = _op(op)
+    plan = (number, (c_uint64, nth), (c_int32, code), (c_bool, repeat))
+    _call("cm_faults_plan", None, _faults_runtime(), *plan)
+
+
+def fault_count(op: str | None = None) -> int:
+    """Calls since the last plan_fault()."""
+    number = _op(op)
+    return _call("cm_faults_count", c_uint64, _faults_runtime(), number)  # type: ignore[no-any-return]
+
+
+def fault_struck() -> str | None:
+    """The operation made to fail, or None."""
+    number = _call("cm_faults_struck", c_int, _faults_runtime())
+    return op_names()[number - 1][0] if number else None
+
+
+def delay_op(op: str | None, us: int) -> None:
+    """Delay each call by so many microseconds."""
+    number = _op(op)
+    _call("cm_faults_delay", None, _faults_runtime(), number, (c_uint32, us))
+
+
+def calls_with_gil() -> dict[str, int]:
+    """Runtime calls made with the GIL held, by operation."""
+    runtime = _faults_runtime()
+    counts = {
+        name: _call("cm_faults_count_held", c_uint64, runtime, (c_int, number))
+        for number, (name, *_) in enumerate(op_names(), 1)
+    }
+    return {name: count for name, count in counts.items() if count}
+
+
+# -- the emulated device: gates, capture, counts, the host's side of memory ---------
+
+
+def gate_close(stream: object) -> None:
+    """Hold a stream shut."""
+    _core._move_gate(stream, False)
+
+
+def gate_open(stream: object) -> None:
+    """Let it go on."""
+    _core._move_gate(stream, True)
+
+
+def set_capturing(stream: object, on: bool) -> None:
+    """Put a stream into capture."""
+    _core._set_capturing(stream, on)
+
+
+def counts() -> dict[str, int]:
+    """Live objects of the emulated device."""
+    numbers = (c_uint64 * len(_COUNTS))()
+    runtime = _emulated_runtime()
+    _call(
+        "cm_emulated_read_counts", None, runtime, (c_void_p, ctypes.addressof(numbers))
+    )
+    return dict(zip(_COUNTS, numbers, strict=True))
+
+
+def host_pages(buffer: _core.ManagedBuffer) -> int:
+    """Pages of a ManagedBuffer that are on the host."""
+    runtime = _emulated_runtime()
+    if not isinstance(buffer, _core.ManagedBuffer):
+        raise wrong_type("buffer", "a ManagedBuffer", buffer)
+    pages = c_uint64()
+    where = ((c_uint64, buffer.ptr), (c_uint64, buffer.nbytes))
+    out = (c_void_p, ctypes.addressof(pages))
+    status = _call("cm_emulated_host_pages", _Status, runtime, *where, out)
+    if status.code:
+        said = ((_Status, status), (c_char_p, None))
+        _call("cm_py_raise", ctypes.py_object, _at("state"), *said)
+    return pages.value
+
+
+def alias(address: int, nbytes: int) -> int:
+    """The same bytes where the host may touch them."""
+    where = ((c_uint64, address), (c_uint64, nbytes))
+    host = _call("cm_runtime_host_alias", c_void_p, _emulated_runtime(), *where)
+    if host is None:
+        raise ValueError(f"[{address}, +{nbytes}) is inside no live allocation")
+    return int(host)
+
+
+def array_interface(buffer: _core.Buffer) -> dict[str, Any]:
+    """The __cuda_array_interface__ that the buffer would have on a GPU."""
+    if not isinstance(buffer, _core.Buffer):
+        raise wrong_type("buffer", "a Buffer", buffer)
+    kind = ctypes.py_object
+    return _call("cm_array_interface_dict", kind, (kind, buffer))  # type: ignore[no-any-return]
+
+
+def order_consumer(buffer: _core.Buffer, stream: object) -> None:
+    """Order a stream after the buffer's work, as DLPack does for a consumer's."""
+    if not isinstance(buffer, _core.Buffer):
+        raise wrong_type("buffer", "a Buffer", buffer)
+    consumer = _core.Stream.from_external(stream)
+    place = id(buffer) + _core._addresses()["storage_of_buffer"]
+    storage = c_void_p.from_address(place)
+    where = ((c_int, consumer.device.index), (c_uint64, consumer.handle))
+    _call("cm_storage_order_handle", c_int, (c_void_p, storage.value), *where)
+
+
+def max_delay_us() -> int:
+    """Longest delay of emulated work."""
+    return _call("cm_emulated_max_delay_us", c_uint32, _emulated_runtime())  # type: ignore[no-any-return]
+
+
+# -- calls on files: the nth fails, counted, held -----------------------------------
+
+
+def _file_faults() -> tuple[Any, int]:
+    return c_void_p, _call("get_file_faults", c_void_p, _at("state"))
+
+
+def file_plan(**plan: Any) -> None:
+    """The nth read or write from now on fails with errno `error`.
+
+    `error` 0: it moves nothing. Each moves at most `most` bytes; from number `held` on
+    they wait.
+    """
+    made = _FilePlan(**plan)
+    out = (c_void_p, ctypes.addressof(made))
+    _call("cm_file_faults_set", None, _file_faults(), out)
+
+
+def file_counts() -> tuple[int, int, int, int]:
+    """Reads and writes since the plan; those past the page cache; announcements; and
+    descriptors past the page cache that are open now."""
+    place = _file_faults()[1] + _core._addresses()["counts_of_file_faults"]
+    count, direct, advised = (c_uint64 * 3).from_address(place)
+    opened_now = c_int.from_address(place + 3 * ctypes.sizeof(c_uint64))
+    return count, direct, advised, opened_now.value
+
+
+def file_await() -> None:
+    """Wait until the held call waits."""
+    _call("cm_file_faults_await", None, _file_faults(), without_gil=True)
+
+
+def file_open() -> None:
+    """Let it go on."""
+    _call("cm_file_faults_open", None, _file_faults())
