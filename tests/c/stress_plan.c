@@ -190,9 +190,9 @@ trace(const cm_layout *part, int64_t to, int64_t from, bool dst_packed, bool src
       uint64_t packed_nbytes, int axis)
 {
     if (axis < part->ndim) {
-        for (int64_t i = 0; i < part->shape[axis]; i++) {
-            trace(part, to + i * part->dst_strides[axis],
-                  from + i * part->src_strides[axis], dst_packed, src_packed,
+        for (int64_t i = 0; i < part->axes[axis].length; i++) {
+            trace(part, to + i * part->axes[axis].stride[CM_DST],
+                  from + i * part->axes[axis].stride[CM_SRC], dst_packed, src_packed,
                   packed_nbytes, axis + 1);
         }
         return;
@@ -229,16 +229,13 @@ check_written_once(const unsigned char *expected, uint64_t nbytes)
 static void
 check_is_piece(const cm_cut *cut, uint64_t number, const cm_layout *part)
 {
-    size_t axes = (size_t)part->ndim * sizeof(int64_t);
     cm_layout piece;
     cm_cut_piece(cut, number, &piece);
     CHECK_EQ(piece.run_nbytes, part->run_nbytes);
-    CHECK_EQ(piece.dst_offset, part->dst_offset);
-    CHECK_EQ(piece.src_offset, part->src_offset);
+    CHECK_EQ(piece.offset[CM_DST], part->offset[CM_DST]);
+    CHECK_EQ(piece.offset[CM_SRC], part->offset[CM_SRC]);
     CHECK_EQ(piece.ndim, part->ndim);
-    CHECK(memcmp(piece.shape, part->shape, axes) == 0);
-    CHECK(memcmp(piece.dst_strides, part->dst_strides, axes) == 0);
-    CHECK(memcmp(piece.src_strides, part->src_strides, axes) == 0);
+    CHECK(memcmp(piece.axes, part->axes, (size_t)part->ndim * sizeof(cm_axis)) == 0);
 }
 
 /* One copy by the workers: in parts. */
@@ -260,15 +257,15 @@ copy_in_parts(const fuzz_case *c, const cm_layout *layout, unsigned char *dst,
     }
     cm_cut_init(&cut, layout, limit);
     if (aligns) {
-        cm_cut_align(&cut, dst + dst_at + layout->dst_offset, (uintptr_t)limit);
+        cm_cut_align(&cut, dst + dst_at + layout->offset[CM_DST], (uintptr_t)limit);
     }
     uint64_t told = cm_cut_count(&cut);
     while (cm_cut_next(&cut, &part)) {
         check_is_piece(&cut, count, &part);
         /* The parts together, or one element where that is more. */
         CHECK(cm_layout_nbytes(&part) <= limit);
-        trace(&part, dst_at + part.dst_offset, src_at + part.src_offset, dst == packed,
-              src == packed, packed_nbytes, 0);
+        trace(&part, dst_at + part.offset[CM_DST], src_at + part.offset[CM_SRC],
+              dst == packed, src == packed, packed_nbytes, 0);
         cm_host_copy(&part, dst + dst_at, src + src_at, wide);
         count++;
     }
@@ -292,13 +289,13 @@ copy_in_pieces(const fuzz_case *c, unsigned char *traced)
         uint64_t nbytes = cm_layout_nbytes(&piece);
         CHECK_LE(nbytes, c->plan.piece_nbytes);
         cm_layout pack = piece;
-        cm_layout_pack_dst(&pack);
+        cm_layout_pack(&pack, CM_DST);
         memset(packed, 0xEE, sizeof(packed));
         memset(writes, 0, sizeof(writes));
         copy_in_parts(c, &pack, packed, 0, source, c->src_at, nbytes);
         check_written_once(NULL, nbytes);
         cm_layout unpack = piece;
-        cm_layout_pack_src(&unpack);
+        cm_layout_pack(&unpack, CM_SRC);
         cm_layout_put_repeats(&unpack, &repeats);
         memcpy(writes, traced, ARENA);
         copy_in_parts(c, &unpack, got, c->dst_at, packed, 0, nbytes);
@@ -323,8 +320,8 @@ run_kernel(const fuzz_case *c)
         cm_address to = job.dst;
         cm_address from = job.src;
         for (int axis = 0; axis < outer; axis++) {
-            to += (uint64_t)(index[axis] * layout->dst_strides[axis]);
-            from += (uint64_t)(index[axis] * layout->src_strides[axis]);
+            to += (uint64_t)(index[axis] * layout->axes[axis].stride[CM_DST]);
+            from += (uint64_t)(index[axis] * layout->axes[axis].stride[CM_SRC]);
         }
         for (uint64_t i = 0; i < job.count; i++) {
             uint64_t rest = i;
@@ -341,7 +338,7 @@ run_kernel(const fuzz_case *c)
             memcpy((void *)(uintptr_t)d, (const void *)(uintptr_t)s, job.itemsize);
         }
         int axis = outer - 1;
-        while (axis >= 0 && ++index[axis] == layout->shape[axis]) {
+        while (axis >= 0 && ++index[axis] == layout->axes[axis].length) {
             index[axis--] = 0;
         }
         if (axis < 0) {
@@ -375,8 +372,8 @@ run_route(const fuzz_case *c)
         break;
     case CM_ROUTE_DIRECT_2D:
         CHECK_EQ(layout->ndim, 1);
-        CHECK_GE(layout->dst_strides[0], (int64_t)layout->run_nbytes);
-        CHECK_GE(layout->src_strides[0], (int64_t)layout->run_nbytes);
+        CHECK_GE(layout->axes[0].stride[CM_DST], (int64_t)layout->run_nbytes);
+        CHECK_GE(layout->axes[0].stride[CM_SRC], (int64_t)layout->run_nbytes);
         break;
     default:
         CHECK_EQ(c->plan.route, CM_ROUTE_HOST);

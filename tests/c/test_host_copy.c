@@ -61,22 +61,23 @@ copy_plainly(const cm_layout *layout, char *dst, const char *src, int axis)
         memcpy(dst, src, (size_t)layout->run_nbytes);
         return;
     }
-    for (int64_t i = 0; i < layout->shape[axis]; i++) {
-        copy_plainly(layout, dst + i * layout->dst_strides[axis],
-                     src + i * layout->src_strides[axis], axis + 1);
+    for (int64_t i = 0; i < layout->axes[axis].length; i++) {
+        copy_plainly(layout, dst + i * layout->axes[axis].stride[CM_DST],
+                     src + i * layout->axes[axis].stride[CM_SRC], axis + 1);
     }
 }
 
 /* What lies below the first element, and from the first byte to the last. */
 static size_t
-extent_of(const cm_layout *layout, const int64_t *strides, size_t *below)
+extent_of(const cm_layout *layout, cm_side side, size_t *below)
 {
     size_t above = (size_t)layout->run_nbytes;
     *below = 0;
     for (int axis = 0; axis < layout->ndim; axis++) {
-        size_t reach = (size_t)((layout->shape[axis] - 1) * llabs(strides[axis]));
-        *below += strides[axis] < 0 ? reach : 0;
-        above += strides[axis] < 0 ? 0 : reach;
+        int64_t stride = layout->axes[axis].stride[side];
+        size_t reach = (size_t)((layout->axes[axis].length - 1) * llabs(stride));
+        *below += stride < 0 ? reach : 0;
+        above += stride < 0 ? 0 : reach;
     }
     return *below + above;
 }
@@ -86,8 +87,8 @@ static void
 check_copy(const cm_layout *layout, fence dst, fence src, char *expected, bool at_end)
 {
     size_t dst_below, src_below;
-    size_t to_nbytes = extent_of(layout, layout->dst_strides, &dst_below);
-    size_t from_nbytes = extent_of(layout, layout->src_strides, &src_below);
+    size_t to_nbytes = extent_of(layout, CM_DST, &dst_below);
+    size_t from_nbytes = extent_of(layout, CM_SRC, &src_below);
     CHECK(to_nbytes <= ROOM && from_nbytes <= ROOM);
     size_t to_at = (at_end ? ROOM - to_nbytes : 0) + dst_below;
     const char *from = src.room + (at_end ? ROOM - from_nbytes : 0) + src_below;
@@ -117,9 +118,9 @@ test_elements_a_few_bytes_apart_are_brought_together(void)
             picked += cm_pick_init(&pick, (size_t)size, step);
             for (size_t i = 0; i < sizeof(counts) / sizeof(*counts); i++) {
                 cm_layout layout = {.ndim = 1, .run_nbytes = (uint64_t)size};
-                layout.shape[0] = counts[i];
-                layout.dst_strides[0] = size;
-                layout.src_strides[0] = step;
+                layout.axes[0].length = counts[i];
+                layout.axes[0].stride[CM_DST] = size;
+                layout.axes[0].stride[CM_SRC] = step;
                 check_copy(&layout, dst, src, expected, true);
                 check_copy(&layout, dst, src, expected, false);
             }
@@ -143,14 +144,12 @@ test_rows_of_elements_apart_are_brought_together(void)
     fill_bytes(src.room, ROOM);
     for (int64_t size = 1; size <= 8; size++) {
         for (int64_t every = -3; every <= 3; every++) {
-            cm_layout layout = {.ndim = 3, .run_nbytes = (uint64_t)size};
-            const int64_t shape[] = {2, 5, 77};
             const int64_t step = every == 0 ? size : every * size;
-            memcpy(layout.shape, shape, sizeof(shape));
-            const int64_t to[] = {77 * 5 * size, 77 * size, size};
-            const int64_t from[] = {77 * 5 * 32, -77 * 32, step};
-            memcpy(layout.dst_strides, to, sizeof(to));
-            memcpy(layout.src_strides, from, sizeof(from));
+            cm_layout layout = {.ndim = 3,
+                                .run_nbytes = (uint64_t)size,
+                                .axes = {{2, {77 * 5 * size, 77 * 5 * 32}},
+                                         {5, {77 * size, -77 * 32}},
+                                         {77, {size, step}}}};
             check_copy(&layout, dst, src, expected, true);
             check_copy(&layout, dst, src, expected, false);
         }
@@ -166,12 +165,12 @@ check_turned(fence dst, fence src, char *expected, int64_t size, int64_t rows,
              int64_t columns, int64_t pitch, bool back)
 {
     cm_layout layout = {.ndim = 2, .run_nbytes = (uint64_t)size};
-    layout.shape[0] = columns;
-    layout.shape[1] = rows;
-    layout.dst_strides[0] = rows * size;
-    layout.dst_strides[1] = size;
-    layout.src_strides[0] = back ? -size : size;
-    layout.src_strides[1] = pitch;
+    layout.axes[0].length = columns;
+    layout.axes[1].length = rows;
+    layout.axes[0].stride[CM_DST] = rows * size;
+    layout.axes[1].stride[CM_DST] = size;
+    layout.axes[0].stride[CM_SRC] = back ? -size : size;
+    layout.axes[1].stride[CM_SRC] = pitch;
     check_copy(&layout, dst, src, expected, true);
     check_copy(&layout, dst, src, expected, false);
 }
@@ -250,10 +249,10 @@ test_look_finds_what_is_no_longer_there(void)
         }
         /* Rows backwards, of which the first lies highest. */
         cm_layout layout = {.run_nbytes = 8, .ndim = 1};
-        layout.shape[0] = 3;
-        layout.dst_strides[0] = 8;
-        layout.src_strides[0] = -(int64_t)page;
-        layout.src_offset = 2 * (int64_t)page;
+        layout.axes[0].length = 3;
+        layout.axes[0].stride[CM_DST] = 8;
+        layout.axes[0].stride[CM_SRC] = -(int64_t)page;
+        layout.offset[CM_SRC] = 2 * (int64_t)page;
         CHECK_EQ(cm_host_look(&layout, NULL, map, 0).code, CM_EFAULT);
         CHECK_OK(cm_host_look(&layout, NULL, map, 3 * page));
         CHECK_OK(cm_host_look(&layout, map, map - page, 0));
@@ -293,22 +292,28 @@ test_populate_finds_what_is_gone_and_leaves_gaps_alone(void)
             CHECK_EQ(cm_pages_populate(map, 8 * page, writes).code, CM_EFAULT);
         }
         /* Two rows of two pages: one run, and two with page 2 between them. */
-        cm_layout layout = {.run_nbytes = page, .ndim = 2, .shape = {2, 2}};
-        layout.src_strides[0] = 2 * (int64_t)page;
-        layout.src_strides[1] = (int64_t)page;
-        layout.dst_strides[0] = 3 * (int64_t)page;
-        layout.dst_strides[1] = (int64_t)page;
+        int64_t step = (int64_t)page;
+        cm_layout layout = {.run_nbytes = page,
+                            .ndim = 2,
+                            .axes = {{2, {3 * step, 2 * step}}, {2, {step, step}}}};
         CHECK_EQ(cm_host_populate(&layout, NULL, map).code, CM_EFAULT);
         CHECK_OK(cm_host_populate(&layout, map, NULL));
-        layout.src_offset = 4 * (int64_t)page; /* the same run from its end */
-        layout.src_strides[0] = -2 * (int64_t)page;
-        layout.src_strides[1] = -(int64_t)page;
+        layout.offset[CM_SRC] = 4 * (int64_t)page; /* the same run from its end */
+        layout.axes[0].stride[CM_SRC] = -2 * (int64_t)page;
+        layout.axes[1].stride[CM_SRC] = -(int64_t)page;
         CHECK_EQ(cm_host_populate(&layout, NULL, map).code, CM_EFAULT);
-        cm_layout apart = {.run_nbytes = 1, .ndim = 1, .shape = {8}};
-        apart.src_strides[0] = (int64_t)page;
+        cm_layout apart = {.run_nbytes = 1, .ndim = 1, .axes = {{8, {1, step}}}};
         CHECK_OK(cm_host_populate(&apart, NULL, map)); /* the last is there */
-        apart.shape[0] = 6;
+        apart.axes[0].length = 6;
         CHECK_EQ(cm_host_populate(&apart, NULL, map).code, CM_EFAULT);
+        /* Two short rows, each from its end: the second ends just before page 5. */
+        cm_layout back = {.run_nbytes = 1,
+                          .ndim = 2,
+                          .offset = {0, 4 * step - 1},
+                          .axes = {{2, {16, step}}, {16, {1, -1}}}};
+        CHECK_OK(cm_host_populate(&back, NULL, map));
+        back.offset[CM_SRC] += 8;
+        CHECK_EQ(cm_host_populate(&back, NULL, map).code, CM_EFAULT);
     }
     CHECK_EQ(munmap(map, 8 * page), 0);
     CHECK_EQ(fclose(file), 0);

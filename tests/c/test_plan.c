@@ -463,9 +463,11 @@ static void
 check_invariants(const cm_layout *layout)
 {
     for (int axis = 0; axis < layout->ndim; axis++) {
-        CHECK_GT(layout->shape[axis], 1);
-        CHECK_GT(layout->dst_strides[axis], 0);
-        CHECK(axis == 0 || layout->dst_strides[axis] <= layout->dst_strides[axis - 1]);
+        CHECK_GT(layout->axes[axis].length, 1);
+        CHECK_GT(layout->axes[axis].stride[CM_DST], 0);
+        CHECK(axis == 0
+              || layout->axes[axis].stride[CM_DST]
+                     <= layout->axes[axis - 1].stride[CM_DST]);
     }
 }
 
@@ -490,12 +492,12 @@ copy_in_pieces(const cm_layout *whole, unsigned char *dst, const unsigned char *
             continue;
         }
         cm_layout pack = piece;
-        cm_layout_pack_dst(&pack);
-        CHECK(cm_layout_dst_is_packed(&pack));
+        cm_layout_pack(&pack, CM_DST);
+        CHECK(cm_layout_is_packed(&pack, CM_DST));
         memset(packed, 0xEE, sizeof(packed));
         cm_host_copy(&pack, packed, src, false);
-        cm_layout_pack_src(&piece);
-        CHECK(cm_layout_src_is_packed(&piece));
+        cm_layout_pack(&piece, CM_SRC);
+        CHECK(cm_layout_is_packed(&piece, CM_SRC));
         cm_layout_put_repeats(&piece, &repeats);
         cm_host_copy(&piece, dst, packed, false);
         *written += cm_layout_nbytes(&piece);
@@ -512,8 +514,8 @@ run_strided_jobs(const cm_layout *layout, unsigned char *dst, const unsigned cha
     for (;;) {
         cm_address to = job.dst, from = job.src;
         for (int axis = 0; axis < outer; axis++) {
-            to += (uint64_t)(index[axis] * layout->dst_strides[axis]);
-            from += (uint64_t)(index[axis] * layout->src_strides[axis]);
+            to += (uint64_t)(index[axis] * layout->axes[axis].stride[CM_DST]);
+            from += (uint64_t)(index[axis] * layout->axes[axis].stride[CM_SRC]);
         }
         CHECK_EQ((to | from) % job.itemsize, 0);
         for (uint64_t i = 0; i < job.count; i++) {
@@ -527,7 +529,7 @@ run_strided_jobs(const cm_layout *layout, unsigned char *dst, const unsigned cha
             memcpy((void *)(uintptr_t)d, (const void *)(uintptr_t)s, job.itemsize);
         }
         int axis = outer - 1;
-        while (axis >= 0 && ++index[axis] == layout->shape[axis]) {
+        while (axis >= 0 && ++index[axis] == layout->axes[axis].length) {
             index[axis--] = 0;
         }
         if (axis < 0) {
@@ -607,13 +609,13 @@ test_layout_joins_what_lies_together(void)
         (cm_region){.ndim = 2, .itemsize = 2, .shape = {3, 4}, .strides = {-2, -6}};
     CHECK_OK(cm_layout_init(&dst, &src, &layout));
     CHECK_EQ(layout.ndim, 0);
-    CHECK_EQ(layout.dst_offset, -22);
-    CHECK_EQ(layout.src_offset, -22);
+    CHECK_EQ(layout.offset[CM_DST], -22);
+    CHECK_EQ(layout.offset[CM_SRC], -22);
     /* A target axis on one place keeps its last element. */
     dst = (cm_region){.ndim = 1, .itemsize = 2, .shape = {4}, .strides = {0}};
     src = (cm_region){.ndim = 1, .itemsize = 2, .shape = {4}, .strides = {2}};
     CHECK_OK(cm_layout_init(&dst, &src, &layout));
-    CHECK_EQ(layout.src_offset, 6);
+    CHECK_EQ(layout.offset[CM_SRC], 6);
     CHECK_EQ(cm_layout_nbytes(&layout), 2);
 }
 

@@ -55,14 +55,16 @@ check_turned(uint64_t run, int64_t rows, int64_t columns, bool transposed,
 {
     size_t nbytes = (size_t)(rows * columns) * run;
     int64_t step = (int64_t)run;
-    cm_layout layout = {.run_nbytes = run, .ndim = 2, .shape = {rows, columns}};
-    layout.dst_strides[0] = columns * step;
-    layout.dst_strides[1] = step;
-    layout.src_strides[0] = transposed ? step : columns * step;
-    layout.src_strides[1] = transposed ? rows * step : step;
+    cm_layout layout = {.run_nbytes = run, .ndim = 2};
+    layout.axes[0].length = rows;
+    layout.axes[1].length = columns;
+    layout.axes[0].stride[CM_DST] = columns * step;
+    layout.axes[1].stride[CM_DST] = step;
+    layout.axes[0].stride[CM_SRC] = transposed ? step : columns * step;
+    layout.axes[1].stride[CM_SRC] = transposed ? rows * step : step;
     if (reversed) {
-        layout.src_offset = layout.src_strides[1] * (columns - 1);
-        layout.src_strides[1] = -layout.src_strides[1];
+        layout.offset[CM_SRC] = layout.axes[1].stride[CM_SRC] * (columns - 1);
+        layout.axes[1].stride[CM_SRC] = -layout.axes[1].stride[CM_SRC];
     }
     unsigned char *src = malloc(nbytes);
     unsigned char *got = malloc(nbytes);
@@ -72,8 +74,8 @@ check_turned(uint64_t run, int64_t rows, int64_t columns, bool transposed,
     for (int64_t i = 0; i < rows; i++) {
         for (int64_t k = 0; k < columns; k++) {
             memcpy(wanted + (i * columns + k) * step,
-                   src + layout.src_offset + i * layout.src_strides[0]
-                       + k * layout.src_strides[1],
+                   src + layout.offset[CM_SRC] + i * layout.axes[0].stride[CM_SRC]
+                       + k * layout.axes[1].stride[CM_SRC],
                    run);
         }
     }
@@ -120,9 +122,9 @@ copy_through_group(void *argument)
     cm_copy_task *tasks = calloc(TASKS, sizeof(*tasks));
     unsigned char *src = malloc(2 * nbytes);
     unsigned char *dst = malloc(TASKS * nbytes);
-    cm_layout layout = {.run_nbytes = sizeof(float), .ndim = 1, .shape = {count}};
-    layout.dst_strides[0] = sizeof(float);
-    layout.src_strides[0] = 2 * sizeof(float);
+    cm_layout layout = {.run_nbytes = sizeof(float),
+                        .ndim = 1,
+                        .axes = {{count, {sizeof(float), 2 * sizeof(float)}}}};
     fill_bytes(src, 2 * nbytes, w->seed);
     w->same = true;
     for (int round = 0; round < ROUNDS; round++) {
@@ -567,8 +569,8 @@ copy_in_pieces(world *w, unsigned char *dst, const unsigned char *src, uint64_t 
         uint64_t begin = i * length;
         cm_layout piece = {.run_nbytes =
                                length < nbytes - begin ? length : nbytes - begin,
-                           .dst_offset = (int64_t)begin,
-                           .src_offset = (int64_t)begin};
+                           .offset[CM_DST] = (int64_t)begin,
+                           .offset[CM_SRC] = (int64_t)begin};
         cm_task_group_post(&group, &tasks[i], &piece, dst, src,
                            at_once ? CM_COPY_WIDE : CM_COPY_PLAIN);
         if (!at_once && i < given_up) {

@@ -281,8 +281,8 @@ add_any(many_pairs *self, uint64_t index)
     if (layout.ndim > 0) {
         return add_other(self, &src, index);
     }
-    shift(&self->dst.region, layout.dst_offset);
-    shift(&self->src.region, layout.src_offset);
+    shift(&self->dst.region, layout.offset[CM_DST]);
+    shift(&self->src.region, layout.offset[CM_SRC]);
     return add_piece(self, index, (int64_t)layout.run_nbytes);
 }
 

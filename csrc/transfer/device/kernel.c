@@ -91,35 +91,38 @@ unit_of(const cm_layout *layout, cm_address dst, cm_address src)
 {
     uint64_t bits = 16 | layout->run_nbytes | dst | src;
     for (int axis = 0; axis < layout->ndim; axis++) {
-        bits |= (uint64_t)layout->dst_strides[axis];
-        bits |= (uint64_t)layout->src_strides[axis];
+        bits |= (uint64_t)layout->axes[axis].stride[CM_DST];
+        bits |= (uint64_t)layout->axes[axis].stride[CM_SRC];
     }
     return (uint32_t)(bits & (~bits + 1));
+}
+
+static void
+add_axis(cm_strided_job *job, cm_axis axis)
+{
+    job->shape[job->ndim] = (uint64_t)axis.length;
+    job->dst_strides[job->ndim] = axis.stride[CM_DST];
+    job->src_strides[job->ndim] = axis.stride[CM_SRC];
+    job->ndim++;
 }
 
 int
 cm_strided_job_init(cm_strided_job *job, const cm_layout *layout, cm_address dst,
                     cm_address src)
 {
-    dst += (uint64_t)layout->dst_offset;
-    src += (uint64_t)layout->src_offset;
+    dst += (uint64_t)layout->offset[CM_DST];
+    src += (uint64_t)layout->offset[CM_SRC];
     uint32_t unit = unit_of(layout, dst, src);
     uint64_t units = layout->run_nbytes / unit;
     int room = units > 1 ? CM_STRIDED_MAX_NDIM - 1 : CM_STRIDED_MAX_NDIM;
     int outer = layout->ndim > room ? layout->ndim - room : 0;
     *job = (cm_strided_job){.dst = dst, .src = src, .count = units, .itemsize = unit};
-    for (int axis = outer; axis < layout->ndim; axis++) {
-        job->shape[job->ndim] = (uint64_t)layout->shape[axis];
-        job->dst_strides[job->ndim] = layout->dst_strides[axis];
-        job->src_strides[job->ndim] = layout->src_strides[axis];
-        job->count *= (uint64_t)layout->shape[axis];
-        job->ndim++;
+    for (int i = outer; i < layout->ndim; i++) {
+        add_axis(job, layout->axes[i]);
+        job->count *= (uint64_t)layout->axes[i].length;
     }
     if (units > 1) {
-        job->shape[job->ndim] = units;
-        job->dst_strides[job->ndim] = unit;
-        job->src_strides[job->ndim] = unit;
-        job->ndim++;
+        add_axis(job, (cm_axis){(int64_t)units, {unit, unit}});
     }
     return outer;
 }
@@ -139,22 +142,12 @@ cm_kernels_launch(cm_kernels *kernels, int device, const cm_layout *layout,
     uint64_t blocks = (job.count + THREADS_PER_BLOCK - 1) / THREADS_PER_BLOCK;
     uint32_t block_count =
         blocks > MAX_BLOCK_COUNT ? MAX_BLOCK_COUNT : (uint32_t)blocks;
-    for (;;) {
+    int64_t offset[2] = {(int64_t)job.dst, (int64_t)job.src};
+    do {
+        job.dst = (cm_address)offset[CM_DST];
+        job.src = (cm_address)offset[CM_SRC];
         CM_TRY(cm_rt_kernel_launch(kernels->rt, function, block_count,
                                    THREADS_PER_BLOCK, &job, sizeof(job), stream));
-        int axis = outer - 1;
-        for (; axis >= 0; axis--) {
-            job.dst += (uint64_t)layout->dst_strides[axis];
-            job.src += (uint64_t)layout->src_strides[axis];
-            if (++index[axis] < layout->shape[axis]) {
-                break;
-            }
-            job.dst -= (uint64_t)(layout->dst_strides[axis] * layout->shape[axis]);
-            job.src -= (uint64_t)(layout->src_strides[axis] * layout->shape[axis]);
-            index[axis] = 0;
-        }
-        if (axis < 0) {
-            return cm_ok();
-        }
-    }
+    } while (cm_layout_step(layout, outer, -1, index, offset));
+    return cm_ok();
 }

@@ -245,7 +245,7 @@ move_strided(const cm_file_chunk *chunk, cm_layout part)
 {
     cm_file_piece p = chunk->pieces[0];
     int64_t *packed =
-        chunk->file->request->writes ? &part.dst_offset : &part.src_offset;
+        chunk->file->request->writes ? &part.offset[CM_DST] : &part.offset[CM_SRC];
     p.host = chunk->host;
     p.nbytes = cm_layout_nbytes(&part);
     p.offset += (uint64_t)*packed;
@@ -285,7 +285,7 @@ move_part(const void *context, const cm_layout *part, void *dst CM_UNUSED,
         move_strided(chunk, *part);
         return;
     }
-    uint64_t begin = (uint64_t)part->dst_offset;
+    uint64_t begin = (uint64_t)part->offset[CM_DST];
     for (uint32_t i = 0; i < chunk->piece_count; i++) {
         if (!move_piece(chunk, chunk->pieces[i], begin, begin + part->run_nbytes)) {
             return;

@@ -135,7 +135,7 @@ begin_region(cm_file_job *file, const cm_file_range *range)
     CM_TRY(cm_region_set_c_strides(&packed));
     CM_TRY(cm_layout_init(&packed, range->region, &cursor->layout));
     for (int axis = 0; axis < cursor->layout.ndim; axis++) {
-        if (!file->request->writes && cursor->layout.src_strides[axis] == 0) {
+        if (!file->request->writes && cursor->layout.axes[axis].stride[CM_SRC] == 0) {
             return cm_fail(CM_EINVALID, cursor->range);
         }
     }
@@ -148,14 +148,12 @@ begin_region(cm_file_job *file, const cm_file_range *range)
 static void
 turn_layout(cm_layout *layout)
 {
-    cm_layout turned = *layout;
-    turned.dst_offset = layout->src_offset;
-    turned.src_offset = layout->dst_offset;
-    for (int axis = 0; axis < layout->ndim; axis++) {
-        turned.dst_strides[axis] = layout->src_strides[axis];
-        turned.src_strides[axis] = layout->dst_strides[axis];
+    for (int i = -1; i < layout->ndim; i++) {
+        int64_t *sides = i < 0 ? layout->offset : layout->axes[i].stride;
+        int64_t dst = sides[CM_DST];
+        sides[CM_DST] = sides[CM_SRC];
+        sides[CM_SRC] = dst;
     }
-    *layout = turned;
 }
 
 static cm_status
@@ -169,19 +167,19 @@ cut_region(cm_file_job *file, const cm_file_range *range, cm_file_chunk *chunk)
     (void)cm_cut_next(&cursor->cut, layout);
     cm_file_piece *piece = &chunk->pieces[0];
     *piece = (cm_file_piece){.nbytes = cm_layout_nbytes(layout),
-                             .offset = range->offset + (uint64_t)layout->dst_offset,
+                             .offset = range->offset + (uint64_t)layout->offset[CM_DST],
                              .range_index = cursor->range};
     piece->at = place_of(0, piece->offset);
-    cm_layout_pack_dst(layout);
+    cm_layout_pack(layout, CM_DST);
     chunk->device = cm_file_range_device(range);
     chunk->is_strided = layout->ndim > 0;
     chunk->host = range->region->host;
     chunk->address = range->region->address;
     if (!chunk->is_strided && chunk->device < 0) {
-        piece->host = chunk->host + layout->src_offset;
+        piece->host = chunk->host + layout->offset[CM_SRC];
     }
     else if (!chunk->is_strided) {
-        piece->address = chunk->address + (uint64_t)layout->src_offset;
+        piece->address = chunk->address + (uint64_t)layout->offset[CM_SRC];
     }
     if (!file->request->writes) {
         turn_layout(layout);

@@ -197,18 +197,21 @@ copy(const cm_layout *layout, char *dst, const char *src, bool wide)
     int inner = layout->ndim - 1;
     int near = cm_layout_near_axis(layout);
     int outer = near >= 0 ? near : inner - 1; /* -1: there is one axis only */
+    const cm_axis *axis = &layout->axes[inner];
     block b = {.outer_count = 1,
-               .inner_count = layout->shape[inner],
-               .dst_inner = layout->dst_strides[inner],
-               .src_inner = layout->src_strides[inner]};
+               .inner_count = axis->length,
+               .dst_inner = axis->stride[CM_DST],
+               .src_inner = axis->stride[CM_SRC]};
     if (outer >= 0) {
-        b.outer_count = layout->shape[outer];
-        b.dst_outer = layout->dst_strides[outer];
-        b.src_outer = layout->src_strides[outer];
+        axis = &layout->axes[outer];
+        b.outer_count = axis->length;
+        b.dst_outer = axis->stride[CM_DST];
+        b.src_outer = axis->stride[CM_SRC];
     }
     copy_block move = choose_copy(layout->run_nbytes, &b, wide);
     size_t run_nbytes = (size_t)layout->run_nbytes;
     int64_t index[CM_MAX_NDIM] = {0};
+    int64_t offset[2] = {layout->offset[CM_DST], layout->offset[CM_SRC]};
     cm_pick pick;
     if (b.dst_inner == (int64_t)run_nbytes && b.inner_count >= PICK_COUNT
         && cm_pick_init(&pick, run_nbytes, b.src_inner)) {
@@ -216,43 +219,28 @@ copy(const cm_layout *layout, char *dst, const char *src, bool wide)
         b.rest = move;
         move = pick_block;
     }
-    for (;;) {
+    do {
+        char *to = dst + offset[CM_DST];
+        const char *from = src + offset[CM_SRC];
         if (near >= 0) {
-            copy_tiled(move, &b, dst, src, run_nbytes);
+            copy_tiled(move, &b, to, from, run_nbytes);
         }
         else {
-            move(&b, dst, src, run_nbytes);
+            move(&b, to, from, run_nbytes);
         }
-        int axis = inner - 1;
-        for (; axis >= 0; axis--) {
-            if (axis == outer) {
-                continue;
-            }
-            dst += layout->dst_strides[axis];
-            src += layout->src_strides[axis];
-            if (++index[axis] < layout->shape[axis]) {
-                break;
-            }
-            dst -= layout->dst_strides[axis] * layout->shape[axis];
-            src -= layout->src_strides[axis] * layout->shape[axis];
-            index[axis] = 0;
-        }
-        if (axis < 0) {
-            return;
-        }
-    }
+    } while (cm_layout_step(layout, inner, outer, index, offset));
 }
 
 void
 cm_host_copy(const cm_layout *layout, void *dst, const void *src, bool wide)
 {
-    char *to = (char *)dst + layout->dst_offset;
-    const char *from = (const char *)src + layout->src_offset;
+    char *to = (char *)dst + layout->offset[CM_DST];
+    const char *from = (const char *)src + layout->offset[CM_SRC];
     if (layout->run_nbytes == 0) {
         return;
     }
     if (layout->ndim > 0) {
-        copy(layout, to, from, wide);
+        copy(layout, dst, src, wide);
     }
     else if (wide && layout->run_nbytes >= WIDE_RUN_NBYTES) {
         cm_wide_copy(to, from, (size_t)layout->run_nbytes);
@@ -263,67 +251,58 @@ cm_host_copy(const cm_layout *layout, void *dst, const void *src, bool wide)
 }
 
 static cm_status
-look_at_end(const cm_layout *layout, const char *base, int64_t offset,
-            const int64_t *strides, uint64_t least_nbytes, bool writes)
+look_at_end(const cm_layout *layout, const char *base, cm_side side,
+            uint64_t least_nbytes)
 {
-    int64_t low = offset;
-    int64_t high = offset + (int64_t)layout->run_nbytes;
+    int64_t low = layout->offset[side];
+    int64_t high = low + (int64_t)layout->run_nbytes;
     for (int axis = 0; axis < layout->ndim; axis++) {
-        int64_t reach = strides[axis] * (layout->shape[axis] - 1);
+        int64_t reach =
+            layout->axes[axis].stride[side] * (layout->axes[axis].length - 1);
         low += reach < 0 ? reach : 0;
         high += reach > 0 ? reach : 0;
     }
     uint64_t nbytes = (uint64_t)(high - low);
-    return nbytes < least_nbytes ? cm_ok() : cm_pages_look(base + low, nbytes, writes);
+    return nbytes < least_nbytes ? cm_ok()
+                                 : cm_pages_look(base + low, nbytes, side == CM_DST);
 }
 
 cm_status
 cm_host_look(const cm_layout *layout, void *dst, const void *src, uint64_t least_nbytes)
 {
     if (src != NULL) {
-        CM_TRY(look_at_end(layout, src, layout->src_offset, layout->src_strides,
-                           least_nbytes, false));
+        CM_TRY(look_at_end(layout, src, CM_SRC, least_nbytes));
     }
-    if (dst != NULL) {
-        CM_TRY(look_at_end(layout, dst, layout->dst_offset, layout->dst_strides,
-                           least_nbytes, true));
-    }
-    return cm_ok();
+    return dst == NULL ? cm_ok() : look_at_end(layout, dst, CM_DST, least_nbytes);
 }
 
 /* By runs of this end, which may be longer than those of both. Repeats are one. */
 static cm_status
-populate_end(const cm_layout *layout, const char *at, const int64_t *strides,
-             bool writes)
+populate_end(const cm_layout *layout, const char *base, cm_side side)
 {
-    uint64_t run_nbytes = layout->run_nbytes;
-    int ndim = layout->ndim;
-    for (; ndim > 0; ndim--) {
-        int64_t stride = strides[ndim - 1];
-        if (stride == (int64_t)run_nbytes || -stride == (int64_t)run_nbytes) {
-            at += stride < 0 ? stride * (layout->shape[ndim - 1] - 1) : 0;
-            run_nbytes *= (uint64_t)layout->shape[ndim - 1];
+    cm_layout own = *layout;
+    own.ndim = 0;
+    bool joins = true;
+    for (int i = layout->ndim - 1; i >= 0; i--) {
+        const cm_axis *axis = &layout->axes[i];
+        int64_t stride = axis->stride[side];
+        joins = joins && (stride == 0 || llabs(stride) == (int64_t)own.run_nbytes);
+        if (!joins && stride != 0) {
+            own.axes[own.ndim++] = *axis;
         }
         else if (stride != 0) {
-            break;
+            own.offset[side] += stride < 0 ? stride * (axis->length - 1) : 0;
+            own.run_nbytes *= (uint64_t)axis->length;
         }
     }
-    if (ndim > 0 && run_nbytes < CM_POPULATE_NBYTES) {
-        return look_at_end(layout, at, 0, strides, 0, writes);
+    if (own.ndim > 0 && own.run_nbytes < CM_POPULATE_NBYTES) {
+        return look_at_end(&own, base, side, 0);
     }
     int64_t index[CM_MAX_NDIM] = {0};
-    int axis;
     do {
-        CM_TRY(cm_pages_populate(at, run_nbytes, writes));
-        for (axis = ndim - 1; axis >= 0; axis--) {
-            at += strides[axis];
-            if (strides[axis] != 0 && ++index[axis] < layout->shape[axis]) {
-                break;
-            }
-            at -= strides[axis] * layout->shape[axis];
-            index[axis] = 0;
-        }
-    } while (axis >= 0);
+        CM_TRY(
+            cm_pages_populate(base + own.offset[side], own.run_nbytes, side == CM_DST));
+    } while (cm_layout_step(&own, own.ndim, -1, index, own.offset));
     return cm_ok();
 }
 
@@ -331,10 +310,7 @@ cm_status
 cm_host_populate(const cm_layout *layout, void *dst, const void *src)
 {
     if (src != NULL) {
-        CM_TRY(populate_end(layout, (const char *)src + layout->src_offset,
-                            layout->src_strides, false));
+        CM_TRY(populate_end(layout, src, CM_SRC));
     }
-    return dst == NULL ? cm_ok()
-                       : populate_end(layout, (char *)dst + layout->dst_offset,
-                                      layout->dst_strides, true);
+    return dst == NULL ? cm_ok() : populate_end(layout, dst, CM_DST);
 }

@@ -436,7 +436,7 @@ cut_task(const cm_task_group *group, cm_copy_task *task, uint64_t nbytes)
     cm_cut_init(&task->cut, &task->whole,
                 group->part_nbytes != 0 ? group->part_nbytes : part);
     if (task->way == CM_COPY_FRESH) {
-        cm_cut_align(&task->cut, (char *)task->dst + task->whole.dst_offset,
+        cm_cut_align(&task->cut, (char *)task->dst + task->whole.offset[CM_DST],
                      CM_HUGE_PAGE_NBYTES);
     }
     uint32_t count = (uint32_t)cm_cut_count(&task->cut);

@@ -1,17 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "transfer/plan/layout.h"
 
+#include <string.h>
+
 #include "base/checked_math.h"
 
 static void
 remove_axis(cm_layout *layout, int axis)
 {
-    for (int next = axis + 1; next < layout->ndim; next++) {
-        layout->shape[next - 1] = layout->shape[next];
-        layout->dst_strides[next - 1] = layout->dst_strides[next];
-        layout->src_strides[next - 1] = layout->src_strides[next];
-    }
     layout->ndim--;
+    memmove(&layout->axes[axis], &layout->axes[axis + 1],
+            (size_t)(layout->ndim - axis) * sizeof(cm_axis));
 }
 
 static uint64_t
@@ -20,87 +19,87 @@ magnitude(int64_t stride)
     return stride < 0 ? 0 - (uint64_t)stride : (uint64_t)stride;
 }
 
-/* Put an axis in before the first one with a smaller stride there (after equal ones).
- */
+/* Before the first one with a smaller stride on that side, after equal ones. */
 static void
-insert_axis(cm_layout *layout, bool by_src, int64_t length, int64_t dst_stride,
-            int64_t src_stride)
+insert_axis(cm_layout *layout, cm_side side, cm_axis new)
 {
-    const int64_t *strides = by_src ? layout->src_strides : layout->dst_strides;
-    uint64_t own = magnitude(by_src ? src_stride : dst_stride);
     int axis = layout->ndim++;
-    for (; axis > 0 && magnitude(strides[axis - 1]) < own; axis--) {
-        layout->shape[axis] = layout->shape[axis - 1];
-        layout->dst_strides[axis] = layout->dst_strides[axis - 1];
-        layout->src_strides[axis] = layout->src_strides[axis - 1];
+    for (; axis > 0
+           && magnitude(layout->axes[axis - 1].stride[side])
+                  < magnitude(new.stride[side]);
+         axis--) {
+        layout->axes[axis] = layout->axes[axis - 1];
     }
-    layout->shape[axis] = length;
-    layout->dst_strides[axis] = dst_stride;
-    layout->src_strides[axis] = src_stride;
+    layout->axes[axis] = new;
 }
 
-static void
-sort_axes(cm_layout *layout, bool by_src)
+void
+cm_layout_sort(cm_layout *layout, cm_side side)
 {
-    cm_layout from = *layout;
+    int ndim = layout->ndim;
     layout->ndim = 0;
-    for (int axis = 0; axis < from.ndim; axis++) {
-        insert_axis(layout, by_src, from.shape[axis], from.dst_strides[axis],
-                    from.src_strides[axis]);
+    for (int axis = 0; axis < ndim; axis++) {
+        insert_axis(layout, side, layout->axes[axis]);
     }
+}
+
+/* Does the outer axis go on where the inner one ends? */
+static bool
+follows(const cm_axis *outer, const cm_axis *inner, cm_side side)
+{
+    int64_t end;
+    return cm_mul_i64(inner->stride[side], inner->length, &end)
+           && outer->stride[side] == end;
 }
 
 static void
 join_axes(cm_layout *layout)
 {
     for (int axis = layout->ndim - 1; axis > 0; axis--) {
-        int64_t length = layout->shape[axis];
-        int64_t dst_access, src_access, joined;
-        if (cm_mul_i64(layout->dst_strides[axis], length, &dst_access)
-            && cm_mul_i64(layout->src_strides[axis], length, &src_access)
-            && cm_mul_i64(layout->shape[axis - 1], length, &joined)
-            && layout->dst_strides[axis - 1] == dst_access
-            && layout->src_strides[axis - 1] == src_access) {
-            layout->shape[axis - 1] = joined;
-            layout->dst_strides[axis - 1] = layout->dst_strides[axis];
-            layout->src_strides[axis - 1] = layout->src_strides[axis];
-            remove_axis(layout, axis);
+        cm_axis *inner = &layout->axes[axis];
+        cm_axis *outer = inner - 1;
+        int64_t length;
+        if (follows(outer, inner, CM_DST) && follows(outer, inner, CM_SRC)
+            && cm_mul_i64(inner->length, outer->length, &length)) {
+            inner->length = length;
+            remove_axis(layout, axis - 1);
         }
     }
-    while (layout->ndim > 0) {
-        int last = layout->ndim - 1;
+    for (; layout->ndim > 0; layout->ndim--) {
+        const cm_axis *last = &layout->axes[layout->ndim - 1];
         int64_t run = (int64_t)layout->run_nbytes;
-        if (layout->dst_strides[last] != run || layout->src_strides[last] != run
-            || !cm_mul_i64(run, layout->shape[last], &run)) {
+        if (last->stride[CM_DST] != run || last->stride[CM_SRC] != run
+            || !cm_mul_i64(run, last->length, &run)) {
             break;
         }
         layout->run_nbytes = (uint64_t)run;
-        layout->ndim--;
     }
 }
 
 static bool
-take_axis(cm_layout *layout, int64_t length, int64_t dst_stride, int64_t src_stride)
+take_axis(cm_layout *layout, cm_axis axis)
 {
-    if (length == 1) {
+    int64_t dst_reach, src_reach;
+    if (axis.length == 1) {
         return true;
     }
-    int64_t dst_access, src_access;
-    if (!cm_mul_i64(dst_stride, length - 1, &dst_access)
-        || !cm_mul_i64(src_stride, length - 1, &src_access) || dst_stride == INT64_MIN
-        || src_stride == INT64_MIN) {
+    if (!cm_mul_i64(axis.stride[CM_DST], axis.length - 1, &dst_reach)
+        || !cm_mul_i64(axis.stride[CM_SRC], axis.length - 1, &src_reach)
+        || axis.stride[CM_DST] == INT64_MIN || axis.stride[CM_SRC] == INT64_MIN) {
         return false;
     }
-    if (dst_stride > 0) {
-        insert_axis(layout, false, length, dst_stride, src_stride);
+    if (axis.stride[CM_DST] > 0) {
+        insert_axis(layout, CM_DST, axis);
         return true;
     }
     /* Backwards: begin at the other end. On one place: only the last element stays. */
-    if (dst_stride < 0) {
-        insert_axis(layout, false, length, -dst_stride, -src_stride);
+    if (axis.stride[CM_DST] < 0) {
+        axis.stride[CM_DST] = -axis.stride[CM_DST];
+        axis.stride[CM_SRC] = -axis.stride[CM_SRC];
+        insert_axis(layout, CM_DST, axis);
     }
-    return cm_add_i64(layout->dst_offset, dst_access, &layout->dst_offset)
-           && cm_add_i64(layout->src_offset, src_access, &layout->src_offset);
+    return cm_add_i64(layout->offset[CM_DST], dst_reach, &layout->offset[CM_DST])
+           && cm_add_i64(layout->offset[CM_SRC], src_reach, &layout->offset[CM_SRC]);
 }
 
 cm_status
@@ -131,7 +130,8 @@ cm_layout_init(const cm_region *dst, const cm_region *src, cm_layout *out)
         return cm_fail(CM_EOVERFLOW, (uint64_t)count);
     }
     for (int axis = 0; axis < dst->ndim; axis++) {
-        if (!take_axis(out, dst->shape[axis], dst->strides[axis], src->strides[axis])) {
+        if (!take_axis(out, (cm_axis){dst->shape[axis],
+                                      {dst->strides[axis], src->strides[axis]}})) {
             return cm_fail(CM_EOVERFLOW, (uint64_t)dst->strides[axis]);
         }
     }
@@ -144,59 +144,33 @@ cm_layout_nbytes(const cm_layout *layout)
 {
     uint64_t nbytes = layout->run_nbytes;
     for (int axis = 0; axis < layout->ndim; axis++) {
-        nbytes *= (uint64_t)layout->shape[axis];
+        nbytes *= (uint64_t)layout->axes[axis].length;
     }
     return nbytes;
 }
 
-static bool
-is_packed(const cm_layout *layout, const int64_t *strides)
+bool
+cm_layout_is_packed(const cm_layout *layout, cm_side side)
 {
     int64_t expected = (int64_t)layout->run_nbytes;
     for (int axis = layout->ndim - 1; axis >= 0; axis--) {
-        if (strides[axis] != expected) {
+        if (layout->axes[axis].stride[side] != expected) {
             return false;
         }
-        expected *= layout->shape[axis];
+        expected *= layout->axes[axis].length;
     }
     return true;
 }
 
-bool
-cm_layout_dst_is_packed(const cm_layout *layout)
-{
-    return is_packed(layout, layout->dst_strides);
-}
-
-bool
-cm_layout_src_is_packed(const cm_layout *layout)
-{
-    return is_packed(layout, layout->src_strides);
-}
-
-static void
-pack(const cm_layout *layout, int64_t *strides)
+void
+cm_layout_pack(cm_layout *layout, cm_side side)
 {
     int64_t stride = (int64_t)layout->run_nbytes;
     for (int axis = layout->ndim - 1; axis >= 0; axis--) {
-        strides[axis] = stride;
-        stride *= layout->shape[axis];
+        layout->axes[axis].stride[side] = stride;
+        stride *= layout->axes[axis].length;
     }
-}
-
-void
-cm_layout_pack_dst(cm_layout *layout)
-{
-    pack(layout, layout->dst_strides);
-    layout->dst_offset = 0;
-    join_axes(layout);
-}
-
-void
-cm_layout_pack_src(cm_layout *layout)
-{
-    pack(layout, layout->src_strides);
-    layout->src_offset = 0;
+    layout->offset[side] = 0;
     join_axes(layout);
 }
 
@@ -205,11 +179,11 @@ cm_layout_take_repeats(cm_layout *layout, cm_layout *repeats)
 {
     *repeats = (cm_layout){.run_nbytes = 0};
     for (int axis = 0; axis < layout->ndim;) {
-        if (layout->src_strides[axis] != 0) {
+        if (layout->axes[axis].stride[CM_SRC] != 0) {
             axis++;
             continue;
         }
-        insert_axis(repeats, false, layout->shape[axis], layout->dst_strides[axis], 0);
+        insert_axis(repeats, CM_DST, layout->axes[axis]);
         remove_axis(layout, axis);
     }
 }
@@ -218,7 +192,7 @@ void
 cm_layout_put_repeats(cm_layout *layout, const cm_layout *repeats)
 {
     for (int axis = 0; axis < repeats->ndim; axis++) {
-        insert_axis(layout, false, repeats->shape[axis], repeats->dst_strides[axis], 0);
+        insert_axis(layout, CM_DST, repeats->axes[axis]);
     }
 }
 
@@ -227,30 +201,19 @@ cm_layout_near_axis(const cm_layout *layout)
 {
     int last = layout->ndim - 1;
     int best = -1;
+    uint64_t least = CM_LINE_NBYTES;
     if (last < 1 || layout->run_nbytes > CM_LINE_NBYTES / 2
-        || magnitude(layout->src_strides[last]) < CM_LINE_NBYTES) {
+        || magnitude(layout->axes[last].stride[CM_SRC]) < CM_LINE_NBYTES) {
         return -1;
     }
     for (int axis = 0; axis < last; axis++) {
-        uint64_t stride = magnitude(layout->src_strides[axis]);
-        if (stride != 0 && stride < CM_LINE_NBYTES
-            && (best < 0 || stride < magnitude(layout->src_strides[best]))) {
+        uint64_t stride = magnitude(layout->axes[axis].stride[CM_SRC]);
+        if (stride != 0 && stride < least) {
             best = axis;
+            least = stride;
         }
     }
     return best;
-}
-
-void
-cm_layout_sort_by_src(cm_layout *layout)
-{
-    sort_axes(layout, true);
-}
-
-void
-cm_layout_sort_by_dst(cm_layout *layout)
-{
-    sort_axes(layout, false);
 }
 
 /* -- cutting ------------------------------------------------------------------------ */
@@ -275,7 +238,7 @@ cm_cut_init(cm_cut *cut, const cm_layout *whole, uint64_t piece_nbytes)
     while (cut->axis > 0) {
         cut->axis--;
         cut->unit_nbytes = inner;
-        int64_t length = whole->shape[cut->axis];
+        int64_t length = whole->axes[cut->axis].length;
         uint64_t room = piece_nbytes / inner;
         if ((uint64_t)length > room) {
             cut->step = (int64_t)room;
@@ -296,7 +259,8 @@ cm_cut_align(cm_cut *cut, const void *base, uintptr_t step)
 static int64_t
 length_of(const cm_layout *layout, int axis)
 {
-    return axis < layout->ndim ? layout->shape[axis] : (int64_t)layout->run_nbytes;
+    return axis < layout->ndim ? layout->axes[axis].length
+                               : (int64_t)layout->run_nbytes;
 }
 
 /* Lengths of the axis in the piece that begins at `at` of it. */
@@ -355,7 +319,7 @@ cm_cut_count(const cm_cut *cut)
         int64_t length = length_of(cut->whole, cut->axis);
         uint64_t count = (uint64_t)(length / cut->step + (length % cut->step != 0));
         for (int axis = 0; axis < cut->axis; axis++) {
-            count *= (uint64_t)cut->whole->shape[axis];
+            count *= (uint64_t)cut->whole->axes[axis].length;
         }
         return count;
     }
@@ -375,26 +339,25 @@ make_piece(const cm_cut *cut, const int64_t *index, cm_layout *piece)
     const cm_layout *whole = cut->whole;
     piece->ndim = 0; /* all axes made zero would take as long as a short part */
     piece->run_nbytes = whole->run_nbytes;
-    piece->dst_offset = whole->dst_offset;
-    piece->src_offset = whole->src_offset;
+    piece->offset[CM_DST] = whole->offset[CM_DST];
+    piece->offset[CM_SRC] = whole->offset[CM_SRC];
     for (int axis = 0; axis <= cut->axis && axis < whole->ndim; axis++) {
-        piece->dst_offset += index[axis] * whole->dst_strides[axis];
-        piece->src_offset += index[axis] * whole->src_strides[axis];
+        piece->offset[CM_DST] += index[axis] * whole->axes[axis].stride[CM_DST];
+        piece->offset[CM_SRC] += index[axis] * whole->axes[axis].stride[CM_SRC];
     }
     int64_t taken = step_from(cut, index[cut->axis]);
     if (cut->axis == whole->ndim) {
-        piece->dst_offset += index[cut->axis];
-        piece->src_offset += index[cut->axis];
+        piece->offset[CM_DST] += index[cut->axis];
+        piece->offset[CM_SRC] += index[cut->axis];
         piece->run_nbytes = (uint64_t)taken;
     }
     for (int axis = cut->axis; axis < whole->ndim; axis++) {
-        int64_t length = axis == cut->axis ? taken : whole->shape[axis];
-        if (length > 1) {
-            piece->shape[piece->ndim] = length;
-            piece->dst_strides[piece->ndim] = whole->dst_strides[axis];
-            piece->src_strides[piece->ndim] = whole->src_strides[axis];
-            piece->ndim++;
+        if (axis > cut->axis || taken > 1) {
+            piece->axes[piece->ndim++] = whole->axes[axis];
         }
+    }
+    if (cut->axis < whole->ndim && taken > 1) {
+        piece->axes[0].length = taken;
     }
     return taken;
 }
@@ -423,7 +386,7 @@ cm_cut_piece(const cm_cut *cut, uint64_t number, cm_layout *piece)
         index[cut->axis] = (int64_t)(number % count) * cut->step;
         number /= count;
         for (int axis = cut->axis - 1; axis >= 0; axis--) {
-            uint64_t outer = (uint64_t)cut->whole->shape[axis];
+            uint64_t outer = (uint64_t)cut->whole->axes[axis].length;
             index[axis] = (int64_t)(number % outer);
             number /= outer;
         }

@@ -10,17 +10,22 @@
 
 enum { CM_LINE_NBYTES = 64 }; /* of the caches */
 
-/* Byte b of run (i, j, …) lies at dst_offset + i*dst_strides[0] + … + b from element 0
- * of the target, and likewise for the source. Invariants: every length > 1; target
- * strides fall from axis to axis and are positive. */
+typedef enum cm_side { CM_DST, CM_SRC } cm_side;
+
+typedef struct cm_axis {
+    int64_t length;
+    int64_t stride[2]; /* bytes, by cm_side: of the target > 0; of the source any, 0
+                          where it is broadcast */
+} cm_axis;
+
+/* Byte b of run (i, j, …) lies at offset + i*axes[0].stride + j*axes[1].stride + … + b
+ * from element 0, on either side. Invariants: every length > 1; target strides fall
+ * from axis to axis. */
 typedef struct cm_layout {
     uint64_t run_nbytes; /* 0: nothing to copy */
     int ndim;
-    int64_t dst_offset; /* may be negative */
-    int64_t src_offset;
-    int64_t shape[CM_MAX_NDIM];
-    int64_t dst_strides[CM_MAX_NDIM]; /* bytes, > 0 */
-    int64_t src_strides[CM_MAX_NDIM]; /* bytes, any; 0: broadcast */
+    int64_t offset[2]; /* by cm_side; may be negative */
+    cm_axis axes[CM_MAX_NDIM];
 } cm_layout;
 
 /* Drop axes of length 1, turn those the target runs backwards, sort by the target, join
@@ -33,12 +38,9 @@ CM_NODISCARD cm_status cm_layout_init(const cm_region *dst, const cm_region *src
 uint64_t cm_layout_nbytes(const cm_layout *layout);
 
 /* True when that side is one run without gaps, in the order of the axes. */
-bool cm_layout_dst_is_packed(const cm_layout *layout);
-bool cm_layout_src_is_packed(const cm_layout *layout);
-
+bool cm_layout_is_packed(const cm_layout *layout, cm_side side);
 /* Let that side be a run without gaps that begins at offset 0. */
-void cm_layout_pack_dst(cm_layout *layout);
-void cm_layout_pack_src(cm_layout *layout);
+void cm_layout_pack(cm_layout *layout, cm_side side);
 
 /* Take the axes along which the source is only repeated out of `layout` and put them,
  * by themselves, into `repeats` (run_nbytes and offsets 0). */
@@ -56,10 +58,32 @@ cm_layout_is_scattered(const cm_layout *layout)
 {
     return layout->ndim > 0 && layout->run_nbytes < 4096;
 }
-/* The order of the source for all axes. Target strides no longer fall. */
-void cm_layout_sort_by_src(cm_layout *layout);
-/* And back: target strides fall. */
-void cm_layout_sort_by_dst(cm_layout *layout);
+/* Order the axes so that the strides of that side fall: the target's, as they always
+ * do, or for a time the source's. */
+void cm_layout_sort(cm_layout *layout, cm_side side);
+
+/* On to the next index of the first `ndim` axes but `skipped` (-1: none), the last one
+ * fastest; `offset` goes with it. Back to the first one and false after the last. */
+static inline bool
+cm_layout_step(const cm_layout *layout, int ndim, int skipped, int64_t *index,
+               int64_t offset[2])
+{
+    for (int i = ndim - 1; i >= 0; i--) {
+        const cm_axis *axis = &layout->axes[i];
+        if (i == skipped) {
+            continue;
+        }
+        bool ends = ++index[i] == axis->length;
+        int64_t steps = ends ? 1 - axis->length : 1;
+        offset[CM_DST] += axis->stride[CM_DST] * steps;
+        offset[CM_SRC] += axis->stride[CM_SRC] * steps;
+        if (!ends) {
+            return true;
+        }
+        index[i] = 0;
+    }
+    return false;
+}
 
 /* Walks over a layout in pieces of at most `piece_nbytes`, each byte in exactly one. */
 typedef struct cm_cut {

@@ -20,11 +20,11 @@ is_same_place(const ends *e, const cm_layout *layout)
 {
     if (cm_region_copy_address(e->dst) != cm_region_copy_address(e->src)
         || cm_region_is_on_device(e->dst) != cm_region_is_on_device(e->src)
-        || layout->dst_offset != layout->src_offset) {
+        || layout->offset[CM_DST] != layout->offset[CM_SRC]) {
         return false;
     }
     for (int axis = 0; axis < layout->ndim; axis++) {
-        if (layout->dst_strides[axis] != layout->src_strides[axis]) {
+        if (layout->axes[axis].stride[CM_DST] != layout->axes[axis].stride[CM_SRC]) {
             return false;
         }
     }
@@ -47,9 +47,9 @@ is_2d(const cm_layout *layout, const cm_tuning *tuning)
         return false;
     }
     int64_t run = (int64_t)layout->run_nbytes;
-    return layout->dst_strides[0] >= run && layout->src_strides[0] >= run
-           && layout->dst_strides[0] <= CM_PITCH_MAX
-           && layout->src_strides[0] <= CM_PITCH_MAX;
+    const int64_t *pitch = layout->axes[0].stride;
+    return pitch[CM_DST] >= run && pitch[CM_SRC] >= run && pitch[CM_DST] <= CM_PITCH_MAX
+           && pitch[CM_SRC] <= CM_PITCH_MAX;
 }
 
 cm_route
@@ -58,8 +58,8 @@ cm_plan_staged_route(const cm_layout *layout, bool up)
     cm_layout core = *layout;
     cm_layout repeats;
     cm_layout_take_repeats(&core, &repeats);
-    bool packed = up ? repeats.ndim == 0 && cm_layout_dst_is_packed(&core)
-                     : cm_layout_src_is_packed(&core);
+    bool packed = up ? repeats.ndim == 0 && cm_layout_is_packed(&core, CM_DST)
+                     : cm_layout_is_packed(&core, CM_SRC);
     return packed ? CM_ROUTE_STAGED : CM_ROUTE_STAGED_KERNEL;
 }
 
@@ -124,12 +124,12 @@ choose_peer_route(cm_plan *plan, const cm_plan_options *options)
     if (plan->layout.ndim == 0 || repeats.ndim > 0) {
         return; /* what is repeated crosses once */
     }
-    if (peers.pushes && cm_layout_dst_is_packed(&core)) {
+    if (peers.pushes && cm_layout_is_packed(&core, CM_DST)) {
         plan->route = CM_ROUTE_KERNEL;
         plan->device = plan->src_device;
     }
     else if (peers.pulls
-             && (cm_layout_src_is_packed(&core)
+             && (cm_layout_is_packed(&core, CM_SRC)
                  || core.run_nbytes >= options->tuning->pulled_run_nbytes)) {
         plan->route = CM_ROUTE_KERNEL;
         plan->src_device = plan->device;
@@ -152,11 +152,11 @@ turns_on_device(const cm_layout *layout)
     }
     cm_layout sorted = *layout;
     for (int axis = 0; axis <= last; axis++) {
-        sorted.src_strides[axis] = llabs(sorted.src_strides[axis]);
+        sorted.axes[axis].stride[CM_SRC] = llabs(sorted.axes[axis].stride[CM_SRC]);
     }
-    cm_layout_sort_by_src(&sorted);
-    return cm_layout_src_is_packed(&sorted)
-           && sorted.dst_strides[last] != layout->dst_strides[last];
+    cm_layout_sort(&sorted, CM_SRC);
+    return cm_layout_is_packed(&sorted, CM_SRC)
+           && sorted.axes[last].stride[CM_DST] != layout->axes[last].stride[CM_DST];
 }
 
 static void
@@ -174,7 +174,7 @@ choose_device_route(cm_plan *plan, const ends *e)
     plan->is_fresh = plan->is_download && e->dst_facts.fresh;
     if (plan->route == CM_ROUTE_STAGED && dst_on_device
         && turns_on_device(&plan->layout)) {
-        cm_layout_sort_by_src(&plan->layout);
+        cm_layout_sort(&plan->layout, CM_SRC);
         plan->route = CM_ROUTE_STAGED_KERNEL;
         plan->is_turned = true;
     }
@@ -187,7 +187,7 @@ cm_plan_pack_source(cm_plan *plan, const cm_region *dst, const cm_region *src,
 {
     cm_layout repeats;
     cm_layout_take_repeats(&plan->layout, &repeats);
-    cm_layout_pack_src(&plan->layout);
+    cm_layout_pack(&plan->layout, CM_SRC);
     cm_layout_put_repeats(&plan->layout, &repeats);
     if (plan->route != CM_ROUTE_HOST) {
         ends e = {dst, src, dst_facts, src_facts, &options};

@@ -112,7 +112,8 @@ cm_ring_policy_cut(const cm_plan *plan, const cm_tuning *tuning, const cm_layout
     out->least_nbytes = tuning->chunk_min_nbytes;
     if (plan->is_download && plan->piece_nbytes >= CM_HUGE_PAGE_NBYTES) {
         /* No two pieces write into one huge page, which may not be there yet. */
-        cm_cut_align(out, (const void *)(plan->target + (uintptr_t)core->dst_offset),
+        cm_cut_align(out,
+                     (const void *)(plan->target + (uintptr_t)core->offset[CM_DST]),
                      CM_HUGE_PAGE_NBYTES);
     }
 }

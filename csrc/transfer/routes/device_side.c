@@ -24,8 +24,9 @@ cm_job_copy_layout(cm_job *job, const cm_stream *stream, const cm_layout *layout
                    cm_address dst, cm_address src)
 {
     if (layout->ndim == 0) {
-        return cm_job_copy_run(job, stream, dst + (uint64_t)layout->dst_offset,
-                               src + (uint64_t)layout->src_offset, layout->run_nbytes);
+        return cm_job_copy_run(job, stream, dst + (uint64_t)layout->offset[CM_DST],
+                               src + (uint64_t)layout->offset[CM_SRC],
+                               layout->run_nbytes);
     }
     cm_engine *engine = job->engine;
     cm_status status;

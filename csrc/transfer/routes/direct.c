@@ -18,9 +18,9 @@ cm_job_copy_direct(cm_job *job)
     }
     return cm_job_copy_over_edges(
         job, cm_region_is_on_device(&job->dst),
-        cm_region_copy_address(&job->dst) + (uint64_t)layout->dst_offset,
+        cm_region_copy_address(&job->dst) + (uint64_t)layout->offset[CM_DST],
         cm_region_is_on_device(&job->src),
-        cm_region_copy_address(&job->src) + (uint64_t)layout->src_offset,
+        cm_region_copy_address(&job->src) + (uint64_t)layout->offset[CM_SRC],
         layout->run_nbytes);
 }
 
@@ -31,8 +31,8 @@ cm_job_fill_period(const cm_job *job)
     const cm_plan *plan = &job->plan;
     const char *value = job->src.host;
     size_t nbytes = (size_t)job->dst.itemsize;
-    cm_address dst = job->dst.address + (uint64_t)plan->layout.dst_offset;
-    if (plan->device < 0 || !cm_layout_dst_is_packed(&plan->layout)) {
+    cm_address dst = job->dst.address + (uint64_t)plan->layout.offset[CM_DST];
+    if (plan->device < 0 || !cm_layout_is_packed(&plan->layout, CM_DST)) {
         return 0;
     }
     for (uint32_t period = 1; period <= MOST; period *= 2) {
@@ -69,8 +69,9 @@ cm_status
 cm_job_fill(cm_job *job)
 {
     const cm_layout *layout = &job->plan.layout;
-    cm_address dst = job->dst.address + (uint64_t)layout->dst_offset;
-    cm_address at = cm_region_copy_address(&job->dst) + (uint64_t)layout->dst_offset;
+    cm_address dst = job->dst.address + (uint64_t)layout->offset[CM_DST];
+    cm_address at =
+        cm_region_copy_address(&job->dst) + (uint64_t)layout->offset[CM_DST];
     for (uint64_t left = cm_layout_nbytes(layout); left > 0;) {
         uint64_t nbytes =
             cm_job_run_of(job, cm_region_is_on_device(&job->dst), at, left);
@@ -106,11 +107,11 @@ cm_job_copy_2d(cm_job *job)
     }
     return cm_rt_copy_2d_async(
         job->engine->rt,
-        cm_region_copy_address(&job->dst) + (uint64_t)layout->dst_offset,
-        (uint64_t)layout->dst_strides[0],
-        cm_region_copy_address(&job->src) + (uint64_t)layout->src_offset,
-        (uint64_t)layout->src_strides[0], layout->run_nbytes,
-        (uint64_t)layout->shape[0], job->stream->handle);
+        cm_region_copy_address(&job->dst) + (uint64_t)layout->offset[CM_DST],
+        (uint64_t)layout->axes[0].stride[CM_DST],
+        cm_region_copy_address(&job->src) + (uint64_t)layout->offset[CM_SRC],
+        (uint64_t)layout->axes[0].stride[CM_SRC], layout->run_nbytes,
+        (uint64_t)layout->axes[0].length, job->stream->handle);
 }
 
 cm_status

@@ -30,7 +30,7 @@ static bool
 is_fresh(const cm_layout *layout, const cm_region *dst)
 {
     return layout->ndim == 0 && cm_kind_is_pageable(dst->kind)
-           && cm_pages_are_fresh((char *)dst->host + layout->dst_offset,
+           && cm_pages_are_fresh((char *)dst->host + layout->offset[CM_DST],
                                  layout->run_nbytes);
 }
 
@@ -61,7 +61,7 @@ choose_way(const cm_job *job)
         return CM_COPY_PLAIN;
     }
     if (is_fresh(layout, &job->dst)) {
-        cm_pages_ask_huge((char *)job->dst.host + layout->dst_offset, nbytes);
+        cm_pages_ask_huge((char *)job->dst.host + layout->offset[CM_DST], nbytes);
         return CM_COPY_FRESH;
     }
     if (cm_job_has_file(job)) {
@@ -172,11 +172,11 @@ next_of_overlapping(const cm_job *job, cm_layout *piece)
     *piece = job->plan.layout;
     uint64_t left = piece->run_nbytes - job->moved_nbytes;
     piece->run_nbytes = left < PIECE_NBYTES ? left : PIECE_NBYTES;
-    const char *dst = (const char *)job->dst.host + piece->dst_offset;
-    const char *src = (const char *)job->src.host + piece->src_offset;
+    const char *dst = (const char *)job->dst.host + piece->offset[CM_DST];
+    const char *src = (const char *)job->src.host + piece->offset[CM_SRC];
     uint64_t offset = dst < src ? job->moved_nbytes : left - piece->run_nbytes;
-    piece->dst_offset += (int64_t)offset;
-    piece->src_offset += (int64_t)offset;
+    piece->offset[CM_DST] += (int64_t)offset;
+    piece->offset[CM_SRC] += (int64_t)offset;
     return left > 0;
 }
 

@@ -64,7 +64,7 @@ cm_job_replace_source(cm_job *job)
     cm_layout repeats;
     cm_layout_take_repeats(&core, &repeats);
     cm_layout pack = core;
-    cm_layout_pack_dst(&pack);
+    cm_layout_pack(&pack, CM_DST);
     CM_TRY(cm_job_can_own_on_device(job) ? replace_source_on_device(job, &pack)
                                          : replace_source_on_host(job, &pack));
     cm_job_set_route(job, job->plan.route);

@@ -33,7 +33,7 @@ gather(cm_job *job, cm_slot *s, cm_address *from)
     cm_stream *stream = job->side.stream;
     cm_layout pack;
     cm_slot_pack(s, &pack);
-    *from = job->src.address + (uint64_t)pack.src_offset;
+    *from = job->src.address + (uint64_t)pack.offset[CM_SRC];
     if (pack.ndim == 0 && s->pinned == NULL) {
         return cm_ok();
     }
@@ -57,8 +57,8 @@ static cm_status
 copy_whole(cm_job *job)
 {
     const cm_layout *layout = &job->plan.layout;
-    return copy_across(job, job->dst.address + (uint64_t)layout->dst_offset,
-                       job->src.address + (uint64_t)layout->src_offset,
+    return copy_across(job, job->dst.address + (uint64_t)layout->offset[CM_DST],
+                       job->src.address + (uint64_t)layout->offset[CM_SRC],
                        layout->run_nbytes);
 }
 
@@ -76,7 +76,7 @@ move_piece(cm_job *job, cm_slot *s)
     CM_TRY(cm_job_open_gather_stream(job, job->plan.src_device));
     job->side.is_joined = false;
     cm_slot_unpack(job, s, &unpack);
-    cm_address to = job->dst.address + (uint64_t)unpack.dst_offset;
+    cm_address to = job->dst.address + (uint64_t)unpack.offset[CM_DST];
     CM_TRY(gather(job, s, &from));
     if (unpack.ndim > 0) {
         CM_TRY(take_block(job, job->stream, &s->blocks[1]));

@@ -245,14 +245,14 @@ cm_many_move_part(const void *context, const cm_layout *part, void *dst,
 {
     const cm_many *many = context;
     if (many->way == CM_MANY_UP) {
-        move_range(many, (uint64_t)part->src_offset, part->run_nbytes,
-                   (char *)dst + part->dst_offset, wide);
+        move_range(many, (uint64_t)part->offset[CM_SRC], part->run_nbytes,
+                   (char *)dst + part->offset[CM_DST], wide);
     }
     else { /* HOST: both offsets are the same, and there is no block */
-        move_range(many, (uint64_t)part->dst_offset, part->run_nbytes,
+        move_range(many, (uint64_t)part->offset[CM_DST], part->run_nbytes,
                    many->way == CM_MANY_HOST
                        ? NULL
-                       : (char *)(uintptr_t)src + part->src_offset,
+                       : (char *)(uintptr_t)src + part->offset[CM_SRC],
                    wide);
     }
 }
@@ -292,7 +292,7 @@ cm_status
 cm_many_move_slot(cm_job *job, const cm_slot *s, cm_address block)
 {
     const cm_many *many = job->many;
-    uint64_t at = (uint64_t)s->piece.dst_offset;
+    uint64_t at = (uint64_t)s->piece.offset[CM_DST];
     cm_table table;
     slice p;
     cm_table_init(&table, &job->engine->tables, many->device, job->stream->handle);
@@ -306,7 +306,7 @@ cm_many_move_slot(cm_job *job, const cm_slot *s, cm_address block)
 bool
 cm_many_can_go_by_block(const cm_many *many, const cm_slot *s)
 {
-    uint64_t at = (uint64_t)s->piece.dst_offset;
+    uint64_t at = (uint64_t)s->piece.offset[CM_DST];
     uint64_t count = 0;
     slice p;
     for (uint64_t next = cm_many_find(many, at);

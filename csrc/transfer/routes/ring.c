@@ -57,7 +57,7 @@ cm_ring_create(cm_job *job)
     cm_ring_policy_cut(&job->plan, &job->tuning, layout, &ring->cut);
     ring->all_cut = ring->cut.done;
     if (job->plan.is_fresh) {
-        cm_pages_ask_huge((char *)job->dst.host + layout->dst_offset,
+        cm_pages_ask_huge((char *)job->dst.host + layout->offset[CM_DST],
                           layout->run_nbytes);
     }
     return cm_ok();
@@ -203,14 +203,14 @@ void
 cm_slot_pack(const cm_slot *s, cm_layout *out)
 {
     *out = s->piece;
-    cm_layout_pack_dst(out);
+    cm_layout_pack(out, CM_DST);
 }
 
 void
 cm_slot_unpack(const cm_job *job, const cm_slot *s, cm_layout *out)
 {
     *out = s->piece;
-    cm_layout_pack_src(out);
+    cm_layout_pack(out, CM_SRC);
     cm_layout_put_repeats(out, &job->ring->repeats);
 }
 

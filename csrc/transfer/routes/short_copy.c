@@ -287,8 +287,8 @@ share(short_copy *c, unsigned index, uint64_t offset, uint64_t nbytes)
 {
     if (c->group != NULL) {
         cm_layout piece = {.run_nbytes = nbytes,
-                           .dst_offset = (int64_t)offset,
-                           .src_offset = (int64_t)offset};
+                           .offset[CM_DST] = (int64_t)offset,
+                           .offset[CM_SRC] = (int64_t)offset};
         cm_task_group_post(c->group, &c->tasks[index], &piece, c->to, c->from,
                            c->down ? CM_COPY_PLAIN : CM_COPY_WIDE);
     }

@@ -198,7 +198,7 @@ turn_where_there_is_memory(cm_job *job)
     if (cm_is_ok(status) || status.code == CM_ECANCELLED) {
         return status;
     }
-    cm_layout_sort_by_dst(&job->plan.layout);
+    cm_layout_sort(&job->plan.layout, CM_DST);
     job->plan.is_turned = false;
     cm_job_set_route(job, CM_ROUTE_STAGED);
     cm_ring_policy_init(&job->plan, &job->tuning);

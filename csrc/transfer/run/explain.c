@@ -20,8 +20,8 @@ find_axis(const cm_region *dst, const cm_layout *layout, int loop)
     int64_t end = (int64_t)layout->run_nbytes;
     int best = -1;
     if (loop < layout->ndim) {
-        least = layout->dst_strides[loop];
-        end = least * layout->shape[loop];
+        least = layout->axes[loop].stride[CM_DST];
+        end = least * layout->axes[loop].length;
     }
     for (int axis = 0; axis < dst->ndim; axis++) {
         int64_t stride = magnitude(dst->strides[axis]);

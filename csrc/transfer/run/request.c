@@ -102,7 +102,7 @@ is_fresh(const cm_job *job)
     return !job->dst_facts.locked && cm_kind_is_pageable(dst->kind) && dst->host != NULL
            && cm_region_is_on_device(&job->src)
            && cm_is_ok(cm_layout_init(dst, &job->src, &layout)) && layout.ndim == 0
-           && cm_pages_are_fresh((char *)dst->host + layout.dst_offset,
+           && cm_pages_are_fresh((char *)dst->host + layout.offset[CM_DST],
                                  layout.run_nbytes);
 }
 
