@@ -8,13 +8,13 @@ import atexit
 from functools import cache
 from importlib import import_module
 from types import BuiltinFunctionType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 # fmt: off
 # isort: off
 from cumem._core import (
-    BUILT_RUNTIME, OLDEST_DRIVER, Buffer, DeviceBuffer,
-    Event, HostBuffer, ManagedBuffer, MappedBuffer,
+    _BUILT_RUNTIME, Buffer, DeviceBuffer, Event,
+    HostBuffer, ManagedBuffer, MappedBuffer,
     PinnedBuffer, Stream, Transfer,
     asbuffer, asnumpy, copy, copy_async,
     copy_many, copy_many_async, current_device,
@@ -58,6 +58,10 @@ if TYPE_CHECKING:
 # isort: on
 
 __version__ = "0.1.0"
+
+BUILT_RUNTIME: Final = (_BUILT_RUNTIME // 1000, _BUILT_RUNTIME % 1000 // 10)
+#: A CUDA runtime serves every driver of its major version and later ones.
+OLDEST_DRIVER: Final = (_BUILT_RUNTIME // 1000, 0)
 
 __all__ = [
     "BUILT_RUNTIME",

@@ -1116,12 +1116,9 @@ class _Pool:
         **Ordered after**: device memory may be used at once on `stream`; on another
         stream the user orders it.
         """
-    def _describe(
-        self,
-    ) -> tuple[int, int, str, int, int | None, dict[str, int]]:
-        """A row as of `_pools`."""
-    def _list(self) -> list[tuple[int, int, int, int, str]]:
-        """Segment, address, bytes, bytes asked for and state of each block."""
+    def _read(self, blocks: bool, /) -> Any:
+        """Segment, address, bytes, bytes asked for and state of each block (True); else
+        a row as of `_pools`."""
     def _set_idle_trim(self, ns: int, /) -> None:
         """0: never."""
     def reset_peaks(self) -> None:
@@ -1927,14 +1924,8 @@ def _set_capturing(stream: object, on: bool, /) -> None:
 def _read_backend() -> tuple[Literal["cuda", "emulated"], str | None]:
     """What is open, and why it is emulated."""
 
-def _device_count() -> int:
-    """Number of devices, asked of the driver."""
-
-def _driver_version() -> int:
-    """CUDA version of the driver: 13000 for 13.0."""
-
-def _runtime_version() -> int:
-    """CUDA version of the runtime library."""
+def _ask_driver(what: Literal[0, 1, 2], /) -> int:
+    """Its number of devices, its version, or that of the runtime."""
 
 def _pools(
     window: bool = False, /
@@ -2057,6 +2048,5 @@ def _raw_copy(dst: Buffer, src: Buffer, stream: object, /) -> float:
 _DEVICE_ATTRIBUTES: Final[dict[str, int]]
 _KINDS: Final[dict[str, tuple[bool, bool, bool, int]]]
 """Of each kind: page-locked, migrates, on the device, and the flags it usually has."""
-BUILT_RUNTIME: Final[tuple[int, int]]
-OLDEST_DRIVER: Final[tuple[int, int]]
+_BUILT_RUNTIME: Final[int]
 _out_of_memory_callbacks: list[Any]

@@ -170,7 +170,7 @@ class Pool(_core._Pool):
         """
         from cumem.pool_stats import pool_stats
 
-        return pool_stats(*self._describe())
+        return pool_stats(*self._read(False))
 
     def snapshot(self) -> Snapshot:
         """List all segments and blocks at one moment.
@@ -188,7 +188,7 @@ class Pool(_core._Pool):
         from cumem.snapshot import snapshot
 
         kind, device, flags, *_, number = self._config
-        return snapshot(number, flags, kind, device.index, self._list())
+        return snapshot(number, flags, kind, device.index, self._read(True))
 
     def trim(self, keep: int | str = 0, wait: bool = True) -> int:
         """Give cached memory back to the driver.
@@ -230,7 +230,7 @@ class Pool(_core._Pool):
         if self.closed:
             return f"<cumem.Pool {where}, closed>"
         emulated = ", emulated" if _core._is_emulated() else ""
-        stats = pool_stats(*self._describe())
+        stats = pool_stats(*self._read(False))
         return (
             f"<cumem.Pool {where}{emulated}: {stats.live_nbytes} bytes live, "
             f"{stats.reserved_nbytes} reserved>"

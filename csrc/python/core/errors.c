@@ -18,9 +18,8 @@ cm_errors_load(cm_state *state)
 
 /* -- the exception -------------------------------------------------------------------- */
 
-/* `doing` may be NULL. New reference; NULL with another exception. */
-static PyObject *
-make_exception(cm_state *state, cm_status status, const char *doing)
+PyObject *
+cm_py_exception_new(cm_state *state, cm_status status, const char *doing)
 {
     const cm_op_fact *op = &cm_op_facts[status.op];
     if (cm_errors_load(state) < 0) {
@@ -32,18 +31,12 @@ make_exception(cm_state *state, cm_status status, const char *doing)
 }
 
 PyObject *
-cm_py_exception_new(cm_state *state, cm_status status)
-{
-    return make_exception(state, status, NULL);
-}
-
-PyObject *
 cm_py_raise(cm_state *state, cm_status status, const char *doing)
 {
     if (PyErr_Occurred()) {
         return NULL;
     }
-    PyObject *exception = make_exception(state, status, doing);
+    PyObject *exception = cm_py_exception_new(state, status, doing);
     if (exception != NULL) {
         PyErr_SetObject((PyObject *)Py_TYPE(exception), exception);
         Py_DECREF(exception);

@@ -47,9 +47,9 @@ cm_error_restore(cm_kept_error kept)
  * pending exception. */
 void cm_py_report(cm_state *state, cm_status status, PyObject *where);
 
-/* The exception of a failed status with its attributes. New reference; NULL with
- * another exception. */
-PyObject *cm_py_exception_new(cm_state *state, cm_status status);
+/* The exception of a failed status with its attributes; `doing` as above. New
+ * reference; NULL with another exception. */
+PyObject *cm_py_exception_new(cm_state *state, cm_status status, const char *doing);
 
 /* What cumem/errors.py does: loaded when the runtime is opened, so that errors can be
  * raised at exit too, when nothing can be imported; by the first error if that is

@@ -13,9 +13,10 @@
 #include "python/python.h"
 
 typedef struct cm_override {
-    PyObject *variable;  /* owned: contextvars.ContextVar */
-    PyObject *getter;    /* owned: its get(), looked up once and asked often */
-    PyObject *type;      /* owned: of the blocks */
+    /* owned; module.c visits the three of them */
+    PyObject *variable;  /* contextvars.ContextVar */
+    PyObject *getter;    /* its get(), looked up once and asked often */
+    PyObject *type;      /* of the blocks */
     cm_list blocks;      /* borrowed: all there are, the last first */
     uint64_t open_count; /* of those that are not over */
 } cm_override;

@@ -83,28 +83,27 @@ typedef struct cm_state {
     /* How all pools' memory is opened to devices that have got a context; a failure
      * goes to the unraisable hook. */
     void (*when_contexts_grow)(struct cm_state *state);
-    /* types; owned */
-    PyTypeObject *buffer_type; /* base of the next ones; not constructible */
+    /* Owned, as is every pointer down to `default_pools`: module.c visits them all. */
+    PyObject *devices[CM_MAX_DEVICES];        /* Device objects, made at first need */
+    PyObject *legacy_streams[CM_MAX_DEVICES]; /* Stream objects of handle 0/1; lazy */
+    PyObject *words[CM_WORD_COUNT];
+    PyObject *kind_words[CM_KIND_COUNT]; /* their texts, interned as well */
+    PyTypeObject *buffer_type;           /* base of the next ones; not constructible */
     PyTypeObject *buffer_types[CM_KIND_COUNT]; /* PinnedBuffer and so on */
     PyTypeObject *stream_type;
     PyTypeObject *event_type;
     PyTypeObject *transfer_type;
     PyTypeObject *pool_base;
     PyTypeObject *pool_type; /* cumem.pools.Pool, over it; NULL until there is a Pool */
-    PyObject *make_error;    /* cumem.errors.make; owned, NULL until cm_errors_load() */
-    PyObject *devices[CM_MAX_DEVICES]; /* Device objects; owned, made at first need */
-    /* helpers from Python; owned, imported at module exec */
+    PyObject *make_error;    /* cumem.errors.make; NULL until cm_errors_load() */
+    PyObject *settings;      /* a dict of what a test has set, before the environment */
+    PyObject *uint8_dtype;   /* numpy.dtype("uint8") */
+    PyObject *out_of_memory_callbacks; /* list: called in order before giving up */
+    PyObject *exchange_type;           /* or NULL: the last that had such a table */
+    PyObject *default_pools;           /* dict: number of the slot -> its Pool */
+    const void *exchange_table;        /* cm_dl_exchange, of exchange_type */
     cm_override current_stream;        /* "cumem.current_stream" */
     cm_override current_pool;          /* "cumem.current_pool" */
-    PyObject *uint8_dtype;             /* numpy.dtype("uint8") */
-    PyObject *out_of_memory_callbacks; /* list: called in order before giving up */
-    PyObject *default_pools;           /* dict: number of the slot -> its Pool */
-    struct {
-        PyObject *type;    /* owned, or NULL: the last that had such a table */
-        const void *table; /* cm_dl_exchange */
-    } exchange;
-    PyObject *words[CM_WORD_COUNT];
-    PyObject *kind_words[CM_KIND_COUNT]; /* their texts, interned as well */
     /* the process's devices, opened at first use; NULL before and after shutdown */
     cm_runtime *runtime;    /* owned */
     uint64_t context_count; /* of the runtime's contexts, those that pools know */
@@ -118,12 +117,8 @@ typedef struct cm_state {
     uint64_t pool_count;                /* so many Pools were made: names them */
     bool pools_were_dropped; /* perhaps a live block's pool has no Pool object any more
                               */
-    PyObject *legacy_streams[CM_MAX_DEVICES];   /* Stream objects of handle 0/1; owned,
-                                                   lazy */
-    cm_stream *default_streams[CM_MAX_DEVICES]; /* their records; held as long */
+    cm_stream *default_streams[CM_MAX_DEVICES]; /* of legacy_streams; held as long */
     cm_inline_list free_inline[CM_KIND_COUNT];
-    PyObject *settings; /* owned: a dict of what a test has set, before the environment
-                         */
     cm_file_faults *file_faults; /* owned; NULL: none were asked for */
     bool warned;                 /* EmulationWarning was given, or is being given */
     bool exiting;          /* the atexit handler ran: the engine is gone for good */

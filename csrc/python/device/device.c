@@ -238,36 +238,21 @@ read_backend(PyObject *module, PyObject *Py_UNUSED(unused))
 
 /* A number that the driver is asked for at every call. */
 static PyObject *
-ask_number(PyObject *module, cm_status (*ask)(cm_runtime *, int *))
+ask_driver(PyObject *module, PyObject *argument)
 {
-    cm_runtime *rt = take(module, 0);
+    static cm_status (*const asks[])(cm_runtime *, int *) = {
+        cm_rt_device_count, cm_rt_driver_version, cm_rt_runtime_version};
+    unsigned long what = PyLong_AsUnsignedLong(argument) % 3;
+    cm_runtime *rt = PyErr_Occurred() ? NULL : take(module, 0);
     int number = 0;
     if (rt == NULL) {
         return NULL;
     }
     cm_status status;
     Py_BEGIN_ALLOW_THREADS
-    status = ask(rt, &number);
+    status = asks[what](rt, &number);
     Py_END_ALLOW_THREADS
     return answer(module, status, PyLong_FromLong(number));
-}
-
-static PyObject *
-driver_version(PyObject *module, PyObject *Py_UNUSED(unused))
-{
-    return ask_number(module, cm_rt_driver_version);
-}
-
-static PyObject *
-runtime_version(PyObject *module, PyObject *Py_UNUSED(unused))
-{
-    return ask_number(module, cm_rt_runtime_version);
-}
-
-static PyObject *
-device_count(PyObject *module, PyObject *Py_UNUSED(unused))
-{
-    return ask_number(module, cm_rt_device_count);
 }
 
 /* -- table ------------------------------------------------------------------------- */
@@ -284,8 +269,6 @@ PyMethodDef cm_device_methods[] = {
     {"_memory_info", memory_info, METH_O, CM_DOC__memory_info},
     {"_is_emulated", is_emulated, METH_NOARGS, CM_DOC__is_emulated},
     {"_read_backend", read_backend, METH_NOARGS, CM_DOC__read_backend},
-    {"_device_count", device_count, METH_NOARGS, CM_DOC__device_count},
-    {"_driver_version", driver_version, METH_NOARGS, CM_DOC__driver_version},
-    {"_runtime_version", runtime_version, METH_NOARGS, CM_DOC__runtime_version},
+    {"_ask_driver", ask_driver, METH_O, CM_DOC__ask_driver},
     {NULL, NULL, 0, NULL},
 };

@@ -198,9 +198,7 @@ static void
 event_dealloc(PyObject *op)
 {
     cm_event_object *self = (cm_event_object *)(void *)op;
-    if (self->weakrefs != NULL) {
-        PyObject_ClearWeakRefs(op);
-    }
+    PyObject_ClearWeakRefs(op);
     cm_py_report(self->state, close_event(self), NULL);
     cm_object_free(op);
 }

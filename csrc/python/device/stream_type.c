@@ -89,9 +89,7 @@ static void
 stream_dealloc(PyObject *op)
 {
     cm_stream_object *self = (cm_stream_object *)(void *)op;
-    if (self->weakrefs != NULL) {
-        PyObject_ClearWeakRefs(op);
-    }
+    PyObject_ClearWeakRefs(op);
     cm_stream_object_close(self);
     cm_object_free(op);
 }

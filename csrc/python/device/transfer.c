@@ -58,9 +58,7 @@ transfer_dealloc(PyObject *op)
 {
     cm_transfer_object *self = (cm_transfer_object *)(void *)op;
     PyObject_GC_UnTrack(op);
-    if (self->weakrefs != NULL) {
-        PyObject_ClearWeakRefs(op);
-    }
+    PyObject_ClearWeakRefs(op);
     if (self->ticket != NULL) {
         /* after shutdown() there is no engine that would tell of a failure */
         cm_py_report(self->state, cm_ticket_abandon(self->ticket),

@@ -71,63 +71,35 @@ add_functions(PyObject *module)
     return 0;
 }
 
-/* A CUDA version as (major, minor). */
+/* CUDA's number of the attributes of devices that count here, and what each kind of
+ * memory is, with its usual flags. */
 static int
-add_version(PyObject *module, const char *name, int version)
-{
-    PyObject *tuple = Py_BuildValue("(ii)", version / 1000, version % 1000 / 10);
-    if (tuple == NULL) {
-        return -1;
-    }
-    int result = PyModule_AddObjectRef(module, name, tuple);
-    Py_DECREF(tuple);
-    return result;
-}
-
-/* The attributes of devices that count here: CUDA's number of each name. */
-static int
-add_attributes(PyObject *module)
+add_constants(PyObject *module)
 {
 #define ATTRIBUTE_FORMAT(name, number, cuda) "si"
 #define ATTRIBUTE_VALUE(name, number, cuda) , #name, number
-    PyObject *dict = Py_BuildValue("{" CM_DEVICE_ATTRIBUTES(
+    PyObject *attributes = Py_BuildValue("{" CM_DEVICE_ATTRIBUTES(
         ATTRIBUTE_FORMAT) "}" CM_DEVICE_ATTRIBUTES(ATTRIBUTE_VALUE));
 #undef ATTRIBUTE_VALUE
 #undef ATTRIBUTE_FORMAT
-    int result = PyModule_AddObjectRef(module, "_DEVICE_ATTRIBUTES", dict);
-    Py_XDECREF(dict);
-    return result;
-}
-
-/* For cumem/kinds.py: what each kind of memory is, and its usual flags. */
-static int
-add_kinds(PyObject *module)
-{
 #define KIND_FORMAT(name, text, traits, flags) "s(OOOI)"
 #define KIND_IS(traits, trait) ((traits) & (trait)) != 0 ? Py_True : Py_False
 #define KIND_VALUE(name, text, traits, flags)                                          \
     , #text, KIND_IS(traits, CM_MEMORY_PAGE_LOCKED),                                   \
         KIND_IS(traits, CM_MEMORY_MIGRATES), KIND_IS(traits, CM_MEMORY_ON_DEVICE),     \
         (unsigned)(flags)
-    PyObject *dict = Py_BuildValue("{" CM_KINDS(KIND_FORMAT) "}" CM_KINDS(KIND_VALUE));
+    PyObject *kinds = Py_BuildValue("{" CM_KINDS(KIND_FORMAT) "}" CM_KINDS(KIND_VALUE));
 #undef KIND_VALUE
 #undef KIND_IS
 #undef KIND_FORMAT
-    int result = PyModule_AddObjectRef(module, "_KINDS", dict);
-    Py_XDECREF(dict);
-    return result;
-}
-
-static int
-add_constants(PyObject *module)
-{
-    int built = cm_cuda_built_version();
-    /* a CUDA runtime serves every driver of its major version and later ones */
-    return add_version(module, "BUILT_RUNTIME", built) < 0
-                   || add_version(module, "OLDEST_DRIVER", built / 1000 * 1000) < 0
-                   || add_attributes(module) < 0 || add_kinds(module) < 0
-               ? -1
-               : 0;
+    bool failed =
+        PyModule_AddObjectRef(module, "_DEVICE_ATTRIBUTES", attributes) < 0
+        || PyModule_AddObjectRef(module, "_KINDS", kinds) < 0
+        || PyModule_AddIntConstant(module, "_BUILT_RUNTIME", cm_cuda_built_version())
+               < 0;
+    Py_XDECREF(attributes);
+    Py_XDECREF(kinds);
+    return failed ? -1 : 0;
 }
 
 /* 0, or -1 with ImportError where cumem would corrupt memory or hang. */
@@ -180,54 +152,49 @@ core_exec(PyObject *module)
 
 /* -- life ------------------------------------------------------------------------------- */
 
-/* Every Python object that the state owns: F(member). */
-#define STATE_OBJECTS(F)                                                               \
-    F(buffer_type)                                                                     \
-    F(stream_type)                                                                     \
-    F(event_type)                                                                      \
-    F(transfer_type)                                                                   \
-    F(make_error)                                                                      \
-    F(settings)                                                                        \
-    F(current_stream.variable)                                                         \
-    F(current_stream.getter)                                                           \
-    F(current_stream.type)                                                             \
-    F(pool_base)                                                                       \
-    F(pool_type)                                                                       \
-    F(current_pool.variable)                                                           \
-    F(current_pool.getter)                                                             \
-    F(current_pool.type)                                                               \
-    F(uint8_dtype)                                                                     \
-    F(exchange.type)                                                                   \
-    F(out_of_memory_callbacks)                                                         \
-    F(default_pools)
+static int
+visit_all(PyObject **first, size_t count, visitproc visit, void *arg)
+{
+    for (size_t i = 0; i < count; i++) {
+        if (visit == NULL) {
+            Py_CLEAR(first[i]);
+        }
+        else {
+            Py_VISIT(first[i]);
+        }
+    }
+    return 0;
+}
+
+/* Every object that the state owns, but for kept buffers; `visit` NULL: drop it. */
+static int
+visit_owned(cm_state *state, visitproc visit, void *arg)
+{
+    enum {
+        COUNT = (offsetof(cm_state, exchange_table) - offsetof(cm_state, devices))
+        / sizeof(PyObject *)
+    };
+    char *first = (char *)state + offsetof(cm_state, devices);
+    int result = visit_all((PyObject **)(void *)first, COUNT, visit, arg);
+    cm_override *const overrides[] = {&state->current_stream, &state->current_pool};
+    for (size_t i = 0; result == 0 && i < 2; i++) {
+        result = visit_all(&overrides[i]->variable, 3, visit, arg);
+    }
+    return result;
+}
 
 static int
 core_traverse(PyObject *module, visitproc visit, void *arg)
 {
     cm_state *state = cm_state_of_module(module);
-    if (state == NULL) {
-        return 0;
-    }
-#define VISIT(member) Py_VISIT(state->member);
-    STATE_OBJECTS(VISIT)
-#undef VISIT
-    for (int i = 0; i < CM_WORD_COUNT; i++) {
-        Py_VISIT(state->words[i]);
-    }
-    for (int i = 0; i < CM_MAX_DEVICES; i++) {
-        Py_VISIT(state->legacy_streams[i]);
-        Py_VISIT(state->devices[i]);
-    }
-    for (int kind = 0; kind < CM_KIND_COUNT; kind++) {
-        Py_VISIT(state->buffer_types[kind]);
-        Py_VISIT(state->kind_words[kind]);
+    for (int kind = 0; state != NULL && kind < CM_KIND_COUNT; kind++) {
         /* what is kept holds its type */
         cm_inline_buffer *root = state->free_inline[kind].first;
         for (; root != NULL; root = (cm_inline_buffer *)root->buffer.base) {
             Py_VISIT(Py_TYPE((PyObject *)root));
         }
     }
-    return 0;
+    return state == NULL ? 0 : visit_owned(state, visit, arg);
 }
 
 static int
@@ -237,22 +204,8 @@ core_clear(PyObject *module)
     if (state == NULL) {
         return 0;
     }
-    for (int i = 0; i < CM_MAX_DEVICES; i++) {
-        Py_CLEAR(state->legacy_streams[i]);
-        Py_CLEAR(state->devices[i]);
-    }
-    for (int i = 0; i < CM_WORD_COUNT; i++) {
-        Py_CLEAR(state->words[i]);
-    }
     cm_inline_buffers_clear(state);
-    for (int kind = 0; kind < CM_KIND_COUNT; kind++) {
-        Py_CLEAR(state->buffer_types[kind]);
-        Py_CLEAR(state->kind_words[kind]);
-    }
-#define CLEAR(member) Py_CLEAR(state->member);
-    STATE_OBJECTS(CLEAR)
-#undef CLEAR
-    return 0;
+    return visit_owned(state, NULL, NULL);
 }
 
 static void

@@ -208,38 +208,26 @@ check_no_exports(const cm_state *state)
     return 0;
 }
 
-static void
-detached_destroy(detached_state *old)
-{
-    if (old != NULL) {
-        free(old->storages);
-        free(old->streams);
-        free(old->events);
-        free(old->pools);
-    }
-    free(old);
-}
-
-/* Room for all that there is now; NULL with MemoryError. */
+/* Room for all that there is now, in one piece; NULL with MemoryError. */
 static detached_state *
 detached_create(const cm_state *state)
 {
-    detached_state *old = calloc(1, sizeof(*old));
-    if (old != NULL) {
-        old->storages =
-            calloc(cm_list_count(&state->storages) + 1, sizeof(*old->storages));
-        old->streams = calloc(cm_list_count(&state->streams) + CM_MAX_DEVICES,
-                              sizeof(cm_stream *));
-        old->events = calloc(cm_list_count(&state->events) + 1, sizeof(*old->events));
-        old->pools = calloc(cm_list_count(&state->pool_objects) + CM_POOL_SLOT_COUNT,
-                            sizeof(cm_pool *));
-    }
-    if (old == NULL || old->storages == NULL || old->streams == NULL
-        || old->events == NULL || old->pools == NULL) {
-        detached_destroy(old);
+    size_t storages = cm_list_count(&state->storages);
+    size_t events = cm_list_count(&state->events);
+    size_t streams = cm_list_count(&state->streams) + CM_MAX_DEVICES;
+    size_t pools = cm_list_count(&state->pool_objects) + CM_POOL_SLOT_COUNT;
+    detached_state *old =
+        calloc(1, sizeof(*old) + storages * sizeof(*old->storages)
+                      + events * sizeof(*old->events) + streams * sizeof(*old->streams)
+                      + pools * sizeof(*old->pools));
+    if (old == NULL) {
         PyErr_NoMemory();
         return NULL;
     }
+    old->storages = (cm_storage *)(void *)(old + 1);
+    old->events = (cm_detached_event *)(void *)(old->storages + storages);
+    old->streams = (cm_stream **)(void *)(old->events + events);
+    old->pools = (cm_pool **)(void *)(old->streams + streams);
     return old;
 }
 
@@ -421,7 +409,7 @@ shut_down(cm_state *state, bool reset_devices)
     }
     collect(state, old);
     cm_status status = dismantle(state, old, reset_devices);
-    detached_destroy(old);
+    free(old);
     return cm_py_check(state, status, "while shutting down");
 }
 

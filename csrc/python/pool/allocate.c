@@ -262,7 +262,7 @@ static void
 raise_shortage(attempt *self)
 {
     const cm_pool_config *config = cm_pool_get_config(self->pool);
-    PyObject *error = cm_py_exception_new(self->state, self->status);
+    PyObject *error = cm_py_exception_new(self->state, self->status, NULL);
     if (error == NULL) {
         return;
     }

@@ -53,9 +53,7 @@ static void
 pool_dealloc(PyObject *op)
 {
     cm_pool_object *self = (cm_pool_object *)(void *)op;
-    if (self->weakrefs != NULL) {
-        PyObject_ClearWeakRefs(op);
-    }
+    PyObject_ClearWeakRefs(op);
     cm_pool_object_close(self);
     cm_object_free(op);
 }
@@ -123,29 +121,19 @@ pool_allocate(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObject *k
     return buffer;
 }
 
+/* True: its blocks, else its counters. */
 static PyObject *
-pool_describe(PyObject *op, PyObject *Py_UNUSED(unused))
+pool_read(PyObject *op, PyObject *blocks)
 {
+    const cm_pool_object *self = (const cm_pool_object *)(void *)op;
     cm_pool *pool = cm_pool_object_take(op);
     if (pool == NULL) {
         return NULL;
     }
-    uint64_t number = ((cm_pool_object *)(void *)op)->number;
-    PyObject *row = cm_pool_describe(pool, number, false);
+    PyObject *answer = blocks == Py_True ? cm_pool_list_blocks(self->state, pool)
+                                         : cm_pool_describe(pool, self->number, false);
     cm_pool_object_give(op, pool);
-    return row;
-}
-
-static PyObject *
-pool_list(PyObject *op, PyObject *Py_UNUSED(unused))
-{
-    cm_pool *pool = cm_pool_object_take(op);
-    if (pool == NULL) {
-        return NULL;
-    }
-    PyObject *rows = cm_pool_list_blocks(((cm_pool_object *)(void *)op)->state, pool);
-    cm_pool_object_give(op, pool);
-    return rows;
+    return answer;
 }
 
 static PyObject *
@@ -274,8 +262,7 @@ pool_set_limit(PyObject *op, PyObject *value, void *Py_UNUSED(closure))
 
 static PyMethodDef pool_methods[] = {
     {"allocate", CM_METHOD(pool_allocate), CM_KEYWORDS, CM_DOC__Pool_allocate},
-    {"_describe", pool_describe, METH_NOARGS, CM_DOC__Pool__describe},
-    {"_list", pool_list, METH_NOARGS, CM_DOC__Pool__list},
+    {"_read", pool_read, METH_O, CM_DOC__Pool__read},
     {"_set_idle_trim", pool_set_idle_trim, METH_O, CM_DOC__Pool__set_idle_trim},
     {"reset_peaks", pool_reset_peaks, METH_NOARGS, CM_DOC__Pool_reset_peaks},
     {"close", pool_close, METH_NOARGS, CM_DOC__Pool_close},

@@ -305,14 +305,14 @@ read_table(PyObject *type)
 static const cm_dl_exchange *
 find_table(cm_state *state, PyObject *type)
 {
-    if (state->exchange.type == type) {
-        return state->exchange.table;
+    if (state->exchange_type == type) {
+        return state->exchange_table;
     }
     const cm_dl_exchange *table = read_table(type);
     if (table != NULL) {
-        PyObject *old = state->exchange.type;
-        state->exchange.type = Py_NewRef(type);
-        state->exchange.table = table;
+        PyObject *old = state->exchange_type;
+        state->exchange_type = Py_NewRef(type);
+        state->exchange_table = table;
         Py_XDECREF(old);
     }
     return table;
