@@ -65,7 +65,8 @@ static int
 request_set_shape(request *self, PyObject *shape, PyObject *dtype, PyObject *order)
 {
     return cm_arg_shape(shape, "shape", &self->ndim, self->shape) < 0
-                   || cm_arg_order(or_none(order), "order", &self->order) < 0
+                   || cm_arg_order(or_none(order), "order", false, 'C', &self->order)
+                          < 0
                    || request_set_dtype(self, dtype) < 0
                ? -1
                : 0;
@@ -74,7 +75,7 @@ request_set_shape(request *self, PyObject *shape, PyObject *dtype, PyObject *ord
 static int
 request_set_order_like(request *self, PyObject *order)
 {
-    return cm_arg_order_like(or_none(order), "order", 'K', &self->order);
+    return cm_arg_order(or_none(order), "order", true, 'K', &self->order);
 }
 
 /* The device is that of the pool where one is given alone. */

@@ -198,7 +198,7 @@ cm_buffer_copy(PyObject *object, PyObject *const *args, Py_ssize_t nargs,
     PyObject *value;
     char order = 'C';
     if (cm_args_parse("copy", args, nargs, kwnames, names, 1, 0, &value) < 0
-        || (value != NULL && cm_arg_order_like(value, "order", 'C', &order) < 0)) {
+        || (value != NULL && cm_arg_order(value, "order", true, 'C', &order) < 0)) {
         return NULL;
     }
     return cm_buffer_copy_to(object, cm_buffer_kind((cm_buffer *)object), order);

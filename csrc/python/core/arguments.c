@@ -200,24 +200,6 @@ cm_arg_nbytes(int ndim, const int64_t *shape, int64_t itemsize, uint64_t *out)
 
 /* -- names ------------------------------------------------------------------------- */
 
-/* The index of a text in `words`; -1 with TypeError or
- * ValueError, which `expected` spells out. */
-static int
-find_word(PyObject *object, const char *name, const char *const *words, int count,
-          const char *expected)
-{
-    if (!PyUnicode_Check(object)) {
-        return cm_arg_refuse(object, name, expected);
-    }
-    for (int i = 0; i < count; i++) {
-        if (PyUnicode_CompareWithASCIIString(object, words[i]) == 0) {
-            return i;
-        }
-    }
-    PyErr_Format(PyExc_ValueError, "%s must be %s, not %R", name, expected, object);
-    return -1;
-}
-
 int
 cm_arg_kind(PyObject *object, cm_kind *out)
 {
@@ -231,27 +213,26 @@ cm_arg_kind(PyObject *object, cm_kind *out)
     return cm_package_refuse("kinds", "check_kind", PyTuple_Pack(1, object));
 }
 
-static const char *const orders[] = {"C", "F", "A", "K"};
-
 int
-cm_arg_order(PyObject *object, const char *name, char *out)
+cm_arg_order(PyObject *object, const char *name, bool like, char fallback, char *out)
 {
-    int found =
-        object == Py_None ? 0 : find_word(object, name, orders, 2, "\"C\" or \"F\"");
-    *out = orders[found < 0 ? 0 : found][0];
-    return found < 0 ? -1 : 0;
-}
-
-int
-cm_arg_order_like(PyObject *object, const char *name, char fallback, char *out)
-{
+    static const char *const orders[] = {"C", "F", "A", "K"};
+    const char *expected = like ? "\"C\", \"F\", \"A\" or \"K\"" : "\"C\" or \"F\"";
     *out = fallback;
     if (object == Py_None) {
         return 0;
     }
-    int found = find_word(object, name, orders, 4, "\"C\", \"F\", \"A\" or \"K\"");
-    *out = orders[found < 0 ? 0 : found][0];
-    return found < 0 ? -1 : 0;
+    if (!PyUnicode_Check(object)) {
+        return cm_arg_refuse(object, name, expected);
+    }
+    for (int i = 0; i < (like ? 4 : 2); i++) {
+        if (PyUnicode_CompareWithASCIIString(object, orders[i]) == 0) {
+            *out = orders[i][0];
+            return 0;
+        }
+    }
+    PyErr_Format(PyExc_ValueError, "%s must be %s, not %R", name, expected, object);
+    return -1;
 }
 
 /* -- devices ----------------------------------------------------------------------- */

@@ -2,7 +2,6 @@
 /* The end of a generation: everything waited for, given back and closed. */
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 #include "docstrings.h"
 #include "python/buffer/buffer_object.h"
@@ -18,14 +17,14 @@
 
 /* -- waited for before anything is taken apart, so that Ctrl-C may end it ---------- */
 
-/* At most a slice. False: there is more. No GIL. */
+/* Waits at most so long. False: there is more. No GIL. */
 static bool
-transfers_end(cm_engine *engine)
+transfers_end(cm_engine *engine, uint64_t most_ns)
 {
     uint64_t start = cm_now_ns();
     while (cm_engine_count_pending(engine) > 0) {
         uint64_t elapsed = cm_now_ns() - start;
-        if (elapsed >= CM_SIGNAL_SLICE_NS) {
+        if (elapsed >= most_ns) {
             return false;
         }
         cm_nap_after(elapsed);
@@ -40,7 +39,7 @@ wait_for_transfers(const cm_state *state)
     bool done = false;
     while (!done && state->engine != NULL) {
         Py_BEGIN_ALLOW_THREADS
-        done = transfers_end(state->engine);
+        done = transfers_end(state->engine, CM_SIGNAL_SLICE_NS);
         Py_END_ALLOW_THREADS
         if (!done && PyErr_CheckSignals() < 0) {
             return -1;
@@ -187,21 +186,15 @@ check_no_exports(const cm_state *state)
     for (cm_list *node = state->storages.next; node != &state->storages;
          node = node->next) {
         const cm_storage *storage = CM_LIST_ENTRY(node, cm_storage, node);
-        if (cm_storage_count_exports(storage) > 0) {
-            PyErr_Format(PyExc_BufferError,
-                         "shutdown: a %s buffer of %llu bytes is exported; drop the "
-                         "arrays, memoryviews and tensors over it first",
-                         cm_kinds[storage->kind].text,
-                         (unsigned long long)storage->nbytes);
-            return -1;
-        }
-        if (storage->view_count > 0 && storage->nbytes > 0) {
-            PyErr_Format(PyExc_BufferError,
-                         "shutdown: a %s buffer of %llu bytes went through the buffer "
-                         "protocol, so that others may still use its memory (as "
-                         "torch.frombuffer does); drop it first",
-                         cm_kinds[storage->kind].text,
-                         (unsigned long long)storage->nbytes);
+        bool exported = cm_storage_count_exports(storage) > 0;
+        if (exported || (storage->view_count > 0 && storage->nbytes > 0)) {
+            PyErr_Format(
+                PyExc_BufferError, "shutdown: a %s buffer of %llu bytes %s",
+                cm_kinds[storage->kind].text, (unsigned long long)storage->nbytes,
+                exported ? "is exported; drop the arrays, memoryviews and tensors over "
+                           "it first"
+                         : "went through the buffer protocol, so that others may still "
+                           "use its memory (as torch.frombuffer does); drop it first");
             return -1;
         }
     }
@@ -429,17 +422,6 @@ shutdown(PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyObject *kw
 
 /* -- at exit ---------------------------------------------------------------------------- */
 
-/* Daemon threads may start new ones for ever: at most a second. */
-static void
-finish_transfers(cm_engine *engine)
-{
-    struct timespec nap = {.tv_sec = 0, .tv_nsec = 200 * 1000};
-    uint64_t deadline_ns = cm_now_ns() + UINT64_C(1000000000);
-    while (cm_engine_count_pending(engine) > 0 && cm_now_ns() < deadline_ns) {
-        (void)nanosleep(&nap, NULL);
-    }
-}
-
 /* Waits for transfers and, unless daemon threads may be using them, joins the workers;
  * frees nothing (the system does). */
 static PyObject *
@@ -454,20 +436,16 @@ at_exit(PyObject *module, PyObject *others_run)
         Py_RETURN_NONE;
     }
     cm_status status = cm_ok();
-    if (!shared) {
-        state->engine = NULL;
-    }
+    state->engine = shared ? engine : NULL;
     Py_BEGIN_ALLOW_THREADS
-    if (shared) {
-        finish_transfers(engine);
+    if (shared) { /* daemon threads may start new ones for ever: at most a second */
+        (void)transfers_end(engine, UINT64_C(1000000000));
     }
     else {
         status = cm_engine_close(engine);
     }
     Py_END_ALLOW_THREADS
-    if (!cm_is_ok(status)) {
-        cm_py_report(state, status, NULL);
-    }
+    cm_py_report(state, status, NULL);
     cm_state_drop_deferred(state);
     Py_RETURN_NONE;
 }

@@ -438,7 +438,7 @@ fill_storage(cm_storage *storage, cm_pool *pool, uint64_t nbytes, cm_stream *str
     return 0;
 }
 
-/* `axes` as for set_strides(); NULL: C order. */
+/* `axes` as for set_strides(). */
 static PyObject *
 allocate_from(cm_state *state, cm_pool *pool, PyObject *dtype, int ndim,
               const int64_t *shape, const int *axes, cm_stream *stream)
@@ -459,12 +459,7 @@ allocate_from(cm_state *state, cm_pool *pool, PyObject *dtype, int ndim,
     for (int i = 0; i < ndim; i++) {
         extents[i] = shape[i];
     }
-    if (axes != NULL) {
-        set_strides(ndim, itemsize, shape, axes, extents + ndim);
-    }
-    else {
-        cm_buffer_set_c_strides(ndim, itemsize, shape, extents + ndim);
-    }
+    set_strides(ndim, itemsize, shape, axes, extents + ndim);
     if (CM_UNLIKELY(fill_storage(&root->storage, pool, nbytes, stream) < 0)) {
         Py_DECREF((PyObject *)root);
         return NULL;
@@ -477,6 +472,9 @@ allocate(cm_state *state, cm_pool_object *wanted, cm_kind kind, unsigned flags,
          int device, PyObject *dtype, int ndim, const int64_t *shape, const int *axes,
          cm_stream *stream)
 {
+    if (cm_kind_is_pageable(kind)) {
+        return allocate_pageable(state, dtype, ndim, shape, axes);
+    }
     cm_pool *pool = cm_pool_choose(state, wanted, kind, flags, device);
     if (pool == NULL) {
         return NULL;
@@ -492,17 +490,8 @@ cm_buffer_allocate(cm_state *state, cm_pool_object *pool, cm_kind kind, unsigned
                    char order, cm_stream *stream)
 {
     int axes[CM_MAX_NDIM];
-    if (cm_kind_is_pageable(kind)) {
-        set_order(ndim, order, axes);
-        return allocate_pageable(state, dtype, ndim, shape, axes);
-    }
-    const int *given = NULL;
-    if (order == 'F' && ndim > 1) {
-        set_order(ndim, order, axes);
-        given = axes;
-    }
-    return allocate(state, pool, kind, flags, device, dtype, ndim, shape, given,
-                    stream);
+    set_order(ndim, order, axes);
+    return allocate(state, pool, kind, flags, device, dtype, ndim, shape, axes, stream);
 }
 
 PyObject *
@@ -521,9 +510,6 @@ cm_buffer_allocate_like(cm_state *state, cm_pool_object *pool, cm_kind kind,
     }
     else {
         set_order(like->ndim, order, axes);
-    }
-    if (cm_kind_is_pageable(kind)) {
-        return allocate_pageable(state, dtype, like->ndim, like->shape, axes);
     }
     return allocate(state, pool, kind, flags, device, dtype, like->ndim, like->shape,
                     axes, stream);

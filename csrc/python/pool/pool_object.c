@@ -189,90 +189,55 @@ cm_pool_object_check(const cm_pool_object *self, cm_kind kind, unsigned flags,
 
 /* -- all of them -------------------------------------------------------------------- */
 
-typedef struct collection {
-    cm_pool_entry *entries;
-    size_t count;
-    size_t room;
-} collection;
-
-static int
-add(collection *all, cm_pool *pool, uint64_t number)
-{
-    if (all->count == all->room) {
-        size_t room = all->room == 0 ? 16 : all->room * 2;
-        cm_pool_entry *entries = realloc(all->entries, room * sizeof(*entries));
-        if (entries == NULL) {
-            return -1;
-        }
-        all->entries = entries;
-        all->room = room;
-    }
-    all->entries[all->count++] = (cm_pool_entry){cm_pool_hold(pool), number};
-    return 0;
-}
-
 static bool
-has(const collection *all, const cm_pool *pool)
+has(const cm_pool_entry *entries, size_t count, const cm_pool *pool)
 {
-    for (size_t i = all->count; i > 0; i--) { /* the last found is the likeliest */
-        if (all->entries[i - 1].pool == pool) {
-            return true;
-        }
+    while (count > 0 && entries[count - 1].pool != pool) { /* the last is the likeliest
+                                                            */
+        count--;
     }
-    return false;
+    return count > 0;
 }
 
-/* Default pools, then those of objects, in the order in which they were made. */
-static int
-add_known(cm_state *state, collection *all)
-{
-    for (int i = 0; i < CM_POOL_SLOT_COUNT; i++) {
-        if (state->pools[i] != NULL && add(all, state->pools[i], 0) < 0) {
-            return -1;
-        }
-    }
-    for (cm_list *n = state->pool_objects.next; n != &state->pool_objects;
-         n = n->next) {
-        cm_pool_object *object = CM_LIST_ENTRY(n, cm_pool_object, node);
-        if (object->number != 0 && add(all, object->pool, object->number) < 0) {
-            return -1;
-        }
-    }
-    return 0;
-}
-
-/* Pools that were closed or dropped and still keep a live block. */
-static int
-add_dropped(cm_state *state, collection *all)
-{
-    size_t known = all->count;
-    for (cm_list *n = state->storages.next; n != &state->storages; n = n->next) {
-        cm_storage *storage = CM_LIST_ENTRY(n, cm_storage, node);
-        if (storage->pool != NULL && !has(all, storage->pool)
-            && add(all, storage->pool, UINT64_MAX) < 0) {
-            return -1;
-        }
-    }
-    state->pools_were_dropped = all->count > known;
-    return 0;
-}
-
+/* Default pools, those of objects in the order in which they were made, and those that
+ * were closed or dropped and still keep a live block. */
 int
 cm_pools_take_all(cm_state *state, cm_pool_entry **out, size_t *count)
 {
-    collection all = {0};
-    int result = add_known(state, &all);
-    if (result == 0 && state->pools_were_dropped) {
-        result = add_dropped(state, &all);
-    }
-    cm_state_enter(state);
-    if (result < 0) {
-        cm_pools_give_all(state, all.entries, all.count);
+    bool looks = state->pools_were_dropped;
+    size_t most = CM_POOL_SLOT_COUNT + cm_list_count(&state->pool_objects)
+                  + (looks ? cm_list_count(&state->storages) : 0);
+    cm_pool_entry *entries = malloc(most * sizeof(*entries));
+    if (entries == NULL) {
         PyErr_NoMemory();
         return -1;
     }
-    *out = all.entries;
-    *count = all.count;
+    size_t found = 0;
+    for (int i = 0; i < CM_POOL_SLOT_COUNT; i++) {
+        if (state->pools[i] != NULL) {
+            entries[found++] = (cm_pool_entry){cm_pool_hold(state->pools[i]), 0};
+        }
+    }
+    const cm_list *objects = &state->pool_objects;
+    for (const cm_list *n = objects->next; n != objects; n = n->next) {
+        const cm_pool_object *object = CM_LIST_ENTRY(n, cm_pool_object, node);
+        if (object->number != 0) {
+            entries[found++] =
+                (cm_pool_entry){cm_pool_hold(object->pool), object->number};
+        }
+    }
+    size_t known = found;
+    const cm_list *storages = &state->storages;
+    for (const cm_list *n = storages->next; looks && n != storages; n = n->next) {
+        cm_pool *pool = CM_LIST_ENTRY(n, cm_storage, node)->pool;
+        if (pool != NULL && !has(entries, found, pool)) {
+            entries[found++] = (cm_pool_entry){cm_pool_hold(pool), UINT64_MAX};
+        }
+    }
+    state->pools_were_dropped = found > known;
+    cm_state_enter(state);
+    *out = entries;
+    *count = found;
     return 0;
 }
 
