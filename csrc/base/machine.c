@@ -4,6 +4,7 @@
 #include <ctype.h>
 #include <errno.h>
 #include <limits.h>
+#include <mntent.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -104,25 +105,18 @@ parse_list(const char *text, cm_cpus *out)
 
 /* What one line of mountinfo says. */
 typedef struct mount {
-    const char *root; /* which group of the hierarchy is mounted */
-    const char *point;
-    const char *type;
-    const char *options; /* of the file system: the controllers are among them */
+    char root[PATH_MAX]; /* which group of the hierarchy is mounted */
+    char point[PATH_MAX];
+    char type[32];
+    char options[PATH_MAX]; /* of the file system: the controllers are among them */
 } mount;
 
 /* True when `name` is one of the words between commas. */
 static bool
-has_word(const char *words, const char *name)
+has_word(char *words, const char *name)
 {
-    size_t length = strlen(name);
-    for (const char *at = words; at != NULL; at = strchr(at, ',')) {
-        at += *at == ',' ? 1 : 0;
-        if (strncmp(at, name, length) == 0
-            && (at[length] == ',' || at[length] == '\0')) {
-            return true;
-        }
-    }
-    return false;
+    const struct mntent as_options = {.mnt_opts = words};
+    return hasmntopt(&as_options, name) != NULL;
 }
 
 /* Undo \040 and the like in place. */
@@ -149,20 +143,12 @@ parse_mount(char *line, mount *out)
         return false;
     }
     *tail = '\0';
-    tail += 3;
-    for (int i = 0; i < 3; i++) {
-        (void)strsep(&line, " ");
-    }
-    char *root = strsep(&line, " ");
-    char *point = strsep(&line, " ");
-    char *type = strsep(&tail, " ");
-    (void)strsep(&tail, " ");
-    if (point == NULL || tail == NULL) {
+    if (sscanf(line, "%*s %*s %*s %4095s %4095s", out->root, out->point) != 2
+        || sscanf(tail + 3, "%31s %*s %4095s", out->type, out->options) != 2) {
         return false;
     }
-    unescape(root);
-    unescape(point);
-    *out = (mount){root, point, type, tail};
+    unescape(out->root);
+    unescape(out->point);
     return true;
 }
 
@@ -173,7 +159,7 @@ find_own(char *text, const char *controller, bool v2)
 {
     for (char *line; (line = strsep(&text, "\n")) != NULL;) {
         (void)strsep(&line, ":");
-        const char *controllers = strsep(&line, ":");
+        char *controllers = strsep(&line, ":");
         if (line != NULL /* the rest is the path */
             && (v2 ? *controllers == '\0' : has_word(controllers, controller))) {
             return line;
@@ -196,7 +182,7 @@ path_inside(const char *own, const mount *m)
 }
 
 static bool
-is_of(const mount *m, const char *controller, bool v2)
+is_of(mount *m, const char *controller, bool v2)
 {
     return v2 ? strcmp(m->type, "cgroup2") == 0
               : strcmp(m->type, "cgroup") == 0 && has_word(m->options, controller);
@@ -216,26 +202,25 @@ visit_hierarchy(const char *root, const char *controller, bool v2, visit_group *
     char *mounts = load(root, "/proc/self/mountinfo");
     const char *own = groups == NULL ? NULL : find_own(groups, controller, v2);
     const char *inside = NULL;
-    const char *point = NULL;
+    char folder[2 * PATH_MAX] = "";
+    size_t top = 0; /* so much of it is the mount point */
     char *rest = own == NULL ? NULL : mounts;
     for (char *line; inside == NULL && (line = strsep(&rest, "\n")) != NULL;) {
         mount m;
         if (parse_mount(line, &m) && is_of(&m, controller, v2)) {
-            point = m.point;
             inside = path_inside(own, &m);
+            top = strlen(m.point);
+            (void)snprintf(folder, sizeof(folder), "%s%s", m.point,
+                           inside == NULL ? "" : inside);
         }
     }
-    char *folder = NULL;
-    if (point != NULL
-        && asprintf(&folder, "%s%s", point, inside == NULL ? "" : inside) >= 0) {
-        char *slash;
+    while (top != 0) {
         visit(root, folder, v2, context);
-        while (strlen(folder) > strlen(point)
-               && (slash = strrchr(folder, '/')) != NULL) {
-            *slash = '\0';
-            visit(root, folder, v2, context);
+        char *slash = strlen(folder) > top ? strrchr(folder, '/') : NULL;
+        if (slash == NULL) {
+            break;
         }
-        free(folder);
+        *slash = '\0';
     }
     free(groups);
     free(mounts);

@@ -38,57 +38,35 @@ can_pick(void)
 #    define ZIP_8(a, b, low)                                                           \
         ((low) ? _mm_unpacklo_epi64(a, b) : _mm_unpackhi_epi64(a, b))
 
-__attribute__((target("avx512f"))) static void
-copy_lines_avx512(char *dst, const char *src, size_t line_count)
-{
-    for (size_t i = 0; i < line_count; i++) {
-        _mm512_stream_si512((__m512i *)(void *)dst, _mm512_loadu_si512(src));
-        dst += LINE_NBYTES;
-        src += LINE_NBYTES;
-    }
-    _mm_sfence();
-}
-
-__attribute__((target("avx2"))) static void
-copy_lines_avx2(char *dst, const char *src, size_t line_count)
-{
-    for (size_t i = 0; i < line_count; i++) {
-        const __m256i *from = (const __m256i *)(const void *)src;
-        __m256i *to = (__m256i *)(void *)dst;
-        __m256i low = _mm256_loadu_si256(from);
-        __m256i high = _mm256_loadu_si256(from + 1);
-        _mm256_stream_si256(to, low);
-        _mm256_stream_si256(to + 1, high);
-        dst += LINE_NBYTES;
-        src += LINE_NBYTES;
-    }
-    _mm_sfence();
-}
-
-static void
-copy_lines_sse2(char *dst, const char *src, size_t line_count)
-{
-    for (size_t i = 0; i < line_count; i++) {
-        const __m128i *from = (const __m128i *)(const void *)src;
-        __m128i *to = (__m128i *)(void *)dst;
-        __m128i a = _mm_loadu_si128(from);
-        __m128i b = _mm_loadu_si128(from + 1);
-        __m128i c = _mm_loadu_si128(from + 2);
-        __m128i d = _mm_loadu_si128(from + 3);
-        _mm_stream_si128(to, a);
-        _mm_stream_si128(to + 1, b);
-        _mm_stream_si128(to + 2, c);
-        _mm_stream_si128(to + 3, d);
-        dst += LINE_NBYTES;
-        src += LINE_NBYTES;
-    }
-    _mm_sfence();
-}
+#    define DEFINE_LINES(isa, type, load, stream)                                      \
+        __attribute__((target(#isa))) static void copy_lines_##isa(                    \
+            char *dst, const char *src, size_t line_count)                             \
+        {                                                                              \
+            enum { COUNT = LINE_NBYTES / sizeof(type) };                               \
+            const type *from = (const type *)(const void *)src;                        \
+            type *to = (type *)(void *)dst;                                            \
+            for (size_t i = 0; i < line_count; i++, from += COUNT, to += COUNT) {      \
+                type line[COUNT];                                                      \
+                _Pragma("GCC unroll 4") for (int k = 0; k < COUNT; k++)                \
+                {                                                                      \
+                    line[k] = load(from + k);                                          \
+                }                                                                      \
+                _Pragma("GCC unroll 4") for (int k = 0; k < COUNT; k++)                \
+                {                                                                      \
+                    stream(to + k, line[k]);                                           \
+                }                                                                      \
+            }                                                                          \
+            _mm_sfence();                                                              \
+        }
+DEFINE_LINES(avx512f, __m512i, _mm512_loadu_si512, _mm512_stream_si512)
+DEFINE_LINES(avx2, __m256i, _mm256_loadu_si256, _mm256_stream_si256)
+DEFINE_LINES(sse2, __m128i, _mm_loadu_si128, _mm_stream_si128)
+#    undef DEFINE_LINES
 
 static copy_lines
 choose_lines(void)
 {
-    return __builtin_cpu_supports("avx512f") ? copy_lines_avx512
+    return __builtin_cpu_supports("avx512f") ? copy_lines_avx512f
            : __builtin_cpu_supports("avx2")  ? copy_lines_avx2
                                              : copy_lines_sse2;
 }
@@ -145,19 +123,7 @@ choose_lines(void)
 }
 
 #else
-
-static void
-copy_lines_plain(char *dst, const char *src, size_t line_count)
-{
-    memcpy(dst, src, line_count * LINE_NBYTES);
-}
-
-static copy_lines
-choose_lines(void)
-{
-    return copy_lines_plain;
-}
-
+#    error "cumem needs x86-64 or aarch64, as CUDA does"
 #endif
 
 /* -- long runs ------------------------------------------------------------------------------ */
@@ -181,8 +147,6 @@ cm_wide_copy(void *dst, const void *src, size_t nbytes)
 
 /* -- elements apart, rows into columns ------------------------------------------------------- */
 
-#ifdef PICK_TARGET
-
 static inline vector
 load(const void *from)
 {
@@ -202,31 +166,31 @@ store(char *to, vector bytes)
 enum { AHEAD_NBYTES = 1024 };
 
 /* With a constant number of loads the masks stay in registers. */
-#    define DEFINE_PICK(loads)                                                         \
-        PICK_TARGET static void pick_##loads(const cm_pick *pick, char *to,            \
-                                             const char *from, int64_t count)          \
-        {                                                                              \
-            vector masks[loads];                                                       \
-            int64_t far = pick->step < 0 ? -AHEAD_NBYTES : AHEAD_NBYTES;               \
-            int64_t from_step = pick->step * pick->item_count;                         \
-            int64_t to_step = pick->itemsize * pick->item_count;                       \
-            for (int i = 0; i < (loads); i++) {                                        \
-                masks[i] = load(pick->masks[i]);                                       \
+#define DEFINE_PICK(loads)                                                             \
+    PICK_TARGET static void pick_##loads(const cm_pick *pick, char *to,                \
+                                         const char *from, int64_t count)              \
+    {                                                                                  \
+        vector masks[loads];                                                           \
+        int64_t far = pick->step < 0 ? -AHEAD_NBYTES : AHEAD_NBYTES;                   \
+        int64_t from_step = pick->step * pick->item_count;                             \
+        int64_t to_step = pick->itemsize * pick->item_count;                           \
+        for (int i = 0; i < (loads); i++) {                                            \
+            masks[i] = load(pick->masks[i]);                                           \
+        }                                                                              \
+        for (int64_t k = 0; k < count; k++) {                                          \
+            vector all = pick_bytes(load(from), masks[0]);                             \
+            for (int i = 1; i < (loads); i++) {                                        \
+                const char *next = from + (ptrdiff_t)i * VECTOR_NBYTES;                \
+                all |= pick_bytes(load(next), masks[i]);                               \
             }                                                                          \
-            for (int64_t k = 0; k < count; k++) {                                      \
-                vector all = pick_bytes(load(from), masks[0]);                         \
-                for (int i = 1; i < (loads); i++) {                                    \
-                    const char *next = from + (ptrdiff_t)i * VECTOR_NBYTES;            \
-                    all |= pick_bytes(load(next), masks[i]);                           \
-                }                                                                      \
-                for (int i = 0; i < (loads) * VECTOR_NBYTES; i += LINE_NBYTES) {       \
-                    __builtin_prefetch(from + far + i);                                \
-                }                                                                      \
-                store(to, all);                                                        \
-                from += from_step;                                                     \
-                to += to_step;                                                         \
+            for (int i = 0; i < (loads) * VECTOR_NBYTES; i += LINE_NBYTES) {           \
+                __builtin_prefetch(from + far + i);                                    \
             }                                                                          \
-        }
+            store(to, all);                                                            \
+            from += from_step;                                                         \
+            to += to_step;                                                             \
+        }                                                                              \
+    }
 DEFINE_PICK(1)
 DEFINE_PICK(2)
 DEFINE_PICK(3)
@@ -235,74 +199,46 @@ DEFINE_PICK(5)
 DEFINE_PICK(6)
 DEFINE_PICK(7)
 DEFINE_PICK(8)
-#    undef DEFINE_PICK
-
-static void
-pick_vectors(const cm_pick *pick, char *to, const char *from, int64_t count)
-{
-    static void (*const picks[])(const cm_pick *, char *, const char *, int64_t) = {
-        pick_1, pick_2, pick_3, pick_4, pick_5, pick_6, pick_7, pick_8,
-    };
-    picks[pick->task_count - 1](pick, to, from, count);
-}
+#undef DEFINE_PICK
 
 /* Squares of as many rows as a vector has elements. Row i zipped with row i plus a half
  * of them, again and again, is a transposition: each turn moves one bit of an element's
  * row number to its place in the vector. */
-#    define DEFINE_TRANSPOSE(size)                                                     \
-        static void transpose_##size(char *dst, int64_t stride, const char *src)       \
-        {                                                                              \
-            enum { SIDE = VECTOR_NBYTES / (size), HALF = SIDE / 2 };                   \
-            for (int column = 0; column < CM_TRANSPOSE_ROW_NBYTES;                     \
-                 column += VECTOR_NBYTES) {                                            \
-                for (int row = 0; row < CM_TRANSPOSE_ROWS; row += SIDE) {              \
-                    vector rows[SIDE];                                                 \
-                    vector zipped[SIDE];                                               \
-                    const char *from = src + row * CM_TRANSPOSE_ROW_NBYTES + column;   \
-                    char *to = dst + column / (size) * stride + row * (size);          \
-                    for (int i = 0; i < SIDE; i++) {                                   \
-                        rows[i] = load(from + (ptrdiff_t)i * CM_TRANSPOSE_ROW_NBYTES); \
-                    }                                                                  \
-                    for (int turn = 1; turn < SIDE; turn *= 2) {                       \
-                        for (int i = 0; i < HALF; i++) {                               \
-                            zipped[2 * i] = ZIP_##size(rows[i], rows[i + HALF], true); \
-                            zipped[2 * i + 1] =                                        \
-                                ZIP_##size(rows[i], rows[i + HALF], false);            \
-                        }                                                              \
-                        for (int i = 0; i < SIDE; i++) {                               \
-                            rows[i] = zipped[i];                                       \
-                        }                                                              \
+#define DEFINE_TRANSPOSE(size)                                                         \
+    static void transpose_##size(char *dst, int64_t stride, const char *src)           \
+    {                                                                                  \
+        enum { SIDE = VECTOR_NBYTES / (size), HALF = SIDE / 2 };                       \
+        for (int column = 0; column < CM_TRANSPOSE_ROW_NBYTES;                         \
+             column += VECTOR_NBYTES) {                                                \
+            for (int row = 0; row < CM_TRANSPOSE_ROWS; row += SIDE) {                  \
+                vector rows[SIDE];                                                     \
+                vector zipped[SIDE];                                                   \
+                const char *from = src + row * CM_TRANSPOSE_ROW_NBYTES + column;       \
+                char *to = dst + column / (size) * stride + row * (size);              \
+                for (int i = 0; i < SIDE; i++) {                                       \
+                    rows[i] = load(from + (ptrdiff_t)i * CM_TRANSPOSE_ROW_NBYTES);     \
+                }                                                                      \
+                for (int turn = 1; turn < SIDE; turn *= 2) {                           \
+                    for (int i = 0; i < HALF; i++) {                                   \
+                        zipped[2 * i] = ZIP_##size(rows[i], rows[i + HALF], true);     \
+                        zipped[2 * i + 1] =                                            \
+                            ZIP_##size(rows[i], rows[i + HALF], false);                \
                     }                                                                  \
                     for (int i = 0; i < SIDE; i++) {                                   \
-                        store(to + i * stride, rows[i]);                               \
+                        rows[i] = zipped[i];                                           \
                     }                                                                  \
                 }                                                                      \
+                for (int i = 0; i < SIDE; i++) {                                       \
+                    store(to + i * stride, rows[i]);                                   \
+                }                                                                      \
             }                                                                          \
-        }
+        }                                                                              \
+    }
 DEFINE_TRANSPOSE(1)
 DEFINE_TRANSPOSE(2)
 DEFINE_TRANSPOSE(4)
 DEFINE_TRANSPOSE(8)
-#    undef DEFINE_TRANSPOSE
-
-#else
-
-static bool
-can_pick(void)
-{
-    return false;
-}
-
-static void
-pick_vectors(const cm_pick *pick, char *to, const char *from, int64_t count)
-{
-    (void)pick;
-    (void)to;
-    (void)from;
-    (void)count;
-}
-
-#endif
+#undef DEFINE_TRANSPOSE
 
 bool
 cm_pick_init(cm_pick *pick, size_t itemsize, int64_t step)
@@ -337,6 +273,9 @@ cm_pick_init(cm_pick *pick, size_t itemsize, int64_t step)
 int64_t
 cm_pick_copy(const cm_pick *pick, void *dst, const void *src, int64_t count)
 {
+    static void (*const picks[])(const cm_pick *, char *, const char *, int64_t) = {
+        pick_1, pick_2, pick_3, pick_4, pick_5, pick_6, pick_7, pick_8,
+    };
     int64_t distance = llabs(pick->step);
     /* Each vector is read and written whole, and must lie within the elements. */
     int64_t readable = (count - 1) * distance + pick->itemsize
@@ -348,7 +287,7 @@ cm_pick_copy(const cm_pick *pick, void *dst, const void *src, int64_t count)
     int64_t reads = readable / (distance * pick->item_count) + 1;
     int64_t writes = writable / (pick->itemsize * pick->item_count) + 1;
     int64_t vectors = reads < writes ? reads : writes;
-    pick_vectors(pick, dst, (const char *)src + pick->lead, vectors);
+    picks[pick->task_count - 1](pick, dst, (const char *)src + pick->lead, vectors);
     return vectors * pick->item_count;
 }
 
@@ -356,7 +295,6 @@ bool
 cm_transpose(void *dst, int64_t stride, const void *src, size_t itemsize)
 {
     switch (itemsize) {
-#ifdef PICK_TARGET
     case 1:
         transpose_1(dst, stride, src);
         return true;
@@ -369,11 +307,7 @@ cm_transpose(void *dst, int64_t stride, const void *src, size_t itemsize)
     case 8:
         transpose_8(dst, stride, src);
         return true;
-#endif
     default:
-        (void)dst;
-        (void)stride;
-        (void)src;
         return false;
     }
 }
