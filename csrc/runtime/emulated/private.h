@@ -54,9 +54,7 @@ typedef struct cm_emulated_streams {
     uint64_t next_id;
     uint64_t next_event;
     uint64_t next_number; /* of a piece of work, or a capture */
-    uint64_t queued;      /* marks included */
     uint64_t queued_jobs;
-    uint32_t capturing;
 } cm_emulated_streams;
 
 /* -- memory ------------------------------------------------------------------------------ */
@@ -172,8 +170,8 @@ bool cm_emulated_is_forbidden(const cm_emulated *emulated,
                               const cm_emulated_thread *thread);
 
 void cm_emulated_streams_init(cm_emulated *emulated);
-/* Opens every gate, waits for all work, joins the threads. Called without the lock,
- * when nobody calls any more. */
+/* Opens every gate, waits for all work and the ends of the threads. Called without the
+ * lock, when nobody calls any more. */
 void cm_emulated_streams_fini(cm_emulated *emulated);
 
 /* Queue a copy of the job, a struct of `nbytes` (dropped on failure too); with `wait`

@@ -25,10 +25,11 @@ typedef struct cm_emulated_item {
     cm_list node;  /* in queue->items until it is done */
     unsigned refs; /* its queue, events, the host's waits, items that wait for it */
     bool done;
-    uint64_t number;      /* those that were queued before it have lower ones */
-    uint64_t end_ns;      /* valid once done */
-    cm_emulated_job *job; /* owned; NULL: a mark */
+    uint64_t number; /* those that were queued before it have lower ones */
+    uint64_t end_ns; /* valid once done */
     struct cm_emulated_item *after; /* held: what a mere wait is for; else NULL */
+    cm_emulated_job *job;           /* at `bytes`; NULL: a mark, or dropped */
+    max_align_t bytes[];
 } cm_emulated_item;
 
 typedef struct cm_stream_thread {
@@ -41,14 +42,12 @@ typedef struct cm_stream_thread {
     unsigned flags;
     int priority;
     bool is_shut;
-    bool is_closed;   /* no more work will come */
-    bool is_finished; /* its thread is about to end; may be joined */
+    bool is_closed;   /* no more work will come; goes with its thread, after the last */
     uint64_t capture; /* number of the capture under way; 0: none */
     const cm_emulated_thread *capturer;
     const cm_emulated_thread *owner; /* whose per-thread stream it is; else NULL */
     cm_list items;
     cm_cond work;
-    cm_thread thread;
     uint64_t random; /* used by its own thread alone */
 } cm_stream_thread;
 
@@ -66,11 +65,10 @@ typedef struct event {
 } event;
 
 #define EACH_QUEUE(emulated, queue)                                                    \
-    cm_stream_thread *queue = FIRST_QUEUE(emulated);                                   \
+    cm_stream_thread *queue =                                                          \
+        CM_LIST_ENTRY((emulated)->streams.queues.next, cm_stream_thread, node);        \
     &queue->node != &(emulated)->streams.queues;                                       \
     queue = CM_LIST_ENTRY(queue->node.next, cm_stream_thread, node)
-#define FIRST_QUEUE(emulated)                                                          \
-    CM_LIST_ENTRY((emulated)->streams.queues.next, cm_stream_thread, node)
 
 #define ITEM(at) CM_LIST_ENTRY(at, cm_emulated_item, node)
 
@@ -197,7 +195,6 @@ run_item(cm_stream_thread *queue, cm_emulated_item *item)
             emulated->streams.faults[queue->device] = code;
         }
         job_drop(item->job);
-        free(item->job);
         item->job = NULL;
         emulated->streams.queued_jobs--;
     }
@@ -206,7 +203,6 @@ run_item(cm_stream_thread *queue, cm_emulated_item *item)
     cm_list_remove(&item->node);
     item->end_ns = cm_now_ns();
     item->done = true;
-    emulated->streams.queued--;
     item_release(item);
     cm_cond_signal_all(&emulated->changed);
 }
@@ -221,7 +217,10 @@ queue_main(void *arg)
     while ((item = next_item(queue)) != NULL) {
         run_item(queue, item);
     }
-    queue->is_finished = true;
+    cm_list_remove(&queue->node);
+    cm_cond_signal_all(&emulated->changed);
+    cm_cond_fini(&queue->work);
+    free(queue);
     cm_mutex_unlock(&emulated->lock);
     return NULL;
 }
@@ -242,11 +241,13 @@ queue_open(cm_emulated *emulated, cm_stream_thread_kind kind, int device,
         (emulated->config.seed ^ (queue->id * UINT64_C(0x9E3779B97F4A7C15))) | 1u;
     cm_list_init(&queue->items);
     cm_cond_init(&queue->work);
-    if (!cm_is_ok(cm_thread_start(&queue->thread, queue_main, queue))) {
+    cm_thread thread;
+    if (!cm_is_ok(cm_thread_start(&thread, queue_main, queue))) {
         cm_cond_fini(&queue->work);
         free(queue);
         return CM_CUDA_OUT_OF_MEMORY;
     }
+    (void)pthread_detach(thread);
     cm_list_push_back(&emulated->streams.queues, &queue->node);
     *out = queue;
     return 0;
@@ -256,10 +257,7 @@ static void
 queue_close(cm_stream_thread *queue)
 {
     cm_emulated_streams *streams = &queue->emulated->streams;
-    if (queue->capture != 0) {
-        queue->capture = 0;
-        streams->capturing--;
-    }
+    queue->capture = 0;
     if (queue->kind == CM_QUEUE_USER && !queue->is_closed) {
         (void)cm_emulated_table_remove(&streams->by_handle, queue->handle);
         streams->reused_handle = queue->handle;
@@ -267,30 +265,6 @@ queue_close(cm_stream_thread *queue)
     queue->is_shut = false;
     queue->is_closed = true;
     cm_cond_signal_all(&queue->work);
-}
-
-/* Join and free a queue that has ended, or is about to. */
-static void
-queue_free(cm_stream_thread *queue)
-{
-    cm_list_remove(&queue->node);
-    cm_thread_join(queue->thread);
-    cm_cond_fini(&queue->work);
-    free(queue);
-}
-
-/* Join and free the queues that have ended; their threads need no lock any more. */
-static void
-reap(cm_emulated *emulated)
-{
-    cm_list *queues = &emulated->streams.queues;
-    for (cm_list *n = queues->next, *next; n != queues; n = next) {
-        cm_stream_thread *queue = CM_LIST_ENTRY(n, cm_stream_thread, node);
-        next = n->next;
-        if (queue->is_finished) {
-            queue_free(queue);
-        }
-    }
 }
 
 /* The device's queue of the kind, which `owner` has to itself unless that is NULL;
@@ -326,26 +300,25 @@ queue_find(cm_runtime *rt, uint64_t stream, cm_stream_thread **out)
                : default_find(emulated, CM_QUEUE_LEGACY, self->device, NULL, out);
 }
 
-/* Queue `job` (owned on success) or a mark, which waits for `after` (may be NULL). *out
- * is held for the caller unless `out` is NULL. */
+/* Queue a copy of the job, a struct of `nbytes`, or (NULL) a mark, which waits for
+ * `after` unless that is NULL. *out is held for the caller unless `out` is NULL. */
 static int32_t
-queue_push(cm_stream_thread *queue, cm_emulated_job *job, cm_emulated_item *after,
-           cm_emulated_item **out)
+queue_push(cm_stream_thread *queue, const cm_emulated_job *job, size_t nbytes,
+           cm_emulated_item *after, cm_emulated_item **out)
 {
     cm_emulated *emulated = queue->emulated;
-    cm_emulated_item *item = calloc(1, sizeof(*item));
+    cm_emulated_item *item = calloc(1, sizeof(*item) + nbytes);
     if (item == NULL) {
         return CM_CUDA_OUT_OF_MEMORY;
     }
     item->refs = 1;
     item->number = emulated->streams.next_number++;
-    item->job = job;
+    item->job = job != NULL ? memcpy(item->bytes, job, nbytes) : NULL;
     item->after = after;
     if (after != NULL) {
         after->refs++;
     }
     cm_list_push_back(&queue->items, &item->node);
-    emulated->streams.queued++;
     emulated->streams.queued_jobs += job != NULL;
     if (out != NULL) {
         item->refs++;
@@ -362,11 +335,9 @@ check_capture(const cm_stream_thread *queue)
     if (queue->capture != 0) {
         return CM_CUDA_CAPTURE_UNSUPPORTED;
     }
-    if (queue->emulated->streams.capturing == 0 || queue->kind != CM_QUEUE_LEGACY) {
-        return 0;
-    }
     for (EACH_QUEUE(queue->emulated, other)) {
-        if (other->capture != 0 && must_follow(queue, other)) {
+        if (queue->kind == CM_QUEUE_LEGACY && other->capture != 0
+            && must_follow(queue, other)) {
             return CM_CUDA_CAPTURE_IMPLICIT;
         }
     }
@@ -380,7 +351,7 @@ queue_wait(cm_stream_thread *queue)
 {
     cm_emulated_item *item = ITEM(queue->items.prev);
     if (queue->kind == CM_QUEUE_LEGACY || queue->kind == CM_QUEUE_FENCE) {
-        CM_TRY_CODE(queue_push(queue, NULL, NULL, &item));
+        CM_TRY_CODE(queue_push(queue, NULL, 0, NULL, &item));
     }
     else if (queue_is_done(queue)) {
         return queue->emulated->streams.faults[queue->device];
@@ -396,22 +367,12 @@ static int32_t
 submit(cm_stream_thread *queue, const cm_emulated_job *job, size_t nbytes,
        cm_emulated_item **item)
 {
-    *item = NULL;
     CM_TRY_CODE(queue->emulated->streams.faults[queue->device]);
     if (queue->capture != 0) {
         return 0;
     }
     CM_TRY_CODE(check_capture(queue));
-    cm_emulated_job *copy = malloc(nbytes);
-    if (copy == NULL) {
-        return CM_CUDA_OUT_OF_MEMORY;
-    }
-    memcpy(copy, job, nbytes);
-    int32_t code = queue_push(queue, copy, NULL, item);
-    if (code != 0) {
-        free(copy);
-    }
-    return code;
+    return queue_push(queue, job, nbytes, NULL, item);
 }
 
 int32_t
@@ -468,7 +429,6 @@ cm_emulated_capture(cm_runtime *rt, uint64_t stream, bool on)
     if (on != (queue->capture != 0)) {
         queue->capture = on ? streams->next_number++ : 0;
         queue->capturer = on ? cm_emulated_self(rt) : NULL;
-        streams->capturing = on ? streams->capturing + 1 : streams->capturing - 1;
     }
     return 0;
 }
@@ -493,7 +453,6 @@ leave(cm_emulated *emulated, cm_emulated_thread *thread)
             queue_close(queue);
         }
     }
-    reap(emulated);
     return true;
 }
 
@@ -540,14 +499,15 @@ cm_emulated_self(cm_runtime *rt)
 bool
 cm_emulated_is_forbidden(const cm_emulated *emulated, const cm_emulated_thread *thread)
 {
-    if (thread->capture_mode == 0) {
-        return emulated->streams.capturing != 0;
-    }
-    bool is_own = false;
     for (EACH_QUEUE(emulated, queue)) {
-        is_own = is_own || (queue->capture != 0 && queue->capturer == thread);
+        if (queue->capture != 0
+            && (thread->capture_mode == 0
+                || (thread->capture_mode != CM_CAPTURE_RELAXED
+                    && queue->capturer == thread))) {
+            return true;
+        }
     }
-    return is_own && thread->capture_mode != CM_CAPTURE_RELAXED;
+    return false;
 }
 
 /* ---- streams --------------------------------------------------------------------------- */
@@ -588,14 +548,10 @@ cm_emulated_streams_fini(cm_emulated *emulated)
     for (int device = 0; device < CM_MAX_DEVICES; device++) {
         reset_events(emulated, device);
     }
-    /* Whoever has work looks at the others, so all end before one is freed. */
-    while (streams->queued != 0) {
+    while (!cm_list_is_empty(&streams->queues)) {
         cm_cond_wait(&emulated->changed, &emulated->lock);
     }
     cm_mutex_unlock(&emulated->lock);
-    while (!cm_list_is_empty(&streams->queues)) {
-        queue_free(FIRST_QUEUE(emulated));
-    }
     cm_emulated_table_fini(&streams->by_handle);
     cm_emulated_table_fini(&streams->events);
 }
@@ -626,7 +582,6 @@ cm_emulated_streams_reset(cm_emulated *emulated, int device)
     }
     reset_events(emulated, device);
     emulated->streams.faults[device] = 0;
-    reap(emulated);
 }
 
 int32_t
@@ -654,7 +609,6 @@ cm_emulated_op_stream_create(cm_runtime *rt, unsigned flags, int priority,
     if ((flags & ~(unsigned)CM_STREAM_NON_BLOCKING) != 0) {
         return CM_CUDA_INVALID_VALUE;
     }
-    reap(emulated);
     cm_stream_thread *queue;
     CM_TRY_CODE(
         queue_open(emulated, CM_QUEUE_USER, cm_emulated_self(rt)->device, &queue));
@@ -681,7 +635,6 @@ cm_emulated_op_stream_destroy(cm_runtime *rt, uint64_t stream)
         return CM_CUDA_INVALID_HANDLE;
     }
     queue_close(queue);
-    reap(emulated);
     return 0;
 }
 
@@ -814,7 +767,7 @@ record(cm_stream_thread *queue, event *each)
     if (queue->capture == 0) {
         CM_TRY_CODE(queue->emulated->streams.faults[queue->device]);
         CM_TRY_CODE(check_capture(queue));
-        CM_TRY_CODE(queue_push(queue, NULL, NULL, &item));
+        CM_TRY_CODE(queue_push(queue, NULL, 0, NULL, &item));
     }
     item_release(each->item);
     each->item = item;
@@ -871,7 +824,7 @@ cm_emulated_op_stream_wait_event(cm_runtime *rt, uint64_t stream, uint64_t handl
     CM_TRY_CODE(check_capture(queue));
     return each->item == NULL || each->item->done
                ? 0
-               : queue_push(queue, NULL, each->item, NULL);
+               : queue_push(queue, NULL, 0, each->item, NULL);
 }
 
 /* The event, if the host may ask about it now. */
