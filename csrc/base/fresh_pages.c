@@ -99,7 +99,6 @@ enum { SLICE = 8 << 20, MAX_THREADS = 16 };
 typedef struct work {
     const cm_populate *of; /* borrowed */
     _Atomic uint64_t next;
-    atomic_bool must_touch;
     atomic_bool has_failed;
 } work;
 
@@ -115,22 +114,19 @@ touch(char *start, uint64_t nbytes, uint64_t step)
  * of MADV_POPULATE_WRITE get in each other's way (benchmarks/driver_calls.py measures
  * both). Where pages are small this does little. */
 static bool
-populate_slice(work *w, char *start, uint64_t nbytes)
+populate_slice(const cm_populate *of, char *start, uint64_t nbytes)
 {
+    int error = EINVAL;
     touch(start, nbytes, CM_HUGE_PAGE_NBYTES);
-    while (!atomic_load(&w->must_touch)) {
-        if (madvise(start, nbytes, MADV_POPULATE_WRITE) == 0) {
-            return true;
-        }
-        if (errno == EINVAL) {
-            atomic_store(&w->must_touch, true); /* an older kernel */
-        }
-        else if (errno != EAGAIN && errno != EINTR) {
-            return false;
-        }
+    if (!of->can_not_populate) {
+        do {
+            error = madvise(start, nbytes, MADV_POPULATE_WRITE) == 0 ? 0 : errno;
+        } while (error == EAGAIN || error == EINTR);
     }
-    touch(start, nbytes, (uint64_t)sysconf(_SC_PAGESIZE));
-    return true;
+    if (error == EINVAL) { /* an older kernel */
+        touch(start, nbytes, (uint64_t)sysconf(_SC_PAGESIZE));
+    }
+    return error == 0 || error == EINVAL;
 }
 
 static void
@@ -142,11 +138,11 @@ populate_slices(work *w)
         if (at >= nbytes) {
             return;
         }
-        uint64_t length = nbytes - at < SLICE ? nbytes - at : SLICE;
+        uint64_t length = cm_least(nbytes - at, SLICE);
         if (w->of->from != NULL) {
             memcpy((char *)w->of->start + at, (const char *)w->of->from + at, length);
         }
-        else if (!populate_slice(w, (char *)w->of->start + at, length)) {
+        else if (!populate_slice(w->of, (char *)w->of->start + at, length)) {
             atomic_store(&w->has_failed, true);
         }
     }
@@ -170,15 +166,12 @@ choose_thread_count(const cm_populate *populate)
     if (populate->thread_count != 0) {
         return populate->thread_count;
     }
-    uint64_t count = populate->nbytes / NBYTES_PER_THREAD;
-    count = count < MAX_THREADS ? count : MAX_THREADS;
+    uint64_t count = cm_least(populate->nbytes / NBYTES_PER_THREAD, MAX_THREADS);
     if (count > 1) {
-        unsigned usable = cm_usable_cpu_count(populate->root);
-        count = usable < count ? usable : count;
+        count = cm_least(count, cm_usable_cpu_count(populate->root));
     }
     if (count > 1 && populate->cpus != NULL) {
-        unsigned of_node = cm_cpus_count(populate->cpus);
-        count = of_node < count ? of_node : count;
+        count = cm_least(count, cm_cpus_count(populate->cpus));
     }
     return count > 1 ? (unsigned)count : 1;
 }
@@ -191,7 +184,6 @@ cm_populate_run(const cm_populate *populate)
     unsigned wanted = choose_thread_count(populate) - (populate->only_helpers ? 0 : 1);
     work w = {.of = populate};
     atomic_init(&w.next, 0);
-    atomic_init(&w.must_touch, populate->can_not_populate);
     atomic_init(&w.has_failed, false);
     while (count < wanted && count < MAX_THREADS
            && cm_is_ok(cm_thread_start(&helpers[count], helper_run, &w))) {

@@ -157,8 +157,8 @@ range_insert(cm_emulated *emulated, cm_emulated_range *range)
 static void
 range_free(cm_emulated_range *range)
 {
-    cm_emulated_pages_unmap(&range->user);
-    cm_emulated_pages_unmap(&range->alias);
+    (void)munmap(range->user.base, range->user.nbytes); /* or there is none */
+    (void)munmap(range->alias.base, range->alias.nbytes);
     cm_emulated_table_fini(&range->mappings);
     free(range->resident);
     free(range->wished);
@@ -206,8 +206,8 @@ range_retire(cm_emulated *emulated, cm_emulated_range *range)
         memory->live_nbytes -= range->nbytes;
         *range->budget -= range->budget_nbytes;
     }
-    cm_emulated_pages_kill(&range->alias);
-    cm_emulated_pages_kill(&range->user);
+    cm_emulated_pages_kill(range->alias.base, range->alias.nbytes);
+    cm_emulated_pages_kill(range->user.base, range->user.nbytes);
     bury(memory, range);
 }
 
@@ -849,23 +849,16 @@ find_whole(const cm_emulated *emulated, cm_address address, uint64_t nbytes,
            && entries[out->end_mapping - 1].key == out->offset + nbytes;
 }
 
-/* Counted against the device's size until neither its handle nor a place is left. */
-static void
-count(cm_emulated_memory *memory, const physical_memory *physical, bool on)
-{
-    uint64_t nbytes = on ? physical->nbytes : 0 - physical->nbytes;
-    memory->used_nbytes[physical->device] += nbytes;
-    memory->live_nbytes += nbytes;
-    memory->physical_count += on ? 1 : UINT64_MAX;
-}
-
-/* Free it if neither a handle nor a place is left. */
+/* Free it if neither a handle nor a place is left; until then it counts against the
+ * device's size. */
 static void
 settle(cm_emulated_memory *memory, physical_memory *physical)
 {
     if (physical->is_released && physical->places == 0) {
-        cm_emulated_bytes_free(physical->bytes, physical->nbytes);
-        count(memory, physical, false);
+        (void)munmap(physical->bytes, physical->nbytes);
+        memory->used_nbytes[physical->device] -= physical->nbytes;
+        memory->live_nbytes -= physical->nbytes;
+        memory->physical_count--;
         free(physical);
     }
 }
@@ -906,14 +899,16 @@ cm_emulated_op_physical_create(cm_runtime *rt, uint64_t nbytes, int device,
     uint64_t handle = 0x50000000 + 8 * memory->next_physical;
     if (bytes == NULL || !cm_emulated_table_add(&memory->physicals, handle, physical)) {
         if (bytes != NULL) {
-            cm_emulated_bytes_free(bytes, nbytes);
+            (void)munmap(bytes, nbytes);
         }
         free(physical);
         return CM_CUDA_OUT_OF_MEMORY;
     }
     *physical = (physical_memory){.device = device, .nbytes = nbytes, .bytes = bytes};
     memory->next_physical++;
-    count(memory, physical, true);
+    memory->used_nbytes[device] += nbytes;
+    memory->live_nbytes += nbytes;
+    memory->physical_count++;
     *out = handle;
     return 0;
 }
@@ -1031,7 +1026,7 @@ unmap(cm_emulated *emulated, cm_emulated_range *range, uint64_t offset, uint64_t
         while (gone->pins != 0) {
             cm_cond_wait(&emulated->changed, &emulated->lock);
         }
-        cm_emulated_bytes_unmap(range->bytes + offset, gone->nbytes);
+        cm_emulated_pages_kill(range->bytes + offset, gone->nbytes);
         offset += gone->nbytes;
         (void)cm_emulated_table_remove(mappings, offset);
         memory->mapping_count--;

@@ -77,20 +77,10 @@ cm_emulated_pages_leave_out(void *start, uint64_t nbytes)
 }
 
 void
-cm_emulated_pages_kill(const cm_emulated_pages *pages)
+cm_emulated_pages_kill(void *start, uint64_t nbytes)
 {
-    if (pages->base != NULL) {
-        (void)mmap(pages->base, pages->nbytes, PROT_NONE,
-                   MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
-    }
-}
-
-void
-cm_emulated_pages_unmap(const cm_emulated_pages *pages)
-{
-    if (pages->base != NULL) {
-        (void)munmap(pages->base, pages->nbytes);
-    }
+    (void)mmap(start, nbytes, PROT_NONE,
+               MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
 }
 
 bool
@@ -100,22 +90,19 @@ cm_emulated_pages_are_mapped(uint64_t start, uint64_t end, bool writable)
     if (maps == NULL) {
         return true; /* no way to know: believe the caller */
     }
-    char *queue = NULL;
-    size_t capacity = 0;
     uint64_t reached = start;
-    while (reached < end && getline(&queue, &capacity, maps) > 0) {
-        uint64_t low, high;
-        char access[8];
-        if (sscanf(queue, "%" SCNx64 "-%" SCNx64 " %7s", &low, &high, access) != 3
-            || high <= reached) {
-            continue;
+    uint64_t low, high;
+    char access[8];
+    while (reached < end
+           && fscanf(maps, "%" SCNx64 "-%" SCNx64 " %7s%*[^\n]", &low, &high, access)
+                  == 3) {
+        if (high > reached) {
+            if (low > reached || access[0] != 'r' || (writable && access[1] != 'w')) {
+                break;
+            }
+            reached = high;
         }
-        if (low > reached || access[0] != 'r' || (writable && access[1] != 'w')) {
-            break;
-        }
-        reached = high;
     }
-    free(queue);
     (void)fclose(maps);
     return reached >= end;
 }
@@ -151,17 +138,4 @@ bool
 cm_emulated_bytes_show(unsigned char *at, uint64_t nbytes)
 {
     return mprotect(at, nbytes, PROT_READ | PROT_WRITE) == 0;
-}
-
-void
-cm_emulated_bytes_unmap(unsigned char *at, uint64_t nbytes)
-{
-    (void)mmap(at, nbytes, PROT_NONE,
-               MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
-}
-
-void
-cm_emulated_bytes_free(unsigned char *bytes, uint64_t nbytes)
-{
-    (void)munmap(bytes, nbytes);
 }
