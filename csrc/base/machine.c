@@ -376,14 +376,12 @@ enum { POLICY_PREFERRED = 1, SAMPLE_COUNT = 256 };
 uint64_t
 cm_numa_read_nodes(const char *root)
 {
-    uint64_t nodes = 0;
+    uint64_t nodes;
     cm_cpus list; /* of nodes: the same format */
     char *text = load(root, "/sys/devices/system/node/has_memory");
     parse_list(text, &list);
     free(text);
-    for (size_t i = 0; i < CM_NUMA_MAX_NODES; i++) {
-        nodes |= (uint64_t)(CPU_ISSET_S(i, sizeof(list), list.sets) != 0) << i;
-    }
+    memcpy(&nodes, &list, sizeof(nodes)); /* the first of its bits */
     return nodes != 0 ? nodes : 1;
 }
 
@@ -413,11 +411,9 @@ bool
 cm_numa_prefer(void *start, uint64_t nbytes, int node)
 {
     /* Preferred and not bound: with a bound range a full node gets a process killed. */
-    unsigned long mask[CM_NUMA_MAX_NODES / (8 * sizeof(unsigned long))] = {0};
-    mask[(size_t)node / (8 * sizeof(mask[0]))] =
-        1ul << ((size_t)node % (8 * sizeof(mask[0])));
+    uint64_t mask = UINT64_C(1) << node;
     /* The kernel takes one off the number of bits. */
-    return syscall(SYS_mbind, start, (unsigned long)nbytes, POLICY_PREFERRED, mask,
+    return syscall(SYS_mbind, start, (unsigned long)nbytes, POLICY_PREFERRED, &mask,
                    (unsigned long)CM_NUMA_MAX_NODES + 1, 0u)
            == 0;
 }

@@ -257,7 +257,7 @@ cm_pick_init(cm_pick *pick, size_t itemsize, int64_t step)
     if (distance < size || loads > CM_PICK_MAX_LOADS || loads > items) {
         return false;
     }
-    pick->task_count = (int)loads;
+    pick->load_count = (int)loads;
     pick->itemsize = size;
     pick->step = step;
     pick->item_count = items;
@@ -279,7 +279,7 @@ cm_pick_copy(const cm_pick *pick, void *dst, const void *src, int64_t count)
     int64_t distance = llabs(pick->step);
     /* Each vector is read and written whole, and must lie within the elements. */
     int64_t readable = (count - 1) * distance + pick->itemsize
-                       - (int64_t)pick->task_count * VECTOR_NBYTES;
+                       - (int64_t)pick->load_count * VECTOR_NBYTES;
     int64_t writable = count * pick->itemsize - VECTOR_NBYTES;
     if (readable < 0 || writable < 0) {
         return 0;
@@ -287,7 +287,7 @@ cm_pick_copy(const cm_pick *pick, void *dst, const void *src, int64_t count)
     int64_t reads = readable / (distance * pick->item_count) + 1;
     int64_t writes = writable / (pick->itemsize * pick->item_count) + 1;
     int64_t vectors = reads < writes ? reads : writes;
-    picks[pick->task_count - 1](pick, dst, (const char *)src + pick->lead, vectors);
+    picks[pick->load_count - 1](pick, dst, (const char *)src + pick->lead, vectors);
     return vectors * pick->item_count;
 }
 

@@ -22,7 +22,7 @@ typedef struct cm_pick {
                                                                     in each vector of
                                                                     the source; 0x80:
                                                                     not there */
-    int task_count;
+    int load_count;
     int64_t itemsize;
     int64_t step;       /* from one element of the source to the next, in bytes */
     int64_t item_count; /* in one vector of the target */

@@ -207,33 +207,26 @@ pointer_attributes(cm_address address, cm_pointer_info *out)
 {
     struct cudaPointerAttributes found;
     CM_TRY_CODE(cudaPointerGetAttributes(&found, pointer(address)));
-    cm_pointer_info info = {
+    *out = (cm_pointer_info){
         .device = found.device,
         .device_address = integer(found.devicePointer),
         .host_address = found.hostPointer,
     };
     switch (found.type) {
     case cudaMemoryTypeHost:
-        info.kind = CM_KIND_PINNED;
-        break;
+        out->kind = CM_KIND_PINNED;
+        return CM_OK;
     case cudaMemoryTypeManaged:
-        info.kind = CM_KIND_MANAGED;
-        break;
+        out->kind = CM_KIND_MANAGED;
+        return CM_OK;
     case cudaMemoryTypeDevice:
-        info.kind = CM_KIND_DEVICE;
-        info.host_address = NULL;
-        break;
-    case cudaMemoryTypeUnregistered:
+        out->kind = CM_KIND_DEVICE;
+        out->host_address = NULL;
+        return CM_OK;
     default:
-        info = (cm_pointer_info){
-            .kind = CM_KIND_PAGEABLE,
-            .device = -1,
-            .host_address = pointer(address),
-        };
-        break;
+        *out = (cm_pointer_info){CM_KIND_PAGEABLE, -1, 0, pointer(address)};
+        return CM_OK;
     }
-    *out = info;
-    return CM_OK;
 }
 
 /* `device` is an index or cudaCpuDeviceId. CUDA 13 gave the plain name the signature

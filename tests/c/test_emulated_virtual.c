@@ -370,18 +370,60 @@ test_work_queued_before_unmapping_fails(void)
     }
 }
 
-typedef struct unmapping {
+/* Work of device 0 that executes while memory under it is unmapped. */
+typedef struct executing {
+    cm_emulated_job job; /* first */
     cm_runtime *rt;
-    cm_address address;
-    cm_status status;
-} unmapping;
+    cm_address base;
+    cm_thread thread;
+    cm_status unmapped;
+} executing;
 
 static void *
 unmap_there(void *arg)
 {
-    unmapping *what = arg;
-    what->status = cm_rt_address_unmap(what->rt, what->address, 2 * G);
+    executing *what = arg;
+    what->unmapped = cm_rt_address_unmap(what->rt, what->base, 2 * G);
     return NULL;
+}
+
+static int32_t
+execute(executing *what, cm_address address, uint64_t nbytes,
+        void (*touch)(cm_emulated_job *, unsigned char *, const unsigned char *))
+{
+    cm_emulated *emulated = cm_emulated_of(what->rt->inner);
+    const cm_emulated_end dst = {.address = address, .nbytes = nbytes}, none = {0};
+    cm_mutex_lock(&emulated->lock);
+    what->job.stamp = emulated->memory.serial;
+    int32_t code = cm_emulated_touch(emulated, &what->job, &dst, &none, touch);
+    cm_mutex_unlock(&emulated->lock);
+    return code;
+}
+
+/* The second granule and the first byte of the third are in use. */
+static void
+begin_to_unmap(cm_emulated_job *job, unsigned char *dst CM_UNUSED,
+               const unsigned char *src CM_UNUSED)
+{
+    executing *what = (executing *)job;
+    MUST(cm_thread_start(&what->thread, unmap_there, what));
+    while (cm_runtime_host_alias(what->rt, what->base + G, 1) != NULL) {
+        let_run();
+    }
+    /* It waits, and nobody else gets in. */
+    CHECK_CODE(cm_rt_address_unmap(what->rt, what->base + G, G), CM_CUDA_INVALID_VALUE);
+}
+
+/* The third granule is, which stays. */
+static void
+touch_what_goes(cm_emulated_job *job, unsigned char *dst CM_UNUSED,
+                const unsigned char *src CM_UNUSED)
+{
+    executing *what = (executing *)job;
+    CHECK_EQ(execute(what, what->base + G, G + 1, begin_to_unmap),
+             CM_CUDA_ILLEGAL_ADDRESS);
+    cm_thread_join(what->thread);
+    CHECK_OK(what->unmapped);
 }
 
 static uint64_t
@@ -396,10 +438,7 @@ static void
 test_work_that_executes_while_unmapping_fails(void)
 {
     cm_runtime *rt = open_emulated(13000, 1, 8 * G);
-    cm_emulated *emulated = cm_emulated_of(rt->inner);
     const int device = 0;
-    cm_emulated_place pin, other;
-    cm_thread thread;
     cm_address base;
     uint64_t handle;
     CHECK_OK(cm_rt_address_reserve(rt, 4 * G, &base));
@@ -409,24 +448,8 @@ test_work_that_executes_while_unmapping_fails(void)
         CHECK_OK(cm_rt_physical_release(rt, handle));
     }
     CHECK_OK(cm_rt_address_set_access(rt, base, 3 * G, &device, 1));
-    cm_mutex_lock(&emulated->lock);
-    uint64_t stamp = emulated->memory.serial;
-    CHECK_EQ(cm_emulated_pin(emulated, base + G, G + 1, 0, stamp, &pin), 0);
-    CHECK_EQ(cm_emulated_pin(emulated, base + 2 * G, G, 0, stamp, &other), 0);
-    cm_mutex_unlock(&emulated->lock);
-    unmapping what = {rt, base, cm_fail(-99, 0)};
-    MUST(cm_thread_start(&thread, unmap_there, &what));
-    while (cm_runtime_host_alias(rt, base + G, 1) != NULL) {
-        let_run();
-    }
-    /* It waits, and nobody else gets in. */
-    CHECK_CODE(cm_rt_address_unmap(rt, base + G, G), CM_CUDA_INVALID_VALUE);
-    cm_mutex_lock(&emulated->lock);
-    CHECK_EQ(cm_emulated_unpin(emulated, &other, 0), 0);
-    CHECK_EQ(cm_emulated_unpin(emulated, &pin, 0), CM_CUDA_ILLEGAL_ADDRESS);
-    cm_mutex_unlock(&emulated->lock);
-    cm_thread_join(thread);
-    CHECK_OK(what.status);
+    executing what = {.rt = rt, .base = base, .unmapped = {.code = -99}};
+    CHECK_EQ(execute(&what, base + 2 * G, G, touch_what_goes), 0);
     CHECK_EQ(used_nbytes(rt), G);
     CHECK_OK(cm_rt_address_unmap(rt, base + 2 * G, G));
     CHECK_EQ(used_nbytes(rt), 0);

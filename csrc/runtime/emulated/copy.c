@@ -17,8 +17,7 @@ typedef struct move {
     uint64_t width;
     uint64_t height;
     cm_emulated *emulated;
-    cm_emulated_range *held[2]; /* registered memory at the ends; NULL: it is not */
-    unsigned char *staged;      /* owned: what a pageable source held; NULL: none */
+    unsigned char *staged; /* owned: what a pageable source held; NULL: none */
 } move;
 
 typedef struct fill {
@@ -32,9 +31,8 @@ static void
 move_drop(cm_emulated_job *base)
 {
     move *job = (move *)base;
-    for (int i = 0; i < 2; i++) {
-        cm_emulated_let_go(job->emulated, job->held[i]);
-    }
+    cm_emulated_let_go(job->emulated, job->dst.held);
+    cm_emulated_let_go(job->emulated, job->src.held);
     free(job->staged);
 }
 
@@ -70,7 +68,7 @@ is_read_only(const cm_emulated_place *place)
  * memory. `device` < 0: any. */
 static int32_t
 check_end(const cm_emulated *emulated, cm_emulated_end *end, bool written, int device,
-          cm_emulated_place *place, cm_emulated_range **held)
+          cm_emulated_place *place)
 {
     switch (cm_emulated_find(emulated, end->address, end->nbytes, place)) {
     case CM_EMULATED_UNKNOWN:
@@ -78,7 +76,7 @@ check_end(const cm_emulated *emulated, cm_emulated_end *end, bool written, int d
         place->kind = CM_EMULATED_HOST;
         return device < 0 ? 0 : CM_CUDA_INVALID_VALUE;
     case CM_EMULATED_INSIDE:
-        *held = cm_emulated_hold(place);
+        end->held = cm_emulated_hold(place);
         break;
     default:
         return CM_CUDA_INVALID_VALUE;
@@ -110,10 +108,8 @@ static int32_t
 check_ends(const cm_emulated *emulated, move *job, const int *devices)
 {
     cm_emulated_place dst, src;
-    CM_TRY_CODE(check_end(emulated, &job->dst, true, devices ? devices[0] : -1, &dst,
-                          &job->held[0]));
-    CM_TRY_CODE(check_end(emulated, &job->src, false, devices ? devices[1] : -1, &src,
-                          &job->held[1]));
+    CM_TRY_CODE(check_end(emulated, &job->dst, true, devices ? devices[0] : -1, &dst));
+    CM_TRY_CODE(check_end(emulated, &job->src, false, devices ? devices[1] : -1, &src));
     return devices == NULL && are_apart(&dst, &src) ? CM_CUDA_INVALID_VALUE : 0;
 }
 
@@ -252,7 +248,7 @@ fill_bytes(cm_emulated_job *base, unsigned char *dst,
 static int32_t
 fill_run(cm_emulated *emulated, cm_emulated_job *base)
 {
-    const cm_emulated_end none = {0, 0, false};
+    const cm_emulated_end none = {.nbytes = 0};
     return cm_emulated_touch(emulated, base, &((const fill *)base)->dst, &none,
                              fill_bytes);
 }
@@ -280,7 +276,7 @@ fill_submit(cm_runtime *rt, cm_address dst, uint32_t unit, uint32_t value,
     }
     fill job = {
         .base = {.run = fill_run, .device = device},
-        .dst = {dst, nbytes, false},
+        .dst = {.address = dst, .nbytes = nbytes},
         .unit = unit,
         .value = value,
     };

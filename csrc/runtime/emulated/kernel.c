@@ -122,8 +122,8 @@ find_end(const cm_strided_job *job, cm_address start, const int64_t *strides,
             return false;
         }
     }
-    *end = (cm_emulated_end){start + (uint64_t)*low, (uint64_t)high - (uint64_t)*low,
-                             false};
+    *end = (cm_emulated_end){.address = start + (uint64_t)*low,
+                             .nbytes = (uint64_t)high - (uint64_t)*low};
     return true;
 }
 
@@ -225,8 +225,8 @@ table_run(cm_emulated *emulated, cm_emulated_job *base)
     launch *what = (launch *)base;
     const cm_table_job *job = &what->job.table;
     for (uint32_t i = 0; i < job->count; i++) {
-        const cm_emulated_end dst = {job->dst[i], job->nbytes[i], false};
-        const cm_emulated_end src = {job->src[i], job->nbytes[i], false};
+        const cm_emulated_end dst = {.address = job->dst[i], .nbytes = job->nbytes[i]};
+        const cm_emulated_end src = {.address = job->src[i], .nbytes = job->nbytes[i]};
         what->piece = i;
         CM_TRY_CODE(job->nbytes[i] == 0
                         ? 0

@@ -318,19 +318,26 @@ set_pages(signed char *pages, const cm_emulated_range *range, cm_address address
     memset(first, location, count);
 }
 
-int32_t
-cm_emulated_pin(cm_emulated *emulated, uint64_t address, uint64_t nbytes, int device,
-                uint64_t stamp, cm_emulated_place *out)
+/* Keep what is at one end of the job from going away, until unpin. */
+static int32_t
+pin(cm_emulated *emulated, const cm_emulated_job *job, const cm_emulated_end *end,
+    cm_emulated_place *out)
 {
     cm_emulated_place place;
-    if (cm_emulated_find(emulated, address, nbytes, &place) != CM_EMULATED_INSIDE) {
+    int device = job->device;
+    if (end->is_plain || end->nbytes == 0) {
+        *out = (cm_emulated_place){.bytes = (unsigned char *)(uintptr_t)end->address};
+        return 0;
+    }
+    if (cm_emulated_find(emulated, end->address, end->nbytes, &place)
+        != CM_EMULATED_INSIDE) {
         return CM_CUDA_ILLEGAL_ADDRESS;
     }
     bool good = device == CM_EMULATED_ANY
                     ? place.access != 0
                     : place.by_device && (place.access >> device & 1) != 0;
     for (size_t i = place.first_mapping; i < place.end_mapping; i++) {
-        good = good && mapping_at(&place, i)->serial <= stamp;
+        good = good && mapping_at(&place, i)->serial <= job->stamp;
     }
     if (!good) {
         return CM_CUDA_ILLEGAL_ADDRESS;
@@ -340,14 +347,17 @@ cm_emulated_pin(cm_emulated *emulated, uint64_t address, uint64_t nbytes, int de
     }
     place.range->pins++;
     if (place.kind == CM_EMULATED_MANAGED && device != CM_EMULATED_ANY) {
-        set_pages(place.range->resident, place.range, address, nbytes, device);
+        set_pages(place.range->resident, place.range, end->address, end->nbytes,
+                  device);
     }
     *out = place;
     return 0;
 }
 
-int32_t
-cm_emulated_unpin(cm_emulated *emulated, const cm_emulated_place *place, int32_t code)
+/* `code`, or if that is 0 CM_CUDA_ILLEGAL_ADDRESS when the memory was unmapped under
+ * the work. */
+static int32_t
+unpin(cm_emulated *emulated, const cm_emulated_place *place, int32_t code)
 {
     if (place->range == NULL) {
         return code;
@@ -365,17 +375,6 @@ cm_emulated_unpin(cm_emulated *emulated, const cm_emulated_place *place, int32_t
     return code;
 }
 
-static int32_t
-pin_end(cm_emulated *emulated, const cm_emulated_job *job, const cm_emulated_end *end,
-        cm_emulated_place *place)
-{
-    *place = (cm_emulated_place){.bytes = (unsigned char *)(uintptr_t)end->address};
-    return end->is_plain || end->nbytes == 0
-               ? 0
-               : cm_emulated_pin(emulated, end->address, end->nbytes, job->device,
-                                 job->stamp, place);
-}
-
 int32_t
 cm_emulated_touch(cm_emulated *emulated, cm_emulated_job *job,
                   const cm_emulated_end *dst, const cm_emulated_end *src,
@@ -383,15 +382,15 @@ cm_emulated_touch(cm_emulated *emulated, cm_emulated_job *job,
                                 const unsigned char *src))
 {
     cm_emulated_place to, from;
-    CM_TRY_CODE(pin_end(emulated, job, dst, &to));
-    int32_t code = pin_end(emulated, job, src, &from);
+    CM_TRY_CODE(pin(emulated, job, dst, &to));
+    int32_t code = pin(emulated, job, src, &from);
     if (code == 0) {
         cm_mutex_unlock(&emulated->lock);
         touch(job, to.bytes, from.bytes);
         cm_mutex_lock(&emulated->lock);
-        code = cm_emulated_unpin(emulated, &from, code);
+        code = unpin(emulated, &from, code);
     }
-    return cm_emulated_unpin(emulated, &to, code);
+    return unpin(emulated, &to, code);
 }
 
 cm_emulated_range *

@@ -213,7 +213,7 @@ typedef enum cm_emulated_found {
 
 /* A snapshot of where a stretch of addresses lies. */
 typedef struct cm_emulated_place {
-    cm_emulated_range *range; /* borrowed: until the lock is let go, or unpin */
+    cm_emulated_range *range; /* borrowed: until the lock is let go */
     uint64_t offset;          /* in the range */
     uint64_t nbytes;
     cm_emulated_kind kind;
@@ -232,26 +232,19 @@ typedef struct cm_emulated_place {
 cm_emulated_found cm_emulated_find(const cm_emulated *emulated, uint64_t address,
                                    uint64_t nbytes, cm_emulated_place *out);
 
-/* As find, and keep the range from going away until unpin. `device`: only an address
- * that this device may use will do, and managed memory comes to it; CM_EMULATED_ANY:
- * any. `stamp`: the memory's serial when the work was queued; what was mapped later
- * will not do. Fails: CM_CUDA_ILLEGAL_ADDRESS. */
-int32_t cm_emulated_pin(cm_emulated *emulated, uint64_t address, uint64_t nbytes,
-                        int device, uint64_t stamp, cm_emulated_place *out);
-/* `code`, or if that is 0 CM_CUDA_ILLEGAL_ADDRESS when the memory was unmapped under
- * the work. Nothing is pinned where the range is NULL. */
-int32_t cm_emulated_unpin(cm_emulated *emulated, const cm_emulated_place *place,
-                          int32_t code);
-
 /* A stretch of memory that work touches; of no bytes: none. */
 typedef struct cm_emulated_end {
     cm_address address;
     uint64_t nbytes;
-    bool is_plain; /* ordinary memory: nothing to look up */
+    bool is_plain;           /* ordinary memory: nothing to look up */
+    cm_emulated_range *held; /* of a copy that is queued; NULL: nothing is */
 } cm_emulated_end;
 
-/* Pin both ends for the job, let go of the lock for `touch`, unpin. Fails as pin and
- * unpin do, without a touch if it is pin that fails. */
+/* Let go of the lock for `touch`, with both ends kept from going away meanwhile: of a
+ * job of a device only an address that it may use will do, and managed memory comes to
+ * it; memory mapped after the job was queued will not do. Fails:
+ * CM_CUDA_ILLEGAL_ADDRESS, before the touch or because the memory was unmapped under
+ * it. */
 int32_t cm_emulated_touch(cm_emulated *emulated, cm_emulated_job *job,
                           const cm_emulated_end *dst, const cm_emulated_end *src,
                           void (*touch)(cm_emulated_job *job, unsigned char *dst,
