@@ -10,18 +10,6 @@ from typing import Any
 from cumem import _core
 from cumem.units import format_nbytes
 
-_HOW = {
-    "nothing": "nothing",
-    "host": "by the processor",
-    "direct": "one copy by the driver",
-    "direct-2d": "one copy of rows by the driver",
-    "peer": "between two devices",
-    "peer-staged": "between two devices, in pieces through page-locked memory",
-    "kernel": "by a kernel on the device",
-    "staged": "in pieces through page-locked memory",
-    "staged-kernel": "in pieces through page-locked memory, sorted by the device",
-}
-
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class Explanation:
@@ -33,6 +21,8 @@ class Explanation:
         As `Transfer.route` will say: ``"nothing"``, ``"host"``, ``"direct"``,
         ``"direct-2d"``, ``"peer"``, ``"peer-staged"``, ``"kernel"``, ``"staged"`` or
         ``"staged-kernel"``.
+    how : str
+        The same in words.
     why : str
         The reason, in a sentence.
     nbytes : int
@@ -53,6 +43,7 @@ class Explanation:
     """
 
     route: str
+    how: str
     why: str
     nbytes: int
     pieces: int
@@ -63,8 +54,8 @@ class Explanation:
     device: int | None
 
     def _rows(self) -> list[tuple[str, str]]:
-        how = _HOW[self.route]
-        route = self.route if how == self.route else f"{self.route}: {how}"
+        same = self.how == self.route
+        route = self.route if same else f"{self.route}: {self.how}"
         rows = [("route", route), ("why", self.why)]
         if self.pieces > 1:
             along = "" if self.axis is None else f" along axis {self.axis}"
@@ -137,6 +128,7 @@ def explain(
     facts = _core._explain(dst, src, stream, blocking)
     return Explanation(
         route=facts["route"],
+        how=facts["how"],
         why=_reason(facts, blocking),
         nbytes=facts["nbytes"],
         pieces=facts["pieces"],
@@ -149,7 +141,7 @@ def explain(
 
 
 def _reason(facts: dict[str, Any], blocking: bool) -> str:
-    reason = _REASONS[facts["route"]](facts, blocking)
+    reason = _REASONS.get(facts["route"], _anyway)(facts, blocking)
     if facts["overlaps"]:
         reason += "; the ends may overlap, so the source is read whole first"
     return reason
@@ -258,6 +250,10 @@ def _staged(facts: dict[str, Any], blocking: bool) -> str:
         verb = "gathers" if down else "repeats" if facts["broadcast"] else "scatters"
         reason += f", and {device} {verb} the elements"
     return reason
+
+
+def _anyway(facts: dict[str, Any], blocking: bool) -> str:
+    return f"{facts['how']} is the first way that suits both ends"
 
 
 _REASONS = {

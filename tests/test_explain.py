@@ -338,3 +338,13 @@ def test_device_sorts_what_is_sent_whole(emulated, order):
     dst = cumem.empty_device(src.shape, src.dtype)
     assert check(dst, src, blocking=True).route == route
     assert np.array_equal(dst.to_numpy(), src)
+
+
+def test_explain_of_a_way_that_it_has_no_reason_for(monkeypatch):
+    facts = _core._explain(cumem.empty_device(8, "u1"), np.zeros(8, "u1"), None, True)
+    told = facts | {"route": "new", "how": "by carrier pigeon"}
+    monkeypatch.setattr(_core, "_explain", lambda *ends: told)
+    said = cumem.explain(None, None)
+    assert (said.route, said.how) == ("new", "by carrier pigeon")
+    assert said.why == "by carrier pigeon is the first way that suits both ends"
+    assert "new: by carrier pigeon" in repr(said)

@@ -188,6 +188,15 @@ cm_layout_take_repeats(cm_layout *layout, cm_layout *repeats)
     }
 }
 
+int
+cm_layout_get_core(const cm_layout *layout, cm_layout *core)
+{
+    cm_layout repeats;
+    *core = *layout;
+    cm_layout_take_repeats(core, &repeats);
+    return repeats.ndim;
+}
+
 void
 cm_layout_put_repeats(cm_layout *layout, const cm_layout *repeats)
 {

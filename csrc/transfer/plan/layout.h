@@ -45,6 +45,8 @@ void cm_layout_pack(cm_layout *layout, cm_side side);
 /* Take the axes along which the source is only repeated out of `layout` and put them,
  * by themselves, into `repeats` (run_nbytes and offsets 0). */
 void cm_layout_take_repeats(cm_layout *layout, cm_layout *repeats);
+/* The layout without them; returns how many there are. */
+int cm_layout_get_core(const cm_layout *layout, cm_layout *core);
 /* Put the axes of `repeats` back in, at their places. */
 void cm_layout_put_repeats(cm_layout *layout, const cm_layout *repeats);
 

@@ -55,19 +55,41 @@ typedef struct cm_plan_options {
     cm_peer_facts peers;
 } cm_plan_options;
 
+/* What a plan is made from. */
+typedef struct cm_plan_ends {
+    const cm_region *dst;
+    const cm_region *src;
+    cm_end_facts dst_facts;
+    cm_end_facts src_facts;
+    const cm_plan_options *options;
+} cm_plan_ends;
+
+/* A device may have both ends at any time, */
+static inline bool
+cm_plan_is_locked(const cm_plan_ends *ends)
+{
+    return ends->dst_facts.locked && ends->src_facts.locked;
+}
+/* and one of them at least is its memory. */
+static inline bool
+cm_plan_has_device_end(const cm_plan_ends *ends)
+{
+    return cm_region_is_on_device(ends->dst) || cm_region_is_on_device(ends->src);
+}
+
 /* Fails: CM_ESHAPE, CM_EINVALID (an end nobody can reach, itemsizes),
  * CM_EOVERFLOW. */
 CM_NODISCARD cm_status cm_plan_init(cm_plan *plan, const cm_region *dst,
                                     const cm_region *src, cm_end_facts dst_facts,
                                     cm_end_facts src_facts, cm_plan_options options);
 
-/* The source was read whole into packed memory, which `src` now is: layout, route
- * (unless it is HOST) and pieces follow. */
-void cm_plan_pack_source(cm_plan *plan, const cm_region *dst, const cm_region *src,
-                         cm_end_facts dst_facts, cm_end_facts src_facts,
-                         cm_plan_options options);
 /* STAGED, or STAGED_KERNEL where the device's end is strided, so that a kernel there
  * places what arrives (`up`) or packs what leaves. */
 cm_route cm_plan_staged_route(const cm_layout *layout, bool up);
+/* The source was read whole into packed memory, which `src` now is: layout, route
+ * and pieces follow. */
+void cm_plan_pack_source(cm_plan *plan, const cm_region *dst, const cm_region *src,
+                         cm_end_facts dst_facts, cm_end_facts src_facts,
+                         cm_plan_options options);
 
 #endif

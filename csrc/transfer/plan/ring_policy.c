@@ -61,10 +61,9 @@ cm_ring_policy_init(cm_plan *plan, const cm_tuning *tuning)
     plan->piece_count = plan->nbytes > 0;
     plan->thread_count = plan->route == CM_ROUTE_HOST;
     if (route->uses_ring || (route->crosses && plan->layout.ndim > 0)) {
-        cm_layout core = plan->layout;
-        cm_layout repeats;
+        cm_layout core;
         cm_cut cut;
-        cm_layout_take_repeats(&core, &repeats);
+        (void)cm_layout_get_core(&plan->layout, &core);
         cm_ring_policy_cut(plan, tuning, &core, &cut);
         plan->piece_count = cm_cut_count(&cut);
     }

@@ -1,41 +1,49 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The ways that a copy can go: one row a route says what it is called, which function
- * moves the bytes and what it needs. */
+/* The ways that a copy can go: one row a route says what it is called, which functions
+ * choose it and move the bytes, and what it needs. */
 #ifndef CM_TRANSFER_PLAN_ROUTE_H
 #define CM_TRANSFER_PLAN_ROUTE_H
 
 #include "base/status.h"
 
-/* X(name, text for users, function, flags of cm_route_row) */
+/* X(name, text and words for users, function that moves, function that suits, flags of
+ * cm_route_row). A copy of one region goes the first of these ways that suits it. */
 /* clang-format off */
 #define CM_ROUTES(X)                                                                     \
-    /* host to host, by the CPU */                                                       \
-    X(HOST, "host", cm_job_run_on_host, .uses_host = true)                               \
-    /* one runtime copy; one pitched one */                                              \
-    X(DIRECT, "direct", cm_job_copy_direct, .fits_graph = true)                          \
-    X(DIRECT_2D, "direct-2d", cm_job_copy_2d, .fits_graph = true)                        \
-    /* between two devices; that do not reach each other: in a graph as if they did */   \
-    X(PEER, "peer", cm_job_copy_peer, .crosses = true, .fits_graph = true)               \
-    X(PEER_STAGED, "peer-staged", cm_job_copy_peer,                                      \
+    /* host to host */                                                                   \
+    X(HOST, "host", "by the processor", cm_job_run_on_host, cm_host_suits,               \
+      .uses_host = true)                                                                 \
+    X(DIRECT, "direct", "one copy by the driver",                                        \
+      cm_job_copy_direct, cm_direct_suits, .fits_graph = true)                           \
+    X(DIRECT_2D, "direct-2d", "one copy of rows by the driver",                          \
+      cm_job_copy_2d, cm_2d_suits, .fits_graph = true)                                   \
+    X(KERNEL, "kernel", "by a kernel on the device",                                     \
+      cm_job_copy_by_kernel, cm_kernel_suits, .fits_graph = true)                        \
+    /* between devices that do not reach each other: in a graph as if they did */        \
+    X(PEER_STAGED, "peer-staged",                                                        \
+      "between two devices, in pieces through page-locked memory",                       \
+      cm_job_copy_peer, cm_peer_staged_suits,                                            \
       .uses_ring = true, .crosses = true, .fits_graph = true)                            \
-    /* strided, by the device */                                                         \
-    X(KERNEL, "kernel", cm_job_copy_by_kernel, .fits_graph = true)                       \
+    X(PEER, "peer", "between two devices",                                               \
+      cm_job_copy_peer, cm_peer_suits, .crosses = true, .fits_graph = true)              \
     /* packed or unpacked on the host on the way; and scattered or gathered on the       \
      * device */                                                                         \
-    X(STAGED, "staged", cm_job_copy_staged,                                              \
+    X(STAGED, "staged", "in pieces through page-locked memory",                          \
+      cm_job_copy_staged, cm_staged_suits,                                               \
       .uses_host = true, .uses_ring = true, .packs = true)                               \
-    X(STAGED_KERNEL, "staged-kernel", cm_job_copy_staged,                                \
+    X(STAGED_KERNEL, "staged-kernel",                                                    \
+      "in pieces through page-locked memory, sorted by the device",                      \
+      cm_job_copy_staged, cm_staged_kernel_suits,                                        \
       .uses_host = true, .uses_ring = true, .packs = true)                               \
-    /* memset */                                                                         \
-    X(FILL, "fill", cm_job_fill, .fits_graph = true)                                     \
-    /* of many runs at once: by one kernel, by the runtime's call for many, gathered or  \
-     * spread out on the host */                                                         \
-    X(TABLE, "table", cm_many_copy_by_table, .fits_graph = true)                         \
-    X(BATCH, "batch", cm_many_copy_in_batches, .needs_stream = true)                     \
-    X(STAGED_TABLE, "staged-table", cm_job_copy_staged,                                  \
+    /* not of one region, or no copy: memset; of many runs at once, by one kernel, by    \
+     * the runtime's call for many, gathered or spread out on the host; files */         \
+    X(FILL, "fill", "", cm_job_fill, cm_never_suits, .fits_graph = true)                 \
+    X(TABLE, "table", "", cm_many_copy_by_table, cm_never_suits, .fits_graph = true)     \
+    X(BATCH, "batch", "", cm_many_copy_in_batches, cm_never_suits, .needs_stream = true) \
+    X(STAGED_TABLE, "staged-table", "", cm_job_copy_staged, cm_never_suits,              \
       .uses_host = true, .uses_ring = true)                                              \
-    /* between a file and memory of any kind */                                          \
-    X(FILE, "file", cm_job_copy_file, .uses_host = true, .uses_ring = true)
+    X(FILE, "file", "", cm_job_copy_file, cm_never_suits,                                \
+      .uses_host = true, .uses_ring = true)
 /* clang-format on */
 
 typedef enum cm_route {
@@ -48,9 +56,15 @@ typedef enum cm_route {
 } cm_route;
 
 struct cm_job;
+struct cm_plan;
+struct cm_plan_ends;
 
 typedef struct cm_route_row {
-    const char *text; /* for users */
+    const char *text;  /* for users, as is the next */
+    const char *words; /* how the bytes go */
+    /* Is this the way for the plan, which has its devices and its layout? Then what
+     * else the route needs is set in it. Pure. */
+    bool (*suits)(struct cm_plan *plan, const struct cm_plan_ends *ends);
     /* Queue or make the copy, or the many copies, of a job. NULL: nothing to do. */
     cm_status (*move)(struct cm_job *job);
     bool uses_host;    /* a thread of the host works until the end */

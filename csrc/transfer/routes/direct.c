@@ -6,6 +6,74 @@
 #include "transfer/routes/device_side.h"
 #include "transfer/routes/routes.h"
 
+/* -- when they are right ------------------------------------------------------------ */
+
+bool
+cm_direct_suits(cm_plan *plan, const cm_plan_ends *ends)
+{
+    const cm_tuning *tuning = ends->options->tuning;
+    uint64_t least = cm_region_is_on_device(ends->dst) ? tuning->staged_up_nbytes
+                                                       : tuning->staged_down_nbytes;
+    /* Pages come into being where they are written first: several threads do more,
+     * whoever is faster else. */
+    bool may_wait = ends->options->may_wait && plan->layout.run_nbytes < least
+                    && !(ends->dst_facts.fresh && tuning->thread_count != 1);
+    return plan->layout.ndim == 0 && cm_plan_has_device_end(ends)
+           && plan->device == plan->src_device && (cm_plan_is_locked(ends) || may_wait);
+}
+
+bool
+cm_2d_suits(cm_plan *plan, const cm_plan_ends *ends)
+{
+    const cm_layout *layout = &plan->layout;
+    const int64_t *pitch = layout->axes[0].stride;
+    int64_t run = (int64_t)layout->run_nbytes;
+    return layout->ndim == 1 && cm_plan_has_device_end(ends)
+           && plan->device == plan->src_device && cm_plan_is_locked(ends)
+           && ends->dst_facts.whole && ends->src_facts.whole
+           && layout->run_nbytes >= ends->options->tuning->row_min_nbytes
+           && pitch[CM_DST] >= run && pitch[CM_SRC] >= run
+           && pitch[CM_DST] <= CM_PITCH_MAX && pitch[CM_SRC] <= CM_PITCH_MAX;
+}
+
+/* Between two devices: where one end at least crosses the link in whole runs. What is
+ * repeated crosses once, another way. */
+static bool
+suits_between_devices(cm_plan *plan, const cm_plan_ends *ends)
+{
+    cm_peer_facts peers = ends->options->peers;
+    cm_layout core;
+    if (plan->layout.ndim == 0 || cm_layout_get_core(&plan->layout, &core) > 0) {
+        return false;
+    }
+    if (peers.pushes && cm_layout_is_packed(&core, CM_DST)) {
+        plan->device = plan->src_device;
+    }
+    else if (peers.pulls
+             && (cm_layout_is_packed(&core, CM_SRC)
+                 || core.run_nbytes >= ends->options->tuning->pulled_run_nbytes)) {
+        plan->src_device = plan->device;
+    }
+    return plan->src_device == plan->device;
+}
+
+bool
+cm_kernel_suits(cm_plan *plan, const cm_plan_ends *ends)
+{
+    return plan->device != plan->src_device
+               ? suits_between_devices(plan, ends)
+               : cm_plan_is_locked(ends) && ends->dst->address != 0
+                     && ends->src->address != 0;
+}
+
+bool
+cm_never_suits(cm_plan *plan CM_UNUSED, const cm_plan_ends *ends CM_UNUSED)
+{
+    return false;
+}
+
+/* -- and what they do --------------------------------------------------------------- */
+
 cm_status
 cm_job_copy_direct(cm_job *job)
 {

@@ -17,6 +17,12 @@ enum {
     CACHED_NBYTES = 32 << 20, /* the next reader may find them in a cache */
 };
 
+bool
+cm_host_suits(cm_plan *plan, const cm_plan_ends *ends CM_UNUSED)
+{
+    return plan->device < 0;
+}
+
 static uint64_t
 piece_limit(const cm_layout *layout, bool in_background)
 {

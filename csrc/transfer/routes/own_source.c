@@ -60,10 +60,8 @@ replace_source_on_device(cm_job *job, const cm_layout *pack)
 cm_status
 cm_job_replace_source(cm_job *job)
 {
-    cm_layout core = job->plan.layout;
-    cm_layout repeats;
-    cm_layout_take_repeats(&core, &repeats);
-    cm_layout pack = core;
+    cm_layout pack;
+    (void)cm_layout_get_core(&job->plan.layout, &pack);
     cm_layout_pack(&pack, CM_DST);
     CM_TRY(cm_job_can_own_on_device(job) ? replace_source_on_device(job, &pack)
                                          : replace_source_on_host(job, &pack));

@@ -9,6 +9,19 @@
 #include "transfer/routes/ring.h"
 #include "transfer/routes/routes.h"
 
+bool
+cm_peer_staged_suits(cm_plan *plan, const cm_plan_ends *ends)
+{
+    return plan->device != plan->src_device && ends->options->peers.apart
+           && plan->nbytes >= ends->options->tuning->staged_peer_nbytes;
+}
+
+bool
+cm_peer_suits(cm_plan *plan, const cm_plan_ends *ends CM_UNUSED)
+{
+    return plan->device != plan->src_device;
+}
+
 /* One run across, as the runtime finds its way. */
 static cm_status
 copy_across(cm_job *job, cm_address to, cm_address from, uint64_t nbytes)

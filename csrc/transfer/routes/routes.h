@@ -10,9 +10,11 @@
 
 /* Of each route: the rows' functions. HOST's takes all steps of the job, as
  * cm_job_run(). */
-#define CM_ROUTE_MOVE(name, text, move, ...) CM_NODISCARD cm_status move(cm_job *job);
-CM_ROUTES(CM_ROUTE_MOVE)
-#undef CM_ROUTE_MOVE
+#define CM_ROUTE_FUNCTIONS(name, text, words, move, suits, ...)                        \
+    CM_NODISCARD cm_status move(cm_job *job);                                          \
+    bool suits(cm_plan *plan, const cm_plan_ends *ends);
+CM_ROUTES(CM_ROUTE_FUNCTIONS)
+#undef CM_ROUTE_FUNCTIONS
 
 /* direct.c: the bytes after which the value of a fill, in src.host, repeats itself, if
  * the runtime can set it; else 0. */

@@ -4,11 +4,66 @@
  * and unpacking on the host is shared out among threads while the copy engine works on
  * other pieces; all runtime calls are made by the thread that runs the job. A broadcast
  * source travels once. */
+#include <stdlib.h>
+
 #include "transfer/plan/ring_policy.h"
 #include "transfer/routes/broadcast.h"
 #include "transfer/routes/device_side.h"
 #include "transfer/routes/pieces.h"
 #include "transfer/routes/routes.h"
+
+/* -- when it is right -------------------------------------------------------------- */
+
+/* Does the device put the elements in order, which has memory to waste? Then the source
+ * is read as it lies. That is faster where it is to be transposed, and where short runs
+ * fill it without gaps, but neighbours lie along another axis than in the target
+ * (pixels to planes). */
+static bool
+turns_on_device(const cm_layout *layout)
+{
+    int last = layout->ndim - 1;
+    if (cm_layout_near_axis(layout) >= 0) {
+        return true;
+    }
+    if (last < 0 || layout->run_nbytes > CM_LINE_NBYTES / 2) {
+        return false;
+    }
+    cm_layout sorted = *layout;
+    for (int axis = 0; axis <= last; axis++) {
+        sorted.axes[axis].stride[CM_SRC] = llabs(sorted.axes[axis].stride[CM_SRC]);
+    }
+    cm_layout_sort(&sorted, CM_SRC);
+    return cm_layout_is_packed(&sorted, CM_SRC)
+           && sorted.axes[last].stride[CM_DST] != layout->axes[last].stride[CM_DST];
+}
+
+/* Between host and host the device reaches one end in the order of its stream, and a
+ * kernel is what it does that with. */
+bool
+cm_staged_suits(cm_plan *plan, const cm_plan_ends *ends)
+{
+    bool up = cm_region_is_on_device(ends->dst);
+    bool between = cm_plan_has_device_end(ends);
+    plan->is_download =
+        between ? !up : !ends->dst_facts.locked || ends->dst->address == 0;
+    plan->is_fresh = plan->is_download && ends->dst_facts.fresh;
+    plan->is_turned = false;
+    if (!between || cm_plan_staged_route(&plan->layout, up) != CM_ROUTE_STAGED) {
+        return false;
+    }
+    plan->is_turned = up && turns_on_device(&plan->layout);
+    return !plan->is_turned;
+}
+
+/* What is left of those. */
+bool
+cm_staged_kernel_suits(cm_plan *plan, const cm_plan_ends *ends CM_UNUSED)
+{
+    if (plan->is_turned) {
+        cm_layout_sort(&plan->layout, CM_SRC);
+    }
+    return true;
+}
 
 /* -- the host's half ------------------------------------------------------------------- */
 

@@ -39,10 +39,9 @@ explain_pieces(const cm_job *job, cm_explanation *out)
     const cm_plan *plan = &out->plan;
     out->piece_nbytes = plan->nbytes;
     if (plan->piece_count > 1) {
-        cm_layout core = plan->layout;
-        cm_layout repeats;
+        cm_layout core;
         cm_cut cut;
-        cm_layout_take_repeats(&core, &repeats);
+        (void)cm_layout_get_core(&plan->layout, &core);
         cm_cut_init(&cut, &core, plan->piece_nbytes);
         out->piece_nbytes = (uint64_t)cut.step * cut.unit_nbytes;
         out->axis = find_axis(&job->dst, &core, cut.axis);
