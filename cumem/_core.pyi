@@ -1942,6 +1942,9 @@ def _trim(
 ) -> int:
     """Trim a pool, or all of a kind and of a device (-1: of all)."""
 
+def _retry(attempt: object, callback: object, /) -> bool:
+    """Call back, unless that is None, and allocate: True when nothing is left to try."""
+
 def _numa_nodes() -> int:
     """The NUMA nodes that have memory, one bit for each."""
 

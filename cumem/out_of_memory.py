@@ -1,9 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an OutOfMemoryError tells: the numbers, what they say, and what to do about it."""
+"""What is tried before an OutOfMemoryError, and what that tells: the numbers, what they
+say, and what to do about it."""
 
 from __future__ import annotations
 
 import dataclasses
+import gc
+import threading
 
 from cumem import _core
 from cumem.errors import CudaError, OutOfMemoryError
@@ -12,6 +15,34 @@ from cumem.pool_stats import PoolStats, pool_stats
 from cumem.units import format_nbytes
 
 _LIMIT_MET = "CM_ELIMIT"
+
+#: Callbacks and finalisers may allocate, and run out of memory as well: then nothing is
+#: called a second time.
+_depth = threading.local()
+
+
+def relieve(attempt: object, trimmed: int, released: int) -> list[str]:
+    """By the extension, when an allocation has failed and so many other pools were
+    trimmed, which have released so many bytes. Answers what was tried."""
+    tried = ["waited for memory in flight and trimmed the pool"]
+    if trimmed:
+        pools = "pool" if trimmed == 1 else "pools"
+        tried.append(f"trimmed {trimmed} other {pools}, {released} bytes")
+    if getattr(_depth, "is_inside", False):
+        return tried
+    _depth.is_inside = True
+    try:
+        callbacks = tuple(_core._out_of_memory_callbacks)
+        for index, callback in enumerate(callbacks, 1):
+            tried.append(f"called callback {index} of {len(callbacks)}")
+            if _core._retry(attempt, callback):
+                return tried
+        gc.collect()
+        tried.append("collected garbage")
+        _core._retry(attempt, None)
+    finally:
+        _depth.is_inside = False
+    return tried
 
 
 @dataclasses.dataclass

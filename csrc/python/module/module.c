@@ -8,6 +8,7 @@
 #include "python/core/numpy_bridge.h"
 #include "python/device/objects.h"
 #include "python/device/wait.h"
+#include "python/pool/allocate.h"
 #include "python/pool/limits.h"
 #include "python/pool/pool_object.h"
 #include "python/protocols/protocols.h"
@@ -62,6 +63,7 @@ add_functions(PyObject *module)
         cm_raw_copy_methods,     cm_file_methods,    cm_shutdown_methods,
         cm_configure_methods,    cm_explain_methods, cm_copy_apart_methods,
         cm_copy_many_methods,    cm_fill_methods,    cm_testing_methods,
+        cm_shortage_methods,
     };
     for (size_t i = 0; i < sizeof(tables) / sizeof(tables[0]); i++) {
         if (PyModule_AddFunctions(module, tables[i]) < 0) {

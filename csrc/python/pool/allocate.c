@@ -5,6 +5,7 @@
 
 #include <stdio.h>
 
+#include "docstrings.h"
 #include "python/buffer/buffer_object.h"
 #include "python/core/arguments.h"
 #include "python/core/errors.h"
@@ -59,10 +60,6 @@ sort_axes(const cm_region *like, int *axes)
 
 /* -- when there is not enough ------------------------------------------------------------ */
 
-/* Callbacks and finalisers may allocate, and run out of memory as well: then nothing is
- * called a second time. */
-static _Thread_local int depth;
-
 typedef struct attempt {
     cm_state *state;
     cm_pool *pool;
@@ -70,8 +67,10 @@ typedef struct attempt {
     cm_stream *stream;
     cm_block *block;
     cm_status status;
-    PyObject *tried; /* owned: list of str; NULL until something is */
+    PyObject *tried; /* owned: list of str; NULL until the package was asked */
 } attempt;
+
+static const char capsule_name[] = "cumem's attempt to allocate";
 
 static bool
 is_shortage(cm_status status)
@@ -97,25 +96,6 @@ try_again(attempt *self)
     self->block = cm_is_ok(status) ? block : NULL;
     return !is_shortage(status);
 }
-
-/* Takes over `text`. 0, or -1 with an exception, also that of a signal's handler. */
-static int
-note(attempt *self, PyObject *text)
-{
-    if (PyErr_Occurred()) {
-        Py_XDECREF(text);
-        return -1;
-    }
-    if (self->tried == NULL) {
-        self->tried = PyList_New(0);
-    }
-    int result =
-        text == NULL || self->tried == NULL ? -1 : PyList_Append(self->tried, text);
-    Py_XDECREF(text);
-    return result;
-}
-
-/* -- the steps: 0, or -1 with an exception; *done when nothing is left to try ---------- */
 
 /* Do two pools take their memory from the same place, or count against the same limit?
  */
@@ -143,26 +123,6 @@ is_other(const cm_pools_trim_request *r, const cm_pool *pool)
            && shares_memory(cm_pool_get_config(pool), cm_pool_get_config(r->pool));
 }
 
-/* Whether they refuse is not asked: the allocation is what must succeed. */
-static int
-trim_others(attempt *self, bool *done)
-{
-    cm_pools_trim_request r = {.wants = is_other, .pool = self->pool, .wait = true};
-    if (is_own_limit(self)) {
-        return 0;
-    }
-    if (cm_pools_trim(self->state, &r) < 0) {
-        return -1;
-    }
-    if (r.count == 0) {
-        return 0;
-    }
-    *done = r.released_nbytes > 0 && try_again(self);
-    return note(self, PyUnicode_FromFormat("trimmed %d other pool%s, %llu bytes",
-                                           r.count, r.count == 1 ? "" : "s",
-                                           (unsigned long long)r.released_nbytes));
-}
-
 /* An Exception of a callback must not hide that memory is short; what is none (Ctrl-C)
  * must not be lost. */
 static int
@@ -182,64 +142,51 @@ call_back(attempt *self, PyObject *callback)
     return 0;
 }
 
-static int
-run_callbacks(attempt *self, bool *done)
+/* By the package: once more, after a callback or (None) a collection. True when there
+ * is nothing left to try. */
+static PyObject *
+retry(PyObject *Py_UNUSED(module), PyObject *args)
 {
-    PyObject *callbacks = PyList_AsTuple(self->state->out_of_memory_callbacks);
-    if (callbacks == NULL) {
-        return -1;
+    PyObject *capsule;
+    PyObject *callback;
+    if (!PyArg_ParseTuple(args, "OO:_retry", &capsule, &callback)) {
+        return NULL;
     }
-    int result = 0;
-    Py_ssize_t count = PyTuple_Size(callbacks);
-    for (Py_ssize_t i = 0; i < count && result == 0 && !*done; i++) {
-        result = call_back(self, PyTuple_GetItem(callbacks, i));
-        if (result == 0) {
-            *done = try_again(self);
-            result = note(
-                self, PyUnicode_FromFormat("called callback %zd of %zd", i + 1, count));
-        }
+    attempt *self = PyCapsule_GetPointer(capsule, capsule_name);
+    if (self == NULL || (callback != Py_None && call_back(self, callback) < 0)) {
+        return NULL;
     }
-    Py_DECREF(callbacks);
-    return result;
-}
-
-static int
-collect_garbage(attempt *self, bool *done)
-{
-    PyObject *gc = PyImport_ImportModule("gc"); /* PyGC_Collect() obeys gc.disable() */
-    PyObject *count = gc == NULL ? NULL : PyObject_CallMethod(gc, "collect", NULL);
-    Py_XDECREF(gc);
-    if (count == NULL) {
-        return -1;
-    }
-    Py_DECREF(count);
     cm_state_drop_deferred(self->state);
-    *done = try_again(self);
-    return note(self, PyUnicode_FromString("collected garbage"));
+    bool done = try_again(self);
+    return PyErr_Occurred() ? NULL : PyBool_FromLong(done);
 }
 
-/* -- the chain ------------------------------------------------------------------------- */
-
+/* Trim the other pools of the same memory, then leave it to the package, which knows
+ * the callbacks. Whether pools refuse is not asked: the allocation is what must
+ * succeed. 0, or -1 with an exception, also that of a signal's handler. */
 static int
 run_steps(attempt *self)
 {
-    bool done = false;
-    if (note(self, PyUnicode_FromString("waited for memory in flight and trimmed the "
-                                        "pool"))
-            < 0
-        || trim_others(self, &done) < 0) {
+    cm_pools_trim_request r = {.wants = is_other, .pool = self->pool, .wait = true};
+    if (!is_own_limit(self) && cm_pools_trim(self->state, &r) < 0) {
         return -1;
     }
-    if (done || depth > 0) {
-        return 0;
+    if (r.released_nbytes > 0 && try_again(self)) {
+        return PyErr_Occurred() ? -1 : 0;
     }
-    depth++;
-    int result = run_callbacks(self, &done);
-    if (result == 0 && !done) {
-        result = collect_garbage(self, &done);
+    PyObject *capsule = PyCapsule_New(self, capsule_name, NULL);
+    self->tried =
+        capsule == NULL
+            ? NULL
+            : cm_package_call("out_of_memory", "relieve",
+                              Py_BuildValue("(OiK)", capsule, r.count,
+                                            (unsigned long long)r.released_nbytes));
+    if (capsule != NULL) {
+        (void)PyCapsule_SetName(capsule, NULL); /* what it points to ends with the call
+                                                 */
+        Py_DECREF(capsule);
     }
-    depth--;
-    return result;
+    return self->tried == NULL ? -1 : 0;
 }
 
 /* (limit, used) of each budget that the pool counts against, its own first. */
@@ -331,6 +278,12 @@ cm_shortage_relieve(void *state, cm_pool *pool, uint64_t nbytes, cm_stream *stre
     *out = self.block;
     return self.status;
 }
+
+/* For cumem/out_of_memory.py. */
+PyMethodDef cm_shortage_methods[] = {
+    {"_retry", retry, METH_VARARGS, CM_DOC__retry},
+    {NULL, NULL, 0, NULL},
+};
 
 /* A block as cm_pool_alloc() gives it. When there is not enough: trims the other pools
  * of the same memory, calls the callbacks in order, collects garbage, and tries again

@@ -25,6 +25,8 @@ PyObject *cm_buffer_allocate_like(cm_state *state, cm_pool_object *pool, cm_kind
 cm_status cm_shortage_relieve(void *state, cm_pool *pool, uint64_t nbytes,
                               cm_stream *stream, cm_status status, cm_block **out);
 
+extern PyMethodDef cm_shortage_methods[]; /* _retry */
+
 /* -- fast_path.c -------------------------------------------------------------------------- */
 
 /* A buffer for arguments of which each needs no more than a look, if the pool is warm;
