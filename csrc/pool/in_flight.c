@@ -1,10 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* When freed memory is idle. Stream order first, for device memory: a block whose only
- * user was one stream goes back to the heap at once, tagged with that stream. Nothing
- * is recorded then; an event is recorded when another stream wants the memory, one for
- * all blocks of the stream. Then blocks in flight: events per stream that worked on
- * them, fences over a device where the workers are unknown, and the looking at both
- * later. */
+/* When freed memory is idle. Each stream that worked on some has a slot, whose epochs
+ * end as events of the stream pass; so has each device, for work of unknown streams: an
+ * event over all that a device is doing is a fence. In stream order, for device memory,
+ * a block whose only user was one stream goes back to the heap at once, tagged with the
+ * stream's epoch. Nothing is recorded then; an event is recorded when another stream
+ * wants the memory, one for all blocks of the stream. Other blocks are in flight until
+ * the epochs of all their streams have ended, with an event recorded at once, and of
+ * devices, whose fences are taken later. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -37,26 +39,6 @@ cm_pool_end(cm_pool *pool, _Atomic bool *role)
 
 /* -- events ----------------------------------------------------------------------------- */
 
-/* Of a context that is gone its work is, too. */
-static cm_status
-query_event(cm_pool *pool, uint64_t event, bool *done)
-{
-    cm_status status = cm_rt_event_query(pool->rt, event, done);
-    if (!cm_is_ok(status)) {
-        status = cm_scope_settle(status);
-        *done = cm_is_ok(status);
-    }
-    return status;
-}
-
-/* `stream` NULL: over all that the current device is doing. */
-static cm_status
-record_event(cm_pool *pool, uint64_t event, const cm_stream *stream)
-{
-    return stream != NULL ? cm_rt_event_record(pool->rt, event, stream->handle)
-                          : cm_rt_context_record_event(pool->rt, event);
-}
-
 /* One that is refused twice is lost. */
 static void
 destroy_event(cm_pool *pool, uint64_t event)
@@ -79,6 +61,31 @@ ask_capturing(cm_pool *pool, uint64_t handle, bool *out)
 }
 
 /* -- streams and their epochs --------------------------------------------------------------- */
+
+void
+cm_pool_init_slots(cm_pool *pool)
+{
+    pool->slot_count = 1;
+    pool->done[0] = UINT64_MAX;
+    for (uint32_t i = 0; i < CM_SLOTS_MAX; i++) {
+        pool->epochs[i].epoch = 1;
+        cm_list_init(&pool->epochs[i].marks);
+    }
+}
+
+/* Of a slot that something waits for. */
+static int
+device_of(const cm_pool *pool, uint32_t i)
+{
+    return i < CM_STREAMS_MAX ? pool->epochs[i].stream->device
+                              : (int)(i - CM_STREAMS_MAX);
+}
+
+static uint64_t
+device_bit(int device)
+{
+    return UINT64_C(1) << device;
+}
 
 bool
 cm_stream_is_kept(const cm_stream *stream)
@@ -108,42 +115,28 @@ cm_pool_slot_locked(cm_pool *pool, cm_stream *stream)
     if (i != 0) {
         return i;
     }
-    for (i = 1; i < CM_EPOCHS_MAX && pool->epochs[i].stream != NULL; i++) {
+    for (i = 1; i < CM_STREAMS_MAX && pool->epochs[i].stream != NULL; i++) {
     }
-    if (i == CM_EPOCHS_MAX) {
+    if (i == CM_STREAMS_MAX) {
         return 0;
     }
-    /* A slot's epochs go on where its last stream's ended, so that no old tag can be
-     * taken for a new one. */
-    pool->epochs[i] = (cm_stream_epochs){.stream = cm_stream_hold(stream),
-                                         .epoch = pool->done[i] + 1};
+    pool->epochs[i].stream = cm_stream_hold(stream);
     pool->slot_count = i >= pool->slot_count ? i + 1 : pool->slot_count;
     return i;
 }
 
-/* -- asking ----------------------------------------------------------------------------- */
-
+/* Is there anything of it to wait for? */
 static bool
 is_late_locked(const cm_pool *pool, uint32_t i)
 {
-    return i < pool->slot_count && pool->epochs[i].stream != NULL
-           && pool->epochs[i].given_epoch > pool->done[i];
-}
-
-static bool
-is_slot_late(cm_pool *pool, uint32_t i)
-{
-    cm_spin_lock_take(&pool->lock);
-    bool late = is_late_locked(pool, i);
-    cm_spin_lock_give(&pool->lock);
-    return late;
+    return pool->epochs[i].awaited_epoch > pool->done[i];
 }
 
 bool
 cm_pool_is_other_late_locked(const cm_pool *pool, uint32_t own)
 {
     for (uint32_t i = 1; i < pool->slot_count; i++) {
-        if (i != own && is_late_locked(pool, i)) {
+        if (i != own && pool->epochs[i].given_epoch > pool->done[i]) {
             return true;
         }
     }
@@ -152,10 +145,10 @@ cm_pool_is_other_late_locked(const cm_pool *pool, uint32_t own)
 
 /* End the slot's epoch: what is given from now on is not covered. */
 static uint64_t
-next_epoch(cm_pool *pool, cm_stream_epochs *slot)
+next_epoch(cm_pool *pool, uint32_t i)
 {
     cm_spin_lock_take(&pool->lock);
-    uint64_t epoch = slot->epoch++;
+    uint64_t epoch = pool->epochs[i].epoch++;
     cm_spin_lock_give(&pool->lock);
     return epoch;
 }
@@ -168,143 +161,218 @@ end_epoch(cm_pool *pool, uint32_t i, uint64_t epoch)
     cm_spin_lock_give(&pool->lock);
 }
 
-/* Record the slot's event over its stream's work so far. Inside a cm_scope of its
- * device, and not while it captures. */
-static cm_status
-record(cm_pool *pool, cm_stream_epochs *slot)
-{
-    if (slot->event == 0) {
-        CM_TRY(cm_rt_event_create(pool->rt, CM_EVENT_DISABLE_TIMING, &slot->event));
-    }
-    uint64_t epoch = next_epoch(pool, slot);
-    slot->asked_epoch = 0;
-    CM_TRY(record_event(pool, slot->event, slot->stream));
-    slot->asked_epoch = epoch;
-    return cm_ok();
-}
+/* -- events of slots -------------------------------------------------------------------- */
 
-/* Has the recorded event passed? */
-static cm_status
-look(cm_pool *pool, uint32_t i)
-{
-    cm_stream_epochs *slot = &pool->epochs[i];
-    bool done = false;
-    CM_TRY(query_event(pool, slot->event, &done));
-    if (done) {
-        end_epoch(pool, i, slot->asked_epoch);
-        slot->asked_epoch = 0;
-    }
-    return cm_ok();
-}
-
-/* An idle stream needs no event, which would be done only a little later. */
-static bool
-is_stream_idle(cm_pool *pool, uint32_t i)
-{
-    bool done = false;
-    uint64_t epoch = next_epoch(pool, &pool->epochs[i]);
-    cm_status status =
-        cm_rt_stream_query(pool->rt, pool->epochs[i].stream->handle, &done);
-    if (!cm_is_ok(status) || !done) {
-        return false;
-    }
-    end_epoch(pool, i, epoch);
-    return true;
-}
-
-/* Inside a cm_scope of its stream's device. */
-static cm_status
-poll_slot(cm_pool *pool, uint32_t i)
-{
-    cm_stream_epochs *slot = &pool->epochs[i];
-    if (slot->asked_epoch != 0) {
-        CM_TRY(look(pool, i));
-    }
-    /* The event may stand for less than was given since. Where one of a foreign stream
-     * could not be recorded none stands for all. */
-    if (slot->asked_epoch != 0 || !is_slot_late(pool, i)
-        || cm_stream_is_foreign(slot->stream)) {
-        return cm_ok();
-    }
-    CM_TRY(ask_capturing(pool, slot->stream->handle, &slot->is_capturing));
-    if (slot->is_capturing || is_stream_idle(pool, i)) {
-        return cm_ok();
-    }
-    CM_TRY(record(pool, slot));
-    return look(pool, i);
-}
-
-/* Ask of each stream that spans are tagged with whether that work has ended. By the
- * poller. Fails: the first failure. */
-static cm_status
-poll_slots(cm_pool *pool)
-{
-    cm_status first = cm_ok();
-    for (uint32_t i = 1; i < CM_EPOCHS_MAX; i++) {
-        if (is_slot_late(pool, i)) {
-            cm_status status;
-            CM_IN_SCOPE(status, pool->rt, pool->epochs[i].stream->device,
-                        poll_slot(pool, i));
-            first = cm_first_failure(first, status);
-        }
-    }
-    return first;
-}
-
-uint64_t
-cm_pool_try_record_slot(cm_pool *pool, cm_stream *stream)
+static void
+drop_mark(cm_pool *pool, cm_mark *mark)
 {
     cm_spin_lock_take(&pool->lock);
-    uint32_t i = cm_pool_slot_locked(pool, stream);
+    cm_list_remove(&mark->node);
     cm_spin_lock_give(&pool->lock);
-    if (i == 0) {
-        return 0;
+    destroy_event(pool, mark->event);
+    free(mark);
+}
+
+/* Record an event over the slot's work so far, after its `epoch` was ended. Inside a
+ * cm_scope of its device, and not while it captures; by any thread, which keeps
+ * `stream` (NULL: the device). */
+static cm_status
+record(cm_pool *pool, uint32_t i, const cm_stream *stream, uint64_t epoch)
+{
+    cm_epochs *slot = &pool->epochs[i];
+    cm_mark *mark = malloc(sizeof(*mark));
+    if (mark == NULL) {
+        return cm_fail(CM_ENOMEM, sizeof(*mark));
     }
-    cm_status status;
-    CM_IN_SCOPE(status, pool->rt, stream->device, record(pool, &pool->epochs[i]));
-    return cm_is_ok(status) ? pool->epochs[i].asked_epoch : 0;
+    cm_status status =
+        cm_rt_event_create(pool->rt, CM_EVENT_DISABLE_TIMING, &mark->event);
+    if (!cm_is_ok(status)) {
+        free(mark);
+        return status;
+    }
+    status = stream != NULL ? cm_rt_event_record(pool->rt, mark->event, stream->handle)
+                            : cm_rt_context_record_event(pool->rt, mark->event);
+    mark->epoch = epoch;
+    cm_list_init(&mark->node);
+    cm_spin_lock_take(&pool->lock);
+    /* Where it is known to have ended the slot may be another stream's by now. */
+    bool added = cm_is_ok(status) && epoch > pool->done[i];
+    if (added) {
+        cm_list_push_back(&slot->marks, &mark->node);
+        cm_pool_raise(&slot->recorded_epoch, epoch);
+    }
+    cm_spin_lock_give(&pool->lock);
+    if (!added) {
+        drop_mark(pool, mark);
+    }
+    return status;
+}
+
+/* The same for what `stream` has been given so far, in the caller's scope; `out` waits
+ * for it. Fails: CM_ENOMEM: there are too many streams; as above. */
+static cm_status
+mark_stream(cm_pool *pool, cm_stream *stream, cm_due *out)
+{
+    cm_spin_lock_take(&pool->lock);
+    out->slot = cm_pool_slot_locked(pool, stream);
+    if (out->slot != 0) {
+        cm_epochs *slot = &pool->epochs[out->slot];
+        out->epoch = slot->epoch++;
+        slot->awaited_epoch = out->epoch; /* keeps the slot */
+    }
+    cm_spin_lock_give(&pool->lock);
+    return out->slot != 0 ? record(pool, out->slot, stream, out->epoch)
+                          : cm_fail(CM_ENOMEM, CM_STREAMS_MAX);
 }
 
 bool
-cm_pool_slot_needs_record(cm_pool *pool, cm_stream *stream)
+cm_pool_try_mark_foreign(cm_pool *pool, cm_stream *stream, cm_due *out)
 {
     cm_spin_lock_take(&pool->lock);
     uint32_t i = cm_pool_find_slot_locked(pool, stream);
     bool needed = cm_stream_is_foreign(i != 0 ? pool->epochs[i].stream : stream);
     cm_spin_lock_give(&pool->lock);
-    return needed;
+    cm_status status = cm_ok();
+    if (needed) {
+        CM_IN_SCOPE(status, pool->rt, stream->device, mark_stream(pool, stream, out));
+    }
+    return cm_is_ok(status);
 }
 
-/* An event over all that was given of the slot's stream. Inside a cm_scope. */
-static cm_status
-cover(cm_pool *pool, cm_stream_epochs *slot)
+/* A mark stays until the poller takes it. NULL: there is none. */
+static cm_mark *
+find_mark(cm_pool *pool, uint32_t i, bool youngest)
 {
-    bool capturing;
-    uint64_t handle = slot->stream->handle;
-    if (cm_stream_is_foreign(slot->stream)) {
-        return slot->asked_epoch != 0 ? cm_ok() : cm_fail(CM_ENOTSUP, handle);
+    const cm_list *marks = &pool->epochs[i].marks;
+    cm_spin_lock_take(&pool->lock);
+    cm_list *node = youngest ? marks->prev : marks->next;
+    cm_spin_lock_give(&pool->lock);
+    return node == marks ? NULL : CM_LIST_ENTRY(node, cm_mark, node);
+}
+
+/* Which events have passed? In their order, so that the first late one tells of all. */
+static cm_status
+look(cm_pool *pool, uint32_t i)
+{
+    cm_mark *mark;
+    while ((mark = find_mark(pool, i, false)) != NULL) {
+        bool passed = mark->epoch <= pool->done[i];
+        if (!passed) {
+            cm_status status = cm_rt_event_query(pool->rt, mark->event, &passed);
+            CM_TRY(cm_scope_settle(status));
+            /* Of a context that is gone its work is, too. */
+            passed = passed || !cm_is_ok(status);
+        }
+#if defined(CM_DEBUG) && defined(CM_TEST_SKIP_EVENTS)
+        passed = true; /* a build of the stress that must fail */
+#endif
+        if (!passed) {
+            break;
+        }
+        end_epoch(pool, i, mark->epoch);
+        drop_mark(pool, mark);
     }
-    CM_TRY(ask_capturing(pool, handle, &capturing));
-    return capturing ? cm_fail(CM_ECAPTURING, handle) : record(pool, slot);
+    return cm_ok();
+}
+
+/* -- asking ----------------------------------------------------------------------------- */
+
+/* Does an event have to be recorded for what waits? Of a stream the pool records one at
+ * a time, unless another stream shall wait for all of it, and none of a foreign one,
+ * which may be gone. Of a device where `can_fence`. */
+static bool
+needs_mark_locked(const cm_pool *pool, uint32_t i, bool can_fence, bool orders)
+{
+    const cm_epochs *slot = &pool->epochs[i];
+    if (!is_late_locked(pool, i) || slot->awaited_epoch <= slot->recorded_epoch) {
+        return false;
+    }
+    return slot->stream == NULL ? can_fence
+                                : !cm_stream_is_foreign(slot->stream)
+                                      && (orders || cm_list_is_empty(&slot->marks));
+}
+
+/* Inside a cm_scope of its device. No fence is taken while the legacy stream says that
+ * a capture runs: recording over the context would break it. */
+static cm_status
+poll_slot(cm_pool *pool, uint32_t i, bool can_fence, bool orders)
+{
+    cm_epochs *slot = &pool->epochs[i];
+    const cm_stream *stream = slot->stream;
+    uint64_t handle = stream != NULL ? stream->handle : CM_STREAM_LEGACY;
+    bool capturing = false;
+    bool idle = false;
+    CM_TRY(look(pool, i));
+    cm_spin_lock_take(&pool->lock);
+    bool needed = needs_mark_locked(pool, i, can_fence, orders);
+    cm_spin_lock_give(&pool->lock);
+    if (needed) {
+        CM_TRY(ask_capturing(pool, handle, &capturing));
+        slot->is_capturing = stream != NULL && capturing;
+    }
+    if (!needed || capturing) {
+        return cm_ok();
+    }
+    uint64_t epoch = next_epoch(pool, i);
+    /* An idle stream needs no event, which would be done only a little later. */
+    if (stream != NULL && cm_is_ok(cm_rt_stream_query(pool->rt, handle, &idle))
+        && idle) {
+        end_epoch(pool, i, epoch);
+        return cm_ok();
+    }
+    CM_TRY(record(pool, i, stream, epoch));
+    return look(pool, i);
+}
+
+/* The first slot from `i` on that can be asked about; CM_SLOTS_MAX: there is none. */
+static uint32_t
+find_asked(cm_pool *pool, uint32_t i, bool can_fence)
+{
+    cm_spin_lock_take(&pool->lock);
+    while (i < CM_SLOTS_MAX && cm_list_is_empty(&pool->epochs[i].marks)
+           && !needs_mark_locked(pool, i, can_fence, false)) {
+        i = i + 1 == pool->slot_count ? CM_STREAMS_MAX : i + 1;
+    }
+    cm_spin_lock_give(&pool->lock);
+    return i;
+}
+
+/* Ask of all whether their work has ended. By the poller. Fails: the first failure. */
+static cm_status
+poll_slots(cm_pool *pool, bool can_fence)
+{
+    cm_status first = cm_ok();
+    for (uint32_t i = 0; (i = find_asked(pool, i, can_fence)) < CM_SLOTS_MAX; i++) {
+        cm_status status;
+        CM_IN_SCOPE(status, pool->rt, device_of(pool, i),
+                    poll_slot(pool, i, can_fence, false));
+        first = cm_first_failure(first, status);
+    }
+    return first;
 }
 
 bool
-cm_pool_order_after_slots(cm_pool *pool, cm_stream *stream,
-                          uint64_t done[CM_EPOCHS_MAX])
+cm_pool_order_after_slots(cm_pool *pool, cm_stream *stream, uint64_t done[CM_SLOTS_MAX])
 {
     bool any = false;
     cm_spin_lock_take(&pool->lock);
     memcpy(done, pool->done, sizeof(pool->done));
     cm_spin_lock_give(&pool->lock);
-    for (uint32_t i = 1; i < CM_EPOCHS_MAX; i++) {
-        cm_stream_epochs *slot = &pool->epochs[i];
-        if (!is_slot_late(pool, i)) {
+    for (uint32_t i = 1; i < CM_STREAMS_MAX; i++) {
+        cm_spin_lock_take(&pool->lock);
+        bool late = pool->epochs[i].given_epoch > pool->done[i];
+        cm_spin_lock_give(&pool->lock);
+        if (!late) {
             continue;
         }
         cm_status status;
-        CM_IN_SCOPE(status, pool->rt, slot->stream->device, cover(pool, slot));
-        if (cm_is_ok(status) && cm_is_ok(cm_stream_wait_event(stream, slot->event))) {
-            done[i] = slot->asked_epoch;
+        CM_IN_SCOPE(status, pool->rt, device_of(pool, i),
+                    poll_slot(pool, i, false, true));
+        cm_ignore(status); /* the events that there are tell of less */
+        const cm_mark *mark = find_mark(pool, i, true);
+        done[i] = pool->done[i];
+        if (mark != NULL && cm_is_ok(cm_stream_wait_event(stream, mark->event))) {
+            done[i] = mark->epoch;
             any = true;
         }
     }
@@ -313,98 +381,51 @@ cm_pool_order_after_slots(cm_pool *pool, cm_stream *stream,
 
 /* -- forgetting ------------------------------------------------------------------------- */
 
-/* Untag what has ended and note which slots are still named: also by spans that a
- * growth holds and by blocks that were handed out in stream order. */
+/* The slot is free from now on, and what names its epochs so far has ended. */
 static void
-clean_spans_locked(cm_pool *pool, bool named[CM_EPOCHS_MAX])
+empty_slot_locked(cm_pool *pool, uint32_t i)
 {
-    cm_heap_view view = cm_pool_view_locked(pool, 0);
-    for (cm_list *n = pool->heap.arenas.next; n != &pool->heap.arenas; n = n->next) {
-        for (cm_heap_span *s = CM_LIST_ENTRY(n, cm_arena, node)->first; s;
-             s = s->next) {
-            if (cm_span_is_clean(s, &view)) {
-                s->tag = 0;
-                s->epoch = 0;
-            }
-            named[s->tag] = true;
-        }
-    }
-}
-
-/* True when it is time to forget: the table is full, or the pool alone still keeps a
- * stream whose work has ended. */
-static bool
-has_orphan_slots(cm_pool *pool)
-{
-    uint32_t used = 0;
-    bool orphan = false;
-    cm_spin_lock_take(&pool->lock);
-    for (uint32_t i = 1; i < pool->slot_count; i++) {
-        const cm_stream_epochs *slot = &pool->epochs[i];
-        if (slot->stream != NULL) {
-            used++;
-            orphan |=
-                atomic_load_explicit(&slot->stream->refs, memory_order_relaxed) == 1
-                && slot->given_epoch <= pool->done[i];
-        }
-    }
-    cm_spin_lock_give(&pool->lock);
-    return orphan || used == CM_EPOCHS_MAX - 1;
-}
-
-void
-cm_pool_drop_slots(cm_pool *pool, bool all)
-{
-    bool named[CM_EPOCHS_MAX] = {false};
-    cm_stream_epochs dropped[CM_EPOCHS_MAX];
-    uint32_t count = 0;
-    cm_spin_lock_take(&pool->lock);
-    clean_spans_locked(pool, named);
-    for (uint32_t i = 1; i < pool->slot_count; i++) {
-        cm_stream_epochs *slot = &pool->epochs[i];
-        if (slot->stream != NULL && (all || !named[i])) {
-            dropped[count++] = *slot;
-            cm_pool_raise(&pool->done[i], slot->epoch);
-            *slot = (cm_stream_epochs){.epoch = slot->epoch};
-        }
-    }
+    cm_epochs *slot = &pool->epochs[i];
+    pool->given_count -= slot->given_epoch != 0;
+    pool->done[i] = slot->epoch++;
+    slot->stream = NULL;
+    slot->given_epoch = 0;
+    slot->awaited_epoch = 0;
+    slot->is_capturing = false;
     while (pool->slot_count > 1 && pool->epochs[pool->slot_count - 1].stream == NULL) {
         pool->slot_count--;
     }
-    cm_spin_lock_give(&pool->lock);
-    for (uint32_t i = 0; i < count; i++) {
-        cm_stream *stream = dropped[i].stream;
-        if (dropped[i].event != 0) {
-            cm_scope scope;
-            bool entered = cm_is_ok(cm_scope_enter(pool->rt, stream->device, &scope));
-            destroy_event(pool, dropped[i].event); /* by any context's thread */
-            if (entered) {
-                cm_scope_leave(&scope);
-            }
+}
+
+void
+cm_pool_drop_slots(cm_pool *pool, bool orphans_only)
+{
+    cm_stream *dropped[CM_STREAMS_MAX];
+    uint32_t count = 0;
+    cm_spin_lock_take(&pool->lock);
+    bool is_full = pool->slot_count == CM_STREAMS_MAX;
+    for (uint32_t i = pool->slot_count; i-- > 1;) {
+        cm_stream *stream = pool->epochs[i].stream;
+        if (stream != NULL && !is_late_locked(pool, i)
+            && cm_list_is_empty(&pool->epochs[i].marks)
+            && (!orphans_only || is_full
+                || atomic_load_explicit(&stream->refs, memory_order_relaxed) == 1)) {
+            dropped[count++] = stream;
+            empty_slot_locked(pool, i);
         }
-        cm_stream_release(stream);
+    }
+    cm_spin_lock_give(&pool->lock);
+    while (count > 0) {
+        cm_stream_release(dropped[--count]);
     }
 }
 
 /* -- blocks in flight ------------------------------------------------------------------------- */
 
-/* A miss asks about at most ASK_MAX events in vain and looks at at most PASS_MAX blocks
- * that stay, so that a long queue costs it little; those then go to the back, so that
- * every block has its turn. */
-enum { ASK_MAX = 256, PASS_MAX = 4096, LATE_MAX = 16 };
-
-/* How many go back to the heap before others may take the lock. */
-enum { GIVE_MAX = 256 };
-
-/* Streams found late while polling: what was recorded on them later is not asked. */
-typedef struct late_streams {
-    struct {
-        uint64_t key;
-        int device;
-    } at[LATE_MAX];
-    uint32_t count;
-    uint32_t asked_count; /* events that were asked in vain */
-} late_streams;
+enum {
+    PASS_MAX = 4096, /* a miss looks at so many that stay, the next one at others */
+    TURN_MAX = 256   /* looked at before others may take the lock */
+};
 
 static cm_flight *
 flight_of(cm_list *node)
@@ -412,302 +433,175 @@ flight_of(cm_list *node)
     return CM_LIST_ENTRY(node, cm_flight, node);
 }
 
-static uint64_t
-device_bit(int device)
-{
-    return UINT64_C(1) << device;
-}
-
-/* Drop event `i`; the last one takes its place. */
-static void
-remove_event(cm_pool *pool, cm_flight *flight, uint32_t i)
-{
-    destroy_event(pool, flight->events[i].handle);
-    flight->events[i] = flight->events[--flight->event_count];
-}
-
-/* Make an event on the current device, record it (`stream` NULL: over all that the
- * device is doing) and put it on the flight. Fails: nothing has changed. */
-static cm_status
-add_event(cm_pool *pool, cm_flight *flight, const cm_stream *stream, int device)
-{
-    uint64_t event;
-    if (flight->event_count == CM_FLIGHT_EVENT_MAX) {
-        return cm_fail(CM_ENOMEM, 0);
-    }
-    CM_TRY(cm_rt_event_create(pool->rt, CM_EVENT_DISABLE_TIMING, &event));
-    cm_status status = record_event(pool, event, stream);
-    if (!cm_is_ok(status)) {
-        destroy_event(pool, event);
-        return status;
-    }
-    flight->events[flight->event_count].handle = event;
-    flight->events[flight->event_count].key = stream != NULL ? stream->id : 0;
-    flight->events[flight->event_count].device = device;
-    flight->event_count++;
-    return status;
-}
-
 /* Inside a cm_scope of its device. Where even the question fails recording could break
- * someone's capture. */
+ * someone's capture. `fenced`: something will tell of all that the device does. */
 static cm_status
-record_use(cm_pool *pool, cm_flight *flight, const cm_stream *stream)
+note_use(cm_pool *pool, cm_flight *flight, cm_stream *stream, bool fenced)
 {
     bool capturing = false;
     CM_TRY(cm_rt_stream_is_capturing(pool->rt, stream->handle, &capturing));
     flight->captured = flight->captured || capturing;
-    if (capturing || (flight->fence_devices & device_bit(stream->device)) != 0) {
-        return cm_ok();
-    }
-    return add_event(pool, flight, stream, stream->device);
-}
-
-/* One event on `stream`; whatever is in the way of that makes a fence due instead. */
-static void
-note_use(cm_pool *pool, cm_flight *flight, const cm_stream *stream)
-{
-    cm_status status = cm_fail(CM_ENOTSUP, stream->handle);
-    if (cm_stream_is_kept(stream)) {
-        CM_IN_SCOPE(status, pool->rt, stream->device, record_use(pool, flight, stream));
-    }
-    flight->fence_devices |= cm_is_ok(status) ? 0 : device_bit(stream->device);
-}
-
-void
-cm_flight_record(cm_pool *pool, cm_flight *flight, cm_stream *const *uses,
-                 uint32_t use_count, unsigned flags)
-{
-    bool fence = (flags & CM_POOL_FREE_FENCE) != 0;
-    flight->event_count = 0;
-    /* Unknown workers may be on any device that this process uses. */
-    flight->fence_devices =
-        fence ? cm_pool_devices_in_use(pool) | device_bit(pool->config.device) : 0;
-    flight->captured = (flags & CM_POOL_FREE_CAPTURED) != 0;
-    for (uint32_t i = 0; i < use_count; i++) {
-        uint32_t j = 0;
-        while (j < i && !cm_stream_same(uses[j], uses[i])) {
-            j++;
-        }
-        if (j == i) {
-            note_use(pool, flight, uses[i]);
-        }
-    }
-}
-
-bool
-cm_flight_is_idle(const cm_flight *flight)
-{
-    return flight->event_count == 0 && flight->fence_devices == 0 && !flight->captured;
-}
-
-void
-cm_pool_abandon_flights(cm_pool *pool)
-{
-    cm_list *node;
-    cm_heap_view view = cm_pool_view_locked(pool, 0);
-    while ((node = cm_list_pop_front(&pool->in_flight)) != NULL) {
-        cm_flight *flight = flight_of(node);
-        while (flight->event_count > 0) {
-            remove_event(pool, flight, flight->event_count - 1);
-        }
-        (void)cm_heap_give(&pool->heap, flight->span, 0, 0, &view);
-        free(flight);
-    }
-    pool->counters.in_flight_count = 0;
-    pool->counters.in_flight_nbytes = 0;
-}
-
-/* Not while the legacy stream says that a capture runs: recording over the context
- * would break it. */
-static cm_status
-take_fence(cm_pool *pool, cm_flight *flight, int device)
-{
-    bool capturing;
-    CM_TRY(ask_capturing(pool, CM_STREAM_LEGACY, &capturing));
-    if (!capturing) {
-        CM_TRY(add_event(pool, flight, NULL, device));
-        flight->fence_devices &= ~device_bit(device);
+    if (!capturing && !fenced) {
+        CM_TRY(mark_stream(pool, stream, &flight->dues[flight->due_count]));
+        flight->due_count++;
     }
     return cm_ok();
 }
 
-/* Turn the fences that are due into events, as far as can be. */
-static void
-take_fences(cm_pool *pool, cm_flight *flight)
+cm_flight *
+cm_flight_create(cm_pool *pool, cm_heap_span *span, cm_stream *const *uses,
+                 uint32_t use_count, unsigned flags)
 {
-    for (int d = 0; d < CM_MAX_DEVICES; d++) {
-        if ((flight->fence_devices & device_bit(d)) != 0) {
-            cm_status status;
-            CM_IN_SCOPE(status, pool->rt, d, take_fence(pool, flight, d));
-            cm_ignore(status); /* it stays due */
+    size_t most = (size_t)use_count + (size_t)pool->rt->device_count;
+    cm_flight *flight = calloc(1, sizeof(*flight) + most * sizeof(*flight->dues));
+    if (flight == NULL) {
+        return NULL;
+    }
+    flight->span = span;
+    flight->captured = (flags & CM_POOL_FREE_CAPTURED) != 0;
+    uint64_t fences = 0; /* the devices that need one */
+    if ((flags & CM_POOL_FREE_FENCE) != 0) {
+        /* Unknown workers may be on any device that this process uses. */
+        fences = cm_pool_devices_in_use(pool) | device_bit(pool->config.device);
+    }
+    for (uint32_t i = 0; i < use_count; i++) {
+        uint64_t bit = device_bit(uses[i]->device);
+        cm_status status = cm_fail(CM_ENOTSUP, uses[i]->handle);
+        uint32_t j = 0;
+        while (j < i && !cm_stream_same(uses[j], uses[i])) {
+            j++;
+        }
+        if (j == i && cm_stream_is_kept(uses[i])) {
+            CM_IN_SCOPE(status, pool->rt, uses[i]->device,
+                        note_use(pool, flight, uses[i], (fences & bit) != 0));
+        }
+        if (j == i && !cm_is_ok(status)) {
+            fences |= bit; /* whatever is in the way */
         }
     }
+    cm_spin_lock_take(&pool->lock);
+    for (uint32_t i = CM_STREAMS_MAX; i < CM_SLOTS_MAX; i++) {
+        cm_epochs *slot = &pool->epochs[i];
+        if ((fences & device_bit(device_of(pool, i))) != 0) {
+            slot->awaited_epoch = slot->epoch;
+            flight->dues[flight->due_count++] = (cm_due){i, slot->epoch};
+        }
+    }
+    cm_spin_lock_give(&pool->lock);
+    return flight;
+}
+
+uint64_t
+cm_pool_fenced_nbytes_locked(const cm_pool *pool)
+{
+    uint64_t nbytes = 0;
+    for (cm_list *n = pool->in_flight.next; n != &pool->in_flight; n = n->next) {
+        const cm_flight *flight = flight_of(n);
+        bool fenced = false;
+        for (uint32_t i = 0; i < flight->due_count; i++) {
+            uint32_t slot = flight->dues[i].slot;
+            uint64_t epoch = flight->dues[i].epoch;
+            fenced |= slot >= CM_STREAMS_MAX && epoch > pool->done[slot]
+                      && epoch > pool->epochs[slot].recorded_epoch;
+        }
+        nbytes += fenced ? flight->span->block.nbytes : 0;
+    }
+    return nbytes;
 }
 
 static bool
-is_late(const late_streams *late, uint64_t key, int device)
+is_idle_locked(const cm_pool *pool, const cm_flight *flight)
 {
-    for (uint32_t i = 0; i < late->count; i++) {
-        if (late->at[i].key == key && late->at[i].device == device) {
-            return true;
-        }
+    bool idle = !flight->captured;
+    for (uint32_t i = 0; idle && i < flight->due_count; i++) {
+        idle = flight->dues[i].epoch <= pool->done[flight->dues[i].slot];
     }
-    return false;
+    return idle;
 }
 
+/* Give what is idle back to the heap: of some blocks, of all, or whether it is or not
+ * (`at_end`). By the poller. */
 static void
-note_late(late_streams *late, uint64_t key, int device)
+land_flights(cm_pool *pool, bool all, bool at_end)
 {
-    late->asked_count++;
-    if (key != 0 && late->count < LATE_MAX) {
-        late->at[late->count].key = key;
-        late->at[late->count].device = device;
-        late->count++;
-    }
-}
-
-/* Drop the events that are done, those of `idle` devices unasked. One that cannot be
- * asked stays for the next time. Fails: the first question that failed. */
-static cm_status
-query_events(cm_pool *pool, cm_flight *flight, uint64_t idle, late_streams *late)
-{
-    cm_status first = cm_ok();
-    for (uint32_t i = flight->event_count; i-- > 0;) {
-        uint64_t key = flight->events[i].key;
-        int device = flight->events[i].device;
-        bool done = (idle & device_bit(device)) != 0;
-        if (!done && is_late(late, key, device)) {
-            continue;
+    cm_list landed;
+    cm_list *node;
+    cm_list_init(&landed);
+    cm_spin_lock_take(&pool->lock);
+    uint64_t left = pool->counters.in_flight_count;
+    for (uint64_t passed = 0; left > 0 && (all || passed < PASS_MAX); left--) {
+        node = cm_list_pop_front(&pool->in_flight);
+        if (node == NULL) {
+            break; /* the others could not be noted */
         }
-        if (!done) {
-            cm_status status = query_event(pool, flight->events[i].handle, &done);
-            first = cm_first_failure(first, status);
-            key = cm_is_ok(status) ? key : 0;
-        }
-#if defined(CM_DEBUG) && defined(CM_TEST_SKIP_EVENTS)
-        done = true; /* a build of the stress that must fail */
-#endif
-        if (done) {
-            remove_event(pool, flight, i);
+        if (at_end || is_idle_locked(pool, flight_of(node))) {
+            cm_heap_view view = cm_pool_view_locked(pool, 0);
+            cm_heap_span *span = flight_of(node)->span;
+            pool->counters.in_flight_count--;
+            pool->counters.in_flight_nbytes -= span->block.nbytes;
+            /* The tag is of what ran before the block was handed out. */
+            (void)cm_heap_give(&pool->heap, span, span->tag, span->epoch, &view);
+            cm_pool_note_peaks_locked(pool);
+            cm_list_push_back(&landed, node);
         }
         else {
-            note_late(late, key, device);
+            passed++;
+            cm_list_push_back(&pool->in_flight, node);
         }
-    }
-    return first;
-}
-
-/* -- polling ---------------------------------------------------------------------------- */
-
-/* Blocks in flight that one thread looks at. Their order is kept, so that the first
- * late event of a stream tells of all later ones. */
-typedef struct flights {
-    cm_list left; /* to be looked at, also by the next look */
-    cm_list late; /* were looked at, and are not idle */
-    cm_list idle;
-} flights;
-
-static void
-give_flights(cm_pool *pool, flights *f)
-{
-    uint32_t count = 0;
-    cm_spin_lock_take(&pool->lock);
-    for (cm_list *n = f->idle.next; n != &f->idle; n = n->next) {
-        cm_heap_view view = cm_pool_view_locked(pool, 0);
-        cm_heap_span *span = flight_of(n)->span;
-        pool->counters.in_flight_count--;
-        pool->counters.in_flight_nbytes -= span->block.nbytes;
-        /* The tag is of what ran before the block was handed out. */
-        (void)cm_heap_give(&pool->heap, span, span->tag, span->epoch, &view);
-        cm_pool_note_peaks_locked(pool);
-        if (++count % GIVE_MAX == 0) { /* let others in between */
+        if (left % TURN_MAX == 0) {
             cm_spin_lock_give(&pool->lock);
             cm_spin_lock_take(&pool->lock);
         }
     }
-    cm_list_splice_back(&f->left, &f->late);
-    cm_list_splice_back(&f->left, &pool->in_flight);
-    cm_list_splice_back(&pool->in_flight, &f->left);
     cm_spin_lock_give(&pool->lock);
-    cm_list *node;
-    while ((node = cm_list_pop_front(&f->idle)) != NULL) {
+    while ((node = cm_list_pop_front(&landed)) != NULL) {
         free(flight_of(node));
     }
 }
 
-/* What had been given back at some time, and devices that have ended since all that
- * they were doing then. */
-typedef struct goal {
-    uint64_t serial;                /* of the youngest flight */
-    uint64_t epochs[CM_EPOCHS_MAX]; /* the youngest of each slot; 0: none */
-    uint64_t idle;                  /* devices, as bits */
-} goal;
-
-/* Look at blocks in flight: at some, or with an `aim` at all. Inside a cm_scope. */
-static cm_status
-poll_flights(cm_pool *pool, bool can_fence, const goal *aim, flights *f)
+void
+cm_pool_abandon_work(cm_pool *pool)
 {
-    cm_status first = cm_ok();
-    late_streams late = {.count = 0};
-    uint64_t passed = 0;
-    cm_list *node;
-    while ((aim != NULL || (late.asked_count < ASK_MAX && passed < PASS_MAX))
-           && (node = cm_list_pop_front(&f->left)) != NULL) {
-        cm_flight *flight = flight_of(node);
-        uint64_t idle = aim != NULL && flight->serial <= aim->serial ? aim->idle : 0;
-        flight->fence_devices &= ~idle;
-        if (can_fence && flight->fence_devices != 0) {
-            take_fences(pool, flight);
+    for (uint32_t i = 1; i < CM_SLOTS_MAX; i++) {
+        cm_mark *mark;
+        while ((mark = find_mark(pool, i, false)) != NULL) {
+            drop_mark(pool, mark);
         }
-        first = cm_first_failure(first, query_events(pool, flight, idle, &late));
-        bool is_idle = cm_flight_is_idle(flight);
-        passed += !is_idle;
-        cm_list_push_back(is_idle ? &f->idle : &f->late, node);
+        pool->done[i] = pool->epochs[i].epoch;
     }
-    return first;
+    cm_pool_drop_slots(pool, false);
+    land_flights(pool, true, true);
 }
 
-/* As cm_pool_poll(), with what is known by an `aim` (NULL: nothing), which also waits
- * for its turn. */
+/* -- polling ---------------------------------------------------------------------------- */
+
+/* As cm_pool_poll(); waits for its turn where there is an `aim`, the epochs of all
+ * slots that have ended on the devices `idle`. */
 static cm_status
-poll(cm_pool *pool, bool may_fence, const goal *aim)
+poll(cm_pool *pool, bool may_fence, const uint64_t *aim, uint64_t idle)
 {
     if (!cm_pool_begin(pool, &pool->polling, aim != NULL)) {
         return cm_ok();
     }
-    flights f;
-    cm_list_init(&f.left);
-    cm_list_init(&f.late);
-    cm_list_init(&f.idle);
     cm_spin_lock_take(&pool->lock);
-    cm_list_splice_back(&f.left, &pool->in_flight);
-    for (uint32_t i = 1; aim != NULL && i < pool->slot_count; i++) {
-        const cm_stream *stream = pool->epochs[i].stream;
-        if (stream != NULL && (aim->idle & device_bit(stream->device)) != 0) {
-            cm_pool_raise(&pool->done[i], aim->epochs[i]);
+    for (uint32_t i = 1; aim != NULL && i < CM_SLOTS_MAX; i++) {
+        if (is_late_locked(pool, i) && (idle & device_bit(device_of(pool, i))) != 0) {
+            cm_pool_raise(&pool->done[i], aim[i]);
         }
     }
     cm_spin_lock_give(&pool->lock);
-    cm_status first = cm_ok();
-    if (!cm_list_is_empty(&f.left)) {
-        bool can_fence =
-            may_fence && cm_runtime_has(pool->rt, CM_OP_context_record_event);
-        CM_IN_SCOPE(first, pool->rt, pool->config.device,
-                    poll_flights(pool, can_fence, aim, &f));
-    }
-    first = cm_first_failure(first, poll_slots(pool));
-    give_flights(pool, &f);
-    if (has_orphan_slots(pool)) {
-        cm_pool_drop_slots(pool, false);
-    }
+    bool can_fence = may_fence && cm_runtime_has(pool->rt, CM_OP_context_record_event);
+    cm_status status = poll_slots(pool, can_fence);
+    land_flights(pool, aim != NULL, false);
+    cm_pool_drop_slots(pool, true);
     cm_pool_end(pool, &pool->polling);
-    return first;
+    return status;
 }
 
 cm_status
 cm_pool_poll(cm_pool *pool, bool may_fence)
 {
-    return poll(pool, may_fence, NULL);
+    return poll(pool, may_fence, NULL, 0);
 }
 
 /* -- waiting ------------------------------------------------------------------------------ */
@@ -721,46 +615,11 @@ enum {
     NAP_SHARE = 128, /* of the time waited so far */
 };
 
-static void
-set_goal(cm_pool *pool, goal *out)
-{
-    cm_spin_lock_take(&pool->lock);
-    out->serial = pool->counters.free_count;
-    out->idle = 0;
-    for (uint32_t i = 0; i < CM_EPOCHS_MAX; i++) {
-        out->epochs[i] = pool->epochs[i].given_epoch;
-    }
-    cm_spin_lock_give(&pool->lock);
-}
-
-/* An event of it that has not been seen to pass; 0: none. By the poller. */
-static uint64_t
-find_event(cm_pool *pool, const goal *aim)
-{
-    uint64_t event = 0;
-    cm_spin_lock_take(&pool->lock);
-    for (cm_list *n = pool->in_flight.next; n != &pool->in_flight && event == 0;
-         n = n->next) {
-        const cm_flight *flight = flight_of(n);
-        if (flight->serial <= aim->serial && !flight->captured
-            && flight->event_count > 0) {
-            event = flight->events[0].handle;
-        }
-    }
-    for (uint32_t i = 1; i < pool->slot_count && event == 0; i++) {
-        const cm_stream_epochs *slot = &pool->epochs[i];
-        if (slot->asked_epoch != 0 && aim->epochs[i] > pool->done[i]) {
-            event = slot->event;
-        }
-    }
-    cm_spin_lock_give(&pool->lock);
-    return event;
-}
-
-/* False: nothing is left that can be asked about, or asking fails. A wait that nobody
- * interrupts sits in the runtime, and takes no fences: it waits for their devices. */
+/* False: nothing of the goal is left that can be asked about, or asking fails. A wait
+ * that nobody interrupts sits in the runtime, and takes no fences: it waits for their
+ * devices. */
 static bool
-is_pending(cm_pool *pool, bool can_interrupt, const goal *aim)
+is_pending(cm_pool *pool, bool can_interrupt, const uint64_t *goal)
 {
     cm_status status = cm_pool_poll(pool, can_interrupt);
     if (!cm_is_ok(status)) {
@@ -769,40 +628,33 @@ is_pending(cm_pool *pool, bool can_interrupt, const goal *aim)
     if (!cm_pool_begin(pool, &pool->polling, false)) {
         return true; /* another thread looks, or waits */
     }
-    uint64_t event = find_event(pool, aim);
-    if (event != 0 && !can_interrupt) {
+    const cm_mark *mark = NULL;
+    for (uint32_t i = 1; i < CM_SLOTS_MAX && mark == NULL; i++) {
+        mark = goal[i] > pool->done[i] ? find_mark(pool, i, false) : NULL;
+    }
+    if (mark != NULL && !can_interrupt) {
         CM_IN_SCOPE(status, pool->rt, pool->config.device,
-                    cm_rt_event_synchronize(pool->rt, event));
+                    cm_rt_event_synchronize(pool->rt, mark->event));
     }
     cm_pool_end(pool, &pool->polling);
-    return event != 0 && cm_is_ok(status);
+    return mark != NULL && cm_is_ok(status);
 }
 
 /* The devices that tell when what is left of the goal has ended: those of fences, and
- * of events and streams (unless `fences_only`) of which asking did not tell. Only
- * epochs that it is to tell of stay in the goal. By the poller. */
+ * of streams (unless `fences_only`) of which asking did not tell. Only epochs that they
+ * are to tell of stay in the goal. By the poller. */
 static uint64_t
-find_due(cm_pool *pool, bool fences_only, goal *aim)
+find_due(cm_pool *pool, bool fences_only, uint64_t *goal)
 {
     uint64_t due = 0;
     cm_spin_lock_take(&pool->lock);
-    for (cm_list *n = pool->in_flight.next; n != &pool->in_flight; n = n->next) {
-        const cm_flight *flight = flight_of(n);
-        uint32_t count = fences_only ? 0 : flight->event_count;
-        if (flight->serial <= aim->serial) {
-            due |= flight->fence_devices;
-            for (uint32_t i = 0; i < count; i++) {
-                due |= device_bit(flight->events[i].device);
-            }
-        }
-    }
-    for (uint32_t i = 1; i < CM_EPOCHS_MAX; i++) {
-        cm_stream_epochs *slot = &pool->epochs[i];
+    for (uint32_t i = 1; i < CM_SLOTS_MAX; i++) {
+        cm_epochs *slot = &pool->epochs[i];
         /* No device may be waited for while one of its streams captures. */
-        bool is_due = !fences_only && is_late_locked(pool, i) && !slot->is_capturing
-                      && aim->epochs[i] > pool->done[i];
-        aim->epochs[i] = is_due ? slot->epoch++ : 0;
-        due |= is_due ? device_bit(slot->stream->device) : 0;
+        bool is_due = is_late_locked(pool, i) && goal[i] > pool->done[i]
+                      && !slot->is_capturing && (i >= CM_STREAMS_MAX || !fences_only);
+        goal[i] = is_due ? slot->epoch++ : 0;
+        due |= is_due ? device_bit(device_of(pool, i)) : 0;
     }
     cm_spin_lock_give(&pool->lock);
     return due;
@@ -851,11 +703,11 @@ nap_after(uint64_t elapsed_ns)
 
 /* Until nothing of the goal can be asked about any more. Fails: CM_ECANCELLED. */
 static cm_status
-wait_events(cm_pool *pool, const cm_wait_hooks *hooks, const goal *aim)
+wait_events(cm_pool *pool, const cm_wait_hooks *hooks, const uint64_t *goal)
 {
     uint64_t start = cm_now_ns();
     uint64_t asked = start;
-    while (is_pending(pool, hooks->interrupted != NULL, aim)) {
+    while (is_pending(pool, hooks->interrupted != NULL, goal)) {
         CM_TRY(cm_wait_ask(hooks, &asked));
         nap_after(cm_now_ns() - start);
     }
@@ -867,18 +719,23 @@ cm_pool_wait(cm_pool *pool, const cm_wait_hooks *hooks, bool fences_only)
 {
     static const cm_wait_hooks uninterrupted = {.interrupted = NULL};
     hooks = hooks != NULL ? hooks : &uninterrupted;
-    goal aim;
-    set_goal(pool, &aim);
+    uint64_t goal[CM_SLOTS_MAX]; /* what had been given back by now; 0: nothing */
+    cm_spin_lock_take(&pool->lock);
+    for (uint32_t i = 0; i < CM_SLOTS_MAX; i++) {
+        goal[i] = pool->epochs[i].awaited_epoch;
+    }
+    cm_spin_lock_give(&pool->lock);
     if (!fences_only) {
-        CM_TRY(wait_events(pool, hooks, &aim));
+        CM_TRY(wait_events(pool, hooks, goal));
     }
     (void)cm_pool_begin(pool, &pool->polling, true);
-    uint64_t due = find_due(pool, fences_only, &aim);
+    uint64_t due = find_due(pool, fences_only, goal);
     cm_pool_end(pool, &pool->polling);
-    cm_status status = wait_devices(pool, hooks, due, &aim.idle);
+    uint64_t idle = 0;
+    cm_status status = wait_devices(pool, hooks, due, &idle);
     return status.code == CM_ECANCELLED
                ? status
-               : cm_first_failure(status, poll(pool, false, &aim));
+               : cm_first_failure(status, poll(pool, false, goal, idle));
 }
 
 cm_status

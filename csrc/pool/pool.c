@@ -54,8 +54,7 @@ cm_pool_create(cm_runtime *rt, const cm_pool_config *config, cm_pool **out)
     cm_heap_init(&pool->heap);
     cm_list_init(&pool->in_flight);
     cm_list_init(&pool->fork_node);
-    pool->slot_count = 1;
-    pool->done[0] = UINT64_MAX;
+    cm_pool_init_slots(pool);
     *out = pool;
     return cm_ok();
 }
@@ -68,11 +67,12 @@ destroy(cm_pool *pool)
     cm_pool_unwatch_forks(pool); /* nothing lives: what follows is without the lock */
     /* Giving back does not wait for all kinds. */
     (void)CM_TRY_TWICE(cm_pool_wait(pool, NULL, false));
-    cm_pool_drop_slots(pool, true);
     cm_scope scope;
-    if (pool->source != NULL
-        && CM_TRY_TWICE(cm_scope_enter(pool->rt, pool->config.device, &scope))) {
-        cm_pool_abandon_flights(pool);
+    bool entered =
+        pool->source != NULL
+        && CM_TRY_TWICE(cm_scope_enter(pool->rt, pool->config.device, &scope));
+    cm_pool_abandon_work(pool);
+    if (entered) {
         for (int attempt = 0; attempt < 2 && pool->heap.free_nbytes > 0; attempt++) {
             uint64_t released_nbytes = 0;
             cm_ignore(cm_pool_release_chunks(pool, 0, &released_nbytes));
@@ -173,7 +173,7 @@ is_long_locked(const cm_pool *pool, uint64_t size)
 static inline bool
 must_ask_locked(const cm_pool *pool, uint64_t size, const cm_heap_view *view)
 {
-    return pool->slot_count > 2 && is_long_locked(pool, size)
+    return pool->given_count > 1 && is_long_locked(pool, size)
            && cm_pool_is_other_late_locked(pool, view->tag);
 }
 
@@ -245,13 +245,9 @@ take_ended(cm_pool *pool, const alloc_request *r)
     /* Without context events blocks with fences would pile up until memory runs out:
      * so much may wait before their devices are waited for. */
     uint64_t most_fenced = UINT64_C(64) << 20;
-    uint64_t fenced = 0;
     cm_spin_lock_take(&pool->lock);
     bool any = !cm_list_is_empty(&pool->in_flight) || pool->slot_count > 1;
-    for (cm_list *n = pool->in_flight.next; n != &pool->in_flight; n = n->next) {
-        const cm_flight *flight = CM_LIST_ENTRY(n, cm_flight, node);
-        fenced += flight->fence_devices != 0 ? flight->span->block.nbytes : 0;
-    }
+    uint64_t fenced = cm_pool_fenced_nbytes_locked(pool);
     cm_pool_raise(&most_fenced, pool->counters.live_nbytes / 4);
     cm_spin_lock_give(&pool->lock);
     bool may_fence = !r->capturing && fenced > pool->config.fence_limit_nbytes;
@@ -289,21 +285,8 @@ grow(cm_pool *pool, const alloc_request *r, cm_heap_span **out)
     return status;
 }
 
-/* `span` was taken for `stream`, which waits for the late work on it: from now on that
- * stream's own order is what protects it. `recorded`: the epoch
- * of an event recorded just now; 0: none was. */
-static void
-retag_locked(cm_pool *pool, cm_heap_span *span, cm_stream *stream, uint64_t recorded)
-{
-    uint32_t tag = cm_pool_slot_locked(pool, stream);
-    if (tag != 0 && span->tag != 0) {
-        span->tag = tag;
-        span->epoch = recorded != 0 ? recorded : pool->epochs[tag].epoch;
-        pool->epochs[tag].given_epoch = span->epoch;
-    }
-}
-
-/* Memory with work of another stream pending, once this stream waits for that work. */
+/* Memory with work of another stream pending, once this stream waits for that work:
+ * from now on its own order is what protects it. */
 static cm_heap_span *
 take_ordered(cm_pool *pool, const alloc_request *r)
 {
@@ -311,15 +294,12 @@ take_ordered(cm_pool *pool, const alloc_request *r)
         || !cm_pool_begin(pool, &pool->polling, true)) {
         return NULL;
     }
-    uint64_t done[CM_EPOCHS_MAX];
+    uint64_t done[CM_SLOTS_MAX];
     cm_heap_span *span = NULL;
     if (cm_pool_order_after_slots(pool, r->stream, done)) {
-        bool can_retag = cm_stream_is_kept(r->stream);
-        uint64_t recorded = 0;
-        if (can_retag && cm_pool_slot_needs_record(pool, r->stream)) {
-            recorded = cm_pool_try_record_slot(pool, r->stream);
-            can_retag = recorded != 0;
-        }
+        cm_due due = {0, 0};
+        bool can_retag = cm_stream_is_kept(r->stream)
+                         && cm_pool_try_mark_foreign(pool, r->stream, &due);
         cm_spin_lock_take(&pool->lock);
         cm_heap_view view = cm_pool_view_for_locked(pool, r->stream);
         view.done = done;
@@ -327,8 +307,13 @@ take_ordered(cm_pool *pool, const alloc_request *r)
                               &view);
         if (span != NULL) {
             pool->counters.cross_stream_wait_count++;
-            if (can_retag) {
-                retag_locked(pool, span, r->stream, recorded);
+            if (can_retag && due.slot == 0) {
+                due.slot = cm_pool_slot_locked(pool, r->stream);
+            }
+            if (due.slot != 0 && span->tag != 0) {
+                cm_pool_give_in_order_locked(pool, &due);
+                span->tag = due.slot;
+                span->epoch = due.epoch;
             }
             hand_out_locked(pool, span, r->nbytes, false);
         }
@@ -451,28 +436,28 @@ is_ordered(cm_pool *pool, const cm_stream *stream)
 }
 
 /* Back to the heap, `stream` (NULL: none) in whose order alone it may be used yet. What
- * ran on it before it was handed out may still run, whatever has used it since.
- * `recorded`: the epoch of an event recorded just now; 0: none was.
+ * ran on it before it was handed out may still run, whatever has used it since. `due`:
+ * where an event was recorded just now; slot 0: none was.
  * False: the stream cannot be marked or is not the only one, nothing changed. */
 static bool
-try_give(cm_pool *pool, cm_heap_span *span, cm_stream *stream, uint64_t recorded)
+try_give(cm_pool *pool, cm_heap_span *span, cm_stream *stream, cm_due due)
 {
     cm_spin_lock_take(&pool->lock);
     bool was_late = span->epoch > pool->done[span->tag];
-    uint32_t tag = was_late ? span->tag : 0;
-    uint64_t epoch = was_late ? span->epoch : 0;
     if (stream != NULL) {
-        tag = cm_pool_slot_locked(pool, stream);
-        if (tag == 0 || (was_late && span->tag != tag)) {
+        due.slot = due.slot != 0 ? due.slot : cm_pool_slot_locked(pool, stream);
+        if (due.slot == 0 || (was_late && span->tag != due.slot)) {
             cm_spin_lock_give(&pool->lock);
             return false;
         }
-        epoch = recorded != 0 ? recorded : pool->epochs[tag].epoch;
-        pool->epochs[tag].given_epoch = epoch;
+        cm_pool_give_in_order_locked(pool, &due);
     }
-    cm_heap_view view = cm_pool_view_locked(pool, tag);
+    else if (was_late) {
+        due = (cm_due){span->tag, span->epoch};
+    }
+    cm_heap_view view = cm_pool_view_locked(pool, due.slot);
     take_back_locked(pool, span);
-    cm_heap_give_ready(&pool->heap, span, tag, epoch, &view);
+    cm_heap_give_ready(&pool->heap, span, due.slot, due.epoch, &view);
     cm_pool_note_peaks_locked(pool);
     leave(pool);
     return true;
@@ -487,25 +472,17 @@ cm_pool_quick_free(cm_pool *pool, cm_block *block, cm_stream *const *uses,
         return false;
     }
     return try_give(pool, (cm_heap_span *)(void *)block,
-                    use_count == 0 ? NULL : uses[0], 0);
+                    use_count == 0 ? NULL : uses[0], (cm_due){0, 0});
 }
 
 /* The same for a stream whose order protects the block. */
 static bool
 try_give_ordered(cm_pool *pool, cm_heap_span *span, cm_stream *stream)
 {
-    if (!cm_stream_may_capture(stream) || !cm_pool_slot_needs_record(pool, stream)) {
-        return try_give(pool, span, stream, 0);
-    }
-    if (!cm_pool_begin(pool, &pool->polling, false)) {
-        return false;
-    }
-    (void)cm_pool_hold(pool); /* giving the last block back must not end it here */
-    uint64_t recorded = cm_pool_try_record_slot(pool, stream);
-    bool given = recorded != 0 && try_give(pool, span, stream, recorded);
-    cm_pool_end(pool, &pool->polling);
-    cm_pool_release(pool);
-    return given;
+    cm_due due = {0, 0};
+    return (!cm_stream_may_capture(stream)
+            || cm_pool_try_mark_foreign(pool, stream, &due))
+           && try_give(pool, span, stream, due);
 }
 
 static void
@@ -519,7 +496,6 @@ give_to_flight(cm_pool *pool, cm_heap_span *span, cm_flight *flight)
     c->in_flight_nbytes += span->block.nbytes;
     cm_pool_note_peaks_locked(pool);
     if (flight != NULL) {
-        flight->serial = c->free_count;
         cm_list_push_back(&pool->in_flight, &flight->node);
     }
     leave(pool);
@@ -533,27 +509,17 @@ cm_pool_free(cm_pool *pool, cm_block *block, cm_stream *const *uses, uint32_t us
         return;
     }
     cm_heap_span *span = (cm_heap_span *)(void *)block;
-    if (flags == 0 && use_count == 0 && try_give(pool, span, NULL, 0)) {
+    if (flags == 0 && use_count == 0 && try_give(pool, span, NULL, (cm_due){0, 0})) {
         return;
     }
     if (flags == 0 && use_count == 1 && is_ordered(pool, uses[0])
         && try_give_ordered(pool, span, uses[0])) {
         return;
     }
-    cm_flight *flight = malloc(sizeof(*flight));
+    cm_flight *flight = cm_flight_create(pool, span, uses, use_count, flags);
     if (flight == NULL) {
         /* There is no way to know when it is idle: it stays in flight for ever. */
         atomic_fetch_add(&pool->lost_count, 1);
-        give_to_flight(pool, span, NULL);
-        return;
-    }
-    cm_list_init(&flight->node);
-    flight->span = span;
-    cm_flight_record(pool, flight, uses, use_count, flags);
-    if (cm_flight_is_idle(flight)) {
-        free(flight);
-        (void)try_give(pool, span, NULL, 0);
-        return;
     }
     give_to_flight(pool, span, flight);
 }
@@ -596,7 +562,7 @@ check_locked(const cm_pool *pool)
     uint64_t held = nbytes[CM_SPAN_LIVE] + nbytes[CM_SPAN_FLIGHT] + nbytes[CM_SPAN_FREE]
                     + nbytes[CM_SPAN_READY];
     bool settled = count[CM_SPAN_BUSY] == 0 && !pool->growing;
-    for (uint32_t i = 1; i < pool->slot_count; i++) {
+    for (uint32_t i = 1; i < CM_SLOTS_MAX; i++) {
         if (pool->done[i] > pool->epochs[i].epoch) {
             return false;
         }

@@ -166,9 +166,10 @@ enum {
 /* Give a block back. `uses` are the streams that worked on it (borrowed). Never blocks
  * (unless it is the pool's last holder): events are recorded here and looked at later,
  * and a fence is taken at the next look. A runtime failure while recording turns into a
- * fence; a stream that nobody keeps alive counts as one. A block used in a capture, or
- * on a stream that is capturing now, belongs to the graph: it comes back when the pool
- * ends. In a forked child the block is leaked. */
+ * fence; so does a stream that nobody keeps alive, and one beyond the 255 that a pool
+ * tells apart. A block used in a capture, or on a stream that is capturing now, belongs
+ * to the graph: it comes back when the pool ends. In a forked child the block is
+ * leaked. */
 void cm_pool_free(cm_pool *pool, cm_block *block, cm_stream *const *uses,
                   uint32_t use_count, unsigned flags);
 /* True when cm_pool_free() of such a block makes no runtime call. */

@@ -15,39 +15,50 @@
 #include "pool/heap.h"
 #include "pool/pool.h"
 
-enum { CM_FLIGHT_EVENT_MAX = 8, CM_EPOCHS_MAX = 64 };
+/* Whose work is told apart: streams, at index 0 none, and after them each device, for
+ * work of nobody knows which stream. */
+enum { CM_STREAMS_MAX = 256, CM_SLOTS_MAX = CM_STREAMS_MAX + CM_MAX_DEVICES };
 
-/* A freed block that something may still work on: what must end first. */
+/* Work that must end first: that of a slot up to an epoch. */
+typedef struct cm_due {
+    uint32_t slot;
+    uint64_t epoch;
+} cm_due;
+
+/* An event recorded in an epoch: once it has passed, the work of up to then has ended.
+ */
+typedef struct cm_mark {
+    cm_list node;   /* in its slot */
+    uint64_t event; /* owned */
+    uint64_t epoch;
+} cm_mark;
+
+/* Work of one stream or device, in epochs. Free spans are tagged with a slot's index
+ * and epoch, blocks in flight wait for some. */
+typedef struct cm_epochs {
+    cm_stream *stream;       /* held; NULL: the slot is free, or a device's */
+    uint64_t epoch;          /* of blocks given now */
+    uint64_t given_epoch;    /* the youngest of any block in the heap; 0: none */
+    uint64_t awaited_epoch;  /* the youngest that anything waits for; 0: none */
+    uint64_t recorded_epoch; /* the youngest of any mark; 0: there was none */
+    cm_list marks;           /* the oldest first, but for races */
+    bool is_capturing;       /* when it was asked last: no event can be recorded */
+} cm_epochs;
+
+/* A freed block that something may still work on. */
 typedef struct cm_flight {
-    cm_list node; /* in flight, or in the hands of the poller */
+    cm_list node; /* in flight */
     cm_heap_span *span;
-    struct {
-        uint64_t handle; /* owned event, recorded */
-        uint64_t key;    /* of its stream; 0: of the whole context */
-        int device;
-    } events[CM_FLIGHT_EVENT_MAX]; /* all must be done before the block is idle */
-    uint32_t event_count;
-    uint64_t serial;        /* the pool's free_count when it was given back */
-    uint64_t fence_devices; /* bit d: whatever device d was doing must end first */
     bool captured; /* a graph may use it at any time: stays until the pool ends */
+    uint32_t due_count;
+    cm_due dues[]; /* all must end before the block is idle */
 } cm_flight;
-
-/* A stream whose freed blocks are in the heap, tagged with this slot's index and the
- * epoch of the time: an event recorded in epoch e and done ends all of up to e. */
-typedef struct cm_stream_epochs {
-    cm_stream *stream;    /* held; NULL: the slot is free */
-    uint64_t epoch;       /* of blocks given now */
-    uint64_t given_epoch; /* the youngest of any block given; 0: none */
-    uint64_t event;       /* owned, made at first need; 0: none */
-    uint64_t asked_epoch; /* the epoch the event stands for; 0: not recorded */
-    bool is_capturing;    /* when it was asked last: no event can be recorded */
-} cm_stream_epochs;
 
 /* Invariants, under the lock (S(x) is the sum of nbytes of the spans in state x):
  *   live_nbytes = S(LIVE)   in_flight_nbytes = S(FLIGHT)   heap.free_nbytes = S(FREE)
  *   reserved_nbytes = S(LIVE) + S(FLIGHT) + S(FREE) + S(BUSY with memory), but for what
  *   a growth under way has made
- *   in_flight_count = |in_flight| + what the poller holds + what could not be noted
+ *   in_flight_count = |in_flight| + what could not be noted
  *   hit_count + miss_count = allocation_count
  *   each peak >= what it is the peak of
  *   each flight of in_flight waits for something
@@ -62,11 +73,12 @@ struct cm_pool {
     uint64_t align; /* of small blocks: sizes and places */
     uint64_t large; /* from here on pages */
     cm_heap heap;
-    cm_list in_flight;   /* but for those that the poller looks at */
-    uint32_t slot_count; /* used up to here, index 0 unused */
-    cm_stream_epochs epochs[CM_EPOCHS_MAX];
-    uint64_t done[CM_EPOCHS_MAX]; /* per slot: the last epoch that has ended */
-    cm_pool_counters counters;    /* those of the heap are filled in on reading */
+    cm_list in_flight;
+    uint32_t slot_count;  /* of streams: used up to here, index 0 unused */
+    uint32_t given_count; /* of streams in whose order blocks were given */
+    cm_epochs epochs[CM_SLOTS_MAX];
+    uint64_t done[CM_SLOTS_MAX]; /* per slot: the last epoch that has ended */
+    cm_pool_counters counters;   /* those of the heap are filled in on reading */
     /* Only their peaks: those since cm_pool_reset_peaks(), and those of the window that
      * is open, both up to when those of `counters` began anew. */
     cm_pool_counters peaks_before;
@@ -155,6 +167,8 @@ void cm_pool_end(cm_pool *pool, _Atomic bool *role);
 
 /* Streams and their epochs. */
 
+void cm_pool_init_slots(cm_pool *pool);
+
 /* May the handle be used later? One that nobody keeps alive may be dead or recycled,
  * and the per-thread handle means another stream on each thread. */
 bool cm_stream_is_kept(const cm_stream *stream);
@@ -178,7 +192,7 @@ static inline cm_heap_view
 cm_pool_view_locked(const cm_pool *pool, uint32_t slot)
 {
     return (cm_heap_view){
-        .tag = slot, .done = pool->done, .alone = pool->slot_count <= 2};
+        .tag = slot, .done = pool->done, .alone = pool->given_count <= 1};
 }
 
 /* What a block for `stream` (NULL: any) may be cut from. */
@@ -190,31 +204,46 @@ cm_pool_view_for_locked(const cm_pool *pool, const cm_stream *stream)
 
 /* The same, made on first need; 0: there are too many. */
 uint32_t cm_pool_slot_locked(cm_pool *pool, cm_stream *stream);
-/* A stream that somebody else owns may be gone later: true where a block given in its
- * order needs an event now. */
-bool cm_pool_slot_needs_record(cm_pool *pool, cm_stream *stream);
-/* Record it: the epoch it stands for; 0: it could not be. By the poller. */
-uint64_t cm_pool_try_record_slot(cm_pool *pool, cm_stream *stream);
+
+/* A block is given in the order of a stream: it waits for `due`, whose epoch 0 means
+ * the one of now. */
+static inline void
+cm_pool_give_in_order_locked(cm_pool *pool, cm_due *due)
+{
+    cm_epochs *slot = &pool->epochs[due->slot];
+    due->epoch = due->epoch != 0 ? due->epoch : slot->epoch;
+    if (due->epoch > pool->done[due->slot]) {
+        pool->given_count += slot->given_epoch == 0;
+        cm_pool_raise(&slot->given_epoch, due->epoch);
+        cm_pool_raise(&slot->awaited_epoch, due->epoch);
+    }
+}
+
+/* Of a stream that somebody else owns, and which may be gone later, an event is
+ * recorded now, for a block that is then given in its order; *out is left as it is
+ * where none is needed. False: it cannot be. */
+bool cm_pool_try_mark_foreign(cm_pool *pool, cm_stream *stream, cm_due *out);
 /* True when spans of a stream other than that of slot `own` are not seen idle yet. */
 bool cm_pool_is_other_late_locked(const cm_pool *pool, uint32_t own);
 /* Make `stream` wait for all late streams and return in `done` the epochs which it may
  * then take. False: nothing to wait for, or it cannot. By the poller. */
 bool cm_pool_order_after_slots(cm_pool *pool, cm_stream *stream,
-                               uint64_t done[CM_EPOCHS_MAX]);
-/* Forget streams that no span is tagged with any more; `all`: at the end. By the
- * poller. */
-void cm_pool_drop_slots(cm_pool *pool, bool all);
+                               uint64_t done[CM_SLOTS_MAX]);
+/* Forget streams whose work has ended: all of them, or those that the pool alone keeps
+ * while there is room for others. By the poller. */
+void cm_pool_drop_slots(cm_pool *pool, bool orphans_only);
 
 /* Blocks in flight; without the lock. */
 
-/* Note on `flight`, which no list holds, all that must end before it is idle. */
-void cm_flight_record(cm_pool *pool, cm_flight *flight, cm_stream *const *uses,
-                      uint32_t use_count, unsigned flags);
-/* True when nothing has to end first. */
-bool cm_flight_is_idle(const cm_flight *flight);
+/* All that must end before the block of `span` is idle; in no list yet. NULL: no
+ * memory. */
+cm_flight *cm_flight_create(cm_pool *pool, cm_heap_span *span, cm_stream *const *uses,
+                            uint32_t use_count, unsigned flags);
+/* Bytes of blocks that wait for a device, of which no event tells. */
+uint64_t cm_pool_fenced_nbytes_locked(const cm_pool *pool);
 /* What waits for a graph, or could not be waited for, goes back to the heap as well.
- * When the pool ends, inside a cm_scope. */
-void cm_pool_abandon_flights(cm_pool *pool);
+ * When the pool ends. */
+void cm_pool_abandon_work(cm_pool *pool);
 
 /* Move what is idle from in flight to the heap, and see which streams' work has ended.
  * Does nothing while another thread does. `may_fence`: no capture is known to run on

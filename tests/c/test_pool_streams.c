@@ -292,7 +292,7 @@ test_pool_stream_nobody_keeps_is_never_touched(void)
 }
 
 static void
-test_pool_more_streams_than_events_still_wait_for_all(void)
+test_pool_block_of_many_streams_waits_for_all(void)
 {
     enum { COUNT = 12 };
     cm_runtime *rt = open_emulated(13000, 1, 256 * MIB);
@@ -325,6 +325,47 @@ test_pool_more_streams_than_events_still_wait_for_all(void)
     for (int i = 0; i < COUNT; i++) {
         cm_stream_release(streams[i]);
     }
+    close_emulated(rt);
+}
+
+/* More than the pool tells apart: the others are waited for by their device. */
+static void
+test_pool_streams_beyond_all_slots_are_waited_for(void)
+{
+    enum { COUNT = 300 };
+    cm_runtime *rt = open_emulated(13000, 1, 256 * MIB);
+    cm_pool *pool = open_pool(rt, PINNED);
+    cm_stream *streams[COUNT];
+    cm_block *blocks[COUNT];
+    for (int i = 0; i < COUNT; i++) {
+        streams[i] = open_stream(rt, 0);
+        blocks[i] = take(pool, i < COUNT - 1 ? 64 : CHUNK, NULL);
+    }
+    const void *last = blocks[COUNT - 1]->host;
+    hold_work(rt, streams[COUNT - 1], blocks[COUNT - 1]);
+    for (int i = 0; i < COUNT; i++) {
+        give(pool, blocks[i], streams[i], 0);
+    }
+    for (int i = 0; i < COUNT - 1; i++) {
+        synchronize(rt, streams[i]);
+    }
+    cm_block *block = take(pool, CHUNK, NULL);
+    CHECK(block->host != last);
+    CHECK_GE(read_counters(pool).in_flight_count, 1);
+    CHECK_LE(read_counters(pool).in_flight_count, COUNT - 255);
+    give(pool, block, NULL, 0);
+    uint64_t released = 0;
+    CHECK_OK(cm_emulated_gate_open(rt, streams[COUNT - 1]->handle));
+    CHECK_OK(cm_pool_trim(pool, 0, true, &released));
+    CHECK_EQ(read_counters(pool).reserved_nbytes, 0);
+    for (int i = 0; i < COUNT; i++) {
+        cm_stream_release(streams[i]);
+    }
+    cm_emulated_counts counts;
+    cm_emulated_read_counts(rt, &counts);
+    CHECK_EQ(counts.streams, 0);
+    CHECK_EQ(counts.events, 0);
+    cm_pool_release(pool);
     close_emulated(rt);
 }
 
@@ -548,7 +589,8 @@ MAIN(RUN(test_pool_block_in_flight_waits_for_its_stream)
      RUN(test_pool_fence_covers_every_device_in_use)
      RUN(test_pool_fence_on_an_old_driver_waits_for_the_device)
      RUN(test_pool_stream_nobody_keeps_is_never_touched)
-     RUN(test_pool_more_streams_than_events_still_wait_for_all)
+     RUN(test_pool_block_of_many_streams_waits_for_all)
+     RUN(test_pool_streams_beyond_all_slots_are_waited_for)
      RUN(test_pool_last_release_waits_for_what_is_in_flight)
      RUN(test_pool_block_used_in_a_capture_stays_with_the_graph)
      RUN(test_pool_block_of_a_stream_of_our_own_makes_no_runtime_call)

@@ -38,6 +38,7 @@ test_pool_alloc_now_waits_for_no_work(void)
         CHECK(cm_pool_check(pool));
         CHECK_OK(cm_emulated_gate_open(rt, stream->handle));
         synchronize(rt, stream);
+        synchronize(rt, other);
         CHECK_OK(cm_pool_alloc_asking(pool, 4 * MIB, NULL, NULL, &block));
         give(pool, block, NULL, 0);
         /* cached in pieces of another size: that much it trims by itself */
