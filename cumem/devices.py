@@ -213,7 +213,7 @@ def device_count() -> int:
     CudaError
         If the driver cannot answer.
     """
-    return _core._ask_driver(0)
+    return _core._ask_driver(0, 0)
 
 
 def backend() -> _Backend:
@@ -260,7 +260,7 @@ def driver_version() -> tuple[int, int]:
     CudaError
         If the driver cannot answer.
     """
-    return _pair(_core._ask_driver(1))
+    return _pair(_core._ask_driver(0, 1))
 
 
 def runtime_version() -> tuple[int, int]:
@@ -276,7 +276,7 @@ def runtime_version() -> tuple[int, int]:
     CudaError
         If the driver cannot be opened.
     """
-    return _pair(_core._ask_driver(2))
+    return _pair(_core._ask_driver(0, 2))
 
 
 def _pair(version: int) -> tuple[int, int]:

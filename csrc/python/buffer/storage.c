@@ -53,6 +53,19 @@ cm_storage_new(cm_state *state, cm_kind kind, int device)
 
 /* -- giving back --------------------------------------------------------------------- */
 
+/* And the streams that it was used on. */
+static inline void
+forget_block(cm_storage *storage)
+{
+    storage->pool = NULL;
+    storage->block = NULL;
+    storage->host = NULL;
+    storage->address = 0;
+    storage->uses = NULL;
+    storage->use_count = storage->use_capacity = storage->lasting_count = 0;
+    storage->first_is_lent = false;
+}
+
 void
 cm_storage_detach(cm_storage *storage, cm_storage *out)
 {
@@ -63,18 +76,12 @@ cm_storage_detach(cm_storage *storage, cm_storage *out)
     if (storage->first_is_lent && storage->use_count > 0) {
         (void)cm_stream_hold(out->first_use);
     }
-    storage->first_is_lent = false;
-    storage->pool = NULL;
-    storage->block = NULL;
+    forget_block(storage);
     storage->registration = NULL;
     storage->foreign = NULL;
     storage->foreign_drop = NULL;
-    storage->uses = NULL;
-    storage->use_count = storage->use_capacity = storage->lasting_count = 0;
     storage->pending = NULL;
     storage->writer_count = storage->writer_capacity = storage->forget_at = 0;
-    storage->host = NULL;
-    storage->address = 0;
 }
 
 static unsigned
@@ -205,13 +212,7 @@ try_give_back(cm_storage *storage)
         return false;
     }
     bool holds = storage->use_count != 0 && !storage->first_is_lent;
-    storage->pool = NULL;
-    storage->block = NULL;
-    storage->host = NULL;
-    storage->address = 0;
-    storage->uses = NULL;
-    storage->use_count = storage->use_capacity = storage->lasting_count = 0;
-    storage->first_is_lent = false;
+    forget_block(storage);
     if (holds && !cm_stream_try_release(storage->first_use)) {
         cm_state_enter(storage->state);
         cm_stream_give(storage->state, storage->first_use);

@@ -79,11 +79,6 @@ cm_state_pool(cm_state *state, cm_kind kind, unsigned flags, int device)
     if (runtime == NULL) {
         return NULL;
     }
-    if (kind <= CM_KIND_PAGEABLE || kind >= CM_KIND_COUNT || flags >= CM_POOL_FLAG_SLOTS
-        || device < 0 || device >= CM_MAX_DEVICES) {
-        PyErr_SetString(PyExc_SystemError, "cumem: there is no such pool");
-        return NULL;
-    }
     cm_pool **slot = cm_state_pool_slot(state, kind, flags, device);
     if (CM_UNLIKELY(*slot == NULL)) {
         cm_pool_config config = {.kind = kind,

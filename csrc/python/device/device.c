@@ -42,31 +42,26 @@ device(PyObject *module, PyObject *args)
 
 /* -- one device --------------------------------------------------------------------- */
 
-/* The runtime, once it is certain that it has the device: after a shutdown another may
- * have been opened. shutdown() is refused until the answer. Borrowed; NULL with an
- * exception, and then nothing is to be answered. */
+/* The runtime, once it is certain that it has the device whose index is the first of
+ * the arguments, of which there may be a second: after a shutdown another may have been
+ * opened. shutdown() is refused until the answer. Borrowed; NULL with an exception, and
+ * then nothing is to be answered. */
 static cm_runtime *
-take(PyObject *module, int index)
+take(PyObject *module, PyObject *args, int *index, int *second)
 {
     cm_state *state = cm_state_of_module(module);
-    cm_runtime *rt = cm_state_runtime(state);
+    *second = 0;
+    cm_runtime *rt =
+        PyArg_ParseTuple(args, "i|i", index, second) ? cm_state_runtime(state) : NULL;
     if (rt == NULL) {
         return NULL;
     }
-    if (index < 0 || index >= rt->device_count) {
-        PyErr_Format(PyExc_ValueError, "device %d does not exist any more", index);
+    if (*index < 0 || *index >= rt->device_count) {
+        PyErr_Format(PyExc_ValueError, "device %d does not exist any more", *index);
         return NULL;
     }
     cm_state_enter(state);
     return rt;
-}
-
-/* The same of the only argument, an index. */
-static cm_runtime *
-take_argument(PyObject *module, PyObject *argument, int *index)
-{
-    *index = (int)PyLong_AsLong(argument);
-    return PyErr_Occurred() ? NULL : take(module, *index);
 }
 
 /* Takes over `value`. */
@@ -79,10 +74,10 @@ answer(PyObject *module, cm_status status, PyObject *value)
 }
 
 static PyObject *
-describe_device(PyObject *module, PyObject *argument)
+describe_device(PyObject *module, PyObject *args)
 {
-    int index;
-    cm_runtime *rt = take_argument(module, argument, &index);
+    int index, unused;
+    cm_runtime *rt = take(module, args, &index, &unused);
     if (rt == NULL) {
         return NULL;
     }
@@ -101,12 +96,8 @@ describe_device(PyObject *module, PyObject *argument)
 static PyObject *
 device_attribute(PyObject *module, PyObject *args)
 {
-    int index;
-    int number;
-    if (!PyArg_ParseTuple(args, "ii:_device_attribute", &index, &number)) {
-        return NULL;
-    }
-    cm_runtime *rt = take(module, index);
+    int index, number;
+    cm_runtime *rt = take(module, args, &index, &number);
     if (rt == NULL) {
         return NULL;
     }
@@ -121,12 +112,8 @@ device_attribute(PyObject *module, PyObject *args)
 static PyObject *
 can_access_peer(PyObject *module, PyObject *args)
 {
-    int index;
-    int peer;
-    if (!PyArg_ParseTuple(args, "ii:_can_access_peer", &index, &peer)) {
-        return NULL;
-    }
-    cm_runtime *rt = take(module, index);
+    int index, peer;
+    cm_runtime *rt = take(module, args, &index, &peer);
     if (rt == NULL) {
         return NULL;
     }
@@ -139,10 +126,10 @@ can_access_peer(PyObject *module, PyObject *args)
 }
 
 static PyObject *
-synchronize_device(PyObject *module, PyObject *argument)
+synchronize_device(PyObject *module, PyObject *args)
 {
-    int index;
-    cm_runtime *rt = take_argument(module, argument, &index);
+    int index, unused;
+    cm_runtime *rt = take(module, args, &index, &unused);
     if (rt == NULL) {
         return NULL;
     }
@@ -152,10 +139,10 @@ synchronize_device(PyObject *module, PyObject *argument)
 }
 
 static PyObject *
-memory_info(PyObject *module, PyObject *argument)
+memory_info(PyObject *module, PyObject *args)
 {
-    int index;
-    cm_runtime *rt = take_argument(module, argument, &index);
+    int index, unused;
+    cm_runtime *rt = take(module, args, &index, &unused);
     if (rt == NULL) {
         return NULL;
     }
@@ -236,21 +223,21 @@ read_backend(PyObject *module, PyObject *Py_UNUSED(unused))
                          asked_for ? "emulation was asked for" : rt->reason);
 }
 
-/* A number that the driver is asked for at every call. */
+/* A number that the driver is asked for at every call; which one is told beside a
+ * device, whichever. */
 static PyObject *
-ask_driver(PyObject *module, PyObject *argument)
+ask_driver(PyObject *module, PyObject *args)
 {
     static cm_status (*const asks[])(cm_runtime *, int *) = {
         cm_rt_device_count, cm_rt_driver_version, cm_rt_runtime_version};
-    unsigned long what = PyLong_AsUnsignedLong(argument) % 3;
-    cm_runtime *rt = PyErr_Occurred() ? NULL : take(module, 0);
-    int number = 0;
+    int index, what, number = 0;
+    cm_runtime *rt = take(module, args, &index, &what);
     if (rt == NULL) {
         return NULL;
     }
     cm_status status;
     Py_BEGIN_ALLOW_THREADS
-    status = asks[what](rt, &number);
+    status = asks[(unsigned)what % 3](rt, &number);
     Py_END_ALLOW_THREADS
     return answer(module, status, PyLong_FromLong(number));
 }
@@ -262,13 +249,14 @@ PyMethodDef cm_device_methods[] = {
     {"current_device", current_device, METH_NOARGS, CM_DOC_current_device},
     {"set_current_device", set_current_device, METH_O, CM_DOC_set_current_device},
     {"_device", device, METH_VARARGS, CM_DOC__device},
-    {"_describe_device", describe_device, METH_O, CM_DOC__describe_device},
+    {"_describe_device", describe_device, METH_VARARGS, CM_DOC__describe_device},
     {"_device_attribute", device_attribute, METH_VARARGS, CM_DOC__device_attribute},
     {"_can_access_peer", can_access_peer, METH_VARARGS, CM_DOC__can_access_peer},
-    {"_synchronize_device", synchronize_device, METH_O, CM_DOC__synchronize_device},
-    {"_memory_info", memory_info, METH_O, CM_DOC__memory_info},
+    {"_synchronize_device", synchronize_device, METH_VARARGS,
+     CM_DOC__synchronize_device},
+    {"_memory_info", memory_info, METH_VARARGS, CM_DOC__memory_info},
     {"_is_emulated", is_emulated, METH_NOARGS, CM_DOC__is_emulated},
     {"_read_backend", read_backend, METH_NOARGS, CM_DOC__read_backend},
-    {"_ask_driver", ask_driver, METH_O, CM_DOC__ask_driver},
+    {"_ask_driver", ask_driver, METH_VARARGS, CM_DOC__ask_driver},
     {NULL, NULL, 0, NULL},
 };

@@ -242,42 +242,31 @@ transfer_get_done(PyObject *op, void *Py_UNUSED(closure))
 }
 
 static PyObject *
-transfer_get_nbytes(PyObject *op, void *Py_UNUSED(closure))
-{
-    return PyLong_FromUnsignedLongLong(read_info(op).nbytes);
-}
-
-static PyObject *
 transfer_get_progress(PyObject *op, void *Py_UNUSED(closure))
 {
     const cm_transfer_object *self = (cm_transfer_object *)(void *)op;
     return PyLong_FromUnsignedLongLong(cm_ticket_count_moved(self->ticket));
 }
 
+/* Of the attribute whose name is the closure. */
 static PyObject *
-transfer_get_cancelled(PyObject *op, void *Py_UNUSED(closure))
-{
-    return PyBool_FromLong(read_info(op).cancelled);
-}
-
-static PyObject *
-transfer_get_seconds(PyObject *op, void *Py_UNUSED(closure))
-{
-    return PyFloat_FromDouble(read_info(op).seconds);
-}
-
-static PyObject *
-transfer_get_gbps(PyObject *op, void *Py_UNUSED(closure))
+transfer_get(PyObject *op, void *name)
 {
     cm_ticket_info info = read_info(op);
-    bool known = info.done && cm_is_ok(info.status) && info.seconds > 0;
-    return PyFloat_FromDouble(known ? (double)info.nbytes * 1e-9 / info.seconds : 0.0);
-}
-
-static PyObject *
-transfer_get_route(PyObject *op, void *Py_UNUSED(closure))
-{
-    return PyUnicode_FromString(cm_routes[read_info(op).route].text);
+    bool is_measured = info.done && cm_is_ok(info.status) && info.seconds > 0;
+    switch (*(const char *)name) {
+    case 'n':
+        return PyLong_FromUnsignedLongLong(info.nbytes);
+    case 'c':
+        return PyBool_FromLong(info.cancelled);
+    case 's':
+        return PyFloat_FromDouble(info.seconds);
+    case 'g':
+        return PyFloat_FromDouble(
+            is_measured ? (double)info.nbytes * 1e-9 / info.seconds : 0.0);
+    default:
+        return PyUnicode_FromString(cm_routes[info.route].text);
+    }
 }
 
 /* -- tables ------------------------------------------------------------------------------ */
@@ -292,12 +281,12 @@ static PyMethodDef transfer_methods[] = {
 
 static PyGetSetDef transfer_getset[] = {
     {"done", transfer_get_done, NULL, CM_DOC_Transfer_done, NULL},
-    {"nbytes", transfer_get_nbytes, NULL, CM_DOC_Transfer_nbytes, NULL},
+    {"nbytes", transfer_get, NULL, CM_DOC_Transfer_nbytes, "nbytes"},
     {"progress", transfer_get_progress, NULL, CM_DOC_Transfer_progress, NULL},
-    {"cancelled", transfer_get_cancelled, NULL, CM_DOC_Transfer_cancelled, NULL},
-    {"seconds", transfer_get_seconds, NULL, CM_DOC_Transfer_seconds, NULL},
-    {"gbps", transfer_get_gbps, NULL, CM_DOC_Transfer_gbps, NULL},
-    {"route", transfer_get_route, NULL, CM_DOC_Transfer_route, NULL},
+    {"cancelled", transfer_get, NULL, CM_DOC_Transfer_cancelled, "cancelled"},
+    {"seconds", transfer_get, NULL, CM_DOC_Transfer_seconds, "seconds"},
+    {"gbps", transfer_get, NULL, CM_DOC_Transfer_gbps, "gbps"},
+    {"route", transfer_get, NULL, CM_DOC_Transfer_route, "route"},
     {NULL, NULL, NULL, NULL, NULL},
 };
 

@@ -182,6 +182,15 @@ run_waits(void *argument)
     return NULL;
 }
 
+static void
+free_wait(device_wait *wait)
+{
+    cm_cond_fini(&wait->ended);
+    cm_cond_fini(&wait->wanted);
+    cm_mutex_fini(&wait->lock);
+    free(wait);
+}
+
 /* A thread that waits for nothing yet. NULL: neither memory nor a thread to be had. */
 static device_wait *
 create_wait(void)
@@ -197,10 +206,7 @@ create_wait(void)
     if (cm_is_ok(cm_thread_start(&wait->thread, run_waits, wait))) {
         return wait;
     }
-    cm_cond_fini(&wait->ended);
-    cm_cond_fini(&wait->wanted);
-    cm_mutex_fini(&wait->lock);
-    free(wait);
+    free_wait(wait);
     return NULL;
 }
 
@@ -213,10 +219,7 @@ destroy_wait(device_wait *wait)
     cm_cond_signal_all(&wait->wanted);
     cm_mutex_unlock(&wait->lock);
     cm_thread_join(wait->thread);
-    cm_cond_fini(&wait->ended);
-    cm_cond_fini(&wait->wanted);
-    cm_mutex_fini(&wait->lock);
-    free(wait);
+    free_wait(wait);
 }
 
 /* One is kept for the next call. GIL. */

@@ -13,21 +13,19 @@
 #include "runtime/emulated/emulated.h"
 #include "runtime/faults.h"
 
-/* The code says that there is no GPU here, not that something is broken. */
-static bool
-is_no_gpu(cm_status status)
-{
-    return status.code == CM_CUDA_INSUFFICIENT_DRIVER
-           || status.code == CM_CUDA_NO_DEVICE;
-}
-
+/* Why there is no GPU here; NULL where the code says that something is broken. */
 static const char *
 no_gpu_reason(cm_status status)
 {
-    return status.code == CM_CUDA_NO_DEVICE
-               ? "the CUDA driver sees no device (cudaErrorNoDevice)"
-               : "no CUDA driver was found, or it is too old "
-                 "(cudaErrorInsufficientDriver)";
+    switch (status.code) {
+    case CM_CUDA_NO_DEVICE:
+        return "the CUDA driver sees no device (cudaErrorNoDevice)";
+    case CM_CUDA_INSUFFICIENT_DRIVER:
+        return "no CUDA driver was found, or it is too old "
+               "(cudaErrorInsufficientDriver)";
+    default:
+        return NULL;
+    }
 }
 
 /* What to open, decided with the GIL before it is released. */
@@ -99,9 +97,9 @@ opening_run(opening *plan, cm_runtime **out)
     cm_status status = cm_ok();
     if (plan->tries_cuda) {
         status = cm_cuda_open(&runtime);
-        if (plan->may_emulate && is_no_gpu(status)) {
-            plan->fallback_reason = no_gpu_reason(status);
-            plan->emulated.reason = plan->fallback_reason;
+        const char *reason = plan->may_emulate ? no_gpu_reason(status) : NULL;
+        if (reason != NULL) {
+            plan->fallback_reason = plan->emulated.reason = reason;
         }
     }
     if (!plan->tries_cuda || plan->fallback_reason != NULL) {

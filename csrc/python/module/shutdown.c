@@ -264,14 +264,6 @@ collect(cm_state *state, detached_state *out)
     }
 }
 
-static void
-keep_first(cm_status *first, cm_status status)
-{
-    if (cm_is_ok(*first)) {
-        *first = status;
-    }
-}
-
 static cm_status
 reset_used_devices(cm_runtime *runtime)
 {
@@ -282,7 +274,7 @@ reset_used_devices(cm_runtime *runtime)
         }
         cm_status status;
         CM_ON_DEVICE(status, runtime, device, cm_rt_device_reset(runtime));
-        keep_first(&first, status);
+        first = cm_first_failure(first, status);
     }
     return first;
 }
@@ -293,12 +285,13 @@ give_memory_back(detached_state *old)
 {
     cm_status first = cm_engine_close(old->engine);
     for (size_t i = 0; i < old->storage_count; i++) {
-        keep_first(&first, cm_storage_free_parts(&old->storages[i], NULL));
+        first = cm_first_failure(first, cm_storage_free_parts(&old->storages[i], NULL));
     }
     for (size_t i = 0; i < old->pool_count; i++) {
         uint64_t released;
         /* The release frees too, but has nobody to tell what failed. */
-        keep_first(&first, cm_pool_trim(old->pools[i], 0, true, &released));
+        first =
+            cm_first_failure(first, cm_pool_trim(old->pools[i], 0, true, &released));
         cm_pool_release(old->pools[i]);
     }
     return first;
@@ -313,11 +306,11 @@ close_runtime(detached_state *old, bool reset_devices)
         cm_stream_release(old->streams[i]);
     }
     for (size_t i = 0; i < old->event_count; i++) {
-        keep_first(&first, cm_detached_event_free(&old->events[i]));
+        first = cm_first_failure(first, cm_detached_event_free(&old->events[i]));
     }
-    keep_first(&first, cm_registry_close(old->registry));
+    first = cm_first_failure(first, cm_registry_close(old->registry));
     if (reset_devices) {
-        keep_first(&first, reset_used_devices(old->runtime));
+        first = cm_first_failure(first, reset_used_devices(old->runtime));
     }
     old->runtime->close(old->runtime);
     return first;
@@ -341,7 +334,7 @@ dismantle(cm_state *state, detached_state *old, bool reset_devices)
     Py_CLEAR(old->default_pools);
     cm_device_waits_end(state);
     Py_BEGIN_ALLOW_THREADS
-    keep_first(&first, close_runtime(old, reset_devices));
+    first = cm_first_failure(first, close_runtime(old, reset_devices));
     Py_END_ALLOW_THREADS
     return first;
 }

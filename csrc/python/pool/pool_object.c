@@ -77,23 +77,29 @@ cm_pool_object_default(cm_state *state, cm_kind kind, int device)
     return op;
 }
 
+/* Borrowed; NULL with ValueError where it is closed. */
+static cm_pool *
+get_open(cm_pool_object *self)
+{
+    if (self->pool != NULL && cm_state_runtime(self->state) == NULL) {
+        return NULL;
+    }
+    if (self->pool == NULL) { /* also when what was deferred just now closed it */
+        PyErr_SetString(PyExc_ValueError, "the pool is closed");
+    }
+    return self->pool;
+}
+
 cm_pool *
 cm_pool_object_take(PyObject *op)
 {
     cm_pool_object *self = (cm_pool_object *)(void *)op;
-    if (self->pool == NULL) {
-        PyErr_SetString(PyExc_ValueError, "the pool is closed");
-        return NULL;
-    }
-    if (cm_state_runtime(self->state) == NULL) {
-        return NULL;
-    }
-    if (self->pool == NULL) { /* what was deferred closed it */
-        PyErr_SetString(PyExc_ValueError, "the pool is closed");
+    cm_pool *pool = get_open(self);
+    if (pool == NULL) {
         return NULL;
     }
     cm_state_enter(self->state);
-    return cm_pool_hold(self->pool);
+    return cm_pool_hold(pool);
 }
 
 /* The last release frees what is cached and waits for what is in flight. In a forked
@@ -285,17 +291,9 @@ cm_pool_choose(cm_state *state, cm_pool_object *wanted, cm_kind kind, unsigned f
                int device)
 {
     if (wanted != NULL) {
-        if (cm_pool_object_check(wanted, kind, flags, device) < 0) {
-            return NULL;
-        }
-        if (wanted->pool != NULL && cm_state_runtime(state) == NULL) {
-            return NULL;
-        }
-        if (wanted->pool == NULL) { /* also when what was deferred just now closed it */
-            PyErr_SetString(PyExc_ValueError, "the pool is closed");
-            return NULL;
-        }
-        return cm_pool_hold(wanted->pool);
+        int result = cm_pool_object_check(wanted, kind, flags, device);
+        cm_pool *pool = result < 0 ? NULL : get_open(wanted);
+        return pool == NULL ? NULL : cm_pool_hold(pool);
     }
     if (CM_UNLIKELY(!cm_override_is_empty(&state->current_pool))) {
         cm_pool *current = cm_pool_find_current(state, kind, flags, device);
