@@ -1,8 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Ranges of a file and objects in memory: from them to a request of the engine, with
  * what must come first and what must stay alive. */
-#include <stdlib.h>
-
 #include "docstrings.h"
 #include "python/buffer/buffer_object.h"
 #include "python/copy/call.h"
@@ -13,14 +11,6 @@
 #include "python/core/progress.h"
 #include "transfer/file/file.h"
 
-/* What one range keeps. */
-typedef struct file_end {
-    PyObject *keep;      /* owned, as is the next */
-    PyObject *locked;    /* of the operand */
-    cm_storage *storage; /* borrowed from `keep`, pinned; NULL: not ours */
-    cm_region *region;   /* owned: of more than one run */
-} file_end;
-
 typedef struct file_call {
     cm_call call;
     PyObject *open;     /* borrowed: called for the descriptor when all ends are good */
@@ -29,59 +19,31 @@ typedef struct file_call {
     uint64_t number;    /* as of copy_many() */
     uint64_t nbytes;    /* of all ends */
     Py_ssize_t count;
-    Py_ssize_t end_count; /* ends that are initialised */
-    file_end *ends;       /* owned, as are the next */
-    cm_file_range *ranges;
+    Py_ssize_t end_count;  /* ends that are initialised */
+    cm_operand *ends;      /* owned, as are the next */
+    cm_file_range *ranges; /* their regions are those of `ends` */
     cm_file_request request;
-    cm_operand operand; /* the one being read */
 } file_call;
 
 /* -- ends --------------------------------------------------------------------------------- */
 
-/* The operand becomes an end, which takes over what it keeps. */
-static int
-take_operand(file_call *call, uint64_t offset)
-{
-    file_end *end = &call->ends[call->end_count];
-    cm_file_range *range = &call->ranges[call->end_count];
-    end->keep = call->operand.keep;
-    end->locked = call->operand.locked;
-    end->storage = call->operand.storage;
-    Py_CLEAR(call->operand.dtype);
-    call->operand.keep = NULL;
-    call->operand.locked = NULL;
-    call->operand.storage = NULL;
-    call->end_count++;
-    cm_status status = cm_file_range_init(range, offset, &call->operand.region);
-    if (!cm_is_ok(status)) {
-        return cm_py_raise_int(call->call.state, status, NULL);
-    }
-    if (range->region != NULL) {
-        end->region = malloc(sizeof(*end->region));
-        if (end->region == NULL) {
-            PyErr_NoMemory();
-            return -1;
-        }
-        *end->region = call->operand.region;
-        range->region = end->region;
-    }
-    return 0;
-}
-
 static int
 read_pair(file_call *call, PyObject *pair)
 {
+    cm_state *state = call->call.state;
+    cm_operand *end = &call->ends[call->end_count];
+    cm_file_range *range = &call->ranges[call->end_count];
     unsigned long long offset;
     PyObject *object;
     if (!PyArg_ParseTuple(pair, "KO", &offset, &object)) {
         return -1;
     }
-    bool read =
-        cm_operand_init(call->call.state, &call->operand, object, NULL, call->given)
-        == 0;
-    int result = read ? take_operand(call, offset) : -1;
-    cm_operand_fini(&call->operand);
-    return result;
+    call->end_count++;
+    if (cm_operand_init(state, end, object, NULL, call->given) < 0) {
+        return -1;
+    }
+    cm_status status = cm_file_range_init(range, offset, &end->region);
+    return cm_is_ok(status) ? 0 : cm_py_raise_int(state, status, NULL);
 }
 
 static int
@@ -131,7 +93,7 @@ take_ends(file_call *call)
 {
     call->number = ++call->call.state->many_count;
     for (Py_ssize_t i = 0; i < call->end_count; i++) {
-        const file_end *end = &call->ends[i];
+        const cm_operand *end = &call->ends[i];
         if ((end->storage == NULL ? cm_call_keep_object(&call->call, end->keep)
                                   : take_end(call, end->storage))
             < 0) {
@@ -188,12 +150,7 @@ fini_call(file_call *call)
 {
     cm_call_fini(&call->call);
     for (Py_ssize_t i = 0; i < call->end_count; i++) {
-        if (call->ends[i].storage != NULL) {
-            cm_storage_unpin(call->ends[i].storage); /* `keep` still holds it */
-        }
-        Py_CLEAR(call->ends[i].locked);
-        Py_CLEAR(call->ends[i].keep);
-        free(call->ends[i].region);
+        cm_operand_fini(&call->ends[i]);
     }
     for (int device = 0; device < CM_MAX_DEVICES; device++) {
         cm_stream_give(call->call.state, call->request.streams[device]);
