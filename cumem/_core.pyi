@@ -1053,6 +1053,7 @@ class Transfer:
         afterwards is **ordered after** the copy.
         """
     def _notify(self, fd: int, /) -> None: ...
+    def _stop(self) -> None: ...
     def __await__(self) -> Generator[Any]: ...
 
 class _Pool:
@@ -2016,18 +2017,26 @@ def _read_end(
     its element 0 lies: one number for all views of it.
     """
 
-def _copy_apart(
-    pairs: tuple[tuple[object, object], ...],
+def _group_targets(dsts: tuple[object, ...], src: object, /) -> list[int]:
+    """Which targets of a broadcast are best made by one copy: for each the index of that
+    copy's first.
+    """
+
+def _begin_parts(stream: object, /) -> tuple[int, bool]:
+    """The `before` of copies that begin together, and is `stream` being captured?"""
+
+def _copy_part(
+    dsts: tuple[object, ...],
+    src: object,
     stream: object,
+    beside: bool,
     after: tuple[object, ...],
-    is_broadcast: bool,
-    blocking: bool,
-    progress: _Progress,
+    before: int,
     /,
-) -> list[Transfer] | None:
-    """Copy pairs of (dst, src), each by itself and all at the same time: a list of
-    Transfers, or None when blocking. Comes after `stream` and the streams of `after`;
-    is_broadcast: all have one source.
+) -> list[Transfer]:
+    """As copy_async(), to all of `dsts` by one copy: a Transfer for each. It does not come
+    after what began since `before`. `beside`: it is not on `stream`, which the caller
+    will order after it.
     """
 
 def _fill(

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from cumem import _core
-from cumem.progress import Progress
+from cumem.progress import Parts, Progress
 
 #: Of NumPy, to find out whether views share bytes: some milliseconds. Views of one array
 #: take a few steps for each axis.
@@ -194,23 +194,85 @@ def _check_apart(
 
 
 def _start(
-    call: _Call, targets: Iterable[_End], sources: Iterable[_End], is_broadcast: bool
+    call: _Call, targets: Sequence[_End], sources: Sequence[_End], is_broadcast: bool
 ) -> list[_core.Transfer]:
-    """None where the call blocks until all is done."""
-    pairs = [*zip(targets, sources, strict=True)]
-    after: set[_core.Stream] = set()
-    if call.blocking and call.stream is None:
-        currents = (end.current_stream for pair in pairs for end in pair)
-        after = {stream for stream in currents if stream is not None}
-    transfers = _core._copy_apart(
-        tuple((target.memory, source.memory) for target, source in pairs),
-        call.stream,
-        tuple(after),
-        is_broadcast,
-        call.blocking,
-        call.progress,
-    )
-    return transfers or []
+    """Nothing where the call blocks until all is done."""
+    progress = Parts(call.progress, 0, "copy")
+    before, is_captured = _core._begin_parts(call.stream)
+    stream = None if call.blocking else call.stream
+    on_stream = is_captured and not call.blocking
+    after: tuple[object, ...] = ()
+    if call.stream is not None:
+        after = () if on_stream else (call.stream,)
+    elif call.blocking:
+        currents = {end.current_stream for end in (*targets, *sources)}
+        after = tuple(currents - {None})
+    dsts = tuple(target.memory for target in targets)
+    leads: Sequence[int] = range(len(dsts))
+    if is_broadcast and not is_captured:
+        leads = _core._group_targets(dsts, sources[0].memory)
+    groups = {lead: [lead] for lead in leads}
+    for i, lead in enumerate(leads):
+        groups[lead] += [i] * (i != lead)
+    made: dict[int, _core.Transfer] = {}
+    try:
+        for lead, group in groups.items():
+            several = tuple(dsts[i] for i in group)
+            source = sources[lead].memory
+            begun = _core._copy_part(
+                several, source, stream, not on_stream, after, before
+            )
+            made.update(zip(group, begun, strict=True))
+    except BaseException:
+        _stop(made.values())
+        for each in made.values():  # nothing goes on after a call that failed
+            with contextlib.suppress(Exception):
+                each.wait()
+        raise
+    try:
+        if call.blocking:
+            _wait([made[lead] for lead in groups], progress)
+            made.clear()
+        elif after:
+            for lead in groups:
+                made[lead].order(call.stream)
+    except BaseException:
+        _stop(made.values())
+        raise
+    return [made[i] for i in sorted(made)]
+
+
+def _stop(transfers: Iterable[_core.Transfer]) -> None:
+    for each in transfers:
+        each._stop()
+
+
+def _wait(transfers: Sequence[_core.Transfer], progress: Parts) -> None:
+    """Until all are done; raises the first failure. What a signal handler or the progress
+    callback raises ends the wait.
+    """
+    progress.total = sum(each.nbytes for each in transfers)
+    tell_part: Any = progress.next(0)
+    raised: list[BaseException] = []
+
+    def tell(*_: int) -> None:
+        try:
+            tell_part(sum(each.progress for each in transfers), 0)
+        except BaseException as error:
+            raised.append(error)
+            raise
+
+    failure = None
+    with progress:
+        for each in transfers:
+            try:
+                each.wait(progress=tell if tell_part else None)
+            except Exception as error:
+                if error in raised or not each.done:
+                    raise
+                failure = failure or error
+        if failure is not None:
+            raise failure
 
 
 def _broadcast(call: _Call, src: object, dsts: object) -> list[_core.Transfer]:

@@ -59,14 +59,14 @@ class Bar:
 
 
 class Parts:
-    """One progress of several calls that come one after the other.
+    """One progress of several calls.
 
     Parameters
     ----------
     progress : bool or callable, optional
         As for `copy`: shown or called within the ``with`` block, at its end as well.
     total : int
-        Bytes of all calls.
+        Bytes of all calls; may be set later, as ``total``.
     title : str
         As for `Bar`.
 
@@ -81,7 +81,7 @@ class Parts:
     def __init__(self, progress: Progress, total: int, title: str) -> None:
         self._bar = Bar(title) if progress is True else None
         self._tell: Any = self._bar if progress is True else progress or None
-        self._total = total
+        self.total = total
         self._before = 0
         if self._tell is not None and not callable(self._tell):
             given = type(progress).__name__
@@ -93,7 +93,7 @@ class Parts:
         """What the next call, of so many bytes, takes as its own progress."""
         before = self._before
         self._before += nbytes
-        tell, total = self._tell, self._total
+        tell, total = self._tell, self.total
         if tell is None:
             return None
 
@@ -114,7 +114,7 @@ class Parts:
     ) -> None:
         try:
             if kind is None and self._tell is not None:
-                self._tell(self._total, self._total)
+                self._tell(self.total, self.total)
         finally:
             if self._bar is not None:
                 self._bar.close()

@@ -246,6 +246,36 @@ def test_long_slices_travel_at_the_same_time(four) -> None:
     assert (back == data).all()
 
 
+@pytest.mark.parametrize("function", ["scatter_async", "gather_async"])
+def test_slices_that_interleave_do_not_wait_for_each_other(four, function) -> None:
+    stream = cumem.Stream(device=0)
+    ends = [on(d, (40, 30)) for d in (0, 1)]
+    whole = cumem.full((40, 60), 7, "i4", "pinned")
+    with session.gate(stream):
+        ends[0].fill(9, stream=stream)
+        pair = (whole, ends) if function == "scatter_async" else (ends, whole)
+        handles = getattr(cumem, function)(*pair, axis=1)
+        handles[1].wait()
+        assert not handles[0].done
+    handles[0].wait()
+
+
+def test_every_slice_comes_after_a_copy_that_one_of_them_waits_for(four) -> None:
+    stream = cumem.Stream(device=0)
+    ends = [on(d, (40, 30)) for d in (0, 1)]
+    whole = cumem.full((40, 60), 7, "i4", "pinned")
+    rows = on(0, (20, 60))
+    with session.gate(stream):
+        rows.fill(9, stream=stream)
+        before = cumem.copy_async(whole[10:30], rows)
+        handles = cumem.gather_async(ends, whole, axis=1)
+        assert [handle.done for handle in handles] == [False, False]
+    for handle in handles:
+        handle.wait()
+    before.wait()
+    assert (whole.numpy() == -1).all()
+
+
 # -- order, handles, lifetime ------------------------------------------------------------
 
 

@@ -95,7 +95,6 @@ typedef struct cm_storage {
     uint32_t writer_count;
     uint32_t writer_capacity;
     uint32_t forget_at;    /* so many of them: look again which have finished */
-    uint64_t writer_total; /* that there ever were */
     uint64_t failed_total; /* the engine's count when it last looked */
     uint64_t many_call; /* the last copy_many() that named it, and which it was there */
     size_t many_index;
@@ -180,8 +179,8 @@ cm_storage_is_in_transfer(const cm_storage *storage)
 /* Where `region`, of its memory, lies in it. */
 cm_extent cm_storage_extent(const cm_storage *storage, const cm_region *region,
                             bool writes);
-/* Remember an unfinished transfer of it, which came after all that were in the way when
- * writer_total was `seen` (0: none). 0, or -1. GIL held. */
+/* Remember an unfinished transfer of it, which came after all that were in the way of
+ * those with numbers below `seen` (0: none). 0, or -1. GIL held. */
 int cm_storage_add_writer(cm_storage *storage, cm_ticket *ticket, cm_extent extent,
                           uint64_t seen);
 /* Wait (GIL released) until no transfer of anybody uses it. 0, or -1 with

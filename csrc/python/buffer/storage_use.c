@@ -185,7 +185,7 @@ cm_storage_add_writer(cm_storage *storage, cm_ticket *ticket, cm_extent extent,
     storage->pending[storage->writer_count++] =
         (cm_writer){.ticket = cm_ticket_hold(ticket),
                     .extent = extent,
-                    .number = storage->writer_total++};
+                    .number = storage->state->writer_total++};
     return 0;
 }
 

@@ -179,8 +179,9 @@ cm_call_come_after(cm_call *call, cm_storage *storage, cm_extent extent)
     if (RESERVE(call, uses, first_uses, use_count, use_room) < 0) {
         return -1;
     }
+    uint64_t seen = call->before != 0 ? call->before : call->state->writer_total;
     call->uses[call->use_count++] =
-        (cm_call_use){storage, extent, storage->writer_total, storage->use_calls};
+        (cm_call_use){storage, extent, seen, storage->use_calls};
     for (uint32_t i = 0; i < storage->use_count; i++) {
         if (cm_call_come_after_stream(call, storage->uses[i]) < 0) {
             return -1;
@@ -188,7 +189,7 @@ cm_call_come_after(cm_call *call, cm_storage *storage, cm_extent extent)
     }
     for (uint32_t i = 0; i < storage->writer_count; i++) {
         const cm_writer *writer = &storage->pending[i];
-        if (!(call->has_ticket && writer->covered)
+        if (writer->number < seen && !(call->has_ticket && writer->covered)
             && cm_writer_is_in_the_way(writer, extent)
             && come_after_transfer(call, writer->ticket) < 0) {
             return -1;
@@ -360,14 +361,6 @@ cm_call_prepare(cm_call *call, cm_copy_request *request)
     }
     cm_call_fill(call, request);
     return 0;
-}
-
-void
-cm_call_join(cm_call *call)
-{
-    for (uint32_t i = 0; i < call->use_count; i++) {
-        call->uses[i].use_calls = call->uses[i].storage->use_calls;
-    }
 }
 
 void

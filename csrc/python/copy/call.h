@@ -23,8 +23,8 @@
 typedef struct cm_call_use {
     cm_storage *storage; /* borrowed: pinned by what was read of the end */
     cm_extent extent;
-    uint64_t seen;      /* its writer_total, */
-    uint64_t use_calls; /* and its use_calls, when it was added */
+    uint64_t seen;      /* it comes after writers of lower numbers */
+    uint64_t use_calls; /* the storage's, when it was added */
 } cm_call_use;
 
 /* What stays alive until the engine is done. */
@@ -45,6 +45,8 @@ typedef struct cm_call {
                         those that others come after need not be named */
     bool moves_bytes;            /* else it waits for nothing; may be set later */
     const cm_progress *progress; /* borrowed; NULL: nobody is told */
+    uint64_t before; /* of one of several that begin together: it comes after transfers
+                        of lower numbers than this, not after the others; 0: all */
 
     cm_call_use *uses; /* arrays: owned, or the first items below */
     uint32_t use_count;
@@ -138,9 +140,6 @@ void cm_call_fill(cm_call *call, cm_copy_request *request);
 /* With the keeps, and storages remember the stream from now on. 0, or -1 with
  * MemoryError. */
 int cm_call_prepare(cm_call *call, cm_copy_request *request);
-/* Each of several calls that were prepared together, the GIL held from the first
- * storage to the last: what named the storages meanwhile was these. */
-void cm_call_join(cm_call *call);
 /* The engine has the request and its keeps from now on. */
 void cm_call_hand_over(cm_call *call);
 /* Release the GIL, unless that is done; take it again, if it was released. */

@@ -12,7 +12,7 @@ extern PyMethodDef cm_explain_methods[];     /* explain.c */
 extern PyMethodDef cm_raw_copy_methods[];  /* raw_copy.c: hidden, for cumem/measuring.py
                                             */
 extern PyMethodDef cm_copy_many_methods[]; /* batch.c */
-extern PyMethodDef cm_copy_apart_methods[]; /* multi_device.c: hidden, for
+extern PyMethodDef cm_multi_device_methods[]; /* multi_device.c: hidden, for
                                                cumem/multi_device.py */
 extern PyMethodDef cm_file_methods[]; /* file_functions.c: hidden, for cumem/files.py */
 

@@ -10,6 +10,7 @@
 #include "python/core/errors.h"
 #include "python/device/objects.h"
 #include "python/protocols/protocols.h"
+#include "transfer/routes/broadcast.h"
 
 /* One copy being asked for. */
 typedef struct copy_call {
@@ -19,6 +20,12 @@ typedef struct copy_call {
     cm_operand dst;
     cm_operand src;
     const cm_stream_list *later_than; /* borrowed; NULL: nothing was asked for */
+    PyObject *targets;                /* borrowed; NULL: one */
+    bool beside;
+    uint32_t more_count;
+    cm_operand *more; /* owned, as is the next: targets beside the first */
+    cm_region *regions;
+    cm_broadcast broadcast;
     cm_copy_request request;
 } copy_call;
 
@@ -34,13 +41,14 @@ device_of(const copy_call *call)
     return cm_kind_is_on_device(call->src.region.kind) ? call->src.region.device : -1;
 }
 
-/* Where device memory is an end, a stream of a third device has no part in it. */
+/* Where device memory is an end, a stream of a third device has no part in it, unless
+ * it is that of several copies. */
 static int
 check_stream(const copy_call *call, const cm_stream *given)
 {
     const cm_region *dst = &call->dst.region;
     const cm_region *src = &call->src.region;
-    if (device_of(call) < 0 || given->device == dst->device
+    if (call->call.before != 0 || device_of(call) < 0 || given->device == dst->device
         || given->device == src->device) {
         return 0;
     }
@@ -81,15 +89,24 @@ choose_stream(copy_call *call, cm_stream *given)
 }
 
 static int
+come_after(copy_call *call, const cm_operand *end, bool writes)
+{
+    cm_storage *storage = end->storage;
+    return storage == NULL
+               ? 0
+               : cm_call_come_after(&call->call, storage,
+                                    cm_storage_extent(storage, &end->region, writes));
+}
+
+static int
 collect_order(copy_call *call)
 {
-    const cm_operand *ends[2] = {&call->dst, &call->src};
-    for (int i = 0; i < 2; i++) {
-        cm_storage *storage = ends[i]->storage;
-        if (storage != NULL
-            && cm_call_come_after(&call->call, storage,
-                                  cm_storage_extent(storage, &ends[i]->region, i == 0))
-                   < 0) {
+    if (come_after(call, &call->dst, true) < 0
+        || come_after(call, &call->src, false) < 0) {
+        return -1;
+    }
+    for (uint32_t i = 0; i < call->more_count; i++) {
+        if (come_after(call, &call->more[i], true) < 0) {
             return -1;
         }
     }
@@ -127,12 +144,44 @@ init_ends(copy_call *call, cm_stream *given)
                      state, &call->src, call->src_object, call->dst.dtype, given);
 }
 
+/* The targets beside the first. */
+static int
+init_more(copy_call *call)
+{
+    uint32_t count =
+        call->targets == NULL ? 0 : (uint32_t)PyTuple_Size(call->targets) - 1;
+    if (count == 0) {
+        return 0;
+    }
+    call->more = PyMem_Calloc(count, sizeof(*call->more));
+    call->regions = PyMem_Calloc(count, sizeof(*call->regions));
+    if (call->more == NULL || call->regions == NULL) {
+        PyErr_NoMemory();
+        return -1;
+    }
+    for (uint32_t i = 0; i < count; i++) {
+        PyObject *object = PyTuple_GetItem(call->targets, i + 1);
+        cm_operand *end = &call->more[call->more_count++];
+        cm_region stretched;
+        if (cm_operand_init(call->call.state, end, object, NULL, NULL) < 0
+            || cm_check_target("copy: ", end, object) < 0
+            || cm_check_pair("copy: ", end, &call->src, &stretched) < 0) {
+            return -1;
+        }
+        call->regions[i] = end->region;
+    }
+    call->broadcast = (cm_broadcast){call->regions, count};
+    call->request.broadcast = &call->broadcast;
+    return 0;
+}
+
 static int
 init_call(copy_call *call, cm_stream *given)
 {
     cm_state_enter(call->call.state);
     if (cm_state_runtime(call->call.state) == NULL || init_ends(call, given) < 0
-        || cm_check_pair("copy: ", &call->dst, &call->src, &call->request.src) < 0) {
+        || cm_check_pair("copy: ", &call->dst, &call->src, &call->request.src) < 0
+        || init_more(call) < 0) {
         return -1;
     }
     call->request.dst = call->dst.region;
@@ -145,6 +194,11 @@ fini_call(copy_call *call)
     cm_call_fini(&call->call);
     cm_operand_fini(&call->dst);
     cm_operand_fini(&call->src);
+    for (uint32_t i = 0; i < call->more_count; i++) {
+        cm_operand_fini(&call->more[i]);
+    }
+    PyMem_Free(call->more);
+    PyMem_Free(call->regions);
     cm_stream_give(call->call.state, call->call.stream);
     cm_state_leave(call->call.state);
 }
@@ -154,17 +208,50 @@ prepare(copy_call *call)
 {
     /* beyond what is pinned during the call a blocking one needs its ends only where
      * Ctrl-C leaves it running */
-    return cm_call_keep(&call->call, &call->dst) < 0
-                   || cm_call_keep(&call->call, &call->src) < 0
-               ? -1
-               : cm_call_prepare(&call->call, &call->request);
+    if (cm_call_keep(&call->call, &call->dst) < 0
+        || cm_call_keep(&call->call, &call->src) < 0) {
+        return -1;
+    }
+    for (uint32_t i = 0; i < call->more_count; i++) {
+        if (cm_call_keep(&call->call, &call->more[i]) < 0) {
+            return -1;
+        }
+    }
+    if (cm_call_prepare(&call->call, &call->request) < 0) {
+        return -1;
+    }
+    if (call->beside) { /* in the background, where nobody may ask the call any more */
+        call->request.stream = NULL;
+        call->request.interrupted = NULL;
+    }
+    return 0;
+}
+
+/* One for each target, of one copy. Takes the ticket over. */
+static PyObject *
+make_transfers(const copy_call *call, cm_ticket *ticket)
+{
+    cm_state *state = call->call.state;
+    Py_ssize_t count = PyTuple_Size(call->targets);
+    PyObject *list = PyList_New(count);
+    for (Py_ssize_t i = 0; list != NULL && i < count; i++) {
+        PyObject *transfer =
+            cm_transfer_object_new(state, cm_ticket_share(ticket),
+                                   PyTuple_GetItem(call->targets, i), call->src_object);
+        if (transfer == NULL || PyList_SetItem(list, i, transfer) < 0) {
+            Py_CLEAR(list);
+        }
+    }
+    cm_py_report(state, cm_ticket_abandon(ticket), NULL);
+    return list;
 }
 
 static PyObject *
 make_transfer(copy_call *call, cm_ticket *ticket)
 {
-    return cm_call_remember(&call->call, ticket) < 0
-               ? NULL
+    return cm_call_remember(&call->call, ticket) < 0 ? NULL
+           : call->targets != NULL
+               ? make_transfers(call, ticket)
                : cm_transfer_object_new(call->call.state, ticket, call->dst_object,
                                         call->src_object);
 }
@@ -176,8 +263,12 @@ run(copy_call *call)
     bool blocking = call->call.blocking;
     bool tells = cm_call_tells(&call->call); /* blocking */
     cm_ticket *ticket = NULL;
-    cm_engine *engine = cm_call_engine(state, cm_devices_of(&call->dst.region)
-                                                  | cm_devices_of(&call->src.region));
+    uint64_t devices =
+        cm_devices_of(&call->dst.region) | cm_devices_of(&call->src.region);
+    for (uint32_t i = 0; i < call->more_count; i++) {
+        devices |= cm_devices_of(&call->regions[i]);
+    }
+    cm_engine *engine = cm_call_engine(state, devices);
     if (engine == NULL || cm_configure_look_for(state, &call->request) < 0
         || prepare(call) < 0) {
         return NULL;
@@ -195,7 +286,7 @@ run(copy_call *call)
     if (!cm_is_ok(status)) {
         return cm_py_raise(state, status, "while copying");
     }
-    call->call.is_ordered = true;
+    call->call.is_ordered = !call->beside;
     call->call.moves_bytes = cm_call_moves_bytes(&call->dst.region, &call->src.region);
     return tells      ? cm_call_tell_end(&call->call, ticket)
            : blocking ? Py_NewRef(Py_None)
@@ -215,11 +306,15 @@ make_call(cm_state *state, PyObject *dst, PyObject *src, cm_copy_how how,
     memset(call, 0, sizeof(*call));
     call->call.state = state;
     call->call.blocking = how.blocking;
-    call->call.has_ticket = !how.blocking; /* a short copy has none */
+    /* a short copy has none, and what others come after may not be seen of `before` */
+    call->call.has_ticket = !how.blocking && how.before == 0;
     call->call.progress = how.progress;
     call->dst_object = dst;
     call->src_object = src;
     call->later_than = how.after;
+    call->targets = how.targets;
+    call->beside = how.beside;
+    call->call.before = how.before;
     PyObject *result = NULL;
     if (init_call(call, how.stream) == 0) {
         cm_call_fill(&call->call, &call->request);

@@ -13,10 +13,15 @@ typedef struct cm_copy_how {
     bool blocking;
     const cm_stream_list *after; /* streams that come first as well; NULL: none */
     const cm_progress *progress; /* of a blocking copy; NULL: nobody is told */
+    PyObject *targets; /* of one in the background: a tuple of dst and more targets of
+                          its shape (see cm_broadcast); NULL: dst alone */
+    uint64_t before;   /* one of several that begin together: see cm_call; else 0 */
+    bool beside; /* on a stream of the engine's, for which the caller will make `stream`
+                    wait */
 } cm_copy_how;
 
 /* Checks shapes (broadcast of the source), dtypes and read-only targets. Returns a new
- * Transfer, or None when blocking. */
+ * Transfer, a list of one for each of `targets`, or None when blocking. */
 PyObject *cm_copy_objects(cm_state *state, PyObject *dst, PyObject *src,
                           cm_copy_how how);
 /* Wait for it. 0, or -1 with an exception. */

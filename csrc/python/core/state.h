@@ -132,6 +132,7 @@ typedef struct cm_state {
     void *_Atomic spare_call; /* owned memory: copy_objects.c's, between two calls */
     Py_ssize_t call_count;    /* see cm_state_enter() */
     uint64_t many_count;      /* calls of copy_many() so far */
+    uint64_t writer_total;    /* the number of the next that a storage remembers; > 0 */
     uint64_t generation; /* +1 at each shutdown: objects of an older one are closed */
     cm_list storages;    /* every live cm_storage of this generation */
     cm_list streams;     /* every open cm_stream_object; initialised by its registrar */

@@ -191,6 +191,14 @@ transfer_cancel(PyObject *op, PyObject *Py_UNUSED(args))
     return PyBool_FromLong(cancelled);
 }
 
+/* For cumem/multi_device.py: end it early, also where it has begun. */
+static PyObject *
+transfer_stop(PyObject *op, PyObject *Py_UNUSED(args))
+{
+    cm_ticket_stop(((cm_transfer_object *)(void *)op)->ticket);
+    return Py_NewRef(Py_None);
+}
+
 static PyObject *
 transfer_await(PyObject *op)
 {
@@ -276,6 +284,7 @@ static PyMethodDef transfer_methods[] = {
     {"cancel", transfer_cancel, METH_NOARGS, CM_DOC_Transfer_cancel},
     {"order", transfer_order, METH_O, CM_DOC_Transfer_order},
     {"_notify", transfer_notify, METH_O, NULL},
+    {"_stop", transfer_stop, METH_NOARGS, NULL},
     {NULL, NULL, 0, NULL},
 };
 

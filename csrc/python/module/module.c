@@ -61,7 +61,7 @@ add_functions(PyObject *module)
         cm_registration_methods, cm_device_methods,  cm_pool_methods,
         cm_pool_read_methods,    cm_limit_methods,   cm_pickle_methods,
         cm_raw_copy_methods,     cm_file_methods,    cm_shutdown_methods,
-        cm_configure_methods,    cm_explain_methods, cm_copy_apart_methods,
+        cm_configure_methods,    cm_explain_methods, cm_multi_device_methods,
         cm_copy_many_methods,    cm_fill_methods,    cm_testing_methods,
         cm_shortage_methods,
     };
