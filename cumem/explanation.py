@@ -157,7 +157,7 @@ def _memory(end: tuple[str, bool, bool, int]) -> str:
 
 
 def _nothing(facts: dict[str, Any], blocking: bool) -> str:
-    if facts["same_place"]:
+    if facts["nbytes"] > 0:
         return "target and source are the same memory"
     return "there are no bytes"
 

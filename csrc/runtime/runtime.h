@@ -282,17 +282,17 @@ void cm_device_leave(cm_runtime *rt, const cm_device_guard *guard);
 /* To enter it takes no time: its context is known. */
 bool cm_device_was_entered(const cm_runtime *rt, int device);
 
-/* Between the two: the cm_status `status` becomes that of `call`, or why the device
- * could not be made current. */
-#define CM_ON_DEVICE(status, rt, device, call)                                         \
-    do {                                                                               \
+/* The status of `call` between the two, or why the device could not be made current. */
+#define CM_ON_DEVICE(rt, device, call)                                                 \
+    __extension__({                                                                    \
         cm_device_guard cm_guard_;                                                     \
-        (status) = cm_device_enter((rt), (device), &cm_guard_);                        \
-        if (cm_is_ok(status)) {                                                        \
-            (status) = (call);                                                         \
+        cm_status cm_status_ = cm_device_enter((rt), (device), &cm_guard_);            \
+        if (cm_is_ok(cm_status_)) {                                                    \
+            cm_status_ = (call);                                                       \
             cm_device_leave((rt), &cm_guard_);                                         \
         }                                                                              \
-    } while (0)
+        cm_status_;                                                                    \
+    })
 
 /* Map the page behind `alive`, holding 1. Fails: CM_ESYSTEM. */
 CM_NODISCARD cm_status cm_alive_page_create(const volatile uint32_t **out);

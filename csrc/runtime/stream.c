@@ -103,10 +103,8 @@ cm_status
 cm_stream_create(cm_runtime *rt, int device, unsigned flags, int priority,
                  cm_stream **out)
 {
-    cm_status status;
-    CM_ON_DEVICE(status, rt, device,
-                 create_on_current(rt, device, flags, priority, out));
-    return status;
+    return CM_ON_DEVICE(rt, device,
+                        create_on_current(rt, device, flags, priority, out));
 }
 
 static cm_status
@@ -116,9 +114,7 @@ read_id(cm_runtime *rt, int device, uint64_t handle, uint64_t *id)
         *id = handle == CM_STREAM_PER_THREAD ? id_of_own_stream() : CM_STREAM_LEGACY;
         return cm_ok();
     }
-    cm_status status;
-    CM_ON_DEVICE(status, rt, device, cm_rt_stream_get_id(rt, handle, id));
-    return status;
+    return CM_ON_DEVICE(rt, device, cm_rt_stream_get_id(rt, handle, id));
 }
 
 cm_status
@@ -142,9 +138,8 @@ cm_stream_ask_capturing(cm_runtime *rt, int device, uint64_t handle, bool *out)
     if (handle <= CM_STREAM_LEGACY) {
         return cm_ok();
     }
-    cm_status status; /* the per-thread handle means a stream of the current device */
-    CM_ON_DEVICE(status, rt, device, cm_rt_stream_is_capturing(rt, handle, out));
-    return status;
+    /* the per-thread handle means a stream of the current device */
+    return CM_ON_DEVICE(rt, device, cm_rt_stream_is_capturing(rt, handle, out));
 }
 
 cm_status
@@ -193,9 +188,7 @@ wait_event(cm_stream *stream, uint64_t event)
 cm_status
 cm_stream_wait_event(cm_stream *stream, uint64_t event)
 {
-    cm_status status;
-    CM_ON_DEVICE(status, stream->rt, stream->device, wait_event(stream, event));
-    return status;
+    return CM_ON_DEVICE(stream->rt, stream->device, wait_event(stream, event));
 }
 
 uint64_t
@@ -225,9 +218,7 @@ record(const cm_stream *stream, uint64_t event)
 cm_status
 cm_stream_record(const cm_stream *stream, uint64_t event)
 {
-    cm_status status;
-    CM_ON_DEVICE(status, stream->rt, stream->device, record(stream, event));
-    return status;
+    return CM_ON_DEVICE(stream->rt, stream->device, record(stream, event));
 }
 
 static cm_status
@@ -246,12 +237,10 @@ query_by_event(const cm_stream *stream, bool *done)
 cm_status
 cm_stream_query(const cm_stream *stream, bool *done)
 {
-    cm_status status;
-    CM_ON_DEVICE(status, stream->rt, stream->device,
-                 cm_stream_is_here(stream)
-                     ? cm_rt_stream_query(stream->rt, stream->handle, done)
-                     : query_by_event(stream, done));
-    return status;
+    return CM_ON_DEVICE(stream->rt, stream->device,
+                        cm_stream_is_here(stream)
+                            ? cm_rt_stream_query(stream->rt, stream->handle, done)
+                            : query_by_event(stream, done));
 }
 
 cm_status

@@ -328,22 +328,6 @@ test_plan_long_uploads_stay_in_the_caches(void)
     CHECK_EQ(plan.slot_count, 1); /* or there is no room for more */
 }
 
-static void
-test_tuning_bounds_are_checked(void)
-{
-    const char *name;
-    cm_tuning t;
-    cm_tuning_init(&t);
-    CHECK(cm_tuning_check(&t, &name) && name == NULL);
-    t.chunk_nbytes = 1;
-    t.thread_count = 17;
-    CHECK(!cm_tuning_check(&t, &name));
-    CHECK_STR_EQ(name, "thread_count");
-    t.thread_count = 16;
-    CHECK(!cm_tuning_check(&t, &name));
-    CHECK_STR_EQ(name, "chunk_nbytes");
-}
-
 /* Nobody spins where that keeps others from working. */
 static void
 test_tuning_follows_the_processors(void)
@@ -656,7 +640,7 @@ MAIN(tune(); RUN(test_plan_route_table) RUN(test_plan_between_devices)
      RUN(test_plan_new_pages_are_filled_by_several_threads)
      RUN(test_plan_pieces_are_those_of_the_cut) RUN(test_plan_wrong_ends_are_refused)
      RUN(test_plan_long_uploads_stay_in_the_caches)
-     RUN(test_tuning_bounds_are_checked) RUN(test_tuning_follows_the_processors)
+     RUN(test_tuning_follows_the_processors)
      RUN(test_plan_random_layouts_copy_as_the_plainest_loop)
      RUN(test_layout_joins_what_lies_together) RUN(test_layout_of_64_axes))
 /* clang-format on */

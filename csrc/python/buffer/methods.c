@@ -198,8 +198,8 @@ prefetch(cm_buffer *self, int location, cm_stream *stream)
     cm_status status;
     cm_storage_pin(storage);
     Py_BEGIN_ALLOW_THREADS
-    CM_ON_DEVICE(
-        status, runtime, stream->device,
+    status = CM_ON_DEVICE(
+        runtime, stream->device,
         cm_rt_prefetch_async(runtime, address, nbytes, location, stream->handle));
     Py_END_ALLOW_THREADS
     cm_storage_unpin(storage);
@@ -257,8 +257,8 @@ cm_buffer_read_prefetch_location(const cm_buffer *self, int *out)
     cm_storage_pin(self->storage);
     cm_state_enter(self->state);
     Py_BEGIN_ALLOW_THREADS
-    CM_ON_DEVICE(status, runtime, self->storage->device,
-                 cm_rt_prefetch_location(runtime, address, nbytes, out));
+    status = CM_ON_DEVICE(runtime, self->storage->device,
+                          cm_rt_prefetch_location(runtime, address, nbytes, out));
     Py_END_ALLOW_THREADS
     cm_state_leave(self->state);
     cm_storage_unpin(self->storage);

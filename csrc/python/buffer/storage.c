@@ -120,13 +120,13 @@ settle(const cm_storage *detached, cm_runtime *runtime)
     for (uint32_t i = 0; i < detached->use_count; i++) {
         cm_stream *use = detached->uses[i];
         fence |= use->handle == CM_STREAM_PER_THREAD; /* perhaps another thread's */
-        CM_ON_DEVICE(status, use->rt, use->device,
-                     cm_rt_stream_synchronize(use->rt, use->handle));
+        status = CM_ON_DEVICE(use->rt, use->device,
+                              cm_rt_stream_synchronize(use->rt, use->handle));
         first = cm_is_ok(first) ? status : first;
     }
     if (fence && runtime != NULL) {
-        CM_ON_DEVICE(status, runtime, detached->device,
-                     cm_rt_device_synchronize(runtime));
+        status =
+            CM_ON_DEVICE(runtime, detached->device, cm_rt_device_synchronize(runtime));
         first = cm_is_ok(first) ? status : first;
     }
     return first;

@@ -222,9 +222,9 @@ mark_stream(const cm_stream *stream, uint64_t *event)
     if (cm_stream_is_here(stream)) {
         return cm_ok();
     }
-    cm_status status;
-    CM_ON_DEVICE(status, stream->rt, stream->device,
-                 cm_rt_event_create(stream->rt, CM_EVENT_DISABLE_TIMING, event));
+    cm_status status =
+        CM_ON_DEVICE(stream->rt, stream->device,
+                     cm_rt_event_create(stream->rt, CM_EVENT_DISABLE_TIMING, event));
     return cm_is_ok(status) ? cm_stream_record(stream, *event) : status;
 }
 

@@ -150,7 +150,8 @@ memory_info(PyObject *module, PyObject *args)
     uint64_t total_nbytes = 0;
     cm_status status;
     Py_BEGIN_ALLOW_THREADS
-    CM_ON_DEVICE(status, rt, index, cm_rt_memory_info(rt, &free_nbytes, &total_nbytes));
+    status =
+        CM_ON_DEVICE(rt, index, cm_rt_memory_info(rt, &free_nbytes, &total_nbytes));
     Py_END_ALLOW_THREADS
     return answer(module, status,
                   Py_BuildValue("KK", (unsigned long long)free_nbytes,

@@ -32,7 +32,7 @@ cm_event_object_new(cm_state *state, int device, bool timing, bool blocking)
     cm_status status;
     cm_state_enter(state);
     Py_BEGIN_ALLOW_THREADS
-    CM_ON_DEVICE(status, rt, device, cm_rt_event_create(rt, flags, &self->handle));
+    status = CM_ON_DEVICE(rt, device, cm_rt_event_create(rt, flags, &self->handle));
     Py_END_ALLOW_THREADS
     cm_state_leave(state);
     if (!cm_is_ok(status)) {
@@ -58,8 +58,8 @@ cm_detached_event_free(const cm_detached_event *detached)
 {
     cm_status status = cm_ok();
     if (!cm_runtime_is_forked(detached->rt)) {
-        CM_ON_DEVICE(status, detached->rt, detached->device,
-                     cm_rt_event_destroy(detached->rt, detached->handle));
+        status = CM_ON_DEVICE(detached->rt, detached->device,
+                              cm_rt_event_destroy(detached->rt, detached->handle));
     }
     return status;
 }
@@ -145,8 +145,8 @@ cm_event_record(cm_event_object *event, const cm_stream *stream)
     cm_status status;
     take(event);
     Py_BEGIN_ALLOW_THREADS
-    CM_ON_DEVICE(status, event->rt, event->device,
-                 cm_rt_event_record(event->rt, event->handle, stream->handle));
+    status = CM_ON_DEVICE(event->rt, event->device,
+                          cm_rt_event_record(event->rt, event->handle, stream->handle));
     Py_END_ALLOW_THREADS
     give(event);
     if (!cm_is_ok(status)) {
@@ -286,8 +286,8 @@ event_seconds_since(PyObject *op, PyObject *other)
                   && (!cm_is_ok(status) || wait_for_event(self, &status));
     if (waited && cm_is_ok(status)) {
         Py_BEGIN_ALLOW_THREADS
-        CM_ON_DEVICE(
-            status, self->rt, self->device,
+        status = CM_ON_DEVICE(
+            self->rt, self->device,
             cm_rt_event_elapsed(self->rt, start->handle, self->handle, &milliseconds));
         Py_END_ALLOW_THREADS
     }

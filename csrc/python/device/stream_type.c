@@ -17,8 +17,8 @@ check_priority(cm_state *state, cm_runtime *rt, int device, int64_t priority)
     int greatest = 0;
     cm_status status;
     Py_BEGIN_ALLOW_THREADS
-    CM_ON_DEVICE(status, rt, device,
-                 cm_rt_stream_priority_range(rt, &least, &greatest));
+    status =
+        CM_ON_DEVICE(rt, device, cm_rt_stream_priority_range(rt, &least, &greatest));
     Py_END_ALLOW_THREADS
     if (!cm_is_ok(status)) {
         return cm_py_raise_int(state, status, "making a stream");
@@ -295,8 +295,9 @@ stream_get_priority(PyObject *op, void *Py_UNUSED(closure))
     int priority = 0;
     cm_status status;
     Py_BEGIN_ALLOW_THREADS
-    CM_ON_DEVICE(status, stream->rt, stream->device,
-                 cm_rt_stream_get_priority(stream->rt, stream->handle, &priority));
+    status =
+        CM_ON_DEVICE(stream->rt, stream->device,
+                     cm_rt_stream_get_priority(stream->rt, stream->handle, &priority));
     Py_END_ALLOW_THREADS
     return give(op, stream, status, PyLong_FromLong(priority));
 }
@@ -311,8 +312,8 @@ stream_ask(PyObject *op, cm_status (*ask)(cm_runtime *, uint64_t, bool *))
     bool answer = false;
     cm_status status;
     Py_BEGIN_ALLOW_THREADS
-    CM_ON_DEVICE(status, stream->rt, stream->device,
-                 ask(stream->rt, stream->handle, &answer));
+    status = CM_ON_DEVICE(stream->rt, stream->device,
+                          ask(stream->rt, stream->handle, &answer));
     Py_END_ALLOW_THREADS
     return give(op, stream, status, PyBool_FromLong(answer));
 }

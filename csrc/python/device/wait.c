@@ -99,7 +99,7 @@ cm_wait_for(cm_runtime *rt, int device, cm_wait_query query,
     }
     if (cm_is_ok(*out)) {
         Py_BEGIN_ALLOW_THREADS
-        CM_ON_DEVICE(*out, rt, device, synchronize(rt, handle));
+        *out = CM_ON_DEVICE(rt, device, synchronize(rt, handle));
         Py_END_ALLOW_THREADS
     }
     return true;
@@ -156,9 +156,7 @@ typedef struct device_wait {
 static cm_status
 wait_plainly(cm_runtime *rt, int device)
 {
-    cm_status status;
-    CM_ON_DEVICE(status, rt, device, cm_rt_device_synchronize(rt));
-    return status;
+    return CM_ON_DEVICE(rt, device, cm_rt_device_synchronize(rt));
 }
 
 static void *

@@ -272,9 +272,8 @@ reset_used_devices(cm_runtime *runtime)
         if (atomic_load(&runtime->primary[device]) == 0) {
             continue; /* never entered: a reset would first create a context */
         }
-        cm_status status;
-        CM_ON_DEVICE(status, runtime, device, cm_rt_device_reset(runtime));
-        first = cm_first_failure(first, status);
+        first = cm_first_failure(
+            first, CM_ON_DEVICE(runtime, device, cm_rt_device_reset(runtime)));
     }
     return first;
 }

@@ -41,10 +41,10 @@ cm_kernels_fini(cm_kernels *kernels)
         if (kernels->modules[device] == 0) {
             continue;
         }
-        cm_status status;
-        CM_ON_DEVICE(status, kernels->rt, device,
-                     cm_rt_module_unload(kernels->rt, kernels->modules[device]));
-        first = cm_first_failure(first, status);
+        first = cm_first_failure(
+            first,
+            CM_ON_DEVICE(kernels->rt, device,
+                         cm_rt_module_unload(kernels->rt, kernels->modules[device])));
         kernels->modules[device] = 0;
     }
     return first;

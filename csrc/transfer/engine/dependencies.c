@@ -44,11 +44,9 @@ cm_job_wait_event(cm_job *job, int device, uint64_t event)
 {
     cm_runtime *rt = job->engine->rt;
     bool polls = job->in_background || job->hooks.interrupted != NULL;
-    cm_status status;
-    CM_ON_DEVICE(status, rt, device,
-                 polls ? poll_event(job, device, event)
-                       : cm_rt_event_synchronize(rt, event));
-    return status;
+    return CM_ON_DEVICE(rt, device,
+                        polls ? poll_event(job, device, event)
+                              : cm_rt_event_synchronize(rt, event));
 }
 
 /* A job that leaves its thread meanwhile goes on with the event recorded first, which
@@ -287,12 +285,10 @@ cm_job_look_for_capture(cm_job *job)
 {
     cm_runtime *rt = job->engine->rt;
     const cm_stream *stream = job->request_stream;
-    cm_status status = cm_ok();
-    if (stream != NULL) {
-        CM_ON_DEVICE(status, rt, stream->device,
-                     cm_rt_stream_is_capturing(rt, stream->handle, &job->capturing));
-    }
-    return status;
+    return stream == NULL ? cm_ok()
+                          : CM_ON_DEVICE(rt, stream->device,
+                                         cm_rt_stream_is_capturing(rt, stream->handle,
+                                                                   &job->capturing));
 }
 
 cm_status

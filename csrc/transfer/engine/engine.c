@@ -124,9 +124,6 @@ cm_engine_relieve(cm_engine *engine, cm_pool *pool, uint64_t nbytes, cm_stream *
 cm_status
 cm_engine_set_tuning(cm_engine *engine, const cm_tuning *tuning)
 {
-    if (!cm_tuning_check(tuning, NULL)) {
-        return cm_fail(CM_EINVALID, 0);
-    }
     if (cm_engine_is_forked(engine)) {
         return cm_fail(CM_EFORKED, 0);
     }

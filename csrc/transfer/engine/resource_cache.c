@@ -30,21 +30,17 @@ static cm_status
 take_event(cm_engine *engine, int device, cm_spares *spares, unsigned flags,
            uint64_t *out)
 {
-    cm_status status = cm_ok();
-    if (!take(engine, spares, out)) {
-        CM_ON_DEVICE(status, engine->rt, device,
-                     cm_rt_event_create(engine->rt, flags, out));
-    }
-    return status;
+    return take(engine, spares, out)
+               ? cm_ok()
+               : CM_ON_DEVICE(engine->rt, device,
+                              cm_rt_event_create(engine->rt, flags, out));
 }
 
 /* A thread without a context would make one on device 0. */
 static cm_status
 destroy_event(cm_runtime *rt, int device, uint64_t event)
 {
-    cm_status status;
-    CM_ON_DEVICE(status, rt, device, cm_rt_event_destroy(rt, event));
-    return status;
+    return CM_ON_DEVICE(rt, device, cm_rt_event_destroy(rt, event));
 }
 
 static void

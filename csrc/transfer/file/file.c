@@ -187,15 +187,13 @@ static cm_status
 move_on_device(cm_job *job, cm_slot *s)
 {
     const cm_file_chunk *chunk = chunk_of(job, s);
-    cm_status status;
     if (s->skips_device) {
         return cm_ok();
     }
     CM_TRY(cm_job_open_stream_on(job, chunk->device,
                                  job->file->request->streams[chunk->device]));
     CM_TRY(cm_slot_set_device(job, s, chunk->device));
-    CM_ON_DEVICE(status, job->engine->rt, chunk->device, queue_chunk(job, s, chunk));
-    return status;
+    return CM_ON_DEVICE(job->engine->rt, chunk->device, queue_chunk(job, s, chunk));
 }
 
 /* -- the file's half, and all of it ------------------------------------------------------ */

@@ -13,23 +13,6 @@ cm_plan_staged_route(const cm_layout *layout, bool up)
     return packed ? CM_ROUTE_STAGED : CM_ROUTE_STAGED_KERNEL;
 }
 
-static bool
-is_same_place(const cm_plan_ends *ends, const cm_layout *layout)
-{
-    if (cm_region_copy_address(ends->dst) != cm_region_copy_address(ends->src)
-        || cm_region_is_on_device(ends->dst) != cm_region_is_on_device(ends->src)
-        || layout->offset[CM_DST] != layout->offset[CM_SRC]) {
-        return false;
-    }
-    for (int axis = 0; axis < layout->ndim; axis++) {
-        const int64_t *stride = layout->axes[axis].stride;
-        if (stride[CM_DST] != stride[CM_SRC]) {
-            return false;
-        }
-    }
-    return true;
-}
-
 /* Between host and host: can a device that works in a stream's order reach both, or
  * one? The runtime's own copy would keep the calling thread until the stream came to
  * it. */
@@ -107,7 +90,7 @@ cm_plan_init(cm_plan *plan, const cm_region *dst, const cm_region *src,
     if (cm_region_copy_address(dst) == 0 || cm_region_copy_address(src) == 0) {
         return cm_fail(CM_EINVALID, 0);
     }
-    if (is_same_place(&ends, &plan->layout)) {
+    if (cm_region_is_same(dst, src)) {
         return cm_ok();
     }
     find_devices(plan, &ends);

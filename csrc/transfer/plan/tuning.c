@@ -35,22 +35,6 @@ cm_tuning_init_for(cm_tuning *tuning, unsigned cpu_count)
     }
 }
 
-bool
-cm_tuning_check(const cm_tuning *tuning, const char **name)
-{
-    cm_tuning copy = *tuning;
-    const char *wrong = NULL;
-    for (int i = 0; i < CM_TUNING_COUNT && wrong == NULL; i++) {
-        uint64_t value = *cm_tuning_at(&copy, i);
-        const cm_tuning_row *row = &cm_tuning_rows[i];
-        wrong = value < row->least || value > row->most ? row->name : NULL;
-    }
-    if (name != NULL) {
-        *name = wrong;
-    }
-    return wrong == NULL;
-}
-
 /* More get in each other's way, on an H200 with 16 cores, except at making pages. */
 enum { ENOUGH_THREADS = 8 };
 

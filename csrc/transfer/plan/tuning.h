@@ -107,9 +107,6 @@ void cm_tuning_init(cm_tuning *tuning);
  * pieces stay in the caches, and packing is slower than the runtime's own copy. */
 void cm_tuning_init_for(cm_tuning *tuning, unsigned cpu_count);
 
-/* True when each value is within its bounds; else *name is the first that is not. */
-bool cm_tuning_check(const cm_tuning *tuning, const char **name);
-
 /* What it comes to where `cpu_count` threads can run at once: thread_count is not 0,
  * and nobody spins where that would keep others from working. */
 void cm_tuning_resolve(cm_tuning *tuning, unsigned cpu_count);

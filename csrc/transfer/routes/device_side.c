@@ -13,10 +13,8 @@ cm_job_copy_run(const cm_job *job, const cm_stream *stream, cm_address dst,
                 cm_address src, uint64_t nbytes)
 {
     cm_runtime *rt = job->engine->rt;
-    cm_status status;
-    CM_ON_DEVICE(status, rt, stream->device,
-                 cm_rt_copy_async(rt, dst, src, nbytes, stream->handle));
-    return status;
+    return CM_ON_DEVICE(rt, stream->device,
+                        cm_rt_copy_async(rt, dst, src, nbytes, stream->handle));
 }
 
 cm_status
@@ -29,11 +27,9 @@ cm_job_copy_layout(cm_job *job, const cm_stream *stream, const cm_layout *layout
                                layout->run_nbytes);
     }
     cm_engine *engine = job->engine;
-    cm_status status;
-    CM_ON_DEVICE(status, engine->rt, stream->device,
-                 cm_kernels_launch(&engine->kernels, stream->device, layout, dst, src,
-                                   stream->handle));
-    return status;
+    return CM_ON_DEVICE(engine->rt, stream->device,
+                        cm_kernels_launch(&engine->kernels, stream->device, layout, dst,
+                                          src, stream->handle));
 }
 
 uint64_t
@@ -175,8 +171,8 @@ cm_job_join_streams(cm_job *job)
     for (int device = 0; device < CM_MAX_DEVICES; device++) {
         const cm_stream *stream = other_stream(job, device);
         if (stream != NULL) {
-            cm_status status = cm_job_chain_streams(job, stream, job->stream);
-            first = cm_is_ok(first) ? status : first;
+            first =
+                cm_first_failure(first, cm_job_chain_streams(job, stream, job->stream));
         }
     }
     return first;
@@ -192,10 +188,10 @@ cm_job_abandon_streams(cm_job *job)
     for (int device = 0; device < CM_MAX_DEVICES; device++) {
         const cm_stream *stream = other_stream(job, device);
         if (stream != NULL) {
-            cm_status status;
-            CM_ON_DEVICE(status, job->engine->rt, device,
-                         cm_rt_stream_synchronize(job->engine->rt, stream->handle));
-            first = cm_is_ok(first) ? status : first;
+            first = cm_first_failure(
+                first, CM_ON_DEVICE(
+                           job->engine->rt, device,
+                           cm_rt_stream_synchronize(job->engine->rt, stream->handle)));
         }
     }
     return first;

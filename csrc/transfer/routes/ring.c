@@ -231,10 +231,8 @@ cm_slot_set_device(const cm_job *job, cm_slot *s, int device)
 cm_status
 cm_slot_look(const cm_job *job, const cm_slot *s, bool *out)
 {
-    cm_status status;
-    CM_ON_DEVICE(status, job->engine->rt, s->device,
-                 cm_rt_event_query(job->engine->rt, s->event, out));
-    return status;
+    return CM_ON_DEVICE(job->engine->rt, s->device,
+                        cm_rt_event_query(job->engine->rt, s->event, out));
 }
 
 /* -- the loop ----------------------------------------------------------------------- */

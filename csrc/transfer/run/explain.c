@@ -56,7 +56,6 @@ explain_job(cm_job *job, const cm_copy_request *request, cm_explanation *out)
     out->dst_facts = job->dst_facts;
     out->src_facts = job->src_facts;
     out->is_broadcast = cm_layout_nbytes(&plan->layout) > plan->nbytes;
-    out->same_place = plan->route == CM_ROUTE_NOTHING && plan->nbytes > 0;
     out->is_short = plan->route != CM_ROUTE_NOTHING
                     && cm_engine_is_short_copy(job->engine, request, &job->tuning,
                                                &out->is_bounced, plan);

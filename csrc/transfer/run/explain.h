@@ -15,7 +15,6 @@ typedef struct cm_explanation {
     bool is_bounced;       /* ... through a page-locked block of its own */
     bool overlaps;         /* the source is read whole first */
     bool is_broadcast;     /* the source is repeated */
-    bool same_place;       /* nothing to do, though there are bytes */
     uint64_t piece_nbytes; /* of the largest piece, as it is cut */
     int axis;              /* of the target, along which it is cut; -1: one piece */
 } cm_explanation;
