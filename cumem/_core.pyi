@@ -1961,9 +1961,13 @@ def _limit_in_force(kind: str, device: int, /) -> int | None:
     """Bytes, or None."""
 
 def _explain(
-    dst: object, src: object, stream: object, blocking: bool
-) -> dict[str, Any]: ...
-def _copy_counts() -> dict[str, int]: ...
+    dst: object, src: object, stream: object, blocking: bool, /
+) -> dict[str, Any]:
+    """What copy() or copy_async() would do."""
+
+def _copy_counts() -> dict[str, int]:
+    """Copies by route since the driver was opened, and pieces; quick ones by themselves."""
+
 def _cpu_count() -> int:
     """Threads that can run at once in this process."""
 

@@ -66,6 +66,13 @@ cm_device_hint(const cm_state *state, PyObject *object, int depth)
     return hint;
 }
 
+int
+cm_device_hint_of(const cm_state *state, PyObject *dst, PyObject *src)
+{
+    int hint = cm_device_hint(state, dst, 0);
+    return hint >= 0 ? hint : cm_device_hint(state, src, 0);
+}
+
 /* -- what a call is given beside its ends ------------------------------------------------- */
 
 int

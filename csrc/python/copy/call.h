@@ -92,6 +92,8 @@ cm_devices_of(const cm_region *region)
 /* For a stream that does not say its device: that of the first buffer on a device among
  * `object`, or the items of a tuple or list, or, at `depth` 2, theirs. -1: none. */
 int cm_device_hint(const cm_state *state, PyObject *object, int depth);
+/* The same of a copy. */
+int cm_device_hint_of(const cm_state *state, PyObject *dst, PyObject *src);
 
 /* Room for one more in an array of `count`, which is `first` while `first_count` are
  * enough (NULL: never). 0, or -1 with MemoryError. */

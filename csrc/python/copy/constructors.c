@@ -153,44 +153,22 @@ request_allocate_like(const request *self, const cm_region *like)
                                    stream);
 }
 
-/* The strides and the itemsize of an array or a Buffer of as many dimensions. */
-static int
-take_strides(PyObject *prototype, cm_region *like)
-{
-    PyObject *strides = PyObject_GetAttrString(prototype, "strides");
-    PyObject *itemsize =
-        strides == NULL ? NULL : PyObject_GetAttrString(prototype, "itemsize");
-    int result =
-        itemsize == NULL ? -1 : cm_arg_int64(itemsize, "itemsize", &like->itemsize);
-    for (int i = 0; result == 0 && i < like->ndim; i++) {
-        PyObject *stride = PyTuple_GetItem(strides, i);
-        result =
-            stride == NULL ? -1 : cm_arg_int64(stride, "strides", &like->strides[i]);
-    }
-    Py_XDECREF(itemsize);
-    Py_XDECREF(strides);
-    return result;
-}
-
-/* The layout and dtype of any array-like: of a Buffer or of what NumPy makes of it.
- * Nothing else of `like` is written. */
+/* The layout and dtype of an array or a Buffer. Nothing else of `like` matters. */
 static int
 request_take_layout(request *self, PyObject *prototype, cm_region *like)
 {
-    PyObject *shape = PyObject_GetAttrString(prototype, "shape");
-    if (shape == NULL) {
-        return -1;
+    if (cm_buffer_check(self->state, prototype)) {
+        cm_buffer_region((const cm_buffer *)prototype, like);
     }
-    int result = cm_arg_shape(shape, "shape", &like->ndim, like->shape);
-    Py_DECREF(shape);
-    if (result == 0) {
-        result = take_strides(prototype, like);
+    else {
+        cm_numpy_layout(prototype, like);
     }
-    if (result == 0 && self->dtype == NULL) {
-        PyObject *dtype = PyObject_GetAttrString(prototype, "dtype");
-        result = dtype == NULL ? -1 : request_set_dtype(self, dtype);
-        Py_XDECREF(dtype);
+    if (self->dtype != NULL) {
+        return 0;
     }
+    PyObject *dtype = PyObject_GetAttrString(prototype, "dtype");
+    int result = dtype == NULL ? -1 : request_set_dtype(self, dtype);
+    Py_XDECREF(dtype);
     return result;
 }
 

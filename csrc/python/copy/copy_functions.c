@@ -13,45 +13,14 @@
 #include "python/core/progress.h"
 #include "python/pool/allocate.h"
 
-/* -- arguments ---------------------------------------------------------------------------- */
-
-static int
-device_hint(const cm_state *state, PyObject *dst, PyObject *src)
-{
-    int hint = cm_device_hint(state, dst, 0);
-    return hint >= 0 ? hint : cm_device_hint(state, src, 0);
-}
-
-int
-cm_copy_take_stream(cm_state *state, PyObject *dst, PyObject *src, PyObject *stream,
-                    cm_stream **out)
-{
-    *out = NULL;
-    if (!cm_arg_is_given(stream)) {
-        return 0;
-    }
-    *out = cm_stream_from_object(state, stream, device_hint(state, dst, src));
-    return *out == NULL ? -1 : 0;
-}
-
-/* A blocking copy that tells of its progress as `told` wants. */
-static PyObject *
-copy_and_tell(cm_state *state, PyObject *dst, PyObject *src, cm_stream *stream,
-              PyObject *told)
-{
-    cm_progress progress;
-    if (cm_progress_open(told, "copy", &progress) < 0) {
-        return NULL;
-    }
-    cm_copy_how how = {stream, .blocking = true, .progress = &progress};
-    PyObject *done = cm_copy_objects(state, dst, src, how);
-    if (cm_progress_close(&progress) < 0) {
-        Py_CLEAR(done);
-    }
-    return done;
-}
-
 /* -- copy() and copy_async() -------------------------------------------------------------- */
+
+static PyObject *
+copy_and_wait(const cm_call_frame *frame, PyObject *dst, PyObject *src)
+{
+    cm_copy_how how = {frame->stream, .blocking = true, .progress = &frame->progress};
+    return cm_copy_objects(frame->state, dst, src, how);
+}
 
 static PyObject *
 copy_function(PyObject *module, PyObject *const *args, Py_ssize_t nargs,
@@ -60,14 +29,15 @@ copy_function(PyObject *module, PyObject *const *args, Py_ssize_t nargs,
     static const char *const names[] = {"dst", "src", "stream", "progress", NULL};
     cm_state *state = cm_state_of_module(module);
     PyObject *values[4];
-    cm_stream *stream;
-    if (cm_args_parse("copy", args, nargs, kwnames, names, 2, 2, values) < 0
-        || cm_copy_take_stream(state, values[0], values[1], values[2], &stream) < 0) {
+    cm_call_frame frame;
+    if (cm_args_parse("copy", args, nargs, kwnames, names, 2, 2, values) < 0) {
         return NULL;
     }
-    PyObject *done = copy_and_tell(state, values[0], values[1], stream, values[3]);
-    cm_stream_give(state, stream);
-    return done;
+    int device = cm_device_hint_of(state, values[0], values[1]);
+    bool entered =
+        cm_call_enter(&frame, state, values[2], device, values[3], "copy") == 0;
+    return cm_call_leave(&frame,
+                         entered ? copy_and_wait(&frame, values[0], values[1]) : NULL);
 }
 
 static PyObject *
@@ -77,34 +47,35 @@ copy_async_function(PyObject *module, PyObject *const *args, Py_ssize_t nargs,
     static const char *const names[] = {"dst", "src", "stream", "after", NULL};
     cm_state *state = cm_state_of_module(module);
     PyObject *values[4];
-    cm_stream *stream;
-    cm_stream_list after;
-    if (cm_args_parse("copy_async", args, nargs, kwnames, names, 2, 2, values) < 0
-        || cm_copy_take_stream(state, values[0], values[1], values[2], &stream) < 0) {
+    cm_call_frame frame;
+    if (cm_args_parse("copy_async", args, nargs, kwnames, names, 2, 2, values) < 0) {
         return NULL;
     }
     PyObject *transfer = NULL;
-    int device = device_hint(state, values[0], values[1]);
-    if (cm_stream_list_take(state, values[3], "after", device, &after) == 0) {
-        cm_copy_how how = {stream, .after = &after};
-        transfer = cm_copy_objects(state, values[0], values[1], how);
+    int device = cm_device_hint_of(state, values[0], values[1]);
+    if (cm_call_enter(&frame, state, values[2], device, NULL, NULL) == 0) {
+        cm_stream_list after;
+        if (cm_stream_list_take(state, values[3], "after", device, &after) == 0) {
+            cm_copy_how how = {frame.stream, .after = &after};
+            transfer = cm_copy_objects(state, values[0], values[1], how);
+        }
+        cm_stream_list_give(state, &after);
     }
-    cm_stream_list_give(state, &after);
-    cm_stream_give(state, stream);
-    return transfer;
+    return cm_call_leave(&frame, transfer);
 }
 
 /* -- a new array: asnumpy(), Buffer.to_numpy() -------------------------------------------- */
 
 static PyObject *
-copy_to_array(cm_state *state, PyObject *source, cm_stream *stream, PyObject *told)
+copy_to_array(cm_call_frame *frame, PyObject *source, PyObject *told)
 {
     cm_operand end;
     PyObject *array = NULL;
-    if (cm_operand_init(state, &end, source, NULL, stream) == 0) {
+    if (cm_operand_init(frame->state, &end, source, NULL, frame->stream) == 0) {
         array = cm_numpy_empty(end.dtype, end.region.ndim, end.region.shape, 'C');
-        PyObject *done =
-            array == NULL ? NULL : copy_and_tell(state, array, end.keep, stream, told);
+        bool tells =
+            array != NULL && cm_progress_open(told, "copy", &frame->progress) == 0;
+        PyObject *done = tells ? copy_and_wait(frame, array, end.keep) : NULL;
         if (done == NULL) {
             Py_CLEAR(array);
         }
@@ -116,24 +87,23 @@ copy_to_array(cm_state *state, PyObject *source, cm_stream *stream, PyObject *to
 
 /* Lists, scalars and what only NumPy can read become arrays first. */
 static PyObject *
-copy_out(cm_state *state, PyObject *object, PyObject *stream_object, PyObject *told)
+copy_out(cm_state *state, PyObject *object, PyObject *stream, PyObject *told)
 {
-    cm_stream *stream;
     PyObject *array = NULL;
     PyObject *source = cm_operand_is_memory(state, object)
                            ? Py_NewRef(object)
                            : cm_numpy_as_array(object, NULL);
-    if (source != NULL
-        && cm_copy_take_stream(state, source, source, stream_object, &stream) == 0) {
-        cm_state_enter(state);
-        array = cm_state_runtime(state) == NULL
-                    ? NULL
-                    : copy_to_array(state, source, stream, told);
-        cm_state_leave(state);
-        cm_stream_give(state, stream);
+    if (source == NULL) {
+        return NULL;
     }
-    Py_XDECREF(source);
-    return array;
+    cm_call_frame frame;
+    int device = cm_device_hint(state, source, 0);
+    if (cm_call_enter(&frame, state, stream, device, NULL, NULL) == 0
+        && cm_state_runtime(state) != NULL) {
+        array = copy_to_array(&frame, source, told);
+    }
+    Py_DECREF(source);
+    return cm_call_leave(&frame, array);
 }
 
 PyObject *

@@ -16,8 +16,4 @@ extern PyMethodDef cm_multi_device_methods[]; /* multi_device.c: hidden, for
                                                cumem/multi_device.py */
 extern PyMethodDef cm_file_methods[]; /* file_functions.c: hidden, for cumem/files.py */
 
-/* The stream argument of a copy, on loan; *out NULL: none was given. 0 or -1. */
-int cm_copy_take_stream(cm_state *state, PyObject *dst, PyObject *src, PyObject *stream,
-                        cm_stream **out);
-
 #endif

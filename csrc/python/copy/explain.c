@@ -2,6 +2,8 @@
 /* _explain() and _copy_counts(): what copy() would do, and what copies have done. */
 #include "transfer/run/explain.h"
 
+#include "docstrings.h"
+#include "python/copy/call.h"
 #include "python/copy/configure.h"
 #include "python/copy/copy_functions.h"
 #include "python/copy/copy_objects.h"
@@ -63,34 +65,25 @@ look(cm_state *state, const cm_copy_request *request)
     return result;
 }
 
-PyDoc_STRVAR(explain_doc,
-"_explain($module, /, dst, src, stream, blocking)\n--\n\n"
-"What copy() or copy_async() would do, as a dict.");
-
 static PyObject *
-explain(PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
+explain(PyObject *module, PyObject *args)
 {
-    static const char *const names[] = {"dst", "src", "stream", "blocking", NULL};
+    PyObject *dst, *src, *stream, *flag;
+    bool blocking;
+    cm_call_frame frame;
     cm_state *state = cm_state_of_module(module);
-    PyObject *values[4];
-    bool blocking = true;
-    if (cm_args_parse("_explain", args, nargs, kwnames, names, 4, 4, values) < 0
-        || cm_arg_bool(values[3], "blocking", &blocking) < 0) {
+    if (!PyArg_ParseTuple(args, "OOOO", &dst, &src, &stream, &flag)
+        || cm_arg_bool(flag, "blocking", &blocking) < 0) {
         return NULL;
     }
-    cm_stream *stream;
-    if (cm_copy_take_stream(state, values[0], values[1], values[2], &stream) < 0) {
-        return NULL;
+    PyObject *result = NULL;
+    int device = cm_device_hint_of(state, dst, src);
+    if (cm_call_enter(&frame, state, stream, device, NULL, NULL) == 0) {
+        cm_copy_how how = {frame.stream, .blocking = blocking};
+        result = cm_copy_look(state, dst, src, how, look);
     }
-    cm_copy_how how = {stream, .blocking = blocking};
-    PyObject *result = cm_copy_look(state, values[0], values[1], how, look);
-    cm_stream_give(state, stream);
-    return result;
+    return cm_call_leave(&frame, result);
 }
-
-PyDoc_STRVAR(copy_counts_doc,
-"_copy_counts($module, /)\n--\n\n"
-"Copies by route since the driver was opened, and pieces; quick ones by themselves.");
 
 static PyObject *
 copy_counts(PyObject *module, PyObject *Py_UNUSED(unused))
@@ -117,8 +110,7 @@ copy_counts(PyObject *module, PyObject *Py_UNUSED(unused))
 }
 
 PyMethodDef cm_explain_methods[] = {
-    {"_explain", (PyCFunction)(void (*)(void))explain, METH_FASTCALL | METH_KEYWORDS,
-     explain_doc},
-    {"_copy_counts", copy_counts, METH_NOARGS, copy_counts_doc},
+    {"_explain", explain, METH_VARARGS, CM_DOC__explain},
+    {"_copy_counts", copy_counts, METH_NOARGS, CM_DOC__copy_counts},
     {NULL, NULL, 0, NULL},
 };

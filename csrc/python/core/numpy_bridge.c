@@ -335,6 +335,18 @@ is_file(PyObject *array)
     return is == 1;
 }
 
+void
+cm_numpy_layout(PyObject *object, cm_region *out)
+{
+    PyArrayObject *array = (PyArrayObject *)object;
+    out->ndim = PyArray_NDIM(array);
+    for (int i = 0; i < out->ndim; i++) {
+        out->shape[i] = (int64_t)PyArray_DIM(array, i);
+        out->strides[i] = (int64_t)PyArray_STRIDE(array, i);
+    }
+    out->itemsize = (int64_t)PyDataType_ELSIZE(PyArray_DESCR(array));
+}
+
 int
 cm_numpy_region(PyObject *object, cm_region *out, PyObject **dtype, bool *readonly)
 {
@@ -344,15 +356,10 @@ cm_numpy_region(PyObject *object, cm_region *out, PyObject **dtype, bool *readon
     if (check_usable(descr) < 0) {
         return -1;
     }
-    out->ndim = PyArray_NDIM(array);
+    cm_numpy_layout(object, out);
     out->is_heap = PyArray_CHKFLAGS(find_root(object, &base), NPY_ARRAY_OWNDATA);
     out->is_file =
         base != NULL && PyArray_NBYTES(array) >= FILE_NBYTES && is_file(object);
-    for (int i = 0; i < out->ndim; i++) {
-        out->shape[i] = (int64_t)PyArray_DIM(array, i);
-        out->strides[i] = (int64_t)PyArray_STRIDE(array, i);
-    }
-    out->itemsize = (int64_t)PyDataType_ELSIZE(descr);
     out->host = PyArray_DATA(array);
     out->address = 0;
     out->kind = CM_KIND_PAGEABLE;

@@ -47,6 +47,8 @@ bool cm_numpy_is_scalar(PyObject *object); /* numpy.generic, not an array */
  * through a memoryview. New reference; NULL without an exception when the array owns it
  * itself. */
 PyObject *cm_numpy_owner(PyObject *array);
+/* Of a region only shape, strides and itemsize, of any dtype. */
+void cm_numpy_layout(PyObject *array, cm_region *out);
 /* Fill a region (kind PAGEABLE) from an ndarray; *readonly when it is not writeable.
  * *dtype is a new reference. TypeError for object dtypes. */
 int cm_numpy_region(PyObject *array, cm_region *out, PyObject **dtype, bool *readonly);
