@@ -87,7 +87,7 @@ static bool
 is_cold(cm_file_job *file, uint64_t offset, uint64_t nbytes)
 {
     cm_file_cursor *cursor = &file->cursor;
-    bool is_short = nbytes < DIRECT_LEAST_RUN && cursor->done == 0;
+    bool is_short = nbytes < DIRECT_LEAST_RUN && cursor->cut.done_nbytes == 0;
     uint64_t stretch = is_short ? cursor->range / SHORT_COUNT : offset / STRETCH_NBYTES;
     stretch = 1 + (stretch << 1 | is_short);
     if (cursor->stretch != stretch) {
@@ -124,23 +124,39 @@ look_at_cache(cm_file_job *file, cm_file_chunk *chunk, uint64_t offset, uint64_t
     chunk->is_direct = pays && can_go_direct(file);
 }
 
-/* -- ranges in many runs ------------------------------------------------------------------ */
+/* -- chunks ------------------------------------------------------------------------------- */
 
-/* With the file as its target, a region of the same shape in C order. */
+/* Most bytes of a chunk whose memory is that device's. */
+static uint64_t
+limit_of(const cm_file_job *file, int device, bool is_strided)
+{
+    return device < 0 && !is_strided ? CM_FILE_SPAN_NBYTES
+                                     : file->job->tuning.file_chunk_nbytes;
+}
+
+/* With the file as the target: a region of the same shape in C order. What is one run
+ * is cut where pages of the file end. */
 static cm_status
-begin_region(cm_file_job *file, const cm_file_range *range)
+begin_range(cm_file_job *file, const cm_file_range *range)
 {
     cm_file_cursor *cursor = &file->cursor;
-    cm_region packed = *range->region;
-    CM_TRY(cm_region_set_c_strides(&packed));
-    CM_TRY(cm_layout_init(&packed, range->region, &cursor->layout));
-    for (int axis = 0; axis < cursor->layout.ndim; axis++) {
-        if (!file->request->writes && cursor->layout.axes[axis].stride[CM_SRC] == 0) {
+    cm_layout *layout = &cursor->layout;
+    *layout = (cm_layout){.run_nbytes = range->nbytes};
+    if (range->region != NULL) {
+        cm_region packed = *range->region;
+        CM_TRY(cm_region_set_c_strides(&packed));
+        CM_TRY(cm_layout_init(&packed, range->region, layout));
+    }
+    for (int axis = 0; axis < layout->ndim; axis++) {
+        if (!file->request->writes && layout->axes[axis].stride[CM_SRC] == 0) {
             return cm_fail(CM_EINVALID, cursor->range);
         }
     }
-    cm_cut_init(&cursor->cut, &cursor->layout, file->job->tuning.file_chunk_nbytes);
-    cursor->in_region = true;
+    cm_cut_init(&cursor->cut, layout,
+                limit_of(file, cm_file_range_device(range), layout->ndim > 0));
+    cm_cut_align(&cursor->cut, (const void *)(uintptr_t)range->offset,
+                 CM_FILE_PAGE_NBYTES);
+    cursor->has_begun = true;
     return cm_ok();
 }
 
@@ -156,25 +172,22 @@ turn_layout(cm_layout *layout)
     }
 }
 
-static cm_status
-cut_region(cm_file_job *file, const cm_file_range *range, cm_file_chunk *chunk)
+static void
+take_piece(cm_file_job *file, const cm_file_range *range, cm_file_chunk *chunk)
 {
     cm_file_cursor *cursor = &file->cursor;
-    if (!cursor->in_region) {
-        CM_TRY(begin_region(file, range));
-    }
     cm_layout *layout = &chunk->layout;
+    cm_file_piece *piece = &chunk->pieces[chunk->piece_count++];
     (void)cm_cut_next(&cursor->cut, layout);
-    cm_file_piece *piece = &chunk->pieces[0];
     *piece = (cm_file_piece){.nbytes = cm_layout_nbytes(layout),
                              .offset = range->offset + (uint64_t)layout->offset[CM_DST],
                              .range_index = cursor->range};
-    piece->at = place_of(0, piece->offset);
+    piece->at = place_of(chunk->nbytes, piece->offset);
+    chunk->nbytes = piece->at + piece->nbytes;
     cm_layout_pack(layout, CM_DST);
-    chunk->device = cm_file_range_device(range);
     chunk->is_strided = layout->ndim > 0;
-    chunk->host = range->region->host;
-    chunk->address = range->region->address;
+    chunk->host = range->host;
+    chunk->address = range->address;
     if (!chunk->is_strided && chunk->device < 0) {
         piece->host = chunk->host + layout->offset[CM_SRC];
     }
@@ -184,87 +197,51 @@ cut_region(cm_file_job *file, const cm_file_range *range, cm_file_chunk *chunk)
     if (!file->request->writes) {
         turn_layout(layout);
     }
-    look_at_cache(file, chunk, piece->offset, piece->nbytes);
-    chunk->is_direct = chunk->is_direct && piece->host == NULL;
-    chunk->piece_count = 1;
-    chunk->nbytes = piece->at + piece->nbytes;
     if (cursor->cut.done) {
-        cursor->in_region = false;
+        cursor->has_begun = false;
         cursor->range++;
     }
-    return cm_ok();
 }
 
-/* -- ranges in one run -------------------------------------------------------------------- */
-
-/* Its end is at the end of a page of the file, unless it is the range's. */
-static bool
-add_piece(cm_file_job *file, const cm_file_range *range, cm_file_chunk *chunk,
-          uint64_t limit)
+/* Short ranges share a chunk if their memory is of one sort. Returns the next one, if
+ * all of it fits in. */
+static const cm_file_range *
+find_neighbour(cm_file_job *file, const cm_file_chunk *chunk)
 {
-    cm_file_cursor *cursor = &file->cursor;
-    uint64_t offset = range->offset + cursor->done;
-    uint64_t at = place_of(chunk->nbytes, offset);
-    if (at >= limit) {
-        return false;
+    if (chunk->is_strided || chunk->is_direct
+        || chunk->piece_count == CM_FILE_PIECE_COUNT || file->cursor.has_begun
+        || !cm_file_find_next(file)) {
+        return NULL;
     }
-    uint64_t nbytes = cm_least(range->nbytes - cursor->done, limit - at);
-    bool on_device = chunk->device >= 0;
-    chunk->pieces[chunk->piece_count++] = (cm_file_piece){
-        .at = at,
-        .nbytes = nbytes,
-        .offset = offset,
-        .host = on_device ? NULL : (char *)range->host + cursor->done,
-        .address = on_device ? range->address + cursor->done : 0,
-        .range_index = cursor->range,
-    };
-    chunk->nbytes = at + nbytes;
-    cursor->done += nbytes;
-    if (cursor->done == range->nbytes) {
-        cursor->done = 0;
-        cursor->range++;
-    }
-    return true;
-}
-
-static bool
-lies_as_file(const cm_file_range *range)
-{
-    uint64_t distance = (uintptr_t)range->host - range->offset;
-    return distance % CM_FILE_PAGE_NBYTES == 0;
-}
-
-static void
-cut_runs(cm_file_job *file, const cm_file_range *range, cm_file_chunk *chunk)
-{
-    const cm_file_request *request = file->request;
-    uint64_t done = file->cursor.done;
-    chunk->device = cm_file_range_device(range);
-    look_at_cache(file, chunk, range->offset + done, range->nbytes - done);
-    chunk->bounces = chunk->is_direct && chunk->device < 0 && !lies_as_file(range);
-    uint64_t limit =
-        chunk->device < 0 ? CM_FILE_SPAN_NBYTES : file->job->tuning.file_chunk_nbytes;
-    uint32_t most = chunk->is_direct ? 1 : CM_FILE_PIECE_COUNT;
-    while (chunk->piece_count < most && cm_file_find_next(file)) {
-        range = &request->ranges[file->cursor.range];
-        if (range->region != NULL || cm_file_range_device(range) != chunk->device
-            || !add_piece(file, range, chunk, limit)) {
-            break;
-        }
-    }
+    const cm_file_range *range = &file->request->ranges[file->cursor.range];
+    uint64_t limit = limit_of(file, chunk->device, false);
+    uint64_t at = place_of(chunk->nbytes, range->offset);
+    bool fits = range->region == NULL && cm_file_range_device(range) == chunk->device
+                && at < limit && range->nbytes <= limit - at;
+    return fits ? range : NULL;
 }
 
 cm_status
 cm_file_cut_next(cm_file_job *file, cm_file_chunk *chunk)
 {
-    chunk->is_strided = false;
-    chunk->bounces = false;
+    cm_file_cursor *cursor = &file->cursor;
+    const cm_file_range *range = &file->request->ranges[cursor->range];
+    if (!cursor->has_begun) {
+        CM_TRY(begin_range(file, range));
+    }
+    chunk->device = cm_file_range_device(range);
     chunk->piece_count = 0;
     chunk->nbytes = 0;
-    const cm_file_range *range = &file->request->ranges[file->cursor.range];
-    if (range->region != NULL) {
-        return cut_region(file, range, chunk);
+    look_at_cache(file, chunk, range->offset + cursor->cut.done_nbytes,
+                  cursor->cut.left_nbytes);
+    take_piece(file, range, chunk);
+    const cm_file_piece *first = &chunk->pieces[0];
+    chunk->bounces =
+        chunk->is_direct && first->host != NULL
+        && ((uintptr_t)first->host - first->offset) % CM_FILE_PAGE_NBYTES != 0;
+    while ((range = find_neighbour(file, chunk)) != NULL) {
+        CM_TRY(begin_range(file, range));
+        take_piece(file, range, chunk);
     }
-    cut_runs(file, range, chunk);
     return cm_ok();
 }

@@ -56,9 +56,8 @@ typedef struct cm_file_chunk {
 typedef struct cm_file_cursor {
     bool at_host; /* ranges of the host come after those of devices */
     uint64_t range;
-    uint64_t done; /* of a range in one run */
-    bool in_region;
-    cm_layout layout; /* of a range in many runs, which is cut */
+    bool has_begun;   /* that one: what is left of it is that of the cut */
+    cm_layout layout; /* which is cut */
     cm_cut cut;
     uint64_t stretch; /* of the file, that was last asked about; 0: none */
     bool is_cold;     /* they are not in the page cache */
