@@ -224,37 +224,40 @@ cm_emulated_memory_init(cm_emulated *emulated)
 
 /* ---- looking up and pinning ------------------------------------------------------ */
 
+/* The first mapping in the range that ends above `offset`, or NULL. */
 static mapped_memory *
-mapping_at(const cm_emulated_place *place, size_t index)
+mapping_above(const cm_emulated_range *range, uint64_t offset)
 {
-    return place->range->mappings.entries[index].object;
+    size_t index = cm_emulated_table_above(&range->mappings, offset);
+    return index < range->mappings.count ? range->mappings.entries[index].object : NULL;
 }
+
+/* Each that has a byte in [from, to) of the range `in`; none if that is of another
+ * kind. */
+#define EACH_MAPPING(in, from, to, each)                                               \
+    mapped_memory *each = mapping_above(in, from);                                     \
+    each != NULL && each->offset < (to);                                               \
+    each = mapping_above(in, each->offset + each->nbytes)
 
 /* What is mapped there; false when part of it is not, or is being unmapped. */
 static bool
 find_mappings(cm_emulated_place *place)
 {
-    const cm_emulated_table *mappings = &place->range->mappings;
-    size_t index = cm_emulated_table_above(mappings, place->offset);
+    const mapped_memory *first = mapping_above(place->range, place->offset);
+    uint64_t end = place->offset + place->nbytes + (place->nbytes == 0);
     uint64_t reached = place->offset;
-    bool is_leaving = false;
-    place->first_mapping = index;
-    do {
-        const mapped_memory *each =
-            index < mappings->count ? mapping_at(place, index) : NULL;
-        if (each == NULL || each->offset > reached) {
+    for (EACH_MAPPING(place->range, place->offset, end, each)) {
+        if (each->is_leaving || each->offset > reached) {
             return false;
         }
-        reached = mappings->entries[index++].key;
+        reached = each->offset + each->nbytes;
         place->access &= each->access;
-        is_leaving = is_leaving || each->is_leaving;
-    } while (reached < place->offset + place->nbytes);
-    place->end_mapping = index;
-    if (is_leaving) {
+    }
+    if (reached < end) {
         return false;
     }
     place->kind = CM_EMULATED_DEVICE;
-    place->device = mapping_at(place, place->first_mapping)->physical->device;
+    place->device = first->physical->device;
     return true;
 }
 
@@ -336,14 +339,15 @@ pin(cm_emulated *emulated, const cm_emulated_job *job, const cm_emulated_end *en
     bool good = device == CM_EMULATED_ANY
                     ? place.access != 0
                     : place.by_device && (place.access >> device & 1) != 0;
-    for (size_t i = place.first_mapping; i < place.end_mapping; i++) {
-        good = good && mapping_at(&place, i)->serial <= job->stamp;
+    uint64_t stop = place.offset + place.nbytes;
+    for (EACH_MAPPING(place.range, place.offset, stop, each)) {
+        good = good && each->serial <= job->stamp;
     }
     if (!good) {
         return CM_CUDA_ILLEGAL_ADDRESS;
     }
-    for (size_t i = place.first_mapping; i < place.end_mapping; i++) {
-        mapping_at(&place, i)->pins++;
+    for (EACH_MAPPING(place.range, place.offset, stop, each)) {
+        each->pins++;
     }
     place.range->pins++;
     if (place.kind == CM_EMULATED_MANAGED && device != CM_EMULATED_ANY) {
@@ -362,13 +366,10 @@ unpin(cm_emulated *emulated, const cm_emulated_place *place, int32_t code)
     if (place->range == NULL) {
         return code;
     }
-    if (place->range->kind == CM_EMULATED_VIRTUAL) {
-        cm_emulated_place now = *place; /* still there, maybe at another index */
-        bool is_there = find_mappings(&now);
-        for (size_t i = now.first_mapping; i < now.end_mapping; i++) {
-            mapping_at(&now, i)->pins--;
-        }
-        code = code == 0 && !is_there ? CM_CUDA_ILLEGAL_ADDRESS : code;
+    uint64_t end = place->offset + place->nbytes;
+    for (EACH_MAPPING(place->range, place->offset, end, each)) {
+        each->pins--;
+        code = code == 0 && each->is_leaving ? CM_CUDA_ILLEGAL_ADDRESS : code;
     }
     place->range->pins--;
     cm_cond_signal_all(&emulated->changed);
@@ -838,14 +839,15 @@ static bool
 find_whole(const cm_emulated *emulated, cm_address address, uint64_t nbytes,
            cm_emulated_place *out)
 {
-    if (cm_emulated_find(emulated, address, nbytes, out) != CM_EMULATED_INSIDE
+    if (nbytes == 0
+        || cm_emulated_find(emulated, address, nbytes, out) != CM_EMULATED_INSIDE
         || out->range->kind != CM_EMULATED_VIRTUAL) {
         return false;
     }
-    const cm_emulated_entry *entries = out->range->mappings.entries;
-    const mapped_memory *first = entries[out->first_mapping].object;
-    return first->offset == out->offset
-           && entries[out->end_mapping - 1].key == out->offset + nbytes;
+    uint64_t end = out->offset + nbytes;
+    const mapped_memory *last = mapping_above(out->range, end - 1);
+    return mapping_above(out->range, out->offset)->offset == out->offset
+           && last->offset + last->nbytes == end;
 }
 
 /* Free it if neither a handle nor a place is left; until then it counts against the
@@ -981,20 +983,18 @@ cm_emulated_op_address_map(cm_runtime *rt, cm_address address, uint64_t nbytes,
         return CM_CUDA_NOT_SUPPORTED; /* part of a handle, as on a real device */
     }
     uint64_t offset = address - range->address;
-    cm_emulated_table *mappings = &range->mappings;
-    size_t index = cm_emulated_table_above(mappings, offset);
-    const mapped_memory *next =
-        index < mappings->count ? mappings->entries[index].object : NULL;
-    if (next != NULL && next->offset < offset + nbytes) {
+    uint64_t end = offset + nbytes;
+    const mapped_memory *next = mapping_above(range, offset);
+    if (next != NULL && next->offset < end) {
         return CM_CUDA_INVALID_VALUE; /* something is there */
     }
     mapped_memory *made = calloc(1, sizeof(*made));
-    if (made == NULL || !cm_emulated_table_add(mappings, offset + nbytes, made)) {
+    if (made == NULL || !cm_emulated_table_add(&range->mappings, end, made)) {
         free(made);
         return CM_CUDA_OUT_OF_MEMORY;
     }
     if (!cm_emulated_bytes_map(physical->bytes, nbytes, range->bytes + offset)) {
-        free(cm_emulated_table_remove(mappings, offset + nbytes));
+        free(cm_emulated_table_remove(&range->mappings, end));
         return CM_CUDA_OUT_OF_MEMORY;
     }
     made->offset = offset;
@@ -1012,22 +1012,18 @@ static void
 unmap(cm_emulated *emulated, cm_emulated_range *range, uint64_t offset, uint64_t end)
 {
     cm_emulated_memory *memory = &emulated->memory;
-    cm_emulated_table *mappings = &range->mappings;
-    size_t first = cm_emulated_table_above(mappings, offset);
-    for (size_t i = first; i < mappings->count && mappings->entries[i].key <= end;
-         i++) {
-        ((mapped_memory *)mappings->entries[i].object)->is_leaving = true;
+    for (EACH_MAPPING(range, offset, end, each)) {
+        each->is_leaving = true;
     }
     /* While we wait others may map and unmap, but nothing where we have yet to come. */
     while (offset < end) {
-        first = cm_emulated_table_above(mappings, offset);
-        mapped_memory *gone = mappings->entries[first].object;
+        mapped_memory *gone = mapping_above(range, offset);
         while (gone->pins != 0) {
             cm_cond_wait(&emulated->changed, &emulated->lock);
         }
         cm_emulated_pages_kill(range->bytes + offset, gone->nbytes);
         offset += gone->nbytes;
-        (void)cm_emulated_table_remove(mappings, offset);
+        (void)cm_emulated_table_remove(&range->mappings, offset);
         memory->mapping_count--;
         gone->physical->places--;
         gone->physical->is_closed = gone->physical->places > 0;
@@ -1068,13 +1064,12 @@ cm_emulated_op_address_set_access(cm_runtime *rt, cm_address address, uint64_t n
     if (!cm_emulated_bytes_show(place.bytes, nbytes)) {
         return CM_CUDA_OUT_OF_MEMORY;
     }
-    for (size_t i = place.first_mapping; i < place.end_mapping; i++) {
-        mapped_memory *mapping = place.range->mappings.entries[i].object;
-        bool adds = mapping->access != 0 && (mask & ~mapping->access) != 0;
-        if (adds && mapping->physical->is_closed) {
+    for (EACH_MAPPING(place.range, place.offset, place.offset + nbytes, each)) {
+        bool adds = each->access != 0 && (mask & ~each->access) != 0;
+        if (adds && each->physical->is_closed) {
             return CM_CUDA_INVALID_VALUE;
         }
-        mapping->access |= mask;
+        each->access |= mask;
     }
     return 0;
 }

@@ -224,8 +224,6 @@ typedef struct cm_emulated_place {
     void *host;           /* the same byte for the host; NULL for device memory */
     unsigned char *bytes; /* the same byte for the emulator */
     bool by_device;       /* the address asked for is one that a device may use */
-    size_t first_mapping; /* [first, end) of the range's; virtual only */
-    size_t end_mapping;
 } cm_emulated_place;
 
 /* *out is written when it is inside. */
