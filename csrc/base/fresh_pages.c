@@ -5,7 +5,6 @@
 #include <stdatomic.h>
 #include <string.h>
 #include <sys/mman.h>
-#include <unistd.h>
 
 #include "base/checked_math.h"
 #include "base/thread.h"
@@ -25,7 +24,7 @@ cm_pages_are_fresh(const void *p, uint64_t nbytes)
     if (nbytes < 2 * CM_HUGE_PAGE_NBYTES) {
         return false;
     }
-    uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE);
+    uintptr_t page = cm_page_nbytes();
     unsigned missing = 0;
     for (unsigned i = 0; i < LOOK_COUNT; i++) {
         uintptr_t at = (uintptr_t)p + (uintptr_t)(nbytes / LOOK_COUNT * i);
@@ -61,7 +60,7 @@ cm_status
 cm_pages_populate(const void *p, uint64_t nbytes, bool writes)
 {
     static atomic_bool is_old; /* the kernel: not asked again */
-    uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE);
+    uintptr_t page = cm_page_nbytes();
     uintptr_t begin = (uintptr_t)p - (uintptr_t)p % page;
     size_t length = (size_t)((uintptr_t)p + (uintptr_t)nbytes - begin);
     int advice = writes ? MADV_POPULATE_WRITE : MADV_POPULATE_READ;
@@ -124,7 +123,7 @@ populate_slice(const cm_populate *of, char *start, uint64_t nbytes)
         } while (error == EAGAIN || error == EINTR);
     }
     if (error == EINVAL) { /* an older kernel */
-        touch(start, nbytes, (uint64_t)sysconf(_SC_PAGESIZE));
+        touch(start, nbytes, cm_page_nbytes());
     }
     return error == 0 || error == EINVAL;
 }

@@ -434,7 +434,7 @@ cm_numa_elsewhere(cm_numa_find *find, void *start, uint64_t nbytes, int node)
 {
     void *pages[SAMPLE_COUNT];
     int nodes[SAMPLE_COUNT];
-    uint64_t page_nbytes = (uint64_t)sysconf(_SC_PAGESIZE);
+    uint64_t page_nbytes = cm_page_nbytes();
     uint64_t step = nbytes / SAMPLE_COUNT / page_nbytes * page_nbytes + page_nbytes;
     size_t count = 0;
     uint64_t sum = 0;

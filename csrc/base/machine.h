@@ -10,6 +10,7 @@
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <unistd.h>
 
 /* -- memory ----------------------------------------------------------------------------------- */
 
@@ -24,6 +25,12 @@ typedef struct cm_host_memory {
                                   estimates, or left in the tightest group, its cache
                                   counted as free */
 } cm_host_memory;
+
+static inline size_t
+cm_page_nbytes(void)
+{
+    return (size_t)sysconf(_SC_PAGESIZE);
+}
 
 /* Takes some ten microseconds. */
 void cm_host_memory_read(const char *root, cm_host_memory *out);

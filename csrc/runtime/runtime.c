@@ -6,7 +6,8 @@
 #include <errno.h>
 #include <stdatomic.h>
 #include <sys/mman.h>
-#include <unistd.h>
+
+#include "base/machine.h"
 
 const cm_kind_fact cm_kinds[CM_KIND_COUNT] = {
 #define KIND_FACT(name, text, traits, flags) {#text, (traits), (flags)},
@@ -23,28 +24,22 @@ const cm_op_fact cm_op_facts[CM_OP_COUNT] = {
 
 /* ---- the page that the kernel wipes on fork --------------------------------------- */
 
-static size_t
-page_nbytes(void)
-{
-    return (size_t)sysconf(_SC_PAGESIZE);
-}
-
 cm_status
 cm_alive_page_create(const volatile uint32_t **out)
 {
-    void *page = mmap(NULL, page_nbytes(), PROT_READ | PROT_WRITE,
+    void *page = mmap(NULL, cm_page_nbytes(), PROT_READ | PROT_WRITE,
                       MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (page == MAP_FAILED) {
         return cm_fail(CM_ESYSTEM, (uint64_t)errno);
     }
-    if (madvise(page, page_nbytes(), MADV_WIPEONFORK) != 0) {
+    if (madvise(page, cm_page_nbytes(), MADV_WIPEONFORK) != 0) {
         uint64_t error = (uint64_t)errno;
-        (void)munmap(page, page_nbytes());
+        (void)munmap(page, cm_page_nbytes());
         return cm_fail(CM_ESYSTEM, error);
     }
     *(volatile uint32_t *)page = 1;
     /* From here on nobody writes it, which makes reading it without a lock safe. */
-    (void)mprotect(page, page_nbytes(), PROT_READ);
+    (void)mprotect(page, cm_page_nbytes(), PROT_READ);
     *out = (const volatile uint32_t *)page;
     return cm_ok();
 }
@@ -53,7 +48,7 @@ void
 cm_alive_page_destroy(const volatile uint32_t *page)
 {
     if (page != NULL) {
-        (void)munmap((void *)(uintptr_t)page, page_nbytes());
+        (void)munmap((void *)(uintptr_t)page, cm_page_nbytes());
     }
 }
 

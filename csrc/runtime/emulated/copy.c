@@ -40,13 +40,9 @@ static void
 move_rows(cm_emulated_job *base, unsigned char *dst, const unsigned char *src)
 {
     const move *job = (const move *)base;
-    uint64_t src_pitch = job->src_pitch;
-    if (job->staged != NULL) {
-        src = job->staged;
-        src_pitch = job->width;
-    }
+    src = job->staged != NULL ? job->staged : src;
     for (uint64_t row = 0; row < job->height; row++) {
-        memmove(dst + row * job->dst_pitch, src + row * src_pitch, job->width);
+        memmove(dst + row * job->dst_pitch, src + row * job->src_pitch, job->width);
     }
 }
 
@@ -129,6 +125,7 @@ stage(move *job)
     for (uint64_t row = 0; row < job->height; row++) {
         memcpy(job->staged + row * job->width, src + row * job->src_pitch, job->width);
     }
+    job->src_pitch = job->width;
     return 0;
 }
 

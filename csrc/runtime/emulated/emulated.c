@@ -355,31 +355,24 @@ cm_emulated_op_device_describe(cm_runtime *rt, int device, cm_device_info *out)
     return 0;
 }
 
-/* By CUDA's number; what a recent data-centre GPU says, but for what is not emulated.
+/* What a recent data-centre GPU says, but for what is not emulated: the others are 0.
  */
-static const struct {
-    int number;
-    int value;
-} attributes[] = {
-    {75, 9},       /* compute_major */
-    {76, 0},       /* compute_minor */
-    {16, 8},       /* multiprocessor_count */
-    {40, 2},       /* copy_engine_count */
-    {41, 1},       /* unified_addressing */
-    {19, 1},       /* can_map_host_memory */
-    {83, 1},       /* managed_memory */
-    {89, 1},       /* concurrent_managed_access */
-    {88, 0},       /* pageable_memory_access */
-    {101, 0},      /* direct_managed_from_host */
-    {99, 1},       /* host_register_supported */
-    {113, 1},      /* host_register_read_only */
-    {115, 1},      /* memory_pools_supported */
-    {38, 4 << 20}, /* l2_cache_nbytes */
-    {18, 0},       /* integrated */
-    {102, 1},      /* virtual_memory_management */
-    {103, 1},      /* virtual_memory_shareable */
-    {110, 1},      /* virtual_memory_rdma */
-    {134, 0},      /* host_numa_id */
+static const int attributes[] = {
+    [CM_ATTRIBUTE_compute_major] = 9,
+    [CM_ATTRIBUTE_multiprocessor_count] = 8,
+    [CM_ATTRIBUTE_copy_engine_count] = 2,
+    [CM_ATTRIBUTE_unified_addressing] = 1,
+    [CM_ATTRIBUTE_can_map_host_memory] = 1,
+    [CM_ATTRIBUTE_managed_memory] = 1,
+    [CM_ATTRIBUTE_concurrent_managed_access] = 1,
+    [CM_ATTRIBUTE_host_register_supported] = 1,
+    [CM_ATTRIBUTE_host_register_read_only] = 1,
+    [CM_ATTRIBUTE_memory_pools_supported] = 1,
+    [CM_ATTRIBUTE_l2_cache_nbytes] = 4 << 20,
+    [CM_ATTRIBUTE_virtual_memory_management] = 1,
+    [CM_ATTRIBUTE_virtual_memory_shareable] = 1,
+    [CM_ATTRIBUTE_virtual_memory_rdma] = 1,
+    [CM_ATTRIBUTE_host_numa_id] = 0,
 };
 
 int32_t
@@ -388,13 +381,13 @@ cm_emulated_op_device_attribute(cm_runtime *rt, int attribute, int device, int *
     if (!cm_emulated_is_device(rt, device)) {
         return CM_CUDA_INVALID_DEVICE;
     }
-    for (size_t i = 0; i < sizeof(attributes) / sizeof(attributes[0]); i++) {
-        if (attributes[i].number == attribute) {
-            *out = attributes[i].value;
-            return 0;
-        }
+#define IS_ATTRIBUTE(name, number, cuda) || attribute == (number)
+    if (!(false CM_DEVICE_ATTRIBUTES(IS_ATTRIBUTE))) {
+        return CM_CUDA_INVALID_VALUE;
     }
-    return CM_CUDA_INVALID_VALUE;
+#undef IS_ATTRIBUTE
+    *out = attributes[attribute];
+    return 0;
 }
 
 int32_t

@@ -6,6 +6,7 @@
 #include <sys/mman.h>
 
 #include "base/checked_math.h"
+#include "base/machine.h"
 
 enum {
     HOST_FACTOR = 4, /* host and managed memory together: so many times a device's */
@@ -306,7 +307,7 @@ static signed char *
 find_pages(signed char *pages, const cm_emulated_range *range, cm_address address,
            uint64_t nbytes, size_t *count)
 {
-    uint64_t page = cm_emulated_page_nbytes();
+    uint64_t page = cm_page_nbytes();
     uint64_t offset = address - address_of(range->alias.base);
     *count = (offset % page + nbytes - 1) / page + 1;
     return pages + offset / page;
@@ -418,7 +419,7 @@ cm_emulated_let_go(cm_emulated *emulated, cm_emulated_range *range)
 static bool
 range_init_pages(cm_emulated_range *range)
 {
-    size_t count = range->alias.nbytes / cm_emulated_page_nbytes();
+    size_t count = range->alias.nbytes / cm_page_nbytes();
     range->resident = malloc(count);
     range->wished = malloc(count);
     if (range->resident == NULL || range->wished == NULL) {
@@ -588,7 +589,7 @@ int32_t
 cm_emulated_op_host_register(cm_runtime *rt, void *host, uint64_t nbytes,
                              unsigned flags)
 {
-    uint64_t page = cm_emulated_page_nbytes();
+    uint64_t page = cm_page_nbytes();
     uint64_t exact = address_of(host);
     uint64_t end;
     if ((flags & ~(unsigned)REGISTER_FLAGS) != 0) {

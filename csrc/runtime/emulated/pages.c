@@ -6,7 +6,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
-#include <unistd.h>
 
 #include "base/checked_math.h"
 #include "base/fresh_pages.h"
@@ -18,12 +17,6 @@ enum {
 
 #define POISON_WHOLE_NBYTES (UINT64_C(8) << 20)
 #define POISON_ENDS_NBYTES (UINT64_C(1) << 20)
-
-size_t
-cm_emulated_page_nbytes(void)
-{
-    return (size_t)sysconf(_SC_PAGESIZE);
-}
 
 /* Large memory only at its ends: touching all of it would cost its size in real memory.
  * Its pages come at once: a fault for each takes several times as long. */
@@ -41,7 +34,7 @@ poison(unsigned char *start, uint64_t nbytes)
 bool
 cm_emulated_pages_map(uint64_t nbytes, int sharing, cm_emulated_pages *out)
 {
-    uint64_t page = cm_emulated_page_nbytes();
+    uint64_t page = cm_page_nbytes();
     uint64_t inside, whole, aligned;
     if (!cm_round_up_u64(nbytes, ALIGNMENT, &aligned)
         || !cm_round_up_u64(nbytes, page, &inside)

@@ -15,7 +15,6 @@ typedef struct cm_emulated_pages {
                            */
 } cm_emulated_pages;
 
-size_t cm_emulated_page_nbytes(void);
 /* Map room for `nbytes` between two guard pages: untouchable where `sharing` is 0, else
  * readable, writable and not zero, a forked child's own (MAP_PRIVATE) or the very same
  * bytes (MAP_SHARED). False: no memory. */
