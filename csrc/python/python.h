@@ -14,6 +14,15 @@
 #    error "cumem needs Python 3.11 or newer"
 #endif
 
+/* What `call` answers, during which other threads may have the GIL. */
+#define CM_WITHOUT_GIL(call)                                                           \
+    __extension__({                                                                    \
+        PyThreadState *cm_thread_ = PyEval_SaveThread();                               \
+        __typeof__(call) cm_answer_ = (call);                                          \
+        PyEval_RestoreThread(cm_thread_);                                              \
+        cm_answer_;                                                                    \
+    })
+
 /* Put `value`, which is taken over, in the place of what *place owns: Py_XSETREF, which
  * the limited API leaves out. */
 static inline void

@@ -195,13 +195,10 @@ prefetch(cm_buffer *self, int location, cm_stream *stream)
     if (cm_storage_add_use(storage, stream) < 0) {
         return -1;
     }
-    cm_status status;
     cm_storage_pin(storage);
-    Py_BEGIN_ALLOW_THREADS
-    status = CM_ON_DEVICE(
+    cm_status status = CM_WITHOUT_GIL(CM_ON_DEVICE(
         runtime, stream->device,
-        cm_rt_prefetch_async(runtime, address, nbytes, location, stream->handle));
-    Py_END_ALLOW_THREADS
+        cm_rt_prefetch_async(runtime, address, nbytes, location, stream->handle)));
     cm_storage_unpin(storage);
     return cm_py_check(self->state, status, "while prefetching managed memory");
 }
@@ -253,13 +250,11 @@ cm_buffer_read_prefetch_location(const cm_buffer *self, int *out)
     if (nbytes == 0) {
         return 0;
     }
-    cm_status status;
     cm_storage_pin(self->storage);
     cm_state_enter(self->state);
-    Py_BEGIN_ALLOW_THREADS
-    status = CM_ON_DEVICE(runtime, self->storage->device,
-                          cm_rt_prefetch_location(runtime, address, nbytes, out));
-    Py_END_ALLOW_THREADS
+    cm_status status = CM_WITHOUT_GIL(
+        CM_ON_DEVICE(runtime, self->storage->device,
+                     cm_rt_prefetch_location(runtime, address, nbytes, out)));
     cm_state_leave(self->state);
     cm_storage_unpin(self->storage);
     return cm_py_check(self->state, status, "while asking for the prefetch location");
@@ -326,10 +321,8 @@ cm_buffer_record_stream(PyObject *object, PyObject *stream_object)
     if (result == 0) {
         cm_status status;
         bool capturing = false;
-        Py_BEGIN_ALLOW_THREADS
-        status = cm_stream_ask_capturing(stream->rt, stream->device, stream->handle,
-                                         &capturing);
-        Py_END_ALLOW_THREADS
+        status = CM_WITHOUT_GIL(cm_stream_ask_capturing(stream->rt, stream->device,
+                                                        stream->handle, &capturing));
         storage->was_captured = storage->was_captured || capturing;
         result = cm_py_check(state, status, "while recording a stream");
     }

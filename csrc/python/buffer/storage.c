@@ -187,9 +187,7 @@ give_parts(cm_storage *detached)
     cm_status status;
     if (may_wait(detached)) {
         cm_state_enter(state);
-        Py_BEGIN_ALLOW_THREADS
-        status = cm_storage_free_parts(detached, runtime);
-        Py_END_ALLOW_THREADS
+        status = CM_WITHOUT_GIL(cm_storage_free_parts(detached, runtime));
         cm_state_leave(state);
     }
     else {

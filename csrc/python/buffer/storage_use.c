@@ -236,20 +236,14 @@ wait_for_stream(cm_storage *storage, cm_stream *stream)
     }
     uint64_t event;
     bool waited = true;
-    cm_status status;
-    Py_BEGIN_ALLOW_THREADS
-    status = mark_stream(stream, &event);
-    Py_END_ALLOW_THREADS
+    cm_status status = CM_WITHOUT_GIL(mark_stream(stream, &event));
     if (cm_is_ok(status)) {
         waited = cm_wait_polling(stream->rt, stream->device,
                                  event != 0 ? cm_rt_event_query : cm_rt_stream_query,
                                  event != 0 ? event : stream->handle, true, &status);
     }
     if (event != 0) {
-        cm_status destroyed;
-        Py_BEGIN_ALLOW_THREADS
-        destroyed = cm_rt_event_destroy(stream->rt, event);
-        Py_END_ALLOW_THREADS
+        cm_status destroyed = CM_WITHOUT_GIL(cm_rt_event_destroy(stream->rt, event));
         status = cm_is_ok(status) ? destroyed : status;
     }
     if (!waited) {
@@ -473,11 +467,9 @@ cm_storage_order_handle(cm_storage *storage, int device, uint64_t handle)
     if (rt == NULL || cm_pending_take(storage, &pending) < 0) {
         return -1;
     }
-    cm_status status;
     bool capturing = false;
-    Py_BEGIN_ALLOW_THREADS
-    status = order_handle(rt, &pending, device, handle, &capturing);
-    Py_END_ALLOW_THREADS
+    cm_status status =
+        CM_WITHOUT_GIL(order_handle(rt, &pending, device, handle, &capturing));
     storage->was_captured = storage->was_captured || capturing;
     cm_pending_give(&pending);
     return cm_py_check(storage->state, status, "while ordering a consumer's stream");

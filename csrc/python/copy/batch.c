@@ -408,10 +408,7 @@ ask_about_arrays(many_pairs *self, uint64_t *failed)
     int device = self->state->current_device;
     cm_registry *registry = self->state->registry;
     cm_page_shares locked = {.count = 0};
-    cm_status status;
-    Py_BEGIN_ALLOW_THREADS
-    status = ask_all(self, registry, rt, device, &locked);
-    Py_END_ALLOW_THREADS
+    cm_status status = CM_WITHOUT_GIL(ask_all(self, registry, rt, device, &locked));
     if (locked.count > 0 && keep_locked(self, registry, &locked) < 0) {
         return -1;
     }

@@ -301,10 +301,8 @@ cm_call_ask_capturing(const cm_stream *stream, bool *out)
     if (stream == NULL || !cm_stream_may_capture(stream)) {
         return cm_ok();
     }
-    cm_status status;
-    Py_BEGIN_ALLOW_THREADS
-    status = cm_stream_ask_capturing(stream->rt, stream->device, stream->handle, out);
-    Py_END_ALLOW_THREADS
+    cm_status status = CM_WITHOUT_GIL(
+        cm_stream_ask_capturing(stream->rt, stream->device, stream->handle, out));
     return status;
 }
 

@@ -54,10 +54,7 @@ look(cm_state *state, const cm_copy_request *request)
     if (explanation == NULL) {
         return PyErr_NoMemory();
     }
-    cm_status status;
-    Py_BEGIN_ALLOW_THREADS
-    status = cm_engine_explain(engine, request, explanation);
-    Py_END_ALLOW_THREADS
+    cm_status status = CM_WITHOUT_GIL(cm_engine_explain(engine, request, explanation));
     PyObject *result = cm_is_ok(status)
                            ? describe(explanation, request)
                            : cm_py_raise(state, status, "while planning a copy");

@@ -43,12 +43,9 @@ measure(cm_state *state, const cm_buffer *dst, const cm_buffer *src, cm_stream *
         || cm_storage_add_use(src->storage, stream) < 0) {
         return NULL;
     }
-    cm_status status;
     cm_storage_pin(dst->storage);
     cm_storage_pin(src->storage);
-    Py_BEGIN_ALLOW_THREADS
-    status = copy_and_wait(rt, dst, src, stream, &spent_ns);
-    Py_END_ALLOW_THREADS
+    cm_status status = CM_WITHOUT_GIL(copy_and_wait(rt, dst, src, stream, &spent_ns));
     cm_storage_unpin(src->storage);
     cm_storage_unpin(dst->storage);
     return cm_is_ok(status)

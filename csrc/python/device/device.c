@@ -82,10 +82,7 @@ describe_device(PyObject *module, PyObject *args)
         return NULL;
     }
     cm_device_info info = {0};
-    cm_status status;
-    Py_BEGIN_ALLOW_THREADS
-    status = cm_rt_device_describe(rt, index, &info);
-    Py_END_ALLOW_THREADS
+    cm_status status = CM_WITHOUT_GIL(cm_rt_device_describe(rt, index, &info));
     Py_ssize_t length = (Py_ssize_t)strnlen(info.name, sizeof(info.name));
     return answer(module, status,
                   Py_BuildValue("(y#y#sK)", info.name, length, info.uuid,
@@ -118,10 +115,7 @@ can_access_peer(PyObject *module, PyObject *args)
         return NULL;
     }
     int reaches = 0;
-    cm_status status;
-    Py_BEGIN_ALLOW_THREADS
-    status = cm_rt_peer_can_access(rt, index, peer, &reaches);
-    Py_END_ALLOW_THREADS
+    cm_status status = CM_WITHOUT_GIL(cm_rt_peer_can_access(rt, index, peer, &reaches));
     return answer(module, status, PyBool_FromLong(reaches));
 }
 
@@ -148,11 +142,8 @@ memory_info(PyObject *module, PyObject *args)
     }
     uint64_t free_nbytes = 0;
     uint64_t total_nbytes = 0;
-    cm_status status;
-    Py_BEGIN_ALLOW_THREADS
-    status =
-        CM_ON_DEVICE(rt, index, cm_rt_memory_info(rt, &free_nbytes, &total_nbytes));
-    Py_END_ALLOW_THREADS
+    cm_status status = CM_WITHOUT_GIL(
+        CM_ON_DEVICE(rt, index, cm_rt_memory_info(rt, &free_nbytes, &total_nbytes)));
     return answer(module, status,
                   Py_BuildValue("KK", (unsigned long long)free_nbytes,
                                 (unsigned long long)total_nbytes));
@@ -236,10 +227,7 @@ ask_driver(PyObject *module, PyObject *args)
     if (rt == NULL) {
         return NULL;
     }
-    cm_status status;
-    Py_BEGIN_ALLOW_THREADS
-    status = asks[(unsigned)what % 3](rt, &number);
-    Py_END_ALLOW_THREADS
+    cm_status status = CM_WITHOUT_GIL(asks[(unsigned)what % 3](rt, &number));
     return answer(module, status, PyLong_FromLong(number));
 }
 

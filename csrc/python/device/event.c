@@ -29,11 +29,9 @@ cm_event_object_new(cm_state *state, int device, bool timing, bool blocking)
     cm_list_init(&self->node);
     unsigned flags = (timing ? 0u : CM_EVENT_DISABLE_TIMING)
                      | (blocking ? CM_EVENT_BLOCKING_SYNC : 0u);
-    cm_status status;
     cm_state_enter(state);
-    Py_BEGIN_ALLOW_THREADS
-    status = CM_ON_DEVICE(rt, device, cm_rt_event_create(rt, flags, &self->handle));
-    Py_END_ALLOW_THREADS
+    cm_status status = CM_WITHOUT_GIL(
+        CM_ON_DEVICE(rt, device, cm_rt_event_create(rt, flags, &self->handle)));
     cm_state_leave(state);
     if (!cm_is_ok(status)) {
         Py_DECREF(op);
@@ -77,11 +75,8 @@ close_event(cm_event_object *self)
         return cm_ok();
     }
     cm_detached_event detached = detach(self);
-    cm_status status;
     cm_state_enter(self->state);
-    Py_BEGIN_ALLOW_THREADS
-    status = cm_detached_event_free(&detached);
-    Py_END_ALLOW_THREADS
+    cm_status status = CM_WITHOUT_GIL(cm_detached_event_free(&detached));
     cm_state_leave(self->state);
     return status;
 }
@@ -142,12 +137,10 @@ cm_event_record(cm_event_object *event, const cm_stream *stream)
                      event->device, stream->device);
         return -1;
     }
-    cm_status status;
     take(event);
-    Py_BEGIN_ALLOW_THREADS
-    status = CM_ON_DEVICE(event->rt, event->device,
-                          cm_rt_event_record(event->rt, event->handle, stream->handle));
-    Py_END_ALLOW_THREADS
+    cm_status status = CM_WITHOUT_GIL(
+        CM_ON_DEVICE(event->rt, event->device,
+                     cm_rt_event_record(event->rt, event->handle, stream->handle)));
     give(event);
     if (!cm_is_ok(status)) {
         return cm_py_raise_int(event->state, status, NULL);
@@ -162,11 +155,8 @@ cm_event_order(cm_event_object *event, cm_stream *stream)
     if (check_open(event) < 0) {
         return -1;
     }
-    cm_status status;
     take(event);
-    Py_BEGIN_ALLOW_THREADS
-    status = cm_stream_wait_event(stream, event->handle);
-    Py_END_ALLOW_THREADS
+    cm_status status = CM_WITHOUT_GIL(cm_stream_wait_event(stream, event->handle));
     give(event);
     return cm_py_check(event->state, status, NULL);
 }
@@ -285,11 +275,9 @@ event_seconds_since(PyObject *op, PyObject *other)
     bool waited = wait_for_event(start, &status)
                   && (!cm_is_ok(status) || wait_for_event(self, &status));
     if (waited && cm_is_ok(status)) {
-        Py_BEGIN_ALLOW_THREADS
-        status = CM_ON_DEVICE(
+        status = CM_WITHOUT_GIL(CM_ON_DEVICE(
             self->rt, self->device,
-            cm_rt_event_elapsed(self->rt, start->handle, self->handle, &milliseconds));
-        Py_END_ALLOW_THREADS
+            cm_rt_event_elapsed(self->rt, start->handle, self->handle, &milliseconds)));
     }
     give(start);
     give(self);
@@ -332,11 +320,8 @@ event_get_done(PyObject *op, void *Py_UNUSED(closure))
         return NULL;
     }
     bool done = false;
-    cm_status status;
     take(self);
-    Py_BEGIN_ALLOW_THREADS
-    status = cm_rt_event_query(self->rt, self->handle, &done);
-    Py_END_ALLOW_THREADS
+    cm_status status = CM_WITHOUT_GIL(cm_rt_event_query(self->rt, self->handle, &done));
     give(self);
     return cm_py_answer(self->state, status, NULL, PyBool_FromLong(done));
 }

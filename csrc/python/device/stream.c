@@ -296,10 +296,7 @@ resolve_device(cm_state *state, cm_runtime *rt, PyObject *object, uint64_t handl
         return named;
     }
     if (handle > CM_STREAM_PER_THREAD && cm_runtime_has(rt, CM_OP_stream_get_device)) {
-        cm_status status;
-        Py_BEGIN_ALLOW_THREADS
-        status = cm_rt_stream_get_device(rt, handle, &named);
-        Py_END_ALLOW_THREADS
+        cm_status status = CM_WITHOUT_GIL(cm_rt_stream_get_device(rt, handle, &named));
         if (!cm_is_ok(status)) {
             cm_py_raise(state, status, "looking up the device of a foreign stream");
             return -2;
@@ -333,11 +330,8 @@ wrap(cm_state *state, cm_runtime *rt, PyObject *object, const char *argument,
         }
     }
     cm_stream *record;
-    cm_status status;
-    Py_BEGIN_ALLOW_THREADS
-    status = cm_stream_wrap(rt, device, handle, owner, owner ? cm_deferred_add : NULL,
-                            &record);
-    Py_END_ALLOW_THREADS
+    cm_status status = CM_WITHOUT_GIL(cm_stream_wrap(
+        rt, device, handle, owner, owner ? cm_deferred_add : NULL, &record));
     if (!cm_is_ok(status)) {
         if (owner != NULL) {
             cm_deferred_add(owner);

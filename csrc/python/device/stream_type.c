@@ -15,11 +15,8 @@ check_priority(cm_state *state, cm_runtime *rt, int device, int64_t priority)
 {
     int least = 0;
     int greatest = 0;
-    cm_status status;
-    Py_BEGIN_ALLOW_THREADS
-    status =
-        CM_ON_DEVICE(rt, device, cm_rt_stream_priority_range(rt, &least, &greatest));
-    Py_END_ALLOW_THREADS
+    cm_status status = CM_WITHOUT_GIL(
+        CM_ON_DEVICE(rt, device, cm_rt_stream_priority_range(rt, &least, &greatest)));
     if (!cm_is_ok(status)) {
         return cm_py_raise_int(state, status, "making a stream");
     }
@@ -38,11 +35,8 @@ make(cm_state *state, cm_runtime *rt, int device, int64_t priority, bool non_blo
         return NULL;
     }
     cm_stream *stream;
-    cm_status status;
-    Py_BEGIN_ALLOW_THREADS
-    status = cm_stream_create(rt, device, non_blocking ? CM_STREAM_NON_BLOCKING : 0,
-                              (int)priority, &stream);
-    Py_END_ALLOW_THREADS
+    cm_status status = CM_WITHOUT_GIL(cm_stream_create(
+        rt, device, non_blocking ? CM_STREAM_NON_BLOCKING : 0, (int)priority, &stream));
     if (!cm_is_ok(status)) {
         return cm_py_raise(state, status, "making a stream");
     }
@@ -114,10 +108,7 @@ wait_for(cm_state *state, cm_stream *stream, PyObject *other)
     if (before == NULL) {
         return -1;
     }
-    cm_status status;
-    Py_BEGIN_ALLOW_THREADS
-    status = cm_stream_follow(stream, before);
-    Py_END_ALLOW_THREADS
+    cm_status status = CM_WITHOUT_GIL(cm_stream_follow(stream, before));
     cm_stream_give(state, before);
     return cm_py_check(state, status, NULL);
 }
@@ -293,12 +284,9 @@ stream_get_priority(PyObject *op, void *Py_UNUSED(closure))
         return NULL;
     }
     int priority = 0;
-    cm_status status;
-    Py_BEGIN_ALLOW_THREADS
-    status =
+    cm_status status = CM_WITHOUT_GIL(
         CM_ON_DEVICE(stream->rt, stream->device,
-                     cm_rt_stream_get_priority(stream->rt, stream->handle, &priority));
-    Py_END_ALLOW_THREADS
+                     cm_rt_stream_get_priority(stream->rt, stream->handle, &priority)));
     return give(op, stream, status, PyLong_FromLong(priority));
 }
 
@@ -310,11 +298,8 @@ stream_ask(PyObject *op, cm_status (*ask)(cm_runtime *, uint64_t, bool *))
         return NULL;
     }
     bool answer = false;
-    cm_status status;
-    Py_BEGIN_ALLOW_THREADS
-    status = CM_ON_DEVICE(stream->rt, stream->device,
-                          ask(stream->rt, stream->handle, &answer));
-    Py_END_ALLOW_THREADS
+    cm_status status = CM_WITHOUT_GIL(CM_ON_DEVICE(
+        stream->rt, stream->device, ask(stream->rt, stream->handle, &answer)));
     return give(op, stream, status, PyBool_FromLong(answer));
 }
 

@@ -154,9 +154,7 @@ cm_transfer_order(const cm_transfer_object *transfer, cm_stream *stream)
         return -1;
     }
     if (cm_is_ok(status)) {
-        Py_BEGIN_ALLOW_THREADS
-        status = cm_ticket_order(transfer->ticket, stream);
-        Py_END_ALLOW_THREADS
+        status = CM_WITHOUT_GIL(cm_ticket_order(transfer->ticket, stream));
     }
     return cm_py_check(transfer->state, status, "while ordering a stream after a copy");
 }
@@ -180,10 +178,7 @@ static PyObject *
 transfer_cancel(PyObject *op, PyObject *Py_UNUSED(args))
 {
     cm_transfer_object *self = (cm_transfer_object *)(void *)op;
-    bool cancelled;
-    Py_BEGIN_ALLOW_THREADS
-    cancelled = cm_ticket_cancel(self->ticket);
-    Py_END_ALLOW_THREADS
+    bool cancelled = CM_WITHOUT_GIL(cm_ticket_cancel(self->ticket));
     if (cancelled) {
         (void)transfer_clear(op);
         cm_state_drop_own(self->state);

@@ -75,9 +75,8 @@ cm_wait_polling(cm_runtime *rt, int device, cm_wait_query query, uint64_t handle
     uint64_t start = cm_now_ns();
     *out = cm_ok();
     while (!done) {
-        Py_BEGIN_ALLOW_THREADS
-        *out = poll_slice(rt, device, query, handle, naps, start, &done);
-        Py_END_ALLOW_THREADS
+        *out =
+            CM_WITHOUT_GIL(poll_slice(rt, device, query, handle, naps, start, &done));
         if (!cm_is_ok(*out)) {
             return true;
         }
@@ -98,9 +97,7 @@ cm_wait_for(cm_runtime *rt, int device, cm_wait_query query,
         return false;
     }
     if (cm_is_ok(*out)) {
-        Py_BEGIN_ALLOW_THREADS
-        *out = CM_ON_DEVICE(rt, device, synchronize(rt, handle));
-        Py_END_ALLOW_THREADS
+        *out = CM_WITHOUT_GIL(CM_ON_DEVICE(rt, device, synchronize(rt, handle)));
     }
     return true;
 }
@@ -118,9 +115,7 @@ cm_wait_for_ticket(cm_ticket *ticket,
         uint64_t spent = cm_now_ns() - start;
         uint64_t left = timeout_ns > spent ? timeout_ns - spent : 0;
         bool last = left <= CM_SIGNAL_SLICE_NS;
-        Py_BEGIN_ALLOW_THREADS
-        *out = wait(ticket, last ? left : CM_SIGNAL_SLICE_NS);
-        Py_END_ALLOW_THREADS
+        *out = CM_WITHOUT_GIL(wait(ticket, last ? left : CM_SIGNAL_SLICE_NS));
         if (out->code != CM_ETIMEOUT) {
             return true;
         }
@@ -278,15 +273,11 @@ cm_wait_for_device(cm_state *state, cm_runtime *rt, int device, cm_status *out)
     device_wait *wait = cm_sees_signals() ? take_wait(state, rt, device) : NULL;
     bool done = false;
     if (wait == NULL) {
-        Py_BEGIN_ALLOW_THREADS
-        *out = wait_plainly(rt, device);
-        Py_END_ALLOW_THREADS
+        *out = CM_WITHOUT_GIL(wait_plainly(rt, device));
         return true;
     }
     while (!done) {
-        Py_BEGIN_ALLOW_THREADS
-        done = await_end(wait, false);
-        Py_END_ALLOW_THREADS
+        done = CM_WITHOUT_GIL(await_end(wait, false));
         if (!done && PyErr_CheckSignals() < 0) {
             cm_list_push_back(&state->device_waits, &wait->node);
             return false;
@@ -308,9 +299,7 @@ cm_device_waits_join(cm_state *state)
         bool done = false;
         while (result == 0 && !done) {
             bool forever = !cm_sees_signals();
-            Py_BEGIN_ALLOW_THREADS
-            done = await_end(wait, forever);
-            Py_END_ALLOW_THREADS
+            done = CM_WITHOUT_GIL(await_end(wait, forever));
             result = done ? 0 : PyErr_CheckSignals();
         }
         if (done) { /* its caller has heard of the signal instead of the status */

@@ -213,11 +213,8 @@ open_runtime(cm_state *state)
         return -1;
     }
     cm_runtime *runtime = NULL;
-    cm_status status;
     set_opening(state, true);
-    Py_BEGIN_ALLOW_THREADS
-    status = opening_run(&plan, &runtime);
-    Py_END_ALLOW_THREADS
+    cm_status status = CM_WITHOUT_GIL(opening_run(&plan, &runtime));
     set_opening(state, false);
     if (!cm_is_ok(status)) {
         return raise_not_open(state, &plan, status);

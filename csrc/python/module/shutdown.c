@@ -38,9 +38,7 @@ wait_for_transfers(const cm_state *state)
 {
     bool done = false;
     while (!done && state->engine != NULL) {
-        Py_BEGIN_ALLOW_THREADS
-        done = transfers_end(state->engine, CM_SIGNAL_SLICE_NS);
-        Py_END_ALLOW_THREADS
+        done = CM_WITHOUT_GIL(transfers_end(state->engine, CM_SIGNAL_SLICE_NS));
         if (!done && PyErr_CheckSignals() < 0) {
             return -1;
         }
@@ -319,10 +317,7 @@ close_runtime(detached_state *old, bool reset_devices)
 static cm_status
 dismantle(cm_state *state, detached_state *old, bool reset_devices)
 {
-    cm_status first;
-    Py_BEGIN_ALLOW_THREADS
-    first = give_memory_back(old);
-    Py_END_ALLOW_THREADS
+    cm_status first = CM_WITHOUT_GIL(give_memory_back(old));
     for (size_t i = 0; i < old->storage_count; i++) {
         cm_storage_drop_foreign(&old->storages[i]);
     }
@@ -332,9 +327,7 @@ dismantle(cm_state *state, detached_state *old, bool reset_devices)
     }
     Py_CLEAR(old->default_pools);
     cm_device_waits_end(state);
-    Py_BEGIN_ALLOW_THREADS
-    first = cm_first_failure(first, close_runtime(old, reset_devices));
-    Py_END_ALLOW_THREADS
+    first = CM_WITHOUT_GIL(cm_first_failure(first, close_runtime(old, reset_devices)));
     return first;
 }
 

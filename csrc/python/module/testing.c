@@ -132,11 +132,8 @@ act_on_stream(PyObject *module, PyObject *args,
     if (stream == NULL) {
         return NULL;
     }
-    cm_status status;
-    Py_BEGIN_ALLOW_THREADS
-    status = CM_ON_DEVICE(rt, stream->device,
-                          action(rt, cm_stream_tell_handle(stream), on != 0));
-    Py_END_ALLOW_THREADS
+    cm_status status = CM_WITHOUT_GIL(CM_ON_DEVICE(
+        rt, stream->device, action(rt, cm_stream_tell_handle(stream), on != 0)));
     cm_stream_give(state, stream);
     return cm_py_answer(state, status, NULL, Py_NewRef(Py_None));
 }

@@ -63,10 +63,8 @@ list_totals(cm_state *state, cm_runtime *runtime)
     PyObject *list = PyList_New(0);
     for (int device = 0; list != NULL && device < runtime->device_count; device++) {
         cm_device_info info = {.total_nbytes = 0};
-        cm_status status;
-        Py_BEGIN_ALLOW_THREADS
-        status = cm_rt_device_describe(runtime, device, &info);
-        Py_END_ALLOW_THREADS
+        cm_status status =
+            CM_WITHOUT_GIL(cm_rt_device_describe(runtime, device, &info));
         cm_append(&list,
                   cm_py_answer(state, status, "while reading the device's memory size",
                                PyLong_FromUnsignedLongLong(info.total_nbytes)));

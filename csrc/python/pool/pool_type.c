@@ -175,10 +175,7 @@ pool_close(PyObject *op, PyObject *Py_UNUSED(unused))
     }
     cm_pool_object_close(self);
     uint64_t released = 0;
-    cm_status status;
-    Py_BEGIN_ALLOW_THREADS
-    status = cm_pool_trim(pool, 0, true, &released);
-    Py_END_ALLOW_THREADS
+    cm_status status = CM_WITHOUT_GIL(cm_pool_trim(pool, 0, true, &released));
     cm_pool_object_give(op, pool);
     return cm_py_answer(self->state, status, "while closing a pool",
                         Py_NewRef(Py_None));

@@ -37,9 +37,7 @@ stream_entry(cm_state *state, cm_storage *storage)
         cm_stream_give(state, current);
         return NULL;
     }
-    Py_BEGIN_ALLOW_THREADS
-    status = join(&pending, current, &joined);
-    Py_END_ALLOW_THREADS
+    status = CM_WITHOUT_GIL(join(&pending, current, &joined));
     storage->was_captured = storage->was_captured || pending.captured;
     cm_pending_give(&pending);
     int result = cm_py_check(state, status, "while ordering pending work");

@@ -489,12 +489,9 @@ ask_on_device(cm_state *state, PyObject *method, cm_dl_device device, cm_stream 
         return NULL;
     }
     cm_device_guard guard;
-    cm_status status;
     PyObject *capsule = NULL;
     cm_state_enter(state);
-    Py_BEGIN_ALLOW_THREADS
-    status = cm_device_enter(rt, device.id, &guard);
-    Py_END_ALLOW_THREADS
+    cm_status status = CM_WITHOUT_GIL(cm_device_enter(rt, device.id, &guard));
     if (cm_is_ok(status)) {
         capsule = ask_capsule(state, method, stream);
         Py_BEGIN_ALLOW_THREADS
