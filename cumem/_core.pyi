@@ -2021,11 +2021,6 @@ def _read_end(
     its element 0 lies: one number for all views of it.
     """
 
-def _group_targets(dsts: tuple[object, ...], src: object, /) -> list[int]:
-    """Which targets of a broadcast are best made by one copy: for each the index of that
-    copy's first.
-    """
-
 def _begin_parts(stream: object, /) -> tuple[int, bool]:
     """The `before` of copies that begin together, and is `stream` being captured?"""
 

@@ -65,12 +65,25 @@ class _End:
         return not self.memory.flags.writeable
 
     @property
+    def is_on_device(self) -> bool:
+        """Does a device alone have the memory?"""
+        is_buffer = isinstance(self.memory, _core.Buffer)
+        return is_buffer and self.memory.residency == "device"
+
+    @property
+    def is_run(self) -> bool:
+        """Are the elements without gaps, in C order?"""
+        step = self.memory.itemsize
+        for n, stride in reversed(self.axes):
+            if stride != step:
+                return False
+            step *= n
+        return True
+
+    @property
     def current_stream(self) -> _core.Stream | None:
-        """Of its device, where that alone has the memory."""
-        if not isinstance(self.memory, _core.Buffer):
-            return None
-        on_device = self.memory.residency == "device"
-        return _core.current_stream(self.memory.device) if on_device else None
+        """Of its device."""
+        return _core.current_stream(self.memory.device) if self.is_on_device else None
 
     def slice(self, axis: int, begin: int, count: int) -> _End:
         index = (slice(None),) * axis + (slice(begin, begin + count),)
@@ -207,17 +220,13 @@ def _start(
     elif call.blocking:
         currents = {end.current_stream for end in (*targets, *sources)}
         after = tuple(currents - {None})
-    dsts = tuple(target.memory for target in targets)
-    leads: Sequence[int] = range(len(dsts))
+    groups = {i: [i] for i in range(len(targets))}
     if is_broadcast and not is_captured:
-        leads = _core._group_targets(dsts, sources[0].memory)
-    groups = {lead: [lead] for lead in leads}
-    for i, lead in enumerate(leads):
-        groups[lead] += [i] * (i != lead)
+        groups = _group(targets, sources[0])
     made: dict[int, _core.Transfer] = {}
     try:
         for lead, group in groups.items():
-            several = tuple(dsts[i] for i in group)
+            several = tuple(targets[i].memory for i in group)
             source = sources[lead].memory
             begun = _core._copy_part(
                 several, source, stream, not on_stream, after, before
@@ -240,6 +249,38 @@ def _start(
         _stop(made.values())
         raise
     return [made[i] for i in sorted(made)]
+
+
+def _group(targets: Sequence[_End], source: _End) -> dict[int, list[int]]:
+    """Which targets are best made by one copy, by the first of them.
+
+    Those of one device are copied from the first there. What the host packs is sent to
+    all devices whose targets have the same strides.
+    """
+    facts = _core._explain(targets[0].memory, source.memory, None, False)
+    _, is_locked, is_whole, _ = facts["src"]
+    sharing: dict[int | None, list[int]] = {}  # None: of any device
+    for i, target in enumerate(targets):
+        if target.is_on_device and (
+            target.end <= source.begin or source.end <= target.begin
+        ):
+            sharing.setdefault(target.memory.device, []).append(i)
+            sharing.setdefault(None, []).append(i)
+    firsts = {  # one in a single run if there is one
+        device: next((i for i in some if targets[i].is_run), some[0])
+        for device, some in sharing.items()
+    }
+    groups: dict[int, list[int]] = {}
+    for i, target in enumerate(targets):
+        lead = i
+        if i in sharing.get(None, ()):
+            own, first = target.memory.device, firsts[None]
+            axes = [targets[k].axes for k in sharing[own]]
+            is_packed = not (is_locked and is_whole) and targets[first].axes in axes
+            lead = first if is_packed else firsts[own]
+        group = groups.setdefault(lead, [lead])
+        group += [i] * (i != lead)
+    return groups
 
 
 def _stop(transfers: Iterable[_core.Transfer]) -> None:

@@ -18,6 +18,8 @@ from support import session, values
 from support.session import testing
 
 import cumem
+from cumem import _core
+from cumem.multi_device import _End, _group
 
 DEVICES = 4
 LONG = 3 << 20  # elements of four bytes: several pieces
@@ -119,6 +121,23 @@ def test_targets_of_one_device_share_one_upload(four) -> None:
     assert after[1] - before[1] == 1
     for dst in dsts:
         assert (values.get(dst) == source.numpy()).all()
+
+
+def test_targets_are_grouped_by_what_they_can_share(four) -> None:
+    def grouped(source: object, *targets: object) -> dict[int, list[int]]:
+        ends = [_End(*_core._read_end(each, None, None)) for each in targets]
+        groups = _group(ends, _End(*_core._read_end(source, None, None)))
+        assert all(group[0] == lead for lead, group in groups.items())
+        return {lead: sorted(group) for lead, group in groups.items()}
+
+    data, strided = np.zeros(100, "i4"), on(1, 200)[::2]
+    all_four = strided, np.zeros(100, "i4"), on(1, 100), on(0, 100)
+    assert grouped(data, *all_four) == {1: [1], 2: [0, 2, 3]}  # a run packs for all
+    assert grouped(data, on(0, 100), strided) == {0: [0], 1: [1]}  # of other strides
+    pinned = cumem.array(data, kind="pinned")  # each device reads it by itself
+    assert grouped(pinned, *all_four) == {1: [1], 2: [0, 2], 3: [3]}
+    own = on(1, 100)
+    assert grouped(own, own, on(1, 100), on(1, 100)) == {0: [0], 1: [1, 2]}
 
 
 def test_source_on_a_device_goes_to_its_peers(four) -> None:

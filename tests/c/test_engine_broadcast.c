@@ -197,43 +197,10 @@ test_broadcast_fault_sweep(void)
     }
 }
 
-static void
-test_targets_are_grouped_by_what_they_can_share(void)
-{
-    world w;
-    targets t;
-    open_world(&w);
-    take_targets(&w, &t, 100, CM_KIND_PAGEABLE);
-    memory host = take_memory(&w, CM_KIND_PAGEABLE, 0, 400);
-    cm_region on_host = row(&host, 0, 100, 4, 4);
-    cm_region src = row(&t.src, 0, 100, 4, 4);
-    const cm_region *dsts[] = {&t.regions[2], &on_host, &t.regions[1], &t.regions[0]};
-    uint32_t lead[4];
-    cm_engine_group_targets(w.engine, dsts, 4, &src, lead);
-    CHECK_EQ(lead[1], 1);
-    CHECK_EQ(lead[2], 2); /* the first in one run packs for all */
-    CHECK_EQ(lead[0], 2);
-    CHECK_EQ(lead[3], 2);
-    const cm_region *apart[] = {&t.regions[0], &t.regions[2]}; /* of other strides */
-    cm_engine_group_targets(w.engine, apart, 2, &src, lead);
-    CHECK_EQ(lead[0], 0);
-    CHECK_EQ(lead[1], 1);
-    src.kind = CM_KIND_PINNED; /* each device reads it by itself */
-    cm_engine_group_targets(w.engine, dsts, 4, &src, lead);
-    CHECK_EQ(lead[0], 2);
-    CHECK_EQ(lead[2], 2);
-    CHECK_EQ(lead[3], 3);
-    CHECK(cm_region_is_same(&src, &src));
-    CHECK(!cm_region_is_same(&t.regions[1], &t.regions[2]));
-    give_memory(&w, &host);
-    give_targets(&w, &t);
-    close_world(&w);
-}
-
 /* clang-format off */
 MAIN(RUN(test_broadcast_sends_each_piece_to_every_device)
      RUN(test_broadcast_that_is_stopped_leaves_nothing)
      RUN(test_broadcast_refuses_what_makes_no_sense)
      RUN(test_shared_ticket_is_unread_when_all_have_let_go)
-     RUN(test_targets_are_grouped_by_what_they_can_share) RUN(test_broadcast_fault_sweep))
+     RUN(test_broadcast_fault_sweep))
 /* clang-format on */

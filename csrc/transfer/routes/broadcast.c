@@ -6,55 +6,6 @@
 #include "transfer/plan/ring_policy.h"
 #include "transfer/routes/device_side.h"
 
-/* -- which are made by one copy ------------------------------------------------------ */
-
-/* Does it share its copy with others? */
-static bool
-may_share(const cm_region *dst, const cm_region *src)
-{
-    return cm_region_is_on_device(dst) && !cm_region_may_overlap(dst, src);
-}
-
-/* The first of those on `device` (-1: any) that share, one in a single run if there is
- * one; `like` not NULL: with those strides, or none. UINT32_MAX: none. */
-static uint32_t
-find_lead(const cm_region *const *dsts, uint32_t count, const cm_region *src,
-          int device, const cm_region *like)
-{
-    uint32_t first = UINT32_MAX;
-    for (uint32_t i = 0; i < count; i++) {
-        if ((device >= 0 && dsts[i]->device != device) || !may_share(dsts[i], src)) {
-            continue;
-        }
-        if (like != NULL ? cm_region_has_strides_of(dsts[i], like)
-                         : cm_region_is_c_contiguous(dsts[i])) {
-            return i;
-        }
-        first = first == UINT32_MAX && like == NULL ? i : first;
-    }
-    return first;
-}
-
-void
-cm_engine_group_targets(cm_engine *engine, const cm_region *const *dsts,
-                        uint32_t dst_count, const cm_region *src, uint32_t *lead)
-{
-    cm_end_facts facts = cm_engine_facts_of(engine, src);
-    bool is_staged = !cm_region_is_on_device(src) && !(facts.locked && facts.whole);
-    uint32_t first = find_lead(dsts, dst_count, src, -1, NULL);
-    for (uint32_t i = 0; i < dst_count; i++) {
-        int device = dsts[i]->device;
-        lead[i] = i;
-        if (!may_share(dsts[i], src)) {
-            continue;
-        }
-        bool joins =
-            is_staged
-            && find_lead(dsts, dst_count, src, device, dsts[first]) != UINT32_MAX;
-        lead[i] = joins ? first : find_lead(dsts, dst_count, src, device, NULL);
-    }
-}
-
 /* -- the targets of a job ------------------------------------------------------------ */
 
 typedef struct target {

@@ -1,8 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* One source, several targets: what a copy is asked for beyond one target, which
- * targets
- * are best made by one copy, and what a job does for its further ones. Locks: none; of
- * the thread that runs the job. */
+/* One source, several targets: what a copy is asked for beyond one target, and what a
+ * job does for its further ones. Locks: none; of the thread that runs the job. */
 #ifndef CM_TRANSFER_ROUTES_BROADCAST_H
 #define CM_TRANSFER_ROUTES_BROADCAST_H
 
@@ -17,12 +15,6 @@ typedef struct cm_broadcast {
     const cm_region *dsts; /* borrowed for the call */
     uint32_t dst_count;
 } cm_broadcast;
-
-/* Which targets are made by one copy: those with the same lead[i], which is the index
- * of the copy's own target. `src` has their shape. Looks the source up in the registry.
- */
-void cm_engine_group_targets(cm_engine *engine, const cm_region *const *dsts,
-                             uint32_t dst_count, const cm_region *src, uint32_t *lead);
 
 /* Sets job->targets. The plan may become one through page-locked blocks.
  * Fails: CM_EINVALID (an end that is not where it should be), CM_ENOMEM. */
