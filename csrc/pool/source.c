@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The choice of a source, and two of them: one allocation of the runtime a chunk, and
+/* The choice of a source, and that of segments: one allocation of the runtime each, or
  * host memory as populated huge pages that are registered afterwards, which takes a
  * fraction of what cudaHostAlloc does. Of the latter each chunk is a mapping of its
  * own, registered as one; beyond 64 GiB, which one call does not take, in several
@@ -28,34 +28,19 @@ enum {
     MADE_BY_RUNTIME = 1,
 };
 
+/* is_exact implies node >= 0. */
+typedef struct segment_source {
+    cm_source base; /* first */
+    cm_host_world world;
+    bool populates; /* else every chunk is the runtime's */
+    int node;       /* where pages should come from; CM_NUMA_NO_NODE: wherever */
+    bool is_exact;  /* the user named the node, so another one will not do */
+} segment_source;
+
 static bool
 is_host(const cm_source *source)
 {
     return cm_kind_is_page_locked(source->config.kind);
-}
-
-static bool
-is_whole(const cm_source *source, uint64_t nbytes)
-{
-    return nbytes != 0 && nbytes % source->granule == 0;
-}
-
-static void
-destroy(cm_source *source)
-{
-    free(source);
-}
-
-/* The nodes there are. Fails: CM_EINVALID where the one asked for is not among them. */
-static cm_status
-read_nodes(const char *root, int wanted, uint64_t *out)
-{
-    *out = cm_numa_read_nodes(root);
-    return wanted == CM_NUMA_NO_NODE
-                   || (wanted >= 0 && wanted < CM_NUMA_MAX_NODES
-                       && (*out >> wanted & 1) != 0)
-               ? cm_ok()
-               : cm_fail(CM_EINVALID, (uint64_t)(int64_t)wanted);
 }
 
 /* -- one allocation of the runtime ------------------------------------------------------- */
@@ -82,13 +67,9 @@ open_plain_host(cm_source *source, uint64_t nbytes, cm_chunk *out)
 }
 
 static cm_status
-open_plain(cm_source *source, uint64_t offset, uint64_t nbytes, cm_chunk *out)
+open_plain(cm_source *source, uint64_t nbytes, cm_chunk *out)
 {
     cm_address address = 0;
-    (void)offset;
-    if (!is_whole(source, nbytes)) {
-        return cm_fail(CM_EINVALID, nbytes);
-    }
     if (is_host(source)) {
         return open_plain_host(source, nbytes, out);
     }
@@ -112,44 +93,11 @@ close_plain(cm_source *source, cm_chunk *chunk)
     return cm_ok();
 }
 
-static const cm_source_ops plain_ops = {open_plain, close_plain, NULL, NULL, destroy};
-
-cm_status
-cm_source_plain_open(cm_runtime *rt, const cm_source_config *config, cm_source **out)
-{
-    cm_source made = {
-        .ops = &plain_ops, .rt = rt, .config = *config, .granule = DEVICE_GRANULE};
-    if (is_host(&made)) {
-        /* The runtime cannot be told the node: only where there is one is it right. */
-        uint64_t nodes;
-        int node = config->numa_node;
-        CM_TRY(read_nodes(NULL, node, &nodes));
-        if (node != CM_NUMA_NO_NODE && nodes != UINT64_C(1) << node) {
-            return cm_fail(CM_ENOTSUP, (uint64_t)node);
-        }
-        made.granule = HOST_GRANULE;
-    }
-    *out = malloc(sizeof(**out));
-    if (*out == NULL) {
-        return cm_fail(CM_ENOMEM, sizeof(**out));
-    }
-    **out = made;
-    return cm_ok();
-}
-
 /* -- populated host memory --------------------------------------------------------------- */
-
-/* is_exact implies node >= 0. */
-typedef struct host_source {
-    cm_source base; /* first */
-    cm_host_world world;
-    int node;      /* where pages should come from; CM_NUMA_NO_NODE: wherever */
-    bool is_exact; /* the user named the node, so another one will not do */
-} host_source;
 
 /* Refuse what the process may not have: the kernel would kill it instead. */
 static cm_status
-check_room(const host_source *self, uint64_t nbytes)
+check_room(const segment_source *self, uint64_t nbytes)
 {
     cm_host_memory memory;
     cm_host_memory_read(self->world.root, &memory);
@@ -160,7 +108,7 @@ check_room(const host_source *self, uint64_t nbytes)
 
 /* Bring the pages of a fresh mapping in, on the node they belong to. */
 static cm_status
-populate(const host_source *self, char *start, uint64_t nbytes)
+populate(const segment_source *self, char *start, uint64_t nbytes)
 {
     cm_cpus cpus;
     cm_populate populate = {
@@ -190,7 +138,7 @@ populate(const host_source *self, char *start, uint64_t nbytes)
 }
 
 static uint64_t
-piece_at(const host_source *self, uint64_t offset, uint64_t nbytes)
+piece_at(const segment_source *self, uint64_t offset, uint64_t nbytes)
 {
     uint64_t left = nbytes - offset;
     return left < self->world.piece_nbytes ? left : self->world.piece_nbytes;
@@ -199,8 +147,8 @@ piece_at(const host_source *self, uint64_t offset, uint64_t nbytes)
 /* Register piece by piece; *done bytes are, also when it fails. `address` is where
  * devices see the whole. */
 static cm_status
-register_pieces(const host_source *self, char *start, uint64_t nbytes, uint64_t *done,
-                cm_address *address)
+register_pieces(const segment_source *self, char *start, uint64_t nbytes,
+                uint64_t *done, cm_address *address)
 {
     cm_runtime *rt = self->base.rt;
     while (*done < nbytes) {
@@ -223,7 +171,8 @@ register_pieces(const host_source *self, char *start, uint64_t nbytes, uint64_t 
 
 /* Unregister the pieces of [start, start + nbytes); *done bytes are when it fails. */
 static cm_status
-unregister_pieces(const host_source *self, char *start, uint64_t nbytes, uint64_t *done)
+unregister_pieces(const segment_source *self, char *start, uint64_t nbytes,
+                  uint64_t *done)
 {
     *done = 0;
     while (*done < nbytes) {
@@ -234,7 +183,7 @@ unregister_pieces(const host_source *self, char *start, uint64_t nbytes, uint64_
 }
 
 static cm_status
-open_populated(const host_source *self, uint64_t nbytes, cm_chunk *out)
+open_populated(const segment_source *self, uint64_t nbytes, cm_chunk *out)
 {
     char *start = NULL;
     uint64_t registered = 0;
@@ -261,30 +210,32 @@ open_populated(const host_source *self, uint64_t nbytes, cm_chunk *out)
     return status;
 }
 
-/* Registration that this system cannot do at all, or not of this memory. */
-static bool
-may_fall_back(const host_source *self, cm_status status)
-{
-    return !self->is_exact
-           && (status.code == CM_ENOTSUP || status.code == CM_CUDA_NOT_SUPPORTED);
-}
+/* -- segments --------------------------------------------------------------------------- */
 
 static cm_status
-open_host(cm_source *source, uint64_t offset, uint64_t nbytes, cm_chunk *out)
+open_segment(cm_source *source, uint64_t offset, uint64_t nbytes, cm_chunk *out)
 {
-    const host_source *self = (const host_source *)source;
-    if (!is_whole(source, nbytes)) {
+    const segment_source *self = (const segment_source *)source;
+    (void)offset;
+    if (nbytes == 0 || nbytes % source->granule != 0) {
         return cm_fail(CM_EINVALID, nbytes);
     }
-    cm_status status = open_populated(self, nbytes, out);
-    return may_fall_back(self, status) ? open_plain(source, offset, nbytes, out)
-                                       : status;
+    if (self->populates) {
+        cm_status status = open_populated(self, nbytes, out);
+        /* Registration that this system cannot do at all, or not of this memory. */
+        bool may_fall_back =
+            status.code == CM_ENOTSUP || status.code == CM_CUDA_NOT_SUPPORTED;
+        if (self->is_exact || !may_fall_back) {
+            return status;
+        }
+    }
+    return open_plain(source, nbytes, out);
 }
 
 static cm_status
-close_host(cm_source *source, cm_chunk *chunk)
+close_segment(cm_source *source, cm_chunk *chunk)
 {
-    const host_source *self = (const host_source *)source;
+    const segment_source *self = (const segment_source *)source;
     uint64_t done = 0;
     if (chunk->handle == MADE_BY_RUNTIME) {
         return close_plain(source, chunk);
@@ -302,18 +253,21 @@ close_host(cm_source *source, cm_chunk *chunk)
     return cm_ok();
 }
 
-static const cm_source_ops host_ops = {open_host, close_host, NULL, NULL, destroy};
-
-/* The node that the pages should come from. Fails: CM_EINVALID; device_describe. */
-static cm_status
-choose_node(host_source *self)
+static void
+destroy(cm_source *source)
 {
-    const char *root = self->world.root;
-    int node = self->base.config.numa_node;
-    uint64_t nodes;
-    CM_TRY(read_nodes(root, node, &nodes));
-    self->node = node;
-    self->is_exact = node != CM_NUMA_NO_NODE;
+    free(source);
+}
+
+static const cm_source_ops segment_ops = {open_segment, close_segment, NULL, NULL,
+                                          destroy};
+
+/* The node of `nodes` that populated pages should come from. Fails: device_describe. */
+static cm_status
+choose_node(segment_source *self, uint64_t nodes)
+{
+    self->node = self->base.config.numa_node;
+    self->is_exact = self->node != CM_NUMA_NO_NODE;
     if (self->is_exact || cm_is_power_of_two(nodes)) {
         return cm_ok(); /* there is no choice */
     }
@@ -322,27 +276,53 @@ choose_node(host_source *self)
     for (char *c = info.pci_bus_id; *c != '\0'; c++) {
         *c = (char)tolower((unsigned char)*c);
     }
-    node = cm_numa_read_nearest(root, info.pci_bus_id);
+    int node = cm_numa_read_nearest(self->world.root, info.pci_bus_id);
     if (node >= 0 && (nodes >> node & 1) != 0) {
         self->node = node;
     }
     return cm_ok();
 }
 
-cm_status
-cm_source_host_open_in(cm_runtime *rt, const cm_source_config *config,
-                       const cm_host_world *world, cm_source **out)
+/* How host memory is made. Fails: CM_EINVALID where the node asked for is not there;
+ * CM_ENOTSUP where it cannot be told; calls that ask the device. */
+static cm_status
+choose_way(segment_source *self)
 {
+    const cm_source_config *config = &self->base.config;
+    int node = config->numa_node;
+    bool is_wish = node == CM_NUMA_NO_NODE;
+    uint64_t nodes = cm_numa_read_nodes(self->world.root);
+    if (!is_wish
+        && (node < 0 || node >= CM_NUMA_MAX_NODES || (nodes >> node & 1) == 0)) {
+        return cm_fail(CM_EINVALID, (uint64_t)(int64_t)node);
+    }
     int can_register = 0;
-    host_source *self = calloc(1, sizeof(*self));
+    /* Ordinary memory cannot be made write-combined afterwards. */
+    if (config->segments != CM_SEGMENTS_PLAIN
+        && (config->flags & CM_HOST_ALLOC_WRITE_COMBINED) == 0) {
+        CM_TRY(choose_node(self, nodes));
+        CM_TRY(cm_rt_device_attribute(self->base.rt,
+                                      CM_ATTRIBUTE_host_register_supported,
+                                      config->device, &can_register));
+    }
+    self->populates = can_register != 0;
+    self->base.granule = self->populates ? CM_HUGE_PAGE_NBYTES : HOST_GRANULE;
+    /* The runtime cannot be told the node: only where there is one is it right. */
+    return self->populates || is_wish || nodes == UINT64_C(1) << node
+               ? cm_ok()
+               : cm_fail(CM_ENOTSUP, (uint64_t)node);
+}
+
+cm_status
+cm_source_segments_open(cm_runtime *rt, const cm_source_config *config,
+                        const cm_host_world *world, cm_source **out)
+{
+    segment_source *self = calloc(1, sizeof(*self));
     if (self == NULL) {
         return cm_fail(CM_ENOMEM, sizeof(*self));
     }
     self->base = (cm_source){
-        .ops = &host_ops, .rt = rt, .config = *config, .granule = CM_HUGE_PAGE_NBYTES};
-    /* Ordinary memory cannot be made write-combined afterwards. */
-    bool can_be_had = is_host(&self->base) && config->segments != CM_SEGMENTS_PLAIN
-                      && (config->flags & CM_HOST_ALLOC_WRITE_COMBINED) == 0;
+        .ops = &segment_ops, .rt = rt, .config = *config, .granule = DEVICE_GRANULE};
     self->world = *world;
     if (self->world.find_nodes == NULL) {
         self->world.find_nodes = cm_numa_find_nodes;
@@ -350,15 +330,7 @@ cm_source_host_open_in(cm_runtime *rt, const cm_source_config *config,
     if (self->world.piece_nbytes == 0) {
         self->world.piece_nbytes = CM_REGISTER_MAX_NBYTES;
     }
-    cm_status status =
-        can_be_had ? choose_node(self) : cm_fail(CM_ENOTSUP, (uint64_t)config->kind);
-    if (cm_is_ok(status)) {
-        status = cm_rt_device_attribute(rt, CM_ATTRIBUTE_host_register_supported,
-                                        config->device, &can_register);
-    }
-    if (cm_is_ok(status) && can_register == 0) {
-        status = cm_fail(CM_ENOTSUP, 0);
-    }
+    cm_status status = is_host(&self->base) ? choose_way(self) : cm_ok();
     if (!cm_is_ok(status)) {
         free(self);
         return status;
@@ -375,8 +347,6 @@ cm_source_open(cm_runtime *rt, const cm_source_config *config, cm_source **out)
         return cm_fail(CM_EINVALID, (uint64_t)config->kind);
     }
     cm_status status = cm_source_vmm_open(rt, config, out);
-    if (status.code == CM_ENOTSUP) {
-        status = cm_source_host_open_in(rt, config, &here, out);
-    }
-    return status.code == CM_ENOTSUP ? cm_source_plain_open(rt, config, out) : status;
+    return status.code == CM_ENOTSUP ? cm_source_segments_open(rt, config, &here, out)
+                                     : status;
 }

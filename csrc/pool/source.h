@@ -69,7 +69,7 @@ struct cm_source {
     uint64_t most_nbytes; /* that can ever have memory at a time: the device's all */
 };
 
-/* The source for `config` on this machine and driver: the first of the three below that
+/* The source for `config` on this machine and driver: the first of those below that
  * can be had. Inside a cm_scope. Fails: CM_ENOMEM; CM_EINVALID; calls that ask the
  * device. */
 CM_NODISCARD cm_status cm_source_open(cm_runtime *rt, const cm_source_config *config,
@@ -85,18 +85,16 @@ typedef struct cm_host_world {
     uint64_t piece_nbytes;    /* of one registration; a multiple of 2 MiB */
 } cm_host_world;
 
-/* Device memory mapped on demand; populated and registered host memory, in a world that
- * is copied; one runtime allocation a chunk, of any kind. Fail: CM_ENOTSUP where it
- * cannot be had; as cm_source_open. */
+/* Device memory mapped on demand; or each chunk by itself, of any kind: populated and
+ * registered host memory where that can be had, in a world that is copied, else an
+ * allocation of the runtime. Fail: CM_ENOTSUP where it cannot be had; as
+ * cm_source_open. */
 CM_NODISCARD cm_status cm_source_vmm_open(cm_runtime *rt,
                                           const cm_source_config *config,
                                           cm_source **out);
-CM_NODISCARD cm_status cm_source_host_open_in(cm_runtime *rt,
-                                              const cm_source_config *config,
-                                              const cm_host_world *world,
-                                              cm_source **out);
-CM_NODISCARD cm_status cm_source_plain_open(cm_runtime *rt,
-                                            const cm_source_config *config,
-                                            cm_source **out);
+CM_NODISCARD cm_status cm_source_segments_open(cm_runtime *rt,
+                                               const cm_source_config *config,
+                                               const cm_host_world *world,
+                                               cm_source **out);
 
 #endif

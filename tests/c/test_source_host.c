@@ -24,7 +24,7 @@ open_source(cm_runtime *rt, const cm_source_config *config, const cm_host_world 
     cm_source *source = NULL;
     cm_device_guard guard;
     MUST(cm_device_enter(rt, config->device, &guard)); /* for the rest of the test */
-    MUST(cm_source_host_open_in(rt, config, world, &source));
+    MUST(cm_source_segments_open(rt, config, world, &source));
     return source;
 }
 
@@ -490,7 +490,7 @@ open_and_use(cm_runtime *rt, const cm_source_config *config, const cm_host_world
 {
     cm_source *source = NULL;
     cm_chunk chunk;
-    CM_TRY(cm_source_host_open_in(rt, config, world, &source));
+    CM_TRY(cm_source_segments_open(rt, config, world, &source));
     cm_status status = source->ops->open_chunk(source, 0, 4 * MIB, &chunk);
     if (cm_is_ok(status)) {
         status = source->ops->close_chunk(source, &chunk);
@@ -653,9 +653,6 @@ test_source_falls_back_where_nothing_can_be_registered(void)
     cm_source *source = NULL;
     ops.device_attribute = no_host_register;
     rt->ops = &ops;
-    CHECK_CODE(
-        cm_source_host_open_in(rt, &PINNED, &(cm_host_world){.root = NULL}, &source),
-        CM_ENOTSUP);
     CHECK_OK(cm_source_open(rt, &PINNED, &source));
     CHECK_EQ(source->granule, 65536);
     source->ops->destroy(source);
@@ -673,7 +670,7 @@ open_and_use_plain(cm_runtime *rt, const cm_source_config *config)
 {
     cm_source *source = NULL;
     cm_chunk chunk;
-    CM_TRY(cm_source_plain_open(rt, config, &source));
+    CM_TRY(cm_source_open(rt, config, &source));
     cm_status status = source->ops->open_chunk(source, 0, 2 * MIB, &chunk);
     if (cm_is_ok(status)) {
         status = source->ops->close_chunk(source, &chunk);
