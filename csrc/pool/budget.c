@@ -60,17 +60,13 @@ cm_budget_left(const cm_budget *budget)
     return used >= limit ? 0 : limit - used;
 }
 
-const cm_budget *
-cm_budget_tightest(const cm_budget *budget)
+uint64_t
+cm_budget_room(const cm_budget *budget)
 {
-    const cm_budget *tightest = budget;
-    uint64_t least = cm_budget_left(budget);
-    for (const cm_budget *b = budget->parent; b != NULL; b = b->parent) {
-        uint64_t left = cm_budget_left(b);
-        if (left < least || least == UINT64_MAX) {
-            least = left;
-            tightest = b;
-        }
+    uint64_t least = UINT64_MAX;
+    for (; budget != NULL; budget = budget->parent) {
+        uint64_t left = cm_budget_left(budget);
+        least = left < least ? left : least;
     }
-    return tightest;
+    return least;
 }

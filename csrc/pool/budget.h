@@ -21,7 +21,7 @@ bool cm_budget_try_charge(cm_budget *budget, uint64_t nbytes);
 void cm_budget_refund(cm_budget *budget, uint64_t nbytes);
 /* What this budget alone still allows; UINT64_MAX: no limit. */
 uint64_t cm_budget_left(const cm_budget *budget);
-/* The one of the chain that allows least; the last one where none has a limit. */
-const cm_budget *cm_budget_tightest(const cm_budget *budget);
+/* The same of all of the chain together. */
+uint64_t cm_budget_room(const cm_budget *budget);
 
 #endif

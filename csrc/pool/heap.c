@@ -891,66 +891,62 @@ cm_heap_count_runs(const cm_heap *heap, const cm_heap_view *view)
 /* -- checking --------------------------------------------------------------------------- */
 
 static bool
-check_arena(const cm_arena *arena, uint64_t *free_nbytes, uint64_t *free_count)
+check_arena(const cm_arena *arena, cm_heap_sums *sums)
 {
     cm_address at = arena->base;
     const cm_heap_span *prev = NULL;
     for (const cm_heap_span *span = arena->first; span != NULL; span = span->next) {
         if (span->prev != prev || span->block.address != at || span->arena != arena
             || span->block.nbytes == 0 || span->late_nbytes > span->block.nbytes
-            || (span->block.host == NULL) != (arena->host == NULL)) {
+            || (span->block.host == NULL) != (arena->host == NULL)
+            || (is_gap(prev) && is_gap(span))) {
             return false;
         }
-        if (prev != NULL && prev->state == CM_SPAN_GAP && span->state == CM_SPAN_GAP) {
-            return false;
-        }
-        if (cm_span_is_free(span)) {
-            *free_nbytes += span->block.nbytes;
-            *free_count += 1;
-        }
+        sums[span->state].nbytes += span->block.nbytes;
+        sums[span->state].count++;
         at += span->block.nbytes;
         prev = span;
     }
     return at == arena->base + arena->nbytes;
 }
 
-bool
-cm_heap_check(const cm_heap *heap)
+/* The spans of a bin are as they should be; `count` is of them. */
+static bool
+check_bin(const cm_heap *heap, uint32_t bin, uint64_t *count)
 {
-    uint64_t free_nbytes = 0;
-    uint64_t free_count = 0;
+    const cm_list *list = &heap->bins[bin];
+    uint64_t word = heap->occupied[bin / 64];
+    for (const cm_list *n = list->next; n != list; n = n->next, ++*count) {
+        const cm_heap_span *span = CM_LIST_ENTRY(n, cm_heap_span, node);
+        if (span->state != CM_SPAN_FREE || bin_of(span->block.nbytes) != bin) {
+            return false;
+        }
+    }
+    return (word >> (bin % 64) & 1) != cm_list_is_empty(list)
+           && (heap->occupied_words >> (bin / 64) & 1) == (word != 0);
+}
+
+bool
+cm_heap_check(const cm_heap *heap, cm_heap_sums sums[CM_SPAN_STATE_COUNT])
+{
+    const cm_heap_sums *bins = &sums[CM_SPAN_FREE];
+    const cm_heap_sums *ready = &sums[CM_SPAN_READY];
     uint64_t binned_count = 0;
-    uint64_t arena_count = 0;
-    for (cm_list *n = heap->arenas.next; n != &heap->arenas; n = n->next) {
-        arena_count++;
-        if (!check_arena(CM_LIST_ENTRY(n, cm_arena, node), &free_nbytes, &free_count)) {
-            return false;
-        }
-    }
-    for (uint32_t bin = 0; bin < CM_HEAP_BIN_COUNT; bin++) {
-        bool bit = (heap->occupied[bin / 64] >> (bin % 64) & 1) != 0;
-        if (bit == cm_list_is_empty(&heap->bins[bin])
-            || ((heap->occupied_words >> (bin / 64) & 1) != 0)
-                   != (heap->occupied[bin / 64] != 0)) {
-            return false;
-        }
-        for (cm_list *n = heap->bins[bin].next; n != &heap->bins[bin]; n = n->next) {
-            const cm_heap_span *span = CM_LIST_ENTRY(n, cm_heap_span, node);
-            if (span->state != CM_SPAN_FREE || bin_of(span->block.nbytes) != bin) {
-                return false;
-            }
-            binned_count++;
-        }
-    }
     uint64_t ready_count = 0;
-    for (int i = 0; i < CM_READY_COUNT; i++) {
+    bool good = cm_list_count(&heap->arenas) == heap->arena_count;
+    for (cm_list *n = heap->arenas.next; good && n != &heap->arenas; n = n->next) {
+        good = check_arena(CM_LIST_ENTRY(n, cm_arena, node), sums);
+    }
+    for (uint32_t bin = 0; good && bin < CM_HEAP_BIN_COUNT; bin++) {
+        good = check_bin(heap, bin, &binned_count);
+    }
+    for (int i = 0; good && i < CM_READY_COUNT; i++) {
         const cm_heap_span *span = heap->ready[i];
-        if (span != NULL && span->state != CM_SPAN_READY) {
-            return false;
-        }
+        good = span == NULL || span->state == CM_SPAN_READY;
         ready_count += span != NULL;
     }
-    return free_nbytes == heap->free_nbytes && free_count == heap->free_count
-           && ready_count == heap->ready_count && arena_count == heap->arena_count
-           && binned_count + ready_count == free_count;
+    return good && bins->nbytes + ready->nbytes == heap->free_nbytes
+           && bins->count + ready->count == heap->free_count
+           && ready->count == heap->ready_count && ready_count == ready->count
+           && binned_count == bins->count;
 }

@@ -17,6 +17,7 @@ typedef enum cm_span_state {
     CM_SPAN_LIVE,   /* handed out */
     CM_SPAN_FLIGHT, /* given back, work may still run on it */
     CM_SPAN_BUSY,   /* its owner is changing what is behind it */
+    CM_SPAN_STATE_COUNT
 } cm_span_state;
 
 typedef struct cm_arena cm_arena;
@@ -203,7 +204,12 @@ cm_heap_runs cm_heap_count_runs(const cm_heap *heap, const cm_heap_view *view);
 /* The last span of the piece that `first`, a free span, begins; its length. */
 const cm_heap_span *cm_heap_follow_run(const cm_heap_span *first,
                                        const cm_heap_view *view, uint64_t *nbytes);
-/* True when the invariants hold. */
-bool cm_heap_check(const cm_heap *heap);
+typedef struct cm_heap_sums {
+    uint64_t nbytes;
+    uint64_t count;
+} cm_heap_sums;
+
+/* True when the invariants hold. To `sums` is added what is in each state. */
+bool cm_heap_check(const cm_heap *heap, cm_heap_sums sums[CM_SPAN_STATE_COUNT]);
 
 #endif

@@ -660,14 +660,6 @@ find_due(cm_pool *pool, bool fences_only, uint64_t *goal)
     return due;
 }
 
-static cm_status
-wait_device(cm_pool *pool, int device)
-{
-    cm_status status;
-    CM_IN_SCOPE(status, pool->rt, device, cm_rt_device_synchronize(pool->rt));
-    return cm_scope_settle(status);
-}
-
 /* Wait for all that each of these devices is doing, and set the bits of those for which
  * that worked. Fails: CM_ECANCELLED at once, by the hooks; else the first failure. */
 static cm_status
@@ -681,7 +673,8 @@ wait_devices(cm_pool *pool, const cm_wait_hooks *hooks, uint64_t devices,
         }
         cm_status status = cm_ok();
         if (hooks->wait_device == NULL) {
-            status = wait_device(pool, d);
+            CM_IN_SCOPE(status, pool->rt, d, cm_rt_device_synchronize(pool->rt));
+            status = cm_scope_settle(status);
         }
         else if (!hooks->wait_device(hooks->argument, d, &status)) {
             return cm_fail(CM_ECANCELLED, 0);

@@ -532,46 +532,25 @@ cm_pool_get_config(const cm_pool *pool)
 
 /* -- checking --------------------------------------------------------------------------- */
 
-/* Bytes and spans in each state. False: one is late for a stream that was forgotten. */
-static bool
-add_up(const cm_pool *pool, uint64_t nbytes[6], uint64_t count[6])
-{
-    const cm_list *arenas = &pool->heap.arenas;
-    for (const cm_list *n = arenas->next; n != arenas; n = n->next) {
-        const cm_arena *arena = CM_LIST_ENTRY(n, cm_arena, node);
-        for (const cm_heap_span *s = arena->first; s != NULL; s = s->next) {
-            nbytes[s->state] += s->block.nbytes;
-            count[s->state]++;
-            if (s->epoch > pool->done[s->tag] && pool->epochs[s->tag].stream == NULL) {
-                return false;
-            }
-        }
-    }
-    return true;
-}
-
 static bool
 check_locked(const cm_pool *pool)
 {
     const cm_pool_counters *c = &pool->counters;
-    uint64_t nbytes[6] = {0};
-    uint64_t count[6] = {0};
-    if (!add_up(pool, nbytes, count)) {
-        return false;
-    }
-    uint64_t held = nbytes[CM_SPAN_LIVE] + nbytes[CM_SPAN_FLIGHT] + nbytes[CM_SPAN_FREE]
-                    + nbytes[CM_SPAN_READY];
-    bool settled = count[CM_SPAN_BUSY] == 0 && !pool->growing;
+    cm_heap_sums sums[CM_SPAN_STATE_COUNT] = {{0, 0}};
     for (uint32_t i = 1; i < CM_SLOTS_MAX; i++) {
-        if (pool->done[i] > pool->epochs[i].epoch) {
+        const cm_epochs *slot = &pool->epochs[i];
+        if (pool->done[i] > slot->epoch
+            || (slot->given_epoch > pool->done[i] && slot->stream == NULL)) {
             return false;
         }
     }
-    return cm_heap_check(&pool->heap) && c->live_count == count[CM_SPAN_LIVE]
-           && c->live_nbytes == nbytes[CM_SPAN_LIVE]
-           && c->in_flight_nbytes == nbytes[CM_SPAN_FLIGHT]
-           && c->in_flight_count == count[CM_SPAN_FLIGHT]
-           && (!settled || c->reserved_nbytes == held)
+    return cm_heap_check(&pool->heap, sums) && c->live_count == sums[CM_SPAN_LIVE].count
+           && c->live_nbytes == sums[CM_SPAN_LIVE].nbytes
+           && c->in_flight_nbytes == sums[CM_SPAN_FLIGHT].nbytes
+           && c->in_flight_count == sums[CM_SPAN_FLIGHT].count
+           && (pool->growing || sums[CM_SPAN_BUSY].count != 0
+               || c->reserved_nbytes
+                      == c->live_nbytes + c->in_flight_nbytes + pool->heap.free_nbytes)
            && c->hit_count + c->miss_count == c->allocation_count
            && c->requested_nbytes <= c->live_nbytes
            && c->peak_live_nbytes >= c->live_nbytes
@@ -598,7 +577,7 @@ cm_pool_check(cm_pool *pool)
 uint64_t
 cm_pool_room(cm_pool *pool)
 {
-    uint64_t left = cm_budget_left(cm_budget_tightest(pool->config.budget));
+    uint64_t left = cm_budget_room(pool->config.budget);
     if (left == UINT64_MAX) {
         return left;
     }
@@ -689,10 +668,13 @@ raise_peaks(cm_pool_counters *peaks, const cm_pool_counters *others)
 #undef RAISE_PEAK
 }
 
-/* The counters' own peaks start again from what is now. */
+/* The counters' own peaks start again from what is now: those so far go to `kept`, and
+ * what was `told` is forgotten. */
 static void
-begin_peaks_locked(cm_pool *pool)
+begin_peaks_locked(cm_pool *pool, cm_pool_counters *kept, cm_pool_counters *told)
 {
+    raise_peaks(kept, &pool->counters);
+    *told = (cm_pool_counters){0};
 #define CLEAR_PEAK(name) pool->counters.name = 0;
     CM_POOL_PEAKS(CLEAR_PEAK)
 #undef CLEAR_PEAK
@@ -724,9 +706,7 @@ cm_pool_read_window(cm_pool *pool, cm_pool_counters *out)
     cm_spin_lock_take(&pool->lock);
     read_locked(pool, out);
     raise_peaks(out, &pool->window_peaks);
-    raise_peaks(&pool->peaks_before, &pool->counters);
-    pool->window_peaks = (cm_pool_counters){0};
-    begin_peaks_locked(pool);
+    begin_peaks_locked(pool, &pool->peaks_before, &pool->window_peaks);
     cm_spin_lock_give(&pool->lock);
 }
 
@@ -737,9 +717,7 @@ cm_pool_reset_peaks(cm_pool *pool)
         return;
     }
     cm_spin_lock_take(&pool->lock);
-    raise_peaks(&pool->window_peaks, &pool->counters);
-    pool->peaks_before = (cm_pool_counters){0};
-    begin_peaks_locked(pool);
+    begin_peaks_locked(pool, &pool->window_peaks, &pool->peaks_before);
     cm_spin_lock_give(&pool->lock);
 }
 

@@ -63,7 +63,8 @@ typedef struct cm_flight {
  *   each peak >= what it is the peak of
  *   each flight of in_flight waits for something
  *   done[i] <= epochs[i].epoch, done[0] = UINT64_MAX
- *   a span with epoch > done[tag] has a stream at epochs[tag] */
+ *   each span has epoch <= done[tag] or <= epochs[tag].given_epoch, and then a stream
+ *   is there */
 struct cm_pool {
     cm_spin_lock lock;
     _Atomic uint64_t holds; /* by cm_pool_hold; live blocks keep the pool too. Falls to

@@ -250,14 +250,6 @@ find_index_locked(const cm_registry *registry, uintptr_t address)
     return low;
 }
 
-/* That piece; NULL if there is none. */
-static cm_page_piece *
-find_locked(const cm_registry *registry, uintptr_t address)
-{
-    size_t index = find_index_locked(registry, address);
-    return index < count_pieces(registry) ? registry->pieces[index] : NULL;
-}
-
 /* Piece `i`, if it begins below base + nbytes; else NULL. */
 static cm_page_piece *
 piece_in_locked(const cm_registry *registry, size_t i, uintptr_t base, uint64_t nbytes)
@@ -563,9 +555,10 @@ share_range_locked(cm_registration *r, uintptr_t cursor, uintptr_t end)
         if (!reserve(&r->shares)) {
             return cm_fail(CM_ENOMEM, r->shares.count);
         }
-        cm_page_piece *p = find_locked(registry, cursor);
+        size_t i = find_index_locked(registry, cursor);
+        cm_page_piece *p = piece_in_locked(registry, i, cursor, end - cursor);
         if (p == NULL || p->base > cursor) {
-            uintptr_t gap_end = p != NULL && p->base < end ? p->base : end;
+            uintptr_t gap_end = p != NULL ? p->base : end;
             if (gap_end - cursor > CM_REGISTER_MAX_NBYTES) {
                 gap_end = cursor + CM_REGISTER_MAX_NBYTES;
             }
@@ -711,7 +704,8 @@ cm_registry_run(cm_registry *registry, const void *host, uint64_t nbytes, bool *
         return run;
     }
     cm_mutex_lock(&registry->lock);
-    const cm_page_piece *p = find_locked(registry, address);
+    size_t i = find_index_locked(registry, address);
+    const cm_page_piece *p = piece_in_locked(registry, i, address, nbytes);
     if (p != NULL) {
         bool inside = p->base <= address;
         *locked = inside && !p->foreign && !p->busy;

@@ -260,7 +260,7 @@ test_pool_limit_counts_what_is_reserved(void)
         cm_block *b = take(pools[1], 16 * MIB, NULL); /* the kind has room, though */
         CHECK_CODE(cm_pool_alloc(pools[1], 16 * MIB, NULL, &none), CM_ELIMIT);
         CHECK_EQ(atomic_load(&of_kind.used_nbytes), 32 * MIB);
-        CHECK_EQ(cm_budget_left(cm_budget_tightest(&own[0])), 8 * MIB);
+        CHECK_EQ(cm_budget_room(&own[0]), 8 * MIB);
         give(pools[0], a, NULL, 0);
         CHECK_EQ(atomic_load(&of_kind.used_nbytes), 32 * MIB); /* cached counts, too */
         a = take(pools[0], 24 * MIB, NULL); /* by giving up the 16 or by growing them */

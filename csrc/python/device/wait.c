@@ -338,7 +338,7 @@ is_interrupted(void *argument)
 }
 
 static bool
-wait_device(void *argument, int device, cm_status *out)
+wait_for_device(void *argument, int device, cm_status *out)
 {
     cm_pool_waiter *waiter = argument;
     PyEval_RestoreThread(waiter->thread);
@@ -351,6 +351,6 @@ wait_device(void *argument, int device, cm_status *out)
 cm_wait_hooks
 cm_wait_hooks_of(cm_pool_waiter *waiter)
 {
-    return cm_sees_signals() ? (cm_wait_hooks){is_interrupted, waiter, wait_device}
+    return cm_sees_signals() ? (cm_wait_hooks){is_interrupted, waiter, wait_for_device}
                              : (cm_wait_hooks){NULL, NULL, NULL};
 }
