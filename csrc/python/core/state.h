@@ -137,9 +137,8 @@ typedef struct cm_state {
     cm_list storages;    /* every live cm_storage of this generation */
     cm_list streams;     /* every open cm_stream_object; initialised by its registrar */
     cm_list events;      /* every open cm_event_object; the same */
-    cm_list pool_objects;          /* every open cm_pool_object; the same */
-    cm_list device_waits;          /* see cm_wait_for_device() */
-    struct device_wait *idle_wait; /* owned: a thread that waits for nothing; or NULL */
+    cm_list pool_objects; /* every open cm_pool_object; the same */
+    cm_list device_waits; /* see cm_wait_for_device() */
     /* Python references dropped by threads without the GIL, deferred later */
     cm_mutex deferred_lock;
     cm_list deferred;

@@ -133,11 +133,13 @@ cm_wait_for_ticket(cm_ticket *ticket,
 
 /* -- whole devices ----------------------------------------------------------------- */
 
+/* A thread for it, kept for the next call. */
 typedef struct device_wait {
-    cm_list node; /* in state->device_waits once its caller has gone; GIL */
+    cm_list node; /* in state->device_waits; GIL */
     cm_runtime *rt;
     int device;
     pid_t process; /* that has the thread */
+    bool is_taken; /* by a call, which no signal has ended; GIL */
     cm_thread thread;
     cm_mutex lock;
     cm_cond wanted;
@@ -184,10 +186,37 @@ free_wait(device_wait *wait)
     free(wait);
 }
 
-/* A thread that waits for nothing yet. NULL: neither memory nor a thread to be had. */
-static device_wait *
-create_wait(void)
+/* Waits at most so long. False: it is still busy. */
+static bool
+await_end(device_wait *wait, uint64_t most_ns)
 {
+    uint64_t end = cm_now_ns() + most_ns;
+    cm_mutex_lock(&wait->lock);
+    while (wait->busy && cm_cond_wait_until(&wait->ended, &wait->lock, end)) {
+    }
+    bool done = !wait->busy;
+    cm_mutex_unlock(&wait->lock);
+    return done;
+}
+
+/* Not busy, and no fork took its thread. */
+static bool
+is_usable(device_wait *wait)
+{
+    return wait->process == getpid() && await_end(wait, 0);
+}
+
+/* One that is not busy: kept, or new. NULL: neither memory nor a thread to be had. */
+static device_wait *
+find_idle(cm_state *state)
+{
+    cm_list *waits = &state->device_waits;
+    for (cm_list *n = waits->next; n != waits; n = n->next) {
+        device_wait *wait = CM_LIST_ENTRY(n, device_wait, node);
+        if (!wait->is_taken && is_usable(wait)) {
+            return wait;
+        }
+    }
     device_wait *wait = calloc(1, sizeof(*wait));
     if (wait == NULL) {
         return NULL;
@@ -196,117 +225,52 @@ create_wait(void)
     cm_cond_init(&wait->wanted);
     cm_cond_init(&wait->ended);
     wait->process = getpid();
-    if (cm_is_ok(cm_thread_start(&wait->thread, run_waits, wait))) {
-        return wait;
+    if (!cm_is_ok(cm_thread_start(&wait->thread, run_waits, wait))) {
+        free_wait(wait);
+        return NULL;
     }
-    free_wait(wait);
-    return NULL;
-}
-
-/* No GIL. Of one that is not busy. */
-static void
-destroy_wait(device_wait *wait)
-{
-    cm_mutex_lock(&wait->lock);
-    wait->is_over = true;
-    cm_cond_signal_all(&wait->wanted);
-    cm_mutex_unlock(&wait->lock);
-    cm_thread_join(wait->thread);
-    free_wait(wait);
-}
-
-/* One is kept for the next call. GIL. */
-static device_wait *
-take_wait(cm_state *state, cm_runtime *rt, int device)
-{
-    device_wait *wait = state->idle_wait;
-    state->idle_wait = NULL;
-    if (wait == NULL || wait->process != getpid()) { /* a fork took its thread */
-        wait = create_wait();
-    }
-    if (wait != NULL) {
-        cm_mutex_lock(&wait->lock);
-        wait->rt = rt;
-        wait->device = device;
-        wait->busy = true;
-        cm_cond_signal_all(&wait->wanted);
-        cm_mutex_unlock(&wait->lock);
-    }
+    cm_list_push_back(waits, &wait->node);
     return wait;
-}
-
-/* GIL, released where another is kept already. */
-static void
-give_wait(cm_state *state, device_wait *wait)
-{
-    if (state->idle_wait == NULL) {
-        state->idle_wait = wait;
-        return;
-    }
-    Py_BEGIN_ALLOW_THREADS
-    destroy_wait(wait);
-    Py_END_ALLOW_THREADS
-}
-
-/* No GIL. At most a slice, unless `forever`. */
-static bool
-await_end(device_wait *wait, bool forever)
-{
-    uint64_t end = cm_now_ns() + CM_SIGNAL_SLICE_NS;
-    cm_mutex_lock(&wait->lock);
-    while (wait->busy) {
-        if (forever) {
-            cm_cond_wait(&wait->ended, &wait->lock);
-        }
-        else if (!cm_cond_wait_until(&wait->ended, &wait->lock, end)) {
-            break;
-        }
-    }
-    bool done = !wait->busy;
-    cm_mutex_unlock(&wait->lock);
-    return done;
 }
 
 bool
 cm_wait_for_device(cm_state *state, cm_runtime *rt, int device, cm_status *out)
 {
-    device_wait *wait = cm_sees_signals() ? take_wait(state, rt, device) : NULL;
+    device_wait *wait = cm_sees_signals() ? find_idle(state) : NULL;
     bool done = false;
     if (wait == NULL) {
         *out = CM_WITHOUT_GIL(wait_plainly(rt, device));
         return true;
     }
-    while (!done) {
-        done = CM_WITHOUT_GIL(await_end(wait, false));
-        if (!done && PyErr_CheckSignals() < 0) {
-            cm_list_push_back(&state->device_waits, &wait->node);
-            return false;
-        }
+    wait->is_taken = true;
+    cm_mutex_lock(&wait->lock);
+    wait->rt = rt;
+    wait->device = device;
+    wait->busy = true;
+    cm_cond_signal_all(&wait->wanted);
+    cm_mutex_unlock(&wait->lock);
+    int result = 0;
+    while (!done && result == 0) {
+        done = CM_WITHOUT_GIL(await_end(wait, CM_SIGNAL_SLICE_NS));
+        result = done ? 0 : PyErr_CheckSignals();
     }
-    *out = wait->status;
-    give_wait(state, wait);
-    return true;
+    wait->is_taken = false;
+    *out = done ? wait->status : cm_ok();
+    return done;
 }
 
 int
 cm_device_waits_join(cm_state *state)
 {
-    cm_list *node;
     int result = 0;
     cm_state_enter(state); /* a signal's handler must not close the runtime */
-    while (result == 0 && (node = cm_list_pop_front(&state->device_waits)) != NULL) {
-        device_wait *wait = CM_LIST_ENTRY(node, device_wait, node);
-        bool done = false;
-        while (result == 0 && !done) {
-            bool forever = !cm_sees_signals();
-            done = CM_WITHOUT_GIL(await_end(wait, forever));
+    const cm_list *waits = &state->device_waits;
+    for (cm_list *n = waits->next; result == 0 && n != waits; n = n->next) {
+        device_wait *wait = CM_LIST_ENTRY(n, device_wait, node);
+        bool done = wait->is_taken;
+        while (!done && result == 0) {
+            done = CM_WITHOUT_GIL(await_end(wait, CM_SIGNAL_SLICE_NS));
             result = done ? 0 : PyErr_CheckSignals();
-        }
-        if (done) { /* its caller has heard of the signal instead of the status */
-            give_wait(state, wait);
-        }
-        else {
-            cm_list_push_back(&state->device_waits, &wait->node);
         }
     }
     cm_state_leave(state);
@@ -316,12 +280,19 @@ cm_device_waits_join(cm_state *state)
 void
 cm_device_waits_end(cm_state *state)
 {
-    device_wait *idle = state->idle_wait;
-    state->idle_wait = NULL;
-    if (idle != NULL && idle->process == getpid()) {
-        Py_BEGIN_ALLOW_THREADS
-        destroy_wait(idle);
-        Py_END_ALLOW_THREADS
+    cm_list *next;
+    for (cm_list *n = state->device_waits.next; n != &state->device_waits; n = next) {
+        device_wait *wait = CM_LIST_ENTRY(n, device_wait, node);
+        next = n->next;
+        if (!wait->is_taken && is_usable(wait)) {
+            cm_list_remove(n);
+            cm_mutex_lock(&wait->lock);
+            wait->is_over = true;
+            cm_cond_signal_all(&wait->wanted);
+            cm_mutex_unlock(&wait->lock);
+            cm_thread_join(wait->thread); /* which ends at once */
+            free_wait(wait);
+        }
     }
 }
 

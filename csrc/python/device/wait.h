@@ -45,7 +45,7 @@ bool cm_wait_for_device(cm_state *state, cm_runtime *rt, int device, cm_status *
 /* Wait, GIL released, for what uses the runtime behind the back of interrupted calls.
  * -1 with the exception of a signal handler: what is left can be waited for again. */
 int cm_device_waits_join(cm_state *state);
-/* End the thread that is kept for such waits. GIL, released meanwhile. */
+/* End the threads that are kept for such waits. GIL. */
 void cm_device_waits_end(cm_state *state);
 
 /* For waits in a pool, by a caller that has entered the state. `thread` is what

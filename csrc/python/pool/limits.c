@@ -121,20 +121,6 @@ cm_limit_from_object(PyObject *object, uint64_t *out)
     return PyErr_Occurred() ? -1 : 0;
 }
 
-/* The kind, and the index of a device, of the limit that is meant; opens no driver. */
-static int
-parse_index(PyObject *kind_object, int device, cm_kind *kind)
-{
-    if (cm_arg_kind(kind_object, kind) < 0) {
-        return -1;
-    }
-    if (device < 0 || device >= CM_MAX_DEVICES) {
-        PyErr_Format(PyExc_ValueError, "device %d does not exist", device);
-        return -1;
-    }
-    return 0;
-}
-
 static PyObject *
 put_limit(PyObject *module, PyObject *args)
 {
@@ -146,7 +132,7 @@ put_limit(PyObject *module, PyObject *args)
     int device;
     uint64_t nbytes;
     if (!PyArg_ParseTuple(args, "OiOO", &kind_object, &device, &limit, &block)
-        || parse_index(kind_object, device, &kind) < 0
+        || cm_arg_kind(kind_object, &kind) < 0
         || cm_limit_from_object(limit, &nbytes) < 0) {
         return NULL;
     }
@@ -169,7 +155,7 @@ limit_in_force(PyObject *module, PyObject *args)
     cm_kind kind;
     int device;
     if (!PyArg_ParseTuple(args, "Oi", &kind_object, &device)
-        || parse_index(kind_object, device, &kind) < 0) {
+        || cm_arg_kind(kind_object, &kind) < 0) {
         return NULL;
     }
     return cm_limit_to_object(limit_of(cm_limits_budget(state, kind, device)));
