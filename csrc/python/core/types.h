@@ -18,11 +18,19 @@
         {NULL, 0, 0, 0, NULL},                                                         \
     }
 
-/* Make a type, keep it in *out and add it to the module. 0, or -1 with an exception. */
+/* Make a type whose objects have so many bytes, keep it in *out and add it to the
+ * module. 0, or -1 with an exception. */
 static inline int
-cm_type_add(PyObject *module, PyType_Spec *spec, PyTypeObject *base, PyTypeObject **out)
+cm_type_add(PyObject *module, const char *name, size_t nbytes, unsigned flags,
+            PyType_Slot *slots, PyTypeObject *base, PyTypeObject **out)
 {
-    *out = (PyTypeObject *)(void *)PyType_FromModuleAndSpec(module, spec,
+    PyType_Spec spec = {
+        .name = name,
+        .basicsize = (int)nbytes,
+        .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_IMMUTABLETYPE | flags,
+        .slots = slots,
+    };
+    *out = (PyTypeObject *)(void *)PyType_FromModuleAndSpec(module, &spec,
                                                             (PyObject *)(void *)base);
     return *out == NULL ? -1 : PyModule_AddType(module, *out);
 }

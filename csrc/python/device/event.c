@@ -364,16 +364,10 @@ static PyType_Slot event_slots[] = {
     {Py_tp_members, event_members},    {0, NULL},
 };
 
-static PyType_Spec event_spec = {
-    .name = "cumem.Event",
-    .basicsize = sizeof(cm_event_object),
-    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_IMMUTABLETYPE,
-    .slots = event_slots,
-};
-
 int
 cm_register_event_type(PyObject *module, cm_state *state)
 {
     cm_list_init(&state->events);
-    return cm_type_add(module, &event_spec, NULL, &state->event_type);
+    return cm_type_add(module, "cumem.Event", sizeof(cm_event_object), 0, event_slots,
+                       NULL, &state->event_type);
 }

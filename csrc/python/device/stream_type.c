@@ -401,16 +401,10 @@ static PyType_Slot stream_slots[] = {
     {Py_tp_members, stream_members},    {0, NULL},
 };
 
-static PyType_Spec stream_spec = {
-    .name = "cumem.Stream",
-    .basicsize = sizeof(cm_stream_object),
-    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_IMMUTABLETYPE,
-    .slots = stream_slots,
-};
-
 int
 cm_register_stream_type(PyObject *module, cm_state *state)
 {
     cm_list_init(&state->streams);
-    return cm_type_add(module, &stream_spec, NULL, &state->stream_type);
+    return cm_type_add(module, "cumem.Stream", sizeof(cm_stream_object), 0,
+                       stream_slots, NULL, &state->stream_type);
 }

@@ -304,16 +304,10 @@ static PyType_Slot transfer_slots[] = {
     {Py_tp_members, transfer_members},    {0, NULL},
 };
 
-static PyType_Spec transfer_spec = {
-    .name = "cumem.Transfer",
-    .basicsize = sizeof(cm_transfer_object),
-    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_IMMUTABLETYPE
-             | Py_TPFLAGS_DISALLOW_INSTANTIATION,
-    .slots = transfer_slots,
-};
-
 int
 cm_register_transfer_type(PyObject *module, cm_state *state)
 {
-    return cm_type_add(module, &transfer_spec, NULL, &state->transfer_type);
+    return cm_type_add(module, "cumem.Transfer", sizeof(cm_transfer_object),
+                       Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_DISALLOW_INSTANTIATION,
+                       transfer_slots, NULL, &state->transfer_type);
 }

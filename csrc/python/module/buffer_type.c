@@ -211,20 +211,9 @@ static PyMemberDef buffer_members[] = {
 
 /* -- the types ------------------------------------------------------------------------ */
 
-#define COMMON_SLOTS(doc)                                                              \
-    {Py_tp_doc, (void *)(doc)},                                                        \
-    {                                                                                  \
-        Py_tp_dealloc, (void *)cm_buffer_dealloc                                       \
-    }
-
-#define HOST_SLOTS                                                                     \
-    {Py_bf_getbuffer, (void *)cm_buffer_getbuffer},                                    \
-    {                                                                                  \
-        Py_bf_releasebuffer, (void *)cm_buffer_releasebuffer                           \
-    }
-
 static PyType_Slot buffer_slots[] = {
-    COMMON_SLOTS(CM_DOC_Buffer),
+    {Py_tp_doc, (void *)CM_DOC_Buffer},
+    {Py_tp_dealloc, (void *)cm_buffer_dealloc},
     {Py_tp_members, buffer_members},
     {Py_tp_methods, buffer_methods},
     {Py_tp_getset, buffer_getters},
@@ -241,69 +230,47 @@ static PyType_Slot buffer_slots[] = {
     {0, NULL},
 };
 
-static PyType_Slot pinned_slots[] = {
-    COMMON_SLOTS(CM_DOC_PinnedBuffer),
-    HOST_SLOTS,
-    {0, NULL},
-};
-
-static PyType_Slot mapped_slots[] = {
-    COMMON_SLOTS(CM_DOC_MappedBuffer),
-    HOST_SLOTS,
-    {Py_tp_getset, mapped_getters},
-    {0, NULL},
-};
-
-static PyType_Slot managed_slots[] = {
-    COMMON_SLOTS(CM_DOC_ManagedBuffer), HOST_SLOTS, {Py_tp_methods, managed_methods},
-    {Py_tp_getset, managed_getters},    {0, NULL},
-};
-
-static PyType_Slot device_slots[] = {
-    COMMON_SLOTS(CM_DOC_DeviceBuffer),
-    {Py_tp_getset, device_getters},
-    {0, NULL},
-};
-
-static PyType_Slot host_slots[] = {
-    COMMON_SLOTS(CM_DOC_HostBuffer),
-    HOST_SLOTS,
-    {0, NULL},
-};
-
-static int
-add_type(PyObject *module, const char *name, PyType_Slot *slots, PyTypeObject *base,
-         PyTypeObject **out)
-{
-    unsigned flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION
-                     | Py_TPFLAGS_IMMUTABLETYPE;
-    PyType_Spec spec = {
-        .name = name,
-        .basicsize = sizeof(cm_buffer),
-        .flags = base == NULL ? flags | Py_TPFLAGS_BASETYPE : flags,
-        .slots = slots,
-    };
-    return cm_type_add(module, &spec, base, out);
-}
-
 int
 cm_register_buffer_types(PyObject *module, cm_state *state)
 {
+    static PyGetSetDef no_getters[] = {{NULL, NULL, NULL, NULL, NULL}};
+    static PyMethodDef no_methods[] = {{NULL, NULL, 0, NULL}};
     static const struct {
         const char *name;
-        PyType_Slot *slots;
+        const char *doc;
+        PyGetSetDef *getters;
+        PyMethodDef *methods;
     } types[CM_KIND_COUNT] = {
-        [CM_KIND_PAGEABLE] = {"cumem.HostBuffer", host_slots},
-        [CM_KIND_PINNED] = {"cumem.PinnedBuffer", pinned_slots},
-        [CM_KIND_MAPPED] = {"cumem.MappedBuffer", mapped_slots},
-        [CM_KIND_MANAGED] = {"cumem.ManagedBuffer", managed_slots},
-        [CM_KIND_DEVICE] = {"cumem.DeviceBuffer", device_slots},
+        [CM_KIND_PAGEABLE] = {"cumem.HostBuffer", CM_DOC_HostBuffer, no_getters,
+                              no_methods},
+        [CM_KIND_PINNED] = {"cumem.PinnedBuffer", CM_DOC_PinnedBuffer, no_getters,
+                            no_methods},
+        [CM_KIND_MAPPED] = {"cumem.MappedBuffer", CM_DOC_MappedBuffer, mapped_getters,
+                            no_methods},
+        [CM_KIND_MANAGED] = {"cumem.ManagedBuffer", CM_DOC_ManagedBuffer,
+                             managed_getters, managed_methods},
+        [CM_KIND_DEVICE] = {"cumem.DeviceBuffer", CM_DOC_DeviceBuffer, device_getters,
+                            no_methods},
     };
-    int result =
-        add_type(module, "cumem.Buffer", buffer_slots, NULL, &state->buffer_type);
+    unsigned flags = Py_TPFLAGS_DISALLOW_INSTANTIATION;
+    int result = cm_type_add(module, "cumem.Buffer", sizeof(cm_buffer),
+                             flags | Py_TPFLAGS_BASETYPE, buffer_slots, NULL,
+                             &state->buffer_type);
     for (int kind = 0; result == 0 && kind < CM_KIND_COUNT; kind++) {
-        result = add_type(module, types[kind].name, types[kind].slots,
-                          state->buffer_type, &state->buffer_types[kind]);
+        PyType_Slot slots[] = {
+            {Py_tp_doc, (void *)types[kind].doc},
+            {Py_tp_dealloc, (void *)cm_buffer_dealloc},
+            {Py_tp_getset, types[kind].getters},
+            {Py_tp_methods, types[kind].methods},
+            {Py_bf_getbuffer, (void *)cm_buffer_getbuffer},
+            {Py_bf_releasebuffer, (void *)cm_buffer_releasebuffer},
+            {0, NULL},
+        };
+        if (cm_kind_is_on_device((cm_kind)kind)) {
+            slots[4].slot = 0; /* the host cannot read it */
+        }
+        result = cm_type_add(module, types[kind].name, sizeof(cm_buffer), flags, slots,
+                             state->buffer_type, &state->buffer_types[kind]);
     }
     return result;
 }

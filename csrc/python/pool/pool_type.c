@@ -287,13 +287,6 @@ static PyType_Slot pool_slots[] = {
     {0, NULL},
 };
 
-static PyType_Spec pool_spec = {
-    .name = "cumem._core._Pool",
-    .basicsize = sizeof(cm_pool_object),
-    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_IMMUTABLETYPE,
-    .slots = pool_slots,
-};
-
 int
 cm_register_pool_type(PyObject *module, cm_state *state)
 {
@@ -308,7 +301,8 @@ cm_register_pool_type(PyObject *module, cm_state *state)
                < 0) {
         return -1;
     }
-    return cm_type_add(module, &pool_spec, NULL, &state->pool_base);
+    return cm_type_add(module, "cumem._core._Pool", sizeof(cm_pool_object),
+                       Py_TPFLAGS_BASETYPE, pool_slots, NULL, &state->pool_base);
 }
 
 /* A method that is its own, and not inherited, is called without a detour. */
