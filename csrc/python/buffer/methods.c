@@ -162,45 +162,41 @@ cm_buffer_contains(PyObject *object, PyObject *value CM_UNUSED)
 
 /* -- managed memory: moving its pages ahead of use ----------------------------------------- */
 
-/* The bytes from the lowest to the highest element. *nbytes 0 when there are none. */
+/* Move the pages from the lowest to the highest element to `location`, on `stream`;
+ * NULL: ask where they were moved to last. Nothing is done where there are none. */
 static int
-span(const cm_buffer *self, cm_address *address, uint64_t *nbytes)
-{
-    int64_t low;
-    int64_t high;
-    if (cm_buffer_bounds(self, &low, &high) < 0) {
-        return -1;
-    }
-    *address = cm_buffer_address(self) + (uint64_t)low;
-    *nbytes = (uint64_t)(high - low);
-    return 0;
-}
-
-static int
-prefetch(cm_buffer *self, int location, cm_stream *stream)
+prefetch(const cm_buffer *self, cm_stream *stream, int *location)
 {
     cm_storage *storage = self->storage;
-    cm_address address;
-    uint64_t nbytes;
-    cm_runtime *runtime = cm_state_runtime(self->state);
+    cm_runtime *rt = cm_state_runtime(self->state);
+    int64_t low;
+    int64_t high;
     /* This and reading the arguments may have run Python code, which may have freed us.
      */
-    if (runtime == NULL || cm_buffer_check_open(self) < 0
-        || span(self, &address, &nbytes) < 0) {
+    if (rt == NULL || cm_buffer_check_open(self) < 0
+        || cm_buffer_bounds(self, &low, &high) < 0) {
         return -1;
     }
-    if (nbytes == 0) {
+    if (low == high) {
         return 0;
     }
-    if (cm_storage_add_use(storage, stream) < 0) {
+    if (stream != NULL && cm_storage_add_use(storage, stream) < 0) {
         return -1;
     }
+    cm_address address = cm_buffer_address(self) + (uint64_t)low;
+    uint64_t nbytes = (uint64_t)(high - low);
     cm_storage_pin(storage);
+    cm_state_enter(self->state);
     cm_status status = CM_WITHOUT_GIL(CM_ON_DEVICE(
-        runtime, stream->device,
-        cm_rt_prefetch_async(runtime, address, nbytes, location, stream->handle)));
+        rt, stream != NULL ? stream->device : storage->device,
+        stream != NULL
+            ? cm_rt_prefetch_async(rt, address, nbytes, *location, stream->handle)
+            : cm_rt_prefetch_location(rt, address, nbytes, location)));
+    cm_state_leave(self->state);
     cm_storage_unpin(storage);
-    return cm_py_check(self->state, status, "while prefetching managed memory");
+    return cm_py_check(self->state, status,
+                       stream != NULL ? "while prefetching managed memory"
+                                      : "while asking for the prefetch location");
 }
 
 static bool
@@ -231,7 +227,7 @@ cm_buffer_prefetch(PyObject *object, PyObject *const *args, Py_ssize_t nargs,
     if (stream == NULL) {
         return NULL;
     }
-    int result = prefetch(self, location, stream);
+    int result = prefetch(self, stream, &location);
     cm_stream_give(self->state, stream);
     return result < 0 ? NULL : Py_NewRef(Py_None);
 }
@@ -239,25 +235,8 @@ cm_buffer_prefetch(PyObject *object, PyObject *const *args, Py_ssize_t nargs,
 int
 cm_buffer_read_prefetch_location(const cm_buffer *self, int *out)
 {
-    cm_address address;
-    uint64_t nbytes;
     *out = CM_NO_LOCATION;
-    cm_runtime *runtime = cm_state_runtime(self->state); /* may run Python code */
-    if (runtime == NULL || cm_buffer_check_open(self) < 0
-        || span(self, &address, &nbytes) < 0) {
-        return -1;
-    }
-    if (nbytes == 0) {
-        return 0;
-    }
-    cm_storage_pin(self->storage);
-    cm_state_enter(self->state);
-    cm_status status = CM_WITHOUT_GIL(
-        CM_ON_DEVICE(runtime, self->storage->device,
-                     cm_rt_prefetch_location(runtime, address, nbytes, out)));
-    cm_state_leave(self->state);
-    cm_storage_unpin(self->storage);
-    return cm_py_check(self->state, status, "while asking for the prefetch location");
+    return prefetch(self, NULL, out);
 }
 
 PyObject *

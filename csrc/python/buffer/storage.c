@@ -178,7 +178,7 @@ cm_storage_drop_foreign(cm_storage *detached)
     cm_error_restore(kept);
 }
 
-/* Both of the above, the GIL released where that may wait. */
+/* The GIL released where that may wait. */
 static cm_status
 give_parts(cm_storage *detached)
 {
@@ -228,10 +228,7 @@ give_back(cm_storage *storage)
     cm_state *state = storage->state;
     cm_storage detached;
     cm_storage_detach(storage, &detached);
-    cm_status status = give_parts(&detached);
-    if (!cm_is_ok(status)) {
-        cm_py_report(state, status, (PyObject *)state->buffer_type);
-    }
+    cm_py_report(state, give_parts(&detached), (PyObject *)state->buffer_type);
 }
 
 static bool

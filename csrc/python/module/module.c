@@ -39,21 +39,6 @@ make_words(cm_state *state)
 }
 
 static int
-add_types(PyObject *module, cm_state *state)
-{
-    static int (*const registrars[])(PyObject *, cm_state *) = {
-        cm_register_buffer_types,  cm_register_stream_type, cm_register_event_type,
-        cm_register_transfer_type, cm_register_pool_type,
-    };
-    for (size_t i = 0; i < sizeof(registrars) / sizeof(registrars[0]); i++) {
-        if (registrars[i](module, state) < 0) {
-            return -1;
-        }
-    }
-    return 0;
-}
-
-static int
 add_functions(PyObject *module)
 {
     PyMethodDef *const tables[] = {
@@ -145,7 +130,11 @@ core_exec(PyObject *module)
     if (cm_numpy_import() < 0 || make_words(state) < 0
         || cm_override_init(&state->current_stream, module, "cumem.current_stream") < 0
         || cm_override_init(&state->current_pool, module, "cumem.current_pool") < 0
-        || add_types(module, state) < 0 || add_functions(module) < 0
+        || cm_register_buffer_types(module, state) < 0
+        || cm_register_stream_type(module, state) < 0
+        || cm_register_event_type(module, state) < 0
+        || cm_register_transfer_type(module, state) < 0
+        || cm_register_pool_type(module, state) < 0 || add_functions(module) < 0
         || add_constants(module) < 0) {
         return -1;
     }

@@ -344,23 +344,6 @@ allocate_pageable(cm_state *state, PyObject *dtype, int ndim, const int64_t *sha
     return buffer;
 }
 
-/* The last holder of a pool waits in the runtime; beside a storage one is never the
- * last.
- */
-static void
-let_go(cm_state *state, cm_pool *pool, bool perhaps_last)
-{
-    if (!perhaps_last) {
-        cm_pool_release(pool);
-        return;
-    }
-    cm_state_enter(state);
-    Py_BEGIN_ALLOW_THREADS
-    cm_pool_release(pool);
-    Py_END_ALLOW_THREADS
-    cm_state_leave(state);
-}
-
 /* Memory from `pool` for a new storage, first used on `stream` (NULL: any); nbytes 0
  * takes no block: host and address stay NULL. When there is not enough, all that cumem
  * knows is tried before OutOfMemoryError. 0 or -1. The caller keeps the pool meanwhile.
@@ -433,7 +416,12 @@ allocate(cm_state *state, cm_pool_object *wanted, cm_kind kind, unsigned flags,
         return NULL;
     }
     PyObject *buffer = allocate_from(state, pool, dtype, ndim, shape, axes, stream);
-    let_go(state, pool, buffer == NULL);
+    if (buffer != NULL) {
+        cm_pool_release(pool); /* never the last one beside a buffer of it */
+    }
+    else {
+        cm_pool_let_go(state, pool);
+    }
     return buffer;
 }
 

@@ -47,13 +47,6 @@ apply_limit_of(cm_state *state, cm_kind kind, int device)
     atomic_store(&state->limits.host.limit_nbytes, most);
 }
 
-static void
-set_limit_of(cm_state *state, cm_kind kind, int device, uint64_t nbytes)
-{
-    state->limits.set_nbytes[kind][device] = nbytes;
-    apply_limit_of(state, kind, device);
-}
-
 /* -- the environment --------------------------------------------------------------- */
 
 /* Bytes of the devices: a new list, or NULL with CudaError. */
@@ -97,7 +90,8 @@ cm_limits_open(cm_state *state, cm_runtime *runtime)
     for (int kind = 0; kind < CM_KIND_COUNT; kind++) {
         bool is_host = cm_kind_is_page_locked((cm_kind)kind);
         for (int device = 0; device < (is_host ? 1 : CM_MAX_DEVICES); device++) {
-            set_limit_of(state, (cm_kind)kind, device, is_host ? half : UINT64_MAX);
+            state->limits.set_nbytes[kind][device] = is_host ? half : UINT64_MAX;
+            apply_limit_of(state, (cm_kind)kind, device);
         }
     }
     return cm_package_has_variables("CUMEM_LIMIT_")

@@ -102,10 +102,8 @@ cm_pool_object_take(PyObject *op)
     return cm_pool_hold(pool);
 }
 
-/* The last release frees what is cached and waits for what is in flight. In a forked
- * child it does nothing. */
-static void
-release(cm_state *state, cm_pool *pool)
+void
+cm_pool_let_go(cm_state *state, cm_pool *pool)
 {
     cm_state_enter(state);
     Py_BEGIN_ALLOW_THREADS
@@ -119,7 +117,7 @@ cm_pool_object_give(PyObject *op, cm_pool *pool)
 {
     if (pool != NULL) {
         cm_state *state = ((cm_pool_object *)(void *)op)->state;
-        release(state, pool);
+        cm_pool_let_go(state, pool);
         cm_state_leave(state);
     }
 }
@@ -132,7 +130,7 @@ cm_pool_object_close(cm_pool_object *self)
         self->pool = NULL;
         cm_list_remove(&self->node);
         self->state->pools_were_dropped = true;
-        release(self->state, pool);
+        cm_pool_let_go(self->state, pool);
     }
 }
 

@@ -28,6 +28,9 @@ PyObject *cm_pool_object_default(cm_state *state, cm_kind kind, int device);
 /* Its pool, held on loan while the GIL may be released; NULL with ValueError. */
 cm_pool *cm_pool_object_take(PyObject *op);
 void cm_pool_object_give(PyObject *op, cm_pool *pool); /* NULL: does nothing */
+/* Release a pool. The last release frees what is cached and waits, GIL released, for
+ * what is in flight; in a forked child it does nothing. */
+void cm_pool_let_go(cm_state *state, cm_pool *pool);
 /* Let go of the pool; nothing is done where it is closed. */
 void cm_pool_object_close(cm_pool_object *self);
 /* Close every open Pool, for shutdown: what they held moves to `out`, which has room.

@@ -71,15 +71,6 @@ check_open(const cm_pool_object *self)
 }
 
 static PyObject *
-allocate_on(cm_pool_object *self, int64_t nbytes, cm_stream *stream)
-{
-    cm_state *state = self->state;
-    const cm_pool_config *config = &self->config;
-    return cm_buffer_allocate(state, self, config->kind, config->flags, config->device,
-                              state->uint8_dtype, 1, &nbytes, 'C', stream);
-}
-
-static PyObject *
 pool_allocate(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
 {
     static const char *const names[] = {"nbytes", "stream", NULL};
@@ -108,15 +99,17 @@ pool_allocate(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObject *k
     if (CM_LIKELY(warm != NULL)) {
         return warm;
     }
-    if (stream_object == Py_None && !cm_kind_is_ordered(self->config.kind)) {
-        return allocate_on(self, nbytes, NULL);
+    const cm_pool_config *config = &self->config;
+    cm_stream *stream = NULL;
+    if (stream_object != Py_None || cm_kind_is_ordered(config->kind)) {
+        stream = cm_stream_for_device(self->state, stream_object, config->device);
+        if (stream == NULL) {
+            return NULL;
+        }
     }
-    cm_stream *stream =
-        cm_stream_for_device(self->state, stream_object, self->config.device);
-    if (stream == NULL) {
-        return NULL;
-    }
-    PyObject *buffer = allocate_on(self, nbytes, stream);
+    PyObject *buffer = cm_buffer_allocate(
+        self->state, self, config->kind, config->flags, config->device,
+        self->state->uint8_dtype, 1, &nbytes, 'C', stream);
     cm_stream_give(self->state, stream);
     return buffer;
 }
