@@ -23,16 +23,20 @@ CM_PRINTF(2, 3)
 static char *
 load(const char *root, const char *format, ...)
 {
-    char path[PATH_MAX];
+    char *path = malloc(PATH_MAX); /* a thread's stack may be small */
     char *text = NULL;
     size_t room = 0;
-    size_t used = (size_t)snprintf(path, sizeof(path), "%s", root == NULL ? "" : root);
+    if (path == NULL) {
+        return NULL;
+    }
+    size_t used = (size_t)snprintf(path, PATH_MAX, "%s", root == NULL ? "" : root);
     va_list arguments;
     va_start(arguments, format);
-    int length = vsnprintf(path + used, sizeof(path) - used, format, arguments);
+    int length = vsnprintf(path + used, PATH_MAX - used, format, arguments);
     va_end(arguments);
-    bool fits = length >= 0 && (size_t)length < sizeof(path) - used;
+    bool fits = length >= 0 && (size_t)length < PATH_MAX - used;
     FILE *file = fits ? fopen(path, "re") : NULL;
+    free(path);
     if (file == NULL) {
         return NULL;
     }
@@ -202,15 +206,16 @@ visit_hierarchy(const char *root, const char *controller, bool v2, visit_group *
     char *mounts = load(root, "/proc/self/mountinfo");
     const char *own = groups == NULL ? NULL : find_own(groups, controller, v2);
     const char *inside = NULL;
-    char folder[2 * PATH_MAX] = "";
+    enum { FOLDER_NBYTES = 2 * PATH_MAX };
+    mount *m = malloc(sizeof(*m) + FOLDER_NBYTES); /* a thread's stack may be small */
+    char *folder = (char *)(m + 1);
     size_t top = 0; /* so much of it is the mount point */
-    char *rest = own == NULL ? NULL : mounts;
+    char *rest = own == NULL || m == NULL ? NULL : mounts;
     for (char *line; inside == NULL && (line = strsep(&rest, "\n")) != NULL;) {
-        mount m;
-        if (parse_mount(line, &m) && is_of(&m, controller, v2)) {
-            inside = path_inside(own, &m);
-            top = strlen(m.point);
-            (void)snprintf(folder, sizeof(folder), "%s%s", m.point,
+        if (parse_mount(line, m) && is_of(m, controller, v2)) {
+            inside = path_inside(own, m);
+            top = strlen(m->point);
+            (void)snprintf(folder, FOLDER_NBYTES, "%s%s", m->point,
                            inside == NULL ? "" : inside);
         }
     }
@@ -222,6 +227,7 @@ visit_hierarchy(const char *root, const char *controller, bool v2, visit_group *
         }
         *slash = '\0';
     }
+    free(m);
     free(groups);
     free(mounts);
 }
