@@ -57,6 +57,8 @@ class Segment:
         return sum(b.nbytes for b in self.blocks if b.state != "gap")
 
 
+#: In the order of cm_block_state in csrc/pool/pool.h.
+_STATES = ("live", "in flight", "cached", "gap")
 _MARKS = {"live": "#", "in flight": "~", "cached": ".", "gap": " "}
 _LEGEND = "# live  ~ in flight  . cached  + live and other  | gap"
 
@@ -187,12 +189,12 @@ def snapshot(
     flags: int,
     kind: str,
     device: int,
-    rows: list[tuple[int, int, int, int, str]],
+    rows: list[tuple[int, int, int, int, int]],
 ) -> Snapshot:
     """Make what `Pool.snapshot` answers."""
     blocks: dict[int, list[Block]] = {}
     for segment, address, nbytes, requested, state in rows:
-        block = Block(address, nbytes, requested, state)
+        block = Block(address, nbytes, requested, _STATES[state])
         blocks.setdefault(segment, []).append(block)
     segments = tuple(
         Segment(found[0].address, sum(b.nbytes for b in found), tuple(found))

@@ -8,19 +8,6 @@
 
 /* -- as a NumPy array, and what follows from that: numbers -------------------------------- */
 
-static int
-refuse_device(cm_buffer *self, const char *what)
-{
-    if (!cm_kind_is_on_device(cm_buffer_kind(self))) {
-        return 0;
-    }
-    PyErr_Format(PyExc_TypeError,
-                 "%s: the host cannot read device memory; copy it first, with "
-                 "buf.to_numpy() or cumem.asnumpy(buf), or use a managed buffer",
-                 what);
-    return -1;
-}
-
 /* The bytes that the buffer spans, as a flat buffer of the same storage: what can
  * export dtypes that have no buffer format. */
 static PyObject *
@@ -62,9 +49,17 @@ PyObject *
 cm_buffer_numpy(PyObject *object, PyObject *unused CM_UNUSED)
 {
     cm_buffer *self = (cm_buffer *)object;
-    if (cm_buffer_check_open(self) < 0 || refuse_device(self, "numpy()") < 0
-        || cm_buffer_check_inherited(self) < 0
-        || cm_storage_wait(self->storage, false) < 0
+    if (cm_buffer_check_open(self) < 0) {
+        return NULL;
+    }
+    if (cm_kind_is_on_device(cm_buffer_kind(self))) {
+        PyErr_SetString(PyExc_TypeError,
+                        "numpy(): the host cannot read device memory; copy it first, "
+                        "with buf.to_numpy() or cumem.asnumpy(buf), or use a managed "
+                        "buffer");
+        return NULL;
+    }
+    if (cm_buffer_check_inherited(self) < 0 || cm_storage_wait(self->storage, false) < 0
         || cm_buffer_check_open(self) < 0) {
         return NULL;
     }

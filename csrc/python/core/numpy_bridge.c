@@ -229,14 +229,6 @@ cm_numpy_format(PyObject *dtype)
 
 /* -- arrays ------------------------------------------------------------------------------- */
 
-static void
-to_intp(int ndim, const int64_t *values, npy_intp *out)
-{
-    for (int i = 0; i < ndim; i++) {
-        out[i] = (npy_intp)values[i];
-    }
-}
-
 /* NumPy 1.26 knows 32 dimensions, NumPy 2 knows 64. */
 static int
 check_ndim(int ndim)
@@ -255,17 +247,13 @@ cm_numpy_view(PyObject *owner, void *host, PyObject *dtype, int ndim,
               const int64_t *shape, const int64_t *strides, bool readonly)
 {
     static char nothing[1]; /* NumPy would allocate for NULL; these have no bytes */
-    npy_intp dims[CM_MAX_NDIM];
-    npy_intp steps[CM_MAX_NDIM];
     if (check_ndim(ndim) < 0) {
         return NULL;
     }
-    to_intp(ndim, shape, dims);
-    to_intp(ndim, strides, steps);
     Py_INCREF(dtype); /* stolen */
-    PyObject *array = PyArray_NewFromDescr(&PyArray_Type, (PyArray_Descr *)dtype, ndim,
-                                           dims, steps, host == NULL ? nothing : host,
-                                           readonly ? 0 : NPY_ARRAY_WRITEABLE, NULL);
+    PyObject *array = PyArray_NewFromDescr(
+        &PyArray_Type, (PyArray_Descr *)dtype, ndim, shape, strides,
+        host == NULL ? nothing : host, readonly ? 0 : NPY_ARRAY_WRITEABLE, NULL);
     if (array == NULL) {
         return NULL;
     }
@@ -280,13 +268,11 @@ cm_numpy_view(PyObject *owner, void *host, PyObject *dtype, int ndim,
 PyObject *
 cm_numpy_empty(PyObject *dtype, int ndim, const int64_t *shape, char order)
 {
-    npy_intp dims[CM_MAX_NDIM];
     if (check_ndim(ndim) < 0) {
         return NULL;
     }
-    to_intp(ndim, shape, dims);
     Py_INCREF(dtype); /* stolen */
-    return PyArray_Empty(ndim, dims, (PyArray_Descr *)dtype, order == 'F');
+    return PyArray_Empty(ndim, shape, (PyArray_Descr *)dtype, order == 'F');
 }
 
 bool

@@ -82,14 +82,6 @@ cm_state_check_settings(cm_state *state)
     return opening_init(state, &ignored);
 }
 
-/* PyGILState_Check, which the limited API leaves out; NULL if there is none. */
-static void
-find_gil_check(int (**out)(void))
-{
-    void *symbol = dlsym(RTLD_DEFAULT, "PyGILState_Check");
-    memcpy(out, &symbol, sizeof(*out));
-}
-
 static cm_status
 opening_run(opening *plan, cm_runtime **out)
 {
@@ -114,8 +106,10 @@ opening_run(opening *plan, cm_runtime **out)
             return status;
         }
         runtime = wrapper;
+        /* which the limited API leaves out; NULL if there is none */
+        void *symbol = dlsym(RTLD_DEFAULT, "PyGILState_Check");
         int (*has_gil)(void);
-        find_gil_check(&has_gil);
+        memcpy(&has_gil, &symbol, sizeof(has_gil));
         cm_faults_watch_lock(runtime, has_gil);
     }
     *out = runtime;

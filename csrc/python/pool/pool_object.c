@@ -388,26 +388,6 @@ cm_pool_describe(cm_pool *pool, uint64_t number, bool window)
                          cm_kinds[config->kind].text, config->device, limit, dict);
 }
 
-static PyObject *
-rows_to_list(const cm_block_row *rows, uint64_t count)
-{
-    static const char *const states[] = {
-        [CM_BLOCK_LIVE] = "live",
-        [CM_BLOCK_IN_FLIGHT] = "in flight",
-        [CM_BLOCK_CACHED] = "cached",
-        [CM_BLOCK_GAP] = "gap",
-    };
-    PyObject *list = PyList_New(0);
-    for (uint64_t i = 0; list != NULL && i < count; i++) {
-        cm_append(&list, Py_BuildValue("(IKKKs)", rows[i].segment,
-                                       (unsigned long long)rows[i].address,
-                                       (unsigned long long)rows[i].nbytes,
-                                       (unsigned long long)rows[i].requested_nbytes,
-                                       states[rows[i].state]));
-    }
-    return list;
-}
-
 PyObject *
 cm_pool_list_blocks(cm_state *state, cm_pool *pool)
 {
@@ -417,7 +397,14 @@ cm_pool_list_blocks(cm_state *state, cm_pool *pool)
     if (!cm_is_ok(status)) {
         return cm_py_raise(state, status, "while listing a pool");
     }
-    PyObject *list = rows_to_list(rows, count);
+    PyObject *list = PyList_New(0);
+    for (uint64_t i = 0; list != NULL && i < count; i++) {
+        cm_append(&list, Py_BuildValue("(IKKKi)", rows[i].segment,
+                                       (unsigned long long)rows[i].address,
+                                       (unsigned long long)rows[i].nbytes,
+                                       (unsigned long long)rows[i].requested_nbytes,
+                                       (int)rows[i].state));
+    }
     free(rows);
     return list;
 }
