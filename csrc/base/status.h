@@ -72,6 +72,13 @@ cm_ignore(cm_status status)
     (void)status;
 }
 
+/* `is_there`: memory of `nbytes` was allocated. Fails: CM_ENOMEM. */
+CM_NODISCARD static inline cm_status
+cm_allocated(bool is_there, uint64_t nbytes)
+{
+    return is_there ? cm_ok() : cm_fail(CM_ENOMEM, nbytes);
+}
+
 /* Return early on failure: the only macro that may return. */
 #define CM_TRY(call)                                                                   \
     do {                                                                               \

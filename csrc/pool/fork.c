@@ -226,9 +226,7 @@ cm_status
 cm_pool_watch_forks(cm_pool *pool)
 {
     fork_list *list = atomic_load(&the_list);
-    if (list == NULL) {
-        return cm_fail(CM_ENOMEM, sizeof(*list));
-    }
+    CM_TRY(cm_allocated(list != NULL, sizeof(*list)));
     cm_spin_lock_take(&list->lock);
     cm_list_push_back(&list->pools, &pool->fork_node);
     cm_spin_lock_give(&list->lock);

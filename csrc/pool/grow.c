@@ -416,9 +416,7 @@ make_chunk(cm_pool *pool, place_plan *plan)
     uint64_t nbytes = span->block.nbytes;
     uint64_t offset = span->block.address - pool->range->base;
     cm_chunk *chunk = calloc(1, sizeof(*chunk));
-    if (chunk == NULL) {
-        return cm_fail(CM_ENOMEM, sizeof(*chunk));
-    }
+    CM_TRY(cm_allocated(chunk != NULL, sizeof(*chunk)));
     cm_status status =
         pool->source->ops->open_chunk(pool->source, offset, nbytes, chunk);
     if (!cm_is_ok(status)) {

@@ -181,9 +181,7 @@ record(cm_pool *pool, uint32_t i, const cm_stream *stream, uint64_t epoch)
 {
     cm_epochs *slot = &pool->epochs[i];
     cm_mark *mark = malloc(sizeof(*mark));
-    if (mark == NULL) {
-        return cm_fail(CM_ENOMEM, sizeof(*mark));
-    }
+    CM_TRY(cm_allocated(mark != NULL, sizeof(*mark)));
     cm_status status =
         cm_rt_event_create(pool->rt, CM_EVENT_DISABLE_TIMING, &mark->event);
     if (!cm_is_ok(status)) {

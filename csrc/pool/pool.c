@@ -36,9 +36,7 @@ cm_pool_create(cm_runtime *rt, const cm_pool_config *config, cm_pool **out)
     }
     bool is_host = cm_kind_is_page_locked(config->kind);
     cm_pool *pool = calloc(1, sizeof(*pool));
-    if (pool == NULL) {
-        return cm_fail(CM_ENOMEM, sizeof(*pool));
-    }
+    CM_TRY(cm_allocated(pool != NULL, sizeof(*pool)));
     cm_mutex_init(&pool->gate);
     cm_cond_init(&pool->gate_moved);
     cm_spin_lock_init(&pool->lock);
@@ -773,8 +771,6 @@ cm_pool_list(cm_pool *pool, cm_block_row **out, uint64_t *count)
         }
         free(rows);
         rows = malloc((room + 1) * sizeof(*rows));
-        if (rows == NULL) {
-            return cm_fail(CM_ENOMEM, (room + 1) * sizeof(*rows));
-        }
+        CM_TRY(cm_allocated(rows != NULL, (room + 1) * sizeof(*rows)));
     }
 }

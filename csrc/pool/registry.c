@@ -57,9 +57,7 @@ cm_status
 cm_registry_create(cm_runtime *rt, cm_registry **out)
 {
     cm_registry *registry = calloc(1, sizeof(*registry));
-    if (registry == NULL) {
-        return cm_fail(CM_ENOMEM, sizeof(*registry));
-    }
+    CM_TRY(cm_allocated(registry != NULL, sizeof(*registry)));
     cm_mutex_init(&registry->lock);
     cm_cond_init(&registry->settled);
     atomic_init(&registry->refs, 1);
@@ -520,9 +518,7 @@ add_piece_locked(cm_registration *r, uintptr_t base, uintptr_t end, cm_page_piec
 {
     cm_registry *registry = r->registry;
     cm_page_piece *p = calloc(1, sizeof(*p));
-    if (p == NULL) {
-        return cm_fail(CM_ENOMEM, sizeof(*p));
-    }
+    CM_TRY(cm_allocated(p != NULL, sizeof(*p)));
     p->base = base;
     p->end = end;
     p->device = r->device;
@@ -602,9 +598,7 @@ cm_registry_register(cm_registry *registry, int device, void *host, uint64_t nby
         return cm_fail(CM_EOVERFLOW, nbytes);
     }
     cm_registration *r = calloc(1, sizeof(*r));
-    if (r == NULL) {
-        return cm_fail(CM_ENOMEM, sizeof(*r));
-    }
+    CM_TRY(cm_allocated(r != NULL, sizeof(*r)));
     *r = (cm_registration){.registry = registry,
                            .host = (uintptr_t)host,
                            .nbytes = nbytes,

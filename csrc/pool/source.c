@@ -318,9 +318,7 @@ cm_source_segments_open(cm_runtime *rt, const cm_source_config *config,
                         const cm_host_world *world, cm_source **out)
 {
     segment_source *self = calloc(1, sizeof(*self));
-    if (self == NULL) {
-        return cm_fail(CM_ENOMEM, sizeof(*self));
-    }
+    CM_TRY(cm_allocated(self != NULL, sizeof(*self)));
     self->base = (cm_source){
         .ops = &segment_ops, .rt = rt, .config = *config, .granule = DEVICE_GRANULE};
     self->world = *world;

@@ -195,9 +195,7 @@ cm_source_vmm_open(cm_runtime *rt, const cm_source_config *config, cm_source **o
         return cm_fail(CM_ENOTSUP, (uint64_t)config->kind);
     }
     vmm_source *source = calloc(1, sizeof(*source));
-    if (source == NULL) {
-        return cm_fail(CM_ENOMEM, sizeof(*source));
-    }
+    CM_TRY(cm_allocated(source != NULL, sizeof(*source)));
     source->base = (cm_source){
         .ops = &vmm_ops,
         .rt = rt,

@@ -533,9 +533,7 @@ cm_status
 cm_cuda_open(cm_runtime **out)
 {
     cm_cuda *cuda = calloc(1, sizeof(*cuda));
-    if (cuda == NULL) {
-        return cm_fail(CM_ENOMEM, sizeof(*cuda));
-    }
+    CM_TRY(cm_allocated(cuda != NULL, sizeof(*cuda)));
     cm_runtime *rt = &cuda->base;
     rt->ops = &cuda_ops;
     rt->backend = CM_BACKEND_CUDA;

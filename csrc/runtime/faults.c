@@ -81,9 +81,7 @@ cm_status
 cm_faults_open(cm_runtime *inner, cm_runtime **out)
 {
     cm_faults *faults = calloc(1, sizeof(*faults));
-    if (faults == NULL) {
-        return cm_fail(CM_ENOMEM, sizeof(*faults));
-    }
+    CM_TRY(cm_allocated(faults != NULL, sizeof(*faults)));
     cm_runtime *base = &faults->base;
     *base = *inner;
     base->ops = &faults_ops;

@@ -67,9 +67,7 @@ static cm_status
 stream_new(cm_runtime *rt, int device, uint64_t handle, uint64_t id, cm_stream **out)
 {
     cm_stream *stream = calloc(1, sizeof(*stream));
-    if (stream == NULL) {
-        return cm_fail(CM_ENOMEM, sizeof(*stream));
-    }
+    CM_TRY(cm_allocated(stream != NULL, sizeof(*stream)));
     atomic_init(&stream->refs, 1);
     atomic_init(&stream->capture_refs, 0);
     stream->handle = handle;

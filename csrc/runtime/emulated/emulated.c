@@ -182,9 +182,7 @@ cm_emulated_open(const cm_emulated_config *config, cm_runtime **out)
         return cm_fail(CM_EINVALID, (uint64_t)(int64_t)config->device_count);
     }
     cm_emulated *emulated = calloc(1, sizeof(*emulated));
-    if (emulated == NULL) {
-        return cm_fail(CM_ENOMEM, sizeof(*emulated));
-    }
+    CM_TRY(cm_allocated(emulated != NULL, sizeof(*emulated)));
     emulated->config = *config;
     emulated->base.ops = &emulated_ops;
     emulated->base.backend = CM_BACKEND_EMULATED;

@@ -57,9 +57,7 @@ look_whether_they_touch(batch *b)
     const cm_many_request *request = b->request;
     uint64_t count = request->piece_count + request->other_count;
     cm_byte_span *spans = malloc((size_t)(count + 1) * 2 * sizeof(*spans));
-    if (spans == NULL) {
-        return cm_fail(CM_ENOMEM, count * 2 * sizeof(*spans));
-    }
+    CM_TRY(cm_allocated(spans != NULL, count * 2 * sizeof(*spans)));
     cm_byte_span *dst = spans;
     cm_byte_span *src = spans + count;
     for (uint64_t i = 0; i < request->piece_count; i++) {
@@ -104,9 +102,7 @@ choose_groups(batch *b)
     bool on_stream = request->common.stream != NULL && !request->common.blocking;
     b->group_count = 1;
     b->groups = calloc((size_t)request->piece_count + 1, 1);
-    if (b->groups == NULL) {
-        return cm_fail(CM_ENOMEM, request->piece_count);
-    }
+    CM_TRY(cm_allocated(b->groups != NULL, request->piece_count));
     for (uint64_t i = 0; i < request->piece_count; i++) {
         const cm_piece *piece = &request->pieces[i];
         int device, src_device;

@@ -8,9 +8,7 @@ cm_status
 cm_engine_create(cm_runtime *rt, cm_registry *registry, cm_engine **out)
 {
     cm_engine *engine = calloc(1, sizeof(*engine));
-    if (engine == NULL) {
-        return cm_fail(CM_ENOMEM, sizeof(*engine));
-    }
+    CM_TRY(cm_allocated(engine != NULL, sizeof(*engine)));
     atomic_init(&engine->refs, 1);
     atomic_init(&engine->over, false);
     engine->rt = rt;

@@ -734,9 +734,7 @@ cm_ticket_notify(cm_ticket *ticket, int fd)
         return cm_fail(CM_EFORKED, 0);
     }
     cm_notice *notice = malloc(sizeof(*notice));
-    if (notice == NULL) {
-        return cm_fail(CM_ENOMEM, sizeof(*notice));
-    }
+    CM_TRY(cm_allocated(notice != NULL, sizeof(*notice)));
     *notice = (cm_notice){.fd = fcntl(fd, F_DUPFD_CLOEXEC, 0)};
     if (notice->fd < 0) {
         free(notice);

@@ -16,9 +16,7 @@ cm_status
 cm_file_job_create(const cm_file_request *request, cm_file_job **out)
 {
     cm_file_job *file = calloc(1, sizeof(*file));
-    if (file == NULL) {
-        return cm_fail(CM_ENOMEM, sizeof(*file));
-    }
+    CM_TRY(cm_allocated(file != NULL, sizeof(*file)));
     cm_mutex_init(&file->lock);
     atomic_init(&file->direct_refused, false);
     file->request = request;

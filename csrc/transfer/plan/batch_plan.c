@@ -120,9 +120,7 @@ cm_many_create(const cm_piece *pieces, const uint8_t *groups, uint64_t piece_cou
         room += groups[i] == which;
     }
     cm_many *many = calloc(1, sizeof(*many));
-    if (many == NULL) {
-        return cm_fail(CM_ENOMEM, sizeof(*many));
-    }
+    CM_TRY(cm_allocated(many != NULL, sizeof(*many)));
     *many = *shape;
     many->pieces = calloc((size_t)room + 1, sizeof(*many->pieces));
     if (many->pieces == NULL) {

@@ -93,9 +93,7 @@ cm_targets_create(cm_job *job, const cm_broadcast *broadcast)
     }
     size_t nbytes = sizeof(cm_targets) + (1 + (size_t)count) * sizeof(target);
     job->targets = calloc(1, nbytes);
-    if (job->targets == NULL) {
-        return cm_fail(CM_ENOMEM, nbytes);
-    }
+    CM_TRY(cm_allocated(job->targets != NULL, nbytes));
     job->targets->all[0].dst = job->dst;
     job->targets->sent_count = 1;
     CM_TRY(sort_targets(job->targets, broadcast));

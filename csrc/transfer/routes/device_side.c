@@ -117,9 +117,8 @@ cm_job_open_stream_on(cm_job *job, int device, cm_stream *given)
     }
     if (side->others == NULL) {
         side->others = calloc(CM_MAX_DEVICES, sizeof(*side->others));
-        if (side->others == NULL) {
-            return cm_fail(CM_ENOMEM, CM_MAX_DEVICES * sizeof(*side->others));
-        }
+        CM_TRY(
+            cm_allocated(side->others != NULL, CM_MAX_DEVICES * sizeof(*side->others)));
     }
     cm_other_device *other = &side->others[device];
     if (other->stream != NULL) {

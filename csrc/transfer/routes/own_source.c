@@ -34,9 +34,7 @@ replace_source_on_host(cm_job *job, const cm_layout *pack)
         CM_TRY(cm_job_wait_stream(job));
     }
     job->host_temporary = malloc((size_t)job->plan.nbytes);
-    if (job->host_temporary == NULL) {
-        return cm_fail(CM_ENOMEM, job->plan.nbytes);
-    }
+    CM_TRY(cm_allocated(job->host_temporary != NULL, job->plan.nbytes));
     if (cm_job_has_file(job)) {
         CM_TRY(cm_host_populate(pack, NULL, job->src.host));
     }

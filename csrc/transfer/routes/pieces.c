@@ -142,9 +142,7 @@ cm_many_copy_in_batches(cm_job *job)
     const cm_many *many = job->many;
     uint64_t room = many->count < BATCH_COUNT ? many->count : BATCH_COUNT;
     uint64_t *arrays = malloc((size_t)room * 3 * sizeof(*arrays));
-    if (arrays == NULL) {
-        return cm_fail(CM_ENOMEM, room * 3 * sizeof(*arrays));
-    }
+    CM_TRY(cm_allocated(arrays != NULL, room * 3 * sizeof(*arrays)));
     cm_address *dsts = arrays;
     cm_address *srcs = arrays + room;
     uint64_t *nbytes = arrays + 2 * room;

@@ -21,9 +21,7 @@ cm_ring_create_for(cm_job *job, cm_status (*cut_next)(cm_job *job, cm_slot *s))
 {
     size_t nbytes = sizeof(cm_ring) + job->plan.slot_count * sizeof(cm_slot);
     cm_ring *ring = calloc(1, nbytes);
-    if (ring == NULL) {
-        return cm_fail(CM_ENOMEM, nbytes);
-    }
+    CM_TRY(cm_allocated(ring != NULL, nbytes));
     ring->cut_next = cut_next;
     ring->needs_host = cm_routes[job->plan.route].uses_ring && !job->capturing;
     ring->slot_count = job->plan.slot_count;

@@ -84,9 +84,7 @@ cm_engine_explain(cm_engine *engine, const cm_copy_request *request,
 {
     *out = (cm_explanation){.axis = -1};
     cm_job *job = calloc(1, sizeof(*job));
-    if (job == NULL) {
-        return cm_fail(CM_ENOMEM, sizeof(*job));
-    }
+    CM_TRY(cm_allocated(job != NULL, sizeof(*job)));
     cm_engine_read_tuning(engine, &out->tuning);
     cm_job_init(job, engine, request, &out->tuning);
     out->tuning = job->tuning;
