@@ -1965,9 +1965,6 @@ def _explain(
 ) -> dict[str, Any]:
     """What copy() or copy_async() would do."""
 
-def _copy_counts() -> dict[str, int]:
-    """Copies by route since the driver was opened, and pieces; quick ones by themselves."""
-
 def _cpu_count() -> int:
     """Threads that can run at once in this process."""
 

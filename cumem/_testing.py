@@ -152,6 +152,22 @@ def defer(value: object) -> None:
     _call("cm_deferred_add", None, (c_void_p, deferred))
 
 
+def copy_counts() -> dict[str, int]:
+    """Copies by route since the engine began; quick ones by themselves, and pieces."""
+    _core._read_backend()  # opens it
+    engine = _call("cm_state_engine", c_void_p, _at("state"), (c_int, -1))
+    at = _core._addresses()
+    names = [
+        c_char_p.from_address(at["cm_routes"] + i * at["route_size"]).value or b""
+        for i in range(at["route_count"])
+    ]
+    names += [b"quick", b"bounced", b"pieces"]
+    numbers = (c_uint64 * len(names))()
+    out = (c_void_p, ctypes.addressof(numbers))
+    _call("cm_engine_read_counts", None, (c_void_p, engine), out)
+    return {name.decode(): n for name, n in zip(names, numbers, strict=True)}
+
+
 def deny_peers(denied: bool) -> None:
     """Copy as if no device reached another, or not."""
     engine = _call("cm_state_engine", c_void_p, _at("state"), (c_int, -1))

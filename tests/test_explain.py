@@ -10,6 +10,7 @@ import os
 import numpy as np
 import pytest
 from support import session
+from support.session import testing
 
 import cumem
 from cumem import _core
@@ -86,7 +87,7 @@ def check(dst, src, *, blocking, stream=None):
     cumem.Device(0).synchronize()
     told = _core._explain(dst, src, stream, blocking)
     said = cumem.explain(dst, src, stream=stream, blocking=blocking)
-    before = _core._copy_counts()
+    before = testing.copy_counts()
     if blocking:
         cumem.copy(dst, src, stream=stream)
     else:
@@ -94,7 +95,7 @@ def check(dst, src, *, blocking, stream=None):
         transfer.wait()
         assert transfer.route == said.route
         assert transfer.nbytes == said.nbytes
-    assert _core._copy_counts() == expected_counts(told, before)
+    assert testing.copy_counts() == expected_counts(told, before)
     assert said.route == told["route"]
     assert said.route in ROUTES
     assert said.why
@@ -267,12 +268,12 @@ def test_explain_copies_nothing_and_allocates_nothing():
     cumem.copy(dst, device)
     cumem.Device(0).synchronize()
     pools = _core._pools()
-    counts = _core._copy_counts()
+    counts = testing.copy_counts()
     for ends in ((device, src), (dst, device), (dst, src), (device[::2], src[::2])):
         for blocking in (True, False):
             cumem.explain(*ends, blocking=blocking)
     assert _core._pools() == pools
-    assert _core._copy_counts() == counts
+    assert testing.copy_counts() == counts
     assert not dst.any()
 
 
@@ -297,9 +298,9 @@ def test_short_copies_are_quick_again_once_a_transfer_is_done(emulated):
     src = np.zeros(1 << 16, np.uint8)
     dst = cumem.empty_device(src.shape, src.dtype)
     cumem.copy_async(dst, src).wait()
-    before = _core._copy_counts()["quick"]
+    before = testing.copy_counts()["quick"]
     cumem.copy(dst, src)
-    assert _core._copy_counts()["quick"] == before + 1
+    assert testing.copy_counts()["quick"] == before + 1
 
 
 def test_new_pages_are_made_by_several_threads_whoever_is_faster_else(emulated):

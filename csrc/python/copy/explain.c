@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* _explain() and _copy_counts(): what copy() would do, and what copies have done. */
+/* _explain(): what copy() would do. */
 #include "transfer/run/explain.h"
 
 #include "docstrings.h"
@@ -82,32 +82,7 @@ explain(PyObject *module, PyObject *args)
     return cm_call_leave(&frame, result);
 }
 
-static PyObject *
-copy_counts(PyObject *module, PyObject *Py_UNUSED(unused))
-{
-    cm_engine *engine = cm_state_engine(cm_state_of_module(module), -1);
-    cm_copy_counts counts;
-    if (engine == NULL) {
-        return NULL;
-    }
-    cm_engine_read_counts(engine, &counts);
-    PyObject *result =
-        Py_BuildValue("{s:K,s:K,s:K}", "quick", (unsigned long long)counts.quick,
-                      "bounced", (unsigned long long)counts.bounced, "pieces",
-                      (unsigned long long)counts.pieces);
-    for (int route = 0; result != NULL && route < CM_ROUTE_COUNT; route++) {
-        PyObject *count = PyLong_FromUnsignedLongLong(counts.routes[route]);
-        if (count == NULL
-            || PyDict_SetItemString(result, cm_routes[route].text, count) < 0) {
-            Py_CLEAR(result);
-        }
-        Py_XDECREF(count);
-    }
-    return result;
-}
-
 PyMethodDef cm_explain_methods[] = {
     {"_explain", explain, METH_VARARGS, CM_DOC__explain},
-    {"_copy_counts", copy_counts, METH_NOARGS, CM_DOC__copy_counts},
     {NULL, NULL, 0, NULL},
 };

@@ -12,6 +12,7 @@
 #include "python/protocols/protocols.h"
 #include "runtime/emulated/emulated.h"
 #include "runtime/faults.h"
+#include "transfer/run/explain.h"
 
 static PyObject *
 configure(PyObject *module, PyObject *settings)
@@ -69,6 +70,7 @@ addresses(PyObject *module, PyObject *Py_UNUSED(unused))
         NAMED(cm_engine_count_pending),
         NAMED(cm_engine_deny_peers),
         NAMED(cm_engine_poll),
+        NAMED(cm_engine_read_counts),
         NAMED(cm_faults_count),
         NAMED(cm_faults_count_held),
         NAMED(cm_faults_delay),
@@ -82,6 +84,7 @@ addresses(PyObject *module, PyObject *Py_UNUSED(unused))
         NAMED(cm_pool_check),
         NAMED(cm_py_raise),
         NAMED(cm_registry_count),
+        NAMED(cm_routes),
         NAMED(cm_runtime_host_alias),
         NAMED(cm_state_drop_deferred),
         NAMED(cm_state_engine),
@@ -97,6 +100,8 @@ addresses(PyObject *module, PyObject *Py_UNUSED(unused))
         {"storage_of_buffer", offsetof(cm_buffer, storage)},
         {"counts_of_file_faults", offsetof(cm_file_faults, count)},
         {"op_count", CM_OP_COUNT},
+        {"route_count", CM_ROUTE_COUNT},
+        {"route_size", sizeof(cm_route_row)}, /* begins with its name */
     };
 #undef NAMED
     PyObject *dict = PyDict_New();
