@@ -1986,16 +1986,16 @@ def _host_memory() -> tuple[int | None, int | None, int | None, int | None]:
 
 def _transfer_file(
     open: Callable[[], int],
-    filename: object,
     ends: tuple[tuple[int, object], ...],
     writes: bool,
     stream: object,
     direct: int,
     progress: _Progress,
     /,
-) -> int:
+) -> int | tuple[int, int, int]:
     """Read or write pairs of an offset and memory, which cumem/files.py has read and
-    checked; the file is opened when nothing else is wrong.
+    checked; the file is opened when nothing else is wrong. The number of bytes, or what
+    the system said (an errno; 0: the file ends), where in the file and at which end.
     """
 
 def _register(

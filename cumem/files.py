@@ -328,12 +328,16 @@ def _move(
     try:
         for index, pair in enumerate(_iterable(ranges)):
             ends.append(_read_end(pair, argument or index, writes, stream))
-        fd, name = opened.descriptor, opened.name
-        return _core._transfer_file(
-            fd, name, tuple(ends), writes, stream, direct, progress
+        answer = _core._transfer_file(
+            opened.descriptor, tuple(ends), writes, stream, direct, progress
         )
+        if isinstance(answer, int):
+            return answer
+        number, offset, index = answer
+        begin, memory = ends[index]
+        raise _failure(number, opened.name, offset, begin, memory.nbytes, writes)
     finally:  # a traceback keeps this frame, not the memory
-        pair = None
+        pair = memory = None
         ends.clear()
 
 
@@ -401,10 +405,10 @@ def _memory(given: object, where: str | int, writes: bool, stream: object) -> An
     return memory
 
 
-def raise_failure(
+def _failure(
     number: int, filename: object, offset: int, begin: int, nbytes: int, writes: bool
-) -> None:
-    """Raise what the system said (`number`, an errno), or that the file ends (0).
+) -> Exception:
+    """What the system said (`number`, an errno), or that the file ends (0).
 
     The range is `nbytes` from `begin` on; it got as far as `offset`. The exception has
     both as attributes, `filename` and `offset`.
@@ -421,7 +425,8 @@ def raise_failure(
         error = OSError(number, os.strerror(number), filename)
         error.add_note(f"while {'writing' if writes else 'reading'} at offset {offset}")
     error.offset = offset
-    raise error
+    made: Exception = error
+    return made
 
 
 def _items_left(opened: _Opened, size: int | None, begin: int, itemsize: int) -> int:

@@ -7,17 +7,15 @@
 #include "python/copy/copy_functions.h"
 #include "python/core/arguments.h"
 #include "python/core/errors.h"
-#include "python/core/package.h"
 #include "python/core/progress.h"
 #include "transfer/file/file.h"
 
 typedef struct file_call {
     cm_call call;
-    PyObject *open;     /* borrowed: called for the descriptor when all ends are good */
-    PyObject *filename; /* borrowed */
-    cm_stream *given;   /* borrowed; NULL: the current streams */
-    uint64_t number;    /* as of copy_many() */
-    uint64_t nbytes;    /* of all ends */
+    PyObject *open;   /* borrowed: called for the descriptor when all ends are good */
+    cm_stream *given; /* borrowed; NULL: the current streams */
+    uint64_t number;  /* as of copy_many() */
+    uint64_t nbytes;  /* of all ends */
     Py_ssize_t count;
     Py_ssize_t end_count;  /* ends that are initialised */
     cm_operand *ends;      /* owned, as are the next */
@@ -183,18 +181,6 @@ devices_of(const file_call *call)
 }
 
 static PyObject *
-raise_failure(const file_call *call, const cm_file_failure *failure)
-{
-    const cm_file_range *range = &call->ranges[failure->range_index];
-    PyObject *arguments = Py_BuildValue(
-        "(iOKKKO)", failure->at_end ? 0 : failure->error, call->filename,
-        (unsigned long long)failure->offset, (unsigned long long)range->offset,
-        (unsigned long long)range->nbytes, call->request.writes ? Py_True : Py_False);
-    Py_XDECREF(cm_package_call("files", "raise_failure", arguments));
-    return NULL;
-}
-
-static PyObject *
 run_call(file_call *call)
 {
     cm_state *state = call->call.state;
@@ -213,7 +199,9 @@ run_call(file_call *call)
         return NULL; /* Ctrl-C, or the progress callback's */
     }
     if (failure.at_end || failure.error != 0) {
-        return raise_failure(call, &failure);
+        return Py_BuildValue("(iKK)", failure.at_end ? 0 : failure.error,
+                             (unsigned long long)failure.offset,
+                             (unsigned long long)failure.range_index);
     }
     if (!cm_is_ok(status)) {
         return cm_py_raise(state, status,
@@ -229,10 +217,10 @@ run_call(file_call *call)
 static PyObject *
 transfer_file(PyObject *module, PyObject *args)
 {
-    PyObject *open, *filename, *ends, *stream, *told;
+    PyObject *open, *ends, *stream, *told;
     int writes, direct;
-    if (!PyArg_ParseTuple(args, "OOO!pOiO", &open, &filename, &PyTuple_Type, &ends,
-                          &writes, &stream, &direct, &told)) {
+    if (!PyArg_ParseTuple(args, "OO!pOiO", &open, &PyTuple_Type, &ends, &writes,
+                          &stream, &direct, &told)) {
         return NULL;
     }
     file_call *call = PyMem_Calloc(1, sizeof(*call));
@@ -248,7 +236,6 @@ transfer_file(PyObject *module, PyObject *args)
         call->call =
             (cm_call){.state = state, .blocking = true, .progress = &frame.progress};
         call->open = open;
-        call->filename = filename;
         call->given = frame.stream;
         call->count = PyTuple_Size(ends);
         call->request.writes = writes;
