@@ -182,17 +182,6 @@ device_describe(int device, cm_device_info *out)
 }
 
 static int32_t
-memory_info(uint64_t *free_nbytes, uint64_t *total_nbytes)
-{
-    size_t free_now;
-    size_t total;
-    CM_TRY_CODE(cudaMemGetInfo(&free_now, &total));
-    *free_nbytes = free_now;
-    *total_nbytes = total;
-    return CM_OK;
-}
-
-static int32_t
 context_record_event(cm_runtime *rt, uint64_t event)
 {
     CUcontext context = NULL;
@@ -366,15 +355,6 @@ capture_mode_exchange(int *mode)
     return CM_OK;
 }
 
-static int32_t
-event_elapsed(uint64_t start, uint64_t end, float *milliseconds)
-{
-    float elapsed;
-    CM_TRY_CODE(cudaEventElapsedTime(&elapsed, pointer(start), pointer(end)));
-    *milliseconds = elapsed;
-    return CM_OK;
-}
-
 /* ---- the table --------------------------------------------------------------------- */
 
 /* What each operation does, in the words of its row in ops.h: a call, or a function
@@ -393,7 +373,7 @@ event_elapsed(uint64_t start, uint64_t end, float *milliseconds)
     DRIVER(cuDeviceGetAttribute, out, (CUdevice_attribute)attribute, device)
 #define DO_device_synchronize cudaDeviceSynchronize()
 #define DO_device_reset cudaDeviceReset()
-#define DO_memory_info memory_info(free_nbytes, total_nbytes)
+#define DO_memory_info cudaMemGetInfo(free_nbytes, total_nbytes)
 #define DO_peer_can_access cudaDeviceCanAccessPeer(out, device, peer)
 #define DO_peer_enable cudaDeviceEnablePeerAccess(peer, 0)
 #define DO_host_alloc FIND(void *, cudaHostAlloc(&found, nbytes, flags))
@@ -465,7 +445,8 @@ event_elapsed(uint64_t start, uint64_t end, float *milliseconds)
 #define DO_event_record cudaEventRecord(pointer(event), pointer(stream))
 #define DO_event_query answer_query(cudaEventQuery(pointer(event)), done)
 #define DO_event_synchronize cudaEventSynchronize(pointer(event))
-#define DO_event_elapsed event_elapsed(start, end, milliseconds)
+#define DO_event_elapsed                                                               \
+    cudaEventElapsedTime(milliseconds, pointer(start), pointer(end))
 
 /* CUDA keeps the last error of each thread until somebody asks; a failure that we
  * report must not turn up again in somebody else's next cudaGetLastError(). */
@@ -540,19 +521,15 @@ cm_cuda_open(cm_runtime **out)
     rt->reason = "";
     rt->close = close_runtime;
     cm_status status = identify(rt);
-    if (!cm_is_ok(status)) {
-        goto fail;
+    if (cm_is_ok(status)) {
+        find_functions(cuda);
+        status = cm_alive_page_create(&rt->alive);
     }
-    find_functions(cuda);
-    status = cm_alive_page_create(&rt->alive);
     if (!cm_is_ok(status)) {
-        goto fail;
+        close_runtime(rt);
+        return status;
     }
     *out = rt;
-    return cm_ok();
-
-fail:
-    close_runtime(rt);
     return status;
 }
 
