@@ -6,6 +6,8 @@
 #include <unistd.h>
 
 #include "open_emulated.h"
+#include "runtime/emulated/private.h"
+#include "wait.h"
 
 enum { MIB = 1 << 20 };
 
@@ -365,10 +367,58 @@ test_no_devices_answers_no_device(void)
     close_emulated(rt);
 }
 
+/* Work that executes while somebody frees its memory. */
+typedef struct executing {
+    cm_emulated_job job; /* first */
+    cm_runtime *rt;
+    cm_address address;
+    cm_thread thread;
+    cm_status freed;
+} executing;
+
+static void *
+free_it(void *arg)
+{
+    executing *what = arg;
+    what->freed = cm_rt_device_free(what->rt, what->address);
+    return NULL;
+}
+
+static void
+write_while_it_is_freed(cm_emulated_job *job, unsigned char *dst,
+                        const unsigned char *src CM_UNUSED)
+{
+    executing *what = (executing *)job;
+    CHECK_OK(cm_thread_start(&what->thread, free_it, what));
+    while (cm_runtime_host_alias(what->rt, what->address, 1) != NULL) {
+        let_others_run();
+    }
+    dst[0] = 1; /* is still there */
+}
+
+static void
+test_free_waits_for_executing_work(void)
+{
+    cm_runtime *rt = open_emulated(13000, 1, MIB);
+    cm_emulated *emulated = cm_emulated_of(rt->inner);
+    executing what = {.rt = rt, .freed = {.code = -99}};
+    CHECK_OK(cm_rt_device_alloc(rt, 100, &what.address));
+    const cm_emulated_end dst = {.address = what.address, .nbytes = 100}, none = {0};
+    cm_mutex_lock(&emulated->lock);
+    int32_t code =
+        cm_emulated_touch(emulated, &what.job, &dst, &none, write_while_it_is_freed);
+    cm_mutex_unlock(&emulated->lock);
+    cm_thread_join(what.thread);
+    CHECK_EQ(code, 0);
+    CHECK_OK(what.freed);
+    close_emulated(rt);
+}
+
 /* clang-format off */
 MAIN(RUN(test_device_memory_crashes_the_host)
      RUN(test_device_memory_fresh_is_not_zero)
      RUN(test_device_memory_ends_at_its_size)
+     RUN(test_free_waits_for_executing_work)
      RUN(test_host_memory_has_a_limit_too)
      RUN(test_free_of_wrong_addresses_is_refused)
      RUN(test_allocation_arguments_are_checked)
