@@ -219,16 +219,20 @@ cm_stream_record(const cm_stream *stream, uint64_t event)
     return CM_ON_DEVICE(stream->rt, stream->device, record(stream, event));
 }
 
+/* Record the stream's work in an event that `consumer` then waits for, or NULL: that is
+ * asked whether it is done. The stream's device is current. */
 static cm_status
-query_by_event(const cm_stream *stream, bool *done)
+use_event(const cm_stream *stream, cm_stream *consumer, bool *done)
 {
     cm_runtime *rt = stream->rt;
     uint64_t event;
     CM_TRY(cm_rt_event_create(rt, CM_EVENT_DISABLE_TIMING, &event));
     cm_status status = record(stream, event);
     if (cm_is_ok(status)) {
-        status = cm_rt_event_query(rt, event, done);
+        status = consumer != NULL ? cm_stream_wait_event(consumer, event)
+                                  : cm_rt_event_query(rt, event, done);
     }
+    /* It goes once it is done. */
     return cm_first_failure(status, cm_rt_event_destroy(rt, event));
 }
 
@@ -238,30 +242,16 @@ cm_stream_query(const cm_stream *stream, bool *done)
     return CM_ON_DEVICE(stream->rt, stream->device,
                         cm_stream_is_here(stream)
                             ? cm_rt_stream_query(stream->rt, stream->handle, done)
-                            : query_by_event(stream, done));
+                            : use_event(stream, NULL, done));
 }
 
 cm_status
 cm_stream_follow(cm_stream *consumer, const cm_stream *producer)
 {
-    cm_runtime *rt = consumer->rt;
-    if (cm_stream_same(consumer, producer)) {
-        return cm_ok();
-    }
-    uint64_t event;
-    cm_device_guard guard;
-    CM_TRY(cm_device_enter(rt, producer->device, &guard));
-    cm_status status = cm_rt_event_create(rt, CM_EVENT_DISABLE_TIMING, &event);
-    if (cm_is_ok(status)) {
-        status = record(producer, event);
-        if (cm_is_ok(status)) {
-            status = cm_stream_wait_event(consumer, event);
-        }
-        /* It goes once it is done. */
-        status = cm_first_failure(status, cm_rt_event_destroy(rt, event));
-    }
-    cm_device_leave(rt, &guard);
-    return status;
+    return cm_stream_same(consumer, producer)
+               ? cm_ok()
+               : CM_ON_DEVICE(producer->rt, producer->device,
+                              use_event(producer, consumer, NULL));
 }
 
 cm_stream *

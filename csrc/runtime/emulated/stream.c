@@ -556,21 +556,6 @@ cm_emulated_streams_fini(cm_emulated *emulated)
     cm_emulated_table_fini(&streams->events);
 }
 
-/* Handles come back, as on a real device: one that is kept past its stream names
- * another.
- */
-static uint64_t
-take_handle(cm_emulated_streams *streams)
-{
-    uint64_t handle = streams->reused_handle;
-    streams->reused_handle = 0;
-    if (handle == 0) {
-        handle = streams->next_handle;
-        streams->next_handle += HANDLE_STEP;
-    }
-    return handle;
-}
-
 void
 cm_emulated_streams_reset(cm_emulated *emulated, int device)
 {
@@ -614,7 +599,13 @@ cm_emulated_op_stream_create(cm_runtime *rt, unsigned flags, int priority,
         queue_open(emulated, CM_QUEUE_USER, cm_emulated_self(rt)->device, &queue));
     queue->flags = flags;
     queue->priority = clamp_priority(priority);
-    queue->handle = take_handle(streams);
+    /* Handles come back, as on a real device: one that is kept past its stream names
+     * another. */
+    queue->handle = streams->reused_handle;
+    streams->reused_handle = 0;
+    if (queue->handle == 0) {
+        queue->handle = streams->next_handle += HANDLE_STEP;
+    }
     if (!cm_emulated_table_add(&streams->by_handle, queue->handle, queue)) {
         queue->kind = CM_QUEUE_FENCE; /* has no handle to take back */
         queue_close(queue);
