@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import time
 from ctypes import c_bool, c_char_p, c_int, c_int32, c_uint32, c_uint64, c_void_p
 from typing import Any
 
@@ -40,16 +41,22 @@ class _OpFact(ctypes.Structure):
     )
 
 
-class _FilePlan(ctypes.Structure):
+class _FileFaults(ctypes.Structure):
     __slots__ = ()  # no other names
     _fields_ = (
         ("nth", c_uint64),
-        ("error", c_int),
-        ("repeat", c_bool),
         ("most", c_uint64),
         ("held", c_uint64),
+        ("count", c_uint64),
+        ("direct_count", c_uint64),
+        ("advised_count", c_uint64),
+        ("open_count", c_int),
+        ("error", c_int),
+        ("is_on", c_bool),
+        ("repeat", c_bool),
         ("is_cold", c_bool),
         ("no_direct", c_bool),
+        ("is_shut", c_bool),
     )
 
 
@@ -322,8 +329,8 @@ def max_delay_us() -> int:
 # -- calls on files: the nth fails, counted, held -----------------------------------
 
 
-def _file_faults() -> tuple[Any, int]:
-    return c_void_p, _call("get_file_faults", c_void_p, _at("state"))
+def _file_faults() -> _FileFaults:
+    return _FileFaults.from_address(_core._addresses()["file_faults"])
 
 
 def file_plan(**plan: Any) -> None:
@@ -332,25 +339,30 @@ def file_plan(**plan: Any) -> None:
     `error` 0: it moves nothing. Each moves at most `most` bytes; from number `held` on
     they wait.
     """
-    made = _FilePlan(**plan)
-    out = (c_void_p, ctypes.addressof(made))
-    _call("cm_file_faults_set", None, _file_faults(), out)
+    faults = _file_faults()
+    made = _FileFaults(is_on=True, is_shut=True, open_count=faults.open_count, **plan)
+    ctypes.memmove(
+        ctypes.addressof(faults), ctypes.addressof(made), ctypes.sizeof(made)
+    )
 
 
 def file_counts() -> tuple[int, int, int, int]:
     """Reads and writes since the plan; those past the page cache; announcements; and
     descriptors past the page cache that are open now."""
-    place = _file_faults()[1] + _core._addresses()["counts_of_file_faults"]
-    count, direct, advised = (c_uint64 * 3).from_address(place)
-    opened_now = c_int.from_address(place + 3 * ctypes.sizeof(c_uint64))
-    return count, direct, advised, opened_now.value
+    faults = _file_faults()
+    return (
+        *(faults.count, faults.direct_count),
+        *(faults.advised_count, faults.open_count),
+    )
 
 
 def file_await() -> None:
     """Wait until the held call waits."""
-    _call("cm_file_faults_await", None, _file_faults(), without_gil=True)
+    faults = _file_faults()
+    while faults.count < faults.held:
+        time.sleep(0.001)
 
 
 def file_open() -> None:
     """Let it go on."""
-    _call("cm_file_faults_open", None, _file_faults())
+    _file_faults().is_shut = False

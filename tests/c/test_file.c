@@ -8,7 +8,7 @@
 
 #include "engine_world.h"
 #include "transfer/engine/private.h"
-#include "transfer/file/faults.h"
+#include "transfer/file/file.h"
 
 enum {
     NBYTES = (5 << 20) + 123, /* a few chunks, of parts that are not whole */
@@ -38,7 +38,7 @@ open_setup(setup *s, uint64_t pinned_limit)
                              .numa_node = -1,
                              .budget = pinned_limit == 0 ? NULL : &s->budget};
     open_world_with(&s->w, &config);
-    cm_file_faults_init(&s->faults);
+    s->faults = (cm_file_faults){.is_on = true};
     s->content = malloc(NBYTES);
     for (uint64_t i = 0; i < NBYTES; i++) {
         s->content[i] = (unsigned char)((i * 11 + (i >> 9)) % 253);
@@ -60,7 +60,6 @@ close_setup(setup *s)
     give_memory(&s->w, &s->pinned);
     free(s->content);
     (void)close(s->fd);
-    cm_file_faults_fini(&s->faults);
     close_world(&s->w);
 }
 
@@ -94,7 +93,7 @@ request_for(setup *s, const plan *p, atomic_int *drops)
                                       .after_count = WORLD_DEVICES,
                                       .keep = {{drops, count_drop}},
                                       .keep_count = drops != NULL},
-                             .hook = &s->faults.hook};
+                             .faults = &s->faults};
 }
 
 static CHECK_NO_TSAN void
@@ -254,28 +253,25 @@ test_file_every_call_on_the_file_may_fail(void)
     make_plan(&s, &p);
     for (int i = 0; i < SCENARIOS; i++) {
         const scenario *what = &scenarios[i];
-        cm_file_plan none = {.nth = 0};
         CHECK_OK(run_scenario(&s, &p, &scenarios[0], &failure));
-        cm_file_faults_set(&s.faults, &none);
+        s.faults = (cm_file_faults){.is_on = true};
         CHECK_OK(run_scenario(&s, &p, what, &failure));
         uint64_t calls = s.faults.count;
         for (uint64_t nth = 1; nth <= calls; nth++) {
-            cm_file_plan one = {.nth = nth, .error = EIO, .repeat = true};
-            cm_file_faults_set(&s.faults, &one);
+            s.faults = (cm_file_faults){
+                .is_on = true, .nth = nth, .error = EIO, .repeat = true};
             CHECK_CODE(run_scenario(&s, &p, what, &failure), CM_ESYSTEM);
             CHECK_EQ(failure.error, EIO);
             CHECK(!failure.at_end);
             const cm_file_range *range = &p.ranges[failure.range_index];
             CHECK(failure.offset >= range->offset);
             CHECK(failure.offset < range->offset + range->nbytes);
-            cm_file_plan again = {.nth = nth, .error = EINTR};
-            cm_file_faults_set(&s.faults, &again);
+            s.faults = (cm_file_faults){.is_on = true, .nth = nth, .error = EINTR};
             CHECK_OK(run_scenario(&s, &p, what, &failure));
         }
-        cm_file_plan brief = {.most = 100000};
-        cm_file_faults_set(&s.faults, &brief);
+        s.faults = (cm_file_faults){.is_on = true, .most = 100000};
         CHECK_OK(run_scenario(&s, &p, what, &failure));
-        cm_file_faults_set(&s.faults, &none);
+        s.faults = (cm_file_faults){.is_on = true};
         clear_memory(&s);
         CHECK_OK(run_scenario(&s, &p, &scenarios[0], &failure));
         check_memory(&s, &p);
@@ -294,8 +290,7 @@ test_file_every_runtime_call_may_fail(void)
             cm_file_failure failure;
             open_setup(&s, 0);
             make_plan(&s, &p);
-            cm_file_plan none = {.nth = 0};
-            cm_file_faults_set(&s.faults, &none);
+            s.faults = (cm_file_faults){.is_on = true};
             cm_faults_plan(s.w.rt, CM_OP_none, nth, 998, false);
             cm_status status = run_scenario(&s, &p, &scenarios[i], &failure);
             calls = nth == 0 ? cm_faults_count(s.w.rt, CM_OP_none) : calls;
@@ -437,7 +432,7 @@ read_often(void *argument)
     for (int i = 0; i < 5; i++) {
         cm_file_failure failure;
         cm_file_request request = request_for(r->s, &r->p, NULL);
-        request.hook = NULL;
+        request.faults = NULL;
         request.fd = r->fails ? -1 : r->s->fd;
         cm_status status = cm_engine_transfer_file(r->s->w.engine, &request, &failure);
         r->wrong_count += status.code != (r->fails ? CM_ESYSTEM : CM_OK)

@@ -240,8 +240,7 @@ transfer_file(PyObject *module, PyObject *args)
         call->count = PyTuple_Size(ends);
         call->request.writes = writes;
         call->request.direct = (cm_file_direct)direct;
-        call->request.hook =
-            state->file_faults == NULL ? NULL : &state->file_faults->hook;
+        call->request.faults = &state->file_faults;
         result = init_call(call, ends) < 0 ? NULL : run_call(call);
         cm_state_drop_own(state);
         fini_call(call);

@@ -16,7 +16,7 @@
 #include "pool/registry.h"
 #include "python/core/override.h"
 #include "transfer/engine/engine.h"
-#include "transfer/file/faults.h"
+#include "transfer/file/file.h"
 #include "transfer/plan/tuning.h"
 
 enum {
@@ -119,8 +119,8 @@ typedef struct cm_state {
                               */
     cm_stream *default_streams[CM_MAX_DEVICES]; /* of legacy_streams; held as long */
     cm_inline_list free_inline[CM_KIND_COUNT];
-    cm_file_faults *file_faults; /* owned; NULL: none were asked for */
-    bool warned;                 /* EmulationWarning was given, or is being given */
+    cm_file_faults file_faults; /* cumem/_testing.py's */
+    bool warned;                /* EmulationWarning was given, or is being given */
     bool exiting;          /* the atexit handler ran: the engine is gone for good */
     bool opening;          /* a thread opens the runtime without the GIL; open_lock */
     pid_t opening_process; /* where that is; a forked child has no such thread */

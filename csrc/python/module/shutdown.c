@@ -453,10 +453,6 @@ cm_state_fini(cm_state *state)
             cm_stream_release(state->default_streams[device]);
         }
     }
-    if (state->file_faults != NULL && state->engine == NULL) { /* else it may be read */
-        cm_file_faults_fini(state->file_faults);
-        free(state->file_faults);
-    }
     cm_cond_fini(&state->opened);
     cm_mutex_fini(&state->open_lock);
     cm_mutex_fini(&state->deferred_lock);

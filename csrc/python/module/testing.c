@@ -2,7 +2,6 @@
 /* What cumem/_testing.py, the hooks of the test-suite, is made of: it calls functions
  * of the core by their addresses. Not part of the public interface. */
 #include <stddef.h>
-#include <stdlib.h>
 
 #include "docstrings.h"
 #include "python/buffer/buffer_object.h"
@@ -28,22 +27,6 @@ configure(PyObject *module, PyObject *settings)
         return NULL;
     }
     Py_RETURN_NONE;
-}
-
-/* Made at the first use; NULL with MemoryError. */
-static cm_file_faults *
-get_file_faults(cm_state *state)
-{
-    if (state->file_faults == NULL) {
-        cm_file_faults *faults = malloc(sizeof(*faults));
-        if (faults == NULL) {
-            PyErr_NoMemory();
-            return NULL;
-        }
-        cm_file_faults_init(faults);
-        state->file_faults = faults;
-    }
-    return state->file_faults;
 }
 
 /* -- addresses ---------------------------------------------------------------------- */
@@ -76,9 +59,6 @@ addresses(PyObject *module, PyObject *Py_UNUSED(unused))
         NAMED(cm_faults_delay),
         NAMED(cm_faults_plan),
         NAMED(cm_faults_struck),
-        NAMED(cm_file_faults_await),
-        NAMED(cm_file_faults_open),
-        NAMED(cm_file_faults_set),
         NAMED(cm_is_faults),
         NAMED(cm_op_facts),
         NAMED(cm_pool_check),
@@ -89,7 +69,6 @@ addresses(PyObject *module, PyObject *Py_UNUSED(unused))
         NAMED(cm_state_drop_deferred),
         NAMED(cm_state_engine),
         NAMED(cm_storage_order_handle),
-        NAMED(get_file_faults),
         NAMED(state),
         {"runtime", (uintptr_t)state->runtime},
         {"registry", (uintptr_t)state->registry},
@@ -98,7 +77,7 @@ addresses(PyObject *module, PyObject *Py_UNUSED(unused))
         {"call_pending", (uintptr_t)&state->call_pending},
         {"tunes_as_real", (uintptr_t)&state->tuning.as_real},
         {"storage_of_buffer", offsetof(cm_buffer, storage)},
-        {"counts_of_file_faults", offsetof(cm_file_faults, count)},
+        {"file_faults", (uintptr_t)&state->file_faults},
         {"op_count", CM_OP_COUNT},
         {"route_count", CM_ROUTE_COUNT},
         {"route_size", sizeof(cm_route_row)}, /* begins with its name */

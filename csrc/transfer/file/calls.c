@@ -12,20 +12,46 @@
 
 #include "base/checked_math.h"
 #include "transfer/file/job.h"
+#include "transfer/host/backoff.h"
 #include "transfer/host/host_copy.h"
 
 #if !defined(SYS_cachestat)
 #    define SYS_cachestat 451 /* on every architecture; Linux 6.5 */
 #endif
 
-enum { PAGE_NBYTES = 4096 };
+enum { PAGE_NBYTES = 4096, HELD_PAUSE_NS = 1000 * 1000 };
 
-static bool
-enter(const cm_file_job *file, cm_file_call call, uint64_t *nbytes)
+/* -- faults ------------------------------------------------------------------------- */
+
+static cm_file_faults *
+faults_of(const cm_file_job *file)
 {
-    const cm_file_hook *hook = file->request->hook;
-    return hook == NULL || hook->enter(hook->context, call, nbytes);
+    cm_file_faults *faults = file->request->faults;
+    return faults != NULL && faults->is_on ? faults : NULL;
 }
+
+/* False: the read or write fails without being made; errno is set, or 0: it moves
+ * nothing. */
+static bool
+may_call(const cm_file_job *file, bool is_direct, uint64_t *nbytes)
+{
+    cm_file_faults *faults = faults_of(file);
+    if (faults == NULL) {
+        return true;
+    }
+    uint64_t number = atomic_fetch_add(&faults->count, 1) + 1;
+    atomic_fetch_add(&faults->direct_count, is_direct);
+    while (faults->held != 0 && number >= faults->held
+           && atomic_load(&faults->is_shut)) {
+        cm_pause_until(cm_now_ns() + HELD_PAUSE_NS);
+    }
+    *nbytes = faults->most == 0 ? *nbytes : cm_least(*nbytes, faults->most);
+    errno = faults->error;
+    return faults->nth == 0 || number < faults->nth
+           || (number > faults->nth && !faults->repeat);
+}
+
+/* -- what is asked of the system ---------------------------------------------------- */
 
 /* Files that the kernel makes up as they are read have the size 0. */
 uint64_t
@@ -43,15 +69,15 @@ int
 cm_file_open_direct(const cm_file_job *file)
 {
     char path[64];
-    uint64_t none = 0;
-    if (!enter(file, CM_FILE_OPEN_DIRECT, &none)) {
+    cm_file_faults *faults = faults_of(file);
+    if (faults != NULL && faults->no_direct) {
         return -1;
     }
     (void)snprintf(path, sizeof(path), "/proc/self/fd/%d", file->request->fd);
     int access = file->request->writes ? O_WRONLY : O_RDONLY;
     int fd = open(path, access | O_DIRECT | O_CLOEXEC);
-    if (fd >= 0) {
-        (void)enter(file, CM_FILE_OPENED_DIRECT, &none);
+    if (fd >= 0 && faults != NULL) {
+        atomic_fetch_add(&faults->open_count, 1);
     }
     return fd;
 }
@@ -59,10 +85,13 @@ cm_file_open_direct(const cm_file_job *file)
 void
 cm_file_close_direct(cm_file_job *file)
 {
-    uint64_t none = 0;
-    if (file->was_opened && file->direct_fd >= 0) {
-        (void)enter(file, CM_FILE_CLOSE_DIRECT, &none);
-        (void)close(file->direct_fd);
+    cm_file_faults *faults = faults_of(file);
+    if (!file->was_opened || file->direct_fd < 0) {
+        return;
+    }
+    (void)close(file->direct_fd);
+    if (faults != NULL) {
+        atomic_fetch_sub(&faults->open_count, 1);
     }
 }
 
@@ -92,7 +121,8 @@ cm_file_is_cached(const cm_file_job *file, uint64_t offset, uint64_t nbytes)
     int fd = file->request->fd;
     cache_range range = {offset, nbytes};
     cache_counts counts;
-    if (!enter(file, CM_FILE_ASK_CACHE, &nbytes)) {
+    const cm_file_faults *faults = faults_of(file);
+    if (faults != NULL && faults->is_cold) {
         return false;
     }
     if (syscall(SYS_cachestat, fd, &range, &counts, 0) == 0) {
@@ -125,8 +155,7 @@ call(const cm_file_job *file, bool is_direct, char *memory, uint64_t nbytes,
 {
     bool writes = file->request->writes;
     int fd = is_direct ? file->direct_fd : file->request->fd;
-    int kind = (is_direct ? CM_FILE_READ_DIRECT : CM_FILE_READ) + writes;
-    if (!enter(file, (cm_file_call)kind, &nbytes)) {
+    if (!may_call(file, is_direct, &nbytes)) {
         return errno == 0 ? 0 : -1;
     }
     return writes ? pwrite(fd, memory, (size_t)nbytes, (off_t)offset)
@@ -297,7 +326,8 @@ move_part(const void *context, const cm_layout *part, void *dst CM_UNUSED,
 static void
 advise(cm_file_chunk *chunk)
 {
-    cm_file_job *file = chunk->file;
+    const cm_file_job *file = chunk->file;
+    cm_file_faults *faults = faults_of(file);
     uint64_t longest = file->job->tuning.file_part_nbytes; /* the kernel takes no more
                                                             */
     if (!chunk->is_cold || chunk->is_direct) {
@@ -307,7 +337,9 @@ advise(cm_file_chunk *chunk)
         const cm_file_piece *piece = &chunk->pieces[i];
         for (uint64_t at = 0; at < piece->nbytes; at += longest) {
             uint64_t nbytes = cm_least(piece->nbytes - at, longest);
-            (void)enter(file, CM_FILE_ADVISE, &nbytes);
+            if (faults != NULL) {
+                atomic_fetch_add(&faults->advised_count, 1);
+            }
             (void)posix_fadvise(file->request->fd, (off_t)(piece->offset + at),
                                 (off_t)nbytes, POSIX_FADV_WILLNEED);
         }

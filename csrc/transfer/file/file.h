@@ -6,26 +6,27 @@
 #ifndef CM_TRANSFER_FILE_FILE_H
 #define CM_TRANSFER_FILE_FILE_H
 
+#include <stdatomic.h>
+
 #include "transfer/engine/engine.h"
 
-/* What is asked of the system; tests are told before, to fail it. */
-typedef enum cm_file_call {
-    CM_FILE_READ, /* as is the next: fewer bytes; errno set, or 0: it moved nothing */
-    CM_FILE_WRITE,
-    CM_FILE_READ_DIRECT, /* past the page cache, as are the next four */
-    CM_FILE_WRITE_DIRECT,
-    CM_FILE_OPEN_DIRECT, /* refused: no */
-    CM_FILE_OPENED_DIRECT,
-    CM_FILE_CLOSE_DIRECT,
-    CM_FILE_ASK_CACHE, /* refused: it is not there */
-    CM_FILE_ADVISE,    /* that it is read soon */
-} cm_file_call;
-
-/* Any thread. False: the call fails without being made. */
-typedef struct cm_file_hook {
-    bool (*enter)(void *context, cm_file_call call, uint64_t *nbytes);
-    void *context;
-} cm_file_hook;
+/* What tests make of calls on files, and what they count. Any thread; all but the
+ * counters and `is_shut` changes while no call is under way. */
+typedef struct cm_file_faults {
+    uint64_t nth;           /* read or write that fails, by `count`; 0: none */
+    uint64_t most;          /* bytes that one moves; 0: all */
+    uint64_t held;          /* from this on they wait while it is shut; 0: none */
+    _Atomic uint64_t count; /* reads and writes so far */
+    _Atomic uint64_t direct_count;  /* those past the page cache */
+    _Atomic uint64_t advised_count; /* announcements */
+    atomic_int open_count;          /* descriptors past the page cache that are open */
+    int error;                      /* of the nth: errno; 0: it moves nothing */
+    bool is_on;                     /* else all of it is ignored */
+    bool repeat;                    /* later ones than the nth fail too */
+    bool is_cold;                   /* nothing is in the page cache */
+    bool no_direct;                 /* there is no descriptor past it */
+    atomic_bool is_shut;
+} cm_file_faults;
 
 /* One run of the file and its place in memory. */
 typedef struct cm_file_range {
@@ -67,9 +68,9 @@ typedef struct cm_file_request {
     uint64_t range_count;
     /* For work of each device, borrowed; NULL: a stream of the engine's own. */
     cm_stream *streams[CM_MAX_DEVICES];
-    cm_copy_request copy;     /* what comes first, what is kept alive, who is asked; it
-                                 has no ends and no stream, and blocks */
-    const cm_file_hook *hook; /* NULL: none */
+    cm_copy_request copy;   /* what comes first, what is kept alive, who is asked; it
+                               has no ends and no stream, and blocks */
+    cm_file_faults *faults; /* borrowed; NULL: none */
 } cm_file_request;
 
 /* run/request.c: read all ranges, or write them, in any order. Blocks until all of it
