@@ -192,8 +192,7 @@ test_workers_closed_group_is_touched_no_more(void)
         free(src);                   /* a thread still at it would be seen */
         free(dst);
     }
-    CHECK(cm_list_is_empty(&workers.open));
-    CHECK_EQ(atomic_load(&workers.ready), 0);
+    CHECK_EQ(atomic_load(&workers.open), 0);
     free(task);
     cm_workers_fini(&workers);
 }
@@ -223,7 +222,7 @@ test_workers_early_task_is_taken_as_far_as_it_is_ready(void)
             size_t end = at + 3 * PART + 100;
             end = end < sizeof(src) ? end : sizeof(src);
             fill_bytes(src + at, end - at, at + (size_t)round);
-            cm_task_group_set_ready(&group, &task, end);
+            cm_copy_task_set_ready(&task, end);
             while (cm_task_group_help(&group)) {
             }
             CHECK(end == sizeof(src) || !cm_copy_task_is_done(&task));
@@ -233,8 +232,7 @@ test_workers_early_task_is_taken_as_far_as_it_is_ready(void)
     }
     cm_task_group_post(&group, &task, &layout, dst, src, CM_COPY_PLAIN);
     cm_task_group_close(&group); /* with nothing ready */
-    CHECK(cm_list_is_empty(&workers.open));
-    CHECK_EQ(atomic_load(&workers.ready), 0);
+    CHECK_EQ(atomic_load(&workers.open), 0);
     cm_workers_fini(&workers);
 }
 
@@ -283,7 +281,7 @@ static void
 test_workers_threads_rest_beyond_the_limit(void)
 {
     enum { ROUNDS = 30 / CHECK_EVERY(3) };
-    static const uint64_t counts[] = {4, 1, 2, 1, 3, 1, 4}; /* of threads */
+    static const uint32_t limits[] = {UINT32_MAX, 0, 1, 0, 2, 0, UINT32_MAX};
     cm_tuning tuning = tuned();
     cm_workers workers;
     cm_task_group group;
@@ -293,8 +291,8 @@ test_workers_threads_rest_beyond_the_limit(void)
     cm_layout layout = {.run_nbytes = 2 * MIB};
     fill_bytes(src, 2 * MIB, 7);
     cm_workers_init(&workers);
-    for (size_t i = 0; i < sizeof(counts) / sizeof(counts[0]); i++) {
-        tuning.thread_count = tuning.fresh_thread_count = counts[i];
+    for (size_t i = 0; i < sizeof(limits) / sizeof(limits[0]); i++) {
+        cm_workers_set_limit(&workers, limits[i]);
         for (int round = 0; round < ROUNDS; round++) {
             memset(dst, 0, 2 * MIB);
             cm_task_group_open(&group, &workers, &tuning);
@@ -304,7 +302,7 @@ test_workers_threads_rest_beyond_the_limit(void)
             while (cm_task_group_help(&group)) {
                 count++;
             }
-            CHECK(counts[i] > 1 || count == cm_cut_count(&task->cut));
+            CHECK(limits[i] > 0 || count == cm_cut_count(&task->cut));
             cm_task_group_wait(&group, task);
             cm_task_group_close(&group);
             CHECK_BYTES_EQ(dst, src, 2 * MIB);
@@ -393,7 +391,7 @@ test_workers_single_part_is_copied_where_others_rest(void)
             cm_task_group_rest(&group, NULL);
         }
         CHECK_BYTES_EQ(dst, src, nbytes);
-        tuning.thread_count = tuning.fresh_thread_count = 3;
+        cm_workers_set_limit(&workers, 2);
     }
     cm_task_group_close(&group);
     cm_workers_fini(&workers);
@@ -622,16 +620,15 @@ test_workers_short_copies_are_whole(void)
     for (int i = 0; i < OWNERS; i++) {
         cm_thread_join(threads[i]);
     }
-    CHECK(cm_list_is_empty(&workers.open));
-    CHECK_EQ(atomic_load(&workers.ready), 0);
+    CHECK_EQ(atomic_load(&workers.open), 0);
     cm_workers_fini(&workers);
 }
 
-/* Far more tasks than parts are taken at a time. */
+/* More tasks than threads can look for: what finds no place is left to who posts it. */
 static void
-test_workers_many_tasks_of_one_group_are_done(void)
+test_workers_tasks_without_a_place_are_done_too(void)
 {
-    enum { TASKS = 70, NBYTES = 64 << 10 };
+    enum { TASKS = CM_OPEN_TASKS_MAX + 6, NBYTES = 64 << 10 };
     cm_workers workers;
     cm_task_group group;
     cm_tuning tuning = tuned();
@@ -641,22 +638,20 @@ test_workers_many_tasks_of_one_group_are_done(void)
     cm_layout layout = {.run_nbytes = NBYTES};
     fill_bytes(src, NBYTES, 13);
     cm_workers_init(&workers);
+    cm_workers_set_limit(&workers, 0); /* none is done before all are posted */
     cm_task_group_open(&group, &workers, &tuning);
-    group.is_early = true; /* none is done before all are posted */
     for (size_t i = 0; i < TASKS; i++) {
         cm_task_group_post(&group, &tasks[i], &layout, dst + i * NBYTES, src,
                            CM_COPY_PLAIN);
+        CHECK_EQ(tasks[i].place, i < CM_OPEN_TASKS_MAX ? (int)i : -1);
     }
-    CHECK_EQ(cm_list_count(&workers.open), TASKS);
-    for (size_t i = TASKS; i-- > 0;) {
-        cm_task_group_set_ready(&group, &tasks[i], NBYTES);
-    }
+    cm_workers_set_limit(&workers, UINT32_MAX);
     for (size_t i = 0; i < TASKS; i++) {
         cm_task_group_wait(&group, &tasks[i]);
         CHECK_BYTES_EQ(dst + i * NBYTES, src, NBYTES);
     }
     cm_task_group_close(&group);
-    CHECK(cm_list_is_empty(&workers.open));
+    CHECK_EQ(atomic_load(&workers.open), 0);
     cm_workers_fini(&workers);
     free(tasks);
     free(src);
@@ -678,5 +673,5 @@ MAIN(RUN(test_wide_copy_is_memcpy_at_any_place_and_length)
      RUN(test_workers_gives_more_threads_to_a_group_that_asks)
      RUN(test_workers_keeps_the_limit_of_each_group)
      RUN(test_workers_short_copies_are_whole)
-     RUN(test_workers_many_tasks_of_one_group_are_done))
+     RUN(test_workers_tasks_without_a_place_are_done_too))
 /* clang-format on */

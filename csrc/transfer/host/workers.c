@@ -18,6 +18,8 @@ enum {
     PART_EDGE = 4096,
 };
 
+#define CLOSED UINT32_MAX /* for the next part of a task: none can be taken */
+
 /* Where threads do not get in each other's way: to make pages and to read files. */
 static bool
 is_for_all(const cm_copy_task *task)
@@ -27,87 +29,67 @@ is_for_all(const cm_copy_task *task)
 
 /* -- parts ------------------------------------------------------------------------------ */
 
-/* Lock held, after a task was opened or closed. */
+/* All parts are taken: nobody needs to look at it any more. */
 static void
-find_reach(cm_workers *workers)
+leave_place(cm_workers *workers, const cm_copy_task *task)
 {
-    uint32_t reach = 0;
-    for (cm_list *n = workers->open.next; n != &workers->open; n = n->next) {
-        uint32_t limit = CM_LIST_ENTRY(n, cm_copy_task, open_node)->limit;
-        reach = limit > reach ? limit : reach;
+    if (task->place >= 0) {
+        atomic_fetch_and(&workers->open, ~(UINT64_C(1) << task->place));
+        atomic_store(&workers->places[task->place].task, NULL);
     }
-    atomic_store(&workers->reach, reach);
 }
 
-/* Behind what its group has posted, but not before what others have for long. */
+/* Its parts can be taken once `next` says so. */
 static void
-open_task(cm_workers *workers, cm_task_group *group, cm_copy_task *task)
+enter_place(cm_workers *workers, cm_copy_task *task, uint64_t turn)
 {
-    cm_list *open = &workers->open;
-    cm_spin_lock_take(&workers->lock);
-    cm_list *n = open->next;
-    uint64_t turn = n == open ? 0 : CM_LIST_ENTRY(n, cm_copy_task, open_node)->turn;
-    group->turn = group->turn + 1 > turn ? group->turn + 1 : turn;
-    task->turn = group->turn;
-    while (n != open && CM_LIST_ENTRY(n, cm_copy_task, open_node)->turn <= task->turn) {
-        n = n->next;
-    }
-    cm_list_push_back(n, &task->open_node); /* before that one */
-    atomic_fetch_add(&workers->ready, task->ready_count);
-    find_reach(workers);
-    cm_spin_lock_give(&workers->lock);
-}
-
-/* What is not taken counts as done. */
-static void
-close_task(cm_workers *workers, cm_copy_task *task)
-{
-    cm_spin_lock_take(&workers->lock);
-    uint32_t left = task->part_count - task->next;
-    atomic_fetch_sub(&workers->ready, task->ready_count - task->next);
-    task->next = task->ready_count = task->part_count;
-    cm_list_remove(&task->open_node);
-    find_reach(workers);
-    cm_spin_lock_give(&workers->lock);
-    atomic_fetch_add(&task->done_count, left);
-}
-
-/* Of the task whose turn it is a part, for the thread of that number or (`group` not
- * NULL) the poster; NULL: there is none. */
-static cm_copy_task *
-take_part(cm_workers *workers, const cm_task_group *group, uint32_t number,
-          uint32_t *part)
-{
-    cm_copy_task *found = NULL;
-    if (atomic_load(&workers->ready) == 0) {
-        return NULL;
-    }
-    cm_spin_lock_take(&workers->lock);
-    for (cm_list *n = workers->open.next; n != &workers->open; n = n->next) {
-        cm_copy_task *task = CM_LIST_ENTRY(n, cm_copy_task, open_node);
-        bool fits = group == NULL ? number < task->limit : group == task->group;
-        if (!fits || task->next == task->ready_count) {
-            continue;
+    for (task->place = 0; task->place < CM_OPEN_TASKS_MAX; task->place++) {
+        cm_task_place *place = &workers->places[task->place];
+        cm_copy_task *nobody = NULL;
+        if (atomic_compare_exchange_strong(&place->task, &nobody, task)) {
+            atomic_store(&place->turn, turn);
+            atomic_store(&place->limit, task->limit);
+            atomic_fetch_or(&workers->open, UINT64_C(1) << task->place);
+            return;
         }
-        found = task;
-        *part = task->next++;
-        atomic_fetch_sub(&workers->ready, 1);
-        if (task->next == task->part_count) {
-            cm_list_remove(&task->open_node);
-            find_reach(workers);
-        }
-        break;
     }
-    cm_spin_lock_give(&workers->lock);
-    return found;
+    task->place = -1; /* none is free: the poster copies it */
 }
 
-/* A part that was taken. After the last one the task may be posted again, or gone. */
+static bool
+take_part(cm_workers *workers, cm_copy_task *task, uint32_t *part)
+{
+    uint64_t next = atomic_load(&task->next);
+    do {
+        /* read after `next`: where it is of a later posting, `next` is another by now
+         */
+        if ((uint32_t)next >= atomic_load(&task->ready_count)) {
+            return false;
+        }
+    } while (!atomic_compare_exchange_weak(&task->next, &next, next + 1));
+    *part = (uint32_t)next;
+    if (*part + 1 == atomic_load(&task->part_count)) {
+        leave_place(workers, task);
+    }
+    return true;
+}
+
+static void
+tell_waiters(cm_workers *workers)
+{
+    if (atomic_load(&workers->waiter_count) > 0) {
+        cm_mutex_lock(&workers->sleep);
+        cm_cond_signal_all(&workers->done);
+        cm_mutex_unlock(&workers->sleep);
+    }
+}
+
+/* A part that was taken. After the last one the task may be posted again. */
 static void
 copy_part(cm_workers *workers, cm_copy_task *task, uint32_t number)
 {
     bool wide = task->way == CM_COPY_WIDE || task->way == CM_COPY_WIDE_ALL;
-    uint32_t count = task->part_count;
+    uint32_t count = atomic_load(&task->part_count);
     cm_layout part;
     cm_cut_piece(&task->cut, number, &part);
     if (task->move != NULL) {
@@ -116,11 +98,8 @@ copy_part(cm_workers *workers, cm_copy_task *task, uint32_t number)
     else {
         cm_host_copy(&part, task->dst, task->src, wide);
     }
-    if (atomic_fetch_add(&task->done_count, 1) + 1 == count
-        && atomic_load(&workers->waiter_count) > 0) {
-        cm_mutex_lock(&workers->sleep);
-        cm_cond_signal_all(&workers->done);
-        cm_mutex_unlock(&workers->sleep);
+    if (atomic_fetch_add(&task->done_count, 1) + 1 == count) {
+        tell_waiters(workers);
     }
 }
 
@@ -136,7 +115,8 @@ mask_below(uint32_t end)
 static void
 wake_below(cm_workers *workers, uint32_t end, uint32_t count)
 {
-    uint32_t able = mask_below(end);
+    uint32_t most = atomic_load(&workers->limit);
+    uint32_t able = mask_below(end < most ? end : most);
     if ((atomic_load(&workers->asleep) & able) == 0) {
         return;
     }
@@ -165,10 +145,67 @@ call_threads(cm_workers *workers, uint32_t end, uint32_t count)
     wake_below(workers, end, count);
 }
 
+/* Threads below that number may take parts of some task. */
+static uint32_t
+find_reach(const cm_workers *workers)
+{
+    uint32_t reach = 0;
+    for (uint64_t left = atomic_load(&workers->open); left != 0; left &= left - 1) {
+        uint32_t limit = atomic_load(&workers->places[__builtin_ctzll(left)].limit);
+        reach = limit > reach ? limit : reach;
+    }
+    return reach;
+}
+
+/* Of what is open to the thread, the task whose turn it is; -1: there is none. */
+static int
+find_place(const cm_workers *workers, uint32_t number, uint64_t open)
+{
+    uint64_t first = UINT64_MAX;
+    int found = -1;
+    for (; open != 0; open &= open - 1) {
+        int i = __builtin_ctzll(open);
+        uint64_t turn = atomic_load(&workers->places[i].turn);
+        if (number < atomic_load(&workers->places[i].limit) && turn < first) {
+            first = turn;
+            found = i;
+        }
+    }
+    return found;
+}
+
+static void
+leave_task(cm_workers *workers, uint32_t number)
+{
+    atomic_store(&workers->views[number].task, NULL);
+    tell_waiters(workers);
+}
+
+/* A task with the part of it that the thread has taken; NULL: none. The thread is at it
+ * until it leaves. */
+static cm_copy_task *
+enter_task(cm_workers *workers, uint32_t number, uint32_t *part)
+{
+    uint64_t open = atomic_load(&workers->open);
+    int i;
+    while ((i = find_place(workers, number, open)) >= 0) {
+        cm_task_place *place = &workers->places[i];
+        cm_copy_task *task = atomic_load(&place->task);
+        atomic_store(&workers->views[number].task, task);
+        if (task != NULL && atomic_load(&place->task) == task
+            && take_part(workers, task, part)) {
+            return task;
+        }
+        leave_task(workers, number);
+        open &= ~(UINT64_C(1) << i);
+    }
+    return NULL;
+}
+
 static bool
 has_news(const cm_workers *workers, uint32_t number)
 {
-    return number < atomic_load(&workers->reach) || atomic_load(&workers->stop);
+    return number < find_reach(workers) || atomic_load(&workers->stop);
 }
 
 /* More parts come soon as a rule, sooner than a sleeping thread is awake: also where
@@ -195,6 +232,19 @@ wait_for_news(cm_workers *workers, uint32_t number)
     wake_below(workers, atomic_load(&workers->called), WAKE_COUNT);
 }
 
+/* There are enough others. */
+static void
+rest_thread(cm_workers *workers, uint32_t number)
+{
+    wake_below(workers, find_reach(workers), 1); /* this one may have been woken for it
+                                                  */
+    cm_mutex_lock(&workers->sleep);
+    while (number >= atomic_load(&workers->limit) && !atomic_load(&workers->stop)) {
+        cm_cond_wait(&workers->wake[number], &workers->sleep);
+    }
+    cm_mutex_unlock(&workers->sleep);
+}
+
 static void *
 serve(void *argument)
 {
@@ -202,18 +252,26 @@ serve(void *argument)
     uint32_t number = atomic_fetch_add(&workers->begun, 1);
     uint32_t vain_count = 0;
     while (!atomic_load(&workers->stop)) {
-        uint32_t part;
-        cm_copy_task *task = take_part(workers, NULL, number, &part);
-        if (task != NULL) {
-            copy_part(workers, task, part);
+        if (number >= atomic_load(&workers->limit)) {
+            rest_thread(workers, number);
             continue;
         }
-        /* What is open may not be ready yet. */
-        if (++vain_count % VAIN_TURNS == 0) {
-            (void)sched_yield();
+        uint32_t part;
+        cm_copy_task *task = enter_task(workers, number, &part);
+        if (task == NULL) {
+            /* The last parts may be taken and their place not left yet. */
+            if (++vain_count % VAIN_TURNS == 0) {
+                (void)sched_yield();
+            }
+            cm_relax();
+            wait_for_news(workers, number);
+            continue;
         }
-        cm_relax();
-        wait_for_news(workers, number);
+        do {
+            copy_part(workers, task, part);
+        } while (number < atomic_load(&workers->limit)
+                 && take_part(workers, task, &part));
+        leave_task(workers, number);
     }
     return NULL;
 }
@@ -223,6 +281,8 @@ serve(void *argument)
 static void
 start_threads(cm_workers *workers, uint32_t wanted)
 {
+    uint32_t limit = atomic_load(&workers->limit);
+    wanted = wanted < limit ? wanted : limit;
     if (atomic_load(&workers->thread_count) >= wanted
         || atomic_exchange(&workers->starting, true)) {
         return;
@@ -241,13 +301,20 @@ start_threads(cm_workers *workers, uint32_t wanted)
 void
 cm_workers_init(cm_workers *workers)
 {
-    *workers = (cm_workers){.stop = false};
-    cm_spin_lock_init(&workers->lock);
-    cm_list_init(&workers->open);
+    *workers = (cm_workers){.limit = UINT32_MAX};
     cm_mutex_init(&workers->sleep);
     cm_cond_init(&workers->done);
     for (uint32_t i = 0; i < CM_WORKERS_MAX; i++) {
         cm_cond_init(&workers->wake[i]);
+    }
+}
+
+/* The mutex is held. */
+static void
+signal_all(cm_workers *workers)
+{
+    for (uint32_t i = 0; i < CM_WORKERS_MAX; i++) {
+        cm_cond_signal_one(&workers->wake[i]);
     }
 }
 
@@ -256,9 +323,7 @@ cm_workers_fini(cm_workers *workers)
 {
     cm_mutex_lock(&workers->sleep);
     atomic_store(&workers->stop, true);
-    for (uint32_t i = 0; i < CM_WORKERS_MAX; i++) {
-        cm_cond_signal_one(&workers->wake[i]);
-    }
+    signal_all(workers);
     cm_mutex_unlock(&workers->sleep);
     for (uint32_t i = 0; i < workers->thread_count; i++) {
         cm_thread_join(workers->threads[i]);
@@ -270,6 +335,15 @@ cm_workers_fini(cm_workers *workers)
     cm_mutex_fini(&workers->sleep);
 }
 
+void
+cm_workers_set_limit(cm_workers *workers, uint32_t limit)
+{
+    cm_mutex_lock(&workers->sleep);
+    atomic_store(&workers->limit, limit);
+    signal_all(workers);
+    cm_mutex_unlock(&workers->sleep);
+}
+
 /* -- task groups ------------------------------------------------------------------------ */
 
 void
@@ -279,22 +353,40 @@ cm_task_group_open(cm_task_group *group, cm_workers *workers, const cm_tuning *t
     cm_list_init(&group->tasks);
 }
 
-/* It is a matter of one part, as a rule sooner over than a sleep. */
+static bool
+is_left(const cm_workers *workers, const cm_copy_task *task)
+{
+    for (uint32_t i = 0; i < CM_WORKERS_MAX; i++) {
+        if (atomic_load(&workers->views[i].task) == task) {
+            return false;
+        }
+    }
+    return true;
+}
+
+static bool
+is_over(const cm_workers *workers, const cm_copy_task *task, bool done)
+{
+    return done ? cm_copy_task_is_done(task) : is_left(workers, task);
+}
+
+/* Wait until there is no thread at the task, or (`done`) until it is done: it is a
+ * matter of one part, as a rule sooner over than a sleep. */
 static void
-wait_until_done(const cm_task_group *group, const cm_copy_task *task)
+wait_until(const cm_task_group *group, const cm_copy_task *task, bool done)
 {
     cm_workers *workers = group->workers;
     uint64_t begin_ns = cm_now_ns();
-    while (!cm_copy_task_is_done(task)
+    while (!is_over(workers, task, done)
            && cm_now_ns() - begin_ns < group->tuning->wait_spin_ns) {
         cm_relax();
     }
-    if (cm_copy_task_is_done(task)) {
+    if (is_over(workers, task, done)) {
         return;
     }
     cm_mutex_lock(&workers->sleep);
     atomic_fetch_add(&workers->waiter_count, 1);
-    while (!cm_copy_task_is_done(task)) {
+    while (!is_over(workers, task, done)) {
         cm_cond_wait(&workers->done, &workers->sleep);
     }
     atomic_fetch_sub(&workers->waiter_count, 1);
@@ -304,12 +396,17 @@ wait_until_done(const cm_task_group *group, const cm_copy_task *task)
 void
 cm_task_group_close(cm_task_group *group)
 {
+    cm_workers *workers = group->workers;
     for (cm_list *n = group->tasks.next; n != &group->tasks; n = n->next) {
-        close_task(group->workers, CM_LIST_ENTRY(n, cm_copy_task, node));
+        cm_copy_task *task = CM_LIST_ENTRY(n, cm_copy_task, node);
+        uint64_t next = atomic_fetch_or(&task->next, CLOSED);
+        if ((uint32_t)next < atomic_load(&task->part_count)) {
+            leave_place(workers, task);
+        }
     }
     cm_list *n;
     while ((n = cm_list_pop_front(&group->tasks)) != NULL) {
-        wait_until_done(group, CM_LIST_ENTRY(n, cm_copy_task, node));
+        wait_until(group, CM_LIST_ENTRY(n, cm_copy_task, node), false);
     }
 }
 
@@ -342,8 +439,9 @@ cut_task(const cm_task_group *group, cm_copy_task *task, uint64_t nbytes)
         cm_cut_align(&task->cut, (char *)task->dst + task->whole.offset[CM_DST],
                      CM_HUGE_PAGE_NBYTES);
     }
-    task->part_count = (uint32_t)cm_cut_count(&task->cut);
-    task->ready_count = group->is_early ? 0 : task->part_count;
+    uint32_t count = (uint32_t)cm_cut_count(&task->cut);
+    atomic_store(&task->part_count, count);
+    atomic_store(&task->ready_count, group->is_early ? 0 : count);
 }
 
 void
@@ -352,20 +450,21 @@ cm_task_group_post(cm_task_group *group, cm_copy_task *task, const cm_layout *la
 {
     cm_workers *workers = group->workers;
     uint64_t nbytes = cm_layout_nbytes(layout);
+    uint64_t posting = (uint64_t)++group->post_count << 32;
     if (task->node.next != NULL) {
         cm_list_remove(&task->node);
     }
     cm_list_push_back(&group->tasks, &task->node);
-    cm_list_init(&task->open_node);
+    atomic_store(&task->next, posting | CLOSED);
     atomic_store(&task->done_count, 0);
-    task->next = task->part_count = task->ready_count = 0;
+    atomic_store(&task->part_count, 0);
+    atomic_store(&task->ready_count, 0);
     task->whole = *layout;
     task->dst = dst;
     task->src = src;
     task->way = way;
     task->move = group->move;
     task->context = group->context;
-    task->group = group;
     if (nbytes == 0) {
         return;
     }
@@ -373,25 +472,17 @@ cm_task_group_post(cm_task_group *group, cm_copy_task *task, const cm_layout *la
         atomic_store(&workers->spin_ns, group->tuning->spin_ns);
     }
     cut_task(group, task, nbytes);
-    bool wakes = task->part_count > 1 && !group->lets_sleep;
-    open_task(workers, group, task);
-    if (wakes) {
+    bool is_shared = atomic_load(&task->part_count) > 1;
+    /* Behind what the group has posted, but not before what others have for long. */
+    int first = find_place(workers, 0, atomic_load(&workers->open));
+    uint64_t turn = first < 0 ? 0 : atomic_load(&workers->places[first].turn);
+    group->turn = group->turn + 1 > turn ? group->turn + 1 : turn;
+    enter_place(workers, task, group->turn);
+    atomic_store(&task->next, posting); /* from here on parts are taken */
+    if (is_shared && !group->lets_sleep) {
         call_threads(workers, task->limit,
                      is_for_all(task) ? CM_WORKERS_MAX : WAKE_COUNT);
     }
-}
-
-void
-cm_task_group_set_ready(cm_task_group *group, cm_copy_task *task, uint64_t nbytes)
-{
-    cm_workers *workers = group->workers;
-    bool is_all = nbytes >= task->whole.run_nbytes;
-    uint32_t ready =
-        is_all ? task->part_count : (uint32_t)(nbytes / (uint64_t)task->cut.step);
-    cm_spin_lock_take(&workers->lock);
-    atomic_fetch_add(&workers->ready, ready - task->ready_count);
-    task->ready_count = ready;
-    cm_spin_lock_give(&workers->lock);
 }
 
 void
@@ -403,12 +494,15 @@ cm_task_group_wake(cm_task_group *group)
 bool
 cm_task_group_help(cm_task_group *group)
 {
-    uint32_t part;
-    cm_copy_task *task = take_part(group->workers, group, 0, &part);
-    if (task != NULL) {
-        copy_part(group->workers, task, part);
+    for (cm_list *n = group->tasks.next; n != &group->tasks; n = n->next) {
+        cm_copy_task *task = CM_LIST_ENTRY(n, cm_copy_task, node);
+        uint32_t part;
+        if (take_part(group->workers, task, &part)) {
+            copy_part(group->workers, task, part);
+            return true;
+        }
     }
-    return task != NULL;
+    return false;
 }
 
 /* Is a part of the group to be taken, and no other thread likely to take it soon? */
@@ -426,7 +520,9 @@ cm_task_group_rest(cm_task_group *group, cm_copy_task *task)
     cm_workers *workers = group->workers;
     uint32_t thread_count = atomic_load(&workers->thread_count);
     uint32_t few = (uint32_t)group->tuning->thread_count - 1;
+    uint32_t limit = atomic_load(&workers->limit);
     few = thread_count < few ? thread_count : few;
+    few = limit < few ? limit : few;
     /* A single part wakes none: where all sleep nobody takes it, and where some are
      * busy elsewhere it may take them long to come. */
     if (is_needed(group, few) && cm_task_group_help(group)) {
@@ -448,5 +544,5 @@ cm_task_group_wait(cm_task_group *group, cm_copy_task *task)
 {
     while (!cm_copy_task_is_done(task) && cm_task_group_help(group)) {
     }
-    wait_until_done(group, task);
+    wait_until(group, task, true);
 }

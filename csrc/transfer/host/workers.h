@@ -3,8 +3,7 @@
  * no runtime call and know no stream: a copy here is host memory to host memory, in
  * parts that any thread may take. The thread that posts the copies helps, so that all
  * of it gets done where no other thread can be started.
- * Locks: a spin lock over the open tasks, for as long as it takes to find a part; a mutex
- * for those who sleep. Never both. */
+ * Locks: a mutex for those who sleep. Parts are taken without one, by counting. */
 #ifndef CM_TRANSFER_HOST_WORKERS_H
 #define CM_TRANSFER_HOST_WORKERS_H
 
@@ -15,7 +14,7 @@
 #include "transfer/plan/layout.h"
 #include "transfer/plan/tuning.h"
 
-enum { CM_WORKERS_MAX = CM_THREAD_MAX - 1 };
+enum { CM_WORKERS_MAX = CM_THREAD_MAX - 1, CM_OPEN_TASKS_MAX = 64 };
 
 /* One part of a task, moved in another way than as a layout says. Any thread. */
 typedef void (*cm_move_part)(const void *context, const cm_layout *part, void *dst,
@@ -31,47 +30,62 @@ typedef enum cm_copy_way {
     CM_COPY_FRESH, /* pages of the target come into being: a huge one has one thread */
 } cm_copy_way;
 
-/* One copy that is shared out; zero before it is posted for the first time. What is
- * under no lock changes only while no part of it is taken or can be. */
+/* One copy that is shared out; zero before it is posted for the first time. What is not
+ * atomic changes only while no part can be taken and those taken are done: the thread
+ * that has one may read it. It fetches few cache lines, which the first ones here are.
+ */
 typedef struct cm_copy_task {
-    _Atomic uint32_t done_count; /* parts */
-    uint32_t part_count;
-    uint32_t next;        /* part to be taken; under the lock, as are the next three */
-    uint32_t ready_count; /* parts that may be taken */
-    uint64_t turn;
-    cm_list open_node; /* in workers->open, until all parts are taken */
+    _Atomic uint64_t next;        /* which posting << 32 | its next part */
+    _Atomic uint32_t ready_count; /* parts before that may be taken */
+    _Atomic uint32_t done_count;
+    _Atomic uint32_t part_count; /* of all */
     cm_copy_way way;
     void *dst;
     const void *src;
     cm_move_part move;   /* the group's */
     const void *context; /* borrowed */
     uint32_t limit; /* threads below that number may take parts, beside the poster */
+    int place;      /* among workers->places; -1: none was free */
     cm_cut cut;
     cm_layout whole;
-    struct cm_task_group *group;
     cm_list node; /* of its group */
 } cm_copy_task;
 
+/* A task with parts to take, as threads look for one: the lowest turn is first. */
+typedef struct cm_task_place {
+    _Atomic(cm_copy_task *) task; /* NULL: the place is free */
+    _Atomic uint64_t turn;
+    _Atomic uint32_t limit;
+} cm_task_place;
+
+/* What a thread may read of tasks, in a cache line of its own. */
+typedef struct cm_task_view {
+    _Atomic(cm_copy_task *) task; /* or NULL */
+    char rest[64 - sizeof(void *)];
+} cm_task_view;
+
 /* 0 <= thread_count <= CM_WORKERS_MAX. Opening a task and ending one is followed by a
  * look at `asleep` or waiter_count, going to sleep is the other way round: one of the
- * two sees the other. */
+ * two sees the other. In the same way a thread says in its view which task it looks at,
+ * and then looks whether that is still open. */
 typedef struct cm_workers {
-    cm_spin_lock lock;
-    cm_list open;           /* tasks with parts not taken; the lowest turn is first */
-    _Atomic uint32_t ready; /* parts of them that may be taken; changed under the lock
-                             */
-    _Atomic uint32_t reach; /* threads below that number may take parts of some task */
+    _Atomic uint64_t open; /* a bit for each place whose task has parts to take */
     atomic_bool stop;
-    _Atomic uint64_t spin_ns;      /* how long an idle thread looks before it sleeps */
-    _Atomic uint32_t asleep;       /* a bit for each thread that sleeps */
-    _Atomic uint32_t called;       /* threads below that number were last called for */
+    _Atomic uint32_t limit;   /* threads that take parts */
+    _Atomic uint64_t spin_ns; /* how long an idle thread looks before it sleeps */
+    _Atomic uint32_t asleep;  /* a bit for each thread that sleeps for want of work */
+    _Atomic uint32_t called;  /* threads below that number were last called for */
     _Atomic uint32_t waiter_count; /* and how many sleep until a task ends */
     _Atomic uint32_t thread_count; /* by the one that is `starting` others */
     atomic_bool starting;
     _Atomic uint32_t begun; /* threads that have taken their number */
+    cm_task_place places[CM_OPEN_TASKS_MAX];
+    cm_task_view views[CM_WORKERS_MAX];
     cm_mutex sleep;
-    cm_cond done;                 /* a task has ended */
-    cm_cond wake[CM_WORKERS_MAX]; /* of each thread: a part, or an end to all work */
+    cm_cond done;                 /* a task has ended, or a thread has left one */
+    cm_cond wake[CM_WORKERS_MAX]; /* of each thread: a part, a limit, or an end to all
+                                   * work
+                                   */
     cm_thread threads[CM_WORKERS_MAX];
 } cm_workers;
 
@@ -82,13 +96,14 @@ typedef struct cm_task_group {
     const cm_tuning *tuning; /* borrowed */
     cm_list tasks;           /* posted, oldest first */
     uint64_t turn;           /* of the last one */
-    uint32_t rests;          /* moments that the poster let pass */
+    uint32_t post_count;
+    uint32_t rests; /* moments that the poster let pass */
     /* for what is posted from now on: */
-    uint32_t more;   /* threads beyond those that do as a rule; as far as there may
-                        be so many */
-    bool lets_sleep; /* posting wakes nobody: cm_task_group_wake() does, or what is
-                        posted is over before a sleeping thread is awake */
-    bool is_early;   /* parts can be taken once cm_task_group_set_ready() says so */
+    uint32_t more;        /* threads beyond those that do as a rule; as far as there may
+                             be so many */
+    bool lets_sleep;      /* posting wakes nobody: cm_task_group_wake() does, or what is
+                             posted is over before a sleeping thread is awake */
+    bool is_early;        /* parts can be taken once cm_copy_task_set_ready() says so */
     uint64_t part_nbytes; /* parts begin at multiples of it; 0: as is best */
     cm_move_part move;    /* NULL: as the layout says */
     const void *context;
@@ -96,6 +111,9 @@ typedef struct cm_task_group {
 
 /* Starts no thread yet. */
 void cm_workers_init(cm_workers *workers);
+/* At most so many threads take parts from now on, beside those who post; UINT32_MAX: as
+ * many as they ask for. The others rest. */
+void cm_workers_set_limit(cm_workers *workers, uint32_t limit);
 /* Joins the threads. No group may be open. */
 void cm_workers_fini(cm_workers *workers);
 
@@ -112,8 +130,6 @@ void cm_task_group_close(cm_task_group *group);
 void cm_task_group_post(cm_task_group *group, cm_copy_task *task,
                         const cm_layout *layout, void *dst, const void *src,
                         cm_copy_way way);
-/* So many bytes of a task posted early, one run, are there to be copied. */
-void cm_task_group_set_ready(cm_task_group *group, cm_copy_task *task, uint64_t nbytes);
 /* Wake some threads for what is posted now or soon. */
 void cm_task_group_wake(cm_task_group *group);
 /* Copy one part of what the group has posted; false when all parts are taken. */
@@ -125,10 +141,20 @@ void cm_task_group_rest(cm_task_group *group, cm_copy_task *task);
 /* Blocks until the task is done; parts that nobody has taken are copied here. */
 void cm_task_group_wait(cm_task_group *group, cm_copy_task *task);
 
+/* So many bytes of a task posted early, one run, are there to be copied. */
+static inline void
+cm_copy_task_set_ready(cm_copy_task *task, uint64_t nbytes)
+{
+    bool is_all = nbytes >= task->whole.run_nbytes;
+    uint64_t parts = nbytes / (uint64_t)task->cut.step;
+    atomic_store(&task->ready_count,
+                 is_all ? atomic_load(&task->part_count) : (uint32_t)parts);
+}
+
 static inline bool
 cm_copy_task_is_done(const cm_copy_task *task)
 {
-    return atomic_load(&task->done_count) == task->part_count;
+    return atomic_load(&task->done_count) == atomic_load(&task->part_count);
 }
 
 #endif

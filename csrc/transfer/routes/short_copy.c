@@ -355,7 +355,7 @@ fetch_pieces(short_copy *c)
     for (unsigned i = 0; i < c->piece_count; i++) {
         CM_TRY(wait_or_leave(c, i));
         if (c->group != NULL) {
-            cm_task_group_set_ready(c->group, c->tasks, (i + 1) * c->piece_nbytes);
+            cm_copy_task_set_ready(c->tasks, (i + 1) * c->piece_nbytes);
         }
     }
     finish(c, 0, 0, c->nbytes);
