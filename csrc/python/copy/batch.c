@@ -290,13 +290,13 @@ add_any(many_pairs *self, uint64_t index)
 static int
 read_any(many_pairs *self, PyObject *dst, PyObject *src, uint64_t index)
 {
-    if (cm_operand_init(self->state, &self->dst, dst, NULL, self->stream) < 0) {
+    if (cm_operand_init(self->state, &self->dst, dst, NULL, self->stream, false) < 0) {
         return -1;
     }
     int result = cm_check_target("", &self->dst, dst);
     if (result == 0) {
         result = cm_operand_init(self->state, &self->src, src, self->dst.dtype,
-                                 self->stream);
+                                 self->stream, false);
         if (result == 0) {
             result = add_any(self, index);
             cm_operand_fini(&self->src);

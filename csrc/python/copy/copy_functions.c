@@ -71,7 +71,7 @@ copy_to_array(cm_call_frame *frame, PyObject *source, PyObject *told)
 {
     cm_operand end;
     PyObject *array = NULL;
-    if (cm_operand_init(frame->state, &end, source, NULL, frame->stream) == 0) {
+    if (cm_operand_init(frame->state, &end, source, NULL, frame->stream, false) == 0) {
         array = cm_numpy_empty(end.dtype, end.region.ndim, end.region.shape, 'C');
         bool tells =
             array != NULL && cm_progress_open(told, "copy", &frame->progress) == 0;

@@ -19,9 +19,7 @@ typedef struct copy_call {
     PyObject *src_object;
     cm_operand dst;
     cm_operand src;
-    const cm_stream_list *later_than; /* borrowed; NULL: nothing was asked for */
-    PyObject *targets;                /* borrowed; NULL: one */
-    bool beside;
+    cm_copy_how how;
     uint32_t more_count;
     cm_operand *more; /* owned, as is the next: targets beside the first */
     cm_region *regions;
@@ -69,9 +67,10 @@ check_stream(const copy_call *call, const cm_stream *given)
 }
 
 static int
-choose_stream(copy_call *call, cm_stream *given)
+choose_stream(copy_call *call)
 {
     cm_state *state = call->call.state;
+    cm_stream *given = call->how.stream;
     int device = device_of(call);
     if (given != NULL) {
         if (check_stream(call, given) < 0) {
@@ -110,8 +109,9 @@ collect_order(copy_call *call)
             return -1;
         }
     }
-    for (uint32_t i = 0; call->later_than != NULL && i < call->later_than->count; i++) {
-        if (cm_call_come_after_stream(&call->call, call->later_than->streams[i]) < 0) {
+    const cm_stream_list *after = call->how.after;
+    for (uint32_t i = 0; after != NULL && i < after->count; i++) {
+        if (cm_call_come_after_stream(&call->call, after->streams[i]) < 0) {
             return -1;
         }
     }
@@ -120,28 +120,28 @@ collect_order(copy_call *call)
 
 /* -- the call ---------------------------------------------------------------------------- */
 
-typedef int init_operand(cm_state *, cm_operand *, PyObject *, PyObject *, cm_stream *);
-
 /* Where the caller waits for a copy to or from a device, `other` knows the kind. */
-static init_operand *
-how_to_init(const copy_call *call, cm_kind other)
+static bool
+is_short(const copy_call *call, cm_kind other)
 {
-    return call->call.blocking && cm_kind_is_on_device(other) ? cm_operand_init_short
-                                                              : cm_operand_init;
+    return call->how.blocking && cm_kind_is_on_device(other);
 }
 
 static int
-init_ends(copy_call *call, cm_stream *given)
+init_ends(copy_call *call)
 {
     cm_state *state = call->call.state;
+    cm_stream *stream = call->how.stream;
     cm_kind src = cm_buffer_check(state, call->src_object)
                       ? ((cm_buffer *)(void *)call->src_object)->storage->kind
                       : CM_KIND_PAGEABLE;
-    return how_to_init(call, src)(state, &call->dst, call->dst_object, NULL, given) < 0
+    return cm_operand_init(state, &call->dst, call->dst_object, NULL, stream,
+                           is_short(call, src))
+                       < 0
                    || cm_check_target("copy: ", &call->dst, call->dst_object) < 0
                ? -1
-               : how_to_init(call, call->dst.region.kind)(
-                     state, &call->src, call->src_object, call->dst.dtype, given);
+               : cm_operand_init(state, &call->src, call->src_object, call->dst.dtype,
+                                 stream, is_short(call, call->dst.region.kind));
 }
 
 /* The targets beside the first. */
@@ -149,7 +149,7 @@ static int
 init_more(copy_call *call)
 {
     uint32_t count =
-        call->targets == NULL ? 0 : (uint32_t)PyTuple_Size(call->targets) - 1;
+        call->how.targets == NULL ? 0 : (uint32_t)PyTuple_Size(call->how.targets) - 1;
     if (count == 0) {
         return 0;
     }
@@ -160,10 +160,10 @@ init_more(copy_call *call)
         return -1;
     }
     for (uint32_t i = 0; i < count; i++) {
-        PyObject *object = PyTuple_GetItem(call->targets, i + 1);
+        PyObject *object = PyTuple_GetItem(call->how.targets, i + 1);
         cm_operand *end = &call->more[call->more_count++];
         cm_region stretched;
-        if (cm_operand_init(call->call.state, end, object, NULL, NULL) < 0
+        if (cm_operand_init(call->call.state, end, object, NULL, NULL, false) < 0
             || cm_check_target("copy: ", end, object) < 0
             || cm_check_pair("copy: ", end, &call->src, &stretched) < 0) {
             return -1;
@@ -176,16 +176,16 @@ init_more(copy_call *call)
 }
 
 static int
-init_call(copy_call *call, cm_stream *given)
+init_call(copy_call *call)
 {
     cm_state_enter(call->call.state);
-    if (cm_state_runtime(call->call.state) == NULL || init_ends(call, given) < 0
+    if (cm_state_runtime(call->call.state) == NULL || init_ends(call) < 0
         || cm_check_pair("copy: ", &call->dst, &call->src, &call->request.src) < 0
         || init_more(call) < 0) {
         return -1;
     }
     call->request.dst = call->dst.region;
-    return choose_stream(call, given) < 0 || collect_order(call) < 0 ? -1 : 0;
+    return choose_stream(call) < 0 || collect_order(call) < 0 ? -1 : 0;
 }
 
 static void
@@ -220,7 +220,8 @@ prepare(copy_call *call)
     if (cm_call_prepare(&call->call, &call->request) < 0) {
         return -1;
     }
-    if (call->beside) { /* in the background, where nobody may ask the call any more */
+    if (call->how.beside) { /* in the background, where nobody may ask the call any more
+                             */
         call->request.stream = NULL;
         call->request.interrupted = NULL;
     }
@@ -232,12 +233,12 @@ static PyObject *
 make_transfers(const copy_call *call, cm_ticket *ticket)
 {
     cm_state *state = call->call.state;
-    Py_ssize_t count = PyTuple_Size(call->targets);
+    Py_ssize_t count = PyTuple_Size(call->how.targets);
     PyObject *list = PyList_New(count);
     for (Py_ssize_t i = 0; list != NULL && i < count; i++) {
-        PyObject *transfer =
-            cm_transfer_object_new(state, cm_ticket_share(ticket),
-                                   PyTuple_GetItem(call->targets, i), call->src_object);
+        PyObject *transfer = cm_transfer_object_new(
+            state, cm_ticket_share(ticket), PyTuple_GetItem(call->how.targets, i),
+            call->src_object);
         if (transfer == NULL || PyList_SetItem(list, i, transfer) < 0) {
             Py_CLEAR(list);
         }
@@ -250,7 +251,7 @@ static PyObject *
 make_transfer(copy_call *call, cm_ticket *ticket)
 {
     return cm_call_remember(&call->call, ticket) < 0 ? NULL
-           : call->targets != NULL
+           : call->how.targets != NULL
                ? make_transfers(call, ticket)
                : cm_transfer_object_new(call->call.state, ticket, call->dst_object,
                                         call->src_object);
@@ -286,17 +287,15 @@ run(copy_call *call)
     if (!cm_is_ok(status)) {
         return cm_py_raise(state, status, "while copying");
     }
-    call->call.is_ordered = !call->beside;
+    call->call.is_ordered = !call->how.beside;
     call->call.moves_bytes = cm_call_moves_bytes(&call->dst.region, &call->src.region);
     return tells      ? cm_call_tell_end(&call->call, ticket)
            : blocking ? Py_NewRef(Py_None)
                       : make_transfer(call, ticket);
 }
 
-/* The call, and what is done with it; `use` NULL: the copy. */
-static PyObject *
-make_call(cm_state *state, PyObject *dst, PyObject *src, cm_copy_how how,
-          cm_copy_use *use)
+PyObject *
+cm_copy_objects(cm_state *state, PyObject *dst, PyObject *src, cm_copy_how how)
 {
     /* Too large for the stack of a thread with little of it. */
     copy_call *call = atomic_exchange(&state->spare_call, NULL);
@@ -309,26 +308,18 @@ make_call(cm_state *state, PyObject *dst, PyObject *src, cm_copy_how how,
     /* a short copy has none, and what others come after may not be seen of `before` */
     call->call.has_ticket = !how.blocking && how.before == 0;
     call->call.progress = how.progress;
+    call->call.before = how.before;
     call->dst_object = dst;
     call->src_object = src;
-    call->later_than = how.after;
-    call->targets = how.targets;
-    call->beside = how.beside;
-    call->call.before = how.before;
+    call->how = how;
     PyObject *result = NULL;
-    if (init_call(call, how.stream) == 0) {
+    if (init_call(call) == 0) {
         cm_call_fill(&call->call, &call->request);
-        result = use == NULL ? run(call) : use(state, &call->request);
+        result = how.look == NULL ? run(call) : how.look(state, &call->request);
     }
     fini_call(call);
     PyMem_Free(atomic_exchange(&state->spare_call, call));
     return result;
-}
-
-PyObject *
-cm_copy_objects(cm_state *state, PyObject *dst, PyObject *src, cm_copy_how how)
-{
-    return make_call(state, dst, src, how, NULL);
 }
 
 int
@@ -338,11 +329,4 @@ cm_copy_now(cm_state *state, PyObject *dst, PyObject *src, cm_stream *stream)
         cm_copy_objects(state, dst, src, (cm_copy_how){stream, .blocking = true});
     Py_XDECREF(done);
     return done == NULL ? -1 : 0;
-}
-
-PyObject *
-cm_copy_look(cm_state *state, PyObject *dst, PyObject *src, cm_copy_how how,
-             cm_copy_use *use)
-{
-    return make_call(state, dst, src, how, use);
 }

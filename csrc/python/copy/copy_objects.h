@@ -6,6 +6,9 @@
 #include "python/core/progress.h"
 #include "python/protocols/protocols.h"
 
+/* What is done with the request that a copy would be, instead of the copy. */
+typedef PyObject *cm_copy_use(cm_state *state, const cm_copy_request *request);
+
 /* How it is made; all of it borrowed. */
 typedef struct cm_copy_how {
     cm_stream *stream; /* NULL: the current one of a blocking copy, else none: in the
@@ -18,6 +21,7 @@ typedef struct cm_copy_how {
     uint64_t before;   /* one of several that begin together: see cm_call; else 0 */
     bool beside; /* on a stream of the engine's, for which the caller will make `stream`
                     wait */
+    cm_copy_use *look; /* makes the answer; NULL: copy */
 } cm_copy_how;
 
 /* Checks shapes (broadcast of the source), dtypes and read-only targets. Returns a new
@@ -26,11 +30,5 @@ PyObject *cm_copy_objects(cm_state *state, PyObject *dst, PyObject *src,
                           cm_copy_how how);
 /* Wait for it. 0, or -1 with an exception. */
 int cm_copy_now(cm_state *state, PyObject *dst, PyObject *src, cm_stream *stream);
-
-/* Have `use` look at the request that a copy would be; its result. Nothing is copied.
- */
-typedef PyObject *cm_copy_use(cm_state *state, const cm_copy_request *request);
-PyObject *cm_copy_look(cm_state *state, PyObject *dst, PyObject *src, cm_copy_how how,
-                       cm_copy_use *use);
 
 #endif

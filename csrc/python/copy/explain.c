@@ -76,8 +76,8 @@ explain(PyObject *module, PyObject *args)
     PyObject *result = NULL;
     int device = cm_device_hint_of(state, dst, src);
     if (cm_call_enter(&frame, state, stream, device, NULL, NULL) == 0) {
-        cm_copy_how how = {frame.stream, .blocking = blocking};
-        result = cm_copy_look(state, dst, src, how, look);
+        cm_copy_how how = {frame.stream, .blocking = blocking, .look = look};
+        result = cm_copy_objects(state, dst, src, how);
     }
     return cm_call_leave(&frame, result);
 }

@@ -218,41 +218,6 @@ cm_operand_is_memory(const cm_state *state, PyObject *object)
     return !is_plain_value(object) && is_exporter(object);
 }
 
-static int
-init_operand(cm_state *state, cm_operand *operand, PyObject *object,
-             PyObject *target_dtype, cm_stream *stream, uint64_t unasked)
-{
-    operand->dtype = NULL;
-    operand->keep = NULL;
-    operand->locked = NULL;
-    operand->storage = NULL;
-    operand->readonly = false;
-    operand->is_scalar = false;
-    if (cm_buffer_check(state, object)) {
-        return init_buffer(operand, object);
-    }
-    if (cm_numpy_is_array(object)) {
-        return init_array(state, operand, object, unasked);
-    }
-    if (is_bytes_value(object, target_dtype) || !cm_operand_is_memory(state, object)) {
-        return init_value(state, operand, object, target_dtype);
-    }
-    PyObject *buffer = cm_import_object(state, object, stream, unasked);
-    if (buffer == NULL) {
-        return -1;
-    }
-    int result = init_buffer(operand, buffer);
-    Py_DECREF(buffer);
-    return result;
-}
-
-int
-cm_operand_init(cm_state *state, cm_operand *operand, PyObject *object,
-                PyObject *target_dtype, cm_stream *stream)
-{
-    return init_operand(state, operand, object, target_dtype, stream, 0);
-}
-
 enum { CONCURRENT_MANAGED_ACCESS = 89 }; /* CUdevice_attribute */
 
 /* Else what another library's managed memory may be asked for is not known. */
@@ -276,12 +241,32 @@ shares_managed(cm_state *state)
 }
 
 int
-cm_operand_init_short(cm_state *state, cm_operand *operand, PyObject *object,
-                      PyObject *target_dtype, cm_stream *stream)
+cm_operand_init(cm_state *state, cm_operand *operand, PyObject *object,
+                PyObject *target_dtype, cm_stream *stream, bool is_short)
 {
-    bool ours = cm_buffer_check(state, object);
-    return init_operand(state, operand, object, target_dtype, stream,
-                        !ours && shares_managed(state) ? SHORT_NBYTES : 0);
+    operand->dtype = NULL;
+    operand->keep = NULL;
+    operand->locked = NULL;
+    operand->storage = NULL;
+    operand->readonly = false;
+    operand->is_scalar = false;
+    if (cm_buffer_check(state, object)) {
+        return init_buffer(operand, object);
+    }
+    uint64_t unasked = is_short && shares_managed(state) ? SHORT_NBYTES : 0;
+    if (cm_numpy_is_array(object)) {
+        return init_array(state, operand, object, unasked);
+    }
+    if (is_bytes_value(object, target_dtype) || !cm_operand_is_memory(state, object)) {
+        return init_value(state, operand, object, target_dtype);
+    }
+    PyObject *buffer = cm_import_object(state, object, stream, unasked);
+    if (buffer == NULL) {
+        return -1;
+    }
+    int result = init_buffer(operand, buffer);
+    Py_DECREF(buffer);
+    return result;
 }
 
 void

@@ -68,13 +68,11 @@ cm_storage *cm_operand_storage_of(const cm_state *state, PyObject *array);
 bool cm_operand_is_memory(const cm_state *state, PyObject *object);
 /* Reading one end runs foreign code and lets other threads run: from here to fini the
  * memory of a buffer cannot be freed.
- * `target_dtype` (NULL for a target) gives scalars and lists their dtype. 0 or -1. */
+ * `target_dtype` (NULL for a target) gives scalars and lists their dtype. `is_short`:
+ * an end of a copy to or from a device that is waited for, of which a short array or
+ * tensor of the host counts as ordinary memory, whatever it is. 0 or -1. */
 int cm_operand_init(cm_state *state, cm_operand *operand, PyObject *object,
-                    PyObject *target_dtype, cm_stream *stream);
-/* The same for an end of a copy to or from a device that is waited for: a short array
- * or tensor of the host counts as ordinary memory, whatever it is. */
-int cm_operand_init_short(cm_state *state, cm_operand *operand, PyObject *object,
-                          PyObject *target_dtype, cm_stream *stream);
+                    PyObject *target_dtype, cm_stream *stream, bool is_short);
 void cm_operand_fini(cm_operand *operand);
 /* ValueError "{before}the source of shape … does not fit the target of …"; always -1.
  */
