@@ -85,18 +85,12 @@ destroy(cm_pool *pool)
     free(pool);
 }
 
-static bool
-is_unused_locked(const cm_pool *pool)
-{
-    return atomic_load_explicit(&pool->holds, memory_order_relaxed) == 0
-           && pool->counters.live_count == 0;
-}
-
 /* Let the lock go; a pool that nobody holds any more ends. */
 static void
 leave(cm_pool *pool)
 {
-    bool unused = is_unused_locked(pool);
+    bool unused = atomic_load_explicit(&pool->holds, memory_order_relaxed) == 0
+                  && pool->counters.live_count == 0;
     cm_spin_lock_give(&pool->lock);
     if (unused) {
         destroy(pool);

@@ -340,11 +340,11 @@ add_share_locked(cm_page_shares *shares, cm_page_piece *p)
     list_of(shares)[shares->count++] = p;
 }
 
-/* `waits`: for pieces that are busy. */
-static cm_status
-share(cm_registry *registry, uintptr_t base, uint64_t nbytes, bool waits,
-      cm_page_shares *shares)
+cm_status
+cm_registry_share(cm_registry *registry, const void *host, uint64_t nbytes, bool waits,
+                  cm_page_shares *shares)
 {
+    uintptr_t base = (uintptr_t)host;
     uint32_t before = shares->count;
     bool good = true;
     cm_page_piece *p;
@@ -395,13 +395,6 @@ cm_registry_is_busy(cm_registry *registry, cm_address address, uint64_t nbytes)
     return busy;
 }
 
-cm_status
-cm_registry_share(cm_registry *registry, const void *host, uint64_t nbytes,
-                  cm_page_shares *shares)
-{
-    return share(registry, (uintptr_t)host, nbytes, false, shares);
-}
-
 /* The ends are locked: what is between them need not be, nor have addresses in a row.
  */
 static void
@@ -439,7 +432,8 @@ cm_registry_probe(cm_registry *registry, cm_address address, uint64_t nbytes,
     uint64_t arrivals;
     do {
         arrivals = atomic_load(&registry->arrivals);
-        CM_TRY(share(registry, (uintptr_t)address, nbytes, true, shares));
+        CM_TRY(cm_registry_share(registry, (const void *)(uintptr_t)address, nbytes,
+                                 true, shares));
         CM_TRY(cm_rt_pointer_attributes(registry->rt, address, first));
         *last = *first; /* what can be known of memory holds for whole pages */
         if (address / registry->page_nbytes != end / registry->page_nbytes) {

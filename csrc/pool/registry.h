@@ -63,9 +63,11 @@ uint64_t cm_registry_run(cm_registry *registry, const void *host, uint64_t nbyte
 
 /* Add to `shares` one of each piece with bytes of [host, host + nbytes) that we have
  * locked, unless it was the last added. They stay locked until cm_registry_unshare().
- * Fails: CM_ENOMEM (nothing was added). */
+ * `waits`: for pieces that somebody locks or unlocks just now, which are left out
+ * otherwise. Fails: CM_ENOMEM (nothing was added). */
 CM_NODISCARD cm_status cm_registry_share(cm_registry *registry, const void *host,
-                                         uint64_t nbytes, cm_page_shares *shares);
+                                         uint64_t nbytes, bool waits,
+                                         cm_page_shares *shares);
 /* Whether somebody locks or unlocks some of it just now. */
 bool cm_registry_is_busy(cm_registry *registry, cm_address address, uint64_t nbytes);
 /* What the driver says of the memory at both ends of [address, address + nbytes),

@@ -305,19 +305,19 @@ test_registry_shares_keep_pieces_after_their_registration(void)
     uint64_t page = page_nbytes();
     char *memory = map_pages(PAGE_COUNT);
     cm_page_shares shares = {.count = 0};
-    CHECK_OK(cm_registry_share(registry, memory, 16 * page, &shares));
+    CHECK_OK(cm_registry_share(registry, memory, 16 * page, false, &shares));
     CHECK_EQ(shares.count, 0); /* nothing is locked */
     cm_registration *a = lock(registry, memory + 2 * page, 2 * page);
     cm_registration *b = lock(registry, memory + 5 * page, page);
     cm_registration *c = lock(registry, memory + 9 * page, page);
-    CHECK_OK(cm_registry_share(registry, memory, 2 * page, &shares));
+    CHECK_OK(cm_registry_share(registry, memory, 2 * page, false, &shares));
     CHECK_EQ(shares.count, 0); /* it ends where the first begins */
-    CHECK_OK(cm_registry_share(registry, memory + page, 5 * page, &shares));
+    CHECK_OK(cm_registry_share(registry, memory + page, 5 * page, false, &shares));
     CHECK_EQ(shares.count, 2); /* a and b, with gaps around them */
-    CHECK_OK(cm_registry_share(registry, memory + 5 * page, 10, &shares));
+    CHECK_OK(cm_registry_share(registry, memory + 5 * page, 10, false, &shares));
     CHECK_EQ(shares.count, 2); /* the last one once more */
     cm_page_shares other = {.count = 0};
-    CHECK_OK(cm_registry_share(registry, memory + 5 * page + 100, 10, &other));
+    CHECK_OK(cm_registry_share(registry, memory + 5 * page + 100, 10, false, &other));
     CHECK_EQ(other.count, 1);
     cm_registration *again = lock(registry, memory + 4 * page, page); /* in the gap */
     CHECK_OK(cm_registration_release(a));
@@ -348,7 +348,7 @@ test_registry_shares_may_outlive_it(void)
     char *memory = map_pages(4);
     cm_page_shares shares = {.count = 0};
     cm_registration *r = lock(registry, memory, page_nbytes());
-    CHECK_OK(cm_registry_share(registry, memory, 1, &shares));
+    CHECK_OK(cm_registry_share(registry, memory, 1, false, &shares));
     CHECK_OK(cm_registration_release(r));
     CHECK_OK(cm_registry_close(registry));
     cm_emulated_counts counts;
@@ -369,7 +369,7 @@ test_registry_piece_that_was_not_unlocked_may_be_shared(void)
     cm_registration *r = lock(registry, memory, page_nbytes());
     cm_faults_plan(rt, CM_OP_host_unregister, 1, 999, false);
     CHECK_CODE(cm_registration_release(r), 999);
-    CHECK_OK(cm_registry_share(registry, memory, 1, &shares));
+    CHECK_OK(cm_registry_share(registry, memory, 1, false, &shares));
     CHECK_EQ(shares.count, 1);
     cm_registry_unshare(registry, &shares);
     CHECK_EQ(cm_registry_count(registry), 0);
@@ -472,7 +472,8 @@ change(cm_registry *registry, char *memory, model *m, held *h, unsigned *seed)
         h->count = model_list(m, first, count, h->pieces);
     }
     else {
-        CHECK_OK(cm_registry_share(registry, at + 1, count * page - 2, &h->shares));
+        CHECK_OK(
+            cm_registry_share(registry, at + 1, count * page - 2, false, &h->shares));
         h->count = model_list(m, first, count, h->pieces);
         CHECK_EQ(h->shares.count, (uint32_t)h->count);
         for (int i = 0; i < h->count; i++) {
@@ -620,7 +621,7 @@ share_pages(void *arg)
         }
         cm_page_shares shares = {.count = 0};
         char *at = job->memory + first * page;
-        MUST(cm_registry_share(job->registry, at, count * page, &shares));
+        MUST(cm_registry_share(job->registry, at, count * page, false, &shares));
         MUST(cm_registration_release(r));
         if (!is_locked(job->rt, at)) {
             CHECK_FAIL_("page %llu is not locked", (unsigned long long)first);

@@ -21,7 +21,7 @@ cm_engine_share_locked(cm_engine *engine, const cm_region *region,
                          */
     }
     return cm_registry_share(engine->registry, (const char *)region->host + low,
-                             (uint64_t)(high - low), shares);
+                             (uint64_t)(high - low), false, shares);
 }
 
 cm_ticket *

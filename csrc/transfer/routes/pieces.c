@@ -81,7 +81,7 @@ cm_many_share_locked(cm_job *job)
         for (int k = 0; k < 2; k++) {
             if (!cm_piece_end_is_on_device(ends[k])) {
                 CM_TRY(cm_registry_share(job->engine->registry, ends[k]->host,
-                                         piece->nbytes, &job->ticket->locked));
+                                         piece->nbytes, false, &job->ticket->locked));
             }
         }
     }
