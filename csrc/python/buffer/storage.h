@@ -126,9 +126,9 @@ int cm_storage_unlock(cm_storage *storage);
 int cm_storage_check_not_exported(const cm_storage *storage, const char *what);
 /* 0, or -1 with ValueError "… is closed". */
 int cm_storage_check_open(const cm_storage *storage);
-/* Remember that `stream` works on it. 0, or -1 with MemoryError. GIL held. */
-int cm_storage_add_use(cm_storage *storage, cm_stream *stream);
-/* The same of a stream on which others work on it, now or later. */
+/* Remember that `stream` works on it. Its index, or -1 with MemoryError. GIL held. */
+int64_t cm_storage_add_use(cm_storage *storage, cm_stream *stream);
+/* The same of a stream on which others work on it, now or later. 0 or -1. */
 int cm_storage_add_lasting_use(cm_storage *storage, cm_stream *stream);
 /* What was remembered when `use_calls` was read came before a call of ours that is done
  * or, if `by` is not NULL, queued there: forget it, but for `by` and lasting ones.

@@ -25,9 +25,8 @@ reserve_one(void *array_pointer, size_t item_nbytes, const void *inside, uint32_
     return true;
 }
 
-/* Its index, -1 with MemoryError. */
-static int64_t
-add_use(cm_storage *storage, cm_stream *stream)
+int64_t
+cm_storage_add_use(cm_storage *storage, cm_stream *stream)
 {
     storage->use_calls++;
     for (uint32_t i = 0; i < storage->use_count; i++) {
@@ -44,15 +43,9 @@ add_use(cm_storage *storage, cm_stream *stream)
 }
 
 int
-cm_storage_add_use(cm_storage *storage, cm_stream *stream)
-{
-    return add_use(storage, stream) < 0 ? -1 : 0;
-}
-
-int
 cm_storage_add_lasting_use(cm_storage *storage, cm_stream *stream)
 {
-    int64_t index = add_use(storage, stream);
+    int64_t index = cm_storage_add_use(storage, stream);
     if (index >= storage->lasting_count) {
         cm_stream **place = &storage->uses[storage->lasting_count++];
         cm_stream *other = *place;

@@ -273,19 +273,10 @@ go_home(const cm_override *override, const block_object *self)
     return done != NULL;
 }
 
+/* Take `self` out of `chain`, that of this context. True if it was entered in it, -1
+ * with an exception. */
 static int
-raise_away(const char *what)
-{
-    PyErr_Format(PyExc_RuntimeError,
-                 "the %s was entered in another thread or context: a with block must "
-                 "end where it began; it is current in neither of them now",
-                 what);
-    return -1;
-}
-
-/* Take `self` out of `chain`, that of this context. */
-static int
-leave(cm_override *override, PyObject *chain, block_object *self, const char *what)
+leave(const cm_override *override, PyObject *chain, block_object *self)
 {
     PyObject *rest = chain_without(chain, self);
     int home = rest == NULL ? -1 : go_home(override, self);
@@ -297,12 +288,7 @@ leave(cm_override *override, PyObject *chain, block_object *self, const char *wh
         return -1;
     }
     Py_XDECREF(token);
-    if (home == 0) {
-        end_block(self);
-        return raise_away(what);
-    }
-    forget_home(self); /* contexts that were copied inside go on with the block */
-    return 0;
+    return home;
 }
 
 int
@@ -312,32 +298,34 @@ cm_override_exit(cm_override *override, PyObject *object, const char *what)
     if (chain == NULL) {
         return -1;
     }
-    PyObject *frame = (PyObject *)(void *)PyEval_GetFrame();
-    block_object *self = frame == NULL ? NULL : find_in(chain, object, frame);
-    block_object *elsewhere = NULL;
-    if (self == NULL && frame != NULL) {
-        elsewhere = find_anywhere(override, object, frame);
+    const PyObject *frame = (PyObject *)(void *)PyEval_GetFrame();
+    block_object *self = NULL;
+    bool is_here = false;
+    /* What this frame entered, or else any: a function entered it, as stacks do. */
+    for (int any = frame == NULL; self == NULL && any <= 1; any++) {
+        self = find_in(chain, object, any ? NULL : frame);
+        is_here = self != NULL;
+        if (self == NULL) {
+            self = find_anywhere(override, object, any ? NULL : frame);
+        }
     }
-    if (self == NULL && elsewhere == NULL) { /* entered by a function, as stacks do */
-        self = find_in(chain, object, NULL);
+    PyObject *held = Py_XNewRef((PyObject *)(void *)self);
+    int home = is_here ? leave(override, chain, self) : 0;
+    if (home > 0) {
+        forget_home(self); /* contexts that were copied inside go on with the block */
     }
-    if (self == NULL && elsewhere == NULL) {
-        elsewhere = find_anywhere(override, object, NULL);
+    else if (home == 0 && self != NULL) {
+        end_block(self);
+        PyErr_Format(PyExc_RuntimeError,
+                     "the %s was entered in another thread or context: a with block "
+                     "must end where it began; it is current in neither of them now",
+                     what);
     }
-    PyObject *held = Py_XNewRef((PyObject *)(void *)(self != NULL ? self : elsewhere));
-    int result = -1;
-    if (self != NULL) {
-        result = leave(override, chain, self, what);
-    }
-    else if (elsewhere != NULL) {
-        end_block(elsewhere);
-        result = raise_away(what);
-    }
-    else {
+    else if (home == 0) {
         PyErr_Format(PyExc_RuntimeError,
                      "the %s is not entered here, or its block ended elsewhere", what);
     }
     Py_XDECREF(held);
     Py_DECREF(chain);
-    return result;
+    return home > 0 ? 0 : -1;
 }

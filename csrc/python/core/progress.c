@@ -2,6 +2,7 @@
 #include "python/core/progress.h"
 
 #include "python/core/arguments.h"
+#include "python/core/errors.h"
 
 int
 cm_progress_open(PyObject *object, const char *title, cm_progress *out)
@@ -36,8 +37,7 @@ cm_progress_tell(const cm_progress *progress, uint64_t done, uint64_t total)
 int
 cm_progress_close(cm_progress *progress)
 {
-    PyObject *type, *value, *traceback;
-    PyErr_Fetch(&type, &value, &traceback);
+    cm_kept_error kept = cm_error_keep();
     int result = 0;
     if (progress->is_bar && progress->tell != NULL) {
         PyObject *answer = PyObject_CallMethod(progress->tell, "close", NULL);
@@ -45,8 +45,8 @@ cm_progress_close(cm_progress *progress)
         Py_XDECREF(answer);
     }
     Py_CLEAR(progress->tell);
-    if (type != NULL) {
-        PyErr_Restore(type, value, traceback);
+    if (kept.type != NULL) {
+        cm_error_restore(kept);
         result = -1;
     }
     return result;

@@ -41,38 +41,25 @@ cm_pool_object_new(cm_state *state, cm_pool *pool, uint64_t number)
     return op;
 }
 
-/* The state is entered: a collection may run Python code while this is made. */
-static PyObject *
-find_default(cm_state *state, cm_kind kind, int device)
-{
-    unsigned flags = cm_kinds[kind].flags;
-    cm_pool *pool = cm_state_pool(state, kind, flags, device);
-    if (pool == NULL) {
-        return NULL;
-    }
-    if (state->default_pools == NULL) {
-        state->default_pools = PyDict_New();
-    }
-    PyObject *key = Py_BuildValue("(ii)", (int)kind, device);
-    PyObject *op = NULL;
-    if (state->default_pools != NULL && key != NULL) {
-        op = Py_XNewRef(PyDict_GetItemWithError(state->default_pools, key));
-        if (op == NULL && !PyErr_Occurred()) {
-            op = cm_pool_object_new(state, pool, 0);
-            if (op != NULL && PyDict_SetItem(state->default_pools, key, op) < 0) {
-                Py_CLEAR(op);
-            }
-        }
-    }
-    Py_XDECREF(key);
-    return op;
-}
-
 PyObject *
 cm_pool_object_default(cm_state *state, cm_kind kind, int device)
 {
-    cm_state_enter(state);
-    PyObject *op = find_default(state, kind, device);
+    cm_state_enter(state); /* a collection may run Python code while this is made */
+    cm_pool *pool = cm_state_pool(state, kind, cm_kinds[kind].flags, device);
+    if (pool != NULL && state->default_pools == NULL) {
+        state->default_pools = PyDict_New();
+    }
+    PyObject *pools = pool == NULL ? NULL : state->default_pools;
+    PyObject *key = pools == NULL ? NULL : Py_BuildValue("(ii)", (int)kind, device);
+    PyObject *op = key == NULL ? NULL : PyDict_GetItemWithError(pools, key);
+    Py_XINCREF(op);
+    if (key != NULL && op == NULL && !PyErr_Occurred()) {
+        op = cm_pool_object_new(state, pool, 0);
+        if (op != NULL && PyDict_SetItem(pools, key, op) < 0) {
+            Py_CLEAR(op);
+        }
+    }
+    Py_XDECREF(key);
     cm_state_leave(state);
     return op;
 }
