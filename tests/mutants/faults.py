@@ -452,7 +452,7 @@ FAULTS = [
         "read-only registration written",
         "csrc/runtime/emulated/copy.c",
         "the emulated device writes to memory registered for reading",
-        "(place->flags & CM_REGISTER_READ_ONLY) != 0;",
+        "(place->range->flags & CM_REGISTER_READ_ONLY) != 0;",
         "false;",
         [
             "tests/c/test_emulated_memory.c::"

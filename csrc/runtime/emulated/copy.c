@@ -57,7 +57,7 @@ static bool
 is_read_only(const cm_emulated_place *place)
 {
     return place->kind == CM_EMULATED_REGISTERED
-           && (place->flags & CM_REGISTER_READ_ONLY) != 0;
+           && (place->range->flags & CM_REGISTER_READ_ONLY) != 0;
 }
 
 /* One end of a copy: inside one range, whose registration is then held, or plain

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Modules and kernels of the emulated device: the PTX text is kept and asked for names,
- * and the kernels that cumem has are run in C. */
+/* Modules and kernels of the emulated device: PTX text is asked for names, and the
+ * kernels that cumem has are run in C. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -11,12 +11,17 @@
 enum { THREADS_PER_BLOCK_MAX = 1024, MODULE_STEP = 16 };
 
 /* A function's handle is its module's plus which kernel it is. */
-typedef enum kernel { NO_KERNEL, STRIDED, TABLE, KERNEL_COUNT } kernel;
+enum { STRIDED = 1, TABLE, KERNEL_COUNT };
+
+static const char *const names[KERNEL_COUNT] = {
+    [STRIDED] = CM_STRIDED_KERNEL_NAME,
+    [TABLE] = CM_TABLE_KERNEL_NAME,
+};
 
 typedef struct module {
     int device;
+    bool has[KERNEL_COUNT];
     bool is_named[KERNEL_COUNT]; /* the function's handle was asked for */
-    char *ptx;                   /* owned */
 } module;
 
 typedef struct launch {
@@ -29,15 +34,6 @@ typedef struct launch {
     int64_t src_low;
     uint32_t piece; /* table: the one to copy */
 } launch;
-
-static void
-module_free(module *gone)
-{
-    if (gone != NULL) {
-        free(gone->ptx);
-        free(gone);
-    }
-}
 
 int32_t
 cm_emulated_op_module_load(cm_runtime *rt, const char *ptx, uint64_t *out)
@@ -54,10 +50,12 @@ cm_emulated_op_module_load(cm_runtime *rt, const char *ptx, uint64_t *out)
         return CM_CUDA_OUT_OF_MEMORY;
     }
     made->device = cm_emulated_self(rt)->device;
-    made->ptx = strdup(ptx);
+    for (int k = 1; k < KERNEL_COUNT; k++) {
+        made->has[k] = strstr(ptx, names[k]) != NULL;
+    }
     uint64_t handle = 0x40000000 + MODULE_STEP * emulated->next_module;
-    if (made->ptx == NULL || !cm_emulated_table_add(&emulated->modules, handle, made)) {
-        module_free(made);
+    if (!cm_emulated_table_add(&emulated->modules, handle, made)) {
+        free(made);
         return CM_CUDA_OUT_OF_MEMORY;
     }
     emulated->next_module++;
@@ -69,7 +67,7 @@ int32_t
 cm_emulated_op_module_unload(cm_runtime *rt, uint64_t handle)
 {
     module *gone = cm_emulated_table_remove(&cm_emulated_of(rt)->modules, handle);
-    module_free(gone);
+    free(gone);
     return gone != NULL ? 0 : CM_CUDA_INVALID_HANDLE;
 }
 
@@ -84,15 +82,14 @@ cm_emulated_op_module_function(cm_runtime *rt, uint64_t handle, const char *name
     if (from == NULL) {
         return CM_CUDA_INVALID_HANDLE;
     }
-    kernel found = strcmp(name, CM_STRIDED_KERNEL_NAME) == 0 ? STRIDED
-                   : strcmp(name, CM_TABLE_KERNEL_NAME) == 0 ? TABLE
-                                                             : NO_KERNEL;
-    if (found == NO_KERNEL || strstr(from->ptx, name) == NULL) {
-        return CM_CUDA_SYMBOL_NOT_FOUND;
+    for (unsigned k = 1; k < KERNEL_COUNT; k++) {
+        if (from->has[k] && strcmp(name, names[k]) == 0) {
+            from->is_named[k] = true;
+            *out = handle + k;
+            return 0;
+        }
     }
-    from->is_named[found] = true;
-    *out = handle + found;
-    return 0;
+    return CM_CUDA_SYMBOL_NOT_FOUND;
 }
 
 void
@@ -101,7 +98,7 @@ cm_emulated_modules_reset(cm_emulated *emulated, int device)
     cm_emulated_table *modules = &emulated->modules;
     for (size_t i = modules->count; i-- > 0;) {
         if (device < 0 || ((module *)modules->entries[i].object)->device == device) {
-            module_free(cm_emulated_table_remove(modules, modules->entries[i].key));
+            free(cm_emulated_table_remove(modules, modules->entries[i].key));
         }
     }
 }

@@ -218,7 +218,6 @@ typedef struct cm_emulated_place {
     uint64_t nbytes;
     cm_emulated_kind kind;
     int device;
-    unsigned flags;
     uint64_t access;      /* by device index: which may touch all of it */
     cm_address address;   /* the same byte for devices */
     void *host;           /* the same byte for the host; NULL for device memory */
