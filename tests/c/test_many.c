@@ -20,7 +20,8 @@ test_table_copies_every_alignment_and_size(void)
     open_world(&w);
     memory a = take_memory(&w, CM_KIND_DEVICE, 0, 50000);
     memory b = take_memory(&w, CM_KIND_MAPPED, 0, 50000);
-    cm_kernels_init(&kernels, w.rt, cm_table_ptx, CM_TABLE_KERNEL_NAME);
+    kernels =
+        (cm_kernels){.rt = w.rt, .text = cm_table_ptx, .name = CM_TABLE_KERNEL_NAME};
     cm_device_guard guard;
     MUST(cm_device_enter(w.rt, 0, &guard));
     number_bytes(&b, 3);
@@ -57,7 +58,8 @@ test_table_launches_when_it_is_full(void)
     open_world(&w);
     memory a = take_memory(&w, CM_KIND_DEVICE, 0, ROOM * 2);
     memory b = take_memory(&w, CM_KIND_DEVICE, 0, ROOM * 2);
-    cm_kernels_init(&kernels, w.rt, cm_table_ptx, CM_TABLE_KERNEL_NAME);
+    kernels =
+        (cm_kernels){.rt = w.rt, .text = cm_table_ptx, .name = CM_TABLE_KERNEL_NAME};
     MUST(cm_device_enter(w.rt, 0, &guard));
     number_bytes(&b, 1);
     memset(a.bytes, 0, a.nbytes);

@@ -21,18 +21,6 @@ enum {
     MAX_BLOCK_COUNT = 1 << 14, /* threads then take several elements each */
 };
 
-void
-cm_kernels_init(cm_kernels *kernels, cm_runtime *rt, const char *text, const char *name)
-{
-    kernels->rt = rt;
-    kernels->text = text;
-    kernels->name = name;
-    for (int device = 0; device < CM_MAX_DEVICES; device++) {
-        atomic_init(&kernels->functions[device], 0);
-        kernels->modules[device] = 0;
-    }
-}
-
 cm_status
 cm_kernels_fini(cm_kernels *kernels)
 {

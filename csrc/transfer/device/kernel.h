@@ -13,18 +13,15 @@
 extern const char cm_strided_ptx[];
 extern const char cm_table_ptx[];
 
-/* One kernel on all devices. */
+/* One kernel on all devices. Zero but for the first three until it is used. */
 typedef struct cm_kernels {
-    cm_runtime *rt;   /* borrowed */
-    const char *text; /* static */
-    const char *name;
+    cm_runtime *rt;                             /* borrowed */
+    const char *text;                           /* static: PTX with a kernel */
+    const char *name;                           /* of this name */
     _Atomic uint64_t functions[CM_MAX_DEVICES]; /* 0: not loaded */
     uint64_t modules[CM_MAX_DEVICES];           /* owned */
 } cm_kernels;
 
-/* `text` is PTX with a kernel `name`. */
-void cm_kernels_init(cm_kernels *kernels, cm_runtime *rt, const char *text,
-                     const char *name);
 /* Unloads, once nobody uses them any more. Fails: the first failure; everything is still tried. */
 CM_NODISCARD cm_status cm_kernels_fini(cm_kernels *kernels);
 

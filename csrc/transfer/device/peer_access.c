@@ -8,18 +8,6 @@ enum {
     MAX_STEPS = 64,        /* of regions with gaps so much is asked about */
 };
 
-void
-cm_peer_access_init(cm_peer_access *access, cm_runtime *rt)
-{
-    access->rt = rt;
-    for (int device = 0; device < CM_MAX_DEVICES; device++) {
-        atomic_init(&access->asked[device], 0);
-        atomic_init(&access->able[device], 0);
-        atomic_init(&access->enabled[device], 0);
-    }
-    atomic_init(&access->denied, false);
-}
-
 static bool
 may_use(cm_runtime *rt, cm_address address, int wanted)
 {

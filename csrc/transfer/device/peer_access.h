@@ -10,7 +10,8 @@
 
 #include "transfer/plan/plan.h"
 
-/* Bits by the index of the device whose memory it is. */
+/* Bits by the index of the device whose memory it is. Zero but for `rt` until it is
+ * asked. */
 typedef struct cm_peer_access {
     cm_runtime *rt; /* borrowed */
     _Atomic uint64_t asked[CM_MAX_DEVICES];
@@ -18,8 +19,6 @@ typedef struct cm_peer_access {
     _Atomic uint64_t enabled[CM_MAX_DEVICES];
     atomic_bool denied; /* for tests: no device reaches another */
 } cm_peer_access;
-
-void cm_peer_access_init(cm_peer_access *access, cm_runtime *rt);
 
 /* Has either been let into the other's memory? Asks nobody. */
 bool cm_peer_access_is_enabled(const cm_peer_access *access, int device, int other);

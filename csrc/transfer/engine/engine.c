@@ -10,19 +10,20 @@ cm_engine_create(cm_runtime *rt, cm_registry *registry, cm_engine **out)
     cm_engine *engine = calloc(1, sizeof(*engine));
     CM_TRY(cm_allocated(engine != NULL, sizeof(*engine)));
     atomic_init(&engine->refs, 1);
-    atomic_init(&engine->over, false);
     engine->rt = rt;
     engine->registry = registry;
     cm_tuning_init(&engine->tuning);
     engine->drain_ns = CM_DRAIN_NS;
-    cm_peer_access_init(&engine->peers, rt);
+    engine->peers.rt = rt;
     cm_list_init(&engine->watched);
     cm_list_init(&engine->unread);
     cm_list_init(&engine->going_on);
     cm_list_init(&engine->short_jobs);
     cm_list_init(&engine->long_jobs);
-    cm_kernels_init(&engine->kernels, rt, cm_strided_ptx, CM_STRIDED_KERNEL_NAME);
-    cm_kernels_init(&engine->tables, rt, cm_table_ptx, CM_TABLE_KERNEL_NAME);
+    engine->kernels =
+        (cm_kernels){.rt = rt, .text = cm_strided_ptx, .name = CM_STRIDED_KERNEL_NAME};
+    engine->tables =
+        (cm_kernels){.rt = rt, .text = cm_table_ptx, .name = CM_TABLE_KERNEL_NAME};
     cm_mutex_init(&engine->lock);
     cm_cond_init(&engine->changed);
     cm_cond_init(&engine->work);

@@ -18,7 +18,6 @@ cm_file_job_create(const cm_file_request *request, cm_file_job **out)
     cm_file_job *file = calloc(1, sizeof(*file));
     CM_TRY(cm_allocated(file != NULL, sizeof(*file)));
     cm_mutex_init(&file->lock);
-    atomic_init(&file->direct_refused, false);
     file->request = request;
     for (int i = 0; i < CM_SLOT_MAX; i++) {
         file->chunks[i].file = file;
