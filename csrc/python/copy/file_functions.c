@@ -14,7 +14,6 @@ typedef struct file_call {
     cm_call call;
     PyObject *open;   /* borrowed: called for the descriptor when all ends are good */
     cm_stream *given; /* borrowed; NULL: the current streams */
-    uint64_t number;  /* as of copy_many() */
     uint64_t nbytes;  /* of all ends */
     Py_ssize_t count;
     Py_ssize_t end_count;  /* ends that are initialised */
@@ -72,29 +71,14 @@ is_on_device(const cm_file_range *range)
 
 /* -- order and lifetime ------------------------------------------------------------------- */
 
-/* Each storage once, however many ends it has. */
-static int
-take_end(file_call *call, cm_storage *storage)
-{
-    if (storage->many_call == call->number) {
-        return 0;
-    }
-    storage->many_call = call->number;
-    return cm_call_come_after(&call->call, storage, CM_EXTENT_ALL(true)) < 0
-                   || cm_call_keep_storage(&call->call, storage) < 0
-               ? -1
-               : 0;
-}
-
 static int
 take_ends(file_call *call)
 {
-    call->number = ++call->call.state->many_count;
     for (Py_ssize_t i = 0; i < call->end_count; i++) {
         const cm_operand *end = &call->ends[i];
-        if ((end->storage == NULL ? cm_call_keep_object(&call->call, end->keep)
-                                  : take_end(call, end->storage))
-            < 0) {
+        if ((end->storage != NULL
+             && cm_call_come_after(&call->call, end->storage, CM_EXTENT_ALL(true)) < 0)
+            || cm_call_keep(&call->call, end) < 0) {
             return -1;
         }
     }
