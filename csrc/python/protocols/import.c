@@ -363,17 +363,17 @@ cm_import_array(cm_state *state, PyObject *array)
 static int
 check_suboffsets(PyObject *view)
 {
-    PyObject *suboffsets = PyObject_GetAttrString(view, "suboffsets");
-    if (suboffsets == NULL) {
+    Py_buffer bytes;
+    if (PyObject_GetBuffer(view, &bytes, PyBUF_FULL_RO) < 0) {
         return -1;
     }
-    Py_ssize_t count = PyObject_Size(suboffsets);
-    Py_DECREF(suboffsets);
-    if (count > 0) {
+    bool is_indirect = bytes.suboffsets != NULL;
+    PyBuffer_Release(&bytes);
+    if (is_indirect) {
         PyErr_SetString(PyExc_BufferError,
                         "a buffer with suboffsets is not one piece of memory");
     }
-    return count == 0 ? 0 : -1;
+    return is_indirect ? -1 : 0;
 }
 
 PyObject *
@@ -383,18 +383,12 @@ cm_import_buffer(cm_state *state, PyObject *object)
         return Py_NewRef(Py_NotImplemented);
     }
     PyObject *view = PyMemoryView_FromObject(object);
-    if (view == NULL) {
-        return NULL;
-    }
-    PyObject *array = NULL;
-    if (check_suboffsets(view) == 0) {
-        array = cm_numpy_as_array(view, NULL); /* holds the view, and so the export */
-    }
-    Py_DECREF(view);
-    if (array == NULL) {
-        return NULL;
-    }
-    PyObject *buffer = cm_import_array(state, array);
-    Py_DECREF(array);
+    /* holds the view, and so the export */
+    PyObject *array = view == NULL || check_suboffsets(view) < 0
+                          ? NULL
+                          : cm_numpy_as_array(view, NULL);
+    PyObject *buffer = array == NULL ? NULL : cm_import_array(state, array);
+    Py_XDECREF(array);
+    Py_XDECREF(view);
     return buffer;
 }
