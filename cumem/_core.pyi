@@ -2035,10 +2035,8 @@ def _copy_part(
     will order after it.
     """
 
-def _fill(
-    buffer: Buffer, element: np.ndarray[Any, Any] | None, stream: object, /
-) -> None:
-    """What `Buffer.fill` comes to: an array of one element, of its dtype; None: zeros."""
+def _fill(buffer: Buffer, element: np.ndarray[Any, Any], stream: object, /) -> None:
+    """What `Buffer.fill` comes to: an array of one element, of its dtype."""
 
 def _at_exit(others_run: bool, /) -> None:
     """Wait for unfinished transfers and, where no other thread may be inside the engine

@@ -78,7 +78,7 @@ def zeros(
     buffer = _core.empty(
         shape, dtype, order=order, **_place(kind, device, stream, pool)
     )
-    _core._fill(buffer, None, stream)
+    _core._fill(buffer, np.zeros((), buffer.dtype), stream)
     return buffer
 
 

@@ -139,30 +139,18 @@ find_stream(const cm_buffer *self, PyObject *object)
 
 /* -- fill() ------------------------------------------------------------------------------- */
 
-/* By an array of one element, of the buffer's dtype; None: by zeros. */
+/* By an array of one element, of the buffer's dtype. */
 static int
 fill_by(cm_buffer *self, PyObject *element, cm_stream *stream, bool named)
 {
-    cm_region region = {.host = NULL};
-    PyObject *dtype = NULL;
+    cm_region region;
+    PyObject *dtype;
     bool readonly;
-    if (element != Py_None
-        && cm_numpy_region(element, &region, &dtype, &readonly) < 0) {
+    if (cm_numpy_region(element, &region, &dtype, &readonly) < 0) {
         return -1;
     }
-    Py_XDECREF(dtype);
-    if (cm_buffer_nbytes(self) == 0) {
-        return 0;
-    }
-    void *zeros = PyMem_Calloc(1, (size_t)self->itemsize);
-    if (zeros == NULL) {
-        PyErr_NoMemory();
-        return -1;
-    }
-    int result =
-        run_fill(self, region.host == NULL ? zeros : region.host, stream, named);
-    PyMem_Free(zeros);
-    return result;
+    Py_DECREF(dtype);
+    return cm_buffer_nbytes(self) == 0 ? 0 : run_fill(self, region.host, stream, named);
 }
 
 static PyObject *
