@@ -169,9 +169,8 @@ def copy_counts() -> dict[str, int]:
         for i in range(at["route_count"])
     ]
     names += [b"quick", b"bounced", b"pieces"]
-    numbers = (c_uint64 * len(names))()
-    out = (c_void_p, ctypes.addressof(numbers))
-    _call("cm_engine_read_counts", None, (c_void_p, engine), out)
+    counts = _call("cm_engine_counts", c_void_p, (c_void_p, engine))
+    numbers = (c_uint64 * len(names)).from_address(counts)
     return {name.decode(): n for name, n in zip(names, numbers, strict=True)}
 
 

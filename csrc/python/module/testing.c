@@ -53,7 +53,7 @@ addresses(PyObject *module, PyObject *Py_UNUSED(unused))
         NAMED(cm_engine_count_pending),
         NAMED(cm_engine_deny_peers),
         NAMED(cm_engine_poll),
-        NAMED(cm_engine_read_counts),
+        NAMED(cm_engine_counts),
         NAMED(cm_faults_count),
         NAMED(cm_faults_count_held),
         NAMED(cm_faults_delay),

@@ -33,6 +33,12 @@ cm_engine_create(cm_runtime *rt, cm_registry *registry, cm_engine **out)
     return cm_ok();
 }
 
+const cm_copy_counts *
+cm_engine_counts(const cm_engine *engine)
+{
+    return &engine->counts;
+}
+
 cm_engine *
 cm_engine_hold(cm_engine *engine)
 {

@@ -8,6 +8,8 @@
 #ifndef CM_TRANSFER_ENGINE_ENGINE_H
 #define CM_TRANSFER_ENGINE_ENGINE_H
 
+#include <stdatomic.h>
+
 #include "pool/pool.h"
 #include "pool/registry.h"
 #include "transfer/engine/handle.h"
@@ -143,6 +145,16 @@ bool cm_engine_has_unread(const cm_engine *engine);
 
 /* Transfers that have failed or were cancelled, ever. No lock. */
 uint64_t cm_engine_count_failed(const cm_engine *engine);
+
+/* What copies have done so far, for tests and benchmarks. */
+typedef struct cm_copy_counts {
+    _Atomic uint64_t routes[CM_ROUTE_COUNT]; /* copies that ended, failed ones too */
+    _Atomic uint64_t quick; /* short ones made by the calling thread: not among these */
+    _Atomic uint64_t bounced; /* of them, through a page-locked block */
+    _Atomic uint64_t pieces;  /* of all that were cut */
+} cm_copy_counts;
+
+const cm_copy_counts *cm_engine_counts(const cm_engine *engine);
 
 /* Unfinished transfers. */
 uint64_t cm_engine_count_pending(cm_engine *engine);

@@ -66,13 +66,10 @@ struct cm_engine {
     cm_registry *registry; /* borrowed */
     cm_relief *relief;     /* with its argument; set once; NULL: none */
     void *relief_argument;
-    atomic_uint cpu_count;                         /* 0: not asked yet */
-    _Atomic uint64_t route_counts[CM_ROUTE_COUNT]; /* see cm_copy_counts */
-    _Atomic uint64_t short_count;
-    _Atomic uint64_t failed_count; /* tickets: see cm_engine_count_failed */
-    _Atomic uint64_t short_end_ns; /* of the last shared short copy */
-    _Atomic uint64_t bounced_count;
-    _Atomic uint64_t piece_count;
+    atomic_uint cpu_count; /* 0: not asked yet */
+    cm_copy_counts counts;
+    _Atomic uint64_t failed_count;           /* tickets: see cm_engine_count_failed */
+    _Atomic uint64_t short_end_ns;           /* of the last shared short copy */
     atomic_uint ring_counts[CM_MAX_DEVICES]; /* rings under way to or from each */
     atomic_uint pair_count;                  /* jobs whose block is for two pieces */
     atomic_uint pair_wish_count;             /* ... that got none for one */

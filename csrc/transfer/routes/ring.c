@@ -80,7 +80,8 @@ cm_ring_destroy(cm_job *job)
         return;
     }
     cm_ring_stop(job);
-    atomic_fetch_add_explicit(&engine->piece_count, ring->begun, memory_order_relaxed);
+    atomic_fetch_add_explicit(&engine->counts.pieces, ring->begun,
+                              memory_order_relaxed);
     for (uint32_t i = 0; i < job->plan.slot_count; i++) {
         cm_slot *s = &ring->slots[i];
         nbytes += s->pinned != NULL ? job->plan.piece_nbytes : 0;

@@ -459,7 +459,7 @@ take_block(short_copy *c)
             return NULL;
         }
     }
-    atomic_fetch_add_explicit(&c->engine->bounced_count, 1, memory_order_relaxed);
+    atomic_fetch_add_explicit(&c->engine->counts.bounced, 1, memory_order_relaxed);
     cut_into_pieces(c);
     return pool;
 }
@@ -543,7 +543,7 @@ cm_engine_try_short_copy(cm_engine *engine, const cm_copy_request *request,
     bool is_made = share_ends(engine, request, &shares) && is_free(&c)
                    && (!c.locked || share_ends(engine, request, &shares));
     if (is_made) {
-        atomic_fetch_add_explicit(&engine->short_count, 1, memory_order_relaxed);
+        atomic_fetch_add_explicit(&engine->counts.quick, 1, memory_order_relaxed);
         *out = copy(&c);
         *kept = c.kept;
     }

@@ -95,14 +95,3 @@ cm_engine_explain(cm_engine *engine, const cm_copy_request *request,
     free(job);
     return status;
 }
-
-void
-cm_engine_read_counts(cm_engine *engine, cm_copy_counts *out)
-{
-    for (int route = 0; route < CM_ROUTE_COUNT; route++) {
-        out->routes[route] = atomic_load(&engine->route_counts[route]);
-    }
-    out->quick = atomic_load(&engine->short_count);
-    out->bounced = atomic_load(&engine->bounced_count);
-    out->pieces = atomic_load(&engine->piece_count);
-}

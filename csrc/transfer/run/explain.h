@@ -26,14 +26,4 @@ CM_NODISCARD cm_status cm_engine_explain(cm_engine *engine,
                                          const cm_copy_request *request,
                                          cm_explanation *out);
 
-/* What copies have done so far, for tests and benchmarks. */
-typedef struct cm_copy_counts {
-    uint64_t routes[CM_ROUTE_COUNT]; /* copies that ended, failed ones too */
-    uint64_t quick; /* short ones made by the calling thread: not among these */
-    uint64_t bounced;
-    uint64_t pieces; /* of all that were cut */
-} cm_copy_counts;
-
-void cm_engine_read_counts(cm_engine *engine, cm_copy_counts *out);
-
 #endif

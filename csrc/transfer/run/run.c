@@ -208,7 +208,7 @@ void
 cm_job_destroy(cm_job *job)
 {
     cm_engine *engine = job->engine;
-    atomic_fetch_add_explicit(&engine->route_counts[job->plan.route], 1,
+    atomic_fetch_add_explicit(&engine->counts.routes[job->plan.route], 1,
                               memory_order_relaxed);
     cm_ring_destroy(job);
     cm_targets_destroy(job);
