@@ -214,10 +214,17 @@ cm_buffer_transpose(PyObject *object, PyObject *axes)
 PyObject *
 cm_buffer_get_transposed(PyObject *object, void *closure CM_UNUSED)
 {
-    PyObject *no_axes = PyTuple_New(0);
-    PyObject *view = no_axes == NULL ? NULL : cm_buffer_transpose(object, no_axes);
-    Py_XDECREF(no_axes);
-    return view;
+    cm_buffer *self = (cm_buffer *)object;
+    int64_t shape[CM_MAX_NDIM];
+    int64_t strides[CM_MAX_NDIM];
+    for (int i = 0; i < self->ndim; i++) {
+        shape[i] = cm_buffer_shape(self)[self->ndim - 1 - i];
+        strides[i] = cm_buffer_strides(self)[self->ndim - 1 - i];
+    }
+    return cm_buffer_check_open(self) < 0
+               ? NULL
+               : cm_buffer_new_view(self, NULL, self->offset, self->dtype, self->ndim,
+                                    shape, strides);
 }
 
 PyObject *
