@@ -38,11 +38,17 @@ int
 cm_check_pair(const char *before, const cm_operand *dst, const cm_operand *src,
               cm_region *stretched)
 {
-    *stretched = src->region;
+    const cm_region *wanted = &dst->region;
+    const cm_region *given = &src->region;
+    *stretched = *given;
     return cm_check_dtypes(before, dst, src) < 0 ? -1
-           : cm_is_ok(cm_region_broadcast(&dst->region, stretched))
+           : cm_is_ok(cm_region_broadcast(wanted, stretched))
                ? 0
-               : cm_refuse_shapes(before, &dst->region, &src->region);
+               : cm_package_refuse(
+                     "extension.foreign_memory", "refuse_shapes",
+                     Py_BuildValue("(sNN)", before,
+                                   cm_tuple_from(wanted->shape, wanted->ndim),
+                                   cm_tuple_from(given->shape, given->ndim)));
 }
 
 int

@@ -25,9 +25,8 @@ refuse(const char *format, ...)
 
 /* -- a tensor ----------------------------------------------------------------------- */
 
-/* Ours until it is handed on; of a capsule, or without one. */
+/* Ours until it is handed on. */
 typedef struct taken {
-    PyObject *capsule;          /* borrowed; or NULL */
     void *managed;              /* a cm_dl_versioned or a cm_dl_legacy, which has its */
     void (*drop)(void *);       /* end in this one */
     const cm_dl_tensor *tensor; /* in it; NULL where its version is not ours */
@@ -53,11 +52,11 @@ drop_legacy(void *argument)
 }
 
 static taken
-tensor_of_versioned(PyObject *capsule, cm_dl_versioned *managed)
+tensor_of_versioned(cm_dl_versioned *managed)
 {
     bool ours = managed->version.major == CM_DL_MAJOR; /* else the rest lies elsewhere
                                                         */
-    return (taken){capsule, managed, drop_versioned, ours ? &managed->tensor : NULL,
+    return (taken){managed, drop_versioned, ours ? &managed->tensor : NULL,
                    ours ? managed->flags : 0};
 }
 
@@ -67,15 +66,14 @@ static bool
 open_capsule(PyObject *capsule, taken *out)
 {
     if (PyCapsule_IsValid(capsule, CM_DL_VERSIONED_NAME)) {
-        *out = tensor_of_versioned(capsule,
-                                   PyCapsule_GetPointer(capsule, CM_DL_VERSIONED_NAME));
+        *out = tensor_of_versioned(PyCapsule_GetPointer(capsule, CM_DL_VERSIONED_NAME));
         return PyCapsule_SetName(capsule, CM_DL_VERSIONED_USED) == 0;
     }
     cm_dl_legacy *managed = PyCapsule_IsValid(capsule, CM_DL_LEGACY_NAME)
                                 ? PyCapsule_GetPointer(capsule, CM_DL_LEGACY_NAME)
                                 : NULL;
     if (managed != NULL) {
-        *out = (taken){capsule, managed, drop_legacy, &managed->tensor, 0};
+        *out = (taken){managed, drop_legacy, &managed->tensor, 0};
         return PyCapsule_SetName(capsule, CM_DL_LEGACY_USED) == 0;
     }
     return false;
@@ -380,7 +378,7 @@ import_exchange(cm_state *state, PyObject *object, cm_stream *given, uint64_t un
     if (left != 0) {
         return left > 0 ? Py_NewRef(Py_NotImplemented) : NULL;
     }
-    taken from = tensor_of_versioned(NULL, managed);
+    taken from = tensor_of_versioned(managed);
     uint64_t handle;
     PyObject *buffer = NULL;
     left = ask_stream(table, from.tensor, &handle);

@@ -184,9 +184,6 @@ init_value(cm_state *state, cm_operand *operand, PyObject *object,
     /* what was made of a value just now is ordinary memory */
     int result = init_array(state, operand, array, plain ? UINT64_MAX : 0);
     Py_DECREF(array);
-    if (result == 0) {
-        operand->is_scalar = operand->region.ndim == 0;
-    }
     return result;
 }
 
@@ -249,7 +246,6 @@ cm_operand_init(cm_state *state, cm_operand *operand, PyObject *object,
     operand->locked = NULL;
     operand->storage = NULL;
     operand->readonly = false;
-    operand->is_scalar = false;
     if (cm_buffer_check(state, object)) {
         return init_buffer(operand, object);
     }
@@ -279,13 +275,4 @@ cm_operand_fini(cm_operand *operand)
     Py_CLEAR(operand->dtype);
     Py_CLEAR(operand->locked);
     Py_CLEAR(operand->keep);
-}
-
-int
-cm_refuse_shapes(const char *before, const cm_region *dst, const cm_region *src)
-{
-    return cm_package_refuse("extension.foreign_memory", "refuse_shapes",
-                             Py_BuildValue("(sNN)", before,
-                                           cm_tuple_from(dst->shape, dst->ndim),
-                                           cm_tuple_from(src->shape, src->ndim)));
 }

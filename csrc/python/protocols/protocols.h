@@ -56,8 +56,6 @@ typedef struct cm_operand {
     cm_storage *storage; /* borrowed from `keep` when it is one of our buffers; else
                             NULL */
     bool readonly;
-    bool is_scalar; /* a Python or NumPy scalar: broadcast, cast to the target's dtype
-                     */
 } cm_operand;
 
 /* An array over one of our buffers shares the buffer's streams and unfinished
@@ -74,8 +72,5 @@ bool cm_operand_is_memory(const cm_state *state, PyObject *object);
 int cm_operand_init(cm_state *state, cm_operand *operand, PyObject *object,
                     PyObject *target_dtype, cm_stream *stream, bool is_short);
 void cm_operand_fini(cm_operand *operand);
-/* ValueError "{before}the source of shape … does not fit the target of …"; always -1.
- */
-int cm_refuse_shapes(const char *before, const cm_region *dst, const cm_region *src);
 
 #endif
