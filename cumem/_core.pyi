@@ -2046,9 +2046,9 @@ def _at_exit(others_run: bool, /) -> None:
 def _freeze(buffer: Buffer, /) -> None:
     """Have a buffer that nobody else has seen yet be read-only."""
 
-def _raw_copy(dst: Buffer, src: Buffer, stream: object, /) -> float:
+def _raw_copy(dst: int, src: int, nbytes: int, stream: object, /) -> float:
     """Seconds of a copy by the CUDA runtime's cudaMemcpyAsync, waited for, between
-    contiguous buffers of the same size.
+    addresses.
     """
 
 _DEVICE_ATTRIBUTES: Final[dict[str, int]]

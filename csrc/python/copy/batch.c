@@ -372,19 +372,14 @@ ask_registry(cm_registry *registry, cm_page_shares *locked, cm_piece_end *end,
 }
 
 static cm_status
-ask_all(many_pairs *self, cm_registry *registry, cm_runtime *rt, int device,
-        cm_page_shares *locked)
+ask_all(many_pairs *self, cm_registry *registry, cm_page_shares *locked)
 {
-    cm_device_guard guard;
-    CM_TRY(cm_device_enter(rt, device, &guard));
-    cm_status status = cm_ok();
-    for (uint64_t i = 0; i < self->question_count && cm_is_ok(status); i++) {
+    for (uint64_t i = 0; i < self->question_count; i++) {
         const many_question *question = &self->questions[i];
-        status = ask_registry(registry, locked, end_of(self, question),
-                              self->pieces[question->piece].nbytes);
+        CM_TRY(ask_registry(registry, locked, end_of(self, question),
+                            self->pieces[question->piece].nbytes));
     }
-    cm_device_leave(rt, &guard);
-    return status;
+    return cm_ok();
 }
 
 /* Until the engine has shares of its own. Takes them over. */
@@ -408,7 +403,8 @@ ask_about_arrays(many_pairs *self, uint64_t *failed)
     int device = self->state->current_device;
     cm_registry *registry = self->state->registry;
     cm_page_shares locked = {.count = 0};
-    cm_status status = CM_WITHOUT_GIL(ask_all(self, registry, rt, device, &locked));
+    cm_status status =
+        CM_WITHOUT_GIL(CM_ON_DEVICE(rt, device, ask_all(self, registry, &locked)));
     if (locked.count > 0 && keep_locked(self, registry, &locked) < 0) {
         return -1;
     }

@@ -32,12 +32,11 @@ stream_entry(cm_state *state, cm_storage *storage)
     cm_stream *current = cm_stream_from_object(state, Py_None, storage->device);
     cm_stream *joined;
     cm_pending pending;
-    cm_status status;
     if (current == NULL || cm_pending_take(storage, &pending) < 0) {
         cm_stream_give(state, current);
         return NULL;
     }
-    status = CM_WITHOUT_GIL(join(&pending, current, &joined));
+    cm_status status = CM_WITHOUT_GIL(join(&pending, current, &joined));
     storage->was_captured = storage->was_captured || pending.captured;
     cm_pending_give(&pending);
     int result = cm_py_check(state, status, "while ordering pending work");

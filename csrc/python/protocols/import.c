@@ -115,20 +115,6 @@ cm_locked_pages_new(cm_state *state, cm_registry *registry, cm_page_shares *shar
     return capsule;
 }
 
-/* On a thread without a context the driver knows no pointer: it is asked in the context
- * of `device`. */
-static cm_status
-ask_driver(cm_registry *registry, cm_runtime *rt, int device, const cm_import *import,
-           cm_page_shares *shares, cm_pointer_info *first, cm_pointer_info *last)
-{
-    cm_device_guard guard;
-    CM_TRY(cm_device_enter(rt, device, &guard));
-    cm_status status =
-        cm_registry_probe(registry, import->first, import->nbytes, shares, first, last);
-    cm_device_leave(rt, &guard);
-    return status;
-}
-
 /* Does all of it lie in memory the emulated device knows? A real driver would fault. */
 static bool
 is_inside_emulated(const cm_runtime *rt, const cm_import *import)
@@ -154,7 +140,11 @@ cm_import_probe(cm_state *state, cm_import *import, const char *what,
     bool waits = !cm_device_was_entered(rt, device)
                  || cm_registry_is_busy(registry, import->first, import->nbytes);
     PyThreadState *thread = waits ? PyEval_SaveThread() : NULL;
-    cm_status status = ask_driver(registry, rt, device, import, &shares, info, &last);
+    /* On a thread without a context the driver knows no pointer. */
+    cm_status status =
+        CM_ON_DEVICE(rt, device,
+                     cm_registry_probe(registry, import->first, import->nbytes, &shares,
+                                       info, &last));
     if (thread != NULL) {
         PyEval_RestoreThread(thread);
     }
