@@ -72,12 +72,6 @@ request_set_shape(request *self, PyObject *shape, PyObject *dtype, PyObject *ord
                : 0;
 }
 
-static int
-request_set_order_like(request *self, PyObject *order)
-{
-    return cm_arg_order(or_none(order), "order", true, 'K', &self->order);
-}
-
 /* The device is that of the pool where one is given alone. */
 static int
 request_set_place(request *self, PyObject *device, PyObject *pool)
@@ -142,15 +136,6 @@ request_allocate(const request *self)
     return cm_buffer_allocate(self->state, self->pool, self->kind, self->flags,
                               self->device, self->dtype, self->ndim, self->shape,
                               self->order, stream);
-}
-
-static PyObject *
-request_allocate_like(const request *self, const cm_region *like)
-{
-    cm_stream *stream = cm_kind_is_ordered(self->kind) ? self->stream : NULL;
-    return cm_buffer_allocate_like(self->state, self->pool, self->kind, self->flags,
-                                   self->device, self->dtype, like, self->order,
-                                   stream);
 }
 
 /* The layout and dtype of an array or a Buffer. Nothing else of `like` matters. */
@@ -248,7 +233,10 @@ allocate_like(request *self, PyObject *prototype, PyObject *kind)
     cm_region like;
     PyObject *buffer = NULL;
     if (request_take_layout(self, layout, &like) == 0) {
-        buffer = request_allocate_like(self, &like);
+        cm_stream *stream = cm_kind_is_ordered(self->kind) ? self->stream : NULL;
+        buffer = cm_buffer_allocate_like(self->state, self->pool, self->kind,
+                                         self->flags, self->device, self->dtype, &like,
+                                         self->order, stream);
     }
     Py_DECREF(layout);
     return buffer;
@@ -270,7 +258,8 @@ empty_like(PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyObject *
         PyObject *device = cm_arg_is_given(values[6])
                                ? Py_NewRef(or_none(values[4]))
                                : device_like(self.state, values[0], values[4]);
-        if (device != NULL && request_set_order_like(&self, values[3]) == 0
+        if (device != NULL
+            && cm_arg_order_like(or_none(values[3]), "order", 'K', &self.order) == 0
             && request_set_kind(&self, kind, device, values[5], values[6], false)
                    == 0) {
             buffer = allocate_like(&self, values[0], kind);

@@ -15,6 +15,7 @@ typedef struct file_call {
     PyObject *open;   /* borrowed: called for the descriptor when all ends are good */
     cm_stream *given; /* borrowed; NULL: the current streams */
     uint64_t nbytes;  /* of all ends */
+    uint64_t devices; /* whose memory is an end, by index */
     Py_ssize_t count;
     Py_ssize_t end_count;  /* ends that are initialised */
     cm_operand *ends;      /* owned, as are the next */
@@ -109,6 +110,7 @@ choose_streams(file_call *call)
         if (streams[device] == NULL) {
             return -1;
         }
+        call->devices |= UINT64_C(1) << device;
     }
     return 0;
 }
@@ -154,21 +156,11 @@ open_file(file_call *call)
     return result;
 }
 
-static uint64_t
-devices_of(const file_call *call)
-{
-    uint64_t devices = 0;
-    for (int device = 0; device < CM_MAX_DEVICES; device++) {
-        devices |= (uint64_t)(call->request.streams[device] != NULL) << device;
-    }
-    return devices;
-}
-
 static PyObject *
 run_call(file_call *call)
 {
     cm_state *state = call->call.state;
-    cm_engine *engine = cm_call_engine(state, devices_of(call));
+    cm_engine *engine = cm_call_engine(state, call->devices);
     if (engine == NULL || open_file(call) < 0
         || cm_call_prepare(&call->call, &call->request.copy) < 0) {
         return NULL;
