@@ -259,7 +259,7 @@ empty_like(PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyObject *
                                ? Py_NewRef(or_none(values[4]))
                                : device_like(self.state, values[0], values[4]);
         if (device != NULL
-            && cm_arg_order_like(or_none(values[3]), "order", 'K', &self.order) == 0
+            && cm_arg_order(or_none(values[3]), "order", true, 'K', &self.order) == 0
             && request_set_kind(&self, kind, device, values[5], values[6], false)
                    == 0) {
             buffer = allocate_like(&self, values[0], kind);
