@@ -280,7 +280,7 @@ run(copy_call *call)
     cm_call_take_back(&call->call);
     if (PyErr_Occurred()) {
         if (ticket != NULL) {
-            cm_ticket_release(ticket);
+            cm_ignore(cm_ticket_abandon(ticket)); /* nothing: the engine is open */
         }
         return NULL; /* Ctrl-C, even where the copy was done at the same time */
     }

@@ -74,7 +74,7 @@ go_on(cm_engine *engine, cm_list *settled)
             cm_engine_queue_job_locked(engine, next->job);
         }
         else if (next->state == CM_TICKET_SUBMITTED) { /* its parts are over */
-            next->finishing = true;
+            next->busy = true;
             cm_list_push_back(settled, &next->order_node);
         }
         else if (next->state == CM_TICKET_DONE) {
@@ -104,13 +104,6 @@ cm_ticket_enter_state_locked(cm_ticket *ticket, cm_ticket_state state, cm_list *
         go_on(engine, settled);
     }
     cm_cond_signal_all(&engine->changed);
-}
-
-void
-cm_order_follow_parts_locked(cm_ticket *whole, cm_list *settled)
-{
-    cm_list_push_back(&whole->engine->going_on, &whole->order_node);
-    go_on(whole->engine, settled);
 }
 
 void

@@ -94,16 +94,8 @@ cm_ticket_release(cm_ticket *ticket)
         || cm_engine_is_forked(engine)) {
         return;
     }
-    bool queued = false;
-    if (!cm_is_ok(ticket->status) && !ticket->read) {
-        cm_mutex_lock(&engine->lock);
-        queued = queue_unread_locked(ticket);
-        cm_mutex_unlock(&engine->lock);
-    }
-    if (!queued) {
-        free(ticket);
-        cm_engine_release(engine);
-    }
+    free(ticket);
+    cm_engine_release(engine);
 }
 
 cm_status
@@ -137,26 +129,6 @@ cm_ticket_hand_over(cm_ticket *ticket, cm_status status, cm_ticket **out)
     return status;
 }
 
-static cm_status
-take_unread(cm_engine *engine, bool end)
-{
-    cm_mutex_lock(&engine->lock);
-    cm_list *node = cm_list_pop_front(&engine->unread);
-    bool more = !cm_list_is_empty(&engine->unread);
-    atomic_store_explicit(&engine->has_unread, more, memory_order_relaxed);
-    if (node == NULL && end) {
-        atomic_store(&engine->over, true);
-    }
-    cm_mutex_unlock(&engine->lock);
-    if (node == NULL) {
-        return cm_ok();
-    }
-    cm_ticket *ticket = CM_LIST_ENTRY(node, cm_ticket, node);
-    cm_status status = ticket->status;
-    cm_ticket_release(ticket);
-    return status;
-}
-
 bool
 cm_engine_has_unread(const cm_engine *engine)
 {
@@ -166,17 +138,21 @@ cm_engine_has_unread(const cm_engine *engine)
 cm_status
 cm_engine_take_unread(cm_engine *engine)
 {
-    return cm_engine_is_forked(engine) ? cm_ok() : take_unread(engine, false);
-}
-
-cm_status
-cm_engine_end_unread(cm_engine *engine)
-{
-    cm_status first = take_unread(engine, true);
-    for (cm_status next = first; !cm_is_ok(next);) {
-        next = take_unread(engine, true);
+    if (cm_engine_is_forked(engine)) {
+        return cm_ok();
     }
-    return first;
+    cm_mutex_lock(&engine->lock);
+    cm_list *node = cm_list_pop_front(&engine->unread);
+    bool more = !cm_list_is_empty(&engine->unread);
+    atomic_store_explicit(&engine->has_unread, more, memory_order_relaxed);
+    cm_mutex_unlock(&engine->lock);
+    if (node == NULL) {
+        return cm_ok();
+    }
+    cm_ticket *ticket = CM_LIST_ENTRY(node, cm_ticket, node);
+    cm_status status = ticket->status;
+    cm_ticket_release(ticket);
+    return status;
 }
 
 /* -- submitted, done, over --------------------------------------------------------------- */
@@ -199,18 +175,27 @@ let_go_of_those_before(cm_ticket *ticket)
     free(after);
 }
 
+/* Lock held, which it gives back. */
 static void
-settle(cm_list *settled)
+enter_state_and_unlock(cm_ticket *ticket, cm_ticket_state state)
 {
+    cm_engine *engine = ticket->engine;
+    cm_list settled;
     cm_list *node;
-    while ((node = cm_list_pop_front(settled)) != NULL) {
-        cm_ticket *ticket = CM_LIST_ENTRY(node, cm_ticket, order_node);
-        if (ticket->state == CM_TICKET_OVER) {
-            let_go_of_those_before(ticket);
-            cm_ticket_release(ticket);
+    cm_list_init(&settled);
+    cm_ticket_enter_state_locked(ticket, state, &settled);
+    if (state == CM_TICKET_DONE && ticket->asker_count == 0) {
+        (void)queue_unread_locked(ticket);
+    }
+    cm_mutex_unlock(&engine->lock);
+    while ((node = cm_list_pop_front(&settled)) != NULL) {
+        cm_ticket *next = CM_LIST_ENTRY(node, cm_ticket, order_node);
+        if (next->state == CM_TICKET_OVER) {
+            let_go_of_those_before(next);
+            cm_ticket_release(next);
         }
         else { /* the last of its parts is */
-            cm_ticket_finish(ticket, cm_ok(), false);
+            cm_ticket_finish(next, cm_ok(), false);
         }
     }
 }
@@ -236,8 +221,6 @@ cm_ticket_submit(cm_ticket *ticket, cm_stream *stream, cm_stream *follower,
 {
     cm_engine *engine = ticket->engine;
     uint64_t end_event;
-    cm_list settled;
-    cm_list_init(&settled);
     CM_TRY(record_end(engine, stream, follower, &end_event));
     let_go_of_those_before(ticket); /* the device does what is submitted after them */
     cm_mutex_lock(&engine->lock);
@@ -248,9 +231,7 @@ cm_ticket_submit(cm_ticket *ticket, cm_stream *stream, cm_stream *follower,
                              .side = side == NULL ? NULL : cm_stream_hold(side)};
     ticket->status = outcome;
     ticket->read = outcome.code == CM_ECANCELLED; /* the call tells */
-    cm_ticket_enter_state_locked(ticket, CM_TICKET_SUBMITTED, &settled);
-    cm_mutex_unlock(&engine->lock);
-    settle(&settled);
+    enter_state_and_unlock(ticket, CM_TICKET_SUBMITTED);
     return cm_ok();
 }
 
@@ -269,47 +250,45 @@ send_notices(cm_notice *notice)
     }
 }
 
-/* So many queries are over. What a ticket that is done and that nobody queries still
- * has on loan goes back. */
-static void
-give_back(cm_ticket *ticket, uint32_t query_count)
-{
-    cm_engine *engine = ticket->engine;
-    cm_loan loan = {.device = 0};
-    cm_mutex_lock(&engine->lock);
-    ticket->query_count -= query_count;
-    if (ticket->state >= CM_TICKET_DONE && ticket->query_count == 0) {
-        loan = ticket->loan;
-        ticket->loan = (cm_loan){.device = 0};
-    }
-    cm_mutex_unlock(&engine->lock);
-    cm_cache_give_event(engine, loan.device, loan.start_event);
-    cm_cache_give_event(engine, loan.device, loan.end_event);
-    cm_cache_give_stream(engine, loan.stream);
-    cm_cache_give_side(engine, loan.side, true);
-}
-
 static bool
 has_event(const cm_ticket *ticket)
 {
     return ticket->state == CM_TICKET_SUBMITTED && !ticket->is_whole;
 }
 
-/* What it has on loan stays so meanwhile, and so does the engine. False: there is
- * nothing to be looked at. */
-static bool
-begin_query(cm_ticket *ticket, bool may)
+/* Lock held. Another thread looks at the events, or makes it done: that is not long. */
+static void
+await_others_locked(const cm_ticket *ticket)
 {
-    ticket->query_count += may;
-    ticket->engine->caller_count += may;
-    return may;
+    cm_engine *engine = ticket->engine;
+    uint64_t begin_ns = ticket->busy ? cm_now_ns() : 0;
+    while (ticket->busy) {
+        cm_mutex_unlock(&engine->lock);
+        cm_nap_after(cm_now_ns() - begin_ns);
+        cm_mutex_lock(&engine->lock);
+    }
 }
 
 static void
-end_query(cm_ticket *ticket)
+set_idle(cm_ticket *ticket)
 {
-    give_back(ticket, 1);
-    cm_engine_end_call(ticket->engine);
+    cm_mutex_lock(&ticket->engine->lock);
+    ticket->busy = false;
+    cm_mutex_unlock(&ticket->engine->lock);
+}
+
+static void
+give_back(cm_ticket *ticket)
+{
+    cm_engine *engine = ticket->engine;
+    cm_mutex_lock(&engine->lock);
+    cm_loan loan = ticket->loan;
+    ticket->loan = (cm_loan){.device = 0};
+    cm_mutex_unlock(&engine->lock);
+    cm_cache_give_event(engine, loan.device, loan.start_event);
+    cm_cache_give_event(engine, loan.device, loan.end_event);
+    cm_cache_give_stream(engine, loan.stream);
+    cm_cache_give_side(engine, loan.side, true);
 }
 
 /* Of the parts, which are over, the first failure is the whole's. Lock held. */
@@ -328,8 +307,6 @@ void
 cm_ticket_finish(cm_ticket *ticket, cm_status status, bool read)
 {
     cm_engine *engine = ticket->engine;
-    cm_list settled;
-    cm_list_init(&settled);
     const cm_loan *loan = &ticket->loan;
     double seconds = (double)(cm_now_ns() - ticket->start_ns) * 1e-9;
     if (loan->start_event != 0 && loan->end_event != 0 && cm_is_ok(status)) {
@@ -351,29 +328,24 @@ cm_ticket_finish(cm_ticket *ticket, cm_status status, bool read)
         ticket->keep[i].drop(ticket->keep[i].object);
     }
     ticket->keep_count = 0;
+    give_back(ticket);
     cm_mutex_lock(&engine->lock);
-    ticket->finishing = true;
     status = ticket->cancelled ? cm_fail(CM_ECANCELLED, 0) : status;
     status = ticket->is_whole ? outcome_of_parts(ticket, status) : status;
-    ticket->status = cm_is_ok(ticket->status) ? status : ticket->status;
+    ticket->status = cm_first_failure(ticket->status, status);
     ticket->read = ticket->read || read;
     ticket->seconds = seconds;
-    if (!cm_is_ok(ticket->status)) {
-        atomic_fetch_add_explicit(&engine->failed_count, 1, memory_order_relaxed);
-    }
-    cm_ticket_enter_state_locked(ticket, CM_TICKET_DONE, &settled);
+    ticket->busy = false;
     if (cm_is_ok(ticket->status)) {
         cm_ticket_set_moved(ticket, ticket->nbytes);
     }
+    else {
+        atomic_fetch_add_explicit(&engine->failed_count, 1, memory_order_relaxed);
+    }
     cm_notice *notices = ticket->notices;
     ticket->notices = NULL;
-    if (ticket->asker_count == 0) {
-        (void)queue_unread_locked(ticket);
-    }
-    cm_mutex_unlock(&engine->lock);
+    enter_state_and_unlock(ticket, CM_TICKET_DONE);
     send_notices(notices);
-    give_back(ticket, 0);
-    settle(&settled);
 }
 
 void
@@ -381,8 +353,6 @@ cm_ticket_finish_after_parts(cm_ticket *ticket, cm_ticket **parts, uint64_t part
                              cm_status status, bool read)
 {
     cm_engine *engine = ticket->engine;
-    cm_list settled;
-    cm_list_init(&settled);
     cm_mutex_lock(&engine->lock);
     ticket->started = true; /* its parts do something: it cannot be cancelled */
     ticket->is_whole = true;
@@ -390,19 +360,8 @@ cm_ticket_finish_after_parts(cm_ticket *ticket, cm_ticket **parts, uint64_t part
     ticket->after_count = part_count;
     ticket->status = status;
     ticket->read = read;
-    cm_order_follow_parts_locked(ticket, &settled);
-    cm_mutex_unlock(&engine->lock);
-    settle(&settled);
-}
-
-/* Lock held. Another thread has seen the end and is about to say so: that is not long,
- * and until then nobody could tell when it is done. */
-static void
-await_finishing_locked(cm_ticket *ticket)
-{
-    while (ticket->state == CM_TICKET_SUBMITTED && ticket->finishing) {
-        cm_cond_wait(&ticket->engine->changed, &ticket->engine->lock);
-    }
+    cm_list_push_back(&engine->going_on, &ticket->order_node);
+    enter_state_and_unlock(ticket, CM_TICKET_QUEUED);
 }
 
 static cm_status
@@ -424,21 +383,19 @@ ask_device(cm_runtime *rt, int device, uint64_t event, bool *done)
     return cm_is_ok(status) ? status : ask_once(rt, device, event, done);
 }
 
-static void
+/* True: it is done, and over. */
+static bool
 look_at_end(cm_ticket *ticket)
 {
-    cm_engine *engine = ticket->engine;
     bool done;
-    cm_status status =
-        ask_device(engine->rt, ticket->loan.device, ticket->loan.end_event, &done);
-    cm_mutex_lock(&engine->lock);
-    bool mine = (done || !cm_is_ok(status)) && !ticket->finishing;
-    await_finishing_locked(ticket);
-    ticket->finishing = ticket->finishing || mine;
-    cm_mutex_unlock(&engine->lock);
-    if (mine) {
+    cm_status status = ask_device(ticket->engine->rt, ticket->loan.device,
+                                  ticket->loan.end_event, &done);
+    if (done || !cm_is_ok(status)) {
         cm_ticket_finish(ticket, status, false);
+        return true;
     }
+    set_idle(ticket);
+    return false;
 }
 
 /* Of a submitted whole the first part from *index on that is not over; held. NULL:
@@ -492,26 +449,17 @@ cm_ticket_update(cm_ticket *ticket)
     cm_engine *engine = ticket->engine;
     look_at_parts(ticket);
     cm_mutex_lock(&engine->lock);
-    await_finishing_locked(ticket);
+    await_others_locked(ticket);
     bool waits = ticket->state == CM_TICKET_QUEUED && !cm_list_is_empty(&ticket->node);
-    bool query = begin_query(ticket, has_event(ticket) || waits);
     cm_job *job = waits ? cm_order_take_job_locked(ticket) : NULL;
+    bool looks = has_event(ticket);
     bool over = ticket->state == CM_TICKET_OVER;
+    ticket->busy = looks;
     cm_mutex_unlock(&engine->lock);
-    if (!query) {
-        return over;
-    }
-    if (waits) {
+    if (job != NULL) {
         look_for_job(ticket, job);
     }
-    else {
-        look_at_end(ticket);
-    }
-    end_query(ticket);
-    cm_mutex_lock(&engine->lock);
-    over = ticket->state == CM_TICKET_OVER;
-    cm_mutex_unlock(&engine->lock);
-    return over;
+    return looks ? look_at_end(ticket) : over;
 }
 
 void
@@ -556,30 +504,27 @@ cm_engine_count_pending(cm_engine *engine)
 
 /* -- reading, waiting, and letting streams and event loops wait --- */
 
-static void
-read_state(const cm_ticket *ticket, cm_ticket_info *out)
-{
-    out->route = ticket->route;
-    out->cancelled = ticket->cancelled;
-    out->done = ticket->state >= CM_TICKET_DONE;
-    if (out->done) {
-        out->status = ticket->status;
-        out->seconds = ticket->seconds;
-    }
-}
-
 void
 cm_ticket_look(const cm_ticket *ticket, cm_ticket_info *out)
 {
     cm_engine *engine = ticket->engine;
-    *out = (cm_ticket_info){.nbytes = ticket->nbytes, .captured = ticket->captured};
-    if (cm_engine_is_forked(engine)) {
-        read_state(ticket, out); /* a copy that nobody changes; the lock may be held */
-        return;
+    bool is_forked = cm_engine_is_forked(engine); /* nobody changes it, and the lock may
+                                                     be held */
+    if (!is_forked) {
+        cm_mutex_lock(&engine->lock);
     }
-    cm_mutex_lock(&engine->lock);
-    read_state(ticket, out);
-    cm_mutex_unlock(&engine->lock);
+    *out = (cm_ticket_info){.done = ticket->state >= CM_TICKET_DONE,
+                            .route = ticket->route,
+                            .captured = ticket->captured,
+                            .cancelled = ticket->cancelled,
+                            .nbytes = ticket->nbytes};
+    if (out->done) {
+        out->status = ticket->status;
+        out->seconds = ticket->seconds;
+    }
+    if (!is_forked) {
+        cm_mutex_unlock(&engine->lock);
+    }
 }
 
 void
@@ -591,9 +536,15 @@ cm_ticket_read(cm_ticket *ticket, cm_ticket_info *out)
     cm_ticket_look(ticket, out);
 }
 
-/* Wait until it has got there. Fails: CM_EFORKED, CM_ETIMEOUT. */
+enum {
+    SETTLED = CM_TICKET_SUBMITTED | CM_TICKET_DONE | CM_TICKET_OVER,
+    ENDED = CM_TICKET_DONE | CM_TICKET_OVER,
+    PASSED = CM_TICKET_SUBMITTED | CM_TICKET_OVER, /* a stream can wait for it */
+};
+
+/* Wait until it is in one of those states. Fails: CM_EFORKED, CM_ETIMEOUT. */
 static cm_status
-reach(cm_ticket *ticket, cm_ticket_state state, uint64_t timeout_ns)
+reach(cm_ticket *ticket, unsigned states, uint64_t timeout_ns)
 {
     cm_engine *engine = ticket->engine;
     uint64_t begin = cm_now_ns();
@@ -608,11 +559,10 @@ reach(cm_ticket *ticket, cm_ticket_state state, uint64_t timeout_ns)
         cm_mutex_lock(&engine->lock);
         uint64_t now = cm_now_ns();
         uint64_t until = deadline; /* the host or another thread has to act first */
-        if (ticket->state >= state || now >= deadline) {
-            cm_status status =
-                ticket->state >= state ? cm_ok() : cm_fail(CM_ETIMEOUT, timeout_ns);
+        bool there = (ticket->state & states) != 0;
+        if (there || now >= deadline) {
             cm_mutex_unlock(&engine->lock);
-            return status;
+            return there ? cm_ok() : cm_fail(CM_ETIMEOUT, timeout_ns);
         }
         if (ticket->state == CM_TICKET_SUBMITTED) {
             start = start == 0 ? now : start;
@@ -646,14 +596,14 @@ cm_ticket_wait(cm_ticket *ticket, uint64_t timeout_ns)
     if (cm_engine_is_forked(ticket->engine) && ticket->state >= CM_TICKET_DONE) {
         return ticket->status;
     }
-    CM_TRY(reach(ticket, CM_TICKET_DONE, timeout_ns));
+    CM_TRY(reach(ticket, ENDED, timeout_ns));
     return cm_ticket_outcome(ticket, true);
 }
 
 cm_status
 cm_ticket_settle(cm_ticket *ticket, uint64_t timeout_ns)
 {
-    return reach(ticket, CM_TICKET_SUBMITTED, timeout_ns);
+    return reach(ticket, SETTLED, timeout_ns);
 }
 
 /* Queue a wait for a submitted ticket; nothing to do for one that is over. */
@@ -668,30 +618,23 @@ queue_wait(cm_ticket *ticket, cm_stream *stream)
         CM_TRY(status);
     }
     cm_mutex_lock(&engine->lock);
-    bool query = begin_query(ticket, has_event(ticket));
+    await_others_locked(ticket);
+    bool has = has_event(ticket);
+    ticket->busy = has;
     cm_mutex_unlock(&engine->lock);
-    if (!query) {
+    if (!has) {
         return cm_ok();
     }
     cm_status status = cm_stream_wait_event(stream, ticket->loan.end_event);
-    end_query(ticket);
+    set_idle(ticket);
     return status;
 }
 
 cm_status
 cm_ticket_depend(cm_ticket *ticket, cm_stream *stream, uint64_t timeout_ns)
 {
-    CM_TRY(reach(ticket, stream == NULL ? CM_TICKET_OVER : CM_TICKET_SUBMITTED,
-                 timeout_ns));
-    if (stream == NULL) {
-        return cm_ok();
-    }
-    cm_mutex_lock(&ticket->engine->lock);
-    bool hangs = ticket->state == CM_TICKET_DONE; /* it may still have others before it
-                                                   */
-    cm_mutex_unlock(&ticket->engine->lock);
-    return hangs ? reach(ticket, CM_TICKET_OVER, timeout_ns)
-                 : queue_wait(ticket, stream);
+    CM_TRY(reach(ticket, stream == NULL ? CM_TICKET_OVER : PASSED, timeout_ns));
+    return stream == NULL ? cm_ok() : queue_wait(ticket, stream);
 }
 
 cm_stream *
@@ -721,7 +664,7 @@ cm_ticket_drain(cm_ticket *ticket)
 cm_status
 cm_ticket_order(cm_ticket *ticket, cm_stream *stream)
 {
-    CM_TRY(reach(ticket, CM_TICKET_SUBMITTED, UINT64_MAX));
+    CM_TRY(reach(ticket, SETTLED, UINT64_MAX));
     CM_TRY(queue_wait(ticket, stream));
     return cm_ticket_outcome(ticket, true);
 }

@@ -12,10 +12,13 @@
 #include "transfer/engine/private.h"
 
 typedef enum cm_ticket_state {
-    CM_TICKET_QUEUED, /* device work may still have to be queued, or the host to act */
-    CM_TICKET_SUBMITTED, /* done as soon as end_event is, or a whole's parts are over */
-    CM_TICKET_DONE,      /* the outcome is known; what it came after is not over */
-    CM_TICKET_OVER,
+    CM_TICKET_QUEUED = 0, /* device work may still have to be queued, or the host to act
+                           */
+    CM_TICKET_SUBMITTED = 1, /* done as soon as end_event is, or a whole's parts are
+                              * over
+                              */
+    CM_TICKET_DONE = 2,      /* the outcome is known; what it came after is not over */
+    CM_TICKET_OVER = 4,
 } cm_ticket_state;
 
 typedef struct cm_notice {
@@ -60,10 +63,9 @@ struct cm_ticket {
     cm_ticket_state state;
     bool started; /* too late to cancel */
     bool cancelled;
-    bool finishing;       /* one thread is making it done */
+    bool busy;            /* one thread looks at the events, or makes it done */
     bool read;            /* somebody was told of the failure, or will be */
     uint32_t asker_count; /* who might ask for it */
-    uint32_t query_count; /* threads that look at the events now */
     cm_status status;
     double seconds;
     cm_loan loan; /* until it is done */
@@ -116,9 +118,6 @@ CM_NODISCARD cm_status cm_ticket_outcome(cm_ticket *ticket, bool read);
 /* Look whether the device is through, or a job that waits for it can go on; true when
  * the ticket is over. */
 bool cm_ticket_update(cm_ticket *ticket);
-/* The first of all of them, as cm_engine_take_unread; then the engine is over, and no
- * failure is kept any more. */
-CM_NODISCARD cm_status cm_engine_end_unread(cm_engine *engine);
 /* Come after it: make `stream` wait for it once it is submitted; NULL: wait until it is
  * over. Its own failure is not ours. Blocks up to `timeout_ns`: CM_ETIMEOUT. */
 CM_NODISCARD cm_status cm_ticket_depend(cm_ticket *ticket, cm_stream *stream,
@@ -136,8 +135,6 @@ bool cm_ticket_is_passed(const cm_ticket *ticket, bool by_host);
  * into `settled`, by `order_node`. */
 void cm_ticket_enter_state_locked(cm_ticket *ticket, cm_ticket_state state,
                                   cm_list *settled);
-/* A whole has its parts and goes as far as they are. */
-void cm_order_follow_parts_locked(cm_ticket *whole, cm_list *settled);
 /* To where it waits: for its event, for what comes before it, or for a job thread. */
 void cm_order_put_job_locked(cm_engine *engine, struct cm_job *job);
 /* Out of that; NULL: a thread has it in hand, or there is none. */

@@ -25,7 +25,7 @@ update_some(cm_engine *engine, int limit)
         cm_list *node = cm_list_pop_front(&engine->watched);
         cm_list_push_back(&engine->watched, node);
         cm_ticket *ticket = CM_LIST_ENTRY(node, cm_ticket, node);
-        if (!ticket->finishing) {
+        if (!ticket->busy) {
             batch[count++] = cm_ticket_hold(ticket);
         }
     }
@@ -115,7 +115,7 @@ cm_engine_poll(cm_engine *engine)
     /* The watcher does the rest; this makes a busy caller see its own work end sooner.
      */
     enum { POLL_COUNT = 2 };
-    if (!cm_engine_is_forked(engine) && cm_engine_count_pending(engine) != 0) {
+    if (!cm_engine_is_forked(engine)) {
         (void)update_some(engine, POLL_COUNT);
     }
 }

@@ -187,7 +187,11 @@ cm_engine_close(cm_engine *engine)
             cm_pool_release(pool);
         }
     }
-    first = cm_first_failure(cm_engine_end_unread(engine), first);
+    atomic_store(&engine->over, true); /* no failure is kept any more */
+    cm_status unread = cm_engine_take_unread(engine);
+    while (!cm_is_ok(cm_engine_take_unread(engine))) {
+    }
+    first = cm_first_failure(unread, first);
     cm_engine_release(engine);
     return first;
 }
