@@ -20,7 +20,7 @@ enum {
 typedef struct batch {
     cm_engine *engine;
     const cm_many_request *request;
-    cm_tuning tuning; /* not resolved */
+    cm_tuning tuning; /* resolved */
     bool in_order;    /* one after the other: they touch each other */
     uint8_t *groups;  /* owned */
     uint32_t group_count;

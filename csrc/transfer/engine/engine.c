@@ -75,6 +75,7 @@ cm_engine_begin_call(cm_engine *engine, cm_tuning *tuning)
     *tuning = engine->tuning;
     engine->caller_count += !closed;
     cm_mutex_unlock(&engine->lock);
+    cm_engine_resolve_tuning(engine, tuning);
     return closed ? cm_fail(CM_ECLOSED, 0) : cm_ok();
 }
 

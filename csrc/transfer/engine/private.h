@@ -115,7 +115,7 @@ void cm_engine_release(cm_engine *engine);
 bool cm_engine_is_forked(const cm_engine *engine);
 /* Resolve a copy of the engine's tuning for the processors that are there. */
 void cm_engine_resolve_tuning(cm_engine *engine, cm_tuning *tuning);
-/* One more of caller_count; a copy of the tuning, not resolved. Fails: CM_ECLOSED, CM_EFORKED. */
+/* One more of caller_count; a copy of the tuning, resolved. Fails: CM_ECLOSED, CM_EFORKED. */
 CM_NODISCARD cm_status cm_engine_begin_call(cm_engine *engine, cm_tuning *tuning);
 /* One of them is through. */
 void cm_engine_end_call(cm_engine *engine);

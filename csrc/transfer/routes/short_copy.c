@@ -392,7 +392,6 @@ move_pieces(short_copy *c)
     c->to = c->down ? user : block;
     c->from = c->down ? block : user;
     if (helpers > 0) {
-        cm_engine_resolve_tuning(c->engine, &tuning);
         /* A part of each piece for each thread. */
         tuning.part_min_nbytes = PAGE_NBYTES;
         tuning.thread_count =

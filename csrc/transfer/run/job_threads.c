@@ -11,7 +11,7 @@
 static void
 run_job(cm_engine *engine, cm_job *job, cm_status status)
 {
-    cm_ticket *ticket = cm_ticket_hold(job->ticket);
+    const cm_ticket *ticket = job->ticket;
     job->in_background = true;
     job->wait = CM_WAIT_NONE;
     if (cm_ticket_is_stopped(ticket) && !ticket->started) {
@@ -31,13 +31,8 @@ run_job(cm_engine *engine, cm_job *job, cm_status status)
         cm_mutex_unlock(&engine->lock);
     }
     else {
-        bool submitted = job->step == CM_JOB_SUBMITTED;
-        cm_job_destroy(job);
-        if (!submitted) {
-            cm_ticket_finish(ticket, status, status.code == CM_ECANCELLED);
-        }
+        cm_ignore(cm_job_finish(job, status, status.code == CM_ECANCELLED));
     }
-    cm_ticket_release(ticket);
 }
 
 static void *

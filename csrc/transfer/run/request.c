@@ -13,24 +13,11 @@
 
 /* `tells`: the call does, of a failure. */
 static cm_status
-finish_here(cm_job *job, cm_status status, bool tells)
-{
-    cm_ticket *ticket = cm_ticket_hold(job->ticket);
-    bool submitted = job->step == CM_JOB_SUBMITTED;
-    cm_job_destroy(job);
-    if (!submitted) {
-        cm_ticket_finish(ticket, status, tells);
-    }
-    cm_ticket_release(ticket);
-    return status;
-}
-
-static cm_status
 run_here(cm_job *job, bool tells)
 {
     cm_status status = cm_job_run(job);
     if (!cm_is_ok(status) || job->step != CM_JOB_DRAIN) {
-        return finish_here(job, status, tells);
+        return cm_job_finish(job, status, tells);
     }
     cm_wait_hooks hooks = job->hooks;
     job->hooks.interrupted = NULL; /* no caller's thread waits any more */
@@ -40,7 +27,7 @@ run_here(cm_job *job, bool tells)
     }
     job->hooks = hooks;
     /* No thread to be had: the caller waits after all. */
-    return finish_here(job, cm_job_run(job), tells);
+    return cm_job_finish(job, cm_job_run(job), tells);
 }
 
 /* `waits`: there is work for the host until the end. Otherwise a job thread queues it.
@@ -51,7 +38,7 @@ run_in_background(cm_job *job, bool waits)
     job->blocking = waits;
     job->hooks.interrupted = NULL;
     cm_status status = cm_engine_give_job(job->engine, job);
-    return cm_is_ok(status) ? status : finish_here(job, status, true);
+    return cm_is_ok(status) ? status : cm_job_finish(job, status, true);
 }
 
 /* What is found locked may have come after the ticket took its shares. Where it is gone
@@ -74,22 +61,13 @@ is_written_in_call(const cm_copy_request *request, const cm_plan *plan)
 }
 
 static cm_status
-prepare_many(cm_job *job, const cm_copy_request *request)
+plan_many(cm_job *job, const cm_copy_request *request)
 {
     CM_TRY(cm_many_share_locked(job));
     CM_TRY(cm_job_look_for_capture(job));
     cm_many_plan(job);
     job->blocking = job->blocking || is_written_in_call(request, &job->plan);
-    CM_TRY(cm_job_check_capture(job, request));
-    return cm_job_record_after(job, request);
-}
-
-static cm_status
-prepare_file(cm_job *job, const cm_copy_request *request)
-{
-    CM_TRY(cm_file_plan(job));
-    return job->plan.route == CM_ROUTE_NOTHING ? cm_ok()
-                                               : cm_job_record_after(job, request);
+    return cm_ok();
 }
 
 /* A copy from a device to memory of the host whose pages are not there yet, in one run.
@@ -141,7 +119,7 @@ cm_job_plan(cm_job *job, const cm_copy_request *request)
 }
 
 static cm_status
-prepare(cm_job *job, const cm_copy_request *request)
+plan_two_ends(cm_job *job, const cm_copy_request *request)
 {
     CM_TRY(cm_job_plan(job, request));
     CM_TRY(share_found(job, &job->dst, job->dst_facts));
@@ -152,7 +130,18 @@ prepare(cm_job *job, const cm_copy_request *request)
     if (request->broadcast != NULL) {
         CM_TRY(cm_targets_create(job, request->broadcast));
     }
-    CM_TRY(cm_job_look_for_capture(job));
+    return cm_job_look_for_capture(job);
+}
+
+static cm_status
+prepare(cm_job *job, const cm_copy_request *request)
+{
+    CM_TRY(job->many != NULL   ? plan_many(job, request)
+           : job->file != NULL ? cm_file_plan(job)
+                               : plan_two_ends(job, request));
+    if (job->plan.route == CM_ROUTE_NOTHING) {
+        return cm_ok();
+    }
     CM_TRY(cm_job_check_capture(job, request));
     return cm_job_record_after(job, request);
 }
@@ -164,33 +153,12 @@ cm_job_init(cm_job *job, cm_engine *engine, const cm_copy_request *request,
     cm_list_init(&job->node);
     job->engine = engine;
     job->tuning = *tuning;
-    cm_engine_resolve_tuning(engine, &job->tuning);
     job->dst = request->dst;
     job->src = request->src;
     job->many = request->many;
     job->file = request->file;
     job->blocking = request->blocking;
     job->hooks = cm_request_hooks(request);
-}
-
-/* Without a plan. On failure the ticket is finished. */
-static cm_status
-create_job(cm_engine *engine, const cm_copy_request *request, const cm_tuning *tuning,
-           cm_ticket *ticket, cm_job **out)
-{
-    cm_job *job = calloc(1, sizeof(*job));
-    if (job == NULL) {
-        cm_status status = cm_fail(CM_ENOMEM, sizeof(*job));
-        cm_many_destroy(request->many);
-        cm_ticket_finish(ticket, status, true);
-        return status;
-    }
-    cm_job_init(job, engine, request, tuning);
-    job->ticket = cm_ticket_hold(ticket);
-    job->request_stream =
-        request->stream == NULL ? NULL : cm_stream_hold(request->stream);
-    *out = job;
-    return cm_ok();
 }
 
 /* Run it, here or in the background; or give it up, where its preparation failed. */
@@ -202,7 +170,7 @@ start_job(cm_job *job, const cm_copy_request *request, cm_status prepared)
     ticket->route = job->plan.route;
     ticket->captured = job->capturing;
     if (!cm_is_ok(prepared) || job->plan.route == CM_ROUTE_NOTHING) {
-        return finish_here(job, prepared, true);
+        return cm_job_finish(job, prepared, true);
     }
     bool background = request->stream == NULL && !request->blocking;
     bool waits = cm_job_uses_host(job);
@@ -227,22 +195,17 @@ cm_request_drop_keeps(const cm_copy_request *request)
 /* The device, entered once here, is current for all that follows: each of those steps
  * enters it too, which then costs next to nothing. */
 static cm_status
-start(cm_engine *engine, const cm_copy_request *request, const cm_tuning *tuning,
-      cm_ticket *ticket)
+start(cm_job *job, const cm_copy_request *request)
 {
+    cm_engine *engine = job->engine;
     int device = request->many != NULL      ? request->many->device
                  : request->dst.device >= 0 ? request->dst.device
                                             : request->src.device;
     device = request->stream != NULL ? request->stream->device : device;
-    cm_job *job;
     cm_device_guard guard;
-    CM_TRY(create_job(engine, request, tuning, ticket, &job));
     bool entered = device >= 0 && cm_is_ok(cm_device_enter(engine->rt, device, &guard));
     /* Where it cannot be entered, the step that needs it says so. */
-    cm_status status = job->many != NULL   ? prepare_many(job, request)
-                       : job->file != NULL ? prepare_file(job, request)
-                                           : prepare(job, request);
-    status = start_job(job, request, status);
+    cm_status status = start_job(job, request, prepare(job, request));
     if (entered) {
         cm_device_leave(engine->rt, &guard);
     }
@@ -253,8 +216,10 @@ cm_status
 cm_request_start(cm_engine *engine, const cm_copy_request *request,
                  const cm_tuning *tuning, cm_ticket **out)
 {
-    cm_ticket *ticket = cm_ticket_create(engine, request);
+    cm_job *job = calloc(1, sizeof(*job));
+    cm_ticket *ticket = job == NULL ? NULL : cm_ticket_create(engine, request);
     if (ticket == NULL) {
+        free(job);
         cm_many_destroy(request->many);
         cm_request_drop_keeps(request);
         return cm_fail(CM_ENOMEM, 0);
@@ -262,7 +227,11 @@ cm_request_start(cm_engine *engine, const cm_copy_request *request,
     if (request->ticket_seen != NULL) {
         *request->ticket_seen = ticket;
     }
-    cm_status status = start(engine, request, tuning, ticket);
+    cm_job_init(job, engine, request, tuning);
+    job->ticket = cm_ticket_hold(ticket);
+    job->request_stream =
+        request->stream == NULL ? NULL : cm_stream_hold(request->stream);
+    cm_status status = start(job, request);
     if (status.code == CM_ECANCELLED && cm_request_waits(request)) {
         cm_ticket_drain(ticket);
     }

@@ -204,8 +204,9 @@ cm_job_run(cm_job *job)
 
 /* -- the end ------------------------------------------------------------------------ */
 
-void
-cm_job_destroy(cm_job *job)
+/* Everything is given back. */
+static void
+destroy(cm_job *job)
 {
     cm_engine *engine = job->engine;
     atomic_fetch_add_explicit(&engine->counts.routes[job->plan.route], 1,
@@ -235,4 +236,17 @@ cm_job_destroy(cm_job *job)
     }
     cm_ticket_release(job->ticket);
     free(job);
+}
+
+cm_status
+cm_job_finish(cm_job *job, cm_status status, bool tells)
+{
+    cm_ticket *ticket = cm_ticket_hold(job->ticket);
+    bool submitted = job->step == CM_JOB_SUBMITTED;
+    destroy(job);
+    if (!submitted) {
+        cm_ticket_finish(ticket, status, tells);
+    }
+    cm_ticket_release(ticket);
+    return status;
 }
