@@ -315,7 +315,7 @@ int
 cm_import_read_array(cm_state *state, PyObject *array, uint64_t unasked, cm_import *out)
 {
     static const char what[] = "array";
-    cm_pointer_info info;
+    cm_pointer_info info = {.kind = CM_KIND_PAGEABLE};
     *out = (cm_import){.kind = CM_KIND_PAGEABLE, .host = true, .foreign = array};
     if (cm_numpy_region(array, &out->region, &out->dtype, &out->readonly) < 0) {
         return -1;
