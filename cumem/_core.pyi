@@ -2018,8 +2018,15 @@ def _read_end(
     its element 0 lies: one number for all views of it.
     """
 
-def _begin_parts(stream: object, /) -> tuple[int, bool]:
-    """The `before` of copies that begin together, and is `stream` being captured?"""
+def _begin_parts(stream: object, /) -> tuple[int, int, bool]:
+    """A `number` and the `before` of copies that begin together, and is `stream` being
+    captured?
+    """
+
+def _end_parts(number: int, stream: object, ends: tuple[object, ...], /) -> None:
+    """`stream` comes after all of them now (None: the caller has waited), so that it alone
+    need be remembered of what used the memory of `ends`.
+    """
 
 def _copy_part(
     dsts: tuple[object, ...],
@@ -2027,6 +2034,7 @@ def _copy_part(
     stream: object,
     beside: bool,
     after: tuple[object, ...],
+    number: int,
     before: int,
     /,
 ) -> list[Transfer]:

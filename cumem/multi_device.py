@@ -211,7 +211,7 @@ def _start(
 ) -> list[_core.Transfer]:
     """Nothing where the call blocks until all is done."""
     progress = Parts(call.progress, 0, "copy")
-    before, is_captured = _core._begin_parts(call.stream)
+    number, before, is_captured = _core._begin_parts(call.stream)
     stream = None if call.blocking else call.stream
     on_stream = is_captured and not call.blocking
     after: tuple[object, ...] = ()
@@ -229,7 +229,7 @@ def _start(
             several = tuple(targets[i].memory for i in group)
             source = sources[lead].memory
             begun = _core._copy_part(
-                several, source, stream, not on_stream, after, before
+                several, source, stream, not on_stream, after, number, before
             )
             made.update(zip(group, begun, strict=True))
     except BaseException:
@@ -245,6 +245,9 @@ def _start(
         elif after:
             for lead in groups:
                 made[lead].order(call.stream)
+        if call.blocking or after:
+            ends = tuple(end.memory for end in (*targets, *sources))
+            _core._end_parts(number, stream, ends)
     except BaseException:
         _stop(made.values())
         raise

@@ -493,6 +493,32 @@ forget_streams(const cm_call *call)
 }
 
 void
+cm_call_join(const cm_call *call, uint64_t number)
+{
+    for (uint32_t i = 0; number != 0 && call->moves_bytes && i < call->use_count; i++) {
+        const cm_call_use *use = &call->uses[i];
+        use->storage->many_call = number;
+        use->storage->many_index = use->use_calls;
+    }
+}
+
+void
+cm_call_end_parts(cm_state *state, uint64_t number, const cm_stream *stream,
+                  PyObject *ends)
+{
+    for (Py_ssize_t i = 0; i < PyTuple_Size(ends); i++) {
+        PyObject *end = PyTuple_GetItem(ends, i);
+        cm_storage *storage =
+            cm_buffer_check(state, end) ? ((cm_buffer *)(void *)end)->storage
+            : cm_numpy_is_array(end)    ? cm_operand_storage_of(state, end)
+                                        : NULL;
+        if (storage != NULL && storage->many_call == number) {
+            cm_storage_forget_uses(storage, stream, storage->many_index);
+        }
+    }
+}
+
+void
 cm_call_fini(cm_call *call)
 {
     for (uint32_t i = 0; i < call->after_count; i++) {

@@ -68,7 +68,8 @@ begin_parts(PyObject *module, PyObject *stream)
         cm_status status = cm_call_ask_capturing(frame.stream, &captures);
         answer =
             cm_py_answer(state, status, "while copying",
-                         Py_BuildValue("(KO)", (unsigned long long)state->writer_total,
+                         Py_BuildValue("(KKO)", (unsigned long long)++state->many_count,
+                                       (unsigned long long)state->writer_total,
                                        captures ? Py_True : Py_False));
     }
     return cm_call_leave(&frame, answer);
@@ -79,9 +80,9 @@ copy_part(PyObject *module, PyObject *args)
 {
     PyObject *dsts, *src, *stream, *after;
     int beside;
-    unsigned long long before;
-    if (!PyArg_ParseTuple(args, "O!OOpOK", &PyTuple_Type, &dsts, &src, &stream, &beside,
-                          &after, &before)) {
+    unsigned long long number, before;
+    if (!PyArg_ParseTuple(args, "O!OOpOKK", &PyTuple_Type, &dsts, &src, &stream,
+                          &beside, &after, &number, &before)) {
         return NULL;
     }
     cm_call_frame frame;
@@ -90,8 +91,9 @@ copy_part(PyObject *module, PyObject *args)
     cm_state *state = cm_state_of_module(module);
     if (cm_call_enter(&frame, state, stream, -1, NULL, NULL) == 0) {
         if (cm_stream_list_take(state, after, "after", -1, &later_than) == 0) {
-            cm_copy_how how = {frame.stream, .after = &later_than, .targets = dsts,
-                               .before = before, .beside = beside};
+            cm_copy_how how = {frame.stream,     .after = &later_than,
+                               .targets = dsts,  .before = before,
+                               .number = number, .beside = beside};
             transfers = cm_copy_objects(state, PyTuple_GetItem(dsts, 0), src, how);
         }
         cm_stream_list_give(state, &later_than);
@@ -99,10 +101,28 @@ copy_part(PyObject *module, PyObject *args)
     return cm_call_leave(&frame, transfers);
 }
 
+static PyObject *
+end_parts(PyObject *module, PyObject *args)
+{
+    unsigned long long number;
+    PyObject *stream, *ends;
+    cm_call_frame frame;
+    cm_state *state = cm_state_of_module(module);
+    if (!PyArg_ParseTuple(args, "KOO!", &number, &stream, &PyTuple_Type, &ends)) {
+        return NULL;
+    }
+    bool entered = cm_call_enter(&frame, state, stream, -1, NULL, NULL) == 0;
+    if (entered) {
+        cm_call_end_parts(state, number, frame.stream, ends);
+    }
+    return cm_call_leave(&frame, entered ? Py_NewRef(Py_None) : NULL);
+}
+
 PyMethodDef cm_multi_device_methods[] = {
     {"_is_memory", is_memory, METH_O, CM_DOC__is_memory},
     {"_read_end", read_end, METH_VARARGS, CM_DOC__read_end},
     {"_begin_parts", begin_parts, METH_O, CM_DOC__begin_parts},
     {"_copy_part", copy_part, METH_VARARGS, CM_DOC__copy_part},
+    {"_end_parts", end_parts, METH_VARARGS, CM_DOC__end_parts},
     {NULL, NULL, 0, NULL},
 };
