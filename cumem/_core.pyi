@@ -2018,9 +2018,12 @@ def _read_end(
     its element 0 lies: one number for all views of it.
     """
 
-def _begin_parts(stream: object, /) -> tuple[int, int, bool]:
-    """A `number` and the `before` of copies that begin together, and is `stream` being
-    captured?
+def _begin_parts(
+    stream: object, ends: tuple[object, ...], /
+) -> tuple[int, int, bool, object]:
+    """A `number` and the `before` of copies that begin together; is `stream` being
+    captured? Last an object: while it lives nobody frees the memory of `ends`, and
+    shutdown() is refused.
     """
 
 def _end_parts(number: int, stream: object, ends: tuple[object, ...], /) -> None:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Copies between one end and several, on any devices: broadcast, scatter and gather.
 
-Ends are read and checked here, all of them before anything is copied; the extension
-starts the copies together and waits for them.
+Ends are read and checked here, all of them before anything is copied. Each part is a copy
+as `copy_async` makes it; they begin together, and the call waits for them.
 """
 
 from __future__ import annotations
@@ -210,8 +210,29 @@ def _start(
     call: _Call, targets: Sequence[_End], sources: Sequence[_End], is_broadcast: bool
 ) -> list[_core.Transfer]:
     """Nothing where the call blocks until all is done."""
+    ends = tuple(end.memory for end in (*targets, *sources))
+    number, before, is_captured, held = _core._begin_parts(call.stream, ends)
+    try:
+        made = _make(call, targets, sources, is_broadcast, number, before, is_captured)
+        if call.blocking or (call.stream is not None and not is_captured):
+            stream = None if call.blocking else call.stream
+            _core._end_parts(number, stream, ends)
+        return made
+    finally:
+        del held  # a traceback would keep it
+
+
+def _make(
+    call: _Call,
+    targets: Sequence[_End],
+    sources: Sequence[_End],
+    is_broadcast: bool,
+    number: int,
+    before: int,
+    is_captured: bool,
+) -> list[_core.Transfer]:
+    """The parts, begun, or done where the call blocks: then none."""
     progress = Parts(call.progress, 0, "copy")
-    number, before, is_captured = _core._begin_parts(call.stream)
     stream = None if call.blocking else call.stream
     on_stream = is_captured and not call.blocking
     after: tuple[object, ...] = ()
@@ -245,9 +266,6 @@ def _start(
         elif after:
             for lead in groups:
                 made[lead].order(call.stream)
-        if call.blocking or after:
-            ends = tuple(end.memory for end in (*targets, *sources))
-            _core._end_parts(number, stream, ends)
     except BaseException:
         _stop(made.values())
         raise

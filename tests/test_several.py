@@ -616,3 +616,27 @@ def test_two_gpus_get_and_give_the_same_bytes(cuda, where) -> None:
         handle.wait()
     cumem.gather(columns, back, axis=1)
     assert (back == data).all()
+
+
+@pytest.mark.parametrize("name", ["broadcast", "scatter", "gather"])
+def test_ends_are_held_until_the_call_is_over(four, name: str) -> None:
+    """As those of any call: nobody frees one, or shuts all down, below it."""
+    parts = [on(i, LONG) for i in range(2)]
+    whole = np.zeros(LONG if name == "broadcast" else 2 * LONG, "i4")
+    refused: list[BaseException] = []
+
+    def told(*_: int) -> None:
+        for call in (parts[1].free, cumem.shutdown):
+            with contextlib.suppress(Exception):
+                try:
+                    call()
+                except BaseException as error:
+                    refused.append(error)
+                    raise
+
+    ends = (parts, whole) if name == "gather" else (whole, parts)
+    getattr(cumem, name)(*ends, progress=told)
+    kinds = {type(error) for error in refused}
+    assert kinds == {BufferError, RuntimeError}, refused
+    parts[1].free()
+    cumem.shutdown()

@@ -160,7 +160,9 @@ int cm_call_remember(cm_call *call, cm_ticket *ticket);
  * `stream` (NULL: the caller waited) comes after them, the storages of `ends`, a tuple
  * of what they copied, forget the streams that came before. */
 void cm_call_join(const cm_call *call, uint64_t number);
-void cm_call_end_parts(cm_state *state, uint64_t number, const cm_stream *stream,
+/* Of memory that such a call was given; NULL: it is not cumem's. Borrowed. */
+cm_storage *cm_call_storage_of(const cm_state *state, PyObject *end);
+void cm_call_end_parts(const cm_state *state, uint64_t number, const cm_stream *stream,
                        PyObject *ends);
 /* A graph may use the memory from now on. */
 void cm_call_mark_captured(const cm_call *call);

@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Of broadcast(), scatter() and gather() what cumem/multi_device.py leaves to the core:
  * where ends lie, and each of the copies. */
+#include <stdlib.h>
+
 #include "docstrings.h"
 #include "python/copy/call.h"
 #include "python/copy/copy_functions.h"
@@ -57,20 +59,83 @@ read_end(PyObject *module, PyObject *args)
 
 /* -- copies that begin together ------------------------------------------------------- */
 
+/* While it lives nobody frees the memory of the ends, and shutdown() is refused. */
+typedef struct held_ends {
+    cm_state *state;
+    PyObject *module; /* held: keeps the state */
+    Py_ssize_t count;
+    cm_storage *storages[]; /* held and pinned */
+} held_ends;
+
+static const char held_name[] = "cumem.held_ends";
+
+static void
+let_go(PyObject *capsule)
+{
+    held_ends *self = PyCapsule_GetPointer(capsule, held_name);
+    cm_kept_error kept = cm_error_keep();
+    for (Py_ssize_t i = 0; i < self->count; i++) {
+        cm_storage_unpin(self->storages[i]);
+        cm_storage_release(self->storages[i], true);
+    }
+    cm_state_leave(self->state);
+    Py_DECREF(self->module);
+    free(self);
+    cm_error_restore(kept);
+}
+
 static PyObject *
-begin_parts(PyObject *module, PyObject *stream)
+hold_ends(cm_state *state, PyObject *module, PyObject *ends)
+{
+    Py_ssize_t room = PyTuple_Size(ends);
+    held_ends *self = malloc(sizeof(*self) + (size_t)room * sizeof(self->storages[0]));
+    if (self == NULL) {
+        return PyErr_NoMemory();
+    }
+    PyObject *capsule = PyCapsule_New(self, held_name, let_go);
+    if (capsule == NULL) {
+        free(self);
+        return NULL;
+    }
+    self->state = state;
+    self->module = Py_NewRef(module);
+    self->count = 0;
+    cm_state_enter(state);
+    for (Py_ssize_t i = 0; i < room; i++) {
+        cm_storage *storage = cm_call_storage_of(state, PyTuple_GetItem(ends, i));
+        if (storage != NULL && cm_storage_check_open(storage) < 0) {
+            Py_DECREF(capsule);
+            return NULL;
+        }
+        if (storage != NULL) {
+            cm_storage_pin(storage);
+            self->storages[self->count++] = cm_storage_hold(storage);
+        }
+    }
+    return capsule;
+}
+
+static PyObject *
+begin_parts(PyObject *module, PyObject *args)
 {
     cm_call_frame frame;
+    PyObject *stream, *ends;
     PyObject *answer = NULL;
     cm_state *state = cm_state_of_module(module);
+    if (!PyArg_ParseTuple(args, "OO!", &stream, &PyTuple_Type, &ends)) {
+        return NULL;
+    }
     if (cm_call_enter(&frame, state, stream, -1, NULL, NULL) == 0) {
         bool captures;
         cm_status status = cm_call_ask_capturing(frame.stream, &captures);
-        answer =
-            cm_py_answer(state, status, "while copying",
-                         Py_BuildValue("(KKO)", (unsigned long long)++state->many_count,
-                                       (unsigned long long)state->writer_total,
-                                       captures ? Py_True : Py_False));
+        PyObject *held = hold_ends(state, module, ends);
+        answer = cm_py_answer(
+            state, status, "while copying",
+            held == NULL
+                ? NULL
+                : Py_BuildValue("(KKON)", (unsigned long long)++state->many_count,
+                                (unsigned long long)state->writer_total,
+                                captures ? Py_True : Py_False, held));
     }
     return cm_call_leave(&frame, answer);
 }
@@ -121,7 +186,7 @@ end_parts(PyObject *module, PyObject *args)
 PyMethodDef cm_multi_device_methods[] = {
     {"_is_memory", is_memory, METH_O, CM_DOC__is_memory},
     {"_read_end", read_end, METH_VARARGS, CM_DOC__read_end},
-    {"_begin_parts", begin_parts, METH_O, CM_DOC__begin_parts},
+    {"_begin_parts", begin_parts, METH_VARARGS, CM_DOC__begin_parts},
     {"_copy_part", copy_part, METH_VARARGS, CM_DOC__copy_part},
     {"_end_parts", end_parts, METH_VARARGS, CM_DOC__end_parts},
     {NULL, NULL, 0, NULL},
