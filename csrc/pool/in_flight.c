@@ -368,6 +368,7 @@ cm_pool_order_after_slots(cm_pool *pool, cm_stream *stream, uint64_t done[CM_SLO
                     poll_slot(pool, i, false, true));
         cm_ignore(status); /* the events that there are tell of less */
         const cm_mark *mark = find_mark(pool, i, true);
+        any = any || pool->done[i] > done[i]; /* it has ended meanwhile */
         done[i] = pool->done[i];
         if (mark != NULL && cm_is_ok(cm_stream_wait_event(stream, mark->event))) {
             done[i] = mark->epoch;

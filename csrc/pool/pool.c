@@ -302,7 +302,7 @@ take_ordered(cm_pool *pool, const alloc_request *r)
             if (can_retag && due.slot == 0) {
                 due.slot = cm_pool_slot_locked(pool, r->stream);
             }
-            if (due.slot != 0 && span->tag != 0) {
+            if (can_retag && due.slot != 0 && span->tag != 0) {
                 cm_pool_give_in_order_locked(pool, &due);
                 span->tag = due.slot;
                 span->epoch = due.epoch;
