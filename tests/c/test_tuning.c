@@ -116,12 +116,19 @@ see_full_ring(void *argument)
     return false;
 }
 
-/* Twelve pieces with room for sixteen slots, through a ring of four blocks, while the
- * stream is shut: nothing comes back to the ring before the copy waits for it. */
+/* Twelve pieces with room for sixteen slots, through a ring of four blocks of which
+ * others have two, while the stream is shut: nothing comes back to the ring before the
+ * copy waits for it. */
 static void
 test_engine_keeps_to_the_bound_of_the_ring(void)
 {
-    enum { PIECE = 256 << 10, PIECES = NBYTES / PIECE, ROOM = 16, RING = 4 };
+    enum {
+        PIECE = 256 << 10,
+        PIECES = NBYTES / PIECE,
+        ROOM = 16,
+        RING = 4,
+        OTHERS = 2
+    };
     world w;
     cm_ticket *ticket;
     cm_pool_counters counters;
@@ -137,13 +144,16 @@ test_engine_keeps_to_the_bound_of_the_ring(void)
                                .interrupted = see_full_ring,
                                .interrupted_argument = &seen};
     shut(&w, w.streams[0]);
+    uint64_t others = OTHERS * (uint64_t)PIECE;
+    CHECK_PTR_EQ(cm_cache_enter_ring(w.engine, others, RING * PIECE), w.pinned);
     CHECK_OK(cm_engine_copy(w.engine, &request, &ticket));
+    cm_cache_leave_ring(w.engine, others);
     CHECK_EQ(seen.nbytes, RING * PIECE);
     CHECK_OK(cm_ticket_wait(ticket, UINT64_MAX));
     CHECK_BYTES_EQ(device.bytes, host.bytes, NBYTES);
     CHECK_EQ(PIECES, 12);
     cm_pool_read(w.pinned, &counters);
-    CHECK_EQ(counters.peak_live_nbytes, RING * PIECE);
+    CHECK_EQ(counters.peak_live_nbytes, (RING - OTHERS) * PIECE);
     cm_ticket_release(ticket);
     give_memory(&w, &host);
     give_memory(&w, &device);
