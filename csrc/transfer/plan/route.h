@@ -27,7 +27,7 @@
     X(PEER, "peer", "between two devices",                                               \
       cm_job_copy_peer, cm_peer_suits, .crosses = true, .fits_graph = true)              \
     /* packed or unpacked on the host on the way; and scattered or gathered on the       \
-     * device */                                                                         \
+     * device, by what the row before has found: no row goes between these two */        \
     X(STAGED, "staged", "in pieces through page-locked memory",                          \
       cm_job_copy_staged, cm_staged_suits,                                               \
       .uses_host = true, .uses_ring = true, .packs = true)                               \

@@ -3,6 +3,7 @@
 
 #include <stdlib.h>
 
+#include "transfer/plan/ring_policy.h"
 #include "transfer/run/run.h"
 
 static int64_t
@@ -42,7 +43,7 @@ explain_pieces(const cm_job *job, cm_explanation *out)
         cm_layout core;
         cm_cut cut;
         (void)cm_layout_get_core(&plan->layout, &core);
-        cm_cut_init(&cut, &core, plan->piece_nbytes);
+        cm_ring_policy_cut(plan, &job->tuning, &core, &cut);
         out->piece_nbytes = (uint64_t)cut.step * cut.unit_nbytes;
         out->axis = find_axis(&job->dst, &core, cut.axis);
     }
