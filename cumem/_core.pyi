@@ -2026,9 +2026,9 @@ def _begin_parts(
     shutdown() is refused.
     """
 
-def _end_parts(number: int, stream: object, ends: tuple[object, ...], /) -> None:
+def _end_parts(number: int, stream: object, held: object, /) -> None:
     """`stream` comes after all of them now (None: the caller has waited), so that it alone
-    need be remembered of what used the memory of `ends`.
+    need be remembered of what used the memory of the ends, which `held` knows.
     """
 
 def _copy_part(

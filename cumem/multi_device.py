@@ -216,7 +216,7 @@ def _start(
         made = _make(call, targets, sources, is_broadcast, number, before, is_captured)
         if call.blocking or (call.stream is not None and not is_captured):
             stream = None if call.blocking else call.stream
-            _core._end_parts(number, stream, ends)
+            _core._end_parts(number, stream, held)
         return made
     finally:
         del held  # a traceback would keep it

@@ -502,26 +502,6 @@ cm_call_join(const cm_call *call, uint64_t number)
     }
 }
 
-cm_storage *
-cm_call_storage_of(const cm_state *state, PyObject *end)
-{
-    return cm_buffer_check(state, end) ? ((cm_buffer *)(void *)end)->storage
-           : cm_numpy_is_array(end)    ? cm_operand_storage_of(state, end)
-                                       : NULL;
-}
-
-void
-cm_call_end_parts(const cm_state *state, uint64_t number, const cm_stream *stream,
-                  PyObject *ends)
-{
-    for (Py_ssize_t i = 0; i < PyTuple_Size(ends); i++) {
-        cm_storage *storage = cm_call_storage_of(state, PyTuple_GetItem(ends, i));
-        if (storage != NULL && storage->many_call == number) {
-            cm_storage_forget_uses(storage, stream, storage->many_index);
-        }
-    }
-}
-
 void
 cm_call_fini(cm_call *call)
 {

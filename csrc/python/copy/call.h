@@ -156,14 +156,9 @@ bool cm_call_moves_bytes(const cm_region *dst, const cm_region *src);
  * MemoryError: nobody could wait for it later, so that was done now, and the ticket is
  * let go of. */
 int cm_call_remember(cm_call *call, cm_ticket *ticket);
-/* The call is one of several of that number (0: of none). Once all are done, or
- * `stream` (NULL: the caller waited) comes after them, the storages of `ends`, a tuple
- * of what they copied, forget the streams that came before. */
+/* The call is one of several of that number (0: of none), after all of which
+ * _end_parts() lets its storages forget the streams that came before. */
 void cm_call_join(const cm_call *call, uint64_t number);
-/* Of memory that such a call was given; NULL: it is not cumem's. Borrowed. */
-cm_storage *cm_call_storage_of(const cm_state *state, PyObject *end);
-void cm_call_end_parts(const cm_state *state, uint64_t number, const cm_stream *stream,
-                       PyObject *ends);
 /* A graph may use the memory from now on. */
 void cm_call_mark_captured(const cm_call *call);
 /* A blocking call is done: tell its progress and let go of the ticket. None, or NULL.

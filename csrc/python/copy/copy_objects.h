@@ -19,7 +19,7 @@ typedef struct cm_copy_how {
     PyObject *targets; /* of one in the background: a tuple of dst and more targets of
                           its shape (see cm_broadcast); NULL: dst alone */
     uint64_t before;   /* one of several that begin together: see cm_call; else 0 */
-    uint64_t number;   /* of them all: see cm_call_end_parts() */
+    uint64_t number;   /* of them all: see cm_call_join() */
     bool beside; /* on a stream of the engine's, for which the caller will make `stream`
                     wait */
     cm_copy_use *look; /* makes the answer; NULL: copy */

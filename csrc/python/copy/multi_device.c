@@ -84,6 +84,15 @@ let_go(PyObject *capsule)
     cm_error_restore(kept);
 }
 
+/* Of memory that the call was given; NULL: it is not cumem's. Borrowed. */
+static cm_storage *
+storage_of(const cm_state *state, PyObject *end)
+{
+    return cm_buffer_check(state, end) ? ((cm_buffer *)(void *)end)->storage
+           : cm_numpy_is_array(end)    ? cm_operand_storage_of(state, end)
+                                       : NULL;
+}
+
 static PyObject *
 hold_ends(cm_state *state, PyObject *module, PyObject *ends)
 {
@@ -102,7 +111,7 @@ hold_ends(cm_state *state, PyObject *module, PyObject *ends)
     self->count = 0;
     cm_state_enter(state);
     for (Py_ssize_t i = 0; i < room; i++) {
-        cm_storage *storage = cm_call_storage_of(state, PyTuple_GetItem(ends, i));
+        cm_storage *storage = storage_of(state, PyTuple_GetItem(ends, i));
         if (storage != NULL && cm_storage_check_open(storage) < 0) {
             Py_DECREF(capsule);
             return NULL;
@@ -170,15 +179,22 @@ static PyObject *
 end_parts(PyObject *module, PyObject *args)
 {
     unsigned long long number;
-    PyObject *stream, *ends;
+    PyObject *stream, *capsule;
     cm_call_frame frame;
     cm_state *state = cm_state_of_module(module);
-    if (!PyArg_ParseTuple(args, "KOO!", &number, &stream, &PyTuple_Type, &ends)) {
+    if (!PyArg_ParseTuple(args, "KOO", &number, &stream, &capsule)) {
+        return NULL;
+    }
+    const held_ends *held = PyCapsule_GetPointer(capsule, held_name);
+    if (held == NULL) {
         return NULL;
     }
     bool entered = cm_call_enter(&frame, state, stream, -1, NULL, NULL) == 0;
-    if (entered) {
-        cm_call_end_parts(state, number, frame.stream, ends);
+    for (Py_ssize_t i = 0; entered && i < held->count; i++) {
+        cm_storage *storage = held->storages[i];
+        if (storage->many_call == number) {
+            cm_storage_forget_uses(storage, frame.stream, storage->many_index);
+        }
     }
     return cm_call_leave(&frame, entered ? Py_NewRef(Py_None) : NULL);
 }
