@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 from collections.abc import Callable
 from typing import Any
@@ -96,6 +97,9 @@ def read_capsule(capsule: object) -> Legacy | Versioned:
     return kind.from_address(_pointer(capsule, name))
 
 
+_given: list[Produced] = []  # once for each capsule whose deleter was not called
+
+
 class Produced:
     """A managed tensor over memory of ours, whose fields a test may change.
 
@@ -149,13 +153,17 @@ class Produced:
 
     def _delete(self, _: int) -> None:
         self.deleted += 1
+        with contextlib.suppress(ValueError):
+            _given.remove(self)
 
     def _destroy(self, capsule: int) -> None:
         if _raw_is_valid(capsule, NAMES[self.versioned]):
             self._delete(0)
 
     def capsule(self) -> object:
-        """A fresh capsule; `self` must outlive it."""
+        """A fresh capsule. `self` lives until its deleter was called, as an exporter's
+        tensor does."""
+        _given.append(self)
         destructor = (
             ctypes.cast(self._destructor, ctypes.c_void_p)
             if self._destructor is not None
