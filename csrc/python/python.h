@@ -8,6 +8,7 @@
 #include <Python.h>
 #include <structmember.h> /* T_PYSSIZET and READONLY, Py_… only since 3.12 */
 
+#include "base/array.h"
 #include "base/attributes.h"
 
 #if PY_VERSION_HEX < 0x030B0000
@@ -31,6 +32,27 @@ cm_replace(PyObject **place, PyObject *value)
     PyObject *old = *place;
     *place = value;
     Py_XDECREF(old);
+}
+
+/* Room for one more in an array of `count`, which begins as `inside`, that of
+ * `inside_count` items (NULL: as nothing); *room is 0 at first. 0, or -1 with
+ * MemoryError. */
+static inline int
+cm_reserve(void *array_pointer, size_t item_nbytes, void *inside, uint32_t inside_count,
+           uint32_t count, uint32_t *room)
+{
+    if (inside != NULL && *room == 0) {
+        memcpy(array_pointer, &inside, sizeof(inside));
+        *room = inside_count;
+    }
+    uint32_t reserved =
+        cm_array_reserve(array_pointer, item_nbytes, inside, count, *room);
+    if (reserved == 0) {
+        PyErr_NoMemory();
+        return -1;
+    }
+    *room = reserved;
+    return 0;
 }
 
 /* Append `item`, which is taken over, to a list that is being made; *list is given up,

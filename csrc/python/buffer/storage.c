@@ -10,7 +10,7 @@
 
 /* -- making -------------------------------------------------------------------------- */
 
-static void storage_defer(void *argument);
+static void end_deferred(cm_deferred *deferred);
 
 static void
 free_struct(cm_storage *storage)
@@ -28,9 +28,7 @@ cm_storage_init(cm_storage *storage, cm_state *state, cm_kind kind, int device,
         storage->state = state;
         cm_list_init(&storage->deferred.node);
         storage->deferred.state = state;
-        storage->deferred.then = storage_defer;
-        storage->deferred.argument = storage;
-        storage->deferred.embedded = true;
+        storage->deferred.then = end_deferred;
     }
     storage->kind = kind;
     storage->residency = kind;
@@ -260,9 +258,9 @@ storage_destroy(cm_storage *storage)
 /* What was let go without the GIL: the last reference, or the last hold of a closed
  * storage, which came with a reference. */
 static void
-storage_defer(void *argument)
+end_deferred(cm_deferred *deferred)
 {
-    cm_storage *storage = argument;
+    cm_storage *storage = CM_LIST_ENTRY(deferred, cm_storage, deferred);
     if (atomic_load(&storage->refs) == 0) {
         storage_destroy(storage);
         return;

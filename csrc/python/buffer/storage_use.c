@@ -3,27 +3,10 @@
  * for them, and ordering a consumer's stream after them. */
 #include <stdlib.h>
 
-#include "base/array.h"
 #include "python/buffer/buffer_object.h"
 #include "python/core/errors.h"
 #include "python/device/wait.h"
 #include "transfer/host/backoff.h"
-
-/* Room for one more, whose first place may be `inside` the storage. False with
- * MemoryError. */
-static bool
-reserve_one(void *array_pointer, size_t item_nbytes, const void *inside, uint32_t count,
-            uint32_t *capacity)
-{
-    uint32_t room =
-        cm_array_reserve(array_pointer, item_nbytes, inside, count, *capacity);
-    if (room == 0) {
-        PyErr_NoMemory();
-        return false;
-    }
-    *capacity = room;
-    return true;
-}
 
 int64_t
 cm_storage_add_use(cm_storage *storage, cm_stream *stream)
@@ -34,8 +17,9 @@ cm_storage_add_use(cm_storage *storage, cm_stream *stream)
             return i;
         }
     }
-    if (!reserve_one(&storage->uses, sizeof(*storage->uses), &storage->first_use,
-                     storage->use_count, &storage->use_capacity)) {
+    if (cm_reserve(&storage->uses, sizeof(*storage->uses), &storage->first_use, 1,
+                   storage->use_count, &storage->use_capacity)
+        < 0) {
         return -1;
     }
     storage->uses[storage->use_count] = cm_stream_hold(stream);
@@ -167,8 +151,9 @@ cm_storage_add_writer(cm_storage *storage, cm_ticket *ticket, cm_extent extent,
 {
     cm_ticket_info info;
     forget_some_pending(storage);
-    if (!reserve_one(&storage->pending, sizeof(*storage->pending), NULL,
-                     storage->writer_count, &storage->writer_capacity)) {
+    if (cm_reserve(&storage->pending, sizeof(*storage->pending), NULL, 0,
+                   storage->writer_count, &storage->writer_capacity)
+        < 0) {
         return -1;
     }
     cm_ticket_look(ticket, &info);

@@ -4,7 +4,6 @@
  * anything is copied. Then the call. */
 #include <stdlib.h>
 
-#include "base/array.h"
 #include "base/checked_math.h"
 #include "docstrings.h"
 #include "python/copy/call.h"
@@ -586,7 +585,6 @@ run_call(many_call *call, cm_engine *engine, cm_ticket **ticket)
     /* to begin many takes long enough to be interrupted, in the background too */
     common->interrupted = cm_call_is_interrupted;
     call->call.moves_bytes = moves_bytes(&call->pairs); /* the engine sorts them */
-    cm_call_hand_over(&call->call);
     cm_call_let_go(&call->call);
     cm_status status = cm_engine_copy_many(engine, &call->request, ticket);
     cm_call_take_back(&call->call);

@@ -3,7 +3,6 @@
 
 #include <stdlib.h>
 
-#include "base/array.h"
 #include "python/buffer/buffer_object.h"
 #include "python/core/arguments.h"
 #include "python/core/numpy_bridge.h"
@@ -114,24 +113,6 @@ cm_call_leave(cm_call_frame *frame, PyObject *result)
     cm_reserve(&(call)->array, sizeof((call)->first[0]), (call)->first,                \
                sizeof((call)->first) / sizeof((call)->first[0]), (call)->count,        \
                &(call)->room)
-
-int
-cm_reserve(void *array_pointer, size_t item_nbytes, void *first, uint32_t first_count,
-           uint32_t count, uint32_t *room)
-{
-    if (first != NULL && *room == 0) {
-        memcpy(array_pointer, &first, sizeof(first));
-        *room = first_count;
-    }
-    uint32_t reserved =
-        cm_array_reserve(array_pointer, item_nbytes, first, count, *room);
-    if (reserved == 0) {
-        PyErr_NoMemory();
-        return -1;
-    }
-    *room = reserved;
-    return 0;
-}
 
 /* -- what comes first --------------------------------------------------------------------- */
 
@@ -284,7 +265,6 @@ give_keeps(cm_call *call, cm_copy_request *request)
         call->keeps[i].keep.drop = NULL;
     }
     request->keep_count = all == NULL ? count : 1;
-    call->request = request;
     return 0;
 }
 
@@ -372,12 +352,6 @@ cm_call_prepare(cm_call *call, cm_copy_request *request)
     }
     cm_call_fill(call, request);
     return 0;
-}
-
-void
-cm_call_hand_over(cm_call *call)
-{
-    call->request = NULL;
 }
 
 void
@@ -514,9 +488,6 @@ cm_call_fini(cm_call *call)
     if (call->is_ordered && call->moves_bytes
         && (call->blocking || call->stream != NULL)) {
         forget_streams(call);
-    }
-    for (uint32_t i = 0; call->request != NULL && i < call->request->keep_count; i++) {
-        call->request->keep[i].drop(call->request->keep[i].object);
     }
     for (uint32_t i = 0; i < call->keep_count; i++) {
         const cm_kept *kept = &call->keeps[i];

@@ -6,7 +6,6 @@
  *     cm_call call = {.state = state, …};
  *     … cm_call_come_after(), cm_call_come_after_stream(), cm_call_keep() for each end
  *     if (cm_call_prepare(&call, &request) == 0) {
- *         cm_call_hand_over(&call);
  *         cm_call_let_go(&call);
  *         … the engine's call
  *         cm_call_take_back(&call);
@@ -60,10 +59,8 @@ typedef struct cm_call {
     cm_kept *keeps;
     uint32_t keep_count;
     uint32_t keep_room;
-    cm_copy_request *request; /* borrowed: what was prepared, with keeps of its own
-                                 until the engine has them */
-    cm_ticket *seen;          /* borrowed from the engine while it asks */
-    PyThreadState *thread;    /* while the GIL is released */
+    cm_ticket *seen;       /* borrowed from the engine while it asks */
+    PyThreadState *thread; /* while the GIL is released */
     bool is_ordered; /* set by the caller: done, or queued on `stream`, after all that
                         came before */
     cm_call_use first_uses[CM_CALL_USES];
@@ -94,11 +91,6 @@ cm_devices_of(const cm_region *region)
 int cm_device_hint(const cm_state *state, PyObject *object, int depth);
 /* The same of a copy. */
 int cm_device_hint_of(const cm_state *state, PyObject *dst, PyObject *src);
-
-/* Room for one more in an array of `count`, which is `first` while `first_count` are
- * enough (NULL: never). 0, or -1 with MemoryError. */
-int cm_reserve(void *array_pointer, size_t item_nbytes, void *first,
-               uint32_t first_count, uint32_t count, uint32_t *room);
 
 /* -- what a call is given beside its ends ------------------------------------------------- */
 
@@ -139,11 +131,9 @@ cm_status cm_call_ask_capturing(const cm_stream *stream, bool *out);
 cm_engine *cm_call_engine(cm_state *state, uint64_t devices);
 /* Fill in all of the request but the ends and the keeps: for a look at it. */
 void cm_call_fill(cm_call *call, cm_copy_request *request);
-/* With the keeps, and storages remember the stream from now on. 0, or -1 with
- * MemoryError. */
+/* With the keeps, which are the engine's from now on: it must be called. Storages
+ * remember the stream from now on. 0, or -1 with MemoryError. */
 int cm_call_prepare(cm_call *call, cm_copy_request *request);
-/* The engine has the request and its keeps from now on. */
-void cm_call_hand_over(cm_call *call);
 /* Release the GIL, unless that is done; take it again, if it was released. */
 void cm_call_let_go(cm_call *call);
 void cm_call_take_back(cm_call *call);

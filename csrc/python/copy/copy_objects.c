@@ -274,7 +274,6 @@ run(copy_call *call)
         || prepare(call) < 0) {
         return NULL;
     }
-    cm_call_hand_over(&call->call);
     cm_status status =
         cm_engine_copy(engine, &call->request, blocking && !tells ? NULL : &ticket);
     cm_call_take_back(&call->call);

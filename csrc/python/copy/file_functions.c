@@ -166,7 +166,6 @@ run_call(file_call *call)
         return NULL;
     }
     cm_file_failure failure;
-    cm_call_hand_over(&call->call);
     cm_call_let_go(&call->call);
     cm_status status = cm_engine_transfer_file(engine, &call->request, &failure);
     cm_call_take_back(&call->call);

@@ -29,20 +29,30 @@ cm_deferred_share(cm_deferred *deferred)
 static bool
 is_last(cm_deferred *deferred)
 {
-    return deferred->embedded
+    return deferred->then != NULL
            || atomic_fetch_sub_explicit(&deferred->refs, 1, memory_order_acq_rel) == 1;
+}
+
+static void
+drop(cm_deferred *deferred)
+{
+    if (deferred->then != NULL) {
+        deferred->then(deferred);
+        return;
+    }
+    PyObject *object = deferred->object;
+    free(deferred);
+    Py_XDECREF(object);
 }
 
 void
 cm_deferred_end(cm_deferred *deferred)
 {
-    if (!is_last(deferred)) {
-        return;
+    if (is_last(deferred)) {
+        cm_kept_error kept = cm_error_keep();
+        drop(deferred);
+        cm_error_restore(kept);
     }
-    cm_kept_error kept = cm_error_keep();
-    Py_XDECREF(deferred->object);
-    free(deferred);
-    cm_error_restore(kept);
 }
 
 static int
@@ -93,17 +103,7 @@ cm_state_drop_deferred(cm_state *state)
     cm_state_enter(state); /* what is dropped may run Python code */
     for (cm_list *node = cm_list_pop_front(&dropped); node != NULL;
          node = cm_list_pop_front(&dropped)) {
-        cm_deferred *deferred = CM_LIST_ENTRY(node, cm_deferred, node);
-        PyObject *object = deferred->object;
-        void (*then)(void *) = deferred->then;
-        void *then_argument = deferred->argument;
-        if (!deferred->embedded) {
-            free(deferred);
-        }
-        if (then != NULL) {
-            then(then_argument);
-        }
-        Py_XDECREF(object);
+        drop(CM_LIST_ENTRY(node, cm_deferred, node));
     }
     cm_state_leave(state);
 }

@@ -207,12 +207,11 @@ cm_engine *cm_state_engine(cm_state *state, int device);
  * next call into cumem. Signature fits cm_keep.drop through cm_deferred. */
 typedef struct cm_deferred {
     cm_list node;
-    cm_state *state;              /* borrowed: the module outlives its objects */
-    PyObject *object;             /* owned; may be NULL */
-    void (*then)(void *argument); /* optional C work that also needs the GIL */
-    void *argument;
-    bool embedded;    /* part of what `then` frees: not freed by itself */
-    atomic_uint refs; /* of one that is not embedded */
+    cm_state *state;  /* borrowed: the module outlives its objects */
+    PyObject *object; /* owned; may be NULL */
+    /* Or NULL: of one that is part of something else, which this ends, with the GIL. */
+    void (*then)(struct cm_deferred *deferred);
+    atomic_uint refs; /* of one that stands alone */
 } cm_deferred;
 cm_deferred *cm_deferred_new(cm_state *state, PyObject *object); /* holds object; NULL:
                                                               MemoryError */
