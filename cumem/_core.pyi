@@ -1916,12 +1916,6 @@ def _configure_opening(settings: dict[str, Any] | None, /) -> None:
 def _addresses() -> dict[str, int]:
     """Where functions and objects of the core are, for cumem/_testing.py."""
 
-def _move_gate(stream: object, open: bool, /) -> None:
-    """Hold an emulated stream shut, or let it go on."""
-
-def _set_capturing(stream: object, on: bool, /) -> None:
-    """Put an emulated stream into capture, or out of it."""
-
 def _read_backend() -> tuple[Literal["cuda", "emulated"], str | None]:
     """What is open, and why it is emulated."""
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Hooks for the test-suite, by which it calls the core itself. Not a public interface.
+"""Calls of the core itself, by the test-suite and replays. Not a public interface.
 
 The extension tells where functions of the core are; their types are said here.
 """
@@ -77,6 +77,12 @@ def _function(name: str, without_gil: bool, *kinds: Any) -> Any:
 
 def _at(name: str) -> tuple[Any, int]:
     return c_void_p, _core._addresses()[name]
+
+
+def _check(status: _Status) -> None:
+    if status.code:
+        said = ((_Status, status), (c_char_p, None))
+        _call("cm_py_raise", ctypes.py_object, _at("state"), *said)
 
 
 # -- what is opened -----------------------------------------------------------------
@@ -252,19 +258,34 @@ def calls_with_gil() -> dict[str, int]:
 # -- the emulated device: gates, capture, counts, the host's side of memory ---------
 
 
+def _act_on(stream: object, name: str, *more: tuple[Any, Any]) -> None:
+    """Call a function with the handle of a stream whose device is current."""
+    runtime = _emulated_runtime()
+    if stream is None:
+        stream = _core.current_stream()
+    record = _core.Stream.from_external(stream)
+    guard = (ctypes.POINTER(c_uint64), (c_uint64 * 2)())
+    where = (c_int, record.device.index)
+    _check(_call("cm_device_enter", _Status, runtime, where, guard, without_gil=True))
+    handle = (c_uint64, record.handle)
+    status = _call(name, _Status, runtime, handle, *more, without_gil=True)
+    _call("cm_device_leave", None, runtime, guard, without_gil=True)
+    _check(status)
+
+
 def gate_close(stream: object) -> None:
     """Hold a stream shut."""
-    _core._move_gate(stream, False)
+    _act_on(stream, "cm_emulated_gate_close")
 
 
 def gate_open(stream: object) -> None:
     """Let it go on."""
-    _core._move_gate(stream, True)
+    _act_on(stream, "cm_emulated_gate_open")
 
 
 def set_capturing(stream: object, on: bool) -> None:
     """Put a stream into capture."""
-    _core._set_capturing(stream, on)
+    _act_on(stream, "cm_emulated_set_capturing", (c_bool, on))
 
 
 def counts() -> dict[str, int]:
@@ -285,10 +306,7 @@ def host_pages(buffer: _core.ManagedBuffer) -> int:
     pages = c_uint64()
     where = ((c_uint64, buffer.ptr), (c_uint64, buffer.nbytes))
     out = (c_void_p, ctypes.addressof(pages))
-    status = _call("cm_emulated_host_pages", _Status, runtime, *where, out)
-    if status.code:
-        said = ((_Status, status), (c_char_p, None))
-        _call("cm_py_raise", ctypes.py_object, _at("state"), *said)
+    _check(_call("cm_emulated_host_pages", _Status, runtime, *where, out))
     return pages.value
 
 

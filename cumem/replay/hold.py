@@ -17,7 +17,7 @@ from typing import Any, Final
 import numpy as np
 
 import cumem
-from cumem import _core
+from cumem import _testing
 from cumem.replay.trace import Hold
 
 __all__ = ["Gates", "open_gates", "stream_handle"]
@@ -99,7 +99,7 @@ class _EmulatedGates(Gates):
         self._open((window - self.hold.windows) % len(self._gates))
         index = window % len(self._gates)
         gate = self._gates[index]
-        _core._move_gate(gate, False)
+        _testing.gate_close(gate)
         self._closed.add(index)
         event = gate.record()
         for stream in self._streams:
@@ -108,7 +108,7 @@ class _EmulatedGates(Gates):
     def _open(self, index: int) -> None:
         if index in self._closed:
             self._closed.discard(index)
-            _core._move_gate(self._gates[index], True)
+            _testing.gate_open(self._gates[index])
             self._gates[index].synchronize()
 
     def _open_all(self) -> None:

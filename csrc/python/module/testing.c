@@ -47,9 +47,14 @@ addresses(PyObject *module, PyObject *Py_UNUSED(unused))
         NAMED(cm_array_interface_dict),
         NAMED(cm_deferred_add),
         NAMED(cm_deferred_new),
+        NAMED(cm_device_enter),
+        NAMED(cm_device_leave),
+        NAMED(cm_emulated_gate_close),
+        NAMED(cm_emulated_gate_open),
         NAMED(cm_emulated_host_pages),
         NAMED(cm_emulated_max_delay_us),
         NAMED(cm_emulated_read_counts),
+        NAMED(cm_emulated_set_capturing),
         NAMED(cm_engine_count_pending),
         NAMED(cm_engine_deny_peers),
         NAMED(cm_engine_poll),
@@ -94,59 +99,10 @@ addresses(PyObject *module, PyObject *Py_UNUSED(unused))
     return dict;
 }
 
-/* -- streams of the emulated device, which may be any argument that means one -------- */
-
-/* Act on it with its device current. */
-static PyObject *
-act_on_stream(PyObject *module, PyObject *args,
-              cm_status (*action)(cm_runtime *rt, uint64_t stream, bool on))
-{
-    cm_state *state = cm_state_of_module(module);
-    PyObject *object;
-    int on;
-    if (!PyArg_ParseTuple(args, "Op", &object, &on)) {
-        return NULL;
-    }
-    cm_runtime *rt = cm_state_runtime(state);
-    if (rt != NULL && rt->backend != CM_BACKEND_EMULATED) {
-        PyErr_SetString(PyExc_RuntimeError, "only on the emulated device");
-        return NULL;
-    }
-    cm_stream *stream = rt == NULL ? NULL : cm_stream_from_object(state, object, -1);
-    if (stream == NULL) {
-        return NULL;
-    }
-    cm_status status = CM_WITHOUT_GIL(CM_ON_DEVICE(
-        rt, stream->device, action(rt, cm_stream_tell_handle(stream), on != 0)));
-    cm_stream_give(state, stream);
-    return cm_py_answer(state, status, NULL, Py_NewRef(Py_None));
-}
-
-static cm_status
-set_gate(cm_runtime *rt, uint64_t stream, bool open)
-{
-    return open ? cm_emulated_gate_open(rt, stream)
-                : cm_emulated_gate_close(rt, stream);
-}
-
-static PyObject *
-move_gate(PyObject *module, PyObject *args)
-{
-    return act_on_stream(module, args, set_gate);
-}
-
-static PyObject *
-set_capturing(PyObject *module, PyObject *args)
-{
-    return act_on_stream(module, args, cm_emulated_set_capturing);
-}
-
 /* -- table --------------------------------------------------------------------------- */
 
 PyMethodDef cm_testing_methods[] = {
     {"_configure_opening", configure, METH_O, CM_DOC__configure_opening},
     {"_addresses", addresses, METH_NOARGS, CM_DOC__addresses},
-    {"_move_gate", move_gate, METH_VARARGS, CM_DOC__move_gate},
-    {"_set_capturing", set_capturing, METH_VARARGS, CM_DOC__set_capturing},
     {NULL, NULL, 0, NULL},
 };
