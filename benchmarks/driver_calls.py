@@ -3,7 +3,7 @@
 
     python benchmarks/driver_calls.py --json benchmarks/results/driver-calls-h200.json
 
-Needs a GPU; takes some seconds, 256 MiB of the device at a time and 1 GiB of the host.
+Needs a GPU; takes some seconds, at most 2 GiB of the device and 1 GiB of the host.
 Each call is made through ctypes and timed alone; what the same takes of a function that
 does nothing is taken off. The page-locked memory that cumem makes
 (huge pages touched by threads, then registered) stands beside the driver's own.
@@ -33,6 +33,7 @@ GIB = 1 << 30
 CHUNKS = (2 * MIB, 32 * MIB, 256 * MIB)
 RANGE = 1 << 40
 HUGE = 2 * MIB
+MAPPED, MOVED = 1024, 64  # granules in all, and those moved by one call
 SLICE = 8 * MIB  # a thread populates so much at once
 THREADS = (1, 4, 16)
 MADV_HUGEPAGE, MADV_POPULATE_WRITE = 14, 23
@@ -133,16 +134,24 @@ class Times:
             self.nothing[name].argtypes = types
 
     def call(
-        self, name: str, *arguments: Any, nbytes: int | None = None, busy: bool = False
+        self,
+        name: str,
+        *arguments: Any,
+        nbytes: int | None = None,
+        busy: bool = False,
+        note: str = "",
     ) -> None:
-        """Make one call of the driver; `busy` says that "not ready" is an answer."""
+        """Make one call of the driver; `busy` says that "not ready" is an answer, `note`
+        what is special about it.
+        """
         function, nothing = self.driver.functions[name], self.nothing[name]
         start = perf_counter_ns()
         code = function(*arguments)
         end = perf_counter_ns()
         if code != 0 and not (busy and code == NOT_READY):
             raise RuntimeError(f"{name} answered {code}")
-        self.found[name + (" (busy)" if busy else ""), nbytes].append(end - start)
+        note = "busy" if busy else note
+        self.found[name + (f" ({note})" if note else ""), nbytes].append(end - start)
         start = perf_counter_ns()
         nothing(*arguments)
         self.idle[name].append(perf_counter_ns() - start)
@@ -200,6 +209,42 @@ def measure_chunks(driver: Driver, times: Times) -> None:
         for _ in range(10):
             times.call("cuMemAlloc_v2", byref(plain), nbytes, nbytes=nbytes)
             times.call("cuMemFree_v2", plain, nbytes=nbytes)
+    driver("cuMemAddressFree", start, RANGE)
+
+
+def measure_moves(driver: Driver, times: Times) -> None:
+    """Granules of device memory moved while many are mapped: singly and side by side,
+    and put at a second address, as a mapping that is kept would be.
+    """
+    nbytes, run = HUGE, MOVED * HUGE
+    start = c_uint64()
+    driver("cuMemAddressReserve", byref(start), RANGE, 0, 0, 0)
+    wanted = Wanted(type=1, location=Location(1, 0))
+    access = Access(Location(1, 0), 3)
+    handles = [c_uint64() for _ in range(MAPPED)]
+    old, new = start.value, start.value + MAPPED * nbytes
+    for i, handle in enumerate(handles):
+        driver("cuMemCreate", byref(handle), nbytes, byref(wanted), 0)
+        driver("cuMemMap", old + i * nbytes, nbytes, 0, handle, 0)
+    for at in range(old, new, run):
+        times.call(
+            "cuMemSetAccess", at, run, byref(access), 1, nbytes=run, note="side by side"
+        )
+    many = f"{MAPPED} mapped"
+    for i, handle in enumerate(handles[: MAPPED // 2]):  # one by one, there and back
+        here, there = old + i * nbytes, new + i * nbytes
+        for at, note in ((there, "second address"), (here, many)):
+            if note == many:
+                times.call("cuMemUnmap", at, nbytes, nbytes=nbytes, note=many)
+            times.call("cuMemMap", at, nbytes, 0, handle, 0, nbytes=nbytes, note=note)
+            times.call(
+                "cuMemSetAccess", at, nbytes, byref(access), 1, nbytes=nbytes, note=note
+            )
+        driver("cuMemUnmap", there, nbytes)
+    for at in range(old, new, run):
+        times.call("cuMemUnmap", at, run, nbytes=run, note="side by side")
+    for handle in handles:
+        driver("cuMemRelease", handle)
     driver("cuMemAddressFree", start, RANGE)
 
 
@@ -322,6 +367,7 @@ def measure(driver: Driver) -> dict[str, Any]:
     times = Times(driver)
     measure_order(driver, times)
     measure_chunks(driver, times)
+    measure_moves(driver, times)
     measure_host(driver, times)
     driver("cuDevicePrimaryCtxRelease_v2", 0)
     return {
