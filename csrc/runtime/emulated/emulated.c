@@ -3,6 +3,7 @@
  * tests may do with it. */
 #include "runtime/emulated/private.h"
 
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -12,10 +13,9 @@ enum { RUNTIME_VERSION = 12090 };
  * those that only name a handle, as CUDA's runtime does: device 0 becomes current. */
 enum {
     BARE = 1,       /* asks for nothing */
-    A_THREAD = 2,   /* the thread's record, but no context */
-    A_DEVICE = 4,   /* there is one at all; no context */
-    NO_CAPTURE = 8, /* a capture forbids it */
-    HEALTHY = 16,   /* refused by a failed device */
+    A_DEVICE = 2,   /* there is one at all; no context */
+    NO_CAPTURE = 4, /* a capture forbids it */
+    HEALTHY = 8,    /* refused by a failed device */
 };
 
 static const unsigned char entries[CM_OP_COUNT] = {
@@ -25,11 +25,11 @@ static const unsigned char entries[CM_OP_COUNT] = {
     [CM_OP_device_describe] = BARE,
     [CM_OP_device_attribute] = BARE,
     [CM_OP_peer_can_access] = BARE,
-    [CM_OP_device_set] = A_THREAD,
-    [CM_OP_context_get] = A_THREAD,
-    [CM_OP_context_set] = A_THREAD,
-    [CM_OP_context_record_event] = A_THREAD,
-    [CM_OP_capture_mode_exchange] = A_THREAD,
+    [CM_OP_device_set] = BARE,
+    [CM_OP_context_get] = BARE,
+    [CM_OP_context_set] = BARE,
+    [CM_OP_context_record_event] = BARE,
+    [CM_OP_capture_mode_exchange] = BARE,
     [CM_OP_physical_granularity] = A_DEVICE,
     [CM_OP_physical_create] = A_DEVICE | NO_CAPTURE,
     [CM_OP_physical_release] = A_DEVICE | NO_CAPTURE,
@@ -60,12 +60,11 @@ enter(cm_emulated *emulated, unsigned entry)
     if (entry == BARE) {
         return 0;
     }
-    if (entry != A_THREAD && emulated->base.device_count == 0) {
+    if (emulated->base.device_count == 0) {
         return CM_CUDA_NO_DEVICE;
     }
-    CM_TRY_CODE(cm_emulated_enter_thread(emulated));
     cm_emulated_thread *self = cm_emulated_self(&emulated->base);
-    if ((entry & (A_THREAD | A_DEVICE)) == 0 && self->device < 0) {
+    if ((entry & A_DEVICE) == 0 && self->device < 0) {
         self->device = 0;
     }
     if ((entry & NO_CAPTURE) != 0 && cm_emulated_is_forbidden(emulated, self)) {
@@ -128,45 +127,16 @@ emulated_close(cm_runtime *rt)
     cm_emulated_memory_fini(emulated);
     cm_emulated_modules_reset(emulated, -1);
     cm_emulated_table_fini(&emulated->modules);
-    (void)pthread_key_delete(emulated->key);
     cm_cond_fini(&emulated->changed);
     cm_mutex_fini(&emulated->lock);
     cm_alive_page_destroy(emulated->base.alive);
-    while (emulated->threads != NULL) {
-        cm_emulated_thread *next = emulated->threads->next;
-        free(emulated->threads);
-        emulated->threads = next;
-    }
     free(emulated);
-}
-
-/* What may fail. */
-static cm_status
-open_parts(cm_emulated *emulated)
-{
-    CM_TRY(cm_alive_page_create(&emulated->base.alive));
-    int error = pthread_key_create(&emulated->key, NULL);
-    if (error != 0) {
-        cm_alive_page_destroy(emulated->base.alive);
-        return cm_fail(CM_ESYSTEM, (uint64_t)error);
-    }
-    return cm_ok();
-}
-
-/* The emulated device under any fault wrappers. */
-static cm_emulated *
-unwrap(const cm_runtime *rt)
-{
-    while (rt->inner != NULL) {
-        rt = rt->inner;
-    }
-    return (cm_emulated *)(uintptr_t)rt;
 }
 
 static void *
 host_alias(const cm_runtime *rt, cm_address address, uint64_t nbytes)
 {
-    cm_emulated *emulated = unwrap(rt);
+    cm_emulated *emulated = cm_emulated_of(rt);
     cm_emulated_place place;
     cm_mutex_lock(&emulated->lock);
     bool found =
@@ -178,6 +148,7 @@ host_alias(const cm_runtime *rt, cm_address address, uint64_t nbytes)
 cm_status
 cm_emulated_open(const cm_emulated_config *config, cm_runtime **out)
 {
+    static _Atomic uint64_t opened;
     if (config->device_count < 0 || config->device_count > CM_MAX_DEVICES) {
         return cm_fail(CM_EINVALID, (uint64_t)(int64_t)config->device_count);
     }
@@ -192,7 +163,8 @@ cm_emulated_open(const cm_emulated_config *config, cm_runtime **out)
     emulated->base.reason = config->reason != NULL ? config->reason : "";
     emulated->base.close = emulated_close;
     emulated->base.host_alias = host_alias;
-    cm_status status = open_parts(emulated);
+    emulated->number = atomic_fetch_add(&opened, 1) + 1;
+    cm_status status = cm_alive_page_create(&emulated->base.alive);
     if (!cm_is_ok(status)) {
         free(emulated);
         return status;
@@ -205,58 +177,10 @@ cm_emulated_open(const cm_emulated_config *config, cm_runtime **out)
     return cm_ok();
 }
 
-/* Test hooks make no context: a thread without one speaks of device 0. */
-static cm_status
-with_stream(cm_runtime *rt, uint64_t stream, bool on,
-            int32_t (*act)(cm_runtime *, uint64_t, bool))
-{
-    cm_emulated *emulated = unwrap(rt);
-    cm_mutex_lock(&emulated->lock);
-    int32_t code = enter(emulated, A_DEVICE);
-    if (code == 0) {
-        cm_emulated_thread *self = cm_emulated_self(&emulated->base);
-        int device = self->device;
-        self->device = device < 0 ? 0 : device;
-        code = act(&emulated->base, stream, on);
-        self->device = device;
-    }
-    cm_mutex_unlock(&emulated->lock);
-    return cm_fail(code, stream);
-}
-
-cm_status
-cm_emulated_gate_close(cm_runtime *rt, uint64_t stream)
-{
-    return with_stream(rt, stream, true, cm_emulated_gate);
-}
-
-cm_status
-cm_emulated_gate_open(cm_runtime *rt, uint64_t stream)
-{
-    return with_stream(rt, stream, false, cm_emulated_gate);
-}
-
-cm_status
-cm_emulated_set_capturing(cm_runtime *rt, uint64_t stream, bool on)
-{
-    return with_stream(rt, stream, on, cm_emulated_capture);
-}
-
-cm_status
-cm_emulated_host_pages(cm_runtime *rt, cm_address address, uint64_t nbytes,
-                       uint64_t *out)
-{
-    cm_emulated *emulated = unwrap(rt);
-    cm_mutex_lock(&emulated->lock);
-    int32_t code = cm_emulated_count_host_pages(emulated, address, nbytes, out);
-    cm_mutex_unlock(&emulated->lock);
-    return cm_fail(code, address);
-}
-
 void
 cm_emulated_read_counts(cm_runtime *rt, cm_emulated_counts *out)
 {
-    cm_emulated *emulated = unwrap(rt);
+    cm_emulated *emulated = cm_emulated_of(rt);
     const cm_emulated_memory *memory = &emulated->memory;
     cm_mutex_lock(&emulated->lock);
     *out = (cm_emulated_counts){
@@ -279,7 +203,7 @@ cm_emulated_read_counts(cm_runtime *rt, cm_emulated_counts *out)
 uint32_t
 cm_emulated_max_delay_us(const cm_runtime *rt)
 {
-    return unwrap(rt)->config.max_delay_us;
+    return cm_emulated_of(rt)->config.max_delay_us;
 }
 
 /* ---- versions, devices and contexts ---------------------------------------------- */

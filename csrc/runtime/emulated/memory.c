@@ -803,23 +803,24 @@ cm_emulated_op_prefetch_location(cm_runtime *rt, cm_address address, uint64_t nb
     return 0;
 }
 
-int32_t
-cm_emulated_count_host_pages(const cm_emulated *emulated, cm_address address,
-                             uint64_t nbytes, uint64_t *out)
+cm_status
+cm_emulated_host_pages(cm_runtime *rt, cm_address address, uint64_t nbytes,
+                       uint64_t *out)
 {
-    size_t count;
+    cm_emulated *emulated = cm_emulated_of(rt);
+    size_t count = 0;
+    cm_mutex_lock(&emulated->lock);
     const cm_emulated_range *range =
         range_find(&emulated->memory, CM_EMULATED_MANAGED, address, nbytes);
-    if (range == NULL) {
-        return CM_CUDA_INVALID_VALUE;
-    }
     const signed char *pages =
-        find_pages(range->resident, range, address, nbytes, &count);
+        range != NULL ? find_pages(range->resident, range, address, nbytes, &count)
+                      : NULL;
     *out = 0;
     for (size_t i = 0; i < count; i++) {
         *out += pages[i] == CM_HOST_LOCATION;
     }
-    return 0;
+    cm_mutex_unlock(&emulated->lock);
+    return cm_fail(range != NULL ? CM_OK : CM_CUDA_INVALID_VALUE, address);
 }
 
 /* ---- device memory mapped on demand ---------------------------------------------- */

@@ -9,7 +9,6 @@
 #ifndef CM_RUNTIME_EMULATED_PRIVATE_H
 #define CM_RUNTIME_EMULATED_PRIVATE_H
 
-#include <pthread.h>
 #include <sys/types.h>
 
 #include "base/list.h"
@@ -22,11 +21,12 @@ typedef struct cm_emulated cm_emulated;
 
 /* -- threads and streams ----------------------------------------------------------------- */
 
-/* What one host thread has current. */
+/* What one host thread has current, of the runtime that it called last. */
 typedef struct cm_emulated_thread {
-    struct cm_emulated_thread *next; /* owned by the runtime */
-    pid_t id;                        /* the kernel's */
-    int device;                      /* -1: no context */
+    uint64_t runtime; /* its number */
+    uint64_t number;  /* never given twice */
+    pid_t id;         /* the kernel's, which gives it again */
+    int device;       /* -1: no context */
     int capture_mode;
 } cm_emulated_thread;
 
@@ -53,7 +53,7 @@ typedef struct cm_emulated_streams {
     uint64_t reused_handle; /* of the stream destroyed last; 0: none */
     uint64_t next_id;
     uint64_t next_event;
-    uint64_t next_number; /* of a piece of work, or a capture */
+    uint64_t next_number; /* of a piece of work, a capture or a thread */
     uint64_t queued_jobs;
 } cm_emulated_streams;
 
@@ -115,9 +115,8 @@ struct cm_emulated {
     cm_runtime base; /* first: a cm_runtime * is a cm_emulated * */
     cm_emulated_config config;
     cm_mutex lock;
-    cm_cond changed;             /* an item is done, or work has let memory go */
-    pthread_key_t key;           /* the thread's cm_emulated_thread */
-    cm_emulated_thread *threads; /* owned; some of threads that have gone */
+    cm_cond changed; /* an item is done, or work has let memory go */
+    uint64_t number; /* unlike its address never one that was closed */
     cm_emulated_streams streams;
     cm_emulated_memory memory;
     cm_emulated_table modules; /* of struct module, owned */
@@ -143,10 +142,14 @@ enum {
     CM_CUDA_CAPTURED_EVENT = 907,
 };
 
+/* Under any fault wrappers. */
 static inline cm_emulated *
-cm_emulated_of(cm_runtime *rt)
+cm_emulated_of(const cm_runtime *rt)
 {
-    return (cm_emulated *)rt;
+    while (rt->inner != NULL) {
+        rt = rt->inner;
+    }
+    return (cm_emulated *)(uintptr_t)rt;
 }
 
 static inline bool
@@ -161,10 +164,8 @@ cm_emulated_is_device(const cm_runtime *rt, int device)
  * stream) or 2 (the thread's own), on the device that is current for the thread. What a
  * job does is not known here. */
 
-/* Make the record of the calling thread, if it has none. Fails: out of memory. */
-int32_t cm_emulated_enter_thread(cm_emulated *emulated);
 /* What the calling thread has current. */
-cm_emulated_thread *cm_emulated_self(cm_runtime *rt);
+cm_emulated_thread *cm_emulated_self(const cm_runtime *rt);
 /* True when a capture forbids the thread calls that may synchronise. */
 bool cm_emulated_is_forbidden(const cm_emulated *emulated,
                               const cm_emulated_thread *thread);
@@ -185,9 +186,6 @@ int32_t cm_emulated_wait_device(cm_emulated *emulated, int device);
 /* Destroy the device's streams and events and forget its fault; its work was waited
  * for. */
 void cm_emulated_streams_reset(cm_emulated *emulated, int device);
-
-int32_t cm_emulated_gate(cm_runtime *rt, uint64_t stream, bool shut);
-int32_t cm_emulated_capture(cm_runtime *rt, uint64_t stream, bool on);
 
 /* -- memory.c -------------------------------------------------------------------------- */
 
@@ -251,10 +249,6 @@ int32_t cm_emulated_touch(cm_emulated *emulated, cm_emulated_job *job,
  * place: unregistering waits for it, as the driver does. NULL: not registered. */
 cm_emulated_range *cm_emulated_hold(const cm_emulated_place *place);
 void cm_emulated_let_go(cm_emulated *emulated, cm_emulated_range *range);
-
-/* Managed pages of a range that are on the host. Fails: CM_CUDA_INVALID_VALUE. */
-int32_t cm_emulated_count_host_pages(const cm_emulated *emulated, cm_address address,
-                                     uint64_t nbytes, uint64_t *out);
 
 /* -- kernel.c -------------------------------------------------------------------------- */
 

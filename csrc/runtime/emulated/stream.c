@@ -44,8 +44,8 @@ typedef struct cm_stream_thread {
     bool is_shut;
     bool is_closed;   /* no more work will come; goes with its thread, after the last */
     uint64_t capture; /* number of the capture under way; 0: none */
-    const cm_emulated_thread *capturer;
-    const cm_emulated_thread *owner; /* whose per-thread stream it is; else NULL */
+    uint64_t capturer;        /* number of the thread that began it */
+    cm_emulated_thread owner; /* whose per-thread stream it is; else no thread */
     cm_list items;
     cm_cond work;
     uint64_t random; /* used by its own thread alone */
@@ -267,38 +267,96 @@ queue_close(cm_stream_thread *queue)
     cm_cond_signal_all(&queue->work);
 }
 
+/* ---- what a host thread has current, and its own streams ------------------------------- */
+
+cm_emulated_thread *
+cm_emulated_self(const cm_runtime *rt)
+{
+    static _Thread_local cm_emulated_thread self;
+    cm_emulated *emulated = cm_emulated_of(rt);
+    if (CM_UNLIKELY(self.runtime != emulated->number)) {
+        self = (cm_emulated_thread){
+            .runtime = emulated->number,
+            .number = emulated->streams.next_number++,
+            .id = (pid_t)syscall(SYS_gettid),
+            .device = -1,
+        };
+    }
+    return &self;
+}
+
+bool
+cm_emulated_is_forbidden(const cm_emulated *emulated, const cm_emulated_thread *thread)
+{
+    for (EACH_QUEUE(emulated, queue)) {
+        if (queue->capture != 0
+            && (thread->capture_mode == 0
+                || (thread->capture_mode != CM_CAPTURE_RELAXED
+                    && queue->capturer == thread->number))) {
+            return true;
+        }
+    }
+    return false;
+}
+
+/* Close the own streams of threads that have ended, as `self` finds, but for those that
+ * have work, are shut or capture. A thread's end does not say so itself: that could
+ * come while the device is closed. */
+static void
+close_abandoned(cm_emulated *emulated, const cm_emulated_thread *self)
+{
+    for (EACH_QUEUE(emulated, queue)) {
+        const cm_emulated_thread *owner = &queue->owner;
+        if (owner->number != 0 && owner->number != self->number && queue_is_done(queue)
+            && !queue->is_shut && queue->capture == 0
+            && (owner->id == self->id
+                || (syscall(SYS_tgkill, getpid(), owner->id, 0) != 0
+                    && errno == ESRCH))) {
+            queue_close(queue);
+        }
+    }
+}
+
 /* The device's queue of the kind, which `owner` has to itself unless that is NULL;
  * opened on first use. */
 static int32_t
 default_find(cm_emulated *emulated, cm_stream_thread_kind kind, int device,
              const cm_emulated_thread *owner, cm_stream_thread **out)
 {
+    uint64_t number = owner != NULL ? owner->number : 0;
     for (EACH_QUEUE(emulated, queue)) {
-        if (queue->kind == kind && queue->device == device && queue->owner == owner
-            && !queue->is_closed) {
+        if (queue->kind == kind && queue->device == device
+            && queue->owner.number == number && !queue->is_closed) {
             *out = queue;
             return 0;
         }
     }
     CM_TRY_CODE(queue_open(emulated, kind, device, out));
-    (*out)->owner = owner;
+    if (owner != NULL) {
+        (*out)->owner = *owner;
+        close_abandoned(emulated, owner);
+    }
     return 0;
 }
 
-/* The queue behind a handle. */
+/* The queue behind a handle. Only tests' hooks come without a context, and mean device
+ * 0. */
 static int32_t
 queue_find(cm_runtime *rt, uint64_t stream, cm_stream_thread **out)
 {
     cm_emulated *emulated = cm_emulated_of(rt);
     const cm_emulated_thread *self = cm_emulated_self(rt);
+    int device = self->device < 0 ? 0 : self->device;
     if (stream > CM_STREAM_PER_THREAD) {
         *out = cm_emulated_table_find(&emulated->streams.by_handle, stream);
         return *out != NULL ? 0 : CM_CUDA_INVALID_HANDLE;
     }
     return stream == CM_STREAM_PER_THREAD
-               ? default_find(emulated, CM_QUEUE_PER_THREAD, self->device, self, out)
-               : default_find(emulated, CM_QUEUE_LEGACY, self->device, NULL, out);
+               ? default_find(emulated, CM_QUEUE_PER_THREAD, device, self, out)
+               : default_find(emulated, CM_QUEUE_LEGACY, device, NULL, out);
 }
+
+/* ---- work is queued and waited for ------------------------------------------------------ */
 
 /* Queue a copy of the job, a struct of `nbytes`, or (NULL) a mark, which waits for
  * `after` unless that is NULL. *out is held for the caller unless `out` is NULL. */
@@ -407,107 +465,60 @@ cm_emulated_wait_device(cm_emulated *emulated, int device)
     return queue_wait(fence);
 }
 
-int32_t
-cm_emulated_gate(cm_runtime *rt, uint64_t stream, bool shut)
+/* ---- what only tests may do with streams ----------------------------------------------- */
+
+static int32_t
+set_gate(cm_stream_thread *queue, bool shut)
 {
-    cm_stream_thread *queue;
-    CM_TRY_CODE(queue_find(rt, stream, &queue));
     queue->is_shut = shut;
     cm_cond_signal_all(&queue->work);
     return 0;
 }
 
-int32_t
-cm_emulated_capture(cm_runtime *rt, uint64_t stream, bool on)
+static int32_t
+set_capture(cm_stream_thread *queue, bool on)
 {
-    cm_emulated_streams *streams = &cm_emulated_of(rt)->streams;
-    cm_stream_thread *queue;
-    CM_TRY_CODE(queue_find(rt, stream, &queue));
+    cm_emulated *emulated = queue->emulated;
     if (on && queue->kind == CM_QUEUE_LEGACY) {
         return CM_CUDA_CAPTURE_UNSUPPORTED; /* the legacy stream cannot be captured */
     }
     if (on != (queue->capture != 0)) {
-        queue->capture = on ? streams->next_number++ : 0;
-        queue->capturer = on ? cm_emulated_self(rt) : NULL;
+        queue->capture = on ? emulated->streams.next_number++ : 0;
+        queue->capturer = cm_emulated_self(&emulated->base)->number;
     }
     return 0;
 }
 
-/* ---- what a host thread has current ---------------------------------------------------- */
-
-/* Leave the own streams of a thread that has gone. False, and nothing was done, while
- * one of them has work, is shut or captures. */
-static bool
-leave(cm_emulated *emulated, cm_emulated_thread *thread)
+static cm_status
+with_queue(cm_runtime *rt, uint64_t stream, bool on,
+           int32_t (*set)(cm_stream_thread *, bool))
 {
-    for (EACH_QUEUE(emulated, queue)) {
-        if (queue->owner == thread
-            && (!queue_is_done(queue) || queue->is_shut || queue->capture != 0)) {
-            return false;
-        }
-    }
-    for (EACH_QUEUE(emulated, queue)) {
-        queue->capturer = queue->capturer == thread ? NULL : queue->capturer;
-        if (queue->owner == thread) {
-            queue->owner = NULL;
-            queue_close(queue);
-        }
-    }
-    return true;
+    cm_emulated *emulated = cm_emulated_of(rt);
+    cm_stream_thread *queue;
+    cm_mutex_lock(&emulated->lock);
+    int32_t code =
+        rt->device_count == 0 ? CM_CUDA_NO_DEVICE : queue_find(rt, stream, &queue);
+    code = code == 0 ? set(queue, on) : code;
+    cm_mutex_unlock(&emulated->lock);
+    return cm_fail(code, stream);
 }
 
-/* The record's thread has ended. The key has no destructor to say so, which could run
- * while the device is closed. */
-static bool
-is_gone(const cm_emulated_thread *thread, pid_t self)
+cm_status
+cm_emulated_gate_close(cm_runtime *rt, uint64_t stream)
 {
-    return thread->id == self /* another thread had the number before */
-           || (syscall(SYS_tgkill, getpid(), thread->id, 0) != 0 && errno == ESRCH);
+    return with_queue(rt, stream, true, set_gate);
 }
 
-int32_t
-cm_emulated_enter_thread(cm_emulated *emulated)
+cm_status
+cm_emulated_gate_open(cm_runtime *rt, uint64_t stream)
 {
-    if (CM_LIKELY(pthread_getspecific(emulated->key) != NULL)) {
-        return 0;
-    }
-    pid_t id = (pid_t)syscall(SYS_gettid);
-    cm_emulated_thread *self = emulated->threads;
-    while (self != NULL && !(is_gone(self, id) && leave(emulated, self))) {
-        self = self->next;
-    }
-    if (self == NULL) {
-        self = calloc(1, sizeof(*self));
-        if (self == NULL) {
-            return CM_CUDA_OUT_OF_MEMORY;
-        }
-        self->next = emulated->threads;
-        emulated->threads = self;
-    }
-    self->id = id;
-    self->device = -1;
-    self->capture_mode = 0;
-    return pthread_setspecific(emulated->key, self) == 0 ? 0 : CM_CUDA_OUT_OF_MEMORY;
+    return with_queue(rt, stream, false, set_gate);
 }
 
-cm_emulated_thread *
-cm_emulated_self(cm_runtime *rt)
+cm_status
+cm_emulated_set_capturing(cm_runtime *rt, uint64_t stream, bool on)
 {
-    return pthread_getspecific(cm_emulated_of(rt)->key);
-}
-
-bool
-cm_emulated_is_forbidden(const cm_emulated *emulated, const cm_emulated_thread *thread)
-{
-    for (EACH_QUEUE(emulated, queue)) {
-        if (queue->capture != 0
-            && (thread->capture_mode == 0
-                || (thread->capture_mode != CM_CAPTURE_RELAXED
-                    && queue->capturer == thread))) {
-            return true;
-        }
-    }
-    return false;
+    return with_queue(rt, stream, on, set_capture);
 }
 
 /* ---- streams --------------------------------------------------------------------------- */
