@@ -1910,9 +1910,6 @@ def _memory_info(index: int, /) -> tuple[int, int]:
 def _is_emulated() -> bool:
     """True when emulated devices are open; opens nothing."""
 
-def _configure_opening(settings: dict[str, Any] | None, /) -> None:
-    """Have these settings, a test's, come before the environment at the next opening."""
-
 def _addresses() -> dict[str, int]:
     """Where functions and objects of the core are, for cumem/_testing.py."""
 

@@ -343,10 +343,14 @@ _VARIABLES: dict[str, tuple[str, Callable[[str], int | str], str]] = {
 }
 
 
+#: What cumem/_testing.py has set, in place of the environment.
+test_settings: dict[str, Any] = {}
+
+
 def read_settings(
-    given: dict[str, Any] | None, *defaults: int
+    *defaults: int,
 ) -> tuple[bool, bool, int, int, int, int, int, bool, bool]:
-    """What is opened next: as the environment says, but for what a test has `given`.
+    """What is opened next: as the environment says, but for what a test has set.
 
     That is whether CUDA is tried, whether emulated devices will do, their number, memory,
     driver, longest delay and seed, of which there are `defaults`, whether they reach each
@@ -363,7 +367,7 @@ def read_settings(
                 raise ValueError(
                     f"{variable} must be {expected}, not '{text:.100}'"
                 ) from None
-    for name, value in (given or {}).items():
+    for name, value in test_settings.items():
         if name not in settings:
             raise TypeError(f"there is no setting {name!r}")
         if value is not None:

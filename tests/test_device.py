@@ -290,7 +290,7 @@ def copy_on_streams_of_three_devices() -> None:
         cumem.copy_async(ends[1], ends[0], stream=stream).wait()
         assert (values.get(ends[1]) == 0).all()
     third = cumem.Stream(device=2)
-    with pytest.raises(ValueError, match=r"device 2, .* devices 1 and 0"):
+    with pytest.raises(ValueError, match=r"device 2, .* devices 0 and 1"):
         cumem.copy_async(ends[1], ends[0], stream=third)
     pinned = cumem.empty_pinned(8, device=0)
     cumem.copy_async(ends[1], pinned, stream=cumem.Stream(device=0)).wait()

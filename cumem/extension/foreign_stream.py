@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import operator
-from typing import Any
+from typing import Any, NoReturn
 
 from cumem import _core
 from cumem.devices import Device
@@ -94,3 +94,14 @@ def _from_int(number: int, name: str) -> int:
             f"{name}: a stream handle is an int from 0 to 2**64 - 1, not {number!r}"
         )
     return number
+
+
+def refuse_device(function: str, device: int, devices: int) -> NoReturn:
+    """ValueError: the memory of a copy is of the devices of that set of bits alone."""
+    places = [
+        str(place) for place in range(devices.bit_length()) if devices >> place & 1
+    ]
+    raise ValueError(
+        f"{function}: stream is of device {device}, but the memory is of "
+        f"device{'s' * (len(places) > 1)} {' and '.join(places)}"
+    )

@@ -501,32 +501,6 @@ typedef struct many_call {
     cm_many_request request;
 } many_call;
 
-/* -- streams ------------------------------------------------------------------------------ */
-
-/* Where device memory is an end, a stream of another device has no part in it. */
-static int
-choose_stream(many_call *call, cm_stream *given)
-{
-    uint64_t devices = call->pairs.devices;
-    if (given != NULL) {
-        if (devices != 0 && (devices >> given->device & 1) == 0) {
-            PyErr_Format(PyExc_ValueError,
-                         "copy_many: stream is of device %d, but no end is its memory",
-                         given->device);
-            return -1;
-        }
-        call->call.stream = cm_stream_take(call->call.state, given);
-    }
-    else if (call->call.blocking && devices != 0) {
-        call->call.stream =
-            cm_stream_from_object(call->call.state, Py_None, call->pairs.first_device);
-        if (call->call.stream == NULL) {
-            return -1;
-        }
-    }
-    return 0;
-}
-
 /* -- the call ----------------------------------------------------------------------------- */
 
 static int
@@ -536,7 +510,9 @@ init_call(many_call *call, PyObject *iterable, cm_stream *given)
     pairs->state = call->call.state;
     pairs->stream = given;
     if (cm_state_runtime(pairs->state) == NULL || read_pairs(pairs, iterable) < 0
-        || choose_stream(call, given) < 0) {
+        || cm_call_choose_stream(&call->call, "copy_many", given, pairs->devices,
+                                 pairs->first_device)
+               < 0) {
         return -1;
     }
     for (size_t i = 0; i < pairs->storage_count; i++) {
@@ -675,7 +651,6 @@ copy_with(PyObject *module, const char *function, PyObject *const *args,
         result = init_call(call, values[0], frame.stream) < 0 ? NULL : run(call);
         cm_call_fini(&call->call);
         fini_pairs(&call->pairs);
-        cm_stream_give(state, call->call.stream);
     }
     PyMem_Free(call);
     return cm_call_leave(&frame, result);

@@ -24,13 +24,13 @@ cm_check_target(const char *before, const cm_operand *dst, PyObject *object)
 int
 cm_check_dtypes(const char *before, const cm_operand *dst, const cm_operand *src)
 {
-    int equal = cm_numpy_dtype_equal(dst->dtype, src->dtype);
-    if (equal == 0) {
-        PyErr_Format(PyExc_TypeError,
-                     "%ssource has dtype %S, target has dtype %S; convert first",
-                     before, src->dtype, dst->dtype);
+    if (cm_numpy_dtype_equal(dst->dtype, src->dtype)) {
+        return 0;
     }
-    return equal > 0 ? 0 : -1;
+    PyErr_Format(PyExc_TypeError,
+                 "%ssource has dtype %S, target has dtype %S; convert first", before,
+                 src->dtype, dst->dtype);
+    return -1;
 }
 
 int
@@ -113,6 +113,27 @@ cm_call_leave(cm_call_frame *frame, PyObject *result)
     cm_reserve(&(call)->array, sizeof((call)->first[0]), (call)->first,                \
                sizeof((call)->first) / sizeof((call)->first[0]), (call)->count,        \
                &(call)->room)
+
+/* -- its stream --------------------------------------------------------------------------- */
+
+int
+cm_call_choose_stream(cm_call *call, const char *function, cm_stream *given,
+                      uint64_t devices, int device)
+{
+    if (given != NULL && devices != 0 && (devices >> given->device & 1) == 0) {
+        return cm_package_refuse(
+            "extension.foreign_stream", "refuse_device",
+            Py_BuildValue("(siK)", function, given->device, devices));
+    }
+    bool is_current = given == NULL && call->blocking && device >= 0;
+    if (given != NULL) {
+        call->stream = cm_stream_take(call->state, given);
+    }
+    else if (is_current) {
+        call->stream = cm_stream_from_object(call->state, Py_None, device);
+    }
+    return is_current && call->stream == NULL ? -1 : 0;
+}
 
 /* -- what comes first --------------------------------------------------------------------- */
 
@@ -506,4 +527,5 @@ cm_call_fini(cm_call *call)
             free(arrays[i]);
         }
     }
+    cm_stream_give(call->state, call->stream);
 }

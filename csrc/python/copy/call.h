@@ -38,7 +38,7 @@ enum { CM_CALL_USES = 2, CM_CALL_STREAMS = 4, CM_CALL_TICKETS = 4, CM_CALL_KEEPS
 /* All zero but for the first group, which the caller fills in. */
 typedef struct cm_call {
     cm_state *state;
-    cm_stream *stream; /* borrowed; NULL: none */
+    cm_stream *stream; /* on loan; NULL: none */
     bool blocking;
     bool has_ticket; /* the engine's, which hears of what a cancelled transfer has left:
                         those that others come after need not be named */
@@ -115,6 +115,11 @@ cm_call_tells(const cm_call *call)
 {
     return call->progress != NULL && call->progress->tell != NULL;
 }
+/* Choose the call's stream: `given`, which must be one of `devices` (a set of indices;
+ * empty: any), else for a blocking call the current one of `device` (-1: none). 0, or
+ * -1 with ValueError. */
+int cm_call_choose_stream(cm_call *call, const char *function, cm_stream *given,
+                          uint64_t devices, int device);
 /* Come after the streams that used the storage, and after its unfinished transfers that
  * are in the way of one of `extent`. 0, or -1 with MemoryError. */
 int cm_call_come_after(cm_call *call, cm_storage *storage, cm_extent extent);

@@ -42,49 +42,14 @@ device_of(const copy_call *call)
 /* Where device memory is an end, a stream of a third device has no part in it, unless
  * it is that of several copies. */
 static int
-check_stream(const copy_call *call, const cm_stream *given)
-{
-    const cm_region *dst = &call->dst.region;
-    const cm_region *src = &call->src.region;
-    if (call->call.before != 0 || device_of(call) < 0 || given->device == dst->device
-        || given->device == src->device) {
-        return 0;
-    }
-    int device = device_of(call);
-    int other = src->device >= 0 ? src->device : device;
-    if (other == device) {
-        PyErr_Format(PyExc_ValueError,
-                     "copy: stream is of device %d, but the memory is of device %d",
-                     given->device, device);
-    }
-    else {
-        PyErr_Format(PyExc_ValueError,
-                     "copy: stream is of device %d, but the memory is of devices %d "
-                     "and %d",
-                     given->device, device, other);
-    }
-    return -1;
-}
-
-static int
 choose_stream(copy_call *call)
 {
-    cm_state *state = call->call.state;
-    cm_stream *given = call->how.stream;
     int device = device_of(call);
-    if (given != NULL) {
-        if (check_stream(call, given) < 0) {
-            return -1;
-        }
-        call->call.stream = cm_stream_take(state, given);
-    }
-    else if (call->call.blocking && device >= 0) {
-        call->call.stream = cm_stream_from_object(state, Py_None, device);
-        if (call->call.stream == NULL) {
-            return -1;
-        }
-    }
-    return 0;
+    bool is_any = call->call.before != 0 || device < 0;
+    uint64_t devices =
+        cm_devices_of(&call->dst.region) | cm_devices_of(&call->src.region);
+    return cm_call_choose_stream(&call->call, "copy", call->how.stream,
+                                 is_any ? 0 : devices, device);
 }
 
 static int
@@ -199,7 +164,6 @@ fini_call(copy_call *call)
     }
     PyMem_Free(call->more);
     PyMem_Free(call->regions);
-    cm_stream_give(call->call.state, call->call.stream);
     cm_state_leave(call->call.state);
 }
 

@@ -137,13 +137,10 @@ cm_numpy_itemsize(PyObject *dtype)
     return (int64_t)PyDataType_ELSIZE((PyArray_Descr *)dtype);
 }
 
-int
+bool
 cm_numpy_dtype_equal(PyObject *a, PyObject *b)
 {
-    if (a == b) {
-        return 1;
-    }
-    return PyArray_EquivTypes((PyArray_Descr *)a, (PyArray_Descr *)b) ? 1 : 0;
+    return a == b || PyArray_EquivTypes((PyArray_Descr *)a, (PyArray_Descr *)b);
 }
 
 void

@@ -15,8 +15,8 @@ int64_t cm_numpy_itemsize(PyObject *dtype);
 /* The dtype and its itemsize at a look, borrowed, where cm_numpy_dtype() was asked for
  * the same object before; else NULL without an exception. */
 PyObject *cm_numpy_known_dtype(PyObject *object, int64_t *itemsize);
-/* 1 same bytes and meaning, 0 different, -1 exception. */
-int cm_numpy_dtype_equal(PyObject *a, PyObject *b);
+/* The same bytes and meaning? */
+bool cm_numpy_dtype_equal(PyObject *a, PyObject *b);
 /* PEP 3118 format, as NumPy's own arrays of it export ("<f4", "T{…}"): new str, or
  * ValueError as NumPy raises for datetime64. */
 PyObject *cm_numpy_format(PyObject *dtype);

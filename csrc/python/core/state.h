@@ -30,9 +30,8 @@ typedef struct cm_limits {
     cm_budget host;                                 /* page-locked kinds together */
     cm_budget kinds[CM_KIND_COUNT][CM_MAX_DEVICES]; /* of page-locked kinds [0] alone */
     uint64_t half_nbytes; /* of the memory the process may use; UINT64_MAX: unknown */
-    /* What set_limit() said, and what an open limit() block says in its place. */
+    /* What set_limit() said, and whether a limit() block is open, whose limit holds. */
     uint64_t set_nbytes[CM_KIND_COUNT][CM_MAX_DEVICES];
-    uint64_t block_nbytes[CM_KIND_COUNT][CM_MAX_DEVICES];
     bool has_block[CM_KIND_COUNT][CM_MAX_DEVICES];
 } cm_limits;
 
@@ -96,7 +95,6 @@ typedef struct cm_state {
     PyTypeObject *pool_base;
     PyTypeObject *pool_type; /* cumem.pools.Pool, over it; NULL until there is a Pool */
     PyObject *make_error;    /* cumem.errors.make; NULL until cm_errors_load() */
-    PyObject *settings;      /* a dict of what a test has set, before the environment */
     PyObject *uint8_dtype;   /* numpy.dtype("uint8") */
     PyObject *out_of_memory_callbacks; /* list: called in order before giving up */
     PyObject *exchange_type;           /* or NULL: the last that had such a table */

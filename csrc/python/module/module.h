@@ -8,9 +8,6 @@
 
 /* open.c: cm_state.when_closed. */
 int cm_state_open(cm_state *state);
-/* What was set and what the environment says, checked; a test then sets it. 0, or -1
- * with ValueError. */
-int cm_state_check_settings(cm_state *state);
 
 extern PyMethodDef cm_shutdown_methods[]; /* shutdown, _at_exit */
 /* The module's m_free. */

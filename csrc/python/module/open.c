@@ -39,7 +39,7 @@ typedef struct opening {
 
 /* cumem/devices.py reads the environment, and what a test has set in its place. */
 static int
-opening_init(const cm_state *state, opening *plan)
+opening_init(opening *plan)
 {
     cm_emulated_config *config = &plan->emulated;
     unsigned long long memory_nbytes;
@@ -47,10 +47,9 @@ opening_init(const cm_state *state, opening *plan)
     unsigned delay_us;
     int tries_cuda, may_emulate, peers, faults;
     cm_emulated_default_config(config);
-    PyObject *given = state->settings == NULL ? Py_None : state->settings;
     PyObject *read = cm_package_call(
         "devices", "read_settings",
-        Py_BuildValue("(OiKiIK)", given, config->device_count,
+        Py_BuildValue("(iKiIK)", config->device_count,
                       (unsigned long long)config->memory_nbytes, config->driver_version,
                       (unsigned)config->max_delay_us,
                       (unsigned long long)config->seed));
@@ -73,13 +72,6 @@ opening_init(const cm_state *state, opening *plan)
     plan->faults = faults != 0;
     plan->fallback_reason = NULL;
     return 0;
-}
-
-int
-cm_state_check_settings(cm_state *state)
-{
-    opening ignored;
-    return opening_init(state, &ignored);
 }
 
 static cm_status
@@ -203,7 +195,7 @@ open_runtime(cm_state *state)
 {
     opening plan;
     if (cm_errors_load(state) < 0 || cm_configure_open(state) < 0
-        || opening_init(state, &plan) < 0) {
+        || opening_init(&plan) < 0) {
         return -1;
     }
     cm_runtime *runtime = NULL;

@@ -5,6 +5,7 @@
 
 #include "docstrings.h"
 #include "python/buffer/buffer_object.h"
+#include "python/copy/call.h"
 #include "python/copy/configure.h"
 #include "python/core/arguments.h"
 #include "python/core/errors.h"
@@ -75,44 +76,23 @@ wait_for_stream(const cm_state *state, const cm_stream *stream)
                : -1;
 }
 
-/* The next stream that work on a buffer is on, other than those seen: taken, or NULL.
- */
-static cm_stream *
-find_use(cm_state *state, cm_stream *const *seen, uint32_t seen_count)
-{
-    const cm_list *storages = &state->storages;
-    for (const cm_list *n = storages->next; n != storages; n = n->next) {
-        const cm_storage *storage = CM_LIST_ENTRY(n, cm_storage, node);
-        for (uint32_t i = 0; i < storage->use_count; i++) {
-            uint32_t j = 0;
-            while (j < seen_count && seen[j] != storage->uses[i]) {
-                j++;
-            }
-            if (j == seen_count) {
-                return cm_stream_take(state, storage->uses[i]);
-            }
-        }
-    }
-    return NULL;
-}
-
-enum { STREAMS_MAX = 256 };
-
+/* For all streams that work on a buffer is on now. */
 static int
 wait_for_uses(cm_state *state)
 {
-    cm_stream *seen[STREAMS_MAX];
-    uint32_t count = 0;
+    cm_call all = {.state = state}; /* a list of streams on loan, each of them once */
     int result = 0;
-    cm_stream *next;
-    while (result == 0 && count < STREAMS_MAX
-           && (next = find_use(state, seen, count)) != NULL) {
-        seen[count++] = next;
-        result = wait_for_stream(state, next);
+    const cm_list *storages = &state->storages;
+    for (const cm_list *n = storages->next; n != storages; n = n->next) {
+        const cm_storage *storage = CM_LIST_ENTRY(n, cm_storage, node);
+        for (uint32_t i = 0; i < storage->use_count && result == 0; i++) {
+            result = cm_call_come_after_stream(&all, storage->uses[i]);
+        }
     }
-    for (uint32_t i = 0; i < count; i++) {
-        cm_stream_give(state, seen[i]);
+    for (uint32_t i = 0; i < all.after_count && result == 0; i++) {
+        result = wait_for_stream(state, all.after[i]);
     }
+    cm_call_fini(&all);
     return result;
 }
 

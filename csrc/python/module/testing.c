@@ -13,22 +13,6 @@
 #include "runtime/faults.h"
 #include "transfer/run/explain.h"
 
-static PyObject *
-configure(PyObject *module, PyObject *settings)
-{
-    cm_state *state = cm_state_of_module(module);
-    if (state->runtime != NULL) {
-        PyErr_SetString(PyExc_RuntimeError, "the runtime is open: shut it down first");
-        return NULL;
-    }
-    cm_replace(&state->settings, Py_NewRef(settings));
-    if (cm_state_check_settings(state) < 0) {
-        Py_CLEAR(state->settings);
-        return NULL;
-    }
-    Py_RETURN_NONE;
-}
-
 /* -- addresses ---------------------------------------------------------------------- */
 
 /* Of each name an address, an offset or a count. */
@@ -102,7 +86,6 @@ addresses(PyObject *module, PyObject *Py_UNUSED(unused))
 /* -- table --------------------------------------------------------------------------- */
 
 PyMethodDef cm_testing_methods[] = {
-    {"_configure_opening", configure, METH_O, CM_DOC__configure_opening},
     {"_addresses", addresses, METH_NOARGS, CM_DOC__addresses},
     {NULL, NULL, 0, NULL},
 };

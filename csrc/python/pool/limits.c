@@ -30,14 +30,10 @@ limit_of(const cm_budget *budget)
     return atomic_load(&budget->limit_nbytes);
 }
 
-/* Put in force what the open block says, or else what was set. */
 static void
-apply_limit_of(cm_state *state, cm_kind kind, int device)
+put_in_force(cm_state *state, cm_kind kind, int device, uint64_t nbytes)
 {
     const cm_limits *limits = &state->limits;
-    uint64_t nbytes = limits->has_block[kind][device]
-                          ? limits->block_nbytes[kind][device]
-                          : limits->set_nbytes[kind][device];
     atomic_store(&cm_limits_budget(state, kind, device)->limit_nbytes, nbytes);
     uint64_t most = limits->half_nbytes;
     for (int each = 0; each < CM_KIND_COUNT; each++) {
@@ -45,6 +41,16 @@ apply_limit_of(cm_state *state, cm_kind kind, int device)
         most = cm_kind_is_page_locked((cm_kind)each) && limit > most ? limit : most;
     }
     atomic_store(&state->limits.host.limit_nbytes, most);
+}
+
+/* It counts while no block is open. */
+static void
+set_limit(cm_state *state, cm_kind kind, int device, uint64_t nbytes)
+{
+    state->limits.set_nbytes[kind][device] = nbytes;
+    if (!state->limits.has_block[kind][device]) {
+        put_in_force(state, kind, device, nbytes);
+    }
 }
 
 /* -- the environment --------------------------------------------------------------- */
@@ -90,8 +96,7 @@ cm_limits_open(cm_state *state, cm_runtime *runtime)
     for (int kind = 0; kind < CM_KIND_COUNT; kind++) {
         bool is_host = cm_kind_is_page_locked((cm_kind)kind);
         for (int device = 0; device < (is_host ? 1 : CM_MAX_DEVICES); device++) {
-            state->limits.set_nbytes[kind][device] = is_host ? half : UINT64_MAX;
-            apply_limit_of(state, (cm_kind)kind, device);
+            set_limit(state, (cm_kind)kind, device, is_host ? half : UINT64_MAX);
         }
     }
     return cm_package_has_variables("CUMEM_LIMIT_")
@@ -130,14 +135,15 @@ put_limit(PyObject *module, PyObject *args)
         || cm_limit_from_object(limit, &nbytes) < 0) {
         return NULL;
     }
+    cm_limits *limits = &state->limits;
     if (block == Py_None) {
-        state->limits.set_nbytes[kind][device] = nbytes;
+        set_limit(state, kind, device, nbytes);
     }
     else {
-        state->limits.has_block[kind][device] = block == Py_True;
-        state->limits.block_nbytes[kind][device] = nbytes;
+        limits->has_block[kind][device] = block == Py_True;
+        put_in_force(state, kind, device,
+                     block == Py_True ? nbytes : limits->set_nbytes[kind][device]);
     }
-    apply_limit_of(state, kind, device);
     Py_RETURN_NONE;
 }
 
