@@ -169,13 +169,13 @@ def test_wrong_variable_is_named(monkeypatch, name, text, expected) -> None:
     with pytest.raises(
         ValueError, match=f"{name} must be .*{expected}.*, not '{text}'"
     ):
-        devices.read_settings(None, *DEFAULTS)
+        devices.read_settings(*DEFAULTS)
 
 
 def test_variables_say_what_is_opened(monkeypatch) -> None:
     for name, text in VARIABLES.items():
         monkeypatch.setenv(f"CUMEM_{name}", text)
-    found = devices.read_settings(None, *DEFAULTS)
+    found = devices.read_settings(*DEFAULTS)
     assert found == (False, True, 3, 1536 << 20, 12040, 7, 5, False, False)
 
 
@@ -183,14 +183,16 @@ def test_settings_of_a_test_win_over_variables(monkeypatch) -> None:
     for name, text in VARIABLES.items():
         monkeypatch.setenv(f"CUMEM_{name}", text)
     given = {"backend": "cuda", "faults": True, "device_count": 2, "seed": None}
-    found = devices.read_settings(given, *DEFAULTS)
+    monkeypatch.setattr(devices, "test_settings", given)
+    found = devices.read_settings(*DEFAULTS)
     assert found == (True, False, 2, 1536 << 20, 12040, 7, 5, False, True)
+    monkeypatch.setattr(devices, "test_settings", {"colour": 1})
     with pytest.raises(TypeError, match="colour"):
-        devices.read_settings({"colour": 1}, *DEFAULTS)
+        devices.read_settings(*DEFAULTS)
 
 
 def test_without_variables_cuda_is_tried_and_the_defaults_hold(monkeypatch) -> None:
     for name in VARIABLES:
         monkeypatch.setenv(f"CUMEM_{name}", "")
-    found = devices.read_settings(None, *DEFAULTS)
+    found = devices.read_settings(*DEFAULTS)
     assert found == (True, True, *DEFAULTS, True, False)
