@@ -5,9 +5,8 @@
  * parent's huge pages over it (docs/decisions/0014). Where the copy finds no room the
  * child may not touch the memory at all: wrong bytes would be worse.
  * Locks: from before a fork to after it the forking thread holds that of the list, then
- * those of all pools in it: the one place that holds several. */
-#include <stdlib.h>
-#include <string.h>
+ * those of all pools, so that a child finds each free and what it guards in order: the
+ * one place that holds several. */
 #include <sys/mman.h>
 
 #include "base/checked_math.h"
@@ -21,12 +20,18 @@
 
 typedef struct fork_list {
     cm_spin_lock lock;
-    cm_list pools; /* by `fork_node` */
+    cm_list pools;      /* by `fork_node` */
+    atomic_bool is_set; /* what is below is called at forks */
 } fork_list;
 
 /* The one of the process: what is called at a fork gets no argument and cannot be taken
- * back. Never freed; NULL: no memory for it when the library was loaded. */
-static _Atomic(fork_list *) the_list;
+ * back. */
+static fork_list *
+the_list(void)
+{
+    static fork_list list = {.pools = {&list.pools, &list.pools}};
+    return &list;
+}
 
 /* -- before ----------------------------------------------------------------------------- */
 
@@ -52,7 +57,7 @@ static bool
 copy_living(cm_arena *arena, uint64_t *room_nbytes)
 {
     uint64_t begin = 0;
-    uint64_t end = 0; /* 0: no run yet */
+    uint64_t end = 0;
     for (const cm_heap_span *s = arena->first; s != NULL; s = s->next) {
         if (s->state != CM_SPAN_LIVE) {
             continue;
@@ -60,7 +65,7 @@ copy_living(cm_arena *arena, uint64_t *room_nbytes)
         uint64_t low = s->block.address - arena->base;
         uint64_t high = cm_round_up_to(low + s->block.nbytes, CM_HUGE_PAGE_NBYTES);
         low -= low % CM_HUGE_PAGE_NBYTES;
-        if (end == 0 || low > end) {
+        if (low > end) {
             if (!copy_run(arena, begin, end, room_nbytes)) {
                 return false;
             }
@@ -95,7 +100,7 @@ prepare_arena(cm_arena *arena, uint64_t *room_nbytes)
 {
     arena->is_living = has_living(arena);
     if (!arena->is_living) {
-        return;
+        return; /* and it may be gone: another thread gives it back without the lock */
     }
     /* Again, since the driver may have advised otherwise when it locked the pages. */
     arena->keeps_place = cm_host_hide(arena->host, arena->nbytes);
@@ -110,7 +115,7 @@ prepare_arena(cm_arena *arena, uint64_t *room_nbytes)
 static void
 prepare(void)
 {
-    fork_list *list = atomic_load(&the_list);
+    fork_list *list = the_list();
     cm_spin_lock_take(&list->lock);
     cm_host_memory memory = {0};
     if (!cm_list_is_empty(&list->pools)) {
@@ -118,15 +123,13 @@ prepare(void)
     }
     for (cm_list *n = list->pools.next; n != &list->pools; n = n->next) {
         cm_pool *pool = CM_LIST_ENTRY(n, cm_pool, fork_node);
+        cm_spin_lock_take(&pool->lock);
         /* In a child all of it is ordinary memory, which the kernel copies. */
-        pool->is_forking = !cm_runtime_is_forked(pool->rt);
-        if (pool->is_forking) {
-            cm_spin_lock_take(&pool->lock);
-            cm_list *arenas = &pool->heap.arenas;
-            for (cm_list *a = arenas->next; a != arenas; a = a->next) {
-                prepare_arena(CM_LIST_ENTRY(a, cm_arena, node),
-                              &memory.available_nbytes);
-            }
+        pool->is_copied = cm_kind_is_page_locked(pool->config.kind)
+                          && !cm_runtime_is_forked(pool->rt);
+        cm_list *arenas = &pool->heap.arenas;
+        for (cm_list *a = arenas->next; pool->is_copied && a != arenas; a = a->next) {
+            prepare_arena(CM_LIST_ENTRY(a, cm_arena, node), &memory.available_nbytes);
         }
     }
 }
@@ -172,14 +175,11 @@ settle_child(cm_arena *arena)
 static void
 settle(bool is_child)
 {
-    fork_list *list = atomic_load(&the_list);
+    fork_list *list = the_list();
     for (cm_list *n = list->pools.next; n != &list->pools; n = n->next) {
         cm_pool *pool = CM_LIST_ENTRY(n, cm_pool, fork_node);
         cm_list *arenas = &pool->heap.arenas;
-        if (!pool->is_forking) {
-            continue;
-        }
-        for (cm_list *a = arenas->next; a != arenas; a = a->next) {
+        for (cm_list *a = arenas->next; pool->is_copied && a != arenas; a = a->next) {
             cm_arena *arena = CM_LIST_ENTRY(a, cm_arena, node);
             if (is_child) {
                 settle_child(arena);
@@ -209,24 +209,15 @@ in_child(void)
 __attribute__((constructor)) static void
 begin(void)
 {
-    fork_list *list = malloc(sizeof(*list));
-    if (list == NULL) {
-        return;
-    }
-    cm_spin_lock_init(&list->lock);
-    cm_list_init(&list->pools);
-    atomic_store(&the_list, list);
-    if (pthread_atfork(prepare, in_parent, in_child) != 0) {
-        atomic_store(&the_list, NULL);
-        free(list);
-    }
+    atomic_store(&the_list()->is_set,
+                 pthread_atfork(prepare, in_parent, in_child) == 0);
 }
 
 cm_status
 cm_pool_watch_forks(cm_pool *pool)
 {
-    fork_list *list = atomic_load(&the_list);
-    CM_TRY(cm_allocated(list != NULL, sizeof(*list)));
+    fork_list *list = the_list();
+    CM_TRY(cm_allocated(atomic_load(&list->is_set), sizeof(*list)));
     cm_spin_lock_take(&list->lock);
     cm_list_push_back(&list->pools, &pool->fork_node);
     cm_spin_lock_give(&list->lock);
@@ -236,12 +227,10 @@ cm_pool_watch_forks(cm_pool *pool)
 void
 cm_pool_unwatch_forks(cm_pool *pool)
 {
-    fork_list *list = atomic_load(&the_list);
-    if (list != NULL) {
-        cm_spin_lock_take(&list->lock);
-        cm_list_remove(&pool->fork_node);
-        cm_spin_lock_give(&list->lock);
-    }
+    fork_list *list = the_list();
+    cm_spin_lock_take(&list->lock);
+    cm_list_remove(&pool->fork_node);
+    cm_spin_lock_give(&list->lock);
 }
 
 bool

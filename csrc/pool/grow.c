@@ -582,13 +582,6 @@ open_source(cm_pool *pool)
             return cm_fail(CM_ENOMEM, source->range_nbytes / source->granule);
         }
     }
-    if (cm_kind_is_page_locked(config->kind)) {
-        cm_status status = cm_pool_watch_forks(pool);
-        if (!cm_is_ok(status)) {
-            source->ops->destroy(source);
-            return status;
-        }
-    }
     pool->source = source;
     return cm_ok();
 }

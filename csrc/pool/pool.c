@@ -28,6 +28,15 @@ is_config_valid(const cm_runtime *rt, const cm_pool_config *config)
                : config->flags == 0;
 }
 
+static void
+free_pool(cm_pool *pool)
+{
+    cm_heap_fini(&pool->heap);
+    cm_cond_fini(&pool->gate_moved);
+    cm_mutex_fini(&pool->gate);
+    free(pool);
+}
+
 cm_status
 cm_pool_create(cm_runtime *rt, const cm_pool_config *config, cm_pool **out)
 {
@@ -51,10 +60,14 @@ cm_pool_create(cm_runtime *rt, const cm_pool_config *config, cm_pool **out)
     pool->large = is_host ? LARGE_HOST_NBYTES : LARGE_DEVICE_NBYTES;
     cm_heap_init(&pool->heap);
     cm_list_init(&pool->in_flight);
-    cm_list_init(&pool->fork_node);
     cm_pool_init_slots(pool);
+    cm_status status = cm_pool_watch_forks(pool);
+    if (!cm_is_ok(status)) {
+        free_pool(pool);
+        return status;
+    }
     *out = pool;
-    return cm_ok();
+    return status;
 }
 
 /* Once nothing is held and nothing is live. What is not given back now never will be:
@@ -79,10 +92,7 @@ destroy(cm_pool *pool)
         cm_scope_leave(&scope);
     }
     cm_budget_refund(pool->config.budget, pool->counters.reserved_nbytes);
-    cm_heap_fini(&pool->heap);
-    cm_cond_fini(&pool->gate_moved);
-    cm_mutex_fini(&pool->gate);
-    free(pool);
+    free_pool(pool);
 }
 
 /* Let the lock go; a pool that nobody holds any more ends. */
@@ -108,7 +118,7 @@ void
 cm_pool_release(cm_pool *pool)
 {
     if (cm_runtime_is_forked(pool->rt)) {
-        return; /* the lock may be held for ever there */
+        return; /* leaked: nothing can be given back there */
     }
     uint64_t holds = atomic_load_explicit(&pool->holds, memory_order_relaxed);
     while (holds > 1) { /* others remain: nothing ends */
@@ -555,11 +565,6 @@ check_locked(const cm_pool *pool)
 bool
 cm_pool_check(cm_pool *pool)
 {
-    if (cm_runtime_is_forked(pool->rt)) {
-        return true;
-    }
-    /* The flags have a lock of their own; a stale look at them only makes the check
-     * milder. */
     cm_spin_lock_take(&pool->lock);
     bool good = check_locked(pool);
     cm_spin_lock_give(&pool->lock);
@@ -630,9 +635,7 @@ cm_pool_admit_peers(cm_pool *pool)
 static uint64_t
 cached_nbytes(const cm_pool_counters *c)
 {
-    uint64_t used_nbytes = c->live_nbytes + c->in_flight_nbytes;
-    /* Less only where the lock is not held, in a forked child. */
-    return c->reserved_nbytes > used_nbytes ? c->reserved_nbytes - used_nbytes : 0;
+    return c->reserved_nbytes - c->live_nbytes - c->in_flight_nbytes;
 }
 
 static void
@@ -676,25 +679,15 @@ begin_peaks_locked(cm_pool *pool, cm_pool_counters *kept, cm_pool_counters *told
 void
 cm_pool_read(cm_pool *pool, cm_pool_counters *out)
 {
-    bool forked = cm_runtime_is_forked(pool->rt); /* the lock may be held for ever there
-                                                   */
-    if (!forked) {
-        cm_spin_lock_take(&pool->lock);
-    }
+    cm_spin_lock_take(&pool->lock);
     read_locked(pool, out);
     raise_peaks(out, &pool->peaks_before);
-    if (!forked) {
-        cm_spin_lock_give(&pool->lock);
-    }
+    cm_spin_lock_give(&pool->lock);
 }
 
 void
 cm_pool_read_window(cm_pool *pool, cm_pool_counters *out)
 {
-    if (cm_runtime_is_forked(pool->rt)) {
-        cm_pool_read(pool, out);
-        return;
-    }
     cm_spin_lock_take(&pool->lock);
     read_locked(pool, out);
     raise_peaks(out, &pool->window_peaks);
@@ -705,9 +698,6 @@ cm_pool_read_window(cm_pool *pool, cm_pool_counters *out)
 void
 cm_pool_reset_peaks(cm_pool *pool)
 {
-    if (cm_runtime_is_forked(pool->rt)) {
-        return;
-    }
     cm_spin_lock_take(&pool->lock);
     begin_peaks_locked(pool, &pool->window_peaks, &pool->peaks_before);
     cm_spin_lock_give(&pool->lock);

@@ -97,8 +97,8 @@ struct cm_pool {
     /* Other devices that all chunks are open to, as far as can be; the grower sets it
      */
     _Atomic uint64_t admitted;
-    cm_list fork_node; /* of those whose memory fork.c looks after */
-    bool is_forking;   /* its lock is held for a fork */
+    cm_list fork_node; /* the rest is fork.c's: among all pools */
+    bool is_copied;    /* a fork is under way: the child gets its living blocks */
 };
 
 /* After each change of the lists, in debug builds. */
@@ -272,8 +272,8 @@ void cm_pool_trim_idle(cm_pool *pool);
 
 /* -- fork.c ------------------------------------------------------------------------------ */
 
-/* From now on forked children get copies of its living blocks; and no longer, which is
- * harmless where it was not so. Without the lock. Fails: CM_ENOMEM. */
+/* From now on the pool's lock is held over forks, and children get copies of its living
+ * blocks that are page-locked; and no longer. Without the lock. Fails: CM_ENOMEM. */
 CM_NODISCARD cm_status cm_pool_watch_forks(cm_pool *pool);
 void cm_pool_unwatch_forks(cm_pool *pool);
 

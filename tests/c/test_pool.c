@@ -157,6 +157,7 @@ test_pool_forked_child_allocates_nothing_and_leaks(void)
     cm_runtime *rt = open_emulated(13000, 1, 256 * MIB);
     cm_pool *pool = open_pool(rt, PINNED);
     cm_block *block = take(pool, 100, NULL);
+    give(pool, take(pool, CHUNK, NULL), NULL, 0);
     pid_t child = fork();
     if (child == 0) {
         cm_block *none = NULL;
@@ -167,6 +168,10 @@ test_pool_forked_child_allocates_nothing_and_leaks(void)
         cm_pool_free(pool, block, NULL, 0, CM_POOL_FREE_FENCE);
         cm_pool_read(pool, &c);
         wrong |= c.live_count != 1 || !cm_pool_check(pool);
+        wrong |= c.peak_live_nbytes <= CHUNK;
+        cm_pool_reset_peaks(pool);
+        cm_pool_read(pool, &c);
+        wrong |= c.peak_live_nbytes != c.live_nbytes;
         cm_pool_release(pool);
         _exit(wrong);
     }
