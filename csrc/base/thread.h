@@ -37,6 +37,13 @@ cm_mutex_lock(cm_mutex *mutex)
     (void)pthread_mutex_lock(mutex);
 }
 
+/* False: another thread has it, and `waits` is not given. */
+static inline bool
+cm_mutex_take(cm_mutex *mutex, bool waits)
+{
+    return (waits ? pthread_mutex_lock(mutex) : pthread_mutex_trylock(mutex)) == 0;
+}
+
 static inline void
 cm_mutex_unlock(cm_mutex *mutex)
 {

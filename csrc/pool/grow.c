@@ -681,12 +681,12 @@ static cm_status
 trim(cm_pool *pool, uint64_t keep_nbytes, uint64_t *released_nbytes)
 {
     cm_status status = cm_ok();
-    (void)cm_pool_begin(pool, &pool->growing, true);
+    cm_mutex_lock(&pool->growing);
     if (pool->source != NULL) {
         CM_IN_SCOPE(status, pool->rt, pool->config.device,
                     cm_pool_release_chunks(pool, keep_nbytes, released_nbytes));
     }
-    cm_pool_end(pool, &pool->growing);
+    cm_mutex_unlock(&pool->growing);
     cm_spin_lock_take(&pool->lock);
     pool->counters.trim_count++;
     pool->counters.trimmed_nbytes += *released_nbytes;
@@ -708,9 +708,9 @@ cm_pool_trim(cm_pool *pool, uint64_t keep_nbytes, bool wait, uint64_t *released_
     else { /* what cannot be asked about is not what was asked for */
         cm_ignore(cm_pool_poll(pool, true));
     }
-    if (cm_pool_begin(pool, &pool->polling, wait)) {
+    if (cm_mutex_take(&pool->polling, wait)) {
         cm_pool_drop_slots(pool, false);
-        cm_pool_end(pool, &pool->polling);
+        cm_mutex_unlock(&pool->polling);
     }
     first = cm_first_failure(first, trim(pool, keep_nbytes, released_nbytes));
     CM_POOL_DEBUG_CHECK(pool);

@@ -13,30 +13,6 @@
 #include "pool/private.h"
 #include "pool/scope.h"
 
-/* -- who does what one thread alone may do --------------------------------------------------- */
-
-bool
-cm_pool_begin(cm_pool *pool, _Atomic bool *role, bool wait)
-{
-    cm_mutex_lock(&pool->gate);
-    while (*role && wait) {
-        cm_cond_wait(&pool->gate_moved, &pool->gate);
-    }
-    bool begun = !*role;
-    *role = true;
-    cm_mutex_unlock(&pool->gate);
-    return begun;
-}
-
-void
-cm_pool_end(cm_pool *pool, _Atomic bool *role)
-{
-    cm_mutex_lock(&pool->gate);
-    *role = false;
-    cm_cond_signal_all(&pool->gate_moved);
-    cm_mutex_unlock(&pool->gate);
-}
-
 /* -- events ----------------------------------------------------------------------------- */
 
 /* One that is refused twice is lost. */
@@ -579,7 +555,7 @@ cm_pool_abandon_work(cm_pool *pool)
 static cm_status
 poll(cm_pool *pool, bool may_fence, const uint64_t *aim, uint64_t idle)
 {
-    if (!cm_pool_begin(pool, &pool->polling, aim != NULL)) {
+    if (!cm_mutex_take(&pool->polling, aim != NULL)) {
         return cm_ok();
     }
     cm_spin_lock_take(&pool->lock);
@@ -593,7 +569,7 @@ poll(cm_pool *pool, bool may_fence, const uint64_t *aim, uint64_t idle)
     cm_status status = poll_slots(pool, can_fence);
     land_flights(pool, aim != NULL, false);
     cm_pool_drop_slots(pool, true);
-    cm_pool_end(pool, &pool->polling);
+    cm_mutex_unlock(&pool->polling);
     return status;
 }
 
@@ -624,7 +600,7 @@ is_pending(cm_pool *pool, bool can_interrupt, const uint64_t *goal)
     if (!cm_is_ok(status)) {
         return false;
     }
-    if (!cm_pool_begin(pool, &pool->polling, false)) {
+    if (!cm_mutex_take(&pool->polling, false)) {
         return true; /* another thread looks, or waits */
     }
     const cm_mark *mark = NULL;
@@ -635,7 +611,7 @@ is_pending(cm_pool *pool, bool can_interrupt, const uint64_t *goal)
         CM_IN_SCOPE(status, pool->rt, pool->config.device,
                     cm_rt_event_synchronize(pool->rt, mark->event));
     }
-    cm_pool_end(pool, &pool->polling);
+    cm_mutex_unlock(&pool->polling);
     return mark != NULL && cm_is_ok(status);
 }
 
@@ -720,9 +696,9 @@ cm_pool_wait(cm_pool *pool, const cm_wait_hooks *hooks, bool fences_only)
     if (!fences_only) {
         CM_TRY(wait_events(pool, hooks, goal));
     }
-    (void)cm_pool_begin(pool, &pool->polling, true);
+    cm_mutex_lock(&pool->polling);
     uint64_t due = find_due(pool, fences_only, goal);
-    cm_pool_end(pool, &pool->polling);
+    cm_mutex_unlock(&pool->polling);
     uint64_t idle = 0;
     cm_status status = wait_devices(pool, hooks, due, &idle);
     return status.code == CM_ECANCELLED

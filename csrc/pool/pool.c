@@ -32,8 +32,8 @@ static void
 free_pool(cm_pool *pool)
 {
     cm_heap_fini(&pool->heap);
-    cm_cond_fini(&pool->gate_moved);
-    cm_mutex_fini(&pool->gate);
+    cm_mutex_fini(&pool->growing);
+    cm_mutex_fini(&pool->polling);
     free(pool);
 }
 
@@ -46,8 +46,8 @@ cm_pool_create(cm_runtime *rt, const cm_pool_config *config, cm_pool **out)
     bool is_host = cm_kind_is_page_locked(config->kind);
     cm_pool *pool = calloc(1, sizeof(*pool));
     CM_TRY(cm_allocated(pool != NULL, sizeof(*pool)));
-    cm_mutex_init(&pool->gate);
-    cm_cond_init(&pool->gate_moved);
+    cm_mutex_init(&pool->polling);
+    cm_mutex_init(&pool->growing);
     cm_spin_lock_init(&pool->lock);
     atomic_init(&pool->holds, 1);
     atomic_init(&pool->lost_count, 0);
@@ -268,7 +268,7 @@ take_ended(cm_pool *pool, const alloc_request *r)
 static cm_status
 grow(cm_pool *pool, const alloc_request *r, cm_heap_span **out)
 {
-    (void)cm_pool_begin(pool, &pool->growing, true);
+    cm_mutex_lock(&pool->growing);
     cm_status status = cm_ok();
     *out = take_thoroughly(pool, r);
     if (*out == NULL) {
@@ -283,7 +283,7 @@ grow(cm_pool *pool, const alloc_request *r, cm_heap_span **out)
         }
         cm_spin_lock_give(&pool->lock);
     }
-    cm_pool_end(pool, &pool->growing);
+    cm_mutex_unlock(&pool->growing);
     return status;
 }
 
@@ -292,10 +292,10 @@ grow(cm_pool *pool, const alloc_request *r, cm_heap_span **out)
 static cm_heap_span *
 take_ordered(cm_pool *pool, const alloc_request *r)
 {
-    if (!cm_kind_is_ordered(pool->config.kind) || r->stream == NULL || r->capturing
-        || !cm_pool_begin(pool, &pool->polling, true)) {
+    if (!cm_kind_is_ordered(pool->config.kind) || r->stream == NULL || r->capturing) {
         return NULL;
     }
+    cm_mutex_lock(&pool->polling);
     uint64_t done[CM_SLOTS_MAX];
     cm_heap_span *span = NULL;
     if (cm_pool_order_after_slots(pool, r->stream, done)) {
@@ -321,7 +321,7 @@ take_ordered(cm_pool *pool, const alloc_request *r)
         }
         cm_spin_lock_give(&pool->lock);
     }
-    cm_pool_end(pool, &pool->polling);
+    cm_mutex_unlock(&pool->polling);
     return span;
 }
 
@@ -550,7 +550,7 @@ check_locked(const cm_pool *pool)
            && c->live_nbytes == sums[CM_SPAN_LIVE].nbytes
            && c->in_flight_nbytes == sums[CM_SPAN_FLIGHT].nbytes
            && c->in_flight_count == sums[CM_SPAN_FLIGHT].count
-           && (pool->growing || sums[CM_SPAN_BUSY].count != 0
+           && (sums[CM_SPAN_BUSY].count != 0
                || c->reserved_nbytes
                       == c->live_nbytes + c->in_flight_nbytes + pool->heap.free_nbytes)
            && c->hit_count + c->miss_count == c->allocation_count
@@ -617,14 +617,14 @@ cm_pool_admit_peers(cm_pool *pool)
         return cm_ok(); /* and waits for nobody */
     }
     cm_status status = cm_ok();
-    (void)cm_pool_begin(pool, &pool->growing, true);
+    cm_mutex_lock(&pool->growing);
     if (pool->range != NULL && (others & pool->source->peers & ~pool->admitted) != 0) {
         CM_IN_SCOPE(status, pool->rt, pool->config.device, admit(pool));
     }
     if (cm_is_ok(status)) {
         pool->admitted |= others; /* what comes now is opened to them at once */
     }
-    cm_pool_end(pool, &pool->growing);
+    cm_mutex_unlock(&pool->growing);
     return status;
 }
 

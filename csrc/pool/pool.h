@@ -4,8 +4,8 @@
  * runtime call; a miss looks at what is in flight, then grows. Device blocks are reused
  * in stream order, blocks the host may write only once the host has seen their work
  * end. Knows nothing of Python.
- * Locks: one short lock for the lists; a second one orders growing, polling and trimming.
- * Neither is held across a runtime call. */
+ * Locks: one short lock for the lists, never held across a runtime call; and turns at
+ * growing and at polling, which are. */
 #ifndef CM_POOL_POOL_H
 #define CM_POOL_POOL_H
 

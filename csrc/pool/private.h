@@ -2,9 +2,9 @@
 /* The pool's insides, shared by its files: pool.c, in_flight.c (when freed memory is
  * idle, and waiting for that), grow.c (more memory, and less), fork.c (forked
  * children). Nobody else includes this.
- * Locks: `lock` guards heap, lists, slots and counters, for list work only. `gate` with
- * its condition guards the flags `growing` and `polling`; no thread holds
- * both. */
+ * Locks: `lock` guards heap, lists, slots and counters, for list work only. `growing` and
+ * `polling` are turns at what one thread alone may do, the grower and the poller, who
+ * keep them over runtime calls and take `lock` within; no thread has both. */
 #ifndef CM_POOL_PRIVATE_H
 #define CM_POOL_PRIVATE_H
 
@@ -57,7 +57,7 @@ typedef struct cm_flight {
 /* Invariants, under the lock (S(x) is the sum of nbytes of the spans in state x):
  *   live_nbytes = S(LIVE)   in_flight_nbytes = S(FLIGHT)   heap.free_nbytes = S(FREE)
  *   reserved_nbytes = S(LIVE) + S(FLIGHT) + S(FREE) + S(BUSY with memory), but for what
- *   a growth under way has made
+ *   a growth under way has made for BUSY spans
  *   in_flight_count = |in_flight| + what could not be noted
  *   hit_count + miss_count = allocation_count
  *   each peak >= what it is the peak of
@@ -88,12 +88,10 @@ struct cm_pool {
     uint64_t window_ns;     /* idle trim: when this window began, */
     uint64_t window_cached; /* and the least that was cached in it */
     atomic_uint_fast64_t lost_count;
-    cm_mutex gate;
-    cm_cond gate_moved;
-    _Atomic bool polling; /* the poller looks at what is in flight, and at events */
-    _Atomic bool growing; /* the grower changes arenas, chunks and the source */
-    cm_source *source;    /* owned; opened at the first growth; the grower's */
-    cm_arena *range;      /* of a placed source */
+    cm_mutex polling;  /* the poller looks at what is in flight, and at events */
+    cm_mutex growing;  /* the grower changes arenas, chunks and the source */
+    cm_source *source; /* owned; opened at the first growth; the grower's */
+    cm_arena *range;   /* of a placed source */
     /* Other devices that all chunks are open to, as far as can be; the grower sets it
      */
     _Atomic uint64_t admitted;
@@ -160,11 +158,6 @@ cm_pool_is_trim_due_locked(const cm_pool *pool)
 }
 
 /* -- in_flight.c ------------------------------------------------------------------------- */
-
-/* Be the poller (&pool->polling) or the grower (&pool->growing), and no longer. False:
- * another thread is, and `wait` is not given. */
-bool cm_pool_begin(cm_pool *pool, _Atomic bool *role, bool wait);
-void cm_pool_end(cm_pool *pool, _Atomic bool *role);
 
 /* Streams and their epochs. */
 
