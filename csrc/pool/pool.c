@@ -364,8 +364,8 @@ is_capturing(cm_pool *pool, const cm_stream *stream)
 }
 
 cm_status
-cm_pool_alloc_asking(cm_pool *pool, uint64_t nbytes, cm_stream *stream,
-                     const cm_wait_hooks *hooks, cm_block **out)
+cm_pool_alloc(cm_pool *pool, uint64_t nbytes, cm_stream *stream,
+              const cm_wait_hooks *hooks, cm_block **out)
 {
     if (cm_runtime_is_forked(pool->rt)) {
         return cm_fail(CM_EFORKED, nbytes);
@@ -392,13 +392,6 @@ cm_pool_alloc_asking(cm_pool *pool, uint64_t nbytes, cm_stream *stream,
     CM_POOL_DEBUG_CHECK(pool);
     *out = &span->block;
     return cm_ok();
-}
-
-cm_status
-cm_pool_alloc(cm_pool *pool, uint64_t nbytes, cm_stream *stream, cm_block **out)
-{
-    const cm_wait_hooks uninterrupted = {.interrupted = NULL};
-    return cm_pool_alloc_asking(pool, nbytes, stream, &uninterrupted, out);
 }
 
 /* -- taking back ---------------------------------------------------------------------------- */

@@ -99,15 +99,6 @@ void cm_pool_release(cm_pool *pool);
  * runtime call; NULL: ask cm_pool_alloc. */
 cm_block *cm_pool_try_alloc(cm_pool *pool, uint64_t nbytes, const cm_stream *stream);
 
-/* Hand out at least `nbytes` (> 0) bytes, usable on `stream` (NULL: any) from now on.
- * Owns:   the caller owns *out until cm_pool_free.
- * Blocks: may wait in the runtime on a miss, without the lock.
- * Fails:  the allocating operation; CM_ELIMIT (the budget); CM_EFORKED; CM_EOVERFLOW.
- *         Before it fails for want of memory all in-flight blocks were waited for, the
- *         cache freed and the call retried once. */
-CM_NODISCARD cm_status cm_pool_alloc(cm_pool *pool, uint64_t nbytes, cm_stream *stream,
-                                     cm_block **out);
-
 /* True for failures for want of memory, of whatever sort: less may still be had. */
 static inline bool
 cm_pool_is_short(cm_status status)
@@ -140,12 +131,16 @@ cm_wait_ask(const cm_wait_hooks *hooks, uint64_t *asked_ns)
     return interrupted ? cm_fail(CM_ECANCELLED, 0) : cm_ok();
 }
 
-/* The same with a wait for memory in flight that can be interrupted. `hooks` NULL: no
- * wait for work of unknown length, neither for memory in flight nor for another
- * stream's. It still grows, after a growth that another thread has begun. */
-CM_NODISCARD cm_status cm_pool_alloc_asking(cm_pool *pool, uint64_t nbytes,
-                                            cm_stream *stream,
-                                            const cm_wait_hooks *hooks, cm_block **out);
+/* Hand out at least `nbytes` (> 0) bytes, usable on `stream` (NULL: any) from now on.
+ * `hooks` NULL: no wait for work of unknown length, neither for memory in flight nor
+ * for another stream's. It still grows, after a growth that another thread has begun.
+ * Owns:   the caller owns *out until cm_pool_free.
+ * Blocks: may wait in the runtime on a miss, without the lock.
+ * Fails:  the allocating operation; CM_ELIMIT (the budget); CM_EFORKED; CM_EOVERFLOW;
+ *         CM_ECANCELLED by the hooks. Before it fails for want of memory all in-flight
+ *         blocks were waited for, the cache freed and the call retried once. */
+CM_NODISCARD cm_status cm_pool_alloc(cm_pool *pool, uint64_t nbytes, cm_stream *stream,
+                                     const cm_wait_hooks *hooks, cm_block **out);
 
 /* Bytes that the limits leave it, free ones of its own included, whole or in pieces;
  * UINT64_MAX: there is no limit. */

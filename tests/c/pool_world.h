@@ -37,11 +37,19 @@ open_stream(cm_runtime *rt, int device)
     return stream;
 }
 
+/* Nobody interrupts its waits. */
+CM_UNUSED static cm_status
+pool_alloc(cm_pool *pool, uint64_t nbytes, cm_stream *stream, cm_block **out)
+{
+    const cm_wait_hooks uninterrupted = {.interrupted = NULL};
+    return cm_pool_alloc(pool, nbytes, stream, &uninterrupted, out);
+}
+
 CM_UNUSED static cm_block *
 take(cm_pool *pool, uint64_t nbytes, cm_stream *stream)
 {
     cm_block *block = NULL;
-    MUST(cm_pool_alloc(pool, nbytes, stream, &block));
+    MUST(pool_alloc(pool, nbytes, stream, &block));
     if (!cm_pool_check(pool)) {
         CHECK_FAIL_("invariants broken after alloc");
     }

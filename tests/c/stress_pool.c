@@ -49,7 +49,7 @@ static cm_block *
 try_take(world *w, cm_pool *pool, uint64_t nbytes, cm_stream *stream)
 {
     cm_block *block = NULL;
-    if (!cm_is_ok(cm_pool_alloc(pool, nbytes, stream, &block))) {
+    if (!cm_is_ok(pool_alloc(pool, nbytes, stream, &block))) {
         atomic_fetch_add(&w->refused, 1);
         return NULL;
     }

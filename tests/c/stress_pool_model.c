@@ -89,7 +89,7 @@ take_block(model_pool *of, uint64_t nbytes, cm_stream *stream, cm_block **block)
     bool may_call = dice(4) != 0;
     *block = may_call ? NULL : cm_pool_try_alloc(of->pool, nbytes, stream);
     if (may_call) {
-        status = cm_pool_alloc(of->pool, nbytes, stream, block);
+        status = pool_alloc(of->pool, nbytes, stream, block);
     }
     cm_pool_counters after = read_counters(of->pool);
     bool called = cm_faults_count(world.rt, CM_OP_none) != 0;

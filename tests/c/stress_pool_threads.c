@@ -46,7 +46,7 @@ take_one(uint32_t place)
     if (dice(4) == 0) {
         block = cm_pool_try_alloc(of->pool, nbytes, stream);
     }
-    else if (!cm_is_ok(cm_pool_alloc(of->pool, nbytes, stream, &block))) {
+    else if (!cm_is_ok(pool_alloc(of->pool, nbytes, stream, &block))) {
         atomic_fetch_add(&refused_count, 1); /* by limits, or a fault */
         block = NULL;
     }

@@ -327,7 +327,8 @@ relieve(void *argument, cm_pool *pool, uint64_t nbytes, cm_stream *stream,
         return status;
     }
     atomic_store(&cm_pool_get_config(pool)->budget->limit_nbytes, UINT64_MAX);
-    return cm_pool_alloc(pool, nbytes, stream, out);
+    const cm_wait_hooks uninterrupted = {.interrupted = NULL};
+    return cm_pool_alloc(pool, nbytes, stream, &uninterrupted, out);
 }
 
 static bool

@@ -89,9 +89,9 @@ test_pool_sizes_are_exact_to_the_step(void)
         give(device, b, NULL, 0);
     }
     cm_block *block = NULL;
-    CHECK_CODE(cm_pool_alloc(host, 0, NULL, &block), CM_EINVALID);
-    CHECK_CODE(cm_pool_alloc(host, UINT64_MAX - 3, NULL, &block), CM_EOVERFLOW);
-    CHECK_CODE(cm_pool_alloc(host, UINT64_C(1) << 63, NULL, &block), CM_EOVERFLOW);
+    CHECK_CODE(pool_alloc(host, 0, NULL, &block), CM_EINVALID);
+    CHECK_CODE(pool_alloc(host, UINT64_MAX - 3, NULL, &block), CM_EOVERFLOW);
+    CHECK_CODE(pool_alloc(host, UINT64_C(1) << 63, NULL, &block), CM_EOVERFLOW);
     cm_pool_release(host);
     cm_pool_release(device);
     close_emulated(rt);
@@ -163,7 +163,7 @@ test_pool_forked_child_allocates_nothing_and_leaks(void)
         cm_block *none = NULL;
         uint64_t released = 0;
         cm_pool_counters c;
-        int wrong = cm_pool_alloc(pool, 100, NULL, &none).code != CM_EFORKED;
+        int wrong = pool_alloc(pool, 100, NULL, &none).code != CM_EFORKED;
         wrong |= cm_pool_trim(pool, 0, true, &released).code != CM_EFORKED;
         cm_pool_free(pool, block, NULL, 0, CM_POOL_FREE_FENCE);
         cm_pool_read(pool, &c);
@@ -381,7 +381,7 @@ static void *
 take_small(void *arg)
 {
     together *t = arg;
-    MUST(cm_pool_alloc(t->pool, 1000, NULL, &t->block));
+    MUST(pool_alloc(t->pool, 1000, NULL, &t->block));
     return NULL;
 }
 
@@ -423,7 +423,7 @@ static void *
 take_large(void *arg)
 {
     together *t = arg;
-    MUST(cm_pool_alloc(t->pool, 8 * MIB, NULL, &t->block));
+    MUST(pool_alloc(t->pool, 8 * MIB, NULL, &t->block));
     return NULL;
 }
 
@@ -486,7 +486,7 @@ test_pool_peaks_are_exact(void)
     uint64_t peak = c.peak_reserved_nbytes;
     cm_faults_plan(rt, CM_OP_address_map, 1, 999, true);
     cm_block *none = NULL;
-    CHECK_CODE(cm_pool_alloc(pool, 64 * MIB, NULL, &none), 999);
+    CHECK_CODE(pool_alloc(pool, 64 * MIB, NULL, &none), 999);
     c = read_counters(pool);
     CHECK_EQ(c.peak_reserved_nbytes, peak); /* what did not come does not count */
     CHECK_EQ(c.reserved_nbytes, peak);
@@ -579,7 +579,7 @@ static void *
 grow_once(void *arg)
 {
     grower *g = arg;
-    MUST(cm_pool_alloc(g->pool, CHUNK, NULL, &g->block));
+    MUST(pool_alloc(g->pool, CHUNK, NULL, &g->block));
     atomic_store(&g->done, true);
     return NULL;
 }

@@ -356,7 +356,7 @@ test_pool_block_ordered_for_a_foreign_stream_comes_back(void)
     CHECK(cm_pool_try_alloc(pool, CHUNK, NULL) == NULL);
     CHECK_OK(cm_emulated_gate_open(rt, first->handle));
     synchronize(rt, foreign);
-    CHECK_OK(cm_pool_alloc(pool, CHUNK, NULL, &block));
+    CHECK_OK(pool_alloc(pool, CHUNK, NULL, &block));
     give(pool, block, NULL, 0);
     cm_pool_release(pool);
     cm_stream_release(foreign);

@@ -301,7 +301,7 @@ note(outcome *o, cm_status status)
 static void
 take_or_note(cm_pool *pool, uint64_t nbytes, cm_block **block, outcome *o)
 {
-    cm_status status = cm_pool_alloc(pool, nbytes, NULL, block);
+    cm_status status = pool_alloc(pool, nbytes, NULL, block);
     note(o, status);
     if (!cm_is_ok(status)) {
         *block = NULL;
@@ -462,7 +462,7 @@ test_pool_source_that_cannot_be_opened_is_tried_again(void)
         cm_pool *pool = open_pool(rt, DEVICE);
         cm_block *block = NULL;
         cm_faults_plan(rt, CM_OP_none, nth, 999, false);
-        cm_status status = cm_pool_alloc(pool, 3 * MIB, NULL, &block);
+        cm_status status = pool_alloc(pool, 3 * MIB, NULL, &block);
         bool struck = cm_faults_struck(rt) != CM_OP_none;
         cm_faults_plan(rt, CM_OP_none, 0, 0, false);
         CHECK(cm_is_ok(status) || status.code == 999);

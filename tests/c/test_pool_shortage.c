@@ -49,7 +49,7 @@ test_pool_growth_that_fails_gives_back_what_it_took(void)
     crowd w;
     cm_block *block = NULL;
     open_crowd(&w);
-    cm_status status = cm_pool_alloc(w.pool, 200 * MIB, NULL, &block);
+    cm_status status = pool_alloc(w.pool, 200 * MIB, NULL, &block);
     CHECK_EQ(status.code, CM_CUDA_OUT_OF_MEMORY);
     CHECK_EQ(status.op, CM_OP_physical_create);
     CHECK_EQ(status.arg, 200 * MIB);
@@ -76,7 +76,7 @@ test_pool_growth_that_fails_once_keeps_what_it_moved(void)
     open_crowd(&w);
     cm_faults_plan(w.rt, CM_OP_physical_create, 4, 999, false);
     cm_block *block = NULL;
-    CHECK_CODE(cm_pool_alloc(w.pool, 100 * MIB, NULL, &block), 999);
+    CHECK_CODE(pool_alloc(w.pool, 100 * MIB, NULL, &block), 999);
     CHECK_EQ(cm_faults_struck(w.rt), CM_OP_physical_create);
     cm_faults_plan(w.rt, CM_OP_none, 0, 0, false);
     CHECK(cm_pool_check(w.pool));
@@ -103,8 +103,7 @@ test_pool_growth_that_fails_keeps_what_cannot_go_back(void)
         cm_block *block = NULL;
         open_crowd(&w);
         cm_faults_plan(w.rt, ops[i], i == 0 ? 1 : 1 + LUMP / (2 * MIB), 999, true);
-        CHECK_CODE(cm_pool_alloc(w.pool, 200 * MIB, NULL, &block),
-                   CM_CUDA_OUT_OF_MEMORY);
+        CHECK_CODE(pool_alloc(w.pool, 200 * MIB, NULL, &block), CM_CUDA_OUT_OF_MEMORY);
         cm_faults_plan(w.rt, CM_OP_none, 0, 0, false);
         CHECK(cm_pool_check(w.pool));
         cm_pool_counters c = read_counters(w.pool);
@@ -130,7 +129,7 @@ test_pool_asks_for_no_more_than_the_device_has(void)
     for (int i = 1; i < 3; i++) {
         cm_block *block = NULL;
         uint64_t nbytes = (uint64_t)i * 160 * MIB; /* what is held counts, too */
-        cm_status status = cm_pool_alloc(pool, nbytes, NULL, &block);
+        cm_status status = pool_alloc(pool, nbytes, NULL, &block);
         CHECK_EQ(status.code, CM_CUDA_OUT_OF_MEMORY);
         CHECK_EQ(status.op, CM_OP_physical_create);
         CHECK_EQ(status.arg, nbytes);

@@ -74,7 +74,7 @@ static void
 take_many(cm_pool *pool, cm_block *blocks[MANY])
 {
     for (int i = 0; i < MANY; i++) {
-        MUST(cm_pool_alloc(pool, 16 * KIB, NULL, &blocks[i]));
+        MUST(pool_alloc(pool, 16 * KIB, NULL, &blocks[i]));
     }
 }
 
@@ -145,10 +145,10 @@ test_pool_long_queue_is_looked_at_in_turns(void)
     CHECK_OK(cm_emulated_gate_close(rt, shut->handle));
     cm_block **blocks = calloc(QUEUE, sizeof(*blocks));
     cm_block *large = NULL;
-    MUST(cm_pool_alloc(pool, 4 * MIB, NULL, &large));
+    MUST(pool_alloc(pool, 4 * MIB, NULL, &large));
     const void *first = large->host;
     for (int i = 0; i < QUEUE; i++) {
-        MUST(cm_pool_alloc(pool, 64, NULL, &blocks[i]));
+        MUST(pool_alloc(pool, 64, NULL, &blocks[i]));
     }
     for (int i = 0; i < QUEUE; i++) {
         cm_pool_free(pool, blocks[i], &shut, 1, 0);

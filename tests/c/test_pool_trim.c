@@ -220,7 +220,7 @@ test_pool_out_of_memory_waits_trims_and_retries(void)
         CHECK_LE(read_counters(pool).reserved_nbytes, 64 * MIB);
         CHECK_EQ(read_counters(pool).out_of_memory_count, 0); /* not in the end */
         cm_block *none = NULL;
-        cm_status status = cm_pool_alloc(pool, 8 * MIB, NULL, &none);
+        cm_status status = pool_alloc(pool, 8 * MIB, NULL, &none);
         CHECK_EQ(status.code, CM_CUDA_OUT_OF_MEMORY);
         CHECK_EQ(status.op, plain ? CM_OP_device_alloc : CM_OP_physical_create);
         CHECK(none == NULL);
@@ -253,12 +253,12 @@ test_pool_limit_counts_what_is_reserved(void)
         }
         cm_block *a = take(pools[0], 16 * MIB, NULL);
         cm_block *none = NULL;
-        CHECK_CODE(cm_pool_alloc(pools[0], 16 * MIB, NULL, &none), CM_ELIMIT);
+        CHECK_CODE(pool_alloc(pools[0], 16 * MIB, NULL, &none), CM_ELIMIT);
         CHECK_EQ(atomic_load(&own[0].used_nbytes),
                  read_counters(pools[0]).reserved_nbytes);
         CHECK_EQ(read_counters(pools[0]).peak_reserved_nbytes, 16 * MIB);
         cm_block *b = take(pools[1], 16 * MIB, NULL); /* the kind has room, though */
-        CHECK_CODE(cm_pool_alloc(pools[1], 16 * MIB, NULL, &none), CM_ELIMIT);
+        CHECK_CODE(pool_alloc(pools[1], 16 * MIB, NULL, &none), CM_ELIMIT);
         CHECK_EQ(atomic_load(&of_kind.used_nbytes), 32 * MIB);
         CHECK_EQ(cm_budget_room(&own[0]), 8 * MIB);
         give(pools[0], a, NULL, 0);
@@ -411,7 +411,7 @@ run_scenario(const scenario *s)
     for (int round = 0; round < 2; round++) {
         for (uint32_t i = 0; i < 4; i++) {
             cm_status status =
-                cm_pool_alloc(pool, sizes[round][i], s->streams[i % 2], &blocks[i]);
+                pool_alloc(pool, sizes[round][i], s->streams[i % 2], &blocks[i]);
             if (!cm_is_ok(status)) {
                 blocks[i] = NULL;
                 first = cm_is_ok(first) ? status : first;

@@ -28,23 +28,22 @@ test_pool_alloc_now_waits_for_no_work(void)
         hold_work(rt, stream, late);
         cm_stream *uses[2] = {stream, other};
         cm_pool_free(pool, late, uses, 2, 0);
-        CHECK_CODE(cm_pool_alloc_asking(pool, MIB, NULL, NULL, &block), CM_ELIMIT);
-        CHECK_CODE(cm_pool_alloc_asking(pool, MIB, other, NULL, &block), CM_ELIMIT);
+        CHECK_CODE(cm_pool_alloc(pool, MIB, NULL, NULL, &block), CM_ELIMIT);
+        CHECK_CODE(cm_pool_alloc(pool, MIB, other, NULL, &block), CM_ELIMIT);
         int asked = 0;
         cm_wait_hooks hooks = {.interrupted = stop, .argument = &asked};
-        CHECK_CODE(cm_pool_alloc_asking(pool, MIB, other, &hooks, &block),
-                   CM_ECANCELLED);
+        CHECK_CODE(cm_pool_alloc(pool, MIB, other, &hooks, &block), CM_ECANCELLED);
         CHECK_EQ(asked, 1);
         CHECK(cm_pool_check(pool));
         CHECK_OK(cm_emulated_gate_open(rt, stream->handle));
         synchronize(rt, stream);
         synchronize(rt, other);
-        CHECK_OK(cm_pool_alloc_asking(pool, 4 * MIB, NULL, NULL, &block));
+        CHECK_OK(cm_pool_alloc(pool, 4 * MIB, NULL, NULL, &block));
         give(pool, block, NULL, 0);
         /* cached in pieces of another size: that much it trims by itself */
         cm_block *small = take(pool, 2 * MIB, NULL);
         give(pool, small, NULL, 0);
-        CHECK_OK(cm_pool_alloc_asking(pool, 3 * MIB, NULL, NULL, &block));
+        CHECK_OK(cm_pool_alloc(pool, 3 * MIB, NULL, NULL, &block));
         give(pool, block, NULL, 0);
         cm_pool_release(pool);
         cm_stream_release(stream);

@@ -88,8 +88,7 @@ try_again(attempt *self)
     cm_state_enter(self->state);
     cm_pool_waiter waiter = {self->state, PyEval_SaveThread()};
     cm_wait_hooks hooks = cm_wait_hooks_of(&waiter);
-    status =
-        cm_pool_alloc_asking(self->pool, self->nbytes, self->stream, &hooks, &block);
+    status = cm_pool_alloc(self->pool, self->nbytes, self->stream, &hooks, &block);
     PyEval_RestoreThread(waiter.thread);
     cm_state_leave(self->state);
     self->status = status;

@@ -190,7 +190,7 @@ cm_cache_take_pinned(cm_engine *engine, uint64_t nbytes, uint64_t most,
     if (pool == NULL) {
         return cm_fail(CM_EINVALID, 0);
     }
-    cm_status status = cm_pool_alloc_asking(pool, nbytes, NULL, hooks, out);
+    cm_status status = cm_pool_alloc(pool, nbytes, NULL, hooks, out);
     if (!cm_is_ok(status)) {
         *out = NULL;
         cm_cache_leave_ring(engine, nbytes);

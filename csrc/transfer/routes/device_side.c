@@ -233,7 +233,7 @@ static cm_status
 alloc_block(const cm_job *job, cm_pool *pool, uint64_t nbytes, cm_stream *stream,
             cm_block **out)
 {
-    return cm_pool_alloc_asking(pool, nbytes, stream, &job->hooks, out);
+    return cm_pool_alloc(pool, nbytes, stream, &job->hooks, out);
 }
 
 cm_status
@@ -271,8 +271,7 @@ cm_job_try_pair(cm_job *job)
         return cm_ok();
     }
     atomic_fetch_add(&engine->pair_count, 1);
-    cm_status status =
-        cm_pool_alloc_asking(pool, nbytes, job->stream, NULL, &job->side.block);
+    cm_status status = cm_pool_alloc(pool, nbytes, job->stream, NULL, &job->side.block);
     job->side.has_pair = cm_is_ok(status);
     if (!job->side.has_pair) {
         atomic_fetch_sub(&engine->pair_count, 1);

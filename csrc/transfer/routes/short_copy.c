@@ -452,7 +452,7 @@ take_block(short_copy *c)
     c->block = cm_pool_try_alloc(pool, c->nbytes, NULL);
     if (c->block == NULL) {
         cm_request_let_go(c->request); /* the pool grows */
-        if (!cm_is_ok(cm_pool_alloc_asking(pool, c->nbytes, NULL, NULL, &c->block))) {
+        if (!cm_is_ok(cm_pool_alloc(pool, c->nbytes, NULL, NULL, &c->block))) {
             c->block = NULL;
             cm_cache_leave_ring(c->engine, c->nbytes);
             return NULL;
