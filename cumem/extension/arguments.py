@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 import operator
 import re
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 if TYPE_CHECKING:
     import numpy as np
@@ -85,6 +85,13 @@ def read_timeout(seconds: Any) -> int:
     if not value >= 0:
         raise ValueError(f"timeout must be at least 0 seconds, not {seconds!r}")
     return int(value * 1e9) if value < 1e9 else 2**64 - 1
+
+
+def refuse_choice(value: object, name: str, expected: str) -> NoReturn:
+    """Raise that an argument is none of the texts that were expected."""
+    if isinstance(value, str):
+        raise ValueError(f"{name} must be {expected}, not {value!r}")
+    raise wrong_type(name, expected, value)
 
 
 def wrong_type(name: str, expected: str, value: object) -> TypeError:

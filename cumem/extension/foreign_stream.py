@@ -21,20 +21,20 @@ _NAMES = ("cuda_stream", "ptr", "handle")
 _ARRAY_MARKS = ("__dlpack__", "__cuda_array_interface__", "__array_interface__")
 
 
-def read_handle(
-    stream: Any, argument: str, answers: tuple[object, ...]
-) -> tuple[int, bool]:
+def read_handle(stream: Any, argument: str) -> tuple[int, bool]:
     """The handle, and whether `stream` is an object to keep alive.
 
-    `answers` holds what its ``__cuda_stream__`` answered, if it has one. Errors call the
-    stream `argument`.
+    Errors call the stream `argument`.
     """
     if isinstance(stream, (bool, str, float)):
         raise wrong_type(argument, _EXPECTED.get(argument, _FOREIGN), stream)
     if isinstance(stream, int):
         return _from_int(stream, argument), False
-    for answer in answers:
-        return _from_protocol(answer), True
+    if hasattr(stream, "__cuda_stream__"):
+        method = stream.__cuda_stream__
+        if not callable(method):
+            raise wrong_type("__cuda_stream__", "a method", method)
+        return _from_protocol(method()), True
     if not isinstance(stream, Device) and hasattr(stream, "__index__"):
         try:
             number = operator.index(stream)  # NumPy's ints

@@ -144,8 +144,7 @@ cm_buffer_address(const cm_buffer *buffer)
 int
 cm_buffer_check_open(const cm_buffer *buffer)
 {
-    const cm_buffer *base = (const cm_buffer *)buffer->base;
-    if (CM_UNLIKELY(buffer->deferred || (base != NULL && base->deferred))) {
+    if (CM_UNLIKELY(cm_buffer_is_left(buffer))) {
         PyErr_SetString(PyExc_ValueError,
                         "the buffer is closed: its with block has ended");
         return -1;

@@ -91,6 +91,13 @@ PyObject *cm_buffer_new(cm_state *state, PyTypeObject *type, cm_storage *storage
 void *cm_buffer_host(const cm_buffer *buffer);
 cm_address cm_buffer_address(const cm_buffer *buffer);
 uint64_t cm_buffer_nbytes(const cm_buffer *buffer);
+/* Has its `with` block ended, or that of the buffer it is a view of? */
+static inline bool
+cm_buffer_is_left(const cm_buffer *buffer)
+{
+    const cm_buffer *base = (const cm_buffer *)buffer->base;
+    return buffer->deferred || (base != NULL && base->deferred);
+}
 /* Closed storage or left `with` block: 0, or -1 with ValueError. */
 int cm_buffer_check_open(const cm_buffer *buffer);
 /* RuntimeError in a forked child that did not get the bytes. 0 or -1. */

@@ -275,19 +275,14 @@ empty_like(PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyObject *
 static int
 parse_attach(PyObject *object, unsigned *out)
 {
-    if (!PyUnicode_Check(object)) {
-        return cm_arg_refuse(object, "attach", "\"global\" or \"host\"");
-    }
-    if (PyUnicode_CompareWithASCIIString(object, "host") == 0) {
+    bool is_text = PyUnicode_Check(object);
+    if (is_text && PyUnicode_CompareWithASCIIString(object, "host") == 0) {
         *out = CM_MANAGED_HOST;
         return 0;
     }
-    if (PyUnicode_CompareWithASCIIString(object, "global") == 0) {
-        return 0;
-    }
-    PyErr_Format(PyExc_ValueError, "attach must be \"global\" or \"host\", not %R",
-                 object);
-    return -1;
+    return is_text && PyUnicode_CompareWithASCIIString(object, "global") == 0
+               ? 0
+               : cm_arg_refuse_choice(object, "attach", "\"global\" or \"host\"");
 }
 
 /* Absent ones leave the usual flags. */

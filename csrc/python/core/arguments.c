@@ -222,17 +222,20 @@ cm_arg_order(PyObject *object, const char *name, bool like, char fallback, char 
     if (object == Py_None) {
         return 0;
     }
-    if (!PyUnicode_Check(object)) {
-        return cm_arg_refuse(object, name, expected);
-    }
-    for (int i = 0; i < (like ? 4 : 2); i++) {
+    for (int i = 0; PyUnicode_Check(object) && i < (like ? 4 : 2); i++) {
         if (PyUnicode_CompareWithASCIIString(object, orders[i]) == 0) {
             *out = orders[i][0];
             return 0;
         }
     }
-    PyErr_Format(PyExc_ValueError, "%s must be %s, not %R", name, expected, object);
-    return -1;
+    return cm_arg_refuse_choice(object, name, expected);
+}
+
+int
+cm_arg_refuse_choice(PyObject *object, const char *name, const char *expected)
+{
+    return cm_package_refuse("extension.arguments", "refuse_choice",
+                             Py_BuildValue("(Oss)", object, name, expected));
 }
 
 /* -- devices ----------------------------------------------------------------------- */

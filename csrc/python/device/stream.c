@@ -189,38 +189,21 @@ is_handle(PyObject *number, uint64_t *out)
     return *out != UINT64_MAX;
 }
 
-/* Call __cuda_stream__, `method`. *answer: what it said, where that is not (0, handle).
- * 1, 0 or -1. */
-static int
-ask_protocol(PyObject *method, uint64_t *out, PyObject **answer)
-{
-    if (!PyCallable_Check(method)) {
-        return cm_arg_refuse(method, "__cuda_stream__", "a method");
-    }
-    uint64_t version;
-    PyObject *pair = PyObject_CallNoArgs(method);
-    if (pair == NULL) {
-        return -1;
-    }
-    if (PyTuple_Check(pair) && PyTuple_Size(pair) == 2
-        && is_handle(PyTuple_GetItem(pair, 0), &version) && version == 0
-        && is_handle(PyTuple_GetItem(pair, 1), out)) {
-        Py_DECREF(pair);
-        return 1;
-    }
-    *answer = pair;
-    return 0;
-}
-
 /* What the streams of the libraries of today say; 1, 0: it takes more, -1. */
 static int
-ask_usual(PyObject *object, uint64_t *out, PyObject **answer)
+ask_usual(PyObject *object, uint64_t *out)
 {
     PyObject *value;
-    *answer = NULL;
     int found = cm_arg_find_attribute(object, "__cuda_stream__", &value);
-    if (found == 1) {
-        found = ask_protocol(value, out, answer);
+    if (found == 1 && PyCallable_Check(value)) {
+        uint64_t version;
+        PyObject *pair = PyObject_CallNoArgs(value);
+        found = pair == NULL
+                    ? -1
+                    : PyTuple_Check(pair) && PyTuple_Size(pair) == 2
+                          && is_handle(PyTuple_GetItem(pair, 0), &version)
+                          && version == 0 && is_handle(PyTuple_GetItem(pair, 1), out);
+        Py_XDECREF(pair);
         Py_DECREF(value);
         return found;
     }
@@ -238,16 +221,13 @@ ask_usual(PyObject *object, uint64_t *out, PyObject **answer)
 static int
 read_handle(PyObject *object, const char *argument, uint64_t *handle, bool *keep)
 {
-    PyObject *answer = NULL;
     *keep = !PyLong_CheckExact(object);
-    int known = *keep ? ask_usual(object, handle, &answer) : is_handle(object, handle);
+    int known = *keep ? ask_usual(object, handle) : is_handle(object, handle);
     if (known != 0) {
         return known < 0 ? -1 : 0;
     }
-    PyObject *said = answer == NULL ? PyTuple_New(0) : Py_BuildValue("(N)", answer);
-    PyObject *read = cm_package_call(
-        "extension.foreign_stream", "read_handle",
-        said == NULL ? NULL : Py_BuildValue("(OsN)", object, argument, said));
+    PyObject *read = cm_package_call("extension.foreign_stream", "read_handle",
+                                     Py_BuildValue("(Os)", object, argument));
     unsigned long long number;
     int keeps;
     int result = -1;

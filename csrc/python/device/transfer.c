@@ -251,20 +251,21 @@ transfer_get_progress(PyObject *op, void *Py_UNUSED(closure))
     return PyLong_FromUnsignedLongLong(cm_ticket_count_moved(self->ticket));
 }
 
-/* Of the attribute whose name is the closure. */
+enum fact { FACT_nbytes, FACT_cancelled, FACT_seconds, FACT_gbps, FACT_route };
+
 static PyObject *
-transfer_get(PyObject *op, void *name)
+transfer_get(PyObject *op, void *fact)
 {
     cm_ticket_info info = read_info(op);
     bool is_measured = info.done && cm_is_ok(info.status) && info.seconds > 0;
-    switch (*(const char *)name) {
-    case 'n':
+    switch ((uintptr_t)fact) {
+    case FACT_nbytes:
         return PyLong_FromUnsignedLongLong(info.nbytes);
-    case 'c':
+    case FACT_cancelled:
         return PyBool_FromLong(info.cancelled);
-    case 's':
+    case FACT_seconds:
         return PyFloat_FromDouble(info.seconds);
-    case 'g':
+    case FACT_gbps:
         return PyFloat_FromDouble(
             is_measured ? (double)info.nbytes * 1e-9 / info.seconds : 0.0);
     default:
@@ -283,14 +284,17 @@ static PyMethodDef transfer_methods[] = {
     {NULL, NULL, 0, NULL},
 };
 
+#define FACT(name)                                                                     \
+    {#name, transfer_get, NULL, CM_DOC_Transfer_##name, (void *)FACT_##name}
+
 static PyGetSetDef transfer_getset[] = {
     {"done", transfer_get_done, NULL, CM_DOC_Transfer_done, NULL},
-    {"nbytes", transfer_get, NULL, CM_DOC_Transfer_nbytes, "nbytes"},
+    FACT(nbytes),
     {"progress", transfer_get_progress, NULL, CM_DOC_Transfer_progress, NULL},
-    {"cancelled", transfer_get, NULL, CM_DOC_Transfer_cancelled, "cancelled"},
-    {"seconds", transfer_get, NULL, CM_DOC_Transfer_seconds, "seconds"},
-    {"gbps", transfer_get, NULL, CM_DOC_Transfer_gbps, "gbps"},
-    {"route", transfer_get, NULL, CM_DOC_Transfer_route, "route"},
+    FACT(cancelled),
+    FACT(seconds),
+    FACT(gbps),
+    FACT(route),
     {NULL, NULL, NULL, NULL, NULL},
 };
 

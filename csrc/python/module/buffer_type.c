@@ -13,13 +13,6 @@
 
 /* -- attributes: of the layout on closed buffers too, of the memory not -------------- */
 
-static bool
-is_closed(const cm_buffer *self)
-{
-    const cm_buffer *base = (const cm_buffer *)self->base;
-    return self->deferred || self->storage->closed || (base != NULL && base->deferred);
-}
-
 static PyObject *
 get_ptr(PyObject *object, void *closure CM_UNUSED)
 {
@@ -43,62 +36,43 @@ get_device_ptr(PyObject *object, void *closure CM_UNUSED)
     return PyLong_FromUnsignedLongLong(cm_buffer_address(self));
 }
 
-static PyObject *
-get_nbytes(PyObject *object, void *closure CM_UNUSED)
-{
-    return PyLong_FromUnsignedLongLong(cm_buffer_nbytes((const cm_buffer *)object));
-}
+enum attribute {
+    AT_nbytes,
+    AT_size,
+    AT_shape,
+    AT_strides,
+    AT_kind,
+    AT_residency,
+    AT_device,
+    AT_closed,
+};
 
 static PyObject *
-get_shape(PyObject *object, void *closure CM_UNUSED)
+get(PyObject *object, void *attribute)
 {
     const cm_buffer *self = (const cm_buffer *)object;
-    return cm_tuple_from(cm_buffer_shape(self), self->ndim);
-}
-
-static PyObject *
-get_strides(PyObject *object, void *closure CM_UNUSED)
-{
-    const cm_buffer *self = (const cm_buffer *)object;
-    return cm_tuple_from(cm_buffer_strides(self), self->ndim);
-}
-
-static PyObject *
-get_size(PyObject *object, void *closure CM_UNUSED)
-{
-    const cm_buffer *self = (const cm_buffer *)object;
-    return PyLong_FromUnsignedLongLong(cm_buffer_nbytes(self)
-                                       / (uint64_t)self->itemsize);
-}
-
-static PyObject *
-get_kind(PyObject *object, void *closure CM_UNUSED)
-{
-    return PyUnicode_FromString(
-        cm_kinds[cm_buffer_kind((const cm_buffer *)object)].text);
-}
-
-static PyObject *
-get_residency(PyObject *object, void *closure CM_UNUSED)
-{
-    const cm_storage *storage = ((const cm_buffer *)object)->storage;
-    return PyUnicode_FromString(cm_kinds[storage->residency].text);
-}
-
-static PyObject *
-get_device(PyObject *object, void *closure CM_UNUSED)
-{
-    const cm_buffer *self = (const cm_buffer *)object;
-    if (cm_kind_is_pageable(self->storage->kind)) {
-        return Py_NewRef(Py_None);
+    const cm_storage *storage = self->storage;
+    switch ((uintptr_t)attribute) {
+    case AT_nbytes:
+        return PyLong_FromUnsignedLongLong(cm_buffer_nbytes(self));
+    case AT_size:
+        return PyLong_FromUnsignedLongLong(cm_buffer_nbytes(self)
+                                           / (uint64_t)self->itemsize);
+    case AT_shape:
+        return cm_tuple_from(cm_buffer_shape(self), self->ndim);
+    case AT_strides:
+        return cm_tuple_from(cm_buffer_strides(self), self->ndim);
+    case AT_kind:
+        return PyUnicode_FromString(cm_kinds[cm_buffer_kind(self)].text);
+    case AT_residency:
+        return PyUnicode_FromString(cm_kinds[storage->residency].text);
+    case AT_device:
+        return cm_kind_is_pageable(storage->kind)
+                   ? Py_NewRef(Py_None)
+                   : cm_device_object_new(self->state, storage->device);
+    default:
+        return PyBool_FromLong(storage->closed || cm_buffer_is_left(self));
     }
-    return cm_device_object_new(self->state, self->storage->device);
-}
-
-static PyObject *
-get_closed(PyObject *object, void *closure CM_UNUSED)
-{
-    return PyBool_FromLong(is_closed((const cm_buffer *)object));
 }
 
 static PyObject *
@@ -115,18 +89,19 @@ get_flags(PyObject *object, void *closure CM_UNUSED)
 }
 
 #define GETTER(type, name) {#name, get_##name, NULL, CM_DOC_##type##_##name, NULL}
+#define ATTRIBUTE(name) {#name, get, NULL, CM_DOC_Buffer_##name, (void *)AT_##name}
 
 static PyGetSetDef buffer_getters[] = {
     GETTER(Buffer, ptr),
-    GETTER(Buffer, nbytes),
-    GETTER(Buffer, shape),
-    GETTER(Buffer, strides),
-    GETTER(Buffer, size),
-    GETTER(Buffer, kind),
-    GETTER(Buffer, residency),
-    GETTER(Buffer, device),
+    ATTRIBUTE(nbytes),
+    ATTRIBUTE(shape),
+    ATTRIBUTE(strides),
+    ATTRIBUTE(size),
+    ATTRIBUTE(kind),
+    ATTRIBUTE(residency),
+    ATTRIBUTE(device),
     GETTER(Buffer, flags),
-    GETTER(Buffer, closed),
+    ATTRIBUTE(closed),
     {"T", cm_buffer_get_transposed, NULL, CM_DOC_Buffer_T, NULL},
     {NULL, NULL, NULL, NULL, NULL},
 };
