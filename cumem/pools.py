@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import operator
-from typing import TYPE_CHECKING, Any, Literal, Self, final
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, Self, final
 
 from cumem import _core
 from cumem.extension.arguments import read_seconds, wrong_type
@@ -361,3 +361,17 @@ def _truth(value: Any, name: str) -> bool:
 
 def _other_kind(name: str, kind: str, of: str) -> ValueError:
     return ValueError(f"{name} is for {of} memory, not for {kind} memory")
+
+
+def refuse_request(own: str, kind: str, own_device: int, device: int) -> NoReturn:
+    """ValueError: a pool of that kind and device was given for other memory."""
+    if own != kind:
+        why = f"pool is one of {own} memory, but {kind} memory is asked for"
+    elif own_device != device:
+        why = f"pool is of device {own_device}, but memory of device {device} is asked for"
+    else:
+        why = (
+            "pool was made with other values of portable, write_combined or attach: "
+            "leave them out beside pool="
+        )
+    raise ValueError(why)

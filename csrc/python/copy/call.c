@@ -461,7 +461,10 @@ cm_call_remember(cm_call *call, cm_ticket *ticket)
         return 0;
     }
     call->is_ordered = false;
-    cm_transfer_end_ticket(ticket);
+    Py_BEGIN_ALLOW_THREADS
+    cm_ignore(cm_ticket_wait(ticket, UINT64_MAX));
+    cm_ticket_release(ticket);
+    Py_END_ALLOW_THREADS
     return -1;
 }
 

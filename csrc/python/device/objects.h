@@ -126,8 +126,6 @@ typedef struct cm_transfer_object {
 /* A new Transfer. Takes over `ticket`, also on failure; holds dst and src. */
 PyObject *cm_transfer_object_new(cm_state *state, cm_ticket *ticket, PyObject *dst,
                                  PyObject *src);
-/* Wait for a ticket that nobody could wait for later, and let go of it. */
-void cm_transfer_end_ticket(cm_ticket *ticket);
 /* Let `stream` wait for it. Blocks as cm_ticket_order does; Ctrl-C ends the waiting. 0,
  * or -1 with an exception. */
 int cm_transfer_order(const cm_transfer_object *transfer, cm_stream *stream);

@@ -9,15 +9,6 @@
 
 /* -- life -------------------------------------------------------------------------------- */
 
-void
-cm_transfer_end_ticket(cm_ticket *ticket)
-{
-    PyThreadState *thread = PyEval_SaveThread();
-    (void)!cm_is_ok(cm_ticket_wait(ticket, UINT64_MAX));
-    cm_ticket_release(ticket);
-    PyEval_RestoreThread(thread);
-}
-
 PyObject *
 cm_transfer_object_new(cm_state *state, cm_ticket *ticket, PyObject *dst, PyObject *src)
 {

@@ -199,6 +199,17 @@ await_end(device_wait *wait, uint64_t most_ns)
     return done;
 }
 
+/* 0, or -1 with the exception of a signal handler: it may still be busy. */
+static int
+await_or_signal(device_wait *wait)
+{
+    int result = 0;
+    while (result == 0 && !CM_WITHOUT_GIL(await_end(wait, CM_SIGNAL_SLICE_NS))) {
+        result = PyErr_CheckSignals();
+    }
+    return result;
+}
+
 /* Not busy, and no fork took its thread. */
 static bool
 is_usable(device_wait *wait)
@@ -237,7 +248,6 @@ bool
 cm_wait_for_device(cm_state *state, cm_runtime *rt, int device, cm_status *out)
 {
     device_wait *wait = cm_sees_signals() ? find_idle(state) : NULL;
-    bool done = false;
     if (wait == NULL) {
         *out = CM_WITHOUT_GIL(wait_plainly(rt, device));
         return true;
@@ -249,11 +259,7 @@ cm_wait_for_device(cm_state *state, cm_runtime *rt, int device, cm_status *out)
     wait->busy = true;
     cm_cond_signal_all(&wait->wanted);
     cm_mutex_unlock(&wait->lock);
-    int result = 0;
-    while (!done && result == 0) {
-        done = CM_WITHOUT_GIL(await_end(wait, CM_SIGNAL_SLICE_NS));
-        result = done ? 0 : PyErr_CheckSignals();
-    }
+    bool done = await_or_signal(wait) == 0;
     wait->is_taken = false;
     *out = done ? wait->status : cm_ok();
     return done;
@@ -267,11 +273,7 @@ cm_device_waits_join(cm_state *state)
     const cm_list *waits = &state->device_waits;
     for (cm_list *n = waits->next; result == 0 && n != waits; n = n->next) {
         device_wait *wait = CM_LIST_ENTRY(n, device_wait, node);
-        bool done = wait->is_taken;
-        while (!done && result == 0) {
-            done = CM_WITHOUT_GIL(await_end(wait, CM_SIGNAL_SLICE_NS));
-            result = done ? 0 : PyErr_CheckSignals();
-        }
+        result = wait->is_taken ? 0 : await_or_signal(wait);
     }
     cm_state_leave(state);
     return result;

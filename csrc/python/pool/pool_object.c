@@ -152,32 +152,6 @@ cm_arg_pool(const cm_state *state, PyObject *object, cm_pool_object **out)
     return 0;
 }
 
-int
-cm_pool_object_check(const cm_pool_object *self, cm_kind kind, unsigned flags,
-                     int device)
-{
-    const cm_pool_config *config = &self->config;
-    if (config->kind != kind) {
-        PyErr_Format(PyExc_ValueError,
-                     "pool is one of %s memory, but %s memory is asked for",
-                     cm_kinds[config->kind].text, cm_kinds[kind].text);
-        return -1;
-    }
-    if (config->device != device) {
-        PyErr_Format(PyExc_ValueError,
-                     "pool is of device %d, but memory of device %d is asked for",
-                     config->device, device);
-        return -1;
-    }
-    if (flags != config->flags && flags != cm_kinds[kind].flags) {
-        PyErr_SetString(PyExc_ValueError,
-                        "pool was made with other values of portable, write_combined "
-                        "or attach: leave them out beside pool=");
-        return -1;
-    }
-    return 0;
-}
-
 /* -- all of them -------------------------------------------------------------------- */
 
 static bool
@@ -246,11 +220,13 @@ cm_pools_give_all(cm_state *state, cm_pool_entry *entries, size_t count)
 
 /* -- the one that serves a request --------------------------------------------------- */
 
+/* `flags` that are not the kind's usual ones are only served by pools that have them.
+ */
 static bool
 can_serve(const cm_pool_object *self, cm_kind kind, unsigned flags, int device)
 {
     const cm_pool_config *config = &self->config;
-    return self->pool != NULL && config->kind == kind && config->device == device
+    return config->kind == kind && config->device == device
            && (flags == config->flags || flags == cm_kinds[kind].flags);
 }
 
@@ -263,7 +239,7 @@ cm_pool_find_current(cm_state *state, cm_kind kind, unsigned flags, int device)
     PyObject *at = chain;
     while (found == NULL && (object = cm_override_step(&at)) != NULL) {
         const cm_pool_object *self = (const cm_pool_object *)(const void *)object;
-        if (can_serve(self, kind, flags, device)) {
+        if (self->pool != NULL && can_serve(self, kind, flags, device)) {
             found = cm_pool_hold(self->pool);
         }
     }
@@ -275,9 +251,16 @@ cm_pool *
 cm_pool_choose(cm_state *state, cm_pool_object *wanted, cm_kind kind, unsigned flags,
                int device)
 {
+    if (wanted != NULL && !can_serve(wanted, kind, flags, device)) {
+        const cm_pool_config *own = &wanted->config;
+        (void)cm_package_refuse("pools", "refuse_request",
+                                Py_BuildValue("(ssii)", cm_kinds[own->kind].text,
+                                              cm_kinds[kind].text, own->device,
+                                              device));
+        return NULL;
+    }
     if (wanted != NULL) {
-        int result = cm_pool_object_check(wanted, kind, flags, device);
-        cm_pool *pool = result < 0 ? NULL : get_open(wanted);
+        cm_pool *pool = get_open(wanted);
         return pool == NULL ? NULL : cm_pool_hold(pool);
     }
     if (CM_UNLIKELY(!cm_override_is_empty(&state->current_pool))) {

@@ -39,10 +39,6 @@ size_t cm_pool_objects_collect(cm_state *state, cm_pool **out);
 
 /* An argument: NULL or None gives NULL, anything but a Pool TypeError. 0 or -1. */
 int cm_arg_pool(const cm_state *state, PyObject *object, cm_pool_object **out);
-/* ValueError unless it is of this kind and device, and has `flags` where these are not
- * what the constructors give a kind anyway. 0 or -1. */
-int cm_pool_object_check(const cm_pool_object *self, cm_kind kind, unsigned flags,
-                         int device);
 
 /* What a request of kind, flags and device is served from, held: `wanted` (may be
  * NULL), else the pool that is current in this context, else the default one. `flags`
