@@ -89,7 +89,7 @@ test_engine_follows_every_tuning(void)
         }
         most = threads[t] > most ? (uint32_t)threads[t] : most;
         CHECK_EQ(w.engine->workers.thread_count, most - 1);
-        CHECK_EQ(atomic_load(&w.engine->workers.limit), threads[t] - 1);
+        CHECK_EQ(w.engine->tuning.thread_count, threads[t]);
     }
     give_memory(&w, &host);
     give_memory(&w, &back);

@@ -275,13 +275,13 @@ test_workers_small_task_starts_no_thread(void)
     cm_workers_fini(&workers);
 }
 
-/* Where none may work, the one that posts copies all of it, whoever was at it before.
- */
+/* Where a group has no thread but the one that posts, that copies all of it, whoever
+ * was at it before. */
 static void
 test_workers_threads_rest_beyond_the_limit(void)
 {
     enum { ROUNDS = 30 / CHECK_EVERY(3) };
-    static const uint32_t limits[] = {UINT32_MAX, 0, 1, 0, 2, 0, UINT32_MAX};
+    static const uint32_t limits[] = {3, 0, 1, 0, 2, 0, 3};
     cm_tuning tuning = tuned();
     cm_workers workers;
     cm_task_group group;
@@ -292,7 +292,7 @@ test_workers_threads_rest_beyond_the_limit(void)
     fill_bytes(src, 2 * MIB, 7);
     cm_workers_init(&workers);
     for (size_t i = 0; i < sizeof(limits) / sizeof(limits[0]); i++) {
-        cm_workers_set_limit(&workers, limits[i]);
+        tuning.thread_count = tuning.fresh_thread_count = limits[i] + 1;
         for (int round = 0; round < ROUNDS; round++) {
             memset(dst, 0, 2 * MIB);
             cm_task_group_open(&group, &workers, &tuning);
@@ -391,7 +391,7 @@ test_workers_single_part_is_copied_where_others_rest(void)
             cm_task_group_rest(&group, NULL);
         }
         CHECK_BYTES_EQ(dst, src, nbytes);
-        cm_workers_set_limit(&workers, 2);
+        tuning.thread_count = 3;
     }
     cm_task_group_close(&group);
     cm_workers_fini(&workers);
@@ -638,14 +638,16 @@ test_workers_tasks_without_a_place_are_done_too(void)
     cm_layout layout = {.run_nbytes = NBYTES};
     fill_bytes(src, NBYTES, 13);
     cm_workers_init(&workers);
-    cm_workers_set_limit(&workers, 0); /* none is done before all are posted */
     cm_task_group_open(&group, &workers, &tuning);
+    group.is_early = true; /* none is done before all are posted */
     for (size_t i = 0; i < TASKS; i++) {
         cm_task_group_post(&group, &tasks[i], &layout, dst + i * NBYTES, src,
                            CM_COPY_PLAIN);
         CHECK_EQ(tasks[i].place, i < CM_OPEN_TASKS_MAX ? (int)i : -1);
     }
-    cm_workers_set_limit(&workers, UINT32_MAX);
+    for (size_t i = 0; i < TASKS; i++) {
+        cm_copy_task_set_ready(&tasks[i], NBYTES);
+    }
     for (size_t i = 0; i < TASKS; i++) {
         cm_task_group_wait(&group, &tasks[i]);
         CHECK_BYTES_EQ(dst + i * NBYTES, src, NBYTES);

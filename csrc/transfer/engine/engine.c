@@ -133,16 +133,10 @@ cm_engine_set_tuning(cm_engine *engine, const cm_tuning *tuning)
     if (cm_engine_is_forked(engine)) {
         return cm_fail(CM_EFORKED, 0);
     }
-    cm_tuning resolved = *tuning;
     atomic_store(&engine->cpu_count, 0); /* asked again */
-    cm_engine_resolve_tuning(engine, &resolved);
     cm_mutex_lock(&engine->lock);
     engine->tuning = *tuning;
     cm_mutex_unlock(&engine->lock);
-    uint64_t most = resolved.thread_count > resolved.fresh_thread_count
-                        ? resolved.thread_count
-                        : resolved.fresh_thread_count;
-    cm_workers_set_limit(&engine->workers, (uint32_t)most - 1);
     return cm_ok();
 }
 

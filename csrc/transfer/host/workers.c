@@ -115,8 +115,7 @@ mask_below(uint32_t end)
 static void
 wake_below(cm_workers *workers, uint32_t end, uint32_t count)
 {
-    uint32_t most = atomic_load(&workers->limit);
-    uint32_t able = mask_below(end < most ? end : most);
+    uint32_t able = mask_below(end);
     if ((atomic_load(&workers->asleep) & able) == 0) {
         return;
     }
@@ -232,19 +231,6 @@ wait_for_news(cm_workers *workers, uint32_t number)
     wake_below(workers, atomic_load(&workers->called), WAKE_COUNT);
 }
 
-/* There are enough others. */
-static void
-rest_thread(cm_workers *workers, uint32_t number)
-{
-    wake_below(workers, find_reach(workers), 1); /* this one may have been woken for it
-                                                  */
-    cm_mutex_lock(&workers->sleep);
-    while (number >= atomic_load(&workers->limit) && !atomic_load(&workers->stop)) {
-        cm_cond_wait(&workers->wake[number], &workers->sleep);
-    }
-    cm_mutex_unlock(&workers->sleep);
-}
-
 static void *
 serve(void *argument)
 {
@@ -252,10 +238,6 @@ serve(void *argument)
     uint32_t number = atomic_fetch_add(&workers->begun, 1);
     uint32_t vain_count = 0;
     while (!atomic_load(&workers->stop)) {
-        if (number >= atomic_load(&workers->limit)) {
-            rest_thread(workers, number);
-            continue;
-        }
         uint32_t part;
         cm_copy_task *task = enter_task(workers, number, &part);
         if (task == NULL) {
@@ -269,8 +251,7 @@ serve(void *argument)
         }
         do {
             copy_part(workers, task, part);
-        } while (number < atomic_load(&workers->limit)
-                 && take_part(workers, task, &part));
+        } while (take_part(workers, task, &part));
         leave_task(workers, number);
     }
     return NULL;
@@ -281,8 +262,6 @@ serve(void *argument)
 static void
 start_threads(cm_workers *workers, uint32_t wanted)
 {
-    uint32_t limit = atomic_load(&workers->limit);
-    wanted = wanted < limit ? wanted : limit;
     if (atomic_load(&workers->thread_count) >= wanted
         || atomic_exchange(&workers->starting, true)) {
         return;
@@ -301,20 +280,11 @@ start_threads(cm_workers *workers, uint32_t wanted)
 void
 cm_workers_init(cm_workers *workers)
 {
-    *workers = (cm_workers){.limit = UINT32_MAX};
+    *workers = (cm_workers){.open = 0};
     cm_mutex_init(&workers->sleep);
     cm_cond_init(&workers->done);
     for (uint32_t i = 0; i < CM_WORKERS_MAX; i++) {
         cm_cond_init(&workers->wake[i]);
-    }
-}
-
-/* The mutex is held. */
-static void
-signal_all(cm_workers *workers)
-{
-    for (uint32_t i = 0; i < CM_WORKERS_MAX; i++) {
-        cm_cond_signal_one(&workers->wake[i]);
     }
 }
 
@@ -323,7 +293,9 @@ cm_workers_fini(cm_workers *workers)
 {
     cm_mutex_lock(&workers->sleep);
     atomic_store(&workers->stop, true);
-    signal_all(workers);
+    for (uint32_t i = 0; i < CM_WORKERS_MAX; i++) {
+        cm_cond_signal_one(&workers->wake[i]);
+    }
     cm_mutex_unlock(&workers->sleep);
     for (uint32_t i = 0; i < workers->thread_count; i++) {
         cm_thread_join(workers->threads[i]);
@@ -333,15 +305,6 @@ cm_workers_fini(cm_workers *workers)
     }
     cm_cond_fini(&workers->done);
     cm_mutex_fini(&workers->sleep);
-}
-
-void
-cm_workers_set_limit(cm_workers *workers, uint32_t limit)
-{
-    cm_mutex_lock(&workers->sleep);
-    atomic_store(&workers->limit, limit);
-    signal_all(workers);
-    cm_mutex_unlock(&workers->sleep);
 }
 
 /* -- task groups ------------------------------------------------------------------------ */
@@ -520,9 +483,7 @@ cm_task_group_rest(cm_task_group *group, cm_copy_task *task)
     cm_workers *workers = group->workers;
     uint32_t thread_count = atomic_load(&workers->thread_count);
     uint32_t few = (uint32_t)group->tuning->thread_count - 1;
-    uint32_t limit = atomic_load(&workers->limit);
     few = thread_count < few ? thread_count : few;
-    few = limit < few ? limit : few;
     /* A single part wakes none: where all sleep nobody takes it, and where some are
      * busy elsewhere it may take them long to come. */
     if (is_needed(group, few) && cm_task_group_help(group)) {

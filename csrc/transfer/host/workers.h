@@ -71,7 +71,6 @@ typedef struct cm_task_view {
 typedef struct cm_workers {
     _Atomic uint64_t open; /* a bit for each place whose task has parts to take */
     atomic_bool stop;
-    _Atomic uint32_t limit;   /* threads that take parts */
     _Atomic uint64_t spin_ns; /* how long an idle thread looks before it sleeps */
     _Atomic uint32_t asleep;  /* a bit for each thread that sleeps for want of work */
     _Atomic uint32_t called;  /* threads below that number were last called for */
@@ -83,9 +82,7 @@ typedef struct cm_workers {
     cm_task_view views[CM_WORKERS_MAX];
     cm_mutex sleep;
     cm_cond done;                 /* a task has ended, or a thread has left one */
-    cm_cond wake[CM_WORKERS_MAX]; /* of each thread: a part, a limit, or an end to all
-                                   * work
-                                   */
+    cm_cond wake[CM_WORKERS_MAX]; /* of each thread: a part, or an end to all work */
     cm_thread threads[CM_WORKERS_MAX];
 } cm_workers;
 
@@ -111,9 +108,6 @@ typedef struct cm_task_group {
 
 /* Starts no thread yet. */
 void cm_workers_init(cm_workers *workers);
-/* At most so many threads take parts from now on, beside those who post; UINT32_MAX: as
- * many as they ask for. The others rest. */
-void cm_workers_set_limit(cm_workers *workers, uint32_t limit);
 /* Joins the threads. No group may be open. */
 void cm_workers_fini(cm_workers *workers);
 
