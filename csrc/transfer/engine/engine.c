@@ -13,6 +13,7 @@ cm_engine_create(cm_runtime *rt, cm_registry *registry, cm_engine **out)
     engine->rt = rt;
     engine->registry = registry;
     cm_tuning_init(&engine->tuning);
+    cm_tuning_resolve(&engine->tuning, cm_usable_cpu_count(NULL));
     engine->drain_ns = CM_DRAIN_NS;
     engine->peers.rt = rt;
     cm_list_init(&engine->watched);
@@ -75,7 +76,6 @@ cm_engine_begin_call(cm_engine *engine, cm_tuning *tuning)
     *tuning = engine->tuning;
     engine->caller_count += !closed;
     cm_mutex_unlock(&engine->lock);
-    cm_engine_resolve_tuning(engine, tuning);
     return closed ? cm_fail(CM_ECLOSED, 0) : cm_ok();
 }
 
@@ -133,9 +133,10 @@ cm_engine_set_tuning(cm_engine *engine, const cm_tuning *tuning)
     if (cm_engine_is_forked(engine)) {
         return cm_fail(CM_EFORKED, 0);
     }
-    atomic_store(&engine->cpu_count, 0); /* asked again */
+    cm_tuning resolved = *tuning;
+    cm_tuning_resolve(&resolved, cm_usable_cpu_count(NULL));
     cm_mutex_lock(&engine->lock);
-    engine->tuning = *tuning;
+    engine->tuning = resolved;
     cm_mutex_unlock(&engine->lock);
     return cm_ok();
 }
@@ -146,17 +147,6 @@ cm_engine_read_tuning(cm_engine *engine, cm_tuning *out)
     cm_mutex_lock(&engine->lock);
     *out = engine->tuning;
     cm_mutex_unlock(&engine->lock);
-}
-
-void
-cm_engine_resolve_tuning(cm_engine *engine, cm_tuning *tuning)
-{
-    unsigned count = atomic_load(&engine->cpu_count);
-    if (count == 0) {
-        count = cm_usable_cpu_count(NULL);
-        atomic_store(&engine->cpu_count, count);
-    }
-    cm_tuning_resolve(tuning, count);
 }
 
 void

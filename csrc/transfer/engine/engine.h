@@ -25,10 +25,10 @@ CM_NODISCARD cm_status cm_engine_create(cm_runtime *rt, cm_registry *registry,
 /* The pools it stages through, page-locked (-1) and of each device; held (counted) by
  * the engine, the first of each. */
 void cm_engine_set_pool(cm_engine *engine, int device, cm_pool *pool);
-/* How copies that begin from now on are made; each value is within its bounds.
- * Fails: CM_EFORKED. */
+/* How copies that begin from now on are made, with the processors that are there now;
+ * each value is within its bounds. Fails: CM_EFORKED. */
 CM_NODISCARD cm_status cm_engine_set_tuning(cm_engine *engine, const cm_tuning *tuning);
-void cm_engine_read_tuning(cm_engine *engine, cm_tuning *out);
+void cm_engine_read_tuning(cm_engine *engine, cm_tuning *out); /* resolved */
 /* What to do when there is no room for `nbytes` of `pool`, of which `status` tells:
  * make some, by whatever means, and take them as cm_pool_alloc() does; the answer is
  * how that ended. */

@@ -66,7 +66,6 @@ struct cm_engine {
     cm_registry *registry; /* borrowed */
     cm_relief *relief;     /* with its argument; set once; NULL: none */
     void *relief_argument;
-    atomic_uint cpu_count; /* 0: not asked yet */
     cm_copy_counts counts;
     _Atomic uint64_t failed_count;           /* tickets: see cm_engine_count_failed */
     _Atomic uint64_t short_end_ns;           /* of the last shared short copy */
@@ -101,7 +100,7 @@ struct cm_engine {
     cm_thread threads[CM_MAX_JOB_THREADS];
     bool has_watcher;
     cm_thread watcher;
-    cm_tuning tuning;     /* as it was set: not resolved */
+    cm_tuning tuning;     /* resolved */
     uint64_t drain_ns;    /* CM_DRAIN_NS, set once */
     uint64_t ring_nbytes; /* page-locked blocks that transfers are using */
     cm_pool *pinned_pool; /* held; may be NULL */
@@ -113,9 +112,7 @@ cm_engine *cm_engine_hold(cm_engine *engine);
 void cm_engine_release(cm_engine *engine);
 /* False once it is closed: tickets may outlive the runtime. */
 bool cm_engine_is_forked(const cm_engine *engine);
-/* Resolve a copy of the engine's tuning for the processors that are there. */
-void cm_engine_resolve_tuning(cm_engine *engine, cm_tuning *tuning);
-/* One more of caller_count; a copy of the tuning, resolved. Fails: CM_ECLOSED, CM_EFORKED. */
+/* One more of caller_count; a copy of the tuning. Fails: CM_ECLOSED, CM_EFORKED. */
 CM_NODISCARD cm_status cm_engine_begin_call(cm_engine *engine, cm_tuning *tuning);
 /* One of them is through. */
 void cm_engine_end_call(cm_engine *engine);

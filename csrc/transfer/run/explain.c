@@ -88,7 +88,6 @@ cm_engine_explain(cm_engine *engine, const cm_copy_request *request,
     cm_job *job = calloc(1, sizeof(*job));
     CM_TRY(cm_allocated(job != NULL, sizeof(*job)));
     cm_engine_read_tuning(engine, &out->tuning);
-    cm_engine_resolve_tuning(engine, &out->tuning);
     cm_job_init(job, engine, request, &out->tuning);
     cm_status status = cm_job_plan(job, request);
     if (cm_is_ok(status)) {
