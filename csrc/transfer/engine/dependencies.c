@@ -42,11 +42,7 @@ poll_event(cm_job *job, int device, uint64_t event)
 cm_status
 cm_job_wait_event(cm_job *job, int device, uint64_t event)
 {
-    cm_runtime *rt = job->engine->rt;
-    bool polls = job->in_background || job->hooks.interrupted != NULL;
-    return CM_ON_DEVICE(rt, device,
-                        polls ? poll_event(job, device, event)
-                              : cm_rt_event_synchronize(rt, event));
+    return CM_ON_DEVICE(job->engine->rt, device, poll_event(job, device, event));
 }
 
 /* A job that leaves its thread meanwhile goes on with the event recorded first, which
@@ -57,9 +53,6 @@ cm_job_wait_stream(cm_job *job)
     cm_engine *engine = job->engine;
     int device = job->stream->device;
     bool idle = false;
-    if (!job->in_background && job->hooks.interrupted == NULL) {
-        return cm_rt_stream_synchronize(engine->rt, job->stream->handle);
-    }
     cm_status status = cm_rt_stream_query(engine->rt, job->stream->handle, &idle);
     if (cm_is_ok(status) && !idle && job->idle_event == 0) {
         CM_TRY(cm_cache_take_event(engine, device, &job->idle_event));
@@ -135,14 +128,6 @@ cm_job_uses_host(const cm_job *job)
     return cm_routes[job->plan.route].uses_host || reads_whole;
 }
 
-/* Until all that it comes after is over such a job has no stream either, nor slots: it
- * could do nothing with them. */
-static bool
-comes_after_by_host(const cm_job *job)
-{
-    return cm_job_uses_host(job) || cm_routes[job->plan.route].uses_ring;
-}
-
 cm_status
 cm_job_record_after(cm_job *job, const cm_copy_request *request)
 {
@@ -163,7 +148,9 @@ cm_job_record_after(cm_job *job, const cm_copy_request *request)
         ticket->after[ticket->after_count++] =
             cm_ticket_hold(request->after_tickets[i]);
     }
-    ticket->by_host = comes_after_by_host(job);
+    /* Until all that it comes after is over such a job has no stream either, nor slots:
+     * it could do nothing with them. */
+    ticket->by_host = cm_job_uses_host(job) || cm_routes[job->plan.route].uses_ring;
     if (job->capturing) {
         return cm_ok(); /* seen to be over in cm_job_check_capture */
     }
