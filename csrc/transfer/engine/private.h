@@ -47,10 +47,16 @@ typedef struct cm_side_stream {
     cm_stream *stream; /* NULL: free */
 } cm_side_stream;
 
+/* Without a time the device is through with an event sooner. */
+typedef enum cm_event_sort {
+    CM_TIMED, /* the ends of what cm_ticket_info.seconds tells */
+    CM_UNTIMED,
+    CM_EVENT_SORT_COUNT
+} cm_event_sort;
+
 /* Of a device. */
 typedef struct cm_resource_cache {
-    cm_spares events;
-    cm_spares untimed_events;
+    cm_spares events[CM_EVENT_SORT_COUNT];
     cm_spares streams;
     cm_side_stream sides[CM_CACHE_SLOTS];
 } cm_resource_cache;
@@ -128,14 +134,10 @@ CM_NODISCARD cm_status cm_engine_relieve(cm_engine *engine, cm_pool *pool,
  * runtime enters the device itself */
 
 CM_NODISCARD cm_status cm_cache_take_event(cm_engine *engine, int device,
-                                           uint64_t *out);
-void cm_cache_give_event(cm_engine *engine, int device, uint64_t event); /* 0: nothing
-                                                                          */
-/* The same for callers that poll it until it is done: such an event does not know when
- * that was and wakes nobody, and the device is through with it sooner. */
-CM_NODISCARD cm_status cm_cache_take_untimed_event(cm_engine *engine, int device,
-                                                   uint64_t *out);
-void cm_cache_give_untimed_event(cm_engine *engine, int device, uint64_t event);
+                                           cm_event_sort sort, uint64_t *out);
+/* 0: nothing. */
+void cm_cache_give_event(cm_engine *engine, int device, cm_event_sort sort,
+                         uint64_t event);
 CM_NODISCARD cm_status cm_cache_take_stream(cm_engine *engine, int device,
                                             cm_stream **out);
 void cm_cache_give_stream(cm_engine *engine, cm_stream *stream); /* NULL: nothing */

@@ -26,11 +26,11 @@ keep(cm_engine *engine, cm_spares *spares, uint64_t item)
     return has_room;
 }
 
-static cm_status
-take_event(cm_engine *engine, int device, cm_spares *spares, unsigned flags,
-           uint64_t *out)
+cm_status
+cm_cache_take_event(cm_engine *engine, int device, cm_event_sort sort, uint64_t *out)
 {
-    return take(engine, spares, out)
+    unsigned flags = sort == CM_TIMED ? 0 : CM_EVENT_DISABLE_TIMING;
+    return take(engine, &engine->cache[device].events[sort], out)
                ? cm_ok()
                : CM_ON_DEVICE(engine->rt, device,
                               cm_rt_event_create(engine->rt, flags, out));
@@ -43,38 +43,12 @@ destroy_event(cm_runtime *rt, int device, uint64_t event)
     return CM_ON_DEVICE(rt, device, cm_rt_event_destroy(rt, event));
 }
 
-static void
-give_event(cm_engine *engine, int device, cm_spares *spares, uint64_t event)
+void
+cm_cache_give_event(cm_engine *engine, int device, cm_event_sort sort, uint64_t event)
 {
-    if (event != 0 && !keep(engine, spares, event)) {
+    if (event != 0 && !keep(engine, &engine->cache[device].events[sort], event)) {
         cm_ignore(destroy_event(engine->rt, device, event));
     }
-}
-
-cm_status
-cm_cache_take_event(cm_engine *engine, int device, uint64_t *out)
-{
-    return take_event(engine, device, &engine->cache[device].events,
-                      CM_EVENT_BLOCKING_SYNC, out);
-}
-
-void
-cm_cache_give_event(cm_engine *engine, int device, uint64_t event)
-{
-    give_event(engine, device, &engine->cache[device].events, event);
-}
-
-cm_status
-cm_cache_take_untimed_event(cm_engine *engine, int device, uint64_t *out)
-{
-    return take_event(engine, device, &engine->cache[device].untimed_events,
-                      CM_EVENT_DISABLE_TIMING, out);
-}
-
-void
-cm_cache_give_untimed_event(cm_engine *engine, int device, uint64_t event)
-{
-    give_event(engine, device, &engine->cache[device].untimed_events, event);
 }
 
 cm_status
@@ -198,26 +172,21 @@ cm_cache_take_pinned(cm_engine *engine, uint64_t nbytes, uint64_t most,
     return status;
 }
 
-static void
-destroy_events(cm_runtime *rt, int device, cm_spares *spares, cm_status *first)
-{
-    while (spares->count > 0) {
-        cm_status status = destroy_event(rt, device, spares->items[--spares->count]);
-        *first = cm_first_failure(*first, status);
-    }
-}
-
 cm_status
 cm_cache_fini(cm_engine *engine)
 {
     cm_status first = cm_ok();
     for (int device = 0; device < CM_MAX_DEVICES; device++) {
         cm_resource_cache *cache = &engine->cache[device];
-        uint64_t stream;
-        destroy_events(engine->rt, device, &cache->events, &first);
-        destroy_events(engine->rt, device, &cache->untimed_events, &first);
-        while (take(engine, &cache->streams, &stream)) {
-            cm_stream_release((cm_stream *)(uintptr_t)stream);
+        uint64_t item;
+        for (int sort = 0; sort < CM_EVENT_SORT_COUNT; sort++) {
+            while (take(engine, &cache->events[sort], &item)) {
+                first =
+                    cm_first_failure(first, destroy_event(engine->rt, device, item));
+            }
+        }
+        while (take(engine, &cache->streams, &item)) {
+            cm_stream_release((cm_stream *)(uintptr_t)item);
         }
     }
     return first;

@@ -248,8 +248,8 @@ static cm_status
 take_events(short_copy *c, unsigned count)
 {
     for (unsigned i = 0; i < count; i++) {
-        CM_TRY(
-            cm_cache_take_untimed_event(c->engine, c->stream->device, &c->events[i]));
+        CM_TRY(cm_cache_take_event(c->engine, c->stream->device, CM_UNTIMED,
+                                   &c->events[i]));
     }
     return cm_ok();
 }
@@ -258,7 +258,7 @@ static void
 give_events(short_copy *c)
 {
     for (unsigned i = 0; i < PIECES_MAX; i++) {
-        cm_cache_give_untimed_event(c->engine, c->stream->device, c->events[i]);
+        cm_cache_give_event(c->engine, c->stream->device, CM_UNTIMED, c->events[i]);
     }
 }
 
