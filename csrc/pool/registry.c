@@ -160,57 +160,38 @@ may_be_foreign(cm_status status)
                || status.code == CM_CUDA_INVALID_VALUE);
 }
 
-/* Shorten a busy piece, so that others may fill what follows. */
-static void
-shorten(cm_registry *registry, cm_page_piece *p, uintptr_t end)
-{
-    cm_mutex_lock(&registry->lock);
-    p->end = end;
-    cm_mutex_unlock(&registry->lock);
-}
-
 /* Page-lock a busy piece, without the lock. It may end up shorter or foreign: where
  * part of it is locked by somebody else already, it covers the first run of pages that
- * are alike.
- * Fails: host_register, pointer_attributes. */
+ * are alike, and others may fill what follows. Fails: host_register,
+ * pointer_attributes. */
 static cm_status
 lock_piece(cm_registry *registry, cm_page_piece *p)
 {
-    cm_status status = call_register(registry, p);
-    if (!may_be_foreign(status)) {
-        return status;
-    }
-    bool foreign = false;
-    uintptr_t run_end = p->end;
-    cm_status found;
-    CM_IN_SCOPE(found, registry->rt, p->device,
-                find_run(registry, p, &run_end, &foreign));
-    CM_TRY(found);
-    bool is_whole = run_end == p->end;
-    if (is_whole && !foreign && status.code == CM_CUDA_INVALID_VALUE) {
-        return status; /* nobody locked it: the range itself is wrong */
-    }
-    if (!is_whole) {
-        shorten(registry, p, run_end);
-    }
-    if (foreign || !is_whole) {
-        status = foreign ? cm_ok() : call_register(registry, p);
-    }
-    /* Still refused: somebody locked bytes in the midst of a page. Close in on it. */
-    while (may_be_foreign(status) && status.code == CM_CUDA_ALREADY_REGISTERED) {
-        uintptr_t page_count = (p->end - p->base) / registry->page_nbytes;
-        foreign = page_count == 1;
-        if (!foreign) {
-            shorten(registry, p, p->base + page_count / 2 * registry->page_nbytes);
+    for (bool foreign = false; !foreign;) {
+        cm_status status = call_register(registry, p);
+        if (!may_be_foreign(status)) {
+            return status;
         }
-        status = foreign ? cm_ok() : call_register(registry, p);
-    }
-    if (cm_is_ok(status) && foreign) {
+        uintptr_t run_end = p->end;
+        cm_status found;
+        CM_IN_SCOPE(found, registry->rt, p->device,
+                    find_run(registry, p, &run_end, &foreign));
+        CM_TRY(found);
+        if (run_end == p->end && !foreign) {
+            if (status.code == CM_CUDA_INVALID_VALUE) {
+                return status; /* nobody locked it: the range itself is wrong */
+            }
+            /* Somebody locked bytes in the midst of a page: close in on it. */
+            uintptr_t page_count = (p->end - p->base) / registry->page_nbytes;
+            run_end -= page_count / 2 * registry->page_nbytes;
+            foreign = page_count == 1;
+        }
         cm_mutex_lock(&registry->lock);
-        p->foreign = true;
+        p->end = run_end;
+        p->foreign = foreign;
         cm_mutex_unlock(&registry->lock);
     }
-    return status;
+    return cm_ok();
 }
 
 /* -- the pieces --------------------------------------------------------------------------- */
