@@ -39,6 +39,7 @@ struct cm_registry {
     _Atomic uint64_t arrivals; /* pieces that ever came; first of all that is done */
     _Atomic size_t count; /* of pieces; read without the lock to see that there are none
                            */
+    atomic_int busy_count; /* of them: that are busy */
     atomic_bool closed;
 };
 
@@ -268,13 +269,22 @@ drop_locked(cm_registry *registry, cm_page_piece *p)
     free(p);
 }
 
+/* Those who wait see it once the lock is let go. */
+static void
+set_busy_locked(cm_registry *registry, cm_page_piece *p, bool busy)
+{
+    p->busy = busy;
+    atomic_fetch_add(&registry->busy_count, busy ? 1 : -1);
+    cm_cond_signal_all(&registry->settled);
+}
+
 /* Unregister a piece that is not busy, and forget it: `at_last` in any case. The lock
  * is let go meanwhile. Fails: host_unregister; the piece is gone where that says
  * CM_CUDA_NOT_REGISTERED. */
 static cm_status
 remove_locked(cm_registry *registry, cm_page_piece *p, bool at_last)
 {
-    p->busy = true;
+    set_busy_locked(registry, p, true);
     cm_mutex_unlock(&registry->lock);
     cm_status status = unlock_piece(registry, p);
     bool gone = cm_is_ok(status) || status.code == CM_CUDA_NOT_REGISTERED;
@@ -282,11 +292,10 @@ remove_locked(cm_registry *registry, cm_page_piece *p, bool at_last)
         cm_ignore(unlock_piece(registry, p)); /* the first answer is the one to tell */
     }
     cm_mutex_lock(&registry->lock);
-    p->busy = false;
+    set_busy_locked(registry, p, false);
     if (gone || at_last) {
         drop_locked(registry, p);
     }
-    cm_cond_signal_all(&registry->settled);
     return status;
 }
 
@@ -360,20 +369,9 @@ cm_registry_share(cm_registry *registry, const void *host, uint64_t nbytes, bool
 }
 
 bool
-cm_registry_is_busy(cm_registry *registry, cm_address address, uint64_t nbytes)
+cm_registry_is_busy(const cm_registry *registry)
 {
-    bool busy = false;
-    const cm_page_piece *p;
-    if (!has_pieces(registry)) {
-        return false;
-    }
-    cm_mutex_lock(&registry->lock);
-    for (size_t i = find_index_locked(registry, (uintptr_t)address);
-         !busy && (p = piece_in_locked(registry, i, address, nbytes)) != NULL; i++) {
-        busy = p->busy;
-    }
-    cm_mutex_unlock(&registry->lock);
-    return busy;
+    return atomic_load(&registry->busy_count) > 0;
 }
 
 /* The ends are locked: what is between them need not be, nor have addresses in a row.
@@ -498,15 +496,15 @@ add_piece_locked(cm_registration *r, uintptr_t base, uintptr_t end, cm_page_piec
     p->end = end;
     p->device = r->device;
     p->read_only = r->asks_read_only;
-    p->busy = true;
     if (!insert_locked(registry, p)) {
         free(p);
         return cm_fail(CM_ENOMEM, sizeof(*p));
     }
+    set_busy_locked(registry, p, true);
     cm_mutex_unlock(&registry->lock);
     cm_status status = lock_piece(registry, p);
     cm_mutex_lock(&registry->lock);
-    p->busy = false;
+    set_busy_locked(registry, p, false);
     if (cm_is_ok(status)) {
         add_share_locked(&r->shares, p);
         *out = p;
@@ -514,7 +512,6 @@ add_piece_locked(cm_registration *r, uintptr_t base, uintptr_t end, cm_page_piec
     else {
         drop_locked(registry, p);
     }
-    cm_cond_signal_all(&registry->settled);
     return status;
 }
 

@@ -68,8 +68,8 @@ uint64_t cm_registry_run(cm_registry *registry, const void *host, uint64_t nbyte
 CM_NODISCARD cm_status cm_registry_share(cm_registry *registry, const void *host,
                                          uint64_t nbytes, bool waits,
                                          cm_page_shares *shares);
-/* Whether somebody locks or unlocks some of it just now. */
-bool cm_registry_is_busy(cm_registry *registry, cm_address address, uint64_t nbytes);
+/* Whether somebody locks or unlocks anything just now. */
+bool cm_registry_is_busy(const cm_registry *registry);
 /* What the driver says of the memory at both ends of [address, address + nbytes),
  * nbytes > 0, in the current device's context; shares of what we have locked of it are
  * added before, so that the answer holds until they are given back. Where what we have

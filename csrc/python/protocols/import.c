@@ -137,8 +137,7 @@ cm_import_probe(cm_state *state, cm_import *import, const char *what,
     int device = state->current_device;
     cm_state_enter(state);
     /* The answer comes sooner than the GIL would from a thread that computes. */
-    bool waits = !cm_device_was_entered(rt, device)
-                 || cm_registry_is_busy(registry, import->first, import->nbytes);
+    bool waits = !cm_device_was_entered(rt, device) || cm_registry_is_busy(registry);
     PyThreadState *thread = waits ? PyEval_SaveThread() : NULL;
     /* On a thread without a context the driver knows no pointer. */
     cm_status status =
