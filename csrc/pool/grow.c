@@ -695,20 +695,24 @@ trim(cm_pool *pool, uint64_t keep_nbytes, uint64_t *released_nbytes)
 }
 
 cm_status
-cm_pool_trim(cm_pool *pool, uint64_t keep_nbytes, bool wait, uint64_t *released_nbytes)
+cm_pool_trim(cm_pool *pool, uint64_t keep_nbytes, const cm_wait_hooks *hooks,
+             uint64_t *released_nbytes)
 {
     *released_nbytes = 0;
     if (cm_runtime_is_forked(pool->rt)) {
         return cm_fail(CM_EFORKED, 0);
     }
     cm_status first = cm_ok();
-    if (wait) {
-        first = cm_pool_wait(pool, NULL, false);
+    if (hooks != NULL) {
+        first = cm_pool_wait(pool, hooks, false);
+        if (first.code == CM_ECANCELLED) {
+            return first;
+        }
     }
     else { /* what cannot be asked about is not what was asked for */
         cm_ignore(cm_pool_poll(pool, true));
     }
-    if (cm_mutex_take(&pool->polling, wait)) {
+    if (cm_mutex_take(&pool->polling, hooks != NULL)) {
         cm_pool_drop_slots(pool, false);
         cm_mutex_unlock(&pool->polling);
     }

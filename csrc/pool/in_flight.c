@@ -705,14 +705,3 @@ cm_pool_wait(cm_pool *pool, const cm_wait_hooks *hooks, bool fences_only)
                ? status
                : cm_first_failure(status, poll(pool, false, goal, idle));
 }
-
-cm_status
-cm_pool_await(cm_pool *pool, const cm_wait_hooks *hooks)
-{
-    if (hooks->interrupted == NULL || cm_runtime_is_forked(pool->rt)) {
-        return cm_ok();
-    }
-    cm_status status = cm_pool_wait(pool, hooks, false);
-    /* What else fails will be told by whoever needs the memory. */
-    return status.code == CM_ECANCELLED ? status : cm_ok();
-}

@@ -342,7 +342,7 @@ make_room(cm_pool *pool, const alloc_request *r, cm_status refused, cm_heap_span
         return cm_ok();
     }
     uint64_t released_nbytes = 0;
-    cm_ignore(cm_pool_trim(pool, 0, false, &released_nbytes));
+    cm_ignore(cm_pool_trim(pool, 0, NULL, &released_nbytes));
     cm_status status = released_nbytes > 0 ? grow(pool, r, out) : refused;
     if (!cm_is_ok(status)) {
         cm_spin_lock_take(&pool->lock);

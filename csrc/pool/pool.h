@@ -146,11 +146,6 @@ CM_NODISCARD cm_status cm_pool_alloc(cm_pool *pool, uint64_t nbytes, cm_stream *
  * UINT64_MAX: there is no limit. */
 uint64_t cm_pool_room(cm_pool *pool);
 
-/* Wait for the work on what has been given back so far, as far as it can be asked
- * about: before a cm_pool_trim() that waits, which then has nothing to wait for.
- * Does nothing where nobody would interrupt. Fails: CM_ECANCELLED. */
-CM_NODISCARD cm_status cm_pool_await(cm_pool *pool, const cm_wait_hooks *hooks);
-
 /* What is known of a block beyond the streams that worked on it. */
 enum {
     CM_POOL_FREE_FENCE = 1,    /* others did that nobody knows: the block waits for
@@ -181,10 +176,12 @@ bool cm_pool_quick_free(cm_pool *pool, cm_block *block, cm_stream *const *uses,
                         uint32_t use_count);
 
 /* Return cached memory to the runtime until at most `keep_nbytes` stay cached, after
- * looking at what is in flight; with `wait` wait for all of it first. Whole chunks
+ * waiting for all that is in flight; `hooks` NULL: after a look at it. Whole chunks
  * only.
- * Fails: the first failing operation; the rest is still tried. */
-CM_NODISCARD cm_status cm_pool_trim(cm_pool *pool, uint64_t keep_nbytes, bool wait,
+ * Fails: CM_ECANCELLED by the hooks, nothing is returned then; else the first failing
+ * operation, the rest is still tried. */
+CM_NODISCARD cm_status cm_pool_trim(cm_pool *pool, uint64_t keep_nbytes,
+                                    const cm_wait_hooks *hooks,
                                     uint64_t *released_nbytes);
 
 /* The config's idle_trim_ns from now on; 0: never. Callers keep each other and those of

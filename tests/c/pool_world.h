@@ -45,6 +45,14 @@ pool_alloc(cm_pool *pool, uint64_t nbytes, cm_stream *stream, cm_block **out)
     return cm_pool_alloc(pool, nbytes, stream, &uninterrupted, out);
 }
 
+CM_UNUSED static cm_status
+pool_trim(cm_pool *pool, uint64_t keep_nbytes, bool wait, uint64_t *released_nbytes)
+{
+    const cm_wait_hooks uninterrupted = {.interrupted = NULL};
+    return cm_pool_trim(pool, keep_nbytes, wait ? &uninterrupted : NULL,
+                        released_nbytes);
+}
+
 CM_UNUSED static cm_block *
 take(cm_pool *pool, uint64_t nbytes, cm_stream *stream)
 {

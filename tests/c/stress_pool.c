@@ -131,7 +131,7 @@ step(job *j)
     }
     if ((r >> 16) % 128 == 0) {
         cm_status ignored =
-            cm_pool_trim(pool, (r >> 32) % (4 * MIB), (r >> 30) & 1, &released);
+            pool_trim(pool, (r >> 32) % (4 * MIB), (r >> 30) & 1, &released);
         (void)ignored; /* a fault may have struck it */
     }
     if ((r >> 24) % 8 == 0 && !cm_pool_check(pool)) {
@@ -216,7 +216,7 @@ stress(int driver_version, bool faults)
     cm_faults_plan(w.rt, CM_OP_none, 0, 0, false);
     for (int i = 0; i < POOLS; i++) {
         uint64_t released = 0;
-        CHECK_OK(cm_pool_trim(w.pools[i], 0, true, &released));
+        CHECK_OK(pool_trim(w.pools[i], 0, true, &released));
         cm_pool_counters c = read_counters(w.pools[i]);
         CHECK_EQ(c.live_count, 0);
         CHECK_EQ(c.in_flight_count, 0);

@@ -237,7 +237,7 @@ op_trim(void)
     uint64_t released = 0;
     cm_pool_counters before = read_counters(of->pool);
     random_plan_fault(true);
-    cm_status status = cm_pool_trim(of->pool, keep, wait, &released);
+    cm_status status = pool_trim(of->pool, keep, wait, &released);
     settle_fault();
     cm_pool_counters c = read_counters(of->pool);
     of->trim_count = before.trim_count + 1;

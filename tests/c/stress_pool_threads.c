@@ -88,7 +88,7 @@ disturb(void)
     switch (dice(8)) {
     case 0: {
         cm_status ignored =
-            cm_pool_trim(of->pool, dice(2) * dice(8 * MIB), dice(2) == 0, &released);
+            pool_trim(of->pool, dice(2) * dice(8 * MIB), dice(2) == 0, &released);
         (void)ignored; /* a fault may have struck it */
         break;
     }

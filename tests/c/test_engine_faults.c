@@ -268,7 +268,8 @@ test_engine_transposed_source_needs_no_device_memory(void)
         if (full) {
             cm_faults_plan(w.rt, CM_OP_physical_create, 1, CM_CUDA_OUT_OF_MEMORY, true);
             uint64_t released;
-            MUST(cm_pool_trim(w.device[0], 0, true, &released));
+            const cm_wait_hooks uninterrupted = {.interrupted = NULL};
+            MUST(cm_pool_trim(w.device[0], 0, &uninterrupted, &released));
         }
         CHECK_OK(cm_engine_copy(w.engine, &request, &ticket));
         CHECK_OK(cm_ticket_wait(ticket, UINT64_MAX));

@@ -127,7 +127,7 @@ test_pool_calls_leave_the_callers_context_alone(void)
     give(pool, take(pool, 100, stream), stream, CM_POOL_FREE_FENCE);
     give(pool, take(pool, 200, stream), stream, 0);
     uint64_t released = 0;
-    CHECK_OK(cm_pool_trim(pool, 0, true, &released));
+    CHECK_OK(pool_trim(pool, 0, true, &released));
     CHECK_OK(cm_rt_context_get(rt, &context));
     CHECK_EQ(context, 0);
     int mode = CM_CAPTURE_RELAXED;
@@ -164,7 +164,7 @@ test_pool_forked_child_allocates_nothing_and_leaks(void)
         uint64_t released = 0;
         cm_pool_counters c;
         int wrong = pool_alloc(pool, 100, NULL, &none).code != CM_EFORKED;
-        wrong |= cm_pool_trim(pool, 0, true, &released).code != CM_EFORKED;
+        wrong |= pool_trim(pool, 0, true, &released).code != CM_EFORKED;
         cm_pool_free(pool, block, NULL, 0, CM_POOL_FREE_FENCE);
         cm_pool_read(pool, &c);
         wrong |= c.live_count != 1 || !cm_pool_check(pool);
@@ -337,7 +337,7 @@ churn_run(void *argument)
         cm_block *block = take(c->pool, i * 4096 % (6 * MIB) + 1, NULL);
         give(c->pool, block, NULL, 0);
         if (i % 4 == 0) {
-            MUST(cm_pool_trim(c->pool, 0, false, &released));
+            MUST(pool_trim(c->pool, 0, false, &released));
         }
     }
     return NULL;
@@ -505,7 +505,7 @@ test_pool_peaks_are_exact(void)
     CHECK_EQ(c.peak_in_flight_nbytes, 3 * MIB);
     CHECK_OK(cm_emulated_gate_open(rt, stream->handle));
     uint64_t released = 0;
-    CHECK_OK(cm_pool_trim(pool, 0, true, &released));
+    CHECK_OK(pool_trim(pool, 0, true, &released));
     cm_pool_reset_peaks(pool);
     c = read_counters(pool);
     CHECK_EQ(c.peak_in_flight_nbytes, 0);

@@ -152,7 +152,7 @@ test_pool_block_given_back_unused_is_as_late_as_before(void)
         give(pool, a, used_by_other ? other : NULL, 0);
         synchronize(rt, other);
         uint64_t released = 0;
-        CHECK_OK(cm_pool_trim(pool, 0, false, &released)); /* forgets no stream */
+        CHECK_OK(pool_trim(pool, 0, false, &released)); /* forgets no stream */
         CHECK_EQ(released, 0);
         CHECK(cm_pool_try_alloc(pool, CHUNK, other) == NULL);
         CHECK(cm_pool_try_alloc(pool, CHUNK, NULL) == NULL);
@@ -196,7 +196,7 @@ test_pool_late_stream_strands_no_clean_memory(void)
     }
     CHECK_OK(cm_emulated_gate_open(rt, late->handle));
     uint64_t released = 0;
-    CHECK_OK(cm_pool_trim(pool, 0, true, &released));
+    CHECK_OK(pool_trim(pool, 0, true, &released));
     CHECK_EQ(released, reserved_nbytes);
     cm_pool_release(pool);
     cm_stream_release(late);
@@ -264,14 +264,14 @@ test_pool_streams_beyond_the_marks_are_waited_for(void)
     }
     uint64_t reserved_nbytes = read_counters(pool).reserved_nbytes;
     uint64_t released = 0;
-    CHECK_OK(cm_pool_trim(pool, 0, false, &released));
+    CHECK_OK(pool_trim(pool, 0, false, &released));
     /* What stays is the chunk of the one block whose stream still works. */
     cm_pool_counters left = read_counters(pool);
     CHECK_GE(left.reserved_nbytes, CHUNK);
     CHECK_EQ(left.reserved_nbytes, reserved_nbytes - released);
     CHECK_LT(left.reserved_nbytes, 4 * CHUNK);
     CHECK_OK(cm_emulated_gate_open(rt, streams[COUNT - 1]->handle));
-    CHECK_OK(cm_pool_trim(pool, 0, true, &released));
+    CHECK_OK(pool_trim(pool, 0, true, &released));
     CHECK_EQ(released, left.reserved_nbytes);
     CHECK_EQ(read_counters(pool).reserved_nbytes, 0);
     for (int i = 0; i < COUNT; i++) {
@@ -384,7 +384,7 @@ test_pool_block_of_a_foreign_stream_outlives_a_failed_record(void)
     give(pool, two, foreign, 0);
     CHECK_EQ(cm_faults_struck(rt), CM_OP_event_record);
     CHECK_OK(cm_emulated_gate_open(rt, made->handle));
-    CHECK_OK(cm_pool_trim(pool, 0, true, &released));
+    CHECK_OK(pool_trim(pool, 0, true, &released));
     CHECK_EQ(read_counters(pool).reserved_nbytes, 0);
     cm_pool_release(pool);
     cm_stream_release(foreign);

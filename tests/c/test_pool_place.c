@@ -56,13 +56,13 @@ test_pool_moves_free_chunks_instead_of_reserving_more(void)
     }
     give(pool, large, NULL, 0);
     uint64_t released = 0;
-    CHECK_OK(cm_pool_trim(pool, 8 * MIB, false, &released));
+    CHECK_OK(pool_trim(pool, 8 * MIB, false, &released));
     CHECK_EQ(released, COUNT * LUMP - 8 * MIB);
     CHECK_EQ(driver_free_nbytes(rt), free_nbytes - 8 * MIB);
     large = take(pool, 40 * MIB, NULL);
     check_usable(rt, large);
     give(pool, large, NULL, 0);
-    CHECK_OK(cm_pool_trim(pool, 0, false, &released));
+    CHECK_OK(pool_trim(pool, 0, false, &released));
     CHECK_EQ(driver_free_nbytes(rt), free_nbytes);
     CHECK_EQ(read_counters(pool).reserved_nbytes, 0);
     cm_pool_release(pool);
@@ -87,7 +87,7 @@ test_pool_places_over_several_gaps(void)
     for (int i = 2; i <= 6; i += 2) {
         give(pool, blocks[i], NULL, 0);
     }
-    CHECK_OK(cm_pool_trim(pool, 0, false, &released));
+    CHECK_OK(pool_trim(pool, 0, false, &released));
     CHECK_EQ(released, 3 * LUMP);
     give(pool, blocks[3], NULL, 0);
     give(pool, blocks[5], NULL, 0);
@@ -132,7 +132,7 @@ test_pool_places_before_free_memory(void)
     for (int i = 2; i <= 4; i++) {
         give(pool, blocks[i], NULL, 0);
     }
-    CHECK_OK(cm_pool_trim(pool, 0, false, &released));
+    CHECK_OK(pool_trim(pool, 0, false, &released));
     give(pool, blocks[5], NULL, 0);
     give(pool, blocks[6], NULL, 0);
     cm_block *large = take(pool, 3 * LUMP, NULL);
@@ -271,7 +271,7 @@ test_pool_small_blocks_pin_their_chunks_only(void)
     give(pool, whole, NULL, 0);
     cm_block *small = take(pool, 512, NULL);
     uint64_t released = 0;
-    CHECK_OK(cm_pool_trim(pool, 0, false, &released));
+    CHECK_OK(pool_trim(pool, 0, false, &released));
     CHECK_GE(released, 176 * MIB); /* chunks are a small share of what is held */
     CHECK_EQ(read_counters(pool).reserved_nbytes, 192 * MIB - released);
     check_usable(rt, small);
@@ -332,7 +332,7 @@ run_places(cm_pool *pool, outcome *o)
             give(pool, blocks[i], NULL, 0);
         }
     }
-    note(o, cm_pool_trim(pool, 2 * CHUNK, false, &released));
+    note(o, pool_trim(pool, 2 * CHUNK, false, &released));
     if (large != NULL) {
         give(pool, large, NULL, 0);
     }
@@ -340,7 +340,7 @@ run_places(cm_pool *pool, outcome *o)
     if (large != NULL) {
         give(pool, large, NULL, 0);
     }
-    note(o, cm_pool_trim(pool, 0, false, &released));
+    note(o, pool_trim(pool, 0, false, &released));
 }
 
 /* A growth over three gaps: one chunk is moved, two are made. */
@@ -357,7 +357,7 @@ run_holes(cm_runtime *rt, cm_pool *pool, outcome *o)
     for (size_t k = 0; k < sizeof(given) / sizeof(*given); k++) {
         int i = given[k];
         if (i < 0) {
-            note(o, cm_pool_trim(pool, 0, false, &released));
+            note(o, pool_trim(pool, 0, false, &released));
         }
         else if (blocks[i] != NULL) {
             give(pool, blocks[i], NULL, 0);

@@ -45,7 +45,7 @@ test_pool_tells_of_free_runs_as_if_joined(void)
             give(pool, blocks[i], k == 1 && i % 2 ? streams[i % 3] : NULL, 0);
         }
         uint64_t released = 0;
-        MUST(cm_pool_trim(pool, UINT64_MAX / 2, true, &released)); /* sees them idle */
+        MUST(pool_trim(pool, UINT64_MAX / 2, true, &released)); /* sees them idle */
         CHECK_EQ(released, 0);
         for (int i = 0; i < 8; i++) {
             blocks[i] = take(pool, (uint64_t)(1 + i) * 4 * KIB, streams[i % 3]);
@@ -85,7 +85,7 @@ test_pool_tells_of_late_runs_apart(void)
         synchronize(rt, streams[i]);
     }
     uint64_t released = 0;
-    MUST(cm_pool_trim(pool, UINT64_MAX / 2, true, &released));
+    MUST(pool_trim(pool, UINT64_MAX / 2, true, &released));
     check_one_piece(pool, c.reserved_nbytes);
     cm_pool_release(pool);
     cm_stream_release(streams[0]);

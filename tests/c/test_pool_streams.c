@@ -58,7 +58,7 @@ test_pool_unfinished_block_holds_up_no_other(void)
     CHECK_EQ(read_counters(pool).in_flight_count, 2);
     CHECK_OK(cm_emulated_gate_open(rt, shut->handle));
     uint64_t released = 0;
-    CHECK_OK(cm_pool_trim(pool, 0, true, &released));
+    CHECK_OK(pool_trim(pool, 0, true, &released));
     CHECK_EQ(released, 2 * CHUNK);
     give(pool, b, NULL, 0);
     cm_pool_release(pool);
@@ -252,9 +252,9 @@ test_pool_fence_on_an_old_driver_waits_for_the_device(void)
     CHECK_EQ(read_counters(pool).in_flight_count, 3);
     CHECK_EQ(cm_faults_count(rt, CM_OP_context_record_event), 0);
     uint64_t released = 0;
-    CHECK_OK(cm_pool_trim(pool, 0, false, &released));
+    CHECK_OK(pool_trim(pool, 0, false, &released));
     CHECK_EQ(released, 0);
-    CHECK_OK(cm_pool_trim(pool, 0, true, &released));
+    CHECK_OK(pool_trim(pool, 0, true, &released));
     CHECK_EQ(released, 3 * CHUNK);
     CHECK_EQ(cm_faults_count(rt, CM_OP_device_synchronize), 1); /* one for all */
     give(pool, b, NULL, 0);
@@ -283,7 +283,7 @@ test_pool_stream_nobody_keeps_is_never_touched(void)
     CHECK_EQ(cm_faults_count(rt, CM_OP_event_record), 0);
     CHECK_EQ(read_counters(pool).in_flight_count, 1);
     uint64_t released = 0;
-    CHECK_OK(cm_pool_trim(pool, 0, true, &released));
+    CHECK_OK(pool_trim(pool, 0, true, &released));
     CHECK_EQ(released, CHUNK);
     CHECK_NE(first, 0);
     cm_pool_release(pool);
@@ -356,7 +356,7 @@ test_pool_streams_beyond_all_slots_are_waited_for(void)
     give(pool, block, NULL, 0);
     uint64_t released = 0;
     CHECK_OK(cm_emulated_gate_open(rt, streams[COUNT - 1]->handle));
-    CHECK_OK(cm_pool_trim(pool, 0, true, &released));
+    CHECK_OK(pool_trim(pool, 0, true, &released));
     CHECK_EQ(read_counters(pool).reserved_nbytes, 0);
     for (int i = 0; i < COUNT; i++) {
         cm_stream_release(streams[i]);
@@ -401,7 +401,7 @@ test_pool_block_used_in_a_capture_stays_with_the_graph(void)
     CHECK_NE(b->address, first);
     CHECK_OK(cm_emulated_set_capturing(rt, cm_stream_tell_handle(stream), false));
     uint64_t released = 0;
-    CHECK_OK(cm_pool_trim(pool, 0, true, &released));
+    CHECK_OK(pool_trim(pool, 0, true, &released));
     CHECK_EQ(released, 0);
     CHECK_EQ(read_counters(pool).in_flight_count, 1);
     give(pool, b, stream, 0);
@@ -450,7 +450,7 @@ test_pool_block_of_a_capture_that_has_ended_stays_with_the_graph(void)
         cm_pool_free(pool, a, &stream, 1, CM_POOL_FREE_CAPTURED | fence);
         CHECK_OK(cm_rt_stream_synchronize(rt, stream->handle));
         uint64_t released = 0;
-        CHECK_OK(cm_pool_trim(pool, 0, true, &released));
+        CHECK_OK(pool_trim(pool, 0, true, &released));
         CHECK_EQ(released, 0);
         CHECK_EQ(read_counters(pool).in_flight_count, 1);
         cm_block *b = take(pool, CHUNK, stream);
@@ -481,7 +481,7 @@ test_pool_capture_elsewhere_is_not_in_the_way(void)
         uint64_t total = 0;
         while (read_counters(pool).reserved_nbytes > 0) {
             uint64_t released = 0;
-            CHECK_OK(cm_pool_trim(pool, 0, false, &released));
+            CHECK_OK(pool_trim(pool, 0, false, &released));
             total += released;
         }
         CHECK_EQ(total, CHUNK);
@@ -569,7 +569,7 @@ test_pool_event_that_cannot_be_waited_for_falls_back_to_the_device(void)
     give(pool, block, stream, 0);
     cm_faults_plan(rt, CM_OP_event_synchronize, 1, 999, true);
     CHECK_OK(cm_thread_start(&thread, open_gate_late, stream));
-    CHECK_OK(cm_pool_trim(pool, 0, true, &released));
+    CHECK_OK(pool_trim(pool, 0, true, &released));
     cm_thread_join(thread);
     CHECK_EQ(released, CHUNK);
     CHECK_EQ(cm_faults_count(rt, CM_OP_device_synchronize), 1);

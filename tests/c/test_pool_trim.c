@@ -8,7 +8,7 @@ static uint64_t
 trim(cm_pool *pool, uint64_t keep_nbytes, bool wait)
 {
     uint64_t released = 0;
-    MUST(cm_pool_trim(pool, keep_nbytes, wait, &released));
+    MUST(pool_trim(pool, keep_nbytes, wait, &released));
     if (!cm_pool_check(pool)) {
         CHECK_FAIL_("invariants broken after trim");
     }
@@ -163,7 +163,7 @@ is_told(void *argument)
 }
 
 static void
-test_pool_await_ends_when_told_to_or_when_all_has_passed(void)
+test_pool_trim_waits_until_told_not_to_or_until_all_has_passed(void)
 {
     static const cm_pool_config configs[] = {CONFIG(CM_KIND_DEVICE, 0, 0),
                                              CONFIG(CM_KIND_PINNED, 0, 0)};
@@ -175,21 +175,22 @@ test_pool_await_ends_when_told_to_or_when_all_has_passed(void)
         CHECK_OK(cm_rt_event_create(rt, CM_EVENT_DISABLE_TIMING, &event));
         int questions = 2;
         cm_wait_hooks hooks = {.interrupted = is_told, .argument = &questions};
-        CHECK_OK(cm_pool_await(pool, &hooks)); /* nothing to wait for */
+        uint64_t released = 1;
+        CHECK_OK(cm_pool_trim(pool, 0, &hooks, &released)); /* nothing to wait for */
         CHECK_OK(cm_emulated_gate_close(rt, stream->handle));
         cm_block *block = take(pool, 8 * MIB, stream);
         CHECK_OK(cm_rt_event_record(rt, event, stream->handle)); /* it has work to do */
         give(pool, block, stream, 0);
-        CHECK_OK(cm_pool_await(pool, &(cm_wait_hooks){.interrupted = NULL}));
         CHECK_EQ(questions, 2);
-        CHECK_EQ(cm_pool_await(pool, &hooks).code, CM_ECANCELLED);
+        CHECK_EQ(cm_pool_trim(pool, 0, &hooks, &released).code, CM_ECANCELLED);
         CHECK_EQ(questions, 0);
+        CHECK_EQ(released, 0);
         questions = 1000;
         cm_thread thread;
         CHECK_OK(cm_thread_start(&thread, open_gate, stream));
-        CHECK_OK(cm_pool_await(pool, &hooks));
+        CHECK_OK(cm_pool_trim(pool, 0, &hooks, &released));
         cm_thread_join(thread);
-        CHECK_EQ(trim(pool, 0, false), 8 * MIB);
+        CHECK_EQ(released, 8 * MIB);
         CHECK_OK(cm_rt_event_destroy(rt, event));
         cm_stream_release(stream);
         cm_pool_release(pool);
@@ -337,7 +338,7 @@ test_pool_refused_free_is_counted_and_tried_again(void)
         uint64_t released = 7;
         give(pool, take(pool, CHUNK, NULL), NULL, 0);
         cm_faults_plan(rt, cases[i].op, 1, 999, false);
-        cm_status status = cm_pool_trim(pool, 0, false, &released);
+        cm_status status = pool_trim(pool, 0, false, &released);
         CHECK_EQ(status.code, 999);
         CHECK_EQ(status.op, cases[i].op);
         CHECK_EQ(released, 0);
@@ -349,7 +350,7 @@ test_pool_refused_free_is_counted_and_tried_again(void)
         synchronize_device(rt, 0);
         CHECK_FILLED(cm_runtime_host_alias(rt, block->address, CHUNK), 3, CHUNK);
         give(pool, block, NULL, 0);
-        CHECK_OK(cm_pool_trim(pool, 0, false, &released));
+        CHECK_OK(pool_trim(pool, 0, false, &released));
         CHECK_EQ(released, CHUNK);
         cm_pool_release(pool);
     }
@@ -372,7 +373,7 @@ test_pool_free_after_the_driver_is_gone_succeeds(void)
         give(pool, block, NULL, 0);
         uint64_t released = 0;
         cm_faults_plan(rt, ops[i / 3], 1, codes[i % 3], true);
-        CHECK_OK(cm_pool_trim(pool, 0, true, &released));
+        CHECK_OK(pool_trim(pool, 0, true, &released));
         CHECK_EQ(released, CHUNK);
         CHECK_EQ(read_counters(pool).lost_count, 0);
         cm_pool_release(pool);
@@ -428,12 +429,12 @@ run_scenario(const scenario *s)
             CHECK_FAIL_("invariants broken");
         }
     }
-    cm_status status = cm_pool_await(
-        pool, &(cm_wait_hooks){.interrupted = is_told, .argument = &hooks});
-    if (!cm_is_ok(status)) {
-        CHECK_FAIL_("a wait that nobody ended fails");
+    cm_status status = cm_pool_trim(
+        pool, 0, &(cm_wait_hooks){.interrupted = is_told, .argument = &hooks},
+        &released);
+    if (status.code == CM_ECANCELLED) {
+        CHECK_FAIL_("a wait that nobody ended is cancelled");
     }
-    status = cm_pool_trim(pool, 0, true, &released);
     first = cm_is_ok(first) ? status : first;
     cm_pool_counters c = read_counters(pool);
     if (c.live_count != 0 || !cm_pool_check(pool)) {
@@ -510,7 +511,7 @@ MAIN(RUN(test_pool_keeps_what_is_freed_until_trimmed)
      RUN(test_pool_idle_trim_gives_back_what_was_not_needed)
      RUN(test_pool_idle_trim_is_off_by_default)
      RUN(test_pool_counters_agree_while_memory_comes_and_goes)
-     RUN(test_pool_await_ends_when_told_to_or_when_all_has_passed)
+     RUN(test_pool_trim_waits_until_told_not_to_or_until_all_has_passed)
      RUN(test_pool_out_of_memory_waits_trims_and_retries)
      RUN(test_pool_limit_counts_what_is_reserved)
      RUN(test_pool_limit_is_met_by_waiting_for_another_stream)

@@ -260,6 +260,7 @@ reset_used_devices(cm_runtime *runtime)
 static cm_status
 give_memory_back(detached_state *old)
 {
+    const cm_wait_hooks uninterrupted = {.interrupted = NULL};
     cm_status first = cm_engine_close(old->engine);
     for (size_t i = 0; i < old->storage_count; i++) {
         first = cm_first_failure(first, cm_storage_free_parts(&old->storages[i], NULL));
@@ -267,8 +268,8 @@ give_memory_back(detached_state *old)
     for (size_t i = 0; i < old->pool_count; i++) {
         uint64_t released;
         /* The release frees too, but has nobody to tell what failed. */
-        first =
-            cm_first_failure(first, cm_pool_trim(old->pools[i], 0, true, &released));
+        first = cm_first_failure(
+            first, cm_pool_trim(old->pools[i], 0, &uninterrupted, &released));
         cm_pool_release(old->pools[i]);
     }
     return first;

@@ -281,20 +281,18 @@ cm_pools_trim(cm_state *state, cm_pools_trim_request *r)
     if (cm_pools_take_all(state, &entries, &count) < 0) {
         return -1;
     }
-    cm_status waited = cm_ok();
+    bool cancelled = false;
     cm_pool_waiter waiter = {state, PyEval_SaveThread()};
     cm_wait_hooks hooks = cm_wait_hooks_of(&waiter);
-    for (size_t i = 0; i < count; i++) {
+    for (size_t i = 0; i < count && !cancelled; i++) {
         cm_pool *pool = entries[i].pool;
         if (r->wants != NULL && !r->wants(r, pool)) {
             continue;
         }
-        waited = r->wait ? cm_pool_await(pool, &hooks) : cm_ok();
-        if (!cm_is_ok(waited)) {
-            break;
-        }
         uint64_t released = 0;
-        cm_status status = cm_pool_trim(pool, r->keep_nbytes, r->wait, &released);
+        cm_status status =
+            cm_pool_trim(pool, r->keep_nbytes, r->wait ? &hooks : NULL, &released);
+        cancelled = status.code == CM_ECANCELLED;
         r->refused = cm_is_ok(r->refused) ? status : r->refused;
         r->released_nbytes += released;
         r->count++;
@@ -307,7 +305,7 @@ cm_pools_trim(cm_state *state, cm_pools_trim_request *r)
     }
     PyEval_RestoreThread(waiter.thread);
     cm_pools_give_all(state, entries, count);
-    return cm_is_ok(waited) ? 0 : -1; /* with the exception of a signal's handler */
+    return cancelled ? -1 : 0; /* with the exception of a signal's handler */
 }
 
 /* -- peers: a device that has got a context reaches the memory of all pools ------------- */

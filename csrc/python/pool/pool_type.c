@@ -160,15 +160,16 @@ pool_close(PyObject *op, PyObject *Py_UNUSED(unused))
     }
     cm_pool_waiter waiter = {self->state, PyEval_SaveThread()};
     cm_wait_hooks hooks = cm_wait_hooks_of(&waiter);
-    cm_status waited = cm_pool_await(pool, &hooks); /* while it is open */
+    uint64_t released;
+    cm_status status = cm_pool_trim(pool, 0, &hooks, &released); /* while it is open */
     PyEval_RestoreThread(waiter.thread);
-    if (!cm_is_ok(waited)) {
+    if (status.code == CM_ECANCELLED) {
         cm_pool_object_give(op, pool);
         return NULL; /* with the exception of a signal's handler */
     }
     cm_pool_object_close(self);
-    uint64_t released = 0;
-    cm_status status = CM_WITHOUT_GIL(cm_pool_trim(pool, 0, true, &released));
+    status = cm_first_failure(status,
+                              CM_WITHOUT_GIL(cm_pool_trim(pool, 0, NULL, &released)));
     cm_pool_object_give(op, pool);
     return cm_py_answer(self->state, status, "while closing a pool",
                         Py_NewRef(Py_None));
