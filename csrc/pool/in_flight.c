@@ -10,6 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/backoff.h"
 #include "pool/private.h"
 #include "pool/scope.h"
 
@@ -584,12 +585,6 @@ cm_pool_poll(cm_pool *pool, bool may_fence)
  * devices, where asking does not tell. The hooks are called, and devices waited for,
  * while this thread is neither poller nor grower. */
 
-enum {
-    NAP_LEAST_NS = 20 * 1000,
-    NAP_MOST_NS = 300 * 1000,
-    NAP_SHARE = 128, /* of the time waited so far */
-};
-
 /* False: nothing of the goal is left that can be asked about, or asking fails. A wait
  * that nobody interrupts sits in the runtime, and takes no fences: it waits for their
  * devices. */
@@ -660,15 +655,6 @@ wait_devices(cm_pool *pool, const cm_wait_hooks *hooks, uint64_t devices,
     return first;
 }
 
-static void
-nap_after(uint64_t elapsed_ns)
-{
-    uint64_t gap = elapsed_ns / NAP_SHARE;
-    gap = gap < NAP_LEAST_NS ? NAP_LEAST_NS : gap > NAP_MOST_NS ? NAP_MOST_NS : gap;
-    struct timespec span = {.tv_sec = 0, .tv_nsec = (long)gap};
-    (void)nanosleep(&span, NULL);
-}
-
 /* Until nothing of the goal can be asked about any more. Fails: CM_ECANCELLED. */
 static cm_status
 wait_events(cm_pool *pool, const cm_wait_hooks *hooks, const uint64_t *goal)
@@ -677,7 +663,7 @@ wait_events(cm_pool *pool, const cm_wait_hooks *hooks, const uint64_t *goal)
     uint64_t asked = start;
     while (is_pending(pool, hooks->interrupted != NULL, goal)) {
         CM_TRY(cm_wait_ask(hooks, &asked));
-        nap_after(cm_now_ns() - start);
+        cm_nap_after(cm_now_ns() - start);
     }
     return cm_ok();
 }

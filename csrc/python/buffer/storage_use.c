@@ -3,10 +3,10 @@
  * for them, and ordering a consumer's stream after them. */
 #include <stdlib.h>
 
+#include "base/backoff.h"
 #include "python/buffer/buffer_object.h"
 #include "python/core/errors.h"
 #include "python/device/wait.h"
-#include "transfer/host/backoff.h"
 
 int64_t
 cm_storage_add_use(cm_storage *storage, cm_stream *stream)

@@ -5,7 +5,7 @@
 #include <stdlib.h>
 #include <unistd.h>
 
-#include "transfer/host/backoff.h"
+#include "base/backoff.h"
 
 /* -- signals ----------------------------------------------------------------------- */
 

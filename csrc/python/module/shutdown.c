@@ -3,6 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/backoff.h"
 #include "docstrings.h"
 #include "python/buffer/buffer_object.h"
 #include "python/copy/call.h"
@@ -14,7 +15,6 @@
 #include "python/device/wait.h"
 #include "python/module/module.h"
 #include "python/pool/pool_object.h"
-#include "transfer/host/backoff.h"
 
 /* -- waited for before anything is taken apart, so that Ctrl-C may end it ---------- */
 

@@ -4,9 +4,9 @@
  * job waits for an event or a stream. */
 #include <stdlib.h>
 
+#include "base/backoff.h"
 #include "pool/scope.h"
 #include "transfer/engine/job.h"
-#include "transfer/host/backoff.h"
 
 /* -- waiting for an event, a stream, the beginning ------------------------------------ */
 

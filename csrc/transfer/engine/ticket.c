@@ -7,8 +7,8 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "base/backoff.h"
 #include "pool/scope.h"
-#include "transfer/host/backoff.h"
 
 cm_status
 cm_engine_share_locked(cm_engine *engine, const cm_region *region,

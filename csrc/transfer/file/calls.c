@@ -10,9 +10,9 @@
 #include <sys/uio.h>
 #include <unistd.h>
 
+#include "base/backoff.h"
 #include "base/checked_math.h"
 #include "transfer/file/job.h"
-#include "transfer/host/backoff.h"
 #include "transfer/host/host_copy.h"
 
 #if !defined(SYS_cachestat)

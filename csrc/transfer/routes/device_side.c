@@ -3,8 +3,8 @@
 
 #include <stdlib.h>
 
+#include "base/backoff.h"
 #include "base/checked_math.h"
-#include "transfer/host/backoff.h"
 
 /* -- streams -------------------------------------------------------------------------- */
 

@@ -4,10 +4,10 @@
  * they are through. No job and no ticket, which together take longer than the copy. */
 #include <string.h>
 
+#include "base/backoff.h"
 #include "base/checked_math.h"
 #include "base/fresh_pages.h"
 #include "transfer/engine/job.h"
-#include "transfer/host/backoff.h"
 #include "transfer/plan/ring_policy.h"
 #include "transfer/routes/routes.h"
 

@@ -2,8 +2,8 @@
 /* How long to leave the device alone between two looks at whether it is done: in
  * proportion to how long it has taken already, so that a short copy is not made long
  * and a long one not asked about a thousand times. */
-#ifndef CM_TRANSFER_HOST_BACKOFF_H
-#define CM_TRANSFER_HOST_BACKOFF_H
+#ifndef CM_BASE_BACKOFF_H
+#define CM_BASE_BACKOFF_H
 
 #include <sched.h>
 
