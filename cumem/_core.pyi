@@ -1959,11 +1959,11 @@ def _explain(
 def _cpu_count() -> int:
     """Threads that can run at once in this process."""
 
-def _set_tuning(layer: int, changes: dict[str, int | None], /) -> None:
-    """Change values of a layer, all of them or none; None takes one out of it."""
+def _set_tuning(values: dict[str, int], is_measured: bool, /) -> None:
+    """Have these values, or none of them, and the defaults of the others."""
 
-def _read_tuning(look: bool, /) -> dict[str, tuple[int, int, int, int]]:
-    """A dict of name to (value, layer or -1, least, most), as for copies that begin now;
+def _read_tuning(look: bool, /) -> dict[str, tuple[int, int, int]]:
+    """A dict of name to (value, least, most), as for copies that begin now;
     `look`: once the environment was read and figures that are kept were taken.
     """
 

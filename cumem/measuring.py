@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from cumem import _core
-from cumem.tuning import CALIBRATION, NEVER, configure
+from cumem.tuning import CALIBRATION, NEVER, change, configure
 
 #: Of an H200 on PCIe 5.0 with 16 cores of a Xeon Platinum; bytes per second, ns, bytes.
 DEFAULTS = {
@@ -59,7 +59,7 @@ def use(figures: Mapping[str, float] | None) -> None:
             if not 0 <= figures[name] < 1e15:
                 raise ValueError(f"{name} is no such figure: {figures[name]}")
         fields = derive(figures, _core._cpu_count())
-    _core._set_tuning(CALIBRATION, fields)
+    change(CALIBRATION, fields)
 
 
 def derive(figures: Mapping[str, float], cpu_count: int) -> dict[str, int | None]:

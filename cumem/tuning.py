@@ -7,6 +7,7 @@ import dataclasses
 import html
 import operator
 import os
+import threading
 from collections.abc import Mapping
 from typing import Any, Literal, Self, SupportsIndex
 
@@ -26,8 +27,12 @@ _SETTINGS = {
     "quick_nbytes": ("quick_nbytes", "CUMEM_TRANSFER_QUICK"),
     "bounce_nbytes": ("bounce_nbytes", "CUMEM_TRANSFER_BOUNCE"),
 }
-#: Layers of the extension, a later one before an earlier one; -1 is the default.
+#: What was measured, is set in the environment and was chosen: values of the extension,
+#: of which a later layer's come before an earlier one's. The lock can be taken again: a
+#: signal handler or finaliser may configure as well.
+layers: list[dict[str, int]] = [{}, {}, {}]
 CALIBRATION, _ENVIRONMENT, _CHOSEN = range(3)
+_lock = threading.RLock()
 _SOURCES = ("calibration", "environment", "configure", "default")
 NEVER = 1 << 40
 
@@ -80,7 +85,7 @@ class Configuration:
         return self
 
     def __exit__(self, *exc: object) -> None:
-        _core._set_tuning(_CHOSEN, dict(self._before))
+        change(_CHOSEN, self._before)
 
     def _rows(self) -> list[tuple[str, str, str]]:
         return [
@@ -182,20 +187,38 @@ def configure(
         for name, value in given.items()
         if value is not None
     }
-    before = {field: _chosen(rows[field]) for field in changes}
+    before = {field: layers[_CHOSEN].get(field) for field in changes}
     if changes:
-        _core._set_tuning(_CHOSEN, changes)
+        change(_CHOSEN, changes)
         rows = _core._read_tuning(True)
     now: dict[str, Any] = {
         name: rows[field][0] for name, (field, _) in _SETTINGS.items()
     }
-    sources = {name: _SOURCES[rows[field][1]] for name, (field, _) in _SETTINGS.items()}
+    sources = {name: _source(field) for name, (field, _) in _SETTINGS.items()}
     return Configuration(**now, sources=sources, _before=before)
 
 
-def _chosen(row: tuple[int, int, int, int]) -> int | None:
-    value, layer, _, _ = row
-    return value if layer == _CHOSEN else None
+def _source(field: str) -> str:
+    found = [place for place, layer in enumerate(layers) if field in layer]
+    return _SOURCES[max(found, default=-1)]
+
+
+def change(layer: int, changes: Mapping[str, int | None]) -> None:
+    """Change values of a layer, or nothing; None takes one out of it."""
+    with _lock:
+        changed = layers.copy()
+        values = {**layers[layer], **changes}
+        changed[layer] = {name: n for name, n in values.items() if n is not None}
+        _install(changed, layer == CALIBRATION)
+
+
+def _install(new: list[dict[str, int]], is_measured: bool) -> None:
+    asked_for = new[_ENVIRONMENT] | new[_CHOSEN]
+    values = new[CALIBRATION] | asked_for
+    if "thread_count" in asked_for:  # few threads: no more for fresh pages either
+        values["fresh_thread_count"] = values["thread_count"]
+    _core._set_tuning(values, is_measured)
+    layers[:] = new
 
 
 def _read(name: str, value: Any, rows: Mapping[str, Any]) -> int | None:
@@ -214,7 +237,7 @@ def _read(name: str, value: Any, rows: Mapping[str, Any]) -> int | None:
 
 
 def _in_range(name: str, said: str, number: int, rows: Mapping[str, Any]) -> int:
-    _, _, least, most = rows[_SETTINGS[name][0]]
+    _, least, most = rows[_SETTINGS[name][0]]
     least = max(least, int(name == "threads"))  # 0 is "auto" there
     if not least <= number <= most:
         low, high, given = (_text(name, value) for value in (least, most, number))
@@ -222,10 +245,16 @@ def _in_range(name: str, said: str, number: int, rows: Mapping[str, Any]) -> int
     return number
 
 
-def read_environment() -> None:
-    """By the extension, when it opens and there are such variables."""
+def begin() -> None:
+    """By the extension, when it opens and there may be values; nothing is measured yet."""
+    found = _read_environment()
+    with _lock:
+        _install([{}, found, layers[_CHOSEN]], False)
+
+
+def _read_environment() -> dict[str, int]:
     rows = _core._read_tuning(False)
-    found: dict[str, int | None] = {}
+    found: dict[str, int] = {}
     for name, (field, variable) in _SETTINGS.items():
         text = os.environ.get(variable, "")
         if text in ("", "auto"):
@@ -241,7 +270,7 @@ def read_environment() -> None:
                 f"{variable} must be {wanted} or auto, not '{text:.100}'"
             ) from None
         found[field] = _in_range(name, variable, number, rows)
-    _core._set_tuning(_ENVIRONMENT, found)
+    return found
 
 
 def _count(text: str) -> int:

@@ -27,8 +27,7 @@ class Unit:
 
 
 def is_calibrated() -> bool:
-    rows = _core._read_tuning(False).values()
-    return any(layer == tuning.CALIBRATION for _, layer, _, _ in rows)
+    return bool(tuning.layers[tuning.CALIBRATION])
 
 
 @pytest.fixture
@@ -326,7 +325,9 @@ def test_copy_rate_lies_between_those_measured():
 def test_figures_are_forgotten_at_shutdown(real, figures):
     cumem.calibrate()
     assert is_calibrated()
+    assert "calibration" in cumem.configure().sources.values()
     cumem.shutdown()
+    assert "calibration" not in cumem.configure().sources.values()
     assert not is_calibrated()
 
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* How copies are made, as the user may set it: what configure() said comes before the
- * environment, that before what was measured, that before defaults. GIL held. */
+/* How copies are made: what cumem/tuning.py has put together of what configure() said,
+ * the environment and what was measured, and defaults for the rest. GIL held. */
 #ifndef CM_PYTHON_COPY_CONFIGURE_H
 #define CM_PYTHON_COPY_CONFIGURE_H
 
@@ -9,8 +9,8 @@
 /* _set_tuning, _read_tuning, _cpu_count; ends with an empty row. */
 extern PyMethodDef cm_configure_methods[];
 
-/* Read CUMEM_TRANSFER_… unless that was done since the last shutdown(). 0, or -1 with a
- * ValueError that names the variable. */
+/* Ask the package unless that was done since the last shutdown(). 0, or -1 with a
+ * ValueError that names a variable of the environment. */
 int cm_configure_open(cm_state *state);
 /* Have the engine, if there is one, work as all of that says. 0, or -1 with
  * RuntimeError in a forked child. */

@@ -35,20 +35,15 @@ typedef struct cm_limits {
     bool has_block[CM_KIND_COUNT][CM_MAX_DEVICES];
 } cm_limits;
 
-/* How copies are made, a later layer before an earlier one (see configure.h). */
-enum { CM_LAYER_CALIBRATION, CM_LAYER_ENVIRONMENT, CM_LAYER_CHOSEN, CM_LAYER_COUNT };
-
-typedef struct cm_tuning_layer {
-    bool is_set[CM_TUNING_COUNT];
-    uint64_t values[CM_TUNING_COUNT];
-} cm_tuning_layer;
-
-typedef struct cm_tuning_layers {
-    bool is_open;    /* the environment was read */
+/* How copies are made, but for defaults (see configure.h). */
+typedef struct cm_tuning_choice {
+    bool is_open;    /* the package was asked for what holds */
+    bool was_set;    /* ever: it may know more than the environment says */
     bool has_looked; /* for figures that are kept */
     bool as_real;    /* a test: treat the emulated device as a real one */
-    cm_tuning_layer layers[CM_LAYER_COUNT];
-} cm_tuning_layers;
+    bool is_set[CM_TUNING_COUNT];
+    uint64_t values[CM_TUNING_COUNT];
+} cm_tuning_choice;
 
 /* What calls are written with, as the compiler of a call interns it: first the
  * parameters that all constructors share, in the order of their places. */
@@ -107,7 +102,7 @@ typedef struct cm_state {
     uint64_t context_count; /* of the runtime's contexts, those that pools know */
     cm_registry *registry;
     cm_engine *engine;
-    cm_tuning_layers tuning;
+    cm_tuning_choice tuning;
     bool engine_has_pinned_pool;
     bool engine_has_device_pool[CM_MAX_DEVICES];
     cm_pool *pools[CM_POOL_SLOT_COUNT]; /* owned, lazy: see cm_state_pool_slot() */
