@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from typing import NoReturn
+
 from cumem import _core
 from cumem.kinds import (
     ATTACH_HOST,
@@ -54,3 +56,24 @@ def name_pair(error: BaseException, index: int) -> BaseException:
         return type(error)(f"copy_many: pair {index}: {error}")
     error.add_note(f"in pair {index} of copy_many")
     return error
+
+
+def refuse_exit(what: str, is_elsewhere: bool) -> NoReturn:
+    """RuntimeError: no such ``with`` block ends here."""
+    raise RuntimeError(
+        f"the {what} was entered in another thread or context: a with block must end "
+        "where it began; it is current in neither of them now"
+        if is_elsewhere
+        else f"the {what} is not entered here, or its block ended elsewhere"
+    )
+
+
+def refuse_shutdown(kind: str, nbytes: int, is_exported: bool) -> NoReturn:
+    """BufferError: memory that others may use would go."""
+    why = (
+        "is exported; drop the arrays, memoryviews and tensors over it first"
+        if is_exported
+        else "went through the buffer protocol, so that others may still use its memory "
+        "(as torch.frombuffer does); drop it first"
+    )
+    raise BufferError(f"shutdown: a {kind} buffer of {nbytes} bytes {why}")

@@ -174,6 +174,17 @@ set_end(cm_piece_end *end, const cm_operand *operand)
                           .device = region->device};
 }
 
+/* What is kept of the pair being read, whose source is stretched to `src`. */
+static int
+note_ends(many_pairs *self, const cm_region *src)
+{
+    note_device(self, &self->dst.region);
+    note_device(self, src);
+    return keep_end(self, &self->dst, true) < 0 || keep_end(self, &self->src, false) < 0
+               ? -1
+               : 0;
+}
+
 static int
 add_piece(many_pairs *self, uint64_t index, int64_t nbytes)
 {
@@ -182,11 +193,7 @@ add_piece(many_pairs *self, uint64_t index, int64_t nbytes)
     set_end(&piece->src, &self->src);
     piece->nbytes = (uint64_t)nbytes;
     piece->index = index;
-    note_device(self, &self->dst.region);
-    note_device(self, &self->src.region);
-    return keep_end(self, &self->dst, true) < 0 || keep_end(self, &self->src, false) < 0
-               ? -1
-               : 0;
+    return note_ends(self, &self->src.region);
 }
 
 /* Put the question off until all are read, unless a buffer of ours answers it. */
@@ -247,11 +254,7 @@ add_other(many_pairs *self, const cm_region *src, uint64_t index)
     other->dst = self->dst.region;
     other->src = *src;
     other->index = index;
-    note_device(self, &other->dst);
-    note_device(self, src);
-    return keep_end(self, &self->dst, true) < 0 || keep_end(self, &self->src, false) < 0
-               ? -1
-               : 0;
+    return note_ends(self, src);
 }
 
 static void

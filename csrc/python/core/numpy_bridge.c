@@ -143,17 +143,15 @@ cm_numpy_dtype_equal(PyObject *a, PyObject *b)
     return a == b || PyArray_EquivTypes((PyArray_Descr *)a, (PyArray_Descr *)b);
 }
 
-void
-cm_numpy_dtype_traits(PyObject *dtype, cm_dtype_traits *out)
+char
+cm_numpy_plain_kind(PyObject *dtype)
 {
-    PyArray_Descr *descr = (PyArray_Descr *)dtype;
-    out->kind = descr->kind;
-    out->native = PyArray_ISNBO(descr->byteorder);
-    out->fields = PyDataType_HASFIELDS(descr);
-    out->user = descr->type_num >= NPY_USERDEF;
-    out->extended =
-        descr->type_num == NPY_LONGDOUBLE || descr->type_num == NPY_CLONGDOUBLE;
-    out->itemsize = (int64_t)PyDataType_ELSIZE(descr);
+    const PyArray_Descr *descr = (const PyArray_Descr *)dtype;
+    bool is_plain = PyArray_ISNBO(descr->byteorder) && !PyDataType_HASFIELDS(descr)
+                    && descr->type_num < NPY_USERDEF
+                    && descr->type_num != NPY_LONGDOUBLE
+                    && descr->type_num != NPY_CLONGDOUBLE;
+    return is_plain ? descr->kind : 0;
 }
 
 PyObject *

@@ -21,16 +21,10 @@ bool cm_numpy_dtype_equal(PyObject *a, PyObject *b);
  * ValueError as NumPy raises for datetime64. */
 PyObject *cm_numpy_format(PyObject *dtype);
 
-/* What protocols ask of a dtype. */
-typedef struct cm_dtype_traits {
-    char kind;     /* numpy.dtype.kind: 'b' 'i' 'u' 'f' 'c' 'm' 'M' 'S' 'U' 'V' … */
-    bool native;   /* bytes in the machine's order (or order means nothing) */
-    bool fields;   /* structured */
-    bool user;     /* registered by another package, e.g. ml_dtypes */
-    bool extended; /* long double or a complex of two */
-    int64_t itemsize;
-} cm_dtype_traits;
-void cm_numpy_dtype_traits(PyObject *dtype, cm_dtype_traits *out);
+/* numpy.dtype.kind ('b' 'i' 'u' 'f' 'c' 'm' 'M' 'S' 'U' 'V' …) where that and the
+ * itemsize say all of it; 0 for those in the other byte order, with fields, of another
+ * package, long double and a complex of two. */
+char cm_numpy_plain_kind(PyObject *dtype);
 /* The native dtype of kind 'b', 'i', 'u', 'f' or 'c' with `itemsize` bytes; NULL
  * without an exception when there is none. New reference. */
 PyObject *cm_numpy_dtype_of_kind(char kind, int64_t itemsize);

@@ -2,6 +2,7 @@
 /* Chains of what is current, in context variables. */
 #include "python/core/override.h"
 
+#include "python/core/package.h"
 #include "python/core/types.h"
 
 /* A chain is None or a tuple (block, what is outside of it). It is never changed, since
@@ -316,14 +317,10 @@ cm_override_exit(cm_override *override, PyObject *object, const char *what)
     }
     else if (home == 0 && self != NULL) {
         end_block(self);
-        PyErr_Format(PyExc_RuntimeError,
-                     "the %s was entered in another thread or context: a with block "
-                     "must end where it began; it is current in neither of them now",
-                     what);
     }
-    else if (home == 0) {
-        PyErr_Format(PyExc_RuntimeError,
-                     "the %s is not entered here, or its block ended elsewhere", what);
+    if (home == 0) {
+        cm_package_refuse("extension.texts", "refuse_exit",
+                          Py_BuildValue("(si)", what, self != NULL));
     }
     Py_XDECREF(held);
     Py_DECREF(chain);

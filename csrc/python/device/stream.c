@@ -396,13 +396,12 @@ cm_stream_list_take(cm_state *state, PyObject *object, const char *argument, int
     }
     for (Py_ssize_t i = 0; i < count && out->streams != NULL; i++) {
         PyObject *item = PyTuple_GetItem(items, i);
-        cm_stream *stream =
-            item == Py_None ? NULL
-                            : cm_stream_from_argument(state, item, argument, device);
+        if (item == Py_None) {
+            (void)cm_arg_refuse(item, argument, "a stream or several");
+            break;
+        }
+        cm_stream *stream = cm_stream_from_argument(state, item, argument, device);
         if (stream == NULL) {
-            if (item == Py_None) {
-                (void)cm_arg_refuse(item, argument, "a stream or several");
-            }
             break;
         }
         out->streams[out->count++] = stream;

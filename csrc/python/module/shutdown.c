@@ -166,14 +166,10 @@ check_no_exports(const cm_state *state)
         const cm_storage *storage = CM_LIST_ENTRY(node, cm_storage, node);
         bool exported = cm_storage_count_exports(storage) > 0;
         if (exported || (storage->view_count > 0 && storage->nbytes > 0)) {
-            PyErr_Format(
-                PyExc_BufferError, "shutdown: a %s buffer of %llu bytes %s",
-                cm_kinds[storage->kind].text, (unsigned long long)storage->nbytes,
-                exported ? "is exported; drop the arrays, memoryviews and tensors over "
-                           "it first"
-                         : "went through the buffer protocol, so that others may still "
-                           "use its memory (as torch.frombuffer does); drop it first");
-            return -1;
+            return cm_package_refuse(
+                "extension.texts", "refuse_shutdown",
+                Py_BuildValue("(sKi)", cm_kinds[storage->kind].text,
+                              (unsigned long long)storage->nbytes, exported));
         }
     }
     return 0;

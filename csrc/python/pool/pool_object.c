@@ -376,33 +376,3 @@ cm_pool_list_blocks(cm_state *state, cm_pool *pool)
     free(rows);
     return list;
 }
-
-/* -- functions --------------------------------------------------------------------- */
-
-static PyObject *
-pools(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
-{
-    cm_state *state = cm_state_of_module(module);
-    bool window = nargs > 0 && args[0] == Py_True;
-    cm_pool_entry *entries;
-    size_t count;
-    if (cm_pools_take_all(state, &entries, &count) < 0) {
-        return NULL;
-    }
-    PyObject *list = PyList_New(0);
-    for (size_t i = 0; list != NULL && i < count; i++) {
-        uintptr_t key = (uintptr_t)entries[i].pool;
-        cm_append(&list, Py_BuildValue("(KN)", (unsigned long long)key,
-                                       cm_pool_describe(entries[i].pool,
-                                                        entries[i].number, window)));
-    }
-    cm_pools_give_all(state, entries, count);
-    return list;
-}
-
-/* -- table ------------------------------------------------------------------------- */
-
-PyMethodDef cm_pool_read_methods[] = {
-    {"_pools", CM_METHOD(pools), METH_FASTCALL, CM_DOC__pools},
-    {NULL, NULL, 0, NULL},
-};

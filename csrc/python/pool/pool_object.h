@@ -16,8 +16,7 @@ typedef struct cm_pool_object {
     PyObject *weakrefs;
 } cm_pool_object;
 
-extern PyMethodDef cm_pool_methods[];      /* default_pool, trim */
-extern PyMethodDef cm_pool_read_methods[]; /* _pools */
+extern PyMethodDef cm_pool_methods[]; /* default_pool and what the package calls */
 
 int cm_register_pool_type(PyObject *module, cm_state *state);
 

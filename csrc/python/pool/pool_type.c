@@ -375,11 +375,33 @@ trim(PyObject *module, PyObject *args)
                                      PyLong_FromUnsignedLongLong(r.released_nbytes));
 }
 
+static PyObject *
+pools(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
+{
+    cm_state *state = cm_state_of_module(module);
+    bool window = nargs > 0 && args[0] == Py_True;
+    cm_pool_entry *entries;
+    size_t count;
+    if (cm_pools_take_all(state, &entries, &count) < 0) {
+        return NULL;
+    }
+    PyObject *list = PyList_New(0);
+    for (size_t i = 0; list != NULL && i < count; i++) {
+        uintptr_t key = (uintptr_t)entries[i].pool;
+        cm_append(&list, Py_BuildValue("(KN)", (unsigned long long)key,
+                                       cm_pool_describe(entries[i].pool,
+                                                        entries[i].number, window)));
+    }
+    cm_pools_give_all(state, entries, count);
+    return list;
+}
+
 /* -- table ------------------------------------------------------------------------- */
 
 PyMethodDef cm_pool_methods[] = {
     {"default_pool", CM_METHOD(default_pool), CM_KEYWORDS, CM_DOC_default_pool},
     {"_set_pool_type", set_pool_type, METH_O, CM_DOC__set_pool_type},
     {"_trim", trim, METH_VARARGS, CM_DOC__trim},
+    {"_pools", CM_METHOD(pools), METH_FASTCALL, CM_DOC__pools},
     {NULL, NULL, 0, NULL},
 };

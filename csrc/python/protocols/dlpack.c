@@ -17,13 +17,11 @@ enum { PLAIN_COUNT = sizeof plain_kinds / sizeof *plain_kinds };
 int
 cm_dlpack_from_dtype(PyObject *dtype, cm_dl_dtype *out)
 {
-    cm_dtype_traits traits;
-    cm_numpy_dtype_traits(dtype, &traits);
-    bool plain = !traits.user && traits.native && !traits.extended;
-    for (size_t i = 0; plain && i < PLAIN_COUNT; i++) {
-        if (plain_kinds[i].kind == traits.kind) {
-            *out =
-                (cm_dl_dtype){plain_kinds[i].code, (uint8_t)(traits.itemsize * 8), 1};
+    char kind = cm_numpy_plain_kind(dtype);
+    for (size_t i = 0; i < PLAIN_COUNT; i++) {
+        if (plain_kinds[i].kind == kind) {
+            uint8_t bits = (uint8_t)(cm_numpy_itemsize(dtype) * 8);
+            *out = (cm_dl_dtype){plain_kinds[i].code, bits, 1};
             return 0;
         }
     }

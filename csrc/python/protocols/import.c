@@ -352,17 +352,14 @@ cm_import_array(cm_state *state, PyObject *array)
 static int
 check_suboffsets(PyObject *view)
 {
-    Py_buffer bytes;
-    if (PyObject_GetBuffer(view, &bytes, PyBUF_FULL_RO) < 0) {
-        return -1;
-    }
-    bool is_indirect = bytes.suboffsets != NULL;
-    PyBuffer_Release(&bytes);
-    if (is_indirect) {
+    PyObject *suboffsets = PyObject_GetAttrString(view, "suboffsets");
+    bool is_direct = suboffsets != NULL && PyTuple_Size(suboffsets) == 0;
+    if (suboffsets != NULL && !is_direct) {
         PyErr_SetString(PyExc_BufferError,
                         "a buffer with suboffsets is not one piece of memory");
     }
-    return is_indirect ? -1 : 0;
+    Py_XDECREF(suboffsets);
+    return is_direct ? 0 : -1;
 }
 
 PyObject *

@@ -160,9 +160,8 @@ is_bytes_value(PyObject *object, PyObject *target_dtype)
     if (!PyBytes_Check(object) || target_dtype == NULL) {
         return false;
     }
-    cm_dtype_traits traits;
-    cm_numpy_dtype_traits(target_dtype, &traits);
-    return traits.kind == 'S' || (traits.kind == 'V' && !traits.fields && !traits.user);
+    char kind = cm_numpy_plain_kind(target_dtype);
+    return kind == 'S' || kind == 'V';
 }
 
 /* Python values become elements of the target's dtype, if they stay the same. */
