@@ -126,3 +126,21 @@ def refuse_export(kind: int, index: int, memory: str, is_emulated: bool) -> NoRe
         f"dl_device=({kind}, {index}): {memory} memory cannot be exported there without a "
         f"copy; {hint}"
     )
+
+
+def refuse_stride(step: int, itemsize: int) -> NoReturn:
+    """BufferError: DLPack has no such stride."""
+    if step < 0:
+        raise BufferError(
+            "DLPack export of negative strides: PyTorch ends the process over them; hand "
+            "over copy() of this view, or the buffer before it is reversed"
+        )
+    raise BufferError(
+        f"DLPack counts strides in elements: {step} bytes are no multiple of the "
+        f"itemsize {itemsize}"
+    )
+
+
+def ask_format(dtype: np.dtype[Any]) -> str:
+    """The buffer format of NumPy's own arrays of it; ValueError as NumPy raises."""
+    return memoryview(np.empty((), dtype)).format

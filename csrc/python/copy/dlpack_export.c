@@ -258,24 +258,13 @@ fill_extents(const cm_buffer *buffer, int64_t *extents)
         if (empty || length == 1) {
             steps[i] = dense; /* never stepped by */
         }
-        else if (step < 0) {
-            PyErr_SetString(
-                PyExc_BufferError,
-                "DLPack export of negative strides: PyTorch ends the process "
-                "over them; hand over copy() of this view, or the buffer "
-                "before it is reversed");
-            return -1;
-        }
-        else if (step % buffer->itemsize == 0) {
-            steps[i] = step / buffer->itemsize;
+        else if (step < 0 || step % buffer->itemsize != 0) {
+            return cm_package_refuse(
+                "extension.foreign_memory", "refuse_stride",
+                Py_BuildValue("(LL)", (long long)step, (long long)buffer->itemsize));
         }
         else {
-            PyErr_Format(
-                PyExc_BufferError,
-                "DLPack counts strides in elements: %lld bytes are no multiple of "
-                "the itemsize %lld",
-                (long long)step, (long long)buffer->itemsize);
-            return -1;
+            steps[i] = step / buffer->itemsize;
         }
         (void)cm_mul_i64(dense, length > 0 ? length : 1, &dense); /* if empty: any */
     }

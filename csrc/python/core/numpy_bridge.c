@@ -178,24 +178,6 @@ cm_numpy_dtype_of_kind(char kind, int64_t itemsize)
 
 /* -- buffer formats ----------------------------------------------------------------------- */
 
-/* What a memoryview of NumPy's own array of this dtype says. */
-static PyObject *
-ask_format(PyObject *dtype)
-{
-    PyObject *array = cm_numpy_empty(dtype, 0, NULL, 'C');
-    if (array == NULL) {
-        return NULL;
-    }
-    PyObject *format = NULL;
-    PyObject *view = PyMemoryView_FromObject(array);
-    if (view != NULL) {
-        format = PyObject_GetAttrString(view, "format");
-        Py_DECREF(view);
-    }
-    Py_DECREF(array);
-    return format;
-}
-
 PyObject *
 cm_numpy_format(PyObject *dtype)
 {
@@ -208,7 +190,8 @@ cm_numpy_format(PyObject *dtype)
     if (known != NULL || PyErr_Occurred()) {
         return Py_XNewRef(known);
     }
-    PyObject *format = ask_format(dtype);
+    PyObject *format = cm_package_call("extension.foreign_memory", "ask_format",
+                                       PyTuple_Pack(1, dtype));
     if (format == NULL) {
         return NULL;
     }
