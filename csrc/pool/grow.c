@@ -564,14 +564,8 @@ grow_segment(cm_pool *pool, uint64_t size, uint64_t nbytes, cm_heap_span **out)
 static cm_status
 open_source(cm_pool *pool)
 {
-    const cm_pool_config *config = &pool->config;
-    cm_source_config wanted = {.kind = config->kind,
-                               .device = config->device,
-                               .flags = config->flags,
-                               .segments = config->segments,
-                               .numa_node = config->numa_node};
     cm_source *source = NULL;
-    CM_TRY(cm_source_open(pool->rt, &wanted, &source));
+    CM_TRY(cm_source_open(pool->rt, &pool->config, &source));
     if (source->is_placed) {
         cm_spin_lock_take(&pool->lock);
         pool->range = cm_heap_add_range(&pool->heap, source->base, source->range_nbytes,

@@ -11,23 +11,27 @@
 
 #include "base/thread.h"
 #include "pool/budget.h"
-#include "pool/source.h"
 #include "runtime/runtime.h"
 #include "runtime/stream.h"
 
 typedef struct cm_pool cm_pool;
 
+typedef enum cm_segments {
+    CM_SEGMENTS_AUTO,  /* mapped on demand where the device can, else as below */
+    CM_SEGMENTS_PLAIN, /* one allocation of the runtime each: cudaIpc, older MPI */
+} cm_segments;
+
 typedef struct cm_pool_config {
     cm_kind kind;   /* PINNED, MAPPED, MANAGED or DEVICE */
     int device;     /* whose context allocates, and where device memory lies */
     unsigned flags; /* of cudaHostAlloc or cudaMallocManaged */
+    cm_segments segments;
+    int numa_node; /* host memory: where its pages belong; -1: nearest to the device */
     /* So much freed memory that someone unknown may still use waits before a miss takes
      * a fence. A fence breaks a capture that another library has going on a stream of
      * its own, and no driver can say whether one has: it is taken seldom. Trim always
      * takes it. */
     uint64_t fence_limit_nbytes;
-    cm_segments segments;
-    int numa_node; /* host memory: where its pages belong; -1: near the device */
     /* Borrowed, may be NULL: charged with what is reserved, as is a budget of the
      * pool's own, unlimited at first, that cm_pool_get_config() tells in its place. */
     cm_budget *budget;

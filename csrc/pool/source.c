@@ -288,7 +288,7 @@ choose_node(segment_source *self, uint64_t nodes)
 static cm_status
 choose_way(segment_source *self)
 {
-    const cm_source_config *config = &self->base.config;
+    const cm_pool_config *config = &self->base.config;
     int node = config->numa_node;
     bool is_wish = node == CM_NUMA_NO_NODE;
     uint64_t nodes = cm_numa_read_nodes(self->world.root);
@@ -314,7 +314,7 @@ choose_way(segment_source *self)
 }
 
 cm_status
-cm_source_segments_open(cm_runtime *rt, const cm_source_config *config,
+cm_source_segments_open(cm_runtime *rt, const cm_pool_config *config,
                         const cm_host_world *world, cm_source **out)
 {
     segment_source *self = calloc(1, sizeof(*self));
@@ -338,7 +338,7 @@ cm_source_segments_open(cm_runtime *rt, const cm_source_config *config,
 }
 
 cm_status
-cm_source_open(cm_runtime *rt, const cm_source_config *config, cm_source **out)
+cm_source_open(cm_runtime *rt, const cm_pool_config *config, cm_source **out)
 {
     static const cm_host_world here = {.root = NULL};
     if (cm_kind_is_pageable(config->kind) || config->kind >= CM_KIND_COUNT) {

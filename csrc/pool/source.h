@@ -8,20 +8,7 @@
 #define CM_POOL_SOURCE_H
 
 #include "base/machine.h"
-#include "runtime/runtime.h"
-
-typedef enum cm_segments {
-    CM_SEGMENTS_AUTO,  /* mapped on demand where the device can, else as below */
-    CM_SEGMENTS_PLAIN, /* one allocation of the runtime each: cudaIpc, older MPI */
-} cm_segments;
-
-typedef struct cm_source_config {
-    cm_kind kind; /* PINNED, MAPPED, MANAGED or DEVICE */
-    int device;
-    unsigned flags; /* of cudaHostAlloc or cudaMallocManaged, all that the kind needs */
-    cm_segments segments;
-    int numa_node; /* host memory: where its pages belong; -1: nearest to the device */
-} cm_source_config;
+#include "pool/pool.h"
 
 /* One piece of physical memory, wholly usable. */
 typedef struct cm_chunk {
@@ -59,7 +46,7 @@ typedef struct cm_source_ops {
 struct cm_source {
     const cm_source_ops *ops; /* borrowed, static */
     cm_runtime *rt;           /* borrowed */
-    cm_source_config config;
+    cm_pool_config config;    /* what it says of memory is the source's */
     uint64_t granule; /* sizes and offsets of chunks are multiples of it; a power of 2
                        */
     uint64_t peers;   /* by device index: whom admit_peers() is for */
@@ -72,7 +59,7 @@ struct cm_source {
 /* The source for `config` on this machine and driver: the first of those below that
  * can be had. Inside a cm_scope. Fails: CM_ENOMEM; CM_EINVALID; calls that ask the
  * device. */
-CM_NODISCARD cm_status cm_source_open(cm_runtime *rt, const cm_source_config *config,
+CM_NODISCARD cm_status cm_source_open(cm_runtime *rt, const cm_pool_config *config,
                                       cm_source **out);
 
 /* What tests replace of the machine. All of it zero or NULL: as it is. */
@@ -89,11 +76,10 @@ typedef struct cm_host_world {
  * registered host memory where that can be had, in a world that is copied, else an
  * allocation of the runtime. Fail: CM_ENOTSUP where it cannot be had; as
  * cm_source_open. */
-CM_NODISCARD cm_status cm_source_vmm_open(cm_runtime *rt,
-                                          const cm_source_config *config,
+CM_NODISCARD cm_status cm_source_vmm_open(cm_runtime *rt, const cm_pool_config *config,
                                           cm_source **out);
 CM_NODISCARD cm_status cm_source_segments_open(cm_runtime *rt,
-                                               const cm_source_config *config,
+                                               const cm_pool_config *config,
                                                const cm_host_world *world,
                                                cm_source **out);
 

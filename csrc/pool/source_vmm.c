@@ -189,7 +189,7 @@ init(vmm_source *source)
 }
 
 cm_status
-cm_source_vmm_open(cm_runtime *rt, const cm_source_config *config, cm_source **out)
+cm_source_vmm_open(cm_runtime *rt, const cm_pool_config *config, cm_source **out)
 {
     if (!cm_kind_is_on_device(config->kind) || config->segments == CM_SEGMENTS_PLAIN) {
         return cm_fail(CM_ENOTSUP, (uint64_t)config->kind);

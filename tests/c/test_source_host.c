@@ -13,13 +13,18 @@
 /* A node that no test machine has. */
 enum { NO_SUCH_NODE = 62, FAR_NODE = 63 };
 
-static const cm_source_config PINNED = {CM_KIND_PINNED, 0, CM_HOST_ALLOC_PORTABLE,
-                                        CM_SEGMENTS_AUTO, CM_NUMA_NO_NODE};
-static const cm_source_config MAPPED = {CM_KIND_MAPPED, 1, CM_HOST_ALLOC_MAPPED,
-                                        CM_SEGMENTS_AUTO, CM_NUMA_NO_NODE};
+/* clang-format off */
+#define CONFIG(kind_, device_, flags_, segments_)                                      \
+    {.kind = (kind_), .device = (device_), .flags = (flags_), .segments = (segments_), \
+     .numa_node = CM_NUMA_NO_NODE}
+/* clang-format on */
+static const cm_pool_config PINNED =
+    CONFIG(CM_KIND_PINNED, 0, CM_HOST_ALLOC_PORTABLE, CM_SEGMENTS_AUTO);
+static const cm_pool_config MAPPED =
+    CONFIG(CM_KIND_MAPPED, 1, CM_HOST_ALLOC_MAPPED, CM_SEGMENTS_AUTO);
 
 static cm_source *
-open_source(cm_runtime *rt, const cm_source_config *config, const cm_host_world *world)
+open_source(cm_runtime *rt, const cm_pool_config *config, const cm_host_world *world)
 {
     cm_source *source = NULL;
     cm_device_guard guard;
@@ -357,7 +362,7 @@ test_numa_node_that_does_not_exist_is_refused_before_any_call(void)
     cm_runtime *rt = open_emulated(13000, 1, 256 * MIB);
     for (size_t i = 0; i < sizeof(nodes) / sizeof(*nodes); i++) {
         for (unsigned flags = 0; flags <= 4; flags += 4) {
-            cm_source_config config = PINNED;
+            cm_pool_config config = PINNED;
             cm_source *source = NULL;
             config.numa_node = nodes[i];
             config.flags = flags;
@@ -376,7 +381,7 @@ test_numa_pages_on_the_wrong_node_fail_the_check(void)
     cm_runtime *rt = open_emulated(13000, 1, 256 * MIB);
     fake_root root;
     cm_chunk chunk;
-    cm_source_config config = PINNED;
+    cm_pool_config config = PINNED;
     make_two_nodes(&root, rt);
     config.numa_node = FAR_NODE;
     /* The pages really come from a node of this machine, which is not the one asked
@@ -486,7 +491,7 @@ test_numa_first_touch_leaves_the_callers_affinity_alone(void)
 /* -- failing calls ---------------------------------------------------------------------- */
 
 static cm_status
-open_and_use(cm_runtime *rt, const cm_source_config *config, const cm_host_world *world)
+open_and_use(cm_runtime *rt, const cm_pool_config *config, const cm_host_world *world)
 {
     cm_source *source = NULL;
     cm_chunk chunk;
@@ -621,8 +626,8 @@ test_source_of_each_kind(void)
     cm_device_guard guard;
     CHECK_OK(cm_device_enter(rt, 1, &guard));
     for (size_t i = 0; i < sizeof(cases) / sizeof(*cases); i++) {
-        cm_source_config config = {cases[i].kind, 1, cases[i].flags, cases[i].segments,
-                                   CM_NUMA_NO_NODE};
+        cm_pool_config config =
+            CONFIG(cases[i].kind, 1, cases[i].flags, cases[i].segments);
         cm_source *source = NULL;
         cm_chunk chunk;
         CHECK_OK(cm_source_open(rt, &config, &source));
@@ -657,7 +662,7 @@ test_source_falls_back_where_nothing_can_be_registered(void)
     CHECK_EQ(source->granule, 65536);
     source->ops->destroy(source);
     rt->ops = before;
-    cm_source_config wrong = PINNED;
+    cm_pool_config wrong = PINNED;
     wrong.kind = CM_KIND_PAGEABLE;
     CHECK_CODE(cm_source_open(rt, &wrong, &source), CM_EINVALID);
     wrong.kind = CM_KIND_COUNT;
@@ -666,7 +671,7 @@ test_source_falls_back_where_nothing_can_be_registered(void)
 }
 
 static cm_status
-open_and_use_plain(cm_runtime *rt, const cm_source_config *config)
+open_and_use_plain(cm_runtime *rt, const cm_pool_config *config)
 {
     cm_source *source = NULL;
     cm_chunk chunk;
@@ -685,11 +690,11 @@ open_and_use_plain(cm_runtime *rt, const cm_source_config *config)
 static void
 test_plain_any_call_may_fail_and_nothing_is_left(void)
 {
-    static const cm_source_config configs[] = {
-        {CM_KIND_PINNED, 0, CM_HOST_ALLOC_WRITE_COMBINED, CM_SEGMENTS_AUTO, -1},
-        {CM_KIND_MAPPED, 0, CM_HOST_ALLOC_MAPPED, CM_SEGMENTS_PLAIN, -1},
-        {CM_KIND_MANAGED, 0, CM_MANAGED_GLOBAL, CM_SEGMENTS_AUTO, -1},
-        {CM_KIND_DEVICE, 0, 0, CM_SEGMENTS_PLAIN, -1},
+    static const cm_pool_config configs[] = {
+        CONFIG(CM_KIND_PINNED, 0, CM_HOST_ALLOC_WRITE_COMBINED, CM_SEGMENTS_AUTO),
+        CONFIG(CM_KIND_MAPPED, 0, CM_HOST_ALLOC_MAPPED, CM_SEGMENTS_PLAIN),
+        CONFIG(CM_KIND_MANAGED, 0, CM_MANAGED_GLOBAL, CM_SEGMENTS_AUTO),
+        CONFIG(CM_KIND_DEVICE, 0, 0, CM_SEGMENTS_PLAIN),
     };
     cm_runtime *rt = open_emulated(13000, 1, 256 * MIB);
     cm_device_guard guard;

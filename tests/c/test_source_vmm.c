@@ -15,7 +15,7 @@ typedef struct world {
     cm_source *source;
 } world;
 
-static const cm_source_config device_config = {.kind = CM_KIND_DEVICE, .numa_node = -1};
+static const cm_pool_config device_config = {.kind = CM_KIND_DEVICE, .numa_node = -1};
 
 static world
 begin(int device_count)
@@ -109,7 +109,7 @@ static void
 test_source_is_for_device_memory_that_can_be_mapped(void)
 {
     cm_runtime *rt = open_emulated(13000, 1, BUDGET * G);
-    cm_source_config config = device_config;
+    cm_pool_config config = device_config;
     cm_source *source = NULL;
     config.segments = CM_SEGMENTS_PLAIN;
     CHECK_CODE(cm_source_vmm_open(rt, &config, &source), CM_ENOTSUP);
