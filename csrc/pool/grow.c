@@ -677,8 +677,9 @@ trim(cm_pool *pool, uint64_t keep_nbytes, uint64_t *released_nbytes)
     cm_status status = cm_ok();
     cm_mutex_lock(&pool->growing);
     if (pool->source != NULL) {
-        CM_IN_SCOPE(status, pool->rt, pool->config.device,
-                    cm_pool_release_chunks(pool, keep_nbytes, released_nbytes));
+        status =
+            CM_IN_SCOPE(pool->rt, pool->config.device,
+                        cm_pool_release_chunks(pool, keep_nbytes, released_nbytes));
     }
     cm_mutex_unlock(&pool->growing);
     cm_spin_lock_take(&pool->lock);

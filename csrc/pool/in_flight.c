@@ -207,11 +207,9 @@ cm_pool_try_mark_foreign(cm_pool *pool, cm_stream *stream, cm_due *out)
     uint32_t i = cm_pool_find_slot_locked(pool, stream);
     bool needed = cm_stream_is_foreign(i != 0 ? pool->epochs[i].stream : stream);
     cm_spin_lock_give(&pool->lock);
-    cm_status status = cm_ok();
-    if (needed) {
-        CM_IN_SCOPE(status, pool->rt, stream->device, mark_stream(pool, stream, out));
-    }
-    return cm_is_ok(status);
+    return !needed
+           || cm_is_ok(
+               CM_IN_SCOPE(pool->rt, stream->device, mark_stream(pool, stream, out)));
 }
 
 /* A mark stays until the poller takes it. NULL: there is none. */
@@ -318,10 +316,9 @@ poll_slots(cm_pool *pool, bool can_fence)
 {
     cm_status first = cm_ok();
     for (uint32_t i = 0; (i = find_asked(pool, i, can_fence)) < CM_SLOTS_MAX; i++) {
-        cm_status status;
-        CM_IN_SCOPE(status, pool->rt, device_of(pool, i),
-                    poll_slot(pool, i, can_fence, false));
-        first = cm_first_failure(first, status);
+        first =
+            cm_first_failure(first, CM_IN_SCOPE(pool->rt, device_of(pool, i),
+                                                poll_slot(pool, i, can_fence, false)));
     }
     return first;
 }
@@ -340,10 +337,9 @@ cm_pool_order_after_slots(cm_pool *pool, cm_stream *stream, uint64_t done[CM_SLO
         if (!late) {
             continue;
         }
-        cm_status status;
-        CM_IN_SCOPE(status, pool->rt, device_of(pool, i),
-                    poll_slot(pool, i, false, true));
-        cm_ignore(status); /* the events that there are tell of less */
+        /* the events that there are tell of less */
+        cm_ignore(
+            CM_IN_SCOPE(pool->rt, device_of(pool, i), poll_slot(pool, i, false, true)));
         const cm_mark *mark = find_mark(pool, i, true);
         any = any || pool->done[i] > done[i]; /* it has ended meanwhile */
         done[i] = pool->done[i];
@@ -448,8 +444,8 @@ cm_flight_create(cm_pool *pool, cm_heap_span *span, cm_stream *const *uses,
             j++;
         }
         if (j == i && cm_stream_is_kept(uses[i])) {
-            CM_IN_SCOPE(status, pool->rt, uses[i]->device,
-                        note_use(pool, flight, uses[i], (fences & bit) != 0));
+            status = CM_IN_SCOPE(pool->rt, uses[i]->device,
+                                 note_use(pool, flight, uses[i], (fences & bit) != 0));
         }
         if (j == i && !cm_is_ok(status)) {
             fences |= bit; /* whatever is in the way */
@@ -603,8 +599,8 @@ is_pending(cm_pool *pool, bool can_interrupt, const uint64_t *goal)
         mark = goal[i] > pool->done[i] ? find_mark(pool, i, false) : NULL;
     }
     if (mark != NULL && !can_interrupt) {
-        CM_IN_SCOPE(status, pool->rt, pool->config.device,
-                    cm_rt_event_synchronize(pool->rt, mark->event));
+        status = CM_IN_SCOPE(pool->rt, pool->config.device,
+                             cm_rt_event_synchronize(pool->rt, mark->event));
     }
     cm_mutex_unlock(&pool->polling);
     return mark != NULL && cm_is_ok(status);
@@ -643,8 +639,8 @@ wait_devices(cm_pool *pool, const cm_wait_hooks *hooks, uint64_t devices,
         }
         cm_status status = cm_ok();
         if (hooks->wait_device == NULL) {
-            CM_IN_SCOPE(status, pool->rt, d, cm_rt_device_synchronize(pool->rt));
-            status = cm_scope_settle(status);
+            status = cm_scope_settle(
+                CM_IN_SCOPE(pool->rt, d, cm_rt_device_synchronize(pool->rt)));
         }
         else if (!hooks->wait_device(hooks->argument, d, &status)) {
             return cm_fail(CM_ECANCELLED, 0);

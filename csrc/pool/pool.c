@@ -273,8 +273,8 @@ grow(cm_pool *pool, const alloc_request *r, cm_heap_span **out)
     *out = take_thoroughly(pool, r);
     if (*out == NULL) {
         uint64_t begin_ns = cm_now_ns();
-        CM_IN_SCOPE(status, pool->rt, pool->config.device,
-                    cm_pool_grow(pool, r->size, r->stream, out));
+        status = CM_IN_SCOPE(pool->rt, pool->config.device,
+                             cm_pool_grow(pool, r->size, r->stream, out));
         cm_spin_lock_take(&pool->lock);
         pool->counters.growth_ns += cm_now_ns() - begin_ns;
         if (cm_is_ok(status)) {
@@ -612,7 +612,7 @@ cm_pool_admit_peers(cm_pool *pool)
     cm_status status = cm_ok();
     cm_mutex_lock(&pool->growing);
     if (pool->range != NULL && (others & pool->source->peers & ~pool->admitted) != 0) {
-        CM_IN_SCOPE(status, pool->rt, pool->config.device, admit(pool));
+        status = CM_IN_SCOPE(pool->rt, pool->config.device, admit(pool));
     }
     if (cm_is_ok(status)) {
         pool->admitted |= others; /* what comes now is opened to them at once */

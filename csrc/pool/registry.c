@@ -86,11 +86,9 @@ static cm_status
 register_pages(const cm_registry *registry, const cm_page_piece *p, unsigned extra)
 {
     unsigned flags = CM_REGISTER_PORTABLE | CM_REGISTER_MAPPED | extra;
-    cm_status status;
-    CM_IN_SCOPE(
-        status, registry->rt, p->device,
+    return CM_IN_SCOPE(
+        registry->rt, p->device,
         cm_rt_host_register(registry->rt, (void *)p->base, p->end - p->base, flags));
-    return status;
 }
 
 /* Many pages of read-only objects may be written all the same, as those of the heap.
@@ -114,12 +112,10 @@ call_register(const cm_registry *registry, cm_page_piece *p)
 static cm_status
 unlock_piece(const cm_registry *registry, const cm_page_piece *p)
 {
-    cm_status status = cm_ok();
-    if (!p->foreign) {
-        CM_IN_SCOPE(status, registry->rt, p->device,
-                    cm_rt_host_unregister(registry->rt, (void *)p->base));
-    }
-    return cm_scope_settle(status);
+    return p->foreign ? cm_ok()
+                      : cm_scope_settle(CM_IN_SCOPE(
+                            registry->rt, p->device,
+                            cm_rt_host_unregister(registry->rt, (void *)p->base)));
 }
 
 /* Is a byte at either end of the page at `page` locked by somebody else? */
@@ -174,10 +170,8 @@ lock_piece(cm_registry *registry, cm_page_piece *p)
             return status;
         }
         uintptr_t run_end = p->end;
-        cm_status found;
-        CM_IN_SCOPE(found, registry->rt, p->device,
-                    find_run(registry, p, &run_end, &foreign));
-        CM_TRY(found);
+        CM_TRY(CM_IN_SCOPE(registry->rt, p->device,
+                           find_run(registry, p, &run_end, &foreign)));
         if (run_end == p->end && !foreign) {
             if (status.code == CM_CUDA_INVALID_VALUE) {
                 return status; /* nobody locked it: the range itself is wrong */
@@ -644,10 +638,9 @@ cm_registration_device_address(cm_registration *registration, cm_address *out)
     cm_page_piece **pieces = list_of(&registration->shares);
     for (uint32_t i = 0; i < registration->shares.count && from < end; i++) {
         cm_address address = 0;
-        cm_status status;
-        CM_IN_SCOPE(status, registry->rt, pieces[i]->device,
-                    cm_rt_host_device_address(registry->rt, (void *)from, &address));
-        CM_TRY(status);
+        CM_TRY(CM_IN_SCOPE(
+            registry->rt, pieces[i]->device,
+            cm_rt_host_device_address(registry->rt, (void *)from, &address)));
         if (from == registration->host) {
             result = address;
         }

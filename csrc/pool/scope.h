@@ -19,17 +19,17 @@ typedef struct cm_scope {
 CM_NODISCARD cm_status cm_scope_enter(cm_runtime *rt, int device, cm_scope *scope);
 void cm_scope_leave(cm_scope *scope);
 
-/* Between the two: the cm_status `status` becomes that of `call`, or why the scope
- * could not be entered. */
-#define CM_IN_SCOPE(status, rt, device, call)                                          \
-    do {                                                                               \
+/* The status of `call` between the two, or why the scope could not be entered. */
+#define CM_IN_SCOPE(rt, device, call)                                                  \
+    __extension__({                                                                    \
         cm_scope cm_scope_;                                                            \
-        (status) = cm_scope_enter((rt), (device), &cm_scope_);                         \
-        if (cm_is_ok(status)) {                                                        \
-            (status) = (call);                                                         \
+        cm_status cm_scope_status_ = cm_scope_enter((rt), (device), &cm_scope_);       \
+        if (cm_is_ok(cm_scope_status_)) {                                              \
+            cm_scope_status_ = (call);                                                 \
             cm_scope_leave(&cm_scope_);                                                \
         }                                                                              \
-    } while (0)
+        cm_scope_status_;                                                              \
+    })
 
 /* Did the call succeed, or a second try of it? For what must not stay half done; beyond
  * that there is nothing to undo and nobody to tell. */

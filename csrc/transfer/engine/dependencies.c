@@ -281,14 +281,12 @@ cm_job_look_for_capture(cm_job *job)
 cm_status
 cm_job_check_capture(cm_job *job, const cm_copy_request *request)
 {
-    cm_status status;
     if (!job->capturing) {
         return cm_ok();
     }
     if (!can_be_captured(job)) {
         return cm_fail(CM_ECAPTURING, job->request_stream->handle);
     }
-    CM_IN_SCOPE(status, job->engine->rt, job->request_stream->device,
-                check_all_over(job, request));
-    return status;
+    return CM_IN_SCOPE(job->engine->rt, job->request_stream->device,
+                       check_all_over(job, request));
 }

@@ -311,12 +311,12 @@ cm_ticket_finish(cm_ticket *ticket, cm_status status, bool read)
     double seconds = (double)(cm_now_ns() - ticket->start_ns) * 1e-9;
     if (loan->start_event != 0 && loan->end_event != 0 && cm_is_ok(status)) {
         float milliseconds = 0;
-        cm_status asked;
         /* A thread without a context would make one on device 0. The copy is done,
          * whatever comes of asking how long it took. */
-        CM_IN_SCOPE(asked, engine->rt, loan->device,
-                    cm_rt_event_elapsed(engine->rt, loan->start_event, loan->end_event,
-                                        &milliseconds));
+        cm_status asked =
+            CM_IN_SCOPE(engine->rt, loan->device,
+                        cm_rt_event_elapsed(engine->rt, loan->start_event,
+                                            loan->end_event, &milliseconds));
         if (cm_is_ok(asked)) {
             seconds = (double)milliseconds * 1e-3;
         }
@@ -367,11 +367,9 @@ cm_ticket_finish_after_parts(cm_ticket *ticket, cm_ticket **parts, uint64_t part
 static cm_status
 ask_once(cm_runtime *rt, int device, uint64_t event, bool *done)
 {
-    cm_status status;
     /* A thread without a context would make one on device 0, and the question would
      * break a capture that the thread has under way. */
-    CM_IN_SCOPE(status, rt, device, cm_rt_event_query(rt, event, done));
-    return status;
+    return CM_IN_SCOPE(rt, device, cm_rt_event_query(rt, event, done));
 }
 
 /* One question that failed does not end the copy; a second one does. */
