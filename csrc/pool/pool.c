@@ -421,15 +421,6 @@ take_back_locked(cm_pool *pool, const cm_heap_span *span)
     c->requested_nbytes -= span->requested_nbytes;
 }
 
-/* May the stream's own order protect the block from now on? Not while it captures: the
- * graph would use the memory whenever it runs. */
-static bool
-is_ordered(cm_pool *pool, const cm_stream *stream)
-{
-    return cm_kind_is_ordered(pool->config.kind) && cm_stream_is_kept(stream)
-           && !is_capturing(pool, stream);
-}
-
 /* Back to the heap, `stream` (NULL: none) in whose order alone it may be used yet. What
  * ran on it before it was handed out may still run, whatever has used it since. `due`:
  * where an event was recorded just now; slot 0: none was.
@@ -470,13 +461,17 @@ cm_pool_quick_free(cm_pool *pool, cm_block *block, cm_stream *const *uses,
                     use_count == 0 ? NULL : uses[0], (cm_due){0, 0});
 }
 
-/* The same for a stream whose order protects the block. */
+/* The same for a stream that other code may use: not while it captures, since the graph
+ * would use the memory whenever it runs. */
 static bool
-try_give_ordered(cm_pool *pool, cm_heap_span *span, cm_stream *stream)
+try_give_asking(cm_pool *pool, cm_heap_span *span, cm_stream *stream)
 {
     cm_due due = {0, 0};
-    return (!cm_stream_may_capture(stream)
-            || cm_pool_try_mark_foreign(pool, stream, &due))
+    bool asks = stream != NULL && cm_stream_may_capture(stream);
+    return (stream == NULL || cm_kind_is_ordered(pool->config.kind))
+           && (!asks
+               || (cm_stream_is_kept(stream) && !is_capturing(pool, stream)
+                   && cm_pool_try_mark_foreign(pool, stream, &due)))
            && try_give(pool, span, stream, due);
 }
 
@@ -504,11 +499,8 @@ cm_pool_free(cm_pool *pool, cm_block *block, cm_stream *const *uses, uint32_t us
         return;
     }
     cm_heap_span *span = (cm_heap_span *)(void *)block;
-    if (flags == 0 && use_count == 0 && try_give(pool, span, NULL, (cm_due){0, 0})) {
-        return;
-    }
-    if (flags == 0 && use_count == 1 && is_ordered(pool, uses[0])
-        && try_give_ordered(pool, span, uses[0])) {
+    if (flags == 0 && use_count <= 1
+        && try_give_asking(pool, span, use_count == 0 ? NULL : uses[0])) {
         return;
     }
     cm_flight *flight = cm_flight_create(pool, span, uses, use_count, flags);
