@@ -217,6 +217,7 @@ cm_host_map(uint64_t nbytes, char **out)
     }
     (void)munmap(raw + before + nbytes, CM_HUGE_PAGE_NBYTES - before);
     *out = raw + before;
+    (void)madvise(*out, nbytes, MADV_HUGEPAGE);
     return cm_ok();
 }
 

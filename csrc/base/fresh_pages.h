@@ -30,7 +30,7 @@ CM_NODISCARD cm_status cm_pages_populate(const void *p, uint64_t nbytes, bool wr
  * short and costs the same whatever memory it is. */
 CM_NODISCARD cm_status cm_pages_look(const void *p, uint64_t nbytes, bool writes);
 
-/* Addresses for `nbytes`, aligned to huge pages. Fails: CM_ENOMEM. */
+/* Addresses for `nbytes` of huge pages, where the kernel has any. Fails: CM_ENOMEM. */
 CM_NODISCARD cm_status cm_host_map(uint64_t nbytes, char **out);
 void cm_host_unmap(char *start, uint64_t nbytes);
 

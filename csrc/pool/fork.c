@@ -104,11 +104,9 @@ prepare_arena(cm_arena *arena, uint64_t *room_nbytes)
     }
     /* Again, since the driver may have advised otherwise when it locked the pages. */
     arena->keeps_place = cm_host_hide(arena->host, arena->nbytes);
-    if (cm_is_ok(cm_host_map(arena->nbytes, &arena->child_copy))) {
-        (void)madvise(arena->child_copy, arena->nbytes, MADV_HUGEPAGE);
-        if (!copy_living(arena, room_nbytes)) {
-            drop_copy(arena);
-        }
+    if (cm_is_ok(cm_host_map(arena->nbytes, &arena->child_copy))
+        && !copy_living(arena, room_nbytes)) {
+        drop_copy(arena);
     }
 }
 

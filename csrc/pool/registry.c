@@ -5,10 +5,10 @@
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 #include "base/array.h"
 #include "base/checked_math.h"
+#include "base/machine.h"
 #include "base/thread.h"
 #include "pool/registry.h"
 #include "pool/scope.h"
@@ -63,8 +63,7 @@ cm_registry_create(cm_runtime *rt, cm_registry **out)
     cm_cond_init(&registry->settled);
     atomic_init(&registry->refs, 1);
     registry->rt = rt;
-    long page_nbytes = sysconf(_SC_PAGESIZE);
-    registry->page_nbytes = page_nbytes > 0 ? (uintptr_t)page_nbytes : 4096;
+    registry->page_nbytes = cm_page_nbytes();
     *out = registry;
     return cm_ok();
 }

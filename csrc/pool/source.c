@@ -8,7 +8,6 @@
 
 #include <ctype.h>
 #include <stdlib.h>
-#include <sys/mman.h>
 
 #include "base/checked_math.h"
 #include "base/fresh_pages.h"
@@ -118,7 +117,6 @@ populate(const segment_source *self, char *start, uint64_t nbytes)
         .thread_count = self->world.thread_count,
         .can_not_populate = self->world.can_not_populate,
     };
-    (void)madvise(start, nbytes, MADV_HUGEPAGE); /* a kernel without is only slower */
     (void)cm_host_hide(start, nbytes);
     if (self->node != CM_NUMA_NO_NODE) {
         bool bound =
