@@ -41,10 +41,8 @@ typedef struct cm_spares {
 
 /* Stands beside a stream, for all copies that are in the order of that. */
 typedef struct cm_side_stream {
-    uint64_t beside; /* the stream's id */
-    uint32_t refs;
-    bool is_busy;      /* may still have work when nobody uses it any more */
-    cm_stream *stream; /* NULL: free */
+    uint64_t beside;   /* the stream's id */
+    cm_stream *stream; /* held; NULL: the place is free */
 } cm_side_stream;
 
 /* Without a time the device is through with an event sooner. */
@@ -141,12 +139,11 @@ void cm_cache_give_event(cm_engine *engine, int device, cm_event_sort sort,
 CM_NODISCARD cm_status cm_cache_take_stream(cm_engine *engine, int device,
                                             cm_stream **out);
 void cm_cache_give_stream(cm_engine *engine, cm_stream *stream); /* NULL: nothing */
-/* A stream of `device` for work that `beside` comes before and after. Others beside the
- * same one may have it too: copies that pile up there do not pile up streams. */
+/* A stream of `device` for work that `beside` comes before and after, to be released
+ * when that is over. Others beside the same one may have it too: copies that pile up
+ * there do not pile up streams. */
 CM_NODISCARD cm_status cm_cache_take_side(cm_engine *engine, int device,
                                           const cm_stream *beside, cm_stream **out);
-/* NULL: nothing. `is_idle`: all that was queued on it for this user is over. */
-void cm_cache_give_side(cm_engine *engine, cm_stream *stream, bool is_idle);
 /* `nbytes` of page-locked memory are about to be used, where all together then use
  * `most` or less. Returns the pool that has them, borrowed; NULL: no room, or no pool.
  */

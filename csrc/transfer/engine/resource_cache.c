@@ -71,19 +71,22 @@ cm_cache_give_stream(cm_engine *engine, cm_stream *stream)
     }
 }
 
-/* That stream, or (`beside` not NULL) one beside that; both NULL: a free place. Lock
+/* Of that stream, else one that nobody has, or a free place; NULL: there is none. Lock
  * held. */
 static cm_side_stream *
-find_side(cm_resource_cache *cache, const cm_stream *stream, const cm_stream *beside)
+find_side(cm_resource_cache *cache, uint64_t beside)
 {
+    cm_side_stream *found = NULL;
     for (int i = 0; i < CM_CACHE_SLOTS; i++) {
         cm_side_stream *side = &cache->sides[i];
-        if (beside == NULL ? side->stream == stream
-                           : side->stream != NULL && side->beside == beside->id) {
+        if (side->stream != NULL && side->beside == beside) {
             return side;
         }
+        if (side->stream == NULL || atomic_load(&side->stream->refs) == 1) {
+            found = side;
+        }
     }
-    return NULL;
+    return found;
 }
 
 cm_status
@@ -92,48 +95,25 @@ cm_cache_take_side(cm_engine *engine, int device, const cm_stream *beside,
 {
     cm_resource_cache *cache = &engine->cache[device];
     cm_mutex_lock(&engine->lock);
-    cm_side_stream *side = find_side(cache, NULL, beside);
-    if (side != NULL) {
-        side->refs++;
-        *out = side->stream;
+    cm_side_stream *side = find_side(cache, beside->id);
+    bool has = side != NULL && side->stream != NULL;
+    if (has) {
+        side->beside = beside->id;
+        *out = cm_stream_hold(side->stream);
     }
     cm_mutex_unlock(&engine->lock);
-    if (side != NULL) {
+    if (has) {
         return cm_ok();
     }
     CM_TRY(cm_cache_take_stream(engine, device, out));
     cm_mutex_lock(&engine->lock);
     /* Two threads may both add one; where all are taken it is this user's alone. */
-    side = find_side(cache, NULL, NULL);
-    if (side != NULL) {
-        *side = (cm_side_stream){.beside = beside->id, .refs = 1, .stream = *out};
+    side = find_side(cache, beside->id);
+    if (side != NULL && side->stream == NULL) {
+        *side = (cm_side_stream){beside->id, cm_stream_hold(*out)};
     }
     cm_mutex_unlock(&engine->lock);
     return cm_ok();
-}
-
-void
-cm_cache_give_side(cm_engine *engine, cm_stream *stream, bool is_idle)
-{
-    if (stream == NULL) {
-        return;
-    }
-    cm_mutex_lock(&engine->lock);
-    cm_side_stream *side = find_side(&engine->cache[stream->device], stream, NULL);
-    bool is_last = true;
-    if (side != NULL) {
-        side->is_busy = side->is_busy || !is_idle;
-        is_idle = !side->is_busy;
-        is_last = --side->refs == 0;
-        side->stream = is_last ? NULL : stream;
-    }
-    cm_mutex_unlock(&engine->lock);
-    if (is_last && is_idle) {
-        cm_cache_give_stream(engine, stream);
-    }
-    else if (is_last) { /* its next user would wait for what this one waits for */
-        cm_stream_release(stream);
-    }
 }
 
 cm_pool *
@@ -187,6 +167,11 @@ cm_cache_fini(cm_engine *engine)
         }
         while (take(engine, &cache->streams, &item)) {
             cm_stream_release((cm_stream *)(uintptr_t)item);
+        }
+        for (int i = 0; i < CM_CACHE_SLOTS; i++) {
+            if (cache->sides[i].stream != NULL) {
+                cm_stream_release(cache->sides[i].stream);
+            }
         }
     }
     return first;

@@ -288,7 +288,9 @@ give_back(cm_ticket *ticket)
     cm_cache_give_event(engine, loan.device, CM_TIMED, loan.start_event);
     cm_cache_give_event(engine, loan.device, CM_TIMED, loan.end_event);
     cm_cache_give_stream(engine, loan.stream);
-    cm_cache_give_side(engine, loan.side, true);
+    if (loan.side != NULL) {
+        cm_stream_release(loan.side);
+    }
 }
 
 /* Of the parts, which are over, the first failure is the whole's. Lock held. */

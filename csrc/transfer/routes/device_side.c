@@ -78,7 +78,7 @@ cm_job_open_gather_stream(cm_job *job, int device)
     CM_TRY(cm_cache_take_side(job->engine, device, job->stream, &stream));
     cm_status status = cm_job_chain_streams(job, job->stream, stream);
     if (!cm_is_ok(status)) {
-        cm_cache_give_side(job->engine, stream, true);
+        cm_stream_release(stream);
         return status;
     }
     job->side.stream = stream;
@@ -357,12 +357,7 @@ cm_job_free_device_side(cm_job *job)
     if (job->side.has_pair) {
         atomic_fetch_sub(&engine->pair_count, 1);
     }
-    if (job->step == CM_JOB_SUBMITTED) { /* it is the ticket's */
-        if (job->side.stream != NULL) {
-            cm_stream_release(job->side.stream);
-        }
-    }
-    else {
-        cm_cache_give_side(engine, job->side.stream, cm_job_is_idle(job));
+    if (job->side.stream != NULL) { /* which the ticket has too, if submitted */
+        cm_stream_release(job->side.stream);
     }
 }
