@@ -49,24 +49,14 @@ struct block {
             }                                                                          \
         }                                                                              \
     }
-DEFINE_COPY_BLOCK(1, memcpy, 1)
-DEFINE_COPY_BLOCK(2, memcpy, 2)
-DEFINE_COPY_BLOCK(3, memcpy, 3)
-DEFINE_COPY_BLOCK(4, memcpy, 4)
-DEFINE_COPY_BLOCK(5, memcpy, 5)
-DEFINE_COPY_BLOCK(6, memcpy, 6)
-DEFINE_COPY_BLOCK(7, memcpy, 7)
-DEFINE_COPY_BLOCK(8, memcpy, 8)
-DEFINE_COPY_BLOCK(9, memcpy, 9)
-DEFINE_COPY_BLOCK(10, memcpy, 10)
-DEFINE_COPY_BLOCK(11, memcpy, 11)
-DEFINE_COPY_BLOCK(12, memcpy, 12)
-DEFINE_COPY_BLOCK(13, memcpy, 13)
-DEFINE_COPY_BLOCK(14, memcpy, 14)
-DEFINE_COPY_BLOCK(15, memcpy, 15)
-DEFINE_COPY_BLOCK(16, memcpy, 16)
+#define SHORT_RUNS(X)                                                                  \
+    X(1)                                                                               \
+    X(2) X(3) X(4) X(5) X(6) X(7) X(8) X(9) X(10) X(11) X(12) X(13) X(14) X(15) X(16)
+#define DEFINE_SHORT(n) DEFINE_COPY_BLOCK(n, memcpy, n)
+SHORT_RUNS(DEFINE_SHORT)
 DEFINE_COPY_BLOCK(runs, memcpy, run_nbytes)
 DEFINE_COPY_BLOCK(wide, cm_wide_copy, run_nbytes)
+#undef DEFINE_SHORT
 #undef DEFINE_COPY_BLOCK
 
 static void
@@ -96,12 +86,9 @@ pick_block(const block *b, char *dst, const char *src, size_t run_nbytes)
 static copy_block
 choose_copy(uint64_t run_nbytes, const block *b, bool wide)
 {
-    static const copy_block small[] = {
-        copy_block_1,  copy_block_2,  copy_block_3,  copy_block_4,
-        copy_block_5,  copy_block_6,  copy_block_7,  copy_block_8,
-        copy_block_9,  copy_block_10, copy_block_11, copy_block_12,
-        copy_block_13, copy_block_14, copy_block_15, copy_block_16,
-    };
+#define SHORT_NAME(n) copy_block_##n,
+    static const copy_block small[] = {SHORT_RUNS(SHORT_NAME)};
+#undef SHORT_NAME
     if (run_nbytes == 1 && b->src_inner == 0 && b->dst_inner == 1) {
         return set_block;
     }
