@@ -35,8 +35,7 @@ cm_pause_until(uint64_t deadline_ns)
 {
     uint64_t now = cm_now_ns();
     if (deadline_ns > now + CM_BACKOFF_SLEEP_NS) {
-        struct timespec span = {.tv_sec = 0, .tv_nsec = (long)(deadline_ns - now)};
-        (void)nanosleep(&span, NULL);
+        cm_sleep_ns(deadline_ns - now);
     }
     while (cm_now_ns() < deadline_ns) {
         (void)sched_yield();
@@ -59,9 +58,7 @@ cm_nap_after(uint64_t elapsed_ns)
         return;
     }
     uint64_t gap = cm_backoff_ns(elapsed_ns);
-    gap = gap < CM_BACKOFF_NAP_NS ? CM_BACKOFF_NAP_NS : gap;
-    struct timespec span = {.tv_sec = 0, .tv_nsec = (long)gap};
-    (void)nanosleep(&span, NULL);
+    cm_sleep_ns(gap < CM_BACKOFF_NAP_NS ? CM_BACKOFF_NAP_NS : gap);
 }
 
 #endif
