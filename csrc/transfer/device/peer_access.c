@@ -49,7 +49,7 @@ cm_peer_access_is_enabled(const cm_peer_access *access, int device, int other)
                || has(access->enabled, other, device));
 }
 
-/* Once for each pair. What fails stays as it is: the runtime copies all the same. */
+/* Once for each pair. What fails stays as it is. */
 static void
 open_pair(cm_peer_access *access, int device, int owner)
 {
@@ -59,7 +59,6 @@ open_pair(cm_peer_access *access, int device, int owner)
     if (!cm_is_ok(cm_rt_peer_can_access(access->rt, device, owner, &can))) {
         return; /* asked again the next time */
     }
-    atomic_fetch_or(&access->able[device], can != 0 ? bit : 0);
     /* Enabling is forbidden while any thread captures in the global mode, unless this
      * thread says that it knows what it does. */
     if (can != 0 && cm_is_ok(cm_scope_enter(access->rt, device, &scope))) {
@@ -94,7 +93,7 @@ reaches(cm_peer_access *access, int device, const cm_region *region, int wanted,
 static bool
 is_apart(const cm_peer_access *access, int device, int owner)
 {
-    return has(access->asked, device, owner) && !has(access->able, device, owner);
+    return has(access->asked, device, owner) && !has(access->enabled, device, owner);
 }
 
 cm_peer_facts

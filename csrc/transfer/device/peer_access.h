@@ -15,7 +15,6 @@
 typedef struct cm_peer_access {
     cm_runtime *rt; /* borrowed */
     _Atomic uint64_t asked[CM_MAX_DEVICES];
-    _Atomic uint64_t able[CM_MAX_DEVICES];
     _Atomic uint64_t enabled[CM_MAX_DEVICES];
     atomic_bool denied; /* for tests: no device reaches another */
 } cm_peer_access;
