@@ -12,6 +12,7 @@
 
 #include "base/backoff.h"
 #include "base/checked_math.h"
+#include "base/machine.h"
 #include "transfer/file/job.h"
 #include "transfer/host/host_copy.h"
 
@@ -19,7 +20,7 @@
 #    define SYS_cachestat 451 /* on every architecture; Linux 6.5 */
 #endif
 
-enum { PAGE_NBYTES = 4096, HELD_PAUSE_NS = 1000 * 1000 };
+enum { HELD_PAUSE_NS = 1000 * 1000 };
 
 /* -- faults ------------------------------------------------------------------------- */
 
@@ -86,7 +87,7 @@ void
 cm_file_close_direct(cm_file_job *file)
 {
     cm_file_faults *faults = faults_of(file);
-    if (!file->was_opened || file->direct_fd < 0) {
+    if (file->direct_fd < 0) {
         return;
     }
     (void)close(file->direct_fd);
@@ -126,7 +127,7 @@ cm_file_is_cached(const cm_file_job *file, uint64_t offset, uint64_t nbytes)
         return false;
     }
     if (syscall(SYS_cachestat, fd, &range, &counts, 0) == 0) {
-        return counts.cached * 2 * PAGE_NBYTES >= nbytes;
+        return counts.cached * 2 * cm_page_nbytes() >= nbytes;
     }
     return is_byte_cached(fd, offset) || is_byte_cached(fd, offset + nbytes / 2);
 }

@@ -100,8 +100,7 @@ is_cold(cm_file_job *file, uint64_t offset, uint64_t nbytes)
 static bool
 can_go_direct(cm_file_job *file)
 {
-    if (!file->was_opened) {
-        file->was_opened = true;
+    if (file->direct_fd == CM_FILE_NOT_TRIED) {
         file->direct_fd = cm_file_open_direct(file);
     }
     return file->direct_fd >= 0 && !atomic_load(&file->direct_refused);

@@ -19,6 +19,7 @@ cm_file_job_create(const cm_file_request *request, cm_file_job **out)
     CM_TRY(cm_allocated(file != NULL, sizeof(*file)));
     cm_mutex_init(&file->lock);
     file->request = request;
+    file->direct_fd = CM_FILE_NOT_TRIED;
     for (int i = 0; i < CM_SLOT_MAX; i++) {
         file->chunks[i].file = file;
     }

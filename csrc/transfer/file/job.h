@@ -15,6 +15,7 @@ enum {
     CM_FILE_SPAN_NBYTES = 32 << 20,       /* of a chunk that is moved in place */
     CM_FILE_DIRECT_PART_NBYTES = 2 << 20, /* of one call past the page cache */
     CM_FILE_PIECE_COUNT = 64,
+    CM_FILE_NOT_TRIED = -2,
 #if defined(__aarch64__)
     CM_FILE_PAGE_NBYTES = 64 << 10, /* of the kernel's cache, at most */
 #else
@@ -70,8 +71,7 @@ typedef struct cm_file_job {
     uint64_t nbytes;            /* of all ranges */
     bool has_host_end;          /* one at least of them is the host's */
     bool had_size;              /* the file, when it was last asked */
-    int direct_fd;              /* owned; -1: none */
-    bool was_opened;            /* or tried */
+    int direct_fd;              /* owned; -1: none; CM_FILE_NOT_TRIED */
     atomic_bool direct_refused; /* by the file system */
     cm_mutex lock;
     cm_file_failure failure; /* under lock: the one nearest to the beginning */
