@@ -32,7 +32,7 @@ static void
 test_device_memory_crashes_the_host(void)
 {
     cm_runtime *rt = open_emulated(13000, 1, MIB);
-    cm_address address;
+    cm_address address, other;
     CHECK_OK(cm_rt_device_alloc(rt, 1000, &address));
     CHECK_EQ(address % 256, 0);
     CHECK(touch_crashes((void *)(uintptr_t)address));
@@ -46,6 +46,11 @@ test_device_memory_crashes_the_host(void)
     CHECK_OK(cm_rt_device_free(rt, address));
     CHECK_PTR_EQ(cm_runtime_host_alias(rt, address, 1), NULL);
     CHECK(touch_crashes(alias));
+    /* Nor does a copy touch what either of the two was the address of. */
+    CHECK_OK(cm_rt_device_alloc(rt, 1000, &other));
+    CHECK_CODE(cm_rt_copy_async(rt, other, of(alias), 1, 0), CM_CUDA_INVALID_VALUE);
+    CHECK_CODE(cm_rt_copy_async(rt, other, address, 1, 0), CM_CUDA_INVALID_VALUE);
+    CHECK_OK(cm_rt_device_free(rt, other));
     close_emulated(rt);
 }
 

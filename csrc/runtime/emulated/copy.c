@@ -87,8 +87,7 @@ check_end(const cm_emulated *emulated, cm_emulated_end *end, bool written, int d
 static bool
 is_shut(const cm_emulated_place *place, int device)
 {
-    return place->range->kind == CM_EMULATED_VIRTUAL
-           && (place->access >> device & 1) == 0;
+    return place->range->physical != NULL && (place->access >> device & 1) == 0;
 }
 
 /* Only cudaMemcpyPeerAsync knows its way between devices that may not touch each

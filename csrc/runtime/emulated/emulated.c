@@ -116,6 +116,19 @@ cm_emulated_default_config(cm_emulated_config *config)
     };
 }
 
+/* Its work was waited for. */
+static void
+reset(cm_emulated *emulated, int device)
+{
+    cm_emulated_table *modules = &emulated->modules;
+    const cm_emulated_entry *left;
+    cm_emulated_streams_reset(emulated, device);
+    while ((left = cm_emulated_table_of_device(modules, device)) != NULL) {
+        free(cm_emulated_table_remove(modules, left->key));
+    }
+    cm_emulated_memory_reset(emulated, device);
+}
+
 static void
 emulated_close(cm_runtime *rt)
 {
@@ -123,9 +136,15 @@ emulated_close(cm_runtime *rt)
     if (cm_runtime_is_forked(rt)) {
         return; /* leaked: its threads are not in this process */
     }
-    cm_emulated_streams_fini(emulated);
+    cm_mutex_lock(&emulated->lock);
+    cm_emulated_streams_end(emulated);
+    for (int device = 0; device < rt->device_count; device++) {
+        reset(emulated, device);
+    }
+    cm_mutex_unlock(&emulated->lock);
     cm_emulated_memory_fini(emulated);
-    cm_emulated_modules_reset(emulated, -1);
+    cm_emulated_table_fini(&emulated->streams.by_handle);
+    cm_emulated_table_fini(&emulated->streams.events);
     cm_emulated_table_fini(&emulated->modules);
     cm_cond_fini(&emulated->changed);
     cm_mutex_fini(&emulated->lock);
@@ -171,8 +190,8 @@ cm_emulated_open(const cm_emulated_config *config, cm_runtime **out)
     }
     cm_mutex_init(&emulated->lock);
     cm_cond_init(&emulated->changed);
-    cm_emulated_streams_init(emulated);
-    cm_emulated_memory_init(emulated);
+    cm_list_init(&emulated->streams.queues);
+    cm_list_init(&emulated->memory.freed);
     *out = &emulated->base;
     return cm_ok();
 }
@@ -183,6 +202,10 @@ cm_emulated_read_counts(cm_runtime *rt, cm_emulated_counts *out)
     cm_emulated *emulated = cm_emulated_of(rt);
     const cm_emulated_memory *memory = &emulated->memory;
     cm_mutex_lock(&emulated->lock);
+    uint64_t live_nbytes = memory->host_used_nbytes;
+    for (int device = 0; device < CM_MAX_DEVICES; device++) {
+        live_nbytes += memory->used_nbytes[device];
+    }
     *out = (cm_emulated_counts){
         .host_allocs = memory->counts[CM_EMULATED_HOST],
         .registrations = memory->counts[CM_EMULATED_REGISTERED],
@@ -190,8 +213,8 @@ cm_emulated_read_counts(cm_runtime *rt, cm_emulated_counts *out)
         .managed_allocs = memory->counts[CM_EMULATED_MANAGED],
         .physical_allocs = memory->physical_count,
         .address_ranges = memory->counts[CM_EMULATED_VIRTUAL],
-        .mappings = memory->mapping_count,
-        .live_nbytes = memory->live_nbytes,
+        .mappings = memory->mapped.count,
+        .live_nbytes = live_nbytes,
         .streams = emulated->streams.by_handle.count,
         .events = emulated->streams.events.count,
         .modules = emulated->modules.count,
@@ -313,22 +336,13 @@ cm_emulated_op_device_attribute(cm_runtime *rt, int attribute, int device, int *
 }
 
 int32_t
-cm_emulated_op_device_synchronize(cm_runtime *rt)
-{
-    return cm_emulated_wait_device(cm_emulated_of(rt), cm_emulated_self(rt)->device);
-}
-
-int32_t
 cm_emulated_op_device_reset(cm_runtime *rt)
 {
     cm_emulated *emulated = cm_emulated_of(rt);
     cm_emulated_thread *self = cm_emulated_self(rt);
-    int device = self->device;
-    int32_t fault = cm_emulated_wait_device(emulated, device);
+    int32_t fault = cm_emulated_op_device_synchronize(rt);
     (void)fault; /* a failed device is just what a reset is for */
-    cm_emulated_streams_reset(emulated, device);
-    cm_emulated_modules_reset(emulated, device);
-    cm_emulated_memory_reset(emulated, device);
+    reset(emulated, self->device);
     self->device = -1;
     return 0;
 }

@@ -8,7 +8,7 @@
 #include "runtime/emulated/private.h"
 #include "runtime/kernel_jobs.h"
 
-enum { THREADS_PER_BLOCK_MAX = 1024, MODULE_STEP = 16 };
+enum { THREADS_PER_BLOCK_MAX = 1024 };
 
 /* A function's handle is its module's plus which kernel it is. */
 enum { STRIDED = 1, TABLE, KERNEL_COUNT };
@@ -19,7 +19,7 @@ static const char *const names[KERNEL_COUNT] = {
 };
 
 typedef struct module {
-    int device;
+    int device; /* first */
     bool has[KERNEL_COUNT];
     bool is_named[KERNEL_COUNT]; /* the function's handle was asked for */
 } module;
@@ -53,12 +53,11 @@ cm_emulated_op_module_load(cm_runtime *rt, const char *ptx, uint64_t *out)
     for (int k = 1; k < KERNEL_COUNT; k++) {
         made->has[k] = strstr(ptx, names[k]) != NULL;
     }
-    uint64_t handle = 0x40000000 + MODULE_STEP * emulated->next_module;
+    uint64_t handle = cm_emulated_new_handle(emulated);
     if (!cm_emulated_table_add(&emulated->modules, handle, made)) {
         free(made);
         return CM_CUDA_OUT_OF_MEMORY;
     }
-    emulated->next_module++;
     *out = handle;
     return 0;
 }
@@ -90,17 +89,6 @@ cm_emulated_op_module_function(cm_runtime *rt, uint64_t handle, const char *name
         }
     }
     return CM_CUDA_SYMBOL_NOT_FOUND;
-}
-
-void
-cm_emulated_modules_reset(cm_emulated *emulated, int device)
-{
-    cm_emulated_table *modules = &emulated->modules;
-    for (size_t i = modules->count; i-- > 0;) {
-        if (device < 0 || ((module *)modules->entries[i].object)->device == device) {
-            free(cm_emulated_table_remove(modules, modules->entries[i].key));
-        }
-    }
 }
 
 /* ---- cm_strided_copy ------------------------------------------------------------------- */
@@ -241,7 +229,7 @@ cm_emulated_op_kernel_launch(cm_runtime *rt, uint64_t function, uint32_t block_c
 {
     int device;
     CM_TRY_CODE(cm_emulated_op_stream_get_device(rt, stream, &device));
-    uint64_t which = function % MODULE_STEP;
+    uint64_t which = function % CM_EMULATED_HANDLE_STEP;
     const module *from =
         cm_emulated_table_find(&cm_emulated_of(rt)->modules, function - which);
     if (from == NULL || which >= KERNEL_COUNT || !from->is_named[which]

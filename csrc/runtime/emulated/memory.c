@@ -22,25 +22,15 @@ enum {
 #define FREED_COUNT 256
 
 /* Device memory without an address of its own. */
-typedef struct physical_memory {
-    int device;
+struct cm_emulated_physical {
+    int device;       /* first */
     bool is_released; /* the handle is gone; freed with the last place */
     bool is_closed;   /* was in two places and left one: no device is let in later, as
                          memory for RDMA behaves on a real device (driver 580) */
-    unsigned places;  /* mappings of it */
+    unsigned places;  /* where it is mapped */
     uint64_t nbytes;
     unsigned char *bytes; /* owned */
-} physical_memory;
-
-typedef struct mapped_memory {
-    uint64_t offset; /* from the start of the range */
-    uint64_t nbytes;
-    physical_memory *physical;
-    uint64_t serial; /* of when it was made; see cm_emulated_memory */
-    uint64_t access; /* by device index */
-    unsigned pins;   /* executing work */
-    bool is_leaving; /* being unmapped: not there for anyone else */
-} mapped_memory;
+};
 
 static uint64_t
 address_of(const void *pointer)
@@ -48,7 +38,7 @@ address_of(const void *pointer)
     return (uint64_t)(uintptr_t)pointer;
 }
 
-/* ---- the table of ranges --------------------------------------------------------- */
+/* ---- the tables of ranges -------------------------------------------------------- */
 
 /* A range that devices see elsewhere than the host does is in the table twice. */
 static bool
@@ -57,30 +47,36 @@ is_twice(const cm_emulated_range *range)
     return range->host != NULL && address_of(range->host) != range->address;
 }
 
-/* The range that holds the address, and where it starts there; or NULL. */
-static cm_emulated_range *
-range_at(const cm_emulated_memory *memory, uint64_t address, uint64_t *start)
+/* Where the range of that entry starts there. */
+static uint64_t
+start_at(const cm_emulated_table *table, size_t index)
 {
-    size_t index = cm_emulated_table_above(&memory->ranges, address);
-    if (index == memory->ranges.count) {
-        return NULL;
-    }
-    cm_emulated_range *range = memory->ranges.entries[index].object;
-    *start = memory->ranges.entries[index].key - range->nbytes;
-    return *start <= address ? range : NULL;
+    const cm_emulated_range *range = table->entries[index].object;
+    return table->entries[index].key - range->nbytes;
 }
 
-/* The first range that has a byte in [address, address + nbytes), or NULL. */
-static const cm_emulated_range *
-range_touched(const cm_emulated_memory *memory, uint64_t address, uint64_t nbytes)
+static bool
+is_touched(const cm_emulated_table *table, size_t index, uint64_t address,
+           uint64_t nbytes)
 {
-    size_t index = cm_emulated_table_above(&memory->ranges, address);
-    if (index == memory->ranges.count) {
-        return NULL;
-    }
-    const cm_emulated_range *range = memory->ranges.entries[index].object;
-    uint64_t start = memory->ranges.entries[index].key - range->nbytes;
-    return start <= address || start - address < nbytes ? range : NULL;
+    return index < table->count
+           && (start_at(table, index) <= address
+               || start_at(table, index) - address < nbytes);
+}
+
+/* Each entry of a range that has a byte in [address, address + nbytes). */
+#define EACH_TOUCHED(table, address, nbytes, index)                                    \
+    size_t index = cm_emulated_table_above(table, address);                            \
+    is_touched(table, index, address, nbytes);                                         \
+    index++
+
+/* The first of them, or NULL. */
+static cm_emulated_range *
+range_touched(const cm_emulated_table *table, uint64_t address, uint64_t nbytes)
+{
+    size_t index = cm_emulated_table_above(table, address);
+    return is_touched(table, index, address, nbytes) ? table->entries[index].object
+                                                     : NULL;
 }
 
 /* The range of that kind in which [address, address + nbytes) lies, or NULL. */
@@ -88,34 +84,26 @@ static cm_emulated_range *
 range_find(const cm_emulated_memory *memory, cm_emulated_kind kind, uint64_t address,
            uint64_t nbytes)
 {
-    uint64_t start;
-    cm_emulated_range *range = range_at(memory, address, &start);
+    size_t index = cm_emulated_table_above(&memory->ranges, address);
+    cm_emulated_range *range = range_touched(&memory->ranges, address, 1);
     return nbytes != 0 && range != NULL && range->kind == kind
-                   && nbytes <= range->nbytes - (address - start)
+                   && nbytes <= memory->ranges.entries[index].key - address
                ? range
                : NULL;
 }
 
-static void range_retire(cm_emulated *emulated, cm_emulated_range *range);
-
+/* Free the parts that the range has of its own. */
 static void
-drop_stale(cm_emulated *emulated, const cm_emulated_pages *fresh)
+drop_parts(const cm_emulated_range *range)
 {
-    const cm_emulated_table *ranges = &emulated->memory.ranges;
-    uint64_t start = address_of(fresh->base);
-    for (size_t i = 0; fresh->base != NULL && i < ranges->count;) {
-        const cm_emulated_entry each = ranges->entries[i++];
-        cm_emulated_range *range = each.object;
-        if (range->kind == CM_EMULATED_REGISTERED
-            && each.key - range->nbytes < start + fresh->nbytes && each.key > start) {
-            range_retire(emulated, range);
-            i = 0; /* waiting for pins lets others change the table */
-        }
-    }
+    (void)munmap(range->user.base, range->user.nbytes); /* or there is none */
+    (void)munmap(range->alias.base, range->alias.nbytes);
+    free(range->resident);
 }
 
+/* Take the range out of the table and free it. */
 static void
-take_out(cm_emulated_memory *memory, const cm_emulated_range *range)
+range_free(cm_emulated_memory *memory, cm_emulated_range *range)
 {
     memory->counts[range->kind]--;
     (void)cm_emulated_table_remove(&memory->ranges, range->address + range->nbytes);
@@ -123,47 +111,52 @@ take_out(cm_emulated_memory *memory, const cm_emulated_range *range)
         (void)cm_emulated_table_remove(&memory->ranges,
                                        address_of(range->host) + range->nbytes);
     }
-}
-
-/* False: out of memory. */
-static bool
-put_in(cm_emulated_memory *memory, cm_emulated_range *range)
-{
-    cm_emulated_table *ranges = &memory->ranges;
-    uint64_t end = range->address + range->nbytes;
-    if (!cm_emulated_table_add(ranges, end, range)) {
-        return false;
-    }
-    if (is_twice(range)
-        && !cm_emulated_table_add(ranges, address_of(range->host) + range->nbytes,
-                                  range)) {
-        (void)cm_emulated_table_remove(ranges, end);
-        return false;
-    }
-    memory->counts[range->kind]++;
-    return true;
-}
-
-/* Note a range that was made; registrations that lie where its memory was just mapped
- * are forgotten: their owner unmapped theirs without a word. False: out of memory. */
-static bool
-range_insert(cm_emulated *emulated, cm_emulated_range *range)
-{
-    drop_stale(emulated, &range->user);
-    drop_stale(emulated, &range->alias);
-    return put_in(&emulated->memory, range);
-}
-
-/* Free a range that is not in the table. */
-static void
-range_free(cm_emulated_range *range)
-{
-    (void)munmap(range->user.base, range->user.nbytes); /* or there is none */
-    (void)munmap(range->alias.base, range->alias.nbytes);
-    cm_emulated_table_fini(&range->mappings);
-    free(range->resident);
-    free(range->wished);
+    drop_parts(range);
     free(range);
+}
+
+static void range_retire(cm_emulated *emulated, cm_emulated_range *range);
+
+/* Registrations that lie where memory was just mapped are forgotten: their owner
+ * unmapped theirs without a word. */
+static void
+drop_stale(cm_emulated *emulated, const cm_emulated_pages *fresh)
+{
+    const cm_emulated_table *ranges = &emulated->memory.ranges;
+    uint64_t start = address_of(fresh->base);
+    cm_emulated_range *stale;
+    while ((stale = range_touched(ranges, start, fresh->nbytes)) != NULL
+           && stale->kind == CM_EMULATED_REGISTERED) {
+        range_retire(emulated, stale);
+    }
+}
+
+/* Make a range of the draft, which `is_good` unless its memory could not be had; what
+ * it has of its own goes if there is none. */
+static int32_t
+range_insert(cm_emulated *emulated, const cm_emulated_range *draft, bool is_good)
+{
+    cm_emulated_memory *memory = &emulated->memory;
+    cm_emulated_table *ranges = &memory->ranges;
+    uint64_t end = draft->address + draft->nbytes;
+    cm_emulated_range *range = is_good ? malloc(sizeof(*range)) : NULL;
+    if (range != NULL) {
+        *range = *draft;
+        drop_stale(emulated, &range->user);
+        drop_stale(emulated, &range->alias);
+        if (cm_emulated_table_add(ranges, end, range)) {
+            if (!is_twice(range)
+                || cm_emulated_table_add(
+                    ranges, address_of(range->host) + range->nbytes, range)) {
+                memory->counts[range->kind]++;
+                return 0;
+            }
+            (void)cm_emulated_table_remove(ranges, end);
+        }
+    }
+    drop_parts(draft);
+    free(range);
+    return CM_CUDA_OUT_OF_MEMORY;
 }
 
 /* Keep a range whose bytes are gone for a while; the oldest are given up, but not what
@@ -171,12 +164,6 @@ range_free(cm_emulated_range *range)
 static void
 bury(cm_emulated_memory *memory, cm_emulated_range *range)
 {
-    range->kind = CM_EMULATED_FREED;
-    range->device = -1;
-    range->host = range->alias.start; /* callers may have that address too */
-    if (!put_in(memory, range)) {
-        return; /* never freed: its addresses at least stay taken */
-    }
     cm_list_push_back(&memory->freed, &range->node);
     memory->freed_nbytes += range->user.nbytes + range->alias.nbytes;
     for (;;) {
@@ -189,77 +176,54 @@ bury(cm_emulated_memory *memory, cm_emulated_range *range)
         }
         memory->freed_nbytes -= oldest->user.nbytes + oldest->alias.nbytes;
         cm_list_remove(&oldest->node);
-        take_out(memory, oldest);
-        range_free(oldest);
+        range_free(memory, oldest);
     }
 }
 
-/* Take the range out, wait for executing work and kill its bytes. */
+/* Let no more work in, wait for what executes and kill the range's bytes; of what was
+ * registered, which is its owner's, the host's address is forgotten. */
 static void
 range_retire(cm_emulated *emulated, cm_emulated_range *range)
 {
     cm_emulated_memory *memory = &emulated->memory;
-    take_out(memory, range);
+    cm_emulated_table *ranges = &memory->ranges;
+    if (range->kind == CM_EMULATED_REGISTERED) {
+        (void)cm_emulated_table_remove(ranges, address_of(range->host) + range->nbytes);
+        range->host = NULL;
+    }
+    memory->counts[range->kind]--;
+    memory->counts[CM_EMULATED_FREED]++;
+    range->kind = CM_EMULATED_FREED;
+    range->device = -1;
     while (range->pins != 0) {
         cm_cond_wait(&emulated->changed, &emulated->lock);
     }
-    if (range->budget != NULL) {
-        memory->live_nbytes -= range->nbytes;
-        *range->budget -= range->budget_nbytes;
+    if (range->used_nbytes != NULL) {
+        *range->used_nbytes -= range->nbytes;
     }
     cm_emulated_pages_kill(range->alias.base, range->alias.nbytes);
     cm_emulated_pages_kill(range->user.base, range->user.nbytes);
-    bury(memory, range);
-}
-
-void
-cm_emulated_memory_init(cm_emulated *emulated)
-{
-    cm_emulated_memory *memory = &emulated->memory;
-    if (!cm_mul_u64(emulated->config.memory_nbytes, HOST_FACTOR,
-                    &memory->host_limit_nbytes)) {
-        memory->host_limit_nbytes = UINT64_MAX;
+    /* Callers may have the address of hidden bytes too. */
+    if (range->host == NULL && range->alias.base != NULL
+        && cm_emulated_table_add(ranges, address_of(range->alias.start) + range->nbytes,
+                                 range)) {
+        range->host = range->alias.start;
     }
-    cm_list_init(&memory->freed);
+    bury(memory, range);
 }
 
 /* ---- looking up and pinning ------------------------------------------------------ */
 
-/* The first mapping in the range that ends above `offset`, or NULL. */
-static mapped_memory *
-mapping_above(const cm_emulated_range *range, uint64_t offset)
+/* Which devices may touch the range. */
+static uint64_t
+access_to(const cm_emulated_memory *memory, const cm_emulated_range *range)
 {
-    size_t index = cm_emulated_table_above(&range->mappings, offset);
-    return index < range->mappings.count ? range->mappings.entries[index].object : NULL;
-}
-
-/* Each that has a byte in [from, to) of the range `in`; none if that is of another
- * kind. */
-#define EACH_MAPPING(in, from, to, each)                                               \
-    mapped_memory *each = mapping_above(in, from);                                     \
-    each != NULL && each->offset < (to);                                               \
-    each = mapping_above(in, each->offset + each->nbytes)
-
-/* What is mapped there; false when part of it is not, or is being unmapped. */
-static bool
-find_mappings(cm_emulated_place *place)
-{
-    const mapped_memory *first = mapping_above(place->range, place->offset);
-    uint64_t end = place->offset + place->nbytes + (place->nbytes == 0);
-    uint64_t reached = place->offset;
-    for (EACH_MAPPING(place->range, place->offset, end, each)) {
-        if (each->is_leaving || each->offset > reached) {
-            return false;
-        }
-        reached = each->offset + each->nbytes;
-        place->access &= each->access;
+    if (range->kind != CM_EMULATED_DEVICE) {
+        return UINT64_MAX;
     }
-    if (reached < end) {
-        return false;
-    }
-    place->kind = CM_EMULATED_DEVICE;
-    place->device = first->physical->device;
-    return true;
+    return range->physical != NULL
+               ? range->access
+               : memory->guests[range->device] | UINT64_C(1) << range->device;
 }
 
 cm_emulated_found
@@ -267,37 +231,50 @@ cm_emulated_find(const cm_emulated *emulated, uint64_t address, uint64_t nbytes,
                  cm_emulated_place *out)
 {
     const cm_emulated_memory *memory = &emulated->memory;
-    uint64_t start, end;
-    if (address == 0 || !cm_add_u64(address, nbytes, &end)) {
+    const cm_emulated_table *table = &memory->ranges;
+    uint64_t most = nbytes + (nbytes == 0);
+    uint64_t end;
+    if (address == 0 || !cm_add_u64(address, most, &end)) {
         return CM_EMULATED_BROKEN;
     }
-    cm_emulated_range *range = range_at(memory, address, &start);
+    cm_emulated_range *range = range_touched(table, address, most);
     if (range == NULL) {
-        return range_touched(memory, address, nbytes) != NULL ? CM_EMULATED_BROKEN
-                                                              : CM_EMULATED_UNKNOWN;
+        return CM_EMULATED_UNKNOWN;
     }
-    uint64_t offset = address - start;
-    if (nbytes > range->nbytes - offset || range->kind == CM_EMULATED_FREED) {
+    if (range->kind == CM_EMULATED_VIRTUAL) {
+        table = &memory->mapped;
+        range = range_touched(table, address, most);
+    }
+    size_t first = cm_emulated_table_above(table, address);
+    if (range == NULL || start_at(table, first) > address) {
         return CM_EMULATED_BROKEN;
     }
+    uint64_t offset = address - start_at(table, first);
     *out = (cm_emulated_place){
         .range = range,
-        .offset = offset,
-        .nbytes = nbytes,
+        .table = table,
+        .nbytes = most,
         .kind = range->kind,
         .device = range->device,
         .access = UINT64_MAX,
         .address = range->address + offset,
         .host = range->host != NULL ? range->host + offset : NULL,
         .bytes = range->bytes + offset,
-        .by_device = start == range->address,
+        .by_device = address == range->address + offset,
     };
-    if (range->kind == CM_EMULATED_DEVICE) {
-        out->access = memory->guests[range->device] | UINT64_C(1) << range->device;
+    /* What is mapped side by side is as one range. */
+    uint64_t reached = address;
+    for (EACH_TOUCHED(table, address, most, i)) {
+        const cm_emulated_range *each = table->entries[i].object;
+        if (each->kind == CM_EMULATED_FREED || start_at(table, i) > reached
+            || (i != first && each->physical == NULL)) {
+            return CM_EMULATED_BROKEN;
+        }
+        reached = table->entries[i].key;
+        out->access &= access_to(memory, each);
+        out->serial = each->serial > out->serial ? each->serial : out->serial;
     }
-    return range->kind != CM_EMULATED_VIRTUAL || find_mappings(out)
-               ? CM_EMULATED_INSIDE
-               : CM_EMULATED_BROKEN;
+    return reached >= end ? CM_EMULATED_INSIDE : CM_EMULATED_BROKEN;
 }
 
 /* The pages of a managed range under [address, address + nbytes), `pages` being one of
@@ -339,17 +316,12 @@ pin(cm_emulated *emulated, const cm_emulated_job *job, const cm_emulated_end *en
     bool good = device == CM_EMULATED_ANY
                     ? place.access != 0
                     : place.by_device && (place.access >> device & 1) != 0;
-    uint64_t stop = place.offset + place.nbytes;
-    for (EACH_MAPPING(place.range, place.offset, stop, each)) {
-        good = good && each->serial <= job->stamp;
-    }
-    if (!good) {
+    if (!good || place.serial > job->stamp) {
         return CM_CUDA_ILLEGAL_ADDRESS;
     }
-    for (EACH_MAPPING(place.range, place.offset, stop, each)) {
-        each->pins++;
+    for (EACH_TOUCHED(place.table, place.address, place.nbytes, i)) {
+        ((cm_emulated_range *)place.table->entries[i].object)->pins++;
     }
-    place.range->pins++;
     if (place.kind == CM_EMULATED_MANAGED && device != CM_EMULATED_ANY) {
         set_pages(place.range->resident, place.range, end->address, end->nbytes,
                   device);
@@ -366,12 +338,12 @@ unpin(cm_emulated *emulated, const cm_emulated_place *place, int32_t code)
     if (place->range == NULL) {
         return code;
     }
-    uint64_t end = place->offset + place->nbytes;
-    for (EACH_MAPPING(place->range, place->offset, end, each)) {
+    for (EACH_TOUCHED(place->table, place->address, place->nbytes, i)) {
+        cm_emulated_range *each = place->table->entries[i].object;
+        bool is_unmapped = each->kind == CM_EMULATED_FREED && each->physical != NULL;
         each->pins--;
-        code = code == 0 && each->is_leaving ? CM_CUDA_ILLEGAL_ADDRESS : code;
+        code = code == 0 && is_unmapped ? CM_CUDA_ILLEGAL_ADDRESS : code;
     }
-    place->range->pins--;
     cm_cond_signal_all(&emulated->changed);
     return code;
 }
@@ -416,14 +388,14 @@ cm_emulated_let_go(cm_emulated *emulated, cm_emulated_range *range)
 
 /* Where the pages of a managed range are, by page of its mapping. */
 static bool
-range_init_pages(cm_emulated_range *range)
+init_pages(cm_emulated_range *range)
 {
     size_t count = range->alias.nbytes / cm_page_nbytes();
-    range->resident = malloc(count);
-    range->wished = malloc(count);
-    if (range->resident == NULL || range->wished == NULL) {
+    range->resident = malloc(2 * count);
+    if (range->resident == NULL) {
         return false;
     }
+    range->wished = range->resident + count;
     memset(range->resident, CM_HOST_LOCATION, count);
     memset(range->wished, CM_NO_LOCATION, count);
     return true;
@@ -451,12 +423,12 @@ range_map(cm_emulated_range *range)
         return true;
     }
     cm_emulated_pages_leave_out(range->alias.base, range->alias.nbytes);
-    return range_init_pages(range);
+    return init_pages(range);
 }
 
 static int32_t
 alloc(cm_runtime *rt, cm_emulated_kind kind, unsigned flags, uint64_t nbytes,
-      const cm_emulated_range **out)
+      cm_emulated_range *out)
 {
     cm_emulated *emulated = cm_emulated_of(rt);
     cm_emulated_memory *memory = &emulated->memory;
@@ -464,31 +436,24 @@ alloc(cm_runtime *rt, cm_emulated_kind kind, unsigned flags, uint64_t nbytes,
     int device = cm_emulated_self(rt)->device;
     uint64_t *used =
         on_device ? &memory->used_nbytes[device] : &memory->host_used_nbytes;
-    uint64_t limit =
-        on_device ? emulated->config.memory_nbytes : memory->host_limit_nbytes;
-    uint64_t budget;
-    if (!cm_round_up_u64(nbytes, 256, &budget) || budget > limit - *used) {
+    uint64_t limit = emulated->config.memory_nbytes;
+    if (!on_device && !cm_mul_u64(limit, HOST_FACTOR, &limit)) {
+        limit = UINT64_MAX;
+    }
+    if (nbytes > limit - *used) {
         return CM_CUDA_OUT_OF_MEMORY;
     }
-    cm_emulated_range *range = calloc(1, sizeof(*range));
-    if (range == NULL) {
-        return CM_CUDA_OUT_OF_MEMORY;
-    }
-    range->kind = kind;
-    range->device = device;
-    range->flags = flags;
-    range->nbytes = nbytes;
-    range->budget = used;
-    range->budget_nbytes = budget;
-    *used += budget;
-    if (!range_map(range) || !range_insert(emulated, range)) {
-        *used -= budget;
-        range_free(range);
-        return CM_CUDA_OUT_OF_MEMORY;
-    }
-    memory->live_nbytes += nbytes;
-    *out = range;
-    return 0;
+    *out = (cm_emulated_range){
+        .kind = kind,
+        .device = device,
+        .flags = flags,
+        .nbytes = nbytes,
+        .used_nbytes = used,
+    };
+    *used += nbytes;
+    int32_t code = range_insert(emulated, out, range_map(out));
+    *used -= code != 0 ? nbytes : 0;
+    return code;
 }
 
 /* `address` must be the start of a range of one of the kinds in the mask 1 << kind. */
@@ -499,10 +464,10 @@ release(cm_runtime *rt, uint64_t address, unsigned kinds)
     if (address == 0) {
         return 0; /* freeing nothing is allowed */
     }
-    uint64_t start;
-    cm_emulated_range *range = range_at(&emulated->memory, address, &start);
-    if (range == NULL || start != address || (kinds & (1u << range->kind)) == 0
-        || (range->host != NULL && start != address_of(range->host))) {
+    cm_emulated_range *range = range_touched(&emulated->memory.ranges, address, 1);
+    if (range == NULL || (kinds & (1u << range->kind)) == 0
+        || address
+               != (range->host != NULL ? address_of(range->host) : range->address)) {
         return CM_CUDA_INVALID_VALUE;
     }
     range_retire(emulated, range);
@@ -515,9 +480,9 @@ cm_emulated_op_host_alloc(cm_runtime *rt, uint64_t nbytes, unsigned flags, void 
     if ((flags & ~(unsigned)HOST_FLAGS) != 0 || nbytes == 0) {
         return CM_CUDA_INVALID_VALUE;
     }
-    const cm_emulated_range *range;
+    cm_emulated_range range;
     CM_TRY_CODE(alloc(rt, CM_EMULATED_HOST, flags, nbytes, &range));
-    *out = range->host;
+    *out = range.host;
     return 0;
 }
 
@@ -530,13 +495,13 @@ cm_emulated_op_host_free(cm_runtime *rt, void *host)
 int32_t
 cm_emulated_op_device_alloc(cm_runtime *rt, uint64_t nbytes, cm_address *out)
 {
-    const cm_emulated_range *range;
+    cm_emulated_range range;
     if (nbytes == 0) {
         *out = 0;
         return 0;
     }
     CM_TRY_CODE(alloc(rt, CM_EMULATED_DEVICE, 0, nbytes, &range));
-    *out = range->address;
+    *out = range.address;
     return 0;
 }
 
@@ -547,9 +512,9 @@ cm_emulated_op_managed_alloc(cm_runtime *rt, uint64_t nbytes, unsigned flags,
     if (nbytes == 0 || (flags != CM_MANAGED_GLOBAL && flags != CM_MANAGED_HOST)) {
         return CM_CUDA_INVALID_VALUE;
     }
-    const cm_emulated_range *range;
+    cm_emulated_range range;
     CM_TRY_CODE(alloc(rt, CM_EMULATED_MANAGED, flags, nbytes, &range));
-    *out = range->address;
+    *out = range.address;
     return 0;
 }
 
@@ -562,34 +527,15 @@ cm_emulated_op_device_free(cm_runtime *rt, cm_address address)
 
 /* ---- registered memory ----------------------------------------------------------- */
 
-/* Make a range of the pages [start, end), which the host has. */
-static int32_t
-register_pages(cm_emulated *emulated, cm_emulated_range *range, uint64_t end)
-{
-    uint64_t start = address_of(range->host);
-    const cm_emulated_range *other =
-        range_touched(&emulated->memory, start, end - start);
-    if (other != NULL && other->kind != CM_EMULATED_FREED) {
-        return CM_CUDA_ALREADY_REGISTERED;
-    }
-    if (!cm_emulated_pages_are_mapped(start, end,
-                                      (range->flags & CM_REGISTER_READ_ONLY) == 0)) {
-        return CM_CUDA_INVALID_VALUE;
-    }
-    if (!cm_emulated_pages_map(end - start, 0, &range->user)) {
-        return CM_CUDA_OUT_OF_MEMORY;
-    }
-    range->address = address_of(range->user.start);
-    return range_insert(emulated, range) ? 0 : CM_CUDA_OUT_OF_MEMORY;
-}
-
 /* Registers whole pages, as the driver does. */
 int32_t
 cm_emulated_op_host_register(cm_runtime *rt, void *host, uint64_t nbytes,
                              unsigned flags)
 {
+    cm_emulated *emulated = cm_emulated_of(rt);
     uint64_t page = cm_page_nbytes();
     uint64_t exact = address_of(host);
+    uint64_t start = exact & ~(page - 1);
     uint64_t end;
     if ((flags & ~(unsigned)REGISTER_FLAGS) != 0) {
         return CM_CUDA_INVALID_VALUE;
@@ -601,22 +547,28 @@ cm_emulated_op_host_register(cm_runtime *rt, void *host, uint64_t nbytes,
         || !cm_round_up_u64(end, page, &end)) {
         return CM_CUDA_INVALID_VALUE;
     }
-    cm_emulated_range *range = calloc(1, sizeof(*range));
-    if (range == NULL) {
-        return CM_CUDA_OUT_OF_MEMORY;
+    const cm_emulated_range *other =
+        range_touched(&emulated->memory.ranges, start, end - start);
+    if (other != NULL && other->kind != CM_EMULATED_FREED) {
+        return CM_CUDA_ALREADY_REGISTERED;
     }
-    range->kind = CM_EMULATED_REGISTERED;
-    range->device = cm_emulated_self(rt)->device;
-    range->flags = flags;
-    range->host = (unsigned char *)host - (exact & (page - 1));
-    range->bytes = range->host;
-    range->nbytes = end - (exact & ~(page - 1));
-    range->registered = exact;
-    int32_t code = register_pages(cm_emulated_of(rt), range, end);
-    if (code != 0) {
-        range_free(range);
+    if (!cm_emulated_pages_are_mapped(start, end,
+                                      (flags & CM_REGISTER_READ_ONLY) == 0)) {
+        return CM_CUDA_INVALID_VALUE;
     }
-    return code;
+    unsigned char *first = (unsigned char *)host - (exact - start);
+    cm_emulated_range range = {
+        .kind = CM_EMULATED_REGISTERED,
+        .device = cm_emulated_self(rt)->device,
+        .flags = flags,
+        .host = first,
+        .bytes = first,
+        .nbytes = end - start,
+        .registered = exact,
+    };
+    bool is_good = cm_emulated_pages_map(range.nbytes, 0, &range.user);
+    range.address = address_of(range.user.start);
+    return range_insert(emulated, &range, is_good);
 }
 
 /* Blocks: while copies of it are queued. */
@@ -668,7 +620,6 @@ cm_emulated_op_pointer_attributes(cm_runtime *rt, cm_address address,
         [CM_EMULATED_HOST] = CM_KIND_PINNED,
         [CM_EMULATED_REGISTERED] = CM_KIND_PINNED,
     };
-    cm_emulated_thread *self = cm_emulated_self(rt);
     cm_emulated_place place;
     if (cm_emulated_find(cm_emulated_of(rt), address, 1, &place)
         != CM_EMULATED_INSIDE) {
@@ -679,8 +630,7 @@ cm_emulated_op_pointer_attributes(cm_runtime *rt, cm_address address,
         };
         return 0;
     }
-    bool in_reach =
-        place.kind != CM_EMULATED_DEVICE || (place.access >> self->device & 1) != 0;
+    bool in_reach = (place.access >> cm_emulated_self(rt)->device & 1) != 0;
     *out = (cm_pointer_info){
         .kind = kinds[place.kind],
         .device = place.device,
@@ -835,31 +785,25 @@ is_granular(uint64_t n)
     return (n & (CM_EMULATED_GRANULARITY - 1)) == 0;
 }
 
-/* The mappings under a stretch of addresses, if it covers them to their ends. */
+/* What is mapped at a stretch of addresses, if it covers it to its ends. */
 static bool
 find_whole(const cm_emulated *emulated, cm_address address, uint64_t nbytes,
            cm_emulated_place *out)
 {
-    if (nbytes == 0
-        || cm_emulated_find(emulated, address, nbytes, out) != CM_EMULATED_INSIDE
-        || out->range->kind != CM_EMULATED_VIRTUAL) {
-        return false;
-    }
-    uint64_t end = out->offset + nbytes;
-    const mapped_memory *last = mapping_above(out->range, end - 1);
-    return mapping_above(out->range, out->offset)->offset == out->offset
-           && last->offset + last->nbytes == end;
+    return nbytes != 0
+           && cm_emulated_find(emulated, address, nbytes, out) == CM_EMULATED_INSIDE
+           && out->range->physical != NULL && out->range->address == address
+           && cm_emulated_table_find(out->table, address + nbytes) != NULL;
 }
 
 /* Free it if neither a handle nor a place is left; until then it counts against the
  * device's size. */
 static void
-settle(cm_emulated_memory *memory, physical_memory *physical)
+settle(cm_emulated_memory *memory, cm_emulated_physical *physical)
 {
     if (physical->is_released && physical->places == 0) {
         (void)munmap(physical->bytes, physical->nbytes);
         memory->used_nbytes[physical->device] -= physical->nbytes;
-        memory->live_nbytes -= physical->nbytes;
         memory->physical_count--;
         free(physical);
     }
@@ -896,9 +840,9 @@ cm_emulated_op_physical_create(cm_runtime *rt, uint64_t nbytes, int device,
     if (nbytes > emulated->config.memory_nbytes - memory->used_nbytes[device]) {
         return CM_CUDA_OUT_OF_MEMORY;
     }
-    physical_memory *physical = calloc(1, sizeof(*physical));
+    cm_emulated_physical *physical = calloc(1, sizeof(*physical));
     unsigned char *bytes = physical != NULL ? cm_emulated_bytes_new(nbytes) : NULL;
-    uint64_t handle = 0x50000000 + 8 * memory->next_physical;
+    uint64_t handle = cm_emulated_new_handle(emulated);
     if (bytes == NULL || !cm_emulated_table_add(&memory->physicals, handle, physical)) {
         if (bytes != NULL) {
             (void)munmap(bytes, nbytes);
@@ -906,20 +850,19 @@ cm_emulated_op_physical_create(cm_runtime *rt, uint64_t nbytes, int device,
         free(physical);
         return CM_CUDA_OUT_OF_MEMORY;
     }
-    *physical = (physical_memory){.device = device, .nbytes = nbytes, .bytes = bytes};
-    memory->next_physical++;
+    *physical =
+        (cm_emulated_physical){.device = device, .nbytes = nbytes, .bytes = bytes};
     memory->used_nbytes[device] += nbytes;
-    memory->live_nbytes += nbytes;
     memory->physical_count++;
     *out = handle;
     return 0;
 }
 
-int32_t
-cm_emulated_op_physical_release(cm_runtime *rt, uint64_t handle)
+static int32_t
+physical_release(cm_emulated_memory *memory, uint64_t handle)
 {
-    cm_emulated_memory *memory = &cm_emulated_of(rt)->memory;
-    physical_memory *physical = cm_emulated_table_remove(&memory->physicals, handle);
+    cm_emulated_physical *physical =
+        cm_emulated_table_remove(&memory->physicals, handle);
     if (physical == NULL) {
         return CM_CUDA_INVALID_VALUE;
     }
@@ -929,30 +872,26 @@ cm_emulated_op_physical_release(cm_runtime *rt, uint64_t handle)
 }
 
 int32_t
+cm_emulated_op_physical_release(cm_runtime *rt, uint64_t handle)
+{
+    return physical_release(&cm_emulated_of(rt)->memory, handle);
+}
+
+int32_t
 cm_emulated_op_address_reserve(cm_runtime *rt, uint64_t nbytes, cm_address *out)
 {
-    uint64_t with_slack;
     if (nbytes == 0 || !is_granular(nbytes)) {
         return CM_CUDA_INVALID_VALUE;
     }
-    cm_emulated_range *range = calloc(1, sizeof(*range));
-    if (range == NULL || !cm_add_u64(nbytes, CM_EMULATED_GRANULARITY, &with_slack)) {
-        free(range);
-        return CM_CUDA_OUT_OF_MEMORY;
-    }
-    range->kind = CM_EMULATED_VIRTUAL;
-    range->device = -1;
-    range->nbytes = nbytes;
-    bool good = cm_emulated_pages_map(with_slack, 0, &range->user)
-                && cm_emulated_pages_map(nbytes, 0, &range->alias);
-    range->bytes = range->alias.start;
-    range->address = (address_of(range->user.start) + CM_EMULATED_GRANULARITY - 1)
-                     & ~(CM_EMULATED_GRANULARITY - 1);
-    if (!good || !range_insert(cm_emulated_of(rt), range)) {
-        range_free(range);
-        return CM_CUDA_OUT_OF_MEMORY;
-    }
-    *out = range->address;
+    const uint64_t slack = CM_EMULATED_GRANULARITY - 1;
+    cm_emulated_range range = {
+        .kind = CM_EMULATED_VIRTUAL, .device = -1, .nbytes = nbytes};
+    bool is_good = cm_emulated_pages_map(nbytes, 0, &range.alias)
+                   && cm_emulated_pages_map(nbytes + slack, 0, &range.user);
+    range.bytes = range.alias.start;
+    range.address = (address_of(range.user.start) + slack) & ~slack;
+    CM_TRY_CODE(range_insert(cm_emulated_of(rt), &range, is_good));
+    *out = range.address;
     return 0;
 }
 
@@ -962,7 +901,7 @@ cm_emulated_op_address_free(cm_runtime *rt, cm_address address, uint64_t nbytes)
     cm_emulated_memory *memory = &cm_emulated_of(rt)->memory;
     cm_emulated_range *range = range_find(memory, CM_EMULATED_VIRTUAL, address, nbytes);
     if (range == NULL || range->address != address || range->nbytes != nbytes
-        || range->mappings.count != 0) {
+        || range_touched(&memory->mapped, address, nbytes) != NULL) {
         return CM_CUDA_INVALID_VALUE;
     }
     range_retire(cm_emulated_of(rt), range);
@@ -974,62 +913,66 @@ cm_emulated_op_address_map(cm_runtime *rt, cm_address address, uint64_t nbytes,
                            uint64_t handle)
 {
     cm_emulated_memory *memory = &cm_emulated_of(rt)->memory;
-    physical_memory *physical = cm_emulated_table_find(&memory->physicals, handle);
-    cm_emulated_range *range = range_find(memory, CM_EMULATED_VIRTUAL, address, nbytes);
-    if (physical == NULL || range == NULL || !is_granular(address)
+    cm_emulated_physical *physical = cm_emulated_table_find(&memory->physicals, handle);
+    const cm_emulated_range *in =
+        range_find(memory, CM_EMULATED_VIRTUAL, address, nbytes);
+    if (physical == NULL || in == NULL || !is_granular(address)
         || !is_granular(nbytes)) {
         return CM_CUDA_INVALID_VALUE;
     }
     if (nbytes != physical->nbytes) {
         return CM_CUDA_NOT_SUPPORTED; /* part of a handle, as on a real device */
     }
-    uint64_t offset = address - range->address;
-    uint64_t end = offset + nbytes;
-    const mapped_memory *next = mapping_above(range, offset);
-    if (next != NULL && next->offset < end) {
-        return CM_CUDA_INVALID_VALUE; /* something is there */
+    if (range_touched(&memory->mapped, address, nbytes) != NULL) {
+        return CM_CUDA_INVALID_VALUE;
     }
-    mapped_memory *made = calloc(1, sizeof(*made));
-    if (made == NULL || !cm_emulated_table_add(&range->mappings, end, made)) {
+    unsigned char *bytes = in->bytes + (address - in->address);
+    cm_emulated_range *made = calloc(1, sizeof(*made));
+    if (made == NULL
+        || !cm_emulated_table_add(&memory->mapped, address + nbytes, made)) {
         free(made);
         return CM_CUDA_OUT_OF_MEMORY;
     }
-    if (!cm_emulated_bytes_map(physical->bytes, nbytes, range->bytes + offset)) {
-        free(cm_emulated_table_remove(&range->mappings, end));
+    if (!cm_emulated_bytes_map(physical->bytes, nbytes, bytes)) {
+        free(cm_emulated_table_remove(&memory->mapped, address + nbytes));
         return CM_CUDA_OUT_OF_MEMORY;
     }
-    made->offset = offset;
-    made->nbytes = nbytes;
-    made->physical = physical;
-    made->serial = ++memory->serial;
-    memory->mapping_count++;
+    *made = (cm_emulated_range){
+        .kind = CM_EMULATED_DEVICE,
+        .device = physical->device,
+        .address = address,
+        .bytes = bytes,
+        .nbytes = nbytes,
+        .physical = physical,
+        .serial = ++memory->serial,
+    };
     physical->places++;
     return 0;
 }
 
-/* Unmap [offset, end) of the range, all of it mapped, once no work is there, which
- * fails for it. */
+/* Unmap a stretch, all of it mapped, once no work is there, which fails for it. */
 static void
-unmap(cm_emulated *emulated, cm_emulated_range *range, uint64_t offset, uint64_t end)
+unmap(cm_emulated *emulated, cm_address address, uint64_t nbytes)
 {
     cm_emulated_memory *memory = &emulated->memory;
-    for (EACH_MAPPING(range, offset, end, each)) {
-        each->is_leaving = true;
+    for (EACH_TOUCHED(&memory->mapped, address, nbytes, i)) {
+        cm_emulated_range *each = memory->mapped.entries[i].object;
+        each->kind = CM_EMULATED_FREED;
+        each->device = -1;
     }
     /* While we wait others may map and unmap, but nothing where we have yet to come. */
-    while (offset < end) {
-        mapped_memory *gone = mapping_above(range, offset);
+    for (cm_address end = address + nbytes; address < end;) {
+        cm_emulated_range *gone = range_touched(&memory->mapped, address, 1);
+        cm_emulated_physical *physical = gone->physical;
         while (gone->pins != 0) {
             cm_cond_wait(&emulated->changed, &emulated->lock);
         }
-        cm_emulated_pages_kill(range->bytes + offset, gone->nbytes);
-        offset += gone->nbytes;
-        (void)cm_emulated_table_remove(&range->mappings, offset);
-        memory->mapping_count--;
-        gone->physical->places--;
-        gone->physical->is_closed = gone->physical->places > 0;
-        settle(memory, gone->physical);
-        free(gone);
+        cm_emulated_pages_kill(gone->bytes, gone->nbytes);
+        address += gone->nbytes;
+        free(cm_emulated_table_remove(&memory->mapped, address));
+        physical->places--;
+        physical->is_closed = physical->places > 0;
+        settle(memory, physical);
     }
 }
 
@@ -1040,7 +983,7 @@ cm_emulated_op_address_unmap(cm_runtime *rt, cm_address address, uint64_t nbytes
     if (!find_whole(cm_emulated_of(rt), address, nbytes, &place)) {
         return CM_CUDA_INVALID_VALUE;
     }
-    unmap(cm_emulated_of(rt), place.range, place.offset, place.offset + nbytes);
+    unmap(cm_emulated_of(rt), address, nbytes);
     return 0;
 }
 
@@ -1065,7 +1008,8 @@ cm_emulated_op_address_set_access(cm_runtime *rt, cm_address address, uint64_t n
     if (!cm_emulated_bytes_show(place.bytes, nbytes)) {
         return CM_CUDA_OUT_OF_MEMORY;
     }
-    for (EACH_MAPPING(place.range, place.offset, place.offset + nbytes, each)) {
+    for (EACH_TOUCHED(place.table, address, nbytes, i)) {
+        cm_emulated_range *each = place.table->entries[i].object;
         bool adds = each->access != 0 && (mask & ~each->access) != 0;
         if (adds && each->physical->is_closed) {
             return CM_CUDA_INVALID_VALUE;
@@ -1077,57 +1021,24 @@ cm_emulated_op_address_set_access(cm_runtime *rt, cm_address address, uint64_t n
 
 /* ---- the end of a device and of everything --------------------------------------- */
 
-/* Unmap one mapping of the device in any range; false: there is none. */
-static bool
-unmap_one(cm_emulated *emulated, int device)
-{
-    const cm_emulated_table *ranges = &emulated->memory.ranges;
-    for (size_t i = 0; i < ranges->count; i++) {
-        cm_emulated_range *range = ranges->entries[i].object;
-        for (size_t k = 0; k < range->mappings.count; k++) {
-            const mapped_memory *each = range->mappings.entries[k].object;
-            if (each->physical->device == device && !each->is_leaving) {
-                unmap(emulated, range, each->offset, each->offset + each->nbytes);
-                return true;
-            }
-        }
-    }
-    return false;
-}
-
-/* Drop what the device has mapped on demand, wherever. */
-static void
-reset_virtual(cm_emulated *emulated, int device)
-{
-    cm_emulated_memory *memory = &emulated->memory;
-    while (unmap_one(emulated, device)) {
-    }
-    cm_emulated_table *physicals = &memory->physicals;
-    for (size_t i = physicals->count; i-- > 0;) {
-        physical_memory *physical = physicals->entries[i].object;
-        if (physical->device == device) {
-            (void)cm_emulated_table_remove(physicals, physicals->entries[i].key);
-            physical->is_released = true;
-            settle(memory, physical);
-        }
-    }
-}
-
 void
 cm_emulated_memory_reset(cm_emulated *emulated, int device)
 {
     cm_emulated_memory *memory = &emulated->memory;
-    reset_virtual(emulated, device);
+    const cm_emulated_entry *left;
+    while ((left = cm_emulated_table_of_device(&memory->mapped, device)) != NULL) {
+        const cm_emulated_range *range = left->object;
+        unmap(emulated, range->address, range->nbytes);
+    }
+    while ((left = cm_emulated_table_of_device(&memory->physicals, device)) != NULL) {
+        (void)physical_release(memory, left->key);
+    }
     memory->guests[device] = 0;
     for (int i = 0; i < CM_MAX_DEVICES; i++) {
         memory->guests[i] &= ~(UINT64_C(1) << device);
     }
-    for (size_t i = 0; i < memory->ranges.count;) {
-        cm_emulated_range *range = memory->ranges.entries[i++].object;
-        if (range->device == device) {
-            range_retire(emulated, range);
-            i = 0; /* waiting for pins lets others change the table */
-        }
+    while ((left = cm_emulated_table_of_device(&memory->ranges, device)) != NULL) {
+        range_retire(emulated, left->object);
     }
 }
 
@@ -1135,14 +1046,10 @@ void
 cm_emulated_memory_fini(cm_emulated *emulated)
 {
     cm_emulated_memory *memory = &emulated->memory;
-    for (int device = 0; device < emulated->base.device_count; device++) {
-        reset_virtual(emulated, device);
-    }
     while (memory->ranges.count != 0) {
-        cm_emulated_range *range = memory->ranges.entries[0].object;
-        take_out(memory, range);
-        range_free(range);
+        range_free(memory, memory->ranges.entries[0].object);
     }
     cm_emulated_table_fini(&memory->ranges);
+    cm_emulated_table_fini(&memory->mapped);
     cm_emulated_table_fini(&memory->physicals);
 }

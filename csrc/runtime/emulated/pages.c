@@ -56,7 +56,6 @@ cm_emulated_pages_map(uint64_t nbytes, int sharing, cm_emulated_pages *out)
     if (mmap(out->base + page, inside, PROT_READ | PROT_WRITE,
              sharing | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0)
         == MAP_FAILED) {
-        (void)munmap(base, whole);
         return false;
     }
     poison(out->start, aligned);

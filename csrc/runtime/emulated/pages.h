@@ -17,7 +17,7 @@ typedef struct cm_emulated_pages {
 
 /* Map room for `nbytes` between two guard pages: untouchable where `sharing` is 0, else
  * readable, writable and not zero, a forked child's own (MAP_PRIVATE) or the very same
- * bytes (MAP_SHARED). False: no memory. */
+ * bytes (MAP_SHARED). False: no memory, but maybe addresses, in *out. */
 bool cm_emulated_pages_map(uint64_t nbytes, int sharing, cm_emulated_pages *out);
 /* Leave a part of a mapping out of forked children. */
 void cm_emulated_pages_leave_out(void *start, uint64_t nbytes);

@@ -30,7 +30,7 @@ typedef struct cm_emulated_thread {
     int capture_mode;
 } cm_emulated_thread;
 
-enum { CM_EMULATED_ANY = -1 };
+enum { CM_EMULATED_ANY = -1, CM_EMULATED_HANDLE_STEP = 16 };
 
 /* A piece of work: embed it first in a struct of your own. Both are called with the
  * lock held; `run`, on the stream's thread, lets it go while it does what takes long.
@@ -49,11 +49,8 @@ typedef struct cm_emulated_streams {
     cm_emulated_table by_handle;
     cm_emulated_table events;
     int32_t faults[CM_MAX_DEVICES]; /* of a job of the device; sticks until reset */
-    uint64_t next_handle;
-    uint64_t reused_handle; /* of the stream destroyed last; 0: none */
-    uint64_t next_id;
-    uint64_t next_event;
-    uint64_t next_number; /* of a piece of work, a capture or a thread */
+    uint64_t reused_handle;         /* of the stream destroyed last; 0: none */
+    uint64_t opened;                /* streams so far */
     uint64_t queued_jobs;
 } cm_emulated_streams;
 
@@ -64,49 +61,49 @@ typedef enum cm_emulated_kind {
     CM_EMULATED_MANAGED,
     CM_EMULATED_HOST,
     CM_EMULATED_REGISTERED,
-    CM_EMULATED_VIRTUAL, /* addresses only; what is mapped there is DEVICE to callers */
-    CM_EMULATED_FREED,   /* kept for a while, so that late work is caught */
+    CM_EMULATED_VIRTUAL, /* addresses only; what is mapped there is of DEVICE */
+    CM_EMULATED_FREED,   /* or about to be; kept for a while: late work is caught */
 } cm_emulated_kind;
 
+typedef struct cm_emulated_physical cm_emulated_physical; /* what is mapped on demand */
+
 typedef struct cm_emulated_range {
-    cm_list node; /* of freed ones */
+    int device; /* first; -1: of none */
     cm_emulated_kind kind;
-    int device; /* -1: of none */
+    cm_list node; /* of freed ones */
     unsigned flags;
-    unsigned pins;              /* executing work */
-    unsigned waiting;           /* copies that are queued; of registered memory only */
-    cm_address address;         /* start for devices */
-    unsigned char *host;        /* start for the host; NULL: it may not touch it */
-    unsigned char *bytes;       /* start for the emulator */
-    uint64_t nbytes;            /* from each of the starts */
-    uint64_t *budget;           /* what it takes from; NULL: nothing */
-    uint64_t budget_nbytes;     /* so much */
-    uint64_t registered;        /* the address that was registered, maybe in a page */
-    cm_emulated_pages user;     /* owned: addresses without bytes */
-    cm_emulated_pages alias;    /* owned: bytes */
-    cm_emulated_table mappings; /* by end from the start; owned; virtual only */
-    signed char *resident;      /* by page: device or CM_HOST_LOCATION; owned */
-    signed char *wished;        /* by page: … or CM_NO_LOCATION; owned */
+    unsigned pins;           /* executing work */
+    unsigned waiting;        /* copies that are queued; of registered memory only */
+    cm_address address;      /* start for devices */
+    unsigned char *host;     /* start for the host; NULL: it may not touch it */
+    unsigned char *bytes;    /* start for the emulator */
+    uint64_t nbytes;         /* from each of the starts */
+    uint64_t *used_nbytes;   /* what it is counted in; NULL: nothing */
+    uint64_t registered;     /* the address that was registered, maybe in a page */
+    cm_emulated_pages user;  /* owned: addresses without bytes */
+    cm_emulated_pages alias; /* owned: bytes */
+    signed char *resident;   /* by page: device or CM_HOST_LOCATION; owned */
+    signed char *wished;     /* by page: … or CM_NO_LOCATION; behind `resident` */
+    cm_emulated_physical *physical; /* what is mapped here; else NULL, */
+    uint64_t access;                /* who may touch it, by device index, */
+    uint64_t serial;                /* and when it was; see cm_emulated_memory */
 } cm_emulated_range;
 
-/* used_nbytes[d] = sum of budget_nbytes of device ranges of d; host_used_nbytes
+/* used_nbytes[d] = sum of nbytes of ranges and physical memory of d; host_used_nbytes
  * likewise of host and managed ranges. Work notes `serial` when it is queued: what is
  * mapped later at the same addresses is not what it meant. */
 typedef struct cm_emulated_memory {
-    uint64_t host_limit_nbytes;
     uint64_t used_nbytes[CM_MAX_DEVICES];
     uint64_t guests[CM_MAX_DEVICES]; /* others that may use what the device allocated */
     uint64_t host_used_nbytes;
-    uint64_t live_nbytes;
     uint64_t counts[CM_EMULATED_FREED + 1];
     uint64_t physical_count;
-    uint64_t mapping_count;
     cm_emulated_table ranges; /* by end, for the host and for devices; owned */
+    cm_emulated_table mapped; /* ranges in virtual ones, by end; owned */
     cm_list freed;            /* the oldest first */
     uint64_t freed_nbytes;
-    cm_emulated_table physicals; /* of physical_memory, owned */
-    uint64_t next_physical;
-    uint64_t serial; /* of the newest mapping */
+    cm_emulated_table physicals; /* by handle; owned */
+    uint64_t serial;             /* of the newest mapping */
 } cm_emulated_memory;
 
 /* -- all of it --------------------------------------------------------------------------- */
@@ -120,7 +117,7 @@ struct cm_emulated {
     cm_emulated_streams streams;
     cm_emulated_memory memory;
     cm_emulated_table modules; /* of struct module, owned */
-    uint64_t next_module;
+    uint64_t last_number;      /* of a handle, a piece of work, a capture or a thread */
 };
 
 #define CM_EMULATED_BODY(name, cuda, driver, arg, params, args)                        \
@@ -152,6 +149,14 @@ cm_emulated_of(const cm_runtime *rt)
     return (cm_emulated *)(uintptr_t)rt;
 }
 
+/* What none of its objects ever had, of whatever kind; 16 more make functions of a
+ * module. */
+static inline uint64_t
+cm_emulated_new_handle(cm_emulated *emulated)
+{
+    return 0x10000 + CM_EMULATED_HANDLE_STEP * ++emulated->last_number;
+}
+
 static inline bool
 cm_emulated_is_device(const cm_runtime *rt, int device)
 {
@@ -170,10 +175,9 @@ cm_emulated_thread *cm_emulated_self(const cm_runtime *rt);
 bool cm_emulated_is_forbidden(const cm_emulated *emulated,
                               const cm_emulated_thread *thread);
 
-void cm_emulated_streams_init(cm_emulated *emulated);
-/* Opens every gate, waits for all work and the ends of the threads. Called without the
- * lock, when nobody calls any more. */
-void cm_emulated_streams_fini(cm_emulated *emulated);
+/* Opens every gate, waits for all work and the ends of the threads. Nobody calls any
+ * more. */
+void cm_emulated_streams_end(cm_emulated *emulated);
 
 /* Queue a copy of the job, a struct of `nbytes` (dropped on failure too); with `wait`
  * until it has run. On a capturing stream it becomes part of the graph, which here
@@ -181,8 +185,6 @@ void cm_emulated_streams_fini(cm_emulated *emulated);
 int32_t cm_emulated_submit(cm_runtime *rt, uint64_t stream, cm_emulated_job *job,
                            size_t nbytes, bool wait);
 
-/* Wait for everything on the device, non-blocking streams too. */
-int32_t cm_emulated_wait_device(cm_emulated *emulated, int device);
 /* Destroy the device's streams and events and forget its fault; its work was waited
  * for. */
 void cm_emulated_streams_reset(cm_emulated *emulated, int device);
@@ -196,8 +198,7 @@ void cm_emulated_streams_reset(cm_emulated *emulated, int device);
  * for a while, so that late work is caught. Freeing waits for executing work that has
  * pinned the range, unregistering for copies that are queued. */
 
-void cm_emulated_memory_init(cm_emulated *emulated);
-/* Free all ranges, in use or not, and the addresses kept; nothing may be executing. */
+/* Free all ranges, in use or not, and the addresses kept; every device was reset. */
 void cm_emulated_memory_fini(cm_emulated *emulated);
 /* Free whatever `device` still has, and let it use no other's memory. */
 void cm_emulated_memory_reset(cm_emulated *emulated, int device);
@@ -205,25 +206,26 @@ void cm_emulated_memory_reset(cm_emulated *emulated, int device);
 /* How [address, address + nbytes) lies to the known ranges. */
 typedef enum cm_emulated_found {
     CM_EMULATED_UNKNOWN, /* touches none: ordinary host memory */
-    CM_EMULATED_INSIDE,  /* inside exactly one */
+    CM_EMULATED_INSIDE,  /* inside exactly one, or what is mapped side by side */
     CM_EMULATED_BROKEN   /* over an edge, or freed */
 } cm_emulated_found;
 
 /* A snapshot of where a stretch of addresses lies. */
 typedef struct cm_emulated_place {
-    cm_emulated_range *range; /* borrowed: until the lock is let go */
-    uint64_t offset;          /* in the range */
+    cm_emulated_range *range;       /* the first; borrowed: until the lock is let go */
+    const cm_emulated_table *table; /* where the ranges are */
     uint64_t nbytes;
     cm_emulated_kind kind;
     int device;
     uint64_t access;      /* by device index: which may touch all of it */
+    uint64_t serial;      /* of the newest range; see cm_emulated_memory */
     cm_address address;   /* the same byte for devices */
     void *host;           /* the same byte for the host; NULL for device memory */
     unsigned char *bytes; /* the same byte for the emulator */
     bool by_device;       /* the address asked for is one that a device may use */
 } cm_emulated_place;
 
-/* *out is written when it is inside. */
+/* *out is of use when it is inside. */
 cm_emulated_found cm_emulated_find(const cm_emulated *emulated, uint64_t address,
                                    uint64_t nbytes, cm_emulated_place *out);
 
@@ -249,10 +251,5 @@ int32_t cm_emulated_touch(cm_emulated *emulated, cm_emulated_job *job,
  * place: unregistering waits for it, as the driver does. NULL: not registered. */
 cm_emulated_range *cm_emulated_hold(const cm_emulated_place *place);
 void cm_emulated_let_go(cm_emulated *emulated, cm_emulated_range *range);
-
-/* -- kernel.c -------------------------------------------------------------------------- */
-
-/* Forget the modules of the device; of all with -1. */
-void cm_emulated_modules_reset(cm_emulated *emulated, int device);
 
 #endif

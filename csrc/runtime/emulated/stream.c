@@ -33,12 +33,12 @@ typedef struct cm_emulated_item {
 } cm_emulated_item;
 
 typedef struct cm_stream_thread {
+    int device;   /* first */
     cm_list node; /* in streams->queues */
     cm_emulated *emulated;
     cm_stream_thread_kind kind;
     uint64_t handle; /* user streams only */
     uint64_t id;
-    int device;
     unsigned flags;
     int priority;
     bool is_shut;
@@ -54,11 +54,10 @@ typedef struct cm_stream_thread {
 enum {
     EVENT_INTERPROCESS = 4,
     EVENT_FLAGS = CM_EVENT_BLOCKING_SYNC | CM_EVENT_DISABLE_TIMING | EVENT_INTERPROCESS,
-    HANDLE_STEP = 16,
 };
 
 typedef struct event {
-    int device;
+    int device; /* first */
     unsigned flags;
     uint64_t capture;       /* number of the capture that recorded it last; 0: none */
     cm_emulated_item *item; /* held; NULL: never recorded */
@@ -236,7 +235,7 @@ queue_open(cm_emulated *emulated, cm_stream_thread_kind kind, int device,
     queue->emulated = emulated;
     queue->kind = kind;
     queue->device = device;
-    queue->id = emulated->streams.next_id++;
+    queue->id = CM_STREAM_PER_THREAD + ++emulated->streams.opened;
     queue->random =
         (emulated->config.seed ^ (queue->id * UINT64_C(0x9E3779B97F4A7C15))) | 1u;
     cm_list_init(&queue->items);
@@ -277,7 +276,7 @@ cm_emulated_self(const cm_runtime *rt)
     if (CM_UNLIKELY(self.runtime != emulated->number)) {
         self = (cm_emulated_thread){
             .runtime = emulated->number,
-            .number = emulated->streams.next_number++,
+            .number = ++emulated->last_number,
             .id = (pid_t)syscall(SYS_gettid),
             .device = -1,
         };
@@ -370,7 +369,7 @@ queue_push(cm_stream_thread *queue, const cm_emulated_job *job, size_t nbytes,
         return CM_CUDA_OUT_OF_MEMORY;
     }
     item->refs = 1;
-    item->number = emulated->streams.next_number++;
+    item->number = ++emulated->last_number;
     item->job = job != NULL ? memcpy(item->bytes, job, nbytes) : NULL;
     item->after = after;
     if (after != NULL) {
@@ -457,11 +456,13 @@ cm_emulated_submit(cm_runtime *rt, uint64_t stream, cm_emulated_job *job, size_t
     return code;
 }
 
+/* For non-blocking streams too. */
 int32_t
-cm_emulated_wait_device(cm_emulated *emulated, int device)
+cm_emulated_op_device_synchronize(cm_runtime *rt)
 {
     cm_stream_thread *fence;
-    CM_TRY_CODE(default_find(emulated, CM_QUEUE_FENCE, device, NULL, &fence));
+    CM_TRY_CODE(default_find(cm_emulated_of(rt), CM_QUEUE_FENCE,
+                             cm_emulated_self(rt)->device, NULL, &fence));
     return queue_wait(fence);
 }
 
@@ -483,7 +484,7 @@ set_capture(cm_stream_thread *queue, bool on)
         return CM_CUDA_CAPTURE_UNSUPPORTED; /* the legacy stream cannot be captured */
     }
     if (on != (queue->capture != 0)) {
-        queue->capture = on ? emulated->streams.next_number++ : 0;
+        queue->capture = on ? ++emulated->last_number : 0;
         queue->capturer = cm_emulated_self(&emulated->base)->number;
     }
     return 0;
@@ -523,61 +524,41 @@ cm_emulated_set_capturing(cm_runtime *rt, uint64_t stream, bool on)
 
 /* ---- streams --------------------------------------------------------------------------- */
 
-void
-cm_emulated_streams_init(cm_emulated *emulated)
+static int32_t
+event_destroy(cm_emulated_streams *streams, uint64_t handle)
 {
-    cm_emulated_streams *streams = &emulated->streams;
-    streams->next_handle = 0x10000;
-    streams->next_event = 0x20000001;
-    streams->next_id = CM_STREAM_PER_THREAD + 1;
-    streams->next_number = 1;
-    cm_list_init(&streams->queues);
-}
-
-static void
-reset_events(cm_emulated *emulated, int device)
-{
-    cm_emulated_table *events = &emulated->streams.events;
-    for (size_t i = events->count; i-- > 0;) {
-        event *each = events->entries[i].object;
-        if (each->device == device) {
-            (void)cm_emulated_table_remove(events, events->entries[i].key);
-            item_release(each->item);
-            free(each);
-        }
+    event *gone = cm_emulated_table_remove(&streams->events, handle);
+    if (gone == NULL) {
+        return CM_CUDA_INVALID_HANDLE;
     }
+    item_release(gone->item);
+    free(gone);
+    return 0;
 }
 
 void
-cm_emulated_streams_fini(cm_emulated *emulated)
+cm_emulated_streams_end(cm_emulated *emulated)
 {
-    cm_emulated_streams *streams = &emulated->streams;
-    cm_mutex_lock(&emulated->lock);
     for (EACH_QUEUE(emulated, queue)) {
         queue_close(queue);
     }
-    for (int device = 0; device < CM_MAX_DEVICES; device++) {
-        reset_events(emulated, device);
-    }
-    while (!cm_list_is_empty(&streams->queues)) {
+    while (!cm_list_is_empty(&emulated->streams.queues)) {
         cm_cond_wait(&emulated->changed, &emulated->lock);
     }
-    cm_mutex_unlock(&emulated->lock);
-    cm_emulated_table_fini(&streams->by_handle);
-    cm_emulated_table_fini(&streams->events);
 }
 
 void
 cm_emulated_streams_reset(cm_emulated *emulated, int device)
 {
-    for (EACH_QUEUE(emulated, queue)) {
-        if (queue->device == device && queue->kind == CM_QUEUE_USER
-            && !queue->is_closed) {
-            queue_close(queue);
-        }
+    cm_emulated_streams *streams = &emulated->streams;
+    const cm_emulated_entry *left;
+    while ((left = cm_emulated_table_of_device(&streams->by_handle, device)) != NULL) {
+        queue_close(left->object);
     }
-    reset_events(emulated, device);
-    emulated->streams.faults[device] = 0;
+    while ((left = cm_emulated_table_of_device(&streams->events, device)) != NULL) {
+        (void)event_destroy(streams, left->key);
+    }
+    streams->faults[device] = 0;
 }
 
 int32_t
@@ -612,11 +593,9 @@ cm_emulated_op_stream_create(cm_runtime *rt, unsigned flags, int priority,
     queue->priority = clamp_priority(priority);
     /* Handles come back, as on a real device: one that is kept past its stream names
      * another. */
-    queue->handle = streams->reused_handle;
+    queue->handle = streams->reused_handle != 0 ? streams->reused_handle
+                                                : cm_emulated_new_handle(emulated);
     streams->reused_handle = 0;
-    if (queue->handle == 0) {
-        queue->handle = streams->next_handle += HANDLE_STEP;
-    }
     if (!cm_emulated_table_add(&streams->by_handle, queue->handle, queue)) {
         queue->kind = CM_QUEUE_FENCE; /* has no handle to take back */
         queue_close(queue);
@@ -709,21 +688,21 @@ cm_emulated_op_capture_mode_exchange(cm_runtime *rt, int *mode)
 int32_t
 cm_emulated_op_event_create(cm_runtime *rt, unsigned flags, uint64_t *out)
 {
-    cm_emulated_streams *streams = &cm_emulated_of(rt)->streams;
+    cm_emulated *emulated = cm_emulated_of(rt);
     if ((flags & ~(unsigned)EVENT_FLAGS) != 0
         || ((flags & EVENT_INTERPROCESS) != 0
             && (flags & CM_EVENT_DISABLE_TIMING) == 0)) {
         return CM_CUDA_INVALID_VALUE;
     }
     event *made = calloc(1, sizeof(*made));
-    uint64_t handle = streams->next_event;
-    if (made == NULL || !cm_emulated_table_add(&streams->events, handle, made)) {
+    uint64_t handle = cm_emulated_new_handle(emulated);
+    if (made == NULL
+        || !cm_emulated_table_add(&emulated->streams.events, handle, made)) {
         free(made);
         return CM_CUDA_OUT_OF_MEMORY;
     }
     made->device = cm_emulated_self(rt)->device;
     made->flags = flags;
-    streams->next_event += 2; /* odd: never one of a stream */
     *out = handle;
     return 0;
 }
@@ -731,13 +710,7 @@ cm_emulated_op_event_create(cm_runtime *rt, unsigned flags, uint64_t *out)
 int32_t
 cm_emulated_op_event_destroy(cm_runtime *rt, uint64_t handle)
 {
-    event *gone = cm_emulated_table_remove(&cm_emulated_of(rt)->streams.events, handle);
-    if (gone == NULL) {
-        return CM_CUDA_INVALID_HANDLE;
-    }
-    item_release(gone->item);
-    free(gone);
-    return 0;
+    return event_destroy(&cm_emulated_of(rt)->streams, handle);
 }
 
 static int32_t

@@ -63,6 +63,17 @@ cm_emulated_table_remove(cm_emulated_table *table, uint64_t key)
     return object;
 }
 
+const cm_emulated_entry *
+cm_emulated_table_of_device(const cm_emulated_table *table, int device)
+{
+    for (size_t i = 0; i < table->count; i++) {
+        if (*(const int *)table->entries[i].object == device) {
+            return &table->entries[i];
+        }
+    }
+    return NULL;
+}
+
 void
 cm_emulated_table_fini(cm_emulated_table *table)
 {

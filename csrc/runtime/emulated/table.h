@@ -24,6 +24,10 @@ bool cm_emulated_table_add(cm_emulated_table *table, uint64_t key, void *object)
 /* NULL for a key that is not there: a handle is stale or made up. */
 void *cm_emulated_table_find(const cm_emulated_table *table, uint64_t key);
 void *cm_emulated_table_remove(cm_emulated_table *table, uint64_t key);
+/* The first entry whose object, a struct that begins with its device (an int), is of
+ * `device`, or NULL. */
+const cm_emulated_entry *cm_emulated_table_of_device(const cm_emulated_table *table,
+                                                     int device);
 /* Index of the first entry above `key`. */
 size_t cm_emulated_table_above(const cm_emulated_table *table, uint64_t key);
 void cm_emulated_table_fini(cm_emulated_table *table);
