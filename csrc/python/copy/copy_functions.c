@@ -204,5 +204,10 @@ PyMethodDef cm_copy_methods[] = {
     {"copy", CM_METHOD(copy_function), CM_KEYWORDS, CM_DOC_copy},
     {"copy_async", CM_METHOD(copy_async_function), CM_KEYWORDS, CM_DOC_copy_async},
     {"asnumpy", CM_METHOD(asnumpy), CM_KEYWORDS, CM_DOC_asnumpy},
+    {"_explain", cm_explain, METH_VARARGS, CM_DOC__explain},
+    {"_fill", cm_fill_element, METH_VARARGS, CM_DOC__fill},
+    {"_flush_cache", cm_flush_cache, METH_O, CM_DOC__flush_cache},
+    {"_raw_copy", cm_raw_copy, METH_VARARGS, CM_DOC__raw_copy},
+    {"_transfer_file", cm_transfer_file, METH_VARARGS, CM_DOC__transfer_file},
     {NULL, NULL, 0, NULL},
 };

@@ -6,14 +6,16 @@
 #include "python/buffer/buffer_object.h"
 
 extern PyMethodDef cm_copy_methods[];
-extern PyMethodDef cm_constructor_methods[]; /* constructors.c */
-extern PyMethodDef cm_fill_methods[];        /* fill.c: hidden, for the package */
-extern PyMethodDef cm_explain_methods[];     /* explain.c */
-extern PyMethodDef cm_raw_copy_methods[];  /* raw_copy.c: hidden, for cumem/measuring.py
-                                            */
-extern PyMethodDef cm_copy_many_methods[]; /* batch.c */
+extern PyMethodDef cm_constructor_methods[];  /* constructors.c */
+extern PyMethodDef cm_copy_many_methods[];    /* batch.c */
 extern PyMethodDef cm_multi_device_methods[]; /* multi_device.c: hidden, for
                                                cumem/multi_device.py */
-extern PyMethodDef cm_file_methods[]; /* file_functions.c: hidden, for cumem/files.py */
+
+/* Hidden, for the package; METH_VARARGS, but for _flush_cache(), which is METH_O. */
+PyObject *cm_explain(PyObject *module, PyObject *args);
+PyObject *cm_fill_element(PyObject *module, PyObject *args);
+PyObject *cm_flush_cache(PyObject *module, PyObject *object);
+PyObject *cm_raw_copy(PyObject *module, PyObject *args);
+PyObject *cm_transfer_file(PyObject *module, PyObject *args);
 
 #endif

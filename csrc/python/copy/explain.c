@@ -2,7 +2,6 @@
 /* _explain(): what copy() would do. */
 #include "transfer/run/explain.h"
 
-#include "docstrings.h"
 #include "python/copy/call.h"
 #include "python/copy/configure.h"
 #include "python/copy/copy_functions.h"
@@ -62,8 +61,8 @@ look(cm_state *state, const cm_copy_request *request)
     return result;
 }
 
-static PyObject *
-explain(PyObject *module, PyObject *args)
+PyObject *
+cm_explain(PyObject *module, PyObject *args)
 {
     PyObject *dst, *src, *stream, *flag;
     bool blocking;
@@ -81,8 +80,3 @@ explain(PyObject *module, PyObject *args)
     }
     return cm_call_leave(&frame, result);
 }
-
-PyMethodDef cm_explain_methods[] = {
-    {"_explain", explain, METH_VARARGS, CM_DOC__explain},
-    {NULL, NULL, 0, NULL},
-};

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Ranges of a file and objects in memory: from them to a request of the engine, with
  * what must come first and what must stay alive. */
-#include "docstrings.h"
 #include "python/buffer/buffer_object.h"
 #include "python/copy/call.h"
 #include "python/copy/copy_functions.h"
@@ -189,8 +188,8 @@ run_call(file_call *call)
                : PyLong_FromUnsignedLongLong(call->nbytes);
 }
 
-static PyObject *
-transfer_file(PyObject *module, PyObject *args)
+PyObject *
+cm_transfer_file(PyObject *module, PyObject *args)
 {
     PyObject *open, *ends, *stream, *told;
     int writes, direct;
@@ -223,8 +222,3 @@ transfer_file(PyObject *module, PyObject *args)
     PyMem_Free(call);
     return cm_call_leave(&frame, result);
 }
-
-PyMethodDef cm_file_methods[] = {
-    {"_transfer_file", transfer_file, METH_VARARGS, CM_DOC__transfer_file},
-    {NULL, NULL, 0, NULL},
-};

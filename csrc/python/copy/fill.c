@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* fill(): one element into all of a buffer, by memset where the device can. */
-#include "docstrings.h"
 #include "python/buffer/buffer_object.h"
 #include "python/buffer/methods.h"
 #include "python/copy/buffer_methods.h"
@@ -153,8 +152,8 @@ fill_by(cm_buffer *self, PyObject *element, cm_stream *stream, bool named)
     return cm_buffer_nbytes(self) == 0 ? 0 : run_fill(self, region.host, stream, named);
 }
 
-static PyObject *
-fill_element(PyObject *module, PyObject *args)
+PyObject *
+cm_fill_element(PyObject *module, PyObject *args)
 {
     PyObject *buffer, *element, *given;
     if (!PyArg_ParseTuple(args, "O!OO", cm_state_of_module(module)->buffer_type,
@@ -170,11 +169,6 @@ fill_element(PyObject *module, PyObject *args)
     cm_stream_give(self->state, stream);
     return result < 0 ? NULL : Py_NewRef(Py_None);
 }
-
-PyMethodDef cm_fill_methods[] = {
-    {"_fill", fill_element, METH_VARARGS, CM_DOC__fill},
-    {NULL, NULL, 0, NULL},
-};
 
 /* Numbers here, all else by the package, which comes back with one element or copies.
  */

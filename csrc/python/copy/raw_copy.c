@@ -4,7 +4,6 @@
  * _flush_cache(): so that what is measured is memory. */
 #include "base/simd_copy.h"
 #include "base/thread.h"
-#include "docstrings.h"
 #include "python/copy/copy_functions.h"
 #include "python/core/errors.h"
 
@@ -19,8 +18,8 @@ copy_and_wait(cm_address dst, cm_address src, uint64_t nbytes, const cm_stream *
     return cm_ok();
 }
 
-static PyObject *
-raw_copy(PyObject *module, PyObject *args)
+PyObject *
+cm_raw_copy(PyObject *module, PyObject *args)
 {
     cm_state *state = cm_state_of_module(module);
     unsigned long long dst, src, nbytes;
@@ -44,8 +43,8 @@ raw_copy(PyObject *module, PyObject *args)
                : cm_py_raise(state, status, "while measuring the runtime's own copies");
 }
 
-static PyObject *
-flush_cache(PyObject *module CM_UNUSED, PyObject *object)
+PyObject *
+cm_flush_cache(PyObject *module CM_UNUSED, PyObject *object)
 {
     Py_buffer view;
     if (PyObject_GetBuffer(object, &view, PyBUF_SIMPLE) < 0) {
@@ -55,9 +54,3 @@ flush_cache(PyObject *module CM_UNUSED, PyObject *object)
     PyBuffer_Release(&view);
     Py_RETURN_NONE;
 }
-
-PyMethodDef cm_raw_copy_methods[] = {
-    {"_raw_copy", raw_copy, METH_VARARGS, CM_DOC__raw_copy},
-    {"_flush_cache", flush_cache, METH_O, CM_DOC__flush_cache},
-    {NULL, NULL, 0, NULL},
-};

@@ -5,7 +5,6 @@
 
 #include <stdio.h>
 
-#include "docstrings.h"
 #include "python/buffer/buffer_object.h"
 #include "python/core/arguments.h"
 #include "python/core/errors.h"
@@ -143,8 +142,8 @@ call_back(attempt *self, PyObject *callback)
 
 /* By the package: once more, after a callback or (None) a collection. True when there
  * is nothing left to try. */
-static PyObject *
-retry(PyObject *Py_UNUSED(module), PyObject *args)
+PyObject *
+cm_shortage_retry(PyObject *Py_UNUSED(module), PyObject *args)
 {
     PyObject *capsule;
     PyObject *callback;
@@ -277,12 +276,6 @@ cm_shortage_relieve(void *state, cm_pool *pool, uint64_t nbytes, cm_stream *stre
     *out = self.block;
     return self.status;
 }
-
-/* For cumem/out_of_memory.py. */
-PyMethodDef cm_shortage_methods[] = {
-    {"_retry", retry, METH_VARARGS, CM_DOC__retry},
-    {NULL, NULL, 0, NULL},
-};
 
 /* A block as cm_pool_alloc() gives it. When there is not enough: trims the other pools
  * of the same memory, calls the callbacks in order, collects garbage, and tries again

@@ -25,7 +25,8 @@ PyObject *cm_buffer_allocate_like(cm_state *state, cm_pool_object *pool, cm_kind
 cm_status cm_shortage_relieve(void *state, cm_pool *pool, uint64_t nbytes,
                               cm_stream *stream, cm_status status, cm_block **out);
 
-extern PyMethodDef cm_shortage_methods[]; /* _retry */
+/* For cumem/out_of_memory.py; METH_VARARGS. */
+PyObject *cm_shortage_retry(PyObject *module, PyObject *args);
 
 /* -- fast_path.c -------------------------------------------------------------------------- */
 

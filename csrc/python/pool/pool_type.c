@@ -402,6 +402,7 @@ PyMethodDef cm_pool_methods[] = {
     {"default_pool", CM_METHOD(default_pool), CM_KEYWORDS, CM_DOC_default_pool},
     {"_set_pool_type", set_pool_type, METH_O, CM_DOC__set_pool_type},
     {"_trim", trim, METH_VARARGS, CM_DOC__trim},
+    {"_retry", cm_shortage_retry, METH_VARARGS, CM_DOC__retry},
     {"_pools", CM_METHOD(pools), METH_FASTCALL, CM_DOC__pools},
     {NULL, NULL, 0, NULL},
 };

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The buffer protocol of the host-usable types, and their pickles. Shape and strides of
  * a view are the buffer's own, which it keeps alive; `internal` holds the format. */
-#include "docstrings.h"
 #include "python/core/arguments.h"
 #include "python/core/numpy_bridge.h"
 #include "python/protocols/protocols.h"
@@ -142,8 +141,8 @@ cm_buffer_reduce_ex(PyObject *self, PyObject *protocol)
         Py_BuildValue("(OOO)", self, protocol, pooled ? Py_True : Py_False));
 }
 
-static PyObject *
-freeze(PyObject *module, PyObject *object)
+PyObject *
+cm_freeze(PyObject *module, PyObject *object)
 {
     if (!cm_buffer_check(cm_state_of_module(module), object)) {
         cm_arg_refuse(object, "buffer", "a Buffer");
@@ -152,8 +151,3 @@ freeze(PyObject *module, PyObject *object)
     ((cm_buffer *)(void *)object)->readonly = true;
     return Py_NewRef(Py_None);
 }
-
-PyMethodDef cm_pickle_methods[] = {
-    {"_freeze", freeze, METH_O, CM_DOC__freeze},
-    {NULL, NULL, 0, NULL},
-};

@@ -80,8 +80,11 @@ asbuffer(PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyObject *kw
     return buffer;
 }
 
-PyMethodDef cm_asbuffer_methods[] = {
+PyMethodDef cm_protocol_methods[] = {
     {"asbuffer", CM_METHOD(asbuffer), CM_KEYWORDS, CM_DOC_asbuffer},
+    {"_freeze", cm_freeze, METH_O, CM_DOC__freeze},
+    {"_register", cm_register_memory, METH_VARARGS, CM_DOC__register},
+    {"_unregister", cm_unregister_memory, METH_VARARGS, CM_DOC__unregister},
     {NULL, NULL, 0, NULL},
 };
 

@@ -18,9 +18,9 @@ void cm_buffer_releasebuffer(PyObject *self, Py_buffer *view);
 PyObject *cm_buffer_array_interface(PyObject *self, void *closure);
 /* The dictionary itself, whatever the backend: for tests on the emulated device. */
 PyObject *cm_array_interface_dict(PyObject *self);
-/* __reduce_ex__ (METH_O), and what unpickling needs of the module. */
+/* __reduce_ex__ (METH_O), and what unpickling needs of the module (METH_O). */
 PyObject *cm_buffer_reduce_ex(PyObject *self, PyObject *protocol);
-extern PyMethodDef cm_pickle_methods[];
+PyObject *cm_freeze(PyObject *module, PyObject *object);
 
 /* -- in ----------------------------------------------------------------------------------- */
 
@@ -41,9 +41,12 @@ PyObject *cm_import_array_interface(cm_state *state, PyObject *object,
                                     cm_stream *stream);
 PyObject *cm_import_buffer(cm_state *state, PyObject *object);
 
-/* asbuffer() and register() for the module's method table; end with an empty row. */
-extern PyMethodDef cm_asbuffer_methods[];
-extern PyMethodDef cm_registration_methods[];
+/* For cumem/registering.py; METH_VARARGS. */
+PyObject *cm_register_memory(PyObject *module, PyObject *args);
+PyObject *cm_unregister_memory(PyObject *module, PyObject *args);
+
+/* asbuffer() and the hidden functions above. */
+extern PyMethodDef cm_protocol_methods[];
 
 /* -- any copy operand ---------------------------------------------------------------------- */
 

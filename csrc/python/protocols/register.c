@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Page-locked memory of others: the begin and the end of a Registration. */
-#include "docstrings.h"
 #include "python/core/arguments.h"
 #include "python/core/errors.h"
 #include "python/core/numpy_bridge.h"
@@ -92,8 +91,8 @@ lock_pages(cm_state *state, cm_storage *storage, const cm_import *bytes,
     return 0;
 }
 
-static PyObject *
-register_memory(PyObject *module, PyObject *args)
+PyObject *
+cm_register_memory(PyObject *module, PyObject *args)
 {
     cm_state *state = cm_state_of_module(module);
     PyObject *object;
@@ -148,8 +147,8 @@ wait_until_unused(cm_storage *storage)
     return 0;
 }
 
-static PyObject *
-unregister(PyObject *module, PyObject *args)
+PyObject *
+cm_unregister_memory(PyObject *module, PyObject *args)
 {
     PyObject *object;
     int defers;
@@ -173,9 +172,3 @@ unregister(PyObject *module, PyObject *args)
     cm_storage_release(storage, true);
     return result < 0 ? NULL : Py_NewRef(Py_None);
 }
-
-PyMethodDef cm_registration_methods[] = {
-    {"_register", register_memory, METH_VARARGS, CM_DOC__register},
-    {"_unregister", unregister, METH_VARARGS, CM_DOC__unregister},
-    {NULL, NULL, 0, NULL},
-};
