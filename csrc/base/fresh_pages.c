@@ -48,34 +48,16 @@ cm_pages_ask_huge(void *p, uint64_t nbytes)
     }
 }
 
-/* Known only after a refusal; what else is refused is memory of another sort. */
-static bool
-can_populate(uintptr_t page)
-{
-    uintptr_t own = (uintptr_t)&page;
-    return madvise((void *)(own - own % page), page, MADV_POPULATE_READ) == 0;
-}
-
 cm_status
 cm_pages_populate(const void *p, uint64_t nbytes, bool writes)
 {
-    static atomic_bool is_old; /* the kernel: not asked again */
     uintptr_t page = cm_page_nbytes();
     uintptr_t begin = (uintptr_t)p - (uintptr_t)p % page;
     size_t length = (size_t)((uintptr_t)p + (uintptr_t)nbytes - begin);
     int advice = writes ? MADV_POPULATE_WRITE : MADV_POPULATE_READ;
-    if (nbytes == 0 || atomic_load_explicit(&is_old, memory_order_relaxed)
-        || madvise((void *)begin, length, advice) == 0) {
-        return cm_ok();
-    }
-    int error = errno;
-    if (error == EFAULT || error == ENOMEM || error == EHWPOISON) {
-        return cm_fail(CM_EFAULT, (uint64_t)error);
-    }
-    if ((error == EINVAL || error == ENOSYS) && !can_populate(page)) {
-        atomic_store_explicit(&is_old, true, memory_order_relaxed);
-    }
-    return cm_ok();
+    bool fails = nbytes != 0 && madvise((void *)begin, length, advice) != 0
+                 && (errno == EFAULT || errno == ENOMEM || errno == EHWPOISON);
+    return fails ? cm_fail(CM_EFAULT, (uint64_t)errno) : cm_ok();
 }
 
 cm_status
