@@ -462,14 +462,12 @@ failed(int32_t code, cm_op op, uint64_t arg)
 #define CALL(name, cuda, oldest, arg, params, args)                                    \
     static cm_status call_##name params                                                \
     {                                                                                  \
-        if (CM_UNLIKELY(rt->driver_version < (oldest))) {                              \
-            return failed(CM_ENOTSUP, CM_OP_##name, (uint64_t)CM_ARGUMENT_VALUE arg);  \
-        }                                                                              \
-        int32_t code = (int32_t)(DO_##name);                                           \
-        if (CM_LIKELY(code == CM_OK)) {                                                \
-            return cm_ok();                                                            \
-        }                                                                              \
-        return failed(code, CM_OP_##name, (uint64_t)CM_ARGUMENT_VALUE arg);            \
+        int32_t code = CM_LIKELY(rt->driver_version >= (oldest))                       \
+                           ? (int32_t)(DO_##name)                                      \
+                           : CM_ENOTSUP;                                               \
+        return CM_LIKELY(code == CM_OK)                                                \
+                   ? cm_ok()                                                           \
+                   : failed(code, CM_OP_##name, (uint64_t)CM_ARGUMENT_VALUE arg);      \
     }
 CM_OPS(CALL)
 #undef CALL

@@ -54,6 +54,13 @@ test_legacy_waits_for_blocking_streams(void)
     CHECK_OK(cm_emulated_gate_open(t.rt, t.a));
     CHECK_OK(cm_rt_stream_synchronize(t.rt, 0));
     CHECK_FILLED(t.alias, 2, N);
+    CHECK_OK(cm_emulated_gate_close(t.rt, t.b)); /* which does not block */
+    CHECK_OK(cm_rt_fill_8_async(t.rt, t.device, 3, N, t.b));
+    CHECK_OK(cm_rt_fill_8_async(t.rt, t.device, 4, N, CM_STREAM_LEGACY));
+    let_run();
+    CHECK(is_done(t.rt, 0));
+    CHECK_FILLED(t.alias, 4, N);
+    CHECK_OK(cm_emulated_gate_open(t.rt, t.b));
     tear_down(&t);
 }
 
@@ -119,6 +126,7 @@ test_per_thread_stream_is_the_threads_own(void)
     CHECK_OK(cm_emulated_gate_close(t.rt, 0));
     CHECK_OK(cm_rt_fill_8_async(t.rt, t.device, 1, N, 0));
     CHECK_OK(cm_rt_fill_8_async(t.rt, t.device, 2, N, CM_STREAM_PER_THREAD));
+    let_run();
     CHECK(!is_done(t.rt, CM_STREAM_PER_THREAD)); /* it blocks on the legacy stream */
     CHECK_OK(cm_emulated_gate_open(t.rt, 0));
     CHECK_OK(cm_rt_stream_synchronize(t.rt, CM_STREAM_PER_THREAD));
@@ -264,8 +272,6 @@ test_open_refuses_bad_configuration(void)
     config.device_count = -1;
     CHECK_CODE(cm_emulated_open(&config, &rt), CM_EINVALID);
 }
-
-/* Each thread allocates, copies there and back on streams of its own, and checks. */
 
 /* Each thread allocates, copies there and back on streams of its own, and checks. */
 static void *

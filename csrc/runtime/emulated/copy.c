@@ -27,12 +27,22 @@ typedef struct fill {
     uint32_t value;
 } fill;
 
+/* A copy that is queued holds the registered memory it is about: unregistering waits
+ * for it, as the driver does. */
+static void
+let_go(cm_emulated *emulated, cm_emulated_range *held)
+{
+    if (held != NULL && --held->waiting == 0) {
+        cm_cond_signal_all(&emulated->changed);
+    }
+}
+
 static void
 move_drop(cm_emulated_job *base)
 {
     move *job = (move *)base;
-    cm_emulated_let_go(job->emulated, job->dst.held);
-    cm_emulated_let_go(job->emulated, job->src.held);
+    let_go(job->emulated, job->dst.held);
+    let_go(job->emulated, job->src.held);
     free(job->staged);
 }
 
@@ -72,7 +82,10 @@ check_end(const cm_emulated *emulated, cm_emulated_end *end, bool written, int d
         place->kind = CM_EMULATED_HOST;
         return device < 0 ? 0 : CM_CUDA_INVALID_VALUE;
     case CM_EMULATED_INSIDE:
-        end->held = cm_emulated_hold(place);
+        if (place->kind == CM_EMULATED_REGISTERED) {
+            end->held = place->range;
+            end->held->waiting++;
+        }
         break;
     default:
         return CM_CUDA_INVALID_VALUE;

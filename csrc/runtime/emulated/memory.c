@@ -366,24 +366,6 @@ cm_emulated_touch(cm_emulated *emulated, cm_emulated_job *job,
     return unpin(emulated, &to, code);
 }
 
-cm_emulated_range *
-cm_emulated_hold(const cm_emulated_place *place)
-{
-    if (place->kind != CM_EMULATED_REGISTERED) {
-        return NULL;
-    }
-    place->range->waiting++;
-    return place->range;
-}
-
-void
-cm_emulated_let_go(cm_emulated *emulated, cm_emulated_range *range)
-{
-    if (range != NULL && --range->waiting == 0) {
-        cm_cond_signal_all(&emulated->changed);
-    }
-}
-
 /* ---- allocation ------------------------------------------------------------------ */
 
 /* Where the pages of a managed range are, by page of its mapping. */

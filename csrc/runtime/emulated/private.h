@@ -234,7 +234,7 @@ typedef struct cm_emulated_end {
     cm_address address;
     uint64_t nbytes;
     bool is_plain;           /* ordinary memory: nothing to look up */
-    cm_emulated_range *held; /* of a copy that is queued; NULL: nothing is */
+    cm_emulated_range *held; /* by a copy that is queued; NULL: nothing is */
 } cm_emulated_end;
 
 /* Let go of the lock for `touch`, with both ends kept from going away meanwhile: of a
@@ -246,10 +246,5 @@ int32_t cm_emulated_touch(cm_emulated *emulated, cm_emulated_job *job,
                           const cm_emulated_end *dst, const cm_emulated_end *src,
                           void (*touch)(cm_emulated_job *job, unsigned char *dst,
                                         const unsigned char *src));
-
-/* A copy that is queued holds the registered memory it is about, of which that is the
- * place: unregistering waits for it, as the driver does. NULL: not registered. */
-cm_emulated_range *cm_emulated_hold(const cm_emulated_place *place);
-void cm_emulated_let_go(cm_emulated *emulated, cm_emulated_range *range);
 
 #endif

@@ -39,8 +39,8 @@ typedef struct cm_stream_thread {
     cm_stream_thread_kind kind;
     uint64_t handle; /* user streams only */
     uint64_t id;
-    unsigned flags;
     int priority;
+    bool is_blocking; /* takes part in the order with its device's legacy stream */
     bool is_shut;
     bool is_closed;   /* no more work will come; goes with its thread, after the last */
     uint64_t capture; /* number of the capture under way; 0: none */
@@ -72,15 +72,6 @@ typedef struct event {
 #define ITEM(at) CM_LIST_ENTRY(at, cm_emulated_item, node)
 
 /* ---- the threads behind the streams, and what each piece of work must wait for --------- */
-
-/* True when the queue takes part in the order with its device's legacy stream. */
-static bool
-is_blocking(const cm_stream_thread *queue)
-{
-    return (queue->kind == CM_QUEUE_USER
-            && (queue->flags & CM_STREAM_NON_BLOCKING) == 0)
-           || queue->kind == CM_QUEUE_PER_THREAD;
-}
 
 /* xorshift64*: the delays of a stream depend on the seed and its id alone. */
 static uint64_t
@@ -119,9 +110,9 @@ must_follow(const cm_stream_thread *queue, const cm_stream_thread *other)
     case CM_QUEUE_FENCE:
         return true;
     case CM_QUEUE_LEGACY:
-        return is_blocking(other);
+        return other->is_blocking;
     default:
-        return other->kind == CM_QUEUE_LEGACY && is_blocking(queue);
+        return other->kind == CM_QUEUE_LEGACY && queue->is_blocking;
     }
 }
 
@@ -333,6 +324,7 @@ default_find(cm_emulated *emulated, cm_stream_thread_kind kind, int device,
     CM_TRY_CODE(queue_open(emulated, kind, device, out));
     if (owner != NULL) {
         (*out)->owner = *owner;
+        (*out)->is_blocking = true;
         close_abandoned(emulated, owner);
     }
     return 0;
@@ -393,9 +385,9 @@ check_capture(const cm_stream_thread *queue)
         return CM_CUDA_CAPTURE_UNSUPPORTED;
     }
     for (EACH_QUEUE(queue->emulated, other)) {
-        if (queue->kind == CM_QUEUE_LEGACY && other->capture != 0
-            && must_follow(queue, other)) {
-            return CM_CUDA_CAPTURE_IMPLICIT;
+        if (other->capture != 0 && must_follow(queue, other)) {
+            return queue->kind == CM_QUEUE_FENCE ? CM_CUDA_CAPTURE_UNSUPPORTED
+                                                 : CM_CUDA_CAPTURE_IMPLICIT;
         }
     }
     return 0;
@@ -589,7 +581,7 @@ cm_emulated_op_stream_create(cm_runtime *rt, unsigned flags, int priority,
     cm_stream_thread *queue;
     CM_TRY_CODE(
         queue_open(emulated, CM_QUEUE_USER, cm_emulated_self(rt)->device, &queue));
-    queue->flags = flags;
+    queue->is_blocking = (flags & CM_STREAM_NON_BLOCKING) == 0;
     queue->priority = clamp_priority(priority);
     /* Handles come back, as on a real device: one that is kept past its stream names
      * another. */
@@ -770,11 +762,6 @@ cm_emulated_op_context_record_event(cm_runtime *rt, uint64_t handle)
     event *each;
     if (self->device < 0) {
         return CM_CUDA_DEVICE_UNINITIALIZED;
-    }
-    for (EACH_QUEUE(emulated, queue)) {
-        if (queue->capture != 0 && queue->device == self->device) {
-            return CM_CUDA_CAPTURE_UNSUPPORTED;
-        }
     }
     CM_TRY_CODE(event_find(rt, handle, &each));
     CM_TRY_CODE(default_find(emulated, CM_QUEUE_FENCE, self->device, NULL, &fence));
