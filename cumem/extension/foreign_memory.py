@@ -139,8 +139,3 @@ def refuse_stride(step: int, itemsize: int) -> NoReturn:
         f"DLPack counts strides in elements: {step} bytes are no multiple of the "
         f"itemsize {itemsize}"
     )
-
-
-def ask_format(dtype: np.dtype[Any]) -> str:
-    """The buffer format of NumPy's own arrays of it; ValueError as NumPy raises."""
-    return memoryview(np.empty((), dtype)).format
