@@ -28,6 +28,7 @@ typedef struct batch {
     cm_copy_request part; /* the next one */
     cm_ticket **parts;    /* owned array, held */
     uint64_t part_count;
+    cm_wait_hooks hooks;
     uint64_t asked_ns; /* when whether to go on */
     cm_many shapes[GROUP_MAX];
 } batch;
@@ -171,27 +172,17 @@ set_group(batch *b, uint32_t group)
 
 /* -- several parts ------------------------------------------------------------------------ */
 
-/* One part alone may be too short to ask by itself. */
-static cm_status
-ask_whether_to_go_on(batch *b)
-{
-    const cm_wait_hooks hooks = cm_request_hooks(&b->request->common);
-    return cm_wait_ask(&hooks, &b->asked_ns);
-}
-
 /* Until it is done; on a stream, until the rest is the device's. */
 static cm_status
 wait_for_part(batch *b, uint64_t index)
 {
-    bool asks = b->request->common.interrupted != NULL;
-    uint64_t limit = asks ? CM_ASK_NS : UINT64_MAX;
     bool late;
     do {
         cm_status status = b->request->common.blocking
-                               ? cm_ticket_depend(b->parts[index], NULL, limit)
-                               : cm_ticket_settle(b->parts[index], limit);
+                               ? cm_ticket_depend(b->parts[index], NULL, CM_ASK_NS)
+                               : cm_ticket_settle(b->parts[index], CM_ASK_NS);
         late = status.code == CM_ETIMEOUT;
-        CM_TRY(ask_whether_to_go_on(b));
+        CM_TRY(cm_wait_ask(&b->hooks, &b->asked_ns));
     } while (late);
     return cm_ok();
 }
@@ -204,7 +195,7 @@ make_way(batch *b)
     if (b->request->common.blocking && b->part_count >= AHEAD_MAX) {
         return wait_for_part(b, b->part_count - AHEAD_MAX);
     }
-    return ask_whether_to_go_on(b);
+    return cm_wait_ask(&b->hooks, &b->asked_ns); /* one may be too short to ask */
 }
 
 /* What touches others comes after the one before, and only where that has not failed:
@@ -275,16 +266,6 @@ start_parts(batch *b)
     return start_those_alone(b);
 }
 
-/* By a caller's thread that waits: until all are done, or CM_ECANCELLED. */
-static cm_status
-wait_for_parts(batch *b)
-{
-    for (uint64_t i = 0; i < b->part_count; i++) {
-        CM_TRY(wait_for_part(b, i));
-    }
-    return cm_ok();
-}
-
 /* Whoever waits here may be interrupted. Of a call that fails what is under way goes on
  * behind the ticket, which nobody asks how it ended. */
 static cm_status
@@ -293,8 +274,9 @@ join_parts(batch *b, cm_ticket *ticket, cm_status started)
     bool blocking = b->request->common.blocking;
     bool waits = cm_request_waits(&b->request->common);
     cm_status status = started;
-    if (waits && status.code != CM_ECANCELLED) {
-        cm_status waited = wait_for_parts(b);
+    for (uint64_t i = 0; waits && status.code != CM_ECANCELLED && i < b->part_count;
+         i++) {
+        cm_status waited = wait_for_part(b, i);
         status = cm_is_ok(waited) ? status : waited;
     }
     /* What has not begun does not; the last first, so that none comes after one that is
@@ -350,6 +332,7 @@ start_several(batch *b, uint64_t count, cm_ticket **out)
     b->part.keep_count = 0; /* the whole keeps them */
     b->part.blocking = false;
     b->part.ticket_seen = NULL;
+    b->hooks = cm_request_hooks(common);
     b->asked_ns = cm_now_ns();
     cm_status status = join_parts(b, ticket, start_parts(b));
     if (!cm_is_ok(status) && out != NULL && !cm_ticket_update(ticket)) {
@@ -404,27 +387,22 @@ start(batch *b, cm_ticket **out)
 cm_status
 cm_engine_copy_many(cm_engine *engine, const cm_many_request *request, cm_ticket **out)
 {
-    cm_tuning tuning;
-    cm_status status = cm_engine_begin_call(engine, &tuning);
+    batch *b = calloc(1, sizeof(*b));
+    cm_status status = b == NULL ? cm_fail(CM_ENOMEM, sizeof(*b))
+                                 : cm_engine_begin_call(engine, &b->tuning);
     if (!cm_is_ok(status)) {
+        free(b);
         return refuse(request, status);
     }
-    batch *b = calloc(1, sizeof(*b));
-    if (b == NULL) {
-        status = refuse(request, cm_fail(CM_ENOMEM, sizeof(*b)));
+    b->engine = engine;
+    b->request = request;
+    status = start(b, out);
+    for (uint64_t i = 0; b->parts != NULL && i < b->part_count; i++) {
+        cm_ticket_release(b->parts[i]);
     }
-    else {
-        b->engine = engine;
-        b->request = request;
-        b->tuning = tuning;
-        status = start(b, out);
-        for (uint64_t i = 0; b->parts != NULL && i < b->part_count; i++) {
-            cm_ticket_release(b->parts[i]);
-        }
-        free(b->parts);
-        free(b->groups);
-        free(b);
-    }
+    free(b->parts);
+    free(b->groups);
+    free(b);
     cm_engine_end_call(engine);
     return status;
 }
