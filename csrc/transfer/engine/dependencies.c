@@ -169,9 +169,7 @@ cm_job_record_after(cm_job *job, const cm_copy_request *request)
 static cm_status
 wait_for_ticket(cm_job *job, cm_ticket *before)
 {
-    uint64_t limit = job->in_background               ? 0
-                     : job->hooks.interrupted != NULL ? CM_ASK_NS
-                                                      : UINT64_MAX;
+    uint64_t limit = job->in_background ? 0 : CM_ASK_NS;
     uint64_t asked_ns = 0;
     for (;;) {
         cm_status status = cm_ticket_depend(before, job->stream, limit);
@@ -270,12 +268,10 @@ check_all_over(cm_job *job, const cm_copy_request *request)
 cm_status
 cm_job_look_for_capture(cm_job *job)
 {
-    cm_runtime *rt = job->engine->rt;
     const cm_stream *stream = job->request_stream;
     return stream == NULL ? cm_ok()
-                          : CM_ON_DEVICE(rt, stream->device,
-                                         cm_rt_stream_is_capturing(rt, stream->handle,
-                                                                   &job->capturing));
+                          : cm_stream_ask_capturing(stream->rt, stream->device,
+                                                    stream->handle, &job->capturing);
 }
 
 cm_status
