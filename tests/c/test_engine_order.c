@@ -170,7 +170,8 @@ test_engine_close_waits_for_all_and_tickets_outlive_it(void)
     CHECK_OK(cm_engine_copy(w.engine, &up, &ticket));
     CHECK_OK(cm_engine_close(w.engine));
     CHECK_FILLED(b.bytes, 8, 1 << 20);
-    MUST(cm_engine_create(w.rt, w.registry, &w.engine)); /* for close_world */
+    MUST(cm_engine_create(w.rt, w.registry, NULL, NULL, &w.engine)); /* for close_world
+                                                                      */
     give_memory(&w, &a);
     give_memory(&w, &b);
     close_world(&w);
@@ -344,7 +345,8 @@ test_engine_short_of_device_memory_asks_for_relief(void)
     world w;
     open_world(&w);
     helper h = {.w = &w};
-    cm_engine_set_relief(w.engine, relieve, &h);
+    w.engine->relief = relieve;
+    w.engine->relief_argument = &h;
     memory device = take_memory(&w, CM_KIND_DEVICE, 0, 4096);
     memory host = take_memory(&w, CM_KIND_PAGEABLE, 0, 4096);
     cm_copy_request request = {.dst = row(&device, 0, 512, 8, 4),
@@ -521,7 +523,8 @@ test_engine_close_waits_for_what_an_interrupted_call_left(void)
     CHECK_EQ(dropped, 1);
     give_memory(&w, &a);
     give_memory(&w, &b);
-    MUST(cm_engine_create(w.rt, w.registry, &w.engine)); /* for close_world() */
+    MUST(cm_engine_create(w.rt, w.registry, NULL, NULL, &w.engine)); /* for
+                                                                        close_world() */
     close_world(&w);
 }
 

@@ -158,7 +158,8 @@ adopt(cm_state *state, cm_runtime *runtime)
     cm_engine *engine = NULL;
     cm_status status = cm_registry_create(runtime, &registry);
     if (cm_is_ok(status)) {
-        status = cm_engine_create(runtime, registry, &engine);
+        status =
+            cm_engine_create(runtime, registry, cm_shortage_relieve, state, &engine);
         if (!cm_is_ok(status)) {
             cm_status ignored = cm_registry_close(registry);
             (void)ignored;
@@ -167,7 +168,6 @@ adopt(cm_state *state, cm_runtime *runtime)
     if (!cm_is_ok(status)) {
         return cm_py_raise_int(state, status, "while opening the runtime");
     }
-    cm_engine_set_relief(engine, cm_shortage_relieve, state);
     state->runtime = runtime;
     state->context_count = 0;
     state->registry = registry;

@@ -5,13 +5,16 @@
 #include "transfer/engine/job.h"
 
 cm_status
-cm_engine_create(cm_runtime *rt, cm_registry *registry, cm_engine **out)
+cm_engine_create(cm_runtime *rt, cm_registry *registry, cm_relief *relief,
+                 void *relief_argument, cm_engine **out)
 {
     cm_engine *engine = calloc(1, sizeof(*engine));
     CM_TRY(cm_allocated(engine != NULL, sizeof(*engine)));
     atomic_init(&engine->refs, 1);
     engine->rt = rt;
     engine->registry = registry;
+    engine->relief = relief;
+    engine->relief_argument = relief_argument;
     cm_tuning_init(&engine->tuning);
     cm_tuning_resolve(&engine->tuning, cm_usable_cpu_count(NULL));
     engine->drain_ns = CM_DRAIN_NS;
@@ -99,13 +102,6 @@ cm_engine_set_pool(cm_engine *engine, int device, cm_pool *pool)
         *slot = cm_pool_hold(pool);
     }
     cm_mutex_unlock(&engine->lock);
-}
-
-void
-cm_engine_set_relief(cm_engine *engine, cm_relief *relief, void *argument)
-{
-    engine->relief = relief;
-    engine->relief_argument = argument;
 }
 
 cm_status

@@ -1,9 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The entry for moving bytes, of one copy or fill (batch.h: of many): takes two
- * regions,
- * plans, and moves them directly, by kernel or staged. Owns the internal streams, the job threads and the strided-copy
- * kernel. Knows nothing of Python: what must stay alive is a `keep` with a drop
- * function.
+ * regions, plans, and moves them directly, by kernel or staged. Owns the internal
+ * streams, the job threads and the kernels. Knows nothing of Python: what must stay
+ * alive is a `keep` with a drop function.
  * Locks: one mutex over its lists, never held across a runtime call that can wait. */
 #ifndef CM_TRANSFER_ENGINE_ENGINE_H
 #define CM_TRANSFER_ENGINE_ENGINE_H
@@ -18,9 +17,17 @@
 
 typedef struct cm_engine cm_engine;
 
+/* What to do when there is no room for `nbytes` of `pool`, of which `status` tells:
+ * make some, by whatever means, and take them as cm_pool_alloc() does; the answer is
+ * how that ended. Asked with nothing locked, in the thread of a caller who may be
+ * interrupted: no job thread asks. */
+typedef cm_status cm_relief(void *argument, cm_pool *pool, uint64_t nbytes,
+                            cm_stream *stream, cm_status status, cm_block **out);
+
 /* Starts no thread and makes no runtime call yet. Borrows `rt` and `registry` (asked
- * where host ranges must be split). Fails: CM_ENOMEM. */
+ * where host ranges must be split); `relief` may be NULL. Fails: CM_ENOMEM. */
 CM_NODISCARD cm_status cm_engine_create(cm_runtime *rt, cm_registry *registry,
+                                        cm_relief *relief, void *relief_argument,
                                         cm_engine **out);
 /* The pools it stages through, page-locked (-1) and of each device; held (counted) by
  * the engine, the first of each. */
@@ -29,14 +36,6 @@ void cm_engine_set_pool(cm_engine *engine, int device, cm_pool *pool);
  * each value is within its bounds. Fails: CM_EFORKED. */
 CM_NODISCARD cm_status cm_engine_set_tuning(cm_engine *engine, const cm_tuning *tuning);
 void cm_engine_read_tuning(cm_engine *engine, cm_tuning *out); /* resolved */
-/* What to do when there is no room for `nbytes` of `pool`, of which `status` tells:
- * make some, by whatever means, and take them as cm_pool_alloc() does; the answer is
- * how that ended. */
-typedef cm_status cm_relief(void *argument, cm_pool *pool, uint64_t nbytes,
-                            cm_stream *stream, cm_status status, cm_block **out);
-/* Before the first copy. It is asked with nothing locked, in the thread of a caller who
- * may be interrupted: no job thread asks. */
-void cm_engine_set_relief(cm_engine *engine, cm_relief *relief, void *argument);
 /* For tests and benchmarks: go on as if no device reached another. */
 void cm_engine_deny_peers(cm_engine *engine, bool denied);
 /* Waits for every transfer, joins the job threads, releases streams, kernels and pools.
