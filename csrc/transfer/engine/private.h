@@ -144,21 +144,19 @@ void cm_cache_give_stream(cm_engine *engine, cm_stream *stream); /* NULL: nothin
  * there do not pile up streams. */
 CM_NODISCARD cm_status cm_cache_take_side(cm_engine *engine, int device,
                                           const cm_stream *beside, cm_stream **out);
-/* `nbytes` of page-locked memory are about to be used, where all together then use
- * `most` or less. Returns the pool that has them, borrowed; NULL: no room, or no pool.
- */
+/* `nbytes` of page-locked memory are about to be used, where all together then use no
+ * more than `most`. Returns their pool, borrowed; NULL: no room, or no pool. */
 cm_pool *cm_cache_enter_ring(cm_engine *engine, uint64_t nbytes, uint64_t most);
 /* A block of it. Each copy may have one (`most`: UINT64_MAX), whatever others have, and
  * more as far as the ring goes. Fails: CM_EINVALID (as NULL above), the pinned pool. */
 CM_NODISCARD cm_status cm_cache_take_pinned(cm_engine *engine, uint64_t nbytes,
-                                            uint64_t most, const cm_wait_hooks *hooks,
-                                            cm_block **out);
+                                            uint64_t most, cm_block **out);
 /* And are used no more. */
 void cm_cache_leave_ring(cm_engine *engine, uint64_t nbytes);
 /* Fails: the first event_destroy that failed. */
 CM_NODISCARD cm_status cm_cache_fini(cm_engine *engine);
 
-/* facts.c: what is known of one end. */
+/* engine.c: what is known of one end beyond its region. */
 cm_end_facts cm_engine_facts_of(cm_engine *engine, const cm_region *region);
 cm_end_facts cm_engine_facts_of_end(cm_engine *engine, const cm_piece_end *end,
                                     uint64_t nbytes);

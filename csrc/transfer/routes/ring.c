@@ -146,7 +146,7 @@ equip_slot(cm_job *job, cm_slot *s, bool *out)
     }
     cm_status status = cm_cache_take_pinned(
         engine, job->plan.piece_nbytes,
-        cm_ring_policy_budget(&job->tuning, s == ring->slots), NULL, &s->pinned);
+        cm_ring_policy_budget(&job->tuning, s == ring->slots), &s->pinned);
     if (!cm_is_ok(status)) {
         return make_do(job, s, status, out);
     }
