@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Many copies: sorted into groups that go together, each a job; what is left goes as
  * copies of their own. Several are parts of one ticket: each is started as an
- * asynchronous copy, and the whole, which keeps both ends of all, is done after them.
- */
+ * asynchronous copy, and the whole, which keeps both ends of all, is done with them. */
 #include "transfer/batch/batch.h"
 
 #include <stdlib.h>

@@ -24,8 +24,7 @@ bool cm_peer_access_is_enabled(const cm_peer_access *access, int device, int oth
 
 /* Between two regions on two devices. What cannot be found out is no access. Makes
  * runtime calls, no context but on the devices of the two; the first time it may map
- * all that cudaMalloc gave on either device. May be called while streams are captured.
- */
+ * all that cudaMalloc gave on either device. Streams may be captured meanwhile. */
 cm_peer_facts cm_peer_access_look(cm_peer_access *access, const cm_region *dst,
                                   const cm_region *src);
 

@@ -92,8 +92,7 @@ cm_job_fits_stream(const cm_job *job)
         return false;
     }
     if (stream->handle == CM_STREAM_PER_THREAD && job->ticket->part_of != NULL) {
-        return false; /* a job thread may go on with it, where the handle means another
-                       */
+        return false; /* in a job thread the handle means another */
     }
     int device = stream->device;
     const cm_route_row *route = &cm_routes[job->plan.route];
@@ -159,8 +158,7 @@ cm_job_record_after(cm_job *job, const cm_copy_request *request)
             CM_TRY(record_one(job, request->after[i]));
         }
     }
-    /* Another stream does the work, or the host: that then comes after the one named.
-     */
+    /* Another stream does the work, or the host, after the one named. */
     return job->request_stream != NULL && !fits ? record_one(job, job->request_stream)
                                                 : cm_ok();
 }
@@ -241,8 +239,7 @@ can_be_captured(const cm_job *job)
     return route->fits_graph && (!route->crosses || job->plan.layout.ndim == 0);
 }
 
-/* All that would have to be waited for is over: nothing else can be put into a graph.
- */
+/* All that would have to be waited for is over: else it cannot go into a graph. */
 static cm_status
 check_all_over(cm_job *job, const cm_copy_request *request)
 {

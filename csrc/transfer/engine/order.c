@@ -11,8 +11,7 @@ cm_ticket_is_passed(const cm_ticket *ticket, bool by_host)
            || (!by_host && ticket->state == CM_TICKET_SUBMITTED);
 }
 
-/* A job that has to end, or that is to hear of a failure, does not wait for its turn.
- */
+/* A job that has to end, or is to hear of a failure, does not wait for its turn. */
 static bool
 is_called_off(const cm_ticket *ticket)
 {

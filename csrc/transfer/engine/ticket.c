@@ -17,8 +17,7 @@ cm_engine_share_locked(cm_engine *engine, const cm_region *region,
     int64_t low, high;
     if (region->host == NULL || cm_region_is_on_device(region)
         || !cm_is_ok(cm_region_bounds(region, &low, &high)) || low == high) {
-        return cm_ok(); /* what is wrong with a region is said when the copy is planned
-                         */
+        return cm_ok(); /* what is wrong with a region is said by its plan */
     }
     return cm_registry_share(engine->registry, (const char *)region->host + low,
                              (uint64_t)(high - low), false, shares);
@@ -366,21 +365,18 @@ cm_ticket_finish_after_parts(cm_ticket *ticket, cm_ticket **parts, uint64_t part
     enter_state_and_unlock(ticket, CM_TICKET_QUEUED);
 }
 
-static cm_status
-ask_once(cm_runtime *rt, int device, uint64_t event, bool *done)
-{
-    /* A thread without a context would make one on device 0, and the question would
-     * break a capture that the thread has under way. */
-    return CM_IN_SCOPE(rt, device, cm_rt_event_query(rt, event, done));
-}
-
 /* One question that failed does not end the copy; a second one does. */
 static cm_status
 ask_device(cm_runtime *rt, int device, uint64_t event, bool *done)
 {
+    cm_status status = cm_ok();
     *done = false;
-    cm_status status = ask_once(rt, device, event, done);
-    return cm_is_ok(status) ? status : ask_once(rt, device, event, done);
+    for (int i = 0; i == 0 || (i == 1 && !cm_is_ok(status)); i++) {
+        /* A thread without a context would make one on device 0, and the question would
+         * break a capture that the thread has under way. */
+        status = CM_IN_SCOPE(rt, device, cm_rt_event_query(rt, event, done));
+    }
+    return status;
 }
 
 /* True: it is done, and over. */

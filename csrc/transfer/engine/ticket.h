@@ -12,11 +12,8 @@
 #include "transfer/engine/private.h"
 
 typedef enum cm_ticket_state {
-    CM_TICKET_QUEUED = 0, /* device work may still have to be queued, or the host to act
-                           */
-    CM_TICKET_SUBMITTED = 1, /* done as soon as end_event is, or a whole's parts are
-                              * over
-                              */
+    CM_TICKET_QUEUED = 0,    /* device work is still to be queued, or the host to act */
+    CM_TICKET_SUBMITTED = 1, /* done as soon as end_event is, or a whole's parts over */
     CM_TICKET_DONE = 2,      /* the outcome is known; what it came after is not over */
     CM_TICKET_OVER = 4,
 } cm_ticket_state;
@@ -104,16 +101,14 @@ void cm_ticket_finish(cm_ticket *ticket, cm_status status, bool read);
  * takes over the array. */
 void cm_ticket_finish_after_parts(cm_ticket *ticket, cm_ticket **parts,
                                   uint64_t part_count, cm_status status, bool read);
-/* So many bytes have moved so far, of which its whole is told. By one thread at a time.
- */
+/* So many bytes have moved so far; its whole is told. By one thread at a time. */
 void cm_ticket_set_moved(cm_ticket *ticket, uint64_t moved);
 static inline bool
 cm_ticket_is_stopped(const cm_ticket *ticket)
 {
     return atomic_load_explicit(&ticket->stopped, memory_order_relaxed);
 }
-/* The first failure so far, perhaps before it is done. `read`: the user is told of it.
- */
+/* The first failure so far, perhaps before the end. `read`: the user is told of it. */
 CM_NODISCARD cm_status cm_ticket_outcome(cm_ticket *ticket, bool read);
 /* Look whether the device is through, or a job that waits for it can go on; true when
  * the ticket is over. */

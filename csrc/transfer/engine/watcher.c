@@ -112,8 +112,7 @@ cm_engine_join_watcher(cm_engine *engine)
 void
 cm_engine_poll(cm_engine *engine)
 {
-    /* The watcher does the rest; this makes a busy caller see its own work end sooner.
-     */
+    /* The watcher does the rest; a busy caller sees its own work end sooner so. */
     enum { POLL_COUNT = 2 };
     if (!cm_engine_is_forked(engine)) {
         (void)update_some(engine, POLL_COUNT);

@@ -329,8 +329,8 @@ advise(cm_file_chunk *chunk)
 {
     const cm_file_job *file = chunk->file;
     cm_file_faults *faults = faults_of(file);
-    uint64_t longest = file->job->tuning.file_part_nbytes; /* the kernel takes no more
-                                                            */
+    /* the kernel takes no more at a time */
+    uint64_t longest = file->job->tuning.file_part_nbytes;
     if (!chunk->is_cold || chunk->is_direct) {
         return;
     }

@@ -25,8 +25,7 @@ enum {
 
 /* A run of the file within a chunk. */
 typedef struct cm_file_piece {
-    uint64_t at; /* its place in the chunk: as far from a page's beginning as `offset`
-                  */
+    uint64_t at; /* in the chunk, as far from a page's beginning as `offset` */
     uint64_t nbytes;
     uint64_t offset;
     char *host;         /* NULL: it lies in the chunk's own memory */

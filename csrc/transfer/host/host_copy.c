@@ -148,8 +148,7 @@ prefetch_lines(const block *tile, const char *src)
 }
 
 /* Transposed: neighbours in the source lie along another axis than those in the target,
- * and each line of the source would be read again and again. In tiles it is read once.
- */
+ * and each line of the source would be read again and again: in tiles it is once. */
 static void
 copy_tiled(copy_block copy, const block *whole, char *dst, const char *src,
            size_t run_nbytes)

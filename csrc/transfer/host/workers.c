@@ -61,8 +61,7 @@ take_part(cm_workers *workers, cm_copy_task *task, uint32_t *part)
 {
     uint64_t next = atomic_load(&task->next);
     do {
-        /* read after `next`: where it is of a later posting, `next` is another by now
-         */
+        /* read after `next`: where this is of a later posting, that is another now */
         if ((uint32_t)next >= atomic_load(&task->ready_count)) {
             return false;
         }

@@ -32,8 +32,7 @@ typedef enum cm_copy_way {
 
 /* One copy that is shared out; zero before it is posted for the first time. What is not
  * atomic changes only while no part can be taken and those taken are done: the thread
- * that has one may read it. It fetches few cache lines, which the first ones here are.
- */
+ * that has one may read it. It fetches few cache lines, the first ones here. */
 typedef struct cm_copy_task {
     _Atomic uint64_t next;        /* which posting << 32 | its next part */
     _Atomic uint32_t ready_count; /* parts before that may be taken */
