@@ -28,7 +28,7 @@ class Buffer:
     """Memory with a shape and a dtype, on the host or on a device.
 
     Base of the types that say by their name what the memory is. Made by
-    `empty`, `zeros`, `full`, `array` and their kin, never by calling the type.
+    `empty`, `zeros`, `full`, `array` and so on, never by calling the type.
     Indexing with integers, slices, Ellipsis and None gives views that keep the
     memory alive; ``buf[index] = value`` copies. Iterating gives the views
     ``buf[0]``, ``buf[1]``, …; ``in`` is refused. ``==`` is identity, so that
@@ -124,7 +124,7 @@ class Buffer:
     def to_numpy(
         self, *, stream: object = None, progress: _Progress = None
     ) -> NDArray[Any]:
-        """Copy into a new array of NumPy, from memory of any kind.
+        """Copy into a new NumPy array, from memory of any kind.
 
         Parameters
         ----------
@@ -774,7 +774,7 @@ class Stream:
         Never blocks. **Ordered after** all that is queued on the stream.
         """
     def close(self) -> None:
-        """Let go of the stream; queued work still completes.
+        """Release the stream; queued work still completes.
 
         Notes
         -----
@@ -923,17 +923,16 @@ class Event:
         the main thread. Resolution: CUDA Runtime API, ``cudaEventElapsedTime``.
         """
     def close(self) -> None:
-        """Let go of the event; streams that wait for it still do."""
+        """Release the event; streams that wait for it still do."""
 
 @final
 class Transfer:
     """A copy that may still be running, made by `copy_async`.
 
     It keeps both ends alive. Dropping it neither blocks nor cancels: the ends then live
-    until the copy is done, and a failure that nobody asked for goes to
-    `sys.unraisablehook`. `await` it in a coroutine, or call `wait`; a task of it is
-    made by ``asyncio.ensure_future``, since it is no coroutine, which ``create_task``
-    wants.
+    until the copy is done, and a failure that is never read goes to
+    `sys.unraisablehook`. `await` it in a coroutine, or call `wait`. It is not a
+    coroutine: ``asyncio.ensure_future`` makes a task of it, ``create_task`` does not.
 
     Raises
     ------
@@ -963,7 +962,7 @@ class Transfer:
     def route(self) -> str:
         """How the bytes went: "nothing", "host", "direct", "direct-2d", "peer",
         "peer-staged", "kernel", "staged" or "staged-kernel"; of many at once also "table",
-        "batch", "staged-table" or "several", of a file "file".
+        "batch", "staged-table" or "several".
         """
     @property
     def progress(self) -> int:
@@ -1019,7 +1018,7 @@ class Transfer:
         -------
         bool
             True if the copy is cancelled, now or by an earlier call: nothing was or
-            will be read or written, the transfer is done, both ends are let go, and
+            will be read or written, the transfer is done, both ends are released, and
             `wait`, `order` and `await` raise `CancelledError`. False if it has begun or
             is done: nothing changes.
 
@@ -1418,7 +1417,7 @@ def empty_managed(
     device: object = None,
     pool: Pool | None = None,
 ) -> ManagedBuffer:
-    """Allocate unified memory, whose pages move to whoever uses them.
+    """Allocate unified memory, whose pages move to the side that uses them.
 
     Parameters
     ----------
@@ -1549,7 +1548,7 @@ def asbuffer(obj: object, *, stream: object = None) -> Buffer:
 def asnumpy(
     obj: object, *, stream: object = None, progress: _Progress = None
 ) -> NDArray[Any]:
-    """Copy anything into a new array of NumPy.
+    """Copy anything into a new NumPy array.
 
     Several threads make and fill the pages of long ones.
 
@@ -1626,10 +1625,10 @@ def copy(
     Notes
     -----
     **Blocks** until done, GIL released. Ctrl-C ends it within a few pieces, and
-    nothing is read or written afterwards; what the driver was given is waited for, for
-    a second at most (should that not do, it goes on and both ends are kept alive).
-    **Ordered after** all work that cumem knows of on either end, but for other bytes of
-    it copied in the background. Overlapping ends behave as if `src` were read whole
+    nothing is read or written afterwards. It waits a second at most for what the driver
+    already has; where that takes longer, the copy goes on and both ends are kept alive.
+    **Ordered after** all work that cumem knows of on either end, except background
+    copies of other bytes of it. Overlapping ends behave as if `src` were read whole
     first; bytes between the elements of a strided target are never written.
     """
 
@@ -1643,13 +1642,13 @@ def copy_async(
     dst, src : Buffer, array, exporter
         As for `copy`.
     stream : stream, optional
-        Copy in the order of this stream: once it is done, whoever waits for it and
-        however, the bytes are at `dst`. Where device memory is an end, a stream of a
-        device of either end. Without one the copy runs in the background: only its
-        handle tells of its end, and no stream, event or device that is waited for.
+        Copy in the order of this stream: once the stream is done, the bytes are at
+        `dst`. Where device memory is an end, a stream of a device of either end.
+        Without one the copy runs in the background: only its handle says when it is
+        complete, and no stream, event or device.
     after : stream, or tuple or list of streams, optional
         What these streams were given so far comes first as well. With it, and without
-        `stream`, a copy of ordinary memory keeps its order and makes nobody wait.
+        `stream`, a copy of ordinary memory is in order and the call does not wait.
 
     Returns
     -------
@@ -1673,14 +1672,14 @@ def copy_async(
     Notes
     -----
     Without a stream it never waits for other work. With one it **blocks**, GIL
-    released, just where CUDA's own call does, because the processor takes part: until
-    an ordinary source has been read, so that it may be changed, and until an ordinary
-    target has been written (also page-locked memory whose elements lie apart, where no
-    kernel reaches it). So it waits for the stream's earlier work where the target is
-    ordinary memory, and where more than 12 MiB of an ordinary source wait. Ctrl-C ends
-    the waiting; what is queued by then still runs. Page-locked and device memory must
-    not be changed before the copy is done. **Ordered after** `after`, and all work that
-    cumem knows of on either end, but for other bytes of it copied in the background.
+    released, where the processor takes part in the copy: until an ordinary source has
+    been read, so that it may be changed, and until an ordinary target has been written
+    (also page-locked memory whose elements lie apart, where no kernel reaches it). So
+    it waits for the stream's earlier work where the target is ordinary memory, and
+    where an ordinary source is longer than its page-locked pieces hold. Ctrl-C ends the
+    waiting; what is queued by then still runs. Page-locked and device memory must not
+    be changed before the copy is done. **Ordered after** `after`, and all work that
+    cumem knows of on either end, except background copies of other bytes of it.
 
     Examples
     --------
@@ -1727,8 +1726,8 @@ def copy_many(
     -----
     **Blocks** until done, GIL released; Ctrl-C interrupts it. **Ordered after**
     all work that cumem knows of on any end. The outcome is that of copying one pair
-    after the other: where a target overlaps any other end that is what happens, and
-    else all may be under way at the same time.
+    after the other. Where a target overlaps any other end they are made like that;
+    otherwise all may be in flight at the same time.
     """
 
 def copy_many_async(
@@ -1741,9 +1740,9 @@ def copy_many_async(
     pairs : iterable of (dst, src)
         As for `copy_many`.
     stream : stream, optional
-        Copy in the order of this stream, of a device whose memory is an end: once it is
-        done, whoever waits for it and however, the bytes are at all targets. Without
-        one the copies run in the background, and only their handle tells of their end.
+        Copy in the order of this stream, of a device whose memory is an end: once the
+        stream is done, the bytes are at all targets. Without one the copies run in the
+        background, and only their handle says when they are complete.
 
     Returns
     -------
@@ -1861,7 +1860,7 @@ def default_pool(kind: _Kind, device: object = None) -> Pool:
     """
 
 def shutdown(*, reset_devices: bool = False) -> None:
-    """Finish all work, join the workers and free everything; the next use starts afresh.
+    """Finish all work, join cumem's threads, free everything; the next use starts afresh.
 
     Buffers, streams and events made before are closed.
 
@@ -1884,8 +1883,8 @@ def shutdown(*, reset_devices: bool = False) -> None:
     Notes
     -----
     **Blocks** until all work is done, GIL released. Ctrl-C ends the wait and
-    leaves everything as it was: call it again. What others begin meanwhile is waited
-    for to the end, as is all at the end of the interpreter, and in threads other than
+    leaves everything as it was: call it again. Ctrl-C does not end the wait for work
+    that other threads begin meanwhile, at interpreter exit, or in threads other than
     the main one.
     """
 

@@ -76,7 +76,7 @@ def calibrate(device: object = None, *, again: bool = False) -> Calibration:
     """Measure this machine, or find what was measured before, and copy accordingly.
 
     Links, threads of the host and the driver's own copies are measured for a quarter of a
-    second at most, not counting the opening of a device that nobody has used yet, with less
+    second at most, not counting the opening of a device that is not in use yet, with less
     than 64 MiB of host memory, on a stream of its own. What is found is kept in the user's
     cache directory, for this kind of processor, number of processors, device, link, driver
     and version of cumem; thresholds, chunks and threads of all later copies follow from it

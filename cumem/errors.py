@@ -12,7 +12,7 @@ from cumem.error_codes import CODES
 class CudaError(RuntimeError):
     """A call to CUDA failed.
 
-    What cumem was doing at the time is in the notes of the exception.
+    The notes of the exception say what cumem was doing, where that is known.
 
     Attributes
     ----------

@@ -120,7 +120,7 @@ def explain(
     -----
     Copies nothing and allocates nothing. It looks at the thresholds, at the stream and at
     what is page-locked as they are now. Where the target and the source overlap, the
-    source is read whole first, which is said. Three things only a copy finds out: that
+    source is read whole first, and `why` says so. Three things only a copy finds out: that
     the device has no memory for turning a transposed source, which threads of the
     host then turn (``"staged"`` instead of ``"staged-kernel"``); that other copies have
     filled the ring; and that a graph cannot hold it.

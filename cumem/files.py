@@ -535,7 +535,7 @@ def fromfile(
     ----------
     file : path, int or binary file
         A path, a descriptor, or a file that ``open(..., "rb")`` made. A file is read
-        from its position on and stands behind what was read afterwards; the position
+        from its position on, which then is after what was read; the position
         of a descriptor is neither used nor moved.
     dtype : dtype, optional
         Of the items; default: float, or that of `out`.
@@ -629,9 +629,8 @@ def tofile(
     ----------
     file : path, int or binary file
         A path, a descriptor, or a binary file that ``open()`` made for writing. A file
-        is written from its position on (at its end if it appends) and stands behind
-        what was written afterwards; the position of a descriptor is neither used nor
-        moved.
+        is written from its position on (at its end if it appends), which then is after
+        what was written; the position of a descriptor is neither used nor moved.
     buf : Buffer, array or exporter
         Memory of any sort and strides.
     offset : int, optional
@@ -651,7 +650,7 @@ def tofile(
     Raises
     ------
     OSError
-        If the file cannot be opened or written, e.g. for want of room; `offset` says
+        If the file cannot be opened or written, e.g. if the disk is full; `offset` says
         where. What was written stays. If it is a directory, FIFO, pipe or socket.
     TypeError, ValueError
         If an argument makes no sense; no file is then made or changed.

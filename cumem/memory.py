@@ -191,7 +191,7 @@ def set_limit(
     -----
     At first device and managed memory have no limit, and pinned and mapped memory together
     may be half of what the process may use (the machine's memory, or less where its control
-    group says so): whoever locks more brings machines down. The two count together against
+    group says so): locking more can bring a machine down. The two count together against
     that half, or against the larger of their limits where one is set higher.
     ``CUMEM_LIMIT_PINNED``, ``_MAPPED``, ``_MANAGED`` and ``_DEVICE`` are read when the
     driver is opened. `shutdown` forgets what was set.

@@ -501,8 +501,8 @@ def broadcast_async(
     Returns
     -------
     list of Transfer
-        One for each of the list, in its order; copies that are made together end
-        together.
+        One for each target (for `gather`: each source), in order; copies that are made
+        together end together.
 
     Raises
     ------
@@ -521,8 +521,8 @@ def broadcast_async(
     Without a stream it never waits for other work. With one it **blocks**, GIL
     released, until the last piece is queued (for a target that the host has to write,
     until it is written). Nothing may be changed before its copy is done. **Ordered
-    after** all work that cumem knows of on either end, and `stream`. What may overlap
-    is said in `broadcast`.
+    after** all work that cumem knows of on either end, and `stream`. See `broadcast` for
+    what may overlap.
     """
     call = _Call("broadcast_async", "target", "source", stream, False, None)
     return _broadcast(call, src, dsts)
@@ -602,8 +602,8 @@ def scatter_async(
     Returns
     -------
     list of Transfer
-        One for each of the list, in its order; copies that are made together end
-        together.
+        One for each target (for `gather`: each source), in order; copies that are made
+        together end together.
 
     Raises
     ------
@@ -619,8 +619,8 @@ def scatter_async(
 
     Notes
     -----
-    **Blocks** and is **ordered after** other work as `broadcast_async` is; what may
-    overlap is said in `broadcast`.
+    **Blocks** and is **ordered after** other work as `broadcast_async` is; see
+    `broadcast` for what may overlap.
     """
     call = _Call("scatter_async", "target", "source", stream, False, None)
     return _scatter(call, src, dsts, axis)
@@ -700,8 +700,8 @@ def gather_async(
     Returns
     -------
     list of Transfer
-        One for each of the list, in its order; copies that are made together end
-        together.
+        One for each target (for `gather`: each source), in order; copies that are made
+        together end together.
 
     Raises
     ------
@@ -717,8 +717,8 @@ def gather_async(
 
     Notes
     -----
-    **Blocks** and is **ordered after** other work as `broadcast_async` is; what may
-    overlap is said in `broadcast`.
+    **Blocks** and is **ordered after** other work as `broadcast_async` is; see
+    `broadcast` for what may overlap.
     """
     call = _Call("gather_async", "source", "target", stream, False, None)
     return _gather(call, srcs, dst, axis)

@@ -49,7 +49,7 @@ class Counters:
     peak_live_nbytes, peak_requested_nbytes, peak_waste_nbytes : int
     peak_in_flight_nbytes, peak_cached_nbytes, peak_reserved_nbytes : int
         The most at any moment since the start or ``reset_peaks()``. Memory that is taken
-        for an allocation counts as cached only to whoever looks meanwhile.
+        for an allocation counts as cached only if the counters are read meanwhile.
     largest_free_nbytes : int
         The longest cached piece; above 512 pieces up to 3 % too small.
     segment_count : int

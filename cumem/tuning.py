@@ -145,7 +145,7 @@ def configure(
     staged_up_nbytes, staged_down_nbytes : int or str, optional
         Up to 1 TiB, which is never; what no driver takes goes in pieces all the same.
     quick_nbytes, bounce_nbytes : int or str, optional
-        Up to 1 GiB.
+        Up to 256 MiB, and up to 1 GiB.
 
     Returns
     -------
