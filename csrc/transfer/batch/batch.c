@@ -317,7 +317,7 @@ static cm_status
 start_several(batch *b, uint64_t count, cm_ticket **out)
 {
     const cm_copy_request *common = &b->request->common;
-    b->parts = malloc((size_t)count * sizeof(cm_ticket *));
+    b->parts = calloc((size_t)count, sizeof(cm_ticket *));
     cm_ticket *ticket = b->parts == NULL ? NULL : cm_ticket_create(b->engine, common);
     if (ticket == NULL) {
         return refuse(b->request, cm_fail(CM_ENOMEM, count * sizeof(cm_ticket *)));
