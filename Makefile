@@ -225,10 +225,15 @@ stale: ## list figures of the docs that are older than the code that they are ab
 bench: ## measure this machine
 	$(PYTHON) -m cumem bench
 
+# OLD="COMMIT ...": wheels of those, too, for `benchmarks/gpu_run.sh versions`.
 gpu: ## build the wheel that benchmarks/gpu_run.sh installs, into .gpu/
 	rm -rf .gpu
 	$(PYTHON) -m pip wheel -q --no-deps -w .gpu .
 	@git describe --always --dirty --abbrev=12 >.gpu/commit
+	@set -e; for old in $(OLD); do mkdir -p .gpu/old/$$old/tree; \
+	git archive $$old | tar -x -C .gpu/old/$$old/tree; \
+	$(PYTHON) -m pip wheel -q --no-deps -w .gpu/old/$$old .gpu/old/$$old/tree; \
+	rm -rf .gpu/old/$$old/tree; done
 	@ls .gpu
 
 # The suite is copied away from cumem/, so that it meets the wheel and not the sources.

@@ -6,11 +6,13 @@
 #
 #     benchmarks/gpu_run.sh [tests | bench | ceilings | calls | transfer | threads | cores |
 #                            many | files | safetensors | two | interop | fork | sanitizer |
-#                            stress | stress_transfers | torture | pools | all]...
+#                            stress | stress_transfers | torture | pools | versions |
+#                            all]...
 #
 # Results go to ${OUT:-/tmp}. Arguments of pytest can be given in PYTEST_ARGS, the folder of
 # the allocation traces that pools replays in TRACES, the folder of the files that files
-# reads in FILES (4 GiB there).
+# reads in FILES (4 GiB there). versions measures against each wheel that
+# `make gpu OLD="COMMIT ..."` built.
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit 1
 OUT=${OUT:-/tmp}
@@ -136,6 +138,15 @@ run_pools() {
         ${TRACES:+--traces "$TRACES"}
 }
 
+run_versions() {
+    local folder name
+    for folder in .gpu/old/*/; do
+        name=$(basename "$folder")
+        "$PYTHON" benchmarks/versions.py "$folder"cumem-*.whl .gpu/cumem-*.whl \
+            --names "$name" "$CUMEM_COMMIT" --json "$OUT/versions-$name.json" || return 1
+    done
+}
+
 install || {
     echo "GPU RUN FAILED: the wheel in .gpu/ could not be installed"
     exit 1
@@ -149,7 +160,8 @@ for name in "${steps[@]}"; do
     printf '\n======== %s\n' "$name"
     case $name in
         tests | bench | ceilings | calls | transfer | threads | cores | many | files | \
-            safetensors | two | interop | fork | sanitizer | stress | stress_transfers | torture | pools)
+            safetensors | two | interop | fork | sanitizer | stress | stress_transfers | torture | pools | \
+            versions)
             start=$SECONDS
             "run_$name" || failed+=("$name")
             echo "-- $name took $((SECONDS - start)) s"
