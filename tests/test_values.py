@@ -18,6 +18,12 @@ import cumem
 
 ml_dtypes = pytest.importorskip("ml_dtypes")
 
+#: Absent from older releases.
+COMPLEX32 = [
+    getattr(ml_dtypes, name)
+    for name in ("complex32", "bcomplex32")
+    if hasattr(ml_dtypes, name)
+]
 PAIR = [("a", "i4"), ("b", "u1")]
 NESTED = [("a", "i4"), ("b", [("x", "f2"), ("y", "S2")]), ("c", "u1", (2,))]
 
@@ -65,6 +71,8 @@ CHANGED = [
     (ml_dtypes.float4_e2m1fn, np.nan, OverflowError),
     (ml_dtypes.bfloat16, "1", TypeError),
     ("i4", ml_dtypes.bfloat16(1.5), TypeError),
+    *(("f8", complex32(1 + 2j), TypeError) for complex32 in COMPLEX32),
+    *((complex32, 1e39j, OverflowError) for complex32 in COMPLEX32),
     ("f2", 100000, OverflowError),
     ("f2", 2**70, OverflowError),
     ("f4", 1e300, OverflowError),
@@ -104,6 +112,9 @@ KEPT = [
     (ml_dtypes.bfloat16, 0.1, [float(ml_dtypes.bfloat16(0.1))] * 2),
     (ml_dtypes.float4_e2m1fn, 2.4, [2.0] * 2),
     (ml_dtypes.int4, [-8, 7], [-8, 7]),
+    *((complex32, 1 + 2j, [1 + 2j] * 2) for complex32 in COMPLEX32),
+    *((complex32, [1.5, 2j], [1.5, 2j]) for complex32 in COMPLEX32),
+    *(("c8", complex32(1 + 2j), [1 + 2j] * 2) for complex32 in COMPLEX32),
     ("u8", [2**63, 1], [2**63, 1]),
     ("u8", 2**63, [2**63] * 2),
     (">i4", [1, 2], [1, 2]),

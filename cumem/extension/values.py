@@ -80,16 +80,19 @@ def as_array(value: Any, dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
 # -- kinds --------------------------------------------------------------------------
 
 
-def echo(dtype: np.dtype[Any], number: float) -> float:
+def echo(dtype: np.dtype[Any], number: complex) -> complex:
     """What number comes back from a dtype of another package; NaN where none does."""
+    back = np.complex128 if isinstance(number, complex) else np.float64
     try:
-        return float(np.asarray(number).astype(dtype).astype(np.float64))
+        return complex(np.asarray(number).astype(dtype).astype(back))
     except Exception:
-        return math.nan
+        return complex(math.nan)
 
 
 def kind_of(dtype: np.dtype[Any]) -> Kind:
-    if dtype.num >= USER_DTYPES:  # its `kind` is "V" whatever it holds: ask it
+    if dtype.num >= USER_DTYPES:  # its `kind` is any letter, whatever it holds: ask it
+        if echo(dtype, 1j) == 1j:
+            return Kind.COMPLEX
         if echo(dtype, 0.5) == 0.5:
             return Kind.REAL
         return Kind.INTEGER if echo(dtype, 1.0) == 1.0 else Kind.OTHER
@@ -218,7 +221,8 @@ def changed_numbers(
     if dtype.num < USER_DTYPES and np.isfinite(now).all():
         return np.zeros(was.size, bool)  # NumPy's own dtypes have infinities
     # The largest of a dtype without infinities, which takes it for all beyond.
-    limit = echo(dtype, math.inf) if dtype.num >= USER_DTYPES else math.inf
+    most = complex(math.inf) if kind == Kind.COMPLEX else math.inf
+    limit = abs(echo(dtype, most)) if dtype.num >= USER_DTYPES else math.inf
     limit = math.inf if math.isnan(limit) else limit
     wide = np.clongdouble if kind == Kind.COMPLEX else np.longdouble
     a = was.astype(wide).view(np.longdouble)  # real, imaginary, real, ...
