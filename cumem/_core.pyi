@@ -559,7 +559,8 @@ class MappedBuffer(_HostUsable):
     @property
     def __cuda_array_interface__(self) -> dict[str, Any]:
         """CUDA array interface, version 3: a dict by which CuPy, Numba, torch and JAX
-        take the memory over without a copy. AttributeError on the emulated device.
+        take the memory over without a copy. AttributeError on the emulated device,
+        for negative strides, and for dtypes of other packages (DLPack has their types).
         """
     @property
     def device_ptr(self) -> int:
@@ -578,7 +579,8 @@ class ManagedBuffer(_HostUsable):
     @property
     def __cuda_array_interface__(self) -> dict[str, Any]:
         """CUDA array interface, version 3: a dict by which CuPy, Numba, torch and JAX
-        take the memory over without a copy. AttributeError on the emulated device.
+        take the memory over without a copy. AttributeError on the emulated device,
+        for negative strides, and for dtypes of other packages (DLPack has their types).
         """
     def prefetch(self, device: object = None, *, stream: object = None) -> None:
         """Move the pages to a device or to the host ahead of use.
@@ -620,7 +622,8 @@ class DeviceBuffer(Buffer):
     @property
     def __cuda_array_interface__(self) -> dict[str, Any]:
         """CUDA array interface, version 3: a dict by which CuPy, Numba, torch and JAX
-        take the memory over without a copy. AttributeError on the emulated device.
+        take the memory over without a copy. AttributeError on the emulated device,
+        for negative strides, and for dtypes of other packages (DLPack has their types).
         """
 
 @final

@@ -72,6 +72,24 @@ def test_overlapping_fields_are_left_undescribed(runtime) -> None:
 
 
 @pytest.mark.parametrize("kind", CAI_KINDS)
+def test_dtype_that_no_type_string_names_is_left_to_dlpack(runtime, kind) -> None:
+    ml_dtypes = pytest.importorskip("ml_dtypes")
+    for name in ("bfloat16", "float8_e4m3", "float8_e5m2"):  # "<V2", "<V1" and "<f1"
+        buffer = cumem.empty(3, getattr(ml_dtypes, name), kind)
+        with pytest.raises(AttributeError, match=rf"no type string.*{name}.*DLPack"):
+            interface(buffer)
+        assert interface(buffer.view("u1"))["typestr"] == "|u1"
+
+
+def test_fields_that_cannot_be_read_back_are_left_undescribed(runtime) -> None:
+    ml_dtypes = pytest.importorskip("ml_dtypes")
+    buffer = cumem.empty(2, [("a", ml_dtypes.float8_e5m2), ("b", "u1")], "device")
+    entries = interface(buffer)
+    assert entries["typestr"] == "|V2"
+    assert "descr" not in entries
+
+
+@pytest.mark.parametrize("kind", CAI_KINDS)
 def test_strides_are_given_only_where_they_matter(runtime, kind) -> None:
     buffer = cumem.empty((4, 6), "f4", kind)
     assert interface(buffer)["strides"] is None

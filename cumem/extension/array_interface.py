@@ -67,6 +67,11 @@ def describe(buffer: _core.Buffer, pointer: int) -> dict[str, Any]:
             "__cuda_array_interface__: this view has negative strides, over which PyTorch "
             "ends the process; hand over copy() of it, or the buffer before it is reversed"
         )
+    if dtype.num >= 256:  # registered by another package
+        raise AttributeError(
+            f"__cuda_array_interface__: it has no type string for dtype {dtype}; hand the "
+            "buffer over by DLPack, or view('u1'), which carries the bytes"
+        )
     is_dense = all(length == 1 or step == other for length, step, other in steps)
     entries = {
         "shape": shape,
@@ -76,8 +81,11 @@ def describe(buffer: _core.Buffer, pointer: int) -> dict[str, Any]:
         "strides": None if is_dense else strides,
     }
     if dtype.names is not None:
-        with suppress(ValueError):  # overlapping or out-of-order fields: bytes only
-            entries["descr"] = dtype.descr
+        # Overlapping or out-of-order fields, and "<f1" of ml_dtypes: bytes only.
+        with suppress(ValueError, TypeError):
+            descr = dtype.descr
+            np.dtype(descr)
+            entries["descr"] = descr
     return entries
 
 
