@@ -6,7 +6,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import resource
-import threading
 from collections.abc import Callable
 from typing import (
     Any,
@@ -23,6 +22,7 @@ from cumem import _core
 from cumem.devices import Device
 from cumem.kinds import PAGE_LOCKED
 from cumem.limits import read_limit
+from cumem.locks import Lock
 from cumem.units import format_nbytes
 
 _P = ParamSpec("_P")
@@ -235,10 +235,9 @@ def get_limit(kind: _core._Kind, device: object = None) -> int | None:
 class LimitBlock:
     """A limit for a ``with`` block, or for each call of a function that it decorates."""
 
-    # Open blocks by kind and device, in the order of entering; the last one rules. The
-    # lock can be taken again: a signal handler or finaliser may use limits as well.
+    # Open blocks by kind and device, in the order of entering; the last one rules.
     _open: ClassVar[dict[tuple[str, int], list[LimitBlock]]] = {}
-    _lock = threading.RLock()
+    _lock = Lock()
 
     def __init__(self, kind: str, limits: list[tuple[int, int | None]]) -> None:
         self._kind = kind

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import dataclasses
 import html
-import threading
 import time
 import weakref
 from collections.abc import Iterable
@@ -20,6 +19,7 @@ from cumem.kinds import (
     PORTABLE,
     WRITE_COMBINED,
 )
+from cumem.locks import Lock
 from cumem.units import format_nbytes
 
 
@@ -377,7 +377,7 @@ def measure() -> Measure:
 
 #: Weak: one that Ctrl-C kept from its end is gone with its last name.
 _open: weakref.WeakSet[Measure] = weakref.WeakSet()
-_open_lock = threading.Lock()
+_open_lock = Lock()
 
 
 def _fold() -> dict[tuple[int, str], PoolStats]:

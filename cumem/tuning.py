@@ -7,11 +7,11 @@ import dataclasses
 import html
 import operator
 import os
-import threading
 from collections.abc import Mapping
 from typing import Any, Literal, Self, SupportsIndex
 
 from cumem import _core
+from cumem.locks import Lock
 from cumem.units import format_nbytes, read_size
 
 _Count = SupportsIndex | Literal["auto"]
@@ -28,11 +28,10 @@ _SETTINGS = {
     "bounce_nbytes": ("bounce_nbytes", "CUMEM_TRANSFER_BOUNCE"),
 }
 #: What was measured, is set in the environment and was chosen: values of the extension,
-#: of which a later layer's come before an earlier one's. The lock can be taken again: a
-#: signal handler or finaliser may configure as well.
+#: of which a later layer's come before an earlier one's.
 layers: list[dict[str, int]] = [{}, {}, {}]
 CALIBRATION, _ENVIRONMENT, _CHOSEN = range(3)
-_lock = threading.RLock()
+_lock = Lock()
 _SOURCES = ("calibration", "environment", "configure", "default")
 NEVER = 1 << 40
 

@@ -26,6 +26,8 @@ import pytest
 from support import session
 
 import cumem
+from cumem import pool_stats, tuning
+from cumem.memory import LimitBlock
 
 pytestmark = [
     pytest.mark.skipif(sys.platform != "linux", reason="fork"),
@@ -78,6 +80,38 @@ def test_child_may_not_change_how_copies_are_made(emulated) -> None:
             for handle in handles:
                 handle.wait()
         assert cumem.configure().threads == 3
+
+
+@pytest.mark.parametrize(
+    "lock", [tuning._lock, LimitBlock._lock, pool_stats._open_lock]
+)
+def test_child_finds_the_locks_of_the_package_free(emulated, lock) -> None:
+    block = cumem.limit("pinned", "1GiB")
+    cumem.empty_device(1, "u1")
+    held, over = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with lock:
+            held.set()
+            over.wait()
+
+    def check() -> None:
+        with pytest.raises(RuntimeError, match="forked child"):
+            cumem.configure(threads=1)
+        with block, cumem.measure():
+            pass
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    try:
+        assert held.wait()
+        fork_and_run(check)
+    finally:
+        over.set()
+        thread.join()
+    with lock:  # those of a thread that forks stay its own, also in the child
+        fork_and_run(check)
+        fork_and_run(lambda: fork_and_run(check))
 
 
 @contextmanager

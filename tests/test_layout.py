@@ -25,7 +25,7 @@ SUB_LAYERS = {
 }
 PACKAGE_LAYERS = [
     {"_core", "error_codes"},
-    {"kinds"},
+    {"kinds", "locks"},
     {
         "extension.arguments",
         "extension.array_interface",
