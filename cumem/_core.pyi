@@ -1923,9 +1923,9 @@ def _ask_driver(device: int, what: Literal[0, 1, 2], /) -> int:
 
 def _pools(
     window: bool = False, /
-) -> list[tuple[int, tuple[int, int, str, int, int | None, dict[str, int]]]]:
-    """A list of (key, (number, flags, kind, device, limit, counters)) of all pools; with
-    `window` the peaks are those since the last call with it.
+) -> list[tuple[int, int, tuple[int, int, str, int, int | None, dict[str, int]]]]:
+    """A list of (address, serial, (number, flags, kind, device, limit, counters)) of all
+    pools; with `window` the peaks are those since the last call with it.
     """
 
 def _set_pool_type(cls: type[Pool], /) -> None:

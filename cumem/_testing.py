@@ -126,7 +126,7 @@ def check_pools() -> bool:
     """True when the equations of the default pools hold."""
     return all(
         _call("cm_pool_check", c_bool, (c_void_p, pool))
-        for pool, (number, *_) in _core._pools()
+        for pool, _, (number, *_) in _core._pools()
         if number == 0
     )
 

@@ -141,7 +141,7 @@ def memory_info(device: object = None) -> DeviceMemory | HostMemory:
 
 
 def _held(wanted: Callable[[str, int], bool]) -> tuple[int, int]:
-    rows = [row[5] for _, row in _core._pools() if wanted(row[2], row[3])]
+    rows = [row[5] for *_, row in _core._pools() if wanted(row[2], row[3])]
     reserved = sum(counters["reserved_nbytes"] for counters in rows)
     return reserved, sum(counters["live_nbytes"] for counters in rows)
 

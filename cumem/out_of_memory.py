@@ -77,7 +77,7 @@ def explain(
 
     `budgets` are limit and use of the pool itself, then of what it counts against as well.
     """
-    rows = dict(_core._pools())
+    rows = {address: row for address, _, row in _core._pools()}
     stats = pool_stats(*rows[pool]) if pool in rows else PoolStats()
     limits = [limit for limit, _ in budgets if limit is not None]
     left = [max(0, limit - used) for limit, used in budgets if limit is not None]

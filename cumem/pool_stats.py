@@ -199,7 +199,7 @@ def stats() -> Stats:
         Each pool is read at one moment. Pools that were closed count as long as a buffer
         keeps them. Empty before the first use.
     """
-    return Stats(tuple(pool_stats(*row) for _, row in _core._pools()))
+    return Stats(tuple(pool_stats(*row) for *_, row in _core._pools()))
 
 
 def pool_counters() -> dict[str, dict[str, int]]:
@@ -212,7 +212,7 @@ def pool_counters() -> dict[str, dict[str, int]]:
         and ``largest_free_nbytes`` add up those of each pool. All 0 before the first use.
     """
     sums = {kind: dict.fromkeys(_COUNTERS, 0) for kind in DEVICE_FIRST}
-    for _, (_, _, kind, _, _, counters) in _core._pools():
+    for *_, (_, _, kind, _, _, counters) in _core._pools():
         for name, value in counters.items():
             sums[kind][name] += value
     return sums
@@ -278,13 +278,13 @@ class Measure:
     def __init__(self) -> None:
         self._result: Measurement | None = None
         self._began = 0.0
-        self._before: dict[tuple[int, str], PoolStats] = {}
-        self._peaks: dict[tuple[int, str], list[int]] = {}
+        self._before: dict[int, PoolStats] = {}
+        self._peaks: dict[int, list[int]] = {}
 
     def __enter__(self) -> Self:
-        if self in _open:
-            raise RuntimeError("the measurement is already running")
         with _open_lock:
+            if self in _open:
+                raise RuntimeError("the measurement is already running")
             self._result = None
             self._before = _fold()
             self._peaks = {}
@@ -300,19 +300,21 @@ class Measure:
     ) -> None:
         seconds = time.perf_counter() - self._began
         with _open_lock:
+            if self not in _open:
+                raise RuntimeError("the measurement is not running, or has ended")
             try:
                 after = _fold()
             finally:
                 _open.discard(self)
-        pools = tuple(self._difference(key, pool) for key, pool in after.items())
+        pools = tuple(self._difference(*item) for item in after.items())
         self._result = Measurement(pools, seconds)
 
-    def _difference(self, key: tuple[int, str], after: PoolStats) -> PoolStats:
-        before = self._before.get(key, PoolStats())
+    def _difference(self, serial: int, after: PoolStats) -> PoolStats:
+        before = self._before.get(serial, PoolStats())
         values: dict[str, Any] = {
             name: getattr(after, name) - getattr(before, name) for name in _COUNTERS
         }
-        values |= zip(_PEAKS, self._peaks[key], strict=True)
+        values |= zip(_PEAKS, self._peaks[serial], strict=True)
         return dataclasses.replace(after, **values)
 
     @property
@@ -380,17 +382,15 @@ _open: weakref.WeakSet[Measure] = weakref.WeakSet()
 _open_lock = Lock()
 
 
-def _fold() -> dict[tuple[int, str], PoolStats]:
-    """Read all pools and let each open measurement see the peaks since the last look."""
-    found: dict[tuple[int, str], PoolStats] = {}
-    for key, row in _core._pools(True):
-        pool = pool_stats(*row)
-        found[key, pool.name] = pool
+def _fold() -> dict[int, PoolStats]:
+    """Read all pools, by serial number, and let each open measurement see the peaks since
+    the last look."""
+    found = {serial: pool_stats(*row) for _, serial, row in _core._pools(True)}
     for one in list(_open):
         before, one._peaks = one._peaks, {}
-        for name, pool in found.items():
+        for serial, pool in found.items():
             peaks = [getattr(pool, peak) for peak in _PEAKS]
-            one._peaks[name] = [*map(max, before.get(name, peaks), peaks)]
+            one._peaks[serial] = [*map(max, before.get(serial, peaks), peaks)]
     return found
 
 

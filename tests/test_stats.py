@@ -378,3 +378,36 @@ def test_running_measurement_knows_no_pool_that_ended(runtime) -> None:
         with cumem.measure():
             pass
         assert len(running._peaks) == len(cumem.stats().pools)
+
+
+def test_pool_closed_in_the_block_counts_what_the_block_did(runtime) -> None:
+    pool = cumem.Pool("pinned")
+    kept = [pool.allocate(1000) for _ in range(5)]
+    with cumem.measure() as m:
+        kept.append(pool.allocate(1000))
+        pool.close()
+    (closed,) = [one for one in m.pools if one.name == "closed pool"]
+    assert (closed.allocation_count, closed.live_nbytes) == (1, 1024)
+    assert closed.peak_live_nbytes == 6 * 1024
+    kept.clear()
+
+
+def test_measurement_of_default_pools_begins_anew_after_a_shutdown(emulated) -> None:
+    """The new pool may have the address of the old one."""
+    cumem.empty_pinned(1000).free()
+    with cumem.measure() as m:
+        for _ in range(3):
+            cumem.shutdown()
+            cumem.empty_pinned(1000).free()
+    assert m["pinned"].allocation_count == 1
+
+
+def test_measurement_that_was_not_entered_cannot_end(runtime) -> None:
+    measurement = cumem.measure()
+    with pytest.raises(RuntimeError, match="not running"):
+        measurement.__exit__(None, None, None)
+    with measurement:
+        pass
+    with pytest.raises(RuntimeError, match="not running"):
+        measurement.__exit__(None, None, None)
+    assert measurement.seconds >= 0

@@ -36,6 +36,7 @@ typedef struct cm_pool_config {
      * pool's own, unlimited at first, that cm_pool_get_config() tells in its place. */
     cm_budget *budget;
     uint64_t idle_trim_ns; /* memory unused for so long goes back by itself; 0: never */
+    uint64_t serial; /* the caller's: addresses of pools come again, this does not */
 } cm_pool_config;
 
 /* What a user of the pool holds. Read-only for callers. */

@@ -87,6 +87,7 @@ cm_state_pool(cm_state *state, cm_kind kind, unsigned flags, int device)
                                  .flags = flags,
                                  .fence_limit_nbytes = CM_FENCE_LIMIT_NBYTES,
                                  .numa_node = -1,
+                                 .serial = ++state->pool_serial,
                                  .budget = cm_limits_budget(state, kind, device)};
         cm_pool *pool = NULL;
         cm_status status = cm_pool_create(runtime, &config, &pool);

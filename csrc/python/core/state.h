@@ -108,6 +108,7 @@ typedef struct cm_state {
     cm_pool *pools[CM_POOL_SLOT_COUNT]; /* owned, lazy: see cm_state_pool_slot() */
     cm_limits limits;                   /* outlives every pool */
     uint64_t pool_count;                /* so many Pools were made: names them */
+    uint64_t pool_serial;               /* of the last pool, default ones too */
     bool pools_were_dropped; /* perhaps a live block's pool has no Pool object any more
                               */
     cm_stream *default_streams[CM_MAX_DEVICES]; /* of legacy_streams; held as long */

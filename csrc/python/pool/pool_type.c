@@ -33,6 +33,7 @@ pool_new(PyTypeObject *type, PyObject *args, PyObject *Py_UNUSED(kwargs))
     cm_state *state = cm_state_of_module(module);
     config.segments = plain ? CM_SEGMENTS_PLAIN : CM_SEGMENTS_AUTO;
     config.idle_trim_ns = idle_trim_ns;
+    config.serial = ++state->pool_serial;
     config.budget = cm_limits_budget(state, config.kind, config.device);
     cm_runtime *runtime = cm_state_runtime(state);
     if (runtime == NULL) {
@@ -387,10 +388,11 @@ pools(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
     }
     PyObject *list = PyList_New(0);
     for (size_t i = 0; list != NULL && i < count; i++) {
-        uintptr_t key = (uintptr_t)entries[i].pool;
-        cm_append(&list, Py_BuildValue("(KN)", (unsigned long long)key,
-                                       cm_pool_describe(entries[i].pool,
-                                                        entries[i].number, window)));
+        cm_pool *pool = entries[i].pool;
+        cm_append(&list,
+                  Py_BuildValue("(KKN)", (unsigned long long)(uintptr_t)pool,
+                                (unsigned long long)cm_pool_get_config(pool)->serial,
+                                cm_pool_describe(pool, entries[i].number, window)));
     }
     cm_pools_give_all(state, entries, count);
     return list;
