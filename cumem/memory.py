@@ -3,8 +3,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
+import inspect
 import resource
 from collections.abc import Callable
 from typing import (
@@ -268,6 +270,15 @@ class LimitBlock:
                 _core._put_limit(self._kind, device, nbytes, bool(blocks))
 
     def __call__(self, function: Callable[_P, _T]) -> Callable[_P, _T]:
+        if not callable(function):
+            given = type(function).__name__
+            raise TypeError(f"function must be callable, not {given}")
+        if any(_runs_later(one) for one in (function, type(function).__call__)):
+            raise TypeError(
+                "a call of a coroutine or generator function ends before its body begins: "
+                'write "with cumem.limit(...):" in its body'
+            )
+
         @functools.wraps(function)
         def limited(*args: _P.args, **kwargs: _P.kwargs) -> _T:
             with LimitBlock(self._kind, self._limits):
@@ -277,6 +288,14 @@ class LimitBlock:
 
     def __repr__(self) -> str:
         return f"<cumem.limit of {self._kind} memory, {self._state}>"
+
+
+def _runs_later(function: object) -> bool:
+    return (
+        inspect.iscoroutinefunction(function)
+        or inspect.isgeneratorfunction(function)
+        or inspect.isasyncgenfunction(function)
+    )
 
 
 def limit(kind: Any, limit: int | str | None, device: object = None) -> LimitBlock:
@@ -297,7 +316,8 @@ def limit(kind: Any, limit: int | str | None, device: object = None) -> LimitBlo
     -------
     LimitBlock
         For one ``with`` block, which a second one refuses with RuntimeError; or a
-        decorator of functions.
+        decorator of functions, which refuses those of coroutines and generators with
+        TypeError: they run after their call.
 
     Raises
     ------
@@ -321,8 +341,8 @@ class OutOfMemoryHook:
 
     def remove(self) -> None:
         """Call it no more; doing it twice is no error."""
-        hooks = _core._out_of_memory_callbacks
-        hooks[:] = [hook for hook in hooks if hook is not self]
+        with contextlib.suppress(ValueError):
+            _core._out_of_memory_callbacks.remove(self)
 
     def __enter__(self) -> Self:
         return self

@@ -4,9 +4,11 @@
 from __future__ import annotations
 
 import copy
+import functools
 import itertools
 import pickle
 import threading
+from collections.abc import AsyncIterator, Iterator
 
 import pytest
 from support import session
@@ -217,6 +219,32 @@ def test_limit_decorates_functions(emulated) -> None:
 
     assert within(0) == within(2) == 8 * MIB
     assert cumem.get_limit("device") is None
+
+
+async def coroutine() -> None: ...
+
+
+def generator() -> Iterator[None]:
+    yield
+
+
+async def async_generator() -> AsyncIterator[None]:
+    yield
+
+
+class Called:
+    async def __call__(self) -> None: ...
+
+
+@pytest.mark.parametrize(
+    "function",
+    [coroutine, generator, async_generator, Called(), functools.partial(generator)],
+)
+def test_limit_refuses_functions_that_run_after_their_call(emulated, function) -> None:
+    with pytest.raises(TypeError, match=r"with cumem\.limit\(\.\.\.\).* in its body"):
+        cumem.limit("device", "8MiB")(function)
+    with pytest.raises(TypeError, match="function must be callable, not int"):
+        cumem.limit("device", "8MiB")(3)
 
 
 def test_limit_notices_bad_values_when_it_is_made(runtime) -> None:

@@ -5,13 +5,14 @@ from __future__ import annotations
 
 import gc
 import sys
+import threading
 
 import numpy as np
 import pytest
 from support import session
 
 import cumem
-from cumem import out_of_memory
+from cumem import _core, out_of_memory
 
 MIB = 1 << 20
 SIZE = 64 * MIB
@@ -249,6 +250,30 @@ def test_callback_may_be_installed_twice_and_removed_by_its_hook(small) -> None:
     hooks[1].remove()
     with pytest.raises(TypeError, match="callback must be callable"):
         cumem.on_out_of_memory("call me")
+
+
+def test_callbacks_of_threads_come_and_go_without_losing_any(emulated) -> None:
+    hooks = _core._out_of_memory_callbacks
+    before = list(hooks)
+    kept: list[cumem.OutOfMemoryHook] = []
+
+    def work() -> None:
+        for _ in range(500):
+            kept.append(cumem.on_out_of_memory(print))
+            cumem.on_out_of_memory(print).remove()
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        threads = [threading.Thread(target=work) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert set(hooks) == {*before, *kept}
+    finally:
+        sys.setswitchinterval(interval)
+        hooks[:] = before
 
 
 def test_exception_of_a_callback_goes_to_the_hook(small, monkeypatch) -> None:
