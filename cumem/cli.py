@@ -36,9 +36,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     -------
     int
         0 if all went well, 1 if data arrived wrong or the device failed, 2 for wrong
-        arguments, 130 after Ctrl-C.
+        arguments, 130 after Ctrl-C, 141 where whoever reads the output has left.
     """
     options = _parser().parse_args(arguments)
+    with _streams_open():
+        return _run(options)
+
+
+def _run(options: argparse.Namespace) -> int:
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # arrows on a terminal without them
     try:
@@ -60,6 +65,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print(f"  {note}", file=sys.stderr)
         return 1
     return code
+
+
+@contextlib.contextmanager
+def _streams_open() -> Iterator[None]:
+    """Let standard streams that our caller closed (``>&-``) lead nowhere."""
+    before = sys.stdout, sys.stderr
+    with open(os.devnull, "w", encoding="utf-8") as nowhere:
+        sys.stdout, sys.stderr = before[0] or nowhere, before[1] or nowhere
+        try:
+            yield
+        finally:
+            sys.stdout, sys.stderr = before
 
 
 @contextlib.contextmanager

@@ -95,6 +95,21 @@ def test_cuda_that_is_asked_for_and_missing_is_an_error_without_a_traceback() ->
     assert done.stderr.startswith("cumem: cuda")
 
 
+@pytest.mark.parametrize("closed", [">&-", "2>&-", ">&- 2>&-"])
+@pytest.mark.parametrize("command", ["info", "bench --quick --max-size 4KiB"])
+def test_closed_output_is_as_one_that_nobody_reads(command: str, closed: str) -> None:
+    done = subprocess.run(
+        f'exec "{sys.executable}" -m cumem {command} {closed}',
+        shell=True,
+        capture_output=True,
+        text=True,
+        env=os.environ | EMULATED,
+        timeout=120,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 def test_wrong_environment_variable_is_a_usage_error() -> None:
     done = run("info", CUMEM_BACKEND="quantum")
     assert done.returncode == 2
