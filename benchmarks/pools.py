@@ -446,7 +446,7 @@ def measure_t13(options: argparse.Namespace) -> dict[str, Any]:
                 "late": LATE,
                 "rounds": 1 if options.quick else 3,
             }
-            answer = run_child(job, dict(replay.environment(largest)))
+            answer = run_child(job, dict(replay.environment(largest, LATE)))
             found[name] = answer if "error" in answer else answer["results"]
     means = {
         name: means_of(results)

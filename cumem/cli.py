@@ -154,7 +154,7 @@ def _replay(options: argparse.Namespace) -> int:
     wishes = replay.Options(**{name: getattr(options, name) for name in names})
     try:
         trace = replay.prepare(wishes)
-        for name, value in replay.environment(trace):
+        for name, value in replay.environment(trace, options.late):
             os.environ.setdefault(name, value)  # before the device is opened
         return replay.main(wishes, trace) if _opens() else 2
     except ValueError as error:

@@ -248,6 +248,26 @@ def test_emulated_device_is_made_large_enough(tmp_path: Path) -> None:
     assert "Traceback" not in done.stderr
 
 
+def test_emulated_device_has_room_for_what_is_late() -> None:
+    count, size = 30, 1 << 30
+    op, block = [1, 0] * count, [n // 2 for n in range(2 * count)]
+    trace = make_trace("one", op, block, [size, 0] * count, [0] * 2 * count)
+    for late, peak in ((None, size), ("60", count * size)):
+        room = dict(replay.environment(trace, late))["CUMEM_EMULATED_MEMORY"]
+        assert int(room) == 16 * peak
+    most = make_trace("most", [1], [0], [1 << 44], [0])  # 16 times would not fit
+    room = dict(replay.environment(most))["CUMEM_EMULATED_MEMORY"]
+    assert int(room) == replay.MOST_EMULATED
+
+
+def test_trace_that_no_emulated_device_holds_is_at_fault(tmp_path: Path) -> None:
+    size = np.array([1 << 46, *SIZE[1:]], np.uint64)
+    done = run(str(write_npz(tmp_path / "huge.npz", size=size)))
+    assert done.returncode == 2
+    assert "huge.npz: 64 TiB live at once, more than" in done.stderr
+    assert "CUMEM_EMULATED_MEMORY" not in done.stderr
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

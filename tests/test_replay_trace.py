@@ -111,10 +111,27 @@ def test_late_is_events_or_a_fraction(text: str, events: int) -> None:
     assert parse_late(text, 1000) == Hold(events)
 
 
+@pytest.mark.parametrize("text", ["8", str(2**63 - 1), str(2**64), "9" * 5000])
+def test_late_beyond_the_trace_is_until_its_end(text: str) -> None:
+    trace = hand_checked()
+    hold = parse_late(text, trace.events)
+    assert hold == Hold(7)
+    assert trace.peak_busy(hold) == (4 + 4 + 12 + 8) * KIB
+
+
 @pytest.mark.parametrize("text", ["0", "-3", "1.5", "0.0", "much", "nan", "inf", ""])
 def test_late_that_makes_no_sense_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="number of events or a fraction"):
         parse_late(text, 1000)
+
+
+def test_more_live_than_there_are_addresses_is_refused() -> None:
+    count, size = 70_000, 1 << 47  # more than 63 bits in all
+    with pytest.raises(ValueError, match=r"huge: 8\.5 EiB live at once.*address space"):
+        make_trace("huge", [1] * count, range(count), [size] * count, [0] * count)
+    with pytest.raises(ValueError, match=r"128 TiB live at once.*address space"):
+        make_trace("huge", [1, 1], [0, 1], [size, 1], [0, 0])
+    assert make_trace("most", [1, 0, 1], [0, 0, 1], [size] * 3, [0] * 3).peak_live
 
 
 # -- .npz ------------------------------------------------------------------------------

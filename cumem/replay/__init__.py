@@ -34,6 +34,8 @@ PEERS: Final = {
     "rmm": ("rmm",),
 }
 
+MOST_EMULATED: Final = 1 << 45  # its pool reserves as many addresses, twice
+
 _Rows = list[tuple[int, int, int, Any]]
 
 
@@ -416,13 +418,19 @@ def main(options: Options, trace: Trace) -> int:
     Raises
     ------
     ValueError
-        If the device or the allocator is not there.
+        If the device or the allocator is not there, or the trace has more live at once
+        than an emulated device can have.
     OutOfMemoryError
         If the device is too small for the trace.
     """
     count = cumem.device_count()
     if not 0 <= options.device < count:
         raise ValueError(f"there is no device {options.device}; there are {count}")
+    if cumem.backend() == "emulated" and trace.peak_live > MOST_EMULATED:
+        raise ValueError(
+            f"{trace.name}: {format_nbytes(trace.peak_live)} live at once, more than the "
+            f"{format_nbytes(MOST_EMULATED)} that an emulated device can have"
+        )
     hold = None if options.late is None else parse_late(options.late, trace.events)
     allocator = allocators.make(
         options.allocator,
@@ -491,10 +499,13 @@ def _replay_elsewhere(options: Options) -> dict[str, Any]:
     return {key: found[key] for key in Replayed.__dataclass_fields__}
 
 
-def environment(trace: Trace) -> tuple[tuple[str, str], ...]:
+def environment(trace: Trace, late: str | None = None) -> tuple[tuple[str, str], ...]:
     """Settings that make the emulated device large and prompt enough for a trace, for
     those that are not set: its memory costs nothing until it is written to."""
-    room = max(16 * trace.peak_live, 1 << 30)
+    peak = trace.peak_live
+    if late is not None:
+        peak = trace.peak_busy(parse_late(late, trace.events))
+    room = min(max(16 * peak, 1 << 30), MOST_EMULATED)
     return (
         ("CUMEM_EMULATED_MEMORY", str(room)),
         ("CUMEM_EMULATED_DELAY_US", "0"),

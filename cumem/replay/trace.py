@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 
 from cumem.files import open_regular
 from cumem.replay.npz import read_arrays
+from cumem.units import format_nbytes
 
 __all__ = ["Hold", "Trace", "load_trace", "make_trace", "parse_late"]
 
@@ -130,7 +131,7 @@ def parse_late(text: str, events: int) -> Hold:
     Parameters
     ----------
     text : str
-        ``"500"`` for 500 events, ``"0.01"`` for a hundredth of all.
+        ``"500"`` for 500 events, ``"0.01"`` for a hundredth of all; never more than all.
     events : int
         Events of the trace.
 
@@ -149,7 +150,7 @@ def parse_late(text: str, events: int) -> Hold:
     except ValueError:
         raise ValueError(wrong) from None
     if text.strip().isdecimal() and value >= 1:
-        return Hold(int(text))
+        return Hold(int(min(value, events)))
     if "." in text and 0 < value <= 1:
         return Hold(max(1, round(value * events)))
     raise ValueError(wrong)
@@ -223,8 +224,9 @@ def make_trace(
     ------
     ValueError
         If lengths, dtypes or values are wrong: an unknown operation, a size that is
-        negative or that no address space holds, a block freed twice, freed but never
-        allocated, or allocated while it is live.
+        negative, a block freed twice, freed but never allocated, or allocated while it
+        is live; or if a size, or all that is live at once, is more than an address space
+        holds.
     """
     given = zip(ARRAYS, (op, block, size, stream), strict=True)
     arrays = {key: _integers(name, key, value, where) for key, value in given}
@@ -236,6 +238,12 @@ def make_trace(
     sizes = _check_order(name, arrays, where)
     if not (arrays["op"] * sizes).any():
         raise ValueError(f"{name}: no row allocates anything")
+    change = np.where(arrays["op"] == 1, sizes, -sizes)
+    peak = int(np.cumsum(change, dtype=np.float64).max())  # 63 bits may not hold it
+    if peak > LARGEST:
+        raise ValueError(
+            f"{name}: {format_nbytes(peak)} live at once, more than an address space holds"
+        )
     known, streams = np.unique(arrays["stream"], return_inverse=True)
     if len(known) > MOST_STREAMS:
         raise ValueError(f"{name}: {len(known)} streams; at most {MOST_STREAMS} work")
