@@ -52,8 +52,8 @@ class Pool(_core._Pool):
         ``cudaIpc`` and older MPI libraries need it; 'auto' may map memory piece by
         piece, which wastes less.
     idle_trim : float, optional
-        Seconds after which cached memory that was not needed goes back, looked at when
-        memory is allocated; default: never.
+        Seconds, at most 1e9, after which cached memory that was not needed goes back,
+        looked at when memory is allocated; default: never.
     portable, write_combined : bool
         Of pinned and mapped memory, as in `empty_pinned`.
     attach : {'global', 'host'}
@@ -146,7 +146,7 @@ class Pool(_core._Pool):
         set, also of a default pool. Raises ValueError if set after close().
         """
         ns = self._config[5]
-        return ns * 1e-9 if ns else None
+        return ns / 1e9 if ns else None  # the nearest to what was given
 
     @idle_trim.setter
     def idle_trim(self, value: float | None) -> None:
@@ -305,9 +305,10 @@ def _idle_trim_ns(seconds: Any) -> int:
     value = read_seconds(seconds, "idle_trim")
     if not 0 < value <= 1e9:
         raise ValueError(
-            f"idle_trim must be a number of seconds above 0, not {seconds!r}"
+            "idle_trim must be a number of seconds above 0 and up to 1e9, not "
+            f"{seconds!r}"
         )
-    return max(1, int(value * 1e9))
+    return max(1, round(value * 1e9))
 
 
 def _flags(kind: str, portable: Any, write_combined: Any, attach: Any) -> int:

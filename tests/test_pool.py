@@ -138,6 +138,7 @@ def test_repr_says_emulated(emulated) -> None:
         ),
         ({"kind": "pinned", "numa_node": 9999}, "numa_node 9999"),
         ({"idle_trim": 0}, "idle_trim must be"),
+        ({"idle_trim": 1e10}, "above 0 and up to 1e9, not 10000000000.0"),
         ({"idle_trim": float("nan")}, "idle_trim must be"),
         ({"write_combined": True}, "write_combined is for"),
         ({"portable": False}, "portable is for"),
@@ -517,6 +518,11 @@ def test_idle_trim_may_be_set_later(emulated, kind: str) -> None:
     let_idle_windows_pass(pool)
     assert pool.stats().trim_count == count
     del small
+
+
+@pytest.mark.parametrize("seconds", [0.3, 0.1, 1e-9, 2.5, 60, 1e9])
+def test_idle_trim_reads_back_as_it_was_set(emulated, seconds: float) -> None:
+    assert cumem.Pool("device", idle_trim=seconds).idle_trim == seconds
 
 
 def test_idle_trim_refuses_what_the_constructor_refuses(emulated) -> None:
