@@ -121,9 +121,10 @@ def commit() -> str | None:
 
 
 def save(results: dict[str, Any], path: str | Path) -> None:
-    """Write results as one JSON object."""
+    """Write results as one JSON object; encoded before the file is opened, which
+    empties it. File names that are no text have JSON's own escapes."""
     text = json.dumps(results, indent=1, ensure_ascii=False) + "\n"
-    Path(path).write_text(text, encoding="utf-8")
+    Path(path).write_bytes(text.encode("utf-8", "backslashreplace"))
 
 
 def check_writable(name: str) -> None:
@@ -137,7 +138,7 @@ def check_writable(name: str) -> None:
     path = Path(name)
     if not path.absolute().parent.is_dir():
         raise ValueError(f"{name}: there is no such folder")
-    is_new = not os.path.lexists(path)
+    is_new = not os.path.exists(path)
     try:
         if path.is_fifo():  # waits for a reader, who would see us come and go
             return
@@ -145,7 +146,7 @@ def check_writable(name: str) -> None:
     except OSError as error:
         raise ValueError(f"{name} cannot be written: {error.strerror}") from error
     if is_new:
-        path.unlink()
+        os.unlink(os.path.realpath(path))  # a link to nothing stays one
 
 
 def render(facts: dict[str, Any]) -> str:

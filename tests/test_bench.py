@@ -343,6 +343,34 @@ def test_first_and_last_line_say_that_the_device_is_emulated(
 
 
 @pytest.mark.usefixtures("emulated", "tiny_plan")
+@pytest.mark.parametrize(
+    ("wanted", "is_said"),
+    [(None, True), (MIB, True), (256 * KIB, True), (64 * KIB, False)],
+)
+def test_copies_left_out_for_lack_of_memory_are_said_to_be(
+    capsys: pytest.CaptureFixture[str], wanted: int | None, is_said: bool
+) -> None:
+    assert bench.main(bench.Options(max_nbytes=wanted)) == 0
+    said = "copies end at 64 KiB: not enough free memory" in capsys.readouterr().out
+    assert said == is_said
+
+
+@pytest.mark.usefixtures("emulated")
+def test_json_in_a_loop_of_links_is_a_usage_error(tmp_path: Path) -> None:
+    loop = tmp_path / "loop.png"
+    loop.symlink_to(loop)
+    pytest.importorskip("matplotlib")
+    for options in (
+        bench.Options(json=str(loop)),
+        bench.Options(json=str(loop), plot=str(tmp_path / "a.png")),
+    ):
+        with pytest.raises(
+            bench.UsageError, match="cannot be written: Too many levels"
+        ):
+            bench.main(options)
+
+
+@pytest.mark.usefixtures("emulated", "tiny_plan")
 def test_wrong_data_is_a_failure_of_the_command(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -326,6 +326,30 @@ def test_json_leaves_what_is_there_until_the_results_are(
     assert not path.exists()
 
 
+def test_json_whose_link_leads_nowhere_is_an_error_and_no_file(
+    emulated, tmp_path: Path, capsys
+) -> None:
+    trace = write_npz(tmp_path / "hand.npz")
+    loop, link = tmp_path / "loop.json", tmp_path / "link.json"
+    loop.symlink_to(loop)
+    link.symlink_to(tmp_path / "target.json")
+    arguments = ["replay", str(trace), "--json"]
+    assert cli.main([*arguments, str(loop)]) == 2
+    said = capsys.readouterr()
+    assert "loop.json cannot be written: Too many levels" in said.err
+    assert said.out == ""
+    assert cli.main([*arguments, str(link), "--device", "9"]) == 2
+    assert link.is_symlink()
+    assert not link.exists()
+
+
+def test_json_of_a_name_that_is_no_text_is_read_back(emulated, tmp_path: Path) -> None:
+    name = os.fsdecode(b"hand\xff.npz")
+    trace, path = write_npz(tmp_path / name), tmp_path / "a.json"
+    assert cli.main(["replay", str(trace), "--json", str(path)]) == 0
+    assert json.loads(path.read_text(encoding="utf-8"))["trace"] == name
+
+
 def test_missing_file_and_wrong_trace_are_errors_without_a_traceback(
     emulated, tmp_path: Path, capsys
 ) -> None:

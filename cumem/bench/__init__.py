@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
+import os
 import sys
 import time
 from collections.abc import Iterable, Iterator
@@ -132,7 +133,7 @@ def main(options: Options) -> int:
 def _run(options: Options, plan: Plan, facts: dict[str, Any]) -> int:
     device = cumem.Device(options.device)
     print(_title(device, facts))
-    if options.max_nbytes is None and plan.sizes[-1] < _sizes(options)[-1]:
+    if plan.sizes[-1] < max(_sizes(options)):
         print(f"copies end at {format_nbytes(plan.sizes[-1])}: not enough free memory")
     print(flush=True)
     started = datetime.now(UTC)
@@ -159,7 +160,7 @@ def _check(options: Options) -> None:
         if importlib.util.find_spec("matplotlib") is None:
             raise UsageError("--plot needs matplotlib: pip install 'cumem[plot]'")
     if options.json is not None and options.plot is not None:
-        if Path(options.json).resolve() == Path(options.plot).resolve():
+        if os.path.realpath(options.json) == os.path.realpath(options.plot):
             raise UsageError(f"{options.plot}: --json and --plot name the same file")
     for path in (options.json, options.plot):
         if path is not None:
@@ -170,7 +171,10 @@ def _check(options: Options) -> None:
 
 
 def _sizes(options: Options) -> tuple[int, ...]:
-    return QUICK_SIZES if options.quick else FULL_SIZES
+    """What was asked for, whether it fits or not."""
+    sizes = QUICK_SIZES if options.quick else FULL_SIZES
+    most = options.max_nbytes
+    return sizes if most is None else tuple(n for n in sizes if n <= most)
 
 
 def _room(facts: dict[str, Any], device: cumem.Device) -> int:

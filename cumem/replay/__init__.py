@@ -6,6 +6,7 @@ from __future__ import annotations
 import gc
 import json
 import operator
+import os
 import statistics
 import subprocess
 import sys
@@ -394,7 +395,7 @@ def prepare(options: Options) -> Trace:
     if options.json == "-":
         raise ValueError("--json -: the tables are on standard output; name a file")
     if options.json is not None:
-        if Path(options.json).resolve() == Path(options.trace).resolve():
+        if os.path.realpath(options.json) == os.path.realpath(options.trace):
             raise ValueError(f"{options.json}: --json names the trace itself")
         info.check_writable(options.json)
     return trace
