@@ -308,9 +308,9 @@ drop_unneeded_locked(cm_pool *pool, place_plan *plan, const cm_heap_view *view)
     }
 }
 
-/* What of the place has memory becomes free, and is joined, since all of it has the
- * same tag; the rest is a gap. Returns the span that covers the whole place if all of
- * it has memory. */
+/* What of the place has memory becomes free, the rest is a gap. Returns the span that
+ * covers the whole place if all of it has memory, which is one before its neighbours
+ * join: one that a stream is late with could join a part of it only. */
 static cm_heap_span *
 settle_place_locked(cm_pool *pool, place_plan *plan, const cm_heap_view *view)
 {
@@ -324,8 +324,13 @@ settle_place_locked(cm_pool *pool, place_plan *plan, const cm_heap_view *view)
     cm_heap_span *next = plan->first;
     for (; plan->held_count > 0; plan->held_count--) {
         cm_heap_span *span = next;
+        bool has_memory = chunk_of(span) != NULL;
+        for (; has_memory && plan->held_count > 1 && chunk_of(span->next) != NULL;
+             plan->held_count--) {
+            cm_heap_join_next(heap, span);
+        }
         next = span->next; /* BUSY: it is not joined before its turn */
-        if (chunk_of(span) != NULL) {
+        if (has_memory) {
             whole = cm_heap_give(heap, span, plan->tag, plan->epoch, view);
         }
         else {

@@ -346,6 +346,13 @@ cm_heap_give(cm_heap *heap, cm_heap_span *span, uint32_t tag, uint64_t epoch,
 }
 
 void
+cm_heap_join_next(cm_heap *heap, cm_heap_span *span)
+{
+    span->block.nbytes += span->next->block.nbytes;
+    drop_span(heap, span->next);
+}
+
+void
 cm_heap_give_gap(cm_heap *heap, cm_heap_span *span)
 {
     span->state = CM_SPAN_GAP;
@@ -354,13 +361,11 @@ cm_heap_give_gap(cm_heap *heap, cm_heap_span *span)
     cm_heap_span *next = span->next;
     if (next != NULL && next->state == CM_SPAN_GAP) {
         cm_list_remove(&next->node);
-        span->block.nbytes += next->block.nbytes;
-        drop_span(heap, next);
+        cm_heap_join_next(heap, span);
     }
     cm_heap_span *prev = span->prev;
     if (prev != NULL && prev->state == CM_SPAN_GAP) {
-        prev->block.nbytes += span->block.nbytes;
-        drop_span(heap, span);
+        cm_heap_join_next(heap, prev);
         return;
     }
     cm_list_push_back(&heap->gaps, &span->node);

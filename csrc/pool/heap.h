@@ -159,6 +159,8 @@ cm_heap_span *cm_heap_carve(cm_heap *heap, cm_heap_span *span, cm_address addres
 /* Cut a BUSY span so that it keeps `nbytes`; returns the rest, BUSY too. NULL: no
  * memory, nothing changed. */
 cm_heap_span *cm_heap_cut(cm_heap *heap, cm_heap_span *span, uint64_t nbytes);
+/* A BUSY span takes in the next one, BUSY too. */
+void cm_heap_join_next(cm_heap *heap, cm_heap_span *span);
 /* Clean what has ended and join what may be joined, everywhere. True: something did. */
 bool cm_heap_join(cm_heap *heap, const cm_heap_view *view);
 

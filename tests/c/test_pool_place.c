@@ -262,6 +262,54 @@ test_pool_moves_nothing_that_a_stream_is_late_with(void)
     close_emulated(rt);
 }
 
+/* Memory is brought beside a piece that a stream is late with, which the first of it
+ * joins and the rest does not: the block is all of the place even so. */
+static void
+check_place_beside_late(int late_index, int first_index)
+{
+    enum { COUNT = 8, WANTED = 3 };
+    cm_runtime *rt = open_emulated(13000, 1, 256 * MIB);
+    cm_pool *pool = open_pool(rt, DEVICE);
+    cm_stream *late = open_stream(rt, 0);
+    cm_stream *other = open_stream(rt, 0);
+    cm_block *blocks[COUNT];
+    for (int i = 0; i < COUNT; i++) {
+        blocks[i] = take(pool, CHUNK, NULL);
+    }
+    cm_address first = blocks[first_index]->address;
+    for (int i = 0; i < WANTED; i++) {
+        give(pool, blocks[first_index + i], NULL, 0);
+    }
+    uint64_t released = 0;
+    CHECK_OK(pool_trim(pool, 0, false, &released));
+    CHECK_EQ(released, WANTED * CHUNK);
+    hold_work(rt, late, blocks[late_index]);
+    give(pool, blocks[late_index], late, 0);
+    give(pool, blocks[COUNT - 2], other, 0); /* there is more than one stream */
+    cm_block *block = take(pool, WANTED * CHUNK, other);
+    CHECK_EQ(block->address, first);
+    CHECK_EQ(block->nbytes, WANTED * CHUNK);
+    MUST(cm_rt_fill_8_async(rt, block->address, 5, block->nbytes, other->handle));
+    synchronize(rt, other);
+    CHECK_OK(cm_emulated_gate_open(rt, late->handle));
+    synchronize(rt, late);
+    give(pool, block, NULL, 0);
+    give(pool, blocks[0], NULL, 0);
+    give(pool, blocks[COUNT - 3], NULL, 0);
+    give(pool, blocks[COUNT - 1], NULL, 0);
+    cm_pool_release(pool);
+    cm_stream_release(late);
+    cm_stream_release(other);
+    close_emulated(rt);
+}
+
+static void
+test_pool_places_between_late_memory_and_a_block(void)
+{
+    check_place_beside_late(1, 2);
+    check_place_beside_late(4, 1);
+}
+
 static void
 test_pool_small_blocks_pin_their_chunks_only(void)
 {
@@ -491,6 +539,7 @@ MAIN(RUN(test_pool_grows_in_place)
 
      RUN(test_pool_gives_back_a_chunk_that_fits_nowhere)
      RUN(test_pool_moves_nothing_that_a_stream_is_late_with)
+     RUN(test_pool_places_between_late_memory_and_a_block)
      RUN(test_pool_small_blocks_pin_their_chunks_only)
      RUN(test_pool_each_step_of_a_growth_may_fail)
      RUN(test_pool_each_step_of_a_growth_may_fail_for_good)
