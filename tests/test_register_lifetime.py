@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import mmap
 import os
 import sysconfig
 import threading
@@ -75,6 +76,24 @@ def test_many_pieces_over_the_edge_of_two_registrations_arrive(runtime, cut) -> 
             cumem.copy_many((src, dst) for dst, src in pairs)
             assert (data == expected).all()
             del pairs
+
+
+@pytest.mark.parametrize("on_stream", [False, True])
+def test_later_pair_that_touches_one_over_the_edge_comes_after_it(
+    runtime, on_stream
+) -> None:
+    memory = np.frombuffer(mmap.mmap(-1, 8 * PAGE), "u1")
+    sevens = cumem.array(np.full(PAGE, 7, "u1"), kind="device")
+    stream = cumem.Stream() if on_stream else None
+    with cumem.register(memory[2 * PAGE : 4 * PAGE]) as locked:
+        for target in (locked[:PAGE], memory[2 * PAGE : 3 * PAGE]):
+            memory[:] = 1
+            out = np.zeros(2 * PAGE, "u1")
+            over_edge = memory[PAGE : 3 * PAGE]
+            cumem.copy_many([(out, over_edge), (target, sevens)], stream=stream)
+            assert (out == 1).all()
+            assert memory.sum(dtype=int) == 8 * PAGE + 6 * PAGE
+            del target
 
 
 def test_copy_of_a_neighbour_on_a_locked_page(runtime) -> None:

@@ -182,8 +182,8 @@ FAULTS = [
         "overlap unseen",
         "csrc/transfer/plan/overlap.c",
         "emulated memory and its view on the host pass for two",
-        "return alias != NULL ? (uintptr_t)alias : address;",
-        "return alias == NULL ? 0 : address;",
+        "return alias != NULL ? (uintptr_t)alias : at;",
+        "return alias == NULL ? 0 : at;",
         [
             "tests/test_several_overlap.py::"
             "test_emulated_memory_and_its_view_on_the_host_are_one"

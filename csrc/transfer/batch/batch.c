@@ -45,8 +45,7 @@ refuse(const cm_many_request *request, cm_status status)
 static cm_byte_span
 span_of_end(cm_runtime *rt, const cm_piece_end *end, uint64_t nbytes)
 {
-    uint64_t begin = cm_overlap_place(rt, end->address, end->host,
-                                      cm_piece_end_is_on_device(end), nbytes);
+    uint64_t begin = cm_overlap_place(rt, end->address, end->host, nbytes);
     return (cm_byte_span){begin, begin + nbytes};
 }
 

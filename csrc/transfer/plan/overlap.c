@@ -2,14 +2,11 @@
 #include "transfer/plan/overlap.h"
 
 uint64_t
-cm_overlap_place(cm_runtime *rt, cm_address address, const void *host, bool on_device,
-                 uint64_t nbytes)
+cm_overlap_place(cm_runtime *rt, cm_address address, const void *host, uint64_t nbytes)
 {
-    if (on_device) {
-        const void *alias = cm_runtime_host_alias(rt, address, nbytes);
-        return alias != NULL ? (uintptr_t)alias : address;
-    }
-    return address != 0 ? address : (uintptr_t)host;
+    cm_address at = address != 0 ? address : (uintptr_t)host;
+    const void *alias = cm_runtime_host_alias(rt, at, nbytes);
+    return alias != NULL ? (uintptr_t)alias : at;
 }
 
 cm_byte_span
@@ -20,9 +17,8 @@ cm_overlap_span(cm_runtime *rt, const cm_region *region)
     cm_ignore(cm_region_bounds(region, &low, &high)); /* checked by the plan */
     uint64_t nbytes = (uint64_t)(high - low);
     const char *host = region->host == NULL ? NULL : (const char *)region->host + low;
-    uint64_t begin =
-        cm_overlap_place(rt, region->address == 0 ? 0 : region->address + (uint64_t)low,
-                         host, cm_region_is_on_device(region), nbytes);
+    uint64_t begin = cm_overlap_place(
+        rt, region->address == 0 ? 0 : region->address + (uint64_t)low, host, nbytes);
     return (cm_byte_span){begin, begin + nbytes};
 }
 

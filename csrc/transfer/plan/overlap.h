@@ -7,9 +7,10 @@
 #include "transfer/plan/batch_plan.h"
 
 /* Where `nbytes` of memory lie, one number for all views of the same byte: emulated
- * device memory has a second mapping, which is exported as memory of the host. */
+ * memory of the device has a second mapping, exported as memory of the host, and what
+ * is page-locked has addresses of the device's own. */
 uint64_t cm_overlap_place(cm_runtime *rt, cm_address address, const void *host,
-                          bool on_device, uint64_t nbytes);
+                          uint64_t nbytes);
 /* From the lowest byte of the region to its highest. */
 cm_byte_span cm_overlap_span(cm_runtime *rt, const cm_region *region);
 
