@@ -385,6 +385,44 @@ test_engine_copies_are_split_at_registration_edges(void)
     close_world(&w);
 }
 
+/* With host addresses for the device, as drivers have it: two registrations in a row
+ * are page-locked memory, which one copy of the runtime may not cross all the same. */
+static void
+test_engine_overlap_over_a_registration_edge(void)
+{
+    world w;
+    open_world(&w);
+    const size_t one = page_nbytes(), nbytes = 2 * one;
+    memory a = take_memory(&w, CM_KIND_PAGEABLE, 0, nbytes + one);
+    cm_registration *shares[2];
+    char *page = (char *)(((uintptr_t)a.host + one - 1) & ~(one - 1));
+    for (int i = 0; i < 2; i++) {
+        MUST(cm_registry_register(w.registry, 0, page + (size_t)i * one, one, false,
+                                  &shares[i]));
+    }
+    memory locked = {.kind = CM_KIND_PINNED,
+                     .nbytes = nbytes,
+                     .host = page,
+                     .address = (uintptr_t)page,
+                     .bytes = (unsigned char *)page};
+    unsigned char *before = malloc(nbytes);
+    number_bytes(&locked, 1);
+    memcpy(before, page, nbytes);
+    cm_copy_request request = {.dst = row(&locked, 8, (int64_t)nbytes - 8, 1, 1),
+                               .src = row(&locked, 0, (int64_t)nbytes - 8, 1, 1),
+                               .stream = w.streams[0]};
+    CHECK_OK(cm_engine_copy(w.engine, &request, NULL));
+    MUST(cm_rt_stream_synchronize(w.rt, w.streams[0]->handle));
+    CHECK_BYTES_EQ(page, before, 8);
+    CHECK_BYTES_EQ(page + 8, before, nbytes - 8);
+    free(before);
+    for (int i = 0; i < 2; i++) {
+        MUST(cm_registration_release(shares[i]));
+    }
+    give_memory(&w, &a);
+    close_world(&w);
+}
+
 /* -- fills ------------------------------------------------------------------------------- */
 
 static void
@@ -551,6 +589,7 @@ MAIN(RUN(test_engine_random_copies_between_all_kinds)
      RUN(test_engine_overlap_through_the_second_mapping)
      RUN(test_engine_broadcast_source_travels_once)
      RUN(test_engine_copies_are_split_at_registration_edges)
+     RUN(test_engine_overlap_over_a_registration_edge)
      RUN(test_engine_takes_no_kernel_to_memory_a_peer_may_use_in_part)
      RUN(test_engine_fill_uses_memset_where_it_can)
      RUN(test_engine_fill_of_shared_memory_follows_the_stream))

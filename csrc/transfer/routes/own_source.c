@@ -47,10 +47,14 @@ static cm_status
 replace_source_on_device(cm_job *job, const cm_layout *pack)
 {
     cm_address from =
-        pack->ndim == 0 ? cm_region_copy_address(&job->src) : job->src.address;
+        cm_region_copy_address(&job->src) + (uint64_t)pack->offset[CM_SRC];
     CM_TRY(cm_job_alloc_block(job, job->plan.nbytes, job->stream, &job->temporary));
     cm_address to = job->temporary->address;
-    CM_TRY(cm_job_copy_layout(job, job->stream, pack, to, from));
+    CM_TRY(pack->ndim > 0
+               ? cm_job_copy_layout(job, job->stream, pack, to, job->src.address)
+               : cm_job_copy_over_edges(job, true, to,
+                                        cm_region_is_on_device(&job->src), from,
+                                        pack->run_nbytes));
     cm_job_plan_own_source(job, NULL, to);
     return cm_ok();
 }
