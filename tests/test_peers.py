@@ -280,6 +280,30 @@ def test_devices_apart_without_page_locked_memory_leave_it_to_the_runtime(
     assert (values.get(far) == np.arange(LONG, dtype="u1")).all()
 
 
+@pytest.mark.parametrize("peers", [0, 1])
+@pytest.mark.parametrize("which", ["target", "source", "both"])
+def test_strided_copies_have_fewer_pieces_at_once_where_memory_is_short(
+    peers, which
+) -> None:
+    with session.opened("emulated", device_count=2, peers=peers):
+        stays = cumem.zeros(LONG, "i2", "device", device=0)
+        far = cumem.full(LONG, -1, "i2", "device", device=1)
+        data = np.random.default_rng(5).integers(0, 1 << 15, LONG, dtype="i2")
+        near = stays if which != "target" else stays[: LONG // 2]
+        target = far[::2] if which != "source" else far[: LONG // 2]
+        cumem.copy(near, data[: near.size])
+        cumem.trim()
+        cumem.set_limit("device", LONG * 2 + (2 << 20))  # one piece has 1.1 MiB
+        source = near[::2] if which != "target" else near
+        handle = cumem.copy_async(target, source)
+        handle.wait()
+        cumem.set_limit("device", None)
+        assert handle.route in ({"peer-staged"} if not peers else {"peer", "kernel"})
+        assert (cumem.asnumpy(target) == cumem.asnumpy(source)).all()
+        assert which == "source" or (cumem.asnumpy(far)[1::2] == -1).all()
+        del stays, near, far, source, target, handle
+
+
 def test_devices_apart_keep_the_order_of_streams(apart) -> None:
     stream = cumem.Stream(device=0)
     near = cumem.zeros(LONG, "u1", "device", device=0)

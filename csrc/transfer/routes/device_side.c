@@ -247,6 +247,14 @@ cm_job_alloc_block(cm_job *job, uint64_t nbytes, cm_stream *stream, cm_block **o
                : cm_engine_relieve(job->engine, pool, nbytes, stream, status, out);
 }
 
+cm_status
+cm_job_try_block(cm_job *job, uint64_t nbytes, cm_stream *stream, cm_block **out)
+{
+    cm_pool *pool;
+    CM_TRY(find_pool(job, stream->device, &pool));
+    return cm_pool_alloc(pool, nbytes, stream, NULL, out);
+}
+
 /* From one piece of two to the other. */
 static uint64_t
 pair_pitch(const cm_job *job)

@@ -54,6 +54,9 @@ void cm_job_set_route(cm_job *job, cm_route route);
 /* A block of the pool of the stream's device. Fails: CM_EINVALID without a pool. */
 CM_NODISCARD cm_status cm_job_alloc_block(cm_job *job, uint64_t nbytes,
                                           cm_stream *stream, cm_block **out);
+/* The same, if there is one: nothing is waited for. */
+CM_NODISCARD cm_status cm_job_try_block(cm_job *job, uint64_t nbytes, cm_stream *stream,
+                                        cm_block **out);
 /* Where the piece of that number lies on the device: in job->side.block, which is
  * taken at first need. */
 CM_NODISCARD cm_status cm_job_take_device_block(cm_job *job, uint64_t number,

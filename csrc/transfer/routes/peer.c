@@ -31,37 +31,57 @@ copy_across(cm_job *job, cm_address to, cm_address from, uint64_t nbytes)
 }
 
 static cm_status
-take_block(cm_job *job, cm_stream *stream, cm_block **block)
+take_block(cm_job *job, const cm_slot *s, cm_stream *stream, cm_block **block)
 {
-    return *block != NULL
-               ? cm_ok()
-               : cm_job_alloc_block(job, job->plan.piece_nbytes, stream, block);
+    uint64_t nbytes = job->plan.piece_nbytes;
+    return *block != NULL          ? cm_ok()
+           : s == job->ring->slots ? cm_job_alloc_block(job, nbytes, stream, block)
+                                   : cm_job_try_block(job, nbytes, stream, block);
+}
+
+/* What a piece is packed in, on both devices. Where memory is short for another slot
+ * the piece goes through one that has it. */
+static cm_status
+take_blocks(cm_job *job, bool packs, bool unpacks, cm_slot **slot)
+{
+    cm_ring *ring = job->ring;
+    for (;;) {
+        cm_slot *s = *slot;
+        cm_status status =
+            packs ? take_block(job, s, job->side.stream, &s->blocks[0]) : cm_ok();
+        if (cm_is_ok(status) && unpacks) {
+            status = take_block(job, s, job->stream, &s->blocks[1]);
+        }
+        if (s == ring->slots || !cm_pool_is_short(status)) {
+            return status;
+        }
+        ring->slot_count = (uint32_t)(s - ring->slots);
+        *slot = cm_slot_at(ring, ring->begun - 1);
+        (*slot)->piece = s->piece;
+    }
 }
 
 /* Packed, to where the target's device can have it: down to the host on the source's
  * link, while earlier pieces go up on the target's, or in a block on the source's. */
 static cm_status
-gather(cm_job *job, cm_slot *s, cm_address *from)
+gather(cm_job *job, const cm_slot *s, const cm_layout *pack, cm_address *from)
 {
     cm_stream *stream = job->side.stream;
-    cm_layout pack;
-    cm_slot_pack(s, &pack);
-    *from = job->src.address + (uint64_t)pack.offset[CM_SRC];
-    if (pack.ndim == 0 && s->pinned == NULL) {
+    *from = job->src.address + (uint64_t)pack->offset[CM_SRC];
+    if (pack->ndim == 0 && s->pinned == NULL) {
         return cm_ok();
     }
     if (job->ring->begun > job->ring->slot_count) { /* the slot's last use */
         CM_TRY(cm_stream_wait_event(stream, s->event));
     }
-    if (pack.ndim > 0) {
-        CM_TRY(take_block(job, stream, &s->blocks[0]));
-        CM_TRY(cm_job_copy_layout(job, stream, &pack, s->blocks[0]->address,
+    if (pack->ndim > 0) {
+        CM_TRY(cm_job_copy_layout(job, stream, pack, s->blocks[0]->address,
                                   job->src.address));
         *from = s->blocks[0]->address;
     }
     if (s->pinned != NULL) {
         CM_TRY(cm_job_copy_run(job, stream, (uintptr_t)s->host, *from,
-                               cm_layout_nbytes(&pack)));
+                               cm_layout_nbytes(pack)));
     }
     return cm_job_join_side(job);
 }
@@ -78,7 +98,7 @@ copy_whole(cm_job *job)
 static cm_status
 move_piece(cm_job *job, cm_slot *s)
 {
-    cm_layout unpack;
+    cm_layout pack, unpack;
     cm_address from;
     uint64_t nbytes = cm_layout_nbytes(&s->piece);
     bool is_run = job->plan.layout.ndim == 0 && job->ring->repeats.ndim == 0;
@@ -87,12 +107,13 @@ move_piece(cm_job *job, cm_slot *s)
         return copy_whole(job);
     }
     CM_TRY(cm_job_open_gather_stream(job, job->plan.src_device));
-    job->side.is_joined = false;
+    cm_slot_pack(s, &pack);
     cm_slot_unpack(job, s, &unpack);
+    CM_TRY(take_blocks(job, pack.ndim > 0, unpack.ndim > 0, &s));
+    job->side.is_joined = false;
     cm_address to = job->dst.address + (uint64_t)unpack.offset[CM_DST];
-    CM_TRY(gather(job, s, &from));
+    CM_TRY(gather(job, s, &pack, &from));
     if (unpack.ndim > 0) {
-        CM_TRY(take_block(job, job->stream, &s->blocks[1]));
         to = s->blocks[1]->address;
     }
     CM_TRY(s->pinned == NULL
