@@ -39,6 +39,7 @@ static const way ways[] = {
     {CM_ROUTE_STAGED_KERNEL, CM_KIND_PAGEABLE, CM_KIND_DEVICE, 0, 0, 8, 16, 8, false,
      false},
     {CM_ROUTE_PEER, CM_KIND_DEVICE, CM_KIND_DEVICE, 1, 0, 8, 8, 8, false, false},
+    {CM_ROUTE_PEER, CM_KIND_DEVICE, CM_KIND_DEVICE, 1, 0, 16, 16, 8, false, false},
     {CM_ROUTE_PEER_STAGED, CM_KIND_DEVICE, CM_KIND_DEVICE, 1, 0, 8, 8, 8, false, true},
     {CM_ROUTE_PEER_STAGED, CM_KIND_DEVICE, CM_KIND_DEVICE, 1, 0, 16, 16, 8, false,
      true},
@@ -56,6 +57,7 @@ enum { WAYS = sizeof(ways) / sizeof(ways[0]) };
 typedef struct going {
     const way *way;
     memory dst, src;
+    cm_ticket *before; /* NULL: none */
     cm_ticket *ticket;
 } going;
 
@@ -63,6 +65,7 @@ static void
 open_going(world *w, going *g, const way *how)
 {
     g->way = how;
+    g->before = NULL;
     g->dst = take_memory(w, how->dst, how->dst_device, NBYTES);
     g->src = take_memory(w, how->src, how->src_device, NBYTES);
     memset(g->dst.bytes, 0xee, NBYTES);
@@ -81,6 +84,8 @@ start_going(world *w, going *g, cm_stream *after, cm_stream *on)
         .stream = on,
         .after = &after,
         .after_count = after != NULL,
+        .after_tickets = &g->before,
+        .after_ticket_count = g->before != NULL,
     };
     cm_piece pieces[2] = {
         piece_between(&g->dst, 0, &g->src, 0, COUNT, 0),
@@ -188,6 +193,78 @@ test_shut_stream_holds_up_no_route_elsewhere(void)
     close_world(&w);
 }
 
+/* -- what fails behind it -------------------------------------------------------------------- */
+
+static const way *
+find_way(cm_route route, int64_t src_stride)
+{
+    const way *how = ways;
+    while (how->route != route || how->src_stride != src_stride) {
+        how++;
+    }
+    return how;
+}
+
+static void
+fill_behind(world *w, memory *filler, cm_stream *stream)
+{
+    cm_region whole = row(filler, 0, 4096, 1, 1);
+    shut(w, stream);
+    CHECK_OK(cm_engine_fill(w->engine, &whole, "\1", stream, NULL, 0, false,
+                            &(cm_wait_hooks){.interrupted = NULL}, NULL));
+}
+
+/* As many as there are job threads, each with a second stream; they are run by those
+ * (after a copy that makes way), or by the thread that asks for them. */
+static void
+fail_behind_a_shut_stream(bool by_job_threads)
+{
+    enum { COPIES = CM_MAX_JOB_THREADS };
+    world w;
+    going first, failing[COPIES], free_one;
+    cm_stream *shut_streams[2];
+    open_world(&w);
+    memory filler = take_memory(&w, CM_KIND_DEVICE, 0, 4096);
+    for (int i = 0; i < 2; i++) {
+        MUST(cm_stream_create(w.rt, 0, CM_STREAM_NON_BLOCKING, 0, &shut_streams[i]));
+        fill_behind(&w, &filler, shut_streams[i]);
+    }
+    cm_faults_plan(w.rt, CM_OP_copy_peer_async, 1, 999, true);
+    open_going(&w, &first, find_way(CM_ROUTE_STAGED, 8));
+    start_going(&w, &first, shut_streams[1], NULL);
+    for (int i = 0; i < COPIES; i++) {
+        open_going(&w, &failing[i], find_way(CM_ROUTE_PEER, 16));
+        failing[i].before = by_job_threads ? first.ticket : NULL;
+        start_going(&w, &failing[i], shut_streams[0], NULL);
+    }
+    unshut(&w, shut_streams[1]);
+    finish_going(&w, &first);
+    WAIT_UNTIL(cm_faults_count(w.rt, CM_OP_copy_peer_async) == COPIES);
+    open_going(&w, &free_one, find_way(CM_ROUTE_HOST, 8));
+    start_going(&w, &free_one, NULL, NULL);
+    finish_going(&w, &free_one);
+    unshut(&w, shut_streams[0]);
+    for (int i = 0; i < COPIES; i++) {
+        CHECK_CODE(cm_ticket_wait(failing[i].ticket, UINT64_MAX), 999);
+        cm_ticket_release(failing[i].ticket);
+        give_memory(&w, &failing[i].dst);
+        give_memory(&w, &failing[i].src);
+    }
+    cm_faults_plan(w.rt, CM_OP_none, 0, 0, false);
+    give_memory(&w, &filler);
+    for (int i = 0; i < 2; i++) {
+        cm_stream_release(shut_streams[i]);
+    }
+    close_world(&w);
+}
+
+static void
+test_failed_copy_behind_a_shut_stream_keeps_no_thread(void)
+{
+    fail_behind_a_shut_stream(true);
+    fail_behind_a_shut_stream(false);
+}
+
 /* -- copies of the same bytes ------------------------------------------------------------ */
 
 /* Each after the one before, behind a stream that is shut, and then it opens: by as
@@ -240,4 +317,5 @@ test_copies_of_the_same_bytes_share_a_stream(void)
 }
 
 MAIN(RUN(test_shut_stream_holds_up_no_route_elsewhere)
-         RUN(test_copies_of_the_same_bytes_share_a_stream))
+         RUN(test_failed_copy_behind_a_shut_stream_keeps_no_thread)
+             RUN(test_copies_of_the_same_bytes_share_a_stream))

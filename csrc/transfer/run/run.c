@@ -115,16 +115,17 @@ run_on_stream(cm_job *job)
 }
 
 /* Nothing of a failed copy may be in flight when its caller hears of it. One that the
- * user interrupted goes on behind the ticket, and so does one of a job thread, which
- * others need, and a part of several, whose caller hears of the whole. The stream's
- * device is current. */
+ * user interrupted goes on behind the ticket, and so does one in the background, of
+ * which only the ticket tells, and a part of several, whose caller hears of the whole.
+ * The stream's device is current. */
 static void
 abandon(cm_job *job, cm_status status)
 {
     cm_runtime *rt = job->engine->rt;
-    bool is_ours = cm_job_has_own_stream(job) && job->side.stream == NULL;
-    bool waits_here = status.code != CM_ECANCELLED && !(job->in_background && is_ours)
-                      && job->ticket->part_of == NULL;
+    bool by_ticket = job->in_background ? cm_job_has_own_stream(job)
+                                        : !job->blocking && job->request_stream == NULL;
+    bool waits_here =
+        status.code != CM_ECANCELLED && !by_ticket && job->ticket->part_of == NULL;
     if (job->wait != CM_WAIT_NONE) {
         return;
     }
