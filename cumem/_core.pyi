@@ -1918,7 +1918,7 @@ def _addresses() -> dict[str, int]:
 def _read_backend() -> tuple[Literal["cuda", "emulated"], str | None]:
     """What is open, and why it is emulated."""
 
-def _ask_driver(device: int, what: Literal[0, 1, 2], /) -> int:
+def _ask_driver(what: Literal[0, 1, 2], /) -> int:
     """Its number of devices, its version, or that of the runtime."""
 
 def _pools(

@@ -13,7 +13,7 @@ from typing import Any, Literal, Self, SupportsIndex, final
 import numpy as np
 
 from cumem import _core
-from cumem.errors import EmulationWarning
+from cumem.errors import CudaError, EmulationWarning
 from cumem.units import read_size
 
 _Backend = Literal["cuda", "emulated"]
@@ -213,7 +213,12 @@ def device_count() -> int:
     CudaError
         If the driver cannot answer.
     """
-    return _core._ask_driver(0, 0)
+    try:
+        return _core._ask_driver(0)
+    except CudaError as error:
+        if error.name == "cudaErrorNoDevice":  # how the driver says 0
+            return 0
+        raise
 
 
 def backend() -> _Backend:
@@ -260,7 +265,7 @@ def driver_version() -> tuple[int, int]:
     CudaError
         If the driver cannot answer.
     """
-    return _pair(_core._ask_driver(0, 1))
+    return _pair(_core._ask_driver(1))
 
 
 def runtime_version() -> tuple[int, int]:
@@ -276,7 +281,7 @@ def runtime_version() -> tuple[int, int]:
     CudaError
         If the driver cannot be opened.
     """
-    return _pair(_core._ask_driver(0, 2))
+    return _pair(_core._ask_driver(2))
 
 
 def _pair(version: int) -> tuple[int, int]:

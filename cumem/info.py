@@ -173,6 +173,8 @@ def render(facts: dict[str, Any]) -> str:
         _row("driver", f"CUDA {versions['driver']}" + _emulated_note(backend)),
         _row("backend", _backend_text(backend)),
     ]
+    if not facts["devices"]:
+        lines.append(_row("devices", "none"))
     for device in facts["devices"]:
         lines += ["", *_device_lines(device)]
     lines += ["", *_host_lines(host)]

@@ -68,6 +68,16 @@ def test_info_prints_versions_backend_devices_and_limits() -> None:
         assert re.search(part, done.stdout, re.M), (part, done.stdout)
 
 
+def test_no_device_at_all_is_told_and_no_traceback() -> None:
+    done = run("info", CUMEM_EMULATED_DEVICES="0")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert re.search(r"^devices +none$", done.stdout, re.M)
+    assert "driver" in done.stdout
+    done = run("bench", "--quick", CUMEM_EMULATED_DEVICES="0")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == "cumem bench: there is no device 0; there are none\n"
+
+
 def test_info_json_is_what_collect_gives(emulated, capsys) -> None:
     assert cli.main(["info", "--json"]) == 0
     facts = json.loads(capsys.readouterr().out)

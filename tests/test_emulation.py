@@ -147,6 +147,21 @@ def test_capturing_stream_is_seen_and_copies_stay_legal(emulated) -> None:
     cumem.copy(target, source)
 
 
+def test_no_device_is_a_number_of_devices() -> None:
+    with session.opened("emulated", device_count=0):
+        assert cumem.device_count() == 0
+        assert cumem.driver_version() >= (12, 0)
+        assert cumem.runtime_version() >= (12, 0)
+        cumem.set_limit("pinned", "1GiB")
+        assert cumem.get_limit("pinned") == 1 << 30
+        assert cumem.memory_info("host").live == 0
+        assert not cumem.stats().pools
+        assert cumem.trim() == 0
+        for use in (cumem.Stream, cumem.memory_info, lambda: cumem.empty_pinned(3)):
+            with pytest.raises(ValueError, match="device 0 does not exist"):
+                use()
+
+
 @pytest.mark.parametrize(
     ("name", "text", "expected"),
     [

@@ -294,6 +294,13 @@ def test_wrong_option_is_a_usage_error(
     assert said.out == ""  # before the work, not after it
 
 
+def test_no_device_at_all_is_a_usage_error(tmp_path: Path) -> None:
+    trace = write_npz(tmp_path / "hand.npz")
+    done = run(str(trace), CUMEM_EMULATED_DEVICES="0")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == "cumem replay: there is no device 0; there are none\n"
+
+
 @pytest.mark.parametrize("names", [",", "", "torch,", ",cupy", "torch,,rmm", " "])
 def test_empty_name_of_a_peer_is_a_usage_error(
     emulated, tmp_path: Path, capsys, names: str

@@ -426,7 +426,8 @@ def main(options: Options, trace: Trace) -> int:
     """
     count = cumem.device_count()
     if not 0 <= options.device < count:
-        raise ValueError(f"there is no device {options.device}; there are {count}")
+        there = "there is 1" if count == 1 else f"there are {count or 'none'}"
+        raise ValueError(f"there is no device {options.device}; {there}")
     if cumem.backend() == "emulated" and trace.peak_live > MOST_EMULATED:
         raise ValueError(
             f"{trace.name}: {format_nbytes(trace.peak_live)} live at once, more than the "

@@ -57,7 +57,8 @@ take(PyObject *module, PyObject *args, int *index, int *second)
         return NULL;
     }
     if (*index < 0 || *index >= rt->device_count) {
-        PyErr_Format(PyExc_ValueError, "device %d does not exist any more", *index);
+        PyErr_Format(PyExc_ValueError, "device %d does not exist%s", *index,
+                     rt->device_count > 0 ? " any more" : ": there are 0 devices");
         return NULL;
     }
     cm_state_enter(state);
@@ -215,18 +216,20 @@ read_backend(PyObject *module, PyObject *Py_UNUSED(unused))
                          asked_for ? "emulation was asked for" : rt->reason);
 }
 
-/* A number that the driver is asked for at every call; which one is told beside a
- * device, whichever. */
+/* A number that the driver is asked for at every call. */
 static PyObject *
 ask_driver(PyObject *module, PyObject *args)
 {
     static cm_status (*const asks[])(cm_runtime *, int *) = {
         cm_rt_device_count, cm_rt_driver_version, cm_rt_runtime_version};
-    int index, what, number = 0;
-    cm_runtime *rt = take(module, args, &index, &what);
+    int what, number = 0;
+    cm_state *state = cm_state_of_module(module);
+    cm_runtime *rt =
+        PyArg_ParseTuple(args, "i", &what) ? cm_state_runtime(state) : NULL;
     if (rt == NULL) {
         return NULL;
     }
+    cm_state_enter(state);
     cm_status status = CM_WITHOUT_GIL(asks[(unsigned)what % 3](rt, &number));
     return answer(module, status, PyLong_FromLong(number));
 }
