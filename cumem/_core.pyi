@@ -2006,9 +2006,10 @@ def _is_memory(obj: object, /) -> bool:
 
 def _read_end(
     obj: object, dtype: np.dtype[Any] | None, stream: object, /
-) -> tuple[Buffer | NDArray[Any], int]:
-    """Whatever copy() takes, as a Buffer or an array (values as one of `dtype`), and where
-    its element 0 lies: one number for all views of it.
+) -> tuple[Buffer | NDArray[Any], int, bool]:
+    """Whatever copy() takes, as a Buffer or an array (values as one of `dtype`), where its
+    element 0 lies: one number for all views of it; is it page-locked in one piece, or on a
+    device?
     """
 
 def _begin_parts(

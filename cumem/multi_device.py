@@ -39,12 +39,13 @@ class _Call(NamedTuple):
 class _End:
     """Memory at an end: a Buffer or an array, whatever was given."""
 
-    __slots__ = ("axes", "begin", "end", "is_empty", "memory", "place")
+    __slots__ = ("axes", "begin", "end", "is_empty", "is_locked", "memory", "place")
 
-    def __init__(self, memory: Any, place: int) -> None:
-        """`place` is the address of element 0, one number for all views of it."""
+    def __init__(self, memory: Any, place: int, is_locked: bool = False) -> None:
+        """As `_core._read_end` tells."""
         self.memory = memory
         self.place = place
+        self.is_locked = is_locked
         shape = memory.shape
         self.is_empty = 0 in shape
         self.axes = [
@@ -89,8 +90,10 @@ class _End:
         index = (slice(None),) * axis + (slice(begin, begin + count),)
         place = self.place + begin * self.memory.strides[axis]
         if isinstance(self.memory, np.ndarray):
-            return _End(np.ndarray.__getitem__(self.memory, index), place)
-        return _End(self.memory[index], place)
+            part = np.ndarray.__getitem__(self.memory, index)
+        else:
+            part = self.memory[index]
+        return _End(part, place, self.is_locked)
 
     def is_same(self, other: _End) -> bool:
         """The same elements?"""
@@ -278,8 +281,6 @@ def _group(targets: Sequence[_End], source: _End) -> dict[int, list[int]]:
     Those of one device are copied from the first there. What the host packs is sent to
     all devices whose targets have the same strides.
     """
-    facts = _core._explain(targets[0].memory, source.memory, None, False)
-    _, is_locked, is_whole, _ = facts["src"]
     sharing: dict[int | None, list[int]] = {}  # None: of any device
     for i, target in enumerate(targets):
         if target.is_on_device and (
@@ -297,7 +298,7 @@ def _group(targets: Sequence[_End], source: _End) -> dict[int, list[int]]:
         if i in sharing.get(None, ()):
             own, first = target.memory.device, firsts[None]
             axes = [targets[k].axes for k in sharing[own]]
-            is_packed = not (is_locked and is_whole) and targets[first].axes in axes
+            is_packed = not source.is_locked and targets[first].axes in axes
             lead = first if is_packed else firsts[own]
         group = groups.setdefault(lead, [lead])
         group += [i] * (i != lead)

@@ -55,6 +55,28 @@ def place(data: np.ndarray, where: str) -> object:
     return values.put(data, where)
 
 
+def test_end_is_told_with_whether_it_is_locked_whole(four) -> None:
+    page, pinned = 4096, cumem.zeros(3000, "u1", "pinned")
+    pages = np.zeros(8 * page, "u1")[page:]
+    pages = pages[-pages.ctypes.data % page :][: 6 * page]
+    with cumem.register(pages[page : 3 * page]):
+        for memory, is_locked in [
+            (pages[:page], False),
+            (pages[page : 2 * page], True),
+            (pages[3 * page - 1 : page : -7], True),
+            (pages[: 2 * page], False),
+            (pages[2 * page : 4 * page], False),
+            (pages, False),
+            (pinned, True),
+            (pinned[::-2], True),
+            (pinned.numpy()[5:], True),
+            (cumem.zeros(3, "u1", "managed"), True),
+            (on(1, 3), True),
+        ]:
+            assert _core._read_end(memory, None, None)[2] is is_locked
+    assert not _core._read_end(pages[page : 2 * page], None, None)[2]
+
+
 SOURCES = ["numpy", "strided", "pinned", "mapped", "managed", "device", "far"]
 
 

@@ -24,9 +24,20 @@ describe_end(cm_state *state, const cm_operand *end)
     if (!cm_is_ok(status)) {
         return cm_py_raise(state, status, NULL);
     }
-    uint64_t begin = cm_overlap_span(state->runtime, &end->region).begin;
-    return Py_BuildValue("(OK)", end->keep,
-                         (unsigned long long)(begin - (uint64_t)low));
+    const cm_region *region = &end->region;
+    uint64_t begin = cm_overlap_span(state->runtime, region).begin;
+    bool is_whole = true; /* no edge of a registration lies within it */
+    bool is_locked = false;
+    if (!cm_region_is_on_device(region)) {
+        uint64_t nbytes = (uint64_t)(high - low);
+        is_whole = cm_registry_run(state->registry, (char *)region->host + low, nbytes,
+                                   &is_locked)
+                   == nbytes;
+    }
+    is_locked = is_whole && (is_locked || !cm_kind_is_pageable(region->kind));
+    return Py_BuildValue("(OKO)", end->keep,
+                         (unsigned long long)(begin - (uint64_t)low),
+                         is_locked ? Py_True : Py_False);
 }
 
 static PyObject *
