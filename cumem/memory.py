@@ -24,7 +24,7 @@ from cumem import _core
 from cumem.devices import Device
 from cumem.kinds import PAGE_LOCKED
 from cumem.limits import read_limit
-from cumem.locks import Lock
+from cumem.locks import make_lock
 from cumem.units import format_nbytes
 
 _P = ParamSpec("_P")
@@ -239,7 +239,7 @@ class LimitBlock:
 
     # Open blocks by kind and device, in the order of entering; the last one rules.
     _open: ClassVar[dict[tuple[str, int], list[LimitBlock]]] = {}
-    _lock = Lock()
+    _lock = make_lock()
 
     def __init__(self, kind: str, limits: list[tuple[int, int | None]]) -> None:
         self._kind = kind

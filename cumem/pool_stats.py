@@ -19,7 +19,7 @@ from cumem.kinds import (
     PORTABLE,
     WRITE_COMBINED,
 )
-from cumem.locks import Lock
+from cumem.locks import make_lock
 from cumem.units import format_nbytes
 
 
@@ -379,7 +379,7 @@ def measure() -> Measure:
 
 #: Weak: one that Ctrl-C kept from its end is gone with its last name.
 _open: weakref.WeakSet[Measure] = weakref.WeakSet()
-_open_lock = Lock()
+_open_lock = make_lock()
 
 
 def _fold() -> dict[int, PoolStats]:

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any, Literal, Self, SupportsIndex
 
 from cumem import _core
-from cumem.locks import Lock
+from cumem.locks import make_lock
 from cumem.units import format_nbytes, read_size
 
 _Count = SupportsIndex | Literal["auto"]
@@ -31,7 +31,7 @@ _SETTINGS = {
 #: of which a later layer's come before an earlier one's.
 layers: list[dict[str, int]] = [{}, {}, {}]
 CALIBRATION, _ENVIRONMENT, _CHOSEN = range(3)
-_lock = Lock()
+_lock = make_lock()
 _SOURCES = ("calibration", "environment", "configure", "default")
 NEVER = 1 << 40
 
