@@ -158,7 +158,27 @@ def test_gates_give_way_to_who_waits_for_them(runtime, monkeypatch) -> None:
     gates = open_gates(Hold(4), [stream], 0)
     gates.enter(1)
     stream.record()
-    stream.synchronize()  # would never return
+    with gates:
+        stream.synchronize()  # would never return
+    assert gates.forced == 1
+    gates.close()
+
+
+def test_gates_stay_shut_in_a_long_window_where_nobody_waits(runtime, monkeypatch):
+    monkeypatch.setattr("cumem.replay.hold.STUCK_SECONDS", 3600.0)  # looks by hand
+    stream = cumem.Stream()
+    gates = open_gates(Hold(4), [stream], 0)
+    gates.enter(1)
+    event = stream.record()
+    for _ in range(3):
+        gates.look()
+        with gates:  # short calls, each another
+            gates.look()
+    assert (gates.forced, event.done) == (0, False)
+    with gates:
+        for _ in range(4):
+            gates.look()
+        stream.synchronize()
     assert gates.forced == 1
     gates.close()
 

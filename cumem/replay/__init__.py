@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import json
 import operator
@@ -142,7 +143,8 @@ class _Late:
         self.window = row // self.hold.step + 1
         self.gates.enter(self.window)
         while self.kept and self.kept[0][0] + self.hold.windows <= self.window:
-            self.kept.popleft()
+            with self.gates:
+                self.kept.popleft()
 
     def freed(self, block: object) -> None:
         """Take a block that the trace frees."""
@@ -161,16 +163,19 @@ def _walk(
     sizes: dict[int, int] = {}
     several = len(allocator.streams) > 1 or (late is not None and late.own)
     step = late.hold.step if late is not None else 0
+    call: contextlib.AbstractContextManager[None]
+    call = contextlib.nullcontext() if late is None else late.gates
     for row, (op, block, size, stream) in enumerate(rows):
         if late is not None and row % step == 0:
             late.enter(row)
         if op:
             try:
-                live[block] = (
-                    allocator.allocate_on(size, stream)
-                    if several
-                    else allocator.allocate(size)
-                )
+                with call:
+                    live[block] = (
+                        allocator.allocate_on(size, stream)
+                        if several
+                        else allocator.allocate(size)
+                    )
             except MemoryError as error:
                 error.add_note(_out_of_memory_note(row, size))
                 raise
@@ -181,9 +186,10 @@ def _walk(
         if observer is not None:
             observer.requested -= sizes.pop(block)
         gone = live.pop(block)
-        if late is not None:
-            late.freed(gone)
-        del gone
+        with call:
+            if late is not None:
+                late.freed(gone)
+            del gone
 
 
 def _out_of_memory_note(row: int, size: int) -> str:

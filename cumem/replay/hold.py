@@ -40,8 +40,9 @@ def stream_handle(stream: object) -> int:
 class Gates:
     """Keeps streams busy with work that ends when the replay has gone far enough.
 
-    An allocator that waits for the device would wait for ever: a watcher then opens
-    everything and counts that in `forced`; after the third time nothing is held any more.
+    Its own ``with`` block is around each call of the allocator. One that waits for the
+    device would wait for ever: a watcher then opens everything and counts that in `forced`;
+    after the third time nothing is held any more.
 
     Parameters
     ----------
@@ -52,32 +53,42 @@ class Gates:
     def __init__(self, hold: Hold) -> None:
         self.hold = hold
         self.forced = 0
-        self._moved = threading.Event()
-        self._ended = False
+        self._calls = 0  # odd while one is under way
+        self._seen = self._opened = 0
+        self._ended = threading.Event()
         self._watcher = threading.Thread(target=self._watch, daemon=True)
         self._watcher.start()
 
     def enter(self, window: int) -> None:
         """Begin a window, numbered from 1: let go of what was held long enough, and
         hold what the streams do from now on."""
-        self._moved.set()
         if self.forced < MOST_FORCED:
             self._enter(window)
 
     def close(self) -> None:
         """Let go of everything."""
-        self._ended = True
-        self._moved.set()
+        self._ended.set()
         self._watcher.join()
         self._open_all()
 
+    def __enter__(self) -> None:
+        self._calls += 1
+
+    def __exit__(self, *exc: object) -> None:
+        self._calls += 1
+
+    def look(self) -> None:
+        """By the watcher: a call that was under way when it last looked, and still is,
+        waits for what is held."""
+        seen, self._seen = self._seen, self._calls
+        if seen % 2 and seen == self._seen != self._opened:
+            self._opened = seen
+            self.forced += 1
+            self._open_all()
+
     def _watch(self) -> None:
-        while not self._ended:
-            if not self._moved.wait(STUCK_SECONDS):
-                self.forced += 1
-                self._open_all()
-                self._moved.wait()
-            self._moved.clear()
+        while not self._ended.wait(STUCK_SECONDS):
+            self.look()
 
     def _enter(self, window: int) -> None:
         raise NotImplementedError
