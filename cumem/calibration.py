@@ -76,8 +76,9 @@ def calibrate(device: object = None, *, again: bool = False) -> Calibration:
     """Measure this machine, or find what was measured before, and copy accordingly.
 
     Links, threads of the host and the driver's own copies are measured for a quarter of a
-    second at most, not counting the opening of a device that is not in use yet, with less
-    than 64 MiB of host memory, on a stream of its own. What is found is kept in the user's
+    second, on a very slow link a little more, not counting the opening of a device that is
+    not in use yet, with less than 64 MiB of host memory, on a stream of its own. Copies of
+    other threads are made meanwhile as is being tried. What is found is kept in the user's
     cache directory, for this kind of processor, number of processors, device, link, driver
     and version of cumem; thresholds, chunks and threads of all later copies follow from it
     (see `configure`), in later processes too, which read the file at their first copy of
@@ -101,7 +102,7 @@ def calibrate(device: object = None, *, again: bool = False) -> Calibration:
     ValueError
         If the device does not exist.
     CudaError
-        If a call of the measuring failed; nothing is changed then.
+        If a call of the measuring failed; nothing is changed then, nor by Ctrl-C.
 
     Notes
     -----
@@ -207,7 +208,7 @@ def _load(path: pathlib.Path, key: dict[str, str]) -> dict[str, float] | None:
         content = json.loads(text)
         if content["schema"] != _SCHEMA or content["key"] != key:
             return None
-        return {str(name): float(value) for name, value in content["figures"].items()}
+        return {name: float(content["figures"][name]) for name in measuring.DEFAULTS}
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None
 

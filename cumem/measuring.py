@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 
 from cumem import _core
-from cumem.tuning import CALIBRATION, NEVER, change, configure
+from cumem.locks import make_lock
+from cumem.tuning import CALIBRATION, NEVER, change, stand_alone
 
 #: Of an H200 on PCIe 5.0 with 16 cores of a Xeon Platinum; bytes per second, ns, bytes.
 DEFAULTS = {
@@ -31,6 +32,7 @@ DEFAULTS = {
     "staged_down_nbytes": float(1 << 20),
 }
 _THREADS = (1, 2, 4, 8, 16)
+_NOISE = 1.03  #: a smaller gain may be none
 _MIB = 1 << 20
 
 
@@ -95,13 +97,16 @@ def copy_rate(figures: Mapping[str, float], threads: float) -> float:
 
 def _choose_threads(figures: Mapping[str, float], most: int) -> int:
     """The fewest that keep up with the link, which takes some of the memory itself; where
-    none do, the fastest."""
+    none do, the fastest, but no more for a gain that may be noise."""
     link = max(figures["up_rate"], figures["down_rate"])
-    rates = [copy_rate(figures, n) for n in range(1, most + 1)]
-    for count, rate in enumerate(rates, 1):
-        if link > 0 and rate >= 1.3 * link:
-            return rates.index(max(rates[:count])) + 1
-    return rates.index(max(rates)) + 1
+    for count in range(1, most + 1):
+        if 0 < 1.3 * link <= copy_rate(figures, count):
+            return count
+    best = 1
+    for count in (*(n for n in _THREADS if 1 < n < most), most):
+        if copy_rate(figures, count) > _NOISE * copy_rate(figures, best):
+            best = count
+    return best
 
 
 def _round_up(nbytes: float, least: int, most: int) -> int:
@@ -118,8 +123,8 @@ def _choose_chunk(figures: Mapping[str, float], threads: int, rate: float) -> in
     link = min(figures["up_rate"], figures["down_rate"])
     gap = figures["dma_gap_ns"] * 1e-9
     nbytes = 10 * gap * link
-    if 0 < rate < link:
-        nbytes = min(nbytes, gap / (1 / rate - 1 / link))
+    if 0 < rate < link:  # gap / (1 / rate - 1 / link), whose difference may round to 0
+        nbytes = min(nbytes, gap * rate * link / (link - rate))
     # Less costs more in calls, and is in the way of threads that share a huge page; one
     # or two threads gain by what stays in their caches.
     least = 8 if threads > 3 else 2 if threads > 2 else 1
@@ -138,28 +143,30 @@ def _choose_staged(figures: Mapping[str, float], way: str, rate: float) -> int:
 _NBYTES = 8 * _MIB
 _REPEATS = 3
 _BUDGET_S = 0.25  # a machine needs half of it
+_running = make_lock()
 
 
 def measure(index: int) -> dict[str, float]:
     """Figures of the machine with that device; what there is no time for keeps its
-    default."""
-    return _Bench(index).run()
+    default. Whatever happens, copies are made afterwards as they were before."""
+    with _running:
+        try:
+            stand_alone({})
+            return _Bench(index).run()
+        finally:
+            stand_alone(None)
 
 
 class _Bench:
     def __init__(self, index: int) -> None:
         self.figures = dict(DEFAULTS)
         self.stream = _core.Stream(device=index)
-        take: dict[str, Any] = {"dtype": "u1", "device": index}
-        self.pinned = _core.empty(
-            _NBYTES, kind="pinned", pool=_core.default_pool("pinned", index), **take
-        )
-        self.device = _core.empty(
-            _NBYTES,
-            kind="device",
-            stream=self.stream,
-            pool=_core.default_pool("device", index),
-            **take,
+        take: dict[str, Any] = {"dtype": "u1", "device": index, "stream": self.stream}
+        self.pinned, self.device = (
+            _core.empty(
+                _NBYTES, kind=kind, pool=_core.default_pool(kind, index), **take
+            )
+            for kind in ("pinned", "device")
         )
         self.host = np.ones(_NBYTES, np.uint8)
         self.pinned.numpy()[:] = 2
@@ -167,7 +174,6 @@ class _Bench:
         self.end = time.monotonic() + _BUDGET_S
 
     def run(self) -> dict[str, float]:
-        use(None)
         for step in (
             self.links,
             self.driver,
@@ -187,10 +193,12 @@ class _Bench:
             _core.copy_async(dst, src, stream=self.stream)
 
     def least_ns(self, function: Callable[[], None], cold: int = 0) -> float:
-        """Of some calls, the first of which makes what it needs; `cold`: of so many bytes
-        of `host` that are in no cache."""
+        """Of some calls, the first of which makes what it needs, and one alone once it is
+        late; `cold`: of so many bytes of `host` that are in no cache."""
         best = math.inf
         for i in range(_REPEATS + 1):
+            if i > 1 and self.is_late():
+                break
             _core._flush_cache(self.host[:cold])
             start = time.perf_counter_ns()
             function()
@@ -215,9 +223,10 @@ class _Bench:
             ("up", self.device, self.pinned),
             ("down", self.pinned, self.device),
         ):
-            spent = self.chain_ns(dst, src, many) - self.chain_ns(dst, src, 1)
-            if spent > 0:
-                self.figures[f"{way}_rate"] = 1e9 * (many - 1) * _NBYTES / spent
+            long = self.chain_ns(dst, src, many)
+            # What is common to both is small: were it half of the time, it would be noise.
+            spent = max(long - self.chain_ns(dst, src, 1), long / 2)
+            self.figures[f"{way}_rate"] = 1e9 * (many - 1) * _NBYTES / spent
         short = 16
         alone = self.chain_ns(self.device, self.pinned, 4)
         spent = self.chain_ns(self.device, self.pinned, 4, short) - alone
@@ -232,16 +241,21 @@ class _Bench:
             self.figures[f"driver_{way}_rate"] = _NBYTES / best
 
     def threads(self) -> None:
+        share = 1.0  # of the default machine's
         for count in _THREADS:
             name = f"copy_rate_{count}"
             if count > self.cpu_count:
                 self.figures[name] = 0.0
-            elif not self.is_late():
-                with configure(threads=count):
-                    spent = self.least_ns(
-                        lambda: _core.copy(self.pinned, self.host), _NBYTES
-                    )
+            elif count > 1 and self.is_late():
+                self.figures[name] = share * DEFAULTS[name]
+            else:
+                stand_alone({"thread_count": count, "fresh_thread_count": count})
+                spent = self.least_ns(
+                    lambda: _core.copy(self.pinned, self.host, stream=self.stream),
+                    _NBYTES,
+                )
                 self.figures[name] = 1e9 * _NBYTES / spent
+                share = self.figures[name] / DEFAULTS[name]
 
     def waking(self) -> None:
         """Until a thread that sleeps works."""
@@ -257,38 +271,41 @@ class _Bench:
         thread = threading.Thread(target=sleeper, daemon=True)
         thread.start()
         asked = []
-        for _ in range(_REPEATS):
-            time.sleep(2e-3)
-            asked.append(time.perf_counter_ns())
-            go.release()
-            gone.acquire()
-        thread.join()
+        try:
+            for _ in range(_REPEATS):
+                time.sleep(2e-3)
+                asked.append(time.perf_counter_ns())
+                go.release()
+                gone.acquire()
+        finally:
+            go.release(_REPEATS)  # after an interrupt it ends as well
+            thread.join()
         spent = (b - a for a, b in zip(asked, woken, strict=True))
         self.figures["wake_ns"] = float(min(spent))
 
     def crossings(self) -> None:
         """The least size from which on pieces win, each way."""
-        use(self.figures)
-        try:
-            for way in ("up", "down"):
-                least, nbytes, wins = 2 * _NBYTES, _NBYTES, True
-                while nbytes >= 512 << 10 and wins:
-                    if self.is_late():
-                        return
-                    wins = self.staged_wins(way, nbytes)
-                    least = nbytes if wins else least
-                    nbytes //= 2
-                self.figures[f"staged_{way}_nbytes"] = float(least)
-        finally:
-            use(None)
+        for way in ("up", "down"):
+            least, nbytes, wins = 2 * _NBYTES, _NBYTES, True
+            while nbytes >= 512 << 10 and wins:
+                if self.is_late():
+                    return
+                wins = self.staged_wins(way, nbytes)
+                least = nbytes if wins else least
+                nbytes //= 2
+            self.figures[f"staged_{way}_nbytes"] = float(least)
 
     def staged_wins(self, way: str, nbytes: int) -> bool:
         device, host = self.device[:nbytes], self.host[:nbytes]
         ends = (device, host) if way == "up" else (host, device)
+        derived = derive(self.figures, self.cpu_count).items()
+        values = {name: value for name, value in derived if value is not None}
+        values["quick_nbytes"] = 0
         spent = []
         for limit in (0, NEVER):
-            with configure(
-                quick_nbytes=0, staged_up_nbytes=limit, staged_down_nbytes=limit
-            ):
-                spent.append(self.least_ns(lambda: _core.copy(*ends), nbytes))
-        return spent[0] < spent[1]
+            values["staged_up_nbytes"] = values["staged_down_nbytes"] = limit
+            stand_alone(values)
+            spent.append(
+                self.least_ns(lambda: _core.copy(*ends, stream=self.stream), nbytes)
+            )
+        return spent[0] * _NOISE < spent[1]

@@ -31,6 +31,8 @@ _SETTINGS = {
 #: of which a later layer's come before an earlier one's.
 layers: list[dict[str, int]] = [{}, {}, {}]
 CALIBRATION, _ENVIRONMENT, _CHOSEN = range(3)
+#: While a machine is measured, what holds in place of all layers.
+_alone: dict[str, int] | None = None
 _lock = make_lock()
 _SOURCES = ("calibration", "environment", "configure", "default")
 NEVER = 1 << 40
@@ -211,12 +213,25 @@ def change(layer: int, changes: Mapping[str, int | None]) -> None:
         _install(changed, layer == CALIBRATION)
 
 
+def stand_alone(values: dict[str, int] | None) -> None:
+    """Have these values, and the defaults of the others, in place of all layers, which
+    may change meanwhile; None: the layers again."""
+    global _alone
+    with _lock:
+        before, _alone = _alone, values
+        try:
+            _install(layers, True)
+        except BaseException:
+            _alone = before
+            raise
+
+
 def _install(new: list[dict[str, int]], is_measured: bool) -> None:
     asked_for = new[_ENVIRONMENT] | new[_CHOSEN]
     values = new[CALIBRATION] | asked_for
     if "thread_count" in asked_for:  # few threads: no more for fresh pages either
         values["fresh_thread_count"] = values["thread_count"]
-    _core._set_tuning(values, is_measured)
+    _core._set_tuning(values if _alone is None else _alone, is_measured)
     layers[:] = new
 
 

@@ -235,6 +235,159 @@ def test_measuring_that_fails_changes_nothing(emulated, op, nth):
     assert cumem.configure() == before
 
 
+STEPS = ["links", "driver", "threads", "waking", "crossings"]
+
+
+@pytest.mark.parametrize("step", STEPS)
+@pytest.mark.parametrize("error", [MemoryError, KeyboardInterrupt])
+def test_measuring_that_is_ended_leaves_earlier_figures_and_choices(
+    figures, monkeypatch, step, error
+):
+    measuring.use(figures)
+    with cumem.configure(threads=3):
+        before, layers = cumem.configure(), list(tuning.layers)
+
+        def end(self):
+            tuning.stand_alone({"thread_count": 1, "slot_count": 3})
+            raise error
+
+        for name in STEPS:
+            change = end if name == step else lambda self: None
+            monkeypatch.setattr(measuring._Bench, name, change)
+        with pytest.raises(error):
+            measuring.measure(0)
+        assert cumem.configure() == before
+        assert tuning.layers == layers
+    measuring.use(None)
+
+
+def test_measuring_heeds_no_earlier_figures_and_no_choices(figures, monkeypatch):
+    plain, seen = _core._read_tuning(False), []
+    monkeypatch.setattr(
+        measuring._Bench, "run", lambda self: seen.append(_core._read_tuning(False))
+    )
+    measuring.use(figures)
+    with cumem.configure(threads=1, depth=3, chunk_nbytes="1MiB") as chosen:
+        measuring.measure(0)
+        assert cumem.configure() == chosen
+    assert seen == [plain]
+    measuring.use(None)
+
+
+def test_two_threads_measure_one_after_the_other(emulated, monkeypatch):
+    cumem.device_count()
+    before, running = cumem.configure(), []
+
+    def run(self):
+        running.append(1)
+        assert len(running) == 1
+        tuning.stand_alone({"thread_count": 1})
+        cumem.copy(self.pinned, self.host)  # lets others run
+        running.pop()
+
+    monkeypatch.setattr(measuring._Bench, "run", run)
+    failed = []
+
+    def measure() -> None:
+        try:
+            measuring.measure(0)
+        except BaseException as error:
+            failed.append(error)
+
+    threads = [threading.Thread(target=measure) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert failed == []
+    assert cumem.configure() == before
+
+
+def test_measuring_that_is_interrupted_leaves_no_thread(emulated, monkeypatch):
+    cumem.device_count()
+    bench = measuring._Bench(0)
+    before = threading.active_count()
+
+    def interrupted(seconds):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(measuring.time, "sleep", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        bench.waking()
+    assert threading.active_count() == before
+
+
+def test_measuring_copies_on_its_own_stream_alone(emulated, monkeypatch):
+    """The caller's current one may be busy."""
+    cumem.device_count()
+    bench, copy, seen = measuring._Bench(0), _core.copy, []
+
+    def spied(dst, src, *, stream=None):
+        seen.append(stream)
+        copy(dst, src, stream=stream)
+
+    monkeypatch.setattr(_core, "copy", spied)
+    bench.end = math.inf
+    try:
+        bench.run()
+    finally:
+        tuning.stand_alone(None)
+    assert seen
+    assert set(seen) == {bench.stream}
+
+
+@pytest.mark.parametrize("noise", [-100e3, -1.0, 0.0, 100e3])
+def test_links_are_never_faster_than_their_chain_allows(emulated, monkeypatch, noise):
+    """A short chain that was held up is no fast link."""
+    cumem.device_count()
+    bench = measuring._Bench(0)
+
+    def chain_ns(dst, src, count, short=0):
+        return 500e3 if count > 1 else 500e3 + noise
+
+    monkeypatch.setattr(bench, "chain_ns", chain_ns)
+    bench.links()
+    for way in ("up_rate", "down_rate"):
+        assert 4 * (8 << 20) / 500e-6 < bench.figures[way] <= 8 * (8 << 20) / 500e-6
+    measuring.derive(bench.figures, 16)
+
+
+@pytest.mark.parametrize(("pieces", "wins"), [(101, False), (99, False), (90, True)])
+def test_pieces_that_win_by_noise_do_not_win(emulated, monkeypatch, pieces, wins):
+    cumem.device_count()
+    bench = measuring._Bench(0)
+    spent = iter([pieces, 100])
+    monkeypatch.setattr(bench, "least_ns", lambda function, cold=0: next(spent))
+    try:
+        assert bench.staged_wins("up", 1 << 20) is wins
+    finally:
+        tuning.stand_alone(None)
+
+
+def test_counts_of_threads_without_time_follow_those_measured(emulated, monkeypatch):
+    """Not the default machine: its eight are no eight of a slower one's."""
+    cumem.device_count()
+    bench = measuring._Bench(0)
+    bench.cpu_count, bench.end = 8, -math.inf
+    monkeypatch.setattr(bench, "least_ns", lambda function, cold=0: 8 * 2**20)
+    try:
+        bench.threads()
+    finally:
+        tuning.stand_alone(None)
+    found = [bench.figures[f"copy_rate_{n}"] for n in (1, 2, 4, 8, 16)]
+    assert found[0] == 1e9
+    assert found[1:4] == pytest.approx([1e9 * n / 9.6 for n in (19, 36, 48)])
+    assert found[4] == 0
+
+
+def test_slow_link_is_not_measured_over_and_over(emulated):
+    bench = measuring._Bench(0)
+    calls = []
+    bench.end = -math.inf
+    bench.least_ns(lambda: calls.append(1))
+    assert len(calls) == 2  # the first of which makes what it needs
+
+
 # -- what follows from figures ---------------------------------------------------------
 
 
@@ -291,6 +444,19 @@ def test_fast_memory_needs_fewer_threads():
     assert (fast["thread_count"], fast["fresh_thread_count"]) == (5, 16)
     # More threads that get in each other's way are left out as well.
     assert derived(64, copy_rate_8=30e9, copy_rate_16=20e9)["thread_count"] == 4
+    # And those that win by noise.
+    assert derived(64, copy_rate_8=36.3e9, copy_rate_16=37e9)["thread_count"] == 4
+
+
+def test_rates_that_differ_in_their_last_bit_give_a_chunk():
+    rate = 30e9
+    while 1 / rate != 1 / math.nextafter(rate, math.inf):
+        rate += 1e9
+    link = math.nextafter(rate, math.inf)
+    assert 1 / rate == 1 / link
+    rates = {f"copy_rate_{n}": rate for n in (1, 2, 4, 8, 16)}
+    found = derived(16, up_rate=link, down_rate=link, **rates)
+    assert found == derived(16, up_rate=rate, down_rate=rate, **rates)
 
 
 @pytest.mark.parametrize("field", [None, *measuring.DEFAULTS])
