@@ -134,7 +134,7 @@ class Replacement:
     @contextlib.contextmanager
     def open(self) -> Iterator[io.BufferedWriter]:
         """Make the file: it is its owner's alone until all is written."""
-        before = self._before()
+        before = self.check()
         new_mode = self._new_mode() if before is None else 0
         with open(self.temporary, "xb", opener=_OPEN_PRIVATE) as file:
             yield file
@@ -148,12 +148,14 @@ class Replacement:
         """Give it its name."""
         os.replace(self.temporary, self.target)
 
-    def _before(self) -> os.stat_result | None:
+    def check(self) -> os.stat_result | None:
+        """What is there, but for a link, which is replaced itself. OSError: something else
+        than a file is."""
         try:
             before = os.lstat(self.target)
         except FileNotFoundError:
             return None
-        if stat.S_ISLNK(before.st_mode):  # it is replaced itself
+        if stat.S_ISLNK(before.st_mode):
             return None
         _check_regular(before.st_mode, self.target)
         return before

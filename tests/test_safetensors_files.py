@@ -6,6 +6,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 import struct
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -256,6 +257,53 @@ def test_target_that_is_no_regular_file_is_refused(emulated, tmp_path) -> None:
     path.symlink_to("/dev/null")
     with pytest.raises(OSError, match=r"not a regular file.*m\.safetensors"):
         cumem.save_safetensors(path, ARRAYS)
+
+
+def test_shards_replace_nothing_that_is_no_regular_file(emulated, tmp_path) -> None:
+    path = tmp_path / "m.safetensors"
+    os.mkfifo(path)  # they would take its place
+    with pytest.raises(OSError, match=r"FIFO.*m\.safetensors"):
+        cumem.save_safetensors(path, ARRAYS, **EIGHT)
+    assert path.is_fifo()
+    assert os.listdir(tmp_path) == ["m.safetensors"]
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["m.safetensors", "m-00002-of-00003.safetensors", "m.safetensors.index.json"],
+)
+def test_what_comes_while_shards_are_written_is_not_replaced(
+    emulated, tmp_path, name
+) -> None:
+    path = tmp_path / "m.safetensors"
+    cumem.save_safetensors(path, ARRAYS, max_shard_nbytes=16)
+    before = {file.name: file.read_bytes() for file in tmp_path.iterdir()}
+
+    def meanwhile(done: int, total: int) -> None:
+        if done == total:
+            (tmp_path / name).unlink(missing_ok=True)
+            os.mkfifo(tmp_path / name)
+
+    with pytest.raises(OSError, match="FIFO.*" + re.escape(name)):
+        cumem.save_safetensors(path, ARRAYS, **EIGHT, progress=meanwhile)
+    assert (tmp_path / name).is_fifo()
+    (tmp_path / name).unlink()
+    before.pop(name, None)
+    assert {file.name: file.read_bytes() for file in tmp_path.iterdir()} == before
+
+
+def test_old_shard_that_became_no_regular_file_is_kept(emulated, tmp_path) -> None:
+    path, old = tmp_path / "m.safetensors", tmp_path / "m-00002-of-00002.safetensors"
+    cumem.save_safetensors(path, ARRAYS, max_shard_nbytes=16)
+
+    def meanwhile(done: int, total: int) -> None:
+        if done == total:
+            old.unlink()
+            os.mkfifo(old)
+
+    cumem.save_safetensors(path, ARRAYS, **EIGHT, progress=meanwhile)
+    assert old.is_fifo()
+    assert loads(tmp_path / "m.safetensors.index.json")
 
 
 def test_tofile_keeps_rights_and_links(emulated, tmp_path) -> None:

@@ -147,6 +147,8 @@ def save_safetensors(
             for i in range(len(shards))
         ]
     stale = _parts_of(index) if limit is not None else set()
+    merged = Replacement(path)  # shards take its place
+    merged.check()
     total = sum(source.data.nbytes for source in sources)
     with contextlib.ExitStack() as stack:
         written = []
@@ -163,13 +165,16 @@ def save_safetensors(
             written.append(new)
         if len({new.target for new in written}) < len(written):
             raise ValueError(f"links in {path.parent} lead to one file from several")
+        for new in (*written, merged):
+            new.check()
         for new in written:
             new.place()
     result = index if len(shards) > 1 else path
     if len(shards) > 1:
         stale.add(path)
     for old in stale - {*parts, result}:
-        old.unlink(missing_ok=True)
+        if old.is_symlink() or old.is_file():
+            old.unlink(missing_ok=True)
     return result
 
 
