@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import cumem
+from cumem.safetensors import format as safetensors_format
 
 GOOD = {"w": np.ones(4)}
 Info = cumem.SafetensorsInfo
@@ -137,3 +138,73 @@ def test_type_of_no_tensor_is_refused(emulated, tmp_path) -> None:
     infos = cumem.load_safetensors(path, kind="host").infos
     cumem.save_safetensors(path, {"a": bits}, dtypes=infos)  # a part of it
     assert list(cumem.load_safetensors(path, kind="host")) == ["a"]
+
+
+# -- what would not be read again ----------------------------------------------------------
+
+
+def no_elements(*shape: int) -> np.ndarray:
+    return np.lib.stride_tricks.as_strided(np.zeros(0, "u1"), shape)
+
+
+@pytest.mark.parametrize(
+    ("array", "declared", "message"),
+    [
+        (np.zeros(1, "u1"), Info("U8", (1,) * 65, 0, 1), "65 dimensions"),
+        (no_elements(0, 1 << 62), "F4", "does not fit in 63 bits"),
+        (no_elements(0, (1 << 63) - 1), "F4", "does not fit in 63 bits"),
+    ],
+)
+def test_shape_that_would_not_be_read_again_is_refused(
+    emulated, tmp_path, array, declared, message
+) -> None:
+    with pytest.raises(ValueError, match=message) as caught:
+        cumem.save_safetensors(
+            tmp_path / "m.safetensors", {"w": array}, dtypes={"w": declared}
+        )
+    assert "while saving the tensor 'w'" in caught.value.__notes__
+    assert os.listdir(tmp_path) == []
+    most = Info("U8", (1,) * 64, 0, 1)
+    path = cumem.save_safetensors(
+        tmp_path / "m.safetensors", {"w": np.ones(1, "u1")}, dtypes={"w": most}
+    )
+    assert cumem.read_safetensors_header(path).tensors["w"].shape == (1,) * 64
+
+
+@pytest.mark.parametrize("name", ["m.json", "m.safetensors.index.json"])
+def test_name_of_an_index_is_no_name_of_a_file_to_save(
+    emulated, tmp_path, name
+) -> None:
+    (tmp_path / name).write_text("mine")
+    for limit in (None, 8):
+        with pytest.raises(ValueError, match=r"json.*index.*\.safetensors"):
+            cumem.save_safetensors(
+                tmp_path / name,
+                {"a": np.zeros(8, "u1"), "b": np.zeros(8, "u1")},
+                max_shard_nbytes=limit,
+            )
+    assert (tmp_path / name).read_text() == "mine"
+    assert os.listdir(tmp_path) == [name]
+
+
+@pytest.mark.parametrize("name", ["a\\b.safetensors", "\udcff.safetensors"])
+def test_shards_have_names_that_an_index_can_say(emulated, tmp_path, name) -> None:
+    tensors = {"a": np.zeros(8, "u1"), "b": np.zeros(8, "u1")}
+    with pytest.raises(ValueError, match="no index can name its shards"):
+        cumem.save_safetensors(tmp_path / name, tensors, max_shard_nbytes=8)
+    assert os.listdir(tmp_path) == []
+    path = cumem.save_safetensors(tmp_path / name, tensors)
+    assert set(cumem.load_safetensors(path, kind="host")) == set(tensors)
+
+
+@pytest.mark.parametrize(
+    ("limit", "value"), [("MAX_NAMES", 2), ("MAX_HEADER_NBYTES", 150)]
+)
+def test_index_that_would_not_be_read_again_is_refused(
+    emulated, tmp_path, monkeypatch, limit, value
+) -> None:
+    tensors = {name: np.zeros(8, "u1") for name in "abc"}
+    monkeypatch.setattr(safetensors_format, limit, value)
+    with pytest.raises(ValueError, match="index"):
+        cumem.save_safetensors(tmp_path / "m", tensors, max_shard_nbytes=8)
+    assert os.listdir(tmp_path) == []

@@ -17,7 +17,7 @@ import math
 import os
 import re
 import struct
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
@@ -225,8 +225,10 @@ def packed_shape(info: SafetensorsInfo) -> tuple[int, ...]:
     return (info.nbytes,)
 
 
-def tensor_nbytes(kind: ElementType, shape: Iterable[int]) -> int:
+def tensor_nbytes(kind: ElementType, shape: Sequence[int]) -> int:
     """Bytes of a tensor; ValueError says why there is no such tensor."""
+    if len(shape) > _MAX_NDIM:
+        raise ValueError(f"it has {len(shape)} dimensions, more than {_MAX_NDIM}")
     count = nonzero = 1
     for extent in shape:
         count *= extent
@@ -395,8 +397,6 @@ def _info(name: str, fields: object, start: int) -> SafetensorsInfo:
             raise ValueError(f"the element type {dtype!r} is not known")
         _check_counts("shape", shape)
         _check_counts("data_offsets", offsets)
-        if len(shape) > _MAX_NDIM:
-            raise ValueError(f"it has {len(shape)} dimensions, more than {_MAX_NDIM}")
         if len(offsets) != 2:
             raise ValueError(f"data_offsets are {len(offsets)} numbers, not 2")
         begin, end = offsets
@@ -697,9 +697,19 @@ def _placed(
 
 
 def index_bytes(files: Mapping[str, str], total_nbytes: int) -> bytes:
-    """The index of a checkpoint in several files: the file of each tensor."""
+    """The index of a checkpoint in several files: the file of each tensor.
+
+    ValueError: it would have more than 524,288 tensors, or be longer than 100 MB.
+    """
+    if len(files) > MAX_NAMES:
+        raise ValueError(f"an index has at most {MAX_NAMES} tensors, not {len(files)}")
     index = {
         "metadata": {"total_size": total_nbytes},
         "weight_map": dict(sorted(files.items())),
     }
-    return json.dumps(index, ensure_ascii=False, indent=2).encode() + b"\n"
+    raw = json.dumps(index, ensure_ascii=False, indent=2).encode() + b"\n"
+    if len(raw) > MAX_HEADER_NBYTES:
+        raise ValueError(
+            f"the index would have {len(raw)} bytes, more than {MAX_HEADER_NBYTES}"
+        )
+    return raw

@@ -98,9 +98,11 @@ def save_safetensors(
         neither a str nor a `SafetensorsInfo`, if something is no array, or if its dtype
         is none of the format's.
     ValueError
-        If a tensor is called ``__metadata__``, if `dtypes` does not fit a tensor, if
-        `max_shard_nbytes` is not at least 1, if the header would be longer than 100 MB
-        or have more than 524,288 tensors, if links lead from two shards to one file.
+        If a tensor is called ``__metadata__``, has more than 64 dimensions or a size that
+        does not fit in 63 bits, if `dtypes` does not fit a tensor, if `max_shard_nbytes`
+        is not at least 1, if a header or index would be longer than 100 MB or have more
+        than 524,288 tensors, if `path` ends in ``.json``, if an index cannot name shards
+        of this name, if links lead from two shards to one file.
     KeyError
         If `dtypes` says the type of a tensor that there is not, other than as a
         `SafetensorsInfo`.
@@ -127,6 +129,11 @@ def save_safetensors(
     path = checked_path(path)
     if path.is_dir():
         path = path / "model.safetensors"
+    if path.suffix == ".json":
+        raise ValueError(
+            f"{path}: what ends in .json is read as an index; use a name such as "
+            "model.safetensors, also for several files"
+        )
     metadata = _checked_metadata(metadata)
     declared = _checked_dtypes(dtypes)
     named = _mapping(tensors, "tensors", "names to arrays")
@@ -142,6 +149,7 @@ def save_safetensors(
     if len(shards) == 1:
         parts = [path]
     else:
+        _check_nameable(path)
         parts = [
             path.with_name(f"{stem}-{i + 1:05}-of-{len(shards):05}.safetensors")
             for i in range(len(shards))
@@ -261,6 +269,7 @@ def _source(name: str, obj: Any, declared: dict[str, str | SafetensorsInfo]) -> 
             raise TypeError(f"the format has no element type for dtype {data.dtype}")
         else:
             shape = _logical_shape(data, element)
+        tensor_nbytes(element, shape)  # else it would not be read again
     except (TypeError, ValueError, BufferError) as error:
         error.add_note(f"while saving the tensor {name!r}")
         raise
@@ -326,6 +335,15 @@ def _shards(sources: list[_Source], limit: int | None) -> list[list[_Source]]:
         shards[-1].append(source)
         held += source.data.nbytes
     return shards
+
+
+def _check_nameable(path: Path) -> None:
+    try:
+        check_text(path.name)
+    except ValueError as error:
+        raise ValueError(f"{error}: no index can name its shards") from None
+    if "\\" in path.name:
+        raise ValueError(f"{path.name!r} has a backslash: no index can name its shards")
 
 
 def _parts_of(index: Path) -> set[Path]:
