@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import threading
 from collections.abc import Callable, Iterator
 
 import numpy as np
@@ -268,3 +270,201 @@ def test_copy_after_a_stream_that_is_captured_is_refused(emulated, upload) -> No
     assert (cumem.asnumpy(ends[0]) == (1 if upload else 2)).all()
     cumem.copy_async(*ends, after=stream).wait()
     assert (cumem.asnumpy(ends[0]) == (2 if upload else 1)).all()
+
+
+# -- a capture of another thread ---------------------------------------------------------
+
+
+@contextlib.contextmanager
+def captured_elsewhere(
+    capture: Callable[[], contextlib.AbstractContextManager[object]],
+) -> Iterator[None]:
+    """Another thread captures meanwhile; whether that went well is seen at its end."""
+    begun, over = threading.Event(), threading.Event()
+    failures: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            with capture():
+                begun.set()
+                over.wait()
+        except BaseException as failure:
+            failures.append(failure)
+            begun.set()
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    begun.wait()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+    assert failures == []
+
+
+def emulated_capture() -> contextlib.AbstractContextManager[None]:
+    return capture(cumem.Stream(non_blocking=True))
+
+
+SHORT, LONG = 256, 9 << 20
+
+
+def copy_between(dst: str, src: str, nbytes: int) -> None:
+    cumem.copy(cumem.empty(nbytes, "u1", dst), cumem.empty(nbytes, "u1", src))
+
+
+def copy_after(nbytes: int) -> None:
+    stream = cumem.Stream()
+    source = cumem.empty(nbytes, "u1", "device")
+    source.fill(3, stream=stream)
+    cumem.copy(np.empty(nbytes, "u1"), source)
+
+
+def copy_strided() -> None:
+    source = cumem.empty((64, 300), "u1", "device")
+    cumem.copy(cumem.empty((64, 100), "u1", "device"), source[:, ::3])
+
+
+def wait_for_transfer() -> None:
+    cumem.copy_async(cumem.empty(LONG, "u1", "device"), np.zeros(LONG, "u1")).wait()
+
+
+def copy_many() -> None:
+    target = cumem.empty(LONG, "u1", "device")
+    array = np.zeros(LONG, "u1")
+    cumem.copy_many([(target[i : i + 9], array[i : i + 9]) for i in range(0, 900, 10)])
+
+
+def query_event() -> None:
+    event = cumem.Stream().record()
+    while not event.done:
+        pass
+    event.synchronize()
+
+
+def time_events() -> None:
+    start, end = cumem.Event(timing=True), cumem.Event(timing=True)
+    start.record()
+    assert end.record().seconds_since(start) >= 0
+
+
+def query_stream() -> None:
+    stream = cumem.Stream()
+    cumem.empty(SHORT, "u1", "device").fill(1, stream=stream)
+    while not stream.done:
+        pass
+    stream.synchronize()
+
+
+def touch_from_host() -> None:
+    buffer = cumem.empty(LONG, "u1", "mapped")
+    buffer.fill(1, stream=cumem.Stream())
+    assert buffer.numpy().all()
+
+
+def register() -> None:
+    array = np.zeros(LONG, "u1")
+    with cumem.register(array):
+        cumem.copy(cumem.empty(LONG, "u1", "device"), array)
+
+
+#: What a thread may do while another captures.
+CALLS: dict[str, Callable[[], object]] = {
+    "copy up, short": lambda: copy_between("device", "pinned", SHORT),
+    "copy up, long": lambda: copy_between("device", "pinned", LONG),
+    "copy down, short": lambda: copy_between("pinned", "device", SHORT),
+    "copy down, long": lambda: copy_between("pinned", "device", LONG),
+    "copy on the device, short": lambda: copy_between("device", "device", SHORT),
+    "copy on the device, long": lambda: copy_between("device", "device", LONG),
+    "copy of ordinary memory, short": lambda: cumem.empty_device(
+        SHORT, "u1"
+    ).to_numpy(),
+    "copy of ordinary memory, long": lambda: cumem.empty_device(LONG, "u1").to_numpy(),
+    "copy after a stream, short": lambda: copy_after(SHORT),
+    "copy after a stream, long": lambda: copy_after(LONG),
+    "copy of elements apart": copy_strided,
+    "copies": copy_many,
+    "Transfer.wait": wait_for_transfer,
+    "explain": lambda: cumem.explain(
+        cumem.empty_device(SHORT, "u1"), np.zeros(SHORT, "u1")
+    ),
+    "Event.done": query_event,
+    "Event.seconds_since": time_events,
+    "Stream.done": query_stream,
+    "Device.synchronize": lambda: cumem.Device(0).synchronize(),
+    "numpy": touch_from_host,
+    "register": register,
+    "trim": cumem.trim,
+}
+
+
+@pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
+def test_call_does_not_break_the_capture_of_another_thread(emulated, call) -> None:
+    with captured_elsewhere(emulated_capture):
+        call()
+
+
+def test_file_does_not_break_the_capture_of_another_thread(emulated, tmp_path) -> None:
+    with captured_elsewhere(emulated_capture):
+        cumem.tofile(tmp_path / "bytes", cumem.full(LONG, 1, "u1", "device"))
+        read = cumem.fromfile(tmp_path / "bytes", "u1", kind="device")
+        assert (cumem.asnumpy(read) == 1).all()
+
+
+def test_call_still_breaks_the_capture_of_its_own_thread(emulated) -> None:
+    """As CUDA has it: what the thread does meanwhile would be missing in the graph."""
+    stream, other = cumem.Stream(non_blocking=True), cumem.Stream(non_blocking=True)
+    with (
+        pytest.raises(cumem.CudaError, match="901"),
+        capture(stream),
+        pytest.raises(cumem.CudaError, match="900"),
+    ):
+        other.synchronize()
+
+
+@contextlib.contextmanager
+def driver_capture() -> Iterator[None]:
+    """Of the driver itself, in its global mode."""
+    driver = ctypes.CDLL("libcuda.so.1")
+    context, graph = ctypes.c_void_p(), ctypes.c_void_p()
+    stream = cumem.Stream(non_blocking=True)
+    handle = ctypes.c_void_p(stream.handle)
+    assert driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0) == 0
+    try:
+        assert driver.cuCtxSetCurrent(context) == 0
+        assert driver.cuStreamBeginCapture_v2(handle, 0) == 0
+        yield
+        assert driver.cuStreamEndCapture(handle, ctypes.byref(graph)) == 0
+        assert driver.cuGraphDestroy(graph) == 0
+    finally:
+        driver.cuCtxSetCurrent(None)
+        driver.cuDevicePrimaryCtxRelease_v2(0)
+
+
+@contextlib.contextmanager
+def torch_capture() -> Iterator[None]:
+    torch = pytest.importorskip("torch")
+    numbers = torch.zeros(100, device="cuda")
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        numbers += 1
+        yield
+    graph.replay()
+    assert numbers.sum().item() == 100
+
+
+#: Of a whole device the driver itself refuses it, whatever the mode.
+ON_GPUS = {name: call for name, call in CALLS.items() if name != "Device.synchronize"}
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("capture", [driver_capture, torch_capture])
+@pytest.mark.parametrize("call", ON_GPUS.values(), ids=ON_GPUS)
+def test_call_beside_a_real_capture_leaves_it_whole(cuda, call, capture) -> None:
+    if capture is torch_capture:
+        torch = pytest.importorskip("torch")
+        torch.zeros(1, device="cuda")
+    call()  # what the first use loads
+    with captured_elsewhere(capture):
+        call()

@@ -143,7 +143,8 @@ def test_capturing_stream_is_seen_and_copies_stay_legal(emulated) -> None:
             stream.synchronize()
         assert caught.value.code in (900, 901)
     finally:
-        session.testing.set_capturing(stream, False)
+        with pytest.raises(cumem.CudaError, match="901"):
+            session.testing.set_capturing(stream, False)
     cumem.copy(target, source)
 
 

@@ -11,7 +11,7 @@
 
 #include "base/checked_math.h"
 #include "pool/private.h"
-#include "pool/scope.h"
+#include "runtime/scope.h"
 
 enum {
     CHUNK_SHARE = 500, /* a new chunk is at most this part of what is held */

@@ -12,7 +12,7 @@
 
 #include "base/backoff.h"
 #include "pool/private.h"
-#include "pool/scope.h"
+#include "runtime/scope.h"
 
 /* -- events ----------------------------------------------------------------------------- */
 

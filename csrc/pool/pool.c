@@ -4,7 +4,7 @@
 
 #include "base/checked_math.h"
 #include "pool/private.h"
-#include "pool/scope.h"
+#include "runtime/scope.h"
 
 /* -- beginning and ending ------------------------------------------------------------------ */
 
@@ -79,9 +79,9 @@ destroy(cm_pool *pool)
     /* Giving back does not wait for all kinds. */
     (void)CM_TRY_TWICE(cm_pool_wait(pool, NULL, false));
     cm_scope scope;
-    bool entered =
-        pool->source != NULL
-        && CM_TRY_TWICE(cm_scope_enter(pool->rt, pool->config.device, &scope));
+    bool entered = pool->source != NULL
+                   && CM_TRY_TWICE(cm_scope_enter(pool->rt, pool->config.device,
+                                                  CM_CAPTURE_RELAXED, &scope));
     cm_pool_abandon_work(pool);
     if (entered) {
         for (int attempt = 0; attempt < 2 && pool->heap.free_nbytes > 0; attempt++) {

@@ -11,7 +11,7 @@
 #include "base/machine.h"
 #include "base/thread.h"
 #include "pool/registry.h"
-#include "pool/scope.h"
+#include "runtime/scope.h"
 
 /* Invariants, under the lock: pieces are sorted, do not overlap, and begin and end at
  * pages; share_count is the number of cm_page_shares that hold it. A busy piece is

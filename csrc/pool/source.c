@@ -13,7 +13,7 @@
 #include "base/fresh_pages.h"
 #include "base/machine.h"
 #include "pool/registry.h"
-#include "pool/scope.h"
+#include "runtime/scope.h"
 
 enum {
     /* The driver maps device and managed memory in pages of 2 MiB, so a smaller request

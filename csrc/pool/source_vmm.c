@@ -11,8 +11,8 @@
 #include <stdlib.h>
 
 #include "base/checked_math.h"
-#include "pool/scope.h"
 #include "pool/source.h"
+#include "runtime/scope.h"
 
 /* Addresses cost nothing until something is mapped: room for holes between chunks. */
 enum { RANGE_FACTOR = 8 };

@@ -32,6 +32,7 @@ typedef enum cm_backend { CM_BACKEND_CUDA, CM_BACKEND_EMULATED } cm_backend;
     X(CM_STREAM_NON_BLOCKING, 1, cudaStreamNonBlocking)                                \
     X(CM_EVENT_BLOCKING_SYNC, 1, cudaEventBlockingSync)                                \
     X(CM_EVENT_DISABLE_TIMING, 2, cudaEventDisableTiming)                              \
+    X(CM_CAPTURE_THREAD_LOCAL, 1, cudaStreamCaptureModeThreadLocal)                    \
     X(CM_CAPTURE_RELAXED, 2, cudaStreamCaptureModeRelaxed)                             \
     X(CM_HOST_LOCATION, -1, cudaCpuDeviceId)                                           \
     X(CM_NO_LOCATION, -2, cudaInvalidDeviceId)                                         \

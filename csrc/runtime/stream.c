@@ -3,6 +3,8 @@
 
 #include <stdlib.h>
 
+#include "runtime/scope.h"
+
 /* One of the capture references, which stays; the others are waits under way. */
 #define CAPTURE_FOR_GOOD (1u << 31)
 
@@ -239,10 +241,10 @@ use_event(const cm_stream *stream, cm_stream *consumer, bool *done)
 cm_status
 cm_stream_query(const cm_stream *stream, bool *done)
 {
-    return CM_ON_DEVICE(stream->rt, stream->device,
-                        cm_stream_is_here(stream)
-                            ? cm_rt_stream_query(stream->rt, stream->handle, done)
-                            : use_event(stream, NULL, done));
+    return CM_ASKING(stream->rt, stream->device,
+                     cm_stream_is_here(stream)
+                         ? cm_rt_stream_query(stream->rt, stream->handle, done)
+                         : use_event(stream, NULL, done));
 }
 
 cm_status

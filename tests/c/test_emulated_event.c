@@ -181,7 +181,8 @@ test_capture_forbids_what_may_synchronise(void)
     CHECK(!flag);
     CHECK_CODE(cm_rt_stream_query(t.rt, t.b, &flag), CM_CUDA_CAPTURE_UNSUPPORTED);
     CHECK_CODE(cm_rt_stream_synchronize(t.rt, t.b), CM_CUDA_CAPTURE_UNSUPPORTED);
-    CHECK_OK(cm_rt_stream_synchronize(t.rt, t.a));
+    CHECK_CODE(cm_rt_stream_query(t.rt, t.a, &flag), CM_CUDA_CAPTURE_UNSUPPORTED);
+    CHECK_CODE(cm_rt_stream_synchronize(t.rt, t.a), CM_CUDA_CAPTURE_UNSUPPORTED);
     CHECK_CODE(cm_rt_event_query(t.rt, event, &flag), CM_CUDA_CAPTURE_UNSUPPORTED);
     CHECK_CODE(cm_rt_event_synchronize(t.rt, event), CM_CUDA_CAPTURE_UNSUPPORTED);
     CHECK_CODE(cm_rt_device_alloc(t.rt, 10, &address), CM_CUDA_CAPTURE_UNSUPPORTED);
@@ -198,12 +199,13 @@ test_capture_forbids_what_may_synchronise(void)
     CHECK_OK(cm_rt_host_alloc(t.rt, 10, 0, &host));
     CHECK_OK(cm_rt_host_free(t.rt, host));
     CHECK_OK(cm_rt_event_query(t.rt, event, &flag));
+    CHECK_OK(cm_rt_stream_query(t.rt, t.a, &flag));
     CHECK_CODE(cm_rt_stream_query(t.rt, t.b, &flag), CM_CUDA_CAPTURE_UNSUPPORTED);
     CHECK_OK(cm_rt_capture_mode_exchange(t.rt, &mode));
     CHECK_EQ(mode, CM_CAPTURE_RELAXED);
     mode = 3;
     CHECK_CODE(cm_rt_capture_mode_exchange(t.rt, &mode), CM_CUDA_INVALID_VALUE);
-    CHECK_OK(cm_emulated_set_capturing(t.rt, t.b, false));
+    CHECK_CODE(cm_emulated_set_capturing(t.rt, t.b, false), 901);
     CHECK_OK(cm_rt_host_alloc(t.rt, 10, 0, &host));
     CHECK_OK(cm_rt_host_free(t.rt, host));
     CHECK_OK(cm_rt_event_destroy(t.rt, event));
@@ -262,9 +264,11 @@ test_capture_of_other_thread_counts_in_global_mode_only(void)
     CHECK_OK(cm_rt_capture_mode_exchange(t.rt, &mode));
     CHECK_OK(cm_rt_host_alloc(t.rt, 10, 0, &host));
     CHECK_OK(cm_rt_host_free(t.rt, host));
-    CHECK_OK(cm_emulated_set_capturing(t.rt, t.b, false));
+    CHECK_CODE(cm_emulated_set_capturing(t.rt, t.b, false), 901);
     CHECK_OK(cm_emulated_set_capturing(t.rt, t.b, true));
     CHECK_CODE(cm_rt_host_alloc(t.rt, 10, 0, &host), CM_CUDA_CAPTURE_UNSUPPORTED);
+    CHECK_CODE(cm_emulated_set_capturing(t.rt, t.b, false), 901);
+    CHECK_OK(cm_emulated_set_capturing(t.rt, t.b, true));
     CHECK_OK(cm_emulated_set_capturing(t.rt, t.b, false));
     CHECK_OK(cm_rt_capture_mode_exchange(t.rt, &mode));
     tear_down(&t);

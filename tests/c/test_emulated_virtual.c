@@ -529,7 +529,7 @@ test_calls_make_no_context_and_respect_captures(void)
     CHECK_CODE(cm_rt_address_unmap(rt, base, G), CM_CUDA_CAPTURE_UNSUPPORTED);
     CHECK_CODE(cm_rt_physical_create(rt, G, 0, 0, &context),
                CM_CUDA_CAPTURE_UNSUPPORTED);
-    CHECK_OK(cm_emulated_set_capturing(rt, stream, false));
+    CHECK_CODE(cm_emulated_set_capturing(rt, stream, false), 901);
     CHECK_OK(cm_rt_stream_destroy(rt, stream));
     CHECK_OK(cm_rt_address_unmap(rt, base, G));
     CHECK_OK(cm_rt_physical_release(rt, handle));

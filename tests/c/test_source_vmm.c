@@ -2,8 +2,8 @@
 /* Mapped-on-demand device memory as a pool's source: opening, moving and closing
  * chunks, each with every one of its calls failing once. */
 #include "emulated_bench.h"
-#include "pool/scope.h"
 #include "pool/source.h"
+#include "runtime/scope.h"
 
 enum { BUDGET = 8 }; /* granules */
 
@@ -21,7 +21,7 @@ static world
 begin(int device_count)
 {
     world w = {.rt = open_emulated(13000, device_count, BUDGET * G)};
-    MUST(cm_scope_enter(w.rt, 0, &w.scope));
+    MUST(cm_scope_enter(w.rt, 0, CM_CAPTURE_RELAXED, &w.scope));
     MUST(cm_source_vmm_open(w.rt, &device_config, &w.source));
     return w;
 }
@@ -366,7 +366,7 @@ test_peer_that_comes_later_reaches_what_was_moved(void)
     cm_scope peer;
     CHECK_OK(open_at(&w, 1, 2, &chunk));
     CHECK_OK(move_to(&w, &chunk, 4));
-    CHECK_OK(cm_scope_enter(w.rt, 1, &peer));
+    CHECK_OK(cm_scope_enter(w.rt, 1, CM_CAPTURE_RELAXED, &peer));
     CHECK_OK(w.source->ops->admit_peers(w.source, &chunk));
     CHECK_OK(cm_rt_fill_8_async(w.rt, chunk.address, 1, 8, 0));
     CHECK_OK(cm_rt_device_synchronize(w.rt));
@@ -383,7 +383,7 @@ test_peers_in_use_reach_the_memory(void)
     cm_chunk before, after;
     cm_scope peer;
     CHECK_OK(open_at(&w, 0, 1, &before));
-    CHECK_OK(cm_scope_enter(w.rt, 2, &peer));
+    CHECK_OK(cm_scope_enter(w.rt, 2, CM_CAPTURE_RELAXED, &peer));
     CHECK_OK(open_at(&w, 1, 1, &after));
     CHECK_CODE(cm_rt_fill_8_async(w.rt, before.address, 1, 8, 0),
                CM_CUDA_INVALID_VALUE);

@@ -116,9 +116,9 @@ FAULTS = [
     ),
     Fault(
         "growth breaks a capture",
-        "csrc/pool/scope.c",
+        "csrc/runtime/scope.c",
         "the runtime is called in the global capture mode",
-        "scope->mode = CM_CAPTURE_RELAXED;",
+        "scope->mode = mode;",
         "scope->mode = 0;",
         [
             "tests/test_peers.py::"

@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "python/core/errors.h"
+#include "runtime/scope.h"
 
 /* -- making -------------------------------------------------------------------------- */
 
@@ -118,13 +119,13 @@ settle(const cm_storage *detached, cm_runtime *runtime)
     for (uint32_t i = 0; i < detached->use_count; i++) {
         cm_stream *use = detached->uses[i];
         fence |= use->handle == CM_STREAM_PER_THREAD; /* perhaps another thread's */
-        status = CM_ON_DEVICE(use->rt, use->device,
-                              cm_rt_stream_synchronize(use->rt, use->handle));
+        status = CM_ASKING(use->rt, use->device,
+                           cm_rt_stream_synchronize(use->rt, use->handle));
         first = cm_is_ok(first) ? status : first;
     }
     if (fence && runtime != NULL) {
         status =
-            CM_ON_DEVICE(runtime, detached->device, cm_rt_device_synchronize(runtime));
+            CM_ASKING(runtime, detached->device, cm_rt_device_synchronize(runtime));
         first = cm_is_ok(first) ? status : first;
     }
     return first;

@@ -6,6 +6,7 @@
 #include "base/thread.h"
 #include "python/copy/copy_functions.h"
 #include "python/core/errors.h"
+#include "runtime/scope.h"
 
 static cm_status
 copy_and_wait(cm_address dst, cm_address src, uint64_t nbytes, const cm_stream *stream,
@@ -33,9 +34,9 @@ cm_raw_copy(PyObject *module, PyObject *args)
     }
     uint64_t spent_ns = 0;
     cm_state_enter(state);
-    cm_status status = CM_WITHOUT_GIL(
-        CM_ON_DEVICE(stream->rt, stream->device,
-                     copy_and_wait(dst, src, nbytes, stream, &spent_ns)));
+    cm_status status =
+        CM_WITHOUT_GIL(CM_ASKING(stream->rt, stream->device,
+                                 copy_and_wait(dst, src, nbytes, stream, &spent_ns)));
     cm_state_leave(state);
     cm_stream_give(state, stream);
     return cm_is_ok(status)

@@ -7,6 +7,7 @@
 #include "python/core/types.h"
 #include "python/device/objects.h"
 #include "python/device/wait.h"
+#include "runtime/scope.h"
 
 /* -- as a C object ----------------------------------------------------------------- */
 
@@ -275,7 +276,7 @@ event_seconds_since(PyObject *op, PyObject *other)
     bool waited = wait_for_event(start, &status)
                   && (!cm_is_ok(status) || wait_for_event(self, &status));
     if (waited && cm_is_ok(status)) {
-        status = CM_WITHOUT_GIL(CM_ON_DEVICE(
+        status = CM_WITHOUT_GIL(CM_ASKING(
             self->rt, self->device,
             cm_rt_event_elapsed(self->rt, start->handle, self->handle, &milliseconds)));
     }
@@ -321,7 +322,8 @@ event_get_done(PyObject *op, void *Py_UNUSED(closure))
     }
     bool done = false;
     take(self);
-    cm_status status = CM_WITHOUT_GIL(cm_rt_event_query(self->rt, self->handle, &done));
+    cm_status status = CM_WITHOUT_GIL(CM_ASKING(
+        self->rt, self->device, cm_rt_event_query(self->rt, self->handle, &done)));
     give(self);
     return cm_py_answer(self->state, status, NULL, PyBool_FromLong(done));
 }

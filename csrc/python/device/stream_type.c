@@ -6,6 +6,7 @@
 #include "python/core/types.h"
 #include "python/device/objects.h"
 #include "python/device/wait.h"
+#include "runtime/scope.h"
 
 /* -- construction and end ---------------------------------------------------------- */
 
@@ -298,7 +299,7 @@ stream_ask(PyObject *op, cm_status (*ask)(cm_runtime *, uint64_t, bool *))
         return NULL;
     }
     bool answer = false;
-    cm_status status = CM_WITHOUT_GIL(CM_ON_DEVICE(
+    cm_status status = CM_WITHOUT_GIL(CM_ASKING(
         stream->rt, stream->device, ask(stream->rt, stream->handle, &answer)));
     return give(op, stream, status, PyBool_FromLong(answer));
 }

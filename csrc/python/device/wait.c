@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include "base/backoff.h"
+#include "runtime/scope.h"
 
 /* -- signals ----------------------------------------------------------------------- */
 
@@ -47,8 +48,8 @@ poll_slice(cm_runtime *rt, int device, cm_wait_query query, uint64_t handle, boo
            uint64_t start, bool *done)
 {
     uint64_t end = cm_now_ns() + CM_SIGNAL_SLICE_NS;
-    cm_device_guard guard; /* the default streams mean those of the current device */
-    CM_TRY(cm_device_enter(rt, device, &guard));
+    cm_scope scope; /* the default streams mean those of the current device */
+    CM_TRY(cm_scope_enter(rt, device, CM_CAPTURE_THREAD_LOCAL, &scope));
     cm_status status;
     for (;;) {
         status = query(rt, handle, done);
@@ -63,7 +64,7 @@ poll_slice(cm_runtime *rt, int device, cm_wait_query query, uint64_t handle, boo
             cm_pause_until(now + cm_backoff_ns(now - start));
         }
     }
-    cm_device_leave(rt, &guard);
+    cm_scope_leave(&scope);
     return status;
 }
 
@@ -97,7 +98,7 @@ cm_wait_for(cm_runtime *rt, int device, cm_wait_query query,
         return false;
     }
     if (cm_is_ok(*out)) {
-        *out = CM_WITHOUT_GIL(CM_ON_DEVICE(rt, device, synchronize(rt, handle)));
+        *out = CM_WITHOUT_GIL(CM_ASKING(rt, device, synchronize(rt, handle)));
     }
     return true;
 }
@@ -153,7 +154,7 @@ typedef struct device_wait {
 static cm_status
 wait_plainly(cm_runtime *rt, int device)
 {
-    return CM_ON_DEVICE(rt, device, cm_rt_device_synchronize(rt));
+    return CM_ASKING(rt, device, cm_rt_device_synchronize(rt));
 }
 
 static void *

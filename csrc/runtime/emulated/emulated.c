@@ -50,6 +50,10 @@ static const unsigned char entries[CM_OP_COUNT] = {
     [CM_OP_device_alloc] = NO_CAPTURE | HEALTHY,
     [CM_OP_managed_alloc] = NO_CAPTURE | HEALTHY,
     [CM_OP_host_register] = NO_CAPTURE | HEALTHY,
+    [CM_OP_stream_query] = NO_CAPTURE,
+    [CM_OP_stream_synchronize] = NO_CAPTURE,
+    [CM_OP_event_query] = NO_CAPTURE,
+    [CM_OP_event_synchronize] = NO_CAPTURE,
     [CM_OP_stream_create] = HEALTHY,
     [CM_OP_event_create] = HEALTHY,
 };

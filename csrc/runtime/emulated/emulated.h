@@ -61,7 +61,8 @@ CM_NODISCARD cm_status cm_emulated_gate_close(cm_runtime *rt, uint64_t stream);
 CM_NODISCARD cm_status cm_emulated_gate_open(cm_runtime *rt, uint64_t stream);
 
 /* Put a stream into or out of capture: queries, synchronous calls, allocations and
- * frees then answer as CUDA's do under a global-mode capture. */
+ * frees then answer as CUDA's do under a global-mode capture, and break it.
+ * Fails: 901 at the end of one that was broken. */
 CM_NODISCARD cm_status cm_emulated_set_capturing(cm_runtime *rt, uint64_t stream,
                                                  bool on);
 

@@ -135,6 +135,7 @@ enum {
     CM_CUDA_SYMBOL_NOT_FOUND = 500,
     CM_CUDA_ILLEGAL_ADDRESS = 700, /* what late or misplaced work comes to */
     CM_CUDA_MISALIGNED_ADDRESS = 716,
+    CM_CUDA_CAPTURE_INVALIDATED = 901,
     CM_CUDA_CAPTURE_ISOLATION = 905,
     CM_CUDA_CAPTURED_EVENT = 907,
 };
@@ -171,7 +172,7 @@ cm_emulated_is_device(const cm_runtime *rt, int device)
 
 /* What the calling thread has current. */
 cm_emulated_thread *cm_emulated_self(const cm_runtime *rt);
-/* True when a capture forbids the thread calls that may synchronise. */
+/* True when a capture forbids the thread calls that may synchronise; this breaks it. */
 bool cm_emulated_is_forbidden(const cm_emulated *emulated,
                               const cm_emulated_thread *thread);
 

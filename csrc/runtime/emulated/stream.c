@@ -45,6 +45,7 @@ typedef struct cm_stream_thread {
     bool is_closed;   /* no more work will come; goes with its thread, after the last */
     uint64_t capture; /* number of the capture under way; 0: none */
     uint64_t capturer;        /* number of the thread that began it */
+    bool is_broken;           /* the capture, by a call that it forbids */
     cm_emulated_thread owner; /* whose per-thread stream it is; else no thread */
     cm_list items;
     cm_cond work;
@@ -278,15 +279,17 @@ cm_emulated_self(const cm_runtime *rt)
 bool
 cm_emulated_is_forbidden(const cm_emulated *emulated, const cm_emulated_thread *thread)
 {
+    bool is_forbidden = false;
     for (EACH_QUEUE(emulated, queue)) {
         if (queue->capture != 0
             && (thread->capture_mode == 0
                 || (thread->capture_mode != CM_CAPTURE_RELAXED
                     && queue->capturer == thread->number))) {
-            return true;
+            queue->is_broken = true;
+            is_forbidden = true;
         }
     }
-    return false;
+    return is_forbidden;
 }
 
 /* Close the own streams of threads that have ended, as `self` finds, but for those that
@@ -475,11 +478,13 @@ set_capture(cm_stream_thread *queue, bool on)
     if (on && queue->kind == CM_QUEUE_LEGACY) {
         return CM_CUDA_CAPTURE_UNSUPPORTED; /* the legacy stream cannot be captured */
     }
+    bool was_broken = !on && queue->is_broken;
     if (on != (queue->capture != 0)) {
         queue->capture = on ? ++emulated->last_number : 0;
         queue->capturer = cm_emulated_self(&emulated->base)->number;
+        queue->is_broken = false;
     }
-    return 0;
+    return was_broken ? CM_CUDA_CAPTURE_INVALIDATED : 0;
 }
 
 static cm_status
@@ -795,9 +800,6 @@ find_for_host(cm_runtime *rt, uint64_t handle, event **out)
 {
     const cm_emulated *emulated = cm_emulated_of(rt);
     CM_TRY_CODE(event_find(rt, handle, out));
-    if (cm_emulated_is_forbidden(emulated, cm_emulated_self(rt))) {
-        return CM_CUDA_CAPTURE_UNSUPPORTED;
-    }
     if (is_captured(emulated, *out)) {
         return CM_CUDA_CAPTURED_EVENT;
     }

@@ -3,7 +3,7 @@
 
 #include <stddef.h>
 
-#include "pool/scope.h"
+#include "runtime/scope.h"
 
 /* The PTX text reads the struct by these offsets. */
 static_assert(offsetof(cm_strided_job, dst) == 0, "ptx");
@@ -31,8 +31,8 @@ cm_kernels_fini(cm_kernels *kernels)
         }
         first = cm_first_failure(
             first,
-            CM_ON_DEVICE(kernels->rt, device,
-                         cm_rt_module_unload(kernels->rt, kernels->modules[device])));
+            CM_IN_SCOPE(kernels->rt, device,
+                        cm_rt_module_unload(kernels->rt, kernels->modules[device])));
         kernels->modules[device] = 0;
     }
     return first;
@@ -43,7 +43,7 @@ load_module(const cm_kernels *kernels, int device, uint64_t *module, uint64_t *f
 {
     cm_runtime *rt = kernels->rt;
     cm_scope scope; /* a capture anywhere forbids it */
-    CM_TRY(cm_scope_enter(rt, device, &scope));
+    CM_TRY(cm_scope_enter(rt, device, CM_CAPTURE_RELAXED, &scope));
     cm_status status = cm_rt_module_load(rt, kernels->text, module);
     if (cm_is_ok(status)) {
         status = cm_rt_module_function(rt, *module, kernels->name, function);
@@ -66,7 +66,9 @@ cm_kernels_find(cm_kernels *kernels, int device, uint64_t *function)
     }
     CM_TRY(load_module(kernels, device, &module, &loaded));
     if (!atomic_compare_exchange_strong(known, function, loaded)) {
-        return cm_rt_module_unload(kernels->rt, module); /* another thread was first */
+        /* another thread was first */
+        return CM_IN_SCOPE(kernels->rt, device,
+                           cm_rt_module_unload(kernels->rt, module));
     }
     *function = loaded;
     kernels->modules[device] = module;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "transfer/device/peer_access.h"
 
-#include "pool/scope.h"
+#include "runtime/scope.h"
 
 enum {
     STEP_NBYTES = 2 << 20, /* the smallest piece that memory is mapped in */
@@ -61,7 +61,8 @@ open_pair(cm_peer_access *access, int device, int owner)
     }
     /* Enabling is forbidden while any thread captures in the global mode, unless this
      * thread says that it knows what it does. */
-    if (can != 0 && cm_is_ok(cm_scope_enter(access->rt, device, &scope))) {
+    if (can != 0
+        && cm_is_ok(cm_scope_enter(access->rt, device, CM_CAPTURE_RELAXED, &scope))) {
         cm_status status = cm_rt_peer_enable(access->rt, owner);
         bool enabled = cm_is_ok(status) || status.code == CM_CUDA_PEER_ENABLED;
         atomic_fetch_or(&access->enabled[device], enabled ? bit : 0);

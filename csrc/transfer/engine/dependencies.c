@@ -5,7 +5,7 @@
 #include <stdlib.h>
 
 #include "base/backoff.h"
-#include "pool/scope.h"
+#include "runtime/scope.h"
 #include "transfer/engine/job.h"
 
 /* -- waiting for an event, a stream, the beginning ------------------------------------ */
@@ -42,7 +42,7 @@ poll_event(cm_job *job, int device, uint64_t event)
 cm_status
 cm_job_wait_event(cm_job *job, int device, uint64_t event)
 {
-    return CM_ON_DEVICE(job->engine->rt, device, poll_event(job, device, event));
+    return CM_ASKING(job->engine->rt, device, poll_event(job, device, event));
 }
 
 /* A job that leaves its thread meanwhile goes on with the event recorded first, which

@@ -8,7 +8,7 @@
 #include <unistd.h>
 
 #include "base/backoff.h"
-#include "pool/scope.h"
+#include "runtime/scope.h"
 
 cm_status
 cm_engine_share_locked(cm_engine *engine, const cm_region *region,

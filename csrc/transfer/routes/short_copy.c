@@ -7,6 +7,7 @@
 #include "base/backoff.h"
 #include "base/checked_math.h"
 #include "base/fresh_pages.h"
+#include "runtime/scope.h"
 #include "transfer/engine/job.h"
 #include "transfer/plan/ring_policy.h"
 #include "transfer/routes/routes.h"
@@ -485,14 +486,21 @@ copy(short_copy *c)
     return status;
 }
 
+static cm_status
+enter(const cm_engine *engine, const cm_copy_request *request, cm_scope *scope)
+{
+    return cm_scope_enter(engine->rt, request->stream->device, CM_CAPTURE_THREAD_LOCAL,
+                          scope);
+}
+
 bool
 cm_engine_is_short_copy(cm_engine *engine, const cm_copy_request *request,
                         const cm_tuning *tuning, bool *bounced, cm_plan *plan)
 {
     short_copy c;
-    cm_device_guard guard;
+    cm_scope scope;
     if (!is_short(engine, request, tuning, &c)
-        || !cm_is_ok(cm_device_enter(engine->rt, request->stream->device, &guard))) {
+        || !cm_is_ok(enter(engine, request, &scope))) {
         return false;
     }
     c.engine = engine;
@@ -503,7 +511,7 @@ cm_engine_is_short_copy(cm_engine *engine, const cm_copy_request *request,
         plan->piece_count = *bounced ? c.piece_count : 1;
         plan->piece_nbytes = *bounced ? c.piece_nbytes : c.nbytes;
     }
-    cm_device_leave(engine->rt, &guard);
+    cm_scope_leave(&scope);
     return free;
 }
 
@@ -521,7 +529,7 @@ cm_engine_try_short_copy(cm_engine *engine, const cm_copy_request *request,
                          const cm_tuning *tuning, cm_status *out, bool *kept)
 {
     short_copy c;
-    cm_device_guard guard;
+    cm_scope scope;
     if (request->after_ticket_count > 0) {
         cm_request_let_go(request); /* their events are asked for */
     }
@@ -531,7 +539,7 @@ cm_engine_try_short_copy(cm_engine *engine, const cm_copy_request *request,
     if (!cm_device_was_entered(engine->rt, request->stream->device)) {
         cm_request_let_go(request); /* a context may have to be made */
     }
-    if (!cm_is_ok(cm_device_enter(engine->rt, request->stream->device, &guard))) {
+    if (!cm_is_ok(enter(engine, request, &scope))) {
         return false;
     }
     c.engine = engine;
@@ -550,6 +558,6 @@ cm_engine_try_short_copy(cm_engine *engine, const cm_copy_request *request,
         cm_request_let_go(request); /* a ticket has its own */
         cm_registry_unshare(engine->registry, &shares);
     }
-    cm_device_leave(engine->rt, &guard);
+    cm_scope_leave(&scope);
     return is_made;
 }

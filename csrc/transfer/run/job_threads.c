@@ -3,7 +3,7 @@
  * ending a job before it has begun, and ending the engine with all of them.
  * A thread is started when there is a job and nobody idle, up to CM_MAX_JOB_THREADS. A
  * job that has to wait leaves it to others. */
-#include "pool/scope.h"
+#include "runtime/scope.h"
 #include "transfer/run/run.h"
 
 /* By a thread for which `status` is the outcome of getting ready. What was stopped
@@ -140,7 +140,8 @@ cm_ticket_cancel(cm_ticket *ticket)
         cm_scope scope;
         int device = job->stream == NULL ? -1 : job->stream->device;
         bool entered =
-            device >= 0 && cm_is_ok(cm_scope_enter(engine->rt, device, &scope));
+            device >= 0
+            && cm_is_ok(cm_scope_enter(engine->rt, device, CM_CAPTURE_RELAXED, &scope));
         run_job(engine, job, cm_ok());
         if (entered) {
             cm_scope_leave(&scope);

@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "base/fresh_pages.h"
+#include "runtime/scope.h"
 #include "transfer/file/job.h"
 #include "transfer/plan/overlap.h"
 #include "transfer/routes/broadcast.h"
@@ -202,12 +203,14 @@ start(cm_job *job, const cm_copy_request *request)
                  : request->dst.device >= 0 ? request->dst.device
                                             : request->src.device;
     device = request->stream != NULL ? request->stream->device : device;
-    cm_device_guard guard;
-    bool entered = device >= 0 && cm_is_ok(cm_device_enter(engine->rt, device, &guard));
+    cm_scope scope;
+    bool entered = device >= 0
+                   && cm_is_ok(cm_scope_enter(engine->rt, device,
+                                              CM_CAPTURE_THREAD_LOCAL, &scope));
     /* Where it cannot be entered, the step that needs it says so. */
     cm_status status = start_job(job, request, prepare(job, request));
     if (entered) {
-        cm_device_leave(engine->rt, &guard);
+        cm_scope_leave(&scope);
     }
     return status;
 }

@@ -1,15 +1,19 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "pool/scope.h"
+#include "runtime/scope.h"
 
 cm_status
-cm_scope_enter(cm_runtime *rt, int device, cm_scope *scope)
+cm_scope_enter(cm_runtime *rt, int device, int mode, cm_scope *scope)
 {
     scope->rt = rt;
     CM_TRY(cm_device_enter(rt, device, &scope->guard));
-    scope->mode = CM_CAPTURE_RELAXED;
+    scope->mode = mode;
     cm_status status = cm_rt_capture_mode_exchange(rt, &scope->mode);
     if (!cm_is_ok(status)) {
         cm_device_leave(rt, &scope->guard);
+    }
+    else if (scope->mode > mode) {
+        int laxer = scope->mode;
+        (void)CM_TRY_TWICE(cm_rt_capture_mode_exchange(rt, &laxer));
     }
     return status;
 }
