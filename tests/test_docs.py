@@ -44,6 +44,7 @@ MODULES = (
     *(safetensors, safetensors_format, safetensors_save),
 )
 LINK = re.compile(r"\]\(([^)\s]+)\)")
+FENCE = re.compile(r"^(`{3,}).*?^\1", re.S | re.M)
 TESTED_COMMANDS = (
     "pip install . && python -m cumem bench --quick",
     "pip install -e '.[test]' && pytest",
@@ -124,14 +125,32 @@ def test_helpers_of_units_are_in_the_list_of_names() -> None:
     check_none(name for name in units.__all__ if f"| `{name}(" not in text)
 
 
+def anchors(page: Path) -> set[str]:
+    """Of a page's headings, as GitHub makes them; of two alike the second ends in -1."""
+    text = FENCE.sub("", page.read_text(encoding="utf-8"))
+    found: set[str] = set()
+    for heading in re.findall(r"^#+ +(.*?) *$", text, re.M):
+        shown = re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", heading).lower()
+        anchor = re.sub(r"[^\w\- ]", "", shown).replace(" ", "-")
+        number = 0
+        while (anchor if number == 0 else f"{anchor}-{number}") in found:
+            number += 1
+        found.add(anchor if number == 0 else f"{anchor}-{number}")
+    return found
+
+
+def leads_somewhere(page: Path, target: str) -> bool:
+    name, _, anchor = target.partition("#")
+    other = page.parent / name if name else page
+    return other.exists() and (not anchor or anchor in anchors(other))
+
+
 def test_links_lead_somewhere() -> None:
     check_none(
         f"{page.relative_to(ROOT)}: {target}"
-        for page in PAGES
+        for page in [*PAGES, ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md"]
         for target in LINK.findall(page.read_text(encoding="utf-8"))
-        if "://" not in target
-        and not target.startswith("#")
-        and not (page.parent / target.split("#")[0]).exists()
+        if "://" not in target and not leads_somewhere(page, target)
     )
 
 
