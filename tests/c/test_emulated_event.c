@@ -243,6 +243,36 @@ test_capture_takes_work_that_then_never_runs(void)
     tear_down(&t);
 }
 
+static void
+test_capture_takes_a_stream_that_waits_for_its_event(void)
+{
+    bench t = set_up(0, CM_STREAM_NON_BLOCKING);
+    uint64_t event, other;
+    bool flag;
+    CHECK_OK(cm_rt_event_create(t.rt, 0, &event));
+    CHECK_OK(cm_rt_stream_create(t.rt, CM_STREAM_NON_BLOCKING, 0, &other));
+    CHECK_OK(cm_emulated_set_capturing(t.rt, t.b, true));
+    CHECK_OK(cm_rt_event_record(t.rt, event, t.b));
+    CHECK_CODE(cm_rt_stream_wait_event(t.rt, 0, event), CM_CUDA_CAPTURE_UNSUPPORTED);
+    CHECK_OK(cm_rt_stream_wait_event(t.rt, t.a, event));
+    CHECK_OK(cm_rt_stream_is_capturing(t.rt, t.a, &flag));
+    CHECK(flag);
+    CHECK_OK(cm_rt_fill_8_async(t.rt, t.device, 3, N, t.a));
+    CHECK_OK(cm_emulated_set_capturing(t.rt, other, true));
+    CHECK_CODE(cm_rt_stream_wait_event(t.rt, other, event), 902);
+    CHECK_OK(cm_emulated_set_capturing(t.rt, other, false));
+    CHECK_OK(cm_rt_event_record(t.rt, event, t.a));
+    CHECK_OK(cm_rt_stream_wait_event(t.rt, t.b, event));
+    CHECK_OK(cm_emulated_set_capturing(t.rt, t.b, false));
+    CHECK_OK(cm_rt_stream_is_capturing(t.rt, t.a, &flag));
+    CHECK(!flag);
+    CHECK_OK(cm_rt_device_synchronize(t.rt));
+    CHECK_FILLED(t.alias, 0, N);
+    CHECK_OK(cm_rt_stream_destroy(t.rt, other));
+    CHECK_OK(cm_rt_event_destroy(t.rt, event));
+    tear_down(&t);
+}
+
 static void *
 set_capturing_elsewhere(void *arg)
 {
@@ -284,5 +314,6 @@ MAIN(RUN(test_event_never_recorded_has_happened)
      RUN(test_handles_stale_are_refused)
      RUN(test_capture_forbids_what_may_synchronise)
      RUN(test_capture_takes_work_that_then_never_runs)
+     RUN(test_capture_takes_a_stream_that_waits_for_its_event)
      RUN(test_capture_of_other_thread_counts_in_global_mode_only))
 /* clang-format on */

@@ -478,11 +478,20 @@ set_capture(cm_stream_thread *queue, bool on)
     if (on && queue->kind == CM_QUEUE_LEGACY) {
         return CM_CUDA_CAPTURE_UNSUPPORTED; /* the legacy stream cannot be captured */
     }
-    bool was_broken = !on && queue->is_broken;
-    if (on != (queue->capture != 0)) {
-        queue->capture = on ? ++emulated->last_number : 0;
+    if (on && queue->capture == 0) {
+        queue->capture = ++emulated->last_number;
         queue->capturer = cm_emulated_self(&emulated->base)->number;
-        queue->is_broken = false;
+    }
+    if (on) {
+        return 0;
+    }
+    bool was_broken = queue->is_broken;
+    uint64_t capture = queue->capture;
+    for (EACH_QUEUE(emulated, each)) { /* those that joined it too */
+        if (each->capture == capture) {
+            each->capture = 0;
+            each->is_broken = false;
+        }
     }
     return was_broken ? CM_CUDA_CAPTURE_INVALIDATED : 0;
 }
@@ -717,16 +726,16 @@ event_find(cm_runtime *rt, uint64_t handle, event **out)
     return *out != NULL ? 0 : CM_CUDA_INVALID_HANDLE;
 }
 
-/* True while the capture that recorded the event goes on. */
-static bool
-is_captured(const cm_emulated *emulated, const event *each)
+/* A stream of the capture that recorded the event, while that goes on; else NULL. */
+static const cm_stream_thread *
+find_capture(const cm_emulated *emulated, const event *each)
 {
     for (EACH_QUEUE(emulated, queue)) {
         if (each->capture != 0 && queue->capture == each->capture) {
-            return true;
+            return queue;
         }
     }
-    return false;
+    return NULL;
 }
 
 static int32_t
@@ -782,8 +791,17 @@ cm_emulated_op_stream_wait_event(cm_runtime *rt, uint64_t stream, uint64_t handl
     CM_TRY_CODE(event_find(rt, handle, &each));
     CM_TRY_CODE(queue_find(rt, stream, &queue));
     CM_TRY_CODE(emulated->streams.faults[queue->device]);
-    if (is_captured(emulated, each)) {
-        return queue->capture == each->capture ? 0 : CM_CUDA_CAPTURED_EVENT;
+    const cm_stream_thread *captured = find_capture(emulated, each);
+    if (captured != NULL && queue->kind == CM_QUEUE_LEGACY) {
+        return CM_CUDA_CAPTURE_UNSUPPORTED;
+    }
+    if (captured != NULL && queue->capture == 0) { /* joins it */
+        queue->capture = captured->capture;
+        queue->capturer = captured->capturer;
+        queue->is_broken = captured->is_broken;
+    }
+    if (captured != NULL) {
+        return queue->capture == each->capture ? 0 : CM_CUDA_CAPTURE_MERGE;
     }
     if (queue->capture != 0) {
         return each->item == NULL ? 0 : CM_CUDA_CAPTURE_ISOLATION;
@@ -800,7 +818,7 @@ find_for_host(cm_runtime *rt, uint64_t handle, event **out)
 {
     const cm_emulated *emulated = cm_emulated_of(rt);
     CM_TRY_CODE(event_find(rt, handle, out));
-    if (is_captured(emulated, *out)) {
+    if (find_capture(emulated, *out) != NULL) {
         return CM_CUDA_CAPTURED_EVENT;
     }
     return emulated->streams.faults[(*out)->device];
