@@ -599,7 +599,8 @@ class ManagedBuffer(_HostUsable):
         TypeError
             `device` or `stream` is of another type.
         CudaError
-            The driver refused, e.g. on devices without concurrent managed access.
+            The driver refused, e.g. on devices without concurrent managed access, or
+            `stream` is being captured.
 
         Notes
         -----

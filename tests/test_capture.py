@@ -272,6 +272,15 @@ def test_copy_after_a_stream_that_is_captured_is_refused(emulated, upload) -> No
     assert (cumem.asnumpy(ends[0]) == (2 if upload else 1)).all()
 
 
+def test_prefetch_on_a_captured_stream_is_an_error(emulated) -> None:
+    """A graph has no node for it."""
+    buffer = cumem.zeros(NBYTES, "u1", "managed")
+    stream = cumem.Stream()
+    with capture(stream), pytest.raises(cumem.CudaError, match="900"):
+        buffer.prefetch("host", stream=stream)
+    buffer.prefetch(stream=stream)
+
+
 # -- a capture of another thread ---------------------------------------------------------
 
 

@@ -704,8 +704,11 @@ cm_emulated_op_prefetch_async(cm_runtime *rt, cm_address address, uint64_t nbyte
                               int device, uint64_t stream)
 {
     cm_emulated *emulated = cm_emulated_of(rt);
-    int of_stream;
-    CM_TRY_CODE(cm_emulated_op_stream_get_device(rt, stream, &of_stream));
+    bool capturing = false;
+    CM_TRY_CODE(cm_emulated_op_stream_is_capturing(rt, stream, &capturing));
+    if (capturing) {
+        return CM_CUDA_CAPTURE_UNSUPPORTED; /* a graph has no such node */
+    }
     if (device < CM_HOST_LOCATION || device >= rt->device_count) {
         return CM_CUDA_INVALID_DEVICE;
     }
