@@ -11,8 +11,10 @@ import contextlib
 import gc
 import importlib
 import os
+import re
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -23,6 +25,7 @@ import cumem
 
 os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
 
+ROOT = Path(__file__).parent.parent
 COUNT = 1 << 20  # long enough to be under way when the next call is made
 ROUNDS = 5
 ALL = ("pinned", "mapped", "managed", "device")
@@ -349,6 +352,50 @@ def test_jax_computes_on_a_buffer_and_the_result_comes_back(cuda) -> None:
     assert cumem.asbuffer(result).readonly
     with pytest.raises(ValueError, match="read-only"):
         cumem.copy(result, out)
+
+
+def cupy_compiles() -> None:
+    cupy = pytest.importorskip("cupy")
+    try:
+        cupy.ones(1) * 2
+    except Exception as error:
+        pytest.skip(f"CuPy without a compiler: {error}")
+
+
+def numba_compiles() -> None:
+    cuda = pytest.importorskip("numba.cuda")
+    try:
+        cuda.jit("void(int32)")(lambda x: None)
+    except Exception as error:
+        pytest.skip(f"Numba without a compiler: {error}")
+
+
+#: Headings of docs/computing.md, and what says that the library can compute here.
+COMPUTING: dict[str, Callable[[], object]] = {
+    "CuPy": cupy_compiles,
+    "PyTorch": Torch,
+    "JAX": Jax,
+    "Numba": numba_compiles,
+}
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("heading", COMPUTING)
+def test_examples_of_the_page_about_computing_double_the_samples(cuda, heading) -> None:
+    COMPUTING[heading]()
+    text = (ROOT / "docs" / "computing.md").read_text(encoding="utf-8")
+    before, _, after = text.partition(f"\n## {heading}\n")
+    first, *_ = re.findall(r"^```python\n(.*?)^```$", before, re.S | re.M)
+    examples = re.findall(
+        r"^```python\n(.*?)^```$", after.split("\n## ")[0], re.S | re.M
+    )
+    names: dict[str, Any] = {}
+    exec(compile(first, "computing.md", "exec"), names)
+    assert examples
+    for example in examples:
+        names["out"].fill(0)
+        exec(compile(example, heading, "exec"), names)
+        assert (names["out"].numpy() == 2).all()
 
 
 # -- the emulated device -----------------------------------------------------------------
