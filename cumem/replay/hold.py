@@ -9,6 +9,7 @@ freed in one window of a trace is done when the last window that it is held for 
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import threading
 from collections.abc import Sequence
@@ -104,15 +105,17 @@ class _EmulatedGates(Gates):
         self._streams = [s for s in streams if isinstance(s, cumem.Stream)]
         self._gates = [cumem.Stream(device=device) for _ in range(hold.windows + 1)]
         self._closed: set[int] = set()
+        self._lock = threading.Lock()  # of the gates: the watcher opens them as well
         super().__init__(hold)
 
     def _enter(self, window: int) -> None:
-        self._open((window - self.hold.windows) % len(self._gates))
-        index = window % len(self._gates)
-        gate = self._gates[index]
-        _testing.gate_close(gate)
-        self._closed.add(index)
-        event = gate.record()
+        with self._lock:
+            self._open((window - self.hold.windows) % len(self._gates))
+            index = window % len(self._gates)
+            gate = self._gates[index]
+            _testing.gate_close(gate)
+            self._closed.add(index)
+            event = gate.record()
         for stream in self._streams:
             stream.wait(event)
 
@@ -123,8 +126,9 @@ class _EmulatedGates(Gates):
             self._gates[index].synchronize()
 
     def _open_all(self) -> None:
-        for index in list(self._closed):
-            self._open(index)
+        with self._lock:
+            for index in list(self._closed):
+                self._open(index)
 
 
 class _CudaGates(Gates):
@@ -141,8 +145,12 @@ class _CudaGates(Gates):
         self._address = flag.device_ptr
         self._driver = ctypes.CDLL("libcuda.so.1")
         context = ctypes.c_void_p()
-        self._call("cuDevicePrimaryCtxRetain", ctypes.byref(context), device)
-        self._call("cuCtxSetCurrent", context)
+        with contextlib.ExitStack() as undo:
+            undo.callback(self._registration.close)
+            self._call("cuDevicePrimaryCtxRetain", ctypes.byref(context), device)
+            undo.callback(self._call, "cuDevicePrimaryCtxRelease_v2", device)
+            self._call("cuCtxSetCurrent", context)
+            self._undo = undo.pop_all()
         super().__init__(hold)
 
     def _call(self, name: str, *arguments: Any) -> None:
@@ -168,7 +176,7 @@ class _CudaGates(Gates):
     def close(self) -> None:
         super().close()
         cumem.Device(self._device).synchronize()  # nobody looks at the number any more
-        self._registration.close()
+        self._undo.close()
 
 
 def open_gates(hold: Hold, streams: Sequence[object], device: int) -> Gates:
