@@ -3,11 +3,13 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -19,6 +21,7 @@ from test_docs import load
 import cumem
 from cumem import cli, replay
 from cumem.replay import allocators as replay_allocators
+from cumem.replay import hold
 from cumem.replay.hold import open_gates
 from cumem.replay.trace import Hold, make_trace
 
@@ -183,6 +186,35 @@ def test_gates_stay_shut_in_a_long_window_where_nobody_waits(runtime, monkeypatc
     gates.close()
 
 
+class FakeDriver:
+    """Stands for libcuda: notes what is called, and fails one call."""
+
+    def __init__(self, fails: str = "") -> None:
+        self.calls: list[str] = []
+        self.fails = fails
+
+    def __getattr__(self, name: str) -> Any:
+        def call(*arguments: object) -> int:
+            self.calls.append(name)
+            return 1 if name == self.fails else 0
+
+        return call
+
+
+@pytest.mark.parametrize("fails", ["", "cuDevicePrimaryCtxRetain", "cuCtxSetCurrent"])
+def test_gates_of_a_gpu_give_its_context_back(emulated, monkeypatch, fails) -> None:
+    driver = FakeDriver(fails)
+    stand_in = SimpleNamespace(**vars(ctypes) | {"CDLL": lambda name: driver})
+    monkeypatch.setattr(hold, "ctypes", stand_in)
+    if fails:
+        with pytest.raises(OSError, match=f"{fails} failed with 1"):
+            hold._CudaGates(Hold(4), [], 0)
+    else:
+        hold._CudaGates(Hold(4), [], 0).close()
+    kept = driver.calls.count("cuDevicePrimaryCtxRetain") - fails.endswith("Retain")
+    assert driver.calls.count("cuDevicePrimaryCtxRelease_v2") == kept
+
+
 def test_out_of_memory_names_the_row(emulated) -> None:
     trace = make_trace("big", [1, 1], [0, 1], [KIB, 4 << 30], [0, 0])
     allocator = replay_allocators.make("cumem", "device", "default", 0, 1)
@@ -256,6 +288,48 @@ def test_command_compares_with_what_there_is(tmp_path: Path) -> None:
     assert set(compared) == {"torch", "torch-expandable", "cupy", "rmm"}
     assert all(found == {"error": "needs a GPU"} for found in compared.values())
     assert "peak live or late" in done.stdout
+
+
+def replayed_elsewhere(
+    monkeypatch: pytest.MonkeyPatch, trace: Path, stderr: str | None = None
+) -> dict[str, Any]:
+    """Replay on what stands for a peer, from the folder that the trace is in."""
+
+    def run(command: list[str], **options: Any) -> subprocess.CompletedProcess[str]:
+        if stderr is not None:
+            return subprocess.CompletedProcess(command, 1, "", stderr)
+        commands.append(command)
+        command[command.index("torch")] = "cumem"
+        return real(command, cwd=trace.parent, **options)
+
+    commands: list[list[str]] = []
+    real = subprocess.run
+    monkeypatch.setattr(subprocess, "run", run)
+    monkeypatch.setattr(cumem, "backend", lambda: "cuda")
+    monkeypatch.setattr(replay_allocators, "is_installed", lambda name: True)
+    monkeypatch.setenv("CUMEM_BACKEND", "emulated")
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    options = replay.Options(trace=trace.name, allocator="torch", late="2")
+    return replay._replay_elsewhere(options)
+
+
+def test_peer_replays_a_trace_whose_name_looks_like_an_option(
+    emulated, tmp_path: Path, monkeypatch
+) -> None:
+    found = replayed_elsewhere(monkeypatch, write_npz(tmp_path / "-x.npz"))
+    assert found.get("error") is None
+    assert found["trace"] == "-x.npz"
+    assert found["peak_live"] == PEAK_LIVE
+
+
+def test_failure_of_a_peer_is_told_with_its_notes(emulated, monkeypatch) -> None:
+    for stderr, error in (
+        ("cumem: out of memory\n  while replaying row 5\n", "out of memory; while"),
+        ("Traceback:\n  File x\nValueError: no\nnote\n", "ValueError: no; note"),
+        ("warned\n  here\nValueError: no\n", "ValueError: no"),
+        ("", "ended with 1"),
+    ):
+        assert error in replayed_elsewhere(monkeypatch, Path("a"), stderr)["error"]
 
 
 def test_emulated_device_is_made_large_enough(tmp_path: Path) -> None:

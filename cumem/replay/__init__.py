@@ -496,15 +496,24 @@ def _replay_elsewhere(options: Options) -> dict[str, Any]:
             arguments += ["--trace-device", str(options.trace_device)]
         if options.repeat:
             arguments.append("--repeat")
-        command = [sys.executable, "-m", "cumem", "replay", options.trace, *arguments]
+        command = [sys.executable, "-m", "cumem", "replay", *arguments]
+        command += ["--", options.trace]  # whose name may begin with a dash
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode != 0 or not path.exists():
-            lines = done.stderr.strip().splitlines() or [
-                f"ended with {done.returncode}"
-            ]
-            return {"error": lines[-1]}
+            error = _what_failed(done.stderr) or f"ended with {done.returncode}"
+            return {"error": error}
         found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     return {key: found[key] for key in Replayed.__dataclass_fields__}
+
+
+def _what_failed(stderr: str) -> str:
+    """The command's own words with their notes, or else the end of a traceback."""
+    lines = stderr.splitlines()
+    own = [at for at, line in enumerate(lines) if line.startswith("cumem")]
+    start = own[-1] if own else len(lines)
+    while not own and start > 0 and not lines[start - 1].startswith(" "):
+        start -= 1
+    return "; ".join(line.strip() for line in lines[start:] or lines[-1:])
 
 
 def environment(trace: Trace, late: str | None = None) -> tuple[tuple[str, str], ...]:
