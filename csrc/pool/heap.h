@@ -200,8 +200,7 @@ typedef struct cm_heap_runs {
 enum { CM_RUN_LOOKS = 512 };
 
 /* Of more than CM_RUN_LOOKS free spans the count is that of the spans as they lie, and
- * the largest is one of them, at most 3 % shorter than the longest. Ends also while
- * another thread, of before a fork, was changing them. */
+ * the largest is one of them, at most 3 % shorter than the longest. */
 cm_heap_runs cm_heap_count_runs(const cm_heap *heap, const cm_heap_view *view);
 /* The last span of the piece that `first`, a free span, begins; its length. */
 const cm_heap_span *cm_heap_follow_run(const cm_heap_span *first,

@@ -62,8 +62,8 @@ struct cm_plan_ends;
 typedef struct cm_route_row {
     const char *text;  /* for users, as is the next */
     const char *words; /* how the bytes go */
-    /* Is this the way for the plan, which has its devices and its layout? Then what
-     * else the route needs is set in it. Pure. */
+    /* Is this the way for the plan, which has its devices and its layout? Sets in it
+     * what the route, or a row after this one, needs. Changes and asks nothing else. */
     bool (*suits)(struct cm_plan *plan, const struct cm_plan_ends *ends);
     /* Queue or make the copy, or the many copies, of a job. NULL: nothing to do. */
     cm_status (*move)(struct cm_job *job);

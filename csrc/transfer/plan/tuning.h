@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* All thresholds of the engine in one plain struct. Each copy has its own copy of it,
- * taken at the beginning, so that another may be set at any time. Knows of no engine
- * and no runtime. */
+/* The thresholds of the engine that may be set, in one plain struct; others are
+ * constants of the one file that uses them. Each copy has its own copy of it, taken at
+ * the beginning, so that another may be set at any time. Knows of no engine, no
+ * runtime. */
 #ifndef CM_TRANSFER_PLAN_TUNING_H
 #define CM_TRANSFER_PLAN_TUNING_H
 
