@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from cumem.bench.cases import KINDS
+from cumem.bench.cases import COPY_KINDS
 from cumem.bench.report import DIRECTIONS
 from cumem.units import format_nbytes
 
@@ -32,11 +32,11 @@ def table(data: dict[str, Any]) -> str:
         lines = ["**Emulated device: these figures are not a GPU's.**", "", *lines]
     for what, name in DIRECTIONS.items():
         rows = [r for r in data["results"] if (r["group"], r["what"]) == ("copy", what)]
-        lines += ["", f"| {name} | " + " | ".join(KINDS) + " | use here |"]
-        lines.append("| ---: " * (len(KINDS) + 1) + "| --- |")
+        lines += ["", f"| {name} | " + " | ".join(COPY_KINDS) + " | use here |"]
+        lines.append("| ---: " * (len(COPY_KINDS) + 1) + "| --- |")
         for nbytes in sorted({row["nbytes"] for row in rows}):
             found = {row["kind"]: row for row in rows if row["nbytes"] == nbytes}
-            cells = [_cell(found.get(kind)) for kind in KINDS]
+            cells = [_cell(found.get(kind)) for kind in COPY_KINDS]
             advice = found["pinned"]["advice"]
             lines.append(
                 f"| {format_nbytes(nbytes)} | " + " | ".join(cells) + f" | {advice} |"

@@ -16,7 +16,7 @@ import pytest
 import cumem
 from cumem import bench, info
 from cumem.bench import cases as bench_cases
-from cumem.bench.cases import KIB, KINDS, MIB, Plan, Result
+from cumem.bench.cases import COPY_KINDS, KIB, MIB, Plan, Result
 from cumem.bench.report import _LINE, _STYLES, Report
 
 TINY = Plan(
@@ -64,11 +64,11 @@ def test_run_gives_every_case_once_and_verified(runtime) -> None:
     assert all(0 < r.low <= r.seconds <= r.high for r in measured)
     if runtime.emulated:
         assert len(measured) == len(results)
-    for kind in KINDS:
+    for kind in COPY_KINDS:
         assert {("copy", "h2d", kind, 4 * KIB), ("copy", "d2h", kind, 64 * KIB)} <= keys
 
 
-@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "pageable"])
+@pytest.mark.parametrize("kind", [kind for kind in COPY_KINDS if kind != "pageable"])
 def test_first_allocation_is_never_one_from_the_pool(emulated, kind: str) -> None:
     case = bench_cases._Bench(TINY)
     trial = case._first(kind, 64 * KIB)
@@ -312,7 +312,7 @@ def test_advice_on_allocation(again: float, start: str) -> None:
 
 def test_table_is_aligned_and_has_one_advice_per_row() -> None:
     results = [
-        copied(kind, 50, size) for kind in KINDS for size in (4 * KIB, 256 * MIB)
+        copied(kind, 50, size) for kind in COPY_KINDS for size in (4 * KIB, 256 * MIB)
     ]
     lines = Report(results).render().splitlines()
     rows = [line for line in lines if "±" in line and "iB  " in line]
@@ -455,14 +455,14 @@ def test_plot_of_no_known_format_is_refused_before_measuring(name: str) -> None:
 
 
 def test_curves_that_lie_on_each_other_are_told_apart() -> None:
-    assert list(_STYLES) == list(KINDS)
+    assert list(_STYLES) == list(COPY_KINDS)
     shapes = [
         (style.get("linestyle", "solid"), style.get("linewidth"), style["marker"])
         for style in _STYLES.values()
     ]
-    assert len(set(shapes)) == len(KINDS)
+    assert len(set(shapes)) == len(COPY_KINDS)
     # the curve beneath shines through the gaps of those above
-    after = list(KINDS)[list(KINDS).index("pinned") + 1 :]
+    after = list(COPY_KINDS)[list(COPY_KINDS).index("pinned") + 1 :]
     assert all("linestyle" in _STYLES[kind] for kind in after)
     assert _LINE["markerfacecolor"] == "none"
 
@@ -555,7 +555,7 @@ class Terminal(io.StringIO):
 
 
 def three() -> Iterator[Result]:
-    yield from (copied(kind, 1) for kind in KINDS[:3])
+    yield from (copied(kind, 1) for kind in COPY_KINDS[:3])
 
 
 @pytest.mark.parametrize("have_tqdm", [True, False])

@@ -20,6 +20,7 @@ from test_docs import load
 
 import cumem
 from cumem import cli, replay
+from cumem.kinds import DEVICE_FIRST
 from cumem.replay import allocators as replay_allocators
 from cumem.replay import hold
 from cumem.replay.hold import open_gates
@@ -103,7 +104,7 @@ def test_replay_leaves_nothing_live_and_the_pool_empty(runtime) -> None:
     assert 1 <= result.growths <= 4
 
 
-@pytest.mark.parametrize("kind", replay_allocators.KINDS)
+@pytest.mark.parametrize("kind", DEVICE_FIRST)
 def test_every_kind_replays(runtime, kind: str) -> None:
     allocator = replay_allocators.make("cumem", kind, "default", 0, 2)
     trace = hand_checked([0, 1, 0, 1, 1, 0, 1])

@@ -44,7 +44,7 @@ cm_pool_init_slots(cm_pool *pool)
 {
     pool->slot_count = 1;
     pool->done[0] = UINT64_MAX;
-    for (uint32_t i = 0; i < CM_SLOTS_MAX; i++) {
+    for (uint32_t i = 0; i < CM_EPOCHS_MAX; i++) {
         pool->epochs[i].epoch = 1;
         cm_list_init(&pool->epochs[i].marks);
     }
@@ -297,12 +297,12 @@ poll_slot(cm_pool *pool, uint32_t i, bool can_fence, bool orders)
     return look(pool, i);
 }
 
-/* The first slot from `i` on that can be asked about; CM_SLOTS_MAX: there is none. */
+/* The first slot from `i` on that can be asked about; CM_EPOCHS_MAX: there is none. */
 static uint32_t
 find_asked(cm_pool *pool, uint32_t i, bool can_fence)
 {
     cm_spin_lock_take(&pool->lock);
-    while (i < CM_SLOTS_MAX && cm_list_is_empty(&pool->epochs[i].marks)
+    while (i < CM_EPOCHS_MAX && cm_list_is_empty(&pool->epochs[i].marks)
            && !needs_mark_locked(pool, i, can_fence, false)) {
         i = i + 1 == pool->slot_count ? CM_STREAMS_MAX : i + 1;
     }
@@ -315,7 +315,7 @@ static cm_status
 poll_slots(cm_pool *pool, bool can_fence)
 {
     cm_status first = cm_ok();
-    for (uint32_t i = 0; (i = find_asked(pool, i, can_fence)) < CM_SLOTS_MAX; i++) {
+    for (uint32_t i = 0; (i = find_asked(pool, i, can_fence)) < CM_EPOCHS_MAX; i++) {
         first =
             cm_first_failure(first, CM_IN_SCOPE(pool->rt, device_of(pool, i),
                                                 poll_slot(pool, i, can_fence, false)));
@@ -324,7 +324,8 @@ poll_slots(cm_pool *pool, bool can_fence)
 }
 
 bool
-cm_pool_order_after_slots(cm_pool *pool, cm_stream *stream, uint64_t done[CM_SLOTS_MAX])
+cm_pool_order_after_slots(cm_pool *pool, cm_stream *stream,
+                          uint64_t done[CM_EPOCHS_MAX])
 {
     bool any = false;
     cm_spin_lock_take(&pool->lock);
@@ -452,7 +453,7 @@ cm_flight_create(cm_pool *pool, cm_heap_span *span, cm_stream *const *uses,
         }
     }
     cm_spin_lock_take(&pool->lock);
-    for (uint32_t i = CM_STREAMS_MAX; i < CM_SLOTS_MAX; i++) {
+    for (uint32_t i = CM_STREAMS_MAX; i < CM_EPOCHS_MAX; i++) {
         cm_epochs *slot = &pool->epochs[i];
         if ((fences & device_bit(device_of(pool, i))) != 0) {
             slot->awaited_epoch = slot->epoch;
@@ -534,7 +535,7 @@ land_flights(cm_pool *pool, bool all, bool at_end)
 void
 cm_pool_abandon_work(cm_pool *pool)
 {
-    for (uint32_t i = 1; i < CM_SLOTS_MAX; i++) {
+    for (uint32_t i = 1; i < CM_EPOCHS_MAX; i++) {
         cm_mark *mark;
         while ((mark = find_mark(pool, i, false)) != NULL) {
             drop_mark(pool, mark);
@@ -556,7 +557,7 @@ poll(cm_pool *pool, bool may_fence, const uint64_t *aim, uint64_t idle)
         return cm_ok();
     }
     cm_spin_lock_take(&pool->lock);
-    for (uint32_t i = 1; aim != NULL && i < CM_SLOTS_MAX; i++) {
+    for (uint32_t i = 1; aim != NULL && i < CM_EPOCHS_MAX; i++) {
         if (is_late_locked(pool, i) && (idle & device_bit(device_of(pool, i))) != 0) {
             cm_pool_raise(&pool->done[i], aim[i]);
         }
@@ -595,7 +596,7 @@ is_pending(cm_pool *pool, bool can_interrupt, const uint64_t *goal)
         return true; /* another thread looks, or waits */
     }
     const cm_mark *mark = NULL;
-    for (uint32_t i = 1; i < CM_SLOTS_MAX && mark == NULL; i++) {
+    for (uint32_t i = 1; i < CM_EPOCHS_MAX && mark == NULL; i++) {
         mark = goal[i] > pool->done[i] ? find_mark(pool, i, false) : NULL;
     }
     if (mark != NULL && !can_interrupt) {
@@ -614,7 +615,7 @@ find_due(cm_pool *pool, bool fences_only, uint64_t *goal)
 {
     uint64_t due = 0;
     cm_spin_lock_take(&pool->lock);
-    for (uint32_t i = 1; i < CM_SLOTS_MAX; i++) {
+    for (uint32_t i = 1; i < CM_EPOCHS_MAX; i++) {
         cm_epochs *slot = &pool->epochs[i];
         /* No device may be waited for while one of its streams captures. */
         bool is_due = is_late_locked(pool, i) && goal[i] > pool->done[i]
@@ -669,9 +670,9 @@ cm_pool_wait(cm_pool *pool, const cm_wait_hooks *hooks, bool fences_only)
 {
     static const cm_wait_hooks uninterrupted = {.interrupted = NULL};
     hooks = hooks != NULL ? hooks : &uninterrupted;
-    uint64_t goal[CM_SLOTS_MAX]; /* what had been given back by now; 0: nothing */
+    uint64_t goal[CM_EPOCHS_MAX]; /* what had been given back by now; 0: nothing */
     cm_spin_lock_take(&pool->lock);
-    for (uint32_t i = 0; i < CM_SLOTS_MAX; i++) {
+    for (uint32_t i = 0; i < CM_EPOCHS_MAX; i++) {
         goal[i] = pool->epochs[i].awaited_epoch;
     }
     cm_spin_lock_give(&pool->lock);

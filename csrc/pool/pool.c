@@ -296,7 +296,7 @@ take_ordered(cm_pool *pool, const alloc_request *r)
         return NULL;
     }
     cm_mutex_lock(&pool->polling);
-    uint64_t done[CM_SLOTS_MAX];
+    uint64_t done[CM_EPOCHS_MAX];
     cm_heap_span *span = NULL;
     if (cm_pool_order_after_slots(pool, r->stream, done)) {
         cm_due due = {0, 0};
@@ -524,7 +524,7 @@ check_locked(const cm_pool *pool)
 {
     const cm_pool_counters *c = &pool->counters;
     cm_heap_sums sums[CM_SPAN_STATE_COUNT] = {{0, 0}};
-    for (uint32_t i = 1; i < CM_SLOTS_MAX; i++) {
+    for (uint32_t i = 1; i < CM_EPOCHS_MAX; i++) {
         const cm_epochs *slot = &pool->epochs[i];
         if (pool->done[i] > slot->epoch
             || (slot->given_epoch > pool->done[i] && slot->stream == NULL)) {

@@ -17,7 +17,7 @@
 
 /* Whose work is told apart: streams, at index 0 none, and after them each device, for
  * work of nobody knows which stream. */
-enum { CM_STREAMS_MAX = 256, CM_SLOTS_MAX = CM_STREAMS_MAX + CM_MAX_DEVICES };
+enum { CM_STREAMS_MAX = 256, CM_EPOCHS_MAX = CM_STREAMS_MAX + CM_MAX_DEVICES };
 
 /* Work that must end first: that of a slot up to an epoch. */
 typedef struct cm_due {
@@ -77,9 +77,9 @@ struct cm_pool {
     cm_list in_flight;
     uint32_t slot_count;  /* of streams: used up to here, index 0 unused */
     uint32_t given_count; /* of streams in whose order blocks were given */
-    cm_epochs epochs[CM_SLOTS_MAX];
-    uint64_t done[CM_SLOTS_MAX]; /* per slot: the last epoch that has ended */
-    cm_pool_counters counters;   /* those of the heap are filled in on reading */
+    cm_epochs epochs[CM_EPOCHS_MAX];
+    uint64_t done[CM_EPOCHS_MAX]; /* per slot: the last epoch that has ended */
+    cm_pool_counters counters;    /* those of the heap are filled in on reading */
     /* Only their peaks: those since cm_pool_reset_peaks(), and those of the window that
      * is open, both up to when those of `counters` began anew. */
     cm_pool_counters peaks_before;
@@ -222,7 +222,7 @@ bool cm_pool_is_other_late_locked(const cm_pool *pool, uint32_t own);
 /* Make `stream` wait for all late streams and return in `done` the epochs which it may
  * then take. False: nothing to wait for, or it cannot. By the poller. */
 bool cm_pool_order_after_slots(cm_pool *pool, cm_stream *stream,
-                               uint64_t done[CM_SLOTS_MAX]);
+                               uint64_t done[CM_EPOCHS_MAX]);
 /* Forget streams whose work has ended: all of them, or those that the pool alone keeps
  * while there is room for others. By the poller. */
 void cm_pool_drop_slots(cm_pool *pool, bool orphans_only);

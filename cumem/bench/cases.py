@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 import cumem
 from cumem.measuring import raw_copies
 
-__all__ = ["KINDS", "Plan", "Result", "count", "run"]
+__all__ = ["COPY_KINDS", "Plan", "Result", "count", "run"]
 
 Bytes = NDArray[np.uint8]
 Group = Literal["ceiling", "copy", "both", "allocate", "host"]
@@ -31,8 +31,8 @@ MIB: Final = 1024 * KIB
 
 # Order of columns, and of preference where two kinds measure the same: the sooner named
 # asks less of its user.
-KINDS: Final = ("pageable", "pinned", "write-combined", "mapped", "managed")
-ALLOCATE_KINDS: Final = (*KINDS, "device")
+COPY_KINDS: Final = ("pageable", "pinned", "write-combined", "mapped", "managed")
+ALLOCATE_KINDS: Final = (*COPY_KINDS, "device")
 BOTH_KINDS: Final = ("pageable", "pinned", "mapped")
 
 
@@ -155,10 +155,10 @@ def count(plan: Plan) -> int:
     int
         How many results `run` gives.
     """
-    copies = 2 * len(KINDS) * len(plan.sizes)
+    copies = 2 * len(COPY_KINDS) * len(plan.sizes)
     both = len(BOTH_KINDS) * len(plan.both_sizes)
     allocations = 2 * len(ALLOCATE_KINDS) * len(plan.allocate_sizes)
-    return 2 + copies + both + allocations + 2 * len(KINDS)
+    return 2 + copies + both + allocations + 2 * len(COPY_KINDS)
 
 
 def run(plan: Plan) -> Iterator[Result]:
@@ -182,10 +182,10 @@ def run(plan: Plan) -> Iterator[Result]:
     bench = _Bench(plan)
     groups = (
         (bench.ceilings, ("pinned",)),
-        (bench.copies, KINDS),
+        (bench.copies, COPY_KINDS),
         (bench.both_ways, BOTH_KINDS),
         (bench.allocations, ALLOCATE_KINDS),
-        (bench.host_access, KINDS),
+        (bench.host_access, COPY_KINDS),
     )
     for measure, kinds in groups:
         for kind in kinds:

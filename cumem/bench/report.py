@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from typing import Any, Final
 
-from cumem.bench.cases import ALLOCATE_KINDS, BOTH_KINDS, KINDS, Result
+from cumem.bench.cases import ALLOCATE_KINDS, BOTH_KINDS, COPY_KINDS, Result
 from cumem.units import format_nbytes, format_seconds
 
 __all__ = ["PLOT_FORMATS", "Report", "save_plot"]
@@ -117,7 +117,7 @@ class Report:
         """Say which memory to use for one size and direction, from figures alone."""
         found = [
             result
-            for kind in KINDS
+            for kind in COPY_KINDS
             if (result := self.find("copy", what, kind, nbytes)) is not None
             and result.verified
         ]
@@ -261,10 +261,10 @@ class Report:
         lines = [
             f"{DIRECTIONS[what]}: GB/s (median), ± spread, % of {self.ceiling(what):.1f} "
             f"GB/s, {self.ceiling_source(what)}",
-            _line("size", KINDS),
+            _line("size", COPY_KINDS),
         ]
         for nbytes in sizes:
-            cells = [self._copy_cell("copy", what, kind, nbytes) for kind in KINDS]
+            cells = [self._copy_cell("copy", what, kind, nbytes) for kind in COPY_KINDS]
             lines.append(_line(format_nbytes(nbytes), cells))
             lines.append(_advice(self.advise_copy(what, nbytes)))
         return [*lines, ""]
@@ -315,7 +315,7 @@ class Report:
         if not sizes:
             return []
         lines = ["the processor's own access, one thread: GB/s written, GB/s read"]
-        for kind in KINDS:
+        for kind in COPY_KINDS:
             cells = [
                 self._copy_cell("host", w, kind, sizes[-1]) for w in ("write", "read")
             ]
@@ -417,7 +417,7 @@ def save_plot(report: Report, path: str, title: str, warning: str | None) -> Non
     figure = Figure(figsize=(10, 4.5), layout="constrained")
     axes = figure.subplots(1, 2, sharey=True)
     for axis, (what, name) in zip(axes, DIRECTIONS.items(), strict=True):
-        for kind in KINDS:
+        for kind in COPY_KINDS:
             points = [
                 found
                 for nbytes in report.sizes("copy")

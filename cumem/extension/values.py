@@ -33,7 +33,7 @@ class Kind(IntEnum):
     OTHER = 8
 
 
-KINDS = {
+KIND_OF_LETTER = {
     **dict.fromkeys("biu", Kind.INTEGER),
     "f": Kind.REAL,
     "c": Kind.COMPLEX,
@@ -96,7 +96,11 @@ def kind_of(dtype: np.dtype[Any]) -> Kind:
         if echo(dtype, 0.5) == 0.5:
             return Kind.REAL
         return Kind.INTEGER if echo(dtype, 1.0) == 1.0 else Kind.OTHER
-    return Kind.RECORD if dtype.names is not None else KINDS.get(dtype.kind, Kind.OTHER)
+    return (
+        Kind.RECORD
+        if dtype.names is not None
+        else KIND_OF_LETTER.get(dtype.kind, Kind.OTHER)
+    )
 
 
 def kind_of_item(item: object) -> Kind:

@@ -18,9 +18,8 @@ from typing import Any, Final, cast
 import cumem
 from cumem.kinds import DEVICE_FIRST
 
-__all__ = ["ALLOCATORS", "KINDS", "POOLS", "Allocator", "Held", "is_installed", "make"]
+__all__ = ["ALLOCATORS", "POOLS", "Allocator", "Held", "is_installed", "make"]
 
-KINDS: Final = DEVICE_FIRST
 #: Names of cumem's pools, and where each gets its memory.
 POOLS: Final = {"default": "auto", "malloc": "malloc"}
 #: Allocators, with the module that each needs.
@@ -114,8 +113,8 @@ class CumemAllocator(Allocator):
     version = cumem.__version__
 
     def __init__(self, kind: str, pool: str, device: int, stream_count: int) -> None:
-        if kind not in KINDS:
-            raise ValueError(f"kind {kind!r} is none of {', '.join(KINDS)}")
+        if kind not in DEVICE_FIRST:
+            raise ValueError(f"kind {kind!r} is none of {', '.join(DEVICE_FIRST)}")
         if pool not in POOLS:
             raise ValueError(f"pool {pool!r} is none of {', '.join(POOLS)}")
         if kind != "device" and pool != "default":
@@ -313,7 +312,7 @@ def make(name: str, kind: str, pool: str, device: int, stream_count: int) -> All
     name : str
         One of `ALLOCATORS`.
     kind : str
-        One of `KINDS`; peers serve ``"device"`` only.
+        One of `cumem.kinds.KINDS`; peers serve ``"device"`` only.
     pool : str
         One of `POOLS`, for cumem.
     device : int

@@ -379,7 +379,7 @@ count_left(void)
 {
     cm_pool *pools[] = {w.pinned, w.device[0], w.device[1]};
     cm_mutex_lock(&w.engine->lock);
-    uint64_t left = w.engine->ring_nbytes + w.engine->job_count;
+    uint64_t left = w.engine->ring_used_nbytes + w.engine->job_count;
     left += w.engine->waiting_count;
     cm_mutex_unlock(&w.engine->lock);
     for (int k = 0; k < 3; k++) {

@@ -136,7 +136,7 @@ check_nothing_is_held(world *w)
 {
     let_others_run();
     cm_mutex_lock(&w->engine->lock);
-    CHECK_EQ(w->engine->ring_nbytes, 0);
+    CHECK_EQ(w->engine->ring_used_nbytes, 0);
     CHECK_EQ(w->engine->idle_count, w->engine->thread_count);
     CHECK_EQ(w->engine->job_count, 0);
     cm_mutex_unlock(&w->engine->lock);

@@ -123,7 +123,8 @@ is_nothing_left(world *w)
     cm_pool *pools[] = {w->pinned, w->device[0], w->device[1]};
     uint64_t left = cm_engine_count_pending(w->engine);
     cm_mutex_lock(&w->engine->lock);
-    left += w->engine->ring_nbytes + w->engine->job_count + w->engine->waiting_count;
+    left +=
+        w->engine->ring_used_nbytes + w->engine->job_count + w->engine->waiting_count;
     cm_mutex_unlock(&w->engine->lock);
     for (int i = 0; i < 3; i++) {
         cm_pool_counters counters;

@@ -43,7 +43,7 @@ copy_as_explained(world *w, const cm_region *dst, const cm_region *src)
     CHECK_EQ(said.plan.route, CM_ROUTE_STAGED);
     CHECK_EQ(counts->pieces - before.pieces, said.plan.piece_count);
     CHECK_LE(said.plan.slot_count, said.tuning.slot_count);
-    CHECK_EQ(w->engine->ring_nbytes, 0);
+    CHECK_EQ(w->engine->ring_used_nbytes, 0);
 }
 
 /* Up and back down: whole, and every second element. */
@@ -109,7 +109,7 @@ see_full_ring(void *argument)
     full_ring *seen = argument;
     if (seen->nbytes == 0) {
         cm_mutex_lock(&seen->w->engine->lock);
-        seen->nbytes = seen->w->engine->ring_nbytes;
+        seen->nbytes = seen->w->engine->ring_used_nbytes;
         cm_mutex_unlock(&seen->w->engine->lock);
         unshut(seen->w, seen->w->streams[0]);
     }
@@ -169,14 +169,14 @@ test_engine_ring_gives_what_is_left_and_no_more(void)
     CHECK_PTR_EQ(cm_cache_enter_ring(w.engine, 11, 10), NULL);
     CHECK_PTR_EQ(cm_cache_enter_ring(w.engine, 4, 10), w.pinned);
     CHECK_PTR_EQ(cm_cache_enter_ring(w.engine, 7, 10), NULL);
-    CHECK_EQ(w.engine->ring_nbytes, 4);
+    CHECK_EQ(w.engine->ring_used_nbytes, 4);
     CHECK_PTR_EQ(cm_cache_enter_ring(w.engine, 6, 10), w.pinned);
     CHECK_PTR_EQ(cm_cache_enter_ring(w.engine, 1, 10), NULL);
     CHECK_PTR_EQ(cm_cache_enter_ring(w.engine, UINT64_MAX - 10, UINT64_MAX), w.pinned);
     cm_cache_leave_ring(w.engine, UINT64_MAX - 10);
-    CHECK_EQ(w.engine->ring_nbytes, 10);
+    CHECK_EQ(w.engine->ring_used_nbytes, 10);
     cm_cache_leave_ring(w.engine, 10);
-    CHECK_EQ(w.engine->ring_nbytes, 0);
+    CHECK_EQ(w.engine->ring_used_nbytes, 0);
     close_world(&w);
 }
 

@@ -152,7 +152,7 @@ FAULTS = [
         "ring without a bound",
         "csrc/transfer/engine/resource_cache.c",
         "transfers take as many page-locked blocks as they like",
-        "bool fits = nbytes <= most && engine->ring_nbytes <= most - nbytes;",
+        "bool fits = nbytes <= most && engine->ring_used_nbytes <= most - nbytes;",
         "bool fits = most > 0;",
         [
             "tests/c/test_tuning.c::test_engine_keeps_to_the_bound_of_the_ring",

@@ -21,7 +21,7 @@
 
 enum {
     CM_POOL_FLAG_SLOTS = 8, /* host-alloc flags 0 … 7, managed flags 1 and 2 */
-    CM_POOL_SLOT_COUNT = CM_KIND_COUNT * CM_POOL_FLAG_SLOTS * CM_MAX_DEVICES,
+    CM_DEFAULT_POOL_COUNT = CM_KIND_COUNT * CM_POOL_FLAG_SLOTS * CM_MAX_DEVICES,
 };
 #define CM_FENCE_LIMIT_NBYTES (UINT64_C(64) << 20) /* see cm_pool_config */
 
@@ -105,10 +105,10 @@ typedef struct cm_state {
     cm_tuning_choice tuning;
     bool engine_has_pinned_pool;
     bool engine_has_device_pool[CM_MAX_DEVICES];
-    cm_pool *pools[CM_POOL_SLOT_COUNT]; /* owned, lazy: see cm_state_pool_slot() */
-    cm_limits limits;                   /* outlives every pool */
-    uint64_t pool_count;                /* so many Pools were made: names them */
-    uint64_t pool_serial;               /* of the last pool, default ones too */
+    cm_pool *pools[CM_DEFAULT_POOL_COUNT]; /* owned, lazy: see cm_state_pool_slot() */
+    cm_limits limits;                      /* outlives every pool */
+    uint64_t pool_count;                   /* so many Pools were made: names them */
+    uint64_t pool_serial;                  /* of the last pool, default ones too */
     bool pools_were_dropped; /* perhaps a live block's pool has no Pool object any more
                               */
     cm_stream *default_streams[CM_MAX_DEVICES]; /* of legacy_streams; held as long */

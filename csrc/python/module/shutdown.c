@@ -182,7 +182,7 @@ detached_create(const cm_state *state)
     size_t storages = cm_list_count(&state->storages);
     size_t events = cm_list_count(&state->events);
     size_t streams = cm_list_count(&state->streams) + CM_MAX_DEVICES;
-    size_t pools = cm_list_count(&state->pool_objects) + CM_POOL_SLOT_COUNT;
+    size_t pools = cm_list_count(&state->pool_objects) + CM_DEFAULT_POOL_COUNT;
     detached_state *old =
         calloc(1, sizeof(*old) + storages * sizeof(*old->storages)
                       + events * sizeof(*old->events) + streams * sizeof(*old->streams)
@@ -220,7 +220,7 @@ collect(cm_state *state, detached_state *out)
     out->stream_count = cm_streams_collect(state, out->streams);
     out->event_count = cm_events_collect(state, out->events);
     out->pool_count = cm_pool_objects_collect(state, out->pools);
-    for (int i = 0; i < CM_POOL_SLOT_COUNT; i++) {
+    for (int i = 0; i < CM_DEFAULT_POOL_COUNT; i++) {
         if (state->pools[i] != NULL) {
             out->pools[out->pool_count++] = state->pools[i];
             state->pools[i] = NULL;

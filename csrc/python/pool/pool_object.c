@@ -170,7 +170,7 @@ int
 cm_pools_take_all(cm_state *state, cm_pool_entry **out, size_t *count)
 {
     bool looks = state->pools_were_dropped;
-    size_t most = CM_POOL_SLOT_COUNT + cm_list_count(&state->pool_objects)
+    size_t most = CM_DEFAULT_POOL_COUNT + cm_list_count(&state->pool_objects)
                   + (looks ? cm_list_count(&state->storages) : 0);
     cm_pool_entry *entries = malloc(most * sizeof(*entries));
     if (entries == NULL) {
@@ -178,7 +178,7 @@ cm_pools_take_all(cm_state *state, cm_pool_entry **out, size_t *count)
         return -1;
     }
     size_t found = 0;
-    for (int i = 0; i < CM_POOL_SLOT_COUNT; i++) {
+    for (int i = 0; i < CM_DEFAULT_POOL_COUNT; i++) {
         if (state->pools[i] != NULL) {
             entries[found++] = (cm_pool_entry){cm_pool_hold(state->pools[i]), 0};
         }

@@ -120,9 +120,9 @@ cm_pool *
 cm_cache_enter_ring(cm_engine *engine, uint64_t nbytes, uint64_t most)
 {
     cm_mutex_lock(&engine->lock);
-    bool fits = nbytes <= most && engine->ring_nbytes <= most - nbytes;
+    bool fits = nbytes <= most && engine->ring_used_nbytes <= most - nbytes;
     cm_pool *pool = fits ? engine->pinned_pool : NULL;
-    engine->ring_nbytes += pool != NULL ? nbytes : 0;
+    engine->ring_used_nbytes += pool != NULL ? nbytes : 0;
     cm_mutex_unlock(&engine->lock);
     return pool;
 }
@@ -131,7 +131,7 @@ void
 cm_cache_leave_ring(cm_engine *engine, uint64_t nbytes)
 {
     cm_mutex_lock(&engine->lock);
-    engine->ring_nbytes -= nbytes;
+    engine->ring_used_nbytes -= nbytes;
     cm_mutex_unlock(&engine->lock);
 }
 
