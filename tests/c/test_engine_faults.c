@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* transfer/: what is refused, and each runtime call of a copy failing once. */
-#include "engine_world.h"
+#include "engine_hook.h"
 
 #include <unistd.h>
 
@@ -209,6 +209,44 @@ test_engine_short_copy_down_does_without_page_locked_memory(void)
     close_world(&w);
 }
 
+static uint64_t user_source;
+static uint64_t odd_count;
+
+/* Between the user's memory, blocks of pools and whole pages. */
+static void
+count_odd_sources(cm_address dst CM_UNUSED, cm_address src, uint64_t nbytes CM_UNUSED)
+{
+    odd_count += src != user_source && src % (uint64_t)sysconf(_SC_PAGESIZE) != 0;
+}
+
+/* Ordinary memory of ours that lay on a page with registered memory of others would be
+ * read behind the caller's back, or could not be copied in one call. */
+static void
+test_engine_block_that_is_not_page_locked_has_pages_of_its_own(void)
+{
+    enum { NBYTES = 16 << 20 };
+    world w;
+    open_world(&w);
+    hook_copies(&w, count_odd_sources);
+    memory a = take_memory(&w, CM_KIND_PAGEABLE, 0, NBYTES);
+    memory b = take_memory(&w, CM_KIND_DEVICE, 0, NBYTES);
+    user_source = (uintptr_t)a.host;
+    number_bytes(&a, 1);
+    cm_copy_request request = {.dst = row(&b, 0, NBYTES, 1, 1),
+                               .src = row(&a, 0, NBYTES, 1, 1),
+                               .stream = w.streams[0]};
+    cm_faults_plan(w.rt, CM_OP_host_register, 1, CM_CUDA_OUT_OF_MEMORY, true);
+    CHECK_OK(cm_engine_copy(w.engine, &request, NULL));
+    MUST(cm_rt_stream_synchronize(w.rt, w.streams[0]->handle));
+    CHECK_GE(cm_faults_count(w.rt, CM_OP_copy_async), 2);
+    cm_faults_plan(w.rt, CM_OP_none, 0, 0, false);
+    CHECK_EQ(odd_count, 0);
+    CHECK_BYTES_EQ(b.bytes, a.bytes, NBYTES);
+    give_memory(&w, &a);
+    give_memory(&w, &b);
+    close_world(&w);
+}
+
 /* A pool with room for two pieces only, whose limit its user has set. */
 static void
 test_engine_long_copy_goes_through_as_few_blocks_as_there_are(void)
@@ -294,7 +332,8 @@ test_engine_transposed_source_needs_no_device_memory(void)
 MAIN(RUN(test_engine_refuses_what_makes_no_sense)
          RUN(test_engine_failure_let_go_of_after_the_end_is_no_leak)
              RUN(test_engine_unread_failure_is_handed_out_once)
-                 RUN(test_engine_short_copy_down_does_without_page_locked_memory)
+                 RUN(test_engine_short_copy_down_does_without_page_locked_memory) RUN(
+                     test_engine_block_that_is_not_page_locked_has_pages_of_its_own)
                      RUN(test_engine_long_copy_goes_through_as_few_blocks_as_there_are)
                          RUN(test_engine_transposed_source_needs_no_device_memory)
                              RUN(test_engine_fault_sweep))

@@ -3,7 +3,9 @@
 
 #include <stdlib.h>
 
+#include "base/checked_math.h"
 #include "base/fresh_pages.h"
+#include "base/machine.h"
 #include "transfer/plan/ring_policy.h"
 #include "transfer/routes/device_side.h"
 #include "transfer/routes/routes.h"
@@ -122,7 +124,10 @@ make_do(cm_job *job, cm_slot *s, cm_status refused, bool *out)
     case CM_SHORTAGE_UNLOCKED:
         ring->refused = refused;
         ring->slot_count = 1;
-        s->plain = malloc((size_t)job->plan.piece_nbytes);
+        /* no page of it is locked for a neighbour: the runtime copies it on the spot */
+        s->plain = aligned_alloc(
+            cm_page_nbytes(),
+            (size_t)cm_round_up_to(job->plan.piece_nbytes, cm_page_nbytes()));
         s->host = s->plain;
         return s->plain == NULL ? refused : cm_ok();
     default:
