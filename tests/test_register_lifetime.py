@@ -49,6 +49,10 @@ def test_parts_of_one_page(runtime) -> None:
     assert testing.registrations() == 0
 
 
+def send_many(dst, src, stream) -> None:
+    cumem.copy_many_async([(dst, src)], stream=stream)
+
+
 def test_copy_over_the_edge_of_a_registration(runtime) -> None:
     data = np.random.default_rng(0).integers(0, 256, 64 * PAGE, dtype="u1")
     with cumem.register(data[10 * PAGE : 20 * PAGE]):
@@ -113,6 +117,28 @@ def test_copy_of_a_neighbour_on_a_locked_page(runtime) -> None:
             neighbour[...] = 0
             cumem.copy_async(neighbour, device).wait()
             assert (neighbour == expected).all()
+
+
+@pytest.mark.parametrize("send", [cumem.copy_async, send_many])
+def test_neighbour_on_a_locked_page_is_read_before_the_call_returns(
+    emulated, send
+) -> None:
+    memory = np.frombuffer(mmap.mmap(-1, PAGE), "u1")
+    neighbours = memory[:1000], memory[2000:]
+    stream = cumem.Stream()
+    with cumem.register(memory[1000:2000]) as locked:
+        assert cumem.asbuffer(memory[1000:2000]).kind == "pinned"
+        for neighbour in neighbours:
+            assert cumem.asbuffer(neighbour).kind == "pageable"
+            memory[:] = 1
+            device = cumem.empty_device(neighbour.shape, "u1", stream=stream)
+            with session.gate(stream):
+                send(device, neighbour, stream=stream)
+                neighbour[:] = 2
+            assert (values.get(device) == 1).all()
+        with cumem.register(neighbours[0]):  # both share the page
+            assert cumem.asbuffer(memory[:2000]).kind == "pinned"
+        assert (locked.numpy() == 1).all()
 
 
 def test_last_reference_unregisters(runtime) -> None:

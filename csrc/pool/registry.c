@@ -21,6 +21,8 @@
 typedef struct cm_page_piece {
     uintptr_t base;
     uintptr_t end;
+    uintptr_t asked;     /* what requests were for, within: pages at the ends may be */
+    uintptr_t asked_end; /* others' as well. 0: nothing yet */
     uint64_t share_count;
     int device; /* whose context registered it */
     bool busy;
@@ -367,8 +369,8 @@ cm_registry_is_busy(const cm_registry *registry)
     return atomic_load(&registry->busy_count) > 0;
 }
 
-/* The ends are locked: what is between them need not be, nor have addresses in a row.
- */
+/* The pages at both ends are locked: for others perhaps, and what is between them need
+ * not be, nor have addresses in a row. */
 static void
 look_between(cm_registry *registry, cm_address address, uint64_t nbytes,
              cm_pointer_info *first, cm_pointer_info *last)
@@ -385,7 +387,7 @@ look_between(cm_registry *registry, cm_address address, uint64_t nbytes,
          (p = piece_in_locked(registry, i, address, nbytes)) != NULL; i++) {
         count++;
         any_ours = any_ours || !p->foreign;
-        covered = p->base <= covered && !p->busy ? p->end : covered;
+        covered = p->asked <= covered && !p->busy ? p->asked_end : covered;
     }
     cm_mutex_unlock(&registry->lock);
     if (any_ours && covered < address + nbytes) {
@@ -477,6 +479,21 @@ cm_registry_try_unshare(cm_registry *registry, cm_page_shares *shares)
 
 /* -- requests ----------------------------------------------------------------------------- */
 
+/* What is locked by somebody else is so for all that the driver says. */
+static void
+note_asked_locked(const cm_registration *r, cm_page_piece *p)
+{
+    uintptr_t end = r->host + r->nbytes;
+    uintptr_t asked = p->foreign || r->host < p->base ? p->base : r->host;
+    uintptr_t asked_end = p->foreign || end > p->end ? p->end : end;
+    if (p->asked_end == 0 || asked < p->asked) {
+        p->asked = asked;
+    }
+    if (asked_end > p->asked_end) {
+        p->asked_end = asked_end;
+    }
+}
+
 /* Put a new piece over [base, end), a gap, and take a share of it. The lock is let go
  * meanwhile. */
 static cm_status
@@ -541,6 +558,7 @@ share_range_locked(cm_registration *r, uintptr_t cursor, uintptr_t end)
         else {
             add_share_locked(&r->shares, p);
         }
+        note_asked_locked(r, p);
         r->read_only = r->read_only || (p->read_only && !p->foreign);
         cursor = p->end;
     }
@@ -665,9 +683,13 @@ cm_registry_run(cm_registry *registry, const void *host, uint64_t nbytes, bool *
     size_t i = find_index_locked(registry, address);
     const cm_page_piece *p = piece_in_locked(registry, i, address, nbytes);
     if (p != NULL) {
-        bool inside = p->base <= address;
-        *locked = inside && !p->foreign && !p->busy;
-        uint64_t edge = (inside ? p->end : p->base) - address;
+        bool is_asked = p->asked <= address && address < p->asked_end;
+        *locked = is_asked && !p->foreign && !p->busy;
+        uint64_t edge = (address < p->base    ? p->base
+                         : address < p->asked ? p->asked
+                         : is_asked           ? p->asked_end
+                                              : p->end)
+                        - address;
         run = edge < nbytes ? edge : nbytes;
     }
     cm_mutex_unlock(&registry->lock);

@@ -56,8 +56,8 @@ CM_NODISCARD cm_status cm_registration_device_address(cm_registration *registrat
                                                       cm_address *out);
 
 /* How many bytes from `host` on, at most `nbytes`, one runtime copy may cover: it must
- * not cross the edge of a registration. Also says whether those bytes are locked by us.
- */
+ * not cross the edge of a registration. Also says whether those bytes are locked by us:
+ * not what only has a page in common with bytes that are. */
 uint64_t cm_registry_run(cm_registry *registry, const void *host, uint64_t nbytes,
                          bool *locked);
 
@@ -72,9 +72,9 @@ CM_NODISCARD cm_status cm_registry_share(cm_registry *registry, const void *host
 bool cm_registry_is_busy(const cm_registry *registry);
 /* What the driver says of the memory at both ends of [address, address + nbytes),
  * nbytes > 0, in the current device's context; shares of what we have locked of it are
- * added before, so that the answer holds until they are given back. Where what we have
- * locked leaves some of it out, `last` is PAGEABLE; where it is in pieces that devices
- * do not reach by addresses in a row, `first` has no device address.
+ * added before, so that the answer holds until they are given back. Where what was
+ * asked of us leaves some of it out, `last` is PAGEABLE; where it is in pieces that
+ * devices do not reach by addresses in a row, `first` has no device address.
  * Blocks: while somebody locks or unlocks it. Fails: pointer_attributes, CM_ENOMEM. */
 CM_NODISCARD cm_status cm_registry_probe(cm_registry *registry, cm_address address,
                                          uint64_t nbytes, cm_page_shares *shares,

@@ -61,10 +61,15 @@ test_registry_unaligned_range_locks_its_pages(void)
     bool locked = true;
     CHECK_EQ(cm_registry_run(registry, memory, 10 * page, &locked), page);
     CHECK(!locked);
-    CHECK_EQ(cm_registry_run(registry, memory + page, 10 * page, &locked), 2 * page);
-    CHECK(locked);
     CHECK_EQ(cm_registry_run(registry, memory + page + 8, 16, &locked), 16);
+    CHECK(!locked); /* a neighbour's */
+    CHECK_EQ(cm_registry_run(registry, memory + page, 10 * page, &locked), 100);
+    CHECK(!locked);
+    CHECK_EQ(cm_registry_run(registry, memory + page + 100, 10 * page, &locked), page);
     CHECK(locked);
+    CHECK_EQ(cm_registry_run(registry, memory + 2 * page + 100, page, &locked),
+             page - 100);
+    CHECK(!locked);
     CHECK_EQ(cm_registry_run(registry, memory + 3 * page, 5 * page, &locked), 5 * page);
     CHECK(!locked);
     CHECK_OK(cm_registration_release(r));
