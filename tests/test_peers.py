@@ -304,6 +304,20 @@ def test_strided_copies_have_fewer_pieces_at_once_where_memory_is_short(
         del stays, near, far, source, target, handle
 
 
+@pytest.mark.parametrize("on_stream", [False, True])
+def test_many_pieces_between_devices_apart_arrive(apart, on_stream) -> None:
+    data = np.arange(100_000, dtype="u4")
+    near = cumem.array(data, kind="device", device=0)
+    far = cumem.zeros(data.shape, "u4", "device", device=1)
+    parts = [slice(i, i + 500) for i in range(0, data.size, 1000)]
+    stream = cumem.Stream(device=1) if on_stream else None
+    handle = cumem.copy_many_async([(far[p], near[p]) for p in parts], stream=stream)
+    handle.wait()
+    assert handle.route == "peer"
+    expected = np.where(data % 1000 < 500, data, 0)
+    assert (values.get(far) == expected).all()
+
+
 def test_devices_apart_keep_the_order_of_streams(apart) -> None:
     stream = cumem.Stream(device=0)
     near = cumem.zeros(LONG, "u1", "device", device=0)

@@ -122,25 +122,11 @@ choose_groups(batch *b)
 
 /* -- what the next part is ---------------------------------------------------------------- */
 
-static cm_region
-region_of(const cm_piece_end *end, uint64_t nbytes)
-{
-    cm_region region = {.host = end->host,
-                        .address = end->address,
-                        .kind = end->kind,
-                        .device = end->device,
-                        .ndim = 1,
-                        .itemsize = 1};
-    region.shape[0] = (int64_t)nbytes;
-    region.strides[0] = 1;
-    return region;
-}
-
 static void
 set_piece(batch *b, const cm_piece *piece)
 {
-    b->part.dst = region_of(&piece->dst, piece->nbytes);
-    b->part.src = region_of(&piece->src, piece->nbytes);
+    b->part.dst = cm_piece_end_region(&piece->dst, piece->nbytes);
+    b->part.src = cm_piece_end_region(&piece->src, piece->nbytes);
 }
 
 static void

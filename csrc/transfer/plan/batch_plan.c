@@ -20,6 +20,20 @@ cm_piece_end_address(const cm_piece_end *end)
     return cm_piece_end_is_on_device(end) ? end->address : (uintptr_t)end->host;
 }
 
+cm_region
+cm_piece_end_region(const cm_piece_end *end, uint64_t nbytes)
+{
+    cm_region region = {.host = end->host,
+                        .address = end->address,
+                        .kind = end->kind,
+                        .device = end->device,
+                        .ndim = 1,
+                        .itemsize = 1};
+    region.shape[0] = (int64_t)nbytes;
+    region.strides[0] = 1;
+    return region;
+}
+
 static cm_many_way
 choose_host_way(const cm_piece *piece, cm_end_facts dst, cm_end_facts src,
                 bool on_stream, int *device)

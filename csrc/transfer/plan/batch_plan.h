@@ -88,5 +88,6 @@ uint64_t cm_many_count_payload(cm_many *many, uint64_t at);
 
 cm_address cm_piece_end_address(const cm_piece_end *end); /* what copies take */
 bool cm_piece_end_is_on_device(const cm_piece_end *end);
+cm_region cm_piece_end_region(const cm_piece_end *end, uint64_t nbytes);
 
 #endif

@@ -37,6 +37,27 @@ can_go_as_rows(const cm_job *job, const cm_many *many)
                   .whole;
 }
 
+/* The call for many finds no other way between devices. Pieces of one allocation, one
+ * after the other, are alike. */
+static bool
+can_go_in_batches(const cm_job *job, const cm_many *many)
+{
+    cm_engine *engine = job->engine;
+    bool can = cm_runtime_has(engine->rt, CM_OP_copy_batch_async);
+    for (uint64_t i = 0; can && i < many->count; i++) {
+        const cm_piece *piece = &many->pieces[i];
+        if (i == 0 || piece->dst.owner == NULL
+            || piece->dst.owner != piece[-1].dst.owner || piece->src.owner == NULL
+            || piece->src.owner != piece[-1].src.owner) {
+            cm_region dst = cm_piece_end_region(&piece->dst, piece->nbytes);
+            cm_region src = cm_piece_end_region(&piece->src, piece->nbytes);
+            cm_peer_facts peers = cm_peer_access_look(&engine->peers, &dst, &src);
+            can = peers.pulls && peers.pushes;
+        }
+    }
+    return can;
+}
+
 static cm_route
 route_of(const cm_job *job, const cm_many *many)
 {
@@ -46,10 +67,8 @@ route_of(const cm_job *job, const cm_many *many)
     case CM_MANY_TABLE:
         return can_go_as_rows(job, many) ? CM_ROUTE_DIRECT_2D : CM_ROUTE_TABLE;
     case CM_MANY_PEER: /* graphs do not take the call for many */
-        return !job->capturing
-                       && cm_runtime_has(job->engine->rt, CM_OP_copy_batch_async)
-                   ? CM_ROUTE_BATCH
-                   : CM_ROUTE_PEER;
+        return !job->capturing && can_go_in_batches(job, many) ? CM_ROUTE_BATCH
+                                                               : CM_ROUTE_PEER;
     default:
         return CM_ROUTE_STAGED_TABLE;
     }
