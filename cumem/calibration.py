@@ -31,11 +31,11 @@ class Calibration:
     figures : Mapping of str to float
         Rates in bytes per second, times in ns, sizes in bytes. ``up_rate`` and
         ``down_rate``: page-locked memory to the device and from it; ``copy_rate_1`` to
-        ``copy_rate_16``: between two places of the host by so many threads, 0 for more
-        than can run; ``driver_up_rate``, ``driver_down_rate``: ordinary memory by the
-        driver; ``dma_gap_ns``: between two copies of a chain; ``wake_ns``: until a
-        sleeping thread works; ``staged_up_nbytes``, ``staged_down_nbytes``: size from
-        which on pieces through page-locked memory win.
+        ``copy_rate_16``: between two places of the host by so many threads, on the line of
+        fewer where not all can run, then 0; ``driver_up_rate``, ``driver_down_rate``:
+        ordinary memory by the driver; ``dma_gap_ns``: between two copies of a chain;
+        ``wake_ns``: until a sleeping thread works; ``staged_up_nbytes``,
+        ``staged_down_nbytes``: size from which on pieces through page-locked memory win.
     source : str
         ``"measured"``, ``"kept"`` (from the file), or ``"default"``.
     path : str or None

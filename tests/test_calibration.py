@@ -380,6 +380,24 @@ def test_counts_of_threads_without_time_follow_those_measured(emulated, monkeypa
     assert found[4] == 0
 
 
+@pytest.mark.parametrize("cpu_count", [3, 5, 6, 12, 15])
+def test_all_processors_are_measured_whatever_their_number(
+    emulated, monkeypatch, cpu_count
+):
+    cumem.device_count()
+    bench, now = measuring._Bench(0), []
+    bench.cpu_count, bench.end = cpu_count, math.inf
+    monkeypatch.setattr(measuring, "stand_alone", now.append)
+    monkeypatch.setattr(
+        bench, "least_ns", lambda *_: (8 << 20) / now[-1]["thread_count"]
+    )
+    bench.threads()
+    for count in range(1, cpu_count + 1):
+        rate = measuring.copy_rate(bench.figures, count)
+        assert rate == pytest.approx(count * 1e9)
+    assert measuring.derive(bench.figures, cpu_count)["thread_count"] is None
+
+
 def test_slow_link_is_not_measured_over_and_over(emulated):
     bench = measuring._Bench(0)
     calls = []
