@@ -259,6 +259,24 @@ def test_stream_waits_for_a_background_transfer(runtime) -> None:
     assert (values.get(last) == source).all()
 
 
+def test_order_that_the_driver_refuses_does_not_fail_the_copy(emulated) -> None:
+    stream = cumem.Stream()
+    source = cumem.full(5000, 3, "u1", "device")
+    target = cumem.zeros(5000, "u1", "pinned")
+    cumem.Device(0).synchronize()
+    with session.gate(stream):
+        handle = cumem.copy_async(target, source, stream=stream)
+        session.testing.plan_fault("stream_wait_event", 1, 999)
+        with pytest.raises(cumem.CudaError) as caught:
+            handle.order(cumem.Stream())
+        session.testing.plan_fault(None, 0)
+        assert caught.value.code == 999
+        assert not handle.done
+    handle.wait()
+    assert handle.progress == handle.nbytes
+    assert (target.numpy() == 3).all()
+
+
 def test_arguments_are_checked_before_anything_starts(runtime) -> None:
     buffer = cumem.empty_device(1, "f4")
     with pytest.raises(TypeError, match="stream"):
