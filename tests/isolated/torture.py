@@ -480,7 +480,8 @@ class Worker(threading.Thread):
             self.raised[f"calm: {type(error).__name__}"] += 1
             if isinstance(error, MemoryError) or world.planned(error):
                 return 0
-            if world.epoch == epoch and not world.shutting:
+            # In this order: a shutdown() that ends meanwhile counts before it says so.
+            if not world.shutting and world.epoch == epoch:
                 told = "".join(traceback.format_exception(error))
                 world.fail(f"{self.name}, calm {what}, but no shutdown(): {told}")
             return 0
