@@ -146,6 +146,7 @@ close_chunk(cm_pool *pool, idle_chunk idle, uint64_t *released_nbytes)
     cm_spin_lock_take(&pool->lock);
     cm_heap_view view = cm_pool_view_locked(pool, 0);
     (void)cm_heap_give(&pool->heap, idle.span, 0, 0, &view);
+    cm_pool_note_peaks_locked(pool); /* they may have begun anew meanwhile */
     cm_spin_lock_give(&pool->lock);
     atomic_fetch_add(&pool->lost_count, 1);
     return status;

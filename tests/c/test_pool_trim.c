@@ -357,6 +357,35 @@ test_pool_refused_free_is_counted_and_tried_again(void)
     close_emulated(rt);
 }
 
+static cm_pool *peaks_of;
+
+static cm_status
+refuse_with_peaks_reset(cm_runtime *rt CM_UNUSED, uint64_t handle)
+{
+    cm_pool_reset_peaks(peaks_of);
+    return cm_fail(CM_CUDA_INVALID_VALUE, handle);
+}
+
+/* Peaks that begin anew while memory is on its way out, which then stays after all. */
+static void
+test_pool_refused_free_counts_for_new_peaks(void)
+{
+    cm_runtime *rt = open_emulated(13000, 1, 256 * MIB);
+    const cm_ops_table *real_ops = rt->ops;
+    cm_ops_table hooked_ops = *real_ops;
+    cm_pool *pool = peaks_of = open_pool(rt, DEVICE);
+    uint64_t released = 0;
+    give(pool, take(pool, CHUNK, NULL), NULL, 0);
+    hooked_ops.physical_release = refuse_with_peaks_reset;
+    rt->ops = &hooked_ops;
+    CHECK_CODE(pool_trim(pool, 0, false, &released), CM_CUDA_INVALID_VALUE);
+    rt->ops = real_ops;
+    CHECK(cm_pool_check(pool));
+    CHECK_EQ(read_counters(pool).peak_cached_nbytes, CHUNK);
+    cm_pool_release(pool);
+    close_emulated(rt);
+}
+
 static void
 test_pool_free_after_the_driver_is_gone_succeeds(void)
 {
@@ -516,6 +545,7 @@ MAIN(RUN(test_pool_keeps_what_is_freed_until_trimmed)
      RUN(test_pool_limit_counts_what_is_reserved)
      RUN(test_pool_limit_is_met_by_waiting_for_another_stream)
      RUN(test_pool_refused_free_is_counted_and_tried_again)
+     RUN(test_pool_refused_free_counts_for_new_peaks)
      RUN(test_pool_free_after_the_driver_is_gone_succeeds)
      RUN(test_pool_any_call_may_fail_and_nothing_leaks))
 /* clang-format on */
