@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The one parameter of each of the two kernels, read alike by the PTX text, by its
- * emulation in C and by the code that launches it. Plain data, the same layout
+/* The one list of kernels, and the one parameter of each, read alike by the PTX text,
+ * by its emulation in C and by the code that launches it. Plain data, the same layout
  * everywhere. */
 #ifndef CM_RUNTIME_KERNEL_JOBS_H
 #define CM_RUNTIME_KERNEL_JOBS_H
@@ -10,9 +10,19 @@
 
 #include "runtime/runtime.h"
 
-enum { CM_STRIDED_MAX_NDIM = 8 };
+/* X(name, the kernel's name in its text, the text) */
+#define CM_KERNELS(X)                                                                  \
+    X(STRIDED, "cm_strided_copy", cm_strided_ptx)                                      \
+    X(TABLE, "cm_table_copy", cm_table_ptx)
 
-#define CM_STRIDED_KERNEL_NAME "cm_strided_copy"
+typedef enum cm_kernel {
+#define CM_KERNEL_ID(name, ...) CM_KERNEL_##name,
+    CM_KERNELS(CM_KERNEL_ID)
+#undef CM_KERNEL_ID
+        CM_KERNEL_COUNT
+} cm_kernel;
+
+enum { CM_STRIDED_MAX_NDIM = 8 };
 
 /* Element i (C order over `shape`, 0 <= i < count) is `itemsize` bytes at
  * dst + sum(index[k] * dst_strides[k]), and likewise for src. Invariant:
@@ -33,8 +43,6 @@ static_assert(sizeof(cm_strided_job) == 40 + 3 * 8 * CM_STRIDED_MAX_NDIM, "no pa
 
 /* Pieces of memory, each one run of bytes. As large as a kernel's parameter may be on
  * every device, so that no memory has to outlive the launch. */
-#define CM_TABLE_KERNEL_NAME "cm_table_copy"
-
 enum {
     CM_TABLE_MAX_COUNT = 204,
     CM_TABLE_MAX_NBYTES = 1 << 20, /* of a piece */

@@ -20,7 +20,7 @@ run_kernel(cm_runtime *rt, const cm_strided_job *job)
 {
     uint64_t module, function;
     CM_TRY(cm_rt_module_load(rt, ptx, &module));
-    CM_TRY(cm_rt_module_function(rt, module, CM_STRIDED_KERNEL_NAME, &function));
+    CM_TRY(cm_rt_module_function(rt, module, "cm_strided_copy", &function));
     cm_status status = cm_rt_kernel_launch(rt, function, 2, 128, job, sizeof(*job), 0);
     CM_TRY(cm_rt_module_unload(rt, module));
     CM_TRY(status);
@@ -126,10 +126,10 @@ test_kernel_jobs_without_sense_are_refused(void)
     CHECK_CODE(cm_rt_module_load(rt, "int main", &module), 218);
     CHECK_OK(cm_rt_module_load(rt, ptx, &module));
     CHECK_CODE(cm_rt_module_function(rt, module, "other", &function), 500);
-    CHECK_CODE(cm_rt_module_function(rt, module + 1, CM_STRIDED_KERNEL_NAME, &function),
+    CHECK_CODE(cm_rt_module_function(rt, module + 1, "cm_strided_copy", &function),
                CM_CUDA_INVALID_HANDLE);
-    CHECK_OK(cm_rt_module_function(rt, module, CM_STRIDED_KERNEL_NAME, &function));
-    CHECK_OK(cm_rt_module_function(rt, module, CM_STRIDED_KERNEL_NAME, &none));
+    CHECK_OK(cm_rt_module_function(rt, module, "cm_strided_copy", &function));
+    CHECK_OK(cm_rt_module_function(rt, module, "cm_strided_copy", &none));
     CHECK_EQ(none, function);
     cm_strided_job job = {.dst = device,
                           .src = device + 128,

@@ -92,7 +92,7 @@ run_kernel(cm_runtime *rt, cm_address dst, cm_address src, uint64_t count)
                           .dst_strides = {1},
                           .src_strides = {1}};
     CM_TRY(cm_rt_module_load(rt, ptx, &module));
-    CM_TRY(cm_rt_module_function(rt, module, CM_STRIDED_KERNEL_NAME, &function));
+    CM_TRY(cm_rt_module_function(rt, module, "cm_strided_copy", &function));
     cm_status status = cm_rt_kernel_launch(rt, function, 1, 32, &job, sizeof(job), 0);
     CM_TRY(cm_rt_module_unload(rt, module));
     CM_TRY(status);

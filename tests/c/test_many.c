@@ -16,12 +16,11 @@ test_table_copies_every_alignment_and_size(void)
 {
     static const uint64_t sizes[] = {1, 7, 15, 16, 17, 31, 33, 511, 2049, 40000};
     world w;
-    cm_kernels kernels;
+    cm_kernels kernels = {0};
     open_world(&w);
     memory a = take_memory(&w, CM_KIND_DEVICE, 0, 50000);
     memory b = take_memory(&w, CM_KIND_MAPPED, 0, 50000);
-    kernels =
-        (cm_kernels){.rt = w.rt, .text = cm_table_ptx, .name = CM_TABLE_KERNEL_NAME};
+    kernels.rt = w.rt;
     cm_device_guard guard;
     MUST(cm_device_enter(w.rt, 0, &guard));
     number_bytes(&b, 3);
@@ -52,14 +51,13 @@ static void
 test_table_launches_when_it_is_full(void)
 {
     world w;
-    cm_kernels kernels;
+    cm_kernels kernels = {0};
     cm_table table;
     cm_device_guard guard;
     open_world(&w);
     memory a = take_memory(&w, CM_KIND_DEVICE, 0, ROOM * 2);
     memory b = take_memory(&w, CM_KIND_DEVICE, 0, ROOM * 2);
-    kernels =
-        (cm_kernels){.rt = w.rt, .text = cm_table_ptx, .name = CM_TABLE_KERNEL_NAME};
+    kernels.rt = w.rt;
     MUST(cm_device_enter(w.rt, 0, &guard));
     number_bytes(&b, 1);
     memset(a.bytes, 0, a.nbytes);

@@ -10,18 +10,19 @@
 
 enum { THREADS_PER_BLOCK_MAX = 1024 };
 
-/* A function's handle is its module's plus which kernel it is. */
-enum { STRIDED = 1, TABLE, KERNEL_COUNT };
+/* A function's handle is its module's plus which kernel it is, from 1 on. */
+enum { HANDLE_COUNT = CM_KERNEL_COUNT + 1 };
 
-static const char *const names[KERNEL_COUNT] = {
-    [STRIDED] = CM_STRIDED_KERNEL_NAME,
-    [TABLE] = CM_TABLE_KERNEL_NAME,
+static const char *const names[HANDLE_COUNT] = {
+#define KERNEL_NAME(name, text_name, ...) [CM_KERNEL_##name + 1] = text_name,
+    CM_KERNELS(KERNEL_NAME)
+#undef KERNEL_NAME
 };
 
 typedef struct module {
     int device; /* first */
-    bool has[KERNEL_COUNT];
-    bool is_named[KERNEL_COUNT]; /* the function's handle was asked for */
+    bool has[HANDLE_COUNT];
+    bool is_named[HANDLE_COUNT]; /* the function's handle was asked for */
 } module;
 
 typedef struct launch {
@@ -50,7 +51,7 @@ cm_emulated_op_module_load(cm_runtime *rt, const char *ptx, uint64_t *out)
         return CM_CUDA_OUT_OF_MEMORY;
     }
     made->device = cm_emulated_self(rt)->device;
-    for (int k = 1; k < KERNEL_COUNT; k++) {
+    for (int k = 1; k < HANDLE_COUNT; k++) {
         made->has[k] = strstr(ptx, names[k]) != NULL;
     }
     uint64_t handle = cm_emulated_new_handle(emulated);
@@ -81,7 +82,7 @@ cm_emulated_op_module_function(cm_runtime *rt, uint64_t handle, const char *name
     if (from == NULL) {
         return CM_CUDA_INVALID_HANDLE;
     }
-    for (unsigned k = 1; k < KERNEL_COUNT; k++) {
+    for (unsigned k = 1; k < HANDLE_COUNT; k++) {
         if (from->has[k] && strcmp(name, names[k]) == 0) {
             from->is_named[k] = true;
             *out = handle + k;
@@ -232,7 +233,7 @@ cm_emulated_op_kernel_launch(cm_runtime *rt, uint64_t function, uint32_t block_c
     uint64_t which = function % CM_EMULATED_HANDLE_STEP;
     const module *from =
         cm_emulated_table_find(&cm_emulated_of(rt)->modules, function - which);
-    if (from == NULL || which >= KERNEL_COUNT || !from->is_named[which]
+    if (from == NULL || which >= HANDLE_COUNT || !from->is_named[which]
         || from->device != device || device != cm_emulated_self(rt)->device) {
         return CM_CUDA_INVALID_HANDLE;
     }
@@ -240,7 +241,7 @@ cm_emulated_op_kernel_launch(cm_runtime *rt, uint64_t function, uint32_t block_c
         || threads_per_block > THREADS_PER_BLOCK_MAX) {
         return CM_CUDA_INVALID_CONFIGURATION;
     }
-    bool is_table = which == TABLE;
+    bool is_table = which == CM_KERNEL_TABLE + 1;
     if (params == NULL
         || params_nbytes
                != (is_table ? sizeof(cm_table_job) : sizeof(cm_strided_job))) {

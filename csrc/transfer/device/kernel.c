@@ -25,28 +25,36 @@ cm_status
 cm_kernels_fini(cm_kernels *kernels)
 {
     cm_status first = cm_ok();
-    for (int device = 0; device < CM_MAX_DEVICES; device++) {
-        if (kernels->modules[device] == 0) {
-            continue;
+    for (int i = 0; i < CM_KERNEL_COUNT * CM_MAX_DEVICES; i++) {
+        uint64_t *module = &kernels->modules[i / CM_MAX_DEVICES][i % CM_MAX_DEVICES];
+        if (*module != 0) {
+            cm_status status = CM_IN_SCOPE(kernels->rt, i % CM_MAX_DEVICES,
+                                           cm_rt_module_unload(kernels->rt, *module));
+            first = cm_first_failure(first, status);
+            *module = 0;
         }
-        first = cm_first_failure(
-            first,
-            CM_IN_SCOPE(kernels->rt, device,
-                        cm_rt_module_unload(kernels->rt, kernels->modules[device])));
-        kernels->modules[device] = 0;
     }
     return first;
 }
 
+static const struct {
+    const char *name;
+    const char *text;
+} texts[CM_KERNEL_COUNT] = {
+#define KERNEL_TEXT(name, text_name, text) [CM_KERNEL_##name] = {text_name, text},
+    CM_KERNELS(KERNEL_TEXT)
+#undef KERNEL_TEXT
+};
+
 static cm_status
-load_module(const cm_kernels *kernels, int device, uint64_t *module, uint64_t *function)
+load_module(cm_runtime *rt, cm_kernel kernel, int device, uint64_t *module,
+            uint64_t *function)
 {
-    cm_runtime *rt = kernels->rt;
     cm_scope scope; /* a capture anywhere forbids it */
     CM_TRY(cm_scope_enter(rt, device, CM_CAPTURE_RELAXED, &scope));
-    cm_status status = cm_rt_module_load(rt, kernels->text, module);
+    cm_status status = cm_rt_module_load(rt, texts[kernel].text, module);
     if (cm_is_ok(status)) {
-        status = cm_rt_module_function(rt, *module, kernels->name, function);
+        status = cm_rt_module_function(rt, *module, texts[kernel].name, function);
         if (!cm_is_ok(status)) {
             cm_ignore(cm_rt_module_unload(rt, *module));
         }
@@ -56,22 +64,22 @@ load_module(const cm_kernels *kernels, int device, uint64_t *module, uint64_t *f
 }
 
 cm_status
-cm_kernels_find(cm_kernels *kernels, int device, uint64_t *function)
+cm_kernels_find(cm_kernels *kernels, cm_kernel kernel, int device, uint64_t *function)
 {
-    _Atomic uint64_t *known = &kernels->functions[device];
+    _Atomic uint64_t *known = &kernels->functions[kernel][device];
     uint64_t module, loaded;
     *function = atomic_load_explicit(known, memory_order_acquire);
     if (*function != 0) {
         return cm_ok();
     }
-    CM_TRY(load_module(kernels, device, &module, &loaded));
+    CM_TRY(load_module(kernels->rt, kernel, device, &module, &loaded));
     if (!atomic_compare_exchange_strong(known, function, loaded)) {
         /* another thread was first */
         return CM_IN_SCOPE(kernels->rt, device,
                            cm_rt_module_unload(kernels->rt, module));
     }
     *function = loaded;
-    kernels->modules[device] = module;
+    kernels->modules[kernel][device] = module;
     return cm_ok();
 }
 
@@ -127,7 +135,7 @@ cm_kernels_launch(cm_kernels *kernels, int device, const cm_layout *layout,
     if (layout->run_nbytes == 0) {
         return cm_ok();
     }
-    CM_TRY(cm_kernels_find(kernels, device, &function));
+    CM_TRY(cm_kernels_find(kernels, CM_KERNEL_STRIDED, device, &function));
     int outer = cm_strided_job_init(&job, layout, dst, src);
     uint64_t blocks = (job.count + THREADS_PER_BLOCK - 1) / THREADS_PER_BLOCK;
     uint32_t block_count =

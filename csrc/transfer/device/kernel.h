@@ -10,16 +10,16 @@
 #include "runtime/kernel_jobs.h"
 #include "transfer/plan/layout.h"
 
-extern const char cm_strided_ptx[];
-extern const char cm_table_ptx[];
+/* PTX of each kernel. */
+#define CM_KERNEL_TEXT(name, text_name, text) extern const char text[];
+CM_KERNELS(CM_KERNEL_TEXT)
+#undef CM_KERNEL_TEXT
 
-/* One kernel on all devices. Zero but for the first three until it is used. */
+/* All kernels on all devices. Zero but for the runtime until they are used. */
 typedef struct cm_kernels {
-    cm_runtime *rt;                             /* borrowed */
-    const char *text;                           /* static: PTX with a kernel */
-    const char *name;                           /* of this name */
-    _Atomic uint64_t functions[CM_MAX_DEVICES]; /* 0: not loaded */
-    uint64_t modules[CM_MAX_DEVICES];           /* owned */
+    cm_runtime *rt;                                              /* borrowed */
+    _Atomic uint64_t functions[CM_KERNEL_COUNT][CM_MAX_DEVICES]; /* 0: not loaded */
+    uint64_t modules[CM_KERNEL_COUNT][CM_MAX_DEVICES];           /* owned */
 } cm_kernels;
 
 /* Unloads, once nobody uses them any more. Fails: the first failure; everything is still tried. */
@@ -27,8 +27,8 @@ CM_NODISCARD cm_status cm_kernels_fini(cm_kernels *kernels);
 
 /* The function on `device`, loaded if need be. Fails: module_load, module_function,
  * capture_mode_exchange. */
-CM_NODISCARD cm_status cm_kernels_find(cm_kernels *kernels, int device,
-                                       uint64_t *function);
+CM_NODISCARD cm_status cm_kernels_find(cm_kernels *kernels, cm_kernel kernel,
+                                       int device, uint64_t *function);
 
 /* -- the strided-copy kernel -- */
 

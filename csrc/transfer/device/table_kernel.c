@@ -48,7 +48,7 @@ cm_table_flush(cm_table *table)
     if (job->count == 0) {
         return cm_ok();
     }
-    CM_TRY(cm_kernels_find(table->kernels, table->device, &function));
+    CM_TRY(cm_kernels_find(table->kernels, CM_KERNEL_TABLE, table->device, &function));
     job->team_shift = choose_team(table);
     uint32_t threads = job->count << job->team_shift;
     uint32_t blocks = (threads + THREADS_PER_BLOCK - 1) / THREADS_PER_BLOCK;

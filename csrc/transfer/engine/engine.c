@@ -24,10 +24,7 @@ cm_engine_create(cm_runtime *rt, cm_registry *registry, cm_relief *relief,
     cm_list_init(&engine->going_on);
     cm_list_init(&engine->short_jobs);
     cm_list_init(&engine->long_jobs);
-    engine->kernels =
-        (cm_kernels){.rt = rt, .text = cm_strided_ptx, .name = CM_STRIDED_KERNEL_NAME};
-    engine->tables =
-        (cm_kernels){.rt = rt, .text = cm_table_ptx, .name = CM_TABLE_KERNEL_NAME};
+    engine->kernels.rt = rt;
     cm_mutex_init(&engine->lock);
     cm_cond_init(&engine->changed);
     cm_cond_init(&engine->work);

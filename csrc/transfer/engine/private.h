@@ -76,8 +76,7 @@ struct cm_engine {
     atomic_uint ring_counts[CM_MAX_DEVICES]; /* rings under way to or from each */
     atomic_uint pair_count;                  /* jobs whose block is for two pieces */
     atomic_uint pair_wish_count;             /* ... that got none for one */
-    cm_kernels kernels;                      /* strided copies */
-    cm_kernels tables;                       /* many pieces */
+    cm_kernels kernels;
     cm_peer_access peers;
     cm_workers workers;
     cm_mutex lock;

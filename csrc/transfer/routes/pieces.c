@@ -136,12 +136,13 @@ cm_many_copy_by_table(cm_job *job)
     const cm_many *many = job->many;
     cm_table table;
     uint64_t function;
-    cm_status status = cm_kernels_find(&job->engine->tables, many->device, &function);
+    cm_status status = cm_kernels_find(&job->engine->kernels, CM_KERNEL_TABLE,
+                                       many->device, &function);
     bool by_engine = has_no_compiler(status);
     if (!cm_is_ok(status) && !by_engine) {
         return status;
     }
-    cm_table_init(&table, &job->engine->tables, many->device, job->stream->handle);
+    cm_table_init(&table, &job->engine->kernels, many->device, job->stream->handle);
     for (uint64_t i = 0; i < many->count; i++) {
         const cm_piece *piece = &many->pieces[i];
         if (by_engine || piece->nbytes >= LONG_NBYTES) {
@@ -312,7 +313,7 @@ cm_many_move_slot(cm_job *job, const cm_slot *s, cm_address block)
     uint64_t at = (uint64_t)s->piece.offset[CM_DST];
     cm_table table;
     slice p;
-    cm_table_init(&table, &job->engine->tables, many->device, job->stream->handle);
+    cm_table_init(&table, &job->engine->kernels, many->device, job->stream->handle);
     for (uint64_t next = cm_many_find(many, at);
          next_slice(many, at, s->piece.run_nbytes, &next, &p);) {
         CM_TRY(move_slot_run(job, s, block, &table, &p));

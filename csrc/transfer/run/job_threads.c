@@ -175,7 +175,6 @@ cm_engine_close(cm_engine *engine)
     cm_engine_join_watcher(engine);
     cm_workers_fini(&engine->workers);
     cm_status first = cm_kernels_fini(&engine->kernels);
-    first = cm_first_failure(first, cm_kernels_fini(&engine->tables));
     first = cm_first_failure(first, cm_cache_fini(engine));
     for (int device = -1; device < CM_MAX_DEVICES; device++) {
         cm_pool *pool = device < 0 ? engine->pinned_pool : engine->device_pools[device];
