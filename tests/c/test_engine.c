@@ -269,6 +269,47 @@ test_engine_more_threads_pack_when_the_device_waits(void)
     close_world(&w);
 }
 
+/* A square transposed in place: read whole and written back, both by several threads.
+ */
+static void
+test_engine_transposes_in_place_with_several_threads(void)
+{
+    enum { SIDE = 1024, NBYTES = SIDE * SIDE * 4, THREADS = 3 };
+    world w;
+    open_world(&w);
+    memory a = take_memory(&w, CM_KIND_PAGEABLE, 0, NBYTES);
+    unsigned char *before = malloc(NBYTES);
+    number_bytes(&a, 5);
+    memcpy(before, a.bytes, NBYTES);
+    cm_region square = region_at(&a, 0);
+    square.ndim = 2;
+    square.itemsize = 4;
+    square.shape[0] = square.shape[1] = SIDE;
+    square.strides[0] = SIDE * 4;
+    square.strides[1] = 4;
+    cm_copy_request request = {.dst = square, .src = square, .blocking = true};
+    request.src.strides[0] = 4;
+    request.src.strides[1] = SIDE * 4;
+    cm_tuning tuning;
+    cm_tuning_init(&tuning);
+    tuning.thread_count = tuning.fresh_thread_count = THREADS;
+    CHECK_OK(cm_engine_set_tuning(w.engine, &tuning));
+    CHECK_OK(cm_engine_copy(w.engine, &request, NULL));
+    CHECK_EQ(w.engine->workers.thread_count, THREADS - 1);
+    int wrong = 0;
+    for (size_t i = 0; i < SIDE; i++) {
+        for (size_t k = 0; k < SIDE; k++) {
+            wrong +=
+                memcmp(a.bytes + (i * SIDE + k) * 4, before + (k * SIDE + i) * 4, 4)
+                != 0;
+        }
+    }
+    CHECK_EQ(wrong, 0);
+    free(before);
+    give_memory(&w, &a);
+    close_world(&w);
+}
+
 static void
 test_engine_overlapping_ends_read_first(void)
 {
@@ -585,7 +626,8 @@ MAIN(RUN(test_engine_random_copies_between_all_kinds)
      RUN(test_engine_packs_without_a_page_locked_pool)
      RUN(test_engine_large_copies_go_in_pieces)
      RUN(test_engine_more_threads_pack_when_the_device_waits)
-     RUN(test_engine_overlapping_ends_read_first)
+     RUN(test_engine_transposes_in_place_with_several_threads)
+RUN(test_engine_overlapping_ends_read_first)
      RUN(test_engine_overlap_through_the_second_mapping)
      RUN(test_engine_broadcast_source_travels_once)
      RUN(test_engine_copies_are_split_at_registration_edges)

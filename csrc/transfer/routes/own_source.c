@@ -21,6 +21,7 @@ cm_job_plan_own_source(cm_job *job, void *host, cm_address address)
     job->src.address = address;
     job->src.kind = on_device ? CM_KIND_DEVICE : CM_KIND_PAGEABLE;
     job->src_facts = (cm_end_facts){.locked = on_device, .whole = true};
+    job->overlaps = false; /* from now on threads may share it */
     cm_plan_options options = {.may_wait = job->blocking, .tuning = &job->tuning};
     cm_plan_pack_source(&job->plan, &job->dst, &job->src, job->dst_facts,
                         job->src_facts, options);
@@ -38,7 +39,13 @@ replace_source_on_host(cm_job *job, const cm_layout *pack)
     if (cm_job_has_file(job)) {
         CM_TRY(cm_host_populate(pack, NULL, job->src.host));
     }
-    cm_host_copy(pack, job->host_temporary, job->src.host, false);
+    cm_task_group group;
+    cm_copy_task task = {.next = 0};
+    cm_task_group_open(&group, &job->engine->workers, &job->tuning);
+    cm_task_group_post(&group, &task, pack, job->host_temporary, job->src.host,
+                       CM_COPY_PLAIN_ALL);
+    cm_task_group_wait(&group, &task);
+    cm_task_group_close(&group);
     cm_job_plan_own_source(job, job->host_temporary, 0);
     return cm_ok();
 }
