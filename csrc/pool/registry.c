@@ -486,12 +486,8 @@ note_asked_locked(const cm_registration *r, cm_page_piece *p)
     uintptr_t end = r->host + r->nbytes;
     uintptr_t asked = p->foreign || r->host < p->base ? p->base : r->host;
     uintptr_t asked_end = p->foreign || end > p->end ? p->end : end;
-    if (p->asked_end == 0 || asked < p->asked) {
-        p->asked = asked;
-    }
-    if (asked_end > p->asked_end) {
-        p->asked_end = asked_end;
-    }
+    p->asked = p->asked_end == 0 || asked < p->asked ? asked : p->asked;
+    p->asked_end = asked_end > p->asked_end ? asked_end : p->asked_end;
 }
 
 /* Put a new piece over [base, end), a gap, and take a share of it. The lock is let go

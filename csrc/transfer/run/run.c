@@ -124,8 +124,8 @@ abandon(cm_job *job, cm_status status)
     cm_runtime *rt = job->engine->rt;
     bool by_ticket = job->in_background ? cm_job_has_own_stream(job)
                                         : !job->blocking && job->request_stream == NULL;
-    bool waits_here =
-        status.code != CM_ECANCELLED && !by_ticket && job->ticket->part_of == NULL;
+    by_ticket =
+        by_ticket || status.code == CM_ECANCELLED || job->ticket->part_of != NULL;
     if (job->wait != CM_WAIT_NONE) {
         return;
     }
@@ -136,14 +136,14 @@ abandon(cm_job *job, cm_status status)
         return;
     }
     job->lost_track = !cm_is_ok(cm_job_abandon_streams(job));
-    if (!waits_here && cm_is_ok(cm_job_join_side(job))
+    if (by_ticket && cm_is_ok(cm_job_join_side(job))
         && cm_is_ok(submit_end(job, status))) {
         return;
     }
     cm_status waited = cm_rt_stream_synchronize(rt, job->stream->handle);
     if (job->side.stream != NULL) {
-        cm_status also = cm_rt_stream_synchronize(rt, job->side.stream->handle);
-        waited = cm_is_ok(waited) ? also : waited;
+        waited = cm_first_failure(
+            waited, cm_rt_stream_synchronize(rt, job->side.stream->handle));
     }
     job->lost_track = job->lost_track || !cm_is_ok(waited);
 }
