@@ -369,8 +369,7 @@ cm_registry_is_busy(const cm_registry *registry)
     return atomic_load(&registry->busy_count) > 0;
 }
 
-/* The pages at both ends are locked: for others perhaps, and what is between them need
- * not be, nor have addresses in a row. */
+/* Pages at both ends are locked; what lies between need not be, nor follow in a row. */
 static void
 look_between(cm_registry *registry, cm_address address, uint64_t nbytes,
              cm_pointer_info *first, cm_pointer_info *last)
