@@ -11,6 +11,7 @@ from numpy.typing import DTypeLike
 from cumem import _core
 from cumem.extension.arguments import refuse_dtype
 from cumem.extension.filling import as_array, as_value_of, read_source
+from cumem.kinds import is_on_device
 from cumem.pools import Pool
 
 # Reads as "device", but tells those who give no kind, whose pool may say it, apart.
@@ -219,7 +220,7 @@ def array(
     if not isinstance(source, _core.Buffer):
         source = as_array(obj) if dtype is None else as_value_of(obj, _usable(dtype))
     elif dtype is not None and source.dtype != _usable(dtype):
-        if isinstance(source, _core.DeviceBuffer):
+        if is_on_device(source.kind):
             raise TypeError(
                 f"dtype {np.dtype(dtype)} is asked for but the source on the device has "
                 f"{source.dtype}, and nothing there converts"
@@ -248,7 +249,7 @@ def _first_stream(place: dict[str, Any]) -> object:
     """What values that an exporter has are wanted on; None: wherever they are."""
     pool = place["pool"]
     kind = place.get("kind", getattr(pool, "kind", "device"))
-    if place["stream"] is not None or kind != "device":
+    if place["stream"] is not None or not is_on_device(kind):
         return place["stream"]
     device = (
         getattr(pool, "device", None) if place["device"] is None else place["device"]

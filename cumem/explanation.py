@@ -8,6 +8,7 @@ import html
 from typing import Any
 
 from cumem import _core
+from cumem.kinds import is_on_device
 from cumem.units import format_nbytes
 
 
@@ -173,9 +174,9 @@ def _host(facts: dict[str, Any], blocking: bool) -> str:
 def _direct(facts: dict[str, Any], blocking: bool) -> str:
     dst, src = facts["dst"], facts["src"]
     size = format_nbytes(facts["nbytes"])
-    if dst[0] == "device" and src[0] == "device":
+    if is_on_device(dst[0]) and is_on_device(src[0]):
         return f"both ends lie on device {facts['device']}, each in one run"
-    host = src if dst[0] == "device" else dst
+    host = src if is_on_device(dst[0]) else dst
     if facts["bounced"]:
         return (
             f"{size} in one run each: so few that the calling thread copies them at once, "
@@ -185,7 +186,7 @@ def _direct(facts: dict[str, Any], blocking: bool) -> str:
         return f"{size} in one run each: so few that the calling thread copies them at once"
     if host[1]:
         return f"each end is one run, and the device reaches {_memory(host)}"
-    up = dst[0] == "device"
+    up = is_on_device(dst[0])
     least = facts["staged_up_nbytes" if up else "staged_down_nbytes"]
     limit = "at any size" if least >= 1 << 40 else f"below {format_nbytes(least)}"
     return (
@@ -226,13 +227,13 @@ def _staged(facts: dict[str, Any], blocking: bool) -> str:
     host, other = (dst, src) if down else (src, dst)
     device = f"device {facts['device']}"
     least = facts["staged_down_nbytes" if down else "staged_up_nbytes"]
-    if other[0] != "device":
+    if not is_on_device(other[0]):
         reason = f"in the order of the stream {device} reaches {_memory(other)} alone"
     elif facts["loops"] > 0:
         reason = (
             f"runs of {format_nbytes(facts['run_nbytes'])} lie apart in {_memory(host)}"
         )
-        if dst[0] == "device" and facts["broadcast"]:
+        if is_on_device(dst[0]) and facts["broadcast"]:
             reason = f"elements of {_memory(host)} are repeated"
     elif not blocking:
         reason = f"the driver takes {_memory(host)} only while the caller waits"

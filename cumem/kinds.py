@@ -32,6 +32,11 @@ REGISTER_READ_ONLY = 8
 ATTACH_GLOBAL, ATTACH_HOST = 1, 2
 
 
+def is_on_device(kind: str) -> bool:
+    """Is it memory that a device alone reaches? ``"pageable"`` and others are not."""
+    return kind in KINDS and KINDS[kind].on_device
+
+
 def check_kind(kind: object) -> None:
     """TypeError or ValueError where it is none that a pool can be of."""
     *first, last = (f'"{each}"' for each in KINDS)

@@ -22,7 +22,7 @@ from typing import (
 
 from cumem import _core
 from cumem.devices import Device
-from cumem.kinds import PAGE_LOCKED
+from cumem.kinds import PAGE_LOCKED, is_on_device
 from cumem.limits import read_limit
 from cumem.locks import make_lock
 from cumem.units import format_nbytes
@@ -138,7 +138,7 @@ def memory_info(device: object = None) -> DeviceMemory | HostMemory:
     unit = _core.current_device() if device is None else Device(where)
     free, total = unit.memory_info()
     index = unit.index
-    reserved, live = _held(lambda kind, where: kind == "device" and where == index)
+    reserved, live = _held(lambda kind, where: is_on_device(kind) and where == index)
     return DeviceMemory(free, total, reserved, live)
 
 

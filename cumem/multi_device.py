@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from cumem import _core
+from cumem.kinds import is_on_device
 from cumem.progress import Parts, Progress
 
 #: Of NumPy, to find out whether views share bytes: some milliseconds. Views of one array
@@ -69,7 +70,7 @@ class _End:
     def is_on_device(self) -> bool:
         """Does a device alone have the memory?"""
         is_buffer = isinstance(self.memory, _core.Buffer)
-        return is_buffer and self.memory.residency == "device"
+        return is_buffer and is_on_device(self.memory.residency)
 
     @property
     def is_run(self) -> bool:

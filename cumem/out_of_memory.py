@@ -10,7 +10,7 @@ import threading
 
 from cumem import _core
 from cumem.errors import CudaError, OutOfMemoryError
-from cumem.kinds import PAGE_LOCKED
+from cumem.kinds import PAGE_LOCKED, is_on_device
 from cumem.pool_stats import PoolStats, pool_stats
 from cumem.units import format_nbytes
 
@@ -119,7 +119,7 @@ def _ask_driver(numbers: _Numbers, pools: list[PoolStats]) -> None:
     ours = sum(
         pool.reserved_nbytes
         for pool in pools
-        if (pool.kind, pool.device) == ("device", numbers.device)
+        if is_on_device(pool.kind) and pool.device == numbers.device
     )
     numbers.driver_free, numbers.driver_total = free, total
     numbers.outside = max(0, total - free - ours)

@@ -9,7 +9,7 @@ from typing import Any, Self, final
 import numpy as np
 
 from cumem import _core
-from cumem.kinds import KINDS
+from cumem.kinds import KINDS, is_on_device
 
 _Registered = _core.PinnedBuffer | _core.MappedBuffer
 
@@ -201,7 +201,7 @@ def _find_memory(obj: Any) -> _core.Buffer | np.ndarray[Any, Any]:
     if isinstance(obj, np.ndarray):
         return obj
     found = obj if isinstance(obj, _core.Buffer) else _import_host(obj)
-    kind = found.residency if found.residency == "device" else found.kind
+    kind = found.residency if is_on_device(found.residency) else found.kind
     if kind in KINDS and not KINDS[kind].page_locked:
         raise TypeError(
             "obj must be host memory that stays where it is, not "

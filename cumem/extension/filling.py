@@ -9,6 +9,7 @@ import numpy as np
 
 from cumem import _core
 from cumem.extension.values import as_value, refuse_objects
+from cumem.kinds import is_on_device
 
 Array = np.ndarray[Any, Any]
 
@@ -21,9 +22,9 @@ def fill(buffer: _core.Buffer, value: object, stream: object) -> None:
     device = 0 if buffer.device is None else buffer.device
     on = _core.current_stream(device) if stream is None else stream
     source = read_source(value, on)
-    is_kept = isinstance(source, _core.DeviceBuffer) and source.dtype == buffer.dtype
+    is_kept = _is_on_device(source) and source.dtype == buffer.dtype
     values = source if is_kept else as_value_of(_fetch(source, on), buffer.dtype)
-    if is_kept and buffer.residency != "device":
+    if is_kept and not is_on_device(buffer.residency):
         _copy_after(buffer, values, on)
     elif is_kept or values.ndim > 0:
         _core.copy(buffer, values, stream=on)
@@ -56,12 +57,15 @@ def as_value_of(value: object, dtype: np.dtype[Any]) -> Array:
     return value if is_one else as_value(value, dtype)  # type: ignore[return-value]
 
 
+def _is_on_device(source: object) -> bool:
+    """Is it a Buffer that NumPy cannot read?"""
+    return isinstance(source, _core.Buffer) and is_on_device(source.kind)
+
+
 def _fetch(source: Any, stream: object) -> Any:
     """The values of a Buffer as an array of their own dtype."""
-    if not isinstance(source, _core.Buffer):
-        return source
-    if not isinstance(source, _core.DeviceBuffer):
-        return source.numpy()
+    if not _is_on_device(source):
+        return source.numpy() if isinstance(source, _core.Buffer) else source
     array: Array = np.empty(source.shape, source.dtype)
     _copy_after(array, source, stream)
     return array

@@ -9,7 +9,7 @@ from typing import Any, cast
 import numpy as np
 
 from cumem import _core
-from cumem.kinds import KINDS
+from cumem.kinds import KINDS, is_on_device
 
 
 def reduce(buffer: _core.Buffer, protocol: int, pooled: bool) -> tuple[Any, ...]:
@@ -19,7 +19,7 @@ def reduce(buffer: _core.Buffer, protocol: int, pooled: bool) -> tuple[Any, ...]
     protocol 5 on they are the memory itself, which may travel out of band. Memory that
     is not of a pool (`pooled` False) comes back with the flags that are usual.
     """
-    if isinstance(buffer, _core.DeviceBuffer):
+    if is_on_device(buffer.kind):
         raise TypeError(
             "a device buffer cannot be pickled: copy it to host memory first, e.g. to a "
             "buffer of empty_pinned()"

@@ -15,6 +15,7 @@ from typing import Any, NoReturn
 
 from cumem import _core
 from cumem.extension.arguments import wrong_type
+from cumem.kinds import is_on_device
 
 MAX_NDIM = 64
 
@@ -168,7 +169,7 @@ def iterate(buffer: _core.Buffer, backwards: bool) -> Iterator[_core.Buffer]:
 def refuse_search(buffer: _core.Buffer) -> NoReturn:
     """Raise what to do in place of `value in buffer`."""
     hint = "use `value in buf.numpy()`"
-    if isinstance(buffer, _core.DeviceBuffer):
+    if is_on_device(buffer.kind):
         hint = (
             'copy it to the host first, as in cumem.array(buf, kind="pinned"), and '
             f"{hint} on that"

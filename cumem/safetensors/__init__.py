@@ -15,7 +15,7 @@ import numpy as np
 
 from cumem import _core
 from cumem.files import open_regular, read_ranges
-from cumem.kinds import DEVICE_FIRST
+from cumem.kinds import DEVICE_FIRST, is_on_device
 from cumem.progress import Parts, Progress
 from cumem.safetensors.format import (
     INDEX_SUFFIX,
@@ -279,7 +279,7 @@ def _finisher(
     if framework is None:
         return lambda buffer, info: buffer
     if framework == "numpy":
-        if kind == "device":
+        if is_on_device(kind):
             raise TypeError("NumPy cannot reach device memory: ask for another kind")
         return lambda buffer, info: buffer.numpy()
     torch = importlib.import_module("torch")
