@@ -183,6 +183,7 @@ _LATER: dict[str, tuple[str, ...]] = {
     "extension.arguments": (),
     "extension.array_interface": (),
     "extension.awaiting": (),
+    "extension.blocks": (),
     "calibration": ("Calibration", "calibrate"),
     "constructors": ("array", "full", "zeros"),
     "devices": (

@@ -29,6 +29,7 @@ PACKAGE_LAYERS = [
     {
         "extension.arguments",
         "extension.array_interface",
+        "extension.blocks",
         "errors",
         "extension.foreign_memory",
         "extension.pickling",

@@ -58,16 +58,6 @@ def name_pair(error: BaseException, index: int) -> BaseException:
     return error
 
 
-def refuse_exit(what: str, is_elsewhere: bool) -> NoReturn:
-    """RuntimeError: no such ``with`` block ends here."""
-    raise RuntimeError(
-        f"the {what} was entered in another thread or context: a with block must end "
-        "where it began; it is current in neither of them now"
-        if is_elsewhere
-        else f"the {what} is not entered here, or its block ended elsewhere"
-    )
-
-
 def refuse_shutdown(kind: str, nbytes: int, is_exported: bool) -> NoReturn:
     """BufferError: memory that others may use would go."""
     why = (

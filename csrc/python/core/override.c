@@ -76,18 +76,38 @@ block_dealloc(PyObject *op)
 {
     block_object *self = (block_object *)(void *)op;
     PyObject_GC_UnTrack(op);
-    end_block(self);
     if (self->override != NULL) {
-        cm_list_remove(&self->node);
+        cm_list_remove(&self->node); /* nobody finds it while it ends */
     }
+    end_block(self);
     cm_object_free(op);
 }
 
+/* For the package: with True in every context. */
+static PyObject *
+block_end(PyObject *op, PyObject *everywhere)
+{
+    (everywhere == Py_True ? end_block : forget_home)((block_object *)(void *)op);
+    Py_RETURN_NONE;
+}
+
+static PyMethodDef block_methods[] = {
+    {"end", block_end, METH_O, NULL},
+    {NULL, NULL, 0, NULL},
+};
+
+static PyMemberDef block_members[] = {
+    {"object", T_OBJECT, offsetof(block_object, object), READONLY, NULL},
+    {"frame", T_OBJECT, offsetof(block_object, frame), READONLY, NULL},
+    {"token", T_OBJECT, offsetof(block_object, token), READONLY, NULL},
+    {"is_relinked", T_BOOL, offsetof(block_object, is_relinked), 0, NULL},
+    {NULL, 0, 0, 0, NULL},
+};
+
 static PyType_Slot block_slots[] = {
-    {Py_tp_traverse, block_traverse},
-    {Py_tp_clear, block_clear},
-    {Py_tp_dealloc, block_dealloc},
-    {0, NULL},
+    {Py_tp_traverse, block_traverse}, {Py_tp_clear, block_clear},
+    {Py_tp_dealloc, block_dealloc},   {Py_tp_methods, block_methods},
+    {Py_tp_members, block_members},   {0, NULL},
 };
 
 static PyType_Spec block_spec = {
@@ -154,13 +174,6 @@ cm_override_step(PyObject **at)
     return object;
 }
 
-/* The token of the change; new reference. */
-static PyObject *
-write_chain(const cm_override *override, PyObject *chain)
-{
-    return PyObject_CallMethod(override->variable, "set", "(O)", chain);
-}
-
 /* Borrowed: `chain` from its first block on that is not over, or None. */
 static PyObject *
 skip_over(PyObject *chain)
@@ -169,31 +182,6 @@ skip_over(PyObject *chain)
         chain = outside_of(chain);
     }
     return chain;
-}
-
-/* `chain` without the block `out`, which is in it. New reference; NULL with an
- * exception. */
-static PyObject *
-chain_without(PyObject *chain, const block_object *out)
-{
-    PyObject *inside = PyList_New(0); /* of `out`, innermost first */
-    for (; inside != NULL && head_of(chain) != out; chain = outside_of(chain)) {
-        if (head_of(chain)->object != NULL
-            && PyList_Append(inside, (PyObject *)(void *)head_of(chain)) < 0) {
-            Py_CLEAR(inside);
-        }
-    }
-    PyObject *rest = inside == NULL ? NULL : Py_NewRef(skip_over(outside_of(chain)));
-    for (Py_ssize_t i = rest == NULL ? 0 : PyList_Size(inside); rest != NULL && i > 0;
-         i--) {
-        PyObject *block = PyList_GetItem(inside, i - 1);
-        PyObject *more = PyTuple_Pack(2, block, rest);
-        ((block_object *)(void *)block)->is_relinked = true;
-        Py_DECREF(rest);
-        rest = more;
-    }
-    Py_XDECREF(inside);
-    return rest;
 }
 
 /* -- blocks ---------------------------------------------------------------------------- */
@@ -213,7 +201,9 @@ cm_override_enter(cm_override *override, PyObject *object)
         self->object = Py_NewRef(object);
         self->frame = Py_XNewRef((PyObject *)(void *)PyEval_GetFrame());
         PyObject *inner = PyTuple_Pack(2, op, skip_over(chain));
-        self->token = inner == NULL ? NULL : write_chain(override, inner);
+        self->token = inner == NULL ? NULL
+                                    : PyObject_CallMethod(override->variable, "set",
+                                                          "(O)", inner);
         Py_XDECREF(inner);
     }
     int result = self == NULL || self->token == NULL ? -1 : 0;
@@ -222,107 +212,45 @@ cm_override_enter(cm_override *override, PyObject *object)
     return result;
 }
 
-/* In `chain` the innermost block of `object`; with `frame` the one that it entered. */
-static block_object *
-find_in(PyObject *chain, const PyObject *object, const PyObject *frame)
+/* The blocks of `object` that were not left, the last first; new reference. */
+static PyObject *
+list_entered(const cm_override *override, const PyObject *object)
 {
-    block_object *b;
-    while ((b = head_of(chain)) != NULL
-           && (b->object != object || (frame != NULL && b->frame != frame))) {
-        chain = outside_of(chain);
-    }
-    return b;
-}
-
-/* Anywhere, where it was not left: the last block of `object` that `frame` entered;
- * without a frame the only block of the object. */
-static block_object *
-find_anywhere(const cm_override *override, const PyObject *object,
-              const PyObject *frame)
-{
-    block_object *found = NULL;
+    PyObject *list = PyList_New(0);
     const cm_list *blocks = &override->blocks;
     for (const cm_list *n = blocks->next; n != blocks; n = n->next) {
         block_object *b = CM_LIST_ENTRY(n, block_object, node);
-        if (b->object != object || b->token == NULL
-            || (frame != NULL && b->frame != frame)) {
-            continue;
+        if (b->object == object && b->token != NULL) {
+            cm_append(&list, Py_NewRef((PyObject *)(void *)b));
         }
-        if (frame != NULL || found != NULL) {
-            return frame != NULL ? b : NULL;
-        }
-        found = b;
     }
-    return found;
+    return list;
 }
 
-/* True in the context that the block was entered in, where the chain of then is current
- * again; false also where it was left already. -1 with an exception. */
-static int
-go_home(const cm_override *override, const block_object *self)
-{
-    if (self->token == NULL) {
-        return 0;
-    }
-    PyObject *done =
-        PyObject_CallMethod(override->variable, "reset", "(O)", self->token);
-    if (done == NULL && !PyErr_ExceptionMatches(PyExc_ValueError)) {
-        return -1;
-    }
-    PyErr_Clear();
-    Py_XDECREF(done);
-    return done != NULL;
-}
-
-/* Take `self` out of `chain`, that of this context. True if it was entered in it, -1
- * with an exception. */
-static int
-leave(const cm_override *override, PyObject *chain, block_object *self)
-{
-    PyObject *rest = chain_without(chain, self);
-    int home = rest == NULL ? -1 : go_home(override, self);
-    /* The innermost block of this context, with all around it still as they were? */
-    bool done = home > 0 && head_of(chain) == self && !self->is_relinked;
-    PyObject *token = home < 0 || done ? NULL : write_chain(override, rest);
-    Py_XDECREF(rest);
-    if (token == NULL && !done) {
-        return -1;
-    }
-    Py_XDECREF(token);
-    return home;
-}
-
+/* Here the innermost block, in the frame and the context that it was entered in, with
+ * all around it still as it was; any other is left to the package. */
 int
 cm_override_exit(cm_override *override, PyObject *object, const char *what)
 {
     PyObject *chain = cm_override_read(override);
-    if (chain == NULL) {
-        return -1;
-    }
-    const PyObject *frame = (PyObject *)(void *)PyEval_GetFrame();
-    block_object *self = NULL;
-    bool is_here = false;
-    /* What this frame entered, or else any: a function entered it, as stacks do. */
-    for (int any = frame == NULL; self == NULL && any <= 1; any++) {
-        self = find_in(chain, object, any ? NULL : frame);
-        is_here = self != NULL;
-        if (self == NULL) {
-            self = find_anywhere(override, object, any ? NULL : frame);
-        }
-    }
-    PyObject *held = Py_XNewRef((PyObject *)(void *)self);
-    int home = is_here ? leave(override, chain, self) : 0;
-    if (home > 0) {
+    PyObject *frame = (PyObject *)(void *)PyEval_GetFrame();
+    block_object *self = head_of(chain);
+    bool is_usual = self != NULL && self->object == object && self->frame == frame
+                    && self->token != NULL && !self->is_relinked;
+    PyObject *done =
+        is_usual ? PyObject_CallMethod(override->variable, "reset", "(O)", self->token)
+                 : NULL;
+    if (done != NULL) {
         forget_home(self); /* contexts that were copied inside go on with the block */
     }
-    else if (home == 0 && self != NULL) {
-        end_block(self);
+    else if (chain != NULL && (!is_usual || PyErr_ExceptionMatches(PyExc_ValueError))) {
+        PyErr_Clear();
+        done = cm_package_call("extension.blocks", "leave",
+                               Py_BuildValue("(ONOOs)", override->variable,
+                                             list_entered(override, object), object,
+                                             frame == NULL ? Py_None : frame, what));
     }
-    if (home == 0) {
-        cm_package_refuse("extension.texts", "refuse_exit",
-                          Py_BuildValue("(si)", what, self != NULL));
-    }
-    Py_XDECREF(held);
-    Py_DECREF(chain);
-    return home > 0 ? 0 : -1;
+    Py_XDECREF(done);
+    Py_XDECREF(chain);
+    return done == NULL ? -1 : 0;
 }
