@@ -62,6 +62,15 @@ def is_readonly(exporter: Any, has_buffer: bool) -> bool:
     return isinstance(module, str) and module.split(".")[0] in ("jax", "jaxlib")
 
 
+def check_sign(tensor: Any) -> None:
+    """BufferError for one of PyTorch's with other values than its memory."""
+    if getattr(tensor, "is_neg", bool)() is True:
+        raise BufferError(
+            "a tensor with the negative bit set has other values than its memory: take "
+            "tensor.resolve_neg()"
+        )
+
+
 def find_code(dtype: np.dtype[Any]) -> tuple[int, int]:
     """DLPack's code and bits of a dtype that is not plain, or why it has none."""
     if dtype.num >= 256:  # registered by another package

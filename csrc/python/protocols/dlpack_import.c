@@ -614,21 +614,10 @@ check_sign(PyObject *object, PyObject *imported)
         && cm_buffer_nbytes(buffer) != (uint64_t)buffer->itemsize) {
         return 0;
     }
-    PyObject *method;
-    int found = cm_arg_find_attribute(object, "is_neg", &method);
-    if (found <= 0) {
-        return found;
-    }
-    PyObject *answer = PyObject_CallNoArgs(method);
-    Py_DECREF(method);
-    bool is_negative = answer == Py_True;
-    Py_XDECREF(answer);
-    if (is_negative) {
-        PyErr_SetString(PyExc_BufferError,
-                        "a tensor with the negative bit set has other values than its "
-                        "memory: take tensor.resolve_neg()");
-    }
-    return answer == NULL || is_negative ? -1 : 0;
+    PyObject *done = cm_package_call("extension.foreign_memory", "check_sign",
+                                     PyTuple_Pack(1, object));
+    Py_XDECREF(done);
+    return done == NULL ? -1 : 0;
 }
 
 PyObject *
