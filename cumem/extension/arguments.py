@@ -14,6 +14,37 @@ if TYPE_CHECKING:
 _SHAPE = "an int or a sequence of ints"
 
 
+def refuse_call(
+    function: str,
+    given: int,
+    keywords: tuple[str, ...] | None,
+    names: list[str],
+    positional: int,
+) -> NoReturn:
+    """TypeError: `given` arguments and these keywords are not what it is called with."""
+    if given > positional:
+        raise TypeError(
+            f"{function}() takes at most {positional} positional "
+            f"argument{'s' * (positional != 1)} ({given} given)"
+        )
+    found = names[:given]
+    for keyword in keywords or ():
+        if keyword not in names:
+            raise TypeError(
+                f"{function}() got an unexpected keyword argument '{keyword}'"
+            )
+        if keyword in found:
+            raise TypeError(
+                f"{function}() got multiple values for argument '{keyword}'"
+            )
+        found.append(keyword)
+    missing = next(name for name in names if name not in found)
+    raise TypeError(
+        f"{function}() missing required argument '{missing}' "
+        f"(position {names.index(missing) + 1})"
+    )
+
+
 def read_shape(shape: Any, name: str, most: int) -> tuple[int, ...]:
     """The lengths that an int, or a sequence of at most `most` ints, stands for."""
     # bytes are sequences of ints and True is an int, but nobody means a shape

@@ -33,7 +33,7 @@ cm_arg_refuse(PyObject *object, const char *name, const char *expected)
 
 /* -- keywords ---------------------------------------------------------------------- */
 
-/* The slot; -1: there is none, or an exception. */
+/* The slot; -1: there is none. */
 static Py_ssize_t
 find_name(const char *const *names, PyObject *keyword)
 {
@@ -44,35 +44,39 @@ find_name(const char *const *names, PyObject *keyword)
             return (size_t)size == strlen(names[i]) ? i : -1;
         }
     }
+    PyErr_Clear(); /* of a surrogate, say, which no name has */
     return -1;
 }
 
-static int
-parse_keywords(const char *function, PyObject *const *args, PyObject *kwnames,
-               const char *const *names, PyObject **values)
+/* False: a keyword is unknown or comes on top of an argument. */
+static bool
+take_keywords(PyObject *const *args, PyObject *kwnames, const char *const *names,
+              PyObject **values)
 {
-    Py_ssize_t count = PyTuple_Size(kwnames);
+    Py_ssize_t count = kwnames == NULL ? 0 : PyTuple_Size(kwnames);
     for (Py_ssize_t k = 0; k < count; k++) {
-        PyObject *keyword = PyTuple_GetItem(kwnames, k);
-        if (keyword == NULL) {
-            return -1;
-        }
-        Py_ssize_t slot = find_name(names, keyword);
-        if (slot < 0) {
-            PyErr_Clear(); /* a surrogate, say, which no name has */
-            PyErr_Format(PyExc_TypeError,
-                         "%s() got an unexpected keyword argument '%U'", function,
-                         keyword);
-            return -1;
-        }
-        if (values[slot] != NULL) {
-            PyErr_Format(PyExc_TypeError, "%s() got multiple values for argument '%s'",
-                         function, names[slot]);
-            return -1;
+        Py_ssize_t slot = find_name(names, PyTuple_GetItem(kwnames, k));
+        if (slot < 0 || values[slot] != NULL) {
+            return false;
         }
         values[slot] = args[k];
     }
-    return 0;
+    return true;
+}
+
+/* TypeError: the package finds what is wrong with the call. */
+CM_COLD static int
+refuse_call(const char *function, Py_ssize_t nargs, PyObject *kwnames,
+            const char *const *names, int positional)
+{
+    PyObject *list = PyList_New(0);
+    for (; *names != NULL; names++) {
+        cm_append(&list, PyUnicode_FromString(*names));
+    }
+    return cm_package_refuse("extension.arguments", "refuse_call",
+                             Py_BuildValue("(snONi)", function, nargs,
+                                           kwnames == NULL ? Py_None : kwnames, list,
+                                           positional));
 }
 
 int
@@ -80,28 +84,16 @@ cm_args_parse(const char *function, PyObject *const *args, Py_ssize_t nargs,
               PyObject *kwnames, const char *const *names, int positional, int required,
               PyObject **values)
 {
-    if (CM_UNLIKELY(nargs > positional)) {
-        PyErr_Format(PyExc_TypeError,
-                     "%s() takes at most %d positional argument%s (%zd given)",
-                     function, positional, positional == 1 ? "" : "s", nargs);
-        return -1;
-    }
     for (Py_ssize_t i = 0; names[i] != NULL; i++) {
         values[i] = i < nargs ? args[i] : NULL;
     }
-    if (kwnames != NULL
-        && parse_keywords(function, args + nargs, kwnames, names, values) < 0) {
-        return -1;
+    bool fits =
+        nargs <= positional && take_keywords(args + nargs, kwnames, names, values);
+    for (int i = 0; i < required && fits; i++) {
+        fits = values[i] != NULL;
     }
-    for (int i = 0; i < required; i++) {
-        if (values[i] == NULL) {
-            PyErr_Format(PyExc_TypeError,
-                         "%s() missing required argument '%s' (position %d)", function,
-                         names[i], i + 1);
-            return -1;
-        }
-    }
-    return 0;
+    return CM_LIKELY(fits) ? 0
+                           : refuse_call(function, nargs, kwnames, names, positional);
 }
 
 /* -- numbers ----------------------------------------------------------------------- */
