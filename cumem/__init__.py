@@ -5,6 +5,7 @@ Importing makes no CUDA call; the driver is opened at first use.
 """
 
 import atexit
+import sys
 from functools import cache
 from importlib import import_module
 from types import BuiltinFunctionType
@@ -56,6 +57,13 @@ if TYPE_CHECKING:
     from cumem.snapshot import Block, Segment, Snapshot
     from cumem.tuning import Configuration, configure
 # isort: on
+
+if hasattr(sys, "_is_gil_enabled") and not sys._is_gil_enabled():  # from 3.13 on
+    raise ImportError(
+        "cumem needs the GIL, which PYTHON_GIL=0 or -X gil=0 has switched off: without it "
+        "pools and buffers would be corrupted. Leave that out; free-threaded Python then "
+        "switches the GIL on when cumem is imported"
+    )
 
 __version__ = "0.1.0"
 

@@ -97,19 +97,7 @@ check_interpreter(void)
                         "there, or use processes in place of subinterpreters");
         return -1;
     }
-    PyObject *function = PySys_GetObject("_is_gil_enabled"); /* from 3.13 on; borrowed
-                                                              */
-    PyObject *enabled = function == NULL ? NULL : PyObject_CallNoArgs(function);
-    bool is_off = enabled == Py_False;
-    Py_XDECREF(enabled);
-    if (is_off) {
-        PyErr_SetString(PyExc_ImportError,
-                        "cumem needs the GIL, which PYTHON_GIL=0 or -X gil=0 has "
-                        "switched off: without it pools and buffers would be "
-                        "corrupted. Leave that out; free-threaded Python then switches "
-                        "the GIL on when cumem is imported");
-    }
-    return is_off || PyErr_Occurred() ? -1 : 0;
+    return 0;
 }
 
 static int
