@@ -964,9 +964,9 @@ class Transfer:
         """Payload per time, in 1e9 bytes a second; 0.0 while it is not done."""
     @property
     def route(self) -> str:
-        """How the bytes went: "nothing", "host", "direct", "direct-2d", "peer",
-        "peer-staged", "kernel", "staged" or "staged-kernel"; of many at once also "table",
-        "batch", "staged-table" or "several".
+        """How the bytes went, by the name of the route, such as "direct" or "staged"; the
+        list is in docs/copies.md. "several" of many at once, whose parts went their own
+        ways.
         """
     @property
     def progress(self) -> int:

@@ -19,9 +19,8 @@ class Explanation:
     Attributes
     ----------
     route : str
-        As `Transfer.route` will say: ``"nothing"``, ``"host"``, ``"direct"``,
-        ``"direct-2d"``, ``"peer"``, ``"peer-staged"``, ``"kernel"``, ``"staged"`` or
-        ``"staged-kernel"``.
+        As `Transfer.route` will say, such as ``"direct"`` or ``"staged"``; the list is in
+        docs/copies.md.
     how : str
         The same in words.
     why : str

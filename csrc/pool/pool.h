@@ -36,7 +36,7 @@ typedef struct cm_pool_config {
      * pool's own, unlimited at first, that cm_pool_get_config() tells in its place. */
     cm_budget *budget;
     uint64_t idle_trim_ns; /* memory unused for so long goes back by itself; 0: never */
-    uint64_t serial; /* the caller's: addresses of pools come again, this does not */
+    uint64_t serial;       /* the caller's, never used again, as an address is */
 } cm_pool_config;
 
 /* What a user of the pool holds. Read-only for callers. */
@@ -47,7 +47,7 @@ typedef struct cm_block {
     uint64_t nbytes;    /* usable bytes, >= what was asked for */
 } cm_block;
 
-/* Counted by one list, which makes cm_pool_counters. Bytes unless the name says
+/* The one list of counters, which makes cm_pool_counters. Bytes unless the name says
  * count or ns. */
 #define CM_POOL_PEAKS(X)                                                               \
     X(peak_live_nbytes)                                                                \
@@ -234,7 +234,7 @@ CM_NODISCARD cm_status cm_pool_list(cm_pool *pool, cm_block_row **out, uint64_t 
 
 const cm_pool_config *cm_pool_get_config(const cm_pool *pool);
 
-/* True when the equations above cm_pool's struct hold; tests and debug builds. */
+/* True when the invariants in private.h hold; tests and debug builds. */
 bool cm_pool_check(cm_pool *pool);
 
 #endif

@@ -29,8 +29,7 @@ typedef struct cm_call_use {
 /* What stays alive until the engine is done. */
 typedef struct cm_kept {
     cm_keep keep;
-    cm_deferred *deferred; /* shared with the engine, so that what it is through with
-                              goes with the call; NULL: a storage */
+    cm_deferred *deferred; /* counted, the engine has it too; NULL: a storage */
 } cm_kept;
 
 enum { CM_CALL_USES = 2, CM_CALL_STREAMS = 4, CM_CALL_TICKETS = 4, CM_CALL_KEEPS = 4 };
@@ -129,15 +128,16 @@ int cm_call_keep_storage(cm_call *call, cm_storage *storage);
 int cm_call_keep_object(cm_call *call, PyObject *object);
 int cm_call_keep(cm_call *call, const cm_operand *end);
 
-/* Does the stream capture? NULL does not. The GIL stays where that can be seen. */
+/* Does the stream capture? NULL does not. Keeps the GIL where nothing need be waited
+ * for to tell. */
 cm_status cm_call_ask_capturing(const cm_stream *stream, bool *out);
 
 /* The engine with the pools of all `devices` (by index); NULL with an exception. */
 cm_engine *cm_call_engine(cm_state *state, uint64_t devices);
 /* Fill in all of the request but the ends and the keeps: for a look at it. */
 void cm_call_fill(cm_call *call, cm_copy_request *request);
-/* With the keeps, which are the engine's from now on: it must be called. Storages
- * remember the stream from now on. 0, or -1 with MemoryError. */
+/* With the keeps, which are the engine's from now on: its function must be called.
+ * Storages remember the stream from now on. 0, or -1 with MemoryError. */
 int cm_call_prepare(cm_call *call, cm_copy_request *request);
 /* Release the GIL, unless that is done; take it again, if it was released. */
 void cm_call_let_go(cm_call *call);
