@@ -54,12 +54,8 @@ copy_async_function(PyObject *module, PyObject *const *args, Py_ssize_t nargs,
     PyObject *transfer = NULL;
     int device = cm_device_hint_of(state, values[0], values[1]);
     if (cm_call_enter(&frame, state, values[2], device, NULL, NULL) == 0) {
-        cm_stream_list after;
-        if (cm_stream_list_take(state, values[3], "after", device, &after) == 0) {
-            cm_copy_how how = {frame.stream, .after = &after};
-            transfer = cm_copy_objects(state, values[0], values[1], how);
-        }
-        cm_stream_list_give(state, &after);
+        cm_copy_how how = {frame.stream, .after = values[3]};
+        transfer = cm_copy_objects(state, values[0], values[1], how);
     }
     return cm_call_leave(&frame, transfer);
 }

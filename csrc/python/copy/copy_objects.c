@@ -7,6 +7,7 @@
 #include "python/copy/call.h"
 #include "python/copy/configure.h"
 #include "python/copy/copy_objects.h"
+#include "python/core/arguments.h"
 #include "python/core/errors.h"
 #include "python/device/objects.h"
 #include "python/protocols/protocols.h"
@@ -74,13 +75,34 @@ collect_order(copy_call *call)
             return -1;
         }
     }
-    const cm_stream_list *after = call->how.after;
-    for (uint32_t i = 0; after != NULL && i < after->count; i++) {
-        if (cm_call_come_after_stream(&call->call, after->streams[i]) < 0) {
-            return -1;
-        }
-    }
     return 0;
+}
+
+/* Before the ends are read: asking another library's stream runs its code. */
+static int
+come_after_given(copy_call *call)
+{
+    cm_state *state = call->call.state;
+    PyObject *after = call->how.after;
+    if (!cm_arg_is_given(after)) {
+        return 0;
+    }
+    bool many = PyTuple_Check(after) || PyList_Check(after);
+    PyObject *items = many ? PySequence_Tuple(after) : PyTuple_Pack(1, after);
+    int device = cm_device_hint_of(state, call->dst_object, call->src_object);
+    int result = items == NULL ? -1 : 0;
+    for (Py_ssize_t i = 0; result == 0 && i < PyTuple_Size(items); i++) {
+        PyObject *item = PyTuple_GetItem(items, i);
+        if (item == Py_None) {
+            result = cm_arg_refuse(item, "after", "a stream or several");
+            break;
+        }
+        cm_stream *stream = cm_stream_from_argument(state, item, "after", device);
+        result = stream == NULL ? -1 : cm_call_come_after_stream(&call->call, stream);
+        cm_stream_give(state, stream);
+    }
+    Py_XDECREF(items);
+    return result;
 }
 
 /* -- the call ---------------------------------------------------------------------------- */
@@ -144,7 +166,8 @@ static int
 init_call(copy_call *call)
 {
     cm_state_enter(call->call.state);
-    if (cm_state_runtime(call->call.state) == NULL || init_ends(call) < 0
+    if (cm_state_runtime(call->call.state) == NULL || come_after_given(call) < 0
+        || init_ends(call) < 0
         || cm_check_pair("copy: ", &call->dst, &call->src, &call->request.src) < 0
         || init_more(call) < 0) {
         return -1;

@@ -14,7 +14,8 @@ typedef struct cm_copy_how {
     cm_stream *stream; /* NULL: the current one of a blocking copy, else none: in the
                           background */
     bool blocking;
-    const cm_stream_list *after; /* streams that come first as well; NULL: none */
+    PyObject *after; /* a stream that comes first as well, or a tuple or list of them;
+                        NULL, None: none */
     const cm_progress *progress; /* of a blocking copy; NULL: nobody is told */
     PyObject *targets; /* of one in the background: a tuple of dst and more targets of
                           its shape (see cm_broadcast); NULL: dst alone */

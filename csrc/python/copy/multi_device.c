@@ -171,17 +171,12 @@ copy_part(PyObject *module, PyObject *args)
         return NULL;
     }
     cm_call_frame frame;
-    cm_stream_list later_than;
     PyObject *transfers = NULL;
     cm_state *state = cm_state_of_module(module);
     if (cm_call_enter(&frame, state, stream, -1, NULL, NULL) == 0) {
-        if (cm_stream_list_take(state, after, "after", -1, &later_than) == 0) {
-            cm_copy_how how = {frame.stream,     .after = &later_than,
-                               .targets = dsts,  .before = before,
-                               .number = number, .beside = beside};
-            transfers = cm_copy_objects(state, PyTuple_GetItem(dsts, 0), src, how);
-        }
-        cm_stream_list_give(state, &later_than);
+        cm_copy_how how = {frame.stream,     .after = after,   .targets = dsts,
+                           .before = before, .number = number, .beside = beside};
+        transfers = cm_copy_objects(state, PyTuple_GetItem(dsts, 0), src, how);
     }
     return cm_call_leave(&frame, transfers);
 }

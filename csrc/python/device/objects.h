@@ -66,18 +66,6 @@ cm_stream_lent(const cm_state *state, int device)
                                                         : NULL;
 }
 
-/* Streams on loan, in an owned array. */
-typedef struct cm_stream_list {
-    cm_stream **streams;
-    uint32_t count;
-} cm_stream_list;
-
-/* Takes one stream, or a tuple or list of them; NULL and None: none. 0, or -1 with an
- * exception; to be given back in either case. */
-int cm_stream_list_take(cm_state *state, PyObject *object, const char *argument,
-                        int device, cm_stream_list *out);
-void cm_stream_list_give(cm_state *state, cm_stream_list *list);
-
 /* A loan holds the record and, as cm_state_enter() does, keeps shutdown() away. GIL
  * held; the give may release it. */
 cm_stream *cm_stream_take(cm_state *state, cm_stream *stream);
