@@ -10,6 +10,7 @@
 #include "python/core/errors.h"
 #include "python/device/wait.h"
 #include "python/pool/limits.h"
+#include "transfer/plan/layout.h"
 
 /* -- order ---------------------------------------------------------------------------- */
 
@@ -33,27 +34,17 @@ set_order(int ndim, char order, int *axes)
     }
 }
 
-static uint64_t
-distance(int64_t stride)
-{
-    return stride < 0 ? 0 - (uint64_t)stride : (uint64_t)stride;
-}
-
 /* The axes by falling distance of their elements; equals as in C order. */
 static void
 sort_axes(const cm_region *like, int *axes)
 {
-    set_order(like->ndim, 'C', axes);
-    for (int i = 1; i < like->ndim; i++) {
-        int axis = axes[i];
-        int place = i;
-        while (place > 0
-               && distance(like->strides[axes[place - 1]])
-                      < distance(like->strides[axis])) {
-            axes[place] = axes[place - 1];
-            place--;
-        }
-        axes[place] = axis;
+    cm_layout sorted = {.ndim = like->ndim};
+    for (int i = 0; i < like->ndim; i++) {
+        sorted.axes[i] = (cm_axis){.length = i, .stride = {like->strides[i]}};
+    }
+    cm_layout_sort(&sorted, CM_DST);
+    for (int i = 0; i < like->ndim; i++) {
+        axes[i] = (int)sorted.axes[i].length; /* which axis it is */
     }
 }
 
