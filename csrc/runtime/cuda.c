@@ -149,19 +149,11 @@ integer(const void *pointer)
         find_code;                                                                     \
     })
 
-/* Giving something back while the process, the context or the driver goes away is no
- * failure: it is gone already. */
+/* Of giving something back. */
 static int32_t
 freed(int32_t code)
 {
-    switch (code) {
-    case CM_CUDA_UNLOADING:
-    case CM_CUDA_CONTEXT_DESTROYED:
-    case CM_CUDA_INSUFFICIENT_DRIVER:
-        return CM_OK;
-    default:
-        return code;
-    }
+    return cm_code_is_unloading(code) ? CM_OK : code;
 }
 
 /* ---- versions, devices and contexts ---------------------------------------------- */

@@ -57,14 +57,11 @@ cm_alive_page_destroy(const volatile uint32_t *page)
 /* What was current is put back even when it was "no context", so that nothing is ever
  * created on device 0 by accident. */
 
-/* With a second try, since the next call on this thread counts on it. Beyond that there
- * is nothing to undo. */
+/* The next call on this thread counts on it. */
 static void
 put_back(cm_runtime *rt, uint64_t context)
 {
-    if (!cm_is_ok(cm_rt_context_set(rt, context))) {
-        cm_ignore(cm_rt_context_set(rt, context));
-    }
+    (void)CM_TRY_TWICE(cm_rt_context_set(rt, context));
 }
 
 /* The first time, or after a device reset, only cudaSetDevice can say which context is

@@ -258,6 +258,15 @@ cm_runtime_is_forked(const cm_runtime *rt)
     return *rt->alive == 0;
 }
 
+/* Is it what a call answers while the process, the context or the driver goes away?
+ * Whatever was to be given back is gone already, which is no failure. */
+static inline bool
+cm_code_is_unloading(int32_t code)
+{
+    return code == CM_CUDA_UNLOADING || code == CM_CUDA_CONTEXT_DESTROYED
+           || code == CM_CUDA_INSUFFICIENT_DRIVER;
+}
+
 /* The callers: cm_rt_host_alloc(rt, nbytes, flags, &out) and so on, one for each row.
  */
 #define CM_OP_CALLER(name, cuda, driver, arg, params, args)                            \
@@ -294,6 +303,10 @@ bool cm_device_was_entered(const cm_runtime *rt, int device);
         }                                                                              \
         cm_status_;                                                                    \
     })
+
+/* Did the call succeed, or a second try of it? For what must not stay half done; beyond
+ * that there is nothing to undo and nobody to tell. */
+#define CM_TRY_TWICE(call) (cm_is_ok(call) || cm_is_ok(call))
 
 /* Map the page behind `alive`, holding 1. Fails: CM_ESYSTEM. */
 CM_NODISCARD cm_status cm_alive_page_create(const volatile uint32_t **out);

@@ -29,12 +29,5 @@ cm_scope_leave(cm_scope *scope)
 cm_status
 cm_scope_settle(cm_status status)
 {
-    switch (status.code) {
-    case CM_CUDA_UNLOADING:
-    case CM_CUDA_CONTEXT_DESTROYED:
-    case CM_CUDA_INSUFFICIENT_DRIVER:
-        return cm_ok();
-    default:
-        return status;
-    }
+    return cm_code_is_unloading(status.code) ? cm_ok() : status;
 }

@@ -38,10 +38,6 @@ void cm_scope_leave(cm_scope *scope);
         cm_scope_status_;                                                              \
     })
 
-/* Did the call succeed, or a second try of it? For what must not stay half done; beyond
- * that there is nothing to undo and nobody to tell. */
-#define CM_TRY_TWICE(call) (cm_is_ok(call) || cm_is_ok(call))
-
 /* The outcome of giving something back: the codes that say "the driver is already gone
  * and so is the thing" are success. */
 cm_status cm_scope_settle(cm_status status);

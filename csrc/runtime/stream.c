@@ -51,12 +51,8 @@ destroy_handle(cm_runtime *rt, int device, uint64_t handle)
         return; /* leaked: the driver may not be touched in a child */
     }
     cm_device_guard guard;
-    cm_status entered = cm_device_enter(rt, device, &guard);
-    if (!cm_is_ok(entered)) {
-        entered = cm_device_enter(rt, device, &guard); /* else the stream leaks */
-    }
-    if (!cm_is_ok(entered)) {
-        return;
+    if (!CM_TRY_TWICE(cm_device_enter(rt, device, &guard))) {
+        return; /* it leaks */
     }
     /* Nothing can be done about a stream that does not go away: it may be gone for all
      * the failure says, and a second try would meet another stream that has its handle

@@ -61,17 +61,11 @@ cm_py_answer(cm_state *state, cm_status status, const char *doing, PyObject *ans
     return cm_py_raise(state, status, doing);
 }
 
-static bool
-is_unloading(int32_t code)
-{
-    return code == CM_CUDA_UNLOADING || code == CM_CUDA_CONTEXT_DESTROYED
-           || code == CM_CUDA_INSUFFICIENT_DRIVER;
-}
-
 void
 cm_py_report(cm_state *state, cm_status status, PyObject *where)
 {
-    if (cm_is_ok(status) || is_unloading(status.code) || state->make_error == NULL) {
+    if (cm_is_ok(status) || cm_code_is_unloading(status.code)
+        || state->make_error == NULL) {
         return; /* or nothing was opened, or the module is gone already */
     }
     cm_kept_error kept = cm_error_keep();
