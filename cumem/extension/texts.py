@@ -35,6 +35,16 @@ def buffer_repr(buffer: _core.Buffer) -> str:
     return f"cumem.{type(buffer).__name__}({', '.join(said)})"
 
 
+def stream_repr(stream: _core.Stream, handle: int) -> str:
+    """Of a stream, which is closed where the handle is 0."""
+    if handle == 0:
+        return "<cumem.Stream, closed>"
+    names = {1: "legacy default", 2: "per-thread default"}
+    emulated = ", emulated" if _core._is_emulated() else ""
+    which = names.get(handle, f"id {stream.id}")
+    return f"<cumem.Stream {which}, device {stream.device.index}{emulated}>"
+
+
 def flag_names(kind: str, flags: int, is_registered: bool, has_pool: bool) -> list[str]:
     """How the memory was made: names of the flags that apply to its kind."""
     if is_registered:

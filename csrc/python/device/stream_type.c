@@ -346,21 +346,11 @@ stream_hash(PyObject *op)
 static PyObject *
 stream_repr(PyObject *op)
 {
-    cm_stream_object *self = (cm_stream_object *)(void *)op;
-    if (self->stream == NULL) {
-        return PyUnicode_FromString("<cumem.Stream, closed>");
-    }
-    const char *emulated =
-        self->stream->rt->backend == CM_BACKEND_EMULATED ? ", emulated" : "";
-    if (self->stream->handle == CM_STREAM_LEGACY
-        || self->stream->handle == CM_STREAM_PER_THREAD) {
-        bool is_legacy = self->stream->handle == CM_STREAM_LEGACY;
-        return PyUnicode_FromFormat("<cumem.Stream %s default, device %d%s>",
-                                    is_legacy ? "legacy" : "per-thread", self->device,
-                                    emulated);
-    }
-    return PyUnicode_FromFormat("<cumem.Stream id %llu, device %d%s>",
-                                (unsigned long long)self->id, self->device, emulated);
+    /* .handle would give it away */
+    const cm_stream *stream = ((cm_stream_object *)(void *)op)->stream;
+    unsigned long long handle = stream == NULL ? 0 : stream->handle;
+    return cm_package_call("extension.texts", "stream_repr",
+                           Py_BuildValue("(OK)", op, handle));
 }
 
 /* -- tables ------------------------------------------------------------------------ */
