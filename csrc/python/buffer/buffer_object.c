@@ -45,15 +45,9 @@ cm_buffer_new(cm_state *state, PyTypeObject *type, cm_storage *storage, int64_t 
         Py_DECREF(type);
         return NULL;
     }
-    int64_t itemsize = cm_numpy_itemsize(dtype);
     if (ndim > 0) {
         memcpy(self->extents, shape, (size_t)ndim * sizeof(*shape));
-    }
-    if (ndim > 0 && strides != NULL) {
         memcpy(self->extents + ndim, strides, (size_t)ndim * sizeof(*strides));
-    }
-    else if (ndim > 0) {
-        cm_buffer_set_c_strides(ndim, itemsize, shape, self->extents + ndim);
     }
     self->state = state;
     self->storage = cm_storage_hold(storage);
@@ -61,7 +55,7 @@ cm_buffer_new(cm_state *state, PyTypeObject *type, cm_storage *storage, int64_t 
     self->base = Py_XNewRef(base);
     self->weakrefs = NULL;
     self->offset = offset;
-    self->itemsize = itemsize;
+    self->itemsize = cm_numpy_itemsize(dtype);
     self->ndim = ndim;
     self->readonly = readonly || storage->readonly;
     self->deferred = false;

@@ -4,7 +4,6 @@
 #ifndef CM_PYTHON_BUFFER_BUFFER_OBJECT_H
 #define CM_PYTHON_BUFFER_BUFFER_OBJECT_H
 
-#include "base/checked_math.h"
 #include "python/buffer/storage.h"
 #include "python/core/numpy_bridge.h"
 
@@ -80,7 +79,7 @@ cm_buffer_kind(const cm_buffer *buffer)
 }
 
 /* A new buffer of `type` over `storage` (held). dtype and base are held too; shape and
- * strides (bytes; NULL: C order) are copied. Trusts its arguments: callers check that
+ * strides (bytes) are copied. Trusts its arguments: callers check that
  * they lie inside the storage. NULL with an exception. */
 PyObject *cm_buffer_new(cm_state *state, PyTypeObject *type, cm_storage *storage,
                         int64_t offset, PyObject *dtype, int ndim, const int64_t *shape,
@@ -108,17 +107,6 @@ void cm_buffer_region(const cm_buffer *buffer, cm_region *out);
 void cm_buffer_dealloc(PyObject *object);
 /* Room for shape and strides. 0, or -1 with MemoryError. */
 int cm_buffer_make_extents(cm_buffer *self, int ndim);
-
-static inline void
-cm_buffer_set_c_strides(int ndim, int64_t itemsize, const int64_t *shape,
-                        int64_t *strides)
-{
-    int64_t step = itemsize;
-    for (int i = ndim - 1; i >= 0; i--) {
-        strides[i] = step;
-        (void)cm_mul_i64(step, shape[i] > 0 ? shape[i] : 1, &step); /* if empty: any */
-    }
-}
 
 /* Shape and strides of the package's, tuples of ints. 0, or -1 with an exception. */
 int cm_extents_read(PyObject *lengths, PyObject *steps, int *ndim, int64_t *shape,

@@ -18,9 +18,10 @@ flat_span(cm_buffer *self)
     if (cm_buffer_bounds(self, &low, &high) < 0) {
         return NULL;
     }
-    int64_t shape[1] = {high - low};
+    const int64_t shape[1] = {high - low};
+    const int64_t strides[1] = {1};
     return cm_buffer_new_view(self, NULL, self->offset + low, self->state->uint8_dtype,
-                              1, shape, NULL);
+                              1, shape, strides);
 }
 
 /* A memoryview counts as an export until the last array over it is gone; through it the

@@ -68,7 +68,7 @@ copy_to_array(cm_call_frame *frame, PyObject *source, PyObject *told)
     cm_operand end;
     PyObject *array = NULL;
     if (cm_operand_init(frame->state, &end, source, NULL, frame->stream, false) == 0) {
-        array = cm_numpy_empty(end.dtype, end.region.ndim, end.region.shape, 'C');
+        array = cm_numpy_empty(end.dtype, end.region.ndim, end.region.shape);
         bool tells =
             array != NULL && cm_progress_open(told, "copy", &frame->progress) == 0;
         PyObject *done = tells ? copy_and_wait(frame, array, end.keep) : NULL;

@@ -182,7 +182,7 @@ cm_numpy_dtype_of_kind(char kind, int64_t itemsize)
 static PyObject *
 ask_format(PyObject *dtype)
 {
-    PyObject *array = cm_numpy_empty(dtype, 0, NULL, 'C');
+    PyObject *array = cm_numpy_empty(dtype, 0, NULL);
     PyObject *view = array == NULL ? NULL : PyMemoryView_FromObject(array);
     PyObject *format = view == NULL ? NULL : PyObject_GetAttrString(view, "format");
     Py_XDECREF(view);
@@ -216,30 +216,14 @@ cm_numpy_format(PyObject *dtype)
     return format;
 }
 
-/* -- arrays ------------------------------------------------------------------------------- */
-
-/* NumPy 1.26 knows 32 dimensions, NumPy 2 knows 64. */
-static int
-check_ndim(int ndim)
-{
-    int most = PyArray_GetNDArrayCFeatureVersion() >= NPY_2_0_API_VERSION ? 64 : 32;
-    if (ndim > most) {
-        PyErr_Format(PyExc_ValueError, "this NumPy has at most %d dimensions, not %d",
-                     most, ndim);
-        return -1;
-    }
-    return 0;
-}
+/* -- arrays: NumPy 1.26 makes none of more than 32 dimensions ---------------------------- */
 
 PyObject *
 cm_numpy_view(PyObject *owner, void *host, PyObject *dtype, int ndim,
               const int64_t *shape, const int64_t *strides, bool readonly)
 {
     static char nothing[1]; /* NumPy would allocate for NULL; these have no bytes */
-    if (check_ndim(ndim) < 0) {
-        return NULL;
-    }
-    Py_INCREF(dtype); /* stolen */
+    Py_INCREF(dtype);       /* stolen */
     PyObject *array = PyArray_NewFromDescr(
         &PyArray_Type, (PyArray_Descr *)dtype, ndim, shape, strides,
         host == NULL ? nothing : host, readonly ? 0 : NPY_ARRAY_WRITEABLE, NULL);
@@ -255,13 +239,10 @@ cm_numpy_view(PyObject *owner, void *host, PyObject *dtype, int ndim,
 }
 
 PyObject *
-cm_numpy_empty(PyObject *dtype, int ndim, const int64_t *shape, char order)
+cm_numpy_empty(PyObject *dtype, int ndim, const int64_t *shape)
 {
-    if (check_ndim(ndim) < 0) {
-        return NULL;
-    }
     Py_INCREF(dtype); /* stolen */
-    return PyArray_Empty(ndim, shape, (PyArray_Descr *)dtype, order == 'F');
+    return PyArray_Empty(ndim, shape, (PyArray_Descr *)dtype, 0);
 }
 
 bool

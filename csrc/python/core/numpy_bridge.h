@@ -32,8 +32,8 @@ PyObject *cm_numpy_dtype_of_kind(char kind, int64_t itemsize);
 /* A view of host memory; holds `owner` as its base. */
 PyObject *cm_numpy_view(PyObject *owner, void *host, PyObject *dtype, int ndim,
                         const int64_t *shape, const int64_t *strides, bool readonly);
-/* A fresh C- or F-ordered array. */
-PyObject *cm_numpy_empty(PyObject *dtype, int ndim, const int64_t *shape, char order);
+/* A fresh array in C order. */
+PyObject *cm_numpy_empty(PyObject *dtype, int ndim, const int64_t *shape);
 
 bool cm_numpy_is_array(PyObject *object);
 bool cm_numpy_is_scalar(PyObject *object); /* numpy.generic, not an array */

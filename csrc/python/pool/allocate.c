@@ -300,7 +300,7 @@ allocate_pageable(cm_state *state, PyObject *dtype, int ndim, const int64_t *sha
     }
     int64_t strides[CM_MAX_NDIM];
     set_strides(ndim, itemsize, shape, axes, strides);
-    PyObject *array = cm_numpy_empty(dtype, ndim, shape, 'C');
+    PyObject *array = cm_numpy_empty(dtype, ndim, shape);
     if (array == NULL) {
         return NULL;
     }
@@ -322,7 +322,7 @@ allocate_pageable(cm_state *state, PyObject *dtype, int ndim, const int64_t *sha
     storage->nbytes = nbytes;
     PyObject *buffer =
         cm_buffer_new(state, state->buffer_types[CM_KIND_PAGEABLE], storage, 0, dtype,
-                      ndim, shape, ndim > 0 ? strides : NULL, false, NULL);
+                      ndim, shape, strides, false, NULL);
     cm_storage_release(storage, true);
     return buffer;
 }
