@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from types import TracebackType
-from typing import Any, Self, final
+from typing import Any, NoReturn, Self, final
 
 import numpy as np
 
@@ -227,16 +227,15 @@ def _import_host(obj: Any) -> _core.Buffer:
     )
 
 
-def why_unmapped(has_parts: bool, offset: int) -> str:
-    """A note of what was being done when devices got no address for the memory."""
-    begin = "while registering with mapped=True: "
-    if has_parts:
-        return (
-            f"{begin}parts of the memory were page-locked before, and from byte "
-            f"{offset} on devices reach it by an address that does not follow on: end "
-            "the earlier registration first, or register without mapped"
-        )
-    return (
-        f"{begin}devices have no address for the memory; whoever page-locked it before "
-        "may not have mapped it"
+def refuse_mapping(error: Exception, has_parts: bool, offset: int) -> NoReturn:
+    """Raise it with a note: devices got no address for the memory."""
+    why = (
+        f"parts of the memory were page-locked before, and from byte {offset} on devices "
+        "reach it by an address that does not follow on: end the earlier registration "
+        "first, or register without mapped"
+        if has_parts
+        else "devices have no address for the memory; whoever page-locked it before may "
+        "not have mapped it"
     )
+    error.add_note(f"while registering with mapped=True: {why}")
+    raise error

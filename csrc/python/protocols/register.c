@@ -41,15 +41,10 @@ static int
 refuse_mapping(cm_state *state, const cm_storage *storage, cm_status status)
 {
     unsigned long long offset = status.arg - (uint64_t)(uintptr_t)storage->host;
-    PyObject *note =
-        cm_package_call("registering", "why_unmapped",
-                        Py_BuildValue("(iK)", status.code == CM_ENOTSUP, offset));
-    const char *doing = note == NULL ? NULL : PyUnicode_AsUTF8AndSize(note, NULL);
-    if (doing != NULL) {
-        cm_py_raise(state, status, doing);
-    }
-    Py_XDECREF(note);
-    return -1;
+    return cm_package_refuse("registering", "refuse_mapping",
+                             Py_BuildValue("(NiK)",
+                                           cm_py_exception_new(state, status, NULL),
+                                           status.code == CM_ENOTSUP, offset));
 }
 
 /* Lock what `bytes` reaches and fill `storage` in. */
