@@ -16,28 +16,20 @@ static PyObject *
 describe_end(cm_state *state, const cm_operand *end)
 {
     int64_t low, high;
-    const cm_runtime *rt = cm_state_runtime(state);
-    if (rt == NULL) {
+    const cm_region *region = &end->region;
+    cm_engine *engine = cm_state_engine(state, -1);
+    if (engine == NULL) {
         return NULL;
     }
-    cm_status status = cm_region_bounds(&end->region, &low, &high);
+    cm_status status = cm_region_bounds(region, &low, &high);
     if (!cm_is_ok(status)) {
         return cm_py_raise(state, status, NULL);
     }
-    const cm_region *region = &end->region;
     uint64_t begin = cm_overlap_span(state->runtime, region).begin;
-    bool is_whole = true; /* no edge of a registration lies within it */
-    bool is_locked = false;
-    if (!cm_region_is_on_device(region)) {
-        uint64_t nbytes = (uint64_t)(high - low);
-        is_whole = cm_registry_run(state->registry, (char *)region->host + low, nbytes,
-                                   &is_locked)
-                   == nbytes;
-    }
-    is_locked = is_whole && (is_locked || !cm_kind_is_pageable(region->kind));
+    cm_end_facts facts = cm_engine_facts_of(engine, region);
     return Py_BuildValue("(OKO)", end->keep,
                          (unsigned long long)(begin - (uint64_t)low),
-                         is_locked ? Py_True : Py_False);
+                         facts.locked && facts.whole ? Py_True : Py_False);
 }
 
 static PyObject *

@@ -12,8 +12,7 @@
 #include "pool/pool.h"
 #include "pool/registry.h"
 #include "transfer/engine/handle.h"
-#include "transfer/plan/region.h"
-#include "transfer/plan/tuning.h"
+#include "transfer/plan/plan.h"
 
 typedef struct cm_engine cm_engine;
 
@@ -154,6 +153,9 @@ typedef struct cm_copy_counts {
 } cm_copy_counts;
 
 const cm_copy_counts *cm_engine_counts(const cm_engine *engine);
+
+/* What is known of one end of a copy beyond its region. */
+cm_end_facts cm_engine_facts_of(cm_engine *engine, const cm_region *region);
 
 /* Unfinished transfers. */
 uint64_t cm_engine_count_pending(cm_engine *engine);

@@ -155,8 +155,7 @@ void cm_cache_leave_ring(cm_engine *engine, uint64_t nbytes);
 /* Fails: the first event_destroy that failed. */
 CM_NODISCARD cm_status cm_cache_fini(cm_engine *engine);
 
-/* engine.c: what is known of one end beyond its region. */
-cm_end_facts cm_engine_facts_of(cm_engine *engine, const cm_region *region);
+/* engine.c: cm_engine_facts_of() the end of a piece. */
 cm_end_facts cm_engine_facts_of_end(cm_engine *engine, const cm_piece_end *end,
                                     uint64_t nbytes);
 
