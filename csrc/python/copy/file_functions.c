@@ -62,13 +62,6 @@ read_pairs(file_call *call, PyObject *pairs)
     return 0;
 }
 
-static bool
-is_on_device(const cm_file_range *range)
-{
-    return range->nbytes > 0
-           && (cm_kind_is_on_device(range->kind) || range->host == NULL);
-}
-
 /* -- order and lifetime ------------------------------------------------------------------- */
 
 static int
@@ -92,8 +85,8 @@ choose_streams(file_call *call)
 {
     cm_stream **streams = call->request.streams;
     for (Py_ssize_t i = 0; i < call->count; i++) {
-        int device = call->ranges[i].device;
-        if (!is_on_device(&call->ranges[i]) || streams[device] != NULL) {
+        int device = cm_file_range_device(&call->ranges[i]);
+        if (call->ranges[i].nbytes == 0 || device < 0 || streams[device] != NULL) {
             continue;
         }
         if (call->given != NULL && call->given->device != device) {

@@ -45,6 +45,14 @@ typedef struct cm_file_range {
 CM_NODISCARD cm_status cm_file_range_init(cm_file_range *range, uint64_t offset,
                                           const cm_region *region);
 
+/* Whose memory; -1: the host's. */
+static inline int
+cm_file_range_device(const cm_file_range *range)
+{
+    return cm_kind_is_on_device(range->kind) || range->host == NULL ? range->device
+                                                                    : -1;
+}
+
 /* What was wrong with the file. */
 typedef struct cm_file_failure {
     int error; /* errno; 0: the file ends at `offset`, or no failure of the file's */

@@ -77,14 +77,6 @@ typedef struct cm_file_job {
     cm_file_chunk chunks[CM_SLOT_MAX];
 } cm_file_job;
 
-/* Whose memory; -1: the host's. */
-static inline int
-cm_file_range_device(const cm_file_range *range)
-{
-    return cm_kind_is_on_device(range->kind) || range->host == NULL ? range->device
-                                                                    : -1;
-}
-
 /* Has one of the ranges failed? Then nothing more needs to be moved. */
 static inline bool
 cm_file_has_failed(const cm_file_job *file)
