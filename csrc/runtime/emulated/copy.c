@@ -292,23 +292,13 @@ fill_submit(cm_runtime *rt, cm_address dst, uint32_t unit, uint32_t value,
     return cm_emulated_submit(rt, stream, &job.base, sizeof(job), false);
 }
 
-int32_t
-cm_emulated_op_fill_8_async(cm_runtime *rt, cm_address dst, uint8_t value,
-                            uint64_t count, uint64_t stream)
-{
-    return fill_submit(rt, dst, 1, value, count, stream);
-}
-
-int32_t
-cm_emulated_op_fill_16_async(cm_runtime *rt, cm_address dst, uint16_t value,
-                             uint64_t count, uint64_t stream)
-{
-    return fill_submit(rt, dst, 2, value, count, stream);
-}
-
-int32_t
-cm_emulated_op_fill_32_async(cm_runtime *rt, cm_address dst, uint32_t value,
-                             uint64_t count, uint64_t stream)
-{
-    return fill_submit(rt, dst, 4, value, count, stream);
-}
+#define FILL(bits)                                                                     \
+    int32_t cm_emulated_op_fill_##bits##_async(cm_runtime *rt, cm_address dst,         \
+                                               uint##bits##_t value, uint64_t count,   \
+                                               uint64_t stream)                        \
+    {                                                                                  \
+        return fill_submit(rt, dst, (bits) / 8, value, count, stream);                 \
+    }
+FILL(8)
+FILL(16)
+FILL(32)
