@@ -14,12 +14,9 @@ cm_configure_open(cm_state *state)
 {
     cm_tuning_choice *choice = &state->tuning;
     if (!choice->is_open
-        && (choice->was_set || cm_package_has_variables("CUMEM_TRANSFER_"))) {
-        PyObject *done = cm_package_call("tuning", "begin", PyTuple_New(0));
-        Py_XDECREF(done);
-        if (done == NULL) {
-            return -1;
-        }
+        && (choice->was_set || cm_package_has_variables("CUMEM_TRANSFER_"))
+        && cm_package_do("tuning", "begin", PyTuple_New(0)) < 0) {
+        return -1;
     }
     choice->is_open = true;
     return 0;
@@ -71,12 +68,11 @@ cm_configure_look(cm_state *state, int device)
     }
     state->tuning.has_looked = true;
     cm_state_enter(state);
-    PyObject *done = cm_package_call(
+    int result = cm_package_do(
         "calibration", "take_kept",
         Py_BuildValue("(i)", device < 0 ? state->current_device : device));
     cm_state_leave(state);
-    if (done != NULL) {
-        Py_DECREF(done);
+    if (result == 0) {
         return 0;
     }
     /* Exceptions that are no errors, KeyboardInterrupt for one, end what is done. */

@@ -176,11 +176,9 @@ static int
 fill(cm_buffer *self, PyObject *value, PyObject *given, cm_stream *stream)
 {
     if (!PyLong_CheckExact(value) && !PyFloat_CheckExact(value)) {
-        PyObject *done = cm_package_call(
+        return cm_package_do(
             "extension.filling", "fill",
             PyTuple_Pack(3, self, value, given == NULL ? Py_None : given));
-        Py_XDECREF(done);
-        return done == NULL ? -1 : 0;
     }
     PyObject *element = cm_numpy_as_value(value, self->dtype);
     int result =

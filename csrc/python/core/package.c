@@ -48,9 +48,17 @@ cm_package_call(const char *module, const char *function, PyObject *arguments)
 }
 
 int
+cm_package_do(const char *module, const char *function, PyObject *arguments)
+{
+    PyObject *done = cm_package_call(module, function, arguments);
+    Py_XDECREF(done);
+    return done == NULL ? -1 : 0;
+}
+
+int
 cm_package_refuse(const char *module, const char *function, PyObject *arguments)
 {
-    Py_XDECREF(cm_package_call(module, function, arguments));
+    (void)cm_package_do(module, function, arguments);
     return -1;
 }
 

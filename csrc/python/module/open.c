@@ -143,11 +143,10 @@ static int
 warn_of_emulation(cm_state *state, const char *reason)
 {
     state->warned = true;
-    PyObject *done =
-        cm_package_call("devices", "warn_of_emulation", Py_BuildValue("(s)", reason));
-    state->warned = done != NULL;
-    Py_XDECREF(done);
-    return state->warned ? 0 : -1;
+    int result =
+        cm_package_do("devices", "warn_of_emulation", Py_BuildValue("(s)", reason));
+    state->warned = result == 0;
+    return result;
 }
 
 /* Install a runtime that was just opened, with its registry and engine. */
@@ -161,8 +160,7 @@ adopt(cm_state *state, cm_runtime *runtime)
         status =
             cm_engine_create(runtime, registry, cm_shortage_relieve, state, &engine);
         if (!cm_is_ok(status)) {
-            cm_status ignored = cm_registry_close(registry);
-            (void)ignored;
+            cm_ignore(cm_registry_close(registry));
         }
     }
     if (!cm_is_ok(status)) {

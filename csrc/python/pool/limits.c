@@ -71,20 +71,6 @@ list_totals(cm_state *state, cm_runtime *runtime)
     return list;
 }
 
-/* cumem/limits.py reads the variables and sets what they say, all of it or nothing. */
-static int
-set_variables(cm_state *state, cm_runtime *runtime, uint64_t usable)
-{
-    PyObject *totals = list_totals(state, runtime);
-    PyObject *done =
-        totals == NULL ? NULL
-                       : cm_package_call(
-                             "limits", "set_from_environment",
-                             Py_BuildValue("(NN)", cm_limit_to_object(usable), totals));
-    Py_XDECREF(done);
-    return done == NULL ? -1 : 0;
-}
-
 int
 cm_limits_open(cm_state *state, cm_runtime *runtime)
 {
@@ -99,8 +85,11 @@ cm_limits_open(cm_state *state, cm_runtime *runtime)
             set_limit(state, (cm_kind)kind, device, is_host ? half : UINT64_MAX);
         }
     }
+    /* cumem/limits.py reads them and sets what they say, all of it or nothing. */
     return cm_package_has_variables("CUMEM_LIMIT_")
-               ? set_variables(state, runtime, usable)
+               ? cm_package_do("limits", "set_from_environment",
+                               Py_BuildValue("(NN)", cm_limit_to_object(usable),
+                                             list_totals(state, runtime)))
                : 0;
 }
 

@@ -614,10 +614,8 @@ check_sign(PyObject *object, PyObject *imported)
         && cm_buffer_nbytes(buffer) != (uint64_t)buffer->itemsize) {
         return 0;
     }
-    PyObject *done = cm_package_call("extension.foreign_memory", "check_sign",
-                                     PyTuple_Pack(1, object));
-    Py_XDECREF(done);
-    return done == NULL ? -1 : 0;
+    return cm_package_do("extension.foreign_memory", "check_sign",
+                         PyTuple_Pack(1, object));
 }
 
 PyObject *
