@@ -114,19 +114,17 @@ static cm_status
 settle(const cm_storage *detached, cm_runtime *runtime)
 {
     cm_status first = cm_ok();
-    cm_status status;
     bool fence = detached->was_exported;
     for (uint32_t i = 0; i < detached->use_count; i++) {
         cm_stream *use = detached->uses[i];
         fence |= use->handle == CM_STREAM_PER_THREAD; /* perhaps another thread's */
-        status = CM_ASKING(use->rt, use->device,
-                           cm_rt_stream_synchronize(use->rt, use->handle));
-        first = cm_is_ok(first) ? status : first;
+        first = cm_first_failure(
+            first, CM_ASKING(use->rt, use->device,
+                             cm_rt_stream_synchronize(use->rt, use->handle)));
     }
     if (fence && runtime != NULL) {
-        status =
-            CM_ASKING(runtime, detached->device, cm_rt_device_synchronize(runtime));
-        first = cm_is_ok(first) ? status : first;
+        first = cm_first_failure(first, CM_ASKING(runtime, detached->device,
+                                                  cm_rt_device_synchronize(runtime)));
     }
     return first;
 }
@@ -144,8 +142,8 @@ cm_storage_free_parts(cm_storage *detached, cm_runtime *runtime)
             status = settle(detached, runtime);
         }
         if (detached->registration != NULL) {
-            cm_status released = cm_registration_release(detached->registration);
-            status = cm_is_ok(status) ? released : status;
+            status = cm_first_failure(status,
+                                      cm_registration_release(detached->registration));
         }
         for (uint32_t i = 0; i < detached->use_count; i++) {
             cm_stream_release(detached->uses[i]);

@@ -221,8 +221,8 @@ wait_for_stream(cm_storage *storage, cm_stream *stream)
                                  event != 0 ? event : stream->handle, true, &status);
     }
     if (event != 0) {
-        cm_status destroyed = CM_WITHOUT_GIL(cm_rt_event_destroy(stream->rt, event));
-        status = cm_is_ok(status) ? destroyed : status;
+        status = cm_first_failure(
+            status, CM_WITHOUT_GIL(cm_rt_event_destroy(stream->rt, event)));
     }
     if (!waited) {
         return -1;

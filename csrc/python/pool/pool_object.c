@@ -293,7 +293,7 @@ cm_pools_trim(cm_state *state, cm_pools_trim_request *r)
         cm_status status =
             cm_pool_trim(pool, r->keep_nbytes, r->wait ? &hooks : NULL, &released);
         cancelled = status.code == CM_ECANCELLED;
-        r->refused = cm_is_ok(r->refused) ? status : r->refused;
+        r->refused = cm_first_failure(r->refused, status);
         r->released_nbytes += released;
         r->count++;
         if (r->keep_nbytes > 0) {
@@ -326,15 +326,11 @@ cm_pools_admit_peers(cm_state *state)
     cm_status first = cm_ok();
     Py_BEGIN_ALLOW_THREADS
     for (size_t i = 0; i < count; i++) {
-        cm_status status = cm_pool_admit_peers(entries[i].pool);
-        first = cm_is_ok(first) ? status : first;
+        first = cm_first_failure(first, cm_pool_admit_peers(entries[i].pool));
     }
     Py_END_ALLOW_THREADS
     cm_pools_give_all(state, entries, count);
-    if (!cm_is_ok(first)) {
-        cm_py_report(state, first, NULL); /* the call that noticed is about another
-                                             thing */
-    }
+    cm_py_report(state, first, NULL); /* the call that noticed is about another thing */
 }
 
 /* -- as Python values ---------------------------------------------------------------- */
