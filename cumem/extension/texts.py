@@ -45,19 +45,18 @@ def stream_repr(stream: _core.Stream, handle: int) -> str:
     return f"<cumem.Stream {which}, device {stream.device.index}{emulated}>"
 
 
-def flag_names(kind: str, flags: int, is_registered: bool, has_pool: bool) -> list[str]:
+def flag_names(
+    kind: str, flags: int, is_registered: bool, has_pool: bool
+) -> tuple[str, ...]:
     """How the memory was made: names of the flags that apply to its kind."""
     if is_registered:
-        return (
-            ["registered", "read_only"]
-            if flags & REGISTER_READ_ONLY
-            else ["registered"]
-        )
+        is_read_only = flags & REGISTER_READ_ONLY
+        return ("registered", "read_only") if is_read_only else ("registered",)
     if not has_pool:
-        return []
+        return ()
     if KINDS[kind].migrates:
-        return ["host" if flags == ATTACH_HOST else "global"]
-    return [name for bit, name in _HOST_FLAGS.items() if flags & bit]
+        return ("host" if flags == ATTACH_HOST else "global",)
+    return tuple(name for bit, name in _HOST_FLAGS.items() if flags & bit)
 
 
 def name_pair(error: BaseException, index: int) -> BaseException:

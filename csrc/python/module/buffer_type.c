@@ -79,13 +79,10 @@ static PyObject *
 get_flags(PyObject *object, void *closure CM_UNUSED)
 {
     const cm_storage *storage = ((const cm_buffer *)object)->storage;
-    PyObject *names = cm_package_call(
-        "extension.texts", "flag_names",
-        Py_BuildValue("(sIii)", cm_kinds[storage->kind].text, storage->flags,
-                      storage->registration != NULL, storage->pool != NULL));
-    PyObject *tuple = names == NULL ? NULL : PySequence_Tuple(names);
-    Py_XDECREF(names);
-    return tuple;
+    return cm_package_call("extension.texts", "flag_names",
+                           Py_BuildValue("(sIii)", cm_kinds[storage->kind].text,
+                                         storage->flags, storage->registration != NULL,
+                                         storage->pool != NULL));
 }
 
 #define GETTER(type, name) {#name, get_##name, NULL, CM_DOC_##type##_##name, NULL}
