@@ -127,6 +127,14 @@ def save(results: dict[str, Any], path: str | Path) -> None:
     Path(path).write_bytes(text.encode("utf-8", "backslashreplace"))
 
 
+def check_device(index: int) -> None:
+    """ValueError where the command line names a device that there is not."""
+    count = cumem.device_count()
+    if not 0 <= index < count:
+        there = "there is 1" if count == 1 else f"there are {count or 'none'}"
+        raise ValueError(f"there is no device {index}; {there}")
+
+
 def check_writable(name: str) -> None:
     """Open a file as `save` will, before the work for it; what is there stays as it is.
 

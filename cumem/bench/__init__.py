@@ -147,10 +147,10 @@ def _run(options: Options, plan: Plan, facts: dict[str, Any]) -> int:
 
 def _check(options: Options) -> None:
     """Refuse at once what would fail only after the measuring."""
-    count = cumem.device_count()
-    if not 0 <= options.device < count:
-        there = "there is 1" if count == 1 else f"there are {count or 'none'}"
-        raise UsageError(f"there is no device {options.device}; {there}")
+    try:
+        info.check_device(options.device)
+    except ValueError as error:
+        raise UsageError(str(error)) from error
     if options.json == "-":
         raise UsageError("--json -: the tables are on standard output; name a file")
     if options.plot is not None:

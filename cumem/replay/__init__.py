@@ -430,10 +430,7 @@ def main(options: Options, trace: Trace) -> int:
     OutOfMemoryError
         If the device is too small for the trace.
     """
-    count = cumem.device_count()
-    if not 0 <= options.device < count:
-        there = "there is 1" if count == 1 else f"there are {count or 'none'}"
-        raise ValueError(f"there is no device {options.device}; {there}")
+    info.check_device(options.device)
     if cumem.backend() == "emulated" and trace.peak_live > MOST_EMULATED:
         raise ValueError(
             f"{trace.name}: {format_nbytes(trace.peak_live)} live at once, more than the "
