@@ -326,9 +326,9 @@ settle_place_locked(cm_pool *pool, place_plan *plan, const cm_heap_view *view)
     for (; plan->held_count > 0; plan->held_count--) {
         cm_heap_span *span = next;
         bool has_memory = chunk_of(span) != NULL;
-        for (; has_memory && plan->held_count > 1 && chunk_of(span->next) != NULL;
-             plan->held_count--) {
+        while (has_memory && plan->held_count > 1 && chunk_of(span->next) != NULL) {
             cm_heap_join_next(heap, span);
+            plan->held_count--;
         }
         next = span->next; /* BUSY: it is not joined before its turn */
         if (has_memory) {

@@ -25,13 +25,15 @@ cm_status
 cm_kernels_fini(cm_kernels *kernels)
 {
     cm_status first = cm_ok();
-    for (int i = 0; i < CM_KERNEL_COUNT * CM_MAX_DEVICES; i++) {
-        uint64_t *module = &kernels->modules[i / CM_MAX_DEVICES][i % CM_MAX_DEVICES];
-        if (*module != 0) {
-            cm_status status = CM_IN_SCOPE(kernels->rt, i % CM_MAX_DEVICES,
-                                           cm_rt_module_unload(kernels->rt, *module));
-            first = cm_first_failure(first, status);
-            *module = 0;
+    for (int kernel = 0; kernel < CM_KERNEL_COUNT; kernel++) {
+        for (int device = 0; device < CM_MAX_DEVICES; device++) {
+            uint64_t *module = &kernels->modules[kernel][device];
+            if (*module != 0) {
+                cm_status status = CM_IN_SCOPE(
+                    kernels->rt, device, cm_rt_module_unload(kernels->rt, *module));
+                first = cm_first_failure(first, status);
+                *module = 0;
+            }
         }
     }
     return first;
