@@ -76,8 +76,8 @@ macros |= {"Py_LIMITED_API": "0x030B0000"} if LIMITED else {}
 macros |= {"CM_DEBUG": "1"} if DEBUG else {}
 flags = ["-std=c17", "-fvisibility=hidden", "-Wall", "-Wextra", "-Wshadow", "-Wundef"]
 flags += ["-Wstrict-prototypes", "-Wmissing-prototypes", "-Wconversion"]
-# Vectors for neighbouring counters stall where one of them was written just before: 10 ns
-# of an allocation of 80. What is to be vectors says so.
+# Vectors for neighbouring counters stall where one of them was written just before, in
+# each allocation. What is to be vectors says so.
 fast = [
     "-O2",
     "-fno-tree-vectorize",

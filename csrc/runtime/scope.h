@@ -16,8 +16,7 @@ typedef struct cm_scope {
 /* `mode`: CM_CAPTURE_RELAXED for what is ours alone; CM_CAPTURE_THREAD_LOCAL for what
  * the caller asked for, which a capture of its own thread still forbids. A thread that
  * is laxer stays so. Scopes nest; each successful enter needs its leave, a failed one
- * needs
- * none. Fails: what cm_device_enter does; capture_mode_exchange. */
+ * needs none. Fails: what cm_device_enter does; capture_mode_exchange. */
 CM_NODISCARD cm_status cm_scope_enter(cm_runtime *rt, int device, int mode,
                                       cm_scope *scope);
 void cm_scope_leave(cm_scope *scope);

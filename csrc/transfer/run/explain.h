@@ -20,9 +20,8 @@ typedef struct cm_explanation {
 } cm_explanation;
 
 /* What cm_engine_copy() would do with the request now: makes no copy, and keeps no
- * memory.
- * Asks the stream, if there is one, whether it is idle. Fails: as cm_plan_init, and for
- * want of the host's memory. */
+ * memory. Asks the stream, if there is one, whether it is idle. Fails: as cm_plan_init,
+ * and for want of the host's memory. */
 CM_NODISCARD cm_status cm_engine_explain(cm_engine *engine,
                                          const cm_copy_request *request,
                                          cm_explanation *out);
