@@ -410,8 +410,8 @@ test_loan_of_a_brief_event_is_without_time(void)
     MUST(cm_device_enter(w.rt, 0, &guard));
     for (int round = 0; round < 2; round++) { /* the second are those given back */
         for (int i = 0; i < 2; i++) {
-            CHECK_OK(cm_cache_take_event(w.engine, 0, CM_UNTIMED, &brief[i]));
-            CHECK_OK(cm_cache_take_event(w.engine, 0, CM_TIMED, &timed[i]));
+            CHECK_OK(cm_cache_take_event(w.engine, 0, CM_POLLED, &brief[i]));
+            CHECK_OK(cm_cache_take_event(w.engine, 0, CM_WAITED, &timed[i]));
             CHECK_OK(cm_rt_event_record(w.rt, brief[i], w.streams[0]->handle));
             CHECK_OK(cm_rt_event_record(w.rt, timed[i], w.streams[0]->handle));
         }
@@ -421,8 +421,8 @@ test_loan_of_a_brief_event_is_without_time(void)
         CHECK_OK(cm_rt_event_elapsed(w.rt, timed[0], timed[1], &ms));
         CHECK(ms >= 0);
         for (int i = 0; i < 2; i++) {
-            cm_cache_give_event(w.engine, 0, CM_UNTIMED, brief[i]);
-            cm_cache_give_event(w.engine, 0, CM_TIMED, timed[i]);
+            cm_cache_give_event(w.engine, 0, CM_POLLED, brief[i]);
+            cm_cache_give_event(w.engine, 0, CM_WAITED, timed[i]);
         }
     }
     cm_device_leave(w.rt, &guard);

@@ -55,14 +55,14 @@ cm_job_wait_stream(cm_job *job)
     bool idle = false;
     cm_status status = cm_rt_stream_query(engine->rt, job->stream->handle, &idle);
     if (cm_is_ok(status) && !idle && job->idle_event == 0) {
-        CM_TRY(cm_cache_take_event(engine, device, CM_UNTIMED, &job->idle_event));
+        CM_TRY(cm_cache_take_event(engine, device, CM_WAITED, &job->idle_event));
         status = cm_rt_event_record(engine->rt, job->idle_event, job->stream->handle);
     }
     if (cm_is_ok(status) && !idle) {
         status = cm_job_wait_event(job, device, job->idle_event);
     }
     if (job->wait == CM_WAIT_NONE) {
-        cm_cache_give_event(engine, device, CM_UNTIMED, job->idle_event);
+        cm_cache_give_event(engine, device, CM_WAITED, job->idle_event);
         job->idle_event = 0;
     }
     return status;
@@ -109,10 +109,10 @@ record_one(cm_job *job, const cm_stream *stream)
     cm_after after = {.device = stream->device};
     /* its event would take ours into the graph */
     CM_TRY(cm_stream_check_not_capturing(stream));
-    CM_TRY(cm_cache_take_event(engine, stream->device, CM_UNTIMED, &after.event));
+    CM_TRY(cm_cache_take_event(engine, stream->device, CM_WAITED, &after.event));
     cm_status status = cm_stream_record(stream, after.event);
     if (!cm_is_ok(status)) {
-        cm_cache_give_event(engine, after.device, CM_UNTIMED, after.event);
+        cm_cache_give_event(engine, after.device, CM_WAITED, after.event);
         return status;
     }
     job->afters[job->after_count++] = after;
@@ -209,7 +209,7 @@ cm_job_wait_after(cm_job *job)
         else {
             CM_TRY(cm_stream_wait_event(job->stream, after->event));
         }
-        cm_cache_give_event(job->engine, after->device, CM_UNTIMED, after->event);
+        cm_cache_give_event(job->engine, after->device, CM_WAITED, after->event);
         job->after_count--;
     }
     return cm_ok();

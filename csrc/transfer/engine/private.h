@@ -45,10 +45,11 @@ typedef struct cm_side_stream {
     cm_stream *stream; /* held; NULL: the place is free */
 } cm_side_stream;
 
-/* Without a time the device is through with an event sooner. */
+/* An event without a time is over sooner; on an H200 by a microsecond less once ring
+ * and streams have such events too, so only short copies have them. */
 typedef enum cm_event_sort {
-    CM_TIMED, /* the ends of what cm_ticket_info.seconds tells */
-    CM_UNTIMED,
+    CM_WAITED, /* by streams and jobs; of some the time is told */
+    CM_POLLED, /* by a short copy, until it is over */
     CM_EVENT_SORT_COUNT
 } cm_event_sort;
 

@@ -29,7 +29,8 @@ keep(cm_engine *engine, cm_spares *spares, uint64_t item)
 cm_status
 cm_cache_take_event(cm_engine *engine, int device, cm_event_sort sort, uint64_t *out)
 {
-    unsigned flags = sort == CM_TIMED ? 0 : CM_EVENT_DISABLE_TIMING;
+    unsigned flags =
+        sort == CM_POLLED ? CM_EVENT_DISABLE_TIMING : CM_EVENT_BLOCKING_SYNC;
     return take(engine, &engine->cache[device].events[sort], out)
                ? cm_ok()
                : CM_ON_DEVICE(engine->rt, device,

@@ -202,13 +202,13 @@ enter_state_and_unlock(cm_ticket *ticket, cm_ticket_state state)
 static cm_status
 record_end(cm_engine *engine, cm_stream *stream, cm_stream *follower, uint64_t *out)
 {
-    CM_TRY(cm_cache_take_event(engine, stream->device, CM_TIMED, out));
+    CM_TRY(cm_cache_take_event(engine, stream->device, CM_WAITED, out));
     cm_status status = cm_rt_event_record(engine->rt, *out, stream->handle);
     if (cm_is_ok(status) && follower != NULL && follower != stream) {
         status = cm_stream_wait_event(follower, *out);
     }
     if (!cm_is_ok(status)) {
-        cm_cache_give_event(engine, stream->device, CM_TIMED, *out);
+        cm_cache_give_event(engine, stream->device, CM_WAITED, *out);
     }
     return status;
 }
@@ -284,8 +284,8 @@ give_back(cm_ticket *ticket)
     cm_loan loan = ticket->loan;
     ticket->loan = (cm_loan){.device = 0};
     cm_mutex_unlock(&engine->lock);
-    cm_cache_give_event(engine, loan.device, CM_TIMED, loan.start_event);
-    cm_cache_give_event(engine, loan.device, CM_TIMED, loan.end_event);
+    cm_cache_give_event(engine, loan.device, CM_WAITED, loan.start_event);
+    cm_cache_give_event(engine, loan.device, CM_WAITED, loan.end_event);
     cm_cache_give_stream(engine, loan.stream);
     if (loan.side != NULL) {
         cm_stream_release(loan.side);

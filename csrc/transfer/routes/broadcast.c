@@ -114,7 +114,7 @@ cm_targets_begin(cm_job *job)
     CM_TRY(cm_cache_take_stream(engine, job->stream->device, &targets->join));
     for (uint32_t i = 0; i < targets->sent_count; i++) {
         target *t = &targets->all[i];
-        CM_TRY(cm_cache_take_event(engine, t->dst.device, CM_UNTIMED, &t->event));
+        CM_TRY(cm_cache_take_event(engine, t->dst.device, CM_WAITED, &t->event));
         CM_TRY(cm_job_open_stream_on(job, t->dst.device, NULL));
     }
     return cm_ok();
@@ -191,7 +191,7 @@ cm_targets_destroy(cm_job *job)
     }
     for (uint32_t i = 0; i < targets->sent_count; i++) {
         const target *t = &targets->all[i];
-        cm_cache_give_event(engine, t->dst.device, CM_UNTIMED, t->event);
+        cm_cache_give_event(engine, t->dst.device, CM_WAITED, t->event);
     }
     cm_cache_give_stream(engine, targets->join);
     free(targets);

@@ -95,7 +95,7 @@ cm_ring_destroy(cm_job *job)
                               s->blocks[1]);
         }
         free(s->plain); /* the runtime is through with ordinary memory on return */
-        cm_cache_give_event(engine, s->device, CM_UNTIMED, s->event);
+        cm_cache_give_event(engine, s->device, CM_WAITED, s->event);
     }
     cm_cache_leave_ring(engine, nbytes);
     count_ring(job, -1);
@@ -144,7 +144,7 @@ equip_slot(cm_job *job, cm_slot *s, bool *out)
     *out = true;
     if (s->event == 0 && job->stream != NULL) {
         s->device = job->stream->device;
-        CM_TRY(cm_cache_take_event(engine, s->device, CM_UNTIMED, &s->event));
+        CM_TRY(cm_cache_take_event(engine, s->device, CM_WAITED, &s->event));
     }
     if (s->host != NULL || !ring->needs_host) {
         return cm_ok();
@@ -225,8 +225,8 @@ cm_slot_set_device(const cm_job *job, cm_slot *s, int device)
     if (s->device == device) {
         return cm_ok();
     }
-    CM_TRY(cm_cache_take_event(job->engine, device, CM_UNTIMED, &event));
-    cm_cache_give_event(job->engine, s->device, CM_UNTIMED, s->event);
+    CM_TRY(cm_cache_take_event(job->engine, device, CM_WAITED, &event));
+    cm_cache_give_event(job->engine, s->device, CM_WAITED, s->event);
     s->event = event;
     s->device = device;
     return cm_ok();

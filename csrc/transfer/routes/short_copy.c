@@ -249,7 +249,7 @@ static cm_status
 take_events(short_copy *c, unsigned count)
 {
     for (unsigned i = 0; i < count; i++) {
-        CM_TRY(cm_cache_take_event(c->engine, c->stream->device, CM_UNTIMED,
+        CM_TRY(cm_cache_take_event(c->engine, c->stream->device, CM_POLLED,
                                    &c->events[i]));
     }
     return cm_ok();
@@ -259,7 +259,7 @@ static void
 give_events(short_copy *c)
 {
     for (unsigned i = 0; i < PIECES_MAX; i++) {
-        cm_cache_give_event(c->engine, c->stream->device, CM_UNTIMED, c->events[i]);
+        cm_cache_give_event(c->engine, c->stream->device, CM_POLLED, c->events[i]);
     }
 }
 

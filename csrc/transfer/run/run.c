@@ -73,7 +73,7 @@ prepare_stream(cm_job *job)
             job->has_queued = true;
         }
         if (!job->blocking && !job->is_fill && !job->plan.is_download) {
-            CM_TRY(cm_cache_take_event(job->engine, job->stream->device, CM_TIMED,
+            CM_TRY(cm_cache_take_event(job->engine, job->stream->device, CM_WAITED,
                                        &job->start_event));
             CM_TRY(cm_rt_event_record(job->engine->rt, job->start_event,
                                       job->stream->handle));
@@ -216,11 +216,11 @@ destroy(cm_job *job)
     cm_targets_destroy(job);
     cm_job_free_device_side(job);
     if (job->stream != NULL) {
-        cm_cache_give_event(engine, job->stream->device, CM_TIMED, job->start_event);
-        cm_cache_give_event(engine, job->stream->device, CM_UNTIMED, job->idle_event);
+        cm_cache_give_event(engine, job->stream->device, CM_WAITED, job->start_event);
+        cm_cache_give_event(engine, job->stream->device, CM_WAITED, job->idle_event);
     }
     for (uint32_t i = 0; i < job->after_count; i++) {
-        cm_cache_give_event(engine, job->afters[i].device, CM_UNTIMED,
+        cm_cache_give_event(engine, job->afters[i].device, CM_WAITED,
                             job->afters[i].event);
     }
     free(job->afters);
