@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Two builds of cumem against each other, in turns, on one machine.
 
-    python benchmarks/versions.py OLD.whl NEW.whl [--rounds 5] [--json FILE]
+    python benchmarks/versions.py OLD.whl NEW.whl [--rounds 5] [--only TEXT] [--json FILE]
 
 Each round runs every case in a fresh process of each build. A case's figure is the median
 over the rounds of the medians within them; the ratio is new to old, below 1 is faster. The
@@ -12,8 +12,10 @@ Processor time is that of all threads of the process.
 from __future__ import annotations
 
 import argparse
+import compileall
 import json
 import os
+import re
 import statistics
 import subprocess
 import sys
@@ -206,10 +208,12 @@ def machine() -> dict[str, str]:
     }
 
 
-def measure(largest: int) -> dict[str, float]:
-    """Run all cases; name -> median seconds."""
+def measure(largest: int, only: str) -> dict[str, float]:
+    """Run the cases whose name matches `only`; name -> median seconds."""
     figures: dict[str, float] = {}
     for name, call, times in cases(largest):
+        if not re.search(only, name):
+            continue
         for _ in range(3):
             call()
         taken = []
@@ -240,14 +244,15 @@ def import_seconds(environment: dict[str, str]) -> float:
     return min(taken)
 
 
-def run(site: Path, largest: int) -> dict[str, dict]:
+def run(site: Path, largest: int, only: str) -> dict[str, dict]:
     environment = os.environ | {"PYTHONPATH": str(site), "PYTHONSAFEPATH": "1"}
-    command = [sys.executable, __file__, "--measure", str(largest)]
+    command = [sys.executable, __file__, "--measure", str(largest), "--only", only]
     answer = subprocess.run(
         command, env=environment, stdout=subprocess.PIPE, check=True, text=True
     )
     found = json.loads(answer.stdout.splitlines()[-1])
-    found["figures"]["import"] = import_seconds(environment)
+    if re.search(only, "import"):
+        found["figures"]["import"] = import_seconds(environment)
     return found
 
 
@@ -256,12 +261,13 @@ def main() -> None:
     parser.add_argument("wheels", nargs="*", type=Path, metavar="WHEEL")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--largest", type=int, default=GIB)
+    parser.add_argument("--only", default="", help="cases whose name matches this regex")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--names", nargs=2, default=["old", "new"])
     parser.add_argument("--measure", type=int, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.measure:
-        figures = measure(options.measure)
+        figures = measure(options.measure, options.only)
         print(json.dumps({"machine": machine(), "figures": figures}))
         return
     if len(options.wheels) != 2:
@@ -273,9 +279,10 @@ def main() -> None:
         sites = [Path(folder) / str(i) for i in range(2)]
         for wheel, site in zip(options.wheels, sites, strict=True):
             zipfile.ZipFile(wheel).extractall(site)
+            compileall.compile_dir(site, quiet=1)  # as pip does
         for i in range(options.rounds):
             for which in (0, 1) if i % 2 == 0 else (1, 0):
-                answer = run(sites[which], options.largest)
+                answer = run(sites[which], options.largest, options.only)
                 rounds[which].append(answer["figures"])
                 facts = answer["machine"]
     results = []
