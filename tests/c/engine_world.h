@@ -147,7 +147,7 @@ row(const memory *m, uint64_t offset, int64_t count, int64_t stride, int64_t ite
     return region;
 }
 
-CM_UNUSED CHECK_NO_TSAN static void
+CM_UNUSED CHECK_UNWATCHED static void
 number_bytes(memory *m, unsigned seed)
 {
     for (uint64_t i = 0; i < m->nbytes; i++) {

@@ -148,7 +148,7 @@ test_engine_random_copies_between_all_kinds(void)
 
 /* -- many pieces ------------------------------------------------------------------------- */
 
-CHECK_NO_TSAN static int64_t
+CHECK_UNWATCHED static int64_t
 count_equal(const unsigned char *dst, const unsigned char *src, int64_t stride,
             int64_t count)
 {

@@ -1,5 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* transfer/: one source to several targets by one copy, and how targets are grouped. */
+#define EMULATED_DELAY_US 20
+
 #include "engine_world.h"
 #include "transfer/routes/broadcast.h"
 
@@ -37,7 +39,7 @@ give_targets(world *w, targets *t)
 
 /* Every target has the source's bytes. Words are compared, for a call of memcmp takes
  * long under a sanitizer. */
-CHECK_NO_TSAN static void
+CHECK_UNWATCHED static void
 check_targets(const targets *t, int64_t count)
 {
     const uint32_t *src = (const void *)t->src.bytes;

@@ -1,5 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* transfer/: what is refused, and each runtime call of a copy failing once. */
+#define EMULATED_DELAY_US 20
+
 #include "engine_hook.h"
 
 #include <unistd.h>

@@ -2,6 +2,8 @@
 /* transfer/: each runtime call of a copy of many pieces fails once, on every route and
  * in every way to wait for it. The ticket tells the truth, nothing stays behind and the
  * next copy works. */
+#define EMULATED_DELAY_US 20
+
 #include "engine_world.h"
 
 #include <unistd.h>
@@ -68,7 +70,7 @@ open_ends(world *w, const route_case *c)
     return e;
 }
 
-CHECK_NO_TSAN static uint64_t
+CHECK_UNWATCHED static uint64_t
 count_wrong(const ends *e)
 {
     uint64_t wrong = 0;
@@ -200,11 +202,11 @@ sweep(const route_case *c, mode how, size_t offset)
     open_tuned(&w);
     uint64_t first = run_with_fault(&w, c, how, 0);
     uint64_t calls = run_with_fault(&w, c, how, 0);
-    for (uint64_t nth = 1 + offset % 2; nth <= calls; nth += 2 * CHECK_EVERY(12)) {
+    for (uint64_t nth = 1 + offset % 2; nth <= calls; nth += 2 * CHECK_EVERY(36)) {
         (void)run_with_fault(&w, c, how, nth);
     }
     close_world(&w);
-    for (uint64_t nth = 1 + offset % 8; nth <= first; nth += 8 * CHECK_EVERY(4)) {
+    for (uint64_t nth = 1 + offset % 8; nth <= first; nth += 8 * CHECK_EVERY(12)) {
         open_tuned(&w);
         (void)run_with_fault(&w, c, how, nth);
         close_world(&w);

@@ -6,6 +6,8 @@
 #include <pthread.h>
 #include <unistd.h>
 
+#define EMULATED_DELAY_US 20
+
 #include "engine_world.h"
 #include "transfer/engine/private.h"
 #include "transfer/file/file.h"
@@ -29,6 +31,14 @@ typedef struct setup {
     memory pinned;
 } setup;
 
+static CHECK_UNWATCHED void
+fill_content(unsigned char *content)
+{
+    for (uint64_t i = 0; i < NBYTES; i++) {
+        content[i] = (unsigned char)((i * 11 + (i >> 9)) % 253);
+    }
+}
+
 static void
 open_setup(setup *s, uint64_t pinned_limit)
 {
@@ -40,9 +50,7 @@ open_setup(setup *s, uint64_t pinned_limit)
     open_world_with(&s->w, &config);
     s->faults = (cm_file_faults){.is_on = true};
     s->content = malloc(NBYTES);
-    for (uint64_t i = 0; i < NBYTES; i++) {
-        s->content[i] = (unsigned char)((i * 11 + (i >> 9)) % 253);
-    }
+    fill_content(s->content);
     open_file(&s->fd, s->content, NBYTES, 0);
     s->row = take_memory(&s->w, CM_KIND_DEVICE, 0, NBYTES);
     s->spread = take_memory(&s->w, CM_KIND_DEVICE, 1, (uint64_t)COUNT * SPREAD);
@@ -96,7 +104,7 @@ request_for(setup *s, const plan *p, atomic_int *drops)
                              .faults = &s->faults};
 }
 
-static CHECK_NO_TSAN void
+static CHECK_UNWATCHED void
 check_memory(const setup *s, const plan *p)
 {
     const memory *memories[RANGES] = {&s->row, &s->spread, &s->plain, &s->pinned};
@@ -111,7 +119,7 @@ check_memory(const setup *s, const plan *p)
     CHECK_EQ(wrong, 0);
 }
 
-static CHECK_NO_TSAN void
+static CHECK_UNWATCHED void
 clear_memory(setup *s)
 {
     memory *memories[RANGES] = {&s->row, &s->spread, &s->plain, &s->pinned};
@@ -195,7 +203,7 @@ test_file_without_a_page_locked_pool(void)
 /* -- failures ---------------------------------------------------------------------------- */
 
 /* Whole pages are read where the range begins and ends within two. */
-static CHECK_NO_TSAN void
+static CHECK_UNWATCHED void
 test_file_direct_read_stays_within_its_memory(void)
 {
     setup s;
@@ -284,7 +292,7 @@ test_file_every_runtime_call_may_fail(void)
 {
     for (int i = 0; i < SCENARIOS; i++) {
         uint64_t calls = 1;
-        for (uint64_t nth = 0; nth <= calls; nth += nth == 0 ? 1 : CHECK_EVERY(9)) {
+        for (uint64_t nth = 0; nth <= calls; nth += nth == 0 ? 1 : CHECK_EVERY(27)) {
             setup s;
             plan p;
             cm_file_failure failure;

@@ -2,6 +2,8 @@
 /* pool/: giving memory back, limits, and what remains when calls fail. */
 #include <time.h>
 
+#define EMULATED_DELAY_US 20
+
 #include "pool_world.h"
 
 static uint64_t
@@ -492,7 +494,7 @@ sweep(int driver_version, cm_pool_config config, int32_t code)
     uint64_t total = cm_faults_count(s.rt, CM_OP_none);
     CHECK_GT(total, 20);
     check_only_streams_live(s.rt);
-    for (uint64_t nth = 1; nth <= total; nth += CHECK_EVERY(8)) {
+    for (uint64_t nth = 1; nth <= total; nth += CHECK_EVERY(24)) {
         int before = atomic_load(&check_failures);
         cm_faults_plan(s.rt, CM_OP_none, nth, code, false);
         cm_status status = run_scenario(&s);

@@ -17,13 +17,13 @@ testing = session.testing
 
 UNKNOWN = 999  # cudaErrorUnknown: no retry anywhere hides it
 
-#: Polled as often as the machine's speed allows, and what is entered for each poll: more
-#: of the same says nothing more.
+#: Polled as often as the machine's speed allows, and what is entered for each poll: of
+#: more calls than so many the first half fails, and as many of the others.
 MOST_CALLS = {
     "event_query": 6,
-    "context_get": 60,
-    "context_set": 60,
-    "capture_mode_exchange": 60,
+    "context_get": 24,
+    "context_set": 24,
+    "capture_mode_exchange": 24,
 }
 
 #: Operations whose failure is answered by a second way and need not reach the caller:
@@ -138,6 +138,16 @@ def sweep(scenario: Callable[[], None]) -> Swept:
     return strike_all(scenario)
 
 
+def chosen(op: str, count: int) -> list[int]:
+    """Which of the `count` calls are to fail, from 1."""
+    most = MOST_CALLS.get(op, count)
+    if count <= most:
+        return list(range(1, count + 1))
+    first = most // 2
+    step = (count - first) / (most - first)
+    return [*range(1, first + 1), *(int(first + step * i) for i in range(1, first + 1))]
+
+
 def strike_all(scenario: Callable[[], None]) -> Swept:
     """Let each call of the scenario fail in turn."""
     testing.plan_fault(None, 0)
@@ -146,7 +156,7 @@ def strike_all(scenario: Callable[[], None]) -> Swept:
     result = Swept(reached(), set(), set())
     calls = {op: testing.fault_count(op) for op in result.succeeded}
     for op in sorted(calls):
-        for nth in range(1, min(calls[op], MOST_CALLS.get(op, calls[op])) + 1):
+        for nth in chosen(op, calls[op]):
             strike(scenario, op, nth, result)
             left = session.leftovers()
             # pages whose unlocking failed stay locked until the next try
