@@ -156,7 +156,7 @@ hand_out_locked(cm_pool *pool, cm_heap_span *span, uint64_t requested_nbytes, bo
     c->live_count++;
     c->requested_nbytes += requested_nbytes;
     c->live_nbytes += span->block.nbytes;
-    cm_pool_note_peaks_locked(pool);
+    cm_pool_note_live_locked(pool);
     if (pool->heap.free_nbytes < pool->window_cached) {
         pool->window_cached = pool->heap.free_nbytes;
     }
@@ -444,7 +444,7 @@ try_give(cm_pool *pool, cm_heap_span *span, cm_stream *stream, cm_due due)
     cm_heap_view view = cm_pool_view_locked(pool, due.slot);
     take_back_locked(pool, span);
     cm_heap_give_ready(&pool->heap, span, due.slot, due.epoch, &view);
-    cm_pool_note_peaks_locked(pool);
+    cm_pool_raise(&pool->counters.peak_cached_nbytes, pool->heap.free_nbytes);
     leave(pool);
     return true;
 }

@@ -117,14 +117,22 @@ cm_pool_raise(uint64_t *peak, uint64_t value)
     }
 }
 
-/* After each change of what a peak is of; of what is cached, what is in the heap. */
+/* What a block that is handed out raises. */
 static inline void
-cm_pool_note_peaks_locked(cm_pool *pool)
+cm_pool_note_live_locked(cm_pool *pool)
 {
     cm_pool_counters *c = &pool->counters;
     cm_pool_raise(&c->peak_live_nbytes, c->live_nbytes);
     cm_pool_raise(&c->peak_requested_nbytes, c->requested_nbytes);
     cm_pool_raise(&c->peak_waste_nbytes, c->live_nbytes - c->requested_nbytes);
+}
+
+/* After each other change of what a peak is of. */
+static inline void
+cm_pool_note_peaks_locked(cm_pool *pool)
+{
+    cm_pool_counters *c = &pool->counters;
+    cm_pool_note_live_locked(pool);
     cm_pool_raise(&c->peak_in_flight_nbytes, c->in_flight_nbytes);
     cm_pool_raise(&c->peak_cached_nbytes, pool->heap.free_nbytes);
     cm_pool_raise(&c->peak_reserved_nbytes, c->reserved_nbytes);
