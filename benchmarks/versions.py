@@ -261,7 +261,9 @@ def main() -> None:
     parser.add_argument("wheels", nargs="*", type=Path, metavar="WHEEL")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--largest", type=int, default=GIB)
-    parser.add_argument("--only", default="", help="cases whose name matches this regex")
+    parser.add_argument(
+        "--only", default="", help="cases whose name matches this regex"
+    )
     parser.add_argument("--json", type=Path)
     parser.add_argument("--names", nargs=2, default=["old", "new"])
     parser.add_argument("--measure", type=int, help=argparse.SUPPRESS)
