@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from cumem.multi_device import (
         broadcast, broadcast_async, gather, gather_async, scatter, scatter_async,
     )
+    from cumem.pipelines import chunk_size, chunks
     from cumem.pool_stats import (
         Counters, Measure, Measurement, PoolStats, Stats, measure, pool_counters,
         stats,
@@ -117,6 +118,8 @@ __all__ = [
     "broadcast",
     "broadcast_async",
     "calibrate",
+    "chunk_size",
+    "chunks",
     "configure",
     "copy",
     "copy_async",
@@ -228,6 +231,7 @@ _LATER: dict[str, tuple[str, ...]] = {
         "scatter_async",
     ),
     "out_of_memory": (),
+    "pipelines": ("chunk_size", "chunks"),
     "pools": ("Pool", "trim"),
     "extension.pickling": (),
     "pool_stats": (

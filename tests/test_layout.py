@@ -47,7 +47,7 @@ PACKAGE_LAYERS = [
     }
     | {"extension.foreign_stream", "pools", "extension.views"},
     {"constructors", "tuning", "explanation", "files", "multi_device"},
-    {"measuring"},
+    {"measuring", "pipelines"},
     {"calibration"},
     {"safetensors.format"},
     {"safetensors", "safetensors.save"},
