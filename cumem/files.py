@@ -22,6 +22,7 @@ from numpy.typing import DTypeLike
 from cumem import _core
 from cumem.pools import Pool
 from cumem.progress import Progress
+from cumem.units import read_integer
 
 Path = str | bytes | os.PathLike[str] | os.PathLike[bytes]
 #: what names a file: a path, a descriptor or a binary file that open() made
@@ -44,16 +45,8 @@ def _direct_number(direct: Direct) -> int:
     return 0 if direct == "auto" else 1 + bool(direct)
 
 
-def _integer(value: object, name: str) -> int:
-    try:
-        return operator.index(value)  # type: ignore[arg-type]
-    except TypeError:
-        given = type(value).__name__
-        raise TypeError(f"{name} must be an int, not {given}") from None
-
-
 def _offset_number(offset: object, name: str = "offset") -> int:
-    number = _integer(offset, name)
+    number = read_integer(offset, name)
     if number < 0:
         raise ValueError(f"{name} must not be negative, not {number}")
     if number >= 2**63:
@@ -593,7 +586,7 @@ def fromfile(
     """
     number = _direct_number(direct)
     skipped = _offset_number(offset)
-    count = _integer(count, "count")
+    count = read_integer(count, "count")
     if count < -1:
         raise ValueError(f"count must be at least 0, or -1 for all, not {count}")
     if count != -1 and shape is not None:

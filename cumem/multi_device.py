@@ -8,7 +8,6 @@ as `copy_async` makes it; they begin together, and the call waits for them.
 from __future__ import annotations
 
 import contextlib
-import operator
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
@@ -17,6 +16,7 @@ import numpy as np
 from cumem import _core
 from cumem.kinds import is_on_device
 from cumem.progress import Parts, Progress
+from cumem.units import read_integer
 
 #: Of NumPy, to find out whether views share bytes: some milliseconds. Views of one array
 #: take a few steps for each axis.
@@ -392,10 +392,7 @@ def _slices(call: _Call, one: _End, many: Sequence[_End], axis: object) -> list[
 
 
 def _axis(call: _Call, axis: object, ndim: int) -> int:
-    try:
-        number = operator.index(axis)  # type: ignore[arg-type]
-    except TypeError:
-        raise TypeError(f"axis must be an int, not {type(axis).__name__}") from None
+    number = read_integer(axis, "axis")
     if not -ndim <= number < ndim:
         raise call.refuse(
             f"axis {number} is out of range for a {call.other} with {ndim} axes"

@@ -6,7 +6,6 @@ from __future__ import annotations
 import collections
 import contextlib
 import itertools
-import operator
 import os
 from collections.abc import Iterable, Iterator
 from typing import Any, SupportsIndex
@@ -17,32 +16,30 @@ from cumem import _core
 from cumem.devices import Device
 from cumem.files import open_regular
 from cumem.memory import get_limit, memory_info
-from cumem.units import format_nbytes, read_size
+from cumem.units import format_nbytes, read_integer, read_size
 
-#: What a chunk has where nobody says: long enough for the speed of the link.
+#: What a chunk has where nobody says.
 _CHUNK_NBYTES = 64 << 20
 
 
 def _count(value: SupportsIndex, name: str) -> int:
-    try:
-        number = operator.index(value)
-    except TypeError:
-        given = type(value).__name__
-        raise TypeError(f"{name} must be an int, not {given}") from None
+    number = read_integer(value, name)
     if number < 1:
         raise ValueError(f"{name} must be at least 1, not {number}")
     return number
 
 
-def _available(device: object) -> int:
+def _available(device: Device) -> int:
     """Bytes that new buffers of the device may have, with what its pools would reuse."""
-    where: Any = device
-    info = memory_info(where)
-    unit = _core.current_device() if device is None else Device(where)
-    free: int = info.free + info.reserved - info.live
-    limit = get_limit("device", device=unit)
-    left: int = free if limit is None else min(free, limit - info.live)
-    return max(0, left)
+    info = memory_info(device)
+    free = info.free + info.reserved - info.live
+    limit = get_limit("device", device)
+    return free if limit is None else max(0, min(free, limit - info.live))
+
+
+def _share(available: int, fraction: float, count: int) -> int:
+    """Bytes for each of `count` chunks."""
+    return int(available * fraction) // count
 
 
 def chunk_size(
@@ -92,11 +89,11 @@ def chunk_size(
     if not 0 < fraction <= 1:
         raise ValueError(f"fraction must be above 0 and at most 1, not {fraction!r}")
     total = (
-        _available(None)
+        _available(_core.current_device())
         if available is None
         else read_size(available, "available", False, None)
     )
-    items = int(total * fraction) // count // nbytes
+    items = _share(total, fraction, count) // nbytes
     if items == 0:
         raise ValueError(
             f"{count} items of {format_nbytes(nbytes)} do not fit into {fraction:g} of "
@@ -105,11 +102,10 @@ def chunk_size(
     return items
 
 
-def _rows(memory: Any, nbytes: int | None, device: int, depth: int) -> int:
+def _rows(memory: Any, nbytes: int | None, device: Device, depth: int) -> int:
     """Of a chunk: at least one."""
     if nbytes is None:
-        room = _available(device) * 4 // 5 // (depth + 2)
-        nbytes = min(_CHUNK_NBYTES, room)
+        nbytes = min(_CHUNK_NBYTES, _share(_available(device), 0.8, depth + 2))
     row_nbytes: int = memory.nbytes // len(memory)
     return max(1, nbytes // max(1, row_nbytes))
 
@@ -224,7 +220,7 @@ def chunks(
     unit = _core.current_device() if device is None else Device(where)
     memory = _memory(src)
     if memory is not None:
-        rows = _rows(memory, most, unit.index, ahead) if _length(memory) else 1
+        rows = _rows(memory, most, unit, ahead) if _length(memory) else 1
         return _chunks(_cut(memory, rows), unit.index, ahead)
     if not isinstance(src, Iterable):
         raise TypeError(
@@ -241,7 +237,6 @@ def _chunks(
     coming: collections.deque[tuple[slice, _core.DeviceBuffer, _core.Transfer]]
     coming = collections.deque()
     done: collections.deque[_core.Event] = collections.deque()
-
     failures: list[Exception] = []
 
     def start(count: int) -> None:
@@ -265,8 +260,8 @@ def _chunks(
             done.append(_core.current_stream(device).record())
             if len(done) > 1:
                 done.popleft().synchronize()
-        for error in failures:
-            raise error
+        if failures:
+            raise failures[0]
     finally:
         failures.clear()
         for *_, transfer in coming:

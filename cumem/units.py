@@ -76,6 +76,15 @@ def parse_nbytes(size: int | str, total: int | None = None) -> int:
     return int(number * factor)
 
 
+def read_integer(value: object, name: str) -> int:
+    """Read the argument `name`, an int of any size."""
+    try:
+        return operator.index(value)  # type: ignore[arg-type]
+    except TypeError:
+        given = type(value).__name__
+        raise TypeError(f"{name} must be an int, not {given}") from None
+
+
 def read_size(size: object, name: str, shares: bool, total: int | None) -> int:
     """The same of the argument `name`, for the extension: of at most 63 bits.
 

@@ -28,11 +28,10 @@ static atomic_int check_failures;
 /* Under ThreadSanitizer, which takes many times as long, more rounds of what one thread
  * does say nothing more: every nth of them is enough there; elsewhere it is every one.
  */
+#define CHECK_EVERY(n) (CHECK_TSAN ? (n) : 1)
 #ifdef __SANITIZE_THREAD__
-#    define CHECK_EVERY(n) (n)
 #    define CHECK_TSAN 1
 #else
-#    define CHECK_EVERY(n) 1
 #    define CHECK_TSAN 0
 #endif
 

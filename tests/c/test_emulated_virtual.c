@@ -537,18 +537,13 @@ test_calls_make_no_context_and_respect_captures(void)
     close_emulated(rt);
 }
 
-#ifdef __SANITIZE_THREAD__ /* has few addresses to give */
-#    define LARGE_RANGE (UINT64_C(8) << 30)
-#else
-#    define LARGE_RANGE (UINT64_C(1) << 40)
-#endif
-
 /* Dead ranges keep their addresses, but not more of them than there are. */
 static void
 test_ranges_come_and_go(void)
 {
     cm_runtime *rt = open_emulated(13000, 1, BUDGET * G);
-    const uint64_t nbytes = LARGE_RANGE;
+    /* ThreadSanitizer has few addresses to give */
+    const uint64_t nbytes = CHECK_TSAN ? UINT64_C(8) << 30 : UINT64_C(1) << 40;
     cm_address before = 0, base;
     for (int i = 0; i < 150; i++) {
         CHECK_OK(cm_rt_address_reserve(rt, nbytes, &base));
