@@ -256,7 +256,7 @@ class _Opened:
             self.file.seek(position)
 
 
-def _unwrapped(file: Any) -> Any:
+def unwrapped(file: Any) -> Any:
     """The file itself: its descriptor holds its bytes as they are read and written."""
     plain = getattr(file, "file", file)  # of what tempfile makes
     raw = getattr(plain, "raw", plain)
@@ -297,7 +297,7 @@ def _opened(file: Any, writes: bool) -> Iterator[_Opened]:
         with _descriptor(file, writes) as fd:
             yield _Opened(fd, file)
         return
-    plain = _unwrapped(file)
+    plain = unwrapped(file)
     _check_sort(os.fstat(plain.fileno()).st_mode, plain.name)
     _check_mode(plain.fileno(), writes, plain.name)
     if writes:

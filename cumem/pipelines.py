@@ -14,7 +14,7 @@ import numpy as np
 
 from cumem import _core
 from cumem.devices import Device
-from cumem.files import open_regular
+from cumem.files import open_regular, unwrapped
 from cumem.memory import get_limit, memory_info
 from cumem.units import format_nbytes, read_integer, read_size
 
@@ -112,9 +112,10 @@ def _rows(memory: Any, nbytes: int | None, device: Device, depth: int) -> int:
 
 def _open(file: Any) -> Any:
     """What is left of a file, mapped."""
-    begin = file.tell()
     size = os.fstat(file.fileno()).st_size
-    return np.memmap(file, "u1", "r", begin) if begin < size else np.empty(0, "u1")
+    plain = unwrapped(file)
+    begin = plain.tell()
+    return np.memmap(plain, "u1", "r", begin) if begin < size else np.empty(0, "u1")
 
 
 def _memory(src: Any) -> Any:

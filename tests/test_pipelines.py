@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import gzip
 import io
 import threading
 from collections.abc import Callable, Iterator
@@ -70,6 +71,14 @@ def test_chunks_of_files_are_their_bytes_from_where_they_stand(
         assert list(cumem.chunks(file)) == []
     mapped = np.memmap(path, "f4", "r", shape=(ROWS, WIDTH))
     assert np.array_equal(together(cumem.chunks(mapped, "1 MiB")), array)
+
+
+def test_file_that_unpacks_as_it_reads_is_refused(emulated, tmp_path: Path) -> None:
+    path = tmp_path / "numbers.gz"
+    with gzip.open(path, "wb") as file:
+        file.write(b"its descriptor holds other bytes")
+    with gzip.open(path) as file, pytest.raises(TypeError, match="not GzipFile"):
+        cumem.chunks(file)
 
 
 def test_chunks_have_as_many_rows_as_fit_and_one_at_least(runtime) -> None:
