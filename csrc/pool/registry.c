@@ -199,9 +199,8 @@ count_pieces(const cm_registry *registry)
     return atomic_load_explicit(&registry->count, memory_order_relaxed);
 }
 
-/* Is there anything to look for? */
-static bool
-has_pieces(const cm_registry *registry)
+bool
+cm_registry_has_pieces(const cm_registry *registry)
 {
     return count_pieces(registry) > 0 && !cm_runtime_is_forked(registry->rt);
 }
@@ -333,7 +332,7 @@ cm_registry_share(cm_registry *registry, const void *host, uint64_t nbytes, bool
     uint32_t before = shares->count;
     bool good = true;
     cm_page_piece *p;
-    if (!has_pieces(registry)) {
+    if (!cm_registry_has_pieces(registry)) {
         return cm_ok();
     }
     cm_mutex_lock(&registry->lock);
@@ -374,7 +373,7 @@ static void
 look_between(cm_registry *registry, cm_address address, uint64_t nbytes,
              cm_pointer_info *first, cm_pointer_info *last)
 {
-    if (!has_pieces(registry)) {
+    if (!cm_registry_has_pieces(registry)) {
         return;
     }
     const cm_page_piece *p;
@@ -671,7 +670,7 @@ cm_registry_run(cm_registry *registry, const void *host, uint64_t nbytes, bool *
     uintptr_t address = (uintptr_t)host;
     uint64_t run = nbytes;
     *locked = false;
-    if (!has_pieces(registry)) {
+    if (!cm_registry_has_pieces(registry)) {
         return run;
     }
     cm_mutex_lock(&registry->lock);

@@ -55,6 +55,10 @@ bool cm_registration_is_read_only(const cm_registration *registration);
 CM_NODISCARD cm_status cm_registration_device_address(cm_registration *registration,
                                                       cm_address *out);
 
+/* Is there anything to look for? If not, no bytes are locked by us, and none are part
+ * of a registration. */
+bool cm_registry_has_pieces(const cm_registry *registry);
+
 /* How many bytes from `host` on, at most `nbytes`, one runtime copy may cover: it must
  * not cross the edge of a registration. Also says whether those bytes are locked by us:
  * not what only has a page in common with bytes that are. */

@@ -94,7 +94,8 @@ cm_status
 cm_many_share_locked(cm_job *job)
 {
     const cm_many *many = job->many;
-    for (uint64_t i = 0; i < many->count; i++) {
+    bool looks = cm_registry_has_pieces(job->engine->registry);
+    for (uint64_t i = 0; looks && i < many->count; i++) {
         const cm_piece *piece = &many->pieces[i];
         const cm_piece_end *ends[2] = {&piece->dst, &piece->src};
         for (int k = 0; k < 2; k++) {
