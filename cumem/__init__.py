@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from cumem.multi_device import (
         broadcast, broadcast_async, gather, gather_async, scatter, scatter_async,
     )
-    from cumem.pipelines import chunk_size, chunks
+    from cumem.pipelines import chunk_size, chunks, pipeline
     from cumem.pool_stats import (
         Counters, Measure, Measurement, PoolStats, Stats, measure, pool_counters,
         stats,
@@ -148,6 +148,7 @@ __all__ = [
     "measure",
     "memory_info",
     "on_out_of_memory",
+    "pipeline",
     "pool_counters",
     "read_ranges",
     "read_safetensors_header",
@@ -231,7 +232,7 @@ _LATER: dict[str, tuple[str, ...]] = {
         "scatter_async",
     ),
     "out_of_memory": (),
-    "pipelines": ("chunk_size", "chunks"),
+    "pipelines": ("chunk_size", "chunks", "pipeline"),
     "pools": ("Pool", "trim"),
     "extension.pickling": (),
     "pool_stats": (

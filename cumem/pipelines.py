@@ -7,8 +7,9 @@ import collections
 import contextlib
 import itertools
 import os
-from collections.abc import Iterable, Iterator
-from typing import Any, SupportsIndex
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from types import TracebackType
+from typing import Any, NamedTuple, Self, SupportsIndex
 
 import numpy as np
 
@@ -16,6 +17,7 @@ from cumem import _core
 from cumem.devices import Device
 from cumem.files import open_regular, unwrapped
 from cumem.memory import get_limit, memory_info
+from cumem.progress import Parts, Progress
 from cumem.units import format_nbytes, read_integer, read_size
 
 #: What a chunk has where nobody says.
@@ -27,6 +29,10 @@ def _count(value: SupportsIndex, name: str) -> int:
     if number < 1:
         raise ValueError(f"{name} must be at least 1, not {number}")
     return number
+
+
+def _device(device: Any) -> Device:
+    return _core.current_device() if device is None else Device(device)
 
 
 def _available(device: Device) -> int:
@@ -102,12 +108,13 @@ def chunk_size(
     return items
 
 
-def _rows(memory: Any, nbytes: int | None, device: Device, depth: int) -> int:
+def _row_nbytes(memory: Any) -> int:
+    return int(memory.nbytes) // len(memory)
+
+
+def _rows(memory: Any, nbytes: int) -> int:
     """Of a chunk: at least one."""
-    if nbytes is None:
-        nbytes = min(_CHUNK_NBYTES, _share(_available(device), 0.8, depth + 2))
-    row_nbytes: int = memory.nbytes // len(memory)
-    return max(1, nbytes // max(1, row_nbytes))
+    return max(1, nbytes // max(1, _row_nbytes(memory)))
 
 
 def _open(file: Any) -> Any:
@@ -146,6 +153,17 @@ def _cut(memory: Any, rows: int) -> Iterator[tuple[slice, Any]]:
         yield part, memory[part]
 
 
+def _pieces(src: object, memory: Any, rows: int) -> Iterator[tuple[slice, Any]]:
+    if memory is not None:
+        return _cut(memory, rows)
+    if isinstance(src, Iterable):
+        return _in_turn(src)
+    raise TypeError(
+        "src must be an array, a file or an iterable of arrays, not "
+        f"{type(src).__name__}"
+    )
+
+
 def _in_turn(arrays: Iterable[Any]) -> Iterator[tuple[slice, Any]]:
     begin = 0
     for each in arrays:
@@ -161,7 +179,7 @@ def chunks(
     nbytes: SupportsIndex | str | None = None,
     device: object = None,
     depth: SupportsIndex = 3,
-) -> Iterator[tuple[slice, _core.DeviceBuffer]]:
+) -> Generator[tuple[slice, _core.DeviceBuffer]]:
     """Bring data to a device chunk by chunk, the next ones already on their way.
 
     Parameters
@@ -194,7 +212,8 @@ def chunks(
     OSError
         If a file cannot be read.
     OutOfMemoryError, CudaError
-        If the driver refuses. What was on its way by then is waited for.
+        If the driver refuses. What was on its way by then is waited for. The error has a
+        note of the chunk that it is about.
 
     Notes
     -----
@@ -217,37 +236,61 @@ def chunks(
     if most == 0:
         raise ValueError("nbytes must be at least 1, not 0")
     ahead = _count(depth, "depth")
-    where: Any = device
-    unit = _core.current_device() if device is None else Device(where)
+    unit = _device(device)
     memory = _memory(src)
-    if memory is not None:
-        rows = _rows(memory, most, unit, ahead) if _length(memory) else 1
-        return _chunks(_cut(memory, rows), unit.index, ahead)
-    if not isinstance(src, Iterable):
-        raise TypeError(
-            "src must be an array, a file or an iterable of arrays, not "
-            f"{type(src).__name__}"
-        )
-    return _chunks(_in_turn(src), unit.index, ahead)
+    rows = 1
+    if memory is not None and _length(memory):
+        if most is None:
+            most = min(_CHUNK_NBYTES, _share(_available(unit), 0.8, ahead + 2))
+        rows = _rows(memory, most)
+
+    def current(_: int) -> _core.Stream:
+        return _core.current_stream(unit.index)
+
+    return _chunks(_pieces(src, memory, rows), unit.index, ahead, 1, current)
+
+
+def _note(error: BaseException, index: int, part: slice | None) -> None:
+    rows = "" if part is None else f", src[{part.start}:{part.stop}]"
+    error.add_note(f"in chunk {index}{rows}")
+
+
+@contextlib.contextmanager
+def _naming(index: int, part: slice) -> Iterator[None]:
+    """An exception says which chunk it is about."""
+    try:
+        yield
+    except Exception as error:
+        _note(error, index, part)
+        raise
 
 
 def _chunks(
-    pieces: Iterator[tuple[slice, Any]], device: int, depth: int
-) -> Iterator[tuple[slice, _core.DeviceBuffer]]:
+    pieces: Iterator[tuple[slice, Any]],
+    device: int,
+    depth: int,
+    unfinished: int,
+    stream_of: Callable[[int], _core.Stream],
+) -> Generator[tuple[slice, _core.DeviceBuffer]]:
+    """Another comes once the work on all but so many is finished."""
     side = _core.Stream(device=device)  # memory is not taken in the order of the work
     coming: collections.deque[tuple[slice, _core.DeviceBuffer, _core.Transfer]]
     coming = collections.deque()
-    done: collections.deque[_core.Event] = collections.deque()
+    used: collections.deque[tuple[int, slice, _core.Event]] = collections.deque()
     failures: list[Exception] = []
+    index = 0
 
     def start(count: int) -> None:
+        part = None
         try:
             for part, piece in itertools.islice(pieces, 0 if failures else count):
                 buffer = _core.empty_device(
                     piece.shape, piece.dtype, device=device, stream=side
                 )
                 coming.append((part, buffer, _core.copy_async(buffer, piece)))
+                part = None
         except Exception as error:
+            _note(error, index + len(coming), part)
             failures.append(error)  # told after the chunks before it
 
     try:
@@ -255,12 +298,19 @@ def _chunks(
         while coming:
             start(1)
             part, buffer, transfer = coming.popleft()
-            transfer.order(_core.current_stream(device))
-            yield part, buffer
+            with _naming(index, part):
+                transfer.order(stream_of(index))
+            try:
+                yield part, buffer
+            finally:  # for what works on it without telling
+                buffer.record_stream(stream_of(index))
             del buffer, transfer
-            done.append(_core.current_stream(device).record())
-            if len(done) > 1:
-                done.popleft().synchronize()
+            used.append((index, part, stream_of(index).record()))
+            index += 1
+            if len(used) > unfinished:
+                earlier, part, event = used.popleft()
+                with _naming(earlier, part):
+                    event.synchronize()
         if failures:
             raise failures[0]
     finally:
@@ -270,3 +320,261 @@ def _chunks(
         for *_, transfer in coming:
             with contextlib.suppress(OSError, RuntimeError):
                 transfer.wait()
+
+
+# -- in, work, out ---------------------------------------------------------------------
+
+#: What `pipeline` calls for each chunk: its input, its output or None, and the stream.
+Work = Callable[[_core.DeviceBuffer, _core.DeviceBuffer | None, _core.Stream], object]
+
+
+def _streams(streams: Any, device: int) -> list[_core.Stream]:
+    if streams is None:
+        return [_core.current_stream(device)]
+    if isinstance(streams, SupportsIndex):
+        count = _count(streams, "streams")
+        return [_core.Stream(device=device) for _ in range(count)]
+    given = list(streams) if isinstance(streams, (list, tuple)) else [streams]
+    if not given:
+        raise ValueError("streams must not be empty")
+    return [_core.Stream.from_external(each, device=device) for each in given]
+
+
+def _target(out: Any) -> Any:
+    """What has a shape and slices to write to."""
+    found = out if isinstance(out, (_core.Buffer, np.ndarray)) else _core.asbuffer(out)
+    if not found.shape:
+        raise ValueError("out has no axis to cut: its shape is ()")
+    return found
+
+
+def _rows_of_both(
+    memory: Any, target: Any, chunk: Any, device: Device, counts: tuple[int, int]
+) -> int:
+    """Of a chunk, where so many inputs and outputs are there at the same time."""
+    if not isinstance(chunk, str) and chunk is not None:
+        return _count(chunk, "chunk")
+    if chunk is not None:
+        most = read_size(chunk, "chunk", False, None)
+        if most == 0:
+            raise ValueError("chunk must be at least 1 byte, not 0")
+        return _rows(memory, most)
+    row_in = max(1, _row_nbytes(memory))
+    row_out = 0 if target is None else _row_nbytes(target)
+    share = _share(_available(device), 0.8, counts[0] * row_in + counts[1] * row_out)
+    return max(1, min(share, _CHUNK_NBYTES // max(row_in, row_out)))
+
+
+def pipeline(
+    func: Work,
+    src: object,
+    out: object = None,
+    chunk: SupportsIndex | str | None = None,
+    depth: SupportsIndex = 3,
+    streams: object = None,
+    progress: Progress = False,
+    *,
+    device: object = None,
+) -> Any:
+    """Work on data chunk by chunk, while the next chunks come and the last ones leave.
+
+    Parameters
+    ----------
+    func : callable
+        ``func(x, y, stream)`` queues the work on one chunk: `x` is a `DeviceBuffer` with
+        rows of `src`, `y` one of as many rows of `out`, to be written in full, or None,
+        and `stream` the `Stream` for it, which is cumem's current one during the call.
+    src : Buffer, array, path, binary file or iterable
+        As for `chunks`.
+    out : Buffer or array, optional
+        As many rows as `src` has, of any shape and dtype: of any library, also a
+        `numpy.memmap`, and also `src` itself. Default: there is no output, and what
+        `func` returns is kept.
+    chunk : int or str, optional
+        Most rows of a chunk, as `chunk_size` gives them, or with a unit its most bytes,
+        such as ``"64 MiB"``; default: 64 MiB, or less where that is not free. What an
+        iterable gives is never cut.
+    depth : int
+        Copies that may be under way in each direction.
+    streams : stream, list of streams or int, optional
+        Where the chunks are worked on, in turns; an int makes so many new ones. Default:
+        the device's current stream, which is also that of CuPy and PyTorch where nobody
+        has chosen another.
+    progress : bool or callable, optional
+        True shows a bar of tqdm after half a second, a callable is called with bytes of
+        `src` that are done and bytes in all; of an iterable these are the ones that
+        have come.
+    device : Device, int or str, optional
+        Default: cumem's current one.
+
+    Returns
+    -------
+    Buffer, array or list
+        `out`; without it what `func` returned for each chunk, in order.
+
+    Raises
+    ------
+    TypeError
+        If an argument is of a type that is not taken.
+    ValueError
+        If an argument is out of its range, or `out` has another number of rows.
+    ImportError
+        If `progress` is True and there is no tqdm.
+    OSError
+        If a file cannot be read.
+    OutOfMemoryError, CudaError
+        If the driver refuses.
+    Exception
+        What `func`, `src` or `progress` raises. Of several failures it is the one of the
+        first chunk. A note of the exception says which chunk it was.
+
+    Notes
+    -----
+    **Blocks**, GIL released, until all work is done, also where it fails or is
+    interrupted: then nothing is in flight any more, and the rows of the chunks before
+    are in `out`; a second Ctrl-C ends that wait. `func` itself need not wait for
+    anything: `x` comes before what it queues on `stream`, and `y` leaves after it.
+    Device memory for ``depth + 2`` inputs and ``depth + 1`` outputs is enough, whatever
+    the size of `src`; each further stream adds an input.
+
+    Examples
+    --------
+    >>> data = numpy.arange(6.0)
+    >>> out = numpy.empty(6)
+    >>> def work(x, y, stream):  # CuPy and PyTorch have from_dlpack too
+    ...     y[...] = x.to_numpy() * 2
+    >>> cumem.pipeline(work, data, out, chunk=4)
+    array([ 0.,  2.,  4.,  6.,  8., 10.])
+    >>> cumem.pipeline(lambda x, y, stream: len(x), data, chunk=4)
+    [4, 2]
+    """
+    if not callable(func):
+        raise TypeError(f"func must be callable, not {type(func).__name__}")
+    ahead = _count(depth, "depth")
+    unit = _device(device)
+    lanes = _streams(streams, unit.index)
+    memory = _memory(src)
+    target = None if out is None else _target(out)
+    rows = 1
+    if memory is not None:
+        if target is not None and len(target) != _length(memory):
+            raise ValueError(f"out has {len(target)} rows, src has {len(memory)}")
+        if _length(memory):
+            counts = (ahead + 1 + len(lanes), ahead + 1)
+            rows = _rows_of_both(memory, target, chunk, unit, counts)
+    found = _chunks(
+        _pieces(src, memory, rows),
+        unit.index,
+        ahead,
+        len(lanes),
+        lambda index: lanes[index % len(lanes)],
+    )
+    parts = Parts(progress, 0 if memory is None else memory.nbytes, "pipeline")
+    run = _Run(func, target, lanes, ahead, parts, memory is None)
+    with run, contextlib.closing(found), parts:
+        for index, (part, buffer) in enumerate(found):
+            run.give(index, part, buffer)
+            del buffer
+        run.finish()
+    return run.results if target is None else out
+
+
+class _Leaving(NamedTuple):
+    chunk: int
+    part: slice
+    transfer: _core.Transfer
+    nbytes: int  # of its source
+
+
+class _Run:
+    """One pipeline: what works on the chunks that come, and what leaves."""
+
+    def __init__(
+        self,
+        func: Work,
+        target: Any,
+        lanes: Sequence[_core.Stream],
+        depth: int,
+        parts: Parts,
+        open_ended: bool,
+    ) -> None:
+        self._func = func
+        self._target = target
+        self._lanes = lanes
+        self._depth = depth
+        self._parts = parts
+        self._open_ended = open_ended
+        self._leaving: collections.deque[_Leaving] = collections.deque()
+        self._done = 0
+        self.results: list[object] = []
+
+    def give(self, index: int, part: slice, buffer: _core.DeviceBuffer) -> None:
+        """Have the work on a chunk queued, and its output."""
+        if len(self._leaving) == self._depth:
+            self._tell(self._settle_first())
+        if self._open_ended:
+            self._parts.total += buffer.nbytes
+        stream = self._lanes[index % len(self._lanes)]
+        with _naming(index, part), stream:
+            if self._target is None:
+                self.results.append(self._func(buffer, None, stream))
+                self._tell(buffer.nbytes)
+                return
+            if part.stop > len(self._target):
+                raise ValueError(
+                    f"out has {len(self._target)} rows, src has at least {part.stop}"
+                )
+            into = self._target[part]
+            result = _core.empty_device(into.shape, into.dtype, stream=stream)
+            self._func(buffer, result, stream)
+            transfer = _core.copy_async(into, result, after=stream)
+        self._leaving.append(_Leaving(index, part, transfer, buffer.nbytes))
+
+    def _settle_first(self) -> int:
+        """Wait for the first output: bytes of its source."""
+        first = self._leaving[0]
+        try:
+            with _naming(first.chunk, first.part):
+                first.transfer.wait()
+        finally:
+            if first.transfer.done:  # not if that was interrupted
+                self._leaving.popleft()
+        return first.nbytes
+
+    def _tell(self, nbytes: int) -> None:
+        self._done += nbytes
+        tell: Any = self._parts.next(0)
+        if tell:
+            tell(self._done, 0)
+
+    def finish(self) -> None:
+        """Wait for all work; raises the first failure."""
+        while self._leaving:
+            self._tell(self._settle_first())
+        for stream in self._lanes:
+            stream.synchronize()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Wait for what a failure has left. That of a chunk before is told in place of
+        one of a later chunk."""
+        if error is None:
+            return
+        earlier: list[Exception] = []
+        while self._leaving:
+            try:
+                self._settle_first()
+            except Exception as failure:
+                earlier.append(failure)
+        for stream in self._lanes:
+            with contextlib.suppress(RuntimeError):
+                stream.synchronize()
+        if earlier and isinstance(error, Exception):  # not in place of Ctrl-C
+            raise earlier[0]

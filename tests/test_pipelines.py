@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support import session
+from support import faults, session
 from support.session import testing
 
 import cumem
@@ -267,3 +267,367 @@ def test_chunk_size_is_what_fits(emulated) -> None:
 def test_chunk_size_refuses(emulated, arguments, error, text) -> None:
     with pytest.raises(error, match=text):
         cumem.chunk_size(*arguments)
+
+
+# -- in, work, out ---------------------------------------------------------------------
+
+
+def halve(x: cumem.DeviceBuffer, y: cumem.Buffer | None, stream: cumem.Stream) -> None:
+    """Half of each row's items, on whatever device."""
+    assert y is not None
+    assert cumem.current_stream(0) == stream
+    cumem.copy_async(y, x[:, : WIDTH // 2], stream=stream)
+
+
+OUTPUTS: dict[str, Callable[[], cumem.Buffer | np.ndarray]] = {
+    "array": lambda: np.zeros((ROWS, WIDTH // 2), "f4"),
+    "strided": lambda: np.zeros((ROWS, WIDTH), "f4")[:, ::2],
+    "turned": lambda: np.zeros((WIDTH // 2, ROWS), "f4").T,
+    "pinned": lambda: cumem.zeros((ROWS, WIDTH // 2), "f4", "pinned"),
+    "device": lambda: cumem.zeros((ROWS, WIDTH // 2), "f4", "device"),
+}
+STREAMS: dict[str, Callable[[], object]] = {
+    "current": lambda: None,
+    "one": cumem.Stream,
+    "list": lambda: [cumem.Stream(), cumem.Stream()],
+    "three": lambda: 3,
+}
+
+
+@pytest.mark.parametrize("streams", STREAMS)
+@pytest.mark.parametrize("out", OUTPUTS)
+@pytest.mark.parametrize("depth", [1, 4])
+def test_output_is_the_work_on_the_source(runtime, out, streams, depth: int) -> None:
+    array = data()
+    target = OUTPUTS[out]()
+    given = cumem.pipeline(
+        halve, array, target, chunk=17, depth=depth, streams=STREAMS[streams]()
+    )
+    assert given is target
+    assert np.array_equal(cumem.asnumpy(target), array[:, : WIDTH // 2])
+
+
+@pytest.mark.parametrize("name", SOURCES)
+def test_every_source_goes_through(runtime, name: str) -> None:
+    array = data()
+    out = np.zeros((ROWS, WIDTH // 2), "f4")
+    cumem.pipeline(halve, SOURCES[name](array), out, "200 KiB")
+    assert np.array_equal(out, array[:, : WIDTH // 2])
+
+
+def test_without_output_what_func_returns_is_kept_in_order(runtime) -> None:
+    array = np.arange(10.0)
+    found = cumem.pipeline(lambda x, y, _: (y, x.to_numpy().sum()), array, chunk=4)
+    assert found == [(None, 6.0), (None, 22.0), (None, 17.0)]
+    assert cumem.pipeline(lambda *_: 1 / 0, []) == []
+    assert cumem.pipeline(lambda *_: 1 / 0, np.ones((0, 4))) == []
+    empty = np.ones((0, 2))
+    assert cumem.pipeline(lambda *_: 1 / 0, np.ones((0, 4)), empty) is empty
+
+
+def test_source_may_be_the_output(runtime) -> None:
+    array = data()
+    before = array.copy()
+
+    def turn(x: cumem.DeviceBuffer, y: object, stream: cumem.Stream) -> None:
+        cumem.copy_async(y, x[:, ::-1], stream=stream)
+
+    cumem.pipeline(turn, array, array, chunk=7)
+    assert np.array_equal(array, before[:, ::-1])
+
+
+def test_numpy_works_on_the_emulated_device(emulated) -> None:
+    """On every chunk at once: memory that comes back is free of what came before."""
+    array = data()
+    out = np.zeros(ROWS)
+
+    def work(x: object, y: object, stream: cumem.Stream) -> None:
+        np.from_dlpack(y)[...] = np.from_dlpack(x).sum(axis=1, dtype="f8")
+
+    cumem.pipeline(work, array, out, chunk=8, streams=2)
+    assert np.array_equal(out, array.sum(axis=1, dtype="f8"))
+
+
+def test_chunks_come_and_leave_while_a_stream_is_at_work(emulated) -> None:
+    """The work on the second never ends: the first has left, and the third has come."""
+    streams = [cumem.Stream(), cumem.Stream()]
+    array, out = data()[:60], np.zeros((60, WIDTH // 2), "f4")
+    chunks: list[bytes] = []
+
+    def work(x: cumem.DeviceBuffer, y: cumem.Buffer, stream: cumem.Stream) -> None:
+        halve(x, y, stream)
+        if stream == streams[0]:
+            chunks.append(x.to_numpy().tobytes())
+
+    session.shut(streams[1])
+    thread = threading.Thread(
+        target=lambda: cumem.pipeline(work, array, out, 10, streams=streams)
+    )
+    thread.start()
+    session.wait_until_waiting(thread)  # for the work on the second
+    session.wait_until(lambda: np.array_equal(out[:10], array[:10, : WIDTH // 2]))
+    assert chunks == [array[:10].tobytes(), array[20:30].tobytes()]
+    assert not out[10:20].any()
+    testing.gate_open(streams[1])
+    thread.join()
+    assert np.array_equal(out, array[:, : WIDTH // 2])
+
+
+@pytest.mark.parametrize(("streams", "depth"), [(None, 1), (None, 3), (3, 2)])
+def test_memory_of_a_few_chunks_is_enough(emulated, streams, depth: int) -> None:
+    array = np.random.default_rng(1).integers(0, 255, (64, 1 << 20), "u1")
+    out = np.zeros((64, 1 << 19), "u1")
+    count = 1 if streams is None else streams
+    most = (depth + 1 + count) * (2 << 20) + (depth + 1) * (1 << 20)
+    cumem.set_limit("device", most, device=0)
+
+    def work(x: cumem.DeviceBuffer, y: cumem.Buffer, stream: cumem.Stream) -> None:
+        cumem.copy_async(y, x[:, : 1 << 19], stream=stream)
+
+    cumem.pipeline(work, array, out, chunk=2, depth=depth, streams=streams)
+    assert np.array_equal(out, array[:, : 1 << 19])
+    assert cumem.memory_info(0).live == 0
+    cumem.pipeline(work, array, out, depth=depth, streams=streams)  # finds its own
+    cumem.set_limit("device", None, device=0)
+
+
+def test_streams_take_turns(runtime) -> None:
+    streams = [cumem.Stream(), cumem.Stream(), cumem.current_stream(0)]
+    found = cumem.pipeline(lambda x, y, s: s, np.ones(5), chunk=1, streams=streams)
+    assert found == [*streams, *streams[:2]]
+    found = cumem.pipeline(lambda x, y, s: s, np.ones(5), chunk=1, streams=2)
+    assert found[0] == found[2] == found[4] != found[1] == found[3]
+
+
+def test_output_leaves_after_all_that_its_stream_was_given(emulated) -> None:
+    """Also after work that cumem does not see."""
+    stream = cumem.Stream()
+    out = np.zeros(8)
+    thread = threading.Thread(
+        target=lambda: cumem.pipeline(
+            lambda x, y, stream: session.shut(stream), np.ones(8), out, streams=stream
+        )
+    )
+    thread.start()
+    session.wait_until_waiting(thread)
+    session.let_workers_pass()
+    assert not out.any()
+    testing.gate_open(stream)
+    thread.join()
+    assert out.any()  # fresh memory is poisoned
+
+
+def test_work_that_cumem_does_not_see_keeps_its_input(emulated) -> None:
+    """A kernel of another library that was given no more than the address."""
+    stream = cumem.Stream()
+    cumem.set_limit("device", "3 MiB", device=0)  # one block of two
+    threads = [
+        threading.Thread(
+            target=lambda: cumem.pipeline(
+                lambda x, y, stream: session.shut(stream),
+                np.ones((1, 2 << 20), "u1"),
+                streams=stream,
+            )
+        ),
+        threading.Thread(target=lambda: came.append(cumem.empty_device(2 << 20, "u1"))),
+    ]
+    came: list[cumem.Buffer] = []
+    for thread in threads:
+        thread.start()
+        session.wait_until_waiting(thread)
+    assert came == []
+    testing.gate_open(stream)
+    for thread in threads:
+        thread.join()
+    assert len(came) == 1
+    cumem.set_limit("device", None, device=0)
+
+
+def test_failure_names_its_chunk_and_the_ones_before_are_done(runtime) -> None:
+    array, out = data(), np.zeros((ROWS, WIDTH // 2), "f4")
+    count = 0
+
+    def work(x: cumem.DeviceBuffer, y: cumem.Buffer, stream: cumem.Stream) -> None:
+        nonlocal count
+        count += 1
+        if count == 4:
+            raise RuntimeError("no more")
+        halve(x, y, stream)
+
+    before = cumem.memory_info(0).live
+    with pytest.raises(RuntimeError, match="no more") as raised:
+        cumem.pipeline(work, array, out, chunk=20, streams=2)
+    assert raised.value.__notes__ == ["in chunk 3, src[60:80]"]
+    assert np.array_equal(out[:60], array[:60, : WIDTH // 2])
+    assert not out[60:].any()
+    del raised
+    assert cumem.memory_info(0).live == before
+
+
+def test_failed_copy_of_a_chunk_before_is_the_one_told(emulated) -> None:
+    out = np.zeros((60, WIDTH // 2), "f4")
+    stream = cumem.Stream()
+    count = 0
+
+    def work(x: cumem.DeviceBuffer, y: cumem.Buffer, stream: cumem.Stream) -> None:
+        nonlocal count
+        count += 1
+        if count == 1:
+            session.let_workers_pass()  # all have come
+            session.shut(stream)  # so that none has left
+        if count == 3:
+            testing.plan_fault("copy_async", 1, 999)
+            testing.gate_open(stream)
+            raise RuntimeError("comes later")
+
+    with pytest.raises(cumem.CudaError) as raised:
+        cumem.pipeline(
+            work, data()[:60], out, chunk=20, streams=[stream, stream, stream]
+        )
+    testing.plan_fault(None, 0)
+    assert raised.value.code == 999
+    assert raised.value.__notes__[-1] in (
+        "in chunk 0, src[0:20]",
+        "in chunk 1, src[20:40]",
+    )
+    assert isinstance(raised.value.__context__, RuntimeError)
+
+
+@pytest.mark.parametrize("what", ["its work", "what comes"])
+def test_after_a_failure_nothing_is_in_flight(emulated, what: str) -> None:
+    stream, other = cumem.Stream(), cumem.Stream()
+    busy = cumem.zeros(1 << 20, "u1")
+    held = stream if what == "its work" else other
+    failures: list[Exception] = []
+
+    def work(x: cumem.DeviceBuffer, y: None, stream: cumem.Stream) -> None:
+        x.fill(1, stream=stream)
+        raise RuntimeError("at once")
+
+    def run() -> None:
+        try:
+            cumem.pipeline(work, [np.ones(5), busy], streams=stream)
+        except RuntimeError as error:
+            failures.append(error)  # with its frames
+
+    session.shut(held)
+    busy.fill(1, stream=held if held is other else None)
+    thread = threading.Thread(target=run)
+    thread.start()
+    session.wait_until_waiting(thread)
+    assert thread.is_alive()
+    testing.gate_open(held)
+    thread.join()
+    assert [str(each) for each in failures] == ["at once"]
+
+
+def test_interrupted_in_func_nothing_is_in_flight(emulated) -> None:
+    array, out = data(), np.zeros((ROWS, WIDTH // 2), "f4")
+    stream = cumem.Stream()
+    count = 0
+
+    def work(x: cumem.DeviceBuffer, y: cumem.Buffer, stream: cumem.Stream) -> None:
+        nonlocal count
+        count += 1
+        if count == 3:
+            raise KeyboardInterrupt
+        halve(x, y, stream)
+
+    with pytest.raises(KeyboardInterrupt):
+        cumem.pipeline(work, array, out, chunk=10, streams=stream)
+    assert cumem.memory_info(0).live == 0
+    assert np.array_equal(out[:20], array[:20, : WIDTH // 2])
+    assert not out[20:].any()
+
+
+@pytest.mark.parametrize("depth", [1, 3])  # for an output, for the work
+def test_interrupted_while_it_waits_nothing_is_in_flight(emulated, depth: int) -> None:
+    array, out = data(), np.zeros((ROWS, WIDTH // 2), "f4")
+    stream = cumem.Stream()
+
+    def interrupt() -> None:
+        testing.gate_open(stream)
+        raise KeyboardInterrupt
+
+    session.shut(stream)
+    with session.on_alarm(interrupt), pytest.raises(KeyboardInterrupt):
+        cumem.pipeline(halve, array, out, chunk=10, depth=depth, streams=stream)
+    assert cumem.memory_info(0).live == 0
+    rows = out.any(axis=1).sum()
+    assert 10 <= rows < ROWS
+    assert np.array_equal(out[:rows], array[:rows, : WIDTH // 2])
+    assert not out[rows:].any()
+
+
+def test_progress_is_told_and_ends_with_all(runtime) -> None:
+    told: list[tuple[int, int]] = []
+    array, out = data(), np.zeros((ROWS, WIDTH // 2), "f4")
+
+    def tell(done: int, total: int) -> None:
+        told.append((done, total))
+
+    cumem.pipeline(halve, array, out, chunk=50, progress=tell)
+    assert told == [(50 * ROW * i, ROWS * ROW) for i in range(1, 7)]
+    told.clear()
+    cumem.pipeline(halve, np.split(array, 3), out, progress=tell)
+    assert told[-1] == (ROWS * ROW, ROWS * ROW)
+    assert [done for done, _ in told] == sorted(done for done, _ in told)
+
+    def fail(done: int, total: int) -> None:
+        raise RuntimeError("the bar is closed")
+
+    with pytest.raises(RuntimeError, match="the bar is closed"):
+        cumem.pipeline(halve, array, out, chunk=50, progress=fail)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "text"),
+    [
+        ((1, [1.0]), TypeError, "func must be callable, not int"),
+        ((print, 3), TypeError, "src must be an array, a file or an iterable"),
+        ((print, np.ones(3), np.ones(4)), ValueError, "out has 4 rows, src has 3"),
+        ((print, np.ones(3), np.float32(1)), ValueError, "out has no axis to cut"),
+        ((print, np.ones(3), 7), TypeError, "int"),
+        ((print, np.ones(3), None, 0), ValueError, "chunk must be at least 1, not 0"),
+        ((print, np.ones(3), None, "0 B"), ValueError, "chunk must be at least 1 byte"),
+        ((print, np.ones(3), None, 1.5), TypeError, "chunk must be an int"),
+        ((print, np.ones(3), None, 1, 0), ValueError, "depth must be at least 1"),
+        ((print, np.ones(3), None, 1, 1, 0), ValueError, "streams must be at least 1"),
+        ((print, np.ones(3), None, 1, 1, []), ValueError, "streams must not be empty"),
+        ((print, np.ones(3), None, 1, 1, "x"), TypeError, "str"),
+        ((print, np.ones(3), None, 1, 1, None, 7), TypeError, "progress must be"),
+    ],
+)
+def test_pipeline_refuses(emulated, arguments, error, text) -> None:
+    with pytest.raises(error, match=text):
+        cumem.pipeline(*arguments)
+
+
+def test_stream_of_another_device_is_refused(emulated) -> None:
+    with pytest.raises(ValueError, match="the stream belongs to device 1, not 0"):
+        cumem.pipeline(print, np.ones(3), streams=cumem.Stream(device=1))
+
+
+def test_output_that_an_iterable_fills_is_refused_where_it_ends(emulated) -> None:
+    out = np.zeros(5)
+
+    def work(x: cumem.DeviceBuffer, y: cumem.Buffer, stream: cumem.Stream) -> None:
+        cumem.copy_async(y, x, stream=stream)
+
+    with pytest.raises(
+        ValueError, match="out has 5 rows, src has at least 6"
+    ) as raised:
+        cumem.pipeline(work, [np.ones(3), np.ones(3)], out)
+    assert raised.value.__notes__ == ["in chunk 1, src[3:6]"]
+    assert list(out) == [1, 1, 1, 0, 0]
+
+
+def test_fault_sweep_of_pipelines(emulated) -> None:
+    array, out = data()[:40], np.zeros((40, WIDTH // 2), "f4")
+
+    def scenario() -> None:
+        cumem.pipeline(halve, array, out, chunk=10, streams=2)
+        assert np.array_equal(out, array[:, : WIDTH // 2])
+
+    swept = faults.sweep(scenario)
+    assert {"copy_async", "event_record", "stream_wait_event"} <= set(swept.failed)
