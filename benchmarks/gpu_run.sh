@@ -5,7 +5,7 @@
 # where packages can be had, bring .gpu/ along, then
 #
 #     benchmarks/gpu_run.sh [tests | bench | ceilings | calls | transfer | threads | cores |
-#                            many | files | safetensors | two | interop | fork | sanitizer |
+#                            many | pipelines | files | safetensors | two | interop | fork | sanitizer |
 #                            stress | stress_transfers | torture | pools | versions |
 #                            all]...
 #
@@ -83,6 +83,10 @@ run_many() {
     "$PYTHON" benchmarks/many.py --json "$OUT/many.json"
 }
 
+run_pipelines() {
+    "$PYTHON" benchmarks/pipelines.py --folder "${FILES:-/tmp}" --json "$OUT/pipelines.json"
+}
+
 run_files() {
     "$PYTHON" benchmarks/files.py --dir "${FILES:-/tmp}" --json "$OUT/files.json"
 }
@@ -153,13 +157,13 @@ install || {
 }
 steps=("${@:-all}")
 if [[ ${steps[*]} == all ]]; then
-    steps=(ceilings calls transfer threads cores many files safetensors bench tests interop
+    steps=(ceilings calls transfer threads cores many pipelines files safetensors bench tests interop
         fork sanitizer stress stress_transfers torture)
 fi
 for name in "${steps[@]}"; do
     printf '\n======== %s\n' "$name"
     case $name in
-        tests | bench | ceilings | calls | transfer | threads | cores | many | files | \
+        tests | bench | ceilings | calls | transfer | threads | cores | many | pipelines | files | \
             safetensors | two | interop | fork | sanitizer | stress | stress_transfers | torture | pools | \
             versions)
             start=$SECONDS

@@ -104,3 +104,25 @@ def test_benchmark_of_many_copies_runs_and_verifies(tmp_path: Path) -> None:
     routes = {case["key"]: case["route"] for case in results["cases"]}
     assert routes == {"pinned": "table", "numpy": "staged-table"}
     assert all(case["seconds"]["cumem"] > 0 for case in results["cases"])
+
+
+def test_benchmark_of_pipelines_runs_and_verifies(tmp_path: Path) -> None:
+    path = tmp_path / "results.json"
+    script = str(SCRIPT.with_name("pipelines.py"))
+    done = programs.run(
+        *(script, "--quick", "--folder", str(tmp_path), "--json", str(path)),
+        CUMEM_EMULATED_DELAY_US="0",
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("EMULATED DEVICE")
+    results = json.loads(path.read_text(encoding="utf-8"))
+    cases = {case["key"]: case for case in results["cases"]}
+    assert len(cases) == 6 + 7
+    assert set(cases["numpy, 1/2 out"]["seconds"]) == {"in", "work", "out", "all"}
+    assert cases["cumem.pipeline"]["lines"] == 3
+    assert cases["CuPy, naive"]["error"] == "not installed"
+    stages = [span["stage"] for span in results["timeline"]]
+    assert {each: stages.count(each) for each in stages} == dict.fromkeys(
+        ("in", "work", "out"), 16
+    )
+    assert list(tmp_path.iterdir()) == [path]

@@ -1,0 +1,587 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Measure chunks and pipeline against each stage alone and against loops by hand.
+
+    python benchmarks/pipelines.py --json benchmarks/results/pipelines-h200.json
+
+Three stages at once, copy in, work and copy out, beside each alone; then a file larger than
+the memory that the device may use, read through numpy.memmap and summed row by row, beside
+the same by hand with CuPy and PyTorch, where they are installed, and with cumem's streams.
+Results are verified. On the emulated device it runs and says so: the figures are then not
+a GPU's.
+"""
+
+from __future__ import annotations
+
+import ast
+import collections
+import importlib
+import inspect
+import itertools
+import os
+import shutil
+import sys
+import tempfile
+import textwrap
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import cumem
+from cumem import pipelines
+from cumem.units import format_nbytes
+
+sys.path.append(str(Path(__file__).parent))  # which PYTHONSAFEPATH hides
+from measure import Run
+
+MIB, GIB = 1 << 20, 1 << 30
+WIDTH = 1024  # float32 of a row
+CHUNK = 64 * MIB
+CAP = 2 * GIB  # of the device, for the file
+
+
+@dataclass
+class Case:
+    """One way to do one piece of work.
+
+    Parameters
+    ----------
+    group : str
+        ``"overlap"`` (three stages) or ``"file"``.
+    key : str
+        Which memory and how much of it leaves, or which way by hand.
+    nbytes : int
+        That come in.
+    seconds : dict
+        Of each stage alone and of all together; ``"all"`` is the way itself.
+    lines : int
+        Of code, without its text; 0: not counted.
+    device_nbytes : int
+        Most that the device's free memory fell by meanwhile.
+    samples : list
+        Bytes that cumem held on the device, over time.
+    error : str
+        Why there is no time.
+    """
+
+    group: str
+    key: str
+    nbytes: int
+    seconds: dict[str, float] = field(default_factory=dict)
+    lines: int = 0
+    device_nbytes: int = 0
+    samples: list[int] = field(default_factory=list)
+    error: str = ""
+
+    @property
+    def slowest(self) -> float:
+        """Seconds of the slowest stage alone."""
+        return max(s for name, s in self.seconds.items() if name != "all")
+
+
+def line_of(case: Case) -> str:
+    if case.error:
+        return f"{case.group:8} {case.key:34} {case.error}"
+    rate = case.nbytes / case.seconds["all"] / 1e9
+    stages = " ".join(f"{k} {s * 1e3:.0f}" for k, s in case.seconds.items())
+    text = f"{case.group:8} {case.key:34} {rate:7.1f} GB/s  ms: {stages}"
+    if len(case.seconds) > 1:
+        text += f"  all/slowest {case.seconds['all'] / case.slowest:.3f}"
+    if case.lines:
+        text += f"  lines {case.lines}"
+    if case.device_nbytes:
+        text += f"  device {format_nbytes(case.device_nbytes)}"
+    return text
+
+
+def library(name: str) -> Any:
+    try:
+        return importlib.import_module(name)
+    except ImportError:
+        return None
+
+
+# -- what works on a chunk -------------------------------------------------------------
+
+
+class Worker:
+    """A kernel that takes as long as it is told to."""
+
+    def __init__(self) -> None:
+        self.xp: Any = np if cumem.backend() == "emulated" else library("cupy")
+        if self.xp is None:
+            raise SystemExit("the benchmark needs CuPy for its kernels")
+        self.rounds = 1
+        self._kernel: Callable[..., object] = self._on_host
+        if self.xp is not np:
+            self._kernel = self.xp.ElementwiseKernel(
+                "float32 x, int32 n",
+                "float32 y",
+                "float a = x; for (int i = 0; i < n; i++) { a = a * 0.5f + 1.0f; } y = a",
+                "rounds",
+            )
+
+    @staticmethod
+    def _on_host(x: Any, n: int, y: Any) -> None:
+        y[...] = x
+        for _ in range(n):
+            y *= np.float32(0.5)
+            y += np.float32(1)
+
+    def __call__(self, x: Any, y: Any, stream: object) -> None:
+        x, y = self.xp.from_dlpack(x), self.xp.from_dlpack(y)
+        self._kernel(x[:, : y.shape[1]], self.rounds, y)
+
+    def tune(self, x: cumem.Buffer, y: cumem.Buffer, seconds: float) -> None:
+        """So that the work on `x` takes about so long."""
+        self.rounds = 200 if self.xp is not np else 1
+        self(x, y, None)
+        for _ in range(2 if self.xp is not np else 0):
+            spent = seconds_of(lambda: self(x, y, None))
+            self.rounds = max(1, int(self.rounds * seconds / spent))
+
+
+def seconds_of(call: Callable[[], object]) -> float:
+    stream = cumem.current_stream(0)
+    stream.synchronize()
+    begin = time.perf_counter()
+    call()
+    stream.synchronize()
+    return time.perf_counter() - begin
+
+
+# -- three stages ----------------------------------------------------------------------
+
+
+def parts_of(rows: int, step: int) -> Iterator[slice]:
+    for begin in range(0, rows, step):
+        yield slice(begin, min(begin + step, rows))
+
+
+def only_in(src: Any, step: int) -> None:
+    for _ in cumem.chunks(src, step * WIDTH * 4):
+        pass
+
+
+def only_work(worker: Worker, x: cumem.Buffer, y: cumem.Buffer, count: int) -> None:
+    for _ in range(count):
+        worker(x, y, None)
+
+
+def only_out(y: cumem.Buffer, out: Any, step: int) -> None:
+    leaving: collections.deque[cumem.Transfer] = collections.deque()
+    for part in parts_of(len(out), step):
+        if len(leaving) == 3:
+            leaving.popleft().wait()
+        leaving.append(cumem.copy_async(out[part], y[: part.stop - part.start]))
+    for transfer in leaving:
+        transfer.wait()
+
+
+def overlap(worker: Worker, nbytes: int, chunk: int, repeats: int) -> Iterator[Case]:
+    rows, step = nbytes // WIDTH // 4, chunk // WIDTH // 4
+    for kind in ("pinned", "numpy"):
+        if kind == "pinned":
+            src: Any = cumem.empty_pinned((rows, WIDTH), "f4")
+            whole: Any = cumem.empty_pinned((rows, WIDTH), "f4")
+        else:
+            src, whole = np.empty((rows, WIDTH), "f4"), np.empty((rows, WIDTH), "f4")
+        host = src.numpy() if kind == "pinned" else src
+        host[:] = np.arange(WIDTH, dtype="f4")
+        host[:, 0] = np.arange(rows)
+        target = whole.numpy() if kind == "pinned" else whole
+        target[:] = 0
+        for share in (4, 2, 1):
+            out = whole.reshape(-1)[: rows * (WIDTH // share)]
+            out = out.reshape(rows, WIDTH // share)
+            yield one_overlap(worker, kind, share, (src, out), step, repeats)
+
+
+def one_overlap(
+    worker: Worker,
+    kind: str,
+    share: int,
+    ends: tuple[Any, Any],
+    step: int,
+    repeats: int,
+) -> Case:
+    src, out = ends
+    count = -(-len(src) // step)
+    x = cumem.empty_device((step, WIDTH), "f4")
+    y = cumem.empty_device((step, WIDTH // share), "f4")
+    cumem.copy(x, src[:step])
+    only_in(src, step)
+    alone = seconds_of(lambda: only_in(src, step))
+    worker.tune(x, y, 0.9 * alone / count)
+    calls: dict[str, Callable[[], object]] = {
+        "in": lambda: only_in(src, step),
+        "work": lambda: only_work(worker, x, y, count),
+        "out": lambda: only_out(y, out, step),
+        "all": lambda: cumem.pipeline(worker, src, out, chunk=step),
+    }
+    best = dict.fromkeys(calls, float("inf"))
+    for _ in range(repeats):  # in turns: a machine has good and bad seconds
+        for name, call in calls.items():
+            best[name] = min(best[name], seconds_of(call))
+    key = f"{kind}, 1/{share} out" if share > 1 else f"{kind}, as much out"
+    case = Case("overlap", key, src.nbytes, best)
+    for part in (slice(0, step), slice(len(src) - step, len(src))):
+        cumem.copy(x, src[part])
+        worker(x, y, None)
+        if not np.array_equal(y.to_numpy(), cumem.asnumpy(out[part])):
+            raise SystemExit(f"{key}: the results are wrong")
+    return case
+
+
+# -- a file, by hand and not -----------------------------------------------------------
+
+
+def cupy_naive(cp: Any, data: np.ndarray, out: np.ndarray, step: int) -> None:
+    for begin in range(0, len(data), step):
+        x = cp.asarray(data[begin : begin + step])
+        out[begin : begin + step] = x.sum(axis=1).get()
+
+
+def cupy_buffered(cp: Any, data: np.ndarray, out: np.ndarray, step: int) -> None:
+    shape = (step, data.shape[1])
+    count = int(np.prod(shape))
+    hosts = [
+        np.frombuffer(cp.cuda.alloc_pinned_memory(count * 4), "f4", count)
+        for _ in range(2)
+    ]
+    hosts = [host.reshape(shape) for host in hosts]
+    devices = [cp.empty(shape, "f4") for _ in range(2)]
+    copying, working = cp.cuda.Stream(non_blocking=True), cp.cuda.Stream()
+    came = [cp.cuda.Event() for _ in range(2)]
+    used = [cp.cuda.Event() for _ in range(2)]
+    sums = []
+    for number, begin in enumerate(range(0, len(data), step)):
+        k = number % 2
+        piece = data[begin : begin + step]
+        rows = len(piece)
+        came[k].synchronize()
+        np.copyto(hosts[k][:rows], piece)
+        with copying:
+            copying.wait_event(used[k])
+            devices[k][:rows].set(hosts[k][:rows])
+            came[k].record(copying)
+        with working:
+            working.wait_event(came[k])
+            sums.append(devices[k][:rows].sum(axis=1))
+            used[k].record(working)
+    working.synchronize()
+    for number, each in enumerate(sums):
+        out[number * step : number * step + len(each)] = each.get()
+
+
+def torch_naive(torch: Any, data: np.ndarray, out: np.ndarray, step: int) -> None:
+    for begin in range(0, len(data), step):
+        x = torch.from_numpy(data[begin : begin + step]).cuda()
+        out[begin : begin + step] = x.sum(1).cpu().numpy()
+
+
+def torch_buffered(torch: Any, data: np.ndarray, out: np.ndarray, step: int) -> None:
+    shape = (step, data.shape[1])
+    hosts = [torch.empty(shape, pin_memory=True) for _ in range(2)]
+    devices = [torch.empty(shape, device="cuda") for _ in range(2)]
+    copying, working = torch.cuda.Stream(), torch.cuda.Stream()
+    came = [torch.cuda.Event() for _ in range(2)]
+    used = [torch.cuda.Event() for _ in range(2)]
+    sums = []
+    for number, begin in enumerate(range(0, len(data), step)):
+        k = number % 2
+        piece = torch.from_numpy(data[begin : begin + step])
+        rows = len(piece)
+        came[k].synchronize()
+        hosts[k][:rows].copy_(piece)
+        with torch.cuda.stream(copying):
+            copying.wait_event(used[k])
+            devices[k][:rows].copy_(hosts[k][:rows], non_blocking=True)
+            came[k].record(copying)
+        with torch.cuda.stream(working):
+            working.wait_event(came[k])
+            sums.append(devices[k][:rows].sum(1))
+            used[k].record(working)
+    working.synchronize()
+    for number, each in enumerate(sums):
+        out[number * step : number * step + len(each)] = each.cpu().numpy()
+
+
+def cumem_by_hand(xp: Any, data: np.ndarray, out: np.ndarray, step: int) -> None:
+    parts = [slice(b, min(b + step, len(data))) for b in range(0, len(data), step)]
+    devices = [cumem.empty_device((step, data.shape[1]), "f4") for _ in range(3)]
+    stream = cumem.current_stream(0)
+
+    def start(number: int) -> cumem.Transfer:
+        piece = data[parts[number]]
+        x = devices[number % 3][: len(piece)]
+        return cumem.copy_async(x, piece, after=stream)
+
+    coming = [start(number) for number in range(min(2, len(parts)))]
+    leaving = []
+    for number, part in enumerate(parts):
+        if number + 2 < len(parts):
+            coming.append(start(number + 2))
+        coming[number].order(stream)
+        x = devices[number % 3][: part.stop - part.start]
+        y = cumem.empty_device(len(x), "f4")
+        xp.sum(xp.from_dlpack(x), axis=1, out=xp.from_dlpack(y))
+        leaving.append(cumem.copy_async(out[part], y, after=stream))
+    for transfer in leaving:
+        transfer.wait()
+
+
+def cumem_chunks(xp: Any, data: np.ndarray, out: np.ndarray, step: int) -> None:
+    for part, x in cumem.chunks(data, step * data.shape[1] * 4):
+        y = cumem.empty_device(len(x), "f4")
+        xp.sum(xp.from_dlpack(x), axis=1, out=xp.from_dlpack(y))
+        cumem.copy(out[part], y)
+
+
+def cumem_pipeline(xp: Any, data: np.ndarray, out: np.ndarray, step: int) -> None:
+    def work(x: Any, y: Any, stream: object) -> None:
+        xp.sum(xp.from_dlpack(x), axis=1, out=xp.from_dlpack(y))
+
+    cumem.pipeline(work, data, out, chunk=step)
+
+
+def lines_of(function: Callable[..., object]) -> int:
+    """Of its body, without empty ones."""
+    source = textwrap.dedent(inspect.getsource(function))
+    body = ast.parse(source).body[0]
+    assert isinstance(body, ast.FunctionDef)
+    lines = source.splitlines()[body.body[0].lineno - 1 :]
+    return sum(1 for line in lines if line.strip())
+
+
+class Watch:
+    """How far the device's free memory falls within a ``with`` block."""
+
+    def __enter__(self) -> Watch:
+        self.before = self.least = cumem.memory_info(0).free
+        self.samples: list[int] = []
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._look)
+        self._thread.start()
+        return self
+
+    def _look(self) -> None:
+        while not self._over.wait(0.02):
+            info = cumem.memory_info(0)
+            self.least = min(self.least, info.free)
+            self.samples.append(info.reserved)
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self._thread.join()
+
+
+def write_file(path: Path, nbytes: int) -> None:
+    block = np.random.default_rng(5).random((CHUNK // 4 // WIDTH, WIDTH), "f4")
+    with path.open("wb") as file:
+        for number in range(0, nbytes, CHUNK):
+            block[:, 0] = number // CHUNK
+            file.write(memoryview(block).cast("B")[: nbytes - number])
+
+
+def stages_of_file(xp: Any, data: np.ndarray, step: int) -> dict[str, float]:
+    """Seconds of the copy in and of the sums alone."""
+    x = cumem.array(data[:step], kind="device")
+    sums = cumem.empty_device(step, "f4")
+
+    def work() -> None:
+        for _ in parts_of(len(data), step):
+            xp.sum(xp.from_dlpack(x), axis=1, out=xp.from_dlpack(sums))
+
+    only_in(data, step)
+    return {"in": seconds_of(lambda: only_in(data, step)), "work": seconds_of(work)}
+
+
+def of_file(xp: Any, path: Path, step: int, repeats: int) -> Iterator[Case]:
+    data = np.memmap(path, "f4", "r").reshape(-1, WIDTH)
+    ways: list[tuple[Callable[..., None], Any, str]] = [
+        (cumem_pipeline, xp, "cumem.pipeline"),
+        (cumem_chunks, xp, "cumem.chunks, out one by one"),
+        (cumem_by_hand, xp, "cumem by hand"),
+        (cupy_naive, library("cupy"), "CuPy, naive"),
+        (cupy_buffered, library("cupy"), "CuPy, two buffers by hand"),
+        (torch_naive, library("torch"), "PyTorch, naive"),
+        (torch_buffered, library("torch"), "PyTorch, two buffers by hand"),
+    ]
+    stages = stages_of_file(xp, data, step)
+    expected: np.ndarray | None = None
+    cumem.trim()
+    for way, module, key in ways:
+        case = Case("file", key, data.nbytes, dict(stages), lines_of(way))
+        if module is None or (module is not np and cumem.backend() == "emulated"):
+            case.error = "not installed"
+            yield case
+            continue
+        out = np.zeros(len(data), "f4")
+        spent = []
+        with Watch() as watch:
+            for _ in range(repeats if "naive" not in key else 1):
+                begin = time.perf_counter()
+                way(module, data, out, step)
+                spent.append(time.perf_counter() - begin)
+        case.seconds["all"] = min(spent)
+        case.device_nbytes = watch.before - watch.least
+        every = max(1, len(watch.samples) // 40)
+        case.samples = (
+            watch.samples[::every] if module is xp and way is cumem_pipeline else []
+        )
+        expected = out if expected is None else expected
+        if not np.allclose(out, expected, rtol=1e-5):
+            raise SystemExit(f"{key}: the results are wrong")
+        if module is library("cupy") and module is not None:
+            module.get_default_memory_pool().free_all_blocks()
+        if key.startswith("PyTorch"):
+            module.cuda.empty_cache()
+        cumem.trim()
+        yield case
+    check = np.concatenate([data[:step].sum(1), data[-step:].sum(1)])
+    assert expected is not None
+    if not np.allclose(
+        check, np.concatenate([expected[:step], expected[-step:]]), 1e-4
+    ):
+        raise SystemExit("the sums are wrong")
+
+
+# -- the timeline ----------------------------------------------------------------------
+
+
+def timeline(worker: Worker, nbytes: int, chunk: int) -> list[dict[str, Any]]:
+    """When each stage of each chunk ran, in seconds: work by CUDA events, copies by their
+    own clock, which is the device's or the host's, up to the moment they are seen done."""
+    rows, step = nbytes // WIDTH // 4, chunk // WIDTH // 4
+    src = np.ones((rows, WIDTH), "f4")
+    out = np.empty((rows, WIDTH // 2), "f4")
+    stream = cumem.current_stream(0)
+    marks: list[tuple[cumem.Event, cumem.Event]] = []
+    spans: list[dict[str, Any]] = []
+    ends: dict[str, Iterator[int]] = {"in": itertools.count(), "out": itertools.count()}
+
+    def work(x: Any, y: Any, stream: Any) -> None:
+        begin = cumem.Event().record(stream)
+        worker(x, y, stream)
+        marks.append((begin, cumem.Event().record(stream)))
+
+    def watch(transfer: cumem.Transfer, stage: str, number: int) -> None:
+        transfer.wait()
+        end = time.perf_counter()
+        seconds = transfer.seconds
+        spans.append(
+            {"stage": stage, "chunk": number, "begin": end - seconds, "end": end}
+        )
+
+    before: Any = pipelines._core.copy_async
+    with ThreadPoolExecutor(16) as watchers:
+
+        def copy_async(dst: Any, src: Any, **more: Any) -> cumem.Transfer:
+            transfer: cumem.Transfer = before(dst, src, **more)
+            stage = "in" if isinstance(dst, cumem.DeviceBuffer) else "out"
+            watchers.submit(watch, transfer, stage, next(ends[stage]))
+            return transfer
+
+        cumem.pipeline(work, src, out, chunk=step)  # warm
+        marks.clear()
+        stream.synchronize()
+        start = cumem.Event().record(stream)
+        start.synchronize()
+        zero = time.perf_counter()
+        pipelines._core.copy_async = copy_async
+        try:
+            cumem.pipeline(work, src, out, chunk=step)
+        finally:
+            pipelines._core.copy_async = before
+    for span in spans:
+        span["begin"] -= zero
+        span["end"] -= zero
+    for number, (begin, end) in enumerate(marks):
+        times = begin.seconds_since(start), end.seconds_since(start)
+        spans.append(
+            {"stage": "work", "chunk": number, "begin": times[0], "end": times[1]}
+        )
+    return sorted(spans, key=lambda span: span["begin"])
+
+
+def plot(spans: list[dict[str, Any]], path: str) -> None:
+    """Draw a timeline into a PNG file."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(figsize=(9, 2.6), layout="constrained")
+    lanes = ["out", "work", "in"]
+    for span in spans:
+        axes.barh(
+            lanes.index(span["stage"]),
+            1e3 * (span["end"] - span["begin"]),
+            left=1e3 * span["begin"],
+            height=0.7,
+            color=f"C{span['chunk'] % 10}",
+            edgecolor="white",
+            alpha=0.8,
+        )
+    axes.set_yticks(range(3), ["copy out", "work", "copy in"])
+    axes.set_xlabel("ms; a colour is a chunk")
+    figure.savefig(path, dpi=110)
+
+
+def cap_others() -> None:
+    if cumem.backend() == "emulated":
+        return
+    if cupy := library("cupy"):
+        cupy.get_default_memory_pool().set_limit(size=CAP)
+    if torch := library("torch"):
+        total = torch.cuda.get_device_properties(0).total_memory
+        torch.cuda.set_per_process_memory_fraction(CAP / total)
+
+
+def main() -> None:
+    """Measure and print."""
+    run = Run(
+        __doc__ or "",
+        folder={"default": None, "help": "of the file; default: a temporary one"},
+        largest={"type": int, "default": 40, "help": "GiB of the file at most"},
+        parts={"default": "overlap,timeline,file", "help": "which of these"},
+    )
+    quick = run.options.quick
+    emulated = cumem.backend() == "emulated"
+    run.begin(emulated)
+    worker = Worker()
+    chunk = MIB if quick else CHUNK
+    nbytes = 8 * MIB if quick else 8 * GIB
+    repeats = 1 if quick else 3
+    parts = run.options.parts.split(",")
+    run.note(1, chunk=chunk, cap=CAP)
+    if "overlap" in parts:
+        run.show(overlap(worker, nbytes, chunk, repeats), line_of)
+        cumem.trim()
+    if "timeline" in parts:
+        run.note(1, timeline=timeline(worker, 16 * chunk, chunk))
+    if "file" in parts:
+        with tempfile.TemporaryDirectory(dir=run.options.folder) as folder:
+            free = shutil.disk_usage(folder).free * 8 // 10
+            memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") * 6 // 10
+            most = 8 * MIB if quick else min(free, memory, run.options.largest * GIB)
+            path = Path(folder) / "rows.bin"
+            begin = time.perf_counter()
+            write_file(path, most // CHUNK * CHUNK or most)
+            run.note(1, write_seconds=time.perf_counter() - begin)
+            cap_others()
+            with cumem.limit("device", min(CAP, 16 * chunk), 0):
+                run.show(
+                    of_file(worker.xp, path, chunk // WIDTH // 4, repeats), line_of
+                )
+    run.end()
+
+
+if __name__ == "__main__":
+    main()
