@@ -5,8 +5,8 @@
 # where packages can be had, bring .gpu/ along, then
 #
 #     benchmarks/gpu_run.sh [tests | bench | ceilings | calls | transfer | threads | cores |
-#                            many | pipelines | files | safetensors | two | interop | fork | sanitizer |
-#                            stress | stress_transfers | torture | pools | versions |
+#                            many | pipelines | files | safetensors | two | interop | fork |
+#                            sanitizer | stress | stress_transfers | torture | pools | versions |
 #                            all]...
 #
 # Results go to ${OUT:-/tmp}. Arguments of pytest can be given in PYTEST_ARGS, the folder of

@@ -41,8 +41,9 @@ from measure import Run
 
 MIB, GIB = 1 << 20, 1 << 30
 WIDTH = 1024  # float32 of a row
-CHUNK = 64 * MIB
+CHUNK = 64 * MIB  # of loops by hand
 CAP = 2 * GIB  # of the device, for the file
+LONG_ROWS = GIB // WIDTH // 4
 
 
 @dataclass
@@ -183,6 +184,20 @@ def only_out(y: cumem.Buffer, out: Any, step: int) -> None:
         transfer.wait()
 
 
+def in_and_out(src: Any, x: cumem.Buffer, y: cumem.Buffer, out: Any) -> None:
+    """All of both at once, without work: two threads, one for each direction."""
+
+    def leave() -> None:
+        for part in parts_of(len(out), len(y)):
+            cumem.copy(out[part], y[: part.stop - part.start])
+
+    thread = threading.Thread(target=leave)
+    thread.start()
+    for part in parts_of(len(src), len(x)):
+        cumem.copy(x[: part.stop - part.start], src[part])
+    thread.join()
+
+
 def overlap(worker: Worker, nbytes: int, chunk: int, repeats: int) -> Iterator[Case]:
     rows, step = nbytes // WIDTH // 4, chunk // WIDTH // 4
     for kind in ("pinned", "numpy"):
@@ -196,16 +211,17 @@ def overlap(worker: Worker, nbytes: int, chunk: int, repeats: int) -> Iterator[C
         host[:, 0] = np.arange(rows)
         target = whole.numpy() if kind == "pinned" else whole
         target[:] = 0
-        for share in (4, 2, 1):
+        for share, work in ((4, 0.9), (2, 0.9), (1, 0.9), (2, 1.5)):
             out = whole.reshape(-1)[: rows * (WIDTH // share)]
             out = out.reshape(rows, WIDTH // share)
-            yield one_overlap(worker, kind, share, (src, out), step, repeats)
+            key = f"{kind}, out 1/{share}, work {work} of in"
+            yield one_overlap(worker, key, work, (src, out), step, repeats)
 
 
 def one_overlap(
     worker: Worker,
-    kind: str,
-    share: int,
+    key: str,
+    work_share: float,
     ends: tuple[Any, Any],
     step: int,
     repeats: int,
@@ -213,22 +229,24 @@ def one_overlap(
     src, out = ends
     count = -(-len(src) // step)
     x = cumem.empty_device((step, WIDTH), "f4")
-    y = cumem.empty_device((step, WIDTH // share), "f4")
+    y = cumem.empty_device((step, out.shape[1]), "f4")
+    long_x = cumem.empty_device((min(len(src), LONG_ROWS), WIDTH), "f4")
+    long_y = cumem.empty_device((len(long_x), out.shape[1]), "f4")
     cumem.copy(x, src[:step])
     only_in(src, step)
     alone = seconds_of(lambda: only_in(src, step))
-    worker.tune(x, y, 0.9 * alone / count)
+    worker.tune(x, y, work_share * alone / count)
     calls: dict[str, Callable[[], object]] = {
         "in": lambda: only_in(src, step),
         "work": lambda: only_work(worker, x, y, count),
         "out": lambda: only_out(y, out, step),
+        "both": lambda: in_and_out(src, long_x, long_y, out),
         "all": lambda: cumem.pipeline(worker, src, out, chunk=step),
     }
     best = dict.fromkeys(calls, float("inf"))
     for _ in range(repeats):  # in turns: a machine has good and bad seconds
         for name, call in calls.items():
             best[name] = min(best[name], seconds_of(call))
-    key = f"{kind}, 1/{share} out" if share > 1 else f"{kind}, as much out"
     case = Case("overlap", key, src.nbytes, best)
     for part in (slice(0, step), slice(len(src) - step, len(src))):
         cumem.copy(x, src[part])
@@ -402,8 +420,9 @@ def stages_of_file(xp: Any, data: np.ndarray, step: int) -> dict[str, float]:
     return {"in": seconds_of(lambda: only_in(data, step)), "work": seconds_of(work)}
 
 
-def of_file(xp: Any, path: Path, step: int, repeats: int) -> Iterator[Case]:
+def of_file(xp: Any, path: Path, chunk: int, repeats: int) -> Iterator[Case]:
     data = np.memmap(path, "f4", "r").reshape(-1, WIDTH)
+    of_ours = max(chunk, min(4 * chunk, data.nbytes // 64)) // WIDTH // 4  # the default
     ways: list[tuple[Callable[..., None], Any, str]] = [
         (cumem_pipeline, xp, "cumem.pipeline"),
         (cumem_chunks, xp, "cumem.chunks, out one by one"),
@@ -413,10 +432,11 @@ def of_file(xp: Any, path: Path, step: int, repeats: int) -> Iterator[Case]:
         (torch_naive, library("torch"), "PyTorch, naive"),
         (torch_buffered, library("torch"), "PyTorch, two buffers by hand"),
     ]
-    stages = stages_of_file(xp, data, step)
+    stages = stages_of_file(xp, data, of_ours)
     expected: np.ndarray | None = None
     cumem.trim()
     for way, module, key in ways:
+        step = of_ours if "cumem" in key else chunk // WIDTH // 4
         case = Case("file", key, data.nbytes, dict(stages), lines_of(way))
         if module is None or (module is not np and cumem.backend() == "emulated"):
             case.error = "not installed"
@@ -444,6 +464,7 @@ def of_file(xp: Any, path: Path, step: int, repeats: int) -> Iterator[Case]:
             module.cuda.empty_cache()
         cumem.trim()
         yield case
+    step = of_ours
     check = np.concatenate([data[:step].sum(1), data[-step:].sum(1)])
     assert expected is not None
     if not np.allclose(
@@ -459,8 +480,8 @@ def timeline(worker: Worker, nbytes: int, chunk: int) -> list[dict[str, Any]]:
     """When each stage of each chunk ran, in seconds: work by CUDA events, copies by their
     own clock, which is the device's or the host's, up to the moment they are seen done."""
     rows, step = nbytes // WIDTH // 4, chunk // WIDTH // 4
-    src = np.ones((rows, WIDTH), "f4")
-    out = np.empty((rows, WIDTH // 2), "f4")
+    src = cumem.full((rows, WIDTH), 1, "f4", "pinned")
+    out = cumem.empty_pinned((rows, WIDTH // 2), "f4")
     stream = cumem.current_stream(0)
     marks: list[tuple[cumem.Event, cumem.Event]] = []
     spans: list[dict[str, Any]] = []
@@ -562,7 +583,8 @@ def main() -> None:
     parts = run.options.parts.split(",")
     run.note(1, chunk=chunk, cap=CAP)
     if "overlap" in parts:
-        run.show(overlap(worker, nbytes, chunk, repeats), line_of)
+        of_ours = max(chunk, nbytes // 64)
+        run.show(overlap(worker, nbytes, of_ours, repeats), line_of)
         cumem.trim()
     if "timeline" in parts:
         run.note(1, timeline=timeline(worker, 16 * chunk, chunk))
@@ -577,9 +599,7 @@ def main() -> None:
             run.note(1, write_seconds=time.perf_counter() - begin)
             cap_others()
             with cumem.limit("device", min(CAP, 16 * chunk), 0):
-                run.show(
-                    of_file(worker.xp, path, chunk // WIDTH // 4, repeats), line_of
-                )
+                run.show(of_file(worker.xp, path, chunk, repeats), line_of)
     run.end()
 
 

@@ -20,8 +20,9 @@ from cumem.memory import get_limit, memory_info
 from cumem.progress import Parts, Progress
 from cumem.units import format_nbytes, read_integer, read_size
 
-#: What a chunk has where nobody says.
-_CHUNK_NBYTES = 64 << 20
+#: Bytes of a chunk where nobody says: a 64th of the source between these. A copy of
+#: ordinary memory has a fixed cost, which a long one hides; many overlap better.
+_LEAST_CHUNK, _MOST_CHUNK = 64 << 20, 256 << 20
 
 
 def _count(value: SupportsIndex, name: str) -> int:
@@ -108,6 +109,10 @@ def chunk_size(
     return items
 
 
+def _chunk_nbytes(memory: Any) -> int:
+    return min(max(_LEAST_CHUNK, int(memory.nbytes) // 64), _MOST_CHUNK)
+
+
 def _row_nbytes(memory: Any) -> int:
     return int(memory.nbytes) // len(memory)
 
@@ -189,8 +194,9 @@ def chunks(
         than all memory; a file, as bytes from where it stands; or an iterable of
         arrays, each of which is a chunk.
     nbytes : int or str, optional
-        Most bytes of a chunk, which has one row in any case; default: 64 MiB, or less
-        where that is not free. What an iterable gives is never cut.
+        Most bytes of a chunk, which has one row in any case; default: a 64th of `src`,
+        but 64 to 256 MiB, or less where that is not free. What an iterable gives is
+        never cut.
     device : Device, int or str, optional
         Default: cumem's current one.
     depth : int
@@ -241,7 +247,8 @@ def chunks(
     rows = 1
     if memory is not None and _length(memory):
         if most is None:
-            most = min(_CHUNK_NBYTES, _share(_available(unit), 0.8, ahead + 2))
+            share = _share(_available(unit), 0.8, ahead + 2)
+            most = min(_chunk_nbytes(memory), share)
         rows = _rows(memory, most)
 
     def current(_: int) -> _core.Stream:
@@ -362,7 +369,7 @@ def _rows_of_both(
     row_in = max(1, _row_nbytes(memory))
     row_out = 0 if target is None else _row_nbytes(target)
     share = _share(_available(device), 0.8, counts[0] * row_in + counts[1] * row_out)
-    return max(1, min(share, _CHUNK_NBYTES // max(row_in, row_out)))
+    return max(1, min(share, _chunk_nbytes(memory) // max(row_in, row_out)))
 
 
 def pipeline(
@@ -392,8 +399,8 @@ def pipeline(
         `func` returns is kept.
     chunk : int or str, optional
         Most rows of a chunk, as `chunk_size` gives them, or with a unit its most bytes,
-        such as ``"64 MiB"``; default: 64 MiB, or less where that is not free. What an
-        iterable gives is never cut.
+        such as ``"64 MiB"``; default: as for `chunks`, of the larger of `x` and `y`.
+        What an iterable gives is never cut.
     depth : int
         Copies that may be under way in each direction.
     streams : stream, list of streams or int, optional

@@ -117,8 +117,9 @@ def test_benchmark_of_pipelines_runs_and_verifies(tmp_path: Path) -> None:
     assert done.stdout.startswith("EMULATED DEVICE")
     results = json.loads(path.read_text(encoding="utf-8"))
     cases = {case["key"]: case for case in results["cases"]}
-    assert len(cases) == 6 + 7
-    assert set(cases["numpy, 1/2 out"]["seconds"]) == {"in", "work", "out", "all"}
+    assert len(cases) == 8 + 7
+    seconds = cases["numpy, out 1/2, work 0.9 of in"]["seconds"]
+    assert set(seconds) == {"in", "work", "out", "both", "all"}
     assert cases["cumem.pipeline"]["lines"] == 3
     assert cases["CuPy, naive"]["error"] == "not installed"
     stages = [span["stage"] for span in results["timeline"]]
