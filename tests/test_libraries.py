@@ -444,3 +444,66 @@ def test_emulated_buffer_is_computed_on_by_the_cpu(
         assert (values.get(target) == 2 * data).all()
     del buffer, result
     gc.collect()
+
+
+# -- pipelines -------------------------------------------------------------------------
+
+
+def on_cupy(hidden: bool) -> Callable[[Any, Any, cumem.Stream], None]:
+    """Late work; hidden: by address alone, on a stream that nothing else tells of."""
+    cupy = pytest.importorskip("cupy")
+    late = cupy.ones(64 << 20, "u1")
+
+    def array(buffer: cumem.DeviceBuffer) -> Any:
+        if not hidden:
+            return cupy.from_dlpack(buffer)
+        memory = cupy.cuda.UnownedMemory(buffer.ptr, buffer.nbytes, None)
+        return cupy.ndarray(
+            buffer.shape, buffer.dtype, cupy.cuda.MemoryPointer(memory, 0)
+        )
+
+    def work(x: Any, y: Any, stream: cumem.Stream) -> None:
+        with cupy.cuda.ExternalStream(stream.handle):
+            late.copy()
+            array(y).data.copy_from_device_async(
+                array(x).data, y.nbytes, cupy.cuda.get_current_stream()
+            )
+
+    return work
+
+
+def on_torch() -> Callable[[Any, Any, cumem.Stream], None]:
+    torch = pytest.importorskip("torch")
+    if not torch.cuda.is_available():
+        pytest.skip("PyTorch without CUDA")
+
+    def work(x: Any, y: Any, stream: cumem.Stream) -> None:
+        with torch.cuda.stream(torch.cuda.ExternalStream(stream.handle)):
+            torch.add(torch.from_dlpack(x), 1, out=torch.from_dlpack(y))
+            torch.from_dlpack(y).sub_(1)
+
+    return work
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("kind", ["numpy", "pinned"])
+@pytest.mark.parametrize("streams", [None, 2, 3])
+@pytest.mark.parametrize("which", ["cupy", "cupy, by address", "torch"])
+def test_pipeline_is_in_order_with_the_librarys_work(
+    cuda, which, streams, kind
+) -> None:
+    work = on_torch() if which == "torch" else on_cupy("address" in which)
+    data = np.random.default_rng(7).integers(0, 100, (64, 1 << 18)).astype("f4")
+    src: Any = cumem.array(data, kind="pinned") if kind == "pinned" else data
+    for _ in range(3):
+        out = np.zeros_like(data)
+        cumem.pipeline(work, src, out, chunk=3, streams=streams)
+        assert (out == data).all()
+
+
+@pytest.mark.gpu
+def test_chunks_kept_by_a_library_stay(cuda) -> None:
+    cupy = pytest.importorskip("cupy")
+    data = np.random.default_rng(8).random((64, 1 << 16), np.float32)
+    kept = [cupy.from_dlpack(chunk) for _, chunk in cumem.chunks(data, "1 MiB")]
+    assert (cupy.asnumpy(cupy.concatenate(kept)) == data).all()
