@@ -185,16 +185,19 @@ def only_out(y: cumem.Buffer, out: Any, step: int) -> None:
 
 
 def in_and_out(src: Any, x: cumem.Buffer, y: cumem.Buffer, out: Any) -> None:
-    """All of both at once, without work: two threads, one for each direction."""
+    """All of both at once, in long copies and without work."""
+    streams = cumem.Stream(), cumem.Stream()
 
-    def leave() -> None:
-        for part in parts_of(len(out), len(y)):
-            cumem.copy(out[part], y[: part.stop - part.start])
+    def come() -> None:
+        for part in parts_of(len(src), len(x)):
+            cumem.copy_async(x[: part.stop - part.start], src[part], stream=streams[0])
+        streams[0].synchronize()
 
-    thread = threading.Thread(target=leave)
+    thread = threading.Thread(target=come)
     thread.start()
-    for part in parts_of(len(src), len(x)):
-        cumem.copy(x[: part.stop - part.start], src[part])
+    for part in parts_of(len(out), len(y)):
+        cumem.copy_async(out[part], y[: part.stop - part.start], stream=streams[1])
+    streams[1].synchronize()
     thread.join()
 
 
@@ -598,7 +601,7 @@ def main() -> None:
             write_file(path, most // CHUNK * CHUNK or most)
             run.note(1, write_seconds=time.perf_counter() - begin)
             cap_others()
-            with cumem.limit("device", min(CAP, 16 * chunk), 0):
+            with cumem.limit("device", 16 * chunk if quick else CAP, 0):
                 run.show(of_file(worker.xp, path, chunk, repeats), line_of)
     run.end()
 
