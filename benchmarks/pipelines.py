@@ -202,8 +202,12 @@ def in_and_out(src: Any, x: cumem.Buffer, y: cumem.Buffer, out: Any) -> None:
 
 
 def overlap(worker: Worker, nbytes: int, chunk: int, repeats: int) -> Iterator[Case]:
-    rows, step = nbytes // WIDTH // 4, chunk // WIDTH // 4
+    rows = nbytes // WIDTH // 4
     for kind in ("pinned", "numpy"):
+        of_ours = (
+            chunk if kind == "pinned" else max(chunk, nbytes // 64)
+        )  # the defaults
+        step = of_ours // WIDTH // 4
         if kind == "pinned":
             src: Any = cumem.empty_pinned((rows, WIDTH), "f4")
             whole: Any = cumem.empty_pinned((rows, WIDTH), "f4")
@@ -586,8 +590,7 @@ def main() -> None:
     parts = run.options.parts.split(",")
     run.note(1, chunk=chunk, cap=CAP)
     if "overlap" in parts:
-        of_ours = max(chunk, nbytes // 64)
-        run.show(overlap(worker, nbytes, of_ours, repeats), line_of)
+        run.show(overlap(worker, nbytes, chunk, repeats), line_of)
         cumem.trim()
     if "timeline" in parts:
         run.note(1, timeline=timeline(worker, 16 * chunk, chunk))

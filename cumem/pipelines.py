@@ -20,8 +20,8 @@ from cumem.memory import get_limit, memory_info
 from cumem.progress import Parts, Progress
 from cumem.units import format_nbytes, read_integer, read_size
 
-#: Bytes of a chunk where nobody says: a 64th of the source between these. A copy of
-#: ordinary memory has a fixed cost, which a long one hides; many overlap better.
+#: Bytes of a chunk where nobody says: few, for many chunks overlap better. A copy of
+#: ordinary memory has a fixed cost, which a long one hides: a 64th of it, up to many.
 _LEAST_CHUNK, _MOST_CHUNK = 64 << 20, 256 << 20
 
 
@@ -110,7 +110,12 @@ def chunk_size(
 
 
 def _chunk_nbytes(memory: Any) -> int:
-    return min(max(_LEAST_CHUNK, int(memory.nbytes) // 64), _MOST_CHUNK)
+    locked = isinstance(memory, _core.Buffer) and memory.kind != "pageable"
+    return (
+        _LEAST_CHUNK
+        if locked
+        else min(max(_LEAST_CHUNK, int(memory.nbytes) // 64), _MOST_CHUNK)
+    )
 
 
 def _row_nbytes(memory: Any) -> int:
@@ -194,9 +199,9 @@ def chunks(
         than all memory; a file, as bytes from where it stands; or an iterable of
         arrays, each of which is a chunk.
     nbytes : int or str, optional
-        Most bytes of a chunk, which has one row in any case; default: a 64th of `src`,
-        but 64 to 256 MiB, or less where that is not free. What an iterable gives is
-        never cut.
+        Most bytes of a chunk, which has one row in any case; default: 64 MiB, of
+        ordinary memory a 64th of `src` if that is more, up to 256 MiB, and less where
+        that is not free. What an iterable gives is never cut.
     device : Device, int or str, optional
         Default: cumem's current one.
     depth : int

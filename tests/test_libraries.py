@@ -478,7 +478,9 @@ def on_torch() -> Callable[[Any, Any, cumem.Stream], None]:
         pytest.skip("PyTorch without CUDA")
 
     def work(x: Any, y: Any, stream: cumem.Stream) -> None:
-        with torch.cuda.stream(torch.cuda.ExternalStream(stream.handle)):
+        is_default = stream.handle <= 2  # PyTorch takes no handle of it
+        named = None if is_default else torch.cuda.ExternalStream(stream.handle)
+        with torch.cuda.stream(named):
             torch.add(torch.from_dlpack(x), 1, out=torch.from_dlpack(y))
             torch.from_dlpack(y).sub_(1)
 

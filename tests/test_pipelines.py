@@ -95,26 +95,30 @@ def test_chunks_have_as_many_rows_as_fit_and_one_at_least(runtime) -> None:
     assert [len(c) for _, c in cumem.chunks(np.ones((3, 0)), 4)] == [3]
 
 
-def test_default_is_a_64th_within_bounds_and_less_where_that_is_not_free(
-    emulated,
+def first_length(src: object) -> int:
+    found = cumem.chunks(src, depth=1)
+    length = len(next(found)[1])
+    found.close()
+    return length
+
+
+def test_default_is_64_mib_and_more_of_much_ordinary_memory(
+    emulated, monkeypatch
 ) -> None:
     array = np.zeros((1 << 20, 100), "u1")
-    found = cumem.chunks(array)
-    assert len(next(found)[1]) == (64 << 20) // 100
-    found.close()
-    src = np.broadcast_to(np.zeros((1, 1 << 20), "u1"), (6 << 10, 1 << 20))
-    found = cumem.chunks(src, depth=1)
-    assert len(next(found)[1]) == 96
-    found.close()
-    src = np.broadcast_to(np.zeros((1, 1 << 20), "u1"), (20 << 10, 1 << 20))
-    cumem.set_limit("device", "1 GiB", device=0)
-    found = cumem.chunks(src, depth=1)
-    assert len(next(found)[1]) == 256
-    found.close()
-    del found
-    cumem.trim()
+    assert first_length(array) == (64 << 20) // 100
+    monkeypatch.setattr("cumem.pipelines._LEAST_CHUNK", 1 << 20)
+    monkeypatch.setattr("cumem.pipelines._MOST_CHUNK", 3 << 19)
+    assert first_length(array[: 1 << 19]) == (1 << 20) // 100
+    assert first_length(array[: 3 << 18]) == (100 * (3 << 18) // 64) // 100
+    assert first_length(array) == (3 << 19) // 100
+    assert first_length(cumem.array(array, kind="pinned")) == (1 << 20) // 100
+
+
+def test_default_is_less_where_that_is_not_free(emulated) -> None:
+    array = np.zeros((1 << 18, 100), "u1")
     cumem.set_limit("device", "40 MiB", device=0)
-    assert sum(len(chunk) for _, chunk in cumem.chunks(array[: 1 << 18])) == 1 << 18
+    assert sum(len(chunk) for _, chunk in cumem.chunks(array)) == 1 << 18
     found = cumem.chunks(array)
     assert len(next(found)[1]) == (40 << 20) * 4 // 5 // 5 // 100
     found.close()
