@@ -88,6 +88,31 @@ def test_file_of_the_reference_implementation_is_loaded(
     assert list(loaded) == list(loaded.infos)
 
 
+@pytest.mark.parametrize("name", some_arrays())
+def test_mapped_tensor_is_the_loaded_one(runtime, name, tmp_path) -> None:
+    arrays = some_arrays()
+    path = cumem.save_safetensors(tmp_path / "a.safetensors", arrays)
+    mapped = cumem.read_safetensors_header(path).memmap(name)
+    assert not mapped.flags.writeable or mapped.size == 0
+    assert bits(mapped) == bits(arrays[name])
+    if mapped.ndim:
+        found = [chunk.to_numpy() for _, chunk in cumem.chunks(mapped, 24)]
+        assert bits(np.concatenate([mapped[:0], *found])) == bits(mapped)
+
+
+def test_mapped_tensor_of_a_file_that_changed_is_refused(emulated, tmp_path) -> None:
+    path = cumem.save_safetensors(tmp_path / "a.safetensors", {"w": np.ones(30)})
+    header = cumem.read_safetensors_header(path)
+    with pytest.raises(KeyError, match="v"):
+        header.memmap("v")
+    os.truncate(path, header.nbytes - 1)
+    with pytest.raises(OSError, match="shorter than its header says"):
+        header.memmap("w")
+    os.unlink(path)
+    with pytest.raises(FileNotFoundError):
+        header.memmap("w")
+
+
 def test_device_is_where_tensors_go_unless_told(runtime, tmp_path) -> None:
     path = cumem.save_safetensors(tmp_path / "a", {"w": np.ones(3)})
     loaded = cumem.load_safetensors(str(path))

@@ -110,6 +110,44 @@ class SafetensorsHeader:
     metadata: dict[str, str]
     nbytes: int
 
+    def memmap(self, name: str) -> np.ndarray[Any, np.dtype[Any]]:
+        """One tensor of the file, mapped: nothing is read before its bytes are used.
+
+        Parameters
+        ----------
+        name : str
+            One of `tensors`.
+
+        Returns
+        -------
+        numpy.memmap
+            Read-only, of the dtype that `load_safetensors` gives it; types of less than a
+            byte as the bytes they are packed in. A tensor without elements is a
+            `numpy.ndarray`.
+
+        Raises
+        ------
+        KeyError
+            If there is no such tensor.
+        OSError
+            If the file cannot be opened, or is shorter than when the header was read.
+
+        Examples
+        --------
+        >>> path = cumem.save_safetensors("w.safetensors", {"w": numpy.ones((4, 2))})
+        >>> header = cumem.read_safetensors_header(path)
+        >>> sum(len(chunk) for _, chunk in cumem.chunks(header.memmap("w"), 32))
+        4
+        """
+        info = self.tensors[name]
+        shape, dtype = packed_shape(info), dtype_of(info.dtype)
+        with open_regular(self.path) as file:
+            if os.fstat(file.fileno()).st_size < info.offset + info.nbytes:
+                raise OSError(f"{self.path} is shorter than its header says")
+            if info.nbytes == 0:
+                return np.empty(shape, dtype)
+            return np.memmap(file, dtype, "r", info.offset, shape)
+
 
 # -- element types ---------------------------------------------------------------------
 
