@@ -196,6 +196,7 @@ _LATER: dict[str, tuple[str, ...]] = {
     "extension.array_interface": (),
     "extension.awaiting": (),
     "extension.blocks": (),
+    "extension.casting": (),
     "calibration": ("Calibration", "calibrate"),
     "constructors": ("array", "full", "zeros"),
     "devices": (

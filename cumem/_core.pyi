@@ -9,7 +9,7 @@ from collections.abc import (
     Sequence,
 )
 from types import TracebackType
-from typing import Any, Final, Literal, Never, Self, SupportsIndex, final
+from typing import Any, Final, Literal, Never, Self, SupportsFloat, SupportsIndex, final
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
@@ -22,6 +22,7 @@ _Order = Literal["C", "F"]
 _LikeOrder = Literal["C", "F", "A", "K"]
 _Shape = SupportsIndex | Sequence[SupportsIndex]
 _Index = Any
+_Casting = Literal["no", "equiv", "safe", "same_kind", "unsafe"]
 _Progress = bool | Callable[[int, int], object] | None
 
 class Buffer:
@@ -1595,7 +1596,14 @@ def asnumpy(
     """
 
 def copy(
-    dst: object, src: object, *, stream: object = None, progress: _Progress = None
+    dst: object,
+    src: object,
+    *,
+    stream: object = None,
+    progress: _Progress = None,
+    casting: _Casting | None = None,
+    scale: SupportsFloat | None = None,
+    offset: SupportsFloat | None = None,
 ) -> None:
     """Copy between any two pieces of memory and wait until the data is there.
 
@@ -1611,14 +1619,24 @@ def copy(
         Where to copy, of a device that is an end; by default its current stream.
     progress : bool or callable, optional
         As for `Transfer.wait`; what a callable raises ends the copy as Ctrl-C does.
+    casting : {'no', 'equiv', 'safe', 'same_kind', 'unsafe'}, optional
+        Which other dtype `dst` may have, as in `numpy.can_cast`; by default none.
+        Numbers (bool, integers, float16, bfloat16, float32, float64) are converted by
+        the host's copy threads as they pack or unpack, so that between host and device
+        the link carries the device's dtype. Floats become what NumPy makes of them;
+        those that an integer dtype cannot hold become its nearest value, NaN 0.
+    scale, offset : float, optional
+        With `casting`, each value becomes ``value * scale + offset``: in float64 where
+        that is the dtype of an end, else in float32.
 
     Raises
     ------
     TypeError
-        If an end is no memory or the dtypes differ.
+        If an end is no memory, the dtypes differ and `casting` does not allow it, they
+        are none that a copy converts, or both ends are device memory.
     ValueError
-        If the shapes do not fit, `dst` is read-only, a buffer is closed or `stream` is
-        of another device.
+        If the shapes do not fit, `dst` is read-only, a buffer is closed, `stream` is
+        of another device or `casting` is no rule.
     ImportError
         If `progress` is True and there is no tqdm.
     CudaError
@@ -1637,7 +1655,14 @@ def copy(
     """
 
 def copy_async(
-    dst: object, src: object, *, stream: object = None, after: object = None
+    dst: object,
+    src: object,
+    *,
+    stream: object = None,
+    after: object = None,
+    casting: _Casting | None = None,
+    scale: SupportsFloat | None = None,
+    offset: SupportsFloat | None = None,
 ) -> Transfer:
     """Start a copy between any two pieces of memory.
 
@@ -1653,6 +1678,8 @@ def copy_async(
     after : stream, or tuple or list of streams, optional
         What these streams were given so far comes first as well. With it, and without
         `stream`, a copy of ordinary memory is in order and the call does not wait.
+    casting, scale, offset : optional
+        As for `copy`.
 
     Returns
     -------
@@ -1662,7 +1689,8 @@ def copy_async(
     Raises
     ------
     TypeError
-        If an end is no memory, `after` no stream, or the dtypes differ.
+        If an end is no memory, `after` no stream, or the dtypes differ and `casting`
+        does not allow it, as for `copy`.
     ValueError
         If the shapes do not fit, `dst` is read-only, a buffer is closed or `stream` is
         of another device.
@@ -1678,7 +1706,8 @@ def copy_async(
     Without a stream it never waits for other work. With one it **blocks**, GIL
     released, where the processor takes part in the copy: until an ordinary source has
     been read, so that it may be changed, and until an ordinary target has been written
-    (also page-locked memory whose elements lie apart, where no kernel reaches it). So
+    (also page-locked memory whose elements lie apart, where no kernel reaches it, or
+    are converted). So
     it waits for the stream's earlier work where the target is ordinary memory, and
     where an ordinary source is longer than its page-locked pieces hold. Ctrl-C ends the
     waiting; what is queued by then still runs. Page-locked and device memory must not
@@ -1955,7 +1984,14 @@ def _limit_in_force(kind: str, device: int, /) -> int | None:
     """Bytes, or None."""
 
 def _explain(
-    dst: object, src: object, stream: object, blocking: bool, /
+    dst: object,
+    src: object,
+    stream: object,
+    blocking: bool,
+    casting: object = None,
+    scale: object = None,
+    offset: object = None,
+    /,
 ) -> dict[str, Any]:
     """What copy() or copy_async() would do."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import html
-from typing import Any
+from typing import Any, SupportsFloat
 
 from cumem import _core
 from cumem.kinds import is_on_device
@@ -93,7 +93,14 @@ class Explanation:
 
 
 def explain(
-    dst: Any, src: Any, *, stream: object = None, blocking: bool = True
+    dst: Any,
+    src: Any,
+    *,
+    stream: object = None,
+    blocking: bool = True,
+    casting: _core._Casting | None = None,
+    scale: SupportsFloat | None = None,
+    offset: SupportsFloat | None = None,
 ) -> Explanation:
     """Say what `copy` would do with these ends, without doing it.
 
@@ -105,6 +112,8 @@ def explain(
         As for `copy`.
     blocking : bool, default True
         False explains `copy_async`.
+    casting, scale, offset : optional
+        As for `copy`.
 
     Returns
     -------
@@ -125,7 +134,7 @@ def explain(
     host then turn (``"staged"`` instead of ``"staged-kernel"``); that other copies have
     filled the ring; and that a graph cannot hold it.
     """
-    facts = _core._explain(dst, src, stream, blocking)
+    facts = _core._explain(dst, src, stream, blocking, casting, scale, offset)
     return Explanation(
         route=facts["route"],
         how=facts["how"],
@@ -144,6 +153,8 @@ def _reason(facts: dict[str, Any], blocking: bool) -> str:
     reason = _REASONS.get(facts["route"], _anyway)(facts, blocking)
     if facts["overlaps"]:
         reason += "; the ends may overlap, so the source is read whole first"
+    if facts["from"] is not None:
+        reason += f"; {facts['from']} becomes {facts['to']} as the host moves it"
     return reason
 
 
@@ -228,6 +239,8 @@ def _staged(facts: dict[str, Any], blocking: bool) -> str:
     least = facts["staged_down_nbytes" if down else "staged_up_nbytes"]
     if not is_on_device(other[0]):
         reason = f"in the order of the stream {device} reaches {_memory(other)} alone"
+    elif facts["from"] is not None:
+        reason = f"elements of {_memory(host)} are converted on the way"
     elif facts["loops"] > 0:
         reason = (
             f"runs of {format_nbytes(facts['run_nbytes'])} lie apart in {_memory(host)}"

@@ -30,6 +30,7 @@ PACKAGE_LAYERS = [
         "extension.arguments",
         "extension.array_interface",
         "extension.blocks",
+        "extension.casting",
         "errors",
         "extension.foreign_memory",
         "extension.pickling",

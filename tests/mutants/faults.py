@@ -555,7 +555,7 @@ FAULTS = [
     ),
     Fault(
         "pages of files not populated",
-        "csrc/transfer/routes/host_route.c",
+        "csrc/transfer/routes/host_parts.c",
         "only the end of a mapped file is looked at: pages that are gone end the process",
         "cm_host_populate(part, cm_job_is_file(&job->dst, job->dst_facts) ? dst : NULL, "
         "cm_job_is_file(&job->src, job->src_facts) ? src : NULL);",

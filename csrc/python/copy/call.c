@@ -27,27 +27,66 @@ cm_check_dtypes(const char *before, const cm_operand *dst, const cm_operand *src
     if (cm_numpy_dtype_equal(dst->dtype, src->dtype)) {
         return 0;
     }
-    PyErr_Format(PyExc_TypeError,
-                 "%ssource has dtype %S, target has dtype %S; convert first", before,
-                 src->dtype, dst->dtype);
-    return -1;
+    return cm_package_refuse("extension.casting", "refuse_dtypes",
+                             Py_BuildValue("(sOO)", before, src->dtype, dst->dtype));
+}
+
+/* The package says which numbers they are. */
+int
+cm_check_casting(const char *before, const cm_operand *dst, const cm_operand *src,
+                 cm_casting how, cm_convert *out)
+{
+    *out = (cm_convert){.from = CM_NUMBER_NONE};
+    bool scales = cm_arg_is_given(how.scale) || cm_arg_is_given(how.offset);
+    if (!scales && !cm_arg_is_given(how.casting)) {
+        return cm_check_dtypes(before, dst, src);
+    }
+    PyObject *plan =
+        cm_package_call("extension.casting", "plan",
+                        Py_BuildValue("(sOOOOOi)", before, src->dtype, dst->dtype,
+                                      how.casting == NULL ? Py_None : how.casting,
+                                      how.scale == NULL ? Py_None : how.scale,
+                                      how.offset == NULL ? Py_None : how.offset,
+                                      cm_kind_is_on_device(dst->region.kind)
+                                          && cm_kind_is_on_device(src->region.kind)));
+    const char *from = NULL;
+    const char *to = NULL;
+    bool is_same = plan == Py_None;
+    bool is_read =
+        plan != NULL && !is_same
+        && PyArg_ParseTuple(plan, "ssdd", &from, &to, &out->scale, &out->offset);
+    if (is_read) {
+        out->scales = scales;
+        out->from = cm_number_find(from);
+        out->to = cm_number_find(to);
+    }
+    Py_XDECREF(plan);
+    return is_same || is_read ? 0 : -1;
 }
 
 int
-cm_check_pair(const char *before, const cm_operand *dst, const cm_operand *src,
-              cm_region *stretched)
+cm_check_shapes(const char *before, const cm_operand *dst, const cm_operand *src,
+                cm_region *stretched)
 {
     const cm_region *wanted = &dst->region;
     const cm_region *given = &src->region;
     *stretched = *given;
-    return cm_check_dtypes(before, dst, src) < 0 ? -1
-           : cm_is_ok(cm_region_broadcast(wanted, stretched))
+    return cm_is_ok(cm_region_broadcast(wanted, stretched))
                ? 0
                : cm_package_refuse(
                      "extension.foreign_memory", "refuse_shapes",
                      Py_BuildValue("(sNN)", before,
                                    cm_tuple_from(wanted->shape, wanted->ndim),
                                    cm_tuple_from(given->shape, given->ndim)));
+}
+
+int
+cm_check_pair(const char *before, const cm_operand *dst, const cm_operand *src,
+              cm_region *stretched)
+{
+    return cm_check_dtypes(before, dst, src) < 0
+               ? -1
+               : cm_check_shapes(before, dst, src, stretched);
 }
 
 int

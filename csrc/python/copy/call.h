@@ -74,9 +74,21 @@ typedef struct cm_call {
 int cm_check_target(const char *before, const cm_operand *dst, PyObject *object);
 /* 0, or -1 with TypeError. */
 int cm_check_dtypes(const char *before, const cm_operand *dst, const cm_operand *src);
-/* The same, and the source as it is stretched to the target's shape; or ValueError. */
+/* What `casting`, `scale` and `offset` (NULL, None: not given) ask for where those are
+ * given or the dtypes differ. 0, or -1 with TypeError or ValueError. */
+typedef struct cm_casting {
+    PyObject *casting; /* all borrowed */
+    PyObject *scale;
+    PyObject *offset;
+} cm_casting;
+int cm_check_casting(const char *before, const cm_operand *dst, const cm_operand *src,
+                     cm_casting how, cm_convert *out);
+/* The same, and cm_check_shapes(). */
 int cm_check_pair(const char *before, const cm_operand *dst, const cm_operand *src,
                   cm_region *stretched);
+/* The source as it is stretched to the target's shape. 0, or -1 with ValueError. */
+int cm_check_shapes(const char *before, const cm_operand *dst, const cm_operand *src,
+                    cm_region *stretched);
 /* The device that has something to do with the memory, as a set of indices. */
 static inline uint64_t
 cm_devices_of(const cm_region *region)

@@ -16,9 +16,11 @@
 /* -- copy() and copy_async() -------------------------------------------------------------- */
 
 static PyObject *
-copy_and_wait(const cm_call_frame *frame, PyObject *dst, PyObject *src)
+copy_and_wait(const cm_call_frame *frame, PyObject *dst, PyObject *src,
+              cm_casting casting)
 {
-    cm_copy_how how = {frame->stream, .blocking = true, .progress = &frame->progress};
+    cm_copy_how how = {frame->stream, .blocking = true, .casting = casting,
+                       .progress = &frame->progress};
     return cm_copy_objects(frame->state, dst, src, how);
 }
 
@@ -26,9 +28,10 @@ static PyObject *
 copy_function(PyObject *module, PyObject *const *args, Py_ssize_t nargs,
               PyObject *kwnames)
 {
-    static const char *const names[] = {"dst", "src", "stream", "progress", NULL};
+    static const char *const names[] = {"dst",     "src",   "stream", "progress",
+                                        "casting", "scale", "offset", NULL};
     cm_state *state = cm_state_of_module(module);
-    PyObject *values[4];
+    PyObject *values[7];
     cm_call_frame frame;
     if (cm_args_parse("copy", args, nargs, kwnames, names, 2, 2, values) < 0) {
         return NULL;
@@ -36,17 +39,20 @@ copy_function(PyObject *module, PyObject *const *args, Py_ssize_t nargs,
     int device = cm_device_hint_of(state, values[0], values[1]);
     bool entered =
         cm_call_enter(&frame, state, values[2], device, values[3], "copy") == 0;
-    return cm_call_leave(&frame,
-                         entered ? copy_and_wait(&frame, values[0], values[1]) : NULL);
+    return cm_call_leave(
+        &frame, entered ? copy_and_wait(&frame, values[0], values[1],
+                                        (cm_casting){values[4], values[5], values[6]})
+                        : NULL);
 }
 
 static PyObject *
 copy_async_function(PyObject *module, PyObject *const *args, Py_ssize_t nargs,
                     PyObject *kwnames)
 {
-    static const char *const names[] = {"dst", "src", "stream", "after", NULL};
+    static const char *const names[] = {"dst",     "src",   "stream", "after",
+                                        "casting", "scale", "offset", NULL};
     cm_state *state = cm_state_of_module(module);
-    PyObject *values[4];
+    PyObject *values[7];
     cm_call_frame frame;
     if (cm_args_parse("copy_async", args, nargs, kwnames, names, 2, 2, values) < 0) {
         return NULL;
@@ -54,7 +60,8 @@ copy_async_function(PyObject *module, PyObject *const *args, Py_ssize_t nargs,
     PyObject *transfer = NULL;
     int device = cm_device_hint_of(state, values[0], values[1]);
     if (cm_call_enter(&frame, state, values[2], device, NULL, NULL) == 0) {
-        cm_copy_how how = {frame.stream, .after = values[3]};
+        cm_copy_how how = {frame.stream, .after = values[3],
+                           .casting = {values[4], values[5], values[6]}};
         transfer = cm_copy_objects(state, values[0], values[1], how);
     }
     return cm_call_leave(&frame, transfer);
@@ -71,7 +78,8 @@ copy_to_array(cm_call_frame *frame, PyObject *source, PyObject *told)
         array = cm_numpy_empty(end.dtype, end.region.ndim, end.region.shape);
         bool tells =
             array != NULL && cm_progress_open(told, "copy", &frame->progress) == 0;
-        PyObject *done = tells ? copy_and_wait(frame, array, end.keep) : NULL;
+        PyObject *done =
+            tells ? copy_and_wait(frame, array, end.keep, (cm_casting){NULL}) : NULL;
         if (done == NULL) {
             Py_CLEAR(array);
         }

@@ -152,7 +152,8 @@ init_more(copy_call *call)
         cm_region stretched;
         if (cm_operand_init(call->call.state, end, object, NULL, NULL, false) < 0
             || cm_check_target("copy: ", end, object) < 0
-            || cm_check_pair("copy: ", end, &call->src, &stretched) < 0) {
+            || cm_check_dtypes("copy: ", end, &call->dst) < 0
+            || cm_check_shapes("copy: ", end, &call->src, &stretched) < 0) {
             return -1;
         }
         call->regions[i] = end->region;
@@ -168,7 +169,10 @@ init_call(copy_call *call)
     cm_state_enter(call->call.state);
     if (cm_state_runtime(call->call.state) == NULL || come_after_given(call) < 0
         || init_ends(call) < 0
-        || cm_check_pair("copy: ", &call->dst, &call->src, &call->request.src) < 0
+        || cm_check_casting("copy: ", &call->dst, &call->src, call->how.casting,
+                            &call->request.convert)
+               < 0
+        || cm_check_shapes("copy: ", &call->dst, &call->src, &call->request.src) < 0
         || init_more(call) < 0) {
         return -1;
     }
@@ -274,7 +278,9 @@ run(copy_call *call)
         return cm_py_raise(state, status, "while copying");
     }
     call->call.is_ordered = !call->how.beside;
-    call->call.moves_bytes = cm_call_moves_bytes(&call->dst.region, &call->src.region);
+    call->call.moves_bytes =
+        cm_convert_is_on(&call->request.convert)
+        || cm_call_moves_bytes(&call->dst.region, &call->src.region);
     cm_call_join(&call->call, call->how.number);
     return tells      ? cm_call_tell_end(&call->call, ticket)
            : blocking ? Py_NewRef(Py_None)

@@ -3,8 +3,7 @@
 #ifndef CM_PYTHON_COPY_COPY_OBJECTS_H
 #define CM_PYTHON_COPY_COPY_OBJECTS_H
 
-#include "python/core/progress.h"
-#include "python/protocols/protocols.h"
+#include "python/copy/call.h"
 
 /* What is done with the request that a copy would be, instead of the copy. */
 typedef PyObject *cm_copy_use(cm_state *state, const cm_copy_request *request);
@@ -16,6 +15,7 @@ typedef struct cm_copy_how {
     bool blocking;
     PyObject *after; /* a stream that comes first as well, or a tuple or list of them;
                         NULL, None: none */
+    cm_casting casting;
     const cm_progress *progress; /* of a blocking copy; NULL: nobody is told */
     PyObject *targets; /* of one in the background: a tuple of dst and more targets of
                           its shape (see cm_broadcast); NULL: dst alone */
@@ -26,8 +26,9 @@ typedef struct cm_copy_how {
     cm_copy_use *look; /* makes the answer; NULL: copy */
 } cm_copy_how;
 
-/* Checks shapes (broadcast of the source), dtypes and read-only targets. Returns a new
- * Transfer, a list of one for each of `targets`, or None when blocking. */
+/* Checks shapes (broadcast of the source), dtypes (see cm_casting) and read-only
+ * targets. Returns a new Transfer, a list of one for each of `targets`, or None when
+ * blocking. */
 PyObject *cm_copy_objects(cm_state *state, PyObject *dst, PyObject *src,
                           cm_copy_how how);
 /* Wait for it. 0, or -1 with an exception. */

@@ -25,7 +25,7 @@ describe(const cm_explanation *e, const cm_copy_request *request)
     return Py_BuildValue(
         "{s:s,s:s,s:K,s:i,s:i,s:K,s:K,s:i,s:I,s:I,s:i,s:i,s:i,s:i,s:i,s:i,s:i,s:K,"
         "s:i,"
-        "s:K,s:K,s:N,s:N}",
+        "s:K,s:K,s:N,s:N,s:s,s:s}",
         "route", cm_routes[plan->route].text, "how", cm_routes[plan->route].words,
         "nbytes", (unsigned long long)plan->nbytes, "device", plan->device,
         "src_device", plan->src_device, "pieces", (unsigned long long)plan->piece_count,
@@ -39,7 +39,9 @@ describe(const cm_explanation *e, const cm_copy_request *request)
         (unsigned long long)e->tuning.staged_up_nbytes, "staged_down_nbytes",
         (unsigned long long)e->tuning.staged_down_nbytes, "dst",
         describe_end(&request->dst, e->dst_facts), "src",
-        describe_end(&request->src, e->src_facts));
+        describe_end(&request->src, e->src_facts), "from",
+        cm_number_text(request->convert.from), "to",
+        cm_number_text(request->convert.to));
 }
 
 static PyObject *
@@ -65,17 +67,20 @@ PyObject *
 cm_explain(PyObject *module, PyObject *args)
 {
     PyObject *dst, *src, *stream, *flag;
+    cm_casting casting = {NULL};
     bool blocking;
     cm_call_frame frame;
     cm_state *state = cm_state_of_module(module);
-    if (!PyArg_ParseTuple(args, "OOOO", &dst, &src, &stream, &flag)
+    if (!PyArg_ParseTuple(args, "OOOO|OOO", &dst, &src, &stream, &flag, &casting.casting,
+                          &casting.scale, &casting.offset)
         || cm_arg_bool(flag, "blocking", &blocking) < 0) {
         return NULL;
     }
     PyObject *result = NULL;
     int device = cm_device_hint_of(state, dst, src);
     if (cm_call_enter(&frame, state, stream, device, NULL, NULL) == 0) {
-        cm_copy_how how = {frame.stream, .blocking = blocking, .look = look};
+        cm_copy_how how = {frame.stream, .blocking = blocking, .casting = casting,
+                           .look = look};
         result = cm_copy_objects(state, dst, src, how);
     }
     return cm_call_leave(&frame, result);

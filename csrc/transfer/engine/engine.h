@@ -9,6 +9,7 @@
 
 #include <stdatomic.h>
 
+#include "base/convert.h"
 #include "pool/pool.h"
 #include "pool/registry.h"
 #include "transfer/engine/handle.h"
@@ -51,6 +52,8 @@ typedef struct cm_keep {
 typedef struct cm_copy_request {
     cm_region dst;
     cm_region src;        /* already broadcast to dst's shape, same itemsize */
+    cm_convert convert;   /* what is done to the elements, whose itemsizes may then
+                             differ; one end at least is the host's */
     bool is_fill;         /* src is one element, read before the call returns */
     struct cm_many *many; /* runs that go together, instead of both; the engine's from
                              the call on; NULL: none */

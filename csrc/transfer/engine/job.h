@@ -64,6 +64,7 @@ typedef struct cm_job {
     cm_region src;
     cm_end_facts dst_facts;
     cm_end_facts src_facts;
+    cm_convert convert; /* what the host does to elements as it moves them */
     cm_plan plan;
     cm_tuning tuning; /* resolved */
     bool blocking;    /* the thread that runs it waits for the end */
@@ -164,6 +165,12 @@ static inline bool
 cm_job_is_file(const cm_region *region, cm_end_facts facts)
 {
     return region->is_file && cm_kind_is_pageable(region->kind) && !facts.locked;
+}
+
+static inline bool
+cm_job_converts(const cm_job *job)
+{
+    return cm_convert_is_on(&job->convert);
 }
 
 static inline bool

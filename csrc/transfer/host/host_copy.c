@@ -236,12 +236,45 @@ cm_host_copy(const cm_layout *layout, void *dst, const void *src, bool wide)
     }
 }
 
+/* Transposed, the lines of the source that a few elements of the target lie in are read
+ * again while the cache has them. */
+void
+cm_host_convert(const cm_convert *convert, const cm_layout *layout, void *dst,
+                const void *src)
+{
+    enum { NEAR_COUNT = 128 };
+    cm_axis axis = {.length = layout->run_nbytes != 0};
+    int inner = layout->ndim - 1;
+    if (inner >= 0) {
+        axis = layout->axes[inner];
+    }
+    int64_t step = cm_layout_near_axis(layout) >= 0 ? NEAR_COUNT : axis.length;
+    for (int64_t at = 0; at < axis.length; at += step) {
+        int64_t count = axis.length - at < step ? axis.length - at : step;
+        int64_t index[CM_MAX_NDIM] = {0};
+        int64_t offset[2] = {layout->offset[CM_DST] + at * axis.stride[CM_DST],
+                             layout->offset[CM_SRC] + at * axis.stride[CM_SRC]};
+        do {
+            cm_convert_run(convert, (char *)dst + offset[CM_DST], axis.stride[CM_DST],
+                           (const char *)src + offset[CM_SRC], axis.stride[CM_SRC],
+                           count);
+        } while (cm_layout_step(layout, inner, -1, index, offset));
+    }
+}
+
+/* Of an element or a run on that side. */
+static uint64_t
+run_of(const cm_layout *layout, cm_side side)
+{
+    return cm_layout_has_items(layout) ? layout->item_nbytes[side] : layout->run_nbytes;
+}
+
 static cm_status
 look_at_end(const cm_layout *layout, const char *base, cm_side side,
             uint64_t least_nbytes)
 {
     int64_t low = layout->offset[side];
-    int64_t high = low + (int64_t)layout->run_nbytes;
+    int64_t high = low + (int64_t)run_of(layout, side);
     for (int axis = 0; axis < layout->ndim; axis++) {
         int64_t reach =
             layout->axes[axis].stride[side] * (layout->axes[axis].length - 1);
@@ -268,6 +301,7 @@ populate_end(const cm_layout *layout, const char *base, cm_side side)
 {
     cm_layout own = *layout;
     own.ndim = 0;
+    own.run_nbytes = run_of(layout, side);
     bool joins = true;
     for (int i = layout->ndim - 1; i >= 0; i--) {
         const cm_axis *axis = &layout->axes[i];

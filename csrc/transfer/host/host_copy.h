@@ -3,6 +3,7 @@
 #ifndef CM_TRANSFER_HOST_HOST_COPY_H
 #define CM_TRANSFER_HOST_HOST_COPY_H
 
+#include "base/convert.h"
 #include "transfer/plan/layout.h"
 
 /* Copy what `layout` describes; dst and src are the addresses of element 0. The two
@@ -10,6 +11,10 @@
  * and long runs go past the caches: for a target that is larger than they are or that
  * nobody reads soon. */
 void cm_host_copy(const cm_layout *layout, void *dst, const void *src, bool wide);
+
+/* The same of elements that are converted; the two must not overlap. */
+void cm_host_convert(const cm_convert *convert, const cm_layout *layout, void *dst,
+                     const void *src);
 
 /* Before that: cm_pages_look() at each end that is not NULL and has at least
  * `least_nbytes` from its first byte to its last. Fails: CM_EFAULT. */

@@ -65,7 +65,7 @@ join_axes(cm_layout *layout)
             remove_axis(layout, axis - 1);
         }
     }
-    for (; layout->ndim > 0; layout->ndim--) {
+    for (; layout->ndim > 0 && !cm_layout_has_items(layout); layout->ndim--) {
         const cm_axis *last = &layout->axes[layout->ndim - 1];
         int64_t run = (int64_t)layout->run_nbytes;
         if (last->stride[CM_DST] != run || last->stride[CM_SRC] != run
@@ -102,13 +102,11 @@ take_axis(cm_layout *layout, cm_axis axis)
            && cm_add_i64(layout->offset[CM_SRC], src_reach, &layout->offset[CM_SRC]);
 }
 
-cm_status
-cm_layout_init(const cm_region *dst, const cm_region *src, cm_layout *out)
+/* `out` says what a run is. */
+static cm_status
+init(const cm_region *dst, const cm_region *src, cm_layout *out)
 {
     int64_t count, low, high;
-    if (dst->itemsize != src->itemsize || dst->itemsize < 1) {
-        return cm_fail(CM_EINVALID, (uint64_t)src->itemsize);
-    }
     if (dst->ndim < 0 || dst->ndim > CM_MAX_NDIM || src->ndim != dst->ndim) {
         return cm_fail(CM_ESHAPE, (uint64_t)(int64_t)src->ndim);
     }
@@ -120,13 +118,12 @@ cm_layout_init(const cm_region *dst, const cm_region *src, cm_layout *out)
     CM_TRY(cm_region_count(dst, &count));
     CM_TRY(cm_region_bounds(dst, &low, &high));
     CM_TRY(cm_region_bounds(src, &low, &high));
-    *out = (cm_layout){.run_nbytes = (uint64_t)dst->itemsize};
     int64_t nbytes;
     if (count == 0) {
         out->run_nbytes = 0;
         return cm_ok();
     }
-    if (!cm_mul_i64(count, dst->itemsize, &nbytes)) {
+    if (!cm_mul_i64(count, (int64_t)out->run_nbytes, &nbytes)) {
         return cm_fail(CM_EOVERFLOW, (uint64_t)count);
     }
     for (int axis = 0; axis < dst->ndim; axis++) {
@@ -137,6 +134,34 @@ cm_layout_init(const cm_region *dst, const cm_region *src, cm_layout *out)
     }
     join_axes(out);
     return cm_ok();
+}
+
+cm_status
+cm_layout_init(const cm_region *dst, const cm_region *src, cm_layout *out)
+{
+    if (dst->itemsize != src->itemsize || dst->itemsize < 1) {
+        return cm_fail(CM_EINVALID, (uint64_t)src->itemsize);
+    }
+    *out = (cm_layout){.run_nbytes = (uint64_t)dst->itemsize};
+    return init(dst, src, out);
+}
+
+cm_status
+cm_layout_init_items(const cm_region *dst, const cm_region *src, int64_t run_nbytes,
+                     cm_layout *out)
+{
+    *out = (cm_layout){.run_nbytes = (uint64_t)run_nbytes,
+                       .item_nbytes[CM_DST] = (uint32_t)dst->itemsize,
+                       .item_nbytes[CM_SRC] = (uint32_t)src->itemsize};
+    return init(dst, src, out);
+}
+
+void
+cm_layout_drop_items(cm_layout *layout)
+{
+    layout->item_nbytes[CM_DST] = 0;
+    layout->item_nbytes[CM_SRC] = 0;
+    join_axes(layout);
 }
 
 uint64_t
@@ -236,9 +261,8 @@ cm_cut_init(cm_cut *cut, const cm_layout *whole, uint64_t piece_nbytes)
     *cut = (cm_cut){.whole = whole, .axis = whole->ndim, .done = inner == 0};
     cut->left_nbytes = cm_layout_nbytes(whole);
     cut->unit_nbytes = 1;
-    if (piece_nbytes < 1) {
-        piece_nbytes = 1;
-    }
+    uint64_t least = cm_layout_has_items(whole) ? inner : 1;
+    piece_nbytes = piece_nbytes < least ? least : piece_nbytes;
     if (inner > piece_nbytes) {
         cut->step = (int64_t)piece_nbytes;
         return;
@@ -262,7 +286,8 @@ void
 cm_cut_align(cm_cut *cut, const void *base, uintptr_t step)
 {
     cut->edge_base = (uintptr_t)base;
-    cut->edge_step = cut->whole->ndim == 0 ? step : 0;
+    bool is_run = cut->whole->ndim == 0 && !cm_layout_has_items(cut->whole);
+    cut->edge_step = is_run ? step : 0;
 }
 
 static int64_t
@@ -348,6 +373,8 @@ make_piece(const cm_cut *cut, const int64_t *index, cm_layout *piece)
     const cm_layout *whole = cut->whole;
     piece->ndim = 0; /* all axes made zero would take as long as a short part */
     piece->run_nbytes = whole->run_nbytes;
+    piece->item_nbytes[CM_DST] = whole->item_nbytes[CM_DST];
+    piece->item_nbytes[CM_SRC] = whole->item_nbytes[CM_SRC];
     piece->offset[CM_DST] = whole->offset[CM_DST];
     piece->offset[CM_SRC] = whole->offset[CM_SRC];
     for (int axis = 0; axis <= cut->axis && axis < whole->ndim; axis++) {

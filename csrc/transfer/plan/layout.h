@@ -20,11 +20,14 @@ typedef struct cm_axis {
 
 /* Byte b of run (i, j, …) lies at offset + i*axes[0].stride + j*axes[1].stride + … + b
  * from element 0, on either side. Invariants: every length > 1; target strides fall
- * from axis to axis. */
+ * from axis to axis. Where elements are converted on the way, each is a run,
+ * of so many bytes as it has on the link or, between host and host, in the target:
+ * runs are not joined, nor cut. */
 typedef struct cm_layout {
     uint64_t run_nbytes; /* 0: nothing to copy */
     int ndim;
-    int64_t offset[2]; /* by cm_side; may be negative */
+    uint32_t item_nbytes[2]; /* by cm_side: of an element that is converted; else 0 */
+    int64_t offset[2];       /* by cm_side; may be negative */
     cm_axis axes[CM_MAX_NDIM];
 } cm_layout;
 
@@ -33,6 +36,17 @@ typedef struct cm_layout {
  * Fails: CM_ESHAPE (shapes), CM_EINVALID (itemsizes, ndim), CM_EOVERFLOW. */
 CM_NODISCARD cm_status cm_layout_init(const cm_region *dst, const cm_region *src,
                                       cm_layout *out);
+/* The same of elements that are converted, whose sizes may differ; `run_nbytes` of each
+ * are counted. */
+CM_NODISCARD cm_status cm_layout_init_items(const cm_region *dst, const cm_region *src,
+                                            int64_t run_nbytes, cm_layout *out);
+/* They are no longer: both sides have elements of the same bytes. */
+void cm_layout_drop_items(cm_layout *layout);
+static inline bool
+cm_layout_has_items(const cm_layout *layout)
+{
+    return layout->item_nbytes[CM_DST] != 0;
+}
 
 /* Bytes written to the target. */
 uint64_t cm_layout_nbytes(const cm_layout *layout);

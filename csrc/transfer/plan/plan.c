@@ -21,7 +21,7 @@ find_host_device(const cm_plan_ends *ends)
 {
     const cm_region *dst = ends->dst;
     const cm_region *src = ends->src;
-    bool on_stream = ends->options->on_stream;
+    bool on_stream = ends->options->on_stream && !ends->options->converts;
     bool reaches_dst = on_stream && ends->dst_facts.locked && dst->address != 0;
     bool reaches_src = on_stream && ends->src_facts.locked && src->address != 0;
     if (reaches_dst && reaches_src && dst->device != src->device) {
@@ -41,11 +41,12 @@ find_devices(cm_plan *plan, const cm_plan_ends *ends)
     plan->src_device = src_on_device ? ends->src->device : plan->device;
 }
 
-/* The last that is asked takes all. */
+/* The last that is asked takes all. What is converted goes by those that pack. */
 static void
 choose_route(cm_plan *plan, const cm_plan_ends *ends)
 {
-    plan->route = CM_ROUTE_NOTHING + 1;
+    bool packs = ends->options->converts && plan->device >= 0;
+    plan->route = packs ? CM_ROUTE_STAGED : CM_ROUTE_NOTHING + 1;
     while (!cm_routes[plan->route].suits(plan, ends)) {
         plan->route++;
     }
@@ -81,16 +82,22 @@ cm_plan_init(cm_plan *plan, const cm_region *dst, const cm_region *src,
                       .device = -1,
                       .src_device = -1,
                       .target = (uintptr_t)dst->host};
-    CM_TRY(cm_layout_init(dst, src, &plan->layout));
+    bool down = cm_region_is_on_device(src);
+    CM_TRY(options.converts
+               ? cm_layout_init_items(dst, src, down ? src->itemsize : dst->itemsize,
+                                      &plan->layout)
+               : cm_layout_init(dst, src, &plan->layout));
     (void)cm_layout_get_core(&plan->layout, &core);
     plan->nbytes = cm_layout_nbytes(&core);
     if (plan->nbytes == 0) {
         return cm_ok();
     }
-    if (cm_region_copy_address(dst) == 0 || cm_region_copy_address(src) == 0) {
+    bool is_far = options.converts && down && cm_region_is_on_device(dst);
+    if (is_far || cm_region_copy_address(dst) == 0
+        || cm_region_copy_address(src) == 0) {
         return cm_fail(CM_EINVALID, 0);
     }
-    if (cm_region_is_same(dst, src)) {
+    if (!options.converts && cm_region_is_same(dst, src)) {
         return cm_ok();
     }
     find_devices(plan, &ends);

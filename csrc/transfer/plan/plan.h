@@ -51,6 +51,7 @@ typedef struct cm_plan_options {
     bool on_stream; /* in the order of a stream, without waiting: page-locked and
                        managed memory is then moved by the device even between host and
                        host */
+    bool converts;  /* elements, by the host, of which one end is at least */
     const cm_tuning *tuning; /* resolved */
     cm_peer_facts peers;
 } cm_plan_options;
@@ -77,8 +78,8 @@ cm_plan_has_device_end(const cm_plan_ends *ends)
     return cm_region_is_on_device(ends->dst) || cm_region_is_on_device(ends->src);
 }
 
-/* Fails: CM_ESHAPE, CM_EINVALID (an end nobody can reach, itemsizes),
- * CM_EOVERFLOW. */
+/* Fails: CM_ESHAPE, CM_EINVALID (an end nobody can reach, itemsizes, two ends on
+ * devices where it converts), CM_EOVERFLOW. */
 CM_NODISCARD cm_status cm_plan_init(cm_plan *plan, const cm_region *dst,
                                     const cm_region *src, cm_end_facts dst_facts,
                                     cm_end_facts src_facts, cm_plan_options options);

@@ -9,25 +9,33 @@
 bool
 cm_job_can_own_on_device(const cm_job *job)
 {
-    return job->plan.device >= 0 && job->src_facts.locked && job->src.address != 0;
+    return job->plan.device >= 0 && job->src_facts.locked && job->src.address != 0
+           && (!cm_job_converts(job) || job->plan.is_download);
 }
 
 void
 cm_job_plan_own_source(cm_job *job, void *host, cm_address address)
 {
     bool on_device = address != 0;
+    if (!on_device) { /* as it was read there */
+        job->convert = (cm_convert){.from = CM_NUMBER_NONE};
+        cm_layout_drop_items(&job->plan.layout);
+    }
     job->src.is_file = false;
     job->src.host = host;
     job->src.address = address;
     job->src.kind = on_device ? CM_KIND_DEVICE : CM_KIND_PAGEABLE;
     job->src_facts = (cm_end_facts){.locked = on_device, .whole = true};
     job->overlaps = false; /* from now on threads may share it */
-    cm_plan_options options = {.may_wait = job->blocking, .tuning = &job->tuning};
+    cm_plan_options options = {.may_wait = job->blocking,
+                               .converts = cm_job_converts(job),
+                               .tuning = &job->tuning};
     cm_plan_pack_source(&job->plan, &job->dst, &job->src, job->dst_facts,
                         job->src_facts, options);
 }
 
-/* Read an overlapping source whole into memory of our own, which takes its place. */
+/* Read an overlapping source whole into memory of our own, which takes its place; it is
+ * converted there. */
 static cm_status
 replace_source_on_host(cm_job *job, const cm_layout *pack)
 {
@@ -41,11 +49,17 @@ replace_source_on_host(cm_job *job, const cm_layout *pack)
     }
     cm_task_group group;
     cm_copy_task task = {.next = 0};
-    cm_task_group_open(&group, &job->engine->workers, &job->tuning);
+    if (cm_job_converts(job)) {
+        cm_job_open_group(job, &group);
+    }
+    else {
+        cm_task_group_open(&group, &job->engine->workers, &job->tuning);
+    }
     cm_task_group_post(&group, &task, pack, job->host_temporary, job->src.host,
                        CM_COPY_PLAIN_ALL);
     cm_task_group_wait(&group, &task);
     cm_task_group_close(&group);
+    CM_TRY(cm_job_moved_status(job));
     cm_job_plan_own_source(job, job->host_temporary, 0);
     return cm_ok();
 }
@@ -72,8 +86,12 @@ cm_job_replace_source(cm_job *job)
     cm_layout pack;
     (void)cm_layout_get_core(&job->plan.layout, &pack);
     cm_layout_pack(&pack, CM_DST);
-    CM_TRY(cm_job_can_own_on_device(job) ? replace_source_on_device(job, &pack)
-                                         : replace_source_on_host(job, &pack));
+    bool on_device = cm_job_can_own_on_device(job);
+    if (on_device) { /* as it is */
+        cm_layout_drop_items(&pack);
+    }
+    CM_TRY(on_device ? replace_source_on_device(job, &pack)
+                     : replace_source_on_host(job, &pack));
     cm_job_set_route(job, job->plan.route);
     return cm_ok();
 }

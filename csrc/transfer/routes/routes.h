@@ -40,6 +40,10 @@ void cm_job_count_moved(cm_job *job, uint64_t nbytes);
  * blocks, are not looked at. Of many runs all are looked at with the plan's, and then
  * none. Fails: CM_EFAULT. */
 CM_NODISCARD cm_status cm_job_look(const cm_job *job, const cm_layout *layout);
+/* A cm_move_part for files and what is converted; `context` is the job. The pages of a
+ * file's part are populated by the thread that copies it. */
+void cm_job_move_part(const void *context, const cm_layout *part, void *dst,
+                      const void *src, bool wide);
 /* A group for the job's parts, which are moved as it wants them. */
 void cm_job_open_group(cm_job *job, cm_task_group *group);
 /* The first failure of the parts so far. Fails: CM_EFAULT, CM_ESYSTEM (the file's). */

@@ -142,7 +142,8 @@ is_short(const cm_engine *engine, const cm_copy_request *request,
     uint64_t most = tuning->quick_nbytes < budget ? tuning->quick_nbytes : budget;
     const cm_region *dst = &request->dst;
     const cm_region *src = &request->src;
-    if (!request->blocking || request->stream == NULL) {
+    if (!request->blocking || request->stream == NULL
+        || cm_convert_is_on(&request->convert)) {
         return false;
     }
     bool up = cm_region_is_on_device(dst);

@@ -207,6 +207,7 @@ fetch_piece(cm_job *job, const cm_slot *s)
     cm_layout pack;
     cm_address block;
     cm_slot_pack(s, &pack);
+    cm_layout_drop_items(&pack); /* converted when it is here */
     if (!cm_region_is_on_device(&job->src)) {
         if (s->pinned == NULL) {
             return job->ring->refused;

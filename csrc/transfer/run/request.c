@@ -78,7 +78,8 @@ is_fresh(const cm_job *job)
 {
     const cm_region *dst = &job->dst;
     cm_layout layout;
-    return !job->dst_facts.locked && cm_kind_is_pageable(dst->kind) && dst->host != NULL
+    return !job->dst_facts.locked && !cm_job_converts(job)
+           && cm_kind_is_pageable(dst->kind) && dst->host != NULL
            && cm_region_is_on_device(&job->src)
            && cm_is_ok(cm_layout_init(dst, &job->src, &layout)) && layout.ndim == 0
            && cm_pages_are_fresh((char *)dst->host + layout.offset[CM_DST],
@@ -98,6 +99,7 @@ cm_job_plan(cm_job *job, const cm_copy_request *request)
     cm_plan_options options = {
         .may_wait = request->blocking || (in_call && !job->dst_facts.locked),
         .on_stream = request->stream != NULL && !request->blocking,
+        .converts = cm_job_converts(job),
         .tuning = &job->tuning,
     };
     if (cm_region_is_on_device(dst) && cm_region_is_on_device(src)
@@ -156,6 +158,7 @@ cm_job_init(cm_job *job, cm_engine *engine, const cm_copy_request *request,
     job->tuning = *tuning;
     job->dst = request->dst;
     job->src = request->src;
+    job->convert = request->convert;
     job->many = request->many;
     job->file = request->file;
     job->blocking = request->blocking;

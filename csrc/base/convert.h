@@ -1,0 +1,64 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Numbers of one type to numbers of another, many at a time, as NumPy casts them.
+ * Knows the processor, nothing else. */
+#ifndef CM_BASE_CONVERT_H
+#define CM_BASE_CONVERT_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+/* X(name, its text, type in C). The names are those of NumPy's dtypes. */
+/* clang-format off */
+#define CM_NUMBERS(X)                                                                    \
+    X(BOOL, "bool", uint8_t)                                                             \
+    X(INT8, "int8", int8_t)                                                              \
+    X(UINT8, "uint8", uint8_t)                                                           \
+    X(INT16, "int16", int16_t)                                                           \
+    X(UINT16, "uint16", uint16_t)                                                        \
+    X(INT32, "int32", int32_t)                                                           \
+    X(UINT32, "uint32", uint32_t)                                                        \
+    X(INT64, "int64", int64_t)                                                           \
+    X(UINT64, "uint64", uint64_t)                                                        \
+    X(FLOAT16, "float16", uint16_t)                                                      \
+    X(BFLOAT16, "bfloat16", uint16_t)                                                    \
+    X(FLOAT32, "float32", float)                                                         \
+    X(FLOAT64, "float64", double)
+/* clang-format on */
+
+typedef enum cm_number {
+    CM_NUMBER_NONE,
+#define CM_NUMBER_NAME(name, ...) CM_##name,
+    CM_NUMBERS(CM_NUMBER_NAME)
+#undef CM_NUMBER_NAME
+        CM_NUMBER_COUNT
+} cm_number;
+
+/* Each value becomes value * scale + offset, in float64 where that is one of the types
+ * and else in float32; without `scales` it stays, as far as the type can say it. */
+typedef struct cm_convert {
+    cm_number from; /* NONE: nothing is converted */
+    cm_number to;
+    bool scales;
+    double scale;
+    double offset;
+} cm_convert;
+
+static inline bool
+cm_convert_is_on(const cm_convert *convert)
+{
+    return convert->from != CM_NUMBER_NONE;
+}
+
+const char *cm_number_text(cm_number number);
+/* NONE: there is no such number. */
+cm_number cm_number_find(const char *text);
+
+/* `count` elements that lie so many bytes apart, at any addresses; the two must not
+ * overlap. Floats round to the nearest, ties to even, whatever the thread's settings
+ * are, with infinities, subnormals and the bits of NaN that NumPy gives. Integers wrap
+ * round into shorter ones. Floats are cut to integers; what is out of range becomes the
+ * nearest one, NaN 0. */
+void cm_convert_run(const cm_convert *convert, void *dst, int64_t dst_step,
+                    const void *src, int64_t src_step, int64_t count);
+
+#endif

@@ -1,0 +1,68 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What threads of the host do of a job, part by part, whichever route it goes. */
+#include "transfer/host/host_copy.h"
+#include "transfer/routes/pieces.h"
+#include "transfer/routes/routes.h"
+
+/* What is filled with is memory of our own. */
+cm_status
+cm_job_look(const cm_job *job, const cm_layout *layout)
+{
+    if (job->many != NULL) {
+        return layout == &job->plan.layout ? cm_many_look(job->many) : cm_ok();
+    }
+    bool by_host = job->plan.route == CM_ROUTE_HOST;
+    bool by_src = cm_kind_is_pageable(job->src.kind) && !job->src.is_heap
+                  && !job->src_facts.locked && !job->is_fill;
+    bool by_dst = cm_kind_is_pageable(job->dst.kind) && !job->dst.is_heap
+                  && !job->dst_facts.locked;
+    return cm_host_look(layout, by_dst ? job->dst.host : NULL,
+                        by_src ? job->src.host : NULL,
+                        by_host ? CM_LOOK_HOST_NBYTES : CM_LOOK_NBYTES);
+}
+
+void
+cm_job_move_part(const void *context, const cm_layout *part, void *dst, const void *src,
+                 bool wide)
+{
+    cm_job *job = (cm_job *)(uintptr_t)context;
+    if (atomic_load(&job->lost_error) != 0) {
+        return;
+    }
+    cm_status status =
+        cm_host_populate(part, cm_job_is_file(&job->dst, job->dst_facts) ? dst : NULL,
+                         cm_job_is_file(&job->src, job->src_facts) ? src : NULL);
+    if (!cm_is_ok(status)) {
+        atomic_store(&job->lost_error, (int)status.arg);
+        return;
+    }
+    if (cm_job_converts(job)) {
+        cm_host_convert(&job->convert, part, dst, src);
+    }
+    else {
+        cm_host_copy(part, dst, src, wide);
+    }
+}
+
+void
+cm_job_open_group(cm_job *job, cm_task_group *group)
+{
+    cm_task_group_open(group, &job->engine->workers, &job->tuning);
+    if (job->many != NULL) {
+        group->move = cm_many_move_part;
+        group->context = job->many;
+    }
+    if (cm_job_has_file(job) || cm_job_converts(job)) {
+        group->move = cm_job_move_part;
+        group->context = job;
+    }
+}
+
+cm_status
+cm_job_moved_status(const cm_job *job)
+{
+    int error = atomic_load(&job->lost_error);
+    return error == 0
+               ? cm_ok()
+               : cm_fail(job->file != NULL ? CM_ESYSTEM : CM_EFAULT, (uint64_t)error);
+}
