@@ -241,19 +241,23 @@ class Buffer:
         TypeError
             `dtype` is not a dtype or holds Python objects.
         """
-    def fill(self, value: object, *, stream: object = None) -> None:
+    def fill(
+        self, value: object, *, stream: object = None, casting: _Casting | None = None
+    ) -> None:
         """Set every element.
 
         Parameters
         ----------
         value : array_like, Buffer, or exporter of DLPack or the CUDA array interface
-            A scalar, or an array that broadcasts to the shape. Its values take the
-            dtype where they stay the same kind and come back equal, floats rounded;
-            where NumPy would cut them (1.5 in ``int32``) it is an error. Values on a
-            device are copied there, and brought to the host only if they must be
-            converted.
+            A scalar or list, or an array that broadcasts to the shape. Scalars and
+            lists take the dtype where they stay the same kind and come back equal,
+            floats rounded; where NumPy would cut them (1.5 in ``int32``) it is an
+            error. An array has the buffer's dtype.
         stream : Stream or other stream object, optional
             Default: the current stream.
+        casting : {'no', 'equiv', 'safe', 'same_kind', 'unsafe'}, optional
+            Which other dtype `value` may have, and what may be cut, as in `copy`;
+            values on a device for device memory go by way of the host.
 
         Raises
         ------
@@ -262,8 +266,8 @@ class Buffer:
             time in it does not fit, or `stream` is of another device than the device
             memory to fill.
         TypeError
-            `value` is of another kind than the dtype: reals for integers, numbers for
-            text.
+            `value` is of another kind than the dtype (reals for integers, numbers for
+            text), or an array of another dtype that `casting` does not allow.
         OverflowError
             A number does not fit into the dtype, or would become infinite.
         CudaError
@@ -281,6 +285,54 @@ class Buffer:
         for the buffer's streams and for `stream`, with all that those were made to wait
         for. Ctrl-C ends that wait. Ordered after: work that cumem knows of on this
         buffer, and on `stream`.
+        """
+    def astype(
+        self,
+        dtype: DTypeLike,
+        order: _LikeOrder = "K",
+        casting: _Casting = "unsafe",
+        copy: bool = True,
+    ) -> Buffer:
+        """Convert into a new buffer of the same kind, flags and device.
+
+        Parameters
+        ----------
+        dtype : dtype_like
+            Any that NumPy converts to.
+        order : {'C', 'F', 'A', 'K'}
+            Of the new elements, as for `copy`.
+        casting : {'no', 'equiv', 'safe', 'same_kind', 'unsafe'}
+            What may be converted, as in `numpy.can_cast`.
+        copy : bool
+            False: this buffer itself, where the dtype is its own and `order` is 'K'.
+
+        Returns
+        -------
+        Buffer
+            Of this kind.
+
+        Raises
+        ------
+        TypeError
+            `casting` does not allow it, or `dtype` is no dtype.
+        ValueError
+            The buffer is closed, or `casting` or `order` is none of those.
+        OutOfMemoryError
+            There is no room.
+        CudaError
+            A copy failed.
+
+        Notes
+        -----
+        Blocks: until the values are there (GIL released). Ordered after: work that
+        cumem knows of on this buffer, and the current stream. Values are those of
+        `cumem.copy` with `casting`; device memory is converted on the way through the
+        host, which takes the link twice.
+
+        Examples
+        --------
+        >>> cumem.array([1.5, 2.5], kind="pinned").astype("f2").dtype
+        dtype('float16')
         """
     def copy(self, order: _LikeOrder | None = "C") -> Self:
         """Copy into a new buffer of the same kind, flags and device.

@@ -10,7 +10,15 @@ from numpy.typing import DTypeLike
 
 from cumem import _core
 from cumem.extension.arguments import refuse_dtype
-from cumem.extension.filling import as_array, as_value_of, read_source
+from cumem.extension.casting import hint
+from cumem.extension.filling import (
+    as_array,
+    as_value_of,
+    copy_as,
+    fill,
+    read_source,
+    read_value,
+)
 from cumem.kinds import is_on_device
 from cumem.pools import Pool
 
@@ -93,6 +101,7 @@ def full(
     device: object = None,
     stream: object = None,
     pool: Pool | None = None,
+    casting: _core._Casting | None = None,
 ) -> _core.Buffer:
     """Allocate a buffer and set all its elements to a value.
 
@@ -118,6 +127,8 @@ def full(
         Where to take it from; default: the pool of the innermost ``with pool:`` block
         that fits, else the kind's default pool. Without `kind` and `device` it says
         these as well.
+    casting : {'no', 'equiv', 'safe', 'same_kind', 'unsafe'}, optional
+        What may be converted to `dtype` if it does not fit, as in `copy`.
 
     Returns
     -------
@@ -150,7 +161,10 @@ def full(
         source = read_source(fill_value, _first_stream(place))
         dtype = (source if isinstance(source, _core.Buffer) else as_array(source)).dtype
     buffer = _core.empty(shape, dtype, order=order, **place)
-    buffer.fill(source, stream=stream)
+    if isinstance(source, (int, float)) and casting is None:
+        buffer.fill(source, stream=stream)
+    else:
+        fill(buffer, source, stream, casting, takes_fitting=True)
     return buffer
 
 
@@ -163,6 +177,7 @@ def array(
     device: object = None,
     stream: object = None,
     pool: Pool | None = None,
+    casting: _core._Casting | None = None,
 ) -> _core.Buffer:
     """Copy anything array-like into a new buffer.
 
@@ -172,8 +187,9 @@ def array(
         Where the values come from.
     dtype : dtype_like, optional
         Default: the dtype of `obj`. Values that the host can read take another one as
-        in `fill`: they stay the same kind and come back equal, floats rounded. Else it
-        is a TypeError (reals for integers) or an OverflowError (300 in ``uint8``).
+        Python's numbers do: they stay the same kind and come back equal, floats
+        rounded. Else it is a TypeError (reals for integers) or an OverflowError (300 in
+        ``uint8``), unless `casting` allows it.
     kind : str
         What memory, as in `empty`; default device memory.
     order : {'C', 'F', 'A', 'K'}
@@ -190,6 +206,9 @@ def array(
         Where to take it from; default: the pool of the innermost ``with pool:`` block
         that fits, else the kind's default pool. Without `kind` and `device` it says
         these as well.
+    casting : {'no', 'equiv', 'safe', 'same_kind', 'unsafe'}, optional
+        What may be converted to `dtype` if it does not fit, or lies on a device, as in
+        `copy`; from device memory to device memory by way of the host.
 
     Returns
     -------
@@ -217,13 +236,18 @@ def array(
     """
     place = _place(kind, device, stream, pool)
     source = read_source(obj, _first_stream(place))
+    if casting is not None and dtype is not None:
+        source = read_value(source, _usable(dtype))
+        buffer = _core.empty_like(source, dtype, order=order, **_apart(place))
+        copy_as(buffer, source, stream, casting)
+        return buffer
     if not isinstance(source, _core.Buffer):
         source = as_array(obj) if dtype is None else as_value_of(obj, _usable(dtype))
     elif dtype is not None and source.dtype != _usable(dtype):
         if is_on_device(source.kind):
             raise TypeError(
                 f"dtype {np.dtype(dtype)} is asked for but the source on the device has "
-                f"{source.dtype}, and nothing there converts"
+                f"{source.dtype}; {hint(source.dtype, np.dtype(dtype))}"
             )
         source = as_value_of(source.numpy(), np.dtype(dtype))
     buffer = _core.empty_like(source, order=order, **_apart(place))

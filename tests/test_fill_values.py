@@ -34,15 +34,24 @@ def test_fill_of_a_strided_view_takes_a_value_on_the_device(runtime, kind) -> No
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("shape", [(), (3,)])
 def test_value_on_the_device_is_converted_as_any_other(runtime, kind, shape) -> None:
-    buffer = cumem.zeros(3, "f4", kind)
-    buffer.fill(cumem.full(shape, 7, "i2"))
+    buffer = cumem.full(3, cumem.full(shape, 7, "i2"), "f4", kind)
     assert values.get(buffer).tolist() == [7.0] * 3
+    buffer.fill(cumem.full(shape, 8, "i2"), casting="safe")
+    assert values.get(buffer).tolist() == [8.0] * 3
     whole = cumem.zeros(3, "i4", kind)
     with pytest.raises(TypeError, match="would change in a target of dtype int32"):
-        whole.fill(cumem.full(shape, 1.5))
+        cumem.full(3, cumem.full(shape, 1.5), "i4", kind)
     with pytest.raises(OverflowError, match="does not fit into dtype int32"):
-        whole.fill(cumem.full(shape, 2**40))
+        cumem.full(3, cumem.full(shape, 2**40), "i4", kind)
+    with pytest.raises(TypeError, match='target has dtype int32; .*casting="unsafe"'):
+        whole.fill(cumem.full(shape, 1.5))
+    with pytest.raises(
+        TypeError, match='target has dtype int32; .*casting="same_kind"'
+    ):
+        whole.fill(cumem.full(shape, 2, "i8"))
     assert values.get(whole).tolist() == [0] * 3
+    whole.fill(cumem.full(shape, 1.5), casting="unsafe")
+    assert values.get(whole).tolist() == [1] * 3
 
 
 def test_fill_with_a_buffer_that_does_not_fit_names_both_shapes(runtime) -> None:
@@ -103,10 +112,11 @@ def test_fill_takes_values_of_another_device(runtime, kind, dtype, named) -> Non
         pytest.skip("needs two devices")
     value = cumem.array(np.arange(3, dtype="i4"), device=1)
     buffer = cumem.zeros((2, 3), dtype, kind)
-    buffer.fill(value, stream=cumem.Stream() if named else None)
+    casting = None if dtype == "i4" else "safe"
+    buffer.fill(value, stream=cumem.Stream() if named else None, casting=casting)
     assert (values.get(buffer) == np.arange(3)).all()
     ordinary = cumem.asbuffer(np.zeros((2, 3), dtype))
-    ordinary.fill(value, stream=cumem.Stream() if named else None)
+    ordinary.fill(value, stream=cumem.Stream() if named else None, casting=casting)
     assert (ordinary.numpy() == np.arange(3)).all()
 
 

@@ -7,7 +7,6 @@ from typing import Any, Literal, NoReturn, SupportsFloat, get_args
 
 import numpy as np
 
-
 Casting = Literal["no", "equiv", "safe", "same_kind", "unsafe"]
 #: What the copy threads convert.
 NUMBERS = (
@@ -26,7 +25,7 @@ def hint(source: np.dtype[Any], target: np.dtype[Any]) -> str:
     if name_of(source) is None or name_of(target) is None:
         return "convert first"
     rule = "same_kind" if np.can_cast(source, target, "same_kind") else "unsafe"
-    return f'convert first, or pass casting="{rule}" to copy() or copy_async()'
+    return f'convert first, or pass casting="{rule}", as to copy()'
 
 
 def refuse_dtypes(

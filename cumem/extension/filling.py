@@ -6,22 +6,38 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+from numpy.typing import DTypeLike
 
 from cumem import _core
+from cumem.extension.casting import check, name_of, refuse_dtypes
 from cumem.extension.values import as_value, refuse_objects
 from cumem.kinds import is_on_device
 
 Array = np.ndarray[Any, Any]
 
 
-def fill(buffer: _core.Buffer, value: object, stream: object) -> None:
+def fill(
+    buffer: _core.Buffer,
+    value: object,
+    stream: object,
+    casting: Any = None,
+    takes_fitting: bool = False,
+) -> None:
     """What `Buffer.fill` does with a value that is no number of Python's.
 
-    Values on the device stay there unless they must be converted.
+    Values on the device stay there unless they must be converted. `takes_fitting`: also
+    memory of another dtype, whose values come back equal, floats rounded.
     """
     device = 0 if buffer.device is None else buffer.device
     on = _core.current_stream(device) if stream is None else stream
     source = read_source(value, on)
+    if casting is not None:
+        copy_as(buffer, read_value(source, buffer.dtype), on, casting)
+        return
+    if _is_memory(source) and not takes_fitting:
+        source = source if isinstance(source, _core.Buffer) else as_array(source)
+        if source.dtype != buffer.dtype:
+            refuse_dtypes("fill: ", source.dtype, buffer.dtype)
     is_kept = _is_on_device(source) and source.dtype == buffer.dtype
     values = source if is_kept else as_value_of(_fetch(source, on), buffer.dtype)
     if is_kept and not is_on_device(buffer.residency):
@@ -57,6 +73,71 @@ def as_value_of(value: object, dtype: np.dtype[Any]) -> Array:
     return value if is_one else as_value(value, dtype)  # type: ignore[return-value]
 
 
+def read_value(value: Any, dtype: np.dtype[Any]) -> Any:
+    """Memory as it is; a value as an array of `dtype`, or of its own where it would
+    change."""
+    if isinstance(value, _core.Buffer):
+        return value
+    if _is_memory(value):
+        return as_array(value)
+    try:
+        return as_value_of(value, dtype)
+    except (TypeError, OverflowError):
+        return as_array(value)
+
+
+def copy_as(target: Any, source: Any, stream: Any, casting: Any, /) -> None:
+    """A copy that may convert, in the order of `stream`; from device memory to device
+    memory by way of the host."""
+    is_far = _is_on_device(source) and _is_on_device(target)
+    if is_far and source.dtype != target.dtype:
+        there: Array = np.empty(source.shape, target.dtype)
+        _copy_after(there, source, stream, casting)
+        source = there
+    if _is_on_device(target):
+        _core.copy(target, source, stream=stream, casting=casting)
+    else:
+        _copy_after(target, source, stream, casting)
+
+
+def astype(
+    buffer: _core.Buffer, arguments: tuple[Any, ...], named: dict[str, Any] | None
+) -> _core.Buffer:
+    """What `Buffer.astype` answers."""
+    return _astype(buffer, *arguments, **named or {})
+
+
+def _astype(
+    buffer: _core.Buffer,
+    dtype: DTypeLike,
+    order: Any = "K",
+    casting: Any = "unsafe",
+    copy: bool = True,
+) -> _core.Buffer:
+    wanted = np.dtype(dtype)
+    check("astype: ", buffer.dtype, wanted, casting)
+    if not copy and buffer.dtype == wanted and order in ("K", None):
+        return buffer
+    is_pageable = buffer.kind == "pageable"
+    result = (
+        _core.asbuffer(np.empty_like(buffer.numpy(), wanted, order))
+        if is_pageable
+        else _core.empty_like(buffer, wanted, order=order)
+    )
+    source: Any = buffer
+    if name_of(buffer.dtype) is None or name_of(wanted) is None:
+        source = buffer.to_numpy().astype(wanted)  # what only NumPy converts
+    copy_as(result, source, None, casting)
+    return result
+
+
+def _is_memory(source: object) -> bool:
+    """Has it a dtype of its own, which is compared and not converted?"""
+    return isinstance(source, (_core.Buffer, np.ndarray)) or (
+        hasattr(source, "__array__") and not isinstance(source, np.generic)
+    )
+
+
 def _is_on_device(source: object) -> bool:
     """Is it a Buffer that NumPy cannot read?"""
     return isinstance(source, _core.Buffer) and is_on_device(source.kind)
@@ -71,6 +152,6 @@ def _fetch(source: Any, stream: object) -> Any:
     return array
 
 
-def _copy_after(target: Any, source: Any, stream: Any) -> None:
+def _copy_after(target: Any, source: Any, stream: Any, casting: Any = None) -> None:
     """In the order of `stream`, on a stream of the source's own device."""
-    _core.copy_async(target, source, after=stream).wait()
+    _core.copy_async(target, source, after=stream, casting=casting).wait()

@@ -13,6 +13,8 @@ from typing import Any
 
 import numpy as np
 
+from cumem.extension.casting import name_of
+
 #: Numbers of the dtypes of other packages, e.g. ml_dtypes, begin here.
 USER_DTYPES = 256
 #: Elements that are compared together: what the check makes of them stays in a cache.
@@ -275,6 +277,12 @@ def is_harmless(source: np.dtype[Any], target: np.dtype[Any]) -> bool:
     return np.can_cast(source, target, "safe")
 
 
+def _or_cast(source: np.dtype[Any], target: np.dtype[Any]) -> str:
+    """What else is to be done about numbers."""
+    both = name_of(source) is not None and name_of(target) is not None
+    return ', or pass casting="unsafe", as to fill()' if both else ""
+
+
 def convert(
     natural: np.ndarray[Any, Any], dtype: np.dtype[Any]
 ) -> np.ndarray[Any, Any]:
@@ -284,7 +292,7 @@ def convert(
     if not keeps_kind(natural.dtype, dtype):
         raise TypeError(
             f"a value of dtype {natural.dtype} would change in a target of dtype "
-            f"{dtype}; convert it first"
+            f"{dtype}; convert it first{_or_cast(natural.dtype, dtype)}"
         )
     result: np.ndarray[Any, Any] = np.empty_like(natural, dtype=dtype, subok=False)
     if is_harmless(natural.dtype, dtype):

@@ -19,6 +19,8 @@ PyObject *cm_buffer_fill(PyObject *self, PyObject *const *args, Py_ssize_t nargs
                          PyObject *kwnames);
 PyObject *cm_buffer_dlpack(PyObject *self, PyObject *const *args, Py_ssize_t nargs,
                            PyObject *kwnames);
+/* METH_VARARGS | METH_KEYWORDS */
+PyObject *cm_buffer_astype(PyObject *self, PyObject *arguments, PyObject *keywords);
 /* What copy() answers, of a kind of memory. */
 PyObject *cm_buffer_copy_to(PyObject *self, cm_kind kind, char order);
 /* Py_mp_ass_subscript */

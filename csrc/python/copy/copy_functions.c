@@ -184,6 +184,14 @@ cm_buffer_dunder_copy(PyObject *object, PyObject *unused CM_UNUSED)
     return cm_buffer_copy_to(object, cm_buffer_kind((cm_buffer *)object), 'K');
 }
 
+PyObject *
+cm_buffer_astype(PyObject *object, PyObject *arguments, PyObject *keywords)
+{
+    return cm_package_call("extension.filling", "astype",
+                           Py_BuildValue("(OOO)", object, arguments,
+                                         keywords == NULL ? Py_None : keywords));
+}
+
 /* buf[index] = value */
 int
 cm_buffer_ass_subscript(PyObject *object, PyObject *index, PyObject *value)

@@ -114,6 +114,28 @@ is_short(const copy_call *call, cm_kind other)
     return call->how.blocking && cm_kind_is_on_device(other);
 }
 
+/* Where a value would change in the target's dtype it is an array of its own: the rule
+ * of casting says what becomes of it. */
+static int
+init_source(copy_call *call)
+{
+    cm_state *state = call->call.state;
+    bool is_short_end = is_short(call, call->dst.region.kind);
+    if (!cm_arg_is_given(call->how.casting.casting)
+        || cm_operand_is_memory(state, call->src_object)) {
+        return cm_operand_init(state, &call->src, call->src_object, call->dst.dtype,
+                               call->how.stream, is_short_end);
+    }
+    PyObject *value =
+        cm_package_call("extension.filling", "read_value",
+                        PyTuple_Pack(2, call->src_object, call->dst.dtype));
+    int result = value == NULL ? -1
+                               : cm_operand_init(state, &call->src, value,
+                                                 call->dst.dtype, NULL, is_short_end);
+    Py_XDECREF(value);
+    return result;
+}
+
 static int
 init_ends(copy_call *call)
 {
@@ -127,8 +149,7 @@ init_ends(copy_call *call)
                        < 0
                    || cm_check_target("copy: ", &call->dst, call->dst_object) < 0
                ? -1
-               : cm_operand_init(state, &call->src, call->src_object, call->dst.dtype,
-                                 stream, is_short(call, call->dst.region.kind));
+               : init_source(call);
 }
 
 /* The targets beside the first. */

@@ -173,12 +173,15 @@ cm_fill_element(PyObject *module, PyObject *args)
 /* Numbers here, all else by the package, which comes back with one element or copies.
  */
 static int
-fill(cm_buffer *self, PyObject *value, PyObject *given, cm_stream *stream)
+fill(cm_buffer *self, PyObject *value, PyObject *given, PyObject *casting,
+     cm_stream *stream)
 {
-    if (!PyLong_CheckExact(value) && !PyFloat_CheckExact(value)) {
-        return cm_package_do(
-            "extension.filling", "fill",
-            PyTuple_Pack(3, self, value, given == NULL ? Py_None : given));
+    if (cm_arg_is_given(casting)
+        || (!PyLong_CheckExact(value) && !PyFloat_CheckExact(value))) {
+        return cm_package_do("extension.filling", "fill",
+                             PyTuple_Pack(4, self, value,
+                                          given == NULL ? Py_None : given,
+                                          casting == NULL ? Py_None : casting));
     }
     PyObject *element = cm_numpy_as_value(value, self->dtype);
     int result =
@@ -191,9 +194,9 @@ PyObject *
 cm_buffer_fill(PyObject *object, PyObject *const *args, Py_ssize_t nargs,
                PyObject *kwnames)
 {
-    static const char *const names[] = {"value", "stream", NULL};
+    static const char *const names[] = {"value", "stream", "casting", NULL};
     cm_buffer *self = (cm_buffer *)object;
-    PyObject *values[2];
+    PyObject *values[3];
     if (cm_args_parse("fill", args, nargs, kwnames, names, 1, 1, values) < 0
         || cm_buffer_check_open(self) < 0) {
         return NULL;
@@ -206,7 +209,7 @@ cm_buffer_fill(PyObject *object, PyObject *const *args, Py_ssize_t nargs,
     if (stream == NULL) {
         return NULL;
     }
-    int result = fill(self, values[0], values[1], stream);
+    int result = fill(self, values[0], values[1], values[2], stream);
     cm_stream_give(self->state, stream);
     return result < 0 ? NULL : Py_NewRef(Py_None);
 }

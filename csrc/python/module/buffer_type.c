@@ -145,6 +145,8 @@ static PyMethodDef buffer_methods[] = {
     {"view", CM_METHOD(cm_buffer_view), CM_KEYWORDS, CM_DOC_Buffer_view},
     {"fill", CM_METHOD(cm_buffer_fill), CM_KEYWORDS, CM_DOC_Buffer_fill},
     {"copy", CM_METHOD(cm_buffer_copy), CM_KEYWORDS, CM_DOC_Buffer_copy},
+    {"astype", CM_METHOD(cm_buffer_astype), METH_VARARGS | METH_KEYWORDS,
+     CM_DOC_Buffer_astype},
     {"__copy__", cm_buffer_dunder_copy, METH_NOARGS, CM_DOC_Buffer___copy__},
     {"__deepcopy__", cm_buffer_dunder_copy, METH_O, CM_DOC_Buffer___deepcopy__},
     {"__reversed__", cm_buffer_reversed, METH_NOARGS, CM_DOC_Buffer___reversed__},
