@@ -12,6 +12,7 @@ from types import TracebackType
 from typing import Any, NamedTuple, Self, SupportsIndex
 
 import numpy as np
+from numpy.typing import DTypeLike
 
 from cumem import _core
 from cumem.devices import Device
@@ -118,13 +119,20 @@ def _chunk_nbytes(memory: Any) -> int:
     )
 
 
-def _row_nbytes(memory: Any) -> int:
-    return int(memory.nbytes) // len(memory)
+def _nbytes(memory: Any, dtype: np.dtype[Any] | None) -> int:
+    """Once it is of the dtype; None: its own. Of what is no memory nobody knows."""
+    if memory is None or dtype is None:
+        return 0 if memory is None else int(memory.nbytes)
+    return int(memory.size) * dtype.itemsize
 
 
-def _rows(memory: Any, nbytes: int) -> int:
+def _row_nbytes(memory: Any, dtype: np.dtype[Any] | None = None) -> int:
+    return _nbytes(memory, dtype) // len(memory)
+
+
+def _rows(memory: Any, nbytes: int, dtype: np.dtype[Any] | None) -> int:
     """Of a chunk: at least one."""
-    return max(1, nbytes // max(1, _row_nbytes(memory)))
+    return max(1, nbytes // max(1, _row_nbytes(memory, dtype)))
 
 
 def _open(file: Any) -> Any:
@@ -189,6 +197,9 @@ def chunks(
     nbytes: SupportsIndex | str | None = None,
     device: object = None,
     depth: SupportsIndex = 3,
+    *,
+    dtype: DTypeLike | None = None,
+    casting: _core._Casting = "same_kind",
 ) -> Generator[tuple[slice, _core.DeviceBuffer]]:
     """Bring data to a device chunk by chunk, the next ones already on their way.
 
@@ -206,18 +217,23 @@ def chunks(
         Default: cumem's current one.
     depth : int
         Copies that may be under way beside the chunk in hand.
+    dtype : dtype_like, optional
+        Of the chunks, which the link carries; default: that of `src`.
+    casting : str
+        What may be converted to it, as in `copy`.
 
     Yields
     ------
     slice
         What of the first axis it is: ``src[slice]``.
     DeviceBuffer
-        A chunk of that shape and of the dtype of `src`; it is the caller's.
+        A chunk of that shape; it is the caller's.
 
     Raises
     ------
     TypeError
-        If `src` is none of these.
+        If `src` is none of these, or `casting` does not allow its dtype to become
+        `dtype`.
     ValueError
         If an argument is out of its range or `src` has no axis.
     OSError
@@ -250,16 +266,18 @@ def chunks(
     unit = _device(device)
     memory = _memory(src)
     rows = 1
+    wanted = None if dtype is None else np.dtype(dtype)
     if memory is not None and _length(memory):
         if most is None:
             share = _share(_available(unit), 0.8, ahead + 2)
             most = min(_chunk_nbytes(memory), share)
-        rows = _rows(memory, most)
+        rows = _rows(memory, most, wanted)
 
     def current(_: int) -> _core.Stream:
         return _core.current_stream(unit.index)
 
-    return _chunks(_pieces(src, memory, rows), unit.index, ahead, 1, current)
+    pieces = _pieces(src, memory, rows)
+    return _chunks(pieces, unit.index, ahead, 1, current, wanted, casting)
 
 
 def _note(error: BaseException, index: int, part: slice | None) -> None:
@@ -283,8 +301,11 @@ def _chunks(
     depth: int,
     unfinished: int,
     stream_of: Callable[[int], _core.Stream],
+    dtype: np.dtype[Any] | None,
+    casting: _core._Casting,
 ) -> Generator[tuple[slice, _core.DeviceBuffer]]:
     """Another comes once the work on all but so many is finished."""
+    rule = None if dtype is None else casting
     side = _core.Stream(device=device)  # memory is not taken in the order of the work
     coming: collections.deque[tuple[slice, _core.DeviceBuffer, _core.Transfer]]
     coming = collections.deque()
@@ -297,9 +318,10 @@ def _chunks(
         try:
             for part, piece in itertools.islice(pieces, 0 if failures else count):
                 buffer = _core.empty_device(
-                    piece.shape, piece.dtype, device=device, stream=side
+                    piece.shape, dtype or piece.dtype, device=device, stream=side
                 )
-                coming.append((part, buffer, _core.copy_async(buffer, piece)))
+                transfer = _core.copy_async(buffer, piece, casting=rule)
+                coming.append((part, buffer, transfer))
                 part = None
         except Exception as error:
             _note(error, index + len(coming), part)
@@ -361,7 +383,12 @@ def _target(out: Any) -> Any:
 
 
 def _rows_of_both(
-    memory: Any, target: Any, chunk: Any, device: Device, counts: tuple[int, int]
+    memory: Any,
+    target: Any,
+    chunk: Any,
+    device: Device,
+    counts: tuple[int, int],
+    dtype: np.dtype[Any] | None,
 ) -> int:
     """Of a chunk, where so many inputs and outputs are there at the same time."""
     if not isinstance(chunk, str) and chunk is not None:
@@ -370,8 +397,8 @@ def _rows_of_both(
         most = read_size(chunk, "chunk", False, None)
         if most == 0:
             raise ValueError("chunk must be at least 1 byte, not 0")
-        return _rows(memory, most)
-    row_in = max(1, _row_nbytes(memory))
+        return _rows(memory, most, dtype)
+    row_in = max(1, _row_nbytes(memory, dtype))
     row_out = 0 if target is None else _row_nbytes(target)
     share = _share(_available(device), 0.8, counts[0] * row_in + counts[1] * row_out)
     return max(1, min(share, _chunk_nbytes(memory) // max(row_in, row_out)))
@@ -387,6 +414,8 @@ def pipeline(
     progress: Progress = False,
     *,
     device: object = None,
+    dtype: DTypeLike | None = None,
+    casting: _core._Casting = "same_kind",
 ) -> Any:
     """Work on data chunk by chunk, while the next chunks come and the last ones leave.
 
@@ -413,11 +442,13 @@ def pipeline(
         the device's current stream, which is also that of CuPy and PyTorch where nobody
         has chosen another.
     progress : bool or callable, optional
-        True shows a bar of tqdm after half a second, a callable is called with bytes of
-        `src` that are done and bytes in all; of an iterable these are the ones that
-        have come.
+        True shows a bar of tqdm after half a second, a callable is called with bytes
+        that have come to the device and are done, and bytes in all; of an iterable
+        these are the ones that have come.
     device : Device, int or str, optional
         Default: cumem's current one.
+    dtype, casting : optional
+        As for `chunks`: what `x` is converted to on its way.
 
     Returns
     -------
@@ -467,21 +498,24 @@ def pipeline(
     lanes = _streams(streams, unit.index)
     memory = _memory(src)
     target = None if out is None else _target(out)
+    wanted = None if dtype is None else np.dtype(dtype)
     rows = 1
     if memory is not None:
         if target is not None and len(target) != _length(memory):
             raise ValueError(f"out has {len(target)} rows, src has {len(memory)}")
         if _length(memory):
             counts = (ahead + 1 + len(lanes), ahead + 1)
-            rows = _rows_of_both(memory, target, chunk, unit, counts)
+            rows = _rows_of_both(memory, target, chunk, unit, counts, wanted)
     found = _chunks(
         _pieces(src, memory, rows),
         unit.index,
         ahead,
         len(lanes),
         lambda index: lanes[index % len(lanes)],
+        wanted,
+        casting,
     )
-    parts = Parts(progress, 0 if memory is None else memory.nbytes, "pipeline")
+    parts = Parts(progress, _nbytes(memory, wanted), "pipeline")
     run = _Run(func, target, lanes, ahead, parts, memory is None)
     with run, contextlib.closing(found), parts:
         for index, (part, buffer) in enumerate(found):

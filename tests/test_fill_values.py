@@ -43,10 +43,10 @@ def test_value_on_the_device_is_converted_as_any_other(runtime, kind, shape) -> 
         cumem.full(3, cumem.full(shape, 1.5), "i4", kind)
     with pytest.raises(OverflowError, match="does not fit into dtype int32"):
         cumem.full(3, cumem.full(shape, 2**40), "i4", kind)
-    with pytest.raises(TypeError, match='target has dtype int32; .*casting="unsafe"'):
+    with pytest.raises(TypeError, match=r'target has dtype int32; .*casting="unsafe"'):
         whole.fill(cumem.full(shape, 1.5))
     with pytest.raises(
-        TypeError, match='target has dtype int32; .*casting="same_kind"'
+        TypeError, match=r'target has dtype int32; .*casting="same_kind"'
     ):
         whole.fill(cumem.full(shape, 2, "i8"))
     assert values.get(whole).tolist() == [0] * 3

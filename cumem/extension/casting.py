@@ -39,7 +39,7 @@ def refuse_dtypes(
 
 
 def check(
-    before: str, source: np.dtype[Any], target: np.dtype[Any], casting: object
+    before: str, source: np.dtype[Any], target: np.dtype[Any], casting: Any
 ) -> None:
     """TypeError or ValueError unless `casting` allows it."""
     rules = get_args(Casting)

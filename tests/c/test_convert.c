@@ -1,0 +1,285 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Numbers converted, against arithmetic that knows nothing of bits; the instructions
+ * that every processor has against those of this one; fenced and at any address. */
+#include "base/convert.c"
+
+#include <math.h>
+#include <stdlib.h>
+
+#include "check.h"
+
+enum { HALVES = 1 << 16, COUNT = 5000 };
+
+static cm_convert
+from_to(cm_number from, cm_number to)
+{
+    return (cm_convert){.from = from, .to = to};
+}
+
+static void
+convert_packed(cm_convert convert, void *dst, const void *src, int64_t count)
+{
+    cm_convert_run(&convert, dst, numbers[convert.to].nbytes, src,
+                   numbers[convert.from].nbytes, count);
+}
+
+/* The value of a half with so many bits of mantissa, of 1 << (15 - mantissa) exponents.
+ */
+static double
+value_of(uint16_t half, int mantissa)
+{
+    int most = (1 << (15 - mantissa)) - 1;
+    int exponent = (half & 0x7fff) >> mantissa;
+    double part = half & ((1 << mantissa) - 1);
+    double value = exponent == most ? (part == 0 ? (double)INFINITY : (double)NAN)
+                   : exponent == 0
+                       ? ldexp(part, 1 - most / 2 - mantissa)
+                       : ldexp(part + (1 << mantissa), exponent - most / 2 - mantissa);
+    return half & 0x8000 ? -value : value;
+}
+
+static bool
+is_same(double a, double b)
+{
+    return isnan(a) ? isnan(b) : a == b && signbit(a) == signbit(b);
+}
+
+static void
+check_every_half(cm_number from, int mantissa)
+{
+    uint16_t *halves = malloc(HALVES * sizeof(*halves));
+    float *floats = malloc(HALVES * sizeof(*floats));
+    double *doubles = malloc(HALVES * sizeof(*doubles));
+    uint16_t *back = malloc(HALVES * sizeof(*back));
+    for (int i = 0; i < HALVES; i++) {
+        halves[i] = (uint16_t)i;
+    }
+    convert_packed(from_to(from, CM_FLOAT32), floats, halves, HALVES);
+    convert_packed(from_to(from, CM_FLOAT64), doubles, halves, HALVES);
+    for (int i = 0; i < HALVES; i++) {
+        double value = value_of((uint16_t)i, mantissa);
+        CHECK(is_same((double)floats[i], value));
+        CHECK(is_same(doubles[i], value));
+    }
+    convert_packed(from_to(CM_FLOAT32, from), back, floats, HALVES);
+    for (int i = 0; i < HALVES; i++) {
+        CHECK(back[i] == i || isnan(floats[i]));
+    }
+    convert_packed(from_to(CM_FLOAT64, from), back, doubles, HALVES);
+    for (int i = 0; i < HALVES; i++) {
+        CHECK(back[i] == i || isnan(doubles[i]));
+    }
+    free(halves);
+    free(floats);
+    free(doubles);
+    free(back);
+}
+
+static void
+test_convert_every_half_there_and_back(void)
+{
+    check_every_half(CM_FLOAT16, 10);
+    check_every_half(CM_BFLOAT16, 7);
+}
+
+/* What lies between two neighbours goes to the nearer one, the middle to the even one.
+ */
+static void
+check_rounding(cm_number wide, cm_number to, int mantissa)
+{
+    int most = (1 << (15 - mantissa)) - 1;
+    for (int i = 0; i < most << mantissa; i++) {
+        double low = value_of((uint16_t)i, mantissa);
+        bool is_last = i + 1 == most << mantissa; /* infinity is as far as one more */
+        double high = is_last ? 2 * low - value_of((uint16_t)(i - 1), mantissa)
+                              : value_of((uint16_t)(i + 1), mantissa);
+        double halfway = low + (high - low) / 2;
+        bool is_f32 = wide == CM_FLOAT32;
+        double below =
+            is_f32 ? (double)nextafterf((float)halfway, 0) : nextafter(halfway, 0);
+        double above = is_f32 ? (double)nextafterf((float)halfway, INFINITY)
+                              : nextafter(halfway, (double)INFINITY);
+        double exact[6] = {halfway, below, above, -halfway, -below, -above};
+        float shorter[6];
+        uint16_t found[6];
+        for (int k = 0; k < 6; k++) {
+            shorter[k] = (float)exact[k];
+        }
+        convert_packed(from_to(wide, to), found, is_f32 ? (void *)shorter : exact, 6);
+        uint16_t even = (uint16_t)(i + (i & 1));
+        uint16_t rounded[3] = {even, (uint16_t)i, (uint16_t)(i + 1)};
+        for (int k = 0; k < 6; k++) {
+            CHECK_EQ(found[k], rounded[k % 3] | (k < 3 ? 0 : 0x8000));
+        }
+    }
+}
+
+static void
+test_convert_rounds_to_the_nearest_even(void)
+{
+    check_rounding(CM_FLOAT32, CM_FLOAT16, 10);
+    check_rounding(CM_FLOAT64, CM_FLOAT16, 10);
+    check_rounding(CM_FLOAT32, CM_BFLOAT16, 7);
+}
+
+static uint64_t random_state = 1;
+
+static uint64_t
+draw(void)
+{
+    random_state = random_state * UINT64_C(6364136223846793005) + 1442695040888963407;
+    return random_state ^ random_state >> 31;
+}
+
+/* Bytes between elements stay; nothing outside is read or written: each room ends where
+ * its last element does. */
+static void
+check_steps(cm_number from, cm_number to, int64_t count, int64_t dst_gap,
+            int64_t src_gap, bool scales)
+{
+    cm_convert convert = {from, to, scales, 0.5, 3};
+    int64_t dst_step = numbers[to].nbytes + dst_gap;
+    int64_t src_step = numbers[from].nbytes + src_gap;
+    size_t dst_nbytes = (size_t)(dst_step * count - dst_gap);
+    size_t src_nbytes = (size_t)(src_step * count - src_gap);
+    char *src = malloc(src_nbytes);
+    char *dst = malloc(dst_nbytes);
+    for (size_t i = 0; i < src_nbytes; i++) {
+        src[i] = (char)draw();
+    }
+    memset(dst, 0x5a, dst_nbytes);
+    cm_convert_run(&convert, dst, dst_step, src, src_step, count);
+    for (int64_t i = 0; i < count; i++) {
+        char one[8];
+        cm_convert_run(&convert, one, 99, src + i * src_step, 99, 1);
+        CHECK(memcmp(one, dst + i * dst_step, (size_t)numbers[to].nbytes) == 0);
+        for (int64_t k = numbers[to].nbytes; k < dst_step && i + 1 < count; k++) {
+            CHECK_EQ(dst[i * dst_step + k], 0x5a);
+        }
+    }
+    /* backwards, from the last on */
+    cm_convert_run(&convert, dst + (count - 1) * dst_step, -dst_step,
+                   src + (count - 1) * src_step, -src_step, count);
+    char one[8];
+    cm_convert_run(&convert, one, 1, src, 1, 1);
+    CHECK(memcmp(one, dst, (size_t)numbers[to].nbytes) == 0);
+    free(src);
+    free(dst);
+}
+
+static void
+test_convert_of_any_steps_is_that_of_each(void)
+{
+    static const int64_t counts[] = {1, 63, 64, 65, 200, 1024, 1100};
+    for (int from = CM_BOOL; from < CM_NUMBER_COUNT; from++) {
+        for (int to = CM_BOOL; to < CM_NUMBER_COUNT; to++) {
+            size_t k = (size_t)(draw() % (sizeof(counts) / sizeof(*counts)));
+            for (int gaps = 0; gaps < 4; gaps++) {
+                check_steps((cm_number)from, (cm_number)to, counts[k], gaps & 1 ? 3 : 0,
+                            gaps & 2 ? 5 : 0, from % 2 == gaps % 2);
+            }
+        }
+    }
+}
+
+static void
+check_tables(const step_table *a, const step_table *b, int mid, int number, bool store)
+{
+    convert_step one = (store ? a->store : a->load)[mid][number];
+    convert_step other = (store ? b->store : b->load)[mid][number];
+    CHECK_EQ(one == NULL, other == NULL);
+    if (one == NULL) {
+        return;
+    }
+    static const int64_t own[] = {4, 8, 8};
+    int64_t src_step = store ? own[mid] : numbers[number].nbytes;
+    int64_t dst_step = store ? numbers[number].nbytes : own[mid];
+    uint64_t *src = malloc(COUNT * 8);
+    char *found[2] = {calloc(COUNT, 8), calloc(COUNT, 8)};
+    for (int i = 0; i < COUNT; i++) {
+        src[i] = draw();
+    }
+    one(found[0], dst_step, (char *)src, src_step, COUNT);
+    other(found[1], dst_step, (char *)src, src_step, COUNT);
+    CHECK(memcmp(found[0], found[1], COUNT * 8) == 0);
+    free(src);
+    free(found[0]);
+    free(found[1]);
+}
+
+static void
+test_convert_is_the_same_by_all_instructions(void)
+{
+    for (int mid = 0; mid < MIDDLE_COUNT; mid++) {
+        for (int number = CM_BOOL; number < CM_NUMBER_COUNT; number++) {
+            check_tables(&steps_plain, choose_steps(), mid, number, false);
+            check_tables(&steps_plain, choose_steps(), mid, number, true);
+        }
+    }
+}
+
+#if defined(__x86_64__)
+enum { FLUSHES = 0x8040, ROUNDS_UP = 0x4000 };
+#else
+enum { FLUSHES = 1 << 24, ROUNDS_UP = 1 << 22 };
+#endif
+
+static void
+test_convert_does_not_heed_the_threads_settings(void)
+{
+    float tiny[4] = {0x1p-140f, 0x1p-149f, -0x1p-130f, 1};
+    uint16_t halves[4] = {1, 0x3ff, 0x8001, 0x3c00};
+    double wide[4];
+    float from_halves[4];
+    double near[4] = {1 + 0x1p-25, -1 - 0x1p-25, 0x1p-149, 1};
+    float rounded[4];
+    uint64_t usual = swap_mode(USUAL_MODE | FLUSHES | ROUNDS_UP);
+    convert_packed(from_to(CM_FLOAT32, CM_FLOAT64), wide, tiny, 4);
+    convert_packed(from_to(CM_FLOAT16, CM_FLOAT32), from_halves, halves, 4);
+    convert_packed(from_to(CM_FLOAT64, CM_FLOAT32), rounded, near, 4);
+    uint64_t kept = swap_mode(usual);
+    CHECK_EQ(kept & (FLUSHES | ROUNDS_UP), FLUSHES | ROUNDS_UP);
+    CHECK(wide[0] == 0x1p-140 && wide[1] == 0x1p-149 && wide[2] == -0x1p-130);
+    CHECK(from_halves[0] == 0x1p-24f && from_halves[2] == -0x1p-24f);
+    CHECK(rounded[0] == 1 && rounded[1] == -1 && rounded[2] == 0x1p-149f);
+}
+
+static void
+test_convert_cuts_what_does_not_fit(void)
+{
+    double reals[8] = {NAN, INFINITY, -INFINITY, 1e300, -1e300, -0.9, 255.9, -1};
+    int8_t bytes[8];
+    uint8_t naturals[8];
+    int64_t longs[8];
+    uint64_t most[8];
+    convert_packed(from_to(CM_FLOAT64, CM_INT8), bytes, reals, 8);
+    convert_packed(from_to(CM_FLOAT64, CM_UINT8), naturals, reals, 8);
+    convert_packed(from_to(CM_FLOAT64, CM_INT64), longs, reals, 8);
+    convert_packed(from_to(CM_FLOAT64, CM_UINT64), most, reals, 8);
+    static const int8_t as_bytes[8] = {0, 127, -128, 127, -128, 0, 127, -1};
+    static const uint8_t as_naturals[8] = {0, 255, 0, 255, 0, 0, 255, 0};
+    CHECK(memcmp(bytes, as_bytes, 8) == 0);
+    CHECK(memcmp(naturals, as_naturals, 8) == 0);
+    CHECK(longs[0] == 0 && longs[1] == INT64_MAX && longs[2] == INT64_MIN);
+    CHECK(most[0] == 0 && most[3] == UINT64_MAX && most[4] == 0 && most[6] == 255);
+}
+
+static void
+test_numbers_are_found_by_their_text(void)
+{
+    for (int number = CM_BOOL; number < CM_NUMBER_COUNT; number++) {
+        CHECK_EQ(cm_number_find(cm_number_text((cm_number)number)), number);
+    }
+    CHECK_EQ(cm_number_find("complex64"), CM_NUMBER_NONE);
+    CHECK(cm_number_text(CM_NUMBER_NONE) == NULL);
+    cm_convert nothing = from_to(CM_FLOAT64, CM_FLOAT32);
+    cm_convert_run(&nothing, NULL, 4, NULL, 8, 0);
+}
+
+MAIN(RUN(test_convert_every_half_there_and_back)
+         RUN(test_convert_rounds_to_the_nearest_even)
+             RUN(test_convert_of_any_steps_is_that_of_each)
+                 RUN(test_convert_is_the_same_by_all_instructions)
+                     RUN(test_convert_does_not_heed_the_threads_settings)
+                         RUN(test_convert_cuts_what_does_not_fit)
+                             RUN(test_numbers_are_found_by_their_text))
