@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import itertools
 import mmap
@@ -307,19 +308,41 @@ def test_overlapping_ends_are_read_whole_first(
     assert (host.view(to)[:count] == np.arange(count).astype(to)).all()
 
 
-@pytest.mark.parametrize("kind", ["mapped", "managed"])
+@pytest.mark.parametrize("kind", ["numpy", "pinned", "managed"])
+@pytest.mark.parametrize(("source", "to"), [("f4", "i4"), ("f8", "u8")])
+def test_elements_are_converted_in_their_place(runtime, kind, source, to) -> None:
+    room = values.put(np.arange(100_000, dtype=source), kind)
+    cumem.copy(room.view(to), room, casting="unsafe")
+    assert (values.get(room.view(to)) == np.arange(100_000)).all()
+
+
+@pytest.mark.parametrize("kind", ["device", "mapped", "managed"])
 @pytest.mark.parametrize("down", [False, True])
 def test_overlap_of_the_host_with_the_device_is_read_whole_first(
-    runtime, kind, down
+    emulated, kind, down
 ) -> None:
+    """The host's view of the emulated device's memory is none of its buffers to cumem."""
     count = 200_000
-    room = cumem.zeros(2 * count, "f8", kind)
-    far = room.as_device()
+    far = cumem.zeros(2 * count, "f8", kind)
+    room = cumem.asbuffer(np.from_dlpack(far))
+    assert kind != "device" or room.kind == "pageable"
+    far = far.as_device() if kind != "device" else far
     was = np.arange(count, dtype="f8")
     room.numpy()[5 : 5 + count] = was
     target = (room if down else far).view("f4")[: 2 * count][:count]
     cumem.copy(target, (far if down else room)[5 : 5 + count], casting="same_kind")
     assert (room.numpy().view("f4")[:count] == was.astype("f4")).all()
+
+
+def test_device_gets_and_gives_whole_elements_without_a_kernel(emulated) -> None:
+    """What lies together on the device is copied in one run a piece."""
+    host, device = np.arange(500_000.0), cumem.zeros(500_000, "f4")
+    cumem.copy(device, np.zeros(500_000, "f4"))
+    testing.plan_fault(None, 0)
+    cumem.copy(device, host, casting="same_kind")
+    cumem.copy(host, device, casting="safe")
+    assert testing.fault_count("copy_async") >= 2
+    assert testing.fault_count("kernel_launch") == 0
 
 
 @pytest.mark.parametrize("dst", ENDS)
@@ -351,9 +374,16 @@ def test_last_element_before_a_page_that_is_not_there_is_converted(runtime) -> N
     room = mmap.mmap(-1, 1 << 20)
     was = np.frombuffer(room, "f4")
     was[:] = np.arange(was.size)
-    target = cumem.zeros(was.size, "f8")
-    cumem.copy(target, was, casting="safe")
-    assert (values.get(target) == was).all()
+    half = was[: was.size // 2]
+    lock = ctypes.CDLL(None, use_errno=True).mprotect
+    lock.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+    assert lock(half.ctypes.data + half.nbytes, 1 << 19, 0) == 0
+    for dst in ("device", "pinned", "numpy"):
+        target = values.put(np.zeros(half.size, "f8"), dst)
+        cumem.copy(target, half, casting="safe")
+        assert (values.get(target) == half).all()
+        cumem.copy(half, target, casting="same_kind")
+    assert lock(half.ctypes.data + half.nbytes, 1 << 19, 3) == 0
 
 
 # -- order -------------------------------------------------------------------------

@@ -109,6 +109,20 @@ for (nbytes, place), present in itertools.product(SIZES, (False, True)):
     for view in ("array", "asbuffer", "memoryview")
 }
 CASES |= {
+    "casts over a page in the middle that is gone": """
+for nbytes, place in itertools.product([3 * MIB, 40 * MIB], ["device", "pinned", "numpy"]):
+    other = blank(place, 4 * nbytes).view("f4")
+    refused(
+        lambda: cumem.copy(other, holed(nbytes, nbytes // 2), casting="safe"),
+        nbytes, place,
+    )
+    refused(
+        lambda: cumem.copy(holed(nbytes, nbytes // 2), other, casting="unsafe"),
+        nbytes, place,
+    )
+"""
+}
+CASES |= {
     "Buffer.copy": """
 for nbytes in LONG:
     buffer = cumem.asbuffer(short(nbytes))

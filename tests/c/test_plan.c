@@ -603,6 +603,56 @@ test_layout_joins_what_lies_together(void)
     CHECK_EQ(cm_layout_nbytes(&layout), 2);
 }
 
+/* Elements that are converted are the runs: no cut goes through one, and none crosses
+ * an edge that others end at. */
+static void
+test_layout_of_items_is_never_cut_within_one(void)
+{
+    cm_region dst = {.ndim = 2, .itemsize = 4, .shape = {5, 7}};
+    cm_region src = {.ndim = 2, .itemsize = 4, .shape = {5, 7}};
+    cm_layout layout, piece;
+    cm_cut cut;
+    CHECK_OK(cm_region_set_c_strides(&dst));
+    CHECK_OK(cm_region_set_c_strides(&src));
+    CHECK_OK(cm_layout_init_items(&dst, &src, 4, &layout));
+    CHECK_EQ(layout.ndim, 1);
+    CHECK_EQ(layout.run_nbytes, 4);
+    CHECK_EQ(cm_layout_nbytes(&layout), 140);
+    for (uint64_t piece_nbytes = 0; piece_nbytes < 30; piece_nbytes++) {
+        int64_t at = 0;
+        cm_cut_init(&cut, &layout, piece_nbytes);
+        cm_cut_align(&cut, (void *)1, 8);
+        while (cm_cut_next(&cut, &piece)) {
+            CHECK_EQ(piece.run_nbytes, 4);
+            CHECK_EQ(piece.item_nbytes[CM_DST], 4);
+            CHECK_EQ(piece.offset[CM_DST], at);
+            at += (int64_t)cm_layout_nbytes(&piece);
+        }
+        CHECK_EQ(at, 140);
+    }
+    layout.ndim = 0; /* one element, over such an edge */
+    cm_cut_init(&cut, &layout, 100);
+    cm_cut_align(&cut, (void *)6, 8);
+    CHECK_EQ(cm_cut_count(&cut), 1);
+    /* Of two sizes: strides are those of each side, bytes those of the link. */
+    dst.itemsize = 2;
+    CHECK_OK(cm_region_set_c_strides(&dst));
+    CHECK_OK(cm_layout_init_items(&dst, &src, 2, &layout));
+    CHECK_EQ(layout.axes[0].stride[CM_DST], 2);
+    CHECK_EQ(layout.axes[0].stride[CM_SRC], 4);
+    CHECK_EQ(cm_layout_nbytes(&layout), 70);
+    cm_layout_pack(&layout, CM_SRC);
+    cm_layout_drop_items(&layout);
+    CHECK_EQ(layout.ndim, 0);
+    CHECK_EQ(layout.run_nbytes, 70);
+    cm_plan plan;
+    cm_plan_options converts = {.converts = true, .tuning = &tuning};
+    dst.kind = src.kind = CM_KIND_DEVICE;
+    dst.address = src.address = 1 << 20;
+    cm_end_facts facts = {.locked = true, .whole = true};
+    CHECK_CODE(cm_plan_init(&plan, &dst, &src, facts, facts, converts), CM_EINVALID);
+}
+
 static void
 test_layout_of_64_axes(void)
 {
@@ -642,5 +692,6 @@ MAIN(tune(); RUN(test_plan_route_table) RUN(test_plan_between_devices)
      RUN(test_plan_long_uploads_stay_in_the_caches)
      RUN(test_tuning_follows_the_processors)
      RUN(test_plan_random_layouts_copy_as_the_plainest_loop)
-     RUN(test_layout_joins_what_lies_together) RUN(test_layout_of_64_axes))
+     RUN(test_layout_joins_what_lies_together)
+     RUN(test_layout_of_items_is_never_cut_within_one) RUN(test_layout_of_64_axes))
 /* clang-format on */

@@ -299,9 +299,7 @@ run(copy_call *call)
         return cm_py_raise(state, status, "while copying");
     }
     call->call.is_ordered = !call->how.beside;
-    call->call.moves_bytes =
-        cm_convert_is_on(&call->request.convert)
-        || cm_call_moves_bytes(&call->dst.region, &call->src.region);
+    call->call.moves_bytes = cm_call_moves_bytes(&call->dst.region, &call->src.region);
     cm_call_join(&call->call, call->how.number);
     return tells      ? cm_call_tell_end(&call->call, ticket)
            : blocking ? Py_NewRef(Py_None)
