@@ -5,8 +5,9 @@
 # where packages can be had, bring .gpu/ along, then
 #
 #     benchmarks/gpu_run.sh [tests | bench | ceilings | calls | transfer | threads | cores |
-#                            many | pipelines | files | safetensors | two | interop | fork |
-#                            sanitizer | stress | stress_transfers | torture | pools | versions |
+#                            many | casting | pipelines | managed | loading | offloading |
+#                            files | safetensors | two | interop | fork | sanitizer |
+#                            stress | stress_transfers | torture | pools | versions |
 #                            all]...
 #
 # Results go to ${OUT:-/tmp}. Arguments of pytest can be given in PYTEST_ARGS, the folder of
@@ -83,6 +84,26 @@ run_many() {
     "$PYTHON" benchmarks/many.py --json "$OUT/many.json"
 }
 
+run_casting() {
+    "$PYTHON" benchmarks/casting.py --json "$OUT/casting.json"
+}
+
+run_managed() {
+    "$PYTHON" benchmarks/managed.py --json "$OUT/managed.json"
+}
+
+run_loading() {
+    "$PYTHON" -c 'import torch' 2>/dev/null || {
+        echo "left out: it needs PyTorch"
+        return 0
+    }
+    "$PYTHON" benchmarks/loading.py --json "$OUT/loading.json"
+}
+
+run_offloading() {
+    "$PYTHON" benchmarks/offloading.py --json "$OUT/offloading.json"
+}
+
 run_pipelines() {
     "$PYTHON" benchmarks/pipelines.py --folder "${FILES:-/tmp}" --json "$OUT/pipelines.json"
 }
@@ -157,24 +178,20 @@ install || {
 }
 steps=("${@:-all}")
 if [[ ${steps[*]} == all ]]; then
-    steps=(ceilings calls transfer threads cores many pipelines files safetensors bench tests interop
+    steps=(ceilings calls transfer threads cores many casting pipelines managed loading
+        offloading files safetensors bench tests interop
         fork sanitizer stress stress_transfers torture)
 fi
 for name in "${steps[@]}"; do
     printf '\n======== %s\n' "$name"
-    case $name in
-        tests | bench | ceilings | calls | transfer | threads | cores | many | pipelines | files | \
-            safetensors | two | interop | fork | sanitizer | stress | stress_transfers | torture | pools | \
-            versions)
-            start=$SECONDS
-            "run_$name" || failed+=("$name")
-            echo "-- $name took $((SECONDS - start)) s"
-            ;;
-        *)
-            echo "unknown step '$name'"
-            failed+=("$name")
-            ;;
-    esac
+    if declare -F "run_$name" >/dev/null; then
+        start=$SECONDS
+        "run_$name" || failed+=("$name")
+        echo "-- $name took $((SECONDS - start)) s"
+    else
+        echo "unknown step '$name'"
+        failed+=("$name")
+    fi
 done
 if ((${#failed[@]})); then
     echo "GPU RUN FAILED: ${failed[*]}"

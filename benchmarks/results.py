@@ -30,6 +30,7 @@ LINK = re.compile(r"benchmarks/results/([\w.-]+)")
 #: What the figures of a file are about, by the beginning of its name.
 SOURCES: dict[str, tuple[str, ...]] = {
     "bench": ("cumem/bench", "csrc/transfer", "csrc/runtime/cuda*"),
+    "casting": ("csrc/base/convert.c", "csrc/transfer/routes", "csrc/transfer/host"),
     "ceilings": (),  # no code of ours
     "checks": ("csrc",),
     "driver-calls": (),

@@ -11,6 +11,11 @@
 #    include <immintrin.h>
 #endif
 
+/* Elsewhere the compiler makes no vectors by itself (setup.py says why). */
+#if defined(__GNUC__) && !defined(__clang__)
+#    pragma GCC optimize("tree-vectorize")
+#endif
+
 enum {
     LANES = 64,   /* go together, where both ends lie side by side */
     BLOCK = 1024, /* what is between the steps stays in the nearest cache */

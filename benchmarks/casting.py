@@ -1,0 +1,248 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Measure copies that convert on the way against copying and converting before or after.
+
+    python benchmarks/casting.py --json benchmarks/results/casting-h200.json
+
+Large arrays of the host to the device and back, another dtype on each side, each case
+verified bit by bit; in the same run a copy of the wider dtype with a conversion by the
+device after it (torch or CuPy, which of them is installed), NumPy's astype before the copy,
+and the copy alone of what crosses the link. On the emulated device it runs and says so: the
+figures are then not a GPU's.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import statistics
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import cumem
+from cumem.units import format_nbytes
+
+sys.path.append(str(Path(__file__).parent))  # which PYTHONSAFEPATH hides
+from measure import Call, Run, times_of
+
+#: (dtype of the host, dtype of the device); the first is the one that a target is set for
+PAIRS = [
+    ("float64", "float32"),
+    ("float32", "float16"),
+    ("float32", "bfloat16"),
+    ("uint8", "float32"),
+    ("int16", "float32"),
+]
+#: Bytes of the array that cumem converts.
+SIZES = [32 << 20, 1 << 30]
+MOST_SECONDS = 1.0  # for the repetitions of one case
+WAYS = ("cumem", "after", "before", "link")
+
+
+@dataclass
+class Case:
+    """One conversion, by cumem and by the usual ways.
+
+    Parameters
+    ----------
+    source, target : str
+        Dtypes of the host's and of the device's end where `direction` is ``"up"``, of the
+        device's and the host's where it is ``"down"``.
+    key : str
+        ``"numpy"`` or ``"pinned"``: the memory of the host's end.
+    direction : str
+        ``"up"`` (host to device) or ``"down"``.
+    nbytes : int
+        Of the source.
+    route : str
+        How cumem moved it.
+    seconds : dict
+        Best time by way: ``"cumem"`` converts as it copies; ``"after"`` copies the source
+        and has the target's side convert it (the device up, NumPy down); ``"before"`` has
+        the source's side convert; ``"link"`` copies as many bytes as cumem sends, and
+        converts nothing.
+    spread : dict
+        Median over best, by way.
+    by : dict
+        Who converts, by way.
+    """
+
+    source: str
+    target: str
+    key: str
+    direction: str
+    nbytes: int
+    route: str = ""
+    seconds: dict[str, float] = field(default_factory=dict)
+    spread: dict[str, float] = field(default_factory=dict)
+    by: dict[str, str] = field(default_factory=dict)
+
+
+def dtype_of(name: str) -> np.dtype[Any] | None:
+    """None: NumPy has it with `ml_dtypes` only, which is not there."""
+    if name != "bfloat16":
+        return np.dtype(name)
+    if importlib.util.find_spec("ml_dtypes") is None:
+        return None
+    return np.dtype(__import__("ml_dtypes").bfloat16)
+
+
+class Bench:
+    """What all cases share."""
+
+    def __init__(self, quick: bool) -> None:
+        self.emulated = cumem.backend() == "emulated"
+        small = quick or self.emulated
+        self.seconds = 0.02 if small else MOST_SECONDS
+        self.sizes = [1 << 20] if small else SIZES
+        self.library = ""
+        for name in ("torch", "cupy"):
+            if not self.emulated and importlib.util.find_spec(name) is not None:
+                self.library = self.library or name
+
+    def cases(self) -> Iterator[Case]:
+        """Every pair, memory, direction and size."""
+        for nbytes in self.sizes:
+            for key in ("numpy", "pinned"):
+                for host, device in PAIRS:
+                    if dtype_of(device) is None:
+                        continue
+                    yield self.measure(Case(host, device, key, "up", nbytes))
+                    yield self.measure(Case(device, host, key, "down", nbytes))
+
+    def measure(self, case: Case) -> Case:
+        """Time all ways; what they come to is compared bit by bit."""
+        source, target = dtype_of(case.source), dtype_of(case.target)
+        assert source is not None
+        assert target is not None
+        count = case.nbytes // source.itemsize
+        was = np.random.default_rng(1).integers(0, 120, count).astype(source)
+        if case.source.startswith("float"):
+            was += was.dtype.type(1) / was.dtype.type(3)
+        up = case.direction == "up"
+
+        def host(values: np.ndarray[Any, Any]) -> Any:
+            return cumem.array(values, kind="pinned") if case.key == "pinned" else values
+
+        given = host(was) if up else cumem.array(was)
+        made = cumem.zeros(count, target) if up else host(np.zeros(count, target))
+        expected = was.astype(target)
+        rule: Any = "same_kind" if np.can_cast(source, target, "same_kind") else "unsafe"
+        for way, make in self.ways(case, made, given, rule).items():
+            made.fill(0) if isinstance(made, cumem.Buffer) else made.fill(target.type(0))
+            times = times_of(make(), self.seconds)
+            case.seconds[way] = min(times)
+            case.spread[way] = statistics.median(times) / min(times)
+            if way in ("cumem", "before") and not same_bits(made, expected):
+                raise AssertionError(f"{way}: other bits than NumPy's: {case}")
+        case.route = cumem.explain(made, given, casting=rule).route
+        return case
+
+    def ways(
+        self, case: Case, made: Any, given: Any, rule: Any
+    ) -> dict[str, Callable[[], Call]]:
+        """By way: what makes the call that is timed, up to where all is there."""
+        up = case.direction == "up"
+        count, to = len(made), made.dtype
+
+        def ours() -> Call:
+            return lambda: cumem.copy(made, given, casting=rule)
+
+        def after_on_device() -> Call:
+            there = cumem.empty(count, given.dtype)
+            library: Any = __import__(self.library)
+            if self.library == "torch":
+                view = library.as_tensor(there, device="cuda")
+                kind = getattr(library, case.target)
+
+                def convert() -> None:
+                    view.to(kind)
+                    library.cuda.synchronize()
+            else:
+                view = library.asarray(there)
+
+                def convert() -> None:
+                    view.astype(to)
+                    library.cuda.get_current_stream().synchronize()
+
+            def call() -> None:
+                cumem.copy(there, given)
+                convert()
+
+            return call
+
+        def after_on_host() -> Call:
+            here = np.empty(count, given.dtype)
+            array = made if isinstance(made, np.ndarray) else made.numpy()
+
+            def call() -> None:
+                cumem.copy(here, given)
+                np.copyto(array, here, casting="unsafe")
+
+            return call
+
+        def before_on_host() -> Call:
+            array = given if isinstance(given, np.ndarray) else given.numpy()
+            return lambda: cumem.copy(made, array.astype(to))
+
+        def link() -> Call:
+            on_link = to if up else given.dtype
+            host: Any = np.ones(count, on_link)
+            if case.key == "pinned":
+                host = cumem.zeros(count, on_link, "pinned")
+            device = made if up else given
+            return lambda: cumem.copy(*((device, host) if up else (host, device)))
+
+        ways: dict[str, Callable[[], Call]] = {"cumem": ours}
+        if not up:
+            case.by["after"] = "numpy"
+            ways["after"] = after_on_host
+        elif self.library and not (self.library == "cupy" and case.target == "bfloat16"):
+            case.by["after"] = self.library
+            ways["after"] = after_on_device
+        if up:
+            case.by["before"] = "numpy"
+            ways["before"] = before_on_host
+        ways["link"] = link
+        return ways
+
+
+def same_bits(made: Any, expected: np.ndarray[Any, Any]) -> bool:
+    found = made if isinstance(made, np.ndarray) else made.to_numpy()
+    bits = f"u{expected.itemsize}"
+    return np.array_equal(found.view(bits), expected.view(bits))
+
+
+def line(case: Case) -> str:
+    """A row of the table."""
+    ours = case.seconds["cumem"]
+    cells = [
+        f"{case.source:>8} to {case.target:<8}",
+        f"{case.key:<7}{case.direction:<5}{format_nbytes(case.nbytes):<8}",
+        f"{case.route:<7}",
+        f"{ours * 1e3:>9.2f} ms",
+        f"{case.nbytes / ours / 1e9:>6.1f} GB/s of the source",
+    ]
+    for way in WAYS[1:]:
+        if way in case.seconds:
+            by = f" ({case.by[way]})" if way in case.by else ""
+            cells.append(f"{way}{by} {case.seconds[way] / ours:.2f} x")
+    return "  ".join(cells)
+
+
+def main() -> int:
+    """Measure and print; a file on request."""
+    run = Run(__doc__)
+    bench = Bench(run.options.quick)
+    run.begin(bench.emulated)
+    run.note(1, library=bench.library)
+    run.show(bench.cases(), line)
+    run.end()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
