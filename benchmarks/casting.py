@@ -125,14 +125,20 @@ class Bench:
         up = case.direction == "up"
 
         def host(values: np.ndarray[Any, Any]) -> Any:
-            return cumem.array(values, kind="pinned") if case.key == "pinned" else values
+            return (
+                cumem.array(values, kind="pinned") if case.key == "pinned" else values
+            )
 
         given = host(was) if up else cumem.array(was)
         made = cumem.zeros(count, target) if up else host(np.zeros(count, target))
         expected = was.astype(target)
-        rule: Any = "same_kind" if np.can_cast(source, target, "same_kind") else "unsafe"
+        rule: Any = (
+            "same_kind" if np.can_cast(source, target, "same_kind") else "unsafe"
+        )
         for way, make in self.ways(case, made, given, rule).items():
-            made.fill(0) if isinstance(made, cumem.Buffer) else made.fill(target.type(0))
+            made.fill(0) if isinstance(made, cumem.Buffer) else made.fill(
+                target.type(0)
+            )
             times = times_of(make(), self.seconds)
             case.seconds[way] = min(times)
             case.spread[way] = statistics.median(times) / min(times)
@@ -200,7 +206,9 @@ class Bench:
         if not up:
             case.by["after"] = "numpy"
             ways["after"] = after_on_host
-        elif self.library and not (self.library == "cupy" and case.target == "bfloat16"):
+        elif self.library and not (
+            self.library == "cupy" and case.target == "bfloat16"
+        ):
             case.by["after"] = self.library
             ways["after"] = after_on_device
         if up:

@@ -97,7 +97,7 @@ run_loading() {
         echo "left out: it needs PyTorch"
         return 0
     }
-    "$PYTHON" benchmarks/loading.py --json "$OUT/loading.json"
+    "$PYTHON" benchmarks/loading.py --dir "${FILES:-/tmp}" --json "$OUT/loading.json"
 }
 
 run_offloading() {

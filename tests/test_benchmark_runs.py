@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from support import programs
 
 import cumem
 
@@ -79,3 +80,23 @@ def test_run_that_is_cut_off_leaves_what_it_came_to(
     assert results["tuning"]["depth"] == {"value": 5, "from": "configure"}
     assert results["tuning"]["threads"]["value"] == cumem.configure().threads
     assert capsys.readouterr().out.endswith("1.0 s\n2.0 s\n")
+
+
+def test_benchmark_of_casts_runs_verifies_and_says_that_it_is_emulated(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "results.json"
+    done = programs.run(
+        *(str(FOLDER / "casting.py"), "--quick", "--json", str(path)),
+        CUMEM_EMULATED_DELAY_US="0",
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("EMULATED DEVICE")
+    results = json.loads(path.read_text(encoding="utf-8"))
+    assert (results["emulated"], results["complete"]) == (True, True)
+    assert len(results["cases"]) == 20
+    for case in results["cases"]:
+        assert case["route"] == "staged"
+        other = "before" if case["direction"] == "up" else "after"
+        assert set(case["seconds"]) == {"cumem", other, "link"}
+        assert min(case["seconds"].values()) > 0
