@@ -57,6 +57,7 @@ if TYPE_CHECKING:
     from cumem.safetensors.save import save_safetensors
     from cumem.snapshot import Block, Segment, Snapshot
     from cumem.tuning import Configuration, configure
+    from cumem.workspace import Workspace
 # isort: on
 
 if hasattr(sys, "_is_gil_enabled") and not sys._is_gil_enabled():  # from 3.13 on
@@ -110,6 +111,7 @@ __all__ = [
     "Stats",
     "Stream",
     "Transfer",
+    "Workspace",
     "__version__",
     "array",
     "asbuffer",
@@ -264,6 +266,7 @@ _LATER: dict[str, tuple[str, ...]] = {
     "tuning": ("Configuration", "configure"),
     "extension.values": (),
     "extension.views": (),
+    "workspace": ("Workspace",),
 }
 
 

@@ -2087,7 +2087,7 @@ def _register(
 
 def _unregister(buffer: Buffer, defers: bool, /) -> None:
     """What Registration.close() does; `defers`: while it is exported, with the last
-    export.
+    export. Of other memory, closed before: wait until no transfer uses it.
     """
 
 def _is_memory(obj: object, /) -> bool:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import doctest
 import importlib.util
 import inspect
 import json
@@ -13,6 +14,7 @@ import sys
 from pathlib import Path
 from types import ModuleType
 
+import numpy
 import pytest
 from support.rules import check_none
 
@@ -189,6 +191,22 @@ def test_marked_examples_of_a_page_run(emulated, page, tmp_path, monkeypatch) ->
         lines_before = text.count("\n", 0, example.start(1))
         code = "\n" * lines_before + example[1]  # errors name the page's own line
         exec(compile(code, str(page), "exec"), names)
+
+
+#: Each has an example in its docstring.
+HELPERS = ("Workspace", "chunk_size", "chunks")
+
+
+@pytest.mark.parametrize("name", HELPERS)
+def test_example_of_a_helper_runs(emulated, name: str) -> None:
+    names = {"cumem": cumem, "numpy": numpy}
+    example = doctest.DocTestParser().get_doctest(
+        inspect.getdoc(getattr(cumem, name)), names, name, None, None
+    )
+    assert example.examples
+    said: list[str] = []
+    doctest.DocTestRunner().run(example, out=said.append)
+    assert not said, "".join(said)
 
 
 #: Environment variables, less CUMEM_, and the page that has them.

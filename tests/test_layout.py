@@ -47,7 +47,7 @@ PACKAGE_LAYERS = [
         "progress",
     }
     | {"extension.foreign_stream", "pools", "extension.views"},
-    {"constructors", "tuning", "explanation", "files", "multi_device"},
+    {"constructors", "tuning", "explanation", "files", "multi_device", "workspace"},
     {"measuring", "pipelines"},
     {"calibration"},
     {"safetensors.format"},

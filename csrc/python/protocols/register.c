@@ -156,11 +156,14 @@ cm_unregister_memory(PyObject *module, PyObject *args)
     /* free() may have closed it, and left the pages to a transfer */
     bool open = !storage->closed || storage->registration != NULL;
     int result = 0;
-    if (defers != 0 && cm_storage_count_exports(storage) > 0) {
+    if (!open) {
+        result = cm_storage_wait_transfers(storage);
+    }
+    else if (defers != 0 && cm_storage_count_exports(storage) > 0) {
         buffer->deferred = true;
         cm_storage_retire(storage);
     }
-    else if (open && (result = wait_until_unused(storage)) == 0
+    else if ((result = wait_until_unused(storage)) == 0
              && !cm_storage_is_in_transfer(storage)) {
         result = cm_storage_unlock(storage);
     }

@@ -1,0 +1,337 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Scratch memory of a fixed size: taken piece by piece, given back block by block."""
+
+from __future__ import annotations
+
+import collections
+import math
+import operator
+import threading
+from types import TracebackType
+from typing import TYPE_CHECKING, Self, SupportsIndex, final
+
+import numpy as np
+from numpy.typing import DTypeLike
+
+from cumem import _core
+from cumem.errors import OutOfMemoryError
+from cumem.pools import Pool
+from cumem.units import format_nbytes, read_size
+
+if TYPE_CHECKING:
+    from cumem.devices import Device
+
+_PAGE = 4096
+_LONG = 64 << 10
+
+
+def _round_up(nbytes: int) -> int:
+    """Never less than the pool cuts, so that what fits by this count does fit."""
+    step = _PAGE if nbytes >= _LONG else 512
+    return max(512, -(-nbytes // step) * step)
+
+
+def _nbytes_of(shape: _core._Shape, dtype: DTypeLike) -> int:
+    """0 where they make no buffer, which is told by whoever makes it."""
+    lengths = [shape] if isinstance(shape, SupportsIndex) else shape
+    try:
+        count = math.prod(map(operator.index, lengths))
+        return max(0, np.dtype(dtype).itemsize * count)
+    except (TypeError, ValueError):
+        return 0
+
+
+@final
+class Workspace:
+    """Scratch memory of a fixed size, for buffers that end together.
+
+    In a ``with`` block `empty` and `zeros` hand out its memory from front to back; the
+    end of the block takes it all back. Blocks may be nested: the end of one takes back
+    what was handed out in it, and leaves the outer ones alone.
+
+    Parameters
+    ----------
+    nbytes : int or str
+        Its size, as ``1 << 20`` or ``"64 MiB"``; at least 1, rounded up to whole pages
+        of 4096 bytes.
+    kind : str
+        What memory, as in `empty`; default device memory.
+    device : Device, int or str, optional
+        Whose memory, or whose context page-locks it; default: cumem's current one.
+    stream : Stream or other stream object, optional
+        Where device memory is used first; default: what is current when it is handed
+        out.
+
+    Raises
+    ------
+    TypeError
+        If an argument has the wrong type.
+    ValueError
+        If `nbytes`, the kind or the device is none that can be, or `stream` is of
+        another device.
+    OutOfMemoryError, CudaError
+        If the memory cannot be had.
+
+    Notes
+    -----
+    The memory is taken at once, and belongs to a `Pool` of its own that never has more.
+    Between blocks it is cached there: `trim`, or another pool that finds no memory, may
+    give it back to the driver, and the next block takes it anew. Each buffer counts with
+    its bytes rounded up to 512, from 64 KiB on to 4096. A workspace is for one thread at
+    a time, whose blocks end in the reverse of the order in which they began.
+
+    A buffer is closed when its block ends, and whatever uses it afterwards raises
+    ValueError. Arrays and tensors made of it stay valid: their bytes, and those that a
+    stream still works on, are not handed out again before that is over.
+
+    Examples
+    --------
+    >>> scratch = cumem.Workspace("1 MiB", "pinned")
+    >>> with scratch:
+    ...     rows = scratch.empty((100, 256), "f4")
+    ...     with scratch:
+    ...         sums = scratch.zeros(100)
+    ...     print(rows.closed, sums.closed, scratch.used)
+    False True 102400
+    >>> rows.closed, scratch.used, scratch.high_water
+    (True, 0, 103424)
+    """
+
+    __slots__ = (
+        *("__weakref__", "_blocks", "_ended", "_high_water", "_nbytes", "_pool"),
+        *("_spent", "_stream", "_thread", "_used"),
+    )
+
+    def __init__(
+        self,
+        nbytes: SupportsIndex | str,
+        kind: _core._Kind = "device",
+        *,
+        device: object = None,
+        stream: object = None,
+    ) -> None:
+        size = read_size(nbytes, "nbytes", False, None)
+        if size == 0:
+            raise ValueError("nbytes must be at least 1, not 0")
+        self._nbytes = -(-size // _PAGE) * _PAGE
+        self._stream = stream
+        #: Each with what was used before it.
+        self._blocks: list[tuple[list[tuple[_core.Buffer, int]], int]] = []
+        #: Of blocks that have ended: unfinished transfers may still use them.
+        self._ended: collections.deque[tuple[_core.Buffer, int]] = collections.deque()
+        self._spent = 0  #: bytes of these
+        self._used = self._high_water = self._thread = 0
+        self._pool = Pool(kind, device=device)
+        self._pool.allocate(self._nbytes, stream)  # and back, for the blocks
+        self._pool.limit = self._pool.stats().reserved_nbytes
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that it has."""
+        return self._nbytes
+
+    @property
+    def kind(self) -> str:
+        """ "device", "pinned", "mapped" or "managed"."""
+        return self._pool.kind
+
+    @property
+    def device(self) -> Device:
+        """Device whose memory it is, or whose context page-locks it."""
+        return self._pool.device
+
+    @property
+    def used(self) -> int:
+        """Bytes that are handed out, rounding included; 0 outside of blocks."""
+        return self._used
+
+    @property
+    def high_water(self) -> int:
+        """The most that `used` has been: the size that would have been enough."""
+        return self._high_water
+
+    @property
+    def closed(self) -> bool:
+        """True after close() or shutdown()."""
+        return self._pool.closed
+
+    def empty(
+        self,
+        shape: _core._Shape,
+        dtype: DTypeLike = "float64",
+        *,
+        order: _core._Order = "C",
+    ) -> _core.Buffer:
+        """Hand out memory until the end of the innermost block.
+
+        Parameters
+        ----------
+        shape : int or sequence of int
+            Lengths in elements.
+        dtype : dtype_like
+            Any NumPy dtype without Python objects.
+        order : {'C', 'F'}
+            Whether the last or the first index runs fastest.
+
+        Returns
+        -------
+        Buffer
+            Of the workspace's kind. Its bytes are not set.
+
+        Raises
+        ------
+        TypeError
+            If an argument has the wrong type, or the dtype holds Python objects.
+        ValueError
+            If an argument is none that can be, no block is open, or the workspace is
+            closed.
+        RuntimeError
+            If the block was begun in another thread.
+        OutOfMemoryError
+            If so much is not left; ``requested``, ``limit`` and ``live`` say how much
+            was asked for, its size, and what is in use.
+
+        Notes
+        -----
+        **Blocks** only where the bytes that are left are still used by work that was
+        queued in ended blocks, until that is done; GIL released. **Ordered after**:
+        device memory may be used at once on the workspace's stream, another stream the
+        user orders.
+        """
+        if not self._blocks:
+            self._check_open()
+            raise ValueError("a workspace hands out memory only inside its with block")
+        self._check_thread()
+        nbytes = _nbytes_of(shape, dtype)
+        size = _round_up(nbytes)
+        if self._used + size > self._nbytes:
+            raise self._full(nbytes)
+        self._wait_for_room(self._nbytes - self._used - size)
+        try:
+            buffer = _core.empty(
+                shape,
+                dtype,
+                self._pool.kind,  # type: ignore[arg-type]
+                order=order,
+                stream=self._stream,
+                pool=self._pool,
+            )
+        except OutOfMemoryError as error:
+            if error.name != "CM_ELIMIT":
+                raise  # it was trimmed, and others have the memory now
+            raise self._full(nbytes) from None
+        self._blocks[-1][0].append((buffer, size))
+        self._used += size
+        self._high_water = max(self._high_water, self._used)
+        return buffer
+
+    def zeros(
+        self,
+        shape: _core._Shape,
+        dtype: DTypeLike = "float64",
+        *,
+        order: _core._Order = "C",
+    ) -> _core.Buffer:
+        """Hand out memory whose bytes are zero; all else as `empty` says.
+
+        Notes
+        -----
+        **Blocks** as `cumem.zeros` does as well: for memory that the host can read,
+        until it is zero.
+        """
+        buffer = self.empty(shape, dtype, order=order)
+        _core._fill(buffer, np.zeros((), buffer.dtype), self._stream)
+        return buffer
+
+    def close(self) -> None:
+        """Give the memory back to the driver, and end all blocks; twice is no error.
+
+        Notes
+        -----
+        **Blocks** as `Pool.close` does. What arrays and tensors keep goes back with them.
+        """
+        while self._blocks:
+            self._end_block()
+        self._ended.clear()
+        self._spent = 0
+        self._pool.close()
+
+    def __enter__(self) -> Self:
+        """Begin a block.
+
+        Raises
+        ------
+        ValueError
+            If the workspace is closed.
+        RuntimeError
+            If a block is open in another thread.
+        """
+        self._check_open()
+        if self._blocks:
+            self._check_thread()
+        self._thread = threading.get_ident()
+        self._blocks.append(([], self._used))
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        tb: TracebackType | None,
+    ) -> None:
+        """End the innermost block: buffers handed out in it are closed, never waiting."""
+        if self._blocks:
+            self._end_block()
+
+    def __repr__(self) -> str:
+        if self.closed:
+            return "<cumem.Workspace, closed>"
+        emulated = ", emulated" if _core._is_emulated() else ""
+        return (
+            f"<cumem.Workspace of {self.kind} memory, device {self.device.index}"
+            f"{emulated}: {self._used} of {self._nbytes} bytes in use>"
+        )
+
+    def _end_block(self) -> None:
+        buffers, self._used = self._blocks.pop()
+        for buffer, size in buffers:
+            buffer.__exit__(None, None, None)
+            self._ended.append((buffer, size))
+            self._spent += size
+
+    def _wait_for_room(self, most: int) -> None:
+        """Until transfers use no more of what has ended than that, the oldest first. What
+        streams use is the pool's to wait for."""
+        while self._spent > most:
+            buffer, size = self._ended[0]
+            _core._unregister(buffer, True)
+            self._ended.popleft()
+            self._spent -= size
+
+    def _check_open(self) -> None:
+        if self.closed:
+            raise ValueError("the workspace is closed")
+
+    def _check_thread(self) -> None:
+        if self._thread != threading.get_ident():
+            raise RuntimeError(
+                "a block of the workspace is open in another thread: give each thread a "
+                "workspace of its own"
+            )
+
+    def _full(self, asked: int) -> OutOfMemoryError:
+        """It says so in terms of the workspace."""
+        others = (
+            ", and arrays or tensors keep bytes of blocks that have ended"
+            if self._used + _round_up(asked) <= self._nbytes
+            else ""
+        )
+        error = OutOfMemoryError(
+            f"the workspace has no room for {format_nbytes(asked)} ({asked} bytes): "
+            f"{format_nbytes(self._used)} of its {format_nbytes(self._nbytes)} of "
+            f"{self.kind} memory are in use{others}. Make it larger, or end a block first",
+            name="CM_ELIMIT",
+        )
+        error.requested, error.limit, error.live = asked, self._nbytes, self._used
+        error.kind, error.device = self.kind, self.device.index
+        return error

@@ -1,0 +1,307 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Workspaces: what blocks hand out and take back, and what outlives them."""
+
+from __future__ import annotations
+
+import gc
+import threading
+
+import numpy as np
+import pytest
+from support import session
+from support.session import testing
+
+import cumem
+from cumem.kinds import KINDS
+
+KIB, MIB = 1 << 10, 1 << 20
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_memory_is_handed_out_from_front_to_back_and_again(runtime, kind: str) -> None:
+    workspace = cumem.Workspace("1 MiB", kind)
+    assert (workspace.nbytes, workspace.kind, workspace.device) == (MIB, kind, 0)
+    places = []
+    for _ in range(2):
+        with workspace as same:
+            assert same is workspace
+            found = [workspace.empty(n, "u1") for n in (512, 5 * 512, 1024, 70 * KIB)]
+            assert {buffer.kind for buffer in found} == {kind}
+            offsets = [buffer.ptr - found[0].ptr for buffer in found]
+            assert offsets[:3] == [0, 512, 6 * 512]
+            assert workspace.used == 8 * 512 + 72 * KIB
+            places.append(found[0].ptr)
+            if kind != "device":  # what no stream used is there at once
+                assert len({*places}) == 1
+        assert workspace.used == 0
+        assert all(buffer.closed for buffer in found)
+    assert workspace.high_water == 8 * 512 + 72 * KIB
+
+
+def test_blocks_make_no_call_of_the_driver(runtime) -> None:
+    workspace = cumem.Workspace("8 MiB", "pinned")
+    testing.plan_fault(None, 0)  # counts anew
+    for _ in range(3):
+        with workspace:
+            workspace.empty((64, KIB), "f4")
+            with workspace:
+                workspace.empty(7 * MIB, "u1")
+    assert testing.fault_count() == 0
+
+
+def test_end_of_a_nested_block_takes_back_its_own_only(runtime) -> None:
+    workspace = cumem.Workspace(MIB, "pinned")
+    with workspace:
+        outer = workspace.zeros(100, "i4")
+        with workspace:
+            inner = workspace.empty(100, "i4")
+            place = inner.ptr
+        assert inner.closed
+        assert not outer.closed
+        with workspace:
+            again = workspace.empty(100, "i4")
+            assert again.ptr == place
+        later = workspace.empty(100, "i4")
+        assert not outer.numpy().any()
+        assert workspace.used == 2 * 512
+    assert outer.closed
+    assert later.closed
+    assert workspace.high_water == 2 * 512
+
+
+def test_buffer_of_an_ended_block_says_so(runtime) -> None:
+    workspace = cumem.Workspace(MIB, "pinned")
+    with workspace:
+        buffer = workspace.empty(100, "i4")
+        part = buffer[10:]
+    for each in (buffer, part):
+        assert each.closed
+        with pytest.raises(ValueError, match="the buffer is closed"):
+            each.numpy()
+        with pytest.raises(ValueError, match="the buffer is closed"):
+            cumem.copy(np.empty(each.shape, "i4"), each)
+
+
+@pytest.mark.parametrize("export", [cumem.Buffer.numpy, memoryview, np.from_dlpack])
+def test_array_that_outlives_its_block_keeps_its_bytes(emulated, export) -> None:
+    workspace = cumem.Workspace(64 * KIB, "pinned")
+    with workspace:
+        array = export(workspace.zeros(8 * KIB, "u1"))
+    with workspace:
+        workspace.empty(8 * KIB, "u1").numpy()[:] = 255
+        with workspace:
+            workspace.empty(40 * KIB, "u1").numpy()[:] = 255
+    assert not np.asarray(array).any()
+    del array
+
+
+def test_room_that_arrays_keep_is_named_and_comes_back(runtime) -> None:
+    workspace = cumem.Workspace("2 MiB", "pinned")
+    with workspace:
+        array = workspace.zeros(MIB, "u1").numpy()
+    with workspace:
+        with pytest.raises(MemoryError, match="arrays or tensors keep bytes of blocks"):
+            workspace.empty(3 * MIB // 2, "u1")
+        del array
+        workspace.empty(3 * MIB // 2, "u1")
+
+
+def test_bytes_that_a_stream_still_reads_are_not_handed_out(emulated) -> None:
+    workspace = cumem.Workspace("2 MiB", "pinned")
+    stream = cumem.Stream()
+    target = cumem.empty_device(3 * MIB // 2, "u1")
+    with workspace:
+        source = workspace.zeros(target.shape, "u1")
+        session.shut(stream)
+        cumem.copy_async(target, source, stream=stream)
+    with workspace:
+        workspace.empty(MIB // 4, "u1").numpy()[:] = 255  # beside them
+        with session.when_waiting(lambda: testing.gate_open(stream)):
+            workspace.empty(target.shape, "u1").numpy()[:] = 255
+    assert not target.to_numpy().any()
+
+
+def test_device_memory_is_reused_in_the_order_of_its_stream(emulated) -> None:
+    stream = cumem.Stream()
+    workspace = cumem.Workspace("2 MiB", stream=stream)
+    session.shut(stream)
+    places = []
+    for value in (1, 2):
+        with workspace:
+            buffer = workspace.empty(3 * MIB // 2, "u1")  # no room for both: no wait
+            buffer.fill(value, stream=stream)
+            places.append(buffer.ptr)
+            if value == 2:
+                testing.gate_open(stream)
+                assert np.all(buffer.to_numpy() == 2)
+    assert places[0] == places[1]
+
+
+def test_full_workspace_says_what_there_is_and_loses_nothing(runtime) -> None:
+    called = []
+    workspace = cumem.Workspace("100 KiB", "pinned")
+    with workspace, cumem.on_out_of_memory(lambda *memory: called.append(memory)):
+        buffer = workspace.zeros(10 * KIB, "u1")
+        with pytest.raises(cumem.OutOfMemoryError) as caught:
+            workspace.empty(91 * KIB, "u1")
+        assert str(caught.value) == (
+            "the workspace has no room for 91 KiB (93184 bytes): 10 KiB of its 100 KiB of "
+            "pinned memory are in use. Make it larger, or end a block first"
+        )
+        error = caught.value
+        assert (error.requested, error.limit, error.live) == (93184, 102400, 10240)
+        assert (error.kind, error.device, error.name) == ("pinned", 0, "CM_ELIMIT")
+        with pytest.raises(cumem.OutOfMemoryError, match="8 MiB"):
+            workspace.empty(8 * MIB, "u1")
+        assert not buffer.numpy().any()
+        assert workspace.empty(88 * KIB, "u1").nbytes == 88 * KIB
+    assert workspace.high_water == 98 * KIB
+    with workspace:
+        assert workspace.empty(100 * KIB, "u1").nbytes == workspace.nbytes
+
+
+def test_odd_sizes_that_fit_by_its_count_fit(runtime) -> None:
+    rng = np.random.default_rng(5)
+    for kind in KINDS:
+        workspace = cumem.Workspace("3 MiB", kind)
+        for _ in range(5):
+            with workspace:
+                count = 0
+                while True:
+                    nbytes = int(rng.choice([1, 100, 10_000, 100_000])) * int(
+                        rng.integers(1, 11)
+                    )
+                    rounded = -(-nbytes // 512) * 512
+                    if nbytes >= 64 * KIB:
+                        rounded = -(-nbytes // 4096) * 4096
+                    if workspace.used + rounded > workspace.nbytes:
+                        break
+                    workspace.empty(nbytes, "u1")
+                    count += 1
+                assert count
+
+
+def test_memory_comes_only_in_blocks_and_of_one_thread(emulated) -> None:
+    workspace = cumem.Workspace(MIB, "pinned")
+    with pytest.raises(ValueError, match="inside its with block"):
+        workspace.empty(1)
+    raised: list[BaseException] = []
+
+    def use() -> None:
+        for act in (lambda: workspace.empty(1), workspace.__enter__):
+            try:
+                act()
+            except RuntimeError as error:
+                raised.append(error)
+
+    with workspace:
+        thread = threading.Thread(target=use)
+        thread.start()
+        thread.join()
+    assert ["another thread" in str(error) for error in raised] == [True, True]
+
+    def other() -> None:
+        with workspace:
+            raised.append(workspace.empty(1).closed or AssertionError())
+
+    thread = threading.Thread(target=other)
+    thread.start()
+    thread.join()
+    assert len(raised) == 3  # once it is free
+
+
+def test_block_ends_with_an_exception_too(emulated) -> None:
+    workspace = cumem.Workspace(MIB, "pinned")
+    buffer = None
+
+    def fail() -> None:
+        nonlocal buffer
+        with workspace:
+            buffer = workspace.empty(1)
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        fail()
+    assert buffer is not None
+    assert buffer.closed
+    assert workspace.used == 0
+
+
+def test_closed_workspace_gives_back_all_and_says_so(runtime) -> None:
+    workspace = cumem.Workspace("4 MiB", "pinned")
+    with workspace:
+        buffer = workspace.empty(MIB, "u1")
+        array = buffer.numpy()
+        array[:] = 3
+        workspace.close()
+        workspace.close()
+        assert buffer.closed
+        with pytest.raises(ValueError, match="the workspace is closed"):
+            workspace.empty(1)
+    assert array.sum() == 3 * MIB
+    assert (workspace.closed, workspace.used, repr(workspace)) == (
+        *(True, 0),
+        "<cumem.Workspace, closed>",
+    )
+    with pytest.raises(ValueError, match="the workspace is closed"):
+        workspace.__enter__()
+    del array, buffer
+    gc.collect()
+    assert sum(pool.reserved_nbytes for pool in cumem.stats().pools) == 0
+
+
+def test_trimmed_workspace_takes_its_memory_anew(runtime) -> None:
+    workspace = cumem.Workspace("4 MiB", "pinned")
+    assert cumem.trim() >= 4 * MIB
+    with workspace:
+        workspace.zeros(4 * MIB, "u1")
+    buffer = None
+    with workspace:
+        buffer = workspace.empty(8)
+        buffer.free()  # early, which is no error
+    assert buffer.closed
+
+
+def test_shutdown_ends_it(emulated) -> None:
+    workspace = cumem.Workspace(MIB, "pinned")
+    with workspace:
+        workspace.empty(8)
+        cumem.shutdown()
+        with pytest.raises(ValueError, match="closed"):
+            workspace.empty(8)
+    assert workspace.closed
+
+
+def test_layout_and_zeros_are_numpys(runtime) -> None:
+    workspace = cumem.Workspace(MIB, "managed")
+    with workspace:
+        turned = workspace.zeros((3, 5), "c8", order="F")
+        assert turned.numpy().flags.f_contiguous
+        assert not turned.numpy().any()
+        assert workspace.empty(()).shape == ()
+        assert workspace.empty(0).nbytes == 0
+        with pytest.raises(TypeError):
+            workspace.empty(3, object)
+        with pytest.raises(ValueError, match="order"):
+            workspace.empty(3, order="Z")
+
+
+def test_arguments_that_make_no_workspace_are_refused(emulated) -> None:
+    for nbytes in (0, -1, "nonsense", "50%"):
+        with pytest.raises(ValueError, match="nbytes"):
+            cumem.Workspace(nbytes)
+    with pytest.raises(TypeError, match="nbytes"):
+        cumem.Workspace(1.5)
+    with pytest.raises(ValueError, match="kind must be"):
+        cumem.Workspace(1, "paged")
+    with pytest.raises(ValueError, match="device 9"):
+        cumem.Workspace(1, device=9)
+    with pytest.raises(TypeError):
+        cumem.Workspace(1, stream="main")
+    with pytest.raises(ValueError):
+        cumem.Workspace(1, device=0, stream=cumem.Stream(device=1))
+    with pytest.raises(cumem.OutOfMemoryError, match="1 TiB"):
+        cumem.Workspace("1 TiB")
+    assert repr(cumem.Workspace(100)) == (
+        "<cumem.Workspace of device memory, device 0, emulated: 0 of 4096 bytes in use>"
+    )
