@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from types import ModuleType
 
     from cumem.calibration import Calibration, calibrate
+    from cumem.choosing import Recommendation, recommend
     from cumem.constructors import array, full, zeros
     from cumem.devices import (
         Device, backend, device_count, driver_version, emulation_reason, runtime_version,
@@ -101,6 +102,7 @@ __all__ = [
     "PinnedBuffer",
     "Pool",
     "PoolStats",
+    "Recommendation",
     "Registration",
     "SafetensorsDict",
     "SafetensorsError",
@@ -154,6 +156,7 @@ __all__ = [
     "pool_counters",
     "read_ranges",
     "read_safetensors_header",
+    "recommend",
     "register",
     "runtime_version",
     "save_safetensors",
@@ -200,6 +203,7 @@ _LATER: dict[str, tuple[str, ...]] = {
     "extension.blocks": (),
     "extension.casting": (),
     "calibration": ("Calibration", "calibrate"),
+    "choosing": ("Recommendation", "recommend"),
     "constructors": ("array", "full", "zeros"),
     "devices": (
         "Device",

@@ -116,12 +116,12 @@ def calibrate(device: object = None, *, again: bool = False) -> Calibration:
         measuring.use(None)
         return Calibration(dict(measuring.DEFAULTS), "default", None)
     path = _path(unit)
-    figures = None if again or path is None else _load(path, _key(unit))
+    figures = None if again or path is None else _load(path, machine_key(unit))
     if figures is not None and _take(figures):
         return Calibration(figures, "kept", str(path))
     figures = measuring.measure(unit.index)
     measuring.use(figures)
-    kept = path is not None and _store(path, _key(unit), figures)
+    kept = path is not None and _store(path, machine_key(unit), figures)
     return Calibration(figures, "measured", str(path) if kept else None)
 
 
@@ -129,7 +129,7 @@ def take_kept(index: int) -> None:
     """By the first copy that notices: take figures that `calibrate` has kept, if any."""
     unit = Device(index)
     path = _path(unit)
-    figures = None if path is None else _load(path, _key(unit))
+    figures = None if path is None else _load(path, machine_key(unit))
     if figures is not None:
         _take(figures)
 
@@ -152,16 +152,21 @@ def _path(unit: Device) -> pathlib.Path | None:
         return None
     if said:
         return pathlib.Path(said)
+    return kept_path(unit, "calibration")
+
+
+def kept_path(unit: Device, name: str) -> pathlib.Path | None:
+    """Where such figures of this machine are kept; None where there is no place."""
     root = os.environ.get("XDG_CACHE_HOME", "")
     if not os.path.isabs(root):  # as its specification says
         root = os.path.join(os.path.expanduser("~"), ".cache")
     if not os.path.isabs(root):  # there is no home
         return None
-    mark = zlib.crc32(repr(sorted(_key(unit).items())).encode())
-    return pathlib.Path(root) / "cumem" / f"calibration-{mark:08x}.json"
+    mark = zlib.crc32(repr(sorted(machine_key(unit).items())).encode())
+    return pathlib.Path(root) / "cumem" / f"{name}-{mark:08x}.json"
 
 
-def _key(unit: Device) -> dict[str, str]:
+def machine_key(unit: Device) -> dict[str, str]:
     """What the figures depend on. Not the device's UUID: another card of the same make
     on the same link does the same."""
     import cumem

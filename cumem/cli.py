@@ -139,6 +139,7 @@ def _bench(options: argparse.Namespace) -> int:
         json=options.json,
         plot=options.plot,
         max_nbytes=options.max_size,
+        keep=options.keep,
     )
     try:
         return bench.main(wishes)
@@ -195,6 +196,11 @@ def _parser() -> argparse.ArgumentParser:
     )
     bench.add_argument(
         "--max-size", type=_size, metavar="SIZE", help="leave out larger copies: 64MiB"
+    )
+    bench.add_argument(
+        "--keep",
+        action="store_true",
+        help="keep the results for cumem.recommend(), in the cache directory",
     )
     _add_replay(commands)
     return parser

@@ -176,7 +176,7 @@ def test_variable_names_the_file_or_switches_it_off(real, monkeypatch, tmp_path)
 
 def test_threads_that_write_at_once_leave_one_whole_file(real, figures, tmp_path):
     path = tmp_path / "figures.json"
-    key = calibration._key(Unit())
+    key = calibration.machine_key(Unit())
     threads = [
         threading.Thread(target=calibration._store, args=(path, key, figures))
         for _ in range(8)
@@ -585,7 +585,7 @@ def test_interrupt_while_looking_ends_the_copy(looked, monkeypatch):
 def test_file_is_written_through_no_link(real, figures, monkeypatch, tmp_path):
     victim, path = tmp_path / "victim", tmp_path / "figures.json"
     victim.write_text("mine")
-    key = calibration._key(Unit())
+    key = calibration.machine_key(Unit())
     name = f"{path.name}.{os.getpid()}-{threading.get_ident()}.new"
     (tmp_path / name).symlink_to(victim)
     assert calibration._store(path, key, figures)

@@ -194,7 +194,7 @@ def test_marked_examples_of_a_page_run(emulated, page, tmp_path, monkeypatch) ->
 
 
 #: Each has an example in its docstring.
-HELPERS = ("Workspace", "chunk_size", "chunks")
+HELPERS = ("Workspace", "chunk_size", "chunks", "recommend")
 
 
 @pytest.mark.parametrize("name", HELPERS)

@@ -53,6 +53,7 @@ PACKAGE_LAYERS = [
     {"safetensors.format"},
     {"safetensors", "safetensors.save"},
     {"info", "bench", "bench.cases", "bench.report"},
+    {"choosing"},
     {"replay.npz"},
     {"replay.trace", "replay.report"},
     {"replay.allocators", "replay.hold"},

@@ -17,7 +17,7 @@ from typing import Any, Final, TextIO
 import cumem
 import cumem.errors  # which cumem would import when it opens, as the next
 import cumem.pools
-from cumem import info
+from cumem import calibration, info
 from cumem.bench import cases
 from cumem.bench.cases import KIB, MIB, Plan, Result
 from cumem.bench.report import PLOT_FORMATS, Report, save_plot
@@ -49,6 +49,8 @@ class Options:
         File for the picture: .png, .svg or .pdf.
     max_nbytes : int or None
         Leave out larger copies.
+    keep : bool
+        Keep the results for `recommend`, in the user's cache directory.
     """
 
     quick: bool = False
@@ -56,6 +58,7 @@ class Options:
     json: str | None = None
     plot: str | None = None
     max_nbytes: int | None = None
+    keep: bool = False
 
 
 def make_plan(options: Options, room: int) -> Plan:
@@ -162,7 +165,11 @@ def _check(options: Options) -> None:
     if options.json is not None and options.plot is not None:
         if os.path.realpath(options.json) == os.path.realpath(options.plot):
             raise UsageError(f"{options.plot}: --json and --plot name the same file")
-    for path in (options.json, options.plot):
+    device = cumem.Device(options.device)
+    if options.keep and device.emulated:
+        raise UsageError("--keep: figures of the emulated device say nothing of a GPU")
+    kept = _kept_path(device) if options.keep else None
+    for path in (options.json, options.plot, kept):
         if path is not None:
             try:
                 info.check_writable(path)
@@ -223,7 +230,7 @@ def _save(
     options: Options, report: Report, facts: dict[str, Any], plan: Plan, when: datetime
 ) -> None:
     device = cumem.Device(options.device)
-    if options.json is not None:
+    if options.json is not None or options.keep:
         data = {
             "schema": 2,
             "cumem": cumem.__version__,
@@ -231,6 +238,7 @@ def _save(
             "started": when.isoformat(timespec="seconds"),
             "emulated": device.emulated,
             "device": device.index,
+            "key": calibration.machine_key(device),
             "plan": {
                 "sizes": plan.sizes,
                 "budget": plan.budget,
@@ -239,13 +247,24 @@ def _save(
             **facts,
             **report.as_data(),
         }
-        info.save(data, options.json)
-        print(f"wrote {options.json}")
+        for path in (options.json, _kept_path(device) if options.keep else None):
+            if path is not None:
+                info.save(data, path)
+                print(f"wrote {path}")
     if options.plot is not None:
         warning = "emulated device: not a GPU's figures" if device.emulated else None
         title = f"{device.name}, driver CUDA {facts['versions']['driver']}"
         save_plot(report, options.plot, title, warning)
         print(f"wrote {options.plot}")
+
+
+def _kept_path(device: cumem.Device) -> str:
+    """Makes the directory."""
+    path = calibration.kept_path(device, "bench")
+    if path is None:
+        raise UsageError("--keep: there is no home and no XDG_CACHE_HOME to keep it in")
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    return str(path)
 
 
 def _with_progress(results: Iterable[Result], total: int) -> Iterator[Result]:
