@@ -45,6 +45,10 @@ if TYPE_CHECKING:
         broadcast, broadcast_async, gather, gather_async, scatter, scatter_async,
     )
     from cumem.pipelines import chunk_size, chunks, pipeline
+    from cumem.offloading import (
+        ActivationOffload, offload, offload_activations, restore,
+    )
+    from cumem.pipelines import chunk_size, chunks
     from cumem.pool_stats import (
         Counters, Measure, Measurement, PoolStats, Stats, measure, pool_counters,
         stats,
@@ -77,6 +81,7 @@ OLDEST_DRIVER: Final = (_BUILT_RUNTIME // 1000, 0)
 __all__ = [
     "BUILT_RUNTIME",
     "OLDEST_DRIVER",
+    "ActivationOffload",
     "Block",
     "Buffer",
     "Calibration",
@@ -151,6 +156,8 @@ __all__ = [
     "load_safetensors",
     "measure",
     "memory_info",
+    "offload",
+    "offload_activations",
     "on_out_of_memory",
     "pipeline",
     "pool_counters",
@@ -158,6 +165,7 @@ __all__ = [
     "read_safetensors_header",
     "recommend",
     "register",
+    "restore",
     "runtime_version",
     "save_safetensors",
     "scatter",
@@ -238,6 +246,7 @@ _LATER: dict[str, tuple[str, ...]] = {
         "scatter",
         "scatter_async",
     ),
+    "offloading": ("ActivationOffload", "offload", "offload_activations", "restore"),
     "out_of_memory": (),
     "pipelines": ("chunk_size", "chunks", "pipeline"),
     "pools": ("Pool", "trim"),

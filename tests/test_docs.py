@@ -175,8 +175,11 @@ def test_readme_example_runs(emulated) -> None:
 
 
 RUNS = "<!-- runs -->"
-EXAMPLE = re.compile(rf"^{RUNS}\n```python\n(.*?)^```$", re.S | re.M)
-RUNNABLE = [page for page in PAGES if f"\n{RUNS}\n" in page.read_text(encoding="utf-8")]
+RUNS_WITH_TORCH = "<!-- runs with torch -->"
+EXAMPLE = re.compile(
+    r"^<!-- runs(?: with torch)? -->\n```python\n(.*?)^```$", re.S | re.M
+)
+RUNNABLE = [page for page in PAGES if "\n<!-- runs" in page.read_text(encoding="utf-8")]
 
 
 @pytest.mark.parametrize("page", RUNNABLE, ids=lambda page: page.stem)
@@ -184,7 +187,10 @@ def test_marked_examples_of_a_page_run(emulated, page, tmp_path, monkeypatch) ->
     """In order, with one set of names for the page, beginning in an empty folder."""
     text = page.read_text(encoding="utf-8")
     examples = list(EXAMPLE.finditer(text))
-    assert len(examples) == text.count(RUNS), "a mark without an example"
+    marks = text.count(RUNS) + text.count(RUNS_WITH_TORCH)
+    assert len(examples) == marks, "a mark without an example"
+    if RUNS_WITH_TORCH in text:
+        pytest.importorskip("torch")
     monkeypatch.chdir(tmp_path)
     names: dict[str, object] = {}
     for example in examples:
@@ -194,12 +200,17 @@ def test_marked_examples_of_a_page_run(emulated, page, tmp_path, monkeypatch) ->
 
 
 #: Each has an example in its docstring.
-HELPERS = ("Workspace", "chunk_size", "chunks", "recommend")
+HELPERS = (
+    *("Workspace", "chunk_size", "chunks", "recommend"),
+    *("offload", "offload_activations", "restore"),
+)
 
 
 @pytest.mark.parametrize("name", HELPERS)
 def test_example_of_a_helper_runs(emulated, name: str) -> None:
-    names = {"cumem": cumem, "numpy": numpy}
+    names: dict[str, object] = {"cumem": cumem, "numpy": numpy}
+    if "torch." in inspect.getdoc(getattr(cumem, name)):
+        names["torch"] = pytest.importorskip("torch")
     example = doctest.DocTestParser().get_doctest(
         inspect.getdoc(getattr(cumem, name)), names, name, None, None
     )

@@ -47,7 +47,8 @@ PACKAGE_LAYERS = [
         "progress",
     }
     | {"extension.foreign_stream", "pools", "extension.views"},
-    {"constructors", "tuning", "explanation", "files", "multi_device", "workspace"},
+    {"constructors", "tuning", "explanation", "files", "multi_device", "workspace"}
+    | {"offloading"},
     {"measuring", "pipelines"},
     {"calibration"},
     {"safetensors.format"},

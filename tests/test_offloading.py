@@ -1,0 +1,686 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Activations, modules and state dicts of PyTorch in pinned memory.
+
+On the emulated device ordinary tensors take the place of the device's; what only a GPU
+shows is marked `gpu`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import sys
+import threading
+import types
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from support import session
+from support.session import testing
+
+import cumem
+from cumem import _core, offloading
+
+WIDTH, ROWS = 64, 128
+NBYTES = WIDTH * ROWS * 4
+
+
+@pytest.fixture
+def torch() -> Any:
+    found = pytest.importorskip("torch")
+    found.manual_seed(1)
+    return found
+
+
+@pytest.fixture
+def device(runtime, torch) -> str:
+    if not runtime.emulated and not torch.cuda.is_available():
+        pytest.skip("this PyTorch has no CUDA")
+    return "cpu" if runtime.emulated else "cuda"
+
+
+def live() -> int:
+    """Bytes of pinned memory in buffers."""
+    gc.collect()
+    if cumem.backend() == "cuda":
+        cumem.Device(0).synchronize()
+    while testing.pending_transfers():
+        testing.poll()
+    return cumem.stats()["pinned"].live_nbytes
+
+
+def make_model(torch: Any, device: str, depth: int = 6) -> Any:
+    layers = [
+        torch.nn.Sequential(
+            torch.nn.LayerNorm(WIDTH), torch.nn.Linear(WIDTH, WIDTH), torch.nn.GELU()
+        )
+        for _ in range(depth)
+    ]
+    return torch.nn.Sequential(*layers).to(device)
+
+
+def train(torch: Any, model: Any, context: Any, steps: int = 4) -> list[Any]:
+    """Losses and parameters."""
+    device = next(model.parameters()).device
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    generator = torch.Generator().manual_seed(2)
+    found = []
+    for _ in range(steps):
+        data = torch.randn(ROWS, WIDTH, generator=generator).to(device)
+        with context:
+            loss = (model(data) - data).square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        found.append(loss.detach().clone())
+    return [*found, *(p.detach().clone() for p in model.parameters())]
+
+
+def are_equal(torch: Any, some: list[Any], others: list[Any]) -> bool:
+    pairs = zip(some, others, strict=True)
+    return all(torch.equal(a, b) for a, b in pairs)
+
+
+# -- activations -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("depth", [1, 4, 100])
+def test_training_is_the_same(torch, device: str, depth: int) -> None:
+    model = make_model(torch, device)
+    start = {key: value.clone() for key, value in model.state_dict().items()}
+    expected = train(torch, model, contextlib.nullcontext())
+    model.load_state_dict(start)
+    context = cumem.offload_activations(min_nbytes=NBYTES, depth=depth)
+    assert are_equal(torch, train(torch, model, context), expected)
+    # of each layer the input and what LayerNorm and Linear make of it; the last
+    # difference, whose GELU is the last input
+    assert context.offloaded_nbytes == 4 * NBYTES * 19
+    assert live() == 0
+
+
+def test_whole_training_loop_may_be_inside(torch, device: str) -> None:
+    model = make_model(torch, device)
+    start = {key: value.clone() for key, value in model.state_dict().items()}
+    expected = train(torch, model, contextlib.nullcontext())
+    model.load_state_dict(start)
+    with cumem.offload_activations(min_nbytes=1):
+        found = train(torch, model, contextlib.nullcontext())
+    assert are_equal(torch, found, expected)
+    assert live() == 0
+
+
+class Saves:
+    """A function that saves what it is given, and shows what comes back."""
+
+    def __init__(self, torch: Any) -> None:
+        self.came: list[Any] = []
+        came = self.came
+
+        class Function(torch.autograd.Function):
+            @staticmethod
+            def forward(ctx: Any, first: Any, *more: Any) -> Any:
+                ctx.save_for_backward(first, *more)
+                return first.sum()
+
+            @staticmethod
+            def backward(ctx: Any, gradient: Any) -> Any:
+                came.append(ctx.saved_tensors)
+                return (gradient.expand_as(ctx.saved_tensors[0]), *[None] * 9)[
+                    : len(ctx.saved_tensors)
+                ]
+
+        self.apply = Function.apply
+
+
+def leaf(torch: Any, device: str, *shape: int) -> Any:
+    return torch.randn(*shape, device=device, requires_grad=True)
+
+
+def test_what_stays_on_the_device(torch, device: str) -> None:
+    weight = torch.nn.Parameter(torch.randn(WIDTH, ROWS, device=device))
+    frozen = torch.nn.Parameter(torch.randn(WIDTH, ROWS, device=device), False)
+    leaves = [weight, frozen, frozen.T, weight.T, weight.T.to(torch.bfloat16)]
+    others = [
+        leaf(torch, device, WIDTH, ROWS),
+        torch.ones(WIDTH * ROWS // 4 - 1, device=device),  # small
+        torch.ones(WIDTH, ROWS, device=device).to_sparse(),
+        torch.ones(WIDTH, ROWS, device=device, dtype=torch.complex64).conj(),
+    ]
+    saves = Saves(torch)
+    first = leaf(torch, device, 3)
+    with cumem.offload_activations(min_nbytes=NBYTES // 4) as context:
+        saves.apply(first * 1, *leaves, *others).backward()
+        assert context.tensor_count == 0
+        saves.apply(first * 1, weight.T * 2).backward()
+        assert context.tensor_count == 1
+
+
+def test_shared_memory_goes_once_and_keeps_its_layout(torch, device: str) -> None:
+    saves = Saves(torch)
+    packed = leaf(torch, device, ROWS, 3 * WIDTH) * 2
+    parts = [
+        part.view(ROWS, 4, WIDTH // 4).transpose(0, 1) for part in packed.chunk(3, 1)
+    ]
+    with cumem.offload_activations(min_nbytes=1, depth=1) as context:
+        result = (
+            saves.apply(*parts) + (leaf(torch, device, ROWS, WIDTH) * 2).square().sum()
+        )
+        assert context.offloaded_nbytes == 4 * NBYTES
+        assert context.tensor_count == 4
+    result.backward()
+    for came, part in zip(saves.came[0], parts, strict=True):
+        assert torch.equal(came, part)
+        assert came.stride() == part.stride()
+        assert came.untyped_storage().data_ptr() != packed.data_ptr()
+    storages = {came.untyped_storage().data_ptr() for came in saves.came[0]}
+    assert len(storages) == 1
+
+
+@pytest.mark.parametrize("is_contiguous", [True, False])
+@pytest.mark.parametrize("is_kept", [True, False])
+def test_small_part_of_something_large_goes_alone(
+    torch, device: str, is_contiguous: bool, is_kept: bool
+) -> None:
+    saves = Saves(torch)
+    large = leaf(torch, device, 10 * ROWS, WIDTH) * 2
+    part = large[ROWS : 2 * ROWS] if is_contiguous else large[::10]
+    with cumem.offload_activations(min_nbytes=1, depth=1) as context:
+        result = saves.apply(part)
+        assert context.offloaded_nbytes == NBYTES
+        if not is_kept:
+            (leaf(torch, device, ROWS, WIDTH) * 2).square()
+    expected = part.detach().clone()
+    result.backward()
+    assert torch.equal(saves.came[0][0], expected)
+
+
+@pytest.mark.parametrize("through", ["itself", "view"])
+@pytest.mark.parametrize("is_kept", [True, False])
+def test_change_in_place_after_saving_is_an_error(
+    torch, device: str, through: str, is_kept: bool
+) -> None:
+    def go(context: Any) -> None:
+        tensor = leaf(torch, device, ROWS, WIDTH) * 2
+        with context:
+            result = tensor.square().sum()
+            if not is_kept:
+                (leaf(torch, device, ROWS, WIDTH) * 2).square()
+        with torch.no_grad():
+            (tensor if through == "itself" else tensor[0]).add_(1)
+        result.backward()
+
+    said = "has been modified by an inplace operation"
+    with pytest.raises(RuntimeError, match=said):
+        go(contextlib.nullcontext())
+    with pytest.raises(RuntimeError, match=said) as caught:
+        go(cumem.offload_activations(min_nbytes=1, depth=1))
+    assert f"[{ROWS}, {WIDTH}]] is at version 1; expected version 0" in str(
+        caught.value
+    )
+    del caught
+    assert live() == 0
+
+
+def test_change_in_place_before_it_is_saved_again_is_none(torch, device: str) -> None:
+    """The bytes at the time count, and another version is another copy."""
+    tensor = leaf(torch, device, ROWS, WIDTH) * 2
+    with torch.no_grad():
+        tensor.add_(1)
+    saves = Saves(torch)
+    with cumem.offload_activations(min_nbytes=1) as context:
+        saves.apply(tensor)
+        with torch.no_grad():
+            tensor.add_(1)
+        result = saves.apply(tensor)
+    assert context.offloaded_nbytes == 2 * NBYTES
+    result.backward()
+    assert torch.equal(saves.came[0][0], tensor)
+
+
+def test_graph_may_be_kept(torch, device: str) -> None:
+    model = make_model(torch, device)
+    data = torch.randn(ROWS, WIDTH, device=device)
+
+    def gradients(context: Any) -> list[Any]:
+        with context:
+            loss = model(data).square().mean()
+        loss.backward(retain_graph=True)
+        loss.backward(retain_graph=True)
+        loss.backward()
+        found = [p.grad.clone() for p in model.parameters()]
+        model.zero_grad()
+        return found
+
+    expected = gradients(contextlib.nullcontext())
+    found = gradients(cumem.offload_activations(min_nbytes=1, depth=2))
+    assert are_equal(torch, found, expected)
+
+
+def test_gradients_of_gradients(torch, device: str) -> None:
+    weight = torch.randn(WIDTH, WIDTH, device=device, requires_grad=True)
+    data = torch.randn(ROWS, WIDTH, device=device)
+
+    def second(context: Any) -> Any:
+        with context:
+            value = (data @ weight).tanh().pow(3).sum()
+        (first,) = torch.autograd.grad(value, weight, create_graph=True)
+        return torch.autograd.grad(first.square().sum(), weight)[0]
+
+    expected = second(contextlib.nullcontext())
+    context = cumem.offload_activations(min_nbytes=1, depth=1)
+    assert torch.equal(second(context), expected)
+    assert context.tensor_count
+
+
+@pytest.mark.parametrize("use_reentrant", [True, False])
+def test_checkpoints_and_autocast(torch, device: str, use_reentrant: bool) -> None:
+    from torch.utils.checkpoint import checkpoint
+
+    model = make_model(torch, device)
+    start = {key: value.clone() for key, value in model.state_dict().items()}
+
+    class Wrapped(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = model
+
+        def forward(self, data: Any) -> Any:
+            data = data * data.new_ones(1).requires_grad_()
+            with torch.autocast(device, torch.bfloat16):
+                for layer in self.layers[:3]:
+                    data = checkpoint(layer, data, use_reentrant=use_reentrant)
+                return self.layers[3:](data).float()
+
+    expected = train(torch, Wrapped(), contextlib.nullcontext())
+    model.load_state_dict(start)
+    context = cumem.offload_activations(min_nbytes=1)
+    assert are_equal(torch, train(torch, Wrapped(), context), expected)
+    assert context.tensor_count
+
+
+def test_nothing_is_left_where_backward_never_runs(torch, device: str) -> None:
+    model = make_model(torch, device)
+    context = cumem.offload_activations(min_nbytes=1)
+    with context:
+        loss = model(torch.randn(ROWS, WIDTH, device=device)).sum()
+    assert live() > 10 * NBYTES
+    del loss
+    assert live() == 0
+    assert not context._known
+
+
+def test_block_that_fails_saves_nothing_more(torch, device: str) -> None:
+    context = cumem.offload_activations(min_nbytes=1)
+    tensor = leaf(torch, device, ROWS, WIDTH) * 2
+    with pytest.raises(ValueError), context:
+        raise ValueError
+    tensor.square()
+    assert context.tensor_count == 0
+    with context, context:  # one in the other
+        tensor.square()
+    tensor.square()
+    assert context.tensor_count == 1
+
+
+def test_pinned_memory_that_runs_out_is_told_and_nothing_is_lost(
+    torch, device: str
+) -> None:
+    model = make_model(torch, device)
+    data = torch.randn(1 << 14, WIDTH, device=device)
+    small = cumem.Pool("pinned", limit="2 MiB")
+    context = cumem.offload_activations()
+    with small, context, pytest.raises(cumem.OutOfMemoryError):
+        model(data)
+    small.close()
+    assert live() == 0
+    with cumem.offload_activations():
+        model(data).sum().backward()
+    assert live() == 0
+
+
+# -- in which order --------------------------------------------------------------------
+
+
+@pytest.fixture
+def links(monkeypatch) -> Iterator[list[Any]]:
+    """Those that are made."""
+    made: list[Any] = []
+    make = offloading._make_link
+
+    def make_link(torch: Any, device: Any) -> Any:
+        made.append(make(torch, device))
+        return made[-1]
+
+    monkeypatch.setattr(offloading, "_make_link", make_link)
+    return made
+
+
+def shut_down(link: Any) -> None:
+    """What was on its way arrives first."""
+    while testing.pending_transfers():
+        testing.poll()
+    session.shut(link._down)
+
+
+def weak(torch: Any, tensor: Any) -> Any:
+    from torch.multiprocessing.reductions import StorageWeakRef
+
+    return StorageWeakRef(tensor.untyped_storage())
+
+
+def test_tensor_is_kept_until_its_copy_is_done(emulated, torch, links) -> None:
+    source = leaf(torch, "cpu", ROWS, WIDTH)
+    context = cumem.offload_activations(min_nbytes=1, depth=3)
+    with context:
+        (source * 2).square()  # makes the link
+        shut_down(links[0])
+        tensor = source * 3
+        expected = (2 * tensor.detach()).clone()
+        result = tensor.square()
+        kept = weak(torch, tensor)
+        del tensor
+        more = [(source * n).square() for n in (4, 5)]
+        assert not kept.expired()
+        testing.gate_open(links[0]._down)
+        while testing.pending_transfers():
+            testing.poll()
+        more.append((source * 6).square())
+        assert kept.expired()
+    (gradient,) = torch.autograd.grad(result.sum(), source)
+    assert torch.equal(gradient, 3 * expected)
+    del more
+
+
+def test_host_goes_no_further_than_depth_tensors_ahead(emulated, torch, links) -> None:
+    source = leaf(torch, "cpu", ROWS, WIDTH)
+    with cumem.offload_activations(min_nbytes=1, depth=2):
+        results = [(source * 2).square()]
+        shut_down(links[0])
+        tensor = source * 3
+        kept = weak(torch, tensor)
+        results.append(tensor.square())
+        del tensor
+        results.append((source * 4).square())
+        with session.when_waiting(lambda: testing.gate_open(links[0]._down)):
+            results.append((source * 5).square())  # on a GPU its stream waits instead
+        assert kept.expired()
+    total = sum(each.sum() for each in results)
+    (gradient,) = torch.autograd.grad(total, source)
+    assert torch.allclose(gradient, source * 2 * (4 + 9 + 16 + 25))
+
+
+def test_graph_that_ends_during_a_copy_waits_for_it(emulated, torch, links) -> None:
+    source = leaf(torch, "cpu", ROWS, WIDTH)
+    with cumem.offload_activations(min_nbytes=1, depth=3):
+        (source * 2).square()
+        shut_down(links[0])
+        tensor = source * 3
+        kept = weak(torch, tensor)
+        result = tensor.square()
+        del tensor
+    order: list[str] = []
+
+    def open_gate() -> None:
+        order.append("kept" if not kept.expired() else "gone")
+        testing.gate_open(links[0]._down)
+
+    with session.when_waiting(open_gate):
+        del result
+        gc.collect()
+    assert kept.expired()
+    assert order == ["kept"]
+
+
+def test_next_ones_are_on_their_way_before_they_are_needed(
+    emulated, torch, links
+) -> None:
+    source = leaf(torch, "cpu", ROWS, WIDTH)
+    events: list[str] = []
+
+    class Note(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, value: Any, name: str) -> Any:
+            ctx.name = name
+            ctx.save_for_backward(value)
+            return value * 1
+
+        @staticmethod
+        def backward(ctx: Any, gradient: Any) -> Any:
+            _ = ctx.saved_tensors
+            events.append(ctx.name)
+            return gradient, None
+
+    with cumem.offload_activations(min_nbytes=1, depth=2) as context:
+        value = source * 2
+        for name in "abcdef":
+            value = Note.apply(value, name)
+        result = value.sum()
+        for _ in range(3):  # the last ones make way
+            (source * 9).square()
+    (link,) = links
+    bring, numbers = link.bring, {}
+    for number, saved in enumerate(context._known.values()):
+        numbers[saved.host.ptr] = "abcdef???"[number]
+
+    def bring_and_note(address: int, host: Any) -> Any:
+        events.append(f"bring {numbers[host.ptr]}")
+        return bring(address, host)
+
+    link.bring = bring_and_note
+    result.backward()
+    assert events == [
+        *("bring f", "bring e", "bring d", "f", "bring c", "e", "bring b", "d"),
+        *("bring a", "c", "b", "a"),
+    ]
+
+
+def test_last_tensors_are_not_copied_back(emulated, torch, links) -> None:
+    source = leaf(torch, "cpu", ROWS, WIDTH)
+    with cumem.offload_activations(min_nbytes=1, depth=4):
+        (source * 1).square()
+        shut_down(links[0])
+        results = [(source * n).square().sum() for n in (2, 3)]
+    session.shut(links[0]._up)  # a copy back would never come
+    with session.when_waiting(lambda: testing.gate_open(links[0]._down)):
+        (gradient,) = torch.autograd.grad(sum(results), source)
+    assert torch.allclose(gradient, source * 2 * 4 + source * 2 * 9)
+
+
+def test_copies_of_a_gpu_follow_its_streams(emulated) -> None:
+    """The link of a GPU, between memory of the emulated device."""
+    stream = cumem.Stream()
+    cuda = types.SimpleNamespace(current_stream=lambda device: stream)
+    link = offloading._Link(
+        types.SimpleNamespace(cuda=cuda), types.SimpleNamespace(index=0)
+    )
+    device = cumem.zeros(NBYTES, "u1", stream=stream)
+    host = cumem.zeros(NBYTES, "u1", "pinned")
+    session.shut(stream)
+    device.fill(7, stream=stream)
+    down = link.take(host, device.ptr)  # returns at once, and comes after the fill
+    link.order(down, stream)
+    device.fill(9, stream=stream)  # which comes after the copy
+    up = link.bring(device.ptr, host)  # after all of that
+    link.order(up, stream)
+    assert not down.done
+    testing.gate_open(stream)
+    stream.synchronize()
+    assert np.all(device.to_numpy() == 7)
+    assert np.all(host.numpy() == 7)
+    link.copy([(host, link.memory(device.ptr, NBYTES))])
+    assert (down.route, up.route) == ("direct", "direct")
+
+
+def test_two_threads_offload_at_the_same_time(emulated, torch) -> None:
+    model = make_model(torch, "cpu")
+    data = torch.randn(ROWS, WIDTH)
+    context = cumem.offload_activations(min_nbytes=1, depth=2)
+    found: list[Any] = []
+    barrier = threading.Barrier(2)
+
+    def run() -> None:
+        parameters = list(model.parameters())
+        with context:
+            barrier.wait()
+            loss = model(data).square().mean()
+            barrier.wait()
+        found.append(torch.autograd.grad(loss, parameters))
+
+    threads = [threading.Thread(target=run) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    expected = torch.autograd.grad(
+        model(data).square().mean(), list(model.parameters())
+    )
+    assert len(found) == 2
+    assert all(are_equal(torch, list(each), list(expected)) for each in found)
+
+
+# -- modules and state dicts -----------------------------------------------------------
+
+
+def test_module_moves_in_place_and_back(torch, device: str) -> None:
+    linear = torch.nn.Linear(WIDTH, WIDTH, device=device)
+    tied = torch.nn.Embedding(WIDTH, WIDTH, device=device)
+    tied.weight = linear.weight
+    model = torch.nn.ModuleList([linear, tied, torch.nn.BatchNorm1d(8, device=device)])
+    base = torch.arange(20, device=device)
+    model.register_buffer("every_second", base[::2])
+    model.register_buffer("first", base[:3])
+    model.register_buffer("nothing", torch.empty(0, device=device))
+    linear(torch.ones(WIDTH, device=device)).sum().backward()
+    tensors = [*model.parameters(), linear.weight.grad, *model.buffers()]
+    before = [tensor.detach().clone() for tensor in tensors]
+    places = [tensor.data_ptr() for tensor in tensors]
+    names = list(model.state_dict())
+
+    assert cumem.offload(model) is model
+    assert live() > 2 * 4 * WIDTH * WIDTH  # weight and gradient
+    assert live() < 3 * 4 * WIDTH * WIDTH  # once
+    after = [*model.parameters(), linear.weight.grad, *model.buffers()]
+    assert all(a is b for a, b in zip(after, tensors, strict=True))
+    assert {tensor.device.type for tensor in tensors} == {"cpu"}
+    assert are_equal(torch, [t.cpu() for t in before], tensors)
+    assert tied.weight is linear.weight
+    assert model.every_second.stride() == (2,)
+    shared = {b.untyped_storage().data_ptr() for b in (model.every_second, model.first)}
+    assert len(shared) == 1
+    assert not {p for p in places if p} & {t.data_ptr() for t in tensors}
+    assert list(model.state_dict()) == names
+
+    linear.weight.data.add_(1)  # on the host
+    assert cumem.restore(model) is model
+    assert {str(t.device).partition(":")[0] for t in tensors} == {device}
+    assert torch.equal(linear.weight, before[0] + 1)
+    assert are_equal(torch, before[1:], tensors[1:])
+    shared = {b.untyped_storage().data_ptr() for b in (model.every_second, model.first)}
+    assert len(shared) == 1
+    del after
+    assert live() == 0
+    assert not offloading._homes
+    linear(torch.ones(WIDTH, device=device)).sum().backward()
+
+
+def test_state_dict_becomes_a_new_one(torch, device: str) -> None:
+    model = make_model(torch, device, 2)
+    optimizer = torch.optim.Adam(model.parameters())
+    model(torch.ones(ROWS, WIDTH, device=device)).sum().backward()
+    optimizer.step()
+    states = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "n": 3}
+    moved = cumem.offload(states)
+    assert moved is not states
+    assert moved["n"] == 3
+    assert (
+        moved["optimizer"]["param_groups"] == states["optimizer"]["param_groups"]
+    )  # no tensors
+    assert next(model.parameters()).device.type == device
+    weights = moved["model"]
+    assert list(weights) == list(states["model"])
+    assert all(value.device.type == "cpu" for value in weights.values())
+    assert are_equal(
+        torch, [v.cpu() for v in states["model"].values()], list(weights.values())
+    )
+    assert live() > 0
+    back = cumem.restore(moved)
+    assert are_equal(
+        torch, list(states["model"].values()), list(back["model"].values())
+    )
+    mine, theirs = (each["optimizer"]["state"] for each in (back, states))
+    for number, state in theirs.items():
+        assert are_equal(torch, list(state.values()), list(mine[number].values()))
+        assert mine[number]["exp_avg"].device.type == device
+    del moved, weights
+    assert live() == 0
+    optimizer.load_state_dict(back["optimizer"])
+
+
+def test_offloading_twice_or_restoring_what_was_not_changes_nothing(
+    torch, device: str
+) -> None:
+    model = torch.nn.Linear(8, 8, device=device)
+    places = [p.data_ptr() for p in model.parameters()]
+    cumem.restore(model)
+    assert [p.data_ptr() for p in model.parameters()] == places
+    cumem.offload(model)
+    places = [p.data_ptr() for p in model.parameters()]
+    cumem.offload(model)
+    assert [p.data_ptr() for p in model.parameters()] == places
+    cumem.restore(model)
+    assert cumem.offload({}) == {}
+
+
+def test_all_go_with_one_call(torch, device: str, monkeypatch) -> None:
+    calls: list[int] = []
+    copy_many = _core.copy_many
+
+    def count(pairs: Any, **more: Any) -> None:
+        calls.append(len(pairs))
+        copy_many(pairs, **more)
+
+    monkeypatch.setattr(offloading._core, "copy_many", count)
+    model = make_model(torch, device)
+    cumem.restore(cumem.offload(model))
+    assert calls == [24, 24]
+
+
+def test_memory_that_runs_out_moves_nothing(torch, device: str) -> None:
+    model = torch.nn.ModuleList(
+        [torch.nn.Linear(512, 512, device=device) for _ in "abc"]
+    )
+    tensors = list(model.parameters())
+    places = [p.data_ptr() for p in tensors]
+    with cumem.Pool("pinned", limit="2 MiB"), pytest.raises(cumem.OutOfMemoryError):
+        cumem.offload(model)
+    assert [p.data_ptr() for p in tensors] == places
+    assert not offloading._homes
+    assert live() == 0
+
+
+# -- arguments -------------------------------------------------------------------------
+
+
+def test_without_pytorch_it_says_so(emulated, monkeypatch) -> None:
+    monkeypatch.setitem(sys.modules, "torch", None)
+    with pytest.raises(ImportError, match=r"offload_activations\(\) needs PyTorch"):
+        cumem.offload_activations()
+    for function in (cumem.offload, cumem.restore):
+        with pytest.raises(ImportError, match=f"{function.__name__}.. needs PyTorch"):
+            function({})
+
+
+def test_wrong_arguments_are_refused(emulated, torch) -> None:
+    with pytest.raises(ValueError, match="depth must be at least 1, not 0"):
+        cumem.offload_activations(depth=0)
+    with pytest.raises(TypeError, match="depth must be an int"):
+        cumem.offload_activations(depth=1.5)
+    with pytest.raises(ValueError, match="min_nbytes"):
+        cumem.offload_activations(min_nbytes="small")
+    for function in (cumem.offload, cumem.restore):
+        with pytest.raises(
+            TypeError, match="a module of PyTorch or a state dict, not int"
+        ):
+            function(5)
