@@ -44,6 +44,7 @@ SOURCES: dict[str, tuple[str, ...]] = {
     "many": ("csrc/transfer/batch", "csrc/transfer/device/table*"),
     "mutants": ("csrc", "tests/mutants/faults.py"),
     "pipelines": ("cumem/pipelines.py", "csrc/transfer"),
+    "offloading": ("cumem/offloading.py",),
     "plan-fuzz": ("csrc/transfer/plan", "csrc/transfer/host"),
     "pools": ("csrc/pool", "csrc/python/buffer/storage*.c"),
     "safetensors": ("cumem/safetensors", "csrc/transfer/file"),

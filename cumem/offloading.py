@@ -57,6 +57,13 @@ class _Link:
         self._down = _core.Stream(device=device.index)
         self._up = _core.Stream(device=device.index)
 
+    def is_open(self) -> bool:
+        """False after shutdown()."""
+        try:
+            return self._down.handle != 0
+        except ValueError:
+            return False
+
     def current(self) -> Any:
         """Stream of PyTorch that the caller works on."""
         return self._torch.cuda.current_stream(self._device)
@@ -113,9 +120,16 @@ class _EmulatedLink(_Link):
         return (ctypes.c_ubyte * nbytes).from_address(address)
 
 
-def _make_link(torch: Any, device: Any) -> _Link:
-    kind = _Link if device.type == "cuda" else _EmulatedLink
-    return kind(torch, device)
+#: By device: streams take long to make, and a context may be made for each step.
+_links: dict[Any, _Link] = {}
+
+
+def _link_of(torch: Any, device: Any) -> _Link:
+    link = _links.get(device)
+    if link is None or not link.is_open():
+        kind = _Link if device.type == "cuda" else _EmulatedLink
+        link = _links[device] = kind(torch, device)
+    return link
 
 
 class _Saved:
@@ -245,7 +259,6 @@ class ActivationOffload:
         self._depth = depth
         self._device_type = _device_type()
         self._lock = make_lock()  # backward runs in threads of PyTorch, one a device
-        self._links: dict[Any, _Link] = {}
         self._known: weakref.WeakValueDictionary[Any, _Saved]
         self._known = weakref.WeakValueDictionary()
         self._leaving: collections.deque[weakref.ref[_Saved]] = collections.deque()
@@ -322,10 +335,10 @@ class ActivationOffload:
         """Begin to copy it to the host. Those before the last few make way, so that the
         device need not hold more, however far the host is ahead of it."""
         device, storage = tensor.device, tensor.untyped_storage()
-        if device not in self._links:
-            self._links[device] = _make_link(self._torch, device)
         last = self._last.get(device, lambda: None)()
-        saved = _Saved(self._links[device], storage, begin, nbytes, weak, last)
+        saved = _Saved(
+            _link_of(self._torch, device), storage, begin, nbytes, weak, last
+        )
         self._last[device] = weakref.ref(saved)
         self.offloaded_nbytes += nbytes
         self._leaving.append(weakref.ref(saved))
@@ -447,7 +460,6 @@ def _make_host(torch: Any, nbytes: int, device: Any) -> tuple[Any, Any]:
 def _move(torch: Any, tensors: Iterable[Any], to_host: bool) -> dict[int, Any]:
     """New tensors with the same bytes elsewhere, by the id of the old: those that share
     memory share it again. What is not on a device, or not from one, is left out."""
-    links: dict[Any, _Link] = {}
     pairs: dict[Any, list[tuple[Any, Any]]] = {}
     flats: dict[int, Any] = {}  # by storage
     moved: dict[int, Any] = {}
@@ -458,9 +470,7 @@ def _move(torch: Any, tensors: Iterable[Any], to_host: bool) -> dict[int, Any]:
         storage = tensor.untyped_storage()
         nbytes, flat = storage.nbytes(), flats.get(storage._cdata)
         if flat is None:
-            if device not in links:
-                links[device] = _make_link(torch, device)
-            memory = links[device].memory
+            memory = _link_of(torch, device).memory
             old = torch.empty(0, dtype=torch.uint8, device=tensor.device)
             old = old.set_(storage, 0, (nbytes,), (1,))
             if to_host:
@@ -475,7 +485,7 @@ def _move(torch: Any, tensors: Iterable[Any], to_host: bool) -> dict[int, Any]:
         layout = (tensor.storage_offset(), tuple(tensor.shape), tensor.stride())
         moved[id(tensor)] = new.set_(flat.untyped_storage(), *layout)
     for device, each in pairs.items():
-        links[device].copy(each)
+        _link_of(torch, device).copy(each)
     return moved
 
 

@@ -89,6 +89,14 @@ def test_benchmark_of_casts_runs_verifies_and_says_that_it_is_emulated(
     done = programs.run(
         *(str(FOLDER / "casting.py"), "--quick", "--json", str(path)),
         CUMEM_EMULATED_DELAY_US="0",
+def test_benchmark_of_offloading_runs_and_says_that_it_is_emulated(
+    tmp_path: Path,
+) -> None:
+    pytest.importorskip("torch")
+    path = tmp_path / "results.json"
+    script = str(FOLDER / "offloading.py")
+    done = programs.run(
+        script, "--quick", "--json", str(path), CUMEM_EMULATED_DELAY_US="0"
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("EMULATED DEVICE")
@@ -100,3 +108,12 @@ def test_benchmark_of_casts_runs_verifies_and_says_that_it_is_emulated(
         other = "before" if case["direction"] == "up" else "after"
         assert set(case["seconds"]) == {"cumem", other, "link"}
         assert min(case["seconds"].values()) > 0
+    cases = results["cases"]
+    trained = {case["way"]: case for case in cases if case["key"] == "train"}
+    assert {"nothing", "save_on_cpu", "cumem"} <= set(trained)
+    assert len({tuple(case["losses"]) for case in trained.values()}) == 1
+    assert (
+        trained["cumem"]["offloaded_nbytes"] > 0 == trained["nothing"]["pinned_nbytes"]
+    )
+    moved = [case["way"] for case in cases if case["key"] == "model"]
+    assert moved[0] == "cumem"

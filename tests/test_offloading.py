@@ -347,13 +347,13 @@ def test_pinned_memory_that_runs_out_is_told_and_nothing_is_lost(
 def links(monkeypatch) -> Iterator[list[Any]]:
     """Those that are made."""
     made: list[Any] = []
-    make = offloading._make_link
 
-    def make_link(torch: Any, device: Any) -> Any:
-        made.append(make(torch, device))
-        return made[-1]
+    class Link(offloading._EmulatedLink):
+        def __init__(self, *arguments: Any) -> None:
+            super().__init__(*arguments)
+            made.append(self)
 
-    monkeypatch.setattr(offloading, "_make_link", make_link)
+    monkeypatch.setattr(offloading, "_EmulatedLink", Link)
     return made
 
 
@@ -684,3 +684,14 @@ def test_wrong_arguments_are_refused(emulated, torch) -> None:
             TypeError, match="a module of PyTorch or a state dict, not int"
         ):
             function(5)
+
+
+def test_streams_are_made_once_and_anew_after_shutdown(emulated, torch, links) -> None:
+    for count in (1, 2):
+        for _ in range(3):
+            with cumem.offload_activations(min_nbytes=1):
+                (leaf(torch, "cpu", ROWS, WIDTH) * 2).square().sum().backward()
+            cumem.restore(cumem.offload(torch.nn.Linear(8, 8)))
+        assert len(links) == count
+        gc.collect()
+        cumem.shutdown()
