@@ -68,9 +68,9 @@ class _Link:
         """Stream of PyTorch that the caller works on."""
         return self._torch.cuda.current_stream(self._device)
 
-    def take(self, host: _core.Buffer, address: int) -> _core.Transfer:
-        """After the current stream's work."""
-        self._down.wait(self.current())
+    def take(self, host: _core.Buffer, address: int, stream: Any) -> _core.Transfer:
+        """After the work of `stream`."""
+        self._down.wait(stream)
         memory = _Memory(address, host.nbytes)
         return _core.copy_async(host, memory, stream=self._down)
 
@@ -102,7 +102,7 @@ class _EmulatedLink(_Link):
     def current(self) -> Any:
         return None
 
-    def take(self, host: _core.Buffer, address: int) -> _core.Transfer:
+    def take(self, host: _core.Buffer, address: int, stream: Any) -> _core.Transfer:
         memory = self.memory(address, host.nbytes)
         return _core.copy_async(host, memory, after=self._down)
 
@@ -149,23 +149,30 @@ class _Saved:
         self.nbytes = nbytes
         self.weak = weak  #: of the storage that was saved
         self.kept: Any = storage  #: until the copy is done, in the order of `stream`
+        self.stream = link.current()
+        self.host: Any = None
+        self.down: _core.Transfer | None = None  #: which takes the bytes to `host`
         self.back: Any = None  #: storage of the bytes brought back
         self.up: _core.Transfer | None = None  #: which brings them
         self.count = 0  #: of tensors over them
         self.left = 0  #: so many of them have not been asked for since
         self.previous = _ref(previous)  #: what was packed before, for prefetching
-        self.host = _core.empty_pinned(nbytes, "u1")
-        self.stream = link.current()
-        self.transfer = link.take(self.host, storage.data_ptr() + begin)
+
+    def leave(self) -> None:
+        """Begin to copy the bytes to the host."""
+        host = _core.empty_pinned(self.nbytes, "u1")
+        address = self.kept.data_ptr() + self.begin
+        self.down = self.link.take(host, address, self.stream)
+        self.host = host
 
     def let_go(self) -> None:
         """Of the device's memory: PyTorch may reuse it in the order of the stream."""
-        if self.kept is not None:
-            if not self.transfer.done:
-                self.link.order(self.transfer, self.stream)
-            self.kept = None
+        assert self.down is not None
+        if not self.down.done:
+            self.link.order(self.down, self.stream)
+        self.kept = None
 
-    def start(self, torch: Any, device: Any) -> None:
+    def come(self, torch: Any, device: Any) -> None:
         """Begin to bring the bytes back, if they are not there."""
         if self.kept is None and self.back is None:
             flat = torch.empty(self.nbytes, dtype=torch.uint8, device=device)
@@ -188,28 +195,34 @@ class _Saved:
 
     def __del__(self) -> None:
         # no memory of the device may be reused while a copy of it is under way
-        for held, transfer in (("kept", "transfer"), ("back", "up")):
-            copy = getattr(self, transfer, None)
-            if getattr(self, held, None) is not None and copy is not None:
-                if not copy.done:
-                    try:
-                        self.link.order(copy, self.stream)
-                    except Exception:
-                        with contextlib.suppress(Exception):  # it says so elsewhere
-                            copy.wait()
+        for held, copy in ((self.kept, self.down), (self.back, self.up)):
+            if held is not None and copy is not None and not copy.done:
+                try:
+                    self.link.order(copy, self.stream)
+                except Exception:
+                    with contextlib.suppress(Exception):  # it says so elsewhere
+                        copy.wait()
 
 
-def _is_of_parameter(tensor: Any) -> bool:
-    """Is it a parameter but for views and casts, as autocast makes them?"""
+#: Views and casts, as layers and autocast make them of parameters.
+_SAME_VALUES = frozenset(
+    f"{name}Backward0"
+    for name in ("T", "Transpose", "Permute", "View", "UnsafeView", "ReshapeAlias")
+) | {"ToCopyBackward0"}
+
+
+def _is_of_parameter(torch: Any, tensor: Any) -> bool:
+    """Is it a parameter but for these?"""
     function: Any = tensor.grad_fn
-    for _ in range(4):
-        following: Any = () if function is None else function.next_functions
-        if len(following) != 1:
-            return False
-        function = following[0][0]
-        if hasattr(function, "variable"):  # where gradients end
-            return True
-    return False
+    while type(function).__name__ in _SAME_VALUES:
+        function = function.next_functions[0][0]
+    if type(function).__name__ != "AccumulateGrad":  # where gradients end
+        return False
+    return isinstance(function.variable, torch.nn.Parameter)
+
+
+def _nothing() -> None:
+    """As a weak reference to what is gone."""
 
 
 def _ref(saved: _Saved | None) -> weakref.ref[_Saved] | None:
@@ -245,9 +258,9 @@ class ActivationOffload:
     Attributes
     ----------
     tensor_count : int
-        Tensors that autograd saved and that went to the host.
+        Tensors that autograd saved and that go to the host.
     offloaded_nbytes : int
-        Bytes that were copied for them: shared memory once.
+        Bytes that were copied for them so far: shared memory once.
     """
 
     def __init__(self, torch: Any, min_nbytes: int, depth: int) -> None:
@@ -287,7 +300,9 @@ class ActivationOffload:
             return False  # parameters, and what has no memory of its own
         if tensor.is_leaf and tensor.requires_grad:
             return False
-        if isinstance(tensor._base, torch.nn.Parameter) or _is_of_parameter(tensor):
+        if isinstance(tensor._base, torch.nn.Parameter) or _is_of_parameter(
+            torch, tensor
+        ):
             return False
         nbytes = tensor.numel() * tensor.element_size()
         if nbytes < self._min_nbytes or tensor.device.type != self._device_type:
@@ -321,37 +336,39 @@ class ActivationOffload:
             layout = (0, layout[1], tensor.stride())
         saved = self._known.get(key)
         if saved is None:
-            saved = self._take(
-                tensor, begin, nbytes, self._weak.StorageWeakRef(storage)
+            last = self._last.get(device, _nothing)()
+            if last is not None and last.down is None:
+                self._leave(last)
+            saved = _Saved(
+                _link_of(torch, device),
+                tensor.untyped_storage(),
+                begin,
+                nbytes,
+                self._weak.StorageWeakRef(storage),
+                last,
             )
             self._known[key] = saved  # no other storage has the key while `weak` lives
+            self._last[device] = weakref.ref(saved)
         saved.count += 1
         saved.left += 1
         self.tensor_count += 1
         alias.data = torch.empty(0, dtype=dtype, device=device)
         return _Packed(saved, layout, dtype, device, alias, version)
 
-    def _take(self, tensor: Any, begin: int, nbytes: int, weak: Any) -> _Saved:
+    def _leave(self, saved: _Saved) -> None:
         """Begin to copy it to the host. Those before the last few make way, so that the
         device need not hold more, however far the host is ahead of it."""
-        device, storage = tensor.device, tensor.untyped_storage()
-        last = self._last.get(device, lambda: None)()
-        saved = _Saved(
-            _link_of(self._torch, device), storage, begin, nbytes, weak, last
-        )
-        self._last[device] = weakref.ref(saved)
-        self.offloaded_nbytes += nbytes
+        saved.leave()
+        self.offloaded_nbytes += saved.nbytes
         self._leaving.append(weakref.ref(saved))
         while self._leaving:
             oldest = self._leaving[0]()
-            if len(self._leaving) <= self._depth and not (
-                oldest is None or oldest.transfer.done
-            ):
-                break
             if oldest is not None:
+                assert oldest.down is not None
+                if len(self._leaving) <= self._depth and not oldest.down.done:
+                    break
                 oldest.let_go()
             self._leaving.popleft()
-        return saved
 
     def _unpack(self, packed: Any) -> Any:
         if not isinstance(packed, _Packed):
@@ -359,13 +376,13 @@ class ActivationOffload:
         packed.check()
         torch, saved = self._torch, packed.saved
         with self._lock, torch.no_grad():
-            saved.start(torch, packed.device)
+            saved.come(torch, packed.device)
             before = saved
             for _ in range(self._depth):
                 following = None if before.previous is None else before.previous()
                 if following is None:
                     break
-                following.start(torch, packed.device)
+                following.come(torch, packed.device)
                 before = following
             tensor = torch.empty(0, dtype=packed.dtype, device=packed.device)
             storage, begin = saved.take()
@@ -388,8 +405,8 @@ def offload_activations(
     min_nbytes : int or str
         Smaller tensors stay on the device.
     depth : int
-        How many tensors may be on their way at the same time, at least 1: so many more
-        are on the device, in forward and in backward.
+        How many tensors may be on their way at the same time, at least 1: so many are
+        on the device beside the one that was saved last.
 
     Returns
     -------
@@ -409,9 +426,10 @@ def offload_activations(
     -----
     Copies run on streams of their own, **ordered after** the work that made a tensor;
     PyTorch's current stream waits for them where it needs the bytes, or the memory. The
-    host waits for nothing. The device's memory of a tensor is let go once its copy is
-    done, in stream order: `depth` tensors later at the latest. The last ones are still
-    there when backward begins and are not copied back.
+    host waits for nothing. The copy of a tensor begins when the next one is saved, and
+    the device's memory is let go once it is done, in stream order: `depth` tensors later
+    at the latest. The last ones are still there when backward begins: they are not copied
+    back, and the very last is not copied at all.
 
     Left on the device are parameters and views of them, tensors of less than
     `min_nbytes`, sparse and quantized ones, subclasses, and what is saved while a CUDA
@@ -431,7 +449,7 @@ def offload_activations(
     ...     loss = layers(data).square().mean()
     >>> loss.backward()
     >>> offloaded.tensor_count, offloaded.offloaded_nbytes
-    (2, 4194304)
+    (2, 2097152)
     """
     torch = _torch("offload_activations")
     number = read_integer(depth, "depth")
