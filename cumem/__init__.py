@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     )
     from cumem.explanation import Explanation, explain
     from cumem.files import fromfile, read_ranges, tofile, write_ranges
+    from cumem.loading import prefetch
     from cumem.memory import (
         DeviceMemory, HostMemory, LimitBlock, OutOfMemoryHook, get_limit, limit,
         memory_info, on_out_of_memory, set_limit,
@@ -161,6 +162,7 @@ __all__ = [
     "on_out_of_memory",
     "pipeline",
     "pool_counters",
+    "prefetch",
     "read_ranges",
     "read_safetensors_header",
     "recommend",
@@ -227,6 +229,7 @@ _LATER: dict[str, tuple[str, ...]] = {
     "extension.filling": (),
     "extension.foreign_memory": (),
     "extension.foreign_stream": (),
+    "loading": ("prefetch",),
     "memory": (
         "DeviceMemory",
         "HostMemory",

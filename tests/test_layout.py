@@ -25,7 +25,7 @@ SUB_LAYERS = {
 }
 PACKAGE_LAYERS = [
     {"_core", "error_codes"},
-    {"kinds", "locks"},
+    {"kinds", "locks", "structures"},
     {
         "extension.arguments",
         "extension.array_interface",
@@ -49,7 +49,7 @@ PACKAGE_LAYERS = [
     | {"extension.foreign_stream", "pools", "extension.views"},
     {"constructors", "tuning", "explanation", "files", "multi_device", "workspace"}
     | {"offloading"},
-    {"measuring", "pipelines"},
+    {"measuring", "pipelines", "loading"},
     {"calibration"},
     {"safetensors.format"},
     {"safetensors", "safetensors.save"},

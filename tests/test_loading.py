@@ -1,0 +1,299 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Batches on their way: which structures come, in which order, in how much memory."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import sys
+import threading
+import types
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+from support import session
+from support.session import testing
+
+import cumem
+
+WIDTH = 1 << 16
+
+
+def batches(count: int = 6) -> list[np.ndarray]:
+    return list(np.random.default_rng(3).random((count, WIDTH), "f4"))
+
+
+class Pair(NamedTuple):
+    image: Any
+    label: Any
+
+
+@dataclasses.dataclass(frozen=True)
+class Sample:
+    image: Any
+    weight: float = 1.0
+    extra: Any = dataclasses.field(default=None, init=False)
+
+
+class Named(dict):
+    """A mapping that holds more than its items."""
+
+    note = ""
+
+
+def test_structure_stays_and_its_memory_is_on_the_device(runtime) -> None:
+    data = np.arange(12, dtype="i2").reshape(3, 4)
+    named = Named(a=data.T)
+    named.note = "kept"
+    told = object()
+    batch = {
+        "pair": Pair(data, [data[::-1], (data[1:1],)]),
+        "sample": Sample(np.asfortranarray(data)),
+        "named": named,
+        "ordered": collections.OrderedDict(b=data, a=np.array(5.0)),
+        "frozen": types.MappingProxyType({"x": cumem.array(data, kind="pinned")}),
+        "others": ["text", b"bytes", 3, 2.5, None, told, np.float32(4), Sample],
+    }
+    (found,) = cumem.prefetch([batch])
+    assert list(found) == list(batch)
+    pair, sample = found["pair"], found["sample"]
+    assert type(pair) is Pair
+    assert type(pair.label) is list
+    assert type(pair.label[1]) is tuple
+    assert type(sample) is Sample
+    assert (sample.weight, sample.extra) == (1.0, None)
+    assert type(found["named"]) is Named
+    assert found["named"].note == "kept"
+    assert list(found["ordered"]) == ["b", "a"]
+    assert found["others"] == batch["others"]
+    assert found["others"][5] is told
+    moved = [
+        (pair.image, data),
+        (pair.label[0], data[::-1]),
+        (pair.label[1][0], data[1:1]),
+        (sample.image, data),
+        (found["named"]["a"], data.T),
+        (found["ordered"]["b"], data),
+        (found["ordered"]["a"], np.array(5.0)),
+        (found["frozen"]["x"], data),
+    ]
+    for there, here in moved:
+        assert isinstance(there, cumem.DeviceBuffer)
+        assert (there.shape, there.dtype) == (here.shape, here.dtype)
+        assert np.array_equal(there.to_numpy(), here)
+    assert batch["pair"].image is data  # nobody changed the batch
+    assert isinstance(named["a"], np.ndarray)
+
+
+def test_array_that_is_there_twice_goes_once(runtime) -> None:
+    array = batches(1)[0]
+    same = array.copy()
+    (found,) = cumem.prefetch([[array, (array, same)]])
+    assert found[0] is found[1][0]
+    assert found[0] is not found[1][1]
+
+
+def test_what_is_on_the_device_stays_what_it_is(runtime) -> None:
+    here = cumem.zeros(5, "f4")
+    objects = np.array([1, "a"], object)
+    (found,) = cumem.prefetch([[here, objects]])
+    assert found[0] is here
+    assert found[1] is objects
+
+
+def test_buffer_of_another_device_comes(emulated) -> None:
+    there = cumem.full(5, 3, "f4", device=1)
+    (found,) = cumem.prefetch([there], device="cuda:0")
+    assert found.device == 0
+    assert np.array_equal(found.to_numpy(), np.full(5, 3, "f4"))
+    (same,) = cumem.prefetch([there], device=1)
+    assert same is there
+
+
+@pytest.mark.parametrize("depth", [1, 2, 100])
+def test_batches_come_in_order_and_as_often_as_they_can_be_had(runtime, depth) -> None:
+    data = batches()
+    found = cumem.prefetch(data, depth=depth)
+    assert len(found) == len(data)
+    for _ in range(2):
+        there = [each.to_numpy() for each in found]
+        assert np.array_equal(there, data)
+    once = cumem.prefetch(iter(data))
+    assert len(list(once)) == len(data)
+    assert list(once) == []
+    with pytest.raises(TypeError):
+        len(once)
+    assert list(cumem.prefetch([])) == []
+    assert list(cumem.prefetch([3, "text"])) == [3, "text"]
+
+
+def test_next_batches_come_while_the_stream_is_at_work(emulated) -> None:
+    data = batches()
+    stream = cumem.Stream()
+    with stream:
+        found = iter(cumem.prefetch(data))
+        session.shut(stream)  # works on the first batch and does not come to an end
+        first = next(found)
+        second = next(found)
+    with cumem.Stream() as other:  # behind nothing but the copy
+        assert np.array_equal(second.to_numpy(), data[1])
+        del other
+    testing.gate_open(stream)
+    assert np.array_equal(first.to_numpy(), data[0])
+    found.close()
+
+
+def test_work_of_others_on_a_batch_comes_after_its_copy(emulated) -> None:
+    """What cumem cannot see is ordered by the stream alone."""
+    held = cumem.array(batches(1)[0], kind="pinned")
+    before, stream = cumem.Stream(), cumem.Stream()
+    reached: list[cumem.Event] = []
+
+    def read() -> None:
+        with stream:
+            for _ in cumem.prefetch([held]):
+                reached.append(stream.record())
+
+    session.shut(before)
+    cumem.copy_async(held, cumem.full(WIDTH, 7, "f4"), stream=before)
+    thread = threading.Thread(target=read)
+    thread.start()
+    session.wait_until_waiting(thread)
+    assert not any(event.done for event in reached)
+    testing.gate_open(before)
+    thread.join()
+    reached[0].synchronize()
+
+
+def test_third_batch_waits_for_the_work_on_the_first(emulated) -> None:
+    stream = cumem.Stream()
+    came = threading.Event()
+
+    def read() -> None:
+        with stream:
+            for i, _ in enumerate(cumem.prefetch(batches())):
+                if i == 2:
+                    came.set()
+
+    session.shut(stream)
+    thread = threading.Thread(target=read)
+    thread.start()
+    session.wait_until_waiting(thread)
+    assert not came.is_set()
+    testing.gate_open(stream)
+    thread.join()
+    assert came.is_set()
+
+
+@pytest.mark.parametrize("depth", [1, 3])
+def test_memory_of_two_batches_more_than_are_ahead_is_enough(emulated, depth) -> None:
+    data = np.random.default_rng(1).integers(0, 255, (30, 2 << 20), "u1")
+    total = cumem.zeros(1 << 20, "u1")
+    cumem.set_limit("device", (depth + 2) * (2 << 20) + (2 << 20), device=0)
+    for i, batch in enumerate(cumem.prefetch(data, depth=depth)):
+        cumem.copy(total, batch[: 1 << 20])
+        assert np.array_equal(total.to_numpy(), data[i][: 1 << 20])
+        del batch
+    cumem.set_limit("device", None, device=0)
+
+
+def test_source_is_kept_until_its_copy_is_done_and_no_longer(emulated) -> None:
+    stream, pool = cumem.Stream(), cumem.Pool("pinned")
+    with pool:
+        source = cumem.full(WIDTH, 3, "f4", "pinned")
+    session.shut(stream)
+    cumem.copy_async(source, cumem.full(WIDTH, 5, "f4"), stream=stream)
+    given = [source]
+    found = iter(cumem.prefetch(given.pop() for _ in range(1)))
+    thread = threading.Thread(target=lambda: given.append(next(found)))
+    thread.start()
+    session.wait_until_waiting(thread)
+    del source
+    assert pool.stats().live_count == 1
+    testing.gate_open(stream)
+    thread.join()
+    assert (given[0].to_numpy() == 5).all()
+    found.close()
+    session.wait_until(lambda: pool.stats().live_count == 0)
+
+
+def test_closed_early_nothing_is_under_way(runtime) -> None:
+    data = batches(20)
+    found = iter(cumem.prefetch(data, depth=8))
+    first = next(found)
+    found.close()
+    for array in data:
+        array[:] = 0  # nobody reads it any more
+    assert first.to_numpy().any()
+    with pytest.raises(StopIteration):
+        next(found)
+
+
+def test_closed_early_it_waits_for_copies_that_have_begun(emulated) -> None:
+    busy = cumem.zeros(1 << 20, "u1", "managed")
+    stream = cumem.Stream()
+    session.shut(stream)
+    busy.fill(1, stream=stream)
+    found = iter(cumem.prefetch([np.ones(5), busy]))
+    next(found)
+    thread = threading.Thread(target=found.close)
+    thread.start()
+    session.wait_until_waiting(thread)
+    assert thread.is_alive()
+    testing.gate_open(stream)
+    thread.join()
+    assert session.leftovers(held=1) == {"storages": 1}  # `busy`
+
+
+def test_failure_of_an_iterable_comes_after_what_it_gave(runtime) -> None:
+    def arrays() -> Iterator[np.ndarray]:
+        yield np.ones(3)
+        yield np.ones(4)
+        raise OSError("the disk is gone")
+
+    found = iter(cumem.prefetch(arrays(), depth=5))
+    assert [len(each) for each in (next(found), next(found))] == [3, 4]
+    with pytest.raises(OSError, match="the disk is gone"):
+        next(found)
+
+
+def test_interrupt_in_the_iterable_leaves_nothing_under_way(runtime) -> None:
+    def arrays() -> Iterator[np.ndarray]:
+        yield from batches(3)
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        list(cumem.prefetch(arrays()))
+    assert testing.pending_transfers() == 0
+
+
+def test_copy_that_fails_is_raised_and_leaves_nothing(emulated) -> None:
+    testing.plan_fault("copy_async", 2, 999)
+    with pytest.raises(cumem.CudaError, match="999"):
+        list(cumem.prefetch(batches()))
+    testing.plan_fault(None, 0)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "text"),
+    [
+        ((3,), TypeError, "iterable must be iterable, not int"),
+        (([], 0, 0), ValueError, "depth must be at least 1, not 0"),
+        (([], 0, 1.5), TypeError, "depth must be an int, not float"),
+        (([], 7), ValueError, "device 7"),
+        (([], "gpu"), ValueError, "gpu"),
+    ],
+)
+def test_arguments_that_make_no_sense_are_refused(emulated, arguments, error, text):
+    with pytest.raises(error, match=text):
+        list(cumem.prefetch(*arguments))
+
+
+def test_framework_that_is_unknown_or_missing_is_refused(emulated, monkeypatch) -> None:
+    with pytest.raises(ValueError, match="'torch', 'cupy' or None, not 'jax'"):
+        cumem.prefetch([], framework="jax")
+    monkeypatch.setitem(sys.modules, "cupy", None)
+    with pytest.raises(ImportError):
+        cumem.prefetch([], framework="cupy")
