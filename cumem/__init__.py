@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
     from cumem.calibration import Calibration, calibrate
     from cumem.choosing import Recommendation, recommend
+    from cumem.collating import PinnedCollate, collate_pinned
     from cumem.constructors import array, full, zeros
     from cumem.devices import (
         Device, backend, device_count, driver_version, emulation_reason, runtime_version,
@@ -106,6 +107,7 @@ __all__ = [
     "OutOfMemoryError",
     "OutOfMemoryHook",
     "PinnedBuffer",
+    "PinnedCollate",
     "Pool",
     "PoolStats",
     "Recommendation",
@@ -130,6 +132,7 @@ __all__ = [
     "calibrate",
     "chunk_size",
     "chunks",
+    "collate_pinned",
     "configure",
     "copy",
     "copy_async",
@@ -214,6 +217,7 @@ _LATER: dict[str, tuple[str, ...]] = {
     "extension.casting": (),
     "calibration": ("Calibration", "calibrate"),
     "choosing": ("Recommendation", "recommend"),
+    "collating": ("PinnedCollate", "collate_pinned"),
     "constructors": ("array", "full", "zeros"),
     "devices": (
         "Device",

@@ -16,8 +16,8 @@ def is_tensor(value: object) -> bool:
     return tensor is not None and isinstance(value, tensor)
 
 
-def _mapping(value: Any, changed: dict[Any, Any]) -> Any:
-    """Mappings may hold more than their items: they are copied first."""
+def make_mapping(value: Any, changed: dict[Any, Any]) -> Any:
+    """A copy of `value`, which may hold more than its items, with others."""
     try:
         if not isinstance(value, MutableMapping):
             return type(value)(changed)
@@ -26,6 +26,23 @@ def _mapping(value: Any, changed: dict[Any, Any]) -> Any:
         return made
     except TypeError:
         return changed
+
+
+def is_record(value: object) -> bool:
+    """Is it a dataclass's?"""
+    return dataclasses.is_dataclass(value) and not isinstance(value, type)
+
+
+def make_record(value: Any, function: Callable[[str], Any]) -> Any:
+    """A copy of `value` with ``function(name)`` for each field that it has.
+
+    Without ``__init__``, which may want other arguments.
+    """
+    made = copy.copy(value)
+    for field in dataclasses.fields(value):
+        if hasattr(value, field.name):
+            object.__setattr__(made, field.name, function(field.name))
+    return made
 
 
 def mapped(value: Any, function: Callable[[Any], Any]) -> Any:
@@ -37,7 +54,7 @@ def mapped(value: Any, function: Callable[[Any], Any]) -> Any:
     if is_tensor(value) or isinstance(value, (str, bytes)):
         return function(value)
     if isinstance(value, Mapping):
-        return _mapping(value, {key: mapped(value[key], function) for key in value})
+        return make_mapping(value, {key: mapped(value[key], function) for key in value})
     if isinstance(value, tuple):
         parts = [mapped(part, function) for part in value]
         return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
@@ -46,11 +63,6 @@ def mapped(value: Any, function: Callable[[Any], Any]) -> Any:
         made = copy.copy(value)
         made[:] = [mapped(part, function) for part in value]
         return made
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        made = copy.copy(value)  # without __init__, which may want other arguments
-        for field in dataclasses.fields(value):
-            if hasattr(value, field.name):
-                changed = mapped(getattr(value, field.name), function)
-                object.__setattr__(made, field.name, changed)
-        return made
+    if is_record(value):
+        return make_record(value, lambda name: mapped(getattr(value, name), function))
     return function(value)

@@ -48,8 +48,8 @@ PACKAGE_LAYERS = [
     }
     | {"extension.foreign_stream", "pools", "extension.views"},
     {"constructors", "tuning", "explanation", "files", "multi_device", "workspace"}
-    | {"offloading"},
-    {"measuring", "pipelines", "loading"},
+    | {"offloading", "ring"},
+    {"measuring", "pipelines", "loading", "collating"},
     {"calibration"},
     {"safetensors.format"},
     {"safetensors", "safetensors.save"},

@@ -3,8 +3,16 @@
 
 from __future__ import annotations
 
+import collections
+import gc  # noqa: F401  the programs below take their names from here
+import os
+import signal
+import subprocess
+import sys
+import textwrap
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -181,3 +189,268 @@ def test_loader_is_prefetched_in_every_epoch(runtime) -> None:
     assert [len(each) for each in endless] == [4, 4, 2]
     with pytest.raises(TypeError):
         len(endless)
+
+
+# -- collate_pinned ----------------------------------------------------------------------
+
+
+def random_samples(count: int) -> list[Any]:
+    """What `default_collate` stacks."""
+    random = torch.Generator().manual_seed(count)
+    Pair = collections.namedtuple("Pair", "a b")
+    return [
+        {
+            "tensor": torch.randn(3, 4, generator=random).t(),
+            "scalar": torch.tensor(i, dtype=torch.bfloat16),
+            "empty": torch.empty(0, 2),
+            "array": np.full((2, 2), i, "u2"),
+            "slice": np.arange(12.0).reshape(3, 4)[1:, ::2],
+            "zero": np.array(i),
+            "pair": Pair(torch.ones(2, dtype=torch.bool), (i, i / 2, i > 1)),
+            "list": [np.float32(i), "text", b"bytes", {"deep": torch.tensor(i)}],
+            "mixed": torch.ones(2, dtype=torch.float32 if i else torch.float64),
+            "conj": torch.full((2,), 1 + 1j * i).conj(),
+        }
+        for i in range(count)
+    ]
+
+
+def same(found: Any, wanted: Any) -> None:
+    assert type(found) is type(wanted)
+    if isinstance(wanted, torch.Tensor):
+        assert found.dtype is wanted.dtype
+        assert torch.equal(found, wanted)
+    elif isinstance(wanted, dict):
+        assert list(found) == list(wanted)
+        for key in wanted:
+            same(found[key], wanted[key])
+    elif isinstance(wanted, (list, tuple)):
+        for a, b in zip(found, wanted, strict=True):
+            same(a, b)
+    else:
+        assert found == wanted
+
+
+def test_batch_is_that_of_default_collate_in_pinned_memory(runtime) -> None:
+    need_cuda(runtime)
+    samples = random_samples(5)
+    found = cumem.collate_pinned(samples)
+    same(found, torch.utils.data.default_collate(samples))
+    for name in ("tensor", "scalar", "array", "slice", "zero", "mixed", "conj"):
+        assert cumem.asbuffer(found[name]).kind == "pinned", name
+        assert runtime.emulated or found[name].is_pinned()
+    kept = found["tensor"][1:]
+    del found
+    assert session.leftovers(held=1) == {"storages": 1}
+    assert torch.equal(kept, torch.stack([s["tensor"] for s in samples])[1:])
+
+
+@pytest.mark.parametrize(
+    "samples",
+    [
+        [torch.ones(2), torch.ones(3)],
+        [np.ones(2), np.ones(3)],
+        [[1, 2], [1]],
+        [np.array(["text"])] * 2,
+        [np.ones(2, ">f4")] * 2,
+        [object()] * 2,
+        [torch.eye(2).to_sparse()] * 2,
+        [2**70, 1],
+    ],
+)
+def test_what_default_collate_refuses_is_refused_alike(emulated, samples) -> None:
+    with pytest.raises(Exception) as wanted:
+        torch.utils.data.default_collate(samples)
+    with pytest.raises(wanted.type) as found:
+        cumem.collate_pinned(samples)
+    assert str(found.value) == str(wanted.value)
+
+
+def test_samples_that_want_a_gradient_are_stacked_as_ever(emulated) -> None:
+    sample = torch.ones(2, requires_grad=True)
+    found = cumem.collate_pinned([sample, sample])
+    found.sum().backward()
+    assert sample.grad.tolist() == [2, 2]
+
+
+class Images(torch.utils.data.Dataset):  # type: ignore[misc]
+    """Of which one may end its worker."""
+
+    def __init__(self, deadly: int = -1) -> None:
+        self.deadly = deadly
+
+    def __len__(self) -> int:
+        return 48
+
+    def __getitem__(self, i: int) -> Any:
+        if i == self.deadly:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return {"image": torch.full((3, 100), i), "numbers": (i, np.full(2, i, "u1"))}
+
+
+def is_epoch(batches: Any, pinned: bool = False) -> bool:
+    """Are these all samples in order, and in page-locked memory?"""
+    count = 0
+    for batch in batches:
+        numbers, arrays = batch["numbers"]
+        wanted = torch.arange(count, count + len(numbers))
+        assert torch.equal(numbers.cpu(), wanted)
+        assert torch.equal(arrays.cpu()[:, 1], wanted.to(torch.uint8))
+        assert torch.equal(batch["image"].cpu()[:, 2, 99], wanted)
+        if pinned:
+            assert cumem.asbuffer(batch["image"]).kind == "pinned"
+        count += len(numbers)
+    return count == 48
+
+
+def in_a_program(
+    runtime: session.Runtime, tmp_path: Path, body: str, quiet: bool = True
+) -> None:
+    """Workers are started by a program with one thread, as usual."""
+    folder = str(Path(__file__).parent)
+    script = tmp_path / "program.py"
+    script.write_text(
+        f"import sys; sys.path.insert(0, {folder!r})\n"
+        "from test_loading_torch import *\n"
+        "DataLoader = torch.utils.data.DataLoader\n"
+        "if __name__ == '__main__':\n" + textwrap.indent(textwrap.dedent(body), "    ")
+    )
+    done = subprocess.run(
+        [sys.executable, "-X", "faulthandler", "-W", "ignore", str(script)],
+        env=os.environ | {"CUMEM_BACKEND": runtime.name},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=200,
+    )
+    assert done.returncode == 0, done.stderr
+    assert not quiet or done.stderr == ""
+
+
+@pytest.mark.parametrize("method", ["fork", "forkserver", "spawn"])
+def test_workers_fill_slots_and_prefetch_moves_them(runtime, tmp_path, method) -> None:
+    need_cuda(runtime)
+    in_a_program(
+        runtime,
+        tmp_path,
+        f"""
+        collate = cumem.PinnedCollate(slot_nbytes="1 MiB")
+        some = dict(batch_size=8, num_workers=2, multiprocessing_context={method!r})
+        loader = DataLoader(Images(), collate_fn=collate, **some)
+        for _ in range(2):
+            assert is_epoch(loader, pinned=True)
+            assert is_epoch(cumem.prefetch(loader))
+        assert testing.registrations() <= 24  # slots are used again
+        whole = DataLoader(Images(), collate_fn=cumem.collate_pinned, **some)
+        assert is_epoch(cumem.prefetch(whole))
+        assert is_epoch(cumem.prefetch(DataLoader(Images(), **some)))
+        """,
+    )
+
+
+def test_loaders_of_all_sorts_share_a_ring(runtime, tmp_path) -> None:
+    need_cuda(runtime)
+    in_a_program(
+        runtime,
+        tmp_path,
+        """
+        collate = cumem.PinnedCollate(16, "1 MiB")
+        some = dict(batch_size=8, num_workers=2, collate_fn=collate)
+        kept = DataLoader(Images(), persistent_workers=True, **some)
+        short = DataLoader(Images(), prefetch_factor=1, **some)
+        pinned = DataLoader(Images(), pin_memory=torch.cuda.is_available(), **some)
+        for _ in range(3):
+            for loader in (kept, short, pinned):
+                assert is_epoch(cumem.prefetch(loader))
+                for each in cumem.prefetch(loader):
+                    break
+            both = zip(cumem.prefetch(kept), cumem.prefetch(short))
+            assert all(torch.equal(a["image"], b["image"]) for a, b in both)
+        """,
+    )
+
+
+def test_ring_that_is_full_falls_back_to_plain_stacking(runtime, tmp_path) -> None:
+    need_cuda(runtime)
+    in_a_program(
+        runtime,
+        tmp_path,
+        """
+        collate = cumem.PinnedCollate(3, "1 MiB")
+        loader = DataLoader(Images(), 8, num_workers=2, collate_fn=collate)
+        batches = list(loader)
+        kinds = [cumem.asbuffer(b["image"]).kind for b in batches]
+        assert kinds.count("pinned") == 3, kinds
+        assert is_epoch(batches)
+        assert is_epoch(cumem.prefetch(batches))
+        del batches
+        small = cumem.PinnedCollate(3, 1)
+        loader = DataLoader(Images(), 32, num_workers=1, collate_fn=small)
+        assert cumem.asbuffer(next(iter(loader))["image"]).kind == "pageable"
+        assert is_epoch(cumem.prefetch(loader))
+        """,
+    )
+
+
+def test_slots_of_killed_workers_come_back(runtime, tmp_path) -> None:
+    need_cuda(runtime)
+    in_a_program(
+        runtime,
+        tmp_path,
+        """
+        collate = cumem.PinnedCollate(12, "1 MiB")
+        some = dict(batch_size=8, num_workers=2, collate_fn=collate)
+        for deadly in (47, 20, 8, 0) * 2:
+            with pytest.raises(RuntimeError, match="DataLoader worker"):
+                is_epoch(cumem.prefetch(DataLoader(Images(deadly), **some)))
+            gc.collect()
+            assert is_epoch(DataLoader(Images(), **some), pinned=True)
+        """,
+        quiet=False,  # PyTorch raises from its handler of the signal
+    )
+
+
+def test_failure_in_a_worker_comes_after_the_batches_before(runtime, tmp_path) -> None:
+    need_cuda(runtime)
+    in_a_program(
+        runtime,
+        tmp_path,
+        """
+        class Failing(Images):
+            def __getitem__(self, i):
+                if i == 20:
+                    raise OSError("the disk is gone")
+                return super().__getitem__(i)
+
+        collate = cumem.PinnedCollate(12, "1 MiB")
+        loader = DataLoader(Failing(), 8, num_workers=2, collate_fn=collate)
+        found = []
+        with pytest.raises(OSError, match="the disk is gone"):
+            for batch in cumem.prefetch(loader, depth=4):
+                found.append(batch["image"][0, 0, 0].item())
+        assert found == [0, 8]
+        """,
+    )
+
+
+@pytest.mark.gpu
+def test_torchs_own_copy_of_a_slot_is_not_overwritten(cuda, tmp_path) -> None:
+    """`non_blocking=True`, dropped at once, behind a device that is busy."""
+    need_cuda(cuda)
+    in_a_program(
+        cuda,
+        tmp_path,
+        """
+        collate = cumem.PinnedCollate(6, "1 MiB")
+        loader = DataLoader(Images(), 4, num_workers=2, collate_fn=collate)
+        for _ in range(3):
+            there = []
+            for batch in loader:
+                assert batch["image"].is_pinned() or len(there) > 3
+                torch.cuda._sleep(50_000_000)
+                there.append(batch["image"].to("cuda", non_blocking=True))
+                del batch
+            found = torch.cat(there)[:, 0, 0].cpu()
+            assert torch.equal(found, torch.arange(48))
+        """,
+    )

@@ -1,0 +1,397 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Samples stacked straight into page-locked memory, by this process or its workers."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+import sys
+import weakref
+from collections.abc import Callable, Mapping, MutableSequence, Sequence
+from multiprocessing import context, reduction
+from typing import Any, SupportsIndex, final
+
+import numpy as np
+
+from cumem import _core
+from cumem.ring import Ring
+from cumem.structures import (
+    is_record,
+    is_tensor,
+    make_mapping,
+    make_record,
+    mapped,
+)
+from cumem.units import read_integer, read_size
+
+#: What fields of a batch begin at in a slot: vector units and copies like it.
+_ALIGNMENT = 256
+
+#: The rings of this process, by their keys: what a worker says names one.
+_rings: weakref.WeakValueDictionary[tuple[int, int], Ring] = (
+    weakref.WeakValueDictionary()
+)
+
+
+def _torch() -> Any:
+    """PyTorch, if it is imported."""
+    return sys.modules.get("torch")
+
+
+def _reading_streams() -> list[_core.Stream]:
+    """What may still read a batch that has died: also copies that cumem does not see."""
+    found = [_core.current_stream()]
+    torch = _torch()
+    if torch is not None and torch.cuda.is_initialized() and not _core._is_emulated():
+        found.append(_core.Stream.from_external(torch.cuda.current_stream()))
+    return found
+
+
+def _array_over(raw: Any, dtype: Any, shape: tuple[int, ...]) -> Any:
+    """The bytes `raw`, an array, as an array or tensor, as the dtype says."""
+    if isinstance(dtype, np.dtype):
+        return raw.view(dtype).reshape(shape)
+    return _torch().from_numpy(raw).view(dtype).reshape(shape)
+
+
+@final
+class _Stack:
+    """A field of a batch: samples that are to be stacked, or have been as they are few.
+
+    `dtype` is that of NumPy or PyTorch which the samples have, `made` that of the result.
+    """
+
+    __slots__ = ("dtype", "made", "nbytes", "samples", "shape")
+
+    def __init__(self, samples: Any, dtype: Any, made: Any, shape: Any) -> None:
+        self.samples = samples
+        self.dtype = dtype
+        self.made = made
+        self.shape = tuple(shape)
+        self.nbytes = int(np.prod(self.shape, dtype=np.int64)) * dtype.itemsize
+
+    def write(self, raw: Any) -> None:
+        target = _array_over(raw, self.dtype, self.shape)
+        if not isinstance(self.samples, list):
+            target[...] = self.samples
+        elif isinstance(self.dtype, np.dtype):
+            np.stack(self.samples, out=target)
+        else:
+            _torch().stack(self.samples, out=target)
+
+    def plain(self) -> Any:
+        """In ordinary memory; that of a worker of PyTorch is shared."""
+        if not isinstance(self.samples, list):
+            return self.samples
+        return _stacked(self.samples)
+
+    def pooled(self) -> Any:
+        """In page-locked memory of the pool."""
+        raw = _core.empty_pinned(self.nbytes, "uint8").numpy()
+        self.write(raw)
+        return _array_over(raw, self.made, self.shape)
+
+
+@final
+class _Place:
+    """Where a field lies in a slot."""
+
+    __slots__ = ("begin", "dtype", "nbytes", "shape")
+
+    def __init__(self, begin: int, nbytes: int, dtype: Any, shape: Any) -> None:
+        self.begin = begin
+        self.nbytes = nbytes
+        self.dtype = dtype
+        self.shape = shape
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _Place, (self.begin, self.nbytes, self.dtype, self.shape)
+
+    def over(self, raw: Any) -> Any:
+        part = raw[self.begin : self.begin + self.nbytes]
+        return _array_over(part, self.dtype, self.shape)
+
+
+def _stacked(samples: Sequence[Any]) -> Any:
+    """As PyTorch does it, or NumPy where that is not there."""
+    torch = _torch()
+    if torch is not None:
+        return torch.utils.data.default_collate(samples)
+    first = samples[0]
+    if isinstance(first, np.ndarray):
+        return np.stack(samples)
+    if isinstance(first, (int, float, complex, np.generic)):
+        return np.asarray(samples)
+    raise TypeError(
+        "a batch must be of tensors, arrays, numbers, text, or dicts, lists, tuples and "
+        f"dataclasses of them; found {type(first).__name__}"
+    )
+
+
+def _ready(samples: Sequence[Any]) -> Any:
+    """A field whose samples are few bytes, differ, or are nothing to stack."""
+    found = _stacked(samples)
+    if is_tensor(found):
+        if _is_plain(found):
+            return _Stack(found, found.dtype, found.dtype, found.shape)
+    elif isinstance(found, np.ndarray):
+        if found.dtype.hasobject:
+            raise TypeError("a batch must not be of Python objects")
+        return _Stack(found, found.dtype, found.dtype, found.shape)
+    return found
+
+
+def _is_plain(tensor: Any) -> bool:
+    return (
+        tensor.device.type == "cpu"
+        and tensor.layout is _torch().strided
+        and not (tensor.requires_grad or tensor.is_quantized or tensor.is_nested)
+    )
+
+
+def _tensors(samples: Sequence[Any]) -> Any:
+    first = samples[0]
+    dtype, shape = first.dtype, first.shape
+    if not all(
+        is_tensor(each)
+        and each.dtype is dtype
+        and each.shape == shape
+        and _is_plain(each)
+        for each in samples
+    ):
+        return _ready(samples)
+    return _Stack(list(samples), dtype, dtype, (len(samples), *shape))
+
+
+def _arrays(samples: Sequence[Any]) -> Any:
+    first = samples[0]
+    dtype, shape = first.dtype, first.shape
+    alike = not dtype.hasobject and all(
+        isinstance(each, np.ndarray) and each.dtype == dtype and each.shape == shape
+        for each in samples
+    )
+    made: Any = dtype
+    if alike and _torch() is not None:
+        try:
+            made = _torch().from_numpy(np.empty(0, dtype)).dtype
+        except (TypeError, ValueError):  # PyTorch says why
+            alike = False
+    if not alike:
+        return _ready(samples)
+    return _Stack(list(samples), dtype, made, (len(samples), *shape))
+
+
+def _gathered(samples: Sequence[Any]) -> Any:
+    """A batch whose fields are `_Stack`; the structure is that of `default_collate`."""
+    first = samples[0]
+    if is_tensor(first):
+        return _tensors(samples)
+    if isinstance(first, np.ndarray):
+        return _arrays(samples)
+    if isinstance(first, (str, bytes)):
+        return samples
+    if isinstance(first, Mapping):
+        fields = {key: _gathered([each[key] for each in samples]) for key in first}
+        return make_mapping(first, fields)
+    if isinstance(first, tuple) and hasattr(first, "_fields"):
+        return type(first)(*map(_gathered, _turned(samples)))
+    if isinstance(first, Sequence):
+        parts = [_gathered(part) for part in _turned(samples)]
+        if isinstance(first, (tuple, range)):
+            return parts
+        if isinstance(first, MutableSequence):
+            made: Any = copy.copy(first)
+            made[:] = parts
+            return made
+        return type(first)(parts)  # type: ignore[call-arg]
+    if is_record(first):
+        return make_record(
+            first, lambda name: _gathered([getattr(each, name) for each in samples])
+        )
+    return _ready(samples)
+
+
+def _turned(samples: Sequence[Any]) -> list[tuple[Any, ...]]:
+    if any(len(each) != len(samples[0]) for each in samples):
+        raise RuntimeError("each element in list of batch should be of equal size")
+    return list(zip(*samples, strict=True))
+
+
+def _each_stack(batch: Any, function: Callable[[_Stack], Any]) -> Any:
+    return mapped(batch, lambda x: function(x) if isinstance(x, _Stack) else x)
+
+
+class _Message:
+    """A batch of a worker on its way: pickled it is the number of a slot, and comes out
+    as the batch.
+    """
+
+    def __init__(self, ring: Ring, batch: Any) -> None:
+        self._ring = ring
+        self._slot: int | None = None
+        stacks: list[tuple[_Stack, _Place]] = []
+        end = 0
+
+        def place(stack: _Stack) -> _Place:
+            nonlocal end
+            begin = -(-end // _ALIGNMENT) * _ALIGNMENT
+            end = begin + stack.nbytes
+            stacks.append((stack, _Place(begin, stack.nbytes, stack.made, stack.shape)))
+            return stacks[-1][1]
+
+        self._batch = _each_stack(batch, place)
+        self._nbytes = end
+        taken = ring.take(end)
+        if taken is None:
+            self._batch = _each_stack(batch, _Stack.plain)
+            return
+        self._slot, self._turn = taken
+        raw = np.frombuffer(ring.view(self._slot, end), np.uint8)
+        for stack, there in stacks:
+            stack.write(raw[there.begin : there.begin + there.nbytes])
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # by itself: where that fails, nobody is told of the slot
+        data = bytes(reduction.ForkingPickler.dumps(self._batch))
+        slot, self._slot = self._slot, None
+        if slot is None:
+            return _received, (self._ring.key, None, 0, 0, data)
+        return _received, (self._ring.key, slot, self._turn, self._nbytes, data)
+
+    def __del__(self) -> None:
+        if self._slot is not None:
+            self._ring.give(self._slot)
+
+
+def _received(
+    key: tuple[int, int], slot: int | None, turn: int, nbytes: int, data: bytes
+) -> Any:
+    """The batch that a worker tells of, in the process that reads it."""
+    ring = _rings.get(key)
+    if ring is None:
+        raise RuntimeError("a batch is lost: the PinnedCollate that it is of is gone")
+    ring.settle()
+    if slot is None:
+        return pickle.loads(data)
+    raw = np.frombuffer(ring.claim(slot, turn, nbytes), np.uint8)
+    if not ring.is_maker:
+        raw = raw.copy()
+    batch = pickle.loads(data)
+    return mapped(batch, lambda x: x.over(raw) if isinstance(x, _Place) else x)
+
+
+def _attached(
+    file: Any, slots: int, slot_nbytes: int, key: tuple[int, int]
+) -> PinnedCollate:
+    """What a worker gets that was not forked."""
+    made = PinnedCollate.__new__(PinnedCollate)
+    made._ring = Ring(slots, slot_nbytes, _reading_streams, file.detach(), key)
+    _rings[key] = made._ring
+    return made
+
+
+class PinnedCollate:
+    """Stacks samples straight into page-locked memory: `collate_pinned` is one of these.
+
+    For ``DataLoader(collate_fn=...)``. A batch is that of `default_collate`: tensors,
+    arrays and numbers become tensors with a first axis more, in dicts, lists, tuples and
+    named tuples, and also dataclasses; text comes in lists. Where PyTorch is not
+    imported, arrays and numbers become NumPy arrays.
+
+    Without workers the memory is that of the pool of pinned memory. With workers it is
+    that of a ring of slots, which this process shares with them: a worker fills a slot
+    without a call of CUDA, and hands back its number.
+
+    Parameters
+    ----------
+    slots : int
+        Batches that there is room for at the same time: those that the loader has
+        (``num_workers * prefetch_factor``) and those that are kept or copied.
+    slot_nbytes : int or str
+        Most bytes of a batch. Only what batches fill takes memory.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If an argument is none of these.
+    OSError
+        If there are no addresses for so many bytes.
+
+    Notes
+    -----
+    Make it in the process that reads the batches, before the workers start. A batch that
+    is larger than a slot, or for which none is free, is stacked as PyTorch does it. Slots
+    of a worker that died come back.
+
+    A slot is free again once all tensors over it have died, the copies of `prefetch` are
+    done, and so is what the current streams (cumem's, and PyTorch's of its current
+    device) had by then: so ``.to("cuda", non_blocking=True)`` and a batch dropped at once
+    are safe there. Who copies on another stream keeps the batch until that is done.
+
+    Examples
+    --------
+    >>> collate = cumem.PinnedCollate(slots=32, slot_nbytes="64 MiB")
+    >>> loader = DataLoader(dataset, 256, num_workers=8, collate_fn=collate)
+    """
+
+    _ring: Ring
+
+    def __init__(
+        self,
+        slots: SupportsIndex = 128,
+        slot_nbytes: SupportsIndex | str = "256 MiB",
+    ) -> None:
+        count = read_integer(slots, "slots")
+        if count < 1:
+            raise ValueError(f"slots must be at least 1, not {count}")
+        nbytes = read_size(slot_nbytes, "slot_nbytes", False, None)
+        if nbytes < 1:
+            raise ValueError("slot_nbytes must be at least 1, not 0")
+        self._ring = Ring(count, nbytes, _reading_streams)
+        _rings[self._ring.key] = self._ring
+
+    def __call__(self, samples: Any) -> Any:
+        """Stack a list of samples.
+
+        Raises
+        ------
+        TypeError
+            If they are of a type that has no batch.
+        RuntimeError, ValueError
+            If their shapes or lengths differ.
+        OutOfMemoryError, CudaError
+            If there is no page-locked memory.
+        """
+        batch = _gathered(list(samples))
+        data = sys.modules.get("torch.utils.data")
+        if data is not None and data.get_worker_info() is not None:
+            return _Message(self._ring, batch)
+        return _each_stack(batch, _Stack.pooled)
+
+    def trim(self) -> None:
+        """Give the memory of slots that nobody uses back to the system; the next batch
+        takes it anew.
+
+        Notes
+        -----
+        **Blocks** until the streams are done with batches that have died.
+        """
+        self._ring.trim()
+
+    def __reduce__(self) -> tuple[Any, ...] | str:
+        ring = self._ring
+        if context.get_spawning_popen() is None:
+            if self is collate_pinned:
+                return "collate_pinned"
+            return PinnedCollate, (ring.slots, ring.slot_nbytes)
+        file = reduction.DupFd(ring.fd)
+        return _attached, (file, ring.slots, ring.slot_nbytes, ring.key)
+
+    def __repr__(self) -> str:
+        ring = self._ring
+        return (
+            f"cumem.PinnedCollate(slots={ring.slots}, slot_nbytes={ring.slot_nbytes})"
+        )
+
+
+collate_pinned = PinnedCollate()

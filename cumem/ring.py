@@ -1,0 +1,227 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Slots of shared memory that other processes fill and this one page-locks."""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import ctypes
+import fcntl
+import itertools
+import mmap
+import os
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+
+from cumem import _core
+from cumem.locks import make_lock
+from cumem.registering import Registration, register
+
+#: What slots begin at, and pages are locked by: the largest page of any machine.
+_PAGE = 1 << 16
+
+#: States of a slot, in the low bits of its word; above them is how often it was taken.
+_FREE, _TAKEN, _HELD = 0, 1, 2
+_STATES = 4
+
+_lock = make_lock()  # POSIX locks are the process's: they do not part its threads
+_numbers = itertools.count()
+
+
+class Ring:
+    """Slots in memory without a name, for the process that made it and its children.
+
+    A child that *takes* a slot holds the POSIX lock of its byte of the file: the kernel
+    lets go of that when the child ends, however it does, and another may take the slot.
+    The process that is told of the slot *claims* it, and it is free again once the
+    claimed memory has died and the streams are done with what they had by then. Pages
+    are locked at the first claim, as far as they are used: what is not used is not there.
+
+    Parameters
+    ----------
+    slots : int
+        How many.
+    slot_nbytes : int
+        Most bytes in one.
+    streams : callable
+        Gives the streams that may have read a claimed slot.
+    fd, key : int and tuple
+        Of a ring that another process made.
+    """
+
+    def __init__(
+        self,
+        slots: int,
+        slot_nbytes: int,
+        streams: Callable[[], list[_core.Stream]],
+        fd: int | None = None,
+        key: tuple[int, int] | None = None,
+    ) -> None:
+        self.slots = slots
+        self.slot_nbytes = -(-slot_nbytes // _PAGE) * _PAGE
+        self.key = (os.getpid(), next(_numbers)) if key is None else key
+        self._streams = streams
+        self._head_nbytes = -(-8 * slots // _PAGE) * _PAGE
+        total = self._head_nbytes + slots * self.slot_nbytes
+        self.fd = os.memfd_create("cumem-ring") if fd is None else fd
+        weakref.finalize(self, os.close, self.fd)
+        if fd is None:
+            os.ftruncate(self.fd, total)
+        self._memory = mmap.mmap(self.fd, total)
+        self._words = np.frombuffer(self._memory, np.int64, slots)
+        self._mine: set[int] = set()  # whose locks this child has
+        self._locked: dict[int, Registration] = {}
+        self._left: collections.deque[int] = collections.deque()
+        self._in_use: collections.deque[tuple[list[int], list[_core.Event]]]
+        self._in_use = collections.deque()
+
+    def view(self, slot: int, nbytes: int) -> Any:
+        """An object that is the first bytes of a slot to whoever views its memory."""
+        begin = self._begin(slot)
+        return (ctypes.c_ubyte * nbytes).from_buffer(self._memory, begin)
+
+    # -- a child -------------------------------------------------------------------------
+
+    def take(self, nbytes: int) -> tuple[int, int] | None:
+        """A free slot, and how often it was taken by now; None: there is none."""
+        if not 0 < nbytes <= self.slot_nbytes:
+            return None
+        with self._door():
+            states = (self._words % _STATES).tolist()
+            own = sorted(each for each in self._mine if states[each] == _FREE)
+            for slot in own[1:]:  # others may need them
+                self._mine.remove(slot)
+                fcntl.lockf(self.fd, fcntl.LOCK_UN, 1, slot)
+            for slot in own[:1] or range(self.slots):
+                if states[slot] == _HELD or (slot in self._mine and not own):
+                    continue
+                if slot in self._mine or self._try_byte(slot):
+                    self._mine.add(slot)
+                    turn = int(self._words[slot]) // _STATES + 1
+                    self._words[slot] = turn * _STATES + _TAKEN
+                    return slot, turn
+        return None
+
+    def give(self, slot: int) -> None:
+        """Have it free again: what was taken is not told of, or what was claimed died."""
+        self._words[slot] = self._words[slot] // _STATES * _STATES + _FREE
+
+    # -- the process that is told --------------------------------------------------------
+
+    def claim(self, slot: int, turn: int, nbytes: int) -> Any:
+        """The memory of a slot that a child filled, as `view` gives it; the slot is free
+        some time after the memory has died.
+
+        Raises
+        ------
+        RuntimeError
+            If the child has died since, and another has taken the slot.
+        CudaError
+            If the pages cannot be locked.
+        """
+        with _lock:
+            with self._door():
+                if self._words[slot] != turn * _STATES + _TAKEN:
+                    raise RuntimeError(
+                        "a batch is lost: the worker that made it died before it was "
+                        "read, and another worker has its memory"
+                    )
+                self._words[slot] += _HELD - _TAKEN
+            memory = self.view(slot, nbytes)
+            # it keeps the ring, and with it the pages locked
+            weakref.finalize(memory, self._leave, slot, os.getpid()).atexit = False
+            try:
+                if self.is_maker:
+                    self._lock_pages(slot, nbytes)
+            except BaseException:
+                del memory  # which a traceback would keep
+                raise
+        return memory
+
+    @property
+    def is_maker(self) -> bool:
+        """Did this process make it? Pages are locked by no other."""
+        return self.key[0] == os.getpid()
+
+    def settle(self) -> None:
+        """Free what was left and is no longer in use."""
+        with _lock:
+            left = [self._left.popleft() for _ in range(len(self._left))]
+            if left:
+                events = [stream.record() for stream in self._streams()]
+                self._in_use.append((left, events))
+            while self._in_use and all(map(_is_done, self._in_use[0][1])):
+                for slot in self._in_use.popleft()[0]:
+                    self.give(slot)
+
+    def trim(self) -> None:
+        """Unlock the pages of slots that nobody uses, and give them back."""
+        with _lock:
+            self.settle()
+            for _, events in self._in_use:
+                for event in events:
+                    event.synchronize()
+            self.settle()
+            with self._door():
+                for slot, word in enumerate(self._words.tolist()):
+                    state = word % _STATES
+                    if state == _HELD or not (state == _FREE or self._try_byte(slot)):
+                        continue
+                    if slot in self._locked:
+                        self._locked.pop(slot).close()
+                    self._memory.madvise(
+                        mmap.MADV_REMOVE, self._begin(slot), self.slot_nbytes
+                    )
+                    if state == _TAKEN:
+                        self.give(slot)
+                        fcntl.lockf(self.fd, fcntl.LOCK_UN, 1, slot)
+
+    def _leave(self, slot: int, pid: int) -> None:
+        """Also within the collector, and in a child that was forked since."""
+        if pid != os.getpid():
+            return
+        if self.is_maker:
+            self._left.append(slot)
+        else:
+            self.give(slot)
+
+    def _lock_pages(self, slot: int, nbytes: int) -> None:
+        found = self._locked.get(slot)
+        if found is not None:
+            if not found.buffer.closed and found.nbytes >= nbytes:
+                return
+            found.close()
+        step = max(_PAGE, 1 << (nbytes.bit_length() - 3))  # few steps to a larger size
+        size = min(self.slot_nbytes, -(-nbytes // step) * step)
+        array = np.frombuffer(self._memory, np.uint8, size, self._begin(slot))
+        self._locked[slot] = register(array)
+
+    def _begin(self, slot: int) -> int:
+        return self._head_nbytes + slot * self.slot_nbytes
+
+    @contextlib.contextmanager
+    def _door(self) -> Iterator[None]:
+        """One process at a time; the kernel opens it for one that dies."""
+        with _lock:
+            fcntl.lockf(self.fd, fcntl.LOCK_EX, 1, self.slots)
+            try:
+                yield
+            finally:
+                fcntl.lockf(self.fd, fcntl.LOCK_UN, 1, self.slots)
+
+    def _try_byte(self, slot: int) -> bool:
+        try:
+            fcntl.lockf(self.fd, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, slot)
+        except OSError:  # of a child that lives
+            return False
+        return True
+
+
+def _is_done(event: _core.Event) -> bool:
+    try:
+        return event.done
+    except ValueError:  # shutdown() has closed it, and has waited for all work
+        return True
