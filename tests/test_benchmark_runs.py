@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""benchmarks/measure.py: how often a call is made, and what a cut run leaves behind."""
+"""benchmarks/measure.py: how often a call is made, and what a cut run leaves behind;
+benchmarks/loading.py, in short."""
 
 from __future__ import annotations
 
@@ -117,3 +118,16 @@ def test_benchmark_of_offloading_runs_and_says_that_it_is_emulated(
     )
     moved = [case["way"] for case in cases if case["key"] == "model"]
     assert moved[0] == "cumem"
+def test_benchmark_of_loading_has_the_same_losses_by_each_way(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    path = tmp_path / "results.json"
+    command = ["--quick", "--json", str(path), "--dir", str(tmp_path)]
+    done = programs.run("-W", "ignore", str(FOLDER / "loading.py"), *command)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("EMULATED DEVICE")
+    results = json.loads(path.read_text(encoding="utf-8"))
+    assert results["missing"] == {"pin_memory": "needs a GPU"}
+    (case,) = results["cases"]
+    assert set(case["rates"]) == {"cuda", "prefetch", "collate_pinned"}
+    assert len(case["losses"]) == len(set(case["sums"])) == 2
+    assert [each.name for each in tmp_path.iterdir()] == ["results.json"]

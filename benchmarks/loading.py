@@ -1,0 +1,334 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Measure a training loop of PyTorch whose batches come to the GPU in four ways.
+
+    python benchmarks/loading.py --json benchmarks/results/loading-h200.json
+
+ResNet-50 on images of a memmap, read by 8 workers of a DataLoader: plain ``.cuda()``;
+``pin_memory=True`` with ``non_blocking=True``; `cumem.prefetch`; and that with
+`cumem.PinnedCollate`. All must see the same bytes and have the same losses. Without
+the model it is the rate of the loader alone. On the emulated device the batches stay on
+the CPU: it runs and says so, and the figures are then not a GPU's.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import sys
+import tempfile
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, Dataset
+
+import cumem
+from cumem.units import format_nbytes
+
+sys.path.append(str(Path(__file__).parent))  # which PYTHONSAFEPATH hides
+from measure import Run
+
+#: Plain first: it leaves no page-locked memory to the others.
+WAYS = ("cuda", "prefetch", "collate_pinned", "pin_memory")
+CLASSES = 100
+WARM = 8  # steps that are not timed
+
+
+@dataclass
+class Case:
+    """One loop, by each of the ways.
+
+    Parameters
+    ----------
+    model : str
+        ``"resnet50"``, or ``"none"``: no work but a sum.
+    dtype : str
+        Of the images that the workers make: the ``uint8`` of the file, or ``float32``.
+    batch, width, workers, steps : int
+        Images of a batch, their height and width, processes, and batches that are timed.
+    batch_nbytes : int
+        Bytes of the images of a batch.
+    rates : dict
+        Images per second by way, each of the rounds.
+    sums : list of int
+        Of the bits of the batches; the same by all ways.
+    host_nbytes : dict
+        Most bytes of host memory that the loop took by way, workers included, pages of
+        the file not; ``pinned_nbytes``: those of page-locked allocations among them.
+    losses : list of float
+        Of the steps, by the first way.
+    loss_difference : float
+        The largest relative one between two ways; the GPU adds gradients up in any order.
+    """
+
+    model: str
+    dtype: str
+    batch: int
+    width: int
+    workers: int
+    steps: int
+    batch_nbytes: int
+    rates: dict[str, list[float]] = field(default_factory=dict)
+    host_nbytes: dict[str, int] = field(default_factory=dict)
+    pinned_nbytes: dict[str, int] = field(default_factory=dict)
+    losses: list[float] = field(default_factory=list)
+    loss_difference: float = 0.0
+    sums: list[int] = field(default_factory=list)
+
+
+class Images(Dataset):  # type: ignore[misc]
+    """Images of a file, and labels; each several times."""
+
+    def __init__(self, path: Path, width: int, length: int, dtype: str) -> None:
+        self.path = path
+        self.shape = (-1, 3, width, width)
+        self.length = length
+        self.dtype = dtype
+        self.images: Any = None
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+        if self.images is None:  # in a worker, to which no array is sent
+            self.images = np.memmap(self.path, "u1", "r").reshape(self.shape)
+        image = torch.from_numpy(np.array(self.images[index % len(self.images)]))
+        if self.dtype == "float32":
+            image = image.float().div_(255)
+        return image, index * 7 % CLASSES
+
+
+class Bottleneck(nn.Module):
+    """Three convolutions beside a connection."""
+
+    def __init__(self, before: int, width: int, stride: int) -> None:
+        super().__init__()
+        after = 4 * width
+        self.main = nn.Sequential(
+            *(nn.Conv2d(before, width, 1, bias=False), nn.BatchNorm2d(width)),
+            nn.ReLU(inplace=True),
+            nn.Conv2d(width, width, 3, stride, 1, bias=False),
+            *(nn.BatchNorm2d(width), nn.ReLU(inplace=True)),
+            *(nn.Conv2d(width, after, 1, bias=False), nn.BatchNorm2d(after)),
+        )
+        self.beside: nn.Module = nn.Identity()
+        if stride != 1 or before != after:
+            self.beside = nn.Sequential(
+                nn.Conv2d(before, after, 1, stride, bias=False), nn.BatchNorm2d(after)
+            )
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.relu(self.main(x) + self.beside(x))
+
+
+def resnet50() -> nn.Module:
+    """As in https://arxiv.org/abs/1512.03385, with the stride in the 3x3 convolution."""
+    layers: list[nn.Module] = [
+        nn.Conv2d(3, 64, 7, 2, 3, bias=False),
+        *(nn.BatchNorm2d(64), nn.ReLU(inplace=True), nn.MaxPool2d(3, 2, 1)),
+    ]
+    before = 64
+    for i, count in enumerate((3, 4, 6, 3)):
+        for k in range(count):
+            stride = 2 if k == 0 and i > 0 else 1
+            layers.append(Bottleneck(before, 64 << i, stride))
+            before = 4 * (64 << i)
+    return nn.Sequential(*layers, Mean(), nn.Linear(before, CLASSES))
+
+
+class Mean(nn.Module):
+    """Over the image: its gradient is the same in every run."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.mean((2, 3))
+
+
+class Training:
+    """What one step does."""
+
+    def __init__(self, model: str, device: str) -> None:
+        torch.manual_seed(0)
+        self.device = device
+        self.model: nn.Module | None = None
+        if model == "resnet50":
+            made = resnet50().to(device, memory_format=torch.channels_last)
+            self.model = made
+            self.optimizer = torch.optim.SGD(made.parameters(), 0.01, momentum=0.9)
+
+    def step(self, images: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        """The loss, which is not waited for."""
+        if self.model is None:
+            return images.float().mean() + labels.sum()
+        if images.dtype is torch.uint8:
+            images = images.float().div_(255)
+        images = images.contiguous(memory_format=torch.channels_last)
+        with torch.autocast(self.device, torch.bfloat16, self.device == "cuda"):
+            loss = nn.functional.cross_entropy(self.model(images), labels)
+        self.optimizer.zero_grad()
+        loss.backward()
+        self.optimizer.step()
+        return loss.detach()
+
+
+def held_nbytes() -> int:
+    """Bytes of this process and its workers, shared ones once, without files' pages."""
+    total = 0
+    for pid in ["self", *(each.pid for each in multiprocessing.active_children())]:
+        with contextlib.suppress(OSError):
+            text = Path(f"/proc/{pid}/smaps_rollup").read_text()
+            fields = dict(line.split(":", 1) for line in text.splitlines()[1:])
+            for name in ("Pss_Anon", "Pss_Shmem"):
+                total += int(fields[name].split()[0]) << 10
+    return total
+
+
+def pinned_nbytes() -> int:
+    """Bytes that PyTorch's and cumem's allocators have page-locked: no process's pages."""
+    found = cumem.stats()["pinned"].reserved_nbytes
+    if torch.cuda.is_available() and hasattr(torch.cuda, "host_memory_stats"):
+        found += torch.cuda.host_memory_stats().get("allocated_bytes.current", 0)
+    return int(found)
+
+
+class Bench:
+    """The file of images, and the device."""
+
+    def __init__(self, quick: bool, folder: Path) -> None:
+        self.emulated = cumem.backend() == "emulated"
+        self.device = "cpu" if self.emulated else "cuda"
+        small = quick or self.emulated
+        self.batch, self.width, self.workers = (4, 32, 2) if small else (256, 224, 8)
+        self.steps, self.rounds = (1, 1) if small else (40, 2)
+        self.warm = 1 if small else WARM
+        self.kinds = [("resnet50", "uint8")]
+        if not small:
+            self.kinds += [
+                ("resnet50", "float32"),
+                ("none", "uint8"),
+                ("none", "float32"),
+            ]
+        self.path = folder / "images.bin"
+        count = 16 if small else 2048
+        random = np.random.default_rng(0)
+        with self.path.open("wb") as file:
+            for _ in range(count):
+                file.write(random.bytes(3 * self.width**2))
+        self.missing = {"pin_memory": "needs a GPU"} if self.emulated else {}
+        torch.backends.cudnn.deterministic = True  # the same losses by each way
+
+    def cases(self) -> Iterator[Case]:
+        """The ways take turns."""
+        for model, dtype in self.kinds:
+            nbytes = self.batch * 3 * self.width**2 * np.dtype(dtype).itemsize
+            case = Case(
+                *(model, dtype, self.batch, self.width, self.workers, self.steps),
+                batch_nbytes=nbytes,
+            )
+            for _ in range(self.rounds):
+                for way in WAYS:
+                    if way not in self.missing:
+                        self.measure(case, way)
+            yield case
+
+    def loader(self, case: Case, way: str) -> tuple[Any, Iterable[Any]]:
+        """A DataLoader, and what the loop goes over."""
+        length = case.batch * (self.warm + case.steps)
+        options: dict[str, Any] = {"pin_memory": way == "pin_memory"}
+        if way == "collate_pinned":
+            options["collate_fn"] = cumem.PinnedCollate()
+        loader = DataLoader(
+            Images(self.path, case.width, length, case.dtype),
+            case.batch,
+            shuffle=True,
+            generator=torch.Generator().manual_seed(1),
+            num_workers=case.workers,
+            **options,
+        )
+        if way in ("prefetch", "collate_pinned"):
+            return loader, cumem.prefetch(loader)
+        return loader, (
+            [each.to(self.device, non_blocking=way == "pin_memory") for each in batch]
+            for batch in loader
+        )
+
+    def synchronize(self) -> None:
+        if self.device == "cuda":
+            torch.cuda.synchronize()
+
+    def measure(self, case: Case, way: str) -> None:
+        """One epoch; its losses are those of all others."""
+        if self.device == "cuda" and hasattr(torch._C, "_host_emptyCache"):
+            torch._C._host_emptyCache()
+        cumem.trim()
+        training = Training(case.model, self.device)
+        shape = (case.batch, 3, case.width, case.width)
+        blank = torch.zeros(shape, dtype=torch.uint8, device=self.device)
+        training.step(blank, blank[:, 0, 0, 0].long())  # loads what a step needs
+        self.synchronize()
+        before = held_nbytes() + pinned_nbytes()
+        losses, sums, most, pinned, begin = [], [], 0, 0, 0.0
+        loader, batches = self.loader(case, way)
+        for i, (images, labels) in enumerate(batches):
+            if i == self.warm:
+                self.synchronize()
+                begin = time.perf_counter()
+            bits = images.view(torch.int32) if case.dtype == "float32" else images
+            sums.append(bits.sum(dtype=torch.int64) + labels.sum())
+            losses.append(training.step(images, labels))
+            if i == self.warm - 1:  # not while it is timed; the loader is ahead by then
+                pinned = pinned_nbytes()
+                most = held_nbytes() + pinned
+        self.synchronize()
+        seconds = time.perf_counter() - begin
+        del images, labels, bits, batches, loader
+        case.rates.setdefault(way, []).append(case.batch * case.steps / seconds)
+        case.host_nbytes[way] = max(case.host_nbytes.get(way, 0), most - before)
+        case.pinned_nbytes[way] = max(case.pinned_nbytes.get(way, 0), pinned)
+        self.compare(
+            case, way, torch.stack(losses).tolist(), torch.stack(sums).tolist()
+        )
+
+    def compare(
+        self, case: Case, way: str, losses: list[float], sums: list[int]
+    ) -> None:
+        """With those of the ways before."""
+        if not case.sums:
+            case.losses, case.sums = losses, sums
+        if case.sums != sums:
+            raise AssertionError(f"{way}: other bytes: {case}")
+        apart = np.abs(np.subtract(losses, case.losses)) / np.abs(case.losses)
+        case.loss_difference = max(case.loss_difference, float(apart.max()))
+        if case.loss_difference > 0.05:
+            raise AssertionError(f"{way}: other losses: {losses}, {case}")
+
+
+def line(case: Case) -> str:
+    """A row of the table."""
+    cells = [
+        f"{case.model:<9}{case.dtype:<8}{format_nbytes(case.batch_nbytes)} a batch"
+    ]
+    for way, rates in case.rates.items():
+        held = format_nbytes(case.host_nbytes[way])
+        cells.append(f"{way} {max(rates):.0f} images/s, {held}")
+    return "  ".join(cells)
+
+
+def main() -> int:
+    """Measure and print; a file on request."""
+    run = Run(__doc__, dir={"default": None, "help": "where the images' file goes"})
+    with tempfile.TemporaryDirectory(dir=run.options.dir) as folder:
+        bench = Bench(run.options.quick, Path(folder))
+        run.begin(bench.emulated)
+        run.note(1, torch=torch.__version__, missing=bench.missing)
+        run.show(bench.cases(), line)
+        run.end()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
