@@ -38,13 +38,17 @@ def _torch() -> Any:
     return sys.modules.get("torch")
 
 
-def _reading_streams() -> list[_core.Stream]:
-    """What may still read a batch that has died: also copies that cumem does not see."""
-    found = [_core.current_stream()]
+def _place() -> tuple[int, list[_core.Stream]]:
+    """The device that batches are for, and its streams that may still read one which has
+    died: also copies of PyTorch, which cumem does not see.
+    """
     torch = _torch()
-    if torch is not None and torch.cuda.is_initialized() and not _core._is_emulated():
-        found.append(_core.Stream.from_external(torch.cuda.current_stream()))
-    return found
+    if torch is None or not torch.cuda.is_initialized() or _core._is_emulated():
+        device = _core.current_device().index
+        return device, [_core.current_stream(device)]
+    device = torch.cuda.current_device()
+    stream = _core.Stream.from_external(torch.cuda.current_stream(device))
+    return device, [_core.current_stream(device), stream]
 
 
 def _array_over(raw: Any, dtype: Any, shape: tuple[int, ...]) -> Any:
@@ -87,7 +91,7 @@ class _Stack:
 
     def pooled(self) -> Any:
         """In page-locked memory of the pool."""
-        raw = _core.empty_pinned(self.nbytes, "uint8").numpy()
+        raw = _core.empty_pinned(self.nbytes, "uint8", device=_place()[0]).numpy()
         self.write(raw)
         return _array_over(raw, self.made, self.shape)
 
@@ -285,7 +289,7 @@ def _attached(
 ) -> PinnedCollate:
     """What a worker gets that was not forked."""
     made = PinnedCollate.__new__(PinnedCollate)
-    made._ring = Ring(slots, slot_nbytes, _reading_streams, file.detach(), key)
+    made._ring = Ring(slots, slot_nbytes, _place, file.detach(), key)
     _rings[key] = made._ring
     return made
 
@@ -321,7 +325,8 @@ class PinnedCollate:
     -----
     Make it in the process that reads the batches, before the workers start. A batch that
     is larger than a slot, or for which none is free, is stacked as PyTorch does it. Slots
-    of a worker that died come back.
+    of a worker that died come back. Memory is page-locked by way of PyTorch's current
+    device if it has one by then, else cumem's: no other GPU gets a context.
 
     A slot is free again once all tensors over it have died, the copies of `prefetch` are
     done, and so is what the current streams (cumem's, and PyTorch's of its current
@@ -347,7 +352,7 @@ class PinnedCollate:
         nbytes = read_size(slot_nbytes, "slot_nbytes", False, None)
         if nbytes < 1:
             raise ValueError("slot_nbytes must be at least 1, not 0")
-        self._ring = Ring(count, nbytes, _reading_streams)
+        self._ring = Ring(count, nbytes, _place)
         _rings[self._ring.key] = self._ring
 
     def __call__(self, samples: Any) -> Any:

@@ -46,8 +46,8 @@ class Ring:
         How many.
     slot_nbytes : int
         Most bytes in one.
-    streams : callable
-        Gives the streams that may have read a claimed slot.
+    place : callable
+        Gives the device to lock pages by, and the streams that may read a claimed slot.
     fd, key : int and tuple
         Of a ring that another process made.
     """
@@ -56,14 +56,14 @@ class Ring:
         self,
         slots: int,
         slot_nbytes: int,
-        streams: Callable[[], list[_core.Stream]],
+        place: Callable[[], tuple[int, list[_core.Stream]]],
         fd: int | None = None,
         key: tuple[int, int] | None = None,
     ) -> None:
         self.slots = slots
         self.slot_nbytes = -(-slot_nbytes // _PAGE) * _PAGE
         self.key = (os.getpid(), next(_numbers)) if key is None else key
-        self._streams = streams
+        self._place = place
         self._head_nbytes = -(-8 * slots // _PAGE) * _PAGE
         total = self._head_nbytes + slots * self.slot_nbytes
         self.fd = os.memfd_create("cumem-ring") if fd is None else fd
@@ -71,6 +71,7 @@ class Ring:
         if fd is None:
             os.ftruncate(self.fd, total)
         self._memory = mmap.mmap(self.fd, total)
+        self._memory.madvise(mmap.MADV_DONTDUMP)  # mostly holes
         self._words = np.frombuffer(self._memory, np.int64, slots)
         self._mine: set[int] = set()  # whose locks this child has
         self._locked: dict[int, Registration] = {}
@@ -151,7 +152,7 @@ class Ring:
         with _lock:
             left = [self._left.popleft() for _ in range(len(self._left))]
             if left:
-                events = [stream.record() for stream in self._streams()]
+                events = [stream.record() for stream in self._place()[1]]
                 self._in_use.append((left, events))
             while self._in_use and all(map(_is_done, self._in_use[0][1])):
                 for slot in self._in_use.popleft()[0]:
@@ -197,7 +198,7 @@ class Ring:
         step = max(_PAGE, 1 << (nbytes.bit_length() - 3))  # few steps to a larger size
         size = min(self.slot_nbytes, -(-nbytes // step) * step)
         array = np.frombuffer(self._memory, np.uint8, size, self._begin(slot))
-        self._locked[slot] = register(array)
+        self._locked[slot] = register(array, device=self._place()[0])
 
     def _begin(self, slot: int) -> int:
         return self._head_nbytes + slot * self.slot_nbytes

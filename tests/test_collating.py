@@ -231,9 +231,12 @@ def test_worker_fills_a_slot_that_is_page_locked_here(runtime) -> None:
             assert is_batch(second, [7])
             assert is_locked(first["pair"].image)
             assert is_locked(second["list"][1][0])
-            assert cumem.copy_async(
-                cumem.empty_device((3, 2, 3), "f4"), first["pair"].image
-            ).route != "staged"
+            assert (
+                cumem.copy_async(
+                    cumem.empty_device((3, 2, 3), "f4"), first["pair"].image
+                ).route
+                != "staged"
+            )
     first["pair"].image[:] = 3  # it may be written
     del first, second
     session.wait_until(lambda: taken(collate._ring) == 0)

@@ -454,3 +454,23 @@ def test_torchs_own_copy_of_a_slot_is_not_overwritten(cuda, tmp_path) -> None:
             assert torch.equal(found, torch.arange(48))
         """,
     )
+
+
+@pytest.mark.gpu
+def test_no_other_gpu_gets_a_context(cuda, tmp_path) -> None:
+    need_cuda(cuda)
+    if cumem.device_count() < 2:
+        pytest.skip("needs two GPUs")
+    in_a_program(
+        cuda,
+        tmp_path,
+        """
+        torch.cuda.set_device(1)
+        torch.ones(1, device="cuda")
+        for workers in (0, 2):
+            collate = cumem.PinnedCollate(12, "1 MiB")
+            loader = DataLoader(Images(), 8, num_workers=workers, collate_fn=collate)
+            assert is_epoch(cumem.prefetch(loader, 1))
+        assert not torch._C._cuda_hasPrimaryContext(0)
+        """,
+    )
