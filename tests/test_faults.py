@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import itertools
+import pickle
 import tempfile
 from collections.abc import Callable
 
@@ -15,6 +16,7 @@ from support import session, values
 from support.faults import Swept, sweep
 
 import cumem
+from cumem import collating
 from cumem.measuring import raw_copies
 
 SCENARIOS: dict[str, Callable[[], None]] = {}
@@ -59,6 +61,19 @@ def run_out_of_memory() -> None:
     del large
     pool.close()
     other.close()
+
+
+@scenario
+def load_batches() -> None:
+    """By way of a slot as well, as if a worker had filled it."""
+    rows = list(np.ones((3, next(fresh_sizes))))
+    collate = cumem.PinnedCollate(2, 1 << 20)
+    sent = pickle.dumps(collating._Message(collate._ring, collating._gathered(rows)))
+    batches = [pickle.loads(sent), cumem.collate_pinned(rows), {"row": rows[0]}]
+    for batch in cumem.prefetch(batches, depth=1):
+        del batch
+    batches.clear()
+    collate.trim()
 
 
 @scenario

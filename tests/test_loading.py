@@ -269,6 +269,17 @@ def test_interrupt_in_the_iterable_leaves_nothing_under_way(runtime) -> None:
     assert testing.pending_transfers() == 0
 
 
+def test_signal_ends_the_wait_for_a_batch_and_leaves_nothing(emulated) -> None:
+    stream = cumem.Stream()
+    found = iter(cumem.prefetch(batches()))
+    with session.alarm(stream), stream:
+        for batch in found:
+            assert batch.shape == (WIDTH,)
+    with pytest.raises(StopIteration):
+        next(found)
+    assert session.leftovers(held=1) == {"storages": 1}  # `batch`
+
+
 def test_copy_that_fails_is_raised_and_leaves_nothing(emulated) -> None:
     testing.plan_fault("copy_async", 2, 999)
     with pytest.raises(cumem.CudaError, match="999"):
