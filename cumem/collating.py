@@ -38,17 +38,30 @@ def _torch() -> Any:
     return sys.modules.get("torch")
 
 
-def _place() -> tuple[int, list[_core.Stream]]:
-    """The device that batches are for, and its streams that may still read one which has
-    died: also copies of PyTorch, which cumem does not see.
-    """
+def _uses_cuda(torch: Any) -> bool:
+    return (
+        torch is not None and torch.cuda.is_initialized() and not _core._is_emulated()
+    )
+
+
+def _device() -> int:
+    """The one that batches are for."""
     torch = _torch()
-    if torch is None or not torch.cuda.is_initialized() or _core._is_emulated():
-        device = _core.current_device().index
-        return device, [_core.current_stream(device)]
-    device = torch.cuda.current_device()
-    stream = _core.Stream.from_external(torch.cuda.current_stream(device))
-    return device, [_core.current_stream(device), stream]
+    if _uses_cuda(torch):
+        return int(torch.cuda.current_device())
+    return _core.current_device().index
+
+
+def _streams() -> list[_core.Stream]:
+    """What may still read a batch that has died: also copies of PyTorch, which cumem does
+    not see.
+    """
+    torch, device = _torch(), _device()
+    found = [_core.current_stream(device)]
+    if _uses_cuda(torch):
+        theirs = torch.cuda.current_stream(device)
+        found.append(_core.Stream.from_external(theirs, device=device))
+    return found
 
 
 def _array_over(raw: Any, dtype: Any, shape: tuple[int, ...]) -> Any:
@@ -91,7 +104,7 @@ class _Stack:
 
     def pooled(self) -> Any:
         """In page-locked memory of the pool."""
-        raw = _core.empty_pinned(self.nbytes, "uint8", device=_place()[0]).numpy()
+        raw = _core.empty_pinned(self.nbytes, "uint8", device=_device()).numpy()
         self.write(raw)
         return _array_over(raw, self.made, self.shape)
 
@@ -289,7 +302,7 @@ def _attached(
 ) -> PinnedCollate:
     """What a worker gets that was not forked."""
     made = PinnedCollate.__new__(PinnedCollate)
-    made._ring = Ring(slots, slot_nbytes, _place, file.detach(), key)
+    made._ring = Ring(slots, slot_nbytes, _device, _streams, file.detach(), key)
     _rings[key] = made._ring
     return made
 
@@ -352,7 +365,7 @@ class PinnedCollate:
         nbytes = read_size(slot_nbytes, "slot_nbytes", False, None)
         if nbytes < 1:
             raise ValueError("slot_nbytes must be at least 1, not 0")
-        self._ring = Ring(count, nbytes, _place)
+        self._ring = Ring(count, nbytes, _device, _streams)
         _rings[self._ring.key] = self._ring
 
     def __call__(self, samples: Any) -> Any:

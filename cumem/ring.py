@@ -4,14 +4,13 @@
 from __future__ import annotations
 
 import collections
-import contextlib
 import ctypes
 import fcntl
 import itertools
 import mmap
 import os
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -46,8 +45,8 @@ class Ring:
         How many.
     slot_nbytes : int
         Most bytes in one.
-    place : callable
-        Gives the device to lock pages by, and the streams that may read a claimed slot.
+    device, streams : callable
+        Give the device to lock pages by, and the streams that may read a claimed slot.
     fd, key : int and tuple
         Of a ring that another process made.
     """
@@ -56,14 +55,16 @@ class Ring:
         self,
         slots: int,
         slot_nbytes: int,
-        place: Callable[[], tuple[int, list[_core.Stream]]],
+        device: Callable[[], int],
+        streams: Callable[[], list[_core.Stream]],
         fd: int | None = None,
         key: tuple[int, int] | None = None,
     ) -> None:
         self.slots = slots
         self.slot_nbytes = -(-slot_nbytes // _PAGE) * _PAGE
         self.key = (os.getpid(), next(_numbers)) if key is None else key
-        self._place = place
+        self._device = device
+        self._streams = streams
         self._head_nbytes = -(-8 * slots // _PAGE) * _PAGE
         total = self._head_nbytes + slots * self.slot_nbytes
         self.fd = os.memfd_create("cumem-ring") if fd is None else fd
@@ -90,20 +91,27 @@ class Ring:
         """A free slot, and how often it was taken by now; None: there is none."""
         if not 0 < nbytes <= self.slot_nbytes:
             return None
-        with self._door():
-            states = (self._words % _STATES).tolist()
-            own = sorted(each for each in self._mine if states[each] == _FREE)
-            for slot in own[1:]:  # others may need them
-                self._mine.remove(slot)
-                fcntl.lockf(self.fd, fcntl.LOCK_UN, 1, slot)
-            for slot in own[:1] or range(self.slots):
-                if states[slot] == _HELD or (slot in self._mine and not own):
-                    continue
-                if slot in self._mine or self._try_byte(slot):
-                    self._mine.add(slot)
-                    turn = int(self._words[slot]) // _STATES + 1
-                    self._words[slot] = turn * _STATES + _TAKEN
-                    return slot, turn
+        with _lock:
+            try:
+                self._close_door()
+                return self._take()
+            finally:
+                self._open_door()
+
+    def _take(self) -> tuple[int, int] | None:
+        states = (self._words % _STATES).tolist()
+        own = sorted(each for each in self._mine if states[each] == _FREE)
+        for slot in own[1:]:  # others may need them
+            self._mine.remove(slot)
+            fcntl.lockf(self.fd, fcntl.LOCK_UN, 1, slot)
+        for slot in own[:1] or range(self.slots):
+            if states[slot] == _HELD or (slot in self._mine and not own):
+                continue
+            if slot in self._mine or self._try_byte(slot):
+                self._mine.add(slot)
+                turn = int(self._words[slot]) // _STATES + 1
+                self._words[slot] = turn * _STATES + _TAKEN
+                return slot, turn
         return None
 
     def give(self, slot: int) -> None:
@@ -123,17 +131,22 @@ class Ring:
         CudaError
             If the pages cannot be locked.
         """
+        memory = self.view(slot, nbytes)
+        # it keeps the ring, and with it the pages locked
+        end = weakref.finalize(memory, self._leave, slot, os.getpid())
+        end.atexit = False
         with _lock:
-            with self._door():
+            try:
+                self._close_door()
                 if self._words[slot] != turn * _STATES + _TAKEN:
+                    end.detach()
                     raise RuntimeError(
                         "a batch is lost: the worker that made it died before it was "
                         "read, and another worker has its memory"
                     )
                 self._words[slot] += _HELD - _TAKEN
-            memory = self.view(slot, nbytes)
-            # it keeps the ring, and with it the pages locked
-            weakref.finalize(memory, self._leave, slot, os.getpid()).atexit = False
+            finally:
+                self._open_door()
             try:
                 if self.is_maker:
                     self._lock_pages(slot, nbytes)
@@ -150,9 +163,10 @@ class Ring:
     def settle(self) -> None:
         """Free what was left and is no longer in use."""
         with _lock:
-            left = [self._left.popleft() for _ in range(len(self._left))]
-            if left:
-                events = [stream.record() for stream in self._place()[1]]
+            count = len(self._left)
+            if count:
+                events = [stream.record() for stream in self._streams()]
+                left = [self._left.popleft() for _ in range(count)]
                 self._in_use.append((left, events))
             while self._in_use and all(map(_is_done, self._in_use[0][1])):
                 for slot in self._in_use.popleft()[0]:
@@ -160,25 +174,30 @@ class Ring:
 
     def trim(self) -> None:
         """Unlock the pages of slots that nobody uses, and give them back."""
+        if not self.is_maker:  # they are locked elsewhere
+            return
         with _lock:
             self.settle()
             for _, events in self._in_use:
                 for event in events:
                     event.synchronize()
             self.settle()
-            with self._door():
+            try:
+                self._close_door()
                 for slot, word in enumerate(self._words.tolist()):
-                    state = word % _STATES
-                    if state == _HELD or not (state == _FREE or self._try_byte(slot)):
-                        continue
-                    if slot in self._locked:
-                        self._locked.pop(slot).close()
-                    self._memory.madvise(
-                        mmap.MADV_REMOVE, self._begin(slot), self.slot_nbytes
-                    )
-                    if state == _TAKEN:
-                        self.give(slot)
-                        fcntl.lockf(self.fd, fcntl.LOCK_UN, 1, slot)
+                    self._trim(slot, word % _STATES)
+            finally:
+                self._open_door()
+
+    def _trim(self, slot: int, state: int) -> None:
+        if state == _HELD or not (state == _FREE or self._try_byte(slot)):
+            return
+        if slot in self._locked:
+            self._locked.pop(slot).close()
+        self._memory.madvise(mmap.MADV_REMOVE, self._begin(slot), self.slot_nbytes)
+        if state == _TAKEN:
+            self.give(slot)
+            fcntl.lockf(self.fd, fcntl.LOCK_UN, 1, slot)
 
     def _leave(self, slot: int, pid: int) -> None:
         """Also within the collector, and in a child that was forked since."""
@@ -198,20 +217,20 @@ class Ring:
         step = max(_PAGE, 1 << (nbytes.bit_length() - 3))  # few steps to a larger size
         size = min(self.slot_nbytes, -(-nbytes // step) * step)
         array = np.frombuffer(self._memory, np.uint8, size, self._begin(slot))
-        self._locked[slot] = register(array, device=self._place()[0])
+        self._locked[slot] = register(array, device=self._device())
 
     def _begin(self, slot: int) -> int:
         return self._head_nbytes + slot * self.slot_nbytes
 
-    @contextlib.contextmanager
-    def _door(self) -> Iterator[None]:
-        """One process at a time; the kernel opens it for one that dies."""
-        with _lock:
-            fcntl.lockf(self.fd, fcntl.LOCK_EX, 1, self.slots)
-            try:
-                yield
-            finally:
-                fcntl.lockf(self.fd, fcntl.LOCK_UN, 1, self.slots)
+    def _close_door(self) -> None:
+        """Only this process takes or claims now; the kernel opens it for one that dies.
+
+        Within a ``try`` that opens it: no signal leaves it closed.
+        """
+        fcntl.lockf(self.fd, fcntl.LOCK_EX, 1, self.slots)
+
+    def _open_door(self) -> None:
+        fcntl.lockf(self.fd, fcntl.LOCK_UN, 1, self.slots)
 
     def _try_byte(self, slot: int) -> bool:
         try:

@@ -74,7 +74,6 @@ def is_locked(array: Any) -> bool:
 
 
 HOLD = "hold the door"
-HELD = contextlib.ExitStack()
 
 
 class Worker:
@@ -125,7 +124,7 @@ class Worker:
 
 def answer(collate: Any, samples: list[Any]) -> bytes:
     if isinstance(samples[0], str):  # HOLD
-        HELD.enter_context(collate._door())
+        collate._close_door()
         return b"held"
     try:
         return pickle.dumps(
@@ -286,6 +285,17 @@ def test_slot_of_a_batch_that_is_not_read_yet_is_not_taken_again(runtime) -> Non
             assert np.array_equal(each, arrays(i))
 
 
+def test_slots_that_a_worker_no_longer_needs_are_for_others(runtime) -> None:
+    collate = cumem.PinnedCollate(2, SLOT)
+    with workers(collate, 2) as (one, other):
+        found = [pickle.loads(one.told(arrays(i))) for i in (1, 2)]
+        del found
+        session.wait_until(lambda: taken(collate._ring) == 0)
+        kept = one(arrays(3))
+        assert is_locked(kept)
+        assert is_locked(other(arrays(3)))
+
+
 def test_workers_do_not_get_in_each_others_way(emulated) -> None:
     collate = cumem.PinnedCollate(5, SLOT)
     random = np.random.default_rng(5)
@@ -416,6 +426,8 @@ def test_memory_is_given_back_on_request(runtime) -> None:
         one(arrays(50))
         assert nbytes() >= 3 * 50_000
         other.kill()
+        fork_and_run(collate.trim)  # it is not the child's
+        assert nbytes() >= 3 * 50_000
         collate.trim()
         assert 50_000 <= nbytes() < 2 * 50_000 + (1 << 16)
         assert session.testing.registrations() == 1
