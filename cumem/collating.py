@@ -307,6 +307,7 @@ def _attached(
     return made
 
 
+@final
 class PinnedCollate:
     """Stacks samples straight into page-locked memory: `collate_pinned` is one of these.
 
