@@ -6,6 +6,7 @@ from __future__ import annotations
 import collections
 import gc  # noqa: F401  the programs below take their names from here
 import os
+import pickle
 import signal
 import subprocess
 import sys
@@ -21,6 +22,7 @@ from support import session
 from support.session import testing
 
 import cumem
+from cumem import _core, collating
 
 torch = pytest.importorskip("torch")
 
@@ -141,6 +143,89 @@ def test_next_tensors_come_while_the_stream_is_at_work(emulated) -> None:
     thread.start()
     thread.join()
     found.close()
+
+
+class ByTorch:
+    """What cumem reads of a stream of PyTorch."""
+
+    device_index = 0
+
+    def __init__(self, stream: cumem.Stream) -> None:
+        self.cuda_stream = stream.handle
+
+
+@pytest.fixture
+def as_if_cuda(emulated, monkeypatch) -> Iterator[cumem.Stream]:
+    """The stream that is PyTorch's current one, as on a GPU."""
+    stream = cumem.Stream()
+    monkeypatch.setattr(_core, "_is_emulated", lambda: False)
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: ByTorch(stream))
+    yield stream
+    stream.synchronize()
+
+
+def test_torchs_current_stream_waits_for_a_batch_of_tensors(as_if_cuda) -> None:
+    held = cumem.zeros(WIDTH, "f4", "pinned")
+    before = cumem.Stream()
+    reached: list[cumem.Event] = []
+
+    def read() -> None:
+        batch = torch.from_numpy(held.numpy())
+        cumem.copy_async(held, cumem.full(WIDTH, 7, "f4"), stream=before)
+        ready.set()
+        for _ in cumem.prefetch([batch]):
+            reached.append(as_if_cuda.record())
+
+    ready = threading.Event()
+    session.shut(before)
+    thread = threading.Thread(target=read)
+    thread.start()
+    ready.wait()
+    session.wait_until_waiting(thread)
+    assert not any(event.done for event in reached)
+    testing.gate_open(before)
+    thread.join()
+    reached[0].synchronize()
+
+
+def test_third_batch_waits_for_the_work_of_torch_on_the_first(as_if_cuda) -> None:
+    came: list[int] = []
+
+    def read() -> None:
+        for i, _ in enumerate(cumem.prefetch(torch.ones(6, 10))):
+            came.append(i)
+
+    session.shut(as_if_cuda)
+    thread = threading.Thread(target=read)
+    thread.start()
+    session.wait_until_waiting(thread)
+    assert came == [0, 1]
+    testing.gate_open(as_if_cuda)
+    thread.join()
+    assert came == [0, 1, 2, 3, 4, 5]
+
+
+def test_slot_waits_for_what_torch_copies_on_its_current_stream(as_if_cuda) -> None:
+    collate = cumem.PinnedCollate(1, "1 MiB")
+    ring = collate._ring
+
+    def batch() -> Any:
+        sent = collating._Message(ring, collating._gathered([torch.ones(9)] * 2))
+        return pickle.loads(pickle.dumps(sent))
+
+    found = batch()
+    assert cumem.asbuffer(found).kind == "pinned"
+    session.shut(as_if_cuda)
+    del found
+    ring.settle()
+    cumem.current_stream().synchronize()  # which has nothing to do with it
+    ring.settle()
+    assert cumem.asbuffer(batch()).kind == "pageable"
+    testing.gate_open(as_if_cuda)
+    session.wait_until(lambda: ring.settle() or not (ring._words % 4).any())
+    assert cumem.asbuffer(batch()).kind == "pinned"
 
 
 @pytest.mark.gpu
@@ -349,7 +434,6 @@ def test_workers_fill_slots_and_prefetch_moves_them(runtime, tmp_path, method) -
         loader = DataLoader(images, collate_fn=collate, **some)
         assert is_epoch(loader, pinned=True)
         assert is_epoch(cumem.prefetch(loader))
-        assert testing.registrations() <= 12  # slots are used again
         whole = DataLoader(images, collate_fn=cumem.collate_pinned, **some)
         assert is_epoch(cumem.prefetch(whole))
         if {method!r} == "fork":
