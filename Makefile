@@ -4,13 +4,13 @@ PYTHON ?= python3
 CC := gcc
 SAN ?= address,undefined
 # One for each set of operations that a driver may have: some came with 12.5, some with 12.8.
-DRIVERS ?= 12.0 12.6 13.0
+DRIVERS ?= 12.0 12.6 12.8 13.0
 PYTEST_ARGS ?=
 # What a driver's version can change: calls that it lacks, and what is done without them.
 BY_DRIVER := $(patsubst %,tests/test_%.py,faults stream_semantics transfer copy copy_many \
 	copy_many_order peers pool_peers several stream stream_foreign foreign current pool \
 	buffer buffer_reuse capture emulation device event fill fill_gates memory_waits dlpack \
-	array_interface register closing)
+	array_interface register closing managed)
 # What the oldest and the newest driver show.
 ONE_DRIVER := $(patsubst %,tests/test_%.py,faults stream_semantics transfer)
 # What no version of Python can change: what is below it, texts, its programs.

@@ -39,6 +39,9 @@ if TYPE_CHECKING:
     from cumem.explanation import Explanation, explain
     from cumem.files import fromfile, read_ranges, tofile, write_ranges
     from cumem.loading import prefetch
+    from cumem.managed import (
+        ManagedThrashWarning, Residency, prefetch_many, tiles,
+    )
     from cumem.memory import (
         DeviceMemory, HostMemory, LimitBlock, OutOfMemoryHook, get_limit, limit,
         memory_info, on_out_of_memory, set_limit,
@@ -101,6 +104,7 @@ __all__ = [
     "HostMemory",
     "LimitBlock",
     "ManagedBuffer",
+    "ManagedThrashWarning",
     "MappedBuffer",
     "Measure",
     "Measurement",
@@ -112,6 +116,7 @@ __all__ = [
     "PoolStats",
     "Recommendation",
     "Registration",
+    "Residency",
     "SafetensorsDict",
     "SafetensorsError",
     "SafetensorsHeader",
@@ -166,6 +171,7 @@ __all__ = [
     "pipeline",
     "pool_counters",
     "prefetch",
+    "prefetch_many",
     "read_ranges",
     "read_safetensors_header",
     "recommend",
@@ -179,6 +185,7 @@ __all__ = [
     "set_limit",
     "shutdown",
     "stats",
+    "tiles",
     "tofile",
     "trim",
     "write_ranges",
@@ -234,6 +241,7 @@ _LATER: dict[str, tuple[str, ...]] = {
     "extension.foreign_memory": (),
     "extension.foreign_stream": (),
     "loading": ("prefetch",),
+    "managed": ("ManagedThrashWarning", "Residency", "prefetch_many", "tiles"),
     "memory": (
         "DeviceMemory",
         "HostMemory",

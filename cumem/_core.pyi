@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Types and docstrings of the extension: the build puts these docstrings into it
 # (csrc/python/docstrings.py).
+import contextlib
 from collections.abc import (
     Callable,
     Generator,
@@ -15,6 +16,7 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from cumem.devices import Device
+from cumem.managed import Residency
 from cumem.pools import Pool
 
 _Kind = Literal["pinned", "mapped", "managed", "device"]
@@ -635,35 +637,176 @@ class ManagedBuffer(_HostUsable):
         take the memory over without a copy. AttributeError on the emulated device,
         for negative strides, and for dtypes of other packages (DLPack has their types).
         """
-    def prefetch(self, device: object = None, *, stream: object = None) -> None:
+    def prefetch(self, to: object = None, stream: object = None) -> None:
         """Move the pages to a device or to the host ahead of use.
 
         Parameters
         ----------
-        device : Device, int, str or 'host', optional
-            Where to; default: cumem's current device.
+        to : Device, int or str, optional
+            A device, ``"cpu"`` (``"host"`` is the same) or ``"numa:1"``, a NUMA node
+            of the host; default: cumem's current device.
         stream : Stream or other stream object, optional
-            Default: the current stream of that device.
+            Default: the current stream of that device, for the host that of the
+            buffer's.
 
         Raises
         ------
         ValueError
             There is no such device, or the buffer is closed.
         TypeError
-            `device` or `stream` is of another type.
+            `to` or `stream` is of another type.
         CudaError
-            The driver refused, e.g. on devices without concurrent managed access, or
-            `stream` is being captured.
+            The driver refused: a device has no concurrent managed access, `stream`
+            is being captured, there is no such node, or the driver is older than
+            CUDA 12.2 and knows no nodes.
+
+        Warns
+        -----
+        ManagedThrashWarning
+            Host and device keep taking the same bytes from each other.
 
         Notes
         -----
-        Blocks: no, the move is queued. Ordered after: work on `stream`. Pages
-        that the view shares with its neighbours move whole.
+        Blocks: no, the move is queued. Ordered after: work on `stream`. Whole pages
+        move, from that of the lowest element to that of the highest, with whatever
+        else lies on them. The data may be used meanwhile.
         """
     @property
     def prefetch_location(self) -> Device | str | None:
-        """Where the memory was last prefetched to: a `Device`, ``'host'``, or None if
-        nowhere or to several places.
+        """Where the memory was last prefetched to: a `Device`, ``'host'``,
+        ``'numa:1'``, or None if nowhere or to several places.
+        """
+    def advise(
+        self,
+        *,
+        read_mostly: bool | None = None,
+        preferred_location: object = ...,
+        accessed_by: object = None,
+    ) -> None:
+        """Tell the driver how the memory will be used. What is left out stays.
+
+        Parameters
+        ----------
+        read_mostly : bool, optional
+            Whether each side that reads is to get a copy of its own; a write drops
+            the others.
+        preferred_location : Device, int, str or None, optional
+            Where pages are to stay if they can: a device, ``"cpu"`` or ``"numa:1"``;
+            None: nowhere in particular.
+        accessed_by : sequence of Device, int or str, optional
+            Exactly those, devices and ``"cpu"``, that are to have the memory mapped
+            wherever it is, so that they need no page fault; ``()``: nobody.
+
+        Raises
+        ------
+        TypeError, ValueError
+            An argument is none of these, or the buffer is closed.
+        CudaError
+            The driver refused: a device has no concurrent managed access, or a NUMA
+            node needs a driver of CUDA 12.2.
+
+        Notes
+        -----
+        Blocks: no. Ordered after: nothing, it holds at once. It is for whole pages,
+        from that of the lowest element to that of the highest, with whatever else
+        lies on them: buffers of less than 1 MiB may share a page. Memory goes back
+        to its pool without it.
+        """
+    @property
+    def read_mostly(self) -> bool:
+        """Whether each side that reads gets a copy of its own, as set for all pages
+        of the buffer; see `advise`.
+        """
+    @read_mostly.setter
+    def read_mostly(self, value: bool) -> None: ...
+    @property
+    def preferred_location(self) -> Device | str | None:
+        """Where pages are to stay: a `Device`, ``'host'``, ``'numa:1'``, or None if
+        nowhere or not all pages are told the same; see `advise`.
+        """
+    @preferred_location.setter
+    def preferred_location(self, value: object) -> None: ...
+    @property
+    def accessed_by(self) -> tuple[Device | str, ...]:
+        """Devices, and ``'host'``, that have all pages mapped wherever they are; see
+        `advise`.
+        """
+    @accessed_by.setter
+    def accessed_by(self, value: object) -> None: ...
+    def residency(self) -> Residency:  # type: ignore[override]
+        """What is known of where the pages are.
+
+        Returns
+        -------
+        Residency
+
+        Raises
+        ------
+        ValueError
+            The buffer is closed.
+        CudaError
+            The driver cannot answer.
+
+        Notes
+        -----
+        Blocks: no. Ordered after: nothing; moves that are queued are not waited for.
+        A driver tells where memory was last sent, not where it is; the host's page
+        tables tell what the host can touch without a fault. Other buffers have an
+        attribute of this name, which says their kind.
+        """
+    def discard(self, stream: object = None) -> None:
+        """Give up the contents: pages need not be moved or kept any more.
+
+        Parameters
+        ----------
+        stream : Stream or other stream object, optional
+            Default: the current stream of the buffer's device.
+
+        Raises
+        ------
+        ValueError
+            The buffer is not contiguous, or is closed.
+        TypeError
+            `stream` is of another type.
+        CudaError
+            The driver is older than CUDA 13.0, a device has no concurrent managed
+            access, or `stream` is being captured.
+
+        Notes
+        -----
+        Blocks: no, it is queued. Ordered after: work on `stream`, and what is given
+        to it later comes after it. The bytes are undefined until they are written.
+        Only pages that lie in the buffer as a whole are given up: bytes beside it are
+        never lost.
+        """
+    def on(
+        self, device: object = None, *, stream: object = None
+    ) -> contextlib.AbstractContextManager[Self]:
+        """Have the pages on a device inside a ``with`` block.
+
+        Parameters
+        ----------
+        device : Device, int or str, optional
+            As in `prefetch`.
+        stream : Stream or other stream object, optional
+            For both moves; default: the current stream at the begin, and that at the
+            end of the block.
+
+        Returns
+        -------
+        context manager
+            Its value is the buffer. It can be entered once.
+
+        Raises
+        ------
+        ValueError, TypeError, CudaError
+            As by `prefetch`, when the block begins or ends.
+
+        Notes
+        -----
+        Blocks: no. The begin is ``prefetch(device, stream)``. The end prefetches the
+        pages to where they had last been prefetched to before, or to the host where
+        that is not known, ordered after the work that the block gave to the stream.
         """
 
 @final
@@ -2128,6 +2271,21 @@ def _copy_part(
     after what began since `before`. `beside`: it is not on `stream`, which the caller
     will order after it.
     """
+
+def _managed(
+    work: int,
+    buffers: tuple[ManagedBuffer, ...],
+    advice: int,
+    location: int,
+    stream: object,
+    /,
+) -> None:
+    """Prefetch (0), discard (1) or advise (2) the spans of buffers."""
+
+def _managed_ask(
+    buffer: ManagedBuffer, attribute: int, begin: int, end: int, count: int, /
+) -> tuple[int, ...]:
+    """What the driver tells of bytes of the span: so many numbers."""
 
 def _fill(buffer: Buffer, element: np.ndarray[Any, Any], stream: object, /) -> None:
     """What `Buffer.fill` comes to: an array of one element, of its dtype."""

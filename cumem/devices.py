@@ -345,6 +345,7 @@ _VARIABLES: dict[str, tuple[str, Callable[[str], int | str], str]] = {
         "an integer of at most 64 bits",
     ),
     "peers": ("CUMEM_EMULATED_PEERS", _count(1), "0 or 1"),
+    "concurrent": ("CUMEM_EMULATED_CONCURRENT", _count(1), "0 or 1"),
 }
 
 
@@ -354,16 +355,17 @@ test_settings: dict[str, Any] = {}
 
 def read_settings(
     *defaults: int,
-) -> tuple[bool, bool, int, int, int, int, int, bool, bool]:
+) -> tuple[bool, bool, int, int, int, int, int, bool, bool, bool]:
     """What is opened next: as the environment says, but for what a test has set.
 
     That is whether CUDA is tried, whether emulated devices will do, their number, memory,
     driver, longest delay and seed, of which there are `defaults`, whether they reach each
-    other, and whether calls can be made to fail.
+    other, whether managed memory is the host's and theirs at the same time, and whether
+    calls can be made to fail.
     """
     names = list(_VARIABLES)[1:6]
     settings: dict[str, Any] = dict(zip(names, defaults, strict=True))
-    settings |= {"backend": None, "peers": True, "faults": False}
+    settings |= {"backend": None, "peers": True, "concurrent": True, "faults": False}
     for name, (variable, read, expected) in _VARIABLES.items():
         if text := os.environ.get(variable):
             try:
@@ -383,6 +385,7 @@ def read_settings(
         backend != "cuda",
         *(settings[name] for name in names),
         bool(settings["peers"]),
+        bool(settings["concurrent"]),
         settings["faults"],
     )
 

@@ -25,6 +25,8 @@ multiprocessing's spawn or forkserver
 -14 CM_EHOSTMEMORY the process may not use that much more memory (cgroup memory.max, \
 or what the machine has left)
 -15 CM_ENUMA the memory did not come from the NUMA node asked for
+-16 CM_EMANAGED the device has no concurrent managed access (Windows, WSL, GPUs before \
+Pascal): there pages move only as a whole, when kernels start, and cannot be prefetched
 -17 CM_ECAPTURING the stream is being captured, and a graph cannot hold what the host \
 does or what has to be waited for
 -18 CM_EFAULT memory of the copy cannot be had: the file that is mapped there was cut \

@@ -23,6 +23,7 @@ VARIABLES = {
     "EMULATED_DELAY_US": "7",
     "EMULATED_SEED": "5",
     "EMULATED_PEERS": "0",
+    "EMULATED_CONCURRENT": "0",
 }
 
 
@@ -178,6 +179,7 @@ def test_no_device_is_a_number_of_devices() -> None:
         ("CUMEM_EMULATED_DELAY_US", "1000001", "from 0 to 1000000"),
         ("CUMEM_EMULATED_SEED", str(2**64), "at most 64 bits"),
         ("CUMEM_EMULATED_PEERS", "2", "0 or 1"),
+        ("CUMEM_EMULATED_CONCURRENT", "no", "0 or 1"),
     ],
 )
 def test_wrong_variable_is_named(monkeypatch, name, text, expected) -> None:
@@ -192,7 +194,7 @@ def test_variables_say_what_is_opened(monkeypatch) -> None:
     for name, text in VARIABLES.items():
         monkeypatch.setenv(f"CUMEM_{name}", text)
     found = devices.read_settings(*DEFAULTS)
-    assert found == (False, True, 3, 1536 << 20, 12040, 7, 5, False, False)
+    assert found == (False, True, 3, 1536 << 20, 12040, 7, 5, False, False, False)
 
 
 def test_settings_of_a_test_win_over_variables(monkeypatch) -> None:
@@ -201,7 +203,7 @@ def test_settings_of_a_test_win_over_variables(monkeypatch) -> None:
     given = {"backend": "cuda", "faults": True, "device_count": 2, "seed": None}
     monkeypatch.setattr(devices, "test_settings", given)
     found = devices.read_settings(*DEFAULTS)
-    assert found == (True, False, 2, 1536 << 20, 12040, 7, 5, False, True)
+    assert found == (True, False, 2, 1536 << 20, 12040, 7, 5, False, False, True)
     monkeypatch.setattr(devices, "test_settings", {"colour": 1})
     with pytest.raises(TypeError, match="colour"):
         devices.read_settings(*DEFAULTS)
@@ -211,4 +213,4 @@ def test_without_variables_cuda_is_tried_and_the_defaults_hold(monkeypatch) -> N
     for name in VARIABLES:
         monkeypatch.setenv(f"CUMEM_{name}", "")
     found = devices.read_settings(*DEFAULTS)
-    assert found == (True, True, *DEFAULTS, True, False)
+    assert found == (True, True, *DEFAULTS, True, True, False)

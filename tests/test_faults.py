@@ -294,6 +294,31 @@ def managed_prefetch() -> None:
 
 
 @scenario
+def steer_managed_memory() -> None:
+    buffer = cumem.zeros(1 << 20, "u1", "managed")
+    buffer.advise(read_mostly=True, preferred_location="cpu", accessed_by=[0, 1])
+    assert buffer.read_mostly
+    assert len(buffer.accessed_by) == 2
+    buffer.residency()
+    stream = cumem.Stream()
+    cumem.prefetch_many([buffer[: 1 << 19], buffer[1 << 19 :]], 0, stream)
+    stream.synchronize()
+    with buffer.on(1):
+        pass
+    if session.emulated_driver() >= 13000:
+        buffer.discard()
+        buffer.fill(2)
+
+
+@scenario
+def go_through_tiles() -> None:
+    buffer = cumem.zeros((4, 1 << 16), "u1", "managed")
+    for _, tile in cumem.tiles(buffer, 1 << 16):
+        tile.fill(3, stream=cumem.current_stream())
+    assert (values.get(buffer) == 3).all()
+
+
+@scenario
 def import_device_memory() -> None:
     buffer = cumem.empty_device(100, "f4")
 

@@ -49,7 +49,7 @@ PACKAGE_LAYERS = [
     | {"extension.foreign_stream", "pools", "extension.views"},
     {"constructors", "tuning", "explanation", "files", "multi_device", "workspace"}
     | {"offloading", "ring"},
-    {"measuring", "pipelines", "loading", "collating"},
+    {"managed", "measuring", "pipelines", "loading", "collating"},
     {"calibration"},
     {"safetensors.format"},
     {"safetensors", "safetensors.save"},

@@ -685,7 +685,7 @@ CALLS = {
     "ask where pages are": (
         lambda: cumem.zeros(5000, "u1", "managed"),
         lambda b: b.prefetch_location,
-        "prefetch_location",
+        "range_attribute",
     ),
     "drop used memory": (
         lambda: [pending("pinned")],

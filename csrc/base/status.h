@@ -35,6 +35,7 @@ enum {
     CM_ETIMEOUT = -13,
     CM_EHOSTMEMORY = -14, /* more than the process may use */
     CM_ENUMA = -15,       /* the memory came from another node */
+    CM_EMANAGED = -16,    /* without concurrent managed access */
     CM_ECAPTURING = -17,  /* a graph cannot hold what the host does or waits for */
     CM_EFAULT = -18, /* a mapped file was cut short, or cannot be read or written */
 };

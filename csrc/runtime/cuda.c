@@ -64,7 +64,20 @@ SAME(CUDA_ERROR_STREAM_CAPTURE_IMPLICIT, CM_CUDA_CAPTURE_IMPLICIT)
     X(cuMemAddressFree, 10020)                                                         \
     X(cuMemMap, 10020)                                                                 \
     X(cuMemUnmap, 10020)                                                               \
-    X(cuMemSetAccess, 10020)
+    X(cuMemSetAccess, 10020)                                                           \
+    X(cuMemPrefetchBatchAsync, 13000)                                                  \
+    X(cuMemDiscardBatchAsync, 13000)
+
+#if CUDA_VERSION < 13000 /* the driver may be newer than the headers */
+typedef CUresult(CUDAAPI *PFN_cuMemPrefetchBatchAsync_v13000)(
+    CUdeviceptr *addresses, size_t *sizes, size_t count, CUmemLocation *locations,
+    size_t *firsts, size_t location_count, unsigned long long flags, CUstream stream);
+typedef CUresult(CUDAAPI *PFN_cuMemDiscardBatchAsync_v13000)(CUdeviceptr *addresses,
+                                                             size_t *sizes,
+                                                             size_t count,
+                                                             unsigned long long flags,
+                                                             CUstream stream);
+#endif
 
 typedef struct cm_cuda {
     cm_runtime base; /* first: a cm_runtime * is a cm_cuda * */
@@ -210,28 +223,6 @@ pointer_attributes(cm_address address, cm_pointer_info *out)
     }
 }
 
-/* `device` is an index or cudaCpuDeviceId. CUDA 13 gave the plain name the signature
- * with a location that CUDA 12.2 had brought as _v2; drivers before that know only an
- * index. */
-static cudaError_t
-prefetch_async(const cm_runtime *rt CM_UNUSED, const void *memory, size_t nbytes,
-               int device, cudaStream_t stream)
-{
-    struct cudaMemLocation where = {
-        .type = device == cudaCpuDeviceId ? cudaMemLocationTypeHost
-                                          : cudaMemLocationTypeDevice,
-        .id = device == cudaCpuDeviceId ? 0 : device,
-    };
-#if CUDART_VERSION >= 13000
-    return cudaMemPrefetchAsync(memory, nbytes, where, 0, stream);
-#else
-    if (rt->driver_version < 12020) {
-        return cudaMemPrefetchAsync(memory, nbytes, device, stream);
-    }
-    return cudaMemPrefetchAsync_v2(memory, nbytes, where, 0, stream);
-#endif
-}
-
 /* CUDA 12.8 brought it with an index of what failed, which CUDA 13 left out again. */
 static int32_t
 copy_batch_async(const cm_address *dsts, const cm_address *srcs, const uint64_t *nbytes,
@@ -256,6 +247,105 @@ copy_batch_async(const cm_address *dsts, const cm_address *srcs, const uint64_t 
     return (int32_t)cudaMemcpyBatchAsync(to, from, sizes, count, &attributes, &first, 1,
                                          &failed, stream);
 #endif
+}
+
+/* ---- managed memory ---------------------------------------------------------------- */
+
+enum { LOCATIONS = 12020 }; /* the driver that brought them in place of an index */
+
+static struct cudaMemLocation
+location_of(int location)
+{
+    if (location >= 0) {
+        return (struct cudaMemLocation){cudaMemLocationTypeDevice, location};
+    }
+    if (location == CM_HOST_LOCATION) {
+        return (struct cudaMemLocation){cudaMemLocationTypeHost, 0};
+    }
+    return (struct cudaMemLocation){cudaMemLocationTypeHostNuma,
+                                    CM_NUMA_LOCATION(location)};
+}
+
+/* CUDA 13 gave the plain names the signatures with a location that CUDA 12.2 had
+ * brought as _v2; drivers before that know only an index. */
+static int32_t
+prefetch_async(const cm_runtime *rt, const void *memory, size_t nbytes, int location,
+               cudaStream_t stream)
+{
+    if (rt->driver_version < LOCATIONS && location < CM_HOST_LOCATION) {
+        return CM_CUDA_NOT_SUPPORTED;
+    }
+#if CUDART_VERSION >= 13000
+    return (int32_t)cudaMemPrefetchAsync(memory, nbytes, location_of(location), 0,
+                                         stream);
+#else
+    return (int32_t)(rt->driver_version < LOCATIONS
+                         ? cudaMemPrefetchAsync(memory, nbytes, location, stream)
+                         : cudaMemPrefetchAsync_v2(memory, nbytes,
+                                                   location_of(location), 0, stream));
+#endif
+}
+
+static int32_t
+advise(const cm_runtime *rt, const void *memory, size_t nbytes, int number,
+       int location)
+{
+    enum cudaMemoryAdvise advice = (enum cudaMemoryAdvise)number;
+    if (rt->driver_version < LOCATIONS && location < CM_HOST_LOCATION) {
+        return CM_CUDA_NOT_SUPPORTED;
+    }
+#if CUDART_VERSION >= 13000
+    return (int32_t)cudaMemAdvise(memory, nbytes, advice, location_of(location));
+#else
+    return (
+        int32_t)(rt->driver_version < LOCATIONS
+                     ? cudaMemAdvise(memory, nbytes, advice, location)
+                     : cudaMemAdvise_v2(memory, nbytes, advice, location_of(location)));
+#endif
+}
+
+static int32_t
+prefetch_batch_async(cm_runtime *rt, const cm_address *addresses,
+                     const uint64_t *nbytes, uint64_t count, int location,
+                     uint64_t stream)
+{
+    struct cudaMemLocation wanted = location_of(location);
+    CUmemLocation where = {.type = (CUmemLocationType)wanted.type, .id = wanted.id};
+    size_t first = 0;
+    return DRIVER(cuMemPrefetchBatchAsync, pointer(integer(addresses)),
+                  pointer(integer(nbytes)), count, &where, &first, 1, 0,
+                  pointer(stream));
+}
+
+/* Of a NUMA node the attribute that old drivers have too says nothing. */
+static int32_t
+range_attribute(const cm_runtime *rt, const void *memory, size_t nbytes, int attribute,
+                int *out, int count)
+{
+    int type = 0, node = 0;
+    CM_TRY_CODE(cudaMemRangeGetAttribute(out, (size_t)count * sizeof(*out),
+                                         (enum cudaMemRangeAttribute)attribute, memory,
+                                         nbytes));
+    bool is_location =
+        attribute == CM_RANGE_PREFERRED || attribute == CM_RANGE_PREFETCHED;
+    if (!is_location || *out != CM_NO_LOCATION || rt->driver_version < LOCATIONS) {
+        return CM_OK;
+    }
+    bool preferred = attribute == CM_RANGE_PREFERRED;
+    CM_TRY_CODE(cudaMemRangeGetAttribute(
+        &type, sizeof(type),
+        preferred ? cudaMemRangeAttributePreferredLocationType
+                  : cudaMemRangeAttributeLastPrefetchLocationType,
+        memory, nbytes));
+    if (type == cudaMemLocationTypeHostNuma) {
+        CM_TRY_CODE(cudaMemRangeGetAttribute(
+            &node, sizeof(node),
+            preferred ? cudaMemRangeAttributePreferredLocationId
+                      : cudaMemRangeAttributeLastPrefetchLocationId,
+            memory, nbytes));
+        *out = CM_NUMA_LOCATION(node);
+    }
+    return CM_OK;
 }
 
 /* ---- device memory mapped on demand ----------------------------------------------- */
@@ -382,11 +472,15 @@ capture_mode_exchange(int *mode)
          DRIVER(cuPointerGetAttribute, &found, CU_POINTER_ATTRIBUTE_ACCESS_FLAGS,      \
                 address))
 #define DO_prefetch_async                                                              \
-    prefetch_async(rt, pointer(address), nbytes, device, pointer(stream))
-#define DO_prefetch_location                                                           \
-    FIND(int, cudaMemRangeGetAttribute(&found, sizeof(found),                          \
-                                       cudaMemRangeAttributeLastPrefetchLocation,      \
-                                       pointer(address), nbytes))
+    prefetch_async(rt, pointer(address), nbytes, location, pointer(stream))
+#define DO_prefetch_batch_async                                                        \
+    prefetch_batch_async(rt, addresses, nbytes, count, location, stream)
+#define DO_discard_batch_async                                                         \
+    DRIVER(cuMemDiscardBatchAsync, pointer(integer(addresses)),                        \
+           pointer(integer(nbytes)), count, 0, pointer(stream))
+#define DO_advise advise(rt, pointer(address), nbytes, advice, location)
+#define DO_range_attribute                                                             \
+    range_attribute(rt, pointer(address), nbytes, attribute, out, count)
 #define DO_physical_granularity physical_granularity(rt, device, flags, out)
 #define DO_physical_create physical_create(rt, nbytes, device, flags, out)
 #define DO_physical_release freed(DRIVER(cuMemRelease, handle))

@@ -77,16 +77,35 @@
     /* What the current device may do with memory of a device: one of CM_ACCESS_…. */ \
     X(pointer_access, cuPointerGetAttribute, 12000, (ADDRESS, address),                  \
       (cm_runtime *rt, cm_address address, int *out), (rt, address, out))                \
-    /* `device` is an index, or CM_HOST_LOCATION. */                                     \
+    /* -- managed memory; a location is a device's index, CM_HOST_LOCATION or            \
+     * CM_NUMA_LOCATION(node), which no driver before 12.2 knows (refused as not         \
+     * supported). */                                                                    \
     X(prefetch_async, cudaMemPrefetchAsync, 12000, (NBYTES, nbytes),                     \
-      (cm_runtime *rt, cm_address address, uint64_t nbytes, int device,                  \
+      (cm_runtime *rt, cm_address address, uint64_t nbytes, int location,                \
        uint64_t stream),                                                                 \
-      (rt, address, nbytes, device, stream))                                             \
-    /* Where a managed range was last prefetched to: an index, CM_HOST_LOCATION or       \
-     * CM_NO_LOCATION. */                                                                \
-    X(prefetch_location, cudaMemRangeGetAttribute, 12000, (ADDRESS, address),            \
-      (cm_runtime *rt, cm_address address, uint64_t nbytes, int *out),                   \
-      (rt, address, nbytes, out))                                                        \
+      (rt, address, nbytes, location, stream))                                           \
+    /* In any order among themselves. Not on the legacy default stream (refused).        \
+     * Without it: one prefetch_async each. */                                           \
+    X(prefetch_batch_async, cuMemPrefetchBatchAsync, 13000, (ELEMENTS, count),           \
+      (cm_runtime *rt, const cm_address *addresses, const uint64_t *nbytes,              \
+       uint64_t count, int location, uint64_t stream),                                   \
+      (rt, addresses, nbytes, count, location, stream))                                  \
+    /* The bytes are of no use any more. Not on the legacy default stream (refused).     \
+     * Without it: the caller is told. */                                                \
+    X(discard_batch_async, cuMemDiscardBatchAsync, 13000, (ELEMENTS, count),             \
+      (cm_runtime *rt, const cm_address *addresses, const uint64_t *nbytes,              \
+       uint64_t count, uint64_t stream),                                                 \
+      (rt, addresses, nbytes, count, stream))                                            \
+    /* `advice`: CM_ADVISE_…; some say nothing of a location. */                         \
+    X(advise, cudaMemAdvise, 12000, (NBYTES, nbytes),                                    \
+      (cm_runtime *rt, cm_address address, uint64_t nbytes, int advice, int location),   \
+      (rt, address, nbytes, advice, location))                                           \
+    /* CM_RANGE_…: `count` numbers or locations. CM_NO_LOCATION: there is none, or not   \
+     * one of all pages. */                                                              \
+    X(range_attribute, cudaMemRangeGetAttribute, 12000, (ADDRESS, address),              \
+      (cm_runtime *rt, cm_address address, uint64_t nbytes, int attribute, int *out,     \
+       int count),                                                                       \
+      (rt, address, nbytes, attribute, out, count))                                      \
     /* -- device memory mapped on demand: a range of addresses, physical memory, and     \
      * the one put at the other. None needs a current device; addresses and sizes are    \
      * multiples of the granularity. `flags`: CM_PHYSICAL_… */                           \

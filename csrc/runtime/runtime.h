@@ -36,6 +36,16 @@ typedef enum cm_backend { CM_BACKEND_CUDA, CM_BACKEND_EMULATED } cm_backend;
     X(CM_CAPTURE_RELAXED, 2, cudaStreamCaptureModeRelaxed)                             \
     X(CM_HOST_LOCATION, -1, cudaCpuDeviceId)                                           \
     X(CM_NO_LOCATION, -2, cudaInvalidDeviceId)                                         \
+    X(CM_ADVISE_READ_MOSTLY, 1, cudaMemAdviseSetReadMostly)                            \
+    X(CM_ADVISE_NOT_READ_MOSTLY, 2, cudaMemAdviseUnsetReadMostly)                      \
+    X(CM_ADVISE_PREFERRED, 3, cudaMemAdviseSetPreferredLocation)                       \
+    X(CM_ADVISE_NOT_PREFERRED, 4, cudaMemAdviseUnsetPreferredLocation)                 \
+    X(CM_ADVISE_ACCESSED_BY, 5, cudaMemAdviseSetAccessedBy)                            \
+    X(CM_ADVISE_NOT_ACCESSED_BY, 6, cudaMemAdviseUnsetAccessedBy)                      \
+    X(CM_RANGE_READ_MOSTLY, 1, cudaMemRangeAttributeReadMostly)                        \
+    X(CM_RANGE_PREFERRED, 2, cudaMemRangeAttributePreferredLocation)                   \
+    X(CM_RANGE_ACCESSED_BY, 3, cudaMemRangeAttributeAccessedBy)                        \
+    X(CM_RANGE_PREFETCHED, 4, cudaMemRangeAttributeLastPrefetchLocation)               \
     X(CM_ACCESS_READ, 1, CU_POINTER_ATTRIBUTE_ACCESS_FLAG_READ)                        \
     X(CM_ACCESS_READ_WRITE, 3, CU_POINTER_ATTRIBUTE_ACCESS_FLAG_READWRITE)             \
     /* error codes that the core looks at */                                           \
@@ -64,6 +74,9 @@ enum {
     CM_STREAM_PER_THREAD = 2,
 };
 #undef CM_NUMBER_ENUM
+
+/* A NUMA node of the host as a location, and back; ours alone. */
+#define CM_NUMA_LOCATION(node) (CM_NO_LOCATION - 1 - (node))
 
 /* What a kind of memory is. */
 enum {

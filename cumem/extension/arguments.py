@@ -8,6 +8,8 @@ import operator
 import re
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from cumem import _core, errors
+
 if TYPE_CHECKING:
     import numpy as np
 
@@ -89,6 +91,22 @@ def read_device(device: Any, name: str, current: int) -> int:
     if match is None:
         raise ValueError(f'{name} must be "cuda" or "cuda:N", not {text!r}')
     return current if match[1] is None else int(match[1])
+
+
+def read_location(text: str, name: str) -> int:
+    """Where managed memory is to be, as a number: a device's index, -1 for the host, and
+    below -2 its NUMA nodes."""
+    if text in ("cpu", "host"):
+        return -1
+    if node := re.fullmatch(r"numa:(\d{1,2})", text, re.ASCII):
+        if _core._ask_driver(1) < 12020:
+            call = "cudaMemPrefetchAsync" if name == "to" else "cudaMemAdvise"
+            doing = f"{name} is a NUMA node, which takes a newer driver"
+            raise errors.make(call, None, 0, -8, 12020, doing)
+        return -3 - int(node[1])
+    if not text.startswith("cuda"):
+        raise ValueError(f'{name} must be a device, "cpu" or "numa:N", not {text!r}')
+    return _core._device(text, name).index
 
 
 def refuse_dtype(dtype: np.dtype[Any]) -> None:

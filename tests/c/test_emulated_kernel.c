@@ -27,6 +27,13 @@ run_kernel(cm_runtime *rt, const cm_strided_job *job)
     return cm_rt_stream_synchronize(rt, 0);
 }
 
+/* Where it was last sent. */
+static cm_status
+ask(cm_runtime *rt, cm_address address, uint64_t nbytes, int *out)
+{
+    return cm_rt_range_attribute(rt, address, nbytes, CM_RANGE_PREFETCHED, out, 1);
+}
+
 static void
 test_managed_pages_move_when_prefetch_runs(void)
 {
@@ -40,11 +47,11 @@ test_managed_pages_move_when_prefetch_runs(void)
     CHECK_OK(cm_rt_stream_create(rt, 0, 0, &stream));
     CHECK_OK(cm_emulated_host_pages(rt, managed, nbytes, &on_host));
     CHECK_EQ(on_host, 8);
-    CHECK_OK(cm_rt_prefetch_location(rt, managed, nbytes, &where));
+    CHECK_OK(ask(rt, managed, nbytes, &where));
     CHECK_EQ(where, CM_NO_LOCATION);
     CHECK_OK(cm_emulated_gate_close(rt, stream));
     CHECK_OK(cm_rt_prefetch_async(rt, managed, nbytes, 1, stream));
-    CHECK_OK(cm_rt_prefetch_location(rt, managed, nbytes, &where));
+    CHECK_OK(ask(rt, managed, nbytes, &where));
     CHECK_EQ(where, 1);
     CHECK_OK(cm_emulated_host_pages(rt, managed, nbytes, &on_host));
     CHECK_EQ(on_host, 8);
@@ -56,9 +63,9 @@ test_managed_pages_move_when_prefetch_runs(void)
     CHECK_OK(cm_rt_stream_synchronize(rt, stream));
     CHECK_OK(cm_emulated_host_pages(rt, managed, nbytes, &on_host));
     CHECK_EQ(on_host, 1);
-    CHECK_OK(cm_rt_prefetch_location(rt, managed, nbytes, &where));
+    CHECK_OK(ask(rt, managed, nbytes, &where));
     CHECK_EQ(where, CM_NO_LOCATION);
-    CHECK_OK(cm_rt_prefetch_location(rt, managed + page, page, &where));
+    CHECK_OK(ask(rt, managed + page, page, &where));
     CHECK_EQ(where, CM_HOST_LOCATION);
     CHECK_CODE(cm_rt_prefetch_async(rt, managed, nbytes, 2, stream),
                CM_CUDA_INVALID_DEVICE);
@@ -69,12 +76,111 @@ test_managed_pages_move_when_prefetch_runs(void)
     CHECK_CODE(cm_rt_prefetch_async(rt, managed, 0, 0, stream), CM_CUDA_INVALID_VALUE);
     CHECK_CODE(cm_rt_prefetch_async(rt, device, nbytes, 0, stream),
                CM_CUDA_INVALID_VALUE);
-    CHECK_CODE(cm_rt_prefetch_location(rt, device, nbytes, &where),
-               CM_CUDA_INVALID_VALUE);
+    CHECK_CODE(ask(rt, device, nbytes, &where), CM_CUDA_INVALID_VALUE);
     CHECK_OK(cm_rt_stream_destroy(rt, stream));
     CHECK_OK(cm_rt_device_free(rt, managed));
     CHECK_OK(cm_rt_device_free(rt, device));
     close_emulated(rt);
+}
+
+static void
+test_managed_batches_need_a_stream_of_their_own(void)
+{
+    cm_runtime *rt = open_emulated(13000, 2, MIB);
+    uint64_t page = page_nbytes(), stream, on_host;
+    cm_address managed;
+    CHECK_OK(cm_rt_managed_alloc(rt, 4 * page, CM_MANAGED_GLOBAL, &managed));
+    CHECK_OK(cm_rt_stream_create(rt, 0, 0, &stream));
+    const cm_address at[2] = {managed, managed + 2 * page};
+    const uint64_t sizes[2] = {page, 2 * page};
+    unsigned char *bytes = cm_runtime_host_alias(rt, managed, 4 * page);
+    memset(bytes, 7, 4 * page);
+    CHECK_CODE(cm_rt_prefetch_batch_async(rt, at, sizes, 2, 1, 0),
+               CM_CUDA_INVALID_VALUE);
+    CHECK_CODE(cm_rt_discard_batch_async(rt, at, sizes, 2, CM_STREAM_LEGACY),
+               CM_CUDA_INVALID_VALUE);
+    CHECK_CODE(cm_rt_discard_batch_async(rt, at, sizes, 0, stream),
+               CM_CUDA_INVALID_VALUE);
+    CHECK_OK(cm_rt_prefetch_batch_async(rt, at, sizes, 2, 1, stream));
+    CHECK_OK(cm_rt_stream_synchronize(rt, stream));
+    CHECK_OK(cm_emulated_host_pages(rt, managed, 4 * page, &on_host));
+    CHECK_EQ(on_host, 1);
+    const cm_address inside = managed + 1; /* of which the whole page goes */
+    CHECK_OK(cm_rt_discard_batch_async(rt, &inside, sizes, 1, stream));
+    CHECK_OK(cm_rt_stream_synchronize(rt, stream));
+    CHECK(bytes[0] != 7);
+    CHECK(bytes[2 * page - 1] != 7);
+    CHECK_EQ(bytes[2 * page], 7);
+    CHECK_OK(cm_rt_stream_destroy(rt, stream));
+    CHECK_OK(cm_rt_device_free(rt, managed));
+    close_emulated(rt);
+}
+
+static void
+test_managed_advice_is_kept_by_page(void)
+{
+    cm_runtime *rt = open_emulated(12000, 2, MIB);
+    uint64_t page = page_nbytes(), nbytes = 4 * page;
+    cm_address managed;
+    int found[3];
+    CHECK_OK(cm_rt_managed_alloc(rt, nbytes, CM_MANAGED_GLOBAL, &managed));
+    CHECK_OK(cm_rt_advise(rt, managed, page, CM_ADVISE_READ_MOSTLY, 0));
+    CHECK_OK(cm_rt_range_attribute(rt, managed, page, CM_RANGE_READ_MOSTLY, found, 1));
+    CHECK_EQ(found[0], 1);
+    CHECK_OK(
+        cm_rt_range_attribute(rt, managed, nbytes, CM_RANGE_READ_MOSTLY, found, 1));
+    CHECK_EQ(found[0], 0);
+    CHECK_OK(cm_rt_advise(rt, managed, nbytes, CM_ADVISE_PREFERRED, 1));
+    CHECK_OK(cm_rt_range_attribute(rt, managed, nbytes, CM_RANGE_PREFERRED, found, 1));
+    CHECK_EQ(found[0], 1);
+    CHECK_OK(cm_rt_advise(rt, managed, nbytes, CM_ADVISE_ACCESSED_BY, 1));
+    CHECK_OK(
+        cm_rt_advise(rt, managed, nbytes, CM_ADVISE_ACCESSED_BY, CM_HOST_LOCATION));
+    CHECK_OK(
+        cm_rt_range_attribute(rt, managed, nbytes, CM_RANGE_ACCESSED_BY, found, 3));
+    CHECK_EQ(found[0], CM_HOST_LOCATION);
+    CHECK_EQ(found[1], 1);
+    CHECK_EQ(found[2], CM_NO_LOCATION);
+    CHECK_CODE(cm_rt_advise(rt, managed, nbytes, CM_ADVISE_ACCESSED_BY, 2),
+               CM_CUDA_INVALID_DEVICE);
+    CHECK_CODE(
+        cm_rt_advise(rt, managed, nbytes, CM_ADVISE_PREFERRED, CM_NUMA_LOCATION(0)),
+        CM_CUDA_NOT_SUPPORTED);
+    CHECK_CODE(cm_rt_advise(rt, managed, nbytes, 7, 0), CM_CUDA_INVALID_VALUE);
+    CHECK_CODE(cm_rt_advise(rt, managed, nbytes + 1, CM_ADVISE_READ_MOSTLY, 0),
+               CM_CUDA_INVALID_VALUE);
+    CHECK_CODE(cm_rt_range_attribute(rt, managed, nbytes, 5, found, 1),
+               CM_CUDA_INVALID_VALUE);
+    CHECK_CODE(cm_rt_prefetch_batch_async(rt, &managed, &nbytes, 1, 0, 2), CM_ENOTSUP);
+    CHECK_CODE(cm_rt_discard_batch_async(rt, &managed, &nbytes, 1, 2), CM_ENOTSUP);
+    CHECK_OK(cm_rt_device_free(rt, managed));
+    close_emulated(rt);
+}
+
+static void
+test_managed_memory_used_in_turn_cannot_be_sent(void)
+{
+    cm_emulated_config config;
+    cm_runtime *rt = NULL;
+    cm_emulated_default_config(&config);
+    config.in_turn = true;
+    CHECK_OK(cm_emulated_open(&config, &rt));
+    cm_address managed;
+    uint64_t nbytes = page_nbytes();
+    int found = 1;
+    CHECK_OK(cm_rt_device_set(rt, 0));
+    CHECK_OK(
+        cm_rt_device_attribute(rt, CM_ATTRIBUTE_concurrent_managed_access, 0, &found));
+    CHECK_EQ(found, 0);
+    CHECK_OK(cm_rt_managed_alloc(rt, nbytes, CM_MANAGED_GLOBAL, &managed));
+    CHECK_CODE(cm_rt_prefetch_async(rt, managed, nbytes, 0, 0), CM_CUDA_INVALID_DEVICE);
+    CHECK_CODE(cm_rt_prefetch_async(rt, managed, nbytes, CM_HOST_LOCATION, 0),
+               CM_CUDA_INVALID_DEVICE);
+    CHECK_CODE(cm_rt_advise(rt, managed, nbytes, CM_ADVISE_PREFERRED, 0),
+               CM_CUDA_INVALID_DEVICE);
+    CHECK_OK(cm_rt_advise(rt, managed, nbytes, CM_ADVISE_READ_MOSTLY, 0));
+    CHECK_OK(cm_rt_device_free(rt, managed));
+    rt->close(rt);
 }
 
 static void
@@ -194,6 +300,9 @@ test_kernel_bad_addresses_are_faults(void)
 
 /* clang-format off */
 MAIN(RUN(test_managed_pages_move_when_prefetch_runs)
+     RUN(test_managed_batches_need_a_stream_of_their_own)
+     RUN(test_managed_advice_is_kept_by_page)
+     RUN(test_managed_memory_used_in_turn_cannot_be_sent)
      RUN(test_kernel_copies_strided_elements)
      RUN(test_kernel_jobs_without_sense_are_refused)
      RUN(test_kernel_bad_addresses_are_faults))

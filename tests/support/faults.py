@@ -56,6 +56,7 @@ SECOND_WAY = {
     "host_free": "reported to the unraisable hook: a free has nobody to tell",
     "device_free": "the same",
     "host_unregister": "the same when the last reference did it",
+    "advise": "the same where memory goes back without its advice",
     "module_unload": "only the module is lost, at shutdown",
     "peer_can_access": "the runtime's own way between devices is taken",
     "peer_enable": "the same",

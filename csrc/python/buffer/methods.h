@@ -45,14 +45,4 @@ PyObject *cm_buffer_float(PyObject *self);
 int cm_buffer_bool(PyObject *self);
 /* METH_VARARGS | METH_KEYWORDS */
 PyObject *cm_buffer_array(PyObject *self, PyObject *arguments, PyObject *keywords);
-/* METH_FASTCALL | METH_KEYWORDS */
-PyObject *cm_buffer_prefetch(PyObject *self, PyObject *const *args, Py_ssize_t nargs,
-                             PyObject *kwnames);
-/* getter of ManagedBuffer */
-PyObject *cm_buffer_get_prefetch_location(PyObject *self, void *closure);
-
-/* Where the buffer was last prefetched to: a device, CM_HOST_LOCATION or
- * CM_NO_LOCATION. Releases the GIL. 0 or -1. */
-int cm_buffer_read_prefetch_location(const cm_buffer *self, int *out);
-
 #endif

@@ -100,7 +100,7 @@ unlocks(const cm_storage *detached)
 static bool
 may_wait(const cm_storage *detached)
 {
-    if (detached->use_count > 0 || unlocks(detached)) {
+    if (detached->use_count > 0 || detached->is_advised || unlocks(detached)) {
         return true;
     }
     return detached->block == NULL
@@ -129,17 +129,41 @@ settle(const cm_storage *detached, cm_runtime *runtime)
     return first;
 }
 
+/* What is to have the block next was not told so. */
+static cm_status
+forget_advice(const cm_storage *detached, cm_runtime *rt)
+{
+    static const int advices[] = {CM_ADVISE_NOT_READ_MOSTLY, CM_ADVISE_NOT_PREFERRED,
+                                  CM_ADVISE_NOT_ACCESSED_BY};
+    cm_status first = cm_ok();
+    for (int i = 0; i < 3 + rt->device_count; i++) {
+        int advice = advices[i < 2 ? i : 2];
+        int location = i <= 2 ? CM_HOST_LOCATION : i - 3;
+        cm_status status = CM_IN_SCOPE(
+            rt, detached->device,
+            cm_rt_advise(rt, detached->address, detached->nbytes, advice, location));
+        /* that no device accesses it which cannot: no need to say so */
+        if (location < 0 || status.code != CM_CUDA_INVALID_DEVICE) {
+            first = cm_first_failure(first, status);
+        }
+    }
+    return first;
+}
+
 cm_status
 cm_storage_free_parts(cm_storage *detached, cm_runtime *runtime)
 {
     cm_status status = cm_ok();
     if (runtime == NULL || !cm_runtime_is_forked(runtime)) {
+        if (detached->block != NULL && detached->is_advised && runtime != NULL) {
+            status = forget_advice(detached, runtime);
+        }
         if (detached->block != NULL) {
             cm_pool_free(detached->pool, detached->block, detached->uses,
                          detached->use_count, free_flags(detached));
         }
         if (unlocks(detached)) {
-            status = settle(detached, runtime);
+            status = cm_first_failure(status, settle(detached, runtime));
         }
         if (detached->registration != NULL) {
             status = cm_first_failure(status,
@@ -201,7 +225,8 @@ try_give_back(cm_storage *storage)
 {
     bool alone = storage->use_capacity <= 1;
     if (storage->block == NULL || !alone || storage->pending != NULL
-        || storage->was_exported || storage->was_captured || storage->foreign != NULL
+        || storage->was_exported || storage->was_captured || storage->is_advised
+        || storage->foreign != NULL
         || !cm_pool_quick_free(storage->pool, storage->block, storage->uses,
                                storage->use_count)) {
         return false;

@@ -5,6 +5,7 @@
 
 #include "base/checked_math.h"
 #include "python/buffer/buffer_object.h"
+#include "python/buffer/managed.h"
 #include "python/copy/buffer_methods.h"
 #include "python/copy/copy_objects.h"
 #include "python/core/arguments.h"
@@ -366,7 +367,10 @@ export_as(PyObject *self, cm_runtime *rt, const export_request *asked)
     if (found.must_copy) {
         return export_copy(self, rt, asked, found.tensor.dtype);
     }
-    if (settle(buffer, asked, &found) < 0 || cm_buffer_check_open(buffer) < 0) {
+    bool on_device = found.tensor.device.type != CM_DL_CPU;
+    if (settle(buffer, asked, &found) < 0
+        || cm_buffer_note_side((cm_buffer *)(void *)self, on_device) < 0
+        || cm_buffer_check_open(buffer) < 0) {
         return NULL;
     }
     return make_capsule(buffer, asked, &found.tensor, false);

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* fill(): one element into all of a buffer, by memset where the device can. */
 #include "python/buffer/buffer_object.h"
+#include "python/buffer/managed.h"
 #include "python/buffer/methods.h"
 #include "python/copy/buffer_methods.h"
 #include "python/copy/copy_functions.h"
@@ -100,7 +101,8 @@ fill_pinned(cm_buffer *self, const void *element, cm_stream *stream, bool named)
     int filler = choose_filler(self, stream, named);
     if (filler < -1 || cm_buffer_check_open(self) < 0
         || cm_storage_add_use(storage, stream) < 0
-        || queue_fill(self, element, stream, filler) < 0) {
+        || queue_fill(self, element, stream, filler) < 0
+        || cm_buffer_note_side(self, filler >= 0) < 0) {
         return -1;
     }
     /* Foreign memory may go when we return; what is registered waits before it goes. */

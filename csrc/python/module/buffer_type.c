@@ -4,6 +4,7 @@
  * protocol, and only memory that a device can reach has the CUDA array interface. */
 #include "docstrings.h"
 #include "python/buffer/buffer_object.h"
+#include "python/buffer/managed.h"
 #include "python/buffer/methods.h"
 #include "python/copy/buffer_methods.h"
 #include "python/core/arguments.h"
@@ -113,9 +114,16 @@ static PyGetSetDef mapped_getters[] = {
     {NULL, NULL, NULL, NULL, NULL},
 };
 
+#define ADVICE(name)                                                                   \
+    {#name, cm_buffer_get_advice, cm_buffer_set_advice, CM_DOC_ManagedBuffer_##name,   \
+     (void *)#name}
+
 static PyGetSetDef managed_getters[] = {
-    {"prefetch_location", cm_buffer_get_prefetch_location, NULL,
-     CM_DOC_ManagedBuffer_prefetch_location, NULL},
+    {"prefetch_location", cm_buffer_get_advice, NULL,
+     CM_DOC_ManagedBuffer_prefetch_location, (void *)"prefetch_location"},
+    ADVICE(read_mostly),
+    ADVICE(preferred_location),
+    ADVICE(accessed_by),
     ARRAY_INTERFACE,
     {NULL, NULL, NULL, NULL, NULL},
 };
@@ -165,9 +173,17 @@ static PyMethodDef buffer_methods[] = {
     {NULL, NULL, 0, NULL},
 };
 
+#define MANAGED_METHOD(name)                                                           \
+    {#name, CM_METHOD(cm_buffer_##name), METH_VARARGS | METH_KEYWORDS,                 \
+     CM_DOC_ManagedBuffer_##name}
+
 static PyMethodDef managed_methods[] = {
     {"prefetch", CM_METHOD(cm_buffer_prefetch), CM_KEYWORDS,
      CM_DOC_ManagedBuffer_prefetch},
+    MANAGED_METHOD(advise),
+    MANAGED_METHOD(residency),
+    MANAGED_METHOD(discard),
+    MANAGED_METHOD(on),
     {NULL, NULL, 0, NULL},
 };
 

@@ -45,7 +45,7 @@ opening_init(opening *plan)
     unsigned long long memory_nbytes;
     unsigned long long seed;
     unsigned delay_us;
-    int tries_cuda, may_emulate, peers, faults;
+    int tries_cuda, may_emulate, peers, concurrent, faults;
     cm_emulated_default_config(config);
     PyObject *read = cm_package_call(
         "devices", "read_settings",
@@ -53,11 +53,11 @@ opening_init(opening *plan)
                       (unsigned long long)config->memory_nbytes, config->driver_version,
                       (unsigned)config->max_delay_us,
                       (unsigned long long)config->seed));
-    bool known =
-        read != NULL
-        && PyArg_ParseTuple(read, "ppiKiIKpp", &tries_cuda, &may_emulate,
-                            &config->device_count, &memory_nbytes,
-                            &config->driver_version, &delay_us, &seed, &peers, &faults);
+    bool known = read != NULL
+                 && PyArg_ParseTuple(read, "ppiKiIKppp", &tries_cuda, &may_emulate,
+                                     &config->device_count, &memory_nbytes,
+                                     &config->driver_version, &delay_us, &seed, &peers,
+                                     &concurrent, &faults);
     Py_XDECREF(read);
     if (!known) {
         return -1;
@@ -66,6 +66,7 @@ opening_init(opening *plan)
     config->max_delay_us = delay_us;
     config->seed = seed;
     config->apart = peers == 0;
+    config->in_turn = concurrent == 0;
     config->reason = "";
     plan->tries_cuda = tries_cuda != 0;
     plan->may_emulate = may_emulate != 0;

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* `__cuda_array_interface__` version 3 of mapped, managed and device buffers. */
 #include "python/buffer/buffer_object.h"
+#include "python/buffer/managed.h"
 #include "python/core/errors.h"
 #include "python/protocols/protocols.h"
 
@@ -74,6 +75,7 @@ cm_array_interface_dict(PyObject *self)
     PyObject *stream = address == 0 ? Py_NewRef(Py_None)
                                     : stream_entry(buffer->state, buffer->storage);
     if (stream == NULL || PyDict_SetItemString(dict, "stream", stream) < 0
+        || cm_buffer_note_side(buffer, true) < 0
         || cm_buffer_check_open(buffer) < 0) { /* freed while it was read */
         Py_CLEAR(dict);
     }

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The buffer protocol of the host-usable types, and their pickles. Shape and strides of
  * a view are the buffer's own, which it keeps alive; `internal` holds the format. */
+#include "python/buffer/managed.h"
 #include "python/core/arguments.h"
 #include "python/core/numpy_bridge.h"
 #include "python/protocols/protocols.h"
@@ -109,6 +110,7 @@ cm_buffer_getbuffer(PyObject *self, Py_buffer *view, int flags)
     cm_storage_begin_export(buffer->storage);
     buffer->storage->view_count++; /* torch.frombuffer gives its view back at once */
     if (cm_storage_wait(buffer->storage, false) < 0
+        || cm_buffer_note_side(buffer, false) < 0
         || cm_buffer_check_open(buffer) < 0) { /* somebody closed it meanwhile */
         buffer->storage->view_count--;
         cm_storage_unpin(buffer->storage);

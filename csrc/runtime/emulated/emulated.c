@@ -335,7 +335,10 @@ cm_emulated_op_device_attribute(cm_runtime *rt, int attribute, int device, int *
         return CM_CUDA_INVALID_VALUE;
     }
 #undef IS_ATTRIBUTE
-    *out = attributes[attribute];
+    bool in_turn = cm_emulated_of(rt)->config.in_turn;
+    *out = in_turn && attribute == CM_ATTRIBUTE_concurrent_managed_access
+               ? 0
+               : attributes[attribute];
     return 0;
 }
 

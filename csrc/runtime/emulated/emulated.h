@@ -19,6 +19,7 @@ typedef struct cm_emulated_config {
                              */
     uint64_t seed;          /* of the random delays */
     bool apart;             /* no device may use the memory of another */
+    bool in_turn;           /* managed memory is the host's or the devices' at a time */
     const char *reason;     /* borrowed, static: why emulation was chosen */
 } cm_emulated_config;
 

@@ -15,6 +15,7 @@ enum {
     REGISTER_FLAGS = CM_REGISTER_PORTABLE | CM_REGISTER_MAPPED | CM_REGISTER_IO_MEMORY
         | CM_REGISTER_READ_ONLY,
     PHYSICAL_FLAGS = CM_PHYSICAL_RDMA | CM_PHYSICAL_SHAREABLE,
+    DISCARDED = 0xdb, /* what is read of discarded bytes */
 };
 
 /* Dead addresses kept taken at most; there are only so many under ThreadSanitizer. */
@@ -98,7 +99,7 @@ drop_parts(const cm_emulated_range *range)
 {
     (void)munmap(range->user.base, range->user.nbytes); /* or there is none */
     (void)munmap(range->alias.base, range->alias.nbytes);
-    free(range->resident);
+    free(range->pages);
 }
 
 /* Take the range out of the table and free it. */
@@ -277,25 +278,29 @@ cm_emulated_find(const cm_emulated *emulated, uint64_t address, uint64_t nbytes,
     return reached >= end ? CM_EMULATED_INSIDE : CM_EMULATED_BROKEN;
 }
 
-/* The pages of a managed range under [address, address + nbytes), `pages` being one of
- * what it knows of each; how many in *count. */
-static signed char *
-find_pages(signed char *pages, const cm_emulated_range *range, cm_address address,
-           uint64_t nbytes, size_t *count)
+/* Each page of a managed range that has a byte in [address, address + nbytes). */
+#define EACH_PAGE(range, address, nbytes, page)                                        \
+    cm_emulated_page *page = page_at(range, address),                                  \
+                     *page##_last = page_at(range, (address) + (nbytes) - 1);          \
+    page <= page##_last;                                                               \
+    page++
+
+static cm_emulated_page *
+page_at(const cm_emulated_range *range, cm_address address)
 {
-    uint64_t page = cm_page_nbytes();
-    uint64_t offset = address - address_of(range->alias.base);
-    *count = (offset % page + nbytes - 1) / page + 1;
-    return pages + offset / page;
+    return &range->pages[(address - address_of(range->alias.base)) / cm_page_nbytes()];
 }
 
+/* Of a page that is mostly read the host keeps its copy. */
 static void
-set_pages(signed char *pages, const cm_emulated_range *range, cm_address address,
-          uint64_t nbytes, int location)
+move_pages(const cm_emulated_range *range, cm_address address, uint64_t nbytes,
+           int location)
 {
-    size_t count;
-    signed char *first = find_pages(pages, range, address, nbytes, &count);
-    memset(first, location, count);
+    for (EACH_PAGE(range, address, nbytes, page)) {
+        if (!page->read_mostly || page->resident != CM_HOST_LOCATION) {
+            page->resident = (signed char)location;
+        }
+    }
 }
 
 /* Keep what is at one end of the job from going away, until unpin. */
@@ -323,8 +328,7 @@ pin(cm_emulated *emulated, const cm_emulated_job *job, const cm_emulated_end *en
         ((cm_emulated_range *)place.table->entries[i].object)->pins++;
     }
     if (place.kind == CM_EMULATED_MANAGED && device != CM_EMULATED_ANY) {
-        set_pages(place.range->resident, place.range, end->address, end->nbytes,
-                  device);
+        move_pages(place.range, end->address, end->nbytes, device);
     }
     *out = place;
     return 0;
@@ -368,19 +372,18 @@ cm_emulated_touch(cm_emulated *emulated, cm_emulated_job *job,
 
 /* ---- allocation ------------------------------------------------------------------ */
 
-/* Where the pages of a managed range are, by page of its mapping. */
+/* By page of its mapping. */
 static bool
 init_pages(cm_emulated_range *range)
 {
     size_t count = range->alias.nbytes / cm_page_nbytes();
-    range->resident = malloc(2 * count);
-    if (range->resident == NULL) {
-        return false;
+    range->pages = malloc(count * sizeof(*range->pages));
+    for (size_t i = 0; range->pages != NULL && i < count; i++) {
+        range->pages[i] = (cm_emulated_page){.resident = CM_HOST_LOCATION,
+                                             .wished = CM_NO_LOCATION,
+                                             .preferred = CM_NO_LOCATION};
     }
-    range->wished = range->resident + count;
-    memset(range->resident, CM_HOST_LOCATION, count);
-    memset(range->wished, CM_NO_LOCATION, count);
-    return true;
+    return range->pages != NULL;
 }
 
 static bool
@@ -677,31 +680,78 @@ cm_emulated_op_peer_enable(cm_runtime *rt, int peer)
     return 0;
 }
 
-/* ---- managed memory: where its pages are, and where they were asked to be -------- */
+/* ---- managed memory: where its pages are, and what was asked for them ------------- */
 
-typedef struct prefetch {
+typedef struct page_work {
     cm_emulated_job base; /* first */
     cm_address address;
     uint64_t nbytes;
     int location;
-} prefetch;
+} page_work;
+
+static cm_emulated_range *
+find_managed(const cm_emulated *emulated, cm_address address, uint64_t nbytes)
+{
+    return range_find(&emulated->memory, CM_EMULATED_MANAGED, address, nbytes);
+}
 
 static int32_t
 prefetch_run(cm_emulated *emulated, cm_emulated_job *base)
 {
-    const prefetch *job = (const prefetch *)base;
-    const cm_emulated_range *range =
-        range_find(&emulated->memory, CM_EMULATED_MANAGED, job->address, job->nbytes);
+    const page_work *job = (const page_work *)base;
+    const cm_emulated_range *range = find_managed(emulated, job->address, job->nbytes);
     if (range == NULL) {
         return CM_CUDA_ILLEGAL_ADDRESS;
     }
-    set_pages(range->resident, range, job->address, job->nbytes, job->location);
+    move_pages(range, job->address, job->nbytes, job->location);
     return 0;
 }
 
-int32_t
-cm_emulated_op_prefetch_async(cm_runtime *rt, cm_address address, uint64_t nbytes,
-                              int device, uint64_t stream)
+/* Whole pages, those too of which only a part was named: who names them is to know. */
+static int32_t
+discard_run(cm_emulated *emulated, cm_emulated_job *base)
+{
+    const page_work *job = (const page_work *)base;
+    const cm_emulated_range *range = find_managed(emulated, job->address, job->nbytes);
+    if (range == NULL) {
+        return CM_CUDA_ILLEGAL_ADDRESS;
+    }
+    uint64_t page = cm_page_nbytes();
+    cm_address low = job->address & ~(page - 1);
+    cm_address high = cm_round_up_to(job->address + job->nbytes, page);
+    cm_address end = range->address + range->nbytes;
+    low = low < range->address ? range->address : low;
+    memset(range->bytes + (low - range->address), DISCARDED,
+           (high < end ? high : end) - low);
+    return 0;
+}
+
+/* May memory be sent there, or be meant to be there? */
+static int32_t
+check_location(const cm_runtime *rt, int location)
+{
+    if (location <= CM_NUMA_LOCATION(0)) {
+        uint64_t nodes = cm_numa_read_nodes("");
+        int node = CM_NUMA_LOCATION(location);
+        if (rt->driver_version < 12020) {
+            return CM_CUDA_NOT_SUPPORTED;
+        }
+        return node < CM_NUMA_MAX_NODES && (nodes >> node & 1) != 0
+                   ? 0
+                   : CM_CUDA_INVALID_DEVICE;
+    }
+    bool is_device = cm_emulated_is_device(rt, location);
+    return location == CM_HOST_LOCATION
+                   || (is_device && !cm_emulated_of(rt)->config.in_turn)
+               ? 0
+               : CM_CUDA_INVALID_DEVICE;
+}
+
+/* What prefetch and discard have in common: the stream's part, and the range. */
+static int32_t
+submit_pages(cm_runtime *rt, cm_address address, uint64_t nbytes, int location,
+             uint64_t stream,
+             int32_t (*run)(cm_emulated *emulated, cm_emulated_job *base))
 {
     cm_emulated *emulated = cm_emulated_of(rt);
     bool capturing = false;
@@ -709,32 +759,127 @@ cm_emulated_op_prefetch_async(cm_runtime *rt, cm_address address, uint64_t nbyte
     if (capturing) {
         return CM_CUDA_CAPTURE_UNSUPPORTED; /* a graph has no such node */
     }
-    if (device < CM_HOST_LOCATION || device >= rt->device_count) {
-        return CM_CUDA_INVALID_DEVICE;
+    CM_TRY_CODE(check_location(rt, location));
+    if (emulated->config.in_turn) {
+        return CM_CUDA_INVALID_DEVICE; /* the stream's */
     }
-    const cm_emulated_range *range =
-        range_find(&emulated->memory, CM_EMULATED_MANAGED, address, nbytes);
+    const cm_emulated_range *range = find_managed(emulated, address, nbytes);
     if (range == NULL) {
         return CM_CUDA_INVALID_VALUE;
     }
-    set_pages(range->wished, range, address, nbytes, device);
-    prefetch job = {{.run = prefetch_run}, address, nbytes, device};
+    if (run == prefetch_run) {
+        for (EACH_PAGE(range, address, nbytes, page)) {
+            page->wished = (signed char)location;
+        }
+    }
+    page_work job = {{.run = run}, address, nbytes, location};
     return cm_emulated_submit(rt, stream, &job.base, sizeof(job), false);
 }
 
 int32_t
-cm_emulated_op_prefetch_location(cm_runtime *rt, cm_address address, uint64_t nbytes,
-                                 int *out)
+cm_emulated_op_prefetch_async(cm_runtime *rt, cm_address address, uint64_t nbytes,
+                              int location, uint64_t stream)
 {
-    size_t count;
-    const cm_emulated_range *range =
-        range_find(&cm_emulated_of(rt)->memory, CM_EMULATED_MANAGED, address, nbytes);
-    if (range == NULL) {
+    return submit_pages(rt, address, nbytes, location, stream, prefetch_run);
+}
+
+static int32_t
+submit_batch(cm_runtime *rt, const cm_address *addresses, const uint64_t *nbytes,
+             uint64_t count, int location, uint64_t stream,
+             int32_t (*run)(cm_emulated *emulated, cm_emulated_job *base))
+{
+    if (stream <= CM_STREAM_LEGACY || count == 0) {
         return CM_CUDA_INVALID_VALUE;
     }
-    const signed char *pages =
-        find_pages(range->wished, range, address, nbytes, &count);
-    *out = memcmp(pages, pages + 1, count - 1) == 0 ? pages[0] : CM_NO_LOCATION;
+    for (uint64_t i = 0; i < count; i++) {
+        CM_TRY_CODE(submit_pages(rt, addresses[i], nbytes[i], location, stream, run));
+    }
+    return 0;
+}
+
+int32_t
+cm_emulated_op_prefetch_batch_async(cm_runtime *rt, const cm_address *addresses,
+                                    const uint64_t *nbytes, uint64_t count,
+                                    int location, uint64_t stream)
+{
+    return submit_batch(rt, addresses, nbytes, count, location, stream, prefetch_run);
+}
+
+int32_t
+cm_emulated_op_discard_batch_async(cm_runtime *rt, const cm_address *addresses,
+                                   const uint64_t *nbytes, uint64_t count,
+                                   uint64_t stream)
+{
+    return submit_batch(rt, addresses, nbytes, count, CM_HOST_LOCATION, stream,
+                        discard_run);
+}
+
+int32_t
+cm_emulated_op_advise(cm_runtime *rt, cm_address address, uint64_t nbytes, int advice,
+                      int location)
+{
+    const cm_emulated_range *range = find_managed(cm_emulated_of(rt), address, nbytes);
+    if (range == NULL || advice < CM_ADVISE_READ_MOSTLY
+        || advice > CM_ADVISE_NOT_ACCESSED_BY) {
+        return CM_CUDA_INVALID_VALUE;
+    }
+    if (advice == CM_ADVISE_PREFERRED || advice >= CM_ADVISE_ACCESSED_BY) {
+        CM_TRY_CODE(check_location(rt, location));
+    }
+    if (advice >= CM_ADVISE_ACCESSED_BY && location < CM_HOST_LOCATION) {
+        return CM_CUDA_INVALID_DEVICE; /* a node accesses nothing */
+    }
+    for (EACH_PAGE(range, address, nbytes, page)) {
+        uint64_t accessor = UINT64_C(1) << ((unsigned)(location + 1) & 63);
+        switch (advice) {
+        case CM_ADVISE_READ_MOSTLY:
+        case CM_ADVISE_NOT_READ_MOSTLY:
+            page->read_mostly = advice == CM_ADVISE_READ_MOSTLY;
+            break;
+        case CM_ADVISE_PREFERRED:
+            page->preferred = (signed char)location;
+            break;
+        case CM_ADVISE_NOT_PREFERRED:
+            page->preferred = CM_NO_LOCATION;
+            break;
+        case CM_ADVISE_ACCESSED_BY:
+            page->accessed_by |= accessor;
+            break;
+        default:
+            page->accessed_by &= ~accessor;
+        }
+    }
+    return 0;
+}
+
+int32_t
+cm_emulated_op_range_attribute(cm_runtime *rt, cm_address address, uint64_t nbytes,
+                               int attribute, int *out, int count)
+{
+    const cm_emulated_range *range = find_managed(cm_emulated_of(rt), address, nbytes);
+    if (range == NULL || attribute < CM_RANGE_READ_MOSTLY
+        || attribute > CM_RANGE_PREFETCHED || count < 1) {
+        return CM_CUDA_INVALID_VALUE;
+    }
+    cm_emulated_page all = *page_at(range, address);
+    for (EACH_PAGE(range, address, nbytes, page)) {
+        all.read_mostly = all.read_mostly && page->read_mostly;
+        all.accessed_by &= page->accessed_by;
+        all.preferred =
+            page->preferred == all.preferred ? all.preferred : CM_NO_LOCATION;
+        all.wished = page->wished == all.wished ? all.wished : CM_NO_LOCATION;
+    }
+    *out = attribute == CM_RANGE_READ_MOSTLY ? all.read_mostly
+           : attribute == CM_RANGE_PREFERRED ? all.preferred
+                                             : all.wished;
+    int device = CM_HOST_LOCATION;
+    for (int i = 0; attribute == CM_RANGE_ACCESSED_BY && i < count; i++) {
+        while (device < rt->device_count
+               && (all.accessed_by >> (device + 1) & 1) == 0) {
+            device++;
+        }
+        out[i] = device < rt->device_count ? device++ : CM_NO_LOCATION;
+    }
     return 0;
 }
 
@@ -743,16 +888,13 @@ cm_emulated_host_pages(cm_runtime *rt, cm_address address, uint64_t nbytes,
                        uint64_t *out)
 {
     cm_emulated *emulated = cm_emulated_of(rt);
-    size_t count = 0;
     cm_mutex_lock(&emulated->lock);
-    const cm_emulated_range *range =
-        range_find(&emulated->memory, CM_EMULATED_MANAGED, address, nbytes);
-    const signed char *pages =
-        range != NULL ? find_pages(range->resident, range, address, nbytes, &count)
-                      : NULL;
+    const cm_emulated_range *range = find_managed(emulated, address, nbytes);
     *out = 0;
-    for (size_t i = 0; i < count; i++) {
-        *out += pages[i] == CM_HOST_LOCATION;
+    if (range != NULL) {
+        for (EACH_PAGE(range, address, nbytes, page)) {
+            *out += page->resident == CM_HOST_LOCATION;
+        }
     }
     cm_mutex_unlock(&emulated->lock);
     return cm_fail(range != NULL ? CM_OK : CM_CUDA_INVALID_VALUE, address);

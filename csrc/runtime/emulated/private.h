@@ -67,6 +67,15 @@ typedef enum cm_emulated_kind {
 
 typedef struct cm_emulated_physical cm_emulated_physical; /* what is mapped on demand */
 
+/* Of managed memory. */
+typedef struct cm_emulated_page {
+    signed char resident;  /* a location: where it is, */
+    signed char wished;    /* where it was sent last, or CM_NO_LOCATION, */
+    signed char preferred; /* and where it is to be, or CM_NO_LOCATION */
+    bool read_mostly;
+    uint64_t accessed_by; /* bit 0: by the host, bit d + 1: by device d */
+} cm_emulated_page;
+
 typedef struct cm_emulated_range {
     int device; /* first; -1: of none */
     cm_emulated_kind kind;
@@ -82,8 +91,7 @@ typedef struct cm_emulated_range {
     uint64_t registered;     /* the address that was registered, maybe in a page */
     cm_emulated_pages user;  /* owned: addresses without bytes */
     cm_emulated_pages alias; /* owned: bytes */
-    signed char *resident;   /* by page: device or CM_HOST_LOCATION; owned */
-    signed char *wished;     /* by page: … or CM_NO_LOCATION; behind `resident` */
+    struct cm_emulated_page *pages; /* of managed memory; owned */
     cm_emulated_physical *physical; /* what is mapped here; else NULL, */
     uint64_t access;                /* who may touch it, by device index, */
     uint64_t serial;                /* and when it was; see cm_emulated_memory */

@@ -1,0 +1,387 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What only managed memory does: its pages move ahead of use, are advised, asked about
+ * and given up. The package has the words for it (cumem/managed.py); here are the
+ * calls, of whole spans: from the lowest to the highest element of a buffer. */
+#include "python/buffer/managed.h"
+
+#include <stdlib.h>
+
+#include "base/checked_math.h"
+#include "base/machine.h"
+#include "base/thread.h"
+#include "docstrings.h"
+#include "python/core/arguments.h"
+#include "python/core/errors.h"
+
+/* -- calls of the driver for the spans of buffers ------------------------------------------ */
+
+typedef struct page_call {
+    enum { PREFETCH, DISCARD, ADVISE } work;
+    int location;
+    int advice;        /* CM_ADVISE_… */
+    cm_stream *stream; /* on loan; ADVISE: NULL */
+} page_call;
+
+static cm_status
+submit(cm_runtime *rt, const page_call *wanted, const cm_address *addresses,
+       const uint64_t *nbytes, uint64_t count)
+{
+    uint64_t stream = wanted->stream == NULL ? 0 : wanted->stream->handle;
+    if (wanted->work == DISCARD) {
+        return cm_rt_discard_batch_async(rt, addresses, nbytes, count, stream);
+    }
+    if (wanted->work == PREFETCH && count > 1 && stream > CM_STREAM_LEGACY
+        && cm_runtime_has(rt, CM_OP_prefetch_batch_async)) {
+        return cm_rt_prefetch_batch_async(rt, addresses, nbytes, count,
+                                          wanted->location, stream);
+    }
+    for (uint64_t i = 0; i < count; i++) {
+        CM_TRY(wanted->work == ADVISE
+                   ? cm_rt_advise(rt, addresses[i], nbytes[i], wanted->advice,
+                                  wanted->location)
+                   : cm_rt_prefetch_async(rt, addresses[i], nbytes[i], wanted->location,
+                                          stream));
+    }
+    return cm_ok();
+}
+
+/* The driver's "invalid device" says nothing of the reason. */
+static cm_status
+explained(cm_runtime *rt, int device, cm_status status)
+{
+    int concurrent = 1;
+    bool refused =
+        status.code == CM_CUDA_INVALID_DEVICE || status.code == CM_CUDA_NOT_SUPPORTED;
+    if (refused
+        && cm_is_ok(cm_rt_device_attribute(rt, CM_ATTRIBUTE_concurrent_managed_access,
+                                           device, &concurrent))
+        && concurrent == 0) {
+        status.code = CM_EMANAGED;
+    }
+    return status;
+}
+
+static const char *
+doing(const page_call *wanted)
+{
+    static const char *const texts[] = {"while prefetching managed memory",
+                                        "while discarding managed memory",
+                                        "while advising managed memory"};
+    return texts[wanted->work];
+}
+
+/* Where the buffer's bytes are; of a discard the whole pages of them, so that what else
+ * lies on the first and the last stays. 0, or -1 with an exception. */
+static int
+find_span(const cm_buffer *self, bool inside, cm_address *address, uint64_t *nbytes)
+{
+    int64_t low, high;
+    if (cm_buffer_check_open(self) < 0 || cm_buffer_bounds(self, &low, &high) < 0) {
+        return -1;
+    }
+    cm_address begin = cm_buffer_address(self) + (uint64_t)low;
+    cm_address end = begin + (uint64_t)(high - low);
+    if (inside) {
+        uint64_t page = cm_page_nbytes();
+        begin = cm_round_up_to(begin, page);
+        end &= ~(page - 1);
+    }
+    *address = begin;
+    *nbytes = begin < end ? end - begin : 0;
+    return 0;
+}
+
+/* The buffers stay open meanwhile. 0, or -1 with an exception. */
+static int
+run_pinned(cm_state *state, const page_call *wanted, cm_buffer *const *buffers,
+           size_t count, const cm_address *addresses, const uint64_t *nbytes)
+{
+    const cm_storage *first = buffers[0]->storage;
+    int home = wanted->stream != NULL ? wanted->stream->device : first->device;
+    int device = wanted->location >= 0 ? wanted->location : home;
+    cm_runtime *rt = state->runtime;
+    for (size_t i = 0; i < count; i++) {
+        cm_storage_pin(buffers[i]->storage);
+    }
+    cm_state_enter(state);
+    cm_status status = CM_WITHOUT_GIL(
+        CM_ON_DEVICE(rt, home, submit(rt, wanted, addresses, nbytes, count)));
+    status = explained(rt, device, status);
+    cm_state_leave(state);
+    for (size_t i = 0; i < count; i++) {
+        cm_storage_unpin(buffers[i]->storage);
+    }
+    return cm_py_check(state, status, doing(wanted));
+}
+
+/* Buffers without bytes are passed over. */
+static int
+run(cm_state *state, const page_call *wanted, cm_buffer *const *all, size_t most)
+{
+    size_t count = 0;
+    char *room = malloc(most * (sizeof(cm_address) + sizeof(uint64_t) + sizeof(*all)));
+    if (room == NULL) {
+        PyErr_NoMemory();
+        return -1;
+    }
+    cm_address *addresses = (cm_address *)(void *)room;
+    uint64_t *nbytes = addresses + most;
+    cm_buffer **buffers = (cm_buffer **)(void *)(nbytes + most);
+    int result = 0;
+    for (size_t i = 0; i < most && result == 0; i++) {
+        result = find_span(all[i], wanted->work == DISCARD, &addresses[count],
+                           &nbytes[count]);
+        if (result == 0 && nbytes[count] > 0) {
+            cm_storage *storage = all[i]->storage;
+            storage->is_advised = storage->is_advised || wanted->work == ADVISE;
+            if (wanted->stream != NULL
+                && cm_storage_add_use(storage, wanted->stream) < 0) {
+                result = -1;
+            }
+            buffers[count++] = all[i];
+        }
+    }
+    if (result == 0 && count > 0) {
+        result = run_pinned(state, wanted, buffers, count, addresses, nbytes);
+    }
+    free(room);
+    return result;
+}
+
+/* -- prefetch() ---------------------------------------------------------------------------- */
+
+/* Texts are read by the package. */
+static int
+read_location(cm_state *state, PyObject *object, int *out)
+{
+    if (object == NULL || !PyUnicode_Check(object)) {
+        return cm_arg_device(state, object, "to", out);
+    }
+    PyObject *found = cm_package_call("extension.arguments", "read_location",
+                                      Py_BuildValue("(Os)", object, "to"));
+    *out = found == NULL ? CM_NO_LOCATION : (int)PyLong_AsLong(found);
+    Py_XDECREF(found);
+    return PyErr_Occurred() ? -1 : 0;
+}
+
+PyObject *
+cm_buffer_prefetch(PyObject *object, PyObject *const *args, Py_ssize_t nargs,
+                   PyObject *kwnames)
+{
+    cm_buffer *self = (cm_buffer *)object;
+    static const char *const names[] = {"to", "stream", NULL};
+    PyObject *values[2];
+    page_call wanted = {.work = PREFETCH};
+    if (cm_args_parse("prefetch", args, nargs, kwnames, names, 2, 0, values) < 0
+        || cm_buffer_check_open(self) < 0
+        || read_location(self->state, values[0], &wanted.location) < 0) {
+        return NULL;
+    }
+    int home = wanted.location < 0 ? self->storage->device : wanted.location;
+    wanted.stream = cm_stream_from_object(
+        self->state, values[1] == NULL ? Py_None : values[1], home);
+    if (wanted.stream == NULL) {
+        return NULL;
+    }
+    int result = run(self->state, &wanted, &self, 1);
+    cm_stream_give(self->state, wanted.stream);
+    if (result == 0) {
+        result = cm_buffer_note_side(self, wanted.location >= 0);
+    }
+    return result < 0 ? NULL : Py_NewRef(Py_None);
+}
+
+/* -- what the package asks for ------------------------------------------------------------- */
+
+/* The managed buffers of a tuple, borrowed; NULL with an exception. */
+static cm_buffer **
+read_buffers(const cm_state *state, PyObject *tuple, size_t *count)
+{
+    *count = (size_t)PyTuple_Size(tuple);
+    cm_buffer **found = malloc((*count + 1) * sizeof(*found));
+    if (found == NULL) {
+        PyErr_NoMemory();
+        return NULL;
+    }
+    for (size_t i = 0; i < *count; i++) {
+        PyObject *each = PyTuple_GetItem(tuple, (Py_ssize_t)i);
+        found[i] = (cm_buffer *)(void *)each;
+        if (!cm_buffer_check(state, each)
+            || cm_buffer_kind(found[i]) != CM_KIND_MANAGED) {
+            (void)cm_arg_refuse(each, "buffers", "ManagedBuffers");
+            free((void *)found);
+            return NULL;
+        }
+    }
+    return found;
+}
+
+/* _managed(work, buffers, advice, location, stream) */
+static PyObject *
+managed(PyObject *module, PyObject *args)
+{
+    cm_state *state = cm_state_of_module(module);
+    PyObject *tuple, *stream;
+    int work;
+    size_t count;
+    page_call wanted = {.stream = NULL};
+    if (!PyArg_ParseTuple(args, "iO!iiO", &work, &PyTuple_Type, &tuple, &wanted.advice,
+                          &wanted.location, &stream)) {
+        return NULL;
+    }
+    wanted.work = work;
+    cm_buffer **buffers = read_buffers(state, tuple, &count);
+    int result = buffers == NULL || cm_state_runtime(state) == NULL ? -1 : 0;
+    if (result == 0 && stream != Py_None) {
+        wanted.stream = cm_stream_from_object(state, stream, -1);
+        result = wanted.stream == NULL ? -1 : 0;
+    }
+    if (result == 0 && count > 0) {
+        result = run(state, &wanted, buffers, count);
+    }
+    if (wanted.stream != NULL) {
+        cm_stream_give(state, wanted.stream);
+    }
+    free((void *)buffers);
+    return result < 0 ? NULL : Py_NewRef(Py_None);
+}
+
+/* Of the bytes from `begin` to `end` of the span. */
+static int
+ask(const cm_buffer *self, uint64_t begin, uint64_t end, int attribute, int *out,
+    int count)
+{
+    cm_storage *storage = self->storage;
+    cm_runtime *rt = cm_state_runtime(self->state);
+    cm_address address;
+    uint64_t nbytes;
+    /* That may have run Python code, which may have freed us. */
+    if (rt == NULL || find_span(self, false, &address, &nbytes) < 0) {
+        return -1;
+    }
+    end = end < nbytes ? end : nbytes;
+    if (begin >= end) {
+        return 0;
+    }
+    cm_storage_pin(storage);
+    cm_state_enter(self->state);
+    cm_status status = CM_WITHOUT_GIL(
+        CM_ON_DEVICE(rt, storage->device,
+                     cm_rt_range_attribute(rt, address + begin, end - begin, attribute,
+                                           out, count)));
+    cm_state_leave(self->state);
+    cm_storage_unpin(storage);
+    return cm_py_check(self->state, status, "while asking about managed memory");
+}
+
+int
+cm_buffer_read_prefetch_location(const cm_buffer *self, int *out)
+{
+    *out = CM_NO_LOCATION;
+    return ask(self, 0, UINT64_MAX, CM_RANGE_PREFETCHED, out, 1);
+}
+
+/* _managed_ask(buffer, attribute, begin, end, count): a tuple of numbers */
+static PyObject *
+managed_ask(PyObject *module, PyObject *args)
+{
+    PyObject *buffer;
+    int attribute, count;
+    unsigned long long begin, end;
+    int found[CM_MAX_DEVICES + 1];
+    int64_t numbers[CM_MAX_DEVICES + 1];
+    if (!PyArg_ParseTuple(args, "O!iKKi",
+                          cm_state_of_module(module)->buffer_types[CM_KIND_MANAGED],
+                          &buffer, &attribute, &begin, &end, &count)) {
+        return NULL;
+    }
+    count = count <= CM_MAX_DEVICES ? count : CM_MAX_DEVICES + 1;
+    for (int i = 0; i < count; i++) { /* of no bytes */
+        found[i] = attribute == CM_RANGE_READ_MOSTLY ? 0 : CM_NO_LOCATION;
+    }
+    if (ask((cm_buffer *)(void *)buffer, begin, end, attribute, found, count) < 0) {
+        return NULL;
+    }
+    for (int i = 0; i < count; i++) {
+        numbers[i] = found[i];
+    }
+    return cm_tuple_from(numbers, count);
+}
+
+PyMethodDef cm_managed_methods[] = {
+    {"_managed", managed, METH_VARARGS, CM_DOC__managed},
+    {"_managed_ask", managed_ask, METH_VARARGS, CM_DOC__managed_ask},
+    {NULL, NULL, 0, NULL},
+};
+
+/* -- methods and properties that the package has -------------------------------------------- */
+
+#define FORWARD(name)                                                                  \
+    PyObject *cm_buffer_##name(PyObject *self, PyObject *arguments,                    \
+                               PyObject *keywords)                                     \
+    {                                                                                  \
+        return cm_package_call("managed", "call",                                      \
+                               Py_BuildValue("(sOOO)", #name, self, arguments,         \
+                                             keywords == NULL ? Py_None : keywords));  \
+    }
+FORWARD(advise)
+FORWARD(residency)
+FORWARD(discard)
+FORWARD(on)
+
+PyObject *
+cm_buffer_get_advice(PyObject *self, void *name)
+{
+    return cm_package_call("managed", "read_advice",
+                           Py_BuildValue("(Os)", self, (const char *)name));
+}
+
+int
+cm_buffer_set_advice(PyObject *self, PyObject *value, void *name)
+{
+    if (value == NULL) {
+        PyErr_Format(PyExc_AttributeError,
+                     "cannot delete %s: set it to False, None or ()",
+                     (const char *)name);
+        return -1;
+    }
+    return cm_package_do("managed", "set_advice",
+                         Py_BuildValue("(OsO)", self, (const char *)name, value));
+}
+
+/* -- thrashing ------------------------------------------------------------------------------ */
+
+int
+cm_buffer_note_side(cm_buffer *self, bool on_device)
+{
+    enum { MANY = 16 };
+    const uint64_t window_ns = UINT64_C(10000000000);
+    cm_sides *sides = &self->storage->sides;
+    int64_t low, high;
+    if (!cm_kind_migrates(self->storage->kind)) {
+        return 0;
+    }
+    if (cm_buffer_bounds(self, &low, &high) < 0) {
+        return -1;
+    }
+    low += self->offset;
+    high += self->offset;
+    bool same = low < sides->high && sides->low < high;
+    if (same && sides->on_device == on_device) {
+        return 0;
+    }
+    uint64_t now_ns = cm_now_ns();
+    if (!same || now_ns - sides->since_ns > window_ns) {
+        sides->turns = 0;
+        sides->since_ns = now_ns;
+    }
+    sides->turns += same;
+    sides->low = low;
+    sides->high = high;
+    sides->on_device = on_device;
+    if (sides->turns != MANY || sides->warned) {
+        return 0;
+    }
+    sides->warned = true;
+    return cm_package_do("managed", "warn_of_thrashing", Py_BuildValue("(O)", self));
+}
