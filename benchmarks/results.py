@@ -41,6 +41,9 @@ SOURCES: dict[str, tuple[str, ...]] = {
         *("csrc/python/protocols/buffer_export.c", "csrc/python/buffer/methods.c"),
         "csrc/python/copy/dlpack_export.c",
     ),
+    "managed": (
+        *("cumem/managed.py", "csrc/python/buffer/managed.c", "csrc/runtime/cuda*"),
+    ),
     "many": ("csrc/transfer/batch", "csrc/transfer/device/table*"),
     "mutants": ("csrc", "tests/mutants/faults.py"),
     "pipelines": ("cumem/pipelines.py", "csrc/transfer"),

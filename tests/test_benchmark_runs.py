@@ -4,6 +4,7 @@ benchmarks/loading.py, in short."""
 
 from __future__ import annotations
 
+import importlib
 import json
 import sys
 from collections.abc import Callable, Iterator
@@ -24,6 +25,40 @@ def measure(monkeypatch):
     module = pytest.importorskip("measure")
     yield module
     sys.modules.pop("measure")
+
+
+def test_benchmark_of_managed_memory_runs_and_says_that_it_is_emulated(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "results.json"
+    command = [str(FOLDER / "managed.py"), "--quick", "--json", str(path)]
+    done = programs.run(*command, CUMEM_EMULATED_DELAY_US="0")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.startswith("EMULATED DEVICE")
+    results = json.loads(path.read_text(encoding="utf-8"))
+    assert results["emulated"] is True
+    assert results["missing"] == dict.fromkeys(("torch", "cupy", "raw"), "needs a GPU")
+    ways = {case["key"]: set(case["seconds"]) for case in results["cases"]}
+    assert ways["prefetch to the GPU"] == {"cumem", "cumem, many"}
+    assert ways["page faults, read on the GPU"] == {"cumem"}
+    both = {"cumem", "cumem, 2 ahead", "cumem, all at once", "cumem, faults"}
+    both |= {"cumem, copies"}
+    assert ways["tiles of 1 MiB, read"] == both | {"cumem, read mostly"}
+    assert ways["tiles of 1 MiB, written, back on the host"] == both
+    assert all(s > 0 for case in results["cases"] for s in case["seconds"].values())
+
+
+def test_managed_words_that_are_wrong_are_seen(emulated, monkeypatch) -> None:
+    monkeypatch.syspath_prepend(str(FOLDER))
+    module = importlib.import_module("managed")
+    try:
+        bench = module.Bench(quick=True)
+        way = (bench.to_host, lambda: bench.buffer[5:6].fill(0))
+        case = bench.run(module.Case("one word", 4, ""), {"cumem": way})
+        assert case.errors == {"cumem": "AssertionError: wrong bytes"}
+    finally:
+        for name in ("managed", "measure"):
+            sys.modules.pop(name)
 
 
 @dataclass
