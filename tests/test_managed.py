@@ -7,7 +7,7 @@ import gc
 import mmap
 import threading
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import pytest
@@ -29,6 +29,30 @@ def managed(nbytes: int = NBYTES) -> cumem.ManagedBuffer:
 def steers(runtime: session.Runtime) -> None:
     if not cumem.Device(0).attributes().get("concurrent_managed_access"):
         pytest.skip("the device has no concurrent managed access")
+
+
+class Streams:
+    """The extension, as cumem/managed.py sees it: streams that it makes are shut."""
+
+    def __init__(self) -> None:
+        self.made: list[cumem.Stream] = []
+
+    def Stream(self, **where: object) -> cumem.Stream:  # noqa: N802
+        self.made.append(cumem.Stream(**where))
+        session.shut(self.made[-1])
+        return self.made[-1]
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(cumem._core, name)
+
+
+@pytest.fixture
+def streams(emulated, monkeypatch) -> Iterator[Streams]:
+    """What is ordered on streams of cumem's own."""
+    made = Streams()
+    monkeypatch.setitem(cumem.tiles.__globals__, "_core", made)
+    yield made
+    made.made.clear()
 
 
 # -- prefetch ----------------------------------------------------------------------------
@@ -289,6 +313,27 @@ def test_discard_has_its_place_in_the_stream(emulated, own: bool) -> None:
     assert not (buffer.numpy() == 4).any(), "not discarded"
 
 
+def test_discard_on_the_default_stream_has_its_place_there(streams) -> None:
+    if session.emulated_driver() < 13000:
+        pytest.skip("the driver has no discard")
+    buffer = managed()
+    stream = cumem.current_stream()
+    buffer.discard()
+    thread = threading.Thread(target=stream.synchronize)
+    thread.start()
+    session.wait_until_waiting(thread)
+    assert thread.is_alive()  # waits for the stream that the driver takes
+    testing.gate_open(streams.made[0])
+    thread.join()
+    with session.gate(stream):
+        buffer.fill(4, stream=stream)
+        buffer.discard()
+        testing.gate_open(streams.made[1])
+        cumem.Device(1).synchronize()
+    stream.synchronize()
+    assert not (buffer.numpy() == 4).any(), "discarded before what came earlier"
+
+
 def test_discard_of_what_has_gaps_is_refused(emulated) -> None:
     buffer = cumem.zeros((8, PAGE), "u1", "managed")
     for part in (buffer[:, 1:], buffer[::2], buffer[3, ::2]):
@@ -472,34 +517,16 @@ def on_device(buffer: cumem.ManagedBuffer) -> int:
     return (buffer.nbytes // PAGE - testing.host_pages(buffer)) * PAGE // NBYTES
 
 
-class Streams:
-    """The extension, as the module sees it: the streams that it makes are kept."""
-
-    def __init__(self) -> None:
-        self.made: list[cumem.Stream] = []
-
-    def Stream(self, **where: object) -> cumem.Stream:  # noqa: N802
-        self.made.append(cumem.Stream(**where))
-        session.shut(self.made[-1])
-        return self.made[-1]
-
-    def __getattr__(self, name: str) -> object:
-        return getattr(cumem._core, name)
-
-
 def test_work_on_a_tile_comes_after_its_move_and_its_way_back_after_that(
-    emulated, monkeypatch
+    streams,
 ) -> None:
-    streams = Streams()
-    monkeypatch.setitem(cumem.tiles.__globals__, "_core", streams)
     buffer = managed(2 * NBYTES)
     stream = cumem.Stream()
     with stream:
         found = cumem.tiles(buffer, NBYTES, ahead=0)
         _, tile = next(found)
-        tile.fill(9, stream=stream)
         inward, outward = streams.made
-        assert not stream.done
+        assert not stream.done  # nothing was given to it but the wait
         testing.gate_open(inward)
         stream.synchronize()
         assert on_device(buffer) == 1
@@ -512,7 +539,6 @@ def test_work_on_a_tile_comes_after_its_move_and_its_way_back_after_that(
         stream.synchronize()
     assert on_device(buffer) == 0
     assert (tile.numpy() == 8).all()
-    streams.made.clear()
 
 
 def test_third_tile_waits_until_the_first_is_back(emulated) -> None:
@@ -538,12 +564,16 @@ def test_third_tile_waits_until_the_first_is_back(emulated) -> None:
     assert on_device(buffer) == 0
 
 
-def test_stream_waits_for_the_last_way_back(emulated) -> None:
-    buffer = managed(3 * NBYTES)
+def test_stream_waits_for_the_last_way_back(streams) -> None:
+    buffer = managed()
     stream = cumem.Stream()
     with stream:
-        for _, tile in cumem.tiles(buffer, NBYTES):
-            tile.fill(6, stream=stream)
+        for _, tile in cumem.tiles(buffer, NBYTES, ahead=0):
+            inward, outward = streams.made
+            testing.gate_open(inward)
+            assert tile.nbytes == NBYTES
+        assert not stream.done
+        testing.gate_open(outward)
         stream.synchronize()
         assert on_device(buffer) == 0
 

@@ -1029,6 +1029,13 @@ class Worker(threading.Thread):
             with contextlib.suppress(ValueError, TypeError):  # "cpu" or "host"
                 box.memory.prefetch(where, stream=self.rng.choice(self.streams))
             repr(box.memory.prefetch_location)
+            box.memory.advise(
+                read_mostly=self.rng.choice((True, False)),
+                preferred_location=self.rng.choice(("cpu", None)),
+            )
+            box.memory.residency()
+            parts = [box.memory.reshape(-1)[i::2] for i in range(2)]
+            cumem.prefetch_many(parts, "cpu", self.rng.choice(self.streams))
         view = box.memory.as_device()
         out = np.empty(box.nbytes, "u1")
         cumem.copy(out, view)

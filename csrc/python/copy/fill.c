@@ -99,10 +99,9 @@ fill_pinned(cm_buffer *self, const void *element, cm_stream *stream, bool named)
         return -1;
     }
     int filler = choose_filler(self, stream, named);
-    if (filler < -1 || cm_buffer_check_open(self) < 0
-        || cm_storage_add_use(storage, stream) < 0
-        || queue_fill(self, element, stream, filler) < 0
-        || cm_buffer_note_side(self, filler >= 0) < 0) {
+    if (filler < -1 || cm_buffer_note_side(self, filler >= 0) < 0
+        || cm_buffer_check_open(self) < 0 || cm_storage_add_use(storage, stream) < 0
+        || queue_fill(self, element, stream, filler) < 0) {
         return -1;
     }
     /* Foreign memory may go when we return; what is registered waits before it goes. */
