@@ -493,7 +493,7 @@ def _tiles(
 ) -> Iterator[tuple[slice | tuple[slice, ...], _core.ManagedBuffer]]:
     # A driver begins a move at once only on a stream that is idle: one for each tile that
     # moves in at a time, waited for before its next one. The way back is behind work.
-    inward = itertools.cycle([_core.Stream(device=device) for _ in range(ahead + 1)])
+    inward: collections.deque[_core.Stream] = collections.deque()
     outward = _core.Stream(device=device)
     coming: collections.deque[
         tuple[tuple[slice, ...], _core.ManagedBuffer, _core.Event]
@@ -503,7 +503,9 @@ def _tiles(
     def start(count: int) -> None:
         for place in itertools.islice(places, count):
             tile = buf[place]
-            stream = next(inward)
+            is_full = len(inward) > ahead
+            stream = inward.popleft() if is_full else _core.Stream(device=device)
+            inward.append(stream)
             stream.synchronize()
             _core._managed(_PREFETCH, _rows(tile), 0, device, stream)
             coming.append((place, tile, stream.record()))

@@ -525,7 +525,7 @@ def test_work_on_a_tile_comes_after_its_move_and_its_way_back_after_that(
     with stream:
         found = cumem.tiles(buffer, NBYTES, ahead=0)
         _, tile = next(found)
-        inward, outward = streams.made
+        outward, inward = streams.made
         assert not stream.done  # nothing was given to it but the wait
         testing.gate_open(inward)
         stream.synchronize()
@@ -569,7 +569,7 @@ def test_stream_waits_for_the_last_way_back(streams) -> None:
     stream = cumem.Stream()
     with stream:
         for _, tile in cumem.tiles(buffer, NBYTES, ahead=0):
-            inward, outward = streams.made
+            outward, inward = streams.made
             testing.gate_open(inward)
             assert tile.nbytes == NBYTES
         assert not stream.done
@@ -591,6 +591,25 @@ def test_tiles_left_early_leave_nothing(emulated, evict: bool) -> None:
         next(found)
     never = cumem.tiles(buffer, NBYTES)
     never.close()
+
+
+def test_ctrl_c_is_heard_and_everything_goes_back(emulated) -> None:
+    buffer = managed(8 * NBYTES)
+    stream = cumem.Stream()
+    with stream, session.alarm(stream):
+        for _ in cumem.tiles(buffer, NBYTES):
+            pass
+    stream.synchronize()
+    assert on_device(buffer) == 0
+
+
+def test_tiles_make_no_more_streams_than_tiles(emulated) -> None:
+    cumem.current_stream().synchronize()
+    before = testing.counts()["streams"]
+    found = cumem.tiles(managed(2 * NBYTES), NBYTES, ahead=1000)
+    next(found)
+    assert testing.counts()["streams"] <= before + 3
+    found.close()
 
 
 def test_move_of_a_tile_that_fails_is_raised_and_the_others_go_back(emulated) -> None:
