@@ -307,10 +307,11 @@ _METHODS: dict[str, Callable[..., Any]] = {
 }
 
 
-def warn_of_thrashing(buffer: _core.ManagedBuffer) -> None:
+def warn_of_thrashing(buffer: _core.Buffer) -> None:
     """For the caller of what changed the side; nothing where the user has steered it."""
-    if isinstance(buffer, _core.ManagedBuffer) and (
-        buffer.read_mostly or buffer.preferred_location is not None
+    managed = buffer if isinstance(buffer, _core.ManagedBuffer) else buffer.base
+    if isinstance(managed, _core.ManagedBuffer) and (
+        managed.read_mostly or managed.preferred_location is not None
     ):
         return
     warnings.warn(
@@ -446,7 +447,7 @@ def tiles(
     Work given to the device's current stream after a tile has come is **ordered after**
     its move, and its way back after that work; both have streams of their own. Asking for
     another tile **blocks**, GIL released, until the tile before the last is done with,
-    and moved back if it is to be: with `evict`, memory for ``ahead + 3`` tiles is enough.
+    and moved back if it is to be: with `evict`, memory for ``ahead + 2`` tiles is enough.
     The current stream waits for the last way back when the iterator ends. One that is
     closed or dropped early sends back what was moved in, and does not wait. Tiles that are
     not contiguous move row by row; pages that two tiles share move with both.

@@ -556,11 +556,23 @@ def test_third_tile_waits_until_the_first_is_back(emulated) -> None:
     thread.start()
     session.wait_until_waiting(thread)
     assert came == [0, 1]
-    assert on_device(buffer) <= 4
+    assert on_device(buffer) <= 3
     testing.gate_open(stream)
     thread.join()
     assert came == list(range(8))
     stream.synchronize()
+    assert on_device(buffer) == 0
+
+
+@pytest.mark.parametrize("ahead", [0, 1, 3])
+def test_tiles_take_two_more_than_are_ahead(emulated, ahead: int) -> None:
+    buffer = managed(12 * NBYTES)
+    most = 0
+    for _, tile in cumem.tiles(buffer, NBYTES, ahead=ahead):
+        tile.fill(1, stream=cumem.current_stream())
+        most = max(most, on_device(buffer))
+    assert most <= ahead + 2
+    cumem.current_stream().synchronize()
     assert on_device(buffer) == 0
 
 
@@ -743,6 +755,10 @@ def test_what_is_no_thrashing_is_not_warned_of(emulated) -> None:
         steered = managed()
         steered.read_mostly = True
         to_and_fro(steered, 20)
+        view = steered.as_device()
+        for _ in range(20):
+            testing.array_interface(view)
+            steered.numpy()
         for _ in range(20):
             to_and_fro(managed(), 7)  # other memory each time
 

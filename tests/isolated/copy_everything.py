@@ -57,10 +57,17 @@ def main() -> None:
     managed = cumem.zeros(1 << 20, "u1", "managed")
     managed.prefetch(0)
     managed.prefetch("host")
+    managed.advise(read_mostly=True, preferred_location="cpu", accessed_by=[0])
+    managed.residency()
+    for _, tile in cumem.tiles(managed, 1 << 18):
+        tile.fill(1)
+    cumem.prefetch_many([managed[:4096], managed[4096:]], 0, stream)
+    if cumem.driver_version() >= (13, 0):
+        managed.discard(stream)
     cumem.Event().record(stream).synchronize()
     if "--plant-leak" in sys.argv:
         plant_leak()
-    del a, b, device, pinned, managed, handle, stream
+    del a, b, device, pinned, managed, tile, handle, stream
     gc.collect()
     cumem.shutdown(reset_devices=True)
     print("copied everything")
