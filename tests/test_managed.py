@@ -142,6 +142,22 @@ def test_prefetch_many_moves_all_in_one_call_or_several(driver: int, own: bool) 
         check()
 
 
+@pytest.mark.parametrize("to", [0, "cpu"])
+@pytest.mark.parametrize("own", [True, False])
+def test_prefetch_many_leaves_the_bytes_as_they_are(runtime, own: bool, to) -> None:
+    steers(runtime)
+    buffers = [managed() for _ in range(5)]
+    for number, buffer in enumerate(buffers):
+        buffer.numpy()[:] = number
+    stream = cumem.Stream() if own else cumem.current_stream()
+    cumem.prefetch_many(buffers, to, stream)
+    stream.synchronize()
+    place = "host" if to == "cpu" else cumem.Device(0)
+    assert [buffer.prefetch_location for buffer in buffers] == [place] * 5
+    for number, buffer in enumerate(buffers):
+        assert (buffer.numpy() == number).all()
+
+
 def test_prefetch_many_is_ordered_on_its_stream(emulated) -> None:
     buffers = [managed(), managed()]
     stream = cumem.Stream()

@@ -19,6 +19,7 @@ from numpy.random import default_rng  # NumPy itself would import it at first us
 from numpy.typing import NDArray
 
 import cumem
+from cumem.managed import prefetch_many
 from cumem.measuring import raw_copies
 
 __all__ = ["COPY_KINDS", "Plan", "Result", "count", "run"]
@@ -339,7 +340,8 @@ class _Bench:
         return _Trial(lambda: cumem.copy(host, source), verify)
 
     def _prefetch(self, managed: Any, where: object) -> None:
-        managed.prefetch(where, stream=self.stream)
+        # prefetch() would warn of memory that goes to and fro
+        prefetch_many((managed,), where, self.stream)
         self.stream.synchronize()
 
     def _prefetch_in(self, managed: Any, target: Any) -> _Trial:
