@@ -774,8 +774,10 @@ class ManagedBuffer(_HostUsable):
 
         Notes
         -----
-        Blocks: no, it is queued. Ordered after: work on `stream`, and what is given
-        to it later comes after it. The bytes are undefined until they are written.
+        Blocks: until the last piece of an unfinished background copy of the buffer is
+        submitted; else no, it is queued. Ordered after: work on `stream`, and all work
+        on the buffer that cumem knows of, as a write; what is given to `stream` later
+        comes after it. The bytes are undefined until they are written.
         Only pages that lie in the buffer as a whole are given up: bytes beside it are
         never lost.
         """

@@ -350,6 +350,21 @@ def test_discard_on_the_default_stream_has_its_place_there(streams) -> None:
     assert not (buffer.numpy() == 4).any(), "discarded before what came earlier"
 
 
+def test_discard_comes_after_all_work_on_the_buffer(emulated) -> None:
+    has_discard(emulated)
+    buffer = managed()
+    out = cumem.zeros(NBYTES, "u1", "pinned")
+    other, stream = cumem.Stream(), cumem.Stream()
+    with session.gate(other):
+        cumem.copy_async(out, buffer, stream=other)
+        buffer.discard(stream)
+        cumem.Device(1).synchronize()
+        assert not stream.done
+    stream.synchronize()
+    other.synchronize()
+    assert (out.numpy() == 1).all(), "discarded before it was read"
+
+
 def test_discard_of_what_has_gaps_is_refused(emulated) -> None:
     buffer = cumem.zeros((8, PAGE), "u1", "managed")
     for part in (buffer[:, 1:], buffer[::2], buffer[3, ::2]):

@@ -129,8 +129,15 @@ run(cm_state *state, const page_call *wanted, cm_buffer *const *all, size_t most
     cm_buffer **buffers = (cm_buffer **)(void *)(nbytes + most);
     int result = 0;
     for (size_t i = 0; i < most && result == 0; i++) {
-        result = find_span(all[i], wanted->work == DISCARD, &addresses[count],
-                           &nbytes[count]);
+        bool discards = wanted->work == DISCARD; /* and so comes after all that reads */
+        if (discards
+            && cm_storage_order_handle(all[i]->storage, wanted->stream->device,
+                                       wanted->stream->handle)
+                   < 0) {
+            result = -1;
+            break;
+        }
+        result = find_span(all[i], discards, &addresses[count], &nbytes[count]);
         if (result == 0 && nbytes[count] > 0) {
             cm_storage *storage = all[i]->storage;
             storage->is_advised = storage->is_advised || wanted->work == ADVISE;
