@@ -49,11 +49,10 @@ if TYPE_CHECKING:
     from cumem.multi_device import (
         broadcast, broadcast_async, gather, gather_async, scatter, scatter_async,
     )
-    from cumem.pipelines import chunk_size, chunks, pipeline
     from cumem.offloading import (
         ActivationOffload, offload, offload_activations, restore,
     )
-    from cumem.pipelines import chunk_size, chunks
+    from cumem.pipelines import chunk_size, chunks, pipeline
     from cumem.pool_stats import (
         Counters, Measure, Measurement, PoolStats, Stats, measure, pool_counters,
         stats,
