@@ -233,11 +233,13 @@ test_convert_does_not_heed_the_threads_settings(void)
     float from_halves[4];
     double near[4] = {1 + 0x1p-25, -1 - 0x1p-25, 0x1p-149, 1};
     float rounded[4];
-    uint64_t usual = swap_mode(USUAL_MODE | FLUSHES | ROUNDS_UP);
+    uint64_t usual = get_mode();
+    set_mode(USUAL_MODE | FLUSHES | ROUNDS_UP);
     convert_packed(from_to(CM_FLOAT32, CM_FLOAT64), wide, tiny, 4);
     convert_packed(from_to(CM_FLOAT16, CM_FLOAT32), from_halves, halves, 4);
     convert_packed(from_to(CM_FLOAT64, CM_FLOAT32), rounded, near, 4);
-    uint64_t kept = swap_mode(usual);
+    uint64_t kept = get_mode();
+    set_mode(usual);
     CHECK_EQ(kept & (FLUSHES | ROUNDS_UP), FLUSHES | ROUNDS_UP);
     CHECK(wide[0] == 0x1p-140 && wide[1] == 0x1p-149 && wide[2] == -0x1p-130);
     CHECK(from_halves[0] == 0x1p-24f && from_halves[2] == -0x1p-24f);

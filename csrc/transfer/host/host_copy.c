@@ -236,6 +236,22 @@ cm_host_copy(const cm_layout *layout, void *dst, const void *src, bool wide)
     }
 }
 
+/* The axis to convert along: the last one, unless it is so short that each turn costs
+ * more than what it converts. */
+static int
+convert_axis(const cm_layout *layout)
+{
+    enum { SHORT_COUNT = 32 };
+    int best = layout->ndim - 1;
+    for (int axis = best - 1; axis >= 0; axis--) {
+        int64_t length = layout->axes[best].length;
+        if (length < SHORT_COUNT && layout->axes[axis].length > length) {
+            best = axis;
+        }
+    }
+    return best;
+}
+
 /* Transposed, the lines of the source that a few elements of the target lie in are read
  * again while the cache has them. */
 void
@@ -244,7 +260,7 @@ cm_host_convert(const cm_convert *convert, const cm_layout *layout, void *dst,
 {
     enum { NEAR_COUNT = 128 };
     cm_axis axis = {.length = layout->run_nbytes != 0};
-    int inner = layout->ndim - 1;
+    int inner = convert_axis(layout);
     if (inner >= 0) {
         axis = layout->axes[inner];
     }
@@ -258,7 +274,7 @@ cm_host_convert(const cm_convert *convert, const cm_layout *layout, void *dst,
             cm_convert_run(convert, (char *)dst + offset[CM_DST], axis.stride[CM_DST],
                            (const char *)src + offset[CM_SRC], axis.stride[CM_SRC],
                            count);
-        } while (cm_layout_step(layout, inner, -1, index, offset));
+        } while (cm_layout_step(layout, layout->ndim, inner, index, offset));
     }
 }
 
