@@ -87,7 +87,8 @@ def dtype_of(name: str) -> np.dtype[Any] | None:
         return np.dtype(name)
     if importlib.util.find_spec("ml_dtypes") is None:
         return None
-    return np.dtype(__import__("ml_dtypes").bfloat16)
+    found: np.dtype[Any] = np.dtype(__import__("ml_dtypes").bfloat16)
+    return found
 
 
 class Bench:

@@ -335,6 +335,48 @@ def test_overlap_of_the_host_with_the_device_is_read_whole_first(
     assert (room.numpy().view("f4")[:count] == was.astype("f4")).all()
 
 
+def test_tensors_are_converted(runtime) -> None:
+    torch = pytest.importorskip("torch")
+    was = torch.randn(300, 200, dtype=torch.float64)
+    places = ["cpu", "cuda"] if runtime.name == "cuda" else ["cpu"]
+    for place in places:
+        made = torch.zeros(200, 300, dtype=torch.float16, device=place)
+        cumem.copy(made, was.T, casting="same_kind")
+        assert torch.equal(made.cpu(), was.T.to(torch.float16))
+        back = np.zeros((200, 300), "f4")
+        cumem.copy(back, made, casting="safe")
+        assert (back == made.cpu().float().numpy()).all()
+        half = torch.zeros(300, 200, dtype=torch.bfloat16, device=place)
+        cumem.copy(half, was.float(), casting="same_kind")
+        assert torch.equal(half.cpu(), was.float().bfloat16())
+
+
+@pytest.mark.parametrize("limit", ["100 KiB", "1 MiB"])
+def test_cast_makes_do_with_little_page_locked_memory(emulated, limit) -> None:
+    was = np.random.default_rng(0).standard_normal((1000, 400))
+    target = cumem.zeros(was.T.shape, "f4")
+    back = np.zeros(was.T.shape)
+    with cumem.limit("pinned", limit):
+        cumem.copy(target, was.T, casting="same_kind")
+        cumem.copy(back, target, casting="safe")
+    assert (back == was.T.astype("f4")).all()
+
+
+@pytest.mark.parametrize("kind", ["numpy", "pinned", "managed"])
+def test_other_devices_get_and_give_what_is_converted(emulated, kind) -> None:
+    was = np.arange(200_000.0)
+    stream = cumem.Stream(device=1)
+    source = values.put(was, kind)
+    target = cumem.zeros(was.shape, "f4", device=1, stream=stream)
+    cumem.copy_async(target, source, stream=stream, casting="same_kind")
+    back = values.put(np.zeros(was.shape, "i4"), kind)
+    cumem.copy(back, target, casting="unsafe", stream=stream)
+    assert (values.get(back) == was).all()
+    made = target.astype("f2")
+    assert made.device == target.device
+    assert (values.get(made) == was.astype("f4").astype("f2")).all()
+
+
 def test_device_gets_and_gives_whole_elements_without_a_kernel(emulated) -> None:
     """What lies together on the device is copied in one run a piece."""
     host, device = np.arange(500_000.0), cumem.zeros(500_000, "f4")

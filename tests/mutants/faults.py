@@ -598,6 +598,26 @@ FAULTS = [
         ],
     ),
     Fault(
+        "runs of converted elements",
+        "csrc/transfer/plan/layout.c",
+        "elements that are converted are joined: a piece may begin within one, and the "
+        "loop over them takes a run for an element",
+        "for (; layout->ndim > 0 && !cm_layout_has_items(layout); layout->ndim--) {",
+        "for (; layout->ndim > 0; layout->ndim--) {",
+        [
+            "tests/test_casting.py::"
+            "test_scale_or_offset_may_stand_alone_and_dtypes_may_be_the_same[emulated]",
+        ],
+    ),
+    Fault(
+        "halves rounded away from even",
+        "csrc/base/convert.c",
+        "the middle between two float16 goes up, also from an even one",
+        "(UINT32_C(112) << 23) + 0xfff + odd) >> 13;",
+        "(UINT32_C(112) << 23) + 0x1000) >> 13;",
+        ["tests/test_casting.py::test_cast_has_the_bits_of_numpys[float32-float16]"],
+    ),
+    Fault(
         "hole between locked pages",
         "csrc/pool/registry.c",
         "an array of which only the ends are page-locked is taken for locked",
