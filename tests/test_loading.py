@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
-from support import session
+from support import programs, session
 from support.session import testing
 
 import cumem
@@ -308,3 +308,34 @@ def test_framework_that_is_unknown_or_missing_is_refused(emulated, monkeypatch) 
     monkeypatch.setitem(sys.modules, "cupy", None)
     with pytest.raises(ImportError):
         cumem.prefetch([], framework="cupy")
+
+
+@pytest.mark.gpu
+def test_arrays_become_cupys_where_that_is_asked_for(cuda) -> None:
+    cupy = pytest.importorskip("cupy")
+    data = batches()
+    for stream in (cupy.cuda.Stream.null, cupy.cuda.Stream(non_blocking=True)):
+        with stream:
+            kept = []
+            for batch in cumem.prefetch(data, framework="cupy"):
+                assert isinstance(batch, cupy.ndarray)
+                kept.append(batch.copy())
+            assert np.array_equal([each.get() for each in kept], data)
+
+
+LEAVING = """
+import numpy as np
+import cumem
+
+found = iter(cumem.prefetch([np.ones(1 << 20)] * 9, depth=3))
+first = next(found)
+batch = cumem.collate_pinned([np.ones(1000)] * 3)
+collate = cumem.PinnedCollate(2)
+ring = collate._ring
+memory = ring.claim(*ring.take(1 << 16), 1 << 16)
+"""
+
+
+def test_interpreter_exit_in_the_middle_is_clean(runtime) -> None:
+    done = programs.run("-W", "ignore", "-c", LEAVING, CUMEM_BACKEND=runtime.name)
+    assert (done.returncode, done.stderr) == (0, "")
