@@ -114,44 +114,53 @@ run_pinned(cm_state *state, const page_call *wanted, cm_buffer *const *buffers,
     return cm_py_check(state, status, doing(wanted));
 }
 
-/* Buffers without bytes are passed over. */
+/* Add one of the buffers, if it has bytes. 0, or -1 with an exception. */
 static int
-run(cm_state *state, const page_call *wanted, cm_buffer *const *all, size_t most)
+add(const cm_state *state, const page_call *wanted, PyObject *object,
+    cm_buffer **buffers, size_t *count, cm_address *addresses, uint64_t *nbytes)
+{
+    cm_buffer *buffer = (cm_buffer *)(void *)object;
+    if (!cm_buffer_check(state, object) || cm_buffer_kind(buffer) != CM_KIND_MANAGED) {
+        return cm_arg_refuse(object, "buffers", "ManagedBuffers");
+    }
+    cm_storage *storage = buffer->storage;
+    cm_stream *stream = wanted->stream;
+    bool discards = wanted->work == DISCARD; /* and so comes after all that reads */
+    if ((discards
+         && cm_storage_order_handle(storage, stream->device, stream->handle) < 0)
+        || find_span(buffer, discards, &addresses[*count], &nbytes[*count]) < 0
+        || (stream != NULL && nbytes[*count] > 0
+            && cm_storage_add_use(storage, stream) < 0)) {
+        return -1;
+    }
+    storage->is_advised = storage->is_advised || wanted->work == ADVISE;
+    buffers[*count] = buffer;
+    *count += nbytes[*count] > 0;
+    return 0;
+}
+
+/* Of a tuple of buffers. */
+static int
+run(cm_state *state, const page_call *wanted, PyObject *tuple)
 {
     size_t count = 0;
-    char *room = malloc(most * (sizeof(cm_address) + sizeof(uint64_t) + sizeof(*all)));
-    if (room == NULL) {
+    Py_ssize_t most = PyTuple_Size(tuple);
+    uint64_t *nbytes = calloc((size_t)most + 1, 3 * sizeof(*nbytes));
+    if (nbytes == NULL) {
         PyErr_NoMemory();
         return -1;
     }
-    cm_address *addresses = (cm_address *)(void *)room;
-    uint64_t *nbytes = addresses + most;
-    cm_buffer **buffers = (cm_buffer **)(void *)(nbytes + most);
+    cm_address *addresses = nbytes + most;
+    cm_buffer **buffers = (cm_buffer **)(void *)(addresses + most);
     int result = 0;
-    for (size_t i = 0; i < most && result == 0; i++) {
-        bool discards = wanted->work == DISCARD; /* and so comes after all that reads */
-        if (discards
-            && cm_storage_order_handle(all[i]->storage, wanted->stream->device,
-                                       wanted->stream->handle)
-                   < 0) {
-            result = -1;
-            break;
-        }
-        result = find_span(all[i], discards, &addresses[count], &nbytes[count]);
-        if (result == 0 && nbytes[count] > 0) {
-            cm_storage *storage = all[i]->storage;
-            storage->is_advised = storage->is_advised || wanted->work == ADVISE;
-            if (wanted->stream != NULL
-                && cm_storage_add_use(storage, wanted->stream) < 0) {
-                result = -1;
-            }
-            buffers[count++] = all[i];
-        }
+    for (Py_ssize_t i = 0; i < most && result == 0; i++) {
+        result = add(state, wanted, PyTuple_GetItem(tuple, i), buffers, &count,
+                     addresses, nbytes);
     }
     if (result == 0 && count > 0) {
         result = run_pinned(state, wanted, buffers, count, addresses, nbytes);
     }
-    free(room);
+    free(nbytes);
     return result;
 }
 
@@ -190,7 +199,9 @@ cm_buffer_prefetch(PyObject *object, PyObject *const *args, Py_ssize_t nargs,
     if (wanted.stream == NULL) {
         return NULL;
     }
-    int result = run(self->state, &wanted, &self, 1);
+    PyObject *tuple = PyTuple_Pack(1, object);
+    int result = tuple == NULL ? -1 : run(self->state, &wanted, tuple);
+    Py_XDECREF(tuple);
     cm_stream_give(self->state, wanted.stream);
     if (result == 0) {
         result = cm_buffer_note_side(self, wanted.location >= 0);
@@ -200,29 +211,6 @@ cm_buffer_prefetch(PyObject *object, PyObject *const *args, Py_ssize_t nargs,
 
 /* -- what the package asks for ------------------------------------------------------------- */
 
-/* The managed buffers of a tuple, borrowed; NULL with an exception. */
-static cm_buffer **
-read_buffers(const cm_state *state, PyObject *tuple, size_t *count)
-{
-    *count = (size_t)PyTuple_Size(tuple);
-    cm_buffer **found = malloc((*count + 1) * sizeof(*found));
-    if (found == NULL) {
-        PyErr_NoMemory();
-        return NULL;
-    }
-    for (size_t i = 0; i < *count; i++) {
-        PyObject *each = PyTuple_GetItem(tuple, (Py_ssize_t)i);
-        found[i] = (cm_buffer *)(void *)each;
-        if (!cm_buffer_check(state, each)
-            || cm_buffer_kind(found[i]) != CM_KIND_MANAGED) {
-            (void)cm_arg_refuse(each, "buffers", "ManagedBuffers");
-            free((void *)found);
-            return NULL;
-        }
-    }
-    return found;
-}
-
 /* _managed(work, buffers, advice, location, stream) */
 static PyObject *
 managed(PyObject *module, PyObject *args)
@@ -230,26 +218,25 @@ managed(PyObject *module, PyObject *args)
     cm_state *state = cm_state_of_module(module);
     PyObject *tuple, *stream;
     int work;
-    size_t count;
     page_call wanted = {.stream = NULL};
     if (!PyArg_ParseTuple(args, "iO!iiO", &work, &PyTuple_Type, &tuple, &wanted.advice,
                           &wanted.location, &stream)) {
         return NULL;
     }
     wanted.work = work;
-    cm_buffer **buffers = read_buffers(state, tuple, &count);
-    int result = buffers == NULL || cm_state_runtime(state) == NULL ? -1 : 0;
-    if (result == 0 && stream != Py_None) {
+    if (cm_state_runtime(state) == NULL) {
+        return NULL;
+    }
+    if (stream != Py_None) {
         wanted.stream = cm_stream_from_object(state, stream, -1);
-        result = wanted.stream == NULL ? -1 : 0;
+        if (wanted.stream == NULL) {
+            return NULL;
+        }
     }
-    if (result == 0 && count > 0) {
-        result = run(state, &wanted, buffers, count);
-    }
+    int result = run(state, &wanted, tuple);
     if (wanted.stream != NULL) {
         cm_stream_give(state, wanted.stream);
     }
-    free((void *)buffers);
     return result < 0 ? NULL : Py_NewRef(Py_None);
 }
 
