@@ -71,8 +71,8 @@ cm_explain(PyObject *module, PyObject *args)
     bool blocking;
     cm_call_frame frame;
     cm_state *state = cm_state_of_module(module);
-    if (!PyArg_ParseTuple(args, "OOOO|OOO", &dst, &src, &stream, &flag, &casting.casting,
-                          &casting.scale, &casting.offset)
+    if (!PyArg_ParseTuple(args, "OOOO|OOO", &dst, &src, &stream, &flag,
+                          &casting.casting, &casting.scale, &casting.offset)
         || cm_arg_bool(flag, "blocking", &blocking) < 0) {
         return NULL;
     }
