@@ -78,8 +78,7 @@ is_fresh(const cm_job *job)
 {
     const cm_region *dst = &job->dst;
     cm_layout layout;
-    return !job->dst_facts.locked
-           && cm_kind_is_pageable(dst->kind) && dst->host != NULL
+    return !job->dst_facts.locked && cm_kind_is_pageable(dst->kind) && dst->host != NULL
            && cm_region_is_on_device(&job->src)
            && cm_is_ok(cm_layout_init(dst, &job->src, &layout)) && layout.ndim == 0
            && cm_pages_are_fresh((char *)dst->host + layout.offset[CM_DST],
