@@ -524,9 +524,16 @@ def test_copies_of_a_gpu_follow_its_streams(emulated) -> None:
     )  # returns at once, and comes after the fill
     link.order(down, stream)
     device.fill(9, stream=stream)  # which comes after the copy
-    up = link.bring(device.ptr, host)  # after all of that
-    link.order(up, stream)
     assert not down.done
+    testing.gate_open(stream)
+    stream.synchronize()
+    assert np.all(device.to_numpy() == 9)
+    session.shut(stream)
+    device.fill(9, stream=stream)
+    up = link.bring(device.ptr, host)  # after that
+    session.let_workers_pass()
+    assert not up.done
+    link.order(up, stream)
     testing.gate_open(stream)
     stream.synchronize()
     assert np.all(device.to_numpy() == 7)
