@@ -149,13 +149,13 @@ class _Saved:
         self.nbytes = nbytes
         self.weak = weak  #: of the storage that was saved
         self.kept: Any = storage  #: until the copy is done, in the order of `stream`
-        self.stream = link.current()
         self.host: Any = None
         self.down: _core.Transfer | None = None  #: which takes the bytes to `host`
         self.back: Any = None  #: storage of the bytes brought back
         self.up: _core.Transfer | None = None  #: which brings them
         self.count = 0  #: of tensors over them
         self.left = 0  #: so many of them have not been asked for since
+        self.stream = link.current()
         self.previous = _ref(previous)  #: what was packed before, for prefetching
 
     def leave(self) -> None:
@@ -493,10 +493,13 @@ def _move(torch: Any, tensors: Iterable[Any], to_host: bool) -> dict[int, Any]:
             old = old.set_(storage, 0, (nbytes,), (1,))
             if to_host:
                 host, flat = _make_host(torch, nbytes, device)
-                pair = (host, memory(old.data_ptr(), nbytes))
+                device_end = memory(old.data_ptr(), nbytes)
+                pair = (host, device_end)
             else:
                 flat = torch.empty(nbytes, dtype=torch.uint8, device=device)
-                pair = (memory(flat.data_ptr(), nbytes), old)
+                device_end = memory(flat.data_ptr(), nbytes)
+                pair = (device_end, old)
+            device_end.owner = old, flat  # Ctrl-C may leave a copy under way
             flats[storage._cdata] = flat
             pairs.setdefault(device, []).extend([pair] if nbytes else [])
         new = torch.empty(0, dtype=tensor.dtype, device=flat.device)

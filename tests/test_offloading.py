@@ -724,3 +724,54 @@ def test_streams_are_made_once_and_anew_after_shutdown(emulated, torch, links) -
         assert len(links) == count
         gc.collect()
         cumem.shutdown()
+
+
+# -- what only a GPU shows -------------------------------------------------------------
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("on_side_stream", [False, True])
+def test_device_of_a_gpu_holds_less(cuda, torch, on_side_stream: bool) -> None:
+    """With the host far ahead of the device, which is what would keep memory."""
+    if not torch.cuda.is_available():
+        pytest.skip("this PyTorch has no CUDA")
+    layers = [torch.nn.Sequential(torch.nn.Linear(1024, 1024), torch.nn.GELU())] * 24
+    model = torch.nn.Sequential(*layers).cuda()
+    data = torch.randn(8192, 1024, device="cuda")
+    tensor_nbytes = data.nbytes
+    stream = torch.cuda.Stream() if on_side_stream else torch.cuda.current_stream()
+
+    def peak(context: Any) -> tuple[int, list[Any]]:
+        model.zero_grad()
+        torch.cuda.synchronize()
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        with torch.cuda.stream(stream):
+            with context:
+                loss = model(data).square().mean()
+            loss.backward()
+        torch.cuda.synchronize()
+        gradients = [p.grad.clone() for p in model.parameters()]
+        return torch.cuda.max_memory_allocated() - before, gradients
+
+    plain, expected = peak(contextlib.nullcontext())
+    for _ in range(2):
+        less, found = peak(cumem.offload_activations(depth=2))
+        assert are_equal(torch, found, expected)
+        assert plain > 40 * tensor_nbytes
+        assert less < 16 * tensor_nbytes
+
+
+@pytest.mark.gpu
+def test_module_on_the_host_frees_the_memory_of_a_gpu(cuda, torch) -> None:
+    if not torch.cuda.is_available():
+        pytest.skip("this PyTorch has no CUDA")
+    model = torch.nn.Linear(4096, 4096, device="cuda")
+    before = torch.cuda.memory_allocated()
+    cumem.offload(model)
+    assert torch.cuda.memory_allocated() <= before - model.weight.nbytes
+    assert model.weight.is_pinned()
+    cumem.restore(model)
+    assert model.weight.is_cuda
+    assert torch.cuda.memory_allocated() >= before
