@@ -466,10 +466,9 @@ _homes: dict[int, Any] = {}
 
 
 def _make_host(torch: Any, nbytes: int, device: Any) -> tuple[Any, Any]:
-    """Pinned memory that knows where its bytes are from, and a tensor over it."""
-    host = _core.empty_pinned(nbytes, "u1")
-    if nbytes == 0:
-        return host, torch.empty(0, dtype=torch.uint8)
+    """Pinned memory that knows where its bytes are from, also without any, and a tensor
+    over it."""
+    host = _core.empty_pinned(max(1, nbytes), "u1")
     _homes[host.ptr] = device
     weakref.finalize(host, _homes.pop, host.ptr, None).atexit = False
     return host, torch.frombuffer(host, dtype=torch.uint8)

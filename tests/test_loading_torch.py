@@ -535,6 +535,7 @@ def test_torchs_own_copy_of_a_slot_is_not_overwritten(cuda, tmp_path) -> None:
         cuda,
         tmp_path,
         """
+        torch.cuda.init()  # before, no memory is pinned to PyTorch
         collate = cumem.PinnedCollate(6, "1 MiB")
         loader = DataLoader(Images(), 4, num_workers=2, collate_fn=collate)
         for _ in range(3):
