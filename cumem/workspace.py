@@ -8,7 +8,7 @@ import math
 import operator
 import threading
 from types import TracebackType
-from typing import TYPE_CHECKING, Self, SupportsIndex, final
+from typing import TYPE_CHECKING, Any, Self, SupportsIndex, final
 
 import numpy as np
 from numpy.typing import DTypeLike
@@ -33,9 +33,12 @@ def _round_up(nbytes: int) -> int:
 
 def _nbytes_of(shape: _core._Shape, dtype: DTypeLike) -> int:
     """0 where they make no buffer, which is told by whoever makes it."""
-    lengths = [shape] if isinstance(shape, SupportsIndex) else shape
+    lengths: Any = shape
     try:
-        count = math.prod(map(operator.index, lengths))
+        try:
+            count = operator.index(lengths)
+        except TypeError:
+            count = math.prod(map(operator.index, lengths))
         return max(0, np.dtype(dtype).itemsize * count)
     except (TypeError, ValueError):
         return 0
@@ -98,8 +101,8 @@ class Workspace:
     """
 
     __slots__ = (
-        *("__weakref__", "_blocks", "_ended", "_high_water", "_nbytes", "_pool"),
-        *("_spent", "_stream", "_thread", "_used"),
+        *("__weakref__", "_blocks", "_ended", "_high_water", "_kind", "_nbytes"),
+        *("_pool", "_spent", "_stream", "_thread", "_used"),
     )
 
     def __init__(
@@ -114,6 +117,7 @@ class Workspace:
         if size == 0:
             raise ValueError("nbytes must be at least 1, not 0")
         self._nbytes = -(-size // _PAGE) * _PAGE
+        self._kind = kind
         self._stream = stream
         #: Each with what was used before it.
         self._blocks: list[tuple[list[tuple[_core.Buffer, int]], int]] = []
@@ -133,7 +137,7 @@ class Workspace:
     @property
     def kind(self) -> str:
         """ "device", "pinned", "mapped" or "managed"."""
-        return self._pool.kind
+        return self._kind
 
     @property
     def device(self) -> Device:
@@ -211,7 +215,7 @@ class Workspace:
             buffer = _core.empty(
                 shape,
                 dtype,
-                self._pool.kind,  # type: ignore[arg-type]
+                self._kind,
                 order=order,
                 stream=self._stream,
                 pool=self._pool,

@@ -279,6 +279,10 @@ def test_layout_and_zeros_are_numpys(runtime) -> None:
         assert turned.numpy().flags.f_contiguous
         assert not turned.numpy().any()
         assert workspace.empty(()).shape == ()
+        used = workspace.used
+        assert workspace.empty(np.array([20, 100])).shape == (20, 100)
+        assert workspace.empty([np.int64(20), 100], float).shape == (20, 100)
+        assert workspace.used == used + 2 * 16384
         assert workspace.empty(0).nbytes == 0
         with pytest.raises(TypeError):
             workspace.empty(3, object)
