@@ -41,6 +41,7 @@ SOURCES: dict[str, tuple[str, ...]] = {
         *("csrc/python/protocols/buffer_export.c", "csrc/python/buffer/methods.c"),
         "csrc/python/copy/dlpack_export.c",
     ),
+    "loading": ("cumem/loading.py", "cumem/collating.py", "cumem/ring.py"),
     "managed": (
         *("cumem/managed.py", "csrc/python/buffer/managed.c", "csrc/runtime/cuda*"),
     ),

@@ -81,9 +81,10 @@ def test_prefetch_to_a_numa_node(runtime) -> None:
     buffer = managed()
     if not runtime.emulated or session.emulated_driver() >= 12020:
         buffer.prefetch("numa:0")
-        assert buffer.prefetch_location in ("numa:0", "host")
+        assert buffer.prefetch_location == "numa:0"
         buffer.preferred_location = "numa:0"
-        assert buffer.preferred_location in ("numa:0", "host")
+        found = buffer.preferred_location  # an H100's driver takes it and tells of none
+        assert found == "numa:0" or (found is None and not runtime.emulated)
     with pytest.raises(ValueError, match='"cpu" or "numa:N", not \'numa:x\''):
         buffer.prefetch("numa:x")
 

@@ -317,7 +317,8 @@ prefetch_batch_async(cm_runtime *rt, const cm_address *addresses,
                   pointer(stream));
 }
 
-/* Of a NUMA node the attribute that old drivers have too says nothing. */
+/* Of a NUMA node the attribute that old drivers have too says that it is the host, or
+ * nothing. */
 static int32_t
 range_attribute(const cm_runtime *rt, const void *memory, size_t nbytes, int attribute,
                 int *out, int count)
@@ -328,7 +329,7 @@ range_attribute(const cm_runtime *rt, const void *memory, size_t nbytes, int att
                                          nbytes));
     bool is_location =
         attribute == CM_RANGE_PREFERRED || attribute == CM_RANGE_PREFETCHED;
-    if (!is_location || *out != CM_NO_LOCATION || rt->driver_version < LOCATIONS) {
+    if (!is_location || *out >= 0 || rt->driver_version < LOCATIONS) {
         return CM_OK;
     }
     bool preferred = attribute == CM_RANGE_PREFERRED;
