@@ -381,8 +381,8 @@ def test_chunks_come_and_leave_while_a_stream_is_at_work(emulated) -> None:
         target=lambda: cumem.pipeline(work, array, out, 10, streams=streams)
     )
     thread.start()
-    session.wait_until_waiting(thread)  # for the work on the second
     session.wait_until(lambda: np.array_equal(out[:10], array[:10, : WIDTH // 2]))
+    session.wait_until(lambda: len(chunks) == 2)
     assert chunks == [array[:10].tobytes(), array[20:30].tobytes()]
     assert not out[10:20].any()
     testing.gate_open(streams[1])
@@ -420,12 +420,17 @@ def test_output_leaves_after_all_that_its_stream_was_given(emulated) -> None:
     """Also after work that cumem does not see."""
     stream = cumem.Stream()
     out = np.zeros(8)
+    is_shut = threading.Event()
+
+    def work(x: cumem.DeviceBuffer, y: cumem.Buffer, stream: cumem.Stream) -> None:
+        session.shut(stream)
+        is_shut.set()
+
     thread = threading.Thread(
-        target=lambda: cumem.pipeline(
-            lambda x, y, stream: session.shut(stream), np.ones(8), out, streams=stream
-        )
+        target=lambda: cumem.pipeline(work, np.ones(8), out, streams=stream)
     )
     thread.start()
+    is_shut.wait()
     session.wait_until_waiting(thread)
     session.let_workers_pass()
     assert not out.any()
@@ -438,19 +443,21 @@ def test_work_that_cumem_does_not_see_keeps_its_input(emulated) -> None:
     """A kernel of another library that was given no more than the address."""
     stream = cumem.Stream()
     cumem.set_limit("device", "3 MiB", device=0)  # one block of two
+    is_shut = threading.Event()
+    came: list[cumem.Buffer] = []
+
+    def work(x: cumem.DeviceBuffer, y: None, stream: cumem.Stream) -> None:
+        session.shut(stream)
+        is_shut.set()
+
+    data = np.ones((1, 2 << 20), "u1")
     threads = [
-        threading.Thread(
-            target=lambda: cumem.pipeline(
-                lambda x, y, stream: session.shut(stream),
-                np.ones((1, 2 << 20), "u1"),
-                streams=stream,
-            )
-        ),
+        threading.Thread(target=lambda: cumem.pipeline(work, data, streams=stream)),
         threading.Thread(target=lambda: came.append(cumem.empty_device(2 << 20, "u1"))),
     ]
-    came: list[cumem.Buffer] = []
     for thread in threads:
         thread.start()
+        is_shut.wait()
         session.wait_until_waiting(thread)
     assert came == []
     testing.gate_open(stream)

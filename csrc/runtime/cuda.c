@@ -257,13 +257,14 @@ static struct cudaMemLocation
 location_of(int location)
 {
     if (location >= 0) {
-        return (struct cudaMemLocation){cudaMemLocationTypeDevice, location};
+        return (struct cudaMemLocation){.type = cudaMemLocationTypeDevice,
+                                        .id = location};
     }
     if (location == CM_HOST_LOCATION) {
-        return (struct cudaMemLocation){cudaMemLocationTypeHost, 0};
+        return (struct cudaMemLocation){.type = cudaMemLocationTypeHost};
     }
-    return (struct cudaMemLocation){cudaMemLocationTypeHostNuma,
-                                    CM_NUMA_LOCATION(location)};
+    return (struct cudaMemLocation){.type = cudaMemLocationTypeHostNuma,
+                                    .id = CM_NUMA_LOCATION(location)};
 }
 
 /* CUDA 13 gave the plain names the signatures with a location that CUDA 12.2 had
