@@ -16,7 +16,6 @@ import ast
 import collections
 import importlib
 import inspect
-import itertools
 import os
 import shutil
 import sys
@@ -25,7 +24,6 @@ import textwrap
 import threading
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -483,59 +481,85 @@ def of_file(xp: Any, path: Path, chunk: int, repeats: int) -> Iterator[Case]:
 # -- the timeline ----------------------------------------------------------------------
 
 
+class Sightings:
+    """When copies are seen done. One thread looks: threads that wait take processors."""
+
+    def __init__(self) -> None:
+        self.spans: list[dict[str, Any]] = []
+        self._pending: list[tuple[cumem.Transfer, str, int]] = []
+        self._counts = {"in": 0, "out": 0}
+        self._over = False
+        self._thread = threading.Thread(target=self._look)
+        self._thread.start()
+
+    def add(self, transfer: cumem.Transfer, stage: str) -> None:
+        self._pending.append((transfer, stage, self._counts[stage]))
+        self._counts[stage] += 1
+
+    def _look(self) -> None:
+        while self._pending or not self._over:
+            for each in self._pending[:]:
+                transfer, stage, number = each
+                if transfer.done:
+                    end = time.perf_counter()
+                    self.spans.append(span(stage, number, end - transfer.seconds, end))
+                    self._pending.remove(each)
+            time.sleep(5e-5)
+
+    def close(self) -> None:
+        self._over = True
+        self._thread.join()
+
+
+def span(stage: str, number: int, begin: float, end: float) -> dict[str, Any]:
+    return {"stage": stage, "chunk": number, "begin": begin, "end": end}
+
+
 def timeline(worker: Worker, nbytes: int, chunk: int) -> list[dict[str, Any]]:
     """When each stage of each chunk ran, in seconds: work by CUDA events, copies by their
-    own clock, which is the device's or the host's, up to the moment they are seen done."""
+    own clock, the device's or the host's, up to the moment they are seen done."""
     rows, step = nbytes // WIDTH // 4, chunk // WIDTH // 4
     src = cumem.full((rows, WIDTH), 1, "f4", "pinned")
     out = cumem.empty_pinned((rows, WIDTH // 2), "f4")
+    x = cumem.full((step, WIDTH), 1, "f4", "device")
+    worker.tune(x, cumem.empty_device((step, WIDTH // 2), "f4"), chunk / 60e9)
     stream = cumem.current_stream(0)
+    events = [(cumem.Event(), cumem.Event()) for _ in range(2 * -(-rows // step))]
     marks: list[tuple[cumem.Event, cumem.Event]] = []
-    spans: list[dict[str, Any]] = []
-    ends: dict[str, Iterator[int]] = {"in": itertools.count(), "out": itertools.count()}
+    before: Any = pipelines._core.copy_async
 
     def work(x: Any, y: Any, stream: Any) -> None:
-        begin = cumem.Event().record(stream)
+        begin, end = events[len(marks)]
+        begin.record(stream)
         worker(x, y, stream)
-        marks.append((begin, cumem.Event().record(stream)))
+        end.record(stream)
+        marks.append((begin, end))
 
-    def watch(transfer: cumem.Transfer, stage: str, number: int) -> None:
-        transfer.wait()
-        end = time.perf_counter()
-        seconds = transfer.seconds
-        spans.append(
-            {"stage": stage, "chunk": number, "begin": end - seconds, "end": end}
-        )
+    def copy_async(dst: Any, src: Any, **more: Any) -> cumem.Transfer:
+        transfer: cumem.Transfer = before(dst, src, **more)
+        seen.add(transfer, "in" if isinstance(dst, cumem.DeviceBuffer) else "out")
+        return transfer
 
-    before: Any = pipelines._core.copy_async
-    with ThreadPoolExecutor(16) as watchers:
-
-        def copy_async(dst: Any, src: Any, **more: Any) -> cumem.Transfer:
-            transfer: cumem.Transfer = before(dst, src, **more)
-            stage = "in" if isinstance(dst, cumem.DeviceBuffer) else "out"
-            watchers.submit(watch, transfer, stage, next(ends[stage]))
-            return transfer
-
-        cumem.pipeline(work, src, out, chunk=step)  # warm
-        marks.clear()
-        stream.synchronize()
-        start = cumem.Event().record(stream)
-        start.synchronize()
-        zero = time.perf_counter()
-        pipelines._core.copy_async = copy_async
-        try:
-            cumem.pipeline(work, src, out, chunk=step)
-        finally:
-            pipelines._core.copy_async = before
-    for span in spans:
-        span["begin"] -= zero
-        span["end"] -= zero
-    for number, (begin, end) in enumerate(marks):
+    cumem.pipeline(work, src, out, chunk=step)  # warm
+    count = len(marks)
+    start = cumem.Event().record(stream)
+    start.synchronize()
+    zero = time.perf_counter()
+    seen = Sightings()
+    pipelines._core.copy_async = copy_async
+    try:
+        cumem.pipeline(work, src, out, chunk=step)
+    finally:
+        pipelines._core.copy_async = before
+        seen.close()
+    spans = [
+        span(s["stage"], s["chunk"], s["begin"] - zero, s["end"] - zero)
+        for s in seen.spans
+    ]
+    for number, (begin, end) in enumerate(marks[count:]):
         times = begin.seconds_since(start), end.seconds_since(start)
-        spans.append(
-            {"stage": "work", "chunk": number, "begin": times[0], "end": times[1]}
-        )
-    return sorted(spans, key=lambda span: span["begin"])
+        spans.append(span("work", number, *times))
+    return sorted(spans, key=lambda each: float(each["begin"]))
 
 
 def plot(spans: list[dict[str, Any]], path: str) -> None:
@@ -547,13 +571,13 @@ def plot(spans: list[dict[str, Any]], path: str) -> None:
 
     figure, axes = pyplot.subplots(figsize=(9, 2.6), layout="constrained")
     lanes = ["out", "work", "in"]
-    for span in spans:
+    for each in spans:
         axes.barh(
-            lanes.index(span["stage"]),
-            1e3 * (span["end"] - span["begin"]),
-            left=1e3 * span["begin"],
+            lanes.index(each["stage"]),
+            1e3 * (each["end"] - each["begin"]),
+            left=1e3 * each["begin"],
             height=0.7,
-            color=f"C{span['chunk'] % 10}",
+            color=f"C{each['chunk'] % 10}",
             edgecolor="white",
             alpha=0.8,
         )
@@ -579,6 +603,7 @@ def main() -> None:
         folder={"default": None, "help": "of the file; default: a temporary one"},
         largest={"type": int, "default": 40, "help": "GiB of the file at most"},
         parts={"default": "overlap,timeline,file", "help": "which of these"},
+        plot={"metavar": "FILE", "help": "draw the timeline into a PNG file"},
     )
     quick = run.options.quick
     emulated = cumem.backend() == "emulated"
@@ -593,7 +618,10 @@ def main() -> None:
         run.show(overlap(worker, nbytes, chunk, repeats), line_of)
         cumem.trim()
     if "timeline" in parts:
-        run.note(1, timeline=timeline(worker, 16 * chunk, chunk))
+        spans = timeline(worker, 16 * chunk, chunk)
+        run.note(1, timeline=spans)
+        if run.options.plot:
+            plot(spans, run.options.plot)
     if "file" in parts:
         with tempfile.TemporaryDirectory(dir=run.options.folder) as folder:
             free = shutil.disk_usage(folder).free * 8 // 10

@@ -5,9 +5,10 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import io
 import itertools
 import os
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, NamedTuple, Self, SupportsIndex
 
@@ -137,8 +138,8 @@ def _rows(memory: Any, nbytes: int, dtype: np.dtype[Any] | None) -> int:
 
 def _open(file: Any) -> Any:
     """What is left of a file, mapped."""
-    size = os.fstat(file.fileno()).st_size
     plain = unwrapped(file)
+    size = os.fstat(plain.fileno()).st_size
     begin = plain.tell()
     return np.memmap(plain, "u1", "r", begin) if begin < size else np.empty(0, "u1")
 
@@ -152,15 +153,19 @@ def _memory(src: Any) -> Any:
             return _open(file)
     if hasattr(src, "readinto"):
         return _open(src)
+    return _array(src)
+
+
+def _array(src: Any) -> Any:
     try:
-        return _core.asbuffer(src)
+        return src if isinstance(src, np.ndarray) else _core.asbuffer(src)
     except TypeError:
         return None
 
 
-def _length(memory: Any) -> int:
+def _length(memory: Any, name: str = "src") -> int:
     if not memory.shape:
-        raise ValueError("src has no axis to cut: its shape is ()")
+        raise ValueError(f"{name} has no axis to cut: its shape is ()")
     return len(memory)
 
 
@@ -174,7 +179,7 @@ def _cut(memory: Any, rows: int) -> Iterator[tuple[slice, Any]]:
 def _pieces(src: object, memory: Any, rows: int) -> Iterator[tuple[slice, Any]]:
     if memory is not None:
         return _cut(memory, rows)
-    if isinstance(src, Iterable):
+    if isinstance(src, Iterable) and not isinstance(src, (Mapping, io.TextIOBase)):
         return _in_turn(src)
     raise TypeError(
         "src must be an array, a file or an iterable of arrays, not "
@@ -185,9 +190,11 @@ def _pieces(src: object, memory: Any, rows: int) -> Iterator[tuple[slice, Any]]:
 def _in_turn(arrays: Iterable[Any]) -> Iterator[tuple[slice, Any]]:
     begin = 0
     for each in arrays:
-        memory = _memory(each)
+        if isinstance(each, (str, os.PathLike)) or hasattr(each, "readinto"):
+            raise TypeError(f"src must give arrays, not {type(each).__name__}")
+        memory = _array(each)
         memory = np.asarray(each) if memory is None else memory
-        end = begin + _length(memory)
+        end = begin + _length(memory, "an item of src")
         yield slice(begin, end), memory
         begin = end
 
@@ -377,8 +384,12 @@ def _streams(streams: Any, device: int) -> list[_core.Stream]:
 def _target(out: Any) -> Any:
     """What has a shape and slices to write to."""
     found = out if isinstance(out, (_core.Buffer, np.ndarray)) else _core.asbuffer(out)
-    if not found.shape:
-        raise ValueError("out has no axis to cut: its shape is ()")
+    readonly = (
+        not found.flags.writeable if isinstance(found, np.ndarray) else found.readonly
+    )
+    if readonly:
+        raise ValueError("out is read-only")
+    _length(found, "out")
     return found
 
 
@@ -518,10 +529,14 @@ def pipeline(
     parts = Parts(progress, _nbytes(memory, wanted), "pipeline")
     run = _Run(func, target, lanes, ahead, parts, memory is None)
     with run, contextlib.closing(found), parts:
+        end = 0
         for index, (part, buffer) in enumerate(found):
             run.give(index, part, buffer)
+            end = part.stop
             del buffer
         run.finish()
+        if target is not None and end < len(target):
+            raise ValueError(f"out has {len(target)} rows, src had {end}")
     return run.results if target is None else out
 
 

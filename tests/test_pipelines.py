@@ -242,7 +242,15 @@ def test_copy_that_fails_is_raised_and_leaves_nothing(emulated) -> None:
         ((np.ones(3), 8, 0, 1.5), TypeError, "depth must be an int, not float"),
         (("/no/such/file",), FileNotFoundError, "no/such"),
         (("/",), IsADirectoryError, "/"),
-        ((io.BytesIO(b"123"),), OSError, "fileno"),
+        ((io.BytesIO(b"123"),), TypeError, "not BytesIO"),
+        ((io.StringIO("123"),), TypeError, "or an iterable of arrays, not StringIO"),
+        (({"a": np.ones(2)},), TypeError, "or an iterable of arrays, not dict"),
+        ((["a.bin"],), TypeError, "src must give arrays, not str"),
+        (
+            ([1, 2],),
+            ValueError,
+            r"an item of src has no axis to cut: its shape is \(\)",
+        ),
     ],
 )
 def test_what_cannot_be_cut_is_refused(emulated, arguments, error, text) -> None:
@@ -610,7 +618,9 @@ def test_progress_is_told_and_ends_with_all(runtime) -> None:
         ((1, [1.0]), TypeError, "func must be callable, not int"),
         ((print, 3), TypeError, "src must be an array, a file or an iterable"),
         ((print, np.ones(3), np.ones(4)), ValueError, "out has 4 rows, src has 3"),
-        ((print, np.ones(3), np.float32(1)), ValueError, "out has no axis to cut"),
+        ((print, np.ones(3), np.array(1.0)), ValueError, "out has no axis to cut"),
+        ((print, np.ones(3), np.float32(1)), ValueError, "out is read-only"),
+        ((print, np.ones(3), b"123"), ValueError, "out is read-only"),
         ((print, np.ones(3), 7), TypeError, "int"),
         ((print, np.ones(3), None, 0), ValueError, "chunk must be at least 1, not 0"),
         ((print, np.ones(3), None, "0 B"), ValueError, "chunk must be at least 1 byte"),
@@ -644,6 +654,11 @@ def test_output_that_an_iterable_fills_is_refused_where_it_ends(emulated) -> Non
         cumem.pipeline(work, [np.ones(3), np.ones(3)], out)
     assert raised.value.__notes__ == ["in chunk 1, src[3:6]"]
     assert list(out) == [1, 1, 1, 0, 0]
+    with pytest.raises(ValueError, match="out has 5 rows, src had 4"):
+        cumem.pipeline(work, [np.full(4, 2.0)], out)
+    assert list(out) == [2, 2, 2, 2, 0]
+    with pytest.raises(ValueError, match="out has 5 rows, src had 0"):
+        cumem.pipeline(work, [], out)
 
 
 def test_fault_sweep_of_pipelines(emulated) -> None:
