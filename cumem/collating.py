@@ -7,9 +7,9 @@ import copy
 import pickle
 import sys
 import weakref
-from collections.abc import Callable, Mapping, MutableSequence, Sequence
+from collections.abc import Callable, Iterable, Mapping, MutableSequence, Sequence
 from multiprocessing import context, reduction
-from typing import Any, SupportsIndex, final
+from typing import Any, NoReturn, SupportsIndex, final
 
 import numpy as np
 
@@ -279,6 +279,27 @@ class _Message:
         if self._slot is not None:
             self._ring.give(self._slot)
 
+    def _refuse(self, *_: object) -> NoReturn:
+        """What a collate_fn round this one does with its batch."""
+        raise TypeError(
+            "in a worker the result of a PinnedCollate is not yet the batch, only word "
+            "of its slot: change the samples before it, or the batch that the loader "
+            "gives"
+        )
+
+    __getitem__ = __setitem__ = __delitem__ = _refuse
+    __contains__ = __iter__ = __len__ = _refuse
+
+    def __getattr__(self, name: str) -> NoReturn:
+        if name.startswith("_"):  # asked for by the interpreter and by pickle
+            raise AttributeError(name)
+        self._refuse()
+
+    def __setattr__(self, name: str, value: object) -> None:
+        if not name.startswith("_"):
+            self._refuse()
+        object.__setattr__(self, name, value)
+
 
 def _received(
     key: tuple[int, int], slot: int | None, turn: int, nbytes: int, data: bytes
@@ -342,6 +363,9 @@ class PinnedCollate:
     of a worker that died come back. Memory is page-locked by way of PyTorch's current
     device if it has one by then, else cumem's: no other GPU gets a context.
 
+    In a worker a call answers word of the slot, which is the batch once the loader gives
+    it: a ``collate_fn`` that calls this one may change samples before, but not the result.
+
     A slot is free again once all tensors over it have died, the copies of `prefetch` are
     done, and so is what the current streams (cumem's, and PyTorch's of its current
     device) had by then: so ``.to("cuda", non_blocking=True)`` and a batch dropped at once
@@ -375,12 +399,20 @@ class PinnedCollate:
         Raises
         ------
         TypeError
-            If they are of a type that has no batch.
+            If they are no list, or of a type that has no batch.
         RuntimeError, ValueError
             If their shapes or lengths differ.
         OutOfMemoryError, CudaError
             If there is no page-locked memory.
         """
+        if isinstance(samples, (Mapping, str, bytes)) or not (
+            isinstance(samples, Iterable) or hasattr(samples, "__getitem__")
+        ):
+            raise TypeError(
+                f"samples must be a list of samples, not {type(samples).__name__}: with "
+                "DataLoader(batch_size=None) there is nothing to stack, leave collate_fn "
+                "out"
+            )
         batch = _gathered(list(samples))
         data = sys.modules.get("torch.utils.data")
         if data is not None and data.get_worker_info() is not None:

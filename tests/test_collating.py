@@ -194,6 +194,18 @@ def test_samples_that_make_no_batch_are_refused(runtime, samples, error) -> None
         cumem.collate_pinned(samples)
 
 
+@pytest.mark.parametrize("one", [{"x": np.ones(3)}, "text", b"bytes", 5, None])
+def test_one_sample_is_no_list_of_samples(runtime, one) -> None:
+    with pytest.raises(TypeError, match=r"samples must be a list.*batch_size=None"):
+        cumem.collate_pinned(one)
+
+
+def test_rows_of_an_array_are_samples(runtime) -> None:
+    rows = np.arange(6.0).reshape(3, 2)
+    assert np.array_equal(cumem.collate_pinned(rows), rows)
+    assert np.array_equal(cumem.collate_pinned(iter(rows)), rows)
+
+
 @pytest.mark.parametrize(
     ("arguments", "error", "text"),
     [
@@ -367,6 +379,40 @@ def test_slot_whose_batch_is_not_sent_is_free_again(runtime) -> None:
             assert "KeyError" in failed or "shape" in failed or "size" in failed
         assert "pickle" in worker([{"x": np.ones(3), "y": Unsendable()}])
         assert is_locked(worker(arrays(3)))
+
+
+def change(batch: Any) -> None:
+    batch["x"] = 0
+
+
+def change_field(batch: Any) -> None:
+    batch.x = 0
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda batch: batch["x"],
+        lambda batch: batch.x,
+        lambda batch: batch.items(),
+        lambda batch: {**batch},
+        lambda batch: "x" in batch,
+        lambda batch: batch.pop("x"),
+        change,
+        change_field,
+        list,
+        len,
+        bool,
+    ],
+)
+def test_result_in_a_worker_is_no_batch_to_look_into(emulated, use) -> None:
+    collate = cumem.PinnedCollate(1, SLOT)
+    made = collating._Message(collate._ring, collating._gathered([{"x": np.ones(3)}]))
+    with pytest.raises(TypeError, match="change the samples before it, or the batch"):
+        use(made)
+    found, other = pickle.loads(pickle.dumps((made, "more")))  # it is as it was
+    assert np.array_equal(found["x"], np.ones((1, 3)))
+    assert other == "more"
 
 
 class Unsendable(str):
