@@ -3,11 +3,10 @@
 
 from __future__ import annotations
 
-import copy
 import pickle
 import sys
 import weakref
-from collections.abc import Callable, Iterable, Mapping, MutableSequence, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from multiprocessing import context, reduction
 from typing import Any, NoReturn, SupportsIndex, final
 
@@ -20,6 +19,7 @@ from cumem.structures import (
     is_tensor,
     make_mapping,
     make_record,
+    make_sequence,
     mapped,
 )
 from cumem.units import read_integer, read_size
@@ -214,13 +214,7 @@ def _gathered(samples: Sequence[Any]) -> Any:
         return type(first)(*map(_gathered, _turned(samples)))
     if isinstance(first, Sequence):
         parts = [_gathered(part) for part in _turned(samples)]
-        if isinstance(first, (tuple, range)):
-            return parts
-        if isinstance(first, MutableSequence):
-            made: Any = copy.copy(first)
-            made[:] = parts
-            return made
-        return type(first)(parts)  # type: ignore[call-arg]
+        return parts if isinstance(first, tuple) else make_sequence(first, parts)
     if is_record(first):
         return make_record(
             first, lambda name: _gathered([getattr(each, name) for each in samples])

@@ -3,11 +3,21 @@
 
 from __future__ import annotations
 
+import array
 import copy
 import dataclasses
 import sys
-from collections.abc import Callable, Mapping, MutableMapping
+from collections.abc import (
+    Callable,
+    Mapping,
+    MutableMapping,
+    MutableSequence,
+    Sequence,
+)
 from typing import Any
+
+#: Sequences whose items can be nothing else: leaves.
+_LEAVES = (str, bytes, bytearray, memoryview, array.array, range)
 
 
 def is_tensor(value: object) -> bool:
@@ -26,6 +36,25 @@ def make_mapping(value: Any, changed: dict[Any, Any]) -> Any:
         return made
     except TypeError:
         return changed
+
+
+def make_sequence(value: Any, parts: list[Any]) -> Any:
+    """A copy of `value` with other items; a list where its type allows none."""
+    try:
+        if not isinstance(value, MutableSequence):
+            return type(value)(parts)  # type: ignore[call-arg]
+        made = copy.copy(value)
+        for i, part in enumerate(parts):
+            made[i] = part
+        return made
+    except TypeError:
+        return parts
+
+
+def _is_packed(value: object) -> bool:
+    """Is it a `PackedSequence`, whose ``batch_sizes`` PyTorch wants on the CPU?"""
+    packed = getattr(sys.modules.get("torch.nn.utils.rnn"), "PackedSequence", None)
+    return packed is not None and isinstance(value, packed)
 
 
 def is_record(value: object) -> bool:
@@ -48,21 +77,22 @@ def make_record(value: Any, function: Callable[[str], Any]) -> Any:
 def mapped(value: Any, function: Callable[[Any], Any]) -> Any:
     """The same structure with ``function(leaf)`` for each leaf.
 
-    Mappings, lists, tuples, named tuples and dataclasses are taken apart; subclasses
-    stay what they are. A leaf is anything else, strings among them.
+    Mappings, sequences, named tuples and dataclasses are taken apart; subclasses stay
+    what they are where they can. A leaf is anything else, strings among them.
     """
-    if is_tensor(value) or isinstance(value, (str, bytes)):
+    if is_tensor(value) or isinstance(value, _LEAVES):
         return function(value)
     if isinstance(value, Mapping):
         return make_mapping(value, {key: mapped(value[key], function) for key in value})
-    if isinstance(value, tuple):
-        parts = [mapped(part, function) for part in value]
-        return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
-    made: Any
-    if isinstance(value, list):
-        made = copy.copy(value)
-        made[:] = [mapped(part, function) for part in value]
-        return made
+    if isinstance(value, Sequence):
+        kept = 1 if _is_packed(value) else None
+        parts = [
+            part if i == kept else mapped(part, function)
+            for i, part in enumerate(value)
+        ]
+        if isinstance(value, tuple) and hasattr(value, "_fields"):
+            return type(value)(*parts)
+        return make_sequence(value, parts)
     if is_record(value):
         return make_record(value, lambda name: mapped(getattr(value, name), function))
     return function(value)

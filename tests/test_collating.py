@@ -14,7 +14,8 @@ import signal
 import sys
 import threading
 import warnings
-from collections.abc import Iterator
+from array import array as c_array
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -192,6 +193,60 @@ def test_mappings_stay_what_they_are(runtime) -> None:
 def test_samples_that_make_no_batch_are_refused(runtime, samples, error) -> None:
     with pytest.raises(error):
         cumem.collate_pinned(samples)
+
+
+class Odd(collections.UserList):
+    """A sequence that is made of something else, and cannot be changed."""
+
+    def __init__(self, begin: int, end: int) -> None:
+        super().__init__(range(begin, end))
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        raise TypeError("not I")
+
+
+class Fixed(Sequence):
+    def __init__(self, *items: Any) -> None:
+        self._items = items
+
+    def __getitem__(self, key: Any) -> Any:
+        return self._items[key]
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+
+class Own(Fixed):
+    def __init__(self, items: Any) -> None:
+        super().__init__(*items)
+
+
+@pytest.mark.parametrize(
+    ("one", "kind"),
+    [
+        (bytearray(b"\1\2"), list),
+        (memoryview(b"\1\2"), list),
+        (c_array("h", [1, 2]), list),
+        (range(1, 3), list),
+        (Odd(1, 3), list),
+        (collections.deque([1, 2]), collections.deque),
+        (collections.UserList([1, 2]), collections.UserList),
+        (Own([1, 2]), Own),
+    ],
+)
+@pytest.mark.parametrize("in_worker", [False, True])
+def test_sequences_of_any_kind_are_taken_apart(emulated, one, kind, in_worker) -> None:
+    collate = cumem.PinnedCollate(1, SLOT)
+    samples = [{"x": one}, {"x": one}, {"x": one}]
+    if in_worker:
+        made = collating._Message(collate._ring, collating._gathered(samples))
+        found = pickle.loads(pickle.dumps(made))
+    else:
+        found = collate(samples)
+    assert type(found["x"]) is kind
+    assert [np.asarray(each).tolist() for each in found["x"]] == [[1] * 3, [2] * 3]
+    assert all(is_locked(each) for each in found["x"])
+    assert list(one) == [1, 2]
 
 
 @pytest.mark.parametrize("one", [{"x": np.ones(3)}, "text", b"bytes", 5, None])

@@ -8,6 +8,7 @@ import dataclasses
 import sys
 import threading
 import types
+from array import array as c_array
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -85,6 +86,31 @@ def test_structure_stays_and_its_memory_is_on_the_device(runtime) -> None:
         assert np.array_equal(there.to_numpy(), here)
     assert batch["pair"].image is data  # nobody changed the batch
     assert isinstance(named["a"], np.ndarray)
+
+
+def test_sequences_of_other_types_are_taken_apart(runtime) -> None:
+    class Odd(list):
+        def __init__(self, begin: int, end: int) -> None:
+            super().__init__(np.full(3, i) for i in range(begin, end))
+
+        def __setitem__(self, key: Any, value: Any) -> None:
+            raise TypeError("not I")
+
+    data = np.arange(3)
+    batch = [Odd(1, 3), collections.deque([data]), collections.UserList([data])]
+    (found,) = cumem.prefetch([batch])
+    assert [type(each) for each in found] == [
+        list,
+        collections.deque,
+        collections.UserList,
+    ]
+    assert [each.to_numpy().tolist() for each in found[0]] == [[1] * 3, [2] * 3]
+    assert found[1][0] is found[2][0]
+    assert found[1][0].to_numpy().tolist() == [0, 1, 2]
+    assert batch[1][0] is data
+    leaves = [bytearray(b"1"), memoryview(b"2"), c_array("h", [3]), range(4)]
+    (found,) = cumem.prefetch([leaves])
+    assert all(a is b for a, b in zip(found, leaves, strict=True))
 
 
 def test_array_that_is_there_twice_goes_once(runtime) -> None:

@@ -99,6 +99,29 @@ def test_tensor_without_plain_memory_is_refused_after_the_batches_before(
         next(found)
 
 
+def test_packed_sequence_keeps_its_sizes_on_the_cpu(runtime) -> None:
+    need_cuda(runtime)
+    pack = torch.nn.utils.rnn.pack_sequence
+    for is_sorted in (True, False):
+        parts = [torch.ones(3, 2), torch.full((2, 2), 2.0)]
+        packed = pack(parts if is_sorted else parts[::-1], enforce_sorted=is_sorted)
+        (found,) = cumem.prefetch([[packed]])
+        there = found[0]
+        assert type(there) is type(packed)
+        assert there.batch_sizes is packed.batch_sizes
+        assert there.data is not packed.data
+        assert there.data.device.type == place(runtime)
+        padded, lengths = torch.nn.utils.rnn.pad_packed_sequence(there)
+        assert torch.equal(
+            padded.cpu(), torch.nn.utils.rnn.pad_packed_sequence(packed)[0]
+        )
+        assert lengths.tolist() == ([3, 2] if is_sorted else [2, 3])
+        if not is_sorted:
+            for name in ("sorted_indices", "unsorted_indices"):
+                assert getattr(there, name) is not getattr(packed, name)
+                assert getattr(there, name).device.type == place(runtime)
+
+
 def test_tensor_elsewhere_stays(runtime) -> None:
     nowhere = torch.ones(3, device="meta")
     (found,) = cumem.prefetch([nowhere])
