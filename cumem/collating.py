@@ -15,6 +15,7 @@ import numpy as np
 from cumem import _core
 from cumem.ring import Ring
 from cumem.structures import (
+    has_own_memory,
     is_record,
     is_tensor,
     make_mapping,
@@ -68,14 +69,18 @@ def _array_over(raw: Any, dtype: Any, shape: tuple[int, ...]) -> Any:
     """The bytes `raw`, an array, as an array or tensor, as the dtype says."""
     if isinstance(dtype, np.dtype):
         return raw.view(dtype).reshape(shape)
-    return _torch().from_numpy(raw).view(dtype).reshape(shape)
+    if not isinstance(dtype, tuple):
+        return _torch().from_numpy(raw).view(dtype).reshape(shape)
+    plain, kind = dtype
+    return _torch().from_numpy(raw).view(plain).reshape(shape).as_subclass(kind)
 
 
 @final
 class _Stack:
     """A field of a batch: samples that are to be stacked, or have been as they are few.
 
-    `dtype` is that of NumPy or PyTorch which the samples have, `made` that of the result.
+    `dtype` is that of NumPy or PyTorch which the samples have, `made` that of the result,
+    for a subclass of tensors with it.
     """
 
     __slots__ = ("dtype", "made", "nbytes", "samples", "shape")
@@ -99,6 +104,8 @@ class _Stack:
     def plain(self) -> Any:
         """In ordinary memory; that of a worker of PyTorch is shared."""
         if not isinstance(self.samples, list):
+            if isinstance(self.made, tuple):
+                return self.samples.as_subclass(self.made[1])
             return self.samples
         return _stacked(self.samples)
 
@@ -150,7 +157,10 @@ def _ready(samples: Sequence[Any]) -> Any:
     found = _stacked(samples)
     if is_tensor(found):
         if _is_plain(found):
-            return _Stack(found, found.dtype, found.dtype, found.shape)
+            tensor = _torch().Tensor
+            made = found.dtype if type(found) is tensor else (found.dtype, type(found))
+            found = found.as_subclass(tensor)
+            return _Stack(found, found.dtype, made, found.shape)
     elif isinstance(found, np.ndarray):
         if found.dtype.hasobject:
             raise TypeError("a batch must not be of Python objects")
@@ -162,7 +172,8 @@ def _is_plain(tensor: Any) -> bool:
     return (
         tensor.device.type == "cpu"
         and tensor.layout is _torch().strided
-        and not (tensor.requires_grad or tensor.is_quantized or tensor.is_nested)
+        and not (tensor.requires_grad or tensor.is_quantized)
+        and has_own_memory(tensor)
     )
 
 
@@ -170,7 +181,7 @@ def _tensors(samples: Sequence[Any]) -> Any:
     first = samples[0]
     dtype, shape = first.dtype, first.shape
     if not all(
-        is_tensor(each)
+        type(each) is _torch().Tensor  # the class of others is for PyTorch to say
         and each.dtype is dtype
         and each.shape == shape
         and _is_plain(each)

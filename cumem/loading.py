@@ -15,7 +15,7 @@ import numpy as np
 
 from cumem import _core
 from cumem.devices import Device
-from cumem.structures import is_tensor, mapped
+from cumem.structures import has_own_memory, is_tensor, mapped
 from cumem.units import read_integer
 
 _Framework = Literal["torch", "cupy"] | None
@@ -41,13 +41,28 @@ def _is_at(tensor: Any, device: Device) -> bool:
 def _carried(tensor: Any) -> Any:
     """The memory of a tensor with elements that NumPy knows."""
     torch = _module("torch")
-    if tensor.layout is not torch.strided or tensor.is_quantized:
+    if (
+        tensor.layout is not torch.strided
+        or tensor.is_quantized
+        or not has_own_memory(tensor)
+    ):
         raise TypeError(
-            f"a batch has a tensor of {tensor.layout}, {tensor.dtype}: only strided "
-            "tensors without quantization can be moved"
+            f"a batch has a {type(tensor).__name__} of {tensor.layout}, {tensor.dtype}: "
+            "only strided tensors can be moved, not quantized or nested ones, nor those "
+            "that wrap others"
         )
-    plain = tensor.detach().resolve_conj().resolve_neg()
+    plain = tensor.detach().as_subclass(torch.Tensor).resolve_conj().resolve_neg()
     return plain.view(getattr(torch, _CARRIERS[plain.element_size()]))
+
+
+def _like(tensor: Any, there: Any) -> Any:
+    """The tensor `there` in the dtype, the class and with the attributes of `tensor`."""
+    there = there.view(tensor.dtype)
+    kind = type(tensor.detach())  # that of what PyTorch makes of it
+    if kind is not type(there):
+        there = there.as_subclass(kind)
+        vars(there).update(vars(tensor))
+    return there
 
 
 def tensor_over(buffer: _core.Buffer) -> Any:
@@ -112,7 +127,7 @@ class _Mover:
                 if library is not None:
                     libraries.add(library)
                     there = self._target(source, library, pairs)
-                    there = there.view(leaf.dtype) if is_tensor(leaf) else there
+                    there = _like(leaf, there) if is_tensor(leaf) else there
                 made[id(leaf)] = leaf, there
             return made[id(leaf)][1]
 
@@ -209,7 +224,7 @@ def prefetch(
     Raises
     ------
     TypeError
-        If `iterable` is none, or a tensor is sparse or quantized.
+        If `iterable` is none, or a tensor is sparse, quantized or nested, or wraps others.
     ValueError
         If an argument is out of its range.
     ImportError

@@ -26,6 +26,13 @@ def is_tensor(value: object) -> bool:
     return tensor is not None and isinstance(value, tensor)
 
 
+def has_own_memory(tensor: Any) -> bool:
+    """Are its elements in memory of its own: is it not nested, and no wrapper?"""
+    tensors = sys.modules["torch"].Tensor
+    own = type(tensor).__torch_dispatch__ == tensors.__torch_dispatch__
+    return own and not tensor.is_nested
+
+
 def make_mapping(value: Any, changed: dict[Any, Any]) -> Any:
     """A copy of `value`, which may hold more than its items, with others."""
     try:
@@ -42,7 +49,7 @@ def make_sequence(value: Any, parts: list[Any]) -> Any:
     """A copy of `value` with other items; a list where its type allows none."""
     try:
         if not isinstance(value, MutableSequence):
-            return type(value)(parts)  # type: ignore[call-arg]
+            return type(value)(parts)
         made = copy.copy(value)
         for i, part in enumerate(parts):
             made[i] = part

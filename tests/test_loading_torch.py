@@ -99,6 +99,58 @@ def test_tensor_without_plain_memory_is_refused_after_the_batches_before(
         next(found)
 
 
+class Image(torch.Tensor):
+    """One of a library that tells its tensors apart."""
+
+
+def test_tensor_of_a_subclass_keeps_it(runtime) -> None:
+    need_cuda(runtime)
+    image = torch.randn(3, 4).t().as_subclass(Image)
+    image.layout_of_axes = "XY"
+    weights = torch.nn.Parameter(torch.ones(3))
+    (found,) = cumem.prefetch([[image, weights]])
+    assert type(found[0]) is Image
+    assert found[0].layout_of_axes == "XY"
+    assert found[0].device.type == place(runtime)
+    assert torch.equal(found[0].cpu(), image)
+    assert type(found[1]) is torch.Tensor
+    assert not found[1].requires_grad
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of:UserWarning")
+@pytest.mark.parametrize("kind", ["strided", "jagged", "masked"])
+def test_tensor_without_memory_of_its_own_is_refused(runtime, kind) -> None:
+    need_cuda(runtime)
+    if kind == "masked":
+        mask = torch.tensor([True, False, True])
+        tensor = torch.masked.masked_tensor(torch.ones(3), mask)
+    else:
+        rows = [torch.ones(2), torch.ones(3)]
+        tensor = torch.nested.nested_tensor(rows, layout=getattr(torch, kind))
+    with pytest.raises(TypeError, match="not quantized or nested ones, nor those"):
+        list(cumem.prefetch([tensor]))
+
+
+def test_stacked_tensors_of_a_subclass_keep_it(runtime) -> None:
+    rows = torch.randn(3, 2).as_subclass(Image)
+    found = cumem.collate_pinned(list(rows))
+    assert type(found) is type(torch.utils.data.default_collate(list(rows))) is Image
+    assert found.is_pinned() or runtime.emulated
+    assert torch.equal(found, rows)
+    mixed = [rows[0], rows[1].as_subclass(torch.Tensor)]
+    both = cumem.collate_pinned(mixed)
+    assert type(both) is type(torch.utils.data.default_collate(mixed))
+    collate = cumem.PinnedCollate(1, WIDTH)
+    kept = []
+    for is_first in (True, False):  # there is one slot
+        made = collating._Message(collate._ring, collating._gathered(list(rows)))
+        kept.append(pickle.loads(pickle.dumps(made)))
+        assert type(kept[-1]) is Image
+        assert torch.equal(kept[-1], rows)
+        plain = kept[-1].as_subclass(torch.Tensor)
+        assert (cumem.asbuffer(plain).kind == "pinned") is is_first
+
+
 def test_packed_sequence_keeps_its_sizes_on_the_cpu(runtime) -> None:
     need_cuda(runtime)
     pack = torch.nn.utils.rnn.pack_sequence
