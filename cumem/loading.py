@@ -125,8 +125,8 @@ class _Mover:
                 source, library = self._source(leaf)
                 there = leaf
                 if library is not None:
+                    there, library = self._target(source, library, pairs)
                     libraries.add(library)
-                    there = self._target(source, library, pairs)
                     there = _like(leaf, there) if is_tensor(leaf) else there
                 made[id(leaf)] = leaf, there
             return made[id(leaf)][1]
@@ -153,18 +153,23 @@ class _Mover:
 
     def _target(
         self, source: Any, library: str, pairs: list[tuple[_core.Buffer, Any]]
-    ) -> Any:
-        """New memory on the device. Handed over before its copy, for which an export
-        waits.
+    ) -> tuple[Any, str]:
+        """New memory on the device, and whose array it is. Handed over before its copy,
+        for which an export waits.
         """
         dtype = _CARRIERS[source.element_size()] if is_tensor(source) else source.dtype
         buffer = _core.empty_device(
             tuple(source.shape), dtype, device=self._device, stream=self._side
         )
         pairs.append((buffer, source))
-        if library == "torch":
-            return tensor_over(buffer)
-        return _module("cupy").from_dlpack(buffer) if library == "cupy" else buffer
+        try:
+            if library == "torch":
+                return tensor_over(buffer), library
+            if library == "cupy":
+                return _module("cupy").from_dlpack(buffer), library
+        except BufferError:  # text, times, records: DLPack has no code for them
+            pass
+        return buffer, "cumem"
 
 
 class _Prefetch:
@@ -180,6 +185,13 @@ class _Prefetch:
 
     def __len__(self) -> int:
         return len(self._iterable)  # type: ignore[arg-type]
+
+    def __bool__(self) -> bool:
+        """Is it not known to be empty?"""
+        try:
+            return len(self) > 0
+        except TypeError:  # a generator, or a loader of samples that nobody has counted
+            return True
 
     def __iter__(self) -> Iterator[Any]:
         """A generator of the batches on the device."""
@@ -211,8 +223,9 @@ def prefetch(
     depth : int
         Batches that may be under way beside the one in hand.
     framework : {"torch", "cupy"}, optional
-        What arrays and buffers become; `DeviceBuffer` by default. Tensors become tensors
-        in any case.
+        What arrays and buffers become; `DeviceBuffer` by default, and where the dtype,
+        as of text, times and records, is none of theirs. Tensors become tensors in any
+        case.
 
     Returns
     -------

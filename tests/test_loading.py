@@ -113,6 +113,14 @@ def test_sequences_of_other_types_are_taken_apart(runtime) -> None:
     assert all(a is b for a, b in zip(found, leaves, strict=True))
 
 
+def test_prefetch_is_true_unless_it_is_known_to_be_empty(emulated) -> None:
+    assert cumem.prefetch(iter([]))  # nobody knows
+    assert cumem.prefetch(batches(1))
+    assert not cumem.prefetch([])
+    with pytest.raises(TypeError):
+        len(cumem.prefetch(iter([])))
+
+
 def test_array_that_is_there_twice_goes_once(runtime) -> None:
     array = batches(1)[0]
     same = array.copy()

@@ -192,6 +192,26 @@ def test_arrays_become_tensors_where_that_is_asked_for(runtime) -> None:
     assert isinstance(plain["z"], torch.Tensor)
 
 
+def test_arrays_that_no_tensor_can_be_become_buffers(runtime) -> None:
+    need_cuda(runtime)
+    batch = {
+        "number": np.arange(3),
+        "text": np.array(["a", "bc"]),
+        "bytes": np.array([b"a", b"bc"]),
+        "time": np.array(["2024-01-02"], "M8[s]"),
+        "record": np.array([(1, 2.5)], [("a", "i4"), ("b", "f8")]),
+        "order": np.arange(3, dtype=">f4"),
+    }
+    (found,) = cumem.prefetch([batch], framework="torch")
+    assert found.pop("number").tolist() == [0, 1, 2]
+    for name, there in found.items():
+        assert isinstance(there, cumem.DeviceBuffer)
+        assert there.dtype == batch[name].dtype
+        assert np.array_equal(there.to_numpy(), batch[name])
+    (text,) = cumem.prefetch([batch["text"]], framework="torch")
+    assert np.array_equal(text.to_numpy(), batch["text"])
+
+
 def test_tensors_keep_their_memory_and_give_it_back(runtime) -> None:
     need_cuda(runtime)
     found = list(cumem.prefetch(torch.arange(8.0).repeat(4, 1)))
