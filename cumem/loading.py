@@ -237,7 +237,8 @@ def prefetch(
     Raises
     ------
     TypeError
-        If `iterable` is none, or a tensor is sparse, quantized or nested, or wraps others.
+        If `iterable` is none, or a tensor is sparse, quantized or nested, or wraps
+        others.
     ValueError
         If an argument is out of its range.
     ImportError
@@ -277,6 +278,7 @@ def prefetch(
         )
     if framework is not None:
         importlib.import_module(framework)
+    Device(device)  # type: ignore[arg-type]  # is there one?
     return _Prefetch(iterable, device, ahead, framework)
 
 

@@ -333,7 +333,7 @@ def test_copy_that_fails_is_raised_and_leaves_nothing(emulated) -> None:
 )
 def test_arguments_that_make_no_sense_are_refused(emulated, arguments, error, text):
     with pytest.raises(error, match=text):
-        list(cumem.prefetch(*arguments))
+        cumem.prefetch(*arguments)
 
 
 def test_framework_that_is_unknown_or_missing_is_refused(emulated, monkeypatch) -> None:
