@@ -383,6 +383,7 @@ class PinnedCollate:
     """
 
     _ring: Ring
+    _failure: OSError | None = None  # why there is no ring as it should be
 
     def __init__(
         self,
@@ -421,6 +422,8 @@ class PinnedCollate:
         batch = _gathered(list(samples))
         data = sys.modules.get("torch.utils.data")
         if data is not None and data.get_worker_info() is not None:
+            if self._failure is not None:
+                raise self._failure
             return _Message(self._ring, batch)
         return _each_stack(batch, _Stack.pooled)
 
@@ -440,6 +443,8 @@ class PinnedCollate:
             if self is collate_pinned:
                 return "collate_pinned"
             return PinnedCollate, (ring.slots, ring.slot_nbytes)
+        if self._failure is not None:
+            raise self._failure
         file = reduction.DupFd(ring.fd)
         return _attached, (file, ring.slots, ring.slot_nbytes, ring.key)
 
@@ -450,4 +455,14 @@ class PinnedCollate:
         )
 
 
-collate_pinned = PinnedCollate()
+def _make_default() -> PinnedCollate:
+    """What can be imported, and works without workers, where it has no addresses."""
+    try:
+        return PinnedCollate()
+    except OSError as error:
+        made = PinnedCollate(1, 1)
+        made._failure = error
+        return made
+
+
+collate_pinned = _make_default()

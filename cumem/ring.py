@@ -69,9 +69,17 @@ class Ring:
         total = self._head_nbytes + slots * self.slot_nbytes
         self.fd = os.memfd_create("cumem-ring") if fd is None else fd
         weakref.finalize(self, os.close, self.fd)
-        if fd is None:
-            os.ftruncate(self.fd, total)
-        self._memory = mmap.mmap(self.fd, total)
+        try:
+            if fd is None:
+                os.ftruncate(self.fd, total)
+            self._memory = mmap.mmap(self.fd, total)
+        except OSError as error:
+            raise OSError(
+                error.errno,
+                f"no room for {slots} slots of {self.slot_nbytes} bytes, {total} of "
+                f"addresses ({error.strerror}; ulimit -v and -f count them): make a "
+                "smaller cumem.PinnedCollate(slots=, slot_nbytes=)",
+            ) from error
         self._memory.madvise(mmap.MADV_DONTDUMP)  # mostly holes
         self._words = np.frombuffer(self._memory, np.int64, slots)
         self._mine: set[int] = set()  # whose locks this child has

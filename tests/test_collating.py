@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
-from support import session
+from support import programs, session
 from support.session import testing
 from test_fork import FORK, fork_and_run
 
@@ -274,6 +274,36 @@ def test_rows_of_an_array_are_samples(runtime) -> None:
 def test_rings_that_make_no_sense_are_refused(arguments, error, text) -> None:
     with pytest.raises(error, match=text):
         cumem.PinnedCollate(*arguments)
+
+
+def test_ring_without_addresses_says_what_to_make_instead() -> None:
+    with pytest.raises(OSError, match=r"no room for 1024 slots .*make a smaller cumem"):
+        cumem.PinnedCollate(1 << 10, "1 TiB")
+
+
+SMALL = """
+import resource, sys, types
+resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 30, 1 << 30))
+import numpy as np
+import cumem
+
+assert cumem.collate_pinned([np.ones(3)]).shape == (1, 3)
+cumem.PinnedCollate(4, "64 MiB")
+data = types.ModuleType("torch.utils.data")
+data.get_worker_info = lambda: 1
+sys.modules["torch.utils.data"] = data
+for _ in range(2):
+    try:
+        cumem.collate_pinned([np.ones(3)])
+    except OSError as error:
+        print(error)
+"""
+
+
+def test_default_without_addresses_fails_in_workers_only(emulated) -> None:
+    done = programs.run("-c", SMALL)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("make a smaller cumem.PinnedCollate") == 2
 
 
 def test_ring_says_what_it_is_and_is_pickled_as_another_one(emulated) -> None:
