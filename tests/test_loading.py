@@ -306,6 +306,8 @@ def test_interrupt_in_the_iterable_leaves_nothing_under_way(runtime) -> None:
 def test_signal_ends_the_wait_for_a_batch_and_leaves_nothing(emulated) -> None:
     stream = cumem.Stream()
     found = iter(cumem.prefetch(batches()))
+    with stream:
+        batch = next(found)
     with session.alarm(stream), stream:
         for batch in found:
             assert batch.shape == (WIDTH,)

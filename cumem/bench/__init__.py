@@ -273,8 +273,7 @@ def _with_progress(results: Iterable[Result], total: int) -> Iterator[Result]:
     if not stream.isatty():
         yield from results
     elif importlib.util.find_spec("tqdm") is not None:
-        from tqdm import tqdm
-
+        tqdm: Any = importlib.import_module("tqdm").tqdm
         with tqdm(total=total, file=stream, leave=False, unit="case") as bar:
             for result in results:
                 bar.set_postfix_str(f"{result.group} {result.kind}", refresh=False)
