@@ -25,10 +25,11 @@ _PAGE = 4096
 _LONG = 64 << 10
 
 
-def _round_up(nbytes: int) -> int:
-    """Never less than the pool cuts, so that what fits by this count does fit."""
+def _end_of(nbytes: int, used: int) -> int:
+    """Of so many bytes behind what is used. Never less than where the pool ends them, so
+    that what fits by this count does fit: it begins long blocks at whole pages."""
     step = _PAGE if nbytes >= _LONG else 512
-    return max(512, -(-nbytes // step) * step)
+    return -(-used // step) * step + max(512, -(-nbytes // step) * step)
 
 
 def _nbytes_of(shape: _core._Shape, dtype: DTypeLike) -> int:
@@ -80,12 +81,14 @@ class Workspace:
     The memory is taken at once, and belongs to a `Pool` of its own that never has more.
     Between blocks it is cached there: `trim`, or another pool that finds no memory, may
     give it back to the driver, and the next block takes it anew. Each buffer counts with
-    its bytes rounded up to 512, from 64 KiB on to 4096. A workspace is for one thread at
-    a time, whose blocks end in the reverse of the order in which they began.
+    its bytes rounded up to 512, from 64 KiB on to 4096, and begins at a multiple of
+    that. A workspace is for one thread at a time, whose blocks end in the reverse of the
+    order in which they began.
 
     A buffer is closed when its block ends, and whatever uses it afterwards raises
     ValueError. Arrays and tensors made of it stay valid: their bytes, and those that a
-    stream still works on, are not handed out again before that is over.
+    stream still works on, are not handed out again before that is over: a buffer that
+    comes meanwhile lies beside them, and what is free then may be in two pieces.
 
     Examples
     --------
@@ -101,8 +104,8 @@ class Workspace:
     """
 
     __slots__ = (
-        *("__weakref__", "_blocks", "_ended", "_high_water", "_kind", "_nbytes"),
-        *("_pool", "_spent", "_stream", "_thread", "_used"),
+        *("__weakref__", "_blocks", "_ended", "_high_water", "_is_cut", "_kind"),
+        *("_nbytes", "_pool", "_spent", "_stream", "_thread", "_used"),
     )
 
     def __init__(
@@ -125,7 +128,9 @@ class Workspace:
         self._ended: collections.deque[tuple[_core.Buffer, int]] = collections.deque()
         self._spent = 0  #: bytes of these
         self._used = self._high_water = self._thread = 0
-        self._pool = Pool(kind, device=device)
+        self._is_cut = False  #: pieces of ended blocks may lie side by side
+        # One segment, which is cut from its front on: no holes but where bytes are kept.
+        self._pool = Pool(kind, device=device, segments="malloc")
         self._pool.allocate(self._nbytes, stream)  # and back, for the blocks
         self._pool.limit = self._pool.stats().reserved_nbytes
 
@@ -192,8 +197,8 @@ class Workspace:
         RuntimeError
             If the block was begun in another thread.
         OutOfMemoryError
-            If so much is not left; ``requested``, ``limit`` and ``live`` say how much
-            was asked for, its size, and what is in use.
+            If so much is not left, or not in one piece; ``requested``, ``limit`` and
+            ``live`` say how much was asked for, its size, and what is in use.
 
         Notes
         -----
@@ -207,23 +212,18 @@ class Workspace:
             raise ValueError("a workspace hands out memory only inside its with block")
         self._check_thread()
         nbytes = _nbytes_of(shape, dtype)
-        size = _round_up(nbytes)
+        size = _end_of(nbytes, self._used) - self._used
         if self._used + size > self._nbytes:
             raise self._full(nbytes)
         self._wait_for_room(self._nbytes - self._used - size)
+        if self._is_cut:
+            self._join()
         try:
-            buffer = _core.empty(
-                shape,
-                dtype,
-                self._kind,
-                order=order,
-                stream=self._stream,
-                pool=self._pool,
-            )
+            buffer = self._take(shape, dtype, order)
         except OutOfMemoryError as error:
             if error.name != "CM_ELIMIT":
                 raise  # it was trimmed, and others have the memory now
-            raise self._full(nbytes) from None
+            buffer = self._take_last(shape, dtype, order, nbytes)
         self._blocks[-1][0].append((buffer, size))
         self._used += size
         self._high_water = max(self._high_water, self._used)
@@ -283,8 +283,15 @@ class Workspace:
         exc: BaseException | None,
         tb: TracebackType | None,
     ) -> None:
-        """End the innermost block: buffers handed out in it are closed, never waiting."""
+        """End the innermost block: buffers handed out in it are closed, never waiting.
+
+        Raises
+        ------
+        RuntimeError
+            If the block was begun in another thread.
+        """
         if self._blocks:
+            self._check_thread()
             self._end_block()
 
     def __repr__(self) -> str:
@@ -296,8 +303,44 @@ class Workspace:
             f"{emulated}: {self._used} of {self._nbytes} bytes in use>"
         )
 
+    def _take(
+        self, shape: _core._Shape, dtype: DTypeLike, order: _core._Order
+    ) -> _core.Buffer:
+        return _core.empty(
+            shape,
+            dtype,
+            self._kind,
+            order=order,
+            stream=self._stream,
+            pool=self._pool,
+        )
+
+    def _take_last(
+        self,
+        shape: _core._Shape,
+        dtype: DTypeLike,
+        order: _core._Order,
+        nbytes: int,
+    ) -> _core.Buffer:
+        """Once nothing of ended blocks is under way, which may join what is free."""
+        self._wait_for_room(0)
+        self._join()
+        try:
+            return self._take(shape, dtype, order)
+        except OutOfMemoryError as error:
+            if error.name != "CM_ELIMIT":
+                raise
+            raise self._full(nbytes) from None
+
+    def _join(self) -> None:
+        """The pool keeps small and late blocks apart for their own size: between them a
+        larger one would be put behind, and leave a hole."""
+        self._pool.trim(keep=self._pool.limit or 0, wait=False)
+        self._is_cut = False
+
     def _end_block(self) -> None:
         buffers, self._used = self._blocks.pop()
+        self._is_cut = self._is_cut or bool(buffers)
         for buffer, size in buffers:
             buffer.__exit__(None, None, None)
             self._ended.append((buffer, size))
@@ -325,11 +368,15 @@ class Workspace:
 
     def _full(self, asked: int) -> OutOfMemoryError:
         """It says so in terms of the workspace."""
-        others = (
-            ", and arrays or tensors keep bytes of blocks that have ended"
-            if self._used + _round_up(asked) <= self._nbytes
-            else ""
-        )
+        others = ""
+        if _end_of(asked, self._used) <= self._nbytes:
+            stats = self._pool.stats()
+            others = (
+                f". The largest piece that is free has "
+                f"{format_nbytes(stats.largest_free_nbytes)}: buffers that were handed out "
+                "beside bytes still in use lie between, or arrays or tensors keep bytes of "
+                "blocks that have ended"
+            )
         error = OutOfMemoryError(
             f"the workspace has no room for {format_nbytes(asked)} ({asked} bytes): "
             f"{format_nbytes(self._used)} of its {format_nbytes(self._nbytes)} of "
