@@ -30,6 +30,7 @@ _SHARINGS: Final = ("none", "processes", "libraries", "devices")
 _FEW_BYTES = 4096  #: what a kernel may as well read across the link
 _MANY = 10  #: uses from which on a kept buffer pays, where nothing was measured
 _MOST_BYTES = 16 << 20  #: of a file that could be one of ours
+_MOST_SECONDS = 1e9  #: of one case
 _SAME = 1.05  #: a smaller gain is no reason
 
 #: How memory of a kind is had.
@@ -192,6 +193,8 @@ def _read_reuse(value: Any) -> int | None:
     count = read_integer(value, "reuse")
     if count < 1:
         raise ValueError(f"reuse must be at least 1, not {count}")
+    if count >= 2**63:
+        raise ValueError("reuse must be less than 2**63")
     return count
 
 
@@ -368,7 +371,7 @@ def _find_report(figures: Any, device: Device) -> tuple[Report | None, str]:
     if isinstance(figures, Mapping):
         return _read_report(figures, "figures")
     if figures is not None:
-        path = pathlib.Path(os.fspath(figures))
+        path = pathlib.Path(os.fsdecode(figures))
         return _read_report(_load(path), str(path))
     kept = None if device.emulated else kept_path(device, "bench")
     if kept is None:
@@ -402,17 +405,36 @@ def _read_report(data: Mapping[str, Any], name: str) -> tuple[Report, str]:
         emulated = bool(data["emulated"])
         fields = [field.name for field in dataclasses.fields(Result)]
         results = [
-            Result(**{field: row[field] for field in fields}) for row in data["results"]
+            _check_result(Result(**{field: row[field] for field in fields}))
+            for row in data["results"]
         ]
         unit = next(d["name"] for d in data["devices"] if d["index"] == data["device"])
         source = f"bench of {str(data['started'])[:10]}, {unit}"
-    except (ValueError, KeyError, TypeError, StopIteration):
+    except (ValueError, LookupError, TypeError, AttributeError, StopIteration):
         raise ValueError(f"{name} has no results of python -m cumem bench") from None
     if emulated:
         raise ValueError(
             f"{name} has figures of an emulated device, which say nothing of a GPU"
         )
     return Report(results), source
+
+
+def _check_result(result: Result) -> Result:
+    """ValueError where it has what bench never writes."""
+    texts = (result.group, result.what, result.kind)
+    is_whole = isinstance(result.nbytes, int) and not isinstance(result.nbytes, bool)
+    least = 0.0 if result.skipped is not None or not result.verified else 1e-12
+    if (
+        not all(isinstance(text, str) for text in texts)
+        or not is_whole
+        or not 0 <= result.nbytes < 2**63
+        or not isinstance(result.verified, bool)
+        or isinstance(result.seconds, bool)
+        or not isinstance(result.seconds, (int, float))
+        or not least <= result.seconds < _MOST_SECONDS
+    ):
+        raise ValueError
+    return result
 
 
 def _by_figures(

@@ -3,8 +3,10 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import json
+import math
 from pathlib import Path
 
 import numpy
@@ -190,11 +192,43 @@ def test_what_is_no_figures_is_refused(emulated, tmp_path: Path) -> None:
         cumem.recommend(MIB, figures=5)
 
 
+BAD_ROWS = [
+    *({"seconds": value} for value in (0, -1, math.nan, math.inf, 1e300, 10**400)),
+    *({"seconds": value} for value in ("1", None, [1], True)),
+    *({"nbytes": value} for value in ("x", None, -1, 1.5, 10**400, True)),
+    *({"group": []}, {"kind": {}}, {"what": 5}, {"verified": "yes"}),
+]
+
+
+@pytest.mark.parametrize("bad", BAD_ROWS)
+def test_rows_that_bench_never_writes_are_refused(kept: Path, bad: dict) -> None:
+    good = made_up(pageable=10, pinned=20)
+    for row in range(len(good["results"])):
+        data = copy.deepcopy(good)
+        data["results"][row].update(bad)
+        with pytest.raises(
+            ValueError, match="figures has no results of python -m cumem"
+        ):
+            cumem.recommend(MIB, figures=data)
+        kept.write_text(json.dumps(data | {"key": calibration.machine_key(Unit())}))
+        assert choosing._find_report(None, Unit()) == (None, "")
+
+
+def test_path_of_figures_may_be_bytes(emulated, tmp_path: Path) -> None:
+    path = tmp_path / "figures.json"
+    path.write_text(json.dumps(made_up(pageable=10, pinned=20)))
+    assert cumem.recommend(MIB, figures=bytes(path)).kind == "pinned"
+    with pytest.raises(FileNotFoundError):
+        cumem.recommend(MIB, figures=bytes(tmp_path / "none"))
+
+
 def test_wrong_arguments_list_the_choices(emulated) -> None:
     with pytest.raises(ValueError, match="'once', 'many' or a number of uses"):
         cumem.recommend(1, reuse="often")
     with pytest.raises(ValueError, match="at least 1, not 0"):
         cumem.recommend(1, reuse=0)
+    with pytest.raises(ValueError, match=r"less than 2\*\*63"):
+        cumem.recommend(1, reuse=10**400, figures=made_up(pageable=10, pinned=20))
     for reuse in (1.5, None, True):
         with pytest.raises(TypeError, match="reuse must be"):
             cumem.recommend(1, reuse=reuse)
