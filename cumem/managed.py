@@ -132,6 +132,9 @@ def set_advice(buffer: _core.ManagedBuffer, name: str, value: Any) -> None:
     if value is None and name != "preferred_location":
         expected = "true or false" if name == "read_mostly" else "a sequence of devices"
         raise wrong_type(name, expected, value)
+    if value is ...:  # which leaves it as it is, in advise()
+        expected = "a device, a text or None"
+        raise wrong_type(name, expected, value)
     advise(buffer, **{name: value})
 
 
@@ -170,6 +173,8 @@ def advise(
     """See `ManagedBuffer.advise`."""
     advice: list[tuple[int, int]] = []
     if read_mostly is not None:
+        if not isinstance(read_mostly, (bool, np.bool_)):
+            raise wrong_type("read_mostly", "true or false", read_mostly)
         advice.append((_READ_MOSTLY[0 if read_mostly else 1], _HOST))
     if preferred_location is None:
         advice.append((_PREFERRED[1], _HOST))
@@ -377,9 +382,16 @@ def prefetch_many(
         _core._managed(_PREFETCH, every, 0, location, _stream(stream, home))
 
 
+def _is_shape(wanted: Any) -> bool:
+    """Not a number of bytes."""
+    if isinstance(wanted, np.ndarray):
+        return wanted.ndim > 0
+    return isinstance(wanted, Sequence) and not isinstance(wanted, str)
+
+
 def _lengths(buf: _core.ManagedBuffer, wanted: Any) -> tuple[int, ...]:
     """Of a tile, along the first axes."""
-    if isinstance(wanted, Sequence) and not isinstance(wanted, str):
+    if _is_shape(wanted):
         lengths = tuple(read_integer(each, "nbytes_or_shape") for each in wanted)
         if not 1 <= len(lengths) <= buf.ndim or min(lengths) < 1:
             raise ValueError(
@@ -478,10 +490,7 @@ def tiles(
             for n, step in zip(buf.shape, lengths, strict=False)
         )
     )
-    is_shape = isinstance(nbytes_or_shape, Sequence) and not isinstance(
-        nbytes_or_shape, str
-    )
-    return _tiles(buf, places, is_shape, location, count, evict)
+    return _tiles(buf, places, _is_shape(nbytes_or_shape), location, count, evict)
 
 
 def _tiles(
@@ -521,9 +530,9 @@ def _tiles(
     def undo() -> None:
         current = _core.current_stream(device)
         used = current.record()
-        for _, tile, moved in coming:
+        for place, _, moved in coming:
             outward.wait(moved)
-            send_back(tile, used)
+            send_back(buf[place], used)
         for _, _, moved in coming:
             current.wait(moved)
         current.wait(outward)
@@ -538,13 +547,14 @@ def _tiles(
             _core.current_stream(device).wait(moved)
             yield place if is_shape else place[0], tile
             coming.popleft()
-            left.append(send_back(tile, _core.current_stream(device).record()))
-            del tile
+            del tile  # the user may have closed it
+            left.append(send_back(buf[place], _core.current_stream(device).record()))
             if len(left) > 1:
                 left.popleft().synchronize()
         _core.current_stream(device).wait(outward)
     except GeneratorExit:
-        undo()
+        if not buf.closed:
+            undo()
     except BaseException:
         with contextlib.suppress(RuntimeError, ValueError):  # one failure is told of
             undo()

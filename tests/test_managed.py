@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import gc
 import mmap
+import sys
 import threading
 import warnings
 from collections.abc import Callable, Iterator
@@ -242,7 +243,8 @@ def test_memory_goes_back_without_its_advice(runtime) -> None:
         ({"accessed_by": "cpu"}, TypeError, "must be a sequence of devices, not str"),
         ({"accessed_by": 0}, TypeError, "must be a sequence of devices, not int"),
         ({"accessed_by": [0, 9]}, ValueError, "accessed_by 9 does not exist"),
-        ({"read_mostly": np.ones(2)}, ValueError, "ambiguous"),
+        ({"read_mostly": np.ones(2)}, TypeError, "read_mostly must be true or false"),
+        ({"read_mostly": "no"}, TypeError, "must be true or false, not str"),
         ({"shape": 3}, TypeError, "unexpected keyword argument 'shape'"),
     ],
 )
@@ -261,6 +263,13 @@ def test_wrong_values_of_properties_are_refused(emulated) -> None:
     buffer = managed()
     with pytest.raises(TypeError, match="read_mostly must be true or false, not None"):
         buffer.read_mostly = None
+    with pytest.raises(TypeError, match="read_mostly must be true or false, not str"):
+        buffer.read_mostly = "no"
+    assert not buffer.read_mostly
+    buffer.read_mostly = np.bool_(True)
+    assert buffer.read_mostly
+    with pytest.raises(TypeError, match=r"preferred_location must be .* not ellipsis"):
+        buffer.preferred_location = ...
     with pytest.raises(TypeError, match="accessed_by must be a sequence of devices"):
         buffer.accessed_by = None
     with pytest.raises(AttributeError, match="cannot delete accessed_by"):
@@ -509,6 +518,10 @@ def test_tiles_of_a_shape_cover_all_axes(runtime) -> None:
         expected[place] = number
     assert (buffer.numpy() == expected).all()
     assert [p for p, _ in cumem.tiles(buffer, [5])] == [(slice(0, 5),)]
+    assert [p for p, _ in cumem.tiles(buffer, np.array([5]))] == [(slice(0, 5),)]
+    for wrong in (np.array([2.5]), np.ones((2, 2))):
+        with pytest.raises(TypeError, match="nbytes_or_shape must be"):
+            cumem.tiles(buffer, wrong)
 
 
 def test_tile_with_gaps_moves_row_by_row(emulated) -> None:
@@ -635,6 +648,40 @@ def test_tiles_left_early_leave_nothing(emulated, evict: bool) -> None:
         next(found)
     never = cumem.tiles(buffer, NBYTES)
     never.close()
+
+
+@pytest.mark.parametrize("evict", [True, False])
+def test_tiles_that_the_loop_closes_go_back_too(emulated, evict: bool) -> None:
+    buffer = managed(6 * NBYTES)
+    count = 0
+    for _, tile in cumem.tiles(buffer, NBYTES, ahead=2, evict=evict):
+        with tile:
+            count += 1
+    found = cumem.tiles(buffer, NBYTES, evict=evict)
+    with next(found)[1]:
+        pass
+    found.close()
+    cumem.current_stream().synchronize()
+    assert count == 6
+    assert on_device(buffer) == (0 if evict else 6)
+
+
+def test_buffer_closed_under_its_tiles_is_told_once(emulated, monkeypatch) -> None:
+    unraisable: list[object] = []
+    monkeypatch.setattr(sys, "unraisablehook", unraisable.append)
+    buffer = managed(6 * NBYTES)
+    found = cumem.tiles(buffer, NBYTES)
+    next(found)
+    buffer.__exit__(None, None, None)
+    del found
+    gc.collect()
+    assert unraisable == []
+    buffer = managed(6 * NBYTES)
+    found = cumem.tiles(buffer, NBYTES)
+    next(found)
+    buffer.__exit__(None, None, None)
+    with pytest.raises(ValueError, match="the buffer is closed"):
+        next(found)
 
 
 def test_ctrl_c_is_heard_and_everything_goes_back(emulated) -> None:
