@@ -142,12 +142,14 @@ class _Saved:
         begin: int,
         nbytes: int,
         weak: Any,
+        alias: Any,
         previous: _Saved | None,
     ) -> None:
         self.link = link
         self.begin = begin  #: in `kept`
         self.nbytes = nbytes
         self.weak = weak  #: of the storage that was saved
+        self.alias = alias  #: with the count of changes that the bytes are of
         self.kept: Any = storage  #: until the copy is done, in the order of `stream`
         self.host: Any = None
         self.down: _core.Transfer | None = None  #: which takes the bytes to `host`
@@ -221,6 +223,19 @@ def _is_of_parameter(torch: Any, tensor: Any) -> bool:
     return isinstance(function.variable, torch.nn.Parameter)
 
 
+#: Over every look at a count of changes, as one of them changes it for a moment.
+_counting = make_lock()
+
+
+def _count_together(torch: Any, one: Any, other: Any) -> bool:
+    """Is a change in place of one of them seen as one of the other? Not for parts by
+    `torch.unsafe_chunk`, say, though they share a storage."""
+    with _counting, torch.autograd._unsafe_preserve_version_counter(one):
+        before = other._version
+        torch.autograd.graph.increment_version(one)
+        return bool(other._version != before)
+
+
 def _nothing() -> None:
     """As a weak reference to what is gone."""
 
@@ -242,11 +257,13 @@ class _Packed:
 
     def check(self) -> None:
         """RuntimeError: it was changed in place."""
-        if self.alias._version != self.version:
+        with _counting:
+            version = self.alias._version
+        if version != self.version:
             raise RuntimeError(
                 "one of the variables needed for gradient computation has been modified "
                 f"by an inplace operation: [{self.alias.type()} {list(self.layout[1])}] is "
-                f"at version {self.alias._version}; expected version {self.version} "
+                f"at version {version}; expected version {self.version} "
                 "instead. It was offloaded by cumem.offload_activations()"
             )
 
@@ -321,7 +338,8 @@ class ActivationOffload:
     def _save(self, tensor: Any) -> _Packed:
         torch = self._torch
         alias = tensor.detach()
-        version = alias._version
+        with _counting:
+            version = alias._version
         device, dtype = tensor.device, tensor.dtype
         size = tensor.element_size()
         storage = tensor.untyped_storage()
@@ -335,7 +353,7 @@ class ActivationOffload:
             nbytes = tensor.numel() * size
             layout = (0, layout[1], tensor.stride())
         saved = self._known.get(key)
-        if saved is None:
+        if saved is None or not _count_together(torch, alias, saved.alias):
             last = self._last.get(device, _nothing)()
             if last is not None and last.down is None:
                 self._leave(last)
@@ -345,6 +363,7 @@ class ActivationOffload:
                 begin,
                 nbytes,
                 self._weak.StorageWeakRef(storage),
+                alias,
                 last,
             )
             self._known[key] = saved  # no other storage has the key while `weak` lives

@@ -256,6 +256,36 @@ def test_change_in_place_before_it_is_saved_again_is_none(torch, device: str) ->
         before.backward()
 
 
+@pytest.mark.parametrize("is_fresh", [False, True])
+def test_tensors_that_share_memory_but_count_changes_apart(
+    torch, device: str, is_fresh: bool
+) -> None:
+    """What one of them saved must not stand for the other, at the same count."""
+    source = leaf(torch, device, ROWS, WIDTH)
+
+    def gradient(context: Any) -> Any:
+        with context:
+            a, b = torch.unsafe_chunk(source * 2, 2)
+            if is_fresh:
+                first = b.sin()
+            else:
+                a = first = a.sigmoid_()
+            more = save_more(torch, device, 2)  # their memory is copied
+            if is_fresh:
+                # over changed bytes, but with a count that starts again
+                second = torch.ops.aten._unsafe_view(a.sigmoid_(), a.shape).sin()
+            else:
+                second = b.sigmoid_()
+            result = (first * second).sum()
+        (found,) = torch.autograd.grad(result, source)
+        del more
+        return found
+
+    expected = gradient(contextlib.nullcontext())
+    found = gradient(cumem.offload_activations(min_nbytes=1, depth=1))
+    assert torch.equal(found, expected)
+
+
 def test_graph_may_be_kept(torch, device: str) -> None:
     model = make_model(torch, device)
     data = torch.randn(ROWS, WIDTH, device=device)
