@@ -407,7 +407,10 @@ class ActivationOffload:
             storage, begin = saved.take()
             offset, shape, strides = packed.layout
             offset += begin // tensor.element_size()
-            return tensor.set_(storage, offset, shape, strides)
+            tensor.set_(storage, offset, shape, strides)
+            counted = packed.alias.detach()
+            counted.data = tensor  # a change of it in place is one of what was saved
+            return counted
 
 
 def offload_activations(
@@ -454,9 +457,9 @@ def offload_activations(
     `min_nbytes`, sparse and quantized ones, subclasses, and what is saved while a CUDA
     graph is captured. Tensors that share memory are copied once, the whole of it unless
     it is more than four times the tensor. A tensor that was changed in place after it was
-    saved is a RuntimeError in backward, as without offloading; like PyTorch, it does not
-    see changes through ``.data``. OutOfMemoryError, of pinned memory, is raised by the
-    operation whose tensor is saved.
+    saved, or as backward was given it, is a RuntimeError in backward, as without
+    offloading; like PyTorch, it does not see changes through ``.data``.
+    OutOfMemoryError, of pinned memory, is raised by the operation whose tensor is saved.
 
     On the emulated device ordinary tensors take the place of the device's.
 

@@ -238,6 +238,41 @@ def test_change_in_place_of_a_saved_result_is_an_error(torch, device: str) -> No
         result.sum().backward()
 
 
+@pytest.mark.parametrize("is_kept", [True, False])
+def test_change_in_place_during_backward_is_an_error(
+    torch, device: str, is_kept: bool
+) -> None:
+    class Doubles(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, value: Any) -> Any:
+            ctx.save_for_backward(value)
+            return value.sum()
+
+        @staticmethod
+        def backward(ctx: Any, gradient: Any) -> Any:
+            (value,) = ctx.saved_tensors
+            return gradient * value.mul_(2)
+
+    def go(context: Any, is_same: bool) -> None:
+        tensor = leaf(torch, device, ROWS, WIDTH) * 2
+        with context:
+            if not is_same:
+                other = tensor.view(WIDTH, ROWS).sin().sum()
+            result = Doubles.apply(tensor)
+            more = save_more(torch, device, 0 if is_kept else 2)
+        result.backward(retain_graph=True)
+        (result if is_same else other).backward()
+        del more
+
+    for is_same in (True, False):
+        for context in (
+            contextlib.nullcontext(),
+            cumem.offload_activations(min_nbytes=1, depth=1),
+        ):
+            with pytest.raises(RuntimeError, match="at version 1; expected version 0"):
+                go(context, is_same)
+
+
 def test_change_in_place_before_it_is_saved_again_is_none(torch, device: str) -> None:
     """The bytes at the time count, and another version is another copy."""
     tensor = leaf(torch, device, ROWS, WIDTH) * 2
