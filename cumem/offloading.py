@@ -35,10 +35,12 @@ def _device_type() -> str:
 
 
 class _Memory:
-    """Bytes of a device for a copy, without a hold on what keeps them: a transfer would
-    keep them until the host sees it done, and PyTorch reuses memory in stream order."""
+    """Bytes of a device for a copy. A transfer keeps it, and so its owner, until the host
+    sees it done. PyTorch reuses memory in stream order: as soon as a stream waits for
+    the copy, the owner is taken away. Ctrl-C before that leaves it."""
 
     def __init__(self, address: int, nbytes: int) -> None:
+        self.owner: Any = None
         self.__cuda_array_interface__ = {
             "shape": (nbytes,),
             "typestr": "|u1",
@@ -68,16 +70,14 @@ class _Link:
         """Stream of PyTorch that the caller works on."""
         return self._torch.cuda.current_stream(self._device)
 
-    def take(self, host: _core.Buffer, address: int, stream: Any) -> _core.Transfer:
+    def take(self, host: _core.Buffer, memory: Any, stream: Any) -> _core.Transfer:
         """After the work of `stream`."""
         self._down.wait(stream)
-        memory = _Memory(address, host.nbytes)
         return _core.copy_async(host, memory, stream=self._down)
 
-    def bring(self, address: int, host: _core.Buffer) -> _core.Transfer:
+    def bring(self, memory: Any, host: _core.Buffer) -> _core.Transfer:
         """After the current stream's work, which may have used that memory."""
         self._up.wait(self.current())
-        memory = _Memory(address, host.nbytes)
         return _core.copy_async(memory, host, stream=self._up)
 
     def order(self, transfer: _core.Transfer, stream: Any) -> None:
@@ -102,12 +102,10 @@ class _EmulatedLink(_Link):
     def current(self) -> Any:
         return None
 
-    def take(self, host: _core.Buffer, address: int, stream: Any) -> _core.Transfer:
-        memory = self.memory(address, host.nbytes)
+    def take(self, host: _core.Buffer, memory: Any, stream: Any) -> _core.Transfer:
         return _core.copy_async(host, memory, after=self._down)
 
-    def bring(self, address: int, host: _core.Buffer) -> _core.Transfer:
-        memory = self.memory(address, host.nbytes)
+    def bring(self, memory: Any, host: _core.Buffer) -> _core.Transfer:
         return _core.copy_async(memory, host, after=self._up)
 
     def order(self, transfer: _core.Transfer, stream: Any) -> None:
@@ -153,8 +151,10 @@ class _Saved:
         self.kept: Any = storage  #: until the copy is done, in the order of `stream`
         self.host: Any = None
         self.down: _core.Transfer | None = None  #: which takes the bytes to `host`
+        self.down_end: Any = None  #: on the device; owns `kept`
         self.back: Any = None  #: storage of the bytes brought back
         self.up: _core.Transfer | None = None  #: which brings them
+        self.up_end: Any = None  #: on the device; owns `back`
         self.count = 0  #: of tensors over them
         self.left = 0  #: so many of them have not been asked for since
         self.stream = link.current()
@@ -162,24 +162,27 @@ class _Saved:
 
     def leave(self) -> None:
         """Begin to copy the bytes to the host."""
-        host = _core.empty_pinned(self.nbytes, "u1")
+        self.host = _core.empty_pinned(self.nbytes, "u1")
         address = self.kept.data_ptr() + self.begin
-        self.down = self.link.take(host, address, self.stream)
-        self.host = host
+        self.down_end = self.link.memory(address, self.nbytes)
+        self.down_end.owner = self.kept
+        self.down = self.link.take(self.host, self.down_end, self.stream)
 
     def let_go(self) -> None:
         """Of the device's memory: PyTorch may reuse it in the order of the stream."""
         assert self.down is not None
         if not self.down.done:
             self.link.order(self.down, self.stream)
-        self.kept = None
+        self.kept = self.down_end.owner = None
 
     def come(self, torch: Any, device: Any) -> None:
         """Begin to bring the bytes back, if they are not there."""
         if self.kept is None and self.back is None:
             flat = torch.empty(self.nbytes, dtype=torch.uint8, device=device)
             self.stream = self.link.current()
-            self.up = self.link.bring(flat.data_ptr(), self.host)
+            self.up_end = self.link.memory(flat.data_ptr(), self.nbytes)
+            self.up_end.owner = flat
+            self.up = self.link.bring(self.up_end, self.host)
             self.back = flat.untyped_storage()
 
     def take(self) -> tuple[Any, int]:
@@ -192,18 +195,19 @@ class _Saved:
         self.left -= 1
         if self.left <= 0:
             self.left = self.count
-            self.back = self.up = None
+            if self.up_end is not None:
+                self.up_end.owner = None
+            self.back = self.up = self.up_end = None
         return storage, begin
 
     def __del__(self) -> None:
         # no memory of the device may be reused while a copy of it is under way
-        for held, copy in ((self.kept, self.down), (self.back, self.up)):
-            if held is not None and copy is not None and not copy.done:
-                try:
-                    self.link.order(copy, self.stream)
-                except Exception:
-                    with contextlib.suppress(Exception):  # it says so elsewhere
-                        copy.wait()
+        for end, copy in ((self.down_end, self.down), (self.up_end, self.up)):
+            if end is not None and end.owner is not None and copy is not None:
+                with contextlib.suppress(Exception):  # it says so elsewhere
+                    if not copy.done:
+                        self.link.order(copy, self.stream)
+                    end.owner = None
 
 
 #: Views and casts, as layers and autocast make them of parameters.

@@ -517,6 +517,70 @@ def test_graph_that_ends_during_a_copy_waits_for_it(emulated, torch, links) -> N
     del other
 
 
+@pytest.mark.parametrize("method", ["take", "bring", "order"])
+def test_interrupt_leaves_a_copy_its_memory(
+    emulated, torch, links, monkeypatch, method: str
+) -> None:
+    """As soon as the copy has begun, and before anything else is noted of it."""
+    source = leaf(torch, "cpu", ROWS, WIDTH)
+    context = cumem.offload_activations(
+        min_nbytes=1, depth=9 if method == "order" else 1
+    )
+    with context:
+        more = [(source * 2).square()]  # makes the link
+        tensor = source * 3
+        result = tensor.square().sum()
+        kept = [weak(torch, tensor)]
+        del tensor
+        (link,) = links
+        if method == "bring":
+            more += save_more(torch, "cpu", 2)
+            session.shut(link._up)
+        else:
+            while testing.pending_transfers():
+                testing.poll()
+            shut_down(link)
+        call = getattr(link, method)
+        empty = torch.empty
+
+        def interrupted(*arguments: Any) -> Any:
+            if method != "order":
+                call(*arguments)
+            raise KeyboardInterrupt
+
+        def empty_and_note(*arguments: Any, **more: Any) -> Any:
+            found = empty(*arguments, **more)
+            if method == "bring" and found.numel():
+                kept[:] = [weak(torch, found)]
+            return found
+
+        monkeypatch.setattr(torch, "empty", empty_and_note)
+        setattr(link, method, interrupted)
+        if method == "order":
+            other = (source * 4).square()  # the copy begins
+            ignored: list[Any] = []
+            monkeypatch.setattr(sys, "unraisablehook", ignored.append)
+            del result
+            gc.collect()
+            assert [each.exc_type for each in ignored] == [KeyboardInterrupt]
+            ignored.clear()
+            del other
+        else:
+            with pytest.raises(KeyboardInterrupt):
+                result.backward() if method == "bring" else (source * 4).square()
+            del result
+        setattr(link, method, call)
+        monkeypatch.undo()
+    more.clear()
+    gc.collect()
+    assert not kept[0].expired()
+    testing.gate_open(link._up if method == "bring" else link._down)
+    while testing.pending_transfers():
+        testing.poll()
+    gc.collect()
+    assert kept[0].expired()
+
+
 def test_next_ones_are_on_their_way_before_they_are_needed(
     emulated, torch, links
 ) -> None:
@@ -548,9 +612,9 @@ def test_next_ones_are_on_their_way_before_they_are_needed(
         if saved.host is not None:
             numbers[saved.host.ptr] = "abcdef????"[number]
 
-    def bring_and_note(address: int, host: Any) -> Any:
+    def bring_and_note(memory: Any, host: Any) -> Any:
         events.append(f"bring {numbers[host.ptr]}")
-        return bring(address, host)
+        return bring(memory, host)
 
     link.bring = bring_and_note
     result.backward()
@@ -585,7 +649,7 @@ def test_copies_of_a_gpu_follow_its_streams(emulated) -> None:
     session.shut(stream)
     device.fill(7, stream=stream)
     down = link.take(
-        host, device.ptr, stream
+        host, link.memory(device.ptr, NBYTES), stream
     )  # returns at once, and comes after the fill
     link.order(down, stream)
     device.fill(9, stream=stream)  # which comes after the copy
@@ -595,7 +659,7 @@ def test_copies_of_a_gpu_follow_its_streams(emulated) -> None:
     assert np.all(device.to_numpy() == 9)
     session.shut(stream)
     device.fill(9, stream=stream)
-    up = link.bring(device.ptr, host)  # after that
+    up = link.bring(link.memory(device.ptr, NBYTES), host)  # after that
     session.let_workers_pass()
     assert not up.done
     link.order(up, stream)
