@@ -487,15 +487,16 @@ def offload_activations(
 
 # -- modules and state dicts -----------------------------------------------------------
 
-#: Of the pinned memory of tensors that were offloaded, by its address: their device.
-_homes: dict[int, Any] = {}
+#: Of the pinned memory of tensors that were offloaded, by its address: its owner, for
+#: an entry may outlive it where Ctrl-C ends a finalizer, and the tensors' device.
+_homes: dict[int, tuple[weakref.ref[_core.Buffer], Any]] = {}
 
 
 def _make_host(torch: Any, nbytes: int, device: Any) -> tuple[Any, Any]:
     """Pinned memory that knows where its bytes are from, also without any, and a tensor
     over it."""
     host = _core.empty_pinned(max(1, nbytes), "u1")
-    _homes[host.ptr] = device
+    _homes[host.ptr] = weakref.ref(host), device
     weakref.finalize(host, _homes.pop, host.ptr, None).atexit = False
     return host, torch.frombuffer(host, dtype=torch.uint8)
 
@@ -529,7 +530,10 @@ def _move(torch: Any, tensors: Iterable[Any], to_host: bool) -> dict[int, Any]:
             pairs.setdefault(device, []).extend([pair] if nbytes else [])
         new = torch.empty(0, dtype=tensor.dtype, device=flat.device)
         layout = (tensor.storage_offset(), tuple(tensor.shape), tensor.stride())
-        moved[id(tensor)] = new.set_(flat.untyped_storage(), *layout)
+        new.set_(flat.untyped_storage(), *layout)
+        if tensor.is_conj():
+            new = new.conj()
+        moved[id(tensor)] = torch._neg_view(new) if tensor.is_neg() else new
     for device, each in pairs.items():
         _link_of(torch, device).copy(each)
     return moved
@@ -541,7 +545,9 @@ def _find_device(torch: Any, tensor: Any, to_host: bool) -> Any:
         return None
     home = None
     if tensor.device.type == "cpu":
-        home = _homes.get(tensor.untyped_storage().data_ptr())
+        owner, home = _homes.get(tensor.untyped_storage().data_ptr(), (_nothing, None))
+        if owner() is None:
+            home = None
     if not to_host:
         return home
     return (
@@ -555,13 +561,19 @@ def _tensors_of(torch: Any, module: Any) -> list[Any]:
     return [*parameters, *gradients, *module.buffers()]
 
 
+def _is_sequence(value: Any) -> bool:
+    """Of those that are gone through: lists, tuples and named tuples."""
+    named = isinstance(value, tuple) and hasattr(value, "_make")
+    return named or type(value) in (list, tuple)
+
+
 def _leaves(torch: Any, value: Any) -> Iterator[Any]:
     if isinstance(value, torch.Tensor):
         yield value
     elif isinstance(value, Mapping):
         for each in value.values():
             yield from _leaves(torch, each)
-    elif type(value) in (list, tuple):
+    elif _is_sequence(value):
         for each in value:
             yield from _leaves(torch, each)
 
@@ -569,9 +581,15 @@ def _leaves(torch: Any, value: Any) -> Iterator[Any]:
 def _replaced(value: Any, moved: dict[int, Any]) -> Any:
     """The same containers with new tensors."""
     if isinstance(value, Mapping):
-        return {key: _replaced(each, moved) for key, each in value.items()}
-    if type(value) in (list, tuple):
-        return type(value)(_replaced(each, moved) for each in value)
+        pairs = ((key, _replaced(each, moved)) for key, each in value.items())
+        if not isinstance(value, collections.OrderedDict):
+            return dict(pairs)
+        new = collections.OrderedDict(pairs)
+        vars(new).update(vars(value))  # the versions of modules, for load_state_dict()
+        return new
+    if _is_sequence(value):
+        each_new = [_replaced(each, moved) for each in value]
+        return getattr(type(value), "_make", type(value))(each_new)
     return moved.get(id(value), value)
 
 
@@ -600,7 +618,8 @@ def offload(module_or_state_dict: _T) -> _T:
     ----------
     module_or_state_dict : torch.nn.Module or mapping
         A module, whose parameters, their gradients and buffers are moved in place; or a
-        state dict, also of an optimizer, with tensors in dicts, lists and tuples.
+        state dict, also of an optimizer, with tensors in dicts, lists and tuples, also
+        named ones. Its parameters (``keep_vars=True``) become plain tensors.
 
     Returns
     -------

@@ -7,13 +7,14 @@ shows is marked `gpu`.
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import gc
 import sys
 import threading
 import types
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -774,6 +775,69 @@ def test_state_dict_becomes_a_new_one(torch, device: str) -> None:
     del moved, weights
     assert live() == 0
     optimizer.load_state_dict(back["optimizer"])
+
+
+class Pair(NamedTuple):
+    first: Any
+    second: int
+
+
+def test_state_dict_keeps_its_kinds(torch, device: str) -> None:
+    model = torch.nn.BatchNorm1d(8, device=device)
+    states = model.state_dict()
+    states["extra"] = Pair(torch.ones(8, device=device), 3)
+    back = cumem.restore(moved := cumem.offload(states))
+    for found in (moved, back):
+        assert type(found) is collections.OrderedDict
+        assert found._metadata == states._metadata
+        assert found._metadata[""] == {"version": 2}
+        assert type(found["extra"]) is Pair
+        assert found["extra"].second == 3
+        assert found["extra"].first.data_ptr() != states["extra"].first.data_ptr()
+        assert torch.equal(found["extra"].first.cpu(), torch.ones(8))
+    plain = cumem.offload(model.state_dict(keep_vars=True))["weight"]
+    assert type(plain) is torch.Tensor
+    assert not plain.requires_grad
+
+
+def test_conjugated_and_negated_tensors_stay_so(torch, device: str) -> None:
+    values = torch.randn(8, dtype=torch.complex64, device=device)
+    states = {"conj": values.conj(), "neg": values.conj().imag, "plain": values}
+    moved = cumem.offload(states)
+    back = cumem.restore(moved)
+    for name, value in states.items():
+        for found in (moved[name], back[name]):
+            assert torch.equal(found.cpu(), value.cpu())
+            assert (found.is_conj(), found.is_neg()) == (
+                value.is_conj(),
+                value.is_neg(),
+            )
+    model = torch.nn.Module()
+    model.register_buffer("conj", values.conj())
+    expected = model.conj.clone()
+    assert torch.equal(cumem.restore(cumem.offload(model)).conj, expected)
+
+
+def test_record_that_was_left_behind_counts_for_nothing(
+    emulated, torch, monkeypatch
+) -> None:
+    """Ctrl-C may end the finalizer that takes it away."""
+
+    class Left(dict[int, Any]):
+        def pop(self, *arguments: Any) -> None:
+            pass
+
+    monkeypatch.setattr(offloading, "_homes", Left())
+    moved = cumem.offload({"a": torch.ones(4096)})
+    del moved
+    gc.collect()
+    (left,) = offloading._homes.values()
+    host = cumem.empty_pinned(4096 * 4, "u1")
+    offloading._homes[host.ptr] = left  # the pool may give the same memory again
+    tensor = torch.frombuffer(host, dtype=torch.uint8)
+    assert cumem.restore({"a": tensor})["a"] is tensor
+    moved = cumem.offload({"a": tensor})
+    assert moved["a"] is not tensor
 
 
 def test_offloading_twice_or_restoring_what_was_not_changes_nothing(
