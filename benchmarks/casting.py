@@ -99,10 +99,10 @@ class Bench:
         small = quick or self.emulated
         self.seconds = 0.02 if small else MOST_SECONDS
         self.sizes = [1 << 20] if small else SIZES
-        self.library = ""
+        self.peer = ""
         for name in ("torch", "cupy"):
             if not self.emulated and importlib.util.find_spec(name) is not None:
-                self.library = self.library or name
+                self.peer = self.peer or name
 
     def cases(self) -> Iterator[Case]:
         """Every pair, memory, direction and size."""
@@ -160,8 +160,8 @@ class Bench:
 
         def after_on_device() -> Call:
             there = cumem.empty(count, given.dtype)
-            library: Any = __import__(self.library)
-            if self.library == "torch":
+            library: Any = __import__(self.peer)
+            if self.peer == "torch":
                 view = library.as_tensor(there, device="cuda")
                 kind = getattr(library, case.target)
 
@@ -207,10 +207,8 @@ class Bench:
         if not up:
             case.by["after"] = "numpy"
             ways["after"] = after_on_host
-        elif self.library and not (
-            self.library == "cupy" and case.target == "bfloat16"
-        ):
-            case.by["after"] = self.library
+        elif self.peer and not (self.peer == "cupy" and case.target == "bfloat16"):
+            case.by["after"] = self.peer
             ways["after"] = after_on_device
         if up:
             case.by["before"] = "numpy"
@@ -247,7 +245,7 @@ def main() -> int:
     run = Run(__doc__)
     bench = Bench(run.options.quick)
     run.begin(bench.emulated)
-    run.note(1, library=bench.library)
+    run.note(1, library=bench.peer)
     run.show(bench.cases(), line)
     run.end()
     return 0

@@ -17,7 +17,7 @@ from cumem.calibration import kept_path, machine_key
 from cumem.devices import Device
 from cumem.files import open_regular
 from cumem.memory import get_limit, memory_info
-from cumem.units import format_nbytes, format_seconds, read_integer, read_size
+from cumem.units import format_nbytes, format_seconds, read_count, read_size
 
 _Reuse = Literal["once", "many"]
 _Access = Literal["host", "host-writes", "host-reads", "device", "both"]
@@ -190,9 +190,7 @@ def _read_reuse(value: Any) -> int | None:
         return 1 if value == "once" else None
     if isinstance(value, bool):
         raise TypeError("reuse must be 'once', 'many' or an int, not bool")
-    count = read_integer(value, "reuse")
-    if count < 1:
-        raise ValueError(f"reuse must be at least 1, not {count}")
+    count = read_count(value, "reuse")
     if count >= 2**63:
         raise ValueError("reuse must be less than 2**63")
     return count

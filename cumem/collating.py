@@ -23,7 +23,7 @@ from cumem.structures import (
     make_sequence,
     mapped,
 )
-from cumem.units import read_integer, read_size
+from cumem.units import read_count, read_size
 
 #: What fields of a batch begin at in a slot: vector units and copies like it.
 _ALIGNMENT = 256
@@ -390,9 +390,7 @@ class PinnedCollate:
         slots: SupportsIndex = 128,
         slot_nbytes: SupportsIndex | str = "256 MiB",
     ) -> None:
-        count = read_integer(slots, "slots")
-        if count < 1:
-            raise ValueError(f"slots must be at least 1, not {count}")
+        count = read_count(slots, "slots")
         nbytes = read_size(slot_nbytes, "slot_nbytes", False, None)
         if nbytes < 1:
             raise ValueError("slot_nbytes must be at least 1, not 0")

@@ -16,7 +16,7 @@ import numpy as np
 from cumem import _core
 from cumem.devices import Device
 from cumem.structures import has_own_memory, is_tensor, mapped
-from cumem.units import read_integer
+from cumem.units import read_count
 
 _Framework = Literal["torch", "cupy"] | None
 
@@ -269,9 +269,7 @@ def prefetch(
     """
     if not isinstance(iterable, Iterable) and not hasattr(iterable, "__getitem__"):
         raise TypeError(f"iterable must be iterable, not {type(iterable).__name__}")
-    ahead = read_integer(depth, "depth")
-    if ahead < 1:
-        raise ValueError(f"depth must be at least 1, not {ahead}")
+    ahead = read_count(depth, "depth")
     if framework not in (None, "torch", "cupy"):
         raise ValueError(
             f"framework must be 'torch', 'cupy' or None, not {framework!r}"

@@ -16,7 +16,7 @@ from typing import Any, Self, SupportsIndex, TypeVar, final
 
 from cumem import _core
 from cumem.locks import make_lock
-from cumem.units import read_integer, read_size
+from cumem.units import read_count, read_size
 
 _T = TypeVar("_T")
 
@@ -478,9 +478,7 @@ def offload_activations(
     (2, 2097152)
     """
     torch = _torch("offload_activations")
-    number = read_integer(depth, "depth")
-    if number < 1:
-        raise ValueError(f"depth must be at least 1, not {number}")
+    number = read_count(depth, "depth")
     least = read_size(min_nbytes, "min_nbytes", False, None)
     return ActivationOffload(torch, max(1, least), number)
 

@@ -20,18 +20,11 @@ from cumem.devices import Device
 from cumem.files import open_regular, unwrapped
 from cumem.memory import get_limit, memory_info
 from cumem.progress import Parts, Progress
-from cumem.units import format_nbytes, read_integer, read_size
+from cumem.units import format_nbytes, read_count, read_size
 
 #: Bytes of a chunk where nobody says: few, for many chunks overlap better. A copy of
 #: ordinary memory has a fixed cost, which a long one hides: a 64th of it, up to many.
 _LEAST_CHUNK, _MOST_CHUNK = 64 << 20, 256 << 20
-
-
-def _count(value: SupportsIndex, name: str) -> int:
-    number = read_integer(value, name)
-    if number < 1:
-        raise ValueError(f"{name} must be at least 1, not {number}")
-    return number
 
 
 def _device(device: Any) -> Device:
@@ -94,7 +87,7 @@ def chunk_size(
     nbytes = read_size(item_nbytes, "item_nbytes", False, None)
     if nbytes == 0:
         raise ValueError("item_nbytes must be at least 1, not 0")
-    count = _count(copies, "copies")
+    count = read_count(copies, "copies")
     if not 0 < fraction <= 1:
         raise ValueError(f"fraction must be above 0 and at most 1, not {fraction!r}")
     total = (
@@ -269,7 +262,7 @@ def chunks(
     most = None if nbytes is None else read_size(nbytes, "nbytes", False, None)
     if most == 0:
         raise ValueError("nbytes must be at least 1, not 0")
-    ahead = _count(depth, "depth")
+    ahead = read_count(depth, "depth")
     unit = _device(device)
     memory = _memory(src)
     rows = 1
@@ -373,7 +366,7 @@ def _streams(streams: Any, device: int) -> list[_core.Stream]:
     if streams is None:
         return [_core.current_stream(device)]
     if isinstance(streams, SupportsIndex):
-        count = _count(streams, "streams")
+        count = read_count(streams, "streams")
         return [_core.Stream(device=device) for _ in range(count)]
     given = list(streams) if isinstance(streams, (list, tuple)) else [streams]
     if not given:
@@ -403,7 +396,7 @@ def _rows_of_both(
 ) -> int:
     """Of a chunk, where so many inputs and outputs are there at the same time."""
     if not isinstance(chunk, str) and chunk is not None:
-        return _count(chunk, "chunk")
+        return read_count(chunk, "chunk")
     if chunk is not None:
         most = read_size(chunk, "chunk", False, None)
         if most == 0:
@@ -504,7 +497,7 @@ def pipeline(
     """
     if not callable(func):
         raise TypeError(f"func must be callable, not {type(func).__name__}")
-    ahead = _count(depth, "depth")
+    ahead = read_count(depth, "depth")
     unit = _device(device)
     lanes = _streams(streams, unit.index)
     memory = _memory(src)

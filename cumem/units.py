@@ -85,6 +85,14 @@ def read_integer(value: object, name: str) -> int:
         raise TypeError(f"{name} must be an int, not {given}") from None
 
 
+def read_count(value: object, name: str) -> int:
+    """The same of one of which there is at least one; ValueError otherwise."""
+    number = read_integer(value, name)
+    if number < 1:
+        raise ValueError(f"{name} must be at least 1, not {number}")
+    return number
+
+
 def read_size(size: object, name: str, shares: bool, total: int | None) -> int:
     """The same of the argument `name`, for the extension: of at most 63 bits.
 
