@@ -29,6 +29,7 @@ _PREFETCHED = 4
 _BLOCK = 64 << 10  #: ranges are told apart by that
 _MOST_RANGES = 1024
 _MOST_PAGES, _RUN_PAGES = 1 << 16, 256  #: that are looked at, and in one piece
+_LEAVING = 2  #: tiles that move back at a time
 
 
 class ManagedThrashWarning(UserWarning):
@@ -458,11 +459,11 @@ def tiles(
     -----
     Work given to the device's current stream after a tile has come is **ordered after**
     its move, and its way back after that work; both have streams of their own. Asking for
-    another tile **blocks**, GIL released, until the tile before the last is done with,
-    and moved back if it is to be: with `evict`, memory for ``ahead + 2`` tiles is enough.
-    The current stream waits for the last way back when the iterator ends. One that is
-    closed or dropped early sends back what was moved in, and does not wait. Tiles that are
-    not contiguous move row by row; pages that two tiles share move with both.
+    another tile **blocks**, GIL released, until all but the last two tiles are done with,
+    and moved back if they are to be: with `evict`, memory for ``ahead + 3`` tiles is
+    enough. The current stream waits for the last ways back when the iterator ends. One
+    that is closed or dropped early sends back what was moved in, and does not wait. Tiles
+    that are not contiguous move row by row; pages that two tiles share move with both.
 
     Examples
     --------
@@ -502,9 +503,10 @@ def _tiles(
     evict: bool,
 ) -> Iterator[tuple[slice | tuple[slice, ...], _core.ManagedBuffer]]:
     # A driver begins a move at once only on a stream that is idle: one for each tile that
-    # moves in at a time, waited for before its next one. The way back is behind work.
+    # moves in at a time, waited for before its next one. The way back is behind work, and
+    # begins late: another one is under way meanwhile.
     inward: collections.deque[_core.Stream] = collections.deque()
-    outward = _core.Stream(device=device)
+    outward = collections.deque(_core.Stream(device=device) for _ in range(_LEAVING))
     coming: collections.deque[
         tuple[tuple[slice, ...], _core.ManagedBuffer, _core.Event]
     ] = collections.deque()
@@ -523,19 +525,25 @@ def _tiles(
     def send_back(tile: _core.ManagedBuffer, after: _core.Event) -> _core.Event:
         if not evict:
             return after
-        outward.wait(after)
-        _core._managed(_PREFETCH, _rows(tile), 0, _HOST, outward)
-        return outward.record()
+        stream = outward[0]
+        outward.rotate()
+        stream.wait(after)
+        _core._managed(_PREFETCH, _rows(tile), 0, _HOST, stream)
+        return stream.record()
+
+    def join() -> None:
+        for stream in outward:
+            _core.current_stream(device).wait(stream)
 
     def undo() -> None:
         current = _core.current_stream(device)
         used = current.record()
         for place, _, moved in coming:
-            outward.wait(moved)
+            outward[0].wait(moved)
             send_back(buf[place], used)
         for _, _, moved in coming:
             current.wait(moved)
-        current.wait(outward)
+        join()
 
     try:
         start(ahead)
@@ -549,9 +557,9 @@ def _tiles(
             coming.popleft()
             del tile  # the user may have closed it
             left.append(send_back(buf[place], _core.current_stream(device).record()))
-            if len(left) > 1:
+            if len(left) > _LEAVING:
                 left.popleft().synchronize()
-        _core.current_stream(device).wait(outward)
+        join()
     except GeneratorExit:
         if not buf.closed:
             undo()

@@ -570,7 +570,8 @@ def test_work_on_a_tile_comes_after_its_move_and_its_way_back_after_that(
     with stream:
         found = cumem.tiles(buffer, NBYTES, ahead=0)
         _, tile = next(found)
-        outward, inward = streams.made
+        outward, other, inward = streams.made
+        testing.gate_open(other)  # where nothing goes
         assert not stream.done  # nothing was given to it but the wait
         testing.gate_open(inward)
         stream.synchronize()
@@ -586,7 +587,7 @@ def test_work_on_a_tile_comes_after_its_move_and_its_way_back_after_that(
     assert (tile.numpy() == 8).all()
 
 
-def test_third_tile_waits_until_the_first_is_back(emulated) -> None:
+def test_fourth_tile_waits_until_the_first_is_back(emulated) -> None:
     buffer = managed(8 * NBYTES)
     stream = cumem.Stream()
     came: list[int] = []
@@ -600,8 +601,8 @@ def test_third_tile_waits_until_the_first_is_back(emulated) -> None:
     thread = threading.Thread(target=read)
     thread.start()
     session.wait_until_waiting(thread)
-    assert came == [0, 1]
-    assert on_device(buffer) <= 3
+    assert came == [0, 1, 2]
+    assert on_device(buffer) <= 4
     testing.gate_open(stream)
     thread.join()
     assert came == list(range(8))
@@ -609,29 +610,53 @@ def test_third_tile_waits_until_the_first_is_back(emulated) -> None:
     assert on_device(buffer) == 0
 
 
+def test_two_tiles_move_back_at_a_time(streams) -> None:
+    buffer = managed(4 * NBYTES)
+    found = cumem.tiles(buffer, NBYTES, ahead=0)
+    _, first = next(found)
+    outward, other, inward = streams.made
+    testing.gate_open(inward)
+    for _ in range(2):
+        _, tile = next(found)
+    testing.gate_open(other)  # the second tile's way back; the first one's is shut
+    session.wait_until(lambda: other.done, "the second tile's way back")
+    assert not outward.done
+    assert testing.host_pages(first) == 0
+    testing.gate_open(outward)
+    found.close()
+    cumem.current_stream().synchronize()
+    assert tile.nbytes == NBYTES
+    assert on_device(buffer) == 0
+
+
 @pytest.mark.parametrize("ahead", [0, 1, 3])
-def test_tiles_take_two_more_than_are_ahead(emulated, ahead: int) -> None:
+def test_tiles_take_three_more_than_are_ahead(emulated, ahead: int) -> None:
     buffer = managed(12 * NBYTES)
     most = 0
     for _, tile in cumem.tiles(buffer, NBYTES, ahead=ahead):
         tile.fill(1, stream=cumem.current_stream())
         most = max(most, on_device(buffer))
-    assert most <= ahead + 2
+    assert most <= ahead + 3
     cumem.current_stream().synchronize()
     assert on_device(buffer) == 0
 
 
-def test_stream_waits_for_the_last_way_back(streams) -> None:
-    buffer = managed()
+@pytest.mark.parametrize("last", [0, 1])
+def test_stream_waits_for_the_last_ways_back(streams, last: int) -> None:
+    buffer = managed(2 * NBYTES)
     stream = cumem.Stream()
     with stream:
         for _, tile in cumem.tiles(buffer, NBYTES, ahead=0):
-            outward, inward = streams.made
+            outward, inward = streams.made[:2], streams.made[2]
             testing.gate_open(inward)
             assert tile.nbytes == NBYTES
-        assert not stream.done
-        testing.gate_open(outward)
-        stream.synchronize()
+        testing.gate_open(outward[1 - last])
+        outward[1 - last].synchronize()
+        thread = threading.Thread(target=stream.synchronize)
+        thread.start()
+        session.wait_until_waiting(thread)
+        testing.gate_open(outward[last])
+        thread.join()
         assert on_device(buffer) == 0
 
 
@@ -699,7 +724,7 @@ def test_tiles_make_no_more_streams_than_tiles(emulated) -> None:
     before = testing.counts()["streams"]
     found = cumem.tiles(managed(2 * NBYTES), NBYTES, ahead=1000)
     next(found)
-    assert testing.counts()["streams"] <= before + 3
+    assert testing.counts()["streams"] <= before + 4
     found.close()
 
 
