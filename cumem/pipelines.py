@@ -579,7 +579,9 @@ class _Run:
                     f"out has {len(self._target)} rows, src has at least {part.stop}"
                 )
             into = self._target[part]
-            result = _core.empty_device(into.shape, into.dtype, stream=stream)
+            result = _core.empty_device(
+                into.shape, into.dtype, device=stream.device, stream=stream
+            )
             self._func(buffer, result, stream)
             transfer = _core.copy_async(into, result, after=stream)
         self._leaving.append(_Leaving(index, part, transfer, buffer.nbytes))

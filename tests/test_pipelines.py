@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support import faults, session
+from support import faults, programs, session
 from support.session import testing
 
 import cumem
@@ -670,3 +670,80 @@ def test_fault_sweep_of_pipelines(emulated) -> None:
 
     swept = faults.sweep(scenario)
     assert {"copy_async", "event_record", "stream_wait_event"} <= set(swept.failed)
+
+
+# -- several devices -------------------------------------------------------------------
+
+
+ON_THE_SECOND = """
+import ctypes, sys
+import numpy
+import cumem
+
+def has_context(device):
+    flags, active = ctypes.c_uint(), ctypes.c_int()
+    state = ctypes.CDLL("libcuda.so.1").cuDevicePrimaryCtxGetState
+    assert state(device, ctypes.byref(flags), ctypes.byref(active)) == 0
+    return active.value == 1
+
+data = (numpy.arange(1 << 22, dtype="f4") % 1000).reshape(-1, 1024)
+for kind in ("numpy", "pinned", "managed"):
+    src = data if kind == "numpy" else cumem.empty(data.shape, "f4", kind, device=1)
+    if src is not data:
+        src.numpy()[...] = data
+    found = [c.to_numpy() for _, c in cumem.chunks(src, "4 MiB", 1)]
+    assert numpy.array_equal(numpy.concatenate(found), data)
+    out = numpy.zeros_like(data)
+    def work(x, y, stream):
+        assert x.device == y.device == cumem.Device(1)
+        cumem.copy_async(y, x, stream=stream)
+    cumem.pipeline(work, src, out, chunk="4 MiB", device=1)
+    assert numpy.array_equal(out, data)
+    short = [c for _, c in cumem.chunks(src, "4 MiB", 1, dtype="f2")]
+    assert numpy.array_equal(short[0].to_numpy(), data[: len(short[0])].astype("f2"))
+with cumem.Workspace("1 MiB", "device", device=1) as space:
+    assert space.empty(100, "u1").device == cumem.Device(1)
+managed = cumem.empty(data.shape, "f4", "managed", device=1)
+managed.numpy()[...] = data
+for _, tile in cumem.tiles(managed, "4 MiB", 1):
+    tile.fill(1, stream=cumem.current_stream(1))
+cumem.current_stream(1).synchronize()
+assert (managed.numpy() == 1).all()
+with managed.on(1):
+    assert managed.prefetch_location == cumem.Device(1)
+cumem.prefetch_many([managed], 1)
+for batch in cumem.prefetch([{"x": data[:100]}] * 5, device=1):
+    x = batch["x"]
+    if "torch" in sys.modules:
+        assert x.device.index == 1
+if "--torch" in sys.argv:
+    import torch
+    torch.cuda.set_device(1)
+    layer = torch.nn.Linear(512, 512, device="cuda:1")
+    weight = layer.weight.detach().cpu()
+    with cumem.offload_activations(min_nbytes=0):
+        loss = torch.nn.functional.gelu(layer(torch.ones(64, 512, device="cuda:1"))).sum()
+    loss.backward()
+    assert layer.weight.grad.device.index == 1
+    cumem.offload(layer)
+    assert layer.weight.device.type == "cpu"
+    cumem.restore(layer)
+    assert layer.weight.device.index == 1
+    assert torch.equal(layer.weight.detach().cpu(), weight)
+if cumem.backend() == "cuda":
+    assert has_context(1)
+    assert not has_context(0), "the first GPU has a context"
+"""
+
+
+@pytest.mark.parametrize("library", ["", "--torch"])
+def test_helpers_of_the_second_gpu_leave_the_first_alone(runtime, library: str) -> None:
+    if cumem.device_count() < 2:
+        pytest.skip("needs two GPUs")
+    if library and runtime.emulated:
+        pytest.skip("needs PyTorch on a GPU")
+    if library:
+        pytest.importorskip("torch")
+    shown = {"CUMEM_BACKEND": runtime.name, "CUMEM_EMULATED_DEVICES": "2"}
+    made = programs.run("-c", ON_THE_SECOND, library, **shown)
+    assert made.returncode == 0, made.stderr
