@@ -305,6 +305,11 @@ def counts() -> dict[str, int]:
     return dict(zip(_COUNTS, numbers, strict=True))
 
 
+def contexts() -> int:
+    """The emulated devices that have had a context, as bits."""
+    return _call("cm_emulated_contexts", c_uint64, _emulated_runtime())  # type: ignore[no-any-return]
+
+
 def host_pages(buffer: _core.ManagedBuffer) -> int:
     """Pages of a ManagedBuffer that are on the host."""
     runtime = _emulated_runtime()

@@ -50,6 +50,11 @@ class _Memory:
         }
 
 
+def _pinned(nbytes: int, device: Any) -> _core.Buffer:
+    """Locked by that device: no other one gets a context for it."""
+    return _core.empty_pinned(nbytes, "u1", device=device.index)
+
+
 class _Link:
     """The streams that copies from a device and to it go by."""
 
@@ -162,7 +167,7 @@ class _Saved:
 
     def leave(self) -> None:
         """Begin to copy the bytes to the host."""
-        self.host = _core.empty_pinned(self.nbytes, "u1")
+        self.host = _pinned(self.nbytes, self.kept.device)
         address = self.kept.data_ptr() + self.begin
         self.down_end = self.link.memory(address, self.nbytes)
         self.down_end.owner = self.kept
@@ -493,7 +498,7 @@ _homes: dict[int, tuple[weakref.ref[_core.Buffer], Any]] = {}
 def _make_host(torch: Any, nbytes: int, device: Any) -> tuple[Any, Any]:
     """Pinned memory that knows where its bytes are from, also without any, and a tensor
     over it."""
-    host = _core.empty_pinned(max(1, nbytes), "u1")
+    host = _pinned(max(1, nbytes), device)
     _homes[host.ptr] = weakref.ref(host), device
     weakref.finalize(host, _homes.pop, host.ptr, None).atexit = False
     return host, torch.frombuffer(host, dtype=torch.uint8)

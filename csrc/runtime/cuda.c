@@ -51,6 +51,7 @@ SAME(CUDA_ERROR_STREAM_CAPTURE_IMPLICIT, CM_CUDA_CAPTURE_IMPLICIT)
     X(cuCtxSetCurrent, 4000)                                                           \
     X(cuCtxRecordEvent, 12050)                                                         \
     X(cuPointerGetAttribute, 4000)                                                     \
+    X(cuThreadExchangeStreamCaptureMode, 10010)                                        \
     X(cuMemsetD16Async, 3020)                                                          \
     X(cuMemsetD32Async, 3020)                                                          \
     X(cuModuleLoadData, 2000)                                                          \
@@ -430,11 +431,12 @@ answer_query(cudaError_t error, bool *done)
     return (int32_t)error;
 }
 
+/* The runtime's makes a context for a thread that has none. */
 static int32_t
-capture_mode_exchange(int *mode)
+capture_mode_exchange(cm_runtime *rt, int *mode)
 {
-    enum cudaStreamCaptureMode exchanged = (enum cudaStreamCaptureMode) * mode;
-    CM_TRY_CODE(cudaThreadExchangeStreamCaptureMode(&exchanged));
+    CUstreamCaptureMode exchanged = (CUstreamCaptureMode)*mode;
+    CM_TRY_CODE(DRIVER(cuThreadExchangeStreamCaptureMode, &exchanged));
     *mode = (int)exchanged;
     return CM_OK;
 }
@@ -527,7 +529,7 @@ capture_mode_exchange(int *mode)
 #define DO_stream_get_priority cudaStreamGetPriority(pointer(stream), out)
 #define DO_stream_is_capturing                                                         \
     FIND(enum cudaStreamCaptureStatus, cudaStreamIsCapturing(pointer(stream), &found))
-#define DO_capture_mode_exchange capture_mode_exchange(mode)
+#define DO_capture_mode_exchange capture_mode_exchange(rt, mode)
 #define DO_event_create FIND(cudaEvent_t, cudaEventCreateWithFlags(&found, flags))
 #define DO_event_destroy freed(cudaEventDestroy(pointer(event)))
 #define DO_event_record cudaEventRecord(pointer(event), pointer(stream))

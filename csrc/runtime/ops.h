@@ -207,7 +207,7 @@
     X(stream_is_capturing, cudaStreamIsCapturing, 12000, (STREAM, stream),               \
       (cm_runtime *rt, uint64_t stream, bool *out), (rt, stream, out))                   \
     /* *mode is exchanged with the calling thread's capture mode. */                     \
-    X(capture_mode_exchange, cudaThreadExchangeStreamCaptureMode, 12000, (NOTHING, 0),   \
+    X(capture_mode_exchange, cuThreadExchangeStreamCaptureMode, 12000, (NOTHING, 0),     \
       (cm_runtime *rt, int *mode), (rt, mode))                                           \
     /* -- events --------------------------------------------------------------------- */ \
     X(event_create, cudaEventCreateWithFlags, 12000, (FLAGS, flags),                     \

@@ -113,6 +113,21 @@ cm_device_enter(cm_runtime *rt, int device, cm_device_guard *guard)
     return status;
 }
 
+cm_status
+cm_device_enter_any(cm_runtime *rt, int device, cm_device_guard *guard)
+{
+    uint64_t context = 0;
+    *guard = (cm_device_guard){0, false};
+    CM_TRY(cm_rt_context_get(rt, &context));
+    if (context != 0) {
+        return cm_ok();
+    }
+    for (int i = 0; i < rt->device_count && !cm_device_was_entered(rt, device); i++) {
+        device = cm_device_was_entered(rt, i) ? i : device;
+    }
+    return cm_device_enter(rt, device, guard);
+}
+
 bool
 cm_device_was_entered(const cm_runtime *rt, int device)
 {

@@ -301,15 +301,22 @@ typedef struct cm_device_guard {
 
 CM_NODISCARD cm_status cm_device_enter(cm_runtime *rt, int device,
                                        cm_device_guard *guard);
+/* The same where any will do: what is current stays, and no device gets its first
+ * context while another has one. */
+CM_NODISCARD cm_status cm_device_enter_any(cm_runtime *rt, int device,
+                                           cm_device_guard *guard);
 void cm_device_leave(cm_runtime *rt, const cm_device_guard *guard);
 /* To enter it takes no time: its context is known. */
 bool cm_device_was_entered(const cm_runtime *rt, int device);
 
 /* The status of `call` between the two, or why the device could not be made current. */
-#define CM_ON_DEVICE(rt, device, call)                                                 \
+#define CM_ON_DEVICE(rt, device, call) CM_ENTERED(cm_device_enter, rt, device, call)
+#define CM_ON_ANY_DEVICE(rt, device, call)                                             \
+    CM_ENTERED(cm_device_enter_any, rt, device, call)
+#define CM_ENTERED(enter, rt, device, call)                                            \
     __extension__({                                                                    \
         cm_device_guard cm_guard_;                                                     \
-        cm_status cm_status_ = cm_device_enter((rt), (device), &cm_guard_);            \
+        cm_status cm_status_ = enter((rt), (device), &cm_guard_);                      \
         if (cm_is_ok(cm_status_)) {                                                    \
             cm_status_ = (call);                                                       \
             cm_device_leave((rt), &cm_guard_);                                         \

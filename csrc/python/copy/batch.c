@@ -406,7 +406,7 @@ ask_about_arrays(many_pairs *self, uint64_t *failed)
     cm_registry *registry = self->state->registry;
     cm_page_shares locked = {.count = 0};
     cm_status status =
-        CM_WITHOUT_GIL(CM_ON_DEVICE(rt, device, ask_all(self, registry, &locked)));
+        CM_WITHOUT_GIL(CM_ON_ANY_DEVICE(rt, device, ask_all(self, registry, &locked)));
     if (locked.count > 0 && keep_locked(self, registry, &locked) < 0) {
         return -1;
     }

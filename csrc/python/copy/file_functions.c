@@ -152,7 +152,11 @@ static PyObject *
 run_call(file_call *call)
 {
     cm_state *state = call->call.state;
-    cm_engine *engine = cm_call_engine(state, call->devices);
+    uint64_t devices = call->devices;
+    if (devices == 0) { /* one has to page-lock its chunks */
+        devices = UINT64_C(1) << state->current_device;
+    }
+    cm_engine *engine = cm_call_engine(state, devices);
     if (engine == NULL || open_file(call) < 0
         || cm_call_prepare(&call->call, &call->request.copy) < 0) {
         return NULL;

@@ -111,11 +111,11 @@ cm_state_engine(cm_state *state, int device)
                         "cumem cannot copy any more: the interpreter is exiting");
         return NULL;
     }
-    if (!state->engine_has_pinned_pool) {
-        /* portable memory is pinned for every device, so one pool stages for all */
-        int home = device < 0 ? state->current_device : device;
+    if (device >= 0 && !state->engine_has_pinned_pool) {
+        /* Portable memory is pinned for every device, so one pool stages for all: that
+         * of the first one, as no other may ever get a context. */
         cm_pool *pool =
-            cm_state_pool(state, CM_KIND_PINNED, CM_HOST_ALLOC_PORTABLE, home);
+            cm_state_pool(state, CM_KIND_PINNED, CM_HOST_ALLOC_PORTABLE, device);
         if (pool == NULL) {
             return NULL;
         }

@@ -193,7 +193,7 @@ cm_state_is_quiet(const cm_state *state)
 /* The default pool of a kind, made on first need. Borrowed; NULL with an exception. */
 cm_pool *cm_state_pool(cm_state *state, cm_kind kind, unsigned flags, int device);
 
-/* The engine with its pools set up for `device` (-1: only the pinned one). Borrowed. */
+/* The engine with its pools set up for `device` (-1: as they are). Borrowed. */
 cm_engine *cm_state_engine(cm_state *state, int device);
 
 /* Drop a reference from a thread that may not hold the GIL: done at once where it does

@@ -33,6 +33,7 @@ addresses(PyObject *module, PyObject *Py_UNUSED(unused))
         NAMED(cm_deferred_new),
         NAMED(cm_device_enter),
         NAMED(cm_device_leave),
+        NAMED(cm_emulated_contexts),
         NAMED(cm_emulated_gate_close),
         NAMED(cm_emulated_gate_open),
         NAMED(cm_emulated_host_pages),

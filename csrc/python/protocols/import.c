@@ -134,16 +134,15 @@ cm_import_probe(cm_state *state, cm_import *import, const char *what,
     cm_registry *registry = state->registry;
     cm_page_shares shares = {.count = 0};
     cm_pointer_info last;
-    int device = state->current_device;
     cm_state_enter(state);
     /* The answer comes sooner than the GIL would from a thread that computes. */
-    bool waits = !cm_device_was_entered(rt, device) || cm_registry_is_busy(registry);
+    bool waits = state->context_count == 0 || cm_registry_is_busy(registry);
     PyThreadState *thread = waits ? PyEval_SaveThread() : NULL;
     /* On a thread without a context the driver knows no pointer. */
     cm_status status =
-        CM_ON_DEVICE(rt, device,
-                     cm_registry_probe(registry, import->first, import->nbytes, &shares,
-                                       info, &last));
+        CM_ON_ANY_DEVICE(rt, state->current_device,
+                         cm_registry_probe(registry, import->first, import->nbytes,
+                                           &shares, info, &last));
     if (thread != NULL) {
         PyEval_RestoreThread(thread);
     }

@@ -58,6 +58,14 @@ static const unsigned char entries[CM_OP_COUNT] = {
     [CM_OP_event_create] = HEALTHY,
 };
 
+/* Makes a context there if it has none. */
+static void
+use_device(cm_emulated *emulated, int device)
+{
+    cm_emulated_self(&emulated->base)->device = device;
+    emulated->contexts |= UINT64_C(1) << device;
+}
+
 static int32_t
 enter(cm_emulated *emulated, unsigned entry)
 {
@@ -69,7 +77,7 @@ enter(cm_emulated *emulated, unsigned entry)
     }
     cm_emulated_thread *self = cm_emulated_self(&emulated->base);
     if ((entry & A_DEVICE) == 0 && self->device < 0) {
-        self->device = 0;
+        use_device(emulated, 0);
     }
     if ((entry & NO_CAPTURE) != 0 && cm_emulated_is_forbidden(emulated, self)) {
         return CM_CUDA_CAPTURE_UNSUPPORTED;
@@ -227,6 +235,16 @@ cm_emulated_read_counts(cm_runtime *rt, cm_emulated_counts *out)
     cm_mutex_unlock(&emulated->lock);
 }
 
+uint64_t
+cm_emulated_contexts(cm_runtime *rt)
+{
+    cm_emulated *emulated = cm_emulated_of(rt);
+    cm_mutex_lock(&emulated->lock);
+    uint64_t contexts = emulated->contexts;
+    cm_mutex_unlock(&emulated->lock);
+    return contexts;
+}
+
 uint32_t
 cm_emulated_max_delay_us(const cm_runtime *rt)
 {
@@ -265,7 +283,7 @@ cm_emulated_op_device_set(cm_runtime *rt, int device)
     if (!cm_emulated_is_device(rt, device)) {
         return rt->device_count == 0 ? CM_CUDA_NO_DEVICE : CM_CUDA_INVALID_DEVICE;
     }
-    cm_emulated_self(rt)->device = device;
+    use_device(cm_emulated_of(rt), device);
     return 0;
 }
 

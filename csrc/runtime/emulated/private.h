@@ -125,6 +125,7 @@ struct cm_emulated {
     cm_emulated_streams streams;
     cm_emulated_memory memory;
     cm_emulated_table modules; /* of struct module, owned */
+    uint64_t contexts;         /* devices that ever had one, as bits */
     uint64_t last_number;      /* of a handle, a piece of work, a capture or a thread */
 };
 
