@@ -151,6 +151,7 @@ bfloat_of_f32(float x)
 #define F64_BFLOAT16(x) ((double)f32_of_bfloat(x))
 #define AS_F32(x) ((float)(x))
 #define AS_F64(x) ((double)(x))
+#define AS_I64(x) ((int64_t)(x))
 
 #define BOOL_OF(x) ((uint8_t)((x) != 0))
 #define FLOAT16_F32(x) half_of_f32(x)
@@ -160,21 +161,17 @@ bfloat_of_f32(float x)
 
 /* From the middle types to integers: `end` is what lies one above the largest, and
  * `wide` a type that the processor converts to. */
+#define DEFINE_CUT_OF(name, mid, mid_type, type, wide, least, most, end)               \
+    static inline type name##_##mid(mid_type x)                                        \
+    {                                                                                  \
+        mid_type in = x >= (mid_type)(least) && x < (mid_type)(end) ? x : 0;           \
+        type cut = (type)(wide)in;                                                     \
+        cut = x >= (mid_type)(end) ? (most) : cut;                                     \
+        return x < (mid_type)(least) ? (least) : cut;                                  \
+    }
 #define DEFINE_CUT(name, type, wide, least, most, end)                                 \
-    static inline type name##_F32(float x)                                             \
-    {                                                                                  \
-        float in = x >= (float)(least) && x < (end) ? x : 0.0f;                        \
-        type cut = (type)(wide)in;                                                     \
-        cut = x >= (end) ? (most) : cut;                                               \
-        return x < (float)(least) ? (least) : cut;                                     \
-    }                                                                                  \
-    static inline type name##_F64(double x)                                            \
-    {                                                                                  \
-        double in = x >= (double)(least) && x < (double)(end) ? x : 0.0;               \
-        type cut = (type)(wide)in;                                                     \
-        cut = x >= (double)(end) ? (most) : cut;                                       \
-        return x < (double)(least) ? (least) : cut;                                    \
-    }                                                                                  \
+    DEFINE_CUT_OF(name, F32, float, type, wide, least, most, end)                      \
+    DEFINE_CUT_OF(name, F64, double, type, wide, least, most, end)                     \
     static inline type name##_I64(int64_t x)                                           \
     {                                                                                  \
         return (type)x;                                                                \
@@ -188,6 +185,7 @@ DEFINE_CUT(UINT32, uint32_t, int64_t, 0, UINT32_MAX, 0x1p32f)
 DEFINE_CUT(INT64, int64_t, int64_t, INT64_MIN, INT64_MAX, 0x1p63f)
 DEFINE_CUT(UINT64, uint64_t, uint64_t, 0, UINT64_MAX, 0x1p64f)
 #undef DEFINE_CUT
+#undef DEFINE_CUT_OF
 
 /* -- many, by each set of instructions ---------------------------------------------------- */
 
@@ -220,7 +218,7 @@ typedef void (*convert_step)(char *restrict dst, int64_t dst_step,
     }
 
 /* X(isa, middle, its type, name, type in C, to the middle, from the middle) */
-#define FLOAT_STEPS(X, isa, mid, mid_type)                                             \
+#define INTEGER_STEPS(X, isa, mid, mid_type)                                           \
     X(isa, mid, mid_type, BOOL, uint8_t, mid##_BOOL, BOOL_OF)                          \
     X(isa, mid, mid_type, INT8, int8_t, AS_##mid, INT8_##mid)                          \
     X(isa, mid, mid_type, UINT8, uint8_t, AS_##mid, UINT8_##mid)                       \
@@ -229,26 +227,17 @@ typedef void (*convert_step)(char *restrict dst, int64_t dst_step,
     X(isa, mid, mid_type, INT32, int32_t, AS_##mid, INT32_##mid)                       \
     X(isa, mid, mid_type, UINT32, uint32_t, AS_##mid, UINT32_##mid)                    \
     X(isa, mid, mid_type, INT64, int64_t, AS_##mid, INT64_##mid)                       \
-    X(isa, mid, mid_type, UINT64, uint64_t, AS_##mid, UINT64_##mid)                    \
+    X(isa, mid, mid_type, UINT64, uint64_t, AS_##mid, UINT64_##mid)
+#define FLOAT_STEPS(X, isa, mid, mid_type)                                             \
+    INTEGER_STEPS(X, isa, mid, mid_type)                                               \
     X(isa, mid, mid_type, FLOAT16, uint16_t, mid##_FLOAT16, FLOAT16_##mid)             \
     X(isa, mid, mid_type, BFLOAT16, uint16_t, mid##_BFLOAT16, BFLOAT16_##mid)          \
     X(isa, mid, mid_type, FLOAT32, float, AS_##mid, AS_F32)                            \
     X(isa, mid, mid_type, FLOAT64, double, AS_##mid, AS_F64)
-#define AS_I64(x) ((int64_t)(x))
-#define INTEGER_STEPS(X, isa)                                                          \
-    X(isa, I64, int64_t, BOOL, uint8_t, I64_BOOL, BOOL_OF)                             \
-    X(isa, I64, int64_t, INT8, int8_t, AS_I64, INT8_I64)                               \
-    X(isa, I64, int64_t, UINT8, uint8_t, AS_I64, UINT8_I64)                            \
-    X(isa, I64, int64_t, INT16, int16_t, AS_I64, INT16_I64)                            \
-    X(isa, I64, int64_t, UINT16, uint16_t, AS_I64, UINT16_I64)                         \
-    X(isa, I64, int64_t, INT32, int32_t, AS_I64, INT32_I64)                            \
-    X(isa, I64, int64_t, UINT32, uint32_t, AS_I64, UINT32_I64)                         \
-    X(isa, I64, int64_t, INT64, int64_t, AS_I64, INT64_I64)                            \
-    X(isa, I64, int64_t, UINT64, uint64_t, AS_I64, UINT64_I64)
 #define ALL_STEPS(X, isa)                                                              \
     FLOAT_STEPS(X, isa, F32, float)                                                    \
     FLOAT_STEPS(X, isa, F64, double)                                                   \
-    INTEGER_STEPS(X, isa)
+    INTEGER_STEPS(X, isa, I64, int64_t)
 
 typedef enum middle { F32, F64, I64, MIDDLE_COUNT } middle;
 
