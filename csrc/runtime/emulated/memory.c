@@ -687,6 +687,7 @@ typedef struct page_work {
     cm_address address;
     uint64_t nbytes;
     int location;
+    bool discards; /* else the pages move to the location */
 } page_work;
 
 static cm_emulated_range *
@@ -696,33 +697,24 @@ find_managed(const cm_emulated *emulated, cm_address address, uint64_t nbytes)
 }
 
 static int32_t
-prefetch_run(cm_emulated *emulated, cm_emulated_job *base)
+page_run(cm_emulated *emulated, cm_emulated_job *base)
 {
     const page_work *job = (const page_work *)base;
     const cm_emulated_range *range = find_managed(emulated, job->address, job->nbytes);
     if (range == NULL) {
         return CM_CUDA_ILLEGAL_ADDRESS;
     }
-    move_pages(range, job->address, job->nbytes, job->location);
-    return 0;
-}
-
-/* Whole pages, those too of which only a part was named: who names them is to know. */
-static int32_t
-discard_run(cm_emulated *emulated, cm_emulated_job *base)
-{
-    const page_work *job = (const page_work *)base;
-    const cm_emulated_range *range = find_managed(emulated, job->address, job->nbytes);
-    if (range == NULL) {
-        return CM_CUDA_ILLEGAL_ADDRESS;
+    if (!job->discards) {
+        move_pages(range, job->address, job->nbytes, job->location);
+        return 0;
     }
-    uint64_t page = cm_page_nbytes();
-    cm_address low = job->address & ~(page - 1);
-    cm_address high = cm_round_up_to(job->address + job->nbytes, page);
-    cm_address end = range->address + range->nbytes;
-    low = low < range->address ? range->address : low;
-    memset(range->bytes + (low - range->address), DISCARDED,
-           (high < end ? high : end) - low);
+    /* Whole pages, those too of which only a part was named: who names them is to
+     * know. */
+    uint64_t page_nbytes = cm_page_nbytes();
+    for (EACH_PAGE(range, job->address, job->nbytes, page)) {
+        uint64_t offset = (uint64_t)(page - range->pages) * page_nbytes;
+        memset(range->alias.base + offset, DISCARDED, page_nbytes);
+    }
     return 0;
 }
 
@@ -730,28 +722,22 @@ discard_run(cm_emulated *emulated, cm_emulated_job *base)
 static int32_t
 check_location(const cm_runtime *rt, int location)
 {
+    bool in_turn = cm_emulated_of(rt)->config.in_turn;
+    bool is_there = location == CM_HOST_LOCATION
+                    || (cm_emulated_is_device(rt, location) && !in_turn);
     if (location <= CM_NUMA_LOCATION(0)) {
-        uint64_t nodes = cm_numa_read_nodes("");
         int node = CM_NUMA_LOCATION(location);
         if (rt->driver_version < 12020) {
             return CM_CUDA_NOT_SUPPORTED;
         }
-        return node < CM_NUMA_MAX_NODES && (nodes >> node & 1) != 0
-                   ? 0
-                   : CM_CUDA_INVALID_DEVICE;
+        is_there =
+            node < CM_NUMA_MAX_NODES && (cm_numa_read_nodes("") >> node & 1) != 0;
     }
-    bool is_device = cm_emulated_is_device(rt, location);
-    return location == CM_HOST_LOCATION
-                   || (is_device && !cm_emulated_of(rt)->config.in_turn)
-               ? 0
-               : CM_CUDA_INVALID_DEVICE;
+    return is_there ? 0 : CM_CUDA_INVALID_DEVICE;
 }
 
-/* What prefetch and discard have in common: the stream's part, and the range. */
 static int32_t
-submit_pages(cm_runtime *rt, cm_address address, uint64_t nbytes, int location,
-             uint64_t stream,
-             int32_t (*run)(cm_emulated *emulated, cm_emulated_job *base))
+submit_pages(cm_runtime *rt, page_work job, uint64_t stream)
 {
     cm_emulated *emulated = cm_emulated_of(rt);
     bool capturing = false;
@@ -759,20 +745,20 @@ submit_pages(cm_runtime *rt, cm_address address, uint64_t nbytes, int location,
     if (capturing) {
         return CM_CUDA_CAPTURE_UNSUPPORTED; /* a graph has no such node */
     }
-    CM_TRY_CODE(check_location(rt, location));
+    CM_TRY_CODE(check_location(rt, job.location));
     if (emulated->config.in_turn) {
         return CM_CUDA_INVALID_DEVICE; /* the stream's */
     }
-    const cm_emulated_range *range = find_managed(emulated, address, nbytes);
+    const cm_emulated_range *range = find_managed(emulated, job.address, job.nbytes);
     if (range == NULL) {
         return CM_CUDA_INVALID_VALUE;
     }
-    if (run == prefetch_run) {
-        for (EACH_PAGE(range, address, nbytes, page)) {
-            page->wished = (signed char)location;
+    if (!job.discards) {
+        for (EACH_PAGE(range, job.address, job.nbytes, page)) {
+            page->wished = (signed char)job.location;
         }
     }
-    page_work job = {{.run = run}, address, nbytes, location};
+    job.base.run = page_run;
     return cm_emulated_submit(rt, stream, &job.base, sizeof(job), false);
 }
 
@@ -780,19 +766,21 @@ int32_t
 cm_emulated_op_prefetch_async(cm_runtime *rt, cm_address address, uint64_t nbytes,
                               int location, uint64_t stream)
 {
-    return submit_pages(rt, address, nbytes, location, stream, prefetch_run);
+    const page_work job = {.address = address, .nbytes = nbytes, .location = location};
+    return submit_pages(rt, job, stream);
 }
 
 static int32_t
 submit_batch(cm_runtime *rt, const cm_address *addresses, const uint64_t *nbytes,
-             uint64_t count, int location, uint64_t stream,
-             int32_t (*run)(cm_emulated *emulated, cm_emulated_job *base))
+             uint64_t count, page_work job, uint64_t stream)
 {
     if (stream <= CM_STREAM_LEGACY || count == 0) {
         return CM_CUDA_INVALID_VALUE;
     }
     for (uint64_t i = 0; i < count; i++) {
-        CM_TRY_CODE(submit_pages(rt, addresses[i], nbytes[i], location, stream, run));
+        job.address = addresses[i];
+        job.nbytes = nbytes[i];
+        CM_TRY_CODE(submit_pages(rt, job, stream));
     }
     return 0;
 }
@@ -802,7 +790,8 @@ cm_emulated_op_prefetch_batch_async(cm_runtime *rt, const cm_address *addresses,
                                     const uint64_t *nbytes, uint64_t count,
                                     int location, uint64_t stream)
 {
-    return submit_batch(rt, addresses, nbytes, count, location, stream, prefetch_run);
+    const page_work job = {.location = location};
+    return submit_batch(rt, addresses, nbytes, count, job, stream);
 }
 
 int32_t
@@ -810,8 +799,8 @@ cm_emulated_op_discard_batch_async(cm_runtime *rt, const cm_address *addresses,
                                    const uint64_t *nbytes, uint64_t count,
                                    uint64_t stream)
 {
-    return submit_batch(rt, addresses, nbytes, count, CM_HOST_LOCATION, stream,
-                        discard_run);
+    const page_work job = {.location = CM_HOST_LOCATION, .discards = true};
+    return submit_batch(rt, addresses, nbytes, count, job, stream);
 }
 
 int32_t
@@ -823,30 +812,25 @@ cm_emulated_op_advise(cm_runtime *rt, cm_address address, uint64_t nbytes, int a
         || advice > CM_ADVISE_NOT_ACCESSED_BY) {
         return CM_CUDA_INVALID_VALUE;
     }
-    if (advice == CM_ADVISE_PREFERRED || advice >= CM_ADVISE_ACCESSED_BY) {
+    int attribute = (advice + 1) / 2; /* two for each: sets it, takes it back */
+    bool sets = advice % 2 != 0;
+    if (advice == CM_ADVISE_PREFERRED || attribute == CM_RANGE_ACCESSED_BY) {
         CM_TRY_CODE(check_location(rt, location));
     }
-    if (advice >= CM_ADVISE_ACCESSED_BY && location < CM_HOST_LOCATION) {
+    if (attribute == CM_RANGE_ACCESSED_BY && location < CM_HOST_LOCATION) {
         return CM_CUDA_INVALID_DEVICE; /* a node accesses nothing */
     }
+    uint64_t accessor = UINT64_C(1) << ((unsigned)(location + 1) & 63);
     for (EACH_PAGE(range, address, nbytes, page)) {
-        uint64_t accessor = UINT64_C(1) << ((unsigned)(location + 1) & 63);
-        switch (advice) {
-        case CM_ADVISE_READ_MOSTLY:
-        case CM_ADVISE_NOT_READ_MOSTLY:
-            page->read_mostly = advice == CM_ADVISE_READ_MOSTLY;
+        switch (attribute) {
+        case CM_RANGE_READ_MOSTLY:
+            page->read_mostly = sets;
             break;
-        case CM_ADVISE_PREFERRED:
-            page->preferred = (signed char)location;
-            break;
-        case CM_ADVISE_NOT_PREFERRED:
-            page->preferred = CM_NO_LOCATION;
-            break;
-        case CM_ADVISE_ACCESSED_BY:
-            page->accessed_by |= accessor;
+        case CM_RANGE_PREFERRED:
+            page->preferred = (signed char)(sets ? location : CM_NO_LOCATION);
             break;
         default:
-            page->accessed_by &= ~accessor;
+            page->accessed_by = (page->accessed_by & ~accessor) | (sets ? accessor : 0);
         }
     }
     return 0;
