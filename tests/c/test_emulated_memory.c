@@ -408,10 +408,10 @@ test_free_waits_for_executing_work(void)
     cm_emulated *emulated = cm_emulated_of(rt->inner);
     executing what = {.rt = rt, .freed = {.code = -99}};
     CHECK_OK(cm_rt_device_alloc(rt, 100, &what.address));
-    const cm_emulated_end dst = {.address = what.address, .nbytes = 100}, none = {0};
+    what.job.touch = write_while_it_is_freed;
+    what.job.dst = (cm_emulated_end){.address = what.address, .nbytes = 100};
     cm_mutex_lock(&emulated->lock);
-    int32_t code =
-        cm_emulated_touch(emulated, &what.job, &dst, &none, write_while_it_is_freed);
+    int32_t code = cm_emulated_touch(emulated, &what.job);
     cm_mutex_unlock(&emulated->lock);
     cm_thread_join(what.thread);
     CHECK_EQ(code, 0);

@@ -392,10 +392,11 @@ execute(executing *what, cm_address address, uint64_t nbytes,
         void (*touch)(cm_emulated_job *, unsigned char *, const unsigned char *))
 {
     cm_emulated *emulated = cm_emulated_of(what->rt->inner);
-    const cm_emulated_end dst = {.address = address, .nbytes = nbytes}, none = {0};
+    what->job.touch = touch;
+    what->job.dst = (cm_emulated_end){.address = address, .nbytes = nbytes};
     cm_mutex_lock(&emulated->lock);
     what->job.stamp = emulated->memory.serial;
-    int32_t code = cm_emulated_touch(emulated, &what->job, &dst, &none, touch);
+    int32_t code = cm_emulated_touch(emulated, &what->job);
     cm_mutex_unlock(&emulated->lock);
     return code;
 }

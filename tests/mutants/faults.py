@@ -473,7 +473,7 @@ FAULTS = [
         "pageable source read late",
         "csrc/runtime/emulated/copy.c",
         "ordinary memory is read when the copy runs, not in the call",
-        "if (code == 0 && what.src.is_plain && !what.dst.is_plain) {",
+        "if (code == 0 && job->src.is_plain && !job->dst.is_plain) {",
         "if (false) {",
         [
             "tests/c/test_emulated_stream.c::"

@@ -9,58 +9,27 @@
 #include "runtime/emulated/private.h"
 
 typedef struct move {
-    cm_emulated_job base; /* first */
-    cm_emulated_end dst;
-    cm_emulated_end src;
+    cm_emulated_job base; /* first; owns what a pageable source held */
     uint64_t dst_pitch;
     uint64_t src_pitch;
     uint64_t width;
     uint64_t height;
-    cm_emulated *emulated;
-    unsigned char *staged; /* owned: what a pageable source held; NULL: none */
 } move;
 
 typedef struct fill {
     cm_emulated_job base; /* first */
-    cm_emulated_end dst;
-    uint32_t unit; /* bytes */
+    uint32_t unit;        /* bytes */
     uint32_t value;
 } fill;
-
-/* A copy that is queued holds the registered memory it is about: unregistering waits
- * for it, as the driver does. */
-static void
-let_go(cm_emulated *emulated, cm_emulated_range *held)
-{
-    if (held != NULL && --held->waiting == 0) {
-        cm_cond_signal_all(&emulated->changed);
-    }
-}
-
-static void
-move_drop(cm_emulated_job *base)
-{
-    move *job = (move *)base;
-    let_go(job->emulated, job->dst.held);
-    let_go(job->emulated, job->src.held);
-    free(job->staged);
-}
 
 static void
 move_rows(cm_emulated_job *base, unsigned char *dst, const unsigned char *src)
 {
     const move *job = (const move *)base;
-    src = job->staged != NULL ? job->staged : src;
+    src = base->owned != NULL ? base->owned : src;
     for (uint64_t row = 0; row < job->height; row++) {
         memmove(dst + row * job->dst_pitch, src + row * job->src_pitch, job->width);
     }
-}
-
-static int32_t
-move_run(cm_emulated *emulated, cm_emulated_job *base)
-{
-    const move *job = (const move *)base;
-    return cm_emulated_touch(emulated, base, &job->dst, &job->src, move_rows);
 }
 
 static bool
@@ -70,8 +39,8 @@ is_read_only(const cm_emulated_place *place)
            && (place->range->flags & CM_REGISTER_READ_ONLY) != 0;
 }
 
-/* One end of a copy: inside one range, whose registration is then held, or plain
- * memory. `device` < 0: any. */
+/* One end of a copy: inside one range or plain memory. `device` < 0: any. A copy that
+ * is queued holds registered memory: unregistering waits for it, as the driver does. */
 static int32_t
 check_end(const cm_emulated *emulated, cm_emulated_end *end, bool written, int device,
           cm_emulated_place *place)
@@ -113,7 +82,7 @@ are_apart(const cm_emulated_place *dst, const cm_emulated_place *src)
 }
 
 static int32_t
-check_ends(const cm_emulated *emulated, move *job, const int *devices)
+check_ends(const cm_emulated *emulated, cm_emulated_job *job, const int *devices)
 {
     cm_emulated_place dst, src;
     CM_TRY_CODE(check_end(emulated, &job->dst, true, devices ? devices[0] : -1, &dst));
@@ -129,15 +98,16 @@ stage(move *job)
     if (!cm_mul_u64(job->width, job->height, &nbytes)) {
         return CM_CUDA_INVALID_VALUE;
     }
-    job->staged = malloc(nbytes);
-    if (job->staged == NULL) {
+    unsigned char *staged = malloc(nbytes);
+    if (staged == NULL) {
         return CM_CUDA_OUT_OF_MEMORY;
     }
-    const unsigned char *src = (const unsigned char *)(uintptr_t)job->src.address;
+    const unsigned char *src = (const unsigned char *)(uintptr_t)job->base.src.address;
     for (uint64_t row = 0; row < job->height; row++) {
-        memcpy(job->staged + row * job->width, src + row * job->src_pitch, job->width);
+        memcpy(staged + row * job->width, src + row * job->src_pitch, job->width);
     }
     job->src_pitch = job->width;
+    job->base.owned = staged;
     return 0;
 }
 
@@ -160,24 +130,26 @@ static int32_t
 move_submit(cm_runtime *rt, move what, const int *devices, uint64_t stream)
 {
     int device;
+    cm_emulated *emulated = cm_emulated_of(rt);
+    cm_emulated_job *job = &what.base;
     CM_TRY_CODE(cm_emulated_op_stream_get_device(rt, stream, &device));
     if (what.width == 0 || what.height == 0) {
         return 0;
     }
-    CM_TRY_CODE(find_extent(what.dst_pitch, &what, &what.dst.nbytes));
-    CM_TRY_CODE(find_extent(what.src_pitch, &what, &what.src.nbytes));
-    what.base = (cm_emulated_job){
-        .run = move_run, .drop = move_drop, .device = CM_EMULATED_ANY};
-    what.emulated = cm_emulated_of(rt);
-    int32_t code = check_ends(what.emulated, &what, devices);
-    if (code == 0 && what.src.is_plain && !what.dst.is_plain) {
+    CM_TRY_CODE(find_extent(what.dst_pitch, &what, &job->dst.nbytes));
+    CM_TRY_CODE(find_extent(what.src_pitch, &what, &job->src.nbytes));
+    job->run = cm_emulated_touch;
+    job->touch = move_rows;
+    job->device = CM_EMULATED_ANY;
+    int32_t code = check_ends(emulated, job, devices);
+    if (code == 0 && job->src.is_plain && !job->dst.is_plain) {
         code = stage(&what);
     }
     if (code != 0) {
-        move_drop(&what.base);
+        cm_emulated_job_drop(emulated, job);
         return code;
     }
-    return cm_emulated_submit(rt, stream, &what.base, sizeof(what), what.dst.is_plain);
+    return cm_emulated_submit(rt, stream, job, sizeof(what), job->dst.is_plain);
 }
 
 int32_t
@@ -185,8 +157,7 @@ cm_emulated_op_copy_2d_async(cm_runtime *rt, cm_address dst, uint64_t dst_pitch,
                              cm_address src, uint64_t src_pitch, uint64_t width,
                              uint64_t height, uint64_t stream)
 {
-    const move what = {.dst.address = dst,
-                       .src.address = src,
+    const move what = {.base = {.dst.address = dst, .src.address = src},
                        .dst_pitch = dst_pitch,
                        .src_pitch = src_pitch,
                        .width = width,
@@ -211,8 +182,7 @@ cm_emulated_op_copy_peer_async(cm_runtime *rt, cm_address dst, int dst_device,
         || !cm_emulated_is_device(rt, src_device)) {
         return CM_CUDA_INVALID_DEVICE;
     }
-    const move what = {.dst.address = dst,
-                       .src.address = src,
+    const move what = {.base = {.dst.address = dst, .src.address = src},
                        .dst_pitch = nbytes,
                        .src_pitch = nbytes,
                        .width = nbytes,
@@ -246,20 +216,12 @@ fill_bytes(cm_emulated_job *base, unsigned char *dst,
 {
     const fill *job = (const fill *)base;
     if (job->unit == 1) {
-        memset(dst, (int)job->value, job->dst.nbytes);
+        memset(dst, (int)job->value, base->dst.nbytes);
         return;
     }
-    for (uint64_t i = 0; i < job->dst.nbytes; i += job->unit) {
+    for (uint64_t i = 0; i < base->dst.nbytes; i += job->unit) {
         memcpy(dst + i, &job->value, job->unit);
     }
-}
-
-static int32_t
-fill_run(cm_emulated *emulated, cm_emulated_job *base)
-{
-    const cm_emulated_end none = {.nbytes = 0};
-    return cm_emulated_touch(emulated, base, &((const fill *)base)->dst, &none,
-                             fill_bytes);
 }
 
 static int32_t
@@ -284,8 +246,10 @@ fill_submit(cm_runtime *rt, cm_address dst, uint32_t unit, uint32_t value,
         return CM_CUDA_INVALID_VALUE;
     }
     fill job = {
-        .base = {.run = fill_run, .device = device},
-        .dst = {.address = dst, .nbytes = nbytes},
+        .base = {.run = cm_emulated_touch,
+                 .touch = fill_bytes,
+                 .dst = {.address = dst, .nbytes = nbytes},
+                 .device = device},
         .unit = unit,
         .value = value,
     };

@@ -33,7 +33,6 @@ typedef struct launch {
     } job;
     int64_t dst_low; /* strided: lowest byte touched, from the start */
     int64_t src_low;
-    uint32_t piece; /* table: the one to copy */
 } launch;
 
 int32_t
@@ -146,18 +145,17 @@ strided_run(cm_emulated *emulated, cm_emulated_job *base)
 {
     launch *what = (launch *)base;
     const cm_strided_job *job = &what->job.strided;
-    cm_emulated_end dst, src;
     if (job->count == 0) {
         return 0;
     }
     if (is_misaligned(job)) {
         return CM_CUDA_MISALIGNED_ADDRESS;
     }
-    if (!find_end(job, job->dst, job->dst_strides, &what->dst_low, &dst)
-        || !find_end(job, job->src, job->src_strides, &what->src_low, &src)) {
+    if (!find_end(job, job->dst, job->dst_strides, &what->dst_low, &base->dst)
+        || !find_end(job, job->src, job->src_strides, &what->src_low, &base->src)) {
         return CM_CUDA_ILLEGAL_ADDRESS;
     }
-    return cm_emulated_touch(emulated, base, &dst, &src, copy_elements);
+    return cm_emulated_touch(emulated, base);
 }
 
 /* What a GPU would read as nonsense is refused here, where the test sees it. */
@@ -201,22 +199,17 @@ table_is_sane(const cm_table_job *job, uint64_t thread_count)
 static void
 copy_piece(cm_emulated_job *base, unsigned char *to, const unsigned char *from)
 {
-    const launch *what = (const launch *)base;
-    memcpy(to, from, what->job.table.nbytes[what->piece]);
+    memcpy(to, from, base->dst.nbytes);
 }
 
 static int32_t
 table_run(cm_emulated *emulated, cm_emulated_job *base)
 {
-    launch *what = (launch *)base;
-    const cm_table_job *job = &what->job.table;
+    const cm_table_job *job = &((const launch *)base)->job.table;
     for (uint32_t i = 0; i < job->count; i++) {
-        const cm_emulated_end dst = {.address = job->dst[i], .nbytes = job->nbytes[i]};
-        const cm_emulated_end src = {.address = job->src[i], .nbytes = job->nbytes[i]};
-        what->piece = i;
-        CM_TRY_CODE(job->nbytes[i] == 0
-                        ? 0
-                        : cm_emulated_touch(emulated, base, &dst, &src, copy_piece));
+        base->dst = (cm_emulated_end){.address = job->dst[i], .nbytes = job->nbytes[i]};
+        base->src = (cm_emulated_end){.address = job->src[i], .nbytes = job->nbytes[i]};
+        CM_TRY_CODE(job->nbytes[i] == 0 ? 0 : cm_emulated_touch(emulated, base));
     }
     return 0;
 }
@@ -247,8 +240,9 @@ cm_emulated_op_kernel_launch(cm_runtime *rt, uint64_t function, uint32_t block_c
                != (is_table ? sizeof(cm_table_job) : sizeof(cm_strided_job))) {
         return CM_CUDA_INVALID_VALUE;
     }
-    launch what = {
-        .base = {.run = is_table ? table_run : strided_run, .device = device}};
+    launch what = {.base = {.run = is_table ? table_run : strided_run,
+                            .touch = is_table ? copy_piece : copy_elements,
+                            .device = device}};
     memcpy(&what.job, params, params_nbytes);
     uint64_t thread_count = (uint64_t)block_count * threads_per_block;
     if (is_table ? !table_is_sane(&what.job.table, thread_count)

@@ -353,17 +353,14 @@ unpin(cm_emulated *emulated, const cm_emulated_place *place, int32_t code)
 }
 
 int32_t
-cm_emulated_touch(cm_emulated *emulated, cm_emulated_job *job,
-                  const cm_emulated_end *dst, const cm_emulated_end *src,
-                  void (*touch)(cm_emulated_job *job, unsigned char *dst,
-                                const unsigned char *src))
+cm_emulated_touch(cm_emulated *emulated, cm_emulated_job *job)
 {
     cm_emulated_place to, from;
-    CM_TRY_CODE(pin(emulated, job, dst, &to));
-    int32_t code = pin(emulated, job, src, &from);
+    CM_TRY_CODE(pin(emulated, job, &job->dst, &to));
+    int32_t code = pin(emulated, job, &job->src, &from);
     if (code == 0) {
         cm_mutex_unlock(&emulated->lock);
-        touch(job, to.bytes, from.bytes);
+        job->touch(job, to.bytes, from.bytes);
         cm_mutex_lock(&emulated->lock);
         code = unpin(emulated, &from, code);
     }

@@ -32,13 +32,23 @@ typedef struct cm_emulated_thread {
 
 enum { CM_EMULATED_ANY = -1, CM_EMULATED_HANDLE_STEP = 16 };
 
-/* A piece of work: embed it first in a struct of your own. Both are called with the
- * lock held; `run`, on the stream's thread, lets it go while it does what takes long.
- */
+/* A stretch of memory that work touches; of no bytes: none. */
+typedef struct cm_emulated_end {
+    cm_address address;
+    uint64_t nbytes;
+    bool is_plain;                  /* ordinary memory: nothing to look up */
+    struct cm_emulated_range *held; /* by a copy that is queued; NULL: nothing is */
+} cm_emulated_end;
+
+/* A piece of work: embed it first in a struct of your own. `run` is called on the
+ * stream's thread with the lock held, `touch` by cm_emulated_touch() without. */
 typedef struct cm_emulated_job {
     int32_t (*run)(cm_emulated *emulated, struct cm_emulated_job *job);
-    void (*drop)(struct cm_emulated_job *job); /* once, whatever happened; NULL: it owns
-                                                  nothing */
+    void (*touch)(struct cm_emulated_job *job, unsigned char *dst,
+                  const unsigned char *src);
+    cm_emulated_end dst;
+    cm_emulated_end src;
+    void *owned;    /* malloc's; freed with the job */
     int device;     /* that touches memory, or CM_EMULATED_ANY */
     uint64_t stamp; /* the memory's serial when it was queued; submit notes it */
 } cm_emulated_job;
@@ -195,6 +205,8 @@ void cm_emulated_streams_end(cm_emulated *emulated);
  * means: it never runs. */
 int32_t cm_emulated_submit(cm_runtime *rt, uint64_t stream, cm_emulated_job *job,
                            size_t nbytes, bool wait);
+/* Free what a job that was not submitted owns, and let go of what its ends hold. */
+void cm_emulated_job_drop(cm_emulated *emulated, const cm_emulated_job *job);
 
 /* Destroy the device's streams and events and forget its fault; its work was waited
  * for. */
@@ -240,22 +252,11 @@ typedef struct cm_emulated_place {
 cm_emulated_found cm_emulated_find(const cm_emulated *emulated, uint64_t address,
                                    uint64_t nbytes, cm_emulated_place *out);
 
-/* A stretch of memory that work touches; of no bytes: none. */
-typedef struct cm_emulated_end {
-    cm_address address;
-    uint64_t nbytes;
-    bool is_plain;           /* ordinary memory: nothing to look up */
-    cm_emulated_range *held; /* by a copy that is queued; NULL: nothing is */
-} cm_emulated_end;
-
-/* Let go of the lock for `touch`, with both ends kept from going away meanwhile: of a
- * job of a device only an address that it may use will do, and managed memory comes to
- * it; memory mapped after the job was queued will not do. Fails:
+/* Let go of the lock for the job's touch, with both ends kept from going away
+ * meanwhile: of a job of a device only an address that it may use will do, and managed
+ * memory comes to it; memory mapped after the job was queued will not do. Fails:
  * CM_CUDA_ILLEGAL_ADDRESS, before the touch or because the memory was unmapped under
  * it. */
-int32_t cm_emulated_touch(cm_emulated *emulated, cm_emulated_job *job,
-                          const cm_emulated_end *dst, const cm_emulated_end *src,
-                          void (*touch)(cm_emulated_job *job, unsigned char *dst,
-                                        const unsigned char *src));
+int32_t cm_emulated_touch(cm_emulated *emulated, cm_emulated_job *job);
 
 #endif

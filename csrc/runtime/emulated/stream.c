@@ -92,12 +92,16 @@ item_release(cm_emulated_item *item)
     }
 }
 
-static void
-job_drop(cm_emulated_job *job)
+void
+cm_emulated_job_drop(cm_emulated *emulated, const cm_emulated_job *job)
 {
-    if (job->drop != NULL) {
-        job->drop(job);
+    cm_emulated_range *const held[] = {job->dst.held, job->src.held};
+    for (int i = 0; i < 2; i++) {
+        if (held[i] != NULL && --held[i]->waiting == 0) {
+            cm_cond_signal_all(&emulated->changed);
+        }
     }
+    free(job->owned);
 }
 
 /* Whether work of `queue` comes after what was queued on `other` before it. */
@@ -185,7 +189,7 @@ run_item(cm_stream_thread *queue, cm_emulated_item *item)
         if (code != 0) {
             emulated->streams.faults[queue->device] = code;
         }
-        job_drop(item->job);
+        cm_emulated_job_drop(emulated, item->job);
         item->job = NULL;
         emulated->streams.queued_jobs--;
     }
@@ -440,7 +444,7 @@ cm_emulated_submit(cm_runtime *rt, uint64_t stream, cm_emulated_job *job, size_t
         code = submit(queue, job, nbytes, &item);
     }
     if (item == NULL) {
-        job_drop(job);
+        cm_emulated_job_drop(emulated, job);
     }
     else if (wait) {
         code = item_await(emulated, item, queue->device);
