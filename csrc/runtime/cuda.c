@@ -359,9 +359,7 @@ properties(int device, unsigned flags)
 {
     CUmemAllocationProp wanted = {
         .type = CU_MEM_ALLOCATION_TYPE_PINNED,
-        .requestedHandleTypes = (flags & CM_PHYSICAL_SHAREABLE) != 0
-                                    ? CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
-                                    : CU_MEM_HANDLE_TYPE_NONE,
+        .requestedHandleTypes = CU_MEM_HANDLE_TYPE_NONE,
         .location = {.type = CU_MEM_LOCATION_TYPE_DEVICE, .id = device},
     };
     wanted.allocFlags.gpuDirectRDMACapable = (flags & CM_PHYSICAL_RDMA) != 0;

@@ -25,7 +25,6 @@ typedef enum cm_backend { CM_BACKEND_CUDA, CM_BACKEND_EMULATED } cm_backend;
     X(CM_HOST_ALLOC_WRITE_COMBINED, 4, cudaHostAllocWriteCombined)                     \
     X(CM_REGISTER_PORTABLE, 1, cudaHostRegisterPortable)                               \
     X(CM_REGISTER_MAPPED, 2, cudaHostRegisterMapped)                                   \
-    X(CM_REGISTER_IO_MEMORY, 4, cudaHostRegisterIoMemory)                              \
     X(CM_REGISTER_READ_ONLY, 8, cudaHostRegisterReadOnly)                              \
     X(CM_MANAGED_GLOBAL, 1, cudaMemAttachGlobal)                                       \
     X(CM_MANAGED_HOST, 2, cudaMemAttachHost)                                           \
@@ -139,10 +138,7 @@ cm_kind_host_flags(cm_kind kind, unsigned flags)
 }
 
 /* What physical_create may be asked for; ours alone. */
-enum {
-    CM_PHYSICAL_RDMA = 1,      /* other devices of the bus may reach it */
-    CM_PHYSICAL_SHAREABLE = 2, /* by other processes, as a file descriptor */
-};
+enum { CM_PHYSICAL_RDMA = 1 }; /* other devices of the bus may reach it */
 
 /* Device attributes that cumem reads: X(name, number, CU_DEVICE_ATTRIBUTE_…). */
 #define CM_DEVICE_ATTRIBUTES(X)                                                        \

@@ -242,8 +242,6 @@ test_registration_arguments_are_checked(void)
     CHECK_CODE(cm_rt_host_register(rt, host, 0, 0), CM_CUDA_INVALID_VALUE);
     CHECK_CODE(cm_rt_host_register(rt, host, UINT64_MAX, 0), CM_CUDA_INVALID_VALUE);
     CHECK_CODE(cm_rt_host_register(rt, host, 10, 16), CM_CUDA_INVALID_VALUE);
-    CHECK_CODE(cm_rt_host_register(rt, host, 10, CM_REGISTER_IO_MEMORY),
-               CM_CUDA_NOT_SUPPORTED);
     CHECK_CODE(cm_rt_host_unregister(rt, NULL), CM_CUDA_INVALID_VALUE);
     /* Unmapped pages, and pages that may not be written. */
     CHECK_EQ(munmap(host + 3 * page, page), 0);

@@ -300,7 +300,7 @@ test_physical_memory_is_counted(void)
     CHECK_OK(cm_rt_physical_release(rt, handle));
     CHECK_CODE(cm_rt_physical_release(rt, handle), CM_CUDA_INVALID_VALUE);
     CHECK_EQ(free_granules(&w), BUDGET);
-    CHECK_OK(cm_rt_physical_create(rt, BUDGET * G, 1, CM_PHYSICAL_SHAREABLE, &handle));
+    CHECK_OK(cm_rt_physical_create(rt, BUDGET * G, 1, CM_PHYSICAL_RDMA, &handle));
     CHECK_EQ(free_granules(&w), BUDGET); /* the other device's */
     CHECK_OK(cm_rt_physical_release(rt, handle));
     CHECK_CODE(cm_rt_physical_create(rt, G + 1, 0, 0, &none), CM_CUDA_INVALID_VALUE);

@@ -12,9 +12,7 @@ enum {
     HOST_FACTOR = 4, /* host and managed memory together: so many times a device's */
     HOST_FLAGS = CM_HOST_ALLOC_PORTABLE | CM_HOST_ALLOC_MAPPED
         | CM_HOST_ALLOC_WRITE_COMBINED,
-    REGISTER_FLAGS = CM_REGISTER_PORTABLE | CM_REGISTER_MAPPED | CM_REGISTER_IO_MEMORY
-        | CM_REGISTER_READ_ONLY,
-    PHYSICAL_FLAGS = CM_PHYSICAL_RDMA | CM_PHYSICAL_SHAREABLE,
+    REGISTER_FLAGS = CM_REGISTER_PORTABLE | CM_REGISTER_MAPPED | CM_REGISTER_READ_ONLY,
     DISCARDED = 0xdb, /* what is read of discarded bytes */
 };
 
@@ -519,14 +517,8 @@ cm_emulated_op_host_register(cm_runtime *rt, void *host, uint64_t nbytes,
     uint64_t exact = address_of(host);
     uint64_t start = exact & ~(page - 1);
     uint64_t end;
-    if ((flags & ~(unsigned)REGISTER_FLAGS) != 0) {
-        return CM_CUDA_INVALID_VALUE;
-    }
-    if ((flags & CM_REGISTER_IO_MEMORY) != 0) {
-        return CM_CUDA_NOT_SUPPORTED; /* no memory here belongs to another device */
-    }
-    if (host == NULL || nbytes == 0 || !cm_add_u64(exact, nbytes, &end)
-        || !cm_round_up_u64(end, page, &end)) {
+    if ((flags & ~(unsigned)REGISTER_FLAGS) != 0 || host == NULL || nbytes == 0
+        || !cm_add_u64(exact, nbytes, &end) || !cm_round_up_u64(end, page, &end)) {
         return CM_CUDA_INVALID_VALUE;
     }
     const cm_emulated_range *other =
@@ -924,7 +916,7 @@ cm_emulated_op_physical_granularity(cm_runtime *rt, int device, unsigned flags,
     if (!cm_emulated_is_device(rt, device)) {
         return CM_CUDA_INVALID_DEVICE;
     }
-    if ((flags & ~(unsigned)PHYSICAL_FLAGS) != 0) {
+    if ((flags & ~(unsigned)CM_PHYSICAL_RDMA) != 0) {
         return CM_CUDA_INVALID_VALUE;
     }
     *out = CM_EMULATED_GRANULARITY;
@@ -941,7 +933,7 @@ cm_emulated_op_physical_create(cm_runtime *rt, uint64_t nbytes, int device,
         return CM_CUDA_INVALID_DEVICE;
     }
     CM_TRY_CODE(emulated->streams.faults[device]);
-    if ((flags & ~(unsigned)PHYSICAL_FLAGS) != 0 || nbytes == 0
+    if ((flags & ~(unsigned)CM_PHYSICAL_RDMA) != 0 || nbytes == 0
         || !is_granular(nbytes)) {
         return CM_CUDA_INVALID_VALUE;
     }

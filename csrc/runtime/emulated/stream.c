@@ -52,10 +52,7 @@ typedef struct cm_stream_thread {
     uint64_t random; /* used by its own thread alone */
 } cm_stream_thread;
 
-enum {
-    EVENT_INTERPROCESS = 4,
-    EVENT_FLAGS = CM_EVENT_BLOCKING_SYNC | CM_EVENT_DISABLE_TIMING | EVENT_INTERPROCESS,
-};
+enum { EVENT_FLAGS = CM_EVENT_BLOCKING_SYNC | CM_EVENT_DISABLE_TIMING };
 
 typedef struct event {
     int device; /* first */
@@ -699,9 +696,7 @@ int32_t
 cm_emulated_op_event_create(cm_runtime *rt, unsigned flags, uint64_t *out)
 {
     cm_emulated *emulated = cm_emulated_of(rt);
-    if ((flags & ~(unsigned)EVENT_FLAGS) != 0
-        || ((flags & EVENT_INTERPROCESS) != 0
-            && (flags & CM_EVENT_DISABLE_TIMING) == 0)) {
+    if ((flags & ~(unsigned)EVENT_FLAGS) != 0) {
         return CM_CUDA_INVALID_VALUE;
     }
     event *made = calloc(1, sizeof(*made));
