@@ -15,7 +15,7 @@ typedef struct cm_faults {
     atomic_int struck;
     _Atomic uint64_t counts[CM_OP_COUNT];    /* [CM_OP_none] counts all */
     _Atomic uint32_t delays_us[CM_OP_COUNT]; /* [CM_OP_none] delays all */
-    int (*_Atomic is_held)(void);
+    int (*is_held)(void);
     _Atomic uint64_t held_counts[CM_OP_COUNT];
 } cm_faults;
 
@@ -26,8 +26,7 @@ strike(cm_runtime *rt, cm_op op, int32_t *code)
     cm_faults *faults = (cm_faults *)rt;
     uint64_t of_all = atomic_fetch_add(&faults->counts[CM_OP_none], 1) + 1;
     uint64_t of_op = atomic_fetch_add(&faults->counts[op], 1) + 1;
-    int (*is_held)(void) = atomic_load(&faults->is_held);
-    if (is_held != NULL && is_held()) {
+    if (faults->is_held != NULL && faults->is_held()) {
         atomic_fetch_add(&faults->held_counts[op], 1);
     }
     uint32_t delay_us = atomic_load(&faults->delays_us[op]);
@@ -78,10 +77,11 @@ faults_close(cm_runtime *rt)
 }
 
 cm_status
-cm_faults_open(cm_runtime *inner, cm_runtime **out)
+cm_faults_open(cm_runtime *inner, int (*is_held)(void), cm_runtime **out)
 {
     cm_faults *faults = calloc(1, sizeof(*faults));
     CM_TRY(cm_allocated(faults != NULL, sizeof(*faults)));
+    faults->is_held = is_held;
     cm_runtime *base = &faults->base;
     *base = *inner;
     base->ops = &faults_ops;
@@ -125,12 +125,6 @@ cm_faults_delay(cm_runtime *rt, cm_op op, uint32_t delay_us)
     if ((unsigned)op < CM_OP_COUNT) {
         atomic_store(&((cm_faults *)rt)->delays_us[op], delay_us);
     }
-}
-
-void
-cm_faults_watch_lock(cm_runtime *rt, int (*is_held)(void))
-{
-    atomic_store(&((cm_faults *)rt)->is_held, is_held);
 }
 
 uint64_t

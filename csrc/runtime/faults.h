@@ -7,8 +7,12 @@
 
 #include "runtime/runtime.h"
 
-/* Wrap `inner`. Owns: the wrapper closes `inner` when it is closed. Fails: CM_ENOMEM. */
-CM_NODISCARD cm_status cm_faults_open(cm_runtime *inner, cm_runtime **out);
+/* Wrap `inner`. `is_held`, or NULL, is asked in the thread of each call whether it
+ * holds
+ * a lock that it may not. Owns: the wrapper closes `inner` when it is closed.
+ * Fails: CM_ENOMEM. */
+CM_NODISCARD cm_status cm_faults_open(cm_runtime *inner, int (*is_held)(void),
+                                      cm_runtime **out);
 
 /* From now on the `nth` call (1 = the next one; 0 = none) of operation `op` (CM_OP_none
  * = any) answers `code` without reaching the inner runtime; `repeat` makes every later
@@ -24,9 +28,7 @@ cm_op cm_faults_struck(const cm_runtime *rt);
 /* Delay every call of `op` (CM_OP_none = any) by `delay_us`; 0 ends it. */
 void cm_faults_delay(cm_runtime *rt, cm_op op, uint32_t delay_us);
 
-/* Count calls made while the caller holds a lock that it may not: `is_held` is asked in
- * the thread of each call. */
-void cm_faults_watch_lock(cm_runtime *rt, int (*is_held)(void));
+/* Calls so far that were made with the lock held. */
 uint64_t cm_faults_count_held(const cm_runtime *rt, cm_op op);
 
 bool cm_is_faults(const cm_runtime *rt);

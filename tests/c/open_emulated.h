@@ -62,7 +62,7 @@ open_emulated(int driver_version, int device_count, uint64_t memory_nbytes)
     config.memory_nbytes = memory_nbytes;
     config.max_delay_us = EMULATED_DELAY_US;
     MUST(cm_emulated_open(&config, &inner));
-    MUST(cm_faults_open(inner, &rt));
+    MUST(cm_faults_open(inner, NULL, &rt));
     return rt;
 }
 

@@ -93,17 +93,16 @@ opening_run(opening *plan, cm_runtime **out)
     CM_TRY(status);
     if (plan->faults) {
         cm_runtime *wrapper = NULL;
-        status = cm_faults_open(runtime, &wrapper);
+        /* which the limited API leaves out; NULL if there is none */
+        void *symbol = dlsym(RTLD_DEFAULT, "PyGILState_Check");
+        int (*has_gil)(void);
+        memcpy(&has_gil, &symbol, sizeof(has_gil));
+        status = cm_faults_open(runtime, has_gil, &wrapper);
         if (!cm_is_ok(status)) {
             runtime->close(runtime);
             return status;
         }
         runtime = wrapper;
-        /* which the limited API leaves out; NULL if there is none */
-        void *symbol = dlsym(RTLD_DEFAULT, "PyGILState_Check");
-        int (*has_gil)(void);
-        memcpy(&has_gil, &symbol, sizeof(has_gil));
-        cm_faults_watch_lock(runtime, has_gil);
     }
     *out = runtime;
     return cm_ok();
