@@ -45,18 +45,14 @@ cm_emulated_op_module_load(cm_runtime *rt, const char *ptx, uint64_t *out)
     if (strstr(ptx, ".version") == NULL || strstr(ptx, ".target") == NULL) {
         return CM_CUDA_INVALID_PTX;
     }
-    module *made = calloc(1, sizeof(*made));
+    uint64_t handle = cm_emulated_new_handle(emulated);
+    module *made = cm_emulated_table_new(&emulated->modules, handle, sizeof(*made));
     if (made == NULL) {
         return CM_CUDA_OUT_OF_MEMORY;
     }
     made->device = cm_emulated_self(rt)->device;
     for (int k = 1; k < HANDLE_COUNT; k++) {
         made->has[k] = strstr(ptx, names[k]) != NULL;
-    }
-    uint64_t handle = cm_emulated_new_handle(emulated);
-    if (!cm_emulated_table_add(&emulated->modules, handle, made)) {
-        free(made);
-        return CM_CUDA_OUT_OF_MEMORY;
     }
     *out = handle;
     return 0;

@@ -940,14 +940,12 @@ cm_emulated_op_physical_create(cm_runtime *rt, uint64_t nbytes, int device,
     if (nbytes > emulated->config.memory_nbytes - memory->used_nbytes[device]) {
         return CM_CUDA_OUT_OF_MEMORY;
     }
-    cm_emulated_physical *physical = calloc(1, sizeof(*physical));
-    unsigned char *bytes = physical != NULL ? cm_emulated_bytes_new(nbytes) : NULL;
     uint64_t handle = cm_emulated_new_handle(emulated);
-    if (bytes == NULL || !cm_emulated_table_add(&memory->physicals, handle, physical)) {
-        if (bytes != NULL) {
-            (void)munmap(bytes, nbytes);
-        }
-        free(physical);
+    cm_emulated_physical *physical =
+        cm_emulated_table_new(&memory->physicals, handle, sizeof(*physical));
+    unsigned char *bytes = physical != NULL ? cm_emulated_bytes_new(nbytes) : NULL;
+    if (bytes == NULL) {
+        free(cm_emulated_table_remove(&memory->physicals, handle)); /* if it is there */
         return CM_CUDA_OUT_OF_MEMORY;
     }
     *physical =
@@ -1027,13 +1025,9 @@ cm_emulated_op_address_map(cm_runtime *rt, cm_address address, uint64_t nbytes,
         return CM_CUDA_INVALID_VALUE;
     }
     unsigned char *bytes = in->bytes + (address - in->address);
-    cm_emulated_range *made = calloc(1, sizeof(*made));
-    if (made == NULL
-        || !cm_emulated_table_add(&memory->mapped, address + nbytes, made)) {
-        free(made);
-        return CM_CUDA_OUT_OF_MEMORY;
-    }
-    if (!cm_emulated_bytes_map(physical->bytes, nbytes, bytes)) {
+    cm_emulated_range *made =
+        cm_emulated_table_new(&memory->mapped, address + nbytes, sizeof(*made));
+    if (made == NULL || !cm_emulated_bytes_map(physical->bytes, nbytes, bytes)) {
         free(cm_emulated_table_remove(&memory->mapped, address + nbytes));
         return CM_CUDA_OUT_OF_MEMORY;
     }

@@ -49,7 +49,7 @@ typedef struct cm_stream_thread {
     cm_emulated_thread owner; /* whose per-thread stream it is; else no thread */
     cm_list items;
     cm_cond work;
-    uint64_t random; /* used by its own thread alone */
+    unsigned random; /* of its delays; used by its own thread alone */
 } cm_stream_thread;
 
 enum { EVENT_FLAGS = CM_EVENT_BLOCKING_SYNC | CM_EVENT_DISABLE_TIMING };
@@ -70,16 +70,6 @@ typedef struct event {
 #define ITEM(at) CM_LIST_ENTRY(at, cm_emulated_item, node)
 
 /* ---- the threads behind the streams, and what each piece of work must wait for --------- */
-
-/* xorshift64*: the delays of a stream depend on the seed and its id alone. */
-static uint64_t
-next_random(uint64_t *state)
-{
-    *state ^= *state >> 12;
-    *state ^= *state << 25;
-    *state ^= *state >> 27;
-    return *state * UINT64_C(0x2545F4914F6CDD1D);
-}
 
 static void
 item_release(cm_emulated_item *item)
@@ -178,7 +168,7 @@ run_item(cm_stream_thread *queue, cm_emulated_item *item)
     uint64_t most_ns = (uint64_t)emulated->config.max_delay_us * 1000u;
     if (most_ns != 0 && item->after == NULL) {
         cm_mutex_unlock(&emulated->lock);
-        cm_sleep_ns(next_random(&queue->random) % (most_ns + 1));
+        cm_sleep_ns((uint64_t)rand_r(&queue->random) % (most_ns + 1));
         cm_mutex_lock(&emulated->lock);
     }
     if (item->job != NULL) {
@@ -229,8 +219,7 @@ queue_open(cm_emulated *emulated, cm_stream_thread_kind kind, int device,
     queue->kind = kind;
     queue->device = device;
     queue->id = CM_STREAM_PER_THREAD + ++emulated->streams.opened;
-    queue->random =
-        (emulated->config.seed ^ (queue->id * UINT64_C(0x9E3779B97F4A7C15))) | 1u;
+    queue->random = (unsigned)(emulated->config.seed + 0x9E3779B9u * queue->id);
     cm_list_init(&queue->items);
     cm_cond_init(&queue->work);
     cm_thread thread;
@@ -699,11 +688,10 @@ cm_emulated_op_event_create(cm_runtime *rt, unsigned flags, uint64_t *out)
     if ((flags & ~(unsigned)EVENT_FLAGS) != 0) {
         return CM_CUDA_INVALID_VALUE;
     }
-    event *made = calloc(1, sizeof(*made));
     uint64_t handle = cm_emulated_new_handle(emulated);
-    if (made == NULL
-        || !cm_emulated_table_add(&emulated->streams.events, handle, made)) {
-        free(made);
+    event *made =
+        cm_emulated_table_new(&emulated->streams.events, handle, sizeof(*made));
+    if (made == NULL) {
         return CM_CUDA_OUT_OF_MEMORY;
     }
     made->device = cm_emulated_self(rt)->device;

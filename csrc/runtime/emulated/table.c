@@ -42,6 +42,17 @@ cm_emulated_table_add(cm_emulated_table *table, uint64_t key, void *object)
 }
 
 void *
+cm_emulated_table_new(cm_emulated_table *table, uint64_t key, size_t nbytes)
+{
+    void *object = calloc(1, nbytes);
+    if (object != NULL && !cm_emulated_table_add(table, key, object)) {
+        free(object);
+        return NULL;
+    }
+    return object;
+}
+
+void *
 cm_emulated_table_find(const cm_emulated_table *table, uint64_t key)
 {
     size_t above = cm_emulated_table_above(table, key);

@@ -19,6 +19,8 @@ typedef struct cm_emulated_table {
     size_t capacity;
 } cm_emulated_table;
 
+/* A new object of `nbytes`, all 0, in the table under a new key; NULL: no memory. */
+void *cm_emulated_table_new(cm_emulated_table *table, uint64_t key, size_t nbytes);
 /* False when out of memory. The key must be new. */
 bool cm_emulated_table_add(cm_emulated_table *table, uint64_t key, void *object);
 /* NULL for a key that is not there: a handle is stale or made up. */
