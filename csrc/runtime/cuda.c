@@ -586,7 +586,6 @@ identify(cm_runtime *rt)
     if (version == 0) {
         return failed(CM_CUDA_INSUFFICIENT_DRIVER, CM_OP_driver_version, 0);
     }
-    CM_TRY(cm_rt_runtime_version(rt, &rt->runtime_version));
     CM_TRY(cm_rt_device_count(rt, &count));
     if (count == 0) {
         return failed(CM_CUDA_NO_DEVICE, CM_OP_device_count, 0);

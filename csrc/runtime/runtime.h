@@ -218,8 +218,7 @@ enum { CM_MAX_DEVICES = 64 };
 struct cm_runtime {
     const cm_ops_table *ops; /* borrowed, static */
     cm_backend backend;
-    int driver_version;  /* CUDA version the driver serves, e.g. 13000 */
-    int runtime_version; /* CUDA runtime built in, e.g. 12090 */
+    int driver_version; /* CUDA version the driver serves, e.g. 13000 */
     int device_count;
     const char *reason; /* emulated only: why there is no GPU; borrowed, "" if asked for
                          */

@@ -189,7 +189,6 @@ cm_emulated_open(const cm_emulated_config *config, cm_runtime **out)
     emulated->base.ops = &emulated_ops;
     emulated->base.backend = CM_BACKEND_EMULATED;
     emulated->base.driver_version = config->driver_version;
-    emulated->base.runtime_version = RUNTIME_VERSION;
     emulated->base.device_count = config->device_count;
     emulated->base.reason = config->reason != NULL ? config->reason : "";
     emulated->base.close = emulated_close;
@@ -261,9 +260,9 @@ cm_emulated_op_driver_version(cm_runtime *rt, int *out)
 }
 
 int32_t
-cm_emulated_op_runtime_version(cm_runtime *rt, int *out)
+cm_emulated_op_runtime_version(cm_runtime *rt CM_UNUSED, int *out)
 {
-    *out = rt->runtime_version;
+    *out = RUNTIME_VERSION;
     return 0;
 }
 

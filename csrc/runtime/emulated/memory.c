@@ -402,7 +402,7 @@ range_map(cm_emulated_range *range)
     if (range->kind != CM_EMULATED_MANAGED) {
         return true;
     }
-    cm_emulated_pages_leave_out(range->alias.base, range->alias.nbytes);
+    (void)madvise(range->alias.base, range->alias.nbytes, MADV_DONTFORK);
     return init_pages(range);
 }
 
@@ -588,12 +588,6 @@ int32_t
 cm_emulated_op_pointer_attributes(cm_runtime *rt, cm_address address,
                                   cm_pointer_info *out)
 {
-    static const cm_kind kinds[] = {
-        [CM_EMULATED_DEVICE] = CM_KIND_DEVICE,
-        [CM_EMULATED_MANAGED] = CM_KIND_MANAGED,
-        [CM_EMULATED_HOST] = CM_KIND_PINNED,
-        [CM_EMULATED_REGISTERED] = CM_KIND_PINNED,
-    };
     cm_emulated_place place;
     if (cm_emulated_find(cm_emulated_of(rt), address, 1, &place)
         != CM_EMULATED_INSIDE) {
@@ -606,7 +600,8 @@ cm_emulated_op_pointer_attributes(cm_runtime *rt, cm_address address,
     }
     bool in_reach = (place.access >> cm_emulated_self(rt)->device & 1) != 0;
     *out = (cm_pointer_info){
-        .kind = kinds[place.kind],
+        .kind =
+            place.kind == CM_EMULATED_REGISTERED ? CM_KIND_PINNED : (cm_kind)place.kind,
         .device = place.device,
         .device_address = in_reach ? place.address : 0,
         .host_address = place.host,
@@ -1099,7 +1094,7 @@ cm_emulated_op_address_set_access(cm_runtime *rt, cm_address address, uint64_t n
     if (!find_whole(cm_emulated_of(rt), address, nbytes, &place)) {
         return CM_CUDA_INVALID_VALUE;
     }
-    if (!cm_emulated_bytes_show(place.bytes, nbytes)) {
+    if (mprotect(place.bytes, nbytes, PROT_READ | PROT_WRITE) != 0) {
         return CM_CUDA_OUT_OF_MEMORY;
     }
     for (EACH_TOUCHED(place.table, address, nbytes, i)) {

@@ -63,12 +63,6 @@ cm_emulated_pages_map(uint64_t nbytes, int sharing, cm_emulated_pages *out)
 }
 
 void
-cm_emulated_pages_leave_out(void *start, uint64_t nbytes)
-{
-    (void)madvise(start, nbytes, MADV_DONTFORK);
-}
-
-void
 cm_emulated_pages_kill(void *start, uint64_t nbytes)
 {
     (void)mmap(start, nbytes, PROT_NONE,
@@ -109,7 +103,7 @@ cm_emulated_bytes_new(uint64_t nbytes)
     if (bytes == MAP_FAILED) {
         return NULL;
     }
-    cm_emulated_pages_leave_out(bytes, nbytes); /* a child would share them */
+    (void)madvise(bytes, nbytes, MADV_DONTFORK); /* a child would share them */
     poison(bytes, nbytes);
     return bytes;
 }
@@ -122,12 +116,6 @@ cm_emulated_bytes_map(unsigned char *bytes, uint64_t nbytes, unsigned char *at)
         return false;
     }
     (void)mprotect(at, nbytes, PROT_NONE);
-    cm_emulated_pages_leave_out(at, nbytes);
+    (void)madvise(at, nbytes, MADV_DONTFORK);
     return true;
-}
-
-bool
-cm_emulated_bytes_show(unsigned char *at, uint64_t nbytes)
-{
-    return mprotect(at, nbytes, PROT_READ | PROT_WRITE) == 0;
 }

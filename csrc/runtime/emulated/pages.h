@@ -19,8 +19,6 @@ typedef struct cm_emulated_pages {
  * readable, writable and not zero, a forked child's own (MAP_PRIVATE) or the very same
  * bytes (MAP_SHARED). False: no memory, but maybe addresses, in *out. */
 bool cm_emulated_pages_map(uint64_t nbytes, int sharing, cm_emulated_pages *out);
-/* Leave a part of a mapping out of forked children. */
-void cm_emulated_pages_leave_out(void *start, uint64_t nbytes);
 /* Drop the bytes, if any; the addresses stay taken and touching them crashes. */
 void cm_emulated_pages_kill(void *start, uint64_t nbytes);
 /* True when every page of [start, end) is mapped, readable and, with `writable`, so. */
@@ -29,8 +27,7 @@ bool cm_emulated_pages_are_mapped(uint64_t start, uint64_t end, bool writable);
 /* Bytes that can be mapped at more than one place: whole pages, not zero. NULL: out of
  * memory. */
 unsigned char *cm_emulated_bytes_new(uint64_t nbytes);
-/* Put them at `at`, a part of a mapping of ours; untouchable until shown. */
+/* Put them at `at`, a part of a mapping of ours, where nobody may touch them. */
 bool cm_emulated_bytes_map(unsigned char *bytes, uint64_t nbytes, unsigned char *at);
-bool cm_emulated_bytes_show(unsigned char *at, uint64_t nbytes);
 
 #endif

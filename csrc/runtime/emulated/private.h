@@ -67,10 +67,10 @@ typedef struct cm_emulated_streams {
 /* -- memory ------------------------------------------------------------------------------ */
 
 typedef enum cm_emulated_kind {
-    CM_EMULATED_DEVICE,
-    CM_EMULATED_MANAGED,
-    CM_EMULATED_HOST,
-    CM_EMULATED_REGISTERED,
+    CM_EMULATED_DEVICE = CM_KIND_DEVICE,
+    CM_EMULATED_MANAGED = CM_KIND_MANAGED,
+    CM_EMULATED_HOST = CM_KIND_PINNED,
+    CM_EMULATED_REGISTERED = CM_KIND_COUNT,
     CM_EMULATED_VIRTUAL, /* addresses only; what is mapped there is of DEVICE */
     CM_EMULATED_FREED,   /* or about to be; kept for a while: late work is caught */
 } cm_emulated_kind;
