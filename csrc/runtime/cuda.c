@@ -548,7 +548,7 @@ failed(int32_t code, cm_op op, uint64_t arg)
 }
 
 #define CALL(name, cuda, oldest, arg, params, args)                                    \
-    static cm_status call_##name params                                                \
+    static cm_status call_##name CM_OP_PARAMS params                                   \
     {                                                                                  \
         int32_t code = CM_LIKELY(rt->driver_version >= (oldest))                       \
                            ? (int32_t)(DO_##name)                                      \

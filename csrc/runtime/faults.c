@@ -50,7 +50,7 @@ strike(cm_runtime *rt, cm_op op, int32_t *code)
 }
 
 #define FAULTS_BODY(name, cuda, driver, arg, params, args)                             \
-    static cm_status faults_##name params                                              \
+    static cm_status faults_##name CM_OP_PARAMS params                                 \
     {                                                                                  \
         int32_t code;                                                                  \
         if (strike(rt, CM_OP_##name, &code)) {                                         \
@@ -58,7 +58,7 @@ strike(cm_runtime *rt, cm_op op, int32_t *code)
                                (uint64_t)CM_ARGUMENT_VALUE arg};                       \
         }                                                                              \
         rt = rt->inner;                                                                \
-        return rt->ops->name args;                                                     \
+        return rt->ops->name CM_OP_ARGS args;                                          \
     }
 CM_OPS(FAULTS_BODY)
 #undef FAULTS_BODY

@@ -206,7 +206,8 @@ typedef enum cm_op {
 #define CM_ARGUMENT_VALUE(kind, value) (value)
 
 typedef struct cm_ops_table {
-#define CM_OP_FIELD(name, cuda, driver, arg, params, args) cm_status(*name) params;
+#define CM_OP_FIELD(name, cuda, driver, arg, params, args)                             \
+    cm_status(*name) CM_OP_PARAMS params;
     CM_OPS(CM_OP_FIELD)
 #undef CM_OP_FIELD
 } cm_ops_table;
@@ -278,9 +279,9 @@ cm_code_is_unloading(int32_t code)
 /* The callers: cm_rt_host_alloc(rt, nbytes, flags, &out) and so on, one for each row.
  */
 #define CM_OP_CALLER(name, cuda, driver, arg, params, args)                            \
-    CM_NODISCARD static inline cm_status cm_rt_##name params                           \
+    CM_NODISCARD static inline cm_status cm_rt_##name CM_OP_PARAMS params              \
     {                                                                                  \
-        return rt->ops->name args;                                                     \
+        return rt->ops->name CM_OP_ARGS args;                                          \
     }
 CM_OPS(CM_OP_CALLER)
 #undef CM_OP_CALLER

@@ -82,13 +82,13 @@ strikes(void)
     X(physical_create)
 
 #define FAILING_BODY(name, cuda, driver, arg, params, args)                            \
-    CM_UNUSED static cm_status failing_##name params                                   \
+    CM_UNUSED static cm_status failing_##name CM_OP_PARAMS params                      \
     {                                                                                  \
         if (strikes()) {                                                               \
             return (cm_status){FAULT, CM_OP_##name, 0,                                 \
                                (uint64_t)CM_ARGUMENT_VALUE arg};                       \
         }                                                                              \
-        return real_ops->name args;                                                    \
+        return real_ops->name CM_OP_ARGS args;                                         \
     }
 CM_OPS(FAILING_BODY)
 #undef FAILING_BODY

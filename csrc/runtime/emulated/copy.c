@@ -127,12 +127,11 @@ find_extent(uint64_t pitch, const move *what, uint64_t *out)
 
 /* Check, stage and queue; `devices` are those the ends must belong to, or NULL. */
 static int32_t
-move_submit(cm_runtime *rt, move what, const int *devices, uint64_t stream)
+move_submit(cm_emulated *emulated, move what, const int *devices, uint64_t stream)
 {
     int device;
-    cm_emulated *emulated = cm_emulated_of(rt);
     cm_emulated_job *job = &what.base;
-    CM_TRY_CODE(cm_emulated_op_stream_get_device(rt, stream, &device));
+    CM_TRY_CODE(cm_emulated_op_stream_get_device(emulated, stream, &device));
     if (what.width == 0 || what.height == 0) {
         return 0;
     }
@@ -149,11 +148,11 @@ move_submit(cm_runtime *rt, move what, const int *devices, uint64_t stream)
         cm_emulated_job_drop(emulated, job);
         return code;
     }
-    return cm_emulated_submit(rt, stream, job, sizeof(what), job->dst.is_plain);
+    return cm_emulated_submit(emulated, stream, job, sizeof(what), job->dst.is_plain);
 }
 
 int32_t
-cm_emulated_op_copy_2d_async(cm_runtime *rt, cm_address dst, uint64_t dst_pitch,
+cm_emulated_op_copy_2d_async(cm_emulated *emulated, cm_address dst, uint64_t dst_pitch,
                              cm_address src, uint64_t src_pitch, uint64_t width,
                              uint64_t height, uint64_t stream)
 {
@@ -162,24 +161,24 @@ cm_emulated_op_copy_2d_async(cm_runtime *rt, cm_address dst, uint64_t dst_pitch,
                        .src_pitch = src_pitch,
                        .width = width,
                        .height = height};
-    return move_submit(rt, what, NULL, stream);
+    return move_submit(emulated, what, NULL, stream);
 }
 
 int32_t
-cm_emulated_op_copy_async(cm_runtime *rt, cm_address dst, cm_address src,
+cm_emulated_op_copy_async(cm_emulated *emulated, cm_address dst, cm_address src,
                           uint64_t nbytes, uint64_t stream)
 {
-    return cm_emulated_op_copy_2d_async(rt, dst, nbytes, src, nbytes, nbytes, 1,
+    return cm_emulated_op_copy_2d_async(emulated, dst, nbytes, src, nbytes, nbytes, 1,
                                         stream);
 }
 
 int32_t
-cm_emulated_op_copy_peer_async(cm_runtime *rt, cm_address dst, int dst_device,
+cm_emulated_op_copy_peer_async(cm_emulated *emulated, cm_address dst, int dst_device,
                                cm_address src, int src_device, uint64_t nbytes,
                                uint64_t stream)
 {
-    if (!cm_emulated_is_device(rt, dst_device)
-        || !cm_emulated_is_device(rt, src_device)) {
+    if (!cm_emulated_is_device(emulated, dst_device)
+        || !cm_emulated_is_device(emulated, src_device)) {
         return CM_CUDA_INVALID_DEVICE;
     }
     const move what = {.base = {.dst.address = dst, .src.address = src},
@@ -188,12 +187,12 @@ cm_emulated_op_copy_peer_async(cm_runtime *rt, cm_address dst, int dst_device,
                        .width = nbytes,
                        .height = 1};
     const int devices[2] = {dst_device, src_device};
-    return move_submit(rt, what, devices, stream);
+    return move_submit(emulated, what, devices, stream);
 }
 
 /* One after the other; what came before one that is refused is queued. */
 int32_t
-cm_emulated_op_copy_batch_async(cm_runtime *rt, const cm_address *dsts,
+cm_emulated_op_copy_batch_async(cm_emulated *emulated, const cm_address *dsts,
                                 const cm_address *srcs, const uint64_t *nbytes,
                                 uint64_t count, uint64_t stream)
 {
@@ -204,7 +203,8 @@ cm_emulated_op_copy_batch_async(cm_runtime *rt, const cm_address *dsts,
         if (nbytes[i] == 0) {
             return CM_CUDA_INVALID_VALUE;
         }
-        CM_TRY_CODE(cm_emulated_op_copy_async(rt, dsts[i], srcs[i], nbytes[i], stream));
+        CM_TRY_CODE(
+            cm_emulated_op_copy_async(emulated, dsts[i], srcs[i], nbytes[i], stream));
     }
     return 0;
 }
@@ -225,22 +225,21 @@ fill_bytes(cm_emulated_job *base, unsigned char *dst,
 }
 
 static int32_t
-fill_submit(cm_runtime *rt, cm_address dst, uint32_t unit, uint32_t value,
+fill_submit(cm_emulated *emulated, cm_address dst, uint32_t unit, uint32_t value,
             uint64_t count, uint64_t stream)
 {
     int device;
-    CM_TRY_CODE(cm_emulated_op_stream_get_device(rt, stream, &device));
+    CM_TRY_CODE(cm_emulated_op_stream_get_device(emulated, stream, &device));
     if (count == 0) {
         return 0;
     }
-    if (device != cm_emulated_self(rt)->device) {
+    if (device != cm_emulated_self(emulated)->device) {
         return CM_CUDA_INVALID_HANDLE;
     }
     uint64_t nbytes;
     cm_emulated_place place;
     if (dst % unit != 0 || !cm_mul_u64(count, unit, &nbytes)
-        || cm_emulated_find(cm_emulated_of(rt), dst, nbytes, &place)
-               != CM_EMULATED_INSIDE
+        || cm_emulated_find(emulated, dst, nbytes, &place) != CM_EMULATED_INSIDE
         || !place.by_device || (place.access >> device & 1) == 0
         || is_read_only(&place)) {
         return CM_CUDA_INVALID_VALUE;
@@ -253,15 +252,15 @@ fill_submit(cm_runtime *rt, cm_address dst, uint32_t unit, uint32_t value,
         .unit = unit,
         .value = value,
     };
-    return cm_emulated_submit(rt, stream, &job.base, sizeof(job), false);
+    return cm_emulated_submit(emulated, stream, &job.base, sizeof(job), false);
 }
 
 #define FILL(bits)                                                                     \
-    int32_t cm_emulated_op_fill_##bits##_async(cm_runtime *rt, cm_address dst,         \
+    int32_t cm_emulated_op_fill_##bits##_async(cm_emulated *emulated, cm_address dst,  \
                                                uint##bits##_t value, uint64_t count,   \
                                                uint64_t stream)                        \
     {                                                                                  \
-        return fill_submit(rt, dst, (bits) / 8, value, count, stream);                 \
+        return fill_submit(emulated, dst, (bits) / 8, value, count, stream);           \
     }
 FILL(8)
 FILL(16)

@@ -62,7 +62,7 @@ static const unsigned char entries[CM_OP_COUNT] = {
 static void
 use_device(cm_emulated *emulated, int device)
 {
-    cm_emulated_self(&emulated->base)->device = device;
+    cm_emulated_self(emulated)->device = device;
     emulated->contexts |= UINT64_C(1) << device;
 }
 
@@ -75,7 +75,7 @@ enter(cm_emulated *emulated, unsigned entry)
     if (emulated->base.device_count == 0) {
         return CM_CUDA_NO_DEVICE;
     }
-    cm_emulated_thread *self = cm_emulated_self(&emulated->base);
+    cm_emulated_thread *self = cm_emulated_self(emulated);
     if ((entry & A_DEVICE) == 0 && self->device < 0) {
         use_device(emulated, 0);
     }
@@ -87,8 +87,9 @@ enter(cm_emulated *emulated, unsigned entry)
 
 /* One wrapper per operation: the driver's age, what stands before it, and which
  * operation failed with what. */
+#define BODY_ARGS(...) (cm_emulated_of(rt) __VA_OPT__(, ) __VA_ARGS__)
 #define EMULATED_WRAPPER(name, cuda, driver, arg, params, args)                        \
-    static cm_status emulated_##name params                                            \
+    static cm_status emulated_##name CM_OP_PARAMS params                               \
     {                                                                                  \
         int32_t code = CM_ENOTSUP;                                                     \
         if (cm_runtime_is_forked(rt)) {                                                \
@@ -98,7 +99,7 @@ enter(cm_emulated *emulated, unsigned entry)
             cm_mutex_lock(&cm_emulated_of(rt)->lock);                                  \
             code = enter(cm_emulated_of(rt), entries[CM_OP_##name]);                   \
             if (CM_LIKELY(code == 0)) {                                                \
-                code = cm_emulated_op_##name args;                                     \
+                code = cm_emulated_op_##name BODY_ARGS args;                           \
             }                                                                          \
             cm_mutex_unlock(&cm_emulated_of(rt)->lock);                                \
         }                                                                              \
@@ -253,66 +254,67 @@ cm_emulated_max_delay_us(const cm_runtime *rt)
 /* ---- versions, devices and contexts ---------------------------------------------- */
 
 int32_t
-cm_emulated_op_driver_version(cm_runtime *rt, int *out)
+cm_emulated_op_driver_version(cm_emulated *emulated, int *out)
 {
-    *out = rt->driver_version;
+    *out = emulated->base.driver_version;
     return 0;
 }
 
 int32_t
-cm_emulated_op_runtime_version(cm_runtime *rt CM_UNUSED, int *out)
+cm_emulated_op_runtime_version(cm_emulated *emulated CM_UNUSED, int *out)
 {
     *out = RUNTIME_VERSION;
     return 0;
 }
 
 int32_t
-cm_emulated_op_device_count(cm_runtime *rt, int *out)
+cm_emulated_op_device_count(cm_emulated *emulated, int *out)
 {
-    if (rt->device_count == 0) {
+    if (emulated->base.device_count == 0) {
         return CM_CUDA_NO_DEVICE;
     }
-    *out = rt->device_count;
+    *out = emulated->base.device_count;
     return 0;
 }
 
 int32_t
-cm_emulated_op_device_set(cm_runtime *rt, int device)
+cm_emulated_op_device_set(cm_emulated *emulated, int device)
 {
-    if (!cm_emulated_is_device(rt, device)) {
-        return rt->device_count == 0 ? CM_CUDA_NO_DEVICE : CM_CUDA_INVALID_DEVICE;
+    if (!cm_emulated_is_device(emulated, device)) {
+        return emulated->base.device_count == 0 ? CM_CUDA_NO_DEVICE
+                                                : CM_CUDA_INVALID_DEVICE;
     }
-    use_device(cm_emulated_of(rt), device);
+    use_device(emulated, device);
     return 0;
 }
 
 int32_t
-cm_emulated_op_context_get(cm_runtime *rt, uint64_t *out)
+cm_emulated_op_context_get(cm_emulated *emulated, uint64_t *out)
 {
-    *out = (uint64_t)(cm_emulated_self(rt)->device + 1);
+    *out = (uint64_t)(cm_emulated_self(emulated)->device + 1);
     return 0;
 }
 
 int32_t
-cm_emulated_op_context_set(cm_runtime *rt, uint64_t context)
+cm_emulated_op_context_set(cm_emulated *emulated, uint64_t context)
 {
-    if (context > (uint64_t)rt->device_count) {
+    if (context > (uint64_t)emulated->base.device_count) {
         return CM_CUDA_DEVICE_UNINITIALIZED;
     }
-    cm_emulated_self(rt)->device = (int)context - 1;
+    cm_emulated_self(emulated)->device = (int)context - 1;
     return 0;
 }
 
 int32_t
-cm_emulated_op_device_describe(cm_runtime *rt, int device, cm_device_info *out)
+cm_emulated_op_device_describe(cm_emulated *emulated, int device, cm_device_info *out)
 {
-    if (!cm_emulated_is_device(rt, device)) {
+    if (!cm_emulated_is_device(emulated, device)) {
         return CM_CUDA_INVALID_DEVICE;
     }
     cm_device_info info = {
         .name = "cumem emulated device",
         .uuid = "cumem-emulated",
-        .total_nbytes = cm_emulated_of(rt)->config.memory_nbytes,
+        .total_nbytes = emulated->config.memory_nbytes,
     };
     info.uuid[15] = (unsigned char)device;
     (void)snprintf(info.pci_bus_id, sizeof(info.pci_bus_id), "0000:%02x:00.0",
@@ -342,9 +344,10 @@ static const int attributes[] = {
 };
 
 int32_t
-cm_emulated_op_device_attribute(cm_runtime *rt, int attribute, int device, int *out)
+cm_emulated_op_device_attribute(cm_emulated *emulated, int attribute, int device,
+                                int *out)
 {
-    if (!cm_emulated_is_device(rt, device)) {
+    if (!cm_emulated_is_device(emulated, device)) {
         return CM_CUDA_INVALID_DEVICE;
     }
 #define IS_ATTRIBUTE(name, number, cuda) || attribute == (number)
@@ -352,7 +355,7 @@ cm_emulated_op_device_attribute(cm_runtime *rt, int attribute, int device, int *
         return CM_CUDA_INVALID_VALUE;
     }
 #undef IS_ATTRIBUTE
-    bool in_turn = cm_emulated_of(rt)->config.in_turn;
+    bool in_turn = emulated->config.in_turn;
     *out = in_turn && attribute == CM_ATTRIBUTE_concurrent_managed_access
                ? 0
                : attributes[attribute];
@@ -360,11 +363,10 @@ cm_emulated_op_device_attribute(cm_runtime *rt, int attribute, int device, int *
 }
 
 int32_t
-cm_emulated_op_device_reset(cm_runtime *rt)
+cm_emulated_op_device_reset(cm_emulated *emulated)
 {
-    cm_emulated *emulated = cm_emulated_of(rt);
-    cm_emulated_thread *self = cm_emulated_self(rt);
-    int32_t fault = cm_emulated_op_device_synchronize(rt);
+    cm_emulated_thread *self = cm_emulated_self(emulated);
+    int32_t fault = cm_emulated_op_device_synchronize(emulated);
     (void)fault; /* a failed device is just what a reset is for */
     reset(emulated, self->device);
     self->device = -1;

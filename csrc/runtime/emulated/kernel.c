@@ -36,9 +36,8 @@ typedef struct launch {
 } launch;
 
 int32_t
-cm_emulated_op_module_load(cm_runtime *rt, const char *ptx, uint64_t *out)
+cm_emulated_op_module_load(cm_emulated *emulated, const char *ptx, uint64_t *out)
 {
-    cm_emulated *emulated = cm_emulated_of(rt);
     if (ptx == NULL) {
         return CM_CUDA_INVALID_VALUE;
     }
@@ -50,7 +49,7 @@ cm_emulated_op_module_load(cm_runtime *rt, const char *ptx, uint64_t *out)
     if (made == NULL) {
         return CM_CUDA_OUT_OF_MEMORY;
     }
-    made->device = cm_emulated_self(rt)->device;
+    made->device = cm_emulated_self(emulated)->device;
     for (int k = 1; k < HANDLE_COUNT; k++) {
         made->has[k] = strstr(ptx, names[k]) != NULL;
     }
@@ -59,21 +58,21 @@ cm_emulated_op_module_load(cm_runtime *rt, const char *ptx, uint64_t *out)
 }
 
 int32_t
-cm_emulated_op_module_unload(cm_runtime *rt, uint64_t handle)
+cm_emulated_op_module_unload(cm_emulated *emulated, uint64_t handle)
 {
-    module *gone = cm_emulated_table_remove(&cm_emulated_of(rt)->modules, handle);
+    module *gone = cm_emulated_table_remove(&emulated->modules, handle);
     free(gone);
     return gone != NULL ? 0 : CM_CUDA_INVALID_HANDLE;
 }
 
 int32_t
-cm_emulated_op_module_function(cm_runtime *rt, uint64_t handle, const char *name,
+cm_emulated_op_module_function(cm_emulated *emulated, uint64_t handle, const char *name,
                                uint64_t *out)
 {
     if (name == NULL) {
         return CM_CUDA_INVALID_VALUE;
     }
-    module *from = cm_emulated_table_find(&cm_emulated_of(rt)->modules, handle);
+    module *from = cm_emulated_table_find(&emulated->modules, handle);
     if (from == NULL) {
         return CM_CUDA_INVALID_HANDLE;
     }
@@ -213,17 +212,17 @@ table_run(cm_emulated *emulated, cm_emulated_job *base)
 /* ---- launching ------------------------------------------------------------------------- */
 
 int32_t
-cm_emulated_op_kernel_launch(cm_runtime *rt, uint64_t function, uint32_t block_count,
-                             uint32_t threads_per_block, const void *params,
-                             uint64_t params_nbytes, uint64_t stream)
+cm_emulated_op_kernel_launch(cm_emulated *emulated, uint64_t function,
+                             uint32_t block_count, uint32_t threads_per_block,
+                             const void *params, uint64_t params_nbytes,
+                             uint64_t stream)
 {
     int device;
-    CM_TRY_CODE(cm_emulated_op_stream_get_device(rt, stream, &device));
+    CM_TRY_CODE(cm_emulated_op_stream_get_device(emulated, stream, &device));
     uint64_t which = function % CM_EMULATED_HANDLE_STEP;
-    const module *from =
-        cm_emulated_table_find(&cm_emulated_of(rt)->modules, function - which);
+    const module *from = cm_emulated_table_find(&emulated->modules, function - which);
     if (from == NULL || which >= HANDLE_COUNT || !from->is_named[which]
-        || from->device != device || device != cm_emulated_self(rt)->device) {
+        || from->device != device || device != cm_emulated_self(emulated)->device) {
         return CM_CUDA_INVALID_HANDLE;
     }
     if (block_count == 0 || block_count > INT32_MAX || threads_per_block == 0
@@ -245,5 +244,5 @@ cm_emulated_op_kernel_launch(cm_runtime *rt, uint64_t function, uint32_t block_c
                  : !strided_is_sane(&what.job.strided)) {
         return CM_CUDA_INVALID_VALUE;
     }
-    return cm_emulated_submit(rt, stream, &what.base, sizeof(what), false);
+    return cm_emulated_submit(emulated, stream, &what.base, sizeof(what), false);
 }

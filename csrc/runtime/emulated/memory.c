@@ -407,13 +407,12 @@ range_map(cm_emulated_range *range)
 }
 
 static int32_t
-alloc(cm_runtime *rt, cm_emulated_kind kind, unsigned flags, uint64_t nbytes,
+alloc(cm_emulated *emulated, cm_emulated_kind kind, unsigned flags, uint64_t nbytes,
       cm_emulated_range *out)
 {
-    cm_emulated *emulated = cm_emulated_of(rt);
     cm_emulated_memory *memory = &emulated->memory;
     bool on_device = kind == CM_EMULATED_DEVICE;
-    int device = cm_emulated_self(rt)->device;
+    int device = cm_emulated_self(emulated)->device;
     uint64_t *used =
         on_device ? &memory->used_nbytes[device] : &memory->host_used_nbytes;
     uint64_t limit = emulated->config.memory_nbytes;
@@ -438,9 +437,8 @@ alloc(cm_runtime *rt, cm_emulated_kind kind, unsigned flags, uint64_t nbytes,
 
 /* `address` must be the start of a range of one of the kinds in the mask 1 << kind. */
 static int32_t
-release(cm_runtime *rt, uint64_t address, unsigned kinds)
+release(cm_emulated *emulated, uint64_t address, unsigned kinds)
 {
-    cm_emulated *emulated = cm_emulated_of(rt);
     if (address == 0) {
         return 0; /* freeing nothing is allowed */
     }
@@ -455,53 +453,54 @@ release(cm_runtime *rt, uint64_t address, unsigned kinds)
 }
 
 int32_t
-cm_emulated_op_host_alloc(cm_runtime *rt, uint64_t nbytes, unsigned flags, void **out)
+cm_emulated_op_host_alloc(cm_emulated *emulated, uint64_t nbytes, unsigned flags,
+                          void **out)
 {
     if ((flags & ~(unsigned)HOST_FLAGS) != 0 || nbytes == 0) {
         return CM_CUDA_INVALID_VALUE;
     }
     cm_emulated_range range;
-    CM_TRY_CODE(alloc(rt, CM_EMULATED_HOST, flags, nbytes, &range));
+    CM_TRY_CODE(alloc(emulated, CM_EMULATED_HOST, flags, nbytes, &range));
     *out = range.host;
     return 0;
 }
 
 int32_t
-cm_emulated_op_host_free(cm_runtime *rt, void *host)
+cm_emulated_op_host_free(cm_emulated *emulated, void *host)
 {
-    return release(rt, address_of(host), 1u << CM_EMULATED_HOST);
+    return release(emulated, address_of(host), 1u << CM_EMULATED_HOST);
 }
 
 int32_t
-cm_emulated_op_device_alloc(cm_runtime *rt, uint64_t nbytes, cm_address *out)
+cm_emulated_op_device_alloc(cm_emulated *emulated, uint64_t nbytes, cm_address *out)
 {
     cm_emulated_range range;
     if (nbytes == 0) {
         *out = 0;
         return 0;
     }
-    CM_TRY_CODE(alloc(rt, CM_EMULATED_DEVICE, 0, nbytes, &range));
+    CM_TRY_CODE(alloc(emulated, CM_EMULATED_DEVICE, 0, nbytes, &range));
     *out = range.address;
     return 0;
 }
 
 int32_t
-cm_emulated_op_managed_alloc(cm_runtime *rt, uint64_t nbytes, unsigned flags,
+cm_emulated_op_managed_alloc(cm_emulated *emulated, uint64_t nbytes, unsigned flags,
                              cm_address *out)
 {
     if (nbytes == 0 || (flags != CM_MANAGED_GLOBAL && flags != CM_MANAGED_HOST)) {
         return CM_CUDA_INVALID_VALUE;
     }
     cm_emulated_range range;
-    CM_TRY_CODE(alloc(rt, CM_EMULATED_MANAGED, flags, nbytes, &range));
+    CM_TRY_CODE(alloc(emulated, CM_EMULATED_MANAGED, flags, nbytes, &range));
     *out = range.address;
     return 0;
 }
 
 int32_t
-cm_emulated_op_device_free(cm_runtime *rt, cm_address address)
+cm_emulated_op_device_free(cm_emulated *emulated, cm_address address)
 {
-    return release(rt, address,
+    return release(emulated, address,
                    (1u << CM_EMULATED_DEVICE) | (1u << CM_EMULATED_MANAGED));
 }
 
@@ -509,10 +508,9 @@ cm_emulated_op_device_free(cm_runtime *rt, cm_address address)
 
 /* Registers whole pages, as the driver does. */
 int32_t
-cm_emulated_op_host_register(cm_runtime *rt, void *host, uint64_t nbytes,
+cm_emulated_op_host_register(cm_emulated *emulated, void *host, uint64_t nbytes,
                              unsigned flags)
 {
-    cm_emulated *emulated = cm_emulated_of(rt);
     uint64_t page = cm_page_nbytes();
     uint64_t exact = address_of(host);
     uint64_t start = exact & ~(page - 1);
@@ -533,7 +531,7 @@ cm_emulated_op_host_register(cm_runtime *rt, void *host, uint64_t nbytes,
     unsigned char *first = (unsigned char *)host - (exact - start);
     cm_emulated_range range = {
         .kind = CM_EMULATED_REGISTERED,
-        .device = cm_emulated_self(rt)->device,
+        .device = cm_emulated_self(emulated)->device,
         .flags = flags,
         .host = first,
         .bytes = first,
@@ -547,9 +545,8 @@ cm_emulated_op_host_register(cm_runtime *rt, void *host, uint64_t nbytes,
 
 /* Blocks: while copies of it are queued. */
 int32_t
-cm_emulated_op_host_unregister(cm_runtime *rt, void *host)
+cm_emulated_op_host_unregister(cm_emulated *emulated, void *host)
 {
-    cm_emulated *emulated = cm_emulated_of(rt);
     uint64_t address = address_of(host);
     if (host == NULL) {
         return CM_CUDA_INVALID_VALUE;
@@ -571,11 +568,10 @@ cm_emulated_op_host_unregister(cm_runtime *rt, void *host)
 /* ---- what is known of an address ------------------------------------------------- */
 
 int32_t
-cm_emulated_op_host_device_address(cm_runtime *rt, void *host, cm_address *out)
+cm_emulated_op_host_device_address(cm_emulated *emulated, void *host, cm_address *out)
 {
     cm_emulated_place place;
-    if (cm_emulated_find(cm_emulated_of(rt), address_of(host), 1, &place)
-            != CM_EMULATED_INSIDE
+    if (cm_emulated_find(emulated, address_of(host), 1, &place) != CM_EMULATED_INSIDE
         || place.host != host
         || (place.kind != CM_EMULATED_HOST && place.kind != CM_EMULATED_REGISTERED)) {
         return CM_CUDA_INVALID_VALUE;
@@ -585,12 +581,11 @@ cm_emulated_op_host_device_address(cm_runtime *rt, void *host, cm_address *out)
 }
 
 int32_t
-cm_emulated_op_pointer_attributes(cm_runtime *rt, cm_address address,
+cm_emulated_op_pointer_attributes(cm_emulated *emulated, cm_address address,
                                   cm_pointer_info *out)
 {
     cm_emulated_place place;
-    if (cm_emulated_find(cm_emulated_of(rt), address, 1, &place)
-        != CM_EMULATED_INSIDE) {
+    if (cm_emulated_find(emulated, address, 1, &place) != CM_EMULATED_INSIDE) {
         *out = (cm_pointer_info){
             .kind = CM_KIND_PAGEABLE,
             .device = -1,
@@ -598,7 +593,7 @@ cm_emulated_op_pointer_attributes(cm_runtime *rt, cm_address address,
         };
         return 0;
     }
-    bool in_reach = (place.access >> cm_emulated_self(rt)->device & 1) != 0;
+    bool in_reach = (place.access >> cm_emulated_self(emulated)->device & 1) != 0;
     *out = (cm_pointer_info){
         .kind =
             place.kind == CM_EMULATED_REGISTERED ? CM_KIND_PINNED : (cm_kind)place.kind,
@@ -610,46 +605,44 @@ cm_emulated_op_pointer_attributes(cm_runtime *rt, cm_address address,
 }
 
 int32_t
-cm_emulated_op_pointer_access(cm_runtime *rt, cm_address address, int *out)
+cm_emulated_op_pointer_access(cm_emulated *emulated, cm_address address, int *out)
 {
     cm_emulated_place place;
-    if (cm_emulated_find(cm_emulated_of(rt), address, 1, &place)
-        != CM_EMULATED_INSIDE) {
+    if (cm_emulated_find(emulated, address, 1, &place) != CM_EMULATED_INSIDE) {
         return CM_CUDA_INVALID_VALUE;
     }
-    bool may = (place.access >> cm_emulated_self(rt)->device & 1) != 0;
+    bool may = (place.access >> cm_emulated_self(emulated)->device & 1) != 0;
     *out = may ? CM_ACCESS_READ_WRITE : 0;
     return 0;
 }
 
 int32_t
-cm_emulated_op_memory_info(cm_runtime *rt, uint64_t *free_nbytes,
+cm_emulated_op_memory_info(cm_emulated *emulated, uint64_t *free_nbytes,
                            uint64_t *total_nbytes)
 {
-    const cm_emulated *emulated = cm_emulated_of(rt);
-    int device = cm_emulated_self(rt)->device;
+    int device = cm_emulated_self(emulated)->device;
     *total_nbytes = emulated->config.memory_nbytes;
     *free_nbytes = *total_nbytes - emulated->memory.used_nbytes[device];
     return 0;
 }
 
 int32_t
-cm_emulated_op_peer_can_access(cm_runtime *rt, int device, int peer, int *out)
+cm_emulated_op_peer_can_access(cm_emulated *emulated, int device, int peer, int *out)
 {
-    if (!cm_emulated_is_device(rt, device) || !cm_emulated_is_device(rt, peer)) {
+    if (!cm_emulated_is_device(emulated, device)
+        || !cm_emulated_is_device(emulated, peer)) {
         return CM_CUDA_INVALID_DEVICE;
     }
-    *out = device != peer && !cm_emulated_of(rt)->config.apart;
+    *out = device != peer && !emulated->config.apart;
     return 0;
 }
 
 /* But for what is mapped there. */
 int32_t
-cm_emulated_op_peer_enable(cm_runtime *rt, int peer)
+cm_emulated_op_peer_enable(cm_emulated *emulated, int peer)
 {
-    cm_emulated *emulated = cm_emulated_of(rt);
-    cm_emulated_thread *self = cm_emulated_self(rt);
-    if (!cm_emulated_is_device(rt, peer) || peer == self->device) {
+    cm_emulated_thread *self = cm_emulated_self(emulated);
+    if (!cm_emulated_is_device(emulated, peer) || peer == self->device) {
         return CM_CUDA_INVALID_DEVICE;
     }
     if (emulated->config.apart) {
@@ -704,14 +697,14 @@ page_run(cm_emulated *emulated, cm_emulated_job *base)
 
 /* May memory be sent there, or be meant to be there? */
 static int32_t
-check_location(const cm_runtime *rt, int location)
+check_location(const cm_emulated *emulated, int location)
 {
-    bool in_turn = cm_emulated_of(rt)->config.in_turn;
+    bool in_turn = emulated->config.in_turn;
     bool is_there = location == CM_HOST_LOCATION
-                    || (cm_emulated_is_device(rt, location) && !in_turn);
+                    || (cm_emulated_is_device(emulated, location) && !in_turn);
     if (location <= CM_NUMA_LOCATION(0)) {
         int node = CM_NUMA_LOCATION(location);
-        if (rt->driver_version < 12020) {
+        if (emulated->base.driver_version < 12020) {
             return CM_CUDA_NOT_SUPPORTED;
         }
         is_there =
@@ -721,15 +714,14 @@ check_location(const cm_runtime *rt, int location)
 }
 
 static int32_t
-submit_pages(cm_runtime *rt, page_work job, uint64_t stream)
+submit_pages(cm_emulated *emulated, page_work job, uint64_t stream)
 {
-    cm_emulated *emulated = cm_emulated_of(rt);
     bool capturing = false;
-    CM_TRY_CODE(cm_emulated_op_stream_is_capturing(rt, stream, &capturing));
+    CM_TRY_CODE(cm_emulated_op_stream_is_capturing(emulated, stream, &capturing));
     if (capturing) {
         return CM_CUDA_CAPTURE_UNSUPPORTED; /* a graph has no such node */
     }
-    CM_TRY_CODE(check_location(rt, job.location));
+    CM_TRY_CODE(check_location(emulated, job.location));
     if (emulated->config.in_turn) {
         return CM_CUDA_INVALID_DEVICE; /* the stream's */
     }
@@ -743,19 +735,19 @@ submit_pages(cm_runtime *rt, page_work job, uint64_t stream)
         }
     }
     job.base.run = page_run;
-    return cm_emulated_submit(rt, stream, &job.base, sizeof(job), false);
+    return cm_emulated_submit(emulated, stream, &job.base, sizeof(job), false);
 }
 
 int32_t
-cm_emulated_op_prefetch_async(cm_runtime *rt, cm_address address, uint64_t nbytes,
-                              int location, uint64_t stream)
+cm_emulated_op_prefetch_async(cm_emulated *emulated, cm_address address,
+                              uint64_t nbytes, int location, uint64_t stream)
 {
     const page_work job = {.address = address, .nbytes = nbytes, .location = location};
-    return submit_pages(rt, job, stream);
+    return submit_pages(emulated, job, stream);
 }
 
 static int32_t
-submit_batch(cm_runtime *rt, const cm_address *addresses, const uint64_t *nbytes,
+submit_batch(cm_emulated *emulated, const cm_address *addresses, const uint64_t *nbytes,
              uint64_t count, page_work job, uint64_t stream)
 {
     if (stream <= CM_STREAM_LEGACY || count == 0) {
@@ -764,34 +756,34 @@ submit_batch(cm_runtime *rt, const cm_address *addresses, const uint64_t *nbytes
     for (uint64_t i = 0; i < count; i++) {
         job.address = addresses[i];
         job.nbytes = nbytes[i];
-        CM_TRY_CODE(submit_pages(rt, job, stream));
+        CM_TRY_CODE(submit_pages(emulated, job, stream));
     }
     return 0;
 }
 
 int32_t
-cm_emulated_op_prefetch_batch_async(cm_runtime *rt, const cm_address *addresses,
+cm_emulated_op_prefetch_batch_async(cm_emulated *emulated, const cm_address *addresses,
                                     const uint64_t *nbytes, uint64_t count,
                                     int location, uint64_t stream)
 {
     const page_work job = {.location = location};
-    return submit_batch(rt, addresses, nbytes, count, job, stream);
+    return submit_batch(emulated, addresses, nbytes, count, job, stream);
 }
 
 int32_t
-cm_emulated_op_discard_batch_async(cm_runtime *rt, const cm_address *addresses,
+cm_emulated_op_discard_batch_async(cm_emulated *emulated, const cm_address *addresses,
                                    const uint64_t *nbytes, uint64_t count,
                                    uint64_t stream)
 {
     const page_work job = {.location = CM_HOST_LOCATION, .discards = true};
-    return submit_batch(rt, addresses, nbytes, count, job, stream);
+    return submit_batch(emulated, addresses, nbytes, count, job, stream);
 }
 
 int32_t
-cm_emulated_op_advise(cm_runtime *rt, cm_address address, uint64_t nbytes, int advice,
-                      int location)
+cm_emulated_op_advise(cm_emulated *emulated, cm_address address, uint64_t nbytes,
+                      int advice, int location)
 {
-    const cm_emulated_range *range = find_managed(cm_emulated_of(rt), address, nbytes);
+    const cm_emulated_range *range = find_managed(emulated, address, nbytes);
     if (range == NULL || advice < CM_ADVISE_READ_MOSTLY
         || advice > CM_ADVISE_NOT_ACCESSED_BY) {
         return CM_CUDA_INVALID_VALUE;
@@ -799,7 +791,7 @@ cm_emulated_op_advise(cm_runtime *rt, cm_address address, uint64_t nbytes, int a
     int attribute = (advice + 1) / 2; /* two for each: sets it, takes it back */
     bool sets = advice % 2 != 0;
     if (advice == CM_ADVISE_PREFERRED || attribute == CM_RANGE_ACCESSED_BY) {
-        CM_TRY_CODE(check_location(rt, location));
+        CM_TRY_CODE(check_location(emulated, location));
     }
     if (attribute == CM_RANGE_ACCESSED_BY && location < CM_HOST_LOCATION) {
         return CM_CUDA_INVALID_DEVICE; /* a node accesses nothing */
@@ -821,10 +813,10 @@ cm_emulated_op_advise(cm_runtime *rt, cm_address address, uint64_t nbytes, int a
 }
 
 int32_t
-cm_emulated_op_range_attribute(cm_runtime *rt, cm_address address, uint64_t nbytes,
-                               int attribute, int *out, int count)
+cm_emulated_op_range_attribute(cm_emulated *emulated, cm_address address,
+                               uint64_t nbytes, int attribute, int *out, int count)
 {
-    const cm_emulated_range *range = find_managed(cm_emulated_of(rt), address, nbytes);
+    const cm_emulated_range *range = find_managed(emulated, address, nbytes);
     if (range == NULL || attribute < CM_RANGE_READ_MOSTLY
         || attribute > CM_RANGE_PREFETCHED || count < 1) {
         return CM_CUDA_INVALID_VALUE;
@@ -842,11 +834,11 @@ cm_emulated_op_range_attribute(cm_runtime *rt, cm_address address, uint64_t nbyt
                                              : all.wished;
     int device = CM_HOST_LOCATION;
     for (int i = 0; attribute == CM_RANGE_ACCESSED_BY && i < count; i++) {
-        while (device < rt->device_count
+        while (device < emulated->base.device_count
                && (all.accessed_by >> (device + 1) & 1) == 0) {
             device++;
         }
-        out[i] = device < rt->device_count ? device++ : CM_NO_LOCATION;
+        out[i] = device < emulated->base.device_count ? device++ : CM_NO_LOCATION;
     }
     return 0;
 }
@@ -905,10 +897,10 @@ settle(cm_emulated_memory *memory, cm_emulated_physical *physical)
 }
 
 int32_t
-cm_emulated_op_physical_granularity(cm_runtime *rt, int device, unsigned flags,
+cm_emulated_op_physical_granularity(cm_emulated *emulated, int device, unsigned flags,
                                     uint64_t *out)
 {
-    if (!cm_emulated_is_device(rt, device)) {
+    if (!cm_emulated_is_device(emulated, device)) {
         return CM_CUDA_INVALID_DEVICE;
     }
     if ((flags & ~(unsigned)CM_PHYSICAL_RDMA) != 0) {
@@ -919,12 +911,11 @@ cm_emulated_op_physical_granularity(cm_runtime *rt, int device, unsigned flags,
 }
 
 int32_t
-cm_emulated_op_physical_create(cm_runtime *rt, uint64_t nbytes, int device,
+cm_emulated_op_physical_create(cm_emulated *emulated, uint64_t nbytes, int device,
                                unsigned flags, uint64_t *out)
 {
-    cm_emulated *emulated = cm_emulated_of(rt);
     cm_emulated_memory *memory = &emulated->memory;
-    if (!cm_emulated_is_device(rt, device)) {
+    if (!cm_emulated_is_device(emulated, device)) {
         return CM_CUDA_INVALID_DEVICE;
     }
     CM_TRY_CODE(emulated->streams.faults[device]);
@@ -965,13 +956,13 @@ physical_release(cm_emulated_memory *memory, uint64_t handle)
 }
 
 int32_t
-cm_emulated_op_physical_release(cm_runtime *rt, uint64_t handle)
+cm_emulated_op_physical_release(cm_emulated *emulated, uint64_t handle)
 {
-    return physical_release(&cm_emulated_of(rt)->memory, handle);
+    return physical_release(&emulated->memory, handle);
 }
 
 int32_t
-cm_emulated_op_address_reserve(cm_runtime *rt, uint64_t nbytes, cm_address *out)
+cm_emulated_op_address_reserve(cm_emulated *emulated, uint64_t nbytes, cm_address *out)
 {
     if (nbytes == 0 || !is_granular(nbytes)) {
         return CM_CUDA_INVALID_VALUE;
@@ -983,29 +974,29 @@ cm_emulated_op_address_reserve(cm_runtime *rt, uint64_t nbytes, cm_address *out)
                    && cm_emulated_pages_map(nbytes + slack, 0, &range.user);
     range.bytes = range.alias.start;
     range.address = (address_of(range.user.start) + slack) & ~slack;
-    CM_TRY_CODE(range_insert(cm_emulated_of(rt), &range, is_good));
+    CM_TRY_CODE(range_insert(emulated, &range, is_good));
     *out = range.address;
     return 0;
 }
 
 int32_t
-cm_emulated_op_address_free(cm_runtime *rt, cm_address address, uint64_t nbytes)
+cm_emulated_op_address_free(cm_emulated *emulated, cm_address address, uint64_t nbytes)
 {
-    cm_emulated_memory *memory = &cm_emulated_of(rt)->memory;
+    cm_emulated_memory *memory = &emulated->memory;
     cm_emulated_range *range = range_find(memory, CM_EMULATED_VIRTUAL, address, nbytes);
     if (range == NULL || range->address != address || range->nbytes != nbytes
         || range_touched(&memory->mapped, address, nbytes) != NULL) {
         return CM_CUDA_INVALID_VALUE;
     }
-    range_retire(cm_emulated_of(rt), range);
+    range_retire(emulated, range);
     return 0;
 }
 
 int32_t
-cm_emulated_op_address_map(cm_runtime *rt, cm_address address, uint64_t nbytes,
+cm_emulated_op_address_map(cm_emulated *emulated, cm_address address, uint64_t nbytes,
                            uint64_t handle)
 {
-    cm_emulated_memory *memory = &cm_emulated_of(rt)->memory;
+    cm_emulated_memory *memory = &emulated->memory;
     cm_emulated_physical *physical = cm_emulated_table_find(&memory->physicals, handle);
     const cm_emulated_range *in =
         range_find(memory, CM_EMULATED_VIRTUAL, address, nbytes);
@@ -1066,32 +1057,32 @@ unmap(cm_emulated *emulated, cm_address address, uint64_t nbytes)
 }
 
 int32_t
-cm_emulated_op_address_unmap(cm_runtime *rt, cm_address address, uint64_t nbytes)
+cm_emulated_op_address_unmap(cm_emulated *emulated, cm_address address, uint64_t nbytes)
 {
     cm_emulated_place place;
-    if (!find_whole(cm_emulated_of(rt), address, nbytes, &place)) {
+    if (!find_whole(emulated, address, nbytes, &place)) {
         return CM_CUDA_INVALID_VALUE;
     }
-    unmap(cm_emulated_of(rt), address, nbytes);
+    unmap(emulated, address, nbytes);
     return 0;
 }
 
 int32_t
-cm_emulated_op_address_set_access(cm_runtime *rt, cm_address address, uint64_t nbytes,
-                                  const int *devices, int device_count)
+cm_emulated_op_address_set_access(cm_emulated *emulated, cm_address address,
+                                  uint64_t nbytes, const int *devices, int device_count)
 {
     if (devices == NULL || device_count <= 0) {
         return CM_CUDA_INVALID_VALUE;
     }
     uint64_t mask = 0;
     for (int i = 0; i < device_count; i++) {
-        if (!cm_emulated_is_device(rt, devices[i])) {
+        if (!cm_emulated_is_device(emulated, devices[i])) {
             return CM_CUDA_INVALID_DEVICE;
         }
         mask |= UINT64_C(1) << devices[i];
     }
     cm_emulated_place place;
-    if (!find_whole(cm_emulated_of(rt), address, nbytes, &place)) {
+    if (!find_whole(emulated, address, nbytes, &place)) {
         return CM_CUDA_INVALID_VALUE;
     }
     if (mprotect(place.bytes, nbytes, PROT_READ | PROT_WRITE) != 0) {

@@ -139,8 +139,9 @@ struct cm_emulated {
     uint64_t last_number;      /* of a handle, a piece of work, a capture or a thread */
 };
 
+#define CM_EMULATED_PARAMS(...) (cm_emulated * emulated __VA_OPT__(, ) __VA_ARGS__)
 #define CM_EMULATED_BODY(name, cuda, driver, arg, params, args)                        \
-    CM_NODISCARD int32_t cm_emulated_op_##name params;
+    CM_NODISCARD int32_t cm_emulated_op_##name CM_EMULATED_PARAMS params;
 CM_OPS(CM_EMULATED_BODY)
 #undef CM_EMULATED_BODY
 
@@ -179,9 +180,9 @@ cm_emulated_new_handle(cm_emulated *emulated)
 }
 
 static inline bool
-cm_emulated_is_device(const cm_runtime *rt, int device)
+cm_emulated_is_device(const cm_emulated *emulated, int device)
 {
-    return device >= 0 && device < rt->device_count;
+    return device >= 0 && device < emulated->base.device_count;
 }
 
 /* -- stream.c -------------------------------------------------------------------------- */
@@ -191,7 +192,7 @@ cm_emulated_is_device(const cm_runtime *rt, int device)
  * job does is not known here. */
 
 /* What the calling thread has current. */
-cm_emulated_thread *cm_emulated_self(const cm_runtime *rt);
+cm_emulated_thread *cm_emulated_self(cm_emulated *emulated);
 /* True when a capture forbids the thread calls that may synchronise; this breaks it. */
 bool cm_emulated_is_forbidden(const cm_emulated *emulated,
                               const cm_emulated_thread *thread);
@@ -203,7 +204,7 @@ void cm_emulated_streams_end(cm_emulated *emulated);
 /* Queue a copy of the job, a struct of `nbytes` (dropped on failure too); with `wait`
  * until it has run. On a capturing stream it becomes part of the graph, which here
  * means: it never runs. */
-int32_t cm_emulated_submit(cm_runtime *rt, uint64_t stream, cm_emulated_job *job,
+int32_t cm_emulated_submit(cm_emulated *emulated, uint64_t stream, cm_emulated_job *job,
                            size_t nbytes, bool wait);
 /* Free what a job that was not submitted owns, and let go of what its ends hold. */
 void cm_emulated_job_drop(cm_emulated *emulated, const cm_emulated_job *job);

@@ -251,10 +251,9 @@ queue_close(cm_stream_thread *queue)
 /* ---- what a host thread has current, and its own streams ------------------------------- */
 
 cm_emulated_thread *
-cm_emulated_self(const cm_runtime *rt)
+cm_emulated_self(cm_emulated *emulated)
 {
     static _Thread_local cm_emulated_thread self;
-    cm_emulated *emulated = cm_emulated_of(rt);
     if (CM_UNLIKELY(self.runtime != emulated->number)) {
         self = (cm_emulated_thread){
             .runtime = emulated->number,
@@ -326,10 +325,9 @@ default_find(cm_emulated *emulated, cm_stream_thread_kind kind, int device,
 /* The queue behind a handle. Only tests' hooks come without a context, and mean device
  * 0. */
 static int32_t
-queue_find(cm_runtime *rt, uint64_t stream, cm_stream_thread **out)
+queue_find(cm_emulated *emulated, uint64_t stream, cm_stream_thread **out)
 {
-    cm_emulated *emulated = cm_emulated_of(rt);
-    const cm_emulated_thread *self = cm_emulated_self(rt);
+    const cm_emulated_thread *self = cm_emulated_self(emulated);
     int device = self->device < 0 ? 0 : self->device;
     if (stream > CM_STREAM_PER_THREAD) {
         *out = cm_emulated_table_find(&emulated->streams.by_handle, stream);
@@ -418,14 +416,13 @@ submit(cm_stream_thread *queue, const cm_emulated_job *job, size_t nbytes,
 }
 
 int32_t
-cm_emulated_submit(cm_runtime *rt, uint64_t stream, cm_emulated_job *job, size_t nbytes,
-                   bool wait)
+cm_emulated_submit(cm_emulated *emulated, uint64_t stream, cm_emulated_job *job,
+                   size_t nbytes, bool wait)
 {
-    cm_emulated *emulated = cm_emulated_of(rt);
     cm_stream_thread *queue;
     cm_emulated_item *item = NULL;
     job->stamp = emulated->memory.serial;
-    int32_t code = queue_find(rt, stream, &queue);
+    int32_t code = queue_find(emulated, stream, &queue);
     if (code == 0) {
         code = submit(queue, job, nbytes, &item);
     }
@@ -443,11 +440,11 @@ cm_emulated_submit(cm_runtime *rt, uint64_t stream, cm_emulated_job *job, size_t
 
 /* For non-blocking streams too. */
 int32_t
-cm_emulated_op_device_synchronize(cm_runtime *rt)
+cm_emulated_op_device_synchronize(cm_emulated *emulated)
 {
     cm_stream_thread *fence;
-    CM_TRY_CODE(default_find(cm_emulated_of(rt), CM_QUEUE_FENCE,
-                             cm_emulated_self(rt)->device, NULL, &fence));
+    CM_TRY_CODE(default_find(emulated, CM_QUEUE_FENCE,
+                             cm_emulated_self(emulated)->device, NULL, &fence));
     return queue_wait(fence);
 }
 
@@ -470,7 +467,7 @@ set_capture(cm_stream_thread *queue, bool on)
     }
     if (on && queue->capture == 0) {
         queue->capture = ++emulated->last_number;
-        queue->capturer = cm_emulated_self(&emulated->base)->number;
+        queue->capturer = cm_emulated_self(emulated)->number;
     }
     if (on) {
         return 0;
@@ -493,8 +490,8 @@ with_queue(cm_runtime *rt, uint64_t stream, bool on,
     cm_emulated *emulated = cm_emulated_of(rt);
     cm_stream_thread *queue;
     cm_mutex_lock(&emulated->lock);
-    int32_t code =
-        rt->device_count == 0 ? CM_CUDA_NO_DEVICE : queue_find(rt, stream, &queue);
+    int32_t code = rt->device_count == 0 ? CM_CUDA_NO_DEVICE
+                                         : queue_find(emulated, stream, &queue);
     code = code == 0 ? set(queue, on) : code;
     cm_mutex_unlock(&emulated->lock);
     return cm_fail(code, stream);
@@ -558,7 +555,7 @@ cm_emulated_streams_reset(cm_emulated *emulated, int device)
 }
 
 int32_t
-cm_emulated_op_stream_priority_range(cm_runtime *rt CM_UNUSED, int *least,
+cm_emulated_op_stream_priority_range(cm_emulated *emulated CM_UNUSED, int *least,
                                      int *greatest)
 {
     *least = PRIORITY_LEAST;
@@ -574,17 +571,16 @@ clamp_priority(int priority)
 }
 
 int32_t
-cm_emulated_op_stream_create(cm_runtime *rt, unsigned flags, int priority,
+cm_emulated_op_stream_create(cm_emulated *emulated, unsigned flags, int priority,
                              uint64_t *out)
 {
-    cm_emulated *emulated = cm_emulated_of(rt);
     cm_emulated_streams *streams = &emulated->streams;
     if ((flags & ~(unsigned)CM_STREAM_NON_BLOCKING) != 0) {
         return CM_CUDA_INVALID_VALUE;
     }
     cm_stream_thread *queue;
-    CM_TRY_CODE(
-        queue_open(emulated, CM_QUEUE_USER, cm_emulated_self(rt)->device, &queue));
+    CM_TRY_CODE(queue_open(emulated, CM_QUEUE_USER, cm_emulated_self(emulated)->device,
+                           &queue));
     queue->is_blocking = (flags & CM_STREAM_NON_BLOCKING) == 0;
     queue->priority = clamp_priority(priority);
     /* Handles come back, as on a real device: one that is kept past its stream names
@@ -603,9 +599,8 @@ cm_emulated_op_stream_create(cm_runtime *rt, unsigned flags, int priority,
 
 /* Work queued on it still runs; a shut gate is opened for that. */
 int32_t
-cm_emulated_op_stream_destroy(cm_runtime *rt, uint64_t stream)
+cm_emulated_op_stream_destroy(cm_emulated *emulated, uint64_t stream)
 {
-    cm_emulated *emulated = cm_emulated_of(rt);
     cm_stream_thread *queue =
         cm_emulated_table_find(&emulated->streams.by_handle, stream);
     if (queue == NULL) {
@@ -616,11 +611,10 @@ cm_emulated_op_stream_destroy(cm_runtime *rt, uint64_t stream)
 }
 
 int32_t
-cm_emulated_op_stream_query(cm_runtime *rt, uint64_t stream, bool *done)
+cm_emulated_op_stream_query(cm_emulated *emulated, uint64_t stream, bool *done)
 {
-    cm_emulated *emulated = cm_emulated_of(rt);
     cm_stream_thread *queue;
-    CM_TRY_CODE(queue_find(rt, stream, &queue));
+    CM_TRY_CODE(queue_find(emulated, stream, &queue));
     CM_TRY_CODE(check_capture(queue));
     CM_TRY_CODE(emulated->streams.faults[queue->device]);
     *done = queue_is_done(queue);
@@ -633,20 +627,20 @@ cm_emulated_op_stream_query(cm_runtime *rt, uint64_t stream, bool *done)
 }
 
 int32_t
-cm_emulated_op_stream_synchronize(cm_runtime *rt, uint64_t stream)
+cm_emulated_op_stream_synchronize(cm_emulated *emulated, uint64_t stream)
 {
     cm_stream_thread *queue;
-    CM_TRY_CODE(queue_find(rt, stream, &queue));
+    CM_TRY_CODE(queue_find(emulated, stream, &queue));
     CM_TRY_CODE(check_capture(queue));
     return queue_wait(queue);
 }
 
 #define STREAM_GETTER(name, type)                                                      \
-    int32_t cm_emulated_op_stream_get_##name(cm_runtime *rt, uint64_t stream,          \
+    int32_t cm_emulated_op_stream_get_##name(cm_emulated *emulated, uint64_t stream,   \
                                              type *out)                                \
     {                                                                                  \
         cm_stream_thread *queue;                                                       \
-        CM_TRY_CODE(queue_find(rt, stream, &queue));                                   \
+        CM_TRY_CODE(queue_find(emulated, stream, &queue));                             \
         *out = queue->name;                                                            \
         return 0;                                                                      \
     }
@@ -655,10 +649,10 @@ STREAM_GETTER(device, int)
 STREAM_GETTER(priority, int)
 
 int32_t
-cm_emulated_op_stream_is_capturing(cm_runtime *rt, uint64_t stream, bool *out)
+cm_emulated_op_stream_is_capturing(cm_emulated *emulated, uint64_t stream, bool *out)
 {
     cm_stream_thread *queue;
-    CM_TRY_CODE(queue_find(rt, stream, &queue));
+    CM_TRY_CODE(queue_find(emulated, stream, &queue));
     if (check_capture(queue) == CM_CUDA_CAPTURE_IMPLICIT) {
         return CM_CUDA_CAPTURE_IMPLICIT; /* a blocking sibling captures */
     }
@@ -667,12 +661,12 @@ cm_emulated_op_stream_is_capturing(cm_runtime *rt, uint64_t stream, bool *out)
 }
 
 int32_t
-cm_emulated_op_capture_mode_exchange(cm_runtime *rt, int *mode)
+cm_emulated_op_capture_mode_exchange(cm_emulated *emulated, int *mode)
 {
     if (*mode < 0 || *mode > CM_CAPTURE_RELAXED) {
         return CM_CUDA_INVALID_VALUE;
     }
-    cm_emulated_thread *self = cm_emulated_self(rt);
+    cm_emulated_thread *self = cm_emulated_self(emulated);
     int before = self->capture_mode;
     self->capture_mode = *mode;
     *mode = before;
@@ -682,9 +676,8 @@ cm_emulated_op_capture_mode_exchange(cm_runtime *rt, int *mode)
 /* ---- events ---------------------------------------------------------------------------- */
 
 int32_t
-cm_emulated_op_event_create(cm_runtime *rt, unsigned flags, uint64_t *out)
+cm_emulated_op_event_create(cm_emulated *emulated, unsigned flags, uint64_t *out)
 {
-    cm_emulated *emulated = cm_emulated_of(rt);
     if ((flags & ~(unsigned)EVENT_FLAGS) != 0) {
         return CM_CUDA_INVALID_VALUE;
     }
@@ -694,22 +687,22 @@ cm_emulated_op_event_create(cm_runtime *rt, unsigned flags, uint64_t *out)
     if (made == NULL) {
         return CM_CUDA_OUT_OF_MEMORY;
     }
-    made->device = cm_emulated_self(rt)->device;
+    made->device = cm_emulated_self(emulated)->device;
     made->flags = flags;
     *out = handle;
     return 0;
 }
 
 int32_t
-cm_emulated_op_event_destroy(cm_runtime *rt, uint64_t handle)
+cm_emulated_op_event_destroy(cm_emulated *emulated, uint64_t handle)
 {
-    return event_destroy(&cm_emulated_of(rt)->streams, handle);
+    return event_destroy(&emulated->streams, handle);
 }
 
 static int32_t
-event_find(cm_runtime *rt, uint64_t handle, event **out)
+event_find(cm_emulated *emulated, uint64_t handle, event **out)
 {
-    *out = cm_emulated_table_find(&cm_emulated_of(rt)->streams.events, handle);
+    *out = cm_emulated_table_find(&emulated->streams.events, handle);
     return *out != NULL ? 0 : CM_CUDA_INVALID_HANDLE;
 }
 
@@ -744,39 +737,38 @@ record(cm_stream_thread *queue, event *each)
 }
 
 int32_t
-cm_emulated_op_event_record(cm_runtime *rt, uint64_t handle, uint64_t stream)
+cm_emulated_op_event_record(cm_emulated *emulated, uint64_t handle, uint64_t stream)
 {
     cm_stream_thread *queue;
     event *each;
-    CM_TRY_CODE(event_find(rt, handle, &each));
-    CM_TRY_CODE(queue_find(rt, stream, &queue));
+    CM_TRY_CODE(event_find(emulated, handle, &each));
+    CM_TRY_CODE(queue_find(emulated, stream, &queue));
     return record(queue, each);
 }
 
 /* A driver call: makes no context by itself. */
 int32_t
-cm_emulated_op_context_record_event(cm_runtime *rt, uint64_t handle)
+cm_emulated_op_context_record_event(cm_emulated *emulated, uint64_t handle)
 {
-    cm_emulated *emulated = cm_emulated_of(rt);
-    cm_emulated_thread *self = cm_emulated_self(rt);
+    cm_emulated_thread *self = cm_emulated_self(emulated);
     cm_stream_thread *fence;
     event *each;
     if (self->device < 0) {
         return CM_CUDA_DEVICE_UNINITIALIZED;
     }
-    CM_TRY_CODE(event_find(rt, handle, &each));
+    CM_TRY_CODE(event_find(emulated, handle, &each));
     CM_TRY_CODE(default_find(emulated, CM_QUEUE_FENCE, self->device, NULL, &fence));
     return record(fence, each);
 }
 
 int32_t
-cm_emulated_op_stream_wait_event(cm_runtime *rt, uint64_t stream, uint64_t handle)
+cm_emulated_op_stream_wait_event(cm_emulated *emulated, uint64_t stream,
+                                 uint64_t handle)
 {
-    cm_emulated *emulated = cm_emulated_of(rt);
     cm_stream_thread *queue;
     event *each;
-    CM_TRY_CODE(event_find(rt, handle, &each));
-    CM_TRY_CODE(queue_find(rt, stream, &queue));
+    CM_TRY_CODE(event_find(emulated, handle, &each));
+    CM_TRY_CODE(queue_find(emulated, stream, &queue));
     CM_TRY_CODE(emulated->streams.faults[queue->device]);
     const cm_stream_thread *captured = find_capture(emulated, each);
     if (captured != NULL && queue->kind == CM_QUEUE_LEGACY) {
@@ -801,10 +793,9 @@ cm_emulated_op_stream_wait_event(cm_runtime *rt, uint64_t stream, uint64_t handl
 
 /* The event, if the host may ask about it now. */
 static int32_t
-find_for_host(cm_runtime *rt, uint64_t handle, event **out)
+find_for_host(cm_emulated *emulated, uint64_t handle, event **out)
 {
-    const cm_emulated *emulated = cm_emulated_of(rt);
-    CM_TRY_CODE(event_find(rt, handle, out));
+    CM_TRY_CODE(event_find(emulated, handle, out));
     if (find_capture(emulated, *out) != NULL) {
         return CM_CUDA_CAPTURED_EVENT;
     }
@@ -812,33 +803,33 @@ find_for_host(cm_runtime *rt, uint64_t handle, event **out)
 }
 
 int32_t
-cm_emulated_op_event_query(cm_runtime *rt, uint64_t handle, bool *done)
+cm_emulated_op_event_query(cm_emulated *emulated, uint64_t handle, bool *done)
 {
     event *each;
-    CM_TRY_CODE(find_for_host(rt, handle, &each));
+    CM_TRY_CODE(find_for_host(emulated, handle, &each));
     *done = each->item == NULL || each->item->done;
     return 0;
 }
 
 int32_t
-cm_emulated_op_event_synchronize(cm_runtime *rt, uint64_t handle)
+cm_emulated_op_event_synchronize(cm_emulated *emulated, uint64_t handle)
 {
     event *each;
-    CM_TRY_CODE(find_for_host(rt, handle, &each));
+    CM_TRY_CODE(find_for_host(emulated, handle, &each));
     if (each->item == NULL) {
         return 0;
     }
     each->item->refs++; /* the event may be destroyed meanwhile */
-    return item_await(cm_emulated_of(rt), each->item, each->device);
+    return item_await(emulated, each->item, each->device);
 }
 
 int32_t
-cm_emulated_op_event_elapsed(cm_runtime *rt, uint64_t start, uint64_t end,
+cm_emulated_op_event_elapsed(cm_emulated *emulated, uint64_t start, uint64_t end,
                              float *milliseconds)
 {
     event *first, *second;
-    CM_TRY_CODE(event_find(rt, start, &first));
-    CM_TRY_CODE(event_find(rt, end, &second));
+    CM_TRY_CODE(event_find(emulated, start, &first));
+    CM_TRY_CODE(event_find(emulated, end, &second));
     if (first->device != second->device
         || ((first->flags | second->flags) & CM_EVENT_DISABLE_TIMING) != 0
         || first->item == NULL || second->item == NULL) {
