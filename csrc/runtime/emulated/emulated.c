@@ -366,8 +366,8 @@ int32_t
 cm_emulated_op_device_reset(cm_emulated *emulated)
 {
     cm_emulated_thread *self = cm_emulated_self(emulated);
-    int32_t fault = cm_emulated_op_device_synchronize(emulated);
-    (void)fault; /* a failed device is just what a reset is for */
+    /* A failed device is just what a reset is for. */
+    (void)cm_emulated_op_device_synchronize(emulated);
     reset(emulated, self->device);
     self->device = -1;
     return 0;

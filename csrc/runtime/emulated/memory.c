@@ -942,9 +942,10 @@ cm_emulated_op_physical_create(cm_emulated *emulated, uint64_t nbytes, int devic
     return 0;
 }
 
-static int32_t
-physical_release(cm_emulated_memory *memory, uint64_t handle)
+int32_t
+cm_emulated_op_physical_release(cm_emulated *emulated, uint64_t handle)
 {
+    cm_emulated_memory *memory = &emulated->memory;
     cm_emulated_physical *physical =
         cm_emulated_table_remove(&memory->physicals, handle);
     if (physical == NULL) {
@@ -953,12 +954,6 @@ physical_release(cm_emulated_memory *memory, uint64_t handle)
     physical->is_released = true;
     settle(memory, physical);
     return 0;
-}
-
-int32_t
-cm_emulated_op_physical_release(cm_emulated *emulated, uint64_t handle)
-{
-    return physical_release(&emulated->memory, handle);
 }
 
 int32_t
@@ -1031,10 +1026,14 @@ cm_emulated_op_address_map(cm_emulated *emulated, cm_address address, uint64_t n
 }
 
 /* Unmap a stretch, all of it mapped, once no work is there, which fails for it. */
-static void
-unmap(cm_emulated *emulated, cm_address address, uint64_t nbytes)
+int32_t
+cm_emulated_op_address_unmap(cm_emulated *emulated, cm_address address, uint64_t nbytes)
 {
     cm_emulated_memory *memory = &emulated->memory;
+    cm_emulated_place place;
+    if (!find_whole(emulated, address, nbytes, &place)) {
+        return CM_CUDA_INVALID_VALUE;
+    }
     for (EACH_TOUCHED(&memory->mapped, address, nbytes, i)) {
         cm_emulated_range *each = memory->mapped.entries[i].object;
         each->kind = CM_EMULATED_FREED;
@@ -1054,16 +1053,6 @@ unmap(cm_emulated *emulated, cm_address address, uint64_t nbytes)
         physical->is_closed = physical->places > 0;
         settle(memory, physical);
     }
-}
-
-int32_t
-cm_emulated_op_address_unmap(cm_emulated *emulated, cm_address address, uint64_t nbytes)
-{
-    cm_emulated_place place;
-    if (!find_whole(emulated, address, nbytes, &place)) {
-        return CM_CUDA_INVALID_VALUE;
-    }
-    unmap(emulated, address, nbytes);
     return 0;
 }
 
@@ -1108,10 +1097,10 @@ cm_emulated_memory_reset(cm_emulated *emulated, int device)
     const cm_emulated_entry *left;
     while ((left = cm_emulated_table_of_device(&memory->mapped, device)) != NULL) {
         const cm_emulated_range *range = left->object;
-        unmap(emulated, range->address, range->nbytes);
+        (void)cm_emulated_op_address_unmap(emulated, range->address, range->nbytes);
     }
     while ((left = cm_emulated_table_of_device(&memory->physicals, device)) != NULL) {
-        (void)physical_release(memory, left->key);
+        (void)cm_emulated_op_physical_release(emulated, left->key);
     }
     memory->guests[device] = 0;
     for (int i = 0; i < CM_MAX_DEVICES; i++) {

@@ -141,7 +141,7 @@ struct cm_emulated {
 
 #define CM_EMULATED_PARAMS(...) (cm_emulated * emulated __VA_OPT__(, ) __VA_ARGS__)
 #define CM_EMULATED_BODY(name, cuda, driver, arg, params, args)                        \
-    CM_NODISCARD int32_t cm_emulated_op_##name CM_EMULATED_PARAMS params;
+    int32_t cm_emulated_op_##name CM_EMULATED_PARAMS params;
 CM_OPS(CM_EMULATED_BODY)
 #undef CM_EMULATED_BODY
 

@@ -517,18 +517,6 @@ cm_emulated_set_capturing(cm_runtime *rt, uint64_t stream, bool on)
 
 /* ---- streams --------------------------------------------------------------------------- */
 
-static int32_t
-event_destroy(cm_emulated_streams *streams, uint64_t handle)
-{
-    event *gone = cm_emulated_table_remove(&streams->events, handle);
-    if (gone == NULL) {
-        return CM_CUDA_INVALID_HANDLE;
-    }
-    item_release(gone->item);
-    free(gone);
-    return 0;
-}
-
 void
 cm_emulated_streams_end(cm_emulated *emulated)
 {
@@ -549,7 +537,7 @@ cm_emulated_streams_reset(cm_emulated *emulated, int device)
         queue_close(left->object);
     }
     while ((left = cm_emulated_table_of_device(&streams->events, device)) != NULL) {
-        (void)event_destroy(streams, left->key);
+        (void)cm_emulated_op_event_destroy(emulated, left->key);
     }
     streams->faults[device] = 0;
 }
@@ -696,7 +684,13 @@ cm_emulated_op_event_create(cm_emulated *emulated, unsigned flags, uint64_t *out
 int32_t
 cm_emulated_op_event_destroy(cm_emulated *emulated, uint64_t handle)
 {
-    return event_destroy(&emulated->streams, handle);
+    event *gone = cm_emulated_table_remove(&emulated->streams.events, handle);
+    if (gone == NULL) {
+        return CM_CUDA_INVALID_HANDLE;
+    }
+    item_release(gone->item);
+    free(gone);
+    return 0;
 }
 
 static int32_t
