@@ -108,7 +108,7 @@ def opened() -> bool:
 def _faults_runtime() -> tuple[Any, int]:
     _core._read_backend()  # opens it
     runtime = _at("runtime")
-    if not _call("cm_is_faults", c_bool, runtime):
+    if not _core._addresses()["has_faults"]:
         raise RuntimeError("opened without configure(faults=True)")
     return runtime
 

@@ -132,9 +132,3 @@ cm_faults_count_held(const cm_runtime *rt, cm_op op)
 {
     return atomic_load(&((const cm_faults *)rt)->held_counts[op]);
 }
-
-bool
-cm_is_faults(const cm_runtime *rt)
-{
-    return rt->ops == &faults_ops;
-}

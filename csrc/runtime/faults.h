@@ -31,6 +31,4 @@ void cm_faults_delay(cm_runtime *rt, cm_op op, uint32_t delay_us);
 /* Calls so far that were made with the lock held. */
 uint64_t cm_faults_count_held(const cm_runtime *rt, cm_op op);
 
-bool cm_is_faults(const cm_runtime *rt);
-
 #endif
