@@ -202,26 +202,20 @@ pointer_attributes(cm_address address, cm_pointer_info *out)
 {
     struct cudaPointerAttributes found;
     CM_TRY_CODE(cudaPointerGetAttributes(&found, pointer(address)));
+    cm_kind kind = found.type == cudaMemoryTypeHost      ? CM_KIND_PINNED
+                   : found.type == cudaMemoryTypeManaged ? CM_KIND_MANAGED
+                   : found.type == cudaMemoryTypeDevice  ? CM_KIND_DEVICE
+                                                         : CM_KIND_PAGEABLE;
     *out = (cm_pointer_info){
+        .kind = kind,
         .device = found.device,
         .device_address = integer(found.devicePointer),
-        .host_address = found.hostPointer,
+        .host_address = kind == CM_KIND_DEVICE ? NULL : found.hostPointer,
     };
-    switch (found.type) {
-    case cudaMemoryTypeHost:
-        out->kind = CM_KIND_PINNED;
-        return CM_OK;
-    case cudaMemoryTypeManaged:
-        out->kind = CM_KIND_MANAGED;
-        return CM_OK;
-    case cudaMemoryTypeDevice:
-        out->kind = CM_KIND_DEVICE;
-        out->host_address = NULL;
-        return CM_OK;
-    default:
+    if (kind == CM_KIND_PAGEABLE) {
         *out = (cm_pointer_info){CM_KIND_PAGEABLE, -1, 0, pointer(address)};
-        return CM_OK;
     }
+    return CM_OK;
 }
 
 /* CUDA 12.8 brought it with an index of what failed, which CUDA 13 left out again. */
