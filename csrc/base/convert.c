@@ -149,11 +149,17 @@ bfloat_of_f32(float x)
 #define F64_FLOAT16(x) f64_of_half(x)
 #define F32_BFLOAT16(x) f32_of_bfloat(x)
 #define F64_BFLOAT16(x) ((double)f32_of_bfloat(x))
-#define AS_F32(x) ((float)(x))
-#define AS_F64(x) ((double)(x))
-#define AS_I64(x) ((int64_t)(x))
+#define F32_PLAIN(x) ((float)(x))
+#define F64_PLAIN(x) ((double)(x))
+#define I64_PLAIN(x) ((int64_t)(x))
 
-#define BOOL_OF(x) ((uint8_t)((x) != 0))
+#define BOOL_F32(x) ((uint8_t)((x) != 0))
+#define BOOL_F64(x) BOOL_F32(x)
+#define BOOL_I64(x) BOOL_F32(x)
+#define FLOAT32_F32(x) (x)
+#define FLOAT32_F64(x) ((float)(x))
+#define FLOAT64_F32(x) ((double)(x))
+#define FLOAT64_F64(x) (x)
 #define FLOAT16_F32(x) half_of_f32(x)
 #define FLOAT16_F64(x) half_of_f64(x)
 #define BFLOAT16_F32(x) bfloat_of_f32(x)
@@ -217,27 +223,10 @@ typedef void (*convert_step)(char *restrict dst, int64_t dst_step,
         }                                                                              \
     }
 
-/* X(isa, middle, its type, name, type in C, to the middle, from the middle) */
-#define INTEGER_STEPS(X, isa, mid, mid_type)                                           \
-    X(isa, mid, mid_type, BOOL, uint8_t, mid##_BOOL, BOOL_OF)                          \
-    X(isa, mid, mid_type, INT8, int8_t, AS_##mid, INT8_##mid)                          \
-    X(isa, mid, mid_type, UINT8, uint8_t, AS_##mid, UINT8_##mid)                       \
-    X(isa, mid, mid_type, INT16, int16_t, AS_##mid, INT16_##mid)                       \
-    X(isa, mid, mid_type, UINT16, uint16_t, AS_##mid, UINT16_##mid)                    \
-    X(isa, mid, mid_type, INT32, int32_t, AS_##mid, INT32_##mid)                       \
-    X(isa, mid, mid_type, UINT32, uint32_t, AS_##mid, UINT32_##mid)                    \
-    X(isa, mid, mid_type, INT64, int64_t, AS_##mid, INT64_##mid)                       \
-    X(isa, mid, mid_type, UINT64, uint64_t, AS_##mid, UINT64_##mid)
-#define FLOAT_STEPS(X, isa, mid, mid_type)                                             \
-    INTEGER_STEPS(X, isa, mid, mid_type)                                               \
-    X(isa, mid, mid_type, FLOAT16, uint16_t, mid##_FLOAT16, FLOAT16_##mid)             \
-    X(isa, mid, mid_type, BFLOAT16, uint16_t, mid##_BFLOAT16, BFLOAT16_##mid)          \
-    X(isa, mid, mid_type, FLOAT32, float, AS_##mid, AS_F32)                            \
-    X(isa, mid, mid_type, FLOAT64, double, AS_##mid, AS_F64)
 #define ALL_STEPS(X, isa)                                                              \
-    FLOAT_STEPS(X, isa, F32, float)                                                    \
-    FLOAT_STEPS(X, isa, F64, double)                                                   \
-    INTEGER_STEPS(X, isa, I64, int64_t)
+    CM_NUMBERS(X, isa, F32, float)                                                     \
+    CM_NUMBERS(X, isa, F64, double)                                                    \
+    CM_INTEGERS(X, isa, I64, int64_t)
 
 typedef enum middle { F32, F64, I64, MIDDLE_COUNT } middle;
 
@@ -248,10 +237,10 @@ typedef struct step_table {
     void (*scale[2])(char *values, const cm_convert *convert, int64_t count);
 } step_table;
 
-#define DEFINE_BOTH(isa, mid, mid_type, name, type, load, store)                       \
-    DEFINE_STEP(isa, load_##mid##_##name, type, mid_type, load)                        \
-    DEFINE_STEP(isa, store_##mid##_##name, mid_type, type, store)
-#define LOAD_ENTRY(isa, mid, mid_type, name, ...)                                      \
+#define DEFINE_BOTH(name, text, type, read_as, isa, mid, mid_type)                     \
+    DEFINE_STEP(isa, load_##mid##_##name, type, mid_type, mid##_##read_as)             \
+    DEFINE_STEP(isa, store_##mid##_##name, mid_type, type, name##_##mid)
+#define STEP_ENTRIES(name, text, type, read_as, isa, mid, mid_type)                    \
     .load[mid][CM_##name] = load_##mid##_##name##_##isa,                               \
     .store[mid][CM_##name] = store_##mid##_##name##_##isa,
 /* Product and sum round one by one, as NumPy's do. */
@@ -278,7 +267,7 @@ typedef struct step_table {
     DEFINE_SCALE(isa, F32, float)                                                      \
     DEFINE_SCALE(isa, F64, double)                                                     \
     static const step_table steps_##isa = {                                            \
-        ALL_STEPS(LOAD_ENTRY, isa).scale = {scale_F32_##isa, scale_F64_##isa}};
+        ALL_STEPS(STEP_ENTRIES, isa).scale = {scale_F32_##isa, scale_F64_##isa}};
 
 #define CM_ISA_plain
 DEFINE_ALL(plain)
@@ -342,7 +331,7 @@ typedef struct number_row {
 } number_row;
 
 static const number_row numbers[CM_NUMBER_COUNT] = {
-#define NUMBER_ROW(name, text, type) [CM_##name] = {text, sizeof(type)},
+#define NUMBER_ROW(name, text, type, ...) [CM_##name] = {text, sizeof(type)},
     CM_NUMBERS(NUMBER_ROW)
 #undef NUMBER_ROW
 };

@@ -7,22 +7,25 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-/* X(name, its text, type in C). The names are those of NumPy's dtypes. */
+/* X(name, its text, type in C, how it is read, what else). The names are those of NumPy's
+ * dtypes. */
 /* clang-format off */
-#define CM_NUMBERS(X)                                                                    \
-    X(BOOL, "bool", uint8_t)                                                             \
-    X(INT8, "int8", int8_t)                                                              \
-    X(UINT8, "uint8", uint8_t)                                                           \
-    X(INT16, "int16", int16_t)                                                           \
-    X(UINT16, "uint16", uint16_t)                                                        \
-    X(INT32, "int32", int32_t)                                                           \
-    X(UINT32, "uint32", uint32_t)                                                        \
-    X(INT64, "int64", int64_t)                                                           \
-    X(UINT64, "uint64", uint64_t)                                                        \
-    X(FLOAT16, "float16", uint16_t)                                                      \
-    X(BFLOAT16, "bfloat16", uint16_t)                                                    \
-    X(FLOAT32, "float32", float)                                                         \
-    X(FLOAT64, "float64", double)
+#define CM_INTEGERS(X, ...)                                                              \
+    X(BOOL, "bool", uint8_t, BOOL, __VA_ARGS__)                                          \
+    X(INT8, "int8", int8_t, PLAIN, __VA_ARGS__)                                          \
+    X(UINT8, "uint8", uint8_t, PLAIN, __VA_ARGS__)                                       \
+    X(INT16, "int16", int16_t, PLAIN, __VA_ARGS__)                                       \
+    X(UINT16, "uint16", uint16_t, PLAIN, __VA_ARGS__)                                    \
+    X(INT32, "int32", int32_t, PLAIN, __VA_ARGS__)                                       \
+    X(UINT32, "uint32", uint32_t, PLAIN, __VA_ARGS__)                                    \
+    X(INT64, "int64", int64_t, PLAIN, __VA_ARGS__)                                       \
+    X(UINT64, "uint64", uint64_t, PLAIN, __VA_ARGS__)
+#define CM_NUMBERS(X, ...)                                                               \
+    CM_INTEGERS(X, __VA_ARGS__)                                                          \
+    X(FLOAT16, "float16", uint16_t, FLOAT16, __VA_ARGS__)                                \
+    X(BFLOAT16, "bfloat16", uint16_t, BFLOAT16, __VA_ARGS__)                             \
+    X(FLOAT32, "float32", float, PLAIN, __VA_ARGS__)                                     \
+    X(FLOAT64, "float64", double, PLAIN, __VA_ARGS__)
 /* clang-format on */
 
 typedef enum cm_number {
