@@ -53,7 +53,7 @@ cm_pool_create(cm_runtime *rt, const cm_pool_config *config, cm_pool **out)
     atomic_init(&pool->lost_count, 0);
     pool->rt = rt;
     pool->config = *config;
-    pool->config.flags = cm_kind_host_flags(config->kind, config->flags);
+    pool->config.flags |= config->kind == CM_KIND_MAPPED ? CM_HOST_ALLOC_MAPPED : 0u;
     pool->config.budget = &pool->budget;
     cm_budget_init(&pool->budget, UINT64_MAX, config->budget);
     pool->align = is_host ? 64 : 512;

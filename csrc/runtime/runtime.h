@@ -129,14 +129,6 @@ CM_KIND_TRAIT(cm_kind_is_on_device, CM_MEMORY_ON_DEVICE)
 CM_KIND_TRAIT(cm_kind_is_ordered, CM_MEMORY_ORDERED)
 #undef CM_KIND_TRAIT
 
-/* The flags that host memory of the kind must have beside `flags`. */
-static inline unsigned
-cm_kind_host_flags(cm_kind kind, unsigned flags)
-{
-    bool is_mapped = cm_kind_is_page_locked(kind) && cm_kind_is_shared(kind);
-    return is_mapped ? flags | CM_HOST_ALLOC_MAPPED : flags;
-}
-
 /* What physical_create may be asked for; ours alone. */
 enum { CM_PHYSICAL_RDMA = 1 }; /* other devices of the bus may reach it */
 
