@@ -2,8 +2,9 @@
 /* The choice of a source, and that of segments: one allocation of the runtime each, or
  * host memory as populated huge pages that are registered afterwards, which takes a
  * fraction of what cudaHostAlloc does. Of the latter each chunk is a mapping of its
- * own, registered as one; beyond 64 GiB, which one call does not take, in several
- * pieces. No copy may cross the edge of a registration, so neighbours never join. */
+ * own, registered by one call: no copy may cross the edge of a registration, so
+ * neighbours never join, and a chunk that the call does not take whole is the
+ * runtime's. */
 #include "pool/source.h"
 
 #include <ctype.h>
@@ -82,16 +83,6 @@ open_plain(cm_source *source, uint64_t nbytes, cm_chunk *out)
     return cm_ok();
 }
 
-static cm_status
-close_plain(cm_source *source, cm_chunk *chunk)
-{
-    CM_TRY(cm_scope_settle(is_host(source)
-                               ? cm_rt_host_free(source->rt, chunk->host)
-                               : cm_rt_device_free(source->rt, chunk->address)));
-    *chunk = (cm_chunk){.host = NULL};
-    return cm_ok();
-}
-
 /* -- populated host memory --------------------------------------------------------------- */
 
 /* Refuse what the process may not have: the kernel would kill it instead. */
@@ -135,75 +126,33 @@ populate(const segment_source *self, char *start, uint64_t nbytes)
     return cm_ok();
 }
 
-static uint64_t
-piece_at(const segment_source *self, uint64_t offset, uint64_t nbytes)
-{
-    uint64_t left = nbytes - offset;
-    return left < self->world.piece_nbytes ? left : self->world.piece_nbytes;
-}
-
-/* Register piece by piece; *done bytes are, also when it fails. `address` is where
- * devices see the whole. */
-static cm_status
-register_pieces(const segment_source *self, char *start, uint64_t nbytes,
-                uint64_t *done, cm_address *address)
-{
-    cm_runtime *rt = self->base.rt;
-    while (*done < nbytes) {
-        uint64_t step = piece_at(self, *done, nbytes);
-        cm_address at = 0;
-        /* Always both, as the registry does, whatever the flags ask for. */
-        CM_TRY(cm_rt_host_register(rt, start + *done, step,
-                                   CM_REGISTER_PORTABLE | CM_REGISTER_MAPPED));
-        *done += step;
-        CM_TRY(cm_rt_host_device_address(rt, start + *done - step, &at));
-        if (*done == step) {
-            *address = at;
-        }
-        else if (at != *address + (*done - step)) {
-            return cm_fail(CM_ENOTSUP, nbytes); /* the device sees it in two places */
-        }
-    }
-    return cm_ok();
-}
-
-/* Unregister the pieces of [start, start + nbytes); *done bytes are when it fails. */
-static cm_status
-unregister_pieces(const segment_source *self, char *start, uint64_t nbytes,
-                  uint64_t *done)
-{
-    *done = 0;
-    while (*done < nbytes) {
-        CM_TRY(cm_scope_settle(cm_rt_host_unregister(self->base.rt, start + *done)));
-        *done += piece_at(self, *done, nbytes);
-    }
-    return cm_ok();
-}
-
 static cm_status
 open_populated(const segment_source *self, uint64_t nbytes, cm_chunk *out)
 {
+    cm_runtime *rt = self->base.rt;
     char *start = NULL;
-    uint64_t registered = 0;
     cm_address address = 0;
     CM_TRY(check_room(self, nbytes));
     CM_TRY(cm_host_map(nbytes, &start));
     cm_status status = populate(self, start, nbytes);
+    bool registered = false;
     if (cm_is_ok(status)) {
-        status = register_pieces(self, start, nbytes, &registered, &address);
+        /* Always both, as the registry does, whatever the flags ask for. */
+        status = cm_rt_host_register(rt, start, nbytes,
+                                     CM_REGISTER_PORTABLE | CM_REGISTER_MAPPED);
+        registered = cm_is_ok(status);
+    }
+    if (registered) {
+        status = cm_rt_host_device_address(rt, start, &address);
     }
     if (cm_is_ok(status)) {
         *out = (cm_chunk){start, address, nbytes, MADE_BY_US};
         return status;
     }
-    uint64_t done;
-    if (cm_is_ok(unregister_pieces(self, start, registered, &done))) {
+    /* What the driver will not let go of stays mapped: its addresses must not come back
+     * as somebody else's memory. */
+    if (!registered || cm_is_ok(cm_scope_settle(cm_rt_host_unregister(rt, start)))) {
         cm_host_unmap(start, nbytes);
-    }
-    else if (registered < nbytes) {
-        /* What the driver will not let go of stays mapped: its addresses must not come
-         * back as somebody else's memory. */
-        cm_host_unmap(start + registered, nbytes - registered);
     }
     return status;
 }
@@ -220,9 +169,10 @@ open_segment(cm_source *source, uint64_t offset, uint64_t nbytes, cm_chunk *out)
     }
     if (self->populates) {
         cm_status status = open_populated(self, nbytes, out);
-        /* Registration that this system cannot do at all, or not of this memory. */
+        /* Registration that this system cannot do at all, or not of so much at once. */
         bool may_fall_back =
-            status.code == CM_ENOTSUP || status.code == CM_CUDA_NOT_SUPPORTED;
+            status.code == CM_CUDA_NOT_SUPPORTED
+            || (status.op == CM_OP_host_register && nbytes > CM_REGISTER_MAX_NBYTES);
         if (self->is_exact || !may_fall_back) {
             return status;
         }
@@ -233,20 +183,14 @@ open_segment(cm_source *source, uint64_t offset, uint64_t nbytes, cm_chunk *out)
 static cm_status
 close_segment(cm_source *source, cm_chunk *chunk)
 {
-    const segment_source *self = (const segment_source *)source;
-    uint64_t done = 0;
-    if (chunk->handle == MADE_BY_RUNTIME) {
-        return close_plain(source, chunk);
+    cm_runtime *rt = source->rt;
+    bool by_us = chunk->handle == MADE_BY_US;
+    CM_TRY(cm_scope_settle(by_us             ? cm_rt_host_unregister(rt, chunk->host)
+                           : is_host(source) ? cm_rt_host_free(rt, chunk->host)
+                                             : cm_rt_device_free(rt, chunk->address)));
+    if (by_us) {
+        cm_host_unmap(chunk->host, chunk->nbytes);
     }
-    cm_status status = unregister_pieces(self, chunk->host, chunk->nbytes, &done);
-    if (!cm_is_ok(status)) {
-        /* Whole again, as far as the driver lets us: it is still in the pool. */
-        uint64_t again = 0;
-        cm_address address = chunk->address;
-        cm_ignore(register_pieces(self, chunk->host, done, &again, &address));
-        return status;
-    }
-    cm_host_unmap(chunk->host, chunk->nbytes);
     *chunk = (cm_chunk){.host = NULL};
     return cm_ok();
 }
@@ -322,9 +266,6 @@ cm_source_segments_open(cm_runtime *rt, const cm_pool_config *config,
     self->world = *world;
     if (self->world.find_nodes == NULL) {
         self->world.find_nodes = cm_numa_find_nodes;
-    }
-    if (self->world.piece_nbytes == 0) {
-        self->world.piece_nbytes = CM_REGISTER_MAX_NBYTES;
     }
     cm_status status = is_host(&self->base) ? choose_way(self) : cm_ok();
     if (!cm_is_ok(status)) {

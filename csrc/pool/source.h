@@ -69,7 +69,6 @@ typedef struct cm_host_world {
     unsigned thread_count;    /* that populate a chunk, however small it is */
     bool can_not_bind;        /* the kernel refuses mbind */
     bool can_not_populate;    /* the kernel has no MADV_POPULATE_WRITE */
-    uint64_t piece_nbytes;    /* of one registration; a multiple of 2 MiB */
 } cm_host_world;
 
 /* Device memory mapped on demand; or each chunk by itself, of any kind: populated and

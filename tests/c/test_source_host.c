@@ -9,7 +9,6 @@
 #include "pool/source.h"
 
 #define MIB (UINT64_C(1) << 20)
-#define PIECE (2 * MIB)
 /* A node that no test machine has. */
 enum { NO_SUCH_NODE = 62, FAR_NODE = 63 };
 
@@ -63,16 +62,6 @@ is_mapped(void *start, uint64_t nbytes)
 {
     static unsigned char in[1 << 14];
     return mincore(start, nbytes, in) == 0;
-}
-
-/* Devices of the emulated machine see the host's addresses, as those of real ones do.
- */
-static cm_status
-same_address(cm_runtime *rt, void *host, cm_address *out)
-{
-    (void)rt;
-    *out = (cm_address)(uintptr_t)host;
-    return cm_ok();
 }
 
 static cm_status
@@ -250,60 +239,30 @@ test_host_chunk_without_addresses_for_it_fails(void)
     close_emulated(rt);
 }
 
-/* -- pieces ----------------------------------------------------------------------------- */
+/* -- registering ------------------------------------------------------------------------ */
 
 static void
-test_host_chunk_of_several_pieces_is_registered_in_each(void)
+test_host_chunk_is_registered_by_one_call(void)
 {
     cm_runtime *rt = open_emulated(13000, 1, 256 * MIB);
-    cm_ops_table ops = *rt->ops;
-    ops.host_device_address = same_address;
-    const cm_ops_table *before = rt->ops;
-    rt->ops = &ops;
-    cm_source *source =
-        open_source(rt, &PINNED, &(cm_host_world){.piece_nbytes = PIECE});
+    cm_source *source = open_source(rt, &PINNED, &(cm_host_world){.root = NULL});
     cm_chunk chunk;
-    CHECK_OK(source->ops->open_chunk(source, 0, 3 * PIECE, &chunk));
-    CHECK_EQ(read_counts(rt).registrations, 3);
-    CHECK_EQ(chunk.address, (uintptr_t)chunk.host);
-    /* a piece that the driver keeps: the chunk is whole again */
-    for (uint64_t nth = 1; nth <= 3; nth++) {
-        cm_faults_plan(rt, CM_OP_host_unregister, nth, 999, false);
-        cm_status status = source->ops->close_chunk(source, &chunk);
-        CHECK_CODE(status, 999);
-        CHECK_EQ(status.op, CM_OP_host_unregister);
-        CHECK_EQ(read_counts(rt).registrations, 3);
-        memset(chunk.host, (int)nth, chunk.nbytes);
-    }
-    CHECK_OK(source->ops->close_chunk(source, &chunk));
-    for (uint64_t nth = 1; nth <= 3; nth++) {
-        cm_faults_plan(rt, CM_OP_host_register, nth, CM_CUDA_OUT_OF_MEMORY, false);
-        cm_status status = source->ops->open_chunk(source, 0, 3 * PIECE, &chunk);
-        CHECK_CODE(status, CM_CUDA_OUT_OF_MEMORY);
-        CHECK_EQ(status.op, CM_OP_host_register);
-        CHECK_EQ(status.arg, PIECE);
-        check_nothing_live(rt);
-    }
-    source->ops->destroy(source);
-    rt->ops = before;
-    close_emulated(rt);
-}
-
-static void
-test_host_chunk_that_a_device_sees_in_two_places_is_the_runtimes(void)
-{
-    cm_runtime *rt = open_emulated(13000, 2, 256 * MIB);
-    cm_source *source =
-        open_source(rt, &MAPPED, &(cm_host_world){.piece_nbytes = PIECE});
-    cm_chunk chunk;
-    CHECK_OK(source->ops->open_chunk(source, 0, 2 * PIECE, &chunk));
-    CHECK_EQ(read_counts(rt).registrations, 0);
-    CHECK_EQ(read_counts(rt).host_allocs, 1);
+    CHECK_OK(source->ops->open_chunk(source, 0, 6 * MIB, &chunk));
+    CHECK_EQ(read_counts(rt).registrations, 1);
+    /* where the driver keeps it the chunk is as it was */
+    cm_faults_plan(rt, CM_OP_host_unregister, 1, 999, false);
+    cm_status status = source->ops->close_chunk(source, &chunk);
+    CHECK_CODE(status, 999);
+    CHECK_EQ(status.op, CM_OP_host_unregister);
+    CHECK_EQ(read_counts(rt).registrations, 1);
     memset(chunk.host, 1, chunk.nbytes);
-    cm_faults_plan(rt, CM_OP_host_free, 1, 999, false);
-    CHECK_CODE(source->ops->close_chunk(source, &chunk), 999);
-    CHECK_EQ(read_counts(rt).host_allocs, 1);
     CHECK_OK(source->ops->close_chunk(source, &chunk));
+    cm_faults_plan(rt, CM_OP_host_register, 1, CM_CUDA_OUT_OF_MEMORY, false);
+    status = source->ops->open_chunk(source, 0, 6 * MIB, &chunk);
+    CHECK_CODE(status, CM_CUDA_OUT_OF_MEMORY);
+    CHECK_EQ(status.op, CM_OP_host_register);
+    CHECK_EQ(status.arg, 6 * MIB);
+    check_nothing_live(rt);
     source->ops->destroy(source);
     close_emulated(rt);
 }
@@ -316,6 +275,10 @@ test_host_chunk_that_cannot_be_registered_is_the_runtimes(void)
     cm_chunk chunk;
     cm_faults_plan(rt, CM_OP_host_register, 1, CM_CUDA_NOT_SUPPORTED, false);
     CHECK_OK(source->ops->open_chunk(source, 0, 2 * MIB, &chunk));
+    CHECK_EQ(read_counts(rt).host_allocs, 1);
+    memset(chunk.host, 1, chunk.nbytes);
+    cm_faults_plan(rt, CM_OP_host_free, 1, 999, false);
+    CHECK_CODE(source->ops->close_chunk(source, &chunk), 999);
     CHECK_EQ(read_counts(rt).host_allocs, 1);
     CHECK_OK(source->ops->close_chunk(source, &chunk));
     source->ops->destroy(source);
@@ -554,21 +517,19 @@ test_host_pages_that_the_driver_keeps_stay_mapped(void)
     const cm_ops_table *before = rt->ops;
     cm_ops_table ops = *before;
     ops.host_device_address = note_and_fail_address;
-    cm_source *source =
-        open_source(rt, &PINNED, &(cm_host_world){.piece_nbytes = PIECE});
+    cm_source *source = open_source(rt, &PINNED, &(cm_host_world){.root = NULL});
     cm_chunk chunk;
     rt->ops = &ops;
     cm_faults_plan(rt, CM_OP_host_unregister, 1, 999, true);
-    cm_status status = source->ops->open_chunk(source, 0, 2 * PIECE, &chunk);
+    cm_status status = source->ops->open_chunk(source, 0, 4 * MIB, &chunk);
     CHECK_CODE(status, CM_CUDA_INVALID_VALUE); /* the first failure is told */
     CHECK_EQ(status.op, CM_OP_host_device_address);
     CHECK_EQ(read_counts(rt).registrations, 1);
     char *kept = atomic_load(&kept_host);
-    CHECK(is_mapped(kept, PIECE));
-    CHECK(!is_mapped(kept + PIECE, PIECE));
+    CHECK(is_mapped(kept, 4 * MIB));
     cm_faults_plan(rt, CM_OP_none, 0, 0, false);
     CHECK_OK(cm_rt_host_unregister(rt, kept));
-    munmap(kept, PIECE);
+    munmap(kept, 4 * MIB);
     rt->ops = before;
     source->ops->destroy(source);
     close_emulated(rt);
@@ -725,8 +686,7 @@ MAIN(
     RUN(test_host_chunk_wrong_size_is_refused)
     RUN(test_host_chunk_beyond_the_memory_left_is_refused_untouched)
     RUN(test_host_chunk_without_addresses_for_it_fails)
-    RUN(test_host_chunk_of_several_pieces_is_registered_in_each)
-    RUN(test_host_chunk_that_a_device_sees_in_two_places_is_the_runtimes)
+    RUN(test_host_chunk_is_registered_by_one_call)
     RUN(test_host_chunk_that_cannot_be_registered_is_the_runtimes)
     RUN(test_numa_node_that_does_not_exist_is_refused_before_any_call)
     RUN(test_numa_pages_on_the_wrong_node_fail_the_check)
